@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_CORE_H
+#define KVT_CORE_H
+
+/**
+ * @file core.h
+ * The core: a pure state machine over arena and ledger.
+ *
+ * No syscalls, no clock, no allocation: memory and time are passed in, effects leave through
+ * completions and hooks. One thread. The same sequence of calls on the same configuration gives
+ * the same states, page for page, so that a log of operations can be replayed.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kvtrunk_abi.h"
+#include "record.h"
+
+struct kvt_core; /* lives at the start of the scratch memory */
+
+/** Limits, all fixed at start. Zeros are replaced by kvt_core_plan(). */
+struct kvt_core_config {
+	uint32_t page_size;     /* positions, power of two, 1..256 */
+	uint32_t n_pages;       /* page 0 included, >= 2 */
+	uint32_t n_slots;       /* 0: n_pages + n_pages / 16 + 1 */
+	uint32_t max_nodes;     /* 0: n_pages / 4, at least 64 */
+	uint32_t max_namespaces; /* 0: 4096 */
+	uint32_t max_sessions;  /* 0: 256 */
+	uint32_t n_leases;      /* in the whole instance, 0: 16384 */
+	uint32_t n_pending;     /* deferred operations in the whole instance, 0: 4096 */
+	uint32_t max_leases;    /* per session, 0 = no limit */
+	uint32_t max_private_pages; /* per session, 0 = no limit */
+	uint32_t max_op_keys;   /* most keys or pages of one operation: sizes scratch; 0: 1 Mi */
+	uint32_t policy;        /* enum kvt_policy */
+	uint32_t slru_threshold; /* 0: 2 */
+	bool disabled;          /* everything misses, nothing is cached */
+	uint64_t hash_seed;
+	uint64_t instance[2];
+	uint64_t boot_id[2];
+	char fingerprint[KVT_FINGERPRINT_BYTES];
+};
+
+struct kvt_core_sizes {
+	uint64_t arena_bytes;
+	uint64_t ledger_bytes;
+	uint64_t scratch_bytes;
+};
+
+/** Fill in defaults and compute sizes. -EINVAL with *ret_why (a static sentence) otherwise. */
+int kvt_core_plan(struct kvt_core_config *config, struct kvt_core_sizes *ret_sizes,
+		  const char **ret_why);
+
+/** Called when a deferred operation takes effect. `cqe->user_data` is the request's. */
+typedef void kvt_core_complete_fn(void *context, uint32_t session, const struct kvt_cqe *cqe);
+/** Called after every effect, in order of seq. The record is valid during the call only. */
+typedef void kvt_core_record_fn(void *context, const struct kvt_record *record);
+
+struct kvt_core_hooks {
+	kvt_core_complete_fn *complete;
+	kvt_core_record_fn *record; /* NULL: no log */
+	void *context;
+};
+
+/** Build an empty core in zeroed memory of at least the planned sizes, aligned to KVT_LINE.
+ * Leaves the arena in state STARTING: kvt_core_publish() makes it READY. */
+int kvt_core_init(struct kvt_core **ret_core, const struct kvt_core_config *config, void *arena,
+		  void *ledger, void *scratch, const struct kvt_core_hooks *hooks,
+		  uint64_t now_ns);
+void kvt_core_publish(struct kvt_core *core, uint32_t state /* enum kvt_arena_state */);
+
+/** The client's memory, as the core may touch it: read once, through shm/. Sizes are the daemon's
+ * own copy. Must stay valid until the session is DEAD. */
+struct kvt_core_view {
+	const uint32_t *keys;
+	uint64_t keys_count;
+	uint32_t *list;
+	uint64_t list_count;
+	const struct kvt_fence_word *fences;
+};
+
+struct kvt_core_peer {
+	int32_t pid;
+	uint32_t uid;
+	bool privileged;
+	uint64_t start_time;
+	uint64_t secret[2];
+	const char *label;
+};
+
+/** -EUSERS: max_sessions. */
+int kvt_core_session_open(struct kvt_core *core, const struct kvt_core_peer *peer,
+			  const struct kvt_core_view *view, uint64_t now_ns,
+			  uint32_t *ret_session);
+
+/** Report signs of an end (enum kvt_session_sign). The first HANGUP or EXITED ends the session:
+ * no more entries are taken, the view is not touched again; kvt_core_work() takes back what it
+ * held. Its pages leave quarantine when HANGUP, EXITED and QUIET are all there, or FENCED. */
+void kvt_core_session_sign(struct kvt_core *core, uint32_t session, uint32_t signs,
+			   uint64_t now_ns);
+
+/** End a session for a violation: as HANGUP would, without the sign. */
+void kvt_core_session_kill(struct kvt_core *core, uint32_t session, uint64_t now_ns);
+
+/** The session's record, for display and to see whether it is DEAD or FREE. */
+const struct kvt_session_record *kvt_core_session(const struct kvt_core *core, uint32_t session);
+
+/** Open a namespace for a session (0: for an observer, nothing is counted; -ENOENT if unknown).
+ * Idempotent. -ENOSPC: max_namespaces. */
+int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint64_t digest[2],
+			    const char *label, uint64_t now_ns, uint32_t *ret_namespace);
+
+/** Run one entry (a private copy). Returns true when *ret_cqe is the completion; false when the
+ * operation waits for its fence (the complete hook answers later). -EAGAIN-like back-pressure:
+ * kvt_core_can_defer() must be true before an entry with an unreached fence is taken. */
+bool kvt_core_execute(struct kvt_core *core, uint32_t session, const struct kvt_sqe *sqe,
+		      uint64_t now_ns, struct kvt_cqe *ret_cqe);
+bool kvt_core_can_defer(const struct kvt_core *core);
+
+/** Let deferred operations of a session take effect whose fences are reached. Returns how many. */
+uint32_t kvt_core_poll(struct kvt_core *core, uint32_t session, uint64_t now_ns);
+
+/** Background work: expiry, dead sessions, detached subtrees, and with `idle` compaction. Does
+ * about `budget` small steps (a page, a node) and returns how many it did: 0 = nothing left. */
+uint32_t kvt_core_work(struct kvt_core *core, uint32_t budget, bool idle, uint64_t now_ns);
+/** Whether dead sessions or detached subtrees still have something to reclaim. */
+bool kvt_core_unsettled(const struct kvt_core *core);
+/** When the next expiry is due, UINT64_MAX if none. */
+uint64_t kvt_core_next_expiry_ns(const struct kvt_core *core);
+
+/** The admin socket's forms of EVICT, REMOVE and RESET; logged with session 0. */
+uint32_t kvt_core_evict(struct kvt_core *core, uint32_t n, uint64_t now_ns);
+void kvt_core_reset(struct kvt_core *core, uint64_t now_ns);
+int kvt_core_remove(struct kvt_core *core, uint32_t namespace_id, const uint32_t *keys,
+		    uint32_t n_keys, uint64_t now_ns, bool *ret_removed);
+
+/** Full check of every invariant against the primary facts. Calls `problem` for each finding;
+ * returns how many. O(everything). */
+typedef void kvt_core_problem_fn(void *context, const char *text);
+uint32_t kvt_core_audit(const struct kvt_core *core, kvt_core_problem_fn *problem, void *context);
+/** The cheap half: counters against each other. */
+bool kvt_core_counters_ok(const struct kvt_core *core);
+
+const struct kvt_counters *kvt_core_counters(const struct kvt_core *core);
+const struct kvt_arena_header *kvt_core_arena(const struct kvt_core *core);
+const struct kvt_ledger_header *kvt_core_ledger(const struct kvt_core *core);
+
+/** Work of the last operation, for tests of the O(1) claims and for the curious. */
+struct kvt_core_effort {
+	uint32_t nodes_touched;
+	uint32_t keys_compared;
+	uint32_t keys_copied;
+	uint32_t pages_moved;
+	uint32_t path_nodes; /* nodes on the matched path */
+};
+const struct kvt_core_effort *kvt_core_effort(const struct kvt_core *core);
+
+/** Display: fill one record; false if there is none at this index. */
+bool kvt_core_describe_node(const struct kvt_core *core, uint32_t node, uint64_t now_ns,
+			    struct kvt_admin_node *ret_node);
+bool kvt_core_describe_namespace(const struct kvt_core *core, uint32_t namespace_id,
+				 struct kvt_admin_namespace *ret_namespace);
+bool kvt_core_describe_page(const struct kvt_core *core, uint32_t page,
+			    struct kvt_admin_page *ret_page);
+/** Oldest live BEGIN or MATCH lease and the number of leases that can never commit again. Scans
+ * all leases. */
+void kvt_core_describe_leases(const struct kvt_core *core, uint64_t now_ns,
+			      struct kvt_admin_status *status);
+
+/** A row of the policy table. */
+const char *kvt_policy_name(uint32_t policy); /* "lru" */
+int kvt_policy_parse(const char *name, uint32_t *ret_policy);
+
+#endif

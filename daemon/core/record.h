@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_RECORD_H
+#define KVT_RECORD_H
+
+/**
+ * @file record.h
+ * One effect of the core, as the operation log, the simulation and the oracle see it.
+ *
+ * Every change of state is exactly one record with a seq of its own: an operation that took
+ * effect or was refused, an operation that began to wait for its fence, or a step of background
+ * work. A record carries what went in (entry, keys, pages), what came out (completion, list),
+ * the structural events in the order in which they happened, the pages that left the cache, and
+ * the counters afterwards. A model that starts from the same configuration and applies the
+ * records in order must arrive at the same results; only *where* runs are placed and joined is the
+ * core's own choice, so that is what events tell: a checker follows NEW, GROW, SPLIT and MERGE
+ * after making sure that they are allowed, and predicts everything else.
+ */
+
+#include <stdint.h>
+
+#include "kvtrunk_abi.h"
+
+enum kvt_record_kind {
+	KVT_REC_OP = 1,        /* sqe was executed: result in cqe (also refusals) */
+	KVT_REC_DEFER = 2,     /* sqe waits for its fence: nothing changed, except that an END,
+				  UNLOCK or CLOSE makes its lease or session refuse new operations */
+	KVT_REC_SESSION = 3,   /* a session opened: session */
+	KVT_REC_SIGN = 4,      /* signs reported for session: value = signs (enum), 0 = killed */
+	KVT_REC_NAMESPACE = 5, /* session opened a namespace: value = number, digest in keys[0..4) */
+	KVT_REC_LEASE_LOST = 6, /* a dead session's lease lost its lock: value = lease index */
+	KVT_REC_QUARANTINE = 7, /* pages (in list) of a dead session went to quarantine */
+	KVT_REC_RELEASE = 8,   /* pages (in list) left quarantine and are free */
+	KVT_REC_SESSION_GONE = 9, /* the session's record is free again, its namespaces closed */
+	KVT_REC_EXPIRE = 10,   /* events hold one DETACH */
+	KVT_REC_RECLAIM = 11,  /* detached nodes given back: TRIM and FREE events */
+	KVT_REC_COMPACT = 12,  /* MERGE events */
+	KVT_REC_ADMIN = 13,    /* EVICT, RESET or REMOVE by the operator: sqe.op says which */
+};
+
+enum kvt_event_kind {
+	KVT_EV_ROOT = 1,   /* node = new root of namespace `other` */
+	KVT_EV_NEW = 2,    /* node = new child of `other` with n announced pages, none sealed */
+	KVT_EV_GROW = 3,   /* node got n more announced pages at its end */
+	KVT_EV_SPLIT = 4,  /* node kept its lower part; `other` = new upper node with n pages */
+	KVT_EV_MERGE = 5,  /* node took over the run of its parent `other`, which is gone */
+	KVT_EV_TRIM = 6,   /* node lost its last n pages to eviction or reclaim (pages in `out`,
+			      last page first) */
+	KVT_EV_CUT = 7,    /* node lost its unsealed tail of n pages */
+	KVT_EV_FREE = 8,   /* node is gone: it had no pages left (roots: no children) */
+	KVT_EV_DETACH = 9, /* node is the top of a detached subtree from now on */
+};
+
+struct kvt_event {
+	uint32_t kind; /* enum kvt_event_kind */
+	uint32_t node;
+	uint32_t other;
+	uint32_t n;
+};
+
+struct kvt_record {
+	uint32_t kind; /* enum kvt_record_kind */
+	uint32_t session;
+	uint64_t seq;
+	uint64_t now_ns;
+	uint64_t value; /* by kind; OP of a deferred one: seq of its DEFER record */
+	struct kvt_sqe sqe; /* OP, DEFER, ADMIN */
+	struct kvt_cqe cqe; /* OP, ADMIN */
+	const uint32_t *keys; /* OP: the entry's keys (FREE: page numbers), all of them */
+	uint32_t n_keys;
+	uint32_t n_pages;
+	const uint32_t *pages; /* INSERT: page numbers given */
+	const uint32_t *list;  /* what the operation wrote into the list area */
+	const struct kvt_event *events;
+	const uint32_t *out; /* pages that left the cache for FREE, in order, for TRIM events */
+	uint32_t n_list;
+	uint32_t n_events;
+	uint32_t n_out;
+	/* Of MATCH, BEGIN, INSERT, REMOVE: before the operation the first `known_positions` keys stood
+	 * on the path to `known_node` (announced ones included). Lets a log leave them out. */
+	uint32_t known_node;
+	uint32_t known_positions;
+	uint32_t reserved;
+	struct kvt_counters counters; /* after it */
+};
+
+#endif

@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVTRUNK_H
+#define KVTRUNK_H
+
+/**
+ * @file kvtrunk.h
+ * libkvtrunk: share the KV cache of LLM inference between the processes of a host.
+ *
+ * A daemon, kvtrunkd, owns a pool of KV pages and a radix tree over token prefixes. A worker
+ * connects, asks for a prefix, gets the page table of what is cached plus private pages for the
+ * rest, computes the rest into those pages with its own kernels, and commits. From then on every
+ * other worker finds those pages, in place: nothing is copied.
+ *
+ *     kvt_client_connect()                     once a process (or thread)
+ *     kvt_namespace_open()                     once a model adapter / cache salt
+ *     kvt_pool_map()                           once: where the pages are
+ *       kvt_seq_begin(keys)                    match, lock, allocate: one round trip
+ *         compute positions [reusable, n)
+ *       kvt_seq_commit(computed)               after each prefill chunk: seal, dedupe, look on
+ *         decode; kvt_seq_extend() as it grows
+ *       kvt_seq_end(generated keys)            publish or drop, unlock, free
+ *     kvt_client_close()
+ *
+ * Conventions
+ *  - Functions return 0 (or a count) or a negative errno and leave the global errno alone.
+ *    Outputs are `ret_*` parameters, untouched on failure.
+ *  - A key is a uint32_t that identifies one KV position (a token id, or see kvtrunk_keys.h).
+ *    Counts of keys are positions; `pages` are page numbers in the pool, [1, n_pages).
+ *  - The library has no threads, signal handlers or global state, never logs and never exits. A
+ *    client handle belongs to one thread at a time; a process may have several.
+ *  - Needs Linux >= 6.1 and libc. No io_uring in the client.
+ *
+ * Caveats
+ *  - Page memory is shared by contract: a client may write only pages that are private to it.
+ *    Every client of an instance can read all of the pool.
+ *  - Whoever forks keeps the mapping out of the child (MADV_DONTFORK); the child must connect anew.
+ *  - When the daemon dies, every waiting call returns -ECONNRESET, and so does every later one.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kvtrunk_abi.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KVT_API __attribute__((visibility("default")))
+
+struct kvt_client; /* one connection; opaque */
+struct kvt_seq;    /* one sequence; opaque */
+
+/** The prefix of `positions` keys on the path to a node. A name, not a right: it may go stale. */
+struct kvt_handle {
+	uint32_t node;
+	uint32_t generation;
+	uint32_t positions;
+};
+
+/** What a session holds of the tree. */
+struct kvt_lease {
+	uint32_t index;
+	uint32_t generation;
+};
+
+/** When work launched earlier no longer touches a page: when fence word `slot` has reached
+ * `value`. KVT_IDLE: nothing launched touches it (right for host pools and finished kernels). */
+struct kvt_fence {
+	uint32_t slot;
+	uint64_t value;
+};
+#define KVT_IDLE ((struct kvt_fence){ KVT_FENCE_IDLE, 0 })
+
+/** Why a call failed, for people. */
+struct kvt_error {
+	int code;    /* negative errno */
+	int reason;  /* enum kvt_reason */
+	char text[KVT_TEXT_BYTES];
+};
+
+/* ---------------------------------------------------------------- connection */
+
+/** How to connect. Start from KVT_OPTIONS_INIT; 0 means the default everywhere. */
+struct kvt_options {
+	size_t size;             /* sizeof(struct kvt_options), set by KVT_OPTIONS_INIT */
+	const char *socket_path; /* default: $KVTRUNK_SOCKET, then /run/kvtrunk/default.sock */
+	const char *label;       /* shown by `kvtctl clients`; default: the program's name */
+	const char *fingerprint; /* geometry that must be equal; NULL: take the daemon's */
+	uint32_t page_size;      /* positions; 0: take the daemon's */
+	uint32_t n_pages;
+	uint64_t page_bytes;
+	uint32_t sq_entries;     /* default 64, rounded up to a power of two */
+	uint32_t cq_entries;     /* default 2 * sq_entries */
+	uint32_t keys_count;     /* u32 elements of the key area; default 1 Mi (4 MiB) */
+	uint32_t list_count;     /* u32 elements of the list area; default 256 Ki */
+	int64_t spin_budget_ns;  /* before a wait sleeps; default 50,000; -1: always spin */
+	int64_t timeout_ns;      /* of each blocking call; default: 0 = no deadline */
+	uint32_t flags;          /* enum kvt_hello_flag */
+};
+#define KVT_OPTIONS_INIT ((struct kvt_options){ .size = sizeof(struct kvt_options) })
+
+/** What the daemon said at HELLO. */
+struct kvt_info {
+	uint32_t session;
+	uint32_t page_size;  /* positions per page */
+	uint32_t n_pages;    /* page 0, the scratch page, included */
+	uint64_t page_bytes; /* per slab */
+	uint64_t pool_bytes; /* per slab */
+	uint64_t epoch;      /* at HELLO */
+	uint64_t instance[2];
+	uint32_t backend;    /* enum kvt_pool_backend */
+	uint32_t n_slabs;
+	uint32_t max_leases;
+	uint32_t max_private_pages;
+	bool privileged;
+	bool disabled;
+	bool arena_visible;
+	bool test_clock;
+	int32_t daemon_pid;
+	char fingerprint[KVT_FINGERPRINT_BYTES];
+};
+
+/** State of an instance as seen from outside, from kvt_client_connect() failures. */
+enum kvt_attach_state {
+	KVT_ATTACH_OK = 0,
+	KVT_ATTACH_NO_SOCKET,      /* nothing there: daemon not started, or another path */
+	KVT_ATTACH_STARTING,       /* objects exist, not READY yet: try again */
+	KVT_ATTACH_NO_PERMISSION,
+	KVT_ATTACH_WRONG_VERSION,  /* ABI major differs */
+	KVT_ATTACH_WRONG_LAYOUT,   /* same version, other structures */
+	KVT_ATTACH_WRONG_GEOMETRY,
+	KVT_ATTACH_CORRUPT,        /* sizes or offsets do not fit the object */
+	KVT_ATTACH_GONE,           /* the daemon ended */
+};
+KVT_API const char *kvt_attach_state_name(enum kvt_attach_state state);
+
+/** Connect to a daemon and open a session.
+ *
+ * @ret_client  owned by the caller, freed by kvt_client_close().
+ * @error       may be NULL; else filled on failure with cause and cure.
+ * Errors: -ENOENT / -ECONNREFUSED no daemon, -EACCES permission, -EPROTO version or layout,
+ * -EINVAL geometry, -EAGAIN starting, -EUSERS too many sessions, -ESHUTDOWN draining, -ETIMEDOUT. */
+KVT_API int kvt_client_connect(struct kvt_client **ret_client, const struct kvt_options *options,
+			       struct kvt_error *error);
+
+/** Close the session: ends every lease at `fence`, frees every private page, unmaps, frees the
+ * handle (also when it returns an error). Sequences of this client must not be used afterwards. */
+KVT_API int kvt_client_close(struct kvt_client *client, struct kvt_fence fence);
+
+/** Drop the connection without CLOSE, as a crash would. For tests. Frees the handle. */
+KVT_API void kvt_client_abandon(struct kvt_client *client);
+
+KVT_API const struct kvt_info *kvt_client_info(const struct kvt_client *client);
+
+/** Cause of this client's last failed call, never NULL. Valid until the next call. */
+KVT_API const struct kvt_error *kvt_client_error(const struct kvt_client *client);
+
+/** Deadline of each blocking call from its start, 0 = none. On -ETIMEDOUT the library gives back
+ * whatever the late completion brings (leases, pages) by itself. */
+KVT_API void kvt_client_set_timeout(struct kvt_client *client, int64_t timeout_ns);
+
+/** Descriptors for the caller's own loop: readable when a completion came after
+ * kvt_client_arm(), and when the daemon hung up. Owned by the client; do not read them. */
+KVT_API int kvt_client_completion_fd(const struct kvt_client *client);
+KVT_API int kvt_client_control_fd(const struct kvt_client *client);
+
+/** Ask for a wake-up through the completion descriptor. Returns the number of completions that
+ * are there already: if above 0, reap before sleeping. */
+KVT_API int kvt_client_arm(struct kvt_client *client);
+
+/** A namespace isolates trees that must never match each other. Opening one twice gives the same
+ * number. `digest` from kvt_namespace_digest() (kvtrunk_keys.h). `label` for people, may be NULL.
+ * Errors: -ENOSPC max_namespaces, -EACCES policy, -ECONNRESET. */
+KVT_API int kvt_namespace_open(struct kvt_client *client, const uint64_t digest[2],
+			       const char *label, uint32_t *ret_namespace);
+
+/* ---------------------------------------------------------------- pool */
+
+/** Where page `p` of slab `s` is: base[s] + p * page_bytes. */
+struct kvt_pool {
+	void *base;          /* of slab 0; host backend */
+	uint64_t bytes;
+	uint64_t page_bytes;
+	uint32_t n_pages;
+	uint32_t reserved;
+};
+
+/** Map the pool (once per client; later calls return the same mapping). Unmapped by close.
+ * Errors: -ENOTSUP backend not mappable here, -ENOMEM. */
+KVT_API int kvt_pool_map(struct kvt_client *client, struct kvt_pool *ret_pool);
+
+/** Raise fence word `slot` to `value` (monotonic) and wake the daemon if it sleeps. */
+KVT_API int kvt_fence_raise(struct kvt_client *client, uint32_t slot, uint64_t value);
+
+/** The word itself, for a device that writes it in stream order (then call kvt_client_kick() or
+ * let the daemon's next turn see it). NULL if slot is out of range. */
+KVT_API uint64_t *kvt_fence_word(struct kvt_client *client, uint32_t slot);
+
+/** Wake the daemon if it sleeps. */
+KVT_API void kvt_client_kick(struct kvt_client *client);
+
+/* ---------------------------------------------------------------- operations */
+
+/** One operation. Fields it does not use stay 0. Pointers are read during kvt_submit() only. */
+struct kvt_request {
+	uint32_t op;    /* enum kvt_op */
+	uint32_t flags; /* enum kvt_sqe_flag */
+	uint32_t namespace_id;
+	uint32_t n_keys;
+	const uint32_t *keys;
+	const uint32_t *pages; /* INSERT: floor(n_keys / page_size); FREE: n_pages */
+	uint32_t n_pages;
+	uint32_t arg;          /* extra, computed, n or page, by op: see struct kvt_sqe */
+	struct kvt_handle handle;
+	struct kvt_lease lease;
+	struct kvt_fence fence; /* ops that take none ignore it; zero-initialised = slot 0 value 0 */
+	int32_t priority;
+	uint32_t ttl_ms;
+	uint32_t list_capacity; /* 0: enough for any answer */
+	uint32_t reserved;
+	uint64_t user_data;
+};
+
+/** One answer; fields the operation does not give are 0. */
+struct kvt_result {
+	uint64_t user_data;
+	uint64_t seq;   /* the daemon's global order of effects */
+	int32_t error;  /* 0 or negative errno */
+	uint32_t reason; /* enum kvt_reason */
+	uint32_t flags; /* enum kvt_cqe_flag */
+	uint32_t op;
+	struct kvt_handle handle;
+	struct kvt_lease lease;
+	uint32_t matched, reusable, announced; /* positions */
+	uint32_t next, advanced, existed;      /* positions */
+	uint32_t inserted, sealed, evicted, freed, duplicates; /* pages */
+	uint32_t available; /* -ENOSPC: pages this very operation could have had */
+	uint32_t needed;    /* -ENOBUFS: list words; -EDQUOT: the limit */
+	uint32_t state, owner, lock_ref, problems; /* PAGE, AUDIT */
+	uint32_t n_pages, n_twins;
+	const uint32_t *pages; /* page table or page list; until kvt_result_release() */
+	const uint32_t *twins; /* 2 * n_twins: (yours, the cached twin) */
+	uint32_t slot;         /* the library's own */
+};
+
+/** Submit without waiting. -EAGAIN: rings or areas are full: reap first. -E2BIG: larger than the
+ * areas. -ECONNRESET. */
+KVT_API int kvt_submit(struct kvt_client *client, const struct kvt_request *request);
+
+/** Take up to `max` answers, waiting for the first `min` of them (deadline as set). Returns how
+ * many; 0 with min 0 if there are none. Each must be released. */
+KVT_API int kvt_reap(struct kvt_client *client, struct kvt_result *ret_results, int min, int max);
+KVT_API void kvt_result_release(struct kvt_client *client, struct kvt_result *result);
+
+/** Submit one and wait for its answer. Returns result->error; the result must be released when
+ * the return value is 0 (a failed one holds nothing). */
+KVT_API int kvt_call(struct kvt_client *client, const struct kvt_request *request,
+		     struct kvt_result *ret_result);
+
+/** Blocking forms, copying lists into the caller's arrays. Each `capacity` and `n` in pages;
+ * -ENOBUFS when too short (nothing done, *ret_n = needed). */
+KVT_API int kvt_match(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
+		      uint32_t n_keys, uint32_t flags, struct kvt_result *ret_result);
+KVT_API int kvt_lock(struct kvt_client *client, struct kvt_handle handle,
+		     struct kvt_lease *ret_lease, uint32_t *ret_pages, uint32_t capacity,
+		     uint32_t *ret_n);
+KVT_API int kvt_unlock(struct kvt_client *client, struct kvt_lease lease, struct kvt_fence fence);
+KVT_API int kvt_alloc(struct kvt_client *client, uint32_t n, uint32_t *ret_pages);
+KVT_API int kvt_free(struct kvt_client *client, const uint32_t *pages, uint32_t n,
+		     struct kvt_fence fence);
+/** Cache pages for keys. `start` of node 0 = from the root. On return the answer names the
+ * duplicates; release it. */
+KVT_API int kvt_insert(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
+		       uint32_t n_keys, const uint32_t *pages, struct kvt_handle start,
+		       struct kvt_fence fence, uint32_t flags, struct kvt_result *ret_result);
+KVT_API int kvt_remove(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
+		       uint32_t n_keys);
+KVT_API int kvt_evict(struct kvt_client *client, uint32_t n, uint32_t *ret_evicted);
+KVT_API int kvt_reset(struct kvt_client *client);
+KVT_API int kvt_stats(struct kvt_client *client, struct kvt_counters *ret_counters);
+
+/** Walk the tree in shared memory without the daemon: a few hundred nanoseconds, never more than
+ * MATCH would report, sometimes less. A hint: pages may be used only after LOCK of the handle.
+ * Errors: -ENOTSUP the arena is withheld, -EAGAIN too many races (use MATCH), -ECONNRESET. */
+KVT_API int kvt_probe(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
+		      uint32_t n_keys, struct kvt_handle *ret_handle, uint32_t *ret_matched);
+
+/* ---------------------------------------------------------------- sequences */
+
+/** Begin a sequence: match `keys`, lock what matched, announce the rest, and get a page table
+ * for n_keys + extra positions. All or nothing.
+ *
+ * @extra  positions beyond the prompt to have pages for (decode); kvt_seq_extend() gives more.
+ * @flags  KVT_F_FULL, KVT_F_FORCE_MISS.
+ * Errors: -ENOSPC (kvt_client_error() says why and how much was available), -EDQUOT, -ECONNRESET,
+ * -ETIMEDOUT. The sequence is owned by the caller until kvt_seq_end(). */
+KVT_API int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
+			  uint32_t n_keys, uint32_t extra, uint32_t flags, struct kvt_seq **ret_seq);
+
+/** The page table: entry i holds positions [i * page_size, (i + 1) * page_size). Valid until the
+ * next call on this sequence. Entries below kvt_seq_next() / page_size are cached pages of the
+ * tree: read only. */
+KVT_API const uint32_t *kvt_seq_pages(const struct kvt_seq *seq, uint32_t *ret_n);
+KVT_API uint32_t kvt_seq_matched(const struct kvt_seq *seq);   /* positions cached at begin */
+KVT_API uint32_t kvt_seq_reusable(const struct kvt_seq *seq);  /* positions not to compute */
+KVT_API uint32_t kvt_seq_announced(const struct kvt_seq *seq); /* being computed by others */
+KVT_API uint32_t kvt_seq_next(const struct kvt_seq *seq);      /* where to go on computing */
+KVT_API struct kvt_lease kvt_seq_lease(const struct kvt_seq *seq);
+KVT_API uint64_t kvt_seq_seq(const struct kvt_seq *seq); /* order of its last operation */
+
+/** Publish positions [0, computed): whole pages become visible to everybody. Duplicates are
+ * replaced in the page table (with KVT_F_KEEP they stay readable until the end), and pages beyond
+ * that others sealed meanwhile are taken over: kvt_seq_next() may jump.
+ * @keys  only keys the daemon does not know yet (generated ones), in order.
+ * Errors: -ESTALE (reset or removed: decode on, nothing was published), -EINVAL. */
+KVT_API int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
+			   uint32_t n_keys, struct kvt_fence fence, uint32_t flags);
+
+/** `n` more private pages at the end of the table. */
+KVT_API int kvt_seq_extend(struct kvt_seq *seq, uint32_t n);
+
+/** End: with computed > 0 a last commit first. Frees the handle, whatever it returns. */
+KVT_API int kvt_seq_end(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
+			uint32_t n_keys, struct kvt_fence fence, uint32_t flags);
+
+/* ---------------------------------------------------------------- admin, text */
+
+/** One admin request on the control socket (see enum kvt_admin_what). `ret_records` receives up
+ * to `bytes` of records. Returns the number of records. Blocking. */
+KVT_API int kvt_admin(struct kvt_client *client, struct kvt_message_admin *request,
+		      const void *payload, size_t payload_bytes, void *ret_records, size_t bytes);
+
+KVT_API const char *kvt_reason_name(int reason); /* "all_locked" */
+KVT_API const char *kvt_reason_text(int reason); /* a sentence with the cure */
+KVT_API const char *kvt_errno_name(int error);   /* "ENOSPC", for either sign */
+KVT_API const char *kvt_op_name(int op);         /* "begin" */
+KVT_API const char *kvt_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_SHM_ATOMIC_H
+#define KVT_SHM_ATOMIC_H
+
+/**
+ * @file atomic.h
+ * The only place where memory order is spelled. Everything else uses these, and every acquire,
+ * release and fence names its partner in a comment.
+ *
+ * Plain fields of shared structs are accessed through these with the GNU __atomic builtins, so the
+ * structs stay plain C and can be read by a debugger.
+ */
+
+#include <stdint.h>
+
+#define kvt_load_relaxed(p) __atomic_load_n((p), __ATOMIC_RELAXED)
+#define kvt_load_acquire(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
+#define kvt_store_relaxed(p, v) __atomic_store_n((p), (v), __ATOMIC_RELAXED)
+#define kvt_store_release(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
+#define kvt_fence_acquire() __atomic_thread_fence(__ATOMIC_ACQUIRE)
+#define kvt_fence_release() __atomic_thread_fence(__ATOMIC_RELEASE)
+#define kvt_fence_full() __atomic_thread_fence(__ATOMIC_SEQ_CST)
+
+/* Busy waiting: tell the core that nothing useful happens here. */
+static inline void kvt_cpu_relax(void)
+{
+#if defined(__x86_64__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield" ::: "memory");
+#endif
+}
+
+#endif
