@@ -4,12 +4,17 @@
 # make demo       install what is missing (apt), build, run the main job, say how it went
 # make check      the same set-up, then all tests; last line: N passed, N failed, N skipped
 # make bench      build and run the benchmarks
-# make help       all targets
+# make tests      build the test programs without running them
+# make portable   what needs nothing but libc: the libraries (for cross builds)
+# make tidy       the style test alone
+# make clean      remove build/
+# make help       this list
+#
+# Variables: O=build (where everything lands), CC, OPT, SANITIZE=-fsanitize=..., CFLAGS_EXTRA.
 
 O ?= build
-CC ?= gcc
-AR ?= ar
-PKG_CONFIG ?= pkg-config
+CC := $(if $(filter default,$(origin CC)),gcc,$(CC))
+AR := $(if $(filter default,$(origin AR)),ar,$(AR))
 VERSION := 0.1.0
 
 WARNINGS := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes \
@@ -35,18 +40,57 @@ CORE_OBJ := $(call objs,$(CORE_SRC))
 DAEMON_OBJ := $(call objs,$(DAEMON_SRC))
 CLIENT_OBJ := $(call objs,$(CLIENT_SRC))
 
-$(O)/obj/%.o: %.c
+# The mode of this build, so that a change of compiler or flags rebuilds what it should.
+$(O)/obj/%.o: %.c $(O)/flags
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_BASE) $(CFLAGS_$(firstword $(subst /, ,$*))) -MMD -MP -c $< -o $@
 
+$(O)/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CC) $(subst ','\'',$(CFLAGS_BASE))' | cmp -s - $@ || \
+		echo '$(CC) $(subst ','\'',$(CFLAGS_BASE))' > $@
+
 PROGRAMS :=
 LIBRARIES := $(O)/libkvtrunk.so $(O)/libkvtrunk.a $(O)/libkvtrunk.pc
+EXAMPLES :=
+TEST_PROGRAMS :=
+
+# ---- what the programs need beyond libc, as header:Debian package. Libraries need none of it.
+NEEDS := liburing.h:liburing-dev bsd/string.h:libbsd-dev jansson.h:libjansson-dev \
+	ini.h:libinih-dev zlib.h:zlib1g-dev
+MISSING := $(shell for need in $(NEEDS); do \
+	echo "$$need" | { IFS=: read -r header package; \
+	printf '\043include <%s>\n' "$$header" | $(CC) -E -xc - >/dev/null 2>&1 || \
+	echo "$$package"; }; done)
 
 # Each area adds its programs, libraries and test targets.
 -include $(wildcard */build.mk)
 
-all: $(PROGRAMS) $(LIBRARIES)
+all: $(LIBRARIES) $(if $(MISSING),say-missing,$(PROGRAMS) $(EXAMPLES))
 	@echo "kvtrunk $(VERSION): built into $(O)/"
+
+portable: $(LIBRARIES)
+
+say-missing: $(LIBRARIES)
+	@echo "kvtrunk: the libraries are built; the daemon and the tools need $(MISSING)." >&2
+	@echo "kvtrunk: install with: apt-get install $(MISSING)   (or: make setup)" >&2
+	@exit 1
+
+# ---- the two commands for a fresh machine
+setup:
+	@tests/setup check
+
+demo:
+	@tests/setup demo
+	@+$(MAKE) --no-print-directory -s O=$(O) all
+	@O=$(O) tools/demo.sh
+
+check:
+	@tests/setup check
+	@+O=$(O) MAKE='$(MAKE)' tests/check
+
+tidy:
+	@tests/tidy
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -54,5 +98,5 @@ help:
 clean:
 	rm -rf $(O)
 
-.PHONY: all help clean
+.PHONY: all portable say-missing setup demo check tidy help clean FORCE
 -include $(shell find $(O)/obj -name '*.d' 2>/dev/null)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# One file's style. Variables: file, kind (c, make, sh, text).
+#
+# Functions are recognised by the layout that the project uses everywhere: the opening brace of a
+# body and its closing brace are alone in column 1.
+
+function finding(text) { printf "%s:%d: %s\n", file, FNR, text }
+
+# Columns of a line with tabs to 8, counting UTF-8 characters once (mawk counts bytes).
+function columns(line,    i, c, n) {
+	if (index(line, "\t") == 0 && length(line) <= 100)
+		return length(line)
+	n = 0
+	for (i = 1; i <= length(line); i++) {
+		c = substr(line, i, 1)
+		if (c == "\t")
+			n += 8 - n % 8
+		else if (!(c in continuation))
+			n++
+	}
+	return n
+}
+
+# The floor of a folder: a source may include only what is on its own floor or below.
+function may_include(what) {
+	if (what ~ /^(kvt[a-z_]*\.h|include\/)/)
+		return 1
+	if (file ~ /^include\//)
+		return 0
+	if (what ~ /^shm\//)
+		return file !~ /^kernels\//
+	if (file ~ /^shm\//)
+		return 0
+	if (what ~ /^daemon\/core\/record\.h$/)
+		return file ~ /^(daemon|tools|tests|bench)\//
+	if (what ~ /^daemon\/core\//)
+		return file ~ /^(daemon|tests|bench|tools)\//
+	if (file ~ /^daemon\/core\//)
+		return 0
+	if (what ~ /^daemon\//)
+		return file ~ /^(daemon|tests|bench)\//
+	if (what ~ /^libclient\//)
+		return file ~ /^(libclient|tests|bench|tools|examples)\//
+	if (what ~ /^kernels\//)
+		return file ~ /^(kernels|tests|bench|examples)\//
+	if (what ~ /^tools\//)
+		return file ~ /^(tools|tests|bench)\//
+	if (what ~ /^tests\//)
+		return file ~ /^(tests|bench)\//
+	return 1
+}
+
+BEGIN {
+	for (i = 128; i < 192; i++)
+		continuation[sprintf("%c", i)] = 1
+	is_header = file ~ /\.h$/
+	forbidden = "(TODO|FIXME|XXX|HACK)([^A-Za-z]|$)"
+}
+
+FNR == 1 && kind == "c" && $0 != "/* SPDX-License-Identifier: Apache-2.0 */" {
+	finding("the first line must be /* SPDX-License-Identifier: Apache-2.0 */")
+}
+FNR <= 2 && /SPDX-License-Identifier: Apache-2.0/ { has_licence = 1 }
+
+kind != "text" && columns($0) > 100 { finding("longer than 100 columns") }
+/[ \t]+$/ && kind != "text" { finding("white space at the end of the line") }
+/\r$/ { finding("carriage return") }
+$0 ~ forbidden && file !~ /^tests\/tidy/ { finding("unfinished: " $0) }
+
+kind == "c" && /^ +[^ *]/ && !in_comment && !in_string_macro { finding("indent with tabs") }
+kind == "c" && /\/\*/ { in_comment = 1 }
+kind == "c" && /\*\// { in_comment = 0 }
+
+kind == "c" && /^[ \t]*typedef[ \t]+(struct|union|enum)/ { finding("no typedef of structs") }
+kind == "c" && /__atomic_|__sync_|_Atomic|stdatomic\.h|memory_order_/ && file !~ /^shm\// &&
+		!/^[ \t]*(\*|\/\*|\/\/)/ {
+	finding("raw atomics belong into shm/atomic.h")
+}
+kind == "c" && /^#[ \t]*include[ \t]*"/ {
+	what = $0
+	sub(/^[^"]*"/, "", what)
+	sub(/".*/, "", what)
+	if (!may_include(what))
+		finding("includes a floor above its own: " what)
+}
+kind == "c" && /^#[ \t]*(ifndef|pragma once)/ && !guard { guard = FNR }
+kind == "c" && file !~ /^(tests|bench|tools|examples)\// && file !~ /^daemon\/[a-z_]*\.c$/ &&
+		/(^|[^_a-z])(strcpy|strcat|sprintf|gets|strtok|alloca)\(/ {
+	finding("a function that cannot be used safely")
+}
+kind == "c" && /(^|[^_a-z])(u?sleep|nanosleep)\(/ && file ~ /^tests\// {
+	finding("tests wait for the event itself, not for time")
+}
+
+# Bodies of functions.
+kind == "c" && /^\{$/ { body = FNR }
+kind == "c" && /^\}$/ && body {
+	if (FNR - body - 1 > 70)
+		finding("function of " (FNR - body - 1) " lines, 70 are allowed")
+	body = 0
+}
+
+# Public functions follow a comment, or another function of the same comment.
+kind == "c" && file == "include/kvtrunk.h" {
+	if (/^KVT_API/ && !documented)
+		finding("a public function without a comment")
+	if (/^\/\*\*|^ \*|\*\//)
+		documented = 1
+	else if (/^$/ && !/^KVT_API/)
+		documented = 0
+}
+
+END {
+	if (kind == "c" && is_header && !guard)
+		finding("a header needs an include guard")
+	if ((kind == "make" || kind == "sh") && !has_licence)
+		finding("SPDX line missing")
+}
