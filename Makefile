@@ -10,7 +10,8 @@
 # make clean      remove build/
 # make help       this list
 #
-# Variables: O=build (where everything lands), CC, OPT, SANITIZE=-fsanitize=..., CFLAGS_EXTRA.
+# Variables: O=build (where everything lands), CC, OPT, SANITIZE=-fsanitize=..., CFLAGS_EXTRA,
+# V=1 (show commands).
 
 O ?= build
 CC := $(if $(filter default,$(origin CC)),gcc,$(CC))
@@ -40,10 +41,13 @@ CORE_OBJ := $(call objs,$(CORE_SRC))
 DAEMON_OBJ := $(call objs,$(DAEMON_SRC))
 CLIENT_OBJ := $(call objs,$(CLIENT_SRC))
 
+# Commands in full with V=1.
+say_cc = $(if $(V),,@echo "  CC  $<" && )
+
 # The mode of this build, so that a change of compiler or flags rebuilds what it should.
 $(O)/obj/%.o: %.c $(O)/flags
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_BASE) $(CFLAGS_$(firstword $(subst /, ,$*))) -MMD -MP -c $< -o $@
+	$(say_cc)$(CC) $(CFLAGS_BASE) $(CFLAGS_$(firstword $(subst /, ,$*))) -MMD -MP -c $< -o $@
 
 $(O)/flags: FORCE
 	@mkdir -p $(@D)
@@ -51,6 +55,7 @@ $(O)/flags: FORCE
 		echo '$(CC) $(subst ','\'',$(CFLAGS_BASE))' > $@
 
 PROGRAMS :=
+PORTABLE := $(O)/libkvtrunk.so $(O)/libkvtrunk.a $(O)/libkvtrunk.pc $(O)/libkvtbase.a
 LIBRARIES := $(O)/libkvtrunk.so $(O)/libkvtrunk.a $(O)/libkvtrunk.pc
 EXAMPLES :=
 TEST_PROGRAMS :=
@@ -69,7 +74,7 @@ MISSING := $(shell for need in $(NEEDS); do \
 all: $(LIBRARIES) $(if $(MISSING),say-missing,$(PROGRAMS) $(EXAMPLES))
 	@echo "kvtrunk $(VERSION): built into $(O)/"
 
-portable: $(LIBRARIES)
+portable: $(PORTABLE)
 
 say-missing: $(LIBRARIES)
 	@echo "kvtrunk: the libraries are built; the daemon and the tools need $(MISSING)." >&2

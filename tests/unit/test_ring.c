@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* shm/ring.c: the session segment and the two ends of its two rings. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "shm/ring.h"
+
+struct segment {
+	struct kvt_segment_layout layout;
+	void *base;
+	struct kvt_ring_end client, daemon;
+};
+
+static void segment_create(struct segment *segment, uint32_t sq, uint32_t cq)
+{
+	assert_int_equal(kvt_segment_plan(&segment->layout, sq, cq, 1000, 500), 0);
+	segment->base = aligned_alloc(KVT_LINE, segment->layout.bytes);
+	assert_non_null(segment->base);
+	memset(segment->base, 0, segment->layout.bytes);
+	kvt_segment_format(segment->base, &segment->layout, 7);
+	kvt_ring_end_init(&segment->client, segment->base, &segment->layout);
+	kvt_ring_end_init(&segment->daemon, segment->base, &segment->layout);
+}
+
+/* Let both sides start at an index, as if so many entries had gone through. */
+static void segment_start_at(struct segment *segment, uint32_t index)
+{
+	struct kvt_segment_header *header = segment->base;
+	struct kvt_ring_end *ends[] = { &segment->client, &segment->daemon };
+
+	header->sq_head = header->sq_tail = header->cq_head = header->cq_tail = index;
+	for (int i = 0; i < 2; i++)
+		ends[i]->sq_head = ends[i]->sq_tail = ends[i]->cq_head = ends[i]->cq_tail = index;
+}
+
+static void plans_refuse_sizes_that_are_no_powers_of_two(void **state)
+{
+	static const uint32_t bad[] = { 0, 3, 6, 100, 32769, 65536, 0x80000000u, UINT32_MAX };
+	struct kvt_segment_layout layout;
+
+	(void)state;
+	for (unsigned int i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		assert_int_equal(kvt_segment_plan(&layout, bad[i], 8, 1, 1), -EINVAL);
+		assert_int_equal(kvt_segment_plan(&layout, 8, bad[i], 1, 1), -EINVAL);
+	}
+	for (uint32_t size = 1; size <= 32768; size *= 2)
+		assert_int_equal(kvt_segment_plan(&layout, size, 32768 / size, 0, 0), 0);
+	assert_int_equal(kvt_segment_plan(&layout, 8, 8, (1ull << 31) + 1, 0), -EINVAL);
+	assert_int_equal(kvt_segment_plan(&layout, 8, 8, 0, UINT64_MAX), -EINVAL);
+}
+
+static void the_parts_of_a_plan_lie_behind_each_other_on_lines_of_their_own(void **state)
+{
+	struct kvt_segment_layout layout;
+
+	(void)state;
+	for (uint64_t count = 0; count < 200; count++) {
+		assert_int_equal(kvt_segment_plan(&layout, 1, 2, count, count * 3), 0);
+		assert_true(layout.sq_offset >= sizeof(struct kvt_segment_header));
+		assert_true(layout.cq_offset >= layout.sq_offset + sizeof(struct kvt_sqe));
+		assert_true(layout.fences_offset >= layout.cq_offset + 2 * sizeof(struct kvt_cqe));
+		assert_true(layout.keys_offset ==
+			    layout.fences_offset + KVT_FENCE_WORDS * sizeof(struct kvt_fence_word));
+		assert_true(layout.list_offset >= layout.keys_offset + 4 * count);
+		assert_true(layout.bytes >= layout.list_offset + 4 * 3 * count);
+		assert_int_equal((layout.sq_offset | layout.cq_offset | layout.fences_offset |
+				  layout.keys_offset | layout.list_offset | layout.bytes) %
+					 KVT_LINE, 0);
+	}
+}
+
+static void a_formatted_segment_is_accepted_and_says_the_same_layout(void **state)
+{
+	struct kvt_segment_layout layout;
+	struct segment segment;
+
+	(void)state;
+	segment_create(&segment, 16, 32);
+	assert_int_equal(kvt_segment_check(segment.base, segment.layout.bytes, &layout), 0);
+	assert_memory_equal(&layout, &segment.layout, sizeof(layout));
+	free(segment.base);
+}
+
+/* Whatever single field of the header is damaged, and however short the object is: a named error
+ * or a layout that lies within the object. */
+static void a_damaged_header_never_leads_outside_the_object(void **state)
+{
+	struct segment segment;
+	struct kvt_segment_layout layout;
+	uint32_t random = 12345;
+
+	(void)state;
+	segment_create(&segment, 16, 32);
+	for (uint64_t bytes = 0; bytes < segment.layout.bytes; bytes += 61)
+		assert_int_not_equal(kvt_segment_check(segment.base, bytes, &layout), 0);
+	for (int round = 0; round < 200000; round++) {
+		uint8_t saved[KVT_LINE];
+		uint32_t at, error;
+
+		random = random * 1664525u + 1013904223u;
+		at = (random >> 8) % 104;
+		memcpy(saved, segment.base, sizeof(saved));
+		((uint8_t *)segment.base)[at] ^= (uint8_t)(1 + (random >> 24) % 255);
+		error = (uint32_t)kvt_segment_check(segment.base, segment.layout.bytes, &layout);
+		if (error == 0)
+			assert_true(layout.bytes <= segment.layout.bytes);
+		memcpy(segment.base, saved, sizeof(saved));
+	}
+	free(segment.base);
+}
+
+static void wrong_magic_version_and_layout_are_a_protocol_error(void **state)
+{
+	struct kvt_segment_layout layout;
+	struct kvt_segment_header *header;
+	struct segment segment;
+
+	(void)state;
+	segment_create(&segment, 1, 1);
+	header = segment.base;
+	header->magic++;
+	assert_int_equal(kvt_segment_check(header, segment.layout.bytes, &layout), -EPROTO);
+	header->magic--;
+	header->abi_major++;
+	assert_int_equal(kvt_segment_check(header, segment.layout.bytes, &layout), -EPROTO);
+	header->abi_major--;
+	header->layout ^= 1;
+	assert_int_equal(kvt_segment_check(header, segment.layout.bytes, &layout), -EPROTO);
+	header->layout ^= 1;
+	header->sq_entries = 3;
+	assert_int_equal(kvt_segment_check(header, segment.layout.bytes, &layout), -EINVAL);
+	free(segment.base);
+}
+
+static void entries_arrive_once_in_order_across_the_wrap_of_the_index(void **state)
+{
+	struct segment segment;
+	uint64_t sent = 0, taken = 0, answered = 0, received = 0;
+	uint32_t random = 99;
+
+	(void)state;
+	segment_create(&segment, 8, 16);
+	segment_start_at(&segment, UINT32_MAX - 50);
+	for (int round = 0; round < 2000; round++) {
+		struct kvt_sqe sqe = { .op = KVT_OP_NOP };
+		struct kvt_cqe cqe = { .result = 0 };
+
+		random = random * 1664525u + 1013904223u;
+		for (uint32_t n = (random >> 8) % 9; n > 0; n--) {
+			if (kvt_ring_sq_space(&segment.client) == 0)
+				break;
+			sqe.user_data = sent++;
+			kvt_ring_sq_put(&segment.client, &sqe);
+		}
+		assert_false(kvt_ring_sq_publish(&segment.client));
+		for (uint32_t n = (random >> 16) % 9; n > 0; n--) {
+			if (kvt_ring_sq_pending(&segment.daemon) <= 0 ||
+			    kvt_ring_cq_space(&segment.daemon) <= 0)
+				break;
+			kvt_ring_sq_take(&segment.daemon, &sqe);
+			assert_int_equal(sqe.user_data, taken++);
+			cqe.user_data = answered++;
+			kvt_ring_cq_put(&segment.daemon, &cqe);
+		}
+		assert_false(kvt_ring_cq_publish(&segment.daemon));
+		for (uint32_t n = (random >> 24) % 9; n > 0; n--) {
+			if (kvt_ring_cq_ready(&segment.client) == 0)
+				break;
+			kvt_ring_cq_take(&segment.client, &cqe);
+			assert_int_equal(cqe.user_data, received++);
+		}
+	}
+	assert_true(received > 1000);
+	free(segment.base);
+}
+
+static void a_full_ring_says_so_and_has_room_again_after_one_take(void **state)
+{
+	struct segment segment;
+	struct kvt_sqe sqe = { .op = KVT_OP_NOP };
+	struct kvt_cqe cqe = { .result = 0 };
+
+	(void)state;
+	segment_create(&segment, 4, 2);
+	for (uint32_t left = 4; left > 0; left--) {
+		assert_int_equal(kvt_ring_sq_space(&segment.client), left);
+		kvt_ring_sq_put(&segment.client, &sqe);
+	}
+	assert_int_equal(kvt_ring_sq_space(&segment.client), 0);
+	assert_int_equal(kvt_ring_sq_pending(&segment.daemon), 0); /* not published yet */
+	kvt_ring_sq_publish(&segment.client);
+	assert_int_equal(kvt_ring_sq_pending(&segment.daemon), 4);
+	kvt_ring_sq_take(&segment.daemon, &sqe);
+	assert_int_equal(kvt_ring_sq_space(&segment.client), 1);
+	for (int left = 2; left > 0; left--) {
+		assert_int_equal(kvt_ring_cq_space(&segment.daemon), left);
+		kvt_ring_cq_put(&segment.daemon, &cqe);
+	}
+	assert_int_equal(kvt_ring_cq_space(&segment.daemon), 0);
+	kvt_ring_cq_publish(&segment.daemon);
+	assert_int_equal(kvt_ring_cq_ready(&segment.client), 2);
+	kvt_ring_cq_take(&segment.client, &cqe);
+	assert_int_equal(kvt_ring_cq_space(&segment.daemon), 1);
+	free(segment.base);
+}
+
+static void an_impossible_index_of_the_client_is_a_protocol_error(void **state)
+{
+	struct segment segment;
+	struct kvt_segment_header *header;
+	struct kvt_cqe cqe = { .result = 0 };
+
+	(void)state;
+	segment_create(&segment, 8, 8);
+	header = segment.base;
+	for (uint32_t lie = 9; lie != 0; lie *= 2) { /* ends when it overflows to 0 */
+		header->sq_tail = lie;
+		assert_int_equal(kvt_ring_sq_pending(&segment.daemon), -EPROTO);
+		segment_start_at(&segment, 0);
+	}
+	header->sq_tail = UINT32_MAX; /* backwards */
+	assert_int_equal(kvt_ring_sq_pending(&segment.daemon), -EPROTO);
+	segment_start_at(&segment, 0);
+	for (int i = 0; i < 6; i++)
+		kvt_ring_cq_put(&segment.daemon, &cqe);
+	header->cq_head = 7; /* completions that were never given */
+	assert_int_equal(kvt_ring_cq_space(&segment.daemon), -EPROTO);
+	free(segment.base);
+}
+
+static void a_sleeper_is_reported_to_whoever_publishes(void **state)
+{
+	struct segment segment;
+	struct kvt_segment_header *header;
+
+	(void)state;
+	segment_create(&segment, 8, 8);
+	header = segment.base;
+	header->sq_need_wakeup = 1;
+	assert_true(kvt_ring_sq_publish(&segment.client));
+	header->sq_need_wakeup = 0;
+	assert_false(kvt_ring_sq_publish(&segment.client));
+	header->cq_need_wakeup = 1;
+	assert_true(kvt_ring_cq_publish(&segment.daemon));
+	header->cq_need_wakeup = 0;
+	assert_false(kvt_ring_cq_publish(&segment.daemon));
+	free(segment.base);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(plans_refuse_sizes_that_are_no_powers_of_two),
+		cmocka_unit_test(the_parts_of_a_plan_lie_behind_each_other_on_lines_of_their_own),
+		cmocka_unit_test(a_formatted_segment_is_accepted_and_says_the_same_layout),
+		cmocka_unit_test(a_damaged_header_never_leads_outside_the_object),
+		cmocka_unit_test(wrong_magic_version_and_layout_are_a_protocol_error),
+		cmocka_unit_test(entries_arrive_once_in_order_across_the_wrap_of_the_index),
+		cmocka_unit_test(a_full_ring_says_so_and_has_room_again_after_one_take),
+		cmocka_unit_test(an_impossible_index_of_the_client_is_a_protocol_error),
+		cmocka_unit_test(a_sleeper_is_reported_to_whoever_publishes),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
