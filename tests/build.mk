@@ -33,8 +33,9 @@ UNIT_TOOLS := $(wildcard tests/unit/test_tools_*.c tests/unit/test_oracle*.c)
 unit_programs = $(patsubst tests/unit/%.c,$(O)/tests/unit/%,$(1))
 UNIT_PORTABLE := $(call unit_programs,$(filter-out $(UNIT_DAEMON) $(UNIT_TOOLS),$(UNIT_SRC)))
 
-link_test = $(if $(V),,@echo "  LD  $@" && )mkdir -p $(@D) && $(CC) $(LDFLAGS_BASE) $(filter %.o,$^) \
-	-Wl,--start-group $(filter %.a,$^) -Wl,--end-group -o $@
+link_test = $(if $(V),,@echo "  LD  $@" && )mkdir -p $(@D) && \
+	$(CC) $(LDFLAGS_BASE) $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) \
+	-Wl,--end-group -o $@
 
 $(UNIT_PORTABLE): $(O)/tests/unit/%: $(O)/obj/tests/unit/%.o $(O)/libkvtbase.a
 	$(link_test) $(CMOCKA_FLAGS) -lcmocka -lpthread
