@@ -57,7 +57,7 @@ BEGIN {
 	for (i = 128; i < 192; i++)
 		continuation[sprintf("%c", i)] = 1
 	is_header = file ~ /\.h$/
-	forbidden = "(TODO|FIXME|XXX|HACK)([^A-Za-z]|$)"
+	forbidden = "(^|[^A-Za-z-])(TODO|FIXME|XXX|HACK)([^A-Za-z]|$)"
 }
 
 FNR == 1 && kind == "c" && $0 != "/* SPDX-License-Identifier: Apache-2.0 */" {

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A daemon for one test, in a directory of its own. */
+#include "tests/lib/harness.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+void kvt_test_fail_at(const char *file, int line, const char *format, ...)
+{
+	va_list arguments;
+
+	fprintf(stderr, "%s:%d: ", file, line);
+	va_start(arguments, format);
+	vfprintf(stderr, format, arguments);
+	va_end(arguments);
+	fprintf(stderr, "\n");
+	fflush(NULL);
+	_exit(1);
+}
+
+const char *kvt_test_build(void)
+{
+	static char path[512];
+	ssize_t n;
+	char *slash;
+
+	if (path[0])
+		return path;
+	n = readlink("/proc/self/exe", path, sizeof(path) - 1);
+	kvt_test_check(n > 0);
+	path[n] = '\0';
+	slash = strstr(path, "/tests/");
+	while (slash && strstr(slash + 1, "/tests/"))
+		slash = strstr(slash + 1, "/tests/");
+	kvt_test_check(slash);
+	*slash = '\0';
+	return path;
+}
+
+static void write_config(const struct kvt_test_daemon *daemon, const char *more)
+{
+	FILE *file = fopen(daemon->config, "we");
+
+	kvt_test_check(file);
+	fprintf(file, "instance = %s\nruntime_dir = %s\nsocket_path = %s\n", daemon->name,
+		daemon->dir, daemon->socket);
+	fprintf(file, "page_size = 16\npage_bytes = 1024\nn_pages = 4096\nspin_budget_us = 20\n"
+		      "max_private_pages = 0\nlog_level = debug\nhugepages = no\n");
+	fprintf(file, "%s", more ? more : "");
+	kvt_test_check(fclose(file) == 0);
+}
+
+void kvt_test_daemon_prepare(struct kvt_test_daemon *daemon, const char *more)
+{
+	static unsigned int count;
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+
+	*daemon = (struct kvt_test_daemon){ .pid = -1 };
+	snprintf(daemon->dir, sizeof(daemon->dir), "/tmp/kvt-test-XXXXXX");
+	kvt_test_check(mkdtemp(daemon->dir));
+	snprintf(daemon->name, sizeof(daemon->name), "test-%d-%u", (int)getpid(), count++);
+	snprintf(daemon->socket, sizeof(daemon->socket), "%s/socket", daemon->dir);
+	snprintf(daemon->config, sizeof(daemon->config), "%s/config", daemon->dir);
+	snprintf(daemon->output, sizeof(daemon->output), "%s/output", daemon->dir);
+	write_config(daemon, more);
+	daemon->notify = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	kvt_test_check(daemon->notify >= 0);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/notify", daemon->dir);
+	kvt_test_check(bind(daemon->notify, (struct sockaddr *)&address, sizeof(address)) == 0);
+}
+
+static void become_daemon(const struct kvt_test_daemon *daemon, const char *const *arguments)
+{
+	char program[640], notify[96];
+	const char *argv[32] = { program, "--config", daemon->config };
+	int n = 3, fd = open(daemon->output, O_WRONLY | O_CREAT | O_APPEND, 0600);
+
+	snprintf(program, sizeof(program), "%s/kvtrunkd", kvt_test_build());
+	snprintf(notify, sizeof(notify), "%s/notify", daemon->dir);
+	for (; arguments && *arguments; arguments++) {
+		kvt_test_check(n < 31);
+		argv[n++] = *arguments;
+	}
+	dup2(fd, 1);
+	dup2(fd, 2);
+	setenv("NOTIFY_SOCKET", notify, 1);
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	execv(program, (char *const *)argv);
+	fprintf(stderr, "cannot run %s: %s\n", program, strerror(errno));
+	_exit(126);
+}
+
+void kvt_test_daemon_spawn(struct kvt_test_daemon *daemon, const char *const *arguments)
+{
+	fflush(NULL);
+	daemon->pid = fork();
+	kvt_test_check(daemon->pid >= 0);
+	if (daemon->pid == 0)
+		become_daemon(daemon, arguments);
+}
+
+bool kvt_test_daemon_await(struct kvt_test_daemon *daemon, const char *text)
+{
+	int pidfd = (int)syscall(SYS_pidfd_open, daemon->pid, 0);
+	bool seen = false, ended = false;
+
+	kvt_test_check(pidfd >= 0);
+	while (!seen && !ended) {
+		struct pollfd fds[] = { { .fd = daemon->notify, .events = POLLIN },
+					{ .fd = pidfd, .events = POLLIN } };
+		char message[1024];
+		ssize_t n;
+
+		if (poll(fds, 2, -1) < 0 && errno == EINTR)
+			continue;
+		ended = fds[1].revents != 0;
+		while (!seen && (n = recv(daemon->notify, message, sizeof(message) - 1,
+					  MSG_DONTWAIT)) > 0) {
+			message[n] = '\0';
+			seen = strstr(message, text) != NULL;
+		}
+	}
+	close(pidfd);
+	return seen;
+}
+
+void kvt_test_daemon_start(struct kvt_test_daemon *daemon, const char *const *arguments)
+{
+	kvt_test_daemon_spawn(daemon, arguments);
+	if (!kvt_test_daemon_await(daemon, "READY=1")) {
+		kvt_test_daemon_print(daemon);
+		kvt_test_fail("the daemon ended before it was ready");
+	}
+}
+
+int kvt_test_daemon_wait(struct kvt_test_daemon *daemon)
+{
+	int status = 0;
+
+	kvt_test_check(daemon->pid > 0);
+	while (waitpid(daemon->pid, &status, 0) < 0)
+		kvt_test_check(errno == EINTR);
+	daemon->pid = -1;
+	return status;
+}
+
+static void add_name(char *names, size_t bytes, const char *name)
+{
+	size_t used = strlen(names);
+
+	snprintf(names + used, bytes - used, "%s\n", name);
+}
+
+bool kvt_test_daemon_leftovers(const struct kvt_test_daemon *daemon, char *ret_names, size_t bytes)
+{
+	static const char *const ours[] = { ".", "..", "config", "output", "notify", "operations" };
+	struct dirent *entry;
+	DIR *dir;
+
+	ret_names[0] = '\0';
+	dir = opendir("/dev/shm");
+	while (dir && (entry = readdir(dir)))
+		if (strstr(entry->d_name, daemon->name))
+			add_name(ret_names, bytes, entry->d_name);
+	if (dir)
+		closedir(dir);
+	dir = opendir(daemon->dir);
+	while (dir && (entry = readdir(dir))) {
+		bool mine = false;
+
+		for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++)
+			mine |= strcmp(entry->d_name, ours[i]) == 0;
+		if (!mine)
+			add_name(ret_names, bytes, entry->d_name);
+	}
+	if (dir)
+		closedir(dir);
+	return ret_names[0] != '\0';
+}
+
+void kvt_test_daemon_stop(struct kvt_test_daemon *daemon)
+{
+	char names[1024];
+	int status;
+
+	kvt_test_check(kill(daemon->pid, SIGTERM) == 0);
+	status = kvt_test_daemon_wait(daemon);
+	if (status != 0) {
+		kvt_test_daemon_print(daemon);
+		kvt_test_fail("the daemon ended with status 0x%x", status);
+	}
+	if (kvt_test_daemon_leftovers(daemon, names, sizeof(names)))
+		kvt_test_fail("left behind: %s", names);
+}
+
+void kvt_test_daemon_remove(struct kvt_test_daemon *daemon)
+{
+	struct dirent *entry;
+	DIR *dir = opendir(daemon->dir);
+	char path[sizeof(daemon->dir) + 1 + sizeof(entry->d_name)];
+
+	kvt_test_check(dir);
+	while ((entry = readdir(dir))) {
+		snprintf(path, sizeof(path), "%s/%s", daemon->dir, entry->d_name);
+		if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
+			unlink(path);
+	}
+	closedir(dir);
+	rmdir(daemon->dir);
+	close(daemon->notify);
+}
+
+bool kvt_test_daemon_said(const struct kvt_test_daemon *daemon, const char *text)
+{
+	FILE *file = fopen(daemon->output, "re");
+	char line[2048];
+	bool found = false;
+
+	while (file && !found && fgets(line, sizeof(line), file))
+		found = strstr(line, text) != NULL;
+	if (file)
+		fclose(file);
+	return found;
+}
+
+void kvt_test_daemon_print(const struct kvt_test_daemon *daemon)
+{
+	FILE *file = fopen(daemon->output, "re");
+	char line[2048];
+
+	while (file && fgets(line, sizeof(line), file))
+		fprintf(stderr, "  daemon: %s", line);
+	if (file)
+		fclose(file);
+}

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+# Each tests/proc/test_*.c is a program that starts real daemons and real processes. They link the
+# library with protocol steps, so that a process can be killed at any of them.
+PROC_PROGRAMS := $(patsubst tests/%.c,$(O)/tests/%,$(wildcard tests/proc/test_*.c))
+
+$(PROC_PROGRAMS): $(O)/tests/proc/%: $(O)/obj/tests/proc/%.o $(O)/libkvttest.a $(O)/libkvtsteps.a
+	$(link_test) -lcmocka -lpthread
+
+TEST_PROGRAMS += $(PROC_PROGRAMS)
+
+proc: $(PROC_PROGRAMS)
+.PHONY: proc

@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Several processes share prefixes through the pool, with real page content. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+
+#include "tests/lib/harness.h"
+
+#define PAGE 16u
+
+static struct kvt_test_daemon daemon_;
+
+static void fill_keys(uint32_t *keys, uint32_t n, uint32_t seed)
+{
+	for (uint32_t i = 0; i < n; i++)
+		keys[i] = (seed * 1000003u + i * 7919u) & 0x7fffffffu;
+}
+
+/* One request as a worker serves it: what is cached is checked, the rest computed, all of it
+ * published. Returns the positions that need not be computed. */
+static uint32_t serve(struct kvt_client *client, const struct kvt_pool *pool, uint32_t namespace_id,
+		      uint64_t salt, const uint32_t *keys, uint32_t n)
+{
+	struct kvt_seq *seq;
+	const uint32_t *pages;
+	uint32_t n_pages, reusable, full = n / PAGE;
+
+	if (kvt_seq_begin(client, namespace_id, keys, n, 8, 0, &seq) != 0)
+		kvt_test_fail("begin: %s", kvt_client_error(client)->text);
+	pages = kvt_seq_pages(seq, &n_pages);
+	reusable = kvt_seq_reusable(seq);
+	kvt_test_equal(n_pages, (n + 8 + PAGE - 1) / PAGE);
+	for (uint32_t i = 0; i < reusable / PAGE; i++)
+		kvt_test_check(kvt_test_page_right(pool, PAGE, pages[i], salt, keys, i));
+	for (uint32_t i = reusable / PAGE; i < full; i++)
+		kvt_test_page_fill(pool, PAGE, pages[i], salt, keys, i);
+	kvt_test_equal(kvt_seq_commit(seq, n, NULL, 0, KVT_IDLE, 0), 0);
+	pages = kvt_seq_pages(seq, &n_pages);
+	for (uint32_t i = 0; i < full; i++)
+		kvt_test_check(kvt_test_page_right(pool, PAGE, pages[i], salt, keys, i));
+	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	return reusable;
+}
+
+struct worker {
+	uint32_t seed, n;
+	const char *name;
+};
+
+/* A process that serves one prompt each time it is asked, and says how much it reused. */
+static void worker_run(int pipe, void *context)
+{
+	const struct worker *worker = context;
+	struct kvt_client *client = kvt_test_connect(&daemon_);
+	uint32_t namespace_id = kvt_test_namespace(client, worker->name);
+	struct kvt_pool pool;
+	uint32_t keys[2000];
+	uint64_t seed;
+
+	kvt_test_equal(kvt_pool_map(client, &pool), 0);
+	kvt_test_send(pipe, 1);
+	while (kvt_test_receive(pipe, &seed)) {
+		fill_keys(keys, worker->n, (uint32_t)seed);
+		kvt_test_send(pipe, serve(client, &pool, namespace_id, worker->name[0], keys,
+					  worker->n));
+	}
+	kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
+}
+
+static uint64_t ask(struct kvt_test_child *child, uint64_t seed)
+{
+	uint64_t answer = UINT64_MAX;
+
+	kvt_test_send(child->pipe, seed);
+	kvt_test_check(kvt_test_receive(child->pipe, &answer));
+	return answer;
+}
+
+static void end_workers(struct kvt_test_child *children, int n)
+{
+	for (int i = 0; i < n; i++)
+		shutdown(children[i].pipe, SHUT_RDWR);
+	for (int i = 0; i < n; i++)
+		kvt_test_child_finish(&children[i]);
+}
+
+static void a_prefix_computed_by_one_process_is_reused_in_place_by_the_others(void **state)
+{
+	struct worker worker = { .n = 1000, .name = "shared" };
+	struct kvt_test_child children[3];
+	struct kvt_counters counters;
+
+	(void)state;
+	for (int i = 0; i < 3; i++)
+		kvt_test_child_start(&children[i], worker_run, &worker);
+	for (int i = 0; i < 3; i++)
+		kvt_test_expect(children[i].pipe, 1);
+	kvt_test_equal(ask(&children[0], 5), 0);
+	kvt_test_equal(ask(&children[1], 5), 992); /* 62 whole pages of 1,000 positions */
+	kvt_test_equal(ask(&children[2], 5), 992);
+	kvt_test_equal(ask(&children[2], 6), 0);
+	kvt_test_equal(ask(&children[0], 6), 992);
+	counters = kvt_test_settled(&daemon_);
+	kvt_test_equal(counters.cached_pages, 2 * 62);
+	kvt_test_equal(counters.private_pages, 0);
+	end_workers(children, 3);
+	kvt_test_audit(&daemon_);
+}
+
+static void another_namespace_shares_nothing(void **state)
+{
+	struct worker one = { .n = 320, .name = "a-adapter" }, other = { .n = 320, .name = "base" };
+	struct kvt_test_child children[2];
+
+	(void)state;
+	kvt_test_child_start(&children[0], worker_run, &one);
+	kvt_test_child_start(&children[1], worker_run, &other);
+	kvt_test_expect(children[0].pipe, 1);
+	kvt_test_expect(children[1].pipe, 1);
+	kvt_test_equal(ask(&children[0], 9), 0);
+	kvt_test_equal(ask(&children[1], 9), 0);
+	/* All of 320 positions match: one page is left to compute. */
+	kvt_test_equal(ask(&children[0], 9), 304);
+	kvt_test_equal(ask(&children[1], 9), 304);
+	end_workers(children, 2);
+	kvt_test_audit(&daemon_);
+}
+
+/* Two processes compute the same new prefix at the same time, chunk by chunk. */
+static void a_prefix_computed_twice_is_stored_once_and_both_tables_stay_right(void **state)
+{
+	struct kvt_client *clients[2];
+	struct kvt_seq *seqs[2];
+	struct kvt_pool pools[2];
+	uint32_t keys[640], namespaces[2], n_pages, at[2] = { 0, 0 };
+	struct kvt_counters counters;
+
+	(void)state;
+	fill_keys(keys, 640, 4711);
+	for (int i = 0; i < 2; i++) {
+		clients[i] = kvt_test_connect(&daemon_);
+		namespaces[i] = kvt_test_namespace(clients[i], "twice");
+		kvt_test_equal(kvt_pool_map(clients[i], &pools[i]), 0);
+		kvt_test_equal(kvt_seq_begin(clients[i], namespaces[i], keys, 640, 0, 0,
+					     &seqs[i]), 0);
+		kvt_test_equal(kvt_seq_reusable(seqs[i]), 0);
+		kvt_test_equal(kvt_seq_announced(seqs[i]), i == 0 ? 0 : 640);
+	}
+	for (uint32_t round = 0; at[0] < 640 || at[1] < 640; round++) {
+		uint32_t i = round % 2, end;
+		const uint32_t *pages = kvt_seq_pages(seqs[i], &n_pages);
+
+		if (at[i] >= 640)
+			continue;
+		end = at[i] + 64 > 640 ? 640 : at[i] + 64;
+		for (uint32_t p = at[i] / PAGE; p < end / PAGE; p++)
+			kvt_test_page_fill(&pools[i], PAGE, pages[p], 't', keys, p);
+		kvt_test_equal(kvt_seq_commit(seqs[i], end, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
+		at[i] = kvt_seq_next(seqs[i]);
+		kvt_test_check(at[i] >= end);
+	}
+	for (int i = 0; i < 2; i++) {
+		const uint32_t *pages = kvt_seq_pages(seqs[i], &n_pages);
+
+		kvt_test_equal(n_pages, 40);
+		for (uint32_t p = 0; p < 40; p++)
+			kvt_test_check(kvt_test_page_right(&pools[i], PAGE, pages[p], 't', keys, p));
+		kvt_test_equal(kvt_seq_end(seqs[i], 0, NULL, 0, KVT_IDLE, 0), 0);
+	}
+	counters = kvt_test_settled(&daemon_);
+	kvt_test_equal(counters.private_pages, 0);
+	kvt_test_equal(counters.protected_pages, 0);
+	for (int i = 0; i < 2; i++)
+		kvt_test_equal(kvt_client_close(clients[i], KVT_IDLE), 0);
+	kvt_test_audit(&daemon_);
+}
+
+/* More processes than pages: exactly one gets the last, the others are told, nothing is lost. */
+static void grabber_run(int pipe, void *context)
+{
+	struct kvt_client *client = kvt_test_connect(&daemon_);
+	uint32_t page = 0;
+	uint64_t word;
+
+	(void)context;
+	kvt_test_send(pipe, 1);
+	while (kvt_test_receive(pipe, &word)) {
+		int error = kvt_alloc(client, 1, &page);
+
+		kvt_test_check(error == 0 || error == -ENOSPC);
+		kvt_test_send(pipe, error == 0);
+		kvt_test_check(kvt_test_receive(pipe, &word));
+		if (error == 0)
+			kvt_test_equal(kvt_free(client, &page, 1, KVT_IDLE), 0);
+		kvt_test_send(pipe, 2);
+	}
+	kvt_client_close(client, KVT_IDLE);
+}
+
+static void the_last_page_goes_to_exactly_one_of_those_who_want_it(void **state)
+{
+	enum { GRABBERS = 6, ROUNDS = 200 };
+	struct kvt_test_child children[GRABBERS];
+	struct kvt_client *hog = kvt_test_connect(&daemon_);
+	uint32_t *pages = calloc(4096, sizeof(*pages));
+
+	(void)state;
+	kvt_test_check(pages);
+	/* Everything but one page; what is cached is evicted for it. */
+	kvt_test_equal(kvt_alloc(hog, 4094, pages), 0);
+	for (int i = 0; i < GRABBERS; i++)
+		kvt_test_child_start(&children[i], grabber_run, NULL);
+	for (int i = 0; i < GRABBERS; i++)
+		kvt_test_expect(children[i].pipe, 1);
+	for (int round = 0; round < ROUNDS; round++) {
+		uint64_t got = 0, word = 0;
+
+		for (int i = 0; i < GRABBERS; i++)
+			kvt_test_send(children[i].pipe, 1);
+		for (int i = 0; i < GRABBERS; i++, got += word)
+			kvt_test_check(kvt_test_receive(children[i].pipe, &word));
+		kvt_test_equal(got, 1);
+		for (int i = 0; i < GRABBERS; i++)
+			kvt_test_send(children[i].pipe, 1);
+		for (int i = 0; i < GRABBERS; i++)
+			kvt_test_expect(children[i].pipe, 2);
+	}
+	end_workers(children, GRABBERS);
+	kvt_test_equal(kvt_free(hog, pages, 4094, KVT_IDLE), 0);
+	kvt_test_equal(kvt_client_close(hog, KVT_IDLE), 0);
+	free(pages);
+	kvt_test_equal(kvt_test_settled(&daemon_).free_pages, 4095);
+	kvt_test_audit(&daemon_);
+}
+
+/* A reader decodes from its prefix while the prefix is evicted, removed and reset around it. */
+static void a_locked_prefix_stays_readable_whatever_others_do(void **state)
+{
+	struct kvt_client *reader = kvt_test_connect(&daemon_), *other = kvt_test_connect(&daemon_);
+	uint32_t namespaces[2] = { kvt_test_namespace(reader, "keep"),
+				   kvt_test_namespace(other, "keep") };
+	uint32_t keys[320], evicted, n_pages, more[64];
+	const uint32_t *pages;
+	struct kvt_pool pool;
+	struct kvt_seq *seq;
+
+	(void)state;
+	fill_keys(keys, 320, 31);
+	kvt_test_equal(kvt_pool_map(reader, &pool), 0);
+	kvt_test_equal(serve(reader, &pool, namespaces[0], 'k', keys, 320), 0);
+	kvt_test_equal(kvt_seq_begin(reader, namespaces[0], keys, 320, 64, KVT_F_FULL, &seq), 0);
+	kvt_test_equal(kvt_seq_reusable(seq), 320);
+	kvt_test_equal(kvt_evict(other, 4095, &evicted), 0);
+	kvt_test_equal(evicted, 0);
+	kvt_test_equal(kvt_remove(other, namespaces[1], keys, 160), 0);
+	kvt_test_equal(kvt_reset(other), 0);
+	kvt_test_equal(kvt_alloc(other, 64, more), 0);
+	pages = kvt_seq_pages(seq, &n_pages);
+	for (uint32_t i = 0; i < 20; i++)
+		kvt_test_check(kvt_test_page_right(&pool, PAGE, pages[i], 'k', keys, i));
+	fill_keys(keys, 16, 1);
+	kvt_test_equal(kvt_seq_commit(seq, 336, keys, 16, KVT_IDLE, 0), -ESTALE);
+	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_equal(kvt_free(other, more, 64, KVT_IDLE), 0);
+	kvt_test_equal(kvt_client_close(reader, KVT_IDLE), 0);
+	kvt_test_equal(kvt_client_close(other, KVT_IDLE), 0);
+	kvt_test_equal(kvt_test_settled(&daemon_).free_pages, 4095);
+	kvt_test_audit(&daemon_);
+}
+
+static int start(void **state)
+{
+	(void)state;
+	kvt_test_daemon_prepare(&daemon_, NULL);
+	kvt_test_daemon_start(&daemon_, NULL);
+	return 0;
+}
+
+static int stop(void **state)
+{
+	(void)state;
+	kvt_test_daemon_stop(&daemon_);
+	kvt_test_daemon_remove(&daemon_);
+	return 0;
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(
+			a_prefix_computed_by_one_process_is_reused_in_place_by_the_others, start,
+			stop),
+		cmocka_unit_test_setup_teardown(another_namespace_shares_nothing, start, stop),
+		cmocka_unit_test_setup_teardown(
+			a_prefix_computed_twice_is_stored_once_and_both_tables_stay_right, start,
+			stop),
+		cmocka_unit_test_setup_teardown(
+			the_last_page_goes_to_exactly_one_of_those_who_want_it, start, stop),
+		cmocka_unit_test_setup_teardown(a_locked_prefix_stays_readable_whatever_others_do,
+						start, stop),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
