@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/util.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kvtrunk.h"
+#if __has_include("kvtrunk_keys.h")
+#include "kvtrunk_keys.h"
+#endif
+
+void *kvt_tool_grow(void *old, size_t n, size_t element_bytes)
+{
+	void *grown = NULL;
+
+	if (n == 0)
+		n = 1;
+	if (element_bytes <= SIZE_MAX / n)
+		grown = realloc(old, n * element_bytes);
+	if (!grown) {
+		fprintf(stderr, "kvtctl: out of memory (%zu x %zu bytes)\n", n, element_bytes);
+		exit(KVT_EXIT_PROBLEM);
+	}
+	return grown;
+}
+
+char *kvt_tool_copy(const char *text, size_t bytes)
+{
+	char *copy = kvt_tool_grow(NULL, bytes + 1, 1);
+
+	memcpy(copy, text, bytes);
+	copy[bytes] = '\0';
+	return copy;
+}
+
+static void text_reserve(struct kvt_text *text, size_t n)
+{
+	if (text->room - text->used > n)
+		return;
+	text->room = text->room * 2 > text->used + n + 1 ? text->room * 2 : text->used + n + 256;
+	text->bytes = kvt_tool_grow(text->bytes, text->room, 1);
+}
+
+void kvt_text_add(struct kvt_text *text, const char *bytes, size_t n)
+{
+	text_reserve(text, n);
+	memcpy(text->bytes + text->used, bytes, n);
+	text->used += n;
+	text->bytes[text->used] = '\0';
+}
+
+static void text_vprint(struct kvt_text *text, const char *format, va_list arguments)
+{
+	va_list again;
+	int n;
+
+	va_copy(again, arguments);
+	n = vsnprintf(NULL, 0, format, again);
+	va_end(again);
+	if (n <= 0)
+		return;
+	text_reserve(text, (size_t)n);
+	vsnprintf(text->bytes + text->used, (size_t)n + 1, format, arguments);
+	text->used += (size_t)n;
+}
+
+void kvt_text_print(struct kvt_text *text, const char *format, ...)
+{
+	va_list arguments;
+
+	va_start(arguments, format);
+	text_vprint(text, format, arguments);
+	va_end(arguments);
+}
+
+void kvt_text_free(struct kvt_text *text)
+{
+	free(text->bytes);
+	*text = (struct kvt_text){ 0 };
+}
+
+/* Length of the UTF-8 sequence at `at`, 0 if there is none. */
+static size_t utf8_length(const unsigned char *at, size_t n)
+{
+	uint32_t code;
+	size_t length;
+
+	if (at[0] < 0x80)
+		return 1;
+	length = at[0] >= 0xf0 ? 4 : at[0] >= 0xe0 ? 3 : 2;
+	if (at[0] < 0xc2 || at[0] > 0xf4 || n < length)
+		return 0;
+	code = at[0] & (0x7fu >> length);
+	for (size_t i = 1; i < length; i++) {
+		if ((at[i] & 0xc0) != 0x80)
+			return 0;
+		code = code << 6 | (at[i] & 0x3f);
+	}
+	if ((length == 3 && code < 0x800) || (length == 4 && (code < 0x10000 || code > 0x10ffff)))
+		return 0;
+	return code >= 0xd800 && code <= 0xdfff ? 0 : length;
+}
+
+static void json_quote(struct kvt_text *text, const char *value, size_t bytes)
+{
+	const unsigned char *at = (const unsigned char *)value;
+
+	kvt_text_add(text, "\"", 1);
+	for (size_t i = 0; i < bytes;) {
+		size_t n = utf8_length(at + i, bytes - i);
+
+		if (n == 0) {
+			kvt_text_add(text, "\\ufffd", 6);
+			n = 1;
+		} else if (at[i] == '"' || at[i] == '\\') {
+			kvt_text_print(text, "\\%c", at[i]);
+		} else if (at[i] < 0x20 || at[i] == 0x7f) {
+			kvt_text_print(text, "\\u%04x", at[i]);
+		} else {
+			kvt_text_add(text, value + i, n);
+		}
+		i += n;
+	}
+	kvt_text_add(text, "\"", 1);
+}
+
+static void json_name(struct kvt_json *json, const char *name)
+{
+	if (json->comma)
+		kvt_text_add(&json->text, ",", 1);
+	json->comma = true;
+	if (!name)
+		return;
+	json_quote(&json->text, name, strlen(name));
+	kvt_text_add(&json->text, ":", 1);
+}
+
+void kvt_json_open(struct kvt_json *json, const char *name, char bracket)
+{
+	json_name(json, name);
+	kvt_text_add(&json->text, &bracket, 1);
+	json->comma = false;
+}
+
+void kvt_json_close(struct kvt_json *json, char bracket)
+{
+	kvt_text_add(&json->text, &bracket, 1);
+	json->comma = true;
+}
+
+void kvt_json_u64(struct kvt_json *json, const char *name, uint64_t value)
+{
+	json_name(json, name);
+	kvt_text_print(&json->text, "%llu", (unsigned long long)value);
+}
+
+void kvt_json_i64(struct kvt_json *json, const char *name, int64_t value)
+{
+	json_name(json, name);
+	kvt_text_print(&json->text, "%lld", (long long)value);
+}
+
+void kvt_json_seconds(struct kvt_json *json, const char *name, uint64_t ns)
+{
+	json_name(json, name);
+	kvt_text_print(&json->text, "%llu.%06llu", (unsigned long long)(ns / 1000000000),
+		       (unsigned long long)(ns % 1000000000 / 1000));
+}
+
+void kvt_json_bool(struct kvt_json *json, const char *name, bool value)
+{
+	json_name(json, name);
+	kvt_text_print(&json->text, "%s", value ? "true" : "false");
+}
+
+void kvt_json_null(struct kvt_json *json, const char *name)
+{
+	json_name(json, name);
+	kvt_text_add(&json->text, "null", 4);
+}
+
+void kvt_json_bytes(struct kvt_json *json, const char *name, const char *value, size_t bytes)
+{
+	json_name(json, name);
+	json_quote(&json->text, value, bytes);
+}
+
+void kvt_json_string(struct kvt_json *json, const char *name, const char *value)
+{
+	kvt_json_bytes(json, name, value, strlen(value));
+}
+
+void kvt_json_format(struct kvt_json *json, const char *name, const char *format, ...)
+{
+	struct kvt_text value = { 0 };
+	va_list arguments;
+
+	va_start(arguments, format);
+	text_vprint(&value, format, arguments);
+	va_end(arguments);
+	kvt_json_bytes(json, name, value.used ? value.bytes : "", value.used);
+	kvt_text_free(&value);
+}
+
+void kvt_json_u32_list(struct kvt_json *json, const char *name, const uint32_t *values, size_t n)
+{
+	kvt_json_open(json, name, '[');
+	for (size_t i = 0; i < n; i++) {
+		char digits[12], *at = digits + sizeof(digits);
+		uint32_t rest = values[i];
+
+		/* Lists have millions of elements: worth doing without printf. */
+		do
+			*--at = (char)('0' + rest % 10);
+		while ((rest /= 10) > 0);
+		if (i > 0)
+			*--at = ',';
+		kvt_text_add(&json->text, at, (size_t)(digits + sizeof(digits) - at));
+	}
+	kvt_json_close(json, ']');
+}
+
+int kvt_json_flush(struct kvt_json *json, FILE *to)
+{
+	size_t written;
+
+	kvt_text_add(&json->text, "\n", 1);
+	written = fwrite(json->text.bytes, 1, json->text.used, to);
+	if (fflush(to) != 0 || written != json->text.used)
+		return -EPIPE;
+	json->text.used = 0;
+	json->comma = false;
+	return 0;
+}
+
+void kvt_json_free(struct kvt_json *json)
+{
+	kvt_text_free(&json->text);
+}
+
+int kvt_number_parse(const char *text, size_t bytes, uint64_t max, uint64_t *ret_value)
+{
+	uint64_t value = 0;
+
+	if (bytes == 0)
+		return -EINVAL;
+	for (size_t i = 0; i < bytes; i++) {
+		unsigned int digit = (unsigned int)(unsigned char)text[i] - '0';
+
+		if (digit > 9)
+			return -EINVAL;
+		if (value > UINT64_MAX / 10 || value * 10 > UINT64_MAX - digit)
+			return -ERANGE;
+		value = value * 10 + digit;
+	}
+	if (value > max)
+		return -ERANGE;
+	*ret_value = value;
+	return 0;
+}
+
+const char *kvt_age_text(uint64_t ns, char *buffer, size_t bytes)
+{
+	double s = (double)ns / 1e9;
+
+	if (s < 1e-3)
+		snprintf(buffer, bytes, "%.0f us", s * 1e6);
+	else if (s < 1)
+		snprintf(buffer, bytes, "%.0f ms", s * 1e3);
+	else if (s < 120)
+		snprintf(buffer, bytes, "%.1f s", s);
+	else if (s < 7200)
+		snprintf(buffer, bytes, "%.0f min", s / 60);
+	else
+		snprintf(buffer, bytes, "%.1f h", s / 3600);
+	return buffer;
+}
+
+const char *kvt_size_text(uint64_t size_bytes, char *buffer, size_t bytes)
+{
+	static const char *const units[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB" };
+	double size = (double)size_bytes;
+	size_t unit = 0;
+
+	while (size >= 1024 && unit + 1 < sizeof(units) / sizeof(units[0])) {
+		size /= 1024;
+		unit++;
+	}
+	snprintf(buffer, bytes, unit && size < 100 ? "%.1f %s" : "%.0f %s", size, units[unit]);
+	return buffer;
+}

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_TOOLS_UTIL_H
+#define KVT_TOOLS_UTIL_H
+
+/**
+ * @file util.h
+ * What the parts of kvtctl share: growing text, JSON output, numbers, exit codes.
+ *
+ * Tools may end when memory is exhausted: kvt_tool_grow() says so and exits.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+/** Exit codes of every kvtctl command. */
+enum kvt_exit {
+	KVT_EXIT_OK = 0,
+	KVT_EXIT_PROBLEM = 1, /* a problem was found, or the daemon refused */
+	KVT_EXIT_USAGE = 2,
+	KVT_EXIT_CONNECT = 3, /* no daemon, or not one to talk to */
+};
+
+/** realloc() of n elements that ends the program when there is no memory. Never NULL for n > 0. */
+void *kvt_tool_grow(void *old, size_t n, size_t element_bytes);
+char *kvt_tool_copy(const char *text, size_t bytes);
+
+/** Text that grows. All zero is empty. */
+struct kvt_text {
+	char *bytes; /* NUL-terminated once something was added */
+	size_t used;
+	size_t room;
+};
+
+void kvt_text_add(struct kvt_text *text, const char *bytes, size_t n);
+void kvt_text_print(struct kvt_text *text, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+void kvt_text_free(struct kvt_text *text);
+
+/** One JSON value under construction. Members and elements get their commas by themselves.
+ * Strings may hold any bytes: what is not UTF-8 becomes U+FFFD. A `name` of NULL adds an element
+ * to a list (or the value itself). */
+struct kvt_json {
+	struct kvt_text text;
+	bool comma;
+};
+
+void kvt_json_open(struct kvt_json *json, const char *name, char bracket); /* '{' or '[' */
+void kvt_json_close(struct kvt_json *json, char bracket);                  /* '}' or ']' */
+void kvt_json_u64(struct kvt_json *json, const char *name, uint64_t value);
+void kvt_json_i64(struct kvt_json *json, const char *name, int64_t value);
+void kvt_json_seconds(struct kvt_json *json, const char *name, uint64_t ns);
+void kvt_json_bool(struct kvt_json *json, const char *name, bool value);
+void kvt_json_null(struct kvt_json *json, const char *name);
+void kvt_json_string(struct kvt_json *json, const char *name, const char *value);
+void kvt_json_bytes(struct kvt_json *json, const char *name, const char *value, size_t bytes);
+void kvt_json_format(struct kvt_json *json, const char *name, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+void kvt_json_u32_list(struct kvt_json *json, const char *name, const uint32_t *values, size_t n);
+/** Write it with a newline, flush, and start anew. 0 or -EPIPE and the like. */
+int kvt_json_flush(struct kvt_json *json, FILE *to);
+void kvt_json_free(struct kvt_json *json);
+
+/** Decimal digits only, all of `text`. -EINVAL, -ERANGE above `max`. */
+int kvt_number_parse(const char *text, size_t bytes, uint64_t max, uint64_t *ret_value);
+/** "1.5 s", "3 min", "2 h" into `buffer`, which is returned. */
+const char *kvt_age_text(uint64_t ns, char *buffer, size_t bytes);
+/** "1.5 GiB". */
+const char *kvt_size_text(uint64_t size_bytes, char *buffer, size_t bytes);
+
+struct kvt_client;
+
+/** `NAME`, `SALT/ADAPTER` or `#HEX` (the digest itself) to a digest. An empty text is the
+ * namespace without salt and adapter. -EINVAL with a sentence in why. */
+int kvt_namespace_parse(const char *text, uint64_t ret_digest[2], char *why, size_t why_bytes);
+
+#endif
