@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/trace.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tools/trace_read.h"
+
+#define DEFAULT_USERS 16u
+#define DEFAULT_SESSIONS 64u
+
+/* Kinds of identity go into the key function so that a head, a block, a tail and an answer with
+ * the same numbers never give the same keys. */
+enum key_kind {
+	KIND_HEAD = 1,
+	KIND_BLOCK = 2,
+	KIND_TAIL = 3,
+	KIND_OUTPUT = 4,
+};
+
+int kvt_trace_format_parse(const char *name, uint32_t *ret_format)
+{
+	static const char *const names[] = { "mooncake", "agent", "jsonl", "generate" };
+
+	for (uint32_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		if (!strcmp(name, names[i])) {
+			*ret_format = i;
+			return 0;
+		}
+	}
+	return -EINVAL;
+}
+
+static int grow(void **array, uint32_t *capacity, size_t bytes)
+{
+	uint32_t wanted = *capacity ? *capacity * 2 : 1024;
+	void *larger = realloc(*array, wanted * bytes);
+
+	if (!larger)
+		return -ENOMEM;
+	*array = larger;
+	*capacity = wanted;
+	return 0;
+}
+
+int kvt_trace_builder_request(struct kvt_trace_builder *builder,
+			      const struct kvt_trace_request *request)
+{
+	int rc;
+
+	if (builder->n_requests == builder->requests_capacity) {
+		rc = grow((void **)&builder->requests, &builder->requests_capacity,
+			  sizeof(*request));
+		if (rc)
+			return rc;
+	}
+	builder->requests[builder->n_requests++] = *request;
+	return 0;
+}
+
+int kvt_trace_builder_run(struct kvt_trace_builder *builder, uint32_t first, uint32_t count)
+{
+	int rc;
+
+	if (builder->n_runs == builder->runs_capacity) {
+		rc = grow((void **)&builder->runs, &builder->runs_capacity,
+			  sizeof(*builder->runs));
+		if (rc)
+			return rc;
+	}
+	builder->runs[builder->n_runs++] = (struct kvt_trace_run){ first, count };
+	return 0;
+}
+
+/* ---- serving order ---- */
+
+/* Sessions as ranges of the file's requests, each sorted by time. */
+struct session_range {
+	uint32_t first;
+	uint32_t count;
+};
+
+/* One active user: where in which session, and when the next request is due. */
+struct user {
+	uint64_t due_us;
+	uint32_t session;
+	uint32_t next; /* inside the session */
+	uint32_t last; /* place in serving order of the one before, or KVT_TRACE_NONE */
+};
+
+static int by_session_and_time(const void *a, const void *b)
+{
+	const struct kvt_trace_request *x = a, *y = b;
+
+	if (x->session != y->session)
+		return x->session < y->session ? -1 : 1;
+	if (x->at_us != y->at_us)
+		return x->at_us < y->at_us ? -1 : 1;
+	return x->line < y->line ? -1 : 1;
+}
+
+static bool user_before(const struct user *users, uint32_t a, uint32_t b)
+{
+	if (users[a].due_us != users[b].due_us)
+		return users[a].due_us < users[b].due_us;
+	return a < b;
+}
+
+static void heap_sift(uint32_t *heap, uint32_t n, const struct user *users, uint32_t at)
+{
+	for (;;) {
+		uint32_t child = at * 2 + 1, keep = heap[at];
+
+		if (child >= n)
+			return;
+		if (child + 1 < n && user_before(users, heap[child + 1], heap[child]))
+			child++;
+		if (!user_before(users, heap[child], keep))
+			return;
+		heap[at] = heap[child];
+		heap[child] = keep;
+		at = child;
+	}
+}
+
+/* The earliest user sends its next request; then its due time moves on by the capped gap. A user
+ * who is done with a session starts the next one of the file at once. Returns false when there
+ * is no session left for it. */
+static bool user_advance(struct user *user, const struct session_range *sessions,
+			 uint32_t n_sessions, uint32_t *next_session,
+			 const struct kvt_trace_request *requests)
+{
+	const struct session_range *range = &sessions[user->session];
+	uint64_t gap;
+
+	if (++user->next == range->count) {
+		if (*next_session == n_sessions)
+			return false;
+		user->session = (*next_session)++;
+		user->next = 0;
+		return true;
+	}
+	gap = requests[range->first + user->next].at_us -
+	      requests[range->first + user->next - 1].at_us;
+	user->due_us += gap < KVT_TRACE_GAP_US ? gap : KVT_TRACE_GAP_US;
+	return true;
+}
+
+static int order_by_users(struct kvt_trace *trace, uint32_t n_users)
+{
+	uint32_t n = trace->n_requests, n_sessions = trace->n_sessions, next_session = 0, done = 0;
+	struct kvt_trace_request *ordered = calloc(n ? n : 1, sizeof(*ordered));
+	struct session_range *sessions = calloc(n_sessions ? n_sessions : 1, sizeof(*sessions));
+	struct user *users = calloc(n_users, sizeof(*users));
+	uint32_t *heap = calloc(n_users, sizeof(*heap)), heap_n = 0;
+	int rc = ordered && sessions && users && heap ? 0 : -ENOMEM;
+
+	if (rc)
+		goto out;
+	qsort(trace->requests, n, sizeof(*ordered), by_session_and_time);
+	for (uint32_t i = 0; i < n; i++) {
+		struct session_range *range = &sessions[trace->requests[i].session];
+
+		if (!range->count++)
+			range->first = i;
+	}
+	for (uint32_t u = 0; u < n_users && next_session < n_sessions; u++) {
+		users[u] = (struct user){ .session = next_session++, .last = KVT_TRACE_NONE };
+		heap[heap_n++] = u;
+	}
+	while (heap_n) {
+		struct user *user = &users[heap[0]];
+		struct kvt_trace_request *request = &ordered[done];
+
+		*request = trace->requests[sessions[user->session].first + user->next];
+		request->user = heap[0];
+		request->at_us = user->due_us;
+		request->previous = user->last;
+		user->last = done++;
+		if (!user_advance(user, sessions, n_sessions, &next_session, trace->requests))
+			heap[0] = heap[--heap_n];
+		heap_sift(heap, heap_n, users, 0);
+	}
+	free(trace->requests);
+	trace->requests = ordered;
+	ordered = NULL;
+out:
+	free(ordered);
+	free(sessions);
+	free(users);
+	free(heap);
+	return rc;
+}
+
+/* ---- loading ---- */
+
+/* Sessions that lost all their requests to the context limit must not be empty ranges. */
+static int renumber(struct kvt_trace *trace)
+{
+	uint32_t *number = malloc((trace->n_sessions + 1) * sizeof(*number));
+	uint32_t n = 0;
+
+	if (!number)
+		return -ENOMEM;
+	memset(number, 0xff, (trace->n_sessions + 1) * sizeof(*number));
+	for (uint32_t i = 0; i < trace->n_requests; i++) {
+		uint32_t *session = &trace->requests[i].session;
+
+		if (number[*session] == KVT_TRACE_NONE)
+			number[*session] = n++;
+		*session = number[*session];
+	}
+	trace->n_sessions = n;
+	free(number);
+	return 0;
+}
+
+static void leave_out_long(struct kvt_trace *trace, uint32_t context)
+{
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < trace->n_requests; i++) {
+		const struct kvt_trace_request *request = &trace->requests[i];
+
+		if (context && (uint64_t)request->input + request->output > context)
+			continue;
+		trace->requests[kept++] = *request;
+	}
+	trace->left_out = trace->n_requests - kept;
+	trace->n_requests = kept;
+}
+
+static int finish(struct kvt_trace *trace, const struct kvt_trace_options *options)
+{
+	bool users = options->format == KVT_TRACE_AGENT || options->format == KVT_TRACE_GENERATE;
+	int rc;
+
+	leave_out_long(trace, options->context);
+	rc = renumber(trace);
+	if (rc)
+		return rc;
+	if (users) {
+		trace->n_users = options->users ? options->users : DEFAULT_USERS;
+		rc = order_by_users(trace, trace->n_users);
+		if (rc)
+			return rc;
+	}
+	if (options->requests && options->requests < trace->n_requests)
+		trace->n_requests = options->requests;
+	for (uint32_t i = 0; i < trace->n_requests; i++) {
+		const struct kvt_trace_request *request = &trace->requests[i];
+
+		trace->input_positions += request->input;
+		if (request->input > trace->max_input)
+			trace->max_input = request->input;
+		if (request->output > trace->max_output)
+			trace->max_output = request->output;
+	}
+	return 0;
+}
+
+int kvt_trace_load(const struct kvt_trace_options *options, struct kvt_trace **ret_trace,
+		   char *why, size_t why_bytes)
+{
+	struct kvt_trace_builder builder = { 0 };
+	struct kvt_trace *trace = calloc(1, sizeof(*trace));
+	int rc;
+
+	if (!trace)
+		return -ENOMEM;
+	trace->seed = options->seed;
+	trace->block = options->format == KVT_TRACE_MOONCAKE ? 512 : 64;
+	if (options->format == KVT_TRACE_JSONL) {
+		trace->block = 1;
+		trace->literal = true;
+	}
+	if (options->format == KVT_TRACE_GENERATE)
+		rc = kvt_trace_generate(&builder, options->seed,
+					options->sessions ? options->sessions : DEFAULT_SESSIONS);
+	else
+		rc = kvt_trace_read(&builder, options->format, options->path, why, why_bytes);
+	trace->requests = builder.requests;
+	trace->runs = builder.runs;
+	trace->n_requests = builder.n_requests;
+	trace->n_runs = builder.n_runs;
+	trace->n_sessions = builder.n_sessions;
+	trace->n_streams = builder.n_streams;
+	trace->n_heads = builder.n_heads;
+	if (!rc)
+		rc = finish(trace, options);
+	if (rc == -ENOMEM)
+		snprintf(why, why_bytes, "out of memory while loading the trace");
+	if (rc) {
+		kvt_trace_free(trace);
+		return rc;
+	}
+	*ret_trace = trace;
+	return 0;
+}
+
+void kvt_trace_free(struct kvt_trace *trace)
+{
+	if (!trace)
+		return;
+	free(trace->requests);
+	free(trace->runs);
+	free(trace);
+}
+
+/* ---- keys ---- */
+
+static uint64_t identity(const struct kvt_trace *trace, enum key_kind kind, uint64_t scope,
+			 uint64_t id)
+{
+	return kvt_trace_mix(kvt_trace_mix(trace->seed ^ ((uint64_t)kind << 56) ^ scope) ^ id);
+}
+
+/* Text keys have the top bit clear. */
+static uint32_t key_at(uint64_t who, uint32_t place)
+{
+	return (uint32_t)(kvt_trace_mix(who + place) >> 33);
+}
+
+static void fill(uint64_t who, uint32_t place, uint32_t n, uint32_t *ret_keys)
+{
+	for (uint32_t i = 0; i < n; i++)
+		ret_keys[i] = key_at(who, place + i);
+}
+
+/* Positions [from, to), all inside what the runs stand for. */
+static void block_keys(const struct kvt_trace *trace, const struct kvt_trace_request *request,
+		       uint32_t from, uint32_t to, uint32_t *ret_keys)
+{
+	const struct kvt_trace_run *run = &trace->runs[request->first_run];
+	uint32_t block = trace->block, start = 0;
+
+	for (uint32_t at = from; at < to;) {
+		uint32_t index = at / block, place = at % block, n = block - place, id;
+
+		while (index - start >= run->count) {
+			start += run->count;
+			run++;
+		}
+		if (n > to - at)
+			n = to - at;
+		id = run->first + (index - start);
+		if (trace->literal)
+			ret_keys[at - from] = id;
+		else
+			fill(identity(trace, KIND_BLOCK, request->scope, id), place, n,
+			     ret_keys + (at - from));
+		at += n;
+	}
+}
+
+void kvt_trace_keys(const struct kvt_trace *trace, const struct kvt_trace_request *request,
+		    uint32_t from, uint32_t to, uint32_t *ret_keys)
+{
+	uint32_t at = from, end;
+
+	if (at < request->head) {
+		end = to < request->head ? to : request->head;
+		fill(identity(trace, KIND_HEAD, 0, request->head_id), at, end - at, ret_keys);
+		at = end;
+	}
+	if (at < to && at < request->covered) {
+		end = to < request->covered ? to : request->covered;
+		block_keys(trace, request, at, end, ret_keys + (at - from));
+		at = end;
+	}
+	if (at < to)
+		fill(identity(trace, KIND_TAIL, request->scope, request->line), at, to - at,
+		     ret_keys + (at - from));
+}
+
+void kvt_trace_output_keys(const struct kvt_trace *trace, const struct kvt_trace_request *request,
+			   uint32_t from, uint32_t to, uint32_t *ret_keys)
+{
+	fill(identity(trace, KIND_OUTPUT, request->scope, request->line), from, to - from, ret_keys);
+}
+
+/* Leading ids that two lists of runs have in common. */
+static uint64_t common_ids(const struct kvt_trace *trace, const struct kvt_trace_request *a,
+			   const struct kvt_trace_request *b)
+{
+	const struct kvt_trace_run *x = &trace->runs[a->first_run], *y = &trace->runs[b->first_run];
+	uint32_t i = 0, j = 0, in_x = 0, in_y = 0;
+	uint64_t ids = 0;
+
+	while (i < a->n_runs && j < b->n_runs) {
+		uint32_t left_x = x[i].count - in_x, left_y = y[j].count - in_y;
+		uint32_t n = left_x < left_y ? left_x : left_y;
+
+		if (x[i].first + in_x != y[j].first + in_y)
+			break;
+		ids += n;
+		in_x += n;
+		in_y += n;
+		if (in_x == x[i].count) {
+			i++;
+			in_x = 0;
+		}
+		if (in_y == y[j].count) {
+			j++;
+			in_y = 0;
+		}
+	}
+	return ids;
+}
+
+static uint32_t min_u32(uint32_t a, uint32_t b)
+{
+	return a < b ? a : b;
+}
+
+uint32_t kvt_trace_common(const struct kvt_trace *trace, const struct kvt_trace_request *a,
+			  const struct kvt_trace_request *b)
+{
+	uint32_t limit = min_u32(min_u32(a->covered, a->input), min_u32(b->covered, b->input));
+	uint32_t common = 0;
+	uint64_t blocks;
+
+	if (a->head || b->head) {
+		if (a->head_id != b->head_id || a->head != b->head)
+			return a->head_id == b->head_id ? min_u32(a->head, b->head) : 0;
+		common = min_u32(a->head, limit);
+	}
+	if (a->scope != b->scope)
+		return common;
+	blocks = common_ids(trace, a, b) * trace->block;
+	if (blocks > common)
+		common = blocks < limit ? (uint32_t)blocks : limit;
+	return common;
+}
