@@ -2,10 +2,11 @@
 /*
  * kvt_kernels.h: attention on paged KV, for CPUs and CUDA devices.
  *
- * The library (libkvtkernels) has three operations. kvt_attn_append_prefill() computes attention of new
- * positions over KV that lies in pages, cached and new positions alike. kvt_attn_kv_append() writes K and V
- * of new positions into pages. kvt_attn_page_copy() copies the beginning of pages into other pages. The
- * library knows how KV lies in pages. It knows neither trees nor sessions, and it needs nothing but libc.
+ * The library (libkvtkernels) has three operations. kvt_attn_append_prefill() computes attention
+ * of new positions over KV that lies in pages, cached and new positions alike.
+ * kvt_attn_kv_append() writes K and V of new positions into pages. kvt_attn_page_copy() copies
+ * the beginning of pages into other pages. The library knows how KV lies in pages. It knows
+ * neither trees nor sessions, and it needs nothing but libc.
  *
  *
  * Words
@@ -19,39 +20,42 @@
  *
  * Same bits, warm or cold
  *
- * The result for one query position is a function of its query vector, of the K and V it may see, and of the
- * scale. It is the same to the last bit however much was cached, however the prompt was cut into chunks,
- * whatever else is in the batch, at whichever pages the positions lie, in whichever layout and page size,
- * with however many threads, and by decode (q = 1) as by prefill. So logits computed from a cached prefix
- * equal those computed without.
+ * The result for one query position is a function of its query vector, of the K and V it may see,
+ * and of the scale. It is the same to the last bit however much was cached, however the prompt
+ * was cut into chunks, whatever else is in the batch, at whichever pages the positions lie, in
+ * whichever layout and page size, with however many threads, and by decode (q = 1) as by prefill.
+ * So logits computed from a cached prefix equal those computed without.
  *
- * To keep this, positions are reduced in units of KVT_ATTN_UNIT, and units are merged in groups of
- * KVT_ATTN_GROUP, both counted from position 0 of the sequence, always in ascending order. Work is
- * handed out in whole units.
+ * To keep this, positions are reduced in units of KVT_ATTN_UNIT, and units are merged in groups
+ * of KVT_ATTN_GROUP, both counted from position 0 of the sequence, always in ascending order.
+ * Work is handed out in whole units.
  *
- * The promise holds for one code path (kvt_attn_isa, or one CUDA binary) and one set of element types. Two
- * different paths differ in rounding. A region that is cut by the end of k (see kvt_attn_region) is seen
- * only as far as k, so there chunking changes what is asked for, and with it the result.
+ * The promise holds for one code path (kvt_attn_isa, or one CUDA binary) and one set of element
+ * types. Two different paths differ in rounding. A region that is cut by the end of k (see
+ * kvt_attn_region) is seen only as far as k, so there chunking changes what is asked for, and
+ * with it the result.
  *
  *
  * What is never read
  *
- * Positions from k on are never read, though their page is there: they may hold NaN or anything else. A
- * position that a query may not see has no influence on it, even if its K or V is not finite. No byte
- * outside of head_dim elements of a valid position is read, so a pool may end with the last of them.
+ * Positions from k on are never read, though their page is there: they may hold NaN or anything
+ * else. A position that a query may not see has no influence on it, even if its K or V is not
+ * finite. No byte outside of head_dim elements of a valid position is read, so a pool may end
+ * with the last of them.
  *
  *
  * Errors
  *
- * Functions return 0 or a negative errno. On a failure nothing has been written. kvt_attn_error_text() then
- * gives one line with cause and cure. The library never logs and never exits.
+ * Functions return 0 or a negative errno. On a failure nothing has been written.
+ * kvt_attn_error_text() then gives one line with cause and cure. The library never logs and never
+ * exits.
  *
  *
  * Threads
  *
- * A context runs one operation at a time: calls from several threads wait for each other. Different
- * contexts are independent. There is no other state: the library has no globals. A context does not survive
- * fork() in the child; open another there.
+ * A context runs one operation at a time: calls from several threads wait for each other.
+ * Different contexts are independent. There is no other state: the library has no globals. A
+ * context does not survive fork() in the child; open another there.
  *
  *
  * Example: one sequence, 100 cached positions and 28 new ones, fp32
@@ -82,13 +86,17 @@
 extern "C" {
 #endif
 
-/* Raised by an incompatible change of this header. kvt_attn_abi() tells what the library was built with. */
+/*
+ * Raised by an incompatible change of this header. kvt_attn_abi() tells what the library was
+ * built with.
+ */
 #define KVT_ATTN_ABI 1
 
 /*
- * Positions that are reduced at once, and positions whose units are merged before they are merged into the
- * result. 1,024 makes the merge cost less than a hundredth of the products at head_dim 128; 8,192 keeps
- * a long decode parallel with few partial results. Part of the result's definition: a change changes bits.
+ * Positions that are reduced at once, and positions whose units are merged before they are merged
+ * into the result. 1,024 makes the merge cost less than a hundredth of the products at head_dim
+ * 128; 8,192 keeps a long decode parallel with few partial results. Part of the result's
+ * definition: a change changes bits.
  */
 #define KVT_ATTN_UNIT 1024
 #define KVT_ATTN_GROUP 8192
@@ -100,7 +108,10 @@ extern "C" {
 #define KVT_ATTN_POSITIONS_MAX 0x40000000u
 #define KVT_ATTN_THREADS_MAX 1024
 
-/* Element types. Numbers are little endian; F8_E4M3 is the "fn" kind: no infinities, 0x7f and 0xff are NaN. */
+/*
+ * Element types. Numbers are little endian; F8_E4M3 is the "fn" kind: no infinities, 0x7f and
+ * 0xff are NaN.
+ */
 enum kvt_attn_type {
 	KVT_ATTN_F32 = 0,
 	KVT_ATTN_F16 = 1,
@@ -124,7 +135,10 @@ enum kvt_attn_order {
 	KVT_ATTN_PAGE_MAJOR = 1,
 };
 
-/* CPU code paths. AUTO is the best that this CPU has. Each has every feature; they differ in speed and rounding. */
+/*
+ * CPU code paths. AUTO is the best that this CPU has. Each has every feature; they differ in
+ * speed and rounding.
+ */
 enum kvt_attn_isa {
 	KVT_ATTN_ISA_AUTO = 0,
 	KVT_ATTN_ISA_PORTABLE = 1, /* any CPU; 128-bit vectors by the compiler */
@@ -151,11 +165,11 @@ struct kvt_attn_geometry {
 };
 
 /*
- * One layer of a pool. kvt_attn_geometry_view() makes one; a caller with another layout fills it in itself.
- * The element of dimension x, position t in page p, KV head h, lies at
- * k + p * page_stride_bytes + h * head_stride_bytes + t * position_stride_bytes + x * (size of type),
- * likewise from v. Pointers and strides are multiples of the element size; elements of a head are contiguous.
- * Pointers belong to the caller, and are of the context's device.
+ * One layer of a pool. kvt_attn_geometry_view() makes one; a caller with another layout fills it
+ * in itself. The element of dimension x, position t in page p, KV head h, lies at k + p *
+ * page_stride_bytes + h * head_stride_bytes + t * position_stride_bytes + x * (size of type),
+ * likewise from v. Pointers and strides are multiples of the element size; elements of a head are
+ * contiguous. Pointers belong to the caller, and are of the context's device.
  */
 struct kvt_attn_view {
 	void *k;
@@ -173,10 +187,10 @@ struct kvt_attn_view {
 };
 
 /*
- * Positions [start, end) that see each other in both directions, such as an image's. A query in a region sees
- * the positions 0 .. end - 1, but never beyond k; a query outside of all regions sees 0 .. its own position.
- * Regions of a sequence are in ascending order and do not overlap. They may begin at 0, begin before the
- * first query, and end after k.
+ * Positions [start, end) that see each other in both directions, such as an image's. A query in a
+ * region sees the positions 0 .. end - 1, but never beyond k; a query outside of all regions sees
+ * 0 .. its own position. Regions of a sequence are in ascending order and do not overlap. They
+ * may begin at 0, begin before the first query, and end after k.
  */
 struct kvt_attn_region {
 	uint32_t start;
@@ -198,10 +212,11 @@ struct kvt_attn_sequence {
  *
  *   out = softmax(scale * q K^T) V over the positions that the query may see
  *
- * q and out have one row for each query position of each sequence in order (so rows of sequence i begin behind
- * those of i - 1), n_q_heads heads a row, head_dim elements a head. Strides in bytes; 0 means "contiguous":
- * [row][head][dim]. Sums are in fp32 (on bf16 paths, weights are rounded to bf16 before they meet V).
- * out may be q's own memory, if types and strides are equal; it must not overlap anything else.
+ * q and out have one row for each query position of each sequence in order (so rows of sequence i
+ * begin behind those of i - 1), n_q_heads heads a row, head_dim elements a head. Strides in
+ * bytes; 0 means "contiguous": [row][head][dim]. Sums are in fp32 (on bf16 paths, weights are
+ * rounded to bf16 before they meet V). out may be q's own memory, if types and strides are equal;
+ * it must not overlap anything else.
  */
 struct kvt_attn_prefill {
 	struct kvt_attn_view kv;
@@ -223,10 +238,11 @@ struct kvt_attn_prefill {
 #define KVT_ATTN_NO_SLOT UINT64_MAX
 
 /*
- * K and V of n_positions new positions, [position][kv head][dim], to be written to slots[i] of the pages.
- * Strides in bytes; 0 means "contiguous". Conversion rounds to nearest even; to fp8, the value is divided by the
- * scale, and what is too large becomes +-448. Two positions with the same slot leave either of them there.
- * (RoPE, where the model has it, was applied by the caller.)
+ * K and V of n_positions new positions, [position][kv head][dim], to be written to slots[i] of
+ * the pages. Strides in bytes; 0 means "contiguous". Conversion rounds to nearest even; to fp8,
+ * the value is divided by the scale, and what is too large becomes +-448. Two positions with the
+ * same slot leave either of them there. (RoPE, where the model has it, was applied by the
+ * caller.)
  */
 struct kvt_attn_append {
 	struct kvt_attn_view kv;
@@ -246,19 +262,22 @@ struct kvt_attn_copy {
 	uint32_t n_positions;
 };
 
-/* All zero is a good choice: the CPU, its best path, a thread for each core of the affinity mask. */
+/*
+ * All zero is a good choice: the CPU, its best path, a thread for each core of the affinity mask.
+ */
 struct kvt_attn_options {
 	uint32_t device; /* enum kvt_attn_device */
 	uint32_t device_index; /* CUDA ordinal */
 	/*
-	 * CPU. Threads that compute, the caller's included; 0: one for each CPU the caller may run on. If isa is
-	 * AUTO and the environment has KVT_ATTN_ISA (portable, avx2, avx512, avx512_bf16), that is taken.
+	 * CPU. Threads that compute, the caller's included; 0: one for each CPU the caller may
+	 * run on. If isa is AUTO and the environment has KVT_ATTN_ISA (portable, avx2, avx512,
+	 * avx512_bf16), that is taken.
 	 */
 	uint32_t n_threads;
 	uint32_t isa; /* enum kvt_attn_isa */
 	/*
-	 * How much memory partial results may take, in bytes; 0: 256 MiB. Less of it means less parallel work
-	 * for long contexts, never another result.
+	 * How much memory partial results may take, in bytes; 0: 256 MiB. Less of it means less
+	 * parallel work for long contexts, never another result.
 	 */
 	uint64_t scratch_bytes;
 };
@@ -269,8 +288,8 @@ struct kvt_attn_context;
 int kvt_attn_abi(void);
 
 /*
- * Open a context. options may be NULL, like all zero. On failure *ret_context is untouched, and if error_text is
- * not NULL it gets one line (cut at error_text_bytes) with cause and cure.
+ * Open a context. options may be NULL, like all zero. On failure *ret_context is untouched, and
+ * if error_text is not NULL it gets one line (cut at error_text_bytes) with cause and cure.
  *   -EINVAL   a field is out of range, or KVT_ATTN_ISA names no path
  *   -ENOTSUP  this CPU lacks the path; this build or this device has no CUDA kernels
  *   -ENODEV   no NVIDIA driver, or no such device
@@ -282,32 +301,42 @@ int kvt_attn_open(const struct kvt_attn_options *options, struct kvt_attn_contex
 /* Close a context: threads end, memory is freed. NULL is fine. No call may be running. */
 void kvt_attn_close(struct kvt_attn_context *context);
 
-/* What the context runs, such as "cpu avx512_bf16, 2 threads" or "cuda 0, sm_90: sm_90a binary, mma.sync". */
+/*
+ * What the context runs, such as "cpu avx512_bf16, 2 threads" or "cuda 0, sm_90: sm_90a binary,
+ * mma.sync".
+ */
 const char *kvt_attn_describe(const struct kvt_attn_context *context);
 
 /* The CPU path (enum kvt_attn_isa) that runs; AUTO for a CUDA context. */
 int kvt_attn_context_isa(const struct kvt_attn_context *context);
 
-/* Cause and cure of the last call that failed on this context; "" if none did. Valid until the next call. */
+/*
+ * Cause and cure of the last call that failed on this context; "" if none did. Valid until the
+ * next call.
+ */
 const char *kvt_attn_error_text(const struct kvt_attn_context *context);
 
 /* Bytes of one element, or -EINVAL if type is none. */
 int kvt_attn_type_bytes(uint32_t type);
 
-/* Bytes of a slab with this geometry. -EINVAL: a field is out of range. -EOVERFLOW: more than 2^63 - 1. */
+/*
+ * Bytes of a slab with this geometry. -EINVAL: a field is out of range. -EOVERFLOW: more than
+ * 2^63 - 1.
+ */
 int kvt_attn_geometry_bytes(const struct kvt_attn_geometry *geometry, uint64_t *ret_bytes);
 
 /*
- * One layer of a slab. Scales are set to 1. -EINVAL: as above, or no such layer; -ERANGE: the slab is too small;
- * it needs kvt_attn_geometry_bytes().
+ * One layer of a slab. Scales are set to 1. -EINVAL: as above, or no such layer; -ERANGE: the
+ * slab is too small; it needs kvt_attn_geometry_bytes().
  */
 int kvt_attn_geometry_view(const struct kvt_attn_geometry *geometry, void *slab, uint64_t slab_bytes,
 			   uint32_t layer, struct kvt_attn_view *ret_view);
 
 /*
- * The three operations. On a CPU they are done when they return, and stream is NULL. On a CUDA device they are
- * queued on stream (a CUstream; NULL is the default stream), host arrays may be reused at once, and errors of the
- * device itself are found where the caller synchronizes. Everything is checked before anything is written:
+ * The three operations. On a CPU they are done when they return, and stream is NULL. On a CUDA
+ * device they are queued on stream (a CUstream; NULL is the default stream), host arrays may be
+ * reused at once, and errors of the device itself are found where the caller synchronizes.
+ * Everything is checked before anything is written:
  *   -EINVAL   a value is out of range, or pointers and counts contradict each other
  *   -ENOTSUP  this combination of types is not there (CUDA only)
  *   -ENOMEM   no memory for partial results
@@ -319,8 +348,9 @@ int kvt_attn_kv_append(struct kvt_attn_context *context, const struct kvt_attn_a
 		       void *stream);
 
 /*
- * Copy pages in each of n_views layers (views of one pool: the same page size, heads, head dim and type). Copies of
- * one call must not depend on each other: no target is another's source or target.
+ * Copy pages in each of n_views layers (views of one pool: the same page size, heads, head dim
+ * and type). Copies of one call must not depend on each other: no target is another's source or
+ * target.
  */
 int kvt_attn_page_copy(struct kvt_attn_context *context, const struct kvt_attn_view *views,
 		       uint32_t n_views, const struct kvt_attn_copy *copies, uint32_t n_copies,

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Cutting a batch into jobs for CPU threads.
+ *
+ * Rows of one sequence and KV head are cut into blocks of at most KVT_JOB_ROWS. A block is one
+ * job if it is small beside a thread's share of the batch; else a job for each group of units, or
+ * for each unit, and the job that ends last merges their partial results. How it is cut has no
+ * influence on the result: units are merged in groups, and groups into the result, always in the
+ * same order. See attention.inc.h.
+ */
+
+#include <errno.h>
+#include <fenv.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert.h"
+#include "internal.h"
+
+/* Jobs per thread that are wanted, so that threads end at about the same time. */
+#define JOBS_PER_THREAD 8
+
+/* What reading and packing a unit costs, in rows' work. */
+#define PACK_ROWS 8
+
+/* Below this many row units a thread would be woken for less time than waking takes. */
+#define ALONE_COST 64
+
+struct batch {
+	struct kvt_attn_context *context;
+	const struct kvt_attn_prefill *prefill;
+	const struct kvt_path *path;
+	struct kvt_row_block *blocks;
+	struct kvt_job *jobs;
+	uint64_t n_blocks;
+	uint64_t n_jobs;
+	uint64_t cost;
+	uint64_t cost_of_job; /* wanted, at most */
+	uint64_t partial_floats;
+	uint64_t partial_floats_max;
+};
+
+static uint32_t ceil_divide(uint64_t n, uint64_t by)
+{
+	return (uint32_t)((n + by - 1) / by);
+}
+
+static uint64_t block_cost(const struct kvt_row_block *block, uint32_t n_units)
+{
+	return (uint64_t)(block->n_rows + PACK_ROWS) * n_units;
+}
+
+/*
+ * bf16 products are exact only where both sides fit into bf16, so that fp8 KV joins bf16 queries,
+ * and all else is multiplied as floats.
+ */
+static const struct kvt_path *path_choose(const struct kvt_attn_context *context,
+					  const struct kvt_attn_prefill *prefill)
+{
+	uint32_t type = prefill->kv.type;
+
+	if (prefill->q_type == KVT_ATTN_BF16 && (type == KVT_ATTN_BF16 || type == KVT_ATTN_F8_E4M3))
+		return context->paths.bf16;
+	return context->paths.f32;
+}
+
+/* How many blocks the rows of one sequence and KV head make. Rows: at most 2^30 * 2^12. */
+static uint64_t sequence_blocks(const struct kvt_attn_prefill *prefill,
+				const struct kvt_attn_sequence *sequence)
+{
+	uint64_t group_heads = prefill->n_q_heads / prefill->kv.n_kv_heads;
+
+	return (sequence->n_queries * group_heads + KVT_JOB_ROWS - 1) / KVT_JOB_ROWS;
+}
+
+/* The limits of all queries, and the number of blocks. */
+static int batch_measure(struct batch *batch)
+{
+	struct kvt_attn_context *context = batch->context;
+	const struct kvt_attn_prefill *prefill = batch->prefill;
+	uint64_t n_queries = 0;
+	uint32_t *limits;
+
+	batch->n_blocks = 0;
+	for (uint32_t i = 0; i < prefill->n_sequences; i++) {
+		n_queries += prefill->sequences[i].n_queries;
+		batch->n_blocks += sequence_blocks(prefill, &prefill->sequences[i]) *
+			prefill->kv.n_kv_heads;
+	}
+	if (kvt_buffer_reserve(&context->limits, n_queries * sizeof *limits) ||
+	    kvt_buffer_reserve(&context->blocks, batch->n_blocks * sizeof *batch->blocks))
+		return kvt_attn_fail(context, -ENOMEM, "no memory for a batch of %llu queries",
+				     (unsigned long long)n_queries);
+	limits = context->limits.data;
+	for (uint32_t i = 0; i < prefill->n_sequences; i++) {
+		if (!prefill->sequences[i].n_queries)
+			continue;
+		kvt_sequence_limits(&prefill->sequences[i], limits);
+		limits += prefill->sequences[i].n_queries;
+	}
+	return 0;
+}
+
+static void sequence_cut(struct batch *batch, const struct kvt_attn_sequence *sequence,
+			 const uint32_t *limits, uint64_t first_token, struct kvt_row_block **next)
+{
+	const struct kvt_attn_prefill *prefill = batch->prefill;
+	uint32_t group_heads = prefill->n_q_heads / prefill->kv.n_kv_heads;
+	uint64_t n_rows = (uint64_t)sequence->n_queries * group_heads;
+	uint64_t n_blocks = sequence_blocks(prefill, sequence);
+
+	for (uint32_t head = 0; head < prefill->kv.n_kv_heads; head++) {
+		for (uint64_t i = 0; i < n_blocks; i++) {
+			uint64_t first = n_rows * i / n_blocks;
+			uint64_t end = n_rows * (i + 1) / n_blocks;
+			struct kvt_row_block *block = (*next)++;
+
+			*block = (struct kvt_row_block){
+				.prefill = prefill,
+				.sequence = sequence,
+				.limits = limits + first / group_heads,
+				.first_token = first_token + first / group_heads,
+				.kv_head = head,
+				.group_heads = group_heads,
+				.first_row = (uint32_t)(first % group_heads),
+				.n_rows = (uint32_t)(end - first),
+				.n_units = ceil_divide(limits[(end - 1) / group_heads], KVT_ATTN_UNIT),
+			};
+			batch->cost += block_cost(block, block->n_units);
+		}
+	}
+}
+
+static void batch_cut(struct batch *batch)
+{
+	const struct kvt_attn_prefill *prefill = batch->prefill;
+	const uint32_t *limits = batch->context->limits.data;
+	struct kvt_row_block *next = batch->context->blocks.data;
+	uint64_t token = 0;
+
+	batch->blocks = next;
+	batch->cost = 0;
+	for (uint32_t i = 0; i < prefill->n_sequences; i++) {
+		const struct kvt_attn_sequence *sequence = &prefill->sequences[i];
+
+		if (!sequence->n_queries)
+			continue;
+		sequence_cut(batch, sequence, limits, token, &next);
+		limits += sequence->n_queries;
+		token += sequence->n_queries;
+	}
+}
+
+/*
+ * Whether the block may be cut into spans, as far as memory goes; then that memory is spoken for.
+ */
+static bool span_fits(struct batch *batch, const struct kvt_row_block *block, uint32_t span_units)
+{
+	uint64_t padded = batch->path->padded_dim(batch->prefill->kv.head_dim);
+	uint64_t floats = ceil_divide(block->n_units, span_units) * (padded + 2) * block->n_rows;
+
+	if (batch->partial_floats + floats > batch->partial_floats_max)
+		return false;
+	batch->partial_floats += floats;
+	return true;
+}
+
+/* How many units a job of the block takes. */
+static uint32_t span_choose(struct batch *batch, const struct kvt_row_block *block)
+{
+	uint32_t whole = block->n_units;
+
+	if (block_cost(block, whole) <= batch->cost_of_job || whole == 1)
+		return whole;
+	if (block_cost(block, KVT_UNITS_PER_GROUP) <= batch->cost_of_job &&
+	    whole > KVT_UNITS_PER_GROUP && span_fits(batch, block, KVT_UNITS_PER_GROUP))
+		return KVT_UNITS_PER_GROUP;
+	if (span_fits(batch, block, 1))
+		return 1;
+	if (whole > KVT_UNITS_PER_GROUP && span_fits(batch, block, KVT_UNITS_PER_GROUP))
+		return KVT_UNITS_PER_GROUP;
+	return whole;
+}
+
+static void batch_spans(struct batch *batch)
+{
+	uint32_t n_threads = batch->context->pool.n_threads;
+
+	batch->cost_of_job = n_threads == 1 ? UINT64_MAX : batch->cost / n_threads / JOBS_PER_THREAD;
+	batch->partial_floats = 0;
+	batch->partial_floats_max = batch->context->scratch_bytes / sizeof(float);
+	batch->n_jobs = 0;
+	for (uint64_t i = 0; i < batch->n_blocks; i++) {
+		struct kvt_row_block *block = &batch->blocks[i];
+		uint32_t n_spans;
+
+		block->span_units = span_choose(batch, block);
+		n_spans = ceil_divide(block->n_units, block->span_units);
+		atomic_init(&block->n_jobs_left, n_spans);
+		batch->n_jobs += n_spans;
+	}
+}
+
+static int job_compare(const void *a, const void *b)
+{
+	const struct kvt_job *x = a, *y = b;
+
+	return x->cost > y->cost ? -1 : x->cost < y->cost;
+}
+
+/* The list of jobs, the longest first, so that threads end together. */
+static int batch_jobs(struct batch *batch)
+{
+	struct kvt_attn_context *context = batch->context;
+	uint64_t padded = batch->path->padded_dim(batch->prefill->kv.head_dim);
+	struct kvt_job *job;
+	float *partials;
+
+	if (kvt_buffer_reserve(&context->jobs, batch->n_jobs * sizeof *job) ||
+	    kvt_buffer_reserve(&context->partials, batch->partial_floats * sizeof *partials))
+		return kvt_attn_fail(context, -ENOMEM, "no memory for %llu jobs and %llu partial results: "
+				     "lower options.scratch_bytes", (unsigned long long)batch->n_jobs,
+				     (unsigned long long)batch->partial_floats);
+	batch->jobs = job = context->jobs.data;
+	partials = context->partials.data;
+	for (uint64_t i = 0; i < batch->n_blocks; i++) {
+		struct kvt_row_block *block = &batch->blocks[i];
+		uint32_t n_spans = ceil_divide(block->n_units, block->span_units);
+
+		block->partials = n_spans > 1 ? partials : NULL;
+		if (n_spans > 1)
+			partials += n_spans * (padded + 2) * block->n_rows;
+		for (uint32_t unit = 0; unit < block->n_units; unit += block->span_units) {
+			uint32_t left = block->n_units - unit;
+			uint32_t n_units = left < block->span_units ? left : block->span_units;
+
+			*job++ = (struct kvt_job){ block, unit, block_cost(block, n_units) };
+		}
+	}
+	if (context->pool.n_threads > 1)
+		qsort(batch->jobs, batch->n_jobs, sizeof *batch->jobs, job_compare);
+	return 0;
+}
+
+static int batch_workspaces(struct batch *batch)
+{
+	struct kvt_attn_context *context = batch->context;
+	size_t bytes = batch->path->workspace_bytes(batch->prefill->kv.head_dim);
+
+	for (uint32_t i = 0; i < context->pool.n_threads; i++) {
+		if (kvt_buffer_reserve(&context->workspaces[i], bytes))
+			return kvt_attn_fail(context, -ENOMEM, "no memory for a workspace of %zu bytes "
+					     "for each of %u threads: use fewer threads", bytes,
+					     context->pool.n_threads);
+	}
+	return 0;
+}
+
+static void job_item(void *argument, uint64_t item, uint32_t worker)
+{
+	struct batch *batch = argument;
+	struct kvt_job *job = &batch->jobs[item];
+	void *workspace = batch->context->workspaces[worker].data;
+	fenv_t callers;
+
+	/* Another rounding mode, or denormals taken for zero, would change bits. */
+	fegetenv(&callers);
+	fesetenv(FE_DFL_ENV);
+	batch->path->job_run(job, workspace);
+	/*
+	 * The last of the block's jobs sees what the others wrote: release by each, acquire by
+	 * the last.
+	 */
+	if (job->block->partials &&
+	    atomic_fetch_sub_explicit(&job->block->n_jobs_left, 1, memory_order_acq_rel) == 1)
+		batch->path->block_finish(job->block, workspace);
+	fesetenv(&callers);
+}
+
+int kvt_cpu_append_prefill(struct kvt_attn_context *context, const struct kvt_attn_prefill *prefill)
+{
+	struct batch batch = {
+		.context = context,
+		.prefill = prefill,
+		.path = path_choose(context, prefill),
+	};
+	int r = batch_measure(&batch);
+
+	if (r)
+		return r;
+	batch_cut(&batch);
+	batch_spans(&batch);
+	r = batch_jobs(&batch);
+	if (!r)
+		r = batch_workspaces(&batch);
+	if (r)
+		return r;
+	kvt_pool_run(&context->pool, job_item, &batch, batch.n_jobs, batch.cost < ALONE_COST);
+	return 0;
+}

@@ -1,0 +1,829 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Attention of one job, for any vector width. A path_*.c file defines the macros and functions
+ * listed below and includes this file, which defines the functions of a struct kvt_path.
+ *
+ *   vf, VW                     a vector of VW floats
+ *   element, STEP              what products are made of: one product step takes STEP elements of each side
+ *   GEMM_ROWS, GEMM_VECTORS    accumulators of the inner kernel: this many rows of this many vectors
+ *   TILE                       rows whose scores are held at a time
+ *   BLOCK                      positions whose scores are held at a time, a divisor of the unit
+ *   v_*                        float vector operations
+ *   vb, b_load, a_broadcast    a vector of VW steps, and one step in all lanes
+ *   dot(c, b, a)               c + product of one step, rounded as the instruction does
+ *   weights_store              2 * VW weights as elements
+ *   row_load, row_store        one row of head_dim elements to and from the caller's types
+ *   keys_pack, values_pack     pages to panels
+ *
+ * How results stay the same
+ *
+ *   Every number below is computed by a chain of operations that depends only on the row's own data and on absolute
+ *   positions: scores add dimensions in ascending order; maxima and sums go through the blocks of a
+ *   unit in order, a lane of a vector holding every VW-th position; outputs add positions in ascending order;
+ *   units and groups are merged in order. Which rows share a tile, how many rows or vectors an inner kernel has, and
+ *   which lane or thread computes, changes no chain. Positions that a row must not see add weight +0 to
+ *   its chain, which changes nothing (the last step, + 0, makes -0 and +0 the same).
+ *
+ * Panels
+ *
+ *   keys:    [BLOCK / PANEL_KEYS panels][steps of head_dim][PANEL_KEYS positions][STEP dimensions]
+ *   values:  [panels of 1 to GEMM_VECTORS vectors of dimensions][steps of positions][dimensions][STEP positions]
+ *   queries: [row][steps of head_dim][STEP], weights likewise [row][position]
+ */
+
+#define PANEL_KEYS (GEMM_VECTORS * VW)
+#define N_BLOCKS (KVT_ATTN_UNIT / BLOCK)
+#define STRIP (2 * VW)
+#define TILE_PADDED ((TILE + VW - 1) / VW * VW)
+#define INLINE static inline __attribute__((always_inline))
+
+_Static_assert(KVT_ATTN_UNIT % BLOCK == 0 && BLOCK % PANEL_KEYS == 0 && BLOCK % STRIP == 0 &&
+	       BLOCK <= KVT_ROWS_MAX, "a unit is whole blocks, a block whole panels and strips");
+
+/* Maxima, sums, outputs of some rows. */
+struct partial {
+	float *maxima;
+	float *sums;
+	float *outputs;
+};
+
+struct work {
+	const struct kvt_row_block *block;
+	const struct kvt_attn_view *kv;
+	uint32_t head_dim;
+	uint32_t key_steps; /* steps of one score */
+	uint32_t out_dim; /* head_dim, padded to whole vectors */
+	uint32_t n_panels; /* of output dimensions */
+	float log2_scale;
+
+	/* The unit at hand: its first position, and how many of it any row of the block sees. */
+	uint32_t unit_start;
+	uint32_t unit_keys;
+
+	element *queries; /* [KVT_JOB_ROWS][key_steps][STEP] */
+	element *keys; /* a unit, or a panel if the block is one tile */
+	element *values; /* likewise */
+	float *scores; /* [TILE][BLOCK] */
+	element *weights; /* [TILE][BLOCK]; the same memory as scores where elements are floats */
+	float *sum_lanes; /* [TILE][VW] */
+	float *factors; /* [TILE_PADDED] what a new maximum makes of older sums */
+	struct partial tile; /* TILE rows */
+	struct partial group; /* KVT_JOB_ROWS rows */
+	struct partial total; /* KVT_JOB_ROWS rows */
+	bool not_finite[N_BLOCKS];
+};
+
+static uint32_t padded_dim(uint32_t head_dim)
+{
+	return (head_dim + VW - 1) / VW * VW;
+}
+
+INLINE uint32_t minimum(uint32_t a, uint32_t b)
+{
+	return a < b ? a : b;
+}
+
+/* Share number i of n things cut into parts as equal as can be. */
+INLINE uint32_t share(uint32_t n, uint32_t parts, uint32_t i)
+{
+	return (uint32_t)((uint64_t)n * i / parts);
+}
+
+/* Memory */
+
+static void *carve(char **next, size_t bytes)
+{
+	void *data = *next;
+
+	*next += (bytes + KVT_CPU_ALIGN - 1) / KVT_CPU_ALIGN * KVT_CPU_ALIGN;
+	return data;
+}
+
+static void partial_carve(struct partial *partial, char **next, uint32_t n_rows, uint32_t out_dim)
+{
+	partial->maxima = carve(next, n_rows * sizeof(float));
+	partial->sums = carve(next, n_rows * sizeof(float));
+	partial->outputs = carve(next, (size_t)n_rows * out_dim * sizeof(float));
+}
+
+/* Lay out a workspace that begins at base; return its end. */
+static char *work_carve(struct work *work, char *base, uint32_t head_dim)
+{
+	char *next = base;
+
+	work->head_dim = head_dim;
+	work->key_steps = (head_dim + STEP - 1) / STEP;
+	work->out_dim = padded_dim(head_dim);
+	work->n_panels = (work->out_dim / VW + GEMM_VECTORS - 1) / GEMM_VECTORS;
+	work->queries = carve(&next, (size_t)KVT_JOB_ROWS * work->key_steps * STEP * sizeof(element));
+	work->keys = carve(&next, (size_t)KVT_ATTN_UNIT * work->key_steps * STEP * sizeof(element));
+	work->values = carve(&next, (size_t)KVT_ATTN_UNIT * work->out_dim * sizeof(element));
+	work->scores = carve(&next, (size_t)TILE * BLOCK * sizeof(float));
+	work->weights = (element *)(void *)work->scores;
+	if (sizeof(element) != sizeof(float))
+		work->weights = carve(&next, (size_t)TILE * BLOCK * sizeof(element));
+	work->sum_lanes = carve(&next, (size_t)TILE * VW * sizeof(float));
+	work->factors = carve(&next, TILE_PADDED * sizeof(float));
+	partial_carve(&work->tile, &next, TILE_PADDED, work->out_dim);
+	partial_carve(&work->group, &next, KVT_JOB_ROWS, work->out_dim);
+	partial_carve(&work->total, &next, KVT_JOB_ROWS, work->out_dim);
+	return next;
+}
+
+static size_t workspace_bytes(uint32_t head_dim)
+{
+	struct work work;
+	char base;
+
+	return (size_t)(work_carve(&work, &base, head_dim) - &base);
+}
+
+static void work_begin(struct work *work, const struct kvt_row_block *block, void *workspace)
+{
+	const struct kvt_attn_prefill *prefill = block->prefill;
+	float k_scale = prefill->kv.k_scale == 0 ? 1.0f : prefill->kv.k_scale;
+
+	work_carve(work, workspace, prefill->kv.head_dim);
+	work->block = block;
+	work->kv = &prefill->kv;
+	work->log2_scale = prefill->scale * k_scale * 1.44269504f;
+}
+
+/* Rows */
+
+/* How many positions a row of the block sees. */
+INLINE uint32_t row_limit(const struct kvt_row_block *block, uint32_t row)
+{
+	return block->limits[(block->first_row + row) / block->group_heads];
+}
+
+/* The first row that sees position start; n_rows if none does. Limits ascend. */
+static uint32_t row_first(const struct kvt_row_block *block, uint32_t start)
+{
+	uint32_t low = 0, high = block->n_rows;
+
+	while (low < high) {
+		uint32_t middle = low + (high - low) / 2;
+
+		if (row_limit(block, middle) > start)
+			high = middle;
+		else
+			low = middle + 1;
+	}
+	return low;
+}
+
+static size_t row_offset(const struct kvt_row_block *block, uint32_t row, uint64_t row_stride,
+			 uint64_t head_stride)
+{
+	uint32_t in_sequence = block->first_row + row;
+	uint64_t token = block->first_token + in_sequence / block->group_heads;
+	uint32_t head = block->kv_head * block->group_heads + in_sequence % block->group_heads;
+
+	return token * row_stride + head * head_stride;
+}
+
+static void queries_load(struct work *work)
+{
+	const struct kvt_row_block *block = work->block;
+	const struct kvt_attn_prefill *prefill = block->prefill;
+	const char *q = prefill->q;
+	size_t stride = (size_t)work->key_steps * STEP;
+
+	for (uint32_t row = 0; row < block->n_rows; row++) {
+		size_t offset = row_offset(block, row, prefill->q_row_stride_bytes,
+					   prefill->q_head_stride_bytes);
+
+		row_load(work->queries + row * stride, q + offset, work->head_dim, (uint32_t)stride,
+			 prefill->q_type);
+	}
+}
+
+static void rows_write(const struct work *work, const struct partial *result)
+{
+	const struct kvt_row_block *block = work->block;
+	const struct kvt_attn_prefill *prefill = block->prefill;
+	float v_scale = prefill->kv.v_scale == 0 ? 1.0f : prefill->kv.v_scale;
+	char *out = prefill->out;
+
+	for (uint32_t row = 0; row < block->n_rows; row++) {
+		float *output = result->outputs + (size_t)row * work->out_dim;
+		vf factor = v_set1(v_scale / result->sums[row]);
+		size_t offset = row_offset(block, row, prefill->out_row_stride_bytes,
+					   prefill->out_head_stride_bytes);
+
+		for (uint32_t i = 0; i < work->out_dim; i += VW)
+			v_store(output + i, v_add(v_mul(v_load(output + i), factor), v_zero()));
+		row_store(out + offset, output, work->head_dim, prefill->out_type);
+	}
+}
+
+/* Where the positions [start, end) lie in one plane; at most n_max of them. */
+static void rows_find(const struct work *work, const char *plane, uint32_t start, uint32_t end,
+		      uint32_t n_max, struct kvt_rows *ret_rows)
+{
+	const struct kvt_attn_view *kv = work->kv;
+	const uint32_t *pages = work->block->sequence->pages;
+	uint32_t page_size = kv->page_size;
+	uint32_t shift = (uint32_t)__builtin_ctz(page_size);
+	uint32_t n = start < end ? minimum(end - start, n_max) : 0;
+	uint32_t i = 0;
+
+	ret_rows->n = n;
+	if (!n)
+		return;
+	plane += work->block->kv_head * kv->head_stride_bytes;
+	while (i < n) {
+		uint32_t within = (start + i) & (page_size - 1);
+		uint32_t page_end = i + minimum(n - i, page_size - within);
+		const char *row = plane + pages[(start + i) >> shift] * kv->page_stride_bytes +
+			within * kv->position_stride_bytes;
+
+		for (; i < page_end; i++, row += kv->position_stride_bytes)
+			ret_rows->at[i] = row;
+	}
+}
+
+/* The inner kernel: c[rows][vectors] = (c or 0) + a b, steps in ascending order. */
+
+struct gemm {
+	const element *a;
+	size_t a_stride; /* elements from row to row */
+	const element *b;
+	size_t b_stride; /* elements from step to step */
+	uint32_t n_steps;
+	float *c;
+	size_t c_stride; /* floats from row to row */
+	bool add;
+};
+
+INLINE void gemm_body(const struct gemm *gemm, const uint32_t n_rows, const uint32_t n_vectors)
+{
+	const element *a = gemm->a;
+	const element *b = gemm->b;
+	const size_t a_stride = gemm->a_stride;
+	const size_t b_stride = gemm->b_stride;
+	vf c[GEMM_ROWS][GEMM_VECTORS];
+
+	UNROLL for (uint32_t r = 0; r < n_rows; r++)
+		UNROLL for (uint32_t v = 0; v < n_vectors; v++)
+			c[r][v] = gemm->add ? v_load(gemm->c + r * gemm->c_stride + v * VW) : v_zero();
+
+	for (uint32_t step = gemm->n_steps; step; step--) {
+		vb bv[GEMM_VECTORS];
+
+		UNROLL for (uint32_t v = 0; v < n_vectors; v++)
+			bv[v] = b_load(b + v * VW * STEP);
+		UNROLL for (uint32_t r = 0; r < n_rows; r++) {
+			vb av = a_broadcast(a + r * a_stride);
+
+			UNROLL for (uint32_t v = 0; v < n_vectors; v++)
+				c[r][v] = dot(c[r][v], bv[v], av);
+		}
+		a += STEP;
+		b += b_stride;
+	}
+
+	UNROLL for (uint32_t r = 0; r < n_rows; r++)
+		UNROLL for (uint32_t v = 0; v < n_vectors; v++)
+			v_store(gemm->c + r * gemm->c_stride + v * VW, c[r][v]);
+}
+
+#define GEMM_CASE(rows, vectors)                                                                   \
+	static void gemm_##rows##_##vectors(const struct gemm *gemm)                               \
+	{                                                                                          \
+		gemm_body(gemm, rows, vectors);                                                    \
+	}
+GEMM_CASES(GEMM_CASE)
+
+typedef void gemm_fn(const struct gemm *gemm);
+
+#define GEMM_ENTRY(rows, vectors) [rows][vectors] = gemm_##rows##_##vectors,
+static gemm_fn *const gemm_table[GEMM_ROWS + 1][GEMM_VECTORS + 1] = { GEMM_CASES(GEMM_ENTRY) };
+
+/* Packing */
+
+/* Positions that will be packed soon, to be fetched meanwhile. */
+struct ahead {
+	const char *plane;
+	uint32_t start;
+	uint32_t end;
+};
+
+/* Pack the panel of keys that begins at position start of the unit. */
+static void panel_pack(const struct work *work, element *panel, uint32_t start,
+		       const struct ahead *ahead)
+{
+	struct kvt_rows rows, ahead_rows;
+	uint32_t base = work->unit_start;
+
+	rows_find(work, work->kv->k, base + start, base + work->unit_keys, PANEL_KEYS, &rows);
+	rows_find(work, ahead->plane, ahead->start, ahead->end, PANEL_KEYS, &ahead_rows);
+	keys_pack(panel, &rows, &ahead_rows, work->head_dim, work->kv->type);
+}
+
+/* Likewise for capacity positions of values. Returns whether any is not finite. */
+static bool chunk_pack(const struct work *work, element *chunk, uint32_t start, uint32_t capacity,
+		       const struct ahead *ahead)
+{
+	struct kvt_rows rows, ahead_rows;
+	uint32_t base = work->unit_start;
+
+	rows_find(work, work->kv->v, base + start, base + work->unit_keys, capacity, &rows);
+	rows_find(work, ahead->plane, ahead->start, ahead->end, capacity, &ahead_rows);
+	return values_pack(chunk, capacity, &rows, &ahead_rows, work->head_dim, work->kv->type);
+}
+
+static void unit_pack(struct work *work)
+{
+	size_t panel_elements = (size_t)work->key_steps * STEP * PANEL_KEYS;
+	size_t chunk_elements = (size_t)work->out_dim * BLOCK;
+	const struct ahead nothing = { 0 };
+
+	for (uint32_t start = 0; start < work->unit_keys; start += PANEL_KEYS)
+		panel_pack(work, work->keys + start / PANEL_KEYS * panel_elements, start, &nothing);
+	for (uint32_t i = 0; i * BLOCK < work->unit_keys; i++)
+		work->not_finite[i] = chunk_pack(work, work->values + i * chunk_elements, i * BLOCK,
+						 BLOCK, &nothing);
+}
+
+/* A tile on a block: scores, weights, outputs */
+
+/* Some rows of the block, and how many positions of the unit each sees. */
+struct tile {
+	uint32_t first_row;
+	uint32_t n_rows;
+	uint32_t n_bands; /* rows of one inner kernel */
+	uint32_t n_keys[TILE]; /* 0 to KVT_ATTN_UNIT */
+};
+
+/* How many of the positions [start, start + n) a row of the tile sees. */
+INLINE uint32_t keys_seen(const struct tile *tile, uint32_t row, uint32_t start, uint32_t n)
+{
+	uint32_t n_keys = tile->n_keys[row];
+
+	return n_keys <= start ? 0 : minimum(n_keys - start, n);
+}
+
+/* Scores of a packed panel of keys, for the rows that see any of it. */
+static void panel_scores(const struct work *work, const struct tile *tile, const element *panel,
+			 uint32_t block_start, uint32_t panel_start)
+{
+	size_t q_stride = (size_t)work->key_steps * STEP;
+
+	for (uint32_t band = 0; band < tile->n_bands; band++) {
+		uint32_t row = share(tile->n_rows, tile->n_bands, band);
+		uint32_t end = share(tile->n_rows, tile->n_bands, band + 1);
+		uint32_t n = keys_seen(tile, end - 1, panel_start, PANEL_KEYS);
+		struct gemm gemm = {
+			.a = work->queries + (tile->first_row + row) * q_stride,
+			.a_stride = q_stride,
+			.b = panel,
+			.b_stride = PANEL_KEYS * STEP,
+			.n_steps = work->key_steps,
+			.c = work->scores + row * BLOCK + (panel_start - block_start),
+			.c_stride = BLOCK,
+		};
+
+		if (n)
+			gemm_table[end - row][(n + VW - 1) / VW](&gemm);
+	}
+}
+
+/* The highest of a row's n scores, n at least 1. */
+INLINE float scores_maximum(const float *scores, uint32_t n)
+{
+	vf lowest = v_set1(-__builtin_inff());
+	vf a = lowest, b = lowest;
+	uint32_t i = 0;
+
+	for (; i + STRIP <= n; i += STRIP) {
+		a = v_max(a, v_load(scores + i));
+		b = v_max(b, v_load(scores + i + VW));
+	}
+	if (i < n) {
+		a = v_max(a, v_first(v_load(scores + i), n - i, lowest));
+		b = v_max(b, v_first(v_load(scores + i + VW), n - i > VW ? n - i - VW : 0, lowest));
+	}
+	return v_maximum(v_max(a, b));
+}
+
+/*
+ * Weights of a row's n scores, and zeros up to n_fill; returns lanes of sums with the weights
+ * added.
+ */
+INLINE vf scores_weights(const float *scores, element *weights, uint32_t n, uint32_t n_fill,
+			 float log2_scale, float maximum, vf sums)
+{
+	vf scale = v_set1(log2_scale);
+	vf shift = v_set1(-maximum);
+	uint32_t i = 0;
+
+	for (; i + STRIP <= n; i += STRIP) {
+		vf a = v_exp2_weight(v_fma(v_load(scores + i), scale, shift));
+		vf b = v_exp2_weight(v_fma(v_load(scores + i + VW), scale, shift));
+
+		weights_store(weights + i, a, b);
+		sums = v_add(v_add(sums, a), b);
+	}
+	if (i < n) {
+		vf a = v_exp2_weight(v_fma(v_load(scores + i), scale, shift));
+		vf b = v_exp2_weight(v_fma(v_load(scores + i + VW), scale, shift));
+
+		a = v_first(a, n - i, v_zero());
+		b = v_first(b, n - i > VW ? n - i - VW : 0, v_zero());
+		weights_store(weights + i, a, b);
+		sums = v_add(v_add(sums, a), b);
+		i += STRIP;
+	}
+	for (; i < n_fill; i += STRIP)
+		weights_store(weights + i, v_zero(), v_zero());
+	return sums;
+}
+
+/*
+ * New maxima of the tile's rows, and the factors for what was summed under the old ones. A row
+ * that sees nothing of the block keeps its maximum, and its factor is not used. A row with no
+ * finite score yet has the maximum minus infinity; its weights are computed against 0 then, not
+ * against infinity minus infinity.
+ */
+static void tile_maxima(const struct work *work, const struct tile *tile, uint32_t block_start)
+{
+	float *maxima = work->tile.maxima;
+	vf lowest = v_set1(-__builtin_inff());
+	_Alignas(64) float highest[TILE_PADDED];
+
+	for (uint32_t row = 0; row < TILE_PADDED; row++) {
+		uint32_t n = row < tile->n_rows ? keys_seen(tile, row, block_start, BLOCK) : 0;
+
+		highest[row] = n ? scores_maximum(work->scores + row * BLOCK, n) :
+			-__builtin_inff();
+	}
+	for (uint32_t row = 0; row < tile->n_rows; row += VW) {
+		vf old = v_load(maxima + row);
+		vf new = v_max(old, v_mul(v_load(highest + row), v_set1(work->log2_scale)));
+
+		v_store(maxima + row, new);
+		v_store(work->factors + row, v_exp2(v_sub(old, v_if_equal(new, lowest, v_zero(), new))));
+	}
+}
+
+/* Turn the scores of a block into weights; bring sums and outputs to the new maxima. */
+static void tile_weights(const struct work *work, const struct tile *tile, uint32_t block_start)
+{
+	uint32_t n_fill = keys_seen(tile, tile->n_rows - 1, block_start, BLOCK);
+
+	tile_maxima(work, tile, block_start);
+	for (uint32_t row = 0; row < tile->n_rows; row++) {
+		uint32_t n = keys_seen(tile, row, block_start, BLOCK);
+		float *output = work->tile.outputs + (size_t)row * work->out_dim;
+		float *lanes = work->sum_lanes + row * VW;
+		float maximum = work->tile.maxima[row];
+		float factor = n ? work->factors[row] : 1.0f;
+		vf sums = v_mul(v_load(lanes), v_set1(factor));
+
+		if (maximum == -__builtin_inff())
+			maximum = 0;
+		sums = scores_weights(work->scores + row * BLOCK, work->weights + row * BLOCK, n, n_fill,
+				      work->log2_scale, maximum, sums);
+		v_store(lanes, sums);
+		if (factor == 1.0f)
+			continue;
+		for (uint32_t i = 0; i < work->out_dim; i += VW)
+			v_store(output + i, v_mul(v_load(output + i), v_set1(factor)));
+	}
+}
+
+/* Add n_keys weighted values of a chunk to the outputs of n_rows rows. */
+static void chunk_add(const struct work *work, const element *weights, const element *chunk,
+		      uint32_t capacity, uint32_t row, uint32_t n_rows, uint32_t n_keys)
+{
+	uint32_t n_vectors = work->out_dim / VW;
+
+	for (uint32_t panel = 0; panel < work->n_panels; panel++) {
+		uint32_t first = share(n_vectors, work->n_panels, panel);
+		uint32_t width = share(n_vectors, work->n_panels, panel + 1) - first;
+		struct gemm gemm = {
+			.a = weights,
+			.a_stride = BLOCK,
+			.b = chunk + (size_t)first * VW * capacity,
+			.b_stride = (size_t)width * VW * STEP,
+			.n_steps = (n_keys + STEP - 1) / STEP,
+			.c = work->tile.outputs + (size_t)row * work->out_dim + first * VW,
+			.c_stride = work->out_dim,
+			.add = true,
+		};
+
+		gemm_table[n_rows][width](&gemm);
+	}
+}
+
+/*
+ * The same for one row of a chunk that has values that are not finite. 0 times infinity is not 0,
+ * so the row gets exactly the positions that it sees. In the last step the other positions are
+ * replaced by zeros.
+ */
+static void chunk_add_exactly(const struct work *work, const element *weights, const element *chunk,
+			      uint32_t capacity, uint32_t row, uint32_t n_keys)
+{
+	uint32_t n_vectors = work->out_dim / VW;
+	uint32_t n_whole = n_keys / STEP * STEP;
+	element last[GEMM_VECTORS * VW * STEP];
+
+	if (n_whole)
+		chunk_add(work, weights, chunk, capacity, row, 1, n_whole);
+	if (n_whole == n_keys)
+		return;
+	for (uint32_t panel = 0; panel < work->n_panels; panel++) {
+		uint32_t first = share(n_vectors, work->n_panels, panel);
+		uint32_t width = share(n_vectors, work->n_panels, panel + 1) - first;
+		const element *step = chunk + (size_t)first * VW * capacity +
+			(size_t)width * VW * n_whole;
+		struct gemm gemm = {
+			.a = weights + n_whole,
+			.b = last,
+			.n_steps = 1,
+			.c = work->tile.outputs + (size_t)row * work->out_dim + first * VW,
+			.add = true,
+		};
+
+		for (uint32_t i = 0; i < width * VW * STEP; i++)
+			last[i] = i % STEP < n_keys - n_whole ? step[i] : 0;
+		gemm_table[1][width](&gemm);
+	}
+}
+
+/* Add a chunk of values, positions [start, start + capacity) of the unit, to the tile's outputs. */
+static void chunk_values(const struct work *work, const struct tile *tile, const element *chunk,
+			 uint32_t block_start, uint32_t start, uint32_t capacity, bool not_finite)
+{
+	for (uint32_t band = 0; band < tile->n_bands; band++) {
+		uint32_t row = share(tile->n_rows, tile->n_bands, band);
+		uint32_t end = share(tile->n_rows, tile->n_bands, band + 1);
+		uint32_t n = keys_seen(tile, end - 1, start, capacity);
+		const element *weights = work->weights + row * BLOCK + (start - block_start);
+
+		if (!n)
+			continue;
+		if (!not_finite || keys_seen(tile, row, start, capacity) == capacity) {
+			chunk_add(work, weights, chunk, capacity, row, end - row, n);
+			continue;
+		}
+		for (; row < end; row++, weights += BLOCK) {
+			n = keys_seen(tile, row, start, capacity);
+			if (n)
+				chunk_add_exactly(work, weights, chunk, capacity, row, n);
+		}
+	}
+}
+
+/* Units */
+
+/* The unit was packed as a whole. */
+static void block_packed(const struct work *work, const struct tile *tile, uint32_t block_start,
+			 uint32_t block_end)
+{
+	size_t panel_elements = (size_t)work->key_steps * STEP * PANEL_KEYS;
+	size_t chunk_elements = (size_t)work->out_dim * BLOCK;
+	uint32_t index = block_start / BLOCK;
+
+	for (uint32_t start = block_start; start < block_end; start += PANEL_KEYS)
+		panel_scores(work, tile, work->keys + start / PANEL_KEYS * panel_elements,
+			     block_start, start);
+	tile_weights(work, tile, block_start);
+	chunk_values(work, tile, work->values + index * chunk_elements, block_start, block_start,
+		     BLOCK, work->not_finite[index]);
+}
+
+/*
+ * There is only one tile, as in decode: pack a panel, use it while it is in the first cache.
+ * Memory is the limit here, so each panel of keys fetches a panel of this block's values ahead,
+ * and they fetch the next block's keys.
+ */
+static void block_streamed(const struct work *work, const struct tile *tile, uint32_t block_start,
+			   uint32_t block_end)
+{
+	uint32_t base = work->unit_start;
+	uint32_t next = base + block_start + BLOCK;
+	uint32_t limit = row_limit(work->block, work->block->n_rows - 1);
+
+	for (uint32_t start = block_start; start < block_end; start += PANEL_KEYS) {
+		struct ahead ahead = { work->kv->v, base + start, base + block_end };
+
+		panel_pack(work, work->keys, start, &ahead);
+		panel_scores(work, tile, work->keys, block_start, start);
+	}
+	tile_weights(work, tile, block_start);
+	for (uint32_t start = block_start; start < block_end; start += PANEL_KEYS) {
+		struct ahead ahead = { work->kv->k, next + start - block_start, limit };
+		bool not_finite = chunk_pack(work, work->values, start, PANEL_KEYS, &ahead);
+
+		chunk_values(work, tile, work->values, block_start, start, PANEL_KEYS, not_finite);
+	}
+}
+
+/* One unit for the rows [first_row, first_row + n_rows) of the block, into work->tile. */
+static void tile_unit(const struct work *work, uint32_t first_row, uint32_t n_rows, bool packed)
+{
+	struct tile tile = { .first_row = first_row, .n_rows = n_rows };
+	uint32_t n_keys = 0;
+
+	tile.n_bands = (n_rows + GEMM_ROWS - 1) / GEMM_ROWS;
+	for (uint32_t row = 0; row < n_rows; row++) {
+		uint32_t limit = row_limit(work->block, first_row + row);
+
+		n_keys = limit <= work->unit_start ? 0 :
+			minimum(limit - work->unit_start, KVT_ATTN_UNIT);
+		tile.n_keys[row] = n_keys;
+	}
+	for (uint32_t row = 0; row < TILE_PADDED; row++)
+		work->tile.maxima[row] = -__builtin_inff();
+	for (uint32_t i = 0; i < n_rows * VW; i += VW)
+		v_store(work->sum_lanes + i, v_zero());
+	for (uint32_t i = 0; i < n_rows * work->out_dim; i += VW)
+		v_store(work->tile.outputs + i, v_zero());
+
+	for (uint32_t start = 0; start < n_keys; start += BLOCK) {
+		if (packed)
+			block_packed(work, &tile, start, minimum(start + BLOCK, n_keys));
+		else
+			block_streamed(work, &tile, start, minimum(start + BLOCK, n_keys));
+	}
+	for (uint32_t row = 0; row < n_rows; row++)
+		work->tile.sums[row] = v_sum(v_load(work->sum_lanes + row * VW));
+}
+
+/* Merging */
+
+static struct partial partial_at(const struct partial *partial, uint32_t row, uint32_t out_dim)
+{
+	return (struct partial){ partial->maxima + row, partial->sums + row,
+				 partial->outputs + (size_t)row * out_dim };
+}
+
+static void partial_copy(const struct partial *target, const struct partial *source, uint32_t n_rows,
+			 uint32_t out_dim)
+{
+	memcpy(target->maxima, source->maxima, n_rows * sizeof(float));
+	memcpy(target->sums, source->sums, n_rows * sizeof(float));
+	memcpy(target->outputs, source->outputs, (size_t)n_rows * out_dim * sizeof(float));
+}
+
+/* Bring both sides of n rows (at most VW) to their common maximum, and add. */
+static void partial_merge_some(const struct partial *target, const struct partial *source,
+			       uint32_t n, uint32_t out_dim)
+{
+	_Alignas(64) float a[VW] = { 0 }, b[VW] = { 0 }, common[VW];
+	vf lowest = v_set1(-__builtin_inff());
+	vf high, shift;
+
+	memcpy(a, target->maxima, n * sizeof(float));
+	memcpy(b, source->maxima, n * sizeof(float));
+	high = v_max(v_load(a), v_load(b));
+	shift = v_if_equal(high, lowest, v_zero(), high);
+	v_store(common, high);
+	v_store(a, v_exp2(v_sub(v_load(a), shift)));
+	v_store(b, v_exp2(v_sub(v_load(b), shift)));
+	memcpy(target->maxima, common, n * sizeof(float));
+
+	for (uint32_t row = 0; row < n; row++) {
+		vf fa = v_set1(a[row]), fb = v_set1(b[row]);
+		float *to = target->outputs + (size_t)row * out_dim;
+		const float *from = source->outputs + (size_t)row * out_dim;
+
+		target->sums[row] = v_lane0(v_fma(v_set1(source->sums[row]), fb,
+						  v_mul(v_set1(target->sums[row]), fa)));
+		for (uint32_t i = 0; i < out_dim; i += VW)
+			v_store(to + i, v_fma(v_load(from + i), fb, v_mul(v_load(to + i), fa)));
+	}
+}
+
+static void partial_merge(const struct partial *target, const struct partial *source,
+			  uint32_t n_rows, uint32_t out_dim, bool first)
+{
+	if (first) {
+		partial_copy(target, source, n_rows, out_dim);
+		return;
+	}
+	for (uint32_t row = 0; row < n_rows; row += VW) {
+		struct partial to = partial_at(target, row, out_dim);
+		struct partial from = partial_at(source, row, out_dim);
+
+		partial_merge_some(&to, &from, minimum(VW, n_rows - row), out_dim);
+	}
+}
+
+/* One unit of the block, merged into work->group. */
+static void unit_run(struct work *work, uint32_t unit, bool first)
+{
+	const struct kvt_row_block *block = work->block;
+	uint32_t start = unit * KVT_ATTN_UNIT;
+	uint32_t first_row = row_first(block, start);
+	bool packed = block->n_rows - first_row > TILE;
+
+	work->unit_start = start;
+	work->unit_keys = minimum(row_limit(block, block->n_rows - 1) - start, KVT_ATTN_UNIT);
+	if (packed)
+		unit_pack(work);
+	for (uint32_t row = first_row; row < block->n_rows; row += TILE) {
+		uint32_t n_rows = minimum(TILE, block->n_rows - row);
+		struct partial target = partial_at(&work->group, row, work->out_dim);
+
+		tile_unit(work, row, n_rows, packed);
+		partial_merge(&target, &work->tile, n_rows, work->out_dim, first);
+	}
+}
+
+/*
+ * Rows that see none of a group have nothing in work->group that was ever written for it; they
+ * are the first ones, and are left out. Every row sees position 0, so the first group has all
+ * rows.
+ */
+static void group_merge(struct work *work, uint32_t first_unit, bool first)
+{
+	const struct kvt_row_block *block = work->block;
+	uint32_t row = row_first(block, first_unit * KVT_ATTN_UNIT);
+	struct partial to = partial_at(&work->total, row, work->out_dim);
+	struct partial from = partial_at(&work->group, row, work->out_dim);
+
+	partial_merge(&to, &from, block->n_rows - row, work->out_dim, first);
+}
+
+/* Span number i of the block's partial results. */
+static struct partial partial_of_span(const struct kvt_row_block *block, uint32_t out_dim, uint32_t i)
+{
+	size_t n_rows = block->n_rows;
+	float *base = block->partials + i * n_rows * (out_dim + 2);
+
+	return (struct partial){ base, base + n_rows, base + 2 * n_rows };
+}
+
+static void job_run(const struct kvt_job *job, void *workspace)
+{
+	const struct kvt_row_block *block = job->block;
+	uint32_t end = minimum(job->first_unit + block->span_units, block->n_units);
+	uint32_t unit = job->first_unit;
+	struct work work;
+
+	work_begin(&work, block, workspace);
+	queries_load(&work);
+	while (unit < end) {
+		uint32_t group = unit;
+		uint32_t group_end = minimum(end, (unit / KVT_UNITS_PER_GROUP + 1) * KVT_UNITS_PER_GROUP);
+
+		for (; unit < group_end; unit++)
+			unit_run(&work, unit, unit == group);
+		if (end - job->first_unit > KVT_UNITS_PER_GROUP)
+			group_merge(&work, group, group == job->first_unit);
+	}
+	/* What is one group was not copied into the total. */
+	struct partial *result = end - job->first_unit > KVT_UNITS_PER_GROUP ? &work.total : &work.group;
+
+	if (block->partials) {
+		struct partial target = partial_of_span(block, work.out_dim,
+							job->first_unit / block->span_units);
+		uint32_t row = row_first(block, job->first_unit * KVT_ATTN_UNIT);
+		struct partial to = partial_at(&target, row, work.out_dim);
+		struct partial from = partial_at(result, row, work.out_dim);
+
+		partial_copy(&to, &from, block->n_rows - row, work.out_dim);
+		return;
+	}
+	rows_write(&work, result);
+}
+
+/* Merge the span that begins at unit, a group or one unit of it, into work->group. */
+static void span_merge(struct work *work, uint32_t unit)
+{
+	const struct kvt_row_block *block = work->block;
+	uint32_t row = row_first(block, unit * KVT_ATTN_UNIT);
+	struct partial source = partial_of_span(block, work->out_dim, unit / block->span_units);
+	struct partial to = partial_at(&work->group, row, work->out_dim);
+	struct partial from = partial_at(&source, row, work->out_dim);
+
+	partial_merge(&to, &from, block->n_rows - row, work->out_dim, unit % KVT_UNITS_PER_GROUP == 0);
+}
+
+static void block_finish(const struct kvt_row_block *block, void *workspace)
+{
+	struct work work;
+
+	work_begin(&work, block, workspace);
+	for (uint32_t group = 0; group < block->n_units; group += KVT_UNITS_PER_GROUP) {
+		uint32_t end = minimum(group + KVT_UNITS_PER_GROUP, block->n_units);
+
+		for (uint32_t unit = group; unit < end; unit += block->span_units)
+			span_merge(&work, unit);
+		group_merge(&work, group, group == 0);
+	}
+	rows_write(&work, &work.total);
+}
+
+#define KVT_PATH_DEFINE(path_name, text)                                                           \
+	const struct kvt_path path_name = {                                                        \
+		.name = text,                                                                      \
+		.padded_dim = padded_dim,                                                          \
+		.workspace_bytes = workspace_bytes,                                                \
+		.job_run = job_run,                                                                \
+		.block_finish = block_finish,                                                      \
+	}

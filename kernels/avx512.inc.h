@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Float vectors, conversions and transposition for both AVX-512 paths. */
+
+#include <immintrin.h>
+
+#include "convert.h"
+
+#define VW 16
+#define UNROLL _Pragma("GCC unroll 16")
+
+typedef __m512 vf;
+
+static inline vf v_zero(void)
+{
+	return _mm512_setzero_ps();
+}
+
+static inline vf v_set1(float value)
+{
+	return _mm512_set1_ps(value);
+}
+
+static inline vf v_load(const float *source)
+{
+	return _mm512_loadu_ps(source);
+}
+
+static inline void v_store(float *target, vf value)
+{
+	_mm512_storeu_ps(target, value);
+}
+
+static inline vf v_add(vf a, vf b)
+{
+	return _mm512_add_ps(a, b);
+}
+
+static inline vf v_sub(vf a, vf b)
+{
+	return _mm512_sub_ps(a, b);
+}
+
+static inline vf v_mul(vf a, vf b)
+{
+	return _mm512_mul_ps(a, b);
+}
+
+static inline vf v_fma(vf a, vf b, vf c)
+{
+	return _mm512_fmadd_ps(a, b, c);
+}
+
+/* The higher one; b if either is NaN. */
+static inline vf v_max(vf a, vf b)
+{
+	return _mm512_max_ps(a, b);
+}
+
+static inline __mmask16 first_mask(uint32_t n)
+{
+	return (__mmask16)(n >= VW ? 0xffff : (1u << n) - 1);
+}
+
+/* The first n lanes of value, the others of other. */
+static inline vf v_first(vf value, uint32_t n, vf other)
+{
+	return _mm512_mask_blend_ps(first_mask(n), other, value);
+}
+
+/* x where a equals b, else y. */
+static inline vf v_if_equal(vf a, vf b, vf x, vf y)
+{
+	return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), y, x);
+}
+
+static inline float v_lane0(vf value)
+{
+	return _mm512_cvtss_f32(value);
+}
+
+static inline __m256 fold_halves(vf value, bool upper)
+{
+	return upper ? _mm512_extractf32x8_ps(value, 1) : _mm512_castps512_ps256(value);
+}
+
+static inline float v_sum(vf value)
+{
+	__m256 a = _mm256_add_ps(fold_halves(value, false), fold_halves(value, true));
+	__m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+
+	b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+	return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+
+static inline float v_maximum(vf value)
+{
+	__m256 a = _mm256_max_ps(fold_halves(value, false), fold_halves(value, true));
+	__m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+
+	b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+	return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+
+/*
+ * 2^x for x up to a little above 0. 2^fraction by a polynomial that is 1 at 0 (so 2^0 is 1
+ * exactly), relative error 1e-7; scalef takes the floor of x, underflows to 0, and lets NaN
+ * through.
+ */
+static inline vf v_exp2(vf x)
+{
+	vf f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+	vf p = v_set1(0.0018671301659196615f);
+
+	p = v_fma(p, f, v_set1(0.009017029777169228f));
+	p = v_fma(p, f, v_set1(0.05579991266131401f));
+	p = v_fma(p, f, v_set1(0.24016444385051727f));
+	p = v_fma(p, f, v_set1(0.6931512951850891f));
+	p = v_fma(p, f, v_set1(1.0f));
+	return _mm512_scalef_ps(p, x);
+}
+
+/* Sixteen rows of sixteen 32-bit elements: element j of row i becomes element i of row j. */
+static inline __attribute__((always_inline)) void transpose_16(__m512i *rows)
+{
+	__m512i t[16];
+
+	UNROLL for (int i = 0; i < 8; i++) {
+		t[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
+		t[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
+	}
+	UNROLL for (int i = 0; i < 4; i++) {
+		rows[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+		rows[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+		rows[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+		rows[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+	}
+	/* Now lane k of rows[4 * i + j] holds column 4 * k + j of rows 4 * i .. 4 * i + 3. */
+	UNROLL for (int j = 0; j < 4; j++) {
+		t[j] = _mm512_shuffle_i32x4(rows[j], rows[4 + j], 0x88);
+		t[4 + j] = _mm512_shuffle_i32x4(rows[8 + j], rows[12 + j], 0x88);
+		t[8 + j] = _mm512_shuffle_i32x4(rows[j], rows[4 + j], 0xdd);
+		t[12 + j] = _mm512_shuffle_i32x4(rows[8 + j], rows[12 + j], 0xdd);
+	}
+	UNROLL for (int j = 0; j < 4; j++) {
+		rows[j] = _mm512_shuffle_i32x4(t[j], t[4 + j], 0x88);
+		rows[8 + j] = _mm512_shuffle_i32x4(t[j], t[4 + j], 0xdd);
+		rows[4 + j] = _mm512_shuffle_i32x4(t[8 + j], t[12 + j], 0x88);
+		rows[12 + j] = _mm512_shuffle_i32x4(t[8 + j], t[12 + j], 0xdd);
+	}
+}
+
+/*
+ * Ask for a row of bytes that will be read soon, into the second cache: the first has work to do.
+ */
+static inline void row_fetch(const void *row, size_t bytes)
+{
+	const char *byte = row;
+
+	for (size_t i = 0; i < bytes; i += 64)
+		_mm_prefetch(byte + i, _MM_HINT_T1);
+}
+
+static inline void row_store(void *target, const float *source, uint32_t n, uint32_t type)
+{
+	uint16_t *half = target;
+
+	for (uint32_t i = 0; i < n; i += VW) {
+		__mmask16 mask = first_mask(n - i);
+		__m512 value = v_load(source + i);
+		__m512i bits = _mm512_castps_si512(value);
+		__m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+		__mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+
+		switch (type) {
+		case KVT_ATTN_F32:
+			_mm512_mask_storeu_ps((float *)target + i, mask, value);
+			break;
+		case KVT_ATTN_F16:
+			_mm256_mask_storeu_epi16(half + i, mask,
+						 _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+			break;
+		default:
+			/* Not cvtneps_pbh: that makes denormals zero. */
+			odd = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+			odd = _mm512_add_epi32(bits, odd);
+			odd = _mm512_mask_or_epi32(odd, nan, bits, _mm512_set1_epi32(0x400000));
+			_mm256_mask_storeu_epi16(half + i, mask,
+						 _mm512_cvtepi32_epi16(_mm512_srli_epi32(odd, 16)));
+		}
+	}
+}

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# libkvtkernels (.so and .a), its tests, and kvtbench-attn.
+#
+#   make kernels         the library and the benchmark
+#   make kernels-check   build and run the tests of the kernels
+#
+# Each path is compiled for its instruction set and chosen at run time. The CUDA kernels are built
+# where nvcc is found (NVCC=... names one, NVCC=none leaves them out).
+
+# Contraction is off everywhere: where a product and a sum are rounded once, the code says so.
+CFLAGS_kernels = -O3 -ffp-contract=off -fno-math-errno $(CFLAGS_kernels_isa)
+
+KERNELS_ARCH := $(shell $(CC) -dumpmachine)
+KERNELS_SRC := $(addprefix kernels/,append_prefill.c check.c context.c geometry.c pages.c \
+	path_portable.c pool.c)
+ifneq ($(filter x86_64%,$(KERNELS_ARCH)),)
+KERNELS_SRC += kernels/path_avx2.c kernels/path_avx512.c kernels/path_avx512_bf16.c
+endif
+
+KERNELS_AVX512 := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl
+$(O)/obj/kernels/path_avx2.o: CFLAGS_kernels_isa := -mavx2 -mfma -mf16c
+$(O)/obj/kernels/path_avx512.o: CFLAGS_kernels_isa := $(KERNELS_AVX512)
+$(O)/obj/kernels/path_avx512_bf16.o: CFLAGS_kernels_isa := $(KERNELS_AVX512) -mavx512bf16
+
+KERNELS_SRC += kernels/cuda_none.c
+
+KERNELS_OBJ := $(patsubst %.c,$(O)/obj/%.o,$(KERNELS_SRC))
+$(KERNELS_OBJ): kernels/build.mk
+KERNELS_LIBS := -lpthread -lm
+
+$(O)/libkvtkernels.a: $(KERNELS_OBJ)
+	@rm -f $@
+	@$(AR) rcs $@ $^
+
+$(O)/libkvtkernels.so: $(KERNELS_OBJ) kernels/kvtkernels.map
+	$(if $(V),,@echo "  LD  $@" && )$(CC) -shared $(LDFLAGS_BASE) -Wl,-soname,libkvtkernels.so.1 \
+		-Wl,--version-script=kernels/kvtkernels.map $(KERNELS_OBJ) -o $@ $(KERNELS_LIBS)
+	@ln -sf libkvtkernels.so $(O)/libkvtkernels.so.1
+
+LIBRARIES += $(O)/libkvtkernels.so $(O)/libkvtkernels.a
+PORTABLE += $(O)/libkvtkernels.so $(O)/libkvtkernels.a
+
+# ---- benchmark
+KERNELS_BENCH := $(O)/kvtbench-attn
+KERNELS_BENCH_OBJ := $(patsubst %.c,$(O)/obj/%.o,$(wildcard bench/attn/*.c))
+$(O)/obj/bench/attn/%.o: CFLAGS_bench = -O3
+ifneq ($(KERNELS_BENCH_OBJ),)
+$(KERNELS_BENCH): $(KERNELS_BENCH_OBJ) $(O)/libkvtkernels.a
+	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ $(KERNELS_LIBS)
+PROGRAMS += $(KERNELS_BENCH)
+endif
+
+# ---- tests: one program for each tests/kernels/test_*.c, with what the others share
+KERNELS_TEST_SRC := $(wildcard tests/kernels/test_*.c)
+KERNELS_TESTLIB := $(patsubst %.c,$(O)/obj/%.o,$(filter-out $(KERNELS_TEST_SRC), \
+	$(wildcard tests/kernels/*.c)))
+KERNELS_TESTS := $(patsubst tests/kernels/%.c,$(O)/tests/kernels/%,$(KERNELS_TEST_SRC))
+$(KERNELS_TESTS): $(O)/tests/kernels/%: $(O)/obj/tests/kernels/%.o $(KERNELS_TESTLIB) \
+		$(O)/libkvtkernels.a
+	@mkdir -p $(@D)
+	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ $(KERNELS_LIBS)
+TEST_PROGRAMS += $(KERNELS_TESTS)
+
+kernels: $(O)/libkvtkernels.so $(O)/libkvtkernels.a \
+	$(if $(KERNELS_BENCH_OBJ),$(KERNELS_BENCH))
+
+kernels-check: kernels $(KERNELS_TESTS)
+	@O=$(abspath $(O)) tests/kernels/run
+
+.PHONY: kernels kernels-check

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The part of the paths that multiply floats which is the same for all vector widths. Includers
+ * define besides the float vectors
+ *
+ *   floats_load        the first n elements of a row as floats, and zeros; reads nothing behind them
+ *   v_store_first      store the first n lanes
+ *   v_transpose        VW vectors: lane j of vector i becomes lane i of vector j
+ *   v_any_not_finite   whether any lane is infinite or NaN
+ *   row_fetch          ask for a row that will be read soon
+ */
+
+#define STEP 1
+
+typedef float element;
+typedef vf vb;
+
+static inline vb b_load(const element *source)
+{
+	return v_load(source);
+}
+
+static inline vb a_broadcast(const element *source)
+{
+	return v_set1(*source);
+}
+
+static inline vf dot(vf c, vb b, vb a)
+{
+	return v_fma(b, a, c);
+}
+
+static inline vf v_exp2_weight(vf x)
+{
+	return v_exp2(x);
+}
+
+static inline void weights_store(element *target, vf low, vf high)
+{
+	v_store(target, low);
+	v_store(target + VW, high);
+}
+
+static inline void row_load(element *target, const void *source, uint32_t n, uint32_t n_padded,
+			    uint32_t type)
+{
+	uint32_t bytes = kvt_type_size(type);
+
+	for (uint32_t i = 0; i < n; i += VW)
+		v_store_first(target + i, n_padded - i,
+			      floats_load((const char *)source + i * bytes, n - i, type));
+}
+
+static inline __attribute__((always_inline)) void
+keys_pack_of(element *panel, const struct kvt_rows *rows, const struct kvt_rows *ahead, uint32_t dim,
+	     const uint32_t type)
+{
+	const uint32_t bytes = kvt_type_size(type);
+
+	for (uint32_t key = 0; key < rows->n; key += VW) {
+		for (uint32_t i = key; i < key + VW && i < ahead->n; i++)
+			row_fetch(ahead->at[i], dim * bytes);
+		for (uint32_t x = 0; x < dim; x += VW) {
+			uint32_t steps = dim - x < VW ? dim - x : VW;
+			vf t[VW];
+
+			UNROLL for (uint32_t i = 0; i < VW; i++)
+				t[i] = key + i >= rows->n ? v_zero() :
+					floats_load(rows->at[key + i] + x * bytes, dim - x, type);
+			v_transpose(t);
+			for (uint32_t i = 0; i < steps; i++)
+				v_store(panel + (x + i) * (GEMM_VECTORS * VW) + key, t[i]);
+		}
+	}
+}
+
+static inline __attribute__((always_inline)) bool
+values_pack_of(element *chunk, uint32_t capacity, const struct kvt_rows *rows,
+	       const struct kvt_rows *ahead, uint32_t dim, const uint32_t type)
+{
+	const uint32_t n_vectors = (dim + VW - 1) / VW;
+	const uint32_t n_panels = (n_vectors + GEMM_VECTORS - 1) / GEMM_VECTORS;
+	const uint32_t bytes = kvt_type_size(type);
+	bool not_finite = false;
+
+	for (uint32_t key = 0; key < rows->n; key++) {
+		uint32_t end = 0;
+
+		if (key < ahead->n)
+			row_fetch(ahead->at[key], dim * bytes);
+		for (uint32_t panel = 0; panel < n_panels; panel++) {
+			uint32_t first = end;
+			element *to;
+
+			end = n_vectors * (panel + 1) / n_panels;
+			to = chunk + first * VW * capacity + key * (end - first) * VW;
+			for (uint32_t v = first; v < end; v++, to += VW) {
+				vf value = floats_load(rows->at[key] + v * VW * bytes, dim - v * VW, type);
+
+				not_finite |= v_any_not_finite(value);
+				v_store(to, value);
+			}
+		}
+	}
+	return not_finite;
+}
+
+/* The type is made a constant, so that each loop has one conversion and no choice. */
+
+static void keys_pack(element *panel, const struct kvt_rows *rows, const struct kvt_rows *ahead,
+		      uint32_t dim, uint32_t type)
+{
+	switch (type) {
+	case KVT_ATTN_F32:
+		keys_pack_of(panel, rows, ahead, dim, KVT_ATTN_F32);
+		return;
+	case KVT_ATTN_F16:
+		keys_pack_of(panel, rows, ahead, dim, KVT_ATTN_F16);
+		return;
+	case KVT_ATTN_BF16:
+		keys_pack_of(panel, rows, ahead, dim, KVT_ATTN_BF16);
+		return;
+	default:
+		keys_pack_of(panel, rows, ahead, dim, KVT_ATTN_F8_E4M3);
+	}
+}
+
+static bool values_pack(element *chunk, uint32_t capacity, const struct kvt_rows *rows,
+			const struct kvt_rows *ahead, uint32_t dim, uint32_t type)
+{
+	switch (type) {
+	case KVT_ATTN_F32:
+		return values_pack_of(chunk, capacity, rows, ahead, dim, KVT_ATTN_F32);
+	case KVT_ATTN_F16:
+		return values_pack_of(chunk, capacity, rows, ahead, dim, KVT_ATTN_F16);
+	case KVT_ATTN_BF16:
+		return values_pack_of(chunk, capacity, rows, ahead, dim, KVT_ATTN_BF16);
+	default:
+		return values_pack_of(chunk, capacity, rows, ahead, dim, KVT_ATTN_F8_E4M3);
+	}
+}

@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Products of floats with AVX2 and FMA. */
+
+#include <immintrin.h>
+#include <string.h>
+
+#include "convert.h"
+#include "internal.h"
+
+#define VW 8
+#define UNROLL _Pragma("GCC unroll 8")
+#define GEMM_ROWS 6
+#define GEMM_VECTORS 2
+#define TILE 24
+#define BLOCK 128
+
+#define GEMM_CASES_OF(instance, rows) instance(rows, 1) instance(rows, 2)
+#define GEMM_CASES(instance)                                                                       \
+	GEMM_CASES_OF(instance, 1) GEMM_CASES_OF(instance, 2) GEMM_CASES_OF(instance, 3)           \
+	GEMM_CASES_OF(instance, 4) GEMM_CASES_OF(instance, 5) GEMM_CASES_OF(instance, 6)
+
+typedef __m256 vf;
+
+static inline vf v_zero(void)
+{
+	return _mm256_setzero_ps();
+}
+
+static inline vf v_set1(float value)
+{
+	return _mm256_set1_ps(value);
+}
+
+static inline vf v_load(const float *source)
+{
+	return _mm256_loadu_ps(source);
+}
+
+static inline void v_store(float *target, vf value)
+{
+	_mm256_storeu_ps(target, value);
+}
+
+static inline vf v_add(vf a, vf b)
+{
+	return _mm256_add_ps(a, b);
+}
+
+static inline vf v_sub(vf a, vf b)
+{
+	return _mm256_sub_ps(a, b);
+}
+
+static inline vf v_mul(vf a, vf b)
+{
+	return _mm256_mul_ps(a, b);
+}
+
+static inline vf v_fma(vf a, vf b, vf c)
+{
+	return _mm256_fmadd_ps(a, b, c);
+}
+
+/* The higher one; b if either is NaN. */
+static inline vf v_max(vf a, vf b)
+{
+	return _mm256_max_ps(a, b);
+}
+
+static inline __m256i first_mask(uint32_t n)
+{
+	return _mm256_cmpgt_epi32(_mm256_set1_epi32(n < VW ? (int)n : VW),
+				  _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+/* The first n lanes of value, the others of other. */
+static inline vf v_first(vf value, uint32_t n, vf other)
+{
+	return _mm256_blendv_ps(other, value, _mm256_castsi256_ps(first_mask(n)));
+}
+
+/* x where a equals b, else y. */
+static inline vf v_if_equal(vf a, vf b, vf x, vf y)
+{
+	return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_EQ_OQ));
+}
+
+static inline float v_lane0(vf value)
+{
+	return _mm256_cvtss_f32(value);
+}
+
+static inline float v_sum(vf value)
+{
+	__m128 a = _mm_add_ps(_mm256_castps256_ps128(value), _mm256_extractf128_ps(value, 1));
+
+	a = _mm_add_ps(a, _mm_movehl_ps(a, a));
+	return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
+}
+
+static inline float v_maximum(vf value)
+{
+	__m128 a = _mm_max_ps(_mm256_castps256_ps128(value), _mm256_extractf128_ps(value, 1));
+
+	a = _mm_max_ps(a, _mm_movehl_ps(a, a));
+	return _mm_cvtss_f32(_mm_max_ss(a, _mm_movehdup_ps(a)));
+}
+
+/*
+ * 2^x for x up to a little above 0: a power of two made of bits, times 2^fraction by a polynomial
+ * that is 1 at 0, relative error 1e-7. What is below 2^-126 becomes 0. NaN passes (max takes its
+ * second operand).
+ */
+static inline vf v_exp2(vf x)
+{
+	vf clamped = v_max(v_set1(-127.0f), x);
+	vf whole = _mm256_round_ps(clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+	vf f = v_sub(clamped, whole);
+	__m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole),
+							   _mm256_set1_epi32(127)), 23);
+	vf p = v_set1(0.001326472731307149f);
+
+	p = v_fma(p, f, v_set1(0.009671512991189957f));
+	p = v_fma(p, f, v_set1(0.05550733581185341f));
+	p = v_fma(p, f, v_set1(0.24022242426872253f));
+	p = v_fma(p, f, v_set1(0.6931470036506653f));
+	p = v_fma(p, f, v_set1(1.0f));
+	return v_mul(p, _mm256_castsi256_ps(power));
+}
+
+static inline void v_store_first(float *target, uint32_t n, vf value)
+{
+	_mm256_maskstore_ps(target, first_mask(n), value);
+}
+
+static inline bool v_any_not_finite(vf value)
+{
+	__m256i exponent = _mm256_set1_epi32(0x7f800000);
+	__m256i equal = _mm256_cmpeq_epi32(
+		_mm256_and_si256(_mm256_castps_si256(value), exponent), exponent);
+
+	return !_mm256_testz_si256(equal, equal);
+}
+
+static inline __attribute__((always_inline)) void v_transpose(vf *rows)
+{
+	vf t[8], u[8];
+
+	UNROLL for (int i = 0; i < 4; i++) {
+		t[2 * i] = _mm256_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+		t[2 * i + 1] = _mm256_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+	}
+	UNROLL for (int i = 0; i < 2; i++) {
+		u[4 * i] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
+		u[4 * i + 1] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
+		u[4 * i + 2] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
+		u[4 * i + 3] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
+	}
+	UNROLL for (int i = 0; i < 4; i++) {
+		rows[i] = _mm256_permute2f128_ps(u[i], u[4 + i], 0x20);
+		rows[4 + i] = _mm256_permute2f128_ps(u[i], u[4 + i], 0x31);
+	}
+}
+
+static inline void row_fetch(const void *row, size_t bytes)
+{
+	const char *byte = row;
+
+	for (size_t i = 0; i < bytes; i += 64)
+		_mm_prefetch(byte + i, _MM_HINT_T1);
+}
+
+static inline vf bf16_floats(__m128i halves)
+{
+	return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+
+/*
+ * fp8: the bits below the sign, as those of a float 2^120 too small, which the product makes
+ * exact.
+ */
+static inline vf f8_floats(__m128i bytes)
+{
+	__m256i bits = _mm256_cvtepu8_epi32(bytes);
+	__m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7f));
+	__m256i sign = _mm256_slli_epi32(_mm256_xor_si256(bits, magnitude), 24);
+	__m256i nan = _mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(0x7f));
+	vf value = v_mul(_mm256_castsi256_ps(_mm256_slli_epi32(magnitude, 20)), v_set1(0x1p120f));
+
+	value = _mm256_blendv_ps(value, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)),
+				 _mm256_castsi256_ps(nan));
+	return _mm256_or_ps(value, _mm256_castsi256_ps(sign));
+}
+
+/* The first n (VW at most) elements of a row as floats, and zeros. Nothing behind them is read. */
+static inline vf floats_load(const void *source, uint32_t n, uint32_t type)
+{
+	__m128i few = _mm_setzero_si128();
+	uint32_t lanes = n < VW ? n : VW;
+
+	if (type == KVT_ATTN_F32)
+		return _mm256_maskload_ps(source, first_mask(n));
+	if (lanes == VW && type != KVT_ATTN_F8_E4M3)
+		few = _mm_loadu_si128(source);
+	else if (lanes == VW)
+		few = _mm_loadl_epi64(source);
+	else
+		memcpy(&few, source, lanes * kvt_type_size(type));
+	switch (type) {
+	case KVT_ATTN_F16:
+		return _mm256_cvtph_ps(few);
+	case KVT_ATTN_BF16:
+		return bf16_floats(few);
+	default:
+		return f8_floats(few);
+	}
+}
+
+static inline void row_store(void *target, const float *source, uint32_t n, uint32_t type)
+{
+	uint32_t bytes = kvt_type_size(type);
+	uint16_t *half = target;
+	uint32_t i = 0;
+
+	if (type == KVT_ATTN_F32) {
+		memcpy(target, source, n * sizeof *source);
+		return;
+	}
+	for (; type == KVT_ATTN_F16 && i + VW <= n; i += VW)
+		_mm_storeu_si128((__m128i *)(void *)(half + i),
+				 _mm256_cvtps_ph(v_load(source + i), _MM_FROUND_TO_NEAREST_INT));
+	for (; i < n; i++)
+		kvt_element_store((char *)target + i * bytes, type, source[i]);
+}
+
+#include "f32.inc.h"
+
+#include "attention.inc.h"
+
+KVT_PATH_DEFINE(kvt_path_avx2_f32, "avx2");

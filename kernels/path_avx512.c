@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Products of floats with AVX-512. */
+
+#include <string.h>
+
+#include "internal.h"
+
+#include "avx512.inc.h"
+
+#define GEMM_ROWS 6
+#define GEMM_VECTORS 4
+#define TILE 24
+#define BLOCK 256
+
+#define GEMM_CASES_OF(instance, rows)                                                              \
+	instance(rows, 1) instance(rows, 2) instance(rows, 3) instance(rows, 4)
+#define GEMM_CASES(instance)                                                                       \
+	GEMM_CASES_OF(instance, 1) GEMM_CASES_OF(instance, 2) GEMM_CASES_OF(instance, 3)           \
+	GEMM_CASES_OF(instance, 4) GEMM_CASES_OF(instance, 5) GEMM_CASES_OF(instance, 6)
+
+/*
+ * fp8: the bits below the sign, as those of a float 2^120 too small, which the product makes
+ * exact.
+ */
+static inline vf f8_floats(__m128i bytes)
+{
+	__m512i bits = _mm512_cvtepu8_epi32(bytes);
+	__m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7f));
+	__m512i sign = _mm512_slli_epi32(_mm512_xor_si512(bits, magnitude), 24);
+	__mmask16 nan = _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(0x7f));
+	__m512i value = _mm512_castps_si512(
+		_mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(magnitude, 20)),
+			      _mm512_set1_ps(0x1p120f)));
+
+	value = _mm512_mask_mov_epi32(value, nan, _mm512_set1_epi32(0x7fc00000));
+	return _mm512_castsi512_ps(_mm512_or_si512(value, sign));
+}
+
+/* The first n (VW at most) elements of a row as floats, and zeros. Nothing behind them is read. */
+static inline vf floats_load(const void *source, uint32_t n, uint32_t type)
+{
+	__mmask16 mask = first_mask(n);
+	__m256i half;
+
+	switch (type) {
+	case KVT_ATTN_F32:
+		return _mm512_maskz_loadu_ps(mask, source);
+	case KVT_ATTN_F16:
+		return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, source));
+	case KVT_ATTN_BF16:
+		half = _mm256_maskz_loadu_epi16(mask, source);
+		return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+	default:
+		return f8_floats(_mm_maskz_loadu_epi8(mask, source));
+	}
+}
+
+static inline void v_store_first(float *target, uint32_t n, vf value)
+{
+	_mm512_mask_storeu_ps(target, first_mask(n), value);
+}
+
+static inline bool v_any_not_finite(vf value)
+{
+	const __m512i exponent = _mm512_set1_epi32(0x7f800000);
+
+	return _mm512_cmpeq_epi32_mask(_mm512_and_si512(_mm512_castps_si512(value), exponent),
+				       exponent) != 0;
+}
+
+static inline __attribute__((always_inline)) void v_transpose(vf *rows)
+{
+	__m512i bits[16];
+
+	UNROLL for (int i = 0; i < 16; i++)
+		bits[i] = _mm512_castps_si512(rows[i]);
+	transpose_16(bits);
+	UNROLL for (int i = 0; i < 16; i++)
+		rows[i] = _mm512_castsi512_ps(bits[i]);
+}
+
+#include "f32.inc.h"
+
+#include "attention.inc.h"
+
+KVT_PATH_DEFINE(kvt_path_avx512_f32, "avx512");

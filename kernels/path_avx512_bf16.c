@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Products of pairs of bf16 with AVX512_BF16, for queries in bf16 and KV in bf16 or fp8 (which
+ * bf16 holds exactly).
+ */
+
+#include <string.h>
+
+#include "internal.h"
+
+#include "avx512.inc.h"
+
+#define STEP 2
+#define GEMM_ROWS 6
+#define GEMM_VECTORS 4
+#define TILE 24
+#define BLOCK 256
+
+#define GEMM_CASES_OF(instance, rows)                                                              \
+	instance(rows, 1) instance(rows, 2) instance(rows, 3) instance(rows, 4)
+#define GEMM_CASES(instance)                                                                       \
+	GEMM_CASES_OF(instance, 1) GEMM_CASES_OF(instance, 2) GEMM_CASES_OF(instance, 3)           \
+	GEMM_CASES_OF(instance, 4) GEMM_CASES_OF(instance, 5) GEMM_CASES_OF(instance, 6)
+
+typedef uint16_t element;
+typedef __m512i vb;
+
+static inline vb b_load(const element *source)
+{
+	return _mm512_loadu_si512(source);
+}
+
+static inline vb a_broadcast(const element *source)
+{
+	int pair;
+
+	memcpy(&pair, source, sizeof pair);
+	return _mm512_set1_epi32(pair);
+}
+
+static inline vf dot(vf c, vb b, vb a)
+{
+	return _mm512_dpbf16_ps(c, (__m512bh)b, (__m512bh)a);
+}
+
+/*
+ * As v_exp2, but with an error of 9e-5: weights are rounded to bf16, which is twenty times as
+ * coarse.
+ */
+static inline vf v_exp2_weight(vf x)
+{
+	vf f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+	vf p = v_set1(0.0770670473575592f);
+
+	p = v_fma(p, f, v_set1(0.22764499485492706f));
+	p = v_fma(p, f, v_set1(0.6951167583465576f));
+	p = v_fma(p, f, v_set1(1.0f));
+	return _mm512_scalef_ps(p, x);
+}
+
+static inline void weights_store(element *target, vf low, vf high)
+{
+	_mm512_storeu_si512(target, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+}
+
+static inline __mmask32 first_mask_32(uint32_t n)
+{
+	return n >= 32 ? 0xffffffffu : (1u << n) - 1;
+}
+
+/*
+ * fp8 to bf16: the bits below the sign, as those of a float 2^120 too small, which the product
+ * makes exact.
+ */
+static inline __m512i f8_bf16(__m256i bytes)
+{
+	__m512i bits = _mm512_cvtepu8_epi16(bytes);
+	__m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi16(0x7f));
+	__m512i sign = _mm512_slli_epi16(_mm512_xor_si512(bits, magnitude), 8);
+	__mmask32 nan = _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7f));
+	__mmask32 small = _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8));
+	/* 0 to 7 times 2^-9, in bf16 */
+	const __m128i table = _mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60);
+	__m512i value = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(0x3c00));
+
+	value = _mm512_mask_permutexvar_epi16(value, small, magnitude, _mm512_castsi128_si512(table));
+	value = _mm512_mask_mov_epi16(value, nan, _mm512_set1_epi16(0x7fc0));
+	return _mm512_or_si512(value, sign);
+}
+
+/* The first n (at most 32) elements of a row in bf16, and zeros. Nothing behind them is read. */
+static inline __m512i halves_load(const void *source, uint32_t n, bool f8)
+{
+	if (f8)
+		return f8_bf16(_mm256_maskz_loadu_epi8(first_mask_32(n), source));
+	return _mm512_maskz_loadu_epi16(first_mask_32(n), source);
+}
+
+static inline void row_load(element *target, const void *source, uint32_t n, uint32_t n_padded,
+			    uint32_t type)
+{
+	(void)type; /* queries on this path are bf16 */
+	for (uint32_t i = 0; i < n; i += 32)
+		_mm512_mask_storeu_epi16(target + i, first_mask_32(n_padded - i),
+					 halves_load((const uint16_t *)source + i, n - i, false));
+}
+
+static inline __attribute__((always_inline)) void
+keys_pack_of(element *panel, const struct kvt_rows *rows, const struct kvt_rows *ahead,
+	     uint32_t dim, bool f8)
+{
+	const uint32_t bytes = f8 ? 1 : 2;
+	const uint32_t n_steps = (dim + 1) / 2;
+
+	for (uint32_t key = 0; key < rows->n; key += VW) {
+		for (uint32_t i = key; i < key + VW && i < ahead->n; i++)
+			row_fetch(ahead->at[i], dim * bytes);
+		for (uint32_t x = 0; x < dim; x += 2 * VW) {
+			uint32_t steps = n_steps - x / 2 < VW ? n_steps - x / 2 : VW;
+			element *to = panel + (x * GEMM_VECTORS * VW + 2 * key);
+			__m512i t[16];
+
+			UNROLL for (uint32_t i = 0; i < 16; i++)
+				t[i] = key + i >= rows->n ? _mm512_setzero_si512() :
+					halves_load(rows->at[key + i] + x * bytes, dim - x, f8);
+			transpose_16(t);
+			for (uint32_t i = 0; i < steps; i++)
+				_mm512_storeu_si512(to + i * (GEMM_VECTORS * VW * 2), t[i]);
+		}
+	}
+}
+
+static void keys_pack(element *panel, const struct kvt_rows *rows, const struct kvt_rows *ahead,
+		      uint32_t dim, uint32_t type)
+{
+	if (type == KVT_ATTN_F8_E4M3)
+		keys_pack_of(panel, rows, ahead, dim, true);
+	else
+		keys_pack_of(panel, rows, ahead, dim, false);
+}
+
+/*
+ * Two rows of 32 dimensions become two vectors of 16 pairs; returns lanes whose exponent is all
+ * ones.
+ */
+static inline __mmask32 pair_interleave(__m512i even, __m512i odd, __m512i *ret_low, __m512i *ret_high)
+{
+	const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
+					     39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+	const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+	const __m512i exponent = _mm512_set1_epi16(0x7f80);
+
+	*ret_low = _mm512_permutex2var_epi16(even, low, odd);
+	*ret_high = _mm512_permutex2var_epi16(even, high, odd);
+	return _mm512_cmpeq_epi16_mask(_mm512_and_si512(even, exponent), exponent) |
+		_mm512_cmpeq_epi16_mask(_mm512_and_si512(odd, exponent), exponent);
+}
+
+static inline __attribute__((always_inline)) bool
+values_pack_of(element *chunk, uint32_t capacity, const struct kvt_rows *rows,
+	       const struct kvt_rows *ahead, uint32_t dim, bool f8)
+{
+	const uint32_t bytes = f8 ? 1 : 2;
+	const uint32_t n_vectors = (dim + VW - 1) / VW;
+	const uint32_t n_panels = (n_vectors + GEMM_VECTORS - 1) / GEMM_VECTORS;
+	__mmask32 not_finite = 0;
+
+	for (uint32_t key = 0; key < rows->n; key += 2) {
+		uint32_t panel = 0, first = 0, end = n_vectors / n_panels;
+
+		for (uint32_t i = key; i < key + 2 && i < ahead->n; i++)
+			row_fetch(ahead->at[i], dim * bytes);
+		for (uint32_t v = 0; v < n_vectors; v += 2) {
+			const char *row = rows->at[key] + v * VW * bytes;
+			__m512i even = halves_load(row, dim - v * VW, f8);
+			__m512i odd = _mm512_setzero_si512();
+			__m512i pairs[2];
+
+			if (key + 1 < rows->n)
+				odd = halves_load(rows->at[key + 1] + v * VW * bytes,
+						  dim - v * VW, f8);
+			not_finite |= pair_interleave(even, odd, &pairs[0], &pairs[1]);
+			for (uint32_t i = v; i < v + 2 && i < n_vectors; i++) {
+				if (i == end) {
+					first = end;
+					panel++;
+					end = n_vectors * (panel + 1) / n_panels;
+				}
+				_mm512_storeu_si512(chunk + first * VW * capacity +
+						    (key * (end - first) + (i - first) * 2) * VW,
+						    pairs[i - v]);
+			}
+		}
+	}
+	return not_finite != 0;
+}
+
+static bool values_pack(element *chunk, uint32_t capacity, const struct kvt_rows *rows,
+			const struct kvt_rows *ahead, uint32_t dim, uint32_t type)
+{
+	if (type == KVT_ATTN_F8_E4M3)
+		return values_pack_of(chunk, capacity, rows, ahead, dim, true);
+	return values_pack_of(chunk, capacity, rows, ahead, dim, false);
+}
+
+#include "attention.inc.h"
+
+KVT_PATH_DEFINE(kvt_path_avx512_bf16, "avx512_bf16");

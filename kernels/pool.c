@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The thread pool of a context. The caller computes too. A thread that has nothing to do looks
+ * for the next turn a short while, since layers follow each other within microseconds, and then
+ * sleeps.
+ */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+/* About 20 microseconds of looking: half of what waking a sleeping thread takes. */
+#define SPINS 1000
+
+static inline void relax(void)
+{
+#if defined(__x86_64__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("isb" ::: "memory");
+#endif
+}
+
+static void items_run(struct kvt_pool *pool, uint32_t worker)
+{
+	for (;;) {
+		/*
+		 * Items are independent; what they wrote is published by the lock at the end of
+		 * the turn.
+		 */
+		uint64_t item = atomic_fetch_add_explicit(&pool->next_item, 1, memory_order_relaxed);
+
+		if (item >= pool->n_items)
+			return;
+		pool->run(pool->argument, item, worker);
+	}
+}
+
+struct worker_start {
+	struct kvt_pool *pool;
+	uint32_t worker;
+};
+
+/* Wait for the turn after seen. Returns false if the pool ends. */
+static bool turn_wait(struct kvt_pool *pool, uint64_t seen)
+{
+	bool stop;
+
+	for (int i = 0; i < SPINS; i++) {
+		/* The lock, taken next, orders everything else. */
+		if (atomic_load_explicit(&pool->turn, memory_order_relaxed) != seen)
+			break;
+		relax();
+	}
+	pthread_mutex_lock(&pool->lock);
+	while (!pool->stop && atomic_load_explicit(&pool->turn, memory_order_relaxed) == seen)
+		pthread_cond_wait(&pool->wake, &pool->lock);
+	stop = pool->stop;
+	pthread_mutex_unlock(&pool->lock);
+	return !stop;
+}
+
+static void *worker_main(void *argument)
+{
+	struct worker_start start = *(struct worker_start *)argument;
+	struct kvt_pool *pool = start.pool;
+	uint64_t seen = 0;
+
+	free(argument);
+	while (turn_wait(pool, seen)) {
+		/* Turns do not overlap: the next begins when all threads have ended this one. */
+		seen++;
+		items_run(pool, start.worker);
+		pthread_mutex_lock(&pool->lock);
+		if (--pool->n_busy == 0)
+			pthread_cond_signal(&pool->idle);
+		pthread_mutex_unlock(&pool->lock);
+	}
+	return NULL;
+}
+
+static int worker_start(struct kvt_pool *pool, uint32_t worker)
+{
+	struct worker_start *start = malloc(sizeof *start);
+	int error;
+
+	if (!start)
+		return -ENOMEM;
+	*start = (struct worker_start){ pool, worker };
+	error = pthread_create(&pool->threads[worker], NULL, worker_main, start);
+	if (error) {
+		free(start);
+		return -error;
+	}
+	pool->n_started = worker;
+	return 0;
+}
+
+int kvt_pool_init(struct kvt_pool *pool, uint32_t n_threads)
+{
+	int r = 0;
+
+	memset(pool, 0, sizeof *pool);
+	pool->n_threads = n_threads;
+	pool->threads = calloc(n_threads, sizeof *pool->threads);
+	if (!pool->threads)
+		return -ENOMEM;
+	pthread_mutex_init(&pool->lock, NULL);
+	pthread_cond_init(&pool->wake, NULL);
+	pthread_cond_init(&pool->idle, NULL);
+	for (uint32_t worker = 1; worker < n_threads && !r; worker++)
+		r = worker_start(pool, worker);
+	if (r)
+		kvt_pool_destroy(pool);
+	return r;
+}
+
+void kvt_pool_destroy(struct kvt_pool *pool)
+{
+	if (!pool->threads)
+		return;
+	pthread_mutex_lock(&pool->lock);
+	pool->stop = true;
+	pthread_cond_broadcast(&pool->wake);
+	pthread_mutex_unlock(&pool->lock);
+	for (uint32_t worker = 1; worker <= pool->n_started; worker++)
+		pthread_join(pool->threads[worker], NULL);
+	pthread_cond_destroy(&pool->idle);
+	pthread_cond_destroy(&pool->wake);
+	pthread_mutex_destroy(&pool->lock);
+	free(pool->threads);
+	pool->threads = NULL;
+}
+
+void kvt_pool_run(struct kvt_pool *pool, kvt_pool_run_fn *run, void *argument, uint64_t n_items,
+		  bool alone)
+{
+	if (alone || pool->n_threads == 1 || n_items <= 1) {
+		for (uint64_t item = 0; item < n_items; item++)
+			run(argument, item, 0);
+		return;
+	}
+	pthread_mutex_lock(&pool->lock);
+	pool->run = run;
+	pool->argument = argument;
+	pool->n_items = n_items;
+	pool->n_busy = pool->n_threads - 1;
+	atomic_store_explicit(&pool->next_item, 0, memory_order_relaxed);
+	atomic_fetch_add_explicit(&pool->turn, 1, memory_order_relaxed);
+	pthread_cond_broadcast(&pool->wake);
+	pthread_mutex_unlock(&pool->lock);
+
+	items_run(pool, 0);
+
+	pthread_mutex_lock(&pool->lock);
+	while (pool->n_busy)
+		pthread_cond_wait(&pool->idle, &pool->lock);
+	pthread_mutex_unlock(&pool->lock);
+}

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the kernel tests share: cases that are counted, memory with guard pages, random numbers, element types
+ * written a second time (slowly and plainly), a pool with sequences in it, and attention in double precision.
+ */
+#ifndef KVT_TESTS_KERNELS_SUPPORT_H
+#define KVT_TESTS_KERNELS_SUPPORT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kvt_kernels.h"
+
+/* Cases */
+
+/* Begin a case; ends the one before. */
+void case_begin(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* End the case; it is counted as skipped, with the reason. */
+void case_skip(const char *reason);
+/* Note a failure of the case at hand. */
+void case_fail(const char *file, int line, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+/* Print the counts; the exit status of the program. */
+int cases_end(void);
+
+#define EXPECT(condition)                                                                          \
+	do {                                                                                       \
+		if (!(condition))                                                                  \
+			case_fail(__FILE__, __LINE__, "%s", #condition);                           \
+	} while (0)
+#define EXPECT_EQUAL(a, b)                                                                         \
+	do {                                                                                       \
+		long long a_ = (long long)(a), b_ = (long long)(b);                                \
+		if (a_ != b_)                                                                      \
+			case_fail(__FILE__, __LINE__, "%s is %lld, not %lld", #a, a_, b_);         \
+	} while (0)
+
+/* Random numbers, the same for each seed everywhere. */
+
+struct random {
+	uint64_t state;
+};
+
+uint64_t random_next(struct random *random);
+uint32_t random_below(struct random *random, uint32_t n);
+/* About normal: mean 0, deviation 1. */
+float random_normal(struct random *random);
+
+/* Memory that ends where an unreadable page begins, and begins behind another if its size allows. */
+
+struct guarded {
+	void *data;
+	size_t bytes;
+	void *map;
+	size_t map_bytes;
+};
+
+struct guarded guarded_alloc(size_t bytes);
+void guarded_free(struct guarded *memory);
+
+/* Element types */
+
+size_t type_bytes(uint32_t type);
+const char *type_name(uint32_t type);
+double element_read(const void *element, uint32_t type);
+void element_write(void *element, uint32_t type, double value);
+
+/* A pool of one layer, or the middle one of several, with sequences whose KV is a function of their seeds. */
+
+struct pool {
+	struct kvt_attn_geometry geometry;
+	struct guarded slab;
+	struct kvt_attn_view view;
+	uint32_t *free_pages; /* in random order; page 0 is never among them */
+	uint32_t n_free;
+};
+
+struct pool_options {
+	uint32_t n_pages;
+	uint32_t page_size;
+	uint32_t n_kv_heads;
+	uint32_t head_dim;
+	uint32_t type;
+	uint32_t layout;
+	uint32_t order;
+	uint64_t seed; /* of the page order */
+};
+
+/* All bytes are 0xff, NaN in all types. */
+struct pool pool_make(const struct pool_options *options);
+void pool_free(struct pool *pool);
+
+struct text {
+	uint32_t n_positions;
+	uint32_t *pages;
+	uint32_t n_pages;
+};
+
+/* Positions 0 .. n_positions - 1 of the text with this seed, in pages of the pool. */
+struct text text_make(struct pool *pool, uint64_t seed, uint32_t n_positions);
+void text_free(struct text *text);
+/* One element of a text's K (plane 0) or V (plane 1) before it is rounded to the pool's type. */
+float text_value(uint64_t seed, uint32_t plane, uint32_t position, uint32_t head, uint32_t dim);
+void *pool_element(const struct pool *pool, uint32_t plane, uint32_t page, uint32_t head,
+		   uint32_t position, uint32_t dim);
+/* An element of a query vector of the text with this seed. */
+float text_query(uint64_t seed, uint32_t position, uint32_t head, uint32_t dim);
+
+/* Queries of a batch, and a poisoned place for the result; rows are [query][head][dim]. */
+
+struct rows {
+	struct guarded q;
+	struct guarded out;
+	uint32_t n_heads;
+	uint32_t head_dim;
+	uint32_t q_type;
+	uint32_t out_type;
+};
+
+struct rows rows_make(uint32_t n_rows, uint32_t n_heads, uint32_t head_dim, uint32_t q_type,
+		      uint32_t out_type);
+void rows_free(struct rows *rows);
+/* Fill queries of positions [first, first + n) of a text into rows from row on. */
+void rows_fill(struct rows *rows, uint32_t row, uint64_t seed, uint32_t first, uint32_t n);
+
+/*
+ * Attention of one query head of one row, in double precision, straight from the pages: result[head_dim]. The row sees
+ * positions 0 .. limit - 1.
+ */
+void reference_row(const struct pool *pool, const struct text *text, const void *q, uint32_t q_type,
+		   uint32_t kv_head, uint32_t limit, double scale, double *result);
+
+/* How many positions a query at this position sees, said in the plainest way. */
+uint32_t reference_limit(uint32_t position, uint32_t n_positions,
+			 const struct kvt_attn_region *regions, uint32_t n_regions);
+
+/* The paths of this CPU, and a context for one; NULL if this CPU has it not. */
+#define N_ISAS 5
+extern const char *const isa_names[N_ISAS];
+struct kvt_attn_context *context_for(enum kvt_attn_isa isa, uint32_t n_threads,
+				     uint64_t scratch_bytes);
+
+#endif
