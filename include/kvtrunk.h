@@ -41,6 +41,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#if defined(__cplusplus) && !defined(_Static_assert)
+#define _Static_assert static_assert /* so that the shared layouts hold in C++ too */
+#endif
 #include "kvtrunk_abi.h"
 
 #ifdef __cplusplus

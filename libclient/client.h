@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_CLIENT_H
+#define KVT_CLIENT_H
+
+/**
+ * @file client.h
+ * The inside of libkvtrunk, shared by its own files and by tests that want to reach behind the
+ * public API (raw entries on a live ring, protocol steps). Not installed.
+ *
+ * A client is private memory around four mappings: the session segment (both sides write), the
+ * arena (read-only, may be withheld), the pool (on request) and one page of its own that the
+ * kernel wipes in a forked child, which is how a child is told from its parent without a syscall.
+ *
+ * Every operation in flight has a *slot*: what it holds of the key and list areas, what the
+ * caller wants to be told, and what has to be given back when nobody waits for the answer any
+ * more. The entry's user_data is (slot generation << 32 | slot number), so an answer that fits no
+ * operation in flight is noticed.
+ *
+ *      free ──submit──► flying ──answer──► done ──reap──► held ──release──► free
+ *                         │ deadline                        ▲ kvt_call: directly
+ *                         └──► abandoned ──answer──► giving back (UNLOCK, END, FREE) ──► free
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kvtrunk.h"
+#include "shm/arena.h"
+#include "shm/assert.h"
+#include "shm/ring.h"
+
+#define KVT_CLIENT_MAGIC 0x4b56434cu /* "KVCL" */
+#define KVT_SEQ_MAGIC 0x4b565351u    /* "KVSQ" */
+#define KVT_ALIVE 0x616c6976u        /* content of the page that a fork wipes */
+
+#define KVT_LIKELY(x) __builtin_expect(!!(x), 1)
+#define KVT_UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+/* ---------------------------------------------------------------- areas */
+
+/** Free ranges of the key or the list area, in order of address. First fit: the low end stays
+ * warm in both caches. Allocations may be given back in any order; a hole is merged with its
+ * neighbours at once, so there are never more holes than operations in flight plus one. */
+struct kvt_extent {
+	uint32_t at;
+	uint32_t n;
+};
+
+struct kvt_area {
+	struct kvt_extent *holes;
+	uint32_t n_holes;
+	uint32_t capacity;
+	uint32_t count; /* words in all */
+};
+
+/** Takes allocated memory for at most `max_taken` ranges at a time. -ENOMEM. */
+int kvt_area_init(struct kvt_area *area, uint32_t count, uint32_t max_taken);
+void kvt_area_destroy(struct kvt_area *area);
+/** Take at least n words (0 is legal and takes none). False when no hole is large enough. */
+bool kvt_area_take(struct kvt_area *area, uint32_t n, struct kvt_extent *ret_extent);
+void kvt_area_give(struct kvt_area *area, struct kvt_extent extent);
+
+/* ---------------------------------------------------------------- steps */
+
+/** Protocol steps at which a test build (-DKVT_TEST_STEPS) calls kvt_client_step_hook, in the order
+ * in which one call passes them. X(enumerator, name). The last group is one step for each
+ * operation: "after-begin" is when its answer has been taken and the caller not yet been told. */
+#define KVT_CLIENT_STEPS(X)                                                                       \
+	X(KVT_STEP_CONNECTED, "connected")             /* socket open, HELLO not sent */         \
+	X(KVT_STEP_HELLO_SENT, "hello-sent")           /* no answer read yet */                  \
+	X(KVT_STEP_WELCOMED, "welcomed")               /* session open, nothing mapped yet */    \
+	X(KVT_STEP_ATTACHED, "attached")               /* everything mapped */                   \
+	X(KVT_STEP_NAMESPACE_SENT, "namespace-sent")                                             \
+	X(KVT_STEP_KEYS_WRITTEN, "keys-written")       /* keys in the area, no entry */          \
+	X(KVT_STEP_ENTRY_PUT, "entry-put")             /* entry written, tail not published */   \
+	X(KVT_STEP_TAIL_PUBLISHED, "tail-published")   /* visible, doorbell not rung */          \
+	X(KVT_STEP_SUBMITTED, "submitted")             /* doorbell rung if it was needed */      \
+	X(KVT_STEP_BEFORE_SLEEP, "before-sleep")       /* cq_need_wakeup set, about to sleep */  \
+	X(KVT_STEP_COMPLETION_SEEN, "completion-seen") /* in the CQ, head not moved */           \
+	X(KVT_STEP_COMPLETION_TAKEN, "completion-taken")                                         \
+	X(KVT_STEP_FENCE_RAISED, "fence-raised")       /* word stored, daemon not woken */       \
+	X(KVT_STEP_GIVE_BACK, "give-back")             /* a late answer is about to be undone */ \
+	X(KVT_STEP_CLOSED, "closed")                   /* CLOSE answered, socket still open */   \
+	X(KVT_STEP_AFTER_NOP, "after-nop")                                                       \
+	X(KVT_STEP_AFTER_MATCH, "after-match")                                                   \
+	X(KVT_STEP_AFTER_LOCK, "after-lock")                                                     \
+	X(KVT_STEP_AFTER_UNLOCK, "after-unlock")                                                 \
+	X(KVT_STEP_AFTER_ALLOC, "after-alloc")                                                   \
+	X(KVT_STEP_AFTER_FREE, "after-free")                                                     \
+	X(KVT_STEP_AFTER_INSERT, "after-insert")                                                 \
+	X(KVT_STEP_AFTER_BEGIN, "after-begin")                                                   \
+	X(KVT_STEP_AFTER_COMMIT, "after-commit")                                                 \
+	X(KVT_STEP_AFTER_EXTEND, "after-extend")                                                 \
+	X(KVT_STEP_AFTER_END, "after-end")                                                       \
+	X(KVT_STEP_AFTER_REMOVE, "after-remove")                                                 \
+	X(KVT_STEP_AFTER_PAGE, "after-page")                                                     \
+	X(KVT_STEP_AFTER_EVICT, "after-evict")                                                   \
+	X(KVT_STEP_AFTER_RESET, "after-reset")                                                   \
+	X(KVT_STEP_AFTER_STATS, "after-stats")                                                   \
+	X(KVT_STEP_AFTER_AUDIT, "after-audit")                                                   \
+	X(KVT_STEP_AFTER_CLOSE, "after-close")
+
+#define KVT_STEP_ENUM(e, n) e,
+enum kvt_client_step_id { KVT_CLIENT_STEPS(KVT_STEP_ENUM) KVT_STEP_COUNT };
+#undef KVT_STEP_ENUM
+
+/** Name of a step, NULL beyond the last; for `kill@STEP` and its documentation. */
+const char *kvt_client_step_name(unsigned int step);
+/** Number of a step, -EINVAL if there is none of that name. */
+int kvt_client_step_parse(const char *name);
+
+/** Called at each step in a test build; never elsewhere. `client` is NULL before it exists. */
+typedef void kvt_client_step_fn(struct kvt_client *client, unsigned int step, void *context);
+
+/** Test builds: the one hook of this process. Returns false in a library built without steps. */
+bool kvt_client_step_hook(kvt_client_step_fn *hook, void *context);
+
+#ifdef KVT_TEST_STEPS
+void kvt_client_step(struct kvt_client *client, unsigned int step);
+#else
+static inline void kvt_client_step(struct kvt_client *client, unsigned int step)
+{
+	(void)client;
+	(void)step;
+}
+#endif
+
+/* ---------------------------------------------------------------- client */
+
+enum kvt_slot_state {
+	KVT_SLOT_FREE = 0,
+	KVT_SLOT_FLYING,    /* submitted, somebody wants the answer */
+	KVT_SLOT_DONE,      /* answered, not yet reaped */
+	KVT_SLOT_HELD,      /* reaped, its list is still read by the caller */
+	KVT_SLOT_ABANDONED, /* submitted, its deadline passed: undo what the answer brings */
+	KVT_SLOT_UNDO,      /* answered; the undoing entry found no room yet */
+	KVT_SLOT_SILENT,    /* an undoing entry in flight: nobody wants its answer */
+};
+
+struct kvt_slot {
+	uint64_t user_data; /* the caller's */
+	struct kvt_seq *seq; /* whose page table the answer changes, when it comes late */
+	struct kvt_fence fence;
+	uint32_t next;      /* free list, list of done ones, or list of those to undo */
+	uint32_t pages_at;  /* INSERT: where its page numbers are in the key area */
+	uint32_t n_pages;
+	uint16_t generation;
+	uint16_t flags;
+	uint8_t state; /* enum kvt_slot_state */
+	uint8_t op;
+	struct kvt_extent keys;
+	struct kvt_extent list;
+	struct kvt_cqe cqe; /* DONE, UNDO */
+};
+
+/** First in, first out, linked through kvt_slot.next; 0 = empty. */
+struct kvt_slot_list {
+	uint32_t first;
+	uint32_t last;
+};
+
+/** A namespace that this client opened, by number. */
+struct kvt_opened {
+	uint64_t digest[2];
+	bool open;
+};
+
+struct kvt_client {
+	uint32_t magic;
+	uint32_t page_shift; /* log2 of the page size */
+	const volatile uint32_t *alive; /* KVT_ALIVE, 0 in a forked child */
+	int dead;            /* 0, or why nothing works any more: -ECONNRESET, -EPROTO */
+	bool armed;          /* the caller's loop asked for a wake-up */
+	bool has_session;    /* false: observer */
+	struct kvt_ring_end ring;
+	struct kvt_area keys;
+	struct kvt_area list;
+	struct kvt_slot *slots; /* [1, n_slots) */
+	uint32_t n_slots;
+	uint32_t free_slot;
+	uint32_t n_free;
+	uint32_t n_flying; /* entries whose answer is outstanding; at most the CQ's entries */
+	uint32_t empty_reaps; /* since the control socket was last looked at */
+	struct kvt_slot_list done;
+	struct kvt_slot_list undo;
+	int64_t spin_budget_ns;
+	int64_t timeout_ns;
+	int control;
+	int doorbell;
+	int completion;
+	int pool_fd;
+	uint64_t cookie;
+	struct kvt_arena_view arena;
+	struct kvt_opened *opened;
+	uint32_t n_opened;
+	void *segment;
+	uint64_t segment_bytes;
+	uint64_t arena_bytes; /* mapped; 0 = withheld */
+	struct kvt_pool pool;
+	uint64_t pool_mapped;
+	struct kvt_seq *seqs;      /* all of them, in use or not */
+	struct kvt_seq *free_seqs;
+	uint8_t *packet; /* KVT_MESSAGE_MAX bytes for answers on the control socket */
+	struct kvt_info info;
+	struct kvt_error error;
+	char farewell[KVT_TEXT_BYTES]; /* why the daemon ended the session */
+};
+
+struct kvt_seq {
+	uint32_t magic;
+	bool live;
+	struct kvt_client *client;
+	struct kvt_seq *next;      /* of the client */
+	struct kvt_seq *next_free;
+	struct kvt_lease lease;
+	uint64_t seq;
+	uint32_t matched, reusable, announced, position;
+	uint32_t n_late; /* operations whose deadline passed and whose answers are still to come */
+	uint32_t n_pages;
+	uint32_t capacity;
+	uint32_t *pages;
+};
+
+/** What a client is made of, for kvt_client_connect() and for tests that run both ends in one
+ * process. The client owns the descriptors (-1 = none) and, with `own_mappings`, unmaps. */
+struct kvt_client_parts {
+	void *segment; /* NULL: observer */
+	uint64_t segment_bytes;
+	struct kvt_segment_layout layout;
+	struct kvt_arena_view arena; /* base NULL: withheld */
+	int control, doorbell, completion, pool_fd;
+	int64_t spin_budget_ns, timeout_ns;
+	struct kvt_info info;
+};
+
+/** -ENOMEM; then everything still belongs to the caller. */
+int kvt_client_create(struct kvt_client **ret_client, const struct kvt_client_parts *parts);
+/** Unmap (not in a forked child), close, free. */
+void kvt_client_destroy(struct kvt_client *client);
+
+/* ---------------------------------------------------------------- inside */
+
+static inline bool kvt_client_forked(const struct kvt_client *client)
+{
+	return *client->alive != KVT_ALIVE;
+}
+
+/** Record a failure for kvt_client_error() and return its code. */
+int kvt_client_fail(struct kvt_client *client, int code, int reason, const char *format, ...)
+	__attribute__((format(printf, 4, 5), cold));
+/** The same for an answer of the daemon. */
+int kvt_client_fail_result(struct kvt_client *client, const struct kvt_result *result)
+	__attribute__((cold));
+void kvt_error_set(struct kvt_error *error, int code, int reason, const char *format, ...)
+	__attribute__((format(printf, 4, 5), cold));
+
+/** 0, or why this client cannot be used: -ECHILD in a forked child, -ECONNRESET. */
+int kvt_client_usable(struct kvt_client *client);
+
+/** How long one blocking call may take; filled when it first has to look at the clock. */
+struct kvt_wait {
+	int64_t deadline_ns;
+	int64_t spin_until_ns;
+	int64_t look_at_ns; /* when to look at the control socket while spinning */
+	bool started;
+};
+
+int64_t kvt_client_now_ns(void);
+/** Wait until the CQ holds something. -ETIMEDOUT, -ECONNRESET (also kvt_client.dead). */
+int kvt_client_wait(struct kvt_client *client, struct kvt_wait *wait);
+/** Look at the control socket without waiting: notices GOODBYE and hang-up. */
+void kvt_client_look(struct kvt_client *client);
+/** The session is over for this client. */
+void kvt_client_lost(struct kvt_client *client, int code, const char *why);
+
+/** Submit and wait, for the blocking forms. `seq`: whose table a late answer changes. On success
+ * the result is to be released. */
+int kvt_client_call(struct kvt_client *client, const struct kvt_request *request,
+		    struct kvt_seq *seq, struct kvt_result *ret_result);
+/** Take late answers in until those of this sequence are all there. */
+int kvt_client_settle(struct kvt_client *client, struct kvt_seq *seq);
+/** No answer that is still to come names this sequence any more. */
+void kvt_client_forget(struct kvt_client *client, const struct kvt_seq *seq);
+/** A late COMMIT or EXTEND arrived: bring the page table up to date. */
+void kvt_seq_late(struct kvt_seq *seq, const struct kvt_result *result);
+void kvt_seq_destroy_all(struct kvt_client *client);
+
+/** Socket part of kvt_client_connect(): connect and send HELLO, receive WELCOME. */
+int kvt_control_open(const char *path, int64_t deadline_ns, int *ret_fd, struct kvt_error *error);
+int kvt_control_send(int fd, const void *message, size_t bytes, const void *more,
+		     size_t more_bytes, int64_t deadline_ns);
+/** One message. Returns its length; -ECONNRESET when the other side hung up, -EPROTO when it is
+ * no message. At most `max_fds` descriptors are kept, and none on failure. */
+int kvt_control_receive(int fd, void *packet, size_t bytes, int *ret_fds, unsigned int max_fds,
+			unsigned int *ret_n_fds, int64_t deadline_ns);
+
+#endif

@@ -1,0 +1,571 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/client.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define DEFAULT_SOCKET "/run/kvtrunk/default.sock"
+#define DEFAULT_SQ_ENTRIES 64u
+#define DEFAULT_KEYS_COUNT (1u << 20)
+#define DEFAULT_LIST_COUNT (256u << 10)
+#define DEFAULT_SPIN_NS 50000
+#define CONNECT_TIMEOUT_NS 30000000000ll /* a daemon that is activated now makes its pool first */
+#define WELCOME_FDS_MAX 32u
+
+/* Everything that came with WELCOME, until the client owns it. */
+struct welcome {
+	struct kvt_message_welcome message;
+	int fds[WELCOME_FDS_MAX];
+	unsigned int n_fds;
+	int segment, doorbell, completion, arena, pool; /* among fds, -1 = not sent */
+};
+
+static void welcome_close(struct welcome *welcome)
+{
+	for (unsigned int i = 0; i < welcome->n_fds; i++)
+		if (welcome->fds[i] >= 0)
+			close(welcome->fds[i]);
+	welcome->n_fds = 0;
+}
+
+static int fill_hello(struct kvt_message_hello *hello, const struct kvt_options *options,
+		      struct kvt_error *error)
+{
+	const char *fingerprint = options->fingerprint ? options->fingerprint : "";
+	const char *label = options->label ? options->label : program_invocation_short_name;
+
+	memset(hello, 0, sizeof(*hello));
+	if (strlen(fingerprint) >= sizeof(hello->fingerprint)) {
+		kvt_error_set(error, -EINVAL, 0,
+			      "fingerprint is longer than %zu bytes: use kvt_geometry_build()",
+			      sizeof(hello->fingerprint) - 1);
+		return -EINVAL;
+	}
+	hello->head = (struct kvt_message){
+		.magic = KVT_MESSAGE_MAGIC,
+		.type = KVT_MSG_HELLO,
+		.version = KVT_ABI_MAJOR,
+		.bytes = sizeof(*hello),
+		.cookie = 1,
+	};
+	hello->abi_major = KVT_ABI_MAJOR;
+	hello->abi_minor = KVT_ABI_MINOR;
+	hello->flags = options->flags;
+	hello->layout = kvt_abi_layout();
+	hello->page_size = options->page_size;
+	hello->n_pages = options->n_pages;
+	hello->page_bytes = options->page_bytes;
+	hello->sq_entries = options->sq_entries ? options->sq_entries : DEFAULT_SQ_ENTRIES;
+	hello->cq_entries = options->cq_entries ? options->cq_entries : 2 * hello->sq_entries;
+	hello->keys_count = options->keys_count ? options->keys_count : DEFAULT_KEYS_COUNT;
+	hello->list_count = options->list_count ? options->list_count : DEFAULT_LIST_COUNT;
+	hello->pid = getpid();
+	memcpy(hello->fingerprint, fingerprint, strlen(fingerprint));
+	/* A longer label is for people anyway: cut it. */
+	memcpy(hello->label, label, strnlen(label, sizeof(hello->label) - 1));
+	return 0;
+}
+
+static int refused(const struct kvt_message_refused *message, struct kvt_error *error)
+{
+	int code = message->head.result < 0 ? message->head.result : -EPROTO;
+
+	kvt_error_set(error, code, 0, "the daemon refused: %.*s",
+		      (int)(message->head.bytes - offsetof(struct kvt_message_refused, text)),
+		      message->text);
+	return code;
+}
+
+/* Give each descriptor its name. -EPROTO when their number is not what the message says. */
+static int name_fds(struct welcome *welcome)
+{
+	int *const names[] = { &welcome->segment, &welcome->doorbell, &welcome->completion,
+			       &welcome->arena, &welcome->pool };
+	unsigned int at = 0;
+
+	for (unsigned int i = 0; i < 5; i++) {
+		*names[i] = -1;
+		if (!(welcome->message.fds & 1u << i))
+			continue;
+		if (at >= welcome->n_fds)
+			return -EPROTO;
+		*names[i] = welcome->fds[at++];
+	}
+	/* More slabs than one follow the first. */
+	return at == welcome->n_fds ||
+			       (welcome->pool >= 0 && welcome->message.n_slabs > 1 &&
+				welcome->n_fds - at == welcome->message.n_slabs - 1) ?
+		       0 :
+		       -EPROTO;
+}
+
+static bool geometry_ok(const struct kvt_message_welcome *message)
+{
+	uint32_t page_size = message->page_size;
+
+	return page_size >= 1 && page_size <= KVT_MAX_PAGE_SIZE &&
+	       (page_size & (page_size - 1)) == 0 && message->n_pages >= 2 &&
+	       message->page_bytes <= UINT64_MAX / message->n_pages &&
+	       message->page_bytes * message->n_pages <= message->pool_bytes &&
+	       memchr(message->fingerprint, '\0', sizeof(message->fingerprint));
+}
+
+static int receive_welcome(int fd, int64_t deadline_ns, struct welcome *welcome,
+			   struct kvt_error *error)
+{
+	union {
+		struct kvt_message head;
+		struct kvt_message_refused refused;
+		struct kvt_message_welcome welcome;
+	} packet;
+	int rc;
+
+	memset(&packet, 0, sizeof(packet));
+	rc = kvt_control_receive(fd, &packet, sizeof(packet), welcome->fds, WELCOME_FDS_MAX,
+				 &welcome->n_fds, deadline_ns);
+	if (rc < 0) {
+		kvt_error_set(error, rc, 0, "%s",
+			      rc == -ECONNRESET ? "gone: the daemon hung up at HELLO: see its log" :
+			      rc == -ETIMEDOUT ?
+						  "starting: no answer to HELLO in time: the daemon "
+						  "hangs or is busy" :
+						  "wrong_version: the answer to HELLO is no message "
+						  "of this ABI: install the same release");
+		return rc;
+	}
+	if ((packet.head.type == KVT_MSG_REFUSED || packet.head.type == KVT_MSG_GOODBYE) &&
+	    packet.head.bytes > offsetof(struct kvt_message_refused, text))
+		return refused(&packet.refused, error);
+	if (packet.head.type != KVT_MSG_WELCOME || packet.head.bytes != sizeof(packet.welcome)) {
+		kvt_error_set(error, -EPROTO, 0,
+			      "wrong_version: unexpected answer to HELLO (type %u, %u bytes): "
+			      "install the same release",
+			      packet.head.type, packet.head.bytes);
+		return -EPROTO;
+	}
+	welcome->message = packet.welcome;
+	if (name_fds(welcome) != 0 || !geometry_ok(&welcome->message)) {
+		kvt_error_set(error, -EPROTO, 0,
+			      "corrupt: WELCOME contradicts itself (%u descriptors, page size %u)",
+			      welcome->n_fds, welcome->message.page_size);
+		return -EPROTO;
+	}
+	return 0;
+}
+
+/* Real size of an object, provided that nobody can shrink it under our feet. */
+static int sealed_size(int fd, uint64_t *ret_bytes)
+{
+	struct stat st;
+	int seals;
+
+	if (fstat(fd, &st) != 0)
+		return -errno;
+	seals = fcntl(fd, F_GET_SEALS);
+	if (seals < 0 || !(seals & F_SEAL_SHRINK))
+		return -EPROTO;
+	*ret_bytes = (uint64_t)st.st_size;
+	return 0;
+}
+
+static int map_private_to_us(int fd, uint64_t bytes, void **ret_base)
+{
+	void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	int rc;
+
+	if (base == MAP_FAILED)
+		return -errno;
+	if (madvise(base, bytes, MADV_DONTFORK) != 0) {
+		rc = -errno;
+		munmap(base, bytes);
+		return rc;
+	}
+	*ret_base = base;
+	return 0;
+}
+
+static int map_segment(struct welcome *welcome, struct kvt_client_parts *parts,
+		       struct kvt_error *error)
+{
+	uint64_t bytes;
+	int rc;
+
+	if (welcome->segment < 0 || welcome->doorbell < 0 || welcome->completion < 0) {
+		kvt_error_set(error, -EPROTO, 0, "corrupt: WELCOME lacks the ring's descriptors");
+		return -EPROTO;
+	}
+	rc = sealed_size(welcome->segment, &bytes);
+	if (rc == 0 && bytes < sizeof(struct kvt_segment_header))
+		rc = -EPROTO;
+	if (rc == 0)
+		rc = map_private_to_us(welcome->segment, bytes, &parts->segment);
+	if (rc != 0) {
+		kvt_error_set(error, rc, 0, "cannot map the session segment: %s",
+			      rc == -EPROTO ? "it is too small or not sealed" :
+					      kvt_errno_name(rc));
+		return rc;
+	}
+	parts->segment_bytes = bytes;
+	rc = kvt_segment_check(parts->segment, bytes, &parts->layout);
+	if (rc != 0) {
+		munmap(parts->segment, bytes);
+		parts->segment = NULL;
+		kvt_error_set(error, -EPROTO, 0, "%s: session segment",
+			      rc == -EPROTO ? "wrong_layout" : "corrupt");
+		return -EPROTO;
+	}
+	/* Shared with the daemon's end, which only ever writes it: nothing blocks there. */
+	if (fcntl(welcome->completion, F_SETFL, O_NONBLOCK) != 0)
+		return -errno;
+	return 0;
+}
+
+static int map_arena(struct welcome *welcome, struct kvt_client_parts *parts,
+		     struct kvt_error *error)
+{
+	enum kvt_attach_state state;
+
+	if (welcome->arena < 0)
+		return 0;
+	state = kvt_arena_attach(&parts->arena, welcome->arena);
+	if (state == KVT_ATTACH_OK && (parts->arena.page_size != welcome->message.page_size ||
+				       parts->arena.n_pages != welcome->message.n_pages)) {
+		kvt_arena_detach(&parts->arena);
+		state = KVT_ATTACH_CORRUPT;
+	}
+	if (state == KVT_ATTACH_OK)
+		return 0;
+	kvt_error_set(error, state == KVT_ATTACH_STARTING ? -EAGAIN : -EPROTO, 0, "%s: arena: %s",
+		      kvt_attach_state_name(state), kvt_arena_state_text(state));
+	return state == KVT_ATTACH_STARTING ? -EAGAIN : -EPROTO;
+}
+
+static void fill_info(struct kvt_info *info, const struct kvt_message_welcome *message,
+		      bool arena_visible)
+{
+	*info = (struct kvt_info){
+		.session = message->session,
+		.page_size = message->page_size,
+		.n_pages = message->n_pages,
+		.page_bytes = message->page_bytes,
+		.pool_bytes = message->pool_bytes,
+		.epoch = message->epoch,
+		.instance = { message->instance[0], message->instance[1] },
+		.backend = message->backend,
+		.n_slabs = message->n_slabs,
+		.max_leases = message->max_leases,
+		.max_private_pages = message->max_private_pages,
+		.privileged = message->flags & 1,
+		.disabled = message->flags & 2,
+		.test_clock = message->flags & 4,
+		.arena_visible = arena_visible,
+		.daemon_pid = message->daemon_pid,
+	};
+	memcpy(info->fingerprint, message->fingerprint, sizeof(info->fingerprint));
+}
+
+/* The descriptors that the client keeps leave `welcome`; the others are closed with it. */
+static int keep_fd(struct welcome *welcome, int fd)
+{
+	for (unsigned int i = 0; fd >= 0 && i < welcome->n_fds; i++)
+		if (welcome->fds[i] == fd)
+			welcome->fds[i] = -1;
+	return fd;
+}
+
+static int build_client(struct kvt_client **ret_client, const struct kvt_options *options,
+			struct welcome *welcome, int control, struct kvt_error *error)
+{
+	struct kvt_client_parts parts = {
+		.control = control,
+		.spin_budget_ns = options->spin_budget_ns ? options->spin_budget_ns :
+							    DEFAULT_SPIN_NS,
+		.timeout_ns = options->timeout_ns,
+	};
+	int rc = 0;
+
+	if (!(options->flags & KVT_HELLO_OBSERVE))
+		rc = map_segment(welcome, &parts, error);
+	if (rc == 0)
+		rc = map_arena(welcome, &parts, error);
+	if (rc == 0) {
+		parts.doorbell = welcome->doorbell;
+		parts.completion = welcome->completion;
+		parts.pool_fd = welcome->pool;
+		fill_info(&parts.info, &welcome->message, parts.arena.base != NULL);
+		rc = kvt_client_create(ret_client, &parts);
+		if (rc != 0)
+			kvt_error_set(error, rc, 0, "out of memory for the client");
+	}
+	if (rc != 0) {
+		if (parts.segment)
+			munmap(parts.segment, parts.segment_bytes);
+		kvt_arena_detach(&parts.arena);
+		return rc;
+	}
+	keep_fd(welcome, welcome->doorbell);
+	keep_fd(welcome, welcome->completion);
+	keep_fd(welcome, welcome->pool);
+	kvt_client_step(*ret_client, KVT_STEP_ATTACHED);
+	return 0;
+}
+
+int kvt_client_connect(struct kvt_client **ret_client, const struct kvt_options *options,
+		       struct kvt_error *error)
+{
+	struct kvt_options chosen = { 0 };
+	struct welcome welcome = { .n_fds = 0 };
+	struct kvt_message_hello hello;
+	int64_t deadline_ns;
+	int control, rc;
+
+	/* A caller built against another version may have a shorter or a longer struct. */
+	if (options)
+		memcpy(&chosen, options,
+		       options->size < sizeof(chosen) ? options->size : sizeof(chosen));
+	if (!chosen.socket_path)
+		chosen.socket_path = secure_getenv("KVTRUNK_SOCKET");
+	if (!chosen.socket_path)
+		chosen.socket_path = DEFAULT_SOCKET;
+	deadline_ns = kvt_client_now_ns() +
+		      (chosen.timeout_ns > 0 ? chosen.timeout_ns : CONNECT_TIMEOUT_NS);
+	rc = fill_hello(&hello, &chosen, error);
+	if (rc != 0)
+		return rc;
+	rc = kvt_control_open(chosen.socket_path, deadline_ns, &control, error);
+	if (rc != 0)
+		return rc;
+	kvt_client_step(NULL, KVT_STEP_CONNECTED);
+	rc = kvt_control_send(control, &hello, sizeof(hello), NULL, 0, deadline_ns);
+	kvt_client_step(NULL, KVT_STEP_HELLO_SENT);
+	/* Even if sending failed there may be a message that says why. */
+	if (rc == 0 || rc == -ECONNRESET)
+		rc = receive_welcome(control, deadline_ns, &welcome, error);
+	else
+		kvt_error_set(error, rc, 0, "cannot send HELLO: %s", kvt_errno_name(rc));
+	if (rc == 0) {
+		kvt_client_step(NULL, KVT_STEP_WELCOMED);
+		rc = build_client(ret_client, &chosen, &welcome, control, error);
+	}
+	welcome_close(&welcome);
+	if (rc != 0)
+		close(control);
+	return rc;
+}
+
+static int create_rings(struct kvt_client *client, const struct kvt_client_parts *parts)
+{
+	uint32_t flying = parts->layout.cq_entries;
+
+	/* As many again may be held by the caller, and one each must always be left for an
+	 * entry that gives something back. */
+	client->n_slots = 2 * flying + 2;
+	client->slots = calloc(client->n_slots, sizeof(*client->slots));
+	if (!client->slots)
+		return -ENOMEM;
+	for (uint32_t i = client->n_slots - 1; i >= 1; i--) {
+		client->slots[i].next = client->free_slot;
+		client->free_slot = i;
+	}
+	client->n_free = client->n_slots - 1;
+	kvt_ring_end_init(&client->ring, parts->segment, &parts->layout);
+	client->ring.sq_tail = client->ring.sq_head =
+		kvt_load_relaxed(&client->ring.header->sq_tail);
+	client->ring.cq_head = client->ring.cq_tail =
+		kvt_load_relaxed(&client->ring.header->cq_head);
+	if (kvt_area_init(&client->keys, (uint32_t)parts->layout.keys_count,
+			  client->n_slots) != 0 ||
+	    kvt_area_init(&client->list, (uint32_t)parts->layout.list_count, client->n_slots) != 0)
+		return -ENOMEM;
+	client->has_session = true;
+	return 0;
+}
+
+static int create_alive_page(struct kvt_client *client)
+{
+	size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
+	uint32_t *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+			      -1, 0);
+
+	if (page == MAP_FAILED)
+		return -ENOMEM;
+	if (madvise(page, bytes, MADV_WIPEONFORK) != 0) {
+		munmap(page, bytes);
+		return -ENOMEM;
+	}
+	*page = KVT_ALIVE;
+	client->alive = page;
+	return 0;
+}
+
+static void free_memory(struct kvt_client *client)
+{
+	if (client->alive)
+		munmap((void *)(uintptr_t)client->alive, (size_t)sysconf(_SC_PAGESIZE));
+	kvt_seq_destroy_all(client);
+	kvt_area_destroy(&client->keys);
+	kvt_area_destroy(&client->list);
+	free(client->slots);
+	free(client->opened);
+	free(client->packet);
+	client->magic = 0;
+	free(client);
+}
+
+int kvt_client_create(struct kvt_client **ret_client, const struct kvt_client_parts *parts)
+{
+	struct kvt_client *client = calloc(1, sizeof(*client));
+	int rc;
+
+	if (!client)
+		return -ENOMEM;
+	client->magic = KVT_CLIENT_MAGIC;
+	client->info = parts->info;
+	client->page_shift = (uint32_t)__builtin_ctz(parts->info.page_size);
+	client->spin_budget_ns = parts->spin_budget_ns;
+	client->timeout_ns = parts->timeout_ns;
+	client->control = parts->control;
+	client->doorbell = parts->doorbell;
+	client->completion = parts->completion;
+	client->pool_fd = parts->pool_fd;
+	client->cookie = 1;
+	client->packet = malloc(KVT_MESSAGE_MAX);
+	rc = client->packet ? create_alive_page(client) : -ENOMEM;
+	if (rc == 0 && parts->segment)
+		rc = create_rings(client, parts);
+	if (rc != 0) {
+		free_memory(client);
+		return rc;
+	}
+	client->segment = parts->segment;
+	client->segment_bytes = parts->segment_bytes;
+	client->arena = parts->arena;
+	kvt_error_set(&client->error, 0, 0, "no call has failed yet");
+	*ret_client = client;
+	return 0;
+}
+
+void kvt_client_destroy(struct kvt_client *client)
+{
+	const int fds[] = { client->control, client->doorbell, client->completion,
+			    client->pool_fd };
+
+	/* What was kept out of a forked child is not there to be unmapped; something else may be. */
+	if (!kvt_client_forked(client)) {
+		if (client->segment && client->segment_bytes)
+			munmap(client->segment, client->segment_bytes);
+		if (client->arena.bytes)
+			kvt_arena_detach(&client->arena);
+		if (client->pool.base)
+			munmap(client->pool.base, client->pool_mapped);
+	}
+	for (unsigned int i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
+		if (fds[i] >= 0)
+			close(fds[i]);
+	free_memory(client);
+}
+
+void kvt_client_abandon(struct kvt_client *client)
+{
+	if (client)
+		kvt_client_destroy(client);
+}
+
+int kvt_client_close(struct kvt_client *client, struct kvt_fence fence)
+{
+	struct kvt_request request = { .op = KVT_OP_CLOSE, .fence = fence };
+	struct kvt_result result;
+	int rc;
+
+	if (!client)
+		return 0;
+	rc = kvt_client_usable(client);
+	if (rc == 0 && client->has_session)
+		rc = kvt_client_call(client, &request, NULL, &result);
+	if (rc == 0)
+		kvt_client_step(client, KVT_STEP_CLOSED);
+	kvt_client_destroy(client);
+	return rc;
+}
+
+const struct kvt_info *kvt_client_info(const struct kvt_client *client)
+{
+	return &client->info;
+}
+
+const struct kvt_error *kvt_client_error(const struct kvt_client *client)
+{
+	return &client->error;
+}
+
+void kvt_client_set_timeout(struct kvt_client *client, int64_t timeout_ns)
+{
+	client->timeout_ns = timeout_ns > 0 ? timeout_ns : 0;
+}
+
+int kvt_client_completion_fd(const struct kvt_client *client)
+{
+	return client->completion;
+}
+
+int kvt_client_control_fd(const struct kvt_client *client)
+{
+	return client->control;
+}
+
+static uint64_t round_up(uint64_t bytes, uint64_t unit)
+{
+	return (bytes + unit - 1) / unit * unit;
+}
+
+int kvt_pool_map(struct kvt_client *client, struct kvt_pool *ret_pool)
+{
+	const struct kvt_info *info = &client->info;
+	uint64_t real, bytes;
+	struct stat st;
+	void *base;
+	int rc = kvt_client_usable(client);
+
+	if (rc != 0)
+		return rc;
+	if (client->pool.base) {
+		*ret_pool = client->pool;
+		return 0;
+	}
+	if (info->backend != KVT_POOL_HOST || client->pool_fd < 0)
+		return kvt_client_fail(client, -ENOTSUP, 0,
+				       "the pool is not host memory: open the %s handle with CUDA",
+				       info->backend == KVT_POOL_CUDA_IPC ? "IPC" : "VMM");
+	rc = sealed_size(client->pool_fd, &real);
+	if (rc != 0 || fstat(client->pool_fd, &st) != 0)
+		return kvt_client_fail(client, -EPROTO, 0, "corrupt: the pool is not sealed");
+	/* Huge pages are mapped whole; st_blksize is their size. */
+	bytes = round_up(info->pool_bytes, st.st_blksize > 0 ? (uint64_t)st.st_blksize : 1);
+	if (bytes > real)
+		bytes = real;
+	if (bytes < info->page_bytes * info->n_pages)
+		return kvt_client_fail(client, -EPROTO, 0,
+				       "corrupt: the pool has %llu bytes, %llu are needed",
+				       (unsigned long long)real,
+				       (unsigned long long)info->pool_bytes);
+	rc = map_private_to_us(client->pool_fd, bytes, &base);
+	if (rc != 0)
+		return kvt_client_fail(client, rc, 0, "cannot map the pool of %llu bytes: %s",
+				       (unsigned long long)bytes, kvt_errno_name(rc));
+	client->pool_mapped = bytes;
+	client->pool = (struct kvt_pool){
+		.base = base,
+		.bytes = info->pool_bytes,
+		.page_bytes = info->page_bytes,
+		.n_pages = info->n_pages,
+	};
+	*ret_pool = client->pool;
+	return 0;
+}

@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/client.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+int64_t kvt_client_now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
+
+void kvt_error_set(struct kvt_error *error, int code, int reason, const char *format, ...)
+{
+	va_list arguments;
+
+	if (!error)
+		return;
+	error->code = code;
+	error->reason = reason;
+	va_start(arguments, format);
+	vsnprintf(error->text, sizeof(error->text), format, arguments);
+	va_end(arguments);
+}
+
+/* Wait for one descriptor. 0, -ETIMEDOUT, or another errno. */
+static int wait_for(int fd, short events, int64_t deadline_ns)
+{
+	struct pollfd poll_fd = { .fd = fd, .events = events };
+
+	for (;;) {
+		int64_t left = INT64_MAX;
+		struct timespec timeout;
+		int n;
+
+		if (deadline_ns != INT64_MAX) {
+			left = deadline_ns - kvt_client_now_ns();
+			if (left <= 0)
+				return -ETIMEDOUT;
+		}
+		timeout.tv_sec = left / 1000000000;
+		timeout.tv_nsec = left % 1000000000;
+		n = ppoll(&poll_fd, 1, left == INT64_MAX ? NULL : &timeout, NULL);
+		if (n > 0)
+			return 0;
+		if (n < 0 && errno != EINTR)
+			return -errno;
+	}
+}
+
+static int connect_error(struct kvt_error *error, int code, const char *path)
+{
+	enum kvt_attach_state state = KVT_ATTACH_NO_SOCKET;
+	const char *cure = "start kvtrunkd, or set KVTRUNK_SOCKET to its socket";
+
+	switch (code) {
+	case -ENOENT:
+		break;
+	case -ECONNREFUSED:
+		cure = "the socket is there but its daemon is not: start kvtrunkd again";
+		break;
+	case -EACCES:
+	case -EPERM:
+		state = KVT_ATTACH_NO_PERMISSION;
+		cure = "join the group that owns the socket, or run as the daemon's user";
+		break;
+	case -EPROTOTYPE:
+		cure = "this is not a SEQPACKET socket: another program listens here";
+		break;
+	case -ETIMEDOUT:
+		state = KVT_ATTACH_STARTING;
+		cure = "the daemon does not accept: it hangs, or too many connect at once";
+		break;
+	default:
+		cure = "see the errno";
+	}
+	kvt_error_set(error, code, 0, "%s: cannot connect to %s (%s): %s",
+		      kvt_attach_state_name(state), path, kvt_errno_name(code), cure);
+	return code;
+}
+
+/* A path, or with a leading @ a name in the abstract namespace. */
+static int socket_address(const char *path, struct sockaddr_un *address, socklen_t *ret_bytes)
+{
+	size_t length = strlen(path);
+
+	if (length == 0 || length >= sizeof(address->sun_path))
+		return -ENAMETOOLONG;
+	memset(address, 0, sizeof(*address));
+	address->sun_family = AF_UNIX;
+	memcpy(address->sun_path, path, length);
+	*ret_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length + 1);
+	if (path[0] == '@') {
+		address->sun_path[0] = '\0';
+		(*ret_bytes)--;
+	}
+	return 0;
+}
+
+int kvt_control_open(const char *path, int64_t deadline_ns, int *ret_fd, struct kvt_error *error)
+{
+	int64_t left = deadline_ns - kvt_client_now_ns();
+	struct sockaddr_un address;
+	struct timeval timeout;
+	socklen_t bytes;
+	int fd, rc;
+
+	if (socket_address(path, &address, &bytes) != 0) {
+		kvt_error_set(error, -ENAMETOOLONG, 0,
+			      "socket path is empty or longer than %zu bytes: %.80s",
+			      sizeof(address.sun_path) - 1, path);
+		return -ENAMETOOLONG;
+	}
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (fd < 0) {
+		rc = -errno;
+		kvt_error_set(error, rc, 0, "socket: %s: raise RLIMIT_NOFILE?",
+			      kvt_errno_name(rc));
+		return rc;
+	}
+	if (left < 1000000)
+		left = 1000000;
+	timeout.tv_sec = left / 1000000000;
+	timeout.tv_usec = left % 1000000000 / 1000;
+	/* A full backlog makes connect() wait, for this long. */
+	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
+	do {
+		rc = connect(fd, (struct sockaddr *)&address, bytes) == 0 ? 0 : -errno;
+	} while (rc == -EINTR && kvt_client_now_ns() < deadline_ns);
+	if (rc == -EAGAIN || rc == -EINTR)
+		rc = -ETIMEDOUT;
+	if (rc == 0 && fcntl(fd, F_SETFL, O_NONBLOCK) != 0)
+		rc = -errno;
+	if (rc != 0) {
+		close(fd);
+		return connect_error(error, rc, path);
+	}
+	*ret_fd = fd;
+	return 0;
+}
+
+int kvt_control_send(int fd, const void *message, size_t bytes, const void *more,
+		     size_t more_bytes, int64_t deadline_ns)
+{
+	struct iovec iov[2] = {
+		{ .iov_base = (void *)(uintptr_t)message, .iov_len = bytes },
+		{ .iov_base = (void *)(uintptr_t)more, .iov_len = more_bytes },
+	};
+	struct msghdr header = { .msg_iov = iov, .msg_iovlen = more_bytes ? 2 : 1 };
+
+	for (;;) {
+		int rc;
+
+		if (sendmsg(fd, &header, MSG_NOSIGNAL) >= 0)
+			return 0;
+		if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN)
+			return -ECONNRESET;
+		if (errno != EAGAIN && errno != EINTR)
+			return -errno;
+		rc = wait_for(fd, POLLOUT, deadline_ns);
+		if (rc != 0)
+			return rc;
+	}
+}
+
+static void close_all(const int *fds, unsigned int n)
+{
+	for (unsigned int i = 0; i < n; i++)
+		close(fds[i]);
+}
+
+/* Keep up to max_fds of the descriptors that came along. False when there were more. */
+static bool take_fds(struct msghdr *header, int *fds, unsigned int max_fds, unsigned int *ret_n)
+{
+	struct cmsghdr *part;
+	unsigned int n = 0;
+	bool fits = true;
+
+	for (part = CMSG_FIRSTHDR(header); part; part = CMSG_NXTHDR(header, part)) {
+		size_t bytes = part->cmsg_len - CMSG_LEN(0);
+
+		if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS)
+			continue;
+		for (size_t i = 0; i + sizeof(int) <= bytes; i += sizeof(int)) {
+			int fd;
+
+			memcpy(&fd, CMSG_DATA(part) + i, sizeof(fd));
+			if (n < max_fds) {
+				fds[n++] = fd;
+			} else {
+				close(fd);
+				fits = false;
+			}
+		}
+	}
+	*ret_n = n;
+	return fits;
+}
+
+int kvt_control_receive(int fd, void *packet, size_t bytes, int *ret_fds, unsigned int max_fds,
+			unsigned int *ret_n_fds, int64_t deadline_ns)
+{
+	union {
+		struct cmsghdr align;
+		char bytes[CMSG_SPACE(32 * sizeof(int))];
+	} control;
+	struct iovec iov = { .iov_base = packet, .iov_len = bytes };
+	const struct kvt_message *message = packet;
+	unsigned int n_fds = 0;
+	bool fits;
+	ssize_t got;
+
+	for (;;) {
+		struct msghdr header = {
+			.msg_iov = &iov,
+			.msg_iovlen = 1,
+			.msg_control = control.bytes,
+			.msg_controllen = sizeof(control.bytes),
+		};
+
+		got = recvmsg(fd, &header, MSG_CMSG_CLOEXEC);
+		if (got >= 0) {
+			fits = take_fds(&header, ret_fds, max_fds, &n_fds) &&
+			       !(header.msg_flags & (MSG_CTRUNC | MSG_TRUNC));
+			break;
+		}
+		if (errno == ECONNRESET)
+			return -ECONNRESET;
+		if (errno != EAGAIN && errno != EINTR)
+			return -errno;
+		if (deadline_ns == 0)
+			return -EAGAIN;
+		got = wait_for(fd, POLLIN, deadline_ns);
+		if (got != 0)
+			return (int)got;
+	}
+	if (got == 0) {
+		close_all(ret_fds, n_fds);
+		return -ECONNRESET;
+	}
+	if (!fits || (size_t)got < sizeof(*message) || message->magic != KVT_MESSAGE_MAGIC ||
+	    message->bytes != (size_t)got || message->version != KVT_ABI_MAJOR) {
+		close_all(ret_fds, n_fds);
+		return -EPROTO;
+	}
+	if (ret_n_fds)
+		*ret_n_fds = n_fds;
+	return (int)got;
+}

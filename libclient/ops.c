@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/client.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The calls that are one operation each: fill a request, wait, copy out. */
+
+/* Copy a list out and release the answer. The caller made sure of the room. */
+static void take_list(struct kvt_client *client, struct kvt_result *result, uint32_t *ret_pages,
+		      uint32_t *ret_n)
+{
+	if (result->n_pages)
+		memcpy(ret_pages, result->pages, result->n_pages * sizeof(*ret_pages));
+	if (ret_n)
+		*ret_n = result->n_pages;
+	kvt_result_release(client, result);
+}
+
+static int call_and_release(struct kvt_client *client, const struct kvt_request *request,
+			    struct kvt_result *result)
+{
+	int rc = kvt_client_call(client, request, NULL, result);
+
+	if (rc == 0)
+		kvt_result_release(client, result);
+	return rc;
+}
+
+int kvt_match(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
+	      uint32_t n_keys, uint32_t flags, struct kvt_result *ret_result)
+{
+	struct kvt_request request = {
+		.op = KVT_OP_MATCH,
+		.flags = flags,
+		.namespace_id = namespace_id,
+		.keys = keys,
+		.n_keys = n_keys,
+	};
+
+	return kvt_client_call(client, &request, NULL, ret_result);
+}
+
+int kvt_lock(struct kvt_client *client, struct kvt_handle handle, struct kvt_lease *ret_lease,
+	     uint32_t *ret_pages, uint32_t capacity, uint32_t *ret_n)
+{
+	struct kvt_request request = { .op = KVT_OP_LOCK, .handle = handle };
+	uint32_t needed = handle.positions >> client->page_shift;
+	struct kvt_result result;
+	int rc;
+
+	if (needed > capacity) {
+		*ret_n = needed;
+		return kvt_client_fail(client, -ENOBUFS, KVT_REASON_LIST_SHORT,
+				       "lock: the handle names %u pages, there is room for %u",
+				       needed, capacity);
+	}
+	rc = kvt_client_call(client, &request, NULL, &result);
+	if (rc != 0)
+		return rc;
+	*ret_lease = result.lease;
+	take_list(client, &result, ret_pages, ret_n);
+	return 0;
+}
+
+int kvt_unlock(struct kvt_client *client, struct kvt_lease lease, struct kvt_fence fence)
+{
+	struct kvt_request request = { .op = KVT_OP_UNLOCK, .lease = lease, .fence = fence };
+	struct kvt_result result;
+
+	return call_and_release(client, &request, &result);
+}
+
+int kvt_alloc(struct kvt_client *client, uint32_t n, uint32_t *ret_pages)
+{
+	struct kvt_request request = { .op = KVT_OP_ALLOC, .arg = n };
+	struct kvt_result result;
+	int rc = kvt_client_call(client, &request, NULL, &result);
+
+	if (rc == 0)
+		take_list(client, &result, ret_pages, NULL);
+	return rc;
+}
+
+int kvt_free(struct kvt_client *client, const uint32_t *pages, uint32_t n, struct kvt_fence fence)
+{
+	struct kvt_request request = {
+		.op = KVT_OP_FREE,
+		.pages = pages,
+		.n_pages = n,
+		.fence = fence,
+	};
+	struct kvt_result result;
+
+	return call_and_release(client, &request, &result);
+}
+
+int kvt_insert(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
+	       uint32_t n_keys, const uint32_t *pages, struct kvt_handle start,
+	       struct kvt_fence fence, uint32_t flags, struct kvt_result *ret_result)
+{
+	struct kvt_request request = {
+		.op = KVT_OP_INSERT,
+		.flags = flags,
+		.namespace_id = namespace_id,
+		.keys = keys,
+		.n_keys = n_keys,
+		.pages = pages,
+		.n_pages = n_keys >> client->page_shift,
+		.handle = start,
+		.fence = fence,
+	};
+
+	return kvt_client_call(client, &request, NULL, ret_result);
+}
+
+int kvt_remove(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
+	       uint32_t n_keys)
+{
+	struct kvt_request request = {
+		.op = KVT_OP_REMOVE,
+		.namespace_id = namespace_id,
+		.keys = keys,
+		.n_keys = n_keys,
+	};
+	struct kvt_result result;
+
+	return call_and_release(client, &request, &result);
+}
+
+int kvt_evict(struct kvt_client *client, uint32_t n, uint32_t *ret_evicted)
+{
+	struct kvt_request request = { .op = KVT_OP_EVICT, .arg = n };
+	struct kvt_result result;
+	int rc = call_and_release(client, &request, &result);
+
+	if (rc == 0)
+		*ret_evicted = result.evicted;
+	return rc;
+}
+
+int kvt_reset(struct kvt_client *client)
+{
+	struct kvt_request request = { .op = KVT_OP_RESET };
+	struct kvt_result result;
+
+	return call_and_release(client, &request, &result);
+}
+
+int kvt_stats(struct kvt_client *client, struct kvt_counters *ret_counters)
+{
+	struct kvt_request request = { .op = KVT_OP_STATS };
+	struct kvt_result result;
+	int rc = kvt_client_call(client, &request, NULL, &result);
+
+	if (rc != 0)
+		return rc;
+	if (result.n_pages * sizeof(uint32_t) != sizeof(*ret_counters)) {
+		kvt_result_release(client, &result);
+		return kvt_client_fail(client, -EPROTO, 0, "stats: %u words in the answer",
+				       result.n_pages);
+	}
+	memcpy(ret_counters, result.pages, sizeof(*ret_counters));
+	kvt_result_release(client, &result);
+	return 0;
+}
+
+/* ---------------------------------------------------------------- fences */
+
+uint64_t *kvt_fence_word(struct kvt_client *client, uint32_t slot)
+{
+	if (slot >= KVT_FENCE_WORDS || !client->has_session || kvt_client_forked(client))
+		return NULL;
+	return &client->ring.fences[slot].value;
+}
+
+int kvt_fence_raise(struct kvt_client *client, uint32_t slot, uint64_t value)
+{
+	uint64_t *word;
+	int rc = kvt_client_usable(client);
+
+	if (rc != 0)
+		return rc;
+	word = kvt_fence_word(client, slot);
+	if (!word)
+		return kvt_client_fail(client, -EINVAL, KVT_REASON_FENCE,
+				       "fence slot %u: there are %u, and an observer has none",
+				       slot, KVT_FENCE_WORDS);
+	if (kvt_load_relaxed(word) < value) {
+		/* Pairs with the daemon's acquire of the word: what was written to the pages
+		 * before is there when they change hands. */
+		kvt_store_release(word, value);
+		kvt_client_step(client, KVT_STEP_FENCE_RAISED);
+	}
+	kvt_client_kick(client);
+	return 0;
+}
+
+/* ---------------------------------------------------------------- control socket */
+
+static int64_t control_deadline(const struct kvt_client *client)
+{
+	return client->timeout_ns > 0 ? kvt_client_now_ns() + client->timeout_ns : INT64_MAX;
+}
+
+/* Ask on the control socket; the answer is in client->packet. Returns its length. */
+static int ask(struct kvt_client *client, struct kvt_message *head, size_t bytes,
+	       const void *more, size_t more_bytes)
+{
+	const struct kvt_message *answer = (const void *)client->packet;
+	int64_t deadline_ns = control_deadline(client);
+	unsigned int n_fds;
+	int rc;
+
+	head->magic = KVT_MESSAGE_MAGIC;
+	head->version = KVT_ABI_MAJOR;
+	head->bytes = (uint32_t)(bytes + more_bytes);
+	head->result = 0;
+	head->cookie = ++client->cookie;
+	rc = kvt_control_send(client->control, head, bytes, more, more_bytes, deadline_ns);
+	if (rc == 0 && head->type == KVT_MSG_NAMESPACE)
+		kvt_client_step(client, KVT_STEP_NAMESPACE_SENT);
+	while (rc == 0) {
+		rc = kvt_control_receive(client->control, client->packet, KVT_MESSAGE_MAX, NULL,
+					 0, &n_fds, deadline_ns);
+		if (rc < 0)
+			break;
+		if (answer->type == KVT_MSG_GOODBYE) {
+			client->farewell[0] = '\0';
+			kvt_client_lost(client, -ECONNRESET,
+					rc > (int)sizeof(*answer) &&
+							memchr(client->packet + sizeof(*answer), 0,
+							       (size_t)rc - sizeof(*answer)) ?
+						(const char *)client->packet + sizeof(*answer) :
+						"the daemon ended the session");
+			return kvt_client_usable(client);
+		}
+		if (answer->type == head->type && answer->cookie == head->cookie)
+			return rc;
+		rc = 0; /* the answer to a question whose deadline passed */
+	}
+	if (rc == -ECONNRESET) {
+		kvt_client_look(client);
+		kvt_client_lost(client, -ECONNRESET,
+				"the daemon is gone: connect again when it is back");
+		return kvt_client_usable(client);
+	}
+	return kvt_client_fail(client, rc, 0, "control socket: %s", kvt_errno_name(rc));
+}
+
+static int remember(struct kvt_client *client, uint32_t namespace_id, const uint64_t digest[2])
+{
+	if (namespace_id >= client->n_opened) {
+		uint32_t n = namespace_id + 16;
+		struct kvt_opened *more;
+
+		if (namespace_id >= 1u << 24)
+			return kvt_client_fail(client, -EPROTO, 0, "namespace number %u",
+					       namespace_id);
+		more = realloc(client->opened, n * sizeof(*more));
+		if (!more)
+			return kvt_client_fail(client, -ENOMEM, 0, "out of memory");
+		memset(more + client->n_opened, 0, (n - client->n_opened) * sizeof(*more));
+		client->opened = more;
+		client->n_opened = n;
+	}
+	client->opened[namespace_id] =
+		(struct kvt_opened){ .digest = { digest[0], digest[1] }, .open = true };
+	return 0;
+}
+
+int kvt_namespace_open(struct kvt_client *client, const uint64_t digest[2], const char *label,
+		       uint32_t *ret_namespace)
+{
+	struct kvt_message_namespace message = {
+		.head.type = KVT_MSG_NAMESPACE,
+		.digest = { digest[0], digest[1] },
+	};
+	const struct kvt_message_namespace *answer = (const void *)client->packet;
+	int rc = kvt_client_usable(client);
+
+	if (rc != 0)
+		return rc;
+	for (uint32_t i = 0; i < client->n_opened; i++) {
+		if (client->opened[i].open && client->opened[i].digest[0] == digest[0] &&
+		    client->opened[i].digest[1] == digest[1]) {
+			*ret_namespace = i;
+			return 0;
+		}
+	}
+	if (label)
+		memcpy(message.label, label, strnlen(label, sizeof(message.label) - 1));
+	rc = ask(client, &message.head, sizeof(message), NULL, 0);
+	if (rc < 0)
+		return rc;
+	if (rc != sizeof(*answer))
+		return kvt_client_fail(client, -EPROTO, 0, "namespace: %d bytes in the answer",
+				       rc);
+	if (answer->head.result < 0)
+		return kvt_client_fail(client, answer->head.result, KVT_REASON_NAMESPACE,
+				       "namespace: %s: %.*s",
+				       kvt_errno_name(answer->head.result),
+				       (int)sizeof(answer->text), answer->text);
+	rc = remember(client, answer->namespace_id, digest);
+	if (rc != 0)
+		return rc;
+	*ret_namespace = answer->namespace_id;
+	return 0;
+}
+
+int kvt_admin(struct kvt_client *client, struct kvt_message_admin *request, const void *payload,
+	      size_t payload_bytes, void *ret_records, size_t bytes)
+{
+	const struct kvt_message_admin *answer = (const void *)client->packet;
+	size_t got;
+	int rc = kvt_client_usable(client);
+
+	if (rc != 0)
+		return rc;
+	if (payload_bytes > KVT_MESSAGE_MAX - sizeof(*request))
+		return kvt_client_fail(client, -E2BIG, 0, "admin payload of %zu bytes, at most %zu",
+				       payload_bytes, KVT_MESSAGE_MAX - sizeof(*request));
+	request->head.type = KVT_MSG_ADMIN;
+	rc = ask(client, &request->head, sizeof(*request), payload, payload_bytes);
+	if (rc < 0)
+		return rc;
+	if ((size_t)rc < sizeof(*answer))
+		return kvt_client_fail(client, -EPROTO, 0, "admin: %d bytes in the answer", rc);
+	got = (size_t)rc - sizeof(*answer);
+	*request = *answer;
+	if (answer->head.result < 0)
+		return kvt_client_fail(client, answer->head.result, 0, "admin: %s: %.*s",
+				       kvt_errno_name(answer->head.result),
+				       (int)sizeof(answer->text), answer->text);
+	if ((uint64_t)answer->count * answer->record_bytes > got)
+		return kvt_client_fail(client, -EPROTO, 0, "admin: %u records of %u bytes in %zu",
+				       answer->count, answer->record_bytes, got);
+	if (got > bytes)
+		return kvt_client_fail(client, -ENOBUFS, 0,
+				       "admin: the answer has %zu bytes, there is room for %zu",
+				       got, bytes);
+	if (got)
+		memcpy(ret_records, client->packet + sizeof(*answer), got);
+	return (int)request->count;
+}

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/client.h"
+#include "shm/walk.h"
+
+#include <errno.h>
+
+/* A node with a TTL is trusted only while the daemon's clock is ours: with a test clock it ends
+ * the walk, which reports less, never more. */
+static uint64_t expiry_clock(const struct kvt_client *client)
+{
+	return client->info.test_clock ? UINT64_MAX : (uint64_t)kvt_client_now_ns();
+}
+
+int kvt_probe(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
+	      uint32_t n_keys, struct kvt_handle *ret_handle, uint32_t *ret_matched)
+{
+	struct kvt_handle handle;
+	int rc = kvt_client_usable(client);
+
+	if (rc != 0)
+		return rc;
+	if (!client->arena.base)
+		return kvt_client_fail(client, -ENOTSUP, 0,
+				       "probe: the daemon withholds its arena (arena_visible = no): "
+				       "use MATCH");
+	if (kvt_load_acquire(&client->arena.header->state) == KVT_ARENA_GONE) {
+		kvt_client_look(client);
+		kvt_client_lost(client, -ECONNRESET, "the daemon has shut down");
+		return kvt_client_usable(client);
+	}
+	if (namespace_id >= client->n_opened || !client->opened[namespace_id].open)
+		return kvt_client_fail(client, -EINVAL, KVT_REASON_NAMESPACE, "probe: %s",
+				       kvt_reason_text(KVT_REASON_NAMESPACE));
+	rc = kvt_walk(&client->arena, namespace_id, client->opened[namespace_id].digest, keys,
+		      n_keys, expiry_clock(client), &handle, NULL);
+	if (rc == -ENOENT || rc == -EINVAL) {
+		/* The record is another's by now, so nothing of ours is there. */
+		handle = (struct kvt_handle){ 0, 0, 0 };
+		rc = 0;
+	}
+	if (rc != 0)
+		return kvt_client_fail(client, rc, 0,
+				       "probe: the tree changed under every attempt: use MATCH");
+	*ret_handle = handle;
+	*ret_matched = handle.positions;
+	return 0;
+}

@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/client.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Sequences are recycled with their page tables, so that a steady worker allocates nothing. */
+static struct kvt_seq *seq_take(struct kvt_client *client)
+{
+	struct kvt_seq *seq = client->free_seqs;
+
+	if (seq) {
+		client->free_seqs = seq->next_free;
+		return seq;
+	}
+	seq = calloc(1, sizeof(*seq));
+	if (!seq)
+		return NULL;
+	seq->client = client;
+	seq->next = client->seqs;
+	client->seqs = seq;
+	return seq;
+}
+
+static void seq_give(struct kvt_seq *seq)
+{
+	if (seq->n_late)
+		kvt_client_forget(seq->client, seq);
+	seq->magic = 0;
+	seq->live = false;
+	seq->n_late = 0;
+	seq->next_free = seq->client->free_seqs;
+	seq->client->free_seqs = seq;
+}
+
+void kvt_seq_destroy_all(struct kvt_client *client)
+{
+	while (client->seqs) {
+		struct kvt_seq *seq = client->seqs;
+
+		client->seqs = seq->next;
+		free(seq->pages);
+		free(seq);
+	}
+}
+
+static int reserve(struct kvt_seq *seq, uint64_t n_pages)
+{
+	uint32_t capacity = seq->capacity;
+	uint32_t *pages;
+
+	if (n_pages <= capacity)
+		return 0;
+	if (n_pages > seq->client->info.n_pages && n_pages > 1u << 31)
+		return -E2BIG;
+	capacity = (uint32_t)(n_pages + n_pages / 2 + 16);
+	pages = realloc(seq->pages, capacity * sizeof(*pages));
+	if (!pages)
+		return -ENOMEM;
+	seq->pages = pages;
+	seq->capacity = capacity;
+	return 0;
+}
+
+/* The whole table, as COMMIT and BEGIN answer it; it never grows beyond what was reserved. */
+static void take_table(struct kvt_seq *seq, const struct kvt_result *result)
+{
+	if (result->n_pages > seq->capacity)
+		return;
+	if (result->n_pages)
+		memcpy(seq->pages, result->pages, result->n_pages * sizeof(*seq->pages));
+	seq->n_pages = result->n_pages;
+}
+
+static void append(struct kvt_seq *seq, const struct kvt_result *result)
+{
+	if (result->n_pages > seq->capacity - seq->n_pages)
+		return;
+	if (result->n_pages)
+		memcpy(seq->pages + seq->n_pages, result->pages,
+		       result->n_pages * sizeof(*seq->pages));
+	seq->n_pages += result->n_pages;
+}
+
+void kvt_seq_late(struct kvt_seq *seq, const struct kvt_result *result)
+{
+	KVT_ASSERT(seq->magic == KVT_SEQ_MAGIC && seq->n_late > 0);
+	seq->n_late--;
+	if (result->error != 0)
+		return;
+	seq->seq = result->seq;
+	if (result->op == KVT_OP_COMMIT) {
+		take_table(seq, result);
+		seq->position = result->next;
+	} else if (result->op == KVT_OP_EXTEND) {
+		append(seq, result);
+	}
+}
+
+int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
+		  uint32_t n_keys, uint32_t extra, uint32_t flags, struct kvt_seq **ret_seq)
+{
+	struct kvt_request request = {
+		.op = KVT_OP_BEGIN,
+		.flags = flags,
+		.namespace_id = namespace_id,
+		.keys = keys,
+		.n_keys = n_keys,
+		.arg = extra,
+	};
+	uint64_t table = ((uint64_t)n_keys + extra + client->info.page_size - 1) >>
+			 client->page_shift;
+	struct kvt_result result;
+	struct kvt_seq *seq;
+	int rc = kvt_client_usable(client);
+
+	if (rc != 0)
+		return rc;
+	seq = seq_take(client);
+	rc = seq ? 0 : -ENOMEM;
+	/* What cannot be answered is not asked; the daemon words "too large" better. */
+	if (rc == 0 && table < client->info.n_pages)
+		rc = reserve(seq, table);
+	if (rc != 0) {
+		if (seq)
+			seq_give(seq);
+		return kvt_client_fail(client, rc, 0, "out of memory for a sequence of %llu pages",
+				       (unsigned long long)table);
+	}
+	if (table >= client->info.n_pages)
+		request.list_capacity = 1;
+	rc = kvt_client_call(client, &request, NULL, &result);
+	if (rc != 0) {
+		seq_give(seq);
+		return rc;
+	}
+	seq->magic = KVT_SEQ_MAGIC;
+	seq->live = true;
+	seq->lease = result.lease;
+	seq->seq = result.seq;
+	seq->matched = result.matched;
+	seq->reusable = result.reusable;
+	seq->announced = result.announced;
+	seq->position = result.reusable;
+	take_table(seq, &result);
+	kvt_result_release(client, &result);
+	*ret_seq = seq;
+	return 0;
+}
+
+const uint32_t *kvt_seq_pages(const struct kvt_seq *seq, uint32_t *ret_n)
+{
+	if (ret_n)
+		*ret_n = seq->n_pages;
+	return seq->pages;
+}
+
+uint32_t kvt_seq_matched(const struct kvt_seq *seq)
+{
+	return seq->matched;
+}
+
+uint32_t kvt_seq_reusable(const struct kvt_seq *seq)
+{
+	return seq->reusable;
+}
+
+uint32_t kvt_seq_announced(const struct kvt_seq *seq)
+{
+	return seq->announced;
+}
+
+uint32_t kvt_seq_next(const struct kvt_seq *seq)
+{
+	return seq->position;
+}
+
+struct kvt_lease kvt_seq_lease(const struct kvt_seq *seq)
+{
+	return seq->lease;
+}
+
+uint64_t kvt_seq_seq(const struct kvt_seq *seq)
+{
+	return seq->seq;
+}
+
+/* Usable, and its page table is what the daemon has. */
+static int seq_ready(struct kvt_seq *seq)
+{
+	int rc;
+
+	KVT_ASSERT(seq->magic == KVT_SEQ_MAGIC);
+	rc = kvt_client_usable(seq->client);
+	return rc == 0 && seq->n_late ? kvt_client_settle(seq->client, seq) : rc;
+}
+
+int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys, uint32_t n_keys,
+		   struct kvt_fence fence, uint32_t flags)
+{
+	struct kvt_request request = {
+		.op = KVT_OP_COMMIT,
+		.flags = flags,
+		.keys = keys,
+		.n_keys = n_keys,
+		.arg = computed,
+		.lease = seq->lease,
+		.fence = fence,
+	};
+	struct kvt_result result;
+	int rc = seq_ready(seq);
+
+	if (rc != 0)
+		return rc;
+	request.list_capacity = seq->n_pages ? seq->n_pages : 1;
+	rc = kvt_client_call(seq->client, &request, seq, &result);
+	if (rc != 0)
+		return rc;
+	take_table(seq, &result);
+	seq->position = result.next;
+	seq->seq = result.seq;
+	kvt_result_release(seq->client, &result);
+	return 0;
+}
+
+int kvt_seq_extend(struct kvt_seq *seq, uint32_t n)
+{
+	struct kvt_request request = { .op = KVT_OP_EXTEND, .arg = n, .lease = seq->lease };
+	struct kvt_result result;
+	int rc = seq_ready(seq);
+
+	if (rc != 0)
+		return rc;
+	rc = n < seq->client->info.n_pages ? reserve(seq, (uint64_t)seq->n_pages + n) : 0;
+	if (rc != 0)
+		return kvt_client_fail(seq->client, rc, 0, "out of memory for %u more pages", n);
+	if (n >= seq->client->info.n_pages)
+		request.list_capacity = 1;
+	rc = kvt_client_call(seq->client, &request, seq, &result);
+	if (rc != 0)
+		return rc;
+	append(seq, &result);
+	seq->seq = result.seq;
+	kvt_result_release(seq->client, &result);
+	return 0;
+}
+
+/* END always ends; what became of its last COMMIT is in the answer. */
+static int end_outcome(struct kvt_client *client, const struct kvt_result *result)
+{
+	if (result->flags & KVT_CQE_DETACHED)
+		return kvt_client_fail(client, -ESTALE, KVT_REASON_DETACHED,
+				       "end: nothing was published: %s",
+				       kvt_reason_text(result->reason ? (int)result->reason :
+									KVT_REASON_DETACHED));
+	if (result->reason)
+		return kvt_client_fail(client, -EINVAL, (int)result->reason,
+				       "end: nothing was published: %s",
+				       kvt_reason_text((int)result->reason));
+	return 0;
+}
+
+int kvt_seq_end(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys, uint32_t n_keys,
+		struct kvt_fence fence, uint32_t flags)
+{
+	struct kvt_client *client;
+	struct kvt_request request = { .op = KVT_OP_END, .flags = flags, .fence = fence };
+	struct kvt_result result;
+	int rc;
+
+	if (!seq)
+		return 0;
+	KVT_ASSERT(seq->magic == KVT_SEQ_MAGIC);
+	client = seq->client;
+	request.lease = seq->lease;
+	if (computed > 0) {
+		request.flags |= KVT_F_COMMIT;
+		request.arg = computed;
+		request.keys = keys;
+		request.n_keys = n_keys;
+	}
+	rc = kvt_client_usable(client);
+	if (rc == 0)
+		rc = kvt_client_call(client, &request, NULL, &result);
+	if (rc == 0) {
+		kvt_result_release(client, &result);
+		rc = end_outcome(client, &result);
+	}
+	seq_give(seq);
+	return rc;
+}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_SHM_ARENA_H
+#define KVT_SHM_ARENA_H
+
+/**
+ * @file arena.h
+ * Reading an arena that somebody else wrote.
+ *
+ * Nothing in it is believed before it was checked: magic, version, layout, and every size and
+ * offset against the real size of the object. A view keeps private copies of all numbers that
+ * bound an index, so what the owner writes later can at worst give a wrong answer, not a wrong
+ * address. The outcome has a name, because "not yet", "no" and "gone" need different cures.
+ */
+
+#include <stdint.h>
+
+#include "kvtrunk.h"
+#include "kvtrunk_abi.h"
+
+struct kvt_arena_view {
+	const void *base; /* NULL: no arena */
+	uint64_t bytes;
+	const struct kvt_arena_header *header;
+	const struct kvt_node *nodes;
+	const kvt_bucket *buckets;
+	const uint32_t *slot_keys;
+	const uint32_t *slot_pages;
+	const struct kvt_page_record *pages;
+	const struct kvt_namespace_record *namespaces;
+	uint64_t hash_seed;
+	uint32_t page_size;
+	uint32_t n_pages;
+	uint32_t n_slots;
+	uint32_t max_nodes;
+	uint32_t n_buckets;
+	uint32_t max_namespaces;
+};
+
+/** Check a private copy of a header against the real size of its object. */
+enum kvt_attach_state kvt_arena_check(const struct kvt_arena_header *header,
+				      uint64_t object_bytes);
+
+/** View of an arena that is mapped already (same process, tests). */
+enum kvt_attach_state kvt_arena_view_init(struct kvt_arena_view *ret_view, const void *base,
+					  uint64_t object_bytes);
+
+/** Check the object behind a descriptor and map it read-only, out of forked children. The header
+ * is read by a syscall first: an object that is shorter than it says never faults. The caller
+ * unmaps with kvt_arena_detach(). */
+enum kvt_attach_state kvt_arena_attach(struct kvt_arena_view *ret_view, int fd);
+void kvt_arena_detach(struct kvt_arena_view *view);
+
+/** Cause and cure of a state, a sentence. */
+const char *kvt_arena_state_text(enum kvt_attach_state state);
+
+#endif

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_SHM_WALK_H
+#define KVT_SHM_WALK_H
+
+/**
+ * @file walk.h
+ * The lock-free walk of a tree that its owner may be changing.
+ *
+ * Each step finds a child in the index, takes a snapshot of it under its version word (its parent
+ * must be the node we came from, its keys are compared inside the snapshot), and then looks again
+ * at the generation of the node we came from: without that last look a recycled node would lead
+ * into another prefix. So after each step this holds: at one moment during the walk all that was
+ * matched so far was cached, under this namespace, for exactly these keys. The result may be
+ * out of date when it is returned, and it may be short (a reader misses entries that are being
+ * moved); it is never a prefix that was not there.
+ */
+
+#include <stdint.h>
+
+#include "kvtrunk.h"
+#include "shm/arena.h"
+
+#define KVT_WALK_RESTARTS 8
+
+/** What a walk did; for tests and for tuning. */
+struct kvt_walk_effort {
+	uint32_t restarts;
+	uint32_t nodes;
+};
+
+/** Longest cached prefix of `keys`, in whole pages.
+ *
+ * @digest      of the namespace, as it was opened: checked against the record before and after.
+ * @now_ns      nodes that expire at or before it end the walk; UINT64_MAX: every TTL ends it.
+ * @ret_handle  (deepest node, its generation, positions); node 0 when nothing matched.
+ * @ret_effort  may be NULL.
+ * Errors: -EINVAL namespace number out of range, -ENOENT another namespace is in this record now,
+ * -EAGAIN too many races. */
+int kvt_walk(const struct kvt_arena_view *view, uint32_t namespace_id, const uint64_t digest[2],
+	     const uint32_t *keys, uint32_t n_keys, uint64_t now_ns,
+	     struct kvt_handle *ret_handle, struct kvt_walk_effort *ret_effort);
+
+#endif
