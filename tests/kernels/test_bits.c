@@ -323,7 +323,8 @@ static void callers_test(enum kvt_attn_isa isa, bool shared)
 	contexts[1] = context_for(isa, 2, 0);
 	expected = run(contexts[0], &model, &setting, 1300, 200, false);
 	for (int i = 0; i < 2; i++) {
-		callers[i] = (struct caller){ contexts[shared ? 0 : i], &model, &setting, { 0 } };
+		callers[i] = (struct caller){ .context = contexts[shared ? 0 : i], .model = &model,
+			.setting = &setting };
 		pthread_create(&threads[i], NULL, caller_main, &callers[i]);
 	}
 	for (int i = 0; i < 2; i++) {

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 
 #include "tests/lib/harness.h"
 
@@ -170,7 +171,8 @@ static void a_prefix_computed_twice_is_stored_once_and_both_tables_stay_right(vo
 
 		kvt_test_equal(n_pages, 40);
 		for (uint32_t p = 0; p < 40; p++)
-			kvt_test_check(kvt_test_page_right(&pools[i], PAGE, pages[p], 't', keys, p));
+			kvt_test_check(
+				kvt_test_page_right(&pools[i], PAGE, pages[p], 't', keys, p));
 		kvt_test_equal(kvt_seq_end(seqs[i], 0, NULL, 0, KVT_IDLE, 0), 0);
 	}
 	counters = kvt_test_settled(&daemon_);

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Start, stop, crash, drain: what is left behind, and who is refused. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/lib/harness.h"
+
+static void a_stopped_daemon_leaves_nothing_behind(void **state)
+{
+	struct kvt_test_daemon daemon;
+	struct kvt_client *client;
+	char names[1024];
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon, NULL);
+	for (int round = 0; round < 3; round++) {
+		kvt_test_daemon_start(&daemon, NULL);
+		kvt_test_check(kvt_test_daemon_leftovers(&daemon, names, sizeof(names)));
+		client = kvt_test_connect(&daemon);
+		kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
+		kvt_test_daemon_stop(&daemon); /* checks that nothing is left */
+	}
+	kvt_test_daemon_remove(&daemon);
+}
+
+static void what_a_crashed_daemon_left_is_cleaned_up_by_the_next(void **state)
+{
+	struct kvt_test_daemon daemon;
+	char names[1024];
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon, NULL);
+	for (int round = 0; round < 3; round++) {
+		kvt_test_daemon_start(&daemon, NULL);
+		kvt_client_abandon(kvt_test_connect(&daemon));
+		kill(daemon.pid, SIGKILL);
+		kvt_test_daemon_wait(&daemon);
+		kvt_test_check(kvt_test_daemon_leftovers(&daemon, names, sizeof(names)));
+	}
+	kvt_test_daemon_start(&daemon, NULL);
+	kvt_test_audit(&daemon);
+	kvt_test_daemon_stop(&daemon);
+	kvt_test_daemon_remove(&daemon);
+}
+
+/* The old clients of a crashed daemon keep their mappings; the successor never touches them. */
+static void a_successor_leaves_alone_what_old_clients_map(void **state)
+{
+	struct kvt_test_daemon daemon;
+	struct kvt_client *client, *fresh;
+	struct kvt_counters counters;
+	struct kvt_pool pool;
+	uint32_t pages[4];
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon, NULL);
+	kvt_test_daemon_start(&daemon, NULL);
+	client = kvt_test_connect(&daemon);
+	kvt_test_equal(kvt_pool_map(client, &pool), 0);
+	kvt_test_equal(kvt_alloc(client, 4, pages), 0);
+	memset((char *)pool.base + pages[0] * pool.page_bytes, 0x5a, pool.page_bytes);
+	kill(daemon.pid, SIGKILL);
+	kvt_test_daemon_wait(&daemon);
+	kvt_test_daemon_start(&daemon, NULL);
+	fresh = kvt_test_connect(&daemon);
+	kvt_test_equal(kvt_stats(client, &counters), -ECONNRESET);
+	for (uint64_t i = 0; i < pool.page_bytes; i++)
+		kvt_test_equal(((uint8_t *)pool.base)[pages[0] * pool.page_bytes + i], 0x5a);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_equal(kvt_stats(fresh, &counters), 0);
+	kvt_test_equal(counters.free_pages, 4095);
+	kvt_client_close(fresh, KVT_IDLE);
+	kvt_test_daemon_stop(&daemon);
+	kvt_test_daemon_remove(&daemon);
+}
+
+static void a_second_daemon_of_the_same_instance_is_refused_and_harms_nothing(void **state)
+{
+	struct kvt_test_daemon daemon, second;
+	struct kvt_client *client;
+	struct kvt_counters counters;
+	int status;
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon, NULL);
+	kvt_test_daemon_start(&daemon, NULL);
+	client = kvt_test_connect(&daemon);
+	second = daemon;
+	kvt_test_daemon_spawn(&second, NULL);
+	kvt_test_check(!kvt_test_daemon_await(&second, "READY=1"));
+	status = kvt_test_daemon_wait(&second);
+	kvt_test_check(WIFEXITED(status) && WEXITSTATUS(status) != 0 &&
+		       WEXITSTATUS(status) != 126);
+	kvt_test_equal(kvt_stats(client, &counters), 0);
+	kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
+	kvt_client_close(kvt_test_connect(&daemon), KVT_IDLE);
+	kvt_test_daemon_stop(&daemon);
+	kvt_test_daemon_remove(&daemon);
+}
+
+/* A client that has a lease when SIGTERM comes may finish; nobody new gets in. */
+static void a_draining_daemon_waits_for_leases_and_takes_nobody_new(void **state)
+{
+	struct kvt_test_daemon daemon;
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_client *client, *late;
+	const uint32_t keys[32] = { 3, 1, 4, 1, 5 };
+	struct kvt_error error = { .code = 0 };
+	char names[1024];
+	struct kvt_seq *seq;
+	int code;
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon, "drain_ms = 3600000\n");
+	kvt_test_daemon_start(&daemon, NULL);
+	client = kvt_test_connect(&daemon);
+	kvt_test_equal(kvt_seq_begin(client, kvt_test_namespace(client, "drain"), keys, 32, 0, 0,
+				     &seq), 0);
+	kill(daemon.pid, SIGTERM);
+	kvt_test_check(kvt_test_daemon_await(&daemon, "STOPPING=1"));
+	options.socket_path = daemon.socket;
+	code = kvt_client_connect(&late, &options, &error);
+	kvt_test_check(code == -ESHUTDOWN || code == -ECONNREFUSED || code == -ENOENT);
+	kvt_test_check(error.text[0]);
+	kvt_test_equal(kvt_seq_commit(seq, 32, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_equal(kvt_test_daemon_wait(&daemon), 0);
+	kvt_test_check(!kvt_test_daemon_leftovers(&daemon, names, sizeof(names)));
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_daemon_remove(&daemon);
+}
+
+static void a_lease_that_never_ends_holds_a_draining_daemon_only_for_drain_ms(void **state)
+{
+	struct kvt_test_daemon daemon;
+	struct kvt_client *client;
+	struct kvt_counters counters;
+	const uint32_t keys[32] = { 2, 7, 1, 8 };
+	char names[1024];
+	struct kvt_seq *seq;
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon, "drain_ms = 20\n");
+	kvt_test_daemon_start(&daemon, NULL);
+	client = kvt_test_connect(&daemon);
+	kvt_test_equal(kvt_seq_begin(client, kvt_test_namespace(client, "drain"), keys, 32, 0, 0,
+				     &seq), 0);
+	kill(daemon.pid, SIGTERM);
+	kvt_test_equal(kvt_test_daemon_wait(&daemon), 0);
+	kvt_test_check(!kvt_test_daemon_leftovers(&daemon, names, sizeof(names)));
+	kvt_test_equal(kvt_stats(client, &counters), -ECONNRESET);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_daemon_remove(&daemon);
+}
+
+static void two_instances_run_side_by_side(void **state)
+{
+	struct kvt_test_daemon daemons[2];
+	struct kvt_client *clients[2];
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		kvt_test_daemon_prepare(&daemons[i], NULL);
+		kvt_test_daemon_start(&daemons[i], NULL);
+		clients[i] = kvt_test_connect(&daemons[i]);
+	}
+	kvt_test_check(memcmp(kvt_client_info(clients[0])->instance,
+			      kvt_client_info(clients[1])->instance, 16) != 0);
+	for (int i = 0; i < 2; i++) {
+		kvt_test_equal(kvt_client_close(clients[i], KVT_IDLE), 0);
+		kvt_test_daemon_stop(&daemons[i]);
+		kvt_test_daemon_remove(&daemons[i]);
+	}
+}
+
+/* Anything that is wrong before the daemon is ready: its own sentence, and nothing left. */
+static void a_daemon_that_cannot_start_says_why_and_leaves_nothing(void **state)
+{
+	static const struct {
+		const char *config;
+		const char *said;
+	} cases[] = {
+		{ "page_size = 17\n", "page_size" },
+		{ "polcy = lru\n", "polcy" },
+		{ "policy = newest\n", "lru" },
+		{ "n_pages = 1\n", "n_pages" },
+		{ "this is no line\n", "config" },
+		{ "backend = cuda-ipc\n", "backend" },
+		{ "socket_path = /nonexistent-directory/socket\n", "/nonexistent-directory" },
+	};
+	struct kvt_test_daemon daemon;
+	char names[1024];
+	int status;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		kvt_test_daemon_prepare(&daemon, cases[i].config);
+		kvt_test_daemon_spawn(&daemon, NULL);
+		kvt_test_check(!kvt_test_daemon_await(&daemon, "READY=1"));
+		status = kvt_test_daemon_wait(&daemon);
+		if (!WIFEXITED(status) || WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 126 ||
+		    !kvt_test_daemon_said(&daemon, cases[i].said)) {
+			kvt_test_daemon_print(&daemon);
+			kvt_test_fail("'%.20s...': status 0x%x, '%s' not said", cases[i].config,
+				      status, cases[i].said);
+		}
+		if (kvt_test_daemon_leftovers(&daemon, names, sizeof(names)))
+			kvt_test_fail("'%.20s...': left behind: %s", cases[i].config, names);
+		kvt_test_daemon_remove(&daemon);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_stopped_daemon_leaves_nothing_behind),
+		cmocka_unit_test(what_a_crashed_daemon_left_is_cleaned_up_by_the_next),
+		cmocka_unit_test(a_successor_leaves_alone_what_old_clients_map),
+		cmocka_unit_test(a_second_daemon_of_the_same_instance_is_refused_and_harms_nothing),
+		cmocka_unit_test(a_draining_daemon_waits_for_leases_and_takes_nobody_new),
+		cmocka_unit_test(a_lease_that_never_ends_holds_a_draining_daemon_only_for_drain_ms),
+		cmocka_unit_test(two_instances_run_side_by_side),
+		cmocka_unit_test(a_daemon_that_cannot_start_says_why_and_leaves_nothing),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
