@@ -167,6 +167,8 @@ enum kvt_node_flag {
 	KVT_NODE_ROOT = 1u << 1,     /* stands for a namespace, has no run */
 	KVT_NODE_DETACHED = 1u << 2, /* top of a detached subtree; not set on what is below */
 	KVT_NODE_LISTED = 1u << 3,   /* in the recency list (derived) */
+	KVT_NODE_PINNED = 1u << 4,   /* on the path of the running operation (derived) */
+	KVT_NODE_QUEUED = 1u << 5,   /* detached top that waits for reclaim (derived) */
 };
 
 /** A radix-tree node: a run of whole pages, `n_slots` slots from `first_slot` on.
@@ -180,7 +182,7 @@ enum kvt_node_flag {
 struct kvt_node {
 	uint32_t version;    /* sequence lock for this line */
 	uint32_t generation; /* raised when freed, trimmed or merged away */
-	uint32_t parent;     /* KVT_NONE for roots and detached tops */
+	uint32_t parent;     /* KVT_NONE for roots, and for detached tops without locks */
 	uint32_t first_slot;
 	uint32_t n_slots;    /* pages announced or cached */
 	uint32_t sealed;     /* leading pages that are cached */
@@ -203,7 +205,8 @@ struct kvt_node {
 	uint32_t heap_at;    /* place in the policy heap + 1, 0 = not in it (derived) */
 	uint32_t expiry_at;  /* place in the expiry heap + 1 (derived) */
 	uint64_t epoch;      /* of the node's creation */
-	uint64_t reserved;
+	uint32_t tag;        /* its key in the child index (derived) */
+	uint32_t reserved;
 } KVT_ALIGNED(KVT_LINE);
 _Static_assert(sizeof(struct kvt_node) == 128, "a node is exactly one pair of lines");
 _Static_assert(offsetof(struct kvt_node, touched) == 64, "readers' fields fill the first 64 bytes");
@@ -541,7 +544,8 @@ struct kvt_session_record {
 	uint64_t secret[2]; /* what the client must show to resume */
 	uint64_t operations;
 	char label[KVT_LABEL_BYTES];
-	uint8_t reserved[16];
+	uint32_t first_quarantined; /* (derived) */
+	uint8_t reserved[12];
 } KVT_ALIGNED(KVT_LINE);
 _Static_assert(sizeof(struct kvt_session_record) == 256, "kvt_session_record");
 

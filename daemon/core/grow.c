@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Putting new runs into the tree: first count what that needs, then make sure that it is there,
+ * and only then change anything. */
+
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/core/internal.h"
+
+static bool ends_inside(const struct kvt_core *core, const struct kvt_walk *walk)
+{
+	return walk->node != KVT_NONE && walk->in_node < core->nodes[walk->node].n_slots;
+}
+
+/** The slot behind a node's run: where its continuation belongs. 0 for roots. */
+static uint32_t slot_behind(const struct kvt_core *core, uint32_t id)
+{
+	if (id == KVT_NONE || core->nodes[id].n_slots == 0)
+		return 0;
+	return core->nodes[id].first_slot + core->nodes[id].n_slots;
+}
+
+void kvt_need_compute(struct kvt_core *core, const struct kvt_walk *walk, uint32_t new_pages,
+		      bool exact, struct kvt_need *need)
+{
+	bool inside = ends_inside(core, walk);
+
+	*need = (struct kvt_need){ 0 };
+	need->root = walk->root == KVT_NONE && new_pages > 0;
+	need->split = inside && (new_pages > 0 || exact);
+	need->runs = kvt_slots_runs(&core->slots, new_pages,
+				    inside ? 0 : slot_behind(core, walk->node));
+	for (uint32_t id = walk->node; id != KVT_NONE; id = core->nodes[id].parent) {
+		const struct kvt_node *node = kvt_node_at(core, id);
+
+		/* The lock count only rises on the way up: above here all is locked already. */
+		if (node->lock_ref > 0)
+			break;
+		if (node->flags & KVT_NODE_ROOT)
+			continue;
+		need->path_nodes++;
+		need->path_pages += id == walk->node && need->split ?
+					    kvt_min(walk->in_node, node->sealed) :
+					    node->sealed;
+	}
+}
+
+int kvt_need_nodes(struct kvt_core *core, uint32_t path_node, const struct kvt_need *need)
+{
+	uint32_t wanted = need->root + need->split + need->runs;
+
+	if (core->free_nodes.count >= wanted)
+		return 0;
+	if (core->free_nodes.count + core->evictable_nodes - need->path_nodes < wanted)
+		return -ENOSPC;
+	kvt_path_pin(core, path_node, true);
+	kvt_evict_nodes(core, wanted);
+	kvt_path_pin(core, path_node, false);
+	return 0;
+}
+
+uint32_t kvt_walk_cut(struct kvt_core *core, struct kvt_walk *walk)
+{
+	if (ends_inside(core, walk)) {
+		walk->node = kvt_node_split(core, walk->node, walk->in_node);
+		walk->in_node = core->nodes[walk->node].n_slots;
+	}
+	return walk->node;
+}
+
+uint32_t kvt_grow(struct kvt_core *core, uint32_t parent, const uint32_t *first,
+		  const uint32_t *keys, uint32_t n, int32_t priority, uint64_t expiry_ns)
+{
+	uint32_t namespace_id = core->nodes[parent].namespace_id, done = 0, got;
+
+	while (done < n) {
+		uint32_t slot = kvt_slots_take(&core->slots, n - done, slot_behind(core, parent),
+					       &got);
+		uint32_t id = kvt_node_make(core, namespace_id, parent);
+		struct kvt_node *node = kvt_node_at(core, id);
+		uint32_t *to = kvt_keys_at(core, slot);
+
+		/* The slots are not published yet, so a lying client can only spoil its own. */
+		kvt_racy_copy(to, keys + (size_t)done * core->ps, (size_t)got * core->ps);
+		if (done == 0)
+			memcpy(to, first, core->ps * sizeof(*to));
+		core->effort.keys_copied += got * core->ps;
+		memset(core->slot_pages + slot, 0, got * sizeof(*core->slot_pages));
+		kvt_node_write_begin(node);
+		node->first_slot = slot;
+		node->n_slots = got;
+		kvt_node_write_end(node);
+		node->priority = priority;
+		kvt_node_set_expiry(core, id, expiry_ns);
+		core->evictable_nodes++;
+		kvt_node_link(core, id);
+		kvt_event_add(core, KVT_EV_NEW, id, parent, got);
+		parent = id;
+		done += got;
+	}
+	return parent;
+}
+
+void kvt_grow_run(struct kvt_core *core, uint32_t id, const uint32_t *keys, uint32_t n)
+{
+	struct kvt_node *node = kvt_node_at(core, id);
+	uint32_t slot = slot_behind(core, id);
+
+	kvt_slots_take_at(&core->slots, slot, slot, n);
+	kvt_racy_copy(kvt_keys_at(core, slot), keys, (size_t)n * core->ps);
+	core->effort.keys_copied += n * core->ps;
+	memset(core->slot_pages + slot, 0, n * sizeof(*core->slot_pages));
+	kvt_node_write_begin(node);
+	node->n_slots += n;
+	kvt_node_write_end(node);
+	kvt_event_add(core, KVT_EV_GROW, id, 0, n);
+}

@@ -1,0 +1,577 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Leases, and the four operations of a sequence: BEGIN COMMIT EXTEND END. */
+
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/core/internal.h"
+
+/* ---- records */
+
+/** Whether the session may have one more lease: 0 or the refusal. */
+int kvt_lease_quota(struct kvt_core *core, struct kvt_op_context *op)
+{
+	const struct kvt_session_record *session = &core->sessions[op->session];
+
+	if (session->max_leases && session->n_leases >= session->max_leases)
+		return kvt_refuse(op, -EDQUOT, KVT_REASON_LIMIT_LEASES, session->max_leases);
+	if (core->free_leases.count == 0)
+		return kvt_refuse(op, -ENOSPC, KVT_REASON_LEASES, 0);
+	return 0;
+}
+
+uint32_t kvt_lease_make(struct kvt_core *core, uint32_t session, uint32_t kind, uint32_t node,
+			uint32_t path_pages)
+{
+	struct kvt_session_record *owner = &core->sessions[session];
+	uint32_t id = core->free_leases.head;
+	struct kvt_lease_record *lease = &core->leases[id];
+
+	KVT_ASSERT(id != KVT_NONE && lease->kind == KVT_LEASE_FREE);
+	core->free_leases.head = lease->next_lease;
+	if (--core->free_leases.count == 0)
+		core->free_leases.tail = KVT_NONE;
+	*lease = (struct kvt_lease_record){
+		.kind = kind,
+		.generation = lease->generation,
+		.session = session,
+		.node = node,
+		.path_pages = path_pages,
+		.epoch = core->arena->epoch,
+		.begun_ns = core->now_ns,
+		.next_lease = owner->first_lease,
+	};
+	if (owner->first_lease != KVT_NONE)
+		core->leases[owner->first_lease].prev_lease = id;
+	owner->first_lease = id;
+	owner->n_leases++;
+	core->count->live_leases++;
+	return id;
+}
+
+void kvt_lease_free(struct kvt_core *core, uint32_t id)
+{
+	struct kvt_lease_record *lease = &core->leases[id];
+	struct kvt_session_record *owner = &core->sessions[lease->session];
+
+	if (lease->prev_lease != KVT_NONE)
+		core->leases[lease->prev_lease].next_lease = lease->next_lease;
+	else
+		owner->first_lease = lease->next_lease;
+	if (lease->next_lease != KVT_NONE)
+		core->leases[lease->next_lease].prev_lease = lease->prev_lease;
+	owner->n_leases--;
+	core->count->live_leases--;
+	*lease = (struct kvt_lease_record){ .generation = lease->generation + 1 };
+	if (core->free_leases.count++ == 0)
+		core->free_leases.head = id;
+	else
+		core->leases[core->free_leases.tail].next_lease = id;
+	core->free_leases.tail = id;
+}
+
+bool kvt_lease_alive(const struct kvt_core *core, uint32_t id)
+{
+	return core->leases[id].kind == KVT_LEASE_MATCH ||
+	       core->leases[id].kind == KVT_LEASE_BEGIN;
+}
+
+/* ---- pages of a lease, in table order */
+
+static void append_pages(struct kvt_core *core, uint32_t id, uint32_t n, uint32_t *list)
+{
+	struct kvt_lease_record *lease = &core->leases[id];
+
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t page = kvt_page_take(core, lease->session, id);
+
+		if (lease->n_private++ == 0)
+			lease->first_page = page;
+		else
+			core->owners[lease->last_page].next = page;
+		lease->last_page = page;
+		list[i] = page;
+	}
+}
+
+static uint32_t pop_page(struct kvt_core *core, struct kvt_lease_record *lease)
+{
+	uint32_t page = lease->first_page;
+
+	KVT_ASSERT(lease->n_private > 0);
+	lease->first_page = core->owners[page].next;
+	core->owners[page].next = KVT_NONE;
+	if (--lease->n_private == 0)
+		lease->last_page = KVT_NONE;
+	return page;
+}
+
+static uint32_t release_list(struct kvt_core *core, uint32_t page)
+{
+	uint32_t n = 0;
+
+	while (page != KVT_NONE) {
+		uint32_t next = core->owners[page].next;
+
+		kvt_page_release(core, page);
+		page = next;
+		n++;
+	}
+	return n;
+}
+
+/** The page table: cached pages of the path, then the private ones. */
+static void write_table(const struct kvt_core *core, const struct kvt_lease_record *lease,
+			uint32_t *list)
+{
+	uint32_t page = lease->first_page;
+
+	kvt_path_pages(core, lease->node, lease->done, list);
+	for (uint32_t i = 0; i < lease->n_private; i++, page = core->owners[page].next)
+		list[lease->done + i] = page;
+}
+
+/* ---- room */
+
+int kvt_room_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t n,
+		   uint64_t path_pages)
+{
+	uint64_t available = core->count->free_pages + core->count->evictable_pages - path_pages;
+
+	if (n <= available)
+		return 0;
+	return kvt_refuse(op, -ENOSPC,
+			  n > core->config.n_pages - 1 ? KVT_REASON_TOO_LARGE :
+							 KVT_REASON_ALL_LOCKED,
+			  (uint32_t)available);
+}
+
+void kvt_room_make(struct kvt_core *core, uint32_t n)
+{
+	if (n > core->count->free_pages)
+		kvt_evict_pages(core, n - (uint32_t)core->count->free_pages);
+}
+
+static int page_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t n)
+{
+	const struct kvt_session_record *session = &core->sessions[op->session];
+
+	if (session->max_private_pages && (uint64_t)session->n_private + n >
+						  session->max_private_pages)
+		return kvt_refuse(op, -EDQUOT, KVT_REASON_LIMIT_PAGES, session->max_private_pages);
+	return 0;
+}
+
+/* ---- BEGIN */
+
+/** Copy the first page that is new, and decide on the copy that it really is new: from here on
+ * the shape of the tree does not depend on memory that a client can change. */
+static bool first_page_is_new(struct kvt_core *core, const struct kvt_walk *walk,
+			      const uint32_t *keys)
+{
+	const struct kvt_node *node = kvt_node_at(core, walk->node);
+	uint32_t equal;
+
+	kvt_racy_copy(core->first_page, keys, core->ps);
+	if (walk->node == KVT_NONE)
+		return true;
+	if (walk->in_node < node->n_slots)
+		return !kvt_racy_equal(core->first_page,
+				       kvt_keys_at(core, node->first_slot + walk->in_node),
+				       core->ps);
+	return kvt_index_find(core, walk->node, core->first_page, 1, &equal) == KVT_NONE;
+}
+
+/** What a BEGIN will do, decided before anything changes. */
+struct begin_plan {
+	uint32_t table;   /* entries of the page table */
+	uint32_t whole;   /* whole pages of keys, 0 when disabled */
+	uint32_t matched; /* pages */
+	uint32_t reuse;   /* pages */
+	uint32_t fresh;   /* pages to announce that nobody has announced */
+	struct kvt_walk walk;
+	struct kvt_need need;
+};
+
+static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct begin_plan *plan)
+{
+	const struct kvt_sqe *sqe = op->sqe;
+	uint64_t positions = (uint64_t)sqe->n_keys + sqe->arg;
+	const uint32_t *keys = op->view->keys + sqe->keys_offset;
+	uint32_t flags = sqe->flags;
+	int error;
+
+	if (positions > 1u << 31)
+		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_RANGE, 0);
+	plan->table = (uint32_t)((positions + core->ps - 1) / core->ps);
+	if (plan->table > core->config.n_pages - 1)
+		return kvt_refuse(op, -ENOSPC, KVT_REASON_TOO_LARGE,
+				  (uint32_t)(core->count->free_pages +
+					     core->count->evictable_pages));
+	error = kvt_lease_quota(core, op);
+	if (error)
+		return error;
+	plan->whole = core->config.disabled ? 0 : sqe->n_keys / core->ps;
+	kvt_walk_keys(core, sqe->namespace_id, keys, plan->whole, &plan->walk);
+	core->effort.path_nodes = plan->walk.path_nodes;
+	plan->matched = plan->walk.matched;
+	plan->reuse = flags & KVT_F_FORCE_MISS ? 0 : plan->matched;
+	if (plan->reuse * core->ps == sqe->n_keys && plan->reuse > 0 && !(flags & KVT_F_FULL))
+		plan->reuse--;
+	plan->fresh = plan->whole - plan->walk.walked;
+	error = page_quota(core, op, plan->table - plan->reuse);
+	if (error)
+		return error;
+	if (plan->table > sqe->list_capacity)
+		return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, plan->table);
+	kvt_need_compute(core, &plan->walk, plan->fresh, true, &plan->need);
+	error = kvt_room_check(core, op, plan->table - plan->reuse, plan->need.path_pages);
+	if (error)
+		return error;
+	if (plan->fresh && !first_page_is_new(core, &plan->walk,
+					      keys + (size_t)plan->walk.walked * core->ps))
+		return kvt_refuse(op, -EINVAL, KVT_REASON_KEYS_CHANGED, 0);
+	if (kvt_need_nodes(core, plan->walk.node, &plan->need))
+		return kvt_refuse(op, -ENOSPC, KVT_REASON_NODES, 0);
+	return 0;
+}
+
+/** Lock the path, announce the rest. Returns the node where the path ends. */
+static uint32_t begin_path(struct kvt_core *core, struct kvt_op_context *op,
+			   struct begin_plan *plan, uint32_t pages)
+{
+	struct kvt_walk *walk = &plan->walk;
+	uint32_t end, deepest;
+
+	if (plan->whole == 0 || (walk->walked == 0 && plan->fresh == 0)) {
+		kvt_room_make(core, pages);
+		return KVT_NONE;
+	}
+	if (plan->need.root)
+		walk->node = walk->root = kvt_root_make(core, op->sqe->namespace_id);
+	end = kvt_walk_cut(core, walk);
+	kvt_path_lock(core, end, KVT_NONE);
+	kvt_room_make(core, pages);
+	if (plan->fresh == 0)
+		return end;
+	deepest = kvt_grow(core, end, core->first_page,
+			   op->view->keys + op->sqe->keys_offset +
+				   (size_t)walk->walked * core->ps,
+			   plan->fresh, 0, KVT_NEVER);
+	kvt_path_lock(core, deepest, end);
+	return deepest;
+}
+
+int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
+{
+	const struct kvt_sqe *sqe = op->sqe;
+	uint32_t *list = op->view->list + sqe->list_offset, node, id;
+	uint64_t evicted = core->count->evicted_pages;
+	struct begin_plan plan = { 0 };
+	struct kvt_lease_record *lease;
+	int error = begin_plan(core, op, &plan);
+
+	core->record.known_node = plan.walk.walked ? plan.walk.node : KVT_NONE;
+	core->record.known_positions = plan.walk.walked * core->ps;
+	if (error)
+		return error;
+	node = begin_path(core, op, &plan, plan.table - plan.reuse);
+	kvt_path_touch(core, node);
+	id = kvt_lease_make(core, op->session, KVT_LEASE_BEGIN, node, plan.whole);
+	lease = &core->leases[id];
+	lease->flags = (sqe->flags & KVT_F_FORCE_MISS ? KVT_LEASE_FORCE_MISS : 0) |
+		       (sqe->flags & KVT_F_FULL ? KVT_LEASE_FULL : 0);
+	lease->namespace_id = sqe->namespace_id;
+	lease->done = plan.reuse;
+	lease->known = sqe->n_keys;
+	lease->computed = plan.reuse * core->ps;
+	lease->own_start = plan.walk.walked;
+	kvt_racy_copy(core->tails + (size_t)id * core->ps,
+		      op->view->keys + sqe->keys_offset + sqe->n_keys / core->ps * core->ps,
+		      sqe->n_keys % core->ps);
+	kvt_path_pages(core, node, plan.reuse, list);
+	append_pages(core, id, plan.table - plan.reuse, list + plan.reuse);
+
+	core->count->input_positions += sqe->n_keys;
+	core->count->hit_positions += (uint64_t)plan.reuse * core->ps;
+	op->cqe->lease = id;
+	op->cqe->lease_generation = lease->generation;
+	if (plan.matched > 0 && !(sqe->flags & KVT_F_FORCE_MISS)) {
+		op->cqe->node = kvt_path_node(core, node, plan.matched - 1);
+		op->cqe->generation = core->nodes[op->cqe->node].generation;
+		op->cqe->positions = plan.matched * core->ps;
+	}
+	op->cqe->a = sqe->flags & KVT_F_FORCE_MISS ? 0 : plan.matched * core->ps;
+	op->cqe->b = plan.reuse * core->ps;
+	op->cqe->c = (plan.walk.walked - plan.matched) * core->ps;
+	op->cqe->d = (uint32_t)(core->count->evicted_pages - evicted);
+	op->cqe->e = plan.table;
+	return 0;
+}
+
+/* ---- COMMIT */
+
+/** What is new about the keys of a COMMIT, in core->op_keys: the lease's tail, then what came. */
+struct commit_plan {
+	struct kvt_lease_record *lease;
+	uint32_t id;
+	uint32_t computed;
+	uint32_t n_keys;  /* generated ones */
+	uint32_t tail;    /* keys of the lease's tail, in front of them */
+	uint32_t pages;   /* whole pages to announce */
+	uint32_t fresh;   /* those that do not exist yet */
+	bool in_place;    /* lengthen the lease's own last run */
+	struct kvt_walk walk;
+	struct kvt_need need;
+};
+
+static bool can_grow_in_place(const struct kvt_core *core, const struct commit_plan *plan)
+{
+	const struct kvt_lease_record *lease = plan->lease;
+	const struct kvt_node *node = kvt_node_at(core, lease->node);
+
+	return lease->node != KVT_NONE && plan->walk.walked == lease->path_pages &&
+	       node->lock_ref == 1 && node->n_children == 0 && node->start >= lease->own_start &&
+	       kvt_slots_free_at(&core->slots, node->first_slot + node->n_slots) >= plan->fresh;
+}
+
+/** Where the generated keys lead, and what announcing them needs. */
+static int plan_growth(struct kvt_core *core, struct kvt_op_context *op, struct commit_plan *plan)
+{
+	struct kvt_lease_record *lease = plan->lease;
+	struct kvt_walk *walk = &plan->walk;
+
+	plan->tail = lease->known % core->ps;
+	memcpy(core->op_keys, core->tails + (size_t)plan->id * core->ps,
+	       plan->tail * sizeof(uint32_t));
+	kvt_racy_copy(core->op_keys + plan->tail, op->view->keys + op->sqe->keys_offset,
+		      plan->n_keys);
+	plan->pages = core->config.disabled ? 0 : (plan->tail + plan->n_keys) / core->ps;
+	if (plan->pages == 0)
+		return 0;
+	if (lease->node == KVT_NONE) {
+		kvt_walk_keys(core, lease->namespace_id, core->op_keys, plan->pages, walk);
+	} else {
+		walk->root = walk->node = lease->node;
+		walk->in_node = core->nodes[lease->node].n_slots;
+		walk->walked = lease->path_pages;
+		kvt_walk_from(core, walk, core->op_keys, plan->pages);
+	}
+	plan->fresh = lease->path_pages + plan->pages - walk->walked;
+	plan->in_place = plan->fresh > 0 && can_grow_in_place(core, plan);
+	if (plan->in_place)
+		return 0;
+	kvt_need_compute(core, walk, plan->fresh, true, &plan->need);
+	if (kvt_need_nodes(core, walk->node, &plan->need))
+		return kvt_refuse(op, -ENOSPC, KVT_REASON_NODES, 0);
+	return 0;
+}
+
+static int commit_plan(struct kvt_core *core, struct kvt_op_context *op, struct commit_plan *plan)
+{
+	const struct kvt_lease_record *lease = plan->lease;
+	uint64_t table = (uint64_t)(lease->done + lease->n_private) * core->ps;
+	uint64_t known = (uint64_t)lease->known + plan->n_keys;
+
+	if (plan->computed > table || known > table)
+		return kvt_refuse(op, -EINVAL, KVT_REASON_BEYOND_TABLE, lease->computed);
+	if (plan->computed > known)
+		return kvt_refuse(op, -EINVAL, KVT_REASON_BEYOND_KEYS, lease->computed);
+	if (lease->epoch != core->arena->epoch)
+		return kvt_refuse(op, -ESTALE, KVT_REASON_EPOCH, lease->computed);
+	if (kvt_path_detached(core, lease->node))
+		return kvt_refuse(op, -ESTALE, KVT_REASON_DETACHED, lease->computed);
+	if (op->sqe->op == KVT_OP_COMMIT &&
+	    lease->done + lease->n_private > op->sqe->list_capacity)
+		return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT,
+				  lease->done + lease->n_private);
+	return plan_growth(core, op, plan);
+}
+
+/** Announce the whole pages of generated keys on the lease's path. */
+static void commit_grow(struct kvt_core *core, struct commit_plan *plan)
+{
+	struct kvt_lease_record *lease = plan->lease;
+	uint32_t shared = plan->walk.walked - lease->path_pages, end;
+	const uint32_t *fresh = core->op_keys + (size_t)shared * core->ps;
+
+	if (plan->in_place) {
+		kvt_grow_run(core, lease->node, fresh, plan->fresh);
+	} else if (plan->pages > 0) {
+		if (plan->need.root)
+			plan->walk.node = kvt_root_make(core, lease->namespace_id);
+		end = kvt_walk_cut(core, &plan->walk);
+		if (shared > 0)
+			lease->own_start = plan->walk.walked;
+		if (plan->fresh > 0)
+			end = kvt_grow(core, end, fresh, fresh, plan->fresh, 0, KVT_NEVER);
+		kvt_path_lock(core, end, lease->node);
+		lease->node = end;
+	}
+	lease->path_pages += plan->pages;
+	lease->known += plan->n_keys;
+	memcpy(core->tails + (size_t)plan->id * core->ps,
+	       core->op_keys + (plan->tail + plan->n_keys) / core->ps * core->ps,
+	       (plan->tail + plan->n_keys) % core->ps * sizeof(uint32_t));
+}
+
+/** The page at `done` of the table gives way to the cached twin of its place. */
+static void displace(struct kvt_core *core, struct kvt_lease_record *lease, bool keep)
+{
+	uint32_t page = pop_page(core, lease);
+
+	lease->done++;
+	core->count->duplicate_pages++;
+	if (!keep) {
+		kvt_page_release(core, page);
+		return;
+	}
+	core->owners[page].next = lease->first_kept;
+	lease->first_kept = page;
+	lease->n_kept++;
+}
+
+static void commit_seal(struct kvt_core *core, struct commit_plan *plan, bool keep,
+			struct kvt_cqe *cqe)
+{
+	struct kvt_lease_record *lease = plan->lease;
+	uint32_t whole = plan->computed / core->ps;
+	/* Look-on leaves at least one known position to compute. */
+	uint32_t limit = lease->flags & KVT_LEASE_FORCE_MISS || lease->known == 0 ?
+				 0 :
+				 (lease->known - 1) / core->ps;
+
+	while (lease->node != KVT_NONE && lease->done < lease->path_pages) {
+		uint32_t id = kvt_path_node(core, lease->node, lease->done);
+		struct kvt_node *node = kvt_node_at(core, id);
+		uint32_t end = node->start + node->n_slots;
+
+		while (lease->done < end) {
+			if (lease->done < node->start + node->sealed &&
+			    (lease->done < whole || lease->done < limit)) {
+				displace(core, lease, keep);
+				cqe->d++;
+			} else if (lease->done < whole) {
+				kvt_node_seal(core, id, pop_page(core, lease));
+				lease->done++;
+				cqe->c++;
+			} else {
+				return;
+			}
+		}
+	}
+}
+
+/** The COMMIT itself, of a live BEGIN lease. Fills a..d of the completion. */
+static int commit(struct kvt_core *core, struct kvt_op_context *op)
+{
+	const struct kvt_sqe *sqe = op->sqe;
+	struct commit_plan plan = {
+		.lease = &core->leases[sqe->node],
+		.id = sqe->node,
+		.computed = sqe->arg,
+		.n_keys = sqe->n_keys,
+	};
+	uint64_t before = core->count->duplicate_pages;
+	uint32_t next;
+	int error;
+
+	if (plan.computed < plan.lease->computed) {
+		op->cqe->a = plan.lease->computed;
+		return 0;
+	}
+	error = commit_plan(core, op, &plan);
+	if (error)
+		return error;
+	commit_grow(core, &plan);
+	commit_seal(core, &plan, sqe->flags & KVT_F_KEEP, op->cqe);
+	KVT_ASSERT(core->count->duplicate_pages - before == op->cqe->d);
+	if (!(sqe->flags & KVT_F_CHUNKED) && !(plan.lease->flags & KVT_LEASE_COUNTED)) {
+		plan.lease->flags |= KVT_LEASE_COUNTED;
+		kvt_path_count_hit(core, plan.lease->node);
+	}
+	kvt_path_touch(core, plan.lease->node);
+	next = plan.lease->done * core->ps;
+	if (next < plan.computed)
+		next = plan.computed;
+	plan.lease->computed = next;
+	op->cqe->a = next;
+	op->cqe->b = next - plan.computed;
+	core->count->advanced_positions += next - plan.computed;
+	return 0;
+}
+
+int kvt_op_commit(struct kvt_core *core, struct kvt_op_context *op)
+{
+	struct kvt_lease_record *lease = &core->leases[op->sqe->node];
+	uint32_t table = lease->done + lease->n_private;
+	int error;
+
+	op->cqe->lease = op->sqe->node;
+	op->cqe->lease_generation = op->sqe->generation;
+	if (op->sqe->arg < lease->computed && table > op->sqe->list_capacity)
+		return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, table);
+	error = commit(core, op);
+	if (error)
+		return error;
+	write_table(core, lease, op->view->list + op->sqe->list_offset);
+	op->cqe->e = table;
+	return 0;
+}
+
+/* ---- EXTEND, END */
+
+int kvt_op_extend(struct kvt_core *core, struct kvt_op_context *op)
+{
+	struct kvt_lease_record *lease = &core->leases[op->sqe->node];
+	uint64_t evicted = core->count->evicted_pages;
+	uint32_t n = op->sqe->arg;
+	int error = page_quota(core, op, n);
+
+	if (!error && n > op->sqe->list_capacity)
+		error = kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, n);
+	if (!error)
+		error = kvt_room_check(core, op, n, 0);
+	if (error)
+		return error;
+	kvt_room_make(core, n);
+	append_pages(core, op->sqe->node, n, op->view->list + op->sqe->list_offset);
+	kvt_path_touch(core, lease->node);
+	op->cqe->lease = op->sqe->node;
+	op->cqe->lease_generation = op->sqe->generation;
+	op->cqe->d = (uint32_t)(core->count->evicted_pages - evicted);
+	op->cqe->e = n;
+	return 0;
+}
+
+uint32_t kvt_lease_end(struct kvt_core *core, uint32_t id)
+{
+	struct kvt_lease_record *lease = &core->leases[id];
+	uint32_t freed = 0;
+
+	if (lease->kind == KVT_LEASE_BEGIN && !(lease->flags & KVT_LEASE_COUNTED))
+		kvt_path_count_hit(core, lease->node);
+	kvt_path_unlock(core, lease->node);
+	freed += release_list(core, lease->first_page);
+	freed += release_list(core, lease->first_kept);
+	kvt_lease_free(core, id);
+	return freed;
+}
+
+int kvt_op_end(struct kvt_core *core, struct kvt_op_context *op)
+{
+	int error = 0;
+
+	if (op->sqe->flags & KVT_F_COMMIT)
+		error = commit(core, op);
+	if (error) {
+		/* END always ends; the completion says what became of its COMMIT. */
+		if (error == -ESTALE)
+			op->cqe->flags |= KVT_CQE_DETACHED;
+		op->cqe->a = op->cqe->b = op->cqe->c = op->cqe->d = 0;
+	}
+	op->cqe->a = op->cqe->b = 0;
+	op->cqe->d = kvt_lease_end(core, op->sqe->node);
+	return 0;
+}

@@ -1,0 +1,759 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The operations that are not a sequence's, and the switch over all of them. */
+
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/core/internal.h"
+
+int kvt_refuse(struct kvt_op_context *op, int error, enum kvt_reason reason, uint32_t number)
+{
+	op->cqe->reason = (uint16_t)reason;
+	op->cqe->a = number;
+	return error;
+}
+
+/* ---- what each operation takes */
+
+enum takes {
+	TAKES_NAMESPACE = 1 << 0,
+	TAKES_KEYS = 1 << 1,
+	TAKES_LIST = 1 << 2,
+	TAKES_ARG = 1 << 3,
+	TAKES_HANDLE = 1 << 4,
+	TAKES_LEASE = 1 << 5,
+	TAKES_FENCE = 1 << 6,
+	TAKES_POLICY = 1 << 7, /* priority and TTL */
+	TAKES_PRIVILEGE = 1 << 8,
+};
+
+static const struct {
+	uint32_t takes;
+	uint32_t flags;
+} op_rows[KVT_OP_COUNT] = {
+	[KVT_OP_NOP] = { 0, 0 },
+	[KVT_OP_MATCH] = { TAKES_NAMESPACE | TAKES_KEYS | TAKES_LIST, KVT_F_LOCK | KVT_F_NO_TOUCH },
+	[KVT_OP_LOCK] = { TAKES_HANDLE | TAKES_LIST, 0 },
+	[KVT_OP_UNLOCK] = { TAKES_LEASE | TAKES_FENCE, 0 },
+	[KVT_OP_ALLOC] = { TAKES_ARG | TAKES_LIST, 0 },
+	[KVT_OP_FREE] = { TAKES_KEYS | TAKES_FENCE, 0 },
+	[KVT_OP_INSERT] = { TAKES_NAMESPACE | TAKES_KEYS | TAKES_LIST | TAKES_ARG | TAKES_HANDLE |
+				    TAKES_FENCE | TAKES_POLICY,
+			    KVT_F_LOCK | KVT_F_CHUNKED | KVT_F_TTL },
+	[KVT_OP_BEGIN] = { TAKES_NAMESPACE | TAKES_KEYS | TAKES_LIST | TAKES_ARG,
+			   KVT_F_FULL | KVT_F_FORCE_MISS },
+	[KVT_OP_COMMIT] = { TAKES_LEASE | TAKES_KEYS | TAKES_LIST | TAKES_ARG | TAKES_FENCE,
+			    KVT_F_CHUNKED | KVT_F_KEEP },
+	[KVT_OP_EXTEND] = { TAKES_LEASE | TAKES_LIST | TAKES_ARG, 0 },
+	[KVT_OP_END] = { TAKES_LEASE | TAKES_KEYS | TAKES_ARG | TAKES_FENCE,
+			 KVT_F_COMMIT | KVT_F_CHUNKED | KVT_F_KEEP },
+	[KVT_OP_REMOVE] = { TAKES_NAMESPACE | TAKES_KEYS, 0 },
+	[KVT_OP_PAGE] = { TAKES_ARG, 0 },
+	[KVT_OP_EVICT] = { TAKES_ARG | TAKES_PRIVILEGE, 0 },
+	[KVT_OP_RESET] = { TAKES_PRIVILEGE, 0 },
+	[KVT_OP_STATS] = { TAKES_LIST, 0 },
+	[KVT_OP_AUDIT] = { TAKES_PRIVILEGE, 0 },
+	[KVT_OP_CLOSE] = { TAKES_FENCE, 0 },
+};
+
+bool kvt_op_takes_fence(uint32_t op)
+{
+	return op_rows[op].takes & TAKES_FENCE;
+}
+
+bool kvt_op_takes_lease(uint32_t op)
+{
+	return op_rows[op].takes & TAKES_LEASE;
+}
+
+/** Whether every field that the operation does not take is 0. */
+static bool unused_fields_zero(const struct kvt_sqe *sqe, uint32_t takes)
+{
+	if (!(takes & TAKES_NAMESPACE) && sqe->namespace_id)
+		return false;
+	if (!(takes & TAKES_KEYS) && (sqe->keys_offset || sqe->n_keys))
+		return false;
+	if (!(takes & TAKES_LIST) && (sqe->list_offset || sqe->list_capacity))
+		return false;
+	if (!(takes & TAKES_ARG) && sqe->arg)
+		return false;
+	if (!(takes & (TAKES_HANDLE | TAKES_LEASE)) && (sqe->node || sqe->generation))
+		return false;
+	if (!(takes & TAKES_HANDLE) && sqe->positions)
+		return false;
+	if (!(takes & TAKES_FENCE) &&
+	    (sqe->fence_value || (sqe->fence_slot && sqe->fence_slot != KVT_FENCE_IDLE)))
+		return false;
+	return takes & TAKES_POLICY || (!sqe->priority && !sqe->ttl_ms);
+}
+
+static bool areas_ok(const struct kvt_op_context *op, uint32_t ps)
+{
+	const struct kvt_sqe *sqe = op->sqe;
+
+	if ((uint64_t)sqe->keys_offset + sqe->n_keys > op->view->keys_count ||
+	    (uint64_t)sqe->list_offset + sqe->list_capacity > op->view->list_count)
+		return false;
+	return sqe->op != KVT_OP_INSERT ||
+	       (uint64_t)sqe->arg + sqe->n_keys / ps <= op->view->keys_count;
+}
+
+static bool namespace_ok(const struct kvt_core *core, uint32_t session, uint32_t namespace_id)
+{
+	return namespace_id > 0 && namespace_id < core->config.max_namespaces &&
+	       kvt_bit_get(core->opened + (size_t)session * core->opened_words, namespace_id);
+}
+
+int kvt_lease_check(struct kvt_core *core, struct kvt_op_context *op, bool deferred)
+{
+	const struct kvt_sqe *sqe = op->sqe;
+	const struct kvt_lease_record *lease;
+
+	if (sqe->node == 0 || sqe->node > core->config.n_leases)
+		return kvt_refuse(op, -ESTALE, KVT_REASON_LEASE_STALE, 0);
+	lease = &core->leases[sqe->node];
+	if (!kvt_lease_alive(core, sqe->node) || lease->generation != sqe->generation)
+		return kvt_refuse(op, -ESTALE, KVT_REASON_LEASE_STALE, 0);
+	if (lease->session != op->session)
+		return kvt_refuse(op, -EPERM, KVT_REASON_LEASE_FOREIGN, 0);
+	if (!deferred && (lease->flags & KVT_LEASE_ENDING))
+		return kvt_refuse(op, -ESTALE, KVT_REASON_LEASE_STALE, 0);
+	if ((lease->kind == KVT_LEASE_MATCH) != (sqe->op == KVT_OP_UNLOCK))
+		return kvt_refuse(op, -EINVAL, KVT_REASON_LEASE_KIND, 0);
+	return 0;
+}
+
+/** Everything about an entry that can be judged before its fence is reached. */
+static int validate(struct kvt_core *core, struct kvt_op_context *op)
+{
+	const struct kvt_sqe *sqe = op->sqe;
+	const struct kvt_session_record *session = &core->sessions[op->session];
+	uint32_t takes;
+
+	if (session->state != KVT_SESSION_OPEN)
+		return kvt_refuse(op, -ESHUTDOWN, KVT_REASON_CLOSING, 0);
+	if (sqe->op >= KVT_OP_COUNT)
+		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_OP, 0);
+	takes = op_rows[sqe->op].takes;
+	if (sqe->flags & ~op_rows[sqe->op].flags ||
+	    (sqe->op == KVT_OP_MATCH && sqe->flags == (KVT_F_LOCK | KVT_F_NO_TOUCH)) ||
+	    (sqe->op == KVT_OP_END && (sqe->flags & (KVT_F_CHUNKED | KVT_F_KEEP)) &&
+	     !(sqe->flags & KVT_F_COMMIT)))
+		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
+	if (!unused_fields_zero(sqe, takes) ||
+	    (sqe->op == KVT_OP_END && !(sqe->flags & KVT_F_COMMIT) && (sqe->arg || sqe->n_keys)))
+		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_FIELD, 0);
+	if (!!(sqe->flags & KVT_F_TTL) != !!sqe->ttl_ms)
+		return kvt_refuse(op, -EINVAL, KVT_REASON_TTL, 0);
+	if (sqe->fence_slot >= KVT_FENCE_WORDS && sqe->fence_slot != KVT_FENCE_IDLE)
+		return kvt_refuse(op, -EINVAL, KVT_REASON_FENCE, 0);
+	if (!areas_ok(op, core->ps))
+		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_RANGE, 0);
+	if (sqe->n_keys > core->config.max_op_keys)
+		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_RANGE, core->config.max_op_keys);
+	if (takes & TAKES_NAMESPACE && !namespace_ok(core, op->session, sqe->namespace_id))
+		return kvt_refuse(op, -EINVAL, KVT_REASON_NAMESPACE, 0);
+	if (takes & TAKES_PRIVILEGE && !(session->flags & 1))
+		return kvt_refuse(op, -EPERM, KVT_REASON_PRIVILEGE, 0);
+	return takes & TAKES_LEASE ? kvt_lease_check(core, op, false) : 0;
+}
+
+/* ---- MATCH, LOCK, UNLOCK */
+
+/** Lock exactly `pages` pages of the path to a node that holds the last of them; the whole edge
+ * when there is no node left to split it. Fills the lease and the page list. */
+static void lock_and_list(struct kvt_core *core, struct kvt_op_context *op, uint32_t node,
+			  uint32_t pages)
+{
+	uint32_t id, end = 0;
+
+	if (node != KVT_NONE) {
+		uint32_t in_node = pages - core->nodes[node].start;
+
+		if (in_node < core->nodes[node].n_slots && core->free_nodes.count > 0)
+			node = kvt_node_split(core, node, in_node);
+		end = core->nodes[node].start + core->nodes[node].n_slots;
+		kvt_path_lock(core, node, KVT_NONE);
+		kvt_path_touch(core, node);
+		kvt_path_pages(core, node, pages, op->view->list + op->sqe->list_offset);
+		op->cqe->node = node;
+		op->cqe->generation = core->nodes[node].generation;
+		op->cqe->positions = pages * core->ps;
+	}
+	id = kvt_lease_make(core, op->session, KVT_LEASE_MATCH, node, end);
+	op->cqe->lease = id;
+	op->cqe->lease_generation = core->leases[id].generation;
+	op->cqe->e = pages;
+}
+
+static int op_match(struct kvt_core *core, struct kvt_op_context *op)
+{
+	const struct kvt_sqe *sqe = op->sqe;
+	uint32_t pages = core->config.disabled ? 0 : sqe->n_keys / core->ps;
+	struct kvt_walk walk;
+	int error;
+
+	kvt_walk_keys(core, sqe->namespace_id, op->view->keys + sqe->keys_offset, pages, &walk);
+	core->effort.path_nodes = walk.path_nodes;
+	core->record.known_node = walk.walked ? walk.node : KVT_NONE;
+	core->record.known_positions = walk.walked * core->ps;
+	if (sqe->flags & KVT_F_LOCK) {
+		error = kvt_lease_quota(core, op);
+		if (!error && walk.matched > sqe->list_capacity)
+			error = kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, walk.matched);
+		if (error)
+			return error;
+		lock_and_list(core, op, walk.match_node, walk.matched);
+	} else if (walk.matched > 0) {
+		if (!(sqe->flags & KVT_F_NO_TOUCH))
+			kvt_path_touch(core, walk.match_node);
+		op->cqe->node = walk.match_node;
+		op->cqe->generation = core->nodes[walk.match_node].generation;
+		op->cqe->positions = walk.matched * core->ps;
+	}
+	op->cqe->a = walk.matched * core->ps;
+	op->cqe->b = (walk.walked - walk.matched) * core->ps;
+	return 0;
+}
+
+/** A live handle's node, or the refusal. *ret_node is the shallowest node that covers it. */
+static int handle_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t *ret_node)
+{
+	const struct kvt_sqe *sqe = op->sqe;
+	uint32_t id = sqe->node, pages = sqe->positions / core->ps;
+	const struct kvt_node *node;
+
+	if (id == KVT_NONE || id >= core->config.max_nodes)
+		return kvt_refuse(op, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
+	node = kvt_node_at(core, id);
+	if (!(node->flags & KVT_NODE_LIVE) || node->generation != sqe->generation)
+		return kvt_refuse(op, -ESTALE, KVT_REASON_HANDLE_STALE, 0);
+	if ((node->flags & KVT_NODE_ROOT) || pages == 0 || sqe->positions % core->ps ||
+	    pages > node->start + node->sealed)
+		return kvt_refuse(op, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
+	if (kvt_path_detached(core, id) || kvt_expire_now(core, id))
+		return kvt_refuse(op, -ESTALE, KVT_REASON_HANDLE_STALE, 0);
+	*ret_node = kvt_path_node(core, id, pages - 1);
+	return 0;
+}
+
+static int op_lock(struct kvt_core *core, struct kvt_op_context *op)
+{
+	uint32_t node = KVT_NONE, pages = op->sqe->positions / core->ps;
+	int error = handle_check(core, op, &node);
+
+	if (!error)
+		error = kvt_lease_quota(core, op);
+	if (!error && pages > op->sqe->list_capacity)
+		error = kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, pages);
+	if (error)
+		return error;
+	lock_and_list(core, op, node, pages);
+	op->cqe->a = pages * core->ps;
+	return 0;
+}
+
+/* ---- ALLOC, FREE */
+
+static int op_alloc(struct kvt_core *core, struct kvt_op_context *op)
+{
+	const struct kvt_session_record *session = &core->sessions[op->session];
+	uint64_t evicted = core->count->evicted_pages;
+	uint32_t n = op->sqe->arg;
+	int error;
+
+	if (session->max_private_pages &&
+	    (uint64_t)session->n_private + n > session->max_private_pages)
+		return kvt_refuse(op, -EDQUOT, KVT_REASON_LIMIT_PAGES, session->max_private_pages);
+	if (n > op->sqe->list_capacity)
+		return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, n);
+	error = kvt_room_check(core, op, n, 0);
+	if (error)
+		return error;
+	kvt_room_make(core, n);
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t page = kvt_page_take(core, op->session, KVT_NONE);
+
+		kvt_loose_add(core, op->session, page);
+		op->view->list[op->sqe->list_offset + i] = page;
+	}
+	op->cqe->d = (uint32_t)(core->count->evicted_pages - evicted);
+	op->cqe->e = n;
+	return 0;
+}
+
+static int op_free(struct kvt_core *core, struct kvt_op_context *op)
+{
+	const uint32_t *pages = op->view->keys + op->sqe->keys_offset;
+	uint32_t n = op->sqe->n_keys;
+	int reason = kvt_pages_check(core, op->session, pages, n, NULL, 0);
+
+	if (reason)
+		return kvt_refuse(op, -EINVAL, (enum kvt_reason)reason, 0);
+	for (uint32_t i = 0; i < n; i++) {
+		kvt_loose_remove(core, op->session, core->op_pages[i]);
+		kvt_page_release(core, core->op_pages[i]);
+	}
+	op->cqe->d = n;
+	return 0;
+}
+
+/* ---- INSERT */
+
+struct insert_plan {
+	uint32_t base;  /* pages before the given keys (start handle) */
+	uint32_t pages; /* given */
+	uint32_t fresh; /* of those, without a slot */
+	uint32_t twins; /* of those, duplicates */
+	struct kvt_walk walk;
+	struct kvt_need need;
+};
+
+static int insert_walk(struct kvt_core *core, struct kvt_op_context *op, struct insert_plan *plan)
+{
+	const struct kvt_sqe *sqe = op->sqe;
+	const uint32_t *keys = op->view->keys + sqe->keys_offset;
+	struct kvt_walk *walk = &plan->walk;
+	uint32_t node;
+	int error;
+
+	plan->pages = sqe->n_keys / core->ps;
+	if (sqe->node == KVT_NONE) {
+		if (sqe->generation || sqe->positions)
+			return kvt_refuse(op, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
+		kvt_walk_keys(core, sqe->namespace_id, keys, plan->pages, walk);
+		return 0;
+	}
+	error = handle_check(core, op, &node);
+	if (error)
+		return error;
+	if (core->nodes[node].namespace_id != sqe->namespace_id)
+		return kvt_refuse(op, -EINVAL, KVT_REASON_NOT_CONTINUATION, 0);
+	plan->base = sqe->positions / core->ps;
+	*walk = (struct kvt_walk){
+		.root = node,
+		.node = node,
+		.match_node = node,
+		.in_node = plan->base - core->nodes[node].start,
+		.walked = plan->base,
+		.matched = plan->base,
+	};
+	kvt_walk_from(core, walk, keys, plan->pages);
+	return 0;
+}
+
+static bool insert_keys_changed(struct kvt_core *core, struct kvt_op_context *op,
+				const struct insert_plan *plan)
+{
+	const struct kvt_walk *walk = &plan->walk;
+	const struct kvt_node *node = kvt_node_at(core, walk->node);
+	uint32_t equal;
+
+	kvt_racy_copy(core->first_page,
+		      op->view->keys + op->sqe->keys_offset +
+			      (size_t)(walk->walked - plan->base) * core->ps,
+		      core->ps);
+	if (walk->node == KVT_NONE)
+		return false;
+	if (walk->in_node < node->n_slots)
+		return kvt_racy_equal(core->first_page,
+				      kvt_keys_at(core, node->first_slot + walk->in_node),
+				      core->ps);
+	return kvt_index_find(core, walk->node, core->first_page, 1, &equal) != KVT_NONE;
+}
+
+static int insert_plan(struct kvt_core *core, struct kvt_op_context *op, struct insert_plan *plan)
+{
+	const struct kvt_sqe *sqe = op->sqe;
+	uint32_t existing, words;
+	int error = insert_walk(core, op, plan), reason;
+
+	if (error)
+		return error;
+	existing = plan->walk.matched - plan->base;
+	plan->fresh = plan->base + plan->pages - plan->walk.walked;
+	kvt_path_pages(core, plan->walk.node, plan->walk.matched, core->path_list);
+	reason = kvt_pages_check(core, op->session, op->view->keys + sqe->arg, plan->pages,
+				 core->path_list + plan->base, existing);
+	if (reason)
+		return kvt_refuse(op, -EINVAL, (enum kvt_reason)reason, 0);
+	for (uint32_t i = 0; i < existing; i++)
+		plan->twins += core->op_pages[i] != core->path_list[plan->base + i];
+	words = 2 * plan->twins;
+	if (sqe->flags & KVT_F_LOCK) {
+		error = kvt_lease_quota(core, op);
+		if (error)
+			return error;
+		words += plan->base + plan->pages;
+	}
+	if (words > sqe->list_capacity)
+		return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, words);
+	if (plan->fresh > 0 && insert_keys_changed(core, op, plan))
+		return kvt_refuse(op, -EINVAL, KVT_REASON_KEYS_CHANGED, 0);
+	kvt_need_compute(core, &plan->walk, plan->fresh, sqe->flags & KVT_F_LOCK, &plan->need);
+	if (kvt_need_nodes(core, plan->walk.node, &plan->need))
+		return kvt_refuse(op, -ENOSPC, KVT_REASON_NODES, 0);
+	return 0;
+}
+
+/** Seal what has no page yet, from the first such place of the path to its end. */
+static void insert_seal(struct kvt_core *core, struct kvt_op_context *op,
+			const struct insert_plan *plan, uint32_t deepest)
+{
+	uint32_t end = plan->base + plan->pages;
+
+	for (uint32_t page = plan->walk.matched; page < end;) {
+		uint32_t id = kvt_path_node(core, deepest, page);
+		uint32_t stop = kvt_min(end, core->nodes[id].start + core->nodes[id].n_slots);
+
+		for (; page < stop; page++) {
+			uint32_t given = core->op_pages[page - plan->base];
+
+			kvt_loose_remove(core, op->session, given);
+			kvt_node_seal(core, id, given);
+		}
+		kvt_leaf_check(core, id);
+	}
+	op->cqe->b = end - plan->walk.matched;
+}
+
+static void insert_list(struct kvt_core *core, struct kvt_op_context *op,
+			const struct insert_plan *plan)
+{
+	uint32_t *list = op->view->list + op->sqe->list_offset, n = 0;
+
+	for (uint32_t i = 0; i < plan->walk.matched - plan->base; i++) {
+		uint32_t twin = core->path_list[plan->base + i];
+
+		if (core->op_pages[i] == twin)
+			continue;
+		list[n++] = core->op_pages[i];
+		list[n++] = twin;
+	}
+	op->cqe->d = n / 2;
+	op->cqe->e = n;
+}
+
+static void insert_lock(struct kvt_core *core, struct kvt_op_context *op,
+			const struct insert_plan *plan, uint32_t deepest)
+{
+	uint32_t *list = op->view->list + op->sqe->list_offset + op->cqe->e, id;
+	uint32_t pages = plan->base + plan->pages;
+
+	if (pages > 0) {
+		kvt_path_lock(core, deepest, KVT_NONE);
+		kvt_path_pages(core, deepest, pages, list);
+	}
+	id = kvt_lease_make(core, op->session, KVT_LEASE_MATCH, pages ? deepest : KVT_NONE, pages);
+	op->cqe->lease = id;
+	op->cqe->lease_generation = core->leases[id].generation;
+	op->cqe->e += pages;
+}
+
+static int op_insert(struct kvt_core *core, struct kvt_op_context *op)
+{
+	const struct kvt_sqe *sqe = op->sqe;
+	uint64_t expiry = sqe->flags & KVT_F_TTL ? core->now_ns + sqe->ttl_ms * 1000000ull :
+						   KVT_NEVER;
+	uint64_t evicted = core->count->evicted_pages;
+	struct insert_plan plan = { 0 };
+	uint32_t deepest = KVT_NONE;
+	int error;
+
+	if (core->config.disabled)
+		return 0;
+	error = insert_plan(core, op, &plan);
+	core->record.pages = core->op_pages;
+	core->record.n_pages = plan.pages;
+	if (sqe->node == KVT_NONE && plan.walk.walked > 0) {
+		core->record.known_node = plan.walk.node;
+		core->record.known_positions = plan.walk.walked * core->ps;
+	}
+	if (error)
+		return error;
+	if (plan.base + plan.pages > 0) {
+		if (plan.need.root)
+			plan.walk.node = kvt_root_make(core, sqe->namespace_id);
+		deepest = plan.need.split ? kvt_walk_cut(core, &plan.walk) : plan.walk.node;
+		if (plan.fresh > 0)
+			deepest = kvt_grow(core, deepest, core->first_page,
+					   op->view->keys + sqe->keys_offset +
+						   (size_t)(plan.walk.walked - plan.base) * core->ps,
+					   plan.fresh, sqe->priority, expiry);
+		insert_seal(core, op, &plan, deepest);
+		kvt_path_raise(core, deepest, sqe->priority, expiry);
+		if (!(sqe->flags & KVT_F_CHUNKED))
+			kvt_path_count_hit(core, deepest);
+		kvt_path_touch(core, deepest);
+		op->cqe->node = deepest;
+		op->cqe->generation = core->nodes[deepest].generation;
+		op->cqe->positions = (plan.base + plan.pages) * core->ps;
+	}
+	insert_list(core, op, &plan);
+	if (sqe->flags & KVT_F_LOCK)
+		insert_lock(core, op, &plan, deepest);
+	op->cqe->a = plan.walk.matched * core->ps;
+	op->cqe->c = (uint32_t)(core->count->evicted_pages - evicted);
+	return 0;
+}
+
+/* ---- REMOVE, EVICT, RESET, PAGE, STATS, AUDIT */
+
+int kvt_remove_prefix(struct kvt_core *core, struct kvt_op_context *op, uint32_t namespace_id,
+		      const uint32_t *keys, uint32_t n_keys, bool *ret_removed)
+{
+	uint32_t pages = n_keys / core->ps, in_node;
+	struct kvt_walk walk;
+	struct kvt_need need = { .split = 1 };
+
+	*ret_removed = false;
+	kvt_walk_keys(core, namespace_id, keys, pages, &walk);
+	core->record.known_node = walk.walked ? walk.node : KVT_NONE;
+	core->record.known_positions = walk.walked * core->ps;
+	if (walk.root == KVT_NONE || walk.walked < pages || (n_keys > 0 && pages == 0))
+		return 0;
+	if (n_keys == 0) {
+		walk.node = walk.root;
+	} else {
+		in_node = pages - 1 - core->nodes[walk.node].start;
+		if (in_node > 0) {
+			struct kvt_need path;
+
+			kvt_need_compute(core, &walk, 0, false, &path);
+			need.path_nodes = path.path_nodes;
+			if (kvt_need_nodes(core, walk.node, &need))
+				return kvt_refuse(op, -ENOSPC, KVT_REASON_NODES, 0);
+			kvt_node_split(core, walk.node, in_node);
+		}
+	}
+	kvt_detach(core, walk.node);
+	*ret_removed = true;
+	return 0;
+}
+
+static int op_remove(struct kvt_core *core, struct kvt_op_context *op)
+{
+	const struct kvt_sqe *sqe = op->sqe;
+	bool removed = false;
+	int error = kvt_remove_prefix(core, op, sqe->namespace_id,
+				      op->view->keys + sqe->keys_offset, sqe->n_keys, &removed);
+
+	if (!error)
+		op->cqe->a = removed;
+	return error;
+}
+
+static int op_evict(struct kvt_core *core, struct kvt_op_context *op)
+{
+	uint32_t n = op->sqe->arg;
+
+	if (n > core->count->evictable_pages)
+		n = (uint32_t)core->count->evictable_pages;
+	kvt_evict_pages(core, n);
+	op->cqe->c = n;
+	return 0;
+}
+
+void kvt_reset(struct kvt_core *core)
+{
+	kvt_store_release(&core->arena->epoch, core->arena->epoch + 1);
+	for (uint32_t i = 1; i < core->config.max_namespaces; i++)
+		if (core->namespaces[i].root != KVT_NONE)
+			kvt_detach(core, core->namespaces[i].root);
+}
+
+static int op_page(struct kvt_core *core, struct kvt_op_context *op)
+{
+	struct kvt_admin_page page;
+
+	if (!kvt_core_describe_page(core, op->sqe->arg, &page))
+		return kvt_refuse(op, -EINVAL, KVT_REASON_PAGE_RANGE, 0);
+	op->cqe->a = page.state;
+	op->cqe->b = page.session;
+	op->cqe->d = page.lock_ref;
+	op->cqe->node = page.node;
+	op->cqe->generation = page.generation;
+	op->cqe->positions = page.position;
+	return 0;
+}
+
+static int op_stats(struct kvt_core *core, struct kvt_op_context *op)
+{
+	uint32_t words = sizeof(*core->count) / sizeof(uint32_t);
+
+	if (op->sqe->list_capacity < words)
+		return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, words);
+	memcpy(op->view->list + op->sqe->list_offset, core->count, sizeof(*core->count));
+	op->cqe->e = words;
+	return 0;
+}
+
+/* ---- the switch */
+
+static int run(struct kvt_core *core, struct kvt_op_context *op)
+{
+	switch (op->sqe->op) {
+	case KVT_OP_NOP:
+		return 0;
+	case KVT_OP_MATCH:
+		return op_match(core, op);
+	case KVT_OP_LOCK:
+		return op_lock(core, op);
+	case KVT_OP_UNLOCK:
+		kvt_lease_end(core, op->sqe->node);
+		return 0;
+	case KVT_OP_ALLOC:
+		return op_alloc(core, op);
+	case KVT_OP_FREE:
+		return op_free(core, op);
+	case KVT_OP_INSERT:
+		return op_insert(core, op);
+	case KVT_OP_BEGIN:
+		return kvt_op_begin(core, op);
+	case KVT_OP_COMMIT:
+		return kvt_op_commit(core, op);
+	case KVT_OP_EXTEND:
+		return kvt_op_extend(core, op);
+	case KVT_OP_END:
+		return kvt_op_end(core, op);
+	case KVT_OP_REMOVE:
+		return op_remove(core, op);
+	case KVT_OP_PAGE:
+		return op_page(core, op);
+	case KVT_OP_EVICT:
+		return op_evict(core, op);
+	case KVT_OP_RESET:
+		kvt_reset(core);
+		return 0;
+	case KVT_OP_STATS:
+		return op_stats(core, op);
+	case KVT_OP_AUDIT:
+		op->cqe->a = kvt_core_audit(core, NULL, NULL);
+		return 0;
+	case KVT_OP_CLOSE:
+		op->cqe->d = kvt_close_now(core, op->session);
+		return 0;
+	default:
+		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_OP, 0);
+	}
+}
+
+static void finish(struct kvt_core *core, struct kvt_op_context *op, int error, uint64_t token)
+{
+	struct kvt_cqe *cqe = op->cqe;
+
+	if (error)
+		*cqe = (struct kvt_cqe){
+			.result = error, .reason = cqe->reason, .flags = cqe->flags, .a = cqe->a,
+		};
+	cqe->user_data = op->sqe->user_data;
+	cqe->seq = core->ledger->seq + 1;
+	core->count->operations++;
+	core->sessions[op->session].operations++;
+	if (core->hooks.record) {
+		struct kvt_record *record = &core->record;
+
+		record->sqe = *op->sqe;
+		record->cqe = *cqe;
+		if (error != -EINVAL || cqe->reason != KVT_REASON_BAD_RANGE) {
+			record->keys = op->view->keys + op->sqe->keys_offset;
+			record->n_keys = op->sqe->n_keys;
+			record->list = op->view->list + op->sqe->list_offset;
+			record->n_list = error ? 0 : cqe->e;
+		}
+	}
+	kvt_record_emit(core, KVT_REC_OP, op->session, token);
+}
+
+bool kvt_op_run(struct kvt_core *core, struct kvt_op_context *op, uint64_t token)
+{
+	int error = 0;
+
+	kvt_mutation_begin(core);
+	if (token && kvt_op_takes_lease(op->sqe->op))
+		error = kvt_lease_check(core, op, true);
+	if (!error)
+		error = run(core, op);
+	finish(core, op, error, token);
+	kvt_mutation_end(core);
+	return true;
+}
+
+bool kvt_core_execute(struct kvt_core *core, uint32_t session, const struct kvt_sqe *sqe,
+		      uint64_t now_ns, struct kvt_cqe *ret_cqe)
+{
+	struct kvt_op_context op = { session, sqe, &core->views[session], ret_cqe };
+	int error;
+
+	KVT_ASSERT(session > 0 && session <= core->config.max_sessions);
+	core->now_ns = now_ns;
+	if (core->expiry.count > 0)
+		kvt_expire_due(core, 16);
+	core->effort = (struct kvt_core_effort){ 0 };
+	kvt_record_start(core);
+	memset(ret_cqe, 0, sizeof(*ret_cqe));
+	error = validate(core, &op);
+	if (error) {
+		core->count->violations++;
+		finish(core, &op, error, 0);
+		return true;
+	}
+	if (kvt_op_takes_fence(sqe->op) && kvt_defer(core, &op))
+		return false;
+	return kvt_op_run(core, &op, 0);
+}
+
+uint32_t kvt_core_evict(struct kvt_core *core, uint32_t n, uint64_t now_ns)
+{
+	core->now_ns = now_ns;
+	kvt_record_start(core);
+	kvt_mutation_begin(core);
+	if (n > core->count->evictable_pages)
+		n = (uint32_t)core->count->evictable_pages;
+	kvt_evict_pages(core, n);
+	core->record.sqe = (struct kvt_sqe){ .op = KVT_OP_EVICT, .arg = n };
+	core->record.cqe = (struct kvt_cqe){ .c = n };
+	kvt_record_emit(core, KVT_REC_ADMIN, 0, 0);
+	kvt_mutation_end(core);
+	return n;
+}
+
+void kvt_core_reset(struct kvt_core *core, uint64_t now_ns)
+{
+	core->now_ns = now_ns;
+	kvt_record_start(core);
+	kvt_mutation_begin(core);
+	kvt_reset(core);
+	core->record.sqe = (struct kvt_sqe){ .op = KVT_OP_RESET };
+	kvt_record_emit(core, KVT_REC_ADMIN, 0, 0);
+	kvt_mutation_end(core);
+}
+
+int kvt_core_remove(struct kvt_core *core, uint32_t namespace_id, const uint32_t *keys,
+		    uint32_t n_keys, uint64_t now_ns, bool *ret_removed)
+{
+	struct kvt_sqe sqe = { .op = KVT_OP_REMOVE, .namespace_id = namespace_id,
+			       .n_keys = n_keys };
+	struct kvt_cqe cqe = { 0 };
+	struct kvt_op_context op = { 0, &sqe, NULL, &cqe };
+	int error;
+
+	if (namespace_id == 0 || namespace_id >= core->config.max_namespaces ||
+	    !core->namespaces[namespace_id].flags)
+		return -ENOENT;
+	core->now_ns = now_ns;
+	kvt_record_start(core);
+	kvt_mutation_begin(core);
+	error = kvt_remove_prefix(core, &op, namespace_id, keys, n_keys, ret_removed);
+	if (!error)
+		cqe.a = *ret_removed;
+	cqe.result = error;
+	core->record.sqe = sqe;
+	core->record.cqe = cqe;
+	core->record.keys = keys;
+	core->record.n_keys = n_keys;
+	kvt_record_emit(core, KVT_REC_ADMIN, 0, 0);
+	kvt_mutation_end(core);
+	return error;
+}

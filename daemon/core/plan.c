@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Sizes, layout and the first state of arena, ledger and scratch; and the record of an effect. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/core/internal.h"
+
+static uint64_t next_line(uint64_t offset)
+{
+	return (offset + KVT_LINE - 1) / KVT_LINE * KVT_LINE;
+}
+
+static uint32_t power_of_two_at_least(uint64_t n)
+{
+	uint64_t power = 1;
+
+	while (power < n)
+		power *= 2;
+	return (uint32_t)power;
+}
+
+static uint32_t bucket_count(const struct kvt_core_config *config)
+{
+	return power_of_two_at_least(2ull * config->max_nodes);
+}
+
+static uint32_t opened_words(const struct kvt_core_config *config)
+{
+	return (config->max_namespaces + 63) / 64;
+}
+
+static void fill_defaults(struct kvt_core_config *config)
+{
+	if (!config->n_slots)
+		config->n_slots = config->n_pages + config->n_pages / 16 + 1;
+	if (!config->max_nodes)
+		config->max_nodes = config->n_pages / 4 < 64 ? 64 : config->n_pages / 4;
+	if (!config->max_namespaces)
+		config->max_namespaces = 4096;
+	if (!config->max_sessions)
+		config->max_sessions = 256;
+	if (!config->n_leases)
+		config->n_leases = 16384;
+	if (!config->n_pending)
+		config->n_pending = 4096;
+	if (!config->max_op_keys)
+		config->max_op_keys = 1u << 20;
+	if (!config->slru_threshold)
+		config->slru_threshold = 2;
+}
+
+/** Lay sections one behind the other. Returns the end. */
+static uint64_t lay(struct kvt_section *sections, uint32_t id, uint64_t at, uint64_t count,
+		    uint32_t entry_bytes)
+{
+	struct kvt_section section = {
+		.offset = at,
+		.bytes = count * entry_bytes,
+		.count = count,
+		.entry_bytes = entry_bytes,
+		.id = id,
+	};
+
+	sections[id] = section;
+	return next_line(at + section.bytes);
+}
+
+static uint64_t lay_arena(const struct kvt_core_config *c, struct kvt_section *sections)
+{
+	uint64_t at = sizeof(struct kvt_arena_header);
+
+	at = lay(sections, KVT_SECTION_NODES, at, c->max_nodes, sizeof(struct kvt_node));
+	at = lay(sections, KVT_SECTION_BUCKETS, at, bucket_count(c), sizeof(kvt_bucket));
+	at = lay(sections, KVT_SECTION_SLOT_KEYS, at, (uint64_t)c->n_slots,
+		 c->page_size * (uint32_t)sizeof(uint32_t));
+	at = lay(sections, KVT_SECTION_SLOT_PAGES, at, c->n_slots, sizeof(uint32_t));
+	at = lay(sections, KVT_SECTION_PAGES, at, c->n_pages, sizeof(struct kvt_page_record));
+	return lay(sections, KVT_SECTION_NAMESPACES, at, c->max_namespaces,
+		   sizeof(struct kvt_namespace_record));
+}
+
+static uint64_t lay_ledger(const struct kvt_core_config *c, struct kvt_section *sections)
+{
+	uint64_t at = next_line(sizeof(struct kvt_ledger_header));
+
+	at = lay(sections, KVT_LSECTION_SESSIONS, at, c->max_sessions + 1,
+		 sizeof(struct kvt_session_record));
+	at = lay(sections, KVT_LSECTION_LEASES, at, c->n_leases + 1ull,
+		 sizeof(struct kvt_lease_record));
+	at = lay(sections, KVT_LSECTION_TAILS, at, c->n_leases + 1ull,
+		 c->page_size * (uint32_t)sizeof(uint32_t));
+	at = lay(sections, KVT_LSECTION_OWNERS, at, c->n_pages, sizeof(struct kvt_owner_record));
+	at = lay(sections, KVT_LSECTION_PENDING, at, c->n_pending + 1ull,
+		 sizeof(struct kvt_pending_record));
+	return lay(sections, KVT_LSECTION_OPENED, at,
+		   (c->max_sessions + 1ull) * opened_words(c), sizeof(uint64_t));
+}
+
+/** Hand out scratch memory piece by piece; with base NULL only counts. */
+struct scratch {
+	char *base;
+	uint64_t at;
+};
+
+static void *carve(struct scratch *scratch, uint64_t count, uint64_t bytes)
+{
+	void *piece = scratch->base ? scratch->base + scratch->at : NULL;
+
+	scratch->at = next_line(scratch->at + count * bytes);
+	return piece;
+}
+
+static void carve_slots(struct kvt_slots *slots, const struct kvt_core_config *c,
+			struct scratch *scratch)
+{
+	uint64_t words = (c->n_slots + 64ull) / 64 + 1;
+
+	slots->n_slots = c->n_slots;
+	slots->length = carve(scratch, c->n_slots, sizeof(uint32_t));
+	slots->first = carve(scratch, c->n_slots, sizeof(uint32_t));
+	slots->next = carve(scratch, c->n_slots, sizeof(uint32_t));
+	slots->prev = carve(scratch, c->n_slots, sizeof(uint32_t));
+	slots->run = carve(scratch, c->n_slots, sizeof(uint32_t));
+	slots->free_head = carve(scratch, words, sizeof(uint64_t));
+	slots->free_tail = carve(scratch, words, sizeof(uint64_t));
+	slots->run_head = carve(scratch, words, sizeof(uint64_t));
+}
+
+static uint64_t carve_scratch(struct kvt_core *core, const struct kvt_core_config *c, void *base)
+{
+	struct scratch scratch = { base, next_line(sizeof(struct kvt_core)) };
+
+	carve_slots(&core->slots, c, &scratch);
+	core->heap.nodes = carve(&scratch, c->max_nodes, sizeof(uint32_t));
+	core->expiry.nodes = carve(&scratch, c->max_nodes, sizeof(uint32_t));
+	core->detached = carve(&scratch, c->max_nodes, sizeof(uint32_t));
+	core->compact = carve(&scratch, c->max_nodes, sizeof(uint32_t));
+	core->views = carve(&scratch, c->max_sessions + 1ull, sizeof(struct kvt_core_view));
+	core->lock_count = carve(&scratch, c->max_nodes, sizeof(uint32_t));
+	core->lease_stamp = carve(&scratch, c->n_leases + 1ull, sizeof(uint32_t));
+	core->op_pages = carve(&scratch, c->max_op_keys, sizeof(uint32_t));
+	core->op_keys = carve(&scratch, c->max_op_keys + KVT_MAX_PAGE_SIZE, sizeof(uint32_t));
+	core->path_list = carve(&scratch, c->n_pages, sizeof(uint32_t));
+	core->page_mark = carve(&scratch, c->n_pages / 64 + 1, sizeof(uint64_t));
+	/* One operation can evict everything: each node once trimmed, once freed, and its own
+	 * new runs on top. */
+	core->max_events = 4 * c->max_nodes + 64;
+	core->events = carve(&scratch, core->max_events, sizeof(struct kvt_event));
+	core->out = carve(&scratch, c->n_pages, sizeof(uint32_t));
+	return scratch.at;
+}
+
+static const char *config_problem(const struct kvt_core_config *c)
+{
+	if (c->page_size < 1 || c->page_size > KVT_MAX_PAGE_SIZE ||
+	    (c->page_size & (c->page_size - 1)))
+		return "page_size must be a power of two from 1 to 256";
+	if (c->n_pages < 2 || c->n_pages > 1u << 30)
+		return "n_pages must be from 2 (one scratch page, one page) to 2^30";
+	if (c->n_slots <= c->n_pages || c->n_slots > 1u << 31)
+		return "n_slots must be above n_pages";
+	if (c->max_nodes < 8 || c->max_nodes > 1u << 30)
+		return "max_nodes must be from 8 to 2^30";
+	if (c->max_namespaces < 2 || c->max_namespaces > 1u << 20)
+		return "max_namespaces must be from 2 to 2^20";
+	if (c->max_sessions < 1 || c->max_sessions > 65535)
+		return "max_sessions must be from 1 to 65535";
+	if (c->n_leases < 1 || c->n_leases > 1u << 24)
+		return "total_leases must be from 1 to 2^24";
+	if (c->n_pending < 1 || c->n_pending > 1u << 24)
+		return "total_deferred must be from 1 to 2^24";
+	if (c->max_op_keys < 1 || c->max_op_keys > 1u << 31)
+		return "max_op_keys must be from 1 to 2^31";
+	if (c->policy >= KVT_POLICY_COUNT)
+		return "unknown eviction policy";
+	return NULL;
+}
+
+int kvt_core_plan(struct kvt_core_config *config, struct kvt_core_sizes *ret_sizes,
+		  const char **ret_why)
+{
+	struct kvt_section sections[8] = { { 0 } };
+	struct kvt_core probe = { 0 };
+	const char *why;
+
+	fill_defaults(config);
+	why = config_problem(config);
+	if (why) {
+		if (ret_why)
+			*ret_why = why;
+		return -EINVAL;
+	}
+	ret_sizes->arena_bytes = lay_arena(config, sections);
+	ret_sizes->ledger_bytes = lay_ledger(config, sections);
+	ret_sizes->scratch_bytes = carve_scratch(&probe, config, NULL);
+	return 0;
+}
+
+static void fill_arena(struct kvt_core *core, void *memory, uint64_t now_ns)
+{
+	const struct kvt_core_config *c = &core->config;
+	struct kvt_arena_header *header = memory;
+	char *bytes = memory;
+
+	header->abi_major = KVT_ABI_MAJOR;
+	header->abi_minor = KVT_ABI_MINOR;
+	header->header_bytes = sizeof(*header);
+	header->layout = kvt_abi_layout();
+	memcpy(header->instance, c->instance, sizeof(header->instance));
+	header->hash_seed = c->hash_seed;
+	header->generation = 1;
+	header->page_size = c->page_size;
+	header->n_pages = c->n_pages;
+	header->n_slots = c->n_slots;
+	header->max_nodes = c->max_nodes;
+	header->n_buckets = bucket_count(c);
+	header->max_namespaces = c->max_namespaces;
+	header->n_sections = KVT_ARENA_SECTIONS;
+	header->policy = c->policy;
+	header->started_ns = now_ns;
+	header->epoch = 1;
+	memcpy(header->fingerprint, c->fingerprint, sizeof(header->fingerprint));
+	header->object_bytes = lay_arena(c, header->sections);
+
+	core->arena = header;
+	core->count = &header->counters;
+	core->nodes = (void *)(bytes + header->sections[KVT_SECTION_NODES].offset);
+	core->buckets = (void *)(bytes + header->sections[KVT_SECTION_BUCKETS].offset);
+	core->bucket_mask = header->n_buckets - 1;
+	core->slot_keys = (void *)(bytes + header->sections[KVT_SECTION_SLOT_KEYS].offset);
+	core->slot_pages = (void *)(bytes + header->sections[KVT_SECTION_SLOT_PAGES].offset);
+	core->pages = (void *)(bytes + header->sections[KVT_SECTION_PAGES].offset);
+	core->namespaces = (void *)(bytes + header->sections[KVT_SECTION_NAMESPACES].offset);
+}
+
+static void fill_ledger(struct kvt_core *core, void *memory)
+{
+	const struct kvt_core_config *c = &core->config;
+	struct kvt_ledger_header *header = memory;
+	char *bytes = memory;
+
+	header->abi_major = KVT_ABI_MAJOR;
+	header->abi_minor = KVT_ABI_MINOR;
+	header->header_bytes = sizeof(*header);
+	header->layout = kvt_abi_layout();
+	memcpy(header->instance, c->instance, sizeof(header->instance));
+	memcpy(header->boot_id, c->boot_id, sizeof(header->boot_id));
+	header->max_sessions = c->max_sessions;
+	header->n_leases = c->n_leases;
+	header->n_pending = c->n_pending;
+	header->n_sections = KVT_LEDGER_SECTIONS;
+	header->object_bytes = lay_ledger(c, header->sections);
+
+	core->ledger = header;
+	core->sessions = (void *)(bytes + header->sections[KVT_LSECTION_SESSIONS].offset);
+	core->leases = (void *)(bytes + header->sections[KVT_LSECTION_LEASES].offset);
+	core->tails = (void *)(bytes + header->sections[KVT_LSECTION_TAILS].offset);
+	core->owners = (void *)(bytes + header->sections[KVT_LSECTION_OWNERS].offset);
+	core->pending = (void *)(bytes + header->sections[KVT_LSECTION_PENDING].offset);
+	core->opened = (void *)(bytes + header->sections[KVT_LSECTION_OPENED].offset);
+	core->opened_words = opened_words(c);
+}
+
+/** Everything free, lowest numbers first. */
+static void fill_free_lists(struct kvt_core *core)
+{
+	const struct kvt_core_config *c = &core->config;
+
+	core->pages[0].state = KVT_PAGE_SCRATCH;
+	core->free_page = c->n_pages > 1 ? 1 : KVT_NONE;
+	for (uint32_t page = 1; page < c->n_pages; page++)
+		core->owners[page].next = page + 1 < c->n_pages ? page + 1 : KVT_NONE;
+	core->count->free_pages = c->n_pages - 1;
+
+	core->free_nodes = (struct kvt_fifo){ 1, c->max_nodes - 1, c->max_nodes - 1 };
+	for (uint32_t node = 1; node < c->max_nodes; node++)
+		core->nodes[node].next_sibling = node + 1 < c->max_nodes ? node + 1 : KVT_NONE;
+	core->free_leases = (struct kvt_fifo){ 1, c->n_leases, c->n_leases };
+	for (uint32_t lease = 1; lease <= c->n_leases; lease++)
+		core->leases[lease].next_lease = lease < c->n_leases ? lease + 1 : KVT_NONE;
+	core->free_pending = (struct kvt_fifo){ 1, c->n_pending, c->n_pending };
+	for (uint32_t i = 1; i <= c->n_pending; i++)
+		core->pending[i].next = i < c->n_pending ? i + 1 : KVT_NONE;
+	kvt_slots_init(&core->slots);
+}
+
+int kvt_core_init(struct kvt_core **ret_core, const struct kvt_core_config *config, void *arena,
+		  void *ledger, void *scratch, const struct kvt_core_hooks *hooks,
+		  uint64_t now_ns)
+{
+	struct kvt_core_config filled = *config;
+	struct kvt_core_sizes sizes;
+	struct kvt_core *core = scratch;
+	int error = kvt_core_plan(&filled, &sizes, NULL);
+
+	if (error)
+		return error;
+	core->magic = KVT_CORE_MAGIC;
+	core->config = filled;
+	core->ps = filled.page_size;
+	if (hooks)
+		core->hooks = *hooks;
+	core->now_ns = now_ns;
+	carve_scratch(core, &filled, scratch);
+	core->expiry.expiry = true;
+	fill_arena(core, arena, now_ns);
+	fill_ledger(core, ledger);
+	fill_free_lists(core);
+	core->arena->magic = KVT_ARENA_MAGIC;
+	core->ledger->magic = KVT_LEDGER_MAGIC;
+	*ret_core = core;
+	return 0;
+}
+
+void kvt_core_publish(struct kvt_core *core, uint32_t state)
+{
+	/* Pairs with the acquire in the attach code: everything before a READY is visible. */
+	kvt_store_release(&core->arena->state, state);
+}
+
+void kvt_mutation_begin(struct kvt_core *core)
+{
+	kvt_store_relaxed(&core->arena->mutation, core->arena->mutation + 1);
+	kvt_fence_release(); /* pairs with the acquire fence of who reads counters */
+}
+
+void kvt_mutation_end(struct kvt_core *core)
+{
+	kvt_store_release(&core->arena->mutation, core->arena->mutation + 1);
+}
+
+void kvt_event_add(struct kvt_core *core, uint32_t kind, uint32_t node, uint32_t other,
+		   uint32_t n)
+{
+	if (!core->hooks.record)
+		return;
+	KVT_ASSERT(core->n_events < core->max_events);
+	core->events[core->n_events++] = (struct kvt_event){ kind, node, other, n };
+}
+
+void kvt_record_start(struct kvt_core *core)
+{
+	core->n_events = 0;
+	core->n_out = 0;
+	if (core->hooks.record)
+		memset(&core->record, 0, sizeof(core->record));
+}
+
+uint64_t kvt_record_emit(struct kvt_core *core, uint32_t kind, uint32_t session, uint64_t value)
+{
+	uint64_t seq = ++core->ledger->seq;
+
+	if (core->hooks.record) {
+		struct kvt_record *record = &core->record;
+
+		record->kind = kind;
+		record->session = session;
+		record->seq = seq;
+		record->now_ns = core->now_ns;
+		record->value = value;
+		record->events = core->events;
+		record->n_events = core->n_events;
+		record->out = core->out;
+		record->n_out = core->n_out;
+		record->counters = *core->count;
+		core->hooks.record(core->hooks.context, record);
+	}
+	return seq;
+}
+
+const struct kvt_counters *kvt_core_counters(const struct kvt_core *core)
+{
+	return core->count;
+}
+
+const struct kvt_arena_header *kvt_core_arena(const struct kvt_core *core)
+{
+	return core->arena;
+}
+
+const struct kvt_ledger_header *kvt_core_ledger(const struct kvt_core *core)
+{
+	return core->ledger;
+}
+
+const struct kvt_core_effort *kvt_core_effort(const struct kvt_core *core)
+{
+	return &core->effort;
+}

@@ -1,0 +1,518 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Nodes: how they come, go, divide and join, and what a path of them means. */
+
+#include <string.h>
+
+#include "daemon/core/internal.h"
+
+/* ---- recency: every unlocked node, oldest to youngest; a child is older than its parent */
+
+void kvt_recency_add(struct kvt_core *core, uint32_t id)
+{
+	struct kvt_node *node = kvt_node_at(core, id);
+
+	node->older = core->youngest;
+	node->younger = KVT_NONE;
+	if (core->youngest != KVT_NONE)
+		core->nodes[core->youngest].younger = id;
+	else
+		core->oldest = id;
+	core->youngest = id;
+	node->flags |= KVT_NODE_LISTED;
+}
+
+/** Right on the young side of a listed node: where the upper half of a split belongs. */
+static void recency_add_after(struct kvt_core *core, uint32_t id, uint32_t older)
+{
+	struct kvt_node *node = kvt_node_at(core, id);
+
+	node->older = older;
+	node->younger = core->nodes[older].younger;
+	core->nodes[older].younger = id;
+	if (node->younger != KVT_NONE)
+		core->nodes[node->younger].older = id;
+	else
+		core->youngest = id;
+	node->flags |= KVT_NODE_LISTED;
+}
+
+void kvt_recency_remove(struct kvt_core *core, uint32_t id)
+{
+	struct kvt_node *node = kvt_node_at(core, id);
+
+	if (node->older != KVT_NONE)
+		core->nodes[node->older].younger = node->younger;
+	else
+		core->oldest = node->younger;
+	if (node->younger != KVT_NONE)
+		core->nodes[node->younger].older = node->older;
+	else
+		core->youngest = node->older;
+	node->flags &= ~(uint32_t)KVT_NODE_LISTED;
+}
+
+static void touch(struct kvt_core *core, uint32_t id)
+{
+	struct kvt_node *node = kvt_node_at(core, id);
+
+	core->effort.nodes_touched++;
+	node->touched = core->ledger->clock;
+	node->touched_ns = core->now_ns;
+	if (node->lock_ref > 0 || (node->flags & KVT_NODE_ROOT))
+		return;
+	if (core->youngest != id) {
+		if (node->flags & KVT_NODE_LISTED)
+			kvt_recency_remove(core, id);
+		kvt_recency_add(core, id);
+	}
+	if (!kvt_policies[core->config.policy].list)
+		kvt_leaf_check(core, id);
+}
+
+/* ---- making and linking */
+
+uint32_t kvt_node_make(struct kvt_core *core, uint32_t namespace_id, uint32_t parent)
+{
+	uint32_t id = core->free_nodes.head;
+	struct kvt_node *node = kvt_node_at(core, id);
+
+	KVT_ASSERT(id != KVT_NONE && !(node->flags & KVT_NODE_LIVE));
+	core->free_nodes.head = node->next_sibling;
+	if (--core->free_nodes.count == 0)
+		core->free_nodes.tail = KVT_NONE;
+	kvt_node_write_begin(node);
+	node->parent = parent;
+	node->first_slot = KVT_NONE;
+	node->n_slots = 0;
+	node->sealed = 0;
+	node->start = parent ? core->nodes[parent].start + core->nodes[parent].n_slots : 0;
+	node->flags = KVT_NODE_LIVE;
+	node->namespace_id = namespace_id;
+	kvt_node_write_end(node);
+	node->first_child = node->next_sibling = node->prev_sibling = KVT_NONE;
+	node->n_children = 0;
+	node->lock_ref = 0;
+	node->hits = 0;
+	node->priority = 0;
+	node->touched = node->created = core->ledger->clock;
+	node->touched_ns = core->now_ns;
+	node->expiry_ns = KVT_NEVER;
+	node->epoch = core->arena->epoch;
+	node->older = node->younger = KVT_NONE;
+	node->heap_at = node->expiry_at = 0;
+	core->count->live_nodes++;
+	core->namespaces[namespace_id].nodes++;
+	return id;
+}
+
+static void add_child(struct kvt_core *core, uint32_t parent, uint32_t child)
+{
+	struct kvt_node *up = kvt_node_at(core, parent);
+	struct kvt_node *node = kvt_node_at(core, child);
+
+	node->prev_sibling = KVT_NONE;
+	node->next_sibling = up->first_child;
+	if (up->first_child != KVT_NONE)
+		core->nodes[up->first_child].prev_sibling = child;
+	up->first_child = child;
+	if (up->n_children++ == 0)
+		kvt_leaf_check(core, parent);
+}
+
+/** Make a node with its run findable. */
+void kvt_node_link(struct kvt_core *core, uint32_t id)
+{
+	kvt_slots_set_run(&core->slots, core->nodes[id].first_slot, id);
+	add_child(core, core->nodes[id].parent, id);
+	kvt_index_add(core, id);
+}
+
+static void remove_child(struct kvt_core *core, uint32_t parent, uint32_t child)
+{
+	struct kvt_node *up = kvt_node_at(core, parent);
+	struct kvt_node *node = kvt_node_at(core, child);
+
+	if (node->prev_sibling != KVT_NONE)
+		core->nodes[node->prev_sibling].next_sibling = node->next_sibling;
+	else
+		up->first_child = node->next_sibling;
+	if (node->next_sibling != KVT_NONE)
+		core->nodes[node->next_sibling].prev_sibling = node->prev_sibling;
+	node->prev_sibling = node->next_sibling = KVT_NONE;
+	if (--up->n_children == 0)
+		kvt_leaf_check(core, parent);
+}
+
+/** Out of index and parent, but still with its parent's name: locks go up through it. */
+void kvt_node_unlink(struct kvt_core *core, uint32_t id)
+{
+	kvt_index_remove(core, id);
+	remove_child(core, core->nodes[id].parent, id);
+}
+
+/** Back to the free list, at its far end: an id should not come back soon. */
+static void recycle(struct kvt_core *core, uint32_t id)
+{
+	struct kvt_node *node = kvt_node_at(core, id);
+	struct kvt_namespace_record *space = &core->namespaces[node->namespace_id];
+
+	kvt_reclaim_skip(core, id);
+	if (node->expiry_at)
+		kvt_heap_remove(core, &core->expiry, id);
+	kvt_node_write_begin(node);
+	node->generation++;
+	node->flags = 0;
+	node->parent = KVT_NONE;
+	node->first_slot = KVT_NONE;
+	node->n_slots = node->sealed = 0;
+	kvt_node_write_end(node);
+	node->next_sibling = KVT_NONE;
+	if (core->free_nodes.count++ == 0)
+		core->free_nodes.head = id;
+	else
+		core->nodes[core->free_nodes.tail].next_sibling = id;
+	core->free_nodes.tail = id;
+	core->count->live_nodes--;
+	if (--space->nodes == 0 && space->opened == 0) {
+		space->flags = 0;
+		core->count->live_namespaces--;
+	}
+}
+
+void kvt_root_prune(struct kvt_core *core, uint32_t id)
+{
+	struct kvt_node *root = kvt_node_at(core, id);
+
+	if (!(root->flags & KVT_NODE_ROOT) || root->n_children || root->lock_ref ||
+	    (root->flags & KVT_NODE_PINNED))
+		return;
+	if (!(root->flags & KVT_NODE_DETACHED))
+		core->namespaces[root->namespace_id].root = KVT_NONE;
+	kvt_event_add(core, KVT_EV_FREE, id, 0, 0);
+	recycle(core, id);
+}
+
+void kvt_node_drop(struct kvt_core *core, uint32_t id, uint32_t parent)
+{
+	struct kvt_node *node = kvt_node_at(core, id);
+
+	KVT_ASSERT(node->n_slots == 0 && node->n_children == 0 && node->lock_ref == 0);
+	if (node->flags & KVT_NODE_LISTED)
+		kvt_recency_remove(core, id);
+	if (node->heap_at)
+		kvt_heap_remove(core, &core->heap, id);
+	core->evictable_nodes--;
+	kvt_event_add(core, KVT_EV_FREE, id, 0, 0);
+	recycle(core, id);
+	if (parent != KVT_NONE)
+		kvt_root_prune(core, parent);
+}
+
+uint32_t kvt_root_make(struct kvt_core *core, uint32_t namespace_id)
+{
+	uint32_t root = kvt_node_make(core, namespace_id, KVT_NONE);
+
+	core->nodes[root].flags |= KVT_NODE_ROOT;
+	core->namespaces[namespace_id].root = root;
+	kvt_event_add(core, KVT_EV_ROOT, root, namespace_id, 0);
+	return root;
+}
+
+/* ---- dividing and joining */
+
+uint32_t kvt_node_split(struct kvt_core *core, uint32_t id, uint32_t pages)
+{
+	struct kvt_node *lower = kvt_node_at(core, id), *upper;
+	uint32_t up = kvt_node_make(core, lower->namespace_id, lower->parent);
+
+	upper = kvt_node_at(core, up);
+	KVT_ASSERT(pages > 0 && pages < lower->n_slots);
+	kvt_node_write_begin(upper);
+	upper->first_slot = lower->first_slot;
+	upper->n_slots = pages;
+	upper->sealed = kvt_min(pages, lower->sealed);
+	upper->start = lower->start;
+	kvt_node_write_end(upper);
+	upper->lock_ref = lower->lock_ref;
+	upper->hits = lower->hits;
+	upper->priority = lower->priority;
+	upper->touched = lower->touched;
+	upper->touched_ns = lower->touched_ns;
+	upper->created = lower->created;
+	upper->epoch = lower->epoch;
+	kvt_node_set_expiry(core, up, lower->expiry_ns);
+
+	/* The upper one takes the place under the parent, then the lower one becomes its child. */
+	kvt_index_replace(core, id, up);
+	add_child(core, lower->parent, up);
+	remove_child(core, lower->parent, id);
+	kvt_slots_set_run(&core->slots, upper->first_slot, up);
+	kvt_node_write_begin(lower);
+	lower->parent = up;
+	lower->first_slot += pages;
+	lower->n_slots -= pages;
+	lower->sealed -= upper->sealed;
+	lower->start += pages;
+	kvt_node_write_end(lower);
+	kvt_slots_set_run(&core->slots, lower->first_slot, id);
+	add_child(core, up, id);
+	kvt_index_add(core, id);
+
+	if (lower->flags & KVT_NODE_LISTED)
+		recency_add_after(core, up, id);
+	if (lower->lock_ref > 0)
+		core->count->locked_nodes++;
+	else
+		core->evictable_nodes++;
+	core->count->split_nodes++;
+	kvt_event_add(core, KVT_EV_SPLIT, id, up, pages);
+	return up;
+}
+
+/** Undo of a split, when the runs are neighbours: the lower one keeps its id, so that every lock
+ * and handle that names it still names the same full prefix. */
+void kvt_node_merge(struct kvt_core *core, uint32_t up, uint32_t id)
+{
+	struct kvt_node *upper = kvt_node_at(core, up), *lower = kvt_node_at(core, id);
+	uint32_t parent = upper->parent;
+
+	KVT_ASSERT(upper->first_slot + upper->n_slots == lower->first_slot);
+	KVT_ASSERT(upper->n_children == 1 && upper->lock_ref == lower->lock_ref);
+	kvt_index_remove(core, id);
+	remove_child(core, up, id);
+	kvt_slots_clear_run(&core->slots, lower->first_slot);
+	kvt_node_write_begin(lower);
+	lower->parent = parent;
+	lower->first_slot = upper->first_slot;
+	lower->start = upper->start;
+	lower->n_slots += upper->n_slots;
+	lower->sealed += upper->sealed;
+	kvt_node_write_end(lower);
+	if (upper->hits > lower->hits)
+		lower->hits = upper->hits;
+	lower->created = upper->created;
+	kvt_slots_set_run(&core->slots, lower->first_slot, id);
+	kvt_index_replace(core, up, id);
+	add_child(core, parent, id);
+	remove_child(core, parent, up);
+
+	if (upper->flags & KVT_NODE_LISTED)
+		kvt_recency_remove(core, up);
+	if (upper->heap_at)
+		kvt_heap_remove(core, &core->heap, up);
+	if (upper->lock_ref > 0)
+		core->count->locked_nodes--;
+	else
+		core->evictable_nodes--;
+	core->count->merged_nodes++;
+	kvt_event_add(core, KVT_EV_MERGE, id, up, 0);
+	recycle(core, up);
+	if (lower->lock_ref == 0)
+		kvt_leaf_check(core, id);
+}
+
+void kvt_node_seal(struct kvt_core *core, uint32_t id, uint32_t page)
+{
+	struct kvt_node *node = kvt_node_at(core, id);
+	struct kvt_namespace_record *space = &core->namespaces[node->namespace_id];
+
+	KVT_ASSERT(node->sealed < node->n_slots);
+	kvt_page_cache(core, page, node->first_slot + node->sealed);
+	/* Pairs with the prober's acquire of sealed: keys and page are there before it counts. */
+	kvt_store_release(&node->sealed, node->sealed + 1);
+	space->cached_pages++;
+	if (node->lock_ref > 0) {
+		core->count->protected_pages++;
+		space->protected_pages++;
+	} else {
+		core->count->evictable_pages++;
+		space->evictable_pages++;
+	}
+}
+
+void kvt_node_set_expiry(struct kvt_core *core, uint32_t id, uint64_t expiry_ns)
+{
+	struct kvt_node *node = kvt_node_at(core, id);
+
+	node->expiry_ns = expiry_ns;
+	if (expiry_ns != KVT_NEVER)
+		kvt_heap_update(core, &core->expiry, id);
+	else if (node->expiry_at)
+		kvt_heap_remove(core, &core->expiry, id);
+}
+
+/* ---- paths */
+
+static void count_locked(struct kvt_core *core, struct kvt_node *node, bool locked)
+{
+	struct kvt_namespace_record *space = &core->namespaces[node->namespace_id];
+	int64_t pages = locked ? (int64_t)node->sealed : -(int64_t)node->sealed;
+
+	core->count->locked_nodes += locked ? 1 : (uint64_t)-1;
+	if (node->flags & KVT_NODE_ROOT)
+		return;
+	core->evictable_nodes += locked ? (uint32_t)-1 : 1;
+	core->count->protected_pages += (uint64_t)pages;
+	core->count->evictable_pages -= (uint64_t)pages;
+	space->protected_pages += (uint64_t)pages;
+	space->evictable_pages -= (uint64_t)pages;
+}
+
+void kvt_path_lock(struct kvt_core *core, uint32_t id, uint32_t until)
+{
+	for (; id != until && id != KVT_NONE; id = core->nodes[id].parent) {
+		struct kvt_node *node = kvt_node_at(core, id);
+
+		core->effort.nodes_touched++;
+		if (node->lock_ref++ > 0)
+			continue;
+		if (node->flags & KVT_NODE_LISTED)
+			kvt_recency_remove(core, id);
+		if (node->heap_at)
+			kvt_heap_remove(core, &core->heap, id);
+		count_locked(core, node, true);
+	}
+}
+
+/** The last lock is gone: what nobody computes any more goes with it. */
+static void cut_tail(struct kvt_core *core, uint32_t id)
+{
+	struct kvt_node *node = kvt_node_at(core, id);
+	uint32_t tail = node->n_slots - node->sealed, first = node->first_slot;
+
+	if (tail == 0)
+		return;
+	KVT_ASSERT(node->n_children == 0);
+	kvt_event_add(core, KVT_EV_CUT, id, 0, tail);
+	if (node->sealed == 0) {
+		if (!(node->flags & KVT_NODE_DETACHED)) {
+			/* Unlink while the keys that its tag came from are still named by it. */
+			kvt_node_unlink(core, id);
+		}
+		kvt_slots_clear_run(&core->slots, first);
+	}
+	kvt_node_write_begin(node);
+	node->n_slots = node->sealed;
+	kvt_node_write_end(node);
+	kvt_slots_give(&core->slots, first + node->sealed, tail);
+}
+
+/** One node of an unlocked path. The root goes last, when it has nothing below. */
+static void unlock_one(struct kvt_core *core, uint32_t id)
+{
+	struct kvt_node *node = kvt_node_at(core, id);
+	bool detached = node->flags & KVT_NODE_DETACHED;
+	uint32_t parent = node->parent;
+
+	KVT_ASSERT(node->lock_ref > 0);
+	node->touched = core->ledger->clock;
+	node->touched_ns = core->now_ns;
+	core->effort.nodes_touched++;
+	if (--node->lock_ref > 0)
+		return;
+	count_locked(core, node, false);
+	if (node->flags & KVT_NODE_ROOT) {
+		kvt_root_prune(core, id);
+		return;
+	}
+	if (detached)
+		node->parent = KVT_NONE; /* nothing climbs through it any more */
+	cut_tail(core, id);
+	if (node->n_slots == 0) {
+		kvt_node_drop(core, id, detached ? KVT_NONE : parent);
+		return;
+	}
+	kvt_recency_add(core, id);
+	kvt_leaf_check(core, id);
+}
+
+void kvt_path_unlock(struct kvt_core *core, uint32_t id)
+{
+	uint32_t deepest = id;
+	bool detached = false;
+
+	core->ledger->clock++;
+	while (id != KVT_NONE) {
+		uint32_t parent = core->nodes[id].parent;
+
+		unlock_one(core, id);
+		/* Below the top of a detached subtree something became free to reclaim. */
+		if (core->nodes[id].flags & KVT_NODE_DETACHED) {
+			kvt_detached_queue(core, id);
+			detached = true;
+		}
+		id = parent;
+	}
+	if (!detached && deepest != KVT_NONE)
+		kvt_compact_note(core, deepest);
+}
+
+void kvt_path_touch(struct kvt_core *core, uint32_t id)
+{
+	core->ledger->clock++;
+	for (; id != KVT_NONE; id = core->nodes[id].parent)
+		touch(core, id);
+}
+
+void kvt_path_pin(struct kvt_core *core, uint32_t id, bool on)
+{
+	for (; id != KVT_NONE; id = core->nodes[id].parent) {
+		if (on)
+			core->nodes[id].flags |= KVT_NODE_PINNED;
+		else
+			core->nodes[id].flags &= ~(uint32_t)KVT_NODE_PINNED;
+	}
+}
+
+void kvt_path_count_hit(struct kvt_core *core, uint32_t id)
+{
+	for (; id != KVT_NONE; id = core->nodes[id].parent) {
+		core->nodes[id].hits++;
+		if (core->nodes[id].heap_at)
+			kvt_heap_update(core, &core->heap, id);
+	}
+}
+
+void kvt_path_raise(struct kvt_core *core, uint32_t id, int32_t priority, uint64_t expiry_ns)
+{
+	for (; id != KVT_NONE; id = core->nodes[id].parent) {
+		struct kvt_node *node = kvt_node_at(core, id);
+
+		if (node->flags & KVT_NODE_ROOT)
+			continue;
+		if (priority > node->priority)
+			node->priority = priority;
+		if (expiry_ns > node->expiry_ns)
+			kvt_node_set_expiry(core, id, expiry_ns);
+		if (node->heap_at)
+			kvt_heap_update(core, &core->heap, id);
+	}
+}
+
+bool kvt_path_detached(const struct kvt_core *core, uint32_t id)
+{
+	for (; id != KVT_NONE; id = core->nodes[id].parent)
+		if (core->nodes[id].flags & KVT_NODE_DETACHED)
+			return true;
+	return false;
+}
+
+void kvt_path_pages(const struct kvt_core *core, uint32_t id, uint32_t pages, uint32_t *list)
+{
+	for (; id != KVT_NONE && pages > 0; id = core->nodes[id].parent) {
+		const struct kvt_node *node = kvt_node_at(core, id);
+
+		if (node->start >= pages || node->n_slots == 0)
+			continue;
+		memcpy(list + node->start, core->slot_pages + node->first_slot,
+		       kvt_min(node->n_slots, pages - node->start) * sizeof(*list));
+	}
+}
+
+uint32_t kvt_path_node(const struct kvt_core *core, uint32_t id, uint32_t page)
+{
+	while (core->nodes[id].start > page)
+		id = core->nodes[id].parent;
+	return id;
+}

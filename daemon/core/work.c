@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Background work, in small steps: expiry, dead sessions, detached subtrees, compaction. */
+
+#include <string.h>
+
+#include "daemon/core/internal.h"
+
+/* ---- expiry */
+
+static void expire(struct kvt_core *core, uint32_t id)
+{
+	kvt_mutation_begin(core);
+	kvt_detach(core, id);
+	core->count->expired_nodes++;
+	kvt_record_emit(core, KVT_REC_EXPIRE, 0, id);
+	kvt_mutation_end(core);
+}
+
+/** Detach a node if its time has come, as an effect of its own inside another operation, which
+ * has changed nothing so far. Returns whether it did. */
+bool kvt_expire_now(struct kvt_core *core, uint32_t id)
+{
+	struct kvt_record outer;
+
+	if (core->nodes[id].expiry_ns > core->now_ns)
+		return false;
+	outer = core->record;
+	kvt_record_start(core);
+	expire(core, id);
+	kvt_record_start(core);
+	core->record = outer;
+	return true;
+}
+
+void kvt_expire_due(struct kvt_core *core, uint32_t limit)
+{
+	for (uint32_t i = 0; i < limit && core->expiry.count > 0; i++) {
+		uint32_t id = core->expiry.nodes[0];
+
+		if (core->nodes[id].expiry_ns > core->now_ns)
+			return;
+		if (kvt_path_detached(core, id)) {
+			kvt_heap_remove(core, &core->expiry, id);
+			continue;
+		}
+		kvt_record_start(core);
+		expire(core, id);
+	}
+}
+
+uint64_t kvt_core_next_expiry_ns(const struct kvt_core *core)
+{
+	return core->expiry.count ? core->nodes[core->expiry.nodes[0]].expiry_ns : KVT_NEVER;
+}
+
+/* ---- compaction: a long path of short runs becomes a short path of long ones */
+
+void kvt_compact_note(struct kvt_core *core, uint32_t id)
+{
+	uint32_t size = core->config.max_nodes, last;
+
+	if (core->nodes[id].flags & KVT_NODE_ROOT)
+		return;
+	last = (core->compact_head + core->compact_count + size - 1) % size;
+	if (core->compact_count == size || (core->compact_count && core->compact[last] == id))
+		return;
+	core->compact[(core->compact_head + core->compact_count++) % size] = id;
+}
+
+static bool joinable(const struct kvt_core *core, const struct kvt_node *upper,
+		     const struct kvt_node *lower)
+{
+	return !(upper->flags & (KVT_NODE_ROOT | KVT_NODE_DETACHED)) && upper->n_children == 1 &&
+	       upper->sealed == upper->n_slots && upper->lock_ref == lower->lock_ref &&
+	       upper->priority == lower->priority && upper->expiry_ns == lower->expiry_ns &&
+	       kvt_policies[core->config.policy].same(core, upper, lower);
+}
+
+/** Copy a node's run to slots that are taken already, and give the old ones back. */
+static void move_run(struct kvt_core *core, uint32_t id, uint32_t to)
+{
+	struct kvt_node *node = kvt_node_at(core, id);
+	uint32_t from = node->first_slot, n = node->n_slots;
+
+	memcpy(kvt_keys_at(core, to), kvt_keys_at(core, from),
+	       (size_t)n * core->ps * sizeof(uint32_t));
+	memcpy(core->slot_pages + to, core->slot_pages + from, n * sizeof(uint32_t));
+	for (uint32_t i = 0; i < node->sealed; i++)
+		core->pages[core->slot_pages[to + i]].slot = to + i;
+	kvt_node_write_begin(node);
+	node->first_slot = to;
+	kvt_node_write_end(node);
+	kvt_slots_clear_run(&core->slots, from);
+	kvt_slots_set_run(&core->slots, to, id);
+	memset(core->slot_pages + from, 0, n * sizeof(uint32_t));
+	kvt_slots_give(&core->slots, from, n);
+	core->effort.pages_moved += n;
+}
+
+/** Bring two runs together. Returns the pages copied, or -1 if there is no room to. */
+static int64_t bring_together(struct kvt_core *core, uint32_t up, uint32_t down)
+{
+	struct kvt_node *upper = kvt_node_at(core, up), *lower = kvt_node_at(core, down);
+	struct kvt_slots *slots = &core->slots;
+	uint32_t behind = upper->first_slot + upper->n_slots, extent, a = upper->n_slots,
+		 b = lower->n_slots;
+
+	if (behind == lower->first_slot)
+		return 0;
+	if (kvt_slots_free_at(slots, behind) >= b) {
+		kvt_slots_take_at(slots, behind, behind, b);
+		move_run(core, down, behind);
+		return b;
+	}
+	if (kvt_slots_free_before(slots, lower->first_slot) >= a) {
+		extent = lower->first_slot - kvt_slots_free_before(slots, lower->first_slot);
+		kvt_slots_take_at(slots, extent, lower->first_slot - a, a);
+		move_run(core, up, lower->first_slot - a);
+		return a;
+	}
+	/* Moving both pays only if the shorter one is not tiny: otherwise a growing path would be
+	 * copied whole for each little piece. Pieces join each other first, then the trunk. */
+	extent = (uint64_t)kvt_min(a, b) * 8 >= (uint64_t)(a > b ? a : b) ?
+			 kvt_slots_find(slots, a + b) :
+			 KVT_NONE;
+	if (extent == KVT_NONE)
+		return -1;
+	kvt_slots_take_at(slots, extent, extent, a + b);
+	move_run(core, up, extent);
+	move_run(core, down, extent + a);
+	return (int64_t)a + b;
+}
+
+/** Look at one noted path from its deepest node upwards. Returns steps done. */
+static uint32_t compact_path(struct kvt_core *core, uint32_t id, uint32_t budget)
+{
+	uint32_t done = 1, up;
+
+	while (done < budget && (up = core->nodes[id].parent) != KVT_NONE) {
+		int64_t moved = -1;
+
+		if (core->nodes[id].flags & KVT_NODE_DETACHED)
+			break;
+		if (joinable(core, kvt_node_at(core, up), kvt_node_at(core, id)))
+			moved = bring_together(core, up, id);
+		if (moved >= 0) {
+			kvt_node_merge(core, up, id);
+			done += (uint32_t)moved;
+		} else {
+			id = up;
+		}
+		done++;
+	}
+	return done;
+}
+
+static uint32_t compact(struct kvt_core *core, uint32_t budget)
+{
+	uint32_t done = 0;
+
+	while (core->compact_count > 0 && done < budget) {
+		uint32_t id = core->compact[core->compact_head];
+		uint64_t merged = core->count->merged_nodes;
+
+		core->compact_head = (core->compact_head + 1) % core->config.max_nodes;
+		core->compact_count--;
+		if (!(core->nodes[id].flags & KVT_NODE_LIVE)) {
+			done++;
+			continue;
+		}
+		kvt_record_start(core);
+		kvt_mutation_begin(core);
+		core->effort = (struct kvt_core_effort){ 0 };
+		done += compact_path(core, id, budget - done + 1);
+		if (core->count->merged_nodes != merged)
+			kvt_record_emit(core, KVT_REC_COMPACT, 0, 0);
+		kvt_mutation_end(core);
+	}
+	return done;
+}
+
+/* ---- all of it */
+
+static uint32_t reclaim(struct kvt_core *core, uint32_t budget)
+{
+	uint64_t nodes = core->count->live_nodes;
+	uint32_t steps = budget, freed;
+
+	kvt_record_start(core);
+	kvt_mutation_begin(core);
+	core->effort = (struct kvt_core_effort){ 0 };
+	freed = kvt_reclaim(core, &steps, budget);
+	if (freed > 0 || core->count->live_nodes != nodes)
+		kvt_record_emit(core, KVT_REC_RECLAIM, 0, 0);
+	kvt_mutation_end(core);
+	return budget - steps + freed;
+}
+
+uint32_t kvt_core_work(struct kvt_core *core, uint32_t budget, bool idle, uint64_t now_ns)
+{
+	uint32_t done = 0;
+
+	core->now_ns = now_ns;
+	if (core->expiry.count > 0 && core->nodes[core->expiry.nodes[0]].expiry_ns <= now_ns) {
+		kvt_expire_due(core, budget);
+		done++;
+	}
+	if (core->dying > 0)
+		done += kvt_session_work(core, budget);
+	if (core->detached_count > 0 && done < budget)
+		done += reclaim(core, budget - done);
+	if (idle && core->compact_count > 0 && done < budget)
+		done += compact(core, budget - done);
+	return done;
+}
+
+bool kvt_core_unsettled(const struct kvt_core *core)
+{
+	return core->detached_count > 0 || kvt_session_unsettled(core);
+}
