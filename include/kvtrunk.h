@@ -35,6 +35,8 @@
  *    Every client of an instance can read all of the pool.
  *  - Whoever forks keeps the mapping out of the child (MADV_DONTFORK); the child must connect anew.
  *  - When the daemon dies, every waiting call returns -ECONNRESET, and so does every later one.
+ *  - In a forked child every call on the parent's client returns -ECHILD; kvt_client_close() and
+ *    kvt_client_abandon() free its memory there and leave the parent's session alone.
  */
 
 #include <stdbool.h>
@@ -144,24 +146,30 @@ KVT_API const char *kvt_attach_state_name(enum kvt_attach_state state);
  * @ret_client  owned by the caller, freed by kvt_client_close().
  * @error       may be NULL; else filled on failure with cause and cure.
  * Errors: -ENOENT / -ECONNREFUSED no daemon, -EACCES permission, -EPROTO version or layout,
- * -EINVAL geometry, -EAGAIN starting, -EUSERS too many sessions, -ESHUTDOWN draining, -ETIMEDOUT. */
+ * -EINVAL geometry, -EAGAIN starting, -EUSERS too many sessions, -ESHUTDOWN draining, -ETIMEDOUT
+ * (without options->timeout_ns after 30 s: a daemon that is activated now makes its pool first). */
 KVT_API int kvt_client_connect(struct kvt_client **ret_client, const struct kvt_options *options,
 			       struct kvt_error *error);
 
 /** Close the session: ends every lease at `fence`, frees every private page, unmaps, frees the
- * handle (also when it returns an error). Sequences of this client must not be used afterwards. */
+ * handle (also when it returns an error). Sequences of this client must not be used afterwards.
+ * Waits until the fence is reached; past the deadline (-ETIMEDOUT) the connection is dropped and
+ * the pages go to quarantine until this process ends. -ECONNRESET: the daemon was gone. */
 KVT_API int kvt_client_close(struct kvt_client *client, struct kvt_fence fence);
 
 /** Drop the connection without CLOSE, as a crash would. For tests. Frees the handle. */
 KVT_API void kvt_client_abandon(struct kvt_client *client);
 
+/** Valid until the client is closed. */
 KVT_API const struct kvt_info *kvt_client_info(const struct kvt_client *client);
 
 /** Cause of this client's last failed call, never NULL. Valid until the next call. */
 KVT_API const struct kvt_error *kvt_client_error(const struct kvt_client *client);
 
 /** Deadline of each blocking call from its start, 0 = none. On -ETIMEDOUT the library gives back
- * whatever the late completion brings (leases, pages) by itself. */
+ * whatever the late completion brings (leases, pages) by itself, during later calls. What the
+ * operation itself gives back (UNLOCK, FREE, END, CLOSE) still takes effect. After -ETIMEDOUT of
+ * INSERT its pages belong to the library, which frees those that the tree does not take. */
 KVT_API void kvt_client_set_timeout(struct kvt_client *client, int64_t timeout_ns);
 
 /** Descriptors for the caller's own loop: readable when a completion came after
@@ -170,7 +178,8 @@ KVT_API int kvt_client_completion_fd(const struct kvt_client *client);
 KVT_API int kvt_client_control_fd(const struct kvt_client *client);
 
 /** Ask for a wake-up through the completion descriptor. Returns the number of completions that
- * are there already: if above 0, reap before sleeping. */
+ * are there already: if above 0, reap before sleeping. kvt_reap() takes the request back and
+ * empties the descriptor: arm again before each sleep. */
 KVT_API int kvt_client_arm(struct kvt_client *client);
 
 /** A namespace isolates trees that must never match each other. Opening one twice gives the same
@@ -218,7 +227,7 @@ struct kvt_request {
 	uint32_t arg;          /* extra, computed, n or page, by op: see struct kvt_sqe */
 	struct kvt_handle handle;
 	struct kvt_lease lease;
-	struct kvt_fence fence; /* ops that take none ignore it; zero-initialised = slot 0 value 0 */
+	struct kvt_fence fence; /* ops that take none ignore it; all 0: slot 0, value 0 */
 	int32_t priority;
 	uint32_t ttl_ms;
 	uint32_t list_capacity; /* 0: enough for any answer */
@@ -248,13 +257,18 @@ struct kvt_result {
 	uint32_t slot;         /* the library's own */
 };
 
-/** Submit without waiting. -EAGAIN: rings or areas are full: reap first. -E2BIG: larger than the
- * areas. -ECONNRESET. */
+/** Submit without waiting. Visible to the daemon at once. At most cq_entries operations are in
+ * flight. -EAGAIN: rings or areas are full: reap and release first. -E2BIG: larger than the
+ * areas. -EINVAL: n_pages of INSERT is not floor(n_keys / page_size), or a count without its
+ * array. -ECONNRESET. */
 KVT_API int kvt_submit(struct kvt_client *client, const struct kvt_request *request);
 
 /** Take up to `max` answers, waiting for the first `min` of them (deadline as set). Returns how
- * many; 0 with min 0 if there are none. Each must be released. */
+ * many; 0 with min 0 if there are none, fewer than `min` when no more are in flight. Each must be
+ * released, in any order. An answer may be a refusal: see its `error`. A deadline that passes
+ * here (-ETIMEDOUT) leaves the operations in flight: reap again. */
 KVT_API int kvt_reap(struct kvt_client *client, struct kvt_result *ret_results, int min, int max);
+/** Give back the list of an answer. Releasing twice, or an answer without a list, is harmless. */
 KVT_API void kvt_result_release(struct kvt_client *client, struct kvt_result *result);
 
 /** Submit one and wait for its answer. Returns result->error; the result must be released when
@@ -300,7 +314,8 @@ KVT_API int kvt_probe(struct kvt_client *client, uint32_t namespace_id, const ui
  * Errors: -ENOSPC (kvt_client_error() says why and how much was available), -EDQUOT, -ECONNRESET,
  * -ETIMEDOUT. The sequence is owned by the caller until kvt_seq_end(). */
 KVT_API int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
-			  uint32_t n_keys, uint32_t extra, uint32_t flags, struct kvt_seq **ret_seq);
+			  uint32_t n_keys, uint32_t extra, uint32_t flags,
+			  struct kvt_seq **ret_seq);
 
 /** The page table: entry i holds positions [i * page_size, (i + 1) * page_size). Valid until the
  * next call on this sequence. Entries below kvt_seq_next() / page_size are cached pages of the
@@ -324,7 +339,10 @@ KVT_API int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_
 /** `n` more private pages at the end of the table. */
 KVT_API int kvt_seq_extend(struct kvt_seq *seq, uint32_t n);
 
-/** End: with computed > 0 a last commit first. Frees the handle, whatever it returns. */
+/** End: with computed > 0 a last commit first. Frees the handle, whatever it returns.
+ * Errors: -ESTALE the last commit published nothing because the prefix was reset or removed,
+ * -EINVAL it named positions or keys that do not fit (kvt_client_error() says which); in both
+ * cases the sequence has ended all the same. -ETIMEDOUT: it ends when its fence is reached. */
 KVT_API int kvt_seq_end(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 			uint32_t n_keys, struct kvt_fence fence, uint32_t flags);
 
@@ -335,6 +353,7 @@ KVT_API int kvt_seq_end(struct kvt_seq *seq, uint32_t computed, const uint32_t *
 KVT_API int kvt_admin(struct kvt_client *client, struct kvt_message_admin *request,
 		      const void *payload, size_t payload_bytes, void *ret_records, size_t bytes);
 
+/** Names and sentences; static strings, never NULL. */
 KVT_API const char *kvt_reason_name(int reason); /* "all_locked" */
 KVT_API const char *kvt_reason_text(int reason); /* a sentence with the cure */
 KVT_API const char *kvt_errno_name(int error);   /* "ENOSPC", for either sign */

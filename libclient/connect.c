@@ -44,7 +44,8 @@ static int fill_hello(struct kvt_message_hello *hello, const struct kvt_options 
 	memset(hello, 0, sizeof(*hello));
 	if (strlen(fingerprint) >= sizeof(hello->fingerprint)) {
 		kvt_error_set(error, -EINVAL, 0,
-			      "fingerprint is longer than %zu bytes: use kvt_geometry_build()",
+			      "fingerprint is longer than %zu bytes: build it with "
+			      "kvt_geometry_fingerprint()",
 			      sizeof(hello->fingerprint) - 1);
 		return -EINVAL;
 	}
@@ -117,6 +118,21 @@ static bool geometry_ok(const struct kvt_message_welcome *message)
 	       memchr(message->fingerprint, '\0', sizeof(message->fingerprint));
 }
 
+static const char *no_welcome(int code)
+{
+	switch (code) {
+	case -ECONNRESET:
+		return "gone: the daemon hung up at HELLO: see its log";
+	case -ETIMEDOUT:
+		return "starting: no answer to HELLO in time: the daemon hangs or is busy";
+	case -EPROTO:
+		return "wrong_version: the answer to HELLO is no message of this ABI: install the "
+		       "same release";
+	default:
+		return strerrordesc_np(-code);
+	}
+}
+
 static int receive_welcome(int fd, int64_t deadline_ns, struct welcome *welcome,
 			   struct kvt_error *error)
 {
@@ -131,13 +147,7 @@ static int receive_welcome(int fd, int64_t deadline_ns, struct welcome *welcome,
 	rc = kvt_control_receive(fd, &packet, sizeof(packet), welcome->fds, WELCOME_FDS_MAX,
 				 &welcome->n_fds, deadline_ns);
 	if (rc < 0) {
-		kvt_error_set(error, rc, 0, "%s",
-			      rc == -ECONNRESET ? "gone: the daemon hung up at HELLO: see its log" :
-			      rc == -ETIMEDOUT ?
-						  "starting: no answer to HELLO in time: the daemon "
-						  "hangs or is busy" :
-						  "wrong_version: the answer to HELLO is no message "
-						  "of this ABI: install the same release");
+		kvt_error_set(error, rc, 0, "%s", no_welcome(rc));
 		return rc;
 	}
 	if ((packet.head.type == KVT_MSG_REFUSED || packet.head.type == KVT_MSG_GOODBYE) &&
@@ -457,7 +467,8 @@ void kvt_client_destroy(struct kvt_client *client)
 	const int fds[] = { client->control, client->doorbell, client->completion,
 			    client->pool_fd };
 
-	/* What was kept out of a forked child is not there to be unmapped; something else may be. */
+	/* What was kept out of a forked child is not there to be unmapped; another thing may
+	 * be in its place. */
 	if (!kvt_client_forked(client)) {
 		if (client->segment && client->segment_bytes)
 			munmap(client->segment, client->segment_bytes);

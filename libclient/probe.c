@@ -21,8 +21,8 @@ int kvt_probe(struct kvt_client *client, uint32_t namespace_id, const uint32_t *
 		return rc;
 	if (!client->arena.base)
 		return kvt_client_fail(client, -ENOTSUP, 0,
-				       "probe: the daemon withholds its arena (arena_visible = no): "
-				       "use MATCH");
+				       "probe: the daemon withholds its arena "
+				       "(arena_visible = no): use MATCH");
 	if (kvt_load_acquire(&client->arena.header->state) == KVT_ARENA_GONE) {
 		kvt_client_look(client);
 		kvt_client_lost(client, -ECONNRESET, "the daemon has shut down");

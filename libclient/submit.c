@@ -781,8 +781,8 @@ static int wait_failed(struct kvt_client *client, int rc)
 	if (rc != -ETIMEDOUT)
 		return lost_error(client);
 	return kvt_client_fail(client, rc, 0,
-			       "no answer within %lld ms: the daemon is stopped or busy, or a fence "
-			       "has not been reached",
+			       "no answer within %lld ms: the daemon is stopped or busy, or a "
+			       "fence has not been reached",
 			       (long long)(client->timeout_ns / 1000000));
 }
 

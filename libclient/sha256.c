@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "libclient/sha256.h"
+
+#include <string.h>
+
+/* The first 32 bits of the fractional parts of the cube roots of the first 64 primes. */
+static const uint32_t round_words[64] = {
+	0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4,
+	0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe,
+	0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f,
+	0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7,
+	0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc,
+	0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b,
+	0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116,
+	0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+	0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7,
+	0xc67178f2,
+};
+
+static uint32_t rotate(uint32_t x, unsigned int n)
+{
+	return x >> n | x << (32 - n);
+}
+
+static uint32_t read_word(const uint8_t *at)
+{
+	return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+}
+
+static void expand(const uint8_t block[64], uint32_t w[64])
+{
+	for (unsigned int i = 0; i < 16; i++)
+		w[i] = read_word(block + 4 * i);
+	for (unsigned int i = 16; i < 64; i++) {
+		uint32_t a = w[i - 15], b = w[i - 2];
+		uint32_t s0 = rotate(a, 7) ^ rotate(a, 18) ^ a >> 3;
+		uint32_t s1 = rotate(b, 17) ^ rotate(b, 19) ^ b >> 10;
+
+		w[i] = w[i - 16] + s0 + w[i - 7] + s1;
+	}
+}
+
+static void compress(uint32_t state[8], const uint8_t block[64])
+{
+	uint32_t w[64], v[8];
+
+	expand(block, w);
+	memcpy(v, state, sizeof(v));
+	for (unsigned int i = 0; i < 64; i++) {
+		uint32_t s1 = rotate(v[4], 6) ^ rotate(v[4], 11) ^ rotate(v[4], 25);
+		uint32_t choice = (v[4] & v[5]) ^ (~v[4] & v[6]);
+		uint32_t s0 = rotate(v[0], 2) ^ rotate(v[0], 13) ^ rotate(v[0], 22);
+		uint32_t majority = (v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]);
+		uint32_t t1 = v[7] + s1 + choice + round_words[i] + w[i];
+
+		memmove(v + 1, v, 7 * sizeof(v[0]));
+		v[4] += t1;
+		v[0] = t1 + s0 + majority;
+	}
+	for (unsigned int i = 0; i < 8; i++)
+		state[i] += v[i];
+}
+
+void kvt_sha256_init(struct kvt_sha256 *hash)
+{
+	static const uint32_t start[8] = {
+		0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+		0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19,
+	};
+
+	memcpy(hash->state, start, sizeof(start));
+	hash->n_bytes = 0;
+}
+
+void kvt_sha256_add(struct kvt_sha256 *hash, const void *bytes, size_t n)
+{
+	size_t used = hash->n_bytes % sizeof(hash->block);
+	const uint8_t *from = bytes;
+
+	hash->n_bytes += n;
+	while (n > 0) {
+		size_t part = sizeof(hash->block) - used;
+
+		if (part > n)
+			part = n;
+		memcpy(hash->block + used, from, part);
+		from += part;
+		n -= part;
+		used += part;
+		if (used == sizeof(hash->block)) {
+			compress(hash->state, hash->block);
+			used = 0;
+		}
+	}
+}
+
+void kvt_sha256_finish(struct kvt_sha256 *hash, uint8_t ret_digest[32])
+{
+	uint64_t n_bits = hash->n_bytes * 8;
+	uint8_t padding[72] = { 0x80 }, length[8];
+	size_t used = hash->n_bytes % 64;
+
+	for (unsigned int i = 0; i < 8; i++)
+		length[i] = (uint8_t)(n_bits >> (56 - 8 * i));
+	kvt_sha256_add(hash, padding, (used < 56 ? 56 : 120) - used);
+	kvt_sha256_add(hash, length, sizeof(length));
+	for (unsigned int i = 0; i < 32; i++)
+		ret_digest[i] = (uint8_t)(hash->state[i / 4] >> (24 - 8 * (i % 4)));
+}
