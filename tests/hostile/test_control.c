@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attacks through the control socket: half-open connections, malformed messages, descriptors that
+ * nobody asked for, answers that nobody reads. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "libclient/client.h"
+#include "tests/hostile/witness.h"
+
+static int raw_connect(void)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	kvt_test_check(fd >= 0);
+	memcpy(address.sun_path, kvt_victim.socket, strlen(kvt_victim.socket));
+	kvt_test_check(connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0);
+	return fd;
+}
+
+static struct kvt_message_hello good_hello(uint32_t flags)
+{
+	struct kvt_message_hello hello;
+
+	memset(&hello, 0, sizeof(hello));
+	hello.head = (struct kvt_message){ .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_HELLO,
+					   .version = KVT_ABI_MAJOR, .bytes = sizeof(hello),
+					   .cookie = 5 };
+	hello.abi_major = KVT_ABI_MAJOR;
+	hello.abi_minor = KVT_ABI_MINOR;
+	hello.flags = flags;
+	hello.layout = kvt_abi_layout();
+	hello.sq_entries = 8;
+	hello.cq_entries = 16;
+	hello.keys_count = 1024;
+	hello.list_count = 1024;
+	hello.pid = getpid();
+	return hello;
+}
+
+/* Wait until the daemon answered or hung up. Returns the type of the answer, 0 for a hang-up. */
+static uint32_t answer_type(int fd, int32_t *ret_result)
+{
+	union {
+		struct kvt_message head;
+		uint8_t bytes[KVT_MESSAGE_MAX];
+	} packet;
+	char control[CMSG_SPACE(16 * sizeof(int))];
+	struct iovec part = { &packet, sizeof(packet) };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control,
+				  .msg_controllen = sizeof(control) };
+	ssize_t n = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+	struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+
+	if (n > 0 && c && c->cmsg_type == SCM_RIGHTS)
+		for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++)
+			close(((int *)(void *)CMSG_DATA(c))[i]);
+	if (n < (ssize_t)sizeof(packet.head))
+		return 0;
+	if (ret_result)
+		*ret_result = packet.head.result;
+	return packet.head.type;
+}
+
+/* ---------------------------------------------------------------- connections */
+
+static void leave_half_open(struct kvt_client *client, struct kvt_test_random *random)
+{
+	struct rlimit limit;
+	enum { MANY = 4000 };
+
+	(void)client;
+	(void)random;
+	kvt_test_check(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+	limit.rlim_cur = limit.rlim_max < MANY + 100 ? limit.rlim_max : MANY + 100;
+	kvt_test_check(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+	for (int i = 0; i < MANY && i + 100 < (int)limit.rlim_cur; i++)
+		raw_connect(); /* and leave it open */
+	/* Who does say hello is served. */
+	for (int i = 0; i < 5; i++)
+		kvt_client_close(kvt_test_connect(&kvt_victim), KVT_IDLE);
+}
+
+static void thousands_of_half_open_connections_keep_nobody_out(void **state)
+{
+	(void)state;
+	kvt_attack(leave_half_open, 1);
+}
+
+static void come_and_go(struct kvt_client *client, struct kvt_test_random *random)
+{
+	(void)client;
+	for (int i = 0; i < 2000; i++) {
+		struct kvt_message_hello hello = good_hello(0);
+		int fd = raw_connect();
+
+		/* A part of a HELLO, all of it, or none; then gone without reading the answer. */
+		send(fd, &hello, kvt_test_random_below(random, 2) ? sizeof(hello) :
+			 kvt_test_random_below(random, sizeof(hello)), MSG_NOSIGNAL);
+		close(fd);
+	}
+}
+
+static void connections_that_come_and_go_leave_nothing(void **state)
+{
+	(void)state;
+	kvt_attack(come_and_go, 2);
+}
+
+static void open_sessions_without_end(struct kvt_client *client, struct kvt_test_random *random)
+{
+	uint32_t welcomed = 0, refused = 0;
+
+	(void)client;
+	(void)random;
+	for (int i = 0; i < 300; i++) {
+		struct kvt_message_hello hello = good_hello(0);
+		int fd = raw_connect();
+		int32_t result = 0;
+
+		kvt_test_check(send(fd, &hello, sizeof(hello), MSG_NOSIGNAL) == sizeof(hello));
+		switch (answer_type(fd, &result)) {
+		case KVT_MSG_WELCOME:
+			welcomed++;
+			break;
+		case KVT_MSG_REFUSED:
+			kvt_test_check(result == -EUSERS || result == -EMFILE ||
+				       result == -ENFILE || result == -ENOMEM);
+			refused++;
+			break;
+		default:
+			kvt_test_fail("neither welcomed nor refused");
+		}
+	}
+	kvt_test_check(welcomed > 100 && refused > 0);
+}
+
+static void more_sessions_than_there_may_be_are_refused(void **state)
+{
+	(void)state;
+	kvt_attack(open_sessions_without_end, 3);
+}
+
+/* ---------------------------------------------------------------- messages */
+
+/* A HELLO that is wrong in one way: refused or hung up on, never welcomed. */
+static void send_wrong_hellos(struct kvt_client *client, struct kvt_test_random *random)
+{
+	(void)client;
+	(void)random;
+	for (int wrong = 0; wrong < 16; wrong++) {
+		struct kvt_message_hello hello = good_hello(0);
+		size_t bytes = sizeof(hello);
+		int fd = raw_connect();
+		uint32_t type;
+
+		switch (wrong) {
+		case 0: hello.head.magic++; break;
+		case 1: hello.head.type = KVT_MSG_WELCOME; break;
+		case 2: hello.head.version++; break;
+		case 3: hello.head.bytes++; break;
+		case 4: hello.head.bytes = UINT32_MAX; break;
+		case 5: bytes--; break;
+		case 6: bytes = 3; break;
+		case 7: hello.abi_major++; break;
+		case 8: hello.layout++; break;
+		case 9: hello.page_size = 32; break;
+		case 10: hello.n_pages = 17; break;
+		case 11: hello.page_bytes = 7; break;
+		case 12: memset(hello.fingerprint, 'x', sizeof(hello.fingerprint)); break;
+		case 13: hello.pid++; break;
+		case 14: hello.flags = 0xffffffffu; break;
+		default: hello.keys_count = UINT32_MAX; hello.list_count = UINT32_MAX;
+			 hello.sq_entries = UINT32_MAX; hello.cq_entries = UINT32_MAX; break;
+		}
+		kvt_test_check(send(fd, &hello, bytes, MSG_NOSIGNAL) == (ssize_t)bytes);
+		type = answer_type(fd, NULL);
+		if (type != 0 && type != KVT_MSG_REFUSED && type != KVT_MSG_GOODBYE && wrong < 15)
+			kvt_test_fail("wrong hello %d got an answer of type %u", wrong, type);
+		close(fd);
+	}
+}
+
+static void a_wrong_hello_is_refused(void **state)
+{
+	(void)state;
+	kvt_attack(send_wrong_hellos, 1);
+}
+
+/* A message of any kind that starts well and goes on at random. */
+static size_t random_message(struct kvt_test_random *random, uint8_t *bytes)
+{
+	static const uint16_t sizes[] = { sizeof(struct kvt_message_hello),
+					  sizeof(struct kvt_message_namespace),
+					  sizeof(struct kvt_message_admin), 24, 1, 700, 5000 };
+	size_t n = sizes[kvt_test_random_below(random, sizeof(sizes) / sizeof(sizes[0]))];
+	struct kvt_message head = { .magic = KVT_MESSAGE_MAGIC,
+				    .type = (uint16_t)kvt_test_random_below(random, 8),
+				    .version = KVT_ABI_MAJOR };
+
+	if (kvt_test_random_below(random, 4) == 0)
+		n += kvt_test_random_below(random, 64);
+	head.bytes = kvt_test_random_below(random, 8) ? (uint32_t)n :
+							(uint32_t)kvt_test_random(random);
+	for (size_t i = 0; i < n; i++)
+		bytes[i] = kvt_test_random_below(random, 3) ? 0 : (uint8_t)kvt_test_random(random);
+	memcpy(bytes, &head, n < sizeof(head) ? n : sizeof(head));
+	if (head.type == KVT_MSG_ADMIN && n >= sizeof(struct kvt_message_admin)) {
+		struct kvt_message_admin *admin = (struct kvt_message_admin *)(void *)bytes;
+
+		admin->what = kvt_test_random_below(random, 16);
+		/* Fencing or ticking would be the operator's right: not here. */
+		if (admin->what == KVT_ADMIN_RESET || admin->what == KVT_ADMIN_TICK)
+			admin->what = KVT_ADMIN_NODES;
+	}
+	return n;
+}
+
+static void send_random_messages(struct kvt_client *client, struct kvt_test_random *random)
+{
+	static uint8_t bytes[8192] KVT_ALIGNED(8);
+
+	(void)client;
+	for (int i = 0; i < 1500; i++) {
+		struct kvt_message_hello hello = good_hello(i % 2 ? KVT_HELLO_OBSERVE : 0);
+		int fd = raw_connect();
+
+		if (i % 4)
+			send(fd, &hello, sizeof(hello), MSG_NOSIGNAL);
+		for (int k = 0; k < 6; k++)
+			send(fd, bytes, random_message(random, bytes), MSG_NOSIGNAL);
+		close(fd);
+	}
+}
+
+static void malformed_messages_end_only_their_own_connection(void **state)
+{
+	(void)state;
+	kvt_attack(send_random_messages, 5);
+	kvt_attack(send_random_messages, 6);
+}
+
+/* The largest packet there is, and one with nothing in it. */
+static void send_extreme_sizes(struct kvt_client *client, struct kvt_test_random *random)
+{
+	static uint8_t bytes[200000];
+	int size = sizeof(bytes) + 4096;
+
+	(void)client;
+	(void)random;
+	for (int i = 0; i < 50; i++) {
+		struct kvt_message_hello hello = good_hello(0);
+		int fd = raw_connect();
+
+		setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
+		if (i % 2)
+			send(fd, &hello, sizeof(hello), MSG_NOSIGNAL);
+		memcpy(bytes, &hello, sizeof(hello));
+		send(fd, bytes, i % 4 < 2 ? sizeof(bytes) : 0, MSG_NOSIGNAL | MSG_DONTWAIT);
+		close(fd);
+	}
+}
+
+static void packets_of_any_size_are_survived(void **state)
+{
+	(void)state;
+	kvt_attack(send_extreme_sizes, 1);
+}
+
+/* ---------------------------------------------------------------- not reading */
+
+static void never_read_answers(struct kvt_client *client, struct kvt_test_random *random)
+{
+	struct kvt_message_hello hello = good_hello(KVT_HELLO_OBSERVE);
+	struct kvt_message_admin request = { .what = KVT_ADMIN_NODES };
+	int fds[20];
+
+	(void)client;
+	(void)random;
+	request.head = (struct kvt_message){ .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_ADMIN,
+					     .version = KVT_ABI_MAJOR, .bytes = sizeof(request) };
+	for (int i = 0; i < 20; i++) {
+		fds[i] = raw_connect();
+		send(fds[i], &hello, sizeof(hello), MSG_NOSIGNAL);
+	}
+	for (int round = 0; round < 2000; round++)
+		for (int i = 0; i < 20; i++)
+			send(fds[i], &request, sizeof(request), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static void a_socket_that_nobody_reads_stops_only_itself(void **state)
+{
+	(void)state;
+	kvt_attack(never_read_answers, 1);
+}
+
+/* ---------------------------------------------------------------- descriptors */
+
+static void send_with_descriptors(int fd, const void *bytes, size_t n, const int *fds, size_t n_fds)
+{
+	char control[CMSG_SPACE(253 * sizeof(int))];
+	struct iovec part = { (void *)(uintptr_t)bytes, n };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
+	struct cmsghdr *c;
+
+	if (n_fds > 0) {
+		memset(control, 0, sizeof(control));
+		message.msg_control = control;
+		message.msg_controllen = CMSG_SPACE(n_fds * sizeof(int));
+		c = CMSG_FIRSTHDR(&message);
+		c->cmsg_level = SOL_SOCKET;
+		c->cmsg_type = SCM_RIGHTS;
+		c->cmsg_len = CMSG_LEN(n_fds * sizeof(int));
+		memcpy(CMSG_DATA(c), fds, n_fds * sizeof(int));
+	}
+	sendmsg(fd, &message, MSG_NOSIGNAL);
+}
+
+/* Descriptors of every kind, up to as many as fit a message, with every kind of message. */
+static void send_odd_descriptors(struct kvt_client *client, struct kvt_test_random *random)
+{
+	struct kvt_message_namespace name = { .head = { .magic = KVT_MESSAGE_MAGIC,
+							.type = KVT_MSG_NAMESPACE,
+							.version = KVT_ABI_MAJOR,
+							.bytes = sizeof(name) } };
+	struct kvt_message_hello hello = good_hello(0);
+	int kinds[6], fds[253], pair[2];
+
+	(void)client;
+	kinds[0] = eventfd(0, EFD_CLOEXEC);
+	kinds[1] = memfd_create("odd", MFD_CLOEXEC);
+	kvt_test_check(pipe2(pair, O_CLOEXEC) == 0);
+	kinds[2] = pair[0];
+	kinds[3] = pair[1];
+	kinds[4] = open("/dev/null", O_RDWR | O_CLOEXEC);
+	kinds[5] = raw_connect();
+	for (int i = 0; i < 400; i++) {
+		static const size_t counts[] = { 1, 2, 10, 253 };
+		size_t n = counts[i % 4];
+		int fd = raw_connect();
+
+		for (size_t k = 0; k < n; k++)
+			fds[k] = kinds[kvt_test_random_below(random, 6)];
+		send_with_descriptors(fd, &hello, sizeof(hello), fds, i % 3 ? n : 0);
+		send_with_descriptors(fd, &name, sizeof(name), fds, n);
+		send_with_descriptors(fd, "", 1, fds, n);
+		close(fd);
+	}
+}
+
+static void descriptors_nobody_asked_for_are_not_kept(void **state)
+{
+	(void)state;
+	kvt_attack(send_odd_descriptors, 9); /* the check counts the daemon's descriptors */
+}
+
+/* Any number of namespaces may be asked for; there is a limit, and an answer at the limit. */
+static void open_namespaces_without_end(struct kvt_client *client, struct kvt_test_random *random)
+{
+	uint32_t number, refused = 0;
+
+	for (int i = 0; i < 6000; i++) {
+		uint64_t digest[2] = { kvt_test_random(random), kvt_test_random(random) };
+		int error = kvt_namespace_open(client, digest, "many", &number);
+
+		kvt_test_check(error == 0 || error == -ENOSPC);
+		refused += error != 0;
+	}
+	kvt_test_check(refused > 0);
+}
+
+static void namespaces_are_limited_and_given_back(void **state)
+{
+	(void)state;
+	kvt_attack(open_namespaces_without_end, 9);
+	kvt_attack(open_namespaces_without_end, 10);
+}
+
+static int start(void **state)
+{
+	(void)state;
+	kvt_witness_start("log_level = warning\n");
+	return 0;
+}
+
+static int end(void **state)
+{
+	(void)state;
+	kvt_witness_end();
+	return 0;
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(thousands_of_half_open_connections_keep_nobody_out),
+		cmocka_unit_test(connections_that_come_and_go_leave_nothing),
+		cmocka_unit_test(more_sessions_than_there_may_be_are_refused),
+		cmocka_unit_test(a_wrong_hello_is_refused),
+		cmocka_unit_test(malformed_messages_end_only_their_own_connection),
+		cmocka_unit_test(packets_of_any_size_are_survived),
+		cmocka_unit_test(a_socket_that_nobody_reads_stops_only_itself),
+		cmocka_unit_test(descriptors_nobody_asked_for_are_not_kept),
+		cmocka_unit_test(namespaces_are_limited_and_given_back),
+	};
+
+	return cmocka_run_group_tests(tests, start, end);
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_TESTS_WITNESS_H
+#define KVT_TESTS_WITNESS_H
+
+/**
+ * @file witness.h
+ * A well-behaved client that works while others attack: it holds a sequence with content and
+ * serves shared prompts in a loop, checking every byte that it reuses.
+ */
+
+#include "tests/lib/harness.h"
+
+extern struct kvt_test_daemon kvt_victim; /* the daemon under attack */
+
+/** Start the daemon and the witness. */
+void kvt_witness_start(const char *config);
+/** Let it do `rounds` more and wait for them. Ends the test if it fails or hangs (by the runner's
+ * limit). */
+void kvt_witness_work(uint32_t rounds);
+/** The attackers are gone: wait until only the witness is left, check that every page is back, that
+ * the daemon holds no more descriptors than before, and the audit; more work. */
+void kvt_witness_check(void);
+/** Finish the witness and stop the daemon. */
+void kvt_witness_end(void);
+
+/** Run an attack in a process of its own, with the witness working meanwhile; the attacker is
+ * killed when it has done. Then kvt_witness_check(). */
+typedef void kvt_attack_fn(struct kvt_client *client, struct kvt_test_random *random);
+void kvt_attack(kvt_attack_fn *attack, uint64_t seed);
+
+#endif

@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Many processes do random operations and are killed at random: the pool stays whole, no page
+ * ever shows the wrong content, and the operation log agrees with the model exactly. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/lib/harness.h"
+
+enum { PAGE = 4, WORKERS = 5, KILLS = 60, MOST_KEYS = 400, MOST_SEQS = 4, MOST_PAGES = 24 };
+
+static struct kvt_test_daemon daemon_;
+
+struct worker {
+	int pipe;
+	struct kvt_client *client;
+	struct kvt_pool pool;
+	struct kvt_test_random random;
+	uint32_t namespaces[2];
+	uint32_t loose[MOST_PAGES]; /* private pages in no lease */
+	uint32_t n_loose;
+	uint64_t refused;
+};
+
+static uint32_t below(struct worker *worker, uint32_t n)
+{
+	return kvt_test_random_below(&worker->random, n);
+}
+
+/* Prompts share beginnings: a choice of trunk, and of branch at fixed places. */
+static uint32_t random_keys(struct worker *worker, uint32_t *keys)
+{
+	uint32_t n = below(worker, MOST_KEYS), path = below(worker, 3);
+
+	for (uint32_t i = 0; i < n; i++) {
+		if (i > 0 && i % 37 == 0)
+			path = path * 3 + below(worker, i < 120 ? 3 : 2);
+		keys[i] = (path * 2654435761u + i * 40503u) & 0x7fffffffu;
+	}
+	return n;
+}
+
+/* What a busy pool may answer; anything else is a failure. */
+static bool granted(struct worker *worker, int error, const char *what)
+{
+	if (error == 0)
+		return true;
+	if (error != -ENOSPC && error != -EDQUOT && error != -ESTALE)
+		kvt_test_fail("%s: %s (%s)", what, kvt_errno_name(error),
+			      kvt_client_error(worker->client)->text);
+	worker->refused++;
+	return false;
+}
+
+static void check_pages(struct worker *worker, uint64_t salt, const uint32_t *pages,
+			const uint32_t *keys, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++)
+		if (!kvt_test_page_right(&worker->pool, PAGE, pages[i], salt, keys, i))
+			kvt_test_fail("page %u of place %u shows something else", pages[i], i);
+}
+
+struct running {
+	struct kvt_seq *seq;
+	uint32_t keys[MOST_KEYS + 64];
+	uint32_t n_keys, known, at; /* positions: with keys; that the daemon knows; computed */
+	uint32_t which;             /* namespace */
+};
+
+static void sequence_start(struct worker *worker, struct running *running)
+{
+	static const uint32_t flags[] = { 0, 0, 0, KVT_F_FULL, KVT_F_FORCE_MISS };
+	uint32_t n_pages;
+
+	running->n_keys = running->known = random_keys(worker, running->keys);
+	running->which = below(worker, 2);
+	for (uint32_t i = 0; i < 64; i++)
+		running->keys[running->n_keys + i] = below(worker, 1u << 20);
+	if (!granted(worker,
+		     kvt_seq_begin(worker->client, worker->namespaces[running->which],
+				   running->keys, running->n_keys, below(worker, 20),
+				   flags[below(worker, 5)], &running->seq), "begin")) {
+		running->seq = NULL;
+		return;
+	}
+	running->at = kvt_seq_reusable(running->seq);
+	check_pages(worker, running->which, kvt_seq_pages(running->seq, &n_pages), running->keys,
+		    running->at / PAGE);
+}
+
+/* Compute up to `end` and publish it. */
+static void sequence_step(struct worker *worker, struct running *running)
+{
+	uint32_t n_pages, end, generated = 0;
+	const uint32_t *pages = kvt_seq_pages(running->seq, &n_pages);
+	int error;
+
+	end = running->at + below(worker, 64);
+	if (end > running->n_keys + 64)
+		end = running->n_keys + 64;
+	if (end > n_pages * PAGE)
+		end = n_pages * PAGE;
+	if (end > running->known)
+		generated = end - running->known;
+	for (uint32_t i = running->at / PAGE; i < end / PAGE; i++)
+		kvt_test_page_fill(&worker->pool, PAGE, pages[i], running->which, running->keys, i);
+	error = kvt_seq_commit(running->seq, end, running->keys + running->known, generated,
+			       KVT_IDLE, below(worker, 2) ? KVT_F_CHUNKED : 0);
+	if (!granted(worker, error, "commit"))
+		return;
+	running->known += generated;
+	running->at = kvt_seq_next(running->seq);
+	check_pages(worker, running->which, kvt_seq_pages(running->seq, &n_pages), running->keys,
+		    running->at / PAGE);
+}
+
+static void do_sequence(struct worker *worker, struct running *all)
+{
+	struct running *running = &all[below(worker, MOST_SEQS)];
+
+	if (!running->seq) {
+		sequence_start(worker, running);
+		return;
+	}
+	switch (below(worker, 8)) {
+	case 0:
+		granted(worker, kvt_seq_extend(running->seq, below(worker, 4)), "extend");
+		break;
+	case 1:
+		kvt_test_equal(kvt_seq_end(running->seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+		running->seq = NULL;
+		break;
+	default:
+		sequence_step(worker, running);
+		break;
+	}
+}
+
+static void do_insert(struct worker *worker)
+{
+	uint32_t keys[MOST_KEYS], which = below(worker, 2), n = random_keys(worker, keys) / PAGE;
+	struct kvt_result result;
+	uint32_t kept = 0;
+
+	if (n > worker->n_loose)
+		n = worker->n_loose;
+	for (uint32_t i = 0; i < n; i++)
+		kvt_test_page_fill(&worker->pool, PAGE, worker->loose[i], which, keys, i);
+	if (!granted(worker, kvt_insert(worker->client, worker->namespaces[which], keys, n * PAGE,
+					worker->loose, (struct kvt_handle){ 0, 0, 0 }, KVT_IDLE, 0,
+					&result), "insert"))
+		return;
+	/* Duplicates stay ours; what was taken is not any more. */
+	for (uint32_t i = 0; i < result.n_twins; i++)
+		worker->loose[kept++] = result.twins[2 * i];
+	kvt_test_equal(result.inserted + result.n_twins, n);
+	kvt_result_release(worker->client, &result);
+	for (uint32_t i = n; i < worker->n_loose; i++)
+		worker->loose[kept++] = worker->loose[i];
+	worker->n_loose = kept;
+}
+
+static void do_pages(struct worker *worker)
+{
+	uint32_t n = below(worker, 8);
+
+	if (below(worker, 2) && worker->n_loose + n <= MOST_PAGES) {
+		if (granted(worker, kvt_alloc(worker->client, n, worker->loose + worker->n_loose),
+			    "alloc"))
+			worker->n_loose += n;
+	} else if (n <= worker->n_loose) {
+		worker->n_loose -= n;
+		kvt_test_equal(kvt_free(worker->client, worker->loose + worker->n_loose, n,
+					KVT_IDLE), 0);
+	}
+}
+
+static void do_lookup(struct worker *worker)
+{
+	uint32_t keys[MOST_KEYS], which = below(worker, 2), n = random_keys(worker, keys);
+	uint32_t pages[MOST_KEYS / PAGE], n_pages;
+	struct kvt_handle handle;
+	struct kvt_lease lease;
+	uint32_t matched;
+	int error;
+
+	error = kvt_probe(worker->client, worker->namespaces[which], keys, n, &handle, &matched);
+	if (error == -EAGAIN || (error == 0 && matched == 0))
+		return;
+	kvt_test_equal(error, 0);
+	kvt_test_check(matched <= n && matched % PAGE == 0);
+	error = kvt_lock(worker->client, handle, &lease, pages, MOST_KEYS / PAGE, &n_pages);
+	if (!granted(worker, error, "lock"))
+		return;
+	kvt_test_equal(n_pages, matched / PAGE);
+	check_pages(worker, which, pages, keys, n_pages);
+	kvt_test_equal(kvt_unlock(worker->client, lease, KVT_IDLE), 0);
+}
+
+static void do_rare(struct worker *worker)
+{
+	uint32_t keys[MOST_KEYS], n = random_keys(worker, keys), evicted;
+	int error;
+
+	switch (below(worker, 12)) {
+	case 0:
+		kvt_test_equal(kvt_reset(worker->client), 0);
+		break;
+	case 1:
+		kvt_test_equal(kvt_evict(worker->client, below(worker, 50), &evicted), 0);
+		break;
+	default:
+		error = kvt_remove(worker->client, worker->namespaces[below(worker, 2)], keys, n);
+		kvt_test_check(error >= 0);
+	}
+}
+
+static void worker_run(int pipe, void *context)
+{
+	struct worker worker = { .pipe = pipe, .random = { *(uint64_t *)context } };
+	static struct running running[MOST_SEQS];
+
+	worker.client = kvt_test_connect(&daemon_);
+	worker.namespaces[0] = kvt_test_namespace(worker.client, "one");
+	worker.namespaces[1] = kvt_test_namespace(worker.client, "two");
+	kvt_test_equal(kvt_pool_map(worker.client, &worker.pool), 0);
+	for (uint64_t n = 1;; n++) {
+		uint32_t what = below(&worker, 100);
+
+		if (what < 70)
+			do_sequence(&worker, running);
+		else if (what < 80)
+			do_pages(&worker);
+		else if (what < 90)
+			do_insert(&worker);
+		else if (what < 98)
+			do_lookup(&worker);
+		else
+			do_rare(&worker);
+		if (n % 16 == 0)
+			kvt_test_send(pipe, worker.refused);
+	}
+}
+
+static void run_command(const char *command)
+{
+	int status = system(command);
+
+	if (status != 0)
+		kvt_test_fail("'%s' ended with 0x%x", command, status);
+}
+
+static void random_work_with_kills(const char *policy, uint64_t seed)
+{
+	struct kvt_test_child children[WORKERS];
+	struct kvt_test_random random = { seed };
+	struct kvt_counters counters;
+	char config[512], command[1024], flag[128];
+	const char *arguments[] = { flag, NULL };
+	uint64_t word, seeds = seed * 1000;
+
+	snprintf(config, sizeof(config), "page_size = 4\npage_bytes = 64\nn_pages = 700\n"
+		 "max_leases = 64\npolicy = %s\n", policy);
+	kvt_test_daemon_prepare(&daemon_, config);
+	snprintf(flag, sizeof(flag), "--log_file=%s/operations", daemon_.dir);
+	kvt_test_daemon_start(&daemon_, arguments);
+	for (int i = 0; i < WORKERS; i++, seeds++)
+		kvt_test_child_start(&children[i], worker_run, &seeds);
+	for (int kills = 0; kills < KILLS; kills++) {
+		struct kvt_test_child *victim = &children[kvt_test_random_below(&random, WORKERS)];
+
+		for (uint32_t n = 1 + kvt_test_random_below(&random, 40); n > 0; n--)
+			if (!kvt_test_receive(victim->pipe, &word))
+				kvt_test_fail("a worker failed by itself");
+		kvt_test_child_kill(victim, SIGKILL);
+		seeds++;
+		kvt_test_child_start(victim, worker_run, &seeds);
+	}
+	for (int i = 0; i < WORKERS; i++)
+		kvt_test_child_kill(&children[i], SIGKILL);
+	do
+		counters = kvt_test_settled(&daemon_);
+	while (counters.live_sessions > 0);
+	kvt_test_equal(counters.private_pages, 0);
+	kvt_test_equal(counters.quarantined_pages, 0);
+	kvt_test_equal(counters.protected_pages, 0);
+	kvt_test_equal(counters.free_pages + counters.cached_pages, 699);
+	kvt_test_audit(&daemon_);
+	print_message("%s: %llu operations, %llu hits of %llu positions\n", policy,
+		      (unsigned long long)counters.operations,
+		      (unsigned long long)counters.hit_positions,
+		      (unsigned long long)counters.input_positions);
+	kvt_test_daemon_stop(&daemon_);
+	snprintf(command, sizeof(command), "%s/kvtctl verify %s/operations >%s/output 2>&1 || "
+		 "{ cat %s/output; exit 1; }", kvt_test_build(), daemon_.dir, daemon_.dir,
+		 daemon_.dir);
+	run_command(command);
+	kvt_test_daemon_remove(&daemon_);
+}
+
+static void random_operations_and_kills_under_lru_agree_with_the_model(void **state)
+{
+	(void)state;
+	random_work_with_kills("lru", 1);
+}
+
+static void random_operations_and_kills_under_slru_agree_with_the_model(void **state)
+{
+	(void)state;
+	random_work_with_kills("slru", 2);
+}
+
+static void random_operations_and_kills_under_lfu_agree_with_the_model(void **state)
+{
+	(void)state;
+	random_work_with_kills("lfu", 3);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(random_operations_and_kills_under_lru_agree_with_the_model),
+		cmocka_unit_test(random_operations_and_kills_under_slru_agree_with_the_model),
+		cmocka_unit_test(random_operations_and_kills_under_lfu_agree_with_the_model),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
