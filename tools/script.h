@@ -65,7 +65,7 @@ enum kvt_script_verb { KVT_SCRIPT_VERBS(KVT_SCRIPT_VERB_ENUM) KVT_VERB_COUNT };
 
 /** X(enumerator, name, what is allowed), one bit each. */
 #define KVT_SCRIPT_PARAMETERS(X)                                                                  \
-	X(NS, "ns", "a name, SALT/ADAPTER, or #NUMBER for a number as it is")                    \
+	X(NS, "ns", "NAME, SALT/ADAPTER, or #NUMBER for a number as it is")                    \
 	X(KEYS, "keys", "a comma list of u32 values, ranges 1..9 and repeats 7x100")             \
 	X(PAGES, "pages", "a comma list of page numbers, ranges, bound names and slices x[0..3]") \
 	X(LEASE, "lease", "a bound name or INDEX:GENERATION")                                    \
@@ -187,20 +187,7 @@ void kvt_script_child(int fd, const char *socket_path, const char *name)
 int kvt_script_send(int fd, const void *bytes, size_t n);
 int kvt_script_receive(int fd, void *ret_bytes, size_t n);
 
-/* ---------------------------------------------------------------- a private daemon */
-
-struct kvt_private_daemon {
-	int pid;
-	char directory[64];
-	char socket_path[108];
-};
-
-/** Start kvtrunkd in a directory of its own with `options` ("page_size=1 n_pages=64 ...") and
- * wait until it is ready. 0 or a negative errno, after saying on stderr what went wrong. */
-int kvt_private_daemon_start(struct kvt_private_daemon *ret_daemon, const char *options);
-/** End it in order. 0, or -EPROTO when it failed or left something behind. */
-int kvt_private_daemon_stop(struct kvt_private_daemon *daemon);
-
+/** `kvtctl script`: arguments after the command. Returns an exit code. */
 int kvt_script_main(int argc, char **argv, const char *socket_path);
 
 #endif

@@ -23,6 +23,7 @@ struct child {
 	const char *name;
 	struct kvt_client *client;
 	int armed; /* step, -1 = none */
+	bool closed; /* CLOSE has been answered: nothing more will be */
 	uint32_t n_answers;
 	struct kvt_text answers; /* as they will be sent */
 };
@@ -140,6 +141,8 @@ static int reap_until_nop(struct child *child)
 				seen = true;
 			else
 				add_answer(child, &results[i], NULL);
+			if (results[i].op == KVT_OP_CLOSE && results[i].error == 0)
+				seen = child->closed = true;
 			kvt_result_release(child->client, &results[i]);
 		}
 		if (seen)
@@ -152,9 +155,9 @@ static int reap_until_nop(struct child *child)
 static int round_trip(struct child *child)
 {
 	struct kvt_request nop = { .op = KVT_OP_NOP, .fence = KVT_IDLE, .user_data = NOP_DATA };
-	int rc = kvt_submit(child->client, &nop);
+	int rc = child->closed ? 0 : kvt_submit(child->client, &nop);
 
-	return rc ? rc : reap_until_nop(child);
+	return rc || child->closed ? rc : reap_until_nop(child);
 }
 
 static int do_open(struct child *child, const struct kvt_script_command *command,
@@ -166,6 +169,7 @@ static int do_open(struct child *child, const struct kvt_script_command *command
 
 	if (child->client)
 		return -EISCONN;
+	child->closed = false;
 	options.socket_path = child->socket_path;
 	options.label = command->n_text ? payload->text : child->name;
 	options.sq_entries = SQ_ENTRIES;

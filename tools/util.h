@@ -69,10 +69,9 @@ const char *kvt_age_text(uint64_t ns, char *buffer, size_t bytes);
 /** "1.5 GiB". */
 const char *kvt_size_text(uint64_t size_bytes, char *buffer, size_t bytes);
 
-struct kvt_client;
-
-/** `NAME`, `SALT/ADAPTER` or `#HEX` (the digest itself) to a digest. An empty text is the
- * namespace without salt and adapter. -EINVAL with a sentence in why. */
+/** A namespace as people name it: NAME (a cache salt), SALT/ADAPTER (either part may be empty:
+ * then the field is absent), or digest: and 32 hex digits as `kvtctl namespaces` shows them. An
+ * empty text is the plain namespace. -EINVAL with a sentence in why. */
 int kvt_namespace_parse(const char *text, uint64_t ret_digest[2], char *why, size_t why_bytes);
 
 #endif

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "tools/script_engine.h"
+
+#define TIMEOUT_NS 60000000000ll /* of one question, so that no script hangs for good */
+#define CLIENTS_AT_ONCE 64
+
+int kvt_script_observe_open(struct kvt_script *script, struct kvt_error *error)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+
+	options.socket_path = script->socket_path;
+	options.label = "kvtctl script";
+	options.flags = KVT_HELLO_OBSERVE;
+	options.timeout_ns = TIMEOUT_NS;
+	return kvt_client_connect(&script->observer, &options, error);
+}
+
+static void observe_close(struct kvt_script *script)
+{
+	if (script->observer)
+		kvt_client_abandon(script->observer);
+	script->observer = NULL;
+}
+
+static int ask_once(struct kvt_script *script, uint32_t what, uint64_t argument, uint64_t cursor,
+		    void *ret_records, size_t bytes, struct kvt_message_admin *ret_answer)
+{
+	struct kvt_message_admin request = { .what = what, .argument = argument,
+					     .cursor = cursor };
+	int rc;
+
+	if (!script->observer && kvt_script_observe_open(script, NULL))
+		return -ECONNRESET;
+	rc = kvt_admin(script->observer, &request, NULL, 0, ret_records, bytes);
+	if (ret_answer)
+		*ret_answer = request;
+	if (rc == -ECONNRESET || rc == -ETIMEDOUT)
+		observe_close(script);
+	return rc;
+}
+
+/* The daemon may have been restarted between two lines: the connection says so once. */
+static int ask(struct kvt_script *script, uint32_t what, uint64_t argument, uint64_t cursor,
+	       void *ret_records, size_t bytes, struct kvt_message_admin *ret_answer)
+{
+	int rc = ask_once(script, what, argument, cursor, ret_records, bytes, ret_answer);
+
+	if (rc == -ECONNRESET)
+		rc = ask_once(script, what, argument, cursor, ret_records, bytes, ret_answer);
+	return rc;
+}
+
+int kvt_script_admin(struct kvt_script *script, uint32_t what, uint64_t argument,
+		     void *ret_records, size_t bytes, struct kvt_message_admin *ret_answer)
+{
+	return ask(script, what, argument, 0, ret_records, bytes, ret_answer);
+}
+
+int kvt_script_settled(struct kvt_script *script, struct kvt_admin_status *ret_status)
+{
+	int rc = ask(script, KVT_ADMIN_SETTLED, 0, 0, ret_status, sizeof(*ret_status), NULL);
+
+	return rc < 0 ? rc : rc == 1 ? 0 : -EPROTO;
+}
+
+/* Signs of a session: 1 and the signs, 0 when it is gone. */
+static int session_signs(struct kvt_script *script, uint32_t session, uint32_t *ret_signs)
+{
+	struct kvt_admin_client clients[CLIENTS_AT_ONCE];
+	struct kvt_message_admin answer = { .cursor = 0 };
+	int n;
+
+	do {
+		n = ask(script, KVT_ADMIN_CLIENTS, 0, answer.cursor, clients, sizeof(clients),
+			&answer);
+		for (int i = 0; i < n; i++) {
+			if (clients[i].session != session)
+				continue;
+			*ret_signs = clients[i].signs;
+			return clients[i].state != KVT_SESSION_FREE;
+		}
+	} while (n >= 0 && answer.cursor);
+	return n < 0 ? n : 0;
+}
+
+int kvt_script_ended(struct kvt_script *script, uint32_t session, bool exited)
+{
+	int rc = ask(script, KVT_ADMIN_ENDED, session, 0, NULL, 0, NULL);
+	time_t give_up_s = time(NULL) + TIMEOUT_NS / 1000000000;
+	uint32_t signs = 0;
+
+	/* A dropped session has ended long before its process: nothing to wait on says when the
+	 * daemon has seen that, so ask until it has. */
+	while (rc >= 0 && exited) {
+		rc = session_signs(script, session, &signs);
+		if (rc <= 0 || signs & KVT_SIGN_EXITED)
+			break;
+		if (time(NULL) > give_up_s)
+			return -ETIMEDOUT;
+		sched_yield();
+	}
+	return rc < 0 ? rc : 0;
+}
