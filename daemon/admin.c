@@ -1,0 +1,512 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/daemon.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "shm/assert.h"
+
+/* Indices looked at for one page of an answer, so that a sparse table cannot hold up a turn. */
+#define SCAN_PER_PAGE 65536u
+#define PAYLOAD_BYTES (KVT_MESSAGE_MAX - sizeof(struct kvt_message_admin))
+
+/* An answer under construction in daemon->answer. */
+struct admin_answer {
+	struct kvt_message_admin *head;
+	uint8_t *payload;
+	size_t bytes; /* of payload */
+};
+
+static struct admin_answer answer_begin(struct kvt_daemon *daemon,
+					const struct kvt_message_admin *request)
+{
+	struct admin_answer answer = {
+		.head = (struct kvt_message_admin *)daemon->answer,
+		.payload = daemon->answer + sizeof(struct kvt_message_admin),
+	};
+
+	memset(answer.head, 0, sizeof(*answer.head));
+	answer.head->head = (struct kvt_message){ .magic = KVT_MESSAGE_MAGIC,
+						  .type = KVT_MSG_ADMIN,
+						  .version = KVT_ABI_MAJOR,
+						  .cookie = request->head.cookie };
+	answer.head->what = request->what;
+	answer.head->argument = request->argument;
+	return answer;
+}
+
+static void answer_send(struct kvt_daemon *daemon, struct kvt_connection *connection,
+			struct admin_answer *answer)
+{
+	size_t bytes = sizeof(struct kvt_message_admin) + answer->bytes;
+
+	KVT_ASSERT(bytes <= KVT_MESSAGE_MAX);
+	answer->head->head.bytes = (uint32_t)bytes;
+	kvt_control_send(daemon, connection, answer->head, bytes, NULL, 0);
+}
+
+static void answer_fail(struct admin_answer *answer, int error, const char *text)
+{
+	answer->head->head.result = error;
+	snprintf(answer->head->text, sizeof(answer->head->text), "%s", text);
+}
+
+static bool answer_add(struct admin_answer *answer, const void *record, size_t bytes)
+{
+	if (answer->bytes + bytes > PAYLOAD_BYTES)
+		return false;
+	memcpy(answer->payload + answer->bytes, record, bytes);
+	answer->bytes += bytes;
+	answer->head->count++;
+	answer->head->record_bytes = (uint32_t)bytes;
+	return true;
+}
+
+/* ---- STATUS */
+
+static int compare_bytes(const void *a, const void *b)
+{
+	return *(const uint8_t *)a - *(const uint8_t *)b;
+}
+
+static void path_percentiles(const struct kvt_daemon *daemon, struct kvt_admin_status *status)
+{
+	uint8_t sorted[KVT_PATH_SAMPLES];
+	uint32_t n = daemon->stats.n_path_nodes;
+
+	n = n < KVT_PATH_SAMPLES ? n : KVT_PATH_SAMPLES;
+	if (!n)
+		return;
+	memcpy(sorted, daemon->stats.path_nodes, n);
+	qsort(sorted, n, 1, compare_bytes);
+	status->path_nodes_p50 = sorted[(n - 1) / 2];
+	status->path_nodes_p99 = sorted[(n - 1) * 99 / 100];
+}
+
+static void fill_status(struct kvt_daemon *daemon, struct kvt_admin_status *status)
+{
+	const struct kvt_core_config *config = &daemon->core_config;
+	const struct kvt_arena_header *arena = kvt_core_arena(daemon->core);
+
+	memset(status, 0, sizeof(*status));
+	status->counters = *daemon->counters;
+	status->epoch = arena->epoch;
+	memcpy(status->instance, config->instance, sizeof(status->instance));
+	status->now_ns = daemon->now_ns;
+	status->started_ns = daemon->started_ns;
+	status->page_bytes = daemon->pool.page_bytes;
+	status->pool_bytes = daemon->pool.bytes;
+	status->arena_bytes = daemon->arena.bytes;
+	status->ledger_bytes = daemon->ledger.bytes;
+	status->page_size = config->page_size;
+	status->n_pages = config->n_pages;
+	status->n_slots = config->n_slots;
+	status->max_nodes = config->max_nodes;
+	status->policy = config->policy;
+	status->backend = daemon->pool.ops->backend;
+	status->disabled = config->disabled;
+	status->draining = daemon->draining;
+	path_percentiles(daemon, status);
+	kvt_core_describe_leases(daemon->core, daemon->now_ns, status);
+	status->sleeps = daemon->stats.sleeps;
+	status->spins = daemon->stats.spins;
+	status->turns = daemon->stats.turns;
+	status->daemon_pid = getpid();
+	memcpy(status->op_count, daemon->stats.op_count, sizeof(status->op_count));
+	memcpy(status->op_histogram, daemon->stats.op_histogram, sizeof(status->op_histogram));
+	memcpy(status->fingerprint, config->fingerprint, sizeof(status->fingerprint));
+}
+
+static void answer_status(struct kvt_daemon *daemon, struct admin_answer *answer)
+{
+	struct kvt_admin_status status;
+
+	fill_status(daemon, &status);
+	answer_add(answer, &status, sizeof(status));
+}
+
+/* ---- tables */
+
+static uint32_t waiting_entries(const struct kvt_session *session)
+{
+	uint32_t n;
+
+	if (!session->open)
+		return 0;
+	n = kvt_load_relaxed(&session->ring.header->sq_tail) - session->ring.sq_head;
+	return n <= session->ring.sq_mask + 1 ? n : 0;
+}
+
+static uint32_t unread_completions(const struct kvt_session *session)
+{
+	uint32_t n;
+
+	if (!session->open)
+		return 0;
+	n = session->ring.cq_tail - kvt_load_relaxed(&session->ring.header->cq_head);
+	return n <= session->ring.cq_mask + 1 ? n : 0;
+}
+
+static bool describe_client(const struct kvt_daemon *daemon, uint32_t index, void *record)
+{
+	const struct kvt_session_record *session = kvt_core_session(daemon->core, index);
+	const struct kvt_session *ours = &daemon->sessions[index];
+	struct kvt_admin_client *client = record;
+
+	if (session->state == KVT_SESSION_FREE)
+		return false;
+	*client = (struct kvt_admin_client){
+		.session = index,
+		.state = session->state,
+		.signs = session->signs,
+		.generation = session->generation,
+		.pid = session->pid,
+		.uid = session->uid,
+		.n_leases = session->n_leases,
+		.n_private = session->n_private,
+		.n_quarantined = session->n_quarantined,
+		.n_pending = session->n_pending,
+		.max_leases = session->max_leases,
+		.max_private_pages = session->max_private_pages,
+		.operations = session->operations,
+		.age_ns = daemon->now_ns - session->opened_ns,
+		.ended_age_ns = session->ended_ns ? daemon->now_ns - session->ended_ns : 0,
+		.sq_waiting = waiting_entries(ours),
+		.cq_waiting = unread_completions(ours),
+	};
+	memcpy(client->label, session->label, sizeof(client->label));
+	return true;
+}
+
+static bool describe_namespace(const struct kvt_daemon *daemon, uint32_t index, void *record)
+{
+	return kvt_core_describe_namespace(daemon->core, index, record);
+}
+
+static bool describe_node(const struct kvt_daemon *daemon, uint32_t index, void *record)
+{
+	return kvt_core_describe_node(daemon->core, index, daemon->now_ns, record);
+}
+
+typedef bool describe_fn(const struct kvt_daemon *daemon, uint32_t index, void *record);
+
+/* Records from `cursor` on, as many as fit. The answer may hold none and still go on: then a
+ * long empty stretch was passed. */
+static void answer_table(struct kvt_daemon *daemon, struct admin_answer *answer,
+			 const struct kvt_message_admin *request, describe_fn *describe,
+			 uint32_t end, size_t record_bytes)
+{
+	union {
+		struct kvt_admin_client client;
+		struct kvt_admin_namespace namespace;
+		struct kvt_admin_node node;
+	} record;
+	uint64_t at = request->cursor, last;
+
+	answer->head->total = end;
+	answer->head->record_bytes = (uint32_t)record_bytes;
+	if (at >= end)
+		return;
+	last = end - at > SCAN_PER_PAGE ? at + SCAN_PER_PAGE : end;
+	for (; at < last; at++) {
+		memset(&record, 0, sizeof(record));
+		if (describe(daemon, (uint32_t)at, &record) &&
+		    !answer_add(answer, &record, record_bytes))
+			break;
+	}
+	answer->head->cursor = at < end ? at : 0;
+}
+
+static void answer_page(struct kvt_daemon *daemon, struct admin_answer *answer,
+			const struct kvt_message_admin *request)
+{
+	struct kvt_admin_page page = { 0 };
+
+	if (request->argument >= daemon->core_config.n_pages ||
+	    !kvt_core_describe_page(daemon->core, (uint32_t)request->argument, &page))
+		answer_fail(answer, -EINVAL, "no such page");
+	else
+		answer_add(answer, &page, sizeof(page));
+}
+
+/* ---- AUDIT */
+
+static void audit_problem(void *context, const char *text)
+{
+	struct admin_answer *answer = context;
+	size_t n = strlen(text);
+
+	answer->head->total++;
+	if (answer->bytes + n + 1 > PAYLOAD_BYTES)
+		return;
+	memcpy(answer->payload + answer->bytes, text, n);
+	answer->payload[answer->bytes + n] = '\n';
+	answer->bytes += n + 1;
+	answer->head->count++;
+}
+
+static void answer_audit(struct kvt_daemon *daemon, struct admin_answer *answer)
+{
+	kvt_core_audit(daemon->core, audit_problem, answer);
+	answer->head->record_bytes = 1;
+	kvt_log(answer->head->total ? KVT_LOG_ERROR : KVT_LOG_INFO, "audit", "problems=%llu",
+		(unsigned long long)answer->head->total);
+}
+
+/* ---- changes */
+
+static void answer_remove(struct kvt_daemon *daemon, struct admin_answer *answer,
+			  const struct kvt_message_admin *request, const void *payload,
+			  size_t payload_bytes)
+{
+	uint32_t namespace_id;
+	bool removed = false;
+	int error;
+
+	if (payload_bytes % sizeof(uint32_t) ||
+	    payload_bytes / sizeof(uint32_t) != request->count) {
+		answer_fail(answer, -EINVAL, "count and the number of keys that follow differ");
+		return;
+	}
+	error = kvt_core_namespace_open(daemon->core, 0, request->digest, NULL, daemon->now_ns,
+					&namespace_id);
+	if (error) {
+		answer_fail(answer, error, "no such namespace");
+		return;
+	}
+	error = kvt_core_remove(daemon->core, namespace_id, payload, request->count,
+				daemon->now_ns, &removed);
+	if (error)
+		answer_fail(answer, error, "cannot remove: no tree node to split with, and all "
+			    "are locked; raise max_nodes");
+	answer->head->total = removed;
+}
+
+static void answer_fence(struct kvt_daemon *daemon, struct admin_answer *answer,
+			 const struct kvt_message_admin *request)
+{
+	uint64_t index = request->argument;
+	uint32_t state = KVT_SESSION_FREE;
+
+	if (index >= 1 && index <= daemon->core_config.max_sessions)
+		state = kvt_core_session(daemon->core, (uint32_t)index)->state;
+	if (state == KVT_SESSION_FREE)
+		answer_fail(answer, -ENOENT, "no such session");
+	else if (state == KVT_SESSION_OPEN || state == KVT_SESSION_CLOSING)
+		answer_fail(answer, -EBUSY, "the session is alive: fence only what is over");
+	else
+		kvt_session_fence(daemon, &daemon->sessions[index]);
+}
+
+static void answer_tick(struct kvt_daemon *daemon, struct admin_answer *answer,
+			const struct kvt_message_admin *request)
+{
+	if (!daemon->test_clock) {
+		answer_fail(answer, -EPERM, "the daemon runs on real time: start it with "
+			    "--test-clock");
+		return;
+	}
+	if (request->argument > UINT64_MAX / 2 - daemon->now_ns) {
+		answer_fail(answer, -ERANGE, "the test clock cannot go that far");
+		return;
+	}
+	daemon->now_ns += request->argument;
+	daemon->next_timer_ns = 0;
+	while (kvt_core_next_expiry_ns(daemon->core) <= daemon->now_ns &&
+	       kvt_core_work(daemon->core, 4096, false, daemon->now_ns))
+		continue;
+}
+
+/* ---- answers that wait */
+
+static bool is_ended(const struct kvt_daemon *daemon, uint64_t argument)
+{
+	const struct kvt_session_record *session =
+		kvt_core_session(daemon->core, (uint32_t)argument);
+	uint32_t generation = argument >> 32;
+
+	return session->state == KVT_SESSION_FREE || session->state == KVT_SESSION_DEAD ||
+	       (generation && generation != session->generation);
+}
+
+/* Whether a waiting request can be answered now, and if so does. */
+static bool answer_when_true(struct kvt_daemon *daemon, struct kvt_connection *connection,
+			     const struct kvt_message_admin *request)
+{
+	struct admin_answer answer;
+
+	if (request->what == KVT_ADMIN_SETTLED ? kvt_core_unsettled(daemon->core)
+					       : !is_ended(daemon, request->argument))
+		return false;
+	answer = answer_begin(daemon, request);
+	if (request->what == KVT_ADMIN_SETTLED)
+		answer_status(daemon, &answer);
+	answer_send(daemon, connection, &answer);
+	return true;
+}
+
+static void wait_or_answer(struct kvt_daemon *daemon, struct kvt_connection *connection,
+			   const struct kvt_message_admin *request)
+{
+	uint32_t session = (uint32_t)request->argument;
+
+	if (request->what == KVT_ADMIN_ENDED &&
+	    (session < 1 || session > daemon->core_config.max_sessions)) {
+		struct admin_answer answer = answer_begin(daemon, request);
+
+		answer_fail(&answer, -EINVAL, "no such session");
+		answer_send(daemon, connection, &answer);
+		return;
+	}
+	if (answer_when_true(daemon, connection, request))
+		return;
+	connection->request = *request;
+	connection->waiting = true;
+	daemon->waiters = true;
+}
+
+void kvt_admin_wake(struct kvt_daemon *daemon)
+{
+	bool left = false;
+
+	for (uint32_t i = 0; i < daemon->n_connections; i++) {
+		struct kvt_connection *connection = &daemon->connections[i];
+		struct kvt_message_admin request;
+
+		if (!connection->waiting)
+			continue;
+		request = connection->request;
+		if (!answer_when_true(daemon, connection, &request)) {
+			left = true;
+			continue;
+		}
+		if (connection->fd < 0)
+			continue; /* dropped: nobody read */
+		connection->waiting = false;
+		/* The poll in flight looks only for the hang-up: replace it. */
+		kvt_loop_cancel(&daemon->loop, kvt_tag(KVT_TAG_CONNECTION, i,
+						       connection->generation));
+		connection->generation = ++daemon->generation;
+		connection->armed = false;
+		kvt_control_arm(daemon, connection);
+	}
+	daemon->waiters = left;
+	kvt_loop_flush(&daemon->loop);
+}
+
+/* ---- requests */
+
+static bool needs_privilege(const struct kvt_daemon *daemon, uint32_t what)
+{
+	switch (what) {
+	case KVT_ADMIN_AUDIT:
+	case KVT_ADMIN_EVICT:
+	case KVT_ADMIN_REMOVE:
+	case KVT_ADMIN_RESET:
+	case KVT_ADMIN_FENCE:
+		return true;
+	case KVT_ADMIN_NODES: /* shows keys, which such an instance hides from clients */
+		return !daemon->config.arena_visible;
+	default:
+		return false;
+	}
+}
+
+static void log_change(const struct kvt_connection *connection, const char *what,
+		       uint64_t argument, const struct admin_answer *answer)
+{
+	kvt_log(KVT_LOG_NOTICE, "admin", "what=%s argument=%llu pid=%d uid=%u result=%d total=%llu",
+		what, (unsigned long long)argument, (int)connection->peer.pid,
+		(unsigned int)connection->peer.uid, answer->head->head.result,
+		(unsigned long long)answer->head->total);
+}
+
+static void handle_change(struct kvt_daemon *daemon, struct kvt_connection *connection,
+			  const struct kvt_message_admin *request, const void *payload,
+			  size_t payload_bytes, struct admin_answer *answer)
+{
+	const char *what = "tick";
+
+	switch ((enum kvt_admin_what)request->what) {
+	case KVT_ADMIN_EVICT:
+		what = "evict";
+		answer->head->total = kvt_core_evict(
+			daemon->core,
+			request->argument < UINT32_MAX ? (uint32_t)request->argument : UINT32_MAX,
+			daemon->now_ns);
+		break;
+	case KVT_ADMIN_REMOVE:
+		what = "remove";
+		answer_remove(daemon, answer, request, payload, payload_bytes);
+		break;
+	case KVT_ADMIN_RESET:
+		what = "reset";
+		kvt_core_reset(daemon->core, daemon->now_ns);
+		break;
+	case KVT_ADMIN_FENCE:
+		what = "fence";
+		answer_fence(daemon, answer, request);
+		break;
+	default:
+		answer_tick(daemon, answer, request);
+		break;
+	}
+	daemon->compact_due = true;
+	daemon->sweep_due = true;
+	log_change(connection, what, request->argument, answer);
+}
+
+void kvt_admin_handle(struct kvt_daemon *daemon, struct kvt_connection *connection,
+		      const struct kvt_message_admin *request, const void *payload,
+		      size_t payload_bytes)
+{
+	const struct kvt_core_config *config = &daemon->core_config;
+	struct admin_answer answer = answer_begin(daemon, request);
+
+	if (needs_privilege(daemon, request->what) && !connection->peer.privileged) {
+		answer_fail(&answer, -EPERM, "needs uid 0, the daemon's uid or admin_group");
+		answer_send(daemon, connection, &answer);
+		return;
+	}
+	switch ((enum kvt_admin_what)request->what) {
+	case KVT_ADMIN_STATUS:
+		answer_status(daemon, &answer);
+		break;
+	case KVT_ADMIN_CLIENTS:
+		answer_table(daemon, &answer, request, describe_client, config->max_sessions + 1,
+			     sizeof(struct kvt_admin_client));
+		break;
+	case KVT_ADMIN_NAMESPACES:
+		answer_table(daemon, &answer, request, describe_namespace,
+			     config->max_namespaces + 1, sizeof(struct kvt_admin_namespace));
+		break;
+	case KVT_ADMIN_NODES:
+		answer_table(daemon, &answer, request, describe_node, config->max_nodes,
+			     sizeof(struct kvt_admin_node));
+		break;
+	case KVT_ADMIN_PAGE:
+		answer_page(daemon, &answer, request);
+		break;
+	case KVT_ADMIN_AUDIT:
+		answer_audit(daemon, &answer);
+		break;
+	case KVT_ADMIN_EVICT:
+	case KVT_ADMIN_REMOVE:
+	case KVT_ADMIN_RESET:
+	case KVT_ADMIN_FENCE:
+	case KVT_ADMIN_TICK:
+		handle_change(daemon, connection, request, payload, payload_bytes, &answer);
+		break;
+	case KVT_ADMIN_SETTLED:
+	case KVT_ADMIN_ENDED:
+		wait_or_answer(daemon, connection, request);
+		return;
+	default:
+		answer_fail(&answer, -EINVAL, "unknown request");
+		break;
+	}
+	answer_send(daemon, connection, &answer);
+}

@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+# kvtrunkd, and the unit tests of its parts.
+
+PROGRAMS += $(O)/kvtrunkd
+
+DAEMON_LIBS := -luring -linih -lbsd -lrt
+
+$(O)/kvtrunkd: $(DAEMON_OBJ) $(CORE_OBJ) $(SHM_OBJ)
+	$(CC) $(LDFLAGS_BASE) $^ $(DAEMON_LIBS) -o $@

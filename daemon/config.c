@@ -1,0 +1,695 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/config.h"
+
+#include <bsd/string.h>
+#include <ctype.h>
+#include <errno.h>
+#include <ini.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum option_type {
+	OPTION_TEXT,
+	OPTION_NUMBER,
+	OPTION_BYTES,
+	OPTION_BOOL,
+	OPTION_CHOICE,
+	OPTION_SHARE,
+	OPTION_MODE,
+};
+
+enum option_when { WHEN_START, WHEN_RELOAD };
+
+struct option_row {
+	const char *key;
+	enum option_type type;
+	const char *fallback;
+	int64_t minimum, maximum;
+	const char *choices;
+	enum option_when when;
+	const char *help;
+	size_t offset, size;
+};
+
+#define ROW(type, key, fallback, minimum, maximum, choices, when, help)                           \
+	{ #key, OPTION_##type, fallback, minimum, maximum, choices, WHEN_##when, help,            \
+	  offsetof(struct kvt_config, key), sizeof(((struct kvt_config *)0)->key) },
+
+static const struct option_row option_rows[] = { KVT_DAEMON_OPTIONS(ROW) };
+
+#define N_ROWS (sizeof(option_rows) / sizeof(option_rows[0]))
+
+static const char *type_name(enum option_type type)
+{
+	static const char *const names[] = { "text",   "number", "bytes", "yes|no",
+					     "choice", "share",  "mode" };
+
+	return names[type];
+}
+
+/* Flags are written with '-', file keys with '_': either is accepted in either place. */
+static bool key_equal(const char *a, const char *b, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (a[i] != b[i] && !(a[i] == '-' && b[i] == '_'))
+			return false;
+	return b[n] == '\0';
+}
+
+static const struct option_row *row_find(const char *key, size_t n)
+{
+	for (size_t i = 0; i < N_ROWS; i++)
+		if (key_equal(key, option_rows[i].key, n))
+			return &option_rows[i];
+	return NULL;
+}
+
+static size_t edit_distance(const char *a, const char *b)
+{
+	size_t row[64], n = strlen(b);
+
+	if (n >= 63)
+		return n;
+	for (size_t j = 0; j <= n; j++)
+		row[j] = j;
+	for (size_t i = 1; a[i - 1]; i++) {
+		size_t diagonal = row[0];
+
+		row[0] = i;
+		for (size_t j = 1; j <= n; j++) {
+			size_t change = diagonal + (a[i - 1] != b[j - 1]);
+			size_t best = row[j] + 1 < row[j - 1] + 1 ? row[j] + 1 : row[j - 1] + 1;
+
+			diagonal = row[j];
+			row[j] = change < best ? change : best;
+		}
+	}
+	return row[n];
+}
+
+static int unknown_key(const char *place, const char *key, char why[KVT_WHY_BYTES])
+{
+	const char *nearest = NULL;
+	size_t least = 3;
+
+	for (size_t i = 0; i < N_ROWS; i++) {
+		size_t distance = edit_distance(key, option_rows[i].key);
+
+		if (distance < least) {
+			least = distance;
+			nearest = option_rows[i].key;
+		}
+	}
+	if (nearest)
+		snprintf(why, KVT_WHY_BYTES, "%s: unknown option '%.64s'; did you mean '%s'?",
+			 place, key, nearest);
+	else
+		snprintf(why, KVT_WHY_BYTES, "%s: unknown option '%.64s'; kvtrunkd --help lists "
+			 "all", place, key);
+	return -EINVAL;
+}
+
+/* What a row accepts, for error messages and the documentation. */
+static void row_allowed(const struct option_row *row, char *to, size_t size)
+{
+	switch (row->type) {
+	case OPTION_TEXT:
+		snprintf(to, size, "%lld to %lld characters", (long long)row->minimum,
+			 (long long)row->maximum);
+		break;
+	case OPTION_NUMBER:
+		snprintf(to, size, "%lld to %lld", (long long)row->minimum,
+			 (long long)row->maximum);
+		break;
+	case OPTION_BYTES:
+		snprintf(to, size, "%lld to %lld, suffix K, M, G or T", (long long)row->minimum,
+			 (long long)row->maximum);
+		break;
+	case OPTION_BOOL:
+		strlcpy(to, "yes or no", size);
+		break;
+	case OPTION_CHOICE:
+		strlcpy(to, row->choices, size);
+		break;
+	case OPTION_SHARE:
+		snprintf(to, size, "%lld to %lld, or 0%% to 100%%", (long long)row->minimum,
+			 (long long)row->maximum);
+		break;
+	case OPTION_MODE:
+		snprintf(to, size, "octal, %04llo to %04llo", (long long)row->minimum,
+			 (long long)row->maximum);
+		break;
+	}
+}
+
+static int bad_value(const struct option_row *row, const char *place, const char *value,
+		     char why[KVT_WHY_BYTES])
+{
+	char allowed[128];
+
+	row_allowed(row, allowed, sizeof(allowed));
+	snprintf(why, KVT_WHY_BYTES, "%s: option '%s' cannot be '%.80s'; allowed: %s", place,
+		 row->key, value, allowed);
+	return -EINVAL;
+}
+
+static bool parse_integer(const char *text, int base, int64_t *ret_value, const char **ret_end)
+{
+	char *end;
+	long long value;
+
+	if (!isdigit((unsigned char)text[text[0] == '-']))
+		return false;
+	errno = 0;
+	value = strtoll(text, &end, base);
+	if (errno || end == text)
+		return false;
+	*ret_value = value;
+	*ret_end = end;
+	return true;
+}
+
+/* Powers of 1,024. False if the suffix is unknown or the product does not fit. */
+static bool apply_suffix(const char *suffix, int64_t *value)
+{
+	static const char letters[] = "KMGT";
+	const char *letter;
+
+	if (!*suffix)
+		return true;
+	letter = strchr(letters, toupper((unsigned char)suffix[0]));
+	if (!letter || (suffix[1] && strcmp(suffix + 1, "iB") != 0 && strcmp(suffix + 1, "B") != 0))
+		return false;
+	for (const char *step = letters; step <= letter; step++)
+		if (__builtin_mul_overflow(*value, (int64_t)1024, value))
+			return false;
+	return true;
+}
+
+static bool parse_bool(const char *text, bool *ret_value)
+{
+	static const char *const words[][2] = {
+		{ "no", "yes" }, { "false", "true" }, { "off", "on" }, { "0", "1" }
+	};
+
+	for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
+		for (int side = 0; side < 2; side++)
+			if (strcmp(text, words[i][side]) == 0) {
+				*ret_value = side;
+				return true;
+			}
+	return false;
+}
+
+static bool parse_choice(const char *choices, const char *text, uint32_t *ret_index)
+{
+	size_t n = strlen(text);
+	uint32_t index = 0;
+
+	for (const char *at = choices; n; index++) {
+		const char *bar = strchrnul(at, '|');
+
+		if ((size_t)(bar - at) == n && memcmp(at, text, n) == 0) {
+			*ret_index = index;
+			return true;
+		}
+		if (!*bar)
+			break;
+		at = bar + 1;
+	}
+	return false;
+}
+
+static bool parse_share(const struct option_row *row, const char *text,
+			struct kvt_share *ret_share)
+{
+	const char *end;
+	int64_t value;
+
+	if (!parse_integer(text, 10, &value, &end))
+		return false;
+	if (strcmp(end, "%") == 0) {
+		if (value < 0 || value > 100)
+			return false;
+		*ret_share = (struct kvt_share){ value, 1 };
+		return true;
+	}
+	if (*end || value < row->minimum || value > row->maximum)
+		return false;
+	*ret_share = (struct kvt_share){ value, 0 };
+	return true;
+}
+
+static bool parse_number(const struct option_row *row, const char *text, int64_t *ret_value)
+{
+	const char *end;
+	int64_t value;
+
+	if (!parse_integer(text, row->type == OPTION_MODE ? 8 : 10, &value, &end))
+		return false;
+	if (row->type == OPTION_BYTES ? !apply_suffix(end, &value) : *end)
+		return false;
+	if (value < row->minimum || value > row->maximum)
+		return false;
+	*ret_value = value;
+	return true;
+}
+
+static int row_set(const struct option_row *row, struct kvt_config *config, const char *place,
+		   const char *value, char why[KVT_WHY_BYTES])
+{
+	void *field = (char *)config + row->offset;
+	size_t length = strlen(value);
+	bool good = false;
+
+	switch (row->type) {
+	case OPTION_TEXT:
+		good = (int64_t)length >= row->minimum && (int64_t)length <= row->maximum;
+		if (good) { /* to the end, so that equal texts are equal bytes */
+			memset(field, 0, row->size);
+			strlcpy(field, value, row->size);
+		}
+		break;
+	case OPTION_NUMBER:
+	case OPTION_BYTES:
+	case OPTION_MODE:
+		good = parse_number(row, value, field);
+		break;
+	case OPTION_BOOL:
+		good = parse_bool(value, field);
+		break;
+	case OPTION_CHOICE:
+		good = parse_choice(row->choices, value, field);
+		break;
+	case OPTION_SHARE:
+		good = parse_share(row, value, field);
+		break;
+	}
+	return good ? 0 : bad_value(row, place, value, why);
+}
+
+void kvt_config_init(struct kvt_config *config)
+{
+	char why[KVT_WHY_BYTES];
+
+	memset(config, 0, sizeof(*config));
+	for (size_t i = 0; i < N_ROWS; i++)
+		if (row_set(&option_rows[i], config, "default", option_rows[i].fallback, why) != 0)
+			abort(); /* a row of the table whose default it does not allow itself */
+}
+
+int kvt_config_set(struct kvt_config *config, const char *place, const char *key,
+		   const char *value, char why[KVT_WHY_BYTES])
+{
+	const struct option_row *row = row_find(key, strlen(key));
+
+	if (!row)
+		return unknown_key(place, key, why);
+	return row_set(row, config, place, value, why);
+}
+
+/* A file being read. libinih gives names and values; the lines themselves pass through our reader
+ * so that errors can name them and over-long ones are refused instead of cut in two. */
+struct file_state {
+	struct kvt_config *config;
+	FILE *file;
+	const char *path;
+	char *why;
+	int line;
+	int error;
+	bool continued; /* the current line starts with a blank: more of the value before */
+	char place[300];
+	const struct option_row *last; /* that the file has set */
+};
+
+static int file_fail(struct file_state *state, const char *text)
+{
+	if (!state->error) {
+		snprintf(state->why, KVT_WHY_BYTES, "%.200s:%d: %s", state->path, state->line,
+			 text);
+		state->error = -EINVAL;
+	}
+	return 0;
+}
+
+static char *file_reader(char *to, int size, void *context)
+{
+	struct file_state *state = context;
+	size_t n;
+
+	if (state->error || !fgets(to, size, state->file))
+		return NULL;
+	state->line++;
+	state->continued = to[0] == ' ' || to[0] == '\t';
+	n = strlen(to);
+	if (n + 1 == (size_t)size && to[n - 1] != '\n' && !feof(state->file)) {
+		file_fail(state, "line too long (at most 198 bytes); a text can go on in a next "
+				 "line that starts with a blank");
+		return NULL;
+	}
+	return to;
+}
+
+/* More of a text. */
+static int file_append(struct file_state *state, const struct option_row *row, const char *more)
+{
+	char text[2 * KVT_CONFIG_TEXT_BYTES];
+
+	if (row->type != OPTION_TEXT)
+		return file_fail(state, "only a text can go on in a second line");
+	snprintf(text, sizeof(text), "%s%s", (const char *)state->config + row->offset, more);
+	state->error = row_set(row, state->config, state->place, text, state->why);
+	return !state->error;
+}
+
+static int file_handler(void *context, const char *section, const char *name, const char *value)
+{
+	struct file_state *state = context;
+	const struct option_row *row = row_find(name, strlen(name));
+
+	if (state->error)
+		return 0;
+	snprintf(state->place, sizeof(state->place), "%.200s:%d", state->path, state->line);
+	if (*section && strcmp(section, "kvtrunkd") != 0)
+		return file_fail(state, "unknown section; options stand in [kvtrunkd] or in none");
+	if (!row) {
+		state->error = unknown_key(state->place, name, state->why);
+		return 0;
+	}
+	/* libinih calls again with the name before for a line that starts with a blank. */
+	if (state->continued && state->last == row)
+		return file_append(state, row, value);
+	state->last = row;
+	state->error = row_set(row, state->config, state->place, value, state->why);
+	return !state->error;
+}
+
+int kvt_config_load(struct kvt_config *config, const char *path, char why[KVT_WHY_BYTES])
+{
+	struct file_state state = { .config = config, .path = path, .why = why };
+	int line;
+
+	state.file = fopen(path, "re");
+	if (!state.file) {
+		int error = -errno;
+
+		snprintf(why, KVT_WHY_BYTES, "cannot read config file %.200s: %s", path,
+			 strerror(-error));
+		return error;
+	}
+	line = ini_parse_stream(file_reader, &state, file_handler, &state);
+	if (!state.error && ferror(state.file)) {
+		snprintf(why, KVT_WHY_BYTES, "cannot read config file %.200s: read error", path);
+		state.error = -EIO;
+	}
+	if (!state.error && line != 0) {
+		state.line = line;
+		file_fail(&state, "not a line of the form 'key = value', '[kvtrunkd]' or "
+				  "'# comment'");
+	}
+	fclose(state.file);
+	return state.error;
+}
+
+/* What no single option can tell. */
+static int config_check(struct kvt_config *config, char why[KVT_WHY_BYTES])
+{
+	int64_t pages = config->n_pages, bytes;
+
+	for (const char *c = config->instance; *c; c++)
+		if (!isalnum((unsigned char)*c) && !strchr("._-", *c)) {
+			snprintf(why, KVT_WHY_BYTES, "option 'instance' cannot be '%s'; allowed: "
+				 "letters, digits, '.', '_' and '-'", config->instance);
+			return -EINVAL;
+		}
+	if (config->page_size & (config->page_size - 1)) {
+		snprintf(why, KVT_WHY_BYTES, "option 'page_size' cannot be %lld; allowed: a power "
+			 "of two from 1 to 256", (long long)config->page_size);
+		return -EINVAL;
+	}
+	if (!pages)
+		pages = config->pool_bytes / config->page_bytes;
+	if (pages < 2 || pages > 1ll << 30) {
+		snprintf(why, KVT_WHY_BYTES, "the pool would have %lld pages; it needs 2 to %lld: "
+			 "change n_pages, or pool_bytes (%lld) and page_bytes (%lld)",
+			 (long long)pages, 1ll << 30, (long long)config->pool_bytes,
+			 (long long)config->page_bytes);
+		return -EINVAL;
+	}
+	if (__builtin_mul_overflow(pages, config->page_bytes, &bytes) || bytes > 1ll << 48) {
+		snprintf(why, KVT_WHY_BYTES, "%lld pages of %lld bytes are more than %lld bytes: "
+			 "lower n_pages or page_bytes", (long long)pages,
+			 (long long)config->page_bytes, 1ll << 48);
+		return -EINVAL;
+	}
+	if (!*config->socket_path &&
+	    strlen(config->runtime_dir) + strlen(config->instance) + 7 > 108) {
+		snprintf(why, KVT_WHY_BYTES, "RUNTIME_DIR/INSTANCE.sock is longer than the 107 "
+			 "bytes of a socket name: set socket_path");
+		return -EINVAL;
+	}
+	return 0;
+}
+
+static bool flag_is(const char *argument, const char *name)
+{
+	return strcmp(argument, name) == 0;
+}
+
+/* One argument that is an option of the table. Returns how many arguments it took. */
+static int flag_option(struct kvt_config *config, int left, char **argv, char why[KVT_WHY_BYTES])
+{
+	const char *name = argv[0] + 2, *equals = strchrnul(name, '=');
+	const struct option_row *row = row_find(name, (size_t)(equals - name));
+	const char *value = *equals ? equals + 1 : NULL;
+	char place[80];
+	int used = 1, error;
+
+	snprintf(place, sizeof(place), "%.*s", (int)(equals - argv[0]), argv[0]);
+	if (!row && !value && strncmp(name, "no-", 3) == 0) {
+		row = row_find(name + 3, strlen(name + 3));
+		value = "no";
+		if (row && row->type != OPTION_BOOL)
+			row = NULL;
+	}
+	if (!row) {
+		snprintf(place, sizeof(place), "%.*s", (int)(equals - name), name);
+		return unknown_key("command line", place, why);
+	}
+	if (!value && row->type == OPTION_BOOL) {
+		value = "yes";
+	} else if (!value) {
+		if (left < 2) {
+			snprintf(why, KVT_WHY_BYTES, "%s needs a value", place);
+			return -EINVAL;
+		}
+		value = argv[1];
+		used = 2;
+	}
+	error = row_set(row, config, place, value, why);
+	return error ? error : used;
+}
+
+/* --config FILE or --config=FILE, the last one. */
+static int find_config(int argc, char **argv, const char **ret_path, char why[KVT_WHY_BYTES])
+{
+	for (int i = 1; i < argc; i++) {
+		if (strncmp(argv[i], "--config=", 9) == 0) {
+			*ret_path = argv[i] + 9;
+		} else if (flag_is(argv[i], "--config") || flag_is(argv[i], "-c")) {
+			if (++i == argc) {
+				snprintf(why, KVT_WHY_BYTES, "--config needs a file name");
+				return -EINVAL;
+			}
+			*ret_path = argv[i];
+		}
+	}
+	return 0;
+}
+
+static int command_of(const char *argument)
+{
+	if (flag_is(argument, "--check-config"))
+		return KVT_COMMAND_CHECK;
+	if (flag_is(argument, "--help") || flag_is(argument, "-h"))
+		return KVT_COMMAND_HELP;
+	if (flag_is(argument, "--version"))
+		return KVT_COMMAND_VERSION;
+	if (flag_is(argument, "--dump-options"))
+		return KVT_COMMAND_DUMP;
+	return -1;
+}
+
+int kvt_config_parse(struct kvt_config *config, int argc, char **argv, char why[KVT_WHY_BYTES])
+{
+	const char *path = NULL;
+	int command = KVT_COMMAND_RUN, error;
+
+	kvt_config_init(config);
+	for (int i = 1; i < argc; i++) {
+		int other = command_of(argv[i]);
+
+		if (other == KVT_COMMAND_HELP || other == KVT_COMMAND_VERSION ||
+		    other == KVT_COMMAND_DUMP)
+			return other;
+	}
+	error = find_config(argc, argv, &path, why);
+	if (!error && path)
+		error = kvt_config_load(config, path, why);
+	for (int i = 1; i < argc && !error; i++) {
+		if (strncmp(argv[i], "--config=", 9) == 0)
+			continue;
+		if (flag_is(argv[i], "--config") || flag_is(argv[i], "-c")) {
+			i++;
+		} else if (command_of(argv[i]) >= 0) {
+			command = command_of(argv[i]);
+		} else if (strncmp(argv[i], "--", 2) != 0) {
+			snprintf(why, KVT_WHY_BYTES, "unexpected argument '%.80s'; options start "
+				 "with --", argv[i]);
+			return -EINVAL;
+		} else {
+			int used = flag_option(config, argc - i, argv + i, why);
+
+			if (used < 0)
+				return used;
+			i += used - 1;
+		}
+	}
+	if (!error)
+		error = config_check(config, why);
+	return error ? error : command;
+}
+
+void kvt_config_reload(struct kvt_config *config, const struct kvt_config *fresh,
+		       char ret_changed[KVT_WHY_BYTES], char ret_fixed[KVT_WHY_BYTES])
+{
+	ret_changed[0] = ret_fixed[0] = '\0';
+	for (size_t i = 0; i < N_ROWS; i++) {
+		const struct option_row *row = &option_rows[i];
+		char *list = row->when == WHEN_RELOAD ? ret_changed : ret_fixed;
+		char *field = (char *)config + row->offset;
+		const char *other = (const char *)fresh + row->offset;
+
+		/* Both were zeroed and set through the same function, so bytes decide. */
+		if (memcmp(field, other, row->size) == 0)
+			continue;
+		if (*list)
+			strlcat(list, " ", KVT_WHY_BYTES);
+		strlcat(list, row->key, KVT_WHY_BYTES);
+		if (row->when == WHEN_RELOAD)
+			memcpy(field, other, row->size);
+	}
+}
+
+const char *kvt_config_choice(const char *key, uint32_t index, char *to, size_t size)
+{
+	const struct option_row *row = row_find(key, strlen(key));
+	const char *at = row && row->choices ? row->choices : "";
+
+	while (index-- && *at) {
+		at = strchrnul(at, '|');
+		at += *at == '|';
+	}
+	snprintf(to, size, "%.*s", (int)(strchrnul(at, '|') - at), at);
+	return to;
+}
+
+const char *kvt_config_get(const struct kvt_config *config, const char *key, char *to,
+			   size_t size)
+{
+	const struct option_row *row = row_find(key, strlen(key));
+	const void *field;
+
+	to[0] = '\0';
+	if (!row)
+		return to;
+	field = (const char *)config + row->offset;
+	switch (row->type) {
+	case OPTION_TEXT:
+		strlcpy(to, field, size);
+		break;
+	case OPTION_NUMBER:
+	case OPTION_BYTES:
+		snprintf(to, size, "%lld", (long long)*(const int64_t *)field);
+		break;
+	case OPTION_MODE:
+		snprintf(to, size, "%04llo", (long long)*(const int64_t *)field);
+		break;
+	case OPTION_BOOL:
+		strlcpy(to, *(const bool *)field ? "yes" : "no", size);
+		break;
+	case OPTION_CHOICE:
+		kvt_config_choice(key, *(const uint32_t *)field, to, size);
+		break;
+	case OPTION_SHARE: {
+		const struct kvt_share *share = field;
+
+		snprintf(to, size, "%lld%s", (long long)share->value, share->percent ? "%" : "");
+		break;
+	}
+	}
+	return to;
+}
+
+/* Help text in lines of at most 78 columns, indented. */
+static void print_wrapped(FILE *to, const char *text)
+{
+	size_t column = 0;
+
+	while (*text) {
+		size_t n = strcspn(text, " ");
+
+		if (column && column + 1 + n > 70) {
+			fputc('\n', to);
+			column = 0;
+		}
+		fprintf(to, "%s%.*s", column ? " " : "        ", (int)n, text);
+		column += n + 1;
+		text += n + (text[n] == ' ');
+	}
+	fputc('\n', to);
+}
+
+void kvt_config_help(FILE *to)
+{
+	char allowed[128];
+
+	fprintf(to,
+		"Usage: kvtrunkd [--config FILE] [--OPTION=VALUE | --OPTION VALUE]...\n"
+		"Share the KV cache of LLM inference between the processes of this host.\n\n"
+		"  -c, --config FILE   read options from FILE (see kvtrunkd.conf(5))\n"
+		"  --check-config      say whether the configuration is good, and exit\n"
+		"  --dump-options      print the table of options, and exit\n"
+		"  --version           print the version, and exit\n"
+		"  -h, --help          print this, and exit\n\n"
+		"Options, also accepted in the file as 'key = value' (there with _ for -). Those\n"
+		"marked * are taken over on SIGHUP.\n\n");
+	for (size_t i = 0; i < N_ROWS; i++) {
+		const struct option_row *row = &option_rows[i];
+		char flag[64];
+
+		strlcpy(flag, row->key, sizeof(flag));
+		for (char *c = flag; *c; c++)
+			if (*c == '_')
+				*c = '-';
+		row_allowed(row, allowed, sizeof(allowed));
+		fprintf(to, "  --%s%s (%s; default %s)\n", flag,
+			row->when == WHEN_RELOAD ? " *" : "", allowed,
+			*row->fallback ? row->fallback : "empty");
+		print_wrapped(to, row->help);
+	}
+}
+
+void kvt_config_dump(FILE *to)
+{
+	char allowed[128];
+
+	for (size_t i = 0; i < N_ROWS; i++) {
+		const struct option_row *row = &option_rows[i];
+
+		row_allowed(row, allowed, sizeof(allowed));
+		fprintf(to, "%s\t%s\t%s\t%s\t%s\t%s\n", row->key, type_name(row->type),
+			row->fallback, allowed, row->when == WHEN_RELOAD ? "reload" : "start",
+			row->help);
+	}
+}

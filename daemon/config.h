@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_DAEMON_CONFIG_H
+#define KVT_DAEMON_CONFIG_H
+
+/**
+ * @file config.h
+ * Configuration: defaults, then the file, then flags, all through the table in options.h.
+ *
+ * Functions that can fail take `why`, a buffer of KVT_WHY_BYTES: on failure it holds one sentence
+ * with place, key, what was given and what is allowed.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "daemon/options.h"
+
+#define KVT_WHY_BYTES 512
+#define KVT_CONFIG_TEXT_BYTES 256
+
+/** A number, or hundredths of the pool. */
+struct kvt_share {
+	int64_t value;
+	int64_t percent; /* 1: `value` is per cent (no padding: reload compares bytes) */
+};
+
+#define KVT_FIELD_TEXT(key) char key[KVT_CONFIG_TEXT_BYTES];
+#define KVT_FIELD_NUMBER(key) int64_t key;
+#define KVT_FIELD_BYTES(key) int64_t key;
+#define KVT_FIELD_BOOL(key) bool key;
+#define KVT_FIELD_CHOICE(key) uint32_t key; /* index into its choices */
+#define KVT_FIELD_SHARE(key) struct kvt_share key;
+#define KVT_FIELD_MODE(key) int64_t key;
+#define KVT_FIELD(type, key, fallback, minimum, maximum, choices, when, help) KVT_FIELD_##type(key)
+
+struct kvt_config {
+	KVT_DAEMON_OPTIONS(KVT_FIELD)
+};
+
+enum kvt_hugepages { KVT_HUGEPAGES_AUTO = 0, KVT_HUGEPAGES_NO = 1, KVT_HUGEPAGES_REQUIRE = 2 };
+
+/** What the command line asks for. */
+enum kvt_command {
+	KVT_COMMAND_RUN = 0,
+	KVT_COMMAND_CHECK,
+	KVT_COMMAND_HELP,
+	KVT_COMMAND_VERSION,
+	KVT_COMMAND_DUMP,
+};
+
+void kvt_config_init(struct kvt_config *config);
+
+/** Set one option from text. `place` stands in front of the error: "FILE:12" or "--policy". */
+int kvt_config_set(struct kvt_config *config, const char *place, const char *key,
+		   const char *value, char why[KVT_WHY_BYTES]);
+
+/** Read a file. Keys may stand in a section [kvtrunkd] or in none. */
+int kvt_config_load(struct kvt_config *config, const char *path, char why[KVT_WHY_BYTES]);
+
+/** Defaults, --config's file and flags together, and what is wrong between options. Returns the
+ * command, or a negative errno with `why`. */
+int kvt_config_parse(struct kvt_config *config, int argc, char **argv, char why[KVT_WHY_BYTES]);
+
+/** Take over what may change while running. `ret_fixed` gets the names of options that differ and
+ * need a restart, separated by blanks; `ret_changed` of those that were taken over. */
+void kvt_config_reload(struct kvt_config *config, const struct kvt_config *fresh,
+		       char ret_changed[KVT_WHY_BYTES], char ret_fixed[KVT_WHY_BYTES]);
+
+/** The value as it would stand in a file. */
+const char *kvt_config_get(const struct kvt_config *config, const char *key, char *to,
+			   size_t size);
+
+/** Name of a choice, e.g. kvt_config_choice("policy", 0) is "lru". */
+const char *kvt_config_choice(const char *key, uint32_t index, char *to, size_t size);
+
+void kvt_config_help(FILE *to);
+/** One line an option: key TAB type TAB default TAB allowed TAB start|reload TAB help. */
+void kvt_config_dump(FILE *to);
+
+#endif

@@ -1,0 +1,512 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/daemon.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <bsd/string.h>
+
+#include "shm/assert.h"
+
+#define MESSAGES_PER_EVENT 16
+
+/* ---- slots */
+
+static uint32_t slot_of(const struct kvt_daemon *daemon, const struct kvt_connection *connection)
+{
+	return (uint32_t)(connection - daemon->connections);
+}
+
+static void forget_kind(struct kvt_daemon *daemon, const struct kvt_connection *connection)
+{
+	if (connection->state == KVT_CONNECTION_HALF_OPEN)
+		daemon->n_half_open--;
+	else if (connection->state == KVT_CONNECTION_OBSERVER)
+		daemon->n_observers--;
+}
+
+void kvt_control_drop(struct kvt_daemon *daemon, struct kvt_connection *connection)
+{
+	uint32_t session = connection->session;
+
+	if (connection->fd < 0)
+		return;
+	/* shutdown() completes our poll, which otherwise would hold the socket open. */
+	shutdown(connection->fd, SHUT_RDWR);
+	close(connection->fd);
+	forget_kind(daemon, connection);
+	*connection = (struct kvt_connection){ .fd = -1, .generation = ++daemon->generation };
+	daemon->free_connections[daemon->n_free_connections++] = slot_of(daemon, connection);
+	if (session)
+		kvt_session_hangup(daemon, &daemon->sessions[session]);
+}
+
+static void drop_oldest_half_open(struct kvt_daemon *daemon)
+{
+	struct kvt_connection *oldest = NULL;
+
+	for (uint32_t i = 0; i < daemon->n_connections; i++) {
+		struct kvt_connection *connection = &daemon->connections[i];
+
+		if (connection->state == KVT_CONNECTION_HALF_OPEN &&
+		    (!oldest || connection->accepted_ns < oldest->accepted_ns))
+			oldest = connection;
+	}
+	KVT_ASSERT(oldest != NULL);
+	kvt_log_limited(&daemon->client_log, daemon->real_ns, KVT_LOG_WARNING, "half_open_dropped",
+			"pid=%d why=\"more than max_half_open=%lld connections without a first "
+			"message\"", (int)oldest->peer.pid,
+			(long long)daemon->config.max_half_open);
+	kvt_control_drop(daemon, oldest);
+}
+
+void kvt_control_accepted(struct kvt_daemon *daemon, int fd)
+{
+	struct kvt_connection *connection;
+	struct kvt_peer peer;
+	int on = 1;
+
+	daemon->stats.accepted++;
+	/* The kernel then says with each message which process sent it. */
+	if (kvt_peer_read(fd, daemon->admin_gid, &peer) != 0 ||
+	    setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) != 0) {
+		close(fd);
+		return;
+	}
+	if (daemon->n_half_open >= (uint32_t)daemon->config.max_half_open)
+		drop_oldest_half_open(daemon);
+	KVT_ASSERT(daemon->n_free_connections > 0);
+	connection = &daemon->connections[daemon->free_connections[--daemon->n_free_connections]];
+	*connection = (struct kvt_connection){
+		.state = KVT_CONNECTION_HALF_OPEN,
+		.fd = fd,
+		.generation = ++daemon->generation,
+		.peer = peer,
+		.accepted_ns = daemon->real_ns,
+		.accepted_boot_ns = kvt_peer_boot_ns(),
+	};
+	daemon->n_half_open++;
+	daemon->next_timer_ns = 0;
+	kvt_control_arm(daemon, connection);
+}
+
+void kvt_control_arm(struct kvt_daemon *daemon, struct kvt_connection *connection)
+{
+	uint32_t events = POLLRDHUP;
+
+	if (connection->armed)
+		return;
+	if (!connection->waiting && connection->state != KVT_CONNECTION_OVER)
+		events |= POLLIN;
+	kvt_loop_poll(&daemon->loop, connection->fd, events,
+		      kvt_tag(KVT_TAG_CONNECTION, slot_of(daemon, connection),
+			      connection->generation));
+	connection->armed = true;
+}
+
+/* ---- sending */
+
+bool kvt_control_send(struct kvt_daemon *daemon, struct kvt_connection *connection,
+		      const void *message, size_t bytes, const int *fds, uint32_t n_fds)
+{
+	union {
+		struct cmsghdr header;
+		char bytes[CMSG_SPACE(sizeof(int) * (4 + KVT_POOL_MAX_SLABS))];
+	} control = { 0 };
+	struct iovec part = { .iov_base = (void *)message, .iov_len = bytes };
+	struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1 };
+
+	if (n_fds) {
+		header.msg_control = &control;
+		header.msg_controllen = CMSG_SPACE(sizeof(int) * n_fds);
+		control.header.cmsg_level = SOL_SOCKET;
+		control.header.cmsg_type = SCM_RIGHTS;
+		control.header.cmsg_len = CMSG_LEN(sizeof(int) * n_fds);
+		memcpy(CMSG_DATA(&control.header), fds, sizeof(int) * n_fds);
+	}
+	if (sendmsg(connection->fd, &header, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)bytes)
+		return true;
+	kvt_log_limited(&daemon->client_log, daemon->real_ns, KVT_LOG_WARNING, "send_failed",
+			"pid=%d error=\"%s\" why=\"%s\"", (int)connection->peer.pid,
+			strerror(errno), errno == EAGAIN ? "the client does not read its socket"
+							 : "the client is gone");
+	if (connection->state == KVT_CONNECTION_SESSION)
+		kvt_session_kill(daemon, &daemon->sessions[connection->session], -ECOMM,
+				 "the control socket is not read: the session is over");
+	else if (connection->state != KVT_CONNECTION_OVER)
+		kvt_control_drop(daemon, connection);
+	return false;
+}
+
+static void fill_head(struct kvt_message *head, uint16_t type, size_t bytes, int result,
+		      uint64_t cookie)
+{
+	*head = (struct kvt_message){
+		.magic = KVT_MESSAGE_MAGIC,
+		.type = type,
+		.version = KVT_ABI_MAJOR,
+		.bytes = (uint32_t)bytes,
+		.result = result,
+		.cookie = cookie,
+	};
+}
+
+bool kvt_control_say(struct kvt_daemon *daemon, struct kvt_connection *connection, uint16_t type,
+		     uint64_t cookie, int error, const char *text)
+{
+	struct kvt_message_refused message = { 0 };
+
+	fill_head(&message.head, type, sizeof(message), error, cookie);
+	strlcpy(message.text, text, sizeof(message.text));
+	return kvt_control_send(daemon, connection, &message, sizeof(message), NULL, 0);
+}
+
+/* A HELLO that cannot be granted. The connection ends: the next try is a new one. */
+static void refuse(struct kvt_daemon *daemon, struct kvt_connection *connection, uint64_t cookie,
+		   int error, const char *text)
+{
+	daemon->stats.refused++;
+	kvt_log_limited(&daemon->client_log, daemon->real_ns, KVT_LOG_NOTICE, "refused",
+			"pid=%d uid=%u error=%d why=\"%s\"", (int)connection->peer.pid,
+			(unsigned int)connection->peer.uid, error, text);
+	if (kvt_control_say(daemon, connection, KVT_MSG_REFUSED, cookie, error, text))
+		kvt_control_drop(daemon, connection);
+}
+
+/* A message that no honest client sends. */
+static void malformed(struct kvt_daemon *daemon, struct kvt_connection *connection,
+		      const char *text)
+{
+	if (connection->state == KVT_CONNECTION_SESSION)
+		kvt_session_kill(daemon, &daemon->sessions[connection->session], -EPROTO, text);
+	else
+		refuse(daemon, connection, 0, -EPROTO, text);
+}
+
+/* ---- HELLO */
+
+/* What differs between the client's geometry and ours, in words; false if nothing does. */
+static bool geometry_differs(const struct kvt_daemon *daemon,
+			     const struct kvt_message_hello *hello, char *text, size_t size)
+{
+	const struct kvt_core_config *ours = &daemon->core_config;
+	char theirs[KVT_FINGERPRINT_BYTES], mine[KVT_FINGERPRINT_BYTES];
+
+	if (hello->fingerprint[0] &&
+	    strncmp(hello->fingerprint, ours->fingerprint, KVT_FINGERPRINT_BYTES) != 0) {
+		kvt_log_clean(theirs, 160, hello->fingerprint, KVT_FINGERPRINT_BYTES);
+		kvt_log_clean(mine, 160, ours->fingerprint, KVT_FINGERPRINT_BYTES);
+		snprintf(text, size, "geometry differs: fingerprint is '%.160s' here and '%.160s' "
+			 "there; connect to the instance of that model", mine, theirs);
+	} else if (hello->page_size && hello->page_size != ours->page_size) {
+		snprintf(text, size, "geometry differs: page_size is %u positions here and %u "
+			 "there", ours->page_size, hello->page_size);
+	} else if (hello->page_bytes && hello->page_bytes != daemon->pool.page_bytes) {
+		snprintf(text, size, "geometry differs: page_bytes is %llu here and %llu there",
+			 (unsigned long long)daemon->pool.page_bytes,
+			 (unsigned long long)hello->page_bytes);
+	} else if (hello->n_pages && hello->n_pages != ours->n_pages) {
+		snprintf(text, size, "geometry differs: n_pages is %u here and %u there",
+			 ours->n_pages, hello->n_pages);
+	} else {
+		return false;
+	}
+	return true;
+}
+
+/* Why this HELLO is refused: 0, or a negative errno with a text. */
+static int hello_check(struct kvt_daemon *daemon, const struct kvt_connection *connection,
+		       const struct kvt_message_hello *hello, char *text, size_t size)
+{
+	bool observe = hello->flags & KVT_HELLO_OBSERVE;
+
+	if (hello->abi_major != KVT_ABI_MAJOR) {
+		snprintf(text, size, "version differs: the daemon speaks ABI %u.%u, the client "
+			 "%u.%u: install libkvtrunk and kvtrunkd of one release", KVT_ABI_MAJOR,
+			 KVT_ABI_MINOR, hello->abi_major, hello->abi_minor);
+		return -EPROTO;
+	}
+	if (hello->layout != kvt_abi_layout()) {
+		snprintf(text, size, "layout differs: both speak ABI %u, but were built with other "
+			 "structures: install libkvtrunk and kvtrunkd of one build",
+			 KVT_ABI_MAJOR);
+		return -EPROTO;
+	}
+	if (hello->flags & ~(uint32_t)KVT_HELLO_OBSERVE) {
+		snprintf(text, size, "unknown flags 0x%x in HELLO", hello->flags);
+		return -EPROTO;
+	}
+	if (daemon->draining && !observe) {
+		snprintf(text, size, "the daemon is shutting down: try its successor");
+		return -ESHUTDOWN;
+	}
+	if (!kvt_peer_is_pid(connection->peer.pid, hello->pid)) {
+		snprintf(text, size, "HELLO comes from pid %d, but pid %d connected: a forked "
+			 "child must connect anew", hello->pid, (int)connection->peer.pid);
+		return -EPERM;
+	}
+	if (hello->secret[0] || hello->secret[1]) {
+		snprintf(text, size, "no session with this secret to resume: the daemon started "
+			 "anew; connect without one");
+		return -ESTALE;
+	}
+	if (geometry_differs(daemon, hello, text, size))
+		return -EINVAL;
+	if (observe && daemon->n_observers >= (uint32_t)daemon->config.max_observers) {
+		snprintf(text, size, "max_observers=%lld observers are connected: try later",
+			 (long long)daemon->config.max_observers);
+		return -EUSERS;
+	}
+	return 0;
+}
+
+static uint32_t power_of_two(uint64_t wish, uint64_t least, uint64_t most)
+{
+	uint64_t size = least;
+
+	while (size < wish && size < most)
+		size *= 2;
+	return (uint32_t)(size < most ? size : most);
+}
+
+/* The client's wishes within the daemon's limits. An area of a whole operation is the most that
+ * can be used at once, so a bit more than that is the most that makes sense. */
+static void hello_wish(const struct kvt_daemon *daemon, const struct kvt_message_hello *hello,
+		       struct kvt_session_wish *wish)
+{
+	uint64_t most = power_of_two((uint64_t)daemon->config.max_ring_entries, 8, 32768);
+	uint64_t area = (uint64_t)daemon->core_config.max_op_keys * 4;
+
+	wish->sq_entries = power_of_two(hello->sq_entries, 8, most);
+	wish->cq_entries = power_of_two(hello->cq_entries ? hello->cq_entries
+							  : 2ull * wish->sq_entries, 8, most);
+	wish->keys_count = hello->keys_count ? hello->keys_count : 1u << 20;
+	wish->list_count = hello->list_count ? hello->list_count : 1u << 18;
+	wish->keys_count = wish->keys_count < area ? wish->keys_count : area;
+	wish->list_count = wish->list_count < area ? wish->list_count : area;
+}
+
+static void fill_welcome(const struct kvt_daemon *daemon,
+			 const struct kvt_connection *connection,
+			 struct kvt_message_welcome *welcome)
+{
+	const struct kvt_core_config *config = &daemon->core_config;
+
+	welcome->page_size = config->page_size;
+	welcome->n_pages = config->n_pages;
+	welcome->page_bytes = daemon->pool.page_bytes;
+	welcome->pool_bytes = daemon->pool.bytes;
+	welcome->backend = daemon->pool.ops->backend;
+	welcome->n_slabs = daemon->pool.n_slabs;
+	welcome->arena_bytes = daemon->arena.bytes;
+	welcome->epoch = kvt_core_arena(daemon->core)->epoch;
+	memcpy(welcome->instance, config->instance, sizeof(welcome->instance));
+	welcome->max_leases = config->max_leases;
+	welcome->max_private_pages = config->max_private_pages;
+	welcome->policy = config->policy;
+	welcome->flags = (connection->peer.privileged ? 1u : 0u) |
+			 (config->disabled ? 2u : 0u) | (daemon->test_clock ? 4u : 0u);
+	welcome->daemon_pid = getpid();
+	memcpy(welcome->fingerprint, config->fingerprint, sizeof(welcome->fingerprint));
+}
+
+/* The arena for all, if it may be seen; the pool for those with a session. */
+static void add_shared(struct kvt_daemon *daemon, struct kvt_message_welcome *welcome, int *fds,
+		       uint32_t *n_fds)
+{
+	struct kvt_pool_export export;
+
+	if (daemon->config.arena_visible) {
+		welcome->fds |= KVT_FD_ARENA;
+		fds[(*n_fds)++] = daemon->arena_readonly;
+	}
+	if (!welcome->session || daemon->pool.ops->export(&daemon->pool, &export) != 0)
+		return;
+	if (export.n_fds)
+		welcome->fds |= KVT_FD_POOL;
+	for (uint32_t i = 0; i < export.n_fds; i++)
+		fds[(*n_fds)++] = export.fds[i];
+	memcpy(welcome->export_blob, export.blob, sizeof(welcome->export_blob));
+}
+
+static void hello_session(struct kvt_daemon *daemon, struct kvt_connection *connection,
+			  const struct kvt_message_hello *hello,
+			  struct kvt_message_welcome *welcome)
+{
+	int fds[3 + 1 + KVT_POOL_MAX_SLABS], error;
+	char label[KVT_LABEL_BYTES], text[KVT_TEXT_BYTES];
+	struct kvt_session_wish wish = { .label = label };
+	uint32_t n_fds = 3, session;
+	bool sent;
+
+	kvt_log_clean(label, sizeof(label), hello->label, KVT_LABEL_BYTES);
+	hello_wish(daemon, hello, &wish);
+	error = kvt_session_open(daemon, connection, &wish, welcome->secret, &session, fds, text,
+				 sizeof(text));
+	if (error) {
+		refuse(daemon, connection, hello->head.cookie, error, text);
+		return;
+	}
+	daemon->n_half_open--;
+	connection->state = KVT_CONNECTION_SESSION;
+	connection->session = session;
+	welcome->session = session;
+	welcome->fds = KVT_FD_SEGMENT | KVT_FD_DOORBELL | KVT_FD_COMPLETION;
+	welcome->segment_bytes = daemon->sessions[session].layout.bytes;
+	add_shared(daemon, welcome, fds, &n_fds);
+	kvt_log_limited(&daemon->client_log, daemon->real_ns, KVT_LOG_INFO, "session_open",
+			"session=%u pid=%d uid=%u label=\"%s\"", session,
+			(int)connection->peer.pid, (unsigned int)connection->peer.uid, label);
+	sent = kvt_control_send(daemon, connection, welcome, sizeof(*welcome), fds, n_fds);
+	(void)sent; /* if not, the session has ended with the connection */
+	close(fds[2]); /* the client's end of the completion pipe is the client's */
+}
+
+static void handle_hello(struct kvt_daemon *daemon, struct kvt_connection *connection,
+			 const struct kvt_message_hello *hello)
+{
+	struct kvt_message_welcome welcome = { 0 };
+	char text[KVT_TEXT_BYTES];
+	uint32_t n_fds = 0;
+	int fds[1], error;
+
+	error = hello_check(daemon, connection, hello, text, sizeof(text));
+	if (error) {
+		refuse(daemon, connection, hello->head.cookie, error, text);
+		return;
+	}
+	fill_welcome(daemon, connection, &welcome);
+	fill_head(&welcome.head, KVT_MSG_WELCOME, sizeof(welcome), 0, hello->head.cookie);
+	if (!(hello->flags & KVT_HELLO_OBSERVE)) {
+		hello_session(daemon, connection, hello, &welcome);
+		return;
+	}
+	daemon->n_half_open--;
+	daemon->n_observers++;
+	connection->state = KVT_CONNECTION_OBSERVER;
+	add_shared(daemon, &welcome, fds, &n_fds);
+	kvt_control_send(daemon, connection, &welcome, sizeof(welcome), fds, n_fds);
+}
+
+/* ---- NAMESPACE */
+
+static void handle_namespace(struct kvt_daemon *daemon, struct kvt_connection *connection,
+			     const struct kvt_message_namespace *request)
+{
+	struct kvt_message_namespace answer = *request;
+	uint32_t number = 0;
+	char label[KVT_LABEL_BYTES];
+	int error;
+
+	kvt_log_clean(label, sizeof(label), request->label, KVT_LABEL_BYTES);
+	error = kvt_core_namespace_open(daemon->core, connection->session, request->digest, label,
+					daemon->now_ns, &number);
+	fill_head(&answer.head, KVT_MSG_NAMESPACE, sizeof(answer), error, request->head.cookie);
+	answer.namespace_id = number;
+	answer.reserved = 0;
+	memset(answer.text, 0, sizeof(answer.text));
+	if (error == -ENOSPC)
+		snprintf(answer.text, sizeof(answer.text), "all max_namespaces=%u namespaces are "
+			 "open or hold keys: close some, or raise it",
+			 daemon->core_config.max_namespaces);
+	else if (error == -ENOENT)
+		snprintf(answer.text, sizeof(answer.text), "no such namespace");
+	else if (error)
+		snprintf(answer.text, sizeof(answer.text), "%s", strerror(-error));
+	kvt_control_send(daemon, connection, &answer, sizeof(answer), NULL, 0);
+}
+
+/* ---- receiving */
+
+static void dispatch(struct kvt_daemon *daemon, struct kvt_connection *connection, size_t bytes)
+{
+	const struct kvt_message *head = (const struct kvt_message *)daemon->message;
+
+	if (bytes < sizeof(*head) || head->magic != KVT_MESSAGE_MAGIC || head->bytes != bytes) {
+		malformed(daemon, connection, "not a kvtrunk message, or its length is wrong");
+	} else if (connection->state == KVT_CONNECTION_HALF_OPEN) {
+		if (head->type != KVT_MSG_HELLO)
+			malformed(daemon, connection, "the first message must be HELLO");
+		else if (bytes != sizeof(struct kvt_message_hello))
+			malformed(daemon, connection, "HELLO has another size here: install "
+				  "libkvtrunk and kvtrunkd of one release");
+		else
+			handle_hello(daemon, connection, (const void *)daemon->message);
+	} else if (head->type == KVT_MSG_NAMESPACE &&
+		   bytes == sizeof(struct kvt_message_namespace)) {
+		handle_namespace(daemon, connection, (const void *)daemon->message);
+	} else if (head->type == KVT_MSG_ADMIN && bytes >= sizeof(struct kvt_message_admin)) {
+		size_t header = sizeof(struct kvt_message_admin);
+
+		kvt_admin_handle(daemon, connection, (const void *)daemon->message,
+				 daemon->message + header, bytes - header);
+	} else {
+		malformed(daemon, connection, "unexpected message, or its size is wrong");
+	}
+}
+
+static bool hung_up(int fd)
+{
+	struct pollfd look = { .fd = fd, .events = POLLRDHUP };
+
+	return poll(&look, 1, 0) == 1;
+}
+
+enum take_result { TAKE_ONE, TAKE_NONE, TAKE_HANGUP };
+
+/* Take one message, if there is one. A descriptor that came with it has no room in our control
+ * buffer, so the kernel closes it and says that it cut something off. */
+static enum take_result take_message(struct kvt_daemon *daemon, struct kvt_connection *connection)
+{
+	union {
+		struct cmsghdr header;
+		char bytes[CMSG_SPACE(sizeof(struct ucred))];
+	} control;
+	struct iovec part = { .iov_base = daemon->message, .iov_len = KVT_MESSAGE_MAX };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
+				  .msg_controllen = sizeof(control) };
+	ssize_t n = recvmsg(connection->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	struct cmsghdr *extra;
+
+	if (n < 0)
+		return errno == EAGAIN || errno == EINTR ? TAKE_NONE : TAKE_HANGUP;
+	if (n == 0 && hung_up(connection->fd))
+		return TAKE_HANGUP;
+	extra = CMSG_FIRSTHDR(&message);
+	if (message.msg_flags & MSG_TRUNC) {
+		malformed(daemon, connection, "message larger than 65536 bytes");
+	} else if (message.msg_flags & MSG_CTRUNC) {
+		malformed(daemon, connection, "descriptors are not taken here");
+	} else if (extra && extra->cmsg_type == SCM_CREDENTIALS &&
+		   ((struct ucred *)CMSG_DATA(extra))->pid != connection->peer.pid) {
+		malformed(daemon, connection, "the sender is not the process that connected: a "
+			  "forked child must connect anew");
+	} else {
+		dispatch(daemon, connection, (size_t)n);
+	}
+	return TAKE_ONE;
+}
+
+void kvt_control_event(struct kvt_daemon *daemon, struct kvt_connection *connection,
+		       uint32_t revents)
+{
+	uint32_t generation = connection->generation;
+	enum take_result taken = TAKE_ONE;
+
+	connection->armed = false;
+	for (int i = 0; i < MESSAGES_PER_EVENT && taken == TAKE_ONE && (revents & POLLIN); i++) {
+		if (connection->waiting || connection->state == KVT_CONNECTION_OVER)
+			break;
+		taken = take_message(daemon, connection);
+		if (connection->generation != generation)
+			return; /* dropped meanwhile */
+	}
+	if (taken == TAKE_HANGUP || (revents & (POLLHUP | POLLRDHUP | POLLERR)))
+		kvt_control_drop(daemon, connection);
+	else
+		kvt_control_arm(daemon, connection);
+}

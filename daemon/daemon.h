@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_DAEMON_DAEMON_H
+#define KVT_DAEMON_DAEMON_H
+
+/**
+ * @file daemon.h
+ * The daemon around the core: its state, and what its files offer each other.
+ *
+ *     main.c       command line, signals' start, exit codes
+ *     start.c      memory, core, pool, socket: made at start, unmade at the end
+ *     turn.c       the loop: rings, fences, background work, spinning and sleeping
+ *     session.c    a session's segment, descriptors and end
+ *     control.c    connections and their messages
+ *     admin.c      what kvtctl asks
+ *     timers.c     everything that happens because time passed
+ *
+ * One thread. Everything is sized at start: connections and sessions are slots of fixed tables.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "daemon/config.h"
+#include "daemon/core/core.h"
+#include "daemon/log.h"
+#include "daemon/loop.h"
+#include "daemon/notify.h"
+#include "daemon/object.h"
+#if __has_include("daemon/oplog.h")
+#include "daemon/oplog.h"
+#else
+struct kvt_oplog;
+#define kvt_oplog_open(path, config, ret, why, size) (snprintf(why, size, "no log here"), -ENOTSUP)
+#define kvt_oplog_write(log, record) 0
+#define kvt_oplog_close(log) (void)0
+#endif
+#include "daemon/peer.h"
+#include "daemon/pool.h"
+#include "shm/ring.h"
+
+/** What an event of the loop is about; see kvt_tag(). */
+enum kvt_tag_kind {
+	KVT_TAG_NONE = 0, /* answers of withdrawals */
+	KVT_TAG_ACCEPT,
+	KVT_TAG_SIGNAL,
+	KVT_TAG_CONNECTION,
+	KVT_TAG_DOORBELL,
+	KVT_TAG_PROCESS,
+};
+
+/** kind, slot, and the slot's generation, so that an event for what was there before is known. */
+static inline uint64_t kvt_tag(enum kvt_tag_kind kind, uint32_t slot, uint32_t generation)
+{
+	return (uint64_t)kind << 56 | (uint64_t)(slot & 0xffffffu) << 32 | generation;
+}
+
+/** One client process as the daemon serves it. The slot number is the core's session index. The
+ * first two lines are what a turn looks at. */
+struct kvt_session {
+	struct kvt_ring_end ring;
+	uint32_t index;
+	uint32_t deferred; /* operations that wait for fences: each has a place in the CQ */
+	uint32_t max_deferred;
+	bool open;    /* entries are taken */
+	bool holding; /* `held` was taken from the ring and waits for a place to wait in */
+	bool doorbell_armed;
+	bool dying;   /* some sign was seen: no more entries, records until the core is done */
+	uint64_t waiting_since_ns; /* oldest deferred operation without progress */
+	struct kvt_sqe held;
+
+	uint32_t generation;
+	uint32_t connections; /* control sockets that have not hung up */
+	uint32_t processes;   /* that have not exited */
+	uint32_t connection;  /* slot of the control connection + 1, 0 = none */
+	int pidfd, doorbell, bell; /* -1 = none; bell: the write end of the completion pipe */
+	bool pidfd_armed;
+	bool quiet; /* the pool backend has agreed */
+	uint64_t quiet_again_ns;
+	uint64_t ended_ns;
+	pid_t pid;
+	struct kvt_object segment;
+	struct kvt_segment_layout layout;
+} KVT_ALIGNED(KVT_LINE);
+
+enum kvt_connection_state {
+	KVT_CONNECTION_FREE = 0,
+	KVT_CONNECTION_HALF_OPEN, /* no HELLO yet */
+	KVT_CONNECTION_OBSERVER,
+	KVT_CONNECTION_SESSION,
+	KVT_CONNECTION_OVER, /* its session ended; kept to see the hang-up */
+};
+
+struct kvt_connection {
+	enum kvt_connection_state state;
+	int fd;
+	uint32_t generation;
+	uint32_t session; /* 0 = none */
+	struct kvt_peer peer;
+	uint64_t accepted_ns; /* monotonic */
+	uint64_t accepted_boot_ns;
+	bool armed;
+	bool waiting; /* `request` is answered when it has become true */
+	struct kvt_message_admin request;
+};
+
+#define KVT_OP_KINDS 32
+#define KVT_PATH_SAMPLES 1024
+
+struct kvt_daemon_stats {
+	uint64_t sleeps, spins, turns;
+	uint64_t op_count[KVT_OP_KINDS];
+	uint64_t op_histogram[KVT_OP_KINDS][KVT_HISTOGRAM_BUCKETS];
+	uint8_t path_nodes[KVT_PATH_SAMPLES]; /* of recent BEGINs, 255 = that or more */
+	uint32_t n_path_nodes;
+	uint64_t refused, accepted;
+};
+
+struct kvt_daemon {
+	/* The turn's own. */
+	struct kvt_core *core;
+	const struct kvt_counters *counters;
+	struct kvt_session *sessions; /* [max_sessions + 1] */
+	uint32_t *served;             /* sessions whose rings are looked at */
+	uint32_t n_served;
+	uint32_t n_deferred;          /* operations that wait for fences, all sessions */
+	uint32_t n_dying;
+	bool sweep_due;               /* some dying session may be done with */
+	bool compact_due;
+	bool draining;
+	bool test_clock;
+	bool over;                    /* leave the loop */
+	bool waiters;                 /* some connection waits for an admin answer */
+	bool oplog_failed;
+	uint64_t now_ns;              /* the cache's clock */
+	uint64_t real_ns;             /* CLOCK_MONOTONIC, refreshed every few microseconds */
+	uint64_t clock_stamp, clock_interval; /* cycles */
+	uint64_t idle_since;          /* cycles; 0 = not idle */
+	uint64_t spin_cycles;         /* present budget; UINT64_MAX = for ever */
+	uint64_t spin_most_cycles;
+	uint64_t compact_after_cycles;
+	uint64_t cycles_per_us;
+	uint64_t units_per_cycle;     /* of the histograms' 64 ns, 32 bits after the point */
+	uint64_t next_timer_ns;
+	uint64_t stalled_since_ns;    /* some ring waits for room in its CQ; 0 = none */
+	struct kvt_loop loop;
+	struct kvt_daemon_stats stats;
+
+	struct kvt_config config;
+	int argc;
+	char **argv;
+	struct kvt_core_config core_config;
+	struct kvt_core_sizes sizes;
+	struct kvt_object arena, ledger;
+	int arena_readonly;
+	void *scratch;
+	struct kvt_pool pool;
+	struct kvt_lock_file lock;
+	struct kvt_notify notify;
+	struct kvt_oplog *oplog;
+	struct kvt_connection *connections;
+	uint32_t n_connections; /* slots */
+	uint32_t n_half_open, n_observers;
+	uint32_t *free_connections; /* stack of slots */
+	uint32_t n_free_connections;
+	int listen_fd, signal_fd;
+	bool listen_passed, listening, socket_made;
+	uint32_t generation; /* of slots, rising */
+	char socket_path[108];
+	gid_t admin_gid;
+	uint64_t started_ns, drain_until_ns, accept_again_ns;
+	uint64_t watchdog_at_ns, status_at_ns;
+	struct kvt_log_rate client_log;
+	uint8_t *message; /* KVT_MESSAGE_MAX bytes in, and as many out */
+	uint8_t *answer;
+};
+
+/* ---- start.c */
+
+/** Make everything and begin to listen. On failure everything made is undone and `why` tells. */
+int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);
+/** Tell clients, publish GONE, remove every object. */
+void kvt_daemon_stop(struct kvt_daemon *daemon);
+/** Take the reloadable options into the fields that the turn uses. */
+void kvt_daemon_apply(struct kvt_daemon *daemon);
+
+/* ---- turn.c */
+
+void kvt_daemon_run(struct kvt_daemon *daemon);
+/** Read the clocks now. */
+void kvt_daemon_clock(struct kvt_daemon *daemon);
+/** Core hook: a deferred operation took effect. */
+void kvt_daemon_complete(void *context, uint32_t session, const struct kvt_cqe *cqe);
+
+static inline uint64_t kvt_cycles(void)
+{
+#if defined(__x86_64__)
+	return __builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+	uint64_t value;
+
+	__asm__ volatile("mrs %0, cntvct_el0" : "=r"(value));
+	return value;
+#else
+#error "kvtrunkd needs a cycle counter: add one for this processor"
+#endif
+}
+
+/* ---- session.c */
+
+/** What a client asked for, checked and rounded. */
+struct kvt_session_wish {
+	uint32_t sq_entries, cq_entries;
+	uint64_t keys_count, list_count;
+	const char *label;
+};
+
+/** Open a session for the process behind `connection`. ret_fds: segment, doorbell, completion, in
+ * this order; the caller closes the last one (`ret_fds[2]`) after sending. */
+int kvt_session_open(struct kvt_daemon *daemon, struct kvt_connection *connection,
+		     const struct kvt_session_wish *wish, uint64_t secret[2],
+		     uint32_t *ret_session, int ret_fds[3], char *why, size_t why_size);
+/** The control socket hung up. */
+void kvt_session_hangup(struct kvt_daemon *daemon, struct kvt_session *session);
+/** The process exited. */
+void kvt_session_exited(struct kvt_daemon *daemon, struct kvt_session *session);
+/** End a session that broke the rules; `why` goes to the client and the log. */
+void kvt_session_kill(struct kvt_daemon *daemon, struct kvt_session *session, int error,
+		      const char *why);
+/** An operator says that nothing of it writes any more. */
+void kvt_session_fence(struct kvt_daemon *daemon, struct kvt_session *session);
+/** Release slots of sessions that the core is done with, and ask backends again. */
+void kvt_sessions_sweep(struct kvt_daemon *daemon);
+/** Say in the segment that the session is over and wake whoever waits there. */
+void kvt_session_say_gone(struct kvt_session *session, int error);
+/** Wake a client that sleeps on its completion descriptor. */
+void kvt_session_ring_bell(struct kvt_session *session);
+/** Unmap and close all that a slot holds. */
+void kvt_session_release(struct kvt_daemon *daemon, struct kvt_session *session);
+
+/* ---- control.c */
+
+void kvt_control_accepted(struct kvt_daemon *daemon, int fd);
+void kvt_control_event(struct kvt_daemon *daemon, struct kvt_connection *connection,
+		       uint32_t revents);
+/** Close and free the slot. Its session, if any, learns of the hang-up. */
+void kvt_control_drop(struct kvt_daemon *daemon, struct kvt_connection *connection);
+/** Send one message, never blocking. False: nobody reads at the other end, so the connection was
+ * dropped, or the session behind it ended. */
+bool kvt_control_send(struct kvt_daemon *daemon, struct kvt_connection *connection,
+		      const void *message, size_t bytes, const int *fds, uint32_t n_fds);
+/** Send GOODBYE or REFUSED with a text. */
+bool kvt_control_say(struct kvt_daemon *daemon, struct kvt_connection *connection, uint16_t type,
+		     uint64_t cookie, int error, const char *text);
+/** Arm the poll for what the connection waits for now. */
+void kvt_control_arm(struct kvt_daemon *daemon, struct kvt_connection *connection);
+
+/* ---- admin.c */
+
+void kvt_admin_handle(struct kvt_daemon *daemon, struct kvt_connection *connection,
+		      const struct kvt_message_admin *request, const void *payload,
+		      size_t payload_bytes);
+/** Answer those who wait for what may have become true. */
+void kvt_admin_wake(struct kvt_daemon *daemon);
+
+/* ---- timers.c */
+
+/** Do what is due, and compute when something is due next. */
+void kvt_timers_run(struct kvt_daemon *daemon);
+/** SIGTERM, SIGINT: begin to stop; a second one stops at once. SIGHUP: read the options again. */
+void kvt_signal_handle(struct kvt_daemon *daemon);
+/** Tell the service manager how things are. */
+void kvt_status_send(struct kvt_daemon *daemon);
+
+#endif

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_DAEMON_LOG_H
+#define KVT_DAEMON_LOG_H
+
+/**
+ * @file log.h
+ * One event, one line, key=value, to stderr.
+ *
+ * Under journald (JOURNAL_STREAM is set) a line starts with its priority as "<6>" and carries no
+ * time, because the journal has both; elsewhere it starts with the time and the level's name.
+ * Writing never blocks the loop: a line that stderr cannot take now is dropped and counted.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum kvt_log_level {
+	KVT_LOG_ERROR = 3, /* syslog's numbers */
+	KVT_LOG_WARNING = 4,
+	KVT_LOG_NOTICE = 5,
+	KVT_LOG_INFO = 6,
+	KVT_LOG_DEBUG = 7,
+};
+
+/** A budget of lines for what a client can cause. Zero-initialised is ready. */
+struct kvt_log_rate {
+	uint64_t window_ns;
+	uint32_t lines;
+	uint32_t suppressed;
+};
+
+/** Lines above `level` are not written. */
+void kvt_log_set_level(int level);
+
+/** Write "event=EVENT " and the formatted fields. */
+void kvt_log(enum kvt_log_level level, const char *event, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+
+/** The same within `rate` (20 lines a second); what was left out is said once it goes on. */
+void kvt_log_limited(struct kvt_log_rate *rate, uint64_t now_ns, enum kvt_log_level level,
+		     const char *event, const char *format, ...)
+	__attribute__((format(printf, 5, 6)));
+
+/** Copy `text`, at most `n` bytes of it, so that it can stand between double quotes in one line:
+ * control characters, quotes and backslashes become '?'. Returns `to`. */
+const char *kvt_log_clean(char *to, size_t size, const char *text, size_t n);
+
+/** Lines dropped because stderr could not take them. */
+uint64_t kvt_log_dropped(void);
+
+#endif

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_DAEMON_LOOP_H
+#define KVT_DAEMON_LOOP_H
+
+/**
+ * @file loop.h
+ * io_uring as an event loop: one-shot polls, a multishot accept, and a sleep with a timeout.
+ *
+ * Polls are one-shot so that a client who makes a descriptor ready without end costs one
+ * completion for each time we armed it, and nobody's descriptors are ever read by the kernel on
+ * our behalf. While the daemon spins it looks at two words in memory (kvt_loop_ready), not at
+ * the kernel.
+ */
+
+#include <liburing.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct kvt_loop {
+	struct io_uring ring;
+	const char *mode; /* which set-up flags the kernel took, for the start-up report */
+	uint64_t enters;  /* system calls made here */
+};
+
+struct kvt_loop_event {
+	uint64_t tag;
+	int32_t result; /* poll: revents, accept: descriptor, or a negative errno */
+	bool more;      /* the request goes on (accept) */
+};
+
+/** Make the ring, with the best set-up that this kernel has. On failure `why` names the cause
+ * (sysctl, seccomp, memory limit, old kernel) and the cure. */
+int kvt_loop_open(struct kvt_loop *loop, char *why, size_t why_size);
+void kvt_loop_close(struct kvt_loop *loop);
+
+/** Whether there is something to reap; no system call. The kernel raises TASKRUN when it holds
+ * completions back until we enter it. */
+static inline bool kvt_loop_ready(const struct kvt_loop *loop)
+{
+	return io_uring_cq_ready(&loop->ring) != 0 ||
+	       (__atomic_load_n(loop->ring.sq.kflags, __ATOMIC_RELAXED) &
+		(IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW)) != 0;
+}
+
+/** One event when `fd` has any of `events`. Queued until kvt_loop_flush() or kvt_loop_sleep(). */
+void kvt_loop_poll(struct kvt_loop *loop, int fd, uint32_t events, uint64_t tag);
+/** One event for each connection, until it fails. */
+void kvt_loop_accept(struct kvt_loop *loop, int fd, uint64_t tag);
+/** Withdraw the request with this tag. It may still answer; so does the withdrawal, with tag 0. */
+void kvt_loop_cancel(struct kvt_loop *loop, uint64_t tag);
+
+/** Hand queued requests to the kernel; no system call if there are none. */
+void kvt_loop_flush(struct kvt_loop *loop);
+/** Take up to `max` events. Enters the kernel only if it holds some back. */
+unsigned int kvt_loop_reap(struct kvt_loop *loop, struct kvt_loop_event *ret_events,
+			   unsigned int max);
+/** Sleep until an event or the timeout. UINT64_MAX: no timeout. */
+void kvt_loop_sleep(struct kvt_loop *loop, uint64_t timeout_ns);
+
+#endif

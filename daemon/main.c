@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/daemon.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Exit codes: what a service manager may want to tell apart. */
+#define EXIT_USAGE 2   /* bad options: starting again does not help */
+#define EXIT_IN_USE 3  /* a live daemon serves this instance or socket */
+
+static int exit_code(int error)
+{
+	return error == -EADDRINUSE ? EXIT_IN_USE : EXIT_FAILURE;
+}
+
+int main(int argc, char **argv)
+{
+	static struct kvt_daemon daemon; /* large, and zeroed */
+	char why[KVT_WHY_BYTES] = "";
+	int command, error;
+
+	command = kvt_config_parse(&daemon.config, argc, argv, why);
+	if (command < 0) {
+		fprintf(stderr, "kvtrunkd: %s\n", why);
+		return EXIT_USAGE;
+	}
+	switch ((enum kvt_command)command) {
+	case KVT_COMMAND_HELP:
+		kvt_config_help(stdout);
+		return 0;
+	case KVT_COMMAND_VERSION:
+		printf("kvtrunkd " KVT_VERSION "\n");
+		return 0;
+	case KVT_COMMAND_DUMP:
+		kvt_config_dump(stdout);
+		return 0;
+	case KVT_COMMAND_CHECK:
+		printf("configuration is good\n");
+		return 0;
+	case KVT_COMMAND_RUN:
+		break;
+	}
+	daemon.argc = argc;
+	daemon.argv = argv;
+	error = kvt_daemon_start(&daemon, why);
+	if (error) {
+		kvt_log(KVT_LOG_ERROR, "start_failed", "error=%d why=\"%s\"", -error, why);
+		return exit_code(error);
+	}
+	kvt_daemon_run(&daemon);
+	kvt_daemon_stop(&daemon);
+	return 0;
+}

@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/object.h"
+
+#include <bsd/string.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#define SHM_DIRECTORY "/dev/shm"
+
+/* The file may have been unlinked between open and flock by a daemon that just ended: then the
+ * lock is on a file that nobody will look at again. */
+static int lock_is_current(int fd, const char *path)
+{
+	struct stat ours, there;
+
+	return fstat(fd, &ours) == 0 && stat(path, &there) == 0 && ours.st_ino == there.st_ino &&
+	       ours.st_dev == there.st_dev;
+}
+
+static int lock_open(const char *path, int *ret_stale)
+{
+	for (;;) {
+		struct stat before;
+		int stale = stat(path, &before) == 0;
+		int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+		int error;
+
+		if (fd < 0)
+			return -errno;
+		if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+			error = errno == EWOULDBLOCK ? -EADDRINUSE : -errno;
+			close(fd);
+			return error;
+		}
+		if (lock_is_current(fd, path)) {
+			*ret_stale = stale;
+			return fd;
+		}
+		close(fd);
+	}
+}
+
+static long read_pid(const char *path)
+{
+	char text[32] = "";
+	FILE *file = fopen(path, "re");
+
+	if (file) {
+		if (!fgets(text, sizeof(text), file))
+			text[0] = '\0';
+		fclose(file);
+	}
+	return atol(text);
+}
+
+int kvt_lock_take(struct kvt_lock_file *lock, const char *directory, const char *instance,
+		  int *ret_stale, char *why, size_t why_size)
+{
+	int error, stale = 0;
+
+	*lock = (struct kvt_lock_file){ .fd = -1 };
+	strlcpy(lock->directory, directory, sizeof(lock->directory));
+	snprintf(lock->path, sizeof(lock->path), "%s/%s.lock", directory, instance);
+	if (mkdir(directory, 0755) == 0) {
+		lock->made_directory = 1;
+	} else if (errno != EEXIST) {
+		error = -errno;
+		snprintf(why, why_size, "cannot make runtime_dir %s: %s; make it for the daemon's "
+			 "user, or choose another", directory, strerror(-error));
+		return error;
+	}
+	lock->fd = lock_open(lock->path, &stale);
+	if (lock->fd == -EADDRINUSE) {
+		snprintf(why, why_size, "instance '%s' is already served by a live daemon, pid %ld "
+			 "(it holds %s): stop it, or choose another instance or runtime_dir",
+			 instance, read_pid(lock->path), lock->path);
+		lock->fd = -1;
+		return -EADDRINUSE;
+	}
+	if (lock->fd < 0) {
+		error = lock->fd;
+		lock->fd = -1;
+		snprintf(why, why_size, "cannot open the lock file %s: %s", lock->path,
+			 strerror(-error));
+		if (lock->made_directory)
+			rmdir(directory);
+		return error;
+	}
+	if (ftruncate(lock->fd, 0) != 0 || dprintf(lock->fd, "%ld\n", (long)getpid()) < 0) {
+		error = -errno;
+		snprintf(why, why_size, "cannot write the lock file %s: %s", lock->path,
+			 strerror(-error));
+		kvt_lock_release(lock);
+		return error;
+	}
+	*ret_stale = stale;
+	return 0;
+}
+
+void kvt_lock_release(struct kvt_lock_file *lock)
+{
+	if (lock->fd < 0)
+		return;
+	unlink(lock->path); /* while we hold it: see lock_is_current() */
+	close(lock->fd);
+	lock->fd = -1;
+	if (lock->made_directory)
+		rmdir(lock->directory);
+}
+
+void kvt_object_prefix(char to[KVT_OBJECT_NAME_BYTES], const char *directory,
+		       const char *instance)
+{
+	char *real = realpath(directory, NULL);
+	uint32_t hash = 0x811c9dc5u;
+
+	for (const char *c = real ? real : directory; *c; c++)
+		hash = (hash ^ (uint8_t)*c) * 0x01000193u;
+	free(real);
+	snprintf(to, KVT_OBJECT_NAME_BYTES, "/kvtrunk.%.48s.%08x.", instance, hash);
+}
+
+int kvt_object_clean(const char *prefix)
+{
+	DIR *directory = opendir(SHM_DIRECTORY);
+	struct dirent *entry;
+	int n = 0;
+
+	if (!directory)
+		return 0;
+	while ((entry = readdir(directory)))
+		if (strncmp(entry->d_name, prefix + 1, strlen(prefix + 1)) == 0 &&
+		    unlinkat(dirfd(directory), entry->d_name, 0) == 0)
+			n++;
+	closedir(directory);
+	return n;
+}
+
+/* statvfs first, for the message: posix_fallocate alone would fill the file system and then say
+ * only ENOSPC. */
+static int object_allocate(struct kvt_object *object, const char *what, char *why,
+			   size_t why_size)
+{
+	struct statvfs there;
+	int error;
+
+	if (fstatvfs(object->fd, &there) == 0 && there.f_blocks &&
+	    (uint64_t)there.f_bavail * there.f_frsize < object->bytes) {
+		snprintf(why, why_size, "the %s needs %llu bytes of " SHM_DIRECTORY ", which has "
+			 "%llu free of %llu: enlarge it (docker: --shm-size, Kubernetes: an "
+			 "emptyDir of medium Memory, else mount -o remount,size=) or lower n_pages",
+			 what, (unsigned long long)object->bytes,
+			 (unsigned long long)there.f_bavail * there.f_frsize,
+			 (unsigned long long)there.f_blocks * there.f_frsize);
+		return -ENOSPC;
+	}
+	error = -posix_fallocate(object->fd, 0, (off_t)object->bytes);
+	if (error)
+		snprintf(why, why_size, "cannot allocate %llu bytes for the %s in " SHM_DIRECTORY
+			 ": %s", (unsigned long long)object->bytes, what, strerror(-error));
+	return error;
+}
+
+int kvt_object_create(struct kvt_object *object, const char *prefix, const char *what,
+		      uint64_t bytes, char *why, size_t why_size)
+{
+	uint32_t suffix;
+	int error;
+
+	if (getrandom(&suffix, sizeof(suffix), 0) != sizeof(suffix))
+		suffix = (uint32_t)getpid();
+	*object = (struct kvt_object){ .fd = -1, .bytes = bytes };
+	snprintf(object->name, sizeof(object->name), "%.90s%s.%08x", prefix, what, suffix);
+	object->fd = shm_open(object->name, O_RDWR | O_CREAT | O_EXCL, 0600);
+	if (object->fd < 0) {
+		error = -errno;
+		snprintf(why, why_size, "cannot make " SHM_DIRECTORY "%s: %s", object->name,
+			 strerror(-error));
+		object->name[0] = '\0';
+		return error;
+	}
+	error = object_allocate(object, what, why, why_size);
+	if (!error) {
+		object->base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
+				    object->fd, 0);
+		if (object->base == MAP_FAILED) {
+			error = -errno;
+			object->base = NULL;
+			snprintf(why, why_size, "cannot map %llu bytes of the %s: %s",
+				 (unsigned long long)bytes, what, strerror(-error));
+		}
+	}
+	if (error)
+		kvt_object_destroy(object);
+	return error;
+}
+
+int kvt_object_open_readonly(const struct kvt_object *object)
+{
+	int fd = shm_open(object->name, O_RDONLY, 0);
+
+	if (fd < 0)
+		return -errno;
+	if (fchmod(object->fd, 0400) != 0) {
+		int error = -errno;
+
+		close(fd);
+		return error;
+	}
+	return fd;
+}
+
+int kvt_object_create_sealed(struct kvt_object *object, const char *what, uint64_t bytes)
+{
+	int error;
+
+	*object = (struct kvt_object){ .fd = -1, .bytes = bytes };
+	object->fd = memfd_create(what, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (object->fd < 0)
+		return -errno;
+	if (ftruncate(object->fd, (off_t)bytes) != 0 ||
+	    fcntl(object->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+		error = -errno;
+		kvt_object_destroy(object);
+		return error;
+	}
+	object->base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, object->fd, 0);
+	if (object->base == MAP_FAILED) {
+		error = -errno;
+		object->base = NULL;
+		kvt_object_destroy(object);
+		return error;
+	}
+	return 0;
+}
+
+void kvt_object_destroy(struct kvt_object *object)
+{
+	if (object->base)
+		munmap(object->base, object->bytes);
+	if (object->fd >= 0)
+		close(object->fd);
+	if (object->name[0])
+		shm_unlink(object->name);
+	*object = (struct kvt_object){ .fd = -1 };
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_DAEMON_OBJECT_H
+#define KVT_DAEMON_OBJECT_H
+
+/**
+ * @file object.h
+ * What the daemon leaves in the file system while it lives: a lock file, the control socket, and
+ * two POSIX shared-memory objects; and the memory objects that it hands to clients.
+ *
+ * The lock file (RUNTIME_DIR/INSTANCE.lock, held with flock) decides who is alive. Whoever gets
+ * the lock may remove what a dead daemon of the same instance and directory left: the names of
+ * the shared-memory objects start with both.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kvtrunk_abi.h"
+
+#define KVT_OBJECT_NAME_BYTES 128
+
+struct kvt_lock_file {
+	int fd; /* -1: not held */
+	char path[256];
+	char directory[128];
+	int made_directory; /* 1: ours to remove */
+};
+
+/** Make the directory if missing and take the lock. -EADDRINUSE with `why` naming the pid if a
+ * live daemon holds it. Sets *ret_stale to whether a dead daemon's file was found. */
+int kvt_lock_take(struct kvt_lock_file *lock, const char *directory, const char *instance,
+		  int *ret_stale, char *why, size_t why_size);
+/** Remove the file, and the directory if we made it and it is empty. */
+void kvt_lock_release(struct kvt_lock_file *lock);
+
+/** A shared-memory object that this process mapped. */
+struct kvt_object {
+	int fd; /* -1: none */
+	void *base;
+	uint64_t bytes;
+	char name[KVT_OBJECT_NAME_BYTES]; /* as for shm_open(); "" if it has none */
+};
+
+/** Beginning of the names of an instance's objects, "/kvtrunk.NAME.HASH.". */
+void kvt_object_prefix(char to[KVT_OBJECT_NAME_BYTES], const char *directory,
+		       const char *instance);
+
+/** Unlink every object in /dev/shm whose name starts with `prefix`. Returns how many. */
+int kvt_object_clean(const char *prefix);
+
+/** Make, fill with zeroes (really allocated: no SIGBUS later) and map PREFIX + `what` + a random
+ * suffix, mode 0600. On failure `why` says what was needed, what is there, and the cure. */
+int kvt_object_create(struct kvt_object *object, const char *prefix, const char *what,
+		      uint64_t bytes, char *why, size_t why_size);
+
+/** A descriptor to the object that cannot write and, unless its holder is the owner or root,
+ * cannot be reopened for writing: the object's mode is lowered to 0400. */
+int kvt_object_open_readonly(const struct kvt_object *object);
+
+/** A memfd sealed against SHRINK, GROW and further seals, mapped. */
+int kvt_object_create_sealed(struct kvt_object *object, const char *what, uint64_t bytes);
+
+/** Unmap, close, and unlink if it has a name. */
+void kvt_object_destroy(struct kvt_object *object);
+
+#endif

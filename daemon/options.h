@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_DAEMON_OPTIONS_H
+#define KVT_DAEMON_OPTIONS_H
+
+/**
+ * @file options.h
+ * Every option of kvtrunkd, declared once. A row expands into the struct, the parser of file and
+ * flags, --help, --dump-options and thereby the check of the man page.
+ *
+ * X(type, key, default, minimum, maximum, choices, when, help)
+ *   type     TEXT    characters; minimum and maximum are its length
+ *            NUMBER  an integer
+ *            BYTES   an integer with an optional suffix K, M, G or T (powers of 1,024)
+ *            BOOL    yes or no
+ *            CHOICE  one of `choices`, separated by |
+ *            SHARE   a number, or a share of the pool's pages as N%
+ *            MODE    an octal file mode
+ *   when     START   needs a restart
+ *            RELOAD  taken over on SIGHUP
+ */
+
+#define KVT_DAEMON_OPTIONS(X)                                                                     \
+	X(TEXT, instance, "default", 1, 48, NULL, START,                                          \
+	  "Name of this instance: one daemon serves one model geometry. Letters, digits, '.', "   \
+	  "'_' and '-'.")                                                                         \
+	X(TEXT, runtime_dir, "/run/kvtrunk", 1, 80, NULL, START,                                  \
+	  "Directory of the socket and the lock file. Made if missing.")                          \
+	X(TEXT, socket_path, "", 0, 107, NULL, START,                                             \
+	  "Control socket. Empty: RUNTIME_DIR/INSTANCE.sock. Ignored when a socket is passed "    \
+	  "(LISTEN_FDS).")                                                                        \
+	X(MODE, socket_mode, "0660", 0, 0777, NULL, START, "File mode of the control socket.")    \
+	X(TEXT, socket_group, "", 0, 64, NULL, START,                                             \
+	  "Group of the control socket, by name or number. Empty: the daemon's.")                 \
+	X(TEXT, admin_group, "", 0, 64, NULL, RELOAD,                                             \
+	  "Members may evict, reset, audit and fence, as uid 0 and the daemon's uid may.")        \
+	X(TEXT, fingerprint, "", 0, 255, NULL, START,                                             \
+	  "What must be equal in all processes for KV to be shared: weights, KV type, layout. A " \
+	  "client that names another one is refused.")                                            \
+	X(NUMBER, page_size, "64", 1, 256, NULL, START,                                           \
+	  "Positions per page, a power of two.")                                                  \
+	X(BYTES, page_bytes, "16K", 1, 1ll << 40, NULL, START, "Bytes of KV per page and slab.")  \
+	X(NUMBER, n_pages, "0", 0, 1ll << 30, NULL, START,                                        \
+	  "Pages of the pool, the scratch page included. 0: as many as fit into pool_bytes.")     \
+	X(BYTES, pool_bytes, "256M", 1, 1ll << 48, NULL, START,                                   \
+	  "Bytes of one slab of the pool, where n_pages is 0.")                                   \
+	X(CHOICE, backend, "host", 0, 0, "host", START,                                           \
+	  "Where pages live. host: shared memory of this machine.")                               \
+	X(CHOICE, hugepages, "auto", 0, 0, "auto|no|require", START,                              \
+	  "Huge pages under a host pool. auto: when there are enough, said once if not.")         \
+	X(BOOL, mlock, "no", 0, 0, NULL, START,                                                   \
+	  "Keep the pool and the daemon's memory out of swap. Needs RLIMIT_MEMLOCK.")             \
+	X(CHOICE, policy, "lru", 0, 0, "lru|slru|lfu|fifo|filo|mru|priority", START,              \
+	  "Which cached pages go first when pages are needed.")                                   \
+	X(NUMBER, slru_threshold, "2", 1, 1000000, NULL, START,                                   \
+	  "Hits that make an entry protected under slru.")                                        \
+	X(BOOL, caching, "yes", 0, 0, NULL, START,                                                \
+	  "no: everything misses and nothing is cached, with the same page accounting.")          \
+	X(NUMBER, max_sessions, "256", 1, 65535, NULL, START, "Client processes at a time.")      \
+	X(NUMBER, max_leases, "4096", 0, 1ll << 24, NULL, START,                                  \
+	  "Leases of one session at a time. 0: no limit.")                                        \
+	X(SHARE, max_private_pages, "75%", 0, 1ll << 30, NULL, START,                             \
+	  "Private pages of one session at a time, in pages or as a share of the pool. 0: no "    \
+	  "limit.")                                                                               \
+	X(NUMBER, total_leases, "16384", 1, 1ll << 24, NULL, START,                               \
+	  "Leases of all sessions together.")                                                     \
+	X(NUMBER, total_deferred, "16384", 16, 1ll << 22, NULL, START,                            \
+	  "Operations of all sessions together that may wait for fences. One session may have a " \
+	  "quarter of them.")                                                                     \
+	X(NUMBER, max_nodes, "0", 0, 1ll << 30, NULL, START, "Tree nodes. 0: pages / 4.")         \
+	X(NUMBER, n_slots, "0", 0, (1ll << 31) - 1, NULL, START,                                  \
+	  "Tree slots. 0: pages + pages / 16.")                                                   \
+	X(NUMBER, max_namespaces, "4096", 1, 1ll << 24, NULL, START,                              \
+	  "Namespaces open or holding keys at a time.")                                           \
+	X(NUMBER, max_op_keys, "1048576", 256, 1ll << 28, NULL, START,                            \
+	  "Most keys or pages of one operation, and the largest key area of a session.")          \
+	X(NUMBER, max_ring_entries, "4096", 8, 32768, NULL, START,                                \
+	  "Most entries of a session's submission or completion ring.")                           \
+	X(BOOL, arena_visible, "yes", 0, 0, NULL, RELOAD,                                         \
+	  "Hand the tree to clients for reading (probe). no: for clients that must not see each " \
+	  "other's keys.")                                                                        \
+	X(NUMBER, spin_budget_us, "200", -1, 10000000, NULL, RELOAD,                              \
+	  "How long the daemon looks for work before it sleeps. 0: never, -1: always.")           \
+	X(NUMBER, fence_poll_us, "100", 1, 1000000, NULL, RELOAD,                                 \
+	  "Longest sleep while operations wait for fences: a device raises them without waking "  \
+	  "anybody.")                                                                             \
+	X(NUMBER, cpu, "-1", -1, 8191, NULL, START, "Core to run on. -1: any.")                   \
+	X(BOOL, compaction, "yes", 0, 0, NULL, RELOAD, "Copy chains of nodes together when idle.") \
+	X(NUMBER, work_budget, "64", 1, 1000000, NULL, RELOAD,                                    \
+	  "Steps of background work (a page, a node) between two looks at the rings.")            \
+	X(NUMBER, drain_ms, "5000", 0, 86400000, NULL, RELOAD,                                    \
+	  "How long a stopping daemon waits for leases to end.")                                  \
+	X(NUMBER, hello_timeout_ms, "2000", 10, 600000, NULL, RELOAD,                             \
+	  "How long a connection may stay without its first message.")                            \
+	X(NUMBER, max_half_open, "64", 1, 4096, NULL, START,                                      \
+	  "Connections without their first message at a time: beyond it the oldest goes.")        \
+	X(NUMBER, max_observers, "64", 1, 4096, NULL, START,                                      \
+	  "Connections without a session (kvtctl, metrics) at a time.")                           \
+	X(TEXT, log_file, "", 0, 255, NULL, START,                                                \
+	  "Write every operation to this file, for kvtctl verify. Empty: no log.")                \
+	X(CHOICE, log_level, "info", 0, 0, "error|warning|notice|info|debug", RELOAD,             \
+	  "Least important lines that are written to stderr.")                                    \
+	X(BOOL, test_clock, "no", 0, 0, NULL, START,                                              \
+	  "Time of the cache stands still and is moved by clients (kvtctl script: tick). For tests.")
+
+#endif

@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/daemon.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "shm/assert.h"
+
+/* Touched by almost every operation, so worth faulting in before the first one. */
+#define PREFAULT_BYTES (256u << 10)
+
+static void close_fd(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
+
+void kvt_session_release(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	/* A poll in flight holds its file: withdraw it, or the descriptor would live on. */
+	if (session->doorbell_armed)
+		kvt_loop_cancel(&daemon->loop, kvt_tag(KVT_TAG_DOORBELL, session->index,
+						       session->generation));
+	if (session->pidfd_armed)
+		kvt_loop_cancel(&daemon->loop, kvt_tag(KVT_TAG_PROCESS, session->index,
+						       session->generation));
+	close_fd(&session->pidfd);
+	close_fd(&session->doorbell);
+	close_fd(&session->bell);
+	kvt_object_destroy(&session->segment);
+	memset(session, 0, sizeof(*session));
+	session->pidfd = session->doorbell = session->bell = -1;
+	session->segment.fd = -1;
+}
+
+/* The completion descriptor is a pipe of one packet, not an eventfd: an eventfd's flags and count
+ * are shared with whoever holds it, so a client could make our write to it block for ever. The
+ * write end of a pipe is ours alone. A bell that has been rung and not been answered takes no
+ * second ring, so nothing piles up either. */
+static int make_bell(int *ret_read, int *ret_write)
+{
+	int ends[2];
+
+	if (pipe2(ends, O_CLOEXEC | O_NONBLOCK | O_DIRECT) != 0)
+		return -errno;
+	fcntl(ends[1], F_SETPIPE_SZ, 1);
+	*ret_read = ends[0];
+	*ret_write = ends[1];
+	return 0;
+}
+
+void kvt_session_ring_bell(struct kvt_session *session)
+{
+	static const uint64_t one = 1;
+
+	/* EAGAIN: it is ringing already. EPIPE: nobody is left to hear it. */
+	if (session->bell >= 0 && write(session->bell, &one, sizeof(one)) < 0)
+		return;
+}
+
+void kvt_session_say_gone(struct kvt_session *session, int error)
+{
+	struct kvt_segment_header *header = session->segment.base;
+
+	if (!header)
+		return;
+	kvt_store_release(&header->gone, (uint32_t)-error);
+	kvt_session_ring_bell(session);
+}
+
+static int make_segment(struct kvt_session *slot, const struct kvt_session_wish *wish, char *why,
+			size_t why_size)
+{
+	int error = kvt_segment_plan(&slot->layout, wish->sq_entries, wish->cq_entries,
+				     wish->keys_count, wish->list_count);
+	uint64_t front;
+
+	if (error == 0)
+		error = kvt_object_create_sealed(&slot->segment, "kvtrunk-session",
+						 slot->layout.bytes);
+	if (error) {
+		snprintf(why, why_size, "cannot make a session segment: %s", strerror(-error));
+		return error;
+	}
+	front = slot->layout.keys_offset + PREFAULT_BYTES;
+	if (front > slot->layout.bytes)
+		front = slot->layout.bytes;
+	madvise(slot->segment.base, front, MADV_POPULATE_WRITE); /* only speed: may fail */
+	return 0;
+}
+
+static int make_descriptors(struct kvt_connection *connection, struct kvt_session *slot,
+			    int *ret_completion, uint64_t *ret_start_time, char *why,
+			    size_t why_size)
+{
+	int error;
+
+	error = kvt_peer_pidfd(connection->fd, &connection->peer, connection->accepted_boot_ns,
+			       &slot->pidfd, ret_start_time);
+	if (error) {
+		snprintf(why, why_size, "cannot watch process %d: %s%s",
+			 (int)connection->peer.pid, strerror(-error),
+			 error == -ENOTSUP ? " (it is in a PID namespace that the daemon does not "
+					     "see, and this kernel lacks SO_PEERPIDFD)" : "");
+		return error;
+	}
+	slot->doorbell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	error = slot->doorbell < 0 ? -errno : make_bell(ret_completion, &slot->bell);
+	if (error)
+		snprintf(why, why_size, "cannot make descriptors for the session: %s%s",
+			 strerror(-error), error == -EMFILE ? " (raise RLIMIT_NOFILE)" : "");
+	return error;
+}
+
+static int open_in_core(struct kvt_daemon *daemon, struct kvt_connection *connection,
+			struct kvt_session *slot, const struct kvt_session_wish *wish,
+			struct kvt_core_peer *peer, char *why, size_t why_size)
+{
+	char *base = slot->segment.base;
+	struct kvt_core_view view = {
+		.keys = (const uint32_t *)(base + slot->layout.keys_offset),
+		.keys_count = slot->layout.keys_count,
+		.list = (uint32_t *)(base + slot->layout.list_offset),
+		.list_count = slot->layout.list_count,
+		.fences = (const struct kvt_fence_word *)(base + slot->layout.fences_offset),
+	};
+	int error;
+
+	peer->pid = connection->peer.pid;
+	peer->uid = connection->peer.uid;
+	peer->privileged = connection->peer.privileged;
+	peer->label = wish->label;
+	error = kvt_core_session_open(daemon->core, peer, &view, daemon->now_ns, &slot->index);
+	if (error)
+		snprintf(why, why_size, error == -EUSERS
+			 ? "all %u sessions are in use (or their pages still in quarantine): end "
+			   "some, or raise max_sessions"
+			 : "the session was refused (max_sessions %u)",
+			 daemon->core_config.max_sessions);
+	return error;
+}
+
+/* The slot becomes the one that the core chose. */
+static struct kvt_session *settle(struct kvt_daemon *daemon, struct kvt_connection *connection,
+				  const struct kvt_session *made)
+{
+	struct kvt_session *session = &daemon->sessions[made->index];
+	uint32_t quarter = daemon->core_config.n_pending / 4;
+
+	KVT_ASSERT(session->segment.base == NULL);
+	*session = *made;
+	session->generation = ++daemon->generation;
+	session->connections = 1;
+	session->processes = 1;
+	session->connection = (uint32_t)(connection - daemon->connections) + 1;
+	session->pid = connection->peer.pid;
+	session->open = true;
+	session->max_deferred = quarter < session->layout.cq_entries ? quarter
+								       : session->layout.cq_entries;
+	kvt_segment_format(session->segment.base, &session->layout, session->index);
+	kvt_ring_end_init(&session->ring, session->segment.base, &session->layout);
+	daemon->served[daemon->n_served++] = session->index;
+	kvt_loop_poll(&daemon->loop, session->pidfd, POLLIN,
+		      kvt_tag(KVT_TAG_PROCESS, session->index, session->generation));
+	session->pidfd_armed = true;
+	return session;
+}
+
+int kvt_session_open(struct kvt_daemon *daemon, struct kvt_connection *connection,
+		     const struct kvt_session_wish *wish, uint64_t secret[2],
+		     uint32_t *ret_session, int ret_fds[3], char *why, size_t why_size)
+{
+	struct kvt_session made = { .pidfd = -1, .doorbell = -1, .bell = -1 };
+	struct kvt_core_peer peer = { 0 };
+	struct kvt_session *session;
+	int completion = -1, error;
+
+	made.segment.fd = -1;
+	error = make_descriptors(connection, &made, &completion, &peer.start_time, why, why_size);
+	if (!error)
+		error = make_segment(&made, wish, why, why_size);
+	if (!error && getrandom(peer.secret, sizeof(peer.secret), 0) != sizeof(peer.secret)) {
+		snprintf(why, why_size, "no randomness for the session's secret");
+		error = -EIO;
+	}
+	if (!error)
+		error = open_in_core(daemon, connection, &made, wish, &peer, why, why_size);
+	if (error) {
+		close_fd(&completion);
+		close_fd(&made.pidfd);
+		close_fd(&made.doorbell);
+		close_fd(&made.bell);
+		kvt_object_destroy(&made.segment);
+		return error;
+	}
+	session = settle(daemon, connection, &made);
+	memcpy(secret, peer.secret, sizeof(peer.secret));
+	*ret_session = session->index;
+	ret_fds[0] = session->segment.fd;
+	ret_fds[1] = session->doorbell;
+	ret_fds[2] = completion;
+	return 0;
+}
+
+static void unserve(struct kvt_daemon *daemon, uint32_t index)
+{
+	uint32_t at = 0;
+
+	while (at < daemon->n_served && daemon->served[at] != index)
+		at++;
+	KVT_ASSERT(at < daemon->n_served);
+	daemon->n_served--;
+	memmove(&daemon->served[at], &daemon->served[at + 1],
+		(daemon->n_served - at) * sizeof(daemon->served[0]));
+}
+
+/* From here on no entry of it is taken; the core forgets what was deferred. */
+static void stop_serving(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	if (session->open) {
+		session->open = false;
+		unserve(daemon, session->index);
+	}
+	daemon->sweep_due = true;
+	if (!session->dying) {
+		session->dying = true;
+		daemon->n_dying++;
+	}
+	daemon->n_deferred -= session->deferred;
+	session->deferred = 0;
+	session->holding = false;
+	daemon->compact_due = true;
+}
+
+static bool in_core(const struct kvt_daemon *daemon, const struct kvt_session *session)
+{
+	return session->segment.base != NULL &&
+	       kvt_core_session(daemon->core, session->index)->state != KVT_SESSION_FREE;
+}
+
+/* Private pages may go when every socket has hung up, every process has exited, and nothing that
+ * they launched can still write. */
+static void ask_quiet(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	struct kvt_pool_writer writer = { session->index, session->pid, session->ended_ns };
+	uint64_t again_ns = UINT64_MAX;
+
+	if (session->quiet || session->connections || session->processes)
+		return;
+	if (!session->ended_ns)
+		writer.ended_ns = session->ended_ns = daemon->real_ns;
+	if (daemon->real_ns < session->quiet_again_ns)
+		return;
+	if (!daemon->pool.ops->quiesce(&daemon->pool, &writer, daemon->real_ns, &again_ns)) {
+		session->quiet_again_ns = again_ns;
+		if (again_ns < daemon->next_timer_ns)
+			daemon->next_timer_ns = again_ns;
+		return;
+	}
+	session->quiet = true;
+	kvt_core_session_sign(daemon->core, session->index, KVT_SIGN_QUIET, daemon->now_ns);
+}
+
+static void log_sign(struct kvt_daemon *daemon, const struct kvt_session *session,
+		     const char *sign)
+{
+	const struct kvt_session_record *record = kvt_core_session(daemon->core, session->index);
+
+	kvt_log_limited(&daemon->client_log, daemon->real_ns, KVT_LOG_INFO, "session_over",
+			"session=%u pid=%d sign=%s leases=%u private_pages=%u", session->index,
+			(int)session->pid, sign, record->n_leases, record->n_private);
+}
+
+void kvt_session_hangup(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	KVT_ASSERT(session->connections > 0);
+	session->connections--;
+	session->connection = 0;
+	if (in_core(daemon, session)) {
+		log_sign(daemon, session, "hangup");
+		if (session->connections)
+			kvt_core_session_kill(daemon->core, session->index, daemon->now_ns);
+		else
+			kvt_core_session_sign(daemon->core, session->index, KVT_SIGN_HANGUP,
+					      daemon->now_ns);
+	}
+	stop_serving(daemon, session);
+	ask_quiet(daemon, session);
+}
+
+void kvt_session_exited(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	session->pidfd_armed = false;
+	KVT_ASSERT(session->processes > 0);
+	session->processes--;
+	if (in_core(daemon, session)) {
+		log_sign(daemon, session, "exited");
+		if (session->processes)
+			kvt_core_session_kill(daemon->core, session->index, daemon->now_ns);
+		else
+			kvt_core_session_sign(daemon->core, session->index, KVT_SIGN_EXITED,
+					      daemon->now_ns);
+	}
+	stop_serving(daemon, session);
+	ask_quiet(daemon, session);
+}
+
+void kvt_session_kill(struct kvt_daemon *daemon, struct kvt_session *session, int error,
+		      const char *why)
+{
+	struct kvt_connection *connection =
+		session->connection ? &daemon->connections[session->connection - 1] : NULL;
+
+	if (!session->open)
+		return;
+	kvt_log_limited(&daemon->client_log, daemon->real_ns, KVT_LOG_WARNING, "session_ended",
+			"session=%u pid=%d why=\"%s\"", session->index, (int)session->pid, why);
+	if (in_core(daemon, session))
+		kvt_core_session_kill(daemon->core, session->index, daemon->now_ns);
+	stop_serving(daemon, session);
+	kvt_session_say_gone(session, error);
+	if (!connection)
+		return;
+	/* The socket stays open on our side: only its hang-up tells that nobody holds it. */
+	connection->state = KVT_CONNECTION_OVER;
+	kvt_control_say(daemon, connection, KVT_MSG_GOODBYE, 0, error, why);
+}
+
+void kvt_session_fence(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	kvt_core_session_sign(daemon->core, session->index, KVT_SIGN_FENCED, daemon->now_ns);
+	kvt_log(KVT_LOG_NOTICE, "session_fenced", "session=%u pid=%d", session->index,
+		(int)session->pid);
+	if (session->segment.base)
+		stop_serving(daemon, session);
+}
+
+void kvt_sessions_sweep(struct kvt_daemon *daemon)
+{
+	for (uint32_t i = 1; i <= daemon->core_config.max_sessions && daemon->n_dying; i++) {
+		struct kvt_session *session = &daemon->sessions[i];
+		uint32_t connection = session->connection;
+
+		if (!session->dying)
+			continue;
+		ask_quiet(daemon, session);
+		if (kvt_core_session(daemon->core, i)->state != KVT_SESSION_FREE)
+			continue;
+		kvt_log(KVT_LOG_DEBUG, "session_free", "session=%u", i);
+		daemon->n_dying--;
+		/* A client that holds its socket after the end learns it by our closing it. */
+		if (connection) {
+			daemon->connections[connection - 1].session = 0;
+			kvt_control_drop(daemon, &daemon->connections[connection - 1]);
+		}
+		kvt_session_release(daemon, session);
+	}
+}

@@ -1,0 +1,626 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/daemon.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <bsd/string.h>
+
+#define FDS_PER_SESSION 5 /* connection, segment, doorbell, completion pipe, pidfd */
+#define FDS_BESIDE 48
+#define LISTEN_BACKLOG 256
+#define CALIBRATE_NS 2000000ull
+#define CLOCK_INTERVAL_US 5
+#define COMPACT_AFTER_US 50
+#define TEST_CLOCK_START_NS 1000000000ull
+
+/* ---- limits of the process */
+
+static int raise_nofile(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	const struct kvt_config *config = &daemon->config;
+	uint64_t need = (uint64_t)config->max_sessions * FDS_PER_SESSION +
+			(uint64_t)config->max_half_open + (uint64_t)config->max_observers +
+			FDS_BESIDE;
+	struct rlimit limit;
+
+	getrlimit(RLIMIT_NOFILE, &limit);
+	if (limit.rlim_cur >= need)
+		return 0;
+	if (limit.rlim_max < need) {
+		snprintf(why, KVT_WHY_BYTES, "max_sessions=%lld needs %llu descriptors, but the "
+			 "hard RLIMIT_NOFILE is %llu: raise it (ulimit -Hn, LimitNOFILE=) or lower "
+			 "max_sessions, max_half_open or max_observers",
+			 (long long)config->max_sessions, (unsigned long long)need,
+			 (unsigned long long)limit.rlim_max);
+		return -EMFILE;
+	}
+	limit.rlim_cur = need;
+	if (setrlimit(RLIMIT_NOFILE, &limit) != 0) {
+		int error = -errno;
+
+		snprintf(why, KVT_WHY_BYTES, "cannot raise RLIMIT_NOFILE to %llu: %s",
+			 (unsigned long long)need, strerror(-error));
+		return error;
+	}
+	return 0;
+}
+
+static int pin_to_cpu(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	int64_t cpu = daemon->config.cpu;
+	cpu_set_t set;
+	int error;
+
+	if (cpu < 0)
+		return 0;
+	CPU_ZERO(&set);
+	if (cpu < CPU_SETSIZE)
+		CPU_SET((size_t)cpu, &set);
+	if (sched_setaffinity(0, sizeof(set), &set) == 0)
+		return 0;
+	error = -errno;
+	snprintf(why, KVT_WHY_BYTES, "cannot run on cpu %lld: %s; it must exist (%ld here) and be "
+		 "in the process's cpuset", (long long)cpu, strerror(-error),
+		 sysconf(_SC_NPROCESSORS_CONF));
+	return error;
+}
+
+static uint64_t monotonic_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+/* Cycles a microsecond, to within a per cent or so: budgets and histograms need no more. */
+static void calibrate(struct kvt_daemon *daemon)
+{
+	uint64_t begin_ns = monotonic_ns(), begin = kvt_cycles(), now_ns;
+
+	do {
+		now_ns = monotonic_ns();
+	} while (now_ns - begin_ns < CALIBRATE_NS);
+	daemon->cycles_per_us = (kvt_cycles() - begin) * 1000 / (now_ns - begin_ns);
+	if (!daemon->cycles_per_us)
+		daemon->cycles_per_us = 1;
+	daemon->clock_interval = CLOCK_INTERVAL_US * daemon->cycles_per_us;
+	daemon->units_per_cycle = (1000ull << 32) / (64 * daemon->cycles_per_us);
+}
+
+void kvt_daemon_apply(struct kvt_daemon *daemon)
+{
+	const struct kvt_config *config = &daemon->config;
+	uint64_t settle = COMPACT_AFTER_US * daemon->cycles_per_us;
+	gid_t gid;
+
+	kvt_log_set_level(KVT_LOG_ERROR + (int)config->log_level);
+	daemon->spin_most_cycles = config->spin_budget_us < 0
+					   ? UINT64_MAX
+					   : (uint64_t)config->spin_budget_us *
+						     daemon->cycles_per_us;
+	daemon->spin_cycles = daemon->spin_most_cycles;
+	daemon->compact_after_cycles = daemon->spin_most_cycles < settle ? daemon->spin_most_cycles
+									 : settle;
+	if (kvt_peer_group(config->admin_group, &gid) != 0)
+		kvt_log(KVT_LOG_WARNING, "no_group", "admin_group=\"%s\" effect=\"only uid 0 and "
+			"the daemon's uid are privileged\"", config->admin_group);
+	daemon->admin_gid = gid;
+}
+
+/* ---- core */
+
+static void read_boot_id(uint64_t boot_id[2])
+{
+	char text[64] = "", digits[33];
+	FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+	size_t n = 0;
+
+	if (file) {
+		if (!fgets(text, sizeof(text), file))
+			text[0] = '\0';
+		fclose(file);
+	}
+	for (const char *c = text; *c && n < 32; c++)
+		if (*c != '-' && *c != '\n')
+			digits[n++] = *c;
+	digits[n] = '\0';
+	if (n == 32) {
+		boot_id[1] = strtoull(digits + 16, NULL, 16);
+		digits[16] = '\0';
+		boot_id[0] = strtoull(digits, NULL, 16);
+	}
+}
+
+static int plan_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	const struct kvt_config *from = &daemon->config;
+	struct kvt_core_config *to = &daemon->core_config;
+	const char *reason = "";
+	int error;
+
+	to->page_size = (uint32_t)from->page_size;
+	to->n_pages = (uint32_t)(from->n_pages ? from->n_pages
+					       : from->pool_bytes / from->page_bytes);
+	to->n_slots = (uint32_t)from->n_slots;
+	to->max_nodes = (uint32_t)from->max_nodes;
+	to->max_namespaces = (uint32_t)from->max_namespaces;
+	to->max_sessions = (uint32_t)from->max_sessions;
+	to->n_leases = (uint32_t)from->total_leases;
+	to->n_pending = (uint32_t)from->total_deferred;
+	to->max_leases = (uint32_t)from->max_leases;
+	to->max_private_pages = (uint32_t)from->max_private_pages.value;
+	if (from->max_private_pages.percent)
+		to->max_private_pages = (uint32_t)((to->n_pages - 1ull) *
+						   (uint64_t)from->max_private_pages.value / 100);
+	if (from->max_private_pages.value && !to->max_private_pages)
+		to->max_private_pages = 1; /* 0 would mean: no limit */
+	to->max_op_keys = (uint32_t)from->max_op_keys;
+	to->policy = from->policy;
+	to->slru_threshold = (uint32_t)from->slru_threshold;
+	to->disabled = !from->caching;
+	strlcpy(to->fingerprint, from->fingerprint, sizeof(to->fingerprint));
+	read_boot_id(to->boot_id);
+	if (getrandom(&to->hash_seed, sizeof(to->hash_seed), 0) != sizeof(to->hash_seed) ||
+	    getrandom(to->instance, sizeof(to->instance), 0) != sizeof(to->instance)) {
+		snprintf(why, KVT_WHY_BYTES, "the kernel gives no random numbers");
+		return -EIO;
+	}
+	error = kvt_core_plan(to, &daemon->sizes, &reason);
+	if (error)
+		snprintf(why, KVT_WHY_BYTES, "these limits do not work together: %s", reason);
+	return error;
+}
+
+static int check_memory(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	const struct kvt_core_sizes *sizes = &daemon->sizes;
+	uint64_t pool = daemon->core_config.n_pages * (uint64_t)daemon->config.page_bytes;
+	uint64_t rest = sizes->arena_bytes + sizes->ledger_bytes + sizes->scratch_bytes;
+	uint64_t limit = kvt_memory_limit_bytes();
+
+	if (pool + rest <= limit)
+		return 0;
+	snprintf(why, KVT_WHY_BYTES, "more memory is needed than the %llu bytes this process can "
+		 "have: pool %llu, arena %llu, ledger %llu, scratch %llu: lower n_pages (%u), "
+		 "pool_bytes or page_bytes, or raise the memory limit", (unsigned long long)limit,
+		 (unsigned long long)pool, (unsigned long long)sizes->arena_bytes,
+		 (unsigned long long)sizes->ledger_bytes, (unsigned long long)sizes->scratch_bytes,
+		 daemon->core_config.n_pages);
+	return -ENOMEM;
+}
+
+static int lock_memory(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	struct rlimit limit;
+	int error;
+
+	if (!daemon->config.mlock)
+		return 0;
+	if (mlock(daemon->arena.base, daemon->arena.bytes) == 0 &&
+	    mlock(daemon->ledger.base, daemon->ledger.bytes) == 0 &&
+	    mlock(daemon->scratch, daemon->sizes.scratch_bytes) == 0)
+		return 0;
+	error = -errno;
+	getrlimit(RLIMIT_MEMLOCK, &limit);
+	snprintf(why, KVT_WHY_BYTES, "cannot lock arena, ledger and scratch: %s; RLIMIT_MEMLOCK is "
+		 "%llu: raise it (ulimit -l, LimitMEMLOCK=) or set mlock = no", strerror(-error),
+		 (unsigned long long)limit.rlim_cur);
+	return error;
+}
+
+static void write_record(void *context, const struct kvt_record *record)
+{
+	struct kvt_daemon *daemon = context;
+
+	if (daemon->oplog_failed || kvt_oplog_write(daemon->oplog, record) == 0)
+		return;
+	daemon->oplog_failed = true;
+	kvt_log(KVT_LOG_ERROR, "oplog_failed", "file=\"%s\" seq=%llu effect=\"the log ends here\"",
+		daemon->config.log_file, (unsigned long long)record->seq);
+}
+
+static int make_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	struct kvt_core_hooks hooks = { .complete = kvt_daemon_complete, .context = daemon };
+	char prefix[KVT_OBJECT_NAME_BYTES];
+	int error, old;
+
+	kvt_object_prefix(prefix, daemon->config.runtime_dir, daemon->config.instance);
+	old = kvt_object_clean(prefix);
+	if (old)
+		kvt_log(KVT_LOG_NOTICE, "leftovers_removed", "objects=%d why=\"a daemon of this "
+			"instance died\" effect=\"cold start on new objects\"", old);
+	error = kvt_object_create(&daemon->arena, prefix, "arena", daemon->sizes.arena_bytes, why,
+				  KVT_WHY_BYTES);
+	if (!error)
+		error = kvt_object_create(&daemon->ledger, prefix, "ledger",
+					  daemon->sizes.ledger_bytes, why, KVT_WHY_BYTES);
+	if (error)
+		return error;
+	daemon->scratch = mmap(NULL, daemon->sizes.scratch_bytes, PROT_READ | PROT_WRITE,
+			       MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	if (daemon->scratch == MAP_FAILED) {
+		daemon->scratch = NULL;
+		snprintf(why, KVT_WHY_BYTES, "no memory for %llu bytes of scratch",
+			 (unsigned long long)daemon->sizes.scratch_bytes);
+		return -ENOMEM;
+	}
+	error = lock_memory(daemon, why);
+	if (!error && *daemon->config.log_file) {
+		error = kvt_oplog_open(daemon->config.log_file, &daemon->core_config,
+				       &daemon->oplog, why, KVT_WHY_BYTES);
+		hooks.record = write_record;
+	}
+	if (!error)
+		error = kvt_core_init(&daemon->core, &daemon->core_config, daemon->arena.base,
+				      daemon->ledger.base, daemon->scratch, &hooks,
+				      daemon->now_ns);
+	if (error && !*why)
+		snprintf(why, KVT_WHY_BYTES, "cannot build the cache: %s", strerror(-error));
+	if (error)
+		return error;
+	daemon->counters = kvt_core_counters(daemon->core);
+	daemon->arena_readonly = kvt_object_open_readonly(&daemon->arena);
+	if (daemon->arena_readonly < 0) {
+		snprintf(why, KVT_WHY_BYTES, "cannot open the arena for reading: %s",
+			 strerror(-daemon->arena_readonly));
+		return daemon->arena_readonly;
+	}
+	return 0;
+}
+
+static int make_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	struct kvt_pool *pool = &daemon->pool;
+	int error;
+
+	pool->ops = kvt_pool_backend_find(daemon->config.backend);
+	pool->page_bytes = (uint64_t)daemon->config.page_bytes;
+	pool->n_pages = daemon->core_config.n_pages;
+	pool->mlock = daemon->config.mlock;
+	pool->hugepages = daemon->config.hugepages;
+	error = pool->ops->create(pool, why, KVT_WHY_BYTES);
+	if (error)
+		pool->ops = NULL;
+	return error;
+}
+
+static int make_tables(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	uint32_t sessions = daemon->core_config.max_sessions;
+
+	daemon->n_connections = sessions + (uint32_t)daemon->config.max_half_open +
+				(uint32_t)daemon->config.max_observers;
+	daemon->sessions = aligned_alloc(KVT_LINE, (sessions + 1) * sizeof(struct kvt_session));
+	daemon->served = calloc(sessions + 1, sizeof(uint32_t));
+	daemon->connections = calloc(daemon->n_connections, sizeof(struct kvt_connection));
+	daemon->free_connections = calloc(daemon->n_connections, sizeof(uint32_t));
+	daemon->message = aligned_alloc(KVT_LINE, KVT_MESSAGE_MAX);
+	daemon->answer = aligned_alloc(KVT_LINE, KVT_MESSAGE_MAX);
+	if (!daemon->sessions || !daemon->served || !daemon->connections ||
+	    !daemon->free_connections || !daemon->message || !daemon->answer) {
+		snprintf(why, KVT_WHY_BYTES, "no memory for %u sessions", sessions);
+		return -ENOMEM;
+	}
+	memset(daemon->sessions, 0, (sessions + 1) * sizeof(struct kvt_session));
+	for (uint32_t i = 0; i <= sessions; i++) {
+		daemon->sessions[i].pidfd = daemon->sessions[i].doorbell = -1;
+		daemon->sessions[i].bell = daemon->sessions[i].segment.fd = -1;
+	}
+	for (uint32_t i = 0; i < daemon->n_connections; i++) {
+		daemon->connections[i].fd = -1;
+		daemon->free_connections[i] = daemon->n_connections - 1 - i;
+	}
+	daemon->n_free_connections = daemon->n_connections;
+	return 0;
+}
+
+/* ---- socket */
+
+/* A socket file is in the way. Whoever answers on it is alive; if nobody does it is a dead one's. */
+static int clear_socket(const char *path, char why[KVT_WHY_BYTES])
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	struct ucred owner = { 0 };
+	socklen_t bytes = sizeof(owner);
+	struct stat there;
+	int fd, error;
+
+	if (lstat(path, &there) != 0)
+		return 0;
+	if (!S_ISSOCK(there.st_mode)) {
+		snprintf(why, KVT_WHY_BYTES, "socket_path %s exists and is not a socket: remove it "
+			 "or choose another", path);
+		return -EEXIST;
+	}
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return -errno;
+	strlcpy(address.sun_path, path, sizeof(address.sun_path));
+	error = connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0 ? 0 : -errno;
+	if (error == 0)
+		getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &owner, &bytes);
+	close(fd);
+	if (error == -ECONNREFUSED) {
+		unlink(path);
+		return 0;
+	}
+	if (error == 0 || error == -EAGAIN)
+		snprintf(why, KVT_WHY_BYTES, "socket %s is in use by a live process, pid %d: stop "
+			 "it, or choose another socket_path", path, (int)owner.pid);
+	else
+		snprintf(why, KVT_WHY_BYTES, "socket %s is in use (%s): choose another socket_path",
+			 path, strerror(-error));
+	return -EADDRINUSE;
+}
+
+static int own_socket(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	const struct kvt_config *config = &daemon->config;
+	gid_t gid;
+
+	if (kvt_peer_group(config->socket_group, &gid) != 0) {
+		snprintf(why, KVT_WHY_BYTES, "socket_group '%s' does not exist: make it (groupadd) "
+			 "or choose another", config->socket_group);
+		return -ENOENT;
+	}
+	if ((gid != (gid_t)-1 && chown(daemon->socket_path, (uid_t)-1, gid) != 0) ||
+	    chmod(daemon->socket_path, (mode_t)config->socket_mode) != 0) {
+		int error = -errno;
+
+		snprintf(why, KVT_WHY_BYTES, "cannot set group and mode of %s: %s",
+			 daemon->socket_path, strerror(-error));
+		return error;
+	}
+	return 0;
+}
+
+static int bind_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int error = clear_socket(daemon->socket_path, why);
+	mode_t mask;
+
+	if (error)
+		return error;
+	strlcpy(address.sun_path, daemon->socket_path, sizeof(address.sun_path));
+	daemon->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (daemon->listen_fd < 0)
+		return -errno;
+	mask = umask(0177); /* nobody gets in before group and mode are right */
+	error = bind(daemon->listen_fd, (struct sockaddr *)&address, sizeof(address)) ? -errno : 0;
+	umask(mask);
+	if (error) {
+		snprintf(why, KVT_WHY_BYTES, "cannot bind socket %s: %s", daemon->socket_path,
+			 strerror(-error));
+		return error;
+	}
+	daemon->socket_made = true;
+	error = own_socket(daemon, why);
+	if (!error && listen(daemon->listen_fd, LISTEN_BACKLOG) != 0)
+		error = -errno;
+	return error;
+}
+
+static int make_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	struct sockaddr_un name = { 0 };
+	socklen_t bytes = sizeof(name);
+	int error, on = 1;
+
+	if (daemon->listen_fd >= 0) { /* passed by the service manager */
+		daemon->listen_passed = true;
+		if (getsockname(daemon->listen_fd, (struct sockaddr *)&name, &bytes) == 0)
+			strlcpy(daemon->socket_path, name.sun_path, sizeof(daemon->socket_path));
+	} else {
+		if (*daemon->config.socket_path)
+			strlcpy(daemon->socket_path, daemon->config.socket_path,
+				sizeof(daemon->socket_path));
+		else if ((size_t)snprintf(daemon->socket_path, sizeof(daemon->socket_path),
+					  "%s/%s.sock", daemon->config.runtime_dir,
+					  daemon->config.instance) >= sizeof(daemon->socket_path))
+			return -ENAMETOOLONG; /* config_check() made sure that it fits */
+		error = bind_socket(daemon, why);
+		if (error && !*why)
+			snprintf(why, KVT_WHY_BYTES, "cannot listen on %s: %s",
+				 daemon->socket_path, strerror(-error));
+		if (error)
+			return error;
+	}
+	/* Messages that are sent before we accept carry their sender, too. */
+	setsockopt(daemon->listen_fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on));
+	kvt_loop_accept(&daemon->loop, daemon->listen_fd, kvt_tag(KVT_TAG_ACCEPT, 0, 0));
+	return 0;
+}
+
+static int make_signals(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	sigset_t set;
+
+	sigemptyset(&set);
+	sigaddset(&set, SIGTERM);
+	sigaddset(&set, SIGINT);
+	sigaddset(&set, SIGHUP);
+	signal(SIGPIPE, SIG_IGN);
+	sigprocmask(SIG_BLOCK, &set, NULL);
+	daemon->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+	if (daemon->signal_fd < 0) {
+		snprintf(why, KVT_WHY_BYTES, "cannot watch signals: %s", strerror(errno));
+		return -EIO;
+	}
+	kvt_loop_poll(&daemon->loop, daemon->signal_fd, POLLIN, kvt_tag(KVT_TAG_SIGNAL, 0, 0));
+	return 0;
+}
+
+/* ---- all of it */
+
+static void report(const struct kvt_daemon *daemon)
+{
+	const struct kvt_core_config *core = &daemon->core_config;
+	const struct kvt_core_sizes *sizes = &daemon->sizes;
+	struct rlimit nofile;
+
+	getrlimit(RLIMIT_NOFILE, &nofile);
+	kvt_log(KVT_LOG_INFO, "memory", "pool=%llu arena=%llu ledger=%llu scratch=%llu "
+		"per_session_at_most=%llu backend=%s", (unsigned long long)daemon->pool.bytes,
+		(unsigned long long)sizes->arena_bytes, (unsigned long long)sizes->ledger_bytes,
+		(unsigned long long)sizes->scratch_bytes, 32ull * core->max_op_keys,
+		daemon->pool.ops->name);
+	if (*daemon->pool.note)
+		kvt_log(KVT_LOG_NOTICE, "pool", "note=\"%s\"", daemon->pool.note);
+	kvt_log(KVT_LOG_INFO, "limits", "page_size=%u page_bytes=%llu n_pages=%u n_slots=%u "
+		"max_nodes=%u max_namespaces=%u max_sessions=%u max_leases=%u "
+		"max_private_pages=%u total_leases=%u nofile=%llu", core->page_size,
+		(unsigned long long)daemon->pool.page_bytes, core->n_pages, core->n_slots,
+		core->max_nodes, core->max_namespaces, core->max_sessions, core->max_leases,
+		core->max_private_pages, core->n_leases, (unsigned long long)nofile.rlim_cur);
+	kvt_log(KVT_LOG_INFO, "loop", "io_uring=%s spin_budget_us=%lld cpu=%lld policy=%s "
+		"caching=%s test_clock=%s watchdog_ms=%llu", daemon->loop.mode,
+		(long long)daemon->config.spin_budget_us, (long long)daemon->config.cpu,
+		kvt_policy_name(core->policy), core->disabled ? "no" : "yes",
+		daemon->test_clock ? "yes" : "no",
+		(unsigned long long)(daemon->notify.watchdog_ns / 1000000));
+	kvt_log(KVT_LOG_NOTICE, "ready", "version=" KVT_VERSION " pid=%d instance=%s socket=\"%s\"",
+		(int)getpid(), daemon->config.instance, daemon->socket_path);
+}
+
+static void unmake(struct kvt_daemon *daemon)
+{
+	for (uint32_t i = 0; daemon->sessions && i <= daemon->core_config.max_sessions; i++)
+		if (daemon->sessions[i].segment.base)
+			kvt_session_release(daemon, &daemon->sessions[i]);
+	for (uint32_t i = 0; daemon->connections && i < daemon->n_connections; i++)
+		if (daemon->connections[i].fd >= 0)
+			close(daemon->connections[i].fd);
+	if (daemon->socket_made)
+		unlink(daemon->socket_path);
+	if (daemon->listen_fd >= 0)
+		close(daemon->listen_fd);
+	if (daemon->signal_fd >= 0)
+		close(daemon->signal_fd);
+	if (daemon->oplog)
+		kvt_oplog_close(daemon->oplog);
+	if (daemon->arena_readonly >= 0)
+		close(daemon->arena_readonly);
+	if (daemon->scratch)
+		munmap(daemon->scratch, daemon->sizes.scratch_bytes);
+	kvt_object_destroy(&daemon->arena);
+	kvt_object_destroy(&daemon->ledger);
+	if (daemon->pool.ops)
+		daemon->pool.ops->destroy(&daemon->pool);
+	if (daemon->loop.mode)
+		kvt_loop_close(&daemon->loop);
+	kvt_lock_release(&daemon->lock);
+	kvt_notify_close(&daemon->notify);
+	free(daemon->sessions);
+	free(daemon->served);
+	free(daemon->connections);
+	free(daemon->free_connections);
+	free(daemon->message);
+	free(daemon->answer);
+}
+
+static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	int error, stale = 0;
+
+	error = kvt_notify_open(&daemon->notify, why, KVT_WHY_BYTES);
+	if (!error)
+		error = kvt_notify_listen_fd(&daemon->listen_fd, why, KVT_WHY_BYTES);
+	if (!error)
+		error = raise_nofile(daemon, why);
+	if (!error)
+		error = pin_to_cpu(daemon, why);
+	if (!error)
+		error = plan_core(daemon, why);
+	if (!error)
+		error = check_memory(daemon, why);
+	if (!error)
+		error = kvt_lock_take(&daemon->lock, daemon->config.runtime_dir,
+				      daemon->config.instance, &stale, why, KVT_WHY_BYTES);
+	if (!error)
+		error = kvt_loop_open(&daemon->loop, why, KVT_WHY_BYTES);
+	if (error)
+		return error;
+	calibrate(daemon);
+	kvt_daemon_clock(daemon);
+	if (daemon->test_clock)
+		daemon->now_ns = TEST_CLOCK_START_NS;
+	daemon->started_ns = daemon->now_ns;
+	kvt_daemon_apply(daemon);
+	error = make_tables(daemon, why);
+	if (!error)
+		error = make_pool(daemon, why);
+	if (!error)
+		error = make_core(daemon, why);
+	if (!error)
+		error = make_signals(daemon, why);
+	if (!error)
+		error = make_socket(daemon, why);
+	return error;
+}
+
+int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	int error;
+
+	daemon->listen_fd = daemon->signal_fd = daemon->arena_readonly = -1;
+	daemon->notify.fd = daemon->lock.fd = -1;
+	daemon->arena.fd = daemon->ledger.fd = -1;
+	daemon->test_clock = daemon->config.test_clock;
+	why[0] = '\0';
+	error = make_all(daemon, why);
+	if (error) {
+		kvt_notify_send(&daemon->notify, "ERRNO=%d\nSTATUS=%s\n", -error, why);
+		unmake(daemon);
+		return error;
+	}
+	kvt_loop_flush(&daemon->loop);
+	kvt_core_publish(daemon->core, KVT_ARENA_READY);
+	report(daemon);
+	kvt_notify_send(&daemon->notify, "READY=1\nMAINPID=%d\n", (int)getpid());
+	return 0;
+}
+
+void kvt_daemon_stop(struct kvt_daemon *daemon)
+{
+	const struct kvt_counters *counters = daemon->counters;
+
+	kvt_core_publish(daemon->core, KVT_ARENA_GONE);
+	for (uint32_t i = 0; i < daemon->n_connections; i++) {
+		struct kvt_connection *connection = &daemon->connections[i];
+
+		if (connection->fd < 0)
+			continue;
+		if (connection->session)
+			kvt_session_say_gone(&daemon->sessions[connection->session], -ESHUTDOWN);
+		connection->state = KVT_CONNECTION_OVER; /* a failed send drops nothing now */
+		kvt_control_say(daemon, connection, KVT_MSG_GOODBYE, 0, -ESHUTDOWN,
+				"the daemon was stopped");
+	}
+	kvt_log(KVT_LOG_NOTICE, "stopped", "operations=%llu leases_left=%llu sessions_left=%llu "
+		"turns=%llu sleeps=%llu log_lines_dropped=%llu",
+		(unsigned long long)counters->operations,
+		(unsigned long long)counters->live_leases,
+		(unsigned long long)counters->live_sessions,
+		(unsigned long long)daemon->stats.turns, (unsigned long long)daemon->stats.sleeps,
+		(unsigned long long)kvt_log_dropped());
+	unmake(daemon);
+}

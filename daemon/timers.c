@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/daemon.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#define STATUS_INTERVAL_NS 10000000000ull
+#define EXPIRY_BUDGET 4096u
+
+static uint64_t earlier(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
+/* Connections that never said HELLO. Returns when the next one is too old. */
+static uint64_t end_half_open(struct kvt_daemon *daemon)
+{
+	uint64_t patience = (uint64_t)daemon->config.hello_timeout_ms * 1000000, next = UINT64_MAX;
+
+	for (uint32_t i = 0; i < daemon->n_connections && daemon->n_half_open; i++) {
+		struct kvt_connection *connection = &daemon->connections[i];
+
+		if (connection->state != KVT_CONNECTION_HALF_OPEN)
+			continue;
+		if (daemon->real_ns - connection->accepted_ns < patience) {
+			next = earlier(next, connection->accepted_ns + patience);
+			continue;
+		}
+		kvt_log_limited(&daemon->client_log, daemon->real_ns, KVT_LOG_WARNING,
+				"half_open_dropped", "pid=%d why=\"no first message within %lld ms\"",
+				(int)connection->peer.pid,
+				(long long)daemon->config.hello_timeout_ms);
+		kvt_control_drop(daemon, connection);
+	}
+	return next;
+}
+
+/* What is due on the cache's clock. A test clock moves by requests only, which do this too. */
+static uint64_t run_expiry(struct kvt_daemon *daemon)
+{
+	uint64_t due = kvt_core_next_expiry_ns(daemon->core);
+
+	if (daemon->test_clock)
+		return UINT64_MAX;
+	if (due <= daemon->now_ns) {
+		kvt_core_work(daemon->core, EXPIRY_BUDGET, false, daemon->now_ns);
+		due = kvt_core_next_expiry_ns(daemon->core);
+		due = due > daemon->now_ns ? due : daemon->now_ns;
+	}
+	return due;
+}
+
+static uint64_t ask_quiet_again(struct kvt_daemon *daemon)
+{
+	uint64_t next = UINT64_MAX;
+
+	for (uint32_t i = 1; i <= daemon->core_config.max_sessions && daemon->n_dying; i++) {
+		const struct kvt_session *session = &daemon->sessions[i];
+
+		if (!session->dying || session->quiet || !session->quiet_again_ns)
+			continue;
+		if (session->quiet_again_ns <= daemon->real_ns)
+			daemon->sweep_due = true;
+		else
+			next = earlier(next, session->quiet_again_ns);
+	}
+	return next;
+}
+
+void kvt_status_send(struct kvt_daemon *daemon)
+{
+	const struct kvt_counters *counters = daemon->counters;
+	uint64_t hit = counters->hit_positions, input = counters->input_positions;
+
+	kvt_notify_send(&daemon->notify,
+			"STATUS=%s%llu sessions, %llu of %u pages cached, hit rate %.1f %%\n",
+			daemon->draining ? "stopping: " : "",
+			(unsigned long long)counters->live_sessions,
+			(unsigned long long)counters->cached_pages,
+			daemon->core_config.n_pages - 1,
+			input ? 100.0 * (double)hit / (double)input : 0.0);
+}
+
+/* The watchdog is fed from here only, so a loop that hangs starves it. */
+static uint64_t feed_manager(struct kvt_daemon *daemon)
+{
+	uint64_t half = daemon->notify.watchdog_ns / 2;
+
+	if (daemon->notify.fd < 0)
+		return UINT64_MAX;
+	if (daemon->real_ns >= daemon->status_at_ns) {
+		kvt_status_send(daemon);
+		daemon->status_at_ns = daemon->real_ns + STATUS_INTERVAL_NS;
+	}
+	if (half && daemon->real_ns >= daemon->watchdog_at_ns) {
+		kvt_notify_send(&daemon->notify, "WATCHDOG=1\n");
+		daemon->watchdog_at_ns = daemon->real_ns + half;
+	}
+	return half ? earlier(daemon->status_at_ns, daemon->watchdog_at_ns)
+		    : daemon->status_at_ns;
+}
+
+static uint64_t accept_again(struct kvt_daemon *daemon)
+{
+	if (!daemon->accept_again_ns || daemon->listen_fd < 0)
+		return UINT64_MAX;
+	if (daemon->real_ns < daemon->accept_again_ns)
+		return daemon->accept_again_ns;
+	daemon->accept_again_ns = 0;
+	kvt_loop_accept(&daemon->loop, daemon->listen_fd, kvt_tag(KVT_TAG_ACCEPT, 0, 0));
+	return UINT64_MAX;
+}
+
+void kvt_timers_run(struct kvt_daemon *daemon)
+{
+	uint64_t next = end_half_open(daemon);
+
+	next = earlier(next, accept_again(daemon));
+	next = earlier(next, run_expiry(daemon));
+	next = earlier(next, ask_quiet_again(daemon));
+	next = earlier(next, feed_manager(daemon));
+	if (daemon->draining) {
+		if (daemon->real_ns >= daemon->drain_until_ns)
+			daemon->over = true;
+		next = earlier(next, daemon->drain_until_ns);
+	}
+	daemon->next_timer_ns = next;
+	kvt_loop_flush(&daemon->loop);
+}
+
+/* ---- signals */
+
+static void begin_drain(struct kvt_daemon *daemon, int signal)
+{
+	kvt_log(KVT_LOG_NOTICE, "stopping", "signal=%s leases=%llu drain_ms=%lld",
+		signal == SIGINT ? "SIGINT" : "SIGTERM",
+		(unsigned long long)daemon->counters->live_leases,
+		(long long)daemon->config.drain_ms);
+	kvt_notify_send(&daemon->notify, "STOPPING=1\n");
+	daemon->draining = true;
+	daemon->drain_until_ns = daemon->real_ns + (uint64_t)daemon->config.drain_ms * 1000000;
+	kvt_core_publish(daemon->core, KVT_ARENA_DRAINING);
+	/* New connections are refused from here on: first by HELLO, then for want of a socket. */
+	if (!daemon->listen_passed && daemon->listen_fd >= 0) {
+		kvt_loop_cancel(&daemon->loop, kvt_tag(KVT_TAG_ACCEPT, 0, 0));
+		close(daemon->listen_fd);
+		daemon->listen_fd = -1;
+		if (daemon->socket_made)
+			unlink(daemon->socket_path);
+		daemon->socket_made = false;
+	}
+	daemon->next_timer_ns = 0;
+	kvt_status_send(daemon);
+}
+
+static void reload(struct kvt_daemon *daemon)
+{
+	char why[KVT_WHY_BYTES], changed[KVT_WHY_BYTES], fixed[KVT_WHY_BYTES];
+	struct kvt_config fresh;
+	struct timespec now;
+	int command;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	kvt_notify_send(&daemon->notify, "RELOADING=1\nMONOTONIC_USEC=%llu\n",
+			(unsigned long long)now.tv_sec * 1000000ull +
+				(unsigned long long)now.tv_nsec / 1000);
+	command = kvt_config_parse(&fresh, daemon->argc, daemon->argv, why);
+	if (command < 0) {
+		kvt_log(KVT_LOG_ERROR, "reload_failed", "why=\"%s\" effect=\"the old options "
+			"stay\"", why);
+	} else {
+		kvt_config_reload(&daemon->config, &fresh, changed, fixed);
+		kvt_daemon_apply(daemon);
+		kvt_log(KVT_LOG_NOTICE, "reloaded", "changed=\"%s\" need_restart=\"%s\"", changed,
+			fixed);
+	}
+	kvt_notify_send(&daemon->notify, "READY=1\n");
+}
+
+void kvt_signal_handle(struct kvt_daemon *daemon)
+{
+	struct signalfd_siginfo info;
+
+	while (read(daemon->signal_fd, &info, sizeof(info)) == sizeof(info)) {
+		if (info.ssi_signo == SIGHUP)
+			reload(daemon);
+		else if (daemon->draining)
+			daemon->over = true; /* asked twice: do not wait any longer */
+		else
+			begin_drain(daemon, (int)info.ssi_signo);
+	}
+	kvt_loop_poll(&daemon->loop, daemon->signal_fd, POLLIN, kvt_tag(KVT_TAG_SIGNAL, 0, 0));
+}

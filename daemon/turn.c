@@ -1,0 +1,453 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/daemon.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <time.h>
+
+#include "shm/assert.h"
+
+#define unlikely(x) __builtin_expect(!!(x), 0)
+
+#define EVENTS_PER_TURN 64
+#define TIMER_NS 1000000ull       /* while busy, timers are looked at this often */
+#define LATE_PART 16              /* polled waits end late by at most this part of their length */
+#define POLL_MOST_NS 20000000ull
+
+static uint64_t clock_ns(clockid_t id)
+{
+	struct timespec now;
+
+	clock_gettime(id, &now);
+	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+void kvt_daemon_clock(struct kvt_daemon *daemon)
+{
+	daemon->real_ns = clock_ns(CLOCK_MONOTONIC);
+	if (!daemon->test_clock)
+		daemon->now_ns = daemon->real_ns;
+	daemon->clock_stamp = kvt_cycles();
+}
+
+/* ---- one entry */
+
+/* Places in the CQ that no deferred operation has a claim on. Negative: a broken index. */
+static int cq_room(struct kvt_session *session)
+{
+	struct kvt_ring_end *ring = &session->ring;
+	int space = kvt_ring_cq_space(ring);
+
+	if (unlikely(space >= 0 && (uint32_t)space <= session->deferred)) {
+		/* The cached index may be old. Pairs with the client's release of cq_head. */
+		ring->cq_head = kvt_load_acquire(&ring->header->cq_head);
+		if (ring->cq_tail - ring->cq_head > ring->cq_mask + 1)
+			return -EPROTO;
+		space = (int)(ring->cq_mask + 1 - (ring->cq_tail - ring->cq_head));
+	}
+	return space < 0 ? space : space - (int)session->deferred;
+}
+
+static void complete(struct kvt_session *session, const struct kvt_cqe *cqe)
+{
+	kvt_ring_cq_put(&session->ring, cqe);
+	if (unlikely(kvt_ring_cq_publish(&session->ring)))
+		kvt_session_ring_bell(session);
+}
+
+void kvt_daemon_complete(void *context, uint32_t index, const struct kvt_cqe *cqe)
+{
+	struct kvt_daemon *daemon = context;
+	struct kvt_session *session = &daemon->sessions[index];
+
+	if (!session->open)
+		return;
+	KVT_ASSERT(session->deferred > 0);
+	session->deferred--;
+	daemon->n_deferred--;
+	session->waiting_since_ns = daemon->real_ns;
+	complete(session, cqe);
+}
+
+/* Whether an entry might have to wait, so that a place to wait in must be there. A client may
+ * lower a word again meanwhile; the core then finds the place missing only if all are in use. */
+static bool may_defer(const struct kvt_session *session, const struct kvt_sqe *sqe)
+{
+	switch (sqe->op) {
+	case KVT_OP_COMMIT:
+	case KVT_OP_INSERT:
+	case KVT_OP_FREE:
+	case KVT_OP_UNLOCK:
+	case KVT_OP_END:
+	case KVT_OP_CLOSE:
+		return session->deferred != 0 || sqe->fence_slot < KVT_FENCE_WORDS;
+	default:
+		return false;
+	}
+}
+
+static bool no_place_to_wait(const struct kvt_daemon *daemon, const struct kvt_session *session,
+			     const struct kvt_sqe *sqe)
+{
+	return may_defer(session, sqe) && (session->deferred >= session->max_deferred ||
+					   !kvt_core_can_defer(daemon->core));
+}
+
+/* While the daemon stops, nothing new is begun: what is leased may finish. */
+static bool begins_lease(const struct kvt_sqe *sqe)
+{
+	return sqe->op == KVT_OP_BEGIN || sqe->op == KVT_OP_LOCK ||
+	       ((sqe->op == KVT_OP_MATCH || sqe->op == KVT_OP_INSERT) &&
+		(sqe->flags & KVT_F_LOCK));
+}
+
+static void refuse_draining(struct kvt_session *session, const struct kvt_sqe *sqe)
+{
+	struct kvt_cqe cqe = { .user_data = sqe->user_data, .result = -ESHUTDOWN,
+			       .reason = KVT_REASON_DRAINING };
+
+	complete(session, &cqe);
+}
+
+static void account(struct kvt_daemon *daemon, const struct kvt_sqe *sqe, uint64_t cycles)
+{
+	struct kvt_daemon_stats *stats = &daemon->stats;
+	uint32_t op = sqe->op < KVT_OP_KINDS ? sqe->op : 0;
+	uint64_t units = (uint64_t)((unsigned __int128)cycles * daemon->units_per_cycle >> 32);
+	uint32_t bucket = units ? 64 - (uint32_t)__builtin_clzll(units) : 0;
+
+	stats->op_count[op]++;
+	stats->op_histogram[op][bucket < KVT_HISTOGRAM_BUCKETS ? bucket
+							       : KVT_HISTOGRAM_BUCKETS - 1]++;
+	if (op == KVT_OP_BEGIN) {
+		uint32_t nodes = kvt_core_effort(daemon->core)->path_nodes;
+
+		stats->path_nodes[stats->n_path_nodes++ % KVT_PATH_SAMPLES] =
+			(uint8_t)(nodes < 255 ? nodes : 255);
+	}
+}
+
+static void run_entry(struct kvt_daemon *daemon, struct kvt_session *session,
+		      const struct kvt_sqe *sqe)
+{
+	uint64_t before = kvt_cycles();
+	struct kvt_cqe cqe;
+
+	if (unlikely(daemon->draining && begins_lease(sqe))) {
+		refuse_draining(session, sqe);
+		return;
+	}
+	if (kvt_core_execute(daemon->core, session->index, sqe, daemon->now_ns, &cqe)) {
+		complete(session, &cqe);
+	} else {
+		if (!session->deferred)
+			session->waiting_since_ns = daemon->real_ns;
+		session->deferred++;
+		daemon->n_deferred++;
+	}
+	account(daemon, sqe, kvt_cycles() - before);
+}
+
+/* At most one entry of one session. Returns how many were run. */
+static inline uint32_t serve(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	struct kvt_sqe sqe;
+	int n, room;
+
+	if (unlikely(session->holding)) {
+		if (no_place_to_wait(daemon, session, &session->held) || cq_room(session) <= 0)
+			return 0;
+		session->holding = false;
+		run_entry(daemon, session, &session->held);
+		return 1;
+	}
+	n = kvt_ring_sq_pending(&session->ring);
+	if (n == 0)
+		return 0;
+	room = n < 0 ? n : cq_room(session);
+	if (unlikely(room <= 0)) {
+		if (room < 0)
+			kvt_session_kill(daemon, session, -EPROTO,
+					 "a ring index is impossible: the session is over");
+		return 0;
+	}
+	kvt_ring_sq_take(&session->ring, &sqe);
+	if (unlikely(no_place_to_wait(daemon, session, &sqe))) {
+		session->held = sqe;
+		session->holding = true;
+		return 0;
+	}
+	run_entry(daemon, session, &sqe);
+	return 1;
+}
+
+static inline uint32_t serve_all(struct kvt_daemon *daemon)
+{
+	uint32_t work = 0;
+
+	for (uint32_t i = 0; i < daemon->n_served; i++)
+		work += serve(daemon, &daemon->sessions[daemon->served[i]]);
+	return work;
+}
+
+/* ---- fences, events, background */
+
+static uint32_t poll_fences(struct kvt_daemon *daemon)
+{
+	uint32_t work = 0;
+
+	for (uint32_t i = 0; i < daemon->n_served; i++) {
+		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
+
+		if (session->deferred)
+			work += kvt_core_poll(daemon->core, session->index, daemon->now_ns);
+	}
+	return work;
+}
+
+static void handle_event(struct kvt_daemon *daemon, const struct kvt_loop_event *event)
+{
+	uint32_t slot = event->tag >> 32 & 0xffffffu, generation = (uint32_t)event->tag;
+	struct kvt_connection *connection;
+	struct kvt_session *session;
+
+	switch ((enum kvt_tag_kind)(event->tag >> 56)) {
+	case KVT_TAG_NONE:
+		break;
+	case KVT_TAG_ACCEPT:
+		if (event->result >= 0)
+			kvt_control_accepted(daemon, event->result);
+		if (!event->more)
+			daemon->accept_again_ns = daemon->real_ns +
+						  (event->result < 0 ? 100000000ull : 0);
+		daemon->next_timer_ns = 0;
+		break;
+	case KVT_TAG_SIGNAL:
+		kvt_signal_handle(daemon);
+		break;
+	case KVT_TAG_CONNECTION:
+		connection = &daemon->connections[slot];
+		if (connection->generation == generation && connection->fd >= 0)
+			kvt_control_event(daemon, connection,
+					  event->result < 0 ? POLLHUP : (uint32_t)event->result);
+		break;
+	case KVT_TAG_DOORBELL:
+		session = &daemon->sessions[slot];
+		if (session->generation == generation)
+			session->doorbell_armed = false;
+		break;
+	case KVT_TAG_PROCESS:
+		session = &daemon->sessions[slot];
+		if (session->generation == generation && session->pidfd_armed)
+			kvt_session_exited(daemon, session);
+		break;
+	}
+}
+
+static uint32_t handle_events(struct kvt_daemon *daemon)
+{
+	struct kvt_loop_event events[EVENTS_PER_TURN];
+	unsigned int n;
+
+	kvt_daemon_clock(daemon);
+	n = kvt_loop_reap(&daemon->loop, events, EVENTS_PER_TURN);
+	for (unsigned int i = 0; i < n; i++)
+		handle_event(daemon, &events[i]);
+	kvt_loop_flush(&daemon->loop);
+	return n;
+}
+
+static inline bool has_background(const struct kvt_daemon *daemon)
+{
+	return daemon->sweep_due || daemon->counters->detached_pending != 0 ||
+	       (daemon->n_dying && kvt_core_unsettled(daemon->core));
+}
+
+/* A bounded piece of what is left of sessions and of detached subtrees. */
+static uint32_t background(struct kvt_daemon *daemon)
+{
+	uint32_t work = 0;
+
+	if (kvt_core_unsettled(daemon->core))
+		work = kvt_core_work(daemon->core, (uint32_t)daemon->config.work_budget, false,
+				     daemon->now_ns);
+	if (daemon->sweep_due || work) {
+		daemon->sweep_due = false;
+		kvt_sessions_sweep(daemon);
+	}
+	if (daemon->waiters)
+		kvt_admin_wake(daemon);
+	return work;
+}
+
+/* ---- nothing to do */
+
+static void set_need_wakeup(struct kvt_daemon *daemon, uint32_t value)
+{
+	for (uint32_t i = 0; i < daemon->n_served; i++) {
+		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
+
+		kvt_store_relaxed(&session->ring.header->sq_need_wakeup, value);
+	}
+}
+
+/* Doorbells that rang are emptied and watched again. RWF_NOWAIT, because the client shares the
+ * descriptor's flags and could have made it a blocking one. */
+static void arm_doorbells(struct kvt_daemon *daemon)
+{
+	for (uint32_t i = 0; i < daemon->n_served; i++) {
+		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
+		uint64_t count;
+		struct iovec into = { &count, sizeof(count) };
+
+		if (session->doorbell_armed)
+			continue;
+		if (preadv2(session->doorbell, &into, 1, -1, RWF_NOWAIT) < 0)
+			count = 0; /* it had not been rung */
+		kvt_loop_poll(&daemon->loop, session->doorbell, POLLIN,
+			      kvt_tag(KVT_TAG_DOORBELL, session->index, session->generation));
+		session->doorbell_armed = true;
+	}
+}
+
+/* How long to sleep when something that nobody rings for is waited for since `since_ns`: a little
+ * at first, and never late by more than a small part of the time it took. */
+static uint64_t polled_wait_ns(const struct kvt_daemon *daemon, uint64_t since_ns)
+{
+	uint64_t wait = (daemon->real_ns - since_ns) / LATE_PART;
+	uint64_t least = (uint64_t)daemon->config.fence_poll_us * 1000;
+
+	if (wait > POLL_MOST_NS)
+		wait = POLL_MOST_NS;
+	return wait > least ? wait : least;
+}
+
+/* The last look before sleeping, after need_wakeup is visible. Returns false if there is work,
+ * else the longest time to sleep for what no doorbell will tell. */
+static bool last_look(struct kvt_daemon *daemon, uint64_t *ret_timeout_ns)
+{
+	uint64_t timeout = UINT64_MAX;
+	bool stalled = false;
+
+	for (uint32_t i = 0; i < daemon->n_served; i++) {
+		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
+		int n = session->holding ? 1 : kvt_ring_sq_pending(&session->ring);
+
+		if (n < 0 || (n && cq_room(session) != 0 &&
+			      !(session->holding &&
+				no_place_to_wait(daemon, session, &session->held))))
+			return false; /* an entry to take, or an index to complain about */
+		stalled |= n != 0;
+		if (session->deferred) {
+			uint64_t wait = polled_wait_ns(daemon, session->waiting_since_ns);
+
+			if (kvt_core_poll(daemon->core, session->index, daemon->now_ns))
+				return false;
+			timeout = wait < timeout ? wait : timeout;
+		}
+	}
+	if (!stalled) {
+		daemon->stalled_since_ns = 0;
+	} else {
+		uint64_t wait;
+
+		if (!daemon->stalled_since_ns)
+			daemon->stalled_since_ns = daemon->real_ns;
+		wait = polled_wait_ns(daemon, daemon->stalled_since_ns);
+		timeout = wait < timeout ? wait : timeout;
+	}
+	*ret_timeout_ns = timeout;
+	return true;
+}
+
+static void sleep_now(struct kvt_daemon *daemon)
+{
+	uint64_t timeout, timer, before = daemon->real_ns, slept;
+
+	arm_doorbells(daemon);
+	set_need_wakeup(daemon, 1);
+	/* Pairs with the client's full fence between publishing and its look at sq_need_wakeup. */
+	kvt_fence_full();
+	if (last_look(daemon, &timeout) && !kvt_loop_ready(&daemon->loop)) {
+		timer = daemon->next_timer_ns > before ? daemon->next_timer_ns - before : 0;
+		daemon->stats.sleeps++;
+		kvt_loop_sleep(&daemon->loop, timer < timeout ? timer : timeout);
+		kvt_daemon_clock(daemon);
+		slept = daemon->real_ns - before;
+		/* Adapt: a sleep that was over soon should have been spinning, one that lasted long
+		 * shows that spinning before it was wasted. */
+		if (slept * daemon->cycles_per_us / 1000 < daemon->spin_most_cycles)
+			daemon->spin_cycles *= 2;
+		else
+			daemon->spin_cycles /= 2;
+		if (daemon->spin_cycles > daemon->spin_most_cycles)
+			daemon->spin_cycles = daemon->spin_most_cycles;
+		if (daemon->spin_cycles < daemon->spin_most_cycles / 16)
+			daemon->spin_cycles = daemon->spin_most_cycles / 16;
+	}
+	set_need_wakeup(daemon, 0);
+	daemon->idle_since = 0;
+}
+
+/* A turn found nothing. Compact, spin or sleep. */
+static void idle(struct kvt_daemon *daemon, uint64_t stamp)
+{
+	uint64_t idle_cycles;
+
+	if (!daemon->idle_since)
+		daemon->idle_since = stamp;
+	idle_cycles = stamp - daemon->idle_since;
+	if (daemon->compact_due && idle_cycles >= daemon->compact_after_cycles) {
+		if (!daemon->config.compaction ||
+		    !kvt_core_work(daemon->core, (uint32_t)daemon->config.work_budget, true,
+				   daemon->now_ns))
+			daemon->compact_due = false;
+		return;
+	}
+	if (idle_cycles < daemon->spin_cycles || daemon->spin_most_cycles == UINT64_MAX) {
+		daemon->stats.spins++;
+		kvt_cpu_relax();
+		return;
+	}
+	if (daemon->compact_due)
+		return;
+	kvt_daemon_clock(daemon);
+	if (daemon->real_ns >= daemon->next_timer_ns)
+		kvt_timers_run(daemon);
+	else
+		sleep_now(daemon);
+}
+
+void kvt_daemon_run(struct kvt_daemon *daemon)
+{
+	kvt_daemon_clock(daemon);
+	kvt_timers_run(daemon);
+	while (!daemon->over) {
+		uint64_t stamp = kvt_cycles();
+		uint32_t work;
+
+		if (unlikely(stamp - daemon->clock_stamp >= daemon->clock_interval)) {
+			kvt_daemon_clock(daemon);
+			if (daemon->real_ns >= daemon->next_timer_ns)
+				kvt_timers_run(daemon);
+		}
+		daemon->stats.turns++;
+		work = serve_all(daemon);
+		if (work) /* what was done may have left chains of nodes */
+			daemon->compact_due = true;
+		if (unlikely(daemon->n_deferred))
+			work += poll_fences(daemon);
+		if (unlikely(kvt_loop_ready(&daemon->loop)))
+			work += handle_events(daemon);
+		if (unlikely(has_background(daemon)))
+			work += background(daemon);
+		if (unlikely(daemon->draining && daemon->counters->live_leases == 0))
+			daemon->over = true;
+		if (work)
+			daemon->idle_since = 0;
+		else if (!daemon->over)
+			idle(daemon, stamp);
+	}
+}
