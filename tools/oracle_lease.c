@@ -194,7 +194,7 @@ static int begin_room(struct kvt_oracle *o, struct begin *b)
 	run->need_pages = fresh;
 	run->keys = run->record->keys;
 	run->base = 0;
-	return run_need_nodes(o, most, available);
+	return run_need_nodes(o, most);
 }
 
 static void keep_tail(struct kvt_oracle *o, struct model_lease *lease, const uint32_t *keys,
@@ -226,6 +226,7 @@ int lease_begin(struct kvt_oracle *o)
 	lease->force_miss = sqe->flags & KVT_F_FORCE_MISS;
 	lease->known = sqe->n_keys;
 	lease->done = b.reuse;
+	lease->computed = b.reuse * ps;
 	if (sqe->n_keys % ps)
 		keep_tail(o, lease, run->record->keys, sqe->n_keys);
 	TRY(run_want_path(o, run->cursor, b.reuse));
@@ -313,7 +314,7 @@ static int commit_announce(struct kvt_oracle *o, struct model_lease *lease)
 			most++;
 		}
 		model_own(o, walk.node);
-		TRY(run_need_nodes(o, most, model_available(o)));
+		TRY(run_need_nodes(o, most));
 		TRY(events_follow(o, BUILD_EVENTS));
 		TRY(run_check_path(o));
 		model_lock(o, run->cursor, old);
@@ -370,9 +371,11 @@ static int commit_seal(struct kvt_oracle *o, struct model_lease *lease, uint32_t
 	return 0;
 }
 
-static void commit_count_hit(struct kvt_oracle *o, struct model_lease *lease)
+/* A sequence counts once: at its first COMMIT that is not CHUNKED, at the latest at its END, whose
+ * own CHUNKED flag speaks of its COMMIT only. */
+void lease_count_hit(struct kvt_oracle *o, struct model_lease *lease)
 {
-	if (lease->counted || (o->run.record->sqe.flags & KVT_F_CHUNKED))
+	if (lease->counted || lease->kind != KVT_LEASE_BEGIN)
 		return;
 	lease->counted = true;
 	model_count_hit(o, lease->node);
@@ -399,7 +402,8 @@ static int commit(struct kvt_oracle *o, struct model_lease *lease, bool list, ui
 	lease->computed = next;
 	o->run.advanced = next - computed;
 	o->counters.advanced_positions += next - computed;
-	commit_count_hit(o, lease);
+	if (!(o->run.record->sqe.flags & KVT_F_CHUNKED))
+		lease_count_hit(o, lease);
 	model_touch(o, lease->node);
 	*ret_next = next;
 	return 0;
@@ -462,16 +466,13 @@ int lease_end(struct kvt_oracle *o)
 
 		if (result < 0)
 			return result;
-		if (result == MODEL_REFUSED && run->want.result == -ESTALE) {
+		if (result == MODEL_REFUSED && run->want.result == -ESTALE)
 			run->want.flags |= KVT_CQE_DETACHED;
-			run->want.reason = 0;
-		}
 		run->want.result = 0; /* END always ends; `reason` tells what its COMMIT met */
 		run->want.a = 0;
 		run->want.c = run->sealed;
 	}
-	if (lease->kind == KVT_LEASE_BEGIN)
-		commit_count_hit(o, lease);
+	lease_count_hit(o, lease);
 	TRY(lease_unlock(o, lease));
 	run->want.d = lease_free_pages(o, sqe->node);
 	lease_drop(o, sqe->node);

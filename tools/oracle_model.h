@@ -83,13 +83,11 @@ struct model_pending {
 	struct kvt_sqe sqe;
 };
 
-enum model_privilege { PRIVILEGE_UNKNOWN = 0, PRIVILEGE_YES, PRIVILEGE_NO };
-
 struct model_session {
 	uint32_t state; /* enum kvt_session_state */
 	uint32_t signs;
 	bool closed; /* its CLOSE took effect */
-	enum model_privilege privileged;
+	bool privileged;
 	uint32_t n_private;
 	uint32_t n_leases;
 	uint8_t *opened; /* by namespace number */
@@ -237,6 +235,7 @@ int lease_begin(struct kvt_oracle *o);
 int lease_commit(struct kvt_oracle *o);
 int lease_extend(struct kvt_oracle *o);
 int lease_end(struct kvt_oracle *o);
+void lease_count_hit(struct kvt_oracle *o, struct model_lease *lease);
 /** Unlock, with the cutting of tails that follows. */
 int lease_unlock(struct kvt_oracle *o, struct model_lease *lease);
 /** Give all private pages of a lease back; returns how many. */
@@ -247,7 +246,7 @@ int run_need_list(struct kvt_oracle *o, uint64_t words);
 int run_want(struct kvt_oracle *o, uint32_t word);
 /** The operation may need up to `most_nodes` nodes. Into how many pieces a run falls is the core's
  * affair, so -ENOSPC for want of nodes is followed after a check that it is possible. */
-int run_need_nodes(struct kvt_oracle *o, uint64_t most_nodes, uint64_t available);
+int run_need_nodes(struct kvt_oracle *o, uint64_t most_nodes);
 int run_need_lease(struct kvt_oracle *o);
 int run_need_quota(struct kvt_oracle *o, uint64_t pages);
 /** Pages [0, n) of the path to `node` into the wanted list. */

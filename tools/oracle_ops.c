@@ -117,7 +117,7 @@ int run_check_path(struct kvt_oracle *o)
 			     end ? model_end(end) : 0);
 }
 
-int run_need_nodes(struct kvt_oracle *o, uint64_t most_nodes, uint64_t available)
+int run_need_nodes(struct kvt_oracle *o, uint64_t most_nodes)
 {
 	const struct kvt_cqe *got = &o->run.record->cqe;
 	uint64_t can = o->n_free_ids;
@@ -133,7 +133,7 @@ int run_need_nodes(struct kvt_oracle *o, uint64_t most_nodes, uint64_t available
 	if (can >= most_nodes)
 		return oracle_fail(o, "-ENOSPC nodes, though %llu can be had and %llu are enough",
 				   (unsigned long long)can, (unsigned long long)most_nodes);
-	return run_refuse(o, -ENOSPC, KVT_REASON_NODES, available);
+	return run_refuse(o, -ENOSPC, KVT_REASON_NODES, 0);
 }
 
 int run_need_lease(struct kvt_oracle *o)
@@ -146,7 +146,7 @@ int run_need_lease(struct kvt_oracle *o)
 	for (uint32_t i = 1; i <= o->config.n_leases; i++)
 		used += o->leases[i].kind != KVT_LEASE_FREE;
 	if (used == o->config.n_leases)
-		return run_refuse(o, -ENOSPC, KVT_REASON_LEASES, o->config.n_leases);
+		return run_refuse(o, -ENOSPC, KVT_REASON_LEASES, 0);
 	return 0;
 }
 
@@ -208,11 +208,13 @@ static int check_handle(struct kvt_oracle *o, uint32_t *ret_node)
 	if (sqe->node == 0 || sqe->node >= o->config.max_nodes)
 		return run_refuse(o, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
 	node = model_node(o, sqe->node);
-	if (!node || node->generation != sqe->generation || node->detached)
+	if (!node || node->generation != sqe->generation)
 		return run_refuse(o, -ESTALE, KVT_REASON_HANDLE_STALE, 0);
 	if (sqe->positions == 0 || sqe->positions % ps ||
 	    sqe->positions / ps > node->start + node->sealed)
 		return run_refuse(o, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
+	if (node->detached)
+		return run_refuse(o, -ESTALE, KVT_REASON_HANDLE_STALE, 0);
 	while (sqe->positions / ps <= node->start)
 		node = model_node(o, node->parent);
 	*ret_node = node->id;
@@ -297,8 +299,6 @@ static int check_pages(struct kvt_oracle *o, const uint32_t *pages, uint32_t n,
 	for (uint32_t i = 0; i < n; i++) {
 		uint32_t reason = page_problem(o, pages, i, twins, n_twins);
 
-		if (reason == KVT_REASON_PAGE_FOREIGN)
-			return run_refuse(o, -EPERM, reason, 0);
 		if (reason)
 			return run_refuse(o, -EINVAL, reason, 0);
 	}
@@ -361,7 +361,7 @@ static int insert_twins(struct kvt_oracle *o, const struct insert *in, uint32_t 
 }
 
 /* Nodes that an insertion may take: a root, a split, and a piece for every new page. */
-static int insert_nodes(struct kvt_oracle *o, const struct insert *in, uint64_t available)
+static int insert_nodes(struct kvt_oracle *o, const struct insert *in)
 {
 	struct model_run *run = &o->run;
 	const struct model_node *last = model_node(o, in->walk.node);
@@ -372,12 +372,12 @@ static int insert_nodes(struct kvt_oracle *o, const struct insert *in, uint64_t 
 
 	if (in->end > 0 && !model_root(o, run->record->sqe.namespace_id))
 		most++;
-	run->cursor = in->walk.node;
+	run->cursor = in->end ? in->walk.node : 0;
 	run->reached = in->walk.pages;
 	run->target = in->end;
 	run->split_at = split ? in->walk.pages : UINT32_MAX;
 	model_own(o, in->walk.node);
-	return run_need_nodes(o, most, available);
+	return run_need_nodes(o, most);
 }
 
 static int insert_seal(struct kvt_oracle *o, const struct insert *in, const uint32_t *twins,
@@ -431,13 +431,14 @@ static int insert_into_tree(struct kvt_oracle *o, struct insert *in, const uint3
 	uint32_t duplicates = 0;
 	struct model_lease *lease;
 
+	TRY(oracle_expect(o, "pages given to INSERT", in->pages, run->record->n_pages));
 	TRY(check_pages(o, run->record->pages, in->pages, twins, n_twins));
 	for (uint32_t i = 0; i < n_twins; i++)
 		duplicates += run->record->pages[i] != twins[i];
 	if (sqe->flags & KVT_F_LOCK)
 		TRY(run_need_lease(o));
 	TRY(run_need_list(o, 2ull * duplicates + (sqe->flags & KVT_F_LOCK ? in->end : 0)));
-	TRY(insert_nodes(o, in, model_available(o)));
+	TRY(insert_nodes(o, in));
 	run->keys = run->record->keys;
 	run->base = in->from;
 	run->priority = sqe->priority;
@@ -467,6 +468,8 @@ static int op_insert(struct kvt_oracle *o)
 	uint32_t *twins = NULL;
 	int result;
 
+	if (o->config.disabled)
+		return 0;
 	in.pages = sqe->n_keys / ps;
 	TRY(insert_start(o, &in));
 	in.end = in.from + in.pages;
@@ -519,7 +522,7 @@ static int op_remove(struct kvt_oracle *o)
 	node = o->nodes[walk.node];
 	if (node->start < pages - 1) {
 		model_own(o, walk.node);
-		TRY(run_need_nodes(o, 1, model_available(o)));
+		TRY(run_need_nodes(o, 1));
 		run->cursor = walk.node;
 		run->split_at = pages - 1;
 		TRY(events_follow(o, EVENT_BIT(KVT_EV_SPLIT) | EVENT_BIT(KVT_EV_TRIM) |
@@ -585,10 +588,12 @@ static int op_stats(struct kvt_oracle *o)
 {
 	const struct kvt_record *record = o->run.record;
 	uint32_t words = sizeof(struct kvt_counters) / sizeof(uint32_t);
+	struct kvt_counters before = record->counters;
 
 	TRY(run_need_list(o, words));
+	before.operations--; /* it does not count itself */
 	TRY(oracle_expect(o, "words of STATS", words, record->n_list));
-	if (memcmp(record->list, &record->counters, sizeof(record->counters)) != 0)
+	if (memcmp(record->list, &before, sizeof(before)) != 0)
 		return oracle_fail(o, "STATS answered other counters than the record has");
 	for (uint32_t i = 0; i < words; i++)
 		TRY(run_want(o, record->list[i]));
@@ -607,6 +612,8 @@ static int bad_entry(struct kvt_oracle *o, const struct kvt_sqe *sqe)
 	if (sqe->flags & ~rule->flags)
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
 	if (sqe->op == KVT_OP_MATCH && (sqe->flags & KVT_F_LOCK) && (sqe->flags & KVT_F_NO_TOUCH))
+		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
+	if (sqe->op == KVT_OP_END && sqe->flags && !(sqe->flags & KVT_F_COMMIT))
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
 	if ((!rule->ns && sqe->namespace_id) ||
 	    (!rule->keys && (sqe->keys_offset || sqe->n_keys)) ||
@@ -635,20 +642,6 @@ static bool range_refused(const struct kvt_record *record)
 	return record->cqe.result == -EINVAL && record->cqe.reason == KVT_REASON_BAD_RANGE;
 }
 
-static int privileged(struct kvt_oracle *o)
-{
-	struct model_session *session = &o->sessions[o->run.record->session];
-	bool refused = o->run.record->cqe.result == -EPERM &&
-		       o->run.record->cqe.reason == KVT_REASON_PRIVILEGE;
-
-	/* The log does not say who a session is: the first answer does. */
-	if (session->privileged == PRIVILEGE_UNKNOWN)
-		session->privileged = refused ? PRIVILEGE_NO : PRIVILEGE_YES;
-	if (session->privileged == PRIVILEGE_NO)
-		return run_refuse(o, -EPERM, KVT_REASON_PRIVILEGE, 0);
-	return 0;
-}
-
 static int check_entry(struct kvt_oracle *o, bool effect)
 {
 	const struct kvt_record *record = o->run.record;
@@ -668,11 +661,10 @@ static int check_entry(struct kvt_oracle *o, bool effect)
 		     !session->opened[sqe->namespace_id]))
 			return run_refuse(o, -EINVAL, KVT_REASON_NAMESPACE, 0);
 	}
-	if (rules[sqe->op].lease)
-		TRY(lease_find(o, effect, &lease));
-	if (sqe->op == KVT_OP_EVICT || sqe->op == KVT_OP_RESET || sqe->op == KVT_OP_AUDIT)
-		TRY(privileged(o));
-	return 0;
+	if ((sqe->op == KVT_OP_EVICT || sqe->op == KVT_OP_RESET || sqe->op == KVT_OP_AUDIT) &&
+	    !session->privileged)
+		return run_refuse(o, -EPERM, KVT_REASON_PRIVILEGE, 0);
+	return rules[sqe->op].lease ? lease_find(o, effect, &lease) : 0;
 }
 
 static int run_op(struct kvt_oracle *o)
@@ -711,20 +703,6 @@ static int run_op(struct kvt_oracle *o)
 		return session_close(o);
 	default: /* NOP; AUDIT finds nothing */
 		return 0;
-	}
-}
-
-static void count_violation(struct kvt_oracle *o)
-{
-	switch (o->run.want.reason) {
-	case KVT_REASON_BAD_OP:
-	case KVT_REASON_BAD_FLAGS:
-	case KVT_REASON_BAD_FIELD:
-	case KVT_REASON_BAD_RANGE:
-		o->counters.violations++;
-		break;
-	default:
-		break;
 	}
 }
 
@@ -833,10 +811,11 @@ int ops_apply(struct kvt_oracle *o)
 	if (effect) {
 		run->want.flags = KVT_CQE_DEFERRED;
 		TRY(take_pending(o));
-	} else {
-		o->counters.operations++;
 	}
+	o->counters.operations++;
 	result = check_entry(o, effect);
+	if (result == MODEL_REFUSED && !effect)
+		o->counters.violations++; /* no honest client sends it */
 	if (result == 0) {
 		TRY(check_order(o));
 		result = run_op(o);
@@ -845,7 +824,6 @@ int ops_apply(struct kvt_oracle *o)
 		return result;
 	if (result == MODEL_REFUSED) {
 		run->n_want = 0;
-		count_violation(o);
 	} else if (record->sqe.op != KVT_OP_END && record->sqe.op != KVT_OP_UNLOCK) {
 		run->want.e = run->n_want;
 	}
@@ -864,7 +842,6 @@ int ops_defer(struct kvt_oracle *o)
 	int result;
 
 	TRY(check_session(o));
-	o->counters.operations++;
 	result = check_entry(o, false);
 	if (result < 0)
 		return result;

@@ -20,7 +20,7 @@ static void drop_pending_of(struct kvt_oracle *o, uint32_t session)
 	o->n_pending = kept;
 }
 
-/* CLOSE: every lease ends without a COMMIT, in the order in which they were made; every page goes. */
+/* CLOSE: every lease ends without a COMMIT, the newest first; every page goes. */
 int session_close(struct kvt_oracle *o)
 {
 	struct model_run *run = &o->run;
@@ -33,11 +33,12 @@ int session_close(struct kvt_oracle *o)
 			struct model_lease *lease = &o->leases[i];
 
 			if (lease->kind != KVT_LEASE_FREE && lease->session == session &&
-			    (!first || lease->order < first->order))
+			    (!first || lease->order > first->order))
 				first = lease;
 		}
 		if (!first)
 			break;
+		lease_count_hit(o, first);
 		TRY(lease_unlock(o, first));
 		freed += lease_free_pages(o, (uint32_t)(first - o->leases));
 		lease_drop(o, (uint32_t)(first - o->leases));
@@ -65,7 +66,7 @@ static int apply_session(struct kvt_oracle *o, uint32_t session)
 	s->state = KVT_SESSION_OPEN;
 	s->signs = 0;
 	s->closed = false;
-	s->privileged = PRIVILEGE_UNKNOWN;
+	s->privileged = o->run.record->value & 1;
 	return 0;
 }
 
@@ -102,6 +103,9 @@ static int apply_lease_lost(struct kvt_oracle *o, const struct model_session *s,
 		return oracle_fail(o, "lease %llu of session %u was lost, it is of kind %u",
 				   (unsigned long long)index, session, lease->kind);
 	TRY(lease_unlock(o, lease));
+	for (uint32_t page = 1; page < o->config.n_pages; page++)
+		if (o->pages[page].state == KVT_PAGE_PRIVATE && o->pages[page].lease == index)
+			o->pages[page].lease = 0; /* the session's, until quarantine */
 	lease_drop(o, (uint32_t)index);
 	return 0;
 }
@@ -121,8 +125,7 @@ static int move_pages(struct kvt_oracle *o, uint32_t session, uint32_t from, uin
 					   page < o->config.n_pages ? o->pages[page].state : 0,
 					   page < o->config.n_pages ? o->pages[page].session : 0,
 					   from, session);
-		if (from == KVT_PAGE_PRIVATE && o->pages[page].lease &&
-		    o->leases[o->pages[page].lease].kind != KVT_LEASE_FREE)
+		if (from == KVT_PAGE_PRIVATE && o->pages[page].lease)
 			return oracle_fail(o, "page %u goes before its lease %u lost its lock",
 					   page, o->pages[page].lease);
 		model_page_set(o, page, to, to == KVT_PAGE_FREE ? 0 : session, 0);

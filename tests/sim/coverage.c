@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Whether the interesting things really happened. */
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "tests/sim/sim.h"
+
+static const char *const op_names[KVT_OP_COUNT + 1] = {
+	"NOP",	  "MATCH",  "LOCK", "UNLOCK", "ALLOC", "FREE",	"INSERT", "BEGIN", "COMMIT", "EXTEND",
+	"END",	  "REMOVE", "PAGE", "EVICT",  "RESET", "STATS", "AUDIT",  "CLOSE", "unknown",
+};
+static const char *const kind_names[] = {
+	"?",	      "op",	    "defer",   "session",      "sign",	  "namespace", "lease-lost",
+	"quarantine", "release",    "session-gone", "expire", "reclaim", "compact", "admin",
+};
+static const char *const event_names[] = { "?",	    "root", "new",  "grow", "split",
+					   "merge", "trim", "cut",  "free", "detach" };
+static const char *const policy_names[] = { "lru", "slru", "lfu", "fifo", "filo", "mru",
+					    "priority" };
+static const char *const rare_names[SIM_RARE_COUNT] = {
+	[SIM_LOOK_ON] = "look-on",
+	[SIM_KEPT] = "duplicates kept",
+	[SIM_TAKEN_OVER] = "duplicates taken over",
+	[SIM_TWINS] = "twins named",
+	[SIM_TWIN_GIVEN] = "cached page given to INSERT",
+	[SIM_START_HANDLE] = "INSERT behind a handle",
+	[SIM_END_DETACHED] = "END on a detached path",
+	[SIM_END_REASON] = "END with a refused COMMIT",
+	[SIM_CAPPED] = "reuse capped or forced to miss",
+	[SIM_SHARED_ANNOUNCE] = "announced by another lease",
+	[SIM_NODE_EVICTION] = "eviction for a node",
+	[SIM_TRIM_PART] = "victim trimmed",
+	[SIM_TRIM_WHOLE] = "victim gone",
+	[SIM_DETACHED_TRIM] = "detached pages reclaimed",
+	[SIM_CLOSE_WAITED] = "CLOSE waited",
+	[SIM_EDGE_LOCKED] = "whole edge locked for want of a node",
+	[SIM_DEAD_WITH_DEFERRED] = "death with deferred operations",
+	[SIM_NO_DEFER_ROOM] = "no room to defer",
+};
+
+#define REASON_NAME(enumerator, name, text) name,
+static const char *const reason_names[KVT_REASON_COUNT + 1] = { KVT_REASONS(REASON_NAME) "ok" };
+#undef REASON_NAME
+
+static void print_counts(const char *title, const char *const *names, const uint64_t *counts,
+			 uint32_t n, FILE *to)
+{
+	fprintf(to, "%s:", title);
+	for (uint32_t i = 0; i < n; i++)
+		if (counts[i])
+			fprintf(to, " %s %" PRIu64 ",", names[i], counts[i]);
+	fprintf(to, "\n");
+}
+
+void sim_coverage_print(const struct sim_coverage *c, FILE *to)
+{
+	for (uint32_t op = 0; op <= KVT_OP_COUNT; op++) {
+		fprintf(to, "%-8s ok %" PRIu64, op_names[op], c->op[op][KVT_REASON_COUNT]);
+		if (c->deferred[op])
+			fprintf(to, ", deferred %" PRIu64 " (%" PRIu64 " took effect)",
+				c->deferred[op], c->waited[op]);
+		for (uint32_t reason = 0; reason < KVT_REASON_COUNT; reason++)
+			if (c->op[op][reason])
+				fprintf(to, ", %s %" PRIu64, reason_names[reason],
+					c->op[op][reason]);
+		fprintf(to, "\n");
+	}
+	print_counts("records", kind_names, c->kind, KVT_REC_ADMIN + 1, to);
+	print_counts("events", event_names, c->event, KVT_EV_DETACH + 1, to);
+	print_counts("policies", policy_names, c->policy, KVT_POLICY_COUNT, to);
+	for (uint32_t i = 0; i < SIM_RARE_COUNT; i++)
+		fprintf(to, "%-40s %" PRIu64 "\n", rare_names[i], c->rare[i]);
+}
+
+/* Outcomes that a run of some size must have seen, beside one success of every operation. */
+static const struct {
+	uint8_t op;
+	uint8_t reason;
+} outcomes[] = {
+	{ KVT_OP_BEGIN, KVT_REASON_ALL_LOCKED },
+	{ KVT_OP_BEGIN, KVT_REASON_TOO_LARGE },
+	{ KVT_OP_BEGIN, KVT_REASON_NODES },
+	{ KVT_OP_BEGIN, KVT_REASON_LEASES },
+	{ KVT_OP_BEGIN, KVT_REASON_LIMIT_LEASES },
+	{ KVT_OP_BEGIN, KVT_REASON_LIMIT_PAGES },
+	{ KVT_OP_BEGIN, KVT_REASON_LIST_SHORT },
+	{ KVT_OP_BEGIN, KVT_REASON_NAMESPACE },
+	{ KVT_OP_BEGIN, KVT_REASON_BAD_RANGE },
+	{ KVT_OP_ALLOC, KVT_REASON_ALL_LOCKED },
+	{ KVT_OP_ALLOC, KVT_REASON_TOO_LARGE },
+	{ KVT_OP_ALLOC, KVT_REASON_LIMIT_PAGES },
+	{ KVT_OP_EXTEND, KVT_REASON_ALL_LOCKED },
+	{ KVT_OP_INSERT, KVT_REASON_NODES },
+	{ KVT_OP_INSERT, KVT_REASON_HANDLE_STALE },
+	{ KVT_OP_INSERT, KVT_REASON_HANDLE_BAD },
+	{ KVT_OP_INSERT, KVT_REASON_NOT_CONTINUATION },
+	{ KVT_OP_INSERT, KVT_REASON_PAGE_RANGE },
+	{ KVT_OP_INSERT, KVT_REASON_PAGE_FREE },
+	{ KVT_OP_INSERT, KVT_REASON_PAGE_CACHED },
+	{ KVT_OP_INSERT, KVT_REASON_PAGE_FOREIGN },
+	{ KVT_OP_INSERT, KVT_REASON_PAGE_LEASED },
+	{ KVT_OP_INSERT, KVT_REASON_PAGE_TWICE },
+	{ KVT_OP_INSERT, KVT_REASON_TTL },
+	{ KVT_OP_FREE, KVT_REASON_PAGE_TWICE },
+	{ KVT_OP_FREE, KVT_REASON_PAGE_CACHED },
+	{ KVT_OP_FREE, KVT_REASON_PAGE_LEASED },
+	{ KVT_OP_LOCK, KVT_REASON_HANDLE_STALE },
+	{ KVT_OP_LOCK, KVT_REASON_HANDLE_BAD },
+	{ KVT_OP_COMMIT, KVT_REASON_BEYOND_TABLE },
+	{ KVT_OP_COMMIT, KVT_REASON_BEYOND_KEYS },
+	{ KVT_OP_COMMIT, KVT_REASON_DETACHED },
+	{ KVT_OP_COMMIT, KVT_REASON_EPOCH },
+	{ KVT_OP_COMMIT, KVT_REASON_NODES },
+	{ KVT_OP_COMMIT, KVT_REASON_LEASE_STALE },
+	{ KVT_OP_COMMIT, KVT_REASON_LEASE_FOREIGN },
+	{ KVT_OP_COMMIT, KVT_REASON_LEASE_KIND },
+	{ KVT_OP_UNLOCK, KVT_REASON_LEASE_KIND },
+	{ KVT_OP_END, KVT_REASON_LEASE_STALE },
+	{ KVT_OP_RESET, KVT_REASON_PRIVILEGE },
+	{ KVT_OP_MATCH, KVT_REASON_BAD_FLAGS },
+	{ KVT_OP_MATCH, KVT_REASON_BAD_FIELD },
+	{ KVT_OP_MATCH, KVT_REASON_CLOSING },
+	{ KVT_OP_COMMIT, KVT_REASON_FENCE },
+	{ KVT_OP_COUNT, KVT_REASON_BAD_OP },
+};
+
+static uint32_t missing(bool there, const char *what, const char *which, FILE *to)
+{
+	if (!there)
+		fprintf(to, "never happened: %s %s\n", what, which);
+	return !there;
+}
+
+uint32_t sim_coverage_missing(const struct sim_coverage *c, FILE *to)
+{
+	uint32_t n = 0;
+
+	for (uint32_t op = 0; op < KVT_OP_COUNT; op++)
+		n += missing(c->op[op][KVT_REASON_COUNT], op_names[op], "ok", to);
+	for (size_t i = 0; i < sizeof(outcomes) / sizeof(outcomes[0]); i++)
+		n += missing(c->op[outcomes[i].op][outcomes[i].reason], op_names[outcomes[i].op],
+			     reason_names[outcomes[i].reason], to);
+	static const uint8_t waiting[] = { KVT_OP_COMMIT, KVT_OP_INSERT, KVT_OP_FREE,
+					   KVT_OP_UNLOCK, KVT_OP_END, KVT_OP_CLOSE };
+	for (size_t i = 0; i < sizeof(waiting); i++)
+		n += missing(c->waited[waiting[i]], op_names[waiting[i]], "after its fence", to);
+	for (uint32_t kind = 1; kind <= KVT_REC_ADMIN; kind++)
+		n += missing(c->kind[kind], "record", kind_names[kind], to);
+	for (uint32_t kind = 1; kind <= KVT_EV_DETACH; kind++)
+		n += missing(c->event[kind], "event", event_names[kind], to);
+	for (uint32_t policy = 0; policy < KVT_POLICY_COUNT; policy++)
+		n += missing(c->policy[policy], "policy", policy_names[policy], to);
+	for (uint32_t i = 0; i < SIM_RARE_COUNT; i++)
+		n += missing(c->rare[i], "case:", rare_names[i], to);
+	return n;
+}

@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Each record goes through the oracle; what sessions hold is learnt from it. */
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "shm/atomic.h"
+#include "tests/sim/sim.h"
+
+bool sim_fence_reached(const struct sim *sim, uint32_t session, const struct kvt_sqe *sqe)
+{
+	const struct sim_session *s = &sim->sessions[session];
+
+	return sqe->fence_slot >= KVT_FENCE_WORDS || !s->view.fences ||
+	       s->view.fences[sqe->fence_slot].value >= sqe->fence_value;
+}
+
+static bool takes_fence(uint32_t op)
+{
+	return op == KVT_OP_COMMIT || op == KVT_OP_INSERT || op == KVT_OP_FREE ||
+	       op == KVT_OP_UNLOCK || op == KVT_OP_END || op == KVT_OP_CLOSE;
+}
+
+static struct sim_lease *find_lease(struct sim_session *s, uint32_t index, uint32_t generation)
+{
+	for (uint32_t i = 0; i < s->n_leases; i++)
+		if (s->leases[i].index == index && s->leases[i].generation == generation)
+			return &s->leases[i];
+	return NULL;
+}
+
+static void learn_lease(struct sim *sim, const struct kvt_record *r, uint32_t kind)
+{
+	struct sim_session *s = &sim->sessions[r->session];
+	struct sim_lease *lease;
+
+	if (s->n_leases == SIM_LEASES) /* forget one: its lease lives on until the session ends */
+		s->leases[sim_below(sim, SIM_LEASES)] = s->leases[--s->n_leases];
+	lease = &s->leases[s->n_leases++];
+	memset(lease, 0, offsetof(struct sim_lease, list));
+	lease->index = r->cqe.lease;
+	lease->generation = r->cqe.lease_generation;
+	lease->kind = kind;
+	lease->namespace_id = r->sqe.namespace_id;
+	lease->sequence = sim->sequence_in_use;
+	if (kind == KVT_LEASE_BEGIN) {
+		lease->known = r->sqe.n_keys;
+		lease->computed = r->cqe.b;
+		lease->table = r->n_list;
+	} else {
+		uint32_t skip = r->sqe.op == KVT_OP_INSERT ? 2 * r->cqe.d : 0;
+
+		lease->n_list = r->n_list - skip;
+		memcpy(lease->list, r->list + skip, lease->n_list * sizeof(uint32_t));
+	}
+}
+
+static void learn_handle(struct sim *sim, const struct kvt_record *r)
+{
+	uint32_t at = sim->n_handles < SIM_HANDLES ? sim->n_handles++ :
+						     sim_below(sim, SIM_HANDLES);
+
+	sim->handles[at] = (struct sim_handle){
+		.namespace_id = r->sqe.namespace_id,
+		.node = r->cqe.node,
+		.generation = r->cqe.generation,
+		.positions = r->cqe.positions,
+		.sequence = sim->sequence_in_use,
+	};
+}
+
+static void lose_page(struct sim_session *s, uint32_t page)
+{
+	for (uint32_t i = 0; i < s->n_pages; i++) {
+		if (s->pages[i] == page) {
+			s->pages[i] = s->pages[--s->n_pages];
+			return;
+		}
+	}
+}
+
+static bool in_twins(const struct kvt_record *r, uint32_t page)
+{
+	for (uint32_t i = 0; i < r->cqe.d; i++)
+		if (r->list[2 * i] == page)
+			return true;
+	return false;
+}
+
+/* What a successful operation changed for its session. */
+static void learn(struct sim *sim, const struct kvt_record *r)
+{
+	struct sim_session *s = &sim->sessions[r->session];
+	struct sim_lease *lease;
+
+	if (r->cqe.node && r->cqe.positions)
+		learn_handle(sim, r);
+	switch (r->sqe.op) {
+	case KVT_OP_MATCH:
+	case KVT_OP_LOCK:
+		if (r->cqe.lease)
+			learn_lease(sim, r, KVT_LEASE_MATCH);
+		break;
+	case KVT_OP_BEGIN:
+		learn_lease(sim, r, KVT_LEASE_BEGIN);
+		break;
+	case KVT_OP_ALLOC:
+		memcpy(s->pages + s->n_pages, r->list, r->n_list * sizeof(uint32_t));
+		s->n_pages += r->n_list;
+		break;
+	case KVT_OP_FREE:
+		for (uint32_t i = 0; i < r->n_keys; i++)
+			lose_page(s, r->keys[i]);
+		break;
+	case KVT_OP_INSERT:
+		for (uint32_t i = 0; i < r->n_pages && r->cqe.b; i++)
+			if (!in_twins(r, r->pages[i]))
+				lose_page(s, r->pages[i]);
+		if (r->cqe.lease)
+			learn_lease(sim, r, KVT_LEASE_MATCH);
+		break;
+	case KVT_OP_COMMIT:
+		lease = find_lease(s, r->sqe.node, r->sqe.generation);
+		if (lease && r->cqe.a >= lease->computed) {
+			if (r->sqe.arg >= lease->computed)
+				lease->known += r->sqe.n_keys;
+			lease->computed = r->cqe.a;
+		}
+		break;
+	case KVT_OP_EXTEND:
+		lease = find_lease(s, r->sqe.node, r->sqe.generation);
+		if (lease)
+			lease->table += r->n_list;
+		break;
+	default:
+		break;
+	}
+}
+
+static void count_rare(struct sim *sim, const struct kvt_record *r)
+{
+	uint64_t *rare = sim->coverage->rare;
+	bool ok = r->cqe.result == 0;
+
+	switch (r->sqe.op) {
+	case KVT_OP_COMMIT:
+		rare[SIM_LOOK_ON] += ok && r->cqe.b > 0;
+		rare[SIM_TAKEN_OVER] += ok && r->cqe.d > 0;
+		rare[SIM_KEPT] += ok && r->cqe.d > 0 && (r->sqe.flags & KVT_F_KEEP);
+		break;
+	case KVT_OP_INSERT:
+		rare[SIM_TWINS] += ok && r->cqe.d > 0;
+		rare[SIM_TWIN_GIVEN] += ok && r->n_pages > r->cqe.b + r->cqe.d;
+		rare[SIM_START_HANDLE] += ok && r->sqe.node && r->cqe.b > 0;
+		break;
+	case KVT_OP_BEGIN:
+		rare[SIM_CAPPED] += ok && r->cqe.b < r->cqe.a;
+		rare[SIM_SHARED_ANNOUNCE] += ok && r->cqe.c > 0;
+		break;
+	case KVT_OP_END:
+		rare[SIM_END_DETACHED] += (r->cqe.flags & KVT_CQE_DETACHED) != 0;
+		rare[SIM_END_REASON] += ok && r->cqe.reason != 0;
+		break;
+	case KVT_OP_LOCK:
+		rare[SIM_EDGE_LOCKED] +=
+			ok && r->n_events == 0 && r->counters.live_nodes + 1 ==
+							  sim->config.max_nodes;
+		break;
+	case KVT_OP_CLOSE:
+		rare[SIM_CLOSE_WAITED] += r->value != 0;
+		break;
+	default:
+		break;
+	}
+}
+
+static void count(struct sim *sim, const struct kvt_record *r)
+{
+	struct sim_coverage *c = sim->coverage;
+	uint32_t op = r->sqe.op < KVT_OP_COUNT ? r->sqe.op : KVT_OP_COUNT;
+
+	c->records++;
+	c->kind[r->kind]++;
+	for (uint32_t i = 0; i < r->n_events; i++) {
+		const struct kvt_event *e = &r->events[i];
+		bool whole = e->kind == KVT_EV_TRIM && i + 1 < r->n_events &&
+			     r->events[i + 1].kind == KVT_EV_FREE &&
+			     r->events[i + 1].node == e->node;
+
+		c->event[e->kind]++;
+		if (e->kind != KVT_EV_TRIM)
+			continue;
+		c->rare[whole ? SIM_TRIM_WHOLE : SIM_TRIM_PART]++;
+		c->rare[SIM_NODE_EVICTION] +=
+			r->kind == KVT_REC_OP && (op == KVT_OP_INSERT || op == KVT_OP_COMMIT);
+		c->rare[SIM_DETACHED_TRIM] += r->kind == KVT_REC_RECLAIM;
+	}
+	if (r->kind == KVT_REC_DEFER)
+		c->deferred[op]++;
+	if (r->kind != KVT_REC_OP)
+		return;
+	c->op[op][r->cqe.result == 0 ? KVT_REASON_COUNT : r->cqe.reason]++;
+	c->waited[op] += r->value != 0;
+	count_rare(sim, r);
+}
+
+static void remember(struct sim *sim, const struct kvt_record *r)
+{
+	struct sim_brief *b = &sim->history[sim->n_history++ % SIM_HISTORY];
+	uint32_t n = r->n_events < 12 ? r->n_events : 12;
+
+	b->record = *r;
+	if (n)
+		memcpy(b->events, r->events, n * sizeof(*b->events));
+	n = r->n_list < 12 ? r->n_list : 12;
+	if (n)
+		memcpy(b->list, r->list, n * sizeof(*b->list));
+}
+
+/* What the oracle cannot know: the words of the fences, and what stands in the list area. */
+static void check_outside(struct sim *sim, const struct kvt_record *r)
+{
+	const struct sim_session *s = &sim->sessions[r->session];
+
+	if (r->kind == KVT_REC_OP && r->cqe.result == 0 && takes_fence(r->sqe.op) &&
+	    !sim_fence_reached(sim, r->session, &r->sqe))
+		sim_fail(sim, "op %u took effect before its fence (%u, %" PRIu64 ")", r->sqe.op,
+			 r->sqe.fence_slot, r->sqe.fence_value);
+	if (r->kind == KVT_REC_OP && r->n_list &&
+	    memcmp(r->list, s->view.list + r->sqe.list_offset, r->n_list * sizeof(uint32_t)))
+		sim_fail(sim, "the list area of session %u does not hold what the record says",
+			 r->session);
+}
+
+void sim_on_record(void *context, const struct kvt_record *r)
+{
+	struct sim *sim = context;
+	struct sim_session *s = &sim->sessions[r->session <= SIM_SESSIONS ? r->session : 0];
+	char why[700];
+
+	if (sim->failed)
+		return;
+	remember(sim, r);
+	count(sim, r);
+	if (kvt_oracle_apply(sim->oracle, r, why, sizeof(why))) {
+		sim_fail(sim, "oracle: %s", why);
+		return;
+	}
+	check_outside(sim, r);
+	switch (r->kind) {
+	case KVT_REC_OP:
+		sim->last_cqe = r->cqe;
+		if (r->value && s->n_waiting)
+			s->n_waiting--;
+		if (r->cqe.result == 0)
+			learn(sim, r);
+		break;
+	case KVT_REC_DEFER:
+		s->n_waiting++;
+		break;
+	case KVT_REC_SESSION_GONE:
+		s->present = s->open = false;
+		break;
+	default:
+		break;
+	}
+}
+
+void sim_on_complete(void *context, uint32_t session, const struct kvt_cqe *cqe)
+{
+	struct sim *sim = context;
+
+	if (sim->failed)
+		return;
+	if (memcmp(cqe, &sim->last_cqe, sizeof(*cqe)) != 0)
+		sim_fail(sim, "session %u got a completion (seq %" PRIu64 ") that is not the "
+			 "last record's (seq %" PRIu64 ")", session, cqe->seq, sim->last_cqe.seq);
+	if (cqe->seq <= sim->last_completed || !sim->sessions[session].open)
+		sim_fail(sim, "session %u got a completion (seq %" PRIu64 ") %s", session,
+			 cqe->seq, sim->sessions[session].open ? "twice" : "after its end");
+	sim->last_completed = cqe->seq;
+}
+
+static const char *const op_names[] = { "NOP", "MATCH", "LOCK", "UNLOCK", "ALLOC", "FREE",
+					"INSERT", "BEGIN", "COMMIT", "EXTEND", "END", "REMOVE",
+					"PAGE", "EVICT", "RESET", "STATS", "AUDIT", "CLOSE" };
+static const char *const kind_names[] = { "?", "op", "defer", "session", "sign", "namespace",
+					  "lease-lost", "quarantine", "release", "session-gone",
+					  "expire", "reclaim", "compact", "admin" };
+static const char *const event_names[] = { "?", "ROOT", "NEW", "GROW", "SPLIT", "MERGE", "TRIM",
+					   "CUT", "FREE", "DETACH" };
+
+static void print_brief(const struct sim_brief *b, FILE *to)
+{
+	const struct kvt_record *r = &b->record;
+	const struct kvt_sqe *q = &r->sqe;
+	const struct kvt_cqe *c = &r->cqe;
+
+	fprintf(to, "%6" PRIu64 " %s s%u value %" PRIu64, r->seq, kind_names[r->kind], r->session,
+		r->value);
+	if (r->kind == KVT_REC_OP || r->kind == KVT_REC_DEFER || r->kind == KVT_REC_ADMIN)
+		fprintf(to, " %s flags %x ns %u keys %u arg %u node %u:%u:%u cap %u fence %u:%"
+			PRIu64 " prio %d ttl %u", q->op < KVT_OP_COUNT ? op_names[q->op] : "?",
+			q->flags, q->namespace_id, q->n_keys, q->arg, q->node, q->generation,
+			q->positions, q->list_capacity, q->fence_slot, q->fence_value,
+			q->priority, q->ttl_ms);
+	if (r->kind == KVT_REC_OP)
+		fprintf(to, "\n         -> %d reason %u flags %x lease %u:%u handle %u:%u:%u a %u "
+			"b %u c %u d %u e %u", c->result, c->reason, c->flags, c->lease,
+			c->lease_generation, c->node, c->generation, c->positions, c->a, c->b,
+			c->c, c->d, c->e);
+	if (r->n_list) {
+		fprintf(to, "\n         list");
+		for (uint32_t i = 0; i < r->n_list && i < 12; i++)
+			fprintf(to, " %u", b->list[i]);
+	}
+	for (uint32_t i = 0; i < r->n_events && i < 12; i++)
+		fprintf(to, "\n         %s node %u other %u n %u", event_names[b->events[i].kind],
+			b->events[i].node, b->events[i].other, b->events[i].n);
+	fprintf(to, "\n         free %" PRIu64 " private %" PRIu64 " cached %" PRIu64
+		" quarantined %" PRIu64 " evictable %" PRIu64 " nodes %" PRIu64 "\n",
+		r->counters.free_pages, r->counters.private_pages, r->counters.cached_pages,
+		r->counters.quarantined_pages, r->counters.evictable_pages,
+		r->counters.live_nodes);
+}
+
+void sim_print_history(const struct sim *sim, FILE *to)
+{
+	uint64_t from = sim->n_history > SIM_HISTORY ? sim->n_history - SIM_HISTORY : 0;
+
+	for (uint64_t i = from; i < sim->n_history; i++)
+		print_brief(&sim->history[i % SIM_HISTORY], to);
+}

@@ -1,0 +1,616 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* One random thing happens: mostly an operation of a session, right or wrong. */
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "shm/atomic.h"
+#include "tests/sim/sim.h"
+
+/* ---- keys: few values, shared beginnings */
+
+static void random_keys(struct sim *sim, struct sim_sequence *to, uint32_t n)
+{
+	while (to->n < n)
+		to->keys[to->n++] = 1 + sim_below(sim, sim->alphabet);
+}
+
+/* A sequence as traffic has them: one seen before, or its beginning with another end, or new. */
+static uint32_t make_sequence(struct sim *sim)
+{
+	uint32_t at = sim_below(sim, SIM_SEQUENCES), how = sim_below(sim, 100), n;
+	struct sim_sequence *to = &sim->sequences[at];
+	const struct sim_sequence *from = &sim->sequences[sim_below(sim, SIM_SEQUENCES)];
+
+	if (how < 20)
+		return at; /* the same once more */
+	if (how < 75) {
+		n = sim_below(sim, from->n + 1);
+		if (sim_chance(sim, 500))
+			n -= n % sim->config.page_size;
+		if (to != from)
+			memcpy(to->keys, from->keys, n * sizeof(*to->keys));
+		to->n = n;
+		n = sim_chance(sim, 600) ? sim_below(sim, 4 * sim->config.page_size + 1) :
+					   sim_below(sim, sim->longest);
+		n = to->n + n < sim->longest ? to->n + n : sim->longest;
+	} else if (how < 95) {
+		to->n = 0;
+		n = sim_below(sim, sim->longest / (1 + sim_below(sim, 4)) + 1);
+	} else {
+		to->n = 0;
+		n = sim_below(sim, sim->config.page_size + 1);
+	}
+	if (n > to->n && sim_chance(sim, 500))
+		n -= n % sim->config.page_size;
+	random_keys(sim, to, n);
+	return at;
+}
+
+/* ---- entries */
+
+struct shot {
+	struct sim *sim;
+	struct sim_session *s;
+	uint32_t session;
+	struct kvt_sqe sqe;
+};
+
+static uint32_t *keys_of(struct shot *shot)
+{
+	return (uint32_t *)(uintptr_t)shot->s->view.keys;
+}
+
+/* Put keys into the key area, at a place that an earlier operation seldom still needs. */
+static void put_keys(struct shot *shot, const uint32_t *keys, uint32_t n)
+{
+	shot->sqe.keys_offset = sim_below(shot->sim, SIM_KEYS_AREA / 2 - n);
+	shot->sqe.n_keys = n;
+	if (n)
+		memcpy(keys_of(shot) + shot->sqe.keys_offset, keys, n * sizeof(*keys));
+}
+
+static void put_list(struct shot *shot, uint32_t need)
+{
+	uint32_t capacity = need + sim_below(shot->sim, 8);
+
+	if (sim_chance(shot->sim, 30))
+		capacity = sim_below(shot->sim, need + 1);
+	if (capacity > SIM_LIST_AREA)
+		capacity = SIM_LIST_AREA;
+	shot->sqe.list_capacity = capacity;
+	shot->sqe.list_offset = sim_below(shot->sim, SIM_LIST_AREA - capacity + 1);
+}
+
+static void put_fence(struct shot *shot)
+{
+	uint32_t how = sim_below(shot->sim, 100);
+
+	shot->sqe.fence_slot = KVT_FENCE_IDLE;
+	if (how < 55)
+		return;
+	shot->sqe.fence_slot = (uint8_t)sim_below(shot->sim, KVT_FENCE_WORDS);
+	shot->sqe.fence_value = shot->s->view.fences[shot->sqe.fence_slot].value;
+	if (how < 90)
+		shot->sqe.fence_value += sim_below(shot->sim, 4);
+}
+
+static void put_namespace(struct shot *shot)
+{
+	shot->sqe.namespace_id = sim_chance(shot->sim, 10) ?
+		sim_below(shot->sim, shot->sim->config.max_namespaces + 2) :
+		1 + sim_below(shot->sim, shot->sim->n_namespaces ? shot->sim->n_namespaces : 1);
+}
+
+static void put_sequence(struct shot *shot)
+{
+	uint32_t at = make_sequence(shot->sim);
+
+	shot->sim->sequence_in_use = at;
+	put_keys(shot, shot->sim->sequences[at].keys, shot->sim->sequences[at].n);
+	put_namespace(shot);
+}
+
+static struct sim_lease *put_lease(struct shot *shot, uint32_t kind)
+{
+	struct sim_session *s = shot->s;
+	struct sim_lease *lease = NULL;
+
+	if (sim_chance(shot->sim, 15)) { /* anybody's */
+		shot->sqe.node = sim_below(shot->sim, shot->sim->config.n_leases + 2);
+		shot->sqe.generation = sim_below(shot->sim, 4);
+		return NULL;
+	}
+	if (sim_chance(shot->sim, 15)) { /* another session's, alive perhaps */
+		s = &shot->sim->sessions[1 + sim_below(shot->sim, SIM_SESSIONS)];
+		if (!s->present)
+			s = shot->s;
+	}
+	for (uint32_t i = 0; i < 6 && s->n_leases; i++) {
+		lease = &s->leases[sim_below(shot->sim, s->n_leases)];
+		if (lease->kind == kind)
+			break;
+	}
+	if (!lease)
+		return NULL;
+	shot->sqe.node = lease->index;
+	shot->sqe.generation = lease->generation;
+	return lease;
+}
+
+/* After an END the session forgets most of its leases, but tries an old one now and then. */
+static void forget_lease(struct shot *shot)
+{
+	struct sim_session *s = shot->s;
+
+	for (uint32_t i = 0; i < s->n_leases; i++) {
+		if (s->leases[i].index == shot->sqe.node &&
+		    s->leases[i].generation == shot->sqe.generation &&
+		    !sim_chance(shot->sim, 30)) {
+			s->leases[i] = s->leases[--s->n_leases];
+			return;
+		}
+	}
+}
+
+/* ---- one function an operation */
+
+static void op_match(struct shot *shot)
+{
+	put_sequence(shot);
+	if (sim_chance(shot->sim, 500)) {
+		shot->sqe.flags = KVT_F_LOCK;
+		put_list(shot, shot->sqe.n_keys / shot->sim->config.page_size);
+	} else if (sim_chance(shot->sim, 300)) {
+		shot->sqe.flags = KVT_F_NO_TOUCH;
+	}
+}
+
+static const struct sim_handle *put_handle(struct shot *shot)
+{
+	struct sim *sim = shot->sim;
+	const struct sim_handle *h;
+	uint32_t ps = sim->config.page_size;
+
+	if (!sim->n_handles)
+		return NULL;
+	h = &sim->handles[sim_below(sim, sim->n_handles)];
+	shot->sqe.node = h->node;
+	shot->sqe.generation = h->generation;
+	shot->sqe.positions = h->positions;
+	if (sim_chance(sim, 200) && h->positions > ps)
+		shot->sqe.positions = ps * sim_between(sim, 1, h->positions / ps);
+	if (sim_chance(sim, 20))
+		shot->sqe.positions = sim_below(sim, h->positions + 3 * ps);
+	if (sim_chance(sim, 20))
+		shot->sqe.generation += sim_below(sim, 2) ? 1 : UINT32_MAX;
+	if (sim_chance(sim, 10))
+		shot->sqe.node = sim_below(sim, sim->config.max_nodes + 2);
+	return h;
+}
+
+static void op_lock(struct shot *shot)
+{
+	put_handle(shot);
+	put_list(shot, shot->sqe.positions / shot->sim->config.page_size);
+}
+
+static void op_unlock(struct shot *shot)
+{
+	put_lease(shot, KVT_LEASE_MATCH);
+	put_fence(shot);
+}
+
+static void op_alloc(struct shot *shot)
+{
+	struct sim *sim = shot->sim;
+
+	shot->sqe.arg = sim_chance(sim, 900) ? sim_below(sim, 6) :
+					       sim_below(sim, sim->config.n_pages + 2);
+	put_list(shot, shot->sqe.arg);
+}
+
+/* Pages to name: the session's own loose ones, and now and then something else. */
+static uint32_t put_pages(struct shot *shot, uint32_t *pages, uint32_t n)
+{
+	struct sim *sim = shot->sim;
+	struct sim_session *s = shot->s;
+
+	for (uint32_t i = 0; i < n && i < s->n_pages; i++) { /* shuffle as far as needed */
+		uint32_t j = sim_between(sim, i, s->n_pages - 1), page = s->pages[i];
+
+		s->pages[i] = s->pages[j];
+		s->pages[j] = page;
+	}
+	for (uint32_t i = 0; i < n; i++)
+		pages[i] = i < s->n_pages ? s->pages[i] :
+					    1 + sim_below(sim, sim->config.n_pages - 1);
+	if (n && sim_chance(sim, 40))
+		pages[sim_below(sim, n)] = sim_below(sim, sim->config.n_pages + 2);
+	if (n > 1 && sim_chance(sim, 20))
+		pages[n - 1] = pages[sim_below(sim, n - 1)];
+	return n;
+}
+
+static void op_free(struct shot *shot)
+{
+	uint32_t pages[8];
+	uint32_t n = sim_below(shot->sim, shot->s->n_pages < 7 ? shot->s->n_pages + 1 : 8);
+
+	put_pages(shot, pages, n);
+	put_keys(shot, pages, n);
+	put_fence(shot);
+}
+
+static void put_weight(struct shot *shot)
+{
+	struct sim *sim = shot->sim;
+
+	if (sim_chance(sim, 300))
+		shot->sqe.priority = (int32_t)sim_below(sim, 5) - 2;
+	if (sim_chance(sim, 150)) {
+		shot->sqe.flags |= KVT_F_TTL;
+		shot->sqe.ttl_ms = 1 + sim_below(sim, sim_chance(sim, 500) ? 20 : 3000);
+	}
+	if (sim_chance(sim, 300))
+		shot->sqe.flags |= KVT_F_CHUNKED;
+	if (sim_chance(sim, 250))
+		shot->sqe.flags |= KVT_F_LOCK;
+}
+
+/* Keys that go on behind a handle: those of the sequence that it was made with, or others. */
+static uint32_t keys_behind(struct shot *shot, const struct sim_handle *h, uint32_t *keys)
+{
+	struct sim *sim = shot->sim;
+	const struct sim_sequence *q = &sim->sequences[h->sequence];
+	uint32_t n = 0, at = shot->sqe.positions;
+
+	if (sim_chance(sim, 600))
+		while (at + n < q->n) {
+			keys[n] = q->keys[at + n];
+			n++;
+		}
+	n = sim_below(sim, n + 1);
+	for (uint32_t more = sim_below(sim, 3 * sim->config.page_size); more; more--)
+		keys[n++] = 1 + sim_below(sim, sim->alphabet);
+	return n;
+}
+
+static void op_insert(struct shot *shot)
+{
+	struct sim *sim = shot->sim;
+	uint32_t ps = sim->config.page_size, keys[SIM_MAX_KEYS + 32], pages[SIM_MAX_KEYS + 32];
+	const struct sim_handle *h = NULL;
+	const struct sim_lease *lease;
+	uint32_t n;
+
+	put_sequence(shot);
+	if (sim_chance(sim, 300))
+		h = put_handle(shot);
+	if (h) {
+		n = keys_behind(shot, h, keys);
+		put_keys(shot, keys, n);
+		if (!sim_chance(sim, 20))
+			shot->sqe.namespace_id = h->namespace_id;
+	}
+	if (!sim_chance(sim, 100) && shot->sqe.n_keys / ps > shot->s->n_pages) {
+		uint32_t cut = shot->s->n_pages * ps + sim_below(sim, ps);
+
+		shot->sqe.n_keys = cut < shot->sqe.n_keys ? cut : shot->sqe.n_keys;
+	}
+	n = put_pages(shot, pages, shot->sqe.n_keys / ps);
+	/* The cached pages themselves, as a lease on the same keys named them. */
+	if (!h && shot->s->n_leases && sim_chance(sim, 250)) {
+		lease = &shot->s->leases[sim_below(sim, shot->s->n_leases)];
+		if (lease->kind == KVT_LEASE_MATCH &&
+		    lease->sequence == sim->sequence_in_use)
+			for (uint32_t i = 0; i < n && i < lease->n_list; i++)
+				if (sim_chance(sim, 800))
+					pages[i] = lease->list[i];
+	}
+	shot->sqe.arg = SIM_KEYS_AREA / 2 + sim_below(sim, SIM_KEYS_AREA / 2 - n);
+	if (n)
+		memcpy(keys_of(shot) + shot->sqe.arg, pages, n * sizeof(*pages));
+	put_weight(shot);
+	put_list(shot, 2 * n + shot->sqe.n_keys / ps + shot->sqe.positions / ps);
+	put_fence(shot);
+}
+
+static void op_begin(struct shot *shot)
+{
+	struct sim *sim = shot->sim;
+	uint32_t ps = sim->config.page_size;
+
+	put_sequence(shot);
+	shot->sqe.arg = sim_chance(sim, 500) ? sim_below(sim, 3 * ps + 1) : 0;
+	if (sim_chance(sim, 5))
+		shot->sqe.arg = sim_below(sim, UINT32_MAX);
+	if (sim_chance(sim, 200))
+		shot->sqe.flags |= KVT_F_FULL;
+	if (sim_chance(sim, 100))
+		shot->sqe.flags |= KVT_F_FORCE_MISS;
+	put_list(shot, (shot->sqe.n_keys + (shot->sqe.arg & 0xffff) + ps - 1) / ps);
+}
+
+/* What was computed since, and generated keys that fit or nearly fit the table. */
+static void put_progress(struct shot *shot, const struct sim_lease *lease)
+{
+	struct sim *sim = shot->sim;
+	uint32_t ps = sim->config.page_size, keys[64], n = 0, room;
+
+	if (!lease)
+		return;
+	room = lease->table * ps > lease->known ? lease->table * ps - lease->known : 0;
+	if (sim_chance(sim, 500)) {
+		n = sim_below(sim, (room < 2 * ps ? room : 2 * ps) + 1 + sim_chance(sim, 30));
+		for (uint32_t i = 0; i < n; i++)
+			keys[i] = 1 + sim_below(sim, sim->alphabet);
+	}
+	put_keys(shot, keys, n);
+	shot->sqe.arg = sim_between(sim, lease->computed, lease->known + n);
+	if (sim_chance(sim, 500))
+		shot->sqe.arg -= shot->sqe.arg % ps;
+	if (sim_chance(sim, 200))
+		shot->sqe.arg = lease->known + n;
+	if (sim_chance(sim, 30))
+		shot->sqe.arg = sim_below(sim, lease->table * ps + 2 * ps);
+	if (sim_chance(sim, 400))
+		shot->sqe.flags |= KVT_F_CHUNKED;
+	if (sim_chance(sim, 200))
+		shot->sqe.flags |= KVT_F_KEEP;
+}
+
+static void op_commit(struct shot *shot)
+{
+	const struct sim_lease *lease = put_lease(shot, KVT_LEASE_BEGIN);
+
+	put_progress(shot, lease);
+	put_list(shot, lease ? lease->table : 4);
+	put_fence(shot);
+}
+
+static void op_extend(struct shot *shot)
+{
+	put_lease(shot, KVT_LEASE_BEGIN);
+	shot->sqe.arg = sim_chance(shot->sim, 980) ? sim_below(shot->sim, 4) :
+						     shot->sim->config.n_pages;
+	put_list(shot, shot->sqe.arg);
+}
+
+static void op_end(struct shot *shot)
+{
+	const struct sim_lease *lease = put_lease(shot, KVT_LEASE_BEGIN);
+
+	if (sim_chance(shot->sim, 600)) {
+		put_progress(shot, lease);
+		shot->sqe.flags |= KVT_F_COMMIT;
+	}
+	put_fence(shot);
+}
+
+static void op_remove(struct shot *shot)
+{
+	put_sequence(shot);
+	if (shot->sqe.n_keys > 0 && sim_chance(shot->sim, 300))
+		shot->sqe.n_keys = sim_between(shot->sim, 1, shot->sqe.n_keys);
+	if (sim_chance(shot->sim, shot->sim->gentle ? 5 : 50))
+		shot->sqe.n_keys = 0;
+}
+
+static void op_stats(struct shot *shot)
+{
+	put_list(shot, sizeof(struct kvt_counters) / sizeof(uint32_t));
+}
+
+static void op_page(struct shot *shot)
+{
+	shot->sqe.arg = sim_below(shot->sim, shot->sim->config.n_pages + 1);
+}
+
+static void op_evict(struct shot *shot)
+{
+	shot->sqe.arg = sim_below(shot->sim, sim_chance(shot->sim, 100) ? UINT32_MAX : 8);
+}
+
+static void op_close(struct shot *shot)
+{
+	put_fence(shot);
+}
+
+static void op_plain(struct shot *shot)
+{
+	(void)shot;
+}
+
+static void op_garbage(struct shot *shot)
+{
+	uint8_t *bytes = (uint8_t *)&shot->sqe;
+
+	for (size_t i = 0; i < sizeof(shot->sqe); i++)
+		bytes[i] = sim_chance(shot->sim, 200) ? (uint8_t)sim_below(shot->sim, 256) : 0;
+	shot->sqe.op = (uint8_t)sim_below(shot->sim, KVT_OP_COUNT + 2);
+}
+
+static const struct {
+	uint32_t weight; /* of 1000 or so */
+	uint8_t op;
+	void (*fill)(struct shot *shot);
+} menu[] = {
+	{ 90, KVT_OP_MATCH, op_match },    { 60, KVT_OP_LOCK, op_lock },
+	{ 90, KVT_OP_UNLOCK, op_unlock },  { 90, KVT_OP_ALLOC, op_alloc },
+	{ 40, KVT_OP_FREE, op_free },      { 110, KVT_OP_INSERT, op_insert },
+	{ 130, KVT_OP_BEGIN, op_begin },   { 180, KVT_OP_COMMIT, op_commit },
+	{ 30, KVT_OP_EXTEND, op_extend },  { 110, KVT_OP_END, op_end },
+	{ 12, KVT_OP_REMOVE, op_remove },  { 10, KVT_OP_PAGE, op_page },
+	{ 6, KVT_OP_EVICT, op_evict },     { 1, KVT_OP_RESET, op_plain },
+	{ 4, KVT_OP_STATS, op_stats },     { 1, KVT_OP_AUDIT, op_plain },
+	{ 2, KVT_OP_CLOSE, op_close },     { 5, KVT_OP_NOP, op_plain },
+	{ 8, KVT_OP_COUNT, op_garbage },
+};
+
+static void fill(struct shot *shot)
+{
+	uint32_t total = 0, at;
+	size_t i;
+
+	for (i = 0; i < sizeof(menu) / sizeof(menu[0]); i++)
+		total += menu[i].weight;
+	at = sim_below(shot->sim, total);
+	for (i = 0; at >= menu[i].weight; i++)
+		at -= menu[i].weight;
+	shot->sqe.op = menu[i].op;
+	menu[i].fill(shot);
+	if (sim_chance(shot->sim, 10)) { /* one bit of a good entry is wrong */
+		uint32_t bit = sim_below(shot->sim, 8 * sizeof(shot->sqe));
+
+		((uint8_t *)&shot->sqe)[bit / 8] ^= (uint8_t)(1u << bit % 8);
+	}
+	shot->sqe.user_data = shot->sim->step;
+}
+
+static void shoot(struct sim *sim, uint32_t session)
+{
+	struct sim_session *s = &sim->sessions[session];
+	struct shot shot = { .sim = sim, .s = s, .session = session };
+	struct kvt_cqe cqe;
+	bool reached;
+
+	fill(&shot);
+	reached = sim_fence_reached(sim, session, &shot.sqe);
+	if (!kvt_core_can_defer(sim->core)) {
+		/* The daemon would leave the entry in the ring. */
+		sim->coverage->rare[SIM_NO_DEFER_ROOM]++;
+		if (!reached || s->n_waiting)
+			return;
+	}
+	if (kvt_core_execute(sim->core, session, &shot.sqe, sim->now_ns, &cqe)) {
+		if (!sim->failed && memcmp(&cqe, &sim->last_cqe, sizeof(cqe)) != 0)
+			sim_fail(sim, "the completion (seq %llu) is not the last record's (%llu)",
+				 (unsigned long long)cqe.seq,
+				 (unsigned long long)sim->last_cqe.seq);
+		if (cqe.result != 0)
+			return;
+	} else if (reached && !s->n_waiting) {
+		sim_fail(sim, "op %u was deferred without need", shot.sqe.op);
+	}
+	if (shot.sqe.op == KVT_OP_END || shot.sqe.op == KVT_OP_UNLOCK)
+		forget_lease(&shot);
+	if (shot.sqe.op == KVT_OP_CLOSE)
+		s->closing = true;
+}
+
+/* ---- what happens besides operations */
+
+static void raise_fences(struct sim *sim, uint32_t session)
+{
+	struct sim_session *s = &sim->sessions[session];
+	struct kvt_fence_word *words = (struct kvt_fence_word *)(uintptr_t)s->view.fences;
+
+	for (uint32_t i = 0; i < KVT_FENCE_WORDS; i++)
+		if (sim_chance(sim, 400))
+			kvt_store_release(&words[i].value, words[i].value + sim_below(sim, 4));
+	kvt_core_poll(sim->core, session, sim->now_ns);
+}
+
+static void open_namespace(struct sim *sim, uint32_t session)
+{
+	uint32_t which = 1 + sim_below(sim, sim->config.max_namespaces);
+	uint64_t digest[2] = { which, 7 };
+	uint32_t number = 0;
+	int error = kvt_core_namespace_open(sim->core, session, digest, "sim", sim->now_ns,
+					    &number);
+
+	if (error == 0 && number > sim->n_namespaces)
+		sim->n_namespaces = number;
+}
+
+static void die(struct sim *sim, uint32_t session)
+{
+	static const uint32_t signs[] = { KVT_SIGN_HANGUP, KVT_SIGN_EXITED, KVT_SIGN_HANGUP,
+					  KVT_SIGN_HANGUP | KVT_SIGN_EXITED, 0 };
+
+	sim_session_end(sim, session, signs[sim_below(sim, 5)]);
+}
+
+/* A session that is over gets the signs that are still missing, in any order. */
+static void sign_more(struct sim *sim, uint32_t session)
+{
+	static const uint32_t signs[] = { KVT_SIGN_HANGUP, KVT_SIGN_EXITED, KVT_SIGN_QUIET,
+					  KVT_SIGN_QUIET, KVT_SIGN_FENCED };
+
+	sim_session_end(sim, session, signs[sim_below(sim, sim_chance(sim, 100) ? 5 : 4)]);
+}
+
+static void pass_time(struct sim *sim)
+{
+	uint32_t how = sim_below(sim, 1000);
+
+	if (how < 900)
+		sim->now_ns += sim_below(sim, 200000);
+	else if (how < 998)
+		sim->now_ns += sim_below(sim, 5000000);
+	else
+		sim->now_ns += 1000000ull * sim_below(sim, 4000);
+}
+
+static void operator_acts(struct sim *sim)
+{
+	uint32_t at = make_sequence(sim);
+	struct sim_sequence *q = &sim->sequences[at];
+	bool removed;
+
+	switch (sim_below(sim, 8)) {
+	case 0:
+		kvt_core_reset(sim->core, sim->now_ns);
+		break;
+	case 1:
+		if (sim->n_namespaces)
+			kvt_core_remove(sim->core, 1 + sim_below(sim, sim->n_namespaces), q->keys,
+					q->n, sim->now_ns, &removed);
+		break;
+	default:
+		kvt_core_evict(sim->core, sim_below(sim, 12), sim->now_ns);
+		break;
+	}
+}
+
+static uint32_t pick_session(struct sim *sim)
+{
+	return 1 + sim_below(sim, sim->config.max_sessions);
+}
+
+void sim_operate(struct sim *sim)
+{
+	uint32_t how = sim_below(sim, 1000), session = pick_session(sim);
+	struct sim_session *s = &sim->sessions[session];
+	uint32_t deaths = sim->gentle ? 1 : 4;
+
+	pass_time(sim);
+	if (!s->present) {
+		sim_session_open(sim);
+		return;
+	}
+	if (!s->open) {
+		if (how < 100)
+			sign_more(sim, session);
+		else if (how < 400)
+			kvt_core_work(sim->core, sim_below(sim, 6), sim_chance(sim, 300),
+				      sim->now_ns);
+		return;
+	}
+	if (how < deaths || (s->closing && how < 50))
+		die(sim, session);
+	else if (how < 8)
+		operator_acts(sim);
+	else if (how < 25)
+		open_namespace(sim, session);
+	else if (how < 80)
+		raise_fences(sim, session);
+	else if (how < 110)
+		kvt_core_work(sim->core, sim_below(sim, 20), sim_chance(sim, 700), sim->now_ns);
+	else if (how < 112)
+		sim_session_end(sim, session, KVT_SIGN_QUIET);
+	else
+		shoot(sim, session);
+}

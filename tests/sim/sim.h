@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_SIM_H
+#define KVT_SIM_H
+
+/**
+ * @file sim.h
+ * Seeded simulation of the core against the oracle.
+ *
+ * Everything a run does follows from its seed: the configuration, what each session asks for, when
+ * fences are raised, when who dies, how much background work is done. Each record that the core
+ * emits is applied to the oracle at once; what the sessions hold is learnt from the records, too.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "daemon/core/core.h"
+#include "tools/oracle.h"
+
+#define SIM_MAX_KEYS 1536 /* of one sequence */
+#define SIM_KEYS_AREA 4096
+#define SIM_LIST_AREA 1024
+#define SIM_SEQUENCES 24
+#define SIM_HANDLES 24
+#define SIM_LEASES 24  /* that a session remembers, dead ones too */
+#define SIM_HISTORY 48 /* records shown at a failure */
+#define SIM_SESSIONS 6
+
+struct sim_sequence {
+	uint32_t n;
+	uint32_t keys[SIM_MAX_KEYS];
+};
+
+struct sim_lease {
+	uint32_t index, generation, kind;
+	uint32_t namespace_id;
+	uint32_t known, computed, table; /* positions, positions, pages */
+	uint32_t n_list;                 /* MATCH leases: pages of the locked prefix */
+	uint32_t list[SIM_LIST_AREA];
+	uint32_t sequence; /* place of the keys that it was made with, as they may be still */
+};
+
+struct sim_handle {
+	uint32_t namespace_id, node, generation, positions;
+	uint32_t sequence;
+};
+
+struct sim_session {
+	bool open;     /* takes entries */
+	bool closing;  /* CLOSE was submitted */
+	bool present;  /* the core knows it */
+	uint32_t signs;
+	struct kvt_core_view view;
+	uint32_t n_leases;
+	struct sim_lease leases[SIM_LEASES];
+	uint32_t n_pages;
+	uint32_t *pages; /* loose ones */
+	uint32_t n_waiting; /* deferred operations that have not answered */
+};
+
+struct sim_brief { /* of a record, for the history */
+	struct kvt_record record;
+	struct kvt_event events[12];
+	uint32_t list[12];
+};
+
+enum sim_rare {
+	SIM_LOOK_ON,
+	SIM_KEPT,
+	SIM_TAKEN_OVER,    /* COMMIT duplicates */
+	SIM_TWINS,         /* INSERT duplicates */
+	SIM_TWIN_GIVEN,    /* the cached page itself was given to INSERT */
+	SIM_START_HANDLE,  /* INSERT that went on from a handle */
+	SIM_END_DETACHED,
+	SIM_END_REASON,
+	SIM_CAPPED,        /* reusable < matched */
+	SIM_SHARED_ANNOUNCE,
+	SIM_NODE_EVICTION, /* evicted for want of nodes */
+	SIM_TRIM_PART,
+	SIM_TRIM_WHOLE,
+	SIM_DETACHED_TRIM,
+	SIM_CLOSE_WAITED,
+	SIM_EDGE_LOCKED,   /* LOCK inside an edge without a free node */
+	SIM_DEAD_WITH_DEFERRED,
+	SIM_NO_DEFER_ROOM,
+	SIM_RARE_COUNT,
+};
+
+struct sim_coverage {
+	uint64_t steps, records, seeds;
+	uint64_t op[KVT_OP_COUNT + 1][KVT_REASON_COUNT + 1]; /* last column: ok */
+	uint64_t deferred[KVT_OP_COUNT + 1];
+	uint64_t waited[KVT_OP_COUNT + 1]; /* took effect after waiting */
+	uint64_t kind[KVT_REC_ADMIN + 1];
+	uint64_t event[KVT_EV_DETACH + 1];
+	uint64_t policy[KVT_POLICY_COUNT];
+	uint64_t rare[SIM_RARE_COUNT];
+};
+
+struct sim {
+	uint64_t seed;
+	uint64_t random[4];
+	uint64_t step;
+	uint64_t now_ns;
+	struct kvt_core_config config;
+	struct kvt_core *core;
+	void *arena, *ledger, *scratch;
+	struct kvt_oracle *oracle;
+	struct sim_coverage *coverage;
+	struct sim_session sessions[SIM_SESSIONS + 1];
+	uint32_t n_namespaces;
+	struct sim_sequence sequences[SIM_SEQUENCES];
+	uint32_t n_handles;
+	struct sim_handle handles[SIM_HANDLES];
+	uint32_t alphabet;
+	uint32_t longest; /* of a sequence */
+	bool gentle;      /* fewer catastrophes: long lives */
+	struct sim_brief history[SIM_HISTORY];
+	uint64_t n_history;
+	struct kvt_cqe last_cqe; /* of the last OP record */
+	uint64_t last_completed; /* seq */
+	uint32_t sequence_in_use;
+	bool failed;
+	char why[1024];
+};
+
+/* random.c */
+void sim_seed(struct sim *sim);
+uint32_t sim_below(struct sim *sim, uint32_t n); /* 0 if n is 0 */
+bool sim_chance(struct sim *sim, uint32_t per_mille);
+uint32_t sim_between(struct sim *sim, uint32_t least, uint32_t most);
+bool sim_fail(struct sim *sim, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* world.c */
+bool sim_create(struct sim *sim);
+void sim_destroy(struct sim *sim);
+void sim_session_open(struct sim *sim);
+void sim_session_end(struct sim *sim, uint32_t session, uint32_t signs);
+/** Everything ends: sessions, leases, cache. False when something is left. */
+bool sim_drain(struct sim *sim);
+
+/* operate.c */
+void sim_operate(struct sim *sim);
+
+/* observe.c */
+void sim_on_record(void *context, const struct kvt_record *record);
+void sim_on_complete(void *context, uint32_t session, const struct kvt_cqe *cqe);
+bool sim_fence_reached(const struct sim *sim, uint32_t session, const struct kvt_sqe *sqe);
+void sim_print_history(const struct sim *sim, FILE *to);
+
+/* coverage.c */
+void sim_coverage_print(const struct sim_coverage *coverage, FILE *to);
+/** How many of the required things never happened; names them. */
+uint32_t sim_coverage_missing(const struct sim_coverage *coverage, FILE *to);
+
+#endif

@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* A small world from a seed: random numbers, a configuration, a core, an oracle, sessions. */
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/sim/sim.h"
+
+static uint64_t next_random(struct sim *sim)
+{
+	uint64_t *s = sim->random, result = s[1] * 5, t = s[1] << 17;
+
+	result = (result << 7 | result >> 57) * 9; /* xoshiro256** */
+	s[2] ^= s[0];
+	s[3] ^= s[1];
+	s[1] ^= s[2];
+	s[0] ^= s[3];
+	s[2] ^= t;
+	s[3] = s[3] << 45 | s[3] >> 19;
+	return result;
+}
+
+void sim_seed(struct sim *sim)
+{
+	uint64_t x = sim->seed;
+
+	for (int i = 0; i < 4; i++) { /* splitmix64 */
+		uint64_t z = x += 0x9e3779b97f4a7c15ull;
+
+		z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+		z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+		sim->random[i] = z ^ z >> 31;
+	}
+}
+
+uint32_t sim_below(struct sim *sim, uint32_t n)
+{
+	return n ? (uint32_t)(((next_random(sim) >> 32) * n) >> 32) : 0;
+}
+
+bool sim_chance(struct sim *sim, uint32_t per_mille)
+{
+	return sim_below(sim, 1000) < per_mille;
+}
+
+uint32_t sim_between(struct sim *sim, uint32_t least, uint32_t most)
+{
+	return most <= least ? least : least + sim_below(sim, most - least + 1);
+}
+
+bool sim_fail(struct sim *sim, const char *format, ...)
+{
+	va_list args;
+
+	if (sim->failed)
+		return false;
+	sim->failed = true;
+	va_start(args, format);
+	vsnprintf(sim->why, sizeof(sim->why), format, args);
+	va_end(args);
+	return false;
+}
+
+static void choose_config(struct sim *sim)
+{
+	struct kvt_core_config *c = &sim->config;
+	static const uint32_t page_sizes[] = { 1, 1, 2, 4, 8 };
+
+	memset(c, 0, sizeof(*c));
+	c->page_size = page_sizes[sim_below(sim, 5)];
+	c->n_pages = sim_chance(sim, 600) ? sim_between(sim, 8, 40) : sim_between(sim, 40, 300);
+	c->max_nodes = sim_chance(sim, 400) ? sim_between(sim, 8, 24) :
+					      sim_between(sim, 8, c->n_pages + 24);
+	c->n_slots = sim_chance(sim, 300) ? c->n_pages + 1 : 0;
+	c->max_namespaces = sim_between(sim, 2, 5);
+	c->max_sessions = sim_between(sim, 1, SIM_SESSIONS);
+	c->n_leases = sim_chance(sim, 300) ? sim_between(sim, 1, 4) : sim_between(sim, 5, 24);
+	c->n_pending = sim_chance(sim, 300) ? 1 : sim_between(sim, 2, 12);
+	c->max_leases = sim_chance(sim, 300) ? sim_between(sim, 1, 6) : 0;
+	c->max_private_pages = sim_chance(sim, 300) ? sim_between(sim, 1, c->n_pages) : 0;
+	c->max_op_keys = SIM_KEYS_AREA;
+	c->policy = sim_chance(sim, 300) ? KVT_POLICY_LRU : sim_below(sim, KVT_POLICY_COUNT);
+	c->slru_threshold = sim_between(sim, 1, 4);
+	c->disabled = sim_chance(sim, 30);
+	c->hash_seed = sim_chance(sim, 100) ? 0 : next_random(sim);
+	sim->alphabet = sim_between(sim, 1, 3);
+	sim->longest = sim_between(sim, 2 * c->page_size, c->n_pages * c->page_size);
+	if (sim->longest > SIM_MAX_KEYS)
+		sim->longest = SIM_MAX_KEYS;
+	sim->gentle = sim_chance(sim, 500);
+}
+
+static void *zeroed(uint64_t bytes)
+{
+	size_t rounded = (bytes + KVT_LINE - 1) / KVT_LINE * KVT_LINE;
+	void *memory = aligned_alloc(KVT_LINE, rounded);
+
+	if (memory)
+		memset(memory, 0, rounded);
+	return memory;
+}
+
+bool sim_create(struct sim *sim)
+{
+	struct kvt_core_hooks hooks = { sim_on_complete, sim_on_record, sim };
+	struct kvt_core_sizes sizes;
+	const char *why = "";
+	int error;
+
+	sim_seed(sim);
+	choose_config(sim);
+	if (kvt_core_plan(&sim->config, &sizes, &why))
+		return sim_fail(sim, "plan: %s", why);
+	sim->arena = zeroed(sizes.arena_bytes);
+	sim->ledger = zeroed(sizes.ledger_bytes);
+	sim->scratch = zeroed(sizes.scratch_bytes);
+	if (!sim->arena || !sim->ledger || !sim->scratch)
+		return sim_fail(sim, "out of memory");
+	sim->now_ns = 1000;
+	error = kvt_core_init(&sim->core, &sim->config, sim->arena, sim->ledger, sim->scratch,
+			      &hooks, sim->now_ns);
+	if (error)
+		return sim_fail(sim, "init: %d", error);
+	kvt_core_publish(sim->core, KVT_ARENA_READY);
+	sim->oracle = kvt_oracle_create(&(struct kvt_oracle_config){
+		.page_size = sim->config.page_size,
+		.n_pages = sim->config.n_pages,
+		.max_nodes = sim->config.max_nodes,
+		.max_namespaces = sim->config.max_namespaces,
+		.max_sessions = sim->config.max_sessions,
+		.n_leases = sim->config.n_leases,
+		.max_leases = sim->config.max_leases,
+		.max_private_pages = sim->config.max_private_pages,
+		.policy = sim->config.policy,
+		.slru_threshold = sim->config.slru_threshold,
+		.disabled = sim->config.disabled,
+	});
+	if (!sim->oracle)
+		return sim_fail(sim, "out of memory");
+	sim->coverage->policy[sim->config.policy]++;
+	return true;
+}
+
+static void free_view(struct sim_session *s)
+{
+	free((void *)(uintptr_t)s->view.keys);
+	free(s->view.list);
+	free((void *)(uintptr_t)s->view.fences);
+	free(s->pages);
+	memset(&s->view, 0, sizeof(s->view));
+	s->pages = NULL;
+	s->n_pages = 0;
+	s->n_leases = 0;
+	s->n_waiting = 0;
+}
+
+void sim_destroy(struct sim *sim)
+{
+	for (uint32_t i = 1; i <= SIM_SESSIONS; i++)
+		free_view(&sim->sessions[i]);
+	kvt_oracle_destroy(sim->oracle);
+	free(sim->arena);
+	free(sim->ledger);
+	free(sim->scratch);
+}
+
+void sim_session_open(struct sim *sim)
+{
+	struct kvt_core_peer peer = {
+		.pid = 100 + (int32_t)sim_below(sim, 1000),
+		.privileged = sim_chance(sim, 500),
+		.label = "sim",
+	};
+	struct kvt_core_view view = {
+		.keys = calloc(SIM_KEYS_AREA, sizeof(uint32_t)),
+		.keys_count = SIM_KEYS_AREA,
+		.list = calloc(SIM_LIST_AREA, sizeof(uint32_t)),
+		.list_count = SIM_LIST_AREA,
+		.fences = calloc(KVT_FENCE_WORDS, sizeof(struct kvt_fence_word)),
+	};
+	uint32_t *pages = calloc(sim->config.n_pages, sizeof(*pages)), session = 0, present = 0;
+	struct sim_session *s;
+	int error;
+
+	for (uint32_t i = 1; i <= SIM_SESSIONS; i++)
+		present += sim->sessions[i].present;
+	error = kvt_core_session_open(sim->core, &peer, &view, sim->now_ns, &session);
+	if (error) {
+		free((void *)(uintptr_t)view.keys);
+		free(view.list);
+		free((void *)(uintptr_t)view.fences);
+		free(pages);
+		if (error != -EUSERS || present < sim->config.max_sessions)
+			sim_fail(sim, "session_open: %d with %u of %u sessions", error, present,
+				 sim->config.max_sessions);
+		return;
+	}
+	if (session == 0 || session > sim->config.max_sessions ||
+	    sim->sessions[session].present) {
+		sim_fail(sim, "session_open gave session %u", session);
+		return;
+	}
+	s = &sim->sessions[session];
+	memset(s, 0, sizeof(*s));
+	s->open = s->present = true;
+	s->view = view;
+	s->pages = pages;
+}
+
+/* The core must not look at a session's memory any more: so it is gone at once. */
+void sim_session_end(struct sim *sim, uint32_t session, uint32_t signs)
+{
+	struct sim_session *s = &sim->sessions[session];
+	bool ends = signs == 0 || (signs & (KVT_SIGN_HANGUP | KVT_SIGN_EXITED));
+
+	s->signs |= signs;
+	if (ends && s->n_waiting)
+		sim->coverage->rare[SIM_DEAD_WITH_DEFERRED]++;
+	if (signs)
+		kvt_core_session_sign(sim->core, session, signs, sim->now_ns);
+	else
+		kvt_core_session_kill(sim->core, session, sim->now_ns);
+	if (ends) {
+		s->open = false;
+		free_view(s);
+	}
+}
+
+static bool drained(struct sim *sim)
+{
+	const struct kvt_counters *c = kvt_core_counters(sim->core);
+
+	if (c->free_pages != sim->config.n_pages - 1 || c->live_nodes || c->live_leases ||
+	    c->live_sessions || c->live_namespaces || c->detached_pending || c->locked_nodes)
+		return sim_fail(sim, "after everything ended: %llu pages free of %u, %llu nodes, "
+				"%llu leases, %llu sessions, %llu namespaces, %llu detached",
+				(unsigned long long)c->free_pages, sim->config.n_pages - 1,
+				(unsigned long long)c->live_nodes,
+				(unsigned long long)c->live_leases,
+				(unsigned long long)c->live_sessions,
+				(unsigned long long)c->live_namespaces,
+				(unsigned long long)c->detached_pending);
+	return true;
+}
+
+bool sim_drain(struct sim *sim)
+{
+	uint32_t all = KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET;
+	uint32_t turns = 0;
+
+	for (uint32_t i = 1; i <= SIM_SESSIONS && !sim->failed; i++)
+		if (sim->sessions[i].present)
+			sim_session_end(sim, i, all);
+	if (sim_chance(sim, 500) && !sim->failed)
+		kvt_core_reset(sim->core, sim->now_ns);
+	while (!sim->failed && kvt_core_work(sim->core, 64, true, sim->now_ns))
+		if (++turns > 100000)
+			return sim_fail(sim, "background work never ends");
+	if (!sim->failed)
+		kvt_core_evict(sim->core, UINT32_MAX, sim->now_ns);
+	while (!sim->failed && kvt_core_work(sim->core, 64, true, sim->now_ns))
+		if (++turns > 100000)
+			return sim_fail(sim, "background work never ends");
+	return !sim->failed && drained(sim);
+}
