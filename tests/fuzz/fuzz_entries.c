@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ring entries, as two clients may write them: a run of entries (with keys, fence words and signs
+ * of death in between) goes through kvt_core_execute(). After each the counters hold, and at the
+ * end, when both clients are gone, the audit is clean and every page is free or cached. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/core/core.h"
+#include "shm/assert.h"
+
+#define PAGE 4u
+#define PAGES 64u
+#define KEYS 256u
+#define LIST 128u
+
+struct input {
+	const uint8_t *bytes;
+	size_t left;
+};
+
+static uint32_t take(struct input *input, size_t n)
+{
+	uint32_t value = 0;
+
+	for (size_t i = 0; i < n; i++, input->left -= input->left > 0)
+		if (input->left > 0)
+			value = value << 8 | *input->bytes++;
+	return value;
+}
+
+struct client {
+	uint32_t session;
+	uint32_t keys[KEYS];
+	uint32_t list[LIST];
+	struct kvt_fence_word fences[KVT_FENCE_WORDS];
+	uint32_t namespaces[2];
+	bool open;
+	/* What the daemon gave, so that entries can name it. */
+	uint32_t lease[4], lease_generation[4];
+	uint32_t node, generation, positions;
+	uint32_t n_answers;
+};
+
+static struct client clients[2];
+static struct kvt_core *core;
+static uint64_t now_ns;
+
+static void complete(void *context, uint32_t session, const struct kvt_cqe *cqe)
+{
+	(void)context;
+	(void)cqe;
+	KVT_ASSERT(session == clients[0].session || session == clients[1].session);
+}
+
+static void problem(void *context, const char *text)
+{
+	(void)context;
+	fprintf(stderr, "audit: %s\n", text);
+}
+
+static void open_client(struct client *client)
+{
+	struct kvt_core_peer peer = { .pid = 1, .privileged = client == &clients[0], .label = "" };
+	struct kvt_core_view view = { client->keys, KEYS, client->list, LIST, client->fences };
+
+	memset(client, 0, sizeof(*client));
+	for (uint32_t i = 0; i < KEYS; i++)
+		client->keys[i] = i % 16;
+	if (kvt_core_session_open(core, &peer, &view, now_ns, &client->session) != 0)
+		return;
+	client->open = true;
+	for (uint64_t i = 0; i < 2; i++)
+		KVT_ASSERT(kvt_core_namespace_open(core, client->session,
+						   (uint64_t[2]){ i, 7 }, "fuzz", now_ns,
+						   &client->namespaces[i]) == 0);
+}
+
+static void remember(struct client *client, const struct kvt_cqe *cqe)
+{
+	uint32_t at = client->n_answers++ % 4;
+
+	if (cqe->result != 0)
+		return;
+	if (cqe->lease) {
+		client->lease[at] = cqe->lease;
+		client->lease_generation[at] = cqe->lease_generation;
+	}
+	if (cqe->node) {
+		client->node = cqe->node;
+		client->generation = cqe->generation;
+		client->positions = cqe->positions;
+	}
+}
+
+/* Entries that make sense come often enough to get somewhere; each field may still be anything. */
+static void run_entry(struct client *client, struct input *input)
+{
+	struct kvt_sqe sqe = { .op = (uint8_t)take(input, 1), .fence_slot = KVT_FENCE_IDLE };
+	uint32_t shape = take(input, 1), at = shape >> 6;
+	struct kvt_cqe cqe;
+
+	if (shape & 1)
+		sqe.op %= KVT_OP_COUNT;
+	sqe.flags = (uint16_t)take(input, 1);
+	sqe.namespace_id = shape & 2 ? client->namespaces[shape >> 7] : take(input, 1);
+	sqe.keys_offset = take(input, 1) % 64;
+	sqe.n_keys = take(input, 1) % 160;
+	sqe.list_capacity = LIST;
+	sqe.arg = take(input, 1);
+	if (shape & 4) {
+		sqe.node = client->lease[at];
+		sqe.generation = client->lease_generation[at];
+	} else if (shape & 8) {
+		sqe.node = client->node;
+		sqe.generation = client->generation;
+		sqe.positions = client->positions;
+	}
+	if (shape & 16) {
+		sqe.fence_slot = (uint8_t)(take(input, 1) % 18);
+		sqe.fence_value = take(input, 1);
+	}
+	for (uint32_t i = shape & 32 ? take(input, 1) % 4 : 0; i > 0; i--) {
+		uint32_t word = take(input, 1) % 16;
+
+		((uint32_t *)(void *)&sqe)[word] = take(input, 4);
+	}
+	if (!kvt_core_can_defer(core))
+		return;
+	if (kvt_core_execute(core, client->session, &sqe, now_ns, &cqe))
+		remember(client, &cqe);
+}
+
+static void step(struct input *input)
+{
+	uint32_t what = take(input, 1);
+	struct client *client = &clients[what & 1];
+
+	now_ns += what;
+	switch (what >> 1 & 15) {
+	case 0:
+		client->keys[take(input, 1)] = take(input, 1) % 70;
+		break;
+	case 1:
+		client->fences[what >> 5].value = take(input, 1);
+		if (client->open)
+			kvt_core_poll(core, client->session, now_ns);
+		break;
+	case 2:
+		kvt_core_work(core, 1 + take(input, 1) % 8, what >> 7, now_ns);
+		break;
+	case 3:
+		now_ns += (uint64_t)take(input, 2) * 1000000u;
+		break;
+	case 4:
+		if (client->open && take(input, 1) < 32) {
+			kvt_core_session_sign(core, client->session,
+					      KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET,
+					      now_ns);
+			client->open = false;
+		} else if (!client->open) {
+			while (kvt_core_work(core, 64, false, now_ns))
+				;
+			open_client(client);
+		}
+		break;
+	default:
+		if (client->open)
+			run_entry(client, input);
+	}
+	KVT_ASSERT(kvt_core_counters_ok(core));
+}
+
+static void settle(void)
+{
+	const struct kvt_counters *counters;
+
+	for (int i = 0; i < 2; i++)
+		if (clients[i].open)
+			kvt_core_session_sign(core, clients[i].session,
+					      KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET,
+					      now_ns);
+	while (kvt_core_work(core, 64, true, now_ns))
+		;
+	KVT_ASSERT(kvt_core_audit(core, problem, NULL) == 0);
+	counters = kvt_core_counters(core);
+	KVT_ASSERT(counters->private_pages == 0 && counters->quarantined_pages == 0);
+	KVT_ASSERT(counters->protected_pages == 0 && counters->live_leases == 0);
+	KVT_ASSERT(counters->free_pages + counters->cached_pages == PAGES - 1);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n);
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
+{
+	static void *arena, *ledger, *scratch;
+	static struct kvt_core_sizes sizes;
+	struct kvt_core_config config = { .page_size = PAGE, .n_pages = PAGES, .max_nodes = 40,
+					  .max_namespaces = 8, .max_sessions = 4, .n_leases = 16,
+					  .n_pending = 32, .max_op_keys = 4096, .hash_seed = 1 };
+	struct kvt_core_hooks hooks = { .complete = complete };
+	struct input input = { bytes, n };
+	const char *why;
+
+	config.policy = take(&input, 1) % KVT_POLICY_COUNT;
+	KVT_ASSERT(kvt_core_plan(&config, &sizes, &why) == 0);
+	if (!arena) {
+		arena = aligned_alloc(KVT_LINE, (sizes.arena_bytes + 127) / 128 * 128);
+		ledger = aligned_alloc(KVT_LINE, (sizes.ledger_bytes + 127) / 128 * 128);
+		scratch = aligned_alloc(KVT_LINE, (sizes.scratch_bytes + 127) / 128 * 128);
+	}
+	memset(arena, 0, sizes.arena_bytes);
+	memset(ledger, 0, sizes.ledger_bytes);
+	memset(scratch, 0, sizes.scratch_bytes);
+	now_ns = 1;
+	KVT_ASSERT(kvt_core_init(&core, &config, arena, ledger, scratch, &hooks, now_ns) == 0);
+	open_client(&clients[0]);
+	open_client(&clients[1]);
+	while (input.left > 0)
+		step(&input);
+	settle();
+	return 0;
+}
