@@ -540,7 +540,7 @@ int kvt_op_extend(struct kvt_core *core, struct kvt_op_context *op)
 	kvt_path_touch(core, lease->node);
 	op->cqe->lease = op->sqe->node;
 	op->cqe->lease_generation = op->sqe->generation;
-	op->cqe->d = (uint32_t)(core->count->evicted_pages - evicted);
+	op->cqe->c = (uint32_t)(core->count->evicted_pages - evicted);
 	op->cqe->e = n;
 	return 0;
 }

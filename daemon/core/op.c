@@ -113,12 +113,11 @@ int kvt_lease_check(struct kvt_core *core, struct kvt_op_context *op, bool defer
 	if (sqe->node == 0 || sqe->node > core->config.n_leases)
 		return kvt_refuse(op, -ESTALE, KVT_REASON_LEASE_STALE, 0);
 	lease = &core->leases[sqe->node];
-	if (!kvt_lease_alive(core, sqe->node) || lease->generation != sqe->generation)
+	if (!kvt_lease_alive(core, sqe->node) || lease->generation != sqe->generation ||
+	    (!deferred && (lease->flags & KVT_LEASE_ENDING)))
 		return kvt_refuse(op, -ESTALE, KVT_REASON_LEASE_STALE, 0);
 	if (lease->session != op->session)
 		return kvt_refuse(op, -EPERM, KVT_REASON_LEASE_FOREIGN, 0);
-	if (!deferred && (lease->flags & KVT_LEASE_ENDING))
-		return kvt_refuse(op, -ESTALE, KVT_REASON_LEASE_STALE, 0);
 	if ((lease->kind == KVT_LEASE_MATCH) != (sqe->op == KVT_OP_UNLOCK))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_LEASE_KIND, 0);
 	return 0;
@@ -142,7 +141,8 @@ static int validate(struct kvt_core *core, struct kvt_op_context *op)
 	     !(sqe->flags & KVT_F_COMMIT)))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
 	if (!unused_fields_zero(sqe, takes) ||
-	    (sqe->op == KVT_OP_END && !(sqe->flags & KVT_F_COMMIT) && (sqe->arg || sqe->n_keys)))
+	    (sqe->op == KVT_OP_END && !(sqe->flags & KVT_F_COMMIT) &&
+	     (sqe->arg || sqe->keys_offset || sqe->n_keys)))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_FIELD, 0);
 	if (!!(sqe->flags & KVT_F_TTL) != !!sqe->ttl_ms)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_TTL, 0);
@@ -278,7 +278,7 @@ static int op_alloc(struct kvt_core *core, struct kvt_op_context *op)
 		kvt_loose_add(core, op->session, page);
 		op->view->list[op->sqe->list_offset + i] = page;
 	}
-	op->cqe->d = (uint32_t)(core->count->evicted_pages - evicted);
+	op->cqe->c = (uint32_t)(core->count->evicted_pages - evicted);
 	op->cqe->e = n;
 	return 0;
 }
