@@ -8,8 +8,9 @@ LIBKVTRUNK_SONAME := libkvtrunk.so.0
 LIBKVTRUNK_OBJ := $(CLIENT_OBJ) $(SHM_OBJ)
 
 $(O)/libkvtrunk.so: $(LIBKVTRUNK_OBJ) libclient/libkvtrunk.map
-	$(if $(V),,@echo "  LD  $@" && )$(CC) -shared $(LDFLAGS_BASE) -Wl,-soname,$(LIBKVTRUNK_SONAME) -Wl,-z,defs -Wl,-z,relro \
-		-Wl,-z,now -Wl,--version-script=libclient/libkvtrunk.map $(LIBKVTRUNK_OBJ) -o $@
+	$(if $(V),,@echo "  LD  $@" && )$(CC) -shared $(LDFLAGS_BASE) \
+		-Wl,-soname,$(LIBKVTRUNK_SONAME) -Wl,-z,defs -Wl,-z,relro -Wl,-z,now \
+		-Wl,--version-script=libclient/libkvtrunk.map $(LIBKVTRUNK_OBJ) -o $@
 	@ln -sf libkvtrunk.so $(O)/$(LIBKVTRUNK_SONAME)
 
 $(O)/libkvtrunk.a: $(LIBKVTRUNK_OBJ)

@@ -1,0 +1,531 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Key builders: each formula against its inverse and against independent arithmetic. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kvtrunk_keys.h"
+#include "libclient/sha256.h"
+
+static void hex(const uint8_t digest[32], char text[65])
+{
+	static const char digits[] = "0123456789abcdef";
+
+	for (int i = 0; i < 32; i++) {
+		text[2 * i] = digits[digest[i] >> 4];
+		text[2 * i + 1] = digits[digest[i] & 15];
+	}
+	text[64] = '\0';
+}
+
+static void check_sha256(const void *bytes, size_t n, size_t part, const char *expected)
+{
+	struct kvt_sha256 hash;
+	uint8_t digest[32];
+	char text[65];
+
+	kvt_sha256_init(&hash);
+	for (size_t at = 0; at < n; at += part)
+		kvt_sha256_add(&hash, (const char *)bytes + at, n - at < part ? n - at : part);
+	kvt_sha256_finish(&hash, digest);
+	hex(digest, text);
+	assert_string_equal(text, expected);
+}
+
+static void sha256_gives_the_published_digests(void **state)
+{
+	static const struct {
+		const char *text, *digest;
+	} vectors[] = {
+		{ "", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855" },
+		{ "abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad" },
+		{ "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq",
+		  "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1" },
+		{ "abcdefghbcdefghicdefghijdefghijkefghijklfghijklmghijklmnhijklmnoijklmnopjklmno"
+		  "pqklmnopqrlmnopqrsmnopqrstnopqrstu",
+		  "cf5b16a778af8380036ce59e7b0492370b249b11e8f07a51afac45037afee9d1" },
+	};
+	char *million = malloc(1000000);
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(vectors) / sizeof(vectors[0]); i++)
+		for (size_t part = 1; part <= 130; part += 43)
+			check_sha256(vectors[i].text, strlen(vectors[i].text), part,
+				     vectors[i].digest);
+	memset(million, 'a', 1000000);
+	check_sha256(million, 1000000, 977,
+		     "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+	free(million);
+}
+
+static void text_keys_are_the_tokens_and_refuse_the_top_bit(void **state)
+{
+	const uint32_t tokens[] = { 0, 1, 0x7fffffffu }, bad[] = { 1, 0x80000000u, 2 };
+	uint32_t keys[3] = { 9, 9, 9 }, key = 9;
+
+	(void)state;
+	assert_int_equal(kvt_keys_text(tokens, 3, keys), 0);
+	assert_memory_equal(keys, tokens, sizeof(keys));
+	for (int i = 0; i < 3; i++)
+		assert_int_equal(kvt_key_kind(keys[i]), KVT_KIND_TEXT);
+	memset(keys, 7, sizeof(keys));
+	assert_int_equal(kvt_keys_text(bad, 3, keys), -EINVAL);
+	assert_int_equal(keys[0], 0x07070707); /* untouched */
+	assert_int_equal(kvt_key_text(0xffffffffu, &key), -EINVAL);
+	assert_int_equal(kvt_key_text(0x80000000u, &key), -EINVAL);
+	assert_int_equal(key, 9);
+	assert_int_equal(kvt_keys_text(NULL, 0, NULL), 0);
+}
+
+static void every_coordinate_bin_survives_its_inverse(void **state)
+{
+	double x, last = -1;
+	uint32_t key, again;
+
+	(void)state;
+	for (uint32_t bin = 0; bin < 1024; bin++) {
+		key = 0x80000000u | bin;
+		assert_int_equal(kvt_key_kind(key), KVT_KIND_COORDINATE);
+		assert_int_equal(kvt_key_coordinate_value(key, &x), 0);
+		assert_true(x > last && x >= 0 && x <= 1);
+		last = x;
+		assert_int_equal(kvt_key_coordinate(x, &again), 0);
+		assert_int_equal(again, key);
+		/* Anything nearer to this bin than to its neighbours is this bin. */
+		kvt_key_coordinate(x + 0.49 / 1023, &again);
+		assert_int_equal(again, key);
+		kvt_key_coordinate(x - 0.49 / 1023, &again);
+		assert_int_equal(again, key);
+	}
+	assert_true(last == 1.0);
+}
+
+static void coordinates_are_clamped_and_nan_is_refused(void **state)
+{
+	double nan_value = strtod("nan", NULL), huge = strtod("inf", NULL), x = 5;
+	uint32_t key = 1;
+
+	(void)state;
+	assert_int_equal(kvt_key_coordinate(-3, &key), 0);
+	assert_int_equal(key, 0x80000000u);
+	assert_int_equal(kvt_key_coordinate(huge, &key), 0);
+	assert_int_equal(key, 0x800003ffu);
+	assert_int_equal(kvt_key_coordinate(nan_value, &key), -EINVAL);
+	assert_int_equal(key, 0x800003ffu);
+	assert_int_equal(kvt_key_coordinate_value(0xa0000000u, &x), -EINVAL);
+	assert_int_equal(kvt_key_coordinate_value(0x80000400u, &x), -EINVAL);
+	assert_int_equal(kvt_key_coordinate_value(5, &x), -EINVAL);
+	assert_true(x == 5);
+}
+
+static void every_size_bin_survives_its_inverse(void **state)
+{
+	/* 2^(10 / 1023) found by bisection on its 1023rd power, which is 2^10. */
+	double low = 1, high = 2, width, height, expected = 1.0 / 1024;
+	uint32_t again;
+
+	(void)state;
+	for (int i = 0; i < 60; i++) {
+		double middle = (low + high) / 2, power = 1;
+
+		for (int j = 0; j < 1023; j++)
+			power *= middle;
+		*(power > 1024 ? &high : &low) = middle;
+	}
+	for (uint32_t bin = 0; bin < 1024; bin++) {
+		uint32_t key = 0xa0000000u | bin << 10 | (1023 - bin);
+
+		assert_int_equal(kvt_key_kind(key), KVT_KIND_SIZE);
+		assert_int_equal(kvt_key_size_value(key, &width, &height), 0);
+		assert_true(width > expected * (1 - 1e-11) && width < expected * (1 + 1e-11));
+		expected *= low;
+		assert_int_equal(kvt_key_size(width, height, &again), 0);
+		assert_int_equal(again, key);
+		/* 0.48 of the way to a neighbour is still this bin. */
+		kvt_key_size(width * 1.00325, height / 1.00325, &again);
+		assert_int_equal(again, key);
+	}
+	assert_true(width == 1.0 && height == 1.0 / 1024);
+}
+
+static void sizes_are_clamped_and_nan_is_refused(void **state)
+{
+	double nan_value = strtod("nan", NULL), width = 5, height = 6;
+	uint32_t key = 1;
+
+	(void)state;
+	assert_int_equal(kvt_key_size(0, 17, &key), 0);
+	assert_int_equal(key, 0xa00003ffu);
+	assert_int_equal(kvt_key_size(-1, 1, &key), 0);
+	assert_int_equal(key, 0xa00003ffu);
+	assert_int_equal(kvt_key_size(nan_value, 1, &key), -EINVAL);
+	assert_int_equal(kvt_key_size(1, nan_value, &key), -EINVAL);
+	assert_int_equal(key, 0xa00003ffu);
+	assert_int_equal(kvt_key_size_value(0x80000000u, &width, &height), -EINVAL);
+	assert_int_equal(kvt_key_size_value(0xa0100000u, &width, &height), -EINVAL);
+	assert_true(width == 5 && height == 6);
+}
+
+static void kinds_never_overlap(void **state)
+{
+	(void)state;
+	assert_int_equal(kvt_key_kind(0), KVT_KIND_TEXT);
+	assert_int_equal(kvt_key_kind(0x7fffffffu), KVT_KIND_TEXT);
+	assert_int_equal(kvt_key_kind(0x80000000u), KVT_KIND_COORDINATE);
+	assert_int_equal(kvt_key_kind(0x800003ffu), KVT_KIND_COORDINATE);
+	assert_int_equal(kvt_key_kind(0x80000400u), KVT_KIND_INVALID);
+	assert_int_equal(kvt_key_kind(0x9fffffffu), KVT_KIND_INVALID);
+	assert_int_equal(kvt_key_kind(0xa0000000u), KVT_KIND_SIZE);
+	assert_int_equal(kvt_key_kind(0xa00fffffu), KVT_KIND_SIZE);
+	assert_int_equal(kvt_key_kind(0xa0100000u), KVT_KIND_INVALID);
+	assert_int_equal(kvt_key_kind(0xbfffffffu), KVT_KIND_INVALID);
+	assert_int_equal(kvt_key_kind(0xc0000000u), KVT_KIND_IMAGE);
+	assert_int_equal(kvt_key_kind(0xffffffffu), KVT_KIND_IMAGE);
+}
+
+/* ---------------------------------------------------------------- images */
+
+/* Bit i of a digest, most significant first: the definition, one bit at a time. */
+static uint32_t bit_of(const uint8_t *digest, unsigned int i)
+{
+	return digest[i / 8] >> (7 - i % 8) & 1;
+}
+
+static void image_keys_are_thirty_bits_of_the_digest_each(void **state)
+{
+	const uint64_t image[2] = { 0x0011223344556677ull, 0x8899aabbccddeeffull };
+	const uint8_t identity[20] = { 0x00, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0x99,
+				       0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff, 0,    0,    2,    0xda };
+	struct kvt_sha256 hash;
+	uint8_t digest[32];
+	uint32_t keys[730];
+
+	(void)state;
+	kvt_sha256_init(&hash);
+	kvt_sha256_add(&hash, identity, sizeof(identity));
+	kvt_sha256_finish(&hash, digest);
+	assert_int_equal(kvt_keys_image(image, 730, false, keys), 0);
+	for (unsigned int i = 0; i < 730; i++) {
+		uint32_t expected = 3;
+
+		for (unsigned int bit = 0; bit < 30; bit++)
+			expected = expected << 1 | bit_of(digest, i % 5 * 30 + bit);
+		assert_int_equal(keys[i], expected);
+		assert_int_equal(kvt_key_kind(keys[i]), KVT_KIND_IMAGE);
+	}
+	assert_true(kvt_keys_image_is(keys, 730, 0, image, 730));
+	assert_true(kvt_keys_image_is(keys + 3, 700, 3, image, 730));
+	assert_true(kvt_keys_image_is(keys, 0, 730, image, 730));
+	assert_false(kvt_keys_image_is(keys, 730, 1, image, 730));
+	assert_false(kvt_keys_image_is(keys, 1, 731, image, 730));
+	assert_false(kvt_keys_image_is(keys + 3, 700, 4, image, 730));
+	assert_false(kvt_keys_image_is(keys, 5, 0, image, 729));
+}
+
+static void another_image_or_length_differs_within_five_positions(void **state)
+{
+	const uint64_t base[2] = { 1, 2 };
+	uint32_t keys[64], other[64];
+
+	(void)state;
+	assert_int_equal(kvt_keys_image(base, 64, false, keys), 0);
+	for (unsigned int bit = 0; bit < 128; bit++) {
+		uint64_t image[2] = { base[0], base[1] };
+
+		image[bit / 64] ^= 1ull << bit % 64;
+		assert_int_equal(kvt_keys_image(image, 64, false, other), 0);
+		assert_memory_not_equal(keys, other, 5 * sizeof(uint32_t));
+	}
+	for (uint32_t length = 5; length < 64; length++) {
+		assert_int_equal(kvt_keys_image(base, length, false, other), 0);
+		assert_memory_not_equal(keys, other, 5 * sizeof(uint32_t));
+	}
+}
+
+static void images_shorter_than_their_identity_need_the_namespace(void **state)
+{
+	const uint64_t image[2] = { 7, 8 };
+	uint32_t keys[5] = { 0 };
+
+	(void)state;
+	assert_int_equal(kvt_keys_image(image, 0, true, keys), -EINVAL);
+	for (uint32_t length = 1; length < 5; length++) {
+		assert_int_equal(kvt_keys_image(image, length, false, keys), -EINVAL);
+		assert_int_equal(keys[0], 0);
+	}
+	assert_int_equal(kvt_keys_image(image, 5, false, keys), 0);
+	for (uint32_t length = 1; length < 5; length++)
+		assert_int_equal(kvt_keys_image(image, length, true, keys), 0);
+}
+
+static void the_content_hash_is_the_head_of_sha256(void **state)
+{
+	uint64_t hash[2];
+
+	(void)state;
+	kvt_image_hash("abc", 3, hash);
+	assert_true(hash[0] == 0xba7816bf8f01cfeaull && hash[1] == 0x414140de5dae2223ull);
+}
+
+/* ---------------------------------------------------------------- regions, prompts */
+
+static void a_prompt_knows_its_regions_and_tokens(void **state)
+{
+	static const uint32_t text[100] = { 1, 2, 3 };
+	const uint64_t image1[2] = { 1, 1 }, image2[2] = { 2, 2 };
+	struct kvt_prompt prompt = { 0 };
+	uint32_t bad = 0x80000000u;
+
+	(void)state;
+	assert_int_equal(kvt_prompt_text(&prompt, text, 100), 0);
+	assert_int_equal(kvt_prompt_image(&prompt, image1, 1024, false), 0);
+	assert_int_equal(kvt_prompt_image(&prompt, image2, 768, false), 0);
+	assert_int_equal(prompt.n_keys, 1892);
+	assert_int_equal(prompt.n_tokens, 102);
+	assert_int_equal(kvt_prompt_coordinate(&prompt, 0.5), 0);
+	assert_int_equal(kvt_prompt_size(&prompt, 0.5, 0.25), 0);
+	/* What is refused adds nothing. */
+	assert_int_equal(kvt_prompt_text(&prompt, &bad, 1), -EINVAL);
+	assert_int_equal(kvt_prompt_image(&prompt, image1, 4, false), -EINVAL);
+	assert_int_equal(kvt_prompt_coordinate(&prompt, strtod("nan", NULL)), -EINVAL);
+	assert_int_equal(kvt_prompt_image(&prompt, image1, UINT32_MAX, false), -E2BIG);
+	assert_int_equal(prompt.n_keys, 1894);
+	assert_int_equal(prompt.n_tokens, 104);
+	assert_int_equal(prompt.n_regions, 2);
+	assert_int_equal(prompt.regions[0].start, 100);
+	assert_int_equal(prompt.regions[0].end, 1124);
+	assert_int_equal(prompt.regions[1].start, 1124);
+	assert_int_equal(prompt.regions[1].end, 1892);
+	assert_int_equal(prompt.keys[2], 3);
+	assert_true(kvt_keys_image_is(prompt.keys + 100, 1024, 0, image1, 1024));
+	assert_true(kvt_keys_image_is(prompt.keys + 1124, 768, 0, image2, 768));
+	assert_int_equal(kvt_key_kind(prompt.keys[1892]), KVT_KIND_COORDINATE);
+	assert_int_equal(kvt_key_kind(prompt.keys[1893]), KVT_KIND_SIZE);
+	kvt_prompt_clear(&prompt);
+	assert_int_equal(prompt.n_keys + prompt.n_tokens + prompt.n_regions, 0);
+	assert_int_equal(kvt_prompt_text(&prompt, text, 3), 0);
+	kvt_prompt_destroy(&prompt);
+	assert_null(prompt.keys);
+}
+
+/* Two neighbours, a gap, and one at the very start: [0,4) [4,9) 9 10 [11,16) 16 17. */
+static const struct kvt_region regions[3] = { { 0, 4 }, { 4, 9 }, { 11, 16 } };
+
+static void positions_and_tokens_are_inverse_at_token_boundaries(void **state)
+{
+	static const uint32_t tokens_of[19] = { 0, 0, 0, 0, 1, 1, 1, 1, 1, 2,
+						3, 4, 4, 4, 4, 4, 5, 6, 7 };
+	static const uint32_t positions_of[8] = { 0, 4, 9, 10, 11, 16, 17, 18 };
+
+	(void)state;
+	for (uint32_t i = 0; i < 19; i++)
+		assert_int_equal(kvt_positions_to_tokens(regions, 3, i), tokens_of[i]);
+	for (uint32_t i = 0; i < 8; i++) {
+		assert_int_equal(kvt_tokens_to_positions(regions, 3, i), positions_of[i]);
+		assert_int_equal(kvt_positions_to_tokens(regions, 3, positions_of[i]), i);
+	}
+	assert_int_equal(kvt_positions_to_tokens(NULL, 0, 17), 17);
+	assert_int_equal(kvt_tokens_to_positions(NULL, 0, 17), 17);
+}
+
+static void a_region_is_complete_when_its_last_position_is_there(void **state)
+{
+	(void)state;
+	for (uint32_t i = 0; i < 19; i++) {
+		uint32_t expected = i < 4 ? 0 : i < 9 ? 1 : i < 16 ? 2 : 3;
+
+		assert_int_equal(kvt_regions_complete(regions, 3, i), expected);
+		assert_int_equal(kvt_regions_all_complete(regions, 3, i), expected == 3);
+	}
+	assert_true(kvt_regions_all_complete(NULL, 0, 0));
+}
+
+/* The definition: the largest multiple of the page that is inside no region. */
+static uint32_t slow_cap(uint32_t positions, uint32_t page_size)
+{
+	for (;; positions--) {
+		bool inside = false;
+
+		for (int i = 0; i < 3; i++)
+			inside |= regions[i].start < positions && positions < regions[i].end;
+		if (!inside && positions % page_size == 0)
+			return positions;
+	}
+}
+
+static void caps_end_at_tokens_and_pages(void **state)
+{
+	(void)state;
+	for (uint32_t page_size = 1; page_size <= 16; page_size *= 2)
+		for (uint32_t i = 0; i < 40; i++)
+			assert_int_equal(kvt_regions_cap(regions, 3, i, page_size),
+					 slow_cap(i, page_size));
+}
+
+/* ---------------------------------------------------------------- namespaces */
+
+static struct kvt_namespace_fields fields_of(unsigned int which)
+{
+	struct kvt_namespace_fields fields = { .adapter.kind = KVT_FIELD_ABSENT };
+	static const uint64_t number;
+
+	switch (which) {
+	case 0: break;
+	case 1: fields.adapter = KVT_FIELD_OF_NUMBER(0); break;
+	case 2: fields.adapter = KVT_FIELD_OF_TEXT(""); break;
+	case 3: fields.adapter = KVT_FIELD_OF_BYTES(&number, 8); break;
+	case 4: fields.salt = KVT_FIELD_OF_TEXT(""); break;
+	case 5: fields.salt = KVT_FIELD_OF_NUMBER(0); break;
+	case 6: fields.extra = KVT_FIELD_OF_TEXT(""); break;
+	case 7: fields.image = KVT_FIELD_OF_TEXT(""); break;
+	case 8:
+		fields.adapter = KVT_FIELD_OF_TEXT("a");
+		fields.salt = KVT_FIELD_OF_TEXT("bc");
+		break;
+	case 9:
+		fields.adapter = KVT_FIELD_OF_TEXT("ab");
+		fields.salt = KVT_FIELD_OF_TEXT("c");
+		break;
+	case 10: fields.adapter = KVT_FIELD_OF_TEXT("abc"); break;
+	case 11: fields.salt = KVT_FIELD_OF_TEXT("abc"); break;
+	case 12: fields.adapter = KVT_FIELD_OF_NUMBER(1); break;
+	case 13: fields.adapter = KVT_FIELD_OF_TEXT("1"); break;
+	case 14: fields.adapter = KVT_FIELD_OF_BYTES("a\0b", 3); break;
+	case 15: fields.adapter = KVT_FIELD_OF_BYTES("a\0c", 3); break;
+	default: break;
+	}
+	return fields;
+}
+
+static void namespaces_that_differ_have_different_digests(void **state)
+{
+	enum { N = 16 };
+	uint64_t digests[N][2], again[2];
+
+	(void)state;
+	for (unsigned int i = 0; i < N; i++) {
+		struct kvt_namespace_fields fields = fields_of(i);
+
+		assert_int_equal(kvt_namespace_digest(&fields, digests[i]), 0);
+		assert_int_equal(kvt_namespace_digest(&fields, again), 0);
+		assert_memory_equal(digests[i], again, sizeof(again));
+		for (unsigned int j = 0; j < i; j++)
+			assert_memory_not_equal(digests[i], digests[j], sizeof(again));
+	}
+}
+
+static void the_namespace_digest_is_the_documented_hash(void **state)
+{
+	static const uint8_t message[] =
+		"kvtrunk namespace 1"
+		"\x01\x02\0\0\0\0\0\0\0\x02yo"
+		"\x02\x01\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\x01\x02"
+		"\x03\0\0\0\0\0\0\0\0\0"
+		"\x04\x02\0\0\0\0\0\0\0\0";
+	struct kvt_namespace_fields fields = {
+		.adapter = KVT_FIELD_OF_BYTES("yo", 2),
+		.salt = KVT_FIELD_OF_NUMBER(0x102),
+		.image = KVT_FIELD_OF_BYTES(NULL, 0),
+	};
+	uint64_t digest[2], expected[2];
+
+	(void)state;
+	kvt_image_hash(message, sizeof(message) - 1, expected);
+	assert_int_equal(kvt_namespace_digest(&fields, digest), 0);
+	assert_memory_equal(digest, expected, sizeof(digest));
+	fields.extra.kind = 3;
+	assert_int_equal(kvt_namespace_digest(&fields, digest), -EINVAL);
+	fields.extra = KVT_FIELD_OF_BYTES(NULL, 1);
+	assert_int_equal(kvt_namespace_digest(&fields, digest), -EINVAL);
+	assert_memory_equal(digest, expected, sizeof(digest));
+}
+
+/* ---------------------------------------------------------------- geometry */
+
+static void the_fingerprint_reads_like_the_geometry(void **state)
+{
+	struct kvt_geometry geometry = {
+		.weights = "toy-7b@a1b2",
+		.tokenizer = "",
+		.kv_type = "bf16 x;8=#%",
+	};
+	char text[KVT_FINGERPRINT_BYTES];
+
+	(void)state;
+	kvt_geometry_fingerprint(&geometry, text);
+	assert_string_equal(text, "weights=toy-7b@a1b2;tokenizer=;kv=bf16%20x%3b8%3d%23%25");
+	geometry = (struct kvt_geometry){ 0 };
+	kvt_geometry_fingerprint(&geometry, text);
+	assert_string_equal(text, "");
+}
+
+static void long_fingerprints_keep_their_differences(void **state)
+{
+	char value[400], text[8][KVT_FINGERPRINT_BYTES], whole[KVT_FINGERPRINT_BYTES];
+	struct kvt_geometry geometry = { 0 };
+	const char **fields[8] = { &geometry.weights,       &geometry.rope_scaling,
+				   &geometry.tokenizer,     &geometry.image_encoder,
+				   &geometry.kv_type,       &geometry.kv_scales,
+				   &geometry.layout,        &geometry.parallel };
+	char other[400];
+
+	(void)state;
+	memset(value, 'v', sizeof(value));
+	value[399] = '\0';
+	memcpy(other, value, sizeof(other));
+	other[398] = 'w';
+	for (int i = 0; i < 8; i++)
+		*fields[i] = value;
+	kvt_geometry_fingerprint(&geometry, whole);
+	assert_true(strlen(whole) < KVT_FINGERPRINT_BYTES);
+	assert_non_null(strstr(whole, "parallel=#"));
+	for (int i = 0; i < 8; i++) {
+		*fields[i] = other;
+		kvt_geometry_fingerprint(&geometry, text[i]);
+		*fields[i] = value;
+		assert_string_not_equal(text[i], whole);
+		for (int j = 0; j < i; j++)
+			assert_string_not_equal(text[i], text[j]);
+	}
+	/* Exactly as long as fits is left alone; one more byte is not. */
+	geometry = (struct kvt_geometry){ .weights = value + 399 - 247 };
+	kvt_geometry_fingerprint(&geometry, whole);
+	assert_int_equal(strlen(whole), KVT_FINGERPRINT_BYTES - 1);
+	assert_null(strchr(whole, '#'));
+	geometry.weights--;
+	kvt_geometry_fingerprint(&geometry, whole);
+	assert_int_equal(strlen(whole), strlen("weights=#0123456789abcdef"));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(sha256_gives_the_published_digests),
+		cmocka_unit_test(text_keys_are_the_tokens_and_refuse_the_top_bit),
+		cmocka_unit_test(every_coordinate_bin_survives_its_inverse),
+		cmocka_unit_test(coordinates_are_clamped_and_nan_is_refused),
+		cmocka_unit_test(every_size_bin_survives_its_inverse),
+		cmocka_unit_test(sizes_are_clamped_and_nan_is_refused),
+		cmocka_unit_test(kinds_never_overlap),
+		cmocka_unit_test(image_keys_are_thirty_bits_of_the_digest_each),
+		cmocka_unit_test(another_image_or_length_differs_within_five_positions),
+		cmocka_unit_test(images_shorter_than_their_identity_need_the_namespace),
+		cmocka_unit_test(the_content_hash_is_the_head_of_sha256),
+		cmocka_unit_test(a_prompt_knows_its_regions_and_tokens),
+		cmocka_unit_test(positions_and_tokens_are_inverse_at_token_boundaries),
+		cmocka_unit_test(a_region_is_complete_when_its_last_position_is_there),
+		cmocka_unit_test(caps_end_at_tokens_and_pages),
+		cmocka_unit_test(namespaces_that_differ_have_different_digests),
+		cmocka_unit_test(the_namespace_digest_is_the_documented_hash),
+		cmocka_unit_test(the_fingerprint_reads_like_the_geometry),
+		cmocka_unit_test(long_fingerprints_keep_their_differences),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
