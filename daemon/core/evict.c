@@ -216,7 +216,7 @@ void kvt_detached_queue(struct kvt_core *core, uint32_t top)
 		return;
 	}
 	KVT_ASSERT(core->detached_count < core->config.max_nodes);
-	node->flags |= KVT_NODE_QUEUED;
+	KVT_SET(node->flags, node->flags | KVT_NODE_QUEUED);
 	core->detached[(core->detached_head + core->detached_count++) % core->config.max_nodes] =
 		top;
 	core->count->detached_pending++;
@@ -311,7 +311,7 @@ uint32_t kvt_reclaim(struct kvt_core *core, uint32_t *steps, uint32_t pages)
 			core->reclaim_again = false;
 			continue;
 		}
-		core->nodes[top].flags &= ~(uint32_t)KVT_NODE_QUEUED;
+		KVT_SET(core->nodes[top].flags, core->nodes[top].flags & ~(uint32_t)KVT_NODE_QUEUED);
 		detached_forget(core, 0);
 	}
 	return freed;
@@ -325,13 +325,13 @@ void kvt_detach(struct kvt_core *core, uint32_t id)
 	KVT_ASSERT(!(node->flags & KVT_NODE_DETACHED));
 	kvt_event_add(core, KVT_EV_DETACH, id, 0, 0);
 	if (node->flags & KVT_NODE_ROOT)
-		core->namespaces[node->namespace_id].root = KVT_NONE;
+		KVT_SET(core->namespaces[node->namespace_id].root, KVT_NONE);
 	else
 		kvt_node_unlink(core, id);
 	kvt_node_write_begin(node);
-	node->flags |= KVT_NODE_DETACHED;
+	KVT_SET(node->flags, node->flags | KVT_NODE_DETACHED);
 	if (node->lock_ref == 0)
-		node->parent = KVT_NONE;
+		KVT_SET(node->parent, KVT_NONE);
 	kvt_node_write_end(node);
 	if (node->expiry_at)
 		kvt_heap_remove(core, &core->expiry, id);
@@ -359,9 +359,9 @@ void kvt_node_trim(struct kvt_core *core, uint32_t id, uint32_t n)
 		kvt_slots_clear_run(&core->slots, first);
 	}
 	kvt_node_write_begin(node);
-	node->generation++;
-	node->n_slots = keep;
-	node->sealed = keep;
+	KVT_SET(node->generation, node->generation + 1);
+	KVT_SET(node->n_slots, keep);
+	KVT_SET(node->sealed, keep);
 	kvt_node_write_end(node);
 	for (uint32_t i = n; i-- > 0;) {
 		uint32_t slot = first + keep + i;

@@ -88,8 +88,8 @@ uint32_t kvt_grow(struct kvt_core *core, uint32_t parent, const uint32_t *first,
 		core->effort.keys_copied += got * core->ps;
 		memset(core->slot_pages + slot, 0, got * sizeof(*core->slot_pages));
 		kvt_node_write_begin(node);
-		node->first_slot = slot;
-		node->n_slots = got;
+		KVT_SET(node->first_slot, slot);
+		KVT_SET(node->n_slots, got);
 		kvt_node_write_end(node);
 		node->priority = priority;
 		kvt_node_set_expiry(core, id, expiry_ns);
@@ -112,7 +112,7 @@ void kvt_grow_run(struct kvt_core *core, uint32_t id, const uint32_t *keys, uint
 	core->effort.keys_copied += n * core->ps;
 	memset(core->slot_pages + slot, 0, n * sizeof(*core->slot_pages));
 	kvt_node_write_begin(node);
-	node->n_slots += n;
+	KVT_SET(node->n_slots, node->n_slots + n);
 	kvt_node_write_end(node);
 	kvt_event_add(core, KVT_EV_GROW, id, 0, n);
 }

@@ -169,6 +169,9 @@ static inline void kvt_bit_clear(uint64_t *bits, uint32_t i)
 	bits[i / 64] &= ~(1ull << (i % 64));
 }
 
+/* A field that clients read while it changes: one store, of the whole value. */
+#define KVT_SET(field, value) kvt_store_relaxed(&(field), (value))
+
 /* Readers check `version` around what they read of a node's first line. */
 static inline void kvt_node_write_begin(struct kvt_node *node)
 {

@@ -70,6 +70,20 @@ static uint32_t find_namespace(const struct kvt_core *core, const uint64_t diges
 	return 0;
 }
 
+static void make_namespace(struct kvt_core *core, uint32_t id, const uint64_t digest[2],
+			   const char *label)
+{
+	struct kvt_namespace_record *space = &core->namespaces[id];
+
+	KVT_SET(space->root, KVT_NONE);
+	KVT_SET(space->digest[0], digest[0]);
+	KVT_SET(space->digest[1], digest[1]);
+	space->flags = 1;
+	space->opened = 0;
+	space->cached_pages = space->evictable_pages = space->protected_pages = 0;
+	snprintf(space->label, sizeof(space->label), "%s", label ? label : "");
+}
+
 int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint64_t digest[2],
 			    const char *label, uint64_t now_ns, uint32_t *ret_namespace)
 {
@@ -91,11 +105,7 @@ int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint6
 	kvt_mutation_begin(core);
 	if (!id) {
 		id = place;
-		core->namespaces[id] = (struct kvt_namespace_record){
-			.digest = { digest[0], digest[1] }, .flags = 1,
-		};
-		if (label)
-			snprintf(core->namespaces[id].label, KVT_LABEL_BYTES, "%s", label);
+		make_namespace(core, id, digest, label);
 		core->count->live_namespaces++;
 	}
 	core->namespaces[id].opened++;

@@ -19,7 +19,7 @@ void kvt_recency_add(struct kvt_core *core, uint32_t id)
 	else
 		core->oldest = id;
 	core->youngest = id;
-	node->flags |= KVT_NODE_LISTED;
+	KVT_SET(node->flags, node->flags | KVT_NODE_LISTED);
 }
 
 /** Right on the young side of a listed node: where the upper half of a split belongs. */
@@ -34,7 +34,7 @@ static void recency_add_after(struct kvt_core *core, uint32_t id, uint32_t older
 		core->nodes[node->younger].older = id;
 	else
 		core->youngest = id;
-	node->flags |= KVT_NODE_LISTED;
+	KVT_SET(node->flags, node->flags | KVT_NODE_LISTED);
 }
 
 void kvt_recency_remove(struct kvt_core *core, uint32_t id)
@@ -49,7 +49,7 @@ void kvt_recency_remove(struct kvt_core *core, uint32_t id)
 		core->nodes[node->younger].older = node->older;
 	else
 		core->youngest = node->older;
-	node->flags &= ~(uint32_t)KVT_NODE_LISTED;
+	KVT_SET(node->flags, node->flags & ~(uint32_t)KVT_NODE_LISTED);
 }
 
 static void touch(struct kvt_core *core, uint32_t id)
@@ -82,13 +82,13 @@ uint32_t kvt_node_make(struct kvt_core *core, uint32_t namespace_id, uint32_t pa
 	if (--core->free_nodes.count == 0)
 		core->free_nodes.tail = KVT_NONE;
 	kvt_node_write_begin(node);
-	node->parent = parent;
-	node->first_slot = KVT_NONE;
-	node->n_slots = 0;
-	node->sealed = 0;
-	node->start = parent ? core->nodes[parent].start + core->nodes[parent].n_slots : 0;
-	node->flags = KVT_NODE_LIVE;
-	node->namespace_id = namespace_id;
+	KVT_SET(node->parent, parent);
+	KVT_SET(node->first_slot, KVT_NONE);
+	KVT_SET(node->n_slots, 0);
+	KVT_SET(node->sealed, 0);
+	KVT_SET(node->start, parent ? core->nodes[parent].start + core->nodes[parent].n_slots : 0);
+	KVT_SET(node->flags, KVT_NODE_LIVE);
+	KVT_SET(node->namespace_id, namespace_id);
 	kvt_node_write_end(node);
 	node->first_child = node->next_sibling = node->prev_sibling = KVT_NONE;
 	node->n_children = 0;
@@ -97,7 +97,7 @@ uint32_t kvt_node_make(struct kvt_core *core, uint32_t namespace_id, uint32_t pa
 	node->priority = 0;
 	node->touched = node->created = core->ledger->clock;
 	node->touched_ns = core->now_ns;
-	node->expiry_ns = KVT_NEVER;
+	KVT_SET(node->expiry_ns, KVT_NEVER);
 	node->epoch = core->arena->epoch;
 	node->older = node->younger = KVT_NONE;
 	node->heap_at = node->expiry_at = 0;
@@ -161,11 +161,12 @@ static void recycle(struct kvt_core *core, uint32_t id)
 	if (node->expiry_at)
 		kvt_heap_remove(core, &core->expiry, id);
 	kvt_node_write_begin(node);
-	node->generation++;
-	node->flags = 0;
-	node->parent = KVT_NONE;
-	node->first_slot = KVT_NONE;
-	node->n_slots = node->sealed = 0;
+	KVT_SET(node->generation, node->generation + 1);
+	KVT_SET(node->flags, 0);
+	KVT_SET(node->parent, KVT_NONE);
+	KVT_SET(node->first_slot, KVT_NONE);
+	KVT_SET(node->n_slots, 0);
+	KVT_SET(node->sealed, 0);
 	kvt_node_write_end(node);
 	node->next_sibling = KVT_NONE;
 	if (core->free_nodes.count++ == 0)
@@ -188,7 +189,7 @@ void kvt_root_prune(struct kvt_core *core, uint32_t id)
 	    (root->flags & KVT_NODE_PINNED))
 		return;
 	if (!(root->flags & KVT_NODE_DETACHED))
-		core->namespaces[root->namespace_id].root = KVT_NONE;
+		KVT_SET(core->namespaces[root->namespace_id].root, KVT_NONE);
 	kvt_event_add(core, KVT_EV_FREE, id, 0, 0);
 	recycle(core, id);
 }
@@ -213,8 +214,8 @@ uint32_t kvt_root_make(struct kvt_core *core, uint32_t namespace_id)
 {
 	uint32_t root = kvt_node_make(core, namespace_id, KVT_NONE);
 
-	core->nodes[root].flags |= KVT_NODE_ROOT;
-	core->namespaces[namespace_id].root = root;
+	KVT_SET(core->nodes[root].flags, core->nodes[root].flags | KVT_NODE_ROOT);
+	KVT_SET(core->namespaces[namespace_id].root, root);
 	kvt_event_add(core, KVT_EV_ROOT, root, namespace_id, 0);
 	return root;
 }
@@ -229,10 +230,10 @@ uint32_t kvt_node_split(struct kvt_core *core, uint32_t id, uint32_t pages)
 	upper = kvt_node_at(core, up);
 	KVT_ASSERT(pages > 0 && pages < lower->n_slots);
 	kvt_node_write_begin(upper);
-	upper->first_slot = lower->first_slot;
-	upper->n_slots = pages;
-	upper->sealed = kvt_min(pages, lower->sealed);
-	upper->start = lower->start;
+	KVT_SET(upper->first_slot, lower->first_slot);
+	KVT_SET(upper->n_slots, pages);
+	KVT_SET(upper->sealed, kvt_min(pages, lower->sealed));
+	KVT_SET(upper->start, lower->start);
 	kvt_node_write_end(upper);
 	upper->lock_ref = lower->lock_ref;
 	upper->hits = lower->hits;
@@ -249,11 +250,11 @@ uint32_t kvt_node_split(struct kvt_core *core, uint32_t id, uint32_t pages)
 	remove_child(core, lower->parent, id);
 	kvt_slots_set_run(&core->slots, upper->first_slot, up);
 	kvt_node_write_begin(lower);
-	lower->parent = up;
-	lower->first_slot += pages;
-	lower->n_slots -= pages;
-	lower->sealed -= upper->sealed;
-	lower->start += pages;
+	KVT_SET(lower->parent, up);
+	KVT_SET(lower->first_slot, lower->first_slot + pages);
+	KVT_SET(lower->n_slots, lower->n_slots - pages);
+	KVT_SET(lower->sealed, lower->sealed - upper->sealed);
+	KVT_SET(lower->start, lower->start + pages);
 	kvt_node_write_end(lower);
 	kvt_slots_set_run(&core->slots, lower->first_slot, id);
 	add_child(core, up, id);
@@ -283,11 +284,11 @@ void kvt_node_merge(struct kvt_core *core, uint32_t up, uint32_t id)
 	remove_child(core, up, id);
 	kvt_slots_clear_run(&core->slots, lower->first_slot);
 	kvt_node_write_begin(lower);
-	lower->parent = parent;
-	lower->first_slot = upper->first_slot;
-	lower->start = upper->start;
-	lower->n_slots += upper->n_slots;
-	lower->sealed += upper->sealed;
+	KVT_SET(lower->parent, parent);
+	KVT_SET(lower->first_slot, upper->first_slot);
+	KVT_SET(lower->start, upper->start);
+	KVT_SET(lower->n_slots, lower->n_slots + upper->n_slots);
+	KVT_SET(lower->sealed, lower->sealed + upper->sealed);
 	kvt_node_write_end(lower);
 	if (upper->hits > lower->hits)
 		lower->hits = upper->hits;
@@ -335,7 +336,7 @@ void kvt_node_set_expiry(struct kvt_core *core, uint32_t id, uint64_t expiry_ns)
 {
 	struct kvt_node *node = kvt_node_at(core, id);
 
-	node->expiry_ns = expiry_ns;
+	KVT_SET(node->expiry_ns, expiry_ns);
 	if (expiry_ns != KVT_NEVER)
 		kvt_heap_update(core, &core->expiry, id);
 	else if (node->expiry_at)
@@ -393,7 +394,7 @@ static void cut_tail(struct kvt_core *core, uint32_t id)
 		kvt_slots_clear_run(&core->slots, first);
 	}
 	kvt_node_write_begin(node);
-	node->n_slots = node->sealed;
+	KVT_SET(node->n_slots, node->sealed);
 	kvt_node_write_end(node);
 	kvt_slots_give(&core->slots, first + node->sealed, tail);
 }
@@ -417,7 +418,7 @@ static void unlock_one(struct kvt_core *core, uint32_t id)
 		return;
 	}
 	if (detached)
-		node->parent = KVT_NONE; /* nothing climbs through it any more */
+		KVT_SET(node->parent, KVT_NONE); /* nothing climbs through it any more */
 	cut_tail(core, id);
 	if (node->n_slots == 0) {
 		kvt_node_drop(core, id, detached ? KVT_NONE : parent);
@@ -458,10 +459,10 @@ void kvt_path_touch(struct kvt_core *core, uint32_t id)
 void kvt_path_pin(struct kvt_core *core, uint32_t id, bool on)
 {
 	for (; id != KVT_NONE; id = core->nodes[id].parent) {
-		if (on)
-			core->nodes[id].flags |= KVT_NODE_PINNED;
-		else
-			core->nodes[id].flags &= ~(uint32_t)KVT_NODE_PINNED;
+		struct kvt_node *node = kvt_node_at(core, id);
+		uint32_t others = node->flags & ~(uint32_t)KVT_NODE_PINNED;
+
+		KVT_SET(node->flags, on ? others | KVT_NODE_PINNED : others);
 	}
 }
 

@@ -89,7 +89,7 @@ static void move_run(struct kvt_core *core, uint32_t id, uint32_t to)
 	for (uint32_t i = 0; i < node->sealed; i++)
 		core->pages[core->slot_pages[to + i]].slot = to + i;
 	kvt_node_write_begin(node);
-	node->first_slot = to;
+	KVT_SET(node->first_slot, to);
 	kvt_node_write_end(node);
 	kvt_slots_clear_run(&core->slots, from);
 	kvt_slots_set_run(&core->slots, to, id);
