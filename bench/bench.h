@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_BENCH_H
+#define KVT_BENCH_H
+
+/**
+ * @file bench.h
+ * kvtbench: what kvtrunk costs, each figure beside its own floor.
+ *
+ * A figure is measured against a *target*: the real daemon on its own core, reached through
+ * libkvtrunk, or (with --core) the state machine called in this process, for tuning. A floor is
+ * what the machine takes for the same data movement without any cache logic; figure and floor are
+ * measured in turns, so that a noisy moment hits both.
+ *
+ * Results are JSON lines on stdout. Failures end the program: a benchmark that went wrong has no
+ * figure.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "daemon/core/core.h"
+#include "kvtrunk.h"
+#include "tools/replay_daemon.h"
+#include "tools/trace.h"
+
+#define BENCH_PAGE_SIZE 64u
+#define BENCH_POSITIONS (1u << 20) /* room of the pool: 1 M positions */
+#define BENCH_SIZES 5u
+#define BENCH_PREFIXES 16u
+
+struct bench_options {
+	bool quick;
+	bool core;        /* call the state machine in this process */
+	bool fresh;       /* which trees */
+	bool replayed;
+	int client_cpu;
+	int daemon_cpu;
+	const char *daemon; /* program, NULL: beside this one */
+	const char *data;   /* directory with the traces */
+};
+
+/* ---- measure.c: time, samples, results ---- */
+
+__attribute__((noreturn, format(printf, 1, 2))) void bench_die(const char *format, ...);
+void *bench_alloc(size_t n, size_t bytes);
+
+void bench_clock_init(void);
+uint64_t bench_clock_ns(void);
+double bench_ns(uint64_t ticks);
+
+static inline uint64_t bench_ticks(void)
+{
+#if defined(__x86_64__)
+	return __builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+	uint64_t ticks;
+
+	__asm__ volatile("mrs %0, cntvct_el0" : "=r"(ticks));
+	return ticks;
+#else
+	return bench_clock_ns();
+#endif
+}
+
+struct bench_samples {
+	uint64_t *ticks;
+	uint32_t n;
+	uint32_t capacity;
+};
+
+struct bench_summary {
+	double p50, p90, p99, max; /* ns */
+	uint32_t n;
+};
+
+void bench_samples_add(struct bench_samples *samples, uint64_t ticks);
+/** Sorts and empties. */
+struct bench_summary bench_samples_take(struct bench_samples *samples);
+
+/** One result line. `extra` is JSON members without braces, or "". */
+struct bench_result {
+	const char *name;
+	const char *kind; /* "case" member, may be NULL */
+	const char *tree; /* "fresh", "replayed" or NULL */
+	uint32_t keys;    /* 0: left out */
+	struct bench_summary value;
+	struct bench_summary floor; /* n = 0: none */
+	const char *floor_is;       /* what the floor does */
+	char extra[256];
+};
+void bench_emit(const struct bench_result *result);
+/** A line without samples: members without braces. */
+void bench_line(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/** Note an aim: remembered for the table at the end. `at_least`: larger is better. */
+void bench_aim(const char *figure, double value, const char *unit, double aim, bool at_least);
+void bench_aims_print(void);
+void bench_pin(int cpu);
+
+/* ---- target.c ---- */
+
+struct bench_target {
+	const struct bench_options *options;
+	struct kvt_own_daemon daemon;
+	struct kvt_client *client;
+	struct kvt_core *core;
+	struct kvt_core_config config;
+	void *arena, *ledger, *scratch;
+	uint32_t *keys, *list; /* core: the areas */
+	uint32_t session;
+	uint32_t namespace_id;
+	struct kvt_sqe sqe; /* core: prepared */
+	bool daemon_runs; /* not stopped */
+};
+
+void bench_target_open(struct bench_target *target, const struct bench_options *options,
+		       uint32_t n_pages);
+void bench_target_close(struct bench_target *target);
+struct kvt_client *bench_connect(const struct bench_target *target, int64_t spin_budget_ns,
+				 uint32_t *ret_namespace);
+
+/** What need not be timed: in the core target the keys are put where it reads them. */
+void bench_prepare(struct bench_target *target, const struct kvt_request *request);
+/** Run the prepared request; dies when it fails. */
+void bench_run(struct bench_target *target, const struct kvt_request *request,
+	       struct kvt_result *ret_result);
+/** Both, failures returned. */
+int bench_try(struct bench_target *target, const struct kvt_request *request,
+	      struct kvt_result *ret_result);
+void bench_release(struct bench_target *target, struct kvt_result *result);
+/** Idle turns of the core target; the daemon has its own. */
+void bench_idle(struct bench_target *target, uint32_t budget);
+
+/* ---- floor.c ---- */
+
+struct bench_floor;
+
+/** The same data movement without a cache: a process on the daemon's core that takes entries from
+ * a session segment, compares keys with private copies and answers through the ring. In the core
+ * target it is a comparison in this process. `keys` are n_sets arrays of n keys. */
+struct bench_floor *bench_floor_start(struct bench_target *target, uint32_t *const *keys,
+				      uint32_t n_sets, uint32_t n);
+void bench_floor_stop(struct bench_floor *floor);
+
+/** One of the two spins on its core while the other one is stopped. */
+void bench_floor_turn(struct bench_floor *floor, bool floor_runs);
+
+/** Ticks of: n_keys of `keys` written, the first `compared` of them compared with copy `set`, the
+ * rest copied, an answer. n_keys 0: the empty round trip. */
+uint64_t bench_floor_call(struct bench_floor *floor, uint32_t set, const uint32_t *keys,
+			  uint32_t compared, uint32_t n_keys);
+/** `batch` of them submitted at once. */
+uint64_t bench_floor_batch(struct bench_floor *floor, const uint32_t *keys, uint32_t n_keys,
+			   uint32_t batch);
+
+/* ---- tree.c ---- */
+
+/** Prefixes that are cached in the target, by size. */
+struct bench_tree {
+	const char *name; /* "fresh" or "replayed" */
+	uint32_t *keys[BENCH_SIZES][BENCH_PREFIXES];
+	uint32_t n_sets[BENCH_SIZES];
+};
+
+extern const uint32_t bench_sizes[BENCH_SIZES];
+void bench_tree_fresh(struct bench_target *target, struct bench_tree *tree);
+void bench_tree_replayed(struct bench_target *target, struct bench_tree *tree);
+void bench_tree_free(struct bench_tree *tree);
+/** BEGIN, COMMIT a chunk at a time (0: at once), END. False when refused. *ret_reusable and
+ * *ret_path_nodes (core target) may be NULL. */
+bool bench_cache(struct bench_target *target, const uint32_t *keys, uint32_t n, uint32_t chunk,
+		 uint32_t *ret_reusable, uint32_t *ret_path_nodes);
+/** Keys that nothing else uses. */
+void bench_new_keys(uint32_t *keys, uint32_t n);
+
+/* ---- the benchmarks ---- */
+
+void bench_nop(struct bench_target *target);
+void bench_match(struct bench_target *target, const struct bench_tree *tree);
+void bench_probe(struct bench_target *target, const struct bench_tree *tree);
+void bench_cycle(struct bench_target *target, const struct bench_tree *tree);
+void bench_throughput(struct bench_target *target, const struct bench_tree *tree);
+void bench_hammer(struct bench_target *target, const struct bench_tree *tree);
+void bench_reclaim(struct bench_target *target, const struct bench_tree *tree);
+void bench_unix(const struct bench_options *options);
+void bench_evict(const struct bench_options *options);
+void bench_arena(void);
+int bench_scenarios(void); /* flat against radix; 0 if all figures are as published */
+
+#endif

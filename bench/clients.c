@@ -1,0 +1,373 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file clients.c
+ * Figures with several clients: throughput, a small client beside a large one, a killed one; and
+ * what a plain socket would cost.
+ */
+#include "bench/bench.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "shm/atomic.h"
+
+#define MAX_BATCH 32
+#define SMALL_KEYS 64u
+
+/* ---- throughput ---- */
+
+/* Shared by the bench and its clients. */
+struct gate {
+	uint32_t arrived;
+	uint32_t open;
+	uint64_t end_ns[8];
+};
+
+static void match_batch(struct kvt_client *client, const struct kvt_request *match, uint32_t batch)
+{
+	struct kvt_result results[MAX_BATCH];
+	uint32_t submitted = 0;
+	int n;
+
+	while (submitted < batch) {
+		if (kvt_submit(client, match))
+			bench_die("submit: %s", kvt_client_error(client)->text);
+		submitted++;
+	}
+	for (uint32_t done = 0; done < batch; done += (uint32_t)n) {
+		n = kvt_reap(client, results, 1, (int)(batch - done));
+		if (n <= 0)
+			bench_die("reap: %s", kvt_client_error(client)->text);
+		for (int i = 0; i < n; i++) {
+			if (results[i].matched != match->n_keys)
+				bench_die("throughput: %u positions matched", results[i].matched);
+			kvt_result_release(client, &results[i]);
+		}
+	}
+}
+
+static __attribute__((noreturn)) void client_main(const struct bench_target *target,
+						  struct gate *gate, uint32_t index,
+						  const uint32_t *keys, uint32_t batch,
+						  uint32_t batches, bool crowded)
+{
+	struct kvt_request match = { .op = KVT_OP_MATCH, .flags = KVT_F_NO_TOUCH, .keys = keys,
+				     .n_keys = SMALL_KEYS };
+	struct kvt_client *client;
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	/* Clients that share a core must not spin for each other's answers. */
+	client = bench_connect(target, crowded ? 2000 : -1, &match.namespace_id);
+	match_batch(client, &match, batch);
+	__atomic_add_fetch(&gate->arrived, 1, __ATOMIC_ACQ_REL);
+	while (!kvt_load_acquire(&gate->open))
+		kvt_cpu_relax();
+	for (uint32_t i = 0; i < batches; i++)
+		match_batch(client, &match, batch);
+	gate->end_ns[index] = bench_clock_ns();
+	kvt_client_close(client, KVT_IDLE);
+	_exit(0);
+}
+
+/* Operations a second of all clients together, from the common start to the last one's end. */
+static double throughput(struct bench_target *target, const uint32_t *keys, uint32_t clients,
+			 uint32_t batch)
+{
+	struct gate *gate = mmap(NULL, sizeof(*gate), PROT_READ | PROT_WRITE,
+				 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	uint32_t batches = (target->options->quick ? 40000u : 400000u) / batch / clients + 1;
+	uint64_t start, end = 0;
+	pid_t pids[8];
+	int status;
+
+	if (gate == MAP_FAILED)
+		bench_die("mmap: %s", strerror(errno));
+	fflush(stdout);
+	for (uint32_t i = 0; i < clients; i++) {
+		pids[i] = fork();
+		if (pids[i] == 0)
+			client_main(target, gate, i, keys, batch, batches, clients > 1);
+		if (pids[i] < 0)
+			bench_die("fork: %s", strerror(errno));
+	}
+	while (kvt_load_acquire(&gate->arrived) < clients)
+		sched_yield();
+	start = bench_clock_ns();
+	kvt_store_release(&gate->open, 1);
+	for (uint32_t i = 0; i < clients; i++) {
+		if (waitpid(pids[i], &status, 0) != pids[i] || status)
+			bench_die("a client ended early");
+		if (gate->end_ns[i] > end)
+			end = gate->end_ns[i];
+	}
+	munmap(gate, sizeof(*gate));
+	return (double)batches * batch * clients * 1e9 / (double)(end - start);
+}
+
+static double floor_throughput(struct bench_target *target, uint32_t *keys, uint32_t batch)
+{
+	struct bench_floor *floor = bench_floor_start(target, &keys, 1, SMALL_KEYS);
+	uint32_t batches = (target->options->quick ? 40000u : 400000u) / batch;
+	uint64_t start;
+	double seconds;
+
+	bench_floor_turn(floor, true);
+	start = bench_clock_ns();
+	for (uint32_t i = 0; i < batches; i++)
+		bench_floor_batch(floor, keys, SMALL_KEYS, batch);
+	seconds = (double)(bench_clock_ns() - start) / 1e9;
+	bench_floor_turn(floor, false);
+	bench_floor_stop(floor);
+	return (double)batches * batch / seconds;
+}
+
+void bench_throughput(struct bench_target *target, const struct bench_tree *tree)
+{
+	static const uint32_t batches[] = { 1, 4, 8, 16, 32 }, clients[] = { 1, 2, 4, 8 };
+	uint32_t *keys = tree->n_sets[0] ? tree->keys[0][0] : NULL;
+	char figure[80];
+
+	if (target->core || !keys)
+		return;
+	for (unsigned int b = 0; b < 5; b++) {
+		double floor = floor_throughput(target, keys, batches[b]);
+
+		for (unsigned int c = 0; c < 4; c++) {
+			double rate = throughput(target, keys, clients[c], batches[b]);
+
+			bench_line("throughput", "\"keys\":64,\"tree\":\"%s\",\"clients\":%u,"
+				   "\"batch\":%u,\"ops_per_s\":%.0f,\"floor_ops_per_s\":%.0f,"
+				   "\"floor\":\"one client, keys compared, no cache logic\",\"cores\":"
+				   "\"daemon alone on core %d, all clients on core %d\"",
+				   tree->name, clients[c], batches[b], rate, floor,
+				   target->options->daemon_cpu, target->options->client_cpu);
+			if (batches[b] != 32 || clients[c] != 1)
+				continue;
+			snprintf(figure, sizeof(figure), "64-key MATCH, batch 32, one client, %s",
+				 tree->name);
+			bench_aim(figure, rate / 1e6, "M/s", 3, true);
+		}
+	}
+}
+
+/* ---- a small client beside one that hammers large operations ---- */
+
+#define HAMMER_DEPTH 2u
+
+/* Both clients live in this process: on a machine with one core for clients, two processes would
+ * measure the scheduler. The large one always has work queued while the small one waits. */
+static void hammer_refill(struct kvt_client *large, const struct kvt_request *match,
+			  uint32_t *in_flight)
+{
+	struct kvt_result result;
+
+	while (*in_flight && kvt_reap(large, &result, 0, 1) == 1) {
+		kvt_result_release(large, &result);
+		--*in_flight;
+	}
+	while (*in_flight < HAMMER_DEPTH) {
+		if (kvt_submit(large, match))
+			bench_die("hammer: %s", kvt_client_error(large)->text);
+		++*in_flight;
+	}
+}
+
+static void hammer_samples(struct bench_target *target, const struct bench_tree *tree,
+			   const struct kvt_request *large_match, struct kvt_client *large,
+			   uint32_t count, struct bench_samples *samples)
+{
+	struct kvt_request match = { .op = KVT_OP_MATCH, .namespace_id = target->namespace_id,
+				     .n_keys = 4096 };
+	uint32_t in_flight = 0;
+	struct kvt_result result;
+
+	for (uint32_t i = 0; i < count; i++) {
+		uint64_t start;
+
+		match.keys = tree->keys[2][i % tree->n_sets[2]];
+		if (large)
+			hammer_refill(large, large_match, &in_flight);
+		start = bench_ticks();
+		bench_run(target, &match, &result);
+		bench_samples_add(samples, bench_ticks() - start);
+		bench_release(target, &result);
+	}
+	while (in_flight) {
+		if (kvt_reap(large, &result, 1, 1) != 1)
+			bench_die("hammer: %s", kvt_client_error(large)->text);
+		kvt_result_release(large, &result);
+		in_flight--;
+	}
+}
+
+void bench_hammer(struct bench_target *target, const struct bench_tree *tree)
+{
+	struct bench_result line = { .name = "match_beside_hammer", .kind =
+				     "4096 keys beside 131072", .tree = tree->name, .keys = 4096,
+				     .floor_is = "the same without the hammer" };
+	struct kvt_request match = { .op = KVT_OP_MATCH };
+	struct bench_samples values = { 0 }, floors = { 0 };
+	uint32_t turns = 10, count = target->options->quick ? 40 : 300, large_size = 4;
+	struct kvt_client *large;
+	char figure[80];
+
+	while (large_size > 2 && !tree->n_sets[large_size])
+		large_size--;
+	if (target->core || !tree->n_sets[2] || large_size <= 2)
+		return;
+	large = bench_connect(target, -1, &match.namespace_id);
+	match.keys = tree->keys[large_size][0];
+	match.n_keys = bench_sizes[large_size];
+	for (uint32_t turn = 0; turn < turns; turn++) {
+		hammer_samples(target, tree, NULL, NULL, count, &floors);
+		hammer_samples(target, tree, &match, large, count, &values);
+	}
+	kvt_client_close(large, KVT_IDLE);
+	line.value = bench_samples_take(&values);
+	line.floor = bench_samples_take(&floors);
+	snprintf(line.extra, sizeof(line.extra), "\"hammer_keys\":%u,\"clients\":"
+		 "\"two sessions of one process, the large one always queued\"", match.n_keys);
+	bench_emit(&line);
+	snprintf(figure, sizeof(figure), "4096-key MATCH beside a %u-key hammer, p99, %s",
+		 match.n_keys, tree->name);
+	bench_aim(figure, line.value.p99 / 1000, "us", 60, false);
+}
+
+/* ---- reclaim of a killed client ---- */
+
+#define VICTIM_PAGES 64u
+
+static __attribute__((noreturn)) void victim_main(const struct bench_target *target, int ready,
+						  const uint32_t *keys, uint32_t n)
+{
+	struct kvt_request begin = { .op = KVT_OP_BEGIN, .keys = keys, .n_keys = n,
+				     .arg = VICTIM_PAGES * BENCH_PAGE_SIZE };
+	struct kvt_client *client;
+	struct kvt_result result;
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	client = bench_connect(target, 0, &begin.namespace_id);
+	if (kvt_call(client, &begin, &result))
+		bench_die("victim: %s", kvt_client_error(client)->text);
+	if (write(ready, "x", 1) != 1)
+		_exit(1);
+	for (;;)
+		pause();
+}
+
+static struct kvt_counters counters(struct bench_target *target)
+{
+	struct kvt_counters now;
+
+	if (kvt_stats(target->client, &now))
+		bench_die("stats: %s", kvt_client_error(target->client)->text);
+	return now;
+}
+
+static void reclaim_once(struct bench_target *target, const uint32_t *keys, uint32_t n,
+			 struct bench_samples *values, struct bench_samples *kernel)
+{
+	struct kvt_counters before = counters(target), now;
+	struct pollfd readable = { .events = POLLIN };
+	int ready[2], status;
+	uint64_t killed, gone;
+	char byte;
+	pid_t pid;
+
+	if (pipe(ready))
+		bench_die("pipe: %s", strerror(errno));
+	fflush(stdout);
+	pid = fork();
+	if (pid == 0)
+		victim_main(target, ready[1], keys, n);
+	if (pid < 0 || read(ready[0], &byte, 1) != 1)
+		bench_die("reclaim: the victim did not start");
+	readable.fd = (int)syscall(SYS_pidfd_open, pid, 0);
+	killed = bench_ticks();
+	kill(pid, SIGKILL);
+	while (poll(&readable, 1, -1) < 0 && errno == EINTR)
+		;
+	gone = bench_ticks();
+	bench_samples_add(kernel, gone - killed);
+	do {
+		now = counters(target);
+	} while (now.live_sessions != before.live_sessions || now.quarantined_pages ||
+		 now.private_pages != before.private_pages);
+	bench_samples_add(values, bench_ticks() - gone);
+	waitpid(pid, &status, 0);
+	close(readable.fd);
+	close(ready[0]);
+	close(ready[1]);
+}
+
+void bench_reclaim(struct bench_target *target, const struct bench_tree *tree)
+{
+	struct bench_result line = { .name = "reclaim", .kind = "64 private pages, one lease",
+				     .tree = tree->name, .floor_is =
+				     "kill() until the pidfd is readable: the kernel's part" };
+	struct bench_samples values = { 0 }, kernel = { 0 };
+	uint32_t count = target->options->quick ? 20 : 200;
+	char figure[80];
+
+	if (target->core || !tree->n_sets[2])
+		return;
+	for (uint32_t i = 0; i < count; i++)
+		reclaim_once(target, tree->keys[2][0], 4096, &values, &kernel);
+	line.value = bench_samples_take(&values);
+	line.floor = bench_samples_take(&kernel);
+	bench_emit(&line);
+	snprintf(figure, sizeof(figure), "reclaim: pidfd readable to FREE, p99, %s", tree->name);
+	bench_aim(figure, line.value.p99 / 1e6, "ms", 1, false);
+}
+
+/* ---- what a daemon without rings would cost ---- */
+
+void bench_unix(const struct bench_options *options)
+{
+	struct bench_result line = { .name = "unix_socket_round_trip",
+				     .kind = "SOCK_SEQPACKET, 64 bytes, both block" };
+	struct bench_samples values = { 0 };
+	uint32_t count = options->quick ? 2000 : 20000;
+	char message[64] = "";
+	int pair[2];
+	pid_t pid;
+
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair))
+		bench_die("socketpair: %s", strerror(errno));
+	fflush(stdout);
+	pid = fork();
+	if (pid == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		bench_pin(options->daemon_cpu);
+		close(pair[0]);
+		while (read(pair[1], message, sizeof(message)) > 0) {
+			if (write(pair[1], message, sizeof(message)) < 0)
+				break;
+		}
+		_exit(0);
+	}
+	close(pair[1]);
+	for (uint32_t i = 0; i < count; i++) {
+		uint64_t start = bench_ticks();
+
+		if (write(pair[0], message, sizeof(message)) < 0 ||
+		    read(pair[0], message, sizeof(message)) <= 0)
+			bench_die("socket: %s", strerror(errno));
+		bench_samples_add(&values, bench_ticks() - start);
+	}
+	close(pair[0]);
+	waitpid(pid, NULL, 0);
+	line.value = bench_samples_take(&values);
+	bench_emit(&line);
+}

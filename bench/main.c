@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "bench/bench.h"
+
+#include <getopt.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum part {
+	PART_NOP = 1u << 0,
+	PART_MATCH = 1u << 1,
+	PART_PROBE = 1u << 2,
+	PART_CYCLE = 1u << 3,
+	PART_THROUGHPUT = 1u << 4,
+	PART_HAMMER = 1u << 5,
+	PART_RECLAIM = 1u << 6,
+	PART_UNIX = 1u << 7,
+	PART_EVICT = 1u << 8,
+	PART_ARENA = 1u << 9,
+	PART_NODES = 1u << 10,
+	PART_SCENARIOS = 1u << 11,
+};
+#define PARTS_ON_TREES                                                                            \
+	(PART_NOP | PART_MATCH | PART_PROBE | PART_CYCLE | PART_THROUGHPUT | PART_HAMMER |        \
+	 PART_RECLAIM | PART_NODES)
+
+static const struct {
+	const char *name;
+	unsigned int part;
+	const char *help;
+} parts[] = {
+	{ "nop", PART_NOP, "empty round trip" },
+	{ "match", PART_MATCH, "MATCH+LOCK and UNLOCK, 64 to 131,072 keys" },
+	{ "probe", PART_PROBE, "reading the tree without the daemon" },
+	{ "cycle", PART_CYCLE, "BEGIN + COMMIT + END, 4,096 cached + 727 new" },
+	{ "throughput", PART_THROUGHPUT, "1 to 8 clients, batches of 1 to 32" },
+	{ "hammer", PART_HAMMER, "4,096-key matches beside 131,072-key ones" },
+	{ "reclaim", PART_RECLAIM, "pages of a killed client back to FREE" },
+	{ "unix", PART_UNIX, "a unix socket's round trip, for comparison" },
+	{ "evict", PART_EVICT, "eviction, every policy, 1 K to 300 K leaves (in this process)" },
+	{ "arena", PART_ARENA, "bytes of metadata per position" },
+	{ "nodes", PART_NODES, "nodes per matched path after a replay" },
+	{ "flat-radix", PART_SCENARIOS, "the flat-versus-radix table (not part of the default)" },
+};
+#define N_PARTS (sizeof(parts) / sizeof(parts[0]))
+
+static void usage(FILE *to)
+{
+	fprintf(to, "Usage: kvtbench [options] [PART...]\n"
+		    "Measures kvtrunk, each figure beside its own floor. JSON lines on stdout, the\n"
+		    "table of aims on stderr.\n\n"
+		    "  --quick            fewer samples, a part of the trace\n"
+		    "  --tree WHICH       fresh, replayed or both (default)\n"
+		    "  --core             call the state machine in this process, without daemon\n"
+		    "  --client-cpu N     core of the clients (default: the first allowed)\n"
+		    "  --daemon-cpu N     core of the daemon (default: the last allowed)\n"
+		    "  --daemon PROGRAM   kvtrunkd to run (default: beside this program)\n"
+		    "  --data DIRECTORY   traces (default: $KVT_DATA, then ../shared/data)\n\n"
+		    "Parts (default: all but flat-radix):\n");
+	for (unsigned int i = 0; i < N_PARTS; i++)
+		fprintf(to, "  %-12s %s\n", parts[i].name, parts[i].help);
+}
+
+static unsigned int parse_part(const char *name)
+{
+	for (unsigned int i = 0; i < N_PARTS; i++) {
+		if (!strcmp(name, parts[i].name))
+			return parts[i].part;
+	}
+	fprintf(stderr, "kvtbench: there is no part '%s'\n", name);
+	usage(stderr);
+	exit(2);
+}
+
+static void default_cpus(struct bench_options *options)
+{
+	cpu_set_t set;
+
+	if (sched_getaffinity(0, sizeof(set), &set))
+		return;
+	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+		if (!CPU_ISSET((unsigned int)cpu, &set))
+			continue;
+		if (options->client_cpu < 0)
+			options->client_cpu = cpu;
+		options->daemon_cpu = cpu;
+	}
+}
+
+static unsigned int parse(int argc, char **argv, struct bench_options *options)
+{
+	static const struct option longs[] = {
+		{ "quick", no_argument, NULL, 'q' },
+		{ "tree", required_argument, NULL, 't' },
+		{ "core", no_argument, NULL, 'c' },
+		{ "client-cpu", required_argument, NULL, 'C' },
+		{ "daemon-cpu", required_argument, NULL, 'D' },
+		{ "daemon", required_argument, NULL, 'd' },
+		{ "data", required_argument, NULL, 'a' },
+		{ "help", no_argument, NULL, 'h' },
+		{ NULL, 0, NULL, 0 },
+	};
+	unsigned int wanted = 0;
+	int c;
+
+	while ((c = getopt_long(argc, argv, "h", longs, NULL)) >= 0) {
+		switch (c) {
+		case 'q':
+			options->quick = true;
+			break;
+		case 't':
+			options->fresh = !strcmp(optarg, "fresh") || !strcmp(optarg, "both");
+			options->replayed = !strcmp(optarg, "replayed") || !strcmp(optarg, "both");
+			break;
+		case 'c':
+			options->core = true;
+			break;
+		case 'C':
+			options->client_cpu = atoi(optarg);
+			break;
+		case 'D':
+			options->daemon_cpu = atoi(optarg);
+			break;
+		case 'd':
+			options->daemon = optarg;
+			break;
+		case 'a':
+			options->data = optarg;
+			break;
+		case 'h':
+			usage(stdout);
+			exit(0);
+		default:
+			usage(stderr);
+			exit(2);
+		}
+	}
+	if (!options->fresh && !options->replayed) {
+		fprintf(stderr, "kvtbench: --tree takes fresh, replayed or both\n");
+		exit(2);
+	}
+	while (optind < argc)
+		wanted |= parse_part(argv[optind++]);
+	return wanted ? wanted : ~(unsigned int)PART_SCENARIOS;
+}
+
+static void run_on_tree(const struct bench_options *options, unsigned int wanted, bool replayed)
+{
+	struct bench_target target = { 0 };
+	struct bench_tree tree;
+
+	bench_target_open(&target, options, BENCH_POSITIONS / BENCH_PAGE_SIZE + 1);
+	if (replayed)
+		bench_tree_replayed(&target, &tree);
+	else
+		bench_tree_fresh(&target, &tree);
+	if (wanted & PART_NOP && !replayed)
+		bench_nop(&target);
+	if (wanted & PART_MATCH)
+		bench_match(&target, &tree);
+	if (wanted & PART_PROBE)
+		bench_probe(&target, &tree);
+	if (wanted & PART_THROUGHPUT)
+		bench_throughput(&target, &tree);
+	if (wanted & PART_HAMMER)
+		bench_hammer(&target, &tree);
+	if (wanted & PART_RECLAIM)
+		bench_reclaim(&target, &tree);
+	if (wanted & PART_CYCLE)
+		bench_cycle(&target, &tree);
+	bench_tree_free(&tree);
+	bench_target_close(&target);
+}
+
+int main(int argc, char **argv)
+{
+	struct bench_options options = { .fresh = true, .replayed = true, .client_cpu = -1,
+					 .daemon_cpu = -1, .data = getenv("KVT_DATA") };
+	unsigned int wanted;
+	int rc = 0;
+
+	default_cpus(&options);
+	wanted = parse(argc, argv, &options);
+	if (!options.data)
+		options.data = "../shared/data";
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	if (wanted & PART_SCENARIOS)
+		rc = bench_scenarios();
+	if (wanted == PART_SCENARIOS)
+		return rc;
+	bench_clock_init();
+	bench_pin(options.client_cpu);
+	bench_line("machine", "\"client_cpu\":%d,\"daemon_cpu\":%d,\"page_size\":%u,"
+		   "\"pool_positions\":%u,\"target\":\"%s\"", options.client_cpu,
+		   options.daemon_cpu, BENCH_PAGE_SIZE, BENCH_POSITIONS,
+		   options.core ? "core in this process" : "daemon on its own core, spinning");
+	if (wanted & PART_UNIX)
+		bench_unix(&options);
+	if (wanted & PARTS_ON_TREES & ~(unsigned int)PART_NODES && options.fresh)
+		run_on_tree(&options, wanted, false);
+	if (wanted & PARTS_ON_TREES & ~(unsigned int)PART_NOP && options.replayed)
+		run_on_tree(&options, wanted, true);
+	if (wanted & PART_EVICT)
+		bench_evict(&options);
+	if (wanted & PART_ARENA)
+		bench_arena();
+	bench_aims_print();
+	return rc;
+}

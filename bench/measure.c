@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "bench/bench.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define MAX_AIMS 64
+#define CALIBRATE_NS 50000000u
+
+static double ns_per_tick = 1;
+
+struct aim {
+	char figure[80];
+	double value;
+	double aim;
+	char unit[16];
+	bool at_least;
+};
+static struct aim aims[MAX_AIMS];
+static unsigned int n_aims;
+
+void bench_die(const char *format, ...)
+{
+	va_list arguments;
+
+	fflush(stdout);
+	fprintf(stderr, "kvtbench: ");
+	va_start(arguments, format);
+	vfprintf(stderr, format, arguments);
+	va_end(arguments);
+	fprintf(stderr, "\n");
+	exit(1);
+}
+
+void *bench_alloc(size_t n, size_t bytes)
+{
+	void *memory = calloc(n ? n : 1, bytes);
+
+	if (!memory)
+		bench_die("out of memory");
+	return memory;
+}
+
+uint64_t bench_clock_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* The cycle counter costs a third of a clock call, which shows in figures of 100 ns. */
+void bench_clock_init(void)
+{
+	uint64_t ns = bench_clock_ns(), ticks = bench_ticks(), end;
+
+	do {
+		end = bench_clock_ns();
+	} while (end - ns < CALIBRATE_NS);
+	ns_per_tick = (double)(end - ns) / (double)(bench_ticks() - ticks);
+}
+
+double bench_ns(uint64_t ticks)
+{
+	return (double)ticks * ns_per_tick;
+}
+
+void bench_samples_add(struct bench_samples *samples, uint64_t ticks)
+{
+	if (samples->n == samples->capacity) {
+		samples->capacity = samples->capacity ? samples->capacity * 2 : 4096;
+		samples->ticks = realloc(samples->ticks,
+					 samples->capacity * sizeof(*samples->ticks));
+		if (!samples->ticks)
+			bench_die("out of memory");
+	}
+	samples->ticks[samples->n++] = ticks;
+}
+
+static int compare(const void *a, const void *b)
+{
+	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+static double at(const struct bench_samples *samples, double part)
+{
+	return bench_ns(samples->ticks[(uint32_t)(part * (samples->n - 1))]);
+}
+
+struct bench_summary bench_samples_take(struct bench_samples *samples)
+{
+	struct bench_summary summary = { .n = samples->n };
+
+	if (samples->n) {
+		qsort(samples->ticks, samples->n, sizeof(*samples->ticks), compare);
+		summary.p50 = at(samples, 0.5);
+		summary.p90 = at(samples, 0.9);
+		summary.p99 = at(samples, 0.99);
+		summary.max = at(samples, 1);
+	}
+	free(samples->ticks);
+	*samples = (struct bench_samples){ 0 };
+	return summary;
+}
+
+void bench_emit(const struct bench_result *result)
+{
+	printf("{\"name\":\"%s\"", result->name);
+	if (result->keys)
+		printf(",\"keys\":%u", result->keys);
+	if (result->kind)
+		printf(",\"case\":\"%s\"", result->kind);
+	if (result->tree)
+		printf(",\"tree\":\"%s\"", result->tree);
+	printf(",\"samples\":%u,\"p50_ns\":%.0f,\"p90_ns\":%.0f,\"p99_ns\":%.0f,\"max_ns\":%.0f",
+	       result->value.n, result->value.p50, result->value.p90, result->value.p99,
+	       result->value.max);
+	if (result->floor.n)
+		printf(",\"floor_p50_ns\":%.0f,\"floor_p99_ns\":%.0f,\"ratio\":%.2f,\"floor\":\"%s\"",
+		       result->floor.p50, result->floor.p99, result->value.p50 / result->floor.p50,
+		       result->floor_is);
+	printf("%s%s}\n", result->extra[0] ? "," : "", result->extra);
+	fflush(stdout);
+}
+
+void bench_line(const char *name, const char *format, ...)
+{
+	va_list arguments;
+
+	printf("{\"name\":\"%s\",", name);
+	va_start(arguments, format);
+	vprintf(format, arguments);
+	va_end(arguments);
+	printf("}\n");
+	fflush(stdout);
+}
+
+void bench_aim(const char *figure, double value, const char *unit, double aim, bool at_least)
+{
+	struct aim *row;
+
+	if (n_aims == MAX_AIMS)
+		return;
+	row = &aims[n_aims++];
+	snprintf(row->figure, sizeof(row->figure), "%s", figure);
+	snprintf(row->unit, sizeof(row->unit), "%s", unit);
+	row->value = value;
+	row->aim = aim;
+	row->at_least = at_least;
+}
+
+static bool met(const struct aim *row)
+{
+	return row->at_least ? row->value >= row->aim : row->value <= row->aim;
+}
+
+void bench_aims_print(void)
+{
+	fprintf(stderr, "\n%-62s %12s %12s\n", "figure", "measured", "aim");
+	for (unsigned int i = 0; i < n_aims; i++) {
+		struct aim *row = &aims[i];
+
+		printf("{\"name\":\"aim\",\"figure\":\"%s\",\"value\":%.3f,\"unit\":\"%s\","
+		       "\"aim\":%.3f,\"direction\":\"%s\",\"met\":%s}\n", row->figure, row->value,
+		       row->unit, row->aim, row->at_least ? "at least" : "at most",
+		       met(row) ? "true" : "false");
+		fprintf(stderr, "%-62s %9.2f %-2s %s %7.2f  %s\n", row->figure, row->value,
+			row->unit, row->at_least ? ">=" : "<=", row->aim, met(row) ? "" : "MISSED");
+	}
+	fflush(stdout);
+}
+
+void bench_pin(int cpu)
+{
+	cpu_set_t set;
+
+	if (cpu < 0)
+		return;
+	CPU_ZERO(&set);
+	CPU_SET((unsigned int)cpu, &set);
+	if (sched_setaffinity(0, sizeof(set), &set))
+		bench_die("cannot run on core %d: %s", cpu, strerror(errno));
+}

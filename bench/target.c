@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "bench/bench.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define AREA_KEYS (1u << 20)
+#define AREA_LIST (1u << 18)
+#define DIGEST ((const uint64_t[2]){ 0x62656e6368ull, 1 })
+
+/* ---- the core in this process ---- */
+
+static void *aligned_zeros(uint64_t bytes)
+{
+	void *memory = aligned_alloc(2u << 20, (bytes + (2u << 20) - 1) & ~((2ull << 20) - 1));
+
+	if (!memory)
+		bench_die("no memory for %llu bytes", (unsigned long long)bytes);
+	memset(memory, 0, bytes);
+	return memory;
+}
+
+static void never_complete(void *context, uint32_t session, const struct kvt_cqe *cqe)
+{
+	(void)context;
+	(void)session;
+	(void)cqe;
+	bench_die("an operation without a fence was deferred");
+}
+
+static void open_core(struct bench_target *target, uint32_t n_pages)
+{
+	struct kvt_core_hooks hooks = { .complete = never_complete };
+	struct kvt_core_peer peer = { .pid = 1, .privileged = true, .label = "bench" };
+	struct kvt_core_view view;
+	struct kvt_core_sizes sizes;
+	const char *why = "";
+	void *fences = aligned_zeros(sizeof(struct kvt_fence_word) * KVT_FENCE_WORDS);
+
+	if (!target->config.page_size)
+		target->config.page_size = BENCH_PAGE_SIZE;
+	target->config.n_pages = n_pages;
+	target->config.hash_seed = 12345;
+	if (kvt_core_plan(&target->config, &sizes, &why))
+		bench_die("core: %s", why);
+	target->arena = aligned_zeros(sizes.arena_bytes);
+	target->ledger = aligned_zeros(sizes.ledger_bytes);
+	target->scratch = aligned_zeros(sizes.scratch_bytes);
+	target->keys = aligned_zeros(AREA_KEYS * sizeof(uint32_t));
+	target->list = aligned_zeros(AREA_LIST * 4 * sizeof(uint32_t));
+	view = (struct kvt_core_view){ target->keys, AREA_KEYS, target->list, AREA_LIST * 4,
+				       fences };
+	if (kvt_core_init(&target->core, &target->config, target->arena, target->ledger,
+			  target->scratch, &hooks, 1))
+		bench_die("core: cannot start");
+	kvt_core_publish(target->core, KVT_ARENA_READY);
+	if (kvt_core_session_open(target->core, &peer, &view, 1, &target->session) ||
+	    kvt_core_namespace_open(target->core, target->session, DIGEST, "bench", 1,
+				    &target->namespace_id))
+		bench_die("core: cannot open a session");
+}
+
+static void encode(struct bench_target *target, const struct kvt_request *request)
+{
+	struct kvt_sqe *sqe = &target->sqe;
+
+	*sqe = (struct kvt_sqe){
+		.op = (uint8_t)request->op, .fence_slot = KVT_FENCE_IDLE,
+		.flags = (uint16_t)request->flags, .namespace_id = request->namespace_id,
+		.n_keys = request->n_keys, .arg = request->arg,
+		.node = request->handle.node, .generation = request->handle.generation,
+		.positions = request->handle.positions, .priority = request->priority,
+	};
+	if (request->n_keys)
+		memcpy(target->keys, request->keys, request->n_keys * sizeof(uint32_t));
+	if (request->op == KVT_OP_FREE) {
+		memcpy(target->keys, request->pages, request->n_pages * sizeof(uint32_t));
+		sqe->n_keys = request->n_pages;
+	} else if (request->op == KVT_OP_INSERT) {
+		memcpy(target->keys + request->n_keys, request->pages,
+		       request->n_pages * sizeof(uint32_t));
+		sqe->arg = request->n_keys;
+	}
+	if (request->lease.index) {
+		sqe->node = request->lease.index;
+		sqe->generation = request->lease.generation;
+	}
+	switch (request->op) {
+	case KVT_OP_MATCH:
+		sqe->list_capacity = request->flags & KVT_F_LOCK ? AREA_LIST : 0;
+		break;
+	case KVT_OP_LOCK:
+	case KVT_OP_ALLOC:
+	case KVT_OP_INSERT:
+	case KVT_OP_BEGIN:
+	case KVT_OP_COMMIT:
+	case KVT_OP_EXTEND:
+	case KVT_OP_STATS:
+		sqe->list_capacity = AREA_LIST;
+		break;
+	default:
+		break;
+	}
+}
+
+static void decode(struct bench_target *target, const struct kvt_cqe *cqe,
+		   struct kvt_result *result)
+{
+	result->error = cqe->result;
+	result->reason = cqe->reason;
+	result->op = target->sqe.op;
+	result->seq = cqe->seq;
+	result->handle = (struct kvt_handle){ cqe->node, cqe->generation, cqe->positions };
+	result->lease = (struct kvt_lease){ cqe->lease, cqe->lease_generation };
+	result->pages = target->list;
+	result->n_pages = cqe->e;
+	switch (target->sqe.op) {
+	case KVT_OP_MATCH:
+		result->matched = cqe->a;
+		break;
+	case KVT_OP_BEGIN:
+		result->matched = cqe->a;
+		result->reusable = cqe->b;
+		result->evicted = cqe->d;
+		break;
+	case KVT_OP_COMMIT:
+		result->next = cqe->a;
+		result->advanced = cqe->b;
+		result->sealed = cqe->c;
+		break;
+	default:
+		result->evicted = cqe->c;
+		break;
+	}
+}
+
+static int run_core(struct bench_target *target, struct kvt_result *ret_result)
+{
+	struct kvt_cqe cqe;
+
+	if (!kvt_core_execute(target->core, target->session, &target->sqe, 1, &cqe))
+		bench_die("an operation without a fence was deferred");
+	decode(target, &cqe, ret_result);
+	return cqe.result;
+}
+
+/* ---- the daemon ---- */
+
+struct kvt_client *bench_connect(const struct bench_target *target, int64_t spin_budget_ns,
+				 uint32_t *ret_namespace)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_client *client;
+	struct kvt_error error;
+
+	options.socket_path = target->daemon.socket_path;
+	options.label = "kvtbench";
+	options.spin_budget_ns = spin_budget_ns;
+	options.keys_count = AREA_KEYS;
+	options.list_count = AREA_LIST;
+	if (kvt_client_connect(&client, &options, &error))
+		bench_die("connect: %s", error.text);
+	if (kvt_namespace_open(client, DIGEST, "bench", ret_namespace))
+		bench_die("namespace: %s", kvt_client_error(client)->text);
+	return client;
+}
+
+static void open_daemon(struct bench_target *target, uint32_t n_pages)
+{
+	char pages[32], why[512] = "";
+	const char *flags[] = { pages, "--page_size=64", "--page_bytes=4096",
+				"--spin_budget_us=-1", "--max_private_pages=0",
+				"--log_level=error", NULL };
+
+	snprintf(pages, sizeof(pages), "--n_pages=%u", n_pages);
+	if (kvt_own_daemon_start(&target->daemon, target->options->daemon, flags,
+				 target->options->daemon_cpu, why, sizeof(why)))
+		bench_die("%s", why);
+	target->daemon_runs = true;
+	target->client = bench_connect(target, -1, &target->namespace_id);
+}
+
+/* ---- either ---- */
+
+void bench_target_open(struct bench_target *target, const struct bench_options *options,
+		       uint32_t n_pages)
+{
+	target->options = options;
+	if (options->core)
+		open_core(target, n_pages);
+	else
+		open_daemon(target, n_pages);
+}
+
+void bench_target_close(struct bench_target *target)
+{
+	if (target->client) {
+		kvt_client_close(target->client, KVT_IDLE);
+		kvt_own_daemon_stop(&target->daemon);
+	}
+	free(target->arena);
+	free(target->ledger);
+	free(target->scratch);
+	free(target->keys);
+	free(target->list);
+	memset(target, 0, sizeof(*target));
+}
+
+void bench_prepare(struct bench_target *target, const struct kvt_request *request)
+{
+	if (target->core)
+		encode(target, request);
+}
+
+static int run(struct bench_target *target, const struct kvt_request *request,
+	       struct kvt_result *ret_result)
+{
+	if (target->core)
+		return run_core(target, ret_result);
+	return kvt_call(target->client, request, ret_result);
+}
+
+void bench_run(struct bench_target *target, const struct kvt_request *request,
+	       struct kvt_result *ret_result)
+{
+	int rc = run(target, request, ret_result);
+
+	if (__builtin_expect(rc != 0, 0))
+		bench_die("%s: %s: %s", kvt_op_name((int)request->op), kvt_errno_name(rc),
+			  target->core ? kvt_reason_text((int)ret_result->reason) :
+					 kvt_client_error(target->client)->text);
+}
+
+int bench_try(struct bench_target *target, const struct kvt_request *request,
+	      struct kvt_result *ret_result)
+{
+	bench_prepare(target, request);
+	return run(target, request, ret_result);
+}
+
+void bench_release(struct bench_target *target, struct kvt_result *result)
+{
+	if (!target->core)
+		kvt_result_release(target->client, result);
+}
+
+void bench_idle(struct bench_target *target, uint32_t budget)
+{
+	if (target->core)
+		kvt_core_work(target->core, budget, true, 1);
+}
