@@ -58,7 +58,7 @@ static inline uint32_t kvt_ring_sq_space(struct kvt_ring_end *end)
 {
 	uint32_t used = end->sq_tail - end->sq_head;
 
-	if (used > end->sq_mask) { /* looks full: ask. Pairs with the daemon's release of sq_head. */
+	if (used > end->sq_mask) { /* looks full: pairs with the daemon's release of sq_head */
 		end->sq_head = kvt_load_acquire(&end->header->sq_head);
 		used = end->sq_tail - end->sq_head;
 	}

@@ -311,7 +311,8 @@ uint32_t kvt_reclaim(struct kvt_core *core, uint32_t *steps, uint32_t pages)
 			core->reclaim_again = false;
 			continue;
 		}
-		KVT_SET(core->nodes[top].flags, core->nodes[top].flags & ~(uint32_t)KVT_NODE_QUEUED);
+		node = kvt_node_at(core, top);
+		KVT_SET(node->flags, node->flags & ~(uint32_t)KVT_NODE_QUEUED);
 		detached_forget(core, 0);
 	}
 	return freed;

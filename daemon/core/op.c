@@ -459,6 +459,7 @@ static int op_insert(struct kvt_core *core, struct kvt_op_context *op)
 	uint64_t evicted = core->count->evicted_pages;
 	struct insert_plan plan = { 0 };
 	uint32_t deepest = KVT_NONE;
+	const uint32_t *keys;
 	int error;
 
 	if (core->config.disabled)
@@ -476,11 +477,11 @@ static int op_insert(struct kvt_core *core, struct kvt_op_context *op)
 		if (plan.need.root)
 			plan.walk.node = kvt_root_make(core, sqe->namespace_id);
 		deepest = plan.need.split ? kvt_walk_cut(core, &plan.walk) : plan.walk.node;
+		keys = op->view->keys + sqe->keys_offset +
+		       (size_t)(plan.walk.walked - plan.base) * core->ps;
 		if (plan.fresh > 0)
-			deepest = kvt_grow(core, deepest, core->first_page,
-					   op->view->keys + sqe->keys_offset +
-						   (size_t)(plan.walk.walked - plan.base) * core->ps,
-					   plan.fresh, sqe->priority, expiry);
+			deepest = kvt_grow(core, deepest, core->first_page, keys, plan.fresh,
+					   sqe->priority, expiry);
 		insert_seal(core, op, &plan, deepest);
 		kvt_path_raise(core, deepest, sqe->priority, expiry);
 		if (!(sqe->flags & KVT_F_CHUNKED))

@@ -22,11 +22,11 @@
 
 enum kvt_record_kind {
 	KVT_REC_OP = 1,        /* sqe was executed: result in cqe (also refusals) */
-	KVT_REC_DEFER = 2,     /* sqe waits for its fence: nothing changed, except that an END,
-				  UNLOCK or CLOSE makes its lease or session refuse new operations */
+	KVT_REC_DEFER = 2,     /* sqe waits for its fence: nothing changed, but an END, UNLOCK or
+				  CLOSE makes its lease or session refuse new operations */
 	KVT_REC_SESSION = 3,   /* a session opened: session */
 	KVT_REC_SIGN = 4,      /* signs reported for session: value = signs (enum), 0 = killed */
-	KVT_REC_NAMESPACE = 5, /* session opened a namespace: value = number, digest in keys[0..4) */
+	KVT_REC_NAMESPACE = 5, /* session opened a namespace: value = number, keys = digest */
 	KVT_REC_LEASE_LOST = 6, /* a dead session's lease lost its lock: value = lease index */
 	KVT_REC_QUARANTINE = 7, /* pages (in list) of a dead session went to quarantine */
 	KVT_REC_RELEASE = 8,   /* pages (in list) left quarantine and are free */
@@ -75,8 +75,8 @@ struct kvt_record {
 	uint32_t n_list;
 	uint32_t n_events;
 	uint32_t n_out;
-	/* Of MATCH, BEGIN, INSERT, REMOVE: before the operation the first `known_positions` keys stood
-	 * on the path to `known_node` (announced ones included). Lets a log leave them out. */
+	/* Of MATCH, BEGIN, INSERT, REMOVE: before the operation the first `known_positions` keys
+	 * stood on the path to `known_node` (announced ones included): a log leaves them out. */
 	uint32_t known_node;
 	uint32_t known_positions;
 	uint32_t reserved;

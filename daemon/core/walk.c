@@ -14,8 +14,14 @@ static void descend(struct kvt_core *core, struct kvt_walk *walk, const uint32_t
 						n_pages - done, &equal);
 		struct kvt_node *node;
 
-		if (child == KVT_NONE || kvt_expire_now(core, child))
+		if (child == KVT_NONE)
 			return;
+		if (kvt_expire_now(core, child)) {
+			/* It may have been the last below its root, which then went, too. */
+			if (!(core->nodes[walk->node].flags & KVT_NODE_LIVE))
+				walk->root = walk->node = KVT_NONE;
+			return;
+		}
 		node = kvt_node_at(core, child);
 		walk->node = child;
 		walk->in_node = equal;
