@@ -777,7 +777,7 @@ struct kvt_admin_status {
 	int32_t daemon_pid;
 	uint32_t reserved;
 	uint64_t op_count[32];
-	uint64_t op_histogram[32][KVT_HISTOGRAM_BUCKETS]; /* time inside the daemon, by enum kvt_op */
+	uint64_t op_histogram[32][KVT_HISTOGRAM_BUCKETS]; /* by enum kvt_op, in the daemon */
 	char fingerprint[KVT_FINGERPRINT_BYTES];
 };
 
@@ -824,7 +824,8 @@ static inline uint64_t kvt_abi_layout(void)
 	static const uint32_t facts[] = {
 		KVT_ABI_MAJOR, KVT_LINE, KVT_FENCE_WORDS, KVT_OP_COUNT, KVT_REASON_COUNT,
 		sizeof(struct kvt_arena_header), offsetof(struct kvt_arena_header, counters),
-		offsetof(struct kvt_arena_header, state), offsetof(struct kvt_arena_header, mutation),
+		offsetof(struct kvt_arena_header, state),
+		offsetof(struct kvt_arena_header, mutation),
 		sizeof(struct kvt_counters), sizeof(struct kvt_section),
 		sizeof(struct kvt_node), offsetof(struct kvt_node, touched),
 		offsetof(struct kvt_node, expiry_ns), sizeof(struct kvt_page_record),
