@@ -330,7 +330,7 @@ bool kvt_lease_alive(const struct kvt_core *core, uint32_t lease);
 
 /* op.c */
 int kvt_refuse(struct kvt_op_context *op, int error, enum kvt_reason reason, uint32_t number);
-void kvt_reset(struct kvt_core *core);
+void kvt_reset_all(struct kvt_core *core);
 /** 0, or a refusal of REMOVE; *ret_removed tells whether something was detached. */
 int kvt_remove_prefix(struct kvt_core *core, struct kvt_op_context *op, uint32_t namespace_id,
 		      const uint32_t *keys, uint32_t n_keys, bool *ret_removed);

@@ -556,7 +556,7 @@ static int op_evict(struct kvt_core *core, struct kvt_op_context *op)
 	return 0;
 }
 
-void kvt_reset(struct kvt_core *core)
+void kvt_reset_all(struct kvt_core *core)
 {
 	kvt_store_release(&core->arena->epoch, core->arena->epoch + 1);
 	for (uint32_t i = 1; i < core->config.max_namespaces; i++)
@@ -625,7 +625,7 @@ static int run(struct kvt_core *core, struct kvt_op_context *op)
 	case KVT_OP_EVICT:
 		return op_evict(core, op);
 	case KVT_OP_RESET:
-		kvt_reset(core);
+		kvt_reset_all(core);
 		return 0;
 	case KVT_OP_STATS:
 		return op_stats(core, op);
@@ -725,7 +725,7 @@ void kvt_core_reset(struct kvt_core *core, uint64_t now_ns)
 	core->now_ns = now_ns;
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
-	kvt_reset(core);
+	kvt_reset_all(core);
 	core->record.sqe = (struct kvt_sqe){ .op = KVT_OP_RESET };
 	kvt_record_emit(core, KVT_REC_ADMIN, 0, 0);
 	kvt_mutation_end(core);
