@@ -56,7 +56,9 @@ static bool snapshot_begin(const struct kvt_arena_view *view, uint32_t id, struc
 	s->parent = kvt_load_relaxed(&node->parent);
 	s->first_slot = kvt_load_relaxed(&node->first_slot);
 	s->n_slots = kvt_load_relaxed(&node->n_slots);
-	s->sealed = kvt_load_relaxed(&node->sealed);
+	/* Pairs with the release of a seal, which raises it without a new version: the keys and the
+	 * page below it are there. */
+	s->sealed = kvt_load_acquire(&node->sealed);
 	s->start = kvt_load_relaxed(&node->start);
 	s->flags = kvt_load_relaxed(&node->flags);
 	s->namespace_id = kvt_load_relaxed(&node->namespace_id);
