@@ -66,6 +66,7 @@ struct kvt_session {
 	bool holding; /* `held` was taken from the ring and waits for a place to wait in */
 	bool doorbell_armed;
 	bool dying;   /* some sign was seen: no more entries, records until the core is done */
+	uint64_t worked_turn;      /* when it last had an entry */
 	uint64_t waiting_since_ns; /* oldest deferred operation without progress */
 	struct kvt_sqe held;
 
@@ -122,7 +123,8 @@ struct kvt_daemon {
 	const struct kvt_counters *counters;
 	struct kvt_session *sessions; /* [max_sessions + 1] */
 	uint32_t *served;             /* sessions whose rings are looked at */
-	uint32_t n_served;
+	uint32_t n_served, n_hot;     /* the first n_hot in every turn */
+	uint32_t cold_next, cool_next;
 	uint32_t n_deferred;          /* operations that wait for fences, all sessions */
 	uint32_t n_dying;
 	bool sweep_due;               /* some dying session may be done with */

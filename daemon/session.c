@@ -167,7 +167,10 @@ static struct kvt_session *settle(struct kvt_daemon *daemon, struct kvt_connecti
 								       : session->layout.cq_entries;
 	kvt_segment_format(session->segment.base, &session->layout, session->index);
 	kvt_ring_end_init(&session->ring, session->segment.base, &session->layout);
-	daemon->served[daemon->n_served++] = session->index;
+	/* New ones are hot: the first cold one moves to the end to make room. */
+	daemon->served[daemon->n_served++] = daemon->served[daemon->n_hot];
+	daemon->served[daemon->n_hot++] = session->index;
+	session->worked_turn = daemon->stats.turns;
 	kvt_loop_poll(&daemon->loop, session->pidfd, POLLIN,
 		      kvt_tag(KVT_TAG_PROCESS, session->index, session->generation));
 	session->pidfd_armed = true;
@@ -210,16 +213,20 @@ int kvt_session_open(struct kvt_daemon *daemon, struct kvt_connection *connectio
 	return 0;
 }
 
+/* Take it out of `served`, where the first n_hot are looked at in every turn. */
 static void unserve(struct kvt_daemon *daemon, uint32_t index)
 {
+	uint32_t *served = daemon->served;
 	uint32_t at = 0;
 
-	while (at < daemon->n_served && daemon->served[at] != index)
+	while (at < daemon->n_served && served[at] != index)
 		at++;
 	KVT_ASSERT(at < daemon->n_served);
-	daemon->n_served--;
-	memmove(&daemon->served[at], &daemon->served[at + 1],
-		(daemon->n_served - at) * sizeof(daemon->served[0]));
+	if (at < daemon->n_hot) {
+		served[at] = served[--daemon->n_hot];
+		at = daemon->n_hot;
+	}
+	served[at] = served[--daemon->n_served];
 }
 
 /* From here on no entry of it is taken; the core forgets what was deferred. */

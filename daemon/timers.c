@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -108,7 +109,7 @@ static uint64_t feed_manager(struct kvt_daemon *daemon)
 
 static uint64_t accept_again(struct kvt_daemon *daemon)
 {
-	if (!daemon->accept_again_ns || daemon->listen_fd < 0)
+	if (!daemon->accept_again_ns || daemon->listen_fd < 0 || daemon->draining)
 		return UINT64_MAX;
 	if (daemon->real_ns < daemon->accept_again_ns)
 		return daemon->accept_again_ns;
@@ -136,26 +137,37 @@ void kvt_timers_run(struct kvt_daemon *daemon)
 
 /* ---- signals */
 
+/* Stop listening. Whoever has connected already gets an answer (that we are stopping) instead of
+ * a reset; a passed socket stays open, and its queue is the successor's. */
+static void stop_listening(struct kvt_daemon *daemon)
+{
+	int fd;
+
+	kvt_loop_cancel(&daemon->loop, kvt_tag(KVT_TAG_ACCEPT, 0, 0));
+	daemon->accept_again_ns = 0;
+	daemon->next_timer_ns = 0;
+	if (daemon->listen_passed || daemon->listen_fd < 0)
+		return;
+	if (daemon->socket_made)
+		unlink(daemon->socket_path);
+	daemon->socket_made = false;
+	while ((fd = accept4(daemon->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0)
+		kvt_control_accepted(daemon, fd);
+	close(daemon->listen_fd);
+	daemon->listen_fd = -1;
+}
+
 static void begin_drain(struct kvt_daemon *daemon, int signal)
 {
 	kvt_log(KVT_LOG_NOTICE, "stopping", "signal=%s leases=%llu drain_ms=%lld",
 		signal == SIGINT ? "SIGINT" : "SIGTERM",
 		(unsigned long long)daemon->counters->live_leases,
 		(long long)daemon->config.drain_ms);
-	kvt_notify_send(&daemon->notify, "STOPPING=1\n");
 	daemon->draining = true;
 	daemon->drain_until_ns = daemon->real_ns + (uint64_t)daemon->config.drain_ms * 1000000;
 	kvt_core_publish(daemon->core, KVT_ARENA_DRAINING);
-	/* New connections are refused from here on: first by HELLO, then for want of a socket. */
-	if (!daemon->listen_passed && daemon->listen_fd >= 0) {
-		kvt_loop_cancel(&daemon->loop, kvt_tag(KVT_TAG_ACCEPT, 0, 0));
-		close(daemon->listen_fd);
-		daemon->listen_fd = -1;
-		if (daemon->socket_made)
-			unlink(daemon->socket_path);
-		daemon->socket_made = false;
-	}
-	daemon->next_timer_ns = 0;
+	stop_listening(daemon);
+	kvt_notify_send(&daemon->notify, "STOPPING=1\n");
 	kvt_status_send(daemon);
 }
 

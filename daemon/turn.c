@@ -12,7 +12,9 @@
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
 #define EVENTS_PER_TURN 64
-#define TIMER_NS 1000000ull       /* while busy, timers are looked at this often */
+#define HOT_AT_LEAST 8            /* sessions looked at in every turn, busy or not */
+#define COLD_AFTER_TURNS 4096
+#define COLD_PER_TURN 2
 #define LATE_PART 16              /* polled waits end late by at most this part of their length */
 #define POLL_MOST_NS 20000000ull
 
@@ -183,12 +185,69 @@ static inline uint32_t serve(struct kvt_daemon *daemon, struct kvt_session *sess
 	return 1;
 }
 
+/* Sessions that were idle for long are cold: a turn looks at a few of them only, so that hundreds
+ * of idle clients do not slow the busy one. `served` holds the hot ones first. */
+static void swap_served(struct kvt_daemon *daemon, uint32_t a, uint32_t b)
+{
+	uint32_t other = daemon->served[a];
+
+	daemon->served[a] = daemon->served[b];
+	daemon->served[b] = other;
+}
+
+static void warm(struct kvt_daemon *daemon, uint32_t at)
+{
+	daemon->sessions[daemon->served[at]].worked_turn = daemon->stats.turns;
+	swap_served(daemon, at, daemon->n_hot++);
+}
+
+static void cool_one(struct kvt_daemon *daemon)
+{
+	uint32_t at = daemon->cool_next < daemon->n_hot ? daemon->cool_next : 0;
+	const struct kvt_session *session = &daemon->sessions[daemon->served[at]];
+
+	daemon->cool_next = at + 1;
+	if (daemon->stats.turns - session->worked_turn < COLD_AFTER_TURNS || session->deferred ||
+	    session->holding)
+		return;
+	swap_served(daemon, at, --daemon->n_hot);
+}
+
+static uint32_t look_at_cold(struct kvt_daemon *daemon)
+{
+	uint32_t work = 0;
+
+	for (int i = 0; i < COLD_PER_TURN && daemon->n_hot < daemon->n_served; i++) {
+		struct kvt_session *session;
+
+		if (daemon->cold_next < daemon->n_hot || daemon->cold_next >= daemon->n_served)
+			daemon->cold_next = daemon->n_hot;
+		session = &daemon->sessions[daemon->served[daemon->cold_next]];
+		if (kvt_ring_sq_pending(&session->ring) != 0) {
+			warm(daemon, daemon->cold_next);
+			work += serve(daemon, session);
+		}
+		daemon->cold_next++;
+	}
+	return work;
+}
+
 static inline uint32_t serve_all(struct kvt_daemon *daemon)
 {
 	uint32_t work = 0;
 
-	for (uint32_t i = 0; i < daemon->n_served; i++)
-		work += serve(daemon, &daemon->sessions[daemon->served[i]]);
+	for (uint32_t i = 0; i < daemon->n_hot; i++) {
+		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
+		uint32_t done = serve(daemon, session);
+
+		if (done)
+			session->worked_turn = daemon->stats.turns;
+		work += done;
+	}
+	if (unlikely(daemon->n_hot > HOT_AT_LEAST))
+		cool_one(daemon);
+	if (unlikely(daemon->n_hot < daemon->n_served))
+		work += look_at_cold(daemon);
 	return work;
 }
 
@@ -198,7 +257,7 @@ static uint32_t poll_fences(struct kvt_daemon *daemon)
 {
 	uint32_t work = 0;
 
-	for (uint32_t i = 0; i < daemon->n_served; i++) {
+	for (uint32_t i = 0; i < daemon->n_hot; i++) { /* who waits never cools */
 		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
 
 		if (session->deferred)
