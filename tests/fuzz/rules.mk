@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# libFuzzer targets, only in a build with clang and the fuzzer's runtime (see tests/check). The
-# same sources with tests/fuzz/replay.c run saved inputs in any build: build/tests/fuzz/replay_*.
+# libFuzzer targets, only in a build with clang and the fuzzer's runtime (see tests/check).
+
 FUZZ_NAMES := $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
 FUZZ_PROGRAMS := $(patsubst %,$(O)/tests/fuzz/fuzz_%,$(FUZZ_NAMES))
 FUZZ_ARCHIVES := $(O)/libkvttools.a $(O)/libkvtdaemon.a $(O)/libkvtbase.a
