@@ -135,7 +135,4 @@ void kvt_script_print_answer(struct kvt_script *script, const char *session,
 			     uint32_t page_size, const struct kvt_script_waiting *waiting,
 			     const struct kvt_script_answer *answer, bool async);
 
-/** Names and values of struct kvt_counters as members of an object (admin_status.c). */
-void kvt_json_counters(struct kvt_json *json, const struct kvt_counters *counters);
-
 #endif

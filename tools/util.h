@@ -14,6 +14,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "kvtrunk_abi.h"
+
 /** Exit codes of every kvtctl command. */
 enum kvt_exit {
 	KVT_EXIT_OK = 0,
@@ -61,6 +63,8 @@ void kvt_json_u32_list(struct kvt_json *json, const char *name, const uint32_t *
 /** Write it with a newline, flush, and start anew. 0 or -EPIPE and the like. */
 int kvt_json_flush(struct kvt_json *json, FILE *to);
 void kvt_json_free(struct kvt_json *json);
+/** Every counter under its name, as members of the open object. */
+void kvt_json_counters(struct kvt_json *json, const struct kvt_counters *counters);
 
 /** Decimal digits only, all of `text`. -EINVAL, -ERANGE above `max`. */
 int kvt_number_parse(const char *text, size_t bytes, uint64_t max, uint64_t *ret_value);

@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tools/admin.h"
+
+#define COUNTERS(X)                                                                               \
+	X(free_pages) X(private_pages) X(cached_pages) X(quarantined_pages) X(evictable_pages)    \
+	X(protected_pages) X(detached_pending) X(live_nodes) X(locked_nodes) X(live_leases)       \
+	X(live_sessions) X(live_namespaces) X(operations) X(input_positions) X(hit_positions)     \
+	X(inserted_pages) X(duplicate_pages) X(evicted_pages) X(advanced_positions)               \
+	X(expired_nodes) X(merged_nodes) X(split_nodes) X(violations)
+
+void kvt_json_counters(struct kvt_json *json, const struct kvt_counters *counters)
+{
+#define PUT(name) kvt_json_u64(json, #name, counters->name);
+	COUNTERS(PUT)
+#undef PUT
+}
+
+static const char *const policies[KVT_POLICY_COUNT] = { "lru", "slru", "lfu", "fifo",
+							"filo", "mru", "priority" };
+static const char *const backends[] = { "host", "cuda-ipc", "cuda-vmm" };
+static const char *const session_states[] = { "free", "open", "closing", "dying", "dead" };
+
+static const char *name_of(const char *const *names, size_t n, uint32_t at)
+{
+	return at < n ? names[at] : "unknown";
+}
+#define NAME(names, at) name_of(names, sizeof(names) / sizeof((names)[0]), at)
+
+/* Upper end of the bucket in which the given share of the operations lies. */
+static uint64_t histogram_ns(const uint64_t *buckets, double share)
+{
+	uint64_t total = 0, seen = 0;
+
+	for (unsigned int i = 0; i < KVT_HISTOGRAM_BUCKETS; i++)
+		total += buckets[i];
+	for (unsigned int i = 0; i < KVT_HISTOGRAM_BUCKETS; i++) {
+		seen += buckets[i];
+		if (total && (double)seen >= share * (double)total)
+			return 64ull << i;
+	}
+	return 0;
+}
+
+static void status_identity(struct kvt_json *json, const struct kvt_admin_status *status)
+{
+	kvt_json_i64(json, "daemon_pid", status->daemon_pid);
+	kvt_json_format(json, "instance", "%016llx%016llx",
+			(unsigned long long)status->instance[0],
+			(unsigned long long)status->instance[1]);
+	kvt_json_string(json, "fingerprint", status->fingerprint);
+	kvt_json_u64(json, "epoch", status->epoch);
+	kvt_json_string(json, "policy", NAME(policies, status->policy));
+	kvt_json_string(json, "backend", NAME(backends, status->backend));
+	kvt_json_bool(json, "disabled", status->disabled);
+	kvt_json_bool(json, "draining", status->draining);
+	kvt_json_u64(json, "page_size", status->page_size);
+	kvt_json_u64(json, "n_pages", status->n_pages);
+	kvt_json_u64(json, "n_slots", status->n_slots);
+	kvt_json_u64(json, "max_nodes", status->max_nodes);
+	kvt_json_u64(json, "page_bytes", status->page_bytes);
+	kvt_json_u64(json, "pool_bytes", status->pool_bytes);
+	kvt_json_u64(json, "arena_bytes", status->arena_bytes);
+	kvt_json_u64(json, "ledger_bytes", status->ledger_bytes);
+	kvt_json_seconds(json, "uptime_s", status->now_ns - status->started_ns);
+}
+
+static void status_operations(struct kvt_json *json, const struct kvt_admin_status *status)
+{
+	kvt_json_open(json, "operations_by_kind", '{');
+	for (int op = 0; op < KVT_OP_COUNT; op++) {
+		if (!status->op_count[op])
+			continue;
+		kvt_json_open(json, kvt_op_name(op), '{');
+		kvt_json_u64(json, "count", status->op_count[op]);
+		kvt_json_u64(json, "p50_ns", histogram_ns(status->op_histogram[op], 0.5));
+		kvt_json_u64(json, "p99_ns", histogram_ns(status->op_histogram[op], 0.99));
+		kvt_json_open(json, "histogram_64ns_log2", '[');
+		for (unsigned int i = 0; i < KVT_HISTOGRAM_BUCKETS; i++)
+			kvt_json_u64(json, NULL, status->op_histogram[op][i]);
+		kvt_json_close(json, ']');
+		kvt_json_close(json, '}');
+	}
+	kvt_json_close(json, '}');
+}
+
+static int status_json(const struct kvt_admin_status *status)
+{
+	struct kvt_json json = { .comma = false };
+
+	kvt_json_open(&json, NULL, '{');
+	status_identity(&json, status);
+	kvt_json_open(&json, "counters", '{');
+	kvt_json_counters(&json, &status->counters);
+	kvt_json_close(&json, '}');
+	kvt_json_u64(&json, "nodes_per_path_p50", status->path_nodes_p50);
+	kvt_json_u64(&json, "nodes_per_path_p99", status->path_nodes_p99);
+	kvt_json_u64(&json, "stale_locks", status->stale_locks);
+	kvt_json_u64(&json, "oldest_lease", status->oldest_lease);
+	kvt_json_u64(&json, "oldest_lease_session", status->oldest_lease_session);
+	kvt_json_seconds(&json, "oldest_lease_age_s", status->oldest_lease_age_ns);
+	kvt_json_u64(&json, "turns", status->turns);
+	kvt_json_u64(&json, "spins", status->spins);
+	kvt_json_u64(&json, "sleeps", status->sleeps);
+	status_operations(&json, status);
+	kvt_json_close(&json, '}');
+	return kvt_admin_print(&json);
+}
+
+static void status_pages_text(const struct kvt_admin_status *status)
+{
+	const struct kvt_counters *counters = &status->counters;
+	const struct {
+		const char *name;
+		uint64_t pages;
+	} rows[] = {
+		{ "free", counters->free_pages },
+		{ "private", counters->private_pages },
+		{ "cached", counters->cached_pages },
+		{ "  evictable", counters->evictable_pages },
+		{ "  protected", counters->protected_pages },
+		{ "quarantined", counters->quarantined_pages },
+	};
+	double all = status->n_pages > 1 ? status->n_pages - 1 : 1;
+
+	printf("pages\n");
+	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+		printf("  %-14s %12llu  %5.1f %%\n", rows[i].name,
+		       (unsigned long long)rows[i].pages, 100 * (double)rows[i].pages / all);
+}
+
+static void status_operations_text(const struct kvt_admin_status *status)
+{
+	char half[32], most[32];
+
+	printf("operations          count      p50      p99   (inside the daemon, at most)\n");
+	for (int op = 0; op < KVT_OP_COUNT; op++) {
+		if (!status->op_count[op])
+			continue;
+		printf("  %-10s %12llu %8s %8s\n", kvt_op_name(op),
+		       (unsigned long long)status->op_count[op],
+		       kvt_age_text(histogram_ns(status->op_histogram[op], 0.5), half,
+				    sizeof(half)),
+		       kvt_age_text(histogram_ns(status->op_histogram[op], 0.99), most,
+				    sizeof(most)));
+	}
+}
+
+static void status_text(const struct kvt_admin_status *status)
+{
+	const struct kvt_counters *counters = &status->counters;
+	char first[32], second[32], third[32];
+
+	printf("kvtrunkd pid %d, epoch %llu, up %s%s%s\n", status->daemon_pid,
+	       (unsigned long long)status->epoch,
+	       kvt_age_text(status->now_ns - status->started_ns, first, sizeof(first)),
+	       status->disabled ? ", caching disabled" : "", status->draining ? ", draining" : "");
+	printf("%u pages of %u positions and %s in a %s pool of %s; arena %s, ledger %s; "
+	       "policy %s\n",
+	       status->n_pages, status->page_size,
+	       kvt_size_text(status->page_bytes, first, sizeof(first)),
+	       NAME(backends, status->backend),
+	       kvt_size_text(status->pool_bytes, second, sizeof(second)),
+	       kvt_size_text(status->arena_bytes, third, sizeof(third)),
+	       kvt_size_text(status->ledger_bytes, first, sizeof(first)),
+	       NAME(policies, status->policy));
+	if (status->fingerprint[0])
+		printf("geometry %s\n", status->fingerprint);
+	status_pages_text(status);
+	printf("tree\n  %llu of %u nodes, %llu locked, %llu namespaces; nodes per path: p50 %u, "
+	       "p99 %u\n", (unsigned long long)counters->live_nodes, status->max_nodes,
+	       (unsigned long long)counters->locked_nodes,
+	       (unsigned long long)counters->live_namespaces, status->path_nodes_p50,
+	       status->path_nodes_p99);
+	printf("sessions\n  %llu sessions, %llu leases, %llu of them stale (can never commit)",
+	       (unsigned long long)counters->live_sessions,
+	       (unsigned long long)counters->live_leases,
+	       (unsigned long long)status->stale_locks);
+	if (status->oldest_lease)
+		printf("; the oldest: lease %u of session %u, %s", status->oldest_lease,
+		       status->oldest_lease_session,
+		       kvt_age_text(status->oldest_lease_age_ns, first, sizeof(first)));
+	printf("\nhits\n  %llu of %llu positions (%.1f %%), %llu more by looking on; evicted %llu "
+	       "pages, expired %llu nodes\n", (unsigned long long)counters->hit_positions,
+	       (unsigned long long)counters->input_positions,
+	       counters->input_positions ? 100 * (double)counters->hit_positions /
+						   (double)counters->input_positions : 0.0,
+	       (unsigned long long)counters->advanced_positions,
+	       (unsigned long long)counters->evicted_pages,
+	       (unsigned long long)counters->expired_nodes);
+	status_operations_text(status);
+}
+
+int kvt_admin_status(struct kvt_admin *admin)
+{
+	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
+	struct kvt_admin_status status;
+	int rc;
+
+	if (admin->argc)
+		return kvt_admin_usage(admin, "");
+	rc = kvt_admin_ask(admin, &request, &status, sizeof(status));
+	if (rc < 1)
+		return kvt_admin_exit(rc);
+	if (admin->json)
+		return status_json(&status);
+	status_text(&status);
+	return KVT_EXIT_OK;
+}
+
+/* ---------------------------------------------------------------- clients, namespaces */
+
+static void client_json(struct kvt_json *json, const struct kvt_admin_client *client)
+{
+	kvt_json_open(json, NULL, '{');
+	kvt_json_u64(json, "session", client->session);
+	kvt_json_string(json, "state", NAME(session_states, client->state));
+	kvt_json_i64(json, "pid", client->pid);
+	kvt_json_u64(json, "uid", client->uid);
+	kvt_json_bytes(json, "label", client->label, strnlen(client->label, KVT_LABEL_BYTES));
+	kvt_json_u64(json, "leases", client->n_leases);
+	kvt_json_u64(json, "max_leases", client->max_leases);
+	kvt_json_u64(json, "private", client->n_private);
+	kvt_json_u64(json, "max_private_pages", client->max_private_pages);
+	kvt_json_u64(json, "quarantined", client->n_quarantined);
+	kvt_json_u64(json, "deferred", client->n_pending);
+	kvt_json_u64(json, "operations", client->operations);
+	kvt_json_u64(json, "sq_waiting", client->sq_waiting);
+	kvt_json_u64(json, "cq_waiting", client->cq_waiting);
+	kvt_json_seconds(json, "age_s", client->age_ns);
+	kvt_json_bool(json, "hung_up", client->signs & KVT_SIGN_HANGUP);
+	kvt_json_bool(json, "exited", client->signs & KVT_SIGN_EXITED);
+	kvt_json_bool(json, "quiet", client->signs & KVT_SIGN_QUIET);
+	kvt_json_bool(json, "fenced", client->signs & KVT_SIGN_FENCED);
+	kvt_json_seconds(json, "ended_age_s", client->ended_age_ns);
+	kvt_json_close(json, '}');
+}
+
+/* What a session that is over still waits for. */
+static const char *ended_text(const struct kvt_admin_client *client)
+{
+	if (client->state < KVT_SESSION_DYING)
+		return "";
+	if (!(client->signs & KVT_SIGN_EXITED))
+		return "  its process lives on";
+	if (!(client->signs & KVT_SIGN_HANGUP))
+		return "  a child of it holds the socket";
+	return client->signs & KVT_SIGN_QUIET ? "" : "  work in flight";
+}
+
+static void client_text(const struct kvt_admin_client *client)
+{
+	char age[32];
+
+	printf("%7u %-8s %8d %5u %-20.20s %7u %8u %8u %8u %11llu %8s%s\n", client->session,
+	       NAME(session_states, client->state), client->pid, client->uid, client->label,
+	       client->n_leases, client->n_private, client->n_quarantined, client->n_pending,
+	       (unsigned long long)client->operations,
+	       kvt_age_text(client->age_ns, age, sizeof(age)), ended_text(client));
+}
+
+int kvt_admin_clients(struct kvt_admin *admin)
+{
+	struct kvt_json json = { .comma = false };
+	struct kvt_admin_client *clients;
+	void *records;
+	uint32_t n;
+	int rc;
+
+	if (admin->argc)
+		return kvt_admin_usage(admin, "");
+	rc = kvt_admin_table(admin, KVT_ADMIN_CLIENTS, sizeof(*clients), &records, &n);
+	if (rc)
+		return kvt_admin_exit(rc);
+	clients = records;
+	if (!admin->json)
+		printf("%7s %-8s %8s %5s %-20s %7s %8s %8s %8s %11s %8s\n", "session", "state",
+		       "pid", "uid", "label", "leases", "private", "quarant.", "deferred",
+		       "operations", "age");
+	kvt_json_open(&json, NULL, '[');
+	for (uint32_t i = 0; i < n; i++) {
+		clients[i].label[KVT_LABEL_BYTES - 1] = '\0';
+		if (admin->json)
+			client_json(&json, &clients[i]);
+		else
+			client_text(&clients[i]);
+	}
+	kvt_json_close(&json, ']');
+	free(records);
+	if (admin->json)
+		return kvt_admin_print(&json);
+	kvt_json_free(&json);
+	return KVT_EXIT_OK;
+}
+
+static void namespace_json(struct kvt_json *json, const struct kvt_admin_namespace *namespace)
+{
+	kvt_json_open(json, NULL, '{');
+	kvt_json_u64(json, "namespace", namespace->namespace_id);
+	kvt_json_string(json, "label", namespace->label);
+	kvt_json_format(json, "digest", "%016llx%016llx",
+			(unsigned long long)namespace->digest[0],
+			(unsigned long long)namespace->digest[1]);
+	kvt_json_u64(json, "opened", namespace->opened);
+	kvt_json_u64(json, "root", namespace->root);
+	kvt_json_u64(json, "nodes", namespace->nodes);
+	kvt_json_u64(json, "cached", namespace->cached_pages);
+	kvt_json_u64(json, "evictable", namespace->evictable_pages);
+	kvt_json_u64(json, "protected", namespace->protected_pages);
+	kvt_json_close(json, '}');
+}
+
+int kvt_admin_namespaces(struct kvt_admin *admin)
+{
+	struct kvt_json json = { .comma = false };
+	struct kvt_admin_namespace *namespaces;
+	void *records;
+	uint32_t n;
+	int rc;
+
+	if (admin->argc)
+		return kvt_admin_usage(admin, "");
+	rc = kvt_admin_table(admin, KVT_ADMIN_NAMESPACES, sizeof(*namespaces), &records, &n);
+	if (rc)
+		return kvt_admin_exit(rc);
+	namespaces = records;
+	if (!admin->json)
+		printf("%9s %-24s %10s %10s %10s %7s %6s  %s\n", "namespace", "label", "cached",
+		       "evictable", "protected", "nodes", "opened", "digest");
+	kvt_json_open(&json, NULL, '[');
+	for (uint32_t i = 0; i < n; i++) {
+		const struct kvt_admin_namespace *one = &namespaces[i];
+
+		namespaces[i].label[KVT_LABEL_BYTES - 1] = '\0';
+		namespace_json(&json, one);
+		if (!admin->json)
+			printf("%9u %-24.24s %10llu %10llu %10llu %7llu %6u  %016llx%016llx\n",
+			       one->namespace_id, one->label,
+			       (unsigned long long)one->cached_pages,
+			       (unsigned long long)one->evictable_pages,
+			       (unsigned long long)one->protected_pages,
+			       (unsigned long long)one->nodes, one->opened,
+			       (unsigned long long)one->digest[0],
+			       (unsigned long long)one->digest[1]);
+	}
+	kvt_json_close(&json, ']');
+	free(records);
+	if (admin->json)
+		return kvt_admin_print(&json);
+	kvt_json_free(&json);
+	return KVT_EXIT_OK;
+}

@@ -1,0 +1,390 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tools/admin.h"
+
+#define DEFAULT_LINES 200
+
+/* The tree as the records tell it. A page of records is a moment of its own: between two, nodes
+ * may have come and gone, so nothing here trusts that a parent is there or that there is no ring
+ * (each node is drawn at most once). */
+struct tree {
+	struct kvt_admin_node *nodes; /* in order of node id */
+	struct kvt_admin_namespace *namespaces;
+	uint32_t n_nodes, n_namespaces;
+	uint32_t *parent;  /* index into nodes, n_nodes = none */
+	uint32_t *first;   /* child, n_nodes = none */
+	uint32_t *sibling; /* next */
+	bool *drawn;
+	uint32_t page_size;
+};
+
+/* One line of the drawing waiting to be made. */
+struct branch {
+	uint32_t node;
+	uint32_t depth;
+	bool last; /* of its siblings */
+};
+
+struct drawing {
+	const struct tree *tree;
+	struct branch *stack;
+	size_t n, room;
+	bool *open; /* by depth: a line goes on below */
+	size_t open_room;
+	uint64_t lines, max_lines, max_depth, hidden;
+};
+
+static uint32_t tree_find(const struct tree *tree, uint32_t id)
+{
+	uint32_t low = 0, high = tree->n_nodes;
+
+	while (low < high) {
+		uint32_t middle = low + (high - low) / 2;
+
+		if (tree->nodes[middle].node < id)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low < tree->n_nodes && tree->nodes[low].node == id ? low : tree->n_nodes;
+}
+
+/* Children in order of their first keys, so that two drawings of one tree are alike. */
+static bool comes_before(const struct kvt_admin_node *a, const struct kvt_admin_node *b)
+{
+	int order = 0;
+
+	for (unsigned int i = 0; i < 4 && !order; i++)
+		order = (a->keys[i] > b->keys[i]) - (a->keys[i] < b->keys[i]);
+	return order ? order < 0 : a->node < b->node;
+}
+
+static const struct tree *sorting;
+
+static int compare_nodes(const void *a, const void *b)
+{
+	const struct kvt_admin_node *left = &sorting->nodes[*(const uint32_t *)a];
+	const struct kvt_admin_node *right = &sorting->nodes[*(const uint32_t *)b];
+
+	return comes_before(left, right) ? -1 : comes_before(right, left);
+}
+
+static void tree_link(struct tree *tree)
+{
+	uint32_t n = tree->n_nodes, *order = kvt_tool_grow(NULL, n, sizeof(*order));
+
+	tree->parent = kvt_tool_grow(NULL, n + 1, sizeof(uint32_t));
+	tree->first = kvt_tool_grow(NULL, n + 1, sizeof(uint32_t));
+	tree->sibling = kvt_tool_grow(NULL, n + 1, sizeof(uint32_t));
+	tree->drawn = kvt_tool_grow(NULL, n + 1, sizeof(bool));
+	for (uint32_t i = 0; i < n; i++) {
+		order[i] = i;
+		tree->first[i] = tree->sibling[i] = n;
+		tree->drawn[i] = false;
+	}
+	sorting = tree;
+	qsort(order, n, sizeof(*order), compare_nodes);
+	/* Put in front, from the last to the first. */
+	for (uint32_t i = n; i-- > 0;) {
+		uint32_t node = order[i];
+		uint32_t up = tree->nodes[node].parent ? tree_find(tree, tree->nodes[node].parent)
+						       : n;
+
+		tree->parent[node] = up;
+		if (up == n || tree->nodes[node].flags & KVT_NODE_DETACHED)
+			continue;
+		tree->sibling[node] = tree->first[up];
+		tree->first[up] = node;
+	}
+	free(order);
+}
+
+static void tree_free(struct tree *tree)
+{
+	free(tree->nodes);
+	free(tree->namespaces);
+	free(tree->parent);
+	free(tree->first);
+	free(tree->sibling);
+	free(tree->drawn);
+}
+
+static int tree_load(struct kvt_admin *admin, struct tree *tree)
+{
+	void *nodes = NULL, *namespaces = NULL;
+	int rc = kvt_admin_table(admin, KVT_ADMIN_NAMESPACES, sizeof(*tree->namespaces),
+				 &namespaces, &tree->n_namespaces);
+
+	rc = rc ? rc : kvt_admin_table(admin, KVT_ADMIN_NODES, sizeof(*tree->nodes), &nodes,
+				       &tree->n_nodes);
+	tree->nodes = nodes;
+	tree->namespaces = namespaces;
+	tree->page_size = kvt_client_info(admin->client)->page_size;
+	if (rc == 0)
+		tree_link(tree);
+	return rc;
+}
+
+static const char *label_of(const struct tree *tree, uint32_t namespace_id)
+{
+	for (uint32_t i = 0; i < tree->n_namespaces; i++) {
+		tree->namespaces[i].label[KVT_LABEL_BYTES - 1] = '\0';
+		if (tree->namespaces[i].namespace_id == namespace_id)
+			return tree->namespaces[i].label;
+	}
+	return "";
+}
+
+/* ---------------------------------------------------------------- JSON */
+
+static void node_json(struct kvt_json *json, const struct tree *tree,
+		      const struct kvt_admin_node *node)
+{
+	uint32_t pages = node->n_slots, shown = pages * tree->page_size;
+
+	kvt_json_open(json, NULL, '{');
+	kvt_json_u64(json, "node", node->node);
+	kvt_json_u64(json, "generation", node->generation);
+	kvt_json_u64(json, "parent", node->parent);
+	kvt_json_u64(json, "namespace", node->namespace_id);
+	kvt_json_string(json, "label", label_of(tree, node->namespace_id));
+	kvt_json_bool(json, "root", node->flags & KVT_NODE_ROOT);
+	kvt_json_bool(json, "detached", node->flags & KVT_NODE_DETACHED);
+	kvt_json_u64(json, "start", (uint64_t)node->start * tree->page_size);
+	kvt_json_u64(json, "pages", pages);
+	kvt_json_u64(json, "sealed", node->sealed);
+	kvt_json_u64(json, "children", node->n_children);
+	kvt_json_u64(json, "locks", node->lock_ref);
+	kvt_json_u64(json, "hits", node->hits);
+	kvt_json_i64(json, "priority", node->priority);
+	kvt_json_seconds(json, "age_s", node->age_ns);
+	if (node->expires_in_ns == UINT64_MAX)
+		kvt_json_null(json, "expires_in_s");
+	else
+		kvt_json_seconds(json, "expires_in_s", node->expires_in_ns);
+	kvt_json_u32_list(json, "first_keys", node->keys, shown < 4 ? shown : 4);
+	kvt_json_close(json, '}');
+}
+
+static int tree_json(const struct tree *tree)
+{
+	struct kvt_json json = { .comma = false };
+
+	kvt_json_open(&json, NULL, '{');
+	kvt_json_u64(&json, "page_size", tree->page_size);
+	kvt_json_open(&json, "nodes", '[');
+	for (uint32_t i = 0; i < tree->n_nodes; i++)
+		node_json(&json, tree, &tree->nodes[i]);
+	kvt_json_close(&json, ']');
+	kvt_json_close(&json, '}');
+	return kvt_admin_print(&json);
+}
+
+/* ---------------------------------------------------------------- drawing */
+
+/* A child that continues its only parent's run under the same locks is the same shared prefix:
+ * one line for the whole chain. */
+static bool continues(const struct tree *tree, uint32_t node)
+{
+	const struct kvt_admin_node *upper = &tree->nodes[node];
+	uint32_t child = tree->first[node];
+
+	return child < tree->n_nodes && tree->sibling[child] == tree->n_nodes &&
+	       upper->sealed == upper->n_slots && !(upper->flags & KVT_NODE_ROOT) &&
+	       tree->nodes[child].lock_ref == upper->lock_ref && !tree->drawn[child];
+}
+
+static void draw_lines(const struct drawing *drawing, const struct branch *branch)
+{
+	for (uint32_t i = 1; i < branch->depth; i++)
+		printf("%s", drawing->open[i] ? "│   " : "    ");
+	printf("%s", branch->last ? "└── " : "├── ");
+}
+
+/* Print one run or chain; returns the last node of it. */
+static uint32_t draw_run(const struct drawing *drawing, uint32_t node)
+{
+	const struct tree *tree = drawing->tree;
+	const struct kvt_admin_node *top = &tree->nodes[node], *at = top;
+	uint64_t pages = 0, sealed = 0, begin = (uint64_t)top->start * tree->page_size;
+	uint32_t n_nodes = 0, hits = top->hits, shown;
+	char age[32];
+
+	for (;;) {
+		tree->drawn[node] = true;
+		pages += at->n_slots;
+		sealed += at->sealed;
+		hits = at->hits > hits ? at->hits : hits;
+		n_nodes++;
+		if (!continues(tree, node))
+			break;
+		node = tree->first[node];
+		at = &tree->nodes[node];
+	}
+	printf("%llu..%llu  %llu pages", (unsigned long long)begin,
+	       (unsigned long long)(begin + pages * tree->page_size), (unsigned long long)pages);
+	if (sealed < pages)
+		printf(" (%llu announced)", (unsigned long long)(pages - sealed));
+	shown = top->n_slots * tree->page_size;
+	printf("  keys");
+	for (uint32_t i = 0; i < 4 && i < shown; i++)
+		printf(" %u", top->keys[i]);
+	printf("%s  locks %u  hits %u  age %s", pages * tree->page_size > 4 ? " …" : "",
+	       top->lock_ref, hits, kvt_age_text(top->age_ns, age, sizeof(age)));
+	if (top->priority)
+		printf("  priority %d", top->priority);
+	if (top->expires_in_ns != UINT64_MAX)
+		printf("  expires in %s", kvt_age_text(top->expires_in_ns, age, sizeof(age)));
+	if (n_nodes > 1)
+		printf("  (%u nodes)", n_nodes);
+	printf("\n");
+	return node;
+}
+
+static void push_children(struct drawing *drawing, uint32_t node, uint32_t depth)
+{
+	const struct tree *tree = drawing->tree;
+	size_t from = drawing->n;
+
+	for (uint32_t at = tree->first[node]; at < tree->n_nodes; at = tree->sibling[at]) {
+		if (drawing->n == drawing->room) {
+			drawing->room = drawing->room * 2 + 64;
+			drawing->stack = kvt_tool_grow(drawing->stack, drawing->room,
+						       sizeof(*drawing->stack));
+		}
+		drawing->stack[drawing->n++] = (struct branch){ at, depth, false };
+	}
+	if (drawing->n == from)
+		return;
+	drawing->stack[drawing->n - 1].last = true;
+	/* The first child is to be taken first. */
+	for (size_t i = from, j = drawing->n - 1; i < j; i++, j--) {
+		struct branch swap = drawing->stack[i];
+
+		drawing->stack[i] = drawing->stack[j];
+		drawing->stack[j] = swap;
+	}
+}
+
+static void draw(struct drawing *drawing)
+{
+	while (drawing->n > 0) {
+		struct branch branch = drawing->stack[--drawing->n];
+		uint32_t node = branch.node;
+
+		if (drawing->tree->drawn[node])
+			continue;
+		if (branch.depth >= drawing->open_room) {
+			drawing->open_room = branch.depth * 2 + 64;
+			drawing->open = kvt_tool_grow(drawing->open, drawing->open_room,
+						      sizeof(bool));
+		}
+		drawing->open[branch.depth] = !branch.last;
+		if (drawing->lines >= drawing->max_lines || branch.depth > drawing->max_depth) {
+			drawing->tree->drawn[node] = true;
+			drawing->hidden++;
+		} else {
+			draw_lines(drawing, &branch);
+			node = draw_run(drawing, node);
+			drawing->lines++;
+		}
+		push_children(drawing, node, branch.depth + 1);
+	}
+}
+
+static void draw_namespace(struct drawing *drawing, const struct kvt_admin_namespace *namespace)
+{
+	uint32_t root = tree_find(drawing->tree, namespace->root);
+
+	if (namespace->root == KVT_NONE || root == drawing->tree->n_nodes)
+		return;
+	printf("namespace %u \"%s\": %llu pages cached (%llu evictable, %llu protected), "
+	       "%llu nodes\n", namespace->namespace_id, namespace->label,
+	       (unsigned long long)namespace->cached_pages,
+	       (unsigned long long)namespace->evictable_pages,
+	       (unsigned long long)namespace->protected_pages,
+	       (unsigned long long)namespace->nodes);
+	drawing->tree->drawn[root] = true;
+	push_children(drawing, root, 1);
+	draw(drawing);
+}
+
+static void draw_detached(struct drawing *drawing)
+{
+	const struct tree *tree = drawing->tree;
+	bool said = false;
+
+	for (uint32_t i = 0; i < tree->n_nodes; i++) {
+		if (!(tree->nodes[i].flags & KVT_NODE_DETACHED))
+			continue;
+		if (!said)
+			printf("detached: never matched again, kept until their locks are gone\n");
+		said = true;
+		if (tree->nodes[i].flags & KVT_NODE_ROOT) {
+			tree->drawn[i] = true;
+			push_children(drawing, i, 1);
+		} else {
+			drawing->stack = kvt_tool_grow(drawing->stack, drawing->room + 1,
+						       sizeof(*drawing->stack));
+			drawing->room++;
+			drawing->stack[drawing->n++] = (struct branch){ i, 1, true };
+		}
+		draw(drawing);
+	}
+}
+
+static int tree_text(const struct tree *tree, uint64_t max_lines, uint64_t max_depth,
+		     const char *only)
+{
+	struct drawing drawing = { .tree = tree, .max_lines = max_lines, .max_depth = max_depth };
+	bool found = false;
+
+	for (uint32_t i = 0; i < tree->n_namespaces; i++) {
+		struct kvt_admin_namespace *namespace = &tree->namespaces[i];
+
+		namespace->label[KVT_LABEL_BYTES - 1] = '\0';
+		if (only && strcmp(only, namespace->label) != 0)
+			continue;
+		found = true;
+		draw_namespace(&drawing, namespace);
+	}
+	if (!only)
+		draw_detached(&drawing);
+	if (drawing.hidden)
+		printf("... and %llu more nodes (--lines, --depth show more, --json all)\n",
+		       (unsigned long long)drawing.hidden);
+	if (only && !found)
+		fprintf(stderr, "kvtctl tree: no namespace is labelled '%s': see kvtctl "
+			"namespaces\n", only);
+	else if (drawing.lines == 0 && !drawing.hidden)
+		printf("nothing is cached\n");
+	free(drawing.stack);
+	free(drawing.open);
+	return only && !found ? KVT_EXIT_PROBLEM : KVT_EXIT_OK;
+}
+
+int kvt_admin_tree(struct kvt_admin *admin)
+{
+	static const char *const names[] = { "--lines", "--depth", "--namespace", NULL };
+	const char *values[3] = { NULL, NULL, NULL };
+	uint64_t max_lines = DEFAULT_LINES, max_depth = UINT32_MAX;
+	struct tree tree = { .nodes = NULL };
+	int rc, status;
+
+	if (kvt_admin_options(admin, names, values, NULL, 0) ||
+	    (values[0] && kvt_number_parse(values[0], strlen(values[0]), UINT32_MAX, &max_lines)) ||
+	    (values[1] && kvt_number_parse(values[1], strlen(values[1]), UINT32_MAX, &max_depth)))
+		return kvt_admin_usage(admin, "[--lines N] [--depth N] [--namespace LABEL]");
+	rc = tree_load(admin, &tree);
+	if (rc)
+		status = kvt_admin_exit(rc);
+	else if (admin->json)
+		status = tree_json(&tree);
+	else
+		status = tree_text(&tree, max_lines, max_depth, values[2]);
+	tree_free(&tree);
+	return status;
+}
