@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "bench/attn/floor.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <string.h>
+#include <time.h>
+
+#define THREADS_MAX 256
+
+double now_s(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+const char *floor_name(enum floor_kind kind)
+{
+	static const char *const names[] = { "128-bit mul+add", "256-bit fma", "512-bit fma",
+					     "vdpbf16ps" };
+
+	return names[kind];
+}
+
+/* Loops. Each takes a number of rounds and returns how many operations it did. */
+
+typedef double loop_fn(uint64_t rounds);
+
+typedef float vector __attribute__((vector_size(16)));
+
+/* Chains that the compiler keeps in registers; it cannot see what the empty asm does to them. */
+#define VECTOR_LOOP(n)                                                                             \
+	static double loop_vector_##n(uint64_t rounds)                                             \
+	{                                                                                          \
+		vector c[n], a = { 0 }, b = { 0 };                                                 \
+		memset(c, 0, sizeof c);                                                            \
+		for (uint64_t i = 0; i < rounds; i++) {                                            \
+			__asm__ volatile("" : "+" VECTOR_REGISTER(a), "+" VECTOR_REGISTER(b));     \
+			_Pragma("GCC unroll 16") for (int j = 0; j < n; j++) c[j] += a * b;        \
+		}                                                                                  \
+		_Pragma("GCC unroll 16") for (int j = 0; j < n; j++)                               \
+			__asm__ volatile("" : : VECTOR_REGISTER(c[j]));                            \
+		return (double)rounds * n * 8;                                                     \
+	}
+
+#if defined(__x86_64__)
+#define VECTOR_REGISTER(x) "x"(x)
+#elif defined(__aarch64__)
+#define VECTOR_REGISTER(x) "w"(x)
+#else
+#define VECTOR_REGISTER(x) "m"(x)
+#endif
+
+VECTOR_LOOP(6)
+VECTOR_LOOP(8)
+VECTOR_LOOP(10)
+VECTOR_LOOP(12)
+
+#if defined(__x86_64__)
+
+#define R8(op) op(0) op(1) op(2) op(3) op(4) op(5) op(6) op(7)
+#define R12(op) R8(op) op(8) op(9) op(10) op(11)
+#define R14(op) R12(op) op(12) op(13)
+#define R16(op) R14(op) op(14) op(15)
+#define R20(op) R16(op) op(16) op(17) op(18) op(19)
+#define R24(op) R20(op) op(20) op(21) op(22) op(23)
+#define R28(op) R24(op) op(24) op(25) op(26) op(27)
+
+#define FMA_256(n) "vfmadd231ps %%ymm14, %%ymm15, %%ymm" #n "\n\t"
+#define FMA_512(n) "vfmadd231ps %%zmm30, %%zmm31, %%zmm" #n "\n\t"
+#define DOT_512(n) "vdpbf16ps %%zmm30, %%zmm31, %%zmm" #n "\n\t"
+/* The same with a load for every product, as an inner kernel has it at most. */
+#define DOT_512_LOAD(n) "vdpbf16ps (%1), %%zmm31, %%zmm" #n "\n\t"
+
+#define LOW_REGISTERS                                                                              \
+	"xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",   \
+		"xmm11", "xmm12", "xmm13", "xmm14", "xmm15"
+#define HIGH_REGISTERS                                                                             \
+	"xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25",  \
+		"xmm26", "xmm27", "xmm28", "xmm29", "xmm30", "xmm31"
+
+#define ASM_LOOP(name, isa, zero, body, operations, ...)                                           \
+	__attribute__((target(isa))) static double name(uint64_t rounds)                           \
+	{                                                                                          \
+		static const float line[16] __attribute__((aligned(64))) = { 0 };                  \
+		uint64_t left = rounds;                                                            \
+		__asm__ volatile(zero ".p2align 6\n1:\n\t" body "dec %0\n\tjnz 1b\n\t"             \
+				 : "+r"(left)                                                      \
+				 : "r"(line)                                                       \
+				 : "cc", __VA_ARGS__);                                             \
+		return (double)rounds * (operations);                                              \
+	}
+
+#define ZERO_256 "vxorps %%ymm14, %%ymm14, %%ymm14\n\tvxorps %%ymm15, %%ymm15, %%ymm15\n\t"
+#define ZERO_512 "vpxord %%zmm30, %%zmm30, %%zmm30\n\tvpxord %%zmm31, %%zmm31, %%zmm31\n\t"
+
+ASM_LOOP(loop_avx2_8, "avx2,fma", ZERO_256, R8(FMA_256), 8 * 16, LOW_REGISTERS)
+ASM_LOOP(loop_avx2_12, "avx2,fma", ZERO_256, R12(FMA_256), 12 * 16, LOW_REGISTERS)
+ASM_LOOP(loop_avx2_14, "avx2,fma", ZERO_256, R14(FMA_256), 14 * 16, LOW_REGISTERS)
+ASM_LOOP(loop_avx512_12, "avx512f", ZERO_512, R12(FMA_512), 12 * 32, LOW_REGISTERS, HIGH_REGISTERS)
+ASM_LOOP(loop_avx512_20, "avx512f", ZERO_512, R20(FMA_512), 20 * 32, LOW_REGISTERS, HIGH_REGISTERS)
+ASM_LOOP(loop_avx512_28, "avx512f", ZERO_512, R28(FMA_512), 28 * 32, LOW_REGISTERS, HIGH_REGISTERS)
+ASM_LOOP(loop_bf16_12, "avx512f", ZERO_512, R12(DOT_512), 12 * 64, LOW_REGISTERS, HIGH_REGISTERS)
+ASM_LOOP(loop_bf16_20, "avx512f", ZERO_512, R20(DOT_512), 20 * 64, LOW_REGISTERS, HIGH_REGISTERS)
+ASM_LOOP(loop_bf16_28, "avx512f", ZERO_512, R28(DOT_512), 28 * 64, LOW_REGISTERS, HIGH_REGISTERS)
+ASM_LOOP(loop_bf16_load, "avx512f", ZERO_512, R24(DOT_512_LOAD), 24 * 64, LOW_REGISTERS,
+	 HIGH_REGISTERS)
+
+#endif
+
+#define LOOPS_MAX 4
+
+static loop_fn *const loops[][LOOPS_MAX] = {
+	[FLOOR_VECTOR] = { loop_vector_6, loop_vector_8, loop_vector_10, loop_vector_12 },
+#if defined(__x86_64__)
+	[FLOOR_AVX2] = { loop_avx2_8, loop_avx2_12, loop_avx2_14 },
+	[FLOOR_AVX512] = { loop_avx512_12, loop_avx512_20, loop_avx512_28 },
+	[FLOOR_BF16] = { loop_bf16_12, loop_bf16_20, loop_bf16_28, loop_bf16_load },
+#endif
+};
+
+/* Best of a loop's short samples: long enough to be timed well, short enough to fall between interruptions. */
+static double loop_best(loop_fn *loop)
+{
+	const uint64_t rounds = 60000;
+	double best = 0;
+
+	for (int i = 0; i < 5; i++) {
+		double begin = now_s();
+		double operations = loop(rounds);
+		double rate = operations / (now_s() - begin) * 1e-9;
+
+		if (rate > best)
+			best = rate;
+	}
+	return best;
+}
+
+/* Threads that begin together. */
+
+struct share {
+	pthread_barrier_t *barrier;
+	pthread_t thread;
+	double (*work)(struct share *share);
+	const char *buffer;
+	const uint64_t *offsets;
+	size_t n_runs;
+	size_t run_bytes;
+	enum floor_kind kind;
+	int loop;
+	double result;
+};
+
+static void *share_main(void *argument)
+{
+	struct share *share = argument;
+
+	pthread_barrier_wait(share->barrier);
+	share->result = share->work(share);
+	return NULL;
+}
+
+/* Sum of the results of n threads that run at once. */
+static double shares_run(struct share *shares, uint32_t n)
+{
+	pthread_barrier_t barrier;
+	double sum = 0;
+
+	pthread_barrier_init(&barrier, NULL, n);
+	for (uint32_t i = 0; i < n; i++) {
+		shares[i].barrier = &barrier;
+		if (i && pthread_create(&shares[i].thread, NULL, share_main, &shares[i]))
+			return 0;
+	}
+	share_main(&shares[0]);
+	for (uint32_t i = 1; i < n; i++)
+		pthread_join(shares[i].thread, NULL);
+	for (uint32_t i = 0; i < n; i++)
+		sum += shares[i].result;
+	pthread_barrier_destroy(&barrier);
+	return sum;
+}
+
+static double loop_work(struct share *share)
+{
+	return loop_best(loops[share->kind][share->loop]);
+}
+
+double floor_gflops(enum floor_kind kind, uint32_t n_threads)
+{
+	struct share shares[THREADS_MAX];
+	double best = 0;
+
+	if (n_threads > THREADS_MAX)
+		n_threads = THREADS_MAX;
+	for (int i = 0; i < LOOPS_MAX && loops[kind][i]; i++) {
+		double rate;
+
+		for (uint32_t j = 0; j < n_threads; j++)
+			shares[j] = (struct share){ .work = loop_work, .kind = kind, .loop = i };
+		rate = shares_run(shares, n_threads);
+		if (rate > best)
+			best = rate;
+	}
+	return best;
+}
+
+/* Reading. The sums are kept, so that no load can be left out. */
+
+static volatile uint64_t read_sink;
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+__attribute__((target("avx512f"))) static uint64_t run_read_512(const char *run, size_t bytes,
+								size_t ahead)
+{
+	__m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
+
+	for (size_t i = 0; i + 256 <= bytes; i += 256) {
+		for (size_t j = 0; ahead && j < 256; j += 64)
+			_mm_prefetch(run + i + ahead + j, _MM_HINT_T0);
+		a = _mm512_or_si512(a, _mm512_loadu_si512(run + i));
+		b = _mm512_or_si512(b, _mm512_loadu_si512(run + i + 64));
+		c = _mm512_or_si512(c, _mm512_loadu_si512(run + i + 128));
+		d = _mm512_or_si512(d, _mm512_loadu_si512(run + i + 192));
+	}
+	a = _mm512_or_si512(_mm512_or_si512(a, b), _mm512_or_si512(c, d));
+	return (uint64_t)_mm512_reduce_or_epi64(a);
+}
+
+#endif
+
+static uint64_t run_read_64(const char *run, size_t bytes, size_t ahead)
+{
+	uint64_t sums[8] = { 0 }, words[8];
+
+	for (size_t i = 0; i + 64 <= bytes; i += 64) {
+		if (ahead)
+			__builtin_prefetch(run + i + ahead);
+		memcpy(words, run + i, 64);
+		for (int j = 0; j < 8; j++)
+			sums[j] |= words[j];
+	}
+	return sums[0] | sums[1] | sums[2] | sums[3] | sums[4] | sums[5] | sums[6] | sums[7];
+}
+
+static uint64_t run_read(const char *run, size_t bytes, size_t ahead)
+{
+#if defined(__x86_64__)
+	if (__builtin_cpu_supports("avx512f"))
+		return run_read_512(run, bytes, ahead);
+#endif
+	return run_read_64(run, bytes, ahead);
+}
+
+static double read_work(struct share *share)
+{
+	static const size_t aheads[] = { 0, 512, 2048, 8192 };
+	double begin = now_s();
+	uint64_t sum = 0;
+
+	for (size_t i = 0; i < share->n_runs; i++)
+		sum |= run_read(share->buffer + share->offsets[i], share->run_bytes,
+				aheads[share->loop]);
+	read_sink = sum;
+	return (double)(share->n_runs * share->run_bytes) / (now_s() - begin) * 1e-9;
+}
+
+double floor_read_runs(const void *buffer, const uint64_t *offsets, size_t n_runs, size_t run_bytes,
+		       uint32_t n_threads)
+{
+	struct share shares[THREADS_MAX];
+	double best = 0;
+
+	if (n_threads > THREADS_MAX)
+		n_threads = THREADS_MAX;
+	for (int i = 0; i < 4; i++) {
+		double rate;
+
+		for (uint32_t j = 0; j < n_threads; j++) {
+			size_t first = n_runs * j / n_threads, end = n_runs * (j + 1) / n_threads;
+
+			shares[j] = (struct share){ .work = read_work, .buffer = buffer, .loop = i,
+						    .offsets = offsets + first, .n_runs = end - first,
+						    .run_bytes = run_bytes };
+		}
+		rate = shares_run(shares, n_threads);
+		if (rate > best)
+			best = rate;
+	}
+	return best;
+}
+
+double floor_read(const void *buffer, size_t bytes, uint32_t n_threads)
+{
+	uint64_t offsets[THREADS_MAX];
+
+	if (n_threads > THREADS_MAX)
+		n_threads = THREADS_MAX;
+	for (uint32_t i = 0; i < n_threads; i++)
+		offsets[i] = bytes / n_threads / 4096 * 4096 * i;
+	return floor_read_runs(buffer, offsets, n_threads, bytes / n_threads / 4096 * 4096, n_threads);
+}

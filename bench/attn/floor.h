@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the machine can do at this moment: products per second, and bytes read per second. Each is the best of
+ * several loops, since one loop alone may show a third of the real peak.
+ */
+#ifndef KVT_BENCH_ATTN_FLOOR_H
+#define KVT_BENCH_ATTN_FLOOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum floor_kind {
+	FLOOR_VECTOR, /* products and sums of the compiler's 128-bit vectors */
+	FLOOR_AVX2, /* fma of 256-bit vectors */
+	FLOOR_AVX512, /* fma of 512-bit vectors */
+	FLOOR_BF16, /* vdpbf16ps of 512-bit vectors */
+};
+
+const char *floor_name(enum floor_kind kind);
+
+/* Operations per second (a product and a sum are two), in units of 1e9, of n_threads threads at once. */
+double floor_gflops(enum floor_kind kind, uint32_t n_threads);
+
+/* Bytes per second of reading all of a buffer in order, in units of 1e9. */
+double floor_read(const void *buffer, size_t bytes, uint32_t n_threads);
+
+/* Likewise for n_runs runs of run_bytes each, in the order of the offsets. */
+double floor_read_runs(const void *buffer, const uint64_t *offsets, size_t n_runs, size_t run_bytes,
+		       uint32_t n_threads);
+
+double now_s(void);
+
+#endif

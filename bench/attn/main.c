@@ -1,0 +1,536 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kvtbench-attn: how fast attention on pages is, beside what the machine could do at best at the same time.
+ *
+ * Each line is a JSON object. Each repetition measures the floor before and after the kernel; if the two differ by more
+ * than a tenth, something else was using the machine, and the repetition is dropped. Figures are those of the
+ * repetition with the median fraction, and the fraction is of the higher of its two floors.
+ */
+
+#include <err.h>
+#include <getopt.h>
+#include <math.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "bench/attn/floor.h"
+#include "kvt_kernels.h"
+
+#define Q_HEADS 32
+#define KV_HEADS 8
+#define HEAD_DIM 128
+#define PAGE_SIZE 64
+#define REPETITIONS_MAX 64
+
+static struct {
+	bool quick;
+	bool torch;
+	uint32_t n_threads; /* of the runs with all cores */
+	uint32_t isa;
+	uint32_t n_repetitions;
+	const char *only;
+} options;
+
+struct repetition {
+	double seconds;
+	double rate; /* 1e9 operations or bytes a second */
+	double floor;
+};
+
+/* One measured thing. */
+struct measure {
+	const char *name;
+	uint32_t type;
+	uint32_t n_queries;
+	uint32_t n_cached;
+	uint32_t n_threads;
+	uint32_t isa;
+	enum floor_kind floor;
+	double aim; /* fraction of the floor */
+};
+
+/* A pool with one sequence in pages in random order. */
+struct pool {
+	struct kvt_attn_view view;
+	void *slab;
+	size_t slab_bytes;
+	uint32_t *pages;
+	uint32_t n_pages;
+	void *q;
+	void *out;
+	struct kvt_attn_sequence sequence;
+	struct kvt_attn_prefill prefill;
+};
+
+static uint64_t random_state = 1;
+
+static uint32_t random_next(void)
+{
+	random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+	return (uint32_t)(random_state >> 33);
+}
+
+static void *memory_map(size_t bytes)
+{
+	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (memory == MAP_FAILED)
+		err(1, "cannot map %zu MiB", bytes >> 20);
+	/* As a pool would: with huge pages where the system gives them. */
+	(void)madvise(memory, bytes, MADV_HUGEPAGE);
+	return memory;
+}
+
+/* Small numbers of either sign, cheap enough for hundreds of megabytes. */
+static void memory_fill(void *memory, size_t bytes, uint32_t type)
+{
+	uint16_t *half = memory;
+	float *whole = memory;
+
+	for (size_t i = 0; type == KVT_ATTN_BF16 && i < bytes / 2; i++) {
+		uint32_t bits = random_next();
+
+		half[i] = (uint16_t)(0x3e00 + (bits & 0x1ff) - (bits & 0x200 ? 0x80 : 0) +
+				     (bits & 0x400 ? 0x8000 : 0));
+	}
+	for (size_t i = 0; type == KVT_ATTN_F32 && i < bytes / 4; i++)
+		whole[i] = (float)random_next() * 0x1p-30f - 1.0f;
+}
+
+static struct pool pool_make(const struct measure *measure)
+{
+	uint32_t n_positions = measure->n_cached + measure->n_queries;
+	struct kvt_attn_geometry geometry = {
+		.page_size = PAGE_SIZE, .n_layers = 1, .n_kv_heads = KV_HEADS, .head_dim = HEAD_DIM,
+		.type = measure->type, .n_pages = (n_positions - 1) / PAGE_SIZE + 2,
+	};
+	size_t rows_bytes = (size_t)measure->n_queries * Q_HEADS * HEAD_DIM *
+		(size_t)kvt_attn_type_bytes(measure->type);
+	struct pool pool = { .n_pages = geometry.n_pages - 1 };
+	uint64_t bytes = 0;
+
+	if (kvt_attn_geometry_bytes(&geometry, &bytes))
+		errx(1, "bad geometry");
+	pool.slab_bytes = bytes;
+	pool.slab = memory_map(bytes);
+	memory_fill(pool.slab, bytes, measure->type);
+	if (kvt_attn_geometry_view(&geometry, pool.slab, bytes, 0, &pool.view))
+		errx(1, "bad geometry");
+	pool.pages = calloc(pool.n_pages, sizeof *pool.pages);
+	pool.q = memory_map(rows_bytes);
+	pool.out = memory_map(rows_bytes);
+	memory_fill(pool.q, rows_bytes, measure->type);
+	if (!pool.pages)
+		err(1, "no memory");
+	for (uint32_t i = 0; i < pool.n_pages; i++) {
+		uint32_t j = random_next() % (i + 1);
+
+		pool.pages[i] = pool.pages[j];
+		pool.pages[j] = i + 1;
+	}
+	pool.sequence = (struct kvt_attn_sequence){ .n_queries = measure->n_queries,
+		.n_positions = n_positions, .pages = pool.pages, .n_pages = pool.n_pages };
+	pool.prefill = (struct kvt_attn_prefill){ .kv = pool.view, .n_sequences = 1, .n_q_heads = Q_HEADS,
+		.q = pool.q, .out = pool.out, .q_type = measure->type, .out_type = measure->type,
+		.scale = 1.0f / sqrtf(HEAD_DIM) };
+	return pool;
+}
+
+static void pool_free(struct pool *pool, const struct measure *measure)
+{
+	size_t rows_bytes = (size_t)measure->n_queries * Q_HEADS * HEAD_DIM *
+		(size_t)kvt_attn_type_bytes(measure->type);
+
+	munmap(pool->slab, pool->slab_bytes);
+	munmap(pool->q, rows_bytes);
+	munmap(pool->out, rows_bytes);
+	free(pool->pages);
+}
+
+/* Products and sums that are asked for: masked positions do not count. */
+static double operations(const struct measure *measure)
+{
+	double q = measure->n_queries;
+
+	return 4.0 * HEAD_DIM * Q_HEADS * (q * measure->n_cached + q * (q + 1) / 2);
+}
+
+static double kv_bytes(const struct measure *measure)
+{
+	return 2.0 * KV_HEADS * HEAD_DIM * kvt_attn_type_bytes(measure->type) *
+		(measure->n_cached + measure->n_queries);
+}
+
+static struct kvt_attn_context *context_open(const struct measure *measure)
+{
+	struct kvt_attn_options context_options = { .n_threads = measure->n_threads,
+						    .isa = measure->isa };
+	struct kvt_attn_context *context = NULL;
+	char text[256];
+
+	if (kvt_attn_open(&context_options, &context, text, sizeof text))
+		errx(1, "%s", text);
+	return context;
+}
+
+static int repetition_compare(const void *a, const void *b)
+{
+	const struct repetition *x = a, *y = b;
+	double fx = x->rate / x->floor, fy = y->rate / y->floor;
+
+	return fx < fy ? -1 : fx > fy;
+}
+
+static double kernel_seconds(struct kvt_attn_context *context, const struct pool *pool)
+{
+	double begin = now_s();
+
+	if (kvt_attn_append_prefill(context, &pool->prefill, NULL))
+		errx(1, "%s", kvt_attn_error_text(context));
+	return now_s() - begin;
+}
+
+/* Bytes read per second as the decode of one position reads them: head by head, page by page. */
+static double paged_read(const struct pool *pool, uint32_t n_threads)
+{
+	size_t run = (size_t)PAGE_SIZE * HEAD_DIM * (size_t)kvt_attn_type_bytes(pool->view.type);
+	size_t n_runs = 0;
+	uint64_t *offsets = calloc((size_t)pool->n_pages * KV_HEADS * 2, sizeof *offsets);
+	double rate;
+
+	if (!offsets)
+		err(1, "no memory");
+	for (uint32_t head = 0; head < KV_HEADS; head++) {
+		for (uint32_t i = 0; i + 1 < pool->n_pages; i++) {
+			uint64_t offset = pool->pages[i] * pool->view.page_stride_bytes +
+				head * pool->view.head_stride_bytes;
+
+			offsets[n_runs++] = offset;
+			offsets[n_runs++] = offset +
+				(uint64_t)((char *)pool->view.v - (char *)pool->view.k);
+		}
+	}
+	rate = floor_read_runs(pool->view.k, offsets, n_runs, run, n_threads);
+	free(offsets);
+	return rate;
+}
+
+static double floor_sample(const struct measure *measure, const struct pool *pool)
+{
+	if (measure->n_queries > 1)
+		return floor_gflops(measure->floor, measure->n_threads);
+	if (measure->n_threads > 1)
+		return paged_read(pool, measure->n_threads);
+	return floor_read(pool->slab, pool->slab_bytes, 1);
+}
+
+/* The repetitions that count; returns how many. */
+static uint32_t measure_repeat(const struct measure *measure, struct repetition *repetitions)
+{
+	struct pool pool = pool_make(measure);
+	struct kvt_attn_context *context = context_open(measure);
+	double work = measure->n_queries > 1 ? operations(measure) : kv_bytes(measure);
+	uint32_t n_kept = 0;
+
+	pool.prefill.sequences = &pool.sequence;
+	kernel_seconds(context, &pool); /* page faults, workspaces */
+	for (uint32_t i = 0; i < options.n_repetitions; i++) {
+		double before = floor_sample(measure, &pool);
+		double seconds = kernel_seconds(context, &pool);
+		double after = floor_sample(measure, &pool);
+		double low = before < after ? before : after, high = before < after ? after : before;
+
+		if (high > low * 1.1)
+			continue;
+		repetitions[n_kept++] = (struct repetition){ seconds, work / seconds * 1e-9, high };
+	}
+	kvt_attn_close(context);
+	pool_free(&pool, measure);
+	return n_kept;
+}
+
+static const char *isa_name(uint32_t isa)
+{
+	static const char *const names[] = { "auto", "portable", "avx2", "avx512", "avx512_bf16" };
+
+	return names[isa];
+}
+
+/* Returns the seconds of the median repetition, 0 if none counted. */
+static double measure_run(const struct measure *measure)
+{
+	struct repetition repetitions[REPETITIONS_MAX];
+	struct repetition *median;
+	uint32_t n_kept;
+	bool decode = measure->n_queries == 1;
+
+	if (options.only && !strstr(measure->name, options.only))
+		return 0;
+	n_kept = measure_repeat(measure, repetitions);
+	printf("{\"name\": \"%s\", \"path\": \"%s\", \"q\": %u, \"k\": %u, \"type\": \"%s\", "
+	       "\"threads\": %u, \"repetitions\": %u, \"dropped\": %u", measure->name,
+	       isa_name(measure->isa), measure->n_queries, measure->n_queries + measure->n_cached,
+	       measure->type == KVT_ATTN_BF16 ? "bf16" : "fp32", measure->n_threads, n_kept,
+	       options.n_repetitions - n_kept);
+	if (!n_kept) {
+		printf(", \"error\": \"the machine was never quiet: floors differed by more than "
+		       "10 %% in every repetition\"}\n");
+		return 0;
+	}
+	qsort(repetitions, n_kept, sizeof *repetitions, repetition_compare);
+	median = &repetitions[n_kept / 2];
+	printf(", \"seconds\": %.6f", median->seconds);
+	if (decode)
+		printf(", \"gflops\": %.1f, \"gbytes_per_s\": %.2f, \"%s_gbytes_per_s\": %.2f",
+		       operations(measure) / median->seconds * 1e-9, median->rate,
+		       measure->n_threads > 1 ? "paged_read" : "sequential_read", median->floor);
+	else
+		printf(", \"gflops\": %.1f, \"peak\": \"%s\", \"peak_gflops\": %.1f", median->rate,
+		       floor_name(measure->floor), median->floor);
+	printf(", \"fraction\": %.3f, \"fraction_lowest\": %.3f, \"fraction_highest\": %.3f, "
+	       "\"aim\": %.2f}\n", median->rate / median->floor,
+	       repetitions[0].rate / repetitions[0].floor,
+	       repetitions[n_kept - 1].rate / repetitions[n_kept - 1].floor, measure->aim);
+	fflush(stdout);
+	return median->seconds;
+}
+
+/* One thread and two on the same work, in turns, so that both see the same machine. */
+static void scaling_run(const struct measure *measure, uint32_t n_threads)
+{
+	struct measure many = *measure;
+	struct repetition ratios[REPETITIONS_MAX];
+	struct kvt_attn_context *one, *all;
+	struct pool pool;
+	uint32_t n_kept = 0;
+
+	if (n_threads < 2 || (options.only && !strstr("scaling", options.only)))
+		return;
+	many.n_threads = n_threads;
+	pool = pool_make(measure);
+	pool.prefill.sequences = &pool.sequence;
+	one = context_open(measure);
+	all = context_open(&many);
+	kernel_seconds(all, &pool);
+	for (uint32_t i = 0; i < options.n_repetitions; i++) {
+		double peak_one = floor_gflops(measure->floor, 1);
+		double peak_all = floor_gflops(measure->floor, n_threads);
+		double seconds_one = kernel_seconds(one, &pool);
+		double seconds_all = kernel_seconds(all, &pool);
+		double after_all = floor_gflops(measure->floor, n_threads);
+
+		if (fabs(after_all - peak_all) > 0.1 * peak_all)
+			continue;
+		ratios[n_kept++] = (struct repetition){ seconds_all, seconds_one / seconds_all,
+							peak_all / peak_one };
+	}
+	printf("{\"name\": \"scaling\", \"path\": \"%s\", \"q\": %u, \"k\": %u, \"threads\": %u, "
+	       "\"repetitions\": %u, \"dropped\": %u", isa_name(measure->isa), measure->n_queries,
+	       measure->n_queries + measure->n_cached, n_threads, n_kept,
+	       options.n_repetitions - n_kept);
+	if (n_kept) {
+		qsort(ratios, n_kept, sizeof *ratios, repetition_compare);
+		printf(", \"times_one_thread\": %.3f, \"peak_times_one_thread\": %.3f",
+		       ratios[n_kept / 2].rate, ratios[n_kept / 2].floor);
+	}
+	printf(", \"aim\": %.2f}\n", 0.95 * n_threads);
+	fflush(stdout);
+	kvt_attn_close(one);
+	kvt_attn_close(all);
+	pool_free(&pool, measure);
+}
+
+/* PyTorch's own attention on contiguous KV, the same sizes, where PyTorch is installed. */
+static void torch_run(void)
+{
+	static const char script[] =
+		"import json, sys, time\n"
+		"try:\n"
+		"    import torch, torch.nn.functional as F\n"
+		"except ImportError:\n"
+		"    print(json.dumps({'name': 'torch', 'error': 'PyTorch is not installed'})); sys.exit()\n"
+		"torch.set_num_threads(int(sys.argv[1]))\n"
+		"for q, c, kind in ((727, 32768, 'bf16'), (727, 4096, 'bf16'), (2048, 0, 'bf16'), "
+		"(1, 32767, 'bf16'), (727, 4096, 'fp32')):\n"
+		"    t = torch.bfloat16 if kind == 'bf16' else torch.float32\n"
+		"    k = q + c\n"
+		"    Q = torch.randn(1, 32, q, 128).to(t)\n"
+		"    K, V = (torch.randn(1, 8, k, 128).to(t).repeat_interleave(4, 1) for _ in 'KV')\n"
+		"    m = torch.ones(q, k, dtype=torch.bool).tril(c) if c else None\n"
+		"    def run():\n"
+		"        b = time.perf_counter()\n"
+		"        F.scaled_dot_product_attention(Q, K, V, attn_mask=m, is_causal=m is None)\n"
+		"        return time.perf_counter() - b\n"
+		"    run()\n"
+		"    s = sorted(run() for _ in range(3))[1]\n"
+		"    print(json.dumps({'name': 'torch sdpa', 'torch': torch.__version__, 'q': q, 'k': k, "
+		"'type': kind, 'threads': torch.get_num_threads(), 'seconds': round(s, 6), "
+		"'gflops': round(4 * 128 * 32 * (q * c + q * (q + 1) / 2) / s * 1e-9, 1), "
+		"'gbytes_per_s': round(2 * 8 * 128 * 2 * k / s * 1e-9, 2)}), flush=True)\n";
+	char threads[16];
+	pid_t child;
+
+	snprintf(threads, sizeof threads, "%u", 1u);
+	fflush(stdout);
+	child = fork();
+	if (child == 0) {
+		execlp("python3", "python3", "-c", script, threads, (char *)NULL);
+		printf("{\"name\": \"torch\", \"error\": \"python3 is not installed\"}\n");
+		fflush(stdout);
+		_exit(0);
+	}
+	(void)waitpid(child, NULL, 0);
+}
+
+static uint32_t best_isa(void)
+{
+	struct kvt_attn_context *context = context_open(&(struct measure){ .n_threads = 1,
+									   .isa = options.isa });
+	int isa = kvt_attn_context_isa(context);
+
+	kvt_attn_close(context);
+	return (uint32_t)isa;
+}
+
+static enum floor_kind floor_of(uint32_t isa, uint32_t type)
+{
+	static const enum floor_kind floors[] = { FLOOR_VECTOR, FLOOR_VECTOR, FLOOR_AVX2,
+						  FLOOR_AVX512, FLOOR_AVX512 };
+
+	return isa == KVT_ATTN_ISA_AVX512_BF16 && type == KVT_ATTN_BF16 ? FLOOR_BF16 : floors[isa];
+}
+
+static void all_run(uint32_t isa, uint32_t n_threads)
+{
+	static const struct measure measures[] = {
+		{ "append 727 x 32768", KVT_ATTN_BF16, 727, 32768, 1, 0, 0, 0.75 },
+		{ "append 727 x 4096", KVT_ATTN_BF16, 727, 4096, 1, 0, 0, 0.72 },
+		{ "causal 2048", KVT_ATTN_BF16, 2048, 0, 1, 0, 0, 0.66 },
+		{ "append 727 x 32768 fp32", KVT_ATTN_F32, 727, 32768, 1, 0, 0, 0.75 },
+		{ "append 727 x 4096 fp32", KVT_ATTN_F32, 727, 4096, 1, 0, 0, 0.75 },
+		{ "causal 2048 fp32", KVT_ATTN_F32, 2048, 0, 1, 0, 0, 0.66 },
+		{ "decode 1 x 32768", KVT_ATTN_BF16, 1, 32767, 1, 0, 0, 0.65 },
+		{ "decode 1 x 32768 fp32", KVT_ATTN_F32, 1, 32767, 1, 0, 0, 0.65 },
+	};
+	struct measure scaling = measures[1];
+
+	for (uint32_t i = 0; i < sizeof measures / sizeof measures[0]; i++) {
+		struct measure measure = measures[i];
+
+		/* The long fp32 case says nothing that the short one does not. */
+		if (options.quick && strstr(measure.name, "32768 fp32"))
+			continue;
+		measure.isa = isa;
+		measure.floor = floor_of(isa, measure.type);
+		measure_run(&measure);
+		if (measure.n_queries > 1 || n_threads < 2)
+			continue;
+		measure.n_threads = n_threads;
+		measure.aim = 0.80;
+		measure_run(&measure);
+	}
+	scaling.isa = isa;
+	scaling.floor = floor_of(isa, scaling.type);
+	scaling_run(&scaling, n_threads);
+}
+
+static void usage(FILE *to)
+{
+	fprintf(to, "usage: kvtbench-attn [--quick] [--isa PATH] [--threads N] [--repetitions N]\n"
+		"                     [--only TEXT] [--torch]\n"
+		"\n"
+		"Attention on paged KV: 32 query heads, 8 KV heads, head dim 128, pages of 64 in random\n"
+		"order. One JSON object a line, with the machine's floor at the time beside each figure.\n"
+		"\n"
+		"  --quick          at most 40 seconds\n"
+		"  --isa PATH       portable, avx2, avx512, avx512_bf16; default: the best there is\n"
+		"  --threads N      threads of the runs with all cores; default: all\n"
+		"  --repetitions N  of each figure, up to %d; default 9, with --quick 3\n"
+		"  --only TEXT      only figures whose name contains TEXT\n"
+		"  --torch          also PyTorch's attention, where it is installed\n", REPETITIONS_MAX);
+}
+
+static uint32_t number(const char *text, uint32_t max)
+{
+	char *end;
+	unsigned long value = strtoul(text, &end, 10);
+
+	if (!*text || *end || value < 1 || value > max)
+		errx(2, "%s is not a number from 1 to %u", text, max);
+	return (uint32_t)value;
+}
+
+static uint32_t isa_number(const char *name)
+{
+	for (uint32_t i = 0; i <= KVT_ATTN_ISA_AVX512_BF16; i++) {
+		if (strcmp(name, isa_name(i)) == 0)
+			return i;
+	}
+	errx(2, "--isa %s: use auto, portable, avx2, avx512 or avx512_bf16", name);
+}
+
+static void options_parse(int argc, char **argv)
+{
+	static const struct option longs[] = {
+		{ "quick", no_argument, NULL, 'q' },	   { "isa", required_argument, NULL, 'i' },
+		{ "threads", required_argument, NULL, 't' }, { "only", required_argument, NULL, 'o' },
+		{ "repetitions", required_argument, NULL, 'r' }, { "torch", no_argument, NULL, 'p' },
+		{ "help", no_argument, NULL, 'h' },	   { NULL, 0, NULL, 0 },
+	};
+	int c;
+
+	while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
+		switch (c) {
+		case 'q':
+			options.quick = true;
+			break;
+		case 'i':
+			options.isa = isa_number(optarg);
+			break;
+		case 't':
+			options.n_threads = number(optarg, 256);
+			break;
+		case 'r':
+			options.n_repetitions = number(optarg, REPETITIONS_MAX);
+			break;
+		case 'o':
+			options.only = optarg;
+			break;
+		case 'p':
+			options.torch = true;
+			break;
+		case 'h':
+			usage(stdout);
+			exit(0);
+		default:
+			usage(stderr);
+			exit(2);
+		}
+	}
+	if (optind < argc)
+		errx(2, "%s: what is this? See --help", argv[optind]);
+}
+
+int main(int argc, char **argv)
+{
+	cpu_set_t set;
+	uint32_t n_threads = 1;
+
+	options_parse(argc, argv);
+	if (sched_getaffinity(0, sizeof set, &set) == 0)
+		n_threads = (uint32_t)CPU_COUNT(&set);
+	if (options.n_threads)
+		n_threads = options.n_threads;
+	if (!options.n_repetitions)
+		options.n_repetitions = options.quick ? 3 : 9;
+	all_run(best_isa(), n_threads);
+	if (options.torch)
+		torch_run();
+	return 0;
+}
