@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# libkvtrunk: shared, static, pkg-config. Tests build their own with protocol
-# steps (libclient/client.h).
+# libkvtrunk: shared, static, pkg-config; and for tests and kvtctl a static one that calls a hook
+# at each protocol step (libclient/client.h).
 
 PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
@@ -14,6 +14,15 @@ $(O)/libkvtrunk.so: $(LIBKVTRUNK_OBJ) libclient/libkvtrunk.map
 	@ln -sf libkvtrunk.so $(O)/$(LIBKVTRUNK_SONAME)
 
 $(O)/libkvtrunk.a: $(LIBKVTRUNK_OBJ)
+	@rm -f $@
+	@$(AR) rcs $@ $^
+
+LIBKVTRUNK_STEPS_OBJ := $(patsubst %.c,$(O)/obj/steps/%.o,$(CLIENT_SRC) $(SHM_SRC))
+$(O)/obj/steps/%.o: %.c $(O)/flags
+	@mkdir -p $(@D)
+	$(say_cc)$(CC) $(CFLAGS_BASE) $(CFLAGS_libclient) -DKVT_TEST_STEPS -MMD -MP -c $< -o $@
+
+$(O)/libkvtrunk-steps.a: $(LIBKVTRUNK_STEPS_OBJ)
 	@rm -f $@
 	@$(AR) rcs $@ $^
 
