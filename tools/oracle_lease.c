@@ -117,6 +117,7 @@ int lease_unlock(struct kvt_oracle *o, struct model_lease *lease)
 
 	model_unlock(o, node);
 	lease->node = 0;
+	o->stamp++; /* its path is no longer the operation's own */
 	return events_follow(o, EVENT_BIT(KVT_EV_CUT) | EVENT_BIT(KVT_EV_FREE));
 }
 
@@ -186,7 +187,8 @@ static int begin_room(struct kvt_oracle *o, struct begin *b)
 		return run_refuse(o, -ENOSPC, KVT_REASON_ALL_LOCKED, available);
 	if (b->whole > 0 && !model_root(o, run->record->sqe.namespace_id))
 		most++;
-	model_own(o, b->walk.node);
+	if (b->whole > 0)
+		model_own(o, b->walk.node);
 	run->cursor = b->walk.node;
 	run->reached = b->walk.pages;
 	run->target = b->whole;

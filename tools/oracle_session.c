@@ -39,10 +39,12 @@ int session_close(struct kvt_oracle *o)
 		if (!first)
 			break;
 		lease_count_hit(o, first);
-		TRY(lease_unlock(o, first));
+		model_unlock(o, first->node);
+		first->node = 0;
 		freed += lease_free_pages(o, (uint32_t)(first - o->leases));
 		lease_drop(o, (uint32_t)(first - o->leases));
 	}
+	TRY(events_follow(o, EVENT_BIT(KVT_EV_CUT) | EVENT_BIT(KVT_EV_FREE)));
 	for (uint32_t page = 1; page < o->config.n_pages; page++) {
 		if (o->pages[page].state == KVT_PAGE_PRIVATE && o->pages[page].session == session) {
 			model_page_set(o, page, KVT_PAGE_FREE, 0, 0);

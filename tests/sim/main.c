@@ -79,7 +79,7 @@ static bool one_seed(struct sim *sim, uint64_t steps)
 		kvt_core_audit(sim->core, on_problem, sim);
 	if (sim->failed)
 		print_failure(sim, stderr);
-	sim->coverage->steps += sim->step;
+	sim->coverage->steps += sim->step - 1;
 	sim->coverage->seeds++;
 	running = NULL;
 	return !sim->failed;

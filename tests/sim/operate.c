@@ -513,18 +513,6 @@ static void raise_fences(struct sim *sim, uint32_t session)
 	kvt_core_poll(sim->core, session, sim->now_ns);
 }
 
-static void open_namespace(struct sim *sim, uint32_t session)
-{
-	uint32_t which = 1 + sim_below(sim, sim->config.max_namespaces);
-	uint64_t digest[2] = { which, 7 };
-	uint32_t number = 0;
-	int error = kvt_core_namespace_open(sim->core, session, digest, "sim", sim->now_ns,
-					    &number);
-
-	if (error == 0 && number > sim->n_namespaces)
-		sim->n_namespaces = number;
-}
-
 static void die(struct sim *sim, uint32_t session)
 {
 	static const uint32_t signs[] = { KVT_SIGN_HANGUP, KVT_SIGN_EXITED, KVT_SIGN_HANGUP,
@@ -604,7 +592,7 @@ void sim_operate(struct sim *sim)
 	else if (how < 8)
 		operator_acts(sim);
 	else if (how < 25)
-		open_namespace(sim, session);
+		sim_namespace_open(sim, session);
 	else if (how < 80)
 		raise_fences(sim, session);
 	else if (how < 110)

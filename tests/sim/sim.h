@@ -135,6 +135,7 @@ bool sim_fail(struct sim *sim, const char *format, ...) __attribute__((format(pr
 /* world.c */
 bool sim_create(struct sim *sim);
 void sim_destroy(struct sim *sim);
+void sim_namespace_open(struct sim *sim, uint32_t session);
 void sim_session_open(struct sim *sim);
 void sim_session_end(struct sim *sim, uint32_t session, uint32_t signs);
 /** Everything ends: sessions, leases, cache. False when something is left. */

@@ -167,6 +167,18 @@ void sim_destroy(struct sim *sim)
 	free(sim->scratch);
 }
 
+void sim_namespace_open(struct sim *sim, uint32_t session)
+{
+	uint32_t which = 1 + sim_below(sim, sim->config.max_namespaces);
+	uint64_t digest[2] = { which, 7 };
+	uint32_t number = 0;
+	int error = kvt_core_namespace_open(sim->core, session, digest, "sim", sim->now_ns,
+					    &number);
+
+	if (error == 0 && number > sim->n_namespaces)
+		sim->n_namespaces = number;
+}
+
 void sim_session_open(struct sim *sim)
 {
 	struct kvt_core_peer peer = {
@@ -208,6 +220,8 @@ void sim_session_open(struct sim *sim)
 	s->open = s->present = true;
 	s->view = view;
 	s->pages = pages;
+	for (uint32_t i = sim_below(sim, 4); i; i--)
+		sim_namespace_open(sim, session);
 }
 
 /* The core must not look at a session's memory any more: so it is gone at once. */
