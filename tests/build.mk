@@ -24,15 +24,6 @@ $(O)/libkvtbase.a $(O)/libkvtdaemon.a $(O)/libkvttools.a $(O)/libkvttest.a:
 	@rm -f $@
 	@$(if $^,$(AR) rcs $@ $^,$(AR) cr $@)
 
-# The library with its protocol steps: tests stop a process at a step and kill it there.
-STEPS_OBJ := $(patsubst %.c,$(O)/steps/%.o,$(CLIENT_SRC))
-$(O)/steps/%.o: %.c $(O)/flags
-	@mkdir -p $(@D)
-	$(say_cc)$(CC) $(CFLAGS_BASE) $(CFLAGS_libclient) -DKVT_TEST_STEPS -MMD -MP -c $< -o $@
-$(O)/libkvtsteps.a: $(SHM_OBJ) $(STEPS_OBJ)
-	@rm -f $@
-	@$(AR) rcs $@ $^
-
 DAEMON_LIBS ?= -luring -lbsd -linih
 TOOLS_LIBS ?= -ljansson -lz
 
@@ -66,5 +57,4 @@ unit: $(UNIT_PROGRAMS)
 unit-portable: $(UNIT_PORTABLE)
 tests: $(TEST_PROGRAMS)
 
--include $(wildcard $(O)/steps/*/*.d)
 .PHONY: unit unit-portable tests

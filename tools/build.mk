@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# kvtctl. It has the library with protocol steps in it: `kvtctl script` stops at them (kill@STEP).
+# kvtctl. It has the library with protocol steps in it (libclient/build.mk): `kvtctl script` stops a
+# process at them (kill@STEP).
 
 TOOLS_SRC := $(wildcard tools/*.c)
 TOOLS_OBJ := $(call objs,$(TOOLS_SRC))
@@ -10,7 +11,7 @@ CFLAGS_tools := $(if $(wildcard tools/replay.c),-DKVT_HAVE_REPLAY) \
 OPLOG_OBJ := $(call objs,$(wildcard daemon/oplog.c))
 
 $(O)/kvtctl: $(TOOLS_OBJ) $(OPLOG_OBJ) $(O)/libkvtrunk-steps.a
-	$(CC) $(LDFLAGS_BASE) $(TOOLS_OBJ) $(OPLOG_OBJ) $(O)/libkvtrunk-steps.a $(TOOLS_LIBS) \
+	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $(TOOLS_OBJ) $(OPLOG_OBJ) $(O)/libkvtrunk-steps.a $(TOOLS_LIBS) \
 		-lpthread -lm -o $@
 
 PROGRAMS += $(O)/kvtctl

@@ -5,7 +5,7 @@ HOSTILE_PARTS := $(call objs,$(filter-out $(wildcard tests/hostile/test_*.c),\
 	$(wildcard tests/hostile/*.c)))
 
 $(HOSTILE_PROGRAMS): $(O)/tests/hostile/%: $(O)/obj/tests/hostile/%.o $(HOSTILE_PARTS) \
-		$(O)/libkvttest.a $(O)/libkvtsteps.a
+		$(O)/libkvttest.a $(O)/libkvtrunk-steps.a
 	$(link_test) -lcmocka -lpthread
 
 TEST_PROGRAMS += $(HOSTILE_PROGRAMS)

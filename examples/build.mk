@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+# hello.c is the README's example: built as an application would, from the public headers and the
+# library alone.
+EXAMPLES += $(O)/hello
+
+$(O)/hello: examples/hello.c $(O)/libkvtrunk.a
+	$(if $(V),,@echo "  CC  $<" && )$(CC) -std=gnu11 $(WARNINGS) $(OPT) $(SANITIZE) -Iinclude \
+		$< $(O)/libkvtrunk.a -o $@
