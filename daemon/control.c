@@ -428,6 +428,13 @@ static void dispatch(struct kvt_daemon *daemon, struct kvt_connection *connectio
 
 	if (bytes < sizeof(*head) || head->magic != KVT_MESSAGE_MAGIC || head->bytes != bytes) {
 		malformed(daemon, connection, "not a kvtrunk message, or its length is wrong");
+	} else if (head->version != KVT_ABI_MAJOR) {
+		char text[KVT_TEXT_BYTES];
+
+		snprintf(text, sizeof(text), "version differs: the daemon speaks ABI %u, the "
+			 "client %u: install libkvtrunk and kvtrunkd of one release",
+			 KVT_ABI_MAJOR, head->version);
+		malformed(daemon, connection, text);
 	} else if (connection->state == KVT_CONNECTION_HALF_OPEN) {
 		if (head->type != KVT_MSG_HELLO)
 			malformed(daemon, connection, "the first message must be HELLO");

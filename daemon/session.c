@@ -44,15 +44,22 @@ void kvt_session_release(struct kvt_daemon *daemon, struct kvt_session *session)
 /* The completion descriptor is a pipe of one packet, not an eventfd: an eventfd's flags and count
  * are shared with whoever holds it, so a client could make our write to it block for ever. The
  * write end of a pipe is ours alone. A bell that has been rung and not been answered takes no
- * second ring, so nothing piles up either. */
-static int make_bell(int *ret_read, int *ret_write)
+ * second ring, so nothing piles up either. The client's end is opened for writing too: then it is
+ * readable when the bell rang and never for another reason, as an eventfd would be; that the
+ * daemon is gone shows on the control socket. */
+static int make_bell(int *ret_client, int *ret_write)
 {
-	int ends[2];
+	char path[64];
+	int ends[2], both;
 
 	if (pipe2(ends, O_CLOEXEC | O_NONBLOCK | O_DIRECT) != 0)
 		return -errno;
 	fcntl(ends[1], F_SETPIPE_SZ, 1);
-	*ret_read = ends[0];
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", ends[0]);
+	both = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+	if (both >= 0)
+		close(ends[0]);
+	*ret_client = both >= 0 ? both : ends[0]; /* no /proc: a plain read end does, too */
 	*ret_write = ends[1];
 	return 0;
 }
