@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Options: the table, files, flags, errors that name place and cure, and what SIGHUP may change. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/config.h"
+#include "daemon/core/core.h"
+
+static char path[64];
+
+static const char *write_file(const char *text)
+{
+	FILE *file = fopen(path, "we");
+
+	assert_non_null(file);
+	assert_true(fputs(text, file) >= 0);
+	assert_int_equal(fclose(file), 0);
+	return path;
+}
+
+static int make_path(void **state)
+{
+	int fd;
+
+	(void)state;
+	snprintf(path, sizeof(path), "/tmp/kvt-config-XXXXXX");
+	fd = mkstemp(path);
+	return fd < 0 ? -1 : close(fd);
+}
+
+static int remove_path(void **state)
+{
+	(void)state;
+	return unlink(path);
+}
+
+static int parse(struct kvt_config *config, char why[KVT_WHY_BYTES], const char *a, const char *b,
+		 const char *c)
+{
+	char program[] = "kvtrunkd";
+	char *argv[] = { program, (char *)(uintptr_t)a, (char *)(uintptr_t)b,
+			 (char *)(uintptr_t)c, NULL };
+	int argc = 1;
+
+	while (argv[argc])
+		argc++;
+	why[0] = '\0';
+	return kvt_config_parse(config, argc, argv, why);
+}
+
+static void defaults_are_what_the_table_says(void **state)
+{
+	struct kvt_config config;
+	char why[KVT_WHY_BYTES], text[64];
+
+	(void)state;
+	assert_int_equal(parse(&config, why, NULL, NULL, NULL), KVT_COMMAND_RUN);
+	assert_string_equal(config.instance, "default");
+	assert_int_equal(config.page_size, 64);
+	assert_int_equal(config.pool_bytes, 256ll << 20);
+	assert_int_equal(config.max_private_pages.value, 75);
+	assert_int_equal(config.max_private_pages.percent, 1);
+	assert_int_equal(config.socket_mode, 0660);
+	assert_true(config.compaction);
+	assert_false(config.test_clock);
+	assert_string_equal(kvt_config_get(&config, "max_private_pages", text, sizeof(text)), "75%");
+	assert_string_equal(kvt_config_get(&config, "socket_mode", text, sizeof(text)), "0660");
+}
+
+static void choices_of_policies_are_the_cores_in_its_order(void **state)
+{
+	char name[32];
+
+	(void)state;
+	for (uint32_t i = 0; i < KVT_POLICY_COUNT; i++)
+		assert_string_equal(kvt_config_choice("policy", i, name, sizeof(name)),
+				    kvt_policy_name(i));
+	assert_string_equal(kvt_config_choice("policy", KVT_POLICY_COUNT, name, sizeof(name)), "");
+}
+
+static void flags_win_over_the_file_and_the_file_over_defaults(void **state)
+{
+	struct kvt_config config;
+	char why[KVT_WHY_BYTES];
+
+	(void)state;
+	write_file("# geometry\n[kvtrunkd]\npage_size = 16\npolicy=slru ; the one we measured\n"
+		   "pool-bytes = 64M\n");
+	assert_int_equal(parse(&config, why, "--config", path, "--page-size=32"),
+			 KVT_COMMAND_RUN);
+	assert_int_equal(config.page_size, 32);
+	assert_int_equal(config.policy, KVT_POLICY_SLRU);
+	assert_int_equal(config.pool_bytes, 64ll << 20);
+	assert_int_equal(config.max_sessions, 256);
+}
+
+static void a_text_may_go_on_in_the_next_line(void **state)
+{
+	struct kvt_config config;
+	char why[KVT_WHY_BYTES];
+
+	(void)state;
+	kvt_config_init(&config);
+	write_file("fingerprint = sha256:0123\n  4567\n\tend\npage_size = 1\n");
+	assert_int_equal(kvt_config_load(&config, path, why), 0);
+	assert_string_equal(config.fingerprint, "sha256:01234567end");
+	write_file("page_size = 1\n 6\n");
+	assert_int_equal(kvt_config_load(&config, path, why), -EINVAL);
+	assert_non_null(strstr(why, ":2: "));
+}
+
+static void a_bool_flag_needs_no_value_and_can_be_denied(void **state)
+{
+	struct kvt_config config;
+	char why[KVT_WHY_BYTES];
+
+	(void)state;
+	assert_int_equal(parse(&config, why, "--test-clock", "--no-compaction", "--mlock=no"),
+			 KVT_COMMAND_RUN);
+	assert_true(config.test_clock);
+	assert_false(config.compaction);
+	assert_false(config.mlock);
+	assert_int_equal(parse(&config, why, "--no-policy", NULL, NULL), -EINVAL);
+}
+
+/* A file with one bad line: the error must hold every one of these words. */
+static const struct {
+	const char *text;
+	const char *words[4];
+} bad_files[] = {
+	{ "page_size = 16\nspin_budget_us = soon\n",
+	  { ":2:", "spin_budget_us", "'soon'", "-1 to 10000000" } },
+	{ "polcy = lru\n", { ":1:", "'polcy'", "did you mean 'policy'" } },
+	{ "policy = best\n", { ":1:", "'best'", "lru|slru|lfu|fifo|filo|mru|priority" } },
+	{ "max_private_pages = 101%\n", { ":1:", "'101%'", "0% to 100%" } },
+	{ "page_bytes = 3X\n", { ":1:", "'3X'", "suffix K, M, G or T" } },
+	{ "page_bytes = 9999999999999T\n", { ":1:", "page_bytes" } },
+	{ "page_bytes = -1\n", { ":1:", "page_bytes" } },
+	{ "caching = maybe\n", { ":1:", "'maybe'", "yes or no" } },
+	{ "socket_mode = 0999\n", { ":1:", "'0999'", "octal" } },
+	{ "instance =\n", { ":1:", "instance", "1 to 48 characters" } },
+	{ "\n\nno equals sign\n", { ":3:", "key = value" } },
+	{ "[other]\npage_size = 1\n", { ":2:", "section" } },
+	{ "n_pages = 99999999999999999999999\n", { ":1:", "n_pages" } },
+};
+
+static void a_bad_line_is_named_with_file_line_key_and_what_is_allowed(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < sizeof(bad_files) / sizeof(bad_files[0]); i++) {
+		struct kvt_config config;
+		char why[KVT_WHY_BYTES] = "";
+
+		kvt_config_init(&config);
+		write_file(bad_files[i].text);
+		assert_int_equal(kvt_config_load(&config, path, why), -EINVAL);
+		assert_non_null(strstr(why, path));
+		for (int k = 0; k < 4 && bad_files[i].words[k]; k++)
+			if (!strstr(why, bad_files[i].words[k]))
+				fail_msg("'%s' is not in: %s", bad_files[i].words[k], why);
+	}
+}
+
+static void an_over_long_line_is_refused_and_not_cut_in_two(void **state)
+{
+	struct kvt_config config;
+	char why[KVT_WHY_BYTES], text[400];
+
+	(void)state;
+	memset(text, 'x', sizeof(text));
+	memcpy(text, "fingerprint = ", 14);
+	memcpy(text + 300, "\npage_size = 1\n", 16);
+	kvt_config_init(&config);
+	write_file(text);
+	assert_int_equal(kvt_config_load(&config, path, why), -EINVAL);
+	assert_non_null(strstr(why, ":1: line too long"));
+	assert_int_equal(config.page_size, 64);
+}
+
+static void a_missing_file_is_named(void **state)
+{
+	struct kvt_config config;
+	char why[KVT_WHY_BYTES];
+
+	(void)state;
+	assert_int_equal(parse(&config, why, "--config=/does/not/exist.conf", NULL, NULL), -ENOENT);
+	assert_non_null(strstr(why, "/does/not/exist.conf"));
+	assert_int_equal(parse(&config, why, "--config", NULL, NULL), -EINVAL);
+}
+
+static void options_that_do_not_fit_together_are_refused(void **state)
+{
+	struct kvt_config config;
+	char why[KVT_WHY_BYTES];
+
+	(void)state;
+	assert_int_equal(parse(&config, why, "--page-size=24", NULL, NULL), -EINVAL);
+	assert_non_null(strstr(why, "power of two"));
+	assert_int_equal(parse(&config, why, "--pool-bytes=16K", NULL, NULL), -EINVAL);
+	assert_non_null(strstr(why, "n_pages"));
+	assert_int_equal(parse(&config, why, "--n-pages=1073741824", "--page-bytes=1T", NULL),
+			 -EINVAL);
+	assert_int_equal(parse(&config, why, "--instance=a/b", NULL, NULL), -EINVAL);
+	assert_int_equal(parse(&config, why, "stray", NULL, NULL), -EINVAL);
+	assert_non_null(strstr(why, "'stray'"));
+	assert_int_equal(parse(&config, why, "--page-size", NULL, NULL), -EINVAL);
+	assert_non_null(strstr(why, "needs a value"));
+}
+
+static void commands_are_recognised(void **state)
+{
+	struct kvt_config config;
+	char why[KVT_WHY_BYTES];
+
+	(void)state;
+	assert_int_equal(parse(&config, why, "--check-config", "--page-size=8", NULL),
+			 KVT_COMMAND_CHECK);
+	assert_int_equal(parse(&config, why, "--help", "--nonsense", NULL), KVT_COMMAND_HELP);
+	assert_int_equal(parse(&config, why, "--dump-options", NULL, NULL), KVT_COMMAND_DUMP);
+	assert_int_equal(parse(&config, why, "--check-config", "--page-size=7", NULL), -EINVAL);
+}
+
+static void reload_takes_what_may_change_and_names_the_rest(void **state)
+{
+	struct kvt_config config, fresh;
+	char why[KVT_WHY_BYTES], changed[KVT_WHY_BYTES], fixed[KVT_WHY_BYTES];
+
+	(void)state;
+	assert_int_equal(parse(&config, why, "--admin-group=a-long-name", NULL, NULL), 0);
+	write_file("spin_budget_us = 7\npage_size = 16\nadmin_group = ops\n"
+		   "max_private_pages = 75%\n");
+	assert_int_equal(parse(&fresh, why, "--config", path, NULL), 0);
+	kvt_config_reload(&config, &fresh, changed, fixed);
+	assert_string_equal(changed, "admin_group spin_budget_us");
+	assert_string_equal(fixed, "page_size");
+	assert_int_equal(config.spin_budget_us, 7);
+	assert_int_equal(config.page_size, 64);
+	assert_string_equal(config.admin_group, "ops");
+	kvt_config_reload(&config, &fresh, changed, fixed);
+	assert_string_equal(changed, "");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(defaults_are_what_the_table_says),
+		cmocka_unit_test(choices_of_policies_are_the_cores_in_its_order),
+		cmocka_unit_test(flags_win_over_the_file_and_the_file_over_defaults),
+		cmocka_unit_test(a_text_may_go_on_in_the_next_line),
+		cmocka_unit_test(a_bool_flag_needs_no_value_and_can_be_denied),
+		cmocka_unit_test(a_bad_line_is_named_with_file_line_key_and_what_is_allowed),
+		cmocka_unit_test(an_over_long_line_is_refused_and_not_cut_in_two),
+		cmocka_unit_test(a_missing_file_is_named),
+		cmocka_unit_test(options_that_do_not_fit_together_are_refused),
+		cmocka_unit_test(commands_are_recognised),
+		cmocka_unit_test(reload_takes_what_may_change_and_names_the_rest),
+	};
+
+	return cmocka_run_group_tests(tests, make_path, remove_path);
+}

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the service manager says and hears. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "daemon/notify.h"
+
+static void set_number(const char *name, long long value)
+{
+	char text[32];
+
+	snprintf(text, sizeof(text), "%lld", value);
+	setenv(name, text, 1);
+}
+
+/* A manager's socket; `name` is written as NOTIFY_SOCKET wants it. */
+static int make_manager(char *name, size_t size, bool abstract)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int fd = socket(AF_UNIX, SOCK_DGRAM, 0);
+	size_t n;
+
+	snprintf(name, size, "%c%s/kvt-notify-%d", abstract ? '@' : '/', abstract ? "" : "tmp",
+		 (int)getpid());
+	n = strlen(name);
+	memcpy(address.sun_path, name, n);
+	if (abstract)
+		address.sun_path[0] = '\0';
+	assert_int_equal(bind(fd, (struct sockaddr *)&address,
+			      (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n)), 0);
+	setenv("NOTIFY_SOCKET", name, 1);
+	return fd;
+}
+
+static void messages_arrive(bool abstract)
+{
+	struct kvt_notify notify;
+	char name[108], why[256], text[256] = "";
+	int manager = make_manager(name, sizeof(name), abstract);
+
+	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), 0);
+	assert_null(getenv("NOTIFY_SOCKET"));
+	assert_int_equal(kvt_notify_send(&notify, "READY=1\nMAINPID=%d\n", 42), 1);
+	assert_true(recv(manager, text, sizeof(text) - 1, MSG_DONTWAIT) > 0);
+	assert_string_equal(text, "READY=1\nMAINPID=42\n");
+	kvt_notify_close(&notify);
+	close(manager);
+	if (!abstract)
+		unlink(name);
+}
+
+static void messages_arrive_on_a_socket_in_the_file_system(void **state)
+{
+	(void)state;
+	messages_arrive(false);
+}
+
+static void messages_arrive_on_an_abstract_socket(void **state)
+{
+	(void)state;
+	messages_arrive(true);
+}
+
+static void a_manager_that_does_not_read_blocks_nobody(void **state)
+{
+	struct kvt_notify notify;
+	char name[108], why[256];
+	int manager = make_manager(name, sizeof(name), true), sent = 0;
+
+	(void)state;
+	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), 0);
+	while (kvt_notify_send(&notify, "STATUS=%d\n", sent))
+		assert_true(++sent < 1000000);
+	assert_true(sent > 0);
+	kvt_notify_close(&notify);
+	close(manager);
+}
+
+static void without_a_manager_nothing_happens(void **state)
+{
+	struct kvt_notify notify;
+	char why[256];
+	int fd = 0;
+
+	(void)state;
+	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), 0);
+	assert_int_equal(notify.fd, -1);
+	assert_int_equal(notify.watchdog_ns, 0);
+	assert_int_equal(kvt_notify_send(&notify, "READY=1\n"), 0);
+	assert_int_equal(kvt_notify_listen_fd(&fd, why, sizeof(why)), 0);
+	assert_int_equal(fd, -1);
+}
+
+static void a_manager_that_is_not_there_is_an_error(void **state)
+{
+	struct kvt_notify notify;
+	char why[256] = "";
+
+	(void)state;
+	setenv("NOTIFY_SOCKET", "/tmp/kvt-no-such-manager", 1);
+	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), -ENOENT);
+	assert_non_null(strstr(why, "/tmp/kvt-no-such-manager"));
+	setenv("NOTIFY_SOCKET", "relative", 1);
+	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), -EINVAL);
+}
+
+static void the_watchdog_counts_only_when_it_is_for_this_process(void **state)
+{
+	struct kvt_notify notify;
+	char why[256];
+
+	(void)state;
+	set_number("WATCHDOG_USEC", 3000000);
+	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), 0);
+	assert_int_equal(notify.watchdog_ns, 3000000000ull);
+	set_number("WATCHDOG_USEC", 3000000);
+	set_number("WATCHDOG_PID", getpid());
+	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), 0);
+	assert_int_equal(notify.watchdog_ns, 3000000000ull);
+	set_number("WATCHDOG_USEC", 3000000);
+	set_number("WATCHDOG_PID", getpid() + 1);
+	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), 0);
+	assert_int_equal(notify.watchdog_ns, 0);
+	setenv("WATCHDOG_USEC", "soon", 1);
+	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), -EINVAL);
+}
+
+/* Put a socket of some type where LISTEN_FDS passes it. The test's own descriptor 3, if any, is
+ * given back afterwards. */
+static int listen_on(int type, bool do_listen, char *why, size_t why_size, int *ret_fd)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int saved = fcntl(3, F_DUPFD_CLOEXEC, 10), fd = socket(AF_UNIX, type, 0), result;
+
+	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(sa_family_t)), 0);
+	if (do_listen)
+		assert_int_equal(listen(fd, 1), 0);
+	assert_int_equal(dup2(fd, 3), 3);
+	if (fd != 3)
+		close(fd);
+	set_number("LISTEN_FDS", 1);
+	set_number("LISTEN_PID", getpid());
+	result = kvt_notify_listen_fd(ret_fd, why, why_size);
+	close(3);
+	if (saved >= 0) {
+		dup2(saved, 3);
+		close(saved);
+	}
+	return result;
+}
+
+static void a_passed_socket_is_taken_if_it_is_the_right_kind(void **state)
+{
+	char why[256] = "";
+	int fd = -1;
+
+	(void)state;
+	assert_int_equal(listen_on(SOCK_SEQPACKET, true, why, sizeof(why), &fd), 0);
+	assert_int_equal(fd, 3);
+	assert_null(getenv("LISTEN_FDS"));
+	assert_int_equal(listen_on(SOCK_STREAM, true, why, sizeof(why), &fd), -EINVAL);
+	assert_non_null(strstr(why, "ListenSequentialPacket"));
+	assert_int_equal(listen_on(SOCK_SEQPACKET, false, why, sizeof(why), &fd), -EINVAL);
+	set_number("LISTEN_FDS", 2);
+	set_number("LISTEN_PID", getpid());
+	assert_int_equal(kvt_notify_listen_fd(&fd, why, sizeof(why)), -EINVAL);
+	set_number("LISTEN_FDS", 1);
+	set_number("LISTEN_PID", getpid() + 1);
+	assert_int_equal(kvt_notify_listen_fd(&fd, why, sizeof(why)), 0);
+	assert_int_equal(fd, -1);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(messages_arrive_on_a_socket_in_the_file_system),
+		cmocka_unit_test(messages_arrive_on_an_abstract_socket),
+		cmocka_unit_test(a_manager_that_does_not_read_blocks_nobody),
+		cmocka_unit_test(without_a_manager_nothing_happens),
+		cmocka_unit_test(a_manager_that_is_not_there_is_an_error),
+		cmocka_unit_test(the_watchdog_counts_only_when_it_is_for_this_process),
+		cmocka_unit_test(a_passed_socket_is_taken_if_it_is_the_right_kind),
+	};
+
+	unsetenv("NOTIFY_SOCKET");
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

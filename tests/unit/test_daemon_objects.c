@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Lock files, shared memory objects and the host pool: who is alive, what is left, who may write. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "daemon/config.h"
+#include "daemon/object.h"
+#include "daemon/pool.h"
+
+static char directory[64];
+
+static int make_directory(void **state)
+{
+	(void)state;
+	snprintf(directory, sizeof(directory), "/tmp/kvt-objects-XXXXXX");
+	return mkdtemp(directory) ? 0 : -1;
+}
+
+static int remove_directory(void **state)
+{
+	(void)state;
+	return rmdir(directory); /* fails if a test left something */
+}
+
+static void the_second_to_ask_for_a_lock_is_told_the_pid_of_the_first(void **state)
+{
+	struct kvt_lock_file first, second;
+	char why[512], pid[32];
+	int stale = 7;
+
+	(void)state;
+	assert_int_equal(kvt_lock_take(&first, directory, "a", &stale, why, sizeof(why)), 0);
+	assert_int_equal(stale, 0);
+	assert_int_equal(kvt_lock_take(&second, directory, "a", &stale, why, sizeof(why)),
+			 -EADDRINUSE);
+	snprintf(pid, sizeof(pid), "pid %d ", (int)getpid());
+	assert_non_null(strstr(why, pid));
+	kvt_lock_release(&second);
+	assert_int_equal(kvt_lock_take(&second, directory, "b", &stale, why, sizeof(why)), 0);
+	kvt_lock_release(&second);
+	kvt_lock_release(&first);
+	assert_int_equal(kvt_lock_take(&first, directory, "a", &stale, why, sizeof(why)), 0);
+	assert_int_equal(stale, 0);
+	kvt_lock_release(&first);
+}
+
+static void a_dead_process_lock_is_taken_over(void **state)
+{
+	struct kvt_lock_file lock;
+	char why[512];
+	int stale = 0, status;
+	pid_t child = fork();
+
+	(void)state;
+	if (child == 0)
+		_exit(kvt_lock_take(&lock, directory, "dead", &stale, why, sizeof(why)) ? 1 : 0);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	assert_int_equal(kvt_lock_take(&lock, directory, "dead", &stale, why, sizeof(why)), 0);
+	assert_int_equal(stale, 1);
+	kvt_lock_release(&lock);
+}
+
+static void a_directory_that_the_lock_made_goes_with_it(void **state)
+{
+	struct kvt_lock_file lock;
+	char why[512], deeper[128];
+	struct stat there;
+	int stale;
+
+	(void)state;
+	snprintf(deeper, sizeof(deeper), "%s/made", directory);
+	assert_int_equal(kvt_lock_take(&lock, deeper, "x", &stale, why, sizeof(why)), 0);
+	assert_int_equal(stat(deeper, &there), 0);
+	kvt_lock_release(&lock);
+	assert_int_equal(stat(deeper, &there), -1);
+}
+
+static void leftovers_are_removed_by_prefix_and_others_stay(void **state)
+{
+	struct kvt_object a, b, other;
+	char prefix[KVT_OBJECT_NAME_BYTES], foreign[KVT_OBJECT_NAME_BYTES], why[512];
+	int fd;
+
+	(void)state;
+	kvt_object_prefix(prefix, directory, "one");
+	kvt_object_prefix(foreign, directory, "one-more");
+	assert_int_equal(kvt_object_create(&a, prefix, "arena", 8192, why, sizeof(why)), 0);
+	assert_int_equal(kvt_object_create(&b, prefix, "arena", 8192, why, sizeof(why)), 0);
+	assert_int_equal(kvt_object_create(&other, foreign, "arena", 8192, why, sizeof(why)), 0);
+	assert_int_equal(kvt_object_clean(prefix), 2);
+	assert_int_equal(kvt_object_clean(prefix), 0);
+	fd = shm_open(other.name, O_RDONLY, 0);
+	assert_true(fd >= 0);
+	close(fd);
+	kvt_object_destroy(&a);
+	kvt_object_destroy(&b);
+	kvt_object_destroy(&other);
+	assert_int_equal(kvt_object_clean(foreign), 0);
+}
+
+static void what_is_larger_than_the_file_system_is_refused_with_the_cure(void **state)
+{
+	struct kvt_object object;
+	char prefix[KVT_OBJECT_NAME_BYTES], why[512] = "";
+	int error;
+
+	(void)state;
+	kvt_object_prefix(prefix, directory, "large");
+	error = kvt_object_create(&object, prefix, "arena", 1ull << 50, why, sizeof(why));
+	assert_true(error < 0);
+	assert_non_null(strstr(why, "/dev/shm"));
+	assert_int_equal(kvt_object_clean(prefix), 0);
+}
+
+static void a_readonly_descriptor_cannot_write_resize_or_be_mapped_for_writing(void **state)
+{
+	struct kvt_object object;
+	char prefix[KVT_OBJECT_NAME_BYTES], why[512];
+	struct stat there;
+	int fd;
+
+	(void)state;
+	kvt_object_prefix(prefix, directory, "readonly");
+	assert_int_equal(kvt_object_create(&object, prefix, "arena", 8192, why, sizeof(why)), 0);
+	fd = kvt_object_open_readonly(&object);
+	assert_true(fd >= 0);
+	assert_int_equal(fstat(fd, &there), 0);
+	assert_int_equal(there.st_mode & 0777, 0400);
+	assert_int_equal(write(fd, "x", 1), -1);
+	assert_int_equal(ftruncate(fd, 0), -1);
+	assert_ptr_equal(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
+	*(volatile char *)object.base = 1; /* ours still is writable */
+	close(fd);
+	kvt_object_destroy(&object);
+}
+
+static void a_sealed_object_keeps_its_size_and_its_seals(void **state)
+{
+	struct kvt_object object;
+
+	(void)state;
+	assert_int_equal(kvt_object_create_sealed(&object, "test", 8192), 0);
+	assert_int_equal(fcntl(object.fd, F_GET_SEALS),
+			 F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+	assert_int_equal(ftruncate(object.fd, 4096), -1);
+	assert_int_equal(ftruncate(object.fd, 16384), -1);
+	assert_int_equal(fcntl(object.fd, F_ADD_SEALS, F_SEAL_WRITE), -1);
+	kvt_object_destroy(&object);
+}
+
+static void a_host_pool_is_sealed_and_says_how_it_was_made(void **state)
+{
+	struct kvt_pool pool = { .page_bytes = 4096, .n_pages = 16,
+				 .hugepages = KVT_HUGEPAGES_AUTO };
+	struct kvt_pool_export export;
+	char why[512];
+	uint64_t again;
+
+	(void)state;
+	pool.ops = kvt_pool_backend_find(KVT_POOL_HOST);
+	assert_non_null(pool.ops);
+	assert_int_equal(pool.ops->create(&pool, why, sizeof(why)), 0);
+	assert_true(pool.bytes >= 16 * 4096);
+	assert_int_equal(pool.ops->export(&pool, &export), 0);
+	assert_int_equal(export.n_fds, 1);
+	assert_int_equal(fcntl(export.fds[0], F_GET_SEALS),
+			 F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+	assert_true(pool.ops->quiesce(&pool, &(struct kvt_pool_writer){ 0 }, 0, &again));
+	pool.ops->destroy(&pool);
+}
+
+static void a_pool_larger_than_memory_is_refused_with_the_numbers(void **state)
+{
+	struct kvt_pool pool = { .page_bytes = 1ull << 40, .n_pages = 1024,
+				 .hugepages = KVT_HUGEPAGES_NO };
+	char why[512] = "";
+
+	(void)state;
+	pool.ops = kvt_pool_backend_find(KVT_POOL_HOST);
+	assert_int_equal(pool.ops->create(&pool, why, sizeof(why)), -ENOMEM);
+	assert_non_null(strstr(why, "1125899906842624"));
+	assert_non_null(strstr(why, "n_pages"));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(the_second_to_ask_for_a_lock_is_told_the_pid_of_the_first),
+		cmocka_unit_test(a_dead_process_lock_is_taken_over),
+		cmocka_unit_test(a_directory_that_the_lock_made_goes_with_it),
+		cmocka_unit_test(leftovers_are_removed_by_prefix_and_others_stay),
+		cmocka_unit_test(what_is_larger_than_the_file_system_is_refused_with_the_cure),
+		cmocka_unit_test(a_readonly_descriptor_cannot_write_resize_or_be_mapped_for_writing),
+		cmocka_unit_test(a_sealed_object_keeps_its_size_and_its_seals),
+		cmocka_unit_test(a_host_pool_is_sealed_and_says_how_it_was_made),
+		cmocka_unit_test(a_pool_larger_than_memory_is_refused_with_the_numbers),
+	};
+
+	return cmocka_run_group_tests(tests, make_directory, remove_directory);
+}
