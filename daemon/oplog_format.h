@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_OPLOG_FORMAT_H
+#define KVT_OPLOG_FORMAT_H
+
+/**
+ * @file oplog_format.h
+ * What writer and reader of the operation log share. Little endian, like all that kvtrunk shares.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/core/record.h"
+
+#define OPLOG_MAGIC 0x474f4c504f54564bull /* "KVTOPLOG" */
+#define OPLOG_COUNTERS (sizeof(struct kvt_counters) / sizeof(uint64_t))
+#define OPLOG_MAX_BODY (1u << 31) /* no operation has that many keys */
+_Static_assert(OPLOG_COUNTERS <= 64, "a mask of changed counters is one number");
+
+struct oplog_header {
+	uint64_t magic;
+	uint32_t version;
+	uint32_t header_bytes;
+	uint64_t layout; /* of entries and completions, which are written as they are */
+	uint32_t page_size, n_pages, n_slots, max_nodes;
+	uint32_t max_namespaces, max_sessions, n_leases, n_pending;
+	uint32_t max_leases, max_private_pages, max_op_keys, policy;
+	uint32_t slru_threshold, disabled;
+	uint64_t instance[2];
+};
+
+struct oplog_bytes {
+	uint8_t *bytes;
+	size_t n;
+	size_t room;
+};
+
+static inline bool oplog_has_sqe(uint32_t kind)
+{
+	return kind == KVT_REC_OP || kind == KVT_REC_DEFER || kind == KVT_REC_ADMIN;
+}
+
+static inline bool oplog_has_cqe(uint32_t kind)
+{
+	return kind == KVT_REC_OP || kind == KVT_REC_ADMIN;
+}
+
+/** Two independent hashes of all keys. */
+void oplog_hash_keys(const uint32_t *keys, uint64_t n, uint64_t ret_hash[2]);
+/** What guards a body against damage. */
+uint32_t oplog_check(const uint8_t *bytes, size_t n);
+
+#endif
