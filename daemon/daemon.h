@@ -33,7 +33,8 @@
 struct kvt_oplog;
 #define kvt_oplog_open(path, config, ret, why, size) (snprintf(why, size, "no log here"), -ENOTSUP)
 #define kvt_oplog_write(log, record) 0
-#define kvt_oplog_close(log) (void)0
+#define kvt_oplog_flush(log) (void)0
+#define kvt_oplog_close(log) 0
 #endif
 #include "daemon/peer.h"
 #include "daemon/pool.h"
@@ -133,7 +134,7 @@ struct kvt_daemon {
 	bool test_clock;
 	bool over;                    /* leave the loop */
 	bool waiters;                 /* some connection waits for an admin answer */
-	bool oplog_failed;
+	bool oplog_failed, oplog_dirty;
 	uint64_t now_ns;              /* the cache's clock */
 	uint64_t real_ns;             /* CLOCK_MONOTONIC, refreshed every few microseconds */
 	uint64_t clock_stamp, clock_interval; /* cycles */

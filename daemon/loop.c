@@ -82,7 +82,8 @@ int kvt_loop_open(struct kvt_loop *loop, char *why, size_t why_size)
 	if (!(loop->ring.features & IORING_FEAT_EXT_ARG) ||
 	    !(loop->ring.features & IORING_FEAT_NODROP)) {
 		io_uring_queue_exit(&loop->ring);
-		snprintf(why, why_size, "this kernel's io_uring is too old: 6.1 or newer is needed");
+		snprintf(why, why_size, "this kernel's io_uring is too old: 6.1 or newer is "
+			 "needed");
 		return -ENOTSUP;
 	}
 	return 0;

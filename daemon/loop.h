@@ -17,6 +17,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "shm/atomic.h"
+
 struct kvt_loop {
 	struct io_uring ring;
 	const char *mode; /* which set-up flags the kernel took, for the start-up report */
@@ -39,7 +41,7 @@ void kvt_loop_close(struct kvt_loop *loop);
 static inline bool kvt_loop_ready(const struct kvt_loop *loop)
 {
 	return io_uring_cq_ready(&loop->ring) != 0 ||
-	       (__atomic_load_n(loop->ring.sq.kflags, __ATOMIC_RELAXED) &
+	       (kvt_load_relaxed(loop->ring.sq.kflags) &
 		(IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW)) != 0;
 }
 

@@ -18,7 +18,7 @@ struct kvt_notify {
 
 /** Read NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID, and take them out of the environment. A
  * socket name that starts with '@' is abstract. -EINVAL with `why` if a variable is malformed;
- * errno of socket() or connect() if nobody listens. Without the variables: 0, and nobody is told. */
+ * errno of socket() or connect() if nobody listens. Without the variables: 0, nobody is told. */
 int kvt_notify_open(struct kvt_notify *notify, char *why, size_t why_size);
 void kvt_notify_close(struct kvt_notify *notify);
 

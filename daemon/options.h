@@ -100,6 +100,6 @@
 	X(CHOICE, log_level, "info", 0, 0, "error|warning|notice|info|debug", RELOAD,             \
 	  "Least important lines that are written to stderr.")                                    \
 	X(BOOL, test_clock, "no", 0, 0, NULL, START,                                              \
-	  "Time of the cache stands still and is moved by clients (kvtctl script: tick). For tests.")
+	  "The cache's time stands still and is moved by clients (kvtctl script: tick). For tests.")
 
 #endif

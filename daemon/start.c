@@ -229,7 +229,10 @@ static void write_record(void *context, const struct kvt_record *record)
 {
 	struct kvt_daemon *daemon = context;
 
-	if (daemon->oplog_failed || kvt_oplog_write(daemon->oplog, record) == 0)
+	if (daemon->oplog_failed)
+		return;
+	daemon->oplog_dirty = true;
+	if (kvt_oplog_write(daemon->oplog, record) == 0)
 		return;
 	daemon->oplog_failed = true;
 	kvt_log(KVT_LOG_ERROR, "oplog_failed", "file=\"%s\" seq=%llu effect=\"the log ends here\"",
@@ -334,7 +337,7 @@ static int make_tables(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 
 /* ---- socket */
 
-/* A socket file is in the way. Whoever answers on it is alive; if nobody does it is a dead one's. */
+/* A socket file is in the way. Whoever answers on it is alive; else it is a dead one's. */
 static int clear_socket(const char *path, char why[KVT_WHY_BYTES])
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -515,8 +518,9 @@ static void unmake(struct kvt_daemon *daemon)
 		close(daemon->listen_fd);
 	if (daemon->signal_fd >= 0)
 		close(daemon->signal_fd);
-	if (daemon->oplog)
-		kvt_oplog_close(daemon->oplog);
+	if (daemon->oplog && kvt_oplog_close(daemon->oplog) != 0)
+		kvt_log(KVT_LOG_ERROR, "oplog_failed", "file=\"%s\" effect=\"its end is missing\"",
+			daemon->config.log_file);
 	if (daemon->arena_readonly >= 0)
 		close(daemon->arena_readonly);
 	if (daemon->scratch)

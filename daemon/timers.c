@@ -34,7 +34,8 @@ static uint64_t end_half_open(struct kvt_daemon *daemon)
 			continue;
 		}
 		kvt_log_limited(&daemon->client_log, daemon->real_ns, KVT_LOG_WARNING,
-				"half_open_dropped", "pid=%d why=\"no first message within %lld ms\"",
+				"half_open_dropped",
+				"pid=%d why=\"no first message within %lld ms\"",
 				(int)connection->peer.pid,
 				(long long)daemon->config.hello_timeout_ms);
 		kvt_control_drop(daemon, connection);

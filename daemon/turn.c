@@ -425,6 +425,11 @@ static void sleep_now(struct kvt_daemon *daemon)
 {
 	uint64_t timeout, timer, before = daemon->real_ns, slept;
 
+	if (unlikely(daemon->oplog_dirty)) { /* nothing else to do: a good time to write */
+		daemon->oplog_dirty = false;
+		if (!daemon->oplog_failed)
+			kvt_oplog_flush(daemon->oplog);
+	}
 	arm_doorbells(daemon);
 	set_need_wakeup(daemon, 1);
 	/* Pairs with the client's full fence between publishing and its look at sq_need_wakeup. */

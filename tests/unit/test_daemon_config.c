@@ -73,7 +73,8 @@ static void defaults_are_what_the_table_says(void **state)
 	assert_int_equal(config.socket_mode, 0660);
 	assert_true(config.compaction);
 	assert_false(config.test_clock);
-	assert_string_equal(kvt_config_get(&config, "max_private_pages", text, sizeof(text)), "75%");
+	assert_string_equal(kvt_config_get(&config, "max_private_pages", text, sizeof(text)),
+			    "75%");
 	assert_string_equal(kvt_config_get(&config, "socket_mode", text, sizeof(text)), "0660");
 }
 

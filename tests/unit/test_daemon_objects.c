@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lock files, shared memory objects and the host pool: who is alive, what is left, who may write. */
+/* Lock files, shared memory objects and the host pool: who lives, what is left, who may write. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -127,7 +127,7 @@ static void what_is_larger_than_the_file_system_is_refused_with_the_cure(void **
 	assert_int_equal(kvt_object_clean(prefix), 0);
 }
 
-static void a_readonly_descriptor_cannot_write_resize_or_be_mapped_for_writing(void **state)
+static void a_readonly_descriptor_can_neither_write_nor_resize(void **state)
 {
 	struct kvt_object object;
 	char prefix[KVT_OBJECT_NAME_BYTES], why[512];
@@ -205,7 +205,7 @@ int main(void)
 		cmocka_unit_test(a_directory_that_the_lock_made_goes_with_it),
 		cmocka_unit_test(leftovers_are_removed_by_prefix_and_others_stay),
 		cmocka_unit_test(what_is_larger_than_the_file_system_is_refused_with_the_cure),
-		cmocka_unit_test(a_readonly_descriptor_cannot_write_resize_or_be_mapped_for_writing),
+		cmocka_unit_test(a_readonly_descriptor_can_neither_write_nor_resize),
 		cmocka_unit_test(a_sealed_object_keeps_its_size_and_its_seals),
 		cmocka_unit_test(a_host_pool_is_sealed_and_says_how_it_was_made),
 		cmocka_unit_test(a_pool_larger_than_memory_is_refused_with_the_numbers),
