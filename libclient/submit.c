@@ -905,8 +905,10 @@ int kvt_reap(struct kvt_client *client, struct kvt_result *ret_results, int min,
 			}
 		}
 		rc = take_answer(client, &cqe);
-		if (rc > 0)
-			rc = deliver(client, (uint32_t)rc, &cqe, &ret_results[n++]);
+		if (rc > 0) {
+			rc = deliver(client, (uint32_t)rc, &cqe, &ret_results[n]);
+			n += rc == 0;
+		}
 		if (rc < 0)
 			break;
 	}

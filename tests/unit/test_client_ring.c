@@ -1,0 +1,790 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* libclient on a live ring, with the core behind it in the same process. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <sys/wait.h>
+
+#include "tests/unit/inprocess.h"
+
+enum { PS = 4, N_PAGES = 65 };
+
+struct world {
+	struct inside inside;
+	struct kvt_client *client;
+	uint32_t ns;
+};
+
+static struct world world;
+
+static void open_world(uint32_t sq, uint32_t cq, uint64_t keys, uint64_t list)
+{
+	struct kvt_core_config config = { .page_size = PS, .n_pages = N_PAGES, .hash_seed = 7 };
+
+	inside_init(&world.inside, &config);
+	inside_start(&world.inside);
+	world.client = inside_connect(&world.inside, sq, cq, keys, list, 20000);
+	world.ns = inside_namespace(&world.inside, world.client, 1);
+}
+
+/* Ends with an audit, and with every page free or cached: nothing was lost on the way. */
+static void close_world(void)
+{
+	struct kvt_counters counters;
+
+	if (world.client) {
+		struct kvt_client *client = world.client;
+
+		assert_int_equal(kvt_client_close(client, KVT_IDLE), 0);
+		inside_forget(&world.inside, client);
+	}
+	counters = inside_counters(&world.inside);
+	assert_int_equal(counters.private_pages + counters.quarantined_pages, 0);
+	assert_int_equal(counters.free_pages + counters.cached_pages, N_PAGES - 1);
+	assert_int_equal(counters.live_leases, 0);
+	assert_int_equal(inside_audit(&world.inside), 0);
+	inside_destroy(&world.inside);
+}
+
+static int setup(void **state)
+{
+	(void)state;
+	open_world(0, 0, 0, 0);
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	close_world();
+	return 0;
+}
+
+static void count_up(uint32_t *to, uint32_t from, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++)
+		to[i] = from + i;
+}
+
+/* Put n keys from `from` on into the tree. */
+static void insert(uint32_t from, uint32_t n)
+{
+	uint32_t keys[64], pages[16];
+	struct kvt_result result;
+
+	count_up(keys, from, n);
+	assert_int_equal(kvt_alloc(world.client, n / PS, pages), 0);
+	assert_int_equal(kvt_insert(world.client, world.ns, keys, n, pages,
+				    (struct kvt_handle){ 0, 0, 0 }, KVT_IDLE, 0, &result), 0);
+	assert_int_equal(result.inserted, n / PS);
+	kvt_result_release(world.client, &result);
+}
+
+static void each_operation_answers_under_its_names(void **state)
+{
+	struct kvt_client *client = world.client;
+	uint32_t keys[16], pages[4], list[4], n, evicted;
+	struct kvt_counters counters;
+	struct kvt_result result;
+	struct kvt_lease lease;
+
+	(void)state;
+	count_up(keys, 1, 16);
+	assert_int_equal(kvt_alloc(client, 4, pages), 0);
+	assert_int_equal(kvt_insert(client, world.ns, keys, 16, pages,
+				    (struct kvt_handle){ 0, 0, 0 }, KVT_IDLE, 0, &result), 0);
+	assert_int_equal(result.existed, 0);
+	assert_int_equal(result.inserted, 4);
+	assert_int_equal(result.handle.positions, 16);
+	assert_int_equal(kvt_match(client, world.ns, keys, 15, 0, &result), 0);
+	assert_int_equal(result.matched, 12);
+	assert_int_equal(result.n_pages, 0); /* pages of an unlocked match could be gone */
+	assert_int_equal(kvt_lock(client, result.handle, &lease, list, 2, &n), -ENOBUFS);
+	assert_int_equal(n, 3);
+	assert_int_equal(kvt_lock(client, result.handle, &lease, list, 4, &n), 0);
+	assert_int_equal(n, 3);
+	assert_memory_equal(list, pages, 3 * sizeof(*list));
+	assert_int_equal(kvt_stats(client, &counters), 0);
+	assert_int_equal(counters.protected_pages, 3);
+	assert_int_equal(kvt_unlock(client, lease, KVT_IDLE), 0);
+	assert_int_equal(kvt_unlock(client, lease, KVT_IDLE), -ESTALE);
+	assert_int_equal(kvt_client_error(client)->reason, KVT_REASON_LEASE_STALE);
+	assert_non_null(strstr(kvt_client_error(client)->text, "unlock"));
+	assert_int_equal(kvt_evict(client, 1, &evicted), 0);
+	assert_int_equal(evicted, 1);
+	assert_int_equal(kvt_remove(client, world.ns, NULL, 0), 0);
+	assert_int_equal(kvt_match(client, world.ns, keys, 16, 0, &result), 0);
+	assert_int_equal(result.matched, 0);
+	assert_int_equal(kvt_reset(client), 0);
+}
+
+static void duplicates_are_named_with_their_twins(void **state)
+{
+	struct kvt_client *client = world.client;
+	uint32_t keys[8], first[2], second[2];
+	struct kvt_result result;
+
+	(void)state;
+	count_up(keys, 1, 8);
+	assert_int_equal(kvt_alloc(client, 2, first), 0);
+	assert_int_equal(kvt_insert(client, world.ns, keys, 8, first,
+				    (struct kvt_handle){ 0, 0, 0 }, KVT_IDLE, 0, &result), 0);
+	assert_int_equal(kvt_alloc(client, 2, second), 0);
+	assert_int_equal(kvt_insert(client, world.ns, keys, 8, second,
+				    (struct kvt_handle){ 0, 0, 0 }, KVT_IDLE, KVT_F_LOCK,
+				    &result), 0);
+	assert_int_equal(result.existed, 8);
+	assert_int_equal(result.n_twins, 2);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(result.twins[2 * i], second[i]);
+		assert_int_equal(result.twins[2 * i + 1], first[i]);
+	}
+	/* With LOCK the page list of the path follows the twins. */
+	assert_int_equal(result.n_pages, 2);
+	assert_memory_equal(result.pages, first, sizeof(first));
+	assert_int_equal(kvt_unlock(client, result.lease, KVT_IDLE), 0);
+	kvt_result_release(client, &result);
+	assert_int_equal(kvt_free(client, second, 2, KVT_IDLE), 0);
+}
+
+static void a_sequence_lives_from_begin_to_end(void **state)
+{
+	struct kvt_client *client = world.client;
+	uint32_t keys[20], n, generated[4] = { 90, 91, 92, 93 };
+	struct kvt_seq *seq, *again;
+
+	(void)state;
+	count_up(keys, 1, 20);
+	assert_int_equal(kvt_seq_begin(client, world.ns, keys, 10, 2, 0, &seq), 0);
+	assert_int_equal(kvt_seq_matched(seq) + kvt_seq_reusable(seq) + kvt_seq_next(seq), 0);
+	kvt_seq_pages(seq, &n);
+	assert_int_equal(n, 3);
+	assert_int_equal(kvt_seq_commit(seq, 8, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
+	assert_int_equal(kvt_seq_next(seq), 8);
+	assert_int_equal(kvt_seq_extend(seq, 1), 0);
+	kvt_seq_pages(seq, &n);
+	assert_int_equal(n, 4);
+	assert_int_equal(kvt_seq_begin(client, world.ns, keys, 12, 0, 0, &again), 0);
+	assert_int_equal(kvt_seq_reusable(again), 8);
+	assert_memory_equal(kvt_seq_pages(again, NULL), kvt_seq_pages(seq, NULL), 8);
+	assert_int_equal(kvt_seq_end(again, 0, NULL, 0, KVT_IDLE, 0), 0);
+	assert_int_equal(kvt_seq_commit(seq, 17, generated, 4, KVT_IDLE, 0), -EINVAL);
+	assert_int_equal(kvt_client_error(client)->reason, KVT_REASON_BEYOND_TABLE);
+	assert_int_equal(kvt_seq_end(seq, 14, generated, 4, KVT_IDLE, 0), 0);
+	/* 14 positions were published: three whole pages, generated keys included. */
+	memcpy(keys + 10, generated, sizeof(generated));
+	assert_int_equal(kvt_seq_begin(client, world.ns, keys, 14, 0, 0, &seq), 0);
+	assert_int_equal(kvt_seq_reusable(seq), 12);
+	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	assert_int_equal(kvt_seq_begin(client, world.ns, keys, 14, 400, 0, &seq), -ENOSPC);
+	assert_int_equal(kvt_client_error(client)->reason, KVT_REASON_TOO_LARGE);
+}
+
+static void an_end_that_published_nothing_says_so(void **state)
+{
+	uint32_t keys[8];
+	struct kvt_seq *seq;
+
+	(void)state;
+	count_up(keys, 1, 8);
+	assert_int_equal(kvt_seq_begin(world.client, world.ns, keys, 8, 0, 0, &seq), 0);
+	assert_int_equal(kvt_reset(world.client), 0);
+	assert_int_equal(kvt_seq_commit(seq, 8, NULL, 0, KVT_IDLE, 0), -ESTALE);
+	assert_int_equal(kvt_seq_end(seq, 8, NULL, 0, KVT_IDLE, 0), -ESTALE);
+	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
+	assert_int_equal(kvt_seq_begin(world.client, world.ns, keys, 8, 0, 0, &seq), 0);
+	assert_int_equal(kvt_seq_end(seq, 8, keys, 8, KVT_IDLE, 0), -EINVAL);
+	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
+}
+
+/* ---------------------------------------------------------------- submit and reap */
+
+static void answers_come_in_any_order_and_block_nobody(void **state)
+{
+	enum { WAITING = 5, ROUNDS = 300 };
+	struct kvt_client *client = world.client;
+	struct kvt_request request = { .op = KVT_OP_MATCH, .namespace_id = world.ns };
+	struct kvt_result results[8], held[8];
+	uint32_t keys[64], seen = 0, n_held = 0, pages[1];
+
+	(void)state;
+	count_up(keys, 1, 64);
+	insert(1, 16);
+	/* Frees that wait for their fence keep their page numbers in the key area ... */
+	for (uint32_t i = 0; i < WAITING; i++) {
+		struct kvt_request wait = { .op = KVT_OP_FREE, .pages = pages, .n_pages = 1,
+					    .fence = { 3, i + 1 }, .user_data = 1000 + i };
+
+		assert_int_equal(kvt_alloc(client, 1, pages), 0);
+		assert_int_equal(kvt_submit(client, &wait), 0);
+	}
+	/* ... while many times the area's size goes past them. */
+	for (uint64_t round = 0; round < ROUNDS; round++) {
+		request.user_data = round;
+		request.keys = keys;
+		request.n_keys = (uint32_t)(round % 64) + 1;
+		request.flags = round % 3 ? 0 : KVT_F_LOCK;
+		assert_int_equal(kvt_submit(client, &request), 0);
+		assert_int_equal(kvt_reap(client, results, 1, 1), 1);
+		assert_int_equal(results[0].user_data, round);
+		assert_int_equal(results[0].matched,
+				 request.n_keys < 16 ? request.n_keys / PS * PS : 16);
+		if (request.flags)
+			assert_int_equal(kvt_unlock(client, results[0].lease, KVT_IDLE), 0);
+		held[n_held++ % 8] = results[0];
+		if (n_held >= 8) /* released seven rounds later */
+			kvt_result_release(client, &held[n_held % 8]);
+	}
+	for (uint32_t i = 0; i < 8; i++)
+		kvt_result_release(client, &held[i]);
+	assert_int_equal(kvt_fence_raise(client, 3, WAITING), 0);
+	while (seen < WAITING) {
+		int n = kvt_reap(client, results, 1, 8);
+
+		assert_true(n > 0);
+		for (int i = 0; i < n; i++, seen++) {
+			assert_int_equal(results[i].user_data, 1000 + seen);
+			assert_int_equal(results[i].freed, 1);
+			assert_true(results[i].flags & KVT_CQE_DEFERRED);
+		}
+	}
+	assert_int_equal(kvt_reap(client, results, 1, 8), 0); /* nothing is in flight */
+}
+
+static void full_rings_and_areas_push_back_and_recover(void **state)
+{
+	struct kvt_client *client = world.client;
+	struct kvt_request request = { .op = KVT_OP_NOP };
+	struct kvt_result results[64];
+	uint32_t keys[4097], submitted = 0;
+	int rc, reaped = 0;
+
+	(void)state;
+	inside_pause(&world.inside, true);
+	while ((rc = kvt_submit(client, &request)) == 0)
+		submitted++;
+	assert_int_equal(rc, -EAGAIN);
+	assert_int_equal(submitted, 8); /* the SQ's entries */
+	inside_pause(&world.inside, false);
+	while (reaped < (int)submitted) {
+		rc = kvt_reap(client, results, 1, 64);
+		assert_true(rc > 0);
+		reaped += rc;
+	}
+	memset(keys, 0, sizeof(keys));
+	request = (struct kvt_request){ .op = KVT_OP_MATCH, .namespace_id = world.ns,
+					.keys = keys, .n_keys = 4097 };
+	assert_int_equal(kvt_submit(client, &request), -E2BIG);
+	request.n_keys = 4096;
+	inside_pause(&world.inside, true);
+	assert_int_equal(kvt_submit(client, &request), 0);
+	request.n_keys = 1;
+	assert_int_equal(kvt_submit(client, &request), -EAGAIN);
+	inside_pause(&world.inside, false);
+	assert_int_equal(kvt_reap(client, results, 1, 1), 1);
+	assert_int_equal(kvt_submit(client, &request), 0);
+	assert_int_equal(kvt_reap(client, results, 1, 1), 1);
+}
+
+static void a_call_passes_what_others_wait_for(void **state)
+{
+	struct kvt_client *client = world.client;
+	struct kvt_request request = { .op = KVT_OP_NOP };
+	struct kvt_counters counters;
+	struct kvt_result results[4];
+
+	(void)state;
+	for (uint64_t i = 0; i < 4; i++) {
+		request.user_data = 70 + i;
+		assert_int_equal(kvt_submit(client, &request), 0);
+	}
+	assert_int_equal(kvt_stats(client, &counters), 0);
+	assert_int_equal(kvt_reap(client, results, 4, 4), 4);
+	for (uint64_t i = 0; i < 4; i++)
+		assert_int_equal(results[i].user_data, 70 + i);
+}
+
+static void what_the_library_cannot_say_it_refuses(void **state)
+{
+	struct kvt_client *client = world.client;
+	uint32_t keys[8] = { 0 }, pages[2] = { 1, 2 };
+	struct kvt_request bad[] = {
+		{ .op = 300 },
+		{ .op = KVT_OP_NOP, .flags = 1u << 16 },
+		{ .op = KVT_OP_NOP, .reserved = 1 },
+		{ .op = KVT_OP_MATCH, .n_keys = 4 },
+		{ .op = KVT_OP_FREE, .n_pages = 4 },
+		{ .op = KVT_OP_FREE, .fence = { 256, 0 } },
+		{ .op = KVT_OP_INSERT, .keys = keys, .n_keys = 8, .pages = pages, .n_pages = 1 },
+		{ .op = KVT_OP_INSERT, .keys = keys, .n_keys = 7, .pages = pages, .n_pages = 2 },
+	};
+	struct kvt_result result;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		assert_int_equal(kvt_submit(client, &bad[i]), -EINVAL);
+		assert_int_equal(kvt_call(client, &bad[i], &result), -EINVAL);
+		assert_true(kvt_client_error(client)->text[0]);
+	}
+}
+
+static void results_released_twice_or_never_given_are_harmless(void **state)
+{
+	struct kvt_client *client = world.client;
+	struct kvt_result result, copy, none = { 0 };
+	uint32_t keys[16], free_before;
+
+	(void)state;
+	count_up(keys, 1, 16);
+	insert(1, 16);
+	free_before = client->n_free;
+	assert_int_equal(kvt_match(client, world.ns, keys, 16, KVT_F_LOCK, &result), 0);
+	copy = result;
+	assert_int_equal(client->n_free, free_before - 1);
+	assert_int_equal(kvt_unlock(client, result.lease, KVT_IDLE), 0);
+	kvt_result_release(client, &result);
+	kvt_result_release(client, &result);
+	kvt_result_release(client, &none);
+	assert_int_equal(client->n_free, free_before);
+	/* The same slot again: the old copy does not release the new answer. */
+	assert_int_equal(kvt_match(client, world.ns, keys, 16, KVT_F_LOCK, &result), 0);
+	kvt_result_release(client, &copy);
+	assert_int_equal(client->n_free, free_before - 1);
+	assert_int_equal(kvt_unlock(client, result.lease, KVT_IDLE), 0);
+	kvt_result_release(client, &result);
+	assert_int_equal(client->n_free, free_before);
+}
+
+static void answers_that_are_held_leave_room_to_give_back(void **state)
+{
+	struct kvt_client *client = world.client;
+	struct kvt_result held[64];
+	uint32_t keys[16], n = 0;
+	int rc;
+
+	(void)state;
+	count_up(keys, 1, 16);
+	insert(1, 16);
+	while ((rc = kvt_match(client, world.ns, keys, 16, KVT_F_LOCK, &held[n])) == 0)
+		n++;
+	assert_int_equal(rc, -EAGAIN);
+	assert_true(n >= 16);
+	for (uint32_t i = 0; i < n; i++)
+		assert_int_equal(kvt_unlock(client, held[i].lease, KVT_IDLE), 0);
+	while (n)
+		kvt_result_release(client, &held[--n]);
+}
+
+/* ---------------------------------------------------------------- deadlines */
+
+/* Let one call pass its deadline, then let the daemon go on and settle. */
+static void miss_deadline(int expected)
+{
+	struct kvt_counters counters;
+
+	assert_int_equal(expected, -ETIMEDOUT);
+	kvt_client_set_timeout(world.client, 0);
+	inside_pause(&world.inside, false);
+	do { /* the first call takes the late answer, the next ones what was given back */
+		assert_int_equal(kvt_stats(world.client, &counters), 0);
+	} while (world.client->n_flying);
+}
+
+static void pause_and_set_deadline(void)
+{
+	inside_pause(&world.inside, true);
+	kvt_client_set_timeout(world.client, 2000000);
+}
+
+static void late_leases_and_pages_are_given_back(void **state)
+{
+	struct kvt_client *client = world.client;
+	uint32_t keys[16], pages[8], n;
+	struct kvt_counters counters;
+	struct kvt_result result;
+	struct kvt_handle handle;
+	struct kvt_lease lease;
+	struct kvt_seq *seq;
+
+	(void)state;
+	count_up(keys, 1, 16);
+	insert(1, 16);
+	assert_int_equal(kvt_match(client, world.ns, keys, 16, 0, &result), 0);
+	handle = result.handle;
+	pause_and_set_deadline();
+	miss_deadline(kvt_seq_begin(client, world.ns, keys, 16, 4, 0, &seq));
+	pause_and_set_deadline();
+	miss_deadline(kvt_alloc(client, 8, pages));
+	pause_and_set_deadline();
+	miss_deadline(kvt_match(client, world.ns, keys, 16, KVT_F_LOCK, &result));
+	pause_and_set_deadline();
+	miss_deadline(kvt_match(client, world.ns, keys, 16, 0, &result));
+	pause_and_set_deadline();
+	miss_deadline(kvt_lock(client, handle, &lease, pages, 8, &n));
+	counters = inside_counters(&world.inside);
+	assert_int_equal(counters.live_leases, 0);
+	assert_int_equal(counters.private_pages, 0);
+	assert_int_equal(counters.protected_pages, 0);
+	assert_int_equal(counters.cached_pages, 4);
+}
+
+static void late_inserts_give_back_what_the_tree_did_not_take(void **state)
+{
+	struct kvt_client *client = world.client;
+	struct kvt_handle root = { 0, 0, 0 }, nowhere = { 9, 9, 4 };
+	struct kvt_counters counters;
+	struct kvt_result result;
+	uint32_t keys[16], pages[4];
+
+	(void)state;
+	count_up(keys, 1, 16);
+	insert(1, 8);
+	/* Two duplicates, two new ones, and a lock that nobody learns of. */
+	assert_int_equal(kvt_alloc(client, 4, pages), 0);
+	pause_and_set_deadline();
+	miss_deadline(kvt_insert(client, world.ns, keys, 16, pages, root, KVT_IDLE, KVT_F_LOCK,
+				 &result));
+	counters = inside_counters(&world.inside);
+	assert_int_equal(counters.cached_pages, 4);
+	assert_int_equal(counters.private_pages, 0);
+	assert_int_equal(counters.live_leases, 0);
+	/* And one that is refused: all of its pages come back. */
+	assert_int_equal(kvt_alloc(client, 4, pages), 0);
+	pause_and_set_deadline();
+	miss_deadline(kvt_insert(client, world.ns, keys, 16, pages, nowhere, KVT_IDLE, 0, &result));
+	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
+}
+
+static void a_sequence_learns_of_its_late_answers(void **state)
+{
+	struct kvt_client *client = world.client;
+	uint32_t keys[16], n, table[6];
+	struct kvt_seq *seq;
+
+	(void)state;
+	count_up(keys, 1, 16);
+	assert_int_equal(kvt_seq_begin(client, world.ns, keys, 16, 0, 0, &seq), 0);
+	pause_and_set_deadline();
+	assert_int_equal(kvt_seq_extend(seq, 2), -ETIMEDOUT);
+	/* Until its answer is there the table is not known, so nothing else may pass it. */
+	assert_int_equal(kvt_seq_commit(seq, 8, NULL, 0, KVT_IDLE, 0), -ETIMEDOUT);
+	kvt_client_set_timeout(client, 0);
+	inside_pause(&world.inside, false);
+	assert_int_equal(kvt_seq_commit(seq, 16, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_seq_pages(seq, &n);
+	assert_int_equal(n, 6);
+	memcpy(table, kvt_seq_pages(seq, NULL), sizeof(table));
+	for (int i = 0; i < 6; i++)
+		for (int j = 0; j < i; j++)
+			assert_int_not_equal(table[i], table[j]);
+	/* A sequence that ends before its answer comes is no trouble either. */
+	pause_and_set_deadline();
+	assert_int_equal(kvt_seq_extend(seq, 1), -ETIMEDOUT);
+	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), -ETIMEDOUT);
+	miss_deadline(-ETIMEDOUT);
+	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
+	assert_int_equal(inside_counters(&world.inside).live_leases, 0);
+}
+
+static void a_fence_that_is_not_reached_holds_only_its_own(void **state)
+{
+	struct kvt_client *client = world.client;
+	struct kvt_counters counters;
+	uint32_t pages[2];
+
+	(void)state;
+	assert_int_equal(kvt_alloc(client, 2, pages), 0);
+	kvt_client_set_timeout(client, 2000000);
+	assert_int_equal(kvt_free(client, pages, 1, (struct kvt_fence){ 2, 10 }), -ETIMEDOUT);
+	kvt_client_set_timeout(client, 0);
+	assert_int_equal(kvt_stats(client, &counters), 0);
+	assert_int_equal(counters.private_pages, 2);
+	assert_int_equal(kvt_fence_raise(client, 2, 9), 0);
+	assert_int_equal(kvt_fence_raise(client, 2, 3), 0); /* never back */
+	assert_int_equal(*kvt_fence_word(client, 2), 9);
+	assert_int_equal(kvt_free(client, pages + 1, 1, (struct kvt_fence){ 2, 9 }), 0);
+	assert_int_equal(inside_counters(&world.inside).private_pages, 1);
+	assert_int_equal(kvt_fence_raise(client, 2, 11), 0);
+	do {
+		assert_int_equal(kvt_stats(client, &counters), 0);
+	} while (counters.private_pages);
+	assert_null(kvt_fence_word(client, 16));
+	assert_int_equal(kvt_fence_raise(client, 16, 1), -EINVAL);
+}
+
+/* ---------------------------------------------------------------- the end */
+
+/* The daemon is gone; the client says so for ever after. */
+static void check_lost(const char *text)
+{
+	struct kvt_request request = { .op = KVT_OP_NOP };
+	struct kvt_handle handle;
+	struct kvt_result result;
+	uint32_t key = 1, matched;
+
+	assert_non_null(strstr(kvt_client_error(world.client)->text, text));
+	assert_int_equal(kvt_submit(world.client, &request), -ECONNRESET);
+	assert_int_equal(kvt_reap(world.client, &result, 1, 1), -ECONNRESET);
+	assert_int_equal(kvt_fence_raise(world.client, 0, 1), -ECONNRESET);
+	assert_int_equal(kvt_probe(world.client, world.ns, &key, 1, &handle, &matched),
+			 -ECONNRESET);
+	assert_int_equal(kvt_client_close(world.client, KVT_IDLE), -ECONNRESET);
+	inside_forget(&world.inside, world.client);
+	world.client = NULL;
+}
+
+static void a_hang_up_wakes_a_sleeping_call(void **state)
+{
+	uint32_t page;
+
+	(void)state;
+	inside_pause(&world.inside, true);
+	inside_hang_up(&world.inside, world.client);
+	assert_int_equal(kvt_alloc(world.client, 1, &page), -ECONNRESET);
+	check_lost("gone");
+}
+
+static void a_spinning_call_notices_too(void **state)
+{
+	uint32_t page;
+
+	(void)state;
+	world.client->spin_budget_ns = -1;
+	inside_pause(&world.inside, true);
+	inside_hang_up(&world.inside, world.client);
+	assert_int_equal(kvt_alloc(world.client, 1, &page), -ECONNRESET);
+	check_lost("gone");
+}
+
+static void a_poller_notices_too(void **state)
+{
+	struct kvt_result result;
+	int rc;
+
+	(void)state;
+	inside_hang_up(&world.inside, world.client);
+	do
+		rc = kvt_reap(world.client, &result, 0, 1);
+	while (rc == 0);
+	assert_int_equal(rc, -ECONNRESET);
+	check_lost("gone");
+}
+
+static void a_goodbye_tells_why(void **state)
+{
+	struct kvt_message_refused message = {
+		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_GOODBYE,
+			  .version = KVT_ABI_MAJOR, .bytes = sizeof(message),
+			  .result = -EPROTO },
+		.text = "your ring is upside down",
+	};
+	uint32_t page;
+
+	(void)state;
+	inside_pause(&world.inside, true);
+	assert_int_equal(send(inside_session_of(&world.inside, world.client)->control, &message,
+			      sizeof(message), 0), sizeof(message));
+	assert_int_equal(kvt_alloc(world.client, 1, &page), -ECONNRESET);
+	check_lost("upside down");
+}
+
+static void the_gone_word_ends_the_session(void **state)
+{
+	uint32_t page;
+
+	(void)state;
+	kvt_store_release(&inside_session_of(&world.inside, world.client)->end.header->gone, 71u);
+	assert_int_equal(kvt_alloc(world.client, 1, &page), -ECONNRESET);
+	check_lost("ended the session");
+}
+
+static void an_arena_that_is_gone_ends_the_probes(void **state)
+{
+	struct kvt_handle handle;
+	uint32_t key = 1, matched;
+
+	(void)state;
+	pthread_mutex_lock(&world.inside.lock);
+	kvt_core_publish(world.inside.core, KVT_ARENA_GONE);
+	pthread_mutex_unlock(&world.inside.lock);
+	assert_int_equal(kvt_probe(world.client, world.ns, &key, 1, &handle, &matched),
+			 -ECONNRESET);
+	check_lost("shut down");
+}
+
+static void answers_before_the_end_still_count(void **state)
+{
+	struct kvt_request request = { .op = KVT_OP_NOP, .user_data = 5 };
+	struct kvt_result result;
+
+	(void)state;
+	assert_int_equal(kvt_submit(world.client, &request), 0);
+	while (kvt_client_arm(world.client) == 0)
+		kvt_cpu_relax();
+	inside_hang_up(&world.inside, world.client);
+	assert_int_equal(kvt_reap(world.client, &result, 1, 1), 1);
+	assert_int_equal(result.user_data, 5);
+	while (kvt_reap(world.client, &result, 0, 1) == 0)
+		;
+	check_lost("gone");
+}
+
+static void answers_to_nothing_end_the_session(void **state)
+{
+	static const uint64_t wrong[] = { 0, 1, 99999, 0xffffffffffffffffull, 1ull << 32 | 1 };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		struct kvt_cqe cqe = { .user_data = wrong[i] };
+		struct kvt_result result;
+		struct kvt_client *client;
+
+		client = inside_connect(&world.inside, 0, 0, 0, 0, 1000);
+		pthread_mutex_lock(&world.inside.lock);
+		inside_answer(inside_session_of(&world.inside, client), &cqe);
+		pthread_mutex_unlock(&world.inside.lock);
+		assert_int_equal(kvt_reap(client, &result, 0, 1), -EPROTO);
+		assert_int_equal(kvt_submit(client, &(struct kvt_request){ .op = KVT_OP_NOP }),
+				 -EPROTO);
+		kvt_client_abandon(client);
+		inside_forget(&world.inside, client);
+	}
+}
+
+static void an_answer_longer_than_its_list_ends_the_session(void **state)
+{
+	struct kvt_request request = { .op = KVT_OP_ALLOC, .arg = 2 };
+	struct kvt_cqe cqe = { .e = 1000 };
+	struct kvt_result result;
+
+	(void)state;
+	inside_pause(&world.inside, true);
+	assert_int_equal(kvt_submit(world.client, &request), 0);
+	cqe.user_data = world.client->ring.sq[0].user_data;
+	inside_answer(inside_session_of(&world.inside, world.client), &cqe);
+	assert_int_equal(kvt_reap(world.client, &result, 1, 1), -EPROTO);
+	kvt_client_abandon(world.client);
+	inside_forget(&world.inside, world.client);
+	world.client = NULL;
+}
+
+static void a_callers_own_loop_is_woken(void **state)
+{
+	struct kvt_request request = { .op = KVT_OP_FREE, .fence = { 1, 1 } };
+	struct pollfd fds[2] = {
+		{ .fd = kvt_client_completion_fd(world.client), .events = POLLIN },
+		{ .fd = kvt_client_control_fd(world.client), .events = POLLIN },
+	};
+	struct kvt_result result;
+
+	(void)state;
+	for (uint64_t round = 1; round <= 20; round++) {
+		request.fence.value = round;
+		assert_int_equal(kvt_submit(world.client, &request), 0);
+		assert_int_equal(kvt_client_arm(world.client), 0);
+		assert_int_equal(kvt_fence_raise(world.client, 1, round), 0);
+		assert_int_equal(poll(fds, 2, -1), 1);
+		assert_int_equal(fds[0].revents, POLLIN);
+		assert_int_equal(kvt_reap(world.client, &result, 0, 1), 1);
+		/* Reaping emptied it and took the wish back. */
+		assert_int_equal(poll(fds, 2, 0), 0);
+	}
+}
+
+static int in_child(void)
+{
+	struct kvt_request request = { .op = KVT_OP_NOP };
+	struct kvt_handle handle;
+	struct kvt_result result;
+	uint32_t key = 1, matched;
+	struct kvt_seq *seq;
+	struct kvt_pool pool;
+
+	return kvt_submit(world.client, &request) == -ECHILD &&
+	       kvt_call(world.client, &request, &result) == -ECHILD &&
+	       kvt_reap(world.client, &result, 0, 1) == -ECHILD &&
+	       kvt_probe(world.client, world.ns, &key, 1, &handle, &matched) == -ECHILD &&
+	       kvt_seq_begin(world.client, world.ns, &key, 1, 0, 0, &seq) == -ECHILD &&
+	       kvt_fence_raise(world.client, 0, 1) == -ECHILD &&
+	       kvt_fence_word(world.client, 0) == NULL &&
+	       kvt_pool_map(world.client, &pool) == -ECHILD &&
+	       kvt_client_arm(world.client) == -ECHILD &&
+	       strstr(kvt_client_error(world.client)->text, "connect anew") &&
+	       kvt_client_close(world.client, KVT_IDLE) == -ECHILD;
+}
+
+static void a_forked_child_is_refused_and_harms_nobody(void **state)
+{
+	uint32_t page;
+	int status;
+	pid_t pid;
+
+	(void)state;
+	/* What a real client maps is not even there in a child; here it would be. */
+	pid = fork();
+	if (pid == 0)
+		_exit(in_child() ? 0 : 1);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+	assert_int_equal(kvt_alloc(world.client, 1, &page), 0);
+	assert_int_equal(kvt_free(world.client, &page, 1, KVT_IDLE), 0);
+}
+
+static void clients_of_one_process_share_prefixes(void **state)
+{
+	struct kvt_client *other = inside_connect(&world.inside, 0, 0, 0, 0, 20000);
+	uint32_t keys[16], ns = inside_namespace(&world.inside, other, 1), matched;
+	struct kvt_handle handle;
+	struct kvt_result result;
+
+	(void)state;
+	count_up(keys, 1, 16);
+	insert(1, 16);
+	assert_int_equal(ns, world.ns);
+	assert_int_equal(kvt_match(other, ns, keys, 16, KVT_F_LOCK, &result), 0);
+	assert_int_equal(result.matched, 16);
+	kvt_result_release(other, &result);
+	assert_int_equal(kvt_probe(other, ns, keys, 16, &handle, &matched), 0);
+	assert_int_equal(matched, 16);
+	/* Dropped without CLOSE: its lock goes when its end is seen. */
+	kvt_client_abandon(other);
+	inside_forget(&world.inside, other);
+}
+
+int main(void)
+{
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+	const struct CMUnitTest tests[] = {
+		CASE(each_operation_answers_under_its_names),
+		CASE(duplicates_are_named_with_their_twins),
+		CASE(a_sequence_lives_from_begin_to_end),
+		CASE(an_end_that_published_nothing_says_so),
+		CASE(answers_come_in_any_order_and_block_nobody),
+		CASE(full_rings_and_areas_push_back_and_recover),
+		CASE(a_call_passes_what_others_wait_for),
+		CASE(what_the_library_cannot_say_it_refuses),
+		CASE(results_released_twice_or_never_given_are_harmless),
+		CASE(answers_that_are_held_leave_room_to_give_back),
+		CASE(late_leases_and_pages_are_given_back),
+		CASE(late_inserts_give_back_what_the_tree_did_not_take),
+		CASE(a_sequence_learns_of_its_late_answers),
+		CASE(a_fence_that_is_not_reached_holds_only_its_own),
+		CASE(a_hang_up_wakes_a_sleeping_call),
+		CASE(a_spinning_call_notices_too),
+		CASE(a_poller_notices_too),
+		CASE(a_goodbye_tells_why),
+		CASE(the_gone_word_ends_the_session),
+		CASE(an_arena_that_is_gone_ends_the_probes),
+		CASE(answers_before_the_end_still_count),
+		CASE(answers_to_nothing_end_the_session),
+		CASE(an_answer_longer_than_its_list_ends_the_session),
+		CASE(a_callers_own_loop_is_woken),
+		CASE(a_forked_child_is_refused_and_harms_nobody),
+		CASE(clients_of_one_process_share_prefixes),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
