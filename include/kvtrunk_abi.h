@@ -80,7 +80,8 @@ enum kvt_ledger_section {
 	KVT_LSECTION_OWNERS = 3,
 	KVT_LSECTION_PENDING = 4,
 	KVT_LSECTION_OPENED = 5,
-	KVT_LEDGER_SECTIONS = 6,
+	KVT_LSECTION_LABELS = 6, /* of namespaces, KVT_LABEL_BYTES each, by the first opener */
+	KVT_LEDGER_SECTIONS = 7,
 };
 
 /** One array inside an object. A reader checks offset + bytes against the object's real size
@@ -231,7 +232,8 @@ struct kvt_page_record {
 };
 _Static_assert(sizeof(struct kvt_page_record) == 8, "kvt_page_record");
 
-/** A namespace that is open in some session or still has keys. */
+/** A namespace that is open in some session or still has keys. What people call it is in the
+ * ledger: clients have no need to read each other's adapter names. */
 struct kvt_namespace_record {
 	uint64_t digest[2];
 	uint32_t flags; /* 1 = in use */
@@ -242,9 +244,8 @@ struct kvt_namespace_record {
 	uint64_t evictable_pages; /* derived */
 	uint64_t protected_pages; /* derived */
 	uint64_t nodes;           /* derived: nodes that name this record */
-	char label[KVT_LABEL_BYTES]; /* what the first opener called it, for people */
-} KVT_ALIGNED(KVT_LINE);
-_Static_assert(sizeof(struct kvt_namespace_record) == 128, "kvt_namespace_record");
+} KVT_ALIGNED(64);
+_Static_assert(sizeof(struct kvt_namespace_record) == 64, "kvt_namespace_record");
 
 /* ---------------------------------------------------------------------- operations */
 

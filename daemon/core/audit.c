@@ -397,7 +397,7 @@ bool kvt_core_describe_namespace(const struct kvt_core *core, uint32_t id,
 		.protected_pages = space->protected_pages,
 		.nodes = space->nodes,
 	};
-	memcpy(ret_namespace->label, space->label, sizeof(space->label));
+	memcpy(ret_namespace->label, core->labels[id], KVT_LABEL_BYTES);
 	return true;
 }
 

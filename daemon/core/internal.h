@@ -76,6 +76,7 @@ struct kvt_core {
 	struct kvt_pending_record *pending;
 	uint64_t *opened; /* [session][max_namespaces bits] */
 	uint32_t opened_words;
+	char (*labels)[KVT_LABEL_BYTES]; /* of namespaces */
 
 	struct kvt_slots slots;
 	struct kvt_fifo free_nodes;

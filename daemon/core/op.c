@@ -221,7 +221,7 @@ static int op_match(struct kvt_core *core, struct kvt_op_context *op)
 static int handle_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t *ret_node)
 {
 	const struct kvt_sqe *sqe = op->sqe;
-	uint32_t id = sqe->node, pages = sqe->positions / core->ps;
+	uint32_t id = sqe->node, pages = sqe->positions / core->ps, holder;
 	const struct kvt_node *node;
 
 	if (id == KVT_NONE || id >= core->config.max_nodes)
@@ -229,12 +229,16 @@ static int handle_check(struct kvt_core *core, struct kvt_op_context *op, uint32
 	node = kvt_node_at(core, id);
 	if (!(node->flags & KVT_NODE_LIVE) || node->generation != sqe->generation)
 		return kvt_refuse(op, -ESTALE, KVT_REASON_HANDLE_STALE, 0);
-	if ((node->flags & KVT_NODE_ROOT) || pages == 0 || sqe->positions % core->ps ||
-	    pages > node->start + node->sealed)
+	if ((node->flags & KVT_NODE_ROOT) || pages == 0 || sqe->positions % core->ps)
+		return kvt_refuse(op, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
+	/* Below announced pages a node has none that are sealed: what counts is the node that holds
+	 * the handle's last page, not the one that it names. */
+	holder = kvt_path_node(core, id, pages - 1);
+	if (pages > core->nodes[holder].start + core->nodes[holder].sealed)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
 	if (kvt_path_detached(core, id) || kvt_expire_now(core, id))
 		return kvt_refuse(op, -ESTALE, KVT_REASON_HANDLE_STALE, 0);
-	*ret_node = kvt_path_node(core, id, pages - 1);
+	*ret_node = holder;
 	return 0;
 }
 

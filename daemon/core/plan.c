@@ -95,8 +95,9 @@ static uint64_t lay_ledger(const struct kvt_core_config *c, struct kvt_section *
 	at = lay(sections, KVT_LSECTION_OWNERS, at, c->n_pages, sizeof(struct kvt_owner_record));
 	at = lay(sections, KVT_LSECTION_PENDING, at, c->n_pending + 1ull,
 		 sizeof(struct kvt_pending_record));
-	return lay(sections, KVT_LSECTION_OPENED, at,
-		   (c->max_sessions + 1ull) * opened_words(c), sizeof(uint64_t));
+	at = lay(sections, KVT_LSECTION_OPENED, at, (c->max_sessions + 1ull) * opened_words(c),
+		 sizeof(uint64_t));
+	return lay(sections, KVT_LSECTION_LABELS, at, c->max_namespaces, KVT_LABEL_BYTES);
 }
 
 /** Hand out scratch memory piece by piece; with base NULL only counts. */
@@ -262,6 +263,7 @@ static void fill_ledger(struct kvt_core *core, void *memory)
 	core->pending = (void *)(bytes + header->sections[KVT_LSECTION_PENDING].offset);
 	core->opened = (void *)(bytes + header->sections[KVT_LSECTION_OPENED].offset);
 	core->opened_words = opened_words(c);
+	core->labels = (void *)(bytes + header->sections[KVT_LSECTION_LABELS].offset);
 }
 
 /** Everything free, lowest numbers first. */

@@ -81,7 +81,7 @@ static void make_namespace(struct kvt_core *core, uint32_t id, const uint64_t di
 	space->flags = 1;
 	space->opened = 0;
 	space->cached_pages = space->evictable_pages = space->protected_pages = 0;
-	snprintf(space->label, sizeof(space->label), "%s", label ? label : "");
+	snprintf(core->labels[id], KVT_LABEL_BYTES, "%s", label ? label : "");
 }
 
 int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint64_t digest[2],
