@@ -203,21 +203,19 @@ static int check_handle(struct kvt_oracle *o, uint32_t *ret_node)
 {
 	const struct kvt_sqe *sqe = &o->run.record->sqe;
 	uint32_t ps = o->config.page_size;
-	const struct model_node *node;
+	const struct model_node *node, *covering;
 
 	if (sqe->node == 0 || sqe->node >= o->config.max_nodes)
 		return run_refuse(o, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
 	node = model_node(o, sqe->node);
-	if (!node || node->generation != sqe->generation)
+	if (!node || node->generation != sqe->generation || node->detached)
 		return run_refuse(o, -ESTALE, KVT_REASON_HANDLE_STALE, 0);
-	if (sqe->positions == 0 || sqe->positions % ps ||
-	    sqe->positions / ps > node->start + node->sealed)
+	if (sqe->positions == 0 || sqe->positions % ps)
 		return run_refuse(o, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
-	if (node->detached)
-		return run_refuse(o, -ESTALE, KVT_REASON_HANDLE_STALE, 0);
-	while (sqe->positions / ps <= node->start)
-		node = model_node(o, node->parent);
-	*ret_node = node->id;
+	covering = model_covering(o, sqe->node, sqe->positions / ps - 1);
+	if (!covering || sqe->positions / ps > covering->start + covering->sealed)
+		return run_refuse(o, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
+	*ret_node = covering->id;
 	return 0;
 }
 

@@ -227,7 +227,8 @@ static int handle_check(struct kvt_core *core, struct kvt_op_context *op, uint32
 	if (id == KVT_NONE || id >= core->config.max_nodes)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
 	node = kvt_node_at(core, id);
-	if (!(node->flags & KVT_NODE_LIVE) || node->generation != sqe->generation)
+	if (!(node->flags & KVT_NODE_LIVE) || node->generation != sqe->generation ||
+	    kvt_path_detached(core, id))
 		return kvt_refuse(op, -ESTALE, KVT_REASON_HANDLE_STALE, 0);
 	if ((node->flags & KVT_NODE_ROOT) || pages == 0 || sqe->positions % core->ps)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
@@ -236,7 +237,7 @@ static int handle_check(struct kvt_core *core, struct kvt_op_context *op, uint32
 	holder = kvt_path_node(core, id, pages - 1);
 	if (pages > core->nodes[holder].start + core->nodes[holder].sealed)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
-	if (kvt_path_detached(core, id) || kvt_expire_now(core, id))
+	if (kvt_expire_now(core, id))
 		return kvt_refuse(op, -ESTALE, KVT_REASON_HANDLE_STALE, 0);
 	*ret_node = holder;
 	return 0;

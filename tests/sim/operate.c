@@ -98,9 +98,9 @@ static void put_fence(struct shot *shot)
 
 static void put_namespace(struct shot *shot)
 {
-	shot->sqe.namespace_id = sim_chance(shot->sim, 10) ?
+	shot->sqe.namespace_id = shot->s->n_namespaces == 0 || sim_chance(shot->sim, 10) ?
 		sim_below(shot->sim, shot->sim->config.max_namespaces + 2) :
-		1 + sim_below(shot->sim, shot->sim->n_namespaces ? shot->sim->n_namespaces : 1);
+		shot->s->namespaces[sim_below(shot->sim, shot->s->n_namespaces)];
 }
 
 static void put_sequence(struct shot *shot)
@@ -127,7 +127,7 @@ static struct sim_lease *put_lease(struct shot *shot, uint32_t kind)
 		if (!s->present)
 			s = shot->s;
 	}
-	for (uint32_t i = 0; i < 6 && s->n_leases; i++) {
+	for (uint32_t i = 0; i < 12 && s->n_leases; i++) {
 		lease = &s->leases[sim_below(shot->sim, s->n_leases)];
 		if (lease->kind == kind)
 			break;
@@ -449,16 +449,61 @@ static const struct {
 	{ 8, KVT_OP_COUNT, op_garbage },
 };
 
-static void fill(struct shot *shot)
+static uint32_t leases_of_kind(const struct sim_session *s, uint32_t kind)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < s->n_leases; i++)
+		n += s->leases[i].kind == kind;
+	return n;
+}
+
+static size_t choose_row(struct sim *sim)
 {
 	uint32_t total = 0, at;
 	size_t i;
 
 	for (i = 0; i < sizeof(menu) / sizeof(menu[0]); i++)
 		total += menu[i].weight;
-	at = sim_below(shot->sim, total);
+	at = sim_below(sim, total);
 	for (i = 0; at >= menu[i].weight; i++)
 		at -= menu[i].weight;
+	return i;
+}
+
+/* Whether an operation makes sense for what the session holds; senseless ones are rare. */
+static bool sensible(const struct shot *shot, uint32_t op)
+{
+	uint32_t sequences = leases_of_kind(shot->s, KVT_LEASE_BEGIN);
+	uint32_t locks = leases_of_kind(shot->s, KVT_LEASE_MATCH);
+
+	switch (op) {
+	case KVT_OP_UNLOCK:
+		return locks > 0;
+	case KVT_OP_COMMIT:
+	case KVT_OP_EXTEND:
+	case KVT_OP_END:
+		return sequences > 0;
+	case KVT_OP_BEGIN:
+		return sequences < 5;
+	case KVT_OP_LOCK:
+		return locks < 4;
+	case KVT_OP_ALLOC:
+		return shot->s->n_pages < shot->sim->config.n_pages / 4 + 4;
+	case KVT_OP_FREE:
+		return shot->s->n_pages > 0;
+	default:
+		return true;
+	}
+}
+
+static void fill(struct shot *shot)
+{
+	size_t i = choose_row(shot->sim);
+
+	for (int tries = 0; tries < 8 && !sensible(shot, menu[i].op); tries++)
+		if (!sim_chance(shot->sim, 20))
+			i = choose_row(shot->sim);
 	shot->sqe.op = menu[i].op;
 	menu[i].fill(shot);
 	if (sim_chance(shot->sim, 10)) { /* one bit of a good entry is wrong */
@@ -467,6 +512,21 @@ static void fill(struct shot *shot)
 		((uint8_t *)&shot->sqe)[bit / 8] ^= (uint8_t)(1u << bit % 8);
 	}
 	shot->sqe.user_data = shot->sim->step;
+}
+
+/* ---- a stream goes on: fences rise, and what waited takes effect */
+
+static void raise_fences(struct sim *sim, uint32_t session)
+{
+	struct sim_session *s = &sim->sessions[session];
+	struct kvt_fence_word *words = (struct kvt_fence_word *)(uintptr_t)s->view.fences;
+
+	if (!words) /* it is over */
+		return;
+	for (uint32_t i = 0; i < KVT_FENCE_WORDS; i++)
+		if (sim_chance(sim, 400))
+			kvt_store_release(&words[i].value, words[i].value + sim_below(sim, 4));
+	kvt_core_poll(sim->core, session, sim->now_ns);
 }
 
 static void shoot(struct sim *sim, uint32_t session)
@@ -478,11 +538,11 @@ static void shoot(struct sim *sim, uint32_t session)
 
 	fill(&shot);
 	reached = sim_fence_reached(sim, session, &shot.sqe);
-	if (!kvt_core_can_defer(sim->core)) {
+	if (!kvt_core_can_defer(sim->core) && (!reached || s->n_waiting)) {
 		/* The daemon would leave the entry in the ring. */
 		sim->coverage->rare[SIM_NO_DEFER_ROOM]++;
-		if (!reached || s->n_waiting)
-			return;
+		raise_fences(sim, 1 + sim_below(sim, sim->config.max_sessions));
+		return;
 	}
 	if (kvt_core_execute(sim->core, session, &shot.sqe, sim->now_ns, &cqe)) {
 		if (!sim->failed && memcmp(&cqe, &sim->last_cqe, sizeof(cqe)) != 0)
@@ -501,17 +561,6 @@ static void shoot(struct sim *sim, uint32_t session)
 }
 
 /* ---- what happens besides operations */
-
-static void raise_fences(struct sim *sim, uint32_t session)
-{
-	struct sim_session *s = &sim->sessions[session];
-	struct kvt_fence_word *words = (struct kvt_fence_word *)(uintptr_t)s->view.fences;
-
-	for (uint32_t i = 0; i < KVT_FENCE_WORDS; i++)
-		if (sim_chance(sim, 400))
-			kvt_store_release(&words[i].value, words[i].value + sim_below(sim, 4));
-	kvt_core_poll(sim->core, session, sim->now_ns);
-}
 
 static void die(struct sim *sim, uint32_t session)
 {
@@ -553,9 +602,8 @@ static void operator_acts(struct sim *sim)
 		kvt_core_reset(sim->core, sim->now_ns);
 		break;
 	case 1:
-		if (sim->n_namespaces)
-			kvt_core_remove(sim->core, 1 + sim_below(sim, sim->n_namespaces), q->keys,
-					q->n, sim->now_ns, &removed);
+		kvt_core_remove(sim->core, sim_below(sim, sim->config.max_namespaces), q->keys,
+				q->n, sim->now_ns, &removed);
 		break;
 	default:
 		kvt_core_evict(sim->core, sim_below(sim, 12), sim->now_ns);
@@ -580,9 +628,9 @@ void sim_operate(struct sim *sim)
 		return;
 	}
 	if (!s->open) {
-		if (how < 100)
+		if (how < 250)
 			sign_more(sim, session);
-		else if (how < 400)
+		else if (how < 600)
 			kvt_core_work(sim->core, sim_below(sim, 6), sim_chance(sim, 300),
 				      sim->now_ns);
 		return;

@@ -57,6 +57,8 @@ struct sim_session {
 	uint32_t n_pages;
 	uint32_t *pages; /* loose ones */
 	uint32_t n_waiting; /* deferred operations that have not answered */
+	uint32_t n_namespaces;
+	uint32_t namespaces[8]; /* opened by it */
 };
 
 struct sim_brief { /* of a record, for the history */
@@ -109,7 +111,6 @@ struct sim {
 	struct kvt_oracle *oracle;
 	struct sim_coverage *coverage;
 	struct sim_session sessions[SIM_SESSIONS + 1];
-	uint32_t n_namespaces;
 	struct sim_sequence sequences[SIM_SEQUENCES];
 	uint32_t n_handles;
 	struct sim_handle handles[SIM_HANDLES];

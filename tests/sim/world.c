@@ -172,11 +172,17 @@ void sim_namespace_open(struct sim *sim, uint32_t session)
 	uint32_t which = 1 + sim_below(sim, sim->config.max_namespaces);
 	uint64_t digest[2] = { which, 7 };
 	uint32_t number = 0;
+	struct sim_session *s = &sim->sessions[session];
 	int error = kvt_core_namespace_open(sim->core, session, digest, "sim", sim->now_ns,
 					    &number);
 
-	if (error == 0 && number > sim->n_namespaces)
-		sim->n_namespaces = number;
+	if (error)
+		return;
+	for (uint32_t i = 0; i < s->n_namespaces; i++)
+		if (s->namespaces[i] == number)
+			return;
+	if (s->n_namespaces < 8)
+		s->namespaces[s->n_namespaces++] = number;
 }
 
 void sim_session_open(struct sim *sim)
@@ -220,7 +226,7 @@ void sim_session_open(struct sim *sim)
 	s->open = s->present = true;
 	s->view = view;
 	s->pages = pages;
-	for (uint32_t i = sim_below(sim, 4); i; i--)
+	for (uint32_t i = sim_between(sim, 0, 3); i; i--)
 		sim_namespace_open(sim, session);
 }
 
