@@ -218,7 +218,13 @@ static void rows_write(const struct work *work, const struct partial *result)
 	}
 }
 
-/* Where the positions [start, end) lie in one plane; at most n_max of them. */
+/* What stands for a row that is not there. */
+static const char no_row[KVT_ATTN_HEAD_DIM_MAX * sizeof(float)];
+
+/*
+ * Where the positions [start, end) lie in one plane; at most n_max of them. Places up to n_max, rounded up to whole
+ * vectors, that have no position get a row of zeros.
+ */
 static void rows_find(const struct work *work, const char *plane, uint32_t start, uint32_t end,
 		      uint32_t n_max, struct kvt_rows *ret_rows)
 {
@@ -230,6 +236,8 @@ static void rows_find(const struct work *work, const char *plane, uint32_t start
 	uint32_t i = 0;
 
 	ret_rows->n = n;
+	for (uint32_t j = n; j < n_max; j++)
+		ret_rows->at[j] = no_row;
 	if (!n)
 		return;
 	plane += work->block->kv_head * kv->head_stride_bytes;

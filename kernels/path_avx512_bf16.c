@@ -105,6 +105,12 @@ static inline void row_load(element *target, const void *source, uint32_t n, uin
 					 halves_load((const uint16_t *)source + i, n - i, false));
 }
 
+/* One line of a row that will be read soon, into the second cache: the first has work to do. */
+static inline void line_fetch(const char *byte)
+{
+	_mm_prefetch(byte, _MM_HINT_T1);
+}
+
 static inline __attribute__((always_inline)) void
 keys_pack_of(element *panel, const struct kvt_rows *rows, const struct kvt_rows *ahead,
 	     uint32_t dim, bool f8)
@@ -113,18 +119,22 @@ keys_pack_of(element *panel, const struct kvt_rows *rows, const struct kvt_rows 
 	const uint32_t n_steps = (dim + 1) / 2;
 
 	for (uint32_t key = 0; key < rows->n; key += VW) {
-		for (uint32_t i = key; i < key + VW && i < ahead->n; i++)
-			row_fetch(ahead->at[i], dim * bytes);
 		for (uint32_t x = 0; x < dim; x += 2 * VW) {
 			uint32_t steps = n_steps - x / 2 < VW ? n_steps - x / 2 : VW;
 			element *to = panel + (x * GEMM_VECTORS * VW + 2 * key);
 			__m512i t[16];
 
 			UNROLL for (uint32_t i = 0; i < 16; i++)
-				t[i] = key + i >= rows->n ? _mm512_setzero_si512() :
-					halves_load(rows->at[key + i] + x * bytes, dim - x, f8);
+				line_fetch(ahead->at[key + i] + x * bytes);
+			UNROLL for (uint32_t i = 0; i < 16; i++)
+				t[i] = halves_load(rows->at[key + i] + x * bytes, dim - x, f8);
 			transpose_16(t);
-			for (uint32_t i = 0; i < steps; i++)
+			if (steps < VW) {
+				for (uint32_t i = 0; i < steps; i++)
+					_mm512_storeu_si512(to + i * (GEMM_VECTORS * VW * 2), t[i]);
+				continue;
+			}
+			UNROLL for (uint32_t i = 0; i < VW; i++)
 				_mm512_storeu_si512(to + i * (GEMM_VECTORS * VW * 2), t[i]);
 		}
 	}
@@ -139,60 +149,83 @@ static void keys_pack(element *panel, const struct kvt_rows *rows, const struct 
 		keys_pack_of(panel, rows, ahead, dim, false);
 }
 
-/*
- * Two rows of 32 dimensions become two vectors of 16 pairs; returns lanes whose exponent is all
- * ones.
- */
-static inline __mmask32 pair_interleave(__m512i even, __m512i odd, __m512i *ret_low, __m512i *ret_high)
+/* Two rows of 32 dimensions become two vectors of 16 pairs. */
+static inline void pair_interleave(__m512i even, __m512i odd, __m512i *ret_pairs)
 {
-	const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
-					     39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+	const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9,
+					     40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1,
+					     32, 0);
 	const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-	const __m512i exponent = _mm512_set1_epi16(0x7f80);
 
-	*ret_low = _mm512_permutex2var_epi16(even, low, odd);
-	*ret_high = _mm512_permutex2var_epi16(even, high, odd);
-	return _mm512_cmpeq_epi16_mask(_mm512_and_si512(even, exponent), exponent) |
-		_mm512_cmpeq_epi16_mask(_mm512_and_si512(odd, exponent), exponent);
+	ret_pairs[0] = _mm512_permutex2var_epi16(even, low, odd);
+	ret_pairs[1] = _mm512_permutex2var_epi16(even, high, odd);
+}
+
+/*
+ * One panel of values, n_vectors wide, of which the first is number first of the row. Returns the lanes' highest
+ * bits but the sign: 0x7f80 or more where a value is not finite.
+ */
+static inline __attribute__((always_inline)) __m512i
+values_panel_pack(element *panel, const struct kvt_rows *rows, const struct kvt_rows *ahead,
+		  uint32_t dim, uint32_t first, const uint32_t n_vectors, bool f8)
+{
+	const uint32_t bytes = f8 ? 1 : 2;
+	const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+	__m512i highest = _mm512_setzero_si512();
+	uint32_t from = first * VW;
+
+	for (uint32_t key = 0; key < rows->n; key += 2) {
+		const char *even_row = rows->at[key] + from * bytes;
+		const char *odd_row = rows->at[key + 1] + from * bytes;
+
+		UNROLL for (uint32_t v = 0; v < n_vectors; v += 2) {
+			__m512i even = halves_load(even_row + v * VW * bytes, dim - from - v * VW, f8);
+			__m512i odd = halves_load(odd_row + v * VW * bytes, dim - from - v * VW, f8);
+			__m512i pairs[2];
+
+			line_fetch(ahead->at[key] + (from + v * VW) * bytes);
+			line_fetch(ahead->at[key + 1] + (from + v * VW) * bytes);
+			highest = _mm512_max_epu16(highest, _mm512_and_si512(even, magnitude));
+			highest = _mm512_max_epu16(highest, _mm512_and_si512(odd, magnitude));
+			pair_interleave(even, odd, pairs);
+			_mm512_storeu_si512(panel, pairs[0]);
+			if (v + 1 < n_vectors)
+				_mm512_storeu_si512(panel + 2 * VW, pairs[1]);
+			panel += v + 1 < n_vectors ? 4 * VW : 2 * VW;
+		}
+	}
+	return highest;
 }
 
 static inline __attribute__((always_inline)) bool
 values_pack_of(element *chunk, uint32_t capacity, const struct kvt_rows *rows,
 	       const struct kvt_rows *ahead, uint32_t dim, bool f8)
 {
-	const uint32_t bytes = f8 ? 1 : 2;
 	const uint32_t n_vectors = (dim + VW - 1) / VW;
 	const uint32_t n_panels = (n_vectors + GEMM_VECTORS - 1) / GEMM_VECTORS;
-	__mmask32 not_finite = 0;
+	__m512i highest = _mm512_setzero_si512(), panel_highest;
 
-	for (uint32_t key = 0; key < rows->n; key += 2) {
-		uint32_t panel = 0, first = 0, end = n_vectors / n_panels;
+	for (uint32_t panel = 0; panel < n_panels; panel++) {
+		uint32_t first = n_vectors * panel / n_panels;
+		uint32_t width = n_vectors * (panel + 1) / n_panels - first;
+		element *to = chunk + first * VW * capacity;
 
-		for (uint32_t i = key; i < key + 2 && i < ahead->n; i++)
-			row_fetch(ahead->at[i], dim * bytes);
-		for (uint32_t v = 0; v < n_vectors; v += 2) {
-			const char *row = rows->at[key] + v * VW * bytes;
-			__m512i even = halves_load(row, dim - v * VW, f8);
-			__m512i odd = _mm512_setzero_si512();
-			__m512i pairs[2];
-
-			if (key + 1 < rows->n)
-				odd = halves_load(rows->at[key + 1] + v * VW * bytes,
-						  dim - v * VW, f8);
-			not_finite |= pair_interleave(even, odd, &pairs[0], &pairs[1]);
-			for (uint32_t i = v; i < v + 2 && i < n_vectors; i++) {
-				if (i == end) {
-					first = end;
-					panel++;
-					end = n_vectors * (panel + 1) / n_panels;
-				}
-				_mm512_storeu_si512(chunk + first * VW * capacity +
-						    (key * (end - first) + (i - first) * 2) * VW,
-						    pairs[i - v]);
-			}
+		switch (width) {
+		case 1:
+			panel_highest = values_panel_pack(to, rows, ahead, dim, first, 1, f8);
+			break;
+		case 2:
+			panel_highest = values_panel_pack(to, rows, ahead, dim, first, 2, f8);
+			break;
+		case 3:
+			panel_highest = values_panel_pack(to, rows, ahead, dim, first, 3, f8);
+			break;
+		default:
+			panel_highest = values_panel_pack(to, rows, ahead, dim, first, 4, f8);
 		}
+		highest = _mm512_max_epu16(highest, panel_highest);
 	}
-	return not_finite != 0;
+	return _mm512_cmpge_epu16_mask(highest, _mm512_set1_epi16(0x7f80)) != 0;
 }
 
 static bool values_pack(element *chunk, uint32_t capacity, const struct kvt_rows *rows,
