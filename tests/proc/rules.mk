@@ -3,7 +3,8 @@
 # library with protocol steps, so that a process can be killed at any of them.
 PROC_PROGRAMS := $(patsubst tests/%.c,$(O)/tests/%,$(wildcard tests/proc/test_*.c))
 
-$(PROC_PROGRAMS): $(O)/tests/proc/%: $(O)/obj/tests/proc/%.o $(O)/libkvttest.a $(O)/libkvtrunk-steps.a
+$(PROC_PROGRAMS): $(O)/tests/proc/%: $(O)/obj/tests/proc/%.o $(O)/libkvttest.a \
+		$(O)/libkvtrunk-steps.a
 	$(link_test) -lcmocka -lpthread
 
 TEST_PROGRAMS += $(PROC_PROGRAMS)

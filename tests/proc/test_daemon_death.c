@@ -30,7 +30,8 @@ struct waiter {
 };
 
 static int waiter_pipe = -1;
-static bool told;
+static bool told = true;
+static bool tell; /* that it is about to sleep, once it has said that it is about to wait */
 
 /* The step just before a blocking call sleeps. */
 static void at_step(struct kvt_client *client, unsigned int step, void *context)
@@ -46,6 +47,7 @@ static void at_step(struct kvt_client *client, unsigned int step, void *context)
 static void going_to_wait(void)
 {
 	kvt_test_send(waiter_pipe, 1);
+	told = !tell;
 }
 
 static void wait_in_call(struct kvt_client *client, uint32_t namespace_id)
@@ -170,7 +172,7 @@ static void waiter_run(int pipe, void *context)
 	kvt_test_equal(kvt_client_connect(&client, &options, NULL), 0);
 	namespace_id = waiter->observer ? 0 : kvt_test_namespace(client, "death");
 	kvt_test_check(kvt_client_step_hook(at_step, NULL));
-	told = !waiter->sleeps;
+	tell = waiter->sleeps;
 	waiter->wait(client, namespace_id);
 	if (waiter->wait != wait_in_close) {
 		kvt_test_equal(kvt_stats(client, &counters), -ECONNRESET);
