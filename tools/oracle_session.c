@@ -84,9 +84,6 @@ static int apply_sign(struct kvt_oracle *o, struct model_session *s, uint32_t se
 		return 0;
 	s->state = KVT_SESSION_DYING;
 	drop_pending_of(o, session);
-	for (uint32_t i = 1; i <= o->config.n_leases; i++)
-		if (o->leases[i].kind != KVT_LEASE_FREE && o->leases[i].session == session)
-			o->leases[i].ending = true;
 	return 0;
 }
 
