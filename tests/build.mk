@@ -5,8 +5,7 @@
 #
 # Unit tests need no rule: tests/unit/test_NAME.c is one cmocka program. It is linked with what
 # needs only libc (shm, core, libclient); test_daemon_*.c also gets the daemon without its main(),
-# test_tools_*.c and test_oracle*.c the tools without theirs. What else is in tests/unit can be
-# used by all of them.
+# test_tools_*.c and test_oracle*.c the tools without theirs.
 
 CFLAGS_tests := -Wno-missing-prototypes
 
@@ -16,14 +15,12 @@ sources_without_main = $(if $(1),$(shell grep -LE "^int main[$(LPAREN)]" $(1)))
 DAEMON_PARTS := $(call objs,$(call sources_without_main,$(DAEMON_SRC)))
 TOOLS_PARTS := $(call objs,$(call sources_without_main,$(wildcard tools/*.c)))
 TESTLIB_OBJ := $(call objs,$(wildcard tests/lib/*.c))
-UNITLIB_OBJ := $(call objs,$(filter-out tests/unit/test_%,$(wildcard tests/unit/*.c)))
 
 $(O)/libkvtbase.a: $(SHM_OBJ) $(CORE_OBJ) $(CLIENT_OBJ)
 $(O)/libkvtdaemon.a: $(DAEMON_PARTS)
 $(O)/libkvttools.a: $(TOOLS_PARTS)
 $(O)/libkvttest.a: $(TESTLIB_OBJ)
-$(O)/libkvtunit.a: $(UNITLIB_OBJ)
-$(O)/libkvtbase.a $(O)/libkvtdaemon.a $(O)/libkvttools.a $(O)/libkvttest.a $(O)/libkvtunit.a:
+$(O)/libkvtbase.a $(O)/libkvtdaemon.a $(O)/libkvttools.a $(O)/libkvttest.a:
 	@rm -f $@
 	@$(if $^,$(AR) rcs $@ $^,$(AR) cr $@)
 
@@ -40,16 +37,15 @@ link_test = $(if $(V),,@echo "  LD  $@" && )mkdir -p $(@D) && \
 	$(CC) $(LDFLAGS_BASE) $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) \
 	-Wl,--end-group -o $@
 
-$(UNIT_PORTABLE): $(O)/tests/unit/%: $(O)/obj/tests/unit/%.o $(O)/libkvtunit.a \
-		$(O)/libkvtbase.a
+$(UNIT_PORTABLE): $(O)/tests/unit/%: $(O)/obj/tests/unit/%.o $(O)/libkvtbase.a
 	$(link_test) $(CMOCKA_FLAGS) -lcmocka -lpthread
 
 $(call unit_programs,$(UNIT_DAEMON)): $(O)/tests/unit/%: $(O)/obj/tests/unit/%.o \
-		$(O)/libkvtunit.a $(O)/libkvtdaemon.a $(O)/libkvtbase.a
+		$(O)/libkvtdaemon.a $(O)/libkvtbase.a
 	$(link_test) -lcmocka $(DAEMON_LIBS) -lpthread
 
 $(call unit_programs,$(UNIT_TOOLS)): $(O)/tests/unit/%: $(O)/obj/tests/unit/%.o \
-		$(O)/libkvtunit.a $(O)/libkvttools.a $(O)/libkvtbase.a
+		$(O)/libkvttools.a $(O)/libkvtbase.a
 	$(link_test) -lcmocka $(TOOLS_LIBS) -lpthread -lm
 
 UNIT_PROGRAMS := $(call unit_programs,$(UNIT_SRC))
