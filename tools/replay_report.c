@@ -91,6 +91,14 @@ bool kvt_replay_good(const struct kvt_replay_report *report)
 
 /* ---- JSON ---- */
 
+/* null is only a name with its comma; the number takes its place. */
+static void json_number(struct kvt_json *json, const char *name, int decimals, double value)
+{
+	kvt_json_null(json, name);
+	json->text.used -= strlen("null");
+	kvt_text_print(&json->text, "%.*f", decimals, value);
+}
+
 static void json_pages(struct kvt_json *json, const char *name, const struct kvt_counters *counters)
 {
 	kvt_json_open(json, name, '{');
@@ -111,10 +119,10 @@ static void json_latency(struct kvt_json *json, const struct totals *totals)
 
 		kvt_json_open(json, op_names[op], '{');
 		kvt_json_u64(json, "count", latency->n);
-		kvt_json_format(json, "p50", "%.2f", kvt_latency_us(latency, 0.5));
-		kvt_json_format(json, "p90", "%.2f", kvt_latency_us(latency, 0.9));
-		kvt_json_format(json, "p99", "%.2f", kvt_latency_us(latency, 0.99));
-		kvt_json_format(json, "max", "%.2f", (double)latency->max_ns / 1000);
+		json_number(json, "p50", 2, kvt_latency_us(latency, 0.5));
+		json_number(json, "p90", 2, kvt_latency_us(latency, 0.9));
+		json_number(json, "p99", 2, kvt_latency_us(latency, 0.99));
+		json_number(json, "max", 2, (double)latency->max_ns / 1000);
 		kvt_json_close(json, '}');
 	}
 	kvt_json_close(json, '}');
@@ -136,8 +144,7 @@ static void json_private(struct kvt_json *json, const struct kvt_replay_report *
 			kvt_json_null(json, names[i][0]);
 			continue;
 		}
-		kvt_json_format(json, names[i][0], "%.6f",
-				rate(result->hit_positions, result->input_positions));
+		json_number(json, names[i][0], 6, rate(result->hit_positions, result->input_positions));
 		kvt_json_u64(json, names[i][1], result->evictions);
 		kvt_json_u64(json, names[i][2], result->refused);
 	}
@@ -154,7 +161,7 @@ static void print_json(const struct kvt_replay_report *report, const struct tota
 	kvt_json_u64(&json, "requests", totals->served);
 	kvt_json_u64(&json, "input_positions", totals->input);
 	kvt_json_u64(&json, "hit_positions", totals->hits);
-	kvt_json_format(&json, "hit_rate", "%.6f", rate(totals->hits, totals->input));
+	json_number(&json, "hit_rate", 6, rate(totals->hits, totals->input));
 	kvt_json_u64(&json, "prefill_avoided_positions", totals->hits + totals->look_on);
 	kvt_json_u64(&json, "look_on_positions", totals->look_on);
 	kvt_json_u64(&json, "evictions",
@@ -180,7 +187,7 @@ static void print_json(const struct kvt_replay_report *report, const struct tota
 	kvt_json_u64(&json, "pages", report->n_pages);
 	json_pages(&json, "peak_pages", &report->peak);
 	json_pages(&json, "final_pages", &report->after);
-	kvt_json_format(&json, "seconds", "%.3f", report->seconds);
+	json_number(&json, "seconds", 3, report->seconds);
 	kvt_json_u64(&json, "audit_problems", report->problems);
 	if (report->problems)
 		kvt_json_string(&json, "audit_first_problem", report->first_problem);
