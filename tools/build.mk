@@ -5,7 +5,7 @@
 CFLAGS_tools := $(if $(wildcard tools/replay.c),-DKVT_HAVE_REPLAY) \
 	$(if $(wildcard tools/verify.c),-DKVT_HAVE_VERIFY)
 # verify reads the daemon's log with the code that writes it.
-OPLOG_OBJ := $(call objs,$(wildcard daemon/oplog.c))
+OPLOG_OBJ := $(call objs,$(wildcard daemon/oplog*.c))
 
 # From the archive, as tests use it: kvtctl takes what it calls.
 $(O)/kvtctl: $(O)/obj/tools/kvtctl.o $(OPLOG_OBJ) $(O)/libkvttools.a $(O)/libkvtrunk-steps.a

@@ -741,13 +741,14 @@ static int run_path(struct kvt_script *script, const char *path)
 
 static int daemon_start(struct kvt_own_daemon *daemon, const char *options)
 {
-	const char *flags[MAX_DAEMON_FLAGS + 1] = { NULL };
+	/* Its daily lines would only stand between the answers; a later flag wins. */
+	const char *flags[MAX_DAEMON_FLAGS + 2] = { kvt_tool_copy("--log_level=warning", 19) };
 	char *copy = kvt_tool_copy(options, strlen(options)), *rest = NULL;
 	char why[512] = "";
-	unsigned int n = 0;
+	unsigned int n = 1;
 	int rc;
 
-	for (char *word = strtok_r(copy, " \t\n", &rest); word && n < MAX_DAEMON_FLAGS;
+	for (char *word = strtok_r(copy, " \t\n", &rest); word && n <= MAX_DAEMON_FLAGS;
 	     word = strtok_r(NULL, " \t\n", &rest)) {
 		char *flag = kvt_tool_grow(NULL, strlen(word) + 3, 1);
 

@@ -182,6 +182,8 @@ static void put_page(struct kvt_json *json, const struct kvt_result *result)
 	kvt_json_string(json, "state", result->state < 5 ? states[result->state] : "unknown");
 	kvt_json_u64(json, "owner", result->owner);
 	kvt_json_u64(json, "locks", result->lock_ref);
+	kvt_json_u64(json, "node", result->handle.node);
+	kvt_json_u64(json, "position", result->handle.positions);
 	put_handle(json, result->handle);
 }
 

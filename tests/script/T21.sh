@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+# T21: 10,000 sequences of 10,000 common positions and 100 of their own: what is common is stored
+# once. Page 4; each continues at the handle of the common prefix.
+echo "#daemon page_size=4 n_pages=252600"
+echo "a open"
+echo "a x=alloc n=2500"
+echo "a common=insert keys=1..10000 pages=x"
+echo "#= inserted=2500 cached=2500"
+awk 'BEGIN {
+	for (i = 0; i < 10000; i++) {
+		first = 100000 + 100 * i
+		print "a y=alloc n=25"
+		printf "a insert handle=common keys=%d..%d pages=y\n", first, first + 99
+		printf "#= existed=10000 inserted=25 twins=[] cached=%d\n", 2500 + 25 * (i + 1)
+	}
+	for (i = 0; i < 10000; i += 999) {
+		first = 100000 + 100 * i
+		printf "a match keys=1..10000,%d..%d\n", first, first + 99
+		print "#= matched=10100"
+	}
+}'
+echo "a stats"
+echo "#= counters.cached_pages=252500 counters.inserted_pages=252500 counters.live_nodes<=10100"

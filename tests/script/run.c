@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/**
+ * @file run.c
+ * run FILE [ARGUMENT...]: run one scenario of tests/script and check its answers.
+ *
+ * A scenario is a script of `kvtctl script`; what is expected stands in comments, which pass
+ * through to the output and so follow the answer they are about. FILE.sh is a shell script that
+ * prints the scenario. It runs against a daemon of its own, and an audit is added at its end.
+ *
+ *     #daemon NAME=VALUE ...   options of that daemon
+ *     #exit N                  expected exit status of kvtctl, else 0
+ *     #= FIELD=VALUE ...       the last answer has these; #=-1 is the one before it, and so on
+ *     #let NAME                keep the last answer as $NAME
+ *     #sum NAME FIELD          add a number of the last answer to a sum
+ *     #total NAME=VALUE ...    what the sums are
+ *     #say TEXT                print, with $NAME replaced by sums
+ *
+ * Between field and value stands = != < > <= or >=. A field may be LIST.n, the length of a list,
+ * or OBJECT.FIELD.
+ * A value is JSON without blanks, a bare word, `absent`, or parts of kept answers joined with
+ * '+': $x.pages, $x.pages[2..5], [7,8].
+ */
+
+#include <errno.h>
+#include <jansson.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MAX_NAMES 256
+#define KEPT_ANSWERS 16
+
+struct variable {
+	char name[32];
+	json_t *value;
+};
+
+struct scenario {
+	const char *path;
+	json_t *last[KEPT_ANSWERS]; /* [0] is the last answer */
+	struct variable kept[MAX_NAMES], sums[MAX_NAMES];
+	unsigned int n_kept, n_sums;
+	char daemon[512];
+	int exit_status;
+	unsigned int line, n_answers, n_checks, n_failed;
+	bool audited;
+};
+
+static void fail(struct scenario *scenario, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+static void fail(struct scenario *scenario, const char *format, ...)
+{
+	char *answer = scenario->last[0] ? json_dumps(scenario->last[0], JSON_COMPACT) : NULL;
+	va_list arguments;
+
+	printf("%s: output line %u: ", scenario->path, scenario->line);
+	va_start(arguments, format);
+	vprintf(format, arguments);
+	va_end(arguments);
+	printf("\n    after %.600s\n", answer ? answer : "nothing");
+	free(answer);
+	scenario->n_failed++;
+}
+
+static json_t *find(struct variable *variables, unsigned int n, const char *name)
+{
+	for (unsigned int i = 0; i < n; i++)
+		if (strcmp(variables[i].name, name) == 0)
+			return variables[i].value;
+	return NULL;
+}
+
+static void keep(struct variable *variables, unsigned int *n, const char *name, json_t *value)
+{
+	unsigned int at = 0;
+
+	while (at < *n && strcmp(variables[at].name, name) != 0)
+		at++;
+	if (at == MAX_NAMES)
+		exit(2);
+	if (at == *n)
+		(*n)++;
+	else
+		json_decref(variables[at].value);
+	snprintf(variables[at].name, sizeof(variables[at].name), "%s", name);
+	variables[at].value = json_incref(value);
+}
+
+/* $NAME.FIELD or $NAME.FIELD[A..B]; a new reference or NULL. */
+static json_t *part_value(struct scenario *scenario, const char *text)
+{
+	char name[64] = "", field[64] = "";
+	unsigned int first, last;
+	json_t *answer, *value, *slice;
+	int n;
+
+	n = sscanf(text, "$%63[^.].%63[^[][%u..%u]", name, field, &first, &last);
+	answer = n >= 2 ? find(scenario->kept, scenario->n_kept, name) : NULL;
+	value = answer ? json_object_get(answer, field) : NULL;
+	if (!value || n == 2)
+		return json_incref(value);
+	if (n == 3)
+		last = first;
+	slice = json_array();
+	for (; first <= last && json_is_array(value); first++)
+		json_array_append(slice, json_array_get(value, first));
+	return slice;
+}
+
+/* A new reference, NULL if the text names something that is not there. */
+static json_t *value_of(struct scenario *scenario, char *text)
+{
+	json_t *sum = NULL, *value;
+	char *rest = text;
+
+	if (*text != '$' && *text != '[') {
+		value = json_loads(text, JSON_DECODE_ANY, NULL);
+		return value ? value : json_string(text);
+	}
+	for (char *part = strsep(&rest, "+"); part; part = strsep(&rest, "+")) {
+		value = *part == '$' ? part_value(scenario, part)
+				     : json_loads(part, 0, NULL);
+		if (!value || !rest) {
+			if (!sum || !value) {
+				json_decref(sum);
+				return value;
+			}
+		}
+		if (!sum)
+			sum = json_array();
+		json_array_extend(sum, value);
+		json_decref(value);
+	}
+	return sum;
+}
+
+static bool compare(json_t *have, const char *operator, json_t *want)
+{
+	double left = json_number_value(have), right = json_number_value(want);
+
+	if (strcmp(operator, "=") == 0)
+		return json_equal(have, want);
+	if (strcmp(operator, "!=") == 0)
+		return !json_equal(have, want);
+	if (!json_is_number(have) || !json_is_number(want))
+		return false;
+	return strcmp(operator, "<") == 0 ? left < right :
+	       strcmp(operator, ">") == 0 ? left > right :
+	       strcmp(operator, "<=") == 0 ? left <= right : left >= right;
+}
+
+/* FIELD of an answer: a new reference, NULL if absent. */
+static json_t *field_of(json_t *answer, const char *name)
+{
+	size_t n = strlen(name);
+	char list[64];
+
+	if (n > 2 && strcmp(name + n - 2, ".n") == 0) {
+		snprintf(list, sizeof(list), "%.*s", (int)(n - 2), name);
+		answer = json_object_get(answer, list);
+		return json_is_array(answer) ? json_integer((json_int_t)json_array_size(answer))
+					     : NULL;
+	}
+	if (strchr(name, '.')) {
+		n = strcspn(name, ".");
+		snprintf(list, sizeof(list), "%.*s", (int)n, name);
+		return json_incref(json_object_get(json_object_get(answer, list), name + n + 1));
+	}
+	return json_incref(json_object_get(answer, name));
+}
+
+static void check_one(struct scenario *scenario, json_t *answer, char *text)
+{
+	size_t at = strcspn(text, "=!<>"), n = strspn(text + at, "=!<>");
+	char operator[4] = "", expected[1024];
+	json_t *have, *want;
+	char *shown;
+
+	scenario->n_checks++;
+	if (at == 0 || n == 0 || n > 2) {
+		fail(scenario, "'%s' is no check", text);
+		return;
+	}
+	memcpy(operator, text + at, n);
+	text[at] = '\0';
+	snprintf(expected, sizeof(expected), "%s", text + at + n);
+	have = field_of(answer, text);
+	if (strcmp(expected, "absent") == 0) {
+		if (have)
+			fail(scenario, "%s is there", text);
+		json_decref(have);
+		return;
+	}
+	want = value_of(scenario, text + at + n);
+	if (!have || !want || !compare(have, operator, want)) {
+		shown = have ? json_dumps(have, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
+		fail(scenario, "%s is %s, expected %s%s", text, shown ? shown : "absent", operator,
+		     expected);
+		free(shown);
+	}
+	json_decref(have);
+	json_decref(want);
+}
+
+static void check_all(struct scenario *scenario, json_t *answer, char *text)
+{
+	char *rest = text;
+
+	if (!answer) {
+		fail(scenario, "no answer to check");
+		return;
+	}
+	for (char *one = strsep(&rest, " \n"); one; one = strsep(&rest, " \n"))
+		if (*one)
+			check_one(scenario, answer, one);
+}
+
+static void add_sum(struct scenario *scenario, const char *name, const char *field)
+{
+	json_t *sum = find(scenario->sums, scenario->n_sums, name), *value;
+	json_int_t all = json_integer_value(sum);
+
+	value = scenario->last[0] ? field_of(scenario->last[0], field) : NULL;
+	if (!json_is_integer(value))
+		fail(scenario, "#sum %s: no number %s in the answer", name, field);
+	all += json_integer_value(value);
+	json_decref(value);
+	value = json_integer(all);
+	keep(scenario->sums, &scenario->n_sums, name, value);
+	json_decref(value);
+}
+
+static void check_totals(struct scenario *scenario, char *text)
+{
+	json_t *sums = json_object();
+
+	for (unsigned int i = 0; i < scenario->n_sums; i++)
+		json_object_set(sums, scenario->sums[i].name, scenario->sums[i].value);
+	check_all(scenario, sums, text);
+	json_decref(sums);
+}
+
+static void say(struct scenario *scenario, char *text)
+{
+	char *rest = text;
+
+	for (char *word = strsep(&rest, " \n"); word; word = strsep(&rest, " \n")) {
+		json_t *sum = *word == '$' ? find(scenario->sums, scenario->n_sums, word + 1)
+					   : NULL;
+
+		if (sum)
+			printf("%lld ", (long long)json_integer_value(sum));
+		else
+			printf("%s ", word);
+	}
+	printf("\n");
+}
+
+static void take_answer(struct scenario *scenario, const char *text)
+{
+	json_error_t error;
+	json_t *answer = json_loads(text, JSON_REJECT_DUPLICATES, &error);
+	const char *op;
+
+	if (!answer) {
+		fail(scenario, "no JSON (%s): %.200s", error.text, text);
+		return;
+	}
+	scenario->n_answers++;
+	json_decref(scenario->last[KEPT_ANSWERS - 1]);
+	memmove(scenario->last + 1, scenario->last, (KEPT_ANSWERS - 1) * sizeof(json_t *));
+	scenario->last[0] = answer;
+	op = json_string_value(json_object_get(answer, "op"));
+	if (op && strcmp(op, "audit") == 0) {
+		scenario->audited = true;
+		if (!json_is_true(json_object_get(answer, "clean")))
+			fail(scenario, "the audit found something");
+	}
+}
+
+static void take_directive(struct scenario *scenario, char *text)
+{
+	char name[32], field[64];
+	char *at = text + 2;
+	long back;
+
+	if (strncmp(text, "#=", 2) == 0) {
+		back = *at == '-' ? -strtol(at, &at, 10) : 0;
+		check_all(scenario, back < KEPT_ANSWERS ? scenario->last[back] : NULL, at);
+	} else if (sscanf(text, "#let %31s", name) == 1 && scenario->last[0]) {
+		keep(scenario->kept, &scenario->n_kept, name, scenario->last[0]);
+	} else if (sscanf(text, "#sum %31s %63s", name, field) == 2) {
+		add_sum(scenario, name, field);
+	} else if (strncmp(text, "#total ", 7) == 0) {
+		check_totals(scenario, text + 7);
+	} else if (strncmp(text, "#say ", 5) == 0) {
+		say(scenario, text + 5);
+	}
+}
+
+/* The scenario into a descriptor that kvtctl reads as its standard input, and its head parsed. */
+static int read_scenario(struct scenario *scenario, int argc, char **argv)
+{
+	static const char trailer[] = "\nauditor open\nauditor audit\n";
+	const char *dot = strrchr(scenario->path, '.');
+	char command[4096], *text = NULL;
+	int fd = memfd_create("scenario", 0);
+	size_t room = 0;
+	ssize_t n;
+	FILE *from;
+
+	snprintf(command, sizeof(command), "%s %s", dot && strcmp(dot, ".sh") == 0 ? "sh" : "cat",
+		 scenario->path);
+	for (int i = 2; i < argc; i++) {
+		strcat(command, " ");
+		strncat(command, argv[i], sizeof(command) - strlen(command) - 2);
+	}
+	from = popen(command, "r");
+	if (!from || fd < 0)
+		return -1;
+	while ((n = getline(&text, &room, from)) >= 0) {
+		if (strncmp(text, "#daemon ", 8) == 0)
+			snprintf(scenario->daemon + strlen(scenario->daemon),
+				 sizeof(scenario->daemon) - strlen(scenario->daemon), "%s",
+				 text + 7);
+		sscanf(text, "#exit %d", &scenario->exit_status);
+		if (write(fd, text, (size_t)n) != n)
+			return -1;
+	}
+	free(text);
+	if (pclose(from) != 0 || write(fd, trailer, sizeof(trailer) - 1) < 0)
+		return -1;
+	lseek(fd, 0, SEEK_SET);
+	return fd;
+}
+
+static FILE *start(const struct scenario *scenario, int input, pid_t *ret_pid)
+{
+	char kvtctl[4096], *slash;
+	ssize_t n = readlink("/proc/self/exe", kvtctl, sizeof(kvtctl) - 32);
+	int ends[2];
+
+	if (n < 0 || pipe(ends))
+		return NULL;
+	kvtctl[n] = '\0';
+	/* BUILD/tests/script/run: kvtctl is in BUILD. */
+	for (int i = 0; i < 3 && (slash = strrchr(kvtctl, '/')); i++)
+		*slash = '\0';
+	strcat(kvtctl, "/kvtctl");
+	*ret_pid = fork();
+	if (*ret_pid == 0) {
+		dup2(input, 0);
+		dup2(ends[1], 1);
+		close(ends[0]);
+		close(ends[1]);
+		execl(kvtctl, kvtctl, "script", "--daemon", scenario->daemon, "-", NULL);
+		fprintf(stderr, "cannot run %s: %s\n", kvtctl, strerror(errno));
+		_exit(127);
+	}
+	close(ends[1]);
+	return fdopen(ends[0], "r");
+}
+
+static void finish(struct scenario *scenario, pid_t pid)
+{
+	int status = 0;
+
+	waitpid(pid, &status, 0);
+	if (!WIFEXITED(status) || WEXITSTATUS(status) != scenario->exit_status)
+		fail(scenario, "kvtctl ended with wait status 0x%x, expected exit %d", status,
+		     scenario->exit_status);
+	if (!scenario->audited)
+		fail(scenario, "no audit was answered");
+	if (scenario->n_checks == 0)
+		fail(scenario, "a scenario without checks");
+}
+
+int main(int argc, char **argv)
+{
+	struct scenario scenario = {
+		.path = argv[argc > 1], .daemon = "page_bytes=64 test_clock=yes hugepages=no "
+			  "max_leases=0 max_private_pages=0",
+	};
+	char *text = NULL;
+	size_t room = 0;
+	int input;
+	FILE *output;
+	pid_t pid = 0;
+
+	if (argc < 2 || (input = read_scenario(&scenario, argc, argv)) < 0 ||
+	    !(output = start(&scenario, input, &pid))) {
+		fprintf(stderr, "run FILE [ARGUMENT...]: cannot run the scenario\n");
+		return 2;
+	}
+	while (getline(&text, &room, output) >= 0) {
+		scenario.line++;
+		if (text[0] == '{')
+			take_answer(&scenario, text);
+		else
+			take_directive(&scenario, text);
+	}
+	finish(&scenario, pid);
+	printf("%s: %u answers, %u checks, %u failed\n", scenario.path, scenario.n_answers,
+	       scenario.n_checks, scenario.n_failed);
+	for (unsigned int i = 0; i < KEPT_ANSWERS; i++)
+		json_decref(scenario.last[i]);
+	for (unsigned int i = 0; i < scenario.n_kept; i++)
+		json_decref(scenario.kept[i].value);
+	for (unsigned int i = 0; i < scenario.n_sums; i++)
+		json_decref(scenario.sums[i].value);
+	free(text);
+	fclose(output);
+	return scenario.n_failed > 0;
+}
