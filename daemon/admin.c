@@ -82,8 +82,8 @@ static void path_percentiles(const struct kvt_daemon *daemon, struct kvt_admin_s
 		return;
 	memcpy(sorted, daemon->stats.path_nodes, n);
 	qsort(sorted, n, 1, compare_bytes);
-	status->path_nodes_p50 = sorted[(n - 1) / 2];
-	status->path_nodes_p99 = sorted[(n - 1) * 99 / 100];
+	status->path_nodes_p50 = sorted[(n + 1) / 2 - 1];
+	status->path_nodes_p99 = sorted[(n * 99 + 99) / 100 - 1];
 }
 
 static void fill_status(struct kvt_daemon *daemon, struct kvt_admin_status *status)

@@ -9,8 +9,9 @@
 
 #include "shm/assert.h"
 
+/* Both together stay under the 64 KiB that RLIMIT_MEMLOCK, which counts them, can be as low as. */
 #define SQ_ENTRIES 256
-#define CQ_ENTRIES 4096
+#define CQ_ENTRIES 1024
 
 static int read_sysctl(const char *path)
 {

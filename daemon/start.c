@@ -38,27 +38,21 @@ static int raise_nofile(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 			(uint64_t)config->max_half_open + (uint64_t)config->max_observers +
 			FDS_BESIDE;
 	struct rlimit limit;
+	rlim_t hard;
 
 	getrlimit(RLIMIT_NOFILE, &limit);
+	hard = limit.rlim_max;
 	if (limit.rlim_cur >= need)
 		return 0;
-	if (limit.rlim_max < need) {
-		snprintf(why, KVT_WHY_BYTES, "max_sessions=%lld needs %llu descriptors, but the "
-			 "hard RLIMIT_NOFILE is %llu: raise it (ulimit -Hn, LimitNOFILE=) or lower "
-			 "max_sessions, max_half_open or max_observers",
-			 (long long)config->max_sessions, (unsigned long long)need,
-			 (unsigned long long)limit.rlim_max);
-		return -EMFILE;
-	}
 	limit.rlim_cur = need;
-	if (setrlimit(RLIMIT_NOFILE, &limit) != 0) {
-		int error = -errno;
-
-		snprintf(why, KVT_WHY_BYTES, "cannot raise RLIMIT_NOFILE to %llu: %s",
-			 (unsigned long long)need, strerror(-error));
-		return error;
-	}
-	return 0;
+	limit.rlim_max = hard > need ? hard : need; /* root may raise that, too */
+	if (setrlimit(RLIMIT_NOFILE, &limit) == 0)
+		return 0;
+	snprintf(why, KVT_WHY_BYTES, "max_sessions=%lld needs %llu descriptors, but the hard "
+		 "RLIMIT_NOFILE is %llu: raise it (ulimit -Hn, LimitNOFILE=) or lower "
+		 "max_sessions, max_half_open or max_observers", (long long)config->max_sessions,
+		 (unsigned long long)need, (unsigned long long)hard);
+	return -EMFILE;
 }
 
 static int pin_to_cpu(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_TESTS_SPAWN_H
+#define KVT_TESTS_SPAWN_H
+
+/**
+ * @file spawn.h
+ * A daemon that starts in a changed world: `change` runs in the new process before it becomes
+ * kvtrunkd, with the test's own namespaces, limits and filters to set.
+ */
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/lib/harness.h"
+
+/** Returns false if this host does not let the test change that. */
+typedef bool kvt_test_change_fn(struct kvt_test_daemon *daemon);
+
+#define KVT_TEST_CANNOT_CHANGE 77
+
+static inline void kvt_test_spawn_changed(struct kvt_test_daemon *daemon,
+					  kvt_test_change_fn *change)
+{
+	char program[640], notify[96];
+	char *argv[] = { program, (char *)(uintptr_t)"--config", daemon->config, NULL };
+	int fd;
+
+	snprintf(program, sizeof(program), "%s/kvtrunkd", kvt_test_build());
+	snprintf(notify, sizeof(notify), "%s/notify", daemon->dir);
+	fflush(NULL);
+	daemon->pid = fork();
+	kvt_test_check(daemon->pid >= 0);
+	if (daemon->pid)
+		return;
+	fd = open(daemon->output, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+	dup2(fd, 1);
+	dup2(fd, 2);
+	setenv("NOTIFY_SOCKET", notify, 1);
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (change && !change(daemon))
+		_exit(KVT_TEST_CANNOT_CHANGE);
+	execv(program, argv);
+	_exit(126);
+}
+
+#endif

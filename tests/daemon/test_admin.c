@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Admin requests: what they tell, who may make them, and answers that wait until they are true. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <errno.h>
+#include <grp.h>
+#include <sys/stat.h>
+
+#include "tests/daemon/spawn.h"
+
+#define PAGE 16
+
+static struct kvt_test_daemon daemon_;
+static struct kvt_client *worker, *observer;
+static uint32_t namespace_id;
+
+static int start(const char *more)
+{
+	kvt_test_daemon_prepare(&daemon_, more);
+	kvt_test_daemon_start(&daemon_, NULL);
+	worker = kvt_test_connect(&daemon_);
+	observer = kvt_test_observe(&daemon_);
+	namespace_id = kvt_test_namespace(worker, "admin");
+	return 0;
+}
+
+static int start_plain(void **state)
+{
+	(void)state;
+	return start(NULL);
+}
+
+static int start_with_test_clock(void **state)
+{
+	(void)state;
+	return start("test_clock = yes\n");
+}
+
+static int start_hidden_for_everybody(void **state)
+{
+	(void)state;
+	return start("arena_visible = no\nsocket_mode = 0666\n");
+}
+
+static int stop(void **state)
+{
+	(void)state;
+	kvt_client_close(worker, KVT_IDLE);
+	kvt_client_close(observer, KVT_IDLE);
+	kvt_test_audit(&daemon_);
+	kvt_test_daemon_stop(&daemon_);
+	kvt_test_daemon_remove(&daemon_);
+	return 0;
+}
+
+static int ask(struct kvt_client *client, uint32_t what, uint64_t argument, void *records,
+	       size_t bytes)
+{
+	struct kvt_message_admin request = { .what = what, .argument = argument };
+
+	return kvt_admin(client, &request, NULL, 0, records, bytes);
+}
+
+static struct kvt_admin_status status_now(void)
+{
+	struct kvt_admin_status status;
+
+	kvt_test_equal(ask(observer, KVT_ADMIN_STATUS, 0, &status, sizeof(status)), 1);
+	return status;
+}
+
+/* Cache n positions of a sequence that starts with `first`. */
+static void cache(uint32_t first, uint32_t n)
+{
+	uint32_t keys[4096];
+	struct kvt_seq *seq;
+
+	kvt_test_check(n <= 4096);
+	for (uint32_t i = 0; i < n; i++)
+		keys[i] = first + i;
+	kvt_test_equal(kvt_seq_begin(worker, namespace_id, keys, n, 0, 0, &seq), 0);
+	kvt_test_equal(kvt_seq_commit(seq, n, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+}
+
+static void status_tells_what_was_done(void **state)
+{
+	struct kvt_admin_status status;
+	uint64_t counted = 0;
+
+	(void)state;
+	cache(1000, 10 * PAGE);
+	cache(1000, 20 * PAGE);
+	status = status_now();
+	kvt_test_equal(status.page_size, PAGE);
+	kvt_test_equal(status.n_pages, 4096);
+	kvt_test_equal(status.counters.cached_pages, 20);
+	kvt_test_equal(status.counters.input_positions, 30 * PAGE);
+	kvt_test_equal(status.counters.hit_positions, 10 * PAGE);
+	kvt_test_equal(status.op_count[KVT_OP_BEGIN], 2);
+	kvt_test_equal(status.op_count[KVT_OP_COMMIT], 2);
+	for (int i = 0; i < KVT_HISTOGRAM_BUCKETS; i++)
+		counted += status.op_histogram[KVT_OP_BEGIN][i];
+	kvt_test_equal(counted, 2);
+	kvt_test_check(status.path_nodes_p99 >= 1);
+	kvt_test_equal(status.daemon_pid, daemon_.pid);
+	kvt_test_equal(status.counters.live_sessions, 1);
+}
+
+static void tables_are_complete_over_several_pages(void **state)
+{
+	static uint8_t records[KVT_MESSAGE_MAX];
+	struct kvt_message_admin request = { .what = KVT_ADMIN_NODES };
+	const struct kvt_admin_node *node = (const void *)records;
+	uint64_t nodes = 0, pages = 0;
+	int n, rounds = 0;
+
+	(void)state;
+	for (uint32_t i = 0; i < 900; i++)
+		cache(1u << 20 | i << 8, 2 * PAGE);
+	do {
+		n = kvt_admin(observer, &request, NULL, 0, records, sizeof(records));
+		kvt_test_check(n >= 0);
+		for (int i = 0; i < n; i++) {
+			kvt_test_equal(node[i].sealed, node[i].n_slots);
+			pages += node[i].sealed;
+		}
+		nodes += (uint64_t)n;
+		rounds++;
+	} while (request.cursor);
+	kvt_test_equal(pages, 1800);
+	kvt_test_equal(nodes, status_now().counters.live_nodes);
+	kvt_test_check(rounds > 1);
+}
+
+static void clients_and_namespaces_are_listed(void **state)
+{
+	struct kvt_admin_client clients[8];
+	struct kvt_admin_namespace namespaces[8];
+	uint32_t session = kvt_client_info(worker)->session, page;
+
+	(void)state;
+	kvt_test_equal(kvt_alloc(worker, 1, &page), 0);
+	kvt_test_equal(ask(observer, KVT_ADMIN_CLIENTS, 0, clients, sizeof(clients)), 1);
+	kvt_test_equal(clients[0].session, session);
+	kvt_test_equal(clients[0].pid, getpid());
+	kvt_test_equal(clients[0].n_private, 1);
+	kvt_test_equal(clients[0].state, KVT_SESSION_OPEN);
+	kvt_test_equal(ask(observer, KVT_ADMIN_NAMESPACES, 0, namespaces, sizeof(namespaces)), 1);
+	kvt_test_equal(namespaces[0].namespace_id, namespace_id);
+	kvt_test_equal(namespaces[0].opened, 1);
+	kvt_test_equal(kvt_free(worker, &page, 1, KVT_IDLE), 0);
+}
+
+static void a_page_is_described(void **state)
+{
+	struct kvt_admin_page record;
+	uint32_t page;
+
+	(void)state;
+	kvt_test_equal(kvt_alloc(worker, 1, &page), 0);
+	kvt_test_equal(ask(observer, KVT_ADMIN_PAGE, page, &record, sizeof(record)), 1);
+	kvt_test_equal(record.page, page);
+	kvt_test_equal(record.state, KVT_PAGE_PRIVATE);
+	kvt_test_equal(record.session, kvt_client_info(worker)->session);
+	kvt_test_equal(ask(observer, KVT_ADMIN_PAGE, 1ull << 32, &record, sizeof(record)), -EINVAL);
+	kvt_test_equal(ask(observer, KVT_ADMIN_PAGE, 4096, &record, sizeof(record)), -EINVAL);
+	kvt_test_equal(kvt_free(worker, &page, 1, KVT_IDLE), 0);
+}
+
+static void an_operator_may_evict_remove_and_reset(void **state)
+{
+	struct kvt_message_admin request = { .what = KVT_ADMIN_EVICT, .argument = 3 };
+	uint64_t epoch = status_now().epoch;
+	uint32_t keys[PAGE];
+
+	(void)state;
+	cache(5000, 8 * PAGE);
+	cache(9000, 8 * PAGE);
+	kvt_test_equal(kvt_admin(observer, &request, NULL, 0, NULL, 0), 0);
+	kvt_test_equal(request.total, 3);
+	kvt_test_equal(status_now().counters.cached_pages, 13);
+	for (uint32_t i = 0; i < PAGE; i++)
+		keys[i] = 9000 + i;
+	request = (struct kvt_message_admin){ .what = KVT_ADMIN_REMOVE, .count = PAGE };
+	kvt_test_equal(kvt_admin(observer, &request, keys, sizeof(keys), NULL, 0), -ENOENT);
+	request = (struct kvt_message_admin){ .what = KVT_ADMIN_REMOVE, .count = PAGE + 1 };
+	kvt_test_equal(kvt_admin(observer, &request, keys, sizeof(keys), NULL, 0), -EINVAL);
+	kvt_test_equal(ask(observer, KVT_ADMIN_RESET, 0, NULL, 0), 0);
+	kvt_test_equal(status_now().epoch, epoch + 1);
+	kvt_test_equal(kvt_test_settled(&daemon_).cached_pages, 0);
+	kvt_test_equal(ask(observer, 77, 0, NULL, 0), -EINVAL);
+}
+
+static void the_test_clock_moves_only_where_there_is_one(void **state)
+{
+	struct kvt_admin_status before = status_now();
+
+	(void)state;
+	kvt_test_equal(ask(observer, KVT_ADMIN_TICK, 5000000, NULL, 0), 0);
+	kvt_test_equal(status_now().now_ns, before.now_ns + 5000000);
+	kvt_test_equal(ask(observer, KVT_ADMIN_TICK, UINT64_MAX, NULL, 0), -ERANGE);
+	kvt_test_equal(status_now().now_ns, before.now_ns + 5000000);
+}
+
+static void a_tick_expires_what_is_due(void **state)
+{
+	uint32_t keys[PAGE] = { 77 }, page;
+	struct kvt_result result;
+	struct kvt_request request = { .op = KVT_OP_INSERT, .namespace_id = namespace_id,
+				       .keys = keys, .n_keys = PAGE, .pages = &page, .n_pages = 1,
+				       .fence = KVT_IDLE, .flags = KVT_F_TTL, .ttl_ms = 10 };
+
+	(void)state;
+	kvt_test_equal(kvt_alloc(worker, 1, &page), 0);
+	kvt_test_equal(kvt_call(worker, &request, &result), 0);
+	kvt_result_release(worker, &result);
+	kvt_test_equal(ask(observer, KVT_ADMIN_TICK, 9000000, NULL, 0), 0);
+	kvt_test_equal(kvt_test_settled(&daemon_).cached_pages, 1);
+	kvt_test_equal(ask(observer, KVT_ADMIN_TICK, 1000000, NULL, 0), 0);
+	kvt_test_equal(kvt_test_settled(&daemon_).cached_pages, 0);
+	kvt_test_equal(status_now().counters.expired_nodes, 1);
+}
+
+static void real_time_cannot_be_moved(void **state)
+{
+	(void)state;
+	kvt_test_equal(ask(observer, KVT_ADMIN_TICK, 1, NULL, 0), -EPERM);
+}
+
+/* ---- waiting answers */
+
+static void hold_pages(int pipe, void *context)
+{
+	struct kvt_client *client = kvt_test_connect(&daemon_);
+	uint32_t pages[10];
+	uint64_t word;
+
+	(void)context;
+	kvt_test_equal(kvt_alloc(client, 10, pages), 0);
+	kvt_test_send(pipe, kvt_client_info(client)->session);
+	kvt_test_receive(pipe, &word);
+	_exit(0);
+}
+
+static void wait_for_the_end(int pipe, void *context)
+{
+	struct kvt_client *client = kvt_test_observe(&daemon_);
+
+	kvt_test_send(pipe, 1);
+	kvt_test_equal(ask(client, KVT_ADMIN_ENDED, *(const uint64_t *)context, NULL, 0), 0);
+	kvt_test_equal(ask(client, KVT_ADMIN_STATUS, 0, &(struct kvt_admin_status){ 0 },
+			   sizeof(struct kvt_admin_status)), 1);
+	kvt_test_send(pipe, 2);
+}
+
+static void ended_is_answered_when_the_session_has_ended(void **state)
+{
+	struct kvt_test_child holder, waiters[4];
+	uint64_t session;
+
+	(void)state;
+	kvt_test_child_start(&holder, hold_pages, NULL);
+	kvt_test_check(kvt_test_receive(holder.pipe, &session));
+	for (int i = 0; i < 4; i++) {
+		kvt_test_child_start(&waiters[i], wait_for_the_end, &session);
+		kvt_test_expect(waiters[i].pipe, 1);
+	}
+	kvt_test_child_kill(&waiters[3], SIGKILL); /* one gives up */
+	kvt_test_child_kill(&holder, SIGKILL);
+	for (int i = 0; i < 3; i++) {
+		kvt_test_expect(waiters[i].pipe, 2);
+		kvt_test_child_finish(&waiters[i]);
+	}
+	kvt_test_equal(kvt_test_settled(&daemon_).free_pages, 4095);
+	kvt_test_equal(ask(observer, KVT_ADMIN_ENDED, 0, NULL, 0), -EINVAL);
+	kvt_test_equal(ask(observer, KVT_ADMIN_ENDED, UINT32_MAX, NULL, 0), -EINVAL);
+}
+
+static void what_is_alive_cannot_be_fenced(void **state)
+{
+	(void)state;
+	kvt_test_equal(ask(observer, KVT_ADMIN_FENCE, kvt_client_info(worker)->session, NULL, 0),
+		       -EBUSY);
+	kvt_test_equal(ask(observer, KVT_ADMIN_FENCE, 200, NULL, 0), -ENOENT);
+	kvt_test_equal(ask(observer, KVT_ADMIN_FENCE, UINT64_MAX, NULL, 0), -ENOENT);
+}
+
+/* ---- privilege */
+
+static void as_nobody(int pipe, void *context)
+{
+	static const uint32_t forbidden[] = { KVT_ADMIN_AUDIT, KVT_ADMIN_EVICT, KVT_ADMIN_REMOVE,
+					      KVT_ADMIN_RESET, KVT_ADMIN_FENCE, KVT_ADMIN_NODES };
+	struct kvt_admin_status status;
+	struct kvt_client *client;
+
+	(void)context;
+	if (setgroups(0, NULL) != 0 || setresgid(65534, 65534, 65534) != 0 ||
+	    setresuid(65534, 65534, 65534) != 0) {
+		kvt_test_send(pipe, 77);
+		return;
+	}
+	client = kvt_test_observe(&daemon_);
+	kvt_test_check(!kvt_client_info(client)->privileged);
+	for (size_t i = 0; i < sizeof(forbidden) / sizeof(forbidden[0]); i++)
+		kvt_test_equal(ask(client, forbidden[i], 1, NULL, 0), -EPERM);
+	kvt_test_equal(ask(client, KVT_ADMIN_STATUS, 0, &status, sizeof(status)), 1);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_send(pipe, 1);
+}
+
+static void a_stranger_may_look_but_not_touch(void **state)
+{
+	struct kvt_test_child child;
+	uint64_t word = 0;
+
+	(void)state;
+	kvt_test_check(chmod(daemon_.dir, 0755) == 0);
+	kvt_test_child_start(&child, as_nobody, NULL);
+	kvt_test_check(kvt_test_receive(child.pipe, &word));
+	kvt_test_child_finish(&child);
+	if (word == 77)
+		skip();
+	kvt_test_equal(word, 1);
+}
+
+static void a_hidden_arena_is_not_handed_out(void **state)
+{
+	uint32_t keys[PAGE] = { 0 }, matched;
+	struct kvt_handle handle;
+
+	(void)state;
+	kvt_test_check(!kvt_client_info(worker)->arena_visible);
+	kvt_test_equal(kvt_probe(worker, namespace_id, keys, PAGE, &handle, &matched), -ENOTSUP);
+}
+
+#define PLAIN(test) cmocka_unit_test_setup_teardown(test, start_plain, stop)
+#define CLOCK(test) cmocka_unit_test_setup_teardown(test, start_with_test_clock, stop)
+#define HIDDEN(test) cmocka_unit_test_setup_teardown(test, start_hidden_for_everybody, stop)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		PLAIN(status_tells_what_was_done),
+		PLAIN(tables_are_complete_over_several_pages),
+		PLAIN(clients_and_namespaces_are_listed),
+		PLAIN(a_page_is_described),
+		PLAIN(an_operator_may_evict_remove_and_reset),
+		CLOCK(the_test_clock_moves_only_where_there_is_one),
+		CLOCK(a_tick_expires_what_is_due),
+		PLAIN(real_time_cannot_be_moved),
+		PLAIN(ended_is_answered_when_the_session_has_ended),
+		PLAIN(what_is_alive_cannot_be_fenced),
+		HIDDEN(a_stranger_may_look_but_not_touch),
+		HIDDEN(a_hidden_arena_is_not_handed_out),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

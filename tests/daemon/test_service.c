@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The daemon as a service: passed sockets, reload, watchdog, and how it spends its time. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <errno.h>
+#include <sched.h>
+#include <sys/ptrace.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include "shm/atomic.h"
+#include "tests/daemon/spawn.h"
+
+static void append_config(const struct kvt_test_daemon *daemon, const char *text)
+{
+	FILE *file = fopen(daemon->config, "ae");
+
+	kvt_test_check(file && fputs(text, file) >= 0 && fclose(file) == 0);
+}
+
+/* ---- passed socket */
+
+static bool pass_socket(struct kvt_test_daemon *daemon)
+{
+	char pid[32];
+
+	(void)daemon;
+	snprintf(pid, sizeof(pid), "%d", (int)getpid());
+	setenv("LISTEN_PID", pid, 1);
+	setenv("LISTEN_FDS", "1", 1);
+	return dup2(daemon->notify + 1, 3) == 3; /* where the test put the listening socket */
+}
+
+static void a_passed_socket_is_served_and_stays(void **state)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	struct kvt_test_daemon daemon;
+	struct kvt_client *client;
+	struct stat there;
+	int fd, status;
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon, NULL);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s", daemon.socket);
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	kvt_test_check(bind(fd, (struct sockaddr *)&address, sizeof(address)) == 0);
+	kvt_test_check(listen(fd, 8) == 0);
+	kvt_test_equal(dup2(fd, daemon.notify + 1), daemon.notify + 1);
+	for (int round = 0; round < 2; round++) {
+		kvt_test_spawn_changed(&daemon, pass_socket);
+		kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
+		client = kvt_test_connect(&daemon);
+		kvt_test_namespace(client, "passed");
+		kvt_client_close(client, KVT_IDLE);
+		kill(daemon.pid, SIGTERM);
+		status = kvt_test_daemon_wait(&daemon);
+		kvt_test_equal(status, 0);
+		kvt_test_equal(stat(daemon.socket, &there), 0);
+	}
+	close(daemon.notify + 1);
+	if (fd != daemon.notify + 1)
+		close(fd);
+	kvt_test_daemon_remove(&daemon);
+}
+
+/* ---- reload */
+
+static void sighup_takes_over_what_may_change_and_names_the_rest(void **state)
+{
+	struct kvt_test_daemon daemon;
+	struct kvt_client *client;
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon, NULL);
+	kvt_test_daemon_start(&daemon, NULL);
+	client = kvt_test_connect(&daemon);
+	append_config(&daemon, "spin_budget_us = 33\npage_size = 32\n");
+	kill(daemon.pid, SIGHUP);
+	kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
+	kvt_test_check(kvt_test_daemon_said(&daemon, "changed=\"spin_budget_us\" "
+						     "need_restart=\"page_size\""));
+	append_config(&daemon, "spin_budget_us = fast\n");
+	kill(daemon.pid, SIGHUP);
+	kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
+	kvt_test_check(kvt_test_daemon_said(&daemon, "event=reload_failed"));
+	kvt_test_check(kvt_test_daemon_said(&daemon, "'fast'"));
+	kvt_test_namespace(client, "still here");
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_daemon_stop(&daemon);
+	kvt_test_daemon_remove(&daemon);
+}
+
+/* ---- watchdog */
+
+static bool with_watchdog(struct kvt_test_daemon *daemon)
+{
+	(void)daemon;
+	return setenv("WATCHDOG_USEC", "100000", 1) == 0;
+}
+
+static void the_watchdog_is_fed_asleep_and_spinning(void **state)
+{
+	static const char *const budgets[] = { "spin_budget_us = 0\n", "spin_budget_us = -1\n" };
+	struct kvt_test_daemon daemon;
+
+	(void)state;
+	for (size_t i = 0; i < 2; i++) {
+		kvt_test_daemon_prepare(&daemon, budgets[i]);
+		kvt_test_spawn_changed(&daemon, with_watchdog);
+		kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
+		for (int fed = 0; fed < 5; fed++)
+			kvt_test_check(kvt_test_daemon_await(&daemon, "WATCHDOG=1"));
+		kvt_test_daemon_stop(&daemon);
+		kvt_test_daemon_remove(&daemon);
+	}
+}
+
+/* ---- system calls */
+
+static void many_operations(struct kvt_client *client, uint32_t namespace_id, int n)
+{
+	const uint32_t keys[64] = { 5, 6, 7 };
+
+	for (int i = 0; i < n; i++) {
+		struct kvt_result result;
+
+		kvt_test_equal(kvt_match(client, namespace_id, keys, 64, 0, &result), 0);
+		kvt_result_release(client, &result);
+	}
+}
+
+/* A child that keeps a ring busy, so that the daemon is at work while it is watched. */
+static void busy_child(int pipe, void *context)
+{
+	const struct kvt_test_daemon *daemon = context;
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_client *client;
+	uint32_t namespace_id;
+	uint64_t word;
+
+	options.socket_path = daemon->socket;
+	options.spin_budget_ns = -1;
+	kvt_test_equal(kvt_client_connect(&client, &options, NULL), 0);
+	namespace_id = kvt_test_namespace(client, "busy");
+	many_operations(client, namespace_id, 100);
+	kvt_test_send(pipe, 1);
+	while (kvt_test_receive(pipe, &word) && word == 2) {
+		many_operations(client, namespace_id, 2000);
+		kvt_test_send(pipe, 3);
+	}
+	kvt_client_close(client, KVT_IDLE);
+}
+
+static void a_spinning_daemon_serves_without_a_system_call(void **state)
+{
+	struct kvt_test_daemon daemon;
+	struct kvt_test_child child;
+	int status;
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon, "spin_budget_us = -1\n");
+	kvt_test_daemon_start(&daemon, NULL);
+	kvt_test_child_start(&child, busy_child, &daemon);
+	kvt_test_expect(child.pipe, 1);
+	if (ptrace(PTRACE_SEIZE, daemon.pid, NULL, PTRACE_O_TRACESYSGOOD) != 0) {
+		kvt_test_child_kill(&child, SIGKILL);
+		kvt_test_daemon_stop(&daemon);
+		kvt_test_daemon_remove(&daemon);
+		skip();
+	}
+	kvt_test_equal(ptrace(PTRACE_INTERRUPT, daemon.pid, NULL, NULL), 0);
+	kvt_test_equal(waitpid(daemon.pid, &status, 0), daemon.pid);
+	kvt_test_equal(ptrace(PTRACE_SYSCALL, daemon.pid, NULL, NULL), 0);
+	/* A system call would stop the daemon, and then these rounds would not end. */
+	for (int round = 0; round < 3; round++) {
+		kvt_test_send(child.pipe, 2);
+		kvt_test_expect(child.pipe, 3);
+	}
+	kvt_test_equal(waitpid(daemon.pid, &status, WNOHANG), 0);
+	kvt_test_equal(ptrace(PTRACE_INTERRUPT, daemon.pid, NULL, NULL), 0);
+	kvt_test_equal(waitpid(daemon.pid, &status, 0), daemon.pid);
+	kvt_test_equal(ptrace(PTRACE_DETACH, daemon.pid, NULL, NULL), 0);
+	kvt_test_send(child.pipe, 4);
+	kvt_test_child_finish(&child);
+	kvt_test_daemon_stop(&daemon);
+	kvt_test_daemon_remove(&daemon);
+}
+
+/* Nobody spins: every operation wakes the daemon, every answer wakes the client. */
+static void a_daemon_that_never_spins_misses_no_entry(void **state)
+{
+	struct kvt_test_daemon daemon;
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_client *clients[3];
+	uint32_t namespaces[3], page;
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon, "spin_budget_us = 0\n");
+	kvt_test_daemon_start(&daemon, NULL);
+	options.socket_path = daemon.socket;
+	options.spin_budget_ns = 1;
+	for (int i = 0; i < 3; i++) {
+		kvt_test_equal(kvt_client_connect(&clients[i], &options, NULL), 0);
+		namespaces[i] = kvt_test_namespace(clients[i], "asleep");
+	}
+	for (int round = 0; round < 2000; round++)
+		many_operations(clients[round % 3], namespaces[round % 3], 1 + round % 2);
+	for (uint64_t value = 1; value <= 50; value++) { /* raised by plain stores, with no bell */
+		struct kvt_request request = { .op = KVT_OP_FREE, .pages = &page, .n_pages = 1,
+					       .fence = { 3, value } };
+		struct kvt_result result;
+
+		kvt_test_equal(kvt_alloc(clients[0], 1, &page), 0);
+		kvt_test_equal(kvt_submit(clients[0], &request), 0);
+		kvt_store_release(kvt_fence_word(clients[0], 3), value);
+		kvt_test_equal(kvt_reap(clients[0], &result, 1, 1), 1);
+		kvt_test_equal(result.error, 0);
+		kvt_result_release(clients[0], &result);
+	}
+	for (int i = 0; i < 3; i++)
+		kvt_client_close(clients[i], KVT_IDLE);
+	kvt_test_audit(&daemon);
+	kvt_test_daemon_stop(&daemon);
+	kvt_test_daemon_remove(&daemon);
+}
+
+/* More sessions than are looked at in every turn: the others' entries are seen all the same. */
+static void many_idle_sessions_are_served_when_they_wake(void **state)
+{
+	enum { N = 60 };
+	struct kvt_test_daemon daemon;
+	struct kvt_client *clients[N];
+	uint32_t namespaces[N];
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon, "spin_budget_us = 1000\n");
+	kvt_test_daemon_start(&daemon, NULL);
+	for (int i = 0; i < N; i++) {
+		clients[i] = kvt_test_connect(&daemon);
+		namespaces[i] = kvt_test_namespace(clients[i], "many");
+	}
+	many_operations(clients[0], namespaces[0], 50000); /* the others cool down */
+	for (int i = N - 1; i >= 0; i--)
+		many_operations(clients[i], namespaces[i], 3);
+	for (int i = 0; i < N - 5; i++)
+		kvt_client_close(clients[i], KVT_IDLE);
+	for (int i = N - 5; i < N; i++) { /* few are left, and all of them had cooled */
+		many_operations(clients[i], namespaces[i], 3);
+		kvt_client_close(clients[i], KVT_IDLE);
+	}
+	kvt_test_audit(&daemon);
+	kvt_test_daemon_stop(&daemon);
+	kvt_test_daemon_remove(&daemon);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_passed_socket_is_served_and_stays),
+		cmocka_unit_test(sighup_takes_over_what_may_change_and_names_the_rest),
+		cmocka_unit_test(the_watchdog_is_fed_asleep_and_spinning),
+		cmocka_unit_test(a_spinning_daemon_serves_without_a_system_call),
+		cmocka_unit_test(a_daemon_that_never_spins_misses_no_entry),
+		cmocka_unit_test(many_idle_sessions_are_served_when_they_wake),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Hosts on which the daemon cannot start: each has its sentence with cause and cure, and nothing
+ * is left behind. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <errno.h>
+#include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+
+#include "tests/daemon/spawn.h"
+
+/* Start with this configuration in this world; it must end with `status`, having said each of the
+ * words. Skips the case where the world cannot be made. */
+static void must_fail(const char *config, kvt_test_change_fn *change, int status,
+		      const char *const *words)
+{
+	struct kvt_test_daemon daemon;
+	char names[1024];
+	int ended;
+
+	kvt_test_daemon_prepare(&daemon, config);
+	kvt_test_spawn_changed(&daemon, change);
+	if (kvt_test_daemon_await(&daemon, "READY=1")) {
+		kvt_test_daemon_print(&daemon);
+		kvt_test_fail("it started");
+	}
+	ended = kvt_test_daemon_wait(&daemon);
+	if (WIFEXITED(ended) && WEXITSTATUS(ended) == KVT_TEST_CANNOT_CHANGE) {
+		kvt_test_daemon_remove(&daemon);
+		skip();
+	}
+	for (; *words; words++)
+		if (!kvt_test_daemon_said(&daemon, *words)) {
+			kvt_test_daemon_print(&daemon);
+			kvt_test_fail("not said: %s", *words);
+		}
+	if (!WIFEXITED(ended) || WEXITSTATUS(ended) != status) {
+		kvt_test_daemon_print(&daemon);
+		kvt_test_fail("wait status 0x%x", ended);
+	}
+	if (kvt_test_daemon_leftovers(&daemon, names, sizeof(names)))
+		kvt_test_fail("left behind: %s", names);
+	kvt_test_daemon_remove(&daemon);
+}
+
+#define WORDS(...) ((const char *const[]){ __VA_ARGS__, NULL })
+
+/* ---- io_uring */
+
+static bool forbid_io_uring(uint32_t error)
+{
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
+
+	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+	       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+static bool io_uring_not_permitted(struct kvt_test_daemon *daemon)
+{
+	(void)daemon;
+	return forbid_io_uring(EPERM);
+}
+
+static bool io_uring_unknown(struct kvt_test_daemon *daemon)
+{
+	(void)daemon;
+	return forbid_io_uring(ENOSYS);
+}
+
+static void io_uring_forbidden_by_seccomp_is_said_so(void **state)
+{
+	(void)state;
+	must_fail(NULL, io_uring_not_permitted, 1,
+		  WORDS("event=start_failed", "seccomp", "io_uring_setup"));
+}
+
+static void a_kernel_without_io_uring_is_said_so(void **state)
+{
+	(void)state;
+	must_fail(NULL, io_uring_unknown, 1, WORDS("no io_uring here", "6.1 or newer"));
+}
+
+/* ---- limits */
+
+static bool without_capability(int capability)
+{
+	return prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0 || geteuid() != 0;
+}
+
+static bool few_descriptors(struct kvt_test_daemon *daemon)
+{
+	struct rlimit limit = { 100, 100 };
+
+	(void)daemon;
+	return without_capability(CAP_SYS_RESOURCE) && setrlimit(RLIMIT_NOFILE, &limit) == 0;
+}
+
+static void too_few_descriptors_are_said_with_the_number_needed(void **state)
+{
+	(void)state;
+	must_fail("max_sessions = 200\nmax_half_open = 10\nmax_observers = 10\n", few_descriptors,
+		  1, WORDS("RLIMIT_NOFILE is 100", "max_sessions=200 needs 1068"));
+}
+
+static bool little_lockable(struct kvt_test_daemon *daemon)
+{
+	struct rlimit limit = { 65536, 65536 };
+
+	(void)daemon;
+	return without_capability(CAP_IPC_LOCK) && setrlimit(RLIMIT_MEMLOCK, &limit) == 0;
+}
+
+static void memory_that_cannot_be_locked_is_said_with_the_limit(void **state)
+{
+	(void)state;
+	must_fail("mlock = yes\n", little_lockable, 1,
+		  WORDS("RLIMIT_MEMLOCK is 65536", "mlock = no"));
+}
+
+/* Docker's 64 MB, in small. */
+static bool small_shm(struct kvt_test_daemon *daemon)
+{
+	(void)daemon;
+	return unshare(CLONE_NEWNS) == 0 && mount("", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+	       mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=256k") == 0;
+}
+
+static void a_small_dev_shm_is_said_with_what_is_needed_and_the_cure(void **state)
+{
+	(void)state;
+	must_fail(NULL, small_shm, 1, WORDS("the arena needs", "262144", "--shm-size"));
+}
+
+static void a_pool_larger_than_memory_is_refused(void **state)
+{
+	(void)state;
+	must_fail("n_pages = 100000\npage_bytes = 1G\n", NULL, 1,
+		  WORDS("more memory is needed", "pool 107374182400000", "n_pages"));
+}
+
+static void a_core_that_does_not_exist_is_refused(void **state)
+{
+	(void)state;
+	must_fail("cpu = 8191\n", NULL, 1, WORDS("cannot run on cpu 8191"));
+}
+
+static void a_group_that_does_not_exist_is_refused(void **state)
+{
+	(void)state;
+	must_fail("socket_group = no-such-group\n", NULL, 1, WORDS("'no-such-group'", "groupadd"));
+}
+
+static void a_log_that_cannot_be_written_is_refused(void **state)
+{
+	(void)state;
+	must_fail("log_file = /no-such-directory/log\n", NULL, 1, WORDS("/no-such-directory/log"));
+}
+
+static void bad_options_have_an_exit_status_of_their_own(void **state)
+{
+	(void)state;
+	must_fail("page_size = 3\n", NULL, 2, WORDS("page_size"));
+}
+
+static void a_manager_that_does_not_answer_is_said(void **state)
+{
+	struct kvt_test_daemon daemon;
+	char path[128];
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon, NULL);
+	snprintf(path, sizeof(path), "%s/notify", daemon.dir);
+	unlink(path);
+	kvt_test_spawn_changed(&daemon, NULL);
+	kvt_test_equal(WEXITSTATUS(kvt_test_daemon_wait(&daemon)), 1);
+	kvt_test_check(kvt_test_daemon_said(&daemon, "cannot reach NOTIFY_SOCKET"));
+	kvt_test_daemon_remove(&daemon);
+}
+
+/* ---- socket */
+
+static int make_socket(const char *path, bool listening)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+	kvt_test_check(bind(fd, (struct sockaddr *)&address, sizeof(address)) == 0);
+	if (listening)
+		kvt_test_check(listen(fd, 4) == 0);
+	return fd;
+}
+
+/* Whoever listens is left alone, and named. */
+static void a_socket_that_somebody_listens_on_is_left_to_him(void **state)
+{
+	struct kvt_test_daemon daemon;
+	struct stat there;
+	char pid[64];
+	int fd, status;
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon, NULL);
+	fd = make_socket(daemon.socket, true);
+	kvt_test_spawn_changed(&daemon, NULL);
+	kvt_test_check(!kvt_test_daemon_await(&daemon, "READY=1"));
+	status = kvt_test_daemon_wait(&daemon);
+	kvt_test_equal(WEXITSTATUS(status), 3);
+	snprintf(pid, sizeof(pid), "live process, pid %d", (int)getpid());
+	kvt_test_check(kvt_test_daemon_said(&daemon, pid));
+	kvt_test_equal(stat(daemon.socket, &there), 0);
+	close(fd);
+	kvt_test_daemon_remove(&daemon);
+}
+
+static void a_dead_socket_is_replaced(void **state)
+{
+	struct kvt_test_daemon daemon;
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon, NULL);
+	close(make_socket(daemon.socket, true));
+	kvt_test_daemon_start(&daemon, NULL);
+	kvt_client_close(kvt_test_connect(&daemon), KVT_IDLE);
+	kvt_test_daemon_stop(&daemon);
+	kvt_test_daemon_remove(&daemon);
+}
+
+static void a_file_where_the_socket_should_be_is_left_alone(void **state)
+{
+	struct kvt_test_daemon daemon;
+	struct stat there;
+	FILE *file;
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon, NULL);
+	file = fopen(daemon.socket, "we");
+	kvt_test_check(file && fputs("precious", file) >= 0 && fclose(file) == 0);
+	kvt_test_spawn_changed(&daemon, NULL);
+	kvt_test_equal(WEXITSTATUS(kvt_test_daemon_wait(&daemon)), 1);
+	kvt_test_check(kvt_test_daemon_said(&daemon, "is not a socket"));
+	kvt_test_check(stat(daemon.socket, &there) == 0 && there.st_size == 8);
+	kvt_test_daemon_remove(&daemon);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(io_uring_forbidden_by_seccomp_is_said_so),
+		cmocka_unit_test(a_kernel_without_io_uring_is_said_so),
+		cmocka_unit_test(too_few_descriptors_are_said_with_the_number_needed),
+		cmocka_unit_test(memory_that_cannot_be_locked_is_said_with_the_limit),
+		cmocka_unit_test(a_small_dev_shm_is_said_with_what_is_needed_and_the_cure),
+		cmocka_unit_test(a_pool_larger_than_memory_is_refused),
+		cmocka_unit_test(a_core_that_does_not_exist_is_refused),
+		cmocka_unit_test(a_group_that_does_not_exist_is_refused),
+		cmocka_unit_test(a_log_that_cannot_be_written_is_refused),
+		cmocka_unit_test(bad_options_have_an_exit_status_of_their_own),
+		cmocka_unit_test(a_manager_that_does_not_answer_is_said),
+		cmocka_unit_test(a_socket_that_somebody_listens_on_is_left_to_him),
+		cmocka_unit_test(a_dead_socket_is_replaced),
+		cmocka_unit_test(a_file_where_the_socket_should_be_is_left_alone),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
