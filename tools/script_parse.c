@@ -400,6 +400,8 @@ static int verb_parse(struct reader *reader, struct word word)
 		if (!word_is_name(head))
 			return refuse(reader, "'%.*s' is no name to bind; a name is a letter, then "
 				      "letters, digits, '_', '-', '.'", shown(head), head.at);
+		if (line->bind)
+			return refuse(reader, "a line binds one name");
 		line->bind = kvt_tool_copy(head.at, head.n);
 		word = rest;
 	}
@@ -408,9 +410,9 @@ static int verb_parse(struct reader *reader, struct word word)
 	if (word_is(head, "kill") && head.n < word.n) {
 		line->verb = KVT_VERB_KILL;
 		if (line->step)
-			return refuse(reader, "kill@STEP is followed by an operation or by nothing");
+			return refuse(reader, "one kill@STEP in a line");
 		line->step = kvt_tool_copy(rest.at, rest.n);
-		/* `kill@STEP begin ...`: the operation that is to be cut short, on the same line. */
+		/* `kill@STEP begin ...`: what is to be cut short stands on the same line. */
 		return word_next(reader, &word) ? verb_parse(reader, word) : 0;
 	}
 	for (int i = 0; i < KVT_VERB_COUNT; i++) {
@@ -478,12 +480,12 @@ static int line_parse(struct reader *reader)
 		return arguments_parse(reader);
 	}
 	if (!word_is_name(word))
-		return refuse(reader, "a line begins with a session's name (a letter, then letters, "
-			      "digits, '_', '-', '.'), 'tick', 'echo' or '#', not '%.*s'",
+		return refuse(reader, "a line begins with a session's name (a letter, then "
+			      "letters, digits, '_', '-', '.'), 'tick', 'echo' or '#', not '%.*s'",
 			      shown(word), word.at);
 	line->session = kvt_tool_copy(word.at, word.n);
 	if (!word_next(reader, &word))
-		return refuse(reader, "a verb must follow the session: SESSION VERB name=value ...");
+		return refuse(reader, "a verb must follow: SESSION VERB name=value ...");
 	rc = verb_parse(reader, word);
 	return rc ? rc : arguments_parse(reader);
 }

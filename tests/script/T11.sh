@@ -25,8 +25,9 @@ for at in 1 2 63 64 65 127 128 511 512 513 1234 1999; do
 	if [ $same -eq 0 ]; then
 		echo "#= matched=$((pages * ps)) pages=\$d.pages"
 	else
-		echo "#= matched=$((pages * ps))" \
-			"pages=\$base.pages[0..$((same / ps - 1))]+\$d.pages[$((same / ps))..$((pages - 1))]"
+		kept="\$base.pages[0..$((same / ps - 1))]"
+		own="\$d.pages[$((same / ps))..$((pages - 1))]"
+		echo "#= matched=$((pages * ps)) pages=$kept+$own"
 		echo "a free pages=d[0..$((same / ps - 1))]"
 	fi
 	echo "a unlock lease=m"

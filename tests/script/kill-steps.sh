@@ -31,7 +31,7 @@ for step in keys-written entry-put tail-published submitted completion-seen comp
 	echo "a match keys=1..8"
 	echo "#= matched=8"
 	echo "a stats"
-	echo "#= counters.live_leases=1 counters.live_sessions=1"
+	echo "#= counters.live_leases=1 counters.live_sessions=2"
 	echo "a s=begin keys=1..8,91..94 extra=2"
 	echo "#= ok=true reusable=8"
 	echo "a end lease=s"

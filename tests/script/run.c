@@ -6,7 +6,9 @@
  *
  * A scenario is a script of `kvtctl script`; what is expected stands in comments, which pass
  * through to the output and so follow the answer they are about. FILE.sh is a shell script that
- * prints the scenario. It runs against a daemon of its own, and an audit is added at its end.
+ * prints the scenario. It runs against a daemon of its own. A session `auditor` is added, which
+ * audits after every line, in long scenarios only at the end: conservation of pages and the other
+ * invariants are checked after each step of every case.
  *
  *     #daemon NAME=VALUE ...   options of that daemon
  *     #exit N                  expected exit status of kvtctl, else 0
@@ -35,6 +37,8 @@
 
 #define MAX_NAMES 256
 #define KEPT_ANSWERS 16
+#define AUDITED_LINES 1000 /* of a scenario that is audited after every line */
+#define AUDITOR "auditor"
 
 struct variable {
 	char name[32];
@@ -48,8 +52,9 @@ struct scenario {
 	unsigned int n_kept, n_sums;
 	char daemon[512];
 	int exit_status;
-	unsigned int line, n_answers, n_checks, n_failed;
-	bool audited;
+	unsigned int line, n_answers, n_checks, n_failed, n_audits;
+	unsigned int *source_line; /* of each line that kvtctl reads, as the scenario has it */
+	unsigned int n_lines;
 };
 
 static void fail(struct scenario *scenario, const char *format, ...)
@@ -262,26 +267,47 @@ static void say(struct scenario *scenario, char *text)
 	printf("\n");
 }
 
+static void take_audit(struct scenario *scenario, json_t *answer)
+{
+	const char *op = json_string_value(json_object_get(answer, "op"));
+	char *text;
+
+	if (op && strcmp(op, "audit") == 0) {
+		scenario->n_audits++;
+		if (!json_is_true(json_object_get(answer, "clean"))) {
+			text = json_dumps(answer, JSON_COMPACT);
+			fail(scenario, "an audit found something: %.2000s", text);
+			free(text);
+		}
+	}
+	json_decref(answer);
+}
+
 static void take_answer(struct scenario *scenario, const char *text)
 {
 	json_error_t error;
 	json_t *answer = json_loads(text, JSON_REJECT_DUPLICATES, &error);
-	const char *op;
+	const char *session;
+	json_int_t line;
 
 	if (!answer) {
 		fail(scenario, "no JSON (%s): %.200s", error.text, text);
 		return;
 	}
+	session = json_string_value(json_object_get(answer, "session"));
+	if (session && strcmp(session, AUDITOR) == 0) {
+		take_audit(scenario, answer);
+		return;
+	}
 	scenario->n_answers++;
+	line = json_integer_value(json_object_get(answer, "line"));
+	if (line < 1 || line > scenario->n_lines)
+		fail(scenario, "no line %lld in the scenario", (long long)line);
+	else
+		json_object_set_new(answer, "line", json_integer(scenario->source_line[line]));
 	json_decref(scenario->last[KEPT_ANSWERS - 1]);
 	memmove(scenario->last + 1, scenario->last, (KEPT_ANSWERS - 1) * sizeof(json_t *));
 	scenario->last[0] = answer;
-	op = json_string_value(json_object_get(answer, "op"));
-	if (op && strcmp(op, "audit") == 0) {
-		scenario->audited = true;
-		if (!json_is_true(json_object_get(answer, "clean")))
-			fail(scenario, "the audit found something");
-	}
 }
 
 static void take_directive(struct scenario *scenario, char *text)
@@ -304,16 +330,51 @@ static void take_directive(struct scenario *scenario, char *text)
 	}
 }
 
+static void put_line(struct scenario *scenario, FILE *to, const char *text, unsigned int source)
+{
+	scenario->source_line = realloc(scenario->source_line, (scenario->n_lines + 2) *
+				sizeof(*scenario->source_line));
+	if (!scenario->source_line)
+		exit(2);
+	scenario->source_line[++scenario->n_lines] = source;
+	fputs(text, to);
+}
+
+static bool is_operation(const char *text)
+{
+	return text[0] != '#' && text[0] != '\n' && strncmp(text, "echo", 4) != 0;
+}
+
 /* The scenario into a descriptor that kvtctl reads as its standard input, and its head parsed. */
+static int put_scenario(struct scenario *scenario, FILE *from, FILE *to)
+{
+	unsigned int source = 0;
+	char *text = NULL;
+	size_t room = 0;
+
+	put_line(scenario, to, AUDITOR " open\n", 0);
+	while (getline(&text, &room, from) >= 0) {
+		if (strncmp(text, "#daemon ", 8) == 0)
+			snprintf(scenario->daemon + strlen(scenario->daemon),
+				 sizeof(scenario->daemon) - strlen(scenario->daemon), " %s",
+				 text + 7);
+		sscanf(text, "#exit %d", &scenario->exit_status);
+		put_line(scenario, to, text, ++source);
+		if (is_operation(text) && source <= AUDITED_LINES)
+			put_line(scenario, to, AUDITOR " audit\n", source);
+	}
+	put_line(scenario, to, AUDITOR " audit\n", source);
+	free(text);
+	return fflush(to) || ferror(to) ? -1 : 0;
+}
+
 static int read_scenario(struct scenario *scenario, int argc, char **argv)
 {
-	static const char trailer[] = "\nauditor open\nauditor audit\n";
 	const char *dot = strrchr(scenario->path, '.');
-	char command[4096], *text = NULL;
 	int fd = memfd_create("scenario", 0);
-	size_t room = 0;
-	ssize_t n;
-	FILE *from;
+	FILE *from, *to = fd < 0 ? NULL : fdopen(dup(fd), "w");
+	char command[4096];
+	int rc;
 
 	snprintf(command, sizeof(command), "%s %s", dot && strcmp(dot, ".sh") == 0 ? "sh" : "cat",
 		 scenario->path);
@@ -322,19 +383,11 @@ static int read_scenario(struct scenario *scenario, int argc, char **argv)
 		strncat(command, argv[i], sizeof(command) - strlen(command) - 2);
 	}
 	from = popen(command, "r");
-	if (!from || fd < 0)
+	if (!from || !to)
 		return -1;
-	while ((n = getline(&text, &room, from)) >= 0) {
-		if (strncmp(text, "#daemon ", 8) == 0)
-			snprintf(scenario->daemon + strlen(scenario->daemon),
-				 sizeof(scenario->daemon) - strlen(scenario->daemon), "%s",
-				 text + 7);
-		sscanf(text, "#exit %d", &scenario->exit_status);
-		if (write(fd, text, (size_t)n) != n)
-			return -1;
-	}
-	free(text);
-	if (pclose(from) != 0 || write(fd, trailer, sizeof(trailer) - 1) < 0)
+	rc = put_scenario(scenario, from, to);
+	fclose(to);
+	if (pclose(from) != 0 || rc)
 		return -1;
 	lseek(fd, 0, SEEK_SET);
 	return fd;
@@ -375,7 +428,7 @@ static void finish(struct scenario *scenario, pid_t pid)
 	if (!WIFEXITED(status) || WEXITSTATUS(status) != scenario->exit_status)
 		fail(scenario, "kvtctl ended with wait status 0x%x, expected exit %d", status,
 		     scenario->exit_status);
-	if (!scenario->audited)
+	if (scenario->n_audits == 0)
 		fail(scenario, "no audit was answered");
 	if (scenario->n_checks == 0)
 		fail(scenario, "a scenario without checks");
@@ -406,14 +459,15 @@ int main(int argc, char **argv)
 			take_directive(&scenario, text);
 	}
 	finish(&scenario, pid);
-	printf("%s: %u answers, %u checks, %u failed\n", scenario.path, scenario.n_answers,
-	       scenario.n_checks, scenario.n_failed);
+	printf("%s: %u answers, %u checks, %u audits, %u failed\n", scenario.path,
+	       scenario.n_answers, scenario.n_checks, scenario.n_audits, scenario.n_failed);
 	for (unsigned int i = 0; i < KEPT_ANSWERS; i++)
 		json_decref(scenario.last[i]);
 	for (unsigned int i = 0; i < scenario.n_kept; i++)
 		json_decref(scenario.kept[i].value);
 	for (unsigned int i = 0; i < scenario.n_sums; i++)
 		json_decref(scenario.sums[i].value);
+	free(scenario.source_line);
 	free(text);
 	fclose(output);
 	return scenario.n_failed > 0;
