@@ -179,9 +179,10 @@ static void attacker_run(int pipe, void *context)
 	kvt_test_receive(pipe, &(uint64_t){ 0 }); /* until it is killed */
 }
 
-void kvt_attack(kvt_attack_fn *attack, uint64_t seed)
+uint64_t kvt_attack(kvt_attack_fn *attack, uint64_t seed)
 {
 	struct attacker attacker = { attack, seed };
+	uint64_t before = kvt_test_settled(&kvt_victim).violations;
 	struct kvt_test_child child;
 
 	kvt_test_child_start(&child, attacker_run, &attacker);
@@ -190,4 +191,5 @@ void kvt_attack(kvt_attack_fn *attack, uint64_t seed)
 	kvt_witness_work(20);
 	kvt_test_child_kill(&child, SIGKILL);
 	kvt_witness_check();
+	return kvt_test_settled(&kvt_victim).violations - before;
 }

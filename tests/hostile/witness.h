@@ -24,8 +24,9 @@ void kvt_witness_check(void);
 void kvt_witness_end(void);
 
 /** Run an attack in a process of its own, with the witness working meanwhile; the attacker is
- * killed when it has done. Then kvt_witness_check(). */
+ * killed when it has done. Then kvt_witness_check(). Returns how many entries the daemon refused
+ * as violations, so that a test can see that its attack arrived. */
 typedef void kvt_attack_fn(struct kvt_client *client, struct kvt_test_random *random);
-void kvt_attack(kvt_attack_fn *attack, uint64_t seed);
+uint64_t kvt_attack(kvt_attack_fn *attack, uint64_t seed);
 
 #endif
