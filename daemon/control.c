@@ -12,7 +12,8 @@
 
 #include "shm/assert.h"
 
-#define MESSAGES_PER_EVENT 16
+#define MESSAGES_PER_EVENT 1   /* the rings' clients wait meanwhile */
+#define MESSAGES_AT_HANGUP 16  /* sent before it: requests that wait for no answer */
 
 /* ---- slots */
 
@@ -502,17 +503,19 @@ void kvt_control_event(struct kvt_daemon *daemon, struct kvt_connection *connect
 		       uint32_t revents)
 {
 	uint32_t generation = connection->generation;
+	bool over = revents & (POLLHUP | POLLRDHUP | POLLERR);
+	int most = over ? MESSAGES_AT_HANGUP : MESSAGES_PER_EVENT;
 	enum take_result taken = TAKE_ONE;
 
 	connection->armed = false;
-	for (int i = 0; i < MESSAGES_PER_EVENT && taken == TAKE_ONE && (revents & POLLIN); i++) {
+	for (int i = 0; i < most && taken == TAKE_ONE && (revents & POLLIN); i++) {
 		if (connection->waiting || connection->state == KVT_CONNECTION_OVER)
 			break;
 		taken = take_message(daemon, connection);
 		if (connection->generation != generation)
 			return; /* dropped meanwhile */
 	}
-	if (taken == TAKE_HANGUP || (revents & (POLLHUP | POLLRDHUP | POLLERR)))
+	if (taken == TAKE_HANGUP || over)
 		kvt_control_drop(daemon, connection);
 	else
 		kvt_control_arm(daemon, connection);

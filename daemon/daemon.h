@@ -27,15 +27,7 @@
 #include "daemon/loop.h"
 #include "daemon/notify.h"
 #include "daemon/object.h"
-#if __has_include("daemon/oplog.h")
 #include "daemon/oplog.h"
-#else
-struct kvt_oplog;
-#define kvt_oplog_open(path, config, ret, why, size) (snprintf(why, size, "no log here"), -ENOTSUP)
-#define kvt_oplog_write(log, record) 0
-#define kvt_oplog_flush(log) (void)0
-#define kvt_oplog_close(log) 0
-#endif
 #include "daemon/peer.h"
 #include "daemon/pool.h"
 #include "shm/ring.h"
@@ -62,7 +54,6 @@ struct kvt_session {
 	struct kvt_ring_end ring;
 	uint32_t index;
 	uint32_t deferred; /* operations that wait for fences: each has a place in the CQ */
-	uint32_t max_deferred;
 	bool open;    /* entries are taken */
 	bool holding; /* `held` was taken from the ring and waits for a place to wait in */
 	bool doorbell_armed;
@@ -128,6 +119,8 @@ struct kvt_daemon {
 	uint32_t cold_next, cool_next;
 	uint32_t n_deferred;          /* operations that wait for fences, all sessions */
 	uint32_t n_dying;
+	uint32_t n_common;            /* of these, beyond their sessions' own_places */
+	uint32_t own_places, common_places;
 	bool sweep_due;               /* some dying session may be done with */
 	bool compact_due;
 	bool draining;

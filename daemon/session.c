@@ -15,6 +15,7 @@
 
 /* Touched by almost every operation, so worth faulting in before the first one. */
 #define PREFAULT_BYTES (256u << 10)
+#define RELEASES_PER_TURN 2
 
 static void close_fd(int *fd)
 {
@@ -160,7 +161,6 @@ static struct kvt_session *settle(struct kvt_daemon *daemon, struct kvt_connecti
 				  const struct kvt_session *made)
 {
 	struct kvt_session *session = &daemon->sessions[made->index];
-	uint32_t quarter = daemon->core_config.n_pending / 4;
 
 	KVT_ASSERT(session->segment.base == NULL);
 	*session = *made;
@@ -170,8 +170,6 @@ static struct kvt_session *settle(struct kvt_daemon *daemon, struct kvt_connecti
 	session->connection = (uint32_t)(connection - daemon->connections) + 1;
 	session->pid = connection->peer.pid;
 	session->open = true;
-	session->max_deferred = quarter < session->layout.cq_entries ? quarter
-								       : session->layout.cq_entries;
 	kvt_segment_format(session->segment.base, &session->layout, session->index);
 	kvt_ring_end_init(&session->ring, session->segment.base, &session->layout);
 	/* New ones are hot: the first cold one moves to the end to make room. */
@@ -249,6 +247,8 @@ static void stop_serving(struct kvt_daemon *daemon, struct kvt_session *session)
 		daemon->n_dying++;
 	}
 	daemon->n_deferred -= session->deferred;
+	if (session->deferred > daemon->own_places)
+		daemon->n_common -= session->deferred - daemon->own_places;
 	session->deferred = 0;
 	session->holding = false;
 	daemon->compact_due = true;
@@ -359,6 +359,8 @@ void kvt_session_fence(struct kvt_daemon *daemon, struct kvt_session *session)
 
 void kvt_sessions_sweep(struct kvt_daemon *daemon)
 {
+	uint32_t released = 0;
+
 	for (uint32_t i = 1; i <= daemon->core_config.max_sessions && daemon->n_dying; i++) {
 		struct kvt_session *session = &daemon->sessions[i];
 		uint32_t connection = session->connection;
@@ -368,6 +370,10 @@ void kvt_sessions_sweep(struct kvt_daemon *daemon)
 		ask_quiet(daemon, session);
 		if (kvt_core_session(daemon->core, i)->state != KVT_SESSION_FREE)
 			continue;
+		if (released++ == RELEASES_PER_TURN) { /* unmapping takes its time */
+			daemon->sweep_due = true;
+			return;
+		}
 		kvt_log(KVT_LOG_DEBUG, "session_free", "session=%u", i);
 		daemon->n_dying--;
 		/* A client that holds its socket after the end learns it by our closing it. */

@@ -157,7 +157,7 @@ static int plan_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	to->max_namespaces = (uint32_t)from->max_namespaces;
 	to->max_sessions = (uint32_t)from->max_sessions;
 	to->n_leases = (uint32_t)from->total_leases;
-	to->n_pending = (uint32_t)from->total_deferred;
+	to->n_pending = (uint32_t)(from->total_deferred + from->max_sessions);
 	to->max_leases = (uint32_t)from->max_leases;
 	to->max_private_pages = (uint32_t)from->max_private_pages.value;
 	if (from->max_private_pages.percent)
@@ -303,6 +303,8 @@ static int make_tables(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	uint32_t sessions = daemon->core_config.max_sessions;
 
+	daemon->common_places = (uint32_t)daemon->config.total_deferred / 2;
+	daemon->own_places = 1 + daemon->common_places / sessions;
 	daemon->n_connections = sessions + (uint32_t)daemon->config.max_half_open +
 				(uint32_t)daemon->config.max_observers;
 	daemon->sessions = aligned_alloc(KVT_LINE, (sessions + 1) * sizeof(struct kvt_session));

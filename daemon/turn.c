@@ -11,7 +11,7 @@
 
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
-#define EVENTS_PER_TURN 64
+#define EVENTS_PER_TURN 8         /* rings first: an event may cost microseconds */
 #define HOT_AT_LEAST 8            /* sessions looked at in every turn, busy or not */
 #define COLD_AFTER_TURNS 4096
 #define COLD_PER_TURN 2
@@ -67,14 +67,15 @@ void kvt_daemon_complete(void *context, uint32_t index, const struct kvt_cqe *cq
 	if (!session->open)
 		return;
 	KVT_ASSERT(session->deferred > 0);
+	daemon->n_common -= session->deferred > daemon->own_places;
 	session->deferred--;
 	daemon->n_deferred--;
 	session->waiting_since_ns = daemon->real_ns;
 	complete(session, cqe);
 }
 
-/* Whether an entry might have to wait, so that a place to wait in must be there. A client may
- * lower a word again meanwhile; the core then finds the place missing only if all are in use. */
+/* Whether an entry might have to wait, so that a place to wait in must be there. The fence word
+ * itself is not looked at: a client could lower it before the core looks. */
 static bool may_defer(const struct kvt_session *session, const struct kvt_sqe *sqe)
 {
 	switch (sqe->op) {
@@ -90,11 +91,18 @@ static bool may_defer(const struct kvt_session *session, const struct kvt_sqe *s
 	}
 }
 
+/* Every session has `own_places` to itself, so that those whose fences never come cannot stop
+ * those whose fences do; the common rest goes to whoever needs it. */
 static bool no_place_to_wait(const struct kvt_daemon *daemon, const struct kvt_session *session,
 			     const struct kvt_sqe *sqe)
 {
-	return may_defer(session, sqe) && (session->deferred >= session->max_deferred ||
-					   !kvt_core_can_defer(daemon->core));
+	if (!may_defer(session, sqe))
+		return false;
+	if (!kvt_core_can_defer(daemon->core))
+		return true;
+	return session->deferred >= daemon->own_places &&
+	       (daemon->n_common >= daemon->common_places ||
+		session->deferred >= daemon->own_places + daemon->common_places / 4);
 }
 
 /* While the daemon stops, nothing new is begun: what is leased may finish. */
@@ -148,6 +156,7 @@ static void run_entry(struct kvt_daemon *daemon, struct kvt_session *session,
 			session->waiting_since_ns = daemon->real_ns;
 		session->deferred++;
 		daemon->n_deferred++;
+		daemon->n_common += session->deferred > daemon->own_places;
 	}
 	account(daemon, sqe, kvt_cycles() - before);
 }
