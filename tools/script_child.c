@@ -12,7 +12,7 @@
 
 #define NOP_DATA UINT64_MAX       /* user_data of round trips of our own */
 #define CALL_TIMEOUT_NS 60000000000ll /* a script must end, even beside a daemon that hangs */
-#define DEFAULT_KEYS_COUNT (1u << 20)
+#define DEFAULT_KEYS_COUNT (16u << 20) /* clamped by the daemon; sparse until used */
 #define SQ_ENTRIES 256u
 #define CQ_ENTRIES 4096u          /* every deferred operation holds one */
 
