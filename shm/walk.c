@@ -8,6 +8,11 @@
 #include "shm/atomic.h"
 #include "shm/racy.h"
 
+/* Tests include this file and change the tree between any two of its looks. */
+#ifndef KVT_WALK_BETWEEN
+#define KVT_WALK_BETWEEN() ((void)0)
+#endif
+
 /* How far to probe before calling it a miss. The index is at most half full, so runs are short;
  * a torn or hostile one must not hold us for long. */
 #define PROBES_MAX 4096u
@@ -52,6 +57,7 @@ static bool snapshot_begin(const struct kvt_arena_view *view, uint32_t id, struc
 	s->version = kvt_load_acquire(&node->version);
 	if (s->version & 1)
 		return false;
+	KVT_WALK_BETWEEN();
 	s->generation = kvt_load_relaxed(&node->generation);
 	s->parent = kvt_load_relaxed(&node->parent);
 	s->first_slot = kvt_load_relaxed(&node->first_slot);
@@ -59,10 +65,12 @@ static bool snapshot_begin(const struct kvt_arena_view *view, uint32_t id, struc
 	/* Pairs with the release of a seal, which raises it without a new version: the keys and the
 	 * page below it are there. */
 	s->sealed = kvt_load_acquire(&node->sealed);
+	KVT_WALK_BETWEEN();
 	s->start = kvt_load_relaxed(&node->start);
 	s->flags = kvt_load_relaxed(&node->flags);
 	s->namespace_id = kvt_load_relaxed(&node->namespace_id);
 	s->expiry_ns = kvt_load_relaxed(&node->expiry_ns);
+	KVT_WALK_BETWEEN();
 	return true;
 }
 
@@ -108,7 +116,11 @@ static enum outcome try_child(struct walk *walk, uint32_t id)
 		return snapshot_holds(view, &s) ? OUTCOME_END : OUTCOME_RACE;
 	run = view->slot_keys + (size_t)s.first_slot * page_size;
 	n = kvt_racy_equal_pages(keys, run, s.sealed < left ? s.sealed : left, page_size);
-	if (!snapshot_holds(view, &s) || !still_there(view, &walk->at))
+	KVT_WALK_BETWEEN();
+	if (!snapshot_holds(view, &s))
+		return OUTCOME_RACE;
+	KVT_WALK_BETWEEN();
+	if (!still_there(view, &walk->at))
 		return OUTCOME_RACE;
 	if (n == 0)
 		return OUTCOME_END;
@@ -134,6 +146,7 @@ static enum outcome step(struct walk *walk)
 		kvt_bucket bucket = kvt_load_acquire(&view->buckets[(tag + i) & mask]);
 		enum outcome outcome;
 
+		KVT_WALK_BETWEEN();
 		if (bucket == 0)
 			break;
 		if (bucket >> 32 != tag)
@@ -199,6 +212,7 @@ int kvt_walk(const struct kvt_arena_view *view, uint32_t namespace_id, const uin
 		/* Pairs with the owner's release of the root: the record's digest before it. */
 		uint32_t root = kvt_load_acquire(&record->root);
 
+		KVT_WALK_BETWEEN();
 		if (!digest_is(record, digest))
 			return -ENOENT;
 		walk.at = (struct snapshot){ .node = KVT_NONE };
@@ -208,6 +222,7 @@ int kvt_walk(const struct kvt_arena_view *view, uint32_t namespace_id, const uin
 			outcome = OUTCOME_END;
 		else
 			outcome = walk_once(&walk, root, &effort.nodes);
+		KVT_WALK_BETWEEN();
 		kvt_fence_acquire(); /* all that was read before the digest is read again */
 		if (!digest_is(record, digest))
 			return -ENOENT;

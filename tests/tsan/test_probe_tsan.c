@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The lock-free walk beside a tree that changes all the time: never more than the truth.
+ *
+ * What is true at a moment cannot be asked from outside, so the tree is only ever given paths of
+ * a language: pages are symbols, and in namespace n a symbol may be followed by those that are
+ * 1 + 2n or 2 + 2n higher (mod N). The same symbols stand under many parents and in both
+ * namespaces, nodes are few and recycled at once, so a walk that followed a recycled node, a
+ * moved bucket or a half-written run would report a path that was never there. Probers ask for
+ * paths with one forbidden step: nothing beyond it may ever be reported.
+ *
+ * A prober then locks what it was told. When that succeeds, the handle must name exactly its
+ * keys: a MATCH under the lock finds at least as much, unless the path was removed since. */
+#include "shm/walk.h"
+#include "tests/unit/inprocess.h"
+
+enum { PS = 4, N_PAGES = 40, N = 16, DEPTH = 8, CHANGES = 6000, PROBES = 40000 };
+
+static struct inside inside;
+static bool changing = true; /* atomic */
+
+struct actor {
+	struct kvt_client *client;
+	uint32_t ns[2];
+	uint64_t seed;
+	uint64_t hits, misses, races, locked, detached;
+	pthread_t thread;
+};
+
+static uint32_t random_below(struct actor *actor, uint32_t n)
+{
+	actor->seed = actor->seed * 6364136223846793005ull + 1442695040888963407ull;
+	return (uint32_t)(actor->seed >> 33) % n;
+}
+
+static void put_page(uint32_t *keys, uint32_t page, uint32_t symbol)
+{
+	for (uint32_t i = 0; i < PS; i++)
+		keys[page * PS + i] = symbol * 100 + i;
+}
+
+/* A path of the language of namespace `which`, `pages` long. With `break_at` < pages the step
+ * into that page is one of the other language or of none. */
+static void make_path(struct actor *actor, uint32_t which, uint32_t pages, uint32_t break_at,
+		      uint32_t *keys)
+{
+	uint32_t symbol = which * 3 + random_below(actor, 3); /* first symbols are disjoint too */
+
+	for (uint32_t i = 0; i < pages; i++) {
+		if (i == break_at)
+			symbol = i ? symbol + 3 + random_below(actor, 4) - 2 * which * 2 :
+				     (1 - which) * 3 + random_below(actor, 3);
+		else if (i)
+			symbol += 1 + 2 * which + random_below(actor, 2);
+		symbol = (symbol + 4 * N) % N;
+		put_page(keys, i, symbol);
+	}
+}
+
+/* The step that leads into page i is allowed. */
+static bool step_allowed(const uint32_t *keys, uint32_t i, uint32_t which)
+{
+	uint32_t to = keys[i * PS] / 100, from, up;
+
+	if (i == 0)
+		return to / 3 == which;
+	from = keys[(i - 1) * PS] / 100;
+	up = (to + N - from) % N;
+	return up == 1 + 2 * which || up == 2 + 2 * which;
+}
+
+static uint32_t allowed_pages(const uint32_t *keys, uint32_t pages, uint32_t which)
+{
+	uint32_t i = 0;
+
+	while (i < pages && step_allowed(keys, i, which))
+		i++;
+	return i;
+}
+
+/* One change of the tree. */
+static void change(struct actor *actor)
+{
+	uint32_t keys[DEPTH * PS], which = random_below(actor, 2), evicted;
+	uint32_t pages = 1 + random_below(actor, DEPTH);
+	struct kvt_client *client = actor->client;
+	struct kvt_seq *seq;
+	int rc;
+
+	make_path(actor, which, pages, DEPTH, keys);
+	INSIDE_CHECK(allowed_pages(keys, pages, which) == pages);
+	switch (random_below(actor, 12)) {
+	case 0:
+		rc = kvt_evict(client, 1 + random_below(actor, 12), &evicted);
+		break;
+	case 1:
+		rc = kvt_remove(client, actor->ns[which], keys, random_below(actor, pages) * PS);
+		break;
+	case 2:
+		rc = random_below(actor, 8) ? 0 : kvt_reset(client);
+		break;
+	default:
+		rc = kvt_seq_begin(client, actor->ns[which], keys, pages * PS, 0, KVT_F_FULL, &seq);
+		if (rc == -ENOSPC)
+			return;
+		INSIDE_CHECK(rc == 0);
+		rc = kvt_seq_end(seq, pages * PS, NULL, 0, KVT_IDLE, 0);
+		rc = rc == -ESTALE ? 0 : rc;
+	}
+	INSIDE_CHECK(rc == 0);
+}
+
+static void *change_all(void *context)
+{
+	for (uint32_t i = 0; i < CHANGES; i++)
+		change(context);
+	kvt_store_release(&changing, false);
+	return NULL;
+}
+
+static void lock_and_compare(struct actor *actor, uint32_t ns, const uint32_t *keys,
+			     uint32_t n_keys, struct kvt_handle handle)
+{
+	uint32_t pages[DEPTH], n;
+	struct kvt_result result;
+	struct kvt_lease lease;
+	int rc = kvt_lock(actor->client, handle, &lease, pages, DEPTH, &n);
+
+	INSIDE_CHECK(rc == 0 || rc == -ESTALE);
+	if (rc != 0)
+		return;
+	actor->locked++;
+	INSIDE_CHECK(n == handle.positions / PS);
+	INSIDE_CHECK(kvt_match(actor->client, ns, keys, n_keys, 0, &result) == 0);
+	if (result.matched < handle.positions) {
+		struct kvt_lease second;
+
+		/* A lock keeps pages, not a place in the tree: only REMOVE or RESET can have taken
+		 * that meanwhile, and then the handle is stale. */
+		rc = kvt_lock(actor->client, handle, &second, pages, DEPTH, &n);
+		INSIDE_CHECK(rc == -ESTALE);
+		actor->detached++;
+	}
+	INSIDE_CHECK(kvt_unlock(actor->client, lease, KVT_IDLE) == 0);
+}
+
+static void probe(struct actor *actor, bool lock)
+{
+	uint32_t keys[DEPTH * PS], which = random_below(actor, 2), matched, allowed;
+	uint32_t pages = 1 + random_below(actor, DEPTH);
+	struct kvt_handle handle;
+	int rc;
+
+	make_path(actor, which, pages, random_below(actor, DEPTH + 4), keys);
+	allowed = allowed_pages(keys, pages, which);
+	rc = kvt_probe(actor->client, actor->ns[which], keys, pages * PS, &handle, &matched);
+	if (rc == -EAGAIN) {
+		actor->races++;
+		return;
+	}
+	INSIDE_CHECK(rc == 0);
+	INSIDE_CHECK(matched % PS == 0 && matched == handle.positions);
+	if (matched / PS > allowed) {
+		fprintf(stderr, "probe reports %u pages, only %u of them were ever possible\n",
+			matched / PS, allowed);
+		abort();
+	}
+	actor->hits += matched > 0;
+	actor->misses += matched == 0;
+	if (lock && matched)
+		lock_and_compare(actor, actor->ns[which], keys, pages * PS, handle);
+}
+
+static void *probe_all(void *context)
+{
+	struct actor *actor = context;
+
+	for (uint32_t i = 0; i < PROBES || kvt_load_acquire(&changing); i++)
+		probe(actor, i % 64 == 0);
+	return NULL;
+}
+
+int main(void)
+{
+	struct kvt_core_config config = {
+		.page_size = PS, .n_pages = N_PAGES, .max_nodes = 24, .hash_seed = 5,
+	};
+	struct actor actors[2] = { { .seed = 1 }, { .seed = 2 } };
+
+	inside_init(&inside, &config);
+	inside_start(&inside);
+	for (int i = 0; i < 2; i++) {
+		actors[i].client = inside_connect(&inside, 4, 8, 1024, 1024, 100000);
+		actors[i].ns[0] = inside_namespace(&inside, actors[i].client, 1);
+		actors[i].ns[1] = inside_namespace(&inside, actors[i].client, 2);
+	}
+	INSIDE_CHECK(pthread_create(&actors[0].thread, NULL, change_all, &actors[0]) == 0);
+	INSIDE_CHECK(pthread_create(&actors[1].thread, NULL, probe_all, &actors[1]) == 0);
+	for (int i = 0; i < 2; i++)
+		pthread_join(actors[i].thread, NULL);
+	printf("%llu hits, %llu misses, %llu gave up after races, %llu locked, %llu detached\n",
+	       (unsigned long long)actors[1].hits, (unsigned long long)actors[1].misses,
+	       (unsigned long long)actors[1].races, (unsigned long long)actors[1].locked,
+	       (unsigned long long)actors[1].detached);
+	INSIDE_CHECK(actors[1].hits > 1000 && actors[1].misses > 1000);
+	INSIDE_CHECK(actors[1].locked > 10 && actors[1].detached < actors[1].locked);
+	for (int i = 0; i < 2; i++) {
+		INSIDE_CHECK(kvt_client_close(actors[i].client, KVT_IDLE) == 0);
+		inside_forget(&inside, actors[i].client);
+	}
+	INSIDE_CHECK(inside_audit(&inside) == 0);
+	inside_destroy(&inside);
+	return 0;
+}
