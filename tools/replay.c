@@ -498,18 +498,45 @@ static void bury(struct replay *replay, uint32_t worker)
 	kvt_replay_notify(shared);
 }
 
-/* Workers to kill go at even distances through the trace. */
+/* A worker that is in the middle of a request, KVT_TRACE_NONE if none is. */
+static uint32_t busy_worker(const struct replay *replay)
+{
+	uint32_t end = kvt_load_acquire(&replay->shared->next) + 1;
+
+	if (end > replay->trace->n_requests)
+		end = replay->trace->n_requests;
+	for (uint32_t i = end; i-- > 0 && end - i < 4 * KVT_REPLAY_MAX_WORKERS;) {
+		const struct kvt_replay_slot *slot = &replay->shared->slots[i];
+		uint32_t owner = kvt_load_acquire(&slot->owner);
+
+		if (owner && replay->pids[owner - 1] && kvt_load_relaxed(&slot->begin_seq) &&
+		    kvt_load_acquire(&slot->state) == KVT_REPLAY_CLAIMED)
+			return owner - 1;
+	}
+	return KVT_TRACE_NONE;
+}
+
+/* Workers to kill go at even distances through the trace, each in the middle of a request; near
+ * the end of the trace whoever is there. */
 static void maybe_kill(struct replay *replay)
 {
 	uint64_t done = kvt_load_relaxed(&replay->shared->done), n = replay->trace->n_requests;
-	uint32_t kills = replay->options.kills;
+	uint32_t kills = replay->options.kills, victim;
 
 	if (replay->n_killed == kills ||
 	    done * (kills + 1) < n * (replay->n_killed + 1))
 		return;
-	if (replay->pids[replay->n_killed])
-		kill(replay->pids[replay->n_killed], SIGKILL);
+	victim = busy_worker(replay);
+	for (uint32_t i = 0; victim == KVT_TRACE_NONE && done * 20 > n * 19 &&
+	     i < replay->options.workers; i++) {
+		if (replay->pids[i])
+			victim = i;
+	}
+	if (victim == KVT_TRACE_NONE)
+		return;
+	kill(replay->pids[victim], SIGKILL);
 	replay->n_killed++;
+	bury(replay, victim);
 }
 
 static void draw(struct replay *replay, bool last)
