@@ -179,7 +179,9 @@ static int begin_room(struct kvt_oracle *o, struct begin *b)
 	bool split = last && b->walk.pages > 0 && model_end(last) > b->walk.pages;
 	uint64_t available = model_available(o) -
 			     model_unlocked_on_path(o, b->walk.node, b->walk.pages);
-	uint64_t most = (uint64_t)b->whole - b->walk.pages + split;
+	/* One in reserve: the last victim of an eviction for pages may keep its node. */
+	uint64_t most = (uint64_t)b->whole - b->walk.pages + split +
+			(b->whole > b->walk.pages);
 
 	TRY(run_need_quota(o, fresh));
 	TRY(run_need_list(o, b->table));

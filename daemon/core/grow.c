@@ -26,11 +26,11 @@ void kvt_need_compute(struct kvt_core *core, const struct kvt_walk *walk, uint32
 {
 	bool inside = ends_inside(core, walk);
 
-	*need = (struct kvt_need){ 0 };
+	*need = (struct kvt_need){ .new_pages = new_pages };
 	need->root = walk->root == KVT_NONE && new_pages > 0;
 	need->split = inside && (new_pages > 0 || exact);
-	need->runs = kvt_slots_runs(&core->slots, new_pages,
-				    inside ? 0 : slot_behind(core, walk->node));
+	need->wish = inside ? 0 : slot_behind(core, walk->node);
+	need->runs = kvt_slots_runs(&core->slots, new_pages, need->wish);
 	for (uint32_t id = walk->node; id != KVT_NONE; id = core->nodes[id].parent) {
 		const struct kvt_node *node = kvt_node_at(core, id);
 
@@ -46,16 +46,34 @@ void kvt_need_compute(struct kvt_core *core, const struct kvt_walk *walk, uint32
 	}
 }
 
-int kvt_need_nodes(struct kvt_core *core, uint32_t path_node, const struct kvt_need *need)
+static uint32_t nodes_wanted(const struct kvt_need *need)
 {
-	uint32_t wanted = need->root + need->split + need->runs;
+	return need->root + need->split + need->spare + need->runs;
+}
 
-	if (core->free_nodes.count >= wanted)
+/** A victim brings its node, but also one more free extent, into which the new run may then fall:
+ * each one evicted moves the goal. The goal that never moves: with everything evictable gone, free
+ * extents lie between locked runs, so there is one more of them than of those. */
+static uint32_t nodes_at_most(const struct kvt_core *core, const struct kvt_need *need)
+{
+	uint64_t extents = core->count->locked_nodes + need->path_nodes + need->split + 1ull;
+
+	return need->root + need->split + need->spare +
+	       (extents < need->new_pages ? (uint32_t)extents : need->new_pages);
+}
+
+int kvt_need_nodes(struct kvt_core *core, uint32_t path_node, struct kvt_need *need)
+{
+	if (core->free_nodes.count >= nodes_wanted(need))
 		return 0;
-	if (core->free_nodes.count + core->evictable_nodes - need->path_nodes < wanted)
+	if (core->free_nodes.count + core->evictable_nodes - need->path_nodes <
+	    nodes_at_most(core, need))
 		return -ENOSPC;
 	kvt_path_pin(core, path_node, true);
-	kvt_evict_nodes(core, wanted);
+	while (core->free_nodes.count < nodes_wanted(need)) {
+		kvt_evict_nodes(core, core->free_nodes.count + 1);
+		need->runs = kvt_slots_runs(&core->slots, need->new_pages, need->wish);
+	}
 	kvt_path_pin(core, path_node, false);
 	return 0;
 }

@@ -135,7 +135,10 @@ struct kvt_walk {
 struct kvt_need {
 	uint32_t root;  /* 0 or 1 */
 	uint32_t split; /* 0 or 1 */
-	uint32_t runs;  /* nodes for the new run, an upper bound */
+	uint32_t runs;  /* nodes for the new run, as slots are free now */
+	uint32_t spare; /* 1: pages will be evicted after this, and the last victim keeps its node */
+	uint32_t new_pages; /* what `runs` was computed from */
+	uint32_t wish;
 	uint32_t path_nodes; /* unlocked nodes on the path: not to be evicted for it */
 	uint64_t path_pages; /* evictable pages that would become locked */
 };
@@ -283,7 +286,7 @@ void kvt_need_compute(struct kvt_core *core, const struct kvt_walk *walk, uint32
 		      bool exact, struct kvt_need *need);
 /** Make sure that `need` nodes can be had, evicting leaves off the path. -ENOSPC: impossible,
  * nothing happened. */
-int kvt_need_nodes(struct kvt_core *core, uint32_t path_node, const struct kvt_need *need);
+int kvt_need_nodes(struct kvt_core *core, uint32_t path_node, struct kvt_need *need);
 /** Split where a walk ended inside a node; returns the node that ends exactly there. */
 uint32_t kvt_walk_cut(struct kvt_core *core, struct kvt_walk *walk);
 /** Lengthen a run in place by n announced pages; the slots behind it must be free. */

@@ -226,6 +226,8 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 	if (plan->table > sqe->list_capacity)
 		return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, plan->table);
 	kvt_need_compute(core, &plan->walk, plan->fresh, true, &plan->need);
+	plan->need.spare = plan->fresh > 0 &&
+			   plan->table - plan->reuse > core->count->free_pages;
 	error = kvt_room_check(core, op, plan->table - plan->reuse, plan->need.path_pages);
 	if (error)
 		return error;

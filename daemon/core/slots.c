@@ -179,8 +179,8 @@ uint32_t kvt_slots_runs(const struct kvt_slots *slots, uint32_t n, uint32_t wish
 		}
 	}
 	/* What is missing comes from victims of this operation's own eviction: the slots of each are
-	 * one run and its node comes back with them, but for the last one, which may be trimmed. */
-	return runs + (left > 0);
+	 * one run, and its node comes back with them. */
+	return runs;
 }
 
 void kvt_slots_set_run(struct kvt_slots *slots, uint32_t first, uint32_t node)
