@@ -26,7 +26,7 @@ static uint32_t *key_block(uint32_t n)
 	return block;
 }
 
-static void key_blocks_free(void)
+void keys_free(void)
 {
 	while (n_key_blocks > 0)
 		free(key_blocks[--n_key_blocks]);
@@ -158,7 +158,7 @@ struct world *world_small(uint32_t page_size, uint32_t n_pages)
 						   .max_nodes = 128 });
 }
 
-void world_free(struct world *world)
+void world_leave(struct world *world)
 {
 	world_audit(world);
 	for (uint32_t i = 0; i < world->n_clients; i++) {
@@ -173,7 +173,12 @@ void world_free(struct world *world)
 	free(world->ledger_before);
 	free(world->content);
 	free(world);
-	key_blocks_free();
+}
+
+void world_free(struct world *world)
+{
+	world_leave(world);
+	keys_free();
 }
 
 static void print_problem(void *context, const char *text)

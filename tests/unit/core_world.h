@@ -119,6 +119,8 @@ struct seq {
 /** Small default sizes: what is 0 in the configuration is filled in. */
 struct world *world_new(struct kvt_core_config config);
 void world_free(struct world *world);
+void world_leave(struct world *world); /* the world alone: keys stay */
+void keys_free(void);
 /** page_size and n_pages with everything else small. */
 struct world *world_small(uint32_t page_size, uint32_t n_pages);
 void world_audit(struct world *world);

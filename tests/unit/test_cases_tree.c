@@ -469,7 +469,8 @@ static void t21_unique_positions_are_stored_once(void **state)
 {
 	enum { SEQUENCES = 10000, COMMON = 10000, OWN = 100, PS = 4 };
 	struct world *w = world_new((struct kvt_core_config){
-		.page_size = PS, .n_pages = (COMMON + SEQUENCES * OWN) / PS + COMMON, .max_nodes = 20100 });
+		.page_size = PS, .n_pages = (COMMON + SEQUENCES * OWN) / PS + COMMON,
+		.max_nodes = SEQUENCES + 100 });
 	struct client *a = client_new(w);
 	uint32_t ns = space_open(a, "ns"), *keys = calloc(COMMON + OWN, sizeof(*keys));
 	struct handle trunk;
