@@ -207,7 +207,7 @@ static void almost_valid(struct kvt_sqe *sqe, struct kvt_test_random *random, ui
 		break;
 	case KVT_OP_LOCK:
 		sqe->positions = n / 16 * 16;
-		/* fall through */
+		__attribute__((fallthrough));
 	case KVT_OP_UNLOCK:
 	case KVT_OP_COMMIT:
 	case KVT_OP_EXTEND:
