@@ -221,10 +221,7 @@ static void rows_write(const struct work *work, const struct partial *result)
 /* What stands for a row that is not there. */
 static const char no_row[KVT_ATTN_HEAD_DIM_MAX * sizeof(float)];
 
-/*
- * Where the positions [start, end) lie in one plane; at most n_max of them. Places up to n_max, rounded up to whole
- * vectors, that have no position get a row of zeros.
- */
+/* Where the positions [start, end) lie in one plane; at most n_max of them. */
 static void rows_find(const struct work *work, const char *plane, uint32_t start, uint32_t end,
 		      uint32_t n_max, struct kvt_rows *ret_rows)
 {
@@ -232,24 +229,23 @@ static void rows_find(const struct work *work, const char *plane, uint32_t start
 	const uint32_t *pages = work->block->sequence->pages;
 	uint32_t page_size = kv->page_size;
 	uint32_t shift = (uint32_t)__builtin_ctz(page_size);
-	uint32_t n = start < end ? minimum(end - start, n_max) : 0;
+	uint32_t n_found = start < end ? minimum(end - start, n_max + KVT_ROWS_MORE) : 0;
 	uint32_t i = 0;
 
-	ret_rows->n = n;
-	for (uint32_t j = n; j < n_max; j++)
-		ret_rows->at[j] = no_row;
-	if (!n)
-		return;
-	plane += work->block->kv_head * kv->head_stride_bytes;
-	while (i < n) {
+	ret_rows->n = minimum(n_found, n_max);
+	if (n_found)
+		plane += work->block->kv_head * kv->head_stride_bytes;
+	while (i < n_found) {
 		uint32_t within = (start + i) & (page_size - 1);
-		uint32_t page_end = i + minimum(n - i, page_size - within);
+		uint32_t page_end = i + minimum(n_found - i, page_size - within);
 		const char *row = plane + pages[(start + i) >> shift] * kv->page_stride_bytes +
 			within * kv->position_stride_bytes;
 
 		for (; i < page_end; i++, row += kv->position_stride_bytes)
 			ret_rows->at[i] = row;
 	}
+	for (; i < n_max + KVT_ROWS_MORE; i++)
+		ret_rows->at[i] = no_row;
 }
 
 /* The inner kernel: c[rows][vectors] = (c or 0) + a b, steps in ascending order. */

@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include "convert.h"
+#include "internal.h"
 
 #define VW 16
 #define UNROLL _Pragma("GCC unroll 16")
@@ -152,12 +153,21 @@ static inline __attribute__((always_inline)) void transpose_16(__m512i *rows)
 /*
  * Ask for a row of bytes that will be read soon, into the second cache: the first has work to do.
  */
-static inline void row_fetch(const void *row, size_t bytes)
+/*
+ * Fetch what will be read soon: into the first cache the VW rows from row first on, and into the second cache as many of
+ * the rows ahead. Row by row, as memory likes it.
+ */
+static inline void rows_fetch(const struct kvt_rows *rows, const struct kvt_rows *ahead,
+			      uint32_t first, uint32_t bytes)
 {
-	const char *byte = row;
-
-	for (size_t i = 0; i < bytes; i += 64)
-		_mm_prefetch(byte + i, _MM_HINT_T1);
+	for (uint32_t i = first; i < first + VW; i++) {
+		for (uint32_t j = 0; j < bytes; j += 64)
+			_mm_prefetch(rows->at[i] + j, _MM_HINT_T0);
+	}
+	for (uint32_t i = first - VW; ahead->n && i < first; i++) {
+		for (uint32_t j = 0; j < bytes; j += 64)
+			_mm_prefetch(ahead->at[i] + j, _MM_HINT_T1);
+	}
 }
 
 static inline void row_store(void *target, const float *source, uint32_t n, uint32_t type)

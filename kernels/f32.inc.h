@@ -7,7 +7,7 @@
  *   v_store_first      store the first n lanes
  *   v_transpose        VW vectors: lane j of vector i becomes lane i of vector j
  *   v_any_not_finite   whether any lane is infinite or NaN
- *   row_fetch          ask for a row that will be read soon
+ *   rows_fetch         ask for rows that will be read soon
  */
 
 #define STEP 1
@@ -52,26 +52,51 @@ static inline void row_load(element *target, const void *source, uint32_t n, uin
 }
 
 static inline __attribute__((always_inline)) void
-keys_pack_of(element *panel, const struct kvt_rows *rows, const struct kvt_rows *ahead, uint32_t dim,
-	     const uint32_t type)
+keys_pack_of(element *panel, const struct kvt_rows *rows, const struct kvt_rows *ahead,
+	     uint32_t dim, const uint32_t type)
 {
 	const uint32_t bytes = kvt_type_size(type);
 
 	for (uint32_t key = 0; key < rows->n; key += VW) {
-		for (uint32_t i = key; i < key + VW && i < ahead->n; i++)
-			row_fetch(ahead->at[i], dim * bytes);
+		rows_fetch(rows, ahead, key + VW, dim * bytes);
 		for (uint32_t x = 0; x < dim; x += VW) {
 			uint32_t steps = dim - x < VW ? dim - x : VW;
+			element *to = panel + x * (GEMM_VECTORS * VW) + key;
 			vf t[VW];
 
 			UNROLL for (uint32_t i = 0; i < VW; i++)
-				t[i] = key + i >= rows->n ? v_zero() :
-					floats_load(rows->at[key + i] + x * bytes, dim - x, type);
+				t[i] = floats_load(rows->at[key + i] + x * bytes, dim - x, type);
 			v_transpose(t);
-			for (uint32_t i = 0; i < steps; i++)
-				v_store(panel + (x + i) * (GEMM_VECTORS * VW) + key, t[i]);
+			if (steps < VW) {
+				for (uint32_t i = 0; i < steps; i++)
+					v_store(to + i * (GEMM_VECTORS * VW), t[i]);
+				continue;
+			}
+			UNROLL for (uint32_t i = 0; i < VW; i++)
+				v_store(to + i * (GEMM_VECTORS * VW), t[i]);
 		}
 	}
+}
+
+/* Some rows of one panel of values, n_vectors wide, whose first dimension is from. */
+static inline __attribute__((always_inline)) bool
+values_panel_pack(element *panel, const char *const *rows, uint32_t n_rows, uint32_t dim,
+		  uint32_t from, const uint32_t n_vectors, const uint32_t type)
+{
+	const uint32_t bytes = kvt_type_size(type);
+	bool not_finite = false;
+
+	for (uint32_t key = 0; key < n_rows; key++) {
+		UNROLL for (uint32_t v = 0; v < n_vectors; v++) {
+			uint32_t x = from + v * VW;
+			vf value = floats_load(rows[key] + x * bytes, dim - x, type);
+
+			not_finite |= v_any_not_finite(value);
+			v_store(panel, value);
+			panel += VW;
+		}
+	}
+	return not_finite;
 }
 
 static inline __attribute__((always_inline)) bool
@@ -80,26 +105,24 @@ values_pack_of(element *chunk, uint32_t capacity, const struct kvt_rows *rows,
 {
 	const uint32_t n_vectors = (dim + VW - 1) / VW;
 	const uint32_t n_panels = (n_vectors + GEMM_VECTORS - 1) / GEMM_VECTORS;
-	const uint32_t bytes = kvt_type_size(type);
 	bool not_finite = false;
 
-	for (uint32_t key = 0; key < rows->n; key++) {
-		uint32_t end = 0;
+	for (uint32_t key = 0; key < rows->n; key += VW) {
+		const char *const *at = rows->at + key;
+		uint32_t n = rows->n - key < VW ? rows->n - key : VW;
 
-		if (key < ahead->n)
-			row_fetch(ahead->at[key], dim * bytes);
+		rows_fetch(rows, ahead, key + VW, dim * kvt_type_size(type));
 		for (uint32_t panel = 0; panel < n_panels; panel++) {
-			uint32_t first = end;
-			element *to;
+			uint32_t first = n_vectors * panel / n_panels;
+			uint32_t width = n_vectors * (panel + 1) / n_panels - first;
+			element *to = chunk + first * VW * capacity + key * width * VW;
 
-			end = n_vectors * (panel + 1) / n_panels;
-			to = chunk + first * VW * capacity + key * (end - first) * VW;
-			for (uint32_t v = first; v < end; v++, to += VW) {
-				vf value = floats_load(rows->at[key] + v * VW * bytes, dim - v * VW, type);
-
-				not_finite |= v_any_not_finite(value);
-				v_store(to, value);
-			}
+			if (width == GEMM_VECTORS)
+				not_finite |= values_panel_pack(to, at, n, dim, first * VW,
+								GEMM_VECTORS, type);
+			else
+				not_finite |= values_panel_pack(to, at, n, dim, first * VW, width,
+								type);
 		}
 	}
 	return not_finite;

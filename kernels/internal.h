@@ -58,12 +58,16 @@ struct kvt_job {
 	uint64_t cost; /* row units, for the order of jobs */
 };
 
-/* Where some positions of one plane and head lie. */
+/*
+ * Where n positions of one plane and head lie. Behind them, the positions that follow, or rows of zeros: there are
+ * always whole vectors.
+ */
 #define KVT_ROWS_MAX 256
+#define KVT_ROWS_MORE 16
 
 struct kvt_rows {
 	uint32_t n;
-	const char *at[KVT_ROWS_MAX];
+	const char *at[KVT_ROWS_MAX + KVT_ROWS_MORE];
 };
 
 /*

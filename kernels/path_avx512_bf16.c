@@ -105,12 +105,6 @@ static inline void row_load(element *target, const void *source, uint32_t n, uin
 					 halves_load((const uint16_t *)source + i, n - i, false));
 }
 
-/* One line of a row that will be read soon, into the second cache: the first has work to do. */
-static inline void line_fetch(const char *byte)
-{
-	_mm_prefetch(byte, _MM_HINT_T1);
-}
-
 static inline __attribute__((always_inline)) void
 keys_pack_of(element *panel, const struct kvt_rows *rows, const struct kvt_rows *ahead,
 	     uint32_t dim, bool f8)
@@ -119,13 +113,12 @@ keys_pack_of(element *panel, const struct kvt_rows *rows, const struct kvt_rows 
 	const uint32_t n_steps = (dim + 1) / 2;
 
 	for (uint32_t key = 0; key < rows->n; key += VW) {
+		rows_fetch(rows, ahead, key + VW, dim * bytes);
 		for (uint32_t x = 0; x < dim; x += 2 * VW) {
 			uint32_t steps = n_steps - x / 2 < VW ? n_steps - x / 2 : VW;
 			element *to = panel + (x * GEMM_VECTORS * VW + 2 * key);
 			__m512i t[16];
 
-			UNROLL for (uint32_t i = 0; i < 16; i++)
-				line_fetch(ahead->at[key + i] + x * bytes);
 			UNROLL for (uint32_t i = 0; i < 16; i++)
 				t[i] = halves_load(rows->at[key + i] + x * bytes, dim - x, f8);
 			transpose_16(t);
@@ -162,36 +155,33 @@ static inline void pair_interleave(__m512i even, __m512i odd, __m512i *ret_pairs
 }
 
 /*
- * One panel of values, n_vectors wide, of which the first is number first of the row. Returns the lanes' highest
- * bits but the sign: 0x7f80 or more where a value is not finite.
+ * Some rows of one panel of values, n_vectors wide, whose first dimension is from. Returns the lanes' highest bits but the
+ * sign: 0x7f80 or more where a value is not finite.
  */
 static inline __attribute__((always_inline)) __m512i
-values_panel_pack(element *panel, const struct kvt_rows *rows, const struct kvt_rows *ahead,
-		  uint32_t dim, uint32_t first, const uint32_t n_vectors, bool f8)
+values_panel_pack(element *panel, const char *const *rows, uint32_t n_rows, uint32_t dim,
+		  uint32_t from, const uint32_t n_vectors, bool f8)
 {
 	const uint32_t bytes = f8 ? 1 : 2;
 	const __m512i magnitude = _mm512_set1_epi16(0x7fff);
 	__m512i highest = _mm512_setzero_si512();
-	uint32_t from = first * VW;
 
-	for (uint32_t key = 0; key < rows->n; key += 2) {
-		const char *even_row = rows->at[key] + from * bytes;
-		const char *odd_row = rows->at[key + 1] + from * bytes;
-
+	for (uint32_t key = 0; key < n_rows; key += 2) {
 		UNROLL for (uint32_t v = 0; v < n_vectors; v += 2) {
-			__m512i even = halves_load(even_row + v * VW * bytes, dim - from - v * VW, f8);
-			__m512i odd = halves_load(odd_row + v * VW * bytes, dim - from - v * VW, f8);
+			uint32_t x = from + v * VW;
+			__m512i even = halves_load(rows[key] + x * bytes, dim - x, f8);
+			__m512i odd = halves_load(rows[key + 1] + x * bytes, dim - x, f8);
 			__m512i pairs[2];
 
-			line_fetch(ahead->at[key] + (from + v * VW) * bytes);
-			line_fetch(ahead->at[key + 1] + (from + v * VW) * bytes);
 			highest = _mm512_max_epu16(highest, _mm512_and_si512(even, magnitude));
 			highest = _mm512_max_epu16(highest, _mm512_and_si512(odd, magnitude));
 			pair_interleave(even, odd, pairs);
 			_mm512_storeu_si512(panel, pairs[0]);
-			if (v + 1 < n_vectors)
-				_mm512_storeu_si512(panel + 2 * VW, pairs[1]);
-			panel += v + 1 < n_vectors ? 4 * VW : 2 * VW;
+			panel += 2 * VW;
+			if (v + 1 == n_vectors)
+				continue;
+			_mm512_storeu_si512(panel, pairs[1]);
+			panel += 2 * VW;
 		}
 	}
 	return highest;
@@ -203,27 +193,24 @@ values_pack_of(element *chunk, uint32_t capacity, const struct kvt_rows *rows,
 {
 	const uint32_t n_vectors = (dim + VW - 1) / VW;
 	const uint32_t n_panels = (n_vectors + GEMM_VECTORS - 1) / GEMM_VECTORS;
-	__m512i highest = _mm512_setzero_si512(), panel_highest;
+	__m512i highest = _mm512_setzero_si512(), some;
 
-	for (uint32_t panel = 0; panel < n_panels; panel++) {
-		uint32_t first = n_vectors * panel / n_panels;
-		uint32_t width = n_vectors * (panel + 1) / n_panels - first;
-		element *to = chunk + first * VW * capacity;
+	for (uint32_t key = 0; key < rows->n; key += VW) {
+		const char *const *at = rows->at + key;
+		uint32_t n = rows->n - key < VW ? rows->n - key : VW;
 
-		switch (width) {
-		case 1:
-			panel_highest = values_panel_pack(to, rows, ahead, dim, first, 1, f8);
-			break;
-		case 2:
-			panel_highest = values_panel_pack(to, rows, ahead, dim, first, 2, f8);
-			break;
-		case 3:
-			panel_highest = values_panel_pack(to, rows, ahead, dim, first, 3, f8);
-			break;
-		default:
-			panel_highest = values_panel_pack(to, rows, ahead, dim, first, 4, f8);
+		rows_fetch(rows, ahead, key + VW, dim * (f8 ? 1 : 2));
+		for (uint32_t panel = 0; panel < n_panels; panel++) {
+			uint32_t first = n_vectors * panel / n_panels;
+			uint32_t width = n_vectors * (panel + 1) / n_panels - first;
+			element *to = chunk + (first * capacity + key * width) * VW;
+
+			if (width == GEMM_VECTORS)
+				some = values_panel_pack(to, at, n, dim, first * VW, GEMM_VECTORS, f8);
+			else
+				some = values_panel_pack(to, at, n, dim, first * VW, width, f8);
+			highest = _mm512_max_epu16(highest, some);
 		}
-		highest = _mm512_max_epu16(highest, panel_highest);
 	}
 	return _mm512_cmpge_epu16_mask(highest, _mm512_set1_epi16(0x7f80)) != 0;
 }

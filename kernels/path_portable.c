@@ -162,12 +162,14 @@ static inline void v_transpose(vf *rows)
 		rows[i] = (vf){ t[0][i], t[1][i], t[2][i], t[3][i] };
 }
 
-static inline void row_fetch(const void *row, size_t bytes)
+static inline void rows_fetch(const struct kvt_rows *rows, const struct kvt_rows *ahead,
+			      uint32_t first, uint32_t bytes)
 {
-	const char *byte = row;
-
-	for (size_t i = 0; i < bytes; i += 64)
-		__builtin_prefetch(byte + i);
+	(void)rows;
+	for (uint32_t i = first - VW; ahead->n && i < first; i++) {
+		for (uint32_t j = 0; j < bytes; j += 64)
+			__builtin_prefetch(ahead->at[i] + j);
+	}
 }
 
 /* The first n (VW at most) elements of a row as floats, and zeros. Nothing behind them is read. */

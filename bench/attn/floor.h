@@ -28,6 +28,12 @@ double floor_read(const void *buffer, size_t bytes, uint32_t n_threads);
 double floor_read_runs(const void *buffer, const uint64_t *offsets, size_t n_runs, size_t run_bytes,
 		       uint32_t n_threads);
 
+/*
+ * Seconds that the threads of this process were ready to run but had to wait for a CPU, until now. 0 where the
+ * kernel does not say.
+ */
+double floor_waited_s(void);
+
 double now_s(void);
 
 #endif

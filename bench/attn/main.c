@@ -3,7 +3,8 @@
  * kvtbench-attn: how fast attention on pages is, beside what the machine could do at best at the same time.
  *
  * Each line is a JSON object. Each repetition measures the floor before and after the kernel; if the two differ by more
- * than a tenth, something else was using the machine, and the repetition is dropped. Figures are those of the
+ * than a tenth, or if the kernel's threads waited for a CPU for more than a twentieth of its time, something else was
+ * using the machine, and the repetition is dropped. Figures are those of the
  * repetition with the median fraction, and the fraction is of the higher of its two floors.
  */
 
@@ -187,13 +188,17 @@ static int repetition_compare(const void *a, const void *b)
 	return fx < fy ? -1 : fx > fy;
 }
 
+/* Returns 0 if the kernel was kept from running. */
 static double kernel_seconds(struct kvt_attn_context *context, const struct pool *pool)
 {
-	double begin = now_s();
+	double waited = floor_waited_s();
+	double begin = now_s(), seconds;
 
 	if (kvt_attn_append_prefill(context, &pool->prefill, NULL))
 		errx(1, "%s", kvt_attn_error_text(context));
-	return now_s() - begin;
+	seconds = now_s() - begin;
+	waited = floor_waited_s() - waited;
+	return waited > 0.05 * seconds ? 0 : seconds;
 }
 
 /* Bytes read per second as the decode of one position reads them: head by head, page by page. */
@@ -246,7 +251,7 @@ static uint32_t measure_repeat(const struct measure *measure, struct repetition 
 		double after = floor_sample(measure, &pool);
 		double low = before < after ? before : after, high = before < after ? after : before;
 
-		if (high > low * 1.1)
+		if (high > low * 1.1 || seconds == 0)
 			continue;
 		repetitions[n_kept++] = (struct repetition){ seconds, work / seconds * 1e-9, high };
 	}
@@ -325,7 +330,8 @@ static void scaling_run(const struct measure *measure, uint32_t n_threads)
 		double seconds_all = kernel_seconds(all, &pool);
 		double after_all = floor_gflops(measure->floor, n_threads);
 
-		if (fabs(after_all - peak_all) > 0.1 * peak_all)
+		if (fabs(after_all - peak_all) > 0.1 * peak_all || seconds_one == 0 ||
+		    seconds_all == 0)
 			continue;
 		ratios[n_kept++] = (struct repetition){ seconds_all, seconds_one / seconds_all,
 							peak_all / peak_one };
