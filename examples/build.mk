@@ -6,3 +6,5 @@ EXAMPLES += $(O)/hello
 $(O)/hello: examples/hello.c $(O)/libkvtrunk.a
 	$(if $(V),,@echo "  CC  $<" && )$(CC) -std=gnu11 $(WARNINGS) $(OPT) $(SANITIZE) -Iinclude \
 		$< $(O)/libkvtrunk.a -o $@
+
+-include $(wildcard examples/*/rules.mk)

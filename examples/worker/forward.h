@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_WORKER_FORWARD_H
+#define KVT_WORKER_FORWARD_H
+
+/**
+ * @file forward.h
+ * One forward pass over new positions whose KV goes into pages of a pool.
+ *
+ * The same position gives the same bits whatever else is computed with it: attention promises
+ * that (kvt_kernels.h), and matrix products are always called for whole blocks of ROW_BLOCK
+ * positions, aligned to position 0, each position in its own row, the rest zero.
+ */
+
+#include <stdint.h>
+
+#include "kvt_kernels.h"
+#include "model.h"
+
+#define ROW_BLOCK 16u
+
+struct forward {
+	const struct model *model;
+	struct kvt_attn_context *attention;
+	struct kvt_attn_geometry geometry;
+	void *slab;
+	uint64_t slab_bytes;
+	uint32_t max_rows; /* of a chunk, padding included */
+	float *x, *normed, *q, *k, *v, *out, *gate, *up, *logits;
+	uint64_t *slots;
+};
+
+/** What a page of this model's KV is: fp32, page-major, HND. */
+void forward_geometry(const struct model *model, uint32_t page_size, uint32_t n_pages,
+		      struct kvt_attn_geometry *ret_geometry);
+
+/** Prepare for chunks of at most `chunk` positions. 0 or a negative errno with why. */
+int forward_open(struct forward *forward, const struct model *model, uint32_t page_size,
+		 uint32_t n_pages, void *slab, uint64_t slab_bytes, uint32_t chunk, char *why);
+void forward_close(struct forward *forward);
+
+/** Compute positions [start, start + n) of a sequence; pages name where each position's KV is.
+ * KV of earlier positions must be there. Returns the logits of the last position, valid until the
+ * next call, or NULL with why. */
+const float *forward_run(struct forward *forward, const uint32_t *tokens, uint32_t start,
+			 uint32_t n, const uint32_t *pages, uint32_t n_pages, char *why);
+
+#endif

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* A sequence from BEGIN to END, as an inference engine would run it. */
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "worker.h"
+
+#define ROOM_WAIT_NS 1000000L /* between two attempts when all pages are locked by others */
+#define ROOM_WAITS 60000      /* a minute */
+
+static double now_us(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
+}
+
+/* ---- sampling */
+
+static uint64_t next_random(uint64_t *state)
+{
+	uint64_t z = (*state += 0x9e3779b97f4a7c15ull);
+
+	z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+	z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+	return z ^ (z >> 31);
+}
+
+static uint32_t sample(const float *logits, uint32_t n, float temperature, uint64_t *state)
+{
+	double sum = 0.0, point;
+	uint32_t best = 0;
+
+	for (uint32_t i = 1; i < n; i++)
+		if (logits[i] > logits[best])
+			best = i;
+	if (temperature <= 0.0f)
+		return best;
+	for (uint32_t i = 0; i < n; i++)
+		sum += exp((logits[i] - logits[best]) / temperature);
+	point = (double)(next_random(state) >> 11) / 9007199254740992.0 * sum;
+	for (uint32_t i = 0; i < n; i++) {
+		point -= exp((logits[i] - logits[best]) / temperature);
+		if (point < 0.0)
+			return i;
+	}
+	return best;
+}
+
+/* ---- one sequence */
+
+struct run {
+	struct worker *worker;
+	struct generation *generation;
+	struct kvt_seq *seq;
+	bool cache;
+	bool publishing; /* until the daemon says that what is computed is out of date */
+	uint64_t random;
+	double begun_us;
+};
+
+static int kvt_failed(struct worker *worker, int error)
+{
+	snprintf(worker->why, sizeof(worker->why), "%s", kvt_client_error(worker->client)->text);
+	return error;
+}
+
+/** BEGIN; when all pages are locked by other sequences, wait for some to end. */
+static int begin(struct run *run)
+{
+	struct worker *worker = run->worker;
+	const struct generation *g = run->generation;
+	const struct timespec pause = { .tv_nsec = ROOM_WAIT_NS };
+	uint32_t flags = run->cache ? 0 : KVT_F_FORCE_MISS;
+
+	for (uint32_t tries = 0;; tries++) {
+		int error = kvt_seq_begin(worker->client, worker->namespace_id, g->tokens,
+					  g->n_tokens, 1, flags, &run->seq);
+
+		if (error == 0)
+			return 0;
+		if (error != -ENOSPC || tries == ROOM_WAITS ||
+		    kvt_client_error(worker->client)->reason != KVT_REASON_ALL_LOCKED)
+			return kvt_failed(worker, error);
+		nanosleep(&pause, NULL);
+	}
+}
+
+static int commit(struct run *run, uint32_t computed, uint32_t flags)
+{
+	int error;
+
+	if (!run->publishing)
+		return 0;
+	error = kvt_seq_commit(run->seq, computed, NULL, 0, KVT_IDLE, flags);
+	if (error == -ESTALE) {
+		run->publishing = false; /* reset or removed meanwhile: go on alone */
+		return 0;
+	}
+	return error ? kvt_failed(run->worker, error) : 0;
+}
+
+/** Compute what is not cached, chunk by chunk, publishing each. Leaves the logits of the last
+ * position. */
+static int prefill(struct run *run, const float **ret_logits)
+{
+	struct worker *worker = run->worker;
+	struct generation *g = run->generation;
+	uint32_t at = kvt_seq_next(run->seq), n = g->n_tokens, chunk = worker->options.chunk;
+
+	*ret_logits = NULL;
+	while (at < n) {
+		uint32_t end = n - at > chunk ? at + chunk : n, n_pages;
+		const uint32_t *pages = kvt_seq_pages(run->seq, &n_pages);
+		int error;
+
+		*ret_logits = forward_run(&worker->forward, g->tokens + at, at, end - at, pages,
+					  n_pages, worker->why);
+		if (!*ret_logits)
+			return -EIO;
+		g->prefilled += end - at;
+		error = commit(run, end, end < n ? KVT_F_CHUNKED : 0);
+		if (error)
+			return error;
+		at = run->publishing && end < n ? kvt_seq_next(run->seq) : end;
+		g->cached += at - end; /* taken over from others while this chunk was computed */
+	}
+	return 0;
+}
+
+static void emit(struct run *run, uint32_t token)
+{
+	struct generation *g = run->generation;
+	char buffer[2];
+
+	if (g->n_tokens == g->n_prompt)
+		g->ttft_us = now_us() - run->begun_us;
+	if (g->echo && token != TOKEN_BOS && token != TOKEN_EOS) {
+		fputs(tokenizer_piece(&run->worker->tokenizer, g->tokens[g->n_tokens - 1], token,
+				      buffer),
+		      g->echo);
+		fflush(g->echo);
+	}
+	g->tokens[g->n_tokens++] = token;
+}
+
+/** From the logits of the last position onwards. -EAGAIN: no page for the next position. */
+static int decode(struct run *run, const float *logits)
+{
+	struct worker *worker = run->worker;
+	struct generation *g = run->generation;
+	uint32_t vocab = worker->model.vocab_size, n_pages;
+	uint32_t ps = worker->forward.geometry.page_size;
+
+	for (;;) {
+		uint32_t position = g->n_tokens, step = g->n_tokens - g->n_prompt, token;
+		const uint32_t *pages;
+
+		if (g->logits)
+			memcpy(g->logits + (size_t)step * vocab, logits, vocab * sizeof(*logits));
+		token = sample(logits, vocab, worker->options.temperature, &run->random);
+		emit(run, token);
+		if (token == TOKEN_BOS || token == TOKEN_EOS ||
+		    step + 1 == worker->options.max_tokens || g->n_tokens == worker->model.context)
+			return 0;
+		pages = kvt_seq_pages(run->seq, &n_pages);
+		if (position / ps >= n_pages) {
+			int error = kvt_seq_extend(run->seq, 1);
+
+			if (error == -ENOSPC || error == -EDQUOT)
+				return -EAGAIN;
+			if (error)
+				return kvt_failed(worker, error);
+			pages = kvt_seq_pages(run->seq, &n_pages);
+		}
+		logits = forward_run(&worker->forward, &token, position, 1, pages, n_pages,
+				     worker->why);
+		if (!logits)
+			return -EIO;
+	}
+}
+
+/** END; publishes what was generated, whose KV is there for all but the last token. */
+static int finish(struct run *run, uint32_t begun_with)
+{
+	const struct generation *g = run->generation;
+	uint32_t computed = g->n_tokens - 1;
+	int error;
+
+	if (run->publishing && computed > begun_with)
+		error = kvt_seq_end(run->seq, computed, g->tokens + begun_with,
+				    computed - begun_with, KVT_IDLE, 0);
+	else
+		error = kvt_seq_end(run->seq, 0, NULL, 0, KVT_IDLE, 0);
+	run->seq = NULL;
+	return error && error != -ESTALE ? kvt_failed(run->worker, error) : 0;
+}
+
+/** Once through BEGIN, prefill, decode, END. -EAGAIN: the pool is full, begin again. */
+static int attempt(struct run *run)
+{
+	struct generation *g = run->generation;
+	uint32_t begun_with = g->n_tokens;
+	const float *logits = NULL;
+	int error = begin(run), end_error;
+
+	if (error)
+		return error;
+	g->cached += kvt_seq_reusable(run->seq);
+	error = prefill(run, &logits);
+	if (!error)
+		error = decode(run, logits);
+	if (error && error != -EAGAIN) {
+		kvt_seq_end(run->seq, 0, NULL, 0, KVT_IDLE, 0);
+		return error;
+	}
+	end_error = finish(run, begun_with);
+	return end_error ? end_error : error;
+}
+
+int worker_generate(struct worker *worker, struct generation *g, bool cache)
+{
+	struct run run = { .worker = worker, .generation = g, .cache = cache, .publishing = cache,
+			   .random = worker->options.seed, .begun_us = now_us() };
+	int error;
+
+	g->n_tokens = g->n_prompt;
+	g->cached = g->prefilled = g->restarts = 0;
+	/* A sequence that cannot grow gives everything back and begins again with what it has so
+	 * far: so workers that fill a small pool together never wait for each other in a ring. */
+	while ((error = attempt(&run)) == -EAGAIN)
+		g->restarts++;
+	g->total_us = now_us() - run.begun_us;
+	return error;
+}

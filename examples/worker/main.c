@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* worker: an inference process that runs a real model on pages shared through kvtrunk. */
+
+#include <cblas.h>
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kvtrunk_keys.h"
+#include "worker.h"
+
+static const char usage[] =
+	"Usage: worker --model F --tokenizer F [--prompt TEXT]... [options]\n"
+	"Runs a Llama-architecture model (llama2.c format) whose KV lives in kvtrunk's pages.\n"
+	"\n"
+	"  --model F          checkpoint, llama2.c version 0\n"
+	"  --tokenizer F      its tokenizer\n"
+	"  --prompt TEXT      a prompt; may be given several times; none: begin from nothing\n"
+	"  --prompts FILE     one prompt a line (\\n inside a line is a line's end); - is stdin\n"
+	"  --max-tokens N     new tokens a prompt (64)\n"
+	"  --temperature T    0 is greedy (0)\n"
+	"  --seed N           of sampling (1)\n"
+	"  --chunk N          positions computed between two commits (128)\n"
+	"  --socket PATH      kvtrunkd's socket ($KVTRUNK_SOCKET, /run/kvtrunk/default.sock)\n"
+	"  --no-cache         reuse nothing and publish nothing\n"
+	"  --verify           run each prompt with and without the cache and compare: exit 1\n"
+	"                     unless logits are equal to the last bit and texts are equal\n"
+	"  --json             one JSON object a prompt\n"
+	"  --geometry [PAGE]  print the options that kvtrunkd needs for this model, for pages of\n"
+	"                     PAGE positions (16), and stop\n";
+
+enum {
+	OPT_MODEL = 1,
+	OPT_TOKENIZER,
+	OPT_PROMPT,
+	OPT_PROMPTS,
+	OPT_MAX,
+	OPT_TEMPERATURE,
+	OPT_SEED,
+	OPT_CHUNK,
+	OPT_SOCKET,
+	OPT_NO_CACHE,
+	OPT_VERIFY,
+	OPT_JSON,
+	OPT_GEOMETRY,
+	OPT_HELP,
+};
+
+static const struct option long_options[] = {
+	{ "model", required_argument, NULL, OPT_MODEL },
+	{ "tokenizer", required_argument, NULL, OPT_TOKENIZER },
+	{ "prompt", required_argument, NULL, OPT_PROMPT },
+	{ "prompts", required_argument, NULL, OPT_PROMPTS },
+	{ "max-tokens", required_argument, NULL, OPT_MAX },
+	{ "temperature", required_argument, NULL, OPT_TEMPERATURE },
+	{ "seed", required_argument, NULL, OPT_SEED },
+	{ "chunk", required_argument, NULL, OPT_CHUNK },
+	{ "socket", required_argument, NULL, OPT_SOCKET },
+	{ "no-cache", no_argument, NULL, OPT_NO_CACHE },
+	{ "verify", no_argument, NULL, OPT_VERIFY },
+	{ "json", no_argument, NULL, OPT_JSON },
+	{ "geometry", optional_argument, NULL, OPT_GEOMETRY },
+	{ "help", no_argument, NULL, OPT_HELP },
+	{ NULL, 0, NULL, 0 },
+};
+
+static uint32_t number(const char *name, const char *text, uint32_t most)
+{
+	char *end;
+	unsigned long value = strtoul(text, &end, 10);
+
+	if (*text == '\0' || *end != '\0' || value < 1 || value > most) {
+		fprintf(stderr, "worker: --%s takes a number from 1 to %u, not '%s'\n", name, most,
+			text);
+		exit(2);
+	}
+	return (uint32_t)value;
+}
+
+static void take_option(struct worker_options *o, int option, int argc)
+{
+	switch (option) {
+	case OPT_MODEL: o->model = optarg; break;
+	case OPT_TOKENIZER: o->tokenizer = optarg; break;
+	case OPT_PROMPT:
+		if (!o->prompt)
+			o->prompt = calloc((size_t)argc, sizeof(*o->prompt));
+		if (!o->prompt)
+			exit(1);
+		o->prompt[o->n_prompts++] = optarg;
+		break;
+	case OPT_PROMPTS: o->prompts = optarg; break;
+	case OPT_MAX: o->max_tokens = number("max-tokens", optarg, 1u << 20); break;
+	case OPT_TEMPERATURE: o->temperature = strtof(optarg, NULL); break;
+	case OPT_SEED: o->seed = number("seed", optarg, UINT32_MAX); break;
+	case OPT_CHUNK: o->chunk = number("chunk", optarg, 8192); break;
+	case OPT_SOCKET: o->socket = optarg; break;
+	case OPT_NO_CACHE: o->no_cache = true; break;
+	case OPT_VERIFY: o->verify = true; break;
+	case OPT_JSON: o->json = true; break;
+	case OPT_GEOMETRY:
+		o->geometry = true;
+		if (optarg)
+			o->page_size = number("geometry", optarg, KVT_MAX_PAGE_SIZE);
+		break;
+	case OPT_HELP: fputs(usage, stdout); exit(0);
+	default: fputs("Try worker --help.\n", stderr); exit(2);
+	}
+}
+
+static void parse(struct worker_options *o, int argc, char **argv)
+{
+	int option;
+
+	*o = (struct worker_options){ .max_tokens = 64, .chunk = 128, .seed = 1, .page_size = 16 };
+	while ((option = getopt_long(argc, argv, "", long_options, NULL)) != -1)
+		take_option(o, option, argc);
+	if (optind < argc || !o->model || !o->tokenizer) {
+		fprintf(stderr, "worker: %s\nTry worker --help.\n",
+			optind < argc ? "prompts are given by --prompt" :
+					"--model and --tokenizer are needed");
+		exit(2);
+	}
+}
+
+/** Everything that must be equal in all processes that share this model's KV. */
+static void fingerprint(const struct worker *worker, char *ret_text)
+{
+	snprintf(ret_text, KVT_FINGERPRINT_BYTES,
+		 "llama2c:%016llx%016llx,tok:%016llx,kv:f32,hnd,page-major",
+		 (unsigned long long)worker->model.digest[0],
+		 (unsigned long long)worker->model.digest[1],
+		 (unsigned long long)worker->tokenizer.digest[0]);
+}
+
+static uint64_t page_bytes(const struct worker *worker, uint32_t page_size)
+{
+	return 2ull * worker->model.n_layers * page_size * worker->model.kv_dim * sizeof(float);
+}
+
+static int open_model(struct worker *worker)
+{
+	const struct worker_options *o = &worker->options;
+	int error = model_open(&worker->model, o->model, worker->why);
+
+	if (!error)
+		error = tokenizer_open(&worker->tokenizer, o->tokenizer, worker->model.vocab_size,
+				       worker->why);
+	return error;
+}
+
+static int open_cache(struct worker *worker)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	char print[KVT_FINGERPRINT_BYTES];
+	const struct kvt_info *info;
+	struct kvt_error error;
+	uint64_t digest[2];
+	int code;
+
+	fingerprint(worker, print);
+	options.socket_path = worker->options.socket;
+	options.fingerprint = print;
+	options.label = "worker";
+	code = kvt_client_connect(&worker->client, &options, &error);
+	if (code) {
+		snprintf(worker->why, sizeof(worker->why), "%s", error.text);
+		return code;
+	}
+	info = kvt_client_info(worker->client);
+	if (info->page_bytes != page_bytes(worker, info->page_size)) {
+		snprintf(worker->why, sizeof(worker->why), "the daemon's pages have %llu bytes; "
+			 "this model's have %llu: start it with the options that worker "
+			 "--geometry prints", (unsigned long long)info->page_bytes,
+			 (unsigned long long)page_bytes(worker, info->page_size));
+		return -EINVAL;
+	}
+	kvt_namespace_digest(&(struct kvt_namespace_fields){ .salt = { 0 } }, digest);
+	code = kvt_namespace_open(worker->client, digest, "default", &worker->namespace_id);
+	if (!code)
+		code = kvt_pool_map(worker->client, &worker->pool);
+	if (code) {
+		snprintf(worker->why, sizeof(worker->why), "%s",
+			 kvt_client_error(worker->client)->text);
+		return code;
+	}
+	return forward_open(&worker->forward, &worker->model, info->page_size, info->n_pages,
+			    worker->pool.base, worker->pool.bytes, worker->options.chunk,
+			    worker->why);
+}
+
+/* ---- answers */
+
+static void print_json_string(const char *text)
+{
+	putchar('"');
+	for (; *text; text++) {
+		unsigned char c = (unsigned char)*text;
+
+		if (c == '"' || c == '\\')
+			printf("\\%c", c);
+		else if (c < 0x20)
+			printf("\\u%04x", c);
+		else
+			putchar(c);
+	}
+	putchar('"');
+}
+
+/** The generated text; the caller frees it. */
+static char *text_of(const struct worker *worker, const struct generation *g)
+{
+	char buffer[2], *text = NULL;
+	size_t bytes = 0;
+	FILE *stream = open_memstream(&text, &bytes);
+
+	if (!stream)
+		return NULL;
+	for (uint32_t i = g->n_prompt; i < g->n_tokens; i++)
+		if (g->tokens[i] != TOKEN_BOS && g->tokens[i] != TOKEN_EOS)
+			fputs(tokenizer_piece(&worker->tokenizer, g->tokens[i - 1], g->tokens[i],
+					      buffer),
+			      stream);
+	fclose(stream);
+	return text;
+}
+
+static void print_answer(const struct worker *worker, const struct generation *g,
+			 const char *verdict)
+{
+	char *text;
+
+	if (!worker->options.json) {
+		printf("\n[%u of %u prompt positions cached, %u prefilled, %.0f us to the first "
+		       "token, %u tokens]%s%s\n", g->cached, g->n_prompt, g->prefilled, g->ttft_us,
+		       g->n_tokens - g->n_prompt, verdict ? " " : "", verdict ? verdict : "");
+		return;
+	}
+	text = text_of(worker, g);
+	printf("{\"text\":");
+	print_json_string(text ? text : "");
+	printf(",\"tokens\":[");
+	for (uint32_t i = g->n_prompt; i < g->n_tokens; i++)
+		printf("%s%u", i > g->n_prompt ? "," : "", g->tokens[i]);
+	printf("],\"prompt_positions\":%u,\"cached_positions\":%u,\"prefilled_positions\":%u,"
+	       "\"restarts\":%u,\"ttft_us\":%.1f,\"total_us\":%.1f%s%s}\n", g->n_prompt, g->cached,
+	       g->prefilled, g->restarts, g->ttft_us, g->total_us, verdict ? "," : "",
+	       verdict ? verdict : "");
+	free(text);
+}
+
+/** Compare with a run that touched no shared page. Returns whether all bits agree. */
+static bool compare(const struct generation *warm, const struct generation *cold, uint32_t vocab,
+		    double *ret_worst, double *ret_norm)
+{
+	size_t n = (size_t)(warm->n_tokens - warm->n_prompt) * vocab;
+	double difference = 0.0, norm = 0.0, worst = 0.0;
+	bool equal = warm->n_tokens == cold->n_tokens &&
+		     memcmp(warm->tokens, cold->tokens, warm->n_tokens * 4) == 0;
+
+	for (size_t i = 0; equal && i < n; i++) {
+		double d = fabs((double)warm->logits[i] - (double)cold->logits[i]);
+
+		worst = d > worst ? d : worst;
+		difference += d * d;
+		norm += (double)cold->logits[i] * cold->logits[i];
+	}
+	*ret_worst = worst;
+	*ret_norm = norm > 0.0 ? sqrt(difference / norm) : 0.0;
+	return equal && memcmp(warm->logits, cold->logits, n * sizeof(float)) == 0;
+}
+
+static int verify(struct worker *worker, struct generation *warm)
+{
+	struct generation cold = *warm;
+	double worst = 0.0, norm = 0.0;
+	char verdict[160];
+	bool equal = false;
+	int error = -ENOMEM;
+
+	cold.echo = NULL;
+	cold.tokens = calloc(worker->model.context + 1, sizeof(*cold.tokens));
+	cold.logits = calloc((size_t)worker->options.max_tokens * worker->model.vocab_size,
+			     sizeof(float));
+	if (cold.tokens && cold.logits) {
+		memcpy(cold.tokens, warm->tokens, warm->n_prompt * sizeof(*cold.tokens));
+		error = worker_generate(worker, &cold, false);
+	}
+	if (!error) {
+		equal = compare(warm, &cold, worker->model.vocab_size, &worst, &norm);
+		snprintf(verdict, sizeof(verdict), worker->options.json ?
+			 "\"verified\":%s,\"max_abs\":%g,\"relative_norm\":%g" :
+			 "verify: %s (max abs %g, relative norm %g)",
+			 worker->options.json ? (equal ? "true" : "false") :
+						(equal ? "same bits" : "DIFFERENT"), worst, norm);
+		print_answer(worker, warm, verdict);
+	}
+	free(cold.tokens);
+	free(cold.logits);
+	return error ? error : (equal ? 0 : 1);
+}
+
+/** One prompt. 0, 1 when --verify found a difference, or a negative errno. */
+static int serve(struct worker *worker, const char *prompt)
+{
+	const struct worker_options *o = &worker->options;
+	struct generation g = { .echo = o->json ? NULL : stdout };
+	int n, error = -ENOMEM;
+
+	g.tokens = calloc(worker->model.context + 1, sizeof(*g.tokens));
+	if (o->verify)
+		g.logits = calloc((size_t)o->max_tokens * worker->model.vocab_size, sizeof(float));
+	if (!g.tokens || (o->verify && !g.logits))
+		goto out;
+	n = tokenizer_encode(&worker->tokenizer, prompt, g.tokens, worker->model.context - 1);
+	error = n < 0 ? n : 0;
+	if (error == -ENOBUFS)
+		snprintf(worker->why, sizeof(worker->why), "the prompt is longer than the model's "
+			 "context of %u positions", worker->model.context);
+	if (error)
+		goto out;
+	g.n_prompt = (uint32_t)n;
+	if (!o->json)
+		fputs(prompt, stdout);
+	error = worker_generate(worker, &g, !o->no_cache);
+	if (!error && o->verify)
+		error = verify(worker, &g);
+	else if (!error)
+		print_answer(worker, &g, NULL);
+	fflush(stdout);
+out:
+	free(g.tokens);
+	free(g.logits);
+	return error;
+}
+
+static void unescape(char *line)
+{
+	char *to = line;
+
+	for (; *line && *line != '\n'; line++) {
+		if (line[0] == '\\' && line[1] == 'n') {
+			*to++ = '\n';
+			line++;
+		} else {
+			*to++ = *line;
+		}
+	}
+	*to = '\0';
+}
+
+static int serve_file(struct worker *worker)
+{
+	bool standard = strcmp(worker->options.prompts, "-") == 0;
+	FILE *file = standard ? stdin : fopen(worker->options.prompts, "re");
+	char *line = NULL;
+	size_t size = 0;
+	int worst = 0;
+
+	if (!file) {
+		snprintf(worker->why, sizeof(worker->why), "%s: %s", worker->options.prompts,
+			 strerror(errno));
+		return -errno;
+	}
+	while (worst >= 0 && getline(&line, &size, file) > 0) {
+		int error;
+
+		unescape(line);
+		error = serve(worker, line);
+		worst = error < 0 || error > worst ? error : worst;
+	}
+	free(line);
+	if (!standard)
+		fclose(file);
+	return worst;
+}
+
+static int serve_all(struct worker *worker)
+{
+	int worst = 0;
+
+	if (worker->options.prompts)
+		return serve_file(worker);
+	if (worker->options.n_prompts == 0)
+		return serve(worker, "");
+	for (uint32_t i = 0; worst >= 0 && i < worker->options.n_prompts; i++) {
+		int error = serve(worker, worker->options.prompt[i]);
+
+		worst = error < 0 || error > worst ? error : worst;
+	}
+	return worst;
+}
+
+int main(int argc, char **argv)
+{
+	struct worker worker = { 0 };
+	int error;
+
+	parse(&worker.options, argc, argv);
+	openblas_set_num_threads(1); /* one core a worker, and the same order of sums always */
+	error = open_model(&worker);
+	if (!error && worker.options.geometry) {
+		char print[KVT_FINGERPRINT_BYTES];
+
+		fingerprint(&worker, print);
+		printf("--page_size=%u --page_bytes=%llu --fingerprint=%s\n",
+		       worker.options.page_size,
+		       (unsigned long long)page_bytes(&worker, worker.options.page_size), print);
+	} else if (!error) {
+		error = open_cache(&worker);
+		if (!error)
+			error = serve_all(&worker);
+	}
+	if (error < 0)
+		fprintf(stderr, "worker: %s\n", worker.why[0] ? worker.why : strerror(-error));
+	forward_close(&worker.forward);
+	if (worker.client)
+		kvt_client_close(worker.client, KVT_IDLE);
+	tokenizer_close(&worker.tokenizer);
+	model_close(&worker.model);
+	free(worker.options.prompt);
+	return error != 0;
+}

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The tokenizer of llama2.c: byte-pair merging by score, bytes where nothing else fits. */
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kvtrunk_keys.h"
+#include "model.h"
+
+#define BYTE_TOKENS 3u /* token of byte 0: BOS, EOS and "unknown" come before */
+
+static int read_tokens(struct tokenizer *t, FILE *file)
+{
+	for (uint32_t i = 0; i < t->vocab_size; i++) {
+		int32_t length;
+
+		if (fread(&t->score[i], sizeof(float), 1, file) != 1 ||
+		    fread(&length, sizeof(length), 1, file) != 1 || length < 0 ||
+		    (uint32_t)length > t->max_length)
+			return -EINVAL;
+		t->text[i] = calloc(1, (size_t)length + 1);
+		if (!t->text[i])
+			return -ENOMEM;
+		if (fread(t->text[i], 1, (size_t)length, file) != (size_t)length)
+			return -EINVAL;
+	}
+	return 0;
+}
+
+static int by_text(const void *a, const void *b, void *context)
+{
+	const struct tokenizer *t = context;
+
+	return strcmp(t->text[*(const uint32_t *)a], t->text[*(const uint32_t *)b]);
+}
+
+/** Hash of all texts and scores: two tokenizers that differ anywhere must not share KV. */
+static void fill_digest(struct tokenizer *t)
+{
+	uint64_t (*parts)[2] = calloc(t->vocab_size, sizeof(*parts));
+
+	if (!parts)
+		return;
+	for (uint32_t i = 0; i < t->vocab_size; i++)
+		kvt_image_hash(t->text[i], strlen(t->text[i]), parts[i]);
+	kvt_image_hash(parts, t->vocab_size * sizeof(*parts), t->digest);
+	free(parts);
+}
+
+int tokenizer_open(struct tokenizer *tokenizer, const char *path, uint32_t vocab_size, char *why)
+{
+	struct tokenizer t = { .vocab_size = vocab_size };
+	FILE *file = fopen(path, "re");
+	int error = 0;
+
+	if (!file) {
+		error = -errno;
+		snprintf(why, WORKER_WHY_BYTES, "%s: %s", path, strerror(-error));
+		return error;
+	}
+	t.text = calloc(vocab_size, sizeof(*t.text));
+	t.score = calloc(vocab_size, sizeof(*t.score));
+	t.sorted = calloc(vocab_size, sizeof(*t.sorted));
+	if (!t.text || !t.score || !t.sorted)
+		error = -ENOMEM;
+	else if (fread(&t.max_length, sizeof(t.max_length), 1, file) != 1 || t.max_length > 4096)
+		error = -EINVAL;
+	else
+		error = read_tokens(&t, file);
+	fclose(file);
+	if (error) {
+		tokenizer_close(&t);
+		snprintf(why, WORKER_WHY_BYTES, "%s: not a llama2.c tokenizer of %u tokens, the "
+			 "vocabulary of the model", path, vocab_size);
+		return error;
+	}
+	for (uint32_t i = 0; i < vocab_size; i++)
+		t.sorted[i] = i;
+	qsort_r(t.sorted, vocab_size, sizeof(*t.sorted), by_text, &t);
+	fill_digest(&t);
+	*tokenizer = t;
+	return 0;
+}
+
+void tokenizer_close(struct tokenizer *t)
+{
+	if (t->text)
+		for (uint32_t i = 0; i < t->vocab_size; i++)
+			free(t->text[i]);
+	free(t->text);
+	free(t->score);
+	free(t->sorted);
+	*t = (struct tokenizer){ 0 };
+}
+
+static int64_t look_up(const struct tokenizer *t, const char *text)
+{
+	uint32_t low = 0, high = t->vocab_size;
+
+	while (low < high) {
+		uint32_t middle = low + (high - low) / 2;
+		int order = strcmp(text, t->text[t->sorted[middle]]);
+
+		if (order == 0)
+			return t->sorted[middle];
+		if (order < 0)
+			high = middle;
+		else
+			low = middle + 1;
+	}
+	return -1;
+}
+
+/** One token for each character of UTF-8, or one for each of its bytes. */
+static uint32_t split_text(const struct tokenizer *t, const char *text, uint32_t *tokens)
+{
+	uint32_t n = 0;
+
+	while (*text) {
+		char character[5] = { *text };
+		size_t bytes = 1;
+		int64_t token;
+
+		while (bytes < 4 && ((unsigned char)text[bytes] & 0xc0) == 0x80) {
+			character[bytes] = text[bytes];
+			bytes++;
+		}
+		token = look_up(t, character);
+		if (token >= 0) {
+			tokens[n++] = (uint32_t)token;
+		} else {
+			for (size_t i = 0; i < bytes; i++)
+				tokens[n++] = BYTE_TOKENS + (unsigned char)text[i];
+		}
+		text += bytes;
+	}
+	return n;
+}
+
+/** Join the best-scored pair of neighbours until none can be joined. */
+static uint32_t merge(const struct tokenizer *t, uint32_t *tokens, uint32_t n, char *joined)
+{
+	for (;;) {
+		uint32_t best_at = UINT32_MAX, best = 0;
+		float best_score = -1e10f;
+
+		for (uint32_t i = 0; i + 1 < n; i++) {
+			int64_t token;
+
+			snprintf(joined, 2 * t->max_length + 1, "%s%s", t->text[tokens[i]],
+				 t->text[tokens[i + 1]]);
+			token = look_up(t, joined);
+			if (token >= 0 && t->score[token] > best_score) {
+				best_score = t->score[token];
+				best = (uint32_t)token;
+				best_at = i;
+			}
+		}
+		if (best_at == UINT32_MAX)
+			return n;
+		tokens[best_at] = best;
+		memmove(tokens + best_at + 1, tokens + best_at + 2,
+			(n - best_at - 2) * sizeof(*tokens));
+		n--;
+	}
+}
+
+int tokenizer_encode(const struct tokenizer *t, const char *text, uint32_t *ret_tokens,
+		     uint32_t capacity)
+{
+	/* Merging looks at all pairs each time, so long texts are taken by paragraphs: no token of
+	 * such vocabularies joins across a line's end. */
+	char *joined = malloc(2 * (size_t)t->max_length + 1);
+	uint32_t *line = malloc((strlen(text) + 2) * sizeof(*line));
+	uint32_t n = 0;
+	bool first = true;
+	int result = -ENOMEM;
+
+	if (!joined || !line)
+		goto out;
+	result = -ENOBUFS;
+	if (capacity < 1)
+		goto out;
+	ret_tokens[n++] = TOKEN_BOS;
+	while (*text) {
+		size_t bytes = strcspn(text, "\n");
+		char *copy = NULL;
+		uint32_t tokens;
+
+		bytes += text[bytes] == '\n';
+		if (asprintf(&copy, "%s%.*s", first ? " " : "", (int)bytes, text) < 0)
+			goto out;
+		tokens = merge(t, line, split_text(t, copy, line), joined);
+		free(copy);
+		if (tokens > capacity - n)
+			goto out;
+		memcpy(ret_tokens + n, line, tokens * sizeof(*line));
+		n += tokens;
+		text += bytes;
+		first = false;
+	}
+	result = (int)n;
+out:
+	free(joined);
+	free(line);
+	return result;
+}
+
+const char *tokenizer_piece(const struct tokenizer *t, uint32_t previous, uint32_t token,
+			    char *buffer)
+{
+	const char *text = t->text[token];
+	unsigned int byte;
+
+	if (previous == TOKEN_BOS && text[0] == ' ')
+		text++;
+	if (sscanf(text, "<0x%02X>", &byte) == 1) {
+		buffer[0] = (char)byte;
+		buffer[1] = '\0';
+		return buffer;
+	}
+	return text;
+}

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_WORKER_H
+#define KVT_WORKER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "forward.h"
+#include "kvtrunk.h"
+#include "model.h"
+
+struct worker_options {
+	const char *model, *tokenizer, *socket, *prompts;
+	const char **prompt; /* --prompt, as often as given */
+	uint32_t n_prompts;
+	uint32_t max_tokens, chunk;
+	float temperature;
+	uint64_t seed;
+	bool no_cache, verify, json, geometry;
+	uint32_t page_size; /* with geometry */
+};
+
+struct worker {
+	struct worker_options options;
+	struct model model;
+	struct tokenizer tokenizer;
+	struct kvt_client *client;
+	struct kvt_pool pool;
+	struct forward forward;
+	uint32_t namespace_id;
+	char why[2 * WORKER_WHY_BYTES];
+};
+
+/** One prompt's way through the model. */
+struct generation {
+	uint32_t *tokens;     /* prompt, then what was generated */
+	uint32_t n_prompt;
+	uint32_t n_tokens;    /* of both */
+	uint32_t cached;      /* positions that another sequence's KV served */
+	uint32_t prefilled;   /* positions of the prompt computed here */
+	uint32_t restarts;    /* times it gave way because the pool was full */
+	double ttft_us;       /* from the request to the first new token */
+	double total_us;
+	float *logits;        /* NULL, or [max_tokens][vocab]: what each new token came from */
+	FILE *echo;           /* NULL, or where text goes as it comes */
+};
+
+/** Generate. With `cache` prefixes are reused and published; without neither. 0 or a negative
+ * errno with worker->why. */
+int worker_generate(struct worker *worker, struct generation *generation, bool cache);
+
+#endif
