@@ -256,12 +256,13 @@ static void print_answer(const struct worker *worker, const struct generation *g
 static bool compare(const struct generation *warm, const struct generation *cold, uint32_t vocab,
 		    double *ret_worst, double *ret_norm)
 {
-	size_t n = (size_t)(warm->n_tokens - warm->n_prompt) * vocab;
+	uint32_t steps = warm->n_tokens < cold->n_tokens ? warm->n_tokens : cold->n_tokens;
+	size_t n = (size_t)(steps - warm->n_prompt) * vocab;
 	double difference = 0.0, norm = 0.0, worst = 0.0;
 	bool equal = warm->n_tokens == cold->n_tokens &&
 		     memcmp(warm->tokens, cold->tokens, warm->n_tokens * 4) == 0;
 
-	for (size_t i = 0; equal && i < n; i++) {
+	for (size_t i = 0; i < n; i++) {
 		double d = fabs((double)warm->logits[i] - (double)cold->logits[i]);
 
 		worst = d > worst ? d : worst;
