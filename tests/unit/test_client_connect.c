@@ -1,0 +1,539 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* libclient/connect.c and control.c against a daemon that answers HELLO with anything. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "libclient/client.h"
+
+enum { PS = 16, N_PAGES = 8, PAGE_BYTES = 1024, FDS_MAX = 40 };
+
+/* What the pretended daemon does with the next connection. */
+struct script {
+	struct kvt_message_welcome welcome;
+	struct kvt_message_refused refused;
+	int fds[FDS_MAX];
+	unsigned int n_fds;
+	const void *answer; /* NULL: hang up */
+	size_t bytes;
+	bool keep; /* the connection stays open, for what the test does next */
+};
+
+static char path[64];
+static int listener;
+static struct script script;
+static struct kvt_message_hello hello; /* as it came */
+static int connection = -1;
+static struct kvt_segment_header *segment;
+
+static int sealed_memory(uint64_t bytes, bool sealed)
+{
+	int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	assert_true(fd >= 0);
+	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+	if (sealed)
+		assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+	return fd;
+}
+
+/* A WELCOME that is right in everything, with segment, eventfds and pool. */
+static void good_welcome(void)
+{
+	struct kvt_segment_layout layout;
+
+	memset(&script, 0, sizeof(script));
+	script.welcome = (struct kvt_message_welcome){
+		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_WELCOME,
+			  .version = KVT_ABI_MAJOR, .bytes = sizeof(script.welcome) },
+		.fds = KVT_FD_SEGMENT | KVT_FD_DOORBELL | KVT_FD_COMPLETION | KVT_FD_POOL,
+		.session = 3,
+		.page_size = PS,
+		.n_pages = N_PAGES,
+		.page_bytes = PAGE_BYTES,
+		.pool_bytes = N_PAGES * PAGE_BYTES,
+		.n_slabs = 1,
+		.epoch = 5,
+		.flags = 1 | 4,
+		.fingerprint = "weights=toy",
+	};
+	assert_int_equal(kvt_segment_plan(&layout, 4, 8, 64, 64), 0);
+	script.fds[0] = sealed_memory(layout.bytes, true);
+	segment = mmap(NULL, layout.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, script.fds[0], 0);
+	assert_true(segment != MAP_FAILED);
+	kvt_segment_format(segment, &layout, 3);
+	script.fds[1] = eventfd(0, EFD_CLOEXEC);
+	script.fds[2] = eventfd(0, EFD_CLOEXEC);
+	script.fds[3] = sealed_memory(N_PAGES * PAGE_BYTES, true);
+	script.n_fds = 4;
+	script.answer = &script.welcome;
+	script.bytes = sizeof(script.welcome);
+}
+
+static void send_answer(int fd)
+{
+	union {
+		struct cmsghdr align;
+		char bytes[CMSG_SPACE(FDS_MAX * sizeof(int))];
+	} control;
+	struct iovec iov = { (void *)(uintptr_t)script.answer, script.bytes };
+	struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
+	struct cmsghdr *part;
+
+	memset(&control, 0, sizeof(control));
+	if (script.n_fds) {
+		message.msg_control = control.bytes;
+		message.msg_controllen = CMSG_SPACE(script.n_fds * sizeof(int));
+		part = CMSG_FIRSTHDR(&message);
+		part->cmsg_level = SOL_SOCKET;
+		part->cmsg_type = SCM_RIGHTS;
+		part->cmsg_len = CMSG_LEN(script.n_fds * sizeof(int));
+		memcpy(CMSG_DATA(part), script.fds, script.n_fds * sizeof(int));
+	}
+	(void)!sendmsg(fd, &message, MSG_NOSIGNAL);
+}
+
+static void *serve_one(void *context)
+{
+	int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+
+	(void)context;
+	memset(&hello, 0, sizeof(hello));
+	(void)!recv(fd, &hello, sizeof(hello), 0);
+	if (script.answer)
+		send_answer(fd);
+	if (script.keep)
+		connection = fd;
+	else
+		close(fd);
+	return NULL;
+}
+
+static unsigned int open_descriptors(void)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	unsigned int n = 0;
+
+	assert_non_null(dir);
+	while (readdir(dir))
+		n++;
+	closedir(dir);
+	return n;
+}
+
+static int connect_with(struct kvt_client **ret_client, struct kvt_error *error, uint32_t flags)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	unsigned int before = open_descriptors();
+	pthread_t thread;
+	int rc;
+
+	options.socket_path = path;
+	options.label = "a label that is longer than there is room for in the message, by far";
+	options.fingerprint = "weights=toy";
+	options.page_size = PS;
+	options.flags = flags;
+	assert_int_equal(pthread_create(&thread, NULL, serve_one, NULL), 0);
+	memset(error, 0, sizeof(*error));
+	rc = kvt_client_connect(ret_client, &options, error);
+	pthread_join(thread, NULL);
+	if (rc != 0) { /* nothing stays open that came along */
+		if (connection >= 0)
+			close(connection);
+		connection = -1;
+		assert_int_equal(open_descriptors(), before);
+		assert_int_equal(error->code, rc);
+		assert_true(strlen(error->text) > 10);
+	}
+	return rc;
+}
+
+static void drop_script(void)
+{
+	for (unsigned int i = 0; i < script.n_fds; i++)
+		close(script.fds[i]);
+	if (connection >= 0)
+		close(connection);
+	connection = -1;
+}
+
+static int setup(void **state)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+
+	(void)state;
+	snprintf(path, sizeof(path), "/tmp/kvt-test-connect-%d", (int)getpid());
+	unlink(path);
+	memcpy(address.sun_path, path, sizeof(path));
+	listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (bind(listener, (struct sockaddr *)&address, sizeof(address)) != 0)
+		return -1;
+	return listen(listener, 4);
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	close(listener);
+	unlink(path);
+	return 0;
+}
+
+/* ---------------------------------------------------------------- tests */
+
+static void a_good_welcome_makes_a_client(void **state)
+{
+	struct kvt_client *client;
+	struct kvt_error error;
+	struct kvt_pool pool, again;
+
+	(void)state;
+	good_welcome();
+	script.keep = true;
+	assert_int_equal(connect_with(&client, &error, 0), 0);
+	assert_int_equal(hello.head.type, KVT_MSG_HELLO);
+	assert_int_equal(hello.pid, getpid());
+	assert_true(hello.layout == kvt_abi_layout());
+	assert_int_equal(hello.page_size, PS);
+	assert_int_equal(hello.label[KVT_LABEL_BYTES - 1], 0);
+	assert_int_equal(strlen(hello.label), KVT_LABEL_BYTES - 1);
+	assert_string_equal(hello.fingerprint, "weights=toy");
+	assert_int_equal(kvt_client_info(client)->session, 3);
+	assert_true(kvt_client_info(client)->privileged);
+	assert_false(kvt_client_info(client)->disabled);
+	assert_true(kvt_client_info(client)->test_clock);
+	assert_false(kvt_client_info(client)->arena_visible);
+	assert_int_equal(kvt_pool_map(client, &pool), 0);
+	assert_int_equal(pool.n_pages, N_PAGES);
+	memset(pool.base, 7, N_PAGES * PAGE_BYTES);
+	assert_int_equal(kvt_pool_map(client, &again), 0);
+	assert_ptr_equal(pool.base, again.base);
+	kvt_client_abandon(client);
+	drop_script();
+}
+
+static void the_daemons_refusal_is_passed_on(void **state)
+{
+	struct kvt_client *client = NULL;
+	struct kvt_error error;
+
+	(void)state;
+	memset(&script, 0, sizeof(script));
+	script.refused = (struct kvt_message_refused){
+		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_REFUSED,
+			  .version = KVT_ABI_MAJOR, .bytes = sizeof(script.refused),
+			  .result = -EUSERS },
+		.text = "page_size is 64, not 16",
+	};
+	script.answer = &script.refused;
+	script.bytes = sizeof(script.refused);
+	assert_int_equal(connect_with(&client, &error, 0), -EUSERS);
+	assert_non_null(strstr(error.text, "page_size is 64, not 16"));
+	/* Text that does not end is cut, not followed. */
+	memset(script.refused.text, 'x', sizeof(script.refused.text));
+	assert_int_equal(connect_with(&client, &error, 0), -EUSERS);
+	script.refused.head.result = 0;
+	assert_int_equal(connect_with(&client, &error, 0), -EPROTO);
+	assert_null(client);
+}
+
+static void nobody_there_is_told_apart(void **state)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_client *client = NULL;
+	struct kvt_error error = { 0 };
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	char longer[200], other[108];
+	int stream;
+
+	(void)state;
+	options.socket_path = "/tmp/kvt-test-no-such-socket";
+	assert_int_equal(kvt_client_connect(&client, &options, &error), -ENOENT);
+	assert_non_null(strstr(error.text, "no_socket"));
+	memset(longer, 'x', sizeof(longer));
+	longer[199] = '\0';
+	options.socket_path = longer;
+	assert_int_equal(kvt_client_connect(&client, &options, &error), -ENAMETOOLONG);
+	options.socket_path = "";
+	assert_int_equal(kvt_client_connect(&client, &options, &error), -ENAMETOOLONG);
+	snprintf(other, sizeof(other), "%s-stream", path);
+	memcpy(address.sun_path, other, sizeof(address.sun_path));
+	stream = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	assert_int_equal(bind(stream, (struct sockaddr *)&address, sizeof(address)), 0);
+	options.socket_path = other;
+	assert_int_equal(kvt_client_connect(&client, &options, &error), -EPROTOTYPE);
+	listen(stream, 1);
+	assert_int_equal(kvt_client_connect(&client, &options, &error), -EPROTOTYPE);
+	close(stream);
+	/* The socket file outlived its listener. */
+	assert_int_not_equal(kvt_client_connect(&client, &options, &error), 0);
+	unlink(other);
+	stream = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	assert_int_equal(bind(stream, (struct sockaddr *)&address, sizeof(address)), 0);
+	close(stream);
+	assert_int_equal(kvt_client_connect(&client, &options, &error), -ECONNREFUSED);
+	assert_non_null(strstr(error.text, "start kvtrunkd"));
+	unlink(other);
+	assert_null(client);
+}
+
+static void a_daemon_that_never_answers_meets_the_deadline(void **state)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_client *client = NULL;
+	struct kvt_error error;
+
+	(void)state;
+	options.socket_path = path; /* it listens, and nobody accepts */
+	options.timeout_ns = 20000000;
+	assert_int_equal(kvt_client_connect(&client, &options, &error), -ETIMEDOUT);
+	assert_non_null(strstr(error.text, "starting"));
+	close(accept4(listener, NULL, NULL, SOCK_CLOEXEC));
+	/* Nor does it, once nobody else fits into its backlog. */
+	for (int i = 0; i < 8; i++)
+		assert_int_equal(kvt_client_connect(&client, &options, &error), -ETIMEDOUT);
+	teardown(NULL);
+	setup(NULL);
+}
+
+static void a_hang_up_at_hello_is_an_error(void **state)
+{
+	struct kvt_client *client;
+	struct kvt_error error;
+
+	(void)state;
+	memset(&script, 0, sizeof(script));
+	assert_int_equal(connect_with(&client, &error, 0), -ECONNRESET);
+}
+
+/* Each of these makes one thing of a good WELCOME wrong. */
+static void spoil(unsigned int which)
+{
+	switch (which) {
+	case 0: script.welcome.head.magic++; break;
+	case 1: script.welcome.head.version++; break;
+	case 2: script.welcome.head.bytes--; break;
+	case 3: script.bytes--; script.welcome.head.bytes--; break;
+	case 4: script.bytes = 10; break;
+	case 5: script.welcome.head.type = KVT_MSG_ADMIN; break;
+	case 6: script.welcome.page_size = 0; break;
+	case 7: script.welcome.page_size = 24; break;
+	case 8: script.welcome.page_size = 512; break;
+	case 9: script.welcome.n_pages = 1; break;
+	case 10: script.welcome.page_bytes = UINT64_MAX; break;
+	case 11: script.welcome.page_bytes++; break;
+	case 12: memset(script.welcome.fingerprint, 'x', KVT_FINGERPRINT_BYTES); break;
+	case 13: script.welcome.fds |= KVT_FD_ARENA; break; /* one that did not come */
+	case 14: script.welcome.fds &= ~(uint32_t)KVT_FD_POOL; break; /* one too many came */
+	case 15: script.welcome.fds = 0; break;
+	case 16: script.welcome.fds = KVT_FD_DOORBELL | KVT_FD_COMPLETION | KVT_FD_ARENA |
+				      KVT_FD_POOL; break; /* no segment */
+	case 17: segment->magic++; break;
+	case 18: segment->layout++; break;
+	case 19: segment->keys_count = 1u << 30; break;
+	case 20: segment->sq_offset += 128; break;
+	case 21: segment->sq_entries = 3; break;
+	default: break;
+	}
+}
+
+static void a_welcome_that_is_wrong_in_anything_is_refused(void **state)
+{
+	struct kvt_client *client = NULL;
+	struct kvt_error error;
+
+	(void)state;
+	for (unsigned int which = 0; which < 22; which++) {
+		good_welcome();
+		spoil(which);
+		if (connect_with(&client, &error, 0) != -EPROTO)
+			fail_msg("case %u: %d %s", which, error.code, error.text);
+		drop_script();
+	}
+	assert_null(client);
+}
+
+static void objects_that_could_shrink_are_refused(void **state)
+{
+	struct kvt_client *client = NULL;
+	struct kvt_error error;
+	struct kvt_pool pool;
+
+	(void)state;
+	good_welcome();
+	close(script.fds[0]);
+	script.fds[0] = sealed_memory(1 << 16, false);
+	assert_int_equal(connect_with(&client, &error, 0), -EPROTO);
+	drop_script();
+	/* Shorter than a header. */
+	good_welcome();
+	close(script.fds[0]);
+	script.fds[0] = sealed_memory(100, true);
+	assert_int_equal(connect_with(&client, &error, 0), -EPROTO);
+	drop_script();
+	good_welcome();
+	close(script.fds[3]);
+	script.fds[3] = sealed_memory(N_PAGES * PAGE_BYTES, false);
+	script.keep = true;
+	assert_int_equal(connect_with(&client, &error, 0), 0);
+	assert_int_equal(kvt_pool_map(client, &pool), -EPROTO);
+	kvt_client_abandon(client);
+	drop_script();
+	good_welcome();
+	close(script.fds[3]);
+	script.fds[3] = sealed_memory(N_PAGES * PAGE_BYTES - 1, true);
+	script.keep = true;
+	assert_int_equal(connect_with(&client, &error, 0), 0);
+	assert_int_equal(kvt_pool_map(client, &pool), -EPROTO);
+	kvt_client_abandon(client);
+	drop_script();
+}
+
+static void descriptors_nobody_asked_for_are_closed(void **state)
+{
+	struct kvt_client *client = NULL;
+	struct kvt_error error;
+
+	(void)state;
+	good_welcome();
+	while (script.n_fds < FDS_MAX)
+		script.fds[script.n_fds++] = eventfd(0, EFD_CLOEXEC);
+	assert_int_equal(connect_with(&client, &error, 0), -EPROTO);
+	drop_script();
+	assert_null(client);
+}
+
+static void an_observer_needs_no_ring(void **state)
+{
+	struct kvt_request request = { .op = KVT_OP_NOP };
+	struct kvt_client *client;
+	struct kvt_result result;
+	struct kvt_error error;
+
+	(void)state;
+	good_welcome();
+	drop_script();
+	script.n_fds = 0;
+	script.welcome.fds = 0;
+	script.keep = true;
+	assert_int_equal(connect_with(&client, &error, KVT_HELLO_OBSERVE), 0);
+	assert_int_equal(kvt_submit(client, &request), -ENOTCONN);
+	assert_int_equal(kvt_call(client, &request, &result), -ENOTCONN);
+	assert_int_equal(kvt_reap(client, &result, 0, 1), -ENOTCONN);
+	assert_int_equal(kvt_client_arm(client), -ENOTCONN);
+	assert_int_equal(kvt_fence_raise(client, 0, 1), -EINVAL);
+	kvt_client_kick(client);
+	assert_int_equal(kvt_client_close(client, KVT_IDLE), 0);
+	drop_script();
+}
+
+/* Answers one question on the control socket, after some that nobody asked any more. */
+static void *answer_one(void *context)
+{
+	struct kvt_message_namespace question, answer;
+
+	(void)!recv(connection, &question, sizeof(question), 0);
+	answer = question;
+	answer.head.cookie--;
+	answer.namespace_id = 9;
+	(void)!send(connection, &answer, sizeof(answer), MSG_NOSIGNAL);
+	answer.head.cookie++;
+	answer.namespace_id = 17;
+	answer.head.result = context ? -ENOSPC : 0;
+	snprintf(answer.text, sizeof(answer.text), "max_namespaces is 16");
+	(void)!send(connection, &answer, sizeof(answer), MSG_NOSIGNAL);
+	return NULL;
+}
+
+static void late_answers_on_the_socket_are_passed_over(void **state)
+{
+	const uint64_t digest[2] = { 1, 2 }, other[2] = { 3, 4 };
+	struct kvt_client *client;
+	struct kvt_error error;
+	uint32_t number = 0;
+	pthread_t thread;
+
+	(void)state;
+	good_welcome();
+	script.keep = true;
+	assert_int_equal(connect_with(&client, &error, 0), 0);
+	kvt_client_set_timeout(client, 10000000);
+	assert_int_equal(kvt_namespace_open(client, digest, "late", &number), -ETIMEDOUT);
+	kvt_client_set_timeout(client, 0);
+	(void)!recv(connection, &hello, sizeof(hello), 0);
+	assert_int_equal(pthread_create(&thread, NULL, answer_one, NULL), 0);
+	assert_int_equal(kvt_namespace_open(client, digest, "now", &number), 0);
+	pthread_join(thread, NULL);
+	assert_int_equal(number, 17);
+	number = 0; /* known by now: nobody is asked */
+	assert_int_equal(kvt_namespace_open(client, digest, "again", &number), 0);
+	assert_int_equal(number, 17);
+	assert_int_equal(pthread_create(&thread, NULL, answer_one, &number), 0);
+	assert_int_equal(kvt_namespace_open(client, other, NULL, &number), -ENOSPC);
+	pthread_join(thread, NULL);
+	assert_non_null(strstr(kvt_client_error(client)->text, "max_namespaces is 16"));
+	assert_int_equal(number, 17);
+	close(connection);
+	connection = -1;
+	assert_int_equal(kvt_namespace_open(client, other, NULL, &number), -ECONNRESET);
+	assert_int_equal(kvt_client_close(client, KVT_IDLE), -ECONNRESET);
+	drop_script();
+}
+
+static void names_cover_every_number(void **state)
+{
+	(void)state;
+	for (int i = 0; i < KVT_REASON_COUNT; i++) {
+		assert_string_not_equal(kvt_reason_name(i), "unknown");
+		assert_true(strlen(kvt_reason_text(i)) > 5);
+	}
+	for (int i = 0; i < KVT_OP_COUNT; i++)
+		assert_string_not_equal(kvt_op_name(i), "unknown");
+	for (unsigned int i = 0; i < KVT_STEP_COUNT; i++)
+		assert_int_equal(kvt_client_step_parse(kvt_client_step_name(i)), i);
+	assert_string_equal(kvt_reason_name(-1), "unknown");
+	assert_string_equal(kvt_reason_name(KVT_REASON_COUNT), "unknown");
+	assert_string_equal(kvt_op_name(KVT_OP_COUNT), "unknown");
+	assert_string_equal(kvt_errno_name(-ENOSPC), "ENOSPC");
+	assert_string_equal(kvt_errno_name(ENOSPC), "ENOSPC");
+	assert_string_equal(kvt_errno_name(99999), "unknown");
+	assert_null(kvt_client_step_name(KVT_STEP_COUNT));
+	assert_int_equal(kvt_client_step_parse("no-such-step"), -EINVAL);
+	assert_string_equal(kvt_client_step_name(KVT_STEP_AFTER_NOP + KVT_OP_BEGIN),
+			    "after-begin");
+	assert_string_not_equal(kvt_version(), "unknown");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_good_welcome_makes_a_client),
+		cmocka_unit_test(the_daemons_refusal_is_passed_on),
+		cmocka_unit_test(nobody_there_is_told_apart),
+		cmocka_unit_test(a_daemon_that_never_answers_meets_the_deadline),
+		cmocka_unit_test(a_hang_up_at_hello_is_an_error),
+		cmocka_unit_test(a_welcome_that_is_wrong_in_anything_is_refused),
+		cmocka_unit_test(objects_that_could_shrink_are_refused),
+		cmocka_unit_test(descriptors_nobody_asked_for_are_closed),
+		cmocka_unit_test(an_observer_needs_no_ring),
+		cmocka_unit_test(late_answers_on_the_socket_are_passed_over),
+		cmocka_unit_test(names_cover_every_number),
+	};
+
+	return cmocka_run_group_tests(tests, setup, teardown);
+}
