@@ -80,6 +80,7 @@ static int process_start(struct kvt_script *script, struct kvt_script_session *s
 /* After it: no process, and the daemon has seen all its ends. */
 static int process_end(struct kvt_script *script, struct kvt_script_session *session, bool force)
 {
+	bool connecting = session->state == KVT_SCRIPT_IDLE && session->n_ids == 0;
 	int rc = 0, status;
 
 	if (session->state == KVT_SCRIPT_NONE)
@@ -98,7 +99,7 @@ static int process_end(struct kvt_script *script, struct kvt_script_session *ses
 		rc = rc ? rc : one;
 	}
 	session->n_ids = 0;
-	return rc;
+	return connecting ? kvt_script_forgotten(script, session->pid) : rc;
 }
 
 static void reply_free(struct reply *reply)
@@ -357,6 +358,8 @@ static void do_open(struct kvt_script *script, struct kvt_script_session *sessio
 	kvt_json_u64(&script->json, "epoch", info->epoch);
 	kvt_json_bool(&script->json, "privileged", info->privileged);
 	kvt_json_bool(&script->json, "disabled", info->disabled);
+	if (script->socket_path)
+		kvt_json_string(&script->json, "socket", script->socket_path);
 	kvt_script_print_end(script);
 	reply_free(&reply);
 }

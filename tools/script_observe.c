@@ -8,7 +8,10 @@
 #include "tools/script_engine.h"
 
 #define TIMEOUT_NS 60000000000ll /* of one question, so that no script hangs for good */
-#define CLIENTS_AT_ONCE 64
+#define CLIENTS_AT_ONCE (KVT_MESSAGE_MAX / sizeof(struct kvt_admin_client))
+/* Turns that the daemon needs at most from a connection in its backlog to a session: accept, HELLO,
+ * and one to spare. Each question takes at least one. */
+#define CONNECT_TURNS 4
 
 int kvt_script_observe_open(struct kvt_script *script, struct kvt_error *error)
 {
@@ -69,21 +72,21 @@ int kvt_script_settled(struct kvt_script *script, struct kvt_admin_status *ret_s
 	return rc < 0 ? rc : rc == 1 ? 0 : -EPROTO;
 }
 
-/* Signs of a session: 1 and the signs, 0 when it is gone. */
-static int session_signs(struct kvt_script *script, uint32_t session, uint32_t *ret_signs)
+/* A session by number, or by process where that is 0: 1 and its signs, 0 if there is none. */
+static int find_client(struct kvt_script *script, uint32_t session, int pid, uint32_t *ret_signs)
 {
 	struct kvt_admin_client clients[CLIENTS_AT_ONCE];
 	struct kvt_message_admin answer = { .cursor = 0 };
 	int n;
 
 	do {
-		n = ask(script, KVT_ADMIN_CLIENTS, 0, answer.cursor, clients, sizeof(clients),
-			&answer);
+		n = ask(script, KVT_ADMIN_CLIENTS, 0, answer.cursor, clients,
+			sizeof(clients), &answer);
 		for (int i = 0; i < n; i++) {
-			if (clients[i].session != session)
+			if (session ? clients[i].session != session : clients[i].pid != pid)
 				continue;
 			*ret_signs = clients[i].signs;
-			return clients[i].state != KVT_SESSION_FREE;
+			return 1;
 		}
 	} while (n >= 0 && answer.cursor);
 	return n < 0 ? n : 0;
@@ -98,7 +101,7 @@ int kvt_script_ended(struct kvt_script *script, uint32_t session, bool exited)
 	/* A dropped session has ended long before its process: nothing to wait on says when the
 	 * daemon has seen that, so ask until it has. */
 	while (rc >= 0 && exited) {
-		rc = session_signs(script, session, &signs);
+		rc = find_client(script, session, 0, &signs);
 		if (rc <= 0 || signs & KVT_SIGN_EXITED)
 			break;
 		if (time(NULL) > give_up_s)
@@ -106,4 +109,22 @@ int kvt_script_ended(struct kvt_script *script, uint32_t session, bool exited)
 		sched_yield();
 	}
 	return rc < 0 ? rc : 0;
+}
+
+int kvt_script_forgotten(struct kvt_script *script, int pid)
+{
+	time_t give_up_s = time(NULL) + TIMEOUT_NS / 1000000000;
+	unsigned int unseen = 0;
+	uint32_t signs;
+
+	while (unseen < CONNECT_TURNS) {
+		int rc = find_client(script, 0, pid, &signs);
+
+		if (rc < 0)
+			return rc;
+		unseen = rc ? 0 : unseen + 1;
+		if (time(NULL) > give_up_s)
+			return -ETIMEDOUT;
+	}
+	return 0;
 }

@@ -18,6 +18,8 @@
  *     #total NAME=VALUE ...    what the sums are
  *     #say TEXT                print, with $NAME replaced by sums
  *
+ * `run --json` only checks that its input is JSON.
+ *
  * Between field and value stands = != < > <= or >=. A field may be LIST.n, the length of a list,
  * or OBJECT.FIELD.
  * A value is JSON without blanks, a bare word, `absent`, or parts of kept answers joined with
@@ -446,6 +448,8 @@ int main(int argc, char **argv)
 	FILE *output;
 	pid_t pid = 0;
 
+	if (argc == 2 && strcmp(argv[1], "--json") == 0)
+		return json_loadf(stdin, JSON_REJECT_DUPLICATES, NULL) ? 0 : 1;
 	if (argc < 2 || (input = read_scenario(&scenario, argc, argv)) < 0 ||
 	    !(output = start(&scenario, input, &pid))) {
 		fprintf(stderr, "run FILE [ARGUMENT...]: cannot run the scenario\n");
