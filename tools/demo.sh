@@ -58,14 +58,14 @@ ctl reset >/dev/null || fail "reset"
 
 agent=${KVT_DATA:-../shared/data}/agent_sessions.jsonl.gz
 if [ -r "$agent" ]; then
-	say "$requests requests of real coding-agent sessions, 4 worker processes, one will be killed"
+	say "$requests requests of real coding-agent sessions, 4 workers, one will be killed"
 	trace=(--format agent "$agent")
 else
-	say "$requests requests of generated agent sessions, 4 worker processes, one will be killed"
+	say "$requests requests of generated agent sessions, 4 workers, one will be killed"
 	trace=(--format generate)
 fi
-"$O/kvtctl" replay --socket "$socket" "${trace[@]}" --requests "$requests" --workers 4 --kill 1 ||
-	fail "the replay found something wrong"
+"$O/kvtctl" replay --socket "$socket" "${trace[@]}" --requests "$requests" \
+	--workers 4 --kill 1 || fail "the replay found something wrong"
 
 say "the tree, its most used part"
 ctl tree --lines 16 || fail "tree"
