@@ -13,6 +13,7 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #define SHM_DIRECTORY "/dev/shm"
@@ -146,6 +147,40 @@ int kvt_object_clean(const char *prefix)
 	return n;
 }
 
+/* No daemon holds it (each keeps a lock on its own), it is ours, and it has been there for a while:
+ * what a crashed daemon left that will never start again under the same name. */
+static int is_orphan(int directory, const char *name, int64_t least_age_s)
+{
+	struct stat there;
+	int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+	int orphan;
+
+	if (fd < 0)
+		return 0;
+	orphan = fstat(fd, &there) == 0 && S_ISREG(there.st_mode) &&
+		 there.st_uid == geteuid() && time(NULL) - there.st_ctime >= least_age_s &&
+		 flock(fd, LOCK_EX | LOCK_NB) == 0;
+	close(fd);
+	return orphan;
+}
+
+int kvt_object_clean_orphans(const char *prefix, int64_t least_age_s)
+{
+	DIR *directory = opendir(SHM_DIRECTORY);
+	struct dirent *entry;
+	int n = 0;
+
+	if (!directory)
+		return 0;
+	while ((entry = readdir(directory)))
+		if (strncmp(entry->d_name, prefix + 1, strlen(prefix + 1)) == 0 &&
+		    is_orphan(dirfd(directory), entry->d_name, least_age_s) &&
+		    unlinkat(dirfd(directory), entry->d_name, 0) == 0)
+			n++;
+	closedir(directory);
+	return n;
+}
+
 /* statvfs first, for the message: posix_fallocate alone would fill the file system and then say
  * only ENOSPC. */
 static int object_allocate(struct kvt_object *object, const char *what, char *why,
@@ -189,6 +224,7 @@ int kvt_object_create(struct kvt_object *object, const char *prefix, const char 
 		object->name[0] = '\0';
 		return error;
 	}
+	flock(object->fd, LOCK_EX); /* tells other daemons that this one is alive */
 	error = object_allocate(object, what, why, why_size);
 	if (!error) {
 		object->base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,

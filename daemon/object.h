@@ -48,6 +48,13 @@ void kvt_object_prefix(char to[KVT_OBJECT_NAME_BYTES], const char *directory,
 /** Unlink every object in /dev/shm whose name starts with `prefix`. Returns how many. */
 int kvt_object_clean(const char *prefix);
 
+#define KVT_OBJECT_PREFIX "/kvtrunk."
+
+/** Unlink this user's objects whose names start with `prefix`, which no live daemon holds, and
+ * which are at least that old: what daemons left that crashed and will not be started again under
+ * the same name. Returns how many. */
+int kvt_object_clean_orphans(const char *prefix, int64_t least_age_s);
+
 /** Make, fill with zeroes (really allocated: no SIGBUS later) and map PREFIX + `what` + a random
  * suffix, mode 0600. On failure `why` says what was needed, what is there, and the cure. */
 int kvt_object_create(struct kvt_object *object, const char *prefix, const char *what,

@@ -156,12 +156,29 @@ static int open_in_core(struct kvt_daemon *daemon, struct kvt_connection *connec
 	return error;
 }
 
+/* The core is done with a session: its slot is free for the next. */
+static void retire(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	uint32_t connection = session->connection;
+
+	kvt_log(KVT_LOG_DEBUG, "session_free", "session=%u", session->index);
+	daemon->n_dying--;
+	/* A client that holds its socket after the end learns it by our closing it. */
+	if (connection) {
+		daemon->connections[connection - 1].session = 0;
+		kvt_control_drop(daemon, &daemon->connections[connection - 1]);
+	}
+	kvt_session_release(daemon, session);
+}
+
 /* The slot becomes the one that the core chose. */
 static struct kvt_session *settle(struct kvt_daemon *daemon, struct kvt_connection *connection,
 				  const struct kvt_session *made)
 {
 	struct kvt_session *session = &daemon->sessions[made->index];
 
+	if (session->dying) /* the core was done with it, and we had not come round to it */
+		retire(daemon, session);
 	KVT_ASSERT(session->segment.base == NULL);
 	*session = *made;
 	session->generation = ++daemon->generation;
@@ -267,7 +284,8 @@ static void ask_quiet(struct kvt_daemon *daemon, struct kvt_session *session)
 	struct kvt_pool_writer writer = { session->index, session->pid, session->ended_ns };
 	uint64_t again_ns = UINT64_MAX;
 
-	if (session->quiet || session->connections || session->processes)
+	if (session->quiet || session->connections || session->processes ||
+	    !in_core(daemon, session))
 		return;
 	if (!session->ended_ns)
 		writer.ended_ns = session->ended_ns = daemon->real_ns;
@@ -315,6 +333,8 @@ void kvt_session_exited(struct kvt_daemon *daemon, struct kvt_session *session)
 	session->pidfd_armed = false;
 	KVT_ASSERT(session->processes > 0);
 	session->processes--;
+	if (session->connection) /* whoever holds the socket now is not the client */
+		daemon->connections[session->connection - 1].state = KVT_CONNECTION_OVER;
 	if (in_core(daemon, session)) {
 		log_sign(daemon, session, "exited");
 		if (session->processes)
@@ -363,24 +383,17 @@ void kvt_sessions_sweep(struct kvt_daemon *daemon)
 
 	for (uint32_t i = 1; i <= daemon->core_config.max_sessions && daemon->n_dying; i++) {
 		struct kvt_session *session = &daemon->sessions[i];
-		uint32_t connection = session->connection;
 
 		if (!session->dying)
 			continue;
-		ask_quiet(daemon, session);
-		if (kvt_core_session(daemon->core, i)->state != KVT_SESSION_FREE)
+		if (in_core(daemon, session)) {
+			ask_quiet(daemon, session);
 			continue;
+		}
 		if (released++ == RELEASES_PER_TURN) { /* unmapping takes its time */
 			daemon->sweep_due = true;
 			return;
 		}
-		kvt_log(KVT_LOG_DEBUG, "session_free", "session=%u", i);
-		daemon->n_dying--;
-		/* A client that holds its socket after the end learns it by our closing it. */
-		if (connection) {
-			daemon->connections[connection - 1].session = 0;
-			kvt_control_drop(daemon, &daemon->connections[connection - 1]);
-		}
-		kvt_session_release(daemon, session);
+		retire(daemon, session);
 	}
 }

@@ -27,6 +27,7 @@
 #define CALIBRATE_NS 2000000ull
 #define CLOCK_INTERVAL_US 5
 #define COMPACT_AFTER_US 50
+#define ORPHAN_AGE_S 600
 #define TEST_CLOCK_START_NS 1000000000ull
 
 /* ---- limits of the process */
@@ -244,6 +245,10 @@ static int make_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (old)
 		kvt_log(KVT_LOG_NOTICE, "leftovers_removed", "objects=%d why=\"a daemon of this "
 			"instance died\" effect=\"cold start on new objects\"", old);
+	old = kvt_object_clean_orphans(KVT_OBJECT_PREFIX, ORPHAN_AGE_S);
+	if (old)
+		kvt_log(KVT_LOG_NOTICE, "orphans_removed", "objects=%d why=\"daemons of other "
+			"instances died and were not started again\"", old);
 	error = kvt_object_create(&daemon->arena, prefix, "arena", daemon->sizes.arena_bytes, why,
 				  KVT_WHY_BYTES);
 	if (!error)

@@ -126,6 +126,9 @@ static bool little_lockable(struct kvt_test_daemon *daemon)
 	struct rlimit limit = { 65536, 65536 };
 
 	(void)daemon;
+#ifdef __SANITIZE_ADDRESS__
+	return false; /* its mlock() does nothing */
+#endif
 	return without_capability(CAP_IPC_LOCK) && setrlimit(RLIMIT_MEMLOCK, &limit) == 0;
 }
 

@@ -113,6 +113,30 @@ static void leftovers_are_removed_by_prefix_and_others_stay(void **state)
 	assert_int_equal(kvt_object_clean(foreign), 0);
 }
 
+static void what_a_dead_process_left_is_an_orphan_and_a_live_one_s_is_not(void **state)
+{
+	struct kvt_object mine, its;
+	char prefix[KVT_OBJECT_NAME_BYTES], other[KVT_OBJECT_NAME_BYTES], why[512];
+	int status, fd;
+	pid_t child;
+
+	(void)state;
+	kvt_object_prefix(prefix, directory, "orphan");
+	snprintf(other, sizeof(other), "%.90sx.", prefix);
+	assert_int_equal(kvt_object_create(&mine, prefix, "arena", 8192, why, sizeof(why)), 0);
+	child = fork();
+	if (child == 0)
+		_exit(kvt_object_create(&its, other, "arena", 8192, why, sizeof(why)) ? 1 : 0);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	assert_int_equal(kvt_object_clean_orphans(prefix, 3600), 0);
+	assert_int_equal(kvt_object_clean_orphans(prefix, 0), 1);
+	fd = shm_open(mine.name, O_RDONLY, 0);
+	assert_true(fd >= 0);
+	close(fd);
+	kvt_object_destroy(&mine);
+}
+
 static void what_is_larger_than_the_file_system_is_refused_with_the_cure(void **state)
 {
 	struct kvt_object object;
@@ -204,6 +228,7 @@ int main(void)
 		cmocka_unit_test(a_dead_process_lock_is_taken_over),
 		cmocka_unit_test(a_directory_that_the_lock_made_goes_with_it),
 		cmocka_unit_test(leftovers_are_removed_by_prefix_and_others_stay),
+		cmocka_unit_test(what_a_dead_process_left_is_an_orphan_and_a_live_one_s_is_not),
 		cmocka_unit_test(what_is_larger_than_the_file_system_is_refused_with_the_cure),
 		cmocka_unit_test(a_readonly_descriptor_can_neither_write_nor_resize),
 		cmocka_unit_test(a_sealed_object_keeps_its_size_and_its_seals),
