@@ -42,10 +42,11 @@ static bool allocate(struct kvt_oracle *o)
 	o->generations = calloc(c->max_nodes, sizeof(*o->generations));
 	o->pages = calloc(c->n_pages, sizeof(*o->pages));
 	o->leases = calloc(c->n_leases + 1ull, sizeof(*o->leases));
+	o->free_leases = calloc(c->n_leases, sizeof(*o->free_leases));
 	o->sessions = calloc(c->max_sessions + 1ull, sizeof(*o->sessions));
 	o->namespaces = calloc(c->max_namespaces + 1ull, sizeof(*o->namespaces));
 	if (!o->nodes || !o->live || !o->free_ids || !o->generations || !o->pages ||
-	    !o->leases || !o->sessions || !o->namespaces)
+	    !o->leases || !o->free_leases || !o->sessions || !o->namespaces)
 		return false;
 	for (uint32_t i = 0; i <= c->max_sessions; i++) {
 		o->sessions[i].opened = calloc(c->max_namespaces + 1ull, 1);
@@ -69,6 +70,8 @@ struct kvt_oracle *kvt_oracle_create(const struct kvt_oracle_config *config)
 	}
 	for (uint32_t id = 1; id < config->max_nodes; id++)
 		o->free_ids[o->n_free_ids++] = id;
+	for (uint32_t i = 1; i <= config->n_leases; i++)
+		o->free_leases[o->n_free_leases++] = i;
 	o->pages[0].state = KVT_PAGE_SCRATCH;
 	o->in_state[KVT_PAGE_SCRATCH] = 1;
 	o->in_state[KVT_PAGE_FREE] = config->n_pages - 1;
@@ -97,6 +100,7 @@ void kvt_oracle_destroy(struct kvt_oracle *o)
 	free(o->generations);
 	free(o->pages);
 	free(o->leases);
+	free(o->free_leases);
 	free(o->sessions);
 	free(o->namespaces);
 	free(o->pending);

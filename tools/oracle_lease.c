@@ -35,25 +35,20 @@ int lease_find(struct kvt_oracle *o, bool effect, struct model_lease **ret_lease
 	return 0;
 }
 
-/* Which record the lease gets is the core's choice; it must have been free, and its generation must
- * be a new one. The path to `node` gets locked. */
+/* Lease records are recycled first in, first out, and each end raises the generation: so both are
+ * known. The path to `node` gets locked. */
 int lease_make(struct kvt_oracle *o, uint32_t kind, uint32_t node, struct model_lease **ret)
 {
 	const struct kvt_record *record = o->run.record;
-	uint32_t index = record->cqe.lease;
-	struct model_lease *lease;
+	uint32_t index = o->free_leases[o->free_lease];
+	struct model_lease *lease = &o->leases[index];
 
 	if (record->cqe.result != 0)
 		return oracle_fail(o, "expected success, the record says %d (reason %u, a %u)",
 				   record->cqe.result, record->cqe.reason, record->cqe.a);
-	if (index == 0 || index > o->config.n_leases || o->leases[index].kind != KVT_LEASE_FREE)
-		return oracle_fail(o, "lease %u was given out, but it is not free", index);
-	lease = &o->leases[index];
-	if (record->cqe.lease_generation <= lease->generation && lease->order)
-		return oracle_fail(o, "lease %u has generation %u again", index,
-				   record->cqe.lease_generation);
+	o->free_lease = (o->free_lease + 1) % o->config.n_leases;
+	o->n_free_leases--;
 	lease->kind = kind;
-	lease->generation = record->cqe.lease_generation;
 	lease->session = record->session;
 	lease->namespace_id = record->sqe.namespace_id;
 	lease->node = node;
@@ -76,7 +71,9 @@ void lease_drop(struct kvt_oracle *o, uint32_t index)
 
 	o->sessions[lease->session].n_leases--;
 	lease->kind = KVT_LEASE_FREE;
+	lease->generation++;
 	lease->node = 0;
+	o->free_leases[(o->free_lease + o->n_free_leases++) % o->config.n_leases] = index;
 	lease->n_table = 0;
 }
 

@@ -138,6 +138,8 @@ struct kvt_oracle {
 	struct model_page *pages;
 	uint64_t in_state[KVT_PAGE_SCRATCH + 1];
 	struct model_lease *leases;
+	uint32_t *free_leases; /* first in, first out; a ring of n_leases */
+	uint32_t free_lease, n_free_leases;
 	struct model_session *sessions;
 	struct model_namespace *namespaces;
 	struct model_pending *pending;

@@ -139,13 +139,10 @@ int run_need_nodes(struct kvt_oracle *o, uint64_t most_nodes)
 int run_need_lease(struct kvt_oracle *o)
 {
 	const struct model_session *session = &o->sessions[o->run.record->session];
-	uint32_t used = 0;
 
 	if (o->config.max_leases && session->n_leases >= o->config.max_leases)
 		return run_refuse(o, -EDQUOT, KVT_REASON_LIMIT_LEASES, o->config.max_leases);
-	for (uint32_t i = 1; i <= o->config.n_leases; i++)
-		used += o->leases[i].kind != KVT_LEASE_FREE;
-	if (used == o->config.n_leases)
+	if (o->n_free_leases == 0)
 		return run_refuse(o, -ENOSPC, KVT_REASON_LEASES, 0);
 	return 0;
 }
