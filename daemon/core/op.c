@@ -662,7 +662,8 @@ static void finish(struct kvt_core *core, struct kvt_op_context *op, int error, 
 
 		record->sqe = *op->sqe;
 		record->cqe = *cqe;
-		if (error != -EINVAL || cqe->reason != KVT_REASON_BAD_RANGE) {
+		/* An entry that was refused for something else may name keys that are not there. */
+		if (areas_ok(op, core->ps) && op->sqe->n_keys <= core->config.max_op_keys) {
 			record->keys = op->view->keys + op->sqe->keys_offset;
 			record->n_keys = op->sqe->n_keys;
 			record->list = op->view->list + op->sqe->list_offset;

@@ -98,6 +98,7 @@ struct world {
 	uint32_t n_clients;
 	uint64_t *content; /* by page */
 	uint32_t merged, split, freed_nodes, detached; /* events seen */
+	uint32_t read; /* digest of all arrays of all records */
 	uint32_t n_done; /* deferred operations that took effect */
 	struct kvt_cqe done[64];
 };
