@@ -16,6 +16,7 @@ struct options {
 	uint64_t seed, seeds, steps;
 	uint64_t seconds; /* 0: no limit */
 	bool verbose, coverage, require_coverage;
+	const char *log; /* operation log of the last seed */
 };
 
 static struct sim *running; /* for the signal handler */
@@ -54,13 +55,16 @@ static void on_abort(int number)
 	raise(number);
 }
 
-static bool one_seed(struct sim *sim, uint64_t steps)
+static bool one_seed(struct sim *sim, uint64_t steps, const char *log)
 {
 	char why[512];
 
 	running = sim;
 	running_steps = steps;
 	sim_create(sim);
+	if (log && !sim->failed &&
+	    kvt_oplog_open(log, &sim->config, &sim->log, why, sizeof(why)))
+		sim_fail(sim, "%s", why);
 	for (sim->step = 1; sim->step <= steps && !sim->failed; sim->step++) {
 		sim_operate(sim);
 		if (!sim->failed && !kvt_core_counters_ok(sim->core))
@@ -77,6 +81,8 @@ static bool one_seed(struct sim *sim, uint64_t steps)
 		sim_drain(sim);
 	if (!sim->failed)
 		kvt_core_audit(sim->core, on_problem, sim);
+	if (sim->log && kvt_oplog_close(sim->log))
+		sim_fail(sim, "the operation log could not be written");
 	if (sim->failed)
 		print_failure(sim, stderr);
 	sim->coverage->steps += sim->step - 1;
@@ -102,6 +108,7 @@ static void usage(FILE *to)
 		"  --seeds N            how many seeds (1)\n"
 		"  --steps N            steps of each seed (20000)\n"
 		"  --seconds N          start no seed after this time\n"
+		"  --log FILE           write the operation log of the last seed, for kvtctl verify\n"
 		"  --coverage           print what happened how often\n"
 		"  --require-coverage   fail if something on the list never happened\n"
 		"  --verbose            print a line for each seed, and the last records of the last\n"
@@ -126,6 +133,7 @@ static bool parse(int argc, char **argv, struct options *o)
 		{ "seeds", required_argument, NULL, 'n' },
 		{ "steps", required_argument, NULL, 't' },
 		{ "seconds", required_argument, NULL, 'e' },
+		{ "log", required_argument, NULL, 'l' },
 		{ "coverage", no_argument, NULL, 'c' },
 		{ "require-coverage", no_argument, NULL, 'r' },
 		{ "verbose", no_argument, NULL, 'v' },
@@ -149,6 +157,9 @@ static bool parse(int argc, char **argv, struct options *o)
 			break;
 		case 'e':
 			good = parse_number(optarg, &o->seconds);
+			break;
+		case 'l':
+			o->log = optarg;
 			break;
 		case 'c':
 			o->coverage = true;
@@ -191,7 +202,7 @@ int main(int argc, char **argv)
 		memset(sim, 0, sizeof(*sim));
 		sim->seed = o.seed + i;
 		sim->coverage = coverage;
-		good = one_seed(sim, o.steps);
+		good = one_seed(sim, o.steps, o.log);
 		if (o.verbose && good && i + 1 == o.seeds)
 			sim_print_history(sim, stdout);
 		if (o.verbose)

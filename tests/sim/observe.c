@@ -245,6 +245,8 @@ void sim_on_record(void *context, const struct kvt_record *r)
 		return;
 	remember(sim, r);
 	count(sim, r);
+	if (sim->log)
+		kvt_oplog_write(sim->log, r); /* an error is final and found at the end */
 	if (kvt_oracle_apply(sim->oracle, r, why, sizeof(why))) {
 		sim_fail(sim, "oracle: %s", why);
 		return;

@@ -16,6 +16,7 @@
 #include <stdio.h>
 
 #include "daemon/core/core.h"
+#include "daemon/oplog.h"
 #include "tools/oracle.h"
 
 #define SIM_MAX_KEYS 1536 /* of one sequence */
@@ -109,6 +110,7 @@ struct sim {
 	struct kvt_core *core;
 	void *arena, *ledger, *scratch;
 	struct kvt_oracle *oracle;
+	struct kvt_oplog *log; /* or NULL */
 	struct sim_coverage *coverage;
 	struct sim_session sessions[SIM_SESSIONS + 1];
 	struct sim_sequence sequences[SIM_SEQUENCES];
