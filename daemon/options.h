@@ -64,8 +64,8 @@
 	X(NUMBER, total_leases, "16384", 1, 1ll << 24, NULL, START,                               \
 	  "Leases of all sessions together.")                                                     \
 	X(NUMBER, total_deferred, "16384", 16, 1ll << 22, NULL, START,                            \
-	  "Operations of all sessions together that may wait for fences. Half of the places are "  \
-	  "shared out evenly, and of the rest one session may have a quarter.")                                                                     \
+	  "Operations of all sessions together that may wait for fences. Half of the places are " \
+	  "shared out evenly, and of the rest one session may have a quarter.")                   \
 	X(NUMBER, max_nodes, "0", 0, 1ll << 30, NULL, START, "Tree nodes. 0: pages / 4.")         \
 	X(NUMBER, n_slots, "0", 0, (1ll << 31) - 1, NULL, START,                                  \
 	  "Tree slots. 0: pages + pages / 16.")                                                   \

@@ -454,7 +454,9 @@ static int make_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return 0;
 }
 
-static int make_signals(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+/* Before anything is made, so that a signal during a long start ends it in order as soon as the
+ * loop runs, and leaves nothing. */
+static int take_signals(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	sigset_t set;
 
@@ -465,12 +467,10 @@ static int make_signals(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	signal(SIGPIPE, SIG_IGN);
 	sigprocmask(SIG_BLOCK, &set, NULL);
 	daemon->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-	if (daemon->signal_fd < 0) {
-		snprintf(why, KVT_WHY_BYTES, "cannot watch signals: %s", strerror(errno));
-		return -EIO;
-	}
-	kvt_loop_poll(&daemon->loop, daemon->signal_fd, POLLIN, kvt_tag(KVT_TAG_SIGNAL, 0, 0));
-	return 0;
+	if (daemon->signal_fd >= 0)
+		return 0;
+	snprintf(why, KVT_WHY_BYTES, "cannot watch signals: %s", strerror(errno));
+	return -EIO;
 }
 
 /* ---- all of it */
@@ -548,6 +548,8 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 
 	error = kvt_notify_open(&daemon->notify, why, KVT_WHY_BYTES);
 	if (!error)
+		error = take_signals(daemon, why);
+	if (!error)
 		error = kvt_notify_listen_fd(&daemon->listen_fd, why, KVT_WHY_BYTES);
 	if (!error)
 		error = raise_nofile(daemon, why);
@@ -576,9 +578,10 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (!error)
 		error = make_core(daemon, why);
 	if (!error)
-		error = make_signals(daemon, why);
-	if (!error)
 		error = make_socket(daemon, why);
+	if (!error)
+		kvt_loop_poll(&daemon->loop, daemon->signal_fd, POLLIN,
+			      kvt_tag(KVT_TAG_SIGNAL, 0, 0));
 	return error;
 }
 

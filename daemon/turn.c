@@ -430,9 +430,25 @@ static bool last_look(struct kvt_daemon *daemon, uint64_t *ret_timeout_ns)
 	return true;
 }
 
+/* A sleep that was over soon should have been spinning; one that lasted long shows that spinning
+ * before it was wasted. */
+static void adapt_spinning(struct kvt_daemon *daemon, uint64_t slept_ns)
+{
+	uint64_t most = daemon->spin_most_cycles;
+
+	if (slept_ns * daemon->cycles_per_us / 1000 < most)
+		daemon->spin_cycles *= 2;
+	else
+		daemon->spin_cycles /= 2;
+	if (daemon->spin_cycles > most)
+		daemon->spin_cycles = most;
+	if (daemon->spin_cycles < most / 16)
+		daemon->spin_cycles = most / 16;
+}
+
 static void sleep_now(struct kvt_daemon *daemon)
 {
-	uint64_t timeout, timer, before = daemon->real_ns, slept;
+	uint64_t timeout, timer, before = daemon->real_ns;
 
 	if (unlikely(daemon->oplog_dirty)) { /* nothing else to do: a good time to write */
 		daemon->oplog_dirty = false;
@@ -448,20 +464,12 @@ static void sleep_now(struct kvt_daemon *daemon)
 		daemon->stats.sleeps++;
 		kvt_loop_sleep(&daemon->loop, timer < timeout ? timer : timeout);
 		kvt_daemon_clock(daemon);
-		slept = daemon->real_ns - before;
-		/* Adapt: a sleep that was over soon should have been spinning, one that lasted long
-		 * shows that spinning before it was wasted. */
-		if (slept * daemon->cycles_per_us / 1000 < daemon->spin_most_cycles)
-			daemon->spin_cycles *= 2;
-		else
-			daemon->spin_cycles /= 2;
-		if (daemon->spin_cycles > daemon->spin_most_cycles)
-			daemon->spin_cycles = daemon->spin_most_cycles;
-		if (daemon->spin_cycles < daemon->spin_most_cycles / 16)
-			daemon->spin_cycles = daemon->spin_most_cycles / 16;
+		if (kvt_loop_ready(&daemon->loop))
+			adapt_spinning(daemon, daemon->real_ns - before);
 	}
 	set_need_wakeup(daemon, 0);
-	daemon->idle_since = 0;
+	/* The time of idleness goes on: a sleep that ended without an event is followed by another
+	 * one, not by spinning. */
 }
 
 /* A turn found nothing. Compact, spin or sleep. */
