@@ -64,6 +64,10 @@ static uint32_t nodes_at_most(const struct kvt_core *core, const struct kvt_need
 
 int kvt_need_nodes(struct kvt_core *core, uint32_t path_node, struct kvt_need *need)
 {
+	/* Announced slots have private pages behind them, so slots are enough - unless, for want of
+	 * nodes, a reader locked a whole edge whose announced tail nobody computes any more. */
+	if (need->new_pages > core->slots.free_slots + need->evict_pages)
+		return -ENOSPC;
 	if (core->free_nodes.count >= nodes_wanted(need))
 		return 0;
 	if (core->free_nodes.count + core->evictable_nodes - need->path_nodes <

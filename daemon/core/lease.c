@@ -228,6 +228,9 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 	kvt_need_compute(core, &plan->walk, plan->fresh, true, &plan->need);
 	plan->need.spare = plan->fresh > 0 &&
 			   plan->table - plan->reuse > core->count->free_pages;
+	if (plan->need.spare)
+		plan->need.evict_pages = plan->table - plan->reuse -
+					 (uint32_t)core->count->free_pages;
 	error = kvt_room_check(core, op, plan->table - plan->reuse, plan->need.path_pages);
 	if (error)
 		return error;
