@@ -237,8 +237,10 @@ static int handle_check(struct kvt_core *core, struct kvt_op_context *op, uint32
 	holder = kvt_path_node(core, id, pages - 1);
 	if (pages > core->nodes[holder].start + core->nodes[holder].sealed)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
-	if (kvt_expire_now(core, id))
-		return kvt_refuse(op, -ESTALE, KVT_REASON_HANDLE_STALE, 0);
+	/* A node without a TTL may stand below one whose time has come. */
+	for (uint32_t up = id; up != KVT_NONE; up = core->nodes[up].parent)
+		if (kvt_expire_now(core, up))
+			return kvt_refuse(op, -ESTALE, KVT_REASON_HANDLE_STALE, 0);
 	*ret_node = holder;
 	return 0;
 }
