@@ -26,10 +26,12 @@ bool kvt_expire_now(struct kvt_core *core, uint32_t id)
 	if (core->nodes[id].expiry_ns > core->now_ns)
 		return false;
 	outer = core->record;
+	kvt_mutation_end(core); /* the outer one, which has nothing to show yet */
 	kvt_record_start(core);
 	expire(core, id);
 	kvt_record_start(core);
 	core->record = outer;
+	kvt_mutation_begin(core);
 	return true;
 }
 
