@@ -102,6 +102,9 @@ static void record(void *context, const struct kvt_record *rec)
 	struct world *world = context;
 	uint32_t all = 0;
 
+	/* Odd while anything changes; a refusal changes nothing but tallies. */
+	if (rec->kind != KVT_REC_OP || rec->cqe.result == 0)
+		assert_int_equal(kvt_core_arena(world->core)->mutation & 1, 1);
 	/* Whoever writes a log reads all of it, whatever the entry was. */
 	for (uint32_t i = 0; i < rec->n_keys && !world->quick; i++)
 		all ^= rec->keys[i];

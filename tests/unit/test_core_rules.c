@@ -1,0 +1,749 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Entries, handles, nodes, namespaces, epochs, expiry and compaction: the rules that are not one
+ * operation's own. */
+
+#include "tests/unit/core_world.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <pthread.h>
+
+/* ---- entries */
+
+static void unknown_operations_are_refused_whatever_they_carry(void **state)
+{
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w);
+
+	(void)state;
+	for (uint32_t op = KVT_OP_COUNT; op < 256; op++) {
+		struct kvt_sqe sqe;
+
+		memset(&sqe, 0xff, sizeof(sqe));
+		sqe.op = (uint8_t)op;
+		sqe.list_offset = 0;
+		expect_refused(submit(a, &sqe), -EINVAL, KVT_REASON_BAD_OP);
+	}
+	assert_int_equal(counters(w)->violations, 256 - KVT_OP_COUNT);
+	world_free(w);
+}
+
+/* Every single bit set in an entry of an operation that takes nothing, one after the other. */
+static void fields_that_an_operation_does_not_use_must_be_zero(void **state)
+{
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w);
+
+	(void)state;
+	for (uint32_t bit = 8; bit < 512; bit++) {
+		struct kvt_sqe sqe = { .op = KVT_OP_NOP };
+		struct answer answer;
+
+		((uint8_t *)&sqe)[bit / 8] ^= (uint8_t)(1u << bit % 8);
+		if (bit / 8 >= 8 && bit / 8 < 16) { /* user_data is the caller's */
+			assert_int_equal(submit(a, &sqe).cqe.user_data, sqe.user_data);
+			continue;
+		}
+		answer = submit(a, &sqe);
+		assert_int_equal(answer.result, -EINVAL);
+		assert_true(answer.reason == KVT_REASON_BAD_FLAGS ||
+			    answer.reason == KVT_REASON_BAD_FIELD ||
+			    answer.reason == KVT_REASON_TTL || answer.reason == KVT_REASON_FENCE);
+	}
+	world_free(w);
+}
+
+static void flags_that_an_operation_does_not_take_are_refused(void **state)
+{
+	static const uint16_t takes[KVT_OP_COUNT] = {
+		[KVT_OP_MATCH] = KVT_F_LOCK | KVT_F_NO_TOUCH,
+		[KVT_OP_INSERT] = KVT_F_LOCK | KVT_F_CHUNKED | KVT_F_TTL,
+		[KVT_OP_BEGIN] = KVT_F_FULL | KVT_F_FORCE_MISS,
+		[KVT_OP_COMMIT] = KVT_F_CHUNKED | KVT_F_KEEP,
+		[KVT_OP_END] = KVT_F_COMMIT | KVT_F_CHUNKED | KVT_F_KEEP,
+	};
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+
+	(void)state;
+	for (uint32_t op = 0; op < KVT_OP_COUNT; op++) {
+		for (uint32_t bit = 0; bit < 16; bit++) {
+			struct kvt_sqe sqe = { .op = (uint8_t)op, .flags = (uint16_t)(1u << bit) };
+
+			if (!(takes[op] & sqe.flags))
+				expect_refused(submit(a, &sqe), -EINVAL, KVT_REASON_BAD_FLAGS);
+		}
+	}
+	expect_refused(match_flags(a, ns, K(1), KVT_F_LOCK | KVT_F_NO_TOUCH), -EINVAL,
+		       KVT_REASON_BAD_FLAGS);
+	world_free(w);
+}
+
+static void keys_and_lists_must_lie_in_the_areas(void **state)
+{
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns"), most = w->config.max_op_keys;
+	uint32_t n_keys = (uint32_t)a->keys_count, n_list = (uint32_t)a->list_count;
+	const struct kvt_sqe bad[] = {
+		{ .op = KVT_OP_MATCH, .n_keys = n_keys + 1 },
+		{ .op = KVT_OP_MATCH, .keys_offset = n_keys, .n_keys = 1 },
+		{ .op = KVT_OP_MATCH, .keys_offset = UINT32_MAX, .n_keys = UINT32_MAX },
+		{ .op = KVT_OP_MATCH, .keys_offset = UINT32_MAX, .n_keys = 2 },
+		{ .op = KVT_OP_MATCH, .n_keys = most + 1 },
+		{ .op = KVT_OP_MATCH, .flags = KVT_F_LOCK, .list_capacity = n_list + 1 },
+		{ .op = KVT_OP_MATCH, .flags = KVT_F_LOCK, .list_offset = UINT32_MAX,
+		  .list_capacity = 1 },
+		{ .op = KVT_OP_INSERT, .n_keys = 8, .arg = n_keys - 1,
+		  .fence_slot = KVT_FENCE_IDLE },
+		{ .op = KVT_OP_INSERT, .n_keys = 8, .arg = UINT32_MAX,
+		  .fence_slot = KVT_FENCE_IDLE },
+		{ .op = KVT_OP_BEGIN, .n_keys = 8, .arg = UINT32_MAX },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		struct kvt_sqe sqe = bad[i];
+		struct answer answer;
+
+		sqe.namespace_id = ns;
+		sqe.list_offset = 0;
+		answer = submit(a, &sqe);
+		if (bad[i].list_offset) {
+			sqe.list_offset = bad[i].list_offset;
+			memset(&answer.cqe, 0, sizeof(answer.cqe));
+			assert_true(kvt_core_execute(w->core, a->session, &sqe, w->now_ns,
+						     &answer.cqe));
+			answer.result = answer.cqe.result;
+			answer.reason = answer.cqe.reason;
+		}
+		expect_refused(answer, -EINVAL, KVT_REASON_BAD_RANGE);
+	}
+	world_free(w);
+}
+
+static void namespaces_must_be_opened_by_the_session(void **state)
+{
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w), *b = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	const uint32_t bad[] = { 0, ns, ns + 1, 31, 32, UINT32_MAX };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+		expect_refused(match(b, bad[i], range(1, 8)), -EINVAL, KVT_REASON_NAMESPACE);
+	space_open(b, "ns");
+	expect_ok(match(b, ns, range(1, 8)));
+	world_free(w);
+}
+
+static void a_ttl_needs_its_flag_and_the_flag_a_ttl(void **state)
+{
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct kvt_sqe sqe = { .op = KVT_OP_INSERT, .namespace_id = ns, .ttl_ms = 5,
+			       .fence_slot = KVT_FENCE_IDLE };
+
+	(void)state;
+	expect_refused(submit(a, &sqe), -EINVAL, KVT_REASON_TTL);
+	sqe.ttl_ms = 0;
+	sqe.flags = KVT_F_TTL;
+	expect_refused(submit(a, &sqe), -EINVAL, KVT_REASON_TTL);
+	world_free(w);
+}
+
+static void privilege_is_needed_for_what_others_cached(void **state)
+{
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct kvt_sqe audit = { .op = KVT_OP_AUDIT };
+
+	(void)state;
+	insert(a, ns, range(1, 8));
+	assert_int_equal(submit(a, &audit).cqe.a, 0);
+	w->core->sessions[a->session].flags = 0;
+	expect_refused(evict(a, 1), -EPERM, KVT_REASON_PRIVILEGE);
+	expect_refused(reset(a), -EPERM, KVT_REASON_PRIVILEGE);
+	expect_refused(submit(a, &audit), -EPERM, KVT_REASON_PRIVILEGE);
+	expect_matched(a, ns, range(1, 8), 8);
+	world_free(w);
+}
+
+/* A list too short: the length that is needed, and nothing done. */
+static void a_list_too_short_names_the_length(void **state)
+{
+	struct world *w = world_small(1, 60);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns"), list[5];
+	struct answer no, found;
+	struct seq *seq;
+
+	(void)state;
+	insert(a, ns, range(1, 5));
+	found = match(a, ns, range(1, 5));
+	memcpy(list, alloc(a, 5).list, sizeof(list));
+	for (uint32_t capacity = 0; capacity < 5; capacity++) {
+		a->list_capacity = capacity;
+		no = match_lock(a, ns, range(1, 5));
+		expect_refused(no, -ENOBUFS, KVT_REASON_LIST_SHORT);
+		assert_int_equal(no.number, 5);
+		a->list_capacity = capacity;
+		expect_refused(lock(a, found.handle), -ENOBUFS, KVT_REASON_LIST_SHORT);
+		a->list_capacity = capacity;
+		expect_refused(alloc(a, 5), -ENOBUFS, KVT_REASON_LIST_SHORT);
+		a->list_capacity = capacity;
+		seq = begin(a, ns, range(1, 5), 0, 0);
+		expect_refused(seq->a, -ENOBUFS, KVT_REASON_LIST_SHORT);
+		assert_int_equal(seq->a.number, 5);
+		a->list_capacity = 2 * capacity + 1;
+		no = insert_pages(a, ns, range(1, 5), list, 5, 0);
+		expect_refused(no, -ENOBUFS, KVT_REASON_LIST_SHORT);
+		assert_int_equal(no.number, 10);
+	}
+	seq = begin(a, ns, range(1, 5), 0, 0);
+	a->list_capacity = 0;
+	expect_refused(extend(seq, 1), -ENOBUFS, KVT_REASON_LIST_SHORT);
+	a->list_capacity = 4;
+	expect_refused(commit(seq, 5, NO_KEYS, 0), -ENOBUFS, KVT_REASON_LIST_SHORT);
+	a->list_capacity = 15; /* ten words of twins and five of the page list */
+	expect_ok(insert_pages(a, ns, range(1, 5), list, 5, KVT_F_LOCK));
+	world_free(w);
+}
+
+/* ---- handles and nodes */
+
+static void handles_survive_splits_and_merges_and_die_with_a_trim(void **state)
+{
+	struct world *w = world_small(1, 60);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct handle whole = insert(a, ns, range(1, 10)).handle, part;
+	struct answer lease;
+
+	(void)state;
+	part = match(a, ns, range(1, 4)).handle;
+	assert_int_equal(part.node, whole.node);
+	lease = match_lock(a, ns, range(1, 6)); /* splits */
+	expect_ok(unlock(a, lock(a, whole)));
+	expect_ok(unlock(a, lock(a, part)));
+	expect_ok(unlock(a, lock(a, lease.handle)));
+	expect_ok(unlock(a, lease));
+	match(a, ns, range(1, 10));
+	unlock(a, match_lock(a, ns, range(1, 10)));
+	world_compact(w);
+	assert_int_equal(path_length(a, ns, range(1, 10)), 1);
+	expect_ok(unlock(a, lock(a, whole)));
+	expect_ok(unlock(a, lock(a, part)));
+	expect_refused(lock(a, lease.handle), -ESTALE, KVT_REASON_HANDLE_STALE); /* merged away */
+	world_compact(w);
+	evict(a, 1);
+	expect_refused(lock(a, whole), -ESTALE, KVT_REASON_HANDLE_STALE);
+	expect_refused(lock(a, part), -ESTALE, KVT_REASON_HANDLE_STALE);
+	world_free(w);
+}
+
+/* A handle locks the shallowest node that covers its positions, whoever split meanwhile. */
+static void a_handle_locks_no_more_than_it_names(void **state)
+{
+	struct world *w = world_small(1, 60);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct handle whole = insert(a, ns, range(1, 10)).handle, part = whole;
+	struct answer lease;
+
+	(void)state;
+	insert(a, ns, K(1, 2, 3, 50));
+	insert(a, ns, K(1, 2, 3, 4, 5, 51));
+	for (part.positions = 1; part.positions <= 10; part.positions++) {
+		lease = lock(a, part);
+		expect_ok(lease);
+		assert_int_equal(lease.n_list, part.positions);
+		assert_int_equal(counters(w)->protected_pages, part.positions);
+		expect_ok(unlock(a, lease));
+	}
+	world_free(w);
+}
+
+static void node_ids_are_recycled_first_in_first_out(void **state)
+{
+	struct world *w = world_new((struct kvt_core_config){ .page_size = 1, .n_pages = 30,
+							      .max_nodes = 16 });
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns"), seen[16] = { 0 };
+
+	(void)state;
+	insert(a, ns, K(1));
+	match_lock(a, ns, K(1)); /* so that the root stays */
+	for (uint32_t i = 0; i < 13; i++) {
+		uint32_t node = insert(a, ns, K(100 + i)).handle.node;
+
+		seen[node]++;
+		evict(a, 1);
+	}
+	for (uint32_t id = 1; id < 16; id++)
+		assert_in_range(seen[id], 0, 1); /* each id once before any comes back */
+	world_free(w);
+}
+
+static void out_of_nodes_the_oldest_leaf_goes(void **state)
+{
+	struct world *w = world_new((struct kvt_core_config){ .page_size = 1, .n_pages = 60,
+							      .max_nodes = 8 });
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct answer leases[6];
+	uint32_t page;
+
+	(void)state;
+	for (uint32_t i = 0; i < 6; i++) /* 6 leaves and the root: 7 */
+		insert(a, ns, range(100 * i + 1, 100 * i + 4));
+	insert(a, ns, range(1001, 1004));
+	expect_matched(a, ns, range(1, 4), 0);
+	expect_matched(a, ns, range(101, 104), 4);
+	expect_ok(begin(a, ns, range(2001, 2004), 0, 0)->a);
+	expect_matched(a, ns, range(101, 104), 0);
+	for (uint32_t i = 2; i < 6; i++)
+		leases[i] = match_lock(a, ns, range(100 * i + 1, 100 * i + 4));
+	leases[0] = match_lock(a, ns, range(1001, 1004));
+	page = alloc(a, 1).list[0];
+	expect_refused(insert_pages(a, ns, K(7), &page, 1, 0), -ENOSPC, KVT_REASON_NODES);
+	expect_refused(begin(a, ns, K(7), 0, 0)->a, -ENOSPC, KVT_REASON_NODES);
+	expect_refused(remove_prefix(a, ns, range(201, 202)), -ENOSPC, KVT_REASON_NODES);
+	/* A LOCK inside an edge locks the whole edge. */
+	leases[1] = match_lock(a, ns, range(201, 202));
+	expect_ok(leases[1]);
+	assert_int_equal(leases[1].n_list, 2);
+	assert_int_equal(leases[1].matched, 2);
+	assert_int_equal(counters(w)->split_nodes, 0);
+	expect_ok(unlock(a, leases[1]));
+	expect_ok(unlock(a, leases[2]));
+	expect_ok(insert_pages(a, ns, K(7), &page, 1, 0));
+	world_free(w);
+}
+
+/* The lock of a whole edge keeps what its owner announced and left: the slots of that tail have
+ * no page behind them, so they are what a later BEGIN may find missing. */
+static void announced_slots_without_pages_never_break_a_begin(void **state)
+{
+	struct world *w = world_new((struct kvt_core_config){ .page_size = 1, .n_pages = 41,
+							      .max_nodes = 8 });
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct answer reader;
+	struct seq *seq = begin(a, ns, range(1, 30), 0, 0);
+
+	(void)state;
+	commit(seq, 2, NO_KEYS, KVT_F_CHUNKED);
+	for (uint32_t i = 0; i < 5; i++)
+		insert(a, ns, K(100 + i));
+	assert_int_equal(w->core->free_nodes.count, 0);
+	reader = match_lock(a, ns, range(1, 30));
+	expect_ok(reader);
+	assert_int_equal(reader.matched, 2);
+	expect_ok(end(seq));
+	seq = begin(a, ns, range(201, 230), 0, 0);
+	assert_true(seq->a.result == 0 || seq->a.result == -ENOSPC);
+	expect_ok(unlock(a, reader));
+	if (seq->a.result < 0)
+		seq = begin(a, ns, range(201, 230), 0, 0);
+	expect_ok(seq->a);
+	expect_ok(commit(seq, 30, NO_KEYS, 0));
+	expect_ok(end(seq));
+	world_free(w);
+}
+
+static void leases_run_out_with_a_reason(void **state)
+{
+	struct world *w = world_new((struct kvt_core_config){ .page_size = 1, .n_pages = 60,
+							      .n_leases = 3 });
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct answer first = match_lock(a, ns, NO_KEYS);
+
+	(void)state;
+	expect_ok(match_lock(a, ns, NO_KEYS));
+	expect_ok(begin(a, ns, NO_KEYS, 0, 0)->a);
+	expect_refused(match_lock(a, ns, NO_KEYS), -ENOSPC, KVT_REASON_LEASES);
+	expect_refused(begin(a, ns, K(1), 0, 0)->a, -ENOSPC, KVT_REASON_LEASES);
+	expect_ok(unlock(a, first));
+	expect_ok(match_lock(a, ns, NO_KEYS));
+	world_free(w);
+}
+
+/* ---- sessions and namespaces */
+
+static void sessions_and_namespaces_run_out(void **state)
+{
+	struct world *w = world_new((struct kvt_core_config){
+		.page_size = 1, .n_pages = 60, .max_sessions = 2, .max_namespaces = 4 });
+	struct client *a = client_new(w), *b = client_new(w);
+	struct kvt_core_view view = { .keys = a->keys };
+	struct kvt_core_peer peer = { .label = "x" };
+	uint64_t digest[2] = { 7, 7 };
+	uint32_t id = 99;
+
+	(void)state;
+	assert_int_equal(kvt_core_session_open(w->core, &peer, &view, w->now_ns, &id), -EUSERS);
+	assert_int_equal(id, 99);
+	space_open(a, "1");
+	space_open(a, "2");
+	space_open(b, "2");
+	space_open(b, "3");
+	assert_int_equal(kvt_core_namespace_open(w->core, a->session, digest, "4", w->now_ns, &id),
+			 -ENOSPC);
+	assert_int_equal(kvt_core_namespace_open(w->core, 0, digest, "4", w->now_ns, &id),
+			 -ENOENT);
+	client_dies(b, 7);
+	assert_int_equal(counters(w)->live_namespaces, 2); /* "3" went with its last opener */
+	assert_int_equal(kvt_core_namespace_open(w->core, a->session, digest, "4", w->now_ns, &id),
+			 0);
+	world_free(w);
+}
+
+/* A namespace that still has keys survives its openers, under the same number. */
+static void a_namespace_with_keys_outlives_its_openers(void **state)
+{
+	struct world *w = world_small(1, 60);
+	struct client *a = client_new(w), *b = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+
+	(void)state;
+	insert(a, ns, range(1, 4));
+	client_dies(a, 7);
+	assert_int_equal(space_open(b, "ns"), ns);
+	expect_matched(b, ns, range(1, 4), 4);
+	client_dies(b, 7);
+	kvt_core_evict(w->core, 100, w->now_ns);
+	assert_int_equal(counters(w)->live_namespaces, 0);
+	world_free(w);
+}
+
+/* ---- RESET and REMOVE under leases */
+
+static void a_removed_path_is_stale_for_its_lease_alone(void **state)
+{
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct seq *old = begin(a, ns, range(1, 16), 4, 0), *new;
+
+	(void)state;
+	commit(old, 8, NO_KEYS, KVT_F_CHUNKED);
+	assert_int_equal(remove_prefix(a, ns, range(1, 4)).cqe.a, 1);
+	expect_matched(a, ns, range(1, 16), 0);
+	expect_refused(commit(old, 16, NO_KEYS, 0), -ESTALE, KVT_REASON_DETACHED);
+	new = begin(a, ns, range(1, 16), 0, 0);
+	assert_int_equal(new->a.matched, 0);
+	assert_int_equal(new->a.announced, 0);
+	expect_ok(commit(new, 16, NO_KEYS, 0));
+	expect_ok(extend(old, 1));
+	expect_ok(end(old));
+	expect_ok(end(new));
+	world_settle(w);
+	expect_pages(w, 4, 0, 0);
+	world_free(w);
+}
+
+/* A lease that began after the RESET is of the new epoch; the old one's shared nodes are gone. */
+static void after_reset_new_leases_commit_and_old_ones_do_not(void **state)
+{
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct seq *none = begin(a, ns, K(1), 15, 0), *old = begin(a, ns, range(1, 16), 0, 0), *new;
+
+	(void)state;
+	reset(a);
+	new = begin(a, ns, range(1, 16), 0, 0);
+	expect_ok(commit(new, 16, NO_KEYS, 0));
+	expect_refused(commit(old, 16, NO_KEYS, 0), -ESTALE, KVT_REASON_EPOCH);
+	/* A lease that has locked nothing yet has its epoch all the same. */
+	expect_refused(commit(none, 5, range(2, 5), 0), -ESTALE, KVT_REASON_EPOCH);
+	expect_ok(end(none));
+	expect_ok(end(old));
+	expect_ok(end(new));
+	world_settle(w);
+	expect_pages(w, 4, 0, 0);
+	world_free(w);
+}
+
+/* ---- expiry */
+
+static void what_expires_is_gone_at_its_time(void **state)
+{
+	struct world *w = world_small(1, 60);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+
+	(void)state;
+	a->ttl_ms = 10;
+	insert(a, ns, range(1, 4));
+	a->ttl_ms = 30;
+	insert(a, ns, range(1, 2)); /* raises the whole node */
+	a->ttl_ms = 20;
+	insert(a, ns, range(11, 14));
+	assert_int_equal(kvt_core_next_expiry_ns(w->core), w->now_ns + 20000000);
+	w->now_ns += 20000000 - 1;
+	expect_matched(a, ns, range(11, 14), 4);
+	w->now_ns++;
+	expect_matched(a, ns, range(11, 14), 0);
+	expect_matched(a, ns, range(1, 4), 4);
+	w->now_ns += 10000000;
+	world_settle(w); /* by background work alone */
+	expect_pages(w, 0, 0, 0);
+	assert_int_equal(counters(w)->expired_nodes, 2);
+	assert_int_equal(counters(w)->live_nodes, 0);
+	world_free(w);
+}
+
+/* More at once than one operation deals with, each the only keys of a namespace. */
+static void many_expire_at_once(void **state)
+{
+	enum { SPACES = 30 };
+	struct world *w = world_small(1, 200);
+	struct client *a = client_new(w);
+	uint32_t spaces[SPACES];
+	struct answer handles[SPACES];
+	char name[8];
+
+	(void)state;
+	for (uint32_t i = 0; i < SPACES; i++) {
+		snprintf(name, sizeof(name), "s%u", i);
+		spaces[i] = space_open(a, name);
+		a->ttl_ms = 5 + i;
+		handles[i] = insert(a, spaces[i], range(1, 4));
+	}
+	w->now_ns += 1000000000;
+	expect_refused(lock(a, handles[SPACES - 1].handle), -ESTALE, KVT_REASON_HANDLE_STALE);
+	expect_ok(begin(a, spaces[SPACES - 2], range(1, 6), 0, 0)->a);
+	insert(a, spaces[SPACES - 3], range(1, 3));
+	expect_matched(a, spaces[SPACES - 4], range(1, 4), 0);
+	world_settle(w);
+	assert_int_equal(counters(w)->expired_nodes, SPACES);
+	assert_int_equal(counters(w)->cached_pages, 3);
+	world_free(w);
+}
+
+/* A handle or a lease below a node whose time has come, when many others expire before it. */
+static void below_an_expired_node_nothing_is_found_or_named(void **state)
+{
+	struct world *w = world_small(1, 200);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct handle below;
+	struct seq *seq;
+
+	(void)state;
+	for (uint32_t i = 0; i < 20; i++) {
+		a->ttl_ms = 5;
+		insert(a, ns, K(100 + i));
+	}
+	a->ttl_ms = 6;
+	insert(a, ns, range(1, 4));
+	seq = begin(a, ns, range(1, 8), 0, 0); /* below it, without a TTL of its own */
+	expect_ok(commit(seq, 8, NO_KEYS, 0));
+	below = match(a, ns, range(1, 8)).handle;
+	expect_ok(end(seq));
+	w->now_ns += 1000000000;
+	expect_refused(lock(a, below), -ESTALE, KVT_REASON_HANDLE_STALE);
+	expect_matched(a, ns, range(1, 8), 0);
+	world_settle(w);
+	expect_pages(w, 0, 0, 0);
+	world_free(w);
+}
+
+/* ---- compaction */
+
+/* Chunks, other sequences between them, splits: results and handles before and after are equal. */
+static void compaction_changes_no_result(void **state)
+{
+	struct world *w = world_small(2, 400);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns"), pages[100];
+	struct keys trunk = range(1, 120);
+	struct handle handles[60];
+	struct answer lease;
+	struct seq *live;
+
+	(void)state;
+	for (uint32_t n = 8; n <= 120; n += 8) {
+		insert(a, ns, head(trunk, n));
+		insert(a, ns, range(10000 + 100 * n, 10000 + 100 * n + 5));
+	}
+	live = begin(a, ns, join(head(trunk, 100), range(900, 930)), 0, 0);
+	lease = match_lock(a, ns, trunk);
+	memcpy(pages, lease.list, 60 * sizeof(*pages));
+	for (uint32_t n = 2; n <= 120; n += 2)
+		handles[n / 2 - 1] = match_flags(a, ns, head(trunk, n), KVT_F_NO_TOUCH).handle;
+	assert_true(path_length(a, ns, trunk) >= 10);
+	match(a, ns, trunk);
+	expect_ok(unlock(a, lease));
+	world_compact(w);
+	expect_ok(commit(live, 131, NO_KEYS, 0));
+	expect_ok(end(live));
+	match(a, ns, trunk);
+	unlock(a, match_lock(a, ns, trunk));
+	world_compact(w);
+	assert_true(w->merged > 0);
+	assert_in_range(path_length(a, ns, trunk), 1, 3);
+	lease = match_lock(a, ns, trunk);
+	assert_memory_equal(lease.list, pages, 60 * sizeof(*pages));
+	for (uint32_t n = 2; n <= 120; n += 2) {
+		struct answer again = lock(a, handles[n / 2 - 1]);
+
+		expect_matched(a, ns, head(trunk, n), n);
+		if (again.result < 0)
+			expect_refused(again, -ESTALE, KVT_REASON_HANDLE_STALE);
+		else
+			assert_memory_equal(again.list, pages, n / 2 * sizeof(*pages));
+		if (again.result == 0)
+			expect_ok(unlock(a, again));
+	}
+	world_free(w);
+}
+
+/* Only nodes that every policy would treat alike are joined. */
+static void nodes_that_differ_are_not_joined(void **state)
+{
+	(void)state;
+	for (int how = 0; how < 5; how++) {
+		struct world *w = world_small(1, 60);
+		struct client *a = client_new(w);
+		uint32_t ns = space_open(a, "ns");
+		struct answer upper = match_lock(a, ns, NO_KEYS);
+
+		insert(a, ns, range(1, 4));
+		a->priority = how == 1 ? 5 : 0;
+		a->ttl_ms = how == 2 ? 1000 : 0;
+		insert(a, ns, range(1, how == 1 || how == 2 ? 4 : 8));
+		if (how == 1 || how == 2)
+			insert(a, ns, range(1, 8));
+		if (how == 3)
+			upper = match_lock(a, ns, range(1, 4)); /* locks differ */
+		if (how == 4)
+			insert(a, ns, K(1, 2, 3, 4, 50)); /* two children */
+		unlock(a, match_lock(a, ns, range(1, 8)));
+		world_compact(w);
+		(void)upper;
+		assert_int_equal(path_length(a, ns, range(1, 8)),
+				 how == 0 || how == 2 ? 1 : 2);
+		world_free(w);
+	}
+}
+
+/* ---- a client that changes its keys while the core reads them */
+
+struct liar {
+	uint32_t *keys;
+	uint32_t n;
+	uint32_t stop;
+};
+
+static void *lie(void *context)
+{
+	struct liar *liar = context;
+	uint64_t random = 3;
+
+	while (!kvt_load_relaxed(&liar->stop))
+		kvt_store_relaxed(&liar->keys[next_random(&random) % liar->n],
+				  next_random(&random) % 2);
+	return NULL;
+}
+
+static void keys_that_change_meanwhile_spoil_nothing_else(void **state)
+{
+	enum { KEYS = 24, OPS = 20000 };
+	struct world *w = world_small(2, 300);
+	struct client *a = client_new(w), *b = client_new(w);
+	uint32_t ns = space_open(a, "ns"), list[KEYS];
+	struct liar liar = { a->keys, KEYS, 0 };
+	uint64_t random = 4;
+	pthread_t thread;
+
+	(void)state;
+	w->quick = true;
+	space_open(b, "ns");
+	insert(b, ns, range(1000, 1063)); /* a witness */
+	match_lock(b, ns, range(1000, 1063));
+	assert_int_equal(pthread_create(&thread, NULL, lie, &liar), 0);
+	for (int i = 0; i < OPS; i++) {
+		struct kvt_sqe sqe = { .namespace_id = ns, .n_keys = next_random(&random) % KEYS,
+				       .list_capacity = (uint32_t)a->list_count };
+		uint32_t n = sqe.n_keys / 2;
+		struct answer answer;
+
+		if (i % 3 == 0) {
+			memcpy(list, alloc(a, n).list, n * sizeof(*list));
+			memcpy(a->keys + 100, list, n * sizeof(*list));
+			sqe.op = KVT_OP_INSERT;
+			sqe.arg = 100;
+			sqe.fence_slot = KVT_FENCE_IDLE;
+			submit(a, &sqe);
+			for (uint32_t k = 0; k < n; k++)
+				if (w->core->pages[list[k]].state == KVT_PAGE_PRIVATE)
+					a->keys[200] = list[k], sqe = (struct kvt_sqe){
+						.op = KVT_OP_FREE, .keys_offset = 200, .n_keys = 1,
+						.fence_slot = KVT_FENCE_IDLE },
+					assert_int_equal(submit(a, &sqe).result, 0);
+		} else if (i % 3 == 1) {
+			sqe.op = KVT_OP_BEGIN;
+			answer = submit(a, &sqe);
+			assert_int_equal(answer.result == 0 || answer.reason ==
+					 KVT_REASON_KEYS_CHANGED, 1);
+			if (answer.result < 0)
+				continue;
+			sqe = (struct kvt_sqe){ .op = KVT_OP_END, .node = answer.lease,
+						.generation = answer.lease_generation,
+						.flags = KVT_F_COMMIT, .arg = n * 2,
+						.fence_slot = KVT_FENCE_IDLE };
+			assert_int_equal(submit(a, &sqe).result, 0);
+		} else {
+			sqe.op = i % 2 && n > 0 ? KVT_OP_REMOVE : KVT_OP_MATCH;
+			sqe.list_capacity = 0;
+			submit(a, &sqe);
+		}
+		if (i % 500 == 0)
+			world_audit(w);
+	}
+	kvt_store_relaxed(&liar.stop, 1);
+	pthread_join(thread, NULL);
+	world_audit(w);
+	assert_int_equal(match_lock(b, ns, range(1000, 1063)).matched, 64);
+	world_free(w);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(unknown_operations_are_refused_whatever_they_carry),
+		CASE(fields_that_an_operation_does_not_use_must_be_zero),
+		CASE(flags_that_an_operation_does_not_take_are_refused),
+		CASE(keys_and_lists_must_lie_in_the_areas),
+		CASE(namespaces_must_be_opened_by_the_session),
+		CASE(a_ttl_needs_its_flag_and_the_flag_a_ttl),
+		CASE(privilege_is_needed_for_what_others_cached),
+		CASE(a_list_too_short_names_the_length),
+		CASE(handles_survive_splits_and_merges_and_die_with_a_trim),
+		CASE(a_handle_locks_no_more_than_it_names),
+		CASE(node_ids_are_recycled_first_in_first_out),
+		CASE(out_of_nodes_the_oldest_leaf_goes),
+		CASE(announced_slots_without_pages_never_break_a_begin),
+		CASE(leases_run_out_with_a_reason),
+		CASE(sessions_and_namespaces_run_out),
+		CASE(a_namespace_with_keys_outlives_its_openers),
+		CASE(a_removed_path_is_stale_for_its_lease_alone),
+		CASE(after_reset_new_leases_commit_and_old_ones_do_not),
+		CASE(what_expires_is_gone_at_its_time),
+		CASE(many_expire_at_once),
+		CASE(below_an_expired_node_nothing_is_found_or_named),
+		CASE(compaction_changes_no_result),
+		CASE(nodes_that_differ_are_not_joined),
+		CASE(keys_that_change_meanwhile_spoil_nothing_else),
+	};
+
+	return RUN_CASES(tests);
+}
