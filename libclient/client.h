@@ -172,6 +172,8 @@ struct kvt_client {
 	int dead;            /* 0, or why nothing works any more: -ECONNRESET, -EPROTO */
 	bool armed;          /* the caller's loop asked for a wake-up */
 	bool has_session;    /* false: observer */
+	bool ask_pid;        /* this kernel wipes no pages: each call asks for its pid instead */
+	int32_t pid;
 	struct kvt_ring_end ring;
 	struct kvt_area keys;
 	struct kvt_area list;
@@ -240,8 +242,14 @@ void kvt_client_destroy(struct kvt_client *client);
 
 /* ---------------------------------------------------------------- inside */
 
+/** Compare process ids, by a syscall: for calls that are slow anyway, and for kernels and emulators
+ * that do not wipe the page. */
+void kvt_client_check_fork(const struct kvt_client *client);
+
 static inline bool kvt_client_forked(const struct kvt_client *client)
 {
+	if (KVT_UNLIKELY(client->ask_pid))
+		kvt_client_check_fork(client);
 	return *client->alive != KVT_ALIVE;
 }
 

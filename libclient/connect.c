@@ -406,13 +406,17 @@ static int create_alive_page(struct kvt_client *client)
 
 	if (page == MAP_FAILED)
 		return -ENOMEM;
-	if (madvise(page, bytes, MADV_WIPEONFORK) != 0) {
-		munmap(page, bytes);
-		return -ENOMEM;
-	}
+	client->ask_pid = madvise(page, bytes, MADV_WIPEONFORK) != 0;
+	client->pid = getpid();
 	*page = KVT_ALIVE;
 	client->alive = page;
 	return 0;
+}
+
+void kvt_client_check_fork(const struct kvt_client *client)
+{
+	if (getpid() != client->pid) /* the page is private: the parent's stays as it is */
+		*(volatile uint32_t *)(uintptr_t)client->alive = 0;
 }
 
 static void free_memory(struct kvt_client *client)
@@ -467,6 +471,7 @@ void kvt_client_destroy(struct kvt_client *client)
 	const int fds[] = { client->control, client->doorbell, client->completion,
 			    client->pool_fd };
 
+	kvt_client_check_fork(client);
 	/* What was kept out of a forked child is not there to be unmapped; another thing may
 	 * be in its place. */
 	if (!kvt_client_forked(client)) {
@@ -497,6 +502,7 @@ int kvt_client_close(struct kvt_client *client, struct kvt_fence fence)
 
 	if (!client)
 		return 0;
+	kvt_client_check_fork(client);
 	rc = kvt_client_usable(client);
 	if (rc == 0 && client->has_session)
 		rc = kvt_client_call(client, &request, NULL, &result);
@@ -542,8 +548,10 @@ int kvt_pool_map(struct kvt_client *client, struct kvt_pool *ret_pool)
 	uint64_t real, bytes;
 	struct stat st;
 	void *base;
-	int rc = kvt_client_usable(client);
+	int rc;
 
+	kvt_client_check_fork(client);
+	rc = kvt_client_usable(client);
 	if (rc != 0)
 		return rc;
 	if (client->pool.base) {

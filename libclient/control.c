@@ -13,6 +13,9 @@
 #include <time.h>
 #include <unistd.h>
 
+/* The kernel sends no more in one message: with room for all, each can be closed. */
+#define MESSAGE_FDS_MAX 253
+
 int64_t kvt_client_now_ns(void)
 {
 	struct timespec now;
@@ -213,7 +216,7 @@ int kvt_control_receive(int fd, void *packet, size_t bytes, int *ret_fds, unsign
 {
 	union {
 		struct cmsghdr align;
-		char bytes[CMSG_SPACE(32 * sizeof(int))];
+		char bytes[CMSG_SPACE(MESSAGE_FDS_MAX * sizeof(int))];
 	} control;
 	struct iovec iov = { .iov_base = packet, .iov_len = bytes };
 	const struct kvt_message *message = packet;

@@ -278,8 +278,10 @@ int kvt_namespace_open(struct kvt_client *client, const uint64_t digest[2], cons
 		.digest = { digest[0], digest[1] },
 	};
 	const struct kvt_message_namespace *answer = (const void *)client->packet;
-	int rc = kvt_client_usable(client);
+	int rc;
 
+	kvt_client_check_fork(client);
+	rc = kvt_client_usable(client);
 	if (rc != 0)
 		return rc;
 	for (uint32_t i = 0; i < client->n_opened; i++) {
@@ -314,8 +316,10 @@ int kvt_admin(struct kvt_client *client, struct kvt_message_admin *request, cons
 {
 	const struct kvt_message_admin *answer = (const void *)client->packet;
 	size_t got;
-	int rc = kvt_client_usable(client);
+	int rc;
 
+	kvt_client_check_fork(client);
+	rc = kvt_client_usable(client);
 	if (rc != 0)
 		return rc;
 	if (payload_bytes > KVT_MESSAGE_MAX - sizeof(*request))
