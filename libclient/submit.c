@@ -874,13 +874,14 @@ int kvt_reap(struct kvt_client *client, struct kvt_result *ret_results, int min,
 {
 	struct kvt_wait wait = { .started = false };
 	struct kvt_cqe cqe;
+	bool slept = client->armed;
 	int n = 0, rc = 0;
 
 	if (KVT_UNLIKELY(kvt_client_forked(client) || !client->has_session)) {
 		rc = kvt_client_usable(client);
 		return rc ? rc : kvt_client_fail(client, -ENOTCONN, 0, "an observer has no ring");
 	}
-	if (client->armed) {
+	if (slept) {
 		kvt_store_relaxed(&client->ring.header->cq_need_wakeup, 0);
 		client->armed = false;
 		drain_completion(client);
@@ -912,7 +913,8 @@ int kvt_reap(struct kvt_client *client, struct kvt_result *ret_results, int min,
 		if (rc < 0)
 			break;
 	}
-	if (n == 0 && rc == 0 && ++client->empty_reaps >= LOOK_EVERY_REAPS)
+	/* Who slept on both descriptors and finds nothing may have been woken by the other one. */
+	if (n == 0 && rc == 0 && (slept || ++client->empty_reaps >= LOOK_EVERY_REAPS))
 		kvt_client_look(client);
 	if (n == 0 && rc == 0 && client->dead)
 		rc = lost_error(client);

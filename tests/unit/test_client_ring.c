@@ -693,6 +693,13 @@ static void a_callers_own_loop_is_woken(void **state)
 		/* Reaping emptied it and took the wish back. */
 		assert_int_equal(poll(fds, 2, 0), 0);
 	}
+	/* The other descriptor wakes it too, and then the first reap says why. */
+	assert_int_equal(kvt_client_arm(world.client), 0);
+	inside_hang_up(&world.inside, world.client);
+	assert_int_equal(poll(fds, 2, -1), 1);
+	assert_true(fds[1].revents & POLLHUP);
+	assert_int_equal(kvt_reap(world.client, &result, 0, 1), -ECONNRESET);
+	check_lost("gone");
 }
 
 static int in_child(void)
