@@ -94,7 +94,7 @@ static int process_end(struct kvt_script *script, struct kvt_script_session *ses
 	session->state = KVT_SCRIPT_NONE;
 	session->stopped = false;
 	for (uint32_t i = 0; i < session->n_ids; i++) {
-		int one = kvt_script_ended(script, session->ids[i], true);
+		int one = kvt_script_ended(script, session->ids[i], session->pid, true);
 
 		rc = rc ? rc : one;
 	}
@@ -422,7 +422,7 @@ static void do_drop(struct kvt_script *script, struct kvt_script_session *sessio
 		return;
 	reply_free(&reply);
 	session->state = KVT_SCRIPT_IDLE;
-	rc = kvt_script_ended(script, session->ids[session->n_ids - 1], false);
+	rc = kvt_script_ended(script, session->ids[session->n_ids - 1], session->pid, false);
 	if (rc) {
 		refuse(script, line, rc, "the daemon did not see the end");
 	} else {

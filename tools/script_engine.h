@@ -120,7 +120,7 @@ int kvt_script_admin(struct kvt_script *script, uint32_t what, uint64_t argument
 /** Counters when nothing is left to be done in the background. */
 int kvt_script_settled(struct kvt_script *script, struct kvt_admin_status *ret_status);
 /** Wait until the daemon has seen the end of a session; with `exited` also of its process. */
-int kvt_script_ended(struct kvt_script *script, uint32_t session, bool exited);
+int kvt_script_ended(struct kvt_script *script, uint32_t session, int pid, bool exited);
 /** Wait until the daemon has no session of a process that died while it connected: whether there
  * ever was one nobody can tell. */
 int kvt_script_forgotten(struct kvt_script *script, int pid);

@@ -72,7 +72,8 @@ int kvt_script_settled(struct kvt_script *script, struct kvt_admin_status *ret_s
 	return rc < 0 ? rc : rc == 1 ? 0 : -EPROTO;
 }
 
-/* A session by number, or by process where that is 0: 1 and its signs, 0 if there is none. */
+/* A session of a process, any if the number is 0: 1 and its signs, 0 if there is none. Numbers are
+ * used again, so the process must fit, too (the daemon may not know it: another PID namespace). */
 static int find_client(struct kvt_script *script, uint32_t session, int pid, uint32_t *ret_signs)
 {
 	struct kvt_admin_client clients[CLIENTS_AT_ONCE];
@@ -80,10 +81,12 @@ static int find_client(struct kvt_script *script, uint32_t session, int pid, uin
 	int n;
 
 	do {
-		n = ask(script, KVT_ADMIN_CLIENTS, 0, answer.cursor, clients,
-			sizeof(clients), &answer);
+		n = ask(script, KVT_ADMIN_CLIENTS, 0, answer.cursor, clients, sizeof(clients),
+			&answer);
 		for (int i = 0; i < n; i++) {
-			if (session ? clients[i].session != session : clients[i].pid != pid)
+			if (session && clients[i].session != session)
+				continue;
+			if (clients[i].pid != pid && !(session && clients[i].pid == 0))
 				continue;
 			*ret_signs = clients[i].signs;
 			return 1;
@@ -92,17 +95,19 @@ static int find_client(struct kvt_script *script, uint32_t session, int pid, uin
 	return n < 0 ? n : 0;
 }
 
-int kvt_script_ended(struct kvt_script *script, uint32_t session, bool exited)
+int kvt_script_ended(struct kvt_script *script, uint32_t session, int pid, bool exited)
 {
-	int rc = ask(script, KVT_ADMIN_ENDED, session, 0, NULL, 0, NULL);
 	time_t give_up_s = time(NULL) + TIMEOUT_NS / 1000000000;
 	uint32_t signs = 0;
+	int rc = find_client(script, session, pid, &signs);
 
+	if (rc > 0)
+		rc = ask(script, KVT_ADMIN_ENDED, session, 0, NULL, 0, NULL) < 0 ? -ECONNRESET : 1;
 	/* A dropped session has ended long before its process: nothing to wait on says when the
 	 * daemon has seen that, so ask until it has. */
-	while (rc >= 0 && exited) {
-		rc = find_client(script, session, 0, &signs);
-		if (rc <= 0 || signs & KVT_SIGN_EXITED)
+	while (rc > 0 && exited) {
+		rc = find_client(script, session, pid, &signs);
+		if (signs & KVT_SIGN_EXITED)
 			break;
 		if (time(NULL) > give_up_s)
 			return -ETIMEDOUT;

@@ -112,6 +112,7 @@ say "nonsense" '"error":"EPARSE"'
 # ---- the daemon goes away: every line is still answered
 daemon=$("$kvtctl" --json status | sed 's/.*"daemon_pid":\([0-9]*\).*/\1/')
 kill -TERM "$daemon"
+until grep -qs '^State:.Z' "/proc/$daemon/status" || [ ! -e "/proc/$daemon" ]; do :; done
 say "a match keys=1..4" '"ok":false,"error":"ECONNRESET"'
 say "c open" '"ok":false'
 expect 3 "kvtctl: " "$kvtctl" status

@@ -436,6 +436,15 @@ static void finish(struct scenario *scenario, pid_t pid)
 		fail(scenario, "a scenario without checks");
 }
 
+static bool is_json(FILE *input)
+{
+	json_t *value = json_loadf(input, JSON_REJECT_DUPLICATES, NULL);
+	bool is = value != NULL;
+
+	json_decref(value);
+	return is;
+}
+
 int main(int argc, char **argv)
 {
 	struct scenario scenario = {
@@ -449,7 +458,7 @@ int main(int argc, char **argv)
 	pid_t pid = 0;
 
 	if (argc == 2 && strcmp(argv[1], "--json") == 0)
-		return json_loadf(stdin, JSON_REJECT_DUPLICATES, NULL) ? 0 : 1;
+		return is_json(stdin) ? 0 : 1;
 	if (argc < 2 || (input = read_scenario(&scenario, argc, argv)) < 0 ||
 	    !(output = start(&scenario, input, &pid))) {
 		fprintf(stderr, "run FILE [ARGUMENT...]: cannot run the scenario\n");

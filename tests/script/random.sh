@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+# random SEED LINES [OPTION...]: operations of four processes at random, with fences, deaths, lost
+# connections, expiry, reset, too few pages; nothing is expected of single answers. An audit follows
+# every line (in the first 1,000), and when all have gone nothing may be held by anybody.
+seed=$1
+lines=$2
+shift 2
+echo "#daemon page_size=2 n_pages=200 max_nodes=40 max_leases=12 max_private_pages=90 $*"
+awk -v seed="$seed" -v lines="$lines" '
+function any(n) { return int(rand() * n) }
+function keys(    base, n, text, k) {
+	# Prefixes of four texts, leaving them at random for one of a few tails.
+	base = 1000 * any(4)
+	n = any(60)
+	text = n ? (base + 1) ".." (base + n) : ""
+	if (any(3) == 0) {
+		k = 1 + any(12)
+		base = 100000 * (1 + any(3))
+		text = text (n ? "," : "") (base + 1) ".." (base + k)
+		n += k
+	}
+	n_keys = n
+	return text
+}
+function ns() { return any(5) ? "" : " ns=n" any(3) }
+function fence(s,    slot) {
+	if (any(3))
+		return ""
+	slot = any(3)
+	return " fence=" slot ":" (raised[s, slot] + any(3))
+}
+function lease(kind) { # a name of that kind, if there is any
+	return names[kind] ? kind any(names[kind] < 12 ? names[kind] : 12) : ""
+}
+function bind(kind) { return kind (names[kind]++ % 12) }
+function operation(s,    what, x, n, slot) {
+	what = any(100)
+	if (what < 22) {
+		printf "%s %s=begin keys=%s extra=%d%s%s\n", s, bind("b"), keys(), any(20), ns(),
+			any(8) ? "" : any(2) ? " full" : " force_miss"
+	} else if (what < 42 && (x = lease("b")) != "") {
+		printf "%s commit lease=%s computed=%d%s%s%s\n", s, x, any(70), fence(s),
+			any(3) ? "" : " chunked", any(6) ? "" : " keep"
+	} else if (what < 54 && (x = lease("b")) != "") {
+		printf "%s end lease=%s%s%s\n", s, x, any(2) ? "" : " computed=" any(60), fence(s)
+	} else if (what < 57 && (x = lease("b")) != "") {
+		printf "%s extend lease=%s n=%d\n", s, x, any(5)
+	} else if (what < 63) {
+		printf "%s %s=match keys=%s lock%s\n", s, bind("m"), keys(), ns()
+	} else if (what < 66) {
+		printf "%s match keys=%s%s%s\n", s, keys(), ns(), any(2) ? "" : " no_touch"
+	} else if (what < 70 && (x = lease("m")) != "") {
+		printf "%s unlock lease=%s%s\n", s, x, fence(s)
+	} else if (what < 72 && (x = lease("m")) != "") {
+		printf "%s %s=lock handle=%s\n", s, bind("m"), x
+	} else if (what < 78) {
+		n_keys = 0
+		x = keys()
+		n = int(n_keys / 2)
+		printf "%s %s=alloc n=%d\n", s, "p" s, n
+		printf "%s insert keys=%s pages=p%s%s%s%s%s\n", s, x, s, ns(), fence(s),
+			any(3) ? "" : " ttl_ms=" (1 + any(50)), any(4) ? "" : " priority=" any(5)
+		if (any(2))
+			printf "%s free pages=p%s%s\n", s, s, fence(s)
+	} else if (what < 86) {
+		slot = any(3)
+		raised[s, slot] += 1 + any(3)
+		printf "%s raise slot=%d value=%d\n", s, slot, raised[s, slot]
+	} else if (what < 88) {
+		printf "%s remove keys=%s%s\n", s, keys(), ns()
+	} else if (what < 90) {
+		printf "%s evict n=%d\n", s, any(30)
+	} else if (what < 91) {
+		printf "%s probe keys=%s\n", s, keys()
+	} else if (what < 93) {
+		printf "tick ms=%d\n", any(20)
+	} else if (what < 94 && !any(3)) {
+		printf "%s reset\n", s
+	} else if (what < 97) {
+		printf "%s %s\n", s, any(2) ? "kill" : "drop"
+		printf "%s open\n", s
+		for (slot = 0; slot < 3; slot++)
+			raised[s, slot] = 0
+	}
+}
+BEGIN {
+	srand(seed)
+	split("s t u v", sessions, " ")
+	for (i = 1; i <= 4; i++)
+		print sessions[i] " open"
+	for (done = 0; done < lines; done++)
+		operation(sessions[1 + any(4)])
+	for (i = 1; i <= 4; i++)
+		print sessions[i] " kill"
+	print "#= private=0 quarantined=0 protected=0"
+	print "end open"
+	print "end evict n=100000"
+	print "#= free=199 cached=0 evictable=0"
+	print "end stats"
+	print "#= counters.live_nodes=0 counters.live_leases=0 counters.detached_pending=0"
+}'
