@@ -7,19 +7,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/core/internal.h"
+#include "daemon/core/audit.h"
 
-struct audit {
-	const struct kvt_core *core;
-	kvt_core_problem_fn *problem;
-	void *context;
-	uint32_t problems;
-	uint64_t cached, private_pages, quarantined, free_pages;
-	uint64_t evictable, protected_pages, nodes, locked, evictable_nodes, listed, heaped;
-};
+#define report kvt_audit_report
 
-static void __attribute__((format(printf, 2, 3))) report(struct audit *audit, const char *format,
-							  ...)
+void kvt_audit_report(struct kvt_audit *audit, const char *format, ...)
 {
 	char text[256];
 	va_list args;
@@ -40,13 +32,14 @@ static void count_locks(const struct kvt_core *core)
 	for (uint32_t i = 1; i <= core->config.n_leases; i++) {
 		if (!kvt_lease_alive(core, i))
 			continue;
-		for (uint32_t id = core->leases[i].node; id != KVT_NONE;
-		     id = core->nodes[id].parent)
+		for (uint32_t id = core->leases[i].node, n = 0;
+		     id != KVT_NONE && id < core->config.max_nodes && n < core->config.max_nodes;
+		     id = core->nodes[id].parent, n++)
 			core->lock_count[id]++;
 	}
 }
 
-static void check_pages(struct audit *audit)
+static void check_pages(struct kvt_audit *audit)
 {
 	const struct kvt_core *core = audit->core;
 
@@ -82,19 +75,26 @@ static void check_pages(struct audit *audit)
 	}
 }
 
-static void check_place(struct audit *audit, uint32_t id)
+static void check_place(struct kvt_audit *audit, uint32_t id)
 {
 	const struct kvt_core *core = audit->core;
-	const struct kvt_node *node = kvt_node_at(core, id);
-	const struct kvt_node *up = kvt_node_at(core, node->parent);
+	const struct kvt_node *node = kvt_node_at(core, id), *up;
 	uint32_t equal = 0;
 
-	if (node->flags & (KVT_NODE_ROOT | KVT_NODE_DETACHED))
+	if (node->flags & (KVT_NODE_ROOT | KVT_NODE_DETACHED)) {
+		bool through = !(node->flags & KVT_NODE_ROOT) && node->lock_ref > 0;
+
+		/* Locks of a detached subtree still cross what was above it. */
+		if (through ? !kvt_audit_node_live(core, node->parent) : node->parent != KVT_NONE)
+			report(audit, "node %u is a top and has parent %u", id, node->parent);
 		return;
-	if (node->parent == KVT_NONE || !(up->flags & KVT_NODE_LIVE)) {
+	}
+	audit->linked++;
+	if (!kvt_audit_node_live(core, node->parent)) {
 		report(audit, "node %u has no live parent", id);
 		return;
 	}
+	up = kvt_node_at(core, node->parent);
 	if (node->start != up->start + up->n_slots)
 		report(audit, "node %u starts at page %u, its parent ends at %u", id, node->start,
 		       up->start + up->n_slots);
@@ -105,20 +105,21 @@ static void check_place(struct audit *audit, uint32_t id)
 		report(audit, "node %u is sealed below an unsealed page", id);
 	if (node->namespace_id != up->namespace_id)
 		report(audit, "node %u is of another namespace than its parent", id);
-	if (kvt_index_find((struct kvt_core *)core, node->parent,
+	if (node->n_slots > 0 &&
+	    kvt_index_find((struct kvt_core *)core, node->parent,
 			   kvt_keys_at(core, node->first_slot), 1, &equal) != id)
 		report(audit, "node %u is not found by its first page", id);
 }
 
-static void check_children(struct audit *audit, uint32_t id)
+static void check_children(struct kvt_audit *audit, uint32_t id)
 {
 	const struct kvt_core *core = audit->core;
 	uint32_t n = 0, before = KVT_NONE;
 
 	for (uint32_t child = core->nodes[id].first_child; child != KVT_NONE;
 	     child = core->nodes[child].next_sibling) {
-		if (core->nodes[child].parent != id || core->nodes[child].prev_sibling != before ||
-		    ++n > core->config.max_nodes) {
+		if (!kvt_audit_node_live(core, child) || core->nodes[child].parent != id ||
+		    core->nodes[child].prev_sibling != before || ++n > core->config.max_nodes) {
 			report(audit, "children of node %u are in disorder", id);
 			return;
 		}
@@ -129,15 +130,16 @@ static void check_children(struct audit *audit, uint32_t id)
 		       core->nodes[id].n_children);
 }
 
-static void check_run(struct audit *audit, uint32_t id)
+/** False: its run cannot be looked at. */
+static bool check_run(struct kvt_audit *audit, uint32_t id)
 {
 	const struct kvt_core *core = audit->core;
 	const struct kvt_node *node = kvt_node_at(core, id);
 
-	if (node->first_slot == 0 || node->first_slot + node->n_slots > core->config.n_slots ||
-	    node->sealed > node->n_slots) {
+	if (node->first_slot == 0 || node->sealed > node->n_slots ||
+	    (uint64_t)node->first_slot + node->n_slots > core->config.n_slots) {
 		report(audit, "node %u has an impossible run", id);
-		return;
+		return false;
 	}
 	if (kvt_slots_node_of(&core->slots, node->first_slot) != id)
 		report(audit, "the run of node %u is not its own", id);
@@ -150,9 +152,41 @@ static void check_run(struct audit *audit, uint32_t id)
 					 core->pages[page].slot != node->first_slot + i))
 			report(audit, "slot %u of node %u names page %u", i, id, page);
 	}
+	return true;
 }
 
-static void check_node(struct audit *audit, uint32_t id, uint32_t locks)
+/** What its namespace and the queues should know of a node. */
+static void tally_node(struct kvt_audit *audit, uint32_t id)
+{
+	const struct kvt_core *core = audit->core;
+	const struct kvt_node *node = kvt_node_at(core, id);
+	struct kvt_space_tally *tally = &core->space_tally[node->namespace_id];
+	uint32_t top = id;
+
+	tally->nodes++;
+	tally->cached += node->sealed;
+	if (node->lock_ref > 0)
+		tally->protected_pages += node->sealed;
+	else
+		tally->evictable += node->sealed;
+	if ((node->flags & (KVT_NODE_ROOT | KVT_NODE_DETACHED)) == KVT_NODE_ROOT)
+		tally->root = id;
+	audit->queued += !!(node->flags & KVT_NODE_QUEUED);
+	audit->expiring += node->expiry_at > 0;
+	for (uint32_t n = 0; kvt_audit_node_live(core, top) && n < core->config.max_nodes; n++) {
+		if (core->nodes[top].flags & KVT_NODE_DETACHED)
+			break;
+		top = core->nodes[top].parent;
+	}
+	if (!kvt_audit_node_live(core, top)) {
+		if (node->expiry_ns != KVT_NEVER && !node->expiry_at)
+			report(audit, "node %u will not expire", id);
+	} else if (node->lock_ref == 0 && !(core->nodes[top].flags & KVT_NODE_QUEUED)) {
+		report(audit, "node %u below the detached node %u will not be reclaimed", id, top);
+	}
+}
+
+static void check_node(struct kvt_audit *audit, uint32_t id, uint32_t locks)
 {
 	const struct kvt_core *core = audit->core;
 	const struct kvt_node *node = kvt_node_at(core, id);
@@ -170,10 +204,19 @@ static void check_node(struct audit *audit, uint32_t id, uint32_t locks)
 	if (node->lock_ref != locks)
 		report(audit, "node %u has %u locks, %u leases cross it", id, node->lock_ref,
 		       locks);
+	if (node->namespace_id == 0 || node->namespace_id >= core->config.max_namespaces) {
+		report(audit, "node %u is of no namespace: %u", id, node->namespace_id);
+		return;
+	}
+	tally_node(audit, id);
 	check_children(audit, id);
 	if (root) {
-		if (unlocked && node->n_children == 0)
+		if (unlocked && node->n_children == 0 && !(node->flags & KVT_NODE_QUEUED))
 			report(audit, "root %u has nothing below", id);
+		if (node->n_slots || node->sealed || node->start || node->first_slot ||
+		    (node->flags & KVT_NODE_LISTED))
+			report(audit, "root %u has a run", id);
+		check_place(audit, id);
 		return;
 	}
 	audit->evictable_nodes += unlocked;
@@ -190,14 +233,15 @@ static void check_node(struct audit *audit, uint32_t id, uint32_t locks)
 		       !!(node->flags & KVT_NODE_LISTED));
 	if (!kvt_policies[core->config.policy].list && leaf != (node->heap_at > 0))
 		report(audit, "node %u: leaf %d, heap place %u", id, leaf, node->heap_at);
-	check_run(audit, id);
-	check_place(audit, id);
+	if (check_run(audit, id))
+		check_place(audit, id);
 }
 
-static void check_nodes(struct audit *audit)
+static void check_nodes(struct kvt_audit *audit)
 {
 	const struct kvt_core *core = audit->core;
 
+	memset(core->space_tally, 0, core->config.max_namespaces * sizeof(*core->space_tally));
 	count_locks(core);
 	for (uint32_t id = 1; id < core->config.max_nodes; id++) {
 		if (core->nodes[id].flags & KVT_NODE_LIVE)
@@ -208,77 +252,114 @@ static void check_nodes(struct audit *audit)
 	}
 }
 
-static void check_recency(struct audit *audit)
+static void check_recency(struct kvt_audit *audit)
 {
 	const struct kvt_core *core = audit->core;
+	uint32_t before = KVT_NONE;
 	uint64_t n = 0, last = 0;
 
 	for (uint32_t id = core->oldest; id != KVT_NONE; id = core->nodes[id].younger) {
 		const struct kvt_node *node = kvt_node_at(core, id);
 
-		if (node->touched < last)
-			report(audit, "node %u is out of order in the recency list", id);
-		last = node->touched;
-		if (!(node->flags & KVT_NODE_LISTED) || ++n > core->config.max_nodes) {
+		if (!kvt_audit_node_live(core, id) || !(node->flags & KVT_NODE_LISTED) ||
+		    node->older != before || ++n > core->config.max_nodes) {
 			report(audit, "the recency list is broken at node %u", id);
 			return;
 		}
+		if (node->touched < last)
+			report(audit, "node %u is out of order in the recency list", id);
+		last = node->touched;
+		before = id;
 	}
-	if (n != audit->listed)
+	if (n != audit->listed || before != core->youngest)
 		report(audit, "the recency list holds %llu nodes of %llu", (unsigned long long)n,
 		       (unsigned long long)audit->listed);
 }
 
-static uint32_t list_length(const struct kvt_core *core, uint32_t page, uint32_t lease)
+/** Length of a list of a lease's pages, UINT32_MAX if it is broken or ends elsewhere. */
+static uint32_t list_length(const struct kvt_core *core, uint32_t page, uint32_t lease,
+			    const uint32_t *end)
 {
-	uint32_t n = 0;
+	uint32_t n = 0, last = KVT_NONE;
 
-	for (; page != KVT_NONE; page = core->owners[page].next) {
-		if (core->owners[page].lease != lease || ++n > core->config.n_pages)
+	for (; page != KVT_NONE; last = page, page = core->owners[page].next) {
+		if (page >= core->config.n_pages || core->owners[page].lease != lease ||
+		    core->owners[page].session != core->leases[lease].session ||
+		    core->pages[page].state != KVT_PAGE_PRIVATE || ++n > core->config.n_pages)
 			return UINT32_MAX;
 	}
-	return n;
+	return !end || *end == last ? n : UINT32_MAX;
 }
 
-static void check_leases(struct audit *audit)
+/** What a lease says of its path. */
+static void check_path(struct kvt_audit *audit, uint32_t i)
+{
+	const struct kvt_core *core = audit->core;
+	const struct kvt_lease_record *lease = &core->leases[i];
+	const struct kvt_node *node;
+	uint64_t table = (uint64_t)(lease->done + lease->n_private) * core->ps;
+	uint32_t id = lease->node;
+
+	if (lease->done > lease->path_pages || lease->known > table || lease->computed > table)
+		report(audit, "lease %u: %u positions known, %u computed, %u pages done", i,
+		       lease->known, lease->computed, lease->done);
+	if (id == KVT_NONE) {
+		if (lease->done)
+			report(audit, "lease %u has no path", i);
+		return;
+	}
+	if (!kvt_audit_node_live(core, id)) {
+		report(audit, "lease %u: its path ends in node %u, which is free", i, id);
+		return;
+	}
+	node = kvt_node_at(core, id);
+	if (lease->kind == KVT_LEASE_BEGIN ?
+		    node->start + node->n_slots != lease->path_pages :
+		    node->start + node->n_slots < lease->path_pages)
+		report(audit, "lease %u: its path of %u pages ends in node %u", i,
+		       lease->path_pages, id);
+	for (uint32_t n = 0; node->start >= lease->done && node->parent != KVT_NONE &&
+			     node->parent < core->config.max_nodes && n < core->config.max_nodes; n++)
+		node = kvt_node_at(core, node->parent);
+	if (lease->done > 0 && node->start + node->sealed < lease->done)
+		report(audit, "lease %u: %u pages of its table are not cached", i, lease->done);
+}
+
+static void check_leases(struct kvt_audit *audit)
 {
 	const struct kvt_core *core = audit->core;
 	uint64_t live = 0;
 
 	for (uint32_t i = 1; i <= core->config.n_leases; i++) {
 		const struct kvt_lease_record *lease = &core->leases[i];
-		const struct kvt_node *node = kvt_node_at(core, lease->node);
 
 		if (lease->kind == KVT_LEASE_FREE)
 			continue;
 		live++;
-		if (list_length(core, lease->first_page, i) != lease->n_private)
-			report(audit, "lease %u: its pages are not %u", i, lease->n_private);
-		if (list_length(core, lease->first_kept, i) != lease->n_kept)
-			report(audit, "lease %u: its kept pages are not %u", i, lease->n_kept);
-		if (lease->node == KVT_NONE)
+		if (lease->session == 0 || lease->session > core->config.max_sessions) {
+			report(audit, "lease %u is of no session: %u", i, lease->session);
 			continue;
-		if (!(node->flags & KVT_NODE_LIVE) ||
-		    node->start + node->n_slots < lease->path_pages)
-			report(audit, "lease %u: its path of %u pages ends in node %u", i,
-			       lease->path_pages, lease->node);
-		if (lease->kind == KVT_LEASE_BEGIN &&
-		    node->start + node->n_slots != lease->path_pages)
-			report(audit, "lease %u: its path ends at page %u, not %u", i,
-			       node->start + node->n_slots, lease->path_pages);
+		}
+		if (list_length(core, lease->first_page, i, &lease->last_page) != lease->n_private)
+			report(audit, "lease %u: its pages are not %u", i, lease->n_private);
+		if (list_length(core, lease->first_kept, i, NULL) != lease->n_kept)
+			report(audit, "lease %u: its kept pages are not %u", i, lease->n_kept);
+		if (kvt_lease_alive(core, i))
+			check_path(audit, i);
 	}
 	if (live != core->count->live_leases)
 		report(audit, "%llu leases live, %llu counted", (unsigned long long)live,
 		       (unsigned long long)core->count->live_leases);
 }
 
-static void check_free_list(struct audit *audit)
+static void check_free_list(struct kvt_audit *audit)
 {
 	const struct kvt_core *core = audit->core;
 	uint64_t n = 0;
 
 	for (uint32_t page = core->free_page; page != KVT_NONE; page = core->owners[page].next) {
-		if (core->pages[page].state != KVT_PAGE_FREE || ++n > core->config.n_pages) {
+		if (page >= core->config.n_pages || core->pages[page].state != KVT_PAGE_FREE ||
+		    core->pages[page].slot != KVT_NONE || ++n > core->config.n_pages) {
 			report(audit, "the free list is broken at page %u", page);
 			return;
 		}
@@ -288,18 +369,17 @@ static void check_free_list(struct audit *audit)
 		       (unsigned long long)audit->free_pages, (unsigned long long)n);
 }
 
-static void compare(struct audit *audit, const char *name, uint64_t found, uint64_t counted)
+static void compare(struct kvt_audit *audit, const char *name, uint64_t found, uint64_t counted)
 {
 	if (found != counted)
 		report(audit, "%s: %llu found, %llu counted", name, (unsigned long long)found,
 		       (unsigned long long)counted);
 }
 
-static void check_counters(struct audit *audit)
+static void check_counters(struct kvt_audit *audit)
 {
 	const struct kvt_core *core = audit->core;
 	const struct kvt_counters *count = core->count;
-	uint64_t cached = 0, evictable = 0;
 
 	compare(audit, "free pages", audit->free_pages, count->free_pages);
 	compare(audit, "private pages", audit->private_pages, count->private_pages);
@@ -311,12 +391,6 @@ static void check_counters(struct audit *audit)
 	compare(audit, "locked nodes", audit->locked, count->locked_nodes);
 	compare(audit, "evictable nodes", audit->evictable_nodes, core->evictable_nodes);
 	compare(audit, "nodes in the policy heap", audit->heaped, core->heap.count);
-	for (uint32_t i = 1; i < core->config.max_namespaces; i++) {
-		cached += core->namespaces[i].cached_pages;
-		evictable += core->namespaces[i].evictable_pages;
-	}
-	compare(audit, "cached pages of all namespaces", cached, count->cached_pages);
-	compare(audit, "evictable pages of all namespaces", evictable, count->evictable_pages);
 	if (!kvt_core_counters_ok(core))
 		report(audit, "the states of pages do not add up to the pool");
 }
@@ -334,7 +408,7 @@ bool kvt_core_counters_ok(const struct kvt_core *core)
 
 uint32_t kvt_core_audit(const struct kvt_core *core, kvt_core_problem_fn *problem, void *context)
 {
-	struct audit audit = { .core = core, .problem = problem, .context = context };
+	struct kvt_audit audit = { .core = core, .problem = problem, .context = context };
 
 	check_pages(&audit);
 	check_nodes(&audit);
@@ -342,6 +416,7 @@ uint32_t kvt_core_audit(const struct kvt_core *core, kvt_core_problem_fn *proble
 	check_leases(&audit);
 	check_free_list(&audit);
 	check_counters(&audit);
+	kvt_audit_lists(&audit);
 	return audit.problems;
 }
 

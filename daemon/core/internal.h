@@ -52,6 +52,12 @@ struct kvt_heap {
 	bool expiry; /* which of a node's two places it uses */
 };
 
+/** What the audit finds of a namespace. */
+struct kvt_space_tally {
+	uint64_t nodes, cached, evictable, protected_pages;
+	uint32_t root;
+};
+
 struct kvt_core {
 	uint32_t magic;
 	struct kvt_core_config config;
@@ -98,6 +104,7 @@ struct kvt_core {
 
 	struct kvt_core_view *views; /* by session */
 	uint32_t *lock_count;        /* audit: leases that cross each node */
+	struct kvt_space_tally *space_tally; /* audit */
 	uint32_t *lease_stamp;       /* poll: lease has an earlier deferred operation */
 	uint32_t stamp;
 	uint32_t dying;  /* sessions that background work has to look at */
@@ -205,6 +212,8 @@ void kvt_slots_take_at(struct kvt_slots *slots, uint32_t extent, uint32_t first,
 uint32_t kvt_slots_find(const struct kvt_slots *slots, uint32_t n);
 /** How many runs n slots would take now, at most; more than n if they are not there. */
 uint32_t kvt_slots_runs(const struct kvt_slots *slots, uint32_t n, uint32_t wish);
+/** Audit: whether the bins hold exactly the free extents, of which there are so many. */
+bool kvt_slots_bins_ok(const struct kvt_slots *slots, uint64_t extents);
 void kvt_slots_set_run(struct kvt_slots *slots, uint32_t first, uint32_t node);
 void kvt_slots_clear_run(struct kvt_slots *slots, uint32_t first);
 /** The node whose run holds a used slot. */

@@ -141,6 +141,7 @@ static uint64_t carve_scratch(struct kvt_core *core, const struct kvt_core_confi
 	core->compact = carve(&scratch, c->max_nodes, sizeof(uint32_t));
 	core->views = carve(&scratch, c->max_sessions + 1ull, sizeof(struct kvt_core_view));
 	core->lock_count = carve(&scratch, c->max_nodes, sizeof(uint32_t));
+	core->space_tally = carve(&scratch, c->max_namespaces, sizeof(*core->space_tally));
 	core->lease_stamp = carve(&scratch, c->n_leases + 1ull, sizeof(uint32_t));
 	core->op_pages = carve(&scratch, c->max_op_keys, sizeof(uint32_t));
 	core->op_keys = carve(&scratch, c->max_op_keys + KVT_MAX_PAGE_SIZE, sizeof(uint32_t));

@@ -207,3 +207,23 @@ uint32_t kvt_slots_node_of(const struct kvt_slots *slots, uint32_t slot)
 	}
 	return slots->run[word * 64 + 63 - (uint32_t)__builtin_clzll(bits)];
 }
+
+bool kvt_slots_bins_ok(const struct kvt_slots *slots, uint64_t extents)
+{
+	uint64_t n = 0;
+
+	for (uint32_t bin = 0; bin < KVT_BINS; bin++) {
+		uint32_t before = KVT_NONE;
+
+		if (kvt_bit_get(slots->bin_used, bin) != (slots->bins[bin] != KVT_NONE))
+			return false;
+		for (uint32_t at = slots->bins[bin]; at != KVT_NONE; at = slots->next[at]) {
+			if (at >= slots->n_slots || !kvt_bit_get(slots->free_head, at) ||
+			    bin_of(slots->length[at]) != bin || slots->prev[at] != before ||
+			    ++n > extents)
+				return false;
+			before = at;
+		}
+	}
+	return n == extents;
+}
