@@ -129,7 +129,8 @@ void bench_run(struct bench_target *target, const struct kvt_request *request,
 int bench_try(struct bench_target *target, const struct kvt_request *request,
 	      struct kvt_result *ret_result);
 void bench_release(struct bench_target *target, struct kvt_result *result);
-/** Idle turns of the core target; the daemon has its own. */
+/** Leave the target alone for a moment: `budget` steps of idle work in the core target; the daemon
+ * finds its own idle turns in 200 us without an operation. */
 void bench_idle(struct bench_target *target, uint32_t budget);
 
 /* ---- floor.c ---- */

@@ -241,7 +241,7 @@ void bench_tree_replayed(struct bench_target *target, struct bench_tree *tree)
 	for (uint32_t i = 0; i < replay->trace->n_requests; i++)
 		replay_one(target, replay, i);
 	bench_line("replayed_tree", "\"trace\":\"%s\",\"requests\":%u,\"chunk\":%u,\"hit_rate\":%.4f,"
-		   "\"refused\":%u,\"seconds\":%.1f", what, replay->trace->n_requests, CHUNK,
+		   "\"refused\":%u,\"pause_us\":200,\"seconds\":%.1f", what, replay->trace->n_requests, CHUNK,
 		   (double)replay->hits / (double)replay->input, replay->refused,
 		   (double)(bench_clock_ns() - started) / 1e9);
 	report_path_nodes(target, replay);

@@ -1,0 +1,60 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Disabled, force-miss, every policy, other formats; the served file; bad options.
+. "$(dirname "$0")/lib.sh"
+
+generate=(--format generate --seed 4 --sessions 16 --requests 200 --pages 3000)
+
+replay "${generate[@]}" --disabled
+sound
+is hit_positions 0
+is evictions 0
+
+replay "${generate[@]}" --force-miss --lockstep
+sound
+is hit_positions 0
+above fallbacks 0
+above duplicate_pages 0
+
+for policy in lru slru lfu fifo filo mru priority; do
+	replay "${generate[@]}" --policy $policy --no-private
+	sound
+	above hit_positions 0
+done
+
+# Turns of one request begin and end in order; all of them are there.
+replay "${generate[@]}" --served "$work/served"
+awk '$1 == "B" { if (seen[$2]++) exit 1; open[$2] = 1; n++ }
+	$1 == "E" { if (!open[$2]) exit 1; delete open[$2] }
+	END { for (i in open) exit 1; exit n != 200 }' "$work/served" || die "served file"
+replay "${generate[@]}" --lockstep --served "$work/served"
+awk '{ if ($2 != int((NR - 1) / 2) || $1 != (NR % 2 ? "B" : "E")) exit 1 }
+	END { exit NR != 400 }' "$work/served" || die "served file in lockstep"
+
+printf '{"keys":[[1,100]],"output":3}\n{"keys":[[1,80],7],"output":0}\n{"keys":[]}\n' >"$work/t"
+replay --format jsonl "$work/t" --page-size 8 --lockstep --workers 2
+sound
+is requests 3
+is hit_positions 80
+
+# What a user can get wrong has a sentence and an exit status.
+wrong() {
+	local expected=$1 status
+	shift
+	"$kvtctl" replay "$@" >"$work/out" 2>&1
+	status=$?
+	[ $status = 2 ] || die "replay $*: exit status $status"
+	grep -q -e "$expected" "$work/out" || { cat "$work/out"; die "replay $*: no '$expected'"; }
+}
+wrong "--format is missing"
+wrong "not 'x'" --format x
+wrong "needs a FILE" --format agent
+wrong "/none/such" --format agent /none/such
+wrong "reads no file" --format generate /none/such
+wrong "power of two" --format generate --page-size 48
+wrong "leave no worker" --format generate --workers 2 --kill 2
+wrong "from 1 to 64, not '65'" --format generate --workers 65
+wrong "time-scale" --format generate --time-scale x
+"$kvtctl" replay --format generate --requests 5 --socket "$work/none" >"$work/out" 2>&1
+[ $? = 3 ] || die "no daemon: wrong exit status"
+echo ok
