@@ -318,8 +318,8 @@ static void check_path(struct kvt_audit *audit, uint32_t i)
 		    node->start + node->n_slots < lease->path_pages)
 		report(audit, "lease %u: its path of %u pages ends in node %u", i,
 		       lease->path_pages, id);
-	for (uint32_t n = 0; node->start >= lease->done && node->parent != KVT_NONE &&
-			     node->parent < core->config.max_nodes && n < core->config.max_nodes; n++)
+	for (uint32_t n = 0; node->start >= lease->done && n < core->config.max_nodes &&
+			     kvt_audit_node_live(core, node->parent); n++)
 		node = kvt_node_at(core, node->parent);
 	if (lease->done > 0 && node->start + node->sealed < lease->done)
 		report(audit, "lease %u: %u pages of its table are not cached", i, lease->done);

@@ -69,7 +69,8 @@ static void check_index(struct kvt_audit *audit)
 	uint64_t used = 0;
 
 	for (uint32_t i = 0; i <= core->bucket_mask; i++) {
-		uint32_t child = (uint32_t)core->buckets[i], tag = (uint32_t)(core->buckets[i] >> 32);
+		uint32_t child = (uint32_t)core->buckets[i];
+		uint32_t tag = (uint32_t)(core->buckets[i] >> 32);
 
 		if (core->buckets[i] == 0)
 			continue;

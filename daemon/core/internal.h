@@ -143,7 +143,7 @@ struct kvt_need {
 	uint32_t root;  /* 0 or 1 */
 	uint32_t split; /* 0 or 1 */
 	uint32_t runs;  /* nodes for the new run, as slots are free now */
-	uint32_t spare; /* 1: pages will be evicted after this, and the last victim keeps its node */
+	uint32_t spare; /* 1: pages are evicted after this, and the last victim keeps its node */
 	uint32_t new_pages; /* what `runs` was computed from */
 	uint32_t evict_pages; /* pages that will be evicted after this: each gives a slot, too */
 	uint32_t wish;
