@@ -46,9 +46,14 @@ void kvt_control_drop(struct kvt_daemon *daemon, struct kvt_connection *connecti
 		kvt_session_hangup(daemon, &daemon->sessions[session]);
 }
 
+enum take_result { TAKE_ONE, TAKE_NONE, TAKE_HANGUP };
+static enum take_result take_message(struct kvt_daemon *daemon, struct kvt_connection *connection);
+
+/* Make room. An honest client's HELLO may be there already and wait behind a flood of events. */
 static void drop_oldest_half_open(struct kvt_daemon *daemon)
 {
 	struct kvt_connection *oldest = NULL;
+	uint32_t generation;
 
 	for (uint32_t i = 0; i < daemon->n_connections; i++) {
 		struct kvt_connection *connection = &daemon->connections[i];
@@ -58,6 +63,10 @@ static void drop_oldest_half_open(struct kvt_daemon *daemon)
 			oldest = connection;
 	}
 	KVT_ASSERT(oldest != NULL);
+	generation = oldest->generation;
+	take_message(daemon, oldest);
+	if (oldest->generation != generation || oldest->state != KVT_CONNECTION_HALF_OPEN)
+		return;
 	kvt_log_limited(&daemon->client_log, daemon->real_ns, KVT_LOG_WARNING, "half_open_dropped",
 			"pid=%d why=\"more than max_half_open=%lld connections without a first "
 			"message\"", (int)oldest->peer.pid,
@@ -463,8 +472,6 @@ static bool hung_up(int fd)
 
 	return poll(&look, 1, 0) == 1;
 }
-
-enum take_result { TAKE_ONE, TAKE_NONE, TAKE_HANGUP };
 
 /* Take one message, if there is one. A descriptor that came with it has no room in our control
  * buffer, so the kernel closes it and says that it cut something off. */

@@ -50,14 +50,14 @@ static void explain(int error, char *why, size_t why_size)
 		snprintf(why, why_size, "io_uring cannot be set up: %s", strerror(-error));
 }
 
-int kvt_loop_open(struct kvt_loop *loop, char *why, size_t why_size)
+int kvt_loop_open(struct kvt_loop *loop, uint32_t first_way, char *why, size_t why_size)
 {
 	/* DEFER_TASKRUN keeps the kernel from interrupting a turn; without TASKRUN_FLAG a loop that
 	 * only looks at memory would never learn that completions wait. */
 	static const struct {
 		unsigned int flags;
 		const char *mode;
-	} ways[] = {
+	} ways[KVT_LOOP_WAYS] = {
 		{ IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
 			  IORING_SETUP_TASKRUN_FLAG, "single_issuer,defer_taskrun,taskrun_flag" },
 		{ IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG,
@@ -67,7 +67,7 @@ int kvt_loop_open(struct kvt_loop *loop, char *why, size_t why_size)
 	int error = -EINVAL;
 
 	memset(loop, 0, sizeof(*loop));
-	for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]) && error == -EINVAL; i++) {
+	for (uint32_t i = first_way; i < KVT_LOOP_WAYS && error == -EINVAL; i++) {
 		struct io_uring_params params = {
 			.flags = ways[i].flags | IORING_SETUP_CQSIZE | IORING_SETUP_CLAMP,
 			.cq_entries = CQ_ENTRIES,

@@ -31,9 +31,13 @@ struct kvt_loop_event {
 	bool more;      /* the request goes on (accept) */
 };
 
-/** Make the ring, with the best set-up that this kernel has. On failure `why` names the cause
+/** Set-ups from the best to the plainest. */
+#define KVT_LOOP_WAYS 3
+
+/** Make the ring, with the best set-up that this kernel has, the first `first_way` left out (0,
+ * except in tests). On failure `why` names the cause
  * (sysctl, seccomp, memory limit, old kernel) and the cure. */
-int kvt_loop_open(struct kvt_loop *loop, char *why, size_t why_size);
+int kvt_loop_open(struct kvt_loop *loop, uint32_t first_way, char *why, size_t why_size);
 void kvt_loop_close(struct kvt_loop *loop);
 
 /** Whether there is something to reap; no system call. The kernel raises TASKRUN when it holds

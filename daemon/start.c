@@ -563,7 +563,7 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		error = kvt_lock_take(&daemon->lock, daemon->config.runtime_dir,
 				      daemon->config.instance, &stale, why, KVT_WHY_BYTES);
 	if (!error)
-		error = kvt_loop_open(&daemon->loop, why, KVT_WHY_BYTES);
+		error = kvt_loop_open(&daemon->loop, 0, why, KVT_WHY_BYTES);
 	if (error)
 		return error;
 	calibrate(daemon);

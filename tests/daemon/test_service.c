@@ -8,10 +8,13 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sched.h>
 #include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 
 #include "shm/atomic.h"
@@ -66,6 +69,148 @@ static void a_passed_socket_is_served_and_stays(void **state)
 	close(daemon.notify + 1);
 	if (fd != daemon.notify + 1)
 		close(fd);
+	kvt_test_daemon_remove(&daemon);
+}
+
+/* ---- who the client is */
+
+static void hold_pages(int pipe, void *context)
+{
+	struct kvt_client *client = kvt_test_connect(context);
+	uint32_t pages[10];
+	uint64_t word;
+
+	kvt_test_equal(kvt_alloc(client, 10, pages), 0);
+	kvt_test_send(pipe, kvt_client_info(client)->session);
+	kvt_test_receive(pipe, &word);
+	_exit(0);
+}
+
+/* Connect, take pages, be killed: the daemon must notice both ends and get the pages back. */
+static void live_and_die(struct kvt_test_daemon *daemon)
+{
+	struct kvt_test_child child;
+	uint64_t session;
+
+	kvt_test_child_start(&child, hold_pages, daemon);
+	kvt_test_check(kvt_test_receive(child.pipe, &session));
+	kvt_test_child_kill(&child, SIGKILL);
+	kvt_test_session_ended(daemon, (uint32_t)session);
+	kvt_test_equal(kvt_test_settled(daemon).free_pages, 4095);
+}
+
+/* What a kernel before 6.5 says to SO_PEERPIDFD. */
+static bool no_peer_pidfd(struct kvt_test_daemon *daemon)
+{
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getsockopt, 0, 3),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 77 /* SO_PEERPIDFD */, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOPROTOOPT),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
+
+	(void)daemon;
+	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+	       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+static void an_older_kernel_without_peer_pidfds_sees_death_too(void **state)
+{
+	struct kvt_test_daemon daemon;
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon, NULL);
+	kvt_test_spawn_changed(&daemon, no_peer_pidfd);
+	kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
+	live_and_die(&daemon);
+	kvt_test_daemon_stop(&daemon);
+	kvt_test_daemon_remove(&daemon);
+}
+
+/* The child of this one has the number 1 in a namespace of its own. */
+static void enter_namespace(int pipe, void *context)
+{
+	if (unshare(CLONE_NEWPID) != 0) {
+		kvt_test_send(pipe, 0);
+		return;
+	}
+	kvt_test_send(pipe, 1);
+	live_and_die(context);
+	kvt_test_send(pipe, 2);
+}
+
+static void a_client_in_a_pid_namespace_of_its_own_is_a_client_like_others(void **state)
+{
+	struct kvt_test_daemon daemon;
+	struct kvt_test_child child;
+	uint64_t word;
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon, NULL);
+	kvt_test_daemon_start(&daemon, NULL);
+	kvt_test_child_start(&child, enter_namespace, &daemon);
+	kvt_test_check(kvt_test_receive(child.pipe, &word));
+	if (word)
+		kvt_test_expect(child.pipe, 2);
+	kvt_test_child_finish(&child);
+	kvt_test_daemon_stop(&daemon);
+	kvt_test_daemon_remove(&daemon);
+	if (!word)
+		skip();
+}
+
+static pid_t inner;
+
+static void forward(int signal_number)
+{
+	kill(inner, signal_number);
+}
+
+/* The daemon becomes a child with a namespace of its own, in which clients have no number. */
+static bool own_pid_namespace(struct kvt_test_daemon *daemon)
+{
+	int status;
+
+	(void)daemon;
+	if (unshare(CLONE_NEWPID) != 0)
+		return false;
+	inner = fork();
+	if (inner == 0)
+		return prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
+	signal(SIGTERM, forward);
+	while (waitpid(inner, &status, 0) < 0)
+		if (errno != EINTR)
+			_exit(1);
+	_exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+}
+
+static void a_daemon_that_does_not_see_its_clients_numbers_sees_their_death(void **state)
+{
+	struct kvt_test_daemon daemon;
+	int status, pair[2], pidfd;
+	socklen_t bytes = sizeof(pidfd);
+
+	(void)state;
+	kvt_test_check(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0);
+	status = getsockopt(pair[0], SOL_SOCKET, 77 /* SO_PEERPIDFD */, &pidfd, &bytes);
+	close(pair[0]);
+	close(pair[1]);
+	if (status != 0)
+		skip();
+	close(pidfd);
+	kvt_test_daemon_prepare(&daemon, NULL);
+	kvt_test_spawn_changed(&daemon, own_pid_namespace);
+	if (!kvt_test_daemon_await(&daemon, "READY=1")) {
+		status = kvt_test_daemon_wait(&daemon);
+		kvt_test_equal(WEXITSTATUS(status), KVT_TEST_CANNOT_CHANGE);
+		kvt_test_daemon_remove(&daemon);
+		skip();
+	}
+	live_and_die(&daemon);
+	kvt_test_daemon_stop(&daemon);
 	kvt_test_daemon_remove(&daemon);
 }
 
@@ -263,6 +408,9 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_passed_socket_is_served_and_stays),
+		cmocka_unit_test(an_older_kernel_without_peer_pidfds_sees_death_too),
+		cmocka_unit_test(a_client_in_a_pid_namespace_of_its_own_is_a_client_like_others),
+		cmocka_unit_test(a_daemon_that_does_not_see_its_clients_numbers_sees_their_death),
 		cmocka_unit_test(sighup_takes_over_what_may_change_and_names_the_rest),
 		cmocka_unit_test(the_watchdog_is_fed_asleep_and_spinning),
 		cmocka_unit_test(a_spinning_daemon_serves_without_a_system_call),
