@@ -448,7 +448,7 @@ enum kvt_policy {
  *   daemon: entry, then cq_tail (release)      client: cq_tail (acquire), entry, cq_head (release)
  *
  * Sleeping: a side sets its *_need_wakeup, issues a full fence, looks once more, then sleeps on
- * its eventfd. The other side, after publishing, issues a full fence and reads the flag. */
+ * its descriptor. The other side, after publishing, issues a full fence and reads the flag. */
 struct kvt_segment_header {
 	uint64_t magic;
 	uint16_t abi_major;
@@ -674,7 +674,7 @@ struct kvt_message_hello {
 enum kvt_welcome_fd {
 	KVT_FD_SEGMENT = 1u << 0,
 	KVT_FD_DOORBELL = 1u << 1,   /* eventfd: client writes when sq_need_wakeup */
-	KVT_FD_COMPLETION = 1u << 2, /* eventfd: client reads after cq_need_wakeup */
+	KVT_FD_COMPLETION = 1u << 2, /* readable once rung after cq_need_wakeup: read 8 bytes */
 	KVT_FD_ARENA = 1u << 3,      /* O_RDONLY */
 	KVT_FD_POOL = 1u << 4,       /* host and vmm backends: slab 0; more slabs follow it */
 };
