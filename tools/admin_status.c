@@ -152,7 +152,7 @@ static void status_operations_text(const struct kvt_admin_status *status)
 static void status_text(const struct kvt_admin_status *status)
 {
 	const struct kvt_counters *counters = &status->counters;
-	char first[32], second[32], third[32];
+	char first[32], second[32], third[32], fourth[32];
 
 	printf("kvtrunkd pid %d, epoch %llu, up %s%s%s\n", status->daemon_pid,
 	       (unsigned long long)status->epoch,
@@ -165,7 +165,7 @@ static void status_text(const struct kvt_admin_status *status)
 	       NAME(backends, status->backend),
 	       kvt_size_text(status->pool_bytes, second, sizeof(second)),
 	       kvt_size_text(status->arena_bytes, third, sizeof(third)),
-	       kvt_size_text(status->ledger_bytes, first, sizeof(first)),
+	       kvt_size_text(status->ledger_bytes, fourth, sizeof(fourth)),
 	       NAME(policies, status->policy));
 	if (status->fingerprint[0])
 		printf("geometry %s\n", status->fingerprint);
