@@ -286,7 +286,7 @@ int kvt_cpu_append_prefill(struct kvt_attn_context *context, const struct kvt_at
 	};
 	int r = batch_measure(&batch);
 
-	if (r)
+	if (r || !batch.n_blocks)
 		return r;
 	batch_cut(&batch);
 	batch_spans(&batch);

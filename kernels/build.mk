@@ -12,8 +12,8 @@
 CFLAGS_kernels = -O3 -ffp-contract=off -fno-math-errno $(CFLAGS_kernels_isa)
 
 KERNELS_ARCH := $(shell $(CC) -dumpmachine)
-KERNELS_SRC := $(addprefix kernels/,append_prefill.c check.c context.c geometry.c pages.c \
-	path_portable.c pool.c)
+KERNELS_SRC := $(addprefix kernels/,append_prefill.c check.c context.c cuda_plan.c geometry.c \
+	pages.c path_portable.c pool.c)
 ifneq ($(filter x86_64%,$(KERNELS_ARCH)),)
 KERNELS_SRC += kernels/path_avx2.c kernels/path_avx512.c kernels/path_avx512_bf16.c
 endif
@@ -52,15 +52,27 @@ PROGRAMS += $(KERNELS_BENCH)
 endif
 
 # ---- tests: one program for each tests/kernels/test_*.c, with what the others share
-KERNELS_TEST_SRC := $(wildcard tests/kernels/test_*.c)
-KERNELS_TESTLIB := $(patsubst %.c,$(O)/obj/%.o,$(filter-out $(KERNELS_TEST_SRC), \
-	$(wildcard tests/kernels/*.c)))
+KERNELS_CXX := $(shell command -v $(subst gcc,g++,$(subst clang,clang++,$(firstword $(CC)))))
+KERNELS_TEST_SRC := $(filter-out $(if $(KERNELS_CXX),,%/test_cuda.c), \
+	$(wildcard tests/kernels/test_*.c))
+KERNELS_TESTLIB := $(O)/obj/tests/kernels/support.o
 KERNELS_TESTS := $(patsubst tests/kernels/%.c,$(O)/tests/kernels/%,$(KERNELS_TEST_SRC))
 $(KERNELS_TESTS): $(O)/tests/kernels/%: $(O)/obj/tests/kernels/%.o $(KERNELS_TESTLIB) \
 		$(O)/libkvtkernels.a
 	@mkdir -p $(@D)
-	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ $(KERNELS_LIBS)
+	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $(filter %.o,$^) $(filter %.a,$^) \
+		-o $@ $(KERNELS_LIBS)
 TEST_PROGRAMS += $(KERNELS_TESTS)
+
+# The CUDA kernels' sources, compiled for the CPU and run on emulated hardware.
+ifneq ($(KERNELS_CXX),)
+$(O)/obj/tests/kernels/emulated.o: tests/kernels/emulated.cpp $(wildcard kernels/*.h \
+		kernels/*.cuh tests/kernels/*.h) $(O)/flags
+	@mkdir -p $(@D)
+	$(if $(V),,@echo "  CXX $<" && )$(KERNELS_CXX) -std=c++17 -O2 -g -Wall -Wextra -Werror \
+		-Wno-unknown-pragmas -ffp-contract=off -fno-threadsafe-statics -fno-exceptions -Iinclude -I. $(SANITIZE) -c $< -o $@
+$(O)/tests/kernels/test_cuda: $(O)/obj/tests/kernels/emulated.o
+endif
 
 kernels: $(O)/libkvtkernels.so $(O)/libkvtkernels.a \
 	$(if $(KERNELS_BENCH_OBJ),$(KERNELS_BENCH))

@@ -11,7 +11,13 @@
 
 #include "kvt_kernels.h"
 
-static inline uint32_t kvt_float_bits(float value)
+#if defined(__CUDACC__)
+#define KVT_INLINE static __host__ __device__ __forceinline__
+#else
+#define KVT_INLINE static inline
+#endif
+
+KVT_INLINE uint32_t kvt_float_bits(float value)
 {
 	uint32_t bits;
 
@@ -19,7 +25,7 @@ static inline uint32_t kvt_float_bits(float value)
 	return bits;
 }
 
-static inline float kvt_bits_float(uint32_t bits)
+KVT_INLINE float kvt_bits_float(uint32_t bits)
 {
 	float value;
 
@@ -27,13 +33,13 @@ static inline float kvt_bits_float(uint32_t bits)
 	return value;
 }
 
-static inline float kvt_bf16_to_float(uint16_t bits)
+KVT_INLINE float kvt_bf16_to_float(uint16_t bits)
 {
 	return kvt_bits_float((uint32_t)bits << 16);
 }
 
 /* Round to nearest even; NaN stays NaN. */
-static inline uint16_t kvt_float_to_bf16(float value)
+KVT_INLINE uint16_t kvt_float_to_bf16(float value)
 {
 	uint32_t bits = kvt_float_bits(value);
 
@@ -42,7 +48,7 @@ static inline uint16_t kvt_float_to_bf16(float value)
 	return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-static inline float kvt_f16_to_float(uint16_t half)
+KVT_INLINE float kvt_f16_to_float(uint16_t half)
 {
 	uint32_t sign = (uint32_t)(half & 0x8000) << 16;
 	uint32_t magnitude = half & 0x7fff;
@@ -55,7 +61,7 @@ static inline float kvt_f16_to_float(uint16_t half)
 	return kvt_bits_float(sign | (magnitude + 0x1c000) << 13);
 }
 
-static inline uint16_t kvt_float_to_f16(float value)
+KVT_INLINE uint16_t kvt_float_to_f16(float value)
 {
 	uint32_t bits = kvt_float_bits(value);
 	uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
@@ -72,7 +78,7 @@ static inline uint16_t kvt_float_to_f16(float value)
 	return (uint16_t)(sign | (magnitude - 0x38000000u) >> 13);
 }
 
-static inline float kvt_f8_to_float(uint8_t bits)
+KVT_INLINE float kvt_f8_to_float(uint8_t bits)
 {
 	uint32_t sign = (uint32_t)(bits & 0x80) << 24;
 	uint32_t magnitude = bits & 0x7f;
@@ -85,7 +91,7 @@ static inline float kvt_f8_to_float(uint8_t bits)
 }
 
 /* Round to nearest even; what is too large becomes +-448, infinities too. */
-static inline uint8_t kvt_float_to_f8(float value)
+KVT_INLINE uint8_t kvt_float_to_f8(float value)
 {
 	uint32_t bits = kvt_float_bits(value);
 	uint8_t sign = (uint8_t)(bits >> 24 & 0x80);
@@ -102,14 +108,12 @@ static inline uint8_t kvt_float_to_f8(float value)
 	return (uint8_t)(sign | ((magnitude >> 20) - 0x3c0));
 }
 
-static inline uint32_t kvt_type_size(uint32_t type)
+KVT_INLINE uint32_t kvt_type_size(uint32_t type)
 {
-	static const uint8_t sizes[] = { 4, 2, 2, 1 };
-
-	return sizes[type];
+	return type == KVT_ATTN_F32 ? 4 : type == KVT_ATTN_F8_E4M3 ? 1 : 2;
 }
 
-static inline float kvt_element_load(const void *source, uint32_t type)
+KVT_INLINE float kvt_element_load(const void *source, uint32_t type)
 {
 	uint16_t half;
 	float value;
@@ -129,7 +133,7 @@ static inline float kvt_element_load(const void *source, uint32_t type)
 	}
 }
 
-static inline void kvt_element_store(void *target, uint32_t type, float value)
+KVT_INLINE void kvt_element_store(void *target, uint32_t type, float value)
 {
 	uint16_t half;
 

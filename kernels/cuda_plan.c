@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "cuda_plan.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "convert.h"
+
+uint32_t kvt_cuda_dim(uint32_t head_dim)
+{
+	static const uint32_t dims[] = { 64, 80, 96, 128, 256 };
+
+	for (uint32_t i = 0; i < sizeof dims / sizeof dims[0]; i++) {
+		if (head_dim <= dims[i])
+			return dims[i];
+	}
+	return 0;
+}
+
+size_t kvt_cuda_slot_bytes(uint32_t dim)
+{
+	return sizeof(float) * KVT_CUDA_ROWS * (dim + 2);
+}
+
+size_t kvt_cuda_shared_bytes(uint32_t dim)
+{
+	size_t tile_keys = dim > 128 ? 32 : 64;
+
+	return (KVT_CUDA_ROWS + 4 * tile_keys) * (dim + 8) * sizeof(uint16_t);
+}
+
+static uint32_t ceil_divide(uint64_t n, uint32_t by)
+{
+	return (uint32_t)((n + by - 1) / by);
+}
+
+static size_t align_16(size_t bytes)
+{
+	return (bytes + 15) & ~(size_t)15;
+}
+
+struct sizes {
+	uint64_t n_pages;
+	uint64_t n_tokens;
+	uint64_t n_blocks;
+	uint64_t n_groups; /* of all blocks */
+	uint64_t n_units; /* likewise; an upper bound of items */
+};
+
+static struct sizes sizes_of(const struct kvt_attn_prefill *prefill)
+{
+	uint64_t group_heads = prefill->n_q_heads / prefill->kv.n_kv_heads;
+	struct sizes sizes = { 0 };
+
+	for (uint32_t i = 0; i < prefill->n_sequences; i++) {
+		const struct kvt_attn_sequence *sequence = &prefill->sequences[i];
+		uint64_t n_blocks;
+
+		if (!sequence->n_queries)
+			continue;
+		n_blocks = ceil_divide(sequence->n_queries * group_heads, KVT_CUDA_ROWS) *
+			(uint64_t)prefill->kv.n_kv_heads;
+		sizes.n_pages += ceil_divide(sequence->n_positions, prefill->kv.page_size);
+		sizes.n_tokens += sequence->n_queries;
+		sizes.n_blocks += n_blocks;
+		sizes.n_groups += n_blocks * ceil_divide(sequence->n_positions, KVT_ATTN_GROUP);
+		sizes.n_units += n_blocks * ceil_divide(sequence->n_positions, KVT_ATTN_UNIT);
+	}
+	return sizes;
+}
+
+static int memory_make(struct kvt_cuda_plan *plan, const struct sizes *sizes, uint64_t n_items)
+{
+	plan->pages_offset = 0;
+	plan->limits_offset = align_16(sizes->n_pages * sizeof(uint32_t));
+	plan->blocks_offset = plan->limits_offset + align_16(sizes->n_tokens * sizeof(uint32_t));
+	plan->items_offset = plan->blocks_offset +
+		align_16(sizes->n_blocks * sizeof(struct kvt_cuda_block));
+	plan->flags_offset = plan->items_offset + align_16(n_items * sizeof(struct kvt_cuda_item));
+	plan->bytes = plan->flags_offset + align_16(sizes->n_blocks * sizeof(uint32_t));
+	if (kvt_buffer_reserve(&plan->memory, plan->bytes) ||
+	    kvt_buffer_reserve(&plan->launches, sizes->n_blocks * sizeof(struct kvt_cuda_launch)))
+		return -ENOMEM;
+	/* Flags are 0 to begin with. */
+	memset(plan->memory.data, 0, plan->bytes);
+	return 0;
+}
+
+static void *plan_at(const struct kvt_cuda_plan *plan, size_t offset)
+{
+	return (char *)plan->memory.data + offset;
+}
+
+/* The launch that the next block goes to: another one if its slots do not fit any more. */
+static struct kvt_cuda_launch *launch_for(struct kvt_cuda_plan *plan, uint32_t n_slots,
+					  uint64_t slots_wanted)
+{
+	struct kvt_cuda_launch *launches = plan->launches.data;
+	struct kvt_cuda_launch *launch = &launches[plan->n_launches - 1];
+
+	if (plan->n_launches && launch->n_slots + (uint64_t)n_slots <= slots_wanted)
+		return launch;
+	launch = &launches[plan->n_launches++];
+	*launch = (struct kvt_cuda_launch){ .first_block = plan->n_blocks, .first_item = plan->n_items };
+	return launch;
+}
+
+static void block_add(struct kvt_cuda_plan *plan, struct kvt_cuda_block block, uint64_t slots_wanted)
+{
+	struct kvt_cuda_item *items = plan_at(plan, plan->items_offset);
+	struct kvt_cuda_block *blocks = plan_at(plan, plan->blocks_offset);
+	uint32_t n_slots = ceil_divide(block.n_units, block.span_units);
+	struct kvt_cuda_launch *launch = launch_for(plan, n_slots, slots_wanted);
+
+	block.first_slot = launch->n_slots;
+	for (uint32_t unit = 0; unit < block.n_units; unit += block.span_units)
+		items[plan->n_items++] = (struct kvt_cuda_item){ launch->n_blocks, unit };
+	blocks[plan->n_blocks++] = block;
+	launch->n_blocks++;
+	launch->n_slots += n_slots;
+	launch->n_items = plan->n_items - launch->first_item;
+	if (launch->n_slots > plan->slots_max)
+		plan->slots_max = launch->n_slots;
+}
+
+static void sequence_add(struct kvt_cuda_plan *plan, const struct kvt_attn_prefill *prefill,
+			 const struct kvt_attn_sequence *sequence, struct kvt_cuda_block block,
+			 const uint32_t *limits, uint64_t slots_wanted)
+{
+	uint32_t group_heads = prefill->n_q_heads / prefill->kv.n_kv_heads;
+	uint64_t n_rows = (uint64_t)sequence->n_queries * group_heads;
+
+	for (uint32_t head = 0; head < prefill->kv.n_kv_heads; head++) {
+		for (uint64_t row = 0; row < n_rows; row += KVT_CUDA_ROWS) {
+			uint64_t end = row + KVT_CUDA_ROWS < n_rows ? row + KVT_CUDA_ROWS : n_rows;
+
+			block.first_row = (uint32_t)row;
+			block.n_rows = (uint32_t)(end - row);
+			block.kv_head = head;
+			block.n_units = ceil_divide(limits[(end - 1) / group_heads], KVT_ATTN_UNIT);
+			block_add(plan, block, slots_wanted);
+		}
+	}
+}
+
+int kvt_cuda_plan_make(struct kvt_cuda_plan *plan, const struct kvt_attn_prefill *prefill,
+		       uint32_t n_resident, uint64_t slots_wanted)
+{
+	struct sizes sizes = sizes_of(prefill);
+	/* Groups if they keep the device busy twice over, so that its last round is well filled; else units. */
+	uint32_t span_units = sizes.n_groups >= 2 * (uint64_t)n_resident ? KVT_UNITS_PER_GROUP : 1;
+	struct kvt_cuda_block block = { .span_units = span_units };
+	uint32_t *pages, *limits;
+	int r;
+
+	plan->n_blocks = plan->n_items = plan->n_launches = plan->slots_max = 0;
+	r = memory_make(plan, &sizes, span_units == 1 ? sizes.n_units : sizes.n_groups);
+	if (r)
+		return r;
+	pages = plan_at(plan, plan->pages_offset);
+	limits = plan_at(plan, plan->limits_offset);
+	for (uint32_t i = 0; i < prefill->n_sequences; i++) {
+		const struct kvt_attn_sequence *sequence = &prefill->sequences[i];
+		uint32_t n_pages = ceil_divide(sequence->n_positions, prefill->kv.page_size);
+
+		if (!sequence->n_queries)
+			continue;
+		memcpy(pages + block.first_page, sequence->pages, n_pages * sizeof *pages);
+		kvt_sequence_limits(sequence, limits + block.first_token);
+		sequence_add(plan, prefill, sequence, block, limits + block.first_token, slots_wanted);
+		block.first_page += n_pages;
+		block.first_token += sequence->n_queries;
+	}
+	return 0;
+}
+
+void kvt_cuda_plan_free(struct kvt_cuda_plan *plan)
+{
+	kvt_buffer_free(&plan->memory);
+	kvt_buffer_free(&plan->launches);
+}
+
+/* Whether all rows begin at multiples of 16 bytes and are a multiple of 16 bytes long. */
+static uint32_t lines_of(const struct kvt_attn_prefill *prefill)
+{
+	const struct kvt_attn_view *kv = &prefill->kv;
+	uint64_t all = (uint64_t)(uintptr_t)kv->k | (uint64_t)(uintptr_t)kv->v | kv->page_stride_bytes |
+		kv->head_stride_bytes | kv->position_stride_bytes |
+		(uint64_t)(uintptr_t)prefill->q | prefill->q_row_stride_bytes |
+		prefill->q_head_stride_bytes | kv->head_dim * 2ull;
+
+	return all % 16 == 0;
+}
+
+void kvt_cuda_plan_args(const struct kvt_cuda_plan *plan, const struct kvt_cuda_launch *launch,
+			const struct kvt_attn_prefill *prefill, uint64_t base, uint64_t partials,
+			struct kvt_cuda_prefill *ret_args)
+{
+	const struct kvt_attn_view *kv = &prefill->kv;
+	float k_scale = kv->k_scale == 0 ? 1.0f : kv->k_scale;
+
+	*ret_args = (struct kvt_cuda_prefill){
+		.k = (uint64_t)(uintptr_t)kv->k,
+		.v = (uint64_t)(uintptr_t)kv->v,
+		.page_stride = kv->page_stride_bytes,
+		.head_stride = kv->head_stride_bytes,
+		.position_stride = kv->position_stride_bytes,
+		.q = (uint64_t)(uintptr_t)prefill->q,
+		.out = (uint64_t)(uintptr_t)prefill->out,
+		.q_row_stride = prefill->q_row_stride_bytes,
+		.q_head_stride = prefill->q_head_stride_bytes,
+		.out_row_stride = prefill->out_row_stride_bytes,
+		.out_head_stride = prefill->out_head_stride_bytes,
+		.pages = base + plan->pages_offset,
+		.limits = base + plan->limits_offset,
+		.blocks = base + plan->blocks_offset +
+			launch->first_block * sizeof(struct kvt_cuda_block),
+		.items = base + plan->items_offset + launch->first_item * sizeof(struct kvt_cuda_item),
+		.partials = partials,
+		.flags = base + plan->flags_offset + launch->first_block * sizeof(uint32_t),
+		.n_blocks = launch->n_blocks,
+		.page_shift = (uint32_t)__builtin_ctz(kv->page_size),
+		.head_dim = kv->head_dim,
+		.group_heads = prefill->n_q_heads / kv->n_kv_heads,
+		.out_f32 = prefill->out_type == KVT_ATTN_F32,
+		.lines = lines_of(prefill),
+		.log2_scale = prefill->scale * k_scale * 1.44269504f,
+		.v_scale = kv->v_scale == 0 ? 1.0f : kv->v_scale,
+	};
+}

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Cutting a batch into thread blocks. Plain C, without the driver, so that it is tested without a GPU. */
+#ifndef KVT_KERNELS_CUDA_PLAN_H
+#define KVT_KERNELS_CUDA_PLAN_H
+
+#include "cuda_args.h"
+#include "internal.h"
+
+/* Blocks whose partial results fit into memory together, and their items. Slots count from 0 in each launch. */
+struct kvt_cuda_launch {
+	uint32_t first_block;
+	uint32_t n_blocks;
+	uint32_t first_item;
+	uint32_t n_items;
+	uint32_t n_slots;
+};
+
+/* What goes to the device is one piece of memory, in this order; each array begins at a multiple of 16 bytes. */
+struct kvt_cuda_plan {
+	struct kvt_buffer memory;
+	size_t bytes; /* to be copied to the device */
+	size_t pages_offset;
+	size_t limits_offset;
+	size_t blocks_offset;
+	size_t items_offset;
+	size_t flags_offset;
+	uint32_t n_blocks;
+	uint32_t n_items;
+	uint32_t slots_max; /* of any launch */
+	uint32_t n_launches;
+	struct kvt_buffer launches; /* struct kvt_cuda_launch[] */
+};
+
+/* The head dim that kernels exist for; 0 if none does. */
+uint32_t kvt_cuda_dim(uint32_t head_dim) KVT_HIDDEN;
+
+/* Bytes of one slot. */
+size_t kvt_cuda_slot_bytes(uint32_t dim) KVT_HIDDEN;
+
+/* Bytes of shared memory that attention kernels need. */
+size_t kvt_cuda_shared_bytes(uint32_t dim) KVT_HIDDEN;
+
+/*
+ * Plan a checked batch for a device that runs n_resident thread blocks at a time, with memory for slots_wanted slots
+ * (a launch has at least one block, whatever that needs). Returns 0 or -ENOMEM. The plan's memory is kept from
+ * call to call; kvt_cuda_plan_free() frees it.
+ */
+int kvt_cuda_plan_make(struct kvt_cuda_plan *plan, const struct kvt_attn_prefill *prefill,
+		       uint32_t n_resident, uint64_t slots_wanted) KVT_HIDDEN;
+void kvt_cuda_plan_free(struct kvt_cuda_plan *plan) KVT_HIDDEN;
+
+/* The arguments of a launch; base is where the plan's memory is on the device. */
+void kvt_cuda_plan_args(const struct kvt_cuda_plan *plan, const struct kvt_cuda_launch *launch,
+			const struct kvt_attn_prefill *prefill, uint64_t base, uint64_t partials,
+			struct kvt_cuda_prefill *ret_args) KVT_HIDDEN;
+
+#endif

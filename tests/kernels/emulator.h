@@ -1,0 +1,353 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The instructions of kernels/cuda_device.cuh on the CPU. A thread block is as many fibers as it has threads. What a
+ * warp does together (matrix instructions, exchanges) and barriers are places where fibers wait for each other;
+ * operands are laid out among lanes as the PTX manual says.
+ */
+#ifndef KVT_TESTS_KERNELS_EMULATOR_H
+#define KVT_TESTS_KERNELS_EMULATOR_H
+
+#include <cmath>
+#include <csetjmp>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ucontext.h>
+
+#include "kernels/convert.h"
+#include "kernels/cuda_args.h"
+
+#define KVT_DEVICE static inline
+
+namespace emulator {
+
+constexpr uint32_t n_threads = KVT_CUDA_THREADS;
+constexpr size_t stack_bytes = 256 << 10;
+
+struct fiber {
+	ucontext_t context; /* how it begins */
+	jmp_buf place; /* where it goes on; unlike swapcontext, jumps make no system calls */
+	bool begun;
+	bool done;
+	uint64_t warp_waits; /* how often it waited for its warp, and for the block */
+	uint64_t block_waits;
+	/* Operands that the warp's other lanes read. */
+	uint32_t operands[8];
+	const void *row;
+	float value;
+	/* Copies that are on their way: they happen when they are waited for, or never. */
+	struct pending {
+		void *target;
+		const void *source;
+		bool valid;
+		uint32_t group;
+	} pending[256];
+	uint32_t n_pending;
+	uint32_t n_groups;
+};
+
+struct block {
+	ucontext_t scheduler_context;
+	jmp_buf scheduler;
+	fiber fibers[n_threads];
+	uint32_t current;
+	uint32_t index;
+	void (*run)(void *);
+	void *argument;
+	alignas(128) unsigned char shared[256 << 10];
+};
+
+inline block *the_block;
+
+inline fiber &self()
+{
+	return the_block->fibers[the_block->current];
+}
+
+inline void yield()
+{
+	uint32_t me = the_block->current;
+
+	if (!_setjmp(the_block->fibers[me].place))
+		_longjmp(the_block->scheduler, 1);
+	the_block->current = me;
+}
+
+inline void warp_wait()
+{
+	uint32_t first = the_block->current / 32 * 32;
+	uint64_t mine = ++self().warp_waits;
+
+	for (uint32_t i = first; i < first + 32; i++) {
+		while (the_block->fibers[i].warp_waits < mine) {
+			if (the_block->fibers[i].done) {
+				fprintf(stderr, "lanes of a warp part ways\n");
+				abort();
+			}
+			yield();
+		}
+	}
+}
+
+inline fiber &lane_of_warp(uint32_t lane)
+{
+	return the_block->fibers[the_block->current / 32 * 32 + lane];
+}
+
+inline void copies_finish(uint32_t groups_left)
+{
+	fiber &me = self();
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < me.n_pending; i++) {
+		auto &copy = me.pending[i];
+
+		if (copy.group + groups_left >= me.n_groups) {
+			me.pending[kept++] = copy;
+			continue;
+		}
+		if (copy.valid)
+			memcpy(copy.target, copy.source, 16);
+		else
+			memset(copy.target, 0, 16);
+	}
+	me.n_pending = kept;
+}
+
+/* Let a fiber run until it yields. */
+inline void fiber_resume(uint32_t index)
+{
+	fiber &fiber = the_block->fibers[index];
+
+	the_block->current = index;
+	if (_setjmp(the_block->scheduler))
+		return;
+	if (fiber.begun)
+		_longjmp(fiber.place, 1);
+	fiber.begun = true;
+	swapcontext(&the_block->scheduler_context, &fiber.context);
+}
+
+inline void fiber_main()
+{
+	the_block->run(the_block->argument);
+	self().done = true;
+	for (;;)
+		yield();
+}
+
+/* Run one thread block; shared memory begins with garbage. */
+inline void block_run(uint32_t index, void (*run)(void *), void *argument)
+{
+	static unsigned char *stacks = static_cast<unsigned char *>(malloc(n_threads * stack_bytes));
+
+	if (!the_block)
+		the_block = static_cast<block *>(aligned_alloc(128, (sizeof(block) + 127) / 128 * 128));
+	the_block->index = index;
+	the_block->run = run;
+	the_block->argument = argument;
+	memset(the_block->shared, 0xff, sizeof the_block->shared);
+	for (uint32_t i = 0; i < n_threads; i++) {
+		fiber &fiber = the_block->fibers[i];
+
+		memset(static_cast<void *>(&fiber), 0, sizeof fiber);
+		getcontext(&fiber.context);
+		fiber.context.uc_stack.ss_sp = stacks + i * stack_bytes;
+		fiber.context.uc_stack.ss_size = stack_bytes;
+		makecontext(&fiber.context, fiber_main, 0);
+	}
+	for (uint32_t left = n_threads; left;) {
+		left = 0;
+		for (uint32_t i = 0; i < n_threads; i++) {
+			if (the_block->fibers[i].done)
+				continue;
+			fiber_resume(i);
+			left += !the_block->fibers[i].done;
+		}
+	}
+}
+
+inline float float_of_16(bool bf16, uint32_t bits)
+{
+	return bf16 ? kvt_bf16_to_float((uint16_t)bits) : kvt_f16_to_float((uint16_t)bits);
+}
+
+/* Element [row][column] of the 16 x 16 operand a. */
+inline float a_element(bool bf16, uint32_t row, uint32_t column)
+{
+	fiber &owner = lane_of_warp(row % 8 * 4 + column % 8 / 2);
+	uint32_t pair = owner.operands[row / 8 + column / 8 * 2];
+
+	return float_of_16(bf16, column % 2 ? pair >> 16 : pair & 0xffff);
+}
+
+/* Element [row][column] of the 16 x 8 operand b. */
+inline float b_element(bool bf16, uint32_t row, uint32_t column)
+{
+	fiber &owner = lane_of_warp(column * 4 + row % 8 / 2);
+	uint32_t pair = owner.operands[4 + row / 8];
+
+	return float_of_16(bf16, row % 2 ? pair >> 16 : pair & 0xffff);
+}
+
+inline void matrices_load(uint32_t *r, const void *row, bool transposed)
+{
+	uint32_t lane = the_block->current % 32;
+
+	self().row = row;
+	warp_wait();
+	for (uint32_t matrix = 0; matrix < 4; matrix++) {
+		uint16_t pair[2];
+
+		for (uint32_t i = 0; i < 2; i++) {
+			uint32_t y = transposed ? lane % 4 * 2 + i : lane / 4;
+			uint32_t x = transposed ? lane / 4 : lane % 4 * 2 + i;
+
+			if ((uintptr_t)lane_of_warp(matrix * 8 + y).row % 16) {
+				fprintf(stderr, "a row of a matrix is not aligned\n");
+				abort();
+			}
+			memcpy(&pair[i], static_cast<const uint16_t *>(lane_of_warp(matrix * 8 + y).row) + x, 2);
+		}
+		r[matrix] = pair[0] | (uint32_t)pair[1] << 16;
+	}
+	warp_wait();
+}
+
+} // namespace emulator
+
+KVT_DEVICE uint32_t thread_index(void)
+{
+	return emulator::the_block->current;
+}
+
+KVT_DEVICE uint32_t block_index(void)
+{
+	return emulator::the_block->index;
+}
+
+KVT_DEVICE void barrier(void)
+{
+	uint64_t mine = ++emulator::self().block_waits;
+
+	for (uint32_t i = 0; i < emulator::n_threads; i++) {
+		while (emulator::the_block->fibers[i].block_waits < mine) {
+			if (emulator::the_block->fibers[i].done) {
+				fprintf(stderr, "a thread misses a barrier\n");
+				abort();
+			}
+			emulator::yield();
+		}
+	}
+}
+
+KVT_DEVICE unsigned char *shared_memory(void)
+{
+	return emulator::the_block->shared;
+}
+
+KVT_DEVICE void copy_async(void *target, const void *source, bool valid)
+{
+	emulator::fiber &me = emulator::self();
+
+	if (me.n_pending == 256 || (uintptr_t)target % 16 || (uintptr_t)source % 16) {
+		fprintf(stderr, "too many copies, or one that is not aligned\n");
+		abort();
+	}
+	me.pending[me.n_pending++] = { target, source, valid, me.n_groups };
+}
+
+KVT_DEVICE void copy_commit(void)
+{
+	emulator::self().n_groups++;
+}
+
+template <int n> KVT_DEVICE void copy_wait(void)
+{
+	emulator::copies_finish(n);
+}
+
+KVT_DEVICE void matrix_load(uint32_t *r, const void *row)
+{
+	emulator::matrices_load(r, row, false);
+}
+
+KVT_DEVICE void matrix_load_transposed(uint32_t *r, const void *row)
+{
+	emulator::matrices_load(r, row, true);
+}
+
+template <bool bf16>
+KVT_DEVICE void matrix_multiply(float *c, const uint32_t *a, uint32_t b0, uint32_t b1)
+{
+	emulator::fiber &me = emulator::self();
+	uint32_t lane = thread_index() % 32;
+
+	memcpy(me.operands, a, 16);
+	me.operands[4] = b0;
+	me.operands[5] = b1;
+	emulator::warp_wait();
+	for (uint32_t i = 0; i < 4; i++) {
+		uint32_t row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+
+		for (uint32_t k = 0; k < 16; k++)
+			c[i] += emulator::a_element(bf16, row, k) * emulator::b_element(bf16, k, column);
+	}
+	emulator::warp_wait();
+}
+
+template <bool bf16> KVT_DEVICE uint32_t pair_of(float first, float second)
+{
+	if (bf16)
+		return kvt_float_to_bf16(first) | (uint32_t)kvt_float_to_bf16(second) << 16;
+	return kvt_float_to_f16(first) | (uint32_t)kvt_float_to_f16(second) << 16;
+}
+
+KVT_DEVICE float exchange(float value, int mask)
+{
+	float other;
+
+	emulator::self().value = value;
+	emulator::warp_wait();
+	other = emulator::lane_of_warp((thread_index() ^ (uint32_t)mask) % 32).value;
+	emulator::warp_wait();
+	return other;
+}
+
+KVT_DEVICE float exp2_of(float x)
+{
+	return exp2f(x);
+}
+
+KVT_DEVICE float product(float a, float b)
+{
+	return a * b;
+}
+
+KVT_DEVICE float product_sum(float a, float b, float c)
+{
+	return fmaf(a, b, c);
+}
+
+KVT_DEVICE float quotient(float a, float b)
+{
+	return a / b;
+}
+
+KVT_DEVICE float higher(float a, float b)
+{
+	return a > b || a != a ? a : b;
+}
+
+KVT_DEVICE uint32_t float_bits(float value)
+{
+	return kvt_float_bits(value);
+}
+
+KVT_DEVICE float bits_float(uint32_t bits)
+{
+	return kvt_bits_float(bits);
+}
+
+#endif
