@@ -75,11 +75,38 @@ static void check_pages(struct kvt_audit *audit)
 	}
 }
 
+/** Whether a walk that comes to the parent finds this child, and no other, by its first page. As
+ * kvt_index_find(), for an index that may name anything. */
+static bool is_found(const struct kvt_core *core, uint32_t id)
+{
+	const struct kvt_node *node = kvt_node_at(core, id);
+	const uint32_t *keys = kvt_keys_at(core, node->first_slot);
+	uint32_t tag = kvt_racy_tag(core->arena->hash_seed, node->parent, keys, core->ps);
+	uint32_t at = tag & core->bucket_mask;
+
+	for (uint32_t n = 0; n <= core->bucket_mask && core->buckets[at] != 0;
+	     n++, at = (at + 1) & core->bucket_mask) {
+		uint32_t child = (uint32_t)core->buckets[at];
+		const struct kvt_node *other;
+
+		if (core->buckets[at] >> 32 != tag)
+			continue;
+		if (child == id)
+			return node->tag == tag;
+		if (!kvt_audit_node_live(core, child))
+			return false;
+		other = kvt_node_at(core, child);
+		if (other->parent == node->parent && other->first_slot < core->config.n_slots &&
+		    kvt_racy_equal(keys, kvt_keys_at(core, other->first_slot), core->ps))
+			return false;
+	}
+	return false;
+}
+
 static void check_place(struct kvt_audit *audit, uint32_t id)
 {
 	const struct kvt_core *core = audit->core;
 	const struct kvt_node *node = kvt_node_at(core, id), *up;
-	uint32_t equal = 0;
 
 	if (node->flags & (KVT_NODE_ROOT | KVT_NODE_DETACHED)) {
 		bool through = !(node->flags & KVT_NODE_ROOT) && node->lock_ref > 0;
@@ -105,9 +132,7 @@ static void check_place(struct kvt_audit *audit, uint32_t id)
 		report(audit, "node %u is sealed below an unsealed page", id);
 	if (node->namespace_id != up->namespace_id)
 		report(audit, "node %u is of another namespace than its parent", id);
-	if (node->n_slots > 0 &&
-	    kvt_index_find((struct kvt_core *)core, node->parent,
-			   kvt_keys_at(core, node->first_slot), 1, &equal) != id)
+	if (node->n_slots > 0 && !is_found(core, id))
 		report(audit, "node %u is not found by its first page", id);
 }
 
@@ -197,6 +222,8 @@ static void check_node(struct kvt_audit *audit, uint32_t id, uint32_t locks)
 	audit->locked += !unlocked;
 	audit->listed += !!(node->flags & KVT_NODE_LISTED);
 	audit->heaped += node->heap_at > 0;
+	if (node->flags >= KVT_NODE_QUEUED << 1)
+		report(audit, "node %u has flags %x", id, node->flags);
 	if (node->version & 1)
 		report(audit, "node %u is being written", id);
 	if (node->flags & KVT_NODE_PINNED)
@@ -249,6 +276,9 @@ static void check_nodes(struct kvt_audit *audit)
 		else if (core->lock_count[id])
 			report(audit, "%u leases cross node %u, which is free",
 			       core->lock_count[id], id);
+		else if (core->nodes[id].flags || core->nodes[id].n_slots)
+			report(audit, "node %u is free and has flags %x, %u slots", id,
+			       core->nodes[id].flags, core->nodes[id].n_slots);
 	}
 }
 
