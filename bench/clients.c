@@ -70,7 +70,7 @@ static __attribute__((noreturn)) void client_main(const struct bench_target *tar
 	/* Clients that share a core must not spin for each other's answers. */
 	client = bench_connect(target, crowded ? 2000 : -1, &match.namespace_id);
 	match_batch(client, &match, batch);
-	__atomic_add_fetch(&gate->arrived, 1, __ATOMIC_ACQ_REL);
+	kvt_add_full(&gate->arrived, 1);
 	while (!kvt_load_acquire(&gate->open))
 		kvt_cpu_relax();
 	for (uint32_t i = 0; i < batches; i++)
@@ -156,8 +156,8 @@ static void throughput_case(struct bench_target *target, const struct bench_tree
 	bench_line("throughput", "\"keys\":64,\"tree\":\"%s\",\"clients\":%u,\"batch\":%u,"
 		   "\"ops_per_s\":%.0f,\"floor_ops_per_s\":%.0f,\"floor\":"
 		   "\"one client, keys compared, no cache logic\",\"cores\":"
-		   "\"daemon alone on core %d, all clients on core %d\"", tree->name, clients, batch,
-		   rate, middle(floors), target->options->daemon_cpu,
+		   "\"daemon alone on core %d, all clients on core %d\"", tree->name, clients,
+		   batch, rate, middle(floors), target->options->daemon_cpu,
 		   target->options->client_cpu);
 	if (batch != 32 || clients != 1)
 		return;

@@ -116,7 +116,7 @@ static void evict_one(const struct bench_options *options, uint32_t policy, uint
 	struct bench_target target = { 0 };
 	struct bench_options core = *options;
 	struct bench_result line = { .name = "evict", .kind = kvt_policy_name(policy),
-				     .floor_is = "oldest of a list of such records unlinked, same core" };
+				     .floor_is = "the oldest of such records unlinked" };
 	uint32_t *keys = bench_alloc((size_t)n * LEAF_PAGE_SIZE, sizeof(*keys));
 	struct record *records;
 	char figure[80];
@@ -129,8 +129,8 @@ static void evict_one(const struct bench_options *options, uint32_t policy, uint
 	grow_leaves(&target, keys, n);
 	records = make_records(n); /* as warm as the leaves */
 	measure(options, &target, records, n, &line);
-	snprintf(line.extra, sizeof(line.extra), "\"leaves\":%u,\"target\":\"core in this process\"",
-		 n);
+	snprintf(line.extra, sizeof(line.extra), "\"leaves\":%u,\"target\":"
+		 "\"core in this process\"", n);
 	bench_emit(&line);
 	snprintf(figure, sizeof(figure), "evict one of %u leaves, %s, p50", n, line.kind);
 	if (policy == 0 || n == 300000)
@@ -166,15 +166,15 @@ void bench_arena(void)
 		if (kvt_core_plan(&config, &bytes, &why))
 			bench_die("arena: %s", why);
 		arena = (double)bytes.arena_bytes / positions;
-		bench_line("arena_bytes_per_position", "\"page_size\":%u,\"pages\":%u,\"arena\":%.3f,"
-			   "\"ledger\":%.3f,\"scratch\":%.3f,\"floor\":4,\"floor_is\":"
+		bench_line("arena_bytes_per_position", "\"page_size\":%u,"
+			   "\"pages\":%u,\"arena\":%.3f,\"ledger\":%.3f,\"scratch\":%.3f,\"floor\":4,\"floor_is\":"
 			   "\"the keys alone\"", sizes[i / 3], pages[i % 3], arena,
 			   (double)bytes.ledger_bytes / positions,
 			   (double)bytes.scratch_bytes / positions);
 		if (sizes[i / 3] == 64 && pages[i % 3] < 1u << 20)
 			bench_aim(pages[i % 3] == 1u << 14 ?
 				  "arena bytes / pool positions, page 64, 1 M positions" :
-				  "arena bytes / pool positions, page 64, 8 M positions", arena, "B",
-				  5.5, false);
+				  "arena bytes / pool positions, page 64, 8 M positions",
+				  arena, "B", 5.5, false);
 	}
 }

@@ -48,8 +48,8 @@ static const struct {
 static void usage(FILE *to)
 {
 	fprintf(to, "Usage: kvtbench [options] [PART...]\n"
-		    "Measures kvtrunk, each figure beside its own floor. JSON lines on stdout, the\n"
-		    "table of aims on stderr.\n\n"
+		    "Measures kvtrunk, each figure beside its own floor. JSON lines on stdout,\n"
+		    "the table of aims on stderr.\n\n"
 		    "  --quick            fewer samples, a part of the trace\n"
 		    "  --tree WHICH       fresh, replayed or both (default)\n"
 		    "  --core             call the state machine in this process, without daemon\n"

@@ -106,7 +106,8 @@ static void match_aims(const struct bench_tree *tree, uint32_t n, const struct b
 	snprintf(figure, sizeof(figure), "MATCH+LOCK %u keys, p50 / floor, %s", n, tree->name);
 	bench_aim(figure, line->value.p50 / line->floor.p50, "x", aim, false);
 	if (n == 4096) {
-		snprintf(figure, sizeof(figure), "MATCH+LOCK %u keys, p99 / p50, %s", n, tree->name);
+		snprintf(figure, sizeof(figure), "MATCH+LOCK %u keys, p99 / p50, %s", n,
+			 tree->name);
 		bench_aim(figure, line->value.p99 / line->value.p50, "x", 2, false);
 	}
 }

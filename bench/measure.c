@@ -123,7 +123,8 @@ void bench_emit(const struct bench_result *result)
 	       result->value.n, result->value.p50, result->value.p90, result->value.p99,
 	       result->value.max);
 	if (result->floor.n)
-		printf(",\"floor_p50_ns\":%.0f,\"floor_p99_ns\":%.0f,\"ratio\":%.2f,\"floor\":\"%s\"",
+		printf(",\"floor_p50_ns\":%.0f,\"floor_p99_ns\":%.0f,\"ratio\":%.2f,"
+		       "\"floor\":\"%s\"",
 		       result->floor.p50, result->floor.p99, result->value.p50 / result->floor.p50,
 		       result->floor_is);
 	printf("%s%s}\n", result->extra[0] ? "," : "", result->extra);

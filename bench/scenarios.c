@@ -151,8 +151,8 @@ static int compare_unlimited(void)
 
 		wrong |= !good;
 		bench_line("flat_radix", "\"workload\":\"%s\",\"prompt\":%u,\"radix\":%u,"
-			   "\"flat\":%u,\"published\":\"%u/%u\",\"equal\":%s", workload->name, n, radix,
-			   flat, workload->published_cached, workload->published_prompt,
+			   "\"flat\":%u,\"published\":\"%u/%u\",\"equal\":%s", workload->name, n,
+			   radix, flat, workload->published_cached, workload->published_prompt,
 			   good ? "true" : "false");
 		fprintf(stderr, "%-26s %8u/%-4u %7u/%-4u %7u/%-4u%s\n", workload->name, radix, n,
 			flat, n, workload->published_cached, workload->published_prompt,

@@ -223,8 +223,8 @@ static void report_path_nodes(struct bench_target *target, struct replay *replay
 		p50 = status.path_nodes_p50;
 		p99 = status.path_nodes_p99;
 	}
-	bench_line("nodes_per_path", "\"tree\":\"replayed\",\"target\":\"%s\",\"p50\":%u,\"p99\":%u,"
-		   "\"aim\":16", target->core ? "core, every request" : "daemon", p50, p99);
+	bench_line("nodes_per_path", "\"tree\":\"replayed\",\"target\":\"%s\","
+		   "\"p50\":%u,\"p99\":%u,\"aim\":16", target->core ? "core, every request" : "daemon", p50, p99);
 	bench_aim("nodes per matched path, p99", p99, "", 16, false);
 }
 
@@ -240,8 +240,9 @@ void bench_tree_replayed(struct bench_target *target, struct bench_tree *tree)
 	replay->path_nodes = bench_alloc(replay->trace->n_requests, sizeof(uint32_t));
 	for (uint32_t i = 0; i < replay->trace->n_requests; i++)
 		replay_one(target, replay, i);
-	bench_line("replayed_tree", "\"trace\":\"%s\",\"requests\":%u,\"chunk\":%u,\"hit_rate\":%.4f,"
-		   "\"refused\":%u,\"pause_us\":200,\"seconds\":%.1f", what, replay->trace->n_requests, CHUNK,
+	bench_line("replayed_tree", "\"trace\":\"%s\",\"requests\":%u,\"chunk\":%u,"
+		   "\"hit_rate\":%.4f,\"refused\":%u,\"pause_us\":200,\"seconds\":%.1f", what,
+		   replay->trace->n_requests, CHUNK,
 		   (double)replay->hits / (double)replay->input, replay->refused,
 		   (double)(bench_clock_ns() - started) / 1e9);
 	report_path_nodes(target, replay);

@@ -11,6 +11,7 @@
  * structs stay plain C and can be read by a debugger.
  */
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #define kvt_load_relaxed(p) __atomic_load_n((p), __ATOMIC_RELAXED)
@@ -20,6 +21,15 @@
 #define kvt_fence_acquire() __atomic_thread_fence(__ATOMIC_ACQUIRE)
 #define kvt_fence_release() __atomic_thread_fence(__ATOMIC_RELEASE)
 #define kvt_fence_full() __atomic_thread_fence(__ATOMIC_SEQ_CST)
+
+/* For words that several processes write: tools and tests have such, the rings have none. Both
+ * order everything before them and after them. */
+#define kvt_add_full(p, n) __atomic_add_fetch((p), (n), __ATOMIC_SEQ_CST)
+static inline bool kvt_replace_u32(uint32_t *word, uint32_t old, uint32_t value)
+{
+	return __atomic_compare_exchange_n(word, &old, value, false, __ATOMIC_SEQ_CST,
+					   __ATOMIC_SEQ_CST);
+}
 
 /* Busy waiting: tell the core that nothing useful happens here. */
 static inline void kvt_cpu_relax(void)

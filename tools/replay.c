@@ -71,7 +71,7 @@ static const char usage_text[] =
 	"  --namespaces N      spread sessions over so many namespaces (1)\n"
 	"  --chunk N           positions computed between two COMMITs (512)\n"
 	"  --concurrency N     requests in flight in each worker (1)\n"
-	"  --time-scale X      keep to the trace's times, X times as fast; 0: as fast as possible (0)\n"
+	"  --time-scale X      keep to the trace's times, X times as fast; 0: no pauses (0)\n"
 	"  --lockstep          one request at a time, request i by worker i mod N\n"
 	"  --force-miss        reuse nothing, compute and publish everything\n"
 	"  --kill N            kill so many workers on the way\n"

@@ -161,8 +161,8 @@ static int start(struct kvt_own_daemon *daemon, const char *program, const char 
 		waitpid(daemon->pid, &status, 0);
 		daemon->pid = 0;
 		if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
-			snprintf(why, why_bytes, "%s: not found: build it, or name it with --daemon",
-				 program);
+			snprintf(why, why_bytes,
+				 "%s: not found: build it, or name it with --daemon", program);
 		else
 			snprintf(why, why_bytes, "%s did not start; its own message is above",
 				 program);

@@ -144,7 +144,8 @@ static void json_private(struct kvt_json *json, const struct kvt_replay_report *
 			kvt_json_null(json, names[i][0]);
 			continue;
 		}
-		json_number(json, names[i][0], 6, rate(result->hit_positions, result->input_positions));
+		json_number(json, names[i][0], 6,
+			    rate(result->hit_positions, result->input_positions));
 		kvt_json_u64(json, names[i][1], result->evictions);
 		kvt_json_u64(json, names[i][2], result->refused);
 	}
@@ -201,22 +202,23 @@ static void print_json(const struct kvt_replay_report *report, const struct tota
 
 static void print_rates(const struct kvt_replay_report *report, const struct totals *totals)
 {
-	const struct kvt_private_result *private = report->private;
+	static const char *const names[KVT_ROUTERS] = {
+		"the same, simulated       ", "private, round robin   ", "private, sticky        ",
+	};
 
 	printf("  one shared pool            %6.2f %%   (measured, %u workers)\n",
 	       100 * rate(totals->hits, totals->input), report->options->workers);
-	if (!report->simulated)
-		return;
-	printf("  the same, simulated        %6.2f %%   (one request at a time)\n",
-	       100 * rate(private[0].hit_positions, private[0].input_positions));
-	printf("  %2u private, round robin    %6.2f %%   (simulated, same total size, %u refused)\n",
-	       report->options->workers, 100 * rate(private[1].hit_positions,
-						    private[1].input_positions),
-	       private[1].refused);
-	printf("  %2u private, sticky         %6.2f %%   (simulated, same total size, %u refused)\n",
-	       report->options->workers, 100 * rate(private[2].hit_positions,
-						    private[2].input_positions),
-	       private[2].refused);
+	for (int i = 0; i < KVT_ROUTERS && report->simulated; i++) {
+		const struct kvt_private_result *result = &report->private[i];
+
+		if (i == KVT_ROUTER_ONE)
+			printf("  %s", names[i]);
+		else
+			printf("  %2u %s", report->options->workers, names[i]);
+		printf(" %6.2f %%   (simulated, same size in all, %u refused)\n",
+		       100 * rate(result->hit_positions, result->input_positions),
+		       result->refused);
+	}
 }
 
 static void print_latencies(const struct totals *totals)
@@ -237,8 +239,8 @@ static void print_text(const struct kvt_replay_report *report, const struct tota
 {
 	const struct kvt_counters *peak = &report->peak;
 
-	printf("requests        %u in %.1f s (%u refused, %u lost with their worker, %u longer than "
-	       "the context left out)\n", totals->served, report->seconds, totals->refused,
+	printf("requests        %u in %.1f s (%u refused, %u lost with their worker, %u longer "
+	       "than the context left out)\n", totals->served, report->seconds, totals->refused,
 	       totals->lost, report->trace->left_out);
 	printf("input positions %" PRIu64 "\n", totals->input);
 	printf("hit positions   %" PRIu64 " (and %" PRIu64 " taken over from others while they "

@@ -21,9 +21,11 @@ int64_t kvt_replay_now_ns(void)
 
 void kvt_replay_notify(struct kvt_replay_shared *shared)
 {
-	__atomic_add_fetch(&shared->progress, 1, __ATOMIC_SEQ_CST);
+	kvt_add_full(&shared->progress, 1);
+	/* Pairs with the count of waiters before the kernel looks at `progress` again. */
+	kvt_fence_full();
 	/* A killed waiter stays counted: then there is a useless syscall, never a missed one. */
-	if (__atomic_load_n(&shared->waiters, __ATOMIC_SEQ_CST))
+	if (kvt_load_acquire(&shared->waiters))
 		syscall(SYS_futex, &shared->progress, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
@@ -31,7 +33,7 @@ void kvt_replay_settle(struct kvt_replay_shared *shared, uint32_t index, uint32_
 {
 	/* Pairs with the acquire of whoever waits for this request. */
 	kvt_store_release(&shared->slots[index].state, state);
-	__atomic_add_fetch(&shared->done, 1, __ATOMIC_RELAXED);
+	kvt_add_full(&shared->done, 1);
 	kvt_replay_notify(shared);
 }
 
@@ -40,10 +42,10 @@ void kvt_replay_wait(struct kvt_replay_shared *shared, uint32_t seen, int64_t ti
 	struct timespec timeout = { .tv_sec = timeout_ns / 1000000000,
 				    .tv_nsec = timeout_ns % 1000000000 };
 
-	__atomic_add_fetch(&shared->waiters, 1, __ATOMIC_SEQ_CST);
+	kvt_add_full(&shared->waiters, 1);
 	syscall(SYS_futex, &shared->progress, FUTEX_WAIT, seen, timeout_ns > 0 ? &timeout : NULL,
 		NULL, 0);
-	__atomic_sub_fetch(&shared->waiters, 1, __ATOMIC_SEQ_CST);
+	kvt_add_full(&shared->waiters, UINT32_MAX); /* one less */
 }
 
 static uint32_t bucket_of(uint64_t ns)

@@ -60,8 +60,8 @@ static __attribute__((noreturn)) void fail(struct worker *worker, const char *wh
 {
 	const char *why = worker->client ? kvt_client_error(worker->client)->text : "";
 
-	fprintf(stderr, "kvtctl replay: worker %u: %s%s%s\n", worker->number, what, *why ? ": " : "",
-		why);
+	fprintf(stderr, "kvtctl replay: worker %u: %s%s%s\n", worker->number, what,
+		*why ? ": " : "", why);
 	worker->mine->failed = 1;
 	_exit(1);
 }
@@ -457,14 +457,11 @@ static bool ready(const struct worker *worker, uint32_t index, int64_t *ret_wait
 static int claim(struct worker *worker, int64_t *ret_wait_ns)
 {
 	struct kvt_replay_shared *shared = worker->shared;
-	uint32_t index = kvt_load_acquire(&shared->next), nobody = 0;
+	uint32_t index = kvt_load_acquire(&shared->next);
 
 	while (index < worker->trace->n_requests && kvt_load_acquire(&shared->slots[index].owner)) {
 		/* Claimed, and whoever did it may have died before it moved `next`: help. */
-		uint32_t seen = index;
-
-		__atomic_compare_exchange_n(&shared->next, &seen, index + 1, false,
-					    __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+		kvt_replace_u32(&shared->next, index, index + 1);
 		index = kvt_load_acquire(&shared->next);
 	}
 	if (index >= worker->trace->n_requests || kvt_load_acquire(&shared->stop))
@@ -472,8 +469,7 @@ static int claim(struct worker *worker, int64_t *ret_wait_ns)
 	*ret_wait_ns = 0;
 	if (!ready(worker, index, ret_wait_ns))
 		return 0;
-	if (!__atomic_compare_exchange_n(&shared->slots[index].owner, &nobody, worker->number + 1,
-					 false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+	if (!kvt_replace_u32(&shared->slots[index].owner, 0, worker->number + 1))
 		return 1; /* somebody was faster: look again */
 	kvt_store_release(&shared->slots[index].state, KVT_REPLAY_CLAIMED);
 	kvt_replay_notify(shared);

@@ -378,7 +378,8 @@ void kvt_trace_keys(const struct kvt_trace *trace, const struct kvt_trace_reques
 void kvt_trace_output_keys(const struct kvt_trace *trace, const struct kvt_trace_request *request,
 			   uint32_t from, uint32_t to, uint32_t *ret_keys)
 {
-	fill(identity(trace, KIND_OUTPUT, request->scope, request->line), from, to - from, ret_keys);
+	fill(identity(trace, KIND_OUTPUT, request->scope, request->line), from, to - from,
+	     ret_keys);
 }
 
 /* Leading ids that two lists of runs have in common. */

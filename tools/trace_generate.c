@@ -171,7 +171,8 @@ static int run_session(struct kvt_trace_builder *builder, struct session *sessio
 		session->at_us += 1000000ull * draw_length(source, 9, 1.1, 1200);
 		if (rc)
 			break;
-		if (chance < 25 && agent->length > agent->head + 4096) /* another way from earlier */
+		/* Now and then another way is taken from an earlier turn. */
+		if (chance < 25 && agent->length > agent->head + 4096)
 			agent_cut(agent, agent->head + draw_below(source,
 								  agent->length - agent->head));
 		else if (chance < 60)
@@ -210,8 +211,8 @@ int kvt_trace_generate(struct kvt_trace_builder *builder, uint64_t seed, uint32_
 static void write_request(FILE *file, const struct kvt_trace *trace,
 			  const struct kvt_trace_request *request)
 {
-	fprintf(file, "{\"s\":%u,\"a\":\"%u\",\"t\":%.6f,\"in\":%u,\"out\":%u,\"tt\":%u,\"st\":0,\"r\":[",
-		request->session, request->stream, (double)request->at_us / 1e6, request->input,
+	fprintf(file, "{\"s\":%u,\"a\":\"%u\",\"t\":%.6f,\"in\":%u,\"out\":%u,\"tt\":%u,"
+		"\"st\":0,\"r\":[", request->session, request->stream, (double)request->at_us / 1e6, request->input,
 		request->output, request->head);
 	for (uint32_t i = 0; i < request->n_runs; i++)
 		fprintf(file, "%s[%u,%u]", i ? "," : "", trace->runs[request->first_run + i].first,

@@ -160,9 +160,9 @@ static void keys_can_be_had_in_pieces(void **state)
 static void mooncake_ids_are_global_and_stand_for_512_positions(void **state)
 {
 	struct kvt_trace *trace = load_good(KVT_TRACE_MOONCAKE,
-		"{\"timestamp\":0,\"input_length\":1030,\"output_length\":3,\"hash_ids\":[0,1,2]}\n"
-		"{\"timestamp\":5,\"input_length\":1100,\"output_length\":3,\"hash_ids\":[0,1,3]}\n"
-		"{\"timestamp\":9,\"input_length\":1100,\"output_length\":3,\"hash_ids\":[0,1,2]}\n",
+		"{\"timestamp\":0,\"input_length\":1030,\"hash_ids\":[0,1,2]}\n"
+		"{\"timestamp\":5,\"input_length\":1100,\"hash_ids\":[0,1,3]}\n"
+		"{\"timestamp\":9,\"input_length\":1100,\"hash_ids\":[0,1,2]}\n",
 		1);
 
 	(void)state;
