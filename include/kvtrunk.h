@@ -179,7 +179,7 @@ KVT_API int kvt_client_control_fd(const struct kvt_client *client);
 
 /** Ask for a wake-up through the completion descriptor. Returns the number of completions that
  * are there already: if above 0, reap before sleeping. kvt_reap() takes the request back and
- * empties the descriptor: arm again before each sleep. */
+ * empties the descriptor, blocking calls may: arm again before each sleep. */
 KVT_API int kvt_client_arm(struct kvt_client *client);
 
 /** A namespace isolates trees that must never match each other. Opening one twice gives the same

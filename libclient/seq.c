@@ -191,7 +191,8 @@ static int seq_ready(struct kvt_seq *seq)
 {
 	int rc;
 
-	KVT_ASSERT(seq->magic == KVT_SEQ_MAGIC);
+	if (!seq || seq->magic != KVT_SEQ_MAGIC)
+		return -EINVAL; /* ended, or never one */
 	rc = kvt_client_usable(seq->client);
 	return rc == 0 && seq->n_late ? kvt_client_settle(seq->client, seq) : rc;
 }
@@ -205,7 +206,6 @@ int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 		.keys = keys,
 		.n_keys = n_keys,
 		.arg = computed,
-		.lease = seq->lease,
 		.fence = fence,
 	};
 	struct kvt_result result;
@@ -213,6 +213,7 @@ int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 
 	if (rc != 0)
 		return rc;
+	request.lease = seq->lease;
 	request.list_capacity = seq->n_pages ? seq->n_pages : 1;
 	rc = kvt_client_call(seq->client, &request, seq, &result);
 	if (rc != 0)
@@ -226,12 +227,13 @@ int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 
 int kvt_seq_extend(struct kvt_seq *seq, uint32_t n)
 {
-	struct kvt_request request = { .op = KVT_OP_EXTEND, .arg = n, .lease = seq->lease };
+	struct kvt_request request = { .op = KVT_OP_EXTEND, .arg = n };
 	struct kvt_result result;
 	int rc = seq_ready(seq);
 
 	if (rc != 0)
 		return rc;
+	request.lease = seq->lease;
 	rc = n < seq->client->info.n_pages ? reserve(seq, (uint64_t)seq->n_pages + n) : 0;
 	if (rc != 0)
 		return kvt_client_fail(seq->client, rc, 0, "out of memory for %u more pages", n);
@@ -271,7 +273,8 @@ int kvt_seq_end(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys, ui
 
 	if (!seq)
 		return 0;
-	KVT_ASSERT(seq->magic == KVT_SEQ_MAGIC);
+	if (seq->magic != KVT_SEQ_MAGIC)
+		return -EINVAL;
 	client = seq->client;
 	request.lease = seq->lease;
 	if (computed > 0) {

@@ -62,7 +62,8 @@ static int lost_error(struct kvt_client *client)
 
 int kvt_client_usable(struct kvt_client *client)
 {
-	KVT_ASSERT(client->magic == KVT_CLIENT_MAGIC);
+	if (KVT_UNLIKELY(!client || client->magic != KVT_CLIENT_MAGIC))
+		return -EINVAL; /* closed, or never one: there is nowhere to say more */
 	if (KVT_UNLIKELY(kvt_client_forked(client)))
 		return kvt_client_fail(client, -ECHILD, 0,
 				       "this client belongs to the parent process: connect anew");
@@ -636,10 +637,6 @@ static bool undo(struct kvt_client *client, uint32_t number)
 		slot_free(client, number);
 		return true;
 	}
-	if (slot->seq) {
-		kvt_seq_late(slot->seq, &result);
-		slot->seq = NULL;
-	}
 	while (undo_request(client, slot, &result, &request)) {
 		kvt_client_step(client, KVT_STEP_GIVE_BACK);
 		if (submit(client, &request, KVT_SLOT_SILENT, &undoing) == -EAGAIN) {
@@ -664,6 +661,22 @@ static __attribute__((noinline)) void undo_waiting(struct kvt_client *client)
 		if (!next)
 			client->undo.last = 0;
 	}
+}
+
+/* The deadline of this one passed: take note of what it brings, and give that back. */
+static void take_late(struct kvt_client *client, uint32_t number, const struct kvt_cqe *cqe)
+{
+	struct kvt_slot *slot = &client->slots[number];
+	struct kvt_result result;
+
+	/* A sequence that waits for its page table must not wait for room to give back. */
+	if (slot->seq && decode(client, slot, cqe, &result) == 0)
+		kvt_seq_late(slot->seq, &result);
+	slot->seq = NULL;
+	slot->cqe = *cqe;
+	slot->state = KVT_SLOT_UNDO;
+	list_push(client, &client->undo, number);
+	undo_waiting(client);
 }
 
 /* Take one answer from the CQ. Returns its slot when somebody waits for it, 0 when it was for
@@ -694,10 +707,7 @@ static int take_answer(struct kvt_client *client, struct kvt_cqe *cqe)
 		slot_free(client, number);
 		return 0;
 	}
-	slot->cqe = *cqe;
-	slot->state = KVT_SLOT_UNDO;
-	list_push(client, &client->undo, number);
-	undo_waiting(client);
+	take_late(client, number, cqe);
 	return 0;
 }
 
@@ -877,6 +887,8 @@ int kvt_reap(struct kvt_client *client, struct kvt_result *ret_results, int min,
 	bool slept = client->armed;
 	int n = 0, rc = 0;
 
+	if (KVT_UNLIKELY(client->magic != KVT_CLIENT_MAGIC))
+		return -EINVAL;
 	if (KVT_UNLIKELY(kvt_client_forked(client) || !client->has_session)) {
 		rc = kvt_client_usable(client);
 		return rc ? rc : kvt_client_fail(client, -ENOTCONN, 0, "an observer has no ring");

@@ -184,6 +184,22 @@ static void a_sequence_lives_from_begin_to_end(void **state)
 	assert_int_equal(kvt_client_error(client)->reason, KVT_REASON_TOO_LARGE);
 }
 
+static void a_sequence_that_has_ended_is_refused(void **state)
+{
+	const uint32_t keys[4] = { 1, 2, 3, 4 };
+	struct kvt_seq *seq;
+
+	(void)state;
+	assert_int_equal(kvt_seq_begin(world.client, world.ns, keys, 4, 0, 0, &seq), 0);
+	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	assert_int_equal(kvt_seq_commit(seq, 4, NULL, 0, KVT_IDLE, 0), -EINVAL);
+	assert_int_equal(kvt_seq_extend(seq, 1), -EINVAL);
+	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), -EINVAL);
+	assert_int_equal(kvt_seq_end(NULL, 0, NULL, 0, KVT_IDLE, 0), 0);
+	assert_int_equal(kvt_seq_commit(NULL, 4, NULL, 0, KVT_IDLE, 0), -EINVAL);
+	assert_int_equal(kvt_submit(NULL, &(struct kvt_request){ .op = KVT_OP_NOP }), -EINVAL);
+}
+
 static void an_end_that_published_nothing_says_so(void **state)
 {
 	uint32_t keys[8];
@@ -209,7 +225,7 @@ static void answers_come_in_any_order_and_block_nobody(void **state)
 	struct kvt_client *client = world.client;
 	struct kvt_request request = { .op = KVT_OP_MATCH, .namespace_id = world.ns };
 	struct kvt_result results[8], held[8];
-	uint32_t keys[64], seen = 0, n_held = 0, pages[1];
+	uint32_t keys[64], seen = 0, which = 0, n_held = 0, pages[1];
 
 	(void)state;
 	count_up(keys, 1, 64);
@@ -247,11 +263,12 @@ static void answers_come_in_any_order_and_block_nobody(void **state)
 
 		assert_true(n > 0);
 		for (int i = 0; i < n; i++, seen++) {
-			assert_int_equal(results[i].user_data, 1000 + seen);
+			which |= 1u << (results[i].user_data - 1000);
 			assert_int_equal(results[i].freed, 1);
 			assert_true(results[i].flags & KVT_CQE_DEFERRED);
 		}
 	}
+	assert_int_equal(which, (1u << WAITING) - 1);
 	assert_int_equal(kvt_reap(client, results, 1, 8), 0); /* nothing is in flight */
 }
 
@@ -798,6 +815,7 @@ int main(void)
 		CASE(each_operation_answers_under_its_names),
 		CASE(duplicates_are_named_with_their_twins),
 		CASE(a_sequence_lives_from_begin_to_end),
+		CASE(a_sequence_that_has_ended_is_refused),
 		CASE(an_end_that_published_nothing_says_so),
 		CASE(answers_come_in_any_order_and_block_nobody),
 		CASE(full_rings_and_areas_push_back_and_recover),
