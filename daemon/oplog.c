@@ -19,6 +19,7 @@ struct kvt_oplog {
 	int error; /* final */
 	uint64_t seq, now_ns;
 	struct kvt_counters counters; /* of the record before */
+	struct oplog_tables tables;
 	struct oplog_bytes body;
 	uint8_t *buffer;
 	size_t used;
@@ -61,6 +62,68 @@ uint32_t oplog_check(const uint8_t *bytes, size_t n)
 		hash = mix(hash, bytes[i], 0x9fb21c651e98df25ull);
 	hash = mix(hash, n, 0x9fb21c651e98df25ull);
 	return (uint32_t)(hash ^ hash >> 32);
+}
+
+/* ---- page tables, kept alike by writer and reader */
+
+bool oplog_tables_init(struct oplog_tables *tables, uint32_t n_leases)
+{
+	tables->n = n_leases + 1;
+	tables->at = calloc(tables->n, sizeof(*tables->at));
+	return tables->at != NULL;
+}
+
+void oplog_tables_free(struct oplog_tables *tables)
+{
+	for (uint32_t i = 0; tables->at && i < tables->n; i++)
+		free(tables->at[i].pages);
+	free(tables->at);
+	tables->at = NULL;
+}
+
+struct oplog_table *oplog_table_of(const struct oplog_tables *tables,
+				   const struct kvt_record *record)
+{
+	if (record->kind != KVT_REC_OP || record->sqe.op != KVT_OP_COMMIT ||
+	    record->cqe.result != 0 || record->cqe.lease >= tables->n)
+		return NULL;
+	return &tables->at[record->cqe.lease];
+}
+
+static void forget_table(struct oplog_tables *tables, uint64_t lease)
+{
+	if (lease >= tables->n)
+		return;
+	free(tables->at[lease].pages);
+	tables->at[lease] = (struct oplog_table){ 0 };
+}
+
+bool oplog_tables_learn(struct oplog_tables *tables, const struct kvt_record *record)
+{
+	bool done = record->kind == KVT_REC_OP && record->cqe.result == 0;
+	uint32_t op = record->sqe.op;
+	struct oplog_table *table;
+
+	if (record->kind == KVT_REC_LEASE_LOST)
+		forget_table(tables, record->value);
+	else if (done && op == KVT_OP_END)
+		forget_table(tables, record->sqe.node);
+	if (!done || (op != KVT_OP_BEGIN && op != KVT_OP_COMMIT) ||
+	    record->cqe.lease >= tables->n)
+		return true;
+	table = &tables->at[record->cqe.lease];
+	if (record->n_list > table->room) {
+		uint32_t *pages = realloc(table->pages, record->n_list * sizeof(*pages));
+
+		if (!pages)
+			return false;
+		table->pages = pages;
+		table->room = record->n_list;
+	}
+	if (record->n_list)
+		memcpy(table->pages, record->list, record->n_list * sizeof(*table->pages));
+	table->n = record->n_list;
+	return true;
 }
 
 /* ---- building a body */
@@ -135,6 +198,27 @@ static void put_list(struct kvt_oplog *log, const uint32_t *list, uint32_t n)
 	}
 }
 
+/* The list of a record, against the page table before it where there is one. */
+static void put_answer(struct kvt_oplog *log, const struct kvt_record *record)
+{
+	const struct oplog_table *table = oplog_table_of(&log->tables, record);
+	uint32_t n = record->n_list, same = 0, tail = 0, least;
+
+	if (!table) {
+		put_list(log, record->list, n);
+		return;
+	}
+	least = n < table->n ? n : table->n;
+	while (same < least && record->list[same] == table->pages[same])
+		same++;
+	while (tail < least - same &&
+	       record->list[n - 1 - tail] == table->pages[table->n - 1 - tail])
+		tail++;
+	put(log, same);
+	put(log, tail);
+	put_list(log, record->list + same, n - same - tail);
+}
+
 static void put_keys(struct kvt_oplog *log, const struct kvt_record *record)
 {
 	bool pages = record->kind == KVT_REC_OP && record->sqe.op == KVT_OP_FREE;
@@ -186,7 +270,7 @@ static void put_record(struct kvt_oplog *log, const struct kvt_record *record)
 		put_bytes(log, &record->cqe, sizeof(record->cqe));
 	put_keys(log, record);
 	put_list(log, record->pages, record->n_pages);
-	put_list(log, record->list, record->n_list);
+	put_answer(log, record);
 	put(log, record->n_events);
 	for (uint32_t i = 0; i < record->n_events; i++) {
 		put(log, record->events[i].kind);
@@ -258,6 +342,8 @@ int kvt_oplog_write(struct kvt_oplog *log, const struct kvt_record *record)
 	log->seq = record->seq;
 	log->now_ns = record->now_ns;
 	log->counters = record->counters;
+	if (!oplog_tables_learn(&log->tables, record))
+		log->error = -ENOMEM;
 	return log->error;
 }
 
@@ -333,13 +419,16 @@ int kvt_oplog_open(const char *path, const struct kvt_core_config *config,
 
 	if (log)
 		log->buffer = malloc(KVT_OPLOG_BUFFER);
-	if (!log || !log->buffer) {
+	if (!log || !log->buffer || !oplog_tables_init(&log->tables, config->n_leases)) {
+		if (log)
+			free(log->buffer);
 		free(log);
 		snprintf(why, why_bytes, "no memory for the operation log");
 		return -ENOMEM;
 	}
 	fd = open_file(path, why, why_bytes);
 	if (fd < 0) {
+		oplog_tables_free(&log->tables);
 		free(log->buffer);
 		free(log);
 		return fd;
@@ -369,6 +458,7 @@ int kvt_oplog_close(struct kvt_oplog *log)
 	error = log->error;
 	if (close(log->fd) < 0 && !error)
 		error = -errno;
+	oplog_tables_free(&log->tables);
 	free(log->body.bytes);
 	free(log->buffer);
 	free(log);

@@ -46,6 +46,28 @@ static inline bool oplog_has_cqe(uint32_t kind)
 	return kind == KVT_REC_OP || kind == KVT_REC_ADMIN;
 }
 
+/** The page table of each sequence as its last BEGIN or COMMIT answered it. A COMMIT's table is
+ * nearly always the one before with some pages replaced, so only what lies between the common
+ * beginning and the common end is written. Writer and reader keep these in step. */
+struct oplog_table {
+	uint32_t *pages;
+	uint32_t n;
+	uint32_t room;
+};
+
+struct oplog_tables {
+	struct oplog_table *at; /* by lease */
+	uint32_t n;
+};
+
+bool oplog_tables_init(struct oplog_tables *tables, uint32_t n_leases);
+void oplog_tables_free(struct oplog_tables *tables);
+/** The table that a record's list is written against, NULL if it is written as it is. */
+struct oplog_table *oplog_table_of(const struct oplog_tables *tables,
+				   const struct kvt_record *record);
+/** Learn from a record. False when out of memory. */
+bool oplog_tables_learn(struct oplog_tables *tables, const struct kvt_record *record);
+
 /** Two independent hashes of all keys. */
 void oplog_hash_keys(const uint32_t *keys, uint64_t n, uint64_t ret_hash[2]);
 /** What guards a body against damage. */

@@ -28,7 +28,8 @@ struct kvt_oplog_reader {
 	size_t room;
 	size_t n, at; /* of the body that is being read */
 	bool bad;
-	struct words keys, pages, list, out;
+	struct words keys, pages, list, middle, out;
+	struct oplog_tables tables;
 	struct kvt_event *events;
 	uint32_t events_room;
 	char *why;
@@ -136,7 +137,32 @@ static uint32_t get_list(struct kvt_oplog_reader *r, struct words *words)
 	return r->bad ? 0 : n;
 }
 
-/* Keys; *ret_known of them are to be filled in. */
+static uint32_t get_answer(struct kvt_oplog_reader *r, const struct kvt_record *record)
+{
+	const struct oplog_table *table = oplog_table_of(&r->tables, record);
+	uint32_t same, tail, n;
+
+	if (!table)
+		return get_list(r, &r->list);
+	same = get_u32(r);
+	tail = get_u32(r);
+	n = get_list(r, &r->middle);
+	if (r->bad || same > table->n || tail > table->n - same ||
+	    !make_room(r, &r->list, (uint64_t)same + n + tail)) {
+		r->bad = true;
+		return 0;
+	}
+	if (same)
+		memcpy(r->list.at, table->pages, same * sizeof(uint32_t));
+	if (n)
+		memcpy(r->list.at + same, r->middle.at, n * sizeof(uint32_t));
+	if (tail)
+		memcpy(r->list.at + same + n, table->pages + table->n - tail,
+		       tail * sizeof(uint32_t));
+	return same + n + tail;
+}
+
+/* Keys; known_positions of them are to be filled in. */
 static void get_keys(struct kvt_oplog_reader *r, struct kvt_record *record, uint64_t ret_hash[2])
 {
 	uint32_t n, known;
@@ -215,7 +241,7 @@ static void get_record(struct kvt_oplog_reader *r, struct kvt_record *record, ui
 	record->keys = r->keys.at;
 	record->n_pages = get_list(r, &r->pages);
 	record->pages = r->pages.at;
-	record->n_list = get_list(r, &r->list);
+	record->n_list = get_answer(r, record);
 	record->list = r->list.at;
 	get_events(r, record);
 	record->n_out = get_list(r, &r->out);
@@ -318,6 +344,8 @@ int kvt_oplog_next(struct kvt_oplog_reader *r, kvt_oplog_path_fn *path, void *co
 	r->seq = record.seq;
 	r->now_ns = record.now_ns;
 	r->counters = record.counters;
+	if (!oplog_tables_learn(&r->tables, &record))
+		return bad(r, "out of memory");
 	*ret_record = record;
 	return 1;
 }
@@ -393,6 +421,10 @@ int kvt_oplog_reader_open(const char *path, struct kvt_oplog_reader **ret_reader
 	}
 	if (!error)
 		error = check_header(&header, path, why, why_bytes);
+	if (!error && !oplog_tables_init(&r->tables, header.n_leases)) {
+		snprintf(why, why_bytes, "out of memory");
+		error = -ENOMEM;
+	}
 	if (error) {
 		kvt_oplog_reader_close(r);
 		return error;
@@ -427,6 +459,8 @@ void kvt_oplog_reader_close(struct kvt_oplog_reader *r)
 	free(r->keys.at);
 	free(r->pages.at);
 	free(r->list.at);
+	free(r->middle.at);
+	oplog_tables_free(&r->tables);
 	free(r->out.at);
 	free(r->events);
 	free(r);

@@ -91,7 +91,9 @@ static struct kvt_record make_record(uint32_t i, struct store *store)
 	for (uint32_t k = 0; k < r.n_out; k++)
 		store->out[k] = 50 - k;
 	if (r.kind == KVT_REC_OP) {
-		r.cqe = (struct kvt_cqe){ .user_data = i, .result = -(int)i, .e = UINT32_MAX };
+		r.cqe = (struct kvt_cqe){ .user_data = i, .result = i % 3 ? 0 : -(int)i,
+					  .lease = 1 + i % 11, .e = UINT32_MAX };
+		r.sqe.op = i % 6 ? KVT_OP_COMMIT : KVT_OP_BEGIN;
 		r.keys = all_keys;
 		r.n_keys = (i * 13) % N_KEYS;
 		r.known_positions = r.n_keys / 2;
