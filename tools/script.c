@@ -1,165 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "tools/replay_daemon.h"
 #include "tools/script_engine.h"
-
-#define MAX_DAEMON_FLAGS 60
-
-/* What one order brought back. */
-struct reply {
-	struct kvt_script_reply head;
-	struct kvt_script_answer *answers; /* pages and twins point into `lists` */
-	uint32_t **lists;
-};
-
-/* ---------------------------------------------------------------- processes */
-
-static struct kvt_script_session *session_find(struct kvt_script *script, const char *name)
-{
-	struct kvt_script_session *session = script->sessions;
-
-	while (session && strcmp(session->name, name) != 0)
-		session = session->next;
-	if (session)
-		return session;
-	session = kvt_tool_grow(NULL, 1, sizeof(*session));
-	*session = (struct kvt_script_session){
-		.name = kvt_tool_copy(name, strlen(name)), .fd = -1, .next = script->sessions,
-	};
-	script->sessions = session;
-	return session;
-}
-
-/* The child keeps its end of the pair and nothing else: no other session's socket, not the
- * script, not the connection of the observer. */
-static void become_child(struct kvt_script *script, struct kvt_script_session *session, int fd)
-{
-	int null = open("/dev/null", O_RDWR);
-
-	dup2(null, STDIN_FILENO);
-	dup2(null, STDOUT_FILENO);
-	if (dup2(fd, 3) < 0)
-		_exit(1);
-	close_range(4, ~0u, 0);
-	signal(SIGINT, SIG_IGN);
-	kvt_script_child(3, script->socket_path, session->name);
-}
-
-static int process_start(struct kvt_script *script, struct kvt_script_session *session)
-{
-	int pair[2];
-
-	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair))
-		return -errno;
-	fflush(stdout);
-	session->pid = fork();
-	if (session->pid == 0)
-		become_child(script, session, pair[1]);
-	close(pair[1]);
-	if (session->pid < 0) {
-		int error = errno;
-
-		close(pair[0]);
-		return -error;
-	}
-	session->fd = pair[0];
-	session->state = KVT_SCRIPT_IDLE;
-	session->stopped = false;
-	session->n_ids = 0;
-	return 0;
-}
-
-/* After it: no process, and the daemon has seen all its ends. */
-static int process_end(struct kvt_script *script, struct kvt_script_session *session, bool force)
-{
-	bool connecting = session->state == KVT_SCRIPT_IDLE && session->n_ids == 0;
-	int rc = 0, status;
-
-	if (session->state == KVT_SCRIPT_NONE)
-		return 0;
-	if (force)
-		kill(session->pid, SIGKILL);
-	close(session->fd);
-	session->fd = -1;
-	while (waitpid(session->pid, &status, 0) < 0 && errno == EINTR)
-		;
-	session->state = KVT_SCRIPT_NONE;
-	session->stopped = false;
-	for (uint32_t i = 0; i < session->n_ids; i++) {
-		int one = kvt_script_ended(script, session->ids[i], session->pid, true);
-
-		rc = rc ? rc : one;
-	}
-	session->n_ids = 0;
-	return connecting ? kvt_script_forgotten(script, session->pid) : rc;
-}
-
-static void reply_free(struct reply *reply)
-{
-	for (uint32_t i = 0; i < reply->head.n_answers; i++)
-		free(reply->lists[i]);
-	free(reply->lists);
-	free(reply->answers);
-}
-
-static int receive_answer(int fd, struct kvt_script_answer *answer, uint32_t **ret_list)
-{
-	size_t n;
-
-	*ret_list = NULL;
-	if (kvt_script_receive(fd, answer, sizeof(*answer)))
-		return -EPIPE;
-	n = answer->result.n_pages + 2 * (size_t)answer->result.n_twins;
-	*ret_list = kvt_tool_grow(NULL, n, sizeof(uint32_t));
-	answer->result.pages = *ret_list;
-	answer->result.twins = *ret_list + answer->result.n_pages;
-	return kvt_script_receive(fd, *ret_list, n * sizeof(uint32_t));
-}
-
-/* One order to a session's process. -EPIPE: it died. The reply is to be freed on success. */
-static int order(struct kvt_script_session *session, const struct kvt_script_command *command,
-		 const char *text, const uint32_t *keys, const uint32_t *pages,
-		 struct reply *ret_reply)
-{
-	struct reply reply = { .answers = NULL };
-	uint32_t n;
-	int fd = session->fd, rc = kvt_script_send(fd, command, sizeof(*command));
-
-	rc = rc ? rc : kvt_script_send(fd, text, command->n_text);
-	rc = rc ? rc : kvt_script_send(fd, keys, command->n_keys * sizeof(uint32_t));
-	rc = rc ? rc : kvt_script_send(fd, pages, command->n_pages * sizeof(uint32_t));
-	rc = rc ? rc : kvt_script_receive(fd, &reply.head, sizeof(reply.head));
-	if (rc)
-		return rc;
-	n = reply.head.n_answers;
-	reply.answers = kvt_tool_grow(NULL, n, sizeof(*reply.answers));
-	reply.lists = kvt_tool_grow(NULL, n, sizeof(*reply.lists));
-	for (uint32_t i = 0; i < n; i++) {
-		rc = receive_answer(fd, &reply.answers[i], &reply.lists[i]);
-		if (rc == 0)
-			continue;
-		reply.head.n_answers = i + 1;
-		reply_free(&reply);
-		return rc;
-	}
-	*ret_reply = reply;
-	return 0;
-}
-
-static int order_plain(struct kvt_script_session *session, uint32_t what, struct reply *ret_reply)
-{
-	struct kvt_script_command command = { .order = what };
-
-	return order(session, &command, NULL, NULL, NULL, ret_reply);
-}
 
 /* ---------------------------------------------------------------- waiting operations */
 
@@ -204,7 +51,7 @@ static void waiting_free(struct kvt_script_waiting *waiting)
 
 /* Its session ended: what waited for a fence will never take effect, and its line is owed an
  * answer. */
-static void waiting_cancel(struct kvt_script *script, struct kvt_script_session *session)
+void kvt_script_waiting_cancel(struct kvt_script *script, struct kvt_script_session *session)
 {
 	while (session->waiting) {
 		struct kvt_script_waiting *waiting = session->waiting;
@@ -222,7 +69,7 @@ static void waiting_cancel(struct kvt_script *script, struct kvt_script_session 
 
 /* Print what became complete. `own`: of this very line, so not async; printed and NULL after. */
 static void print_answers(struct kvt_script *script, struct kvt_script_session *session,
-			  const struct reply *reply, struct kvt_script_waiting **own)
+			  const struct kvt_script_returned *reply, struct kvt_script_waiting **own)
 {
 	for (uint32_t i = 0; i < reply->head.n_answers; i++) {
 		const struct kvt_script_answer *answer = &reply->answers[i];
@@ -233,11 +80,11 @@ static void print_answers(struct kvt_script *script, struct kvt_script_session *
 		if (!waiting)
 			continue; /* the library gave back what came too late */
 		if (waiting->verb == KVT_VERB_CLOSE && answer->result.error == 0) {
-			struct reply done;
+			struct kvt_script_returned done;
 
-			if (order_plain(session, KVT_ORDER_EXIT, &done) == 0)
-				reply_free(&done);
-			process_end(script, session, false);
+			if (kvt_script_order_plain(session, KVT_ORDER_EXIT, &done) == 0)
+				kvt_script_reply_free(&done);
+			kvt_script_process_end(script, session, false);
 		}
 		kvt_script_print_answer(script, session->name, session->page_size, waiting, answer,
 					async);
@@ -245,7 +92,7 @@ static void print_answers(struct kvt_script *script, struct kvt_script_session *
 			*own = NULL;
 		waiting_free(waiting);
 		if (session->state == KVT_SCRIPT_NONE)
-			waiting_cancel(script, session);
+			kvt_script_waiting_cancel(script, session);
 	}
 }
 
@@ -273,9 +120,9 @@ static void refuse(struct kvt_script *script, const struct kvt_script_line *line
 static void lost(struct kvt_script *script, struct kvt_script_session *session,
 		 const struct kvt_script_line *line)
 {
-	process_end(script, session, true);
+	kvt_script_process_end(script, session, true);
 	refuse(script, line, -ECHILD, "the session's process died");
-	waiting_cancel(script, session);
+	kvt_script_waiting_cancel(script, session);
 }
 
 static void say(struct kvt_script *script, const struct kvt_script_line *line)
@@ -288,7 +135,7 @@ static void say(struct kvt_script *script, const struct kvt_script_line *line)
 static void kill_at_step(struct kvt_script *script, struct kvt_script_session *session,
 			 const struct kvt_script_line *line, const char *step)
 {
-	int rc = process_end(script, session, true);
+	int rc = kvt_script_process_end(script, session, true);
 
 	kvt_script_print_begin(script, script->line, line->session,
 			       line->step ? "kill" : kvt_script_verb_name(line->verb), 0,
@@ -301,12 +148,13 @@ static void kill_at_step(struct kvt_script *script, struct kvt_script_session *s
 	}
 	kvt_json_string(&script->json, "step", step);
 	kvt_script_print_end(script);
-	waiting_cancel(script, session);
+	kvt_script_waiting_cancel(script, session);
 }
 
 /* True when the reply was not one, and has been dealt with. */
 static bool reply_failed(struct kvt_script *script, struct kvt_script_session *session,
-			 const struct kvt_script_line *line, int rc, struct reply *reply)
+			 const struct kvt_script_line *line, int rc,
+			 struct kvt_script_returned *reply)
 {
 	if (rc) {
 		lost(script, session, line);
@@ -314,7 +162,7 @@ static bool reply_failed(struct kvt_script *script, struct kvt_script_session *s
 	}
 	if (reply->head.stopped) {
 		kill_at_step(script, session, line, reply->head.text);
-		reply_free(reply);
+		kvt_script_reply_free(reply);
 		return true;
 	}
 	return false;
@@ -330,20 +178,22 @@ static void do_open(struct kvt_script *script, struct kvt_script_session *sessio
 		.list_count = (uint32_t)line->number[KVT_PARAMETER_LIST_COUNT],
 	};
 	const struct kvt_info *info;
-	struct reply reply;
-	int rc;
+	struct kvt_script_returned reply;
+	int rc = 0;
 
 	if (session->state == KVT_SCRIPT_OPEN)
 		return refuse(script, line, -EISCONN, "open: the session is open");
-	if (session->state == KVT_SCRIPT_NONE && (rc = process_start(script, session)) != 0)
+	if (session->state == KVT_SCRIPT_NONE)
+		rc = kvt_script_process_start(script, session);
+	if (rc)
 		return refuse(script, line, rc, "cannot start a process for the session");
-	rc = order(session, &command, line->label, NULL, NULL, &reply);
+	rc = kvt_script_order(session, &command, line->label, NULL, NULL, &reply);
 	if (reply_failed(script, session, line, rc, &reply))
 		return;
 	info = &reply.head.info;
 	if (reply.head.error) {
 		refuse(script, line, reply.head.error, reply.head.text);
-		reply_free(&reply);
+		kvt_script_reply_free(&reply);
 		return;
 	}
 	session->state = KVT_SCRIPT_OPEN;
@@ -361,7 +211,7 @@ static void do_open(struct kvt_script *script, struct kvt_script_session *sessio
 	if (script->socket_path)
 		kvt_json_string(&script->json, "socket", script->socket_path);
 	kvt_script_print_end(script);
-	reply_free(&reply);
+	kvt_script_reply_free(&reply);
 }
 
 static void do_kill(struct kvt_script *script, struct kvt_script_session *session,
@@ -371,14 +221,14 @@ static void do_kill(struct kvt_script *script, struct kvt_script_session *sessio
 
 	if (session->state == KVT_SCRIPT_NONE)
 		return refuse(script, line, -ENOTCONN, "the session has no process: open it first");
-	rc = process_end(script, session, true);
+	rc = kvt_script_process_end(script, session, true);
 	if (rc) {
 		refuse(script, line, rc, "the daemon did not see the end");
 	} else {
 		say(script, line);
 		kvt_script_print_end(script);
 	}
-	waiting_cancel(script, session);
+	kvt_script_waiting_cancel(script, session);
 }
 
 /* kill@STEP: false when that is all there is to the line, or it failed. */
@@ -387,16 +237,16 @@ static bool do_arm(struct kvt_script *script, struct kvt_script_session *session
 {
 	struct kvt_script_command command = { .order = KVT_ORDER_ARM,
 					      .n_text = (uint32_t)strlen(line->step) };
-	struct reply reply;
+	struct kvt_script_returned reply;
 	int rc = 0;
 
 	if (session->state == KVT_SCRIPT_NONE)
-		rc = process_start(script, session);
+		rc = kvt_script_process_start(script, session);
 	if (rc) {
 		refuse(script, line, rc, "cannot start a process for the session");
 		return false;
 	}
-	rc = order(session, &command, line->step, NULL, NULL, &reply);
+	rc = kvt_script_order(session, &command, line->step, NULL, NULL, &reply);
 	if (reply_failed(script, session, line, rc, &reply))
 		return false;
 	rc = reply.head.error;
@@ -408,19 +258,19 @@ static bool do_arm(struct kvt_script *script, struct kvt_script_session *session
 		kvt_json_string(&script->json, "step", line->step);
 		kvt_script_print_end(script);
 	}
-	reply_free(&reply);
+	kvt_script_reply_free(&reply);
 	return rc == 0 && line->verb != KVT_VERB_KILL;
 }
 
 static void do_drop(struct kvt_script *script, struct kvt_script_session *session,
 		    const struct kvt_script_line *line)
 {
-	struct reply reply;
-	int rc = order_plain(session, KVT_ORDER_DROP, &reply);
+	struct kvt_script_returned reply;
+	int rc = kvt_script_order_plain(session, KVT_ORDER_DROP, &reply);
 
 	if (reply_failed(script, session, line, rc, &reply))
 		return;
-	reply_free(&reply);
+	kvt_script_reply_free(&reply);
 	session->state = KVT_SCRIPT_IDLE;
 	rc = kvt_script_ended(script, session->ids[session->n_ids - 1], session->pid, false);
 	if (rc) {
@@ -429,7 +279,7 @@ static void do_drop(struct kvt_script *script, struct kvt_script_session *sessio
 		say(script, line);
 		kvt_script_print_end(script);
 	}
-	waiting_cancel(script, session);
+	kvt_script_waiting_cancel(script, session);
 }
 
 /* stop waits until the process stands still, cont until it runs: then the line is done. */
@@ -460,14 +310,14 @@ static void do_raise(struct kvt_script *script, struct kvt_script_session *sessi
 		.fence = { (uint32_t)line->number[KVT_PARAMETER_SLOT],
 			   line->number[KVT_PARAMETER_VALUE] },
 	};
-	struct reply reply, collected;
-	int rc = order(session, &command, NULL, NULL, NULL, &reply);
+	struct kvt_script_returned reply, collected;
+	int rc = kvt_script_order(session, &command, NULL, NULL, NULL, &reply);
 
 	if (reply_failed(script, session, line, rc, &reply))
 		return;
-	rc = order_plain(session, KVT_ORDER_COLLECT, &collected);
+	rc = kvt_script_order_plain(session, KVT_ORDER_COLLECT, &collected);
 	if (rc) {
-		reply_free(&reply);
+		kvt_script_reply_free(&reply);
 		return lost(script, session, line);
 	}
 	if (reply.head.error) {
@@ -479,8 +329,8 @@ static void do_raise(struct kvt_script *script, struct kvt_script_session *sessi
 		kvt_script_print_end(script);
 	}
 	print_answers(script, session, &collected, NULL);
-	reply_free(&reply);
-	reply_free(&collected);
+	kvt_script_reply_free(&reply);
+	kvt_script_reply_free(&collected);
 }
 
 static void do_tick(struct kvt_script *script, const struct kvt_script_line *line)
@@ -505,8 +355,8 @@ static void do_probe(struct kvt_script *script, struct kvt_script_session *sessi
 		.ns_number = line->ns_number,
 		.namespace_id = (uint32_t)line->number[KVT_PARAMETER_NS],
 	};
-	struct reply reply;
-	int rc = order(session, &command, ns, line->keys, NULL, &reply);
+	struct kvt_script_returned reply;
+	int rc = kvt_script_order(session, &command, ns, line->keys, NULL, &reply);
 
 	if (reply_failed(script, session, line, rc, &reply))
 		return;
@@ -527,7 +377,7 @@ static void do_probe(struct kvt_script *script, struct kvt_script_session *sessi
 		kvt_json_u64(&script->json, "matched", reply.head.matched);
 		kvt_script_print_end(script);
 	}
-	reply_free(&reply);
+	kvt_script_reply_free(&reply);
 }
 
 /* ---------------------------------------------------------------- operations */
@@ -572,7 +422,7 @@ static void do_call(struct kvt_script *script, struct kvt_script_session *sessio
 	struct kvt_script_waiting *own;
 	char why[KVT_TEXT_BYTES];
 	uint32_t *pages = NULL;
-	struct reply reply;
+	struct kvt_script_returned reply;
 	int rc = kvt_script_resolve(&script->names, line, &command, &pages, why, sizeof(why));
 
 	if (rc == -EINVAL)
@@ -585,14 +435,14 @@ static void do_call(struct kvt_script *script, struct kvt_script_session *sessio
 	}
 	own = waiting_add(script, session, line, command.lease);
 	command.user_data = own->user_data;
-	rc = order(session, &command, ns, line->keys, pages, &reply);
+	rc = kvt_script_order(session, &command, ns, line->keys, pages, &reply);
 	free(pages);
 	if (rc || reply.head.stopped)
 		waiting_free(waiting_take(session, own->user_data));
 	if (reply_failed(script, session, line, rc, &reply))
 		return;
 	print_answers(script, session, &reply, &own);
-	reply_free(&reply);
+	kvt_script_reply_free(&reply);
 }
 
 /* A name gets its new meaning when its line is read: what it meant before must not be taken for
@@ -619,7 +469,7 @@ static void settle_name(struct kvt_script *script, const struct kvt_script_line 
 
 static void run_session_verb(struct kvt_script *script, const struct kvt_script_line *line)
 {
-	struct kvt_script_session *session = session_find(script, line->session);
+	struct kvt_script_session *session = kvt_script_session_find(script, line->session);
 
 	if (line->step && !session->stopped && !do_arm(script, session, line))
 		return;
@@ -650,7 +500,7 @@ static void run_session_verb(struct kvt_script *script, const struct kvt_script_
 	settle_name(script, line, session);
 }
 
-static void run_line(struct kvt_script *script, const char *text, size_t bytes)
+void kvt_script_run_line(struct kvt_script *script, const char *text, size_t bytes)
 {
 	struct kvt_script_line line;
 	char why[KVT_TEXT_BYTES];
@@ -667,157 +517,4 @@ static void run_line(struct kvt_script *script, const char *text, size_t bytes)
 		run_session_verb(script, &line);
 	}
 	kvt_script_line_clear(&line);
-}
-
-/* ---------------------------------------------------------------- the whole script */
-
-/* Sessions that are still there end as their processes do: in order if nothing waits for a
- * fence that nobody will raise any more. */
-static void sessions_end(struct kvt_script *script)
-{
-	struct kvt_script_command close_command = {
-		.order = KVT_ORDER_CALL, .op = KVT_OP_CLOSE, .fence = KVT_IDLE,
-	};
-	struct reply reply;
-
-	while (script->sessions) {
-		struct kvt_script_session *session = script->sessions;
-		bool force = session->stopped;
-
-		script->sessions = session->next;
-		if (session->state == KVT_SCRIPT_OPEN && !session->stopped && !session->waiting &&
-		    order(session, &close_command, NULL, NULL, NULL, &reply) == 0) {
-			force = reply.head.stopped;
-			reply_free(&reply);
-		}
-		process_end(script, session, force);
-		waiting_cancel(script, session);
-		free(session->ids);
-		free(session->name);
-		free(session);
-	}
-}
-
-static int run_file(struct kvt_script *script, FILE *file)
-{
-	char *text = NULL;
-	size_t room = 0;
-	ssize_t n;
-
-	while (!script->broken && (n = getline(&text, &room, file)) >= 0) {
-		script->line++;
-		run_line(script, text, (size_t)n);
-	}
-	free(text);
-	sessions_end(script);
-	kvt_script_names_free(&script->names);
-	kvt_json_free(&script->json);
-	if (script->observer)
-		kvt_client_abandon(script->observer);
-	if (script->broken) {
-		fprintf(stderr, "kvtctl script: cannot write the answers to stdout\n");
-		return KVT_EXIT_PROBLEM;
-	}
-	return script->misunderstood ? KVT_EXIT_PROBLEM : KVT_EXIT_OK;
-}
-
-static int run_path(struct kvt_script *script, const char *path)
-{
-	FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "re");
-	struct kvt_error error;
-	int status;
-
-	if (!file) {
-		fprintf(stderr, "kvtctl script: cannot open %s: %s\n", path, strerror(errno));
-		return KVT_EXIT_USAGE;
-	}
-	if (kvt_script_observe_open(script, &error)) {
-		fprintf(stderr, "kvtctl script: %s\n", error.text);
-		status = KVT_EXIT_CONNECT;
-	} else {
-		status = run_file(script, file);
-	}
-	if (file != stdin)
-		fclose(file);
-	return status;
-}
-
-static int daemon_start(struct kvt_own_daemon *daemon, const char *options)
-{
-	/* Its daily lines would only stand between the answers; a later flag wins. */
-	const char *flags[MAX_DAEMON_FLAGS + 2] = { kvt_tool_copy("--log_level=warning", 19) };
-	char *copy = kvt_tool_copy(options, strlen(options)), *rest = NULL;
-	char why[512] = "";
-	unsigned int n = 1;
-	int rc;
-
-	for (char *word = strtok_r(copy, " \t\n", &rest); word && n <= MAX_DAEMON_FLAGS;
-	     word = strtok_r(NULL, " \t\n", &rest)) {
-		char *flag = kvt_tool_grow(NULL, strlen(word) + 3, 1);
-
-		sprintf(flag, "--%s", word);
-		flags[n++] = flag;
-	}
-	rc = kvt_own_daemon_start(daemon, NULL, flags, -1, why, sizeof(why));
-	if (rc)
-		fprintf(stderr, "kvtctl script: no private daemon: %s\n", why);
-	while (n > 0)
-		free((char *)flags[--n]);
-	free(copy);
-	return rc;
-}
-
-static int daemon_stop(struct kvt_own_daemon *daemon)
-{
-	int status = kvt_own_daemon_stop(daemon);
-
-	if (status == 0)
-		return KVT_EXIT_OK;
-	if (status > 0 && WIFSIGNALED(status))
-		fprintf(stderr, "kvtctl script: the private daemon died by signal %d\n",
-			WTERMSIG(status));
-	else
-		fprintf(stderr, "kvtctl script: the private daemon ended with status %d\n",
-			status > 0 ? WEXITSTATUS(status) : status);
-	return KVT_EXIT_PROBLEM;
-}
-
-static int usage(const char *why)
-{
-	fprintf(stderr, "kvtctl script: %s\n"
-		"usage: kvtctl [--socket PATH] script [--daemon 'name=value ...'] FILE|-\n", why);
-	return KVT_EXIT_USAGE;
-}
-
-int kvt_script_main(int argc, char **argv, const char *socket_path)
-{
-	struct kvt_own_daemon daemon = { .pid = 0 };
-	struct kvt_script *script;
-	const char *options = NULL, *path = NULL;
-	int status;
-
-	for (int i = 0; i < argc; i++) {
-		if (strcmp(argv[i], "--daemon") == 0 && i + 1 < argc)
-			options = argv[++i];
-		else if (strcmp(argv[i], "--json") == 0)
-			; /* answers are JSON anyway */
-		else if (argv[i][0] == '-' && argv[i][1])
-			return usage("unknown option, or one without its value");
-		else if (path)
-			return usage("one FILE, or - for standard input");
-		else
-			path = argv[i];
-	}
-	if (!path)
-		return usage("no FILE given; - is standard input");
-	signal(SIGPIPE, SIG_IGN);
-	if (options && daemon_start(&daemon, options))
-		return KVT_EXIT_CONNECT;
-	script = kvt_tool_grow(NULL, 1, sizeof(*script));
-	*script = (struct kvt_script){ .socket_path = options ? daemon.socket_path : socket_path };
-	status = run_path(script, path);
-	free(script);
-	if (options && daemon_stop(&daemon))
-		status = KVT_EXIT_PROBLEM;
-	return status;
 }

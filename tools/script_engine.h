@@ -111,6 +111,35 @@ struct kvt_script {
 	bool broken;        /* stdout is gone */
 };
 
+/* ---------------------------------------------------------------- script.c, script_process.c */
+
+/** Understand one line, do it, print its answer and what became complete by it. */
+void kvt_script_run_line(struct kvt_script *script, const char *text, size_t bytes);
+/** Answer what will never take effect, because its session ended: its lines are owed an answer. */
+void kvt_script_waiting_cancel(struct kvt_script *script, struct kvt_script_session *session);
+
+/** What one order brought back. */
+struct kvt_script_returned {
+	struct kvt_script_reply head;
+	struct kvt_script_answer *answers; /* pages and twins point into `lists` */
+	uint32_t **lists;
+};
+
+/** The session of that name; made on first use, without a process. */
+struct kvt_script_session *kvt_script_session_find(struct kvt_script *script, const char *name);
+int kvt_script_process_start(struct kvt_script *script, struct kvt_script_session *session);
+/** After it: no process (killed, or it ended because its orders did), and the daemon has seen all
+ * ends of it. */
+int kvt_script_process_end(struct kvt_script *script, struct kvt_script_session *session,
+			   bool force);
+/** One order to a session's process. -EPIPE: it died. On success the reply is to be freed. */
+int kvt_script_order(struct kvt_script_session *session, const struct kvt_script_command *command,
+		     const char *text, const uint32_t *keys, const uint32_t *pages,
+		     struct kvt_script_returned *ret_reply);
+int kvt_script_order_plain(struct kvt_script_session *session, uint32_t what,
+			   struct kvt_script_returned *ret_reply);
+void kvt_script_reply_free(struct kvt_script_returned *reply);
+
 /* ---------------------------------------------------------------- script_observe.c */
 
 int kvt_script_observe_open(struct kvt_script *script, struct kvt_error *error);
