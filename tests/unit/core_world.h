@@ -128,6 +128,8 @@ void world_audit(struct world *world);
 uint32_t world_problems(struct world *world); /* audit without an assertion */
 void world_settle(struct world *world);       /* background work until none is left */
 void world_compact(struct world *world);      /* the same, idle */
+/** Fill a page with what belongs at the end of these keys. */
+void world_write(struct world *world, uint32_t page, uint32_t space, struct keys keys);
 const struct kvt_counters *counters(const struct world *world);
 /** Pages at rest: free, private, cached, quarantined, evictable, protected. */
 void expect_pages(const struct world *world, uint64_t cached, uint64_t private_pages,
