@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+#   make install [DESTDIR=] [PREFIX=/usr/local] [SYSCONFDIR=/etc]
+#   make uninstall   with the same variables: removes what install put there, and nothing else
+
+PREFIX ?= /usr/local
+SYSCONFDIR ?= /etc
+BINDIR := $(PREFIX)/bin
+LIBDIR ?= $(PREFIX)/lib
+INCLUDEDIR := $(PREFIX)/include
+MANDIR := $(PREFIX)/share/man
+UNITDIR ?= $(PREFIX)/lib/systemd/system
+DOCDIR := $(PREFIX)/share/doc/kvtrunk
+BASHDIR := $(PREFIX)/share/bash-completion/completions
+ZSHDIR := $(PREFIX)/share/zsh/vendor-completions
+
+INSTALL_BIN := $(addprefix $(O)/,kvtrunkd kvtctl)
+INSTALL_LIB := $(addprefix $(O)/,libkvtrunk.a libkvtkernels.a)
+INSTALL_HEADERS := $(addprefix include/,kvtrunk.h kvtrunk_abi.h kvtrunk_keys.h kvt_kernels.h)
+INSTALL_PAGES := $(wildcard docs/*.[1-8])
+INSTALL_UNITS := systemd/kvtrunkd@.service systemd/kvtrunkd@.socket
+put = install -D -m $(1) $(2) $(DESTDIR)$(3)
+
+# What a program was built to find, where it is going to be.
+place = sed -e 's|/usr/bin/kvtrunkd|$(BINDIR)/kvtrunkd|' -e 's|/etc/kvtrunk|$(SYSCONFDIR)/kvtrunk|'
+
+install: $(INSTALL_BIN) $(INSTALL_LIB) $(O)/libkvtrunk.so $(O)/libkvtkernels.so
+	@$(foreach f,$(INSTALL_BIN),$(call put,755,$(f),$(BINDIR)/$(notdir $(f))) &&) :
+	@$(foreach f,$(INSTALL_LIB),$(call put,644,$(f),$(LIBDIR)/$(notdir $(f))) &&) :
+	@$(call put,644,$(O)/libkvtrunk.so,$(LIBDIR)/libkvtrunk.so.$(VERSION))
+	@$(call put,644,$(O)/libkvtkernels.so,$(LIBDIR)/libkvtkernels.so.$(VERSION))
+	@ln -sf libkvtrunk.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libkvtrunk.so.0
+	@ln -sf libkvtrunk.so.0 $(DESTDIR)$(LIBDIR)/libkvtrunk.so
+	@ln -sf libkvtkernels.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libkvtkernels.so.1
+	@ln -sf libkvtkernels.so.1 $(DESTDIR)$(LIBDIR)/libkvtkernels.so
+	@$(foreach f,$(INSTALL_HEADERS),$(call put,644,$(f),$(INCLUDEDIR)/$(notdir $(f))) &&) :
+	@sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@VERSION@|$(VERSION)|' \
+		libclient/libkvtrunk.pc.in >$(O)/install.pc
+	@$(call put,644,$(O)/install.pc,$(LIBDIR)/pkgconfig/libkvtrunk.pc)
+	@$(foreach f,$(INSTALL_PAGES),$(call put,644,$(f),$(MANDIR)/man$(patsubst \
+		.%,%,$(suffix $(f)))/$(notdir $(f))) &&) :
+	@$(foreach f,$(INSTALL_UNITS),$(place) $(f) >$(O)/install.unit && \
+		$(call put,644,$(O)/install.unit,$(UNITDIR)/$(notdir $(f))) &&) :
+	@$(call put,644,systemd/kvtrunk.sysusers,$(PREFIX)/lib/sysusers.d/kvtrunk.conf)
+	@$(call put,644,systemd/kvtrunk.tmpfiles,$(PREFIX)/lib/tmpfiles.d/kvtrunk.conf)
+	@$(call put,644,systemd/example.conf,$(DOCDIR)/example.conf)
+	@$(call put,644,README.md,$(DOCDIR)/README.md)
+	@$(call put,644,tools/completions/kvtctl.bash,$(BASHDIR)/kvtctl)
+	@$(call put,644,tools/completions/_kvtctl,$(ZSHDIR)/_kvtctl)
+	@install -d -m 755 $(DESTDIR)$(SYSCONFDIR)/kvtrunk
+	@echo "kvtrunk $(VERSION): installed below $(DESTDIR)$(PREFIX). Next:"
+	@echo "  systemd-sysusers; systemd-tmpfiles --create; systemctl daemon-reload"
+	@echo "  cp $(DOCDIR)/example.conf $(SYSCONFDIR)/kvtrunk/NAME.conf, edit it, and"
+	@echo "  systemctl enable --now kvtrunkd@NAME.socket"
+
+uninstall:
+	@rm -f $(foreach f,$(INSTALL_BIN),$(DESTDIR)$(BINDIR)/$(notdir $(f))) \
+		$(foreach f,$(INSTALL_LIB),$(DESTDIR)$(LIBDIR)/$(notdir $(f))) \
+		$(addprefix $(DESTDIR)$(LIBDIR)/libkvtrunk.so,"" .0 .$(VERSION)) \
+		$(addprefix $(DESTDIR)$(LIBDIR)/libkvtkernels.so,"" .1 .$(VERSION)) \
+		$(foreach f,$(INSTALL_HEADERS),$(DESTDIR)$(INCLUDEDIR)/$(notdir $(f))) \
+		$(DESTDIR)$(LIBDIR)/pkgconfig/libkvtrunk.pc \
+		$(foreach f,$(INSTALL_PAGES),$(DESTDIR)$(MANDIR)/man$(patsubst \
+		.%,%,$(suffix $(f)))/$(notdir $(f))) \
+		$(foreach f,$(INSTALL_UNITS),$(DESTDIR)$(UNITDIR)/$(notdir $(f))) \
+		$(DESTDIR)$(PREFIX)/lib/sysusers.d/kvtrunk.conf \
+		$(DESTDIR)$(PREFIX)/lib/tmpfiles.d/kvtrunk.conf \
+		$(DESTDIR)$(BASHDIR)/kvtctl $(DESTDIR)$(ZSHDIR)/_kvtctl
+	@rm -rf $(DESTDIR)$(DOCDIR)
+	@rmdir $(DESTDIR)$(SYSCONFDIR)/kvtrunk 2>/dev/null || true
+	@echo "kvtrunk $(VERSION): removed from $(DESTDIR)$(PREFIX); configuration was left"
+
+.PHONY: install uninstall
