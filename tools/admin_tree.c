@@ -62,12 +62,11 @@ static bool comes_before(const struct kvt_admin_node *a, const struct kvt_admin_
 	return order ? order < 0 : a->node < b->node;
 }
 
-static const struct tree *sorting;
-
-static int compare_nodes(const void *a, const void *b)
+static int compare_nodes(const void *a, const void *b, void *context)
 {
-	const struct kvt_admin_node *left = &sorting->nodes[*(const uint32_t *)a];
-	const struct kvt_admin_node *right = &sorting->nodes[*(const uint32_t *)b];
+	const struct tree *tree = context;
+	const struct kvt_admin_node *left = &tree->nodes[*(const uint32_t *)a];
+	const struct kvt_admin_node *right = &tree->nodes[*(const uint32_t *)b];
 
 	return comes_before(left, right) ? -1 : comes_before(right, left);
 }
@@ -85,8 +84,7 @@ static void tree_link(struct tree *tree)
 		tree->first[i] = tree->sibling[i] = n;
 		tree->drawn[i] = false;
 	}
-	sorting = tree;
-	qsort(order, n, sizeof(*order), compare_nodes);
+	qsort_r(order, n, sizeof(*order), compare_nodes, tree);
 	/* Put in front, from the last to the first. */
 	for (uint32_t i = n; i-- > 0;) {
 		uint32_t node = order[i];

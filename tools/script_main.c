@@ -41,12 +41,15 @@ static int run_file(struct kvt_script *script, FILE *file)
 {
 	char *text = NULL;
 	size_t room = 0;
+	int error = 0;
 	ssize_t n;
 
 	while (!script->broken && (n = getline(&text, &room, file)) >= 0) {
 		script->line++;
 		kvt_script_run_line(script, text, (size_t)n);
 	}
+	if (ferror(file))
+		error = errno;
 	free(text);
 	sessions_end(script);
 	kvt_script_names_free(&script->names);
@@ -56,6 +59,10 @@ static int run_file(struct kvt_script *script, FILE *file)
 	if (script->broken) {
 		fprintf(stderr, "kvtctl script: cannot write the answers to stdout\n");
 		return KVT_EXIT_PROBLEM;
+	}
+	if (error) {
+		fprintf(stderr, "kvtctl script: cannot read the script: %s\n", strerror(error));
+		return KVT_EXIT_USAGE;
 	}
 	return script->misunderstood ? KVT_EXIT_PROBLEM : KVT_EXIT_OK;
 }

@@ -36,6 +36,7 @@ expect 2 "no command 'dance'" "$kvtctl" dance
 expect 3 "kvtctl: .*/nowhere" "$kvtctl" --socket /nowhere/at.all status
 expect 3 "kvtctl script: " "$kvtctl" --socket /nowhere/at.all script - </dev/null
 expect 2 "cannot open /nowhere" "$kvtctl" script /nowhere
+expect 2 "cannot read the script: Is a directory" "$kvtctl" script --daemon page_bytes=64 /
 expect 2 "no FILE" "$kvtctl" script
 expect 3 "no_such_option" "$kvtctl" script --daemon no_such_option=1 - </dev/null
 
