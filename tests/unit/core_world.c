@@ -360,7 +360,8 @@ static void name_results(struct answer *answer, uint32_t op)
 	answer->n_list = cqe->e;
 }
 
-/** Fields that count the refusal itself. */
+/** Fields that count the refusal itself; and the places in the expiry heap, which forgets what is
+ * due and detached already before any operation. */
 static void blank_tallies(struct world *world, void *arena, void *ledger)
 {
 	struct kvt_arena_header *header = arena;
@@ -368,6 +369,11 @@ static void blank_tallies(struct world *world, void *arena, void *ledger)
 	struct kvt_session_record *sessions =
 		(void *)((char *)ledger + book->sections[KVT_LSECTION_SESSIONS].offset);
 
+	struct kvt_node *nodes =
+		(void *)((char *)arena + header->sections[KVT_SECTION_NODES].offset);
+
+	for (uint32_t id = 0; id < world->config.max_nodes; id++)
+		nodes[id].expiry_at = 0;
 	header->mutation = 0;
 	header->counters.operations = 0;
 	header->counters.violations = 0;

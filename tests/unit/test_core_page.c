@@ -42,9 +42,10 @@ static void random_allocations_agree_with_an_array(void **state)
 					held[me]++;
 				}
 			} else if (step % 4 && m > 0) {
-				expect_ok(insert_pages(a, ns, range(10000u * (uint32_t)step,
-								    10000u * (uint32_t)step + m - 1),
-						       list, m, 0));
+				uint32_t first = 10000u * (uint32_t)step;
+
+				expect_ok(insert_pages(a, ns, range(first, first + m - 1), list, m,
+						       0));
 				for (uint32_t i = 0; i < m; i++)
 					owner[list[i]] = 0;
 				held[me] -= m;
