@@ -101,7 +101,7 @@ static bool keeps_its_options(const char *name)
 int main(int argc, char **argv)
 {
 	const char *socket_path = NULL;
-	char **words = kvt_tool_grow(NULL, (size_t)argc + 1, sizeof(*words));
+	char **words = argv + 1; /* compacted in place */
 	bool json = false;
 	int n = 0, status;
 
@@ -135,6 +135,5 @@ int main(int argc, char **argv)
 	status = run(words[0], n - 1, words + 1, socket_path, json);
 	if (fflush(stdout) && status == KVT_EXIT_OK)
 		status = KVT_EXIT_PROBLEM;
-	free(words);
 	return status;
 }

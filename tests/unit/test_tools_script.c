@@ -94,6 +94,7 @@ static void a_malformed_line_names_cause_and_cure(void **state)
 		if (!strstr(why, cases[i].said))
 			fail_msg("%s: said '%s', not '%s'", cases[i].text, why, cases[i].said);
 	}
+	kvt_script_line_clear(&line);
 	assert_int_equal(kvt_script_parse("a open\0b", 8, 9, &line, why, sizeof(why)), -EINVAL);
 	assert_non_null(strstr(why, "zero byte"));
 }
