@@ -401,7 +401,7 @@ static int start(void **state)
 static int end(void **state)
 {
 	(void)state;
-	kvt_witness_end();
+	kvt_witness_end(true);
 	return 0;
 }
 

@@ -143,7 +143,7 @@ static void submit_random_entries(struct kvt_client *client, struct kvt_test_ran
 	static struct kvt_sqe entries[64];
 
 	random_bytes(random, client->ring.keys, 65536);
-	for (int round = 0; round < 1500; round++) {
+	for (int round = 0; round < 500; round++) {
 		random_bytes(random, entries, sizeof(entries));
 		for (int i = 0; i < 64; i++)
 			if (kvt_test_random_below(random, 4))
@@ -233,7 +233,7 @@ static void submit_almost_valid_entries(struct kvt_client *client, struct kvt_te
 	static struct kvt_sqe entries[64];
 	uint32_t ns = kvt_test_namespace(client, "witness");
 
-	for (int round = 0; round < 2500; round++) {
+	for (int round = 0; round < 800; round++) {
 		/* Page numbers, for INSERT and FREE: the witness's among them. */
 		for (uint32_t i = 0; i < 512; i++)
 			client->ring.keys[i] = kvt_test_random_below(random, 4097);
@@ -444,7 +444,15 @@ static int start(void **state)
 static int end(void **state)
 {
 	(void)state;
-	kvt_witness_end();
+	kvt_witness_end(true);
+	return 0;
+}
+
+/* What keys were when they were compared, nobody can know once they have changed. */
+static int end_without_log(void **state)
+{
+	(void)state;
+	kvt_witness_end(false);
 	return 0;
 }
 
@@ -455,12 +463,15 @@ int main(void)
 		cmocka_unit_test(an_impossible_index_ends_the_session_with_a_reason),
 		cmocka_unit_test(random_entries_change_nothing_for_others),
 		cmocka_unit_test(almost_valid_entries_change_nothing_for_others),
-		cmocka_unit_test(keys_that_change_while_they_are_read_hurt_only_the_liar),
 		cmocka_unit_test(a_flooded_doorbell_does_not_stop_others),
 		cmocka_unit_test(completions_that_nobody_reads_stop_only_their_own_ring),
 		cmocka_unit_test(operations_that_wait_for_ever_do_not_use_up_the_daemon),
 		cmocka_unit_test(nobody_can_resize_or_rewrite_what_others_map),
 	};
+	const struct CMUnitTest racing[] = {
+		cmocka_unit_test(keys_that_change_while_they_are_read_hurt_only_the_liar),
+	};
 
-	return cmocka_run_group_tests(tests, start, end);
+	return cmocka_run_group_tests(tests, start, end) +
+	       cmocka_run_group_tests(racing, start, end_without_log);
 }

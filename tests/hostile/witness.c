@@ -13,6 +13,7 @@ enum { PAGE = 16, PROMPT = 300, HELD = 64 };
 struct kvt_test_daemon kvt_victim;
 static struct kvt_test_child witness;
 static uint32_t descriptors; /* of the daemon, with the witness alone */
+static char log_flag[128];
 
 static void fill_keys(uint32_t *keys, uint32_t n, uint32_t seed)
 {
@@ -119,8 +120,11 @@ static struct kvt_counters settled_alone(void)
 
 void kvt_witness_start(const char *config)
 {
+	const char *arguments[] = { log_flag, NULL };
+
 	kvt_test_daemon_prepare(&kvt_victim, config);
-	kvt_test_daemon_start(&kvt_victim, NULL);
+	snprintf(log_flag, sizeof(log_flag), "--log_file=%s/operations", kvt_victim.dir);
+	kvt_test_daemon_start(&kvt_victim, arguments);
 	kvt_test_child_start(&witness, witness_run, NULL);
 	kvt_test_expect(witness.pipe, 1);
 	kvt_witness_work(10);
@@ -152,7 +156,7 @@ void kvt_witness_check(void)
 		settled_alone();
 }
 
-void kvt_witness_end(void)
+void kvt_witness_end(bool verify)
 {
 	kvt_test_send(witness.pipe, 0);
 	kvt_test_expect(witness.pipe, 3);
@@ -160,6 +164,9 @@ void kvt_witness_end(void)
 	kvt_test_audit(&kvt_victim);
 	kvt_test_equal(kvt_test_settled(&kvt_victim).private_pages, 0);
 	kvt_test_daemon_stop(&kvt_victim);
+	/* Refused entries are in the log, too: the model refuses them for the same reasons. */
+	if (verify)
+		kvt_test_verify(&kvt_victim);
 	kvt_test_daemon_remove(&kvt_victim);
 }
 

@@ -20,8 +20,8 @@ void kvt_witness_work(uint32_t rounds);
 /** The attackers are gone: wait until only the witness is left, check that every page is back, that
  * the daemon holds no more descriptors than before, and the audit; more work. */
 void kvt_witness_check(void);
-/** Finish the witness and stop the daemon. */
-void kvt_witness_end(void);
+/** Finish the witness, stop the daemon, and let the model check its operation log. */
+void kvt_witness_end(bool verify);
 
 /** Run an attack in a process of its own, with the witness working meanwhile; the attacker is
  * killed when it has done. Then kvt_witness_check(). Returns how many entries the daemon refused

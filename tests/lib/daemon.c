@@ -207,6 +207,19 @@ void kvt_test_daemon_stop(struct kvt_test_daemon *daemon)
 		kvt_test_fail("left behind: %s", names);
 }
 
+void kvt_test_verify(const struct kvt_test_daemon *daemon)
+{
+	char command[1200];
+	int status;
+
+	snprintf(command, sizeof(command), "'%s/kvtctl' verify %s/operations", kvt_test_build(),
+		 daemon->dir);
+	fflush(NULL);
+	status = system(command);
+	if (status != 0)
+		kvt_test_fail("'%s' ended with status 0x%x", command, status);
+}
+
 void kvt_test_daemon_remove(struct kvt_test_daemon *daemon)
 {
 	struct dirent *entry;

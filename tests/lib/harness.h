@@ -65,6 +65,8 @@ void kvt_test_daemon_stop(struct kvt_test_daemon *daemon);
 /** Shared memory objects and files that are left: one name a line. */
 bool kvt_test_daemon_leftovers(const struct kvt_test_daemon *daemon, char *ret_names,
 			       size_t bytes);
+/** Check the operation log DIR/operations with `kvtctl verify`; ends the test if they disagree. */
+void kvt_test_verify(const struct kvt_test_daemon *daemon);
 /** Remove the directory. The daemon must have ended. */
 void kvt_test_daemon_remove(struct kvt_test_daemon *daemon);
 /** Whether its output so far contains `text`. */

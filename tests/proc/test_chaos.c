@@ -251,20 +251,12 @@ static void worker_run(int pipe, void *context)
 	}
 }
 
-static void run_command(const char *command)
-{
-	int status = system(command);
-
-	if (status != 0)
-		kvt_test_fail("'%s' ended with 0x%x", command, status);
-}
-
 static void random_work_with_kills(const char *policy, uint64_t seed)
 {
 	struct kvt_test_child children[WORKERS];
 	struct kvt_test_random random = { seed };
 	struct kvt_counters counters;
-	char config[512], command[1024], flag[128];
+	char config[512], flag[128];
 	const char *arguments[] = { flag, NULL };
 	uint64_t word, seeds = seed * 1000;
 
@@ -300,10 +292,7 @@ static void random_work_with_kills(const char *policy, uint64_t seed)
 		      (unsigned long long)counters.hit_positions,
 		      (unsigned long long)counters.input_positions);
 	kvt_test_daemon_stop(&daemon_);
-	snprintf(command, sizeof(command), "%s/kvtctl verify %s/operations >%s/output 2>&1 || "
-		 "{ cat %s/output; exit 1; }", kvt_test_build(), daemon_.dir, daemon_.dir,
-		 daemon_.dir);
-	run_command(command);
+	kvt_test_verify(&daemon_);
 	kvt_test_daemon_remove(&daemon_);
 }
 
