@@ -169,7 +169,8 @@ KVT_API const struct kvt_error *kvt_client_error(const struct kvt_client *client
 /** Deadline of each blocking call from its start, 0 = none. On -ETIMEDOUT the library gives back
  * whatever the late completion brings (leases, pages) by itself, during later calls. What the
  * operation itself gives back (UNLOCK, FREE, END, CLOSE) still takes effect. After -ETIMEDOUT of
- * INSERT its pages belong to the library, which frees those that the tree does not take. */
+ * INSERT its pages belong to the library, which frees those that the tree does not take. A call
+ * that could not even be submitted in time returns -EAGAIN instead: nothing happened. */
 KVT_API void kvt_client_set_timeout(struct kvt_client *client, int64_t timeout_ns);
 
 /** Descriptors for the caller's own loop: readable when a completion came after
@@ -342,7 +343,8 @@ KVT_API int kvt_seq_extend(struct kvt_seq *seq, uint32_t n);
 /** End: with computed > 0 a last commit first. Frees the handle, whatever it returns.
  * Errors: -ESTALE the last commit published nothing because the prefix was reset or removed,
  * -EINVAL it named positions or keys that do not fit (kvt_client_error() says which); in both
- * cases the sequence has ended all the same. -ETIMEDOUT: it ends when its fence is reached. */
+ * cases the sequence has ended all the same. -ETIMEDOUT: it ends when its fence is reached and
+ * the ring has room. With a fence slot that does not exist it ends with the session. */
 KVT_API int kvt_seq_end(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 			uint32_t n_keys, struct kvt_fence fence, uint32_t flags);
 

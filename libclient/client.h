@@ -202,6 +202,7 @@ struct kvt_client {
 	uint64_t pool_mapped;
 	struct kvt_seq *seqs;      /* all of them, in use or not */
 	struct kvt_seq *free_seqs;
+	struct kvt_seq *ending; /* those whose END found no room yet, by next_free */
 	uint8_t *packet; /* KVT_MESSAGE_MAX bytes for answers on the control socket */
 	struct kvt_info info;
 	struct kvt_error error;
@@ -215,6 +216,7 @@ struct kvt_seq {
 	struct kvt_seq *next;      /* of the client */
 	struct kvt_seq *next_free;
 	struct kvt_lease lease;
+	struct kvt_fence fence; /* of an END that found no room yet */
 	uint64_t seq;
 	uint32_t matched, reusable, announced, position;
 	uint32_t n_late; /* operations whose deadline passed and whose answers are still to come */
@@ -291,6 +293,10 @@ int kvt_client_settle(struct kvt_client *client, struct kvt_seq *seq);
 void kvt_client_forget(struct kvt_client *client, const struct kvt_seq *seq);
 /** A late COMMIT or EXTEND arrived: bring the page table up to date. */
 void kvt_seq_late(struct kvt_seq *seq, const struct kvt_result *result);
+/** END this sequence when there is room; takes it over. */
+void kvt_client_end_later(struct kvt_client *client, struct kvt_seq *seq);
+/** The handle is free for another sequence. */
+void kvt_seq_recycle(struct kvt_seq *seq);
 void kvt_seq_destroy_all(struct kvt_client *client);
 
 /** Socket part of kvt_client_connect(): connect and send HELLO, receive WELCOME. */

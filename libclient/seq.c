@@ -23,7 +23,7 @@ static struct kvt_seq *seq_take(struct kvt_client *client)
 	return seq;
 }
 
-static void seq_give(struct kvt_seq *seq)
+void kvt_seq_recycle(struct kvt_seq *seq)
 {
 	if (seq->n_late)
 		kvt_client_forget(seq->client, seq);
@@ -124,7 +124,7 @@ int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32
 		rc = reserve(seq, table);
 	if (rc != 0) {
 		if (seq)
-			seq_give(seq);
+			kvt_seq_recycle(seq);
 		return kvt_client_fail(client, rc, 0, "out of memory for a sequence of %llu pages",
 				       (unsigned long long)table);
 	}
@@ -132,7 +132,7 @@ int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32
 		request.list_capacity = 1;
 	rc = kvt_client_call(client, &request, NULL, &result);
 	if (rc != 0) {
-		seq_give(seq);
+		kvt_seq_recycle(seq);
 		return rc;
 	}
 	seq->magic = KVT_SEQ_MAGIC;
@@ -263,6 +263,26 @@ static int end_outcome(struct kvt_client *client, const struct kvt_result *resul
 	return 0;
 }
 
+/* Whether an END that failed left the lease alive: it was not submitted, or refused for what it
+ * said besides. Without a fence that can be understood it is left to the end of the session. */
+static bool still_to_end(const struct kvt_client *client, int error, struct kvt_fence fence)
+{
+	return !client->dead && error != -ETIMEDOUT && error != -ESTALE && error != -ECHILD &&
+	       (fence.slot < KVT_FENCE_WORDS || fence.slot == KVT_FENCE_IDLE);
+}
+
+static void end_plainly(struct kvt_seq *seq, struct kvt_fence fence)
+{
+	struct kvt_client *client = seq->client;
+
+	if (seq->n_late)
+		kvt_client_forget(client, seq);
+	seq->n_late = 0;
+	seq->magic = 0;
+	seq->fence = fence;
+	kvt_client_end_later(client, seq);
+}
+
 int kvt_seq_end(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys, uint32_t n_keys,
 		struct kvt_fence fence, uint32_t flags)
 {
@@ -289,7 +309,13 @@ int kvt_seq_end(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys, ui
 	if (rc == 0) {
 		kvt_result_release(client, &result);
 		rc = end_outcome(client, &result);
+	} else if (still_to_end(client, rc, fence)) {
+		end_plainly(seq, fence);
+		return rc == -EAGAIN ? kvt_client_fail(client, -ETIMEDOUT, 0,
+						       "end: no room yet: it ends, without its "
+						       "last commit, when there is") :
+				       rc;
 	}
-	seq_give(seq);
+	kvt_seq_recycle(seq);
 	return rc;
 }

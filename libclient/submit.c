@@ -650,6 +650,7 @@ static bool undo(struct kvt_client *client, uint32_t number)
 	return true;
 }
 
+/* What could not be given back when it should have been, for want of room, goes now. */
 static __attribute__((noinline)) void undo_waiting(struct kvt_client *client)
 {
 	while (client->undo.first) {
@@ -661,6 +662,24 @@ static __attribute__((noinline)) void undo_waiting(struct kvt_client *client)
 		if (!next)
 			client->undo.last = 0;
 	}
+	while (client->ending) {
+		struct kvt_seq *seq = client->ending;
+		struct kvt_request request = { .op = KVT_OP_END, .lease = seq->lease,
+					       .fence = seq->fence };
+		uint32_t number;
+
+		if (submit(client, &request, KVT_SLOT_SILENT, &number) == -EAGAIN)
+			return;
+		client->ending = seq->next_free;
+		kvt_seq_recycle(seq);
+	}
+}
+
+void kvt_client_end_later(struct kvt_client *client, struct kvt_seq *seq)
+{
+	seq->next_free = client->ending;
+	client->ending = seq;
+	undo_waiting(client);
 }
 
 /* The deadline of this one passed: take note of what it brings, and give that back. */
@@ -752,7 +771,7 @@ static int check_alive(struct kvt_client *client)
 		kvt_client_look(client);
 		return kvt_client_usable(client);
 	}
-	if (KVT_UNLIKELY(client->undo.first))
+	if (KVT_UNLIKELY(client->undo.first || client->ending))
 		undo_waiting(client);
 	return 0;
 }
@@ -808,6 +827,8 @@ static int submit_waiting(struct kvt_client *client, const struct kvt_request *r
 		if (client->n_flying == 0)
 			return no_room(client); /* only the caller can make some */
 		rc = kvt_client_wait(client, wait);
+		if (rc == -ETIMEDOUT) /* not submitted: this must not look like a late answer */
+			return no_room(client);
 		if (rc != 0)
 			return wait_failed(client, rc);
 		rc = take_for_later(client);

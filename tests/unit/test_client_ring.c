@@ -187,6 +187,7 @@ static void a_sequence_lives_from_begin_to_end(void **state)
 static void a_sequence_that_has_ended_is_refused(void **state)
 {
 	const uint32_t keys[4] = { 1, 2, 3, 4 };
+	struct kvt_result result;
 	struct kvt_seq *seq;
 
 	(void)state;
@@ -196,6 +197,12 @@ static void a_sequence_that_has_ended_is_refused(void **state)
 	assert_int_equal(kvt_seq_extend(seq, 1), -EINVAL);
 	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), -EINVAL);
 	assert_int_equal(kvt_seq_end(NULL, 0, NULL, 0, KVT_IDLE, 0), 0);
+	/* An END that is refused for what it says besides ends all the same. */
+	assert_int_equal(kvt_seq_begin(world.client, world.ns, keys, 4, 0, 0, &seq), 0);
+	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, KVT_F_FULL), -EINVAL);
+	while (world.client->n_flying)
+		kvt_reap(world.client, &result, 1, 1);
+	assert_int_equal(inside_counters(&world.inside).live_leases, 0);
 	assert_int_equal(kvt_seq_commit(NULL, 4, NULL, 0, KVT_IDLE, 0), -EINVAL);
 	assert_int_equal(kvt_submit(NULL, &(struct kvt_request){ .op = KVT_OP_NOP }), -EINVAL);
 }
@@ -505,6 +512,187 @@ static void a_sequence_learns_of_its_late_answers(void **state)
 	miss_deadline(-ETIMEDOUT);
 	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
 	assert_int_equal(inside_counters(&world.inside).live_leases, 0);
+}
+
+static void what_is_to_be_given_back_waits_for_room(void **state)
+{
+	struct kvt_client *client = world.client;
+	struct kvt_request nop = { .op = KVT_OP_NOP };
+	uint32_t pages[8], submitted = 0, reaped = 0;
+	struct kvt_result results[16];
+	struct kvt_seq *seq;
+
+	(void)state;
+	pause_and_set_deadline();
+	assert_int_equal(kvt_alloc(client, 8, pages), -ETIMEDOUT);
+	assert_int_equal(kvt_seq_begin(client, world.ns, NULL, 0, 8, 0, &seq), -ETIMEDOUT);
+	kvt_client_set_timeout(client, 0);
+	inside_pause(&world.inside, false);
+	while (inside_counters(&world.inside).private_pages < 10)
+		;
+	/* The answers are there, but no place in the SQ. */
+	inside_pause(&world.inside, true);
+	while (kvt_ring_sq_space(&client->ring) > 0) {
+		struct kvt_sqe sqe = { .op = KVT_OP_NOP };
+
+		kvt_ring_sq_put(&client->ring, &sqe);
+		kvt_ring_sq_publish(&client->ring);
+		submitted++;
+	}
+	assert_int_equal(kvt_reap(client, results, 0, 16), 0);
+	assert_true(client->undo.first);
+	assert_int_equal(kvt_submit(client, &nop), -EAGAIN);
+	/* Entries that went past the library are answered past it. */
+	inside_pause(&world.inside, false);
+	while (reaped < submitted) {
+		struct kvt_cqe cqe;
+
+		if (kvt_ring_cq_ready(&client->ring)) {
+			kvt_ring_cq_take(&client->ring, &cqe);
+			assert_int_equal(cqe.user_data, 0);
+			reaped++;
+		}
+	}
+	assert_int_equal(kvt_submit(client, &nop), 0);
+	assert_int_equal(client->undo.first, 0);
+	while (client->n_flying)
+		assert_true(kvt_reap(client, results, 1, 16) >= 0);
+	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
+	assert_int_equal(inside_counters(&world.inside).live_leases, 0);
+}
+
+/* ---- random calls under random deadlines */
+
+enum { SEQS = 3 };
+static uint64_t soak_seed = 1;
+
+static uint32_t soak_random(uint32_t n)
+{
+	soak_seed = soak_seed * 6364136223846793005ull + 1442695040888963407ull;
+	return (uint32_t)(soak_seed >> 33) % n;
+}
+
+static bool may_fail(int rc)
+{
+	return rc == 0 || rc == -ETIMEDOUT || rc == -ENOSPC || rc == -ESTALE || rc == -EAGAIN;
+}
+
+/* What could not be submitted in time has not happened: again, without a deadline. */
+static void give_back(struct kvt_lease lease, const uint32_t *pages, uint32_t n)
+{
+	int rc = lease.index ? kvt_unlock(world.client, lease, KVT_IDLE) :
+			       kvt_free(world.client, pages, n, KVT_IDLE);
+
+	if (rc == -EAGAIN) {
+		kvt_client_set_timeout(world.client, 0);
+		give_back(lease, pages, n);
+		return;
+	}
+	assert_true(rc == 0 || rc == -ETIMEDOUT);
+}
+
+static void soak_sequence(struct kvt_seq **seq, const uint32_t *keys, uint32_t n_keys)
+{
+	int rc;
+
+	if (!*seq) {
+		rc = kvt_seq_begin(world.client, world.ns, keys, n_keys, soak_random(9), 0, seq);
+		assert_true(may_fail(rc));
+		if (rc != 0)
+			*seq = NULL;
+		return;
+	}
+	switch (soak_random(4)) {
+	case 0: /* the keys are those of another sequence: a position beyond them is refused */
+		rc = kvt_seq_commit(*seq, soak_random(16), NULL, 0, KVT_IDLE, 0);
+		assert_true(may_fail(rc) || rc == -EINVAL);
+		break;
+	case 1:
+		assert_true(may_fail(kvt_seq_extend(*seq, soak_random(3))));
+		break;
+	case 2:
+		break;
+	default:
+		assert_true(may_fail(kvt_seq_end(*seq, 0, NULL, 0, KVT_IDLE, 0)));
+		*seq = NULL;
+	}
+}
+
+static void soak_pages(const uint32_t *keys, uint32_t n_keys)
+{
+	struct kvt_client *client = world.client;
+	uint32_t pages[8], left[8], n_left = 0, n = n_keys / PS;
+	struct kvt_result result;
+	int rc = kvt_alloc(client, n, pages);
+
+	assert_true(may_fail(rc));
+	if (rc != 0)
+		return;
+	rc = kvt_insert(client, world.ns, keys, n_keys, pages, (struct kvt_handle){ 0, 0, 0 },
+			KVT_IDLE, soak_random(2) ? KVT_F_LOCK : 0, &result);
+	assert_true(may_fail(rc));
+	if (rc == -ETIMEDOUT)
+		return; /* lease and pages are the library's now */
+	if (rc == 0) {
+		for (uint32_t i = 0; i < result.n_twins; i++)
+			left[n_left++] = result.twins[2 * i];
+		if (result.lease.index)
+			give_back(result.lease, NULL, 0);
+		kvt_result_release(client, &result);
+	} else {
+		memcpy(left, pages, n * sizeof(*left));
+		n_left = n;
+	}
+	give_back((struct kvt_lease){ 0, 0 }, left, n_left);
+}
+
+static void soak_lock(const uint32_t *keys, uint32_t n_keys)
+{
+	struct kvt_client *client = world.client;
+	struct kvt_result result;
+	int rc = kvt_match(client, world.ns, keys, n_keys, KVT_F_LOCK, &result);
+
+	assert_true(may_fail(rc));
+	if (rc != 0)
+		return;
+	kvt_result_release(client, &result);
+	give_back(result.lease, NULL, 0);
+}
+
+static void random_deadlines_lose_nothing(void **state)
+{
+	struct kvt_seq *seqs[SEQS] = { NULL };
+	struct kvt_counters counters;
+	uint32_t keys[32], timeouts = 0;
+
+	(void)state;
+	for (uint32_t round = 0; round < 4000; round++) {
+		uint32_t n_keys = PS * (1 + soak_random(8));
+
+		for (uint32_t i = 0; i < n_keys; i++)
+			keys[i] = i % PS ? keys[i - 1] : soak_random(2);
+		/* From "hardly ever in time" to "always". */
+		kvt_client_set_timeout(world.client, soak_random(4) ? 1 + soak_random(3000) : 0);
+		switch (soak_random(3)) {
+		case 0: soak_pages(keys, n_keys); break;
+		case 1: soak_lock(keys, n_keys); break;
+		default: soak_sequence(&seqs[soak_random(SEQS)], keys, n_keys); break;
+		}
+		timeouts += kvt_client_error(world.client)->code == -ETIMEDOUT;
+	}
+	kvt_client_set_timeout(world.client, 0);
+	for (uint32_t i = 0; i < SEQS; i++)
+		assert_int_equal(kvt_seq_end(seqs[i], 0, NULL, 0, KVT_IDLE, 0), 0);
+	do {
+		assert_int_equal(kvt_stats(world.client, &counters), 0);
+	} while (world.client->n_flying || world.client->undo.first || world.client->ending);
+	counters = inside_counters(&world.inside);
+	assert_int_equal(counters.private_pages, 0);
+	assert_int_equal(counters.live_leases, 0);
+	assert_int_equal(counters.protected_pages, 0);
+	assert_int_equal(world.client->n_free, world.client->n_slots - 1);
+	assert_int_equal(world.client->keys.n_holes + world.client->list.n_holes, 2);
+	assert_true(timeouts > 100);
 }
 
 static void a_fence_that_is_not_reached_holds_only_its_own(void **state)
@@ -826,6 +1014,8 @@ int main(void)
 		CASE(late_leases_and_pages_are_given_back),
 		CASE(late_inserts_give_back_what_the_tree_did_not_take),
 		CASE(a_sequence_learns_of_its_late_answers),
+		CASE(what_is_to_be_given_back_waits_for_room),
+		CASE(random_deadlines_lose_nothing),
 		CASE(a_fence_that_is_not_reached_holds_only_its_own),
 		CASE(a_hang_up_wakes_a_sleeping_call),
 		CASE(a_spinning_call_notices_too),
