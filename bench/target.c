@@ -2,9 +2,11 @@
 #include "bench/bench.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "shm/atomic.h"
 
@@ -170,6 +172,38 @@ struct kvt_client *bench_connect(const struct bench_target *target, int64_t spin
 	return client;
 }
 
+/* The daemon of this benchmark, which must not outlive it, however it ends. */
+static struct kvt_own_daemon *own_daemon;
+static pid_t own_pid; /* forked clients are not the owner */
+
+static void stop_daemon(void)
+{
+	if (own_daemon && getpid() == own_pid)
+		kvt_own_daemon_stop(own_daemon);
+	own_daemon = NULL;
+}
+
+static void on_signal(int number)
+{
+	stop_daemon();
+	_exit(128 + number);
+}
+
+static void watch_over(struct kvt_own_daemon *daemon)
+{
+	static bool registered;
+	struct sigaction action = { .sa_handler = on_signal };
+
+	own_daemon = daemon;
+	own_pid = getpid();
+	if (registered)
+		return;
+	registered = true;
+	atexit(stop_daemon);
+	sigaction(SIGINT, &action, NULL);
+	sigaction(SIGTERM, &action, NULL);
+}
+
 static void open_daemon(struct bench_target *target, uint32_t n_pages)
 {
 	char pages[32], why[512] = "";
@@ -181,6 +215,7 @@ static void open_daemon(struct bench_target *target, uint32_t n_pages)
 	if (kvt_own_daemon_start(&target->daemon, target->options->daemon, flags,
 				 target->options->daemon_cpu, why, sizeof(why)))
 		bench_die("%s", why);
+	watch_over(&target->daemon);
 	target->daemon_runs = true;
 	target->client = bench_connect(target, -1, &target->namespace_id);
 }
@@ -201,7 +236,7 @@ void bench_target_close(struct bench_target *target)
 {
 	if (target->client) {
 		kvt_client_close(target->client, KVT_IDLE);
-		kvt_own_daemon_stop(&target->daemon);
+		stop_daemon();
 	}
 	free(target->arena);
 	free(target->ledger);

@@ -224,7 +224,8 @@ static void report_path_nodes(struct bench_target *target, struct replay *replay
 		p99 = status.path_nodes_p99;
 	}
 	bench_line("nodes_per_path", "\"tree\":\"replayed\",\"target\":\"%s\","
-		   "\"p50\":%u,\"p99\":%u,\"aim\":16", target->core ? "core, every request" : "daemon", p50, p99);
+		   "\"p50\":%u,\"p99\":%u,\"aim\":16",
+		   target->core ? "core, every request" : "daemon", p50, p99);
 	bench_aim("nodes per matched path, p99", p99, "", 16, false);
 }
 

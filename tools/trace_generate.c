@@ -212,8 +212,8 @@ static void write_request(FILE *file, const struct kvt_trace *trace,
 			  const struct kvt_trace_request *request)
 {
 	fprintf(file, "{\"s\":%u,\"a\":\"%u\",\"t\":%.6f,\"in\":%u,\"out\":%u,\"tt\":%u,"
-		"\"st\":0,\"r\":[", request->session, request->stream, (double)request->at_us / 1e6, request->input,
-		request->output, request->head);
+		"\"st\":0,\"r\":[", request->session, request->stream, (double)request->at_us / 1e6,
+		request->input, request->output, request->head);
 	for (uint32_t i = 0; i < request->n_runs; i++)
 		fprintf(file, "%s[%u,%u]", i ? "," : "", trace->runs[request->first_run + i].first,
 			trace->runs[request->first_run + i].count);
