@@ -475,11 +475,16 @@ static int op_insert(struct kvt_oracle *o)
 	const struct kvt_sqe *sqe = &run->record->sqe;
 	uint32_t ps = o->config.page_size, n_twins = 0;
 	struct insert in = { 0 };
+	struct model_lease *lease;
 	uint32_t *twins = NULL;
 	int result;
 
-	if (o->config.disabled)
-		return 0;
+	if (o->config.disabled) {
+		if (!(sqe->flags & KVT_F_LOCK))
+			return 0;
+		TRY(run_need_lease(o));
+		return lease_make(o, KVT_LEASE_MATCH, 0, &lease);
+	}
 	in.pages = sqe->n_keys / ps;
 	TRY(insert_start(o, &in));
 	in.end = in.from + in.pages;

@@ -458,6 +458,21 @@ static void insert_lock(struct kvt_core *core, struct kvt_op_context *op,
 	op->cqe->e += pages;
 }
 
+/** Caching is disabled: nothing is taken, and a LOCK is a lease that locks nothing, as MATCH's. */
+static int insert_nothing(struct kvt_core *core, struct kvt_op_context *op)
+{
+	int error;
+
+	if (!(op->sqe->flags & KVT_F_LOCK))
+		return 0;
+	error = kvt_lease_quota(core, op);
+	if (error)
+		return error;
+	op->cqe->lease = kvt_lease_make(core, op->session, KVT_LEASE_MATCH, KVT_NONE, 0);
+	op->cqe->lease_generation = core->leases[op->cqe->lease].generation;
+	return 0;
+}
+
 static int op_insert(struct kvt_core *core, struct kvt_op_context *op)
 {
 	const struct kvt_sqe *sqe = op->sqe;
@@ -470,7 +485,7 @@ static int op_insert(struct kvt_core *core, struct kvt_op_context *op)
 	int error;
 
 	if (core->config.disabled)
-		return 0;
+		return insert_nothing(core, op);
 	error = insert_plan(core, op, &plan);
 	core->record.pages = core->op_pages;
 	core->record.n_pages = plan.pages;

@@ -204,7 +204,19 @@ static void a_list_too_short_names_the_length(void **state)
 		expect_refused(no, -ENOBUFS, KVT_REASON_LIST_SHORT);
 		assert_int_equal(no.number, 10);
 	}
+	a->list_capacity = 5; /* exactly enough is enough */
+	found = match_lock(a, ns, range(1, 5));
+	expect_ok(found);
+	expect_ok(unlock(a, found));
+	a->list_capacity = 5;
+	found = lock(a, found.handle);
+	expect_ok(found);
+	expect_ok(unlock(a, found));
+	a->list_capacity = 2;
+	expect_ok(give(a, alloc(a, 2).list, 2));
+	a->list_capacity = 5;
 	seq = begin(a, ns, range(1, 5), 0, 0);
+	expect_ok(seq->a);
 	a->list_capacity = 0;
 	expect_refused(extend(seq, 1), -ENOBUFS, KVT_REASON_LIST_SHORT);
 	a->list_capacity = 4;
