@@ -201,6 +201,8 @@ static void a_good_welcome_makes_a_client(void **state)
 	struct kvt_client *client;
 	struct kvt_error error;
 	struct kvt_pool pool, again;
+	struct kvt_handle handle;
+	uint32_t key = 1, matched;
 
 	(void)state;
 	good_welcome();
@@ -223,6 +225,8 @@ static void a_good_welcome_makes_a_client(void **state)
 	memset(pool.base, 7, N_PAGES * PAGE_BYTES);
 	assert_int_equal(kvt_pool_map(client, &again), 0);
 	assert_ptr_equal(pool.base, again.base);
+	assert_int_equal(kvt_probe(client, 0, &key, 1, &handle, &matched), -ENOTSUP);
+	assert_non_null(strstr(kvt_client_error(client)->text, "MATCH"));
 	kvt_client_abandon(client);
 	drop_script();
 }
