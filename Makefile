@@ -89,7 +89,7 @@ setup:
 
 demo:
 	@tests/setup demo
-	@+$(MAKE) --no-print-directory -s O=$(O) all
+	@+$(MAKE) --no-print-directory -s -j2 O=$(O) all
 	@O=$(O) tools/demo.sh
 
 check:

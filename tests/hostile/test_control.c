@@ -398,6 +398,22 @@ static int start(void **state)
 	return 0;
 }
 
+/* All of the above rests on a witness that notices one wrong byte in a page that it reuses. */
+static void the_witness_notices_a_wrong_byte(void **state)
+{
+	struct kvt_client *client;
+	struct kvt_pool pool;
+
+	(void)state;
+	kvt_witness_start(NULL);
+	client = kvt_test_connect(&kvt_victim);
+	kvt_test_equal(kvt_pool_map(client, &pool), 0);
+	for (uint32_t page = 1; page < pool.n_pages; page++)
+		((volatile uint8_t *)pool.base)[page * pool.page_bytes + page % 1024] ^= 1;
+	kvt_client_close(client, KVT_IDLE);
+	kvt_witness_must_fail();
+}
+
 static int end(void **state)
 {
 	(void)state;
@@ -418,6 +434,10 @@ int main(void)
 		cmocka_unit_test(descriptors_nobody_asked_for_are_not_kept),
 		cmocka_unit_test(namespaces_are_limited_and_given_back),
 	};
+	const struct CMUnitTest itself[] = {
+		cmocka_unit_test(the_witness_notices_a_wrong_byte),
+	};
 
-	return cmocka_run_group_tests(tests, start, end);
+	return cmocka_run_group_tests(tests, start, end) +
+	       cmocka_run_group_tests(itself, NULL, NULL);
 }

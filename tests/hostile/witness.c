@@ -156,6 +156,16 @@ void kvt_witness_check(void)
 		settled_alone();
 }
 
+void kvt_witness_must_fail(void)
+{
+	uint64_t word;
+
+	kvt_test_check(!kvt_test_receive(witness.pipe, &word)); /* it ended by itself */
+	kvt_test_check(kvt_test_child_kill(&witness, SIGKILL) != 0);
+	kvt_test_daemon_stop(&kvt_victim);
+	kvt_test_daemon_remove(&kvt_victim);
+}
+
 void kvt_witness_end(bool verify)
 {
 	kvt_test_send(witness.pipe, 0);

@@ -20,6 +20,8 @@ void kvt_witness_work(uint32_t rounds);
 /** The attackers are gone: wait until only the witness is left, check that every page is back, that
  * the daemon holds no more descriptors than before, and the audit; more work. */
 void kvt_witness_check(void);
+/** Let it work until it fails: for the test that it can. Ends witness and daemon. */
+void kvt_witness_must_fail(void);
 /** Finish the witness, stop the daemon, and let the model check its operation log. */
 void kvt_witness_end(bool verify);
 
