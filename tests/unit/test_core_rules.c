@@ -337,6 +337,54 @@ static void out_of_nodes_the_oldest_leaf_goes(void **state)
 	world_free(w);
 }
 
+/* Out of nodes, with the next victim on the operation's own path: another one goes. `how`: INSERT
+ * below it, BEGIN below it, BEGIN that splits it, REMOVE inside it, COMMIT that grows onto it,
+ * INSERT beside it in a namespace that has nothing else. */
+static void own_path_stays(int how, uint32_t policy)
+{
+	struct world *w = world_new((struct kvt_core_config){
+		.page_size = 1, .n_pages = 60, .max_nodes = 10, .policy = policy });
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns"), other = space_open(a, "other");
+	struct seq *seq = how == 4 ? begin(a, ns, NO_KEYS, 8, 0) : NULL;
+
+	insert(a, ns, range(1, 4)); /* first to go, by any policy but those that begin at the end */
+	for (uint32_t i = 1; i < 6; i++)
+		insert(a, other, range(100 * i + 1, 100 * i + 4));
+	insert(a, other, range(601, 604)); /* 7 leaves and 2 roots: 9 */
+	assert_int_equal(w->core->free_nodes.count, 0);
+	if (how == 0)
+		assert_int_equal(insert(a, ns, range(1, 8)).existed, 4);
+	else if (how == 1)
+		assert_int_equal(begin(a, ns, range(1, 8), 0, 0)->a.matched, 4);
+	else if (how == 2)
+		assert_int_equal(begin(a, ns, range(1, 2), 0, 0)->a.matched, 2);
+	else if (how == 3)
+		assert_int_equal(remove_prefix(a, ns, range(1, 3)).cqe.a, 1);
+	else if (how == 4)
+		assert_int_equal(commit(seq, 0, range(1, 6), 0).next, 4);
+	else
+		assert_int_equal(insert(a, ns, range(11, 14)).inserted, 4);
+	world_settle(w);
+	if (how == 3)
+		expect_matched(a, ns, range(1, 4), 2);
+	else if (how < 5 || policy == KVT_POLICY_MRU || policy == KVT_POLICY_FILO)
+		expect_matched(a, ns, range(1, 4), 4);
+	else
+		expect_matched(a, ns, range(1, 4), 0);
+	if (how == 5)
+		expect_matched(a, ns, range(11, 14), 4);
+	world_free(w);
+}
+
+static void an_operation_does_not_evict_its_own_path_for_nodes(void **state)
+{
+	(void)state;
+	for (int how = 0; how < 6; how++)
+		for (uint32_t policy = 0; policy < KVT_POLICY_COUNT; policy++)
+			own_path_stays(how, policy);
+}
+
 /* The lock of a whole edge keeps what its owner announced and left: the slots of that tail have
  * no page behind them, so they are what a later BEGIN may find missing. */
 static void announced_slots_without_pages_never_break_a_begin(void **state)
@@ -743,6 +791,7 @@ int main(void)
 		CASE(a_handle_locks_no_more_than_it_names),
 		CASE(node_ids_are_recycled_first_in_first_out),
 		CASE(out_of_nodes_the_oldest_leaf_goes),
+		CASE(an_operation_does_not_evict_its_own_path_for_nodes),
 		CASE(announced_slots_without_pages_never_break_a_begin),
 		CASE(leases_run_out_with_a_reason),
 		CASE(sessions_and_namespaces_run_out),
