@@ -15,7 +15,7 @@
  *   page       page_size consecutive positions; named by its index in the pool
  *   slot       one position's place in the pool: page * page_size + (position in the page)
  *   row        one query vector: one query position and one query head
- *   k          a sequence's number of positions, the cached and the new ones; q of them, its last, are queries
+ *   k          how many positions a sequence has, cached and new; q of them, the last, are queries
  *
  *
  * Same bits, warm or cold
@@ -72,7 +72,8 @@
  *	struct kvt_attn_sequence sequence = { .n_queries = 28, .n_positions = 128,
  *		.pages = page_table, .n_pages = 8 };
  *	struct kvt_attn_prefill prefill = { .kv = view, .sequences = &sequence, .n_sequences = 1,
- *		.n_q_heads = 32, .q = q, .q_type = KVT_ATTN_F32, .out = out, .out_type = KVT_ATTN_F32,
+ *		.n_q_heads = 32, .q = q, .out = out,
+ *		.q_type = KVT_ATTN_F32, .out_type = KVT_ATTN_F32,
  *		.scale = 1.0f / 8.0f };
  *	kvt_attn_append_prefill(context, &prefill, NULL);
  */
@@ -85,6 +86,9 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* What the shared library exports. */
+#define KVT_ATTN_API __attribute__((visibility("default")))
 
 /*
  * Raised by an incompatible change of this header. kvt_attn_abi() tells what the library was
@@ -144,7 +148,8 @@ enum kvt_attn_isa {
 	KVT_ATTN_ISA_PORTABLE = 1, /* any CPU; 128-bit vectors by the compiler */
 	KVT_ATTN_ISA_AVX2 = 2, /* AVX2, FMA, F16C */
 	KVT_ATTN_ISA_AVX512 = 3, /* AVX-512 F, BW, DQ, VL */
-	KVT_ATTN_ISA_AVX512_BF16 = 4, /* and AVX512_BF16, used where q is bf16 and KV is bf16 or fp8 */
+	KVT_ATTN_ISA_AVX512_BF16 =
+		4, /* and AVX512_BF16, used where q is bf16 and KV is bf16 or fp8 */
 };
 
 enum kvt_attn_device {
@@ -182,7 +187,8 @@ struct kvt_attn_view {
 	uint32_t n_kv_heads;
 	uint32_t head_dim;
 	uint32_t type; /* enum kvt_attn_type */
-	float k_scale; /* fp8: true value = stored value * scale. Finite, above 0; other types: 1 or 0 (= 1) */
+	/* fp8: true value = stored value * scale; finite, above 0. Other types: 1, or 0 for 1. */
+	float k_scale;
 	float v_scale;
 };
 
@@ -285,7 +291,7 @@ struct kvt_attn_options {
 struct kvt_attn_context;
 
 /* The ABI the library was built with; equal to KVT_ATTN_ABI of the header it came with. */
-int kvt_attn_abi(void);
+KVT_ATTN_API int kvt_attn_abi(void);
 
 /*
  * Open a context. options may be NULL, like all zero. On failure *ret_context is untouched, and
@@ -295,42 +301,45 @@ int kvt_attn_abi(void);
  *   -ENODEV   no NVIDIA driver, or no such device
  *   -ENOMEM, -EAGAIN  no memory, no threads
  */
-int kvt_attn_open(const struct kvt_attn_options *options, struct kvt_attn_context **ret_context,
-		  char *error_text, size_t error_text_bytes);
+KVT_ATTN_API int kvt_attn_open(const struct kvt_attn_options *options,
+			       struct kvt_attn_context **ret_context, char *error_text,
+			       size_t error_text_bytes);
 
 /* Close a context: threads end, memory is freed. NULL is fine. No call may be running. */
-void kvt_attn_close(struct kvt_attn_context *context);
+KVT_ATTN_API void kvt_attn_close(struct kvt_attn_context *context);
 
 /*
  * What the context runs, such as "cpu avx512_bf16, 2 threads" or "cuda 0, sm_90: sm_90a binary,
  * mma.sync".
  */
-const char *kvt_attn_describe(const struct kvt_attn_context *context);
+KVT_ATTN_API const char *kvt_attn_describe(const struct kvt_attn_context *context);
 
 /* The CPU path (enum kvt_attn_isa) that runs; AUTO for a CUDA context. */
-int kvt_attn_context_isa(const struct kvt_attn_context *context);
+KVT_ATTN_API int kvt_attn_context_isa(const struct kvt_attn_context *context);
 
 /*
  * Cause and cure of the last call that failed on this context; "" if none did. Valid until the
  * next call.
  */
-const char *kvt_attn_error_text(const struct kvt_attn_context *context);
+KVT_ATTN_API const char *kvt_attn_error_text(const struct kvt_attn_context *context);
 
 /* Bytes of one element, or -EINVAL if type is none. */
-int kvt_attn_type_bytes(uint32_t type);
+KVT_ATTN_API int kvt_attn_type_bytes(uint32_t type);
 
 /*
  * Bytes of a slab with this geometry. -EINVAL: a field is out of range. -EOVERFLOW: more than
  * 2^63 - 1.
  */
-int kvt_attn_geometry_bytes(const struct kvt_attn_geometry *geometry, uint64_t *ret_bytes);
+KVT_ATTN_API int kvt_attn_geometry_bytes(const struct kvt_attn_geometry *geometry,
+					 uint64_t *ret_bytes);
 
 /*
  * One layer of a slab. Scales are set to 1. -EINVAL: as above, or no such layer; -ERANGE: the
  * slab is too small; it needs kvt_attn_geometry_bytes().
  */
-int kvt_attn_geometry_view(const struct kvt_attn_geometry *geometry, void *slab, uint64_t slab_bytes,
-			   uint32_t layer, struct kvt_attn_view *ret_view);
+KVT_ATTN_API int kvt_attn_geometry_view(const struct kvt_attn_geometry *geometry, void *slab,
+					uint64_t slab_bytes, uint32_t layer,
+					struct kvt_attn_view *ret_view);
 
 /*
  * The three operations. On a CPU they are done when they return, and stream is NULL. On a CUDA
@@ -342,19 +351,20 @@ int kvt_attn_geometry_view(const struct kvt_attn_geometry *geometry, void *slab,
  *   -ENOMEM   no memory for partial results
  *   -EIO      the CUDA driver failed
  */
-int kvt_attn_append_prefill(struct kvt_attn_context *context, const struct kvt_attn_prefill *prefill,
-			    void *stream);
-int kvt_attn_kv_append(struct kvt_attn_context *context, const struct kvt_attn_append *append,
-		       void *stream);
+KVT_ATTN_API int kvt_attn_append_prefill(struct kvt_attn_context *context,
+					 const struct kvt_attn_prefill *prefill, void *stream);
+KVT_ATTN_API int kvt_attn_kv_append(struct kvt_attn_context *context,
+				    const struct kvt_attn_append *append, void *stream);
 
 /*
  * Copy pages in each of n_views layers (views of one pool: the same page size, heads, head dim
  * and type). Copies of one call must not depend on each other: no target is another's source or
  * target.
  */
-int kvt_attn_page_copy(struct kvt_attn_context *context, const struct kvt_attn_view *views,
-		       uint32_t n_views, const struct kvt_attn_copy *copies, uint32_t n_copies,
-		       void *stream);
+KVT_ATTN_API int kvt_attn_page_copy(struct kvt_attn_context *context,
+				    const struct kvt_attn_view *views, uint32_t n_views,
+				    const struct kvt_attn_copy *copies, uint32_t n_copies,
+				    void *stream);
 
 #ifdef __cplusplus
 }

@@ -84,8 +84,8 @@ static int batch_measure(struct batch *batch)
 	batch->n_blocks = 0;
 	for (uint32_t i = 0; i < prefill->n_sequences; i++) {
 		n_queries += prefill->sequences[i].n_queries;
-		batch->n_blocks += sequence_blocks(prefill, &prefill->sequences[i]) *
-			prefill->kv.n_kv_heads;
+		batch->n_blocks +=
+			sequence_blocks(prefill, &prefill->sequences[i]) * prefill->kv.n_kv_heads;
 	}
 	if (kvt_buffer_reserve(&context->limits, n_queries * sizeof *limits) ||
 	    kvt_buffer_reserve(&context->blocks, batch->n_blocks * sizeof *batch->blocks))
@@ -124,7 +124,8 @@ static void sequence_cut(struct batch *batch, const struct kvt_attn_sequence *se
 				.group_heads = group_heads,
 				.first_row = (uint32_t)(first % group_heads),
 				.n_rows = (uint32_t)(end - first),
-				.n_units = ceil_divide(limits[(end - 1) / group_heads], KVT_ATTN_UNIT),
+				.n_units =
+					ceil_divide(limits[(end - 1) / group_heads], KVT_ATTN_UNIT),
 			};
 			batch->cost += block_cost(block, block->n_units);
 		}
@@ -186,7 +187,8 @@ static void batch_spans(struct batch *batch)
 {
 	uint32_t n_threads = batch->context->pool.n_threads;
 
-	batch->cost_of_job = n_threads == 1 ? UINT64_MAX : batch->cost / n_threads / JOBS_PER_THREAD;
+	batch->cost_of_job =
+		n_threads == 1 ? UINT64_MAX : batch->cost / n_threads / JOBS_PER_THREAD;
 	batch->partial_floats = 0;
 	batch->partial_floats_max = batch->context->scratch_bytes / sizeof(float);
 	batch->n_jobs = 0;
@@ -218,8 +220,10 @@ static int batch_jobs(struct batch *batch)
 
 	if (kvt_buffer_reserve(&context->jobs, batch->n_jobs * sizeof *job) ||
 	    kvt_buffer_reserve(&context->partials, batch->partial_floats * sizeof *partials))
-		return kvt_attn_fail(context, -ENOMEM, "no memory for %llu jobs and %llu partial results: "
-				     "lower options.scratch_bytes", (unsigned long long)batch->n_jobs,
+		return kvt_attn_fail(context, -ENOMEM,
+				     "no memory for %llu jobs and %llu partial results: "
+				     "lower options.scratch_bytes",
+				     (unsigned long long)batch->n_jobs,
 				     (unsigned long long)batch->partial_floats);
 	batch->jobs = job = context->jobs.data;
 	partials = context->partials.data;
@@ -249,9 +253,10 @@ static int batch_workspaces(struct batch *batch)
 
 	for (uint32_t i = 0; i < context->pool.n_threads; i++) {
 		if (kvt_buffer_reserve(&context->workspaces[i], bytes))
-			return kvt_attn_fail(context, -ENOMEM, "no memory for a workspace of %zu bytes "
-					     "for each of %u threads: use fewer threads", bytes,
-					     context->pool.n_threads);
+			return kvt_attn_fail(context, -ENOMEM,
+					     "no memory for a workspace of %zu bytes "
+					     "for each of %u threads: use fewer threads",
+					     bytes, context->pool.n_threads);
 	}
 	return 0;
 }

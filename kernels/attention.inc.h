@@ -4,8 +4,8 @@
  * listed below and includes this file, which defines the functions of a struct kvt_path.
  *
  *   vf, VW                     a vector of VW floats
- *   element, STEP              what products are made of: one product step takes STEP elements of each side
- *   GEMM_ROWS, GEMM_VECTORS    accumulators of the inner kernel: this many rows of this many vectors
+ *   element, STEP              what products are made of: a step takes STEP elements of each side
+ *   GEMM_ROWS, GEMM_VECTORS    accumulators of the inner kernel: rows, and vectors in each
  *   TILE                       rows whose scores are held at a time
  *   BLOCK                      positions whose scores are held at a time, a divisor of the unit
  *   v_*                        float vector operations
@@ -17,17 +17,19 @@
  *
  * How results stay the same
  *
- *   Every number below is computed by a chain of operations that depends only on the row's own data and on absolute
- *   positions: scores add dimensions in ascending order; maxima and sums go through the blocks of a
- *   unit in order, a lane of a vector holding every VW-th position; outputs add positions in ascending order;
- *   units and groups are merged in order. Which rows share a tile, how many rows or vectors an inner kernel has, and
- *   which lane or thread computes, changes no chain. Positions that a row must not see add weight +0 to
- *   its chain, which changes nothing (the last step, + 0, makes -0 and +0 the same).
+ *   Every number below is computed by a chain of operations that depends only on the row's own
+ *   data and on absolute positions: scores add dimensions in ascending order; maxima and sums go
+ *   through the blocks of a unit in order, a lane of a vector holding every VW-th position;
+ *   outputs add positions in ascending order; units and groups are merged in order. Which rows
+ *   share a tile, how many rows or vectors an inner kernel has, and which lane or thread
+ *   computes, changes no chain. Positions that a row must not see add weight +0 to its chain,
+ *   which changes nothing (the last step, + 0, makes -0 and +0 the same).
  *
  * Panels
  *
  *   keys:    [BLOCK / PANEL_KEYS panels][steps of head_dim][PANEL_KEYS positions][STEP dimensions]
- *   values:  [panels of 1 to GEMM_VECTORS vectors of dimensions][steps of positions][dimensions][STEP positions]
+ *   values:  [panels of 1 to GEMM_VECTORS vectors of dimensions]
+ *            [steps of positions][dimensions][STEP positions]
  *   queries: [row][steps of head_dim][STEP], weights likewise [row][position]
  */
 
@@ -38,7 +40,8 @@
 #define INLINE static inline __attribute__((always_inline))
 
 _Static_assert(KVT_ATTN_UNIT % BLOCK == 0 && BLOCK % PANEL_KEYS == 0 && BLOCK % STRIP == 0 &&
-	       BLOCK <= KVT_ROWS_MAX, "a unit is whole blocks, a block whole panels and strips");
+		       BLOCK <= KVT_ROWS_MAX,
+	       "a unit is whole blocks, a block whole panels and strips");
 
 /* Maxima, sums, outputs of some rows. */
 struct partial {
@@ -115,7 +118,8 @@ static char *work_carve(struct work *work, char *base, uint32_t head_dim)
 	work->key_steps = (head_dim + STEP - 1) / STEP;
 	work->out_dim = padded_dim(head_dim);
 	work->n_panels = (work->out_dim / VW + GEMM_VECTORS - 1) / GEMM_VECTORS;
-	work->queries = carve(&next, (size_t)KVT_JOB_ROWS * work->key_steps * STEP * sizeof(element));
+	work->queries =
+		carve(&next, (size_t)KVT_JOB_ROWS * work->key_steps * STEP * sizeof(element));
 	work->keys = carve(&next, (size_t)KVT_ATTN_UNIT * work->key_steps * STEP * sizeof(element));
 	work->values = carve(&next, (size_t)KVT_ATTN_UNIT * work->out_dim * sizeof(element));
 	work->scores = carve(&next, (size_t)TILE * BLOCK * sizeof(float));
@@ -239,7 +243,7 @@ static void rows_find(const struct work *work, const char *plane, uint32_t start
 		uint32_t within = (start + i) & (page_size - 1);
 		uint32_t page_end = i + minimum(n_found - i, page_size - within);
 		const char *row = plane + pages[(start + i) >> shift] * kv->page_stride_bytes +
-			within * kv->position_stride_bytes;
+				  within * kv->position_stride_bytes;
 
 		for (; i < page_end; i++, row += kv->position_stride_bytes)
 			ret_rows->at[i] = row;
@@ -269,27 +273,28 @@ INLINE void gemm_body(const struct gemm *gemm, const uint32_t n_rows, const uint
 	const size_t b_stride = gemm->b_stride;
 	vf c[GEMM_ROWS][GEMM_VECTORS];
 
-	UNROLL for (uint32_t r = 0; r < n_rows; r++)
-		UNROLL for (uint32_t v = 0; v < n_vectors; v++)
-			c[r][v] = gemm->add ? v_load(gemm->c + r * gemm->c_stride + v * VW) : v_zero();
+	UNROLL_FOR (r, n_rows)
+		UNROLL_FOR (v, n_vectors)
+			c[r][v] = gemm->add ? v_load(gemm->c + r * gemm->c_stride + v * VW)
+					    : v_zero();
 
 	for (uint32_t step = gemm->n_steps; step; step--) {
 		vb bv[GEMM_VECTORS];
 
-		UNROLL for (uint32_t v = 0; v < n_vectors; v++)
+		UNROLL_FOR (v, n_vectors)
 			bv[v] = b_load(b + v * VW * STEP);
-		UNROLL for (uint32_t r = 0; r < n_rows; r++) {
+		UNROLL_FOR (r, n_rows) {
 			vb av = a_broadcast(a + r * a_stride);
 
-			UNROLL for (uint32_t v = 0; v < n_vectors; v++)
+			UNROLL_FOR (v, n_vectors)
 				c[r][v] = dot(c[r][v], bv[v], av);
 		}
 		a += STEP;
 		b += b_stride;
 	}
 
-	UNROLL for (uint32_t r = 0; r < n_rows; r++)
-		UNROLL for (uint32_t v = 0; v < n_vectors; v++)
+	UNROLL_FOR (r, n_rows)
+		UNROLL_FOR (v, n_vectors)
 			v_store(gemm->c + r * gemm->c_stride + v * VW, c[r][v]);
 }
 
@@ -460,15 +465,16 @@ static void tile_maxima(const struct work *work, const struct tile *tile, uint32
 	for (uint32_t row = 0; row < TILE_PADDED; row++) {
 		uint32_t n = row < tile->n_rows ? keys_seen(tile, row, block_start, BLOCK) : 0;
 
-		highest[row] = n ? scores_maximum(work->scores + row * BLOCK, n) :
-			-__builtin_inff();
+		highest[row] =
+			n ? scores_maximum(work->scores + row * BLOCK, n) : -__builtin_inff();
 	}
 	for (uint32_t row = 0; row < tile->n_rows; row += VW) {
 		vf old = v_load(maxima + row);
 		vf new = v_max(old, v_mul(v_load(highest + row), v_set1(work->log2_scale)));
 
 		v_store(maxima + row, new);
-		v_store(work->factors + row, v_exp2(v_sub(old, v_if_equal(new, lowest, v_zero(), new))));
+		v_store(work->factors + row,
+			v_exp2(v_sub(old, v_if_equal(new, lowest, v_zero(), new))));
 	}
 }
 
@@ -488,8 +494,8 @@ static void tile_weights(const struct work *work, const struct tile *tile, uint3
 
 		if (maximum == -__builtin_inff())
 			maximum = 0;
-		sums = scores_weights(work->scores + row * BLOCK, work->weights + row * BLOCK, n, n_fill,
-				      work->log2_scale, maximum, sums);
+		sums = scores_weights(work->scores + row * BLOCK, work->weights + row * BLOCK, n,
+				      n_fill, work->log2_scale, maximum, sums);
 		v_store(lanes, sums);
 		if (factor == 1.0f)
 			continue;
@@ -541,8 +547,8 @@ static void chunk_add_exactly(const struct work *work, const element *weights, c
 	for (uint32_t panel = 0; panel < work->n_panels; panel++) {
 		uint32_t first = share(n_vectors, work->n_panels, panel);
 		uint32_t width = share(n_vectors, work->n_panels, panel + 1) - first;
-		const element *step = chunk + (size_t)first * VW * capacity +
-			(size_t)width * VW * n_whole;
+		const element *step =
+			chunk + (size_t)first * VW * capacity + (size_t)width * VW * n_whole;
 		struct gemm gemm = {
 			.a = weights + n_whole,
 			.b = last,
@@ -636,8 +642,9 @@ static void tile_unit(const struct work *work, uint32_t first_row, uint32_t n_ro
 	for (uint32_t row = 0; row < n_rows; row++) {
 		uint32_t limit = row_limit(work->block, first_row + row);
 
-		n_keys = limit <= work->unit_start ? 0 :
-			minimum(limit - work->unit_start, KVT_ATTN_UNIT);
+		n_keys = limit <= work->unit_start
+				 ? 0
+				 : minimum(limit - work->unit_start, KVT_ATTN_UNIT);
 		tile.n_keys[row] = n_keys;
 	}
 	for (uint32_t row = 0; row < TILE_PADDED; row++)
@@ -665,8 +672,8 @@ static struct partial partial_at(const struct partial *partial, uint32_t row, ui
 				 partial->outputs + (size_t)row * out_dim };
 }
 
-static void partial_copy(const struct partial *target, const struct partial *source, uint32_t n_rows,
-			 uint32_t out_dim)
+static void partial_copy(const struct partial *target, const struct partial *source,
+			 uint32_t n_rows, uint32_t out_dim)
 {
 	memcpy(target->maxima, source->maxima, n_rows * sizeof(float));
 	memcpy(target->sums, source->sums, n_rows * sizeof(float));
@@ -695,8 +702,8 @@ static void partial_merge_some(const struct partial *target, const struct partia
 		float *to = target->outputs + (size_t)row * out_dim;
 		const float *from = source->outputs + (size_t)row * out_dim;
 
-		target->sums[row] = v_lane0(v_fma(v_set1(source->sums[row]), fb,
-						  v_mul(v_set1(target->sums[row]), fa)));
+		target->sums[row] = v_lane0(
+			v_fma(v_set1(source->sums[row]), fb, v_mul(v_set1(target->sums[row]), fa)));
 		for (uint32_t i = 0; i < out_dim; i += VW)
 			v_store(to + i, v_fma(v_load(from + i), fb, v_mul(v_load(to + i), fa)));
 	}
@@ -754,7 +761,8 @@ static void group_merge(struct work *work, uint32_t first_unit, bool first)
 }
 
 /* Span number i of the block's partial results. */
-static struct partial partial_of_span(const struct kvt_row_block *block, uint32_t out_dim, uint32_t i)
+static struct partial partial_of_span(const struct kvt_row_block *block, uint32_t out_dim,
+				      uint32_t i)
 {
 	size_t n_rows = block->n_rows;
 	float *base = block->partials + i * n_rows * (out_dim + 2);
@@ -773,7 +781,8 @@ static void job_run(const struct kvt_job *job, void *workspace)
 	queries_load(&work);
 	while (unit < end) {
 		uint32_t group = unit;
-		uint32_t group_end = minimum(end, (unit / KVT_UNITS_PER_GROUP + 1) * KVT_UNITS_PER_GROUP);
+		uint32_t group_end =
+			minimum(end, (unit / KVT_UNITS_PER_GROUP + 1) * KVT_UNITS_PER_GROUP);
 
 		for (; unit < group_end; unit++)
 			unit_run(&work, unit, unit == group);
@@ -781,11 +790,12 @@ static void job_run(const struct kvt_job *job, void *workspace)
 			group_merge(&work, group, group == job->first_unit);
 	}
 	/* What is one group was not copied into the total. */
-	struct partial *result = end - job->first_unit > KVT_UNITS_PER_GROUP ? &work.total : &work.group;
+	struct partial *result =
+		end - job->first_unit > KVT_UNITS_PER_GROUP ? &work.total : &work.group;
 
 	if (block->partials) {
-		struct partial target = partial_of_span(block, work.out_dim,
-							job->first_unit / block->span_units);
+		struct partial target =
+			partial_of_span(block, work.out_dim, job->first_unit / block->span_units);
 		uint32_t row = row_first(block, job->first_unit * KVT_ATTN_UNIT);
 		struct partial to = partial_at(&target, row, work.out_dim);
 		struct partial from = partial_at(result, row, work.out_dim);
@@ -805,7 +815,8 @@ static void span_merge(struct work *work, uint32_t unit)
 	struct partial to = partial_at(&work->group, row, work->out_dim);
 	struct partial from = partial_at(&source, row, work->out_dim);
 
-	partial_merge(&to, &from, block->n_rows - row, work->out_dim, unit % KVT_UNITS_PER_GROUP == 0);
+	partial_merge(&to, &from, block->n_rows - row, work->out_dim,
+		      unit % KVT_UNITS_PER_GROUP == 0);
 }
 
 static void block_finish(const struct kvt_row_block *block, void *workspace)

@@ -7,7 +7,7 @@
 #include "internal.h"
 
 #define VW 16
-#define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL_FOR(i, n) _Pragma("GCC unroll 16") for (uint32_t i = 0; i < (n); i++)
 
 typedef __m512 vf;
 
@@ -125,24 +125,24 @@ static inline __attribute__((always_inline)) void transpose_16(__m512i *rows)
 {
 	__m512i t[16];
 
-	UNROLL for (int i = 0; i < 8; i++) {
+	UNROLL_FOR (i, 8) {
 		t[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
 		t[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
 	}
-	UNROLL for (int i = 0; i < 4; i++) {
+	UNROLL_FOR (i, 4) {
 		rows[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
 		rows[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
 		rows[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
 		rows[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
 	}
 	/* Now lane k of rows[4 * i + j] holds column 4 * k + j of rows 4 * i .. 4 * i + 3. */
-	UNROLL for (int j = 0; j < 4; j++) {
+	UNROLL_FOR (j, 4) {
 		t[j] = _mm512_shuffle_i32x4(rows[j], rows[4 + j], 0x88);
 		t[4 + j] = _mm512_shuffle_i32x4(rows[8 + j], rows[12 + j], 0x88);
 		t[8 + j] = _mm512_shuffle_i32x4(rows[j], rows[4 + j], 0xdd);
 		t[12 + j] = _mm512_shuffle_i32x4(rows[8 + j], rows[12 + j], 0xdd);
 	}
-	UNROLL for (int j = 0; j < 4; j++) {
+	UNROLL_FOR (j, 4) {
 		rows[j] = _mm512_shuffle_i32x4(t[j], t[4 + j], 0x88);
 		rows[8 + j] = _mm512_shuffle_i32x4(t[j], t[4 + j], 0xdd);
 		rows[4 + j] = _mm512_shuffle_i32x4(t[8 + j], t[12 + j], 0x88);
@@ -154,8 +154,8 @@ static inline __attribute__((always_inline)) void transpose_16(__m512i *rows)
  * Ask for a row of bytes that will be read soon, into the second cache: the first has work to do.
  */
 /*
- * Fetch what will be read soon: into the first cache the VW rows from row first on, and into the second cache as many of
- * the rows ahead. Row by row, as memory likes it.
+ * Fetch what will be read soon: into the first cache the VW rows from row first on, and into the
+ * second cache as many of the rows ahead. Row by row, as memory likes it.
  */
 static inline void rows_fetch(const struct kvt_rows *rows, const struct kvt_rows *ahead,
 			      uint32_t first, uint32_t bytes)

@@ -12,8 +12,8 @@
 CFLAGS_kernels = -O3 -ffp-contract=off -fno-math-errno $(CFLAGS_kernels_isa)
 
 KERNELS_ARCH := $(shell $(CC) -dumpmachine)
-KERNELS_SRC := $(addprefix kernels/,append_prefill.c check.c context.c cuda_plan.c geometry.c \
-	pages.c path_portable.c pool.c)
+KERNELS_SRC := $(addprefix kernels/,append_prefill.c check.c context.c cuda_host.c cuda_images.c \
+	cuda_plan.c geometry.c pages.c path_portable.c pool.c)
 ifneq ($(filter x86_64%,$(KERNELS_ARCH)),)
 KERNELS_SRC += kernels/path_avx2.c kernels/path_avx512.c kernels/path_avx512_bf16.c
 endif
@@ -23,19 +23,35 @@ $(O)/obj/kernels/path_avx2.o: CFLAGS_kernels_isa := -mavx2 -mfma -mf16c
 $(O)/obj/kernels/path_avx512.o: CFLAGS_kernels_isa := $(KERNELS_AVX512)
 $(O)/obj/kernels/path_avx512_bf16.o: CFLAGS_kernels_isa := $(KERNELS_AVX512) -mavx512bf16
 
-KERNELS_SRC += kernels/cuda_none.c
+# CUDA: a binary for each architecture that is chosen at run time, and PTX for later ones. They do
+# not depend on the C compiler and its flags, so all builds share them.
+NVCC ?= $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc),none)
+KERNELS_CUDA := build/cuda
+KERNELS_NVCC = $(if $(V),,@echo "  NVCC $@" && )$(NVCC) -O3 -std=c++17 -fmad=false -Iinclude -I. \
+	-Werror all-warnings
+ifneq ($(NVCC),none)
+KERNELS_IMAGES := $(addprefix $(KERNELS_CUDA)/,sm_80.cubin sm_90a.cubin compute_80.ptx)
+$(KERNELS_IMAGES): kernels/cuda_kernels.cu $(wildcard kernels/*.cuh) kernels/cuda_args.h \
+		kernels/convert.h include/kvt_kernels.h kernels/build.mk
+	@mkdir -p $(@D)
+	$(KERNELS_NVCC) $(if $(filter %.ptx,$@),-ptx,-cubin) -arch=$(basename $(@F)) $< -o $@
+$(O)/obj/kernels/cuda_images.o: $(KERNELS_IMAGES)
+$(O)/obj/kernels/cuda_images.o: \
+	CFLAGS_kernels_isa := -DKVT_CUDA_IMAGES='"$(abspath $(KERNELS_CUDA))"'
+endif
 
 KERNELS_OBJ := $(patsubst %.c,$(O)/obj/%.o,$(KERNELS_SRC))
 $(KERNELS_OBJ): kernels/build.mk
-KERNELS_LIBS := -lpthread -lm
+KERNELS_LIBS := -lpthread -ldl -lm
 
 $(O)/libkvtkernels.a: $(KERNELS_OBJ)
 	@rm -f $@
 	@$(AR) rcs $@ $^
 
 $(O)/libkvtkernels.so: $(KERNELS_OBJ) kernels/kvtkernels.map
-	$(if $(V),,@echo "  LD  $@" && )$(CC) -shared $(LDFLAGS_BASE) -Wl,-soname,libkvtkernels.so.1 \
-		-Wl,--version-script=kernels/kvtkernels.map $(KERNELS_OBJ) -o $@ $(KERNELS_LIBS)
+	$(if $(V),,@echo "  LD  $@" && )$(CC) -shared $(LDFLAGS_BASE) \
+		-Wl,-soname,libkvtkernels.so.1 -Wl,--version-script=kernels/kvtkernels.map \
+		$(KERNELS_OBJ) -o $@ $(KERNELS_LIBS)
 	@ln -sf libkvtkernels.so $(O)/libkvtkernels.so.1
 
 LIBRARIES += $(O)/libkvtkernels.so $(O)/libkvtkernels.a
@@ -70,7 +86,8 @@ $(O)/obj/tests/kernels/emulated.o: tests/kernels/emulated.cpp $(wildcard kernels
 		kernels/*.cuh tests/kernels/*.h) $(O)/flags
 	@mkdir -p $(@D)
 	$(if $(V),,@echo "  CXX $<" && )$(KERNELS_CXX) -std=c++17 -O2 -g -Wall -Wextra -Werror \
-		-Wno-unknown-pragmas -ffp-contract=off -fno-threadsafe-statics -fno-exceptions -Iinclude -I. $(SANITIZE) -c $< -o $@
+		-Wno-unknown-pragmas -ffp-contract=off -fno-threadsafe-statics \
+		-fno-exceptions -Iinclude -I. $(SANITIZE) -c $< -o $@
 $(O)/tests/kernels/test_cuda: $(O)/obj/tests/kernels/emulated.o
 endif
 

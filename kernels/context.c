@@ -81,10 +81,11 @@ static bool isa_supported(enum kvt_attn_isa isa)
 #if defined(__x86_64__)
 	/* These ask the operating system too, whether it saves the registers. */
 	case KVT_ATTN_ISA_AVX2:
-		return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+		return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+		       has_f16c();
 	case KVT_ATTN_ISA_AVX512:
 		return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-			__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+		       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 	case KVT_ATTN_ISA_AVX512_BF16:
 		return isa_supported(KVT_ATTN_ISA_AVX512) && __builtin_cpu_supports("avx512bf16");
 #endif
@@ -102,10 +103,12 @@ static struct kvt_isa isa_paths(enum kvt_attn_isa isa)
 	case KVT_ATTN_ISA_AVX512:
 		return (struct kvt_isa){ "avx512", &kvt_path_avx512_f32, &kvt_path_avx512_f32 };
 	case KVT_ATTN_ISA_AVX512_BF16:
-		return (struct kvt_isa){ "avx512_bf16", &kvt_path_avx512_f32, &kvt_path_avx512_bf16 };
+		return (struct kvt_isa){ "avx512_bf16", &kvt_path_avx512_f32,
+					 &kvt_path_avx512_bf16 };
 #endif
 	default:
-		return (struct kvt_isa){ "portable", &kvt_path_portable_f32, &kvt_path_portable_f32 };
+		return (struct kvt_isa){ "portable", &kvt_path_portable_f32,
+					 &kvt_path_portable_f32 };
 	}
 }
 
@@ -121,8 +124,10 @@ static int isa_from_environment(struct kvt_attn_context *context, enum kvt_attn_
 			return 0;
 		}
 	}
-	return kvt_attn_fail(context, -EINVAL, "KVT_ATTN_ISA=%.40s names no path: use auto, portable, "
-			     "avx2, avx512 or avx512_bf16", name);
+	return kvt_attn_fail(context, -EINVAL,
+			     "KVT_ATTN_ISA=%.40s names no path: use auto, portable, "
+			     "avx2, avx512 or avx512_bf16",
+			     name);
 }
 
 static int isa_choose(struct kvt_attn_context *context, uint32_t wanted)
@@ -131,8 +136,8 @@ static int isa_choose(struct kvt_attn_context *context, uint32_t wanted)
 	int r;
 
 	if (wanted > KVT_ATTN_ISA_AVX512_BF16)
-		return kvt_attn_fail(context, -EINVAL, "options.isa is %u: use a value of enum kvt_attn_isa",
-				     wanted);
+		return kvt_attn_fail(context, -EINVAL,
+				     "options.isa is %u: use a value of enum kvt_attn_isa", wanted);
 	r = isa_from_environment(context, &isa);
 	if (r)
 		return r;
@@ -141,8 +146,10 @@ static int isa_choose(struct kvt_attn_context *context, uint32_t wanted)
 		while (!isa_supported(isa))
 			isa--;
 	} else if (!isa_supported(isa)) {
-		return kvt_attn_fail(context, -ENOTSUP, "this CPU cannot run the %s path: "
-				     "use KVT_ATTN_ISA_AUTO, or unset KVT_ATTN_ISA", isa_names[isa]);
+		return kvt_attn_fail(context, -ENOTSUP,
+				     "this CPU cannot run the %s path: "
+				     "use KVT_ATTN_ISA_AUTO, or unset KVT_ATTN_ISA",
+				     isa_names[isa]);
 	}
 	context->isa = isa;
 	context->paths = isa_paths(isa);
@@ -175,8 +182,10 @@ static int cpu_open(struct kvt_attn_context *context, const struct kvt_attn_opti
 		return kvt_attn_fail(context, -ENOMEM, "no memory for %u threads", n_threads);
 	r = kvt_pool_init(&context->pool, n_threads);
 	if (r)
-		return kvt_attn_fail(context, r, "cannot start %u threads (%s): ask for fewer, or raise "
-				     "the limit of tasks", n_threads, strerror(-r));
+		return kvt_attn_fail(context, r,
+				     "cannot start %u threads (%s): ask for fewer, or raise "
+				     "the limit of tasks",
+				     n_threads, strerror(-r));
 	snprintf(context->description, sizeof context->description, "cpu %s, %u thread%s",
 		 context->paths.name, n_threads, n_threads == 1 ? "" : "s");
 	return 0;
@@ -186,15 +195,18 @@ static int context_init(struct kvt_attn_context *context, const struct kvt_attn_
 {
 	context->magic = CONTEXT_MAGIC;
 	context->device = options->device;
-	context->scratch_bytes = options->scratch_bytes ? options->scratch_bytes : SCRATCH_BYTES_DEFAULT;
+	context->scratch_bytes =
+		options->scratch_bytes ? options->scratch_bytes : SCRATCH_BYTES_DEFAULT;
 	switch (options->device) {
 	case KVT_ATTN_CPU:
 		return cpu_open(context, options);
 	case KVT_ATTN_CUDA:
 		return kvt_cuda_open(context, options->device_index);
 	default:
-		return kvt_attn_fail(context, -EINVAL, "options.device is %u: use a value of "
-				     "enum kvt_attn_device", options->device);
+		return kvt_attn_fail(context, -EINVAL,
+				     "options.device is %u: use a value of "
+				     "enum kvt_attn_device",
+				     options->device);
 	}
 }
 
@@ -206,8 +218,8 @@ int kvt_attn_open(const struct kvt_attn_options *options, struct kvt_attn_contex
 	int r;
 
 	/* The pool inside is aligned to more than malloc gives. */
-	context = aligned_alloc(KVT_CPU_ALIGN, (sizeof *context + KVT_CPU_ALIGN - 1) / KVT_CPU_ALIGN *
-				KVT_CPU_ALIGN);
+	context = aligned_alloc(KVT_CPU_ALIGN, (sizeof *context + KVT_CPU_ALIGN - 1) /
+						       KVT_CPU_ALIGN * KVT_CPU_ALIGN);
 	if (!context) {
 		if (error_text && error_text_bytes)
 			snprintf(error_text, error_text_bytes, "no memory for a context");
@@ -267,13 +279,14 @@ const char *kvt_attn_error_text(const struct kvt_attn_context *context)
 static int stream_check(struct kvt_attn_context *context, const void *stream)
 {
 	if (context->device == KVT_ATTN_CPU && stream)
-		return kvt_attn_fail(context, -EINVAL, "stream is not NULL, but the context's device is "
+		return kvt_attn_fail(context, -EINVAL,
+				     "stream is not NULL, but the context's device is "
 				     "the CPU: pass NULL, or open a CUDA context");
 	return 0;
 }
 
-int kvt_attn_append_prefill(struct kvt_attn_context *context, const struct kvt_attn_prefill *prefill,
-			    void *stream)
+int kvt_attn_append_prefill(struct kvt_attn_context *context,
+			    const struct kvt_attn_prefill *prefill, void *stream)
 {
 	struct kvt_attn_prefill filled = *prefill;
 	int r;
@@ -284,8 +297,9 @@ int kvt_attn_append_prefill(struct kvt_attn_context *context, const struct kvt_a
 		r = kvt_check_prefill(context, prefill);
 	if (!r) {
 		kvt_prefill_strides(&filled);
-		r = context->device == KVT_ATTN_CPU ? kvt_cpu_append_prefill(context, &filled) :
-			kvt_cuda_append_prefill(context, &filled, stream);
+		r = context->device == KVT_ATTN_CPU
+			    ? kvt_cpu_append_prefill(context, &filled)
+			    : kvt_cuda_append_prefill(context, &filled, stream);
 	}
 	pthread_mutex_unlock(&context->lock);
 	return r;
@@ -303,8 +317,8 @@ int kvt_attn_kv_append(struct kvt_attn_context *context, const struct kvt_attn_a
 		r = kvt_check_append(context, append);
 	if (!r) {
 		kvt_append_strides(&filled);
-		r = context->device == KVT_ATTN_CPU ? kvt_cpu_kv_append(context, &filled) :
-			kvt_cuda_kv_append(context, &filled, stream);
+		r = context->device == KVT_ATTN_CPU ? kvt_cpu_kv_append(context, &filled)
+						    : kvt_cuda_kv_append(context, &filled, stream);
 	}
 	pthread_mutex_unlock(&context->lock);
 	return r;
@@ -321,9 +335,9 @@ int kvt_attn_page_copy(struct kvt_attn_context *context, const struct kvt_attn_v
 	if (!r)
 		r = kvt_check_copies(context, views, n_views, copies, n_copies);
 	if (!r)
-		r = context->device == KVT_ATTN_CPU ?
-			kvt_cpu_page_copy(context, views, n_views, copies, n_copies) :
-			kvt_cuda_page_copy(context, views, n_views, copies, n_copies, stream);
+		r = context->device == KVT_ATTN_CPU
+			    ? kvt_cpu_page_copy(context, views, n_views, copies, n_copies)
+			    : kvt_cuda_page_copy(context, views, n_views, copies, n_copies, stream);
 	pthread_mutex_unlock(&context->lock);
 	return r;
 }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the CPU hands to the CUDA kernels. Compiled by the C compiler and by nvcc, so both see one layout. */
+/*
+ * What the CPU hands to the CUDA kernels. Compiled by the C compiler and by nvcc, so both see one
+ * layout.
+ */
 #ifndef KVT_KERNELS_CUDA_ARGS_H
 #define KVT_KERNELS_CUDA_ARGS_H
 
@@ -10,9 +13,9 @@
 #define KVT_CUDA_THREADS 128
 
 /*
- * Up to KVT_CUDA_ROWS rows of one sequence and KV head, in (query, head of the group) order. Its units are cut into spans of
- * span_units, a unit or a group; each span has a partial result, a slot of KVT_CUDA_ROWS maxima, as many sums, and
- * then as many rows of outputs, padded.
+ * Up to KVT_CUDA_ROWS rows of one sequence and KV head, in (query, head of the group) order. Its
+ * units are cut into spans of span_units, a unit or a group; each span has a partial result, a
+ * slot of KVT_CUDA_ROWS maxima, as many sums, and then as many rows of outputs, padded.
  */
 struct kvt_cuda_block {
 	uint32_t first_token; /* of the sequence, in limits, and as row of q and out */

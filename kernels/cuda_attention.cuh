@@ -2,20 +2,23 @@
 /*
  * Attention on paged KV with mma.sync, for compute capability 8.0 and above.
  *
- * A thread block takes 64 rows through one span of units, in tiles of tile_keys positions that are copied to shared
- * memory while the tile before is used. A warp has 16 of the rows, so each row's products are made by the same
- * instructions in the same order whatever the other rows are: tiles, units and groups begin at absolute
- * positions, and what a row must not see adds weight 0. That keeps the promise of kvt_kernels.h (same bits, warm or cold).
+ * A thread block takes 64 rows through one span of units, in tiles of tile_keys positions that
+ * are copied to shared memory while the tile before is used. A warp has 16 of the rows, so each
+ * row's products are made by the same instructions in the same order whatever the other rows are:
+ * tiles, units and groups begin at absolute positions, and what a row must not see adds weight 0.
+ * That keeps the promise of kvt_kernels.h (same bits, warm or cold).
  *
- * The result of a unit is in registers; it is merged into the group's, which lies in the span's slot in global
- * memory (in practice in the second cache), each element always by the same thread. Where a block has several
- * spans, kernel merge puts them together.
+ * The result of a unit is in registers; it is merged into the group's, which lies in the span's
+ * slot in global memory (in practice in the second cache), each element always by the same
+ * thread. Where a block has several spans, kernel merge puts them together.
  *
- * V is multiplied with weights that are 0 for positions that a row must not see, which is wrong where V is not
- * finite. So tiles in which rows end are searched for such values; blocks that have any are flagged, and
- * kernel repair does them again, row by row. A row alone never meets a position that it must not see.
+ * V is multiplied with weights that are 0 for positions that a row must not see, which is wrong
+ * where V is not finite. So tiles in which rows end are searched for such values; blocks that
+ * have any are flagged, and kernel repair does them again, row by row. A row alone never meets a
+ * position that it must not see.
  *
- * Lane l of a warp has, of a 16 x 8 product, the columns 2 * (l % 4) and the next, of rows l / 4 and l / 4 + 8.
+ * Lane l of a warp has, of a 16 x 8 product, the columns 2 * (l % 4) and the next, of rows l / 4
+ * and l / 4 + 8.
  */
 #ifndef KVT_KERNELS_CUDA_ATTENTION_CUH
 #define KVT_KERNELS_CUDA_ATTENTION_CUH
@@ -23,7 +26,10 @@
 #define UNIT 1024u
 #define GROUP_UNITS 8u
 
-/* Rows in shared memory are 16 bytes longer than they need be, so that 8 rows lie in different banks. */
+/*
+ * Rows in shared memory are 16 bytes longer than they need be, so that 8 rows lie in different
+ * banks.
+ */
 template <int dim> struct shape {
 	static constexpr int tile_keys = dim > 128 ? 32 : 64;
 	static constexpr int row_elements = dim + 8;
@@ -61,12 +67,14 @@ KVT_DEVICE uint32_t limit_of(const struct rows_at_hand *rows, uint32_t row)
 	const struct kvt_cuda_prefill *args = rows->args;
 	uint32_t query = (rows->first_row + row) / args->group_heads;
 
-	return row < rows->n_rows ?
-		at<const uint32_t>(args->limits)[rows->block->first_token + query] : 0;
+	return row < rows->n_rows
+		       ? at<const uint32_t>(args->limits)[rows->block->first_token + query]
+		       : 0;
 }
 
 KVT_DEVICE struct rows_at_hand rows_take(const struct kvt_cuda_prefill *args,
-					 const struct kvt_cuda_block *block, uint32_t skip, uint32_t n_rows)
+					 const struct kvt_cuda_block *block, uint32_t skip,
+					 uint32_t n_rows)
 {
 	struct rows_at_hand rows = { args, block, block->first_row + skip, n_rows, 0, 0 };
 
@@ -84,26 +92,27 @@ KVT_DEVICE uint64_t row_offset(const struct rows_at_hand *rows, uint32_t row, ui
 	uint64_t token = rows->block->first_token + in_sequence / group_heads;
 
 	return token * row_stride +
-		(rows->block->kv_head * group_heads + in_sequence % group_heads) * head_stride;
+	       (rows->block->kv_head * group_heads + in_sequence % group_heads) * head_stride;
 }
 
 /* fp8 to 16 bits: the bits below the sign, as those of a number 2^8 or 2^120 too small. Exact. */
 template <bool bf16> KVT_DEVICE uint16_t f8_to_16(uint8_t bits)
 {
 	uint32_t magnitude = bits & 0x7f, sign = (uint32_t)(bits & 0x80) << 24;
-	float value = magnitude == 0x7f ? bits_float(0x7fc00000u) :
-		product(bits_float(magnitude << 20), bits_float(0x7b800000u));
+	float value = magnitude == 0x7f
+			      ? bits_float(0x7fc00000u)
+			      : product(bits_float(magnitude << 20), bits_float(0x7b800000u));
 
 	return (uint16_t)pair_of<bf16>(bits_float(float_bits(value) | sign), 0.0f);
 }
 
 /*
- * Eight elements of a row of 16-bit or fp8 elements to shared memory, as fast as can be; what lies beyond n_dims, and rows
- * that are not valid, are zeros.
+ * Eight elements of a row of 16-bit or fp8 elements to shared memory, as fast as can be; what
+ * lies beyond n_dims, and rows that are not valid, are zeros.
  */
 template <bool bf16, bool f8>
-KVT_DEVICE void chunk_copy(uint16_t *target, const unsigned char *row, uint32_t dim, uint32_t n_dims,
-			   bool valid, bool lines)
+KVT_DEVICE void chunk_copy(uint16_t *target, const unsigned char *row, uint32_t dim,
+			   uint32_t n_dims, bool valid, bool lines)
 {
 	if (lines && !f8) {
 		valid = valid && dim < n_dims;
@@ -128,11 +137,12 @@ template <int dim> KVT_DEVICE void queries_copy(const struct rows_at_hand *rows,
 	for (uint32_t i = thread_index(); i < KVT_CUDA_ROWS * chunks; i += KVT_CUDA_THREADS) {
 		uint32_t row = i / chunks, chunk = i % chunks;
 		bool valid = row < rows->n_rows;
-		const unsigned char *q = at<const unsigned char>(args->q) +
+		const unsigned char *q =
+			at<const unsigned char>(args->q) +
 			row_offset(rows, valid ? row : 0, args->q_row_stride, args->q_head_stride);
 
-		chunk_copy<true, false>(target + row * shape<dim>::row_elements + chunk * 8, q, chunk * 8,
-					args->head_dim, valid, args->lines);
+		chunk_copy<true, false>(target + row * shape<dim>::row_elements + chunk * 8, q,
+					chunk * 8, args->head_dim, valid, args->lines);
 	}
 }
 
@@ -143,18 +153,20 @@ KVT_DEVICE void tile_copy(const struct rows_at_hand *rows, uint64_t plane, uint3
 {
 	const struct kvt_cuda_prefill *args = rows->args;
 	const uint32_t *pages = at<const uint32_t>(args->pages) + rows->block->first_page;
-	const unsigned char *head = at<const unsigned char>(plane) +
-		rows->block->kv_head * args->head_stride;
+	const unsigned char *head =
+		at<const unsigned char>(plane) + rows->block->kv_head * args->head_stride;
 	const uint32_t chunks = dim / 8;
 
-	for (uint32_t i = thread_index(); i < shape<dim>::tile_keys * chunks; i += KVT_CUDA_THREADS) {
+	for (uint32_t i = thread_index(); i < shape<dim>::tile_keys * chunks;
+	     i += KVT_CUDA_THREADS) {
 		uint32_t key = i / chunks, chunk = i % chunks, position = start + key;
 		bool valid = position < rows->limit_high;
 		uint64_t page = valid ? pages[position >> args->page_shift] : 0;
 		uint32_t within = valid ? position & ((1u << args->page_shift) - 1) : 0;
 
 		chunk_copy<bf16, f8>(target + key * shape<dim>::row_elements + chunk * 8,
-				     head + page * args->page_stride + within * args->position_stride,
+				     head + page * args->page_stride +
+					     within * args->position_stride,
 				     chunk * 8, args->head_dim, valid, args->lines);
 	}
 }
@@ -230,8 +242,8 @@ KVT_DEVICE void tile_mask(float (*scores)[4], uint32_t start, const uint32_t *li
 }
 
 /*
- * Scores become weights; maxima, sums and outputs follow. A row that sees nothing of the tile has only minus infinities: its
- * maximum stays, the factor is 1, the weights are 0.
+ * Scores become weights; maxima, sums and outputs follow. A row that sees nothing of the tile has
+ * only minus infinities: its maximum stays, the factor is 1, the weights are 0.
  */
 template <int dim>
 KVT_DEVICE void tile_weights(struct unit_state<dim> *state, float (*scores)[4], float log2_scale)
@@ -253,7 +265,8 @@ KVT_DEVICE void tile_weights(struct unit_state<dim> *state, float (*scores)[4], 
 		for (int tile = 0; tile < shape<dim>::key_tiles; tile++) {
 #pragma unroll
 			for (int j = 2 * i; j < 2 * i + 2; j++) {
-				scores[tile][j] = exp2_of(product_sum(scores[tile][j], log2_scale, -shift));
+				scores[tile][j] =
+					exp2_of(product_sum(scores[tile][j], log2_scale, -shift));
 				sum += scores[tile][j];
 			}
 		}
@@ -261,7 +274,8 @@ KVT_DEVICE void tile_weights(struct unit_state<dim> *state, float (*scores)[4], 
 #pragma unroll
 		for (int tile = 0; tile < shape<dim>::dim_tiles; tile++) {
 			state->output[tile][2 * i] = product(state->output[tile][2 * i], factor);
-			state->output[tile][2 * i + 1] = product(state->output[tile][2 * i + 1], factor);
+			state->output[tile][2 * i + 1] =
+				product(state->output[tile][2 * i + 1], factor);
 		}
 	}
 }
@@ -279,7 +293,8 @@ KVT_DEVICE void tile_values(struct unit_state<dim> *state, float (*weights)[4], 
 	for (int step = 0; step < shape<dim>::tile_keys / 16; step++) {
 		const float *low = weights[2 * step], *high = weights[2 * step + 1];
 		uint32_t a[4] = { pair_of<bf16>(low[0], low[1]), pair_of<bf16>(low[2], low[3]),
-				  pair_of<bf16>(high[0], high[1]), pair_of<bf16>(high[2], high[3]) };
+				  pair_of<bf16>(high[0], high[1]),
+				  pair_of<bf16>(high[2], high[3]) };
 
 #pragma unroll
 		for (int tile = 0; tile < shape<dim>::dim_tiles; tile += 2) {
@@ -329,8 +344,8 @@ template <int dim> KVT_DEVICE struct tiles tiles_in_shared(void)
 }
 
 template <int dim, bool bf16, bool f8>
-KVT_DEVICE void tiles_fetch(const struct rows_at_hand *rows, const struct tiles *tiles, uint32_t start,
-			    int stage)
+KVT_DEVICE void tiles_fetch(const struct rows_at_hand *rows, const struct tiles *tiles,
+			    uint32_t start, int stage)
 {
 	tile_copy<dim, bf16, f8>(rows, rows->args->k, start, tiles->k[stage]);
 	tile_copy<dim, bf16, f8>(rows, rows->args->v, start, tiles->v[stage]);
@@ -353,7 +368,8 @@ KVT_DEVICE void unit_run(const struct rows_at_hand *rows, const struct tiles *ti
 		float scores[shape<dim>::key_tiles][4];
 
 		if (start + shape<dim>::tile_keys < end) {
-			tiles_fetch<dim, bf16, f8>(rows, tiles, start + shape<dim>::tile_keys, stage ^ 1);
+			tiles_fetch<dim, bf16, f8>(rows, tiles, start + shape<dim>::tile_keys,
+						   stage ^ 1);
 			copy_wait<1>();
 		} else {
 			copy_wait<0>();
@@ -363,7 +379,8 @@ KVT_DEVICE void unit_run(const struct rows_at_hand *rows, const struct tiles *ti
 		/* The same for all lanes of a warp, as its instructions need. */
 		if (busy) {
 			tile_scores<dim, bf16>(tiles->q, tiles->k[stage], scores);
-			if (start + shape<dim>::tile_keys > rows->limit_low || rows->n_rows < KVT_CUDA_ROWS)
+			if (start + shape<dim>::tile_keys > rows->limit_low ||
+			    rows->n_rows < KVT_CUDA_ROWS)
 				tile_mask<dim>(scores, start, limits);
 			tile_weights<dim>(state, scores, rows->args->log2_scale);
 			tile_values<dim, bf16>(state, scores, tiles->v[stage]);
@@ -402,12 +419,12 @@ KVT_DEVICE float merged(float target, float source, const struct merge_factors *
 	return product_sum(source, factors->source, product(target, factors->target));
 }
 
-KVT_DEVICE void output_write(const struct rows_at_hand *rows, uint32_t row, uint32_t column, float value,
-			     bool bf16)
+KVT_DEVICE void output_write(const struct rows_at_hand *rows, uint32_t row, uint32_t column,
+			     float value, bool bf16)
 {
 	const struct kvt_cuda_prefill *args = rows->args;
 	unsigned char *out = at<unsigned char>(args->out) +
-		row_offset(rows, row, args->out_row_stride, args->out_head_stride);
+			     row_offset(rows, row, args->out_row_stride, args->out_head_stride);
 
 	if (column >= args->head_dim)
 		return;
@@ -461,7 +478,8 @@ KVT_DEVICE void span_merge(struct span_state *span, const struct unit_state<dim>
 
 /* The result is complete: write it out, from the slot where this thread has put it. */
 template <int dim>
-KVT_DEVICE void span_write(const struct rows_at_hand *rows, const struct span_state *span, bool bf16)
+KVT_DEVICE void span_write(const struct rows_at_hand *rows, const struct span_state *span,
+			   bool bf16)
 {
 	const uint32_t lane = thread_index() % 32, warp = thread_index() / 32;
 
@@ -475,7 +493,8 @@ KVT_DEVICE void span_write(const struct rows_at_hand *rows, const struct span_st
 		for (int j = 0; j < dim / 4; j++) {
 			uint32_t column = j / 2 * 8 + j % 2;
 
-			output_write(rows, row, column + lane % 4 * 2, product(output[column], factor), bf16);
+			output_write(rows, row, column + lane % 4 * 2,
+				     product(output[column], factor), bf16);
 		}
 	}
 }
@@ -556,10 +575,13 @@ KVT_DEVICE void row_finish(const struct rows_at_hand *rows, uint32_t row, uint32
 	for (uint32_t first = 0; first < n_units; first += GROUP_UNITS) {
 		uint32_t end = least(first + GROUP_UNITS, n_units);
 
-		row_load<dim>(&group, slots + (uint64_t)(first / span_units) * shape<dim>::slot_floats,
+		row_load<dim>(&group,
+			      slots + (uint64_t)(first / span_units) * shape<dim>::slot_floats,
 			      slot_row);
 		for (uint32_t unit = first + span_units; unit < end; unit += span_units) {
-			row_load<dim>(&span, slots + (uint64_t)(unit / span_units) * shape<dim>::slot_floats,
+			row_load<dim>(&span,
+				      slots + (uint64_t)(unit / span_units) *
+						      shape<dim>::slot_floats,
 				      slot_row);
 			row_merge<dim>(&group, &span);
 		}
@@ -570,8 +592,8 @@ KVT_DEVICE void row_finish(const struct rows_at_hand *rows, uint32_t row, uint32
 	}
 	factor = quotient(rows->args->v_scale, total.sum);
 	for (int i = 0; i < (dim + 31) / 32; i++)
-		output_write(rows, row, i * 32 + thread_index() % 32, product(total.output[i], factor),
-			     bf16);
+		output_write(rows, row, i * 32 + thread_index() % 32,
+			     product(total.output[i], factor), bf16);
 }
 
 /* The kernels */
@@ -579,7 +601,8 @@ KVT_DEVICE void row_finish(const struct rows_at_hand *rows, uint32_t row, uint32
 template <int dim, bool bf16, bool f8> KVT_DEVICE void attend(const struct kvt_cuda_prefill &args)
 {
 	const struct kvt_cuda_item item = at<const struct kvt_cuda_item>(args.items)[block_index()];
-	const struct kvt_cuda_block *block = at<const struct kvt_cuda_block>(args.blocks) + item.block;
+	const struct kvt_cuda_block *block =
+		at<const struct kvt_cuda_block>(args.blocks) + item.block;
 	const struct rows_at_hand rows = rows_take(&args, block, 0, block->n_rows);
 	uint64_t slot = block->first_slot + item.first_unit / block->span_units;
 
@@ -591,10 +614,11 @@ template <int dim, bool bf16, bool f8> KVT_DEVICE void attend(const struct kvt_c
 
 template <int dim, bool bf16> KVT_DEVICE void merge(const struct kvt_cuda_prefill &args)
 {
-	const struct kvt_cuda_block *block = at<const struct kvt_cuda_block>(args.blocks) + block_index();
+	const struct kvt_cuda_block *block =
+		at<const struct kvt_cuda_block>(args.blocks) + block_index();
 	const struct rows_at_hand rows = rows_take(&args, block, 0, block->n_rows);
 	const float *slots = at<const float>(args.partials) +
-		(uint64_t)block->first_slot * shape<dim>::slot_floats;
+			     (uint64_t)block->first_slot * shape<dim>::slot_floats;
 
 	if (block->n_units <= block->span_units)
 		return;
@@ -604,8 +628,10 @@ template <int dim, bool bf16> KVT_DEVICE void merge(const struct kvt_cuda_prefil
 
 template <int dim, bool bf16, bool f8> KVT_DEVICE void repair(const struct kvt_cuda_prefill &args)
 {
-	const struct kvt_cuda_block *block = at<const struct kvt_cuda_block>(args.blocks) + block_index();
-	float *slots = at<float>(args.partials) + (uint64_t)block->first_slot * shape<dim>::slot_floats;
+	const struct kvt_cuda_block *block =
+		at<const struct kvt_cuda_block>(args.blocks) + block_index();
+	float *slots =
+		at<float>(args.partials) + (uint64_t)block->first_slot * shape<dim>::slot_floats;
 
 	if (!at<const uint32_t>(args.flags)[block_index()])
 		return;
@@ -617,7 +643,8 @@ template <int dim, bool bf16, bool f8> KVT_DEVICE void repair(const struct kvt_c
 		for (uint32_t first = 0; first < n_units; first += GROUP_UNITS) {
 			span_run<dim, bf16, f8>(&rows, first, least(first + GROUP_UNITS, n_units),
 						slots + (uint64_t)(first / GROUP_UNITS) *
-						shape<dim>::slot_floats, false);
+								shape<dim>::slot_floats,
+						false);
 			barrier();
 		}
 		if (thread_index() < 32)

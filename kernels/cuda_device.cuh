@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The instructions that the kernels are made of. tests/kernels/emulator.h has the same functions for the CPU, where
- * the kernels' index arithmetic is tested without a GPU.
+ * The instructions that the kernels are made of. tests/kernels/emulator.h has the same functions
+ * for the CPU, where the kernels' index arithmetic is tested without a GPU.
  */
 #ifndef KVT_KERNELS_CUDA_DEVICE_CUH
 #define KVT_KERNELS_CUDA_DEVICE_CUH

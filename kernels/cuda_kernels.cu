@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The kernels by name, for each head dim, 16-bit type, and kind of KV (16 bits as the queries, or fp8). cuda_host.c looks
- * them up as kvt_attend_DIM_TYPE_KV, kvt_repair_DIM_TYPE_KV and kvt_merge_DIM_TYPE.
+ * The kernels by name, for each head dim, 16-bit type, and kind of KV (16 bits as the queries, or
+ * fp8). cuda_host.c looks them up as kvt_attend_DIM_TYPE_KV, kvt_repair_DIM_TYPE_KV and
+ * kvt_merge_DIM_TYPE.
  */
 
 #include "convert.h"

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writing positions into pages, and copying pages. Elements are converted as convert.h says, to the bit. */
+/*
+ * Writing positions into pages, and copying pages. Elements are converted as convert.h says, to
+ * the bit.
+ */
 #ifndef KVT_KERNELS_CUDA_PAGES_CUH
 #define KVT_KERNELS_CUDA_PAGES_CUH
 
@@ -16,15 +19,15 @@ KVT_DEVICE void append_run(const struct kvt_cuda_append *args, uint64_t first, u
 		uint32_t dim = (uint32_t)(i % args->head_dim);
 		uint64_t slot = at<const uint64_t>(args->slots)[position];
 		uint64_t from = position * args->row_stride + head * args->row_head_stride +
-			dim * source_bytes;
+				dim * source_bytes;
 		uint64_t to;
 		float k, v;
 
 		if (slot == KVT_ATTN_NO_SLOT)
 			continue;
 		to = (slot >> args->page_shift) * args->page_stride +
-			(slot & ((1u << args->page_shift) - 1)) * args->position_stride +
-			head * args->head_stride + dim * target_bytes;
+		     (slot & ((1u << args->page_shift) - 1)) * args->position_stride +
+		     head * args->head_stride + dim * target_bytes;
 		k = kvt_element_load(at<const unsigned char>(args->k + from), args->source_type);
 		v = kvt_element_load(at<const unsigned char>(args->v + from), args->source_type);
 		if (args->target_type == KVT_ATTN_F8_E4M3) {
@@ -36,14 +39,18 @@ KVT_DEVICE void append_run(const struct kvt_cuda_append *args, uint64_t first, u
 	}
 }
 
-/* A thread block for each copy and head; its threads go through the bytes of the positions, in both planes. */
+/*
+ * A thread block for each copy and head; its threads go through the bytes of the positions, in
+ * both planes.
+ */
 KVT_DEVICE void copy_run(const struct kvt_cuda_copy *args, uint32_t index, uint32_t head)
 {
 	const struct kvt_attn_copy copy = at<const struct kvt_attn_copy>(args->copies)[index];
 	const uint64_t from = copy.source * args->page_stride + head * args->head_stride;
 	const uint64_t to = copy.target * args->page_stride + head * args->head_stride;
 
-	for (uint32_t i = thread_index(); i < copy.n_positions * args->row_bytes; i += KVT_CUDA_THREADS) {
+	for (uint32_t i = thread_index(); i < copy.n_positions * args->row_bytes;
+	     i += KVT_CUDA_THREADS) {
 		uint64_t offset = i / args->row_bytes * args->position_stride + i % args->row_bytes;
 
 		at<unsigned char>(args->k + to)[offset] = at<unsigned char>(args->k + from)[offset];

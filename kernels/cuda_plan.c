@@ -60,7 +60,7 @@ static struct sizes sizes_of(const struct kvt_attn_prefill *prefill)
 		if (!sequence->n_queries)
 			continue;
 		n_blocks = ceil_divide(sequence->n_queries * group_heads, KVT_CUDA_ROWS) *
-			(uint64_t)prefill->kv.n_kv_heads;
+			   (uint64_t)prefill->kv.n_kv_heads;
 		sizes.n_pages += ceil_divide(sequence->n_positions, prefill->kv.page_size);
 		sizes.n_tokens += sequence->n_queries;
 		sizes.n_blocks += n_blocks;
@@ -75,8 +75,8 @@ static int memory_make(struct kvt_cuda_plan *plan, const struct sizes *sizes, ui
 	plan->pages_offset = 0;
 	plan->limits_offset = align_16(sizes->n_pages * sizeof(uint32_t));
 	plan->blocks_offset = plan->limits_offset + align_16(sizes->n_tokens * sizeof(uint32_t));
-	plan->items_offset = plan->blocks_offset +
-		align_16(sizes->n_blocks * sizeof(struct kvt_cuda_block));
+	plan->items_offset =
+		plan->blocks_offset + align_16(sizes->n_blocks * sizeof(struct kvt_cuda_block));
 	plan->flags_offset = plan->items_offset + align_16(n_items * sizeof(struct kvt_cuda_item));
 	plan->bytes = plan->flags_offset + align_16(sizes->n_blocks * sizeof(uint32_t));
 	if (kvt_buffer_reserve(&plan->memory, plan->bytes) ||
@@ -102,11 +102,13 @@ static struct kvt_cuda_launch *launch_for(struct kvt_cuda_plan *plan, uint32_t n
 	if (plan->n_launches && launch->n_slots + (uint64_t)n_slots <= slots_wanted)
 		return launch;
 	launch = &launches[plan->n_launches++];
-	*launch = (struct kvt_cuda_launch){ .first_block = plan->n_blocks, .first_item = plan->n_items };
+	*launch = (struct kvt_cuda_launch){ .first_block = plan->n_blocks,
+					    .first_item = plan->n_items };
 	return launch;
 }
 
-static void block_add(struct kvt_cuda_plan *plan, struct kvt_cuda_block block, uint64_t slots_wanted)
+static void block_add(struct kvt_cuda_plan *plan, struct kvt_cuda_block block,
+		      uint64_t slots_wanted)
 {
 	struct kvt_cuda_item *items = plan_at(plan, plan->items_offset);
 	struct kvt_cuda_block *blocks = plan_at(plan, plan->blocks_offset);
@@ -148,7 +150,10 @@ int kvt_cuda_plan_make(struct kvt_cuda_plan *plan, const struct kvt_attn_prefill
 		       uint32_t n_resident, uint64_t slots_wanted)
 {
 	struct sizes sizes = sizes_of(prefill);
-	/* Groups if they keep the device busy twice over, so that its last round is well filled; else units. */
+	/*
+	 * Groups if they keep the device busy twice over, so that its last round is well filled;
+	 * else units.
+	 */
 	uint32_t span_units = sizes.n_groups >= 2 * (uint64_t)n_resident ? KVT_UNITS_PER_GROUP : 1;
 	struct kvt_cuda_block block = { .span_units = span_units };
 	uint32_t *pages, *limits;
@@ -168,7 +173,8 @@ int kvt_cuda_plan_make(struct kvt_cuda_plan *plan, const struct kvt_attn_prefill
 			continue;
 		memcpy(pages + block.first_page, sequence->pages, n_pages * sizeof *pages);
 		kvt_sequence_limits(sequence, limits + block.first_token);
-		sequence_add(plan, prefill, sequence, block, limits + block.first_token, slots_wanted);
+		sequence_add(plan, prefill, sequence, block, limits + block.first_token,
+			     slots_wanted);
 		block.first_page += n_pages;
 		block.first_token += sequence->n_queries;
 	}
@@ -185,10 +191,10 @@ void kvt_cuda_plan_free(struct kvt_cuda_plan *plan)
 static uint32_t lines_of(const struct kvt_attn_prefill *prefill)
 {
 	const struct kvt_attn_view *kv = &prefill->kv;
-	uint64_t all = (uint64_t)(uintptr_t)kv->k | (uint64_t)(uintptr_t)kv->v | kv->page_stride_bytes |
-		kv->head_stride_bytes | kv->position_stride_bytes |
-		(uint64_t)(uintptr_t)prefill->q | prefill->q_row_stride_bytes |
-		prefill->q_head_stride_bytes | kv->head_dim * 2ull;
+	uint64_t all = (uint64_t)(uintptr_t)kv->k | (uint64_t)(uintptr_t)kv->v |
+		       kv->page_stride_bytes | kv->head_stride_bytes | kv->position_stride_bytes |
+		       (uint64_t)(uintptr_t)prefill->q | prefill->q_row_stride_bytes |
+		       prefill->q_head_stride_bytes | kv->head_dim * 2ull;
 
 	return all % 16 == 0;
 }
@@ -215,8 +221,9 @@ void kvt_cuda_plan_args(const struct kvt_cuda_plan *plan, const struct kvt_cuda_
 		.pages = base + plan->pages_offset,
 		.limits = base + plan->limits_offset,
 		.blocks = base + plan->blocks_offset +
-			launch->first_block * sizeof(struct kvt_cuda_block),
-		.items = base + plan->items_offset + launch->first_item * sizeof(struct kvt_cuda_item),
+			  launch->first_block * sizeof(struct kvt_cuda_block),
+		.items = base + plan->items_offset +
+			 launch->first_item * sizeof(struct kvt_cuda_item),
 		.partials = partials,
 		.flags = base + plan->flags_offset + launch->first_block * sizeof(uint32_t),
 		.n_blocks = launch->n_blocks,

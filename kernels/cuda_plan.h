@@ -1,12 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Cutting a batch into thread blocks. Plain C, without the driver, so that it is tested without a GPU. */
+/*
+ * Cutting a batch into thread blocks. Plain C, without the driver, so that it is tested without a
+ * GPU.
+ */
 #ifndef KVT_KERNELS_CUDA_PLAN_H
 #define KVT_KERNELS_CUDA_PLAN_H
 
 #include "cuda_args.h"
 #include "internal.h"
 
-/* Blocks whose partial results fit into memory together, and their items. Slots count from 0 in each launch. */
+/*
+ * Blocks whose partial results fit into memory together, and their items. Slots count from 0 in
+ * each launch.
+ */
 struct kvt_cuda_launch {
 	uint32_t first_block;
 	uint32_t n_blocks;
@@ -15,7 +21,10 @@ struct kvt_cuda_launch {
 	uint32_t n_slots;
 };
 
-/* What goes to the device is one piece of memory, in this order; each array begins at a multiple of 16 bytes. */
+/*
+ * What goes to the device is one piece of memory, in this order; each array begins at a multiple
+ * of 16 bytes.
+ */
 struct kvt_cuda_plan {
 	struct kvt_buffer memory;
 	size_t bytes; /* to be copied to the device */
@@ -41,9 +50,9 @@ size_t kvt_cuda_slot_bytes(uint32_t dim) KVT_HIDDEN;
 size_t kvt_cuda_shared_bytes(uint32_t dim) KVT_HIDDEN;
 
 /*
- * Plan a checked batch for a device that runs n_resident thread blocks at a time, with memory for slots_wanted slots
- * (a launch has at least one block, whatever that needs). Returns 0 or -ENOMEM. The plan's memory is kept from
- * call to call; kvt_cuda_plan_free() frees it.
+ * Plan a checked batch for a device that runs n_resident thread blocks at a time, with memory for
+ * slots_wanted slots (a launch has at least one block, whatever that needs). Returns 0 or
+ * -ENOMEM. The plan's memory is kept from call to call; kvt_cuda_plan_free() frees it.
  */
 int kvt_cuda_plan_make(struct kvt_cuda_plan *plan, const struct kvt_attn_prefill *prefill,
 		       uint32_t n_resident, uint64_t slots_wanted) KVT_HIDDEN;

@@ -3,7 +3,7 @@
  * The part of the paths that multiply floats which is the same for all vector widths. Includers
  * define besides the float vectors
  *
- *   floats_load        the first n elements of a row as floats, and zeros; reads nothing behind them
+ *   floats_load        the first n elements of a row as floats, and zeros; reads nothing more
  *   v_store_first      store the first n lanes
  *   v_transpose        VW vectors: lane j of vector i becomes lane i of vector j
  *   v_any_not_finite   whether any lane is infinite or NaN
@@ -51,9 +51,10 @@ static inline void row_load(element *target, const void *source, uint32_t n, uin
 			      floats_load((const char *)source + i * bytes, n - i, type));
 }
 
-static inline __attribute__((always_inline)) void
-keys_pack_of(element *panel, const struct kvt_rows *rows, const struct kvt_rows *ahead,
-	     uint32_t dim, const uint32_t type)
+static inline __attribute__((always_inline)) void keys_pack_of(element *panel,
+							       const struct kvt_rows *rows,
+							       const struct kvt_rows *ahead,
+							       uint32_t dim, const uint32_t type)
 {
 	const uint32_t bytes = kvt_type_size(type);
 
@@ -64,7 +65,7 @@ keys_pack_of(element *panel, const struct kvt_rows *rows, const struct kvt_rows 
 			element *to = panel + x * (GEMM_VECTORS * VW) + key;
 			vf t[VW];
 
-			UNROLL for (uint32_t i = 0; i < VW; i++)
+			UNROLL_FOR (i, VW)
 				t[i] = floats_load(rows->at[key + i] + x * bytes, dim - x, type);
 			v_transpose(t);
 			if (steps < VW) {
@@ -72,22 +73,22 @@ keys_pack_of(element *panel, const struct kvt_rows *rows, const struct kvt_rows 
 					v_store(to + i * (GEMM_VECTORS * VW), t[i]);
 				continue;
 			}
-			UNROLL for (uint32_t i = 0; i < VW; i++)
+			UNROLL_FOR (i, VW)
 				v_store(to + i * (GEMM_VECTORS * VW), t[i]);
 		}
 	}
 }
 
 /* Some rows of one panel of values, n_vectors wide, whose first dimension is from. */
-static inline __attribute__((always_inline)) bool
-values_panel_pack(element *panel, const char *const *rows, uint32_t n_rows, uint32_t dim,
-		  uint32_t from, const uint32_t n_vectors, const uint32_t type)
+static inline __attribute__((always_inline)) bool values_panel_pack(
+	element *panel, const char *const *rows, uint32_t n_rows, uint32_t dim, uint32_t from,
+	const uint32_t n_vectors, const uint32_t type)
 {
 	const uint32_t bytes = kvt_type_size(type);
 	bool not_finite = false;
 
 	for (uint32_t key = 0; key < n_rows; key++) {
-		UNROLL for (uint32_t v = 0; v < n_vectors; v++) {
+		UNROLL_FOR (v, n_vectors) {
 			uint32_t x = from + v * VW;
 			vf value = floats_load(rows[key] + x * bytes, dim - x, type);
 
@@ -99,9 +100,10 @@ values_panel_pack(element *panel, const char *const *rows, uint32_t n_rows, uint
 	return not_finite;
 }
 
-static inline __attribute__((always_inline)) bool
-values_pack_of(element *chunk, uint32_t capacity, const struct kvt_rows *rows,
-	       const struct kvt_rows *ahead, uint32_t dim, const uint32_t type)
+static inline __attribute__((always_inline)) bool values_pack_of(element *chunk, uint32_t capacity,
+								 const struct kvt_rows *rows,
+								 const struct kvt_rows *ahead,
+								 uint32_t dim, const uint32_t type)
 {
 	const uint32_t n_vectors = (dim + VW - 1) / VW;
 	const uint32_t n_panels = (n_vectors + GEMM_VECTORS - 1) / GEMM_VECTORS;
@@ -121,8 +123,8 @@ values_pack_of(element *chunk, uint32_t capacity, const struct kvt_rows *rows,
 				not_finite |= values_panel_pack(to, at, n, dim, first * VW,
 								GEMM_VECTORS, type);
 			else
-				not_finite |= values_panel_pack(to, at, n, dim, first * VW, width,
-								type);
+				not_finite |=
+					values_panel_pack(to, at, n, dim, first * VW, width, type);
 		}
 	}
 	return not_finite;

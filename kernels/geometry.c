@@ -14,18 +14,18 @@ int kvt_attn_type_bytes(uint32_t type)
 static bool geometry_valid(const struct kvt_attn_geometry *geometry)
 {
 	return geometry->n_pages && geometry->n_layers && geometry->page_size &&
-		geometry->page_size <= KVT_ATTN_PAGE_SIZE_MAX &&
-		!(geometry->page_size & (geometry->page_size - 1)) && geometry->n_kv_heads &&
-		geometry->n_kv_heads <= KVT_ATTN_HEADS_MAX && geometry->head_dim &&
-		geometry->head_dim <= KVT_ATTN_HEAD_DIM_MAX && geometry->type <= KVT_ATTN_F8_E4M3 &&
-		geometry->layout <= KVT_ATTN_NHD && geometry->order <= KVT_ATTN_PAGE_MAJOR;
+	       geometry->page_size <= KVT_ATTN_PAGE_SIZE_MAX &&
+	       !(geometry->page_size & (geometry->page_size - 1)) && geometry->n_kv_heads &&
+	       geometry->n_kv_heads <= KVT_ATTN_HEADS_MAX && geometry->head_dim &&
+	       geometry->head_dim <= KVT_ATTN_HEAD_DIM_MAX && geometry->type <= KVT_ATTN_F8_E4M3 &&
+	       geometry->layout <= KVT_ATTN_NHD && geometry->order <= KVT_ATTN_PAGE_MAJOR;
 }
 
 /* Bytes of one page of one plane: at most 256 * 4096 * 256 * 4 = 2^30. */
 static uint64_t plane_page_bytes(const struct kvt_attn_geometry *geometry)
 {
 	return (uint64_t)geometry->page_size * geometry->n_kv_heads * geometry->head_dim *
-		kvt_type_size(geometry->type);
+	       kvt_type_size(geometry->type);
 }
 
 int kvt_attn_geometry_bytes(const struct kvt_attn_geometry *geometry, uint64_t *ret_bytes)
@@ -41,8 +41,8 @@ int kvt_attn_geometry_bytes(const struct kvt_attn_geometry *geometry, uint64_t *
 	return 0;
 }
 
-int kvt_attn_geometry_view(const struct kvt_attn_geometry *geometry, void *slab, uint64_t slab_bytes,
-			   uint32_t layer, struct kvt_attn_view *ret_view)
+int kvt_attn_geometry_view(const struct kvt_attn_geometry *geometry, void *slab,
+			   uint64_t slab_bytes, uint32_t layer, struct kvt_attn_view *ret_view)
 {
 	uint64_t bytes, plane, row, first;
 	struct kvt_attn_view view;

@@ -59,8 +59,8 @@ struct kvt_job {
 };
 
 /*
- * Where n positions of one plane and head lie. Behind them, the positions that follow, or rows of zeros: there are
- * always whole vectors.
+ * Where n positions of one plane and head lie. Behind them, the positions that follow, or rows of
+ * zeros: there are always whole vectors.
  */
 #define KVT_ROWS_MAX 256
 #define KVT_ROWS_MORE 16
@@ -161,13 +161,13 @@ int kvt_attn_fail(struct kvt_attn_context *context, int error, const char *forma
 
 /* Checks. Each returns 0, or a negative errno with the context's error text set. */
 int kvt_check_view(struct kvt_attn_context *context, const struct kvt_attn_view *view) KVT_HIDDEN;
-int kvt_check_prefill(struct kvt_attn_context *context, const struct kvt_attn_prefill *prefill)
-	KVT_HIDDEN;
-int kvt_check_append(struct kvt_attn_context *context, const struct kvt_attn_append *append)
-	KVT_HIDDEN;
+int kvt_check_prefill(struct kvt_attn_context *context,
+		      const struct kvt_attn_prefill *prefill) KVT_HIDDEN;
+int kvt_check_append(struct kvt_attn_context *context,
+		     const struct kvt_attn_append *append) KVT_HIDDEN;
 int kvt_check_copies(struct kvt_attn_context *context, const struct kvt_attn_view *views,
-		     uint32_t n_views, const struct kvt_attn_copy *copies, uint32_t n_copies)
-	KVT_HIDDEN;
+		     uint32_t n_views, const struct kvt_attn_copy *copies,
+		     uint32_t n_copies) KVT_HIDDEN;
 
 /* How many positions each query of a sequence sees, into limits[n_queries]. */
 void kvt_sequence_limits(const struct kvt_attn_sequence *sequence, uint32_t *limits) KVT_HIDDEN;
@@ -176,18 +176,18 @@ void kvt_sequence_limits(const struct kvt_attn_sequence *sequence, uint32_t *lim
 void kvt_prefill_strides(struct kvt_attn_prefill *prefill) KVT_HIDDEN;
 void kvt_append_strides(struct kvt_attn_append *append) KVT_HIDDEN;
 
-int kvt_cpu_append_prefill(struct kvt_attn_context *context, const struct kvt_attn_prefill *prefill)
-	KVT_HIDDEN;
-int kvt_cpu_kv_append(struct kvt_attn_context *context, const struct kvt_attn_append *append)
-	KVT_HIDDEN;
+int kvt_cpu_append_prefill(struct kvt_attn_context *context,
+			   const struct kvt_attn_prefill *prefill) KVT_HIDDEN;
+int kvt_cpu_kv_append(struct kvt_attn_context *context,
+		      const struct kvt_attn_append *append) KVT_HIDDEN;
 int kvt_cpu_page_copy(struct kvt_attn_context *context, const struct kvt_attn_view *views,
-		      uint32_t n_views, const struct kvt_attn_copy *copies, uint32_t n_copies)
-	KVT_HIDDEN;
+		      uint32_t n_views, const struct kvt_attn_copy *copies,
+		      uint32_t n_copies) KVT_HIDDEN;
 
 int kvt_cuda_open(struct kvt_attn_context *context, uint32_t device_index) KVT_HIDDEN;
 void kvt_cuda_close(struct kvt_attn_context *context) KVT_HIDDEN;
-int kvt_cuda_append_prefill(struct kvt_attn_context *context, const struct kvt_attn_prefill *prefill,
-			    void *stream) KVT_HIDDEN;
+int kvt_cuda_append_prefill(struct kvt_attn_context *context,
+			    const struct kvt_attn_prefill *prefill, void *stream) KVT_HIDDEN;
 int kvt_cuda_kv_append(struct kvt_attn_context *context, const struct kvt_attn_append *append,
 		       void *stream) KVT_HIDDEN;
 int kvt_cuda_page_copy(struct kvt_attn_context *context, const struct kvt_attn_view *views,

@@ -19,8 +19,8 @@ struct append_job {
 };
 
 /* The true value is the stored one times the scale. Only fp8 has a scale. */
-static void row_convert(char *target, uint32_t target_type, const char *source, uint32_t source_type,
-			uint32_t n, float scale)
+static void row_convert(char *target, uint32_t target_type, const char *source,
+			uint32_t source_type, uint32_t n, float scale)
 {
 	uint32_t target_bytes = kvt_type_size(target_type);
 	uint32_t source_bytes = kvt_type_size(source_type);
@@ -46,7 +46,7 @@ static void position_write(const struct append_job *job, uint32_t position)
 	if (slot == KVT_ATTN_NO_SLOT)
 		return;
 	target = slot / kv->page_size * kv->page_stride_bytes +
-		slot % kv->page_size * kv->position_stride_bytes;
+		 slot % kv->page_size * kv->position_stride_bytes;
 	for (uint32_t head = 0; head < kv->n_kv_heads; head++) {
 		const char *k = (const char *)append->k + source + head * append->head_stride_bytes;
 		const char *v = (const char *)append->v + source + head * append->head_stride_bytes;
@@ -81,9 +81,10 @@ int kvt_cpu_kv_append(struct kvt_attn_context *context, const struct kvt_attn_ap
 		.target_bytes = kvt_type_size(append->kv.type),
 		.same_type = append->type == append->kv.type,
 	};
-	uint64_t n_items = ((uint64_t)append->n_positions + POSITIONS_PER_ITEM - 1) / POSITIONS_PER_ITEM;
+	uint64_t n_items =
+		((uint64_t)append->n_positions + POSITIONS_PER_ITEM - 1) / POSITIONS_PER_ITEM;
 	uint64_t bytes = 2ull * append->n_positions * append->kv.n_kv_heads * append->kv.head_dim *
-		job.source_bytes;
+			 job.source_bytes;
 
 	kvt_pool_run(&context->pool, append_item, &job, n_items, bytes < ALONE_BYTES);
 	return 0;
@@ -95,22 +96,24 @@ struct copy_job {
 	uint32_t n_views;
 };
 
-static void plane_copy(const struct kvt_attn_view *kv, char *plane, const struct kvt_attn_copy *copy)
+static void plane_copy(const struct kvt_attn_view *kv, char *plane,
+		       const struct kvt_attn_copy *copy)
 {
 	uint32_t bytes = kv->head_dim * kvt_type_size(kv->type);
 
 	for (uint32_t head = 0; head < kv->n_kv_heads; head++) {
-		const char *from = plane + copy->source * kv->page_stride_bytes +
-			head * kv->head_stride_bytes;
-		char *to = plane + copy->target * kv->page_stride_bytes + head * kv->head_stride_bytes;
+		const char *from =
+			plane + copy->source * kv->page_stride_bytes + head * kv->head_stride_bytes;
+		char *to =
+			plane + copy->target * kv->page_stride_bytes + head * kv->head_stride_bytes;
 
 		if (kv->position_stride_bytes == bytes) {
 			memcpy(to, from, (size_t)bytes * copy->n_positions);
 			continue;
 		}
 		for (uint32_t i = 0; i < copy->n_positions; i++)
-			memcpy(to + i * kv->position_stride_bytes, from + i * kv->position_stride_bytes,
-			       bytes);
+			memcpy(to + i * kv->position_stride_bytes,
+			       from + i * kv->position_stride_bytes, bytes);
 	}
 }
 
@@ -132,8 +135,8 @@ int kvt_cpu_page_copy(struct kvt_attn_context *context, const struct kvt_attn_vi
 	uint64_t bytes = 0;
 
 	for (uint32_t i = 0; n_views && i < n_copies; i++)
-		bytes += 2ull * copies[i].n_positions * n_views * views->n_kv_heads * views->head_dim *
-			kvt_type_size(views->type);
+		bytes += 2ull * copies[i].n_positions * n_views * views->n_kv_heads *
+			 views->head_dim * kvt_type_size(views->type);
 	kvt_pool_run(&context->pool, copy_item, &job, (uint64_t)n_copies * n_views,
 		     bytes < ALONE_BYTES);
 	return 0;

@@ -8,7 +8,7 @@
 #include "internal.h"
 
 #define VW 8
-#define UNROLL _Pragma("GCC unroll 8")
+#define UNROLL_FOR(i, n) _Pragma("GCC unroll 8") for (uint32_t i = 0; i < (n); i++)
 #define GEMM_ROWS 6
 #define GEMM_VECTORS 2
 #define TILE 24
@@ -16,8 +16,9 @@
 
 #define GEMM_CASES_OF(instance, rows) instance(rows, 1) instance(rows, 2)
 #define GEMM_CASES(instance)                                                                       \
-	GEMM_CASES_OF(instance, 1) GEMM_CASES_OF(instance, 2) GEMM_CASES_OF(instance, 3)           \
-	GEMM_CASES_OF(instance, 4) GEMM_CASES_OF(instance, 5) GEMM_CASES_OF(instance, 6)
+	GEMM_CASES_OF(instance, 1)                                                                 \
+	GEMM_CASES_OF(instance, 2) GEMM_CASES_OF(instance, 3) GEMM_CASES_OF(instance, 4)           \
+		GEMM_CASES_OF(instance, 5) GEMM_CASES_OF(instance, 6)
 
 typedef __m256 vf;
 
@@ -116,8 +117,8 @@ static inline vf v_exp2(vf x)
 	vf clamped = v_max(v_set1(-127.0f), x);
 	vf whole = _mm256_round_ps(clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 	vf f = v_sub(clamped, whole);
-	__m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole),
-							   _mm256_set1_epi32(127)), 23);
+	__m256i power = _mm256_slli_epi32(
+		_mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23);
 	vf p = v_set1(0.001326472731307149f);
 
 	p = v_fma(p, f, v_set1(0.009671512991189957f));
@@ -136,8 +137,8 @@ static inline void v_store_first(float *target, uint32_t n, vf value)
 static inline bool v_any_not_finite(vf value)
 {
 	__m256i exponent = _mm256_set1_epi32(0x7f800000);
-	__m256i equal = _mm256_cmpeq_epi32(
-		_mm256_and_si256(_mm256_castps_si256(value), exponent), exponent);
+	__m256i equal = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_castps_si256(value), exponent),
+					   exponent);
 
 	return !_mm256_testz_si256(equal, equal);
 }
@@ -146,25 +147,25 @@ static inline __attribute__((always_inline)) void v_transpose(vf *rows)
 {
 	vf t[8], u[8];
 
-	UNROLL for (int i = 0; i < 4; i++) {
+	UNROLL_FOR (i, 4) {
 		t[2 * i] = _mm256_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
 		t[2 * i + 1] = _mm256_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
 	}
-	UNROLL for (int i = 0; i < 2; i++) {
+	UNROLL_FOR (i, 2) {
 		u[4 * i] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
 		u[4 * i + 1] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
 		u[4 * i + 2] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
 		u[4 * i + 3] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
 	}
-	UNROLL for (int i = 0; i < 4; i++) {
+	UNROLL_FOR (i, 4) {
 		rows[i] = _mm256_permute2f128_ps(u[i], u[4 + i], 0x20);
 		rows[4 + i] = _mm256_permute2f128_ps(u[i], u[4 + i], 0x31);
 	}
 }
 
 /*
- * Fetch what will be read soon: into the first cache the VW rows from row first on, and into the second cache as many of
- * the rows ahead. Row by row, as memory likes it.
+ * Fetch what will be read soon: into the first cache the VW rows from row first on, and into the
+ * second cache as many of the rows ahead. Row by row, as memory likes it.
  */
 static inline void rows_fetch(const struct kvt_rows *rows, const struct kvt_rows *ahead,
 			      uint32_t first, uint32_t bytes)

@@ -15,8 +15,9 @@
 #define GEMM_CASES_OF(instance, rows)                                                              \
 	instance(rows, 1) instance(rows, 2) instance(rows, 3) instance(rows, 4)
 #define GEMM_CASES(instance)                                                                       \
-	GEMM_CASES_OF(instance, 1) GEMM_CASES_OF(instance, 2) GEMM_CASES_OF(instance, 3)           \
-	GEMM_CASES_OF(instance, 4) GEMM_CASES_OF(instance, 5) GEMM_CASES_OF(instance, 6)
+	GEMM_CASES_OF(instance, 1)                                                                 \
+	GEMM_CASES_OF(instance, 2) GEMM_CASES_OF(instance, 3) GEMM_CASES_OF(instance, 4)           \
+		GEMM_CASES_OF(instance, 5) GEMM_CASES_OF(instance, 6)
 
 /*
  * fp8: the bits below the sign, as those of a float 2^120 too small, which the product makes
@@ -28,9 +29,8 @@ static inline vf f8_floats(__m128i bytes)
 	__m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7f));
 	__m512i sign = _mm512_slli_epi32(_mm512_xor_si512(bits, magnitude), 24);
 	__mmask16 nan = _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(0x7f));
-	__m512i value = _mm512_castps_si512(
-		_mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(magnitude, 20)),
-			      _mm512_set1_ps(0x1p120f)));
+	__m512i value = _mm512_castps_si512(_mm512_mul_ps(
+		_mm512_castsi512_ps(_mm512_slli_epi32(magnitude, 20)), _mm512_set1_ps(0x1p120f)));
 
 	value = _mm512_mask_mov_epi32(value, nan, _mm512_set1_epi32(0x7fc00000));
 	return _mm512_castsi512_ps(_mm512_or_si512(value, sign));
@@ -72,10 +72,10 @@ static inline __attribute__((always_inline)) void v_transpose(vf *rows)
 {
 	__m512i bits[16];
 
-	UNROLL for (int i = 0; i < 16; i++)
+	UNROLL_FOR (i, 16)
 		bits[i] = _mm512_castps_si512(rows[i]);
 	transpose_16(bits);
-	UNROLL for (int i = 0; i < 16; i++)
+	UNROLL_FOR (i, 16)
 		rows[i] = _mm512_castsi512_ps(bits[i]);
 }
 

@@ -19,8 +19,9 @@
 #define GEMM_CASES_OF(instance, rows)                                                              \
 	instance(rows, 1) instance(rows, 2) instance(rows, 3) instance(rows, 4)
 #define GEMM_CASES(instance)                                                                       \
-	GEMM_CASES_OF(instance, 1) GEMM_CASES_OF(instance, 2) GEMM_CASES_OF(instance, 3)           \
-	GEMM_CASES_OF(instance, 4) GEMM_CASES_OF(instance, 5) GEMM_CASES_OF(instance, 6)
+	GEMM_CASES_OF(instance, 1)                                                                 \
+	GEMM_CASES_OF(instance, 2) GEMM_CASES_OF(instance, 3) GEMM_CASES_OF(instance, 4)           \
+		GEMM_CASES_OF(instance, 5) GEMM_CASES_OF(instance, 6)
 
 typedef uint16_t element;
 typedef __m512i vb;
@@ -80,10 +81,13 @@ static inline __m512i f8_bf16(__m256i bytes)
 	__mmask32 nan = _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7f));
 	__mmask32 small = _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8));
 	/* 0 to 7 times 2^-9, in bf16 */
-	const __m128i table = _mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60);
-	__m512i value = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(0x3c00));
+	const __m128i table =
+		_mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60);
+	__m512i value =
+		_mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(0x3c00));
 
-	value = _mm512_mask_permutexvar_epi16(value, small, magnitude, _mm512_castsi128_si512(table));
+	value = _mm512_mask_permutexvar_epi16(value, small, magnitude,
+					      _mm512_castsi128_si512(table));
 	value = _mm512_mask_mov_epi16(value, nan, _mm512_set1_epi16(0x7fc0));
 	return _mm512_or_si512(value, sign);
 }
@@ -105,9 +109,10 @@ static inline void row_load(element *target, const void *source, uint32_t n, uin
 					 halves_load((const uint16_t *)source + i, n - i, false));
 }
 
-static inline __attribute__((always_inline)) void
-keys_pack_of(element *panel, const struct kvt_rows *rows, const struct kvt_rows *ahead,
-	     uint32_t dim, bool f8)
+static inline __attribute__((always_inline)) void keys_pack_of(element *panel,
+							       const struct kvt_rows *rows,
+							       const struct kvt_rows *ahead,
+							       uint32_t dim, bool f8)
 {
 	const uint32_t bytes = f8 ? 1 : 2;
 	const uint32_t n_steps = (dim + 1) / 2;
@@ -119,7 +124,7 @@ keys_pack_of(element *panel, const struct kvt_rows *rows, const struct kvt_rows 
 			element *to = panel + (x * GEMM_VECTORS * VW + 2 * key);
 			__m512i t[16];
 
-			UNROLL for (uint32_t i = 0; i < 16; i++)
+			UNROLL_FOR (i, 16)
 				t[i] = halves_load(rows->at[key + i] + x * bytes, dim - x, f8);
 			transpose_16(t);
 			if (steps < VW) {
@@ -127,7 +132,7 @@ keys_pack_of(element *panel, const struct kvt_rows *rows, const struct kvt_rows 
 					_mm512_storeu_si512(to + i * (GEMM_VECTORS * VW * 2), t[i]);
 				continue;
 			}
-			UNROLL for (uint32_t i = 0; i < VW; i++)
+			UNROLL_FOR (i, VW)
 				_mm512_storeu_si512(to + i * (GEMM_VECTORS * VW * 2), t[i]);
 		}
 	}
@@ -145,9 +150,9 @@ static void keys_pack(element *panel, const struct kvt_rows *rows, const struct 
 /* Two rows of 32 dimensions become two vectors of 16 pairs. */
 static inline void pair_interleave(__m512i even, __m512i odd, __m512i *ret_pairs)
 {
-	const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9,
-					     40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1,
-					     32, 0);
+	const __m512i low =
+		_mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39,
+				 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
 	const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
 
 	ret_pairs[0] = _mm512_permutex2var_epi16(even, low, odd);
@@ -155,20 +160,20 @@ static inline void pair_interleave(__m512i even, __m512i odd, __m512i *ret_pairs
 }
 
 /*
- * Some rows of one panel of values, n_vectors wide, whose first dimension is from. Returns the lanes' highest bits but the
- * sign: 0x7f80 or more where a value is not finite.
+ * Some rows of one panel of values, n_vectors wide, whose first dimension is from. Returns the
+ * lanes' highest bits but the sign: 0x7f80 or more where a value is not finite.
  */
-static inline __attribute__((always_inline)) __m512i
-values_panel_pack(element *panel, const char *const *rows, uint32_t n_rows, uint32_t dim,
-		  uint32_t from, const uint32_t n_vectors, bool f8)
+static inline __attribute__((always_inline)) __m512i values_panel_pack(
+	element *panel, const char *const *rows, uint32_t n_rows, uint32_t dim, uint32_t from,
+	const uint32_t n_vectors, bool f8)
 {
 	const uint32_t bytes = f8 ? 1 : 2;
 	const __m512i magnitude = _mm512_set1_epi16(0x7fff);
 	__m512i highest = _mm512_setzero_si512();
 
 	for (uint32_t key = 0; key < n_rows; key += 2) {
-		UNROLL for (uint32_t v = 0; v < n_vectors; v += 2) {
-			uint32_t x = from + v * VW;
+		UNROLL_FOR (pair, (n_vectors + 1) / 2) {
+			uint32_t v = 2 * pair, x = from + v * VW;
 			__m512i even = halves_load(rows[key] + x * bytes, dim - x, f8);
 			__m512i odd = halves_load(rows[key + 1] + x * bytes, dim - x, f8);
 			__m512i pairs[2];
@@ -187,9 +192,10 @@ values_panel_pack(element *panel, const char *const *rows, uint32_t n_rows, uint
 	return highest;
 }
 
-static inline __attribute__((always_inline)) bool
-values_pack_of(element *chunk, uint32_t capacity, const struct kvt_rows *rows,
-	       const struct kvt_rows *ahead, uint32_t dim, bool f8)
+static inline __attribute__((always_inline)) bool values_pack_of(element *chunk, uint32_t capacity,
+								 const struct kvt_rows *rows,
+								 const struct kvt_rows *ahead,
+								 uint32_t dim, bool f8)
 {
 	const uint32_t n_vectors = (dim + VW - 1) / VW;
 	const uint32_t n_panels = (n_vectors + GEMM_VECTORS - 1) / GEMM_VECTORS;
@@ -206,7 +212,8 @@ values_pack_of(element *chunk, uint32_t capacity, const struct kvt_rows *rows,
 			element *to = chunk + (first * capacity + key * width) * VW;
 
 			if (width == GEMM_VECTORS)
-				some = values_panel_pack(to, at, n, dim, first * VW, GEMM_VECTORS, f8);
+				some = values_panel_pack(to, at, n, dim, first * VW, GEMM_VECTORS,
+							 f8);
 			else
 				some = values_panel_pack(to, at, n, dim, first * VW, width, f8);
 			highest = _mm512_max_epu16(highest, some);

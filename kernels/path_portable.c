@@ -11,7 +11,7 @@
 #include "internal.h"
 
 #define VW 4
-#define UNROLL _Pragma("GCC unroll 8")
+#define UNROLL_FOR(i, n) _Pragma("GCC unroll 8") for (uint32_t i = 0; i < (n); i++)
 #define GEMM_ROWS 4
 #define GEMM_VECTORS 2
 #define TILE 16
@@ -19,8 +19,8 @@
 
 #define GEMM_CASES_OF(instance, rows) instance(rows, 1) instance(rows, 2)
 #define GEMM_CASES(instance)                                                                       \
-	GEMM_CASES_OF(instance, 1) GEMM_CASES_OF(instance, 2) GEMM_CASES_OF(instance, 3)           \
-	GEMM_CASES_OF(instance, 4)
+	GEMM_CASES_OF(instance, 1)                                                                 \
+	GEMM_CASES_OF(instance, 2) GEMM_CASES_OF(instance, 3) GEMM_CASES_OF(instance, 4)
 
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));

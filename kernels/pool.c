@@ -30,7 +30,8 @@ static void items_run(struct kvt_pool *pool, uint32_t worker)
 		 * Items are independent; what they wrote is published by the lock at the end of
 		 * the turn.
 		 */
-		uint64_t item = atomic_fetch_add_explicit(&pool->next_item, 1, memory_order_relaxed);
+		uint64_t item =
+			atomic_fetch_add_explicit(&pool->next_item, 1, memory_order_relaxed);
 
 		if (item >= pool->n_items)
 			return;

@@ -43,8 +43,8 @@ typedef float vector __attribute__((vector_size(16)));
 			__asm__ volatile("" : "+" VECTOR_REGISTER(a), "+" VECTOR_REGISTER(b));     \
 			_Pragma("GCC unroll 16") for (int j = 0; j < n; j++) c[j] += a * b;        \
 		}                                                                                  \
-		_Pragma("GCC unroll 16") for (int j = 0; j < n; j++)                               \
-			__asm__ volatile("" : : VECTOR_REGISTER(c[j]));                            \
+		_Pragma("GCC unroll 16") for (int j = 0; j < n;                                    \
+					      j++) __asm__ volatile("" : : VECTOR_REGISTER(c[j])); \
 		return (double)rounds * n * 8;                                                     \
 	}
 
@@ -124,7 +124,10 @@ static loop_fn *const loops[][LOOPS_MAX] = {
 #endif
 };
 
-/* Best of a loop's short samples: long enough to be timed well, short enough to fall between interruptions. */
+/*
+ * Best of a loop's short samples: long enough to be timed well, short enough to fall between
+ * interruptions.
+ */
 static double loop_best(loop_fn *loop)
 {
 	const uint64_t rounds = 60000;
@@ -302,8 +305,11 @@ double floor_read_runs(const void *buffer, const uint64_t *offsets, size_t n_run
 		for (uint32_t j = 0; j < n_threads; j++) {
 			size_t first = n_runs * j / n_threads, end = n_runs * (j + 1) / n_threads;
 
-			shares[j] = (struct share){ .work = read_work, .buffer = buffer, .loop = i,
-						    .offsets = offsets + first, .n_runs = end - first,
+			shares[j] = (struct share){ .work = read_work,
+						    .buffer = buffer,
+						    .loop = i,
+						    .offsets = offsets + first,
+						    .n_runs = end - first,
 						    .run_bytes = run_bytes };
 		}
 		rate = shares_run(shares, n_threads);
@@ -322,7 +328,8 @@ double floor_read(const void *buffer, size_t bytes, uint32_t n_threads)
 		n_threads = THREADS_MAX;
 	for (uint32_t i = 0; i < n_threads; i++)
 		offsets[i] = bytes / n_threads / 4096 * 4096 * i;
-	return floor_read_runs(buffer, offsets, n_threads, bytes / n_threads / 4096 * 4096, n_threads);
+	return floor_read_runs(buffer, offsets, n_threads, bytes / n_threads / 4096 * 4096,
+			       n_threads);
 }
 
 double floor_waited_s(void)

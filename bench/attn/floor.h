@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the machine can do at this moment: products per second, and bytes read per second. Each is the best of
- * several loops, since one loop alone may show a third of the real peak.
+ * What the machine can do at this moment: products per second, and bytes read per second. Each is
+ * the best of several loops, since one loop alone may show a third of the real peak.
  */
 #ifndef KVT_BENCH_ATTN_FLOOR_H
 #define KVT_BENCH_ATTN_FLOOR_H
@@ -18,7 +18,10 @@ enum floor_kind {
 
 const char *floor_name(enum floor_kind kind);
 
-/* Operations per second (a product and a sum are two), in units of 1e9, of n_threads threads at once. */
+/*
+ * Operations per second (a product and a sum are two), in units of 1e9, of n_threads threads at
+ * once.
+ */
 double floor_gflops(enum floor_kind kind, uint32_t n_threads);
 
 /* Bytes per second of reading all of a buffer in order, in units of 1e9. */
@@ -29,8 +32,8 @@ double floor_read_runs(const void *buffer, const uint64_t *offsets, size_t n_run
 		       uint32_t n_threads);
 
 /*
- * Seconds that the threads of this process were ready to run but had to wait for a CPU, until now. 0 where the
- * kernel does not say.
+ * Seconds that the threads of this process were ready to run but had to wait for a CPU, until
+ * now. 0 where the kernel does not say.
  */
 double floor_waited_s(void);
 

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kvtbench-attn: how fast attention on pages is, beside what the machine could do at best at the same time.
+ * kvtbench-attn: how fast attention on pages is, beside what the machine could do at best at the
+ * same time.
  *
- * Each line is a JSON object. Each repetition measures the floor before and after the kernel; if the two differ by more
- * than a tenth, or if the kernel's threads waited for a CPU for more than a twentieth of its time, something else was
- * using the machine, and the repetition is dropped. Figures are those of the
- * repetition with the median fraction, and the fraction is of the higher of its two floors.
+ * Each line is a JSON object. Each repetition measures the floor before and after the kernel; if
+ * the two differ by more than a tenth, or if the kernel's threads waited for a CPU for more than
+ * a twentieth of its time, something else was using the machine, and the repetition is dropped.
+ * Figures are those of the repetition with the median fraction, and the fraction is of the higher
+ * of its two floors.
  */
 
 #include <err.h>
@@ -79,7 +81,8 @@ static uint32_t random_next(void)
 
 static void *memory_map(size_t bytes)
 {
-	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	void *memory =
+		mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	if (memory == MAP_FAILED)
 		err(1, "cannot map %zu MiB", bytes >> 20);
@@ -108,11 +111,15 @@ static struct pool pool_make(const struct measure *measure)
 {
 	uint32_t n_positions = measure->n_cached + measure->n_queries;
 	struct kvt_attn_geometry geometry = {
-		.page_size = PAGE_SIZE, .n_layers = 1, .n_kv_heads = KV_HEADS, .head_dim = HEAD_DIM,
-		.type = measure->type, .n_pages = (n_positions - 1) / PAGE_SIZE + 2,
+		.page_size = PAGE_SIZE,
+		.n_layers = 1,
+		.n_kv_heads = KV_HEADS,
+		.head_dim = HEAD_DIM,
+		.type = measure->type,
+		.n_pages = (n_positions - 1) / PAGE_SIZE + 2,
 	};
 	size_t rows_bytes = (size_t)measure->n_queries * Q_HEADS * HEAD_DIM *
-		(size_t)kvt_attn_type_bytes(measure->type);
+			    (size_t)kvt_attn_type_bytes(measure->type);
 	struct pool pool = { .n_pages = geometry.n_pages - 1 };
 	uint64_t bytes = 0;
 
@@ -136,17 +143,24 @@ static struct pool pool_make(const struct measure *measure)
 		pool.pages[j] = i + 1;
 	}
 	pool.sequence = (struct kvt_attn_sequence){ .n_queries = measure->n_queries,
-		.n_positions = n_positions, .pages = pool.pages, .n_pages = pool.n_pages };
-	pool.prefill = (struct kvt_attn_prefill){ .kv = pool.view, .n_sequences = 1, .n_q_heads = Q_HEADS,
-		.q = pool.q, .out = pool.out, .q_type = measure->type, .out_type = measure->type,
-		.scale = 1.0f / sqrtf(HEAD_DIM) };
+						    .n_positions = n_positions,
+						    .pages = pool.pages,
+						    .n_pages = pool.n_pages };
+	pool.prefill = (struct kvt_attn_prefill){ .kv = pool.view,
+						  .n_sequences = 1,
+						  .n_q_heads = Q_HEADS,
+						  .q = pool.q,
+						  .out = pool.out,
+						  .q_type = measure->type,
+						  .out_type = measure->type,
+						  .scale = 1.0f / sqrtf(HEAD_DIM) };
 	return pool;
 }
 
 static void pool_free(struct pool *pool, const struct measure *measure)
 {
 	size_t rows_bytes = (size_t)measure->n_queries * Q_HEADS * HEAD_DIM *
-		(size_t)kvt_attn_type_bytes(measure->type);
+			    (size_t)kvt_attn_type_bytes(measure->type);
 
 	munmap(pool->slab, pool->slab_bytes);
 	munmap(pool->q, rows_bytes);
@@ -165,7 +179,7 @@ static double operations(const struct measure *measure)
 static double kv_bytes(const struct measure *measure)
 {
 	return 2.0 * KV_HEADS * HEAD_DIM * kvt_attn_type_bytes(measure->type) *
-		(measure->n_cached + measure->n_queries);
+	       (measure->n_cached + measure->n_queries);
 }
 
 static struct kvt_attn_context *context_open(const struct measure *measure)
@@ -214,11 +228,11 @@ static double paged_read(const struct pool *pool, uint32_t n_threads)
 	for (uint32_t head = 0; head < KV_HEADS; head++) {
 		for (uint32_t i = 0; i + 1 < pool->n_pages; i++) {
 			uint64_t offset = pool->pages[i] * pool->view.page_stride_bytes +
-				head * pool->view.head_stride_bytes;
+					  head * pool->view.head_stride_bytes;
 
 			offsets[n_runs++] = offset;
-			offsets[n_runs++] = offset +
-				(uint64_t)((char *)pool->view.v - (char *)pool->view.k);
+			offsets[n_runs++] =
+				offset + (uint64_t)((char *)pool->view.v - (char *)pool->view.k);
 		}
 	}
 	rate = floor_read_runs(pool->view.k, offsets, n_runs, run, n_threads);
@@ -249,7 +263,8 @@ static uint32_t measure_repeat(const struct measure *measure, struct repetition 
 		double before = floor_sample(measure, &pool);
 		double seconds = kernel_seconds(context, &pool);
 		double after = floor_sample(measure, &pool);
-		double low = before < after ? before : after, high = before < after ? after : before;
+		double low = before < after ? before : after,
+		       high = before < after ? after : before;
 
 		if (high > low * 1.1 || seconds == 0)
 			continue;
@@ -279,8 +294,9 @@ static double measure_run(const struct measure *measure)
 		return 0;
 	n_kept = measure_repeat(measure, repetitions);
 	printf("{\"name\": \"%s\", \"path\": \"%s\", \"q\": %u, \"k\": %u, \"type\": \"%s\", "
-	       "\"threads\": %u, \"repetitions\": %u, \"dropped\": %u", measure->name,
-	       isa_name(measure->isa), measure->n_queries, measure->n_queries + measure->n_cached,
+	       "\"threads\": %u, \"repetitions\": %u, \"dropped\": %u",
+	       measure->name, isa_name(measure->isa), measure->n_queries,
+	       measure->n_queries + measure->n_cached,
 	       measure->type == KVT_ATTN_BF16 ? "bf16" : "fp32", measure->n_threads, n_kept,
 	       options.n_repetitions - n_kept);
 	if (!n_kept) {
@@ -299,8 +315,8 @@ static double measure_run(const struct measure *measure)
 		printf(", \"gflops\": %.1f, \"peak\": \"%s\", \"peak_gflops\": %.1f", median->rate,
 		       floor_name(measure->floor), median->floor);
 	printf(", \"fraction\": %.3f, \"fraction_lowest\": %.3f, \"fraction_highest\": %.3f, "
-	       "\"aim\": %.2f}\n", median->rate / median->floor,
-	       repetitions[0].rate / repetitions[0].floor,
+	       "\"aim\": %.2f}\n",
+	       median->rate / median->floor, repetitions[0].rate / repetitions[0].floor,
 	       repetitions[n_kept - 1].rate / repetitions[n_kept - 1].floor, measure->aim);
 	fflush(stdout);
 	return median->seconds;
@@ -337,9 +353,9 @@ static void scaling_run(const struct measure *measure, uint32_t n_threads)
 							peak_all / peak_one };
 	}
 	printf("{\"name\": \"scaling\", \"path\": \"%s\", \"q\": %u, \"k\": %u, \"threads\": %u, "
-	       "\"repetitions\": %u, \"dropped\": %u", isa_name(measure->isa), measure->n_queries,
-	       measure->n_queries + measure->n_cached, n_threads, n_kept,
-	       options.n_repetitions - n_kept);
+	       "\"repetitions\": %u, \"dropped\": %u",
+	       isa_name(measure->isa), measure->n_queries, measure->n_queries + measure->n_cached,
+	       n_threads, n_kept, options.n_repetitions - n_kept);
 	if (n_kept) {
 		qsort(ratios, n_kept, sizeof *ratios, repetition_compare);
 		printf(", \"times_one_thread\": %.3f, \"peak_times_one_thread\": %.3f",
@@ -360,22 +376,26 @@ static void torch_run(void)
 		"try:\n"
 		"    import torch, torch.nn.functional as F\n"
 		"except ImportError:\n"
-		"    print(json.dumps({'name': 'torch', 'error': 'PyTorch is not installed'})); sys.exit()\n"
+		"    print(json.dumps({'name': 'torch', 'error': 'PyTorch is not installed'})); "
+		"sys.exit()\n"
 		"torch.set_num_threads(int(sys.argv[1]))\n"
 		"for q, c, kind in ((727, 32768, 'bf16'), (727, 4096, 'bf16'), (2048, 0, 'bf16'), "
 		"(1, 32767, 'bf16'), (727, 4096, 'fp32')):\n"
 		"    t = torch.bfloat16 if kind == 'bf16' else torch.float32\n"
 		"    k = q + c\n"
 		"    Q = torch.randn(1, 32, q, 128).to(t)\n"
-		"    K, V = (torch.randn(1, 8, k, 128).to(t).repeat_interleave(4, 1) for _ in 'KV')\n"
+		"    K, V = (torch.randn(1, 8, k, 128).to(t).repeat_interleave(4, 1) for _ in "
+		"'KV')\n"
 		"    m = torch.ones(q, k, dtype=torch.bool).tril(c) if c else None\n"
 		"    def run():\n"
 		"        b = time.perf_counter()\n"
-		"        F.scaled_dot_product_attention(Q, K, V, attn_mask=m, is_causal=m is None)\n"
+		"        F.scaled_dot_product_attention(Q, K, V, attn_mask=m, is_causal=m is "
+		"None)\n"
 		"        return time.perf_counter() - b\n"
 		"    run()\n"
 		"    s = sorted(run() for _ in range(3))[1]\n"
-		"    print(json.dumps({'name': 'torch sdpa', 'torch': torch.__version__, 'q': q, 'k': k, "
+		"    print(json.dumps({'name': 'torch sdpa', 'torch': torch.__version__, 'q': q, "
+		"'k': k, "
 		"'type': kind, 'threads': torch.get_num_threads(), 'seconds': round(s, 6), "
 		"'gflops': round(4 * 128 * 32 * (q * c + q * (q + 1) / 2) / s * 1e-9, 1), "
 		"'gbytes_per_s': round(2 * 8 * 128 * 2 * k / s * 1e-9, 2)}), flush=True)\n";
@@ -396,8 +416,8 @@ static void torch_run(void)
 
 static uint32_t best_isa(void)
 {
-	struct kvt_attn_context *context = context_open(&(struct measure){ .n_threads = 1,
-									   .isa = options.isa });
+	struct kvt_attn_context *context =
+		context_open(&(struct measure){ .n_threads = 1, .isa = options.isa });
 	int isa = kvt_attn_context_isa(context);
 
 	kvt_attn_close(context);
@@ -448,18 +468,23 @@ static void all_run(uint32_t isa, uint32_t n_threads)
 
 static void usage(FILE *to)
 {
-	fprintf(to, "usage: kvtbench-attn [--quick] [--isa PATH] [--threads N] [--repetitions N]\n"
+	fprintf(to,
+		"usage: kvtbench-attn [--quick] [--isa PATH] [--threads N] [--repetitions N]\n"
 		"                     [--only TEXT] [--torch]\n"
 		"\n"
-		"Attention on paged KV: 32 query heads, 8 KV heads, head dim 128, pages of 64 in random\n"
-		"order. One JSON object a line, with the machine's floor at the time beside each figure.\n"
+		"Attention on paged KV: 32 query heads, 8 KV heads, head dim 128, pages of 64 in "
+		"random\n"
+		"order. One JSON object a line, with the machine's floor at the time beside each "
+		"figure.\n"
 		"\n"
 		"  --quick          at most 40 seconds\n"
-		"  --isa PATH       portable, avx2, avx512, avx512_bf16; default: the best there is\n"
+		"  --isa PATH       portable, avx2, avx512, avx512_bf16; default: the best there "
+		"is\n"
 		"  --threads N      threads of the runs with all cores; default: all\n"
 		"  --repetitions N  of each figure, up to %d; default 9, with --quick 3\n"
 		"  --only TEXT      only figures whose name contains TEXT\n"
-		"  --torch          also PyTorch's attention, where it is installed\n", REPETITIONS_MAX);
+		"  --torch          also PyTorch's attention, where it is installed\n",
+		REPETITIONS_MAX);
 }
 
 static uint32_t number(const char *text, uint32_t max)
@@ -484,10 +509,14 @@ static uint32_t isa_number(const char *name)
 static void options_parse(int argc, char **argv)
 {
 	static const struct option longs[] = {
-		{ "quick", no_argument, NULL, 'q' },	   { "isa", required_argument, NULL, 'i' },
-		{ "threads", required_argument, NULL, 't' }, { "only", required_argument, NULL, 'o' },
-		{ "repetitions", required_argument, NULL, 'r' }, { "torch", no_argument, NULL, 'p' },
-		{ "help", no_argument, NULL, 'h' },	   { NULL, 0, NULL, 0 },
+		{ "quick", no_argument, NULL, 'q' },
+		{ "isa", required_argument, NULL, 'i' },
+		{ "threads", required_argument, NULL, 't' },
+		{ "only", required_argument, NULL, 'o' },
+		{ "repetitions", required_argument, NULL, 'r' },
+		{ "torch", no_argument, NULL, 'p' },
+		{ "help", no_argument, NULL, 'h' },
+		{ NULL, 0, NULL, 0 },
 	};
 	int c;
 

@@ -7,7 +7,8 @@
 
 #include "tests/kernels/emulated.h"
 
-namespace {
+namespace
+{
 
 template <int dim, bool bf16, bool f8> void attend_run(void *args)
 {
@@ -28,8 +29,9 @@ typedef void run_fn(void *args);
 
 template <int dim, bool bf16, bool f8> run_fn *run_of(enum emulated_kernel kernel)
 {
-	return kernel == EMULATED_ATTEND ? attend_run<dim, bf16, f8> :
-		kernel == EMULATED_MERGE ? merge_run<dim, bf16, f8> : repair_run<dim, bf16, f8>;
+	return kernel == EMULATED_ATTEND  ? attend_run<dim, bf16, f8>
+	       : kernel == EMULATED_MERGE ? merge_run<dim, bf16, f8>
+					  : repair_run<dim, bf16, f8>;
 }
 
 template <int dim> run_fn *run_of_types(enum emulated_kernel kernel, bool bf16, bool f8)

@@ -16,7 +16,8 @@ enum emulated_kernel {
 #ifdef __cplusplus
 extern "C"
 #endif
-void emulated_launch(enum emulated_kernel kernel, uint32_t dim, bool bf16, bool f8,
-		     const struct kvt_cuda_prefill *args, uint32_t n_blocks);
+	void
+	emulated_launch(enum emulated_kernel kernel, uint32_t dim, bool bf16, bool f8,
+			const struct kvt_cuda_prefill *args, uint32_t n_blocks);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The instructions of kernels/cuda_device.cuh on the CPU. A thread block is as many fibers as it has threads. What a
- * warp does together (matrix instructions, exchanges) and barriers are places where fibers wait for each other;
- * operands are laid out among lanes as the PTX manual says.
+ * The instructions of kernels/cuda_device.cuh on the CPU. A thread block is as many fibers as it
+ * has threads. What a warp does together (matrix instructions, exchanges) and barriers are places
+ * where fibers wait for each other; operands are laid out among lanes as the PTX manual says.
  */
 #ifndef KVT_TESTS_KERNELS_EMULATOR_H
 #define KVT_TESTS_KERNELS_EMULATOR_H
@@ -20,7 +20,8 @@
 
 #define KVT_DEVICE static inline
 
-namespace emulator {
+namespace emulator
+{
 
 constexpr uint32_t n_threads = KVT_CUDA_THREADS;
 constexpr size_t stack_bytes = 256 << 10;
@@ -140,10 +141,12 @@ inline void fiber_main()
 /* Run one thread block; shared memory begins with garbage. */
 inline void block_run(uint32_t index, void (*run)(void *), void *argument)
 {
-	static unsigned char *stacks = static_cast<unsigned char *>(malloc(n_threads * stack_bytes));
+	static unsigned char *stacks =
+		static_cast<unsigned char *>(malloc(n_threads * stack_bytes));
 
 	if (!the_block)
-		the_block = static_cast<block *>(aligned_alloc(128, (sizeof(block) + 127) / 128 * 128));
+		the_block =
+			static_cast<block *>(aligned_alloc(128, (sizeof(block) + 127) / 128 * 128));
 	the_block->index = index;
 	the_block->run = run;
 	the_block->argument = argument;
@@ -208,7 +211,9 @@ inline void matrices_load(uint32_t *r, const void *row, bool transposed)
 				fprintf(stderr, "a row of a matrix is not aligned\n");
 				abort();
 			}
-			memcpy(&pair[i], static_cast<const uint16_t *>(lane_of_warp(matrix * 8 + y).row) + x, 2);
+			memcpy(&pair[i],
+			       static_cast<const uint16_t *>(lane_of_warp(matrix * 8 + y).row) + x,
+			       2);
 		}
 		r[matrix] = pair[0] | (uint32_t)pair[1] << 16;
 	}
@@ -292,7 +297,8 @@ KVT_DEVICE void matrix_multiply(float *c, const uint32_t *a, uint32_t b0, uint32
 		uint32_t row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
 
 		for (uint32_t k = 0; k < 16; k++)
-			c[i] += emulator::a_element(bf16, row, k) * emulator::b_element(bf16, k, column);
+			c[i] += emulator::a_element(bf16, row, k) *
+				emulator::b_element(bf16, k, column);
 	}
 	emulator::warp_wait();
 }

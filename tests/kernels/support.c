@@ -199,8 +199,9 @@ void element_write(void *element, uint32_t type, double value)
 	int exponent_max = (1 << types[type].exponent_bits) - 1;
 	int bias = exponent_max / 2;
 	uint32_t sign = signbit(value) ? 1u << (8 * types[type].bytes - 1) : 0;
-	double highest = type == KVT_ATTN_F8_E4M3 ? 448 :
-		ldexp(2 - ldexp(1, -mantissa_bits), exponent_max - 1 - bias);
+	double highest = type == KVT_ATTN_F8_E4M3
+				 ? 448
+				 : ldexp(2 - ldexp(1, -mantissa_bits), exponent_max - 1 - bias);
 	double magnitude = fabs(value), quantum, steps;
 	uint32_t bits;
 	int exponent;
@@ -212,8 +213,9 @@ void element_write(void *element, uint32_t type, double value)
 	quantum = ldexp(1, exponent - mantissa_bits);
 	steps = nearbyint(magnitude / quantum);
 	if (isnan(value))
-		bits = type == KVT_ATTN_F8_E4M3 ? 0x7f :
-			(uint32_t)exponent_max << mantissa_bits | 1u << (mantissa_bits - 1);
+		bits = type == KVT_ATTN_F8_E4M3 ? 0x7f
+						: (uint32_t)exponent_max << mantissa_bits |
+							  1u << (mantissa_bits - 1);
 	else if (steps * quantum > highest || isinf(value))
 		bits = type == KVT_ATTN_F8_E4M3 ? 0x7e : (uint32_t)exponent_max << mantissa_bits;
 	else if (steps < (1 << mantissa_bits)) /* denormal */
@@ -222,7 +224,7 @@ void element_write(void *element, uint32_t type, double value)
 		bits = (uint32_t)(exponent + 1 + bias) << mantissa_bits;
 	else
 		bits = ((uint32_t)(exponent + bias) << mantissa_bits) +
-			((uint32_t)steps - (1u << mantissa_bits));
+		       ((uint32_t)steps - (1u << mantissa_bits));
 	bits |= sign;
 	memcpy(element, &bits, types[type].bytes);
 }
@@ -233,15 +235,15 @@ struct pool pool_make(const struct pool_options *options)
 {
 	struct random random = { options->seed };
 	struct pool pool = { .geometry = {
-		.n_pages = options->n_pages,
-		.page_size = options->page_size,
-		.n_layers = 3,
-		.n_kv_heads = options->n_kv_heads,
-		.head_dim = options->head_dim,
-		.type = options->type,
-		.layout = options->layout,
-		.order = options->order,
-	} };
+				     .n_pages = options->n_pages,
+				     .page_size = options->page_size,
+				     .n_layers = 3,
+				     .n_kv_heads = options->n_kv_heads,
+				     .head_dim = options->head_dim,
+				     .type = options->type,
+				     .layout = options->layout,
+				     .order = options->order,
+			     } };
 	uint64_t bytes = 0;
 	int r = kvt_attn_geometry_bytes(&pool.geometry, &bytes);
 
@@ -381,7 +383,8 @@ void rows_fill(struct rows *rows, uint32_t row, uint64_t seed, uint32_t first, u
 		for (uint32_t head = 0; head < rows->n_heads; head++) {
 			for (uint32_t dim = 0; dim < rows->head_dim; dim++) {
 				size_t index = ((size_t)(row + i) * rows->n_heads + head) *
-					rows->head_dim + dim;
+						       rows->head_dim +
+					       dim;
 
 				element_write((char *)rows->q.data + index * bytes, rows->q_type,
 					      text_query(seed, first + i, head, dim));
@@ -418,8 +421,9 @@ void reference_row(const struct pool *pool, const struct text *text, const void 
 
 		for (uint32_t dim = 0; dim < g->head_dim; dim++)
 			score += element_read((const char *)q + dim * bytes, q_type) *
-				element_read(pool_element(pool, 0, page, kv_head,
-							  position % g->page_size, dim), g->type);
+				 element_read(pool_element(pool, 0, page, kv_head,
+							   position % g->page_size, dim),
+					      g->type);
 		scores[position] = score * scale * (double)pool->view.k_scale;
 		highest = fmax(highest, scores[position]);
 	}
@@ -431,9 +435,10 @@ void reference_row(const struct pool *pool, const struct text *text, const void 
 
 		sum += weight;
 		for (uint32_t dim = 0; dim < g->head_dim; dim++)
-			result[dim] += weight *
-				element_read(pool_element(pool, 1, page, kv_head,
-							  position % g->page_size, dim), g->type);
+			result[dim] +=
+				weight * element_read(pool_element(pool, 1, page, kv_head,
+								   position % g->page_size, dim),
+						      g->type);
 	}
 	for (uint32_t dim = 0; dim < g->head_dim; dim++)
 		result[dim] *= (double)pool->view.v_scale / sum;
@@ -447,7 +452,8 @@ const char *const isa_names[N_ISAS] = { "auto", "portable", "avx2", "avx512", "a
 struct kvt_attn_context *context_for(enum kvt_attn_isa isa, uint32_t n_threads,
 				     uint64_t scratch_bytes)
 {
-	struct kvt_attn_options options = { .n_threads = n_threads, .isa = isa,
+	struct kvt_attn_options options = { .n_threads = n_threads,
+					    .isa = isa,
 					    .scratch_bytes = scratch_bytes };
 	struct kvt_attn_context *context = NULL;
 	char text[256];

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the kernel tests share: cases that are counted, memory with guard pages, random numbers, element types
- * written a second time (slowly and plainly), a pool with sequences in it, and attention in double precision.
+ * What the kernel tests share: cases that are counted, memory with guard pages, random numbers,
+ * element types written a second time (slowly and plainly), a pool with sequences in it, and
+ * attention in double precision.
  */
 #ifndef KVT_TESTS_KERNELS_SUPPORT_H
 #define KVT_TESTS_KERNELS_SUPPORT_H
@@ -47,7 +48,9 @@ uint32_t random_below(struct random *random, uint32_t n);
 /* About normal: mean 0, deviation 1. */
 float random_normal(struct random *random);
 
-/* Memory that ends where an unreadable page begins, and begins behind another if its size allows. */
+/*
+ * Memory that ends where an unreadable page begins, and begins behind another if its size allows.
+ */
 
 struct guarded {
 	void *data;
@@ -66,7 +69,10 @@ const char *type_name(uint32_t type);
 double element_read(const void *element, uint32_t type);
 void element_write(void *element, uint32_t type, double value);
 
-/* A pool of one layer, or the middle one of several, with sequences whose KV is a function of their seeds. */
+/*
+ * A pool of one layer, or the middle one of several, with sequences whose KV is a function of
+ * their seeds.
+ */
 
 struct pool {
 	struct kvt_attn_geometry geometry;
@@ -125,8 +131,8 @@ void rows_free(struct rows *rows);
 void rows_fill(struct rows *rows, uint32_t row, uint64_t seed, uint32_t first, uint32_t n);
 
 /*
- * Attention of one query head of one row, in double precision, straight from the pages: result[head_dim]. The row sees
- * positions 0 .. limit - 1.
+ * Attention of one query head of one row, in double precision, straight from the pages:
+ * result[head_dim]. The row sees positions 0 .. limit - 1.
  */
 void reference_row(const struct pool *pool, const struct text *text, const void *q, uint32_t q_type,
 		   uint32_t kv_head, uint32_t limit, double scale, double *result);

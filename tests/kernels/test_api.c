@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Geometry, contexts, and that every mistake of a caller is refused with a reason, before anything is written. */
+/*
+ * Geometry, contexts, and that every mistake of a caller is refused with a reason, before
+ * anything is written.
+ */
 
 #include <errno.h>
 #include <math.h>
@@ -13,8 +16,13 @@
 
 static void geometry_tests(void)
 {
-	struct kvt_attn_geometry good = { .n_pages = 5, .page_size = 16, .n_layers = 3, .n_kv_heads = 2,
-		.head_dim = 64, .type = KVT_ATTN_BF16 }, bad;
+	struct kvt_attn_geometry good = { .n_pages = 5,
+					  .page_size = 16,
+					  .n_layers = 3,
+					  .n_kv_heads = 2,
+					  .head_dim = 64,
+					  .type = KVT_ATTN_BF16 },
+				 bad;
 	static char slab[3 * 2 * 5 * 16 * 2 * 64 * 2];
 	struct kvt_attn_view view = { .n_pages = 77 };
 	uint64_t bytes = 1;
@@ -44,7 +52,9 @@ static void geometry_tests(void)
 	BAD(type, 4);
 	BAD(layout, 2);
 	BAD(order, 2);
-	bad = (struct kvt_attn_geometry){ UINT32_MAX, 256, UINT32_MAX, 4096, 256, KVT_ATTN_F32, 0, 0 };
+	bad =
+		(struct kvt_attn_geometry){ UINT32_MAX, 256,	      UINT32_MAX, 4096,
+					    256,	KVT_ATTN_F32, 0,	  0 };
 	EXPECT_EQUAL(kvt_attn_geometry_bytes(&bad, &bytes), -EOVERFLOW);
 	EXPECT_EQUAL(kvt_attn_geometry_view(&good, slab, sizeof slab, 3, &view), -EINVAL);
 	EXPECT_EQUAL(kvt_attn_geometry_view(&good, NULL, sizeof slab, 0, &view), -EINVAL);
@@ -57,9 +67,13 @@ static void geometry_tests(void)
 		good.layout = variant & 1;
 		good.order = variant >> 1;
 		EXPECT_EQUAL(kvt_attn_geometry_view(&good, slab, sizeof slab, 2, &view), 0);
-		/* The last element of the last page of the last layer's V is the last of the slab. */
+		/*
+		 * The last element of the last page of the last layer's V is the last of the
+		 * slab.
+		 */
 		EXPECT((char *)view.v + 4 * view.page_stride_bytes + 1 * view.head_stride_bytes +
-		       15 * view.position_stride_bytes + 64 * 2 == slab + sizeof slab);
+			       15 * view.position_stride_bytes + 64 * 2 ==
+		       slab + sizeof slab);
 		EXPECT_EQUAL((char *)view.v - (char *)view.k, variant < 2 ? 5 * 4096 : 4096);
 		EXPECT_EQUAL(view.head_stride_bytes, variant & 1 ? 128 : 2048);
 		EXPECT_EQUAL(view.position_stride_bytes, variant & 1 ? 256 : 128);
@@ -127,7 +141,10 @@ static void open_tests(void)
 	}
 }
 
-/* A CUDA context on a machine without a device, or a build without kernels, is refused with a reason. */
+/*
+ * A CUDA context on a machine without a device, or a build without kernels, is refused with a
+ * reason.
+ */
 static void cuda_open_test(void)
 {
 	struct kvt_attn_options options = { .device = KVT_ATTN_CUDA, .device_index = 4000 };
@@ -154,18 +171,29 @@ struct good {
 
 static struct good good_make(void)
 {
-	struct pool_options options = { .n_pages = 8, .page_size = 16, .n_kv_heads = 2, .head_dim = 64,
-		.type = KVT_ATTN_BF16, .seed = 1 };
+	struct pool_options options = { .n_pages = 8,
+					.page_size = 16,
+					.n_kv_heads = 2,
+					.head_dim = 64,
+					.type = KVT_ATTN_BF16,
+					.seed = 1 };
 	struct good good = { .pool = pool_make(&options) };
 
 	good.text = text_make(&good.pool, 1, 40);
 	good.rows = rows_make(4, 6, 64, KVT_ATTN_BF16, KVT_ATTN_F32);
 	rows_fill(&good.rows, 0, 1, 36, 4);
-	good.sequence = (struct kvt_attn_sequence){ .n_queries = 4, .n_positions = 40,
-		.pages = good.text.pages, .n_pages = good.text.n_pages };
-	good.prefill = (struct kvt_attn_prefill){ .kv = good.pool.view, .n_sequences = 1, .n_q_heads = 6,
-		.q = good.rows.q.data, .out = good.rows.out.data, .q_type = KVT_ATTN_BF16,
-		.out_type = KVT_ATTN_F32, .scale = 0.125f };
+	good.sequence = (struct kvt_attn_sequence){ .n_queries = 4,
+						    .n_positions = 40,
+						    .pages = good.text.pages,
+						    .n_pages = good.text.n_pages };
+	good.prefill = (struct kvt_attn_prefill){ .kv = good.pool.view,
+						  .n_sequences = 1,
+						  .n_q_heads = 6,
+						  .q = good.rows.q.data,
+						  .out = good.rows.out.data,
+						  .q_type = KVT_ATTN_BF16,
+						  .out_type = KVT_ATTN_F32,
+						  .scale = 0.125f };
 	return good;
 }
 
@@ -230,6 +258,14 @@ static void prefill_tests(struct kvt_attn_context *context)
 	SPOIL(out_head_stride_bytes, 258, "multiple");
 	SPOIL(sequences, NULL, "NULL");
 
+	good_free(&good);
+}
+
+static void sequence_tests(struct kvt_attn_context *context)
+{
+	struct good good = good_make();
+	struct kvt_attn_prefill bad;
+
 	case_begin("append_prefill: mistakes in a sequence");
 #define SPOIL_SEQUENCE(field, value, word)                                                         \
 	do {                                                                                       \
@@ -270,16 +306,19 @@ static void prefill_tests(struct kvt_attn_context *context)
 	good_free(&good);
 }
 
-static void pages_tests(struct kvt_attn_context *context)
+static void append_tests(struct kvt_attn_context *context)
 {
 	struct good good = good_make();
 	struct guarded copy = guarded_alloc(good.pool.slab.bytes);
 	uint64_t slots[2] = { 3, 8 * 16 };
 	float rows[2 * 2 * 64] = { 0 };
-	struct kvt_attn_append append = { .kv = good.pool.view, .n_positions = 2, .type = KVT_ATTN_F32,
-		.k = rows, .v = rows, .slots = slots }, bad;
-	struct kvt_attn_view views[2] = { good.pool.view, good.pool.view };
-	struct kvt_attn_copy copies[2] = { { 1, 2, 16 }, { 3, 4, 16 } };
+	struct kvt_attn_append append = { .kv = good.pool.view,
+					  .n_positions = 2,
+					  .type = KVT_ATTN_F32,
+					  .k = rows,
+					  .v = rows,
+					  .slots = slots },
+			       bad;
 
 	memcpy(copy.data, good.pool.slab.data, copy.bytes);
 	case_begin("kv_append: mistakes");
@@ -295,7 +334,19 @@ static void pages_tests(struct kvt_attn_context *context)
 	bad = append;
 	bad.row_stride_bytes = 514;
 	EXPECT_EQUAL(kvt_attn_kv_append(context, &bad, NULL), -EINVAL);
+	EXPECT(memcmp(copy.data, good.pool.slab.data, copy.bytes) == 0);
+	guarded_free(&copy);
+	good_free(&good);
+}
 
+static void copy_tests(struct kvt_attn_context *context)
+{
+	struct good good = good_make();
+	struct guarded copy = guarded_alloc(good.pool.slab.bytes);
+	struct kvt_attn_view views[2] = { good.pool.view, good.pool.view };
+	struct kvt_attn_copy copies[2] = { { 1, 2, 16 }, { 3, 4, 16 } };
+
+	memcpy(copy.data, good.pool.slab.data, copy.bytes);
 	case_begin("page_copy: mistakes");
 #define COPY_EXPECT(a, b, error)                                                                   \
 	do {                                                                                       \
@@ -359,7 +410,9 @@ int main(void)
 	open_tests();
 	cuda_open_test();
 	prefill_tests(context);
-	pages_tests(context);
+	sequence_tests(context);
+	append_tests(context);
+	copy_tests(context);
 	fork_test();
 	kvt_attn_close(context);
 	return cases_end();

@@ -26,25 +26,68 @@ struct shape {
 	} sequences[N_SEQUENCES_MAX];
 };
 
-/* Sizes that are multiples of nothing, borders of pages, panels, blocks and units from both sides. */
+/*
+ * Sizes that are multiples of nothing, borders of pages, panels, blocks and units from both
+ * sides.
+ */
 static const struct shape shapes[] = {
 	{ "one position", 64, 1, 1, 16, 1, { { 1, 1, 0, { { 0 } } } } },
-	{ "decode, head dim 128", 128, 2, 4, 64, 2, { { 1, 300, 0, { { 0 } } }, { 1, 1025, 0, { { 0 } } } } },
+	{ "decode, head dim 128",
+	  128,
+	  2,
+	  4,
+	  64,
+	  2,
+	  { { 1, 300, 0, { { 0 } } }, { 1, 1025, 0, { { 0 } } } } },
 	{ "prefill, head dim 128", 128, 2, 4, 64, 1, { { 130, 130, 0, { { 0 } } } } },
-	{ "append, head dim 80", 80, 2, 3, 16, 2, { { 37, 291, 0, { { 0 } } }, { 5, 64, 0, { { 0 } } } } },
-	{ "append, head dim 96", 96, 1, 7, 32, 2, { { 29, 257, 0, { { 0 } } }, { 1, 255, 0, { { 0 } } } } },
+	{ "append, head dim 80",
+	  80,
+	  2,
+	  3,
+	  16,
+	  2,
+	  { { 37, 291, 0, { { 0 } } }, { 5, 64, 0, { { 0 } } } } },
+	{ "append, head dim 96",
+	  96,
+	  1,
+	  7,
+	  32,
+	  2,
+	  { { 29, 257, 0, { { 0 } } }, { 1, 255, 0, { { 0 } } } } },
 	{ "append, head dim 256", 256, 1, 2, 8, 1, { { 33, 270, 0, { { 0 } } } } },
 	{ "odd head dim 17", 17, 3, 2, 4, 2, { { 9, 70, 0, { { 0 } } }, { 3, 3, 0, { { 0 } } } } },
 	{ "head dim 1", 1, 2, 1, 2, 1, { { 9, 40, 0, { { 0 } } } } },
 	{ "head dim 200", 200, 1, 8, 128, 1, { { 7, 140, 0, { { 0 } } } } },
 	{ "page size 1", 64, 2, 2, 1, 2, { { 11, 77, 0, { { 0 } } }, { 77, 77, 0, { { 0 } } } } },
-	{ "page size 256", 64, 2, 2, 256, 2, { { 11, 500, 0, { { 0 } } }, { 40, 256, 0, { { 0 } } } } },
-	{ "no queries in between", 64, 1, 4, 16, 3,
+	{ "page size 256",
+	  64,
+	  2,
+	  2,
+	  256,
+	  2,
+	  { { 11, 500, 0, { { 0 } } }, { 40, 256, 0, { { 0 } } } } },
+	{ "no queries in between",
+	  64,
+	  1,
+	  4,
+	  16,
+	  3,
 	  { { 3, 20, 0, { { 0 } } }, { 0, 50, 0, { { 0 } } }, { 6, 6, 0, { { 0 } } } } },
-	{ "several units", 64, 1, 6, 16, 2, { { 67, 2100, 0, { { 0 } } }, { 2, 1024, 0, { { 0 } } } } },
+	{ "several units",
+	  64,
+	  1,
+	  6,
+	  16,
+	  2,
+	  { { 67, 2100, 0, { { 0 } } }, { 2, 1024, 0, { { 0 } } } } },
 	{ "several groups", 64, 1, 2, 64, 1, { { 13, 17000, 0, { { 0 } } } } },
 	{ "more rows than a job", 64, 1, 16, 16, 1, { { 150, 200, 0, { { 0 } } } } },
-	{ "regions", 64, 2, 2, 4, 4,
+	{ "regions",
+	  64,
+	  2,
+	  2,
+	  4,
+	  4,
 	  { { 60, 60, 2, { { 0, 20 }, { 30, 47 } } },
 	    { 25, 60, 2, { { 3, 10 }, { 30, 44 } } }, /* the second begins before the queries */
 	    { 20, 40, 1, { { 35, 90 } } }, /* cut by the end */
@@ -86,9 +129,14 @@ struct batch {
 static void batch_make(struct batch *batch, const struct shape *shape, const struct types *types,
 		       uint32_t layout, uint32_t order)
 {
-	struct pool_options options = { .page_size = shape->page_size, .n_kv_heads = shape->n_kv_heads,
-		.head_dim = shape->head_dim, .type = types->kv, .layout = layout, .order = order,
-		.seed = 5, .n_pages = 3 };
+	struct pool_options options = { .page_size = shape->page_size,
+					.n_kv_heads = shape->n_kv_heads,
+					.head_dim = shape->head_dim,
+					.type = types->kv,
+					.layout = layout,
+					.order = order,
+					.seed = 5,
+					.n_pages = 3 };
 	uint32_t n_rows = 0, row = 0;
 
 	for (uint32_t i = 0; i < shape->n_sequences; i++) {
@@ -158,7 +206,8 @@ static double row_error(const struct batch *batch, uint32_t sequence, uint32_t q
 		      head / (prefill->n_q_heads / prefill->kv.n_kv_heads), limit, prefill->scale,
 		      result);
 	for (uint32_t i = 0; i < dim; i++) {
-		double value = element_read(out + i * type_bytes(prefill->out_type), prefill->out_type);
+		double value =
+			element_read(out + i * type_bytes(prefill->out_type), prefill->out_type);
 
 		difference += (value - result[i]) * (value - result[i]);
 		norm += result[i] * result[i];
@@ -179,13 +228,17 @@ static void batch_check(const struct batch *batch, double tolerance)
 		uint32_t n_checks = work > 100000 ? 3 : 12;
 
 		for (uint32_t check = 0; n && check < n_checks; check++) {
-			uint32_t query = check == 0 ? 0 : check == 1 ? n - 1 : random_below(&random, n);
+			uint32_t query = check == 0   ? 0
+					 : check == 1 ? n - 1
+						      : random_below(&random, n);
 			uint32_t head = random_below(&random, prefill->n_q_heads);
 			double error = row_error(batch, i, query, row + query, head);
 
 			if (!(error <= tolerance))
-				case_fail(__FILE__, __LINE__, "sequence %u, query %u, head %u: relative "
-					  "error %g, allowed %g", i, query, head, error, tolerance);
+				case_fail(__FILE__, __LINE__,
+					  "sequence %u, query %u, head %u: relative "
+					  "error %g, allowed %g",
+					  i, query, head, error, tolerance);
 		}
 		row += n;
 	}
@@ -202,17 +255,24 @@ static void shape_test(const struct shape *shape, const struct types *types, uin
 
 		if (!contexts[isa])
 			continue;
-		/* The largest cases would take the portable path too long, and have been seen by it in part. */
-		if (isa == KVT_ATTN_ISA_PORTABLE && shape->sequences[0].n_positions > 10000 && variant)
+		/*
+		 * The largest cases would take the portable path too long, and have been seen by
+		 * it in part.
+		 */
+		if (isa == KVT_ATTN_ISA_PORTABLE && shape->sequences[0].n_positions > 10000 &&
+		    variant)
 			continue;
 		case_begin("%s: %s, %s KV, %s q, %s out, %s, %s-major", isa_names[isa], shape->name,
 			   type_name(types->kv), type_name(types->q), type_name(types->out),
 			   variant & 1 ? "NHD" : "HND", variant & 2 ? "page" : "layer");
 		memset(batch.rows.out.data, 0xff, batch.rows.out.bytes);
 		EXPECT_EQUAL(kvt_attn_append_prefill(contexts[isa], &batch.prefill, NULL), 0);
-		/* In one dimension weighted values may cancel each other, which makes the norm small. */
+		/*
+		 * In one dimension weighted values may cancel each other, which makes the norm
+		 * small.
+		 */
 		batch_check(&batch, (bf16 ? types->tolerance_bf16 : types->tolerance) *
-			    (shape->head_dim == 1 ? 4 : 1));
+					    (shape->head_dim == 1 ? 4 : 1));
 	}
 	batch_free(&batch, shape);
 }
@@ -220,7 +280,9 @@ static void shape_test(const struct shape *shape, const struct types *types, uin
 /* Rows of q and out that are not contiguous; what lies between must not change. */
 static void strides_test(struct kvt_attn_context *context, const char *name)
 {
-	static const struct shape shape = { "strides", 64, 2, 2, 16, 1, { { 9, 50, 0, { { 0 } } } } };
+	static const struct shape shape = {
+		"strides", 64, 2, 2, 16, 1, { { 9, 50, 0, { { 0 } } } }
+	};
 	struct batch batch;
 	uint32_t n = 9 * 4;
 	struct guarded q = guarded_alloc(n * 80 * 4), out = guarded_alloc(n * 72 * 4);
@@ -228,9 +290,13 @@ static void strides_test(struct kvt_attn_context *context, const char *name)
 	case_begin("%s: strides of q and out", name);
 	batch_make(&batch, &shape, &type_sets[0], 0, 0);
 	EXPECT_EQUAL(kvt_attn_append_prefill(context, &batch.prefill, NULL), 0);
-	/* Heads apart from each other, in an order of their own: [head][query], 80 and 72 elements a row. */
+	/*
+	 * Heads apart from each other, in an order of their own: [head][query], 80 and 72
+	 * elements a row.
+	 */
 	for (uint32_t i = 0; i < n; i++)
-		memcpy((float *)q.data + (i % 4 * 9 + i / 4) * 80, (float *)batch.rows.q.data + i * 64, 256);
+		memcpy((float *)q.data + (i % 4 * 9 + i / 4) * 80,
+		       (float *)batch.rows.q.data + i * 64, 256);
 	batch.prefill.q = q.data;
 	batch.prefill.q_row_stride_bytes = 80 * 4;
 	batch.prefill.q_head_stride_bytes = 9 * 80 * 4;
@@ -255,7 +321,9 @@ static void strides_test(struct kvt_attn_context *context, const char *name)
 /* The result may be written over the queries. */
 static void in_place_test(struct kvt_attn_context *context, const char *name)
 {
-	static const struct shape shape = { "in place", 64, 1, 4, 16, 1, { { 70, 90, 0, { { 0 } } } } };
+	static const struct shape shape = {
+		"in place", 64, 1, 4, 16, 1, { { 70, 90, 0, { { 0 } } } }
+	};
 	struct batch batch;
 
 	case_begin("%s: out in place of q", name);
@@ -270,7 +338,9 @@ static void in_place_test(struct kvt_attn_context *context, const char *name)
 /* Scores far apart: nearly all weight on one position, and all but one weight underflow. */
 static void sharp_test(struct kvt_attn_context *context, const char *name)
 {
-	static const struct shape shape = { "sharp", 64, 1, 4, 16, 1, { { 20, 1500, 0, { { 0 } } } } };
+	static const struct shape shape = {
+		"sharp", 64, 1, 4, 16, 1, { { 20, 1500, 0, { { 0 } } } }
+	};
 	struct batch batch;
 
 	case_begin("%s: scores hundreds apart", name);
@@ -281,7 +351,10 @@ static void sharp_test(struct kvt_attn_context *context, const char *name)
 	batch_free(&batch, &shape);
 }
 
-/* A slab whose last byte is the last byte of the last valid position: nothing behind it may be touched. */
+/*
+ * A slab whose last byte is the last byte of the last valid position: nothing behind it may be
+ * touched.
+ */
 static void last_byte_test(struct kvt_attn_context *context, const char *name, uint32_t type)
 {
 	uint32_t dim = 72, page_size = 16, n = 5;
@@ -289,15 +362,30 @@ static void last_byte_test(struct kvt_attn_context *context, const char *name, u
 	struct guarded k = guarded_alloc(n * bytes), v = guarded_alloc(n * bytes);
 	struct rows rows = rows_make(1, 1, dim, KVT_ATTN_BF16, KVT_ATTN_F32);
 	uint32_t table = 0;
-	struct kvt_attn_sequence sequence = { .n_queries = 1, .n_positions = n, .pages = &table,
-					      .n_pages = 1 };
+	struct kvt_attn_sequence sequence = {
+		.n_queries = 1, .n_positions = n, .pages = &table, .n_pages = 1
+	};
 	struct kvt_attn_prefill prefill = {
-		.kv = { .k = k.data, .v = v.data, .page_stride_bytes = page_size * bytes,
-			.head_stride_bytes = page_size * bytes, .position_stride_bytes = bytes,
-			.n_pages = 1, .page_size = page_size, .n_kv_heads = 1, .head_dim = dim,
-			.type = type, .k_scale = 1, .v_scale = 1 },
-		.sequences = &sequence, .n_sequences = 1, .n_q_heads = 1, .q = rows.q.data,
-		.out = rows.out.data, .q_type = KVT_ATTN_BF16, .out_type = KVT_ATTN_F32, .scale = 0.1f,
+		.kv = { .k = k.data,
+			.v = v.data,
+			.page_stride_bytes = page_size * bytes,
+			.head_stride_bytes = page_size * bytes,
+			.position_stride_bytes = bytes,
+			.n_pages = 1,
+			.page_size = page_size,
+			.n_kv_heads = 1,
+			.head_dim = dim,
+			.type = type,
+			.k_scale = 1,
+			.v_scale = 1 },
+		.sequences = &sequence,
+		.n_sequences = 1,
+		.n_q_heads = 1,
+		.q = rows.q.data,
+		.out = rows.out.data,
+		.q_type = KVT_ATTN_BF16,
+		.out_type = KVT_ATTN_F32,
+		.scale = 0.1f,
 	};
 
 	case_begin("%s: a slab that ends with the last position, %s", name, type_name(type));

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Same bits, warm or cold: a row's result does not depend on what was cached, on chunks, batch, page order, layout,
- * page size, threads, or memory for partial results; and positions it may not see do not touch it.
+ * Same bits, warm or cold: a row's result does not depend on what was cached, on chunks, batch,
+ * page order, layout, page size, threads, or memory for partial results; and positions it may not
+ * see do not touch it.
  */
 
 #include <math.h>
@@ -37,9 +38,13 @@ struct model {
 static struct setting setting_make(const struct model *model, uint32_t page_size, uint32_t layout,
 				   uint32_t order, uint64_t seed)
 {
-	struct pool_options options = { .page_size = page_size, .n_kv_heads = model->n_kv_heads,
-		.head_dim = model->head_dim, .type = model->kv_type, .layout = layout, .order = order,
-		.seed = seed };
+	struct pool_options options = { .page_size = page_size,
+					.n_kv_heads = model->n_kv_heads,
+					.head_dim = model->head_dim,
+					.type = model->kv_type,
+					.layout = layout,
+					.order = order,
+					.seed = seed };
 	struct setting setting;
 
 	options.n_pages = (model->n_positions + 600) / page_size + 4;
@@ -60,17 +65,28 @@ static void setting_free(struct setting *setting)
 /* The caller's rounding mode while an operation runs. Only one test changes it. */
 static int rounding_mode = FE_TONEAREST;
 
-/* Results of the positions [first, first + n), computed with n_positions positions there; rows_free() them. */
+/*
+ * Results of the positions [first, first + n), computed with n_positions positions there;
+ * rows_free() them.
+ */
 static struct rows run(struct kvt_attn_context *context, const struct model *model,
 		       const struct setting *setting, uint32_t first, uint32_t n, bool crowded)
 {
 	struct kvt_attn_region cut[4];
 	struct kvt_attn_sequence sequences[3] = {
-		{ .n_queries = 3, .n_positions = 290, .pages = setting->other.pages,
+		{ .n_queries = 3,
+		  .n_positions = 290,
+		  .pages = setting->other.pages,
 		  .n_pages = setting->other.n_pages },
-		{ .n_queries = n, .n_positions = first + n, .pages = setting->text.pages,
-		  .n_pages = setting->text.n_pages, .regions = cut, .n_regions = model->n_regions },
-		{ .n_queries = 40, .n_positions = 41, .pages = setting->text.pages,
+		{ .n_queries = n,
+		  .n_positions = first + n,
+		  .pages = setting->text.pages,
+		  .n_pages = setting->text.n_pages,
+		  .regions = cut,
+		  .n_regions = model->n_regions },
+		{ .n_queries = 40,
+		  .n_positions = 41,
+		  .pages = setting->text.pages,
 		  .n_pages = setting->text.n_pages },
 	};
 	uint32_t before = crowded ? 3 : 0, behind = crowded ? 40 : 0;
@@ -119,7 +135,8 @@ static void compare(const struct rows *expected, uint32_t expected_first, const 
 
 	for (size_t i = 0; i < n * row_floats; i++) {
 		if (a[i] != b[i]) {
-			case_fail(__FILE__, __LINE__, "position %zu, head %zu, dim %zu: %08x, not %08x",
+			case_fail(__FILE__, __LINE__,
+				  "position %zu, head %zu, dim %zu: %08x, not %08x",
 				  first + i / row_floats, i % row_floats / expected->head_dim,
 				  i % expected->head_dim, b[i], a[i]);
 			return;
@@ -151,14 +168,17 @@ static void chunks_test(struct kvt_attn_context *context, const struct model *mo
 static void decode_test(struct kvt_attn_context *context, const struct model *model,
 			const struct setting *setting, const struct rows *expected)
 {
-	static const uint32_t places[] = { 0, 1, 2, 15, 63, 64, 127, 255, 256, 1022, 1023, 1024, 1025,
-					   2047, 2048, 8190, 8191, 8192, 8193, 9216 };
+	static const uint32_t places[] = { 0,	 1,    2,    15,   63,	 64,   127,
+					   255,	 256,  1022, 1023, 1024, 1025, 2047,
+					   2048, 8190, 8191, 8192, 8193, 9216 };
 	uint32_t expected_first = model->n_positions - model->n_expected;
 	struct random random = { 17 };
 
 	for (uint32_t i = 0; i < 40; i++) {
-		uint32_t place = i < sizeof places / sizeof places[0] ? places[i] :
-			expected_first + random_below(&random, model->n_expected);
+		uint32_t place =
+			i < sizeof places / sizeof places[0]
+				? places[i]
+				: expected_first + random_below(&random, model->n_expected);
 		struct rows result;
 
 		if (place < expected_first || place >= model->n_positions)
@@ -218,7 +238,10 @@ static void model_test(const char *name, enum kvt_attn_isa isa, const struct mod
 	setting_free(&wide);
 }
 
-/* Chunk borders inside of a region change nothing for rows outside of it, nor for those of a whole region. */
+/*
+ * Chunk borders inside of a region change nothing for rows outside of it, nor for those of a
+ * whole region.
+ */
 static void region_chunks_test(enum kvt_attn_isa isa)
 {
 	static const struct kvt_attn_region regions[] = { { 0, 37 }, { 90, 130 }, { 130, 141 } };
@@ -229,15 +252,20 @@ static void region_chunks_test(enum kvt_attn_isa isa)
 	struct rows expected = run(context, &model, &setting, 0, 180, false);
 	uint32_t first = 0;
 
-	case_begin("%s: chunks between regions, and a region resumed in its middle", isa_names[isa]);
+	case_begin("%s: chunks between regions, and a region resumed in its middle",
+		   isa_names[isa]);
 	for (uint32_t i = 0; i < 6; i++) {
-		struct rows result = run(context, &model, &setting, first, borders[i] - first, false);
+		struct rows result =
+			run(context, &model, &setting, first, borders[i] - first, false);
 
 		compare(&expected, 0, &result, first, borders[i] - first);
 		rows_free(&result);
 		first = borders[i];
 	}
-	/* The cached boundary cuts the second region at 100; all its KV is there by the end of this chunk. */
+	/*
+	 * The cached boundary cuts the second region at 100; all its KV is there by the end of
+	 * this chunk.
+	 */
 	struct rows result = run(context, &model, &setting, 100, 60, false);
 
 	compare(&expected, 0, &result, 100, 60);
@@ -260,7 +288,8 @@ static void poison_test(enum kvt_attn_isa isa, uint32_t kv_type, uint32_t q_type
 	case_begin("%s: %s %g at position %u, %s", isa_names[isa], plane ? "V" : "K", poison, at,
 		   type_name(kv_type));
 	clean = run(context, &model, &setting, 0, 1200, false);
-	element_write(pool_element(&setting.pool, plane, setting.text.pages[at / 16], 0, at % 16, 77),
+	element_write(pool_element(&setting.pool, plane, setting.text.pages[at / 16], 0, at % 16,
+				   77),
 		      kv_type, poison);
 	poisoned = run(context, &model, &setting, 0, 1200, false);
 	if (at)
@@ -309,7 +338,8 @@ static void *caller_main(void *argument)
 	for (int i = 0; i < 10; i++) {
 		if (i)
 			rows_free(&caller->result);
-		caller->result = run(caller->context, caller->model, caller->setting, 1300, 200, i & 1);
+		caller->result =
+			run(caller->context, caller->model, caller->setting, 1300, 200, i & 1);
 	}
 	return NULL;
 }
@@ -328,8 +358,9 @@ static void callers_test(enum kvt_attn_isa isa, bool shared)
 	contexts[1] = context_for(isa, 2, 0);
 	expected = run(contexts[0], &model, &setting, 1300, 200, false);
 	for (int i = 0; i < 2; i++) {
-		callers[i] = (struct caller){ .context = contexts[shared ? 0 : i], .model = &model,
-			.setting = &setting };
+		callers[i] = (struct caller){ .context = contexts[shared ? 0 : i],
+					      .model = &model,
+					      .setting = &setting };
 		pthread_create(&threads[i], NULL, caller_main, &callers[i]);
 	}
 	for (int i = 0; i < 2; i++) {
@@ -359,7 +390,9 @@ static void poison_tests(enum kvt_attn_isa isa)
 
 static void isa_test(enum kvt_attn_isa isa, bool quick)
 {
-	static const struct kvt_attn_region regions[] = { { 0, 30 }, { 1000, 1100 }, { 1101, 1500 } };
+	static const struct kvt_attn_region regions[] = { { 0, 30 },
+							  { 1000, 1100 },
+							  { 1101, 1500 } };
 	const struct model models[] = {
 		{ 64, 1, 2, KVT_ATTN_F32, KVT_ATTN_F32, 1300, 1300, NULL, 0 },
 		{ 64, 2, 4, KVT_ATTN_BF16, KVT_ATTN_BF16, 1300, 1300, NULL, 0 },
@@ -369,8 +402,13 @@ static void isa_test(enum kvt_attn_isa isa, bool quick)
 		{ 64, 1, 4, KVT_ATTN_BF16, KVT_ATTN_BF16, 9300, 240, NULL, 0 },
 		{ 64, 1, 1, KVT_ATTN_F32, KVT_ATTN_F32, 17000, 100, NULL, 0 },
 	};
-	static const char *const names[] = { "fp32", "bf16", "fp16, dim 80", "fp8, dim 33", "regions",
-					     "two groups, bf16", "three groups, fp32" };
+	static const char *const names[] = { "fp32",
+					     "bf16",
+					     "fp16, dim 80",
+					     "fp8, dim 33",
+					     "regions",
+					     "two groups, bf16",
+					     "three groups, fp32" };
 
 	for (uint32_t i = 0; i < (quick ? 5 : 7); i++)
 		model_test(names[i], isa, &models[i]);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The CUDA kernels on emulated hardware: their index arithmetic, masks, paging, merging and planning. Rounding of a real
- * device is not what is tested here, but that equal rows get equal bits is.
+ * The CUDA kernels on emulated hardware: their index arithmetic, masks, paging, merging and
+ * planning. Rounding of a real device is not what is tested here, but that equal rows get equal
+ * bits is.
  */
 
 #include <math.h>
@@ -23,13 +24,21 @@ struct run {
 };
 
 static struct run run_make(uint32_t head_dim, uint32_t n_kv_heads, uint32_t group_heads,
-			   uint32_t n_positions, uint32_t page_size, uint32_t kv_type, uint32_t q_type)
+			   uint32_t n_positions, uint32_t page_size, uint32_t kv_type,
+			   uint32_t q_type)
 {
-	struct pool_options options = { .n_pages = n_positions / page_size + 9, .page_size = page_size,
-		.n_kv_heads = n_kv_heads, .head_dim = head_dim, .type = kv_type,
-		.layout = page_size & 1, .seed = 3 };
-	struct run run = { .kv_type = kv_type, .q_type = q_type, .group_heads = group_heads,
-			   .head_dim = head_dim, .pool = pool_make(&options) };
+	struct pool_options options = { .n_pages = n_positions / page_size + 9,
+					.page_size = page_size,
+					.n_kv_heads = n_kv_heads,
+					.head_dim = head_dim,
+					.type = kv_type,
+					.layout = page_size & 1,
+					.seed = 3 };
+	struct run run = { .kv_type = kv_type,
+			   .q_type = q_type,
+			   .group_heads = group_heads,
+			   .head_dim = head_dim,
+			   .pool = pool_make(&options) };
 
 	run.text = text_make(&run.pool, 1, n_positions);
 	return run;
@@ -47,13 +56,21 @@ static struct rows attend(const struct run *run, uint32_t first, uint32_t n, uin
 {
 	uint32_t n_heads = run->pool.geometry.n_kv_heads * run->group_heads;
 	struct rows rows = rows_make(n, n_heads, run->head_dim, run->q_type, KVT_ATTN_F32);
-	struct kvt_attn_sequence sequence = { .n_queries = n, .n_positions = first + n,
-		.pages = run->text.pages, .n_pages = run->text.n_pages, .regions = regions,
-		.n_regions = n_regions };
-	struct kvt_attn_prefill prefill = { .kv = run->pool.view, .sequences = &sequence,
-		.n_sequences = 1, .n_q_heads = n_heads, .q = rows.q.data, .out = rows.out.data,
-		.q_type = run->q_type, .out_type = KVT_ATTN_F32,
-		.scale = 1.0f / sqrtf((float)run->head_dim) };
+	struct kvt_attn_sequence sequence = { .n_queries = n,
+					      .n_positions = first + n,
+					      .pages = run->text.pages,
+					      .n_pages = run->text.n_pages,
+					      .regions = regions,
+					      .n_regions = n_regions };
+	struct kvt_attn_prefill prefill = { .kv = run->pool.view,
+					    .sequences = &sequence,
+					    .n_sequences = 1,
+					    .n_q_heads = n_heads,
+					    .q = rows.q.data,
+					    .out = rows.out.data,
+					    .q_type = run->q_type,
+					    .out_type = KVT_ATTN_F32,
+					    .scale = 1.0f / sqrtf((float)run->head_dim) };
 	uint32_t dim = kvt_cuda_dim(run->head_dim);
 	bool bf16 = run->q_type == KVT_ATTN_BF16, f8 = run->kv_type == KVT_ATTN_F8_E4M3;
 	struct kvt_cuda_plan plan = { 0 };
@@ -68,7 +85,8 @@ static struct rows attend(const struct run *run, uint32_t first, uint32_t n, uin
 	for (uint32_t i = 0; i < plan.n_launches; i++) {
 		struct kvt_cuda_prefill args;
 
-		kvt_cuda_plan_args(&plan, &launches[i], &prefill, (uint64_t)(uintptr_t)plan.memory.data,
+		kvt_cuda_plan_args(&plan, &launches[i], &prefill,
+				   (uint64_t)(uintptr_t)plan.memory.data,
 				   (uint64_t)(uintptr_t)partials.data, &args);
 		emulated_launch(EMULATED_ATTEND, dim, bf16, f8, &args, launches[i].n_items);
 		emulated_launch(EMULATED_MERGE, dim, bf16, f8, &args, launches[i].n_blocks);
@@ -103,8 +121,8 @@ static void check_rows(const struct run *run, const struct rows *rows, uint32_t 
 			norm += expected[j] * expected[j];
 		}
 		if (!(sqrt(difference / norm) <= tolerance))
-			case_fail(__FILE__, __LINE__, "query %u, head %u: relative error %g", query, head,
-				  sqrt(difference / norm));
+			case_fail(__FILE__, __LINE__, "query %u, head %u: relative error %g", query,
+				  head, sqrt(difference / norm));
 	}
 }
 
@@ -123,7 +141,8 @@ static void compare(const struct rows *expected, uint32_t expected_first, const 
 static void reference_tests(void)
 {
 	static const struct {
-		uint32_t head_dim, n_kv_heads, group_heads, n_positions, page_size, n_queries, kv_type, q_type;
+		uint32_t head_dim, n_kv_heads, group_heads, n_positions, page_size, n_queries,
+			kv_type, q_type;
 	} cases[] = {
 		{ 64, 1, 4, 150, 16, 40, KVT_ATTN_BF16, KVT_ATTN_BF16 },
 		{ 80, 2, 3, 100, 1, 100, KVT_ATTN_F16, KVT_ATTN_F16 },
@@ -137,9 +156,9 @@ static void reference_tests(void)
 	};
 
 	for (uint32_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-		struct run run = run_make(cases[i].head_dim, cases[i].n_kv_heads, cases[i].group_heads,
-					  cases[i].n_positions, cases[i].page_size, cases[i].kv_type,
-					  cases[i].q_type);
+		struct run run = run_make(cases[i].head_dim, cases[i].n_kv_heads,
+					  cases[i].group_heads, cases[i].n_positions,
+					  cases[i].page_size, cases[i].kv_type, cases[i].q_type);
 		uint32_t first = cases[i].n_positions - cases[i].n_queries;
 		struct rows rows;
 
@@ -219,8 +238,8 @@ static void poison_test(uint32_t at, uint32_t n_resident)
 	case_begin("emulated: V not finite at position %u, spans of %s", at,
 		   n_resident > 1 ? "units" : "groups");
 	clean = attend(&run, 1000, 60, n_resident, 1000, NULL, 0);
-	element_write(pool_element(&run.pool, 1, run.text.pages[at / 16], 0, at % 16, 5), run.kv_type,
-		      INFINITY);
+	element_write(pool_element(&run.pool, 1, run.text.pages[at / 16], 0, at % 16, 5),
+		      run.kv_type, INFINITY);
 	poisoned = attend(&run, 1000, 60, n_resident, 1000, NULL, 0);
 	compare(&clean, 1000, &poisoned, 1000, at - 1000);
 	EXPECT(!isfinite(((float *)poisoned.out.data)[(at - 1000) * 128 + 5]));

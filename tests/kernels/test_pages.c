@@ -21,7 +21,8 @@ static struct source source_make(uint32_t n, uint32_t n_heads, uint32_t head_dim
 {
 	size_t elements = (size_t)n * n_heads * head_dim;
 	struct source source = { guarded_alloc(elements * type_bytes(type)),
-				 guarded_alloc(elements * type_bytes(type)), type, n_heads, head_dim };
+				 guarded_alloc(elements * type_bytes(type)), type, n_heads,
+				 head_dim };
 
 	for (uint32_t i = 0; i < elements; i++) {
 		uint32_t position = i / head_dim / n_heads, head = i / head_dim % n_heads;
@@ -55,26 +56,35 @@ static void pool_compare(const struct pool *pool, const struct source *source, c
 
 	for (uint32_t slot = 0; slot < g->n_pages * g->page_size; slot++) {
 		for (uint32_t i = 0; i < 2 * g->n_kv_heads * g->head_dim; i++) {
-			uint32_t plane = i & 1, head = i / 2 % g->n_kv_heads, dim = i / 2 / g->n_kv_heads;
+			uint32_t plane = i & 1, head = i / 2 % g->n_kv_heads,
+				 dim = i / 2 / g->n_kv_heads;
 			double scale = plane ? pool->view.v_scale : pool->view.k_scale;
 			uint32_t expected = 0xffffffff, found = 0;
 			float value;
 
 			if (written[slot] >= 0) {
-				/* What the library divides is a float, so the quotient is one too. */
-				value = (float)element_read(
-					source_element(source, plane, (uint32_t)written[slot], head, dim),
-					source->type) / (float)scale;
+				/*
+				 * What the library divides is a float, so the quotient is one
+				 * too.
+				 */
+				value = (float)element_read(source_element(source, plane,
+									   (uint32_t)written[slot],
+									   head, dim),
+							    source->type) /
+					(float)scale;
 				expected = 0;
 				element_write(&expected, g->type, value);
 			}
-			memcpy(&found, pool_element(pool, plane, slot / g->page_size, head,
-						    slot % g->page_size, dim), type_bytes(g->type));
-			expected &= type_bytes(g->type) == 4 ? 0xffffffff :
-				(1u << 8 * type_bytes(g->type)) - 1;
+			memcpy(&found,
+			       pool_element(pool, plane, slot / g->page_size, head,
+					    slot % g->page_size, dim),
+			       type_bytes(g->type));
+			expected &= type_bytes(g->type) == 4 ? 0xffffffff
+							     : (1u << 8 * type_bytes(g->type)) - 1;
 			if (found != expected)
-				case_fail(__FILE__, __LINE__, "plane %u slot %u head %u dim %u: %x, not %x",
-					  plane, slot, head, dim, found, expected);
+				case_fail(__FILE__, __LINE__,
+					  "plane %u slot %u head %u dim %u: %x, not %x", plane,
+					  slot, head, dim, found, expected);
 		}
 	}
 }
@@ -90,11 +100,17 @@ static void layers_check(const struct pool *pool)
 	EXPECT(poisoned >= pool->slab.bytes - own);
 }
 
-static void append_test(struct kvt_attn_context *context, uint32_t from, uint32_t to, uint32_t variant)
+static void append_test(struct kvt_attn_context *context, uint32_t from, uint32_t to,
+			uint32_t variant)
 {
-	struct pool_options options = { .n_pages = 9, .page_size = variant & 2 ? 1 : 16,
-		.n_kv_heads = 3, .head_dim = 20, .type = to, .layout = variant & 1,
-		.order = variant >> 1, .seed = 3 };
+	struct pool_options options = { .n_pages = 9,
+					.page_size = variant & 2 ? 1 : 16,
+					.n_kv_heads = 3,
+					.head_dim = 20,
+					.type = to,
+					.layout = variant & 1,
+					.order = variant >> 1,
+					.seed = 3 };
 	struct pool pool;
 	struct source source = source_make(70, 3, 20, from);
 	struct guarded slots = guarded_alloc(70 * sizeof(uint64_t));
@@ -117,8 +133,12 @@ static void append_test(struct kvt_attn_context *context, uint32_t from, uint32_
 		if (slot != KVT_ATTN_NO_SLOT)
 			written[slot] = (int)i;
 	}
-	append = (struct kvt_attn_append){ .kv = pool.view, .n_positions = 70, .type = from,
-		.k = source.k.data, .v = source.v.data, .slots = slots.data };
+	append = (struct kvt_attn_append){ .kv = pool.view,
+					   .n_positions = 70,
+					   .type = from,
+					   .k = source.k.data,
+					   .v = source.v.data,
+					   .slots = slots.data };
 	EXPECT_EQUAL(kvt_attn_kv_append(context, &append, NULL), 0);
 	pool_compare(&pool, &source, written);
 	layers_check(&pool);
@@ -132,14 +152,23 @@ static void append_large_test(struct kvt_attn_context *context)
 {
 	uint32_t n = 2000, heads = 4, dim = 64;
 	struct guarded fused = guarded_alloc((size_t)n * 3 * heads * dim * 4);
-	struct pool_options options = { .n_pages = 130, .page_size = 16, .n_kv_heads = heads,
-		.head_dim = dim, .type = KVT_ATTN_BF16, .seed = 9 };
+	struct pool_options options = { .n_pages = 130,
+					.page_size = 16,
+					.n_kv_heads = heads,
+					.head_dim = dim,
+					.type = KVT_ATTN_BF16,
+					.seed = 9 };
 	struct pool pool = pool_make(&options);
 	uint64_t *slots = calloc(n, sizeof *slots);
 	float *rows = fused.data;
-	struct kvt_attn_append append = { .kv = pool.view, .n_positions = n, .type = KVT_ATTN_F32,
-		.k = rows + heads * dim, .v = rows + 2 * heads * dim,
-		.row_stride_bytes = 3 * heads * dim * 4, .head_stride_bytes = dim * 4, .slots = slots };
+	struct kvt_attn_append append = { .kv = pool.view,
+					  .n_positions = n,
+					  .type = KVT_ATTN_F32,
+					  .k = rows + heads * dim,
+					  .v = rows + 2 * heads * dim,
+					  .row_stride_bytes = 3 * heads * dim * 4,
+					  .head_stride_bytes = dim * 4,
+					  .slots = slots };
 
 	case_begin("kv_append: many positions out of rows of q, k and v");
 	for (uint32_t i = 0; i < n; i++) {
@@ -154,8 +183,10 @@ static void append_large_test(struct kvt_attn_context *context)
 			uint16_t expected, found;
 
 			element_write(&expected, KVT_ATTN_BF16, i * 7 + heads * dim + j);
-			memcpy(&found, pool_element(&pool, plane, (uint32_t)(slots[i] / 16), head,
-						    slots[i] % 16, j % dim), 2);
+			memcpy(&found,
+			       pool_element(&pool, plane, (uint32_t)(slots[i] / 16), head,
+					    slots[i] % 16, j % dim),
+			       2);
 			EXPECT_EQUAL(found, expected);
 		}
 	}
@@ -168,13 +199,21 @@ static void append_large_test(struct kvt_attn_context *context)
 static void conversion_test(struct kvt_attn_context *context, uint32_t from, uint32_t to)
 {
 	uint32_t n = 65536 / 256;
-	struct pool_options options = { .n_pages = n + 1, .page_size = 1, .n_kv_heads = 1,
-		.head_dim = 256, .type = to, .seed = 1 };
+	struct pool_options options = { .n_pages = n + 1,
+					.page_size = 1,
+					.n_kv_heads = 1,
+					.head_dim = 256,
+					.type = to,
+					.seed = 1 };
 	struct pool pool = pool_make(&options);
 	struct guarded source = guarded_alloc(65536 * type_bytes(from));
 	uint64_t slots[256];
-	struct kvt_attn_append append = { .kv = pool.view, .n_positions = n, .type = from,
-		.k = source.data, .v = source.data, .slots = slots };
+	struct kvt_attn_append append = { .kv = pool.view,
+					  .n_positions = n,
+					  .type = from,
+					  .k = source.data,
+					  .v = source.data,
+					  .slots = slots };
 	struct random random = { from * 4 + to };
 
 	case_begin("kv_append: all of %s to %s", type_name(from), type_name(to));
@@ -183,9 +222,12 @@ static void conversion_test(struct kvt_attn_context *context, uint32_t from, uin
 		slots[i] = i + 1;
 	for (uint32_t i = 0; i < 65536; i++) {
 		uint16_t half = (uint16_t)i;
-		/* All exponents, and mantissas near the middle between two numbers of a shorter type. */
-		uint32_t bits = (i << 16 | 0x8000 | (uint32_t)random_next(&random) % 3 * 0x7fff) -
-			(i & 1);
+		/*
+		 * All exponents, and mantissas near the middle between two numbers of a shorter
+		 * type.
+		 */
+		uint32_t bits =
+			(i << 16 | 0x8000 | (uint32_t)random_next(&random) % 3 * 0x7fff) - (i & 1);
 
 		memcpy((char *)source.data + i * type_bytes(from),
 		       from == KVT_ATTN_F32 ? (void *)&bits : (void *)&half, type_bytes(from));
@@ -199,7 +241,8 @@ static void conversion_test(struct kvt_attn_context *context, uint32_t from, uin
 		element_write(&expected, to, value);
 		memcpy(&found, element, type_bytes(to));
 		if (isnan(value) ? !isnan(element_read(element, to)) : found != expected)
-			case_fail(__FILE__, __LINE__, "%g becomes %x, not %x", value, found, expected);
+			case_fail(__FILE__, __LINE__, "%g becomes %x, not %x", value, found,
+				  expected);
 	}
 	guarded_free(&source);
 	pool_free(&pool);
@@ -208,12 +251,21 @@ static void conversion_test(struct kvt_attn_context *context, uint32_t from, uin
 static void copy_test(struct kvt_attn_context *context, uint32_t type, uint32_t variant)
 {
 	static const struct kvt_attn_copy copies[] = { { 3, 1, 5 }, { 4, 6, 8 }, { 3, 7, 1 } };
-	struct pool_options options = { .n_pages = 9, .page_size = 8, .n_kv_heads = 2, .head_dim = 24,
-		.type = type, .layout = variant & 1, .order = variant >> 1, .seed = 3 };
+	struct pool_options options = { .n_pages = 9,
+					.page_size = 8,
+					.n_kv_heads = 2,
+					.head_dim = 24,
+					.type = type,
+					.layout = variant & 1,
+					.order = variant >> 1,
+					.seed = 3 };
 	struct pool pool = pool_make(&options);
 	struct source source = source_make(16, 2, 24, KVT_ATTN_F32);
-	struct kvt_attn_append append = { .kv = pool.view, .n_positions = 16, .type = KVT_ATTN_F32,
-		.k = source.k.data, .v = source.v.data };
+	struct kvt_attn_append append = { .kv = pool.view,
+					  .n_positions = 16,
+					  .type = KVT_ATTN_F32,
+					  .k = source.k.data,
+					  .v = source.v.data };
 	uint64_t slots[16];
 	int written[72];
 
@@ -238,8 +290,13 @@ static void copy_test(struct kvt_attn_context *context, uint32_t type, uint32_t 
 /* All layers of a pool in one call, large enough for threads. */
 static void copy_layers_test(struct kvt_attn_context *context)
 {
-	struct kvt_attn_geometry geometry = { .n_pages = 40, .page_size = 64, .n_layers = 6,
-		.n_kv_heads = 2, .head_dim = 64, .type = KVT_ATTN_F16, .order = KVT_ATTN_PAGE_MAJOR };
+	struct kvt_attn_geometry geometry = { .n_pages = 40,
+					      .page_size = 64,
+					      .n_layers = 6,
+					      .n_kv_heads = 2,
+					      .head_dim = 64,
+					      .type = KVT_ATTN_F16,
+					      .order = KVT_ATTN_PAGE_MAJOR };
 	struct kvt_attn_view views[6];
 	struct kvt_attn_copy copies[10];
 	struct guarded slab;

@@ -1,0 +1,543 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The three operations on a CUDA device, by the driver API. libcuda.so.1 is loaded when a CUDA
+ * context is opened, so that the library runs on hosts without it; the kernels' binaries are
+ * inside of this library (cuda_images.c), and which of them runs is decided by the device's
+ * compute capability.
+ *
+ * Calls follow each other on the device, whatever streams they are queued on: each waits for the
+ * one before, since they share the memory for plans and partial results.
+ */
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert.h"
+#include "cuda_images.h"
+#include "cuda_plan.h"
+
+/* As in cuda.h, which a machine without the toolkit does not have. */
+enum {
+	CU_ERROR_NO_DEVICE = 100,
+	CU_ATTRIBUTE_MULTIPROCESSORS = 16,
+	CU_ATTRIBUTE_MAJOR = 75,
+	CU_ATTRIBUTE_MINOR = 76,
+	CU_ATTRIBUTE_SHARED_PER_SM = 81,
+	CU_ATTRIBUTE_SHARED_PER_BLOCK = 97,
+	CU_FUNCTION_SHARED_BYTES = 8,
+	CU_EVENT_DISABLE_TIMING = 2,
+};
+
+/* Every function of the driver that is used: name in the library, name here, arguments. */
+#define DRIVER_FUNCTIONS(FUNCTION)                                                                 \
+	FUNCTION(cuInit, init, (unsigned int flags))                                               \
+	FUNCTION(cuDeviceGetCount, device_count, (int *count))                                     \
+	FUNCTION(cuDeviceGet, device_get, (int *device, int ordinal))                              \
+	FUNCTION(cuDeviceGetAttribute, device_attribute, (int *value, int attribute, int device))  \
+	FUNCTION(cuDevicePrimaryCtxRetain, primary_retain, (void **context, int device))           \
+	FUNCTION(cuDevicePrimaryCtxRelease_v2, primary_release, (int device))                      \
+	FUNCTION(cuCtxPushCurrent_v2, context_push, (void *context))                               \
+	FUNCTION(cuCtxPopCurrent_v2, context_pop, (void **context))                                \
+	FUNCTION(cuModuleLoadData, module_load, (void **module, const void *image))                \
+	FUNCTION(cuModuleUnload, module_unload, (void *module))                                    \
+	FUNCTION(cuModuleGetFunction, module_function,                                             \
+		 (void **function, void *module, const char *name))                                \
+	FUNCTION(cuFuncSetAttribute, function_set, (void *function, int attribute, int value))     \
+	FUNCTION(cuLaunchKernel, launch,                                                           \
+		 (void *function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,   \
+		  unsigned int block_x, unsigned int block_y, unsigned int block_z,                \
+		  unsigned int shared_bytes, void *stream, void **arguments, void **extra))        \
+	FUNCTION(cuMemAlloc_v2, memory_alloc, (uint64_t * memory, size_t bytes))                   \
+	FUNCTION(cuMemFree_v2, memory_free, (uint64_t memory))                                     \
+	FUNCTION(cuMemcpyHtoDAsync_v2, memory_upload,                                              \
+		 (uint64_t target, const void *source, size_t bytes, void *stream))                \
+	FUNCTION(cuEventCreate, event_create, (void **event, unsigned int flags))                  \
+	FUNCTION(cuEventDestroy_v2, event_destroy, (void *event))                                  \
+	FUNCTION(cuEventRecord, event_record, (void *event, void *stream))                         \
+	FUNCTION(cuEventSynchronize, event_synchronize, (void *event))                             \
+	FUNCTION(cuStreamWaitEvent, stream_wait, (void *stream, void *event, unsigned int flags))  \
+	FUNCTION(cuGetErrorString, error_string, (int error, const char **text))
+
+#define DRIVER_MEMBER(symbol, name, arguments) int(*name) arguments;
+
+struct driver {
+	void *library;
+	DRIVER_FUNCTIONS(DRIVER_MEMBER)
+};
+
+struct device_memory {
+	uint64_t address;
+	size_t bytes;
+};
+
+/* The kernels of one head dim, q type and kind of KV, found when they are needed first. */
+struct functions {
+	void *attend;
+	void *merge;
+	void *repair;
+};
+
+#define N_DIMS 5
+
+struct kvt_cuda {
+	struct driver driver;
+	int device;
+	void *context;
+	void *module;
+	void *done; /* event: the last call's work */
+	uint32_t n_multiprocessors;
+	uint32_t shared_per_multiprocessor;
+	struct kvt_cuda_plan plan;
+	struct device_memory plan_memory;
+	struct device_memory partials;
+	struct functions functions[N_DIMS][2][2]; /* [dim][bf16][fp8 KV] */
+	void *append;
+	void *copy;
+};
+
+static int driver_fail(struct kvt_attn_context *context, int error, const char *doing)
+{
+	const char *text = NULL;
+
+	context->cuda->driver.error_string(error, &text);
+	return kvt_attn_fail(context, -EIO, "the CUDA driver failed while %s: %s (%d)", doing,
+			     text ? text : "no text", error);
+}
+
+/* Do, or return from the caller with -EIO. */
+#define DRIVER(context, call, doing)                                                               \
+	do {                                                                                       \
+		int error_ = (context)->cuda->driver.call;                                         \
+		if (error_)                                                                        \
+			return driver_fail(context, error_, doing);                                \
+	} while (0)
+
+static int driver_load(struct kvt_attn_context *context)
+{
+	struct driver *driver = &context->cuda->driver;
+
+	driver->library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+	if (!driver->library)
+		return kvt_attn_fail(context, -ENODEV,
+				     "a CUDA context needs the NVIDIA driver: "
+				     "libcuda.so.1 not found");
+		/* A function pointer and a pointer have the same representation wherever there is
+		 * dlsym. */
+#define DRIVER_LOAD(symbol, name, arguments)                                                       \
+	*(void **)(void *)&driver->name = dlsym(driver->library, #symbol);                         \
+	if (!driver->name)                                                                         \
+		return kvt_attn_fail(context, -ENODEV,                                             \
+				     "the NVIDIA driver has no " #symbol                           \
+				     ": it is too old, install 525 or later");
+	DRIVER_FUNCTIONS(DRIVER_LOAD)
+	return 0;
+}
+
+static int device_choose(struct kvt_attn_context *context, uint32_t index)
+{
+	struct kvt_cuda *cuda = context->cuda;
+	int count = 0, error = cuda->driver.init(0);
+
+	if (error == CU_ERROR_NO_DEVICE)
+		return kvt_attn_fail(context, -ENODEV, "the NVIDIA driver finds no device");
+	if (error)
+		return driver_fail(context, error, "it was initialized");
+	DRIVER(context, device_count(&count), "devices were counted");
+	if (index >= (uint32_t)count)
+		return kvt_attn_fail(context, -ENODEV,
+				     "options.device_index is %u, but there are %d "
+				     "CUDA devices",
+				     index, count);
+	DRIVER(context, device_get(&cuda->device, (int)index), "the device was opened");
+	return 0;
+}
+
+/*
+ * The binary for a compute capability: binaries run on devices of the same major number, of the
+ * same minor one or a later one; sm_90a on 9.0 only. Later devices get PTX, which the driver
+ * compiles.
+ */
+static const struct kvt_cuda_image *image_choose(int major, int minor)
+{
+	for (const struct kvt_cuda_image *image = kvt_cuda_images; image->data; image++) {
+		bool exact = image->major == major && image->minor == minor;
+
+		if (image->ptx	   ? major > image->major
+		    : image->exact ? exact
+				   : image->major == major && image->minor <= minor)
+			return image;
+	}
+	return NULL;
+}
+
+static int module_open(struct kvt_attn_context *context, uint32_t index)
+{
+	struct kvt_cuda *cuda = context->cuda;
+	const struct kvt_cuda_image *image;
+	int major = 0, minor = 0, count = 0, shared = 0;
+
+	DRIVER(context, device_attribute(&major, CU_ATTRIBUTE_MAJOR, cuda->device), "it was asked");
+	DRIVER(context, device_attribute(&minor, CU_ATTRIBUTE_MINOR, cuda->device), "it was asked");
+	DRIVER(context, device_attribute(&count, CU_ATTRIBUTE_MULTIPROCESSORS, cuda->device),
+	       "it was asked");
+	DRIVER(context, device_attribute(&shared, CU_ATTRIBUTE_SHARED_PER_SM, cuda->device),
+	       "it was asked");
+	image = image_choose(major, minor);
+	if (!image && major < 8)
+		return kvt_attn_fail(context, -ENOTSUP,
+				     "CUDA device %u has compute capability %d.%d: "
+				     "the kernels need 8.0 or above",
+				     index, major, minor);
+	if (!image)
+		return kvt_attn_fail(context, -ENOTSUP,
+				     "this libkvtkernels has no kernels for compute "
+				     "capability %d.%d: build it with nvcc on PATH",
+				     major, minor);
+	DRIVER(context, primary_retain(&cuda->context, cuda->device), "its context was opened");
+	DRIVER(context, context_push(cuda->context), "its context was entered");
+	int error = cuda->driver.module_load(&cuda->module, image->data);
+
+	if (!error)
+		error = cuda->driver.event_create(&cuda->done, CU_EVENT_DISABLE_TIMING);
+	cuda->driver.context_pop(&(void *){ NULL });
+	if (error)
+		return driver_fail(context, error, "kernels were loaded");
+	cuda->n_multiprocessors = (uint32_t)count;
+	cuda->shared_per_multiprocessor = (uint32_t)shared;
+	snprintf(context->description, sizeof context->description,
+		 "cuda %u, sm_%d%d: %s, mma.sync", index, major, minor, image->name);
+	return 0;
+}
+
+int kvt_cuda_open(struct kvt_attn_context *context, uint32_t device_index)
+{
+	int r;
+
+	if (!kvt_cuda_images[0].data)
+		return kvt_attn_fail(context, -ENOTSUP,
+				     "this libkvtkernels was built without CUDA "
+				     "kernels: build it with nvcc on PATH");
+	context->cuda = calloc(1, sizeof *context->cuda);
+	if (!context->cuda)
+		return kvt_attn_fail(context, -ENOMEM, "no memory for a CUDA context");
+	r = driver_load(context);
+	if (!r)
+		r = device_choose(context, device_index);
+	if (!r)
+		r = module_open(context, device_index);
+	return r;
+}
+
+void kvt_cuda_close(struct kvt_attn_context *context)
+{
+	struct kvt_cuda *cuda = context->cuda;
+
+	if (!cuda)
+		return;
+	if (cuda->context) {
+		cuda->driver.context_push(cuda->context);
+		if (cuda->done)
+			cuda->driver.event_synchronize(cuda->done);
+		if (cuda->plan_memory.address)
+			cuda->driver.memory_free(cuda->plan_memory.address);
+		if (cuda->partials.address)
+			cuda->driver.memory_free(cuda->partials.address);
+		if (cuda->done)
+			cuda->driver.event_destroy(cuda->done);
+		if (cuda->module)
+			cuda->driver.module_unload(cuda->module);
+		cuda->driver.context_pop(&(void *){ NULL });
+		cuda->driver.primary_release(cuda->device);
+	}
+	kvt_cuda_plan_free(&cuda->plan);
+	if (cuda->driver.library)
+		dlclose(cuda->driver.library);
+	free(cuda);
+	context->cuda = NULL;
+}
+
+static int function_find(struct kvt_attn_context *context, const char *name, void **function)
+{
+	if (*function)
+		return 0;
+	DRIVER(context, module_function(function, context->cuda->module, name),
+	       "a kernel was looked up");
+	return 0;
+}
+
+static int functions_find(struct kvt_attn_context *context, uint32_t dim, bool bf16, bool f8,
+			  struct functions **ret_functions)
+{
+	uint32_t index = dim == 64 ? 0 : dim == 80 ? 1 : dim == 96 ? 2 : dim == 128 ? 3 : 4;
+	struct functions *functions = &context->cuda->functions[index][bf16][f8];
+	const char *type = bf16 ? "bf16" : "f16", *kv = f8 ? "f8" : "16";
+	int shared = (int)kvt_cuda_shared_bytes(dim), r;
+	bool found = functions->repair;
+	char name[64];
+
+	snprintf(name, sizeof name, "kvt_attend_%u_%s_%s", dim, type, kv);
+	r = function_find(context, name, &functions->attend);
+	snprintf(name, sizeof name, "kvt_merge_%u_%s", dim, type);
+	r = r ? r : function_find(context, name, &functions->merge);
+	snprintf(name, sizeof name, "kvt_repair_%u_%s_%s", dim, type, kv);
+	r = r ? r : function_find(context, name, &functions->repair);
+	if (r)
+		return r;
+	if (!found) {
+		DRIVER(context, function_set(functions->attend, CU_FUNCTION_SHARED_BYTES, shared),
+		       "shared memory was asked for");
+		DRIVER(context, function_set(functions->repair, CU_FUNCTION_SHARED_BYTES, shared),
+		       "shared memory was asked for");
+	}
+	*ret_functions = functions;
+	return 0;
+}
+
+/* Device memory of at least that size. The call before may still use what it replaces. */
+static int device_reserve(struct kvt_attn_context *context, struct device_memory *memory,
+			  size_t bytes)
+{
+	struct driver *driver = &context->cuda->driver;
+
+	if (bytes <= memory->bytes)
+		return 0;
+	DRIVER(context, event_synchronize(context->cuda->done), "the last call was waited for");
+	if (memory->address)
+		driver->memory_free(memory->address);
+	*memory = (struct device_memory){ 0 };
+	bytes += bytes / 8;
+	if (driver->memory_alloc(&memory->address, bytes)) {
+		memory->address = 0;
+		return kvt_attn_fail(context, -ENOMEM,
+				     "no %zu bytes of device memory for partial "
+				     "results: lower options.scratch_bytes",
+				     bytes);
+	}
+	memory->bytes = bytes;
+	return 0;
+}
+
+static int kernel_launch(struct kvt_attn_context *context, void *function, uint32_t grid_x,
+			 uint32_t grid_y, size_t shared, void *stream, const void *args)
+{
+	/* The driver copies the arguments before it returns. */
+	void *arguments[] = { (void *)(uintptr_t)args };
+
+	DRIVER(context,
+	       launch(function, grid_x, grid_y, 1, KVT_CUDA_THREADS, 1, 1, (unsigned int)shared,
+		      stream, arguments, NULL),
+	       "a kernel was launched");
+	return 0;
+}
+
+static int prefill_launch(struct kvt_attn_context *context, const struct kvt_attn_prefill *prefill,
+			  const struct functions *functions, uint32_t dim, void *stream)
+{
+	struct kvt_cuda *cuda = context->cuda;
+	const struct kvt_cuda_launch *launches = cuda->plan.launches.data;
+	size_t shared = kvt_cuda_shared_bytes(dim);
+
+	for (uint32_t i = 0; i < cuda->plan.n_launches; i++) {
+		struct kvt_cuda_prefill args;
+		int r;
+
+		kvt_cuda_plan_args(&cuda->plan, &launches[i], prefill, cuda->plan_memory.address,
+				   cuda->partials.address, &args);
+		r = kernel_launch(context, functions->attend, launches[i].n_items, 1, shared,
+				  stream, &args);
+		if (!r)
+			r = kernel_launch(context, functions->merge, launches[i].n_blocks, 1, 0,
+					  stream, &args);
+		if (!r)
+			r = kernel_launch(context, functions->repair, launches[i].n_blocks, 1,
+					  shared, stream, &args);
+		if (r)
+			return r;
+	}
+	return 0;
+}
+
+static int prefill_run(struct kvt_attn_context *context, const struct kvt_attn_prefill *prefill,
+		       void *stream)
+{
+	struct kvt_cuda *cuda = context->cuda;
+	uint32_t dim = kvt_cuda_dim(prefill->kv.head_dim);
+	uint32_t resident = cuda->shared_per_multiprocessor / (uint32_t)kvt_cuda_shared_bytes(dim);
+	struct functions *functions = NULL;
+	int r;
+
+	r = functions_find(context, dim, prefill->q_type == KVT_ATTN_BF16,
+			   prefill->kv.type == KVT_ATTN_F8_E4M3, &functions);
+	if (r)
+		return r;
+	r = kvt_cuda_plan_make(&cuda->plan, prefill,
+			       cuda->n_multiprocessors * (resident ? resident : 1),
+			       context->scratch_bytes / kvt_cuda_slot_bytes(dim));
+	if (r)
+		return kvt_attn_fail(context, r, "no memory for the plan of a batch");
+	if (!cuda->plan.n_items)
+		return 0;
+	r = device_reserve(context, &cuda->plan_memory, cuda->plan.bytes);
+	if (!r)
+		r = device_reserve(context, &cuda->partials,
+				   cuda->plan.slots_max * kvt_cuda_slot_bytes(dim));
+	if (r)
+		return r;
+	DRIVER(context, stream_wait(stream, cuda->done, 0), "the last call was waited for");
+	/* From memory that is not pinned: the driver has read it when this returns. */
+	DRIVER(context,
+	       memory_upload(cuda->plan_memory.address, cuda->plan.memory.data, cuda->plan.bytes,
+			     stream),
+	       "a plan was copied");
+	r = prefill_launch(context, prefill, functions, dim, stream);
+	if (!r)
+		DRIVER(context, event_record(cuda->done, stream), "an event was recorded");
+	return r;
+}
+
+typedef int run_fn(struct kvt_attn_context *context, const void *operation, void *stream);
+
+/* Run with the device's context current. */
+static int run_current(struct kvt_attn_context *context, run_fn *run, const void *operation,
+		       void *stream)
+{
+	int r;
+
+	DRIVER(context, context_push(context->cuda->context), "its context was entered");
+	r = run(context, operation, stream);
+	context->cuda->driver.context_pop(&(void *){ NULL });
+	return r;
+}
+
+static int prefill_run_any(struct kvt_attn_context *context, const void *operation, void *stream)
+{
+	return prefill_run(context, operation, stream);
+}
+
+int kvt_cuda_append_prefill(struct kvt_attn_context *context,
+			    const struct kvt_attn_prefill *prefill, void *stream)
+{
+	uint32_t kv = prefill->kv.type;
+
+	if (prefill->q_type == KVT_ATTN_F32 || (kv != prefill->q_type && kv != KVT_ATTN_F8_E4M3))
+		return kvt_attn_fail(context, -ENOTSUP,
+				     "on CUDA, q is bf16 or fp16, and KV the same or "
+				     "fp8: convert q, or open a CPU context");
+	if (prefill->out_type != KVT_ATTN_F32 && prefill->out_type != prefill->q_type)
+		return kvt_attn_fail(context, -ENOTSUP, "on CUDA, out has the type of q, or fp32");
+	return run_current(context, prefill_run_any, prefill, stream);
+}
+
+/* A small host array to the device, where the last call's plan was. */
+static int array_upload(struct kvt_attn_context *context, const void *array, size_t bytes,
+			void *stream)
+{
+	struct kvt_cuda *cuda = context->cuda;
+	int r = device_reserve(context, &cuda->plan_memory, bytes);
+
+	if (r)
+		return r;
+	DRIVER(context, stream_wait(stream, cuda->done, 0), "the last call was waited for");
+	DRIVER(context, memory_upload(cuda->plan_memory.address, array, bytes, stream),
+	       "an array was copied");
+	return 0;
+}
+
+static int append_run_any(struct kvt_attn_context *context, const void *operation, void *stream)
+{
+	const struct kvt_attn_append *append = operation;
+	const struct kvt_attn_view *kv = &append->kv;
+	struct kvt_cuda *cuda = context->cuda;
+	struct kvt_cuda_append args = {
+		.k_pages = (uint64_t)(uintptr_t)kv->k,
+		.v_pages = (uint64_t)(uintptr_t)kv->v,
+		.page_stride = kv->page_stride_bytes,
+		.head_stride = kv->head_stride_bytes,
+		.position_stride = kv->position_stride_bytes,
+		.k = (uint64_t)(uintptr_t)append->k,
+		.v = (uint64_t)(uintptr_t)append->v,
+		.row_stride = append->row_stride_bytes,
+		.row_head_stride = append->head_stride_bytes,
+		.n_elements = (uint64_t)append->n_positions * kv->n_kv_heads * kv->head_dim,
+		.page_shift = (uint32_t)__builtin_ctz(kv->page_size),
+		.n_kv_heads = kv->n_kv_heads,
+		.head_dim = kv->head_dim,
+		.source_type = append->type,
+		.target_type = kv->type,
+		.k_scale = kv->k_scale,
+		.v_scale = kv->v_scale,
+	};
+	uint64_t n_blocks = (args.n_elements + KVT_CUDA_THREADS - 1) / KVT_CUDA_THREADS;
+	int r;
+
+	if (!append->n_positions)
+		return 0;
+	r = function_find(context, "kvt_append", &cuda->append);
+	if (!r)
+		r = array_upload(context, append->slots,
+				 append->n_positions * sizeof *append->slots, stream);
+	if (r)
+		return r;
+	args.slots = cuda->plan_memory.address;
+	r = kernel_launch(context, cuda->append, (uint32_t)(n_blocks < 65536 ? n_blocks : 65536), 1,
+			  0, stream, &args);
+	if (!r)
+		DRIVER(context, event_record(cuda->done, stream), "an event was recorded");
+	return r;
+}
+
+int kvt_cuda_kv_append(struct kvt_attn_context *context, const struct kvt_attn_append *append,
+		       void *stream)
+{
+	return run_current(context, append_run_any, append, stream);
+}
+
+struct copies {
+	const struct kvt_attn_view *views;
+	uint32_t n_views;
+	const struct kvt_attn_copy *copies;
+	uint32_t n_copies;
+};
+
+static int copies_run_any(struct kvt_attn_context *context, const void *operation, void *stream)
+{
+	const struct copies *all = operation;
+	struct kvt_cuda *cuda = context->cuda;
+	int r = function_find(context, "kvt_copy", &cuda->copy);
+
+	if (!r)
+		r = array_upload(context, all->copies, all->n_copies * sizeof *all->copies, stream);
+	for (uint32_t i = 0; !r && i < all->n_views; i++) {
+		const struct kvt_attn_view *kv = &all->views[i];
+		struct kvt_cuda_copy args = {
+			.k = (uint64_t)(uintptr_t)kv->k,
+			.v = (uint64_t)(uintptr_t)kv->v,
+			.page_stride = kv->page_stride_bytes,
+			.head_stride = kv->head_stride_bytes,
+			.position_stride = kv->position_stride_bytes,
+			.copies = cuda->plan_memory.address,
+			.n_kv_heads = kv->n_kv_heads,
+			.row_bytes = kv->head_dim * kvt_type_size(kv->type),
+		};
+
+		r = kernel_launch(context, cuda->copy, all->n_copies, kv->n_kv_heads, 0, stream,
+				  &args);
+	}
+	if (!r)
+		DRIVER(context, event_record(cuda->done, stream), "an event was recorded");
+	return r;
+}
+
+int kvt_cuda_page_copy(struct kvt_attn_context *context, const struct kvt_attn_view *views,
+		       uint32_t n_views, const struct kvt_attn_copy *copies, uint32_t n_copies,
+		       void *stream)
+{
+	struct copies all = { views, n_views, copies, n_copies };
+
+	if (!n_views || !n_copies)
+		return 0;
+	return run_current(context, copies_run_any, &all, stream);
+}
