@@ -280,6 +280,9 @@ int64_t kvt_client_now_ns(void);
 int kvt_client_wait(struct kvt_client *client, struct kvt_wait *wait);
 /** Look at the control socket without waiting: notices GOODBYE and hang-up. */
 void kvt_client_look(struct kvt_client *client);
+/** A message of `bytes` bytes is in client->packet that answers nothing: GOODBYE ends the session,
+ * anything else is too late. */
+void kvt_client_take_message(struct kvt_client *client, int bytes);
 /** The session is over for this client. */
 void kvt_client_lost(struct kvt_client *client, int code, const char *why);
 

@@ -226,19 +226,12 @@ static int ask(struct kvt_client *client, struct kvt_message *head, size_t bytes
 					 0, &n_fds, deadline_ns);
 		if (rc < 0)
 			break;
-		if (answer->type == KVT_MSG_GOODBYE) {
-			client->farewell[0] = '\0';
-			kvt_client_lost(client, -ECONNRESET,
-					rc > (int)sizeof(*answer) &&
-							memchr(client->packet + sizeof(*answer), 0,
-							       (size_t)rc - sizeof(*answer)) ?
-						(const char *)client->packet + sizeof(*answer) :
-						"the daemon ended the session");
-			return kvt_client_usable(client);
-		}
 		if (answer->type == head->type && answer->cookie == head->cookie)
 			return rc;
-		rc = 0; /* the answer to a question whose deadline passed */
+		kvt_client_take_message(client, rc);
+		rc = kvt_client_usable(client);
+		if (rc != 0)
+			return rc;
 	}
 	if (rc == -ECONNRESET) {
 		kvt_client_look(client);

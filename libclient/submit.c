@@ -74,7 +74,7 @@ int kvt_client_usable(struct kvt_client *client)
 
 /* ---------------------------------------------------------------- control socket */
 
-static void take_goodbye(struct kvt_client *client, int bytes)
+void kvt_client_take_message(struct kvt_client *client, int bytes)
 {
 	const struct kvt_message_refused *message = (const void *)client->packet;
 	size_t head = offsetof(struct kvt_message_refused, text);
@@ -103,7 +103,7 @@ void kvt_client_look(struct kvt_client *client)
 			kvt_client_lost(client, -ECONNRESET,
 					"the daemon is gone: connect again when it is back");
 		else
-			take_goodbye(client, rc);
+			kvt_client_take_message(client, rc);
 	}
 	if (!client->has_session || client->dead)
 		return;

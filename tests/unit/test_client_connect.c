@@ -499,6 +499,117 @@ static void late_answers_on_the_socket_are_passed_over(void **state)
 	drop_script();
 }
 
+static void a_goodbye_instead_of_an_answer_tells_why(void **state)
+{
+	const uint64_t digest[2] = { 1, 2 };
+	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
+	struct kvt_client *client;
+	struct kvt_error error;
+	uint32_t number = 0;
+
+	(void)state;
+	good_welcome();
+	script.keep = true;
+	assert_int_equal(connect_with(&client, &error, 0), 0);
+	script.refused = (struct kvt_message_refused){
+		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_GOODBYE,
+			  .version = KVT_ABI_MAJOR, .bytes = sizeof(script.refused) },
+	};
+	memset(script.refused.text, 'z', sizeof(script.refused.text));
+	assert_int_equal(send(connection, &script.refused, sizeof(script.refused), 0),
+			 sizeof(script.refused));
+	assert_int_equal(kvt_namespace_open(client, digest, "x", &number), -ECONNRESET);
+	assert_non_null(strstr(kvt_client_error(client)->text, "zzzz"));
+	assert_int_equal(kvt_admin(client, &request, NULL, 0, NULL, 0), -ECONNRESET);
+	kvt_client_abandon(client);
+	drop_script();
+}
+
+struct admin_answer {
+	struct kvt_message_admin head;
+	char records[64];
+};
+
+static struct admin_answer admin_answer;
+static size_t admin_bytes;
+
+static void *answer_admin(void *context)
+{
+	struct kvt_message_admin question;
+
+	(void)context;
+	(void)!recv(connection, &question, sizeof(question), 0);
+	admin_answer.head.head = question.head;
+	admin_answer.head.head.bytes = (uint32_t)admin_bytes;
+	admin_answer.head.head.result = admin_answer.head.reserved ? -EPERM : 0;
+	(void)!send(connection, &admin_answer, admin_bytes, MSG_NOSIGNAL);
+	return NULL;
+}
+
+static int ask_admin(struct kvt_client *client, uint32_t count, uint32_t record_bytes,
+		     size_t bytes, size_t room)
+{
+	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
+	char records[64];
+	pthread_t thread;
+	int rc;
+
+	admin_answer.head.count = count;
+	admin_answer.head.record_bytes = record_bytes;
+	admin_bytes = sizeof(admin_answer.head) + bytes;
+	memset(admin_answer.records, 'r', sizeof(admin_answer.records));
+	assert_int_equal(pthread_create(&thread, NULL, answer_admin, NULL), 0);
+	rc = kvt_admin(client, &request, "payload", 7, records, room);
+	pthread_join(thread, NULL);
+	if (rc > 0)
+		assert_int_equal(records[count * record_bytes - 1], 'r');
+	return rc;
+}
+
+static void admin_answers_are_measured_before_they_are_copied(void **state)
+{
+	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
+	struct kvt_client *client;
+	struct kvt_error error;
+
+	(void)state;
+	good_welcome();
+	script.keep = true;
+	assert_int_equal(connect_with(&client, &error, KVT_HELLO_OBSERVE), 0);
+	assert_int_equal(ask_admin(client, 4, 16, 64, 64), 4);
+	assert_int_equal(ask_admin(client, 0, 0, 0, 0), 0);
+	assert_int_equal(ask_admin(client, 4, 16, 64, 63), -ENOBUFS);
+	assert_int_equal(ask_admin(client, 5, 16, 64, 64), -EPROTO);
+	assert_int_equal(ask_admin(client, 65536, 65536, 64, 64), -EPROTO);
+	admin_answer.head.reserved = 1;
+	snprintf(admin_answer.head.text, sizeof(admin_answer.head.text), "join admin_group");
+	assert_int_equal(ask_admin(client, 0, 0, 0, 0), -EPERM);
+	assert_non_null(strstr(kvt_client_error(client)->text, "join admin_group"));
+	admin_answer.head.reserved = 0;
+	assert_int_equal(kvt_admin(client, &request, "", KVT_MESSAGE_MAX, NULL, 0), -E2BIG);
+	kvt_client_abandon(client);
+	drop_script();
+}
+
+static void an_arena_that_is_not_right_is_named(void **state)
+{
+	struct kvt_client *client = NULL;
+	struct kvt_error error;
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		good_welcome();
+		script.welcome.fds |= KVT_FD_ARENA;
+		script.fds[4] = script.fds[3];
+		script.fds[3] = sealed_memory(i ? 100 : 0, true);
+		script.n_fds = 5;
+		assert_int_equal(connect_with(&client, &error, 0), i ? -EPROTO : -EAGAIN);
+		assert_non_null(strstr(error.text, i ? "corrupt: arena" : "starting: arena"));
+		drop_script();
+	}
+	assert_null(client);
+}
+
 static void names_cover_every_number(void **state)
 {
 	(void)state;
@@ -536,6 +647,9 @@ int main(void)
 		cmocka_unit_test(descriptors_nobody_asked_for_are_closed),
 		cmocka_unit_test(an_observer_needs_no_ring),
 		cmocka_unit_test(late_answers_on_the_socket_are_passed_over),
+		cmocka_unit_test(a_goodbye_instead_of_an_answer_tells_why),
+		cmocka_unit_test(admin_answers_are_measured_before_they_are_copied),
+		cmocka_unit_test(an_arena_that_is_not_right_is_named),
 		cmocka_unit_test(names_cover_every_number),
 	};
 
