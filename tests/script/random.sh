@@ -41,7 +41,7 @@ function bind(kind, s,    name) { # a name to bind; what it held before is given
 		printf "%s %s lease=%s\n", s, kind == "b" ? "end" : "unlock", name
 	return name
 }
-function operation(s,    what, x, n, slot) {
+function operation(s,    what, x, n, slot, lock, start) {
 	what = any(100)
 	if (what < 22) {
 		x = bind("b", s)
@@ -69,8 +69,14 @@ function operation(s,    what, x, n, slot) {
 		x = keys()
 		n = int(n_keys / 2)
 		printf "%s %s=alloc n=%d\n", s, "p" s, n
-		printf "%s insert keys=%s pages=p%s%s%s%s%s\n", s, x, s, ns(), fence(s),
-			any(3) ? "" : " ttl_ms=" (1 + any(50)), any(4) ? "" : " priority=" any(5)
+		lock = any(4) ? "" : bind("m", s)
+		start = any(3) ? "" : lease("m", s)
+		printf "%s %sinsert keys=%s pages=p%s%s%s%s%s%s%s%s\n", s,
+			lock != "" ? lock "=" : "", x, s, ns(), fence(s),
+			lock != "" ? " lock" : "",
+			start != "" && start != lock ? " handle=" start : "",
+			any(3) ? "" : " ttl_ms=" (1 + any(50)), any(4) ? "" : " priority=" any(5),
+			any(3) ? "" : " chunked"
 		if (any(2))
 			printf "%s free pages=p%s%s\n", s, s, fence(s)
 	} else if (what < 86) {
@@ -83,6 +89,7 @@ function operation(s,    what, x, n, slot) {
 		printf "%s evict n=%d\n", s, any(30)
 	} else if (what < 91) {
 		printf "%s probe keys=%s\n", s, keys()
+		printf "%s page n=%d\n", s, any(310)
 	} else if (what < 93) {
 		printf "tick ms=%d\n", any(20)
 	} else if (what < 94 && !any(3)) {
