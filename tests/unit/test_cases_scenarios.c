@@ -255,8 +255,11 @@ static struct keys image(uint32_t identity, uint32_t positions)
 {
 	struct keys all = NO_KEYS, five = NO_KEYS;
 
-	for (uint32_t i = 0; i < 5; i++)
-		five = join(five, K(0xc0000000u | ((identity * 40503u + i * 2654435u) & 0x3fffffff)));
+	for (uint32_t i = 0; i < 5; i++) {
+		uint32_t digest = identity * 40503u + i * 2654435u;
+
+		five = join(five, K(0xc0000000u | (digest & 0x3fffffff)));
+	}
 	while (all.n < positions)
 		all = join(all, five);
 	return head(all, positions);
