@@ -302,8 +302,8 @@ static int fill_keys(struct kvt_oplog_reader *r, struct kvt_record *record,
 			   record->known_positions, record->known_node);
 	oplog_hash_keys(r->keys.at, record->n_keys, hash);
 	if (hash[0] != want[0] || hash[1] != want[1])
-		return bad(r, "the %u keys, of which %u stand on the path to node %u, are not those "
-			   "of the operation", record->n_keys, record->known_positions,
+		return bad(r, "the %u keys, of which %u stand on the path to node %u, are not "
+			   "those of the operation", record->n_keys, record->known_positions,
 			   record->known_node);
 	return 0;
 }

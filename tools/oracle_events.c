@@ -85,8 +85,8 @@ static int follow_new(struct kvt_oracle *o, const struct kvt_event *event)
 	for (uint32_t i = 0; i < parent->n_children; i++) {
 		if (memcmp(o->nodes[parent->children[i]]->keys, node->keys,
 			   ps * sizeof(*node->keys)) == 0)
-			return oracle_fail(o, "NEW node %u repeats the first page of its sibling %u",
-					   node->id, parent->children[i]);
+			return oracle_fail(o, "NEW node %u repeats the first page of its sibling "
+					   "%u", node->id, parent->children[i]);
 	}
 	if (!model_child_add(parent, node->id))
 		return oracle_fail(o, "the oracle is out of memory");
@@ -321,7 +321,8 @@ static int follow_trim(struct kvt_oracle *o, const struct kvt_event *event)
 		return oracle_fail(o, "RECLAIM of node %u, which is not detached", node->id);
 	if (!node->detached) {
 		if (any_detached)
-			return oracle_fail(o, "victim %u, though detached pages are left", node->id);
+			return oracle_fail(o, "victim %u, though detached pages are left",
+					   node->id);
 		TRY(oracle_expect(o, "victim", best, node->id));
 	}
 	TRY(trim_amount(o, node, event->n));

@@ -802,8 +802,8 @@ static int take_pending(struct kvt_oracle *o)
 			   (unsigned long long)record->value);
 }
 
-/* Refused as it came in: no honest client sends it. A BEGIN of too many positions may also have been
- * refused when it ran; only the size of the areas, which is not in the log, could tell. */
+/* Refused as it came in: no honest client sends it. A BEGIN of too many positions may also have
+ * been refused when it ran; only the size of the areas, which is not in the log, could tell. */
 static void count_violation(struct kvt_oracle *o)
 {
 	const struct kvt_record *record = o->run.record;

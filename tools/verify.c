@@ -128,8 +128,8 @@ static void print_text(const struct verify *v, bool agrees)
 	       c->input_positions ? 100.0 * (double)c->hit_positions / (double)c->input_positions :
 				    0.0);
 	if (kvt_oplog_truncated(v->reader))
-		printf("%s: ends in the middle of a record (the writer died, or the disk was full); "
-		       "checked as far as it goes\n", v->path);
+		printf("%s: ends in the middle of a record (the writer died, or the disk was "
+		       "full); checked as far as it goes\n", v->path);
 	if (agrees)
 		printf("%s: the oracle agrees: every result, victim and counter\n", v->path);
 	else

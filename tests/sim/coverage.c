@@ -8,8 +8,9 @@
 #include "tests/sim/sim.h"
 
 static const char *const op_names[KVT_OP_COUNT + 1] = {
-	"NOP",	  "MATCH",  "LOCK", "UNLOCK", "ALLOC", "FREE",	"INSERT", "BEGIN", "COMMIT", "EXTEND",
-	"END",	  "REMOVE", "PAGE", "EVICT",  "RESET", "STATS", "AUDIT",  "CLOSE", "unknown",
+	"NOP",	  "MATCH", "LOCK",  "UNLOCK", "ALLOC",	"FREE", "INSERT",
+	"BEGIN",  "COMMIT", "EXTEND", "END",  "REMOVE", "PAGE", "EVICT",
+	"RESET",  "STATS", "AUDIT", "CLOSE",  "unknown",
 };
 static const char *const kind_names[] = {
 	"?",	      "op",	    "defer",   "session",      "sign",	  "namespace", "lease-lost",
@@ -70,6 +71,8 @@ void sim_coverage_print(const struct sim_coverage *c, FILE *to)
 	print_counts("records", kind_names, c->kind, KVT_REC_ADMIN + 1, to);
 	print_counts("events", event_names, c->event, KVT_EV_DETACH + 1, to);
 	print_counts("policies", policy_names, c->policy, KVT_POLICY_COUNT, to);
+	fprintf(to, "%-40s %" PRIu64 ", %" PRIu64 " of them hits\n", "probes", c->probes,
+		c->probe_hits);
 	for (uint32_t i = 0; i < SIM_RARE_COUNT; i++)
 		fprintf(to, "%-40s %" PRIu64 "\n", rare_names[i], c->rare[i]);
 }
@@ -152,6 +155,7 @@ uint32_t sim_coverage_missing(const struct sim_coverage *c, FILE *to)
 		n += missing(c->event[kind], "event", event_names[kind], to);
 	for (uint32_t policy = 0; policy < KVT_POLICY_COUNT; policy++)
 		n += missing(c->policy[policy], "policy", policy_names[policy], to);
+	n += missing(c->probe_hits, "probe", "with a hit", to);
 	for (uint32_t i = 0; i < SIM_RARE_COUNT; i++)
 		n += missing(c->rare[i], "case:", rare_names[i], to);
 	return n;

@@ -71,13 +71,15 @@ static bool one_seed(struct sim *sim, uint64_t steps, const char *log)
 			sim_fail(sim, "counters do not add up");
 		if (sim->step % 331 == 0 && !sim->failed)
 			kvt_core_audit(sim->core, on_problem, sim);
+		if (sim->step % 509 == 0 && !sim->failed)
+			sim_compare(sim);
 		if (sim->step % 257 == 0 && !sim->failed &&
 		    kvt_oracle_check(sim->oracle, why, sizeof(why)))
 			sim_fail(sim, "oracle's own check: %s", why);
 	}
 	if (!sim->failed)
 		kvt_core_audit(sim->core, on_problem, sim);
-	if (!sim->failed)
+	if (!sim->failed && sim_compare(sim))
 		sim_drain(sim);
 	if (!sim->failed)
 		kvt_core_audit(sim->core, on_problem, sim);
@@ -108,10 +110,10 @@ static void usage(FILE *to)
 		"  --seeds N            how many seeds (1)\n"
 		"  --steps N            steps of each seed (20000)\n"
 		"  --seconds N          start no seed after this time\n"
-		"  --log FILE           write the operation log of the last seed, for kvtctl verify\n"
+		"  --log FILE           write the last seed's operation log (kvtctl verify)\n"
 		"  --coverage           print what happened how often\n"
 		"  --require-coverage   fail if something on the list never happened\n"
-		"  --verbose            print a line for each seed, and the last records of the last\n"
+		"  --verbose            a line for each seed, and the last records of the last\n"
 		"Exit status: 0 agreed, 1 a disagreement or missing coverage, 2 bad usage\n");
 }
 

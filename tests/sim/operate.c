@@ -10,10 +10,20 @@
 
 /* ---- keys: few values, shared beginnings */
 
+/* With large pages a page is one random symbol and its keys follow, but for a rare slip. */
+static uint32_t random_key(struct sim *sim, uint32_t at, uint32_t before)
+{
+	if (!sim->wide || at % sim->config.page_size == 0 || sim_chance(sim, 1))
+		return 1 + sim_below(sim, sim->alphabet);
+	return before + 1;
+}
+
 static void random_keys(struct sim *sim, struct sim_sequence *to, uint32_t n)
 {
-	while (to->n < n)
-		to->keys[to->n++] = 1 + sim_below(sim, sim->alphabet);
+	while (to->n < n) {
+		to->keys[to->n] = random_key(sim, to->n, to->n ? to->keys[to->n - 1] : 0);
+		to->n++;
+	}
 }
 
 /* A sequence as traffic has them: one seen before, or its beginning with another end, or new. */
@@ -272,15 +282,18 @@ static uint32_t keys_behind(struct shot *shot, const struct sim_handle *h, uint3
 			n++;
 		}
 	n = sim_below(sim, n + 1);
-	for (uint32_t more = sim_below(sim, 3 * sim->config.page_size); more; more--)
-		keys[n++] = 1 + sim_below(sim, sim->alphabet);
+	for (uint32_t more = sim_below(sim, 3 * sim->config.page_size); more; more--) {
+		keys[n] = random_key(sim, at + n, n ? keys[n - 1] : 0);
+		n++;
+	}
 	return n;
 }
 
 static void op_insert(struct shot *shot)
 {
 	struct sim *sim = shot->sim;
-	uint32_t ps = sim->config.page_size, keys[SIM_MAX_KEYS + 32], pages[SIM_MAX_KEYS + 32];
+	uint32_t ps = sim->config.page_size, keys[SIM_MAX_KEYS + 3 * KVT_MAX_PAGE_SIZE],
+		 pages[SIM_MAX_KEYS + 3 * KVT_MAX_PAGE_SIZE];
 	const struct sim_handle *h = NULL;
 	const struct sim_lease *lease;
 	uint32_t n;
@@ -337,7 +350,7 @@ static void op_begin(struct shot *shot)
 static void put_progress(struct shot *shot, const struct sim_lease *lease)
 {
 	struct sim *sim = shot->sim;
-	uint32_t ps = sim->config.page_size, keys[64], n = 0, room;
+	uint32_t ps = sim->config.page_size, keys[2 * KVT_MAX_PAGE_SIZE + 2], n = 0, room;
 
 	if (!lease)
 		return;
@@ -345,7 +358,7 @@ static void put_progress(struct shot *shot, const struct sim_lease *lease)
 	if (sim_chance(sim, 500)) {
 		n = sim_below(sim, (room < 2 * ps ? room : 2 * ps) + 1 + sim_chance(sim, 30));
 		for (uint32_t i = 0; i < n; i++)
-			keys[i] = 1 + sim_below(sim, sim->alphabet);
+			keys[i] = random_key(sim, lease->known + i, i ? keys[i - 1] : 0);
 	}
 	put_keys(shot, keys, n);
 	shot->sqe.arg = sim_between(sim, lease->computed, lease->known + n);

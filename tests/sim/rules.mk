@@ -2,7 +2,8 @@
 # kvtsim: the seeded simulation of the core against the oracle. It shares the core and nothing else
 # of the daemon but the operation log.
 SIM_SRC := $(wildcard tests/sim/*.c)
-SIM_OBJ := $(call objs,$(SIM_SRC) $(wildcard tools/oracle*.c daemon/oplog*.c)) $(CORE_OBJ) $(SHM_OBJ)
+SIM_OBJ := $(call objs,$(SIM_SRC) $(wildcard tools/oracle*.c daemon/oplog*.c)) $(CORE_OBJ) \
+	$(SHM_OBJ)
 
 $(O)/tests/kvtsim: $(SIM_OBJ)
 	@mkdir -p $(@D)

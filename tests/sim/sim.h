@@ -19,8 +19,8 @@
 #include "daemon/oplog.h"
 #include "tools/oracle.h"
 
-#define SIM_MAX_KEYS 1536 /* of one sequence */
-#define SIM_KEYS_AREA 4096
+#define SIM_MAX_KEYS 6144 /* of one sequence */
+#define SIM_KEYS_AREA 16384
 #define SIM_LIST_AREA 1024
 #define SIM_SEQUENCES 24
 #define SIM_HANDLES 24
@@ -92,6 +92,7 @@ enum sim_rare {
 
 struct sim_coverage {
 	uint64_t steps, records, seeds;
+	uint64_t probes, probe_hits;
 	uint64_t op[KVT_OP_COUNT + 1][KVT_REASON_COUNT + 1]; /* last column: ok */
 	uint64_t deferred[KVT_OP_COUNT + 1];
 	uint64_t waited[KVT_OP_COUNT + 1]; /* took effect after waiting */
@@ -109,6 +110,7 @@ struct sim {
 	struct kvt_core_config config;
 	struct kvt_core *core;
 	void *arena, *ledger, *scratch;
+	uint64_t arena_bytes;
 	struct kvt_oracle *oracle;
 	struct kvt_oplog *log; /* or NULL */
 	struct sim_coverage *coverage;
@@ -119,6 +121,7 @@ struct sim {
 	uint32_t alphabet;
 	uint32_t longest; /* of a sequence */
 	bool gentle;      /* fewer catastrophes: long lives */
+	bool wide;        /* large pages: keys differ page by page, not key by key */
 	struct sim_brief history[SIM_HISTORY];
 	uint64_t n_history;
 	struct kvt_cqe last_cqe; /* of the last OP record */
@@ -152,6 +155,10 @@ void sim_on_record(void *context, const struct kvt_record *record);
 void sim_on_complete(void *context, uint32_t session, const struct kvt_cqe *cqe);
 bool sim_fence_reached(const struct sim *sim, uint32_t session, const struct kvt_sqe *sqe);
 void sim_print_history(const struct sim *sim, FILE *to);
+
+/* compare.c */
+/** The core's memory against the model, all of it. */
+bool sim_compare(struct sim *sim);
 
 /* coverage.c */
 void sim_coverage_print(const struct sim_coverage *coverage, FILE *to);

@@ -70,7 +70,8 @@ static void choose_config(struct sim *sim)
 	static const uint32_t page_sizes[] = { 1, 1, 2, 4, 8 };
 
 	memset(c, 0, sizeof(*c));
-	c->page_size = page_sizes[sim_below(sim, 5)];
+	sim->wide = sim_chance(sim, 80);
+	c->page_size = sim->wide ? 16u << sim_below(sim, 5) : page_sizes[sim_below(sim, 5)];
 	c->n_pages = sim_chance(sim, 600) ? sim_between(sim, 8, 40) : sim_between(sim, 40, 300);
 	c->max_nodes = sim_chance(sim, 400) ? sim_between(sim, 8, 24) :
 					      sim_between(sim, 8, c->n_pages + 24);
@@ -90,6 +91,8 @@ static void choose_config(struct sim *sim)
 	sim->longest = sim_between(sim, 2 * c->page_size, c->n_pages * c->page_size);
 	if (sim->longest > SIM_MAX_KEYS)
 		sim->longest = SIM_MAX_KEYS;
+	if (!sim->wide && sim->longest > 1536)
+		sim->longest = 1536;
 	sim->gentle = sim_chance(sim, 500);
 }
 
@@ -114,6 +117,7 @@ bool sim_create(struct sim *sim)
 	choose_config(sim);
 	if (kvt_core_plan(&sim->config, &sizes, &why))
 		return sim_fail(sim, "plan: %s", why);
+	sim->arena_bytes = sizes.arena_bytes;
 	sim->arena = zeroed(sizes.arena_bytes);
 	sim->ledger = zeroed(sizes.ledger_bytes);
 	sim->scratch = zeroed(sizes.scratch_bytes);
@@ -284,5 +288,7 @@ bool sim_drain(struct sim *sim)
 	while (!sim->failed && kvt_core_work(sim->core, 64, true, sim->now_ns))
 		if (++turns > 100000)
 			return sim_fail(sim, "background work never ends");
+	if (!sim->failed && kvt_core_unsettled(sim->core))
+		return sim_fail(sim, "no work is left, but something is unsettled");
 	return !sim->failed && drained(sim);
 }

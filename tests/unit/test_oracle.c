@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The oracle must agree with what the core did, and with nothing else: each number of each record is
- * changed in turn, and each time the oracle has to notice. */
+/* The oracle must agree with what the core did, and with nothing else: each number of each record
+ * is changed in turn, and each time the oracle has to notice. */
 
 #include <setjmp.h>
 #include <stdarg.h>
