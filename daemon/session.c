@@ -117,14 +117,16 @@ static int make_descriptors(struct kvt_connection *connection, struct kvt_sessio
 		snprintf(why, why_size, "cannot watch process %d: %s%s",
 			 (int)connection->peer.pid, strerror(-error),
 			 error == -ENOTSUP ? " (it is in a PID namespace that the daemon does not "
-					     "see, and this kernel lacks SO_PEERPIDFD)" : "");
+					     "see, and this kernel lacks SO_PEERPIDFD)" :
+			 error == -EMFILE ? " (raise the daemon's RLIMIT_NOFILE)" : "");
 		return error;
 	}
 	slot->doorbell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	error = slot->doorbell < 0 ? -errno : make_bell(ret_completion, &slot->bell);
 	if (error)
 		snprintf(why, why_size, "cannot make descriptors for the session: %s%s",
-			 strerror(-error), error == -EMFILE ? " (raise RLIMIT_NOFILE)" : "");
+			 strerror(-error), error == -EMFILE ? " (raise the daemon's RLIMIT_NOFILE)"
+						       : "");
 	return error;
 }
 

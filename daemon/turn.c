@@ -17,6 +17,7 @@
 #define COLD_PER_TURN 2
 #define LATE_PART 16              /* polled waits end late by at most this part of their length */
 #define POLL_MOST_NS 20000000ull
+#define ACCEPT_PAUSE_NS 100000000ull
 
 static uint64_t clock_ns(clockid_t id)
 {
@@ -275,6 +276,23 @@ static uint32_t poll_fences(struct kvt_daemon *daemon)
 	return work;
 }
 
+static void handle_accept(struct kvt_daemon *daemon, const struct kvt_loop_event *event)
+{
+	if (event->result >= 0) {
+		kvt_control_accepted(daemon, event->result);
+	} else if (!daemon->draining) {
+		kvt_log_limited(&daemon->client_log, daemon->real_ns, KVT_LOG_ERROR,
+				"accept_failed", "error=\"%s\" cure=\"%s\"",
+				strerror(-event->result),
+				event->result == -EMFILE ? "raise RLIMIT_NOFILE" :
+				event->result == -ENFILE ? "raise sysctl fs.file-max" : "none");
+	}
+	if (!event->more)
+		daemon->accept_again_ns = daemon->real_ns +
+					  (event->result < 0 ? ACCEPT_PAUSE_NS : 0);
+	daemon->next_timer_ns = 0;
+}
+
 static void handle_event(struct kvt_daemon *daemon, const struct kvt_loop_event *event)
 {
 	uint32_t slot = event->tag >> 32 & 0xffffffu, generation = (uint32_t)event->tag;
@@ -285,12 +303,7 @@ static void handle_event(struct kvt_daemon *daemon, const struct kvt_loop_event 
 	case KVT_TAG_NONE:
 		break;
 	case KVT_TAG_ACCEPT:
-		if (event->result >= 0)
-			kvt_control_accepted(daemon, event->result);
-		if (!event->more)
-			daemon->accept_again_ns = daemon->real_ns +
-						  (event->result < 0 ? 100000000ull : 0);
-		daemon->next_timer_ns = 0;
+		handle_accept(daemon, event);
 		break;
 	case KVT_TAG_SIGNAL:
 		kvt_signal_handle(daemon);

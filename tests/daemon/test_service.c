@@ -13,6 +13,7 @@
 #include <poll.h>
 #include <sched.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -76,6 +77,18 @@ static void a_passed_socket_is_served_and_stays(void **state)
 
 /* ---- who the client is */
 
+static void many_operations(struct kvt_client *client, uint32_t namespace_id, int n)
+{
+	const uint32_t keys[64] = { 5, 6, 7 };
+
+	for (int i = 0; i < n; i++) {
+		struct kvt_result result;
+
+		kvt_test_equal(kvt_match(client, namespace_id, keys, 64, 0, &result), 0);
+		kvt_result_release(client, &result);
+	}
+}
+
 static void hold_pages(int pipe, void *context)
 {
 	struct kvt_client *client = kvt_test_connect(context);
@@ -99,6 +112,36 @@ static void live_and_die(struct kvt_test_daemon *daemon)
 	kvt_test_child_kill(&child, SIGKILL);
 	kvt_test_session_ended(daemon, (uint32_t)session);
 	kvt_test_equal(kvt_test_settled(daemon).free_pages, 4095);
+}
+
+/* Somebody lowers the limit of a running daemon below what it uses: those who are connected are
+ * served, the next is told why not, and all is well when there are descriptors again. */
+static void a_daemon_out_of_descriptors_says_so_and_goes_on(void **state)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_test_daemon daemon;
+	struct kvt_client *client, *late;
+	struct kvt_error error;
+	struct rlimit low = { 3, 3 }, before;
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon, NULL);
+	kvt_test_daemon_start(&daemon, NULL);
+	client = kvt_test_connect(&daemon);
+	kvt_test_equal(prlimit(daemon.pid, RLIMIT_NOFILE, NULL, &before), 0);
+	low.rlim_max = before.rlim_max;
+	kvt_test_equal(prlimit(daemon.pid, RLIMIT_NOFILE, &low, NULL), 0);
+	options.socket_path = daemon.socket;
+	for (int i = 0; i < 10; i++) {
+		kvt_test_check(kvt_client_connect(&late, &options, &error) < 0);
+		kvt_test_check(strstr(error.text, "RLIMIT_NOFILE"));
+		many_operations(client, kvt_test_namespace(client, "goes on"), 5);
+	}
+	kvt_test_equal(prlimit(daemon.pid, RLIMIT_NOFILE, &before, NULL), 0);
+	kvt_client_close(kvt_test_connect(&daemon), KVT_IDLE);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_daemon_stop(&daemon);
+	kvt_test_daemon_remove(&daemon);
 }
 
 /* What a kernel before 6.5 says to SO_PEERPIDFD. */
@@ -270,18 +313,6 @@ static void the_watchdog_is_fed_asleep_and_spinning(void **state)
 
 /* ---- system calls */
 
-static void many_operations(struct kvt_client *client, uint32_t namespace_id, int n)
-{
-	const uint32_t keys[64] = { 5, 6, 7 };
-
-	for (int i = 0; i < n; i++) {
-		struct kvt_result result;
-
-		kvt_test_equal(kvt_match(client, namespace_id, keys, 64, 0, &result), 0);
-		kvt_result_release(client, &result);
-	}
-}
-
 /* A child that keeps a ring busy, so that the daemon is at work while it is watched. */
 static void busy_child(int pipe, void *context)
 {
@@ -446,6 +477,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_passed_socket_is_served_and_stays),
+		cmocka_unit_test(a_daemon_out_of_descriptors_says_so_and_goes_on),
 		cmocka_unit_test(an_older_kernel_without_peer_pidfds_sees_death_too),
 		cmocka_unit_test(a_client_in_a_pid_namespace_of_its_own_is_a_client_like_others),
 		cmocka_unit_test(a_daemon_that_does_not_see_its_clients_numbers_sees_their_death),
