@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What the core tells people: records of nodes, namespaces and leases, counters through STATS. */
+
+#include "tests/unit/core_world.h"
+
+static void a_node_can_be_described(void **state)
+{
+	struct world *w = world_small(2, 60);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns"), id, seen = 0;
+	struct kvt_admin_node node;
+	struct answer lease;
+
+	(void)state;
+	insert(a, ns, range(1, 8));
+	a->priority = -3;
+	a->ttl_ms = 40;
+	id = insert(a, ns, range(1, 14)).handle.node;
+	lease = match_lock(a, ns, range(1, 14));
+	w->now_ns += 10000000;
+	assert_true(kvt_core_describe_node(w->core, id, w->now_ns, &node));
+	assert_int_equal(node.node, id);
+	assert_int_equal(node.start, 4);
+	assert_int_equal(node.n_slots, 3);
+	assert_int_equal(node.sealed, 3);
+	assert_int_equal(node.lock_ref, 1);
+	assert_int_equal(node.priority, -3);
+	assert_int_equal(node.hits, 1);
+	assert_int_equal(node.age_ns, 10000000);
+	assert_int_equal(node.expires_in_ns, 30000000);
+	assert_int_equal(node.first_page, lease.list[4]);
+	assert_memory_equal(node.keys, range(9, 12).at, sizeof(node.keys));
+	w->now_ns += 100000000; /* due, but nothing has looked yet */
+	assert_true(kvt_core_describe_node(w->core, id, w->now_ns, &node));
+	assert_int_equal(node.expires_in_ns, 0);
+	assert_true(kvt_core_describe_node(w->core, node.parent, w->now_ns, &node));
+	assert_int_equal(node.expires_in_ns, UINT64_MAX);
+	for (id = 0; id < 200; id++)
+		seen += kvt_core_describe_node(w->core, id, w->now_ns, &node);
+	assert_int_equal(seen, 3);
+	assert_false(kvt_core_describe_node(w->core, UINT32_MAX, w->now_ns, &node));
+	world_free(w);
+}
+
+static void a_namespace_can_be_described(void **state)
+{
+	struct world *w = world_small(2, 60);
+	struct client *a = client_new(w), *b = client_new(w);
+	uint32_t one = space_open(a, "one"), two = space_open(b, "two");
+	struct kvt_admin_namespace space;
+
+	(void)state;
+	space_open(b, "one");
+	insert(a, one, range(1, 8));
+	insert(b, two, range(1, 4));
+	match_lock(a, one, range(1, 4));
+	assert_true(kvt_core_describe_namespace(w->core, one, &space));
+	assert_string_equal(space.label, "one");
+	assert_int_equal(space.opened, 2);
+	assert_int_equal(space.cached_pages, 4);
+	assert_int_equal(space.protected_pages, 2);
+	assert_int_equal(space.evictable_pages, 2);
+	assert_int_equal(space.nodes, 3);
+	assert_true(kvt_core_describe_namespace(w->core, two, &space));
+	assert_int_equal(space.cached_pages, 2);
+	assert_false(kvt_core_describe_namespace(w->core, 0, &space));
+	assert_false(kvt_core_describe_namespace(w->core, two + 1, &space));
+	assert_false(kvt_core_describe_namespace(w->core, 32, &space));
+	assert_false(kvt_core_describe_namespace(w->core, UINT32_MAX, &space));
+	world_free(w);
+}
+
+static void the_oldest_lease_and_the_stale_ones_are_named(void **state)
+{
+	struct world *w = world_small(2, 60);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns"), other = space_open(a, "other");
+	struct kvt_admin_status status;
+	struct answer first;
+
+	(void)state;
+	kvt_core_describe_leases(w->core, w->now_ns, &status);
+	assert_int_equal(status.oldest_lease, 0);
+	insert(a, ns, range(1, 8));
+	insert(a, other, range(1, 8));
+	first = match_lock(a, ns, range(1, 8));
+	w->now_ns += 5;
+	begin(a, other, range(1, 8), 0, 0);
+	w->now_ns += 5;
+	kvt_core_describe_leases(w->core, w->now_ns, &status);
+	assert_int_equal(status.oldest_lease, first.lease);
+	assert_int_equal(status.oldest_lease_session, a->session);
+	assert_int_equal(status.oldest_lease_age_ns, 10);
+	assert_int_equal(status.stale_locks, 0);
+	remove_prefix(a, other, NO_KEYS);
+	kvt_core_describe_leases(w->core, w->now_ns, &status);
+	assert_int_equal(status.stale_locks, 1);
+	reset(a);
+	kvt_core_describe_leases(w->core, w->now_ns, &status);
+	assert_int_equal(status.stale_locks, 2);
+	world_free(w);
+}
+
+static void stats_are_the_counters(void **state)
+{
+	struct world *w = world_small(2, 60);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns"), words = sizeof(struct kvt_counters) / 4;
+	struct kvt_sqe sqe = { .op = KVT_OP_STATS, .list_capacity = words - 1 };
+	struct kvt_counters got;
+	struct answer answer;
+
+	(void)state;
+	insert(a, ns, range(1, 8));
+	begin(a, ns, range(1, 8), 4, 0);
+	answer = submit(a, &sqe);
+	expect_refused(answer, -ENOBUFS, KVT_REASON_LIST_SHORT);
+	assert_int_equal(answer.number, words);
+	sqe.list_capacity = words;
+	answer = submit(a, &sqe);
+	expect_ok(answer);
+	assert_int_equal(answer.n_list, words);
+	memcpy(&got, answer.list, sizeof(got));
+	got.operations = counters(w)->operations; /* STATS itself is counted after it */
+	assert_memory_equal(&got, counters(w), sizeof(got));
+	world_free(w);
+}
+
+/* Counters per namespace and of all are right at every moment: the audit compares them with the
+ * tree after each step, here through everything that moves pages between them. */
+static void counters_follow_every_operation(void **state)
+{
+	struct world *w = world_small(2, 40);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct seq *seq;
+
+	(void)state;
+	seq = begin(a, ns, range(1, 20), 6, 0);
+	assert_int_equal(counters(w)->input_positions, 20);
+	commit(seq, 20, NO_KEYS, 0);
+	commit(seq, 24, range(21, 24), 0);
+	end(seq);
+	assert_int_equal(counters(w)->inserted_pages, 12);
+	seq = begin(a, ns, range(1, 24), 0, 0);
+	assert_int_equal(counters(w)->hit_positions, 22);
+	commit(seq, 24, NO_KEYS, 0);
+	assert_int_equal(counters(w)->duplicate_pages, 1);
+	end(seq);
+	evict(a, 5);
+	assert_int_equal(counters(w)->evicted_pages, 5);
+	remove_prefix(a, ns, range(1, 4));
+	world_settle(w);
+	assert_int_equal(counters(w)->evicted_pages, 11); /* reclaim counts, too */
+	assert_int_equal(counters(w)->cached_pages, 1);
+	world_free(w);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(a_node_can_be_described),
+		CASE(a_namespace_can_be_described),
+		CASE(the_oldest_lease_and_the_stale_ones_are_named),
+		CASE(stats_are_the_counters),
+		CASE(counters_follow_every_operation),
+	};
+
+	return RUN_CASES(tests);
+}
