@@ -107,7 +107,8 @@ static bool compare_namespace(struct sim *sim, const struct kvt_arena_view *view
 	    space->evictable_pages != evictable || space->protected_pages != cached - evictable)
 		return sim_fail(sim, "namespace %u: root %u, %u openers, %llu nodes, %llu cached, "
 				"%llu evictable in the arena; %u, %u, %llu, %llu, %llu in the "
-				"model", id, space->root, space->opened, (unsigned long long)space->nodes,
+				"model", id, space->root, space->opened,
+				(unsigned long long)space->nodes,
 				(unsigned long long)space->cached_pages,
 				(unsigned long long)space->evictable_pages, model->root,
 				model->opened, (unsigned long long)nodes,
