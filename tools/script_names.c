@@ -152,6 +152,32 @@ void kvt_script_names_free(struct kvt_script_names *names)
 
 /* ---------------------------------------------------------------- resolving */
 
+/* Whether answers of a verb may have a part at all: if not, the script is wrong; if so, this one
+ * did not have it. */
+static bool verb_gives(int verb, const char *part)
+{
+	switch (verb) {
+	case KVT_VERB_MATCH:
+	case KVT_VERB_LOCK:
+	case KVT_VERB_INSERT:
+	case KVT_VERB_BEGIN:
+		return true;
+	case KVT_VERB_COMMIT:
+	case KVT_VERB_EXTEND:
+		return strcmp(part, "handle") != 0;
+	case KVT_VERB_ALLOC:
+		return strcmp(part, "pages") == 0;
+	case KVT_VERB_PROBE:
+	case KVT_VERB_PAGE:
+		return strcmp(part, "handle") == 0;
+	case KVT_VERB_UNLOCK:
+	case KVT_VERB_END:
+		return strcmp(part, "lease") == 0;
+	default:
+		return false;
+	}
+}
+
 /* What `name` is bound to, if its answer has the wanted part. */
 static int look_up(const struct kvt_script_names *names, const char *name, const char *part,
 		   size_t part_at, const struct kvt_script_bound **ret_bound, char *why,
@@ -173,7 +199,7 @@ static int look_up(const struct kvt_script_names *names, const char *name, const
 	if (!*((const bool *)((const char *)bound + part_at))) {
 		snprintf(why, why_bytes, "'%s' (line %u, %s) has no %s", name, bound->line,
 			 kvt_script_verb_name(bound->verb), part);
-		return -EINVAL;
+		return verb_gives(bound->verb, part) ? -ENODATA : -EINVAL;
 	}
 	*ret_bound = bound;
 	return 0;
