@@ -14,6 +14,7 @@
 #define PAGES 64u
 #define KEYS 256u
 #define LIST 128u
+#define LOOSE 192u
 
 struct input {
 	const uint8_t *bytes;
@@ -41,6 +42,7 @@ struct client {
 	uint32_t lease[4], lease_generation[4];
 	uint32_t node, generation, positions;
 	uint32_t n_answers;
+	uint32_t n_loose; /* pages of the last ALLOC, in the key area from LOOSE on */
 };
 
 static struct client clients[2];
@@ -77,7 +79,7 @@ static void open_client(struct client *client)
 						   &client->namespaces[i]) == 0);
 }
 
-static void remember(struct client *client, const struct kvt_cqe *cqe)
+static void remember(struct client *client, const struct kvt_sqe *sqe, const struct kvt_cqe *cqe)
 {
 	uint32_t at = client->n_answers++ % 4;
 
@@ -92,44 +94,102 @@ static void remember(struct client *client, const struct kvt_cqe *cqe)
 		client->generation = cqe->generation;
 		client->positions = cqe->positions;
 	}
+	if (sqe->op == KVT_OP_ALLOC && cqe->e <= 16) {
+		memcpy(client->keys + LOOSE, client->list, cqe->e * sizeof(uint32_t));
+		client->n_loose = cqe->e;
+	} else if (sqe->op == KVT_OP_FREE || sqe->op == KVT_OP_INSERT) {
+		client->n_loose = 0;
+	}
 }
 
-/* Entries that make sense come often enough to get somewhere; each field may still be anything. */
+/* What each operation takes. */
+enum { NS = 1, KEYS_ = 2, ARG = 4, LEASE = 8, HANDLE = 16, FENCE = 32, LIST_ = 64 };
+static const struct {
+	uint8_t takes;
+	uint8_t flags;
+} shapes[KVT_OP_COUNT] = {
+	[KVT_OP_MATCH] = { NS | KEYS_, KVT_F_NO_TOUCH },
+	[KVT_OP_LOCK] = { HANDLE | LIST_, 0 },
+	[KVT_OP_UNLOCK] = { LEASE | FENCE, 0 },
+	[KVT_OP_ALLOC] = { ARG | LIST_, 0 },
+	[KVT_OP_FREE] = { FENCE, 0 },
+	[KVT_OP_INSERT] = { NS | FENCE | LIST_, KVT_F_LOCK | KVT_F_CHUNKED },
+	[KVT_OP_BEGIN] = { NS | KEYS_ | ARG | LIST_, KVT_F_FULL | KVT_F_FORCE_MISS },
+	[KVT_OP_COMMIT] = { LEASE | ARG | FENCE | LIST_, KVT_F_CHUNKED | KVT_F_KEEP },
+	[KVT_OP_EXTEND] = { LEASE | ARG | LIST_, 0 },
+	[KVT_OP_END] = { LEASE | FENCE, 0 },
+	[KVT_OP_REMOVE] = { NS | KEYS_, 0 },
+	[KVT_OP_PAGE] = { ARG, 0 },
+	[KVT_OP_EVICT] = { ARG, 0 },
+	[KVT_OP_STATS] = { LIST_, 0 },
+	[KVT_OP_CLOSE] = { FENCE, 0 },
+};
+
+/* An entry as an honest client would write it, its values from the input. */
+static void honest(struct client *client, struct input *input, struct kvt_sqe *sqe)
+{
+	uint32_t op = take(input, 1) % KVT_OP_COUNT, how = take(input, 1), takes, at = how & 3;
+
+	/* Ends of everything are rare, or nothing grows. */
+	if ((op == KVT_OP_CLOSE || op == KVT_OP_RESET) && how > 16)
+		op = how & 1 ? KVT_OP_BEGIN : KVT_OP_END;
+	if (op == KVT_OP_EVICT && how & 1)
+		op = KVT_OP_COMMIT;
+	takes = shapes[op].takes;
+	*sqe = (struct kvt_sqe){ .op = (uint8_t)op, .fence_slot = KVT_FENCE_IDLE };
+	sqe->flags = how & 64 ? (uint16_t)(take(input, 1) & shapes[op].flags) : 0;
+	sqe->namespace_id = takes & NS ? client->namespaces[how >> 7] : 0;
+	sqe->arg = takes & ARG ? take(input, 1) % (op == KVT_OP_COMMIT ? 80 : 12) : 0;
+	sqe->list_capacity = takes & LIST_ || sqe->flags & KVT_F_LOCK ? LIST : 0;
+	if (takes & KEYS_) {
+		sqe->keys_offset = how & 4 ? take(input, 1) % 32 : 0;
+		sqe->n_keys = take(input, 1) % 64;
+	}
+	if (takes & LEASE) {
+		sqe->node = client->lease[at];
+		sqe->generation = client->lease_generation[at];
+	} else if (takes & HANDLE || (op == KVT_OP_INSERT && how & 8)) {
+		sqe->node = client->node;
+		sqe->generation = client->generation;
+		sqe->positions = client->positions;
+	}
+	if (takes & FENCE && how & 32) {
+		sqe->fence_slot = (uint8_t)(take(input, 1) % KVT_FENCE_WORDS);
+		sqe->fence_value = take(input, 1);
+	}
+	if (op == KVT_OP_FREE) {
+		sqe->keys_offset = LOOSE;
+		sqe->n_keys = client->n_loose;
+	} else if (op == KVT_OP_INSERT) {
+		sqe->arg = LOOSE;
+		sqe->n_keys = client->n_loose * PAGE + at;
+		sqe->keys_offset = take(input, 1) % 32;
+		sqe->flags |= how & 16 ? KVT_F_TTL : 0;
+		sqe->ttl_ms = how & 16 ? 1 + take(input, 1) : 0;
+	} else if (op == KVT_OP_END && how & 16) {
+		sqe->flags = KVT_F_COMMIT;
+		sqe->arg = take(input, 1);
+	}
+}
+
+/* Mostly honest entries, or nothing would be there to break; some have any field changed. */
 static void run_entry(struct client *client, struct input *input)
 {
-	struct kvt_sqe sqe = { .op = (uint8_t)take(input, 1), .fence_slot = KVT_FENCE_IDLE };
-	uint32_t shape = take(input, 1), at = shape >> 6;
+	struct kvt_sqe sqe;
 	struct kvt_cqe cqe;
+	uint32_t lies;
 
-	if (shape & 1)
-		sqe.op %= KVT_OP_COUNT;
-	sqe.flags = (uint16_t)take(input, 1);
-	sqe.namespace_id = shape & 2 ? client->namespaces[shape >> 7] : take(input, 1);
-	sqe.keys_offset = take(input, 1) % 64;
-	sqe.n_keys = take(input, 1) % 160;
-	sqe.list_capacity = LIST;
-	sqe.arg = take(input, 1);
-	if (shape & 4) {
-		sqe.node = client->lease[at];
-		sqe.generation = client->lease_generation[at];
-	} else if (shape & 8) {
-		sqe.node = client->node;
-		sqe.generation = client->generation;
-		sqe.positions = client->positions;
-	}
-	if (shape & 16) {
-		sqe.fence_slot = (uint8_t)(take(input, 1) % 18);
-		sqe.fence_value = take(input, 1);
-	}
-	for (uint32_t i = shape & 32 ? take(input, 1) % 4 : 0; i > 0; i--) {
+	honest(client, input, &sqe);
+	lies = take(input, 1);
+	for (uint32_t i = lies < 64 ? lies % 4 : 0; i > 0; i--) {
 		uint32_t word = take(input, 1) % 16;
 
-		((uint32_t *)(void *)&sqe)[word] = take(input, 4);
+		((uint32_t *)(void *)&sqe)[word] = take(input, word & 1 ? 4 : 1);
 	}
 	if (!kvt_core_can_defer(core))
 		return;
 	if (kvt_core_execute(core, client->session, &sqe, now_ns, &cqe))
-		remember(client, &cqe);
+		remember(client, &sqe, &cqe);
 }
 
 static void step(struct input *input)
@@ -140,7 +200,7 @@ static void step(struct input *input)
 	now_ns += what;
 	switch (what >> 1 & 15) {
 	case 0:
-		client->keys[take(input, 1)] = take(input, 1) % 70;
+		client->keys[take(input, 1) % LOOSE] = take(input, 1) % 16;
 		break;
 	case 1:
 		client->fences[what >> 5].value = take(input, 1);
@@ -154,7 +214,7 @@ static void step(struct input *input)
 		now_ns += (uint64_t)take(input, 2) * 1000000u;
 		break;
 	case 4:
-		if (client->open && take(input, 1) < 32) {
+		if (client->open && take(input, 1) < 8) {
 			kvt_core_session_sign(core, client->session,
 					      KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET,
 					      now_ns);
