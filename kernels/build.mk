@@ -32,7 +32,7 @@ KERNELS_NVCC = $(if $(V),,@echo "  NVCC $@" && )$(NVCC) -O3 -std=c++17 -fmad=fal
 ifneq ($(NVCC),none)
 KERNELS_IMAGES := $(addprefix $(KERNELS_CUDA)/,sm_80.cubin sm_90a.cubin compute_80.ptx)
 $(KERNELS_IMAGES): kernels/cuda_kernels.cu $(wildcard kernels/*.cuh) kernels/cuda_args.h \
-		kernels/convert.h include/kvt_kernels.h kernels/build.mk
+		kernels/convert.h include/kvt_kernels.h
 	@mkdir -p $(@D)
 	$(KERNELS_NVCC) $(if $(filter %.ptx,$@),-ptx,-cubin) -arch=$(basename $(@F)) $< -o $@
 $(O)/obj/kernels/cuda_images.o: $(KERNELS_IMAGES)
@@ -69,7 +69,7 @@ endif
 
 # ---- tests: one program for each tests/kernels/test_*.c, with what the others share
 KERNELS_CXX := $(shell command -v $(subst gcc,g++,$(subst clang,clang++,$(firstword $(CC)))))
-KERNELS_TEST_SRC := $(filter-out $(if $(KERNELS_CXX),,%/test_cuda.c), \
+KERNELS_TEST_SRC := $(filter-out $(if $(KERNELS_CXX),,%/test_cuda.c %/test_driver.c), \
 	$(wildcard tests/kernels/test_*.c))
 KERNELS_TESTLIB := $(O)/obj/tests/kernels/support.o
 KERNELS_TESTS := $(patsubst tests/kernels/%.c,$(O)/tests/kernels/%,$(KERNELS_TEST_SRC))
@@ -87,8 +87,15 @@ $(O)/obj/tests/kernels/emulated.o: tests/kernels/emulated.cpp $(wildcard kernels
 	@mkdir -p $(@D)
 	$(if $(V),,@echo "  CXX $<" && )$(KERNELS_CXX) -std=c++17 -O2 -g -Wall -Wextra -Werror \
 		-Wno-unknown-pragmas -ffp-contract=off -fno-threadsafe-statics \
-		-fno-exceptions -Iinclude -I. $(SANITIZE) -c $< -o $@
+		-fno-exceptions -fPIC -Iinclude -I. $(SANITIZE) -c $< -o $@
 $(O)/tests/kernels/test_cuda: $(O)/obj/tests/kernels/emulated.o
+# A driver that runs them. It has the soname of the real one, so it has a folder of its own.
+$(O)/tests/kernels/stub/libcuda.so.1: $(O)/obj/tests/kernels/driver_stub.o \
+		$(O)/obj/tests/kernels/emulated.o
+	@mkdir -p $(@D)
+	$(if $(V),,@echo "  LD  $@" && )$(CC) -shared $(LDFLAGS_BASE) -Wl,-soname,libcuda.so.1 $^ \
+		-o $@ -lm
+$(O)/tests/kernels/test_driver: | $(O)/tests/kernels/stub/libcuda.so.1
 endif
 
 kernels: $(O)/libkvtkernels.so $(O)/libkvtkernels.a \

@@ -1,70 +1,100 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The attention kernels of kernels/cuda_attention.cuh, run on the CPU. test_cuda.c calls this. */
+/*
+ * The CUDA kernels, run on the CPU. They are found by the names that kernels/cuda_kernels.cu gives
+ * them.
+ */
 
 #include "tests/kernels/emulator.h"
 
 #include "kernels/cuda_attention.cuh"
+#include "kernels/cuda_pages.cuh"
 
 #include "tests/kernels/emulated.h"
 
-namespace
-{
+typedef void run_fn(void *args);
 
-template <int dim, bool bf16, bool f8> void attend_run(void *args)
+template <int dim, bool bf16, bool f8> static void attend_run(void *args)
 {
 	attend<dim, bf16, f8>(*static_cast<const kvt_cuda_prefill *>(args));
 }
 
-template <int dim, bool bf16, bool f8> void merge_run(void *args)
-{
-	merge<dim, bf16>(*static_cast<const kvt_cuda_prefill *>(args));
-}
-
-template <int dim, bool bf16, bool f8> void repair_run(void *args)
+template <int dim, bool bf16, bool f8> static void repair_run(void *args)
 {
 	repair<dim, bf16, f8>(*static_cast<const kvt_cuda_prefill *>(args));
 }
 
-typedef void run_fn(void *args);
-
-template <int dim, bool bf16, bool f8> run_fn *run_of(enum emulated_kernel kernel)
+template <int dim, bool bf16> static void merge_run(void *args)
 {
-	return kernel == EMULATED_ATTEND  ? attend_run<dim, bf16, f8>
-	       : kernel == EMULATED_MERGE ? merge_run<dim, bf16, f8>
-					  : repair_run<dim, bf16, f8>;
+	merge<dim, bf16>(*static_cast<const kvt_cuda_prefill *>(args));
 }
 
-template <int dim> run_fn *run_of_types(enum emulated_kernel kernel, bool bf16, bool f8)
+static void append_kernel(void *args)
 {
-	if (bf16)
-		return f8 ? run_of<dim, true, true>(kernel) : run_of<dim, true, false>(kernel);
-	return f8 ? run_of<dim, false, true>(kernel) : run_of<dim, false, false>(kernel);
+	append_run(static_cast<const kvt_cuda_append *>(args),
+		   (uint64_t)block_index() * KVT_CUDA_THREADS + thread_index(),
+		   (uint64_t)grid_size() * KVT_CUDA_THREADS);
 }
 
-run_fn *run_of_all(enum emulated_kernel kernel, uint32_t dim, bool bf16, bool f8)
+static void copy_kernel(void *args)
 {
-	switch (dim) {
-	case 64:
-		return run_of_types<64>(kernel, bf16, f8);
-	case 80:
-		return run_of_types<80>(kernel, bf16, f8);
-	case 96:
-		return run_of_types<96>(kernel, bf16, f8);
-	case 128:
-		return run_of_types<128>(kernel, bf16, f8);
-	default:
-		return run_of_types<256>(kernel, bf16, f8);
+	copy_run(static_cast<const kvt_cuda_copy *>(args), block_index(), block_index_y());
+}
+
+struct kernel {
+	const char *name;
+	run_fn *run;
+	size_t bytes; /* of its argument */
+};
+
+#define ATTENTION(dim, name, bf16, kv, f8)                                                         \
+	{ "kvt_attend_" #dim "_" #name "_" #kv, attend_run<dim, bf16, f8>,                         \
+	  sizeof(kvt_cuda_prefill) },                                                              \
+	{                                                                                          \
+		"kvt_repair_" #dim "_" #name "_" #kv, repair_run<dim, bf16, f8>,                   \
+			sizeof(kvt_cuda_prefill)                                                   \
 	}
+#define MERGE(dim, name, bf16)                                                                     \
+	{                                                                                          \
+		"kvt_merge_" #dim "_" #name, merge_run<dim, bf16>, sizeof(kvt_cuda_prefill)        \
+	}
+#define ALL(dim)                                                                                   \
+	ATTENTION(dim, bf16, true, 16, false), ATTENTION(dim, bf16, true, f8, true),               \
+		ATTENTION(dim, f16, false, 16, false), ATTENTION(dim, f16, false, f8, true),       \
+		MERGE(dim, bf16, true), MERGE(dim, f16, false)
+
+static const kernel kernels[] = {
+	ALL(64),
+	ALL(80),
+	ALL(96),
+	ALL(128),
+	ALL(256),
+	{ "kvt_append", append_kernel, sizeof(kvt_cuda_append) },
+	{ "kvt_copy", copy_kernel, sizeof(kvt_cuda_copy) },
+};
+
+static const kernel *kernel_find(const char *name)
+{
+	for (const kernel &kernel : kernels) {
+		if (strcmp(kernel.name, name) == 0)
+			return &kernel;
+	}
+	return nullptr;
 }
 
-} // namespace
-
-extern "C" void emulated_launch(enum emulated_kernel kernel, uint32_t dim, bool bf16, bool f8,
-				const struct kvt_cuda_prefill *args, uint32_t n_blocks)
+extern "C" int emulated_known(const char *name)
 {
-	run_fn *run = run_of_all(kernel, dim, bf16, f8);
-	struct kvt_cuda_prefill copy = *args;
+	return kernel_find(name) != nullptr;
+}
 
-	for (uint32_t i = 0; i < n_blocks; i++)
-		emulator::block_run(i, run, &copy);
+extern "C" void emulated_launch(const char *name, const void *args, uint32_t grid_x,
+				uint32_t grid_y)
+{
+	const kernel *kernel = kernel_find(name);
+	alignas(16) unsigned char copy[256];
+
+	memcpy(copy, args, kernel->bytes);
+	for (uint32_t y = 0; y < grid_y; y++) {
+		for (uint32_t x = 0; x < grid_x; x++)
+			emulator::block_run(x, y, grid_x, kernel->run, copy);
+	}
 }

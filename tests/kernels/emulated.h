@@ -2,22 +2,20 @@
 #ifndef KVT_TESTS_KERNELS_EMULATED_H
 #define KVT_TESTS_KERNELS_EMULATED_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
-#include "kernels/cuda_args.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
 
-enum emulated_kernel {
-	EMULATED_ATTEND,
-	EMULATED_MERGE,
-	EMULATED_REPAIR,
-};
+/* Whether there is a kernel of this name. */
+int emulated_known(const char *name);
+
+/* Run all thread blocks of a kernel, one after the other. args is what the kernel takes. */
+void emulated_launch(const char *name, const void *args, uint32_t grid_x, uint32_t grid_y);
 
 #ifdef __cplusplus
-extern "C"
+}
 #endif
-	void
-	emulated_launch(enum emulated_kernel kernel, uint32_t dim, bool bf16, bool f8,
-			const struct kvt_cuda_prefill *args, uint32_t n_blocks);
 
 #endif

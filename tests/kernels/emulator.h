@@ -54,6 +54,8 @@ struct block {
 	fiber fibers[n_threads];
 	uint32_t current;
 	uint32_t index;
+	uint32_t index_y;
+	uint32_t grid;
 	void (*run)(void *);
 	void *argument;
 	alignas(128) unsigned char shared[256 << 10];
@@ -139,7 +141,8 @@ inline void fiber_main()
 }
 
 /* Run one thread block; shared memory begins with garbage. */
-inline void block_run(uint32_t index, void (*run)(void *), void *argument)
+inline void block_run(uint32_t index, uint32_t index_y, uint32_t grid, void (*run)(void *),
+		      void *argument)
 {
 	static unsigned char *stacks =
 		static_cast<unsigned char *>(malloc(n_threads * stack_bytes));
@@ -148,6 +151,8 @@ inline void block_run(uint32_t index, void (*run)(void *), void *argument)
 		the_block =
 			static_cast<block *>(aligned_alloc(128, (sizeof(block) + 127) / 128 * 128));
 	the_block->index = index;
+	the_block->index_y = index_y;
+	the_block->grid = grid;
 	the_block->run = run;
 	the_block->argument = argument;
 	memset(the_block->shared, 0xff, sizeof the_block->shared);
@@ -230,6 +235,16 @@ KVT_DEVICE uint32_t thread_index(void)
 KVT_DEVICE uint32_t block_index(void)
 {
 	return emulator::the_block->index;
+}
+
+KVT_DEVICE uint32_t block_index_y(void)
+{
+	return emulator::the_block->index_y;
+}
+
+KVT_DEVICE uint32_t grid_size(void)
+{
+	return emulator::the_block->grid;
 }
 
 KVT_DEVICE void barrier(void)

@@ -50,6 +50,16 @@ static void run_free(struct run *run)
 	pool_free(&run->pool);
 }
 
+static void launch(const char *kernel, uint32_t dim, bool bf16, bool f8,
+		   const struct kvt_cuda_prefill *args, uint32_t grid)
+{
+	const char *kv = strcmp(kernel, "merge") == 0 ? "" : f8 ? "_f8" : "_16";
+	char name[64];
+
+	snprintf(name, sizeof name, "kvt_%s_%u_%s%s", kernel, dim, bf16 ? "bf16" : "f16", kv);
+	emulated_launch(name, args, grid, 1);
+}
+
 /* The n queries from position first on, with what is planned for a device of n_resident blocks. */
 static struct rows attend(const struct run *run, uint32_t first, uint32_t n, uint32_t n_resident,
 			  uint64_t slots, const struct kvt_attn_region *regions, uint32_t n_regions)
@@ -88,9 +98,9 @@ static struct rows attend(const struct run *run, uint32_t first, uint32_t n, uin
 		kvt_cuda_plan_args(&plan, &launches[i], &prefill,
 				   (uint64_t)(uintptr_t)plan.memory.data,
 				   (uint64_t)(uintptr_t)partials.data, &args);
-		emulated_launch(EMULATED_ATTEND, dim, bf16, f8, &args, launches[i].n_items);
-		emulated_launch(EMULATED_MERGE, dim, bf16, f8, &args, launches[i].n_blocks);
-		emulated_launch(EMULATED_REPAIR, dim, bf16, f8, &args, launches[i].n_blocks);
+		launch("attend", dim, bf16, f8, &args, launches[i].n_items);
+		launch("merge", dim, bf16, f8, &args, launches[i].n_blocks);
+		launch("repair", dim, bf16, f8, &args, launches[i].n_blocks);
 	}
 	guarded_free(&partials);
 	kvt_cuda_plan_free(&plan);

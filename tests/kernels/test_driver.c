@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * CUDA contexts from open to close against the stub of the driver (driver_stub.c), which
+ * LD_LIBRARY_PATH must name: the three operations give what the CPU gives, every call of the
+ * driver may fail, and nothing stays open.
+ */
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/kernels/support.h"
+
+static int *stub_fail_at, *stub_open, *stub_pushed, *stub_major, *stub_devices;
+
+static bool stub_load(void)
+{
+	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+
+	if (!library)
+		return false;
+	stub_fail_at = dlsym(library, "stub_fail_at");
+	stub_open = dlsym(library, "stub_open");
+	stub_pushed = dlsym(library, "stub_pushed");
+	stub_major = dlsym(library, "stub_major");
+	stub_devices = dlsym(library, "stub_devices");
+	return stub_fail_at && stub_open && stub_pushed && stub_major && stub_devices;
+}
+
+static int cuda_open(struct kvt_attn_context **ret_context, char *text, size_t bytes)
+{
+	struct kvt_attn_options options = { .device = KVT_ATTN_CUDA };
+
+	return kvt_attn_open(&options, ret_context, text, bytes);
+}
+
+/*
+ * What one round does: positions are appended, a page is copied, attention is computed over both.
+ */
+struct round {
+	struct pool pool;
+	struct rows rows;
+	struct text text;
+	uint64_t slots[24];
+	struct kvt_attn_append append;
+	struct kvt_attn_copy copy;
+	struct kvt_attn_sequence sequence;
+	struct kvt_attn_prefill prefill;
+	struct guarded k;
+	struct guarded v;
+};
+
+static struct round round_make(void)
+{
+	struct pool_options options = { .n_pages = 12,
+					.page_size = 8,
+					.n_kv_heads = 2,
+					.head_dim = 64,
+					.type = KVT_ATTN_BF16,
+					.seed = 3 };
+	struct round round = { .pool = pool_make(&options),
+			       .k = guarded_alloc(24 * 2 * 64 * 4),
+			       .v = guarded_alloc(24 * 2 * 64 * 4) };
+
+	round.text = text_make(&round.pool, 1, 32);
+	round.rows = rows_make(24, 4, 64, KVT_ATTN_BF16, KVT_ATTN_F32);
+	rows_fill(&round.rows, 0, 1, 8, 24);
+	for (uint32_t i = 0; i < 24 * 2 * 64; i++) {
+		((float *)round.k.data)[i] = text_value(5, 0, i / 128, i / 64 % 2, i % 64);
+		((float *)round.v.data)[i] = text_value(5, 1, i / 128, i / 64 % 2, i % 64);
+	}
+	return round;
+}
+
+/* Pointers inside of a round point to itself, so they are set where it has come to rest. */
+static void round_link(struct round *round)
+{
+	for (uint32_t i = 0; i < 24; i++)
+		round->slots[i] = (uint64_t)round->text.pages[1 + i / 8] * 8 + i % 8;
+	round->append = (struct kvt_attn_append){ .kv = round->pool.view,
+						  .n_positions = 24,
+						  .type = KVT_ATTN_F32,
+						  .k = round->k.data,
+						  .v = round->v.data,
+						  .slots = round->slots };
+	/* The first page becomes what the second is, but for its last positions. */
+	round->copy = (struct kvt_attn_copy){ round->text.pages[1], round->text.pages[0], 5 };
+	round->sequence = (struct kvt_attn_sequence){
+		.n_queries = 24, .n_positions = 32, .pages = round->text.pages, .n_pages = 4
+	};
+	round->prefill = (struct kvt_attn_prefill){ .kv = round->pool.view,
+						    .sequences = &round->sequence,
+						    .n_sequences = 1,
+						    .n_q_heads = 4,
+						    .q = round->rows.q.data,
+						    .out = round->rows.out.data,
+						    .q_type = KVT_ATTN_BF16,
+						    .out_type = KVT_ATTN_F32,
+						    .scale = 0.125f };
+}
+
+static int round_run(struct kvt_attn_context *context, struct round *round)
+{
+	int r = kvt_attn_kv_append(context, &round->append, NULL);
+
+	if (!r)
+		r = kvt_attn_page_copy(context, &round->pool.view, 1, &round->copy, 1, NULL);
+	if (!r)
+		r = kvt_attn_append_prefill(context, &round->prefill, NULL);
+	return r;
+}
+
+static void round_free(struct round *round)
+{
+	text_free(&round->text);
+	rows_free(&round->rows);
+	pool_free(&round->pool);
+	guarded_free(&round->k);
+	guarded_free(&round->v);
+}
+
+static void rounds_compare(const struct round *a, const struct round *b)
+{
+	const float *x = a->rows.out.data, *y = b->rows.out.data;
+
+	EXPECT(memcmp(a->pool.slab.data, b->pool.slab.data, a->pool.slab.bytes) == 0);
+	for (uint32_t i = 0; i < 24 * 4 * 64; i++) {
+		if (!(fabsf(x[i] - y[i]) < 0.02f))
+			case_fail(__FILE__, __LINE__, "element %u is %g, not %g", i, (double)x[i],
+				  (double)y[i]);
+	}
+}
+
+static void round_test(void)
+{
+	struct kvt_attn_context *cuda = NULL, *cpu = context_for(KVT_ATTN_ISA_PORTABLE, 1, 0);
+	struct round on_cuda = round_make(), on_cpu = round_make();
+	char text[256] = "";
+
+	case_begin("driver: the operations do as on the CPU");
+	round_link(&on_cuda);
+	round_link(&on_cpu);
+	if (cuda_open(&cuda, text, sizeof text)) {
+		case_fail(__FILE__, __LINE__, "%s", text);
+	} else {
+		EXPECT(strcmp(kvt_attn_describe(cuda), "cuda 0, sm_90: sm_90a binary, mma.sync") ==
+		       0);
+		EXPECT_EQUAL(kvt_attn_context_isa(cuda), KVT_ATTN_ISA_AUTO);
+		EXPECT_EQUAL(round_run(cuda, &on_cuda), 0);
+		EXPECT_EQUAL(round_run(cpu, &on_cpu), 0);
+		rounds_compare(&on_cuda, &on_cpu);
+		EXPECT_EQUAL(round_run(cuda, &on_cuda), 0);
+		rounds_compare(&on_cuda, &on_cpu);
+		kvt_attn_close(cuda);
+	}
+	EXPECT_EQUAL(*stub_open, 0);
+	EXPECT_EQUAL(*stub_pushed, 0);
+	kvt_attn_close(cpu);
+	round_free(&on_cuda);
+	round_free(&on_cpu);
+}
+
+/* The n-th call fails, for every n until none does. */
+static void failures_test(void)
+{
+	uint32_t n_failures = 0;
+
+	case_begin("driver: every call fails once");
+	for (int n = 0; n < 200; n++) {
+		struct kvt_attn_context *context = NULL;
+		struct round round = round_make();
+		char text[256] = "";
+		int r;
+
+		round_link(&round);
+		*stub_fail_at = n;
+		r = cuda_open(&context, text, sizeof text);
+		if (!r) {
+			r = round_run(context, &round);
+			if (r)
+				snprintf(text, sizeof text, "%s", kvt_attn_error_text(context));
+			*stub_fail_at = -1;
+			/* What failed can be done again. */
+			EXPECT_EQUAL(round_run(context, &round), 0);
+			kvt_attn_close(context);
+		}
+		EXPECT_EQUAL(*stub_open, 0);
+		EXPECT_EQUAL(*stub_pushed, 0);
+		round_free(&round);
+		if (!r)
+			break;
+		if ((r != -EIO && r != -ENOMEM) || strlen(text) < 20)
+			case_fail(__FILE__, __LINE__, "call %d: %d, \"%s\"", n, r, text);
+		n_failures++;
+	}
+	*stub_fail_at = -1;
+	/* Opening alone makes ten calls, and each operation at least four. */
+	EXPECT(n_failures >= 22 && n_failures < 200);
+}
+
+static void open_expect(int error, const char *word)
+{
+	struct kvt_attn_context *context = NULL;
+	char text[256] = "";
+
+	EXPECT_EQUAL(cuda_open(&context, text, sizeof text), error);
+	if (!strstr(text, word))
+		case_fail(__FILE__, __LINE__, "\"%s\" does not say \"%s\"", text, word);
+	kvt_attn_close(context);
+	EXPECT_EQUAL(*stub_open, 0);
+}
+
+static void devices_test(void)
+{
+	struct kvt_attn_context *context = NULL;
+
+	case_begin("driver: devices that are not there, or too old");
+	*stub_devices = 0;
+	open_expect(-ENODEV, "no device");
+	*stub_devices = 1;
+	*stub_major = 7;
+	open_expect(-ENOTSUP, "7.0");
+
+	case_begin("driver: the binary for each device");
+	*stub_major = 8;
+	EXPECT_EQUAL(cuda_open(&context, NULL, 0), 0);
+	EXPECT(strstr(kvt_attn_describe(context), "sm_80 binary"));
+	kvt_attn_close(context);
+	*stub_major = 12;
+	EXPECT_EQUAL(cuda_open(&context, NULL, 0), 0);
+	EXPECT(strstr(kvt_attn_describe(context), "PTX"));
+	kvt_attn_close(context);
+	*stub_major = 9;
+}
+
+static void types_test(void)
+{
+	struct round round = round_make();
+	struct kvt_attn_context *context = NULL;
+
+	case_begin("driver: types that CUDA has not");
+	round_link(&round);
+	EXPECT_EQUAL(cuda_open(&context, NULL, 0), 0);
+	round.prefill.q_type = KVT_ATTN_F16;
+	EXPECT_EQUAL(kvt_attn_append_prefill(context, &round.prefill, NULL), -ENOTSUP);
+	EXPECT(strstr(kvt_attn_error_text(context), "CPU context"));
+	round.prefill.q_type = KVT_ATTN_BF16;
+	round.prefill.out_type = KVT_ATTN_F16;
+	EXPECT_EQUAL(kvt_attn_append_prefill(context, &round.prefill, NULL), -ENOTSUP);
+	kvt_attn_close(context);
+	round_free(&round);
+}
+
+int main(void)
+{
+	struct kvt_attn_context *context = NULL;
+	char text[256] = "";
+
+	if (!stub_load()) {
+		printf("skip: LD_LIBRARY_PATH does not lead to the stub of the driver\n");
+		return 77;
+	}
+	if (cuda_open(&context, text, sizeof text) == -ENOTSUP) {
+		printf("skip: %s\n", text);
+		return 77;
+	}
+	kvt_attn_close(context);
+	round_test();
+	failures_test();
+	devices_test();
+	types_test();
+	return cases_end();
+}
