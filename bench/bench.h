@@ -106,7 +106,7 @@ struct bench_target {
 	struct kvt_client *client;
 	struct kvt_core *core;
 	struct kvt_core_config config;
-	void *arena, *ledger, *scratch;
+	void *arena, *ledger, *scratch, *fences;
 	uint32_t *keys, *list; /* core: the areas */
 	uint32_t session;
 	uint32_t namespace_id;

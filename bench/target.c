@@ -42,7 +42,6 @@ static void open_core(struct bench_target *target, uint32_t n_pages)
 	struct kvt_core_view view;
 	struct kvt_core_sizes sizes;
 	const char *why = "";
-	void *fences = aligned_zeros(sizeof(struct kvt_fence_word) * KVT_FENCE_WORDS);
 
 	if (!target->config.page_size)
 		target->config.page_size = BENCH_PAGE_SIZE;
@@ -53,10 +52,11 @@ static void open_core(struct bench_target *target, uint32_t n_pages)
 	target->arena = aligned_zeros(sizes.arena_bytes);
 	target->ledger = aligned_zeros(sizes.ledger_bytes);
 	target->scratch = aligned_zeros(sizes.scratch_bytes);
+	target->fences = aligned_zeros(sizeof(struct kvt_fence_word) * KVT_FENCE_WORDS);
 	target->keys = aligned_zeros(AREA_KEYS * sizeof(uint32_t));
 	target->list = aligned_zeros(AREA_LIST * 4 * sizeof(uint32_t));
 	view = (struct kvt_core_view){ target->keys, AREA_KEYS, target->list, AREA_LIST * 4,
-				       fences };
+				       target->fences };
 	if (kvt_core_init(&target->core, &target->config, target->arena, target->ledger,
 			  target->scratch, &hooks, 1))
 		bench_die("core: cannot start");
@@ -241,6 +241,7 @@ void bench_target_close(struct bench_target *target)
 	free(target->arena);
 	free(target->ledger);
 	free(target->scratch);
+	free(target->fences);
 	free(target->keys);
 	free(target->list);
 	memset(target, 0, sizeof(*target));

@@ -147,17 +147,22 @@ static int timed_call(struct worker *worker, uint32_t op, const struct kvt_reque
 	return rc;
 }
 
-static void table_reserve(struct worker *worker, struct run *run, uint32_t n)
+/* The pages of an answer go to the end of the table. */
+static void append_pages(struct worker *worker, struct run *run, const struct kvt_result *result)
 {
-	uint32_t *larger;
+	uint32_t n = run->n_table + result->n_pages, *larger;
 
-	if (n <= run->capacity)
-		return;
-	larger = realloc(run->table, (n + n / 4 + 64) * sizeof(*larger));
-	if (!larger)
-		fail(worker, "out of memory");
-	run->table = larger;
-	run->capacity = n + n / 4 + 64;
+	if (n > run->capacity) {
+		larger = realloc(run->table, (n + n / 4 + 64) * sizeof(*larger));
+		if (!larger)
+			fail(worker, "out of memory");
+		run->table = larger;
+		run->capacity = n + n / 4 + 64;
+	}
+	if (result->n_pages)
+		memcpy(run->table + run->n_table, result->pages,
+		       result->n_pages * sizeof(*run->table));
+	run->n_table = n;
 }
 
 /* Nodes from the match's end up to the root. The path is locked by our lease; what still can
@@ -232,9 +237,7 @@ static void begin(struct worker *worker, struct run *run)
 	run->lease = result.lease;
 	run->reusable = run->next = result.reusable;
 	run->begun = true;
-	table_reserve(worker, run, result.n_pages);
-	memcpy(run->table, result.pages, result.n_pages * sizeof(*run->table));
-	run->n_table = result.n_pages;
+	append_pages(worker, run, &result);
 	count_path(worker, &result);
 	kvt_result_release(worker->client, &result);
 	verify_pages(worker, run, 0, run->reusable / worker->page_size);
@@ -312,10 +315,7 @@ static void decode_step(struct worker *worker, struct run *run)
 		}
 		if (rc)
 			fail(worker, "EXTEND");
-		table_reserve(worker, run, run->n_table + result.n_pages);
-		memcpy(run->table + run->n_table, result.pages,
-		       result.n_pages * sizeof(*run->table));
-		run->n_table += result.n_pages;
+		append_pages(worker, run, &result);
 		room = run->n_table * worker->page_size;
 		kvt_result_release(worker->client, &result);
 	}
