@@ -164,6 +164,7 @@ struct kvt_daemon {
 	uint32_t generation; /* of slots, rising */
 	char socket_path[108];
 	gid_t admin_gid;
+	char admin_group[KVT_CONFIG_TEXT_BYTES]; /* the name that admin_gid is of */
 	uint64_t started_ns, drain_until_ns, accept_again_ns;
 	uint64_t watchdog_at_ns, status_at_ns;
 	struct kvt_log_rate client_log;
@@ -175,6 +176,9 @@ struct kvt_daemon {
 
 /** Make everything and begin to listen. On failure everything made is undone and `why` tells. */
 int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);
+/** Whether a good configuration can be carried out here, as far as it can be told without making
+ * anything (--check-config). */
+int kvt_daemon_check(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);
 /** Tell clients, publish GONE, remove every object. */
 void kvt_daemon_stop(struct kvt_daemon *daemon);
 /** Take the reloadable options into the fields that the turn uses. */

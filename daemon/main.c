@@ -37,6 +37,10 @@ int main(int argc, char **argv)
 		kvt_config_dump(stdout);
 		return 0;
 	case KVT_COMMAND_CHECK:
+		if (kvt_daemon_check(&daemon, why) != 0) {
+			fprintf(stderr, "kvtrunkd: %s\n", why);
+			return EXIT_USAGE;
+		}
 		printf("configuration is good\n");
 		return 0;
 	case KVT_COMMAND_RUN:

@@ -99,24 +99,37 @@ static void calibrate(struct kvt_daemon *daemon)
 	daemon->units_per_cycle = (1000ull << 32) / (64 * daemon->cycles_per_us);
 }
 
+/* The look-up may go to a directory service, so it is made only when the name is new. */
+static void find_admin_group(struct kvt_daemon *daemon)
+{
+	const char *name = daemon->config.admin_group;
+
+	if (strcmp(daemon->admin_group, name) == 0)
+		return;
+	strlcpy(daemon->admin_group, name, sizeof(daemon->admin_group));
+	if (kvt_peer_group(name, &daemon->admin_gid) != 0)
+		kvt_log(KVT_LOG_WARNING, "no_group", "admin_group=\"%s\" effect=\"only uid 0 and "
+			"the daemon's uid are privileged\"", name);
+}
+
 void kvt_daemon_apply(struct kvt_daemon *daemon)
 {
 	const struct kvt_config *config = &daemon->config;
 	uint64_t settle = COMPACT_AFTER_US * daemon->cycles_per_us;
-	gid_t gid;
 
 	kvt_log_set_level(KVT_LOG_ERROR + (int)config->log_level);
-	daemon->spin_most_cycles = config->spin_budget_us < 0
-					   ? UINT64_MAX
-					   : (uint64_t)config->spin_budget_us *
-						     daemon->cycles_per_us;
+	/* On a single core whoever spins keeps the other from doing what is waited for. */
+	if (config->spin_budget_us > 0 && sysconf(_SC_NPROCESSORS_ONLN) == 1)
+		daemon->spin_most_cycles = 0;
+	else
+		daemon->spin_most_cycles = config->spin_budget_us < 0
+						   ? UINT64_MAX
+						   : (uint64_t)config->spin_budget_us *
+							     daemon->cycles_per_us;
 	daemon->spin_cycles = daemon->spin_most_cycles;
 	daemon->compact_after_cycles = daemon->spin_most_cycles < settle ? daemon->spin_most_cycles
 									 : settle;
-	if (kvt_peer_group(config->admin_group, &gid) != 0)
-		kvt_log(KVT_LOG_WARNING, "no_group", "admin_group=\"%s\" effect=\"only uid 0 and "
-			"the daemon's uid are privileged\"", config->admin_group);
-	daemon->admin_gid = gid;
+	find_admin_group(daemon);
 }
 
 /* ---- core */
@@ -180,6 +193,24 @@ static int plan_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	error = kvt_core_plan(to, &daemon->sizes, &reason);
 	if (error)
 		snprintf(why, KVT_WHY_BYTES, "these limits do not work together: %s", reason);
+	return error;
+}
+
+int kvt_daemon_check(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	gid_t gid;
+	int error = plan_core(daemon, why);
+
+	if (!error && kvt_peer_group(daemon->config.socket_group, &gid) != 0) {
+		snprintf(why, KVT_WHY_BYTES, "socket_group '%s' does not exist",
+			 daemon->config.socket_group);
+		error = -ENOENT;
+	}
+	if (!error && kvt_peer_group(daemon->config.admin_group, &gid) != 0) {
+		snprintf(why, KVT_WHY_BYTES, "admin_group '%s' does not exist",
+			 daemon->config.admin_group);
+		error = -ENOENT;
+	}
 	return error;
 }
 
@@ -590,6 +621,7 @@ int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	int error;
 
 	daemon->listen_fd = daemon->signal_fd = daemon->arena_readonly = -1;
+	daemon->admin_gid = (gid_t)-1;
 	daemon->notify.fd = daemon->lock.fd = -1;
 	daemon->arena.fd = daemon->ledger.fd = -1;
 	daemon->test_clock = daemon->config.test_clock;
