@@ -455,11 +455,13 @@ uint32_t kvt_core_audit(const struct kvt_core *core, kvt_core_problem_fn *proble
 bool kvt_core_describe_node(const struct kvt_core *core, uint32_t id, uint64_t now_ns,
 			    struct kvt_admin_node *ret_node)
 {
-	const struct kvt_node *node = kvt_node_at(core, id);
-	uint32_t shown = kvt_min(4, node->n_slots * core->ps);
+	const struct kvt_node *node;
+	uint32_t shown;
 
-	if (id == KVT_NONE || id >= core->config.max_nodes || !(node->flags & KVT_NODE_LIVE))
+	if (!kvt_audit_node_live(core, id))
 		return false;
+	node = kvt_node_at(core, id);
+	shown = kvt_min(4, node->n_slots * core->ps);
 	*ret_node = (struct kvt_admin_node){
 		.node = id,
 		.generation = node->generation,
@@ -509,11 +511,12 @@ bool kvt_core_describe_namespace(const struct kvt_core *core, uint32_t id,
 bool kvt_core_describe_page(const struct kvt_core *core, uint32_t page,
 			    struct kvt_admin_page *ret_page)
 {
-	const struct kvt_page_record *record = &core->pages[page];
+	const struct kvt_page_record *record;
 	const struct kvt_node *node;
 
 	if (page >= core->config.n_pages)
 		return false;
+	record = &core->pages[page];
 	*ret_page = (struct kvt_admin_page){
 		.page = page,
 		.state = record->state,
