@@ -189,6 +189,8 @@ static void hammer_refill(struct kvt_client *large, const struct kvt_request *ma
 	struct kvt_result result;
 
 	while (*in_flight && kvt_reap(large, &result, 0, 1) == 1) {
+		if (result.matched != match->n_keys)
+			bench_die("hammer: %u positions matched", result.matched);
 		kvt_result_release(large, &result);
 		--*in_flight;
 	}

@@ -166,10 +166,11 @@ void bench_arena(void)
 		if (kvt_core_plan(&config, &bytes, &why))
 			bench_die("arena: %s", why);
 		arena = (double)bytes.arena_bytes / positions;
-		bench_line("arena_bytes_per_position", "\"page_size\":%u,"
-			   "\"pages\":%u,\"arena\":%.3f,\"ledger\":%.3f,"
-			   "\"scratch\":%.3f,\"floor\":4,\"floor_is\":\"the keys alone\"",
-			   sizes[i / 3], pages[i % 3], arena, (double)bytes.ledger_bytes / positions,
+		bench_line("arena_bytes_per_position", "\"page_size\":%u,\"pages\":%u,"
+			   "\"arena\":%.3f,\"ledger\":%.3f,\"scratch\":%.3f,"
+			   "\"floor\":4,\"floor_is\":\"the keys alone\"",
+			   sizes[i / 3], pages[i % 3], arena,
+			   (double)bytes.ledger_bytes / positions,
 			   (double)bytes.scratch_bytes / positions);
 		if (sizes[i / 3] == 64 && pages[i % 3] < 1u << 20)
 			bench_aim(pages[i % 3] == 1u << 14 ?
