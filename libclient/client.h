@@ -21,6 +21,7 @@
  *                         └──► abandoned ──answer──► giving back (UNLOCK, END, FREE) ──► free
  */
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -35,6 +36,15 @@
 
 #define KVT_LIKELY(x) __builtin_expect(!!(x), 1)
 #define KVT_UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+/* The library leaves the caller's errno alone: declared in each function that makes syscalls or
+ * allocates, this puts it back when that function returns. */
+static inline void kvt_errno_restore(const int *kept)
+{
+	errno = *kept;
+}
+#define KVT_KEEP_ERRNO                                                                            \
+	__attribute__((cleanup(kvt_errno_restore), unused)) const int kvt_kept_errno = errno
 
 /* ---------------------------------------------------------------- areas */
 

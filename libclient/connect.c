@@ -330,6 +330,7 @@ static int build_client(struct kvt_client **ret_client, const struct kvt_options
 int kvt_client_connect(struct kvt_client **ret_client, const struct kvt_options *options,
 		       struct kvt_error *error)
 {
+	KVT_KEEP_ERRNO;
 	struct kvt_options chosen = { 0 };
 	struct welcome welcome = { .n_fds = 0 };
 	struct kvt_message_hello hello;
@@ -468,6 +469,7 @@ int kvt_client_create(struct kvt_client **ret_client, const struct kvt_client_pa
 
 void kvt_client_destroy(struct kvt_client *client)
 {
+	KVT_KEEP_ERRNO;
 	const int fds[] = { client->control, client->doorbell, client->completion,
 			    client->pool_fd };
 
@@ -545,6 +547,7 @@ static uint64_t round_up(uint64_t bytes, uint64_t unit)
 int kvt_pool_map(struct kvt_client *client, struct kvt_pool *ret_pool)
 {
 	const struct kvt_info *info = &client->info;
+	KVT_KEEP_ERRNO;
 	uint64_t real, bytes;
 	struct stat st;
 	void *base;

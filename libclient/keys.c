@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "libclient/client.h"
 #include "libclient/sha256.h"
 
 #define TOP_BIT 0x80000000u
@@ -260,6 +261,7 @@ uint32_t kvt_tokens_to_positions(const struct kvt_region *regions, uint32_t n, u
 
 static int prompt_reserve(struct kvt_prompt *prompt, uint32_t n)
 {
+	KVT_KEEP_ERRNO;
 	uint64_t needed = (uint64_t)prompt->n_keys + n, capacity;
 	uint32_t *keys;
 
@@ -292,6 +294,7 @@ int kvt_prompt_text(struct kvt_prompt *prompt, const uint32_t *tokens, uint32_t 
 int kvt_prompt_image(struct kvt_prompt *prompt, const uint64_t hash[2], uint32_t kv_length,
 		     bool in_namespace)
 {
+	KVT_KEEP_ERRNO;
 	struct kvt_region *regions;
 	uint32_t capacity = prompt->regions_capacity;
 	int rc;

@@ -208,6 +208,7 @@ static int64_t control_deadline(const struct kvt_client *client)
 static int ask(struct kvt_client *client, struct kvt_message *head, size_t bytes,
 	       const void *more, size_t more_bytes)
 {
+	KVT_KEEP_ERRNO;
 	const struct kvt_message *answer = (const void *)client->packet;
 	int64_t deadline_ns = control_deadline(client);
 	unsigned int n_fds;
@@ -244,6 +245,8 @@ static int ask(struct kvt_client *client, struct kvt_message *head, size_t bytes
 
 static int remember(struct kvt_client *client, uint32_t namespace_id, const uint64_t digest[2])
 {
+	KVT_KEEP_ERRNO;
+
 	if (namespace_id >= client->n_opened) {
 		uint32_t n = namespace_id + 16;
 		struct kvt_opened *more;

@@ -8,6 +8,7 @@
 /* Sequences are recycled with their page tables, so that a steady worker allocates nothing. */
 static struct kvt_seq *seq_take(struct kvt_client *client)
 {
+	KVT_KEEP_ERRNO;
 	struct kvt_seq *seq = client->free_seqs;
 
 	if (seq) {
@@ -47,6 +48,7 @@ void kvt_seq_destroy_all(struct kvt_client *client)
 
 static int reserve(struct kvt_seq *seq, uint64_t n_pages)
 {
+	KVT_KEEP_ERRNO;
 	uint32_t capacity = seq->capacity;
 	uint32_t *pages;
 

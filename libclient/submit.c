@@ -90,6 +90,7 @@ void kvt_client_take_message(struct kvt_client *client, int bytes)
 
 void kvt_client_look(struct kvt_client *client)
 {
+	KVT_KEEP_ERRNO;
 	unsigned int n_fds;
 	int rc = 0;
 
@@ -130,6 +131,7 @@ static void start_wait(struct kvt_client *client, struct kvt_wait *wait, int64_t
 /* The completion counter says only "look": empty it, so that the next sleep sleeps. */
 static void drain_completion(struct kvt_client *client)
 {
+	KVT_KEEP_ERRNO;
 	uint64_t count;
 
 	while (read(client->completion, &count, sizeof(count)) < 0 && errno == EINTR)
@@ -142,6 +144,7 @@ static void sleep_for_completion(struct kvt_client *client, const struct kvt_wai
 		{ .fd = client->completion, .events = POLLIN },
 		{ .fd = client->control, .events = POLLIN },
 	};
+	KVT_KEEP_ERRNO;
 	int64_t left = wait->deadline_ns;
 	struct timespec timeout;
 	int n;
@@ -373,6 +376,7 @@ static int check_request(struct kvt_client *client, const struct kvt_request *re
 
 static void ring_doorbell(struct kvt_client *client)
 {
+	KVT_KEEP_ERRNO;
 	const uint64_t one = 1;
 
 	/* A full counter wakes as well as one more; a closed one means that nobody is there,
@@ -401,6 +405,7 @@ static int submit(struct kvt_client *client, const struct kvt_request *request, 
 	struct kvt_slot *slot;
 	struct kvt_sqe sqe;
 	uint32_t number;
+	bool asleep;
 	int rc = check_request(client, request, key_words, list);
 
 	if (KVT_UNLIKELY(rc != 0))
@@ -435,12 +440,10 @@ static int submit(struct kvt_client *client, const struct kvt_request *request, 
 	fill_entry(&sqe, request, slot, number, n_keys, (uint32_t)list);
 	kvt_ring_sq_put(&client->ring, &sqe);
 	kvt_client_step(client, KVT_STEP_ENTRY_PUT);
-	if (kvt_ring_sq_publish(&client->ring)) {
-		kvt_client_step(client, KVT_STEP_TAIL_PUBLISHED);
+	asleep = kvt_ring_sq_publish(&client->ring);
+	kvt_client_step(client, KVT_STEP_TAIL_PUBLISHED);
+	if (asleep)
 		ring_doorbell(client);
-	} else {
-		kvt_client_step(client, KVT_STEP_TAIL_PUBLISHED);
-	}
 	kvt_client_step(client, KVT_STEP_SUBMITTED);
 	*ret_number = number;
 	return 0;
@@ -497,7 +500,6 @@ static void decode_counts(struct kvt_result *result, const struct kvt_cqe *cqe)
 		result->problems = cqe->a;
 		break;
 	case KVT_OP_REMOVE:
-		result->inserted = 0;
 		result->state = cqe->a;
 		break;
 	default:

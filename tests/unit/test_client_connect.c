@@ -150,7 +150,9 @@ static int connect_with(struct kvt_client **ret_client, struct kvt_error *error,
 	options.flags = flags;
 	assert_int_equal(pthread_create(&thread, NULL, serve_one, NULL), 0);
 	memset(error, 0, sizeof(*error));
+	errno = 4321;
 	rc = kvt_client_connect(ret_client, &options, error);
+	assert_int_equal(errno, 4321); /* the caller's is left alone */
 	pthread_join(thread, NULL);
 	if (rc != 0) { /* nothing stays open that came along */
 		if (connection >= 0)

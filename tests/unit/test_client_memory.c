@@ -122,9 +122,11 @@ static void a_sequence_is_begun_whole_or_not_at_all(void **state)
 	ns = inside_namespace(inside, client, 1);
 	while (rc != 0) {
 		fail_at = ++n;
+		errno = 4321;
 		rc = kvt_seq_begin(client, ns, keys, 40, 0, 0, &seq);
 		fail_at = 0;
 		assert_true(rc == 0 || (rc == -ENOMEM && seq == NULL));
+		assert_int_equal(errno, 4321); /* the caller's is left alone */
 		assert_int_equal(inside_counters(inside).live_leases, rc == 0);
 	}
 	assert_true(n >= 2);

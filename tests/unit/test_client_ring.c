@@ -789,7 +789,9 @@ static void a_hang_up_wakes_a_sleeping_call(void **state)
 	(void)state;
 	inside_pause(&world.inside, true);
 	inside_hang_up(&world.inside, world.client);
+	errno = 4321;
 	assert_int_equal(kvt_alloc(world.client, 1, &page), -ECONNRESET);
+	assert_int_equal(errno, 4321); /* the caller's is left alone */
 	check_lost("gone");
 }
 
@@ -929,12 +931,14 @@ static void a_callers_own_loop_is_woken(void **state)
 	(void)state;
 	for (uint64_t round = 1; round <= 20; round++) {
 		request.fence.value = round;
+		errno = 4321;
 		assert_int_equal(kvt_submit(world.client, &request), 0);
 		assert_int_equal(kvt_client_arm(world.client), 0);
 		assert_int_equal(kvt_fence_raise(world.client, 1, round), 0);
 		assert_int_equal(poll(fds, 2, -1), 1);
 		assert_int_equal(fds[0].revents, POLLIN);
 		assert_int_equal(kvt_reap(world.client, &result, 0, 1), 1);
+		assert_int_equal(errno, 4321);
 		/* Reaping emptied it and took the wish back. */
 		assert_int_equal(poll(fds, 2, 0), 0);
 	}
