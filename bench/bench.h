@@ -67,13 +67,19 @@ struct bench_samples {
 	uint64_t *ticks;
 	uint32_t n;
 	uint32_t capacity;
+	uint32_t preempted;
 };
 
 struct bench_summary {
 	double p50, p90, p99, max; /* ns */
 	uint32_t n;
+	uint32_t preempted; /* samples left out */
 };
 
+/** Processes on the other core whose preemption spoils a sample: the daemon, a floor. 0: none. */
+void bench_watch(unsigned int which, pid_t pid);
+/** Add a sample, unless it took long and meanwhile the kernel gave this core or the other side's to
+ * somebody else: then it is counted and left out. On a machine of one's own there are none. */
 void bench_samples_add(struct bench_samples *samples, uint64_t ticks);
 /** Sorts and empties. */
 struct bench_summary bench_samples_take(struct bench_samples *samples);

@@ -96,6 +96,7 @@ static void start_process(struct bench_floor *floor, uint32_t *const *keys)
 		serve_forever(floor);
 	}
 	floor->runs = true;
+	bench_watch(1, floor->pid);
 	bench_floor_turn(floor, false);
 }
 
@@ -118,6 +119,7 @@ void bench_floor_stop(struct bench_floor *floor)
 {
 	if (floor->pid) {
 		bench_floor_turn(floor, false);
+		bench_watch(1, 0);
 		kill(floor->pid, SIGKILL);
 		waitpid(floor->pid, NULL, 0);
 		munmap(floor->segment, floor->layout.bytes);

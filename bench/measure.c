@@ -7,12 +7,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #define MAX_AIMS 64
 #define CALIBRATE_NS 50000000u
+#define WATCHED 2u
+/* Far above what any undisturbed sample takes, far below the shortest slice of a scheduler. */
+#define SUSPICIOUS_NS 100000
 
 static double ns_per_tick = 1;
+static pid_t watched[WATCHED];
+
+static bool preempted(void);
 
 struct aim {
 	char figure[80];
@@ -70,8 +77,51 @@ double bench_ns(uint64_t ticks)
 	return (double)ticks * ns_per_tick;
 }
 
+void bench_watch(unsigned int which, pid_t pid)
+{
+	watched[which] = pid;
+	preempted(); /* what happened until now is nobody's sample */
+}
+
+/* Involuntary switches of a process so far. */
+static long switches_of(pid_t pid)
+{
+	char path[64], line[128];
+	long n = 0;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+	file = fopen(path, "r");
+	while (file && fgets(line, sizeof(line), file)) {
+		if (sscanf(line, "nonvoluntary_ctxt_switches: %ld", &n) == 1)
+			break;
+	}
+	if (file)
+		fclose(file);
+	return n;
+}
+
+/* Whether anybody who takes part lost its core since the last call. */
+static bool preempted(void)
+{
+	static long last;
+	struct rusage usage;
+	long now, before = last;
+
+	getrusage(RUSAGE_SELF, &usage);
+	now = usage.ru_nivcsw;
+	for (unsigned int i = 0; i < WATCHED; i++)
+		now += watched[i] ? switches_of(watched[i]) : 0;
+	last = now;
+	return now != before;
+}
+
 void bench_samples_add(struct bench_samples *samples, uint64_t ticks)
 {
+	if (bench_ns(ticks) > SUSPICIOUS_NS && preempted()) {
+		samples->preempted++;
+		return;
+	}
 	if (samples->n == samples->capacity) {
 		samples->capacity = samples->capacity ? samples->capacity * 2 : 4096;
 		samples->ticks = realloc(samples->ticks,
@@ -96,7 +146,7 @@ static double at(const struct bench_samples *samples, double part)
 
 struct bench_summary bench_samples_take(struct bench_samples *samples)
 {
-	struct bench_summary summary = { .n = samples->n };
+	struct bench_summary summary = { .n = samples->n, .preempted = samples->preempted };
 
 	if (samples->n) {
 		qsort(samples->ticks, samples->n, sizeof(*samples->ticks), compare);
@@ -127,6 +177,9 @@ void bench_emit(const struct bench_result *result)
 		       "\"floor\":\"%s\"",
 		       result->floor.p50, result->floor.p99, result->value.p50 / result->floor.p50,
 		       result->floor_is);
+	if (result->value.preempted || result->floor.preempted)
+		printf(",\"preempted\":%u,\"floor_preempted\":%u", result->value.preempted,
+		       result->floor.preempted);
 	printf("%s%s}\n", result->extra[0] ? "," : "", result->extra);
 	fflush(stdout);
 }

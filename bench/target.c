@@ -216,6 +216,7 @@ static void open_daemon(struct bench_target *target, uint32_t n_pages)
 				 target->options->daemon_cpu, why, sizeof(why)))
 		bench_die("%s", why);
 	watch_over(&target->daemon);
+	bench_watch(0, target->daemon.pid);
 	target->daemon_runs = true;
 	target->client = bench_connect(target, -1, &target->namespace_id);
 }
@@ -236,6 +237,7 @@ void bench_target_close(struct bench_target *target)
 {
 	if (target->client) {
 		kvt_client_close(target->client, KVT_IDLE);
+		bench_watch(0, 0);
 		stop_daemon();
 	}
 	free(target->arena);
