@@ -114,6 +114,47 @@ static void live_and_die(struct kvt_test_daemon *daemon)
 	kvt_test_equal(kvt_test_settled(daemon).free_pages, 4095);
 }
 
+/* A full completion descriptor, made blocking by its holder: ringing it must not block. */
+static void a_client_that_stuffs_its_bell_stops_nobody(void **state)
+{
+	struct kvt_test_daemon daemon;
+	struct kvt_client *client, *witness;
+	struct kvt_request request = { .op = KVT_OP_NOP };
+	struct kvt_result results[8];
+	const uint64_t words[2] = { UINT64_MAX - 1, 1 };
+	int bell;
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon, NULL);
+	kvt_test_daemon_start(&daemon, NULL);
+	witness = kvt_test_connect(&daemon);
+	client = kvt_test_connect(&daemon);
+	bell = kvt_client_completion_fd(client);
+	kvt_test_check(fcntl(bell, F_SETFL, O_NONBLOCK) == 0);
+	for (int i = 0; i < 2; i++)
+		while (write(bell, &words[i], sizeof(words[i])) > 0)
+			continue;
+	kvt_test_check(fcntl(bell, F_SETFL, 0) == 0);
+	kvt_test_equal(kvt_client_arm(client), 0);
+	for (int i = 0; i < 8; i++)
+		kvt_test_equal(kvt_submit(client, &request), 0);
+	many_operations(witness, kvt_test_namespace(witness, "witness"), 100);
+	kvt_test_audit(&daemon);
+	kvt_client_close(witness, KVT_IDLE);
+	kvt_test_check(fcntl(bell, F_SETFL, O_NONBLOCK) == 0);
+	for (int n = 0; n < 8;) {
+		int got = kvt_reap(client, results, 1, 8);
+
+		kvt_test_check(got > 0);
+		for (int i = 0; i < got; i++)
+			kvt_result_release(client, &results[i]);
+		n += got;
+	}
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_daemon_stop(&daemon);
+	kvt_test_daemon_remove(&daemon);
+}
+
 /* Somebody lowers the limit of a running daemon below what it uses: those who are connected are
  * served, the next is told why not, and all is well when there are descriptors again. */
 static void a_daemon_out_of_descriptors_says_so_and_goes_on(void **state)
@@ -477,6 +518,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_passed_socket_is_served_and_stays),
+		cmocka_unit_test(a_client_that_stuffs_its_bell_stops_nobody),
 		cmocka_unit_test(a_daemon_out_of_descriptors_says_so_and_goes_on),
 		cmocka_unit_test(an_older_kernel_without_peer_pidfds_sees_death_too),
 		cmocka_unit_test(a_client_in_a_pid_namespace_of_its_own_is_a_client_like_others),
