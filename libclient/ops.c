@@ -51,7 +51,8 @@ int kvt_lock(struct kvt_client *client, struct kvt_handle handle, struct kvt_lea
 	int rc;
 
 	if (needed > capacity) {
-		*ret_n = needed;
+		if (ret_n)
+			*ret_n = needed;
 		return kvt_client_fail(client, -ENOBUFS, KVT_REASON_LIST_SHORT,
 				       "lock: the handle names %u pages, there is room for %u",
 				       needed, capacity);

@@ -281,7 +281,7 @@ static uint64_t list_words(const struct kvt_client *client, const struct kvt_req
 {
 	uint32_t shift = client->page_shift;
 	uint64_t page_size = 1ull << shift, keys_pages = request->n_keys >> shift;
-	uint64_t most;
+	uint64_t pages, most;
 
 	if (request->list_capacity)
 		return request->list_capacity;
@@ -299,7 +299,8 @@ static uint64_t list_words(const struct kvt_client *client, const struct kvt_req
 				keys_pages + (request->handle.positions >> shift) :
 				0);
 	case KVT_OP_BEGIN:
-		return (request->n_keys + (uint64_t)request->arg + page_size - 1) >> shift;
+		pages = (request->n_keys + (uint64_t)request->arg + page_size - 1) >> shift;
+		return pages < client->info.n_pages ? pages : 1; /* refused: too large */
 	case KVT_OP_COMMIT:
 		/* The whole page table, whose length only the daemon and kvt_seq know. */
 		most = client->list.count / 4;
@@ -364,6 +365,12 @@ static int check_request(struct kvt_client *client, const struct kvt_request *re
 				       "insert: %u keys are %u whole pages, but %u were given",
 				       request->n_keys, request->n_keys >> client->page_shift,
 				       request->n_pages);
+	/* More pages than there are: the daemon would say so, but no list holds the answer. */
+	if (list > client->list.count && list >= client->info.n_pages && !request->list_capacity &&
+	    (request->op == KVT_OP_ALLOC || request->op == KVT_OP_EXTEND))
+		return kvt_client_fail(client, -ENOSPC, KVT_REASON_TOO_LARGE, "%s: %s",
+				       kvt_op_name((int)request->op),
+				       kvt_reason_text(KVT_REASON_TOO_LARGE));
 	if (key_words > client->keys.count || list > client->list.count)
 		return kvt_client_fail(client, -E2BIG, 0,
 				       "%s needs %llu key and %llu list words, the areas have %u "

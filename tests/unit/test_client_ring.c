@@ -158,6 +158,12 @@ static void the_rare_operations_answer_too(void **state)
 	assert_int_equal(kvt_call(client, &request, &result), -ENOBUFS);
 	assert_int_equal(result.needed, 20);
 	assert_non_null(strstr(kvt_client_error(client)->text, "needs 20"));
+	/* Too large for the pool is the daemon's to say, however short the list area is. */
+	request = (struct kvt_request){ .op = KVT_OP_BEGIN, .namespace_id = ns, .arg = 1u << 30 };
+	assert_int_equal(kvt_call(client, &request, &result), -ENOSPC);
+	assert_int_equal(result.reason, KVT_REASON_TOO_LARGE);
+	assert_int_equal(kvt_alloc(client, 1u << 30, pages), -ENOSPC);
+	assert_int_equal(kvt_client_error(client)->reason, KVT_REASON_TOO_LARGE);
 	assert_int_equal(kvt_client_close(client, KVT_IDLE), 0);
 	inside_forget(&world.inside, client);
 }
