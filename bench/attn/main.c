@@ -300,8 +300,8 @@ static double measure_run(const struct measure *measure)
 	       measure->type == KVT_ATTN_BF16 ? "bf16" : "fp32", measure->n_threads, n_kept,
 	       options.n_repetitions - n_kept);
 	if (!n_kept) {
-		printf(", \"error\": \"the machine was never quiet: floors differed by more than "
-		       "10 %% in every repetition\"}\n");
+		printf(", \"error\": \"the machine was never quiet: each time, floors differed by more "
+		       "than 10 %% or threads waited for a CPU\"}\n");
 		return 0;
 	}
 	qsort(repetitions, n_kept, sizeof *repetitions, repetition_compare);

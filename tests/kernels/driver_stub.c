@@ -179,6 +179,18 @@ EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t byte
 	return 0;
 }
 
+EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t bytes)
+{
+	memcpy((void *)(uintptr_t)target, source, bytes);
+	return 0;
+}
+
+EXPORT int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t bytes)
+{
+	memcpy(target, (void *)(uintptr_t)source, bytes);
+	return 0;
+}
+
 EXPORT int cuEventCreate(void **event, unsigned int flags)
 {
 	MAY_FAIL();

@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The kernels on a real CUDA device: results against double precision, the same bits warm and
+ * cold, poison. Without a device it skips. (With LD_LIBRARY_PATH at the stub of the driver it
+ * runs on emulated hardware, which tests the test.)
+ */
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/kernels/support.h"
+
+static int (*memory_alloc)(uint64_t *memory, size_t bytes);
+static int (*memory_free)(uint64_t memory);
+static int (*memory_upload)(uint64_t target, const void *source, size_t bytes);
+static int (*memory_download)(void *target, uint64_t source, size_t bytes);
+static int (*context_retain)(void **context, int device);
+static int (*context_push)(void *context);
+
+static void *symbol(void *library, const char *name)
+{
+	void *found = dlsym(library, name);
+
+	if (!found) {
+		fprintf(stderr, "libcuda.so.1 has no %s\n", name);
+		exit(1);
+	}
+	return found;
+}
+
+static void driver_load(void)
+{
+	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+	void *context = NULL;
+
+	*(void **)(void *)&memory_alloc = symbol(library, "cuMemAlloc_v2");
+	*(void **)(void *)&memory_free = symbol(library, "cuMemFree_v2");
+	*(void **)(void *)&memory_upload = symbol(library, "cuMemcpyHtoD_v2");
+	*(void **)(void *)&memory_download = symbol(library, "cuMemcpyDtoH_v2");
+	*(void **)(void *)&context_retain = symbol(library, "cuDevicePrimaryCtxRetain");
+	*(void **)(void *)&context_push = symbol(library, "cuCtxPushCurrent_v2");
+	if (context_retain(&context, 0) || context_push(context)) {
+		fprintf(stderr, "cannot enter the device's context\n");
+		exit(1);
+	}
+}
+
+static uint64_t upload(const void *data, size_t bytes)
+{
+	uint64_t memory = 0;
+
+	if (memory_alloc(&memory, bytes) || memory_upload(memory, data, bytes)) {
+		fprintf(stderr, "cannot copy %zu bytes to the device\n", bytes);
+		exit(1);
+	}
+	return memory;
+}
+
+/* A text in a pool on the host, for the reference, and the same slab on the device. */
+struct model {
+	struct pool pool;
+	struct text text;
+	uint64_t slab;
+	struct kvt_attn_view view;
+	uint32_t q_type;
+	uint32_t group_heads;
+};
+
+static void model_upload(struct model *model)
+{
+	if (memory_upload(model->slab, model->pool.slab.data, model->pool.slab.bytes))
+		case_fail(__FILE__, __LINE__, "upload");
+}
+
+static struct model model_make(uint32_t head_dim, uint32_t n_kv_heads, uint32_t group_heads,
+			       uint32_t n_positions, uint32_t page_size, uint32_t kv_type,
+			       uint32_t q_type)
+{
+	struct pool_options options = { .n_pages = n_positions / page_size + 9,
+					.page_size = page_size,
+					.n_kv_heads = n_kv_heads,
+					.head_dim = head_dim,
+					.type = kv_type,
+					.layout = page_size & 1,
+					.seed = 3 };
+	struct model model = { .q_type = q_type,
+			       .group_heads = group_heads,
+			       .pool = pool_make(&options) };
+
+	model.text = text_make(&model.pool, 1, n_positions);
+	model.slab = upload(model.pool.slab.data, model.pool.slab.bytes);
+	model.view = model.pool.view;
+	model.view.k = (void *)(uintptr_t)(model.slab + (uint64_t)((char *)model.pool.view.k -
+								   (char *)model.pool.slab.data));
+	model.view.v = (void *)(uintptr_t)(model.slab + (uint64_t)((char *)model.pool.view.v -
+								   (char *)model.pool.slab.data));
+	return model;
+}
+
+static void model_free(struct model *model)
+{
+	memory_free(model->slab);
+	text_free(&model->text);
+	pool_free(&model->pool);
+}
+
+static struct rows run(struct kvt_attn_context *context, const struct model *model, uint32_t first,
+		       uint32_t n)
+{
+	uint32_t dim = model->pool.geometry.head_dim;
+	uint32_t n_heads = model->pool.geometry.n_kv_heads * model->group_heads;
+	struct rows rows = rows_make(n, n_heads, dim, model->q_type, KVT_ATTN_F32);
+	struct kvt_attn_sequence sequence = { .n_queries = n,
+					      .n_positions = first + n,
+					      .pages = model->text.pages,
+					      .n_pages = model->text.n_pages };
+	struct kvt_attn_prefill prefill = { .kv = model->view,
+					    .sequences = &sequence,
+					    .n_sequences = 1,
+					    .n_q_heads = n_heads,
+					    .q_type = model->q_type,
+					    .out_type = KVT_ATTN_F32,
+					    .scale = 1.0f / sqrtf((float)dim) };
+	uint64_t q, out;
+
+	rows_fill(&rows, 0, 1, first, n);
+	q = upload(rows.q.data, rows.q.bytes);
+	out = upload(rows.out.data, rows.out.bytes);
+	prefill.q = (const void *)(uintptr_t)q;
+	prefill.out = (void *)(uintptr_t)out;
+	EXPECT_EQUAL(kvt_attn_append_prefill(context, &prefill, NULL), 0);
+	EXPECT_EQUAL(memory_download(rows.out.data, out, rows.out.bytes), 0);
+	memory_free(q);
+	memory_free(out);
+	return rows;
+}
+
+static void rows_check(const struct model *model, const struct rows *rows, uint32_t first,
+		       uint32_t n)
+{
+	struct random random = { 7 };
+	uint32_t dim = rows->head_dim;
+
+	for (uint32_t i = 0; i < 12; i++) {
+		uint32_t query = i == 0 ? 0 : i == 1 ? n - 1 : random_below(&random, n);
+		uint32_t head = random_below(&random, rows->n_heads);
+		size_t index = ((size_t)query * rows->n_heads + head) * dim;
+		double expected[256], difference = 0, norm = 0, error;
+
+		reference_row(&model->pool, &model->text,
+			      (char *)rows->q.data + index * type_bytes(rows->q_type), rows->q_type,
+			      head / model->group_heads, first + query + 1,
+			      (double)(1.0f / sqrtf((float)dim)), expected);
+		for (uint32_t j = 0; j < dim; j++) {
+			double value = ((float *)rows->out.data)[index + j];
+
+			difference += (value - expected[j]) * (value - expected[j]);
+			norm += expected[j] * expected[j];
+		}
+		error = sqrt(difference / norm);
+		if (!(error <= (model->q_type == KVT_ATTN_BF16 ? 5e-3 : 1e-3)))
+			case_fail(__FILE__, __LINE__, "query %u, head %u: relative error %g", query,
+				  head, error);
+	}
+}
+
+static void compare(const struct rows *expected, uint32_t expected_first, const struct rows *result,
+		    uint32_t first, uint32_t n)
+{
+	size_t row_bytes = (size_t)expected->n_heads * expected->head_dim * sizeof(float);
+
+	for (uint32_t i = 0; i < n; i++) {
+		if (memcmp((char *)expected->out.data + (first - expected_first + i) * row_bytes,
+			   (char *)result->out.data + i * row_bytes, row_bytes) != 0)
+			case_fail(__FILE__, __LINE__, "position %u has other bits", first + i);
+	}
+}
+
+static void shapes_test(struct kvt_attn_context *context)
+{
+	static const struct {
+		uint32_t head_dim, n_kv_heads, group_heads, n_positions, page_size, n, kv_type,
+			q_type;
+	} shapes[] = {
+		{ 64, 2, 4, 150, 16, 40, KVT_ATTN_BF16, KVT_ATTN_BF16 },
+		{ 80, 1, 3, 100, 1, 100, KVT_ATTN_F16, KVT_ATTN_F16 },
+		{ 96, 1, 7, 90, 32, 11, KVT_ATTN_BF16, KVT_ATTN_BF16 },
+		{ 128, 1, 4, 200, 64, 77, KVT_ATTN_BF16, KVT_ATTN_BF16 },
+		{ 128, 1, 2, 130, 16, 33, KVT_ATTN_F8_E4M3, KVT_ATTN_BF16 },
+		{ 256, 1, 2, 70, 16, 35, KVT_ATTN_F16, KVT_ATTN_F16 },
+		{ 17, 1, 2, 70, 4, 40, KVT_ATTN_BF16, KVT_ATTN_BF16 },
+	};
+
+	for (uint32_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+		struct model model =
+			model_make(shapes[i].head_dim, shapes[i].n_kv_heads, shapes[i].group_heads,
+				   shapes[i].n_positions, shapes[i].page_size, shapes[i].kv_type,
+				   shapes[i].q_type);
+		uint32_t first = shapes[i].n_positions - shapes[i].n;
+		struct rows rows;
+
+		case_begin("gpu: dim %u, %u of %u, page size %u, %s KV, %s q", shapes[i].head_dim,
+			   shapes[i].n, shapes[i].n_positions, shapes[i].page_size,
+			   type_name(shapes[i].kv_type), type_name(shapes[i].q_type));
+		rows = run(context, &model, first, shapes[i].n);
+		rows_check(&model, &rows, first, shapes[i].n);
+		rows_free(&rows);
+		model_free(&model);
+	}
+}
+
+static void bits_test(struct kvt_attn_context *context, uint32_t n_positions, uint32_t n)
+{
+	static const uint32_t chunks[] = { 1, 2, 17, 1, 35 };
+	struct model model = model_make(64, 1, 4, n_positions, 16, KVT_ATTN_BF16, KVT_ATTN_BF16);
+	uint32_t start = n_positions - n, first = start;
+	struct rows expected, result;
+
+	case_begin("gpu: the same bits in chunks and decode, %u positions", n_positions);
+	expected = run(context, &model, start, n);
+	rows_check(&model, &expected, start, n);
+	for (uint32_t i = 0; first < n_positions; i++) {
+		uint32_t size =
+			chunks[i % 5] < n_positions - first ? chunks[i % 5] : n_positions - first;
+
+		result = run(context, &model, first, size);
+		compare(&expected, start, &result, first, size);
+		rows_free(&result);
+		first += size;
+	}
+	rows_free(&expected);
+	model_free(&model);
+}
+
+static void poison_test(struct kvt_attn_context *context)
+{
+	struct model model = model_make(64, 1, 2, 260, 16, KVT_ATTN_BF16, KVT_ATTN_BF16);
+	struct rows clean, poisoned;
+
+	case_begin("gpu: V that is not finite reaches no earlier row");
+	clean = run(context, &model, 200, 60);
+	element_write(pool_element(&model.pool, 1, model.text.pages[230 / 16], 0, 230 % 16, 5),
+		      KVT_ATTN_BF16, INFINITY);
+	model_upload(&model);
+	poisoned = run(context, &model, 200, 60);
+	compare(&clean, 200, &poisoned, 200, 30);
+	EXPECT(!isfinite(((float *)poisoned.out.data)[30 * 128 + 5]));
+	EXPECT(!isfinite(((float *)poisoned.out.data)[59 * 128 + 64 + 5]));
+	rows_free(&clean);
+	rows_free(&poisoned);
+	model_free(&model);
+}
+
+int main(void)
+{
+	struct kvt_attn_options options = { .device = KVT_ATTN_CUDA };
+	struct kvt_attn_context *context = NULL;
+	char text[256] = "";
+
+	if (kvt_attn_open(&options, &context, text, sizeof text)) {
+		printf("skip: %s\n", text);
+		return 77;
+	}
+	printf("%s\n", kvt_attn_describe(context));
+	driver_load();
+	shapes_test(context);
+	bits_test(context, 1100, 60);
+	/* Emulated hardware takes too long for what a device does at once. */
+	if (!getenv("KVT_TEST_EMULATED")) {
+		bits_test(context, 3000, 2900);
+		bits_test(context, 20000, 300);
+	}
+	poison_test(context);
+	kvt_attn_close(context);
+	return cases_end();
+}
