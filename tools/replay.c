@@ -53,7 +53,7 @@ static const char usage_text[] =
 	"Replays a request trace through worker processes that share one daemon.\n\n"
 	"  --format F          mooncake, agent, jsonl (plain or gzip FILE), or generate (no FILE)\n"
 	"  --workers N         worker processes (4)\n"
-	"  --socket PATH       use this daemon; default: start one of our own\n"
+	"  --socket PATH       use this daemon (KVTRUNK_SOCKET); default: start one of our own\n"
 	"  --start-daemon      start one of our own even if --socket or KVTRUNK_SOCKET is given\n"
 	"  --daemon PROGRAM    kvtrunkd to start (default: beside kvtctl)\n"
 	"  --pages N           pages of our own daemon, the scratch page included\n"
@@ -281,7 +281,8 @@ static void check(struct kvt_replay_options *options, bool format_given)
 		usage_error("--kill %u would leave no worker of %u", options->kills,
 			    options->workers);
 	if (options->socket_path && (options->log_path || options->disabled))
-		usage_error("--log and --disabled are for a daemon of our own: leave out --socket");
+		usage_error("--log and --disabled are for a daemon of our own: add "
+			    "--start-daemon, or leave out --socket and KVTRUNK_SOCKET");
 	if (!options->n_pages)
 		options->n_pages = DEFAULT_POSITIONS / options->page_size + 1;
 	if (!options->page_bytes)
@@ -651,7 +652,10 @@ static int run(struct replay *replay)
 
 static void defaults(struct kvt_replay_options *options)
 {
+	const char *socket_path = getenv("KVTRUNK_SOCKET");
+
 	*options = (struct kvt_replay_options){
+		.socket_path = socket_path && *socket_path ? socket_path : NULL,
 		.policy = "lru", .workers = 4, .page_size = 64, .chunk = 512, .concurrency = 1,
 		.n_namespaces = 1, .verify = true, .simulate = true,
 		.trace = { .users = 16 },

@@ -55,6 +55,9 @@ wrong "power of two" --format generate --page-size 48
 wrong "leave no worker" --format generate --workers 2 --kill 2
 wrong "from 1 to 64, not '65'" --format generate --workers 65
 wrong "time-scale" --format generate --time-scale x
+KVTRUNK_SOCKET=/none/such wrong "daemon of our own" --format generate --disabled
+KVTRUNK_SOCKET=/none/such replay --format generate --requests 5 --start-daemon
+sound
 "$kvtctl" replay --format generate --requests 5 --socket "$work/none" >"$work/out" 2>&1
 [ $? = 3 ] || die "no daemon: wrong exit status"
 echo ok
