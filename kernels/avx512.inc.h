@@ -154,19 +154,36 @@ static inline __attribute__((always_inline)) void transpose_16(__m512i *rows)
  * Ask for a row of bytes that will be read soon, into the second cache: the first has work to do.
  */
 /*
- * Fetch what will be read soon: into the first cache the VW rows from row first on, and into the
- * second cache as many of the rows ahead. Row by row, as memory likes it.
+ * Fetch what will be read soon, row by row, as memory likes it: into the first cache the rows that
+ * come next, into the second cache those that come a block later.
  */
-static inline void rows_fetch(const struct kvt_rows *rows, const struct kvt_rows *ahead,
-			      uint32_t first, uint32_t bytes)
+static inline void rows_fetch(const struct kvt_rows *rows, uint32_t first, uint32_t n,
+			      uint32_t bytes)
 {
-	for (uint32_t i = first; i < first + VW; i++) {
-		for (uint32_t j = 0; j < bytes; j += 64)
-			_mm_prefetch(rows->at[i] + j, _MM_HINT_T0);
+	for (uint32_t i = first; i < first + n; i++) {
+		const char *row = rows->at[i];
+
+		for (uint32_t j = 0; j < bytes; j += 256) {
+			_mm_prefetch(row + j, _MM_HINT_T0);
+			_mm_prefetch(row + j + 64, _MM_HINT_T0);
+			_mm_prefetch(row + j + 128, _MM_HINT_T0);
+			_mm_prefetch(row + j + 192, _MM_HINT_T0);
+		}
 	}
-	for (uint32_t i = first - VW; ahead->n && i < first; i++) {
-		for (uint32_t j = 0; j < bytes; j += 64)
-			_mm_prefetch(ahead->at[i] + j, _MM_HINT_T1);
+}
+
+static inline void ahead_fetch(const struct kvt_rows *ahead, uint32_t first, uint32_t n,
+			       uint32_t bytes)
+{
+	for (uint32_t i = first; ahead->n && i < first + n; i++) {
+		const char *row = ahead->at[i];
+
+		for (uint32_t j = 0; j < bytes; j += 256) {
+			_mm_prefetch(row + j, _MM_HINT_T1);
+			_mm_prefetch(row + j + 64, _MM_HINT_T1);
+			_mm_prefetch(row + j + 128, _MM_HINT_T1);
+			_mm_prefetch(row + j + 192, _MM_HINT_T1);
+		}
 	}
 }
 

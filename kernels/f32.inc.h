@@ -7,7 +7,7 @@
  *   v_store_first      store the first n lanes
  *   v_transpose        VW vectors: lane j of vector i becomes lane i of vector j
  *   v_any_not_finite   whether any lane is infinite or NaN
- *   rows_fetch         ask for rows that will be read soon
+ *   rows_fetch, ahead_fetch  ask for rows that will be read soon, and later
  */
 
 #define STEP 1
@@ -57,14 +57,21 @@ static inline __attribute__((always_inline)) void keys_pack_of(element *panel,
 							       uint32_t dim, const uint32_t type)
 {
 	const uint32_t bytes = kvt_type_size(type);
+	/* Spread over the transpositions, so that fetches do not queue up; at least one in each. */
+	const uint32_t n_fetch = (VW + dim / VW - 1) / (dim / VW ? dim / VW : 1);
 
 	for (uint32_t key = 0; key < rows->n; key += VW) {
-		rows_fetch(rows, ahead, key + VW, dim * bytes);
+		uint32_t fetched = key;
+
+		rows_fetch(rows, key + VW, VW, dim * bytes);
 		for (uint32_t x = 0; x < dim; x += VW) {
 			uint32_t steps = dim - x < VW ? dim - x : VW;
 			element *to = panel + x * (GEMM_VECTORS * VW) + key;
 			vf t[VW];
 
+			if (fetched < key + VW)
+				ahead_fetch(ahead, fetched, n_fetch, dim * bytes);
+			fetched += n_fetch;
 			UNROLL_FOR (i, VW)
 				t[i] = floats_load(rows->at[key + i] + x * bytes, dim - x, type);
 			v_transpose(t);
@@ -113,7 +120,8 @@ static inline __attribute__((always_inline)) bool values_pack_of(element *chunk,
 		const char *const *at = rows->at + key;
 		uint32_t n = rows->n - key < VW ? rows->n - key : VW;
 
-		rows_fetch(rows, ahead, key + VW, dim * kvt_type_size(type));
+		rows_fetch(rows, key + VW, VW, dim * kvt_type_size(type));
+		ahead_fetch(ahead, key, VW, dim * kvt_type_size(type));
 		for (uint32_t panel = 0; panel < n_panels; panel++) {
 			uint32_t first = n_vectors * panel / n_panels;
 			uint32_t width = n_vectors * (panel + 1) / n_panels - first;

@@ -16,8 +16,9 @@
 	instance(rows, 1) instance(rows, 2) instance(rows, 3) instance(rows, 4)
 #define GEMM_CASES(instance)                                                                       \
 	GEMM_CASES_OF(instance, 1)                                                                 \
-	GEMM_CASES_OF(instance, 2) GEMM_CASES_OF(instance, 3) GEMM_CASES_OF(instance, 4)           \
-		GEMM_CASES_OF(instance, 5) GEMM_CASES_OF(instance, 6)
+	GEMM_CASES_OF(instance, 2)                                                                 \
+	GEMM_CASES_OF(instance, 3) GEMM_CASES_OF(instance, 4) GEMM_CASES_OF(instance, 5)           \
+		GEMM_CASES_OF(instance, 6)
 
 /*
  * fp8: the bits below the sign, as those of a float 2^120 too small, which the product makes

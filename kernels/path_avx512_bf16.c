@@ -16,12 +16,16 @@
 #define TILE 24
 #define BLOCK 256
 
+/* Positions between fetches of values, so that fetches do not queue up. */
+#define FEW 4
+
 #define GEMM_CASES_OF(instance, rows)                                                              \
 	instance(rows, 1) instance(rows, 2) instance(rows, 3) instance(rows, 4)
 #define GEMM_CASES(instance)                                                                       \
 	GEMM_CASES_OF(instance, 1)                                                                 \
-	GEMM_CASES_OF(instance, 2) GEMM_CASES_OF(instance, 3) GEMM_CASES_OF(instance, 4)           \
-		GEMM_CASES_OF(instance, 5) GEMM_CASES_OF(instance, 6)
+	GEMM_CASES_OF(instance, 2)                                                                 \
+	GEMM_CASES_OF(instance, 3) GEMM_CASES_OF(instance, 4) GEMM_CASES_OF(instance, 5)           \
+		GEMM_CASES_OF(instance, 6)
 
 typedef uint16_t element;
 typedef __m512i vb;
@@ -95,6 +99,9 @@ static inline __m512i f8_bf16(__m256i bytes)
 /* The first n (at most 32) elements of a row in bf16, and zeros. Nothing behind them is read. */
 static inline __m512i halves_load(const void *source, uint32_t n, bool f8)
 {
+	/* A load without a mask is cheaper; the branch is the same for all rows. */
+	if (!f8 && n >= 32)
+		return _mm512_loadu_si512(source);
 	if (f8)
 		return f8_bf16(_mm256_maskz_loadu_epi8(first_mask_32(n), source));
 	return _mm512_maskz_loadu_epi16(first_mask_32(n), source);
@@ -116,14 +123,20 @@ static inline __attribute__((always_inline)) void keys_pack_of(element *panel,
 {
 	const uint32_t bytes = f8 ? 1 : 2;
 	const uint32_t n_steps = (dim + 1) / 2;
+	/* Spread over the transpositions, so that fetches do not queue up. */
+	const uint32_t n_fetch = VW / ((dim + 2 * VW - 1) / (2 * VW));
 
 	for (uint32_t key = 0; key < rows->n; key += VW) {
-		rows_fetch(rows, ahead, key + VW, dim * bytes);
+		uint32_t fetched = key;
+
+		rows_fetch(rows, key + VW, VW, dim * bytes);
 		for (uint32_t x = 0; x < dim; x += 2 * VW) {
 			uint32_t steps = n_steps - x / 2 < VW ? n_steps - x / 2 : VW;
 			element *to = panel + (x * GEMM_VECTORS * VW + 2 * key);
 			__m512i t[16];
 
+			ahead_fetch(ahead, fetched, n_fetch, dim * bytes);
+			fetched += n_fetch;
 			UNROLL_FOR (i, 16)
 				t[i] = halves_load(rows->at[key + i] + x * bytes, dim - x, f8);
 			transpose_16(t);
@@ -201,11 +214,12 @@ static inline __attribute__((always_inline)) bool values_pack_of(element *chunk,
 	const uint32_t n_panels = (n_vectors + GEMM_VECTORS - 1) / GEMM_VECTORS;
 	__m512i highest = _mm512_setzero_si512(), some;
 
-	for (uint32_t key = 0; key < rows->n; key += VW) {
+	for (uint32_t key = 0; key < rows->n; key += FEW) {
 		const char *const *at = rows->at + key;
-		uint32_t n = rows->n - key < VW ? rows->n - key : VW;
+		uint32_t n = rows->n - key < FEW ? rows->n - key : FEW;
 
-		rows_fetch(rows, ahead, key + VW, dim * (f8 ? 1 : 2));
+		rows_fetch(rows, key + VW, FEW, dim * (f8 ? 1 : 2));
+		ahead_fetch(ahead, key, FEW, dim * (f8 ? 1 : 2));
 		for (uint32_t panel = 0; panel < n_panels; panel++) {
 			uint32_t first = n_vectors * panel / n_panels;
 			uint32_t width = n_vectors * (panel + 1) / n_panels - first;
