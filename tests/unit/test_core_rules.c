@@ -557,6 +557,30 @@ static void generated_keys_leave_a_shared_path(void **state)
 	world_free(w);
 }
 
+/* Keys beyond the last whole page wait for those of the next COMMIT, however they come. */
+static void generated_keys_become_pages_however_they_come(void **state)
+{
+	(void)state;
+	for (uint32_t at_once = 1; at_once <= 11; at_once++) {
+		struct world *w = world_small(4, 80);
+		struct client *a = client_new(w);
+		uint32_t ns = space_open(a, "ns"), known = 6;
+		struct keys all = range(1, 60);
+		struct seq *seq = begin(a, ns, head(all, known), 54, 0);
+
+		while (known < 60) {
+			struct keys more = head(after(all, known), at_once);
+
+			known += more.n;
+			expect_ok(commit(seq, known, more, 0));
+			expect_matched(a, ns, all, known / 4 * 4);
+		}
+		expect_ok(end(seq));
+		assert_int_equal(match_lock(a, ns, all).matched, 60);
+		world_free(w);
+	}
+}
+
 /* ---- expiry */
 
 static void what_expires_is_gone_at_its_time(void **state)
@@ -825,6 +849,7 @@ int main(void)
 		CASE(a_removed_path_is_stale_for_its_lease_alone),
 		CASE(after_reset_new_leases_commit_and_old_ones_do_not),
 		CASE(generated_keys_leave_a_shared_path),
+		CASE(generated_keys_become_pages_however_they_come),
 		CASE(what_expires_is_gone_at_its_time),
 		CASE(many_expire_at_once),
 		CASE(below_an_expired_node_nothing_is_found_or_named),
