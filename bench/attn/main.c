@@ -44,6 +44,7 @@ struct repetition {
 	double seconds;
 	double rate; /* 1e9 operations or bytes a second */
 	double floor;
+	double paged; /* decode by one thread: its paged read, beside its sequential one */
 };
 
 /* One measured thing. */
@@ -262,13 +263,15 @@ static uint32_t measure_repeat(const struct measure *measure, struct repetition 
 	for (uint32_t i = 0; i < options.n_repetitions; i++) {
 		double before = floor_sample(measure, &pool);
 		double seconds = kernel_seconds(context, &pool);
+		double paged = measure->n_queries == 1 ? paged_read(&pool, measure->n_threads) : 0;
 		double after = floor_sample(measure, &pool);
 		double low = before < after ? before : after,
 		       high = before < after ? after : before;
 
 		if (high > low * 1.1 || seconds == 0)
 			continue;
-		repetitions[n_kept++] = (struct repetition){ seconds, work / seconds * 1e-9, high };
+		repetitions[n_kept++] =
+			(struct repetition){ seconds, work / seconds * 1e-9, high, paged };
 	}
 	kvt_attn_close(context);
 	pool_free(&pool, measure);
@@ -300,7 +303,8 @@ static double measure_run(const struct measure *measure)
 	       measure->type == KVT_ATTN_BF16 ? "bf16" : "fp32", measure->n_threads, n_kept,
 	       options.n_repetitions - n_kept);
 	if (!n_kept) {
-		printf(", \"error\": \"the machine was never quiet: each time, floors differed by more "
+		printf(", \"error\": \"the machine was never quiet: each time, floors differed by "
+		       "more "
 		       "than 10 %% or threads waited for a CPU\"}\n");
 		return 0;
 	}
@@ -314,6 +318,8 @@ static double measure_run(const struct measure *measure)
 	else
 		printf(", \"gflops\": %.1f, \"peak\": \"%s\", \"peak_gflops\": %.1f", median->rate,
 		       floor_name(measure->floor), median->floor);
+	if (decode && measure->n_threads == 1)
+		printf(", \"paged_read_gbytes_per_s\": %.2f", median->paged);
 	printf(", \"fraction\": %.3f, \"fraction_lowest\": %.3f, \"fraction_highest\": %.3f, "
 	       "\"aim\": %.2f}\n",
 	       median->rate / median->floor, repetitions[0].rate / repetitions[0].floor,
@@ -350,7 +356,7 @@ static void scaling_run(const struct measure *measure, uint32_t n_threads)
 		    seconds_all == 0)
 			continue;
 		ratios[n_kept++] = (struct repetition){ seconds_all, seconds_one / seconds_all,
-							peak_all / peak_one };
+							peak_all / peak_one, 0 };
 	}
 	printf("{\"name\": \"scaling\", \"path\": \"%s\", \"q\": %u, \"k\": %u, \"threads\": %u, "
 	       "\"repetitions\": %u, \"dropped\": %u",
