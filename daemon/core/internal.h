@@ -112,6 +112,7 @@ struct kvt_core {
 
 	uint32_t *op_pages;  /* pages of an INSERT or FREE, copied */
 	uint32_t *op_keys;   /* generated keys, copied */
+	uint32_t *log_keys;  /* keys of a logged operation, copied: it runs on what is logged */
 	uint32_t *path_list; /* pages of an INSERT's path as they are before it */
 	uint64_t *page_mark; /* bit per page: seen in this list */
 	uint32_t first_page[KVT_MAX_PAGE_SIZE]; /* keys that decide where a new run goes */
@@ -324,6 +325,7 @@ struct kvt_op_context {
 	const struct kvt_sqe *sqe;
 	const struct kvt_core_view *view;
 	struct kvt_cqe *cqe;
+	const uint32_t *keys; /* of the entry: client memory, or the copy that the log gets */
 };
 int kvt_lease_quota(struct kvt_core *core, struct kvt_op_context *op);
 uint32_t kvt_lease_make(struct kvt_core *core, uint32_t session, uint32_t kind, uint32_t node,

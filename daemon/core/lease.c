@@ -198,7 +198,7 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 {
 	const struct kvt_sqe *sqe = op->sqe;
 	uint64_t positions = (uint64_t)sqe->n_keys + sqe->arg;
-	const uint32_t *keys = op->view->keys + sqe->keys_offset;
+	const uint32_t *keys = op->keys;
 	uint32_t flags = sqe->flags;
 	int error;
 
@@ -261,8 +261,7 @@ static uint32_t begin_path(struct kvt_core *core, struct kvt_op_context *op,
 	if (plan->fresh == 0)
 		return end;
 	deepest = kvt_grow(core, end, core->first_page,
-			   op->view->keys + op->sqe->keys_offset +
-				   (size_t)walk->walked * core->ps,
+			   op->keys + (size_t)walk->walked * core->ps,
 			   plan->fresh, 0, KVT_NEVER);
 	kvt_path_lock(core, deepest, end);
 	return deepest;
@@ -293,7 +292,7 @@ int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 	lease->computed = plan.reuse * core->ps;
 	lease->own_start = plan.walk.walked;
 	kvt_racy_copy(core->tails + (size_t)id * core->ps,
-		      op->view->keys + sqe->keys_offset + sqe->n_keys / core->ps * core->ps,
+		      op->keys + sqe->n_keys / core->ps * core->ps,
 		      sqe->n_keys % core->ps);
 	kvt_path_pages(core, node, plan.reuse, list);
 	append_pages(core, id, plan.table - plan.reuse, list + plan.reuse);
@@ -350,7 +349,7 @@ static int plan_growth(struct kvt_core *core, struct kvt_op_context *op, struct 
 	plan->tail = lease->known % core->ps;
 	memcpy(core->op_keys, core->tails + (size_t)plan->id * core->ps,
 	       plan->tail * sizeof(uint32_t));
-	kvt_racy_copy(core->op_keys + plan->tail, op->view->keys + op->sqe->keys_offset,
+	kvt_racy_copy(core->op_keys + plan->tail, op->keys,
 		      plan->n_keys);
 	plan->pages = core->config.disabled ? 0 : (plan->tail + plan->n_keys) / core->ps;
 	if (plan->pages == 0)

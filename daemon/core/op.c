@@ -194,7 +194,7 @@ static int op_match(struct kvt_core *core, struct kvt_op_context *op)
 	struct kvt_walk walk;
 	int error;
 
-	kvt_walk_keys(core, sqe->namespace_id, op->view->keys + sqe->keys_offset, pages, &walk);
+	kvt_walk_keys(core, sqe->namespace_id, op->keys, pages, &walk);
 	core->effort.path_nodes = walk.path_nodes;
 	core->record.known_node = walk.walked ? walk.node : KVT_NONE;
 	core->record.known_positions = walk.walked * core->ps;
@@ -292,7 +292,7 @@ static int op_alloc(struct kvt_core *core, struct kvt_op_context *op)
 
 static int op_free(struct kvt_core *core, struct kvt_op_context *op)
 {
-	const uint32_t *pages = op->view->keys + op->sqe->keys_offset;
+	const uint32_t *pages = op->keys;
 	uint32_t n = op->sqe->n_keys;
 	int reason = kvt_pages_check(core, op->session, pages, n, NULL, 0);
 
@@ -320,7 +320,7 @@ struct insert_plan {
 static int insert_walk(struct kvt_core *core, struct kvt_op_context *op, struct insert_plan *plan)
 {
 	const struct kvt_sqe *sqe = op->sqe;
-	const uint32_t *keys = op->view->keys + sqe->keys_offset;
+	const uint32_t *keys = op->keys;
 	struct kvt_walk *walk = &plan->walk;
 	uint32_t node;
 	int error;
@@ -358,8 +358,7 @@ static bool insert_keys_changed(struct kvt_core *core, struct kvt_op_context *op
 	uint32_t equal;
 
 	kvt_racy_copy(core->first_page,
-		      op->view->keys + op->sqe->keys_offset +
-			      (size_t)(walk->walked - plan->base) * core->ps,
+		      op->keys + (size_t)(walk->walked - plan->base) * core->ps,
 		      core->ps);
 	if (walk->node == KVT_NONE)
 		return false;
@@ -499,8 +498,7 @@ static int op_insert(struct kvt_core *core, struct kvt_op_context *op)
 		if (plan.need.root)
 			plan.walk.node = kvt_root_make(core, sqe->namespace_id);
 		deepest = plan.need.split ? kvt_walk_cut(core, &plan.walk) : plan.walk.node;
-		keys = op->view->keys + sqe->keys_offset +
-		       (size_t)(plan.walk.walked - plan.base) * core->ps;
+		keys = op->keys + (size_t)(plan.walk.walked - plan.base) * core->ps;
 		if (plan.fresh > 0)
 			deepest = kvt_grow(core, deepest, core->first_page, keys, plan.fresh,
 					   sqe->priority, expiry);
@@ -560,7 +558,7 @@ static int op_remove(struct kvt_core *core, struct kvt_op_context *op)
 	const struct kvt_sqe *sqe = op->sqe;
 	bool removed = false;
 	int error = kvt_remove_prefix(core, op, sqe->namespace_id,
-				      op->view->keys + sqe->keys_offset, sqe->n_keys, &removed);
+				      op->keys, sqe->n_keys, &removed);
 
 	if (!error)
 		op->cqe->a = removed;
@@ -681,7 +679,7 @@ static void finish(struct kvt_core *core, struct kvt_op_context *op, int error, 
 		record->cqe = *cqe;
 		/* An entry that was refused for something else may name keys that are not there. */
 		if (areas_ok(op, core->ps) && op->sqe->n_keys <= core->config.max_op_keys) {
-			record->keys = op->view->keys + op->sqe->keys_offset;
+			record->keys = op->keys;
 			record->n_keys = op->sqe->n_keys;
 			record->list = op->view->list + op->sqe->list_offset;
 			record->n_list = error ? 0 : cqe->e;
@@ -690,10 +688,26 @@ static void finish(struct kvt_core *core, struct kvt_op_context *op, int error, 
 	kvt_record_emit(core, KVT_REC_OP, op->session, token);
 }
 
+/** Where the operation reads its keys. A log must hold the keys that were acted on, and a client
+ * may change its own at any moment: so a logged operation runs on a copy. */
+static void find_keys(struct kvt_core *core, struct kvt_op_context *op)
+{
+	op->keys = NULL;
+	if (!areas_ok(op, core->ps) || op->sqe->n_keys > core->config.max_op_keys)
+		return;
+	op->keys = op->view->keys + op->sqe->keys_offset;
+	if (!core->hooks.record)
+		return;
+	kvt_racy_copy(core->log_keys, op->keys, op->sqe->n_keys);
+	op->keys = core->log_keys;
+}
+
 bool kvt_op_run(struct kvt_core *core, struct kvt_op_context *op, uint64_t token)
 {
 	int error = 0;
 
+	if (token) /* it waited: the keys are read now */
+		find_keys(core, op);
 	kvt_mutation_begin(core);
 	if (token && kvt_op_takes_lease(op->sqe->op))
 		error = kvt_lease_check(core, op, true);
@@ -707,7 +721,7 @@ bool kvt_op_run(struct kvt_core *core, struct kvt_op_context *op, uint64_t token
 bool kvt_core_execute(struct kvt_core *core, uint32_t session, const struct kvt_sqe *sqe,
 		      uint64_t now_ns, struct kvt_cqe *ret_cqe)
 {
-	struct kvt_op_context op = { session, sqe, &core->views[session], ret_cqe };
+	struct kvt_op_context op = { session, sqe, &core->views[session], ret_cqe, NULL };
 	int error;
 
 	KVT_ASSERT(session > 0 && session <= core->config.max_sessions);
@@ -717,6 +731,7 @@ bool kvt_core_execute(struct kvt_core *core, uint32_t session, const struct kvt_
 	core->effort = (struct kvt_core_effort){ 0 };
 	kvt_record_start(core);
 	memset(ret_cqe, 0, sizeof(*ret_cqe));
+	find_keys(core, &op);
 	error = validate(core, &op);
 	if (error) {
 		core->count->violations++;
@@ -760,7 +775,7 @@ int kvt_core_remove(struct kvt_core *core, uint32_t namespace_id, const uint32_t
 	struct kvt_sqe sqe = { .op = KVT_OP_REMOVE, .namespace_id = namespace_id,
 			       .n_keys = n_keys };
 	struct kvt_cqe cqe = { 0 };
-	struct kvt_op_context op = { 0, &sqe, NULL, &cqe };
+	struct kvt_op_context op = { 0, &sqe, NULL, &cqe, keys };
 	int error;
 
 	if (namespace_id == 0 || namespace_id >= core->config.max_namespaces ||

@@ -145,6 +145,7 @@ static uint64_t carve_scratch(struct kvt_core *core, const struct kvt_core_confi
 	core->lease_stamp = carve(&scratch, c->n_leases + 1ull, sizeof(uint32_t));
 	core->op_pages = carve(&scratch, c->max_op_keys, sizeof(uint32_t));
 	core->op_keys = carve(&scratch, c->max_op_keys + KVT_MAX_PAGE_SIZE, sizeof(uint32_t));
+	core->log_keys = carve(&scratch, c->max_op_keys, sizeof(uint32_t));
 	core->path_list = carve(&scratch, c->n_pages, sizeof(uint32_t));
 	core->page_mark = carve(&scratch, c->n_pages / 64 + 1, sizeof(uint64_t));
 	/* One operation can evict everything: each node once trimmed, once freed, and its own

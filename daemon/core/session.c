@@ -244,7 +244,8 @@ uint32_t kvt_core_poll(struct kvt_core *core, uint32_t session, uint64_t now_ns)
 	while (id != KVT_NONE) {
 		struct kvt_pending_record entry = core->pending[id];
 		struct kvt_cqe cqe = { .flags = KVT_CQE_DEFERRED };
-		struct kvt_op_context op = { session, &entry.sqe, &core->views[session], &cqe };
+		struct kvt_op_context op = { session, &entry.sqe, &core->views[session], &cqe,
+					     NULL };
 
 		if (!may_run(core, id, before)) {
 			if (entry.lease != KVT_NONE)
