@@ -606,26 +606,24 @@ static void block_packed(const struct work *work, const struct tile *tile, uint3
 }
 
 /*
- * There is only one tile, as in decode: pack a panel, use it while it is in the first cache.
- * Memory is the limit here, so each panel of keys fetches a panel of this block's values ahead,
- * and they fetch the next block's keys.
+ * There is only one tile, as in decode: pack a panel, use it while it is in the first cache. Memory
+ * is the limit here, so each panel of keys, and of values, fetches that of the next block ahead.
  */
 static void block_streamed(const struct work *work, const struct tile *tile, uint32_t block_start,
 			   uint32_t block_end)
 {
-	uint32_t base = work->unit_start;
-	uint32_t next = base + block_start + BLOCK;
+	uint32_t next = work->unit_start + block_start + BLOCK;
 	uint32_t limit = row_limit(work->block, work->block->n_rows - 1);
 
 	for (uint32_t start = block_start; start < block_end; start += PANEL_KEYS) {
-		struct ahead ahead = { work->kv->v, base + start, base + block_end };
+		struct ahead ahead = { work->kv->k, next + start - block_start, limit };
 
 		panel_pack(work, work->keys, start, &ahead);
 		panel_scores(work, tile, work->keys, block_start, start);
 	}
 	tile_weights(work, tile, block_start);
 	for (uint32_t start = block_start; start < block_end; start += PANEL_KEYS) {
-		struct ahead ahead = { work->kv->k, next + start - block_start, limit };
+		struct ahead ahead = { work->kv->v, next + start - block_start, limit };
 		bool not_finite = chunk_pack(work, work->values, start, PANEL_KEYS, &ahead);
 
 		chunk_values(work, tile, work->values, block_start, start, PANEL_KEYS, not_finite);
