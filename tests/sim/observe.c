@@ -224,7 +224,10 @@ static void remember(struct sim *sim, const struct kvt_record *r)
 static void check_outside(struct sim *sim, const struct kvt_record *r)
 {
 	const struct sim_session *s = &sim->sessions[r->session];
+	bool changes = r->kind != KVT_REC_OP || r->cqe.result == 0;
 
+	if (changes && kvt_core_arena(sim->core)->mutation % 2 == 0)
+		sim_fail(sim, "the arena changed while its mutation word was even");
 	if (r->kind == KVT_REC_OP && r->cqe.result == 0 && takes_fence(r->sqe.op) &&
 	    !sim_fence_reached(sim, r->session, &r->sqe))
 		sim_fail(sim, "op %u took effect before its fence (%u, %" PRIu64 ")", r->sqe.op,
