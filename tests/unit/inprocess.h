@@ -137,18 +137,28 @@ static inline bool inside_serve_one(struct inside *inside, struct inside_session
 	return true;
 }
 
-static inline uint32_t inside_turn(struct inside *inside)
+static inline uint32_t inside_turn_locked(struct inside *inside)
 {
 	uint32_t done = 0;
 
-	pthread_mutex_lock(&inside->lock);
 	for (uint32_t i = 0; i < INSIDE_CLIENTS; i++) {
 		if (!inside->sessions[i].used)
 			continue;
 		done += inside_serve_one(inside, &inside->sessions[i]);
 		done += kvt_core_poll(inside->core, inside->sessions[i].session, inside->now_ns);
 	}
-	done += kvt_core_work(inside->core, 64, done == 0, inside->now_ns);
+	return done + kvt_core_work(inside->core, 64, done == 0, inside->now_ns);
+}
+
+/* A turn of the serving thread. Whether it may run is asked under the lock: once
+ * inside_pause(true) has returned, none runs and none begins. */
+static inline uint32_t inside_turn(struct inside *inside)
+{
+	uint32_t done = 0;
+
+	pthread_mutex_lock(&inside->lock);
+	if (!kvt_load_acquire(&inside->paused))
+		done = inside_turn_locked(inside);
 	pthread_mutex_unlock(&inside->lock);
 	return done;
 }
