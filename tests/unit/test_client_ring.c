@@ -714,17 +714,21 @@ static void random_deadlines_lose_nothing(void **state)
 	(void)state;
 	for (uint32_t round = 0; round < 4000; round++) {
 		uint32_t n_keys = PS * (1 + soak_random(8));
+		bool paused = soak_random(8) == 0;
 
 		for (uint32_t i = 0; i < n_keys; i++)
 			keys[i] = i % PS ? keys[i - 1] : soak_random(2);
-		/* From "hardly ever in time" to "always". */
-		kvt_client_set_timeout(world.client, soak_random(4) ? 1 + soak_random(3000) : 0);
+		/* From "hardly ever in time" to "always"; with nobody there, never. */
+		kvt_client_set_timeout(world.client,
+				       paused || soak_random(4) ? 1 + soak_random(3000) : 0);
+		inside_pause(&world.inside, paused);
 		switch (soak_random(3)) {
 		case 0: soak_pages(keys, n_keys); break;
 		case 1: soak_lock(keys, n_keys); break;
 		default: soak_sequence(&seqs[soak_random(SEQS)], keys, n_keys); break;
 		}
 		timeouts += kvt_client_error(world.client)->code == -ETIMEDOUT;
+		inside_pause(&world.inside, false);
 	}
 	kvt_client_set_timeout(world.client, 0);
 	for (uint32_t i = 0; i < SEQS; i++)
