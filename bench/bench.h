@@ -81,6 +81,7 @@ void bench_watch(unsigned int which, pid_t pid);
 /** Add a sample, unless it took long and meanwhile the kernel gave this core or the other side's to
  * somebody else: then it is counted and left out. On a machine of one's own there are none. */
 void bench_samples_add(struct bench_samples *samples, uint64_t ticks);
+void bench_samples_add_any(struct bench_samples *samples, uint64_t ticks);
 /** Sorts and empties. */
 struct bench_summary bench_samples_take(struct bench_samples *samples);
 

@@ -118,10 +118,14 @@ static bool preempted(void)
 
 void bench_samples_add(struct bench_samples *samples, uint64_t ticks)
 {
-	if (bench_ns(ticks) > SUSPICIOUS_NS && preempted()) {
+	if (bench_ns(ticks) > SUSPICIOUS_NS && preempted())
 		samples->preempted++;
-		return;
-	}
+	else
+		bench_samples_add_any(samples, ticks);
+}
+
+void bench_samples_add_any(struct bench_samples *samples, uint64_t ticks)
+{
 	if (samples->n == samples->capacity) {
 		samples->capacity = samples->capacity ? samples->capacity * 2 : 4096;
 		samples->ticks = realloc(samples->ticks,
