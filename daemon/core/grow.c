@@ -82,6 +82,21 @@ int kvt_need_nodes(struct kvt_core *core, uint32_t path_node, struct kvt_need *n
 	return 0;
 }
 
+bool kvt_walk_ends_new(struct kvt_core *core, const struct kvt_walk *walk, const uint32_t *keys)
+{
+	const struct kvt_node *node = kvt_node_at(core, walk->node);
+	uint32_t equal;
+
+	kvt_racy_copy(core->first_page, keys, core->ps);
+	if (walk->node == KVT_NONE)
+		return true;
+	if (ends_inside(core, walk))
+		return !kvt_racy_equal(core->first_page,
+				       kvt_keys_at(core, node->first_slot + walk->in_node),
+				       core->ps);
+	return kvt_index_find(core, walk->node, core->first_page, 1, &equal) == KVT_NONE;
+}
+
 uint32_t kvt_walk_cut(struct kvt_core *core, struct kvt_walk *walk)
 {
 	if (ends_inside(core, walk)) {

@@ -298,6 +298,10 @@ void kvt_need_compute(struct kvt_core *core, const struct kvt_walk *walk, uint32
 /** Make sure that `need` nodes can be had, evicting leaves off the path. -ENOSPC: impossible,
  * nothing happened. */
 int kvt_need_nodes(struct kvt_core *core, uint32_t path_node, struct kvt_need *need);
+/** Copy the first page of `keys` behind a walk into core->first_page, and decide on the copy
+ * whether it really goes on there as something new: from here on the shape of the tree does not
+ * depend on memory that a client can change. */
+bool kvt_walk_ends_new(struct kvt_core *core, const struct kvt_walk *walk, const uint32_t *keys);
 /** Split where a walk ended inside a node; returns the node that ends exactly there. */
 uint32_t kvt_walk_cut(struct kvt_core *core, struct kvt_walk *walk);
 /** Lengthen a run in place by n announced pages; the slots behind it must be free. */
@@ -335,6 +339,8 @@ void kvt_lease_free(struct kvt_core *core, uint32_t lease);
  * to be locked by it. 0 or a negative errno with cqe->reason and a set. */
 int kvt_room_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t n,
 		   uint64_t path_pages);
+/** Whether an operation can have n private pages and list them: quota, list, room. */
+int kvt_private_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t n);
 void kvt_room_make(struct kvt_core *core, uint32_t n);
 int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op);
 int kvt_op_commit(struct kvt_core *core, struct kvt_op_context *op);

@@ -163,25 +163,16 @@ static int page_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t
 	return 0;
 }
 
-/* ---- BEGIN */
-
-/** Copy the first page that is new, and decide on the copy that it really is new: from here on
- * the shape of the tree does not depend on memory that a client can change. */
-static bool first_page_is_new(struct kvt_core *core, const struct kvt_walk *walk,
-			      const uint32_t *keys)
+int kvt_private_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t n)
 {
-	const struct kvt_node *node = kvt_node_at(core, walk->node);
-	uint32_t equal;
+	int error = page_quota(core, op, n);
 
-	kvt_racy_copy(core->first_page, keys, core->ps);
-	if (walk->node == KVT_NONE)
-		return true;
-	if (walk->in_node < node->n_slots)
-		return !kvt_racy_equal(core->first_page,
-				       kvt_keys_at(core, node->first_slot + walk->in_node),
-				       core->ps);
-	return kvt_index_find(core, walk->node, core->first_page, 1, &equal) == KVT_NONE;
+	if (!error && n > op->sqe->list_capacity)
+		error = kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, n);
+	return error ? error : kvt_room_check(core, op, n, 0);
 }
+
+/* ---- BEGIN */
 
 /** What a BEGIN will do, decided before anything changes. */
 struct begin_plan {
@@ -234,7 +225,7 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 	error = kvt_room_check(core, op, plan->table - plan->reuse, plan->need.path_pages);
 	if (error)
 		return error;
-	if (plan->fresh && !first_page_is_new(core, &plan->walk,
+	if (plan->fresh && !kvt_walk_ends_new(core, &plan->walk,
 					      keys + (size_t)plan->walk.walked * core->ps))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_KEYS_CHANGED, 0);
 	if (kvt_need_nodes(core, plan->walk.node, &plan->need))
@@ -531,12 +522,8 @@ int kvt_op_extend(struct kvt_core *core, struct kvt_op_context *op)
 	struct kvt_lease_record *lease = &core->leases[op->sqe->node];
 	uint64_t evicted = core->count->evicted_pages;
 	uint32_t n = op->sqe->arg;
-	int error = page_quota(core, op, n);
+	int error = kvt_private_check(core, op, n);
 
-	if (!error && n > op->sqe->list_capacity)
-		error = kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, n);
-	if (!error)
-		error = kvt_room_check(core, op, n, 0);
 	if (error)
 		return error;
 	kvt_room_make(core, n);

@@ -265,17 +265,10 @@ static int op_lock(struct kvt_core *core, struct kvt_op_context *op)
 
 static int op_alloc(struct kvt_core *core, struct kvt_op_context *op)
 {
-	const struct kvt_session_record *session = &core->sessions[op->session];
 	uint64_t evicted = core->count->evicted_pages;
 	uint32_t n = op->sqe->arg;
-	int error;
+	int error = kvt_private_check(core, op, n);
 
-	if (session->max_private_pages &&
-	    (uint64_t)session->n_private + n > session->max_private_pages)
-		return kvt_refuse(op, -EDQUOT, KVT_REASON_LIMIT_PAGES, session->max_private_pages);
-	if (n > op->sqe->list_capacity)
-		return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, n);
-	error = kvt_room_check(core, op, n, 0);
 	if (error)
 		return error;
 	kvt_room_make(core, n);
@@ -350,28 +343,10 @@ static int insert_walk(struct kvt_core *core, struct kvt_op_context *op, struct 
 	return 0;
 }
 
-static bool insert_keys_changed(struct kvt_core *core, struct kvt_op_context *op,
-				const struct insert_plan *plan)
-{
-	const struct kvt_walk *walk = &plan->walk;
-	const struct kvt_node *node = kvt_node_at(core, walk->node);
-	uint32_t equal;
-
-	kvt_racy_copy(core->first_page,
-		      op->keys + (size_t)(walk->walked - plan->base) * core->ps,
-		      core->ps);
-	if (walk->node == KVT_NONE)
-		return false;
-	if (walk->in_node < node->n_slots)
-		return kvt_racy_equal(core->first_page,
-				      kvt_keys_at(core, node->first_slot + walk->in_node),
-				      core->ps);
-	return kvt_index_find(core, walk->node, core->first_page, 1, &equal) != KVT_NONE;
-}
-
 static int insert_plan(struct kvt_core *core, struct kvt_op_context *op, struct insert_plan *plan)
 {
 	const struct kvt_sqe *sqe = op->sqe;
+	const uint32_t *keys;
 	uint32_t existing, words;
 	int error = insert_walk(core, op, plan), reason;
 
@@ -395,7 +370,8 @@ static int insert_plan(struct kvt_core *core, struct kvt_op_context *op, struct 
 	}
 	if (words > sqe->list_capacity)
 		return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, words);
-	if (plan->fresh > 0 && insert_keys_changed(core, op, plan))
+	keys = op->keys + (size_t)(plan->walk.walked - plan->base) * core->ps;
+	if (plan->fresh > 0 && !kvt_walk_ends_new(core, &plan->walk, keys))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_KEYS_CHANGED, 0);
 	kvt_need_compute(core, &plan->walk, plan->fresh, sqe->flags & KVT_F_LOCK, &plan->need);
 	if (kvt_need_nodes(core, plan->walk.node, &plan->need))
