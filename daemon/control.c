@@ -125,7 +125,7 @@ bool kvt_control_send(struct kvt_daemon *daemon, struct kvt_connection *connecti
 {
 	union {
 		struct cmsghdr header;
-		char bytes[CMSG_SPACE(sizeof(int) * (4 + KVT_POOL_MAX_SLABS))];
+		char bytes[CMSG_SPACE(sizeof(int) * (4 + KVT_MAX_SLABS))];
 	} control = { 0 };
 	struct iovec part = { .iov_base = (void *)message, .iov_len = bytes };
 	struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1 };
@@ -340,14 +340,14 @@ static void add_shared(struct kvt_daemon *daemon, struct kvt_message_welcome *we
 		welcome->fds |= KVT_FD_POOL;
 	for (uint32_t i = 0; i < export.n_fds; i++)
 		fds[(*n_fds)++] = export.fds[i];
-	memcpy(welcome->export_blob, export.blob, sizeof(welcome->export_blob));
+	memcpy(welcome->slabs, export.slabs, sizeof(welcome->slabs));
 }
 
 static void hello_session(struct kvt_daemon *daemon, struct kvt_connection *connection,
 			  const struct kvt_message_hello *hello,
 			  struct kvt_message_welcome *welcome)
 {
-	int fds[3 + 1 + KVT_POOL_MAX_SLABS], error;
+	int fds[3 + 1 + KVT_MAX_SLABS], error;
 	char label[KVT_LABEL_BYTES], text[KVT_TEXT_BYTES];
 	struct kvt_session_wish wish = { .label = label };
 	uint32_t n_fds = 3, session;

@@ -14,8 +14,6 @@
 
 #include "kvtrunk_abi.h"
 
-#define KVT_POOL_MAX_SLABS 16
-
 struct kvt_pool_backend_ops;
 
 /** A pool: n_slabs slabs of `bytes` bytes; page p of each is at p * page_bytes. */
@@ -33,9 +31,9 @@ struct kvt_pool {
 
 /** What a client gets with WELCOME. The descriptors stay the pool's: duplicates travel. */
 struct kvt_pool_export {
-	int fds[KVT_POOL_MAX_SLABS];
+	int fds[KVT_MAX_SLABS]; /* none, or one for each slab */
 	uint32_t n_fds;
-	uint8_t blob[256];
+	struct kvt_slab_record slabs[KVT_MAX_SLABS];
 };
 
 /** A process, or group of them, that may have written to private pages and is gone. */

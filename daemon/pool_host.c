@@ -153,8 +153,8 @@ static int host_export(struct kvt_pool *pool, struct kvt_pool_export *ret_export
 {
 	const struct host_state *state = pool->state;
 
-	*ret_export = (struct kvt_pool_export){ .n_fds = 1 };
-	ret_export->fds[0] = state->fd;
+	*ret_export = (struct kvt_pool_export){ .n_fds = 1, .fds = { state->fd } };
+	ret_export->slabs[0].device = -1;
 	return 0;
 }
 

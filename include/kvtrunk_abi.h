@@ -45,6 +45,7 @@
 #define KVT_NONE 0u             /* "no node", "no page", "no slot": index 0 is never valid */
 #define KVT_MAX_PAGE_SIZE 256u  /* positions; a power of two */
 #define KVT_FENCE_WORDS 16u     /* per session: one for each stream an engine uses, with slack */
+#define KVT_MAX_SLABS 16u       /* devices of one pool: as many as the largest hosts have */
 #define KVT_FINGERPRINT_BYTES 256u
 #define KVT_LABEL_BYTES 64u
 
@@ -676,7 +677,7 @@ enum kvt_welcome_fd {
 	KVT_FD_DOORBELL = 1u << 1,   /* eventfd: client writes when sq_need_wakeup */
 	KVT_FD_COMPLETION = 1u << 2, /* readable once rung after cq_need_wakeup: read 8 bytes */
 	KVT_FD_ARENA = 1u << 3,      /* O_RDONLY */
-	KVT_FD_POOL = 1u << 4,       /* host and vmm backends: slab 0; more slabs follow it */
+	KVT_FD_POOL = 1u << 4,       /* host and cuda-vmm: one for each slab, in their order */
 };
 
 enum kvt_pool_backend {
@@ -684,6 +685,19 @@ enum kvt_pool_backend {
 	KVT_POOL_CUDA_IPC = 1,
 	KVT_POOL_CUDA_VMM = 2,
 };
+
+/** How a client opens one slab. A device is named by its UUID, because ordinals differ from process
+ * to process (CUDA_VISIBLE_DEVICES); under MIG it is that of the MIG instance. The rest is for
+ * naming what went wrong: what the driver itself says about these traps is misleading. */
+struct kvt_slab_record {
+	uint8_t ipc_handle[64]; /* cuda-ipc: of cuIpcGetMemHandle, else 0 */
+	uint8_t device_uuid[16]; /* 0: host memory */
+	int32_t device;          /* the daemon's ordinal, -1: host memory */
+	uint32_t flags;          /* 0 */
+	uint32_t driver;         /* cuda: cuDriverGetVersion of the daemon, e.g. 12040 */
+	uint32_t reserved[9];
+};
+_Static_assert(sizeof(struct kvt_slab_record) == 128, "kvt_slab_record");
 
 struct kvt_message_welcome {
 	struct kvt_message head;
@@ -707,7 +721,7 @@ struct kvt_message_welcome {
 	int32_t daemon_pid;
 	uint32_t reserved;
 	char fingerprint[KVT_FINGERPRINT_BYTES];
-	uint8_t export_blob[256]; /* backend's own: IPC handles */
+	struct kvt_slab_record slabs[KVT_MAX_SLABS]; /* n_slabs of them; none for observers */
 };
 
 struct kvt_message_refused {
@@ -836,7 +850,8 @@ static inline uint64_t kvt_abi_layout(void)
 		sizeof(struct kvt_ledger_header), sizeof(struct kvt_session_record),
 		sizeof(struct kvt_lease_record), sizeof(struct kvt_owner_record),
 		sizeof(struct kvt_pending_record), sizeof(struct kvt_message_hello),
-		sizeof(struct kvt_message_welcome), sizeof(struct kvt_message_namespace),
+		sizeof(struct kvt_message_welcome), sizeof(struct kvt_slab_record),
+		sizeof(struct kvt_message_namespace),
 		sizeof(struct kvt_message_admin), sizeof(struct kvt_admin_status),
 		sizeof(struct kvt_admin_client), sizeof(struct kvt_admin_node),
 	};

@@ -175,6 +175,12 @@ struct kvt_opened {
 	bool open;
 };
 
+/** A slab of the pool as WELCOME described it. */
+struct kvt_client_slab {
+	struct kvt_slab_record record;
+	int fd; /* the client's; -1 = none */
+};
+
 struct kvt_client {
 	uint32_t magic;
 	uint32_t page_shift; /* log2 of the page size */
@@ -200,7 +206,6 @@ struct kvt_client {
 	int control;
 	int doorbell;
 	int completion;
-	int pool_fd;
 	uint64_t cookie;
 	struct kvt_arena_view arena;
 	struct kvt_opened *opened;
@@ -208,6 +213,8 @@ struct kvt_client {
 	void *segment;
 	uint64_t segment_bytes;
 	uint64_t arena_bytes; /* mapped; 0 = withheld */
+	struct kvt_client_slab slabs[KVT_MAX_SLABS];
+	uint32_t n_slabs; /* 0: observer */
 	struct kvt_pool pool;
 	uint64_t pool_mapped;
 	struct kvt_seq *seqs;      /* all of them, in use or not */
@@ -242,7 +249,9 @@ struct kvt_client_parts {
 	uint64_t segment_bytes;
 	struct kvt_segment_layout layout;
 	struct kvt_arena_view arena; /* base NULL: withheld */
-	int control, doorbell, completion, pool_fd;
+	int control, doorbell, completion;
+	struct kvt_client_slab slabs[KVT_MAX_SLABS];
+	uint32_t n_slabs;
 	int64_t spin_budget_ns, timeout_ns;
 	struct kvt_info info;
 };

@@ -25,6 +25,7 @@ struct welcome {
 	int fds[WELCOME_FDS_MAX];
 	unsigned int n_fds;
 	int segment, doorbell, completion, arena, pool; /* among fds, -1 = not sent */
+	unsigned int pool_at; /* place of slab 0 among fds */
 };
 
 static void welcome_close(struct welcome *welcome)
@@ -99,12 +100,13 @@ static int name_fds(struct welcome *welcome)
 			return -EPROTO;
 		*names[i] = welcome->fds[at++];
 	}
-	/* More slabs than one follow the first. */
-	return at == welcome->n_fds ||
-			       (welcome->pool >= 0 && welcome->message.n_slabs > 1 &&
-				welcome->n_fds - at == welcome->message.n_slabs - 1) ?
-		       0 :
-		       -EPROTO;
+	if (welcome->message.n_slabs < 1 || welcome->message.n_slabs > KVT_MAX_SLABS)
+		return -EPROTO;
+	if (welcome->pool >= 0) { /* the other slabs follow the first */
+		welcome->pool_at = at - 1;
+		at += welcome->message.n_slabs - 1;
+	}
+	return at == welcome->n_fds ? 0 : -EPROTO;
 }
 
 static bool geometry_ok(const struct kvt_message_welcome *message)
@@ -290,6 +292,16 @@ static int keep_fd(struct welcome *welcome, int fd)
 	return fd;
 }
 
+static void keep_slabs(struct welcome *welcome, struct kvt_client_parts *parts)
+{
+	parts->n_slabs = welcome->message.n_slabs;
+	for (uint32_t i = 0; i < parts->n_slabs; i++) {
+		int fd = welcome->pool < 0 ? -1 : welcome->fds[welcome->pool_at + i];
+
+		parts->slabs[i] = (struct kvt_client_slab){ welcome->message.slabs[i], fd };
+	}
+}
+
 static int build_client(struct kvt_client **ret_client, const struct kvt_options *options,
 			struct welcome *welcome, int control, struct kvt_error *error)
 {
@@ -308,7 +320,8 @@ static int build_client(struct kvt_client **ret_client, const struct kvt_options
 	if (rc == 0) {
 		parts.doorbell = welcome->doorbell;
 		parts.completion = welcome->completion;
-		parts.pool_fd = welcome->pool;
+		if (!(options->flags & KVT_HELLO_OBSERVE))
+			keep_slabs(welcome, &parts);
 		fill_info(&parts.info, &welcome->message, parts.arena.base != NULL);
 		rc = kvt_client_create(ret_client, &parts);
 		if (rc != 0)
@@ -322,7 +335,8 @@ static int build_client(struct kvt_client **ret_client, const struct kvt_options
 	}
 	keep_fd(welcome, welcome->doorbell);
 	keep_fd(welcome, welcome->completion);
-	keep_fd(welcome, welcome->pool);
+	for (uint32_t i = 0; i < parts.n_slabs; i++)
+		keep_fd(welcome, parts.slabs[i].fd);
 	kvt_client_step(*ret_client, KVT_STEP_ATTACHED);
 	return 0;
 }
@@ -449,7 +463,8 @@ int kvt_client_create(struct kvt_client **ret_client, const struct kvt_client_pa
 	client->control = parts->control;
 	client->doorbell = parts->doorbell;
 	client->completion = parts->completion;
-	client->pool_fd = parts->pool_fd;
+	memcpy(client->slabs, parts->slabs, sizeof(client->slabs));
+	client->n_slabs = parts->n_slabs;
 	client->cookie = 1;
 	client->packet = malloc(KVT_MESSAGE_MAX);
 	rc = client->packet ? create_alive_page(client) : -ENOMEM;
@@ -470,8 +485,7 @@ int kvt_client_create(struct kvt_client **ret_client, const struct kvt_client_pa
 void kvt_client_destroy(struct kvt_client *client)
 {
 	KVT_KEEP_ERRNO;
-	const int fds[] = { client->control, client->doorbell, client->completion,
-			    client->pool_fd };
+	const int fds[] = { client->control, client->doorbell, client->completion };
 
 	kvt_client_check_fork(client);
 	/* What was kept out of a forked child is not there to be unmapped; another thing may
@@ -487,6 +501,9 @@ void kvt_client_destroy(struct kvt_client *client)
 	for (unsigned int i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
 		if (fds[i] >= 0)
 			close(fds[i]);
+	for (uint32_t i = 0; i < client->n_slabs; i++)
+		if (client->slabs[i].fd >= 0)
+			close(client->slabs[i].fd);
 	free_memory(client);
 }
 
@@ -548,10 +565,10 @@ int kvt_pool_map(struct kvt_client *client, struct kvt_pool *ret_pool)
 {
 	const struct kvt_info *info = &client->info;
 	KVT_KEEP_ERRNO;
+	int rc, fd = client->n_slabs ? client->slabs[0].fd : -1;
 	uint64_t real, bytes;
 	struct stat st;
 	void *base;
-	int rc;
 
 	kvt_client_check_fork(client);
 	rc = kvt_client_usable(client);
@@ -561,12 +578,12 @@ int kvt_pool_map(struct kvt_client *client, struct kvt_pool *ret_pool)
 		*ret_pool = client->pool;
 		return 0;
 	}
-	if (info->backend != KVT_POOL_HOST || client->pool_fd < 0)
+	if (info->backend != KVT_POOL_HOST || fd < 0)
 		return kvt_client_fail(client, -ENOTSUP, 0,
 				       "the pool is not host memory: open the %s handle with CUDA",
 				       info->backend == KVT_POOL_CUDA_IPC ? "IPC" : "VMM");
-	rc = sealed_size(client->pool_fd, &real);
-	if (rc != 0 || fstat(client->pool_fd, &st) != 0)
+	rc = sealed_size(fd, &real);
+	if (rc != 0 || fstat(fd, &st) != 0)
 		return kvt_client_fail(client, -EPROTO, 0, "corrupt: the pool is not sealed");
 	/* Huge pages are mapped whole; st_blksize is their size. */
 	bytes = round_up(info->pool_bytes, st.st_blksize > 0 ? (uint64_t)st.st_blksize : 1);
@@ -577,7 +594,7 @@ int kvt_pool_map(struct kvt_client *client, struct kvt_pool *ret_pool)
 				       "corrupt: the pool has %llu bytes, %llu are needed",
 				       (unsigned long long)real,
 				       (unsigned long long)info->pool_bytes);
-	rc = map_private_to_us(client->pool_fd, bytes, &base);
+	rc = map_private_to_us(fd, bytes, &base);
 	if (rc != 0)
 		return kvt_client_fail(client, rc, 0, "cannot map the pool of %llu bytes: %s",
 				       (unsigned long long)bytes, kvt_errno_name(rc));

@@ -414,7 +414,7 @@ static void resize_and_remap(struct kvt_client *client, struct kvt_test_random *
 
 	(void)random;
 	kvt_test_equal(kvt_pool_map(client, &pool), 0);
-	kvt_test_check(client->pool_fd < 0 || ftruncate(client->pool_fd, 0) != 0);
+	kvt_test_check(client->slabs[0].fd < 0 || ftruncate(client->slabs[0].fd, 0) != 0);
 	/* The arena cannot be made writable through what was handed out. */
 	kvt_test_check(client->arena.base);
 	kvt_test_check(mprotect((void *)(uintptr_t)client->arena.base, 4096,

@@ -245,7 +245,7 @@ static inline struct kvt_client *inside_connect(struct inside *inside, uint32_t 
 						uint64_t keys, uint64_t list, int64_t spin_ns)
 {
 	struct kvt_core_peer peer = { .pid = 1, .label = "inside", .privileged = true };
-	struct kvt_client_parts parts = { .pool_fd = -1, .spin_budget_ns = spin_ns };
+	struct kvt_client_parts parts = { .spin_budget_ns = spin_ns };
 	struct inside_session *s = inside->sessions;
 	struct kvt_core_view view;
 	int pair[2];

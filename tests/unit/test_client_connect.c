@@ -16,6 +16,7 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -354,6 +355,9 @@ static void spoil(unsigned int which)
 	case 19: segment->keys_count = 1u << 30; break;
 	case 20: segment->sq_offset += 128; break;
 	case 21: segment->sq_entries = 3; break;
+	case 22: script.welcome.n_slabs = 0; break;
+	case 23: script.welcome.n_slabs = 2; break; /* of which one came */
+	case 24: script.welcome.n_slabs = KVT_MAX_SLABS + 1; break;
 	default: break;
 	}
 }
@@ -364,7 +368,7 @@ static void a_welcome_that_is_wrong_in_anything_is_refused(void **state)
 	struct kvt_error error;
 
 	(void)state;
-	for (unsigned int which = 0; which < 22; which++) {
+	for (unsigned int which = 0; which < 25; which++) {
 		good_welcome();
 		spoil(which);
 		if (connect_with(&client, &error, 0) != -EPROTO)
@@ -406,6 +410,35 @@ static void objects_that_could_shrink_are_refused(void **state)
 	script.keep = true;
 	assert_int_equal(connect_with(&client, &error, 0), 0);
 	assert_int_equal(kvt_pool_map(client, &pool), -EPROTO);
+	kvt_client_abandon(client);
+	drop_script();
+}
+
+static void every_slab_s_record_and_descriptor_is_kept(void **state)
+{
+	struct kvt_client *client = NULL;
+	struct stat there, here;
+	struct kvt_error error;
+
+	(void)state;
+	good_welcome();
+	script.welcome.n_slabs = KVT_MAX_SLABS;
+	for (uint32_t i = 0; i < KVT_MAX_SLABS; i++) {
+		script.welcome.slabs[i].device = (int32_t)i;
+		script.welcome.slabs[i].ipc_handle[63] = (uint8_t)(0x80 + i);
+		if (i)
+			script.fds[script.n_fds++] = sealed_memory(N_PAGES * PAGE_BYTES, true);
+	}
+	script.keep = true;
+	assert_int_equal(connect_with(&client, &error, 0), 0);
+	assert_int_equal(client->n_slabs, KVT_MAX_SLABS);
+	for (uint32_t i = 0; i < KVT_MAX_SLABS; i++) {
+		assert_int_equal(client->slabs[i].record.device, i);
+		assert_int_equal(client->slabs[i].record.ipc_handle[63], 0x80 + i);
+		assert_int_equal(fstat(client->slabs[i].fd, &here), 0);
+		assert_int_equal(fstat(script.fds[3 + i], &there), 0);
+		assert_int_equal(here.st_ino, there.st_ino);
+	}
 	kvt_client_abandon(client);
 	drop_script();
 }
@@ -646,6 +679,7 @@ int main(void)
 		cmocka_unit_test(a_hang_up_at_hello_is_an_error),
 		cmocka_unit_test(a_welcome_that_is_wrong_in_anything_is_refused),
 		cmocka_unit_test(objects_that_could_shrink_are_refused),
+		cmocka_unit_test(every_slab_s_record_and_descriptor_is_kept),
 		cmocka_unit_test(descriptors_nobody_asked_for_are_closed),
 		cmocka_unit_test(an_observer_needs_no_ring),
 		cmocka_unit_test(late_answers_on_the_socket_are_passed_over),

@@ -81,7 +81,7 @@ void free(void *p)
 static void a_client_is_made_whole_or_not_at_all(void **state)
 {
 	struct kvt_client_parts parts = { .control = -1, .doorbell = -1, .completion = -1,
-					  .pool_fd = -1, .info.page_size = 16 };
+					  .info.page_size = 16 };
 	struct kvt_client *client = NULL;
 	int64_t before, n = 0;
 	int rc = -ENOMEM;
