@@ -96,35 +96,45 @@ struct kvt_section {
 };
 _Static_assert(sizeof(struct kvt_section) == 32, "kvt_section");
 
-/** Counters that are true between two operations. All in pages unless named otherwise, all
- * derived. free + private + cached + quarantined == n_pages - 1. They are one block so that
+/** What is counted: X(kind, name, what it means), in the order of struct kvt_counters. The table
+ * also makes `kvtctl status --json` (member NAME) and the metrics (kvtrunk_NAME for a GAUGE,
+ * kvtrunk_NAME_total for a COUNTER, which only rises; a name that ends in _ns is exposed in
+ * seconds: kvtrunk_wait_ns is kvtrunk_wait_seconds_total). Units are last in the name. */
+#define KVT_COUNTERS(X)                                                                           \
+	X(GAUGE, free_pages, "Pages that hold nothing.")                                          \
+	X(GAUGE, private_pages, "Pages that belong to one session, which may be writing them.")   \
+	X(GAUGE, cached_pages, "Pages in the tree, readable by all.")                             \
+	X(GAUGE, quarantined_pages, "Pages of dead sessions that something may still write.")     \
+	X(GAUGE, evictable_pages, "Cached pages under no lock, detached ones included.")          \
+	X(GAUGE, protected_pages, "Cached pages under a lock.")                                   \
+	X(GAUGE, detached_pending, "Detached subtrees that are not reclaimed yet.")               \
+	X(GAUGE, live_nodes, "Tree nodes in use, roots and detached ones included.")              \
+	X(GAUGE, locked_nodes, "Tree nodes under a lock.")                                        \
+	X(GAUGE, live_leases, "Leases that sessions hold.")                                       \
+	X(GAUGE, live_sessions, "Sessions that are not over.")                                    \
+	X(GAUGE, live_namespaces, "Namespaces that are open or hold keys.")                       \
+	X(COUNTER, operations, "Operations taken from the rings.")                                \
+	X(COUNTER, input_positions, "Positions asked for (keys of BEGIN).")                       \
+	X(COUNTER, hit_positions, "Positions that needed no prefill (reusable of BEGIN).")        \
+	X(COUNTER, inserted_pages, "Pages that became cached.")                                   \
+	X(COUNTER, duplicate_pages, "Pages that came back because somebody else had sealed.")     \
+	X(COUNTER, evicted_pages, "Cached pages that were given up to make room.")                \
+	X(COUNTER, advanced_positions, "Positions that COMMIT saved: others had sealed them.")    \
+	X(COUNTER, expired_nodes, "Tree nodes that reached their time to live.")                  \
+	X(COUNTER, merged_nodes, "Tree nodes merged into their children.")                        \
+	X(COUNTER, split_nodes, "Tree nodes split.")                                              \
+	X(COUNTER, violations, "Entries refused because no honest client sends them.")
+
+#define KVT_COUNTER_FIELD(kind, name, text) uint64_t name;
+#define KVT_COUNTER_ONE(kind, name, text) +1
+#define KVT_COUNTER_ROOM 32 /* of the struct, so that a new counter moves nothing */
+
+/** Counters that are true between two operations, all derived; a COUNTER rises from the start of
+ * the objects. free + private + cached + quarantined == n_pages - 1. They are one block so that
  * reading them is O(1) and one seqlock pass over `mutation` gives a consistent set. */
 struct kvt_counters {
-	uint64_t free_pages;
-	uint64_t private_pages;
-	uint64_t cached_pages;
-	uint64_t quarantined_pages;
-	uint64_t evictable_pages; /* cached, not under a lock; detached ones included */
-	uint64_t protected_pages; /* cached, under a lock */
-	uint64_t detached_pending; /* detached tops whose subtree is not yet reclaimed */
-	uint64_t live_nodes;       /* nodes in use, roots and detached ones included */
-	uint64_t locked_nodes;
-	uint64_t live_leases;
-	uint64_t live_sessions;
-	uint64_t live_namespaces;
-	/* Monotonic since start. */
-	uint64_t operations;
-	uint64_t input_positions;  /* keys of BEGIN */
-	uint64_t hit_positions;    /* reusable of BEGIN */
-	uint64_t inserted_pages;   /* became CACHED */
-	uint64_t duplicate_pages;  /* came back because somebody else had sealed */
-	uint64_t evicted_pages;
-	uint64_t advanced_positions; /* saved by look-on */
-	uint64_t expired_nodes;
-	uint64_t merged_nodes;
-	uint64_t split_nodes;
-	uint64_t violations; /* entries refused because no honest client sends them */
-	uint64_t reserved[9];
+	KVT_COUNTERS(KVT_COUNTER_FIELD)
+	uint64_t reserved[KVT_COUNTER_ROOM - (0 KVT_COUNTERS(KVT_COUNTER_ONE))];
 };
 _Static_assert(sizeof(struct kvt_counters) == 256, "kvt_counters");
 

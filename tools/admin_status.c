@@ -5,17 +5,10 @@
 
 #include "tools/admin.h"
 
-#define COUNTERS(X)                                                                               \
-	X(free_pages) X(private_pages) X(cached_pages) X(quarantined_pages) X(evictable_pages)    \
-	X(protected_pages) X(detached_pending) X(live_nodes) X(locked_nodes) X(live_leases)       \
-	X(live_sessions) X(live_namespaces) X(operations) X(input_positions) X(hit_positions)     \
-	X(inserted_pages) X(duplicate_pages) X(evicted_pages) X(advanced_positions)               \
-	X(expired_nodes) X(merged_nodes) X(split_nodes) X(violations)
-
 void kvt_json_counters(struct kvt_json *json, const struct kvt_counters *counters)
 {
-#define PUT(name) kvt_json_u64(json, #name, counters->name);
-	COUNTERS(PUT)
+#define PUT(kind, name, text) kvt_json_u64(json, #name, counters->name);
+	KVT_COUNTERS(PUT)
 #undef PUT
 }
 
