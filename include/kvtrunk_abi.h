@@ -123,7 +123,12 @@ _Static_assert(sizeof(struct kvt_section) == 32, "kvt_section");
 	X(COUNTER, expired_nodes, "Tree nodes that reached their time to live.")                  \
 	X(COUNTER, merged_nodes, "Tree nodes merged into their children.")                        \
 	X(COUNTER, split_nodes, "Tree nodes split.")                                              \
-	X(COUNTER, violations, "Entries refused because no honest client sends them.")
+	X(COUNTER, violations, "Entries refused because no honest client sends them.")            \
+	X(COUNTER, coalesced_positions, "Positions that others sealed while a BEGIN waited.")     \
+	X(COUNTER, waits, "BEGINs that waited for what others computed, or asked for a notice.")  \
+	X(COUNTER, wait_ns, "How long they waited; those that still do are not included.")        \
+	X(COUNTER, takeovers, "Waits that ended because nobody computed the rest any more.")      \
+	X(COUNTER, deadline_misses, "Waits that ended with their deadline.")
 
 #define KVT_COUNTER_FIELD(kind, name, text) uint64_t name;
 #define KVT_COUNTER_ONE(kind, name, text) +1
@@ -218,7 +223,7 @@ struct kvt_node {
 	uint32_t expiry_at;  /* place in the expiry heap + 1 (derived) */
 	uint64_t epoch;      /* of the node's creation */
 	uint32_t tag;        /* its key in the child index (derived) */
-	uint32_t reserved;
+	uint32_t announcer;  /* a lease that computes what is announced here: a hint (derived) */
 } KVT_ALIGNED(KVT_LINE);
 _Static_assert(sizeof(struct kvt_node) == 128, "a node is exactly one pair of lines");
 _Static_assert(offsetof(struct kvt_node, touched) == 64, "readers' fields fill the first 64 bytes");
@@ -291,6 +296,8 @@ enum kvt_sqe_flag {
 	KVT_F_FORCE_MISS = 1u << 5, /* BEGIN: reuse nothing */
 	KVT_F_COMMIT = 1u << 6,     /* END: with a last COMMIT */
 	KVT_F_TTL = 1u << 7,        /* INSERT: ttl_ms counts; without it entries never expire */
+	KVT_F_WAIT = 1u << 8,       /* BEGIN: wait up to ttl_ms for what others compute of it */
+	KVT_F_NO_WAIT = 1u << 9,    /* BEGIN: do not begin then, but be told within ttl_ms */
 };
 
 #define KVT_FENCE_IDLE 0xffu /* fence_slot: nothing launched touches the pages */
@@ -313,7 +320,8 @@ enum kvt_sqe_flag {
  *   INSERT  namespace keys; arg = offset of the page numbers in the key area; node generation
  *           positions (start, node KVT_NONE = from the root); fence priority ttl_ms; list = twins
  *           as pairs (yours, cached), followed with LOCK by the page list
- *   BEGIN   namespace keys; arg = extra positions; list = page table; ttl_ms = reserved
+ *   BEGIN   namespace keys; arg = extra positions; list = page table; ttl_ms = deadline, with WAIT
+ *           or NO_WAIT only
  *   COMMIT  lease; arg = computed positions; keys = generated keys; fence; list = page table
  *   EXTEND  lease; arg = pages; list = the new pages
  *   END     lease; fence; with F_COMMIT arg and keys as COMMIT
@@ -344,8 +352,19 @@ struct kvt_sqe {
 _Static_assert(sizeof(struct kvt_sqe) == 64, "kvt_sqe");
 
 enum kvt_cqe_flag {
-	KVT_CQE_DEFERRED = 1u << 0, /* the operation waited for its fence */
+	KVT_CQE_DEFERRED = 1u << 0, /* the operation waited: for its fence, a BEGIN for others */
 	KVT_CQE_DETACHED = 1u << 1, /* END: its COMMIT sealed nothing, the path was detached */
+	KVT_CQE_ASYNC = 1u << 2,    /* BEGIN: the notice that NO_WAIT asked for, not a lease */
+	KVT_CQE_DEADLINE = 1u << 3, /* BEGIN: it waited until its deadline passed */
+	KVT_CQE_TAKEOVER = 1u << 4, /* BEGIN: who computed what it waited for does not any more */
+	KVT_CQE_NO_PLACE = 1u << 5, /* BEGIN: it would have waited, but there was no place to */
+};
+
+/** What a notice (KVT_CQE_ASYNC) says in `c`. */
+enum kvt_notice {
+	KVT_NOTICE_SEALED = 1,    /* what others computed is sealed, but for a small rest */
+	KVT_NOTICE_ABANDONED = 2, /* nobody computes it any more: BEGIN announces the rest */
+	KVT_NOTICE_DEADLINE = 3,  /* the time given is over */
 };
 
 /** One completion. `seq` is the daemon's global order of effects. Which of a..e mean what is in
@@ -369,7 +388,11 @@ enum kvt_cqe_flag {
  *   CLOSE   -            -       -         -          -          freed     -
  *
  * On failure `result` is a negative errno, `reason` an enum kvt_reason, and `a` its number:
- * available pages (-ENOSPC), needed list words (-ENOBUFS), the limit (-EDQUOT), `next` else. */
+ * available pages (-ENOSPC), needed list words (-ENOBUFS), the limit (-EDQUOT), positions that
+ * others compute (BEGIN with NO_WAIT, -EAGAIN), `next` else.
+ *
+ * A BEGIN with NO_WAIT that was answered -EAGAIN has a second completion with the same user_data:
+ * result 0, KVT_CQE_ASYNC, no lease, a = matched positions by then, c = enum kvt_notice. */
 struct kvt_cqe {
 	uint64_t user_data;
 	uint64_t seq;
@@ -429,7 +452,11 @@ _Static_assert(sizeof(struct kvt_cqe) == 64, "kvt_cqe");
 	X(KVT_REASON_TTL, "ttl", "a TTL needs the TTL flag, and the flag a TTL above 0")         \
 	X(KVT_REASON_CLOSING, "closing", "the session is closing")                               \
 	X(KVT_REASON_DRAINING, "draining", "the daemon is shutting down")                        \
-	X(KVT_REASON_DISABLED, "disabled", "caching is disabled on this instance")
+	X(KVT_REASON_DISABLED, "disabled", "caching is disabled on this instance")               \
+	X(KVT_REASON_ANNOUNCED, "announced",                                                     \
+	  "others compute a part of it: a notice follows when it is sealed, then BEGIN again")   \
+	X(KVT_REASON_DEADLINE, "deadline",                                                       \
+	  "WAIT and NO_WAIT need a deadline (ttl_ms), and a deadline one of them")
 
 #define KVT_REASON_ENUM(e, n, t) e,
 enum kvt_reason { KVT_REASONS(KVT_REASON_ENUM) KVT_REASON_COUNT };
@@ -573,6 +600,7 @@ enum kvt_lease_flag {
 	KVT_LEASE_FORCE_MISS = 1u << 1,
 	KVT_LEASE_ENDING = 1u << 2,     /* END or UNLOCK waits behind a fence */
 	KVT_LEASE_FULL = 1u << 3,
+	KVT_LEASE_LATE = 1u << 4, /* somebody missed a deadline for it: nobody waits for it again */
 };
 
 /** What a session holds of the tree. The path is named by its deepest node: node ids survive
@@ -603,7 +631,7 @@ struct kvt_lease_record {
 	uint32_t next_lease; /* of the session (derived) */
 	uint32_t prev_lease;
 	uint32_t n_pending;  /* its deferred operations (derived) */
-	uint32_t waiting_for; /* reserved for coalescing */
+	uint32_t n_waiters;  /* BEGINs that wait for what it computes (derived) */
 	uint64_t reserved[2];
 } KVT_ALIGNED(KVT_LINE);
 _Static_assert(sizeof(struct kvt_lease_record) == 128, "kvt_lease_record");
@@ -618,15 +646,25 @@ struct kvt_owner_record {
 };
 _Static_assert(sizeof(struct kvt_owner_record) == 16, "kvt_owner_record");
 
-/** An operation that waits for its fence. */
+/** An operation that waits: for its fence, or (op BEGIN) for what somebody else computes.
+ *
+ * A waiting BEGIN holds nothing, neither page nor lock. It names the lease that it waits for and
+ * how far that one's path is its own; all waiters together are one queue in order of their
+ * tokens, and whoever is ready in it runs before any other operation. */
 struct kvt_pending_record {
 	struct kvt_sqe sqe;
 	uint32_t session;
-	uint32_t next; /* of the session, in order of submission; also the free list */
-	uint32_t lease;
-	uint32_t reserved;
+	uint32_t next; /* of the session, or of the queue of waiters (derived); also the free list */
+	uint32_t lease; /* whose operation this is; of a waiter: whom it waits for (derived) */
+	uint32_t prev;  /* of a waiter, in the queue (derived) */
 	uint64_t token; /* seq of the DEFER record, for the operation log */
-	uint64_t reserved1[5];
+	uint64_t deadline_ns; /* of a waiter */
+	uint64_t begun_ns;    /* when it began to wait */
+	uint32_t matched;     /* pages that were there when it began to wait */
+	uint32_t goal;        /* pages of the awaited lease's path that are the waiter's (derived) */
+	uint32_t lease_generation; /* of the awaited lease (derived) */
+	uint32_t reserved;
+	uint64_t reserved1;
 } KVT_ALIGNED(KVT_LINE);
 _Static_assert(sizeof(struct kvt_pending_record) == 128, "kvt_pending_record");
 
