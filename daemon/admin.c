@@ -11,6 +11,7 @@
 
 /* Indices looked at for one page of an answer, so that a sparse table cannot hold up a turn. */
 #define SCAN_PER_PAGE 65536u
+#define HISTOGRAM_UNIT_BITS 6 /* histograms count in 64 ns */
 #define PAYLOAD_BYTES (KVT_MESSAGE_MAX - sizeof(struct kvt_message_admin))
 
 /* An answer under construction in daemon->answer. */
@@ -117,6 +118,12 @@ static void fill_status(struct kvt_daemon *daemon, struct kvt_admin_status *stat
 	status->daemon_pid = getpid();
 	memcpy(status->op_count, daemon->stats.op_count, sizeof(status->op_count));
 	memcpy(status->op_histogram, daemon->stats.op_histogram, sizeof(status->op_histogram));
+	for (uint32_t op = 0; op < KVT_OP_KINDS; op++)
+		status->op_ns[op] = (uint64_t)((unsigned __int128)daemon->stats.op_cycles[op] *
+					       daemon->units_per_cycle >> (32 - HISTOGRAM_UNIT_BITS));
+	status->accepted_connections = daemon->stats.accepted;
+	status->refused_connections = daemon->stats.refused;
+	status->log_lines_dropped = kvt_log_dropped();
 	memcpy(status->fingerprint, config->fingerprint, sizeof(status->fingerprint));
 }
 

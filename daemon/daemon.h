@@ -104,6 +104,7 @@ struct kvt_daemon_stats {
 	uint64_t sleeps, spins, turns;
 	uint64_t op_count[KVT_OP_KINDS];
 	uint64_t op_histogram[KVT_OP_KINDS][KVT_HISTOGRAM_BUCKETS];
+	uint64_t op_cycles[KVT_OP_KINDS];
 	uint8_t path_nodes[KVT_PATH_SAMPLES]; /* of recent BEGINs, 255 = that or more */
 	uint32_t n_path_nodes;
 	uint64_t refused, accepted;

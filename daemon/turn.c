@@ -130,6 +130,7 @@ static void account(struct kvt_daemon *daemon, const struct kvt_sqe *sqe, uint64
 	uint32_t bucket = units ? 64 - (uint32_t)__builtin_clzll(units) : 0;
 
 	stats->op_count[op]++;
+	stats->op_cycles[op] += cycles;
 	stats->op_histogram[op][bucket < KVT_HISTOGRAM_BUCKETS ? bucket
 							       : KVT_HISTOGRAM_BUCKETS - 1]++;
 	if (op == KVT_OP_BEGIN) {

@@ -841,6 +841,8 @@ struct kvt_admin_status {
 	uint32_t reserved;
 	uint64_t op_count[32];
 	uint64_t op_histogram[32][KVT_HISTOGRAM_BUCKETS]; /* by enum kvt_op, in the daemon */
+	uint64_t op_ns[32];                               /* time in it, all together */
+	uint64_t accepted_connections, refused_connections, log_lines_dropped;
 	char fingerprint[KVT_FINGERPRINT_BYTES];
 };
 

@@ -39,6 +39,7 @@ int kvt_admin_options(struct kvt_admin *admin, const char *const *names, const c
 int kvt_admin_print(struct kvt_json *json);
 
 int kvt_admin_status(struct kvt_admin *admin);
+int kvt_admin_metrics(struct kvt_admin *admin);
 int kvt_admin_clients(struct kvt_admin *admin);
 int kvt_admin_namespaces(struct kvt_admin *admin);
 int kvt_admin_tree(struct kvt_admin *admin);

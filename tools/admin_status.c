@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "tools/admin.h"
+#include "tools/metrics.h"
 
 void kvt_json_counters(struct kvt_json *json, const struct kvt_counters *counters)
 {
@@ -12,9 +13,6 @@ void kvt_json_counters(struct kvt_json *json, const struct kvt_counters *counter
 #undef PUT
 }
 
-static const char *const policies[KVT_POLICY_COUNT] = { "lru", "slru", "lfu", "fifo",
-							"filo", "mru", "priority" };
-static const char *const backends[] = { "host", "cuda-ipc", "cuda-vmm" };
 static const char *const session_states[] = { "free", "open", "closing", "dying", "dead" };
 
 static const char *name_of(const char *const *names, size_t n, uint32_t at)
@@ -46,8 +44,8 @@ static void status_identity(struct kvt_json *json, const struct kvt_admin_status
 			(unsigned long long)status->instance[1]);
 	kvt_json_string(json, "fingerprint", status->fingerprint);
 	kvt_json_u64(json, "epoch", status->epoch);
-	kvt_json_string(json, "policy", NAME(policies, status->policy));
-	kvt_json_string(json, "backend", NAME(backends, status->backend));
+	kvt_json_string(json, "policy", kvt_policy_text(status->policy));
+	kvt_json_string(json, "backend", kvt_backend_text(status->backend));
 	kvt_json_bool(json, "disabled", status->disabled);
 	kvt_json_bool(json, "draining", status->draining);
 	kvt_json_u64(json, "page_size", status->page_size);
@@ -155,11 +153,11 @@ static void status_text(const struct kvt_admin_status *status)
 	       "policy %s\n",
 	       status->n_pages, status->page_size,
 	       kvt_size_text(status->page_bytes, first, sizeof(first)),
-	       NAME(backends, status->backend),
+	       kvt_backend_text(status->backend),
 	       kvt_size_text(status->pool_bytes, second, sizeof(second)),
 	       kvt_size_text(status->arena_bytes, third, sizeof(third)),
 	       kvt_size_text(status->ledger_bytes, fourth, sizeof(fourth)),
-	       NAME(policies, status->policy));
+	       kvt_policy_text(status->policy));
 	if (status->fingerprint[0])
 		printf("geometry %s\n", status->fingerprint);
 	status_pages_text(status);
@@ -201,6 +199,24 @@ int kvt_admin_status(struct kvt_admin *admin)
 	if (admin->json)
 		return status_json(&status);
 	status_text(&status);
+	return KVT_EXIT_OK;
+}
+
+int kvt_admin_metrics(struct kvt_admin *admin)
+{
+	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
+	struct kvt_admin_status status;
+	struct kvt_text text = { 0 };
+	int rc;
+
+	if (admin->argc || admin->json)
+		return kvt_admin_usage(admin, "  (text only)");
+	rc = kvt_admin_ask(admin, &request, &status, sizeof(status));
+	if (rc < 1)
+		return kvt_admin_exit(rc);
+	kvt_metrics_print(&text, &status);
+	fwrite(text.bytes, 1, text.used, stdout);
+	kvt_text_free(&text);
 	return KVT_EXIT_OK;
 }
 

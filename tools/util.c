@@ -289,6 +289,21 @@ const char *kvt_size_text(uint64_t size_bytes, char *buffer, size_t bytes)
 	return buffer;
 }
 
+const char *kvt_policy_text(uint32_t policy)
+{
+	static const char *const names[KVT_POLICY_COUNT] = { "lru",  "slru", "lfu",     "fifo",
+							     "filo", "mru",  "priority" };
+
+	return policy < KVT_POLICY_COUNT ? names[policy] : "unknown";
+}
+
+const char *kvt_backend_text(uint32_t backend)
+{
+	static const char *const names[] = { "host", "cuda-ipc", "cuda-vmm" };
+
+	return backend < sizeof(names) / sizeof(names[0]) ? names[backend] : "unknown";
+}
+
 static int hex_digest(const char *text, uint64_t ret_digest[2])
 {
 	uint64_t digest[2] = { 0, 0 };

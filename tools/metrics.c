@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/metrics.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+enum metric_kind { GAUGE, COUNTER };
+
+/* What the daemon says of itself beside struct kvt_counters: X(kind, name, value, what it means).
+ * Names follow the rules of KVT_COUNTERS. */
+#define STATUS_METRICS(X)                                                                         \
+	X(GAUGE, uptime_ns, status->now_ns - status->started_ns, "Age of the cache.")             \
+	X(GAUGE, epoch, status->epoch, "Rises whenever everything cached became invalid.")        \
+	X(GAUGE, draining, status->draining, "1 while the daemon stops.")                         \
+	X(GAUGE, caching_disabled, status->disabled, "1 with caching = no.")                      \
+	X(GAUGE, page_size_positions, status->page_size, "Positions of a page.")                  \
+	X(GAUGE, usable_pages, status->n_pages - 1, "Pages of the pool that can be used.")        \
+	X(GAUGE, max_nodes, status->max_nodes, "Most tree nodes.")                                \
+	X(GAUGE, page_bytes, status->page_bytes, "Bytes of a page in one slab.")                  \
+	X(GAUGE, pool_bytes, status->pool_bytes, "Bytes of one slab of the pool.")                \
+	X(GAUGE, arena_bytes, status->arena_bytes, "Bytes of the tree and the page records.")     \
+	X(GAUGE, ledger_bytes, status->ledger_bytes, "Bytes of the daemon's own records.")        \
+	X(GAUGE, path_nodes_p50, status->path_nodes_p50, "Nodes of a matched path, median.")      \
+	X(GAUGE, path_nodes_p99, status->path_nodes_p99, "Nodes of a matched path, 99 %.")        \
+	X(GAUGE, stale_leases, status->stale_locks, "Leases that can never commit any more.")     \
+	X(GAUGE, oldest_lease_age_ns, status->oldest_lease_age_ns, "Age of the oldest lease.")    \
+	X(COUNTER, turns, status->turns, "Turns of the daemon's loop.")                           \
+	X(COUNTER, spins, status->spins, "Turns that found nothing to do.")                       \
+	X(COUNTER, sleeps, status->sleeps, "Times that the daemon slept.")                        \
+	X(COUNTER, connections, status->accepted_connections, "Connections accepted.")            \
+	X(COUNTER, refused_connections, status->refused_connections, "Connections refused.")      \
+	X(COUNTER, log_lines_dropped, status->log_lines_dropped,                                  \
+	  "Log lines that nobody read in time.")
+
+/* Values are exact: seconds are written from nanoseconds digit by digit. */
+static void print_seconds(struct kvt_text *text, uint64_t ns)
+{
+	kvt_text_print(text, "%" PRIu64 ".%09u", ns / 1000000000, (unsigned int)(ns % 1000000000));
+}
+
+static void print_head(struct kvt_text *text, const char *name, const char *type,
+		       const char *help)
+{
+	kvt_text_print(text, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+static void print_metric(struct kvt_text *text, enum metric_kind kind, const char *field,
+			 uint64_t value, const char *help)
+{
+	size_t n = strlen(field);
+	bool seconds = n > 3 && strcmp(field + n - 3, "_ns") == 0;
+	char name[96];
+
+	snprintf(name, sizeof(name), "kvtrunk_%.*s%s%s", (int)(seconds ? n - 3 : n), field,
+		 seconds ? "_seconds" : "", kind == COUNTER ? "_total" : "");
+	print_head(text, name, kind == COUNTER ? "counter" : "gauge", help);
+	kvt_text_print(text, "%s ", name);
+	if (seconds)
+		print_seconds(text, value);
+	else
+		kvt_text_print(text, "%" PRIu64, value);
+	kvt_text_add(text, "\n", 1);
+}
+
+/* As the format wants it between double quotes; what is not ASCII is left out, so that no
+ * fingerprint can break the encoding. */
+static void print_label(struct kvt_text *text, const char *value, size_t max)
+{
+	for (size_t i = 0; i < max && value[i]; i++) {
+		unsigned char c = (unsigned char)value[i];
+
+		if (c == '"' || c == '\\')
+			kvt_text_print(text, "\\%c", c);
+		else if (c >= 0x20 && c < 0x7f)
+			kvt_text_add(text, value + i, 1);
+	}
+}
+
+static void print_info(struct kvt_text *text, const struct kvt_admin_status *status)
+{
+	print_head(text, "kvtrunk_info", "gauge", "Always 1: the labels say what is served.");
+	kvt_text_print(text, "kvtrunk_info{version=\"%s\",backend=\"%s\",policy=\"%s\","
+		       "fingerprint=\"", kvt_version(), kvt_backend_text(status->backend),
+		       kvt_policy_text(status->policy));
+	print_label(text, status->fingerprint, sizeof(status->fingerprint));
+	kvt_text_print(text, "\"} 1\n");
+}
+
+static void print_histogram(struct kvt_text *text, const struct kvt_admin_status *status, int op)
+{
+	static const char name[] = "kvtrunk_operation_duration_seconds";
+	const uint64_t *buckets = status->op_histogram[op];
+	uint64_t below = 0;
+
+	/* Bucket i holds what took less than 64 << i ns, the last one whatever took longer. */
+	for (unsigned int i = 0; i < KVT_HISTOGRAM_BUCKETS; i++) {
+		below += buckets[i];
+		kvt_text_print(text, "%s_bucket{op=\"%s\",le=\"", name, kvt_op_name(op));
+		if (i == KVT_HISTOGRAM_BUCKETS - 1)
+			kvt_text_print(text, "+Inf");
+		else
+			print_seconds(text, 64ull << i);
+		kvt_text_print(text, "\"} %" PRIu64 "\n", below);
+	}
+	kvt_text_print(text, "%s_sum{op=\"%s\"} ", name, kvt_op_name(op));
+	print_seconds(text, status->op_ns[op]);
+	kvt_text_print(text, "\n%s_count{op=\"%s\"} %" PRIu64 "\n", name, kvt_op_name(op), below);
+}
+
+static void print_up(struct kvt_text *text, int up)
+{
+	print_head(text, "kvtrunk_up", "gauge", "1 if the daemon answered.");
+	kvt_text_print(text, "kvtrunk_up %d\n", up);
+}
+
+void kvt_metrics_print(struct kvt_text *text, const struct kvt_admin_status *status)
+{
+	const struct kvt_counters *counters = &status->counters;
+
+	print_up(text, 1);
+	print_info(text, status);
+#define PRINT_COUNTER(kind, name, help) print_metric(text, kind, #name, counters->name, help);
+	KVT_COUNTERS(PRINT_COUNTER)
+#undef PRINT_COUNTER
+#define PRINT_STATUS(kind, name, value, help) print_metric(text, kind, #name, value, help);
+	STATUS_METRICS(PRINT_STATUS)
+#undef PRINT_STATUS
+	print_head(text, "kvtrunk_operation_duration_seconds", "histogram",
+		   "Time of an operation inside the daemon.");
+	for (int op = 0; op < KVT_OP_COUNT; op++)
+		print_histogram(text, status, op);
+}
+
+void kvt_metrics_print_down(struct kvt_text *text)
+{
+	print_up(text, 0);
+}
+
+int kvt_metrics_scrape(struct kvt_text *text, const char *socket_path, int64_t timeout_ns,
+		       struct kvt_error *ret_error)
+{
+	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_admin_status status;
+	struct kvt_client *client;
+	int rc;
+
+	options.socket_path = socket_path;
+	options.label = "metrics";
+	options.timeout_ns = timeout_ns;
+	options.flags = KVT_HELLO_OBSERVE;
+	rc = kvt_client_connect(&client, &options, ret_error);
+	if (rc)
+		return rc;
+	rc = kvt_admin(client, &request, NULL, 0, &status, sizeof(status));
+	if (rc == 1)
+		kvt_metrics_print(text, &status);
+	else if (rc < 0)
+		*ret_error = *kvt_client_error(client);
+	else
+		snprintf(ret_error->text, sizeof(ret_error->text), "the daemon told no status");
+	kvt_client_abandon(client);
+	return rc == 1 ? 0 : rc < 0 ? rc : -EPROTO;
+}

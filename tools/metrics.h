@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_TOOLS_METRICS_H
+#define KVT_TOOLS_METRICS_H
+
+/**
+ * @file metrics.h
+ * A daemon's status in the text format of Prometheus (version 0.0.4), for `kvtctl metrics` and
+ * kvtmetricsd.
+ *
+ * Counters come from the table KVT_COUNTERS of kvtrunk_abi.h; what else a daemon says of itself
+ * from a table in metrics.c; latencies are one histogram with a label for the operation. Every
+ * series is there from the first scrape on, so that rates never miss the first increment.
+ */
+
+#include "kvtrunk.h"
+#include "tools/util.h"
+
+#define KVT_METRICS_CONTENT_TYPE "text/plain; version=0.0.4; charset=utf-8"
+
+/** Append all metrics of a daemon that answered. */
+void kvt_metrics_print(struct kvt_text *text, const struct kvt_admin_status *status);
+/** Append what can be said when none answered: kvtrunk_up 0. */
+void kvt_metrics_print_down(struct kvt_text *text);
+/** Connect to the daemon as an observer, ask, and append its metrics. Negative errno with
+ * `ret_error`: nothing was appended. Takes at most timeout_ns. */
+int kvt_metrics_scrape(struct kvt_text *text, const char *socket_path, int64_t timeout_ns,
+		       struct kvt_error *ret_error);
+
+#endif
