@@ -3,6 +3,7 @@
 # make            build everything that can be built here, into build/; installs nothing
 # make demo       install what is missing (apt), build, run the main job, say how it went
 # make check      the same set-up, then all tests; last line: N passed, N failed, N skipped
+# make gpu-check  what needs a CUDA device: build, tests, figures (docs/gpu.md); skips without one
 # make bench      build and run the benchmarks
 # make tests      build the test programs without running them
 # make portable   what needs nothing but libc: the libraries (for cross builds)
@@ -61,6 +62,7 @@ PORTABLE := $(O)/libkvtrunk.so $(O)/libkvtrunk.a $(O)/libkvtrunk.pc $(O)/libkvtb
 LIBRARIES := $(O)/libkvtrunk.so $(O)/libkvtrunk.a $(O)/libkvtrunk.pc
 EXAMPLES :=
 TEST_PROGRAMS :=
+GPU_PROGRAMS :=
 
 # ---- what the programs need beyond libc, as header:Debian package. Libraries need none of it.
 NEEDS := liburing.h:liburing-dev bsd/string.h:libbsd-dev jansson.h:libjansson-dev \
@@ -96,6 +98,16 @@ check:
 	@tests/setup check
 	@+O=$(O) MAKE='$(MAKE)' tests/check
 
+gpu-check:
+	@+O=$(O) MAKE='$(MAKE)' tests/gpu/run || [ $$? = 77 ]
+
+# What gpu-check builds, beside the kernels: test programs that need a device.
+gpu-programs: $(GPU_PROGRAMS)
+
+# The Debian packages that the programs lack here; nothing if there are none.
+missing:
+	@echo $(MISSING)
+
 tidy:
 	@tests/tidy
 
@@ -105,5 +117,5 @@ help:
 clean:
 	rm -rf $(O)
 
-.PHONY: all portable say-missing setup demo check tidy help clean FORCE
+.PHONY: all portable say-missing setup demo check gpu-check gpu-programs missing tidy help clean FORCE
 -include $(shell find $(O)/obj -name '*.d' 2>/dev/null)

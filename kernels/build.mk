@@ -35,6 +35,12 @@ $(KERNELS_IMAGES): kernels/cuda_kernels.cu $(wildcard kernels/*.cuh) kernels/cud
 		kernels/convert.h include/kvt_kernels.h
 	@mkdir -p $(@D)
 	$(KERNELS_NVCC) $(if $(filter %.ptx,$@),-ptx,-cubin) -arch=$(basename $(@F)) $< -o $@
+$(KERNELS_CUDA)/bench.ptx: bench/attn/gpu_kernels.cu bench/attn/gpu_kernels.cuh \
+		bench/attn/gpu_args.h kernels/cuda_args.h kernels/cuda_device.cuh
+	@mkdir -p $(@D)
+	$(KERNELS_NVCC) -ptx -arch=compute_80 $< -o $@
+$(O)/obj/bench/attn/gpu.o: $(KERNELS_CUDA)/bench.ptx
+$(O)/obj/bench/attn/gpu.o: CFLAGS_kernels_isa := -DKVT_CUDA_IMAGES='"$(abspath $(KERNELS_CUDA))"'
 $(O)/obj/kernels/cuda_images.o: $(KERNELS_IMAGES)
 $(O)/obj/kernels/cuda_images.o: \
 	CFLAGS_kernels_isa := -DKVT_CUDA_IMAGES='"$(abspath $(KERNELS_CUDA))"'
@@ -60,7 +66,7 @@ PORTABLE += $(O)/libkvtkernels.so $(O)/libkvtkernels.a
 # ---- benchmark
 KERNELS_BENCH := $(O)/kvtbench-attn
 KERNELS_BENCH_OBJ := $(patsubst %.c,$(O)/obj/%.o,$(wildcard bench/attn/*.c))
-$(O)/obj/bench/attn/%.o: CFLAGS_bench = -O3
+$(O)/obj/bench/attn/%.o: CFLAGS_bench = -O3 $(CFLAGS_kernels_isa)
 ifneq ($(KERNELS_BENCH_OBJ),)
 $(KERNELS_BENCH): $(KERNELS_BENCH_OBJ) $(O)/libkvtkernels.a
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ $(KERNELS_LIBS)
@@ -79,6 +85,7 @@ $(KERNELS_TESTS): $(O)/tests/kernels/%: $(O)/obj/tests/kernels/%.o $(KERNELS_TES
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $(filter %.o,$^) $(filter %.a,$^) \
 		-o $@ $(KERNELS_LIBS)
 TEST_PROGRAMS += $(KERNELS_TESTS)
+GPU_PROGRAMS += $(O)/tests/kernels/test_gpu
 
 # The CUDA kernels' sources, compiled for the CPU and run on emulated hardware.
 ifneq ($(KERNELS_CXX),)

@@ -19,6 +19,14 @@ double now_s(void)
 	return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
+uint32_t random_next(void)
+{
+	static uint64_t state = 1;
+
+	state = state * 6364136223846793005u + 1442695040888963407u;
+	return (uint32_t)(state >> 33);
+}
+
 const char *floor_name(enum floor_kind kind)
 {
 	static const char *const names[] = { "128-bit mul+add", "256-bit fma", "512-bit fma",

@@ -39,4 +39,7 @@ double floor_waited_s(void);
 
 double now_s(void);
 
+/* 31 random bits, the same sequence in each run. One thread's. */
+uint32_t random_next(void);
+
 #endif

@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "bench/attn/floor.h"
+#include "bench/attn/gpu.h"
 #include "kvt_kernels.h"
 
 #define Q_HEADS 32
@@ -34,6 +35,8 @@
 static struct {
 	bool quick;
 	bool torch;
+	bool gpu;
+	bool small;
 	uint32_t n_threads; /* of the runs with all cores */
 	uint32_t isa;
 	uint32_t n_repetitions;
@@ -71,14 +74,6 @@ struct pool {
 	struct kvt_attn_sequence sequence;
 	struct kvt_attn_prefill prefill;
 };
-
-static uint64_t random_state = 1;
-
-static uint32_t random_next(void)
-{
-	random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-	return (uint32_t)(random_state >> 33);
-}
 
 static void *memory_map(size_t bytes)
 {
@@ -476,7 +471,7 @@ static void usage(FILE *to)
 {
 	fprintf(to,
 		"usage: kvtbench-attn [--quick] [--isa PATH] [--threads N] [--repetitions N]\n"
-		"                     [--only TEXT] [--torch]\n"
+		"                     [--only TEXT] [--torch] [--gpu [--small]]\n"
 		"\n"
 		"Attention on paged KV: 32 query heads, 8 KV heads, head dim 128, pages of 64 in "
 		"random\n"
@@ -489,7 +484,9 @@ static void usage(FILE *to)
 		"  --threads N      threads of the runs with all cores; default: all\n"
 		"  --repetitions N  of each figure, up to %d; default 9, with --quick 3\n"
 		"  --only TEXT      only figures whose name contains TEXT\n"
-		"  --torch          also PyTorch's attention, where it is installed\n",
+		"  --torch          also PyTorch's attention, where it is installed\n"
+		"  --gpu            CUDA device 0 instead of the CPU\n"
+		"  --small          with --gpu: sizes for emulated hardware; no figure counts\n",
 		REPETITIONS_MAX);
 }
 
@@ -521,6 +518,8 @@ static void options_parse(int argc, char **argv)
 		{ "only", required_argument, NULL, 'o' },
 		{ "repetitions", required_argument, NULL, 'r' },
 		{ "torch", no_argument, NULL, 'p' },
+		{ "gpu", no_argument, NULL, 'g' },
+		{ "small", no_argument, NULL, 's' },
 		{ "help", no_argument, NULL, 'h' },
 		{ NULL, 0, NULL, 0 },
 	};
@@ -546,6 +545,12 @@ static void options_parse(int argc, char **argv)
 		case 'p':
 			options.torch = true;
 			break;
+		case 'g':
+			options.gpu = true;
+			break;
+		case 's':
+			options.small = true;
+			break;
 		case 'h':
 			usage(stdout);
 			exit(0);
@@ -570,6 +575,11 @@ int main(int argc, char **argv)
 		n_threads = options.n_threads;
 	if (!options.n_repetitions)
 		options.n_repetitions = options.quick ? 3 : 9;
+	if (options.gpu)
+		return gpu_run(&(struct gpu_options){ .n_repetitions = options.n_repetitions,
+						      .only = options.only,
+						      .quick = options.quick,
+						      .small = options.small });
 	all_run(best_isa(), n_threads);
 	if (options.torch)
 		torch_run();

@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "tests/kernels/emulated.h"
 
@@ -49,6 +50,13 @@ EXPORT int cuDeviceGet(int *device, int ordinal)
 {
 	MAY_FAIL();
 	*device = ordinal;
+	return 0;
+}
+
+EXPORT int cuDeviceGetName(char *name, int bytes, int device)
+{
+	(void)device;
+	strncpy(name, "emulated device", (size_t)bytes);
 	return 0;
 }
 
@@ -179,6 +187,19 @@ EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t byte
 	return 0;
 }
 
+EXPORT int cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, size_t bytes, void *stream)
+{
+	(void)stream;
+	memmove((void *)(uintptr_t)target, (const void *)(uintptr_t)source, bytes);
+	return 0;
+}
+
+EXPORT int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
+{
+	*free_bytes = *total_bytes = (size_t)1 << 30;
+	return 0;
+}
+
 EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t bytes)
 {
 	memcpy((void *)(uintptr_t)target, source, bytes);
@@ -191,18 +212,23 @@ EXPORT int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t bytes)
 	return 0;
 }
 
+/* When it was recorded. */
+struct event {
+	struct timespec time;
+};
+
 EXPORT int cuEventCreate(void **event, unsigned int flags)
 {
 	MAY_FAIL();
 	(void)flags;
-	*event = &stub_major;
-	stub_open++;
-	return 0;
+	*event = calloc(1, sizeof(struct event));
+	stub_open += *event != NULL;
+	return *event ? 0 : FAILURE;
 }
 
 EXPORT int cuEventDestroy_v2(void *event)
 {
-	(void)event;
+	free(event);
 	stub_open--;
 	return 0;
 }
@@ -210,7 +236,17 @@ EXPORT int cuEventDestroy_v2(void *event)
 EXPORT int cuEventRecord(void *event, void *stream)
 {
 	MAY_FAIL();
-	(void)event, (void)stream;
+	(void)stream;
+	clock_gettime(CLOCK_MONOTONIC, &((struct event *)event)->time);
+	return 0;
+}
+
+EXPORT int cuEventElapsedTime(float *ms, void *begin, void *end)
+{
+	const struct event *a = begin, *b = end;
+
+	*ms = (float)(b->time.tv_sec - a->time.tv_sec) * 1e3f +
+	      (float)(b->time.tv_nsec - a->time.tv_nsec) * 1e-6f;
 	return 0;
 }
 

@@ -9,6 +9,8 @@
 #include "kernels/cuda_attention.cuh"
 #include "kernels/cuda_pages.cuh"
 
+#include "bench/attn/gpu_kernels.cuh"
+
 #include "tests/kernels/emulated.h"
 
 typedef void run_fn(void *args);
@@ -38,6 +40,21 @@ static void append_kernel(void *args)
 static void copy_kernel(void *args)
 {
 	copy_run(static_cast<const kvt_cuda_copy *>(args), block_index(), block_index_y());
+}
+
+template <int n_chains> static void peak_kernel(void *args)
+{
+	peak_run<n_chains>(static_cast<const bench_gpu_args *>(args));
+}
+
+static void read_kernel(void *args)
+{
+	read_run(static_cast<const bench_gpu_args *>(args));
+}
+
+static void fill_kernel(void *args)
+{
+	fill_run(static_cast<const bench_gpu_args *>(args));
 }
 
 struct kernel {
@@ -70,6 +87,10 @@ static const kernel kernels[] = {
 	ALL(256),
 	{ "kvt_append", append_kernel, sizeof(kvt_cuda_append) },
 	{ "kvt_copy", copy_kernel, sizeof(kvt_cuda_copy) },
+	{ "bench_peak_4", peak_kernel<4>, sizeof(bench_gpu_args) },
+	{ "bench_peak_8", peak_kernel<8>, sizeof(bench_gpu_args) },
+	{ "bench_read", read_kernel, sizeof(bench_gpu_args) },
+	{ "bench_fill", fill_kernel, sizeof(bench_gpu_args) },
 };
 
 static const kernel *kernel_find(const char *name)

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the floor kernels take. Compiled by the C compiler and by nvcc. */
+#ifndef KVT_BENCH_ATTN_GPU_ARGS_H
+#define KVT_BENCH_ATTN_GPU_ARGS_H
+
+#include <stdint.h>
+
+/* memory is n_bytes long, a multiple of 16, and at a multiple of 16. */
+struct bench_gpu_args {
+	uint64_t memory;
+	uint64_t n_bytes;
+	uint32_t n_rounds;
+	uint32_t kind; /* fill: enum kvt_attn_type */
+};
+
+#endif

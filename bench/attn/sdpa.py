@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's scaled_dot_product_attention beside libkvtkernels, on the same KV in the same run.
+
+usage: python3 bench/attn/sdpa.py [--device cuda|cpu] [--small] LIBKVTKERNELS.SO
+
+Prints a JSON object a line. First the relative norm of each one's difference from attention in
+float64; more than 0.006 (bf16) or 0.001 (fp16) fails. Then times: the kernels on pages in random order; each back end of
+SDPA (cuDNN, flash), causal aligned bottom right, on KV that is gathered already, and with the
+gather. Exit status 1 if a result is wrong, 77 if PyTorch has no such device.
+"""
+import argparse
+import ctypes as c
+import json
+import math
+import sys
+import time
+
+try:
+    import torch
+    import torch.nn.functional as functional
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.attention.bias import causal_lower_right
+except ImportError as error:
+    print(f"skip: {error}")
+    sys.exit(77)
+
+Q_HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 64
+TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+u32, u64, f32, pointer = c.c_uint32, c.c_uint64, c.c_float, c.c_void_p
+
+
+# The structures of include/kvt_kernels.h.
+class View(c.Structure):
+    _fields_ = [("k", pointer), ("v", pointer), ("page_stride", u64), ("head_stride", u64),
+                ("position_stride", u64), ("n_pages", u32), ("page_size", u32),
+                ("n_kv_heads", u32), ("head_dim", u32), ("type", u32), ("k_scale", f32),
+                ("v_scale", f32)]
+
+
+class Sequence(c.Structure):
+    _fields_ = [("n_queries", u32), ("n_positions", u32), ("pages", pointer), ("n_pages", u32),
+                ("n_regions", u32), ("regions", pointer)]
+
+
+class Prefill(c.Structure):
+    _fields_ = [("kv", View), ("sequences", pointer), ("n_sequences", u32), ("n_q_heads", u32),
+                ("q", pointer), ("out", pointer), ("q_type", u32), ("out_type", u32),
+                ("q_row", u64), ("q_head", u64), ("out_row", u64), ("out_head", u64),
+                ("scale", f32)]
+
+
+class Options(c.Structure):
+    _fields_ = [("device", u32), ("device_index", u32), ("n_threads", u32), ("isa", u32),
+                ("scratch_bytes", u64)]
+
+
+class Kernels:
+    def __init__(self, path, device):
+        self.library = c.CDLL(path)
+        for name in ("kvt_attn_describe", "kvt_attn_error_text"):
+            getattr(self.library, name).restype = c.c_char_p
+            getattr(self.library, name).argtypes = [pointer]
+        self.library.kvt_attn_append_prefill.argtypes = [pointer, pointer, pointer]
+        self.context, text = pointer(), c.create_string_buffer(256)
+        options = Options(device=1 if device == "cuda" else 0)
+        if self.library.kvt_attn_open(c.byref(options), c.byref(self.context), text, 256):
+            sys.exit(f"libkvtkernels: {text.value.decode()}")
+        self.stream = torch.cuda.current_stream().cuda_stream if device == "cuda" else None
+
+    def describe(self):
+        return self.library.kvt_attn_describe(self.context).decode()
+
+    def run(self, prefill):
+        if self.library.kvt_attn_append_prefill(self.context, c.byref(prefill), self.stream):
+            sys.exit(self.library.kvt_attn_error_text(self.context).decode())
+
+
+class Batch:
+    """Sequences of equal sizes, with pages in random order: slab is [K, V][page][head][pos][dim]."""
+
+    def __init__(self, n, q, cached, kind, device):
+        self.n, self.q, self.k, self.kind = n, q, q + cached, kind
+        per = (self.k - 1) // PAGE + 1
+        self.table = torch.randperm(n * per).to(torch.int32).reshape(n, per).contiguous()
+        self.slab = torch.randn(2, n * per, KV_HEADS, PAGE, DIM, dtype=torch.float32,
+                                device=device).to(kind) if n * per < 4096 else \
+            torch.empty(2, n * per, KV_HEADS, PAGE, DIM, dtype=kind, device=device).normal_()
+        self.rows = torch.randn(n * q, Q_HEADS, DIM, device=device).to(kind)
+        self.out = torch.full_like(self.rows, math.nan)
+        self.index = self.table.to(device).long()
+        self.sequences = (Sequence * n)(*[
+            Sequence(q, self.k, self.table[i].data_ptr(), per, 0, None) for i in range(n)])
+        size, plane = self.slab.element_size(), self.slab[0].nbytes
+        view = View(self.slab.data_ptr(), self.slab.data_ptr() + plane,
+                    KV_HEADS * PAGE * DIM * size, PAGE * DIM * size, DIM * size, n * per, PAGE,
+                    KV_HEADS, DIM, TYPES[kind], 1, 1)
+        self.prefill = Prefill(view, c.addressof(self.sequences), n, Q_HEADS,
+                               self.rows.data_ptr(), self.out.data_ptr(), TYPES[kind],
+                               TYPES[kind], 0, 0, 0, 0, 1 / math.sqrt(DIM))
+
+    def queries(self):
+        return self.rows.reshape(self.n, self.q, Q_HEADS, DIM).transpose(1, 2)
+
+    def gather(self):
+        """K and V as SDPA wants them: [sequence][head][position][dim]."""
+        return [plane[self.index].transpose(1, 2).reshape(self.n, KV_HEADS, -1, DIM)[:, :, :self.k]
+                .contiguous() for plane in self.slab]
+
+    def sdpa(self, keys, values):
+        bias = causal_lower_right(self.q, self.k) if self.q > 1 else None
+        return functional.scaled_dot_product_attention(self.queries(), keys, values,
+                                                       attn_mask=bias, enable_gqa=True)
+
+    def exact(self):
+        keys, values = (t.double().repeat_interleave(Q_HEADS // KV_HEADS, 1)
+                        for t in self.gather())
+        scores = self.queries().double() @ keys.transpose(2, 3) / math.sqrt(DIM)
+        seen = torch.ones(self.q, self.k, dtype=torch.bool, device=scores.device)
+        scores = scores.masked_fill(~seen.tril(self.k - self.q), -math.inf)
+        return (scores.softmax(-1) @ values).transpose(1, 2).reshape(self.n * self.q, Q_HEADS, DIM)
+
+
+def seconds(device, run, repetitions):
+    """The median time of a call."""
+    run()
+    times = []
+    for _ in range(repetitions):
+        if device == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            run()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) * 1e-3)
+        else:
+            begin = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - begin)
+    return sorted(times)[len(times) // 2]
+
+
+def say(**figures):
+    print(json.dumps(figures), flush=True)
+
+
+def relative(result, exact):
+    return ((result.double() - exact).norm() / exact.norm()).item()
+
+
+def check(kernels, device):
+    good = True
+    for n, q, cached in ((2, 77, 1000), (3, 1, 1500), (1, 300, 0)):
+        for kind, most in ((torch.bfloat16, 6e-3), (torch.float16, 1e-3)):
+            batch = Batch(n, q, cached, kind, device)
+            exact = batch.exact()
+            kernels.run(batch.prefill)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            ours = relative(batch.out, exact)
+            theirs = relative(batch.sdpa(*batch.gather()).transpose(1, 2)
+                              .reshape(n * q, Q_HEADS, DIM), exact)
+            good = good and ours <= most
+            say(name="relative norm", batch=n, q=q, k=q + cached, type=str(kind)[6:],
+                kernels=round(ours, 6), sdpa=round(theirs, 6), limit=most, good=ours <= most)
+    return good
+
+
+def compare(kernels, device, n, q, cached, repetitions):
+    batch = Batch(n, q, cached, torch.bfloat16, device)
+    work = 4 * DIM * Q_HEADS * n * (q * cached + q * (q + 1) / 2)
+    moved = 2 * 2 * KV_HEADS * DIM * n * (q + cached)
+
+    def figures(name, run):
+        try:
+            time_s = seconds(device, run, repetitions)
+        except RuntimeError as error:
+            say(name=name, batch=n, q=q, k=q + cached, error=str(error).splitlines()[0])
+            return
+        say(name=name, batch=n, q=q, k=q + cached, seconds=round(time_s, 7),
+            tflops=round(work / time_s * 1e-12, 3), tbytes_per_s=round(moved / time_s * 1e-12, 4))
+
+    figures("kernels on pages", lambda: kernels.run(batch.prefill))
+    keys, values = batch.gather()
+    backends = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION) if device == "cuda" \
+        else (SDPBackend.MATH,)
+    for backend in backends:
+        with sdpa_kernel(backend):
+            figures(f"sdpa {backend.name.lower()}", lambda: batch.sdpa(keys, values))
+            figures(f"sdpa {backend.name.lower()} with gather",
+                    lambda: batch.sdpa(*batch.gather()))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("library")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--small", action="store_true", help="small sizes")
+    arguments = parser.parse_args()
+    device = arguments.device
+    if device == "cuda" and not torch.cuda.is_available():
+        print("skip: this PyTorch has no CUDA device")
+        return 77
+    torch.manual_seed(1)
+    kernels = Kernels(arguments.library, device)
+    say(name="versions", torch=torch.__version__, kernels=kernels.describe(),
+        cudnn=torch.backends.cudnn.version(),
+        device=torch.cuda.get_device_name() if device == "cuda" else "cpu")
+    good = check(kernels, device)
+    sizes = ((1, 33, 300), (2, 1, 500)) if arguments.small else \
+        ((1, 727, 100000), (1, 2048, 32768), (8, 2048, 0), (16, 1, 32767))
+    for n, q, cached in sizes:
+        compare(kernels, device, n, q, cached, 3 if arguments.small else 15)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
