@@ -75,7 +75,7 @@ static int kvt_failed(struct worker *worker, int error)
 static int begin(struct run *run)
 {
 	struct worker *worker = run->worker;
-	const struct generation *g = run->generation;
+	struct generation *g = run->generation;
 	const struct timespec pause = { .tv_nsec = ROOM_WAIT_NS };
 	uint32_t flags = run->cache ? 0 : KVT_F_FORCE_MISS;
 
@@ -88,6 +88,7 @@ static int begin(struct run *run)
 		if (error != -ENOSPC || tries == ROOM_WAITS ||
 		    kvt_client_error(worker->client)->reason != KVT_REASON_ALL_LOCKED)
 			return kvt_failed(worker, error);
+		g->waits++;
 		nanosleep(&pause, NULL);
 	}
 }
@@ -101,6 +102,7 @@ static int commit(struct run *run, uint32_t computed, uint32_t flags)
 	error = kvt_seq_commit(run->seq, computed, NULL, 0, KVT_IDLE, flags);
 	if (error == -ESTALE) {
 		run->publishing = false; /* reset or removed meanwhile: go on alone */
+		run->generation->unpublished = true;
 		return 0;
 	}
 	return error ? kvt_failed(run->worker, error) : 0;
@@ -137,10 +139,13 @@ static int prefill(struct run *run, const float **ret_logits)
 static void emit(struct run *run, uint32_t token)
 {
 	struct generation *g = run->generation;
+	double since_us = now_us() - run->begun_us;
 	char buffer[2];
 
 	if (g->n_tokens == g->n_prompt)
-		g->ttft_us = now_us() - run->begun_us;
+		g->ttft_us = since_us;
+	if (g->token_us)
+		g->token_us[g->n_tokens - g->n_prompt] = since_us;
 	if (g->echo && token != TOKEN_BOS && token != TOKEN_EOS) {
 		fputs(tokenizer_piece(&run->worker->tokenizer, g->tokens[g->n_tokens - 1], token,
 				      buffer),
@@ -231,7 +236,8 @@ int worker_generate(struct worker *worker, struct generation *g, bool cache)
 	int error;
 
 	g->n_tokens = g->n_prompt;
-	g->cached = g->prefilled = g->restarts = 0;
+	g->cached = g->prefilled = g->restarts = g->waits = 0;
+	g->unpublished = false;
 	/* A sequence that cannot grow gives everything back and begins again with what it has so
 	 * far: so workers that fill a small pool together never wait for each other in a ring. */
 	while ((error = attempt(&run)) == -EAGAIN)

@@ -40,11 +40,26 @@ struct generation {
 	uint32_t cached;      /* positions that another sequence's KV served */
 	uint32_t prefilled;   /* positions of the prompt computed here */
 	uint32_t restarts;    /* times it gave way because the pool was full */
+	uint32_t waits;       /* for room: times BEGIN was refused because all was locked */
+	bool unpublished;     /* reset or removed meanwhile: it went on alone */
 	double ttft_us;       /* from the request to the first new token */
 	double total_us;
+	double *token_us;     /* NULL, or [max_tokens]: when each new token came, from the request */
 	float *logits;        /* NULL, or [max_tokens][vocab]: what each new token came from */
 	FILE *echo;           /* NULL, or where text goes as it comes */
 };
+
+/* What kvtrunkd must be told to serve this model: its flags in one line, no blanks inside one. */
+#define WORKER_FLAGS_BYTES (KVT_FINGERPRINT_BYTES + 128)
+
+/** Open options.model and options.tokenizer. 0 or a negative errno with worker->why, as below. */
+int worker_open_model(struct worker *worker);
+/** Connect to options.socket, map the pool, prepare for options.chunk positions at a time. */
+int worker_open_cache(struct worker *worker);
+void worker_close_cache(struct worker *worker);
+void worker_close(struct worker *worker);
+/** flags: WORKER_FLAGS_BYTES; returned. */
+const char *worker_daemon_flags(const struct worker *worker, uint32_t page_size, char *flags);
 
 /** Generate. With `cache` prefixes are reused and published; without neither. 0 or a negative
  * errno with worker->why. */
