@@ -87,6 +87,15 @@ static void path_percentiles(const struct kvt_daemon *daemon, struct kvt_admin_s
 	status->path_nodes_p99 = sorted[(n * 99 + 99) / 100 - 1];
 }
 
+static void fill_durations(const struct kvt_daemon *daemon, struct kvt_admin_status *status)
+{
+	unsigned int shift = 32 - HISTOGRAM_UNIT_BITS;
+
+	for (uint32_t op = 0; op < KVT_OP_KINDS; op++)
+		status->op_ns[op] = (uint64_t)((unsigned __int128)daemon->stats.op_cycles[op] *
+					       daemon->units_per_cycle >> shift);
+}
+
 static void fill_status(struct kvt_daemon *daemon, struct kvt_admin_status *status)
 {
 	const struct kvt_core_config *config = &daemon->core_config;
@@ -118,9 +127,7 @@ static void fill_status(struct kvt_daemon *daemon, struct kvt_admin_status *stat
 	status->daemon_pid = getpid();
 	memcpy(status->op_count, daemon->stats.op_count, sizeof(status->op_count));
 	memcpy(status->op_histogram, daemon->stats.op_histogram, sizeof(status->op_histogram));
-	for (uint32_t op = 0; op < KVT_OP_KINDS; op++)
-		status->op_ns[op] = (uint64_t)((unsigned __int128)daemon->stats.op_cycles[op] *
-					       daemon->units_per_cycle >> (32 - HISTOGRAM_UNIT_BITS));
+	fill_durations(daemon, status);
 	status->accepted_connections = daemon->stats.accepted;
 	status->refused_connections = daemon->stats.refused;
 	status->log_lines_dropped = kvt_log_dropped();

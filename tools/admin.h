@@ -38,8 +38,13 @@ int kvt_admin_options(struct kvt_admin *admin, const char *const *names, const c
 /** Write what was collected. Exit code. */
 int kvt_admin_print(struct kvt_json *json);
 
+/** Upper end of the bucket (of KVT_HISTOGRAM_BUCKETS) in which a share of what was counted lies;
+ * 0 when nothing was. */
+uint64_t kvt_histogram_ns(const uint64_t *buckets, double share);
+
 int kvt_admin_status(struct kvt_admin *admin);
 int kvt_admin_metrics(struct kvt_admin *admin);
+int kvt_admin_top(struct kvt_admin *admin);
 int kvt_admin_clients(struct kvt_admin *admin);
 int kvt_admin_namespaces(struct kvt_admin *admin);
 int kvt_admin_tree(struct kvt_admin *admin);

@@ -13,16 +13,7 @@ void kvt_json_counters(struct kvt_json *json, const struct kvt_counters *counter
 #undef PUT
 }
 
-static const char *const session_states[] = { "free", "open", "closing", "dying", "dead" };
-
-static const char *name_of(const char *const *names, size_t n, uint32_t at)
-{
-	return at < n ? names[at] : "unknown";
-}
-#define NAME(names, at) name_of(names, sizeof(names) / sizeof((names)[0]), at)
-
-/* Upper end of the bucket in which the given share of the operations lies. */
-static uint64_t histogram_ns(const uint64_t *buckets, double share)
+uint64_t kvt_histogram_ns(const uint64_t *buckets, double share)
 {
 	uint64_t total = 0, seen = 0;
 
@@ -67,8 +58,8 @@ static void status_operations(struct kvt_json *json, const struct kvt_admin_stat
 			continue;
 		kvt_json_open(json, kvt_op_name(op), '{');
 		kvt_json_u64(json, "count", status->op_count[op]);
-		kvt_json_u64(json, "p50_ns", histogram_ns(status->op_histogram[op], 0.5));
-		kvt_json_u64(json, "p99_ns", histogram_ns(status->op_histogram[op], 0.99));
+		kvt_json_u64(json, "p50_ns", kvt_histogram_ns(status->op_histogram[op], 0.5));
+		kvt_json_u64(json, "p99_ns", kvt_histogram_ns(status->op_histogram[op], 0.99));
 		kvt_json_open(json, "histogram_64ns_log2", '[');
 		for (unsigned int i = 0; i < KVT_HISTOGRAM_BUCKETS; i++)
 			kvt_json_u64(json, NULL, status->op_histogram[op][i]);
@@ -133,9 +124,9 @@ static void status_operations_text(const struct kvt_admin_status *status)
 			continue;
 		printf("  %-10s %12llu %8s %8s\n", kvt_op_name(op),
 		       (unsigned long long)status->op_count[op],
-		       kvt_age_text(histogram_ns(status->op_histogram[op], 0.5), half,
+		       kvt_age_text(kvt_histogram_ns(status->op_histogram[op], 0.5), half,
 				    sizeof(half)),
-		       kvt_age_text(histogram_ns(status->op_histogram[op], 0.99), most,
+		       kvt_age_text(kvt_histogram_ns(status->op_histogram[op], 0.99), most,
 				    sizeof(most)));
 	}
 }
@@ -226,7 +217,7 @@ static void client_json(struct kvt_json *json, const struct kvt_admin_client *cl
 {
 	kvt_json_open(json, NULL, '{');
 	kvt_json_u64(json, "session", client->session);
-	kvt_json_string(json, "state", NAME(session_states, client->state));
+	kvt_json_string(json, "state", kvt_session_state_text(client->state));
 	kvt_json_i64(json, "pid", client->pid);
 	kvt_json_u64(json, "uid", client->uid);
 	kvt_json_bytes(json, "label", client->label, strnlen(client->label, KVT_LABEL_BYTES));
@@ -265,7 +256,7 @@ static void client_text(const struct kvt_admin_client *client)
 	char age[32];
 
 	printf("%7u %-8s %8d %5u %-20.20s %7u %8u %8u %8u %11llu %8s%s\n", client->session,
-	       NAME(session_states, client->state), client->pid, client->uid, client->label,
+	       kvt_session_state_text(client->state), client->pid, client->uid, client->label,
 	       client->n_leases, client->n_private, client->n_quarantined, client->n_pending,
 	       (unsigned long long)client->operations,
 	       kvt_age_text(client->age_ns, age, sizeof(age)), ended_text(client));

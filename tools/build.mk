@@ -13,3 +13,17 @@ $(O)/kvtctl: $(O)/obj/tools/kvtctl.o $(OPLOG_OBJ) $(O)/libkvttools.a $(O)/libkvt
 		-Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(TOOLS_LIBS) -lpthread -lm -o $@
 
 PROGRAMS += $(O)/kvtctl
+
+# kvtmetricsd needs libmicrohttpd; without it everything else is built.
+METRICS_HTTP := $(shell printf '\043include <microhttpd.h>\n' | $(CC) -E -xc - >/dev/null 2>&1 && \
+	echo yes)
+PROGRAMS += $(if $(METRICS_HTTP),$(O)/kvtmetricsd,say-no-metricsd)
+
+$(O)/kvtmetricsd: $(call objs,tools/metricsd.c tools/metrics.c tools/util.c) $(O)/libkvtrunk.a
+	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -lmicrohttpd -o $@
+
+say-no-metricsd:
+	@echo "kvtrunk: $(O)/kvtmetricsd is not built: it needs libmicrohttpd (apt-get install" \
+		"libmicrohttpd-dev)"
+
+.PHONY: say-no-metricsd

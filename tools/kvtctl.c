@@ -26,6 +26,7 @@ static const struct command {
 } commands[] = {
 	{ "status", kvt_admin_status, "pages, tree, leases, hits, latency by operation" },
 	{ "metrics", kvt_admin_metrics, "the same and more, in the text format of Prometheus" },
+	{ "top", kvt_admin_top, "watch it work [--once] [--interval-ms N]; q leaves" },
 	{ "clients", kvt_admin_clients, "sessions and what they hold" },
 	{ "namespaces", kvt_admin_namespaces, "namespaces and what they cache" },
 	{ "tree", kvt_admin_tree, "draw the tree [--lines N] [--depth N] [--namespace LABEL]" },

@@ -304,6 +304,13 @@ const char *kvt_backend_text(uint32_t backend)
 	return backend < sizeof(names) / sizeof(names[0]) ? names[backend] : "unknown";
 }
 
+const char *kvt_session_state_text(uint32_t state)
+{
+	static const char *const names[] = { "free", "open", "closing", "dying", "dead" };
+
+	return state < sizeof(names) / sizeof(names[0]) ? names[state] : "unknown";
+}
+
 static int hex_digest(const char *text, uint64_t ret_digest[2])
 {
 	uint64_t digest[2] = { 0, 0 };

@@ -72,9 +72,11 @@ int kvt_number_parse(const char *text, size_t bytes, uint64_t max, uint64_t *ret
 const char *kvt_age_text(uint64_t ns, char *buffer, size_t bytes);
 /** "1.5 GiB". */
 const char *kvt_size_text(uint64_t size_bytes, char *buffer, size_t bytes);
-/** "lru", "host": names of enum kvt_policy and enum kvt_pool_backend, else "unknown". */
+/** "lru", "host", "open": names of enum kvt_policy, kvt_pool_backend, kvt_session_state; of any
+ * other number "unknown". */
 const char *kvt_policy_text(uint32_t policy);
 const char *kvt_backend_text(uint32_t backend);
+const char *kvt_session_state_text(uint32_t state);
 
 /** A namespace as people name it: NAME (a cache salt), SALT/ADAPTER (either part may be empty:
  * then the field is absent), or digest: and 32 hex digits as `kvtctl namespaces` shows them. An

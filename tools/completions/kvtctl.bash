@@ -2,7 +2,7 @@
 # bash completion for kvtctl
 _kvtctl() {
 	local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} command="" i
-	local commands="status clients namespaces tree page audit evict remove reset fence script
+	local commands="status metrics top clients namespaces tree page audit evict remove reset fence script
 		replay verify"
 	for ((i = 1; i < COMP_CWORD; i++)); do
 		case " ${commands//[$'\n\t']/ } " in *" ${COMP_WORDS[i]} "*) command=${COMP_WORDS[i]} ;; esac
@@ -21,6 +21,7 @@ _kvtctl() {
 	case $command in
 	"") mapfile -t COMPREPLY < <(compgen -W "$commands --socket --json --help --version" -- "$word") ;;
 	tree) mapfile -t COMPREPLY < <(compgen -W "--lines --depth --namespace --json" -- "$word") ;;
+	top) mapfile -t COMPREPLY < <(compgen -W "--once --interval-ms" -- "$word") ;;
 	remove) mapfile -t COMPREPLY < <(compgen -W "--keys" -- "$word") ;;
 	replay)
 		mapfile -t COMPREPLY < <(compgen -W "--format --workers --socket --start-daemon --daemon

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# What the tests here share: a daemon in a directory of its own, and checks that are counted.
+cd "$(dirname "$0")/../.." || exit 1
+O=$(realpath -m "${O:-build}")
+dir=$(mktemp -d /tmp/kvt-metrics-XXXXXX) || exit 1
+daemon=""
+others=()
+finish() {
+	local pid
+	for pid in $daemon "${others[@]}"; do
+		kill -CONT "$pid" && kill "$pid"
+	done 2>/dev/null
+	wait
+	rm -rf "$dir"
+}
+trap finish EXIT
+failures=0
+
+check() { # what, then a command
+	local what=$1
+	shift
+	if "$@" >"$dir/check" 2>&1; then
+		echo "[       OK ] $what"
+	else
+		echo "[  FAILED  ] $what"
+		tail -n 30 "$dir/check" | sed 's/^/    /'
+		failures=1
+	fi
+}
+skipped() { echo "[  SKIPPED ] $*"; }
+have() { command -v "$1" >/dev/null 2>&1; }
+
+ctl() { "$O/kvtctl" --socket "$dir/socket" "$@"; }
+
+start_daemon() {
+	"$O/kvtrunkd" --instance="metrics-$$" --runtime_dir="$dir/run" --socket_path="$dir/socket" \
+		--page_bytes=512 --n_pages=512 2>>"$dir/log" &
+	daemon=$!
+	until ctl status >/dev/null 2>&1; do
+		kill -0 "$daemon" 2>/dev/null || { cat "$dir/log"; exit 1; }
+	done
+}
+stop_daemon() {
+	kill "$daemon"
+	wait "$daemon"
+	daemon=""
+}
+await() { # file pattern pid: until the file has the pattern, or the process ended
+	until grep -aq -- "$2" "$1"; do
+		kill -0 "$3" 2>/dev/null || { grep -aq -- "$2" "$1"; return; }
+	done
+}

@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/**
+ * @file metricsd.c
+ * kvtmetricsd: serves the metrics of one kvtrunkd over HTTP, on a loopback address or a unix
+ * socket.
+ *
+ * A process of its own, so that no scrape takes a turn of the daemon's loop beyond one STATUS
+ * request, and no HTTP is spoken where pages are owned. Each scrape connects anew: a daemon that
+ * was started again is found, and one that is gone or hangs is told as kvtrunk_up 0 in time.
+ */
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <getopt.h>
+#include <microhttpd.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "tools/metrics.h"
+
+#define DEFAULT_LISTEN "127.0.0.1:9479"
+#define DEFAULT_TIMEOUT_MS 2000
+#define MOST_CONNECTIONS 16
+#define IDLE_TIMEOUT_S 10
+#define BACKLOG 16
+
+struct server {
+	const char *socket_path; /* of kvtrunkd; NULL: the library's default */
+	const char *listen;
+	int64_t timeout_ns;
+	int fd;
+	bool down; /* the daemon did not answer last time, which was said */
+	char unix_path[sizeof(((struct sockaddr_un *)NULL)->sun_path)]; /* ours to remove */
+};
+
+/* ---- answers */
+
+static enum MHD_Result answer(struct MHD_Connection *connection, unsigned int code,
+			      const char *type, char *body, size_t bytes,
+			      enum MHD_ResponseMemoryMode mode)
+{
+	struct MHD_Response *response = MHD_create_response_from_buffer(bytes, body, mode);
+	enum MHD_Result result = MHD_NO;
+
+	if (!response)
+		return MHD_NO;
+	MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+	if (code == MHD_HTTP_METHOD_NOT_ALLOWED)
+		MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
+	result = MHD_queue_response(connection, code, response);
+	MHD_destroy_response(response);
+	return result;
+}
+
+static enum MHD_Result answer_text(struct MHD_Connection *connection, unsigned int code,
+				   char *text)
+{
+	return answer(connection, code, "text/plain; charset=utf-8", text, strlen(text),
+		      MHD_RESPMEM_PERSISTENT);
+}
+
+/* Whether the daemon answers is told by kvtrunk_up: the scrape itself succeeded. */
+static enum MHD_Result answer_metrics(struct server *server, struct MHD_Connection *connection)
+{
+	struct kvt_error error = { .text = "" };
+	struct kvt_text text = { 0 };
+	bool down = kvt_metrics_scrape(&text, server->socket_path, server->timeout_ns, &error);
+
+	if (down)
+		kvt_metrics_print_down(&text);
+	if (down != server->down)
+		fprintf(stderr, "kvtmetricsd: %s\n", down ? error.text : "the daemon answers");
+	server->down = down;
+	/* The text is from malloc() and now the library's to free. */
+	return answer(connection, MHD_HTTP_OK, KVT_METRICS_CONTENT_TYPE, text.bytes, text.used,
+		      MHD_RESPMEM_MUST_FREE);
+}
+
+static enum MHD_Result handle(void *context, struct MHD_Connection *connection, const char *url,
+			      const char *method, const char *version, const char *upload,
+			      size_t *upload_bytes, void **state)
+{
+	static char seen, index[] = "kvtrunk: the metrics are at /metrics\n",
+			  none[] = "not found: the metrics are at /metrics\n",
+			  wrong[] = "only GET and HEAD\n";
+
+	(void)version;
+	(void)upload;
+	/* The first call comes with the headers, the last one when a body was read. */
+	if (!*state) {
+		*state = &seen;
+		return MHD_YES;
+	}
+	if (*upload_bytes) {
+		*upload_bytes = 0;
+		return MHD_YES;
+	}
+	if (strcmp(method, MHD_HTTP_METHOD_GET) != 0 && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
+		return answer_text(connection, MHD_HTTP_METHOD_NOT_ALLOWED, wrong);
+	if (strcmp(url, "/metrics") == 0)
+		return answer_metrics(context, connection);
+	if (strcmp(url, "/") == 0)
+		return answer_text(connection, MHD_HTTP_OK, index);
+	return answer_text(connection, MHD_HTTP_NOT_FOUND, none);
+}
+
+/* ---- where */
+
+static int refuse(const char *where, const char *why)
+{
+	fprintf(stderr, "kvtmetricsd: cannot listen on %s: %s\n", where, why);
+	return -1;
+}
+
+/* A socket file on which nobody listens is a dead one's. */
+static void clear_stale(const struct sockaddr_un *address)
+{
+	struct stat there;
+	int fd;
+
+	if (lstat(address->sun_path, &there) != 0 || !S_ISSOCK(there.st_mode))
+		return;
+	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (fd < 0)
+		return;
+	if (connect(fd, (const struct sockaddr *)address, sizeof(*address)) != 0 &&
+	    errno == ECONNREFUSED)
+		unlink(address->sun_path);
+	close(fd);
+}
+
+static int listen_unix(struct server *server, const char *path)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int fd;
+
+	if (!*path || strlen(path) >= sizeof(address.sun_path))
+		return refuse(server->listen, "the path must have 1 to 107 bytes");
+	memcpy(address.sun_path, path, strlen(path));
+	clear_stale(&address);
+	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof(address)) != 0 ||
+	    chmod(path, 0660) != 0 || listen(fd, BACKLOG) != 0)
+		return refuse(server->listen, strerror(errno));
+	memcpy(server->unix_path, address.sun_path, sizeof(server->unix_path));
+	fprintf(stderr, "kvtmetricsd: serving /metrics on unix:%s\n", path);
+	return fd;
+}
+
+/* "127.0.0.1:9479" or "[::1]:9479". */
+static int parse_address(const char *text, struct sockaddr_storage *ret_address,
+			 socklen_t *ret_bytes)
+{
+	struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)ret_address;
+	struct sockaddr_in *v4 = (struct sockaddr_in *)ret_address;
+	const char *colon = strrchr(text, ':');
+	char host[64] = "";
+	uint64_t port;
+	size_t n;
+
+	memset(ret_address, 0, sizeof(*ret_address));
+	if (!colon || kvt_number_parse(colon + 1, strlen(colon + 1), 65535, &port) != 0)
+		return -EINVAL;
+	n = (size_t)(colon - text);
+	if (n >= sizeof(host))
+		return -EINVAL;
+	memcpy(host, text, n);
+	if (inet_pton(AF_INET, host, &v4->sin_addr) == 1) {
+		v4->sin_family = AF_INET;
+		v4->sin_port = htons((uint16_t)port);
+		*ret_bytes = sizeof(*v4);
+		return ntohl(v4->sin_addr.s_addr) >> 24 == 127 ? 0 : -EPERM;
+	}
+	if (n < 2 || host[0] != '[' || host[n - 1] != ']')
+		return -EINVAL;
+	host[n - 1] = '\0';
+	if (inet_pton(AF_INET6, host + 1, &v6->sin6_addr) != 1)
+		return -EINVAL;
+	v6->sin6_family = AF_INET6;
+	v6->sin6_port = htons((uint16_t)port);
+	*ret_bytes = sizeof(*v6);
+	return IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr) ? 0 : -EPERM;
+}
+
+static int listen_tcp(struct server *server)
+{
+	struct sockaddr_storage address;
+	socklen_t bytes;
+	char host[64];
+	uint16_t port;
+	int fd, on = 1, error = parse_address(server->listen, &address, &bytes);
+
+	if (error == -EPERM)
+		return refuse(server->listen, "the metrics have no access control of their own: "
+			      "only loopback addresses (127.x, [::1]) and unix sockets are "
+			      "served; put a proxy that knows whom to trust in front");
+	if (error)
+		return refuse(server->listen, "give ADDRESS:PORT, [ADDRESS]:PORT or unix:PATH");
+	fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
+	    bind(fd, (struct sockaddr *)&address, bytes) != 0 || listen(fd, BACKLOG) != 0)
+		return refuse(server->listen, errno == EADDRINUSE
+				      ? "the port is taken, perhaps by the metrics of another "
+					"instance: give each its own"
+				      : strerror(errno));
+	bytes = sizeof(address);
+	getsockname(fd, (struct sockaddr *)&address, &bytes);
+	port = ntohs(address.ss_family == AF_INET ? ((struct sockaddr_in *)&address)->sin_port
+						  : ((struct sockaddr_in6 *)&address)->sin6_port);
+	snprintf(host, sizeof(host), "%.*s", (int)(strrchr(server->listen, ':') - server->listen),
+		 server->listen);
+	fprintf(stderr, "kvtmetricsd: serving http://%s:%u/metrics\n", host, port);
+	return fd;
+}
+
+/* ---- program */
+
+static void usage(FILE *to)
+{
+	fprintf(to, "usage: kvtmetricsd [--socket PATH] [--listen ADDRESS:PORT|unix:PATH]\n"
+		"                   [--timeout-ms N]\n\n"
+		"  --socket PATH   of kvtrunkd; default: $KVTRUNK_SOCKET, then\n"
+		"                  /run/kvtrunk/default.sock\n"
+		"  --listen WHERE  loopback address or unix socket; default: "
+		"$KVTRUNK_METRICS_LISTEN,\n"
+		"                  then " DEFAULT_LISTEN "; port 0: any free one\n"
+		"  --timeout-ms N  how long the daemon may take to answer; default: %d\n"
+		"  --help, --version\n", DEFAULT_TIMEOUT_MS);
+}
+
+/* -1: go on; else the exit code. */
+static int parse_options(struct server *server, int argc, char **argv)
+{
+	static const struct option options[] = {
+		{ "socket", required_argument, NULL, 's' },
+		{ "listen", required_argument, NULL, 'l' },
+		{ "timeout-ms", required_argument, NULL, 't' },
+		{ "help", no_argument, NULL, 'h' },
+		{ "version", no_argument, NULL, 'v' },
+		{ NULL, 0, NULL, 0 },
+	};
+	uint64_t ms = DEFAULT_TIMEOUT_MS;
+	int option;
+
+	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+		switch (option) {
+		case 's':
+			server->socket_path = optarg;
+			break;
+		case 'l':
+			server->listen = optarg;
+			break;
+		case 't':
+			if (kvt_number_parse(optarg, strlen(optarg), 600000, &ms) == 0 && ms)
+				break;
+			fprintf(stderr, "kvtmetricsd: --timeout-ms is 1 to 600000\n");
+			return KVT_EXIT_USAGE;
+		case 'h':
+			usage(stdout);
+			return KVT_EXIT_OK;
+		case 'v':
+			printf("kvtmetricsd %s\n", kvt_version());
+			return KVT_EXIT_OK;
+		default:
+			usage(stderr);
+			return KVT_EXIT_USAGE;
+		}
+	}
+	server->timeout_ns = (int64_t)ms * 1000000;
+	if (optind == argc)
+		return -1;
+	usage(stderr);
+	return KVT_EXIT_USAGE;
+}
+
+int main(int argc, char **argv)
+{
+	const char *listen_at = getenv("KVTRUNK_METRICS_LISTEN");
+	struct server server = { .listen = listen_at && *listen_at ? listen_at : DEFAULT_LISTEN };
+	struct MHD_Daemon *http;
+	sigset_t ends;
+	int status = parse_options(&server, argc, argv), signal_number;
+
+	if (status >= 0)
+		return status;
+	sigemptyset(&ends);
+	sigaddset(&ends, SIGTERM);
+	sigaddset(&ends, SIGINT);
+	sigprocmask(SIG_BLOCK, &ends, NULL); /* before the thread that serves is made */
+	signal(SIGPIPE, SIG_IGN);
+	server.fd = strncmp(server.listen, "unix:", 5) == 0
+			    ? listen_unix(&server, server.listen + 5) : listen_tcp(&server);
+	if (server.fd < 0)
+		return EXIT_FAILURE;
+	http = MHD_start_daemon(MHD_USE_AUTO_INTERNAL_THREAD, 0, NULL, NULL, handle, &server,
+				MHD_OPTION_LISTEN_SOCKET, server.fd,
+				MHD_OPTION_CONNECTION_LIMIT, (unsigned int)MOST_CONNECTIONS,
+				MHD_OPTION_CONNECTION_TIMEOUT, (unsigned int)IDLE_TIMEOUT_S,
+				MHD_OPTION_END);
+	if (!http) {
+		fprintf(stderr, "kvtmetricsd: cannot serve HTTP: %s\n", strerror(errno));
+		status = EXIT_FAILURE;
+	} else {
+		sigwait(&ends, &signal_number);
+		MHD_stop_daemon(http);
+		status = EXIT_SUCCESS;
+	}
+	if (*server.unix_path)
+		unlink(server.unix_path);
+	return status;
+}

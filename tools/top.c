@@ -1,0 +1,418 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/**
+ * @file top.c
+ * kvtctl top: a daemon at work, frame after frame. Rates and latencies are of the time between
+ * two frames; the first frame, and that of --once, is of the time since the daemon's start.
+ *
+ * Plain ANSI sequences: what every terminal and tmux has understood for decades.
+ */
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <termios.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tools/admin.h"
+
+#define BAR_CELLS 40
+#define CLEAR_TO_EOL "\033[K"
+#define ROWS_WITHOUT_TERMINAL 10000
+
+struct sample {
+	struct kvt_admin_status status;
+	struct kvt_admin_client *clients;
+	uint32_t n_clients;
+};
+
+struct top {
+	struct kvt_admin *admin;
+	struct kvt_text text;
+	const char *end_of_line;
+	unsigned int rows_left;
+	double seconds;          /* between the two samples */
+	struct sample now, before; /* `before` all zero: since the start */
+};
+
+static volatile sig_atomic_t interrupted;
+
+static void on_signal(int number)
+{
+	(void)number;
+	interrupted = 1;
+}
+
+/* ---- what is asked */
+
+static int take_sample(struct kvt_admin *admin, struct sample *ret_sample)
+{
+	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
+	struct sample sample;
+	void *records;
+	int rc = kvt_admin_ask(admin, &request, &sample.status, sizeof(sample.status));
+
+	if (rc < 1)
+		return rc < 0 ? rc : -EPROTO;
+	rc = kvt_admin_table(admin, KVT_ADMIN_CLIENTS, sizeof(*sample.clients), &records,
+			     &sample.n_clients);
+	if (rc)
+		return rc;
+	sample.clients = records;
+	*ret_sample = sample;
+	return 0;
+}
+
+/* Whether both samples are of one daemon and one cache, so that differences mean something. */
+static bool comparable(const struct sample *now, const struct sample *before)
+{
+	return before->status.daemon_pid == now->status.daemon_pid &&
+	       memcmp(before->status.instance, now->status.instance,
+		      sizeof(now->status.instance)) == 0 &&
+	       before->status.now_ns < now->status.now_ns;
+}
+
+static void shift(struct top *top, const struct sample *fresh)
+{
+	uint64_t ns;
+
+	free(top->before.clients);
+	top->before = top->now;
+	top->now = *fresh;
+	if (!comparable(&top->now, &top->before)) {
+		free(top->before.clients);
+		memset(&top->before, 0, sizeof(top->before));
+		top->before.status.now_ns = top->now.status.started_ns;
+	}
+	ns = top->now.status.now_ns - top->before.status.now_ns;
+	top->seconds = ns ? (double)ns / 1e9 : 1e-9;
+}
+
+/* ---- what is drawn */
+
+static void line(struct top *top, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void line(struct top *top, const char *format, ...)
+{
+	char text[256];
+	va_list arguments;
+
+	if (!top->rows_left)
+		return;
+	top->rows_left--;
+	va_start(arguments, format);
+	vsnprintf(text, sizeof(text), format, arguments);
+	va_end(arguments);
+	kvt_text_print(&top->text, "%s%s\n", text, top->end_of_line);
+}
+
+static double rate(const struct top *top, uint64_t now, uint64_t before)
+{
+	return (double)(now - before) / top->seconds;
+}
+
+static double percent(uint64_t part, uint64_t all)
+{
+	return all ? 100 * (double)part / (double)all : 0;
+}
+
+static void draw_head(struct top *top)
+{
+	const struct kvt_admin_status *status = &top->now.status;
+	char up[32], page[32], pool[32];
+
+	line(top, "kvtrunkd pid %d  up %s  epoch %llu  %s pool %s  policy %s%s%s",
+	     status->daemon_pid, kvt_age_text(status->now_ns - status->started_ns, up, sizeof(up)),
+	     (unsigned long long)status->epoch, kvt_backend_text(status->backend),
+	     kvt_size_text(status->pool_bytes, pool, sizeof(pool)),
+	     kvt_policy_text(status->policy), status->disabled ? "  CACHING DISABLED" : "",
+	     status->draining ? "  STOPPING" : "");
+	line(top, "%u pages of %u positions, %s each; nodes %llu of %u; namespaces %llu; "
+	     "turns that slept %.0f/s", status->n_pages - 1, status->page_size,
+	     kvt_size_text(status->page_bytes, page, sizeof(page)),
+	     (unsigned long long)status->counters.live_nodes, status->max_nodes,
+	     (unsigned long long)status->counters.live_namespaces,
+	     rate(top, status->sleeps, top->before.status.sleeps));
+}
+
+/* Parts of the pool to scale, what is protected first: it cannot go. */
+static void draw_pages(struct top *top)
+{
+	const struct kvt_counters *count = &top->now.status.counters;
+	const struct {
+		char sign;
+		const char *name;
+		uint64_t pages;
+	} parts[] = {
+		{ '#', "protected", count->protected_pages },
+		{ '=', "evictable", count->evictable_pages },
+		{ '+', "private", count->private_pages },
+		{ '!', "quarantined", count->quarantined_pages },
+		{ '.', "free", count->free_pages },
+	};
+	uint64_t all = top->now.status.n_pages - 1, seen = 0;
+	char bar[BAR_CELLS + 1];
+	size_t at = 0;
+
+	for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+		seen += parts[i].pages;
+		while (at < BAR_CELLS && at * all < seen * BAR_CELLS)
+			bar[at++] = parts[i].sign;
+	}
+	bar[at] = '\0';
+	line(top, "pages [%s]", bar);
+	for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
+		line(top, "  %c %-12s %12llu  %5.1f %%", parts[i].sign, parts[i].name,
+		     (unsigned long long)parts[i].pages, percent(parts[i].pages, all));
+}
+
+static void draw_traffic(struct top *top)
+{
+	const struct kvt_counters *now = &top->now.status.counters;
+	const struct kvt_counters *before = &top->before.status.counters;
+	uint64_t input = now->input_positions - before->input_positions;
+	uint64_t hit = now->hit_positions - before->hit_positions;
+
+	line(top, "hits  %5.1f %%  (since the start %.1f %%)   asked %.0f positions/s, "
+	     "not prefilled %.0f/s", percent(hit, input),
+	     percent(now->hit_positions, now->input_positions), (double)input / top->seconds,
+	     (double)hit / top->seconds);
+	line(top, "pages/s  cached %.0f  evicted %.0f  duplicates %.0f   leases %llu   "
+	     "sessions %llu   violations %llu",
+	     rate(top, now->inserted_pages, before->inserted_pages),
+	     rate(top, now->evicted_pages, before->evicted_pages),
+	     rate(top, now->duplicate_pages, before->duplicate_pages),
+	     (unsigned long long)now->live_leases, (unsigned long long)now->live_sessions,
+	     (unsigned long long)now->violations);
+}
+
+static void draw_operations(struct top *top)
+{
+	const struct kvt_admin_status *now = &top->now.status, *before = &top->before.status;
+	char mean[32], half[32], most[32];
+
+	line(top, "%-10s %12s %10s %10s %10s", "operation", "a second", "mean", "p50 <=",
+	     "p99 <=");
+	for (int op = 0; op < KVT_OP_COUNT; op++) {
+		uint64_t buckets[KVT_HISTOGRAM_BUCKETS];
+		uint64_t n = now->op_count[op] - before->op_count[op];
+
+		if (!now->op_count[op])
+			continue;
+		for (unsigned int i = 0; i < KVT_HISTOGRAM_BUCKETS; i++)
+			buckets[i] = now->op_histogram[op][i] - before->op_histogram[op][i];
+		if (!n) {
+			line(top, "  %-8s %12d %10s %10s %10s", kvt_op_name(op), 0, "-", "-", "-");
+			continue;
+		}
+		line(top, "  %-8s %12.0f %10s %10s %10s", kvt_op_name(op),
+		     (double)n / top->seconds,
+		     kvt_age_text((now->op_ns[op] - before->op_ns[op]) / n, mean, sizeof(mean)),
+		     kvt_age_text(kvt_histogram_ns(buckets, 0.5), half, sizeof(half)),
+		     kvt_age_text(kvt_histogram_ns(buckets, 0.99), most, sizeof(most)));
+	}
+}
+
+static uint64_t operations_before(const struct top *top, const struct kvt_admin_client *client)
+{
+	for (uint32_t i = 0; i < top->before.n_clients; i++)
+		if (top->before.clients[i].session == client->session &&
+		    top->before.clients[i].generation == client->generation)
+			return top->before.clients[i].operations;
+	return 0;
+}
+
+static int compare_clients(const void *a, const void *b)
+{
+	const struct kvt_admin_client *left = a, *right = b;
+	uint64_t holds_left = (uint64_t)left->n_private + left->n_quarantined;
+	uint64_t holds_right = (uint64_t)right->n_private + right->n_quarantined;
+
+	if (holds_left != holds_right)
+		return holds_left < holds_right ? 1 : -1;
+	return left->session < right->session ? -1 : left->session > right->session;
+}
+
+/* Who holds most comes first. */
+static void draw_clients(struct top *top)
+{
+	struct sample *now = &top->now;
+
+	if (now->n_clients)
+		qsort(now->clients, now->n_clients, sizeof(*now->clients), compare_clients);
+	line(top, "%7s %-8s %8s %-20s %7s %8s %8s %8s %9s", "session", "state", "pid", "label",
+	     "leases", "private", "quarant.", "deferred", "ops/s");
+	for (uint32_t i = 0; i < now->n_clients; i++) {
+		struct kvt_admin_client *client = &now->clients[i];
+
+		client->label[KVT_LABEL_BYTES - 1] = '\0';
+		for (char *c = client->label; *c; c++) /* no escape of theirs on our screen */
+			*c = *c < 0x20 || *c == 0x7f ? '?' : *c;
+		line(top, "%7u %-8s %8d %-20.20s %7u %8u %8u %8u %9.0f", client->session,
+		     kvt_session_state_text(client->state), client->pid, client->label,
+		     client->n_leases, client->n_private, client->n_quarantined,
+		     client->n_pending,
+		     rate(top, client->operations, operations_before(top, client)));
+	}
+}
+
+static void draw(struct top *top)
+{
+	draw_head(top);
+	draw_pages(top);
+	draw_traffic(top);
+	draw_operations(top);
+	draw_clients(top);
+}
+
+static void show(struct top *top)
+{
+	fwrite(top->text.bytes, 1, top->text.used, stdout);
+	fflush(stdout);
+	top->text.used = 0;
+}
+
+/* ---- live */
+
+static unsigned int terminal_rows(void)
+{
+	struct winsize size;
+
+	if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_row < 4)
+		return ROWS_WITHOUT_TERMINAL;
+	return size.ws_row - 1u; /* the last line feed must not scroll */
+}
+
+/* Wait for the next frame. False: the user wants to leave. */
+static bool wait_frame(int64_t interval_ms)
+{
+	struct pollfd in = { .fd = STDIN_FILENO, .events = POLLIN };
+	char key = 0;
+	int n;
+
+	if (interrupted)
+		return false;
+	n = poll(&in, 1, (int)interval_ms);
+	if (n > 0 && (read(STDIN_FILENO, &key, 1) != 1 || key == 'q' || key == 'Q'))
+		return false;
+	return !interrupted;
+}
+
+/* The daemon went away: look for its successor at each frame. */
+static bool find_again(struct top *top)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_client *client;
+
+	options.label = "kvtctl";
+	options.flags = KVT_HELLO_OBSERVE;
+	options.timeout_ns = 1000000000;
+	if (kvt_client_connect(&client, &options, NULL) != 0)
+		return false;
+	kvt_client_abandon(top->admin->client);
+	top->admin->client = client;
+	return true;
+}
+
+static int run_live(struct top *top, int64_t interval_ms)
+{
+	struct sample fresh;
+
+	do {
+		int rc = take_sample(top->admin, &fresh);
+
+		top->rows_left = terminal_rows();
+		kvt_text_print(&top->text, "\033[H");
+		if (rc == 0) {
+			shift(top, &fresh);
+			draw(top);
+		} else if (rc != -ECONNRESET && rc != -ETIMEDOUT) {
+			return rc;
+		} else {
+			line(top, "the daemon is gone (%s); looking for its successor ...",
+			     kvt_errno_name(rc));
+			find_again(top);
+		}
+		kvt_text_print(&top->text, "\033[J");
+		show(top);
+	} while (wait_frame(interval_ms));
+	return 0;
+}
+
+static int live(struct top *top, int64_t interval_ms)
+{
+	struct sigaction action = { .sa_handler = on_signal };
+	struct termios saved, raw;
+	bool keys = tcgetattr(STDIN_FILENO, &saved) == 0;
+	int rc;
+
+	sigaction(SIGINT, &action, NULL);
+	sigaction(SIGTERM, &action, NULL);
+	if (keys) {
+		raw = saved;
+		raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
+		tcsetattr(STDIN_FILENO, TCSANOW, &raw);
+	}
+	printf("\033[?1049h\033[?25l"); /* a screen of our own, no cursor */
+	top->end_of_line = CLEAR_TO_EOL;
+	rc = run_live(top, interval_ms);
+	printf("\033[?25h\033[?1049l");
+	fflush(stdout);
+	if (keys)
+		tcsetattr(STDIN_FILENO, TCSANOW, &saved);
+	return rc;
+}
+
+static int once(struct top *top)
+{
+	struct sample fresh;
+	int rc = take_sample(top->admin, &fresh);
+
+	if (rc)
+		return rc;
+	shift(top, &fresh);
+	top->rows_left = ROWS_WITHOUT_TERMINAL;
+	draw(top);
+	show(top);
+	return 0;
+}
+
+static int parse(struct kvt_admin *admin, bool *ret_once, uint64_t *ret_interval_ms)
+{
+	for (int i = 0; i < admin->argc; i++) {
+		const char *word = admin->argv[i];
+
+		if (strcmp(word, "--once") == 0) {
+			*ret_once = true;
+		} else if (strcmp(word, "--interval-ms") == 0 && i + 1 < admin->argc) {
+			word = admin->argv[++i];
+			if (kvt_number_parse(word, strlen(word), 3600000, ret_interval_ms) != 0 ||
+			    *ret_interval_ms < 50)
+				return -EINVAL;
+		} else {
+			return -EINVAL;
+		}
+	}
+	return admin->json ? -EINVAL : 0;
+}
+
+int kvt_admin_top(struct kvt_admin *admin)
+{
+	struct top top = { .admin = admin, .end_of_line = "" };
+	uint64_t interval_ms = 1000;
+	bool only_once = false;
+	int rc;
+
+	if (parse(admin, &only_once, &interval_ms) != 0)
+		return kvt_admin_usage(admin, "[--once] [--interval-ms 50..3600000]   (q leaves)");
+	rc = only_once ? once(&top) : live(&top, (int64_t)interval_ms);
+	free(top.now.clients);
+	free(top.before.clients);
+	kvt_text_free(&top.text);
+	return rc ? kvt_admin_exit(rc) : KVT_EXIT_OK;
+}
