@@ -9,8 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,11 +26,7 @@ struct replay {
 	struct kvt_own_daemon daemon;
 	const char *socket_path;
 	struct kvt_client *observer;
-	struct kvt_replay_shared *shared;
-	size_t shared_bytes;
-	pid_t pids[KVT_REPLAY_MAX_WORKERS];
-	int pidfds[KVT_REPLAY_MAX_WORKERS];
-	uint32_t n_alive;
+	struct kvt_replay_crew crew;
 	uint32_t n_killed;
 	int64_t drawn_ns;
 	struct kvt_replay_report report;
@@ -424,125 +418,50 @@ static int audit(struct replay *replay)
 
 /* ---- workers ---- */
 
-static int map_shared(struct replay *replay)
+static int start_crew(struct replay *replay)
 {
-	struct kvt_replay_shared *shared;
+	char why[256] = "";
+	int rc = kvt_replay_crew_create(&replay->crew, &replay->options, replay->trace,
+					replay->socket_path, why, sizeof(why));
 
-	replay->shared_bytes = sizeof(*shared) +
-			       (size_t)replay->trace->n_requests * sizeof(shared->slots[0]);
-	shared = mmap(NULL, replay->shared_bytes, PROT_READ | PROT_WRITE,
-		      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (shared == MAP_FAILED) {
-		fprintf(stderr, "kvtctl replay: mmap: %s\n", strerror(errno));
-		return -errno;
-	}
-	replay->shared = shared;
-	replay->report.shared = shared;
-	return 0;
-}
-
-static int start_workers(struct replay *replay)
-{
+	replay->report.shared = replay->crew.shared;
 	fflush(stdout);
-	for (uint32_t i = 0; i < replay->options.workers; i++)
-		replay->shared->workers[i].alive = 1;
-	replay->shared->start_ns = (uint64_t)kvt_replay_now_ns();
-	for (uint32_t i = 0; i < replay->options.workers; i++) {
-		replay->pids[i] = fork();
-		if (replay->pids[i] == 0)
-			kvt_replay_work(&replay->options, replay->trace, replay->socket_path,
-					replay->shared, i);
-		if (replay->pids[i] < 0) {
-			fprintf(stderr, "kvtctl replay: fork: %s\n", strerror(errno));
-			kvt_store_release(&replay->shared->workers[i].alive, 0);
-			replay->pids[i] = 0;
-			kvt_store_release(&replay->shared->stop, 1);
-			return -EAGAIN;
-		}
-		replay->pidfds[i] = (int)syscall(SYS_pidfd_open, replay->pids[i], 0);
-		replay->n_alive++;
+	for (uint32_t i = 0; !rc && i < replay->options.workers; i++)
+		rc = kvt_replay_crew_start(&replay->crew, i, why, sizeof(why));
+	if (rc) {
+		fprintf(stderr, "kvtctl replay: %s\n", why);
+		if (replay->crew.shared)
+			kvt_store_release(&replay->crew.shared->stop, 1);
 	}
-	return 0;
-}
-
-/* A worker is gone: what it had claimed will not end by itself. */
-static void bury(struct replay *replay, uint32_t worker)
-{
-	struct kvt_replay_shared *shared = replay->shared;
-	uint64_t last = 0;
-	int result = 0;
-
-	waitpid(replay->pids[worker], &result, 0);
-	close(replay->pidfds[worker]);
-	replay->pids[worker] = 0;
-	replay->n_alive--;
-	if (WIFSIGNALED(result) && WTERMSIG(result) == SIGKILL)
-		replay->report.workers_lost++;
-	else if (result)
-		replay->report.workers_failed++;
-	kvt_store_release(&shared->workers[worker].alive, 0);
-	for (uint32_t i = 0; i < replay->trace->n_requests; i++) {
-		raise_to(&last, kvt_load_relaxed(&shared->slots[i].begin_seq));
-		raise_to(&last, kvt_load_relaxed(&shared->slots[i].end_seq));
-	}
-	for (uint32_t i = 0; i < replay->trace->n_requests; i++) {
-		struct kvt_replay_slot *slot = &shared->slots[i];
-
-		if (kvt_load_acquire(&slot->owner) != worker + 1 ||
-		    kvt_load_acquire(&slot->state) >= KVT_REPLAY_DONE)
-			continue;
-		/* Its lease ended about now in the daemon's order. */
-		if (slot->begin_seq && !slot->end_seq)
-			slot->end_seq = last;
-		kvt_replay_settle(shared, i, KVT_REPLAY_LOST);
-	}
-	kvt_replay_notify(shared);
-}
-
-/* A worker that is in the middle of a request, KVT_TRACE_NONE if none is. */
-static uint32_t busy_worker(const struct replay *replay)
-{
-	uint32_t end = kvt_load_acquire(&replay->shared->next) + 1;
-
-	if (end > replay->trace->n_requests)
-		end = replay->trace->n_requests;
-	for (uint32_t i = end; i-- > 0 && end - i < 4 * KVT_REPLAY_MAX_WORKERS;) {
-		const struct kvt_replay_slot *slot = &replay->shared->slots[i];
-		uint32_t owner = kvt_load_acquire(&slot->owner);
-
-		if (owner && replay->pids[owner - 1] && kvt_load_relaxed(&slot->begin_seq) &&
-		    kvt_load_acquire(&slot->state) == KVT_REPLAY_CLAIMED)
-			return owner - 1;
-	}
-	return KVT_TRACE_NONE;
+	return rc;
 }
 
 /* Workers to kill go at even distances through the trace, each in the middle of a request; near
  * the end of the trace whoever is there. */
 static void maybe_kill(struct replay *replay)
 {
-	uint64_t done = kvt_load_relaxed(&replay->shared->done), n = replay->trace->n_requests;
+	uint64_t done = kvt_load_relaxed(&replay->crew.shared->done), n = replay->trace->n_requests;
 	uint32_t kills = replay->options.kills, victim;
 
 	if (replay->n_killed == kills ||
 	    done * (kills + 1) < n * (replay->n_killed + 1))
 		return;
-	victim = busy_worker(replay);
+	victim = kvt_replay_crew_busy(&replay->crew);
 	for (uint32_t i = 0; victim == KVT_TRACE_NONE && done * 20 > n * 19 &&
 	     i < replay->options.workers; i++) {
-		if (replay->pids[i])
+		if (replay->crew.pids[i])
 			victim = i;
 	}
 	if (victim == KVT_TRACE_NONE)
 		return;
-	kill(replay->pids[victim], SIGKILL);
+	kill(replay->crew.pids[victim], SIGKILL);
 	replay->n_killed++;
-	bury(replay, victim);
+	kvt_replay_crew_bury(&replay->crew, victim);
 }
 
 static void draw(struct replay *replay, bool last)
 {
-	uint32_t done = kvt_load_relaxed(&replay->shared->done), n = replay->trace->n_requests;
+	uint32_t done = kvt_load_relaxed(&replay->crew.shared->done), n = replay->trace->n_requests;
 	int64_t now = kvt_replay_now_ns();
 	uint32_t part = n ? (uint32_t)(40ull * done / n) : 40;
 	char bar[41];
@@ -556,7 +475,7 @@ static void draw(struct replay *replay, bool last)
 	memset(bar, '=', part);
 	bar[40] = 0;
 	fprintf(stderr, "\r[%s] %u/%u requests, %.0f s%s", bar, done, n,
-		(double)(now - (int64_t)replay->shared->start_ns) / 1e9, last ? "\n" : "");
+		(double)(now - (int64_t)replay->crew.shared->start_ns) / 1e9, last ? "\n" : "");
 }
 
 static int watch(struct replay *replay)
@@ -564,21 +483,21 @@ static int watch(struct replay *replay)
 	struct pollfd fds[KVT_REPLAY_MAX_WORKERS];
 	int rc = 0;
 
-	while (replay->n_alive) {
+	while (replay->crew.n_alive) {
 		for (uint32_t i = 0; i < replay->options.workers; i++)
-			fds[i] = (struct pollfd){ replay->pids[i] ? replay->pidfds[i] : -1, POLLIN,
+			fds[i] = (struct pollfd){ replay->crew.pids[i] ? replay->crew.pidfds[i] : -1, POLLIN,
 						  0 };
 		poll(fds, replay->options.workers, LOOK_EVERY_MS);
 		for (uint32_t i = 0; i < replay->options.workers; i++) {
-			if (replay->pids[i] && fds[i].revents)
-				bury(replay, i);
+			if (replay->crew.pids[i] && fds[i].revents)
+				kvt_replay_crew_bury(&replay->crew, i);
 		}
 		maybe_kill(replay);
 		if (!rc && replay->observer)
 			rc = sample(replay);
 		if (rc || interrupted) {
-			kvt_store_release(&replay->shared->stop, 1);
-			kvt_replay_notify(replay->shared);
+			kvt_store_release(&replay->crew.shared->stop, 1);
+			kvt_replay_notify(replay->crew.shared);
 		}
 		draw(replay, false);
 	}
@@ -625,16 +544,17 @@ static int run(struct replay *replay)
 		return KVT_EXIT_CONNECT;
 	rc = status(replay, KVT_ADMIN_STATUS, &replay->report.before);
 	if (!rc)
-		rc = map_shared(replay);
-	if (!rc) {
-		rc = start_workers(replay);
+		rc = start_crew(replay);
+	if (replay->crew.shared) {
 		if (watch(replay))
 			rc = -EIO;
 		replay->report.seconds = (double)(kvt_replay_now_ns() -
-						  (int64_t)replay->shared->start_ns) / 1e9;
+						  (int64_t)replay->crew.shared->start_ns) / 1e9;
 	}
 	if (!rc)
 		rc = audit(replay);
+	replay->report.workers_lost = replay->crew.n_lost;
+	replay->report.workers_failed = replay->crew.n_failed;
 	if (rc)
 		return KVT_EXIT_PROBLEM;
 	simulate(replay);
@@ -700,8 +620,7 @@ int kvt_replay_main(int argc, char **argv)
 			rc = KVT_EXIT_PROBLEM;
 		}
 	}
-	if (replay.shared)
-		munmap(replay.shared, replay.shared_bytes);
+	kvt_replay_crew_destroy(&replay.crew);
 	kvt_trace_free(replay.trace);
 	return rc;
 }

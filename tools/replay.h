@@ -126,6 +126,36 @@ __attribute__((noreturn)) void kvt_replay_work(const struct kvt_replay_options *
 					       const char *socket_path,
 					       struct kvt_replay_shared *shared, uint32_t number);
 
+/** The workers of a replay, as their parent sees them. */
+struct kvt_replay_crew {
+	const struct kvt_replay_options *options;
+	const struct kvt_trace *trace;
+	const char *socket_path;
+	struct kvt_replay_shared *shared; /* NULL: not created */
+	size_t shared_bytes;
+	pid_t pids[KVT_REPLAY_MAX_WORKERS]; /* 0: not running */
+	int pidfds[KVT_REPLAY_MAX_WORKERS];
+	uint32_t n_alive;
+	uint32_t n_lost;   /* killed */
+	uint32_t n_failed; /* ended for a reason of their own */
+};
+
+/** Make the mapping; no worker runs yet. What is passed must outlive the crew. -ENOMEM with
+ * `why`. */
+int kvt_replay_crew_create(struct kvt_replay_crew *crew, const struct kvt_replay_options *options,
+			   const struct kvt_trace *trace, const char *socket_path, char *why,
+			   size_t why_bytes);
+/** Start worker `number`, which is not running: the first one of that number, or a successor of
+ * one that was buried. -errno of fork with `why`. */
+int kvt_replay_crew_start(struct kvt_replay_crew *crew, uint32_t number, char *why,
+			  size_t why_bytes);
+/** Reap a worker that ended or was just killed. What it had claimed counts as lost. */
+void kvt_replay_crew_bury(struct kvt_replay_crew *crew, uint32_t number);
+/** A worker in the middle of a request, the youngest; KVT_TRACE_NONE if there is none. */
+uint32_t kvt_replay_crew_busy(const struct kvt_replay_crew *crew);
+/** Forget the mapping. No worker may be left. */
+void kvt_replay_crew_destroy(struct kvt_replay_crew *crew);
+
 /** Everything that is reported at the end. */
 struct kvt_replay_report {
 	const struct kvt_replay_options *options;
