@@ -214,7 +214,7 @@ struct kvt_node {
 	uint32_t hits;
 	int32_t priority;
 	uint64_t touched;   /* logical time of the last touch; larger is younger */
-	uint64_t created;   /* logical time of creation; a split copies it */
+	uint64_t created;   /* logical time of creation; a split copies it. Free: its ticket */
 	uint64_t expiry_ns; /* UINT64_MAX: never */
 	uint64_t touched_ns; /* clock at the last touch, for display */
 	uint32_t older;      /* recency list (derived) */
@@ -536,6 +536,7 @@ struct kvt_ledger_header {
 	uint64_t boot_id[2];
 	uint64_t seq;         /* last effect */
 	uint64_t clock;       /* logical time of the last touch */
+	uint64_t tickets;     /* given so far: places in queues that a successor has to restore */
 	uint32_t max_sessions;
 	uint32_t n_leases;
 	uint32_t n_pending;
@@ -583,10 +584,17 @@ struct kvt_session_record {
 	uint64_t secret[2]; /* what the client must show to resume */
 	uint64_t operations;
 	char label[KVT_LABEL_BYTES];
-	uint32_t first_quarantined; /* (derived) */
-	uint8_t reserved[12];
+	uint32_t first_quarantined; /* derived */
+	uint32_t sq_taken; /* entries that took effect, were refused or wait */
+	uint32_t cq_done;  /* completions made; completion i is last_cqe[i & 1] until i + 2 is */
+	uint32_t reserved;
+	/* Both counters count like the indices of the ring and change in the mutation that they
+	 * tell of: entry i took effect iff i < sq_taken, and the completions before cq_done - 1
+	 * stand in the ring, for each one is published before the next is made. So a successor
+	 * knows the fate of every entry. */
+	struct kvt_cqe last_cqe[2];
 } KVT_ALIGNED(KVT_LINE);
-_Static_assert(sizeof(struct kvt_session_record) == 256, "kvt_session_record");
+_Static_assert(sizeof(struct kvt_session_record) == 384, "kvt_session_record");
 
 enum kvt_lease_kind {
 	KVT_LEASE_FREE = 0,
@@ -632,7 +640,8 @@ struct kvt_lease_record {
 	uint32_t prev_lease;
 	uint32_t n_pending;  /* its deferred operations (derived) */
 	uint32_t n_waiters;  /* BEGINs that wait for what it computes (derived) */
-	uint64_t reserved[2];
+	uint64_t ticket; /* order in which leases were made or, free ones, given back */
+	uint64_t reserved;
 } KVT_ALIGNED(KVT_LINE);
 _Static_assert(sizeof(struct kvt_lease_record) == 128, "kvt_lease_record");
 

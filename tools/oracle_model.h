@@ -129,6 +129,7 @@ struct model_run {
 struct kvt_oracle {
 	struct kvt_oracle_config config;
 	uint64_t seq, clock, epoch, stamp, lease_order;
+	bool draining;
 	struct model_node **nodes; /* by id */
 	uint32_t *live;            /* ids in use, in no order */
 	uint32_t n_live;

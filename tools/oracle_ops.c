@@ -815,6 +815,18 @@ static void count_violation(struct kvt_oracle *o)
 	o->counters.violations++;
 }
 
+/* While the daemon stops, nothing that begins a lease is let in. */
+static int check_draining(struct kvt_oracle *o)
+{
+	const struct kvt_sqe *sqe = &o->run.record->sqe;
+	bool locks = sqe->op == KVT_OP_MATCH || sqe->op == KVT_OP_INSERT;
+
+	if (o->draining && (sqe->op == KVT_OP_BEGIN || sqe->op == KVT_OP_LOCK ||
+			    (locks && (sqe->flags & KVT_F_LOCK))))
+		return run_refuse(o, -ESHUTDOWN, KVT_REASON_DRAINING, 0);
+	return 0;
+}
+
 static int check_session(struct kvt_oracle *o)
 {
 	uint32_t session = o->run.record->session;
@@ -843,6 +855,8 @@ int ops_apply(struct kvt_oracle *o)
 	result = check_entry(o, effect);
 	if (result == MODEL_REFUSED && !effect)
 		count_violation(o);
+	if (result == 0 && !effect)
+		result = check_draining(o);
 	if (result == 0) {
 		TRY(check_order(o));
 		result = run_op(o);
@@ -870,6 +884,8 @@ int ops_defer(struct kvt_oracle *o)
 
 	TRY(check_session(o));
 	result = check_entry(o, false);
+	if (result == 0)
+		result = check_draining(o);
 	if (result < 0)
 		return result;
 	if (result == MODEL_REFUSED)

@@ -227,6 +227,10 @@ int session_apply(struct kvt_oracle *o)
 
 	if (record->kind == KVT_REC_SESSION)
 		return apply_session(o, session);
+	if (record->kind == KVT_REC_DRAIN || record->kind == KVT_REC_ADOPT) {
+		o->draining = record->kind == KVT_REC_DRAIN && record->value;
+		return events_done(o);
+	}
 	if (record->kind == KVT_REC_EXPIRE || record->kind == KVT_REC_RECLAIM ||
 	    record->kind == KVT_REC_COMPACT) {
 		TRY(apply_background(o));

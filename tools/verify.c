@@ -25,7 +25,7 @@ struct verify {
 	struct kvt_core_config config;
 	struct kvt_counters counters; /* of the last record */
 	uint64_t records;
-	uint64_t kinds[KVT_REC_ADMIN + 1];
+	uint64_t kinds[KVT_REC_KINDS];
 	uint64_t refused;
 	uint64_t victims; /* pages whose order of eviction was predicted */
 	char why[WHY_BYTES];
@@ -65,7 +65,7 @@ static int replay(struct verify *v)
 		if (result)
 			return result;
 		v->records++;
-		v->kinds[record.kind <= KVT_REC_ADMIN ? record.kind : 0]++;
+		v->kinds[record.kind < KVT_REC_KINDS ? record.kind : 0]++;
 		v->refused += record.kind == KVT_REC_OP && record.cqe.result != 0;
 		v->victims += record.n_out;
 		v->counters = record.counters;

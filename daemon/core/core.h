@@ -70,6 +70,45 @@ int kvt_core_init(struct kvt_core **ret_core, const struct kvt_core_config *conf
 		  uint64_t now_ns);
 void kvt_core_publish(struct kvt_core *core, uint32_t state /* enum kvt_arena_state */);
 
+/** What a successor found. */
+struct kvt_core_adoption {
+	bool rolled_back; /* the last daemon died inside a mutation, which was undone */
+	uint32_t sessions; /* records in use, dead ones included */
+	uint32_t leases;
+	uint32_t waiting;  /* deferred operations */
+	uint32_t nodes;
+	uint64_t cached_pages;
+	uint64_t generation; /* of the arena: daemons that served it, this one included */
+};
+
+/** Whether arena and ledger can be adopted by a daemon of this configuration at all: magic, ABI,
+ * layout, geometry, sizes, fingerprint, boot and instance. Reads the two headers, changes nothing.
+ * 0, or -ESTALE with a sentence in `why` (they are another build's, model's or boot's). The
+ * configuration's `instance` and `hash_seed` do not count. */
+int kvt_core_adoptable(const struct kvt_core_config *config, const void *arena,
+		       const void *ledger, char *why, size_t why_size);
+
+/** Go on where the last daemon of these objects stopped, however it stopped.
+ *
+ * `arena` and `ledger` are writable mappings of at least the planned sizes, `scratch` is zeroed.
+ * An unfinished mutation is rolled back; everything derived is made again from the primary facts;
+ * these are not trusted: each index and list is checked before it is followed, and a full audit
+ * ends it. `mutation` is odd meanwhile; clients may walk the arena and see less than there is.
+ *
+ * 0: the core is that of the predecessor, between two effects; its hooks get one ADOPT record.
+ * Views are missing: kvt_core_session_attach() brings them back one by one, and until then the
+ * session's deferred operations wait and it must be given no entry. `ret_adoption` may be NULL.
+ * -ESTALE: see kvt_core_adoptable(); nothing was changed. -EUCLEAN: the facts contradict each
+ * other; `why` says where, and the objects must not be used any more. -EINVAL: configuration. */
+int kvt_core_adopt(struct kvt_core **ret_core, const struct kvt_core_config *config, void *arena,
+		   void *ledger, void *scratch, const struct kvt_core_hooks *hooks,
+		   uint64_t now_ns, struct kvt_core_adoption *ret_adoption, char *why,
+		   size_t why_size);
+
+/** Refuse from now on (or no more) what would begin a lease: -ESHUTDOWN, reason draining. Such
+ * refusals are effects like all others. Not remembered for a successor. */
+void kvt_core_drain(struct kvt_core *core, bool draining, uint64_t now_ns);
+
 /** The client's memory, as the core may touch it: read once, through shm/. Sizes are the daemon's
  * own copy. Must stay valid until the session is DEAD. */
 struct kvt_core_view {
@@ -93,6 +132,10 @@ struct kvt_core_peer {
 int kvt_core_session_open(struct kvt_core *core, const struct kvt_core_peer *peer,
 			  const struct kvt_core_view *view, uint64_t now_ns,
 			  uint32_t *ret_session);
+
+/** Give an adopted session its memory back. */
+void kvt_core_session_attach(struct kvt_core *core, uint32_t session,
+			     const struct kvt_core_view *view);
 
 /** Report signs of an end (enum kvt_session_sign). The first HANGUP or EXITED ends the session:
  * no more entries are taken, the view is not touched again; kvt_core_work() takes back what it

@@ -34,13 +34,38 @@ static uint32_t place_of(const struct kvt_core *core, uint32_t child)
 	return 0;
 }
 
+static void make_tag(struct kvt_core *core, struct kvt_node *node)
+{
+	node->tag = kvt_racy_tag(core->arena->hash_seed, node->parent,
+				 kvt_keys_at(core, node->first_slot), core->ps);
+}
+
+bool kvt_index_add_new(struct kvt_core *core, uint32_t child)
+{
+	struct kvt_node *node = kvt_node_at(core, child);
+	uint32_t at;
+
+	make_tag(core, node);
+	for (at = node->tag & core->bucket_mask; core->buckets[at] != 0;
+	     at = (at + 1) & core->bucket_mask) {
+		const struct kvt_node *other = kvt_node_at(core, bucket_child(core->buckets[at]));
+
+		if (other->tag == node->tag && other->parent == node->parent &&
+		    kvt_racy_equal(kvt_keys_at(core, other->first_slot),
+				   kvt_keys_at(core, node->first_slot), core->ps))
+			return false;
+	}
+	/* Pairs with the prober's acquire, as below. */
+	kvt_store_release(&core->buckets[at], bucket_make(node->tag, child));
+	return true;
+}
+
 void kvt_index_add(struct kvt_core *core, uint32_t child)
 {
 	struct kvt_node *node = kvt_node_at(core, child);
 	uint32_t at;
 
-	node->tag = kvt_racy_tag(core->arena->hash_seed, node->parent,
-				 kvt_keys_at(core, node->first_slot), core->ps);
+	make_tag(core, node);
 	at = node->tag & core->bucket_mask;
 	while (core->buckets[at] != 0)
 		at = (at + 1) & core->bucket_mask;

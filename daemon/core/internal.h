@@ -13,6 +13,7 @@
  *   lease.c   BEGIN COMMIT EXTEND END       op.c      the other operations, and the switch
  *   session.c sessions, fences, death       work.c    background: expiry, reclaim, compaction
  *   audit.c   everything against everything
+ *   adopt.c   a successor takes over   rebuild.c  what is derived, made again from the facts
  */
 
 #include "daemon/core/core.h"
@@ -50,6 +51,13 @@ struct kvt_heap {
 	uint32_t *nodes; /* smallest first */
 	uint32_t count;
 	bool expiry; /* which of a node's two places it uses */
+};
+
+/** One record in the order that a rebuild restores: by `first`, then `second`. */
+struct kvt_sort {
+	uint64_t first;
+	uint32_t second;
+	uint32_t id;
 };
 
 /** What the audit finds of a namespace. */
@@ -109,6 +117,7 @@ struct kvt_core {
 	uint32_t stamp;
 	uint32_t dying;  /* sessions that background work has to look at */
 	uint32_t dying_at; /* where it looks next */
+	bool draining;   /* nothing that begins a lease */
 
 	uint32_t *op_pages;  /* pages of an INSERT or FREE, copied */
 	uint32_t *op_keys;   /* generated keys, copied */
@@ -117,6 +126,8 @@ struct kvt_core {
 	uint64_t *page_mark; /* bit per page: seen in this list */
 	uint32_t first_page[KVT_MAX_PAGE_SIZE]; /* keys that decide where a new run goes */
 
+	struct kvt_sort *sort; /* rebuild: two halves of n_sort each, untouched otherwise */
+	uint32_t n_sort;
 	struct kvt_event *events;
 	uint32_t n_events, max_events;
 	uint32_t *out;
@@ -222,6 +233,8 @@ uint32_t kvt_slots_node_of(const struct kvt_slots *slots, uint32_t slot);
 
 /* index.c */
 void kvt_index_add(struct kvt_core *core, uint32_t child);
+/** The same for a rebuild: false, and nothing done, if its parent has another such child. */
+bool kvt_index_add_new(struct kvt_core *core, uint32_t child);
 void kvt_index_remove(struct kvt_core *core, uint32_t child);
 void kvt_index_replace(struct kvt_core *core, uint32_t child, uint32_t by);
 /** Child of `parent` that begins with the first page of `keys`; *ret_equal = how many of its
@@ -359,6 +372,8 @@ int kvt_remove_prefix(struct kvt_core *core, struct kvt_op_context *op, uint32_t
 bool kvt_op_run(struct kvt_core *core, struct kvt_op_context *op, uint64_t token);
 bool kvt_op_takes_fence(uint32_t op);
 bool kvt_op_takes_lease(uint32_t op);
+/** Whether a deferred entry that a successor finds can be one that was let in. */
+bool kvt_op_may_wait(const struct kvt_core *core, uint32_t session, const struct kvt_sqe *sqe);
 int kvt_lease_check(struct kvt_core *core, struct kvt_op_context *op, bool deferred);
 
 /* session.c */
@@ -374,6 +389,24 @@ void kvt_mutation_end(struct kvt_core *core);
 void kvt_compact_note(struct kvt_core *core, uint32_t node);
 void kvt_expire_due(struct kvt_core *core, uint32_t limit);
 bool kvt_expire_now(struct kvt_core *core, uint32_t node);
+
+/* plan.c: what init and adoption share, and the headers as a configuration wants them */
+int kvt_core_prepare(struct kvt_core *core, const struct kvt_core_config *config, void *arena,
+		     void *ledger, const struct kvt_core_hooks *hooks, uint64_t now_ns);
+void kvt_core_layout(const struct kvt_core_config *config, struct kvt_arena_header *ret_arena,
+		     struct kvt_ledger_header *ret_ledger);
+
+/* rebuild.c */
+/** Why an adoption is refused, into the caller's buffer. Returns -EUCLEAN. */
+struct kvt_doubt {
+	char *why;
+	size_t why_size;
+};
+int __attribute__((format(printf, 2, 3))) kvt_doubt(struct kvt_doubt *doubt, const char *format,
+						    ...);
+/** Make everything derived again from the primary facts, all of which are checked: 0, or -EUCLEAN
+ * with the sentence in `doubt`. */
+int kvt_rebuild(struct kvt_core *core, struct kvt_doubt *doubt);
 
 /* plan.c: records */
 void kvt_event_add(struct kvt_core *core, uint32_t kind, uint32_t node, uint32_t other,

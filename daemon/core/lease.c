@@ -41,6 +41,7 @@ uint32_t kvt_lease_make(struct kvt_core *core, uint32_t session, uint32_t kind, 
 		.epoch = core->arena->epoch,
 		.begun_ns = core->now_ns,
 		.next_lease = owner->first_lease,
+		.ticket = ++core->ledger->tickets,
 	};
 	if (owner->first_lease != KVT_NONE)
 		core->leases[owner->first_lease].prev_lease = id;
@@ -63,7 +64,8 @@ void kvt_lease_free(struct kvt_core *core, uint32_t id)
 		core->leases[lease->next_lease].prev_lease = lease->prev_lease;
 	owner->n_leases--;
 	core->count->live_leases--;
-	*lease = (struct kvt_lease_record){ .generation = lease->generation + 1 };
+	*lease = (struct kvt_lease_record){ .generation = lease->generation + 1,
+					    .ticket = ++core->ledger->tickets };
 	if (core->free_leases.count++ == 0)
 		core->free_leases.head = id;
 	else

@@ -67,6 +67,26 @@ bool kvt_op_takes_lease(uint32_t op)
 	return op_rows[op].takes & TAKES_LEASE;
 }
 
+static bool namespace_ok(const struct kvt_core *core, uint32_t session, uint32_t namespace_id)
+{
+	return namespace_id > 0 && namespace_id < core->config.max_namespaces &&
+	       kvt_bit_get(core->opened + (size_t)session * core->opened_words, namespace_id);
+}
+
+bool kvt_op_may_wait(const struct kvt_core *core, uint32_t session, const struct kvt_sqe *sqe)
+{
+	uint32_t takes;
+
+	if (sqe->op >= KVT_OP_COUNT)
+		return false;
+	takes = op_rows[sqe->op].takes;
+	return (takes & TAKES_FENCE || sqe->op == KVT_OP_BEGIN) &&
+	       !(sqe->flags & ~op_rows[sqe->op].flags) &&
+	       (sqe->fence_slot < KVT_FENCE_WORDS || sqe->fence_slot == KVT_FENCE_IDLE) &&
+	       sqe->n_keys <= core->config.max_op_keys &&
+	       (!(takes & TAKES_NAMESPACE) || namespace_ok(core, session, sqe->namespace_id));
+}
+
 /** Whether every field that the operation does not take is 0. */
 static bool unused_fields_zero(const struct kvt_sqe *sqe, uint32_t takes)
 {
@@ -97,12 +117,6 @@ static bool areas_ok(const struct kvt_op_context *op, uint32_t ps)
 		return false;
 	return sqe->op != KVT_OP_INSERT ||
 	       (uint64_t)sqe->arg + sqe->n_keys / ps <= op->view->keys_count;
-}
-
-static bool namespace_ok(const struct kvt_core *core, uint32_t session, uint32_t namespace_id)
-{
-	return namespace_id > 0 && namespace_id < core->config.max_namespaces &&
-	       kvt_bit_get(core->opened + (size_t)session * core->opened_words, namespace_id);
 }
 
 int kvt_lease_check(struct kvt_core *core, struct kvt_op_context *op, bool deferred)
@@ -157,6 +171,26 @@ static int validate(struct kvt_core *core, struct kvt_op_context *op)
 	if (takes & TAKES_PRIVILEGE && !(session->flags & 1))
 		return kvt_refuse(op, -EPERM, KVT_REASON_PRIVILEGE, 0);
 	return takes & TAKES_LEASE ? kvt_lease_check(core, op, false) : 0;
+}
+
+/* While the daemon stops, nothing new is begun: what is leased may finish. */
+static bool begins_lease(const struct kvt_sqe *sqe)
+{
+	return sqe->op == KVT_OP_BEGIN || sqe->op == KVT_OP_LOCK ||
+	       ((sqe->op == KVT_OP_MATCH || sqe->op == KVT_OP_INSERT) &&
+		(sqe->flags & KVT_F_LOCK));
+}
+
+void kvt_core_drain(struct kvt_core *core, bool draining, uint64_t now_ns)
+{
+	if (core->draining == draining)
+		return;
+	core->now_ns = now_ns;
+	kvt_record_start(core);
+	kvt_mutation_begin(core);
+	core->draining = draining;
+	kvt_record_emit(core, KVT_REC_DRAIN, 0, draining);
+	kvt_mutation_end(core);
 }
 
 /* ---- MATCH, LOCK, UNLOCK */
@@ -638,6 +672,7 @@ static int run(struct kvt_core *core, struct kvt_op_context *op)
 
 static void finish(struct kvt_core *core, struct kvt_op_context *op, int error, uint64_t token)
 {
+	struct kvt_session_record *session = &core->sessions[op->session];
 	struct kvt_cqe *cqe = op->cqe;
 
 	if (error)
@@ -647,7 +682,10 @@ static void finish(struct kvt_core *core, struct kvt_op_context *op, int error, 
 	cqe->user_data = op->sqe->user_data;
 	cqe->seq = core->ledger->seq + 1;
 	core->count->operations++;
-	core->sessions[op->session].operations++;
+	session->operations++;
+	session->sq_taken += token == 0;
+	session->last_cqe[session->cq_done & 1] = *cqe;
+	session->cq_done++;
 	if (core->hooks.record) {
 		struct kvt_record *record = &core->record;
 
@@ -685,7 +723,9 @@ bool kvt_op_run(struct kvt_core *core, struct kvt_op_context *op, uint64_t token
 	if (token) /* it waited: the keys are read now */
 		find_keys(core, op);
 	kvt_mutation_begin(core);
-	if (token && kvt_op_takes_lease(op->sqe->op))
+	if (token && !areas_ok(op, core->ps)) /* it waited for a session that came back with less */
+		error = kvt_refuse(op, -EINVAL, KVT_REASON_BAD_RANGE, 0);
+	else if (token && kvt_op_takes_lease(op->sqe->op))
 		error = kvt_lease_check(core, op, true);
 	if (!error)
 		error = run(core, op);
@@ -709,9 +749,14 @@ bool kvt_core_execute(struct kvt_core *core, uint32_t session, const struct kvt_
 	memset(ret_cqe, 0, sizeof(*ret_cqe));
 	find_keys(core, &op);
 	error = validate(core, &op);
-	if (error) {
-		core->count->violations++;
+	if (error || (core->draining && begins_lease(sqe))) {
+		kvt_mutation_begin(core);
+		if (error)
+			core->count->violations++;
+		else
+			error = kvt_refuse(&op, -ESHUTDOWN, KVT_REASON_DRAINING, 0);
 		finish(core, &op, error, 0);
+		kvt_mutation_end(core);
 		return true;
 	}
 	if (kvt_op_takes_fence(sqe->op) && kvt_defer(core, &op))

@@ -130,6 +130,15 @@ static void carve_slots(struct kvt_slots *slots, const struct kvt_core_config *c
 	slots->run_head = carve(scratch, words, sizeof(uint64_t));
 }
 
+/** The most records that a rebuild has to bring into an order. */
+static uint64_t sort_count(const struct kvt_core_config *c)
+{
+	uint64_t n = c->max_nodes;
+
+	n = n > c->n_leases + 1ull ? n : c->n_leases + 1ull;
+	return n > c->n_pending + 1ull ? n : c->n_pending + 1ull;
+}
+
 static uint64_t carve_scratch(struct kvt_core *core, const struct kvt_core_config *c, void *base)
 {
 	struct scratch scratch = { base, next_line(sizeof(struct kvt_core)) };
@@ -153,6 +162,8 @@ static uint64_t carve_scratch(struct kvt_core *core, const struct kvt_core_confi
 	core->max_events = 4 * c->max_nodes + 64;
 	core->events = carve(&scratch, core->max_events, sizeof(struct kvt_event));
 	core->out = carve(&scratch, c->n_pages, sizeof(uint32_t));
+	core->n_sort = (uint32_t)sort_count(c);
+	core->sort = carve(&scratch, 2ull * core->n_sort, sizeof(struct kvt_sort));
 	return scratch.at;
 }
 
@@ -206,7 +217,6 @@ static void fill_arena(struct kvt_core *core, void *memory, uint64_t now_ns)
 {
 	const struct kvt_core_config *c = &core->config;
 	struct kvt_arena_header *header = memory;
-	char *bytes = memory;
 
 	header->abi_major = KVT_ABI_MAJOR;
 	header->abi_minor = KVT_ABI_MINOR;
@@ -227,23 +237,12 @@ static void fill_arena(struct kvt_core *core, void *memory, uint64_t now_ns)
 	header->epoch = 1;
 	memcpy(header->fingerprint, c->fingerprint, sizeof(header->fingerprint));
 	header->object_bytes = lay_arena(c, header->sections);
-
-	core->arena = header;
-	core->count = &header->counters;
-	core->nodes = (void *)(bytes + header->sections[KVT_SECTION_NODES].offset);
-	core->buckets = (void *)(bytes + header->sections[KVT_SECTION_BUCKETS].offset);
-	core->bucket_mask = header->n_buckets - 1;
-	core->slot_keys = (void *)(bytes + header->sections[KVT_SECTION_SLOT_KEYS].offset);
-	core->slot_pages = (void *)(bytes + header->sections[KVT_SECTION_SLOT_PAGES].offset);
-	core->pages = (void *)(bytes + header->sections[KVT_SECTION_PAGES].offset);
-	core->namespaces = (void *)(bytes + header->sections[KVT_SECTION_NAMESPACES].offset);
 }
 
 static void fill_ledger(struct kvt_core *core, void *memory)
 {
 	const struct kvt_core_config *c = &core->config;
 	struct kvt_ledger_header *header = memory;
-	char *bytes = memory;
 
 	header->abi_major = KVT_ABI_MAJOR;
 	header->abi_minor = KVT_ABI_MINOR;
@@ -256,16 +255,69 @@ static void fill_ledger(struct kvt_core *core, void *memory)
 	header->n_pending = c->n_pending;
 	header->n_sections = KVT_LEDGER_SECTIONS;
 	header->object_bytes = lay_ledger(c, header->sections);
+}
 
-	core->ledger = header;
-	core->sessions = (void *)(bytes + header->sections[KVT_LSECTION_SESSIONS].offset);
-	core->leases = (void *)(bytes + header->sections[KVT_LSECTION_LEASES].offset);
-	core->tails = (void *)(bytes + header->sections[KVT_LSECTION_TAILS].offset);
-	core->owners = (void *)(bytes + header->sections[KVT_LSECTION_OWNERS].offset);
-	core->pending = (void *)(bytes + header->sections[KVT_LSECTION_PENDING].offset);
-	core->opened = (void *)(bytes + header->sections[KVT_LSECTION_OPENED].offset);
+/** Where the arrays are. What the configuration says, not what the headers say. */
+static void bind(struct kvt_core *core, void *arena, void *ledger)
+{
+	const struct kvt_core_config *c = &core->config;
+	struct kvt_section sections[8] = { { 0 } };
+	char *bytes = arena;
+
+	lay_arena(c, sections);
+	core->arena = arena;
+	core->count = &core->arena->counters;
+	core->nodes = (void *)(bytes + sections[KVT_SECTION_NODES].offset);
+	core->buckets = (void *)(bytes + sections[KVT_SECTION_BUCKETS].offset);
+	core->bucket_mask = bucket_count(c) - 1;
+	core->slot_keys = (void *)(bytes + sections[KVT_SECTION_SLOT_KEYS].offset);
+	core->slot_pages = (void *)(bytes + sections[KVT_SECTION_SLOT_PAGES].offset);
+	core->pages = (void *)(bytes + sections[KVT_SECTION_PAGES].offset);
+	core->namespaces = (void *)(bytes + sections[KVT_SECTION_NAMESPACES].offset);
+
+	bytes = ledger;
+	lay_ledger(c, sections);
+	core->ledger = ledger;
+	core->sessions = (void *)(bytes + sections[KVT_LSECTION_SESSIONS].offset);
+	core->leases = (void *)(bytes + sections[KVT_LSECTION_LEASES].offset);
+	core->tails = (void *)(bytes + sections[KVT_LSECTION_TAILS].offset);
+	core->owners = (void *)(bytes + sections[KVT_LSECTION_OWNERS].offset);
+	core->pending = (void *)(bytes + sections[KVT_LSECTION_PENDING].offset);
+	core->opened = (void *)(bytes + sections[KVT_LSECTION_OPENED].offset);
 	core->opened_words = opened_words(c);
-	core->labels = (void *)(bytes + header->sections[KVT_LSECTION_LABELS].offset);
+	core->labels = (void *)(bytes + sections[KVT_LSECTION_LABELS].offset);
+}
+
+int kvt_core_prepare(struct kvt_core *core, const struct kvt_core_config *config, void *arena,
+		     void *ledger, const struct kvt_core_hooks *hooks, uint64_t now_ns)
+{
+	struct kvt_core_config filled = *config;
+	struct kvt_core_sizes sizes;
+	int error = kvt_core_plan(&filled, &sizes, NULL);
+
+	if (error)
+		return error;
+	core->magic = KVT_CORE_MAGIC;
+	core->config = filled;
+	core->ps = filled.page_size;
+	if (hooks)
+		core->hooks = *hooks;
+	core->now_ns = now_ns;
+	carve_scratch(core, &filled, core);
+	core->expiry.expiry = true;
+	bind(core, arena, ledger);
+	return 0;
+}
+
+void kvt_core_layout(const struct kvt_core_config *config, struct kvt_arena_header *ret_arena,
+		     struct kvt_ledger_header *ret_ledger)
+{
+	struct kvt_core probe = { .config = *config };
+
+	memset(ret_arena, 0, sizeof(*ret_arena));
+	memset(ret_ledger, 0, sizeof(*ret_ledger));
+	fill_arena(&probe, ret_arena, 0);
+	fill_ledger(&probe, ret_ledger);
 }
 
 /** Everything free, lowest numbers first. */
@@ -295,21 +347,11 @@ int kvt_core_init(struct kvt_core **ret_core, const struct kvt_core_config *conf
 		  void *ledger, void *scratch, const struct kvt_core_hooks *hooks,
 		  uint64_t now_ns)
 {
-	struct kvt_core_config filled = *config;
-	struct kvt_core_sizes sizes;
 	struct kvt_core *core = scratch;
-	int error = kvt_core_plan(&filled, &sizes, NULL);
+	int error = kvt_core_prepare(core, config, arena, ledger, hooks, now_ns);
 
 	if (error)
 		return error;
-	core->magic = KVT_CORE_MAGIC;
-	core->config = filled;
-	core->ps = filled.page_size;
-	if (hooks)
-		core->hooks = *hooks;
-	core->now_ns = now_ns;
-	carve_scratch(core, &filled, scratch);
-	core->expiry.expiry = true;
 	fill_arena(core, arena, now_ns);
 	fill_ledger(core, ledger);
 	fill_free_lists(core);

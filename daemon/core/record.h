@@ -35,6 +35,12 @@ enum kvt_record_kind {
 	KVT_REC_RECLAIM = 11,  /* detached nodes given back: TRIM and FREE events */
 	KVT_REC_COMPACT = 12,  /* MERGE events */
 	KVT_REC_ADMIN = 13,    /* EVICT, RESET or REMOVE by the operator: sqe.op says which */
+	KVT_REC_DRAIN = 14,    /* value 1: from here on operations that would begin a lease are
+				  refused, 0: no more */
+	KVT_REC_ADOPT = 15,    /* a successor went on from here: value 1 if it rolled back an
+				  unfinished effect. A record of the same seq before it, in
+				  a log that outlives daemons, tells of that effect: skip it */
+	KVT_REC_KINDS = 16,
 };
 
 enum kvt_event_kind {

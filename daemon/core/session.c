@@ -51,6 +51,14 @@ int kvt_core_session_open(struct kvt_core *core, const struct kvt_core_peer *pee
 	return 0;
 }
 
+void kvt_core_session_attach(struct kvt_core *core, uint32_t session,
+			     const struct kvt_core_view *view)
+{
+	KVT_ASSERT(session > 0 && session <= core->config.max_sessions);
+	KVT_ASSERT(core->sessions[session].state != KVT_SESSION_FREE && view->fences);
+	core->views[session] = *view;
+}
+
 /* ---- namespaces */
 
 static uint32_t find_namespace(const struct kvt_core *core, const uint64_t digest[2],
@@ -195,6 +203,7 @@ bool kvt_defer(struct kvt_core *core, struct kvt_op_context *op)
 		core->leases[pending->lease].n_pending++;
 	}
 	mark_ending(core, op);
+	session->sq_taken++;
 	core->record.sqe = *op->sqe;
 	pending->token = kvt_record_emit(core, KVT_REC_DEFER, op->session, 0);
 	kvt_mutation_end(core);
@@ -239,6 +248,8 @@ uint32_t kvt_core_poll(struct kvt_core *core, uint32_t session, uint64_t now_ns)
 {
 	uint32_t before = KVT_NONE, id = core->sessions[session].first_pending, ran = 0;
 
+	if (!core->views[session].fences) /* adopted, not attached yet */
+		return 0;
 	core->now_ns = now_ns;
 	core->stamp++;
 	while (id != KVT_NONE) {

@@ -168,6 +168,7 @@ static void recycle(struct kvt_core *core, uint32_t id)
 	KVT_SET(node->n_slots, 0);
 	KVT_SET(node->sealed, 0);
 	kvt_node_write_end(node);
+	node->created = ++core->ledger->tickets;
 	node->next_sibling = KVT_NONE;
 	if (core->free_nodes.count++ == 0)
 		core->free_nodes.head = id;

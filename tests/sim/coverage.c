@@ -15,6 +15,7 @@ static const char *const op_names[KVT_OP_COUNT + 1] = {
 static const char *const kind_names[] = {
 	"?",	      "op",	    "defer",   "session",      "sign",	  "namespace", "lease-lost",
 	"quarantine", "release",    "session-gone", "expire", "reclaim", "compact", "admin",
+	"drain",      "adopt",
 };
 static const char *const event_names[] = { "?",	    "root", "new",  "grow", "split",
 					   "merge", "trim", "cut",  "free", "detach" };
@@ -68,7 +69,7 @@ void sim_coverage_print(const struct sim_coverage *c, FILE *to)
 					c->op[op][reason]);
 		fprintf(to, "\n");
 	}
-	print_counts("records", kind_names, c->kind, KVT_REC_ADMIN + 1, to);
+	print_counts("records", kind_names, c->kind, KVT_REC_KINDS, to);
 	print_counts("events", event_names, c->event, KVT_EV_DETACH + 1, to);
 	print_counts("policies", policy_names, c->policy, KVT_POLICY_COUNT, to);
 	fprintf(to, "%-40s %" PRIu64 ", %" PRIu64 " of them hits\n", "probes", c->probes,
@@ -127,6 +128,8 @@ static const struct {
 	{ KVT_OP_MATCH, KVT_REASON_CLOSING },
 	{ KVT_OP_COMMIT, KVT_REASON_FENCE },
 	{ KVT_OP_COUNT, KVT_REASON_BAD_OP },
+	{ KVT_OP_BEGIN, KVT_REASON_DRAINING },
+	{ KVT_OP_INSERT, KVT_REASON_DRAINING },
 };
 
 static uint32_t missing(bool there, const char *what, const char *which, FILE *to)
@@ -149,7 +152,7 @@ uint32_t sim_coverage_missing(const struct sim_coverage *c, FILE *to)
 					   KVT_OP_UNLOCK, KVT_OP_END, KVT_OP_CLOSE };
 	for (size_t i = 0; i < sizeof(waiting); i++)
 		n += missing(c->waited[waiting[i]], op_names[waiting[i]], "after its fence", to);
-	for (uint32_t kind = 1; kind <= KVT_REC_ADMIN; kind++)
+	for (uint32_t kind = 1; kind < KVT_REC_KINDS; kind++)
 		n += missing(c->kind[kind], "record", kind_names[kind], to);
 	for (uint32_t kind = 1; kind <= KVT_EV_DETACH; kind++)
 		n += missing(c->event[kind], "event", event_names[kind], to);

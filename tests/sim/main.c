@@ -22,7 +22,7 @@ struct options {
 static struct sim *running; /* for the signal handler */
 static uint64_t running_steps;
 
-static void on_problem(void *context, const char *text)
+void sim_on_problem(void *context, const char *text)
 {
 	sim_fail(context, "audit: %s", text);
 }
@@ -72,7 +72,7 @@ static bool one_seed(struct sim *sim, uint64_t steps, const char *log)
 		if (!sim->failed && !kvt_core_counters_ok(sim->core))
 			sim_fail(sim, "counters do not add up");
 		if (sim->step % 331 == 0 && !sim->failed)
-			kvt_core_audit(sim->core, on_problem, sim);
+			kvt_core_audit(sim->core, sim_on_problem, sim);
 		if (sim->step % 509 == 0 && !sim->failed)
 			sim_compare(sim);
 		if (sim->step % 257 == 0 && !sim->failed &&
@@ -80,11 +80,11 @@ static bool one_seed(struct sim *sim, uint64_t steps, const char *log)
 			sim_fail(sim, "oracle's own check: %s", why);
 	}
 	if (!sim->failed)
-		kvt_core_audit(sim->core, on_problem, sim);
+		kvt_core_audit(sim->core, sim_on_problem, sim);
 	if (!sim->failed && sim_compare(sim))
 		sim_drain(sim);
 	if (!sim->failed)
-		kvt_core_audit(sim->core, on_problem, sim);
+		kvt_core_audit(sim->core, sim_on_problem, sim);
 	if (sim->log && kvt_oplog_close(sim->log))
 		sim_fail(sim, "the operation log could not be written");
 	if (sim->failed)

@@ -224,9 +224,8 @@ static void remember(struct sim *sim, const struct kvt_record *r)
 static void check_outside(struct sim *sim, const struct kvt_record *r)
 {
 	const struct sim_session *s = &sim->sessions[r->session];
-	bool changes = r->kind != KVT_REC_OP || r->cqe.result == 0;
 
-	if (changes && kvt_core_arena(sim->core)->mutation % 2 == 0)
+	if (((const struct kvt_arena_header *)sim->arena)->mutation % 2 == 0)
 		sim_fail(sim, "the arena changed while its mutation word was even");
 	if (r->kind == KVT_REC_OP && r->cqe.result == 0 && takes_fence(r->sqe.op) &&
 	    !sim_fence_reached(sim, r->session, &r->sqe))
@@ -294,7 +293,8 @@ static const char *const op_names[] = { "NOP", "MATCH", "LOCK", "UNLOCK", "ALLOC
 					"PAGE", "EVICT", "RESET", "STATS", "AUDIT", "CLOSE" };
 static const char *const kind_names[] = { "?", "op", "defer", "session", "sign", "namespace",
 					  "lease-lost", "quarantine", "release", "session-gone",
-					  "expire", "reclaim", "compact", "admin" };
+					  "expire", "reclaim", "compact", "admin", "drain",
+					  "adopt" };
 static const char *const event_names[] = { "?", "ROOT", "NEW", "GROW", "SPLIT", "MERGE", "TRIM",
 					   "CUT", "FREE", "DETACH" };
 

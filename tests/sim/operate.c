@@ -636,6 +636,12 @@ void sim_operate(struct sim *sim)
 	uint32_t deaths = sim->gentle ? 1 : 4;
 
 	pass_time(sim);
+	if (sim_chance(sim, 3))
+		sim_restart(sim);
+	if (sim_chance(sim, sim->draining ? 50 : 1)) {
+		sim->draining = !sim->draining;
+		kvt_core_drain(sim->core, sim->draining, sim->now_ns);
+	}
 	if (!s->present) {
 		sim_session_open(sim);
 		return;

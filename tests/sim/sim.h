@@ -96,7 +96,7 @@ struct sim_coverage {
 	uint64_t op[KVT_OP_COUNT + 1][KVT_REASON_COUNT + 1]; /* last column: ok */
 	uint64_t deferred[KVT_OP_COUNT + 1];
 	uint64_t waited[KVT_OP_COUNT + 1]; /* took effect after waiting */
-	uint64_t kind[KVT_REC_ADMIN + 1];
+	uint64_t kind[KVT_REC_KINDS];
 	uint64_t event[KVT_EV_DETACH + 1];
 	uint64_t policy[KVT_POLICY_COUNT];
 	uint64_t rare[SIM_RARE_COUNT];
@@ -110,7 +110,8 @@ struct sim {
 	struct kvt_core_config config;
 	struct kvt_core *core;
 	void *arena, *ledger, *scratch;
-	uint64_t arena_bytes;
+	uint64_t arena_bytes, scratch_bytes;
+	bool draining;
 	struct kvt_oracle *oracle;
 	struct kvt_oplog *log; /* or NULL */
 	struct sim_coverage *coverage;
@@ -144,6 +145,7 @@ void sim_destroy(struct sim *sim);
 void sim_namespace_open(struct sim *sim, uint32_t session);
 void sim_session_open(struct sim *sim);
 void sim_session_end(struct sim *sim, uint32_t session, uint32_t signs);
+void sim_restart(struct sim *sim);
 /** Everything ends: sessions, leases, cache. False when something is left. */
 bool sim_drain(struct sim *sim);
 
@@ -152,6 +154,7 @@ void sim_operate(struct sim *sim);
 
 /* observe.c */
 void sim_on_record(void *context, const struct kvt_record *record);
+void sim_on_problem(void *context, const char *text); /* of an audit */
 void sim_on_complete(void *context, uint32_t session, const struct kvt_cqe *cqe);
 bool sim_fence_reached(const struct sim *sim, uint32_t session, const struct kvt_sqe *sqe);
 void sim_print_history(const struct sim *sim, FILE *to);

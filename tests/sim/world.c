@@ -118,6 +118,7 @@ bool sim_create(struct sim *sim)
 	if (kvt_core_plan(&sim->config, &sizes, &why))
 		return sim_fail(sim, "plan: %s", why);
 	sim->arena_bytes = sizes.arena_bytes;
+	sim->scratch_bytes = sizes.scratch_bytes;
 	sim->arena = zeroed(sizes.arena_bytes);
 	sim->ledger = zeroed(sizes.ledger_bytes);
 	sim->scratch = zeroed(sizes.scratch_bytes);
@@ -146,6 +147,33 @@ bool sim_create(struct sim *sim)
 		return sim_fail(sim, "out of memory");
 	sim->coverage->policy[sim->config.policy]++;
 	return true;
+}
+
+/** The daemon dies and its successor takes over. */
+void sim_restart(struct sim *sim)
+{
+	struct kvt_core_hooks hooks = { sim_on_complete, sim_on_record, sim };
+	void *scratch = zeroed(sim->scratch_bytes);
+	struct kvt_core *core;
+	char why[512] = "";
+	int error = scratch ? kvt_core_adopt(&core, &sim->config, sim->arena, sim->ledger, scratch,
+					     &hooks, sim->now_ns, NULL, why, sizeof(why)) :
+			      -ENOMEM;
+
+	if (error) {
+		free(scratch);
+		sim_fail(sim, "adoption: %d, %s", error, why);
+		return;
+	}
+	free(sim->scratch);
+	sim->scratch = scratch;
+	sim->core = core;
+	sim->draining = false;
+	for (uint32_t i = 1; i <= SIM_SESSIONS; i++)
+		if (sim->sessions[i].open)
+			kvt_core_session_attach(core, i, &sim->sessions[i].view);
+	if (!sim->failed)
+		kvt_core_audit(core, sim_on_problem, sim);
 }
 
 static void free_view(struct sim_session *s)

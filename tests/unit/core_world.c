@@ -107,9 +107,8 @@ static void record(void *context, const struct kvt_record *rec)
 	struct world *world = context;
 	uint32_t all = 0;
 
-	/* Odd while anything changes; a refusal changes nothing but tallies. */
-	if (rec->kind != KVT_REC_OP || rec->cqe.result == 0)
-		assert_int_equal(kvt_core_arena(world->core)->mutation & 1, 1);
+	/* Odd while anything changes; a refusal changes tallies. */
+	assert_int_equal(((struct kvt_arena_header *)world->arena)->mutation & 1, 1);
 	/* Whoever writes a log reads all of it, whatever the entry was. */
 	for (uint32_t i = 0; i < rec->n_keys && !world->quick; i++)
 		all ^= rec->keys[i];
@@ -198,6 +197,38 @@ void world_free(struct world *world)
 	keys_free();
 }
 
+static struct kvt_core_view view_of(const struct client *client)
+{
+	return (struct kvt_core_view){ client->keys, client->keys_count, client->list,
+				       client->list_count, client->fences };
+}
+
+int world_adopt(struct world *world, struct kvt_core_adoption *ret_adoption, char *why,
+		size_t why_size)
+{
+	struct kvt_core_hooks hooks = { complete, record, world };
+	void *scratch = zeroed(world->sizes.scratch_bytes);
+	struct kvt_core *core;
+	int error = kvt_core_adopt(&core, &world->config, world->arena, world->ledger, scratch,
+				   &hooks, world->now_ns, ret_adoption, why, why_size);
+
+	if (error) {
+		free(scratch);
+		return error;
+	}
+	free(world->scratch);
+	world->scratch = scratch;
+	world->core = core;
+	for (uint32_t i = 0; i < world->n_clients; i++) {
+		struct kvt_core_view view = view_of(&world->clients[i]);
+		uint32_t session = world->clients[i].session;
+
+		if (kvt_core_session(core, session)->state != KVT_SESSION_FREE)
+			kvt_core_session_attach(core, session, &view);
+	}
+	return 0;
+}
+
 static void print_problem(void *context, const char *text)
 {
 	(void)context;
@@ -279,8 +310,7 @@ struct client *client_new(struct world *world)
 	client->fences = zeroed(KVT_FENCE_WORDS * sizeof(*client->fences));
 	client->list_capacity = UINT32_MAX;
 	client->fence_slot = KVT_FENCE_IDLE;
-	view = (struct kvt_core_view){ client->keys, client->keys_count, client->list,
-				       client->list_count, client->fences };
+	view = view_of(client);
 	assert_int_equal(kvt_core_session_open(world->core, &peer, &view, world->now_ns,
 					       &client->session), 0);
 	return client;
@@ -378,8 +408,11 @@ static void blank_tallies(struct world *world, void *arena, void *ledger)
 	header->counters.operations = 0;
 	header->counters.violations = 0;
 	book->seq = 0;
-	for (uint32_t i = 0; i <= world->config.max_sessions; i++)
+	for (uint32_t i = 0; i <= world->config.max_sessions; i++) {
 		sessions[i].operations = 0;
+		sessions[i].sq_taken = sessions[i].cq_done = 0;
+		memset(sessions[i].last_cqe, 0, sizeof(sessions[i].last_cqe));
+	}
 }
 
 static void expect_unchanged(struct world *world)

@@ -124,6 +124,10 @@ void world_leave(struct world *world); /* the world alone: keys stay */
 void keys_free(void);
 /** page_size and n_pages with everything else small. */
 struct world *world_small(uint32_t page_size, uint32_t n_pages);
+/** The daemon is gone, its successor takes over: all views are attached. 0 or the refusal, after
+ * which the world has its old core still. */
+int world_adopt(struct world *world, struct kvt_core_adoption *ret_adoption, char *why,
+		size_t why_size);
 void world_audit(struct world *world);
 uint32_t world_problems(struct world *world); /* audit without an assertion */
 void world_settle(struct world *world);       /* background work until none is left */

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* A successor takes over what the last daemon left behind, or says why it cannot. */
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/core/internal.h"
+
+static int __attribute__((format(printf, 3, 4))) stale(char *why, size_t why_size,
+						       const char *format, ...)
+{
+	va_list args;
+
+	if (why_size > 0) {
+		va_start(args, format);
+		vsnprintf(why, why_size, format, args);
+		va_end(args);
+	}
+	return -ESTALE;
+}
+
+/** What both headers begin with: whether the bytes are of this kind and build. */
+static int check_build(const char *name, uint64_t magic, uint64_t wanted, uint16_t major,
+		       uint64_t layout, uint32_t bytes, uint32_t wanted_bytes, char *why,
+		       size_t why_size)
+{
+	if (magic != wanted)
+		return stale(why, why_size, "the %s is not one: its magic is %llx", name,
+			     (unsigned long long)magic);
+	if (major != KVT_ABI_MAJOR || layout != kvt_abi_layout() || bytes != wanted_bytes)
+		return stale(why, why_size, "the %s is of another build: ABI %u, layout %llx; this "
+			     "one has ABI %u, layout %llx", name, major,
+			     (unsigned long long)layout, KVT_ABI_MAJOR,
+			     (unsigned long long)kvt_abi_layout());
+	return 0;
+}
+
+static int check_number(const char *name, uint64_t found, uint64_t wanted, char *why,
+			size_t why_size)
+{
+	if (found == wanted)
+		return 0;
+	return stale(why, why_size, "%s was %llu and is configured as %llu", name,
+		     (unsigned long long)found, (unsigned long long)wanted);
+}
+
+static int check_geometry(const struct kvt_arena_header *arena,
+			  const struct kvt_ledger_header *ledger,
+			  const struct kvt_arena_header *want,
+			  const struct kvt_ledger_header *book, char *why, size_t why_size)
+{
+	const struct {
+		const char *name;
+		uint64_t found, wanted;
+	} numbers[] = {
+		{ "page_size", arena->page_size, want->page_size },
+		{ "n_pages", arena->n_pages, want->n_pages },
+		{ "n_slots", arena->n_slots, want->n_slots },
+		{ "max_nodes", arena->max_nodes, want->max_nodes },
+		{ "max_namespaces", arena->max_namespaces, want->max_namespaces },
+		{ "the number of buckets", arena->n_buckets, want->n_buckets },
+		{ "max_sessions", ledger->max_sessions, book->max_sessions },
+		{ "total_leases", ledger->n_leases, book->n_leases },
+		{ "total_deferred", ledger->n_pending, book->n_pending },
+		{ "the size of the arena", arena->object_bytes, want->object_bytes },
+		{ "the size of the ledger", ledger->object_bytes, book->object_bytes },
+	};
+
+	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+		int error = check_number(numbers[i].name, numbers[i].found, numbers[i].wanted, why,
+					 why_size);
+
+		if (error)
+			return error;
+	}
+	if (memcmp(arena->sections, want->sections, sizeof(want->sections)) ||
+	    memcmp(ledger->sections, book->sections, sizeof(book->sections)) ||
+	    arena->n_sections != want->n_sections || ledger->n_sections != book->n_sections)
+		return stale(why, why_size, "the sections lie elsewhere");
+	return 0;
+}
+
+int kvt_core_adoptable(const struct kvt_core_config *config, const void *arena_memory,
+		       const void *ledger_memory, char *why, size_t why_size)
+{
+	const struct kvt_arena_header *arena = arena_memory;
+	const struct kvt_ledger_header *ledger = ledger_memory;
+	struct kvt_core_config filled = *config;
+	struct kvt_core_sizes sizes;
+	struct kvt_ledger_header book;
+	struct kvt_arena_header want;
+	const char *problem = "";
+	int error = kvt_core_plan(&filled, &sizes, &problem);
+
+	if (error) {
+		stale(why, why_size, "%s", problem);
+		return error;
+	}
+	kvt_core_layout(&filled, &want, &book);
+	error = check_build("arena", arena->magic, KVT_ARENA_MAGIC, arena->abi_major, arena->layout,
+			    arena->header_bytes, want.header_bytes, why, why_size);
+	if (!error)
+		error = check_build("ledger", ledger->magic, KVT_LEDGER_MAGIC, ledger->abi_major,
+				    ledger->layout, ledger->header_bytes, book.header_bytes, why,
+				    why_size);
+	if (!error)
+		error = check_geometry(arena, ledger, &want, &book, why, why_size);
+	if (error)
+		return error;
+	if (strncmp(arena->fingerprint, want.fingerprint, sizeof(want.fingerprint)) != 0)
+		return stale(why, why_size, "the fingerprint was \"%.*s\" and is \"%.*s\"",
+			     (int)sizeof(want.fingerprint), arena->fingerprint,
+			     (int)sizeof(want.fingerprint), want.fingerprint);
+	if (memcmp(ledger->boot_id, book.boot_id, sizeof(book.boot_id)) != 0)
+		return stale(why, why_size, "the machine was started anew meanwhile: the boot id "
+			     "is another");
+	if (memcmp(arena->instance, ledger->instance, sizeof(arena->instance)) != 0)
+		return stale(why, why_size, "arena and ledger are of different instances");
+	if (arena->state == KVT_ARENA_STARTING || arena->state >= KVT_ARENA_GONE)
+		return stale(why, why_size, "the arena is in state %u: %s", arena->state,
+			     arena->state == KVT_ARENA_STARTING ?
+				     "its daemon died before it was ready" :
+				     "its instance has ended");
+	return 0;
+}
+
+static void first_problem(void *context, const char *text)
+{
+	struct kvt_doubt *doubt = context;
+
+	if (doubt->why_size > 0 && doubt->why[0] == '\0')
+		snprintf(doubt->why, doubt->why_size, "%s", text);
+}
+
+static void summarize(const struct kvt_core *core, bool rolled_back,
+		      struct kvt_core_adoption *ret_adoption)
+{
+	uint32_t waiting = core->config.n_pending - core->free_pending.count;
+
+	if (!ret_adoption)
+		return;
+	*ret_adoption = (struct kvt_core_adoption){
+		.rolled_back = rolled_back,
+		.sessions = (uint32_t)core->count->live_sessions,
+		.leases = (uint32_t)core->count->live_leases,
+		.waiting = waiting,
+		.nodes = (uint32_t)core->count->live_nodes,
+		.cached_pages = core->count->cached_pages,
+		.generation = core->arena->generation,
+	};
+}
+
+/** Facts to state; `mutation` is odd meanwhile, as in every change. */
+static int take_over(struct kvt_core *core, bool rolled_back, struct kvt_doubt *doubt)
+{
+	int error = kvt_rebuild(core, doubt);
+
+	if (error)
+		return error;
+	if (doubt->why_size > 0)
+		doubt->why[0] = '\0';
+	if (kvt_core_audit(core, first_problem, doubt))
+		return -EUCLEAN;
+	core->arena->generation++;
+	core->arena->policy = core->config.policy;
+	kvt_record_start(core);
+	kvt_record_emit(core, KVT_REC_ADOPT, 0, rolled_back);
+	return 0;
+}
+
+int kvt_core_adopt(struct kvt_core **ret_core, const struct kvt_core_config *config, void *arena,
+		   void *ledger, void *scratch, const struct kvt_core_hooks *hooks,
+		   uint64_t now_ns, struct kvt_core_adoption *ret_adoption, char *why,
+		   size_t why_size)
+{
+	struct kvt_doubt doubt = { why, why_size };
+	struct kvt_core *core = scratch;
+	int error = kvt_core_adoptable(config, arena, ledger, why, why_size);
+	bool rolled_back = false;
+
+	if (error)
+		return error;
+	error = kvt_core_prepare(core, config, arena, ledger, hooks, now_ns);
+	if (error)
+		return error;
+	memcpy(core->config.instance, core->arena->instance, sizeof(core->config.instance));
+	core->config.hash_seed = core->arena->hash_seed;
+	if (core->arena->mutation & 1)
+		return kvt_doubt(&doubt, "the last daemon died inside a mutation");
+	kvt_mutation_begin(core);
+	error = take_over(core, rolled_back, &doubt);
+	kvt_mutation_end(core);
+	if (error)
+		return error;
+	summarize(core, rolled_back, ret_adoption);
+	*ret_core = core;
+	return 0;
+}

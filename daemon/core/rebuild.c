@@ -1,0 +1,655 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What is derived, made again from the primary facts alone. The facts come from memory that a dead
+ * daemon left behind: each index is compared with its bound before it is followed, each list ends
+ * after as many steps as there are records, and whatever contradicts is a doubt, never a guess. The
+ * order in which things were queued is part of the facts (tickets, times, tokens), so that the
+ * successor makes the choices that its predecessor would have made. */
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/core/internal.h"
+
+#define TRY(call)                                                                                 \
+	do {                                                                                      \
+		int try_error = (call);                                                           \
+		if (try_error)                                                                    \
+			return try_error;                                                         \
+	} while (0)
+
+int kvt_doubt(struct kvt_doubt *doubt, const char *format, ...)
+{
+	va_list args;
+
+	if (doubt->why_size > 0) {
+		va_start(args, format);
+		vsnprintf(doubt->why, doubt->why_size, format, args);
+		va_end(args);
+	}
+	return -EUCLEAN;
+}
+
+/* ---- order: a merge sort inside the scratch area, for the core may not allocate */
+
+static bool sorted(const struct kvt_sort *a, const struct kvt_sort *b)
+{
+	if (a->first != b->first)
+		return a->first < b->first;
+	return a->second != b->second ? a->second < b->second : a->id <= b->id;
+}
+
+static void merge(const struct kvt_sort *from, struct kvt_sort *to, uint32_t left, uint32_t middle,
+		  uint32_t right)
+{
+	uint32_t a = left, b = middle;
+
+	for (uint32_t i = left; i < right; i++)
+		to[i] = b >= right || (a < middle && sorted(&from[a], &from[b])) ? from[a++] :
+										   from[b++];
+}
+
+/** Sort the first n entries of core->sort. Returns where they are then. */
+static struct kvt_sort *sort(struct kvt_core *core, uint32_t n)
+{
+	uint32_t half = core->n_sort;
+	struct kvt_sort *from = core->sort, *to = core->sort + half;
+
+	for (uint32_t width = 1; width < n; width = width > n / 2 ? n : 2 * width) {
+		for (uint32_t left = 0; left < n; left += kvt_min(2 * width, n - left))
+			merge(from, to, left, left + kvt_min(width, n - left),
+			      left + kvt_min(2 * width, n - left));
+		struct kvt_sort *other = from;
+
+		from = to;
+		to = other;
+	}
+	return from;
+}
+
+/* ---- nodes */
+
+static bool node_live(const struct kvt_core *core, uint32_t id)
+{
+	return id != KVT_NONE && id < core->config.max_nodes &&
+	       (core->nodes[id].flags & KVT_NODE_LIVE);
+}
+
+static void forget_node(struct kvt_node *node)
+{
+	const uint32_t facts = KVT_NODE_LIVE | KVT_NODE_ROOT | KVT_NODE_DETACHED;
+
+	if (node->flags & ~facts)
+		KVT_SET(node->flags, node->flags & facts);
+	/* Whoever read it when the last daemon died shall notice; and nobody waits for ever. */
+	if (node->version & 1)
+		KVT_SET(node->version, node->version + 1);
+	node->first_child = node->next_sibling = node->prev_sibling = KVT_NONE;
+	node->n_children = node->lock_ref = node->tag = 0;
+	node->older = node->younger = KVT_NONE;
+	node->heap_at = node->expiry_at = 0;
+}
+
+static int check_free_node(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id)
+{
+	const struct kvt_node *node = kvt_node_at(core, id);
+
+	if (node->flags || node->parent || node->first_slot || node->n_slots || node->sealed)
+		return kvt_doubt(doubt, "node %u is free, but has flags %x and %u slots", id,
+				 node->flags, node->n_slots);
+	if (node->created > core->ledger->tickets)
+		return kvt_doubt(doubt, "node %u has a ticket that was never given", id);
+	return 0;
+}
+
+/** What a live node says of itself. */
+static int check_live_node(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id)
+{
+	const struct kvt_node *node = kvt_node_at(core, id);
+	const struct kvt_namespace_record *space;
+	bool root = node->flags & KVT_NODE_ROOT;
+
+	if (node->flags >= KVT_NODE_QUEUED << 1)
+		return kvt_doubt(doubt, "node %u has flags %x", id, node->flags);
+	if (node->namespace_id == 0 || node->namespace_id >= core->config.max_namespaces)
+		return kvt_doubt(doubt, "node %u is of no namespace: %u", id, node->namespace_id);
+	space = &core->namespaces[node->namespace_id];
+	if (space->flags != 1)
+		return kvt_doubt(doubt, "node %u is of namespace %u, which is not in use", id,
+				 node->namespace_id);
+	if (root ? node->first_slot || node->n_slots || node->sealed || node->start ||
+			   node->parent :
+		   node->first_slot == 0 || node->n_slots == 0 || node->sealed > node->n_slots)
+		return kvt_doubt(doubt, "node %u has an impossible run", id);
+	if ((uint64_t)node->first_slot + node->n_slots > core->config.n_slots ||
+	    (uint64_t)node->start + node->n_slots > core->config.n_slots)
+		return kvt_doubt(doubt, "node %u reaches beyond the last slot", id);
+	if (node->touched > core->ledger->clock || node->created > core->ledger->clock ||
+	    node->epoch > core->arena->epoch)
+		return kvt_doubt(doubt, "node %u is of the future", id);
+	if (!root && node->parent == KVT_NONE && !(node->flags & KVT_NODE_DETACHED))
+		return kvt_doubt(doubt, "node %u has no parent", id);
+	return 0;
+}
+
+/** What it says together with its parent. That a path goes on where the parent ends also makes
+ * sure that climbing ends: runs are not empty, so a child starts behind its parent. */
+static int check_parent(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id)
+{
+	const struct kvt_node *node = kvt_node_at(core, id), *up = kvt_node_at(core, node->parent);
+
+	if (!node_live(core, node->parent))
+		return kvt_doubt(doubt, "the parent of node %u is node %u, which is free", id,
+				 node->parent);
+	if (node->start != up->start + up->n_slots || node->namespace_id != up->namespace_id)
+		return kvt_doubt(doubt, "node %u does not go on where node %u ends", id,
+				 node->parent);
+	if (node->sealed > 0 && up->sealed < up->n_slots)
+		return kvt_doubt(doubt, "node %u is sealed below announced pages", id);
+	if (node->touched > up->touched)
+		return kvt_doubt(doubt, "node %u was touched after its parent", id);
+	return 0;
+}
+
+static int link_root(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id)
+{
+	const struct kvt_node *node = kvt_node_at(core, id);
+	struct kvt_namespace_record *space = &core->namespaces[node->namespace_id];
+
+	if (node->flags & KVT_NODE_DETACHED)
+		return 0;
+	if (space->root != KVT_NONE)
+		return kvt_doubt(doubt, "namespace %u has two roots: nodes %u and %u",
+				 node->namespace_id, space->root, id);
+	KVT_SET(space->root, id);
+	return 0;
+}
+
+/** A node under its parent, with all that both say checked: it can be found from now on. */
+static int link_node(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id)
+{
+	struct kvt_node *node = kvt_node_at(core, id), *up = kvt_node_at(core, node->parent);
+
+	core->count->live_nodes++;
+	core->namespaces[node->namespace_id].nodes++;
+	if (node->flags & KVT_NODE_ROOT)
+		return link_root(core, doubt, id);
+	if (node->parent != KVT_NONE)
+		TRY(check_parent(core, doubt, id));
+	if (kvt_bit_get(core->slots.run_head, node->first_slot))
+		return kvt_doubt(doubt, "nodes %u and %u begin at slot %u", id,
+				 core->slots.run[node->first_slot], node->first_slot);
+	kvt_slots_set_run(&core->slots, node->first_slot, id);
+	if (node->flags & KVT_NODE_DETACHED)
+		return 0;
+	if (!kvt_index_add_new(core, id))
+		return kvt_doubt(doubt, "node %u has a twin below node %u", id, node->parent);
+	node->next_sibling = up->first_child;
+	if (up->first_child != KVT_NONE)
+		core->nodes[up->first_child].prev_sibling = id;
+	up->first_child = id;
+	up->n_children++;
+	return 0;
+}
+
+static int rebuild_nodes(struct kvt_core *core, struct kvt_doubt *doubt)
+{
+	for (uint32_t i = 0; i <= core->bucket_mask; i++)
+		kvt_store_relaxed(&core->buckets[i], 0);
+	for (uint32_t i = 0; i < core->config.max_namespaces; i++)
+		KVT_SET(core->namespaces[i].root, KVT_NONE);
+	for (uint32_t id = 1; id < core->config.max_nodes; id++) {
+		if (core->nodes[id].flags & KVT_NODE_LIVE)
+			TRY(check_live_node(core, doubt, id));
+		else
+			TRY(check_free_node(core, doubt, id));
+		forget_node(kvt_node_at(core, id));
+	}
+	for (uint32_t id = 1; id < core->config.max_nodes; id++)
+		if (core->nodes[id].flags & KVT_NODE_LIVE)
+			TRY(link_node(core, doubt, id));
+	return 0;
+}
+
+/** Ids come back in the order in which they were freed. */
+static void queue_free_nodes(struct kvt_core *core)
+{
+	struct kvt_fifo *fifo = &core->free_nodes;
+	struct kvt_sort *list;
+	uint32_t n = 0;
+
+	for (uint32_t id = 1; id < core->config.max_nodes; id++)
+		if (!(core->nodes[id].flags & KVT_NODE_LIVE))
+			core->sort[n++] = (struct kvt_sort){ core->nodes[id].created, 0, id };
+	list = sort(core, n);
+	for (uint32_t i = 0; i < n; i++)
+		core->nodes[list[i].id].next_sibling = i + 1 < n ? list[i + 1].id : KVT_NONE;
+	*fifo = (struct kvt_fifo){ n ? list[0].id : KVT_NONE, n ? list[n - 1].id : KVT_NONE, n };
+}
+
+/* ---- slots: what is in no run is free */
+
+static uint32_t next_run(const struct kvt_slots *slots, uint32_t at)
+{
+	while (at < slots->n_slots) {
+		uint64_t bits = slots->run_head[at / 64] & ~0ull << at % 64;
+
+		if (bits)
+			return kvt_min(at / 64 * 64 + (uint32_t)__builtin_ctzll(bits),
+				       slots->n_slots);
+		at = at / 64 * 64 + 64;
+	}
+	return slots->n_slots;
+}
+
+static int rebuild_slots(struct kvt_core *core, struct kvt_doubt *doubt)
+{
+	struct kvt_slots *slots = &core->slots;
+	uint32_t at = 1;
+
+	while (at < slots->n_slots) {
+		uint32_t run = next_run(slots, at), next;
+
+		kvt_slots_give(slots, at, run - at);
+		if (run == slots->n_slots)
+			break;
+		at = run + core->nodes[slots->run[run]].n_slots;
+		next = next_run(slots, run + 1);
+		if (next < at)
+			return kvt_doubt(doubt, "the runs of nodes %u and %u overlap",
+					 slots->run[run], slots->run[next]);
+	}
+	return 0;
+}
+
+/* ---- pages */
+
+/** First all are free; then slots, leases and sessions claim theirs. What is in quarantine is said
+ * by the page itself. */
+static void forget_pages(struct kvt_core *core)
+{
+	for (uint32_t page = 1; page < core->config.n_pages; page++) {
+		struct kvt_page_record *record = &core->pages[page];
+
+		record->slot = KVT_NONE;
+		if (record->state != KVT_PAGE_QUARANTINE)
+			record->state = KVT_PAGE_FREE;
+	}
+	core->pages[0] = (struct kvt_page_record){ KVT_NONE, KVT_PAGE_SCRATCH };
+	core->free_page = KVT_NONE;
+}
+
+static int claim_cached(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id)
+{
+	const struct kvt_node *node = kvt_node_at(core, id);
+
+	for (uint32_t i = 0; i < node->sealed; i++) {
+		uint32_t slot = node->first_slot + i, page = core->slot_pages[slot];
+
+		if (page == KVT_NONE || page >= core->config.n_pages ||
+		    core->pages[page].state != KVT_PAGE_FREE || core->owners[page].session)
+			return kvt_doubt(doubt, "slot %u of node %u names page %u, which is not "
+					 "its own", slot, id, page);
+		core->pages[page] = (struct kvt_page_record){ slot, KVT_PAGE_CACHED };
+	}
+	core->count->cached_pages += node->sealed;
+	return 0;
+}
+
+/** A list of a lease's pages. */
+static int claim_leased(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id, uint32_t page,
+			uint32_t *ret_n, uint32_t *ret_last)
+{
+	struct kvt_session_record *session = &core->sessions[core->leases[id].session];
+	uint32_t n = 0, last = KVT_NONE;
+
+	for (; page != KVT_NONE; last = page, page = core->owners[page].next, n++) {
+		/* A page is claimed once, so the list ends. */
+		if (page >= core->config.n_pages || core->pages[page].state != KVT_PAGE_FREE ||
+		    core->owners[page].lease != id ||
+		    core->owners[page].session != core->leases[id].session)
+			return kvt_doubt(doubt, "lease %u lists page %u, which is not its own", id,
+					 page);
+		core->pages[page].state = KVT_PAGE_PRIVATE;
+	}
+	session->n_private += n;
+	core->count->private_pages += n;
+	*ret_n = n;
+	*ret_last = last;
+	return 0;
+}
+
+static int claim_loose(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t page)
+{
+	struct kvt_owner_record *owner = &core->owners[page];
+	struct kvt_session_record *session = &core->sessions[owner->session];
+
+	if (owner->session > core->config.max_sessions || session->state == KVT_SESSION_FREE)
+		return kvt_doubt(doubt, "page %u is of no session: %u", page, owner->session);
+	if (owner->lease > core->config.n_leases)
+		return kvt_doubt(doubt, "page %u is of no lease: %u", page, owner->lease);
+	if (core->pages[page].state == KVT_PAGE_QUARANTINE) {
+		if (session->state != KVT_SESSION_DYING && session->state != KVT_SESSION_DEAD)
+			return kvt_doubt(doubt, "page %u of session %u, which lives, is in "
+					 "quarantine", page, owner->session);
+		session->n_quarantined++;
+		core->count->quarantined_pages++;
+	} else {
+		/* A dying session's pages keep the name of the lease that they were in. */
+		if (owner->lease && (session->state != KVT_SESSION_DYING ||
+				     (core->leases[owner->lease].kind != KVT_LEASE_FREE &&
+				      core->leases[owner->lease].session == owner->session)))
+			return kvt_doubt(doubt, "page %u is not in the list of its lease %u", page,
+					 owner->lease);
+		core->pages[page].state = KVT_PAGE_PRIVATE;
+		session->n_private++;
+		core->count->private_pages++;
+	}
+	kvt_loose_add(core, owner->session, page);
+	return 0;
+}
+
+/** The rest, lowest numbers first into the hands of who asks next. */
+static int rebuild_pages(struct kvt_core *core, struct kvt_doubt *doubt)
+{
+	for (uint32_t page = core->config.n_pages - 1; page > 0; page--) {
+		struct kvt_owner_record *owner = &core->owners[page];
+		uint32_t state = core->pages[page].state;
+
+		if (state != KVT_PAGE_FREE && state != KVT_PAGE_QUARANTINE)
+			continue;
+		if (owner->session != KVT_NONE) {
+			TRY(claim_loose(core, doubt, page));
+			continue;
+		}
+		if (state != KVT_PAGE_FREE || owner->lease)
+			return kvt_doubt(doubt, "page %u has no owner and is not free", page);
+		*owner = (struct kvt_owner_record){ .next = core->free_page };
+		core->free_page = page;
+		core->count->free_pages++;
+	}
+	return 0;
+}
+
+/* ---- sessions, leases, what waits */
+
+static int rebuild_sessions(struct kvt_core *core, struct kvt_doubt *doubt)
+{
+	for (uint32_t i = 1; i <= core->config.max_sessions; i++) {
+		struct kvt_session_record *session = &core->sessions[i];
+
+		if (session->state > KVT_SESSION_DEAD)
+			return kvt_doubt(doubt, "session %u is in state %u", i, session->state);
+		session->n_leases = session->n_private = session->n_quarantined = 0;
+		session->first_lease = session->first_page = KVT_NONE;
+		session->first_quarantined = KVT_NONE;
+		session->first_pending = session->last_pending = KVT_NONE;
+		session->n_pending = 0;
+		session->label[KVT_LABEL_BYTES - 1] = '\0';
+		core->count->live_sessions += session->state != KVT_SESSION_FREE;
+		core->dying += session->state == KVT_SESSION_DYING;
+	}
+	return 0;
+}
+
+/** Numbers of a lease that operations rely on and the audit does not know. */
+static int check_lease(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id)
+{
+	const struct kvt_lease_record *lease = &core->leases[id];
+	const uint32_t flags = KVT_LEASE_COUNTED | KVT_LEASE_FORCE_MISS | KVT_LEASE_ENDING |
+			       KVT_LEASE_FULL | KVT_LEASE_LATE;
+	uint32_t state;
+
+	if (lease->kind > KVT_LEASE_BEGIN || lease->flags & ~flags)
+		return kvt_doubt(doubt, "lease %u has kind %u and flags %x", id, lease->kind,
+				 lease->flags);
+	if (lease->ticket > core->ledger->tickets)
+		return kvt_doubt(doubt, "lease %u has a ticket that was never given", id);
+	if (lease->kind == KVT_LEASE_FREE)
+		return 0;
+	if (lease->session == 0 || lease->session > core->config.max_sessions)
+		return kvt_doubt(doubt, "lease %u is of no session: %u", id, lease->session);
+	state = core->sessions[lease->session].state;
+	if (state == KVT_SESSION_FREE || state == KVT_SESSION_DEAD)
+		return kvt_doubt(doubt, "lease %u is of session %u, which holds none", id,
+				 lease->session);
+	if (lease->node != KVT_NONE && !node_live(core, lease->node))
+		return kvt_doubt(doubt, "lease %u ends in node %u, which is free", id,
+				 lease->node);
+	if (lease->epoch > core->arena->epoch)
+		return kvt_doubt(doubt, "lease %u is of the future", id);
+	if (lease->kind == KVT_LEASE_MATCH)
+		return lease->first_page || lease->first_kept || lease->done ?
+			       kvt_doubt(doubt, "lease %u is a lock and has pages", id) :
+			       0;
+	if (lease->namespace_id == 0 || lease->namespace_id >= core->config.max_namespaces ||
+	    (lease->node && lease->namespace_id != core->nodes[lease->node].namespace_id))
+		return kvt_doubt(doubt, "lease %u is of namespace %u", id, lease->namespace_id);
+	if (lease->path_pages && lease->path_pages != lease->known / core->ps)
+		return kvt_doubt(doubt, "lease %u knows %u positions and a path of %u pages", id,
+				 lease->known, lease->path_pages);
+	return 0;
+}
+
+static int claim_lease(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id)
+{
+	struct kvt_lease_record *lease = &core->leases[id];
+	uint32_t last;
+
+	TRY(claim_leased(core, doubt, id, lease->first_page, &lease->n_private,
+			 &lease->last_page));
+	TRY(claim_leased(core, doubt, id, lease->first_kept, &lease->n_kept, &last));
+	for (uint32_t at = lease->node; at != KVT_NONE; at = core->nodes[at].parent)
+		core->nodes[at].lock_ref++;
+	return 0;
+}
+
+/** A session's list begins with the lease that it took last; free ones queue up. */
+static void link_lease(struct kvt_core *core, uint32_t id)
+{
+	struct kvt_lease_record *lease = &core->leases[id];
+	struct kvt_session_record *session = &core->sessions[lease->session];
+	struct kvt_fifo *fifo = &core->free_leases;
+
+	if (lease->kind == KVT_LEASE_FREE) {
+		if (fifo->count++ == 0)
+			fifo->head = id;
+		else
+			core->leases[fifo->tail].next_lease = id;
+		fifo->tail = id;
+		return;
+	}
+	lease->next_lease = session->first_lease;
+	if (session->first_lease != KVT_NONE)
+		core->leases[session->first_lease].prev_lease = id;
+	session->first_lease = id;
+	session->n_leases++;
+	core->count->live_leases++;
+}
+
+static int rebuild_leases(struct kvt_core *core, struct kvt_doubt *doubt)
+{
+	struct kvt_sort *list;
+
+	for (uint32_t id = 1; id <= core->config.n_leases; id++) {
+		struct kvt_lease_record *lease = &core->leases[id];
+
+		TRY(check_lease(core, doubt, id));
+		lease->next_lease = lease->prev_lease = KVT_NONE;
+		lease->n_private = lease->n_kept = lease->n_pending = 0;
+		lease->last_page = KVT_NONE;
+		if (lease->kind != KVT_LEASE_FREE)
+			TRY(claim_lease(core, doubt, id));
+		core->sort[id - 1] = (struct kvt_sort){ lease->ticket, 0, id };
+	}
+	list = sort(core, core->config.n_leases);
+	for (uint32_t i = 0; i < core->config.n_leases; i++)
+		link_lease(core, list[i].id);
+	return 0;
+}
+
+static int check_pending(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id)
+{
+	const struct kvt_pending_record *pending = &core->pending[id];
+	uint32_t lease = kvt_op_takes_lease(pending->sqe.op) ? pending->sqe.node : KVT_NONE;
+	uint32_t state;
+
+	if (pending->session > core->config.max_sessions)
+		return kvt_doubt(doubt, "deferred operation %u is of no session: %u", id,
+				 pending->session);
+	state = core->sessions[pending->session].state;
+	if (state != KVT_SESSION_OPEN && state != KVT_SESSION_CLOSING)
+		return kvt_doubt(doubt, "deferred operation %u is of session %u, which is over",
+				 id, pending->session);
+	if (!kvt_op_may_wait(core, pending->session, &pending->sqe))
+		return kvt_doubt(doubt, "deferred operation %u of session %u cannot have been let "
+				 "in", id, pending->session);
+	if (pending->lease != lease || lease > core->config.n_leases ||
+	    (lease && core->leases[lease].session != pending->session))
+		return kvt_doubt(doubt, "deferred operation %u is of lease %u", id,
+				 pending->lease);
+	if (pending->token == 0 || pending->token > core->ledger->seq)
+		return kvt_doubt(doubt, "deferred operation %u has token %llu", id,
+				 (unsigned long long)pending->token);
+	return 0;
+}
+
+/** Tokens are numbers of effects: their order is that of submission. */
+static int rebuild_pending(struct kvt_core *core, struct kvt_doubt *doubt)
+{
+	struct kvt_fifo *fifo = &core->free_pending;
+	struct kvt_sort *list;
+	uint32_t n = 0;
+
+	for (uint32_t id = 1; id <= core->config.n_pending; id++) {
+		struct kvt_pending_record *pending = &core->pending[id];
+
+		pending->next = KVT_NONE;
+		if (pending->session != KVT_NONE) {
+			TRY(check_pending(core, doubt, id));
+			core->sort[n++] = (struct kvt_sort){ pending->token, 0, id };
+			continue;
+		}
+		if (fifo->count++ == 0)
+			fifo->head = id;
+		else
+			core->pending[fifo->tail].next = id;
+		fifo->tail = id;
+	}
+	list = sort(core, n);
+	for (uint32_t i = 0; i < n; i++) {
+		struct kvt_pending_record *pending = &core->pending[list[i].id];
+		struct kvt_session_record *session = &core->sessions[pending->session];
+
+		if (session->n_pending++ == 0)
+			session->first_pending = list[i].id;
+		else
+			core->pending[session->last_pending].next = list[i].id;
+		session->last_pending = list[i].id;
+		if (pending->lease != KVT_NONE)
+			core->leases[pending->lease].n_pending++;
+	}
+	return 0;
+}
+
+/* ---- namespaces */
+
+static int rebuild_opened(struct kvt_core *core, struct kvt_doubt *doubt)
+{
+	for (uint32_t s = 0; s <= core->config.max_sessions; s++) {
+		const uint64_t *bits = core->opened + (size_t)s * core->opened_words;
+
+		for (uint32_t word = 0; word < core->opened_words; word++) {
+			for (uint64_t left = bits[word]; left; left &= left - 1) {
+				uint32_t i = word * 64 + (uint32_t)__builtin_ctzll(left);
+
+				if (i == 0 || i >= core->config.max_namespaces || s == 0 ||
+				    core->sessions[s].state == KVT_SESSION_FREE)
+					return kvt_doubt(doubt, "session %u has namespace %u open",
+							 s, i);
+				core->namespaces[i].opened++;
+			}
+		}
+	}
+	return 0;
+}
+
+static int rebuild_namespaces(struct kvt_core *core, struct kvt_doubt *doubt)
+{
+	for (uint32_t i = 0; i < core->config.max_namespaces; i++) {
+		struct kvt_namespace_record *space = &core->namespaces[i];
+
+		if (space->flags > 1)
+			return kvt_doubt(doubt, "namespace %u has flags %x", i, space->flags);
+		space->opened = 0;
+		space->cached_pages = space->evictable_pages = space->protected_pages = 0;
+		space->nodes = 0;
+		core->labels[i][KVT_LABEL_BYTES - 1] = '\0';
+		core->count->live_namespaces += space->flags;
+	}
+	return rebuild_opened(core, doubt);
+}
+
+/* ---- what depends on locks */
+
+static void count_node(struct kvt_core *core, const struct kvt_node *node)
+{
+	struct kvt_namespace_record *space = &core->namespaces[node->namespace_id];
+	bool locked = node->lock_ref > 0;
+
+	core->count->locked_nodes += locked;
+	space->cached_pages += node->sealed;
+	*(locked ? &space->protected_pages : &space->evictable_pages) += node->sealed;
+	*(locked ? &core->count->protected_pages : &core->count->evictable_pages) += node->sealed;
+	core->evictable_nodes += !locked && !(node->flags & KVT_NODE_ROOT);
+}
+
+/** A touch is of a path, deepest first: so time, then depth, is the order of the list. */
+static void rebuild_order(struct kvt_core *core)
+{
+	struct kvt_sort *list;
+	uint32_t n = 0;
+
+	for (uint32_t id = 1; id < core->config.max_nodes; id++) {
+		const struct kvt_node *node = kvt_node_at(core, id);
+
+		if (!(node->flags & KVT_NODE_LIVE))
+			continue;
+		count_node(core, node);
+		if (node->expiry_ns != KVT_NEVER && !kvt_path_detached(core, id))
+			kvt_heap_update(core, &core->expiry, id);
+		if (node->flags & KVT_NODE_DETACHED)
+			kvt_detached_queue(core, id);
+		if (!(node->flags & KVT_NODE_ROOT) && node->lock_ref == 0)
+			core->sort[n++] = (struct kvt_sort){ node->touched,
+							     UINT32_MAX - node->start, id };
+	}
+	list = sort(core, n);
+	for (uint32_t i = 0; i < n; i++) {
+		kvt_recency_add(core, list[i].id);
+		kvt_leaf_check(core, list[i].id);
+		if (core->nodes[list[i].id].n_children == 0)
+			kvt_compact_note(core, list[i].id);
+	}
+}
+
+int kvt_rebuild(struct kvt_core *core, struct kvt_doubt *doubt)
+{
+	memset(core->count, 0, offsetof(struct kvt_counters, operations));
+	TRY(rebuild_sessions(core, doubt));
+	TRY(rebuild_namespaces(core, doubt));
+	TRY(rebuild_nodes(core, doubt));
+	queue_free_nodes(core);
+	TRY(rebuild_slots(core, doubt));
+	forget_pages(core);
+	for (uint32_t id = 1; id < core->config.max_nodes; id++)
+		if (core->nodes[id].flags & KVT_NODE_LIVE)
+			TRY(claim_cached(core, doubt, id));
+	TRY(rebuild_leases(core, doubt));
+	TRY(rebuild_pages(core, doubt));
+	TRY(rebuild_pending(core, doubt));
+	rebuild_order(core);
+	return 0;
+}
