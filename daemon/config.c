@@ -517,6 +517,10 @@ static int command_of(const char *argument)
 		return KVT_COMMAND_VERSION;
 	if (flag_is(argument, "--dump-options"))
 		return KVT_COMMAND_DUMP;
+	if (flag_is(argument, "--supervise"))
+		return KVT_COMMAND_SUPERVISE;
+	if (flag_is(argument, "--takeover"))
+		return KVT_COMMAND_TAKEOVER;
 	return -1;
 }
 
@@ -658,6 +662,9 @@ void kvt_config_help(FILE *to)
 		"Usage: kvtrunkd [--config FILE] [--OPTION=VALUE | --OPTION VALUE]...\n"
 		"Share the KV cache of LLM inference between the processes of this host.\n\n"
 		"  -c, --config FILE   read options from FILE (see kvtrunkd.conf(5))\n"
+		"  --supervise         run the daemon as a child, and start it again with all that\n"
+		"                      it had when it crashes; SIGUSR2 upgrades it\n"
+		"  --takeover          take everything over from this instance's running daemon\n"
 		"  --check-config      say whether the configuration is good, and exit\n"
 		"  --dump-options      print the table of options, and exit\n"
 		"  --version           print the version, and exit\n"

@@ -48,6 +48,8 @@ enum kvt_command {
 	KVT_COMMAND_HELP,
 	KVT_COMMAND_VERSION,
 	KVT_COMMAND_DUMP,
+	KVT_COMMAND_SUPERVISE,
+	KVT_COMMAND_TAKEOVER,
 };
 
 void kvt_config_init(struct kvt_config *config);

@@ -12,6 +12,7 @@
  *     session.c    a session's segment, descriptors and end
  *     control.c    connections and their messages
  *     admin.c      what kvtctl asks
+ *     adopt.c      what outlives the daemon: parked while it runs, taken up by the next
  *     timers.c     everything that happens because time passed
  *
  * One thread. Everything is sized at start: connections and sessions are slots of fixed tables.
@@ -69,6 +70,8 @@ struct kvt_session {
 	int pidfd, doorbell, bell; /* -1 = none; bell: the write end of the completion pipe */
 	bool pidfd_armed;
 	bool quiet; /* the pool backend has agreed */
+	bool parked; /* the service manager holds its descriptors, too */
+	uint32_t name_generation; /* the core's: part of their names */
 	uint64_t quiet_again_ns;
 	uint64_t ended_ns;
 	pid_t pid;
@@ -127,6 +130,7 @@ struct kvt_daemon {
 	bool draining;
 	bool test_clock;
 	bool over;                    /* leave the loop */
+	bool keep;                    /* and everything as it is, for a successor */
 	bool waiters;                 /* some connection waits for an admin answer */
 	bool oplog_failed, oplog_dirty;
 	uint64_t now_ns;              /* the cache's clock */
@@ -154,6 +158,10 @@ struct kvt_daemon {
 	struct kvt_pool pool;
 	struct kvt_lock_file lock;
 	struct kvt_notify notify;
+	struct kvt_parcels passed; /* what a predecessor left, until it is taken up or dropped */
+	uint32_t n_parked;
+	bool adopted;     /* arena, ledger, pool and sessions are a predecessor's */
+	bool listen_kept; /* the socket is */
 	struct kvt_oplog *oplog;
 	struct kvt_connection *connections;
 	uint32_t n_connections; /* slots */
@@ -184,6 +192,21 @@ int kvt_daemon_check(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);
 void kvt_daemon_stop(struct kvt_daemon *daemon);
 /** Take the reloadable options into the fields that the turn uses. */
 void kvt_daemon_apply(struct kvt_daemon *daemon);
+
+/** Leave everything as it is, for a successor that gets what was parked. */
+void kvt_daemon_leave(struct kvt_daemon *daemon);
+
+/* ---- adopt.c */
+
+/** Park arena, ledger, pool and listening socket, if the manager keeps descriptors. */
+void kvt_park_objects(struct kvt_daemon *daemon);
+/** Park a session that has just been opened, with its control socket. */
+void kvt_park_session(struct kvt_daemon *daemon, struct kvt_session *session, int control);
+void kvt_unpark_session(struct kvt_daemon *daemon, struct kvt_session *session);
+/** Have the manager forget all of it: this daemon ends for good. */
+void kvt_unpark_all(struct kvt_daemon *daemon);
+/** Drop what a predecessor left. */
+void kvt_adopt_nothing(struct kvt_daemon *daemon);
 
 /* ---- turn.c */
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/daemon.h"
+#include "daemon/supervise.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -43,6 +44,11 @@ int main(int argc, char **argv)
 		}
 		printf("configuration is good\n");
 		return 0;
+	case KVT_COMMAND_SUPERVISE:
+		return kvt_supervise(&daemon.config, argc, argv);
+	case KVT_COMMAND_TAKEOVER:
+		fprintf(stderr, "kvtrunkd: --takeover is not there yet\n");
+		return EXIT_USAGE;
 	case KVT_COMMAND_RUN:
 		break;
 	}
@@ -54,6 +60,9 @@ int main(int argc, char **argv)
 		return exit_code(error);
 	}
 	kvt_daemon_run(&daemon);
-	kvt_daemon_stop(&daemon);
+	if (daemon.keep)
+		kvt_daemon_leave(&daemon);
+	else
+		kvt_daemon_stop(&daemon);
 	return 0;
 }

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,7 +65,8 @@ static int notify_connect(struct kvt_notify *notify, const char *name)
 int kvt_notify_open(struct kvt_notify *notify, char *why, size_t why_size)
 {
 	const char *name = getenv("NOTIFY_SOCKET"), *usec = getenv("WATCHDOG_USEC");
-	uint64_t watchdog_usec = 0;
+	const char *places = getenv("FDSTORE");
+	uint64_t watchdog_usec = 0, store = 0;
 	int error = 0;
 
 	*notify = (struct kvt_notify){ .fd = -1 };
@@ -79,6 +81,9 @@ int kvt_notify_open(struct kvt_notify *notify, char *why, size_t why_size)
 			error = -EINVAL;
 		}
 	}
+	if (notify->fd >= 0 && places && parse_u64(places, &store) == 0)
+		notify->store = store < UINT32_MAX ? (uint32_t)store : UINT32_MAX;
+	unsetenv("FDSTORE");
 	unsetenv("NOTIFY_SOCKET");
 	unsetenv("WATCHDOG_USEC");
 	unsetenv("WATCHDOG_PID");
@@ -113,46 +118,100 @@ int kvt_notify_send(const struct kvt_notify *notify, const char *format, ...)
 	return send(notify->fd, text, (size_t)n, MSG_DONTWAIT | MSG_NOSIGNAL) == n;
 }
 
-/* SO_ACCEPTCONN, type and family together: anything else would fail later and less clearly. */
-static int listen_fd_good(int fd)
+/* One message with, or without, a descriptor. */
+static ssize_t send_with(int to, const char *text, size_t n, int fd)
 {
-	int value;
-	socklen_t n = sizeof(value);
+	union {
+		struct cmsghdr header;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control = { 0 };
+	struct iovec part = { .iov_base = (void *)(uintptr_t)text, .iov_len = n };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
 
-	if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &value, &n) != 0 || value != AF_UNIX)
-		return 0;
-	n = sizeof(value);
-	if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &value, &n) != 0 || value != SOCK_SEQPACKET)
-		return 0;
-	n = sizeof(value);
-	return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &value, &n) == 0 && value;
+	if (fd >= 0) {
+		message.msg_control = &control;
+		message.msg_controllen = sizeof(control.bytes);
+		control.header.cmsg_level = SOL_SOCKET;
+		control.header.cmsg_type = SCM_RIGHTS;
+		control.header.cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
+	}
+	return sendmsg(to, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-int kvt_notify_listen_fd(int *ret_fd, char *why, size_t why_size)
+/* What is parked must arrive: a manager whose queue is full gets a moment. */
+static int send_surely(const struct kvt_notify *notify, const char *text, int fd)
+{
+	struct pollfd room = { .fd = notify->fd, .events = POLLOUT };
+	size_t n = strlen(text);
+
+	if (notify->fd < 0)
+		return -ENOTCONN;
+	if (send_with(notify->fd, text, n, fd) == (ssize_t)n)
+		return 0;
+	if (errno != EAGAIN && errno != EINTR)
+		return -errno;
+	poll(&room, 1, KVT_NOTIFY_PATIENCE_MS);
+	return send_with(notify->fd, text, n, fd) == (ssize_t)n ? 0 : -errno;
+}
+
+int kvt_notify_park(const struct kvt_notify *notify, const char *name, int fd)
+{
+	char text[128];
+
+	snprintf(text, sizeof(text), "FDSTORE=1\nFDNAME=%s\nFDPOLL=0\n", name);
+	return send_surely(notify, text, fd);
+}
+
+int kvt_notify_unpark(const struct kvt_notify *notify, const char *name)
+{
+	char text[128];
+
+	snprintf(text, sizeof(text), "FDSTOREREMOVE=1\nFDNAME=%s\n", name);
+	return send_surely(notify, text, -1);
+}
+
+static int take_passed(struct kvt_parcels *parcels, uint64_t n)
+{
+	const char *names = getenv("LISTEN_FDNAMES");
+	char name[KVT_PARCEL_NAME_BYTES];
+	int error = 0;
+
+	for (uint64_t i = 0; i < n; i++) {
+		int fd = LISTEN_FDS_START + (int)i;
+		size_t length = names ? strcspn(names, ":") : 0;
+
+		snprintf(name, sizeof(name), "%.*s", (int)length, names ? names : "");
+		if (names)
+			names += length + (names[length] == ':');
+		if (fcntl(fd, F_SETFD, FD_CLOEXEC) != 0)
+			return -errno;
+		if (!error)
+			error = kvt_parcels_add(parcels, name, fd);
+	}
+	return error;
+}
+
+int kvt_notify_passed(struct kvt_parcels *ret_parcels, char *why, size_t why_size)
 {
 	const char *fds = getenv("LISTEN_FDS");
+	struct kvt_parcels parcels = { 0 };
 	uint64_t n = 0;
-	int error = 0, fd = -1;
+	int error = 0;
 
 	if (fds && getenv("LISTEN_PID") && for_us("LISTEN_PID")) {
-		if (parse_u64(fds, &n) != 0 || n > 1) {
-			snprintf(why, why_size, "LISTEN_FDS is '%.20s': kvtrunkd takes one socket",
-				 fds);
-			error = -EINVAL;
-		} else if (n == 1 && !listen_fd_good(LISTEN_FDS_START)) {
-			snprintf(why, why_size, "the passed socket is not a listening unix socket "
-				 "of type SEQPACKET: use ListenSequentialPacket=");
-			error = -EINVAL;
-		} else if (n == 1) {
-			fd = LISTEN_FDS_START;
-			fcntl(fd, F_SETFD, FD_CLOEXEC);
-			fcntl(fd, F_SETFL, O_NONBLOCK);
-		}
+		error = parse_u64(fds, &n) != 0 || n > INT32_MAX ? -EINVAL :
+								   take_passed(&parcels, n);
+		if (error)
+			snprintf(why, why_size, "LISTEN_FDS is '%.20s', and not so many "
+				 "descriptors are open: %s", fds, strerror(-error));
 	}
 	unsetenv("LISTEN_FDS");
 	unsetenv("LISTEN_PID");
 	unsetenv("LISTEN_FDNAMES");
-	if (!error)
-		*ret_fd = fd;
+	if (error)
+		kvt_parcels_close(&parcels);
+	else
+		*ret_parcels = parcels;
 	return error;
 }

@@ -11,14 +11,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/park.h"
+
 struct kvt_notify {
 	int fd;               /* -1: nobody to tell */
 	uint64_t watchdog_ns; /* 0: no watchdog */
+	uint32_t store;       /* descriptors that the manager keeps at most; 0: it did not say */
 };
 
-/** Read NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID, and take them out of the environment. A
- * socket name that starts with '@' is abstract. -EINVAL with `why` if a variable is malformed;
- * errno of socket() or connect() if nobody listens. Without the variables: 0, nobody is told. */
+/** Read NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID and FDSTORE, and take them out of the
+ * environment. A socket name that starts with '@' is abstract. -EINVAL with `why` if a variable is
+ * malformed; errno of socket() or connect() if nobody listens. Without the variables: 0, nobody is
+ * told. */
 int kvt_notify_open(struct kvt_notify *notify, char *why, size_t why_size);
 void kvt_notify_close(struct kvt_notify *notify);
 
@@ -26,8 +30,17 @@ void kvt_notify_close(struct kvt_notify *notify);
 int kvt_notify_send(const struct kvt_notify *notify, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 
-/** Descriptor passed by LISTEN_FDS, or -1 for none. It must be a listening SOCK_SEQPACKET unix
- * socket and the only one, else -EINVAL with `why`. */
-int kvt_notify_listen_fd(int *ret_fd, char *why, size_t why_size);
+/** Have the manager keep a duplicate of `fd` under this name (FDSTORE=1), whatever happens to the
+ * other end of it (FDPOLL=0). Waits at most KVT_NOTIFY_PATIENCE_MS for a busy manager. -EAGAIN: it
+ * was busier than that; -ENOTCONN: there is none. */
+int kvt_notify_park(const struct kvt_notify *notify, const char *name, int fd);
+#define KVT_NOTIFY_PATIENCE_MS 50
+/** Have it forget what it keeps under this name. Errors as above. */
+int kvt_notify_unpark(const struct kvt_notify *notify, const char *name);
+
+/** Descriptors passed by LISTEN_FDS with the names of LISTEN_FDNAMES: sockets to listen on, and
+ * what was parked. Takes the variables out of the environment. -EINVAL with `why` if they are
+ * malformed; without them, or if they are for another process, the list is empty. */
+int kvt_notify_passed(struct kvt_parcels *ret_parcels, char *why, size_t why_size);
 
 #endif

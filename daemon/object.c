@@ -243,8 +243,11 @@ int kvt_object_create(struct kvt_object *object, const char *prefix, const char 
 
 int kvt_object_open_readonly(const struct kvt_object *object)
 {
-	int fd = shm_open(object->name, O_RDONLY, 0);
+	char path[64];
+	int fd;
 
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", object->fd);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
 		return -errno;
 	if (fchmod(object->fd, 0400) != 0) {
@@ -254,6 +257,37 @@ int kvt_object_open_readonly(const struct kvt_object *object)
 		return error;
 	}
 	return fd;
+}
+
+void kvt_object_forget_name(struct kvt_object *object)
+{
+	if (object->name[0])
+		shm_unlink(object->name);
+	object->name[0] = '\0';
+}
+
+int kvt_object_take(struct kvt_object *object, int fd)
+{
+	struct stat there;
+	int error = 0;
+
+	*object = (struct kvt_object){ .fd = fd };
+	if (fstat(fd, &there) != 0)
+		error = -errno;
+	else if (!S_ISREG(there.st_mode) || there.st_size <= 0)
+		error = -EINVAL;
+	object->bytes = error ? 0 : (uint64_t)there.st_size;
+	if (!error) {
+		object->base = mmap(NULL, object->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+				    0);
+		if (object->base == MAP_FAILED) {
+			error = -errno;
+			object->base = NULL;
+		}
+	}
+	if (error)
+		kvt_object_destroy(object);
+	return error;
 }
 
 int kvt_object_create_sealed(struct kvt_object *object, const char *what, uint64_t bytes)
@@ -286,7 +320,6 @@ void kvt_object_destroy(struct kvt_object *object)
 		munmap(object->base, object->bytes);
 	if (object->fd >= 0)
 		close(object->fd);
-	if (object->name[0])
-		shm_unlink(object->name);
+	kvt_object_forget_name(object);
 	*object = (struct kvt_object){ .fd = -1 };
 }

@@ -56,13 +56,21 @@ int kvt_object_clean(const char *prefix);
 int kvt_object_clean_orphans(const char *prefix, int64_t least_age_s);
 
 /** Make, fill with zeroes (really allocated: no SIGBUS later) and map PREFIX + `what` + a random
- * suffix, mode 0600. On failure `why` says what was needed, what is there, and the cure. */
+ * suffix, mode 0600. The name is for the moment only: see kvt_object_forget_name(). On failure
+ * `why` says what was needed, what is there, and the cure. */
 int kvt_object_create(struct kvt_object *object, const char *prefix, const char *what,
 		      uint64_t bytes, char *why, size_t why_size);
 
 /** A descriptor to the object that cannot write and, unless its holder is the owner or root,
  * cannot be reopened for writing: the object's mode is lowered to 0400. */
 int kvt_object_open_readonly(const struct kvt_object *object);
+
+/** Unlink the name. Descriptors keep the object, so nothing is left behind however we end. */
+void kvt_object_forget_name(struct kvt_object *object);
+
+/** Map an object that another process made, of whatever size it has; `fd` is taken, also on
+ * failure. -EINVAL: it is no memory object. */
+int kvt_object_take(struct kvt_object *object, int fd);
 
 /** A memfd sealed against SHRINK, GROW and further seals, mapped. */
 int kvt_object_create_sealed(struct kvt_object *object, const char *what, uint64_t bytes);

@@ -89,6 +89,9 @@
 	  "Steps of background work (a page, a node) between two looks at the rings.")            \
 	X(NUMBER, drain_ms, "5000", 0, 86400000, NULL, RELOAD,                                    \
 	  "How long a stopping daemon waits for leases to end.")                                  \
+	X(NUMBER, watchdog_ms, "10000", 0, 86400000, NULL, START,                                 \
+	  "Under --supervise: a daemon without progress for that long is killed and started "     \
+	  "again. 0: never. A service manager has its own (WatchdogSec=).")                       \
 	X(NUMBER, hello_timeout_ms, "2000", 10, 600000, NULL, RELOAD,                             \
 	  "How long a connection may stay without its first message.")                            \
 	X(NUMBER, max_half_open, "64", 1, 4096, NULL, START,                                      \

@@ -33,6 +33,7 @@ void kvt_session_release(struct kvt_daemon *daemon, struct kvt_session *session)
 	if (session->pidfd_armed)
 		kvt_loop_cancel(&daemon->loop, kvt_tag(KVT_TAG_PROCESS, session->index,
 						       session->generation));
+	kvt_unpark_session(daemon, session);
 	close_fd(&session->pidfd);
 	close_fd(&session->doorbell);
 	close_fd(&session->bell);
@@ -229,6 +230,7 @@ int kvt_session_open(struct kvt_daemon *daemon, struct kvt_connection *connectio
 		return error;
 	}
 	session = settle(daemon, connection, &made);
+	kvt_park_session(daemon, session, connection->fd);
 	memcpy(secret, peer.secret, sizeof(peer.secret));
 	*ret_session = session->index;
 	ret_fds[0] = session->segment.fd;

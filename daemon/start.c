@@ -316,6 +316,8 @@ static int make_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 			 strerror(-daemon->arena_readonly));
 		return daemon->arena_readonly;
 	}
+	kvt_object_forget_name(&daemon->arena);
+	kvt_object_forget_name(&daemon->ledger);
 	return 0;
 }
 
@@ -460,8 +462,8 @@ static int make_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	socklen_t bytes = sizeof(name);
 	int error, on = 1;
 
-	if (daemon->listen_fd >= 0) { /* passed by the service manager */
-		daemon->listen_passed = true;
+	if (daemon->listen_fd >= 0) { /* passed by the service manager, or by a predecessor */
+		daemon->listen_passed = !daemon->listen_kept;
 		if (getsockname(daemon->listen_fd, (struct sockaddr *)&name, &bytes) == 0)
 			strlcpy(daemon->socket_path, name.sun_path, sizeof(daemon->socket_path));
 	} else {
@@ -495,6 +497,7 @@ static int take_signals(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	sigaddset(&set, SIGTERM);
 	sigaddset(&set, SIGINT);
 	sigaddset(&set, SIGHUP);
+	sigaddset(&set, SIGUSR2);
 	signal(SIGPIPE, SIG_IGN);
 	sigprocmask(SIG_BLOCK, &set, NULL);
 	daemon->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -564,6 +567,7 @@ static void unmake(struct kvt_daemon *daemon)
 	if (daemon->loop.mode)
 		kvt_loop_close(&daemon->loop);
 	kvt_lock_release(&daemon->lock);
+	kvt_parcels_close(&daemon->passed);
 	kvt_notify_close(&daemon->notify);
 	free(daemon->sessions);
 	free(daemon->served);
@@ -581,7 +585,11 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (!error)
 		error = take_signals(daemon, why);
 	if (!error)
-		error = kvt_notify_listen_fd(&daemon->listen_fd, why, KVT_WHY_BYTES);
+		error = kvt_notify_passed(&daemon->passed, why, KVT_WHY_BYTES);
+	if (!error)
+		error = kvt_parcels_take_listen(&daemon->passed, &daemon->listen_fd,
+						&daemon->socket_made, why, KVT_WHY_BYTES);
+	daemon->listen_kept = daemon->socket_made;
 	if (!error)
 		error = raise_nofile(daemon, why);
 	if (!error)
@@ -603,6 +611,7 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		daemon->now_ns = TEST_CLOCK_START_NS;
 	daemon->started_ns = daemon->now_ns;
 	kvt_daemon_apply(daemon);
+	kvt_adopt_nothing(daemon);
 	error = make_tables(daemon, why);
 	if (!error)
 		error = make_pool(daemon, why);
@@ -633,6 +642,7 @@ int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		return error;
 	}
 	kvt_loop_flush(&daemon->loop);
+	kvt_park_objects(daemon);
 	kvt_core_publish(daemon->core, KVT_ARENA_READY);
 	report(daemon);
 	kvt_notify_send(&daemon->notify, "READY=1\nMAINPID=%d\n", (int)getpid());
@@ -643,6 +653,7 @@ void kvt_daemon_stop(struct kvt_daemon *daemon)
 {
 	const struct kvt_counters *counters = daemon->counters;
 
+	kvt_unpark_all(daemon);
 	kvt_core_publish(daemon->core, KVT_ARENA_GONE);
 	for (uint32_t i = 0; i < daemon->n_connections; i++) {
 		struct kvt_connection *connection = &daemon->connections[i];
@@ -662,5 +673,18 @@ void kvt_daemon_stop(struct kvt_daemon *daemon)
 		(unsigned long long)counters->live_sessions,
 		(unsigned long long)daemon->stats.turns, (unsigned long long)daemon->stats.sleeps,
 		(unsigned long long)kvt_log_dropped());
+	unmake(daemon);
+}
+
+/* Every effect so far is whole, and nothing that a client sees says that we are gone. */
+void kvt_daemon_leave(struct kvt_daemon *daemon)
+{
+	kvt_log(KVT_LOG_NOTICE, "left", "operations=%llu leases=%llu sessions=%llu parked=%u",
+		(unsigned long long)daemon->counters->operations,
+		(unsigned long long)daemon->counters->live_leases,
+		(unsigned long long)daemon->counters->live_sessions, daemon->n_parked);
+	daemon->socket_made = false;
+	for (uint32_t i = 0; i <= daemon->core_config.max_sessions; i++)
+		daemon->sessions[i].parked = false; /* released here, not there */
 	unmake(daemon);
 }

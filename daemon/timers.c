@@ -196,6 +196,18 @@ static void reload(struct kvt_daemon *daemon)
 	kvt_notify_send(&daemon->notify, "READY=1\n");
 }
 
+/* End between two turns and leave everything to the successor that the manager will start. */
+static void leave(struct kvt_daemon *daemon)
+{
+	if (!daemon->notify.store) {
+		kvt_log(KVT_LOG_WARNING, "not_left", "signal=SIGUSR2 why=\"nobody keeps what this "
+			"daemon has\" cure=\"kvtrunkd --supervise, or FileDescriptorStoreMax= and "
+			"Environment=FDSTORE=\"");
+		return;
+	}
+	daemon->keep = daemon->over = true;
+}
+
 void kvt_signal_handle(struct kvt_daemon *daemon)
 {
 	struct signalfd_siginfo info;
@@ -203,6 +215,8 @@ void kvt_signal_handle(struct kvt_daemon *daemon)
 	while (read(daemon->signal_fd, &info, sizeof(info)) == sizeof(info)) {
 		if (info.ssi_signo == SIGHUP)
 			reload(daemon);
+		else if (info.ssi_signo == SIGUSR2)
+			leave(daemon);
 		else if (daemon->draining)
 			daemon->over = true; /* asked twice: do not wait any longer */
 		else

@@ -90,6 +90,19 @@ static void a_manager_that_does_not_read_blocks_nobody(void **state)
 	close(manager);
 }
 
+/* The socket among what is passed. */
+static int passed_socket(int *ret_fd, char *why, size_t why_size)
+{
+	struct kvt_parcels parcels = { 0 };
+	bool own = false;
+	int result = kvt_notify_passed(&parcels, why, why_size);
+
+	if (result == 0)
+		result = kvt_parcels_take_listen(&parcels, ret_fd, &own, why, why_size);
+	kvt_parcels_close(&parcels);
+	return result;
+}
+
 static void without_a_manager_nothing_happens(void **state)
 {
 	struct kvt_notify notify;
@@ -98,10 +111,11 @@ static void without_a_manager_nothing_happens(void **state)
 
 	(void)state;
 	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), 0);
+	assert_int_equal(kvt_notify_park(&notify, "arena", 0), -ENOTCONN);
 	assert_int_equal(notify.fd, -1);
 	assert_int_equal(notify.watchdog_ns, 0);
 	assert_int_equal(kvt_notify_send(&notify, "READY=1\n"), 0);
-	assert_int_equal(kvt_notify_listen_fd(&fd, why, sizeof(why)), 0);
+	assert_int_equal(passed_socket(&fd, why, sizeof(why)), 0);
 	assert_int_equal(fd, -1);
 }
 
@@ -154,7 +168,7 @@ static int listen_on(int type, bool do_listen, char *why, size_t why_size, int *
 		close(fd);
 	set_number("LISTEN_FDS", 1);
 	set_number("LISTEN_PID", getpid());
-	result = kvt_notify_listen_fd(ret_fd, why, why_size);
+	result = passed_socket(ret_fd, why, why_size);
 	close(3);
 	if (saved >= 0) {
 		dup2(saved, 3);
@@ -175,13 +189,94 @@ static void a_passed_socket_is_taken_if_it_is_the_right_kind(void **state)
 	assert_int_equal(listen_on(SOCK_STREAM, true, why, sizeof(why), &fd), -EINVAL);
 	assert_non_null(strstr(why, "ListenSequentialPacket"));
 	assert_int_equal(listen_on(SOCK_SEQPACKET, false, why, sizeof(why), &fd), -EINVAL);
-	set_number("LISTEN_FDS", 2);
+	setenv("LISTEN_FDS", "two", 1);
 	set_number("LISTEN_PID", getpid());
-	assert_int_equal(kvt_notify_listen_fd(&fd, why, sizeof(why)), -EINVAL);
+	assert_int_equal(passed_socket(&fd, why, sizeof(why)), -EINVAL);
 	set_number("LISTEN_FDS", 1);
 	set_number("LISTEN_PID", getpid() + 1);
-	assert_int_equal(kvt_notify_listen_fd(&fd, why, sizeof(why)), 0);
+	assert_int_equal(passed_socket(&fd, why, sizeof(why)), 0);
 	assert_int_equal(fd, -1);
+}
+
+/* What arrives with a message: its text, and the descriptor that came along. */
+static int take_parked(int manager, char *text, size_t size)
+{
+	union {
+		struct cmsghdr header;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control = { 0 };
+	struct iovec part = { .iov_base = text, .iov_len = size - 1 };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
+				  .msg_controllen = sizeof(control) };
+	ssize_t n = recvmsg(manager, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	int fd = -1;
+
+	assert_true(n > 0);
+	text[n] = '\0';
+	if (message.msg_controllen)
+		memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(fd));
+	return fd;
+}
+
+static void what_is_parked_arrives_with_its_name(void **state)
+{
+	char name[108], why[256], text[256], byte = 'x';
+	struct kvt_notify notify;
+	int manager = make_manager(name, sizeof(name), true), ends[2], fd;
+
+	(void)state;
+	setenv("FDSTORE", "12", 1);
+	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), 0);
+	assert_int_equal(notify.store, 12);
+	assert_null(getenv("FDSTORE"));
+	assert_int_equal(pipe(ends), 0);
+	assert_int_equal(kvt_notify_park(&notify, "bell.3.7", ends[1]), 0);
+	fd = take_parked(manager, text, sizeof(text));
+	assert_string_equal(text, "FDSTORE=1\nFDNAME=bell.3.7\nFDPOLL=0\n");
+	assert_int_equal(write(fd, &byte, 1), 1);
+	assert_int_equal(read(ends[0], &byte, 1), 1);
+	close(fd);
+	assert_int_equal(kvt_notify_unpark(&notify, "bell.3.7"), 0);
+	assert_int_equal(take_parked(manager, text, sizeof(text)), -1);
+	assert_string_equal(text, "FDSTOREREMOVE=1\nFDNAME=bell.3.7\n");
+	kvt_notify_close(&notify);
+	close(ends[0]);
+	close(ends[1]);
+	close(manager);
+}
+
+static void parcels_are_found_by_name(void **state)
+{
+	struct kvt_parcels parcels = { 0 };
+	char name[KVT_PARCEL_NAME_BYTES], why[256] = "";
+	int fd = -1, first, second;
+	bool own = false;
+
+	(void)state;
+	kvt_parcel_name(name, KVT_PARCEL_SEGMENT, 12, 4294967295u);
+	assert_string_equal(name, "segment.12.4294967295");
+	assert_int_equal(kvt_parcel_kind(name), KVT_PARCEL_SEGMENT);
+	assert_int_equal(kvt_parcel_kind("segments.1.1"), KVT_PARCEL_OTHER);
+	assert_int_equal(kvt_parcel_kind("kvtrunkd@a.socket"), KVT_PARCEL_OTHER);
+	first = dup(0);
+	second = dup(0);
+	assert_int_equal(kvt_parcels_add(&parcels, name, first), 0);
+	assert_int_equal(kvt_parcels_add(&parcels, "arena", second), 0);
+	assert_int_equal(kvt_parcels_take(&parcels, "ledger"), -1);
+	assert_int_equal(kvt_parcels_take(&parcels, "arena"), second);
+	assert_int_equal(kvt_parcels_take(&parcels, "arena"), -1);
+	close(second);
+	kvt_parcels_remove(&parcels, name);
+	assert_int_equal(parcels.n, 1);
+	assert_int_equal(fcntl(first, F_GETFD), -1);
+	assert_int_equal(kvt_parcels_take_listen(&parcels, &fd, &own, why, sizeof(why)), 0);
+	assert_int_equal(fd, -1);
+	assert_int_equal(kvt_parcels_add(&parcels, "listen", dup(0)), 0);
+	assert_int_equal(kvt_parcels_take_listen(&parcels, &fd, &own, why, sizeof(why)), -EINVAL);
+	assert_int_equal(kvt_parcels_add(&parcels, "other", dup(0)), 0);
+	assert_int_equal(kvt_parcels_take_listen(&parcels, &fd, &own, why, sizeof(why)), -EINVAL);
+	assert_non_null(strstr(why, "more than one"));
+	kvt_parcels_close(&parcels);
 }
 
 int main(void)
@@ -194,6 +289,8 @@ int main(void)
 		cmocka_unit_test(a_manager_that_is_not_there_is_an_error),
 		cmocka_unit_test(the_watchdog_counts_only_when_it_is_for_this_process),
 		cmocka_unit_test(a_passed_socket_is_taken_if_it_is_the_right_kind),
+		cmocka_unit_test(what_is_parked_arrives_with_its_name),
+		cmocka_unit_test(parcels_are_found_by_name),
 	};
 
 	unsetenv("NOTIFY_SOCKET");

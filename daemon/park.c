@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/park.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <bsd/string.h>
+
+static const char *const kind_names[] = {
+	[KVT_PARCEL_OTHER] = "",
+	[KVT_PARCEL_ARENA] = "arena",
+	[KVT_PARCEL_LEDGER] = "ledger",
+	[KVT_PARCEL_POOL] = "pool",
+	[KVT_PARCEL_LISTEN] = "listen",
+	[KVT_PARCEL_SEGMENT] = "segment",
+	[KVT_PARCEL_PIDFD] = "pidfd",
+	[KVT_PARCEL_DOORBELL] = "doorbell",
+	[KVT_PARCEL_BELL] = "bell",
+	[KVT_PARCEL_CONTROL] = "control",
+};
+#define N_KINDS (sizeof(kind_names) / sizeof(kind_names[0]))
+
+int kvt_parcels_add(struct kvt_parcels *parcels, const char *name, int fd)
+{
+	if (parcels->n == parcels->room) {
+		uint32_t room = parcels->room ? 2 * parcels->room : 16;
+		struct kvt_parcel *grown = realloc(parcels->at, room * sizeof(*grown));
+
+		if (!grown) {
+			close(fd);
+			return -ENOMEM;
+		}
+		parcels->at = grown;
+		parcels->room = room;
+	}
+	parcels->at[parcels->n].fd = fd;
+	strlcpy(parcels->at[parcels->n].name, name, KVT_PARCEL_NAME_BYTES);
+	parcels->n++;
+	return 0;
+}
+
+int kvt_parcels_take(struct kvt_parcels *parcels, const char *name)
+{
+	for (uint32_t i = 0; i < parcels->n; i++) {
+		struct kvt_parcel *parcel = &parcels->at[i];
+		int fd = parcel->fd;
+
+		if (fd < 0 || strcmp(parcel->name, name) != 0)
+			continue;
+		parcel->fd = -1;
+		return fd;
+	}
+	return -1;
+}
+
+void kvt_parcels_remove(struct kvt_parcels *parcels, const char *name)
+{
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < parcels->n; i++) {
+		if (strcmp(parcels->at[i].name, name) != 0)
+			parcels->at[kept++] = parcels->at[i];
+		else if (parcels->at[i].fd >= 0)
+			close(parcels->at[i].fd);
+	}
+	parcels->n = kept;
+}
+
+void kvt_parcels_close(struct kvt_parcels *parcels)
+{
+	for (uint32_t i = 0; i < parcels->n; i++)
+		if (parcels->at[i].fd >= 0)
+			close(parcels->at[i].fd);
+	free(parcels->at);
+	*parcels = (struct kvt_parcels){ 0 };
+}
+
+enum kvt_parcel_kind kvt_parcel_kind(const char *name)
+{
+	size_t n = strcspn(name, ".");
+
+	for (size_t i = 1; i < N_KINDS; i++)
+		if (strlen(kind_names[i]) == n && strncmp(kind_names[i], name, n) == 0)
+			return (enum kvt_parcel_kind)i;
+	return KVT_PARCEL_OTHER;
+}
+
+const char *kvt_parcel_name(char to[KVT_PARCEL_NAME_BYTES], enum kvt_parcel_kind kind,
+			    uint32_t session, uint32_t generation)
+{
+	snprintf(to, KVT_PARCEL_NAME_BYTES, "%s.%u.%u", kind_names[kind], session, generation);
+	return to;
+}
+
+/* SO_ACCEPTCONN, type and family together: anything else would fail later and less clearly. */
+static bool listens(int fd)
+{
+	int value;
+	socklen_t n = sizeof(value);
+
+	if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &value, &n) != 0 || value != AF_UNIX)
+		return false;
+	n = sizeof(value);
+	if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &value, &n) != 0 || value != SOCK_SEQPACKET)
+		return false;
+	n = sizeof(value);
+	return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &value, &n) == 0 && value;
+}
+
+int kvt_parcels_take_listen(struct kvt_parcels *parcels, int *ret_fd, bool *ret_own, char *why,
+			    size_t why_size)
+{
+	struct kvt_parcel *found = NULL;
+
+	for (uint32_t i = 0; i < parcels->n; i++) {
+		struct kvt_parcel *parcel = &parcels->at[i];
+		enum kvt_parcel_kind kind = kvt_parcel_kind(parcel->name);
+
+		if (parcel->fd < 0 || (kind != KVT_PARCEL_OTHER && kind != KVT_PARCEL_LISTEN))
+			continue;
+		if (found) {
+			snprintf(why, why_size, "more than one socket was passed, '%s' and '%s': "
+				 "kvtrunkd takes one", found->name, parcel->name);
+			return -EINVAL;
+		}
+		found = parcel;
+	}
+	if (!found) {
+		*ret_fd = -1;
+		return 0;
+	}
+	if (!listens(found->fd)) {
+		snprintf(why, why_size, "the passed socket is not a listening unix socket of type "
+			 "SEQPACKET: use ListenSequentialPacket=");
+		return -EINVAL;
+	}
+	*ret_fd = found->fd;
+	*ret_own = kvt_parcel_kind(found->name) == KVT_PARCEL_LISTEN;
+	found->fd = -1;
+	return 0;
+}
