@@ -96,13 +96,7 @@ $(O)/obj/tests/kernels/emulated.o: tests/kernels/emulated.cpp $(wildcard kernels
 		-Wno-unknown-pragmas -ffp-contract=off -fno-threadsafe-statics \
 		-fno-exceptions -fPIC -Iinclude -I. $(SANITIZE) -c $< -o $@
 $(O)/tests/kernels/test_cuda: $(O)/obj/tests/kernels/emulated.o
-# A driver that runs them. It has the soname of the real one, so it has a folder of its own.
-$(O)/tests/kernels/stub/libcuda.so.1: $(O)/obj/tests/kernels/driver_stub.o \
-		$(O)/obj/tests/kernels/emulated.o
-	@mkdir -p $(@D)
-	$(if $(V),,@echo "  LD  $@" && )$(CC) -shared $(LDFLAGS_BASE) -Wl,-soname,libcuda.so.1 $^ \
-		-o $@ -lm
-$(O)/tests/kernels/test_driver: | $(O)/tests/kernels/stub/libcuda.so.1
+$(O)/tests/kernels/test_driver: | $(O)/tests/cuda/standin/libcuda.so.1
 endif
 
 kernels: $(O)/libkvtkernels.so $(O)/libkvtkernels.a \

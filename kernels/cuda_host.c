@@ -9,7 +9,6 @@
  * one before, since they share the memory for plans and partial results.
  */
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,55 +17,7 @@
 #include "convert.h"
 #include "cuda_images.h"
 #include "cuda_plan.h"
-
-/* As in cuda.h, which a machine without the toolkit does not have. */
-enum {
-	CU_ERROR_NO_DEVICE = 100,
-	CU_ATTRIBUTE_MULTIPROCESSORS = 16,
-	CU_ATTRIBUTE_MAJOR = 75,
-	CU_ATTRIBUTE_MINOR = 76,
-	CU_ATTRIBUTE_SHARED_PER_SM = 81,
-	CU_ATTRIBUTE_SHARED_PER_BLOCK = 97,
-	CU_FUNCTION_SHARED_BYTES = 8,
-	CU_EVENT_DISABLE_TIMING = 2,
-};
-
-/* Every function of the driver that is used: name in the library, name here, arguments. */
-#define DRIVER_FUNCTIONS(FUNCTION)                                                                 \
-	FUNCTION(cuInit, init, (unsigned int flags))                                               \
-	FUNCTION(cuDeviceGetCount, device_count, (int *count))                                     \
-	FUNCTION(cuDeviceGet, device_get, (int *device, int ordinal))                              \
-	FUNCTION(cuDeviceGetAttribute, device_attribute, (int *value, int attribute, int device))  \
-	FUNCTION(cuDevicePrimaryCtxRetain, primary_retain, (void **context, int device))           \
-	FUNCTION(cuDevicePrimaryCtxRelease_v2, primary_release, (int device))                      \
-	FUNCTION(cuCtxPushCurrent_v2, context_push, (void *context))                               \
-	FUNCTION(cuCtxPopCurrent_v2, context_pop, (void **context))                                \
-	FUNCTION(cuModuleLoadData, module_load, (void **module, const void *image))                \
-	FUNCTION(cuModuleUnload, module_unload, (void *module))                                    \
-	FUNCTION(cuModuleGetFunction, module_function,                                             \
-		 (void **function, void *module, const char *name))                                \
-	FUNCTION(cuFuncSetAttribute, function_set, (void *function, int attribute, int value))     \
-	FUNCTION(cuLaunchKernel, launch,                                                           \
-		 (void *function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,   \
-		  unsigned int block_x, unsigned int block_y, unsigned int block_z,                \
-		  unsigned int shared_bytes, void *stream, void **arguments, void **extra))        \
-	FUNCTION(cuMemAlloc_v2, memory_alloc, (uint64_t * memory, size_t bytes))                   \
-	FUNCTION(cuMemFree_v2, memory_free, (uint64_t memory))                                     \
-	FUNCTION(cuMemcpyHtoDAsync_v2, memory_upload,                                              \
-		 (uint64_t target, const void *source, size_t bytes, void *stream))                \
-	FUNCTION(cuEventCreate, event_create, (void **event, unsigned int flags))                  \
-	FUNCTION(cuEventDestroy_v2, event_destroy, (void *event))                                  \
-	FUNCTION(cuEventRecord, event_record, (void *event, void *stream))                         \
-	FUNCTION(cuEventSynchronize, event_synchronize, (void *event))                             \
-	FUNCTION(cuStreamWaitEvent, stream_wait, (void *stream, void *event, unsigned int flags))  \
-	FUNCTION(cuGetErrorString, error_string, (int error, const char **text))
-
-#define DRIVER_MEMBER(symbol, name, arguments) int(*name) arguments;
-
-struct driver {
-	void *library;
-	DRIVER_FUNCTIONS(DRIVER_MEMBER)
-};
+#include "kvt_cuda.h"
 
 struct device_memory {
 	uint64_t address;
@@ -83,7 +34,7 @@ struct functions {
 #define N_DIMS 5
 
 struct kvt_cuda {
-	struct driver driver;
+	struct kvt_cu_driver driver;
 	int device;
 	void *context;
 	void *module;
@@ -100,11 +51,8 @@ struct kvt_cuda {
 
 static int driver_fail(struct kvt_attn_context *context, int error, const char *doing)
 {
-	const char *text = NULL;
-
-	context->cuda->driver.error_string(error, &text);
 	return kvt_attn_fail(context, -EIO, "the CUDA driver failed while %s: %s (%d)", doing,
-			     text ? text : "no text", error);
+			     kvt_cu_text(&context->cuda->driver, error), error);
 }
 
 /* Do, or return from the caller with -EIO. */
@@ -117,22 +65,17 @@ static int driver_fail(struct kvt_attn_context *context, int error, const char *
 
 static int driver_load(struct kvt_attn_context *context)
 {
-	struct driver *driver = &context->cuda->driver;
+	const char *missing;
+	int r = kvt_cu_load(&context->cuda->driver, &missing);
 
-	driver->library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-	if (!driver->library)
+	if (r == -ENOENT)
 		return kvt_attn_fail(context, -ENODEV,
 				     "a CUDA context needs the NVIDIA driver: "
 				     "libcuda.so.1 not found");
-		/* A function pointer and a pointer have the same representation wherever there is
-		 * dlsym. */
-#define DRIVER_LOAD(symbol, name, arguments)                                                       \
-	*(void **)(void *)&driver->name = dlsym(driver->library, #symbol);                         \
-	if (!driver->name)                                                                         \
-		return kvt_attn_fail(context, -ENODEV,                                             \
-				     "the NVIDIA driver has no " #symbol                           \
-				     ": it is too old, install 525 or later");
-	DRIVER_FUNCTIONS(DRIVER_LOAD)
+	if (r)
+		return kvt_attn_fail(context, -ENODEV,
+				     "the NVIDIA driver has no %s: it is too old, install "
+				     KVT_CU_OLDEST " or later", missing);
 	return 0;
 }
 
@@ -141,7 +84,7 @@ static int device_choose(struct kvt_attn_context *context, uint32_t index)
 	struct kvt_cuda *cuda = context->cuda;
 	int count = 0, error = cuda->driver.init(0);
 
-	if (error == CU_ERROR_NO_DEVICE)
+	if (error == KVT_CU_ERROR_NO_DEVICE)
 		return kvt_attn_fail(context, -ENODEV, "the NVIDIA driver finds no device");
 	if (error)
 		return driver_fail(context, error, "it was initialized");
@@ -179,11 +122,13 @@ static int module_open(struct kvt_attn_context *context, uint32_t index)
 	const struct kvt_cuda_image *image;
 	int major = 0, minor = 0, count = 0, shared = 0;
 
-	DRIVER(context, device_attribute(&major, CU_ATTRIBUTE_MAJOR, cuda->device), "it was asked");
-	DRIVER(context, device_attribute(&minor, CU_ATTRIBUTE_MINOR, cuda->device), "it was asked");
-	DRIVER(context, device_attribute(&count, CU_ATTRIBUTE_MULTIPROCESSORS, cuda->device),
+	DRIVER(context, device_attribute(&major, KVT_CU_ATTRIBUTE_MAJOR, cuda->device),
 	       "it was asked");
-	DRIVER(context, device_attribute(&shared, CU_ATTRIBUTE_SHARED_PER_SM, cuda->device),
+	DRIVER(context, device_attribute(&minor, KVT_CU_ATTRIBUTE_MINOR, cuda->device),
+	       "it was asked");
+	DRIVER(context, device_attribute(&count, KVT_CU_ATTRIBUTE_MULTIPROCESSORS, cuda->device),
+	       "it was asked");
+	DRIVER(context, device_attribute(&shared, KVT_CU_ATTRIBUTE_SHARED_PER_SM, cuda->device),
 	       "it was asked");
 	image = image_choose(major, minor);
 	if (!image && major < 8)
@@ -201,7 +146,7 @@ static int module_open(struct kvt_attn_context *context, uint32_t index)
 	int error = cuda->driver.module_load(&cuda->module, image->data);
 
 	if (!error)
-		error = cuda->driver.event_create(&cuda->done, CU_EVENT_DISABLE_TIMING);
+		error = cuda->driver.event_create(&cuda->done, KVT_CU_EVENT_DISABLE_TIMING);
 	cuda->driver.context_pop(&(void *){ NULL });
 	if (error)
 		return driver_fail(context, error, "kernels were loaded");
@@ -253,8 +198,6 @@ void kvt_cuda_close(struct kvt_attn_context *context)
 		cuda->driver.primary_release(cuda->device);
 	}
 	kvt_cuda_plan_free(&cuda->plan);
-	if (cuda->driver.library)
-		dlclose(cuda->driver.library);
 	free(cuda);
 	context->cuda = NULL;
 }
@@ -287,9 +230,11 @@ static int functions_find(struct kvt_attn_context *context, uint32_t dim, bool b
 	if (r)
 		return r;
 	if (!found) {
-		DRIVER(context, function_set(functions->attend, CU_FUNCTION_SHARED_BYTES, shared),
+		DRIVER(context,
+		       function_set(functions->attend, KVT_CU_FUNCTION_SHARED_BYTES, shared),
 		       "shared memory was asked for");
-		DRIVER(context, function_set(functions->repair, CU_FUNCTION_SHARED_BYTES, shared),
+		DRIVER(context,
+		       function_set(functions->repair, KVT_CU_FUNCTION_SHARED_BYTES, shared),
 		       "shared memory was asked for");
 	}
 	*ret_functions = functions;
@@ -300,7 +245,7 @@ static int functions_find(struct kvt_attn_context *context, uint32_t dim, bool b
 static int device_reserve(struct kvt_attn_context *context, struct device_memory *memory,
 			  size_t bytes)
 {
-	struct driver *driver = &context->cuda->driver;
+	struct kvt_cu_driver *driver = &context->cuda->driver;
 
 	if (bytes <= memory->bytes)
 		return 0;

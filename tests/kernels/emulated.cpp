@@ -107,6 +107,11 @@ extern "C" int emulated_known(const char *name)
 	return kernel_find(name) != nullptr;
 }
 
+extern "C" uint32_t emulated_args_bytes(const char *name)
+{
+	return (uint32_t)kernel_find(name)->bytes;
+}
+
 extern "C" void emulated_launch(const char *name, const void *args, uint32_t grid_x,
 				uint32_t grid_y)
 {

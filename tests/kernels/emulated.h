@@ -11,6 +11,9 @@ extern "C" {
 /* Whether there is a kernel of this name. */
 int emulated_known(const char *name);
 
+/* Bytes of what that kernel takes. */
+uint32_t emulated_args_bytes(const char *name);
+
 /* Run all thread blocks of a kernel, one after the other. args is what the kernel takes. */
 void emulated_launch(const char *name, const void *args, uint32_t grid_x, uint32_t grid_y);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * CUDA contexts from open to close against the stub of the driver (driver_stub.c), which
+ * CUDA contexts from open to close against the stand-in for the driver (tests/cuda/standin), which
  * LD_LIBRARY_PATH must name: the three operations give what the CPU gives, every call of the
  * driver may fail, and nothing stays open.
  */

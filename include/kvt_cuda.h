@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_CUDA_H
+#define KVT_CUDA_H
+
+/**
+ * @file kvt_cuda.h
+ * The part of the CUDA driver API that kvtrunk uses, found at run time. For kvtrunk's own sources:
+ * the daemon's pools, the library's mappings and fences, and the kernels. Not installed.
+ *
+ * libcuda.so.1 belongs to the driver, not to the toolkit, so nothing links it: the same binaries
+ * run on hosts without it, and a machine without the toolkit builds everything. What is declared
+ * here must agree with cuda.h; tests/cuda/declarations compares them where cuda.h is found.
+ * Every function returns a CUresult, 0 for success. Names carry the version that is meant
+ * (cuMemAlloc_v2), as the macros of cuda.h would add it.
+ */
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/** As in cuda.h, which a machine without the toolkit does not have. */
+enum kvt_cu_constant {
+	KVT_CU_ERROR_INVALID_VALUE = 1,
+	KVT_CU_ERROR_OUT_OF_MEMORY = 2,
+	KVT_CU_ERROR_NO_DEVICE = 100,
+	KVT_CU_ERROR_INVALID_DEVICE = 101,
+	KVT_CU_ERROR_INVALID_CONTEXT = 201,
+	KVT_CU_ERROR_MAP_FAILED = 205,
+	KVT_CU_ERROR_ALREADY_MAPPED = 208,
+	KVT_CU_ERROR_PEER_ACCESS_UNSUPPORTED = 217,
+	KVT_CU_ERROR_OPERATING_SYSTEM = 304,
+	KVT_CU_ERROR_INVALID_HANDLE = 400,
+	KVT_CU_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
+	KVT_CU_ERROR_NOT_PERMITTED = 800,
+	KVT_CU_ERROR_NOT_SUPPORTED = 801,
+	KVT_CU_ERROR_SYSTEM_DRIVER_MISMATCH = 803,
+	KVT_CU_ERROR_MPS_CONNECTION_FAILED = 805,
+
+	KVT_CU_ATTRIBUTE_MULTIPROCESSORS = 16,
+	KVT_CU_ATTRIBUTE_COMPUTE_MODE = 20,
+	KVT_CU_ATTRIBUTE_UNIFIED_ADDRESSING = 41,
+	KVT_CU_ATTRIBUTE_MAJOR = 75,
+	KVT_CU_ATTRIBUTE_MINOR = 76,
+	KVT_CU_ATTRIBUTE_SHARED_PER_SM = 81,
+	KVT_CU_ATTRIBUTE_SHARED_PER_BLOCK = 97,
+	KVT_CU_ATTRIBUTE_HOST_REGISTER = 99,
+	KVT_CU_ATTRIBUTE_VMM = 102,
+	KVT_CU_ATTRIBUTE_POSIX_FD = 103,
+	KVT_CU_ATTRIBUTE_STREAM_MEM_OPS_64 = 122,
+	KVT_CU_ATTRIBUTE_MPS_ENABLED = 133, /* unknown to drivers before 12.8 */
+
+	KVT_CU_COMPUTE_MODE_PROHIBITED = 2,
+	KVT_CU_COMPUTE_MODE_EXCLUSIVE_PROCESS = 3,
+
+	KVT_CU_FUNCTION_SHARED_BYTES = 8,
+	KVT_CU_EVENT_DISABLE_TIMING = 2,
+	KVT_CU_STREAM_NON_BLOCKING = 1,
+	KVT_CU_IPC_LAZY_PEER_ACCESS = 1,
+	KVT_CU_ALLOCATION_PINNED = 1,
+	KVT_CU_HANDLE_POSIX_FD = 1,
+	KVT_CU_LOCATION_DEVICE = 1,
+	KVT_CU_GRANULARITY_RECOMMENDED = 1,
+	KVT_CU_ACCESS_READ = 1,
+	KVT_CU_ACCESS_READ_WRITE = 3,
+	KVT_CU_HOST_REGISTER_PORTABLE = 1,
+	KVT_CU_HOST_REGISTER_DEVICEMAP = 2,
+};
+
+struct kvt_cu_ipc_handle {
+	uint8_t bytes[64];
+};
+
+struct kvt_cu_uuid {
+	uint8_t bytes[16];
+};
+
+struct kvt_cu_location {
+	int type;
+	int id;
+};
+
+struct kvt_cu_allocation {
+	int type;
+	int handle_types;
+	struct kvt_cu_location location;
+	void *win32;
+	uint8_t flags[8];
+};
+
+struct kvt_cu_access {
+	struct kvt_cu_location location;
+	int flags;
+};
+
+typedef void kvt_cu_host_fn(void *context);
+
+/** Every function of the driver that is used: name in the library, name here, arguments. */
+#define KVT_CU_FUNCTIONS(FUNCTION)                                                                \
+	FUNCTION(cuInit, init, (unsigned int flags))                                              \
+	FUNCTION(cuDriverGetVersion, driver_version, (int *version))                              \
+	FUNCTION(cuGetErrorName, error_name, (int error, const char **name))                      \
+	FUNCTION(cuGetErrorString, error_string, (int error, const char **text))                  \
+	FUNCTION(cuDeviceGetCount, device_count, (int *count))                                    \
+	FUNCTION(cuDeviceGet, device_get, (int *device, int ordinal))                             \
+	FUNCTION(cuDeviceGetName, device_name, (char *name, int bytes, int device))               \
+	FUNCTION(cuDeviceGetUuid_v2, device_uuid, (struct kvt_cu_uuid * uuid, int device))        \
+	FUNCTION(cuDeviceGetAttribute, device_attribute, (int *value, int attribute, int device)) \
+	FUNCTION(cuDevicePrimaryCtxRetain, primary_retain, (void **context, int device))          \
+	FUNCTION(cuDevicePrimaryCtxRelease_v2, primary_release, (int device))                     \
+	FUNCTION(cuCtxPushCurrent_v2, context_push, (void *context))                              \
+	FUNCTION(cuCtxPopCurrent_v2, context_pop, (void **context))                               \
+	FUNCTION(cuCtxGetDevice, context_device, (int *device))                                   \
+	FUNCTION(cuModuleLoadData, module_load, (void **module, const void *image))               \
+	FUNCTION(cuModuleUnload, module_unload, (void *module))                                   \
+	FUNCTION(cuModuleGetFunction, module_function,                                            \
+		 (void **function, void *module, const char *name))                               \
+	FUNCTION(cuFuncSetAttribute, function_set, (void *function, int attribute, int value))    \
+	FUNCTION(cuLaunchKernel, launch,                                                          \
+		 (void *function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,  \
+		  unsigned int block_x, unsigned int block_y, unsigned int block_z,               \
+		  unsigned int shared_bytes, void *stream, void **arguments, void **extra))       \
+	FUNCTION(cuMemGetInfo_v2, memory_info, (size_t *free, size_t *total))                     \
+	FUNCTION(cuMemAlloc_v2, memory_alloc, (uint64_t *memory, size_t bytes))                   \
+	FUNCTION(cuMemFree_v2, memory_free, (uint64_t memory))                                    \
+	FUNCTION(cuMemcpyHtoDAsync_v2, memory_upload,                                             \
+		 (uint64_t target, const void *source, size_t bytes, void *stream))               \
+	FUNCTION(cuMemcpyDtoHAsync_v2, memory_download,                                           \
+		 (void *target, uint64_t source, size_t bytes, void *stream))                     \
+	FUNCTION(cuMemcpyDtoDAsync_v2, memory_copy,                                               \
+		 (uint64_t target, uint64_t source, size_t bytes, void *stream))                  \
+	FUNCTION(cuIpcGetMemHandle, ipc_get, (struct kvt_cu_ipc_handle *handle, uint64_t memory)) \
+	FUNCTION(cuIpcOpenMemHandle_v2, ipc_open,                                                 \
+		 (uint64_t *memory, struct kvt_cu_ipc_handle handle, unsigned int flags))         \
+	FUNCTION(cuIpcCloseMemHandle, ipc_close, (uint64_t memory))                               \
+	FUNCTION(cuMemGetAllocationGranularity, vmm_granularity,                                  \
+		 (size_t *bytes, const struct kvt_cu_allocation *allocation, int option))         \
+	FUNCTION(cuMemCreate, vmm_create,                                                         \
+		 (uint64_t *handle, size_t bytes, const struct kvt_cu_allocation *allocation,     \
+		  unsigned long long flags))                                                      \
+	FUNCTION(cuMemRelease, vmm_release, (uint64_t handle))                                    \
+	FUNCTION(cuMemExportToShareableHandle, vmm_export,                                        \
+		 (void *exported, uint64_t handle, int type, unsigned long long flags))           \
+	FUNCTION(cuMemImportFromShareableHandle, vmm_import,                                      \
+		 (uint64_t *handle, void *exported, int type))                                    \
+	FUNCTION(cuMemAddressReserve, vmm_reserve,                                                \
+		 (uint64_t *address, size_t bytes, size_t alignment, uint64_t wish,               \
+		  unsigned long long flags))                                                      \
+	FUNCTION(cuMemAddressFree, vmm_unreserve, (uint64_t address, size_t bytes))               \
+	FUNCTION(cuMemMap, vmm_map,                                                               \
+		 (uint64_t address, size_t bytes, size_t offset, uint64_t handle,                 \
+		  unsigned long long flags))                                                      \
+	FUNCTION(cuMemUnmap, vmm_unmap, (uint64_t address, size_t bytes))                         \
+	FUNCTION(cuMemSetAccess, vmm_access,                                                      \
+		 (uint64_t address, size_t bytes, const struct kvt_cu_access *access,             \
+		  size_t n_accesses))                                                             \
+	FUNCTION(cuMemHostRegister_v2, host_register,                                             \
+		 (void *memory, size_t bytes, unsigned int flags))                                \
+	FUNCTION(cuMemHostUnregister, host_unregister, (void *memory))                            \
+	FUNCTION(cuMemHostGetDevicePointer_v2, host_pointer,                                      \
+		 (uint64_t *address, void *memory, unsigned int flags))                           \
+	FUNCTION(cuEventCreate, event_create, (void **event, unsigned int flags))                 \
+	FUNCTION(cuEventDestroy_v2, event_destroy, (void *event))                                 \
+	FUNCTION(cuEventRecord, event_record, (void *event, void *stream))                        \
+	FUNCTION(cuEventSynchronize, event_synchronize, (void *event))                            \
+	FUNCTION(cuEventElapsedTime, event_elapsed, (float *ms, void *begin, void *end))          \
+	FUNCTION(cuStreamCreate, stream_create, (void **stream, unsigned int flags))              \
+	FUNCTION(cuStreamDestroy_v2, stream_destroy, (void *stream))                              \
+	FUNCTION(cuStreamSynchronize, stream_synchronize, (void *stream))                         \
+	FUNCTION(cuStreamWaitEvent, stream_wait, (void *stream, void *event, unsigned int flags)) \
+	FUNCTION(cuStreamGetCtx, stream_context, (void *stream, void **context))                  \
+	FUNCTION(cuStreamIsCapturing, stream_capturing, (void *stream, int *status))              \
+	FUNCTION(cuStreamWriteValue64_v2, stream_write,                                           \
+		 (void *stream, uint64_t address, uint64_t value, unsigned int flags))            \
+	FUNCTION(cuLaunchHostFunc, launch_host,                                                   \
+		 (void *stream, kvt_cu_host_fn *function, void *context))
+
+#define KVT_CU_MEMBER(symbol, name, arguments) int(*name) arguments;
+
+struct kvt_cu_driver {
+	void *library; /* NULL: not loaded */
+	KVT_CU_FUNCTIONS(KVT_CU_MEMBER)
+};
+
+#define KVT_CU_OLDEST "525" /* the first driver of CUDA 12 */
+
+/** Load libcuda.so.1 and find every function. It is never unloaded again: the driver has threads
+ * of its own. -ENOENT: no such library; -ENOSYS: it lacks *ret_missing, so it is too old. */
+static inline int kvt_cu_load(struct kvt_cu_driver *driver, const char **ret_missing)
+{
+	struct kvt_cu_driver made = { .library = NULL };
+
+	*ret_missing = NULL;
+	made.library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+	if (!made.library)
+		return -ENOENT;
+		/* A function pointer and a pointer have the same representation wherever there is
+		 * dlsym. */
+#define KVT_CU_FIND(symbol, name, arguments)                                                      \
+	*(void **)(void *)&made.name = dlsym(made.library, #symbol);                              \
+	if (!made.name && !*ret_missing)                                                          \
+		*ret_missing = #symbol;
+	KVT_CU_FUNCTIONS(KVT_CU_FIND)
+#undef KVT_CU_FIND
+	if (*ret_missing) {
+		dlclose(made.library);
+		return -ENOSYS;
+	}
+	*driver = made;
+	return 0;
+}
+
+/** What the driver says about an error, never NULL: "out of memory". */
+static inline const char *kvt_cu_text(const struct kvt_cu_driver *driver, int error)
+{
+	const char *text = NULL;
+
+	driver->error_string(error, &text);
+	return text ? text : "no text";
+}
+
+#endif

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+# The stand-in for the driver, which has the soname of the real one and so a folder of its own;
+# and what runs against it.
+STANDIN := $(O)/tests/cuda/standin/libcuda.so.1
+STANDIN_OBJ := $(call objs,$(filter-out %/no_kernels.c,$(wildcard tests/cuda/standin/*.c))) \
+	$(if $(KERNELS_CXX),$(O)/obj/tests/kernels/emulated.o, \
+	$(O)/obj/tests/cuda/standin/no_kernels.o)
+
+$(STANDIN): $(STANDIN_OBJ)
+	@mkdir -p $(@D)
+	$(if $(V),,@echo "  LD  $@" && )$(CC) -shared $(LDFLAGS_BASE) -Wl,-soname,libcuda.so.1 $^ \
+		-o $@ -lm -lpthread
+TEST_PROGRAMS += $(STANDIN)

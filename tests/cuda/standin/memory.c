@@ -1,0 +1,679 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Device memory: each allocation is a file, mapped where the device pointer says. Whoever uses it,
+ * in whatever process, holds a shared lock on the file through an open description, which lives
+ * as long as a descriptor or a mapping of it does; what nobody locks any more is free again. The
+ * exporter of an IPC handle holds another lock as well, by which an importer sees that it lives.
+ */
+#include "tests/cuda/standin/standin.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define FILL_MAX (16u << 20) /* larger ones are not filled with garbage */
+#define RANGES_MAX 256
+
+/** One allocation, as this process knows it. */
+struct memory {
+	int references; /* a VMM handle and its mappings */
+	int fd;
+	int device;     /* index on the host */
+	uint64_t bytes;
+	char name[64];
+};
+
+/** A range of addresses that this process has. */
+struct range {
+	enum standin_kind kind; /* MEMORY, IPC, RESERVATION, MAPPING, REGISTRATION */
+	char *base;
+	uint64_t bytes;
+	struct memory *memory;
+};
+
+/** What travels as an IPC handle. */
+struct ticket {
+	uint32_t magic;
+	int32_t pid; /* of the exporter, in its own PID namespace: the real one's trap */
+	uint64_t driver;
+	uint64_t bytes;
+	int32_t device;
+	char name[36];
+};
+_Static_assert(sizeof(struct ticket) == sizeof(struct kvt_cu_ipc_handle), "ticket");
+
+#define TICKET_MAGIC 0x6b766368u
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct range ranges[RANGES_MAX];
+
+static struct range *range_at(enum standin_kind kind, uint64_t address)
+{
+	for (int i = 0; i < RANGES_MAX; i++)
+		if (ranges[i].base && ranges[i].kind == kind &&
+		    (uint64_t)(uintptr_t)ranges[i].base == address)
+			return &ranges[i];
+	return NULL;
+}
+
+static bool range_add(enum standin_kind kind, void *base, uint64_t bytes, struct memory *memory)
+{
+	for (int i = 0; i < RANGES_MAX; i++)
+		if (!ranges[i].base) {
+			ranges[i] = (struct range){ kind, base, bytes, memory };
+			standin_opened(kind, 1);
+			return true;
+		}
+	return false;
+}
+
+static void range_remove(struct range *range)
+{
+	standin_opened(range->kind, -1);
+	range->base = NULL;
+}
+
+static const char *directory(void)
+{
+	const char *path = getenv("KVT_STANDIN_DIR");
+
+	return path && *path ? path : NULL;
+}
+
+/* ---- how full a device is */
+
+/* Bytes of a file that somebody still has; a file that nobody has is removed. */
+static uint64_t file_bytes(int dir, const char *name, int device)
+{
+	int of = -1, fd;
+	uint64_t bytes = 0;
+
+	if (sscanf(name, "memory.%d.%lu.", &of, &bytes) != 2 || of != device)
+		return 0;
+	fd = openat(dir, name, O_RDWR | O_CLOEXEC);
+	if (fd < 0)
+		return 0;
+	if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
+		unlinkat(dir, name, 0);
+		bytes = 0;
+	}
+	close(fd);
+	return bytes;
+}
+
+/* Without a directory: what this process has. */
+static uint64_t own_bytes(int device)
+{
+	uint64_t used = 0;
+
+	for (int i = 0; i < RANGES_MAX; i++)
+		if (ranges[i].base && ranges[i].memory && ranges[i].memory->device == device &&
+		    ranges[i].kind != STANDIN_MAPPING)
+			used += ranges[i].bytes;
+	return used;
+}
+
+static uint64_t used_bytes(int device)
+{
+	const char *path = directory();
+	struct dirent *entry;
+	uint64_t used = 0;
+	DIR *dir;
+
+	if (!path)
+		return own_bytes(device);
+	dir = opendir(path);
+	while (dir && (entry = readdir(dir)))
+		used += file_bytes(dirfd(dir), entry->d_name, device);
+	if (dir)
+		closedir(dir);
+	return used;
+}
+
+static uint64_t total_bytes(void)
+{
+	return standin_number("KVT_STANDIN_MEMORY", 1u << 30);
+}
+
+/* One process at a time counts and takes memory. */
+static int devices_lock(void)
+{
+	char path[512];
+	int fd;
+
+	if (!directory())
+		return -1;
+	snprintf(path, sizeof(path), "%s/lock", directory());
+	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	if (fd >= 0)
+		flock(fd, LOCK_EX);
+	return fd;
+}
+
+static int file_create(struct memory *memory)
+{
+	static unsigned int count;
+	char path[512];
+
+	if (!directory()) {
+		memory->fd = memfd_create("standin", MFD_CLOEXEC);
+	} else {
+		snprintf(memory->name, sizeof(memory->name), "memory.%d.%lu.%d.%u",
+			 memory->device, memory->bytes, (int)getpid(), count++);
+		snprintf(path, sizeof(path), "%s/%s", directory(), memory->name);
+		memory->fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+		if (memory->fd >= 0)
+			flock(memory->fd, LOCK_SH);
+	}
+	if (memory->fd < 0)
+		return KVT_CU_ERROR_OPERATING_SYSTEM;
+	if (ftruncate(memory->fd, (off_t)memory->bytes) == 0)
+		return 0;
+	close(memory->fd);
+	return KVT_CU_ERROR_OPERATING_SYSTEM;
+}
+
+static int memory_create(int device, uint64_t bytes, struct memory **ret_memory)
+{
+	struct memory *memory = calloc(1, sizeof(*memory));
+	int error, fd;
+
+	if (!memory)
+		return KVT_CU_ERROR_OPERATING_SYSTEM;
+	memory->references = 1;
+	memory->device = device;
+	memory->bytes = bytes;
+	fd = devices_lock();
+	error = used_bytes(device) + bytes > total_bytes() ? KVT_CU_ERROR_OUT_OF_MEMORY
+							   : file_create(memory);
+	if (fd >= 0)
+		close(fd);
+	if (error)
+		free(memory);
+	else
+		*ret_memory = memory;
+	return error;
+}
+
+static void memory_drop(struct memory *memory)
+{
+	if (--memory->references > 0)
+		return;
+	close(memory->fd);
+	free(memory);
+}
+
+EXPORT int cuMemGetInfo_v2(size_t *available, size_t *total)
+{
+	uint64_t used;
+	int fd;
+
+	ENTER("cuMemGetInfo_v2");
+	if (!standin_current())
+		return KVT_CU_ERROR_INVALID_CONTEXT;
+	pthread_mutex_lock(&lock);
+	fd = devices_lock();
+	used = used_bytes(standin_current()->index);
+	if (fd >= 0)
+		close(fd);
+	pthread_mutex_unlock(&lock);
+	*total = total_bytes();
+	*available = total_bytes() - used;
+	return 0;
+}
+
+/* ---- cuMemAlloc */
+
+EXPORT int cuMemAlloc_v2(uint64_t *address, size_t bytes)
+{
+	struct memory *memory;
+	void *base;
+	int error;
+
+	ENTER("cuMemAlloc_v2");
+	if (!standin_current())
+		return KVT_CU_ERROR_INVALID_CONTEXT;
+	if (!bytes)
+		return KVT_CU_ERROR_INVALID_VALUE;
+	bytes = (bytes + 4095) / 4096 * 4096;
+	pthread_mutex_lock(&lock);
+	error = memory_create(standin_current()->index, bytes, &memory);
+	if (!error) {
+		base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
+		if (base == MAP_FAILED || !range_add(STANDIN_MEMORY, base, bytes, memory)) {
+			memory_drop(memory);
+			error = KVT_CU_ERROR_OPERATING_SYSTEM;
+		} else {
+			if (bytes <= FILL_MAX)
+				memset(base, 0xff, bytes);
+			*address = (uint64_t)(uintptr_t)base;
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	return error;
+}
+
+EXPORT int cuMemFree_v2(uint64_t address)
+{
+	int error = standin_leave("cuMemFree_v2");
+	struct range *range;
+
+	pthread_mutex_lock(&lock);
+	range = range_at(STANDIN_MEMORY, address);
+	if (range) {
+		munmap(range->base, range->bytes);
+		memory_drop(range->memory);
+		range_remove(range);
+	} else {
+		error = KVT_CU_ERROR_INVALID_VALUE;
+	}
+	pthread_mutex_unlock(&lock);
+	return error;
+}
+
+/* ---- IPC */
+
+static struct flock export_lock(short type)
+{
+	return (struct flock){ .l_type = type, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1 };
+}
+
+EXPORT int cuIpcGetMemHandle(struct kvt_cu_ipc_handle *handle, uint64_t address)
+{
+	struct ticket ticket = { .magic = TICKET_MAGIC, .pid = getpid() };
+	struct flock exported = export_lock(F_WRLCK);
+	struct range *range;
+	int error = 0;
+
+	ENTER("cuIpcGetMemHandle");
+	if (standin_trait("no-ipc") || !directory())
+		return KVT_CU_ERROR_NOT_SUPPORTED;
+	pthread_mutex_lock(&lock);
+	range = range_at(STANDIN_MEMORY, address);
+	if (!range || fcntl(range->memory->fd, F_OFD_SETLK, &exported) != 0) {
+		error = KVT_CU_ERROR_INVALID_VALUE;
+	} else {
+		ticket.driver = standin_number("KVT_STANDIN_DRIVER", 13000);
+		ticket.bytes = range->bytes;
+		ticket.device = range->memory->device;
+		memcpy(ticket.name, range->memory->name, sizeof(ticket.name));
+		memcpy(handle, &ticket, sizeof(*handle));
+	}
+	pthread_mutex_unlock(&lock);
+	return error;
+}
+
+/* The exporter's file, provided that it still has it. */
+static int ticket_open(const struct ticket *ticket)
+{
+	struct flock exported = export_lock(F_WRLCK);
+	char path[512];
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/%.36s", directory(), ticket->name);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0)
+		return -1;
+	if (fcntl(fd, F_OFD_GETLK, &exported) == 0 && exported.l_type != F_UNLCK &&
+	    flock(fd, LOCK_SH | LOCK_NB) == 0)
+		return fd;
+	close(fd);
+	return -1;
+}
+
+/* Two traps of the real one: a process with the exporter's number is taken for it, wherever it
+ * lives, and a driver of another version does not know the handle. */
+static int ticket_check(const struct ticket *ticket)
+{
+	if (ticket->magic != TICKET_MAGIC || !directory())
+		return KVT_CU_ERROR_INVALID_VALUE;
+	if (ticket->pid == getpid())
+		return KVT_CU_ERROR_INVALID_CONTEXT;
+	if (ticket->driver != standin_number("KVT_STANDIN_DRIVER", 13000))
+		return KVT_CU_ERROR_INVALID_VALUE;
+	if (standin_trait("no-ipc"))
+		return KVT_CU_ERROR_NOT_SUPPORTED;
+	if (ticket->device != standin_current()->index)
+		return KVT_CU_ERROR_PEER_ACCESS_UNSUPPORTED;
+	for (int i = 0; i < RANGES_MAX; i++)
+		if (ranges[i].base && ranges[i].kind == STANDIN_IPC &&
+		    strncmp(ranges[i].memory->name, ticket->name, sizeof(ticket->name)) == 0)
+			return KVT_CU_ERROR_ALREADY_MAPPED;
+	return 0;
+}
+
+static int ticket_map(const struct ticket *ticket, uint64_t *address)
+{
+	struct memory *memory = calloc(1, sizeof(*memory));
+	void *base = MAP_FAILED;
+
+	if (!memory)
+		return KVT_CU_ERROR_OPERATING_SYSTEM;
+	*memory = (struct memory){ 1, ticket_open(ticket), ticket->device, ticket->bytes, "" };
+	memcpy(memory->name, ticket->name, sizeof(ticket->name));
+	if (memory->fd >= 0)
+		base = mmap(NULL, memory->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd,
+			    0);
+	if (base == MAP_FAILED || !range_add(STANDIN_IPC, base, memory->bytes, memory)) {
+		int error = memory->fd < 0 ? KVT_CU_ERROR_INVALID_VALUE : KVT_CU_ERROR_MAP_FAILED;
+
+		if (memory->fd >= 0)
+			close(memory->fd);
+		free(memory);
+		return error;
+	}
+	*address = (uint64_t)(uintptr_t)base;
+	return 0;
+}
+
+EXPORT int cuIpcOpenMemHandle_v2(uint64_t *address, struct kvt_cu_ipc_handle handle,
+				 unsigned int flags)
+{
+	struct ticket ticket;
+	int error;
+
+	ENTER("cuIpcOpenMemHandle_v2");
+	if (!standin_current())
+		return KVT_CU_ERROR_INVALID_CONTEXT;
+	if (flags != KVT_CU_IPC_LAZY_PEER_ACCESS)
+		return KVT_CU_ERROR_INVALID_VALUE;
+	memcpy(&ticket, &handle, sizeof(ticket));
+	pthread_mutex_lock(&lock);
+	error = ticket_check(&ticket);
+	if (!error)
+		error = ticket_map(&ticket, address);
+	pthread_mutex_unlock(&lock);
+	return error;
+}
+
+EXPORT int cuIpcCloseMemHandle(uint64_t address)
+{
+	int error = standin_leave("cuIpcCloseMemHandle");
+	struct range *range;
+
+	pthread_mutex_lock(&lock);
+	range = range_at(STANDIN_IPC, address);
+	if (range && standin_current()) {
+		munmap(range->base, range->bytes);
+		memory_drop(range->memory);
+		range_remove(range);
+	} else {
+		error = KVT_CU_ERROR_INVALID_VALUE;
+	}
+	pthread_mutex_unlock(&lock);
+	return error;
+}
+
+/* ---- VMM */
+
+static int allocation_check(const struct kvt_cu_allocation *allocation)
+{
+	static const uint8_t zero[8];
+
+	if (standin_trait("no-vmm"))
+		return KVT_CU_ERROR_NOT_SUPPORTED;
+	if (allocation->type != KVT_CU_ALLOCATION_PINNED || allocation->win32 ||
+	    allocation->location.type != KVT_CU_LOCATION_DEVICE ||
+	    memcmp(allocation->flags, zero, sizeof(zero)) != 0)
+		return KVT_CU_ERROR_INVALID_VALUE;
+	if (!standin_device(allocation->location.id))
+		return KVT_CU_ERROR_INVALID_DEVICE;
+	return standin_trait("no-posix-fd") && allocation->handle_types
+		       ? KVT_CU_ERROR_NOT_SUPPORTED
+		       : 0;
+}
+
+EXPORT int cuMemGetAllocationGranularity(size_t *bytes, const struct kvt_cu_allocation *allocation,
+					 int option)
+{
+	int error;
+
+	ENTER("cuMemGetAllocationGranularity");
+	error = allocation_check(allocation);
+	if (!error)
+		*bytes = STANDIN_BLOCK;
+	return option == 0 || option == 1 ? error : KVT_CU_ERROR_INVALID_VALUE;
+}
+
+EXPORT int cuMemCreate(uint64_t *handle, size_t bytes, const struct kvt_cu_allocation *allocation,
+		       unsigned long long flags)
+{
+	struct memory *memory;
+	int error;
+
+	ENTER("cuMemCreate");
+	error = allocation_check(allocation);
+	if (error)
+		return error;
+	if (flags || !bytes || bytes % STANDIN_BLOCK)
+		return KVT_CU_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&lock);
+	error = memory_create(standin_device(allocation->location.id)->index, bytes, &memory);
+	pthread_mutex_unlock(&lock);
+	if (error)
+		return error;
+	standin_opened(STANDIN_HANDLE, 1);
+	*handle = (uint64_t)(uintptr_t)memory;
+	return 0;
+}
+
+EXPORT int cuMemRelease(uint64_t handle)
+{
+	int error = standin_leave("cuMemRelease");
+
+	pthread_mutex_lock(&lock);
+	memory_drop((struct memory *)(uintptr_t)handle);
+	pthread_mutex_unlock(&lock);
+	standin_opened(STANDIN_HANDLE, -1);
+	return error;
+}
+
+EXPORT int cuMemExportToShareableHandle(void *exported, uint64_t handle, int type,
+					unsigned long long flags)
+{
+	const struct memory *memory = (const struct memory *)(uintptr_t)handle;
+	int fd;
+
+	ENTER("cuMemExportToShareableHandle");
+	if (type != KVT_CU_HANDLE_POSIX_FD || flags)
+		return KVT_CU_ERROR_INVALID_VALUE;
+	fd = fcntl(memory->fd, F_DUPFD_CLOEXEC, 0);
+	if (fd < 0)
+		return KVT_CU_ERROR_OPERATING_SYSTEM;
+	*(int *)exported = fd;
+	return 0;
+}
+
+EXPORT int cuMemImportFromShareableHandle(uint64_t *handle, void *exported, int type)
+{
+	struct memory *memory;
+	struct stat st;
+
+	ENTER("cuMemImportFromShareableHandle");
+	if (type != KVT_CU_HANDLE_POSIX_FD || fstat((int)(intptr_t)exported, &st) != 0 ||
+	    !S_ISREG(st.st_mode) || st.st_size % STANDIN_BLOCK)
+		return KVT_CU_ERROR_INVALID_VALUE;
+	memory = calloc(1, sizeof(*memory));
+	if (!memory)
+		return KVT_CU_ERROR_OPERATING_SYSTEM;
+	*memory = (struct memory){ .references = 1, .bytes = (uint64_t)st.st_size,
+				   .device = -1 };
+	memory->fd = fcntl((int)(intptr_t)exported, F_DUPFD_CLOEXEC, 0);
+	if (memory->fd < 0) {
+		free(memory);
+		return KVT_CU_ERROR_OPERATING_SYSTEM;
+	}
+	standin_opened(STANDIN_HANDLE, 1);
+	*handle = (uint64_t)(uintptr_t)memory;
+	return 0;
+}
+
+EXPORT int cuMemAddressReserve(uint64_t *address, size_t bytes, size_t alignment, uint64_t wish,
+			       unsigned long long flags)
+{
+	uint64_t unit = alignment ? alignment : STANDIN_BLOCK, at;
+	char *base;
+	bool added;
+
+	ENTER("cuMemAddressReserve");
+	if (!bytes || bytes % STANDIN_BLOCK || flags || (unit & (unit - 1)))
+		return KVT_CU_ERROR_INVALID_VALUE;
+	(void)wish;
+	base = mmap(NULL, bytes + unit, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+		    -1, 0);
+	if (base == MAP_FAILED)
+		return KVT_CU_ERROR_OUT_OF_MEMORY;
+	at = ((uint64_t)(uintptr_t)base + unit - 1) / unit * unit;
+	if (at > (uint64_t)(uintptr_t)base)
+		munmap(base, at - (uint64_t)(uintptr_t)base);
+	munmap((char *)(uintptr_t)at + bytes, (uint64_t)(uintptr_t)base + unit - at);
+	pthread_mutex_lock(&lock);
+	added = range_add(STANDIN_RESERVATION, (void *)(uintptr_t)at, bytes, NULL);
+	pthread_mutex_unlock(&lock);
+	if (!added)
+		return KVT_CU_ERROR_OUT_OF_MEMORY;
+	*address = at;
+	return 0;
+}
+
+EXPORT int cuMemAddressFree(uint64_t address, size_t bytes)
+{
+	int error = standin_leave("cuMemAddressFree");
+	struct range *range;
+
+	pthread_mutex_lock(&lock);
+	range = range_at(STANDIN_RESERVATION, address);
+	if (range && range->bytes == bytes && !range_at(STANDIN_MAPPING, address)) {
+		munmap(range->base, range->bytes);
+		range_remove(range);
+	} else {
+		error = KVT_CU_ERROR_INVALID_VALUE;
+	}
+	pthread_mutex_unlock(&lock);
+	return error;
+}
+
+EXPORT int cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t handle,
+		    unsigned long long flags)
+{
+	struct memory *memory = (struct memory *)(uintptr_t)handle;
+	const struct range *range;
+	void *base = (void *)(uintptr_t)address;
+	int error = 0;
+
+	ENTER("cuMemMap");
+	pthread_mutex_lock(&lock);
+	range = range_at(STANDIN_RESERVATION, address);
+	if (!range || range->bytes < bytes || offset || flags || bytes > memory->bytes)
+		error = KVT_CU_ERROR_INVALID_VALUE;
+	else if (range_at(STANDIN_MAPPING, address))
+		error = KVT_CU_ERROR_ALREADY_MAPPED;
+	else if (mmap(base, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->fd, 0) != base ||
+		 !range_add(STANDIN_MAPPING, base, bytes, memory))
+		error = KVT_CU_ERROR_MAP_FAILED;
+	else
+		memory->references++;
+	pthread_mutex_unlock(&lock);
+	return error;
+}
+
+EXPORT int cuMemUnmap(uint64_t address, size_t bytes)
+{
+	int error = standin_leave("cuMemUnmap");
+	struct range *range;
+
+	pthread_mutex_lock(&lock);
+	range = range_at(STANDIN_MAPPING, address);
+	if (range && range->bytes == bytes &&
+	    mmap(range->base, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+		    range->base) {
+		memory_drop(range->memory);
+		range_remove(range);
+	} else {
+		error = KVT_CU_ERROR_INVALID_VALUE;
+	}
+	pthread_mutex_unlock(&lock);
+	return error;
+}
+
+EXPORT int cuMemSetAccess(uint64_t address, size_t bytes, const struct kvt_cu_access *access,
+			  size_t n_accesses)
+{
+	const struct range *range;
+	int protection, error = 0;
+
+	ENTER("cuMemSetAccess");
+	if (n_accesses != 1 || access->location.type != KVT_CU_LOCATION_DEVICE ||
+	    !standin_device(access->location.id))
+		return KVT_CU_ERROR_INVALID_VALUE;
+	protection = access->flags == KVT_CU_ACCESS_READ_WRITE ? PROT_READ | PROT_WRITE
+		     : access->flags == KVT_CU_ACCESS_READ     ? PROT_READ
+							       : PROT_NONE;
+	pthread_mutex_lock(&lock);
+	range = range_at(STANDIN_MAPPING, address);
+	if (!range || range->bytes != bytes || mprotect(range->base, bytes, protection) != 0)
+		error = KVT_CU_ERROR_INVALID_VALUE;
+	pthread_mutex_unlock(&lock);
+	return error;
+}
+
+/* ---- registered host memory */
+
+EXPORT int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned int flags)
+{
+	char *at = memory;
+	int error = 0;
+
+	ENTER("cuMemHostRegister_v2");
+	if (standin_trait("no-host-register"))
+		return KVT_CU_ERROR_NOT_SUPPORTED;
+	if (!standin_current() || (uintptr_t)memory % 4096 || bytes % 4096 ||
+	    flags != (KVT_CU_HOST_REGISTER_PORTABLE | KVT_CU_HOST_REGISTER_DEVICEMAP))
+		return KVT_CU_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&lock);
+	for (int i = 0; i < RANGES_MAX; i++)
+		if (ranges[i].base && ranges[i].kind == STANDIN_REGISTRATION &&
+		    at < ranges[i].base + ranges[i].bytes && ranges[i].base < at + bytes)
+			error = KVT_CU_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+	if (!error && !range_add(STANDIN_REGISTRATION, memory, bytes, NULL))
+		error = KVT_CU_ERROR_OPERATING_SYSTEM;
+	pthread_mutex_unlock(&lock);
+	return error;
+}
+
+EXPORT int cuMemHostUnregister(void *memory)
+{
+	int error = standin_leave("cuMemHostUnregister");
+	struct range *range;
+
+	pthread_mutex_lock(&lock);
+	range = range_at(STANDIN_REGISTRATION, (uint64_t)(uintptr_t)memory);
+	if (range)
+		range_remove(range);
+	else
+		error = STANDIN_NOT_REGISTERED;
+	pthread_mutex_unlock(&lock);
+	return error;
+}
+
+EXPORT int cuMemHostGetDevicePointer_v2(uint64_t *address, void *memory, unsigned int flags)
+{
+	int error;
+
+	ENTER("cuMemHostGetDevicePointer_v2");
+	pthread_mutex_lock(&lock);
+	error = range_at(STANDIN_REGISTRATION, (uint64_t)(uintptr_t)memory) && !flags
+			? 0
+			: STANDIN_NOT_REGISTERED;
+	pthread_mutex_unlock(&lock);
+	if (!error)
+		*address = (uint64_t)(uintptr_t)memory;
+	return error;
+}

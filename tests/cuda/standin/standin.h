@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_TESTS_CUDA_STANDIN_H
+#define KVT_TESTS_CUDA_STANDIN_H
+
+/**
+ * @file standin.h
+ * The inside of a libcuda.so.1 for tests: device memory is files in shared memory, so that handles
+ * and descriptors really travel between processes and really die; streams are threads that lag;
+ * kernels run on emulated hardware where that is linked in.
+ *
+ * What a process sees is set by its environment, before its first call:
+ *   KVT_STANDIN_DIR      directory (tmpfs) of the devices' memory, shared by all processes that
+ *                        see the same devices. Without it memory is the process's own, no IPC
+ *   KVT_STANDIN_DEVICES  how many devices the host has (1)
+ *   KVT_STANDIN_MEMORY   bytes of memory of each (1 GiB)
+ *   KVT_STANDIN_DRIVER   what cuDriverGetVersion says (13000)
+ *   KVT_STANDIN_TRAITS   words, separated by commas: mig no-ipc no-vmm no-posix-fd mps prohibited
+ *                        no-stream-ops no-host-register releases-fail
+ *   KVT_STANDIN_FAIL_AT  the n-th call fails, from 0; KVT_STANDIN_FAIL_CALL: only this function's
+ *                        calls count; KVT_STANDIN_FAIL_ERROR: the CUresult (999)
+ *   KVT_STANDIN_LAG_US   each item of a stream waits a random time below this before it runs
+ *   KVT_STANDIN_REPORT   file to which "calls=N open=N (kind N ...)" is appended at exit
+ *   CUDA_VISIBLE_DEVICES ordinals, or GPU-... UUIDs, as for the real one
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kvt_cuda.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define STANDIN_DEVICES_MAX 16
+#define STANDIN_BLOCK (2u << 20) /* as the real one's granularity */
+#define STANDIN_FAILURE 999
+
+enum standin_error { /* beside those in kvt_cuda.h */
+	STANDIN_NOT_INITIALIZED = 3,
+	STANDIN_NOT_REGISTERED = 713,
+	STANDIN_NOT_FOUND = 500,
+};
+
+enum standin_kind {
+	STANDIN_CONTEXT,
+	STANDIN_MODULE,
+	STANDIN_MEMORY,
+	STANDIN_IPC,
+	STANDIN_HANDLE,
+	STANDIN_RESERVATION,
+	STANDIN_MAPPING,
+	STANDIN_REGISTRATION,
+	STANDIN_STREAM,
+	STANDIN_EVENT,
+	STANDIN_KINDS,
+};
+
+struct standin_device {
+	int index; /* on the host, whatever the process calls it */
+	int contexts;
+	struct kvt_cu_uuid uuid;
+};
+
+/* Read and written by tests, which find them by dlsym. */
+extern int stub_fail_at; /* which call from now on fails; -1 for none */
+extern int stub_open;    /* everything that is open in this process */
+extern int stub_pushed;  /* contexts on the calling threads' stacks */
+extern int stub_major;
+extern int stub_devices;
+
+/** Whether this call is the one that fails. Every exported function asks first. */
+int standin_enter(const char *name);
+/** The same for what gives something back: it does so in any case, and fails on request only with
+ * the trait "releases-fail". */
+int standin_leave(const char *name);
+/** Return from the caller if this call fails, or nothing was initialized. */
+#define ENTER(name)                                                                               \
+	do {                                                                                      \
+		int error_ = standin_enter(name);                                                 \
+		if (error_)                                                                       \
+			return error_;                                                            \
+	} while (0)
+
+bool standin_trait(const char *word);
+uint64_t standin_number(const char *variable, uint64_t fallback);
+void standin_opened(enum standin_kind kind, int by);
+
+/** By the process's ordinal, NULL if there is none. */
+struct standin_device *standin_device(int ordinal);
+int standin_ordinal(const struct standin_device *device);
+/** The device of the current context, NULL if none is current. */
+struct standin_device *standin_current(void);
+
+#endif

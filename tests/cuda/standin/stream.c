@@ -1,0 +1,475 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Streams: each has a thread that runs its items in order, as late as the gate and the lag make
+ * it. The null stream runs at once, on the caller's thread: one of the orders that the real one may
+ * choose. Events are counters that a stream reaches. Modules and kernels are the emulated ones.
+ */
+#include "tests/cuda/standin/standin.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "shm/atomic.h"
+#include "tests/kernels/emulated.h"
+
+#define N_NAMES 64
+#define PER_THREAD ((void *)2)
+
+enum item_kind { ITEM_COPY, ITEM_HOST, ITEM_WRITE, ITEM_RECORD, ITEM_WAIT, ITEM_KERNEL };
+
+struct event {
+	uint64_t recorded; /* times it was recorded, and reached */
+	uint64_t reached;
+	struct timespec time; /* when it was last reached */
+};
+
+struct item {
+	struct item *next;
+	enum item_kind kind;
+	void *target;
+	const void *source; /* staged behind the item, or device memory */
+	size_t bytes;
+	kvt_cu_host_fn *function;
+	void *context;
+	uint64_t value;
+	struct event *event;
+	const char *kernel;
+	uint32_t grid_x, grid_y;
+	char staged[];
+};
+
+struct stream {
+	pthread_t thread;
+	struct standin_device *device;
+	struct item *first, *last;
+	bool busy, over, capturing;
+	uint64_t random;
+};
+
+/* One lock and one condition for all: tests have few streams. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static bool gate_closed;
+
+/** While the gate is closed no stream begins another item. For tests, by dlsym. */
+EXPORT void standin_gate(int closed);
+EXPORT void standin_gate(int closed)
+{
+	pthread_mutex_lock(&lock);
+	gate_closed = closed;
+	pthread_cond_broadcast(&changed);
+	pthread_mutex_unlock(&lock);
+}
+
+/** Make a stream look as if it were being captured into a graph. */
+EXPORT void standin_capture(void *stream, int capturing);
+EXPORT void standin_capture(void *stream, int capturing)
+{
+	((struct stream *)stream)->capturing = capturing;
+}
+
+/* ---- running */
+
+static void item_run(struct item *item)
+{
+	switch (item->kind) {
+	case ITEM_COPY:
+		memmove(item->target, item->source, item->bytes);
+		break;
+	case ITEM_HOST:
+		item->function(item->context);
+		break;
+	case ITEM_WRITE: /* with the barrier that it has by default */
+		kvt_store_release((uint64_t *)item->target, item->value);
+		break;
+	case ITEM_RECORD:
+		pthread_mutex_lock(&lock);
+		clock_gettime(CLOCK_MONOTONIC, &item->event->time);
+		if (item->event->reached < item->value)
+			item->event->reached = item->value;
+		pthread_cond_broadcast(&changed);
+		pthread_mutex_unlock(&lock);
+		break;
+	case ITEM_WAIT:
+		pthread_mutex_lock(&lock);
+		while (item->event->reached < item->value)
+			pthread_cond_wait(&changed, &lock);
+		pthread_mutex_unlock(&lock);
+		break;
+	case ITEM_KERNEL:
+		emulated_launch(item->kernel, item->staged, item->grid_x, item->grid_y);
+		break;
+	}
+}
+
+static void lag(struct stream *stream)
+{
+	uint64_t most_us = standin_number("KVT_STANDIN_LAG_US", 0);
+	struct timespec pause = { 0 };
+
+	if (!most_us)
+		return;
+	stream->random = stream->random * 6364136223846793005ull + 1442695040888963407ull;
+	pause.tv_nsec = (long)((stream->random >> 33) % most_us * 1000);
+	clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, NULL); /* the device is slow: nobody waits */
+}
+
+static void *stream_main(void *context)
+{
+	struct stream *stream = context;
+
+	pthread_mutex_lock(&lock);
+	for (;;) {
+		struct item *item = stream->first;
+
+		if (item && !gate_closed) {
+			stream->first = item->next;
+			stream->busy = true;
+			pthread_mutex_unlock(&lock);
+			lag(stream);
+			item_run(item);
+			free(item);
+			pthread_mutex_lock(&lock);
+			stream->busy = false;
+			pthread_cond_broadcast(&changed);
+		} else if (!item && stream->over) {
+			break;
+		} else {
+			pthread_cond_wait(&changed, &lock);
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	free(stream);
+	return NULL;
+}
+
+static struct item *item_make(enum item_kind kind, size_t staged)
+{
+	struct item *item = calloc(1, sizeof(*item) + staged);
+
+	if (!item)
+		abort();
+	item->kind = kind;
+	return item;
+}
+
+/* Queue it, or run it now on the null stream. */
+static int item_put(void *handle, struct item *item)
+{
+	struct stream *stream = handle;
+
+	if (!stream || handle == PER_THREAD) {
+		item_run(item);
+		free(item);
+		return 0;
+	}
+	pthread_mutex_lock(&lock);
+	if (stream->first)
+		stream->last->next = item;
+	else
+		stream->first = item;
+	stream->last = item;
+	pthread_cond_broadcast(&changed);
+	pthread_mutex_unlock(&lock);
+	return 0;
+}
+
+/* ---- streams and events */
+
+EXPORT int cuStreamCreate(void **ret_stream, unsigned int flags)
+{
+	static uint64_t seed;
+	struct stream *stream;
+
+	ENTER("cuStreamCreate");
+	(void)flags;
+	if (!standin_current())
+		return KVT_CU_ERROR_INVALID_CONTEXT;
+	stream = calloc(1, sizeof(*stream));
+	if (!stream)
+		return KVT_CU_ERROR_OUT_OF_MEMORY;
+	stream->device = standin_current();
+	stream->random = ++seed * 0x9e3779b97f4a7c15ull;
+	if (pthread_create(&stream->thread, NULL, stream_main, stream) != 0) {
+		free(stream);
+		return KVT_CU_ERROR_OPERATING_SYSTEM;
+	}
+	pthread_detach(stream->thread);
+	standin_opened(STANDIN_STREAM, 1);
+	*ret_stream = stream;
+	return 0;
+}
+
+/* What is queued still runs. */
+EXPORT int cuStreamDestroy_v2(void *handle)
+{
+	int error = standin_leave("cuStreamDestroy_v2");
+	struct stream *stream = handle;
+
+	pthread_mutex_lock(&lock);
+	stream->over = true;
+	pthread_cond_broadcast(&changed);
+	pthread_mutex_unlock(&lock);
+	standin_opened(STANDIN_STREAM, -1);
+	return error;
+}
+
+EXPORT int cuStreamSynchronize(void *handle)
+{
+	const struct stream *stream = handle;
+
+	ENTER("cuStreamSynchronize");
+	pthread_mutex_lock(&lock);
+	while (stream && (stream->first || stream->busy))
+		pthread_cond_wait(&changed, &lock);
+	pthread_mutex_unlock(&lock);
+	return 0;
+}
+
+EXPORT int cuStreamGetCtx(void *handle, void **context)
+{
+	const struct stream *stream = handle;
+
+	ENTER("cuStreamGetCtx");
+	*context = stream && handle != PER_THREAD ? stream->device : standin_current();
+	return *context ? 0 : KVT_CU_ERROR_INVALID_CONTEXT;
+}
+
+EXPORT int cuStreamIsCapturing(void *handle, int *status)
+{
+	const struct stream *stream = handle;
+
+	ENTER("cuStreamIsCapturing");
+	*status = stream && handle != PER_THREAD && stream->capturing;
+	return 0;
+}
+
+EXPORT int cuStreamWaitEvent(void *stream, void *handle, unsigned int flags)
+{
+	struct event *event = handle;
+	struct item *item;
+
+	ENTER("cuStreamWaitEvent");
+	(void)flags;
+	item = item_make(ITEM_WAIT, 0);
+	item->event = event;
+	pthread_mutex_lock(&lock);
+	item->value = event->recorded;
+	pthread_mutex_unlock(&lock);
+	return item_put(stream, item);
+}
+
+EXPORT int cuEventCreate(void **event, unsigned int flags)
+{
+	ENTER("cuEventCreate");
+	(void)flags;
+	*event = calloc(1, sizeof(struct event));
+	if (!*event)
+		return KVT_CU_ERROR_OUT_OF_MEMORY;
+	standin_opened(STANDIN_EVENT, 1);
+	return 0;
+}
+
+/* The memory stays: an item that names it may still be queued. */
+EXPORT int cuEventDestroy_v2(void *event)
+{
+	int error = standin_leave("cuEventDestroy_v2");
+
+	(void)event;
+	standin_opened(STANDIN_EVENT, -1);
+	return error;
+}
+
+EXPORT int cuEventRecord(void *handle, void *stream)
+{
+	struct event *event = handle;
+	struct item *item;
+
+	ENTER("cuEventRecord");
+	item = item_make(ITEM_RECORD, 0);
+	item->event = event;
+	pthread_mutex_lock(&lock);
+	item->value = ++event->recorded;
+	pthread_mutex_unlock(&lock);
+	return item_put(stream, item);
+}
+
+EXPORT int cuEventSynchronize(void *handle)
+{
+	const struct event *event = handle;
+	uint64_t value;
+
+	ENTER("cuEventSynchronize");
+	pthread_mutex_lock(&lock);
+	value = event->recorded;
+	while (event->reached < value)
+		pthread_cond_wait(&changed, &lock);
+	pthread_mutex_unlock(&lock);
+	return 0;
+}
+
+EXPORT int cuEventElapsedTime(float *ms, void *begin, void *end);
+EXPORT int cuEventElapsedTime(float *ms, void *begin, void *end)
+{
+	const struct event *a = begin, *b = end;
+
+	ENTER("cuEventElapsedTime");
+	*ms = (float)(b->time.tv_sec - a->time.tv_sec) * 1e3f +
+	      (float)(b->time.tv_nsec - a->time.tv_nsec) * 1e-6f;
+	return 0;
+}
+
+/* ---- work */
+
+EXPORT int cuLaunchHostFunc(void *stream, kvt_cu_host_fn *function, void *context)
+{
+	struct item *item;
+
+	ENTER("cuLaunchHostFunc");
+	item = item_make(ITEM_HOST, 0);
+	item->function = function;
+	item->context = context;
+	return item_put(stream, item);
+}
+
+EXPORT int cuStreamWriteValue64_v2(void *stream, uint64_t address, uint64_t value,
+				   unsigned int flags)
+{
+	struct item *item;
+
+	ENTER("cuStreamWriteValue64_v2");
+	if (standin_trait("no-stream-ops") || flags || address % 8)
+		return KVT_CU_ERROR_NOT_SUPPORTED;
+	item = item_make(ITEM_WRITE, 0);
+	item->target = (void *)(uintptr_t)address;
+	item->value = value;
+	return item_put(stream, item);
+}
+
+/* From memory that is not pinned: it has been read when this returns, as with the real one. */
+EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t bytes, void *stream)
+{
+	struct item *item;
+
+	ENTER("cuMemcpyHtoDAsync_v2");
+	item = item_make(ITEM_COPY, bytes);
+	item->target = (void *)(uintptr_t)target;
+	item->source = item->staged;
+	item->bytes = bytes;
+	memcpy(item->staged, source, bytes);
+	return item_put(stream, item);
+}
+
+EXPORT int cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, size_t bytes, void *stream);
+EXPORT int cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, size_t bytes, void *stream)
+{
+	struct item *item;
+
+	ENTER("cuMemcpyDtoDAsync_v2");
+	item = item_make(ITEM_COPY, 0);
+	item->target = (void *)(uintptr_t)target;
+	item->source = (const void *)(uintptr_t)source;
+	item->bytes = bytes;
+	return item_put(stream, item);
+}
+
+EXPORT int cuMemcpyDtoHAsync_v2(void *target, uint64_t source, size_t bytes, void *stream)
+{
+	struct item *item;
+
+	ENTER("cuMemcpyDtoHAsync_v2");
+	item = item_make(ITEM_COPY, 0);
+	item->target = target;
+	item->source = (const void *)(uintptr_t)source;
+	item->bytes = bytes;
+	return item_put(stream, item);
+}
+
+EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t bytes);
+EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t bytes)
+{
+	memcpy((void *)(uintptr_t)target, source, bytes);
+	return 0;
+}
+
+EXPORT int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t bytes);
+EXPORT int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t bytes)
+{
+	memcpy(target, (const void *)(uintptr_t)source, bytes);
+	return 0;
+}
+
+/* ---- kernels */
+
+/* A binary is an ELF file, PTX is text. */
+EXPORT int cuModuleLoadData(void **module, const void *image)
+{
+	static int loaded;
+
+	ENTER("cuModuleLoadData");
+	if (memcmp(image, "\177ELF", 4) != 0 && !strstr(image, ".version"))
+		return KVT_CU_ERROR_INVALID_VALUE;
+	*module = &loaded;
+	standin_opened(STANDIN_MODULE, 1);
+	return 0;
+}
+
+EXPORT int cuModuleUnload(void *module)
+{
+	int error = standin_leave("cuModuleUnload");
+
+	(void)module;
+	standin_opened(STANDIN_MODULE, -1);
+	return error;
+}
+
+EXPORT int cuModuleGetFunction(void **function, void *module, const char *name)
+{
+	static char names[N_NAMES][64];
+
+	ENTER("cuModuleGetFunction");
+	(void)module;
+	if (!emulated_known(name) || strlen(name) >= sizeof(names[0]))
+		return STANDIN_NOT_FOUND;
+	for (int i = 0; i < N_NAMES; i++) {
+		if (names[i][0] && strcmp(names[i], name) != 0)
+			continue;
+		memcpy(names[i], name, strlen(name) + 1);
+		*function = names[i];
+		return 0;
+	}
+	return STANDIN_NOT_FOUND;
+}
+
+EXPORT int cuFuncSetAttribute(void *function, int attribute, int value)
+{
+	ENTER("cuFuncSetAttribute");
+	(void)function;
+	return attribute == KVT_CU_FUNCTION_SHARED_BYTES && value <= 227 << 10
+		       ? 0
+		       : KVT_CU_ERROR_INVALID_VALUE;
+}
+
+EXPORT int cuLaunchKernel(void *function, unsigned int grid_x, unsigned int grid_y,
+			  unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+			  unsigned int block_z, unsigned int shared_bytes, void *stream,
+			  void **arguments, void **extra)
+{
+	size_t bytes;
+	struct item *item;
+
+	ENTER("cuLaunchKernel");
+	(void)shared_bytes, (void)extra;
+	if (!grid_x || !grid_y || grid_z != 1 || block_x != 128 || block_y != 1 || block_z != 1)
+		return KVT_CU_ERROR_INVALID_VALUE;
+	bytes = emulated_args_bytes(function);
+	item = item_make(ITEM_KERNEL, bytes);
+	item->kernel = function;
+	item->grid_x = grid_x;
+	item->grid_y = grid_y;
+	memcpy(item->staged, arguments[0], bytes);
+	return item_put(stream, item);
+}
