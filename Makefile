@@ -72,6 +72,10 @@ MISSING := $(shell for need in $(NEEDS); do \
 	printf '\043include <%s>\n' "$$header" | $(CC) -E -xc - >/dev/null 2>&1 || \
 	echo "$$package"; }; done)
 
+# Optional: kvtmetricsd is left out without it.
+METRICS_HTTP := $(shell printf '\043include <microhttpd.h>\n' | $(CC) -E -xc - >/dev/null 2>&1 && \
+	echo yes)
+
 # Each area adds its programs, libraries and test targets.
 -include $(wildcard */build.mk)
 

@@ -14,15 +14,18 @@ DOCDIR := $(PREFIX)/share/doc/kvtrunk
 BASHDIR := $(PREFIX)/share/bash-completion/completions
 ZSHDIR := $(PREFIX)/share/zsh/vendor-completions
 
-INSTALL_BIN := $(addprefix $(O)/,kvtrunkd kvtctl)
+INSTALL_BIN := $(addprefix $(O)/,kvtrunkd kvtctl $(if $(METRICS_HTTP),kvtmetricsd))
 INSTALL_LIB := $(addprefix $(O)/,libkvtrunk.a libkvtkernels.a)
 INSTALL_HEADERS := $(addprefix include/,kvtrunk.h kvtrunk_abi.h kvtrunk_keys.h kvt_kernels.h)
 INSTALL_PAGES := $(wildcard docs/*.[1-8])
-INSTALL_UNITS := systemd/kvtrunkd@.service systemd/kvtrunkd@.socket
+INSTALL_UNITS := systemd/kvtrunkd@.service systemd/kvtrunkd@.socket \
+	$(if $(METRICS_HTTP),systemd/kvtrunk-metrics@.service)
+INSTALL_DOCS := README.md systemd/example.conf docs/grafana-dashboard.json \
+	docs/prometheus-alerts.yml $(wildcard docs/*.md)
 put = install -D -m $(1) $(2) $(DESTDIR)$(3)
 
 # What a program was built to find, where it is going to be.
-place = sed -e 's|/usr/bin/kvtrunkd|$(BINDIR)/kvtrunkd|' -e 's|/etc/kvtrunk|$(SYSCONFDIR)/kvtrunk|'
+place = sed -e 's|/usr/bin/kvt|$(BINDIR)/kvt|' -e 's|/etc/kvtrunk|$(SYSCONFDIR)/kvtrunk|'
 
 install: $(INSTALL_BIN) $(INSTALL_LIB) $(O)/libkvtrunk.so $(O)/libkvtkernels.so
 	@$(foreach f,$(INSTALL_BIN),$(call put,755,$(f),$(BINDIR)/$(notdir $(f))) &&) :
@@ -43,8 +46,7 @@ install: $(INSTALL_BIN) $(INSTALL_LIB) $(O)/libkvtrunk.so $(O)/libkvtkernels.so
 		$(call put,644,$(O)/install.unit,$(UNITDIR)/$(notdir $(f))) &&) :
 	@$(call put,644,systemd/kvtrunk.sysusers,$(PREFIX)/lib/sysusers.d/kvtrunk.conf)
 	@$(call put,644,systemd/kvtrunk.tmpfiles,$(PREFIX)/lib/tmpfiles.d/kvtrunk.conf)
-	@$(call put,644,systemd/example.conf,$(DOCDIR)/example.conf)
-	@$(call put,644,README.md,$(DOCDIR)/README.md)
+	@$(foreach f,$(INSTALL_DOCS),$(call put,644,$(f),$(DOCDIR)/$(patsubst systemd/%,%,$(f))) &&) :
 	@$(call put,644,tools/completions/kvtctl.bash,$(BASHDIR)/kvtctl)
 	@$(call put,644,tools/completions/_kvtctl,$(ZSHDIR)/_kvtctl)
 	@install -d -m 755 $(DESTDIR)$(SYSCONFDIR)/kvtrunk

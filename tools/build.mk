@@ -15,8 +15,6 @@ $(O)/kvtctl: $(O)/obj/tools/kvtctl.o $(OPLOG_OBJ) $(O)/libkvttools.a $(O)/libkvt
 PROGRAMS += $(O)/kvtctl
 
 # kvtmetricsd needs libmicrohttpd; without it everything else is built.
-METRICS_HTTP := $(shell printf '\043include <microhttpd.h>\n' | $(CC) -E -xc - >/dev/null 2>&1 && \
-	echo yes)
 PROGRAMS += $(if $(METRICS_HTTP),$(O)/kvtmetricsd,say-no-metricsd)
 
 $(O)/kvtmetricsd: $(call objs,tools/metricsd.c tools/metrics.c tools/util.c) $(O)/libkvtrunk.a
