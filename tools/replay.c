@@ -485,8 +485,8 @@ static int watch(struct replay *replay)
 
 	while (replay->crew.n_alive) {
 		for (uint32_t i = 0; i < replay->options.workers; i++)
-			fds[i] = (struct pollfd){ replay->crew.pids[i] ? replay->crew.pidfds[i] : -1, POLLIN,
-						  0 };
+			fds[i] = (struct pollfd){ replay->crew.pids[i] ? replay->crew.pidfds[i] : -1,
+						  POLLIN, 0 };
 		poll(fds, replay->options.workers, LOOK_EVERY_MS);
 		for (uint32_t i = 0; i < replay->options.workers; i++) {
 			if (replay->crew.pids[i] && fds[i].revents)
