@@ -480,24 +480,24 @@ static void draw(struct replay *replay, bool last)
 
 static int watch(struct replay *replay)
 {
+	struct kvt_replay_crew *crew = &replay->crew;
 	struct pollfd fds[KVT_REPLAY_MAX_WORKERS];
 	int rc = 0;
 
-	while (replay->crew.n_alive) {
+	while (crew->n_alive) {
 		for (uint32_t i = 0; i < replay->options.workers; i++)
-			fds[i] = (struct pollfd){ replay->crew.pids[i] ? replay->crew.pidfds[i] : -1,
-						  POLLIN, 0 };
+			fds[i] = (struct pollfd){ crew->pids[i] ? crew->pidfds[i] : -1, POLLIN, 0 };
 		poll(fds, replay->options.workers, LOOK_EVERY_MS);
 		for (uint32_t i = 0; i < replay->options.workers; i++) {
-			if (replay->crew.pids[i] && fds[i].revents)
-				kvt_replay_crew_bury(&replay->crew, i);
+			if (crew->pids[i] && fds[i].revents)
+				kvt_replay_crew_bury(crew, i);
 		}
 		maybe_kill(replay);
 		if (!rc && replay->observer)
 			rc = sample(replay);
 		if (rc || interrupted) {
-			kvt_store_release(&replay->crew.shared->stop, 1);
-			kvt_replay_notify(replay->crew.shared);
+			kvt_store_release(&crew->shared->stop, 1);
+			kvt_replay_notify(crew->shared);
 		}
 		draw(replay, false);
 	}
