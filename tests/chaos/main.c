@@ -91,7 +91,7 @@ static bool load_trace(struct chaos *chaos, uint32_t round)
 {
 	struct kvt_trace_options options = {
 		.format = KVT_TRACE_GENERATE, .sessions = ROUND_SESSIONS, .users = 16,
-		/* Every other round asks again what the one before asked: it must still be there. */
+		/* Every other round asks again what the one before asked. */
 		.seed = chaos->seed + round / 2,
 	};
 	char why[256] = "";
@@ -286,7 +286,7 @@ static void print(struct chaos *chaos)
 static bool start(struct chaos *chaos)
 {
 	char pages[32], log[160], why[512] = "";
-	const char *const flags[] = { "--supervise", pages, "--page_size=16", "--page_bytes=128",
+	const char *const flags[] = { "--supervise", pages, "--page_size=64", "--page_bytes=512",
 				      "--max_private_pages=0", "--max_leases=0",
 				      "--log_level=error", log, NULL };
 
@@ -357,8 +357,8 @@ static bool parse(struct chaos *chaos, int argc, char **argv, uint64_t *ret_seco
 int main(int argc, char **argv)
 {
 	struct chaos chaos = { .options = {
-		.policy = "lru", .workers = 4, .n_pages = 4096, .page_size = 16, .page_bytes = 128,
-		.chunk = 128, .concurrency = 2, .n_namespaces = 2, .verify = true,
+		.policy = "lru", .workers = 4, .n_pages = 4096, .page_size = 64, .page_bytes = 512,
+		.chunk = 256, .concurrency = 2, .n_namespaces = 2, .verify = true,
 	} };
 	uint64_t seconds = 60;
 	bool keep;
