@@ -3,7 +3,7 @@
 
 PROGRAMS += $(O)/kvtrunkd
 
-DAEMON_LIBS := -luring -linih -lbsd -lrt
+DAEMON_LIBS := -luring -linih -lbsd -lrt -ldl
 
 $(O)/kvtrunkd: $(DAEMON_OBJ) $(CORE_OBJ) $(SHM_OBJ)
 	$(CC) $(LDFLAGS_BASE) $^ $(DAEMON_LIBS) -o $@

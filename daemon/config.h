@@ -41,6 +41,8 @@ struct kvt_config {
 
 enum kvt_hugepages { KVT_HUGEPAGES_AUTO = 0, KVT_HUGEPAGES_NO = 1, KVT_HUGEPAGES_REQUIRE = 2 };
 
+enum kvt_mps { KVT_MPS_AUTO = 0, KVT_MPS_YES = 1, KVT_MPS_NO = 2 };
+
 /** What the command line asks for. */
 enum kvt_command {
 	KVT_COMMAND_RUN = 0,

@@ -43,8 +43,16 @@
 	  "Pages of the pool, the scratch page included. 0: as many as fit into pool_bytes.")     \
 	X(BYTES, pool_bytes, "256M", 1, 1ll << 48, NULL, START,                                   \
 	  "Bytes of one slab of the pool, where n_pages is 0.")                                   \
-	X(CHOICE, backend, "host", 0, 0, "host", START,                                           \
-	  "Where pages live. host: shared memory of this machine.")                               \
+	X(CHOICE, backend, "host", 0, 0, "host|cuda-ipc|cuda-vmm", START,                         \
+	  "Where pages live. host: shared memory of this machine. cuda-ipc and cuda-vmm: device " \
+	  "memory, shared by IPC handles or by descriptors.")                                     \
+	X(TEXT, devices, "0", 1, 255, NULL, START,                                                \
+	  "CUDA devices of the pool, one slab each: numbers or UUIDs separated by blanks, or all.")\
+	X(CHOICE, mps, "auto", 0, 0, "auto|yes|no", RELOAD,                                       \
+	  "Whether clients' GPU work runs under MPS. auto: look for its control daemon.")         \
+	X(NUMBER, mps_grace_ms, "10000", 0, 86400000, NULL, RELOAD,                               \
+	  "Under MPS: how long a dead client's GPU work may go on. Its private pages stay in "    \
+	  "quarantine as long.")                                                                  \
 	X(CHOICE, hugepages, "auto", 0, 0, "auto|no|require", START,                              \
 	  "Huge pages under a host pool. auto: when there are enough, said once if not.")         \
 	X(BOOL, mlock, "no", 0, 0, NULL, START,                                                   \

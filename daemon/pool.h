@@ -25,6 +25,9 @@ struct kvt_pool {
 	uint64_t bytes;  /* per slab, rounded up to what the backend maps in */
 	bool mlock;
 	uint32_t hugepages; /* enum kvt_hugepages */
+	const char *devices;   /* cuda: option `devices`, which makes n_slabs */
+	uint32_t mps;          /* enum kvt_mps */
+	uint64_t mps_grace_ns; /* cuda under MPS: how long a dead client's work may go on */
 	char note[256];  /* what an operator should know about how it was made, or "" */
 	void *state;     /* the backend's own */
 };
@@ -46,6 +49,9 @@ struct kvt_pool_writer {
 struct kvt_pool_backend_ops {
 	const char *name;
 	uint32_t backend; /* enum kvt_pool_backend */
+	/** Bytes that one slab could have now. Negative errno with `why`; NULL: not known. May be
+	 * called before create(), on a pool whose options are set. */
+	int (*free_bytes)(struct kvt_pool *pool, uint64_t *ret_bytes, char *why, size_t why_size);
 	/** Make the slabs. Negative errno with `why`: cause and cure. */
 	int (*create)(struct kvt_pool *pool, char *why, size_t why_size);
 	int (*export)(struct kvt_pool *pool, struct kvt_pool_export *ret_export);
@@ -57,6 +63,8 @@ struct kvt_pool_backend_ops {
 };
 
 extern const struct kvt_pool_backend_ops kvt_pool_host_ops;
+extern const struct kvt_pool_backend_ops kvt_pool_cuda_ipc_ops;
+extern const struct kvt_pool_backend_ops kvt_pool_cuda_vmm_ops;
 
 /** Backend by enum kvt_pool_backend, NULL if this build has none. */
 const struct kvt_pool_backend_ops *kvt_pool_backend_find(uint32_t backend);

@@ -118,6 +118,8 @@ void kvt_daemon_apply(struct kvt_daemon *daemon)
 	uint64_t settle = COMPACT_AFTER_US * daemon->cycles_per_us;
 
 	kvt_log_set_level(KVT_LOG_ERROR + (int)config->log_level);
+	daemon->pool.mps = config->mps;
+	daemon->pool.mps_grace_ns = (uint64_t)config->mps_grace_ms * 1000000;
 	/* On a single core whoever spins keeps the other from doing what is waited for. */
 	if (config->spin_budget_us > 0 && sysconf(_SC_NPROCESSORS_ONLN) == 1)
 		daemon->spin_most_cycles = 0;
@@ -217,7 +219,9 @@ int kvt_daemon_check(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 static int check_memory(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_core_sizes *sizes = &daemon->sizes;
-	uint64_t pool = daemon->core_config.n_pages * (uint64_t)daemon->config.page_bytes;
+	uint64_t pool = daemon->config.backend == KVT_POOL_HOST
+				? daemon->core_config.n_pages * (uint64_t)daemon->config.page_bytes
+				: 0; /* device memory is asked for by the backend */
 	uint64_t rest = sizes->arena_bytes + sizes->ledger_bytes + sizes->scratch_bytes;
 	uint64_t limit = kvt_memory_limit_bytes();
 
@@ -331,6 +335,7 @@ static int make_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	pool->n_pages = daemon->core_config.n_pages;
 	pool->mlock = daemon->config.mlock;
 	pool->hugepages = daemon->config.hugepages;
+	pool->devices = daemon->config.devices;
 	error = pool->ops->create(pool, why, KVT_WHY_BYTES);
 	if (error)
 		pool->ops = NULL;

@@ -752,7 +752,8 @@ struct kvt_slab_record {
 	int32_t device;          /* the daemon's ordinal, -1: host memory */
 	uint32_t flags;          /* 0 */
 	uint32_t driver;         /* cuda: cuDriverGetVersion of the daemon, e.g. 12040 */
-	uint32_t reserved[9];
+	uint32_t pid_namespace;  /* of the daemon: inode of /proc/PID/ns/pid, 0 unknown */
+	uint32_t reserved[8];
 };
 _Static_assert(sizeof(struct kvt_slab_record) == 128, "kvt_slab_record");
 

@@ -1,0 +1,604 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Pools in device memory, one slab for each device of the option `devices`.
+ *
+ *   cuda-ipc  cuMemAlloc, and an IPC handle that clients open by themselves. The memory is this
+ *             process's: it goes when the daemon does, and it is never freed before, because to
+ *             free what others have open is undefined.
+ *   cuda-vmm  cuMemCreate, and a descriptor that clients get with WELCOME. The memory lives as long
+ *             as anybody holds a descriptor or a mapping; the daemon maps nothing itself, and lets
+ *             go of the devices' contexts once it is made.
+ *
+ * All driver work is done at start: nothing here waits for a device while clients are served.
+ */
+#include "daemon/pool.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/config.h"
+#include "kvt_cuda.h"
+
+/* What cuMemAlloc rounds to for itself, and IPC shares in whole. */
+#define BLOCK_BYTES (2ull << 20)
+#define MPS_KNOWN_NS 1000000000ull /* for which it is not looked for again */
+
+struct cuda_slab {
+	int device;      /* of the driver; equal to the ordinal */
+	void *context;   /* retained; NULL: not, or not any more */
+	uint64_t memory; /* cuda-ipc: address; cuda-vmm: allocation handle; 0: none */
+	int fd;          /* cuda-vmm, -1: none */
+	uint64_t free, total; /* bytes, when last asked */
+	char name[64];
+	struct kvt_slab_record record;
+};
+
+struct cuda_state {
+	struct kvt_cu_driver driver;
+	bool vmm;
+	bool exported;   /* clients may have it open */
+	bool mps_device; /* the driver says that contexts of some device are MPS's */
+	bool mps_seen;   /* at mps_asked_ns */
+	uint64_t mps_asked_ns;
+	uint32_t n_slabs;
+	struct cuda_slab slabs[KVT_MAX_SLABS];
+};
+
+static const char *backend_name(const struct cuda_state *state)
+{
+	return state->vmm ? "cuda-vmm" : "cuda-ipc";
+}
+
+static int fail(const struct cuda_state *state, int error, const char *doing, char *why,
+		size_t why_size)
+{
+	snprintf(why, why_size, "backend %s: the CUDA driver failed while %s: %s (error %d); see "
+		 "dmesg and nvidia-smi for the device's state", backend_name(state), doing,
+		 kvt_cu_text(&state->driver, error), error);
+	return -EIO;
+}
+
+/* ---- the devices */
+
+static int load_driver(struct cuda_state *state, char *why, size_t why_size)
+{
+	const char *missing;
+	int rc = kvt_cu_load(&state->driver, &missing), error, version = 0;
+
+	if (rc == -ENOENT)
+		snprintf(why, why_size, "backend %s needs the NVIDIA driver: libcuda.so.1 not "
+			 "found; install it, or set backend = host", backend_name(state));
+	else if (rc)
+		snprintf(why, why_size, "backend %s needs NVIDIA driver " KVT_CU_OLDEST " or "
+			 "later: libcuda.so.1 has no %s", backend_name(state), missing);
+	if (rc)
+		return -ENODEV;
+	error = state->driver.init(0);
+	if (!error)
+		error = state->driver.driver_version(&version);
+	if (error == KVT_CU_ERROR_NO_DEVICE) {
+		snprintf(why, why_size, "backend %s: the NVIDIA driver finds no device; see "
+			 "nvidia-smi, CUDA_VISIBLE_DEVICES, and whether this process may open "
+			 "/dev/nvidia*", backend_name(state));
+		return -ENODEV;
+	}
+	if (error == KVT_CU_ERROR_SYSTEM_DRIVER_MISMATCH) {
+		snprintf(why, why_size, "backend %s: libcuda.so.1 and the kernel's NVIDIA module "
+			 "are of different versions: reboot, or load the module anew",
+			 backend_name(state));
+		return -ENODEV;
+	}
+	if (error)
+		return fail(state, error, "it was initialized", why, why_size);
+	for (uint32_t i = 0; i < KVT_MAX_SLABS; i++)
+		state->slabs[i].record.driver = (uint32_t)version;
+	return 0;
+}
+
+static void uuid_text(const uint8_t uuid[16], char to[48])
+{
+	const uint8_t *u = uuid;
+
+	snprintf(to, 48, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+		 u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12],
+		 u[13], u[14], u[15]);
+}
+
+static int ask_attribute(struct cuda_state *state, const struct cuda_slab *slab, int attribute,
+			 int *ret_value, char *why, size_t why_size)
+{
+	int error = state->driver.device_attribute(ret_value, attribute, slab->device);
+
+	return error ? fail(state, error, "a device was asked for its attributes", why, why_size)
+		     : 0;
+}
+
+/* Whether this device can do what the backend needs. */
+static int check_device(struct cuda_state *state, const struct cuda_slab *slab, char *why,
+			size_t why_size)
+{
+	int mode = 0, unified = 0, vmm = 0, posix = 0, rc;
+	const char *lacks = NULL;
+
+	rc = ask_attribute(state, slab, KVT_CU_ATTRIBUTE_COMPUTE_MODE, &mode, why, why_size);
+	if (!rc)
+		rc = ask_attribute(state, slab, KVT_CU_ATTRIBUTE_UNIFIED_ADDRESSING, &unified, why,
+				   why_size);
+	if (!rc)
+		rc = ask_attribute(state, slab, KVT_CU_ATTRIBUTE_VMM, &vmm, why, why_size);
+	if (!rc)
+		rc = ask_attribute(state, slab, KVT_CU_ATTRIBUTE_POSIX_FD, &posix, why, why_size);
+	if (rc)
+		return rc;
+	if (mode == KVT_CU_COMPUTE_MODE_PROHIBITED)
+		lacks = "is in compute mode Prohibited: nvidia-smi --compute-mode=DEFAULT allows "
+			"work on it";
+	else if (mode == KVT_CU_COMPUTE_MODE_EXCLUSIVE_PROCESS)
+		lacks = "is in compute mode Exclusive Process, so that no second process could use "
+			"it: set nvidia-smi --compute-mode=DEFAULT";
+	else if (!unified)
+		lacks = "has no unified addressing: it cannot share memory between processes";
+	else if (state->vmm && (!vmm || !posix))
+		lacks = "cannot export memory as a descriptor: set backend = cuda-ipc";
+	if (!lacks)
+		return 0;
+	snprintf(why, why_size, "backend %s: device %d (%s) %s", backend_name(state), slab->device,
+		 slab->name, lacks);
+	return -ENOTSUP;
+}
+
+static uint32_t pid_namespace(void)
+{
+	struct stat st;
+
+	return stat("/proc/self/ns/pid", &st) == 0 ? (uint32_t)st.st_ino : 0;
+}
+
+static int add_device(struct cuda_state *state, int ordinal, char *why, size_t why_size)
+{
+	struct cuda_slab *slab = &state->slabs[state->n_slabs];
+	struct kvt_cu_uuid uuid;
+	int error, mps = 0;
+
+	for (uint32_t i = 0; i < state->n_slabs; i++)
+		if (state->slabs[i].device == ordinal) {
+			snprintf(why, why_size, "devices names device %d twice", ordinal);
+			return -EINVAL;
+		}
+	error = state->driver.device_get(&slab->device, ordinal);
+	if (!error)
+		error = state->driver.device_name(slab->name, sizeof(slab->name), slab->device);
+	if (!error)
+		error = state->driver.device_uuid(&uuid, slab->device);
+	if (error)
+		return fail(state, error, "a device was opened", why, why_size);
+	slab->name[sizeof(slab->name) - 1] = '\0';
+	/* Older drivers do not know the question. */
+	if (state->driver.device_attribute(&mps, KVT_CU_ATTRIBUTE_MPS_ENABLED, slab->device) == 0)
+		state->mps_device |= mps != 0;
+	slab->record.device = ordinal;
+	slab->record.pid_namespace = pid_namespace();
+	memcpy(slab->record.device_uuid, uuid.bytes, sizeof(uuid.bytes));
+	error = check_device(state, slab, why, why_size);
+	if (!error)
+		state->n_slabs++;
+	return error;
+}
+
+/* Ordinal of a word of `devices`: a number, or (the beginning of) a UUID as nvidia-smi -L prints
+ * it. */
+static int find_device(struct cuda_state *state, const char *word, int count, int *ret_ordinal,
+		       char *why, size_t why_size)
+{
+	struct kvt_cu_uuid uuid;
+	char text[48], *end;
+	long number = strtol(word, &end, 10);
+	int error;
+
+	if (!*end && end != word && number >= 0 && number < count) {
+		*ret_ordinal = (int)number;
+		return 0;
+	}
+	for (int i = 0; i < count && strlen(word) >= 8 && *end; i++) {
+		error = state->driver.device_uuid(&uuid, i);
+		if (error)
+			return fail(state, error, "a device was asked for its UUID", why,
+				    why_size);
+		uuid_text(uuid.bytes, text);
+		/* A MIG instance is called MIG-..., with the same digits. */
+		if (strncmp(word, text, strlen(word)) == 0 ||
+		    (strncmp(word, "MIG-", 4) == 0 && strcmp(word + 4, text + 4) == 0)) {
+			*ret_ordinal = i;
+			return 0;
+		}
+	}
+	snprintf(why, why_size, "devices names '%.60s', but the driver shows this process %d "
+		 "device%s, numbered from 0%s: see nvidia-smi -L and CUDA_VISIBLE_DEVICES", word,
+		 count, count == 1 ? "" : "s",
+		 count == 1 ? " (under MIG a process sees one instance only)" : "");
+	return -ENODEV;
+}
+
+static int choose_devices(struct kvt_pool *pool, struct cuda_state *state, char *why,
+			  size_t why_size)
+{
+	char list[KVT_CONFIG_TEXT_BYTES], *at = list, *word;
+	int count = 0, ordinal = 0, rc = 0;
+	int error = state->driver.device_count(&count);
+
+	if (error)
+		return fail(state, error, "devices were counted", why, why_size);
+	snprintf(list, sizeof(list), "%s", pool->devices ? pool->devices : "0");
+	if (strcmp(list, "all") == 0) {
+		for (int i = 0; !rc && i < count && i < (int)KVT_MAX_SLABS; i++)
+			rc = add_device(state, i, why, why_size);
+		return rc;
+	}
+	while (!rc && (word = strsep(&at, ", \t"))) {
+		if (!*word)
+			continue;
+		if (state->n_slabs == KVT_MAX_SLABS) {
+			snprintf(why, why_size, "devices names more than %u", KVT_MAX_SLABS);
+			return -EINVAL;
+		}
+		rc = find_device(state, word, count, &ordinal, why, why_size);
+		if (!rc)
+			rc = add_device(state, ordinal, why, why_size);
+	}
+	if (!rc && !state->n_slabs) {
+		snprintf(why, why_size, "devices is empty: name the devices of the pool, or 'all'");
+		rc = -EINVAL;
+	}
+	return rc;
+}
+
+static void release_contexts(struct cuda_state *state)
+{
+	for (uint32_t i = 0; i < state->n_slabs; i++) {
+		if (state->slabs[i].context)
+			state->driver.primary_release(state->slabs[i].device);
+		state->slabs[i].context = NULL;
+	}
+}
+
+static int enter(struct cuda_state *state, struct cuda_slab *slab)
+{
+	int error = slab->context ? 0
+				  : state->driver.primary_retain(&slab->context, slab->device);
+
+	if (error)
+		slab->context = NULL;
+	return error ? error : state->driver.context_push(slab->context);
+}
+
+static void leave(struct cuda_state *state)
+{
+	state->driver.context_pop(&(void *){ NULL });
+}
+
+/* How full each device is. */
+static int ask_memory(struct cuda_state *state, char *why, size_t why_size)
+{
+	for (uint32_t i = 0; i < state->n_slabs; i++) {
+		struct cuda_slab *slab = &state->slabs[i];
+		size_t available = 0, total = 0;
+		int error = enter(state, slab);
+
+		if (!error) {
+			error = state->driver.memory_info(&available, &total);
+			leave(state);
+		}
+		if (error == KVT_CU_ERROR_OUT_OF_MEMORY) {
+			snprintf(why, why_size, "backend %s: device %d (%s) has no memory left "
+				 "even for a context: stop what holds it (nvidia-smi)",
+				 backend_name(state), slab->device, slab->name);
+			return -ENOMEM;
+		}
+		if (error)
+			return fail(state, error, "a context was opened", why, why_size);
+		slab->free = available;
+		slab->total = total;
+	}
+	return 0;
+}
+
+static void cuda_destroy(struct kvt_pool *pool);
+
+/* The driver and the devices, once; what is made here goes with cuda_destroy(). */
+static int open_state(struct kvt_pool *pool, char *why, size_t why_size)
+{
+	struct cuda_state *state;
+	int rc;
+
+	if (pool->state)
+		return 0;
+	state = calloc(1, sizeof(*state));
+	if (!state) {
+		snprintf(why, why_size, "out of memory");
+		return -ENOMEM;
+	}
+	for (uint32_t i = 0; i < KVT_MAX_SLABS; i++)
+		state->slabs[i].fd = -1;
+	state->vmm = pool->ops->backend == KVT_POOL_CUDA_VMM;
+	pool->state = state;
+	rc = load_driver(state, why, why_size);
+	if (!rc)
+		rc = choose_devices(pool, state, why, why_size);
+	if (!rc)
+		pool->n_slabs = state->n_slabs;
+	return rc;
+}
+
+static int cuda_free_bytes(struct kvt_pool *pool, uint64_t *ret_bytes, char *why, size_t why_size)
+{
+	const struct cuda_state *state;
+	uint64_t least = UINT64_MAX;
+	int rc = open_state(pool, why, why_size);
+
+	if (!rc)
+		rc = ask_memory(pool->state, why, why_size);
+	if (rc) {
+		cuda_destroy(pool);
+		return rc;
+	}
+	state = pool->state;
+	for (uint32_t i = 0; i < state->n_slabs; i++)
+		if (state->slabs[i].free < least)
+			least = state->slabs[i].free;
+	*ret_bytes = least / BLOCK_BYTES * BLOCK_BYTES;
+	return 0;
+}
+
+/* ---- memory */
+
+static int no_memory(const struct cuda_state *state, const struct cuda_slab *slab, uint64_t bytes,
+		     char *why, size_t why_size)
+{
+	snprintf(why, why_size, "backend %s: no %llu bytes on device %d (%s), of whose %llu bytes "
+		 "%llu are free: lower n_pages or pool_bytes, or stop what holds the memory "
+		 "(nvidia-smi)", backend_name(state), (unsigned long long)bytes, slab->device,
+		 slab->name, (unsigned long long)slab->total, (unsigned long long)slab->free);
+	return -ENOMEM;
+}
+
+static int make_ipc(struct cuda_state *state, struct cuda_slab *slab, uint64_t bytes, char *why,
+		    size_t why_size)
+{
+	struct kvt_cu_ipc_handle handle;
+	int error = enter(state, slab);
+
+	if (error)
+		return fail(state, error, "a context was entered", why, why_size);
+	error = state->driver.memory_alloc(&slab->memory, bytes);
+	if (error) {
+		slab->memory = 0;
+		leave(state);
+		return error == KVT_CU_ERROR_OUT_OF_MEMORY
+			       ? no_memory(state, slab, bytes, why, why_size)
+			       : fail(state, error, "memory was taken", why, why_size);
+	}
+	error = state->driver.ipc_get(&handle, slab->memory);
+	leave(state);
+	if (error) {
+		snprintf(why, why_size, "backend cuda-ipc: the memory of device %d (%s) is not "
+			 "IPC-capable: %s (error %d); virtual machines, WSL and some MIG set-ups "
+			 "have no CUDA IPC: set backend = cuda-vmm", slab->device, slab->name,
+			 kvt_cu_text(&state->driver, error), error);
+		return -ENOTSUP;
+	}
+	memcpy(slab->record.ipc_handle, handle.bytes, sizeof(handle.bytes));
+	return 0;
+}
+
+static struct kvt_cu_allocation allocation_on(int device)
+{
+	return (struct kvt_cu_allocation){
+		.type = KVT_CU_ALLOCATION_PINNED,
+		.handle_types = KVT_CU_HANDLE_POSIX_FD,
+		.location = { KVT_CU_LOCATION_DEVICE, device },
+	};
+}
+
+static int make_vmm(struct cuda_state *state, struct cuda_slab *slab, uint64_t bytes, char *why,
+		    size_t why_size)
+{
+	struct kvt_cu_allocation allocation = allocation_on(slab->device);
+	int error = state->driver.vmm_create(&slab->memory, bytes, &allocation, 0);
+
+	if (error) {
+		slab->memory = 0;
+		return error == KVT_CU_ERROR_OUT_OF_MEMORY
+			       ? no_memory(state, slab, bytes, why, why_size)
+			       : fail(state, error, "memory was taken", why, why_size);
+	}
+	error = state->driver.vmm_export(&slab->fd, slab->memory, KVT_CU_HANDLE_POSIX_FD, 0);
+	if (!error)
+		return 0;
+	slab->fd = -1;
+	snprintf(why, why_size, "backend cuda-vmm: the memory of device %d (%s) cannot be exported "
+		 "as a descriptor: %s (error %d): set backend = cuda-ipc", slab->device, slab->name,
+		 kvt_cu_text(&state->driver, error), error);
+	return -ENOTSUP;
+}
+
+/* The unit in which every device of the pool gives memory. */
+static int slab_unit(struct cuda_state *state, uint64_t *ret_unit, char *why, size_t why_size)
+{
+	uint64_t unit = BLOCK_BYTES;
+
+	for (uint32_t i = 0; state->vmm && i < state->n_slabs; i++) {
+		struct kvt_cu_allocation allocation = allocation_on(state->slabs[i].device);
+		size_t bytes = 0;
+		int error = state->driver.vmm_granularity(&bytes, &allocation,
+							  KVT_CU_GRANULARITY_RECOMMENDED);
+
+		if (error)
+			return fail(state, error, "it was asked for its granularity", why,
+				    why_size);
+		if (bytes > unit)
+			unit = bytes;
+	}
+	*ret_unit = unit;
+	return 0;
+}
+
+static int make_slabs(struct kvt_pool *pool, struct cuda_state *state, char *why, size_t why_size)
+{
+	uint64_t need = pool->n_pages * pool->page_bytes, unit;
+	int rc = ask_memory(state, why, why_size);
+
+	if (!rc)
+		rc = slab_unit(state, &unit, why, why_size);
+	if (rc)
+		return rc;
+	need = (need + unit - 1) / unit * unit;
+	for (uint32_t i = 0; !rc && i < state->n_slabs; i++)
+		rc = state->vmm ? make_vmm(state, &state->slabs[i], need, why, why_size)
+				: make_ipc(state, &state->slabs[i], need, why, why_size);
+	if (state->vmm)
+		release_contexts(state);
+	pool->bytes = need;
+	return rc;
+}
+
+static int cuda_create(struct kvt_pool *pool, char *why, size_t why_size)
+{
+	int rc = open_state(pool, why, why_size);
+
+	if (!rc)
+		rc = make_slabs(pool, pool->state, why, why_size);
+	if (rc)
+		cuda_destroy(pool);
+	return rc;
+}
+
+static int cuda_export(struct kvt_pool *pool, struct kvt_pool_export *ret_export)
+{
+	struct cuda_state *state = pool->state;
+
+	*ret_export = (struct kvt_pool_export){ .n_fds = state->vmm ? state->n_slabs : 0 };
+	for (uint32_t i = 0; i < state->n_slabs; i++) {
+		ret_export->fds[i] = state->slabs[i].fd;
+		ret_export->slabs[i] = state->slabs[i].record;
+	}
+	state->exported = true;
+	return 0;
+}
+
+/* ---- the end of a writer */
+
+/* Whether a process of that name is there. */
+static bool process_runs(const char *name)
+{
+	struct dirent *entry;
+	DIR *dir = opendir("/proc");
+	bool found = false;
+
+	while (dir && !found && (entry = readdir(dir))) {
+		char path[300], comm[32] = "";
+		int fd;
+
+		if (entry->d_name[0] < '1' || entry->d_name[0] > '9')
+			continue;
+		snprintf(path, sizeof(path), "/proc/%s/comm", entry->d_name);
+		fd = open(path, O_RDONLY | O_CLOEXEC);
+		if (fd < 0)
+			continue;
+		found = read(fd, comm, sizeof(comm) - 1) > 0 &&
+			strncmp(comm, name, strlen(name)) == 0;
+		close(fd);
+	}
+	if (dir)
+		closedir(dir);
+	return found;
+}
+
+/* A control daemon's pipe, or the daemon itself: where the pipe is, only its clients know. */
+static bool mps_found(void)
+{
+	const char *pipe = getenv("CUDA_MPS_PIPE_DIRECTORY");
+	char path[512];
+	struct stat st;
+
+	snprintf(path, sizeof(path), "%s/control", pipe && *pipe ? pipe : "/tmp/nvidia-mps");
+	return stat(path, &st) == 0 || process_runs("nvidia-cuda-mps");
+}
+
+/* Without MPS a process's GPU work ends with the process: the kernel closes its device files, which
+ * stops its channels, before it gives the hang-up and lets the pidfd fire. With MPS the work runs
+ * in a server that lives on, and nothing says when it is over. */
+static bool under_mps(const struct kvt_pool *pool, struct cuda_state *state, uint64_t now_ns)
+{
+	if (pool->mps != KVT_MPS_AUTO || state->mps_device)
+		return pool->mps != KVT_MPS_NO;
+	if (!state->mps_asked_ns || now_ns - state->mps_asked_ns > MPS_KNOWN_NS)
+		state->mps_seen = mps_found();
+	state->mps_asked_ns = now_ns;
+	return state->mps_seen;
+}
+
+static bool cuda_quiesce(struct kvt_pool *pool, const struct kvt_pool_writer *writer,
+			 uint64_t now_ns, uint64_t *ret_again_ns)
+{
+	uint64_t quiet_ns = writer->ended_ns + pool->mps_grace_ns;
+
+	if (!under_mps(pool, pool->state, now_ns) || now_ns >= quiet_ns)
+		return true;
+	*ret_again_ns = quiet_ns;
+	return false;
+}
+
+/* An exported cuda-ipc slab is left to the end of the process. */
+static void destroy_slab(struct cuda_state *state, struct cuda_slab *slab)
+{
+	if (slab->fd >= 0)
+		close(slab->fd);
+	if (!slab->memory)
+		return;
+	if (state->vmm) {
+		state->driver.vmm_release(slab->memory);
+	} else if (!state->exported && enter(state, slab) == 0) {
+		state->driver.memory_free(slab->memory);
+		leave(state);
+	}
+}
+
+static void cuda_destroy(struct kvt_pool *pool)
+{
+	struct cuda_state *state = pool->state;
+
+	if (!state)
+		return;
+	for (uint32_t i = 0; i < state->n_slabs; i++)
+		destroy_slab(state, &state->slabs[i]);
+	if (!state->exported || state->vmm)
+		release_contexts(state);
+	free(state);
+	pool->state = NULL;
+}
+
+const struct kvt_pool_backend_ops kvt_pool_cuda_ipc_ops = {
+	.name = "cuda-ipc",
+	.backend = KVT_POOL_CUDA_IPC,
+	.free_bytes = cuda_free_bytes,
+	.create = cuda_create,
+	.export = cuda_export,
+	.quiesce = cuda_quiesce,
+	.destroy = cuda_destroy,
+};
+
+const struct kvt_pool_backend_ops kvt_pool_cuda_vmm_ops = {
+	.name = "cuda-vmm",
+	.backend = KVT_POOL_CUDA_VMM,
+	.free_bytes = cuda_free_bytes,
+	.create = cuda_create,
+	.export = cuda_export,
+	.quiesce = cuda_quiesce,
+	.destroy = cuda_destroy,
+};
