@@ -362,6 +362,7 @@ static void fill_header(struct oplog_header *header, const struct kvt_core_confi
 		.max_sessions = config->max_sessions,
 		.n_leases = config->n_leases,
 		.n_pending = config->n_pending,
+		.coalesce_threshold = config->coalesce_threshold,
 		.max_leases = config->max_leases,
 		.max_private_pages = config->max_private_pages,
 		.max_op_keys = config->max_op_keys,

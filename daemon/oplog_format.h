@@ -27,6 +27,7 @@ struct oplog_header {
 	uint32_t max_namespaces, max_sessions, n_leases, n_pending;
 	uint32_t max_leases, max_private_pages, max_op_keys, policy;
 	uint32_t slru_threshold, disabled;
+	uint32_t coalesce_threshold, reserved;
 	uint64_t instance[2];
 };
 
@@ -43,7 +44,7 @@ static inline bool oplog_has_sqe(uint32_t kind)
 
 static inline bool oplog_has_cqe(uint32_t kind)
 {
-	return kind == KVT_REC_OP || kind == KVT_REC_ADMIN;
+	return kind == KVT_REC_OP || kind == KVT_REC_DEFER || kind == KVT_REC_ADMIN;
 }
 
 /** The page table of each sequence as its last BEGIN or COMMIT answered it. A COMMIT's table is

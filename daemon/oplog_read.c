@@ -387,6 +387,7 @@ static void take_config(const struct oplog_header *header, struct kvt_core_confi
 		.max_sessions = header->max_sessions,
 		.n_leases = header->n_leases,
 		.n_pending = header->n_pending,
+		.coalesce_threshold = header->coalesce_threshold,
 		.max_leases = header->max_leases,
 		.max_private_pages = header->max_private_pages,
 		.max_op_keys = header->max_op_keys,

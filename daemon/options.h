@@ -72,13 +72,17 @@
 	X(NUMBER, total_leases, "16384", 1, 1ll << 24, NULL, START,                               \
 	  "Leases of all sessions together.")                                                     \
 	X(NUMBER, total_deferred, "16384", 16, 1ll << 22, NULL, START,                            \
-	  "Operations of all sessions together that may wait for fences. Half of the places are " \
-	  "shared out evenly, and of the rest one session may have a quarter.")                   \
+	  "Operations of all sessions together that may wait, for fences or for what others "     \
+	  "compute. Half of the places are shared out evenly, and of the rest one session may "   \
+	  "have a quarter.")                                                                      \
 	X(NUMBER, max_nodes, "0", 0, 1ll << 30, NULL, START, "Tree nodes. 0: pages / 4.")         \
 	X(NUMBER, n_slots, "0", 0, (1ll << 31) - 1, NULL, START,                                  \
 	  "Tree slots. 0: pages + pages / 16.")                                                   \
 	X(NUMBER, max_namespaces, "4096", 1, 1ll << 24, NULL, START,                              \
 	  "Namespaces open or holding keys at a time.")                                           \
+	X(NUMBER, coalesce_threshold, "64", 0, 1ll << 30, NULL, START,                            \
+	  "A BEGIN does not wait for what others are computing where that is so many positions, " \
+	  "or fewer: computing them again costs about as much as one decode step.")               \
 	X(NUMBER, max_op_keys, "1048576", 256, 1ll << 28, NULL, START,                            \
 	  "Most keys or pages of one operation, and the largest key area of a session.")          \
 	X(NUMBER, max_ring_entries, "4096", 8, 32768, NULL, START,                                \

@@ -185,6 +185,7 @@ static int plan_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	to->policy = from->policy;
 	to->slru_threshold = (uint32_t)from->slru_threshold;
 	to->disabled = !from->caching;
+	to->coalesce_threshold = (uint32_t)from->coalesce_threshold;
 	strlcpy(to->fingerprint, from->fingerprint, sizeof(to->fingerprint));
 	read_boot_id(to->boot_id);
 	if (getrandom(&to->hash_seed, sizeof(to->hash_seed), 0) != sizeof(to->hash_seed) ||

@@ -75,9 +75,18 @@ void kvt_daemon_complete(void *context, uint32_t index, const struct kvt_cqe *cq
 	complete(session, cqe);
 }
 
+/* BEGINs that wait for others need no looking after, and nothing waits for them: CLOSE cancels
+ * them. */
+static bool waits_for_fence(const struct kvt_daemon *daemon, const struct kvt_session *session)
+{
+	return session->deferred &&
+	       session->deferred > kvt_core_session(daemon->core, session->index)->n_waiters;
+}
+
 /* Whether an entry might have to wait, so that a place to wait in must be there. The fence word
  * itself is not looked at: a client could lower it before the core looks. */
-static bool may_defer(const struct kvt_session *session, const struct kvt_sqe *sqe)
+static bool may_defer(const struct kvt_daemon *daemon, const struct kvt_session *session,
+		      const struct kvt_sqe *sqe)
 {
 	switch (sqe->op) {
 	case KVT_OP_COMMIT:
@@ -86,7 +95,7 @@ static bool may_defer(const struct kvt_session *session, const struct kvt_sqe *s
 	case KVT_OP_UNLOCK:
 	case KVT_OP_END:
 	case KVT_OP_CLOSE:
-		return session->deferred != 0 || sqe->fence_slot < KVT_FENCE_WORDS;
+		return waits_for_fence(daemon, session) || sqe->fence_slot < KVT_FENCE_WORDS;
 	default:
 		return false;
 	}
@@ -94,16 +103,46 @@ static bool may_defer(const struct kvt_session *session, const struct kvt_sqe *s
 
 /* Every session has `own_places` to itself, so that those whose fences never come cannot stop
  * those whose fences do; the common rest goes to whoever needs it. */
-static bool no_place_to_wait(const struct kvt_daemon *daemon, const struct kvt_session *session,
-			     const struct kvt_sqe *sqe)
+static bool no_place(const struct kvt_daemon *daemon, const struct kvt_session *session)
 {
-	if (!may_defer(session, sqe))
-		return false;
 	if (!kvt_core_can_defer(daemon->core))
 		return true;
 	return session->deferred >= daemon->own_places &&
 	       (daemon->n_common >= daemon->common_places ||
 		session->deferred >= daemon->own_places + daemon->common_places / 4);
+}
+
+static bool no_place_to_wait(const struct kvt_daemon *daemon, const struct kvt_session *session,
+			     const struct kvt_sqe *sqe)
+{
+	return may_defer(daemon, session, sqe) && no_place(daemon, session);
+}
+
+/* A BEGIN may wait where it has a place and its completion a place in the CQ; one that is told at
+ * once that it should (NO_WAIT) needs two there. */
+static bool may_wait(const struct kvt_daemon *daemon, struct kvt_session *session,
+		     const struct kvt_sqe *sqe)
+{
+	return !no_place(daemon, session) &&
+	       (!(sqe->flags & KVT_F_NO_WAIT) || cq_room(session) > 1);
+}
+
+static void take_place(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	if (!session->deferred)
+		session->waiting_since_ns = daemon->real_ns;
+	session->deferred++;
+	daemon->n_deferred++;
+	daemon->n_common += session->deferred > daemon->own_places;
+}
+
+/* A BEGIN has begun to wait: its deadline may be the next thing that is due. */
+static void watch_deadline(struct kvt_daemon *daemon)
+{
+	uint64_t due = kvt_core_next_expiry_ns(daemon->core);
+
+	if (!daemon->test_clock && due < daemon->next_timer_ns)
+		daemon->next_timer_ns = due;
 }
 
 /* While the daemon stops, nothing new is begun: what is leased may finish. */
@@ -151,14 +190,18 @@ static void run_entry(struct kvt_daemon *daemon, struct kvt_session *session,
 		refuse_draining(session, sqe);
 		return;
 	}
+	if (unlikely(sqe->flags & (KVT_F_WAIT | KVT_F_NO_WAIT)))
+		kvt_core_let_wait(daemon->core, may_wait(daemon, session, sqe));
 	if (kvt_core_execute(daemon->core, session->index, sqe, daemon->now_ns, &cqe)) {
 		complete(session, &cqe);
+		if (unlikely(cqe.reason == KVT_REASON_ANNOUNCED)) { /* a notice will follow */
+			take_place(daemon, session);
+			watch_deadline(daemon);
+		}
 	} else {
-		if (!session->deferred)
-			session->waiting_since_ns = daemon->real_ns;
-		session->deferred++;
-		daemon->n_deferred++;
-		daemon->n_common += session->deferred > daemon->own_places;
+		take_place(daemon, session);
+		if (sqe->op == KVT_OP_BEGIN)
+			watch_deadline(daemon);
 	}
 	account(daemon, sqe, kvt_cycles() - before);
 }
@@ -274,6 +317,7 @@ static uint32_t poll_fences(struct kvt_daemon *daemon)
 		if (session->deferred)
 			work += kvt_core_poll(daemon->core, session->index, daemon->now_ns);
 	}
+	work += kvt_core_wake(daemon->core, daemon->now_ns);
 	return work;
 }
 
@@ -422,7 +466,7 @@ static bool last_look(struct kvt_daemon *daemon, uint64_t *ret_timeout_ns)
 				no_place_to_wait(daemon, session, &session->held))))
 			return false; /* an entry to take, or an index to complain about */
 		stalled |= n != 0;
-		if (session->deferred) {
+		if (waits_for_fence(daemon, session)) {
 			uint64_t wait = polled_wait_ns(daemon, session->waiting_since_ns);
 
 			if (kvt_core_poll(daemon->core, session->index, daemon->now_ns))
@@ -430,6 +474,8 @@ static bool last_look(struct kvt_daemon *daemon, uint64_t *ret_timeout_ns)
 			timeout = wait < timeout ? wait : timeout;
 		}
 	}
+	if (kvt_core_wake(daemon->core, daemon->now_ns))
+		return false;
 	if (!stalled) {
 		daemon->stalled_since_ns = 0;
 	} else {

@@ -587,7 +587,7 @@ struct kvt_session_record {
 	uint32_t first_quarantined; /* derived */
 	uint32_t sq_taken; /* entries that took effect, were refused or wait */
 	uint32_t cq_done;  /* completions made; completion i is last_cqe[i & 1] until i + 2 is */
-	uint32_t reserved;
+	uint32_t n_waiters; /* BEGINs that wait for others (derived) */
 	/* Both counters count like the indices of the ring and change in the mutation that they
 	 * tell of: entry i took effect iff i < sq_taken, and the completions before cq_done - 1
 	 * stand in the ring, for each one is published before the next is made. So a successor
@@ -639,7 +639,7 @@ struct kvt_lease_record {
 	uint32_t next_lease; /* of the session (derived) */
 	uint32_t prev_lease;
 	uint32_t n_pending;  /* its deferred operations (derived) */
-	uint32_t n_waiters;  /* BEGINs that wait for what it computes (derived) */
+	uint32_t reserved0;
 	uint64_t ticket; /* order in which leases were made or, free ones, given back */
 	uint64_t reserved;
 } KVT_ALIGNED(KVT_LINE);
@@ -664,14 +664,14 @@ struct kvt_pending_record {
 	struct kvt_sqe sqe;
 	uint32_t session;
 	uint32_t next; /* of the session, or of the queue of waiters (derived); also the free list */
-	uint32_t lease; /* whose operation this is; of a waiter: whom it waits for (derived) */
+	uint32_t lease; /* whose operation this is; of a waiter: whom it waits for */
 	uint32_t prev;  /* of a waiter, in the queue (derived) */
 	uint64_t token; /* seq of the DEFER record, for the operation log */
 	uint64_t deadline_ns; /* of a waiter */
 	uint64_t begun_ns;    /* when it began to wait */
 	uint32_t matched;     /* pages that were there when it began to wait */
-	uint32_t goal;        /* pages of the awaited lease's path that are the waiter's (derived) */
-	uint32_t lease_generation; /* of the awaited lease (derived) */
+	uint32_t goal;        /* pages of the awaited lease's path that are the waiter's own */
+	uint32_t lease_generation; /* of the awaited lease */
 	uint32_t reserved;
 	uint64_t reserved1;
 } KVT_ALIGNED(KVT_LINE);

@@ -4,7 +4,8 @@
  *
  *   oracle_model.c    nodes, pages, walks        oracle_events.c   NEW SPLIT TRIM ...
  *   oracle_ops.c      the operations             oracle_lease.c    BEGIN COMMIT EXTEND END
- *   oracle_session.c  sessions, background       oracle_check.c    recounting
+ *   oracle_session.c  sessions, background       oracle_wait.c     BEGINs that wait
+ *   oracle_check.c    recounting
  */
 
 #include <errno.h>
@@ -129,6 +130,7 @@ static int apply(struct kvt_oracle *o, const struct kvt_record *record)
 {
 	TRY(oracle_expect(o, "seq", o->seq + 1, record->seq));
 	o->seq = record->seq;
+	TRY(wait_check_order(o));
 	switch (record->kind) {
 	case KVT_REC_OP:
 		TRY(ops_apply(o));

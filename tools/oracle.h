@@ -31,6 +31,7 @@ struct kvt_oracle_config {
 	uint32_t policy;
 	uint32_t slru_threshold;
 	bool disabled;
+	uint32_t coalesce_threshold;
 };
 
 /** NULL when out of memory. */

@@ -80,6 +80,11 @@ int check_counters(struct kvt_oracle *o)
 	EXPECT_COUNTER(merged_nodes);
 	EXPECT_COUNTER(split_nodes);
 	EXPECT_COUNTER(violations);
+	EXPECT_COUNTER(coalesced_positions);
+	EXPECT_COUNTER(waits);
+	EXPECT_COUNTER(wait_ns);
+	EXPECT_COUNTER(takeovers);
+	EXPECT_COUNTER(deadline_misses);
 	count_detached(o, &least, &most);
 	if (got->detached_pending < least || got->detached_pending > most)
 		return oracle_fail(o, "counter detached_pending: expected %llu to %llu, the record "

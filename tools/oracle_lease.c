@@ -52,7 +52,7 @@ int lease_make(struct kvt_oracle *o, uint32_t kind, uint32_t node, struct model_
 	lease->session = record->session;
 	lease->namespace_id = record->sqe.namespace_id;
 	lease->node = node;
-	lease->counted = lease->force_miss = lease->ending = false;
+	lease->counted = lease->force_miss = lease->ending = lease->late = false;
 	lease->epoch = o->epoch;
 	lease->order = ++o->lease_order;
 	lease->known = lease->computed = lease->done = 0;
@@ -216,6 +216,8 @@ int lease_begin(struct kvt_oracle *o)
 
 	TRY(begin_refused(o, &b));
 	begin_walk(o, &b);
+	if ((sqe->flags & (KVT_F_WAIT | KVT_F_NO_WAIT)) && b.table <= sqe->list_capacity)
+		TRY(wait_begin(o, &b.walk));
 	TRY(begin_room(o, &b));
 	TRY(events_follow(o, BUILD_EVENTS));
 	if (b.whole > 0)

@@ -63,7 +63,7 @@ struct model_lease {
 	uint32_t session;
 	uint32_t namespace_id;
 	uint32_t node; /* deepest locked node or 0 */
-	bool counted, force_miss, ending;
+	bool counted, force_miss, ending, late;
 	uint64_t epoch;
 	uint64_t order; /* of creation, among all leases */
 	uint32_t known;    /* positions */
@@ -81,6 +81,12 @@ struct model_pending {
 	uint32_t session;
 	uint32_t lease; /* 0: names none */
 	struct kvt_sqe sqe;
+	/* A BEGIN that waits for what others compute: */
+	bool waits;
+	uint64_t deadline_ns, begun_ns;
+	uint32_t matched;             /* pages, when it began to wait */
+	uint32_t awaited, generation; /* the lease that it waits for; 0: it is about to be told */
+	uint32_t goal;                /* pages of that one's path that are its own */
 };
 
 struct model_session {
@@ -124,6 +130,7 @@ struct model_run {
 	uint64_t most_nodes;  /* nodes it may want to see free: runs can fall into pieces */
 	uint32_t evicted;     /* pages that left the cache by TRIM */
 	uint32_t sealed, duplicates, advanced;
+	struct model_pending waiter; /* the BEGIN that waited and takes effect now */
 };
 
 struct kvt_oracle {
@@ -145,6 +152,8 @@ struct kvt_oracle {
 	struct model_namespace *namespaces;
 	struct model_pending *pending;
 	uint32_t n_pending, pending_room;
+	bool expired;      /* the record before was an EXPIRE */
+	uint32_t canceled; /* this session had a BEGIN canceled: its CLOSE must follow */
 	struct kvt_counters counters; /* the monotonic ones; the others are recounted */
 	struct model_run run;
 	uint32_t *scratch; /* keys of a COMMIT */
@@ -260,6 +269,20 @@ uint64_t model_available(const struct kvt_oracle *o);
 int run_fresh_page(struct kvt_oracle *o, uint32_t at, uint32_t *ret_page);
 /** Where the operation's path ends now must be exactly `target`. */
 int run_check_path(struct kvt_oracle *o);
+
+/* ---- wait.c ---- */
+
+/** No waiter that is ready may be passed over by this record. */
+int wait_check_order(struct kvt_oracle *o);
+/** DEFER of a BEGIN. */
+int wait_defer(struct kvt_oracle *o);
+/** A BEGIN with WAIT or NO_WAIT came as far as its walk: must it wait, might it go on? */
+int wait_begin(struct kvt_oracle *o, const struct model_walk *walk);
+/** The second completion of a BEGIN with NO_WAIT. */
+int wait_notice(struct kvt_oracle *o);
+int wait_cancel(struct kvt_oracle *o);
+/** The accounts of a wait that is over. */
+void wait_end(struct kvt_oracle *o);
 
 /* ---- check.c ---- */
 int check_counters(struct kvt_oracle *o);

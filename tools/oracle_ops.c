@@ -11,7 +11,7 @@
 /* Which fields of an entry an operation uses; all others must be 0. */
 struct op_rule {
 	uint16_t flags;
-	bool ns, keys, list, arg, handle, lease, fence, weight;
+	bool ns, keys, list, arg, handle, lease, fence, weight, deadline;
 };
 
 static const struct op_rule rules[KVT_OP_COUNT] = {
@@ -22,8 +22,8 @@ static const struct op_rule rules[KVT_OP_COUNT] = {
 	[KVT_OP_FREE] = { .keys = 1, .fence = 1 },
 	[KVT_OP_INSERT] = { .flags = KVT_F_LOCK | KVT_F_CHUNKED | KVT_F_TTL, .ns = 1, .keys = 1,
 			    .list = 1, .arg = 1, .handle = 1, .fence = 1, .weight = 1 },
-	[KVT_OP_BEGIN] = { .flags = KVT_F_FULL | KVT_F_FORCE_MISS, .ns = 1, .keys = 1, .list = 1,
-			   .arg = 1 },
+	[KVT_OP_BEGIN] = { .flags = KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT,
+			   .ns = 1, .keys = 1, .list = 1, .arg = 1, .deadline = 1 },
 	[KVT_OP_COMMIT] = { .flags = KVT_F_CHUNKED | KVT_F_KEEP, .keys = 1, .list = 1, .arg = 1,
 			    .lease = 1, .fence = 1 },
 	[KVT_OP_EXTEND] = { .list = 1, .arg = 1, .lease = 1 },
@@ -629,19 +629,25 @@ static int bad_entry(struct kvt_oracle *o, const struct kvt_sqe *sqe)
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
 	if (sqe->op == KVT_OP_END && sqe->flags && !(sqe->flags & KVT_F_COMMIT))
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
+	if ((sqe->flags & KVT_F_WAIT) && (sqe->flags & KVT_F_NO_WAIT))
+		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
 	if ((!rule->ns && sqe->namespace_id) ||
 	    (!rule->keys && (sqe->keys_offset || sqe->n_keys)) ||
 	    (!rule->list && (sqe->list_offset || sqe->list_capacity)) ||
 	    (!rule->arg && sqe->arg) ||
 	    (!rule->handle && !rule->lease && (sqe->node || sqe->generation)) ||
 	    (!rule->handle && sqe->positions) ||
-	    (!rule->weight && (sqe->priority || sqe->ttl_ms)) ||
+	    (!rule->weight && sqe->priority) ||
+	    (!rule->weight && !rule->deadline && sqe->ttl_ms) ||
 	    (!rule->fence && sqe->fence_value) ||
 	    (!rule->fence && sqe->fence_slot && sqe->fence_slot != KVT_FENCE_IDLE))
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FIELD, 0);
 	if (sqe->op == KVT_OP_END && !(sqe->flags & KVT_F_COMMIT) &&
 	    (sqe->keys_offset || sqe->n_keys || sqe->arg))
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FIELD, 0);
+	if (rule->deadline &&
+	    (sqe->ttl_ms != 0) != ((sqe->flags & (KVT_F_WAIT | KVT_F_NO_WAIT)) != 0))
+		return run_refuse(o, -EINVAL, KVT_REASON_DEADLINE, 0);
 	if (rule->weight && (sqe->ttl_ms != 0) != ((sqe->flags & KVT_F_TTL) != 0))
 		return run_refuse(o, -EINVAL, KVT_REASON_TTL, 0);
 	if (sqe->fence_slot >= KVT_FENCE_WORDS && sqe->fence_slot != KVT_FENCE_IDLE)
@@ -698,7 +704,9 @@ static int run_op(struct kvt_oracle *o)
 	case KVT_OP_INSERT:
 		return op_insert(o);
 	case KVT_OP_BEGIN:
-		return lease_begin(o);
+		return o->run.waiter.waits && (o->run.waiter.sqe.flags & KVT_F_NO_WAIT) ?
+			       wait_notice(o) :
+			       lease_begin(o);
 	case KVT_OP_COMMIT:
 		return lease_commit(o);
 	case KVT_OP_EXTEND:
@@ -795,6 +803,8 @@ static int take_pending(struct kvt_oracle *o)
 				  record->session));
 		if (memcmp(&p->sqe, &record->sqe, sizeof(p->sqe)) != 0)
 			return oracle_fail(o, "the deferred entry changed while it waited");
+		if (p->waits)
+			o->run.waiter = *p;
 		memmove(p, p + 1, (--o->n_pending - i) * sizeof(*p));
 		return 0;
 	}
@@ -851,18 +861,25 @@ int ops_apply(struct kvt_oracle *o)
 		run->want.flags = KVT_CQE_DEFERRED;
 		TRY(take_pending(o));
 	}
-	o->counters.operations++;
+	if (!(run->waiter.sqe.flags & KVT_F_NO_WAIT)) /* counted when it was answered first */
+		o->counters.operations++;
+	else
+		run->want.flags |= KVT_CQE_ASYNC;
 	result = check_entry(o, effect);
 	if (result == MODEL_REFUSED && !effect)
 		count_violation(o);
 	if (result == 0 && !effect)
 		result = check_draining(o);
-	if (result == 0) {
+	if (run->waiter.waits && record->cqe.result == -ECANCELED) {
+		result = wait_cancel(o);
+	} else if (result == 0) {
 		TRY(check_order(o));
 		result = run_op(o);
 	}
 	if (result < 0)
 		return result;
+	if (run->waiter.waits)
+		wait_end(o);
 	if (result == MODEL_REFUSED) {
 		run->n_want = 0;
 	} else if (record->sqe.op != KVT_OP_END && record->sqe.op != KVT_OP_UNLOCK) {
@@ -883,6 +900,8 @@ int ops_defer(struct kvt_oracle *o)
 	int result;
 
 	TRY(check_session(o));
+	if (sqe->op == KVT_OP_BEGIN && record->value)
+		return wait_defer(o);
 	result = check_entry(o, false);
 	if (result == 0)
 		result = check_draining(o);
@@ -891,6 +910,8 @@ int ops_defer(struct kvt_oracle *o)
 	if (result == MODEL_REFUSED)
 		return oracle_fail(o, "deferred, but should have been refused with %d (reason %u)",
 				   o->run.want.result, o->run.want.reason);
+	if (sqe->op == KVT_OP_BEGIN)
+		return wait_defer(o);
 	for (uint32_t i = 0; i < o->n_pending; i++)
 		waits = waits || (o->pending[i].session == record->session &&
 				  (sqe->op == KVT_OP_CLOSE || (ordered_by_lease(sqe->op) &&
@@ -901,8 +922,9 @@ int ops_defer(struct kvt_oracle *o)
 				 sizeof(*o->pending));
 	if (!o->pending)
 		return oracle_fail(o, "the oracle is out of memory");
-	o->pending[o->n_pending++] = (struct model_pending){ record->seq, record->session, lease,
-							     *sqe };
+	o->pending[o->n_pending++] = (struct model_pending){
+		.seq = record->seq, .session = record->session, .lease = lease, .sqe = *sqe,
+	};
 	if (sqe->op == KVT_OP_END || sqe->op == KVT_OP_UNLOCK)
 		o->leases[lease].ending = true;
 	if (sqe->op == KVT_OP_CLOSE)

@@ -50,6 +50,7 @@ static struct kvt_oracle *make_oracle(const struct kvt_core_config *c)
 		.policy = c->policy,
 		.slru_threshold = c->slru_threshold,
 		.disabled = c->disabled,
+		.coalesce_threshold = c->coalesce_threshold,
 	});
 }
 

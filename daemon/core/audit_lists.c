@@ -309,6 +309,41 @@ static void check_session_pending(struct kvt_audit *audit, uint32_t id, uint64_t
 		       n, session->n_pending, (unsigned long long)of_leases);
 }
 
+/** One waiter of the queue, which came before the next one. */
+static bool waiter_ok(const struct kvt_core *core, const struct kvt_pending_record *waiter)
+{
+	return waiter->sqe.op == KVT_OP_BEGIN && waiter->session != 0 &&
+	       waiter->session <= core->config.max_sessions &&
+	       core->sessions[waiter->session].state == KVT_SESSION_OPEN &&
+	       waiter->lease <= core->config.n_leases &&
+	       (waiter->deadline_ns >= core->wake_at_ns || core->wake_due ||
+		!core->views[waiter->session].fences);
+}
+
+static void check_waiters(struct kvt_audit *audit)
+{
+	const struct kvt_core *core = audit->core;
+	uint32_t n = 0, before = KVT_NONE, counted = 0;
+
+	for (uint32_t at = core->first_waiter; at != KVT_NONE; n++) {
+		const struct kvt_pending_record *waiter = &core->pending[at];
+
+		if (at > core->config.n_pending || n > core->config.n_pending ||
+		    waiter->prev != before || !waiter_ok(core, waiter) ||
+		    (before != KVT_NONE && core->pending[before].token >= waiter->token)) {
+			report(audit, "the queue of waiting BEGINs is broken at %u", at);
+			return;
+		}
+		before = at;
+		at = waiter->next;
+	}
+	for (uint32_t id = 1; id <= core->config.max_sessions; id++)
+		counted += core->sessions[id].n_waiters;
+	if (n != core->n_waiters || counted != n || before != core->last_waiter)
+		report(audit, "%u BEGINs wait, %u counted, %u by their sessions", n,
+		       core->n_waiters, counted);
+}
+
 static void check_session(struct kvt_audit *audit, uint32_t id)
 {
 	const struct kvt_core *core = audit->core;
@@ -353,7 +388,8 @@ static void check_sessions(struct kvt_audit *audit)
 		       (unsigned long long)private_pages, (unsigned long long)quarantined);
 	if (leases != core->count->live_leases)
 		report(audit, "sessions hold %llu leases", (unsigned long long)leases);
-	check_free_pending(audit, waiting);
+	check_free_pending(audit, waiting + core->n_waiters);
+	check_waiters(audit);
 }
 
 void kvt_audit_lists(struct kvt_audit *audit)

@@ -36,6 +36,7 @@ struct kvt_core_config {
 	uint32_t policy;        /* enum kvt_policy */
 	uint32_t slru_threshold; /* 0: 2 */
 	bool disabled;          /* everything misses, nothing is cached */
+	uint32_t coalesce_threshold; /* positions: for so few, or fewer, no BEGIN waits */
 	uint64_t hash_seed;
 	uint64_t instance[2];
 	uint64_t boot_id[2];
@@ -161,6 +162,16 @@ bool kvt_core_execute(struct kvt_core *core, uint32_t session, const struct kvt_
 		      uint64_t now_ns, struct kvt_cqe *ret_cqe);
 bool kvt_core_can_defer(const struct kvt_core *core);
 
+/** Whether a BEGIN that is executed next may wait, or leave a notice; else it goes on as if nothing
+ * were announced (KVT_CQE_NO_PLACE). The caller knows whether its completion queue has room for
+ * one more completion: of a BEGIN with NO_WAIT that is answered -EAGAIN another one follows. */
+void kvt_core_let_wait(struct kvt_core *core, bool allowed);
+
+/** Let BEGINs go on that need not wait any more, or whose deadlines have passed. Returns how many
+ * it looked at. All that follow here do this first, so that nothing can evict what they waited
+ * for; the daemon calls it so that they need not wait for somebody's next operation. */
+uint32_t kvt_core_wake(struct kvt_core *core, uint64_t now_ns);
+
 /** Let deferred operations of a session take effect whose fences are reached. Returns how many. */
 uint32_t kvt_core_poll(struct kvt_core *core, uint32_t session, uint64_t now_ns);
 
@@ -169,7 +180,7 @@ uint32_t kvt_core_poll(struct kvt_core *core, uint32_t session, uint64_t now_ns)
 uint32_t kvt_core_work(struct kvt_core *core, uint32_t budget, bool idle, uint64_t now_ns);
 /** Whether dead sessions or detached subtrees still have something to reclaim. */
 bool kvt_core_unsettled(const struct kvt_core *core);
-/** When the next expiry is due, UINT64_MAX if none. */
+/** When the next expiry or the next deadline of a BEGIN that waits is due, UINT64_MAX if none. */
 uint64_t kvt_core_next_expiry_ns(const struct kvt_core *core);
 
 /** The admin socket's forms of EVICT, REMOVE and RESET; logged with session 0. */

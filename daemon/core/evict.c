@@ -325,6 +325,7 @@ void kvt_detach(struct kvt_core *core, uint32_t id)
 
 	KVT_ASSERT(!(node->flags & KVT_NODE_DETACHED));
 	kvt_event_add(core, KVT_EV_DETACH, id, 0, 0);
+	core->wake_due = true;
 	if (node->flags & KVT_NODE_ROOT)
 		KVT_SET(core->namespaces[node->namespace_id].root, KVT_NONE);
 	else

@@ -12,7 +12,7 @@
  *   grow.c    put new runs into the tree    page.c    page states and lists
  *   lease.c   BEGIN COMMIT EXTEND END       op.c      the other operations, and the switch
  *   session.c sessions, fences, death       work.c    background: expiry, reclaim, compaction
- *   audit.c   everything against everything
+ *   wait.c    BEGINs that wait for others   audit.c   everything against everything
  *   adopt.c   a successor takes over   rebuild.c  what is derived, made again from the facts
  */
 
@@ -58,6 +58,13 @@ struct kvt_sort {
 	uint64_t first;
 	uint32_t second;
 	uint32_t id;
+};
+
+/** How far the lease of a path has come, as one pass over the waiters found it. */
+struct kvt_progress {
+	uint32_t stamp;
+	uint32_t sealed; /* leading pages */
+	bool computes;   /* it goes on */
 };
 
 /** What the audit finds of a namespace. */
@@ -118,6 +125,15 @@ struct kvt_core {
 	uint32_t dying;  /* sessions that background work has to look at */
 	uint32_t dying_at; /* where it looks next */
 	bool draining;   /* nothing that begins a lease */
+
+	uint32_t first_waiter, last_waiter, n_waiters; /* BEGINs that wait, oldest first */
+	bool wake_due; /* something happened that may have made one of them ready */
+	bool no_place; /* there is no place for one more of them */
+	uint64_t wake_at_ns; /* no deadline is earlier */
+	struct kvt_progress *progress; /* by lease */
+	uint32_t progress_stamp;
+	uint32_t *session_stamp; /* who waits for whom */
+	uint32_t wait_stamp;
 
 	uint32_t *op_pages;  /* pages of an INSERT or FREE, copied */
 	uint32_t *op_keys;   /* generated keys, copied */
@@ -343,6 +359,9 @@ struct kvt_op_context {
 	const struct kvt_core_view *view;
 	struct kvt_cqe *cqe;
 	const uint32_t *keys; /* of the entry: client memory, or the copy that the log gets */
+	/* Of a BEGIN that waits, or that found that it must (KVT_WAITS): */
+	uint32_t waiter; /* its pending record, KVT_NONE before it has one */
+	uint32_t awaited, goal, matched;
 };
 int kvt_lease_quota(struct kvt_core *core, struct kvt_op_context *op);
 uint32_t kvt_lease_make(struct kvt_core *core, uint32_t session, uint32_t kind, uint32_t node,
@@ -370,6 +389,8 @@ void kvt_reset_all(struct kvt_core *core);
 int kvt_remove_prefix(struct kvt_core *core, struct kvt_op_context *op, uint32_t namespace_id,
 		      const uint32_t *keys, uint32_t n_keys, bool *ret_removed);
 bool kvt_op_run(struct kvt_core *core, struct kvt_op_context *op, uint64_t token);
+/** The operation of a waiter ends with -ECANCELED: its session closes. */
+void kvt_op_cancel(struct kvt_core *core, struct kvt_op_context *op, uint64_t token);
 bool kvt_op_takes_fence(uint32_t op);
 bool kvt_op_takes_lease(uint32_t op);
 /** Whether a deferred entry that a successor finds can be one that was let in. */
@@ -379,11 +400,43 @@ int kvt_lease_check(struct kvt_core *core, struct kvt_op_context *op, bool defer
 /* session.c */
 uint32_t kvt_close_now(struct kvt_core *core, uint32_t session);
 bool kvt_defer(struct kvt_core *core, struct kvt_op_context *op);
+uint32_t kvt_pending_take(struct kvt_core *core);
+void kvt_pending_free(struct kvt_core *core, uint32_t id);
 uint32_t kvt_session_work(struct kvt_core *core, uint32_t budget);
 bool kvt_session_unsettled(const struct kvt_core *core);
 /** Bracket of every change: `mutation` is odd inside. */
 void kvt_mutation_begin(struct kvt_core *core);
 void kvt_mutation_end(struct kvt_core *core);
+
+/* wait.c */
+#define KVT_WAITS 1 /* of a BEGIN: neither done nor refused */
+/** Whether a BEGIN with WAIT or NO_WAIT has to wait at the place that a walk found: KVT_WAITS with
+ * op's last fields filled, else 0, with cqe->flags telling how a wait ended or why there is none. */
+int kvt_wait_check(struct kvt_core *core, struct kvt_op_context *op, const struct kvt_walk *walk);
+/** What a NO_WAIT waiter is told: 0, or KVT_WAITS. */
+int kvt_wait_notice(struct kvt_core *core, struct kvt_op_context *op);
+/** It begins to wait, or goes on to wait for somebody else. */
+void kvt_wait_begin(struct kvt_core *core, struct kvt_op_context *op);
+/** The log's word for that; `token` is 0 for a wait that begins. */
+void kvt_wait_emit(struct kvt_core *core, const struct kvt_op_context *op, uint64_t token);
+/** Its wait is over with this result, whatever it is. */
+void kvt_wait_end(struct kvt_core *core, struct kvt_op_context *op, int error);
+/** A lease's path has announced pages: say in their nodes who computes them. */
+void kvt_path_announce(struct kvt_core *core, uint32_t lease);
+uint32_t kvt_waiters_run(struct kvt_core *core);
+/** Behind all that wait already. */
+void kvt_waiter_add(struct kvt_core *core, uint32_t id);
+/** A session is over, or closes: its waiters go without a word, or with -ECANCELED. */
+void kvt_waiters_forget(struct kvt_core *core, uint32_t session);
+void kvt_waiters_cancel(struct kvt_core *core, uint32_t session);
+
+/** Before every operation. */
+static inline uint32_t kvt_wake(struct kvt_core *core)
+{
+	if (core->n_waiters == 0 || (!core->wake_due && core->now_ns < core->wake_at_ns))
+		return 0;
+	return kvt_waiters_run(core);
+}
 
 /* work.c */
 void kvt_compact_note(struct kvt_core *core, uint32_t node);

@@ -64,6 +64,7 @@ void kvt_lease_free(struct kvt_core *core, uint32_t id)
 		core->leases[lease->next_lease].prev_lease = lease->prev_lease;
 	owner->n_leases--;
 	core->count->live_leases--;
+	core->wake_due = true;
 	*lease = (struct kvt_lease_record){ .generation = lease->generation + 1,
 					    .ticket = ++core->ledger->tickets };
 	if (core->free_leases.count++ == 0)
@@ -213,6 +214,9 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 	if (plan->reuse * core->ps == sqe->n_keys && plan->reuse > 0 && !(flags & KVT_F_FULL))
 		plan->reuse--;
 	plan->fresh = plan->whole - plan->walk.walked;
+	if (flags & (KVT_F_WAIT | KVT_F_NO_WAIT) && plan->table <= sqe->list_capacity &&
+	    kvt_wait_check(core, op, &plan->walk) == KVT_WAITS)
+		return KVT_WAITS;
 	error = page_quota(core, op, plan->table - plan->reuse);
 	if (error)
 		return error;
@@ -287,6 +291,7 @@ int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 	kvt_racy_copy(core->tails + (size_t)id * core->ps,
 		      op->keys + sqe->n_keys / core->ps * core->ps,
 		      sqe->n_keys % core->ps);
+	kvt_path_announce(core, id);
 	kvt_path_pages(core, node, plan.reuse, list);
 	append_pages(core, id, plan.table - plan.reuse, list + plan.reuse);
 
@@ -405,6 +410,7 @@ static void commit_grow(struct kvt_core *core, struct commit_plan *plan)
 			end = kvt_grow(core, end, fresh, fresh, plan->fresh, 0, KVT_NEVER);
 		kvt_path_lock(core, end, lease->node);
 		lease->node = end;
+		kvt_path_announce(core, plan->id);
 	}
 	lease->path_pages += plan->pages;
 	lease->known += plan->n_keys;

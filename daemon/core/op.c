@@ -42,7 +42,7 @@ static const struct {
 				    TAKES_FENCE | TAKES_POLICY,
 			    KVT_F_LOCK | KVT_F_CHUNKED | KVT_F_TTL },
 	[KVT_OP_BEGIN] = { TAKES_NAMESPACE | TAKES_KEYS | TAKES_LIST | TAKES_ARG,
-			   KVT_F_FULL | KVT_F_FORCE_MISS },
+			   KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT },
 	[KVT_OP_COMMIT] = { TAKES_LEASE | TAKES_KEYS | TAKES_LIST | TAKES_ARG | TAKES_FENCE,
 			    KVT_F_CHUNKED | KVT_F_KEEP },
 	[KVT_OP_EXTEND] = { TAKES_LEASE | TAKES_LIST | TAKES_ARG, 0 },
@@ -73,6 +73,11 @@ static bool namespace_ok(const struct kvt_core *core, uint32_t session, uint32_t
 	       kvt_bit_get(core->opened + (size_t)session * core->opened_words, namespace_id);
 }
 
+static bool waits(const struct kvt_sqe *sqe)
+{
+	return sqe->op == KVT_OP_BEGIN && (sqe->flags & (KVT_F_WAIT | KVT_F_NO_WAIT));
+}
+
 bool kvt_op_may_wait(const struct kvt_core *core, uint32_t session, const struct kvt_sqe *sqe)
 {
 	uint32_t takes;
@@ -80,7 +85,7 @@ bool kvt_op_may_wait(const struct kvt_core *core, uint32_t session, const struct
 	if (sqe->op >= KVT_OP_COUNT)
 		return false;
 	takes = op_rows[sqe->op].takes;
-	return (takes & TAKES_FENCE || sqe->op == KVT_OP_BEGIN) &&
+	return (takes & TAKES_FENCE || waits(sqe)) &&
 	       !(sqe->flags & ~op_rows[sqe->op].flags) &&
 	       (sqe->fence_slot < KVT_FENCE_WORDS || sqe->fence_slot == KVT_FENCE_IDLE) &&
 	       sqe->n_keys <= core->config.max_op_keys &&
@@ -105,7 +110,8 @@ static bool unused_fields_zero(const struct kvt_sqe *sqe, uint32_t takes)
 	if (!(takes & TAKES_FENCE) &&
 	    (sqe->fence_value || (sqe->fence_slot && sqe->fence_slot != KVT_FENCE_IDLE)))
 		return false;
-	return takes & TAKES_POLICY || (!sqe->priority && !sqe->ttl_ms);
+	return takes & TAKES_POLICY ||
+	       (!sqe->priority && (!sqe->ttl_ms || sqe->op == KVT_OP_BEGIN));
 }
 
 static bool areas_ok(const struct kvt_op_context *op, uint32_t ps)
@@ -151,6 +157,8 @@ static int validate(struct kvt_core *core, struct kvt_op_context *op)
 	takes = op_rows[sqe->op].takes;
 	if (sqe->flags & ~op_rows[sqe->op].flags ||
 	    (sqe->op == KVT_OP_MATCH && sqe->flags == (KVT_F_LOCK | KVT_F_NO_TOUCH)) ||
+	    (sqe->op == KVT_OP_BEGIN && (sqe->flags & KVT_F_WAIT) &&
+	     (sqe->flags & KVT_F_NO_WAIT)) ||
 	    (sqe->op == KVT_OP_END && (sqe->flags & (KVT_F_CHUNKED | KVT_F_KEEP)) &&
 	     !(sqe->flags & KVT_F_COMMIT)))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
@@ -158,7 +166,9 @@ static int validate(struct kvt_core *core, struct kvt_op_context *op)
 	    (sqe->op == KVT_OP_END && !(sqe->flags & KVT_F_COMMIT) &&
 	     (sqe->arg || sqe->keys_offset || sqe->n_keys)))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_FIELD, 0);
-	if (!!(sqe->flags & KVT_F_TTL) != !!sqe->ttl_ms)
+	if (sqe->op == KVT_OP_BEGIN && waits(sqe) != !!sqe->ttl_ms)
+		return kvt_refuse(op, -EINVAL, KVT_REASON_DEADLINE, 0);
+	if (sqe->op != KVT_OP_BEGIN && !!(sqe->flags & KVT_F_TTL) != !!sqe->ttl_ms)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_TTL, 0);
 	if (sqe->fence_slot >= KVT_FENCE_WORDS && sqe->fence_slot != KVT_FENCE_IDLE)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_FENCE, 0);
@@ -641,7 +651,9 @@ static int run(struct kvt_core *core, struct kvt_op_context *op)
 	case KVT_OP_INSERT:
 		return op_insert(core, op);
 	case KVT_OP_BEGIN:
-		return kvt_op_begin(core, op);
+		return op->waiter && (op->sqe->flags & KVT_F_NO_WAIT) ?
+			       kvt_wait_notice(core, op) :
+			       kvt_op_begin(core, op);
 	case KVT_OP_COMMIT:
 		return kvt_op_commit(core, op);
 	case KVT_OP_EXTEND:
@@ -681,8 +693,10 @@ static void finish(struct kvt_core *core, struct kvt_op_context *op, int error, 
 		};
 	cqe->user_data = op->sqe->user_data;
 	cqe->seq = core->ledger->seq + 1;
-	core->count->operations++;
-	session->operations++;
+	if (!(cqe->flags & KVT_CQE_ASYNC)) { /* counted when it was answered first */
+		core->count->operations++;
+		session->operations++;
+	}
 	session->sq_taken += token == 0;
 	session->last_cqe[session->cq_done & 1] = *cqe;
 	session->cq_done++;
@@ -716,8 +730,28 @@ static void find_keys(struct kvt_core *core, struct kvt_op_context *op)
 	op->keys = core->log_keys;
 }
 
+/** A BEGIN waits. With NO_WAIT it says so; returns whether there is a completion. */
+static bool begin_waits(struct kvt_core *core, struct kvt_op_context *op)
+{
+	uint32_t announced = (op->goal - op->matched) * core->ps;
+	bool again = op->waiter != KVT_NONE;
+	uint64_t token;
+
+	kvt_wait_begin(core, op);
+	token = core->pending[op->waiter].token;
+	if (again || (op->sqe->flags & KVT_F_WAIT)) {
+		kvt_wait_emit(core, op, again ? token : 0);
+		return false;
+	}
+	finish(core, op, kvt_refuse(op, -EAGAIN, KVT_REASON_ANNOUNCED, announced), 0);
+	kvt_record_start(core);
+	kvt_wait_emit(core, op, token);
+	return true;
+}
+
 bool kvt_op_run(struct kvt_core *core, struct kvt_op_context *op, uint64_t token)
 {
+	bool answered = true;
 	int error = 0;
 
 	if (token) /* it waited: the keys are read now */
@@ -729,21 +763,43 @@ bool kvt_op_run(struct kvt_core *core, struct kvt_op_context *op, uint64_t token
 		error = kvt_lease_check(core, op, true);
 	if (!error)
 		error = run(core, op);
-	finish(core, op, error, token);
+	if (error == KVT_WAITS) {
+		answered = begin_waits(core, op);
+	} else {
+		if (op->waiter)
+			kvt_wait_end(core, op, error);
+		finish(core, op, error, token);
+	}
 	kvt_mutation_end(core);
-	return true;
+	return answered;
+}
+
+void kvt_op_cancel(struct kvt_core *core, struct kvt_op_context *op, uint64_t token)
+{
+	kvt_record_start(core);
+	find_keys(core, op);
+	kvt_mutation_begin(core);
+	kvt_wait_end(core, op, -ECANCELED);
+	finish(core, op, kvt_refuse(op, -ECANCELED, KVT_REASON_CLOSING, 0), token);
+	kvt_mutation_end(core);
 }
 
 bool kvt_core_execute(struct kvt_core *core, uint32_t session, const struct kvt_sqe *sqe,
 		      uint64_t now_ns, struct kvt_cqe *ret_cqe)
 {
-	struct kvt_op_context op = { session, sqe, &core->views[session], ret_cqe, NULL };
+	struct kvt_op_context op = {
+		.session = session,
+		.sqe = sqe,
+		.view = &core->views[session],
+		.cqe = ret_cqe,
+	};
 	int error;
 
 	KVT_ASSERT(session > 0 && session <= core->config.max_sessions);
 	core->now_ns = now_ns;
 	if (core->expiry.count > 0)
 		kvt_expire_due(core, 16);
+	kvt_wake(core);
 	core->effort = (struct kvt_core_effort){ 0 };
 	kvt_record_start(core);
 	memset(ret_cqe, 0, sizeof(*ret_cqe));
@@ -759,6 +815,10 @@ bool kvt_core_execute(struct kvt_core *core, uint32_t session, const struct kvt_
 		kvt_mutation_end(core);
 		return true;
 	}
+	if (sqe->op == KVT_OP_CLOSE && core->sessions[session].n_waiters > 0) {
+		kvt_waiters_cancel(core, session);
+		kvt_record_start(core);
+	}
 	if (kvt_op_takes_fence(sqe->op) && kvt_defer(core, &op))
 		return false;
 	return kvt_op_run(core, &op, 0);
@@ -767,6 +827,7 @@ bool kvt_core_execute(struct kvt_core *core, uint32_t session, const struct kvt_
 uint32_t kvt_core_evict(struct kvt_core *core, uint32_t n, uint64_t now_ns)
 {
 	core->now_ns = now_ns;
+	kvt_wake(core);
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
 	if (n > core->count->evictable_pages)
@@ -782,6 +843,7 @@ uint32_t kvt_core_evict(struct kvt_core *core, uint32_t n, uint64_t now_ns)
 void kvt_core_reset(struct kvt_core *core, uint64_t now_ns)
 {
 	core->now_ns = now_ns;
+	kvt_wake(core);
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
 	kvt_reset_all(core);
@@ -796,13 +858,14 @@ int kvt_core_remove(struct kvt_core *core, uint32_t namespace_id, const uint32_t
 	struct kvt_sqe sqe = { .op = KVT_OP_REMOVE, .namespace_id = namespace_id,
 			       .n_keys = n_keys };
 	struct kvt_cqe cqe = { 0 };
-	struct kvt_op_context op = { 0, &sqe, NULL, &cqe, keys };
+	struct kvt_op_context op = { .sqe = &sqe, .cqe = &cqe, .keys = keys };
 	int error;
 
 	if (namespace_id == 0 || namespace_id >= core->config.max_namespaces ||
 	    !core->namespaces[namespace_id].flags)
 		return -ENOENT;
 	core->now_ns = now_ns;
+	kvt_wake(core);
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
 	error = kvt_remove_prefix(core, &op, namespace_id, keys, n_keys, ret_removed);

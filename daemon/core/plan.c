@@ -152,6 +152,8 @@ static uint64_t carve_scratch(struct kvt_core *core, const struct kvt_core_confi
 	core->lock_count = carve(&scratch, c->max_nodes, sizeof(uint32_t));
 	core->space_tally = carve(&scratch, c->max_namespaces, sizeof(*core->space_tally));
 	core->lease_stamp = carve(&scratch, c->n_leases + 1ull, sizeof(uint32_t));
+	core->progress = carve(&scratch, c->n_leases + 1ull, sizeof(*core->progress));
+	core->session_stamp = carve(&scratch, c->max_sessions + 1ull, sizeof(uint32_t));
 	core->op_pages = carve(&scratch, c->max_op_keys, sizeof(uint32_t));
 	core->op_keys = carve(&scratch, c->max_op_keys + KVT_MAX_PAGE_SIZE, sizeof(uint32_t));
 	core->log_keys = carve(&scratch, c->max_op_keys, sizeof(uint32_t));
@@ -303,6 +305,7 @@ int kvt_core_prepare(struct kvt_core *core, const struct kvt_core_config *config
 	if (hooks)
 		core->hooks = *hooks;
 	core->now_ns = now_ns;
+	core->wake_at_ns = KVT_NEVER;
 	carve_scratch(core, &filled, core);
 	core->expiry.expiry = true;
 	bind(core, arena, ledger);

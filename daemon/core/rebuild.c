@@ -90,6 +90,7 @@ static void forget_node(struct kvt_node *node)
 	node->n_children = node->lock_ref = node->tag = 0;
 	node->older = node->younger = KVT_NONE;
 	node->heap_at = node->expiry_at = 0;
+	node->announcer = KVT_NONE;
 }
 
 static int check_free_node(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id)
@@ -386,7 +387,7 @@ static int rebuild_sessions(struct kvt_core *core, struct kvt_doubt *doubt)
 		session->first_lease = session->first_page = KVT_NONE;
 		session->first_quarantined = KVT_NONE;
 		session->first_pending = session->last_pending = KVT_NONE;
-		session->n_pending = 0;
+		session->n_pending = session->n_waiters = 0;
 		session->label[KVT_LABEL_BYTES - 1] = '\0';
 		core->count->live_sessions += session->state != KVT_SESSION_FREE;
 		core->dying += session->state == KVT_SESSION_DYING;
@@ -494,6 +495,7 @@ static int check_pending(struct kvt_core *core, struct kvt_doubt *doubt, uint32_
 {
 	const struct kvt_pending_record *pending = &core->pending[id];
 	uint32_t lease = kvt_op_takes_lease(pending->sqe.op) ? pending->sqe.node : KVT_NONE;
+	bool waiter = pending->sqe.op == KVT_OP_BEGIN;
 	uint32_t state;
 
 	if (pending->session > core->config.max_sessions)
@@ -506,8 +508,9 @@ static int check_pending(struct kvt_core *core, struct kvt_doubt *doubt, uint32_
 	if (!kvt_op_may_wait(core, pending->session, &pending->sqe))
 		return kvt_doubt(doubt, "deferred operation %u of session %u cannot have been let "
 				 "in", id, pending->session);
-	if (pending->lease != lease || lease > core->config.n_leases ||
-	    (lease && core->leases[lease].session != pending->session))
+	if (waiter ? pending->lease > core->config.n_leases || state != KVT_SESSION_OPEN :
+		     pending->lease != lease || lease > core->config.n_leases ||
+			     (lease && core->leases[lease].session != pending->session))
 		return kvt_doubt(doubt, "deferred operation %u is of lease %u", id,
 				 pending->lease);
 	if (pending->token == 0 || pending->token > core->ledger->seq)
@@ -543,6 +546,10 @@ static int rebuild_pending(struct kvt_core *core, struct kvt_doubt *doubt)
 		struct kvt_pending_record *pending = &core->pending[list[i].id];
 		struct kvt_session_record *session = &core->sessions[pending->session];
 
+		if (pending->sqe.op == KVT_OP_BEGIN) {
+			kvt_waiter_add(core, list[i].id);
+			continue;
+		}
 		if (session->n_pending++ == 0)
 			session->first_pending = list[i].id;
 		else

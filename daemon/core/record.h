@@ -23,7 +23,10 @@
 enum kvt_record_kind {
 	KVT_REC_OP = 1,        /* sqe was executed: result in cqe (also refusals) */
 	KVT_REC_DEFER = 2,     /* sqe waits for its fence: nothing changed, but an END, UNLOCK or
-				  CLOSE makes its lease or session refuse new operations */
+				  CLOSE makes its lease or session refuse new operations. A BEGIN
+				  waits for the lease in cqe, which computes cqe.a positions of
+				  its path; with value != 0 it has waited since that seq, for
+				  another one (or was just answered -EAGAIN: NO_WAIT) */
 	KVT_REC_SESSION = 3,   /* a session opened: session */
 	KVT_REC_SIGN = 4,      /* signs reported for session: value = signs (enum), 0 = killed */
 	KVT_REC_NAMESPACE = 5, /* session opened a namespace: value = number, keys = digest */
@@ -71,7 +74,7 @@ struct kvt_record {
 	uint64_t value; /* by kind; OP of a deferred one: seq of its DEFER record */
 	struct kvt_sqe sqe; /* OP, DEFER, ADMIN */
 	struct kvt_cqe cqe; /* OP, ADMIN */
-	const uint32_t *keys; /* OP: the entry's keys (FREE: page numbers), all of them */
+	const uint32_t *keys; /* OP, DEFER of BEGIN: the entry's keys (FREE: pages), all of them */
 	uint32_t n_keys;
 	uint32_t n_pages;
 	const uint32_t *pages; /* INSERT: page numbers given */

@@ -57,6 +57,7 @@ void kvt_core_session_attach(struct kvt_core *core, uint32_t session,
 	KVT_ASSERT(session > 0 && session <= core->config.max_sessions);
 	KVT_ASSERT(core->sessions[session].state != KVT_SESSION_FREE && view->fences);
 	core->views[session] = *view;
+	core->wake_due = true;
 }
 
 /* ---- namespaces */
@@ -175,6 +176,28 @@ static void mark_ending(struct kvt_core *core, const struct kvt_op_context *op)
 		core->leases[op->sqe->node].flags |= KVT_LEASE_ENDING;
 	else if (op->sqe->op == KVT_OP_CLOSE)
 		core->sessions[op->session].state = KVT_SESSION_CLOSING;
+	core->wake_due = true;
+}
+
+uint32_t kvt_pending_take(struct kvt_core *core)
+{
+	uint32_t id = core->free_pending.head;
+
+	KVT_ASSERT(id != KVT_NONE);
+	core->free_pending.head = core->pending[id].next;
+	if (--core->free_pending.count == 0)
+		core->free_pending.tail = KVT_NONE;
+	return id;
+}
+
+void kvt_pending_free(struct kvt_core *core, uint32_t id)
+{
+	core->pending[id] = (struct kvt_pending_record){ 0 };
+	if (core->free_pending.count++ == 0)
+		core->free_pending.head = id;
+	else
+		core->pending[core->free_pending.tail].next = id;
+	core->free_pending.tail = id;
 }
 
 /** Queue an operation whose time has not come. False if it may run now. */
@@ -182,16 +205,13 @@ bool kvt_defer(struct kvt_core *core, struct kvt_op_context *op)
 {
 	struct kvt_session_record *session = &core->sessions[op->session];
 	struct kvt_pending_record *pending;
-	uint32_t id = core->free_pending.head;
+	uint32_t id;
 
 	if (fence_reached(core, op->session, op->sqe) && !has_elders(core, op))
 		return false;
-	KVT_ASSERT(id != KVT_NONE);
 	kvt_mutation_begin(core);
+	id = kvt_pending_take(core);
 	pending = &core->pending[id];
-	core->free_pending.head = pending->next;
-	if (--core->free_pending.count == 0)
-		core->free_pending.tail = KVT_NONE;
 	*pending = (struct kvt_pending_record){ .sqe = *op->sqe, .session = op->session };
 	if (session->n_pending++ == 0)
 		session->first_pending = id;
@@ -225,12 +245,7 @@ static void forget_pending(struct kvt_core *core, uint32_t id, uint32_t before)
 	session->n_pending--;
 	if (pending->lease != KVT_NONE)
 		core->leases[pending->lease].n_pending--;
-	*pending = (struct kvt_pending_record){ 0 };
-	if (core->free_pending.count++ == 0)
-		core->free_pending.head = id;
-	else
-		core->pending[core->free_pending.tail].next = id;
-	core->free_pending.tail = id;
+	kvt_pending_free(core, id);
 }
 
 static bool may_run(struct kvt_core *core, uint32_t id, uint32_t before)
@@ -255,8 +270,12 @@ uint32_t kvt_core_poll(struct kvt_core *core, uint32_t session, uint64_t now_ns)
 	while (id != KVT_NONE) {
 		struct kvt_pending_record entry = core->pending[id];
 		struct kvt_cqe cqe = { .flags = KVT_CQE_DEFERRED };
-		struct kvt_op_context op = { session, &entry.sqe, &core->views[session], &cqe,
-					     NULL };
+		struct kvt_op_context op = {
+			.session = session,
+			.sqe = &entry.sqe,
+			.view = &core->views[session],
+			.cqe = &cqe,
+		};
 
 		if (!may_run(core, id, before)) {
 			if (entry.lease != KVT_NONE)
@@ -265,9 +284,10 @@ uint32_t kvt_core_poll(struct kvt_core *core, uint32_t session, uint64_t now_ns)
 			id = entry.next;
 			continue;
 		}
-		forget_pending(core, id, before);
 		if (core->expiry.count > 0)
 			kvt_expire_due(core, 16);
+		kvt_wake(core);
+		forget_pending(core, id, before);
 		kvt_record_start(core);
 		kvt_op_run(core, &op, entry.token);
 		cqe.flags |= KVT_CQE_DEFERRED;
@@ -306,6 +326,8 @@ static void session_over(struct kvt_core *core, uint32_t id)
 
 	while (session->first_pending != KVT_NONE)
 		forget_pending(core, session->first_pending, KVT_NONE);
+	kvt_waiters_forget(core, id);
+	core->wake_due = true;
 	session->state = KVT_SESSION_DYING;
 	session->ended_ns = core->now_ns;
 	core->dying++;

@@ -99,6 +99,7 @@ uint32_t kvt_node_make(struct kvt_core *core, uint32_t namespace_id, uint32_t pa
 	node->touched_ns = core->now_ns;
 	KVT_SET(node->expiry_ns, KVT_NEVER);
 	node->epoch = core->arena->epoch;
+	node->announcer = KVT_NONE;
 	node->older = node->younger = KVT_NONE;
 	node->heap_at = node->expiry_at = 0;
 	core->count->live_nodes++;
@@ -243,6 +244,7 @@ uint32_t kvt_node_split(struct kvt_core *core, uint32_t id, uint32_t pages)
 	upper->touched_ns = lower->touched_ns;
 	upper->created = lower->created;
 	upper->epoch = lower->epoch;
+	upper->announcer = lower->announcer;
 	kvt_node_set_expiry(core, up, lower->expiry_ns);
 
 	/* The upper one takes the place under the parent, then the lower one becomes its child. */
@@ -324,6 +326,7 @@ void kvt_node_seal(struct kvt_core *core, uint32_t id, uint32_t page)
 	/* Pairs with the prober's acquire of sealed: keys and page are there before it counts. */
 	kvt_store_release(&node->sealed, node->sealed + 1);
 	space->cached_pages++;
+	core->wake_due = true;
 	if (node->lock_ref > 0) {
 		core->count->protected_pages++;
 		space->protected_pages++;

@@ -53,7 +53,11 @@ void kvt_expire_due(struct kvt_core *core, uint32_t limit)
 
 uint64_t kvt_core_next_expiry_ns(const struct kvt_core *core)
 {
-	return core->expiry.count ? core->nodes[core->expiry.nodes[0]].expiry_ns : KVT_NEVER;
+	uint64_t expiry = KVT_NEVER;
+
+	if (core->expiry.count)
+		expiry = core->nodes[core->expiry.nodes[0]].expiry_ns;
+	return core->n_waiters && core->wake_at_ns < expiry ? core->wake_at_ns : expiry;
 }
 
 /* ---- compaction: a long path of short runs becomes a short path of long ones */
@@ -208,6 +212,7 @@ uint32_t kvt_core_work(struct kvt_core *core, uint32_t budget, bool idle, uint64
 		kvt_expire_due(core, budget);
 		done++;
 	}
+	done += kvt_wake(core);
 	if (core->dying > 0)
 		done += kvt_session_work(core, budget);
 	if (core->detached_count > 0 && done < budget)

@@ -40,6 +40,17 @@ static const char *const rare_names[SIM_RARE_COUNT] = {
 	[SIM_EDGE_LOCKED] = "whole edge locked for want of a node",
 	[SIM_DEAD_WITH_DEFERRED] = "death with deferred operations",
 	[SIM_NO_DEFER_ROOM] = "no room to defer",
+	[SIM_WAIT_SEALED] = "BEGIN waited until it was sealed",
+	[SIM_WAIT_TAKEOVER] = "BEGIN waited and took over",
+	[SIM_WAIT_DEADLINE] = "BEGIN waited until its deadline",
+	[SIM_WAIT_REFUSED] = "BEGIN waited and was refused",
+	[SIM_WAIT_AGAIN] = "waits for another lease",
+	[SIM_WAIT_CANCELED] = "waiting BEGIN canceled",
+	[SIM_WAIT_NO_PLACE] = "no place to wait",
+	[SIM_NOTICE_SEALED] = "notice: sealed",
+	[SIM_NOTICE_ABANDONED] = "notice: abandoned",
+	[SIM_NOTICE_DEADLINE] = "notice: deadline",
+	[SIM_NOTICE_CANCELED] = "notice canceled",
 };
 
 #define REASON_NAME(enumerator, name, text) name,
@@ -92,6 +103,9 @@ static const struct {
 	{ KVT_OP_BEGIN, KVT_REASON_LIST_SHORT },
 	{ KVT_OP_BEGIN, KVT_REASON_NAMESPACE },
 	{ KVT_OP_BEGIN, KVT_REASON_BAD_RANGE },
+	{ KVT_OP_BEGIN, KVT_REASON_BAD_FLAGS },
+	{ KVT_OP_BEGIN, KVT_REASON_ANNOUNCED },
+	{ KVT_OP_BEGIN, KVT_REASON_DEADLINE },
 	{ KVT_OP_ALLOC, KVT_REASON_ALL_LOCKED },
 	{ KVT_OP_ALLOC, KVT_REASON_TOO_LARGE },
 	{ KVT_OP_ALLOC, KVT_REASON_LIMIT_PAGES },
@@ -149,9 +163,10 @@ uint32_t sim_coverage_missing(const struct sim_coverage *c, FILE *to)
 		n += missing(c->op[outcomes[i].op][outcomes[i].reason], op_names[outcomes[i].op],
 			     reason_names[outcomes[i].reason], to);
 	static const uint8_t waiting[] = { KVT_OP_COMMIT, KVT_OP_INSERT, KVT_OP_FREE,
-					   KVT_OP_UNLOCK, KVT_OP_END, KVT_OP_CLOSE };
+					   KVT_OP_UNLOCK, KVT_OP_END, KVT_OP_CLOSE,
+					   KVT_OP_BEGIN };
 	for (size_t i = 0; i < sizeof(waiting); i++)
-		n += missing(c->waited[waiting[i]], op_names[waiting[i]], "after its fence", to);
+		n += missing(c->waited[waiting[i]], op_names[waiting[i]], "after waiting", to);
 	for (uint32_t kind = 1; kind < KVT_REC_KINDS; kind++)
 		n += missing(c->kind[kind], "record", kind_names[kind], to);
 	for (uint32_t kind = 1; kind <= KVT_EV_DETACH; kind++)

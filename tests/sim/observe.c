@@ -105,7 +105,8 @@ static void learn(struct sim *sim, const struct kvt_record *r)
 			learn_lease(sim, r, KVT_LEASE_MATCH);
 		break;
 	case KVT_OP_BEGIN:
-		learn_lease(sim, r, KVT_LEASE_BEGIN);
+		if (r->cqe.lease)
+			learn_lease(sim, r, KVT_LEASE_BEGIN);
 		break;
 	case KVT_OP_ALLOC:
 		memcpy(s->pages + s->n_pages, r->list, r->n_list * sizeof(uint32_t));
@@ -140,6 +141,23 @@ static void learn(struct sim *sim, const struct kvt_record *r)
 	}
 }
 
+static void count_wait(uint64_t *rare, const struct kvt_record *r)
+{
+	bool notice = r->cqe.flags & KVT_CQE_ASYNC, done = r->cqe.result == 0;
+	bool plain = !notice && r->value != 0 && done;
+
+	rare[SIM_WAIT_NO_PLACE] += (r->cqe.flags & KVT_CQE_NO_PLACE) != 0;
+	rare[SIM_WAIT_TAKEOVER] += plain && (r->cqe.flags & KVT_CQE_TAKEOVER);
+	rare[SIM_WAIT_DEADLINE] += plain && (r->cqe.flags & KVT_CQE_DEADLINE);
+	rare[SIM_WAIT_SEALED] +=
+		plain && !(r->cqe.flags & (KVT_CQE_DEADLINE | KVT_CQE_TAKEOVER));
+	rare[SIM_WAIT_REFUSED] += r->value != 0 && !done && r->cqe.result != -ECANCELED;
+	rare[notice ? SIM_NOTICE_CANCELED : SIM_WAIT_CANCELED] += r->cqe.result == -ECANCELED;
+	rare[SIM_NOTICE_SEALED] += notice && done && r->cqe.c == KVT_NOTICE_SEALED;
+	rare[SIM_NOTICE_ABANDONED] += notice && done && r->cqe.c == KVT_NOTICE_ABANDONED;
+	rare[SIM_NOTICE_DEADLINE] += notice && done && r->cqe.c == KVT_NOTICE_DEADLINE;
+}
+
 static void count_rare(struct sim *sim, const struct kvt_record *r)
 {
 	uint64_t *rare = sim->coverage->rare;
@@ -157,6 +175,7 @@ static void count_rare(struct sim *sim, const struct kvt_record *r)
 		rare[SIM_START_HANDLE] += ok && r->sqe.node && r->cqe.b > 0;
 		break;
 	case KVT_OP_BEGIN:
+		count_wait(rare, r);
 		rare[SIM_CAPPED] += ok && r->cqe.b < r->cqe.a;
 		rare[SIM_SHARED_ANNOUNCE] += ok && r->cqe.c > 0;
 		break;
@@ -198,8 +217,10 @@ static void count(struct sim *sim, const struct kvt_record *r)
 			r->kind == KVT_REC_OP && (op == KVT_OP_INSERT || op == KVT_OP_COMMIT);
 		c->rare[SIM_DETACHED_TRIM] += r->kind == KVT_REC_RECLAIM;
 	}
-	if (r->kind == KVT_REC_DEFER)
-		c->deferred[op]++;
+	if (r->kind == KVT_REC_DEFER) {
+		c->deferred[op] += r->value == 0;
+		c->rare[SIM_WAIT_AGAIN] += r->value != 0 && (r->sqe.flags & KVT_F_WAIT);
+	}
 	if (r->kind != KVT_REC_OP)
 		return;
 	c->op[op][r->cqe.result == 0 ? KVT_REASON_COUNT : r->cqe.reason]++;
@@ -259,11 +280,13 @@ void sim_on_record(void *context, const struct kvt_record *r)
 		sim->last_cqe = r->cqe;
 		if (r->value && s->n_waiting)
 			s->n_waiting--;
+		if (r->cqe.reason == KVT_REASON_ANNOUNCED)
+			s->n_waiting++;
 		if (r->cqe.result == 0)
 			learn(sim, r);
 		break;
 	case KVT_REC_DEFER:
-		s->n_waiting++;
+		s->n_waiting += r->value == 0;
 		break;
 	case KVT_REC_SESSION_GONE:
 		s->present = s->open = false;

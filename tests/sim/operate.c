@@ -330,12 +330,31 @@ static void op_insert(struct shot *shot)
 	put_fence(shot);
 }
 
+/* It may have to wait for others, or be told later: its keys stay until then. */
+static void put_wait(struct shot *shot)
+{
+	struct sim *sim = shot->sim;
+	uint32_t from = shot->sqe.keys_offset;
+
+	shot->sqe.flags |= sim_chance(sim, 700) ? KVT_F_WAIT : KVT_F_NO_WAIT;
+	shot->sqe.ttl_ms = 1 + sim_below(sim, sim_chance(sim, 500) ? 8 : 4000);
+	if (sim_chance(sim, 50)) /* a client that changes them meanwhile, perhaps */
+		return;
+	shot->sqe.keys_offset = SIM_KEYS_AREA +
+				shot->s->kept_next++ % SIM_KEPT_KEYS * SIM_MAX_KEYS;
+	if (shot->sqe.n_keys)
+		memcpy(keys_of(shot) + shot->sqe.keys_offset, keys_of(shot) + from,
+		       shot->sqe.n_keys * sizeof(uint32_t));
+}
+
 static void op_begin(struct shot *shot)
 {
 	struct sim *sim = shot->sim;
 	uint32_t ps = sim->config.page_size;
 
 	put_sequence(shot);
+	if (sim_chance(sim, 600))
+		put_wait(shot);
 	shot->sqe.arg = sim_chance(sim, 500) ? sim_below(sim, 3 * ps + 1) : 0;
 	if (sim_chance(sim, 5))
 		shot->sqe.arg = sim_below(sim, UINT32_MAX);
@@ -557,6 +576,7 @@ static void shoot(struct sim *sim, uint32_t session)
 		raise_fences(sim, 1 + sim_below(sim, sim->config.max_sessions));
 		return;
 	}
+	kvt_core_let_wait(sim->core, !sim_chance(sim, 20));
 	if (kvt_core_execute(sim->core, session, &shot.sqe, sim->now_ns, &cqe)) {
 		if (!sim->failed && memcmp(&cqe, &sim->last_cqe, sizeof(cqe)) != 0)
 			sim_fail(sim, "the completion (seq %llu) is not the last record's (%llu)",
@@ -564,7 +584,7 @@ static void shoot(struct sim *sim, uint32_t session)
 				 (unsigned long long)sim->last_cqe.seq);
 		if (cqe.result != 0)
 			return;
-	} else if (reached && !s->n_waiting) {
+	} else if (reached && !s->n_waiting && shot.sqe.op != KVT_OP_BEGIN) {
 		sim_fail(sim, "op %u was deferred without need", shot.sqe.op);
 	}
 	if (shot.sqe.op == KVT_OP_END || shot.sqe.op == KVT_OP_UNLOCK)

@@ -21,6 +21,8 @@
 
 #define SIM_MAX_KEYS 6144 /* of one sequence */
 #define SIM_KEYS_AREA 16384
+#define SIM_KEPT_KEYS 4 /* sequences whose keys stay where they are for long */
+#define SIM_KEPT_AREA (SIM_KEPT_KEYS * SIM_MAX_KEYS) /* behind the other keys */
 #define SIM_LIST_AREA 1024
 #define SIM_SEQUENCES 24
 #define SIM_HANDLES 24
@@ -58,6 +60,7 @@ struct sim_session {
 	uint32_t n_pages;
 	uint32_t *pages; /* loose ones */
 	uint32_t n_waiting; /* deferred operations that have not answered */
+	uint32_t kept_next; /* place of the keys of the next BEGIN that may wait */
 	uint32_t n_namespaces;
 	uint32_t namespaces[8]; /* opened by it */
 };
@@ -87,6 +90,17 @@ enum sim_rare {
 	SIM_EDGE_LOCKED,   /* LOCK inside an edge without a free node */
 	SIM_DEAD_WITH_DEFERRED,
 	SIM_NO_DEFER_ROOM,
+	SIM_WAIT_SEALED,    /* a BEGIN waited until others had sealed all it waited for */
+	SIM_WAIT_TAKEOVER,
+	SIM_WAIT_DEADLINE,
+	SIM_WAIT_REFUSED,   /* it waited, and then could not begin */
+	SIM_WAIT_AGAIN,     /* it went on to wait for another lease */
+	SIM_WAIT_CANCELED,
+	SIM_WAIT_NO_PLACE,
+	SIM_NOTICE_SEALED,
+	SIM_NOTICE_ABANDONED,
+	SIM_NOTICE_DEADLINE,
+	SIM_NOTICE_CANCELED,
 	SIM_RARE_COUNT,
 };
 

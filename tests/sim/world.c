@@ -86,6 +86,7 @@ static void choose_config(struct sim *sim)
 	c->policy = sim_chance(sim, 300) ? KVT_POLICY_LRU : sim_below(sim, KVT_POLICY_COUNT);
 	c->slru_threshold = sim_between(sim, 1, 4);
 	c->disabled = sim_chance(sim, 30);
+	c->coalesce_threshold = sim_chance(sim, 600) ? 0 : sim_below(sim, 4 * c->page_size);
 	c->hash_seed = sim_chance(sim, 100) ? 0 : next_random(sim);
 	sim->alphabet = sim_between(sim, 1, 3);
 	sim->longest = sim_between(sim, 2 * c->page_size, c->n_pages * c->page_size);
@@ -142,6 +143,7 @@ bool sim_create(struct sim *sim)
 		.policy = sim->config.policy,
 		.slru_threshold = sim->config.slru_threshold,
 		.disabled = sim->config.disabled,
+		.coalesce_threshold = sim->config.coalesce_threshold,
 	});
 	if (!sim->oracle)
 		return sim_fail(sim, "out of memory");
@@ -225,8 +227,8 @@ void sim_session_open(struct sim *sim)
 		.label = "sim",
 	};
 	struct kvt_core_view view = {
-		.keys = calloc(SIM_KEYS_AREA, sizeof(uint32_t)),
-		.keys_count = SIM_KEYS_AREA,
+		.keys = calloc(SIM_KEYS_AREA + SIM_KEPT_AREA, sizeof(uint32_t)),
+		.keys_count = SIM_KEYS_AREA + SIM_KEPT_AREA,
 		.list = calloc(SIM_LIST_AREA, sizeof(uint32_t)),
 		.list_count = SIM_LIST_AREA,
 		.fences = calloc(KVT_FENCE_WORDS, sizeof(struct kvt_fence_word)),

@@ -59,7 +59,7 @@ static void flags_that_an_operation_does_not_take_are_refused(void **state)
 	static const uint16_t takes[KVT_OP_COUNT] = {
 		[KVT_OP_MATCH] = KVT_F_LOCK | KVT_F_NO_TOUCH,
 		[KVT_OP_INSERT] = KVT_F_LOCK | KVT_F_CHUNKED | KVT_F_TTL,
-		[KVT_OP_BEGIN] = KVT_F_FULL | KVT_F_FORCE_MISS,
+		[KVT_OP_BEGIN] = KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT,
 		[KVT_OP_COMMIT] = KVT_F_CHUNKED | KVT_F_KEEP,
 		[KVT_OP_END] = KVT_F_COMMIT | KVT_F_CHUNKED | KVT_F_KEEP,
 	};

@@ -1,0 +1,451 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* BEGINs that wait for what others compute.
+ *
+ * A waiter holds nothing. It names one lease whose path is its own up to `goal` pages, and it is
+ * ready as soon as that lease does not compute them any more, or has sealed them but for a small
+ * rest. Ready waiters run before anything else, in the order in which they came; each looks at the
+ * tree anew then, so that of many whose owner died the first announces the rest and the others
+ * find that it did. */
+
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/core/internal.h"
+
+/* ---- who computes what */
+
+/** Whether a lease will still seal what its path has announced. */
+static bool computes(const struct kvt_core *core, uint32_t id)
+{
+	const struct kvt_lease_record *lease = &core->leases[id];
+
+	return lease->kind == KVT_LEASE_BEGIN &&
+	       !(lease->flags & (KVT_LEASE_ENDING | KVT_LEASE_LATE)) &&
+	       core->sessions[lease->session].state == KVT_SESSION_OPEN &&
+	       lease->epoch == core->arena->epoch && !kvt_path_detached(core, lease->node);
+}
+
+static bool crosses(const struct kvt_core *core, uint32_t lease, uint32_t node)
+{
+	uint32_t id = core->leases[lease].node, start = core->nodes[node].start;
+
+	while (id != KVT_NONE && core->nodes[id].start > start)
+		id = core->nodes[id].parent;
+	return id == node;
+}
+
+/** Whether a session waits, itself or through those it waits for, for `target`. A synchronous
+ * engine goes on only when its BEGIN is answered: two that waited for each other would both sit
+ * out their deadlines. */
+static bool waits_for_session(struct kvt_core *core, uint32_t session, uint32_t target)
+{
+	bool more = core->sessions[session].n_waiters > 0;
+
+	if (!more)
+		return false;
+	core->wait_stamp++;
+	core->session_stamp[session] = core->wait_stamp;
+	while (more) {
+		uint32_t next;
+
+		more = false;
+		for (uint32_t id = core->first_waiter; id != KVT_NONE; id = next) {
+			const struct kvt_pending_record *waiter = &core->pending[id];
+			uint32_t owner = core->leases[waiter->lease].session;
+
+			next = waiter->next;
+			if (core->session_stamp[waiter->session] != core->wait_stamp ||
+			    core->leases[waiter->lease].generation != waiter->lease_generation ||
+			    core->session_stamp[owner] == core->wait_stamp ||
+			    (waiter->sqe.flags & KVT_F_NO_WAIT))
+				continue;
+			core->session_stamp[owner] = core->wait_stamp;
+			more = true;
+		}
+	}
+	return core->session_stamp[target] == core->wait_stamp;
+}
+
+/** Whether a lease computes for who asks: not for its own session, which would wait for itself,
+ * unless that asks for a notice only. */
+static bool computes_for(struct kvt_core *core, uint32_t id, const struct kvt_op_context *op)
+{
+	uint32_t owner = core->leases[id].session;
+
+	if (!computes(core, id))
+		return false;
+	if (op->sqe->flags & KVT_F_NO_WAIT)
+		return true;
+	return owner != op->session && !waits_for_session(core, owner, op->session);
+}
+
+/** A lease that crosses a node with announced pages and computes them. The node's hint is right
+ * nearly always; where it is not, all leases are asked. */
+static uint32_t node_owner(struct kvt_core *core, uint32_t node, const struct kvt_op_context *op)
+{
+	uint32_t hint = core->nodes[node].announcer;
+	bool own_too = op->sqe->flags & KVT_F_NO_WAIT;
+
+	if (hint != KVT_NONE && crosses(core, hint, node)) {
+		if (computes_for(core, hint, op))
+			return hint;
+		if (core->nodes[node].lock_ref == 1)
+			return KVT_NONE; /* the only one there is */
+	}
+	for (uint32_t i = 1; i <= core->config.max_sessions; i++) {
+		if (i == op->session && !own_too)
+			continue;
+		for (uint32_t id = core->sessions[i].first_lease; id != KVT_NONE;
+		     id = core->leases[id].next_lease) {
+			const struct kvt_lease_record *lease = &core->leases[id];
+
+			if (lease->done < lease->path_pages &&
+			    lease->path_pages > core->nodes[node].start &&
+			    crosses(core, id, node) && computes_for(core, id, op)) {
+				core->nodes[node].announcer = id;
+				return id;
+			}
+		}
+	}
+	return KVT_NONE;
+}
+
+/** Who computes the most of what a walk found announced, and up to which page of the walk. */
+static uint32_t find_owner(struct kvt_core *core, const struct kvt_op_context *op,
+			   const struct kvt_walk *walk, uint32_t *ret_goal)
+{
+	uint32_t goal = walk->walked;
+
+	for (uint32_t node = walk->node; goal > walk->matched; node = core->nodes[node].parent) {
+		uint32_t owner = node_owner(core, node, op);
+
+		if (owner != KVT_NONE) {
+			*ret_goal = goal;
+			return owner;
+		}
+		goal = core->nodes[node].start;
+	}
+	return KVT_NONE;
+}
+
+void kvt_path_announce(struct kvt_core *core, uint32_t lease)
+{
+	for (uint32_t id = core->leases[lease].node; id != KVT_NONE; id = core->nodes[id].parent) {
+		struct kvt_node *node = kvt_node_at(core, id);
+
+		if (node->sealed == node->n_slots)
+			return;
+		if (node->announcer == KVT_NONE || !computes(core, node->announcer) ||
+		    !crosses(core, node->announcer, id))
+			node->announcer = lease;
+	}
+}
+
+/** Leading pages of a path that are sealed. */
+static uint32_t sealed_pages(const struct kvt_core *core, uint32_t id)
+{
+	uint32_t pages = 0;
+
+	if (id != KVT_NONE)
+		pages = core->nodes[id].start + core->nodes[id].n_slots;
+	for (; id != KVT_NONE; id = core->nodes[id].parent)
+		if (core->nodes[id].sealed < core->nodes[id].n_slots)
+			pages = core->nodes[id].start + core->nodes[id].sealed;
+	return pages;
+}
+
+static bool worth_waiting(const struct kvt_core *core, uint32_t goal, uint32_t matched)
+{
+	return goal > matched &&
+	       (uint64_t)(goal - matched) * core->ps > core->config.coalesce_threshold;
+}
+
+/* ---- the queue */
+
+/** Who is there no more, or not attached yet, has no deadline to watch. */
+static void watch_deadline(struct kvt_core *core, const struct kvt_pending_record *waiter)
+{
+	if (waiter->session && core->views[waiter->session].fences &&
+	    waiter->deadline_ns < core->wake_at_ns)
+		core->wake_at_ns = waiter->deadline_ns;
+}
+
+void kvt_waiter_add(struct kvt_core *core, uint32_t id)
+{
+	struct kvt_pending_record *waiter = &core->pending[id];
+
+	waiter->next = KVT_NONE;
+	waiter->prev = core->last_waiter;
+	if (core->last_waiter != KVT_NONE)
+		core->pending[core->last_waiter].next = id;
+	else
+		core->first_waiter = id;
+	core->last_waiter = id;
+	core->n_waiters++;
+	core->sessions[waiter->session].n_waiters++;
+	watch_deadline(core, waiter);
+}
+
+static void queue_remove(struct kvt_core *core, uint32_t id)
+{
+	struct kvt_pending_record *waiter = &core->pending[id];
+
+	if (waiter->prev != KVT_NONE)
+		core->pending[waiter->prev].next = waiter->next;
+	else
+		core->first_waiter = waiter->next;
+	if (waiter->next != KVT_NONE)
+		core->pending[waiter->next].prev = waiter->prev;
+	else
+		core->last_waiter = waiter->prev;
+	core->n_waiters--;
+	core->sessions[waiter->session].n_waiters--;
+	kvt_pending_free(core, id);
+}
+
+/* ---- one BEGIN */
+
+int kvt_wait_check(struct kvt_core *core, struct kvt_op_context *op, const struct kvt_walk *walk)
+{
+	const struct kvt_pending_record *waiter = &core->pending[op->waiter];
+	uint32_t goal = 0, owner = KVT_NONE;
+
+	if (!(op->sqe->flags & KVT_F_FORCE_MISS))
+		owner = find_owner(core, op, walk, &goal);
+	if (owner == KVT_NONE || !worth_waiting(core, goal, walk->matched)) {
+		if (op->waiter && worth_waiting(core, waiter->goal, walk->matched))
+			op->cqe->flags |= KVT_CQE_TAKEOVER;
+		return 0;
+	}
+	if (op->waiter && core->now_ns >= waiter->deadline_ns) {
+		op->cqe->flags |= KVT_CQE_DEADLINE;
+		return 0;
+	}
+	if (!op->waiter && (core->no_place || core->free_pending.count == 0)) {
+		op->cqe->flags |= KVT_CQE_NO_PLACE;
+		return 0;
+	}
+	op->awaited = owner;
+	op->goal = goal;
+	op->matched = walk->matched;
+	return KVT_WAITS;
+}
+
+int kvt_wait_notice(struct kvt_core *core, struct kvt_op_context *op)
+{
+	struct kvt_walk walk;
+	int error;
+
+	kvt_walk_keys(core, op->sqe->namespace_id, op->keys, op->sqe->n_keys / core->ps, &walk);
+	core->record.known_node = walk.walked ? walk.node : KVT_NONE;
+	core->record.known_positions = walk.walked * core->ps;
+	error = kvt_wait_check(core, op, &walk);
+	if (error)
+		return error;
+	op->matched = walk.matched;
+	op->cqe->a = walk.matched * core->ps;
+	op->cqe->c = op->cqe->flags & KVT_CQE_DEADLINE ? KVT_NOTICE_DEADLINE :
+		     op->cqe->flags & KVT_CQE_TAKEOVER ? KVT_NOTICE_ABANDONED :
+							 KVT_NOTICE_SEALED;
+	op->cqe->flags &= (uint16_t)~(KVT_CQE_DEADLINE | KVT_CQE_TAKEOVER);
+	op->cqe->flags |= KVT_CQE_ASYNC;
+	return 0;
+}
+
+void kvt_wait_emit(struct kvt_core *core, const struct kvt_op_context *op, uint64_t token)
+{
+	struct kvt_record *record = &core->record;
+
+	if (core->hooks.record) {
+		record->sqe = *op->sqe;
+		record->cqe = (struct kvt_cqe){
+			.lease = op->awaited,
+			.lease_generation = core->leases[op->awaited].generation,
+			.a = op->goal * core->ps,
+		};
+		record->keys = op->keys;
+		record->n_keys = op->sqe->n_keys;
+	}
+	kvt_record_emit(core, KVT_REC_DEFER, op->session, token);
+}
+
+static void await(struct kvt_core *core, struct kvt_pending_record *waiter,
+		  const struct kvt_op_context *op)
+{
+	waiter->lease = op->awaited;
+	waiter->lease_generation = core->leases[op->awaited].generation;
+	waiter->goal = op->goal;
+}
+
+void kvt_wait_begin(struct kvt_core *core, struct kvt_op_context *op)
+{
+	uint32_t id = op->waiter ? op->waiter : kvt_pending_take(core);
+	struct kvt_pending_record *waiter = &core->pending[id];
+
+	if (op->waiter) {
+		await(core, waiter, op);
+		return;
+	}
+	*waiter = (struct kvt_pending_record){
+		.sqe = *op->sqe,
+		.session = op->session,
+		.deadline_ns = core->now_ns + op->sqe->ttl_ms * 1000000ull,
+		.begun_ns = core->now_ns,
+		.matched = op->matched,
+		.token = core->ledger->seq + 1,
+	};
+	await(core, waiter, op);
+	kvt_waiter_add(core, id);
+	core->count->waits++;
+	op->waiter = id;
+}
+
+/** What a wait was good for. */
+static void account(struct kvt_core *core, const struct kvt_op_context *op, int error)
+{
+	const struct kvt_pending_record *waiter = &core->pending[op->waiter];
+	const struct kvt_cqe *cqe = op->cqe;
+	uint32_t there = cqe->flags & KVT_CQE_ASYNC ? cqe->a : cqe->b;
+	uint32_t before = waiter->matched * core->ps;
+
+	core->count->wait_ns += core->now_ns - waiter->begun_ns;
+	core->count->takeovers += (cqe->flags & KVT_CQE_TAKEOVER) != 0;
+	if (!error && there > before)
+		core->count->coalesced_positions += there - before;
+}
+
+void kvt_wait_end(struct kvt_core *core, struct kvt_op_context *op, int error)
+{
+	const struct kvt_pending_record *waiter = &core->pending[op->waiter];
+	bool notice = op->cqe->flags & KVT_CQE_ASYNC;
+	struct kvt_lease_record *lease = &core->leases[waiter->lease];
+
+	account(core, op, error);
+	if (notice ? op->cqe->c == KVT_NOTICE_DEADLINE : op->cqe->flags & KVT_CQE_DEADLINE) {
+		core->count->deadline_misses++;
+		if (lease->generation == waiter->lease_generation &&
+		    computes(core, waiter->lease)) {
+			lease->flags |= KVT_LEASE_LATE;
+			core->wake_due = true;
+		}
+	}
+	queue_remove(core, op->waiter);
+}
+
+/* ---- waking */
+
+/** How far a lease has come, looked up once in each pass over the queue; 0 if it is of no use. */
+static uint32_t progress(struct kvt_core *core, uint32_t lease)
+{
+	struct kvt_progress *seen = &core->progress[lease];
+
+	if (seen->stamp != core->progress_stamp) {
+		seen->stamp = core->progress_stamp;
+		seen->computes = computes(core, lease);
+		seen->sealed = seen->computes ? sealed_pages(core, core->leases[lease].node) : 0;
+	}
+	return seen->sealed;
+}
+
+static bool still_waits(struct kvt_core *core, const struct kvt_pending_record *waiter)
+{
+	uint32_t sealed;
+
+	if (!core->views[waiter->session].fences) /* adopted, not attached yet */
+		return true;
+	sealed = progress(core, waiter->lease);
+	return core->progress[waiter->lease].computes &&
+	       core->leases[waiter->lease].generation == waiter->lease_generation &&
+	       worth_waiting(core, waiter->goal, sealed) && core->now_ns < waiter->deadline_ns;
+}
+
+static void run_waiter(struct kvt_core *core, uint32_t id)
+{
+	struct kvt_pending_record entry = core->pending[id];
+	struct kvt_cqe cqe = { .flags = KVT_CQE_DEFERRED };
+	struct kvt_op_context op = {
+		.session = entry.session,
+		.sqe = &entry.sqe,
+		.view = &core->views[entry.session],
+		.cqe = &cqe,
+		.waiter = id,
+	};
+
+	core->effort = (struct kvt_core_effort){ 0 };
+	kvt_record_start(core);
+	if (kvt_op_run(core, &op, entry.token) && core->hooks.complete)
+		core->hooks.complete(core->hooks.context, entry.session, &cqe);
+}
+
+uint32_t kvt_waiters_run(struct kvt_core *core)
+{
+	uint32_t ran = 0, id;
+
+	do {
+		core->wake_due = false;
+		core->wake_at_ns = KVT_NEVER;
+		core->progress_stamp++;
+		for (id = core->first_waiter; id != KVT_NONE;) {
+			uint32_t next = core->pending[id].next;
+
+			if (!still_waits(core, &core->pending[id])) {
+				run_waiter(core, id);
+				ran++;
+			}
+			if (core->wake_due) /* perhaps for one that came earlier */
+				break;
+			watch_deadline(core, &core->pending[id]);
+			id = next;
+		}
+	} while (core->wake_due);
+	return ran;
+}
+
+uint32_t kvt_core_wake(struct kvt_core *core, uint64_t now_ns)
+{
+	core->now_ns = now_ns;
+	return kvt_wake(core);
+}
+
+void kvt_core_let_wait(struct kvt_core *core, bool allowed)
+{
+	core->no_place = !allowed;
+}
+
+/* ---- the end of who waits */
+
+void kvt_waiters_forget(struct kvt_core *core, uint32_t session)
+{
+	for (uint32_t id = core->first_waiter; id != KVT_NONE;) {
+		uint32_t next = core->pending[id].next;
+
+		if (core->pending[id].session == session)
+			queue_remove(core, id);
+		id = next;
+	}
+}
+
+void kvt_waiters_cancel(struct kvt_core *core, uint32_t session)
+{
+	for (uint32_t id = core->first_waiter; id != KVT_NONE;) {
+		struct kvt_pending_record entry = core->pending[id];
+		struct kvt_cqe cqe = { .flags = KVT_CQE_DEFERRED };
+		struct kvt_op_context op = {
+			.session = session,
+			.sqe = &entry.sqe,
+			.view = &core->views[session],
+			.cqe = &cqe,
+			.waiter = id,
+		};
+
+		id = entry.next;
+		if (entry.session != session)
+			continue;
+		if (entry.sqe.flags & KVT_F_NO_WAIT)
+			cqe.flags |= KVT_CQE_ASYNC;
+		kvt_op_cancel(core, &op, entry.token);
+		if (core->hooks.complete)
+			core->hooks.complete(core->hooks.context, session, &cqe);
+	}
+}
