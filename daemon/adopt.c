@@ -26,6 +26,13 @@ static void park(struct kvt_daemon *daemon, const char *name, int fd)
 				"ends\"", name, strerror(-error));
 }
 
+/* With the size of a page: a pool of other pages is another pool. */
+static const char *pool_name(char to[KVT_PARCEL_NAME_BYTES], uint32_t slab, uint64_t page_bytes)
+{
+	snprintf(to, KVT_PARCEL_NAME_BYTES, "pool.%u.%llu", slab, (unsigned long long)page_bytes);
+	return to;
+}
+
 static void park_pool(struct kvt_daemon *daemon)
 {
 	struct kvt_pool_export export;
@@ -33,10 +40,8 @@ static void park_pool(struct kvt_daemon *daemon)
 
 	if (daemon->pool.ops->export(&daemon->pool, &export) != 0)
 		return;
-	for (uint32_t i = 0; i < export.n_fds; i++) {
-		snprintf(name, sizeof(name), "pool.%u", i);
-		park(daemon, name, export.fds[i]);
-	}
+	for (uint32_t i = 0; i < export.n_fds; i++)
+		park(daemon, pool_name(name, i, daemon->pool.page_bytes), export.fds[i]);
 }
 
 void kvt_park_objects(struct kvt_daemon *daemon)
@@ -45,7 +50,7 @@ void kvt_park_objects(struct kvt_daemon *daemon)
 		return;
 	if (daemon->socket_made && !daemon->listen_kept)
 		park(daemon, "listen", daemon->listen_fd);
-	daemon->n_parked = 3 + daemon->pool.n_slabs;
+	daemon->n_parked += 3 + daemon->pool.n_slabs;
 	if (daemon->adopted) /* they are there already */
 		return;
 	park(daemon, "arena", daemon->arena.fd);
@@ -119,22 +124,190 @@ void kvt_unpark_all(struct kvt_daemon *daemon)
 	kvt_notify_unpark(&daemon->notify, "arena");
 	kvt_notify_unpark(&daemon->notify, "ledger");
 	kvt_notify_unpark(&daemon->notify, "listen");
-	for (uint32_t i = 0; i < daemon->pool.n_slabs; i++) {
-		snprintf(name, sizeof(name), "pool.%u", i);
-		kvt_notify_unpark(&daemon->notify, name);
+	for (uint32_t i = 0; i < daemon->pool.n_slabs; i++)
+		kvt_notify_unpark(&daemon->notify, pool_name(name, i, daemon->pool.page_bytes));
+}
+
+/* ---- taking up: objects */
+
+static int take_object(struct kvt_daemon *daemon, struct kvt_object *object, const char *name,
+		       uint64_t need, char *why)
+{
+	int fd = kvt_parcels_take(&daemon->passed, name), error;
+
+	if (fd < 0) {
+		snprintf(why, KVT_WHY_BYTES, "no %s was left", name);
+		return -ESTALE;
+	}
+	error = kvt_object_take(object, fd);
+	if (error) {
+		snprintf(why, KVT_WHY_BYTES, "cannot map the %s that was left: %s", name,
+			 strerror(-error));
+		return error;
+	}
+	if (object->bytes == need)
+		return 0;
+	snprintf(why, KVT_WHY_BYTES, "the %s that was left has %llu bytes, and these options want "
+		 "%llu", name, (unsigned long long)object->bytes, (unsigned long long)need);
+	return -ESTALE;
+}
+
+static int take_pool(struct kvt_daemon *daemon, char *why)
+{
+	struct kvt_pool *pool = &daemon->pool;
+	const struct kvt_pool_backend_ops *ops = pool->ops;
+	char name[KVT_PARCEL_NAME_BYTES];
+	int fds[KVT_MAX_SLABS], error;
+	uint32_t n = 0;
+
+	pool->ops = NULL; /* not created yet */
+	if (!ops->adopt) {
+		snprintf(why, KVT_WHY_BYTES, "a %s pool ends with its daemon", ops->name);
+		return -ESTALE;
+	}
+	while (n < KVT_MAX_SLABS) {
+		fds[n] = kvt_parcels_take(&daemon->passed, pool_name(name, n, pool->page_bytes));
+		if (fds[n] < 0)
+			break;
+		n++;
+	}
+	error = ops->adopt(pool, fds, n, why, KVT_WHY_BYTES);
+	if (!error)
+		pool->ops = ops;
+	return error;
+}
+
+int kvt_adopt_objects(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	int error = take_object(daemon, &daemon->arena, "arena", daemon->sizes.arena_bytes, why);
+
+	if (!error)
+		error = take_object(daemon, &daemon->ledger, "ledger",
+				    daemon->sizes.ledger_bytes, why);
+	if (!error)
+		error = kvt_core_adoptable(&daemon->core_config, daemon->arena.base,
+					   daemon->ledger.base, why, KVT_WHY_BYTES);
+	return error ? error : take_pool(daemon, why);
+}
+
+void kvt_adopt_say_gone(struct kvt_daemon *daemon)
+{
+	struct kvt_arena_header *arena = daemon->arena.base;
+
+	if (daemon->arena.bytes >= sizeof(*arena))
+		kvt_store_release(&arena->state, KVT_ARENA_GONE);
+}
+
+/* ---- taking up: sessions */
+
+static int take_session_fd(struct kvt_daemon *daemon, enum kvt_parcel_kind kind, uint32_t index,
+			   uint32_t generation)
+{
+	char name[KVT_PARCEL_NAME_BYTES];
+
+	return kvt_parcels_take(&daemon->passed, kvt_parcel_name(name, kind, index, generation));
+}
+
+static void take_descriptors(struct kvt_daemon *daemon, struct kvt_session *session,
+			     const struct kvt_session_record *record)
+{
+	uint32_t index = session->index, generation = record->generation;
+	int segment = take_session_fd(daemon, KVT_PARCEL_SEGMENT, index, generation);
+
+	if (segment >= 0 && kvt_object_take(&session->segment, segment) == 0 &&
+	    kvt_segment_check(session->segment.base, session->segment.bytes,
+			      &session->layout) != 0)
+		kvt_object_destroy(&session->segment);
+	session->parked = segment >= 0;
+	daemon->n_parked += session->parked ? KVT_PARCELS_PER_SESSION : 0;
+	session->doorbell = take_session_fd(daemon, KVT_PARCEL_DOORBELL, index, generation);
+	session->bell = take_session_fd(daemon, KVT_PARCEL_BELL, index, generation);
+	session->pidfd = take_session_fd(daemon, KVT_PARCEL_PIDFD, index, generation);
+}
+
+/* The process, if it lives: by the pidfd that was left, else by number and start time. */
+static bool find_process(struct kvt_session *session, const struct kvt_session_record *record)
+{
+	if (record->signs & KVT_SIGN_EXITED)
+		return false;
+	if (session->pidfd >= 0 || record->pid == 0) /* 0: not visible here, so it may live */
+		return true;
+	return kvt_peer_pidfd_of(record->pid, record->start_time, &session->pidfd) == 0;
+}
+
+static void resume_ring(struct kvt_daemon *daemon, struct kvt_session *session,
+			const struct kvt_session_record *record)
+{
+	char *base = session->segment.base;
+	struct kvt_core_view view;
+
+	kvt_session_view(session, &view);
+	kvt_core_session_attach(daemon->core, session->index, &view);
+	kvt_ring_end_init(&session->ring, base, &session->layout);
+	kvt_ring_end_resume(&session->ring, record->sq_taken, record->cq_done, record->last_cqe);
+	session->deferred = record->n_pending + record->n_waiters;
+}
+
+static void adopt_session(struct kvt_daemon *daemon, uint32_t index,
+			  const struct kvt_session_record *record)
+{
+	bool lives = record->state == KVT_SESSION_OPEN || record->state == KVT_SESSION_CLOSING;
+	struct kvt_session *session = &daemon->sessions[index];
+	uint32_t signs = 0;
+	int control;
+
+	session->index = index;
+	session->used = true;
+	session->generation = ++daemon->generation;
+	session->name_generation = record->generation;
+	session->pid = record->pid;
+	session->quiet = record->signs & KVT_SIGN_QUIET;
+	take_descriptors(daemon, session, record);
+	control = take_session_fd(daemon, KVT_PARCEL_CONTROL, index, record->generation);
+	if (find_process(session, record))
+		session->processes = 1;
+	else if (!(record->signs & KVT_SIGN_EXITED))
+		signs |= KVT_SIGN_EXITED;
+	lives = lives && signs == 0 && session->segment.base && control >= 0;
+	if (lives)
+		resume_ring(daemon, session, record);
+	kvt_session_adopted(daemon, session, lives);
+	if (record->signs & KVT_SIGN_HANGUP) {
+		if (control >= 0)
+			close(control);
+	} else if (control < 0 || !kvt_control_adopted(daemon, control, session)) {
+		signs |= KVT_SIGN_HANGUP;
+	}
+	if (signs)
+		kvt_core_session_sign(daemon->core, index, signs, daemon->now_ns);
+	else if (!lives) /* its descriptors are lost, so it cannot go on */
+		kvt_core_session_kill(daemon->core, index, daemon->now_ns);
+	if (lives) /* whatever it waited for may be there */
+		kvt_session_ring_bell(session);
+}
+
+void kvt_adopt_sessions(struct kvt_daemon *daemon)
+{
+	for (uint32_t i = 1; i <= daemon->core_config.max_sessions; i++) {
+		const struct kvt_session_record *record = kvt_core_session(daemon->core, i);
+
+		if (record->state != KVT_SESSION_FREE)
+			adopt_session(daemon, i, record);
 	}
 }
 
-/* ---- taking up */
-
-/* Nothing of it can be used: whoever maps the old objects keeps them, and the store forgets them.
- * That the sockets of old sessions close tells their clients. */
-void kvt_adopt_nothing(struct kvt_daemon *daemon)
+/* Whoever maps the old objects keeps them, and the store forgets them. That the sockets of old
+ * sessions close tells their clients. */
+void kvt_adopt_rest(struct kvt_daemon *daemon)
 {
 	struct kvt_parcels *passed = &daemon->passed;
 
-	for (uint32_t i = 0; i < passed->n; i++)
-		if (passed->at[i].fd >= 0)
+	for (uint32_t i = 0; i < passed->n; i++) {
+		enum kvt_parcel_kind kind = kvt_parcel_kind(passed->at[i].name);
+
+		if (kind != KVT_PARCEL_LISTEN && kind != KVT_PARCEL_OTHER &&
+		    (passed->at[i].fd >= 0 || !daemon->adopted))
 			kvt_notify_unpark(&daemon->notify, passed->at[i].name);
+	}
 	kvt_parcels_close(passed);
 }

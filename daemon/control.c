@@ -104,6 +104,32 @@ void kvt_control_accepted(struct kvt_daemon *daemon, int fd)
 	kvt_control_arm(daemon, connection);
 }
 
+bool kvt_control_adopted(struct kvt_daemon *daemon, int fd, struct kvt_session *session)
+{
+	struct kvt_connection *connection;
+	struct kvt_peer peer;
+
+	if (daemon->n_free_connections == 0 ||
+	    kvt_peer_read(fd, daemon->admin_gid, &peer) != 0) {
+		close(fd);
+		return false;
+	}
+	connection = &daemon->connections[daemon->free_connections[--daemon->n_free_connections]];
+	*connection = (struct kvt_connection){
+		.state = session->open ? KVT_CONNECTION_SESSION : KVT_CONNECTION_OVER,
+		.fd = fd,
+		.generation = ++daemon->generation,
+		.peer = peer,
+		.session = session->index,
+		.accepted_ns = daemon->real_ns,
+		.accepted_boot_ns = kvt_peer_boot_ns(),
+	};
+	session->connection = slot_of(daemon, connection) + 1;
+	session->connections = 1;
+	kvt_control_arm(daemon, connection);
+	return true;
+}
+
 void kvt_control_arm(struct kvt_daemon *daemon, struct kvt_connection *connection)
 {
 	uint32_t events = POLLRDHUP;

@@ -69,6 +69,7 @@ struct kvt_session {
 	uint32_t connection;  /* slot of the control connection + 1, 0 = none */
 	int pidfd, doorbell, bell; /* -1 = none; bell: the write end of the completion pipe */
 	bool pidfd_armed;
+	bool used;  /* the slot is taken */
 	bool quiet; /* the pool backend has agreed */
 	bool parked; /* the service manager holds its descriptors, too */
 	uint32_t name_generation; /* the core's: part of their names */
@@ -205,8 +206,16 @@ void kvt_park_session(struct kvt_daemon *daemon, struct kvt_session *session, in
 void kvt_unpark_session(struct kvt_daemon *daemon, struct kvt_session *session);
 /** Have the manager forget all of it: this daemon ends for good. */
 void kvt_unpark_all(struct kvt_daemon *daemon);
-/** Drop what a predecessor left. */
-void kvt_adopt_nothing(struct kvt_daemon *daemon);
+/** Map what a predecessor left: arena, ledger and pool. -ESTALE with `why`: something is missing,
+ * or of another shape. */
+int kvt_adopt_objects(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);
+/** Serve the sessions of an adopted core again: those whose descriptors were left go on where they
+ * stood, the others end. */
+void kvt_adopt_sessions(struct kvt_daemon *daemon);
+/** Drop what was left and not taken up. */
+void kvt_adopt_rest(struct kvt_daemon *daemon);
+/** Who still maps the arena that was left learns that it is no longer served. */
+void kvt_adopt_say_gone(struct kvt_daemon *daemon);
 
 /* ---- turn.c */
 
@@ -244,6 +253,8 @@ struct kvt_session_wish {
 int kvt_session_open(struct kvt_daemon *daemon, struct kvt_connection *connection,
 		     const struct kvt_session_wish *wish, uint64_t secret[2],
 		     uint32_t *ret_session, int ret_fds[3], char *why, size_t why_size);
+/** Its memory, as the core may touch it. */
+void kvt_session_view(const struct kvt_session *session, struct kvt_core_view *ret_view);
 /** The control socket hung up. */
 void kvt_session_hangup(struct kvt_daemon *daemon, struct kvt_session *session);
 /** The process exited. */
@@ -253,6 +264,9 @@ void kvt_session_kill(struct kvt_daemon *daemon, struct kvt_session *session, in
 		      const char *why);
 /** An operator says that nothing of it writes any more. */
 void kvt_session_fence(struct kvt_daemon *daemon, struct kvt_session *session);
+/** A slot that a predecessor's session was put into: look at its ring and its process. `serve`:
+ * take entries; else it is over and only its end is waited for. */
+void kvt_session_adopted(struct kvt_daemon *daemon, struct kvt_session *session, bool serve);
 /** Release slots of sessions that the core is done with, and ask backends again. */
 void kvt_sessions_sweep(struct kvt_daemon *daemon);
 /** Say in the segment that the session is over and wake whoever waits there. */
@@ -276,6 +290,8 @@ bool kvt_control_send(struct kvt_daemon *daemon, struct kvt_connection *connecti
 /** Send GOODBYE or REFUSED with a text. */
 bool kvt_control_say(struct kvt_daemon *daemon, struct kvt_connection *connection, uint16_t type,
 		     uint64_t cookie, int error, const char *text);
+/** A session's control socket that a predecessor left. False: it is of no use; it was closed. */
+bool kvt_control_adopted(struct kvt_daemon *daemon, int fd, struct kvt_session *session);
 /** Arm the poll for what the connection waits for now. */
 void kvt_control_arm(struct kvt_daemon *daemon, struct kvt_connection *connection);
 

@@ -112,6 +112,21 @@ int kvt_peer_pidfd(int fd, const struct kvt_peer *peer, uint64_t accepted_boot_n
 	return 0;
 }
 
+int kvt_peer_pidfd_of(pid_t pid, uint64_t start_time, int *ret_pidfd)
+{
+	int pidfd = pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -ESRCH;
+
+	if (pidfd < 0)
+		return -ESRCH;
+	/* The number may be another process's by now. */
+	if (process_start(pid) != start_time) {
+		close(pidfd);
+		return -ESRCH;
+	}
+	*ret_pidfd = pidfd;
+	return 0;
+}
+
 bool kvt_peer_is_pid(pid_t pid, pid_t claimed)
 {
 	char path[64], line[256], *last;

@@ -33,6 +33,10 @@ int kvt_peer_pidfd(int fd, const struct kvt_peer *peer, uint64_t accepted_boot_n
  * the number that the process has in a PID namespace of its own. */
 bool kvt_peer_is_pid(pid_t pid, pid_t claimed);
 
+/** pidfd of a process that is known by number and start time (as kvt_peer_pidfd() told it). -ESRCH:
+ * it is gone. */
+int kvt_peer_pidfd_of(pid_t pid, uint64_t start_time, int *ret_pidfd);
+
 /** Group by name or number; (gid_t)-1 and -ENOENT if there is none. "" gives (gid_t)-1 and 0. */
 int kvt_peer_group(const char *name, gid_t *ret_gid);
 

@@ -54,6 +54,10 @@ struct kvt_pool_backend_ops {
 	int (*free_bytes)(struct kvt_pool *pool, uint64_t *ret_bytes, char *why, size_t why_size);
 	/** Make the slabs. Negative errno with `why`: cause and cure. */
 	int (*create)(struct kvt_pool *pool, char *why, size_t why_size);
+	/** Take up the slabs that a predecessor made and exported, in their order. Takes the
+	 * descriptors, also on failure. NULL: its slabs die with the daemon. */
+	int (*adopt)(struct kvt_pool *pool, const int *fds, uint32_t n_fds, char *why,
+		     size_t why_size);
 	int (*export)(struct kvt_pool *pool, struct kvt_pool_export *ret_export);
 	/** Whether nothing that `writer` launched can still write to the pool. Asked when its
 	 * sockets have hung up and its processes have exited. False: ask again at *ret_again_ns. */

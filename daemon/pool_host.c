@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/config.h"
@@ -104,9 +105,32 @@ static int host_too_large(const struct kvt_pool *pool, char *why, size_t why_siz
 	return -ENOMEM;
 }
 
+/* The pool is this memfd from now on; closed on failure. */
+static int host_hold(struct kvt_pool *pool, int fd, uint64_t bytes, char *why, size_t why_size)
+{
+	struct host_state *state = calloc(1, sizeof(*state));
+	int error;
+
+	if (!state) {
+		close(fd);
+		snprintf(why, why_size, "out of memory");
+		return -ENOMEM;
+	}
+	*state = (struct host_state){ .fd = fd, .bytes = bytes };
+	error = pool->mlock ? lock_slab(state, why, why_size) : 0;
+	if (error) {
+		close(fd);
+		free(state);
+		return error;
+	}
+	pool->bytes = bytes;
+	pool->n_slabs = 1;
+	pool->state = state;
+	return 0;
+}
+
 static int host_create(struct kvt_pool *pool, char *why, size_t why_size)
 {
-	struct host_state *state;
 	int fd = -ENOTSUP, error = host_too_large(pool, why, why_size);
 	uint64_t bytes = 0;
 
@@ -130,23 +154,24 @@ static int host_create(struct kvt_pool *pool, char *why, size_t why_size)
 		snprintf(why, why_size, "cannot make the pool: %s", strerror(-fd));
 		return fd;
 	}
-	state = calloc(1, sizeof(*state));
-	if (!state) {
-		close(fd);
-		snprintf(why, why_size, "out of memory");
-		return -ENOMEM;
-	}
-	*state = (struct host_state){ .fd = fd, .bytes = bytes };
-	error = pool->mlock ? lock_slab(state, why, why_size) : 0;
-	if (error) {
-		close(fd);
-		free(state);
-		return error;
-	}
-	pool->bytes = bytes;
-	pool->n_slabs = 1;
-	pool->state = state;
-	return 0;
+	return host_hold(pool, fd, bytes, why, why_size);
+}
+
+static int host_adopt(struct kvt_pool *pool, const int *fds, uint32_t n_fds, char *why,
+		      size_t why_size)
+{
+	uint64_t need = pool->n_pages * pool->page_bytes;
+	struct stat there;
+	int seals = n_fds == 1 ? fcntl(fds[0], F_GET_SEALS) : -1;
+
+	if (seals >= 0 && seals & F_SEAL_SHRINK && fstat(fds[0], &there) == 0 &&
+	    (uint64_t)there.st_size == round_up(need, (uint64_t)there.st_blksize))
+		return host_hold(pool, fds[0], (uint64_t)there.st_size, why, why_size);
+	snprintf(why, why_size, "the pool that was left has %u slabs or another size than the %llu "
+		 "bytes that are needed", n_fds, (unsigned long long)need);
+	for (uint32_t i = 0; i < n_fds; i++)
+		close(fds[i]);
+	return -ESTALE;
 }
 
 static int host_export(struct kvt_pool *pool, struct kvt_pool_export *ret_export)
@@ -186,6 +211,7 @@ const struct kvt_pool_backend_ops kvt_pool_host_ops = {
 	.name = "host",
 	.backend = KVT_POOL_HOST,
 	.create = host_create,
+	.adopt = host_adopt,
 	.export = host_export,
 	.quiesce = host_quiesce,
 	.destroy = host_destroy,

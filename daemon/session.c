@@ -131,20 +131,27 @@ static int make_descriptors(struct kvt_connection *connection, struct kvt_sessio
 	return error;
 }
 
+void kvt_session_view(const struct kvt_session *session, struct kvt_core_view *ret_view)
+{
+	char *base = session->segment.base;
+
+	*ret_view = (struct kvt_core_view){
+		.keys = (const uint32_t *)(base + session->layout.keys_offset),
+		.keys_count = session->layout.keys_count,
+		.list = (uint32_t *)(base + session->layout.list_offset),
+		.list_count = session->layout.list_count,
+		.fences = (const struct kvt_fence_word *)(base + session->layout.fences_offset),
+	};
+}
+
 static int open_in_core(struct kvt_daemon *daemon, struct kvt_connection *connection,
 			struct kvt_session *slot, const struct kvt_session_wish *wish,
 			struct kvt_core_peer *peer, char *why, size_t why_size)
 {
-	char *base = slot->segment.base;
-	struct kvt_core_view view = {
-		.keys = (const uint32_t *)(base + slot->layout.keys_offset),
-		.keys_count = slot->layout.keys_count,
-		.list = (uint32_t *)(base + slot->layout.list_offset),
-		.list_count = slot->layout.list_count,
-		.fences = (const struct kvt_fence_word *)(base + slot->layout.fences_offset),
-	};
+	struct kvt_core_view view;
 	int error;
 
+	kvt_session_view(slot, &view);
 	peer->pid = connection->peer.pid;
 	peer->uid = connection->peer.uid;
 	peer->privileged = connection->peer.privileged;
@@ -174,6 +181,21 @@ static void retire(struct kvt_daemon *daemon, struct kvt_session *session)
 	kvt_session_release(daemon, session);
 }
 
+static void begin_serving(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	/* New ones are hot: the first cold one moves to the end to make room. */
+	daemon->served[daemon->n_served++] = daemon->served[daemon->n_hot];
+	daemon->served[daemon->n_hot++] = session->index;
+	session->worked_turn = daemon->stats.turns;
+}
+
+static void watch_process(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	kvt_loop_poll(&daemon->loop, session->pidfd, POLLIN,
+		      kvt_tag(KVT_TAG_PROCESS, session->index, session->generation));
+	session->pidfd_armed = true;
+}
+
 /* The slot becomes the one that the core chose. */
 static struct kvt_session *settle(struct kvt_daemon *daemon, struct kvt_connection *connection,
 				  const struct kvt_session *made)
@@ -182,8 +204,9 @@ static struct kvt_session *settle(struct kvt_daemon *daemon, struct kvt_connecti
 
 	if (session->dying) /* the core was done with it, and we had not come round to it */
 		retire(daemon, session);
-	KVT_ASSERT(session->segment.base == NULL);
+	KVT_ASSERT(!session->used);
 	*session = *made;
+	session->used = true;
 	session->generation = ++daemon->generation;
 	session->connections = 1;
 	session->processes = 1;
@@ -192,14 +215,27 @@ static struct kvt_session *settle(struct kvt_daemon *daemon, struct kvt_connecti
 	session->open = true;
 	kvt_segment_format(session->segment.base, &session->layout, session->index);
 	kvt_ring_end_init(&session->ring, session->segment.base, &session->layout);
-	/* New ones are hot: the first cold one moves to the end to make room. */
-	daemon->served[daemon->n_served++] = daemon->served[daemon->n_hot];
-	daemon->served[daemon->n_hot++] = session->index;
-	session->worked_turn = daemon->stats.turns;
-	kvt_loop_poll(&daemon->loop, session->pidfd, POLLIN,
-		      kvt_tag(KVT_TAG_PROCESS, session->index, session->generation));
-	session->pidfd_armed = true;
+	begin_serving(daemon, session);
+	watch_process(daemon, session);
 	return session;
+}
+
+void kvt_session_adopted(struct kvt_daemon *daemon, struct kvt_session *session, bool serve)
+{
+	if (serve) {
+		session->open = true;
+		begin_serving(daemon, session);
+		daemon->n_deferred += session->deferred;
+		if (session->deferred > daemon->own_places)
+			daemon->n_common += session->deferred - daemon->own_places;
+		session->waiting_since_ns = daemon->real_ns;
+	} else {
+		session->dying = true;
+		daemon->n_dying++;
+		daemon->sweep_due = true;
+	}
+	if (session->processes && session->pidfd >= 0)
+		watch_process(daemon, session);
 }
 
 int kvt_session_open(struct kvt_daemon *daemon, struct kvt_connection *connection,
@@ -277,7 +313,7 @@ static void stop_serving(struct kvt_daemon *daemon, struct kvt_session *session)
 
 static bool in_core(const struct kvt_daemon *daemon, const struct kvt_session *session)
 {
-	return session->segment.base != NULL &&
+	return session->used &&
 	       kvt_core_session(daemon->core, session->index)->state != KVT_SESSION_FREE;
 }
 
@@ -332,6 +368,15 @@ void kvt_session_hangup(struct kvt_daemon *daemon, struct kvt_session *session)
 	ask_quiet(daemon, session);
 }
 
+/* A session that was adopted without its control socket never hangs up: its process's end is all
+ * there will be. */
+static uint32_t lost_hangup(const struct kvt_daemon *daemon, const struct kvt_session *session)
+{
+	uint32_t signs = kvt_core_session(daemon->core, session->index)->signs;
+
+	return session->connections || signs & KVT_SIGN_HANGUP ? 0 : KVT_SIGN_HANGUP;
+}
+
 void kvt_session_exited(struct kvt_daemon *daemon, struct kvt_session *session)
 {
 	session->pidfd_armed = false;
@@ -344,7 +389,8 @@ void kvt_session_exited(struct kvt_daemon *daemon, struct kvt_session *session)
 		if (session->processes)
 			kvt_core_session_kill(daemon->core, session->index, daemon->now_ns);
 		else
-			kvt_core_session_sign(daemon->core, session->index, KVT_SIGN_EXITED,
+			kvt_core_session_sign(daemon->core, session->index,
+					      KVT_SIGN_EXITED | lost_hangup(daemon, session),
 					      daemon->now_ns);
 	}
 	stop_serving(daemon, session);
@@ -377,7 +423,7 @@ void kvt_session_fence(struct kvt_daemon *daemon, struct kvt_session *session)
 	kvt_core_session_sign(daemon->core, session->index, KVT_SIGN_FENCED, daemon->now_ns);
 	kvt_log(KVT_LOG_NOTICE, "session_fenced", "session=%u pid=%d", session->index,
 		(int)session->pid);
-	if (session->segment.base)
+	if (session->used)
 		stop_serving(daemon, session);
 }
 

@@ -270,30 +270,15 @@ static void write_record(void *context, const struct kvt_record *record)
 		daemon->config.log_file, (unsigned long long)record->seq);
 }
 
-static int make_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+/* Everything around the core: `adoption` NULL: a new one, else that of a predecessor. */
+static int build_core(struct kvt_daemon *daemon, struct kvt_core_adoption *adoption,
+		      char why[KVT_WHY_BYTES])
 {
 	struct kvt_core_hooks hooks = { .complete = kvt_daemon_complete, .context = daemon };
-	char prefix[KVT_OBJECT_NAME_BYTES];
-	int error, old;
+	int error;
 
-	kvt_object_prefix(prefix, daemon->config.runtime_dir, daemon->config.instance);
-	old = kvt_object_clean(prefix);
-	if (old)
-		kvt_log(KVT_LOG_NOTICE, "leftovers_removed", "objects=%d why=\"a daemon of this "
-			"instance died\" effect=\"cold start on new objects\"", old);
-	old = kvt_object_clean_orphans(KVT_OBJECT_PREFIX, ORPHAN_AGE_S);
-	if (old)
-		kvt_log(KVT_LOG_NOTICE, "orphans_removed", "objects=%d why=\"daemons of other "
-			"instances died and were not started again\"", old);
-	error = kvt_object_create(&daemon->arena, prefix, "arena", daemon->sizes.arena_bytes, why,
-				  KVT_WHY_BYTES);
-	if (!error)
-		error = kvt_object_create(&daemon->ledger, prefix, "ledger",
-					  daemon->sizes.ledger_bytes, why, KVT_WHY_BYTES);
-	if (error)
-		return error;
 	daemon->scratch = mmap(NULL, daemon->sizes.scratch_bytes, PROT_READ | PROT_WRITE,
-			       MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+			       MAP_PRIVATE | MAP_ANONYMOUS | (adoption ? 0 : MAP_POPULATE), -1, 0);
 	if (daemon->scratch == MAP_FAILED) {
 		daemon->scratch = NULL;
 		snprintf(why, KVT_WHY_BYTES, "no memory for %llu bytes of scratch",
@@ -306,7 +291,11 @@ static int make_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 				       &daemon->oplog, why, KVT_WHY_BYTES);
 		hooks.record = write_record;
 	}
-	if (!error)
+	if (!error && adoption)
+		error = kvt_core_adopt(&daemon->core, &daemon->core_config, daemon->arena.base,
+				       daemon->ledger.base, daemon->scratch, &hooks,
+				       daemon->now_ns, adoption, why, KVT_WHY_BYTES);
+	else if (!error)
 		error = kvt_core_init(&daemon->core, &daemon->core_config, daemon->arena.base,
 				      daemon->ledger.base, daemon->scratch, &hooks,
 				      daemon->now_ns);
@@ -326,10 +315,51 @@ static int make_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return 0;
 }
 
-static int make_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+static void unbuild_core(struct kvt_daemon *daemon)
+{
+	if (daemon->oplog && kvt_oplog_close(daemon->oplog) != 0)
+		kvt_log(KVT_LOG_ERROR, "oplog_failed", "file=\"%s\" effect=\"its end is missing\"",
+			daemon->config.log_file);
+	daemon->oplog = NULL;
+	if (daemon->arena_readonly >= 0)
+		close(daemon->arena_readonly);
+	daemon->arena_readonly = -1;
+	if (daemon->scratch)
+		munmap(daemon->scratch, daemon->sizes.scratch_bytes);
+	daemon->scratch = NULL;
+	daemon->core = NULL;
+	kvt_object_destroy(&daemon->arena);
+	kvt_object_destroy(&daemon->ledger);
+	if (daemon->pool.ops)
+		daemon->pool.ops->destroy(&daemon->pool);
+	daemon->pool.ops = NULL;
+}
+
+static int make_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	char prefix[KVT_OBJECT_NAME_BYTES];
+	int error, old;
+
+	kvt_object_prefix(prefix, daemon->config.runtime_dir, daemon->config.instance);
+	old = kvt_object_clean(prefix);
+	if (old)
+		kvt_log(KVT_LOG_NOTICE, "leftovers_removed", "objects=%d why=\"a daemon of this "
+			"instance died while it started\"", old);
+	old = kvt_object_clean_orphans(KVT_OBJECT_PREFIX, ORPHAN_AGE_S);
+	if (old)
+		kvt_log(KVT_LOG_NOTICE, "orphans_removed", "objects=%d why=\"daemons of other "
+			"instances died and were not started again\"", old);
+	error = kvt_object_create(&daemon->arena, prefix, "arena", daemon->sizes.arena_bytes, why,
+				  KVT_WHY_BYTES);
+	if (!error)
+		error = kvt_object_create(&daemon->ledger, prefix, "ledger",
+					  daemon->sizes.ledger_bytes, why, KVT_WHY_BYTES);
+	return error ? error : build_core(daemon, NULL, why);
+}
+
+static void plan_pool(struct kvt_daemon *daemon)
 {
 	struct kvt_pool *pool = &daemon->pool;
-	int error;
 
 	pool->ops = kvt_pool_backend_find(daemon->config.backend);
 	pool->page_bytes = (uint64_t)daemon->config.page_bytes;
@@ -337,10 +367,64 @@ static int make_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	pool->mlock = daemon->config.mlock;
 	pool->hugepages = daemon->config.hugepages;
 	pool->devices = daemon->config.devices;
-	error = pool->ops->create(pool, why, KVT_WHY_BYTES);
+}
+
+static int make_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	int error;
+
+	plan_pool(daemon);
+	error = daemon->pool.ops->create(&daemon->pool, why, KVT_WHY_BYTES);
 	if (error)
-		pool->ops = NULL;
+		daemon->pool.ops = NULL;
 	return error;
+}
+
+/* ---- a predecessor's */
+
+static int adopt_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	struct kvt_core_adoption adoption = { 0 };
+	int error;
+
+	plan_pool(daemon);
+	error = kvt_adopt_objects(daemon, why);
+	if (!error)
+		error = build_core(daemon, &adoption, why);
+	if (error)
+		return error;
+	daemon->adopted = true;
+	memcpy(daemon->core_config.instance, kvt_core_arena(daemon->core)->instance,
+	       sizeof(daemon->core_config.instance));
+	kvt_adopt_sessions(daemon);
+	kvt_log(KVT_LOG_NOTICE, "adopted", "generation=%llu sessions=%u served=%u leases=%u "
+		"waiting=%u nodes=%u cached_pages=%llu rolled_back=%s",
+		(unsigned long long)adoption.generation, adoption.sessions, daemon->n_served,
+		adoption.leases, adoption.waiting, adoption.nodes,
+		(unsigned long long)adoption.cached_pages, adoption.rolled_back ? "yes" : "no");
+	return 0;
+}
+
+/* What a predecessor left, if it is whole and ours; else new, and nothing of the old. */
+static int make_cache(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	int error;
+
+	if (daemon->passed.n && adopt_core(daemon, why) == 0) {
+		kvt_adopt_rest(daemon);
+		return 0;
+	}
+	if (daemon->passed.n) {
+		kvt_log(KVT_LOG_WARNING, "cold_start", "why=\"%s\" effect=\"an empty cache on new "
+			"objects; clients of the old one have to connect again\"", why);
+		why[0] = '\0';
+		if (daemon->arena.base)
+			kvt_adopt_say_gone(daemon);
+		unbuild_core(daemon);
+		kvt_adopt_rest(daemon);
+	}
+	error = make_pool(daemon, why);
+	return error ? error : make_core(daemon, why);
 }
 
 static int make_tables(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
@@ -548,7 +632,7 @@ static void report(const struct kvt_daemon *daemon)
 static void unmake(struct kvt_daemon *daemon)
 {
 	for (uint32_t i = 0; daemon->sessions && i <= daemon->core_config.max_sessions; i++)
-		if (daemon->sessions[i].segment.base)
+		if (daemon->sessions[i].used)
 			kvt_session_release(daemon, &daemon->sessions[i]);
 	for (uint32_t i = 0; daemon->connections && i < daemon->n_connections; i++)
 		if (daemon->connections[i].fd >= 0)
@@ -559,17 +643,7 @@ static void unmake(struct kvt_daemon *daemon)
 		close(daemon->listen_fd);
 	if (daemon->signal_fd >= 0)
 		close(daemon->signal_fd);
-	if (daemon->oplog && kvt_oplog_close(daemon->oplog) != 0)
-		kvt_log(KVT_LOG_ERROR, "oplog_failed", "file=\"%s\" effect=\"its end is missing\"",
-			daemon->config.log_file);
-	if (daemon->arena_readonly >= 0)
-		close(daemon->arena_readonly);
-	if (daemon->scratch)
-		munmap(daemon->scratch, daemon->sizes.scratch_bytes);
-	kvt_object_destroy(&daemon->arena);
-	kvt_object_destroy(&daemon->ledger);
-	if (daemon->pool.ops)
-		daemon->pool.ops->destroy(&daemon->pool);
+	unbuild_core(daemon);
 	if (daemon->loop.mode)
 		kvt_loop_close(&daemon->loop);
 	kvt_lock_release(&daemon->lock);
@@ -617,12 +691,9 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		daemon->now_ns = TEST_CLOCK_START_NS;
 	daemon->started_ns = daemon->now_ns;
 	kvt_daemon_apply(daemon);
-	kvt_adopt_nothing(daemon);
 	error = make_tables(daemon, why);
 	if (!error)
-		error = make_pool(daemon, why);
-	if (!error)
-		error = make_core(daemon, why);
+		error = make_cache(daemon, why);
 	if (!error)
 		error = make_socket(daemon, why);
 	if (!error)

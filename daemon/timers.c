@@ -166,6 +166,7 @@ static void begin_drain(struct kvt_daemon *daemon, int signal)
 		(long long)daemon->config.drain_ms);
 	daemon->draining = true;
 	daemon->drain_until_ns = daemon->real_ns + (uint64_t)daemon->config.drain_ms * 1000000;
+	kvt_core_drain(daemon->core, true, daemon->now_ns);
 	kvt_core_publish(daemon->core, KVT_ARENA_DRAINING);
 	stop_listening(daemon);
 	kvt_notify_send(&daemon->notify, "STOPPING=1\n");

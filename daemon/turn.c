@@ -145,22 +145,6 @@ static void watch_deadline(struct kvt_daemon *daemon)
 		daemon->next_timer_ns = due;
 }
 
-/* While the daemon stops, nothing new is begun: what is leased may finish. */
-static bool begins_lease(const struct kvt_sqe *sqe)
-{
-	return sqe->op == KVT_OP_BEGIN || sqe->op == KVT_OP_LOCK ||
-	       ((sqe->op == KVT_OP_MATCH || sqe->op == KVT_OP_INSERT) &&
-		(sqe->flags & KVT_F_LOCK));
-}
-
-static void refuse_draining(struct kvt_session *session, const struct kvt_sqe *sqe)
-{
-	struct kvt_cqe cqe = { .user_data = sqe->user_data, .result = -ESHUTDOWN,
-			       .reason = KVT_REASON_DRAINING };
-
-	complete(session, &cqe);
-}
-
 static void account(struct kvt_daemon *daemon, const struct kvt_sqe *sqe, uint64_t cycles)
 {
 	struct kvt_daemon_stats *stats = &daemon->stats;
@@ -185,14 +169,15 @@ static void run_entry(struct kvt_daemon *daemon, struct kvt_session *session,
 {
 	uint64_t before = kvt_cycles();
 	struct kvt_cqe cqe;
+	bool answered;
 
-	if (unlikely(daemon->draining && begins_lease(sqe))) {
-		refuse_draining(session, sqe);
-		return;
-	}
 	if (unlikely(sqe->flags & (KVT_F_WAIT | KVT_F_NO_WAIT)))
 		kvt_core_let_wait(daemon->core, may_wait(daemon, session, sqe));
-	if (kvt_core_execute(daemon->core, session->index, sqe, daemon->now_ns, &cqe)) {
+	answered = kvt_core_execute(daemon->core, session->index, sqe, daemon->now_ns, &cqe);
+	/* Not before the effect: an entry whose place was given back would be lost with us. Not
+	 * after the answer: who has it may count on the place. */
+	kvt_ring_sq_advance(&session->ring);
+	if (answered) {
 		complete(session, &cqe);
 		if (unlikely(cqe.reason == KVT_REASON_ANNOUNCED)) { /* a notice will follow */
 			take_place(daemon, session);
@@ -229,7 +214,7 @@ static inline uint32_t serve(struct kvt_daemon *daemon, struct kvt_session *sess
 					 "a ring index is impossible: the session is over");
 		return 0;
 	}
-	kvt_ring_sq_take(&session->ring, &sqe);
+	kvt_ring_sq_peek(&session->ring, &sqe);
 	if (unlikely(no_place_to_wait(daemon, session, &sqe))) {
 		session->held = sqe;
 		session->holding = true;
@@ -428,7 +413,7 @@ static void arm_doorbells(struct kvt_daemon *daemon)
 		uint64_t count;
 		struct iovec into = { &count, sizeof(count) };
 
-		if (session->doorbell_armed)
+		if (session->doorbell_armed || session->doorbell < 0)
 			continue;
 		if (preadv2(session->doorbell, &into, 1, -1, RWF_NOWAIT) < 0)
 			count = 0; /* it had not been rung */

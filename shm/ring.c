@@ -101,3 +101,18 @@ void kvt_ring_end_init(struct kvt_ring_end *end, void *base,
 		.cq_mask = layout->cq_entries - 1,
 	};
 }
+
+void kvt_ring_end_resume(struct kvt_ring_end *end, uint32_t sq_taken, uint32_t cq_done,
+			 const struct kvt_cqe last[2])
+{
+	end->sq_head = end->sq_tail = sq_taken;
+	end->cq_head = kvt_load_acquire(&end->header->cq_head);
+	/* Those that were published are the same ones; the place of an older one than the last
+	 * could be the last one's only in a ring of one entry. */
+	end->cq_tail = cq_done - 1 - (end->cq_mask != 0);
+	while (end->cq_tail != cq_done)
+		kvt_ring_cq_put(end, &last[end->cq_tail & 1]);
+	/* Pair with the client's acquires, as always. */
+	kvt_store_release(&end->header->sq_head, sq_taken);
+	kvt_store_release(&end->header->cq_tail, cq_done);
+}

@@ -110,8 +110,9 @@ static inline int kvt_ring_sq_pending(struct kvt_ring_end *end)
 	return (int)(end->sq_tail - end->sq_head);
 }
 
-/** Copy the oldest entry, once, and give its place back; there must be one. */
-static inline void kvt_ring_sq_take(struct kvt_ring_end *end, struct kvt_sqe *ret_sqe)
+/** Copy the oldest entry, once; there must be one. It stays in the ring: whoever dies before it took
+ * effect leaves it there for a successor. */
+static inline void kvt_ring_sq_peek(const struct kvt_ring_end *end, struct kvt_sqe *ret_sqe)
 {
 	const volatile uint64_t *from =
 		(const volatile uint64_t *)&end->sq[end->sq_head & end->sq_mask];
@@ -119,10 +120,27 @@ static inline void kvt_ring_sq_take(struct kvt_ring_end *end, struct kvt_sqe *re
 
 	for (unsigned int i = 0; i < sizeof(*ret_sqe) / sizeof(uint64_t); i++)
 		to[i] = from[i];
+}
+
+/** The oldest entry took effect: give its place back. */
+static inline void kvt_ring_sq_advance(struct kvt_ring_end *end)
+{
 	end->sq_head++;
 	/* Pairs with the client's acquire of sq_head. */
 	kvt_store_release(&end->header->sq_head, end->sq_head);
 }
+
+/** Copy the oldest entry and give its place back. */
+static inline void kvt_ring_sq_take(struct kvt_ring_end *end, struct kvt_sqe *ret_sqe)
+{
+	kvt_ring_sq_peek(end, ret_sqe);
+	kvt_ring_sq_advance(end);
+}
+
+/** Go on where a predecessor stopped: `sq_taken` entries took effect, `cq_done` completions were
+ * made, and the last two of them (`last`, completion i at i & 1) may not have been published. */
+void kvt_ring_end_resume(struct kvt_ring_end *end, uint32_t sq_taken, uint32_t cq_done,
+			 const struct kvt_cqe last[2]);
 
 /** Room for completions. -EPROTO when the client wrote an impossible index. */
 static inline int kvt_ring_cq_space(struct kvt_ring_end *end)
