@@ -121,5 +121,6 @@ help:
 clean:
 	rm -rf $(O)
 
-.PHONY: all portable say-missing setup demo check gpu-check gpu-programs missing tidy help clean FORCE
+.PHONY: all portable say-missing setup demo check gpu-check gpu-programs missing tidy help clean \
+	FORCE
 -include $(shell find $(O)/obj -name '*.d' 2>/dev/null)

@@ -14,6 +14,8 @@
  *   weights_store              2 * VW weights as elements
  *   row_load, row_store        one row of head_dim elements to and from the caller's types
  *   keys_pack, values_pack     pages to panels
+ *   FEW_ROWS, FEW_KEYS, FEW_AHEAD, struct few, few_possible, few_scores, few_values
+ *                              for so few rows (if there are such), without packing
  *
  * How results stay the same
  *
@@ -225,18 +227,17 @@ static void rows_write(const struct work *work, const struct partial *result)
 /* What stands for a row that is not there. */
 static const char no_row[KVT_ATTN_HEAD_DIM_MAX * sizeof(float)];
 
-/* Where the positions [start, end) lie in one plane; at most n_max of them. */
-static void rows_find(const struct work *work, const char *plane, uint32_t start, uint32_t end,
-		      uint32_t n_max, struct kvt_rows *ret_rows)
+/* Where the positions [start, end) lie in one plane; n of them, those that are not there too. */
+static void positions_find(const struct work *work, const char *plane, uint32_t start, uint32_t end,
+			   const char **ret_rows, uint32_t n)
 {
 	const struct kvt_attn_view *kv = work->kv;
 	const uint32_t *pages = work->block->sequence->pages;
 	uint32_t page_size = kv->page_size;
 	uint32_t shift = (uint32_t)__builtin_ctz(page_size);
-	uint32_t n_found = start < end ? minimum(end - start, n_max + KVT_ROWS_MORE) : 0;
+	uint32_t n_found = start < end ? minimum(end - start, n) : 0;
 	uint32_t i = 0;
 
-	ret_rows->n = minimum(n_found, n_max);
 	if (n_found)
 		plane += work->block->kv_head * kv->head_stride_bytes;
 	while (i < n_found) {
@@ -246,10 +247,18 @@ static void rows_find(const struct work *work, const char *plane, uint32_t start
 				  within * kv->position_stride_bytes;
 
 		for (; i < page_end; i++, row += kv->position_stride_bytes)
-			ret_rows->at[i] = row;
+			ret_rows[i] = row;
 	}
-	for (; i < n_max + KVT_ROWS_MORE; i++)
-		ret_rows->at[i] = no_row;
+	for (; i < n; i++)
+		ret_rows[i] = no_row;
+}
+
+/* Likewise, at most n_max of them. */
+static void rows_find(const struct work *work, const char *plane, uint32_t start, uint32_t end,
+		      uint32_t n_max, struct kvt_rows *ret_rows)
+{
+	ret_rows->n = start < end ? minimum(end - start, n_max) : 0;
+	positions_find(work, plane, start, end, ret_rows->at, n_max + KVT_ROWS_MORE);
 }
 
 /* The inner kernel: c[rows][vectors] = (c or 0) + a b, steps in ascending order. */
@@ -605,6 +614,78 @@ static void block_packed(const struct work *work, const struct tile *tile, uint3
 		     BLOCK, work->not_finite[index]);
 }
 
+#ifdef FEW_ROWS
+
+/*
+ * So few rows that packing would cost more than the products: KV goes from its pages through
+ * registers into scores and outputs. The products are the same, in the same order. These return
+ * whether that could be done; if not, nothing was done. next is what is read after this.
+ */
+static bool few_make(const struct work *work, const struct tile *tile, const char *plane,
+		     uint32_t start, uint32_t n, const struct ahead *next, struct few *ret_few)
+{
+	uint32_t n_padded = (n + FEW_KEYS - 1) / FEW_KEYS * FEW_KEYS;
+
+	if (tile->n_rows > FEW_ROWS || !few_possible(work->head_dim, work->kv->type))
+		return false;
+	ret_few->n_keys = n;
+	ret_few->n_rows = tile->n_rows;
+	ret_few->dim = work->head_dim;
+	ret_few->out_dim = work->out_dim;
+	positions_find(work, plane, start, start + n, ret_few->rows, n_padded);
+	positions_find(work, next->plane, next->start, next->end, ret_few->rows + n_padded,
+		       FEW_AHEAD);
+	return true;
+}
+
+static bool block_scores_few(const struct work *work, const struct tile *tile, uint32_t start,
+			     uint32_t n)
+{
+	struct ahead next = { work->kv->v, start, start + n };
+	struct few few;
+
+	if (!few_make(work, tile, work->kv->k, start, n, &next, &few))
+		return false;
+	few_scores(&few, work->scores,
+		   work->queries + (size_t)tile->first_row * work->key_steps * STEP);
+	return true;
+}
+
+static bool block_values_few(const struct work *work, const struct tile *tile, uint32_t start,
+			     uint32_t n)
+{
+	struct ahead next = { work->kv->k, start + n,
+			      row_limit(work->block, work->block->n_rows - 1) };
+	size_t n_outputs = (size_t)tile->n_rows * work->out_dim;
+	float *outputs = work->tile.outputs, *before = outputs + n_outputs;
+	struct few few;
+
+	if (!few_make(work, tile, work->kv->v, start, n, &next, &few))
+		return false;
+	memcpy(before, outputs, n_outputs * sizeof *outputs);
+	if (few_values(&few, outputs, work->weights))
+		return true;
+	memcpy(outputs, before, n_outputs * sizeof *outputs);
+	return false;
+}
+
+#else
+
+static bool block_scores_few(const struct work *work, const struct tile *tile, uint32_t start,
+			     uint32_t n)
+{
+	(void)work, (void)tile, (void)start, (void)n;
+	return false;
+}
+
+static bool block_values_few(const struct work *work, const struct tile *tile, uint32_t start,
+			     uint32_t n)
+{
+	return block_scores_few(work, tile, start, n);
+}
+
+#endif
+
 /*
  * There is only one tile, as in decode: pack a panel, use it while it is in the first cache. Memory
  * is the limit here, so each panel of keys, and of values, fetches that of the next block ahead.
@@ -615,14 +696,18 @@ static void block_streamed(const struct work *work, const struct tile *tile, uin
 	uint32_t next = work->unit_start + block_start + BLOCK;
 	uint32_t limit = row_limit(work->block, work->block->n_rows - 1);
 
-	for (uint32_t start = block_start; start < block_end; start += PANEL_KEYS) {
+	uint32_t first = work->unit_start + block_start, n = block_end - block_start;
+	bool few = block_scores_few(work, tile, first, n);
+
+	for (uint32_t start = block_start; !few && start < block_end; start += PANEL_KEYS) {
 		struct ahead ahead = { work->kv->k, next + start - block_start, limit };
 
 		panel_pack(work, work->keys, start, &ahead);
 		panel_scores(work, tile, work->keys, block_start, start);
 	}
 	tile_weights(work, tile, block_start);
-	for (uint32_t start = block_start; start < block_end; start += PANEL_KEYS) {
+	few = few && block_values_few(work, tile, first, n);
+	for (uint32_t start = block_start; !few && start < block_end; start += PANEL_KEYS) {
 		struct ahead ahead = { work->kv->v, next + start - block_start, limit };
 		bool not_finite = chunk_pack(work, work->values, start, PANEL_KEYS, &ahead);
 

@@ -244,6 +244,196 @@ static bool values_pack(element *chunk, uint32_t capacity, const struct kvt_rows
 	return values_pack_of(chunk, capacity, rows, ahead, dim, false);
 }
 
+/*
+ * KV straight from its pages, for few rows, where memory is the limit. Rows are fetched in the
+ * order of their addresses, twice: FEW_AHEAD before they are used, past the third cache, which
+ * would only be filled with what is not read again, and FEW_NEAR before, into the first. Either
+ * alone has too few fetches on their way.
+ */
+#define INLINE static inline __attribute__((always_inline))
+#define FEW_ROWS 8
+#define FEW_KEYS 32
+#define FEW_NEAR 32
+#define FEW_AHEAD 64
+
+_Static_assert(2 * FEW_ROWS <= TILE, "there is room for outputs twice");
+
+struct few {
+	uint32_t n_keys; /* of a block */
+	uint32_t n_rows;
+	uint32_t dim;
+	uint32_t out_dim;
+	/* Keys or values, whole times FEW_KEYS of them, and then what will be read after them. */
+	const char *rows[BLOCK + FEW_AHEAD];
+};
+
+static bool few_possible(uint32_t dim, uint32_t type)
+{
+	return type == KVT_ATTN_BF16 && dim % 8 == 0;
+}
+
+INLINE void few_fetch(const struct few *few, uint32_t row)
+{
+	const char *near = few->rows[row + FEW_NEAR], *far = few->rows[row + FEW_AHEAD];
+
+	for (uint32_t i = 0; i < few->dim * 2; i += 64) {
+		_mm_prefetch(near + i, _MM_HINT_T0);
+		_mm_prefetch(far + i, _MM_HINT_NTA);
+	}
+}
+
+static inline __m128i sixteen_load(const char *source)
+{
+	return _mm_loadu_si128((const __m128i *)(const void *)source);
+}
+
+/*
+ * Eight dimensions of sixteen rows: vector i gets pair i of all rows. Sixteen bytes of four rows
+ * make a vector while they are loaded, which is half of the transposition.
+ */
+INLINE void pairs_load(const char *const *rows, uint32_t offset, __m512i *ret_pairs)
+{
+	__m512i t[4], u[4];
+
+	UNROLL_FOR (i, 4) {
+		t[i] = _mm512_castsi128_si512(sixteen_load(rows[i] + offset));
+		t[i] = _mm512_inserti32x4(t[i], sixteen_load(rows[4 + i] + offset), 1);
+		t[i] = _mm512_inserti32x4(t[i], sixteen_load(rows[8 + i] + offset), 2);
+		t[i] = _mm512_inserti32x4(t[i], sixteen_load(rows[12 + i] + offset), 3);
+	}
+	u[0] = _mm512_unpacklo_epi32(t[0], t[1]);
+	u[1] = _mm512_unpackhi_epi32(t[0], t[1]);
+	u[2] = _mm512_unpacklo_epi32(t[2], t[3]);
+	u[3] = _mm512_unpackhi_epi32(t[2], t[3]);
+	ret_pairs[0] = _mm512_unpacklo_epi64(u[0], u[2]);
+	ret_pairs[1] = _mm512_unpackhi_epi64(u[0], u[2]);
+	ret_pairs[2] = _mm512_unpacklo_epi64(u[1], u[3]);
+	ret_pairs[3] = _mm512_unpackhi_epi64(u[1], u[3]);
+}
+
+INLINE void few_scores_of(const struct few *few, float *scores, const element *queries,
+			  const uint32_t n_rows)
+{
+	const size_t q_stride = (few->dim + 1) / 2 * 2;
+
+	for (uint32_t key = 0; key < few->n_keys; key += FEW_KEYS) {
+		vf c[FEW_ROWS][2];
+		uint32_t fetched = 0;
+
+		UNROLL_FOR (r, n_rows)
+			c[r][0] = c[r][1] = v_zero();
+		for (uint32_t x = 0; x < few->dim; x += 8) {
+			__m512i low[4], high[4];
+
+			for (; fetched * few->dim < FEW_KEYS * (x + 8); fetched++)
+				few_fetch(few, key + fetched);
+			pairs_load(few->rows + key, x * 2, low);
+			pairs_load(few->rows + key + VW, x * 2, high);
+			UNROLL_FOR (i, 4)
+				UNROLL_FOR (r, n_rows) {
+					vb q = a_broadcast(queries + r * q_stride + x + 2 * i);
+
+					c[r][0] = dot(c[r][0], low[i], q);
+					c[r][1] = dot(c[r][1], high[i], q);
+				}
+		}
+		UNROLL_FOR (r, n_rows) {
+			v_store(scores + r * BLOCK + key, c[r][0]);
+			v_store(scores + r * BLOCK + key + VW, c[r][1]);
+		}
+	}
+}
+
+/* Some rows' outputs: n_vectors of them, the first being number v, of FEW_KEYS positions. */
+INLINE bool few_values_some(const struct few *few, float *outputs, const element *weights,
+			    uint32_t key, uint32_t v, const uint32_t n_rows,
+			    const uint32_t n_vectors)
+{
+	const uint32_t end = key + FEW_KEYS < few->n_keys ? key + FEW_KEYS : few->n_keys;
+	vf c[FEW_ROWS][4];
+	__mmask16 bad = 0;
+
+	outputs += v * VW;
+	UNROLL_FOR (r, n_rows)
+		UNROLL_FOR (i, n_vectors)
+			c[r][i] = v_load(outputs + r * few->out_dim + i * VW);
+	for (; key < end; key += 2) {
+		const char *even = few->rows[key] + v * VW * 2;
+		const char *odd = few->rows[key + 1] + v * VW * 2;
+		__m512i pairs[4];
+
+		UNROLL_FOR (i, (n_vectors + 1) / 2) {
+			uint32_t n = few->dim - (v + 2 * i) * VW;
+
+			pair_interleave(halves_load(even + i * 64, n, false),
+					halves_load(odd + i * 64, n, false), pairs + 2 * i);
+		}
+		UNROLL_FOR (r, n_rows) {
+			vb weight = a_broadcast(weights + r * BLOCK + key);
+
+			UNROLL_FOR (i, n_vectors)
+				c[r][i] = dot(c[r][i], pairs[i], weight);
+		}
+		if (v == 0) {
+			few_fetch(few, key);
+			few_fetch(few, key + 1);
+		}
+	}
+	UNROLL_FOR (r, n_rows)
+		UNROLL_FOR (i, n_vectors) {
+			/* NaN or infinite */
+			bad |= _mm512_fpclass_ps_mask(c[r][i], 0x99);
+			v_store(outputs + r * few->out_dim + i * VW, c[r][i]);
+		}
+	return !bad;
+}
+
+INLINE bool few_values_of(const struct few *few, float *outputs, const element *weights,
+			  const uint32_t n_rows, const uint32_t width)
+{
+	const uint32_t n_vectors = few->out_dim / VW;
+	bool good = true;
+
+	for (uint32_t key = 0; key < few->n_keys; key += FEW_KEYS) {
+		uint32_t v = 0;
+
+		for (; v + width <= n_vectors; v += width)
+			good &= few_values_some(few, outputs, weights, key, v, n_rows, width);
+		for (; v < n_vectors; v++)
+			good &= few_values_some(few, outputs, weights, key, v, n_rows, 1);
+	}
+	return good;
+}
+
+#define FEW_EACH(instance)                                                                         \
+	instance(1, 4) instance(2, 4) instance(3, 4) instance(4, 4) instance(5, 2) instance(6, 2)  \
+		instance(7, 2) instance(8, 2)
+
+static void few_scores(const struct few *few, float *scores, const element *queries)
+{
+#define FEW_CASE(rows, width)                                                                      \
+	case rows:                                                                                 \
+		few_scores_of(few, scores, queries, rows);                                         \
+		break;
+	switch (few->n_rows) {
+		FEW_EACH(FEW_CASE)
+	}
+#undef FEW_CASE
+}
+
+/* Returns whether all outputs are finite, and so all values were. If not, outputs are of no use. */
+static bool few_values(const struct few *few, float *outputs, const element *weights)
+{
+#define FEW_CASE(rows, width)                                                                      \
+	case rows:                                                                                 \
+		return few_values_of(few, outputs, weights, rows, width);
+	switch (few->n_rows) {
+		FEW_EACH(FEW_CASE)
+	}
+#undef FEW_CASE
+	return false;
+}
+
 #include "attention.inc.h"
 
 KVT_PATH_DEFINE(kvt_path_avx512_bf16, "avx512_bf16");

@@ -29,7 +29,7 @@
 #define BATCH_MAX 64
 #define THREADS 128
 
-/* The floors' kernels as PTX, which the driver compiles for the device; made by kernels/build.mk. */
+/* The floors' kernels as PTX, which the driver compiles for the device. */
 #ifdef KVT_CUDA_IMAGES
 __asm__(".pushsection .rodata\n\t.balign 64\nbench_gpu_image:\n\t.incbin \"" KVT_CUDA_IMAGES
 	"/bench.ptx\"\n\t.byte 0\n\t.popsection");
