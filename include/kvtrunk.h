@@ -103,6 +103,9 @@ struct kvt_options {
 	int64_t spin_budget_ns;  /* before a wait sleeps; default 50,000; -1: always spin */
 	int64_t timeout_ns;      /* of each blocking call; default: 0 = no deadline */
 	uint32_t flags;          /* enum kvt_hello_flag */
+	/* How long kvt_seq_begin() waits for what other processes compute of the same prompt;
+	 * default 30 s, -1: not at all. */
+	int64_t begin_wait_ns;
 };
 #define KVT_OPTIONS_INIT ((struct kvt_options){ .size = sizeof(struct kvt_options) })
 
@@ -173,6 +176,9 @@ KVT_API const struct kvt_error *kvt_client_error(const struct kvt_client *client
  * that could not even be submitted in time returns -EAGAIN instead: nothing happened. */
 KVT_API void kvt_client_set_timeout(struct kvt_client *client, int64_t timeout_ns);
 
+/** How long kvt_seq_begin() waits from now on: as options->begin_wait_ns, 0 = the default. */
+KVT_API void kvt_client_set_begin_wait(struct kvt_client *client, int64_t begin_wait_ns);
+
 /** Descriptors for the caller's own loop: readable when a completion came after
  * kvt_client_arm(), and when the daemon hung up. Owned by the client; do not read them. */
 KVT_API int kvt_client_completion_fd(const struct kvt_client *client);
@@ -216,7 +222,17 @@ KVT_API void kvt_client_kick(struct kvt_client *client);
 
 /* ---------------------------------------------------------------- operations */
 
-/** One operation. Fields it does not use stay 0. Pointers are read during kvt_submit() only. */
+/** One operation. Fields it does not use stay 0. Pointers are read during kvt_submit() only.
+ *
+ * A BEGIN may find that other leases are computing a part of its prompt (`announced`). Plain, it
+ * begins all the same, and both compute. With KVT_F_WAIT and ttl_ms it is answered when that part
+ * is cached, when nobody computes it any more (KVT_CQE_TAKEOVER), or after ttl_ms milliseconds
+ * (KVT_CQE_DEADLINE), whichever comes first; leases of the own session do not count. With
+ * KVT_F_NO_WAIT and ttl_ms it is answered -EAGAIN (reason KVT_REASON_ANNOUNCED, `announced`
+ * positions), holds nothing, and exactly one more answer with the same user_data follows: result
+ * 0, flag KVT_CQE_ASYNC, no lease, `matched` positions, `state` = enum kvt_notice. Then submit it
+ * again. Leases of the own session count, too, so that a scheduler can hold back the second of
+ * two equal requests. Answered otherwise, it is a plain BEGIN, and nothing follows. */
 struct kvt_request {
 	uint32_t op;    /* enum kvt_op */
 	uint32_t flags; /* enum kvt_sqe_flag */
@@ -230,7 +246,7 @@ struct kvt_request {
 	struct kvt_lease lease;
 	struct kvt_fence fence; /* ops that take none ignore it; all 0: slot 0, value 0 */
 	int32_t priority;
-	uint32_t ttl_ms;
+	uint32_t ttl_ms; /* INSERT with KVT_F_TTL; BEGIN with KVT_F_WAIT or KVT_F_NO_WAIT */
 	uint32_t list_capacity; /* 0: enough for any answer */
 	uint32_t reserved;
 	uint64_t user_data;
@@ -251,7 +267,7 @@ struct kvt_result {
 	uint32_t inserted, sealed, evicted, freed, duplicates; /* pages */
 	uint32_t available; /* -ENOSPC: pages this very operation could have had */
 	uint32_t needed;    /* -ENOBUFS: list words; -EDQUOT: the limit */
-	uint32_t state, owner, lock_ref, problems; /* PAGE, AUDIT */
+	uint32_t state, owner, lock_ref, problems; /* PAGE, AUDIT; a notice: enum kvt_notice */
 	uint32_t n_pages, n_twins;
 	const uint32_t *pages; /* page table or page list; until kvt_result_release() */
 	const uint32_t *twins; /* 2 * n_twins: (yours, the cached twin) */
@@ -312,6 +328,13 @@ KVT_API int kvt_probe(struct kvt_client *client, uint32_t namespace_id, const ui
  *
  * @extra  positions beyond the prompt to have pages for (decode); kvt_seq_extend() gives more.
  * @flags  KVT_F_FULL, KVT_F_FORCE_MISS.
+ *
+ * What other processes are computing of the same prompt right now is waited for, so that it is
+ * computed once: the call returns when that is cached, or when nobody computes it any more (then
+ * this sequence does), or after options->begin_wait_ns, but never later than after three quarters
+ * of the client's own deadline. While it waits it holds neither pages nor locks. A sequence of
+ * the same client is never waited for, nor is a client that waits for this one. To be told
+ * instead of waiting, submit a BEGIN with KVT_F_NO_WAIT (kvt_submit()): see struct kvt_request.
  * Errors: -ENOSPC (kvt_client_error() says why and how much was available), -EDQUOT, -ECONNRESET,
  * -ETIMEDOUT. The sequence is owned by the caller until kvt_seq_end(). */
 KVT_API int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,

@@ -32,6 +32,7 @@
 
 #define KVT_CLIENT_MAGIC 0x4b56434cu /* "KVCL" */
 #define KVT_SEQ_MAGIC 0x4b565351u    /* "KVSQ" */
+#define KVT_BEGIN_WAIT_NS 30000000000ll /* kvt_seq_begin() waits so long for others */
 #define KVT_ALIVE 0x616c6976u        /* content of the page that a fork wipes */
 
 #define KVT_LIKELY(x) __builtin_expect(!!(x), 1)
@@ -145,6 +146,7 @@ enum kvt_slot_state {
 	KVT_SLOT_ABANDONED, /* submitted, its deadline passed: undo what the answer brings */
 	KVT_SLOT_UNDO,      /* answered; the undoing entry found no room yet */
 	KVT_SLOT_SILENT,    /* an undoing entry in flight: nobody wants its answer */
+	KVT_SLOT_SPARE,     /* for the first of two answers, of which another slot's `twin` tells */
 };
 
 struct kvt_slot {
@@ -154,6 +156,7 @@ struct kvt_slot {
 	uint32_t next;      /* free list, list of done ones, or list of those to undo */
 	uint32_t pages_at;  /* INSERT: where its page numbers are in the key area */
 	uint32_t n_pages;
+	uint32_t twin; /* BEGIN with NO_WAIT, not answered yet: slot for "not now"; or 0 */
 	uint16_t generation;
 	uint16_t flags;
 	uint8_t state; /* enum kvt_slot_state */
@@ -203,6 +206,7 @@ struct kvt_client {
 	struct kvt_slot_list undo;
 	int64_t spin_budget_ns;
 	int64_t timeout_ns;
+	int64_t begin_wait_ns; /* of kvt_seq_begin(); 0 or less: it does not wait */
 	int control;
 	int doorbell;
 	int completion;
@@ -252,7 +256,7 @@ struct kvt_client_parts {
 	int control, doorbell, completion;
 	struct kvt_client_slab slabs[KVT_MAX_SLABS];
 	uint32_t n_slabs;
-	int64_t spin_budget_ns, timeout_ns;
+	int64_t spin_budget_ns, timeout_ns, begin_wait_ns;
 	struct kvt_info info;
 };
 

@@ -310,6 +310,8 @@ static int build_client(struct kvt_client **ret_client, const struct kvt_options
 		.spin_budget_ns = options->spin_budget_ns ? options->spin_budget_ns :
 							    DEFAULT_SPIN_NS,
 		.timeout_ns = options->timeout_ns,
+		.begin_wait_ns = options->begin_wait_ns ? options->begin_wait_ns :
+							  KVT_BEGIN_WAIT_NS,
 	};
 	int rc = 0;
 
@@ -460,6 +462,7 @@ int kvt_client_create(struct kvt_client **ret_client, const struct kvt_client_pa
 	client->page_shift = (uint32_t)__builtin_ctz(parts->info.page_size);
 	client->spin_budget_ns = parts->spin_budget_ns;
 	client->timeout_ns = parts->timeout_ns;
+	client->begin_wait_ns = parts->begin_wait_ns;
 	client->control = parts->control;
 	client->doorbell = parts->doorbell;
 	client->completion = parts->completion;
@@ -539,6 +542,11 @@ const struct kvt_info *kvt_client_info(const struct kvt_client *client)
 const struct kvt_error *kvt_client_error(const struct kvt_client *client)
 {
 	return &client->error;
+}
+
+void kvt_client_set_begin_wait(struct kvt_client *client, int64_t begin_wait_ns)
+{
+	client->begin_wait_ns = begin_wait_ns ? begin_wait_ns : KVT_BEGIN_WAIT_NS;
 }
 
 void kvt_client_set_timeout(struct kvt_client *client, int64_t timeout_ns)

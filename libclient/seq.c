@@ -100,6 +100,18 @@ void kvt_seq_late(struct kvt_seq *seq, const struct kvt_result *result)
 	}
 }
 
+/* How long a BEGIN may wait for others, in ms: its answer must come before the call's deadline. */
+static uint32_t begin_wait_ms(const struct kvt_client *client)
+{
+	int64_t wait_ns = client->begin_wait_ns, most_ns = client->timeout_ns / 4 * 3;
+
+	if (client->timeout_ns > 0 && most_ns < wait_ns)
+		wait_ns = most_ns;
+	if (wait_ns <= 0)
+		return 0;
+	return wait_ns / 1000000 < UINT32_MAX ? (uint32_t)(wait_ns / 1000000) : UINT32_MAX;
+}
+
 int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
 		  uint32_t n_keys, uint32_t extra, uint32_t flags, struct kvt_seq **ret_seq)
 {
@@ -119,6 +131,13 @@ int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32
 
 	if (rc != 0)
 		return rc;
+	if (flags & (KVT_F_WAIT | KVT_F_NO_WAIT))
+		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FLAGS,
+				       "begin: how long it waits is an option of the client; "
+				       "submit a BEGIN to be told instead");
+	request.ttl_ms = begin_wait_ms(client);
+	if (request.ttl_ms)
+		request.flags |= KVT_F_WAIT;
 	seq = seq_take(client);
 	rc = seq ? 0 : -ENOMEM;
 	/* What cannot be answered is not asked; the daemon words "too large" better. */

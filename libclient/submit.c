@@ -239,6 +239,7 @@ static uint32_t slot_take(struct kvt_client *client)
 
 	client->free_slot = client->slots[number].next;
 	client->n_free--;
+	client->slots[number].twin = 0;
 	return number;
 }
 
@@ -381,6 +382,22 @@ static int check_request(struct kvt_client *client, const struct kvt_request *re
 	return 0;
 }
 
+/* Two answers may come: the first one, "not now", then has a slot of its own. */
+static void take_twin(struct kvt_client *client, struct kvt_slot *slot,
+		      const struct kvt_request *request)
+{
+	struct kvt_slot *twin;
+
+	slot->twin = slot_take(client);
+	twin = &client->slots[slot->twin];
+	twin->state = KVT_SLOT_SPARE;
+	twin->op = (uint8_t)request->op;
+	twin->flags = (uint16_t)request->flags;
+	twin->user_data = request->user_data;
+	twin->seq = NULL;
+	twin->n_pages = 0;
+}
+
 static void ring_doorbell(struct kvt_client *client)
 {
 	KVT_KEEP_ERRNO;
@@ -392,12 +409,17 @@ static void ring_doorbell(struct kvt_client *client)
 		;
 }
 
-/* Room for one more entry, for this operation. */
-static bool has_room(struct kvt_client *client, uint32_t op)
+static bool two_answers(const struct kvt_request *request)
 {
-	uint32_t left = op_gives_back(op) ? 1 : 2 + client->ring.cq_mask / 2;
+	return request->op == KVT_OP_BEGIN && (request->flags & KVT_F_NO_WAIT);
+}
 
-	return client->n_free >= left && client->n_flying <= client->ring.cq_mask &&
+/* Room for one more entry, for this operation. */
+static bool has_room(struct kvt_client *client, const struct kvt_request *request)
+{
+	uint32_t left = op_gives_back(request->op) ? 1 : 2 + client->ring.cq_mask / 2;
+
+	return client->n_free >= left + two_answers(request) && client->n_flying <= client->ring.cq_mask &&
 	       kvt_ring_sq_space(&client->ring) > 0;
 }
 
@@ -417,7 +439,7 @@ static int submit(struct kvt_client *client, const struct kvt_request *request, 
 
 	if (KVT_UNLIKELY(rc != 0))
 		return rc;
-	if (KVT_UNLIKELY(!has_room(client, request->op)))
+	if (KVT_UNLIKELY(!has_room(client, request)))
 		return -EAGAIN;
 	number = client->free_slot;
 	slot = &client->slots[number];
@@ -428,6 +450,8 @@ static int submit(struct kvt_client *client, const struct kvt_request *request, 
 		return -EAGAIN;
 	}
 	slot_take(client);
+	if (two_answers(request))
+		take_twin(client, slot, request);
 	client->n_flying++;
 	slot->state = (uint8_t)state;
 	slot->op = (uint8_t)request->op;
@@ -475,6 +499,10 @@ static void decode_counts(struct kvt_result *result, const struct kvt_cqe *cqe)
 		break;
 	case KVT_OP_BEGIN:
 		result->matched = cqe->a;
+		if (cqe->flags & KVT_CQE_ASYNC) {
+			result->state = cqe->c;
+			break;
+		}
 		result->reusable = cqe->b;
 		result->announced = cqe->c;
 		result->evicted = cqe->d;
@@ -549,6 +577,8 @@ static int decode(struct kvt_client *client, struct kvt_slot *slot, const struct
 			result->available = cqe->a;
 		else if (cqe->result == -ENOBUFS || cqe->result == -EDQUOT)
 			result->needed = cqe->a;
+		else if (cqe->reason == KVT_REASON_ANNOUNCED)
+			result->announced = cqe->a;
 		else
 			result->next = cqe->a;
 		return 0;
@@ -723,6 +753,18 @@ static int take_answer(struct kvt_client *client, struct kvt_cqe *cqe)
 	slot = &client->slots[number];
 	if (KVT_UNLIKELY(slot->generation != cqe->user_data >> 32))
 		return broken_answer(client);
+	if (KVT_UNLIKELY(slot->twin)) {
+		uint32_t twin = slot->twin;
+
+		slot->twin = 0;
+		if (cqe->reason == KVT_REASON_ANNOUNCED) { /* and the notice is still to come */
+			if (slot->state == KVT_SLOT_FLYING)
+				return (int)twin;
+			slot_free(client, twin);
+			return 0;
+		}
+		slot_free(client, twin);
+	}
 	if (KVT_LIKELY(slot->state == KVT_SLOT_FLYING)) {
 		client->n_flying--;
 		kvt_client_step(client, KVT_STEP_AFTER_NOP + slot->op);
@@ -851,6 +893,7 @@ static int await(struct kvt_client *client, uint32_t number, struct kvt_wait *wa
 		 struct kvt_seq *seq, struct kvt_result *ret_result)
 {
 	struct kvt_slot *slot = &client->slots[number];
+	uint32_t twin = slot->twin ? slot->twin : number;
 	struct kvt_cqe cqe;
 	int got;
 
@@ -867,8 +910,8 @@ static int await(struct kvt_client *client, uint32_t number, struct kvt_wait *wa
 			return wait_failed(client, rc);
 		}
 		got = take_answer(client, &cqe);
-		if (KVT_LIKELY(got == (int)number))
-			return deliver(client, number, &cqe, ret_result);
+		if (KVT_LIKELY(got == (int)number || got == (int)twin))
+			return deliver(client, (uint32_t)got, &cqe, ret_result);
 		if (got < 0)
 			return got;
 		if (got > 0)

@@ -146,6 +146,7 @@ static void a_prefix_computed_twice_is_stored_once_and_both_tables_stay_right(vo
 	fill_keys(keys, 640, 4711);
 	for (int i = 0; i < 2; i++) {
 		clients[i] = kvt_test_connect(&daemon_);
+		kvt_client_set_begin_wait(clients[i], -1); /* both compute it */
 		namespaces[i] = kvt_test_namespace(clients[i], "twice");
 		kvt_test_equal(kvt_pool_map(clients[i], &pools[i]), 0);
 		kvt_test_equal(kvt_seq_begin(clients[i], namespaces[i], keys, 640, 0, 0,
