@@ -663,7 +663,7 @@ _Static_assert(sizeof(struct kvt_owner_record) == 16, "kvt_owner_record");
 struct kvt_pending_record {
 	struct kvt_sqe sqe;
 	uint32_t session;
-	uint32_t next; /* of the session, or of the queue of waiters (derived); also the free list */
+	uint32_t next; /* in its session's list, in the waiters' queue or the free one (derived) */
 	uint32_t lease; /* whose operation this is; of a waiter: whom it waits for */
 	uint32_t prev;  /* of a waiter, in the queue (derived) */
 	uint64_t token; /* seq of the DEFER record, for the operation log */

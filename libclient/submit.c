@@ -419,7 +419,8 @@ static bool has_room(struct kvt_client *client, const struct kvt_request *reques
 {
 	uint32_t left = op_gives_back(request->op) ? 1 : 2 + client->ring.cq_mask / 2;
 
-	return client->n_free >= left + two_answers(request) && client->n_flying <= client->ring.cq_mask &&
+	left += two_answers(request);
+	return client->n_free >= left && client->n_flying <= client->ring.cq_mask &&
 	       kvt_ring_sq_space(&client->ring) > 0;
 }
 
