@@ -26,7 +26,8 @@
  *    Outputs are `ret_*` parameters, untouched on failure.
  *  - A key is a uint32_t that identifies one KV position (a token id, or see kvtrunk_keys.h).
  *    Counts of keys are positions; `pages` are page numbers in the pool, [1, n_pages).
- *  - The library has no threads, signal handlers or global state, never logs and never exits. A
+ *  - The library has no threads and no signal handlers, never logs and never exits. Its only global
+ *    state is what is open of device memory, which is the process's, behind a lock. A
  *    client handle belongs to one thread at a time; a process may have several.
  *  - Needs Linux >= 6.1 and libc. No io_uring in the client.
  *
@@ -203,12 +204,33 @@ struct kvt_pool {
 	uint64_t bytes;
 	uint64_t page_bytes;
 	uint32_t n_pages;
-	uint32_t reserved;
+	uint32_t slab;       /* whose base it is */
 };
 
 /** Map the pool (once per client; later calls return the same mapping). Unmapped by close.
  * Errors: -ENOTSUP backend not mappable here, -ENOMEM. */
 KVT_API int kvt_pool_map(struct kvt_client *client, struct kvt_pool *ret_pool);
+
+#define KVT_DEVICE_CURRENT (-1) /* the device of the calling thread's CUDA context */
+
+enum kvt_map_flag {
+	KVT_MAP_READ_ONLY = 1u << 0, /* cuda-vmm: kernels that write into it fail */
+};
+
+/** Map the slab of a pool in device memory that is on this CUDA device, into the device's primary
+ * context (that of the CUDA runtime). `base` is a device pointer.
+ *
+ * @device  number in this process (CUDA_VISIBLE_DEVICES counts), or KVT_DEVICE_CURRENT. The slab is
+ *          found by the device's UUID.
+ * It is opened once in a process and device, however many clients map it, and closed with the last
+ * of them: no work on it may be left then. Loads libcuda.so.1; makes the context if there is none.
+ * Errors: -ENOTSUP host pool, no CUDA IPC here, drivers that differ, or read-only by IPC; -ENODEV
+ * no driver or no such device; -EXDEV no slab is on it (or it is another MIG instance); -ENOTUNIQ
+ * this process and the daemon have one process number in two PID namespaces; -ECONNRESET the
+ * daemon is gone; -EBUSY opened by somebody else in this process; -ENOMEM; -EIO the driver failed.
+ * kvt_client_error() says what to do. */
+KVT_API int kvt_pool_map_cuda(struct kvt_client *client, int device, uint32_t flags,
+			      struct kvt_pool *ret_pool);
 
 /** Raise fence word `slot` to `value` (monotonic) and wake the daemon if it sleeps. */
 KVT_API int kvt_fence_raise(struct kvt_client *client, uint32_t slot, uint64_t value);
@@ -216,6 +238,38 @@ KVT_API int kvt_fence_raise(struct kvt_client *client, uint32_t slot, uint64_t v
 /** The word itself, for a device that writes it in stream order (then call kvt_client_kick() or
  * let the daemon's next turn see it). NULL if slot is out of range. */
 KVT_API uint64_t *kvt_fence_word(struct kvt_client *client, uint32_t slot);
+
+/** How a stream raises its fence word. */
+enum kvt_fence_method {
+	KVT_FENCE_BY_DEFAULT = 0, /* as $KVTRUNK_FENCE says: host or write; else host */
+	KVT_FENCE_BY_HOST = 1,    /* a host function (cuLaunchHostFunc): works everywhere */
+	KVT_FENCE_BY_WRITE = 2,   /* a stream-ordered write to the registered segment
+				   * (cuStreamWriteValue64), where the device can; else as host */
+};
+
+/** Fence for all that was queued on a CUDA stream so far: to be given to COMMIT, INSERT, END, FREE,
+ * UNLOCK or CLOSE. Neither the caller nor the device waits.
+ *
+ * @stream  a CUstream or cudaStream_t. Each stream has a fence word of its own, from the last one
+ *          downwards of those that kvt_fence_raise() and kvt_fence_word() were not used for;
+ *          fences of one stream are reached in their order. The null stream is that of the current
+ *          context.
+ * A stream whose context has failed reaches no fence any more: its operations wait until the
+ * session ends, and its pages go to quarantine.
+ * Errors: -ENOSPC all words are taken: kvt_fence_forget() streams that are not used any more;
+ * -EBUSY the stream is being captured into a graph; -EINVAL a per-thread default stream, or an
+ * observer; -ENODEV no driver; -EIO the driver failed; -ECONNRESET. */
+KVT_API int kvt_fence_record(struct kvt_client *client, void *stream, struct kvt_fence *ret_fence);
+
+/** Before a stream is destroyed: its fence word is free for another one. -EBUSY: not all of its
+ * fences have been reached yet. -ENOENT: it has none. */
+KVT_API int kvt_fence_forget(struct kvt_client *client, void *stream);
+
+/** Choose how the streams of this client raise fences, before the first kvt_fence_record().
+ * -EBUSY: too late. */
+KVT_API int kvt_fence_set_method(struct kvt_client *client, int method);
+/** enum kvt_fence_method that is in use, KVT_FENCE_BY_DEFAULT before the first fence. */
+KVT_API int kvt_fence_method(const struct kvt_client *client);
 
 /** Wake the daemon if it sleeps. */
 KVT_API void kvt_client_kick(struct kvt_client *client);

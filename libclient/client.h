@@ -182,6 +182,7 @@ struct kvt_opened {
 struct kvt_client_slab {
 	struct kvt_slab_record record;
 	int fd; /* the client's; -1 = none */
+	struct kvt_device_mapping *mapped[2]; /* device memory: to write, and to read only */
 };
 
 struct kvt_client {
@@ -221,6 +222,9 @@ struct kvt_client {
 	uint32_t n_slabs; /* 0: observer */
 	struct kvt_pool pool;
 	uint64_t pool_mapped;
+	struct kvt_streams *streams; /* NULL: no stream has raised a fence */
+	uint32_t fences_taken; /* bits: words that the caller raises by itself */
+	uint32_t fence_method; /* enum kvt_fence_method */
 	struct kvt_seq *seqs;      /* all of them, in use or not */
 	struct kvt_seq *free_seqs;
 	struct kvt_seq *ending; /* those whose END found no room yet, by next_free */
@@ -324,6 +328,20 @@ void kvt_client_end_later(struct kvt_client *client, struct kvt_seq *seq);
 /** The handle is free for another sequence. */
 void kvt_seq_recycle(struct kvt_seq *seq);
 void kvt_seq_destroy_all(struct kvt_client *client);
+
+/* ---------------------------------------------------------------- device memory */
+
+struct kvt_cu_driver;
+
+/** The driver, loaded and initialized. -ENODEV, -EIO. */
+int kvt_device_driver(struct kvt_client *client, const struct kvt_cu_driver **ret_driver);
+/** Take back what this client mapped. */
+void kvt_device_unmap_all(struct kvt_client *client);
+/** The client goes. True: fences are still on their way, so the segment is not unmapped now but
+ * after the last of them. */
+bool kvt_streams_leave(struct kvt_client *client);
+/** Whether a stream raises this fence word. */
+bool kvt_streams_uses(const struct kvt_client *client, uint32_t slot);
 
 /** Socket part of kvt_client_connect(): connect and send HELLO, receive WELCOME. */
 int kvt_control_open(const char *path, int64_t deadline_ns, int *ret_fd, struct kvt_error *error);

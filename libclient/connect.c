@@ -298,7 +298,10 @@ static void keep_slabs(struct welcome *welcome, struct kvt_client_parts *parts)
 	for (uint32_t i = 0; i < parts->n_slabs; i++) {
 		int fd = welcome->pool < 0 ? -1 : welcome->fds[welcome->pool_at + i];
 
-		parts->slabs[i] = (struct kvt_client_slab){ welcome->message.slabs[i], fd };
+		parts->slabs[i] = (struct kvt_client_slab){
+			.record = welcome->message.slabs[i],
+			.fd = fd,
+		};
 	}
 }
 
@@ -446,6 +449,7 @@ static void free_memory(struct kvt_client *client)
 	free(client->slots);
 	free(client->opened);
 	free(client->packet);
+	free(client->streams); /* in a forked child, where no stream is */
 	client->magic = 0;
 	free(client);
 }
@@ -494,7 +498,10 @@ void kvt_client_destroy(struct kvt_client *client)
 	/* What was kept out of a forked child is not there to be unmapped; another thing may
 	 * be in its place. */
 	if (!kvt_client_forked(client)) {
-		if (client->segment && client->segment_bytes)
+		bool later = kvt_streams_leave(client);
+
+		kvt_device_unmap_all(client);
+		if (!later && client->segment && client->segment_bytes)
 			munmap(client->segment, client->segment_bytes);
 		if (client->arena.bytes)
 			kvt_arena_detach(&client->arena);

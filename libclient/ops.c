@@ -173,6 +173,7 @@ uint64_t *kvt_fence_word(struct kvt_client *client, uint32_t slot)
 {
 	if (slot >= KVT_FENCE_WORDS || !client->has_session || kvt_client_forked(client))
 		return NULL;
+	client->fences_taken |= 1u << slot;
 	return &client->ring.fences[slot].value;
 }
 
@@ -188,6 +189,10 @@ int kvt_fence_raise(struct kvt_client *client, uint32_t slot, uint64_t value)
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_FENCE,
 				       "fence slot %u: there are %u, and an observer has none",
 				       slot, KVT_FENCE_WORDS);
+	if (kvt_streams_uses(client, slot))
+		return kvt_client_fail(client, -EBUSY, KVT_REASON_FENCE,
+				       "fence slot %u is raised by a stream: use a lower one",
+				       slot);
 	if (kvt_load_relaxed(word) < value) {
 		/* Pairs with the daemon's acquire of the word: what was written to the pages
 		 * before is there when they change hands. */

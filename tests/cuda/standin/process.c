@@ -137,7 +137,7 @@ int standin_enter(const char *name)
 		error = (int)standin_number("KVT_STANDIN_FAIL_ERROR", STANDIN_FAILURE);
 	else if (!initialized && strcmp(name, "cuInit") != 0 &&
 		 strcmp(name, "cuDriverGetVersion") != 0)
-		error = STANDIN_NOT_INITIALIZED;
+		error = KVT_CU_ERROR_NOT_INITIALIZED;
 	pthread_mutex_unlock(&lock);
 	return error;
 }

@@ -35,7 +35,6 @@
 #define STANDIN_FAILURE 999
 
 enum standin_error { /* beside those in kvt_cuda.h */
-	STANDIN_NOT_INITIALIZED = 3,
 	STANDIN_NOT_REGISTERED = 713,
 	STANDIN_NOT_FOUND = 500,
 };

@@ -1,0 +1,416 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Pools in device memory. A handle may be opened once in a process and device, so what is open is
+ * the process's, counted, whatever clients use it; the clients' own part is in struct
+ * kvt_client_slab. It is opened in the device's primary context, which is that of the CUDA runtime
+ * and of every engine, and closed before the control socket: a hang-up proves it gone.
+ */
+#include "libclient/client.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "kvt_cuda.h"
+
+struct kvt_device_mapping {
+	struct kvt_device_mapping *next;
+	uint32_t references;
+	pid_t pid; /* a forked child has no CUDA: what its parent opened is not the child's */
+	uint64_t instance[2];
+	uint32_t slab;
+	uint32_t flags; /* enum kvt_map_flag */
+	bool vmm;
+	int device;
+	void *context; /* the device's primary one, retained */
+	uint64_t address;
+	uint64_t bytes;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct kvt_cu_driver driver;
+static bool driver_ready;
+static struct kvt_device_mapping *mappings;
+
+/* Called with the lock held. */
+static int load_driver(struct kvt_client *client)
+{
+	const char *missing;
+	int rc, error;
+
+	if (driver_ready)
+		return 0;
+	rc = driver.library ? 0 : kvt_cu_load(&driver, &missing);
+	if (rc == -ENOENT)
+		return kvt_client_fail(client, -ENODEV, 0,
+				       "device memory needs the NVIDIA driver: libcuda.so.1 not "
+				       "found; in a container, run it with the NVIDIA runtime");
+	if (rc != 0)
+		return kvt_client_fail(client, -ENODEV, 0,
+				       "the NVIDIA driver has no %s: it is too old, install "
+				       KVT_CU_OLDEST " or later", missing);
+	error = driver.init(0);
+	if (error == KVT_CU_ERROR_NO_DEVICE)
+		return kvt_client_fail(client, -ENODEV, 0,
+				       "the NVIDIA driver shows this process no device: see "
+				       "CUDA_VISIBLE_DEVICES, and what the container was given");
+	if (error)
+		return kvt_client_fail(client, -EIO, 0,
+				       "the CUDA driver cannot start: %s (error %d); a process "
+				       "that was forked after its parent used CUDA has none",
+				       kvt_cu_text(&driver, error), error);
+	driver_ready = true;
+	return 0;
+}
+
+int kvt_device_driver(struct kvt_client *client, const struct kvt_cu_driver **ret_driver)
+{
+	int rc;
+
+	pthread_mutex_lock(&lock);
+	rc = load_driver(client);
+	pthread_mutex_unlock(&lock);
+	if (rc == 0)
+		*ret_driver = &driver;
+	return rc;
+}
+
+/* ---------------------------------------------------------------- what went wrong */
+
+static int driver_fail(struct kvt_client *client, int error, const char *doing)
+{
+	if (error == KVT_CU_ERROR_NOT_INITIALIZED)
+		return kvt_client_fail(client, -EIO, 0,
+				       "the CUDA driver is not initialized while %s: a process "
+				       "that was forked after its parent used CUDA has none",
+				       doing);
+	return kvt_client_fail(client, error == KVT_CU_ERROR_OUT_OF_MEMORY ? -ENOMEM : -EIO, 0,
+			       "the CUDA driver failed while %s: %s (error %d)", doing,
+			       kvt_cu_text(&driver, error), error);
+}
+
+static uint32_t own_pid_namespace(void)
+{
+	struct stat st;
+
+	return stat("/proc/self/ns/pid", &st) == 0 ? (uint32_t)st.st_ino : 0;
+}
+
+/* Legacy IPC names the exporter by its process number alone. */
+static int refuse_same_pid(struct kvt_client *client)
+{
+	return kvt_client_fail(client, -ENOTUNIQ, 0,
+			       "this process and the daemon have the same process number, %d, in "
+			       "two PID namespaces, and CUDA IPC takes one for the other: share a "
+			       "PID namespace, start another process, or set backend = cuda-vmm",
+			       (int)client->info.daemon_pid);
+}
+
+/* The driver refused the handle or the descriptor. It does not say why, so what is known to go
+ * wrong is looked at one by one. */
+static int explain(struct kvt_client *client, const struct kvt_slab_record *record, bool vmm,
+		   int error)
+{
+	const char *text = kvt_cu_text(&driver, error);
+	uint32_t here = own_pid_namespace();
+	int version = 0;
+
+	kvt_client_look(client);
+	if (client->dead)
+		return kvt_client_fail(client, -ECONNRESET, 0,
+				       "the daemon is gone%s: reconnect (%s)",
+				       vmm ? "" : ", and its device memory with it", text);
+	if (error == KVT_CU_ERROR_OUT_OF_MEMORY)
+		return driver_fail(client, error, "the pool was mapped");
+	if (driver.driver_version(&version) == 0 && (uint32_t)version != record->driver)
+		return kvt_client_fail(client, -ENOTSUP, 0,
+				       "the daemon's driver is for CUDA %u.%u, this process's for "
+				       "%d.%d, and they do not share memory (%s): use one driver "
+				       "(in containers: no CUDA compatibility package)",
+				       record->driver / 1000, record->driver % 1000 / 10,
+				       version / 1000, version % 1000 / 10, text);
+	if (!vmm && here && record->pid_namespace && here != record->pid_namespace)
+		return kvt_client_fail(client, -ENOTSUP, 0,
+				       "the daemon is in another PID namespace, across which CUDA "
+				       "IPC handles often cannot be opened (%s): share one, or set "
+				       "backend = cuda-vmm", text);
+	if (error == KVT_CU_ERROR_NOT_SUPPORTED || error == KVT_CU_ERROR_NOT_PERMITTED)
+		return kvt_client_fail(client, -ENOTSUP, 0,
+				       "the pool's memory is not %s here: %s (error %d): set "
+				       "backend = %s", vmm ? "importable" : "IPC-capable", text,
+				       error, vmm ? "cuda-ipc" : "cuda-vmm");
+	if (error == KVT_CU_ERROR_ALREADY_MAPPED)
+		return kvt_client_fail(client, -EBUSY, 0,
+				       "somebody else in this process has opened the pool's "
+				       "handle: only one library may (%s)", text);
+	return driver_fail(client, error, vmm ? "the pool's descriptor was imported"
+					      : "the pool's IPC handle was opened");
+}
+
+/* ---------------------------------------------------------------- the driver's part */
+
+static int map_ipc(struct kvt_device_mapping *mapping, const struct kvt_slab_record *record)
+{
+	struct kvt_cu_ipc_handle handle;
+
+	memcpy(handle.bytes, record->ipc_handle, sizeof(handle.bytes));
+	return driver.ipc_open(&mapping->address, handle, KVT_CU_IPC_LAZY_PEER_ACCESS);
+}
+
+static int map_vmm(struct kvt_device_mapping *mapping, int fd)
+{
+	struct kvt_cu_access access = {
+		.location = { KVT_CU_LOCATION_DEVICE, mapping->device },
+		.flags = mapping->flags & KVT_MAP_READ_ONLY ? KVT_CU_ACCESS_READ
+							    : KVT_CU_ACCESS_READ_WRITE,
+	};
+	uint64_t handle;
+	int error = driver.vmm_import(&handle, (void *)(intptr_t)fd, KVT_CU_HANDLE_POSIX_FD);
+
+	if (error)
+		return error;
+	error = driver.vmm_reserve(&mapping->address, mapping->bytes, 0, 0, 0);
+	if (error) {
+		driver.vmm_release(handle);
+		return error;
+	}
+	error = driver.vmm_map(mapping->address, mapping->bytes, 0, handle, 0);
+	driver.vmm_release(handle); /* a mapping holds the memory by itself */
+	if (error) {
+		driver.vmm_unreserve(mapping->address, mapping->bytes);
+		return error;
+	}
+	error = driver.vmm_access(mapping->address, mapping->bytes, &access, 1);
+	if (error) {
+		driver.vmm_unmap(mapping->address, mapping->bytes);
+		driver.vmm_unreserve(mapping->address, mapping->bytes);
+	}
+	return error;
+}
+
+/* In the reverse order of mapping. What the driver refuses to take back cannot be helped. */
+static void unmap(struct kvt_device_mapping *mapping)
+{
+	if (mapping->vmm) {
+		driver.vmm_unmap(mapping->address, mapping->bytes);
+		driver.vmm_unreserve(mapping->address, mapping->bytes);
+	} else if (driver.context_push(mapping->context) == 0) {
+		driver.ipc_close(mapping->address);
+		driver.context_pop(&(void *){ NULL });
+	}
+}
+
+/* With the primary context retained for as long as the mapping lasts. */
+static int map_retained(struct kvt_client *client, struct kvt_device_mapping *mapping)
+{
+	const struct kvt_client_slab *slab = &client->slabs[mapping->slab];
+	int error = driver.primary_retain(&mapping->context, mapping->device);
+
+	if (error)
+		return driver_fail(client, error, "the device's context was opened");
+	error = driver.context_push(mapping->context);
+	if (error) {
+		driver.primary_release(mapping->device);
+		return driver_fail(client, error, "the device's context was entered");
+	}
+	error = mapping->vmm ? map_vmm(mapping, slab->fd) : map_ipc(mapping, &slab->record);
+	driver.context_pop(&(void *){ NULL });
+	if (!error)
+		return 0;
+	driver.primary_release(mapping->device);
+	return explain(client, &slab->record, mapping->vmm, error);
+}
+
+/* ---------------------------------------------------------------- the process's table */
+
+static struct kvt_device_mapping *find_mapping(const struct kvt_client *client, uint32_t slab,
+					       uint32_t flags)
+{
+	for (struct kvt_device_mapping *m = mappings; m; m = m->next)
+		if (m->pid == client->pid && m->slab == slab && m->flags == flags &&
+		    memcmp(m->instance, client->info.instance, sizeof(m->instance)) == 0)
+			return m;
+	return NULL;
+}
+
+static int open_mapping(struct kvt_client *client, uint32_t slab, int device, uint32_t flags,
+			struct kvt_device_mapping **ret_mapping)
+{
+	struct kvt_device_mapping *mapping = find_mapping(client, slab, flags);
+	int rc;
+
+	if (mapping) {
+		mapping->references++;
+		*ret_mapping = mapping;
+		return 0;
+	}
+	mapping = calloc(1, sizeof(*mapping));
+	if (!mapping)
+		return kvt_client_fail(client, -ENOMEM, 0, "out of memory for a mapping");
+	*mapping = (struct kvt_device_mapping){
+		.next = mappings,
+		.references = 1,
+		.pid = client->pid,
+		.instance = { client->info.instance[0], client->info.instance[1] },
+		.slab = slab,
+		.flags = flags,
+		.vmm = client->info.backend == KVT_POOL_CUDA_VMM,
+		.device = device,
+		.bytes = client->info.pool_bytes,
+	};
+	rc = map_retained(client, mapping);
+	if (rc != 0) {
+		free(mapping);
+		return rc;
+	}
+	mappings = mapping;
+	*ret_mapping = mapping;
+	return 0;
+}
+
+static void close_mapping(struct kvt_device_mapping *mapping)
+{
+	struct kvt_device_mapping **at = &mappings;
+
+	if (--mapping->references > 0)
+		return;
+	while (*at != mapping)
+		at = &(*at)->next;
+	*at = mapping->next;
+	unmap(mapping);
+	driver.primary_release(mapping->device);
+	free(mapping);
+}
+
+/* ---------------------------------------------------------------- which slab */
+
+static void uuid_text(const uint8_t *u, char to[40])
+{
+	static const char digits[] = "0123456789abcdef";
+	char *at = to;
+
+	for (int i = 0; i < 16; i++) {
+		if (i == 4 || i == 6 || i == 8 || i == 10)
+			*at++ = '-';
+		*at++ = digits[u[i] >> 4];
+		*at++ = digits[u[i] & 15];
+	}
+	*at = '\0';
+}
+
+/* The slab on this device: by UUID, since numbers differ from process to process. */
+static int find_slab(struct kvt_client *client, int device, uint32_t *ret_slab)
+{
+	char here[40], there[40], name[64] = "";
+	struct kvt_cu_uuid uuid;
+	int error = driver.device_uuid(&uuid, device);
+
+	if (error == KVT_CU_ERROR_INVALID_DEVICE)
+		return kvt_client_fail(client, -ENODEV, 0,
+				       "this process has no CUDA device %d: see "
+				       "CUDA_VISIBLE_DEVICES", device);
+	if (error)
+		return driver_fail(client, error, "a device was asked for its UUID");
+	for (uint32_t i = 0; i < client->n_slabs; i++)
+		if (memcmp(client->slabs[i].record.device_uuid, uuid.bytes, 16) == 0) {
+			*ret_slab = i;
+			return 0;
+		}
+	driver.device_name(name, sizeof(name), device);
+	name[sizeof(name) - 1] = '\0';
+	uuid_text(uuid.bytes, here);
+	uuid_text(client->slabs[0].record.device_uuid, there);
+	if (strstr(name, " MIG "))
+		return kvt_client_fail(client, -EXDEV, 0,
+				       "device %d is the MIG instance %s, and the pool is on %s: "
+				       "MIG instances do not share memory: start both on one "
+				       "(CUDA_VISIBLE_DEVICES=MIG-%s)", device, here, there, there);
+	return kvt_client_fail(client, -EXDEV, 0,
+			       "no slab of the pool is on device %d, GPU-%s: slab 0 of %u is on "
+			       "GPU-%s: choose that device, or add this one to the daemon's "
+			       "option devices", device, here, client->n_slabs, there);
+}
+
+static int check_request(struct kvt_client *client, uint32_t flags)
+{
+	if (flags & ~(uint32_t)KVT_MAP_READ_ONLY)
+		return kvt_client_fail(client, -EINVAL, 0, "unknown flags 0x%x", flags);
+	if (client->info.backend == KVT_POOL_HOST)
+		return kvt_client_fail(client, -ENOTSUP, 0,
+				       "the pool is host memory: map it with kvt_pool_map()");
+	if (!client->n_slabs)
+		return kvt_client_fail(client, -ENOTSUP, 0, "an observer has no pool");
+	if (flags && client->info.backend == KVT_POOL_CUDA_IPC)
+		return kvt_client_fail(client, -ENOTSUP, 0,
+				       "an IPC handle cannot be opened for reading only: set "
+				       "backend = cuda-vmm");
+	if (client->info.backend == KVT_POOL_CUDA_IPC && getpid() == client->info.daemon_pid)
+		return refuse_same_pid(client);
+	return 0;
+}
+
+static int map_locked(struct kvt_client *client, int device, uint32_t flags, uint32_t *ret_slab)
+{
+	struct kvt_device_mapping **mine;
+	int rc = load_driver(client), error;
+
+	if (rc != 0)
+		return rc;
+	if (device == KVT_DEVICE_CURRENT) {
+		error = driver.context_device(&device);
+		if (error == KVT_CU_ERROR_INVALID_CONTEXT)
+			return kvt_client_fail(client, -EINVAL, 0,
+					       "this thread has no current CUDA context: name the "
+					       "device by its number");
+		if (error)
+			return driver_fail(client, error, "the current device was asked for");
+	}
+	rc = find_slab(client, device, ret_slab);
+	if (rc != 0)
+		return rc;
+	mine = &client->slabs[*ret_slab].mapped[!!flags];
+	return *mine ? 0 : open_mapping(client, *ret_slab, device, flags, mine);
+}
+
+int kvt_pool_map_cuda(struct kvt_client *client, int device, uint32_t flags,
+		      struct kvt_pool *ret_pool)
+{
+	KVT_KEEP_ERRNO;
+	uint32_t slab = 0;
+	int rc;
+
+	if (client && client->magic == KVT_CLIENT_MAGIC)
+		kvt_client_check_fork(client);
+	rc = kvt_client_usable(client);
+	if (rc == 0)
+		rc = check_request(client, flags);
+	if (rc != 0)
+		return rc;
+	pthread_mutex_lock(&lock);
+	rc = map_locked(client, device, flags, &slab);
+	pthread_mutex_unlock(&lock);
+	if (rc != 0)
+		return rc;
+	*ret_pool = (struct kvt_pool){
+		.base = (void *)(uintptr_t)client->slabs[slab].mapped[!!flags]->address,
+		.bytes = client->info.pool_bytes,
+		.page_bytes = client->info.page_bytes,
+		.n_pages = client->info.n_pages,
+		.slab = slab,
+	};
+	return 0;
+}
+
+void kvt_device_unmap_all(struct kvt_client *client)
+{
+	pthread_mutex_lock(&lock);
+	for (uint32_t i = 0; i < client->n_slabs; i++)
+		for (int j = 0; j < 2; j++) {
+			if (client->slabs[i].mapped[j])
+				close_mapping(client->slabs[i].mapped[j]);
+			client->slabs[i].mapped[j] = NULL;
+		}
+	pthread_mutex_unlock(&lock);
+}
