@@ -44,7 +44,7 @@ struct generation {
 	bool unpublished;     /* reset or removed meanwhile: it went on alone */
 	double ttft_us;       /* from the request to the first new token */
 	double total_us;
-	double *token_us;     /* NULL, or [max_tokens]: when each new token came, from the request */
+	double *token_us;     /* NULL, or [max_tokens]: when each new token came */
 	float *logits;        /* NULL, or [max_tokens][vocab]: what each new token came from */
 	FILE *echo;           /* NULL, or where text goes as it comes */
 };

@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "bench/ttft/ttft.h"
+
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define POOL_PAGES 2048u      /* 32 K positions: room for everything but the thrashing case */
+#define THRASH_LISTS 6u
+#define THRASH_PAGES 260u     /* of 6 lists with 64 pages and their own parts, about 3.5 */
+
+static struct ttft_workload workload;
+static struct ttft_reference reference;
+static struct ttft_answer answers[TTFT_MAX_REQUESTS];
+static const char *known_name; /* of the workload that the reference is of */
+
+static void usage(FILE *to)
+{
+	fputs("Usage: kvtbench-ttft [options] [PART...]\n"
+	      "What sharing pages does to processes that run a real model. JSON lines on stdout,\n"
+	      "a table and the aims on stderr. Fails when any output differs between modes.\n"
+	      "\n"
+	      "  --quick            12 requests instead of 48, one round instead of 5\n"
+	      "  --requests N       of each workload (48)\n"
+	      "  --rate R           requests a second (8)\n"
+	      "  --workers N        only this many worker processes (1, 2 and 4)\n"
+	      "  --model DIRECTORY  with prices.bin, prices.tok, words.txt\n"
+	      "                     (examples/worker/model)\n"
+	      "  --daemon PROGRAM   kvtrunkd to run (default: beside this program)\n"
+	      "\n"
+	      "Parts (default: all):\n"
+	      "  shared    1,024 positions in common, 33 to 117 own; cache, none, private caches\n"
+	      "  agent     1,264 positions cached before, 725 new\n"
+	      "  same      every process gets the same prompt at once\n"
+	      "  unique    nothing in common: the time without a cache over the time with it\n"
+	      "  thrash    six lists in turns, room for three and a half: likewise\n"
+	      "  disabled  caching = no: likewise\n", to);
+}
+
+static int compare(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+struct spread {
+	double p50, p99;
+};
+
+static struct spread spread_of(double *values, uint32_t n)
+{
+	struct spread spread = { 0 };
+
+	if (n == 0)
+		return spread;
+	qsort(values, n, sizeof(*values), compare);
+	spread.p50 = values[n / 2];
+	spread.p99 = values[n - 1 < n * 99 / 100 ? n - 1 : n * 99 / 100];
+	return spread;
+}
+
+struct figures {
+	struct spread ttft, between, total;
+	uint64_t cached, prefilled, restarts, waits, unpublished, tokens;
+};
+
+static void sum_up(struct figures *f)
+{
+	static double ttft[TTFT_MAX_REQUESTS], total[TTFT_MAX_REQUESTS];
+	static double between[TTFT_MAX_REQUESTS * TTFT_MAX_TOKENS];
+	uint32_t n = 0, steps = 0;
+
+	*f = (struct figures){ 0 };
+	for (uint32_t i = workload.n_unmeasured; i < workload.n; i++, n++) {
+		const struct ttft_answer *a = &answers[i];
+
+		ttft[n] = a->ttft_us;
+		total[n] = a->total_us;
+		for (uint32_t j = 1; j < a->n_tokens; j++)
+			between[steps++] = a->token_us[j] - a->token_us[j - 1];
+		f->tokens += a->n_tokens;
+		f->cached += a->cached;
+		f->prefilled += a->prefilled;
+		f->restarts += a->restarts;
+		f->waits += a->waits;
+		f->unpublished += a->unpublished;
+	}
+	f->ttft = spread_of(ttft, n);
+	f->total = spread_of(total, n);
+	f->between = spread_of(between, steps);
+}
+
+static void report(enum ttft_mode mode, uint32_t workers, const struct ttft_pool_use *use,
+		   double seconds)
+{
+	bool warm = mode == TTFT_CACHE || mode == TTFT_PRIVATE;
+	double floor_us = warm ? reference.warm_ttft_us : reference.cold_ttft_us;
+	uint32_t n = workload.n - workload.n_unmeasured;
+	struct figures f;
+
+	sum_up(&f);
+	bench_line("serve", "\"workload\":\"%s\",\"mode\":\"%s\",\"workers\":%u,\"requests\":%u,"
+		   "\"ttft_p50_us\":%.0f,\"ttft_p99_us\":%.0f,\"floor_ttft_p50_us\":%.0f,"
+		   "\"inter_token_p50_us\":%.0f,\"inter_token_p99_us\":%.0f,"
+		   "\"floor_inter_token_p50_us\":%.0f,\"latency_p50_us\":%.0f,"
+		   "\"latency_p99_us\":%.0f,\"floor_latency_mean_us\":%.0f,"
+		   "\"requests_per_s\":%.2f,\"tokens_per_s\":%.1f,\"cached_positions\":%llu,"
+		   "\"prefill_positions\":%llu,\"peak_pool_pages\":%llu,\"peak_held_pages\":%llu,"
+		   "\"peak_pool_positions\":%llu,\"fallback_restarts\":%llu,"
+		   "\"fallback_waits\":%llu,\"fallback_unpublished\":%llu,"
+		   "\"coalesced_positions\":%llu,\"right_answers\":%u,"
+		   "\"floor\":\"the same positions computed alone, without a daemon\"",
+		   workload.name, ttft_mode_name[mode], workers, n, f.ttft.p50, f.ttft.p99,
+		   floor_us, f.between.p50, f.between.p99, reference.token_us, f.total.p50,
+		   f.total.p99,
+		   (warm ? reference.warm_total_us : reference.cold_total_us) / n,
+		   n / seconds, (double)f.tokens / seconds, (unsigned long long)f.cached,
+		   (unsigned long long)f.prefilled, (unsigned long long)use->peak_used,
+		   (unsigned long long)use->peak_held,
+		   (unsigned long long)use->peak_used_positions, (unsigned long long)f.restarts,
+		   (unsigned long long)f.waits, (unsigned long long)f.unpublished,
+		   (unsigned long long)use->coalesced_positions, reference.right);
+	fprintf(stderr, "%-8s %-8s %7u %9.1f %9.1f %8.1f %8.2f %8.2f %9.1f %9.1f %7.1f %9llu "
+		"%6llu %6llu\n", workload.name, ttft_mode_name[mode], workers, f.ttft.p50 / 1e3,
+		f.ttft.p99 / 1e3, floor_us / 1e3, f.between.p50 / 1e3, f.between.p99 / 1e3,
+		f.total.p50 / 1e3, f.total.p99 / 1e3, n / seconds,
+		(unsigned long long)f.prefilled, (unsigned long long)use->peak_used,
+		(unsigned long long)(f.restarts + f.waits + f.unpublished));
+}
+
+static void table_head(void)
+{
+	fprintf(stderr, "\n%-8s %-8s %7s %9s %9s %8s %8s %8s %9s %9s %7s %9s %6s %6s\n%s\n",
+		"", "mode", "workers", "TTFT p50", "p99", "floor", "token", "p99", "request",
+		"p99", "req/s", "prefill", "pages", "fallb.",
+		"                             ms        ms       ms       ms       ms        ms"
+		"        ms          positions   peak");
+}
+
+/** Every mode must give the reference's tokens; the reference is made once a workload. */
+static void make_reference(struct worker *worker)
+{
+	known_name = workload.name;
+	ttft_reference_run(worker, &workload, &reference);
+	bench_line("reference", "\"workload\":\"%s\",\"requests\":%u,\"right_answers\":%u,"
+		   "\"cold_ttft_p50_us\":%.0f,\"warm_ttft_p50_us\":%.0f,\"token_p50_us\":%.0f",
+		   workload.name, workload.n, reference.right, reference.cold_ttft_us,
+		   reference.warm_ttft_us, reference.token_us);
+	fprintf(stderr, "%s: %u of %u answers are right\n", workload.name, reference.right,
+		workload.n);
+}
+
+static double serve(const struct ttft_options *options, struct worker *worker,
+		    enum ttft_mode mode, uint32_t workers)
+{
+	struct ttft_pool_use use;
+	struct figures f;
+	double seconds;
+
+	ttft_serve(options, worker, &workload, mode, workers, POOL_PAGES, answers, &use, &seconds);
+	for (uint32_t i = 0; i < workload.n; i++)
+		ttft_same_output(&workload, &reference, i, &answers[i], ttft_mode_name[mode]);
+	report(mode, workers, &use, seconds);
+	sum_up(&f);
+	return f.ttft.p50;
+}
+
+static void part_serve(const struct ttft_options *options, struct worker *worker,
+		       uint32_t workers)
+{
+	static const uint32_t counts[] = { 1, 2, 4 };
+
+	make_reference(worker);
+	table_head();
+	for (unsigned int i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+		if (workers && workers != counts[i])
+			continue;
+		serve(options, worker, TTFT_CACHE, counts[i]);
+		serve(options, worker, TTFT_NONE, counts[i]);
+		serve(options, worker, TTFT_PRIVATE, counts[i]);
+	}
+}
+
+static void part_same(const struct ttft_options *options, struct worker *worker,
+		      const struct prices *prices)
+{
+	ttft_workload_same(&workload, worker, prices, 4);
+	make_reference(worker);
+	table_head();
+	serve(options, worker, TTFT_CACHE, 4);
+	serve(options, worker, TTFT_NONE, 4);
+}
+
+/** The three workloads that kvtrunk cannot help: what does it cost there? */
+static void part_pair(const struct ttft_options *options, struct worker *worker, const char *name,
+		      const char *figure, double aim)
+{
+	bool disabled = !strcmp(name, "disabled");
+	double ratio;
+
+	workload.name = name;
+	make_reference(worker);
+	ratio = ttft_pair(options, worker, &workload, &reference,
+			  !strcmp(name, "thrash") ? THRASH_PAGES : POOL_PAGES, !disabled);
+	bench_aim(figure, ratio, "x", aim, true);
+}
+
+struct part {
+	const char *name;
+	bool wanted;
+};
+enum { SHARED, AGENT, SAME, UNIQUE, THRASH, DISABLED, N_PARTS };
+static struct part parts[N_PARTS] = {
+	[SHARED] = { "shared", false }, [AGENT] = { "agent", false },
+	[SAME] = { "same", false }, [UNIQUE] = { "unique", false },
+	[THRASH] = { "thrash", false }, [DISABLED] = { "disabled", false },
+};
+
+static double positive(const char *name, const char *text, double most)
+{
+	char *end;
+	double value = strtod(text, &end);
+
+	if (end == text || *end || !(value > 0.0) || value > most) {
+		fprintf(stderr, "kvtbench-ttft: --%s takes a number up to %.0f, not '%s'\n", name,
+			most, text);
+		exit(2);
+	}
+	return value;
+}
+
+static void want(const char *name)
+{
+	for (unsigned int i = 0; i < N_PARTS; i++) {
+		if (!strcmp(name, parts[i].name)) {
+			parts[i].wanted = true;
+			return;
+		}
+	}
+	fprintf(stderr, "kvtbench-ttft: there is no part '%s'\n", name);
+	usage(stderr);
+	exit(2);
+}
+
+static void parse(int argc, char **argv, struct ttft_options *options, uint32_t *ret_workers)
+{
+	static const struct option longs[] = {
+		{ "quick", no_argument, NULL, 'q' },
+		{ "requests", required_argument, NULL, 'n' },
+		{ "rate", required_argument, NULL, 'r' },
+		{ "workers", required_argument, NULL, 'w' },
+		{ "model", required_argument, NULL, 'm' },
+		{ "daemon", required_argument, NULL, 'd' },
+		{ "help", no_argument, NULL, 'h' },
+		{ NULL, 0, NULL, 0 },
+	};
+	int c;
+
+	while ((c = getopt_long(argc, argv, "h", longs, NULL)) >= 0) {
+		switch (c) {
+		case 'q': options->requests = 12; options->rounds = 1; break;
+		case 'n':
+			options->requests = (uint32_t)positive("requests", optarg,
+							       TTFT_MAX_REQUESTS);
+			break;
+		case 'r': options->per_second = positive("rate", optarg, 1e6); break;
+		case 'w': *ret_workers = (uint32_t)positive("workers", optarg, 4); break;
+		case 'm': options->directory = optarg; break;
+		case 'd': options->daemon = optarg; break;
+		case 'h': usage(stdout); exit(0);
+		default: usage(stderr); exit(2);
+		}
+	}
+	for (unsigned int i = 0; optind >= argc && i < N_PARTS; i++)
+		parts[i].wanted = true;
+	while (optind < argc)
+		want(argv[optind++]);
+}
+
+static void run(const struct ttft_options *options, struct worker *worker,
+		const struct prices *prices, uint32_t workers)
+{
+	if (parts[SHARED].wanted) {
+		ttft_workload_shared(&workload, worker, prices, options);
+		part_serve(options, worker, workers);
+		ttft_workload_free(&workload);
+	}
+	if (parts[AGENT].wanted) {
+		ttft_workload_agent(&workload, worker, prices, options);
+		part_serve(options, worker, workers ? workers : 2);
+		ttft_workload_free(&workload);
+	}
+	if (parts[SAME].wanted) {
+		part_same(options, worker, prices);
+		ttft_workload_free(&workload);
+	}
+	if (parts[UNIQUE].wanted) {
+		ttft_workload_unique(&workload, worker, prices, options);
+		part_pair(options, worker, "unique", "nothing shared: without over with", 0.98);
+		ttft_workload_free(&workload);
+	}
+	if (parts[THRASH].wanted) {
+		ttft_workload_rotating(&workload, worker, prices, options, THRASH_LISTS);
+		part_pair(options, worker, "thrash", "thrashing: without over with", 0.95);
+		ttft_workload_free(&workload);
+	}
+	if (parts[DISABLED].wanted) {
+		ttft_workload_shared(&workload, worker, prices, options);
+		part_pair(options, worker, "disabled", "caching = no: without over with", 0.98);
+		ttft_workload_free(&workload);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	struct ttft_options options = { .directory = "examples/worker/model", .requests = 48,
+					.per_second = 8.0, .rounds = 5 };
+	struct prices prices;
+	struct worker worker;
+	uint32_t workers = 0;
+	char words[512], why[WORKER_WHY_BYTES];
+
+	parse(argc, argv, &options, &workers);
+	snprintf(words, sizeof(words), "%s/words.txt", options.directory);
+	if (prices_open(&prices, words, why) != 0)
+		bench_die("%s", why);
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	bench_clock_init();
+	ttft_engine_open(&worker, &options);
+	bench_line("machine", "\"page_size\":%u,\"pool_pages\":%u,\"requests\":%u,"
+		   "\"per_second\":%.2f,\"context\":%u", TTFT_PAGE_SIZE, POOL_PAGES,
+		   options.requests, options.per_second, worker.model.context);
+	run(&options, &worker, &prices, workers);
+	worker_close(&worker);
+	bench_aims_print();
+	return 0;
+}

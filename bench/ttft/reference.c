@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The floor: one process, no daemon, KV in memory of its own, a page table that counts up. */
+
+#include "bench/ttft/ttft.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+struct slab {
+	struct worker *worker;
+	struct forward forward;
+	void *base;
+	uint64_t bytes;
+	uint32_t *pages;
+	uint32_t n_pages;
+};
+
+static void slab_open(struct slab *slab, struct worker *worker)
+{
+	struct kvt_attn_geometry geometry;
+
+	slab->worker = worker;
+	slab->n_pages = worker->model.context / TTFT_PAGE_SIZE + 1;
+	forward_geometry(&worker->model, TTFT_PAGE_SIZE, slab->n_pages, &geometry);
+	if (kvt_attn_geometry_bytes(&geometry, &slab->bytes) != 0)
+		bench_die("the model's geometry is not possible");
+	slab->base = mmap(NULL, slab->bytes, PROT_READ | PROT_WRITE,
+			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	if (slab->base == MAP_FAILED)
+		bench_die("out of memory");
+	slab->pages = bench_alloc(slab->n_pages, sizeof(*slab->pages));
+	for (uint32_t i = 0; i < slab->n_pages; i++)
+		slab->pages[i] = i;
+	if (forward_open(&slab->forward, &worker->model, TTFT_PAGE_SIZE, slab->n_pages,
+			 slab->base, slab->bytes, worker->options.chunk, worker->why) != 0)
+		bench_die("%s", worker->why);
+}
+
+static void slab_close(struct slab *slab)
+{
+	forward_close(&slab->forward);
+	munmap(slab->base, slab->bytes);
+	free(slab->pages);
+}
+
+static double since_us(uint64_t begun_ns)
+{
+	return (double)(bench_clock_ns() - begun_ns) / 1e3;
+}
+
+static uint32_t step(struct slab *slab, const uint32_t *tokens, uint32_t start, uint32_t n)
+{
+	const float *logits = forward_run(&slab->forward, tokens, start, n, slab->pages,
+					  slab->n_pages, slab->worker->why);
+	uint32_t best = 0;
+
+	if (!logits)
+		bench_die("%s", slab->worker->why);
+	for (uint32_t i = 1; i < slab->worker->model.vocab_size; i++)
+		if (logits[i] > logits[best])
+			best = i;
+	return best;
+}
+
+/** One request whose positions before `from` are in the slab already. */
+static void generate(struct slab *slab, const struct ttft_request *request, uint32_t from,
+		     struct ttft_answer *answer)
+{
+	uint32_t chunk = slab->worker->options.chunk, token = 0;
+
+	answer->n_tokens = 0;
+	answer->begun_ns = bench_clock_ns();
+	for (uint32_t at = from, n; at < request->n; at += n) {
+		n = request->n - at > chunk ? chunk : request->n - at;
+		token = step(slab, request->tokens + at, at, n);
+	}
+	answer->ttft_us = since_us(answer->begun_ns);
+	for (;;) {
+		answer->token_us[answer->n_tokens] = since_us(answer->begun_ns);
+		answer->tokens[answer->n_tokens++] = token;
+		if (token == TOKEN_BOS || token == TOKEN_EOS ||
+		    answer->n_tokens == TTFT_MAX_TOKENS)
+			break;
+		token = step(slab, &token, request->n + answer->n_tokens - 1, 1);
+	}
+	answer->total_us = since_us(answer->begun_ns);
+	answer->done = true;
+}
+
+static bool is_right(const struct worker *worker, const struct ttft_request *request,
+		     const struct ttft_answer *answer)
+{
+	char text[256] = "", buffer[2];
+	size_t at = 0;
+
+	for (uint32_t i = 0; i < answer->n_tokens; i++) {
+		const char *piece;
+
+		if (answer->tokens[i] == TOKEN_EOS || answer->tokens[i] == TOKEN_BOS)
+			break;
+		piece = tokenizer_piece(&worker->tokenizer, TOKEN_EOS, answer->tokens[i], buffer);
+		at += (size_t)snprintf(text + at, sizeof(text) - at, "%s", piece);
+		if (at >= sizeof(text))
+			return false;
+	}
+	return strcmp(text, request->text) == 0;
+}
+
+static int compare(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+static double median(double *values, uint32_t n)
+{
+	qsort(values, n, sizeof(*values), compare);
+	return n ? values[n / 2] : 0.0;
+}
+
+void ttft_reference_run(struct worker *worker, const struct ttft_workload *workload,
+			struct ttft_reference *ret_reference)
+{
+	struct ttft_reference *r = ret_reference;
+	static double cold[TTFT_MAX_REQUESTS], warm[TTFT_MAX_REQUESTS];
+	static double token[TTFT_MAX_REQUESTS * TTFT_MAX_TOKENS];
+	uint32_t measured = 0, tokens = 0;
+	struct slab slab;
+
+	memset(r, 0, sizeof(*r));
+	slab_open(&slab, worker);
+	step(&slab, workload->request[0].tokens, 0, 64); /* first uses are nobody's */
+	for (uint32_t i = 0; i < workload->n; i++) {
+		const struct ttft_request *request = &workload->request[i];
+		struct ttft_answer again = { 0 }, *answer = &r->answer[i];
+
+		generate(&slab, request, 0, answer);
+		r->right += is_right(worker, request, answer);
+		if (i < workload->n_unmeasured)
+			continue;
+		generate(&slab, request, request->warm, &again);
+		cold[measured] = answer->ttft_us;
+		warm[measured++] = again.ttft_us;
+		r->cold_total_us += answer->total_us;
+		r->warm_total_us += again.total_us;
+		for (uint32_t j = 1; j < again.n_tokens; j++)
+			token[tokens++] = again.token_us[j] - again.token_us[j - 1];
+	}
+	r->cold_ttft_us = median(cold, measured);
+	r->warm_ttft_us = median(warm, measured);
+	r->token_us = median(token, tokens);
+	slab_close(&slab);
+}
