@@ -82,7 +82,8 @@ enum kvt_ledger_section {
 	KVT_LSECTION_PENDING = 4,
 	KVT_LSECTION_OPENED = 5,
 	KVT_LSECTION_LABELS = 6, /* of namespaces, KVT_LABEL_BYTES each, by the first opener */
-	KVT_LEDGER_SECTIONS = 7,
+	KVT_LSECTION_UNDO = 7, /* struct kvt_undo_header, then 64-bit words of entries */
+	KVT_LEDGER_SECTIONS = 8,
 };
 
 /** One array inside an object. A reader checks offset + bytes against the object's real size
@@ -677,6 +678,42 @@ struct kvt_pending_record {
 } KVT_ALIGNED(KVT_LINE);
 _Static_assert(sizeof(struct kvt_pending_record) == 128, "kvt_pending_record");
 
+/** What an entry of the undo log holds. Its last word is kind << 60 | words << 32 | id, where
+ * `words` counts those before it; it is written last, and the log is undone from its end. */
+enum kvt_undo_kind {
+	KVT_UNDO_NODE = 1,         /* id: node; all of its record */
+	KVT_UNDO_NODE_FREE = 2,    /* id: node, which was free; its ticket */
+	KVT_UNDO_NODE_TOUCHED = 3, /* id: node; touched, touched_ns, hits */
+	KVT_UNDO_SLOTS = 4,        /* id: first slot; their pages as u32, then how many */
+	KVT_UNDO_KEYS = 5,         /* id: first slot; their keys, then how many slots */
+	KVT_UNDO_PAGES = 6,        /* id: session; pages as u32 in the order of their list, then
+				      how many << 32 | what followed, state << 32 | lease */
+	KVT_UNDO_LEASE = 7,        /* id: lease; all of its record */
+	KVT_UNDO_LEASE_FREE = 8,   /* id: lease, which was free; ticket, generation << 32 |
+				      session that took it */
+	KVT_UNDO_TAIL = 9,         /* id: lease; keys of its tail, then how many */
+	KVT_UNDO_SESSION = 10,     /* id: session; its record without the last completions */
+	KVT_UNDO_PROGRESS = 11,    /* id: session; operations, cq_done << 32 | sq_taken */
+	KVT_UNDO_PENDING = 12,     /* id: deferred operation; all of its record */
+	KVT_UNDO_SPACE = 13,       /* id: namespace; all of its record */
+	KVT_UNDO_OPENED = 14,      /* id: word of the map of opened namespaces; its value */
+};
+
+/** How a successor gets back to the last effect when it finds `mutation` odd: every primary fact
+ * that a mutation changes was written here first, as it was before. Cheap facts that every
+ * mutation changes stand in the header; what a record did not mean before (the rest of a record
+ * that was free, pages that were free) is not kept. */
+struct kvt_undo_header {
+	uint64_t words; /* of entries, since `mutation` became odd */
+	uint64_t seq;   /* as in the headers, when it did */
+	uint64_t clock;
+	uint64_t tickets;
+	uint64_t epoch;
+	uint64_t reserved[11];
+	struct kvt_counters counters; /* the monotonic ones */
+} KVT_ALIGNED(KVT_LINE);
+_Static_assert(sizeof(struct kvt_undo_header) == 384, "kvt_undo_header");
+
 /* ---------------------------------------------------------------------- control socket */
 
 #define KVT_MESSAGE_MAGIC 0x5456414bu /* "KAVT" */
@@ -909,7 +946,8 @@ static inline uint64_t kvt_abi_layout(void)
 		offsetof(struct kvt_segment_header, gone), sizeof(struct kvt_fence_word),
 		sizeof(struct kvt_ledger_header), sizeof(struct kvt_session_record),
 		sizeof(struct kvt_lease_record), sizeof(struct kvt_owner_record),
-		sizeof(struct kvt_pending_record), sizeof(struct kvt_message_hello),
+		sizeof(struct kvt_pending_record), offsetof(struct kvt_session_record, last_cqe),
+		sizeof(struct kvt_undo_header), sizeof(struct kvt_message_hello),
 		sizeof(struct kvt_message_welcome), sizeof(struct kvt_slab_record),
 		sizeof(struct kvt_message_namespace),
 		sizeof(struct kvt_message_admin), sizeof(struct kvt_admin_status),

@@ -20,6 +20,9 @@
 #define kvt_store_release(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
 #define kvt_fence_acquire() __atomic_thread_fence(__ATOMIC_ACQUIRE)
 #define kvt_fence_release() __atomic_thread_fence(__ATOMIC_RELEASE)
+/* Against the compiler alone: for the order in which a successor finds the stores of a process that
+ * was killed, which is the order in which it executed them. */
+#define kvt_fence_signal() __atomic_signal_fence(__ATOMIC_SEQ_CST)
 #define kvt_fence_full() __atomic_thread_fence(__ATOMIC_SEQ_CST)
 
 /* For words that several processes write: tools and tests have such, the rings have none. Both

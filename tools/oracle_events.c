@@ -402,6 +402,22 @@ static int follow_detach(struct kvt_oracle *o, const struct kvt_event *event)
 	return 0;
 }
 
+/* Somebody may have seen the node as it was in an effect that did not happen. */
+static int follow_raise(struct kvt_oracle *o, const struct kvt_event *event)
+{
+	struct model_node *node = model_node(o, event->node);
+	uint32_t *generation;
+
+	if (event->node == 0 || event->node >= o->config.max_nodes)
+		return oracle_fail(o, "no such node: %u", event->node);
+	generation = node ? &node->generation : &o->generations[event->node];
+	if (event->other <= *generation)
+		return oracle_fail(o, "the generation of node %u goes from %u to %u", event->node,
+				   *generation, event->other);
+	*generation = event->other;
+	return 0;
+}
+
 static int follow(struct kvt_oracle *o, const struct kvt_event *event)
 {
 	switch (event->kind) {
@@ -423,6 +439,8 @@ static int follow(struct kvt_oracle *o, const struct kvt_event *event)
 		return follow_free(o, event);
 	case KVT_EV_DETACH:
 		return follow_detach(o, event);
+	case KVT_EV_RAISE:
+		return follow_raise(o, event);
 	default:
 		return oracle_fail(o, "unknown event kind %u", event->kind);
 	}
@@ -435,7 +453,7 @@ int events_follow(struct kvt_oracle *o, uint32_t mask)
 	while (run->event < run->record->n_events) {
 		const struct kvt_event *event = &run->record->events[run->event];
 
-		if (event->kind > KVT_EV_DETACH || !(mask & EVENT_BIT(event->kind)))
+		if (event->kind >= KVT_EV_KINDS || !(mask & EVENT_BIT(event->kind)))
 			break;
 		run->event++;
 		TRY(follow(o, event));

@@ -229,6 +229,8 @@ int session_apply(struct kvt_oracle *o)
 		return apply_session(o, session);
 	if (record->kind == KVT_REC_DRAIN || record->kind == KVT_REC_ADOPT) {
 		o->draining = record->kind == KVT_REC_DRAIN && record->value;
+		if (record->kind == KVT_REC_ADOPT && record->value)
+			TRY(events_follow(o, EVENT_BIT(KVT_EV_RAISE)));
 		return events_done(o);
 	}
 	if (record->kind == KVT_REC_EXPIRE || record->kind == KVT_REC_RECLAIM ||

@@ -153,11 +153,20 @@ static void summarize(const struct kvt_core *core, bool rolled_back,
 	};
 }
 
-/** Facts to state; `mutation` is odd meanwhile, as in every change. */
-static int take_over(struct kvt_core *core, bool rolled_back, struct kvt_doubt *doubt)
+/** Facts to state; `mutation` is odd meanwhile, as in every change. Should we die here, the next
+ * one finds the same facts: the log is emptied after it was undone, and its header stays good. */
+static int take_over(struct kvt_core *core, bool *ret_rolled_back, struct kvt_doubt *doubt)
 {
-	int error = kvt_rebuild(core, doubt);
+	int error = 0;
 
+	kvt_record_start(core);
+	*ret_rolled_back = core->arena->mutation & 1;
+	if (*ret_rolled_back)
+		error = kvt_undo_roll_back(core, doubt);
+	else
+		kvt_mutation_begin(core);
+	if (!error)
+		error = kvt_rebuild(core, doubt);
 	if (error)
 		return error;
 	if (doubt->why_size > 0)
@@ -166,8 +175,8 @@ static int take_over(struct kvt_core *core, bool rolled_back, struct kvt_doubt *
 		return -EUCLEAN;
 	core->arena->generation++;
 	core->arena->policy = core->config.policy;
-	kvt_record_start(core);
-	kvt_record_emit(core, KVT_REC_ADOPT, 0, rolled_back);
+	kvt_record_emit(core, KVT_REC_ADOPT, 0, *ret_rolled_back);
+	kvt_mutation_end(core);
 	return 0;
 }
 
@@ -188,11 +197,7 @@ int kvt_core_adopt(struct kvt_core **ret_core, const struct kvt_core_config *con
 		return error;
 	memcpy(core->config.instance, core->arena->instance, sizeof(core->config.instance));
 	core->config.hash_seed = core->arena->hash_seed;
-	if (core->arena->mutation & 1)
-		return kvt_doubt(&doubt, "the last daemon died inside a mutation");
-	kvt_mutation_begin(core);
-	error = take_over(core, rolled_back, &doubt);
-	kvt_mutation_end(core);
+	error = take_over(core, &rolled_back, &doubt);
 	if (error)
 		return error;
 	summarize(core, rolled_back, ret_adoption);

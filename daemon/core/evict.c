@@ -330,6 +330,7 @@ void kvt_detach(struct kvt_core *core, uint32_t id)
 		KVT_SET(core->namespaces[node->namespace_id].root, KVT_NONE);
 	else
 		kvt_node_unlink(core, id);
+	kvt_undo_node(core, &core->undo, id);
 	kvt_node_write_begin(node);
 	KVT_SET(node->flags, node->flags | KVT_NODE_DETACHED);
 	if (node->lock_ref == 0)
@@ -355,6 +356,9 @@ void kvt_node_trim(struct kvt_core *core, uint32_t id, uint32_t n)
 	KVT_ASSERT(n > 0 && n <= node->n_slots && node->sealed == node->n_slots);
 	core->effort.nodes_touched++;
 	kvt_event_add(core, KVT_EV_TRIM, id, 0, n);
+	kvt_undo_node(core, &core->undo, id);
+	kvt_undo_slots(core, first + keep, n);
+	kvt_undo_slots_freed(core, first + keep, n);
 	if (keep == 0) {
 		if (!(node->flags & KVT_NODE_DETACHED))
 			kvt_node_unlink(core, id);

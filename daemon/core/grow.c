@@ -114,10 +114,13 @@ uint32_t kvt_grow(struct kvt_core *core, uint32_t parent, const uint32_t *first,
 	while (done < n) {
 		uint32_t slot = kvt_slots_take(&core->slots, n - done, slot_behind(core, parent),
 					       &got);
-		uint32_t id = kvt_node_make(core, namespace_id, parent);
-		struct kvt_node *node = kvt_node_at(core, id);
+		uint32_t id;
+		struct kvt_node *node;
 		uint32_t *to = kvt_keys_at(core, slot);
 
+		kvt_undo_keys(core, slot, got);
+		id = kvt_node_make(core, namespace_id, parent);
+		node = kvt_node_at(core, id);
 		/* The slots are not published yet, so a lying client can only spoil its own. */
 		kvt_racy_copy(to, keys + (size_t)done * core->ps, (size_t)got * core->ps);
 		if (done == 0)
@@ -145,6 +148,8 @@ void kvt_grow_run(struct kvt_core *core, uint32_t id, const uint32_t *keys, uint
 	uint32_t slot = slot_behind(core, id);
 
 	kvt_slots_take_at(&core->slots, slot, slot, n);
+	kvt_undo_keys(core, slot, n);
+	kvt_undo_node(core, &core->undo, id);
 	kvt_racy_copy(kvt_keys_at(core, slot), keys, (size_t)n * core->ps);
 	core->effort.keys_copied += n * core->ps;
 	memset(core->slot_pages + slot, 0, n * sizeof(*core->slot_pages));

@@ -13,10 +13,12 @@
  *   lease.c   BEGIN COMMIT EXTEND END       op.c      the other operations, and the switch
  *   session.c sessions, fences, death       work.c    background: expiry, reclaim, compaction
  *   wait.c    BEGINs that wait for others   audit.c   everything against everything
+ *   undo.c    how a mutation is undone
  *   adopt.c   a successor takes over   rebuild.c  what is derived, made again from the facts
  */
 
 #include "daemon/core/core.h"
+#include "daemon/core/undo.h"
 #include "shm/assert.h"
 #include "shm/atomic.h"
 #include "shm/racy.h"
@@ -99,6 +101,7 @@ struct kvt_core {
 	uint32_t opened_words;
 	char (*labels)[KVT_LABEL_BYTES]; /* of namespaces */
 
+	struct kvt_undo undo;
 	struct kvt_slots slots;
 	struct kvt_fifo free_nodes;
 	struct kvt_fifo free_leases;
@@ -362,6 +365,8 @@ struct kvt_op_context {
 	/* Of a BEGIN that waits, or that found that it must (KVT_WAITS): */
 	uint32_t waiter; /* its pending record, KVT_NONE before it has one */
 	uint32_t awaited, goal, matched;
+	/* Of one that waited for its fence: its pending record, and the session's before it. */
+	uint32_t deferred, before;
 };
 int kvt_lease_quota(struct kvt_core *core, struct kvt_op_context *op);
 uint32_t kvt_lease_make(struct kvt_core *core, uint32_t session, uint32_t kind, uint32_t node,
@@ -402,6 +407,7 @@ uint32_t kvt_close_now(struct kvt_core *core, uint32_t session);
 bool kvt_defer(struct kvt_core *core, struct kvt_op_context *op);
 uint32_t kvt_pending_take(struct kvt_core *core);
 void kvt_pending_free(struct kvt_core *core, uint32_t id);
+void kvt_pending_forget(struct kvt_core *core, uint32_t id, uint32_t before);
 uint32_t kvt_session_work(struct kvt_core *core, uint32_t budget);
 bool kvt_session_unsettled(const struct kvt_core *core);
 /** Bracket of every change: `mutation` is odd inside. */

@@ -32,6 +32,7 @@ uint32_t kvt_lease_make(struct kvt_core *core, uint32_t session, uint32_t kind, 
 	core->free_leases.head = lease->next_lease;
 	if (--core->free_leases.count == 0)
 		core->free_leases.tail = KVT_NONE;
+	kvt_undo_lease_free(core, id, session);
 	*lease = (struct kvt_lease_record){
 		.kind = kind,
 		.generation = lease->generation,
@@ -56,6 +57,7 @@ void kvt_lease_free(struct kvt_core *core, uint32_t id)
 	struct kvt_lease_record *lease = &core->leases[id];
 	struct kvt_session_record *owner = &core->sessions[lease->session];
 
+	kvt_undo_lease(core, &core->undo, id);
 	if (lease->prev_lease != KVT_NONE)
 		core->leases[lease->prev_lease].next_lease = lease->next_lease;
 	else
@@ -86,6 +88,7 @@ static void append_pages(struct kvt_core *core, uint32_t id, uint32_t n, uint32_
 {
 	struct kvt_lease_record *lease = &core->leases[id];
 
+	kvt_undo_lease(core, &core->undo, id);
 	for (uint32_t i = 0; i < n; i++) {
 		uint32_t page = kvt_page_take(core, lease->session, id);
 
@@ -114,6 +117,7 @@ static uint32_t release_list(struct kvt_core *core, uint32_t page)
 {
 	uint32_t n = 0;
 
+	kvt_undo_list(core, page, UINT32_MAX);
 	while (page != KVT_NONE) {
 		uint32_t next = core->owners[page].next;
 
@@ -391,6 +395,22 @@ static int commit_plan(struct kvt_core *core, struct kvt_op_context *op, struct 
 	return plan_growth(core, op, plan);
 }
 
+/** For the undo log: the lease, and the pages that it is going to lose at most. */
+static void save_lease(struct kvt_core *core, const struct commit_plan *plan)
+{
+	const struct kvt_lease_record *lease = plan->lease;
+	uint32_t known = (lease->known + plan->n_keys) / core->ps;
+	uint32_t most = plan->computed / core->ps;
+
+	if (most < known && !(lease->flags & KVT_LEASE_FORCE_MISS))
+		most = known; /* look-on */
+	kvt_undo_lease(core, &core->undo, plan->id);
+	if (plan->n_keys > 0)
+		kvt_undo_tail(core, plan->id);
+	if (most > lease->done)
+		kvt_undo_list(core, lease->first_page, most - lease->done);
+}
+
 /** Announce the whole pages of generated keys on the lease's path. */
 static void commit_grow(struct kvt_core *core, struct commit_plan *plan)
 {
@@ -487,6 +507,7 @@ static int commit(struct kvt_core *core, struct kvt_op_context *op)
 	error = commit_plan(core, op, &plan);
 	if (error)
 		return error;
+	save_lease(core, &plan);
 	commit_grow(core, &plan);
 	commit_seal(core, &plan, sqe->flags & KVT_F_KEEP, op->cqe);
 	KVT_ASSERT(core->count->duplicate_pages - before == op->cqe->d);

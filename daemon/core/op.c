@@ -316,6 +316,7 @@ static int op_alloc(struct kvt_core *core, struct kvt_op_context *op)
 	if (error)
 		return error;
 	kvt_room_make(core, n);
+	kvt_undo_list(core, core->free_page, n);
 	for (uint32_t i = 0; i < n; i++) {
 		uint32_t page = kvt_page_take(core, op->session, KVT_NONE);
 
@@ -335,6 +336,7 @@ static int op_free(struct kvt_core *core, struct kvt_op_context *op)
 
 	if (reason)
 		return kvt_refuse(op, -EINVAL, (enum kvt_reason)reason, 0);
+	kvt_undo_pages(core, op->session, KVT_NONE, KVT_PAGE_PRIVATE, core->op_pages, n);
 	for (uint32_t i = 0; i < n; i++) {
 		kvt_loose_remove(core, op->session, core->op_pages[i]);
 		kvt_page_release(core, core->op_pages[i]);
@@ -429,6 +431,8 @@ static void insert_seal(struct kvt_core *core, struct kvt_op_context *op,
 {
 	uint32_t end = plan->base + plan->pages;
 
+	kvt_undo_pages(core, op->session, KVT_NONE, KVT_PAGE_PRIVATE,
+		       core->op_pages + plan->walk.matched - plan->base, end - plan->walk.matched);
 	for (uint32_t page = plan->walk.matched; page < end;) {
 		uint32_t id = kvt_path_node(core, deepest, page);
 		uint32_t stop = kvt_min(end, core->nodes[id].start + core->nodes[id].n_slots);
@@ -598,10 +602,11 @@ static int op_evict(struct kvt_core *core, struct kvt_op_context *op)
 
 void kvt_reset_all(struct kvt_core *core)
 {
-	kvt_store_release(&core->arena->epoch, core->arena->epoch + 1);
 	for (uint32_t i = 1; i < core->config.max_namespaces; i++)
 		if (core->namespaces[i].root != KVT_NONE)
 			kvt_detach(core, core->namespaces[i].root);
+	/* Last: a client that sees it must not see it go back, should we die in between. */
+	kvt_store_release(&core->arena->epoch, core->arena->epoch + 1);
 }
 
 static int op_page(struct kvt_core *core, struct kvt_op_context *op)
@@ -691,6 +696,7 @@ static void finish(struct kvt_core *core, struct kvt_op_context *op, int error, 
 		*cqe = (struct kvt_cqe){
 			.result = error, .reason = cqe->reason, .flags = cqe->flags, .a = cqe->a,
 		};
+	kvt_undo_progress(core, op->session);
 	cqe->user_data = op->sqe->user_data;
 	cqe->seq = core->ledger->seq + 1;
 	if (!(cqe->flags & KVT_CQE_ASYNC)) { /* counted when it was answered first */
@@ -768,6 +774,8 @@ bool kvt_op_run(struct kvt_core *core, struct kvt_op_context *op, uint64_t token
 	} else {
 		if (op->waiter)
 			kvt_wait_end(core, op, error);
+		if (op->deferred)
+			kvt_pending_forget(core, op->deferred, op->before);
 		finish(core, op, error, token);
 	}
 	kvt_mutation_end(core);

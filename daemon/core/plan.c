@@ -97,7 +97,10 @@ static uint64_t lay_ledger(const struct kvt_core_config *c, struct kvt_section *
 		 sizeof(struct kvt_pending_record));
 	at = lay(sections, KVT_LSECTION_OPENED, at, (c->max_sessions + 1ull) * opened_words(c),
 		 sizeof(uint64_t));
-	return lay(sections, KVT_LSECTION_LABELS, at, c->max_namespaces, KVT_LABEL_BYTES);
+	at = lay(sections, KVT_LSECTION_LABELS, at, c->max_namespaces, KVT_LABEL_BYTES);
+	return lay(sections, KVT_LSECTION_UNDO, at,
+		   sizeof(struct kvt_undo_header) / sizeof(uint64_t) + kvt_undo_capacity(c),
+		   sizeof(uint64_t));
 }
 
 /** Hand out scratch memory piece by piece; with base NULL only counts. */
@@ -164,6 +167,10 @@ static uint64_t carve_scratch(struct kvt_core *core, const struct kvt_core_confi
 	core->max_events = 4 * c->max_nodes + 64;
 	core->events = carve(&scratch, core->max_events, sizeof(struct kvt_event));
 	core->out = carve(&scratch, c->n_pages, sizeof(uint32_t));
+	core->undo.nodes = carve(&scratch, c->max_nodes, sizeof(uint32_t));
+	core->undo.touches = carve(&scratch, c->max_nodes, sizeof(uint32_t));
+	core->undo.leases = carve(&scratch, c->n_leases + 1ull, sizeof(uint32_t));
+	core->undo.freed = carve(&scratch, c->n_slots / 32 + 1ull, sizeof(uint64_t));
 	core->n_sort = (uint32_t)sort_count(c);
 	core->sort = carve(&scratch, 2ull * core->n_sort, sizeof(struct kvt_sort));
 	return scratch.at;
@@ -288,6 +295,9 @@ static void bind(struct kvt_core *core, void *arena, void *ledger)
 	core->opened = (void *)(bytes + sections[KVT_LSECTION_OPENED].offset);
 	core->opened_words = opened_words(c);
 	core->labels = (void *)(bytes + sections[KVT_LSECTION_LABELS].offset);
+	core->undo.header = (void *)(bytes + sections[KVT_LSECTION_UNDO].offset);
+	core->undo.words = (uint64_t *)(core->undo.header + 1);
+	core->undo.capacity = kvt_undo_capacity(c);
 }
 
 int kvt_core_prepare(struct kvt_core *core, const struct kvt_core_config *config, void *arena,
@@ -372,12 +382,15 @@ void kvt_core_publish(struct kvt_core *core, uint32_t state)
 
 void kvt_mutation_begin(struct kvt_core *core)
 {
+	kvt_undo_begin(core);
+	kvt_fence_signal(); /* what the log says is for a mutation that is odd */
 	kvt_store_relaxed(&core->arena->mutation, core->arena->mutation + 1);
 	kvt_fence_release(); /* pairs with the acquire fence of who reads counters */
 }
 
 void kvt_mutation_end(struct kvt_core *core)
 {
+	kvt_fence_signal();
 	kvt_store_release(&core->arena->mutation, core->arena->mutation + 1);
 }
 

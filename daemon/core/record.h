@@ -41,8 +41,8 @@ enum kvt_record_kind {
 	KVT_REC_DRAIN = 14,    /* value 1: from here on operations that would begin a lease are
 				  refused, 0: no more */
 	KVT_REC_ADOPT = 15,    /* a successor went on from here: value 1 if it rolled back an
-				  unfinished effect. A record of the same seq before it, in
-				  a log that outlives daemons, tells of that effect: skip it */
+				  unfinished effect. Records of its seq or later before it, in
+				  a log that outlives daemons, tell of that effect: skip them */
 	KVT_REC_KINDS = 16,
 };
 
@@ -57,6 +57,9 @@ enum kvt_event_kind {
 	KVT_EV_CUT = 7,    /* node lost its unsealed tail of n pages */
 	KVT_EV_FREE = 8,   /* node is gone: it had no pages left (roots: no children) */
 	KVT_EV_DETACH = 9, /* node is the top of a detached subtree from now on */
+	KVT_EV_RAISE = 10, /* ADOPT: the generation of node, free or not, is `other` from now on:
+			      clients may have seen what was rolled back */
+	KVT_EV_KINDS = 11,
 };
 
 struct kvt_event {

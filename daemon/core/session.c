@@ -29,6 +29,7 @@ int kvt_core_session_open(struct kvt_core *core, const struct kvt_core_peer *pee
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
 	session = &core->sessions[id];
+	kvt_undo_session(core, id);
 	*session = (struct kvt_session_record){
 		.state = KVT_SESSION_OPEN,
 		.generation = session->generation + 1,
@@ -84,6 +85,7 @@ static void make_namespace(struct kvt_core *core, uint32_t id, const uint64_t di
 {
 	struct kvt_namespace_record *space = &core->namespaces[id];
 
+	kvt_undo_space(core, id);
 	KVT_SET(space->root, KVT_NONE);
 	KVT_SET(space->digest[0], digest[0]);
 	KVT_SET(space->digest[1], digest[1]);
@@ -118,6 +120,7 @@ int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint6
 		core->count->live_namespaces++;
 	}
 	core->namespaces[id].opened++;
+	kvt_undo_opened(core, session, id);
 	kvt_bit_set(bits, id);
 	core->record.keys = words;
 	core->record.n_keys = 4;
@@ -136,8 +139,10 @@ static void close_namespaces(struct kvt_core *core, uint32_t session)
 
 		if (!kvt_bit_get(bits, i))
 			continue;
+		kvt_undo_opened(core, session, i);
 		kvt_bit_clear(bits, i);
 		if (--space->opened == 0 && space->nodes == 0) {
+			kvt_undo_space(core, i);
 			space->flags = 0;
 			core->count->live_namespaces--;
 		}
@@ -172,10 +177,13 @@ static bool has_elders(const struct kvt_core *core, const struct kvt_op_context 
 
 static void mark_ending(struct kvt_core *core, const struct kvt_op_context *op)
 {
-	if (op->sqe->op == KVT_OP_END || op->sqe->op == KVT_OP_UNLOCK)
+	if (op->sqe->op == KVT_OP_END || op->sqe->op == KVT_OP_UNLOCK) {
+		kvt_undo_lease(core, &core->undo, op->sqe->node);
 		core->leases[op->sqe->node].flags |= KVT_LEASE_ENDING;
-	else if (op->sqe->op == KVT_OP_CLOSE)
+	} else if (op->sqe->op == KVT_OP_CLOSE) {
+		kvt_undo_session(core, op->session);
 		core->sessions[op->session].state = KVT_SESSION_CLOSING;
+	}
 	core->wake_due = true;
 }
 
@@ -192,6 +200,7 @@ uint32_t kvt_pending_take(struct kvt_core *core)
 
 void kvt_pending_free(struct kvt_core *core, uint32_t id)
 {
+	kvt_undo_pending(core, id);
 	core->pending[id] = (struct kvt_pending_record){ 0 };
 	if (core->free_pending.count++ == 0)
 		core->free_pending.head = id;
@@ -212,6 +221,7 @@ bool kvt_defer(struct kvt_core *core, struct kvt_op_context *op)
 	kvt_mutation_begin(core);
 	id = kvt_pending_take(core);
 	pending = &core->pending[id];
+	kvt_undo_pending(core, id);
 	*pending = (struct kvt_pending_record){ .sqe = *op->sqe, .session = op->session };
 	if (session->n_pending++ == 0)
 		session->first_pending = id;
@@ -223,6 +233,7 @@ bool kvt_defer(struct kvt_core *core, struct kvt_op_context *op)
 		core->leases[pending->lease].n_pending++;
 	}
 	mark_ending(core, op);
+	kvt_undo_progress(core, op->session);
 	session->sq_taken++;
 	core->record.sqe = *op->sqe;
 	pending->token = kvt_record_emit(core, KVT_REC_DEFER, op->session, 0);
@@ -231,7 +242,7 @@ bool kvt_defer(struct kvt_core *core, struct kvt_op_context *op)
 }
 
 /** Take a pending record out of its session's list; `before` is its predecessor. */
-static void forget_pending(struct kvt_core *core, uint32_t id, uint32_t before)
+void kvt_pending_forget(struct kvt_core *core, uint32_t id, uint32_t before)
 {
 	struct kvt_pending_record *pending = &core->pending[id];
 	struct kvt_session_record *session = &core->sessions[pending->session];
@@ -243,7 +254,9 @@ static void forget_pending(struct kvt_core *core, uint32_t id, uint32_t before)
 	if (session->last_pending == id)
 		session->last_pending = before;
 	session->n_pending--;
-	if (pending->lease != KVT_NONE)
+	/* An END or UNLOCK is forgotten when its lease has ended. */
+	if (pending->lease != KVT_NONE &&
+	    core->leases[pending->lease].generation == pending->sqe.generation)
 		core->leases[pending->lease].n_pending--;
 	kvt_pending_free(core, id);
 }
@@ -275,6 +288,8 @@ uint32_t kvt_core_poll(struct kvt_core *core, uint32_t session, uint64_t now_ns)
 			.sqe = &entry.sqe,
 			.view = &core->views[session],
 			.cqe = &cqe,
+			.deferred = id,
+			.before = before,
 		};
 
 		if (!may_run(core, id, before)) {
@@ -287,7 +302,6 @@ uint32_t kvt_core_poll(struct kvt_core *core, uint32_t session, uint64_t now_ns)
 		if (core->expiry.count > 0)
 			kvt_expire_due(core, 16);
 		kvt_wake(core);
-		forget_pending(core, id, before);
 		kvt_record_start(core);
 		kvt_op_run(core, &op, entry.token);
 		cqe.flags |= KVT_CQE_DEFERRED;
@@ -308,6 +322,7 @@ uint32_t kvt_close_now(struct kvt_core *core, uint32_t id)
 
 	while (session->first_lease != KVT_NONE)
 		freed += kvt_lease_end(core, session->first_lease);
+	kvt_undo_list(core, session->first_page, UINT32_MAX);
 	while (session->first_page != KVT_NONE) {
 		uint32_t page = session->first_page;
 
@@ -315,6 +330,7 @@ uint32_t kvt_close_now(struct kvt_core *core, uint32_t id)
 		kvt_page_release(core, page);
 		freed++;
 	}
+	kvt_undo_session(core, id);
 	session->state = KVT_SESSION_CLOSING;
 	session->signs |= KVT_SIGN_CLOSED;
 	return freed;
@@ -325,7 +341,7 @@ static void session_over(struct kvt_core *core, uint32_t id)
 	struct kvt_session_record *session = &core->sessions[id];
 
 	while (session->first_pending != KVT_NONE)
-		forget_pending(core, session->first_pending, KVT_NONE);
+		kvt_pending_forget(core, session->first_pending, KVT_NONE);
 	kvt_waiters_forget(core, id);
 	core->wake_due = true;
 	session->state = KVT_SESSION_DYING;
@@ -343,6 +359,7 @@ static void session_signal(struct kvt_core *core, uint32_t id, uint32_t signs, u
 	core->now_ns = now_ns;
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
+	kvt_undo_session(core, id);
 	session->signs |= signs;
 	if (session->state == KVT_SESSION_OPEN || session->state == KVT_SESSION_CLOSING) {
 		if (!signs || (signs & (KVT_SIGN_HANGUP | KVT_SIGN_EXITED)))
@@ -380,6 +397,8 @@ static void lose_lease(struct kvt_core *core, uint32_t id, uint32_t lease_id)
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
 	kvt_path_unlock(core, lease->node);
+	kvt_undo_list(core, lease->last_page, 1);
+	kvt_undo_list(core, page, UINT32_MAX);
 	if (lease->n_private > 0) {
 		core->owners[lease->last_page].next = session->first_page;
 		session->first_page = lease->first_page;
@@ -403,6 +422,7 @@ static uint32_t quarantine(struct kvt_core *core, uint32_t id, uint32_t limit)
 
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
+	kvt_undo_list(core, session->first_page, limit);
 	while (n < limit && session->first_page != KVT_NONE) {
 		uint32_t page = session->first_page;
 
@@ -429,6 +449,7 @@ static uint32_t release(struct kvt_core *core, uint32_t id, uint32_t limit)
 
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
+	kvt_undo_list(core, session->first_quarantined, limit);
 	while (n < limit && session->first_quarantined != KVT_NONE) {
 		uint32_t page = session->first_quarantined;
 
@@ -449,6 +470,7 @@ static void session_gone(struct kvt_core *core, uint32_t id)
 
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
+	kvt_undo_session(core, id);
 	close_namespaces(core, id);
 	core->dying--;
 	core->count->live_sessions--;

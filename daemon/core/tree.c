@@ -57,6 +57,7 @@ static void touch(struct kvt_core *core, uint32_t id)
 	struct kvt_node *node = kvt_node_at(core, id);
 
 	core->effort.nodes_touched++;
+	kvt_undo_touch(&core->undo, node, id);
 	node->touched = core->ledger->clock;
 	node->touched_ns = core->now_ns;
 	if (node->lock_ref > 0 || (node->flags & KVT_NODE_ROOT))
@@ -81,6 +82,7 @@ uint32_t kvt_node_make(struct kvt_core *core, uint32_t namespace_id, uint32_t pa
 	core->free_nodes.head = node->next_sibling;
 	if (--core->free_nodes.count == 0)
 		core->free_nodes.tail = KVT_NONE;
+	kvt_undo_node_free(core, id);
 	kvt_node_write_begin(node);
 	KVT_SET(node->parent, parent);
 	KVT_SET(node->first_slot, KVT_NONE);
@@ -159,6 +161,7 @@ static void recycle(struct kvt_core *core, uint32_t id)
 	struct kvt_namespace_record *space = &core->namespaces[node->namespace_id];
 
 	kvt_reclaim_skip(core, id);
+	kvt_undo_node(core, &core->undo, id);
 	if (node->expiry_at)
 		kvt_heap_remove(core, &core->expiry, id);
 	kvt_node_write_begin(node);
@@ -178,6 +181,7 @@ static void recycle(struct kvt_core *core, uint32_t id)
 	core->free_nodes.tail = id;
 	core->count->live_nodes--;
 	if (--space->nodes == 0 && space->opened == 0) {
+		kvt_undo_space(core, node->namespace_id);
 		space->flags = 0;
 		core->count->live_namespaces--;
 	}
@@ -252,6 +256,7 @@ uint32_t kvt_node_split(struct kvt_core *core, uint32_t id, uint32_t pages)
 	add_child(core, lower->parent, up);
 	remove_child(core, lower->parent, id);
 	kvt_slots_set_run(&core->slots, upper->first_slot, up);
+	kvt_undo_node(core, &core->undo, id);
 	kvt_node_write_begin(lower);
 	KVT_SET(lower->parent, up);
 	KVT_SET(lower->first_slot, lower->first_slot + pages);
@@ -286,6 +291,7 @@ void kvt_node_merge(struct kvt_core *core, uint32_t up, uint32_t id)
 	kvt_index_remove(core, id);
 	remove_child(core, up, id);
 	kvt_slots_clear_run(&core->slots, lower->first_slot);
+	kvt_undo_node(core, &core->undo, id);
 	kvt_node_write_begin(lower);
 	KVT_SET(lower->parent, parent);
 	KVT_SET(lower->first_slot, upper->first_slot);
@@ -322,6 +328,7 @@ void kvt_node_seal(struct kvt_core *core, uint32_t id, uint32_t page)
 	struct kvt_namespace_record *space = &core->namespaces[node->namespace_id];
 
 	KVT_ASSERT(node->sealed < node->n_slots);
+	kvt_undo_node(core, &core->undo, id);
 	kvt_page_cache(core, page, node->first_slot + node->sealed);
 	/* Pairs with the prober's acquire of sealed: keys and page are there before it counts. */
 	kvt_store_release(&node->sealed, node->sealed + 1);
@@ -340,6 +347,7 @@ void kvt_node_set_expiry(struct kvt_core *core, uint32_t id, uint64_t expiry_ns)
 {
 	struct kvt_node *node = kvt_node_at(core, id);
 
+	kvt_undo_node(core, &core->undo, id);
 	KVT_SET(node->expiry_ns, expiry_ns);
 	if (expiry_ns != KVT_NEVER)
 		kvt_heap_update(core, &core->expiry, id);
@@ -397,6 +405,8 @@ static void cut_tail(struct kvt_core *core, uint32_t id)
 		}
 		kvt_slots_clear_run(&core->slots, first);
 	}
+	kvt_undo_node(core, &core->undo, id);
+	kvt_undo_slots_freed(core, first + node->sealed, tail);
 	kvt_node_write_begin(node);
 	KVT_SET(node->n_slots, node->sealed);
 	kvt_node_write_end(node);
@@ -411,6 +421,7 @@ static void unlock_one(struct kvt_core *core, uint32_t id)
 	uint32_t parent = node->parent;
 
 	KVT_ASSERT(node->lock_ref > 0);
+	kvt_undo_touch(&core->undo, node, id);
 	node->touched = core->ledger->clock;
 	node->touched_ns = core->now_ns;
 	core->effort.nodes_touched++;
@@ -421,8 +432,10 @@ static void unlock_one(struct kvt_core *core, uint32_t id)
 		kvt_root_prune(core, id);
 		return;
 	}
-	if (detached)
+	if (detached) {
+		kvt_undo_node(core, &core->undo, id);
 		KVT_SET(node->parent, KVT_NONE); /* nothing climbs through it any more */
+	}
 	cut_tail(core, id);
 	if (node->n_slots == 0) {
 		kvt_node_drop(core, id, detached ? KVT_NONE : parent);
@@ -473,6 +486,7 @@ void kvt_path_pin(struct kvt_core *core, uint32_t id, bool on)
 void kvt_path_count_hit(struct kvt_core *core, uint32_t id)
 {
 	for (; id != KVT_NONE; id = core->nodes[id].parent) {
+		kvt_undo_touch(&core->undo, &core->nodes[id], id);
 		core->nodes[id].hits++;
 		if (core->nodes[id].heap_at)
 			kvt_heap_update(core, &core->heap, id);
@@ -486,8 +500,10 @@ void kvt_path_raise(struct kvt_core *core, uint32_t id, int32_t priority, uint64
 
 		if (node->flags & KVT_NODE_ROOT)
 			continue;
-		if (priority > node->priority)
+		if (priority > node->priority) {
+			kvt_undo_node(core, &core->undo, id);
 			node->priority = priority;
+		}
 		if (expiry_ns > node->expiry_ns)
 			kvt_node_set_expiry(core, id, expiry_ns);
 		if (node->heap_at)

@@ -283,6 +283,7 @@ void kvt_wait_begin(struct kvt_core *core, struct kvt_op_context *op)
 	uint32_t id = op->waiter ? op->waiter : kvt_pending_take(core);
 	struct kvt_pending_record *waiter = &core->pending[id];
 
+	kvt_undo_pending(core, id);
 	if (op->waiter) {
 		await(core, waiter, op);
 		return;
@@ -326,6 +327,7 @@ void kvt_wait_end(struct kvt_core *core, struct kvt_op_context *op, int error)
 		core->count->deadline_misses++;
 		if (lease->generation == waiter->lease_generation &&
 		    computes(core, waiter->lease)) {
+			kvt_undo_lease(core, &core->undo, waiter->lease);
 			lease->flags |= KVT_LEASE_LATE;
 			core->wake_due = true;
 		}

@@ -89,6 +89,8 @@ static void move_run(struct kvt_core *core, uint32_t id, uint32_t to)
 	struct kvt_node *node = kvt_node_at(core, id);
 	uint32_t from = node->first_slot, n = node->n_slots;
 
+	kvt_undo_node(core, &core->undo, id);
+	kvt_undo_slots(core, from, n);
 	memcpy(kvt_keys_at(core, to), kvt_keys_at(core, from),
 	       (size_t)n * core->ps * sizeof(uint32_t));
 	memcpy(core->slot_pages + to, core->slot_pages + from, n * sizeof(uint32_t));
@@ -138,27 +140,30 @@ static int64_t bring_together(struct kvt_core *core, uint32_t up, uint32_t down)
 	return (int64_t)a + b;
 }
 
-/** Look at one noted path from its deepest node upwards. Returns steps done. */
-static uint32_t compact_path(struct kvt_core *core, uint32_t id, uint32_t budget)
+/** One step of a path upwards from `id`: join it with its parent if they go together, else go to the
+ * parent. A step is an effect of its own, so that no slots are used twice in one. Returns the
+ * node to go on from, KVT_NONE at the end. */
+static uint32_t compact_step(struct kvt_core *core, uint32_t id, uint32_t *done)
 {
-	uint32_t done = 1, up;
+	uint32_t up = core->nodes[id].parent;
+	int64_t moved = -1;
 
-	while (done < budget && (up = core->nodes[id].parent) != KVT_NONE) {
-		int64_t moved = -1;
-
-		if (core->nodes[id].flags & KVT_NODE_DETACHED)
-			break;
-		if (joinable(core, kvt_node_at(core, up), kvt_node_at(core, id)))
-			moved = bring_together(core, up, id);
-		if (moved >= 0) {
-			kvt_node_merge(core, up, id);
-			done += (uint32_t)moved;
-		} else {
-			id = up;
-		}
-		done++;
+	++*done;
+	if (up == KVT_NONE || core->nodes[id].flags & KVT_NODE_DETACHED)
+		return KVT_NONE;
+	if (!joinable(core, kvt_node_at(core, up), kvt_node_at(core, id)))
+		return up;
+	kvt_record_start(core);
+	kvt_mutation_begin(core);
+	core->effort = (struct kvt_core_effort){ 0 };
+	moved = bring_together(core, up, id);
+	if (moved >= 0) {
+		kvt_node_merge(core, up, id);
+		*done += (uint32_t)moved;
+		kvt_record_emit(core, KVT_REC_COMPACT, 0, 0);
 	}
-	return done;
+	kvt_mutation_end(core);
+	return moved >= 0 ? id : up;
 }
 
 static uint32_t compact(struct kvt_core *core, uint32_t budget)
@@ -167,7 +172,6 @@ static uint32_t compact(struct kvt_core *core, uint32_t budget)
 
 	while (core->compact_count > 0 && done < budget) {
 		uint32_t id = core->compact[core->compact_head];
-		uint64_t merged = core->count->merged_nodes;
 
 		core->compact_head = (core->compact_head + 1) % core->config.max_nodes;
 		core->compact_count--;
@@ -175,13 +179,8 @@ static uint32_t compact(struct kvt_core *core, uint32_t budget)
 			done++;
 			continue;
 		}
-		kvt_record_start(core);
-		kvt_mutation_begin(core);
-		core->effort = (struct kvt_core_effort){ 0 };
-		done += compact_path(core, id, budget - done + 1);
-		if (core->count->merged_nodes != merged)
-			kvt_record_emit(core, KVT_REC_COMPACT, 0, 0);
-		kvt_mutation_end(core);
+		while (id != KVT_NONE && done <= budget)
+			id = compact_step(core, id, &done);
 	}
 	return done;
 }

@@ -18,7 +18,7 @@ static const char *const kind_names[] = {
 	"drain",      "adopt",
 };
 static const char *const event_names[] = { "?",	    "root", "new",  "grow", "split",
-					   "merge", "trim", "cut",  "free", "detach" };
+					   "merge", "trim", "cut",  "free", "detach", "raise" };
 static const char *const policy_names[] = { "lru", "slru", "lfu", "fifo", "filo", "mru",
 					    "priority" };
 static const char *const rare_names[SIM_RARE_COUNT] = {
@@ -81,7 +81,7 @@ void sim_coverage_print(const struct sim_coverage *c, FILE *to)
 		fprintf(to, "\n");
 	}
 	print_counts("records", kind_names, c->kind, KVT_REC_KINDS, to);
-	print_counts("events", event_names, c->event, KVT_EV_DETACH + 1, to);
+	print_counts("events", event_names, c->event, KVT_EV_KINDS, to);
 	print_counts("policies", policy_names, c->policy, KVT_POLICY_COUNT, to);
 	fprintf(to, "%-40s %" PRIu64 ", %" PRIu64 " of them hits\n", "probes", c->probes,
 		c->probe_hits);

@@ -319,7 +319,7 @@ static const char *const kind_names[] = { "?", "op", "defer", "session", "sign",
 					  "expire", "reclaim", "compact", "admin", "drain",
 					  "adopt" };
 static const char *const event_names[] = { "?", "ROOT", "NEW", "GROW", "SPLIT", "MERGE", "TRIM",
-					   "CUT", "FREE", "DETACH" };
+					   "CUT", "FREE", "DETACH", "RAISE" };
 
 static void print_brief(const struct sim_brief *b, FILE *to)
 {

@@ -111,7 +111,7 @@ struct sim_coverage {
 	uint64_t deferred[KVT_OP_COUNT + 1];
 	uint64_t waited[KVT_OP_COUNT + 1]; /* took effect after waiting */
 	uint64_t kind[KVT_REC_KINDS];
-	uint64_t event[KVT_EV_DETACH + 1];
+	uint64_t event[KVT_EV_KINDS];
 	uint64_t policy[KVT_POLICY_COUNT];
 	uint64_t rare[SIM_RARE_COUNT];
 };

@@ -408,6 +408,8 @@ static void blank_tallies(struct world *world, void *arena, void *ledger)
 	header->counters.operations = 0;
 	header->counters.violations = 0;
 	book->seq = 0;
+	memset((char *)ledger + book->sections[KVT_LSECTION_UNDO].offset, 0,
+	       book->sections[KVT_LSECTION_UNDO].bytes);
 	for (uint32_t i = 0; i <= world->config.max_sessions; i++) {
 		sessions[i].operations = 0;
 		sessions[i].sq_taken = sessions[i].cq_done = 0;
