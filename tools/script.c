@@ -67,33 +67,99 @@ void kvt_script_waiting_cancel(struct kvt_script *script, struct kvt_script_sess
 	}
 }
 
-/* Print what became complete. `own`: of this very line, so not async; printed and NULL after. */
+/* Print one answer. `own`: of this very line, so not async; printed and NULL after. */
+static void print_one(struct kvt_script *script, struct kvt_script_session *session,
+		      const struct kvt_script_answer *answer, struct kvt_script_waiting **own)
+{
+	struct kvt_script_waiting *waiting = waiting_take(session, answer->result.user_data);
+	bool async = !own || waiting != *own;
+
+	if (!waiting)
+		return; /* the library gave back what came too late */
+	if (waiting->verb == KVT_VERB_CLOSE && answer->result.error == 0) {
+		struct kvt_script_returned done;
+
+		if (kvt_script_order_plain(session, KVT_ORDER_EXIT, &done) == 0)
+			kvt_script_reply_free(&done);
+		kvt_script_process_end(script, session, false);
+	}
+	kvt_script_print_answer(script, session->name, session->page_size, waiting, answer, async);
+	if (!async)
+		*own = NULL;
+	if (answer->result.reason == KVT_REASON_ANNOUNCED) { /* a notice will follow */
+		waiting->next = session->waiting;
+		session->waiting = waiting;
+		return;
+	}
+	waiting_free(waiting);
+	if (session->state == KVT_SCRIPT_NONE)
+		kvt_script_waiting_cancel(script, session);
+}
+
+/* Print what became complete. */
 static void print_answers(struct kvt_script *script, struct kvt_script_session *session,
 			  const struct kvt_script_returned *reply, struct kvt_script_waiting **own)
 {
-	for (uint32_t i = 0; i < reply->head.n_answers; i++) {
-		const struct kvt_script_answer *answer = &reply->answers[i];
-		struct kvt_script_waiting *waiting =
-			waiting_take(session, answer->result.user_data);
-		bool async = !own || waiting != *own;
+	for (uint32_t i = 0; i < reply->head.n_answers; i++)
+		print_one(script, session, &reply->answers[i], own);
+}
 
-		if (!waiting)
-			continue; /* the library gave back what came too late */
-		if (waiting->verb == KVT_VERB_CLOSE && answer->result.error == 0) {
-			struct kvt_script_returned done;
+static bool waits_for_others(const struct kvt_script_session *session)
+{
+	const struct kvt_script_waiting *at = session->waiting;
 
-			if (kvt_script_order_plain(session, KVT_ORDER_EXIT, &done) == 0)
-				kvt_script_reply_free(&done);
-			kvt_script_process_end(script, session, false);
-		}
-		kvt_script_print_answer(script, session->name, session->page_size, waiting, answer,
-					async);
-		if (!async)
-			*own = NULL;
-		waiting_free(waiting);
-		if (session->state == KVT_SCRIPT_NONE)
-			kvt_script_waiting_cancel(script, session);
+	while (at && at->verb != KVT_VERB_BEGIN)
+		at = at->next;
+	return at && session->state == KVT_SCRIPT_OPEN && !session->stopped;
+}
+
+/* What one session has answered, and how much of that has been printed. */
+struct collected {
+	struct kvt_script_session *session;
+	struct kvt_script_returned reply;
+	uint32_t printed;
+};
+
+static struct collected *earliest(struct collected *all, uint32_t n)
+{
+	struct collected *first = NULL;
+	uint64_t seq = UINT64_MAX;
+
+	for (uint32_t i = 0; i < n; i++) {
+		const struct kvt_script_answer *answer = &all[i].reply.answers[all[i].printed];
+
+		if (all[i].printed == all[i].reply.head.n_answers || answer->result.seq >= seq)
+			continue;
+		seq = answer->result.seq;
+		first = &all[i];
 	}
+	return first;
+}
+
+/* BEGINs that waited for what this line has brought about, in whatever session, answer now, in the
+ * order in which they took effect. */
+static void collect_waiters(struct kvt_script *script)
+{
+	struct collected *all = NULL, *next;
+	uint32_t n = 0;
+
+	for (struct kvt_script_session *at = script->sessions; at; at = at->next) {
+		if (!waits_for_others(at))
+			continue;
+		all = kvt_tool_grow(all, n + 1, sizeof(*all));
+		all[n] = (struct collected){ .session = at };
+		if (kvt_script_order_plain(at, KVT_ORDER_COLLECT, &all[n].reply) == 0) {
+			n++;
+			continue;
+		}
+		kvt_script_process_end(script, at, true);
+		kvt_script_waiting_cancel(script, at);
+	}
+	while ((next = earliest(all, n)))
+		print_one(script, next->session, &next->reply.answers[next->printed++], NULL);
+	for (uint32_t i = 0; i < n; i++)
+		kvt_script_reply_free(&all[i].reply);
+	free(all);
 }
 
 /* ---------------------------------------------------------------- verbs */
@@ -416,7 +482,9 @@ static void do_call(struct kvt_script *script, struct kvt_script_session *sessio
 		.n_text = (uint32_t)strlen(ns), .n_keys = line->n_keys,
 		.ns_number = line->ns_number,
 		.namespace_id = (uint32_t)line->number[KVT_PARAMETER_NS],
-		.ttl_ms = (uint32_t)line->number[KVT_PARAMETER_TTL],
+		.ttl_ms = (uint32_t)line->number[line->verb == KVT_VERB_BEGIN ?
+							 KVT_PARAMETER_DEADLINE :
+							 KVT_PARAMETER_TTL],
 		.priority = line->priority, .fence = line->fence,
 	};
 	struct kvt_script_waiting *own;
@@ -513,8 +581,10 @@ void kvt_script_run_line(struct kvt_script *script, const char *text, size_t byt
 			script->broken = true;
 	} else if (line.verb == KVT_VERB_TICK) {
 		do_tick(script, &line);
+		collect_waiters(script);
 	} else if (line.verb >= 0) {
 		run_session_verb(script, &line);
+		collect_waiters(script);
 	}
 	kvt_script_line_clear(&line);
 }

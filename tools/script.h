@@ -47,7 +47,7 @@
 	X(FREE, "free", KVT_OP_FREE, P_PAGES | P_FENCE, P_PAGES, 1)                              \
 	X(INSERT, "insert", KVT_OP_INSERT,                                                       \
 	  P_NS | P_KEYS | P_PAGES | P_HANDLE | P_FENCE | P_PRIORITY | P_TTL, 0, 1)               \
-	X(BEGIN, "begin", KVT_OP_BEGIN, P_NS | P_KEYS | P_EXTRA, 0, 1)                           \
+	X(BEGIN, "begin", KVT_OP_BEGIN, P_NS | P_KEYS | P_EXTRA | P_DEADLINE, 0, 1)              \
 	X(COMMIT, "commit", KVT_OP_COMMIT, P_LEASE | P_COMPUTED | P_KEYS | P_FENCE,              \
 	  P_LEASE | P_COMPUTED, 1)                                                               \
 	X(EXTEND, "extend", KVT_OP_EXTEND, P_LEASE | P_N, P_LEASE | P_N, 1)                      \
@@ -81,7 +81,8 @@ enum kvt_script_verb { KVT_SCRIPT_VERBS(KVT_SCRIPT_VERB_ENUM) KVT_VERB_COUNT };
 	X(MS, "ms", "a number of milliseconds")                                                  \
 	X(LABEL, "label", "a word")                                                              \
 	X(KEYS_COUNT, "keys_count", "a number of keys")                                          \
-	X(LIST_COUNT, "list_count", "a number of list words")
+	X(LIST_COUNT, "list_count", "a number of list words")                                  \
+	X(DEADLINE, "deadline_ms", "a number of milliseconds")
 
 #define KVT_SCRIPT_PARAMETER_ENUM(e, n, a) KVT_PARAMETER_##e,
 enum kvt_script_parameter { KVT_SCRIPT_PARAMETERS(KVT_SCRIPT_PARAMETER_ENUM) KVT_PARAMETER_COUNT };

@@ -13,7 +13,7 @@ enum {
 	P_HANDLE = BIT(HANDLE), P_EXTRA = BIT(EXTRA), P_COMPUTED = BIT(COMPUTED), P_N = BIT(N),
 	P_PRIORITY = BIT(PRIORITY), P_TTL = BIT(TTL), P_FENCE = BIT(FENCE), P_SLOT = BIT(SLOT),
 	P_VALUE = BIT(VALUE), P_MS = BIT(MS), P_LABEL = BIT(LABEL),
-	P_KEYS_COUNT = BIT(KEYS_COUNT), P_LIST_COUNT = BIT(LIST_COUNT),
+	P_KEYS_COUNT = BIT(KEYS_COUNT), P_LIST_COUNT = BIT(LIST_COUNT), P_DEADLINE = BIT(DEADLINE),
 };
 
 static const struct {
@@ -42,7 +42,8 @@ static const struct {
 } flag_words[] = {
 	{ "lock", KVT_F_LOCK },       { "no_touch", KVT_F_NO_TOUCH }, { "chunked", KVT_F_CHUNKED },
 	{ "keep", KVT_F_KEEP },       { "full", KVT_F_FULL },
-	{ "force_miss", KVT_F_FORCE_MISS },
+	{ "force_miss", KVT_F_FORCE_MISS }, { "wait", KVT_F_WAIT },
+	{ "no_wait", KVT_F_NO_WAIT },
 };
 
 /* The text being read, and where to say what is wrong with it. */
@@ -373,7 +374,8 @@ static int argument_parse(struct reader *reader, struct word word)
 			return 0;
 		}
 		return refuse(reader, "'%.*s' is neither NAME=VALUE nor a flag; flags: lock "
-			      "no_touch chunked keep full force_miss", shown(word), word.at);
+			      "no_touch chunked keep full force_miss wait no_wait", shown(word),
+			      word.at);
 	}
 	for (int i = 0; i < KVT_PARAMETER_COUNT; i++) {
 		if (!word_is(name, parameters[i].name))

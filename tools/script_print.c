@@ -96,6 +96,27 @@ static void put_table(struct kvt_json *json, const struct kvt_script_table *tabl
 	kvt_json_u32_list(json, "cached_pages", table->pages, cached);
 }
 
+/* How a BEGIN that asked to wait came to its answer. */
+static void put_wait(struct kvt_json *json, const struct kvt_result *result)
+{
+	if (result->flags & KVT_CQE_NO_PLACE)
+		kvt_json_string(json, "waited", "no_place");
+	else if (result->flags & KVT_CQE_DEADLINE)
+		kvt_json_string(json, "waited", "deadline");
+	else if (result->flags & KVT_CQE_TAKEOVER)
+		kvt_json_string(json, "waited", "takeover");
+	else if (result->flags & KVT_CQE_DEFERRED)
+		kvt_json_string(json, "waited", "sealed");
+}
+
+static void put_notice(struct kvt_json *json, const struct kvt_result *result)
+{
+	static const char *const notices[] = { "unknown", "sealed", "abandoned", "deadline" };
+
+	kvt_json_string(json, "notice", notices[result->state < 4 ? result->state : 0]);
+	kvt_json_u64(json, "matched", result->matched);
+}
+
 static void put_begin(struct kvt_script *script, uint32_t page_size,
 		      const struct kvt_result *result)
 {
@@ -111,6 +132,7 @@ static void put_begin(struct kvt_script *script, uint32_t page_size,
 	kvt_json_u64(json, "announced", result->announced);
 	kvt_json_u64(json, "evicted", result->evicted);
 	put_table(json, table);
+	put_wait(json, result);
 }
 
 static void put_commit(struct kvt_script *script, struct kvt_lease lease,
@@ -249,7 +271,8 @@ static void put_result(struct kvt_script *script, uint32_t page_size,
 	case KVT_OP_INSERT:
 		return put_insert(json, result);
 	case KVT_OP_BEGIN:
-		return put_begin(script, page_size, result);
+		return result->flags & KVT_CQE_ASYNC ? put_notice(json, result) :
+						       put_begin(script, page_size, result);
 	case KVT_OP_COMMIT:
 		return put_commit(script, waiting->lease, result);
 	case KVT_OP_EXTEND:
@@ -287,6 +310,8 @@ static void put_refusal(struct kvt_json *json, const struct kvt_script_answer *a
 		kvt_json_u64(json, "needed", result->needed);
 	if (result->error == -EDQUOT)
 		kvt_json_u64(json, "limit", result->needed);
+	if (result->reason == KVT_REASON_ANNOUNCED)
+		kvt_json_u64(json, "announced", result->announced);
 }
 
 void kvt_script_print_answer(struct kvt_script *script, const char *session,
@@ -307,7 +332,7 @@ void kvt_script_print_answer(struct kvt_script *script, const char *session,
 		put_refusal(&script->json, answer);
 	else
 		put_result(script, page_size, waiting, result);
-	if (bound && bound->line == waiting->line) {
+	if (bound && bound->line == waiting->line && !(result->flags & KVT_CQE_ASYNC)) {
 		if (!named.lease.index)
 			named.lease = waiting->lease;
 		kvt_script_bound_fill(&script->names, bound, &named);
