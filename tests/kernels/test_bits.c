@@ -294,6 +294,14 @@ static void poison_test(enum kvt_attn_isa isa, uint32_t kv_type, uint32_t q_type
 	poisoned = run(context, &model, &setting, 0, 1200, false);
 	if (at)
 		compare(&clean, 0, &poisoned, 0, at);
+	/* Few rows at a time go through other loops. */
+	for (uint32_t n = 1; n <= 9; n += n < 3 ? 1 : 2) {
+		uint32_t first = at < n / 2 ? 0 : at - n / 2;
+		struct rows few = run(context, &model, &setting, first, n, false);
+
+		compare(&poisoned, 0, &few, first, n);
+		rows_free(&few);
+	}
 	/* And it does reach the others, or this test could not fail. */
 	EXPECT(!isfinite(((float *)poisoned.out.data)[at * row_floats + 77]));
 	EXPECT(!isfinite(((float *)poisoned.out.data)[1199 * row_floats + 77]));
@@ -399,6 +407,10 @@ static void isa_test(enum kvt_attn_isa isa, bool quick)
 		{ 80, 1, 3, KVT_ATTN_F16, KVT_ATTN_F16, 1100, 300, NULL, 0 },
 		{ 33, 1, 5, KVT_ATTN_F8_E4M3, KVT_ATTN_BF16, 1100, 300, NULL, 0 },
 		{ 32, 1, 4, KVT_ATTN_BF16, KVT_ATTN_BF16, 1500, 1500, regions, 3 },
+		{ 80, 1, 7, KVT_ATTN_BF16, KVT_ATTN_BF16, 1150, 140, NULL, 0 },
+		{ 256, 1, 8, KVT_ATTN_BF16, KVT_ATTN_BF16, 300, 40, NULL, 0 },
+		{ 36, 1, 5, KVT_ATTN_BF16, KVT_ATTN_BF16, 300, 100, NULL, 0 },
+		{ 104, 2, 6, KVT_ATTN_BF16, KVT_ATTN_BF16, 1100, 90, NULL, 0 },
 		{ 64, 1, 4, KVT_ATTN_BF16, KVT_ATTN_BF16, 9300, 240, NULL, 0 },
 		{ 64, 1, 1, KVT_ATTN_F32, KVT_ATTN_F32, 17000, 100, NULL, 0 },
 	};
@@ -407,10 +419,14 @@ static void isa_test(enum kvt_attn_isa isa, bool quick)
 					     "fp16, dim 80",
 					     "fp8, dim 33",
 					     "regions",
+					     "bf16, dim 80, group of 7",
+					     "bf16, dim 256, group of 8",
+					     "bf16, dim 36, group of 5",
+					     "bf16, dim 104, group of 6",
 					     "two groups, bf16",
 					     "three groups, fp32" };
 
-	for (uint32_t i = 0; i < (quick ? 5 : 7); i++)
+	for (uint32_t i = 0; i < (quick ? 9 : 11); i++)
 		model_test(names[i], isa, &models[i]);
 	region_chunks_test(isa);
 	poison_tests(isa);
