@@ -74,7 +74,8 @@ static int *session_fd(struct kvt_session *session, size_t i)
 	return (int *)((char *)session + session_fds[i].offset);
 }
 
-void kvt_park_session(struct kvt_daemon *daemon, struct kvt_session *session, int control)
+void kvt_park_session(struct kvt_daemon *daemon, struct kvt_session *session, int control,
+		      bool no_resume)
 {
 	char name[KVT_PARCEL_NAME_BYTES];
 
@@ -89,10 +90,13 @@ void kvt_park_session(struct kvt_daemon *daemon, struct kvt_session *session, in
 		return;
 	}
 	for (size_t i = 0; i < N_SESSION_FDS; i++)
-		park(daemon, kvt_parcel_name(name, session_fds[i].kind, session->index,
-					     session->name_generation), *session_fd(session, i));
-	park(daemon, kvt_parcel_name(name, KVT_PARCEL_CONTROL, session->index,
-				     session->name_generation), control);
+		if (!no_resume || session_fds[i].kind == KVT_PARCEL_PIDFD)
+			park(daemon, kvt_parcel_name(name, session_fds[i].kind, session->index,
+						     session->name_generation),
+			     *session_fd(session, i));
+	if (!no_resume && daemon->config.park_connections)
+		park(daemon, kvt_parcel_name(name, KVT_PARCEL_CONTROL, session->index,
+					     session->name_generation), control);
 	session->parked = true;
 	daemon->n_parked += KVT_PARCELS_PER_SESSION;
 }
@@ -218,7 +222,7 @@ static void take_descriptors(struct kvt_daemon *daemon, struct kvt_session *sess
 	    kvt_segment_check(session->segment.base, session->segment.bytes,
 			      &session->layout) != 0)
 		kvt_object_destroy(&session->segment);
-	session->parked = segment >= 0;
+	session->parked = true; /* in part, perhaps */
 	daemon->n_parked += session->parked ? KVT_PARCELS_PER_SESSION : 0;
 	session->doorbell = take_session_fd(daemon, KVT_PARCEL_DOORBELL, index, generation);
 	session->bell = take_session_fd(daemon, KVT_PARCEL_BELL, index, generation);
@@ -268,16 +272,17 @@ static void adopt_session(struct kvt_daemon *daemon, uint32_t index,
 		session->processes = 1;
 	else if (!(record->signs & KVT_SIGN_EXITED))
 		signs |= KVT_SIGN_EXITED;
-	lives = lives && signs == 0 && session->segment.base && control >= 0;
+	lives = lives && signs == 0 && session->segment.base && session->doorbell >= 0 &&
+		session->bell >= 0;
 	if (lives)
 		resume_ring(daemon, session, record);
 	kvt_session_adopted(daemon, session, lives);
-	if (record->signs & KVT_SIGN_HANGUP) {
-		if (control >= 0)
-			close(control);
-	} else if (control < 0 || !kvt_control_adopted(daemon, control, session)) {
-		signs |= KVT_SIGN_HANGUP;
-	}
+	if (control >= 0 && record->signs & KVT_SIGN_HANGUP)
+		close(control);
+	else if (control >= 0 && kvt_control_adopted(daemon, control, session))
+		kvt_control_greet(daemon, &daemon->connections[session->connection - 1]);
+	else if (!lives && !(record->signs & KVT_SIGN_HANGUP))
+		signs |= KVT_SIGN_HANGUP; /* nobody is left who could hold that socket */
 	if (signs)
 		kvt_core_session_sign(daemon->core, index, signs, daemon->now_ns);
 	else if (!lives) /* its descriptors are lost, so it cannot go on */

@@ -123,6 +123,7 @@ bool kvt_control_adopted(struct kvt_daemon *daemon, int fd, struct kvt_session *
 		.session = session->index,
 		.accepted_ns = daemon->real_ns,
 		.accepted_boot_ns = kvt_peer_boot_ns(),
+		.adopted = true,
 	};
 	session->connection = slot_of(daemon, connection) + 1;
 	session->connections = 1;
@@ -201,6 +202,23 @@ bool kvt_control_say(struct kvt_daemon *daemon, struct kvt_connection *connectio
 	return kvt_control_send(daemon, connection, &message, sizeof(message), NULL, 0);
 }
 
+void kvt_control_greet(struct kvt_daemon *daemon, struct kvt_connection *connection)
+{
+	struct kvt_message_resumed message = {
+		.generation = kvt_core_arena(daemon->core)->generation,
+		.daemon_pid = getpid(),
+	};
+	uint8_t byte;
+
+	/* A request that nobody has read is still there. */
+	if (recv(connection->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0)
+		return;
+	fill_head(&message.head, KVT_MSG_RESUMED, sizeof(message), 0, 0);
+	/* Who has not read the greetings of earlier successors needs no other. */
+	if (send(connection->fd, &message, sizeof(message), MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+		return;
+}
+
 /* A HELLO that cannot be granted. The connection ends: the next try is a new one. */
 static void refuse(struct kvt_daemon *daemon, struct kvt_connection *connection, uint64_t cookie,
 		   int error, const char *text)
@@ -272,7 +290,7 @@ static int hello_check(struct kvt_daemon *daemon, const struct kvt_connection *c
 			 KVT_ABI_MAJOR);
 		return -EPROTO;
 	}
-	if (hello->flags & ~(uint32_t)KVT_HELLO_OBSERVE) {
+	if (hello->flags & ~(uint32_t)(KVT_HELLO_OBSERVE | KVT_HELLO_NO_RESUME)) {
 		snprintf(text, size, "unknown flags 0x%x in HELLO", hello->flags);
 		return -EPROTO;
 	}
@@ -284,11 +302,6 @@ static int hello_check(struct kvt_daemon *daemon, const struct kvt_connection *c
 		snprintf(text, size, "HELLO comes from pid %d, but pid %d connected: a forked "
 			 "child must connect anew", hello->pid, (int)connection->peer.pid);
 		return -EPERM;
-	}
-	if (hello->secret[0] || hello->secret[1]) {
-		snprintf(text, size, "no session with this secret to resume: the daemon started "
-			 "anew; connect without one");
-		return -ESTALE;
 	}
 	if (geometry_differs(daemon, hello, text, size))
 		return -EINVAL;
@@ -344,8 +357,10 @@ static void fill_welcome(const struct kvt_daemon *daemon,
 	welcome->max_leases = config->max_leases;
 	welcome->max_private_pages = config->max_private_pages;
 	welcome->policy = config->policy;
-	welcome->flags = (connection->peer.privileged ? 1u : 0u) |
-			 (config->disabled ? 2u : 0u) | (daemon->test_clock ? 4u : 0u);
+	welcome->flags = (connection->peer.privileged ? KVT_WELCOME_PRIVILEGED : 0u) |
+			 (config->disabled ? KVT_WELCOME_DISABLED : 0u) |
+			 (daemon->test_clock ? KVT_WELCOME_TEST_CLOCK : 0u) |
+			 (daemon->notify.store ? KVT_WELCOME_KEPT : 0u);
 	welcome->daemon_pid = getpid();
 	memcpy(welcome->fingerprint, config->fingerprint, sizeof(welcome->fingerprint));
 }
@@ -375,7 +390,8 @@ static void hello_session(struct kvt_daemon *daemon, struct kvt_connection *conn
 {
 	int fds[3 + 1 + KVT_MAX_SLABS], error;
 	char label[KVT_LABEL_BYTES], text[KVT_TEXT_BYTES];
-	struct kvt_session_wish wish = { .label = label };
+	struct kvt_session_wish wish = { .label = label,
+					 .no_resume = hello->flags & KVT_HELLO_NO_RESUME };
 	uint32_t n_fds = 3, session;
 	bool sent;
 
@@ -402,6 +418,32 @@ static void hello_session(struct kvt_daemon *daemon, struct kvt_connection *conn
 	close(fds[2]); /* the client's end of the completion pipe is the client's */
 }
 
+/* The client has everything but the connection. */
+static void hello_resume(struct kvt_daemon *daemon, struct kvt_connection *connection,
+			 const struct kvt_message_hello *hello,
+			 struct kvt_message_welcome *welcome)
+{
+	char text[KVT_TEXT_BYTES];
+	uint32_t session;
+	int error = kvt_session_resume(daemon, connection, hello->secret, &session, text,
+				       sizeof(text));
+
+	if (error) {
+		refuse(daemon, connection, hello->head.cookie, error, text);
+		return;
+	}
+	daemon->n_half_open--;
+	connection->state = KVT_CONNECTION_SESSION;
+	connection->session = session;
+	welcome->session = session;
+	welcome->flags |= KVT_WELCOME_RESUMED;
+	welcome->segment_bytes = daemon->sessions[session].layout.bytes;
+	memcpy(welcome->secret, hello->secret, sizeof(welcome->secret));
+	kvt_log_limited(&daemon->client_log, daemon->real_ns, KVT_LOG_INFO, "session_resumed",
+			"session=%u pid=%d", session, (int)connection->peer.pid);
+	kvt_control_send(daemon, connection, welcome, sizeof(*welcome), NULL, 0);
+}
+
 static void handle_hello(struct kvt_daemon *daemon, struct kvt_connection *connection,
 			 const struct kvt_message_hello *hello)
 {
@@ -417,6 +459,10 @@ static void handle_hello(struct kvt_daemon *daemon, struct kvt_connection *conne
 	}
 	fill_welcome(daemon, connection, &welcome);
 	fill_head(&welcome.head, KVT_MSG_WELCOME, sizeof(welcome), 0, hello->head.cookie);
+	if (hello->secret[0] || hello->secret[1]) {
+		hello_resume(daemon, connection, hello, &welcome);
+		return;
+	}
 	if (!(hello->flags & KVT_HELLO_OBSERVE)) {
 		hello_session(daemon, connection, hello, &welcome);
 		return;
@@ -462,6 +508,12 @@ static void dispatch(struct kvt_daemon *daemon, struct kvt_connection *connectio
 {
 	const struct kvt_message *head = (const struct kvt_message *)daemon->message;
 
+	if (connection->adopted && bytes >= sizeof(*head) && head->cookie != 0) {
+		/* Sent once to our predecessor, and again to us: it is answered once. */
+		if (head->cookie == connection->last_cookie)
+			return;
+		connection->last_cookie = head->cookie;
+	}
 	if (bytes < sizeof(*head) || head->magic != KVT_MESSAGE_MAGIC || head->bytes != bytes) {
 		malformed(daemon, connection, "not a kvtrunk message, or its length is wrong");
 	} else if (head->version != KVT_ABI_MAJOR) {

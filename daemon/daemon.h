@@ -98,6 +98,8 @@ struct kvt_connection {
 	uint64_t accepted_boot_ns;
 	bool armed;
 	bool waiting; /* `request` is answered when it has become true */
+	bool adopted; /* a predecessor accepted it */
+	uint64_t last_cookie; /* adopted: of the last request, which may come twice */
 	struct kvt_message_admin request;
 };
 
@@ -201,8 +203,10 @@ void kvt_daemon_leave(struct kvt_daemon *daemon);
 
 /** Park arena, ledger, pool and listening socket, if the manager keeps descriptors. */
 void kvt_park_objects(struct kvt_daemon *daemon);
-/** Park a session that has just been opened, with its control socket. */
-void kvt_park_session(struct kvt_daemon *daemon, struct kvt_session *session, int control);
+/** Park a session that has just been opened, with its control socket. `no_resume`: only what tells
+ * of its end. */
+void kvt_park_session(struct kvt_daemon *daemon, struct kvt_session *session, int control,
+		      bool no_resume);
 void kvt_unpark_session(struct kvt_daemon *daemon, struct kvt_session *session);
 /** Have the manager forget all of it: this daemon ends for good. */
 void kvt_unpark_all(struct kvt_daemon *daemon);
@@ -246,6 +250,7 @@ struct kvt_session_wish {
 	uint32_t sq_entries, cq_entries;
 	uint64_t keys_count, list_count;
 	const char *label;
+	bool no_resume; /* the session is to end with this daemon */
 };
 
 /** Open a session for the process behind `connection`. ret_fds: segment, doorbell, completion, in
@@ -255,6 +260,11 @@ int kvt_session_open(struct kvt_daemon *daemon, struct kvt_connection *connectio
 		     uint32_t *ret_session, int ret_fds[3], char *why, size_t why_size);
 /** Its memory, as the core may touch it. */
 void kvt_session_view(const struct kvt_session *session, struct kvt_core_view *ret_view);
+/** Give a session that a predecessor opened to the process behind `connection`, which knows its
+ * secret. -ESTALE with `why`: there is none, or it is another process's. */
+int kvt_session_resume(struct kvt_daemon *daemon, struct kvt_connection *connection,
+		       const uint64_t secret[2], uint32_t *ret_session, char *why,
+		       size_t why_size);
 /** The control socket hung up. */
 void kvt_session_hangup(struct kvt_daemon *daemon, struct kvt_session *session);
 /** The process exited. */
@@ -292,6 +302,8 @@ bool kvt_control_say(struct kvt_daemon *daemon, struct kvt_connection *connectio
 		     uint64_t cookie, int error, const char *text);
 /** A session's control socket that a predecessor left. False: it is of no use; it was closed. */
 bool kvt_control_adopted(struct kvt_daemon *daemon, int fd, struct kvt_session *session);
+/** Greet the other end of an adopted connection, so that it asks again what was not answered. */
+void kvt_control_greet(struct kvt_daemon *daemon, struct kvt_connection *connection);
 /** Arm the poll for what the connection waits for now. */
 void kvt_control_arm(struct kvt_daemon *daemon, struct kvt_connection *connection);
 

@@ -104,6 +104,10 @@
 	X(NUMBER, watchdog_ms, "10000", 0, 86400000, NULL, START,                                 \
 	  "Under --supervise: a daemon without progress for that long is killed and started "     \
 	  "again. 0: never. A service manager has its own (WatchdogSec=).")                       \
+	X(BOOL, park_connections, "yes", 0, 0, NULL, RELOAD,                                      \
+	  "Park control sockets, too, so that clients do not even see that the daemon died. no: " \
+	  "they connect again with the secret of their session, and the service manager holds "  \
+	  "four descriptors a session instead of five.")                                          \
 	X(NUMBER, hello_timeout_ms, "2000", 10, 600000, NULL, RELOAD,                             \
 	  "How long a connection may stay without its first message.")                            \
 	X(NUMBER, max_half_open, "64", 1, 4096, NULL, START,                                      \

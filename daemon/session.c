@@ -266,12 +266,56 @@ int kvt_session_open(struct kvt_daemon *daemon, struct kvt_connection *connectio
 		return error;
 	}
 	session = settle(daemon, connection, &made);
-	kvt_park_session(daemon, session, connection->fd);
+	kvt_park_session(daemon, session, connection->fd, wish->no_resume);
 	memcpy(secret, peer.secret, sizeof(peer.secret));
 	*ret_session = session->index;
 	ret_fds[0] = session->segment.fd;
 	ret_fds[1] = session->doorbell;
 	ret_fds[2] = completion;
+	return 0;
+}
+
+static struct kvt_session *find_secret(struct kvt_daemon *daemon, const uint64_t secret[2])
+{
+	for (uint32_t i = 1; i <= daemon->core_config.max_sessions; i++) {
+		const struct kvt_session_record *record = kvt_core_session(daemon->core, i);
+
+		if (daemon->sessions[i].used && record->state != KVT_SESSION_FREE &&
+		    !((record->secret[0] ^ secret[0]) | (record->secret[1] ^ secret[1])))
+			return &daemon->sessions[i];
+	}
+	return NULL;
+}
+
+int kvt_session_resume(struct kvt_daemon *daemon, struct kvt_connection *connection,
+		       const uint64_t secret[2], uint32_t *ret_session, char *why,
+		       size_t why_size)
+{
+	struct kvt_session *session = find_secret(daemon, secret);
+	const struct kvt_session_record *record;
+	uint64_t start_time = 0;
+	int pidfd = -1;
+
+	if (!session || !session->open || session->connections) {
+		snprintf(why, why_size, "no session with this secret waits to be resumed: %s; "
+			 "connect without a secret", !session ? "the daemon started anew" :
+			 session->open ? "it is connected" : "it is over");
+		return -ESTALE;
+	}
+	record = kvt_core_session(daemon->core, session->index);
+	if (kvt_peer_pidfd(connection->fd, &connection->peer, connection->accepted_boot_ns,
+			   &pidfd, &start_time) != 0 ||
+	    record->pid != connection->peer.pid || record->uid != connection->peer.uid ||
+	    record->start_time != start_time) {
+		close_fd(&pidfd);
+		snprintf(why, why_size, "the session of this secret is another process's (pid %d): "
+			 "connect without a secret", (int)record->pid);
+		return -ESTALE;
+	}
+	close_fd(&pidfd);
+	session->connections = 1;
+	session->connection = (uint32_t)(connection - daemon->connections) + 1;
+	*ret_session = session->index;
 	return 0;
 }
 

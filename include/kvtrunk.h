@@ -35,7 +35,9 @@
  *  - Page memory is shared by contract: a client may write only pages that are private to it.
  *    Every client of an instance can read all of the pool.
  *  - Whoever forks keeps the mapping out of the child (MADV_DONTFORK); the child must connect anew.
- *  - When the daemon dies, every waiting call returns -ECONNRESET, and so does every later one.
+ *  - When the daemon dies and nothing keeps its state (kvt_info.kept is false), every waiting call
+ *    returns -ECONNRESET, and so does every later one. Else calls go on when its successor is
+ *    there, with everything that the session had; only deadlines tell that it took a moment.
  *  - In a forked child every call on the parent's client returns -ECHILD; kvt_client_close() and
  *    kvt_client_abandon() free its memory there and leave the parent's session alone.
  */
@@ -107,6 +109,7 @@ struct kvt_options {
 	/* How long kvt_seq_begin() waits for what other processes compute of the same prompt;
 	 * default 30 s, -1: not at all. */
 	int64_t begin_wait_ns;
+	int64_t resume_ns;       /* how long to wait for a daemon's successor; default 30 s */
 };
 #define KVT_OPTIONS_INIT ((struct kvt_options){ .size = sizeof(struct kvt_options) })
 
@@ -127,6 +130,7 @@ struct kvt_info {
 	bool disabled;
 	bool arena_visible;
 	bool test_clock;
+	bool kept;           /* sessions outlive the daemon: a successor goes on with them */
 	int32_t daemon_pid;
 	char fingerprint[KVT_FINGERPRINT_BYTES];
 };

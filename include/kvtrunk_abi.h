@@ -727,6 +727,7 @@ enum kvt_message_type {
 	KVT_MSG_NAMESPACE = 4,  /* client: open a namespace; daemon: its number */
 	KVT_MSG_ADMIN = 5,      /* client: one admin request; daemon: one answer page */
 	KVT_MSG_GOODBYE = 6,    /* daemon: the session is over, and why */
+	KVT_MSG_RESUMED = 7,    /* daemon: a successor serves this connection; ask again */
 };
 
 struct kvt_message {
@@ -741,6 +742,7 @@ _Static_assert(sizeof(struct kvt_message) == 24, "kvt_message");
 
 enum kvt_hello_flag {
 	KVT_HELLO_OBSERVE = 1u << 0, /* no session: namespaces and admin requests only */
+	KVT_HELLO_NO_RESUME = 1u << 1, /* the session is to end with the daemon, however it does */
 };
 
 /** First message on a connection. A size or count of 0 means "as the daemon has it"; anything
@@ -794,6 +796,14 @@ struct kvt_slab_record {
 };
 _Static_assert(sizeof(struct kvt_slab_record) == 128, "kvt_slab_record");
 
+enum kvt_welcome_flag {
+	KVT_WELCOME_PRIVILEGED = 1u << 0,
+	KVT_WELCOME_DISABLED = 1u << 1,   /* caching is */
+	KVT_WELCOME_TEST_CLOCK = 1u << 2,
+	KVT_WELCOME_KEPT = 1u << 3,       /* all of it outlives this daemon */
+	KVT_WELCOME_RESUMED = 1u << 4,    /* the session that HELLO's secret names goes on */
+};
+
 struct kvt_message_welcome {
 	struct kvt_message head;
 	uint32_t fds; /* enum kvt_welcome_fd */
@@ -812,11 +822,20 @@ struct kvt_message_welcome {
 	uint32_t max_leases;
 	uint32_t max_private_pages;
 	uint32_t policy;
-	uint32_t flags; /* 1 = privileged, 2 = caching disabled, 4 = test clock */
+	uint32_t flags; /* enum kvt_welcome_flag */
 	int32_t daemon_pid;
 	uint32_t reserved;
 	char fingerprint[KVT_FINGERPRINT_BYTES];
 	struct kvt_slab_record slabs[KVT_MAX_SLABS]; /* n_slabs of them; none for observers */
+};
+
+/** To a connection that a successor took up, first of all. Whatever was asked on it and not
+ * answered is to be asked again, unless it still waits in the socket: then this is not sent. */
+struct kvt_message_resumed {
+	struct kvt_message head;
+	uint64_t generation; /* of the arena: daemons that served it */
+	int32_t daemon_pid;
+	uint32_t reserved;
 };
 
 struct kvt_message_refused {

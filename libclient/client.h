@@ -208,6 +208,11 @@ struct kvt_client {
 	int64_t spin_budget_ns;
 	int64_t timeout_ns;
 	int64_t begin_wait_ns; /* of kvt_seq_begin(); 0 or less: it does not wait */
+	int64_t resume_ns;
+	int64_t broken_ns; /* since when there is no daemon at the other end; 0: there is one */
+	int64_t tried_ns;  /* when a successor was last looked for */
+	char *path;        /* of the control socket */
+	struct kvt_message_hello hello; /* with the session's secret */
 	int control;
 	int doorbell;
 	int completion;
@@ -260,7 +265,9 @@ struct kvt_client_parts {
 	int control, doorbell, completion;
 	struct kvt_client_slab slabs[KVT_MAX_SLABS];
 	uint32_t n_slabs;
-	int64_t spin_budget_ns, timeout_ns, begin_wait_ns;
+	int64_t spin_budget_ns, timeout_ns, begin_wait_ns, resume_ns;
+	const char *path;                      /* NULL: never looked for again */
+	const struct kvt_message_hello *hello; /* what to say there, secret included */
 	struct kvt_info info;
 };
 
@@ -312,6 +319,17 @@ void kvt_client_look(struct kvt_client *client);
 void kvt_client_take_message(struct kvt_client *client, int bytes);
 /** The session is over for this client. */
 void kvt_client_lost(struct kvt_client *client, int code, const char *why);
+
+/** The control socket hung up: look for a successor from now on, or the session is lost. */
+void kvt_client_hung_up(struct kvt_client *client);
+/** Look for a successor once, if there is none and the last look was a while ago. */
+void kvt_client_look_for_successor(struct kvt_client *client);
+/** The same until there is one: 0, -ETIMEDOUT, or why the session is lost. */
+int kvt_client_await_successor(struct kvt_client *client, int64_t deadline_ns);
+/** One HELLO to the socket of this client. 0: connected again. -EAGAIN: nobody there yet. Else the
+ * session is lost, and `error` says why. */
+int kvt_client_resume(struct kvt_client *client, int64_t deadline_ns, struct kvt_error *error);
+#define KVT_SUCCESSOR_POLL_NS 2000000
 
 /** Submit and wait, for the blocking forms. `seq`: whose table a late answer changes. On success
  * the result is to be released. */

@@ -17,6 +17,8 @@
 #define DEFAULT_LIST_COUNT (256u << 10)
 #define DEFAULT_SPIN_NS 50000
 #define CONNECT_TIMEOUT_NS 30000000000ll /* a daemon that is activated now makes its pool first */
+#define RESUME_NS 30000000000ll /* for a successor, too */
+#define HELLO_TRIES 8           /* daemons that die between accept and WELCOME */
 #define WELCOME_FDS_MAX 32u
 
 /* Everything that came with WELCOME, until the client owns it. */
@@ -274,9 +276,10 @@ static void fill_info(struct kvt_info *info, const struct kvt_message_welcome *m
 		.n_slabs = message->n_slabs,
 		.max_leases = message->max_leases,
 		.max_private_pages = message->max_private_pages,
-		.privileged = message->flags & 1,
-		.disabled = message->flags & 2,
-		.test_clock = message->flags & 4,
+		.privileged = message->flags & KVT_WELCOME_PRIVILEGED,
+		.disabled = message->flags & KVT_WELCOME_DISABLED,
+		.test_clock = message->flags & KVT_WELCOME_TEST_CLOCK,
+		.kept = message->flags & KVT_WELCOME_KEPT,
 		.arena_visible = arena_visible,
 		.daemon_pid = message->daemon_pid,
 	};
@@ -306,7 +309,8 @@ static void keep_slabs(struct welcome *welcome, struct kvt_client_parts *parts)
 }
 
 static int build_client(struct kvt_client **ret_client, const struct kvt_options *options,
-			struct welcome *welcome, int control, struct kvt_error *error)
+			struct kvt_message_hello *hello, struct welcome *welcome, int control,
+			struct kvt_error *error)
 {
 	struct kvt_client_parts parts = {
 		.control = control,
@@ -315,9 +319,13 @@ static int build_client(struct kvt_client **ret_client, const struct kvt_options
 		.timeout_ns = options->timeout_ns,
 		.begin_wait_ns = options->begin_wait_ns ? options->begin_wait_ns :
 							  KVT_BEGIN_WAIT_NS,
+		.resume_ns = options->resume_ns ? options->resume_ns : RESUME_NS,
+		.path = options->socket_path,
+		.hello = hello,
 	};
 	int rc = 0;
 
+	memcpy(hello->secret, welcome->message.secret, sizeof(hello->secret));
 	if (!(options->flags & KVT_HELLO_OBSERVE))
 		rc = map_segment(welcome, &parts, error);
 	if (rc == 0)
@@ -346,6 +354,32 @@ static int build_client(struct kvt_client **ret_client, const struct kvt_options
 	return 0;
 }
 
+/* Connect, say HELLO, hear WELCOME. -ECONNRESET: the daemon died on the way. */
+static int greet(const char *path, const struct kvt_message_hello *hello, int64_t deadline_ns,
+		 struct welcome *welcome, int *ret_control, struct kvt_error *error)
+{
+	int control, rc = kvt_control_open(path, deadline_ns, &control, error);
+
+	welcome->n_fds = 0;
+	if (rc != 0)
+		return rc;
+	kvt_client_step(NULL, KVT_STEP_CONNECTED);
+	rc = kvt_control_send(control, hello, sizeof(*hello), NULL, 0, deadline_ns);
+	kvt_client_step(NULL, KVT_STEP_HELLO_SENT);
+	/* Even if sending failed there may be a message that says why. */
+	if (rc == 0 || rc == -ECONNRESET)
+		rc = receive_welcome(control, deadline_ns, welcome, error);
+	else
+		kvt_error_set(error, rc, 0, "cannot send HELLO: %s", kvt_errno_name(rc));
+	if (rc == 0) {
+		kvt_client_step(NULL, KVT_STEP_WELCOMED);
+		*ret_control = control;
+		return 0;
+	}
+	close(control);
+	return rc;
+}
+
 int kvt_client_connect(struct kvt_client **ret_client, const struct kvt_options *options,
 		       struct kvt_error *error)
 {
@@ -353,6 +387,7 @@ int kvt_client_connect(struct kvt_client **ret_client, const struct kvt_options 
 	struct kvt_options chosen = { 0 };
 	struct welcome welcome = { .n_fds = 0 };
 	struct kvt_message_hello hello;
+	struct kvt_error again;
 	int64_t deadline_ns;
 	int control, rc;
 
@@ -369,24 +404,82 @@ int kvt_client_connect(struct kvt_client **ret_client, const struct kvt_options 
 	rc = fill_hello(&hello, &chosen, error);
 	if (rc != 0)
 		return rc;
-	rc = kvt_control_open(chosen.socket_path, deadline_ns, &control, error);
-	if (rc != 0)
-		return rc;
-	kvt_client_step(NULL, KVT_STEP_CONNECTED);
-	rc = kvt_control_send(control, &hello, sizeof(hello), NULL, 0, deadline_ns);
-	kvt_client_step(NULL, KVT_STEP_HELLO_SENT);
-	/* Even if sending failed there may be a message that says why. */
-	if (rc == 0 || rc == -ECONNRESET)
-		rc = receive_welcome(control, deadline_ns, &welcome, error);
-	else
-		kvt_error_set(error, rc, 0, "cannot send HELLO: %s", kvt_errno_name(rc));
+	rc = greet(chosen.socket_path, &hello, deadline_ns, &welcome, &control, error);
+	/* The daemon died with our HELLO. Its socket may have outlived it. */
+	for (int i = 1; rc == -ECONNRESET && i < HELLO_TRIES; i++) {
+		int other = greet(chosen.socket_path, &hello, deadline_ns, &welcome, &control,
+				  &again);
+
+		if (other == -ECONNREFUSED || other == -ENOENT)
+			break;
+		rc = other;
+		if (rc != 0 && error)
+			*error = again;
+	}
 	if (rc == 0) {
-		kvt_client_step(NULL, KVT_STEP_WELCOMED);
-		rc = build_client(ret_client, &chosen, &welcome, control, error);
+		rc = build_client(ret_client, &chosen, &hello, &welcome, control, error);
+		if (rc != 0)
+			close(control);
 	}
 	welcome_close(&welcome);
+	return rc;
+}
+
+/* What an observer reads of another instance than before. */
+static int change_arena(struct kvt_client *client, struct welcome *welcome,
+			struct kvt_error *error)
+{
+	struct kvt_client_parts parts = { .control = -1 };
+	int rc = map_arena(welcome, &parts, error);
+
 	if (rc != 0)
-		close(control);
+		return rc;
+	if (client->arena.bytes)
+		kvt_arena_detach(&client->arena);
+	client->arena = parts.arena;
+	return 0;
+}
+
+/* Whether the daemon at the other end is one that goes on with what we have. */
+static int check_resumed(struct kvt_client *client, struct welcome *welcome,
+			 struct kvt_error *error)
+{
+	const struct kvt_message_welcome *message = &welcome->message;
+	bool same = memcmp(message->instance, client->info.instance,
+			   sizeof(message->instance)) == 0;
+
+	if (client->has_session && (!same || message->session != client->info.session ||
+				    !(message->flags & KVT_WELCOME_RESUMED))) {
+		kvt_error_set(error, -ESTALE, 0, "the daemon started anew: what this session had "
+			      "is gone");
+		return -ESTALE;
+	}
+	return same || client->has_session ? 0 : change_arena(client, welcome, error);
+}
+
+int kvt_client_resume(struct kvt_client *client, int64_t deadline_ns, struct kvt_error *error)
+{
+	KVT_KEEP_ERRNO;
+	struct welcome welcome = { .n_fds = 0 };
+	int control, rc;
+
+	rc = greet(client->path, &client->hello, deadline_ns, &welcome, &control, error);
+	if (rc == -ENOENT || rc == -ECONNREFUSED || rc == -ECONNRESET || rc == -ETIMEDOUT ||
+	    rc == -ESHUTDOWN)
+		return -EAGAIN;
+	if (rc != 0)
+		return rc;
+	rc = check_resumed(client, &welcome, error);
+	if (rc == 0) {
+		bool visible = client->info.arena_visible;
+
+		/* The number stays what kvt_client_control_fd() said. */
+		if (dup3(control, client->control, O_CLOEXEC) < 0)
+			rc = -errno;
+		fill_info(&client->info, &welcome.message, visible);
+	}
+	close(control);
+	welcome_close(&welcome);
 	return rc;
 }
 
@@ -450,6 +543,7 @@ static void free_memory(struct kvt_client *client)
 	free(client->opened);
 	free(client->packet);
 	free(client->streams); /* in a forked child, where no stream is */
+	free(client->path);
 	client->magic = 0;
 	free(client);
 }
@@ -467,6 +561,9 @@ int kvt_client_create(struct kvt_client **ret_client, const struct kvt_client_pa
 	client->spin_budget_ns = parts->spin_budget_ns;
 	client->timeout_ns = parts->timeout_ns;
 	client->begin_wait_ns = parts->begin_wait_ns;
+	client->resume_ns = parts->resume_ns;
+	if (parts->hello)
+		client->hello = *parts->hello;
 	client->control = parts->control;
 	client->doorbell = parts->doorbell;
 	client->completion = parts->completion;
@@ -474,7 +571,9 @@ int kvt_client_create(struct kvt_client **ret_client, const struct kvt_client_pa
 	client->n_slabs = parts->n_slabs;
 	client->cookie = 1;
 	client->packet = malloc(KVT_MESSAGE_MAX);
-	rc = client->packet ? create_alive_page(client) : -ENOMEM;
+	client->path = parts->path ? strdup(parts->path) : NULL;
+	rc = client->packet && (client->path || !parts->path) ? create_alive_page(client) :
+								-ENOMEM;
 	if (rc == 0 && parts->segment)
 		rc = create_rings(client, parts);
 	if (rc != 0) {

@@ -210,22 +210,14 @@ static int64_t control_deadline(const struct kvt_client *client)
 	return client->timeout_ns > 0 ? kvt_client_now_ns() + client->timeout_ns : INT64_MAX;
 }
 
-/* Ask on the control socket; the answer is in client->packet. Returns its length. */
-static int ask(struct kvt_client *client, struct kvt_message *head, size_t bytes,
-	       const void *more, size_t more_bytes)
+/* One question and its answer. -ECONNRESET: the daemon is gone; -ERESTART: a successor is there. */
+static int ask_once(struct kvt_client *client, const struct kvt_message *head, size_t bytes,
+		    const void *more, size_t more_bytes, int64_t deadline_ns)
 {
-	KVT_KEEP_ERRNO;
 	const struct kvt_message *answer = (const void *)client->packet;
-	int64_t deadline_ns = control_deadline(client);
 	unsigned int n_fds;
-	int rc;
+	int rc = kvt_control_send(client->control, head, bytes, more, more_bytes, deadline_ns);
 
-	head->magic = KVT_MESSAGE_MAGIC;
-	head->version = KVT_ABI_MAJOR;
-	head->bytes = (uint32_t)(bytes + more_bytes);
-	head->result = 0;
-	head->cookie = ++client->cookie;
-	rc = kvt_control_send(client->control, head, bytes, more, more_bytes, deadline_ns);
 	if (rc == 0 && head->type == KVT_MSG_NAMESPACE)
 		kvt_client_step(client, KVT_STEP_NAMESPACE_SENT);
 	while (rc == 0) {
@@ -235,18 +227,42 @@ static int ask(struct kvt_client *client, struct kvt_message *head, size_t bytes
 			break;
 		if (answer->type == head->type && answer->cookie == head->cookie)
 			return rc;
+		if (answer->type == KVT_MSG_RESUMED)
+			return -ERESTART;
 		kvt_client_take_message(client, rc);
-		rc = kvt_client_usable(client);
-		if (rc != 0)
-			return rc;
+		rc = client->dead;
 	}
-	if (rc == -ECONNRESET) {
-		kvt_client_look(client);
-		kvt_client_lost(client, -ECONNRESET,
-				"the daemon is gone: connect again when it is back");
+	return rc;
+}
+
+/* Ask on the control socket; the answer is in client->packet. Returns its length. A daemon that
+ * died with the question leaves open whether it was heard: it is asked again. */
+static int ask(struct kvt_client *client, struct kvt_message *head, size_t bytes,
+	       const void *more, size_t more_bytes)
+{
+	KVT_KEEP_ERRNO;
+	int64_t deadline_ns = control_deadline(client);
+	int rc;
+
+	head->magic = KVT_MESSAGE_MAGIC;
+	head->version = KVT_ABI_MAJOR;
+	head->bytes = (uint32_t)(bytes + more_bytes);
+	head->result = 0;
+	head->cookie = ++client->cookie;
+	do {
+		kvt_client_look(client); /* what lies there is older than the question */
+		rc = kvt_client_await_successor(client, deadline_ns);
+		if (rc == 0)
+			rc = ask_once(client, head, bytes, more, more_bytes, deadline_ns);
+		if (rc == -ECONNRESET && !client->dead) {
+			kvt_client_look(client);
+			kvt_client_hung_up(client);
+		}
+	} while (rc == -ERESTART || (client->broken_ns && rc == -ECONNRESET && !client->dead));
+	if (client->dead)
 		return kvt_client_usable(client);
-	}
-	return kvt_client_fail(client, rc, 0, "control socket: %s", kvt_errno_name(rc));
+	return rc < 0 ? kvt_client_fail(client, rc, 0, "control socket: %s", kvt_errno_name(rc)) :
+			rc;
 }
 
 static int remember(struct kvt_client *client, uint32_t namespace_id, const uint64_t digest[2])

@@ -80,7 +80,7 @@ void kvt_client_take_message(struct kvt_client *client, int bytes)
 	size_t head = offsetof(struct kvt_message_refused, text);
 
 	if (message->head.type != KVT_MSG_GOODBYE)
-		return; /* an answer that came after its deadline */
+		return; /* an answer that came after its deadline, or a successor's greeting */
 	if ((size_t)bytes > head)
 		snprintf(client->farewell, sizeof(client->farewell),
 			 "the daemon ended the session: %.*s", (int)((size_t)bytes - head),
@@ -95,14 +95,14 @@ void kvt_client_look(struct kvt_client *client)
 	int rc = 0;
 
 	client->empty_reaps = 0;
-	while (!client->dead && client->control >= 0) {
+	kvt_client_look_for_successor(client);
+	while (!client->dead && !client->broken_ns && client->control >= 0) {
 		rc = kvt_control_receive(client->control, client->packet, KVT_MESSAGE_MAX, NULL,
 					 0, &n_fds, 0);
 		if (rc == -EAGAIN)
 			break;
 		if (rc < 0)
-			kvt_client_lost(client, -ECONNRESET,
-					"the daemon is gone: connect again when it is back");
+			kvt_client_hung_up(client);
 		else
 			kvt_client_take_message(client, rc);
 	}
@@ -138,14 +138,25 @@ static void drain_completion(struct kvt_client *client)
 		;
 }
 
+/* Nobody wakes us when a successor comes. */
+static int64_t sleep_until(const struct kvt_client *client, const struct kvt_wait *wait)
+{
+	int64_t soon_ns;
+
+	if (!client->broken_ns)
+		return wait->deadline_ns;
+	soon_ns = kvt_client_now_ns() + KVT_SUCCESSOR_POLL_NS;
+	return soon_ns < wait->deadline_ns ? soon_ns : wait->deadline_ns;
+}
+
 static void sleep_for_completion(struct kvt_client *client, const struct kvt_wait *wait)
 {
 	struct pollfd fds[2] = {
 		{ .fd = client->completion, .events = POLLIN },
-		{ .fd = client->control, .events = POLLIN },
+		{ .fd = client->broken_ns ? -1 : client->control, .events = POLLIN },
 	};
 	KVT_KEEP_ERRNO;
-	int64_t left = wait->deadline_ns;
+	int64_t left = sleep_until(client, wait);
 	struct timespec timeout;
 	int n;
 
@@ -161,10 +172,10 @@ static void sleep_for_completion(struct kvt_client *client, const struct kvt_wai
 		}
 		timeout.tv_sec = left / 1000000000;
 		timeout.tv_nsec = left % 1000000000;
-		n = ppoll(fds, 2, wait->deadline_ns == INT64_MAX ? NULL : &timeout, NULL);
+		n = ppoll(fds, 2, left == INT64_MAX ? NULL : &timeout, NULL);
 		if (n > 0 && fds[0].revents)
 			drain_completion(client);
-		if (n > 0 && fds[1].revents)
+		if ((n > 0 && fds[1].revents) || client->broken_ns)
 			kvt_client_look(client);
 	}
 	kvt_store_relaxed(&client->ring.header->cq_need_wakeup, 0);

@@ -110,7 +110,7 @@ static inline int kvt_ring_sq_pending(struct kvt_ring_end *end)
 	return (int)(end->sq_tail - end->sq_head);
 }
 
-/** Copy the oldest entry, once; there must be one. It stays in the ring: whoever dies before it took
+/** Copy the oldest entry, once; there must be one. It stays in the ring: who dies before it took
  * effect leaves it there for a successor. */
 static inline void kvt_ring_sq_peek(const struct kvt_ring_end *end, struct kvt_sqe *ret_sqe)
 {
