@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# What the tests of the example worker share: a daemon for a model, checks by name, JSON fields.
+# Set `model` (the worker's flags for it) before start.
+O=$(realpath -m "${O:-build}")
+[ -x "$O/worker" ] || { echo "skip: worker is not built (it needs libopenblas-dev)"; exit 77; }
+
+dir=$(mktemp -d)
+daemon=""
+failures=0
+stop() { [ -z "$daemon" ] || { kill "$daemon" && wait "$daemon"; daemon=""; } 2>/dev/null; }
+trap 'stop; rm -rf "$dir"' EXIT
+
+check() { # what, then a command
+	local what=$1
+	shift
+	if "$@"; then echo "[       OK ] $what"; else echo "[  FAILED  ] $what"; failures=1; fi
+}
+
+worker() { "$O/worker" $model --socket "$dir/s" "$@"; }
+
+start() { # pages
+	# shellcheck disable=SC2046
+	"$O/kvtrunkd" --instance="worker-$$" --socket_path="$dir/s" --runtime_dir="$dir" \
+		--n_pages="$1" $(worker --geometry) 2>>"$dir/log" &
+	daemon=$!
+	until [ -S "$dir/s" ] && "$O/kvtctl" status --socket "$dir/s" >/dev/null 2>&1; do
+		kill -0 "$daemon" 2>/dev/null || { cat "$dir/log"; exit 1; }
+	done
+}
+
+field() { sed -n "s/.*\"$1\":\(\"\(\\\\.\|[^\"]\)*\"\|[0-9a-z.]*\).*/\1/p"; }
+
+spoil() { # the first pages that an empty daemon gave: the beginning of the first prompt
+	local page
+	for page in 1 2 3 4; do
+		"$O/tests/worker/flip" "$dir/s" "$page" || return
+	done
+}
