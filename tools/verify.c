@@ -27,6 +27,7 @@ struct verify {
 	uint64_t records;
 	uint64_t kinds[KVT_REC_KINDS];
 	uint64_t refused;
+	uint64_t fences; /* operations that waited for one */
 	uint64_t victims; /* pages whose order of eviction was predicted */
 	char why[WHY_BYTES];
 };
@@ -68,6 +69,7 @@ static int replay(struct verify *v)
 		v->records++;
 		v->kinds[record.kind < KVT_REC_KINDS ? record.kind : 0]++;
 		v->refused += record.kind == KVT_REC_OP && record.cqe.result != 0;
+		v->fences += record.kind == KVT_REC_DEFER && record.sqe.op != KVT_OP_BEGIN;
 		v->victims += record.n_out;
 		v->counters = record.counters;
 		if (v->records % CHECK_EVERY == 0)
@@ -106,7 +108,7 @@ static void print_json(const struct verify *v, bool agrees)
 	       ",\"sessions\":%" PRIu64 ",\"input_positions\":%" PRIu64
 	       ",\"hit_positions\":%" PRIu64 ",\"cached\":%" PRIu64 ",\"bytes\":%" PRIu64,
 	       agrees ? "true" : "false", kvt_oplog_truncated(v->reader) ? "true" : "false",
-	       v->records, v->kinds[KVT_REC_OP], v->refused, v->kinds[KVT_REC_DEFER], v->victims,
+	       v->records, v->kinds[KVT_REC_OP], v->refused, v->fences, v->victims,
 	       v->kinds[KVT_REC_SESSION], c->input_positions, c->hit_positions, c->cached_pages,
 	       kvt_oplog_offset(v->reader));
 	if (!agrees) {
@@ -121,8 +123,9 @@ static void print_text(const struct verify *v, bool agrees)
 	const struct kvt_counters *c = &v->counters;
 
 	printf("%s: %" PRIu64 " records: %" PRIu64 " operations (%" PRIu64 " refused, %" PRIu64
-	       " waited for a fence), %" PRIu64 " sessions, %" PRIu64 " pages evicted\n",
-	       v->path, v->records, v->kinds[KVT_REC_OP], v->refused, v->kinds[KVT_REC_DEFER],
+	       " waited for a fence, %" PRIu64 " for what others computed), %" PRIu64
+	       " sessions, %" PRIu64 " pages evicted\n",
+	       v->path, v->records, v->kinds[KVT_REC_OP], v->refused, v->fences, c->waits,
 	       v->kinds[KVT_REC_SESSION], v->victims);
 	printf("%s: %" PRIu64 " input positions, %" PRIu64 " hit (%.1f %%)\n", v->path,
 	       c->input_positions, c->hit_positions,

@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Many processes ask for the same prompt at the same moment: one computes it, the others wait for
+ * it; also when the one is killed or stopped at any chunk. Positions are counted by who computes
+ * them, page content is checked by who reuses it, and the oracle repeats the operation log. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "tests/lib/harness.h"
+
+#define PAGE 16u
+#define PROMPT 4096u /* positions that all share */
+#define TAIL 40u     /* and that each one has of its own, behind them */
+#define CHUNK 512u
+#define MOST 32
+
+static struct kvt_test_daemon daemon_;
+static struct kvt_test_child children[MOST];
+static uint64_t kill_seed;
+
+struct worker {
+	uint32_t number;
+	int64_t begin_wait_ns;
+};
+
+static void prompt_keys(const struct worker *worker, uint32_t *keys)
+{
+	for (uint32_t i = 0; i < PROMPT; i++)
+		keys[i] = i * 7919u & 0x7fffffffu;
+	for (uint32_t i = 0; i < TAIL; i++)
+		keys[PROMPT + i] = 1000u * (worker->number + 1) + i;
+}
+
+static void check_pages(const struct kvt_pool *pool, const struct kvt_seq *seq,
+			const uint32_t *keys, uint32_t from, uint32_t to)
+{
+	const uint32_t *pages = kvt_seq_pages(seq, NULL);
+
+	for (uint32_t i = from / PAGE; i < to / PAGE; i++)
+		kvt_test_check(kvt_test_page_right(pool, PAGE, pages[i], 'c', keys, i));
+}
+
+/* One chunk. Returns the positions that were computed for it. */
+static uint32_t compute(const struct kvt_pool *pool, struct kvt_seq *seq, const uint32_t *keys,
+			uint32_t n)
+{
+	uint32_t at = kvt_seq_next(seq), end = at + CHUNK < n ? at + CHUNK : n;
+	const uint32_t *pages = kvt_seq_pages(seq, NULL);
+
+	for (uint32_t i = at / PAGE; i < end / PAGE; i++)
+		kvt_test_page_fill(pool, PAGE, pages[i], 'c', keys, i);
+	kvt_test_equal(kvt_seq_commit(seq, end, NULL, 0, KVT_IDLE, end < n ? KVT_F_CHUNKED : 0),
+		       0);
+	check_pages(pool, seq, keys, end, kvt_seq_next(seq));
+	return end - at;
+}
+
+/* Says how much it need not compute, then computes as many chunks as it is told, and says how
+ * many positions that were; until it is done. */
+static void worker_run(int pipe, void *context)
+{
+	const struct worker *worker = context;
+	struct kvt_client *client = kvt_test_connect(&daemon_);
+	uint32_t ns = kvt_test_namespace(client, "burst"), n = PROMPT + TAIL, keys[PROMPT + TAIL];
+	struct kvt_pool pool;
+	struct kvt_seq *seq;
+	uint64_t chunks;
+
+	prompt_keys(worker, keys);
+	kvt_client_set_begin_wait(client, worker->begin_wait_ns);
+	kvt_test_equal(kvt_pool_map(client, &pool), 0);
+	kvt_test_send(pipe, 1);
+	kvt_test_expect(pipe, 2);
+	if (kvt_seq_begin(client, ns, keys, n, 0, 0, &seq) != 0)
+		kvt_test_fail("begin: %s", kvt_client_error(client)->text);
+	check_pages(&pool, seq, keys, 0, kvt_seq_reusable(seq));
+	kvt_test_send(pipe, kvt_seq_reusable(seq));
+	while (kvt_test_receive(pipe, &chunks)) {
+		uint64_t computed = 0;
+
+		for (; chunks > 0 && kvt_seq_next(seq) < n; chunks--)
+			computed += compute(&pool, seq, keys, n);
+		if (kvt_seq_next(seq) == n) {
+			check_pages(&pool, seq, keys, 0, n);
+			kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+			kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
+			kvt_test_send(pipe, computed);
+			return;
+		}
+		kvt_test_send(pipe, computed);
+	}
+}
+
+static void start_burst(uint32_t n, int64_t begin_wait_ns)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		struct worker worker = { .number = i, .begin_wait_ns = begin_wait_ns };
+
+		kvt_test_child_start(&children[i], worker_run, &worker);
+	}
+	for (uint32_t i = 0; i < n; i++)
+		kvt_test_expect(children[i].pipe, 1);
+	for (uint32_t i = 0; i < n; i++)
+		kvt_test_send(children[i].pipe, 2);
+}
+
+static struct kvt_counters counters_now(struct kvt_client *observer)
+{
+	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
+	struct kvt_admin_status status;
+
+	kvt_test_equal(kvt_admin(observer, &request, NULL, 0, &status, sizeof(status)), 1);
+	return status.counters;
+}
+
+/* Everybody but the one that computes has asked and got no answer. */
+static void until_waiting(struct kvt_client *observer, uint64_t waits)
+{
+	while (counters_now(observer).waits < waits)
+		;
+}
+
+/* The next child that has something to say: who has not said a word since its start. */
+static uint32_t next_word(const bool *quiet, uint32_t n, uint64_t *ret_word)
+{
+	struct pollfd polls[MOST];
+
+	for (uint32_t i = 0; i < n; i++)
+		polls[i] = (struct pollfd){ quiet[i] ? children[i].pipe : -1, POLLIN, 0 };
+	kvt_test_check(poll(polls, n, -1) > 0);
+	for (uint32_t i = 0; i < n; i++) {
+		if (!polls[i].revents)
+			continue;
+		kvt_test_check(kvt_test_receive(children[i].pipe, ret_word));
+		return i;
+	}
+	kvt_test_fail("nobody says anything");
+}
+
+static uint64_t ask(uint32_t child, uint64_t chunks)
+{
+	uint64_t computed = 0;
+
+	kvt_test_send(children[child].pipe, chunks);
+	kvt_test_check(kvt_test_receive(children[child].pipe, &computed));
+	return computed;
+}
+
+/* All the others have been told that the prompt is there. Returns what they compute. */
+static uint64_t finish_others(bool *quiet, uint32_t n, uint32_t left, uint32_t *finished)
+{
+	uint64_t computed = 0, reused;
+
+	for (; left > 0; left--) {
+		uint32_t child = next_word(quiet, n, &reused);
+
+		quiet[child] = false;
+		kvt_test_equal(reused, PROMPT);
+		computed += ask(child, UINT64_MAX);
+		finished[child] = 1;
+	}
+	return computed;
+}
+
+static void end_burst(struct kvt_client *observer)
+{
+	struct kvt_counters counters;
+
+	kvt_test_equal(kvt_client_close(observer, KVT_IDLE), 0);
+	counters = kvt_test_settled(&daemon_);
+	kvt_test_equal(counters.private_pages, 0);
+	kvt_test_equal(counters.protected_pages, 0);
+	kvt_test_equal(counters.live_leases, 0);
+	kvt_test_audit(&daemon_);
+}
+
+/* `deaths` owners are killed, each at a chunk of its own, before one gets through. */
+static void burst(uint32_t n, uint32_t deaths)
+{
+	struct kvt_client *observer = kvt_test_observe(&daemon_);
+	struct kvt_test_random random = { kill_seed++ };
+	uint32_t finished[MOST] = { 0 }, dead = 0, at = 0;
+	bool quiet[MOST];
+	uint64_t computed = 0, reused;
+
+	for (uint32_t i = 0; i < n; i++)
+		quiet[i] = true;
+	start_burst(n, 0);
+	for (;;) {
+		uint32_t owner = next_word(quiet, n, &reused);
+
+		quiet[owner] = false;
+		kvt_test_equal(reused, at); /* nothing that anybody has computed is lost */
+		until_waiting(observer, n - 1);
+		if (dead == deaths) {
+			computed += ask(owner, UINT64_MAX);
+			finished[owner] = 1;
+			break;
+		}
+		/* At least one chunk stays to be taken over. */
+		computed += ask(owner, kvt_test_random_below(&random, (PROMPT - at) / CHUNK));
+		at = (uint32_t)computed;
+		kvt_test_child_kill(&children[owner], SIGKILL);
+		dead++;
+	}
+	computed += finish_others(quiet, n, n - 1 - dead, finished);
+	for (uint32_t i = 0; i < n; i++)
+		if (finished[i])
+			kvt_test_child_finish(&children[i]);
+	kvt_test_equal(computed, PROMPT + (n - dead) * TAIL);
+	kvt_test_equal(counters_now(observer).takeovers, dead);
+	kvt_test_equal(counters_now(observer).waits, n - 1);
+	kvt_test_equal(counters_now(observer).deadline_misses, 0);
+	printf("%u processes, %u killed while they computed: %llu positions computed, %llu by "
+	       "each for itself\n", n, dead, (unsigned long long)computed,
+	       (unsigned long long)n * (PROMPT + TAIL));
+	end_burst(observer);
+}
+
+static void a_prompt_asked_for_by_2_processes_at_once_is_computed_once(void **state)
+{
+	(void)state;
+	burst(2, 0);
+}
+
+static void a_prompt_asked_for_by_8_processes_at_once_is_computed_once(void **state)
+{
+	(void)state;
+	burst(8, 0);
+}
+
+static void a_prompt_asked_for_by_32_processes_at_once_is_computed_once(void **state)
+{
+	(void)state;
+	burst(32, 0);
+}
+
+static void one_of_2_takes_over_where_the_owner_was_killed(void **state)
+{
+	(void)state;
+	burst(2, 1);
+}
+
+static void one_of_8_takes_over_from_each_owner_that_is_killed(void **state)
+{
+	(void)state;
+	burst(8, 3);
+}
+
+static void one_of_32_takes_over_from_each_owner_that_is_killed(void **state)
+{
+	(void)state;
+	burst(32, 5);
+}
+
+/* Those that wait come through while the owner stands still, and nobody waits for it again. */
+static void a_stopped_owner_delays_nobody_beyond_the_deadline(void **state)
+{
+	struct kvt_client *observer = kvt_test_observe(&daemon_);
+	const uint32_t n = 8;
+	bool quiet[MOST];
+	uint64_t reused;
+	uint32_t owner;
+	int status;
+
+	(void)state;
+	for (uint32_t i = 0; i < n; i++)
+		quiet[i] = true;
+	start_burst(n, 300000000);
+	owner = next_word(quiet, n, &reused);
+	quiet[owner] = false;
+	kvt_test_equal(reused, 0);
+	kvt_test_equal(ask(owner, 3), 3 * CHUNK);
+	kvt_test_equal(kill(children[owner].pid, SIGSTOP), 0);
+	kvt_test_check(waitpid(children[owner].pid, &status, WUNTRACED) == children[owner].pid &&
+		       WIFSTOPPED(status));
+	for (uint32_t left = n - 1; left > 0; left--) {
+		uint32_t child = next_word(quiet, n, &reused);
+
+		quiet[child] = false;
+		kvt_test_check(reused >= 3 * CHUNK);
+		kvt_test_check(ask(child, UINT64_MAX) <= PROMPT + TAIL - 3 * CHUNK);
+		kvt_test_child_finish(&children[child]);
+	}
+	kvt_test_check(counters_now(observer).deadline_misses >= 1);
+	kvt_test_equal(kill(children[owner].pid, SIGCONT), 0);
+	/* What others sealed meanwhile is taken over at its next COMMIT. */
+	kvt_test_equal(ask(owner, UINT64_MAX), CHUNK + TAIL);
+	kvt_test_child_finish(&children[owner]);
+	end_burst(observer);
+}
+
+static int start(void **state)
+{
+	const char *arguments[] = { NULL, NULL };
+	char flag[128];
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon_, "coalesce_threshold = 0\n");
+	snprintf(flag, sizeof(flag), "--log_file=%s/operations", daemon_.dir);
+	arguments[0] = flag;
+	kvt_test_daemon_start(&daemon_, arguments);
+	return 0;
+}
+
+static int stop(void **state)
+{
+	(void)state;
+	kvt_test_daemon_stop(&daemon_);
+	kvt_test_verify(&daemon_);
+	kvt_test_daemon_remove(&daemon_);
+	return 0;
+}
+
+#define BURST(test) cmocka_unit_test_setup_teardown(test, start, stop)
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		BURST(a_prompt_asked_for_by_2_processes_at_once_is_computed_once),
+		BURST(a_prompt_asked_for_by_8_processes_at_once_is_computed_once),
+		BURST(a_prompt_asked_for_by_32_processes_at_once_is_computed_once),
+		BURST(one_of_2_takes_over_where_the_owner_was_killed),
+		BURST(one_of_8_takes_over_from_each_owner_that_is_killed),
+		BURST(one_of_32_takes_over_from_each_owner_that_is_killed),
+		BURST(a_stopped_owner_delays_nobody_beyond_the_deadline),
+	};
+
+	kill_seed = argc > 1 ? strtoull(argv[1], NULL, 0) : 1;
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
