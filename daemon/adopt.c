@@ -55,6 +55,8 @@ void kvt_park_objects(struct kvt_daemon *daemon)
 		return;
 	park(daemon, "arena", daemon->arena.fd);
 	park(daemon, "ledger", daemon->ledger.fd);
+	if (daemon->oplog_tail.base)
+		park(daemon, "log", daemon->oplog_tail.fd);
 	park_pool(daemon);
 }
 
@@ -127,6 +129,7 @@ void kvt_unpark_all(struct kvt_daemon *daemon)
 		kvt_unpark_session(daemon, &daemon->sessions[i]);
 	kvt_notify_unpark(&daemon->notify, "arena");
 	kvt_notify_unpark(&daemon->notify, "ledger");
+	kvt_notify_unpark(&daemon->notify, "log");
 	kvt_notify_unpark(&daemon->notify, "listen");
 	for (uint32_t i = 0; i < daemon->pool.n_slabs; i++)
 		kvt_notify_unpark(&daemon->notify, pool_name(name, i, daemon->pool.page_bytes));
@@ -184,6 +187,7 @@ static int take_pool(struct kvt_daemon *daemon, char *why)
 int kvt_adopt_objects(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	int error = take_object(daemon, &daemon->arena, "arena", daemon->sizes.arena_bytes, why);
+	int log;
 
 	if (!error)
 		error = take_object(daemon, &daemon->ledger, "ledger",
@@ -191,6 +195,9 @@ int kvt_adopt_objects(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (!error)
 		error = kvt_core_adoptable(&daemon->core_config, daemon->arena.base,
 					   daemon->ledger.base, why, KVT_WHY_BYTES);
+	log = kvt_parcels_take(&daemon->passed, "log");
+	if (log >= 0 && kvt_object_take(&daemon->oplog_tail, log) != 0)
+		kvt_log(KVT_LOG_WARNING, "no_log_tail", "effect=\"the log ends\"");
 	return error ? error : take_pool(daemon, why);
 }
 

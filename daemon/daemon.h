@@ -156,6 +156,7 @@ struct kvt_daemon {
 	struct kvt_core_config core_config;
 	struct kvt_core_sizes sizes;
 	struct kvt_object arena, ledger;
+	struct kvt_object oplog_tail; /* kept for a successor, as they are */
 	int arena_readonly;
 	void *scratch;
 	struct kvt_pool pool;

@@ -23,6 +23,8 @@ struct kvt_oplog {
 	struct oplog_bytes body;
 	uint8_t *buffer;
 	size_t used;
+	struct kvt_oplog_tail *tail; /* NULL: nobody goes on with this log */
+	bool continued; /* and nothing has been written yet */
 };
 
 static uint64_t mix(uint64_t hash, uint64_t word, uint64_t factor)
@@ -323,9 +325,44 @@ static void append(struct kvt_oplog *log, const void *bytes, size_t n)
 	log->used += n;
 }
 
+/* The first record of a successor tells which effects its predecessor did not finish. */
+static void cut_unfinished(struct kvt_oplog *log, uint64_t seq)
+{
+	static const uint32_t head[2] = { 0, OPLOG_CHECK_CONTINUED };
+	struct kvt_oplog_tail *tail = log->tail;
+	uint64_t end = tail->end;
+
+	for (uint32_t i = 0; i < KVT_OPLOG_TAIL_PLACES; i++) {
+		if (tail->places[i].seq < seq)
+			continue;
+		if (tail->places[i].start < end)
+			end = tail->places[i].start;
+		tail->places[i].seq = 0;
+	}
+	log->continued = false;
+	tail->end = end;
+	if (ftruncate(log->fd, (off_t)end) != 0 || lseek(log->fd, (off_t)end, SEEK_SET) < 0)
+		log->error = -errno;
+	append(log, head, sizeof(head));
+}
+
+/* To the kernel, and to where a successor looks. The place is noted before anything is written. */
+static void keep_record(struct kvt_oplog *log, uint64_t seq, uint64_t bytes)
+{
+	struct kvt_oplog_tail *tail = log->tail;
+	uint64_t n = tail->n_places % KVT_OPLOG_TAIL_PLACES;
+
+	tail->places[n].start = tail->end;
+	tail->places[n].seq = seq;
+	tail->n_places++;
+	kvt_oplog_flush(log);
+	tail->end += bytes;
+}
+
 int kvt_oplog_write(struct kvt_oplog *log, const struct kvt_record *record)
 {
 	uint32_t head[2];
+	uint64_t bytes = log->continued ? sizeof(head) : 0;
 
 	if (log->error)
 		return log->error;
@@ -337,8 +374,12 @@ int kvt_oplog_write(struct kvt_oplog *log, const struct kvt_record *record)
 		return log->error;
 	head[0] = (uint32_t)log->body.n;
 	head[1] = oplog_check(log->body.bytes, log->body.n);
+	if (log->continued)
+		cut_unfinished(log, record->seq);
 	append(log, head, sizeof(head));
 	append(log, log->body.bytes, log->body.n);
+	if (log->tail)
+		keep_record(log, record->seq, bytes + sizeof(head) + log->body.n);
 	log->seq = record->seq;
 	log->now_ns = record->now_ns;
 	log->counters = record->counters;
@@ -384,17 +425,19 @@ static int may_replace(int fd)
 	return n == 0 || (n == (ssize_t)sizeof(magic) && magic == OPLOG_MAGIC) ? 0 : -EEXIST;
 }
 
+static int open_error(const char *path, int error, char *why, size_t why_bytes)
+{
+	snprintf(why, why_bytes, "cannot open operation log %s: %s", path, strerror(-error));
+	return error;
+}
+
 static int open_file(const char *path, char *why, size_t why_bytes)
 {
 	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600), error;
 	struct stat st;
 
-	if (fd < 0) {
-		error = -errno;
-		snprintf(why, why_bytes, "cannot open operation log %s: %s", path,
-			 strerror(-error));
-		return error;
-	}
+	if (fd < 0)
+		return open_error(path, -errno, why, why_bytes);
 	error = fstat(fd, &st) < 0 ? -errno : 0;
 	if (!error && S_ISREG(st.st_mode))
 		error = may_replace(fd);
@@ -411,40 +454,105 @@ static int open_file(const char *path, char *why, size_t why_bytes)
 	return error;
 }
 
+static void free_log(struct kvt_oplog *log)
+{
+	if (!log)
+		return;
+	if (log->fd >= 0)
+		close(log->fd);
+	oplog_tables_free(&log->tables);
+	free(log->body.bytes);
+	free(log->buffer);
+	free(log);
+}
+
+static struct kvt_oplog *make_log(const struct kvt_core_config *config, char *why,
+				  size_t why_bytes)
+{
+	struct kvt_oplog *log = calloc(1, sizeof(*log));
+
+	if (log) {
+		log->fd = -1;
+		log->buffer = malloc(KVT_OPLOG_BUFFER);
+	}
+	if (log && log->buffer && oplog_tables_init(&log->tables, config->n_leases))
+		return log;
+	free_log(log);
+	snprintf(why, why_bytes, "no memory for the operation log");
+	return NULL;
+}
+
 int kvt_oplog_open(const char *path, const struct kvt_core_config *config,
 		   struct kvt_oplog **ret_log, char *why, size_t why_bytes)
 {
-	struct kvt_oplog *log = calloc(1, sizeof(*log));
+	struct kvt_oplog *log = make_log(config, why, why_bytes);
 	struct oplog_header header;
-	int fd;
+	int error;
 
-	if (log)
-		log->buffer = malloc(KVT_OPLOG_BUFFER);
-	if (!log || !log->buffer || !oplog_tables_init(&log->tables, config->n_leases)) {
-		if (log)
-			free(log->buffer);
-		free(log);
-		snprintf(why, why_bytes, "no memory for the operation log");
+	if (!log)
 		return -ENOMEM;
-	}
-	fd = open_file(path, why, why_bytes);
-	if (fd < 0) {
-		oplog_tables_free(&log->tables);
-		free(log->buffer);
-		free(log);
-		return fd;
-	}
-	log->fd = fd;
-	fill_header(&header, config);
-	append(log, &header, sizeof(header));
-	if (kvt_oplog_flush(log)) {
-		int error = log->error;
-
-		snprintf(why, why_bytes, "cannot write operation log %s: %s", path,
-			 strerror(-error));
-		kvt_oplog_close(log);
+	log->fd = open_file(path, why, why_bytes);
+	if (log->fd < 0) {
+		error = log->fd;
+		free_log(log);
 		return error;
 	}
+	fill_header(&header, config);
+	append(log, &header, sizeof(header));
+	error = kvt_oplog_flush(log);
+	if (error) {
+		snprintf(why, why_bytes, "cannot write operation log %s: %s", path,
+			 strerror(-error));
+		free_log(log);
+		return error;
+	}
+	*ret_log = log;
+	return 0;
+}
+
+void kvt_oplog_keep(struct kvt_oplog *log, struct kvt_oplog_tail *tail)
+{
+	*tail = (struct kvt_oplog_tail){ .end = sizeof(struct oplog_header) };
+	log->tail = tail;
+}
+
+/* Whether it begins as this configuration would begin it and is as long as its tail says. */
+static bool is_that_log(int fd, const struct oplog_header *want, const struct kvt_oplog_tail *tail)
+{
+	struct oplog_header found;
+	struct stat there;
+
+	return fstat(fd, &there) == 0 && S_ISREG(there.st_mode) &&
+	       (uint64_t)there.st_size >= tail->end && tail->end >= sizeof(found) &&
+	       pread(fd, &found, sizeof(found), 0) == sizeof(found) &&
+	       memcmp(&found, want, sizeof(found)) == 0;
+}
+
+int kvt_oplog_continue(const char *path, const struct kvt_core_config *config,
+		       const uint64_t instance[2], struct kvt_oplog_tail *tail,
+		       struct kvt_oplog **ret_log, char *why, size_t why_bytes)
+{
+	struct kvt_oplog *log = make_log(config, why, why_bytes);
+	struct oplog_header header;
+	int error;
+
+	if (!log)
+		return -ENOMEM;
+	log->fd = open(path, O_RDWR | O_CLOEXEC);
+	if (log->fd < 0) {
+		error = open_error(path, -errno, why, why_bytes);
+		free_log(log);
+		return error;
+	}
+	fill_header(&header, config);
+	memcpy(header.instance, instance, sizeof(header.instance));
+	if (!is_that_log(log->fd, &header, tail)) {
+		snprintf(why, why_bytes, "%s is not the log that the last daemon wrote", path);
+		free_log(log);
+		return -ESTALE;
+	}
+	log->tail = tail;
+	log->continued = true;
 	*ret_log = log;
 	return 0;
 }
@@ -455,13 +563,9 @@ int kvt_oplog_close(struct kvt_oplog *log)
 
 	if (!log)
 		return 0;
-	kvt_oplog_flush(log);
+	if (!log->tail)
+		kvt_oplog_flush(log);
 	error = log->error;
-	if (close(log->fd) < 0 && !error)
-		error = -errno;
-	oplog_tables_free(&log->tables);
-	free(log->body.bytes);
-	free(log->buffer);
-	free(log);
+	free_log(log);
 	return error;
 }

@@ -31,6 +31,9 @@ struct oplog_header {
 	uint64_t instance[2];
 };
 
+/** The check of a head without a body: another writer goes on from here. */
+#define OPLOG_CHECK_CONTINUED 0x746e6f63u /* "cont" */
+
 struct oplog_bytes {
 	uint8_t *bytes;
 	size_t n;

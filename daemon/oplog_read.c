@@ -24,6 +24,7 @@ struct kvt_oplog_reader {
 	uint64_t seq, now_ns;
 	struct kvt_counters counters;
 	uint32_t max_list; /* no list is longer */
+	uint32_t n_leases;
 	uint8_t *body;
 	size_t room;
 	size_t n, at; /* of the body that is being read */
@@ -308,8 +309,18 @@ static int fill_keys(struct kvt_oplog_reader *r, struct kvt_record *record,
 	return 0;
 }
 
-int kvt_oplog_next(struct kvt_oplog_reader *r, kvt_oplog_path_fn *path, void *context,
-		   struct kvt_record *ret_record, char *why, size_t why_bytes)
+/* Another writer: it knew nothing of what had been written before. */
+static int start_again(struct kvt_oplog_reader *r)
+{
+	r->seq = r->now_ns = 0;
+	memset(&r->counters, 0, sizeof(r->counters));
+	oplog_tables_free(&r->tables);
+	return oplog_tables_init(&r->tables, r->n_leases) ? 0 : bad(r, "out of memory");
+}
+
+/* 1: a record; 0 with *ret_over: the end; 0 without: there may be more. */
+static int next_record(struct kvt_oplog_reader *r, kvt_oplog_path_fn *path, void *context,
+		       struct kvt_record *ret_record, bool *ret_over)
 {
 	struct kvt_record record;
 	uint64_t hash[2] = { 0, 0 };
@@ -317,18 +328,23 @@ int kvt_oplog_next(struct kvt_oplog_reader *r, kvt_oplog_path_fn *path, void *co
 	size_t got;
 	int result;
 
-	r->why = why;
-	r->why_bytes = why_bytes;
+	*ret_over = false;
 	result = read_all(r, head, sizeof(head), &got);
 	if (result <= 0) {
 		r->truncated = result == 0 && got > 0;
+		*ret_over = true;
 		return result;
+	}
+	if (head[0] == 0 && head[1] == OPLOG_CHECK_CONTINUED) {
+		r->offset += sizeof(head);
+		return start_again(r);
 	}
 	if (head[0] > OPLOG_MAX_BODY)
 		return bad(r, "a record of %u bytes: the file is damaged", head[0]);
 	result = read_body(r, head[0]);
 	if (result <= 0) {
 		r->truncated = result == 0;
+		*ret_over = true;
 		return result;
 	}
 	if (oplog_check(r->body, r->n) != head[1])
@@ -348,6 +364,19 @@ int kvt_oplog_next(struct kvt_oplog_reader *r, kvt_oplog_path_fn *path, void *co
 		return bad(r, "out of memory");
 	*ret_record = record;
 	return 1;
+}
+
+int kvt_oplog_next(struct kvt_oplog_reader *r, kvt_oplog_path_fn *path, void *context,
+		   struct kvt_record *ret_record, char *why, size_t why_bytes)
+{
+	bool over = false;
+	int result = 0;
+
+	r->why = why;
+	r->why_bytes = why_bytes;
+	while (result == 0 && !over)
+		result = next_record(r, path, context, ret_record, &over);
+	return result;
 }
 
 static int check_header(const struct oplog_header *header, const char *path, char *why,
@@ -431,6 +460,7 @@ int kvt_oplog_reader_open(const char *path, struct kvt_oplog_reader **ret_reader
 		return error;
 	}
 	r->offset = sizeof(header);
+	r->n_leases = header.n_leases;
 	/* The longest list: an INSERT with LOCK names twins in pairs and its whole path. STATS
 	 * lists counters. A FREE names as many pages as an entry may have keys. */
 	r->max_list = header.n_pages > 1024 ? 3 * header.n_pages : 3072;

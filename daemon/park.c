@@ -16,6 +16,7 @@ static const char *const kind_names[] = {
 	[KVT_PARCEL_LEDGER] = "ledger",
 	[KVT_PARCEL_POOL] = "pool",
 	[KVT_PARCEL_LISTEN] = "listen",
+	[KVT_PARCEL_LOG] = "log",
 	[KVT_PARCEL_SEGMENT] = "segment",
 	[KVT_PARCEL_PIDFD] = "pidfd",
 	[KVT_PARCEL_DOORBELL] = "doorbell",

@@ -12,7 +12,7 @@
  * which speaks the same protocol) as soon as they exist, and its successor gets them back, so that
  * a client does not even lose its connection when the daemon is killed.
  *
- *     arena  ledger  pool.N  listen
+ *     arena  ledger  pool.N.PAGE_BYTES  listen  log
  *     segment.S.G  pidfd.S.G  doorbell.S.G  bell.S.G  control.S.G     session S of generation G
  */
 
@@ -50,6 +50,7 @@ enum kvt_parcel_kind {
 	KVT_PARCEL_LEDGER,
 	KVT_PARCEL_POOL,
 	KVT_PARCEL_LISTEN,
+	KVT_PARCEL_LOG,
 	KVT_PARCEL_SEGMENT,
 	KVT_PARCEL_PIDFD,
 	KVT_PARCEL_DOORBELL,

@@ -270,6 +270,53 @@ static void write_record(void *context, const struct kvt_record *record)
 		daemon->config.log_file, (unsigned long long)record->seq);
 }
 
+/* The tail of a log that a successor goes on with. */
+static int make_oplog_tail(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	int error = kvt_object_create_sealed(&daemon->oplog_tail, "kvtrunk-log",
+					     sizeof(struct kvt_oplog_tail));
+
+	if (error)
+		snprintf(why, KVT_WHY_BYTES, "no memory for the log's tail: %s", strerror(-error));
+	else
+		kvt_oplog_keep(daemon->oplog, daemon->oplog_tail.base);
+	return error;
+}
+
+/* A cache is not given up for its log: where that cannot go on, it ends. */
+static int continue_oplog(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	const struct kvt_arena_header *arena = daemon->arena.base;
+	const struct kvt_object *tail = &daemon->oplog_tail;
+	int error = -ESTALE;
+
+	if (tail->bytes < sizeof(struct kvt_oplog_tail))
+		snprintf(why, KVT_WHY_BYTES, "the last daemon wrote none");
+	else
+		error = kvt_oplog_continue(daemon->config.log_file, &daemon->core_config,
+					   arena->instance, tail->base, &daemon->oplog, why,
+					   KVT_WHY_BYTES);
+	if (error == -ENOMEM)
+		return error;
+	daemon->oplog_failed = error != 0;
+	if (error)
+		kvt_log(KVT_LOG_ERROR, "oplog_failed", "file=\"%s\" why=\"%s\" effect=\"there is "
+			"no log from here on\"", daemon->config.log_file, why);
+	why[0] = '\0';
+	return 0;
+}
+
+static int open_oplog(struct kvt_daemon *daemon, bool adopting, char why[KVT_WHY_BYTES])
+{
+	int error;
+
+	if (adopting)
+		return continue_oplog(daemon, why);
+	error = kvt_oplog_open(daemon->config.log_file, &daemon->core_config, &daemon->oplog, why,
+			       KVT_WHY_BYTES);
+	return !error && daemon->notify.store ? make_oplog_tail(daemon, why) : error;
+}
+
 /* Everything around the core: `adoption` NULL: a new one, else that of a predecessor. */
 static int build_core(struct kvt_daemon *daemon, struct kvt_core_adoption *adoption,
 		      char why[KVT_WHY_BYTES])
@@ -287,8 +334,7 @@ static int build_core(struct kvt_daemon *daemon, struct kvt_core_adoption *adopt
 	}
 	error = lock_memory(daemon, why);
 	if (!error && *daemon->config.log_file) {
-		error = kvt_oplog_open(daemon->config.log_file, &daemon->core_config,
-				       &daemon->oplog, why, KVT_WHY_BYTES);
+		error = open_oplog(daemon, adoption != NULL, why);
 		hooks.record = write_record;
 	}
 	if (!error && adoption)
@@ -321,6 +367,8 @@ static void unbuild_core(struct kvt_daemon *daemon)
 		kvt_log(KVT_LOG_ERROR, "oplog_failed", "file=\"%s\" effect=\"its end is missing\"",
 			daemon->config.log_file);
 	daemon->oplog = NULL;
+	daemon->oplog_failed = false;
+	kvt_object_destroy(&daemon->oplog_tail);
 	if (daemon->arena_readonly >= 0)
 		close(daemon->arena_readonly);
 	daemon->arena_readonly = -1;
@@ -709,7 +757,7 @@ int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	daemon->listen_fd = daemon->signal_fd = daemon->arena_readonly = -1;
 	daemon->admin_gid = (gid_t)-1;
 	daemon->notify.fd = daemon->lock.fd = -1;
-	daemon->arena.fd = daemon->ledger.fd = -1;
+	daemon->arena.fd = daemon->ledger.fd = daemon->oplog_tail.fd = -1;
 	daemon->test_clock = daemon->config.test_clock;
 	why[0] = '\0';
 	error = make_all(daemon, why);
