@@ -17,10 +17,10 @@
  * all keys make sure that they are the same ones. A file that ends in the middle of a record (a
  * crash, a full disk) is good up to there. The file holds every client's keys: mode 0600.
  *
- * A successor appends to its predecessor's file: a head without a body tells the reader that numbers
- * start from zero again. What the predecessor wrote of an effect that was rolled back is cut off
- * first; where that begins is known from the log's tail, a few words in memory that outlives the
- * daemon.
+ * A successor appends to its predecessor's file: a head without a body tells the reader that
+ * numbers start from zero again. What the predecessor wrote of an effect that was rolled back is cut
+ * off first; where that begins is known from the log's tail, a few words in memory that outlives
+ * the daemon.
  *
  * Not thread-safe; one log has one writer. Nothing here is larger than memory: the writer buffers
  * KVT_OPLOG_BUFFER bytes, the reader holds one record.
@@ -54,13 +54,13 @@ struct kvt_oplog_tail {
 	} places[KVT_OPLOG_TAIL_PLACES];
 };
 
-/** From now on each record reaches the kernel before kvt_oplog_write() returns, and `tail` says what
- * has: a successor can go on exactly behind the last effect. Called before the first record. */
+/** From now on each record reaches the kernel before kvt_oplog_write() returns, and `tail` says
+ * what has: a successor can go on exactly behind the last effect. Called before the first record. */
 void kvt_oplog_keep(struct kvt_oplog *log, struct kvt_oplog_tail *tail);
 
-/** Go on with the log of a predecessor and its tail. `instance`: that of its arena. The first record
- * is the ADOPT: records of its seq and later ones are cut off. -ESTALE with `why`: it is not that
- * log. */
+/** Go on with the log of a predecessor and its tail. `instance`: that of its arena. The first
+ * record is the ADOPT: records of its seq and later ones are cut off. -ESTALE with `why`: it is not
+ * that log. */
 int kvt_oplog_continue(const char *path, const struct kvt_core_config *config,
 		       const uint64_t instance[2], struct kvt_oplog_tail *tail,
 		       struct kvt_oplog **ret_log, char *why, size_t why_bytes);
