@@ -109,6 +109,8 @@ static void fill_status(struct kvt_daemon *daemon, struct kvt_admin_status *stat
 	status->started_ns = daemon->started_ns;
 	status->page_bytes = daemon->pool.page_bytes;
 	status->pool_bytes = daemon->pool.bytes;
+	status->n_slabs = daemon->pool.n_slabs;
+	status->geometry = daemon->plan.geometry;
 	status->arena_bytes = daemon->arena.bytes;
 	status->ledger_bytes = daemon->ledger.bytes;
 	status->page_size = config->page_size;

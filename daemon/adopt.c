@@ -184,6 +184,19 @@ static int take_pool(struct kvt_daemon *daemon, char *why)
 	return error;
 }
 
+uint32_t kvt_adopt_n_pages(const struct kvt_daemon *daemon)
+{
+	const struct kvt_parcels *passed = &daemon->passed;
+	uint32_t n_pages = 0;
+
+	for (uint32_t i = 0; i < passed->n; i++)
+		if (passed->at[i].fd >= 0 && strcmp(passed->at[i].name, "arena") == 0 &&
+		    pread(passed->at[i].fd, &n_pages, sizeof(n_pages),
+			  offsetof(struct kvt_arena_header, n_pages)) != sizeof(n_pages))
+			n_pages = 0;
+	return n_pages;
+}
+
 int kvt_adopt_objects(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	int error = take_object(daemon, &daemon->arena, "arena", daemon->sizes.arena_bytes, why);

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/geometry.h"
+
 enum option_type {
 	OPTION_TEXT,
 	OPTION_NUMBER,
@@ -15,6 +17,7 @@ enum option_type {
 	OPTION_BOOL,
 	OPTION_CHOICE,
 	OPTION_SHARE,
+	OPTION_BUDGET,
 	OPTION_MODE,
 };
 
@@ -41,8 +44,8 @@ static const struct option_row option_rows[] = { KVT_DAEMON_OPTIONS(ROW) };
 
 static const char *type_name(enum option_type type)
 {
-	static const char *const names[] = { "text",   "number", "bytes", "yes|no",
-					     "choice", "share",  "mode" };
+	static const char *const names[] = { "text",   "number", "bytes",  "yes|no",
+					     "choice", "share",  "budget", "mode" };
 
 	return names[type];
 }
@@ -135,6 +138,10 @@ static void row_allowed(const struct option_row *row, char *to, size_t size)
 		snprintf(to, size, "%lld to %lld, or 0%% to 100%%", (long long)row->minimum,
 			 (long long)row->maximum);
 		break;
+	case OPTION_BUDGET:
+		snprintf(to, size, "%lld to %lld, suffix K, M, G or T, or 1%% to 100%%",
+			 (long long)row->minimum, (long long)row->maximum);
+		break;
 	case OPTION_MODE:
 		snprintf(to, size, "octal, %04llo to %04llo", (long long)row->minimum,
 			 (long long)row->maximum);
@@ -220,26 +227,6 @@ static bool parse_choice(const char *choices, const char *text, uint32_t *ret_in
 	return false;
 }
 
-static bool parse_share(const struct option_row *row, const char *text,
-			struct kvt_share *ret_share)
-{
-	const char *end;
-	int64_t value;
-
-	if (!parse_integer(text, 10, &value, &end))
-		return false;
-	if (strcmp(end, "%") == 0) {
-		if (value < 0 || value > 100)
-			return false;
-		*ret_share = (struct kvt_share){ value, 1 };
-		return true;
-	}
-	if (*end || value < row->minimum || value > row->maximum)
-		return false;
-	*ret_share = (struct kvt_share){ value, 0 };
-	return true;
-}
-
 static bool parse_number(const struct option_row *row, const char *text, int64_t *ret_value)
 {
 	const char *end;
@@ -247,11 +234,31 @@ static bool parse_number(const struct option_row *row, const char *text, int64_t
 
 	if (!parse_integer(text, row->type == OPTION_MODE ? 8 : 10, &value, &end))
 		return false;
-	if (row->type == OPTION_BYTES ? !apply_suffix(end, &value) : *end)
+	if (row->type == OPTION_BYTES || row->type == OPTION_BUDGET ? !apply_suffix(end, &value)
+								     : *end)
 		return false;
 	if (value < row->minimum || value > row->maximum)
 		return false;
 	*ret_value = value;
+	return true;
+}
+
+/* A percentage, or a number like any other. */
+static bool parse_share(const struct option_row *row, const char *text,
+			struct kvt_share *ret_share)
+{
+	const char *end;
+	int64_t value;
+
+	if (parse_integer(text, 10, &value, &end) && strcmp(end, "%") == 0) {
+		if (value < (row->type == OPTION_BUDGET) || value > 100)
+			return false;
+		*ret_share = (struct kvt_share){ value, 1 };
+		return true;
+	}
+	if (!parse_number(row, text, &value))
+		return false;
+	*ret_share = (struct kvt_share){ value, 0 };
 	return true;
 }
 
@@ -282,6 +289,7 @@ static int row_set(const struct option_row *row, struct kvt_config *config, cons
 		good = parse_choice(row->choices, value, field);
 		break;
 	case OPTION_SHARE:
+	case OPTION_BUDGET:
 		good = parse_share(row, value, field);
 		break;
 	}
@@ -414,7 +422,8 @@ int kvt_config_load(struct kvt_config *config, const char *path, char why[KVT_WH
 /* What no single option can tell. */
 static int config_check(struct kvt_config *config, char why[KVT_WHY_BYTES])
 {
-	int64_t pages = config->n_pages, bytes;
+	struct kvt_pool_plan plan;
+	int error;
 
 	for (const char *c = config->instance; *c; c++)
 		if (!isalnum((unsigned char)*c) && !strchr("._-", *c)) {
@@ -427,21 +436,11 @@ static int config_check(struct kvt_config *config, char why[KVT_WHY_BYTES])
 			 "of two from 1 to 256", (long long)config->page_size);
 		return -EINVAL;
 	}
-	if (!pages)
-		pages = config->pool_bytes / config->page_bytes;
-	if (pages < 2 || pages > 1ll << 30) {
-		snprintf(why, KVT_WHY_BYTES, "the pool would have %lld pages; it needs 2 to %lld: "
-			 "change n_pages, or pool_bytes (%lld) and page_bytes (%lld)",
-			 (long long)pages, 1ll << 30, (long long)config->pool_bytes,
-			 (long long)config->page_bytes);
-		return -EINVAL;
-	}
-	if (__builtin_mul_overflow(pages, config->page_bytes, &bytes) || bytes > 1ll << 48) {
-		snprintf(why, KVT_WHY_BYTES, "%lld pages of %lld bytes are more than %lld bytes: "
-			 "lower n_pages or page_bytes", (long long)pages,
-			 (long long)config->page_bytes, 1ll << 48);
-		return -EINVAL;
-	}
+	error = kvt_pool_plan_shape(config, &plan, why);
+	if (!error && (config->n_pages || !config->pool_bytes.percent))
+		error = kvt_pool_plan_pages(config, 0, 0, &plan, why);
+	if (error)
+		return error;
 	if (!*config->socket_path &&
 	    strlen(config->runtime_dir) + strlen(config->instance) + 7 > 108) {
 		snprintf(why, KVT_WHY_BYTES, "RUNTIME_DIR/INSTANCE.sock is longer than the 107 "
@@ -625,7 +624,8 @@ const char *kvt_config_get(const struct kvt_config *config, const char *key, cha
 	case OPTION_CHOICE:
 		kvt_config_choice(key, *(const uint32_t *)field, to, size);
 		break;
-	case OPTION_SHARE: {
+	case OPTION_SHARE:
+	case OPTION_BUDGET: {
 		const struct kvt_share *share = field;
 
 		snprintf(to, size, "%lld%s", (long long)share->value, share->percent ? "%" : "");
@@ -665,7 +665,8 @@ void kvt_config_help(FILE *to)
 		"  --supervise         run the daemon as a child, and start it again with all that\n"
 		"                      it had when it crashes; SIGUSR2 upgrades it\n"
 		"  --takeover          take everything over from this instance's running daemon\n"
-		"  --check-config      say whether the configuration is good, and exit\n"
+		"  --check-config      say whether the configuration is good and what pool it\n"
+		"                      makes here, and exit\n"
 		"  --dump-options      print the table of options, and exit\n"
 		"  --version           print the version, and exit\n"
 		"  -h, --help          print this, and exit\n\n"

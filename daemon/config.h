@@ -20,7 +20,7 @@
 #define KVT_WHY_BYTES 512
 #define KVT_CONFIG_TEXT_BYTES 256
 
-/** A number, or hundredths of the pool. */
+/** A number, or hundredths of something: of the pool, of free memory. */
 struct kvt_share {
 	int64_t value;
 	int64_t percent; /* 1: `value` is per cent (no padding: reload compares bytes) */
@@ -32,6 +32,7 @@ struct kvt_share {
 #define KVT_FIELD_BOOL(key) bool key;
 #define KVT_FIELD_CHOICE(key) uint32_t key; /* index into its choices */
 #define KVT_FIELD_SHARE(key) struct kvt_share key;
+#define KVT_FIELD_BUDGET(key) struct kvt_share key;
 #define KVT_FIELD_MODE(key) int64_t key;
 #define KVT_FIELD(type, key, fallback, minimum, maximum, choices, when, help) KVT_FIELD_##type(key)
 

@@ -11,6 +11,7 @@
 #include <bsd/string.h>
 
 #include "shm/assert.h"
+#include "shm/geometry.h"
 
 #define MESSAGES_PER_EVENT 1   /* the rings' clients wait meanwhile */
 #define MESSAGES_AT_HANGUP 16  /* sent before it: requests that wait for no answer */
@@ -243,6 +244,53 @@ static void malformed(struct kvt_daemon *daemon, struct kvt_connection *connecti
 
 /* ---- HELLO */
 
+/* The first difference between what a client takes our pages for and what they are. */
+static bool pages_differ(const struct kvt_pool_geometry *ours,
+			 const struct kvt_pool_geometry *theirs, char *text, size_t size)
+{
+	const struct {
+		const char *name;
+		uint32_t here, there;
+		const char *(*name_of)(uint32_t);
+	} fields[] = {
+		{ "n_layers", ours->n_layers, theirs->n_layers, NULL },
+		{ "n_kv_heads", ours->n_kv_heads, theirs->n_kv_heads, NULL },
+		{ "head_dim", ours->head_dim, theirs->head_dim, NULL },
+		{ "kv_type", ours->type, theirs->type, kvt_element_name },
+		{ "kv_layout", ours->layout, theirs->layout, kvt_page_layout_name },
+		{ "kv_order", ours->order, theirs->order, kvt_page_order_name },
+	};
+
+	if (!ours->n_layers) {
+		snprintf(text, size, "geometry differs: the client has one, and the daemon was "
+			 "given page_bytes only: give it n_layers, n_kv_heads, head_dim, kv_type, "
+			 "kv_layout and kv_order");
+		return true;
+	}
+	for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+		if (fields[i].here == fields[i].there)
+			continue;
+		if (fields[i].name_of)
+			snprintf(text, size, "geometry differs: %s is %s here and %s there",
+				 fields[i].name, fields[i].name_of(fields[i].here),
+				 fields[i].name_of(fields[i].there));
+		else
+			snprintf(text, size, "geometry differs: %s is %u here and %u there",
+				 fields[i].name, fields[i].here, fields[i].there);
+		return true;
+	}
+	for (uint32_t i = 0; i < ours->n_layers; i++) {
+		if (memcmp(ours->scales[i], theirs->scales[i], sizeof(ours->scales[i])) == 0)
+			continue;
+		snprintf(text, size, "geometry differs: the scales of layer %u are %g,%g here and "
+			 "%g,%g there: see kv_scales", i, (double)ours->scales[i][0],
+			 (double)ours->scales[i][1], (double)theirs->scales[i][0],
+			 (double)theirs->scales[i][1]);
+		return true;
+	}
+	return false;
+}
+
 /* What differs between the client's geometry and ours, in words; false if nothing does. */
 static bool geometry_differs(const struct kvt_daemon *daemon,
 			     const struct kvt_message_hello *hello, char *text, size_t size)
@@ -250,6 +298,9 @@ static bool geometry_differs(const struct kvt_daemon *daemon,
 	const struct kvt_core_config *ours = &daemon->core_config;
 	char theirs[KVT_FINGERPRINT_BYTES], mine[KVT_FINGERPRINT_BYTES];
 
+	if (hello->geometry.n_layers && /* tells more than two unequal fingerprints do */
+	    pages_differ(&daemon->plan.geometry, &hello->geometry, text, size))
+		return true;
 	if (hello->fingerprint[0] &&
 	    strncmp(hello->fingerprint, ours->fingerprint, KVT_FINGERPRINT_BYTES) != 0) {
 		kvt_log_clean(theirs, 160, hello->fingerprint, KVT_FINGERPRINT_BYTES);
@@ -363,6 +414,7 @@ static void fill_welcome(const struct kvt_daemon *daemon,
 			 (daemon->notify.store ? KVT_WELCOME_KEPT : 0u);
 	welcome->daemon_pid = getpid();
 	memcpy(welcome->fingerprint, config->fingerprint, sizeof(welcome->fingerprint));
+	welcome->geometry = daemon->plan.geometry;
 }
 
 /* The arena for all, if it may be seen; the pool for those with a session. */

@@ -24,6 +24,7 @@
 
 #include "daemon/config.h"
 #include "daemon/core/core.h"
+#include "daemon/geometry.h"
 #include "daemon/log.h"
 #include "daemon/loop.h"
 #include "daemon/notify.h"
@@ -159,6 +160,7 @@ struct kvt_daemon {
 	struct kvt_object oplog_tail; /* kept for a successor, as they are */
 	int arena_readonly;
 	void *scratch;
+	struct kvt_pool_plan plan;
 	struct kvt_pool pool;
 	struct kvt_lock_file lock;
 	struct kvt_notify notify;
@@ -211,6 +213,8 @@ void kvt_park_session(struct kvt_daemon *daemon, struct kvt_session *session, in
 void kvt_unpark_session(struct kvt_daemon *daemon, struct kvt_session *session);
 /** Have the manager forget all of it: this daemon ends for good. */
 void kvt_unpark_all(struct kvt_daemon *daemon);
+/** Pages of the pool that a predecessor left, by its arena; 0: nothing was left. */
+uint32_t kvt_adopt_n_pages(const struct kvt_daemon *daemon);
 /** Map what a predecessor left: arena, ledger and pool. -ESTALE with `why`: something is missing,
  * or of another shape. */
 int kvt_adopt_objects(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);

@@ -42,6 +42,7 @@ int main(int argc, char **argv)
 			fprintf(stderr, "kvtrunkd: %s\n", why);
 			return EXIT_USAGE;
 		}
+		kvt_pool_plan_print(&daemon.config, &daemon.plan, stdout);
 		printf("configuration is good\n");
 		return 0;
 	case KVT_COMMAND_SUPERVISE:

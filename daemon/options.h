@@ -14,6 +14,7 @@
  *            BOOL    yes or no
  *            CHOICE  one of `choices`, separated by |
  *            SHARE   a number, or a share of the pool's pages as N%
+ *            BUDGET  bytes as above, or a share of free memory as N%
  *            MODE    an octal file mode
  *   when     START   needs a restart
  *            RELOAD  taken over on SIGHUP
@@ -38,11 +39,34 @@
 	  "client that names another one is refused.")                                            \
 	X(NUMBER, page_size, "64", 1, 256, NULL, START,                                           \
 	  "Positions per page, a power of two.")                                                  \
-	X(BYTES, page_bytes, "16K", 1, 1ll << 40, NULL, START, "Bytes of KV per page and slab.")  \
+	X(NUMBER, n_layers, "0", 0, 256, NULL, START,                                             \
+	  "Layers of KV in a page. With n_kv_heads and head_dim it is the geometry, from which "  \
+	  "the bytes of a page follow and clients learn where each element lies. 0: pages are "   \
+	  "page_bytes bytes, whose meaning only the clients know.")                               \
+	X(NUMBER, n_kv_heads, "0", 0, 4096, NULL, START,                                          \
+	  "KV heads in one slab: under tensor parallelism those of one rank.")                    \
+	X(NUMBER, head_dim, "0", 0, 1024, NULL, START, "Elements of a head.")                     \
+	X(CHOICE, kv_type, "bf16", 0, 0, "bf16|fp16|fp32|fp8_e4m3", START, "Type of an element.") \
+	X(TEXT, kv_scales, "", 0, 255, NULL, START,                                               \
+	  "Scales of fp8_e4m3 (value = stored value * scale): K,V for all layers, as in "         \
+	  "0.5,0.25, or the path of a file (beginning with /) with a line 'K V' for each layer. " \
+	  "Empty: 1.")                                                                            \
+	X(CHOICE, kv_layout, "hnd", 0, 0, "hnd|nhd", START,                                       \
+	  "How a page lies in its K and V planes. hnd: [kv head][position][dim]. nhd: "           \
+	  "[position][kv head][dim].")                                                            \
+	X(CHOICE, kv_order, "layer", 0, 0, "layer|page", START,                                   \
+	  "How planes lie in the slab. layer: each layer's K and V planes are one piece with all " \
+	  "pages. page: all layers of a page are contiguous.")                                    \
+	X(BYTES, page_bytes, "0", 0, 1ll << 40, NULL, START,                                      \
+	  "Bytes of KV per page and slab. 0: as the geometry says, or 16K without one.")          \
 	X(NUMBER, n_pages, "0", 0, 1ll << 30, NULL, START,                                        \
 	  "Pages of the pool, the scratch page included. 0: as many as fit into pool_bytes.")     \
-	X(BYTES, pool_bytes, "256M", 1, 1ll << 48, NULL, START,                                   \
-	  "Bytes of one slab of the pool, where n_pages is 0.")                                   \
+	X(BUDGET, pool_bytes, "256M", 1, 1ll << 48, NULL, START,                                  \
+	  "Bytes of one slab of the pool, where n_pages is 0; or a share of the memory that is "  \
+	  "free at start, for host slabs all together and for a device's slab on its device.")    \
+	X(NUMBER, n_slabs, "1", 1, 16, NULL, START,                                               \
+	  "Slabs of a host pool, one for each rank of a tensor-parallel engine. The same page "   \
+	  "number is valid in each. (A CUDA pool has one for each of devices.)")                  \
 	X(CHOICE, backend, "host", 0, 0, "host|cuda-ipc|cuda-vmm", START,                         \
 	  "Where pages live. host: shared memory of this machine. cuda-ipc and cuda-vmm: device " \
 	  "memory, shared by IPC handles or by descriptors.")                                     \

@@ -16,12 +16,12 @@
 
 struct kvt_pool_backend_ops;
 
-/** A pool: n_slabs slabs of `bytes` bytes; page p of each is at p * page_bytes. */
+/** A pool: n_slabs slabs of `bytes` bytes, each with room for n_pages pages of page_bytes. */
 struct kvt_pool {
 	const struct kvt_pool_backend_ops *ops; /* NULL: not created */
 	uint64_t page_bytes;
 	uint32_t n_pages;
-	uint32_t n_slabs;
+	uint32_t n_slabs; /* 1..KVT_MAX_SLABS, before create() */
 	uint64_t bytes;  /* per slab, rounded up to what the backend maps in */
 	bool mlock;
 	uint32_t hugepages; /* enum kvt_hugepages */
@@ -49,8 +49,8 @@ struct kvt_pool_writer {
 struct kvt_pool_backend_ops {
 	const char *name;
 	uint32_t backend; /* enum kvt_pool_backend */
-	/** Bytes that one slab could have now. Negative errno with `why`; NULL: not known. May be
-	 * called before create(), on a pool whose options are set. */
+	/** Bytes that each of its slabs could have now: what a budget in per cent is of. Negative
+	 * errno with `why`. May be called before create(), on a pool whose options are set. */
 	int (*free_bytes)(struct kvt_pool *pool, uint64_t *ret_bytes, char *why, size_t why_size);
 	/** Make the slabs. Negative errno with `why`: cause and cure. */
 	int (*create)(struct kvt_pool *pool, char *why, size_t why_size);
@@ -75,5 +75,8 @@ const struct kvt_pool_backend_ops *kvt_pool_backend_find(uint32_t backend);
 
 /** Memory that this process could ever have: the machine's, or its cgroup's limit if lower. */
 uint64_t kvt_memory_limit_bytes(void);
+/** Memory that is to be had now without swapping: the machine's, or what is left below the lowest
+ * limit of its cgroups if that is less. */
+uint64_t kvt_memory_free_bytes(void);
 
 #endif

@@ -13,11 +13,13 @@
 
 #include "daemon/config.h"
 
-/* One memfd. The daemon maps it only to lock it: pages appear when a client first writes them. */
+/* A memfd for each slab. The daemon maps them only to lock them: pages appear when a client first
+ * writes them. */
 struct host_state {
-	int fd;
-	void *locked; /* NULL: not locked */
-	uint64_t bytes;
+	int fds[KVT_MAX_SLABS];
+	void *locked[KVT_MAX_SLABS]; /* NULL: not locked */
+	uint32_t n_slabs;            /* made so far */
+	uint64_t bytes;              /* of each */
 };
 
 static uint64_t huge_page_bytes(void)
@@ -66,15 +68,16 @@ static int make_slab(struct kvt_pool *pool, bool huge, uint64_t *ret_bytes)
 	return fd;
 }
 
-static int lock_slab(struct host_state *state, char *why, size_t why_size)
+static int lock_slab(struct host_state *state, uint32_t slab, char *why, size_t why_size)
 {
 	struct rlimit limit = { 0 };
-	void *base = mmap(NULL, state->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, state->fd, 0);
+	void *base = mmap(NULL, state->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, state->fds[slab],
+			  0);
 	int error;
 
 	if (base == MAP_FAILED) {
 		error = -errno;
-		snprintf(why, why_size, "cannot map the pool of %llu bytes to lock it: %s",
+		snprintf(why, why_size, "cannot map a slab of %llu bytes to lock it: %s",
 			 (unsigned long long)state->bytes, strerror(-error));
 		return error;
 	}
@@ -82,104 +85,178 @@ static int lock_slab(struct host_state *state, char *why, size_t why_size)
 		error = -errno;
 		getrlimit(RLIMIT_MEMLOCK, &limit);
 		munmap(base, state->bytes);
-		snprintf(why, why_size, "cannot lock the pool of %llu bytes: %s; RLIMIT_MEMLOCK is "
+		snprintf(why, why_size, "cannot lock a slab of %llu bytes: %s; RLIMIT_MEMLOCK is "
 			 "%llu: raise it (ulimit -l, LimitMEMLOCK=) or set mlock = no",
 			 (unsigned long long)state->bytes, strerror(-error),
 			 (unsigned long long)limit.rlim_cur);
 		return error;
 	}
-	state->locked = base;
+	state->locked[slab] = base;
 	return 0;
+}
+
+static uint64_t wanted_bytes(const struct kvt_pool *pool)
+{
+	return pool->n_slabs * (pool->n_pages * pool->page_bytes);
 }
 
 static int host_too_large(const struct kvt_pool *pool, char *why, size_t why_size)
 {
-	uint64_t want = pool->n_pages * pool->page_bytes, limit = kvt_memory_limit_bytes();
+	uint64_t want = wanted_bytes(pool), limit = kvt_memory_limit_bytes();
 
 	if (want <= limit)
 		return 0;
-	snprintf(why, why_size, "a pool of %u pages of %llu bytes needs %llu bytes, more than the "
-		 "%llu bytes this process can have: lower n_pages, pool_bytes or page_bytes, or "
-		 "raise the memory limit", pool->n_pages, (unsigned long long)pool->page_bytes,
-		 (unsigned long long)want, (unsigned long long)limit);
+	snprintf(why, why_size, "a pool of %u pages of %llu bytes in %u slabs needs %llu bytes, "
+		 "more than the %llu bytes this process can have: lower n_pages, pool_bytes or the "
+		 "size of a page, or raise the memory limit", pool->n_pages,
+		 (unsigned long long)pool->page_bytes, pool->n_slabs, (unsigned long long)want,
+		 (unsigned long long)limit);
 	return -ENOMEM;
 }
 
-/* The pool is this memfd from now on; closed on failure. */
-static int host_hold(struct kvt_pool *pool, int fd, uint64_t bytes, char *why, size_t why_size)
+static void drop_slabs(struct host_state *state)
 {
-	struct host_state *state = calloc(1, sizeof(*state));
-	int error;
+	for (uint32_t i = 0; i < state->n_slabs; i++) {
+		if (state->locked[i])
+			munmap(state->locked[i], state->bytes);
+		close(state->fds[i]);
+	}
+	*state = (struct host_state){ 0 };
+}
+
+/* All slabs on pages of one kind, or a negative errno and none. */
+static int make_slabs(struct kvt_pool *pool, struct host_state *state, bool huge)
+{
+	while (state->n_slabs < pool->n_slabs) {
+		int fd = make_slab(pool, huge, &state->bytes);
+
+		if (fd < 0) {
+			drop_slabs(state);
+			return fd;
+		}
+		state->fds[state->n_slabs++] = fd;
+	}
+	return 0;
+}
+
+/* On huge pages if they are wanted and to be had. */
+static int make_all_slabs(struct kvt_pool *pool, struct host_state *state, char *why,
+			  size_t why_size)
+{
+	int error = -ENOTSUP;
+
+	if (pool->hugepages != KVT_HUGEPAGES_NO) {
+		error = make_slabs(pool, state, true);
+		if (error)
+			snprintf(pool->note, sizeof(pool->note), "no huge pages for %llu bytes "
+				 "(%s): reserve them with vm.nr_hugepages, or set hugepages = no",
+				 (unsigned long long)wanted_bytes(pool), strerror(-error));
+		if (error && pool->hugepages == KVT_HUGEPAGES_REQUIRE) {
+			snprintf(why, why_size, "%s", pool->note);
+			return error;
+		}
+	}
+	if (error)
+		error = make_slabs(pool, state, false);
+	if (error)
+		snprintf(why, why_size, "cannot make the pool: %s", strerror(-error));
+	return error;
+}
+
+/* The pool is these slabs from now on; closed on failure. */
+static int host_hold(struct kvt_pool *pool, const struct host_state *slabs, char *why,
+		     size_t why_size)
+{
+	struct host_state *state = malloc(sizeof(*state)), dropped = *slabs;
+	int error = 0;
 
 	if (!state) {
-		close(fd);
+		drop_slabs(&dropped);
 		snprintf(why, why_size, "out of memory");
 		return -ENOMEM;
 	}
-	*state = (struct host_state){ .fd = fd, .bytes = bytes };
-	error = pool->mlock ? lock_slab(state, why, why_size) : 0;
+	*state = *slabs;
+	for (uint32_t i = 0; i < state->n_slabs && pool->mlock && !error; i++)
+		error = lock_slab(state, i, why, why_size);
 	if (error) {
-		close(fd);
+		drop_slabs(state);
 		free(state);
 		return error;
 	}
-	pool->bytes = bytes;
-	pool->n_slabs = 1;
+	pool->bytes = state->bytes;
 	pool->state = state;
 	return 0;
 }
 
 static int host_create(struct kvt_pool *pool, char *why, size_t why_size)
 {
-	int fd = -ENOTSUP, error = host_too_large(pool, why, why_size);
-	uint64_t bytes = 0;
+	struct host_state slabs = { 0 };
+	int error = host_too_large(pool, why, why_size);
 
-	if (error)
-		return error;
-	if (pool->hugepages != KVT_HUGEPAGES_NO) {
-		fd = make_slab(pool, true, &bytes);
-		if (fd < 0)
-			snprintf(pool->note, sizeof(pool->note), "no huge pages for %llu bytes "
-				 "(%s): reserve them with vm.nr_hugepages, or set hugepages = no",
-				 (unsigned long long)(pool->n_pages * pool->page_bytes),
-				 strerror(-fd));
-		if (fd < 0 && pool->hugepages == KVT_HUGEPAGES_REQUIRE) {
-			snprintf(why, why_size, "%s", pool->note);
-			return fd;
-		}
-	}
-	if (fd < 0)
-		fd = make_slab(pool, false, &bytes);
-	if (fd < 0) {
-		snprintf(why, why_size, "cannot make the pool: %s", strerror(-fd));
-		return fd;
-	}
-	return host_hold(pool, fd, bytes, why, why_size);
+	if (!error)
+		error = make_all_slabs(pool, &slabs, why, why_size);
+	return error ? error : host_hold(pool, &slabs, why, why_size);
+}
+
+/* Whether `fd` is a slab that make_slab() could have made for this pool. */
+static bool is_slab(const struct kvt_pool *pool, int fd, uint64_t *ret_bytes)
+{
+	uint64_t need = pool->n_pages * pool->page_bytes;
+	struct stat there;
+	int seals = fcntl(fd, F_GET_SEALS);
+
+	if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &there) != 0 ||
+	    (uint64_t)there.st_size != round_up(need, (uint64_t)there.st_blksize))
+		return false;
+	*ret_bytes = (uint64_t)there.st_size;
+	return true;
 }
 
 static int host_adopt(struct kvt_pool *pool, const int *fds, uint32_t n_fds, char *why,
 		      size_t why_size)
 {
-	uint64_t need = pool->n_pages * pool->page_bytes;
-	struct stat there;
-	int seals = n_fds == 1 ? fcntl(fds[0], F_GET_SEALS) : -1;
+	struct host_state slabs = { .n_slabs = n_fds };
+	bool good = n_fds == pool->n_slabs;
+	uint64_t first = 0;
 
-	if (seals >= 0 && seals & F_SEAL_SHRINK && fstat(fds[0], &there) == 0 &&
-	    (uint64_t)there.st_size == round_up(need, (uint64_t)there.st_blksize))
-		return host_hold(pool, fds[0], (uint64_t)there.st_size, why, why_size);
-	snprintf(why, why_size, "the pool that was left has %u slabs or another size than the %llu "
-		 "bytes that are needed", n_fds, (unsigned long long)need);
-	for (uint32_t i = 0; i < n_fds; i++)
-		close(fds[i]);
+	for (uint32_t i = 0; i < n_fds; i++) {
+		slabs.fds[i] = fds[i];
+		good = good && is_slab(pool, fds[i], &slabs.bytes);
+		first = i ? first : slabs.bytes;
+		good = good && slabs.bytes == first; /* huge pages for all or for none */
+	}
+	if (good)
+		return host_hold(pool, &slabs, why, why_size);
+	snprintf(why, why_size, "the pool that was left has %u slabs where %u are needed, or "
+		 "another size than the %llu bytes of each", n_fds, pool->n_slabs,
+		 (unsigned long long)(pool->n_pages * pool->page_bytes));
+	drop_slabs(&slabs);
 	return -ESTALE;
+}
+
+static int host_free_bytes(struct kvt_pool *pool, uint64_t *ret_bytes, char *why,
+			   size_t why_size)
+{
+	uint64_t bytes = kvt_memory_free_bytes();
+
+	if (!bytes) {
+		snprintf(why, why_size, "cannot tell how much memory is free: give pool_bytes in "
+			 "bytes, or n_pages");
+		return -ENODATA;
+	}
+	*ret_bytes = bytes / pool->n_slabs;
+	return 0;
 }
 
 static int host_export(struct kvt_pool *pool, struct kvt_pool_export *ret_export)
 {
 	const struct host_state *state = pool->state;
 
-	*ret_export = (struct kvt_pool_export){ .n_fds = 1, .fds = { state->fd } };
-	ret_export->slabs[0].device = -1;
+	*ret_export = (struct kvt_pool_export){ .n_fds = state->n_slabs };
+	for (uint32_t i = 0; i < state->n_slabs; i++) {
+		ret_export->fds[i] = state->fds[i];
+		ret_export->slabs[i].device = -1;
+	}
 	return 0;
 }
 
@@ -200,9 +277,7 @@ static void host_destroy(struct kvt_pool *pool)
 
 	if (!state)
 		return;
-	if (state->locked)
-		munmap(state->locked, state->bytes);
-	close(state->fd);
+	drop_slabs(state);
 	free(state);
 	pool->state = NULL;
 }
@@ -210,6 +285,7 @@ static void host_destroy(struct kvt_pool *pool)
 const struct kvt_pool_backend_ops kvt_pool_host_ops = {
 	.name = "host",
 	.backend = KVT_POOL_HOST,
+	.free_bytes = host_free_bytes,
 	.create = host_create,
 	.adopt = host_adopt,
 	.export = host_export,

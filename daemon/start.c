@@ -21,6 +21,8 @@
 
 #include <bsd/string.h>
 
+#include "shm/geometry.h"
+
 #define FDS_PER_SESSION 5 /* connection, segment, doorbell, completion pipe, pidfd */
 #define FDS_BESIDE 48
 #define LISTEN_BACKLOG 256
@@ -158,16 +160,46 @@ static void read_boot_id(uint64_t boot_id[2])
 	}
 }
 
+/* The pool that is to be made. What only the backend can tell comes from it. */
+static int plan_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	const struct kvt_config *config = &daemon->config;
+	struct kvt_pool *pool = &daemon->pool;
+	const struct kvt_pool_backend_ops *ops = kvt_pool_backend_find(config->backend);
+	struct kvt_pool_plan *plan = &daemon->plan;
+	uint64_t free_bytes = 0;
+	uint32_t left;
+	int error = kvt_pool_plan_shape(config, plan, why);
+
+	if (!error)
+		error = kvt_pool_plan_scales(config, plan, why);
+	if (error)
+		return error;
+	pool->n_slabs = plan->n_slabs;
+	pool->page_bytes = plan->page_bytes;
+	pool->mlock = config->mlock;
+	pool->hugepages = config->hugepages;
+	pool->devices = config->devices;
+	left = kvt_adopt_n_pages(daemon);
+	if (!config->n_pages && config->pool_bytes.percent && !left)
+		error = ops->free_bytes(pool, &free_bytes, why, KVT_WHY_BYTES);
+	if (!error)
+		error = kvt_pool_plan_pages(config, left, free_bytes, plan, why);
+	pool->n_pages = plan->n_pages;
+	return error;
+}
+
 static int plan_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_config *from = &daemon->config;
 	struct kvt_core_config *to = &daemon->core_config;
 	const char *reason = "";
-	int error;
+	int error = plan_pool(daemon, why);
 
+	if (error)
+		return error;
 	to->page_size = (uint32_t)from->page_size;
-	to->n_pages = (uint32_t)(from->n_pages ? from->n_pages
-					       : from->pool_bytes / from->page_bytes);
+	to->n_pages = daemon->plan.n_pages;
 	to->n_slots = (uint32_t)from->n_slots;
 	to->max_nodes = (uint32_t)from->max_nodes;
 	to->max_namespaces = (uint32_t)from->max_namespaces;
@@ -186,7 +218,7 @@ static int plan_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	to->slru_threshold = (uint32_t)from->slru_threshold;
 	to->disabled = !from->caching;
 	to->coalesce_threshold = (uint32_t)from->coalesce_threshold;
-	strlcpy(to->fingerprint, from->fingerprint, sizeof(to->fingerprint));
+	strlcpy(to->fingerprint, daemon->plan.fingerprint, sizeof(to->fingerprint));
 	read_boot_id(to->boot_id);
 	if (getrandom(&to->hash_seed, sizeof(to->hash_seed), 0) != sizeof(to->hash_seed) ||
 	    getrandom(to->instance, sizeof(to->instance), 0) != sizeof(to->instance)) {
@@ -220,9 +252,9 @@ int kvt_daemon_check(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 static int check_memory(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_core_sizes *sizes = &daemon->sizes;
-	uint64_t pool = daemon->config.backend == KVT_POOL_HOST
-				? daemon->core_config.n_pages * (uint64_t)daemon->config.page_bytes
-				: 0; /* device memory is asked for by the backend */
+	/* Device memory is asked for by the backend. */
+	uint64_t slabs = daemon->config.backend == KVT_POOL_HOST ? daemon->plan.n_slabs : 0;
+	uint64_t pool = slabs * (daemon->plan.n_pages * daemon->plan.page_bytes);
 	uint64_t rest = sizes->arena_bytes + sizes->ledger_bytes + sizes->scratch_bytes;
 	uint64_t limit = kvt_memory_limit_bytes();
 
@@ -230,7 +262,8 @@ static int check_memory(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]
 		return 0;
 	snprintf(why, KVT_WHY_BYTES, "more memory is needed than the %llu bytes this process can "
 		 "have: pool %llu, arena %llu, ledger %llu, scratch %llu: lower n_pages (%u), "
-		 "pool_bytes or page_bytes, or raise the memory limit", (unsigned long long)limit,
+		 "pool_bytes or the size of a page, or raise the memory limit",
+		 (unsigned long long)limit,
 		 (unsigned long long)pool, (unsigned long long)sizes->arena_bytes,
 		 (unsigned long long)sizes->ledger_bytes, (unsigned long long)sizes->scratch_bytes,
 		 daemon->core_config.n_pages);
@@ -405,23 +438,11 @@ static int make_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error ? error : build_core(daemon, NULL, why);
 }
 
-static void plan_pool(struct kvt_daemon *daemon)
-{
-	struct kvt_pool *pool = &daemon->pool;
-
-	pool->ops = kvt_pool_backend_find(daemon->config.backend);
-	pool->page_bytes = (uint64_t)daemon->config.page_bytes;
-	pool->n_pages = daemon->core_config.n_pages;
-	pool->mlock = daemon->config.mlock;
-	pool->hugepages = daemon->config.hugepages;
-	pool->devices = daemon->config.devices;
-}
-
 static int make_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	int error;
 
-	plan_pool(daemon);
+	daemon->pool.ops = kvt_pool_backend_find(daemon->config.backend);
 	error = daemon->pool.ops->create(&daemon->pool, why, KVT_WHY_BYTES);
 	if (error)
 		daemon->pool.ops = NULL;
@@ -435,7 +456,7 @@ static int adopt_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	struct kvt_core_adoption adoption = { 0 };
 	int error;
 
-	plan_pool(daemon);
+	daemon->pool.ops = kvt_pool_backend_find(daemon->config.backend);
 	error = kvt_adopt_objects(daemon, why);
 	if (!error)
 		error = build_core(daemon, &adoption, why);
@@ -647,6 +668,28 @@ static int take_signals(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 
 /* ---- all of it */
 
+/* How the number of pages came about. */
+static void report_pool(const struct kvt_daemon *daemon)
+{
+	const struct kvt_pool_plan *plan = &daemon->plan;
+	const struct kvt_pool_geometry *geometry = &plan->geometry;
+
+	if (geometry->n_layers)
+		kvt_log(KVT_LOG_INFO, "geometry", "n_layers=%u n_kv_heads=%u head_dim=%u "
+			"kv_type=%s element_bytes=%u kv_layout=%s kv_order=%s page_size=%u "
+			"page_bytes=%llu fingerprint=\"%s\"", geometry->n_layers,
+			geometry->n_kv_heads, geometry->head_dim, kvt_element_name(geometry->type),
+			kvt_element_bytes(geometry->type), kvt_page_layout_name(geometry->layout),
+			kvt_page_order_name(geometry->order), plan->page_size,
+			(unsigned long long)plan->page_bytes, plan->fingerprint);
+	if (plan->budget_bytes)
+		kvt_log(KVT_LOG_INFO, "budget", "slab_bytes=%llu of_free_bytes=%llu "
+			"page_bytes=%llu n_pages=%u positions=%llu n_slabs=%u",
+			(unsigned long long)plan->budget_bytes,
+			(unsigned long long)plan->free_bytes, (unsigned long long)plan->page_bytes,
+			plan->n_pages, (plan->n_pages - 1ull) * plan->page_size, plan->n_slabs);
+}
+
 static void report(const struct kvt_daemon *daemon)
 {
 	const struct kvt_core_config *core = &daemon->core_config;
@@ -654,9 +697,11 @@ static void report(const struct kvt_daemon *daemon)
 	struct rlimit nofile;
 
 	getrlimit(RLIMIT_NOFILE, &nofile);
-	kvt_log(KVT_LOG_INFO, "memory", "pool=%llu arena=%llu ledger=%llu scratch=%llu "
+	report_pool(daemon);
+	kvt_log(KVT_LOG_INFO, "memory", "pool=%llu slabs=%u arena=%llu ledger=%llu scratch=%llu "
 		"per_session_at_most=%llu backend=%s", (unsigned long long)daemon->pool.bytes,
-		(unsigned long long)sizes->arena_bytes, (unsigned long long)sizes->ledger_bytes,
+		daemon->pool.n_slabs, (unsigned long long)sizes->arena_bytes,
+		(unsigned long long)sizes->ledger_bytes,
 		(unsigned long long)sizes->scratch_bytes, 32ull * core->max_op_keys,
 		daemon->pool.ops->name);
 	if (*daemon->pool.note)

@@ -110,6 +110,7 @@ struct kvt_options {
 	 * default 30 s, -1: not at all. */
 	int64_t begin_wait_ns;
 	int64_t resume_ns;       /* how long to wait for a daemon's successor; default 30 s */
+	const struct kvt_pool_geometry *geometry; /* must be the daemon's; NULL: take its */
 };
 #define KVT_OPTIONS_INIT ((struct kvt_options){ .size = sizeof(struct kvt_options) })
 
@@ -133,6 +134,7 @@ struct kvt_info {
 	bool kept;           /* sessions outlive the daemon: a successor goes on with them */
 	int32_t daemon_pid;
 	char fingerprint[KVT_FINGERPRINT_BYTES];
+	struct kvt_pool_geometry geometry; /* n_layers 0: the daemon was told page_bytes only */
 };
 
 /** State of an instance as seen from outside, from kvt_client_connect() failures. */
@@ -202,18 +204,70 @@ KVT_API int kvt_namespace_open(struct kvt_client *client, const uint64_t digest[
 
 /* ---------------------------------------------------------------- pool */
 
-/** Where page `p` of slab `s` is: base[s] + p * page_bytes. */
+/** One slab, mapped. Without a geometry, and in page-major order, page `p` is the page_bytes bytes
+ * at base + p * page_bytes; in layer-major order it is one piece per plane: kvt_pool_view(). */
 struct kvt_pool {
-	void *base;          /* of slab 0; host backend */
-	uint64_t bytes;
-	uint64_t page_bytes;
-	uint32_t n_pages;
-	uint32_t slab;       /* whose base it is */
+	void *base;
+	uint64_t bytes;      /* at least n_pages * page_bytes */
+	uint64_t page_bytes; /* of this slab */
+	uint32_t n_pages;    /* page 0, the scratch page, included */
+	uint32_t slab;       /* which one this is */
 };
 
-/** Map the pool (once per client; later calls return the same mapping). Unmapped by close.
- * Errors: -ENOTSUP backend not mappable here, -ENOMEM. */
+/** Map slab 0 (once per client; later calls return the same mapping). Unmapped by close.
+ * Errors: -ENOTSUP backend not mappable here, -ENOMEM, -EPROTO not what WELCOME said. */
 KVT_API int kvt_pool_map(struct kvt_client *client, struct kvt_pool *ret_pool);
+
+/** The same for one slab of several. The same page number names a page in each: a tensor-parallel
+ * rank maps the slab of its rank, one process that drives all ranks maps them all. -EINVAL: there
+ * are only kvt_client_info()->n_slabs. */
+KVT_API int kvt_pool_map_slab(struct kvt_client *client, uint32_t slab,
+			      struct kvt_pool *ret_pool);
+
+/** One layer of a slab: enough to build a tensor on the pages without a copy.
+ *
+ * Element `x` of position `t` of KV head `h` in page `p` lies at
+ *
+ *     k + p * page_stride_bytes + h * head_stride_bytes + t * position_stride_bytes
+ *       + x * element_bytes
+ *
+ * and likewise from v. For PyTorch: a tensor on `k` of shape [n_pages, n_kv_heads, page_size,
+ * head_dim] with the strides (page, head, position)_stride_bytes / element_bytes and 1. The
+ * elements of a head are contiguous, everything lies within the slab, and no two elements of any
+ * two planes share a byte. Pages that are cached are read only, by contract. */
+struct kvt_pool_view {
+	void *k;
+	void *v;
+	uint64_t page_stride_bytes;
+	uint64_t head_stride_bytes;
+	uint64_t position_stride_bytes;
+	uint32_t element_bytes;
+	uint32_t type; /* enum kvt_element_type */
+	uint32_t n_pages;
+	uint32_t page_size; /* positions */
+	uint32_t n_kv_heads;
+	uint32_t head_dim;  /* elements */
+	float k_scale;      /* fp8: value = stored value * scale; else 1 */
+	float v_scale;
+};
+
+/** Describe layer `layer` of a mapped slab. Pure arithmetic on what the daemon said at HELLO: no
+ * memory is touched, so `pool->base` may as well be an address of a device.
+ * Errors: -ENODATA the daemon was given page_bytes and no geometry, -EINVAL there is no such layer,
+ * or `pool` is none of this client's size, -ECHILD in a forked child. */
+KVT_API int kvt_pool_view(struct kvt_client *client, const struct kvt_pool *pool, uint32_t layer,
+			  struct kvt_pool_view *ret_view);
+
+/** A geometry as texts for struct kvt_geometry (kvtrunk_keys.h): the daemon puts the same three
+ * into its fingerprint, so a client that names its geometry names it in the same words.
+ * -EINVAL: not a geometry (something is 0 or out of range); nothing was written. */
+KVT_API int kvt_pool_geometry_describe(const struct kvt_pool_geometry *geometry,
+				       struct kvt_pool_geometry_text *ret_text);
+
+/** Bytes of one page in one slab: 2 * layers * heads * page_size * dim * element. 0: not a
+ * geometry, or page_size is no power of two up to 256. */
+KVT_API uint64_t kvt_pool_geometry_page_bytes(const struct kvt_pool_geometry *geometry,
+					      uint32_t page_size);
 
 #define KVT_DEVICE_CURRENT (-1) /* the device of the calling thread's CUDA context */
 

@@ -46,6 +46,7 @@
 #define KVT_MAX_PAGE_SIZE 256u  /* positions; a power of two */
 #define KVT_FENCE_WORDS 16u     /* per session: one for each stream an engine uses, with slack */
 #define KVT_MAX_SLABS 16u       /* devices of one pool: as many as the largest hosts have */
+#define KVT_MAX_LAYERS 256u     /* of one slab: the deepest open models have half of that */
 #define KVT_FINGERPRINT_BYTES 256u
 #define KVT_LABEL_BYTES 64u
 
@@ -740,6 +741,46 @@ struct kvt_message {
 };
 _Static_assert(sizeof(struct kvt_message) == 24, "kvt_message");
 
+enum kvt_element_type {
+	KVT_ELEMENT_BF16 = 0,
+	KVT_ELEMENT_FP16 = 1,
+	KVT_ELEMENT_FP32 = 2,
+	KVT_ELEMENT_FP8_E4M3 = 3, /* the "fn" kind, no infinities; value = stored * scale */
+};
+
+/** How the positions and KV heads of a page lie in each of its K and V planes. */
+enum kvt_page_layout {
+	KVT_LAYOUT_HND = 0, /* [kv head][position][dim] */
+	KVT_LAYOUT_NHD = 1, /* [position][kv head][dim] */
+};
+
+/** How planes lie in a slab; each layer has two, K and then V. */
+enum kvt_page_order {
+	KVT_ORDER_LAYER = 0, /* [layer][K, V][page][...]: a layer is one tensor */
+	KVT_ORDER_PAGE = 1,  /* [page][layer][K, V][...]: all layers of a page are contiguous */
+};
+
+/** What the pages of one slab hold, as far as the daemon was told. Under tensor parallelism the
+ * heads are those of one rank. All 0: pages are bytes, whose meaning only the clients know. */
+struct kvt_pool_geometry {
+	uint32_t n_layers; /* 1..KVT_MAX_LAYERS; 0: not known */
+	uint32_t n_kv_heads;
+	uint32_t head_dim; /* elements */
+	uint32_t type;     /* enum kvt_element_type */
+	uint32_t layout;   /* enum kvt_page_layout */
+	uint32_t order;    /* enum kvt_page_order */
+	uint32_t reserved[2];
+	float scales[KVT_MAX_LAYERS][2]; /* of K and V per layer; 1 unless the type is fp8 */
+};
+_Static_assert(sizeof(struct kvt_pool_geometry) == 32 + 8 * KVT_MAX_LAYERS, "kvt_pool_geometry");
+
+/** A geometry in words, as it stands in a fingerprint: kvt_pool_geometry_describe(). */
+struct kvt_pool_geometry_text {
+	char kv_type[64];   /* bf16.32x8x128: type, layers x KV heads x dim */
+	char kv_scales[48]; /* bits of K's and V's in hex, or a digest of all layers'; "": none */
+	char layout[32];    /* hnd.layer, nhd.page, ... */
+};
+
 enum kvt_hello_flag {
 	KVT_HELLO_OBSERVE = 1u << 0, /* no session: namespaces and admin requests only */
 	KVT_HELLO_NO_RESUME = 1u << 1, /* the session is to end with the daemon, however it does */
@@ -765,6 +806,7 @@ struct kvt_message_hello {
 	uint64_t secret[2];  /* resume; 0 = new */
 	char fingerprint[KVT_FINGERPRINT_BYTES];
 	char label[KVT_LABEL_BYTES];
+	struct kvt_pool_geometry geometry;
 };
 
 /** Descriptors that come with WELCOME, in this order, those whose bit is set in `fds`. */
@@ -827,6 +869,7 @@ struct kvt_message_welcome {
 	uint32_t reserved;
 	char fingerprint[KVT_FINGERPRINT_BYTES];
 	struct kvt_slab_record slabs[KVT_MAX_SLABS]; /* n_slabs of them; none for observers */
+	struct kvt_pool_geometry geometry;
 };
 
 /** To a connection that a successor took up, first of all. Whatever was asked on it and not
@@ -910,6 +953,9 @@ struct kvt_admin_status {
 	uint64_t op_ns[32];                               /* time in it, all together */
 	uint64_t accepted_connections, refused_connections, log_lines_dropped;
 	char fingerprint[KVT_FINGERPRINT_BYTES];
+	struct kvt_pool_geometry geometry;
+	uint32_t n_slabs;
+	uint32_t reserved1;
 };
 
 struct kvt_admin_client {
@@ -968,6 +1014,7 @@ static inline uint64_t kvt_abi_layout(void)
 		sizeof(struct kvt_pending_record), offsetof(struct kvt_session_record, last_cqe),
 		sizeof(struct kvt_undo_header), sizeof(struct kvt_message_hello),
 		sizeof(struct kvt_message_welcome), sizeof(struct kvt_slab_record),
+		sizeof(struct kvt_pool_geometry),
 		sizeof(struct kvt_message_namespace),
 		sizeof(struct kvt_message_admin), sizeof(struct kvt_admin_status),
 		sizeof(struct kvt_admin_client), sizeof(struct kvt_admin_node),

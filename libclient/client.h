@@ -183,6 +183,8 @@ struct kvt_client_slab {
 	struct kvt_slab_record record;
 	int fd; /* the client's; -1 = none */
 	struct kvt_device_mapping *mapped[2]; /* device memory: to write, and to read only */
+	void *base; /* host memory; NULL: not mapped */
+	uint64_t base_bytes;
 };
 
 struct kvt_client {
@@ -225,8 +227,6 @@ struct kvt_client {
 	uint64_t arena_bytes; /* mapped; 0 = withheld */
 	struct kvt_client_slab slabs[KVT_MAX_SLABS];
 	uint32_t n_slabs; /* 0: observer */
-	struct kvt_pool pool;
-	uint64_t pool_mapped;
 	struct kvt_streams *streams; /* NULL: no stream has raised a fence */
 	uint32_t fences_taken; /* bits: words that the caller raises by itself */
 	uint32_t fence_method; /* enum kvt_fence_method */
@@ -297,6 +297,12 @@ int kvt_client_fail_result(struct kvt_client *client, const struct kvt_result *r
 	__attribute__((cold));
 void kvt_error_set(struct kvt_error *error, int code, int reason, const char *format, ...)
 	__attribute__((format(printf, 4, 5), cold));
+
+/** Bytes of a received object, provided that nobody can shrink it under our feet: -EPROTO if
+ * somebody could. */
+int kvt_client_sealed_bytes(int fd, uint64_t *ret_bytes);
+/** Map it for reading and writing, and not into forked children. */
+int kvt_client_map_shared(int fd, uint64_t bytes, void **ret_base);
 
 /** 0, or why this client cannot be used: -ECHILD in a forked child, -ECONNRESET. */
 int kvt_client_usable(struct kvt_client *client);

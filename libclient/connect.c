@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "shm/geometry.h"
+
 #define DEFAULT_SOCKET "/run/kvtrunk/default.sock"
 #define DEFAULT_SQ_ENTRIES 64u
 #define DEFAULT_KEYS_COUNT (1u << 20)
@@ -74,6 +76,14 @@ static int fill_hello(struct kvt_message_hello *hello, const struct kvt_options 
 	memcpy(hello->fingerprint, fingerprint, strlen(fingerprint));
 	/* A longer label is for people anyway: cut it. */
 	memcpy(hello->label, label, strnlen(label, sizeof(hello->label) - 1));
+	if (options->geometry && !kvt_pool_geometry_ok(options->geometry)) {
+		kvt_error_set(error, -EINVAL, 0,
+			      "options->geometry is none: a number is 0 or out of range, or a "
+			      "scale is not above 0 (1 where the type is not fp8)");
+		return -EINVAL;
+	}
+	if (options->geometry)
+		hello->geometry = *options->geometry;
 	return 0;
 }
 
@@ -119,6 +129,9 @@ static bool geometry_ok(const struct kvt_message_welcome *message)
 	       (page_size & (page_size - 1)) == 0 && message->n_pages >= 2 &&
 	       message->page_bytes <= UINT64_MAX / message->n_pages &&
 	       message->page_bytes * message->n_pages <= message->pool_bytes &&
+	       (message->geometry.n_layers == 0 ||
+		kvt_pool_geometry_page_bytes(&message->geometry, page_size) ==
+			message->page_bytes) &&
 	       memchr(message->fingerprint, '\0', sizeof(message->fingerprint));
 }
 
@@ -174,8 +187,7 @@ static int receive_welcome(int fd, int64_t deadline_ns, struct welcome *welcome,
 	return 0;
 }
 
-/* Real size of an object, provided that nobody can shrink it under our feet. */
-static int sealed_size(int fd, uint64_t *ret_bytes)
+int kvt_client_sealed_bytes(int fd, uint64_t *ret_bytes)
 {
 	struct stat st;
 	int seals;
@@ -189,7 +201,7 @@ static int sealed_size(int fd, uint64_t *ret_bytes)
 	return 0;
 }
 
-static int map_private_to_us(int fd, uint64_t bytes, void **ret_base)
+int kvt_client_map_shared(int fd, uint64_t bytes, void **ret_base)
 {
 	void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	int rc;
@@ -215,11 +227,11 @@ static int map_segment(struct welcome *welcome, struct kvt_client_parts *parts,
 		kvt_error_set(error, -EPROTO, 0, "corrupt: WELCOME lacks the ring's descriptors");
 		return -EPROTO;
 	}
-	rc = sealed_size(welcome->segment, &bytes);
+	rc = kvt_client_sealed_bytes(welcome->segment, &bytes);
 	if (rc == 0 && bytes < sizeof(struct kvt_segment_header))
 		rc = -EPROTO;
 	if (rc == 0)
-		rc = map_private_to_us(welcome->segment, bytes, &parts->segment);
+		rc = kvt_client_map_shared(welcome->segment, bytes, &parts->segment);
 	if (rc != 0) {
 		kvt_error_set(error, rc, 0, "cannot map the session segment: %s",
 			      rc == -EPROTO ? "it is too small or not sealed" :
@@ -282,6 +294,7 @@ static void fill_info(struct kvt_info *info, const struct kvt_message_welcome *m
 		.kept = message->flags & KVT_WELCOME_KEPT,
 		.arena_visible = arena_visible,
 		.daemon_pid = message->daemon_pid,
+		.geometry = message->geometry,
 	};
 	memcpy(info->fingerprint, message->fingerprint, sizeof(info->fingerprint));
 }
@@ -604,8 +617,9 @@ void kvt_client_destroy(struct kvt_client *client)
 			munmap(client->segment, client->segment_bytes);
 		if (client->arena.bytes)
 			kvt_arena_detach(&client->arena);
-		if (client->pool.base)
-			munmap(client->pool.base, client->pool_mapped);
+		for (uint32_t i = 0; i < client->n_slabs; i++)
+			if (client->slabs[i].base)
+				munmap(client->slabs[i].base, client->slabs[i].base_bytes);
 	}
 	for (unsigned int i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
 		if (fds[i] >= 0)
@@ -668,57 +682,4 @@ int kvt_client_completion_fd(const struct kvt_client *client)
 int kvt_client_control_fd(const struct kvt_client *client)
 {
 	return client->control;
-}
-
-static uint64_t round_up(uint64_t bytes, uint64_t unit)
-{
-	return (bytes + unit - 1) / unit * unit;
-}
-
-int kvt_pool_map(struct kvt_client *client, struct kvt_pool *ret_pool)
-{
-	const struct kvt_info *info = &client->info;
-	KVT_KEEP_ERRNO;
-	int rc, fd = client->n_slabs ? client->slabs[0].fd : -1;
-	uint64_t real, bytes;
-	struct stat st;
-	void *base;
-
-	kvt_client_check_fork(client);
-	rc = kvt_client_usable(client);
-	if (rc != 0)
-		return rc;
-	if (client->pool.base) {
-		*ret_pool = client->pool;
-		return 0;
-	}
-	if (info->backend != KVT_POOL_HOST || fd < 0)
-		return kvt_client_fail(client, -ENOTSUP, 0,
-				       "the pool is not host memory: open the %s handle with CUDA",
-				       info->backend == KVT_POOL_CUDA_IPC ? "IPC" : "VMM");
-	rc = sealed_size(fd, &real);
-	if (rc != 0 || fstat(fd, &st) != 0)
-		return kvt_client_fail(client, -EPROTO, 0, "corrupt: the pool is not sealed");
-	/* Huge pages are mapped whole; st_blksize is their size. */
-	bytes = round_up(info->pool_bytes, st.st_blksize > 0 ? (uint64_t)st.st_blksize : 1);
-	if (bytes > real)
-		bytes = real;
-	if (bytes < info->page_bytes * info->n_pages)
-		return kvt_client_fail(client, -EPROTO, 0,
-				       "corrupt: the pool has %llu bytes, %llu are needed",
-				       (unsigned long long)real,
-				       (unsigned long long)info->pool_bytes);
-	rc = map_private_to_us(fd, bytes, &base);
-	if (rc != 0)
-		return kvt_client_fail(client, rc, 0, "cannot map the pool of %llu bytes: %s",
-				       (unsigned long long)bytes, kvt_errno_name(rc));
-	client->pool_mapped = bytes;
-	client->pool = (struct kvt_pool){
-		.base = base,
-		.bytes = info->pool_bytes,
-		.page_bytes = info->page_bytes,
-		.n_pages = info->n_pages,
-	};
-	*ret_pool = client->pool;
-	return 0;
 }

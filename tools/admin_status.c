@@ -5,6 +5,7 @@
 
 #include "tools/admin.h"
 #include "tools/metrics.h"
+#include "shm/geometry.h"
 
 void kvt_json_counters(struct kvt_json *json, const struct kvt_counters *counters)
 {
@@ -27,6 +28,21 @@ uint64_t kvt_histogram_ns(const uint64_t *buckets, double share)
 	return 0;
 }
 
+/* Left out where the daemon was given page_bytes only. */
+static void status_geometry(struct kvt_json *json, const struct kvt_pool_geometry *geometry)
+{
+	if (!geometry->n_layers)
+		return;
+	kvt_json_open(json, "geometry", '{');
+	kvt_json_u64(json, "n_layers", geometry->n_layers);
+	kvt_json_u64(json, "n_kv_heads", geometry->n_kv_heads);
+	kvt_json_u64(json, "head_dim", geometry->head_dim);
+	kvt_json_string(json, "kv_type", kvt_element_name(geometry->type));
+	kvt_json_string(json, "kv_layout", kvt_page_layout_name(geometry->layout));
+	kvt_json_string(json, "kv_order", kvt_page_order_name(geometry->order));
+	kvt_json_close(json, '}');
+}
+
 static void status_identity(struct kvt_json *json, const struct kvt_admin_status *status)
 {
 	kvt_json_i64(json, "daemon_pid", status->daemon_pid);
@@ -45,6 +61,8 @@ static void status_identity(struct kvt_json *json, const struct kvt_admin_status
 	kvt_json_u64(json, "max_nodes", status->max_nodes);
 	kvt_json_u64(json, "page_bytes", status->page_bytes);
 	kvt_json_u64(json, "pool_bytes", status->pool_bytes);
+	kvt_json_u64(json, "n_slabs", status->n_slabs);
+	status_geometry(json, &status->geometry);
 	kvt_json_u64(json, "arena_bytes", status->arena_bytes);
 	kvt_json_u64(json, "ledger_bytes", status->ledger_bytes);
 	kvt_json_seconds(json, "uptime_s", status->now_ns - status->started_ns);
@@ -140,11 +158,11 @@ static void status_text(const struct kvt_admin_status *status)
 	       (unsigned long long)status->epoch,
 	       kvt_age_text(status->now_ns - status->started_ns, first, sizeof(first)),
 	       status->disabled ? ", caching disabled" : "", status->draining ? ", draining" : "");
-	printf("%u pages of %u positions and %s in a %s pool of %s; arena %s, ledger %s; "
+	printf("%u pages of %u positions and %s in a %s pool of %u x %s; arena %s, ledger %s; "
 	       "policy %s\n",
 	       status->n_pages, status->page_size,
 	       kvt_size_text(status->page_bytes, first, sizeof(first)),
-	       kvt_backend_text(status->backend),
+	       kvt_backend_text(status->backend), status->n_slabs,
 	       kvt_size_text(status->pool_bytes, second, sizeof(second)),
 	       kvt_size_text(status->arena_bytes, third, sizeof(third)),
 	       kvt_size_text(status->ledger_bytes, fourth, sizeof(fourth)),

@@ -9,19 +9,76 @@
 #include "kvtrunk_keys.h"
 #include "worker.h"
 
-/** Everything that must be equal in all processes that share this model's KV. */
-static void fingerprint(const struct worker *worker, char *ret_text)
+/** What this model's pages hold: fp32, all layers of a page together. */
+static void geometry(const struct worker *worker, struct kvt_pool_geometry *ret_geometry)
 {
-	snprintf(ret_text, KVT_FINGERPRINT_BYTES,
-		 "llama2c:%016llx%016llx,tok:%016llx,kv:f32,hnd,page-major",
-		 (unsigned long long)worker->model.digest[0],
-		 (unsigned long long)worker->model.digest[1],
-		 (unsigned long long)worker->tokenizer.digest[0]);
+	const struct model *model = &worker->model;
+
+	*ret_geometry = (struct kvt_pool_geometry){
+		.n_layers = model->n_layers,
+		.n_kv_heads = model->n_kv_heads,
+		.head_dim = model->head_dim,
+		.type = KVT_ELEMENT_FP32,
+		.layout = KVT_LAYOUT_HND,
+		.order = KVT_ORDER_PAGE,
+	};
+	for (uint32_t i = 0; i < model->n_layers && i < KVT_MAX_LAYERS; i++)
+		ret_geometry->scales[i][0] = ret_geometry->scales[i][1] = 1;
 }
 
-static uint64_t page_bytes(const struct worker *worker, uint32_t page_size)
+/** Everything that must be equal in all processes that share this model's KV. -EINVAL: pages
+ * cannot hold such a model. */
+static int fingerprint(const struct worker *worker, const struct kvt_pool_geometry *pages,
+		       char *ret_text)
 {
-	return 2ull * worker->model.n_layers * page_size * worker->model.kv_dim * sizeof(float);
+	struct kvt_pool_geometry_text words;
+	char weights[64], tokenizer[32];
+	int error = kvt_pool_geometry_describe(pages, &words);
+
+	if (error)
+		return error;
+	snprintf(weights, sizeof(weights), "llama2c:%016llx%016llx",
+		 (unsigned long long)worker->model.digest[0],
+		 (unsigned long long)worker->model.digest[1]);
+	snprintf(tokenizer, sizeof(tokenizer), "%016llx",
+		 (unsigned long long)worker->tokenizer.digest[0]);
+	kvt_geometry_fingerprint(&(struct kvt_geometry){ .weights = weights,
+							 .tokenizer = tokenizer,
+							 .kv_type = words.kv_type,
+							 .layout = words.layout },
+				 ret_text);
+	return 0;
+}
+
+/* The kernels' word for a type of KV. */
+static uint32_t attention_type(uint32_t element_type)
+{
+	static const uint32_t types[] = {
+		[KVT_ELEMENT_BF16] = KVT_ATTN_BF16,
+		[KVT_ELEMENT_FP16] = KVT_ATTN_F16,
+		[KVT_ELEMENT_FP32] = KVT_ATTN_F32,
+		[KVT_ELEMENT_FP8_E4M3] = KVT_ATTN_F8_E4M3,
+	};
+
+	return types[element_type];
+}
+
+void worker_attention_view(const struct kvt_pool_view *from, struct kvt_attn_view *ret_view)
+{
+	*ret_view = (struct kvt_attn_view){
+		.k = from->k,
+		.v = from->v,
+		.page_stride_bytes = from->page_stride_bytes,
+		.head_stride_bytes = from->head_stride_bytes,
+		.position_stride_bytes = from->position_stride_bytes,
+		.n_pages = from->n_pages,
+		.page_size = from->page_size,
+		.n_kv_heads = from->n_kv_heads,
+		.head_dim = from->head_dim,
+		.type = attention_type(from->type),
+		.k_scale = from->k_scale,
+		.v_scale = from->v_scale,
+	};
 }
 
 int worker_open_model(struct worker *worker)
@@ -38,53 +95,70 @@ int worker_open_model(struct worker *worker)
 	return error;
 }
 
+/* The pool as the kernels see it, layer by layer. */
+static int map_pool(struct worker *worker, struct kvt_attn_view *views)
+{
+	struct kvt_pool_view view;
+	int code = kvt_pool_map(worker->client, &worker->pool);
+
+	for (uint32_t i = 0; i < worker->model.n_layers && !code; i++) {
+		code = kvt_pool_view(worker->client, &worker->pool, i, &view);
+		if (!code)
+			worker_attention_view(&view, &views[i]);
+	}
+	return code;
+}
+
 int worker_open_cache(struct worker *worker)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_attn_view views[KVT_MAX_LAYERS];
+	struct kvt_pool_geometry pages;
 	char print[KVT_FINGERPRINT_BYTES];
-	const struct kvt_info *info;
 	struct kvt_error error;
 	uint64_t digest[2];
 	int code;
 
-	fingerprint(worker, print);
+	geometry(worker, &pages);
+	code = fingerprint(worker, &pages, print);
+	if (code) {
+		snprintf(worker->why, sizeof(worker->why), "pages cannot hold the KV of this "
+			 "model: at most %u layers", KVT_MAX_LAYERS);
+		return code;
+	}
 	options.socket_path = worker->options.socket;
 	options.fingerprint = print;
+	options.geometry = &pages;
 	options.label = "worker";
 	code = kvt_client_connect(&worker->client, &options, &error);
 	if (code) {
-		snprintf(worker->why, sizeof(worker->why), "%s", error.text);
+		snprintf(worker->why, sizeof(worker->why), "%.400s%s", error.text, code == -EINVAL
+			 ? " (worker --geometry prints the options that kvtrunkd needs)" : "");
 		return code;
-	}
-	info = kvt_client_info(worker->client);
-	if (info->page_bytes != page_bytes(worker, info->page_size)) {
-		snprintf(worker->why, sizeof(worker->why), "the daemon's pages have %llu bytes; "
-			 "this model's have %llu: start it with the options that worker "
-			 "--geometry prints", (unsigned long long)info->page_bytes,
-			 (unsigned long long)page_bytes(worker, info->page_size));
-		return -EINVAL;
 	}
 	kvt_namespace_digest(&(struct kvt_namespace_fields){ .salt = { 0 } }, digest);
 	code = kvt_namespace_open(worker->client, digest, "default", &worker->namespace_id);
 	if (!code)
-		code = kvt_pool_map(worker->client, &worker->pool);
+		code = map_pool(worker, views);
 	if (code) {
 		snprintf(worker->why, sizeof(worker->why), "%s",
 			 kvt_client_error(worker->client)->text);
 		return code;
 	}
-	return forward_open(&worker->forward, &worker->model, info->page_size, info->n_pages,
-			    worker->pool.base, worker->pool.bytes, worker->options.chunk,
-			    worker->why);
+	return forward_open_views(&worker->forward, &worker->model, views, worker->options.chunk,
+				  worker->why);
 }
 
 const char *worker_daemon_flags(const struct worker *worker, uint32_t page_size, char *flags)
 {
-	char print[KVT_FINGERPRINT_BYTES];
+	struct kvt_pool_geometry pages;
+	char print[KVT_FINGERPRINT_BYTES] = "";
 
-	fingerprint(worker, print);
-	snprintf(flags, WORKER_FLAGS_BYTES, "--page_size=%u --page_bytes=%llu --fingerprint=%s",
-		 page_size, (unsigned long long)page_bytes(worker, page_size), print);
+	geometry(worker, &pages);
+	fingerprint(worker, &pages, print); /* what is refused here, connecting refuses, too */
+	snprintf(flags, WORKER_FLAGS_BYTES, "--page_size=%u --n_layers=%u --n_kv_heads=%u "
+		 "--head_dim=%u --kv_type=fp32 --kv_order=page --fingerprint=%s", page_size,
+		 pages.n_layers, pages.n_kv_heads, pages.head_dim, print);
 	return flags;
 }
 

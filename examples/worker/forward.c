@@ -31,16 +31,15 @@ static float *rows(const struct forward *f, uint32_t width)
 	return calloc((size_t)f->max_rows * width, sizeof(float));
 }
 
-int forward_open(struct forward *forward, const struct model *model, uint32_t page_size,
-		 uint32_t n_pages, void *slab, uint64_t slab_bytes, uint32_t chunk, char *why)
+int forward_open_views(struct forward *forward, const struct model *model,
+		       const struct kvt_attn_view *views, uint32_t chunk, char *why)
 {
-	struct forward f = { .model = model, .slab = slab, .slab_bytes = slab_bytes };
+	struct forward f = { .model = model, .page_size = views[0].page_size };
 	struct kvt_attn_options options = { .n_threads = 1 };
 	int error;
 
 	/* A chunk may begin and end inside a block. */
 	f.max_rows = (chunk / ROW_BLOCK + 2) * ROW_BLOCK;
-	forward_geometry(model, page_size, n_pages, &f.geometry);
 	error = kvt_attn_open(&options, &f.attention, why, WORKER_WHY_BYTES);
 	if (error)
 		return error;
@@ -54,14 +53,35 @@ int forward_open(struct forward *forward, const struct model *model, uint32_t pa
 	f.up = rows(&f, model->hidden_dim);
 	f.logits = calloc((size_t)ROW_BLOCK * model->vocab_size, sizeof(float));
 	f.slots = calloc(f.max_rows, sizeof(*f.slots));
+	f.views = calloc(model->n_layers, sizeof(*f.views));
 	if (!f.x || !f.normed || !f.q || !f.k || !f.v || !f.out || !f.gate || !f.up ||
-	    !f.logits || !f.slots) {
+	    !f.logits || !f.slots || !f.views) {
 		forward_close(&f);
 		snprintf(why, WORKER_WHY_BYTES, "no memory for chunks of %u positions", chunk);
 		return -ENOMEM;
 	}
+	memcpy(f.views, views, model->n_layers * sizeof(*f.views));
 	*forward = f;
 	return 0;
+}
+
+int forward_open(struct forward *forward, const struct model *model, uint32_t page_size,
+		 uint32_t n_pages, void *slab, uint64_t slab_bytes, uint32_t chunk, char *why)
+{
+	struct kvt_attn_view *views = calloc(model->n_layers, sizeof(*views));
+	struct kvt_attn_geometry geometry;
+	int error = views ? 0 : -ENOMEM;
+
+	forward_geometry(model, page_size, n_pages, &geometry);
+	for (uint32_t i = 0; i < model->n_layers && !error; i++)
+		error = kvt_attn_geometry_view(&geometry, slab, slab_bytes, i, &views[i]);
+	if (error)
+		snprintf(why, WORKER_WHY_BYTES, "a slab of %llu bytes does not hold %u pages: %s",
+			 (unsigned long long)slab_bytes, n_pages, strerror(-error));
+	else
+		error = forward_open_views(forward, model, views, chunk, why);
+	free(views);
+	return error;
 }
 
 void forward_close(struct forward *f)
@@ -72,6 +92,7 @@ void forward_close(struct forward *f)
 	for (size_t i = 0; i < sizeof(arrays) / sizeof(arrays[0]); i++)
 		free(arrays[i]);
 	free(f->slots);
+	free(f->views);
 	kvt_attn_close(f->attention);
 	*f = (struct forward){ 0 };
 }
@@ -130,23 +151,21 @@ struct chunk {
 static int attend(struct forward *f, const struct chunk *chunk, uint32_t layer)
 {
 	const struct model *m = f->model;
-	struct kvt_attn_append append = { .n_positions = chunk->n, .type = KVT_ATTN_F32,
-					  .slots = f->slots };
+	struct kvt_attn_append append = { .kv = f->views[layer], .n_positions = chunk->n,
+					  .type = KVT_ATTN_F32, .slots = f->slots };
 	struct kvt_attn_sequence sequence = { .n_queries = chunk->n,
 					      .n_positions = chunk->start + chunk->n,
 					      .pages = chunk->pages,
 					      .n_pages = chunk->n_pages };
-	struct kvt_attn_prefill prefill = { .sequences = &sequence, .n_sequences = 1,
+	struct kvt_attn_prefill prefill = { .kv = f->views[layer],
+					    .sequences = &sequence, .n_sequences = 1,
 					    .n_q_heads = m->n_heads, .q_type = KVT_ATTN_F32,
 					    .out_type = KVT_ATTN_F32,
 					    .scale = 1.0f / sqrtf((float)m->head_dim) };
-	int error = kvt_attn_geometry_view(&f->geometry, f->slab, f->slab_bytes, layer, &append.kv);
+	int error;
 
-	if (error)
-		return error;
 	append.k = f->k + (size_t)chunk->lead * m->kv_dim;
 	append.v = f->v + (size_t)chunk->lead * m->kv_dim;
-	prefill.kv = append.kv;
 	prefill.q = f->q + (size_t)chunk->lead * m->dim;
 	prefill.out = f->out + (size_t)chunk->lead * m->dim;
 	error = kvt_attn_kv_append(f->attention, &append, NULL);
@@ -191,7 +210,7 @@ const float *forward_run(struct forward *f, const uint32_t *tokens, uint32_t sta
 			 const uint32_t *pages, uint32_t n_pages, char *why)
 {
 	const struct model *m = f->model;
-	uint32_t ps = f->geometry.page_size, last, block;
+	uint32_t ps = f->page_size, last, block;
 	struct chunk chunk = { .start = start, .n = n, .lead = start % ROW_BLOCK,
 			       .pages = pages, .n_pages = n_pages };
 

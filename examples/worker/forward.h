@@ -21,9 +21,8 @@
 struct forward {
 	const struct model *model;
 	struct kvt_attn_context *attention;
-	struct kvt_attn_geometry geometry;
-	void *slab;
-	uint64_t slab_bytes;
+	struct kvt_attn_view *views; /* one for each layer */
+	uint32_t page_size;
 	uint32_t max_rows; /* of a chunk, padding included */
 	float *x, *normed, *q, *k, *v, *out, *gate, *up, *logits;
 	uint64_t *slots;
@@ -33,7 +32,11 @@ struct forward {
 void forward_geometry(const struct model *model, uint32_t page_size, uint32_t n_pages,
 		      struct kvt_attn_geometry *ret_geometry);
 
-/** Prepare for chunks of at most `chunk` positions. 0 or a negative errno with why. */
+/** Prepare for chunks of at most `chunk` positions on pages that `views` describe, one for each
+ * layer (copied). 0 or a negative errno with why. */
+int forward_open_views(struct forward *forward, const struct model *model,
+		       const struct kvt_attn_view *views, uint32_t chunk, char *why);
+/** The same on a slab of the caller's own, as forward_geometry() says. */
 int forward_open(struct forward *forward, const struct model *model, uint32_t page_size,
 		 uint32_t n_pages, void *slab, uint64_t slab_bytes, uint32_t chunk, char *why);
 void forward_close(struct forward *forward);

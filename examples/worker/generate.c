@@ -161,7 +161,7 @@ static int decode(struct run *run, const float *logits)
 	struct worker *worker = run->worker;
 	struct generation *g = run->generation;
 	uint32_t vocab = worker->model.vocab_size, n_pages;
-	uint32_t ps = worker->forward.geometry.page_size;
+	uint32_t ps = worker->forward.page_size;
 
 	for (;;) {
 		uint32_t position = g->n_tokens, step = g->n_tokens - g->n_prompt, token;

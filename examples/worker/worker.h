@@ -50,10 +50,12 @@ struct generation {
 };
 
 /* What kvtrunkd must be told to serve this model: its flags in one line, no blanks inside one. */
-#define WORKER_FLAGS_BYTES (KVT_FINGERPRINT_BYTES + 128)
+#define WORKER_FLAGS_BYTES (KVT_FINGERPRINT_BYTES + 256)
 
 /** Open options.model and options.tokenizer. 0 or a negative errno with worker->why, as below. */
 int worker_open_model(struct worker *worker);
+/** A layer of a pool in the kernels' words: the library knows nothing of the kernels. */
+void worker_attention_view(const struct kvt_pool_view *from, struct kvt_attn_view *ret_view);
 /** Connect to options.socket, map the pool, prepare for options.chunk positions at a time. */
 int worker_open_cache(struct worker *worker);
 void worker_close_cache(struct worker *worker);

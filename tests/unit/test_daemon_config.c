@@ -67,7 +67,7 @@ static void defaults_are_what_the_table_says(void **state)
 	assert_int_equal(parse(&config, why, NULL, NULL, NULL), KVT_COMMAND_RUN);
 	assert_string_equal(config.instance, "default");
 	assert_int_equal(config.page_size, 64);
-	assert_int_equal(config.pool_bytes, 256ll << 20);
+	assert_int_equal(config.pool_bytes.value, 256ll << 20);
 	assert_int_equal(config.max_private_pages.value, 75);
 	assert_int_equal(config.max_private_pages.percent, 1);
 	assert_int_equal(config.socket_mode, 0660);
@@ -101,7 +101,7 @@ static void flags_win_over_the_file_and_the_file_over_defaults(void **state)
 			 KVT_COMMAND_RUN);
 	assert_int_equal(config.page_size, 32);
 	assert_int_equal(config.policy, KVT_POLICY_SLRU);
-	assert_int_equal(config.pool_bytes, 64ll << 20);
+	assert_int_equal(config.pool_bytes.value, 64ll << 20);
 	assert_int_equal(config.max_sessions, 256);
 }
 
@@ -147,6 +147,8 @@ static const struct {
 	{ "page_bytes = 3X\n", { ":1:", "'3X'", "suffix K, M, G or T" } },
 	{ "page_bytes = 9999999999999T\n", { ":1:", "page_bytes" } },
 	{ "page_bytes = -1\n", { ":1:", "page_bytes" } },
+	{ "pool_bytes = 0%\n", { ":1:", "pool_bytes", "1% to 100%" } },
+	{ "pool_bytes = 2G%\n", { ":1:", "pool_bytes", "suffix K, M, G or T" } },
 	{ "caching = maybe\n", { ":1:", "'maybe'", "yes or no" } },
 	{ "socket_mode = 0999\n", { ":1:", "'0999'", "octal" } },
 	{ "instance =\n", { ":1:", "instance", "1 to 48 characters" } },

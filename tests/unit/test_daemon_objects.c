@@ -189,7 +189,7 @@ static void a_sealed_object_keeps_its_size_and_its_seals(void **state)
 
 static void a_host_pool_is_sealed_and_says_how_it_was_made(void **state)
 {
-	struct kvt_pool pool = { .page_bytes = 4096, .n_pages = 16,
+	struct kvt_pool pool = { .n_slabs = 3, .page_bytes = 4096, .n_pages = 16,
 				 .hugepages = KVT_HUGEPAGES_AUTO };
 	struct kvt_pool_export export;
 	char why[512];
@@ -201,16 +201,24 @@ static void a_host_pool_is_sealed_and_says_how_it_was_made(void **state)
 	assert_int_equal(pool.ops->create(&pool, why, sizeof(why)), 0);
 	assert_true(pool.bytes >= 16 * 4096);
 	assert_int_equal(pool.ops->export(&pool, &export), 0);
-	assert_int_equal(export.n_fds, 1);
-	assert_int_equal(fcntl(export.fds[0], F_GET_SEALS),
-			 F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+	assert_int_equal(export.n_fds, 3);
+	for (int i = 0; i < 3; i++) {
+		char mark = (char)('a' + i), back;
+
+		assert_int_equal(fcntl(export.fds[i], F_GET_SEALS),
+				 F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+		assert_int_equal(export.slabs[i].device, -1);
+		assert_int_equal(pwrite(export.fds[i], &mark, 1, 0), 1);
+		assert_int_equal(pread(export.fds[0], &back, 1, 0), 1);
+		assert_int_equal(back, 'a'); /* each is memory of its own */
+	}
 	assert_true(pool.ops->quiesce(&pool, &(struct kvt_pool_writer){ 0 }, 0, &again));
 	pool.ops->destroy(&pool);
 }
 
 static void a_pool_larger_than_memory_is_refused_with_the_numbers(void **state)
 {
-	struct kvt_pool pool = { .page_bytes = 1ull << 40, .n_pages = 1024,
+	struct kvt_pool pool = { .n_slabs = 1, .page_bytes = 1ull << 40, .n_pages = 1024,
 				 .hugepages = KVT_HUGEPAGES_NO };
 	char why[512] = "";
 

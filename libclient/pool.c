@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The pool in this process: slabs of host memory, and where KV lies in a slab. */
+
+#include <errno.h>
+#include <sys/stat.h>
+
+#include "libclient/client.h"
+#include "shm/geometry.h"
+
+static uint64_t round_up(uint64_t bytes, uint64_t unit)
+{
+	return (bytes + unit - 1) / unit * unit;
+}
+
+static int map_slab(struct kvt_client *client, struct kvt_client_slab *slab)
+{
+	const struct kvt_info *info = &client->info;
+	uint64_t real, bytes;
+	struct stat st;
+	void *base;
+	int rc = kvt_client_sealed_bytes(slab->fd, &real);
+
+	if (rc != 0 || fstat(slab->fd, &st) != 0)
+		return kvt_client_fail(client, -EPROTO, 0, "corrupt: the pool is not sealed");
+	/* Huge pages are mapped whole; st_blksize is their size. */
+	bytes = round_up(info->pool_bytes, st.st_blksize > 0 ? (uint64_t)st.st_blksize : 1);
+	if (bytes > real)
+		bytes = real;
+	if (bytes < info->page_bytes * info->n_pages)
+		return kvt_client_fail(client, -EPROTO, 0,
+				       "corrupt: the pool has %llu bytes, %llu are needed",
+				       (unsigned long long)real,
+				       (unsigned long long)info->pool_bytes);
+	rc = kvt_client_map_shared(slab->fd, bytes, &base);
+	if (rc != 0)
+		return kvt_client_fail(client, rc, 0, "cannot map the pool of %llu bytes: %s",
+				       (unsigned long long)bytes, kvt_errno_name(rc));
+	slab->base = base;
+	slab->base_bytes = bytes;
+	return 0;
+}
+
+int kvt_pool_map_slab(struct kvt_client *client, uint32_t slab, struct kvt_pool *ret_pool)
+{
+	const struct kvt_info *info = &client->info;
+	struct kvt_client_slab *from = &client->slabs[slab % KVT_MAX_SLABS];
+	KVT_KEEP_ERRNO;
+	int rc;
+
+	kvt_client_check_fork(client);
+	rc = kvt_client_usable(client);
+	if (rc != 0)
+		return rc;
+	if (client->n_slabs && slab >= client->n_slabs)
+		return kvt_client_fail(client, -EINVAL, 0, "slab %u of a pool of %u: they are "
+				       "counted from 0", slab, client->n_slabs);
+	if (info->backend != KVT_POOL_HOST || !client->n_slabs || from->fd < 0)
+		return kvt_client_fail(client, -ENOTSUP, 0,
+				       info->backend == KVT_POOL_HOST
+					       ? "an observer gets no pool: connect without "
+						 "KVT_HELLO_OBSERVE"
+					       : "the pool is device memory: use "
+						 "kvt_pool_map_cuda()");
+	rc = from->base ? 0 : map_slab(client, from);
+	if (rc != 0)
+		return rc;
+	*ret_pool = (struct kvt_pool){
+		.base = from->base,
+		.bytes = info->pool_bytes,
+		.page_bytes = info->page_bytes,
+		.n_pages = info->n_pages,
+		.slab = slab,
+	};
+	return 0;
+}
+
+int kvt_pool_map(struct kvt_client *client, struct kvt_pool *ret_pool)
+{
+	return kvt_pool_map_slab(client, 0, ret_pool);
+}
+
+int kvt_pool_view(struct kvt_client *client, const struct kvt_pool *pool, uint32_t layer,
+		  struct kvt_pool_view *ret_view)
+{
+	const struct kvt_info *info = &client->info;
+	const struct kvt_pool_geometry *geometry = &info->geometry;
+
+	if (kvt_client_forked(client))
+		return -ECHILD;
+	if (!geometry->n_layers)
+		return kvt_client_fail(client, -ENODATA, 0, "the daemon was given page_bytes only: "
+				       "give it n_layers, n_kv_heads, head_dim and kv_type");
+	if (layer >= geometry->n_layers)
+		return kvt_client_fail(client, -EINVAL, 0, "layer %u of %u: they are counted from "
+				       "0", layer, geometry->n_layers);
+	if (!pool->base || pool->n_pages != info->n_pages || pool->page_bytes != info->page_bytes)
+		return kvt_client_fail(client, -EINVAL, 0, "this is no slab of this client: get it "
+				       "from kvt_pool_map()");
+	kvt_pool_geometry_view(geometry, info->page_size, info->n_pages, pool->base, layer,
+			       ret_view);
+	return 0;
+}

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "shm/geometry.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kvtrunk.h"
+
+struct element {
+	const char *name;
+	uint32_t bytes;
+};
+
+static const struct element elements[] = {
+	[KVT_ELEMENT_BF16] = { "bf16", 2 },
+	[KVT_ELEMENT_FP16] = { "fp16", 2 },
+	[KVT_ELEMENT_FP32] = { "fp32", 4 },
+	[KVT_ELEMENT_FP8_E4M3] = { "fp8_e4m3", 1 },
+};
+
+#define N_ELEMENTS (sizeof(elements) / sizeof(elements[0]))
+
+uint32_t kvt_element_bytes(uint32_t type)
+{
+	return type < N_ELEMENTS ? elements[type].bytes : 0;
+}
+
+const char *kvt_element_name(uint32_t type)
+{
+	return type < N_ELEMENTS ? elements[type].name : "?";
+}
+
+const char *kvt_page_layout_name(uint32_t layout)
+{
+	return layout == KVT_LAYOUT_HND ? "hnd" : layout == KVT_LAYOUT_NHD ? "nhd" : "?";
+}
+
+const char *kvt_page_order_name(uint32_t order)
+{
+	return order == KVT_ORDER_LAYER ? "layer" : order == KVT_ORDER_PAGE ? "page" : "?";
+}
+
+bool kvt_pool_geometry_ok(const struct kvt_pool_geometry *geometry)
+{
+	if (geometry->n_layers < 1 || geometry->n_layers > KVT_MAX_LAYERS ||
+	    geometry->n_kv_heads < 1 || geometry->n_kv_heads > KVT_MAX_KV_HEADS ||
+	    geometry->head_dim < 1 || geometry->head_dim > KVT_MAX_HEAD_DIM ||
+	    geometry->type >= N_ELEMENTS || geometry->layout > KVT_LAYOUT_NHD ||
+	    geometry->order > KVT_ORDER_PAGE)
+		return false;
+	for (uint32_t i = 0; i < geometry->n_layers; i++)
+		for (int plane = 0; plane < 2; plane++)
+			if (!(geometry->scales[i][plane] > 0 &&
+			      geometry->scales[i][plane] <= __FLT_MAX__))
+				return false;
+	return true;
+}
+
+/* Bytes of one page in one plane: at most 256 * 4,096 * 1,024 * 4 = 2^32. */
+static uint64_t plane_bytes(const struct kvt_pool_geometry *geometry, uint32_t page_size)
+{
+	return (uint64_t)page_size * geometry->n_kv_heads * geometry->head_dim *
+	       kvt_element_bytes(geometry->type);
+}
+
+uint64_t kvt_pool_geometry_page_bytes(const struct kvt_pool_geometry *geometry,
+				      uint32_t page_size)
+{
+	if (!kvt_pool_geometry_ok(geometry) || page_size < 1 || page_size > KVT_MAX_PAGE_SIZE ||
+	    (page_size & (page_size - 1)))
+		return 0;
+	return 2 * geometry->n_layers * plane_bytes(geometry, page_size);
+}
+
+void kvt_pool_geometry_view(const struct kvt_pool_geometry *geometry, uint32_t page_size,
+			    uint32_t n_pages, void *base, uint32_t layer,
+			    struct kvt_pool_view *ret_view)
+{
+	uint64_t plane = plane_bytes(geometry, page_size);
+	uint32_t element = kvt_element_bytes(geometry->type);
+	uint64_t row = (uint64_t)geometry->head_dim * element;
+	bool by_layer = geometry->order == KVT_ORDER_LAYER;
+	bool by_head = geometry->layout == KVT_LAYOUT_HND;
+	/* From one plane to the next, and from one page to the next of the same plane. */
+	uint64_t plane_stride = by_layer ? plane * n_pages : plane;
+	uint64_t page_stride = by_layer ? plane : 2 * geometry->n_layers * plane;
+	char *k = (char *)base + 2 * layer * plane_stride;
+
+	*ret_view = (struct kvt_pool_view){
+		.k = k,
+		.v = k + plane_stride,
+		.page_stride_bytes = page_stride,
+		.head_stride_bytes = by_head ? row * page_size : row,
+		.position_stride_bytes = by_head ? row : row * geometry->n_kv_heads,
+		.element_bytes = element,
+		.type = geometry->type,
+		.n_pages = n_pages,
+		.page_size = page_size,
+		.n_kv_heads = geometry->n_kv_heads,
+		.head_dim = geometry->head_dim,
+		.k_scale = geometry->scales[layer][0],
+		.v_scale = geometry->scales[layer][1],
+	};
+}
+
+static uint32_t float_bits(float value)
+{
+	uint32_t bits;
+
+	memcpy(&bits, &value, sizeof(bits));
+	return bits;
+}
+
+/* The bits, not decimals, which would depend on the process's locale. One pair where all layers
+ * have the same; else a digest of all (FNV-1a). */
+static void describe_scales(const struct kvt_pool_geometry *geometry, char *to, size_t size)
+{
+	uint32_t k = float_bits(geometry->scales[0][0]), v = float_bits(geometry->scales[0][1]);
+	uint64_t hash = 0xcbf29ce484222325ull;
+	bool same = true;
+
+	for (uint32_t i = 0; i < geometry->n_layers; i++) {
+		uint32_t pair[2] = { float_bits(geometry->scales[i][0]),
+				     float_bits(geometry->scales[i][1]) };
+
+		same = same && pair[0] == k && pair[1] == v;
+		hash = (hash ^ pair[0]) * 0x100000001b3ull;
+		hash = (hash ^ pair[1]) * 0x100000001b3ull;
+	}
+	if (geometry->type != KVT_ELEMENT_FP8_E4M3)
+		*to = '\0';
+	else if (same)
+		snprintf(to, size, "%08x,%08x", k, v);
+	else
+		snprintf(to, size, "per-layer:%016llx", (unsigned long long)hash);
+}
+
+int kvt_pool_geometry_describe(const struct kvt_pool_geometry *geometry,
+			       struct kvt_pool_geometry_text *ret_text)
+{
+	if (!kvt_pool_geometry_ok(geometry))
+		return -EINVAL;
+	memset(ret_text, 0, sizeof(*ret_text));
+	snprintf(ret_text->kv_type, sizeof(ret_text->kv_type), "%s.%ux%ux%u",
+		 kvt_element_name(geometry->type), geometry->n_layers, geometry->n_kv_heads,
+		 geometry->head_dim);
+	snprintf(ret_text->layout, sizeof(ret_text->layout), "%s.%s",
+		 kvt_page_layout_name(geometry->layout), kvt_page_order_name(geometry->order));
+	describe_scales(geometry, ret_text->kv_scales, sizeof(ret_text->kv_scales));
+	return 0;
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_SHM_GEOMETRY_H
+#define KVT_SHM_GEOMETRY_H
+
+/**
+ * @file geometry.h
+ * What lies where in a slab whose geometry is known: the daemon computes sizes from it, clients
+ * addresses. Two of them are public functions of the library: kvtrunk.h documents them.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kvtrunk_abi.h"
+
+struct kvt_pool_view; /* kvtrunk.h */
+
+#define KVT_MAX_KV_HEADS 4096u
+#define KVT_MAX_HEAD_DIM 1024u
+
+/** Whether every number is in its range and every scale is finite and above 0. */
+bool kvt_pool_geometry_ok(const struct kvt_pool_geometry *geometry);
+
+/** Bytes of one element, 0 if there is no such type. */
+uint32_t kvt_element_bytes(uint32_t type);
+
+/** "bf16", "hnd", "layer"; "?" if there is none of this number. */
+const char *kvt_element_name(uint32_t type);
+const char *kvt_page_layout_name(uint32_t layout);
+const char *kvt_page_order_name(uint32_t order);
+
+int kvt_pool_geometry_describe(const struct kvt_pool_geometry *geometry,
+			       struct kvt_pool_geometry_text *ret_text);
+uint64_t kvt_pool_geometry_page_bytes(const struct kvt_pool_geometry *geometry,
+				      uint32_t page_size);
+
+/** One layer of a slab at `base`. The geometry must be ok, `layer` one of its. */
+void kvt_pool_geometry_view(const struct kvt_pool_geometry *geometry, uint32_t page_size,
+			    uint32_t n_pages, void *base, uint32_t layer,
+			    struct kvt_pool_view *ret_view);
+
+#endif
