@@ -15,6 +15,8 @@
 # V=1 (show commands).
 
 O ?= build
+# One name for one folder, however it was given: the files of dependencies name what they are for.
+override O := $(patsubst $(CURDIR)/%,%,$(abspath $(O)))
 CC := $(if $(filter default,$(origin CC)),gcc,$(CC))
 AR := $(if $(filter default,$(origin AR)),ar,$(AR))
 VERSION := 0.1.0

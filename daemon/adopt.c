@@ -21,7 +21,7 @@ static void park(struct kvt_daemon *daemon, const char *name, int fd)
 	int error = kvt_notify_park(&daemon->notify, name, fd);
 
 	if (error)
-		kvt_log_limited(&daemon->client_log, daemon->real_ns, KVT_LOG_WARNING,
+		kvt_log_limited(&daemon->client_log, 0, daemon->real_ns, KVT_LOG_WARNING,
 				"not_parked", "name=%s error=\"%s\" effect=\"lost when this daemon "
 				"ends\"", name, strerror(-error));
 }
@@ -85,7 +85,7 @@ void kvt_park_session(struct kvt_daemon *daemon, struct kvt_session *session, in
 	if (!daemon->notify.store)
 		return;
 	if (daemon->n_parked + KVT_PARCELS_PER_SESSION > daemon->notify.store) {
-		kvt_log_limited(&daemon->client_log, daemon->real_ns, KVT_LOG_WARNING,
+		kvt_log_limited(&daemon->client_log, 0, daemon->real_ns, KVT_LOG_WARNING,
 				"not_parked", "session=%u store=%u effect=\"the session ends with "
 				"this daemon\" cure=\"raise FileDescriptorStoreMax=\"",
 				session->index, daemon->notify.store);

@@ -68,9 +68,9 @@ static void drop_oldest_half_open(struct kvt_daemon *daemon)
 	take_message(daemon, oldest);
 	if (oldest->generation != generation || oldest->state != KVT_CONNECTION_HALF_OPEN)
 		return;
-	kvt_log_limited(&daemon->client_log, daemon->real_ns, KVT_LOG_WARNING, "half_open_dropped",
-			"pid=%d why=\"more than max_half_open=%lld connections without a first "
-			"message\"", (int)oldest->peer.pid,
+	kvt_log_limited(&daemon->client_log, oldest->peer.pid, daemon->real_ns, KVT_LOG_WARNING,
+			"half_open_dropped", "pid=%d why=\"more than max_half_open=%lld "
+			"connections without a first message\"", (int)oldest->peer.pid,
 			(long long)daemon->config.max_half_open);
 	kvt_control_drop(daemon, oldest);
 }
@@ -168,7 +168,8 @@ bool kvt_control_send(struct kvt_daemon *daemon, struct kvt_connection *connecti
 	}
 	if (sendmsg(connection->fd, &header, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)bytes)
 		return true;
-	kvt_log_limited(&daemon->client_log, daemon->real_ns, KVT_LOG_WARNING, "send_failed",
+	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns,
+			KVT_LOG_WARNING, "send_failed",
 			"pid=%d error=\"%s\" why=\"%s\"", (int)connection->peer.pid,
 			strerror(errno), errno == EAGAIN ? "the client does not read its socket"
 							 : "the client is gone");
@@ -225,7 +226,8 @@ static void refuse(struct kvt_daemon *daemon, struct kvt_connection *connection,
 		   int error, const char *text)
 {
 	daemon->stats.refused++;
-	kvt_log_limited(&daemon->client_log, daemon->real_ns, KVT_LOG_NOTICE, "refused",
+	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns, KVT_LOG_NOTICE,
+			"refused",
 			"pid=%d uid=%u error=%d why=\"%s\"", (int)connection->peer.pid,
 			(unsigned int)connection->peer.uid, error, text);
 	if (kvt_control_say(daemon, connection, KVT_MSG_REFUSED, cookie, error, text))
@@ -462,7 +464,8 @@ static void hello_session(struct kvt_daemon *daemon, struct kvt_connection *conn
 	welcome->fds = KVT_FD_SEGMENT | KVT_FD_DOORBELL | KVT_FD_COMPLETION;
 	welcome->segment_bytes = daemon->sessions[session].layout.bytes;
 	add_shared(daemon, welcome, fds, &n_fds);
-	kvt_log_limited(&daemon->client_log, daemon->real_ns, KVT_LOG_INFO, "session_open",
+	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns, KVT_LOG_INFO,
+			"session_open",
 			"session=%u pid=%d uid=%u label=\"%s\"", session,
 			(int)connection->peer.pid, (unsigned int)connection->peer.uid, label);
 	sent = kvt_control_send(daemon, connection, welcome, sizeof(*welcome), fds, n_fds);
@@ -491,7 +494,8 @@ static void hello_resume(struct kvt_daemon *daemon, struct kvt_connection *conne
 	welcome->flags |= KVT_WELCOME_RESUMED;
 	welcome->segment_bytes = daemon->sessions[session].layout.bytes;
 	memcpy(welcome->secret, hello->secret, sizeof(welcome->secret));
-	kvt_log_limited(&daemon->client_log, daemon->real_ns, KVT_LOG_INFO, "session_resumed",
+	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns,
+			KVT_LOG_INFO, "session_resumed",
 			"session=%u pid=%d", session, (int)connection->peer.pid);
 	kvt_control_send(daemon, connection, welcome, sizeof(*welcome), NULL, 0);
 }

@@ -50,6 +50,15 @@ static inline uint64_t kvt_tag(enum kvt_tag_kind kind, uint32_t slot, uint32_t g
 	return (uint64_t)kind << 56 | (uint64_t)(slot & 0xffffffu) << 32 | generation;
 }
 
+/** What a session held when it ended, for the line that is logged once all of it is back. */
+struct kvt_session_end {
+	const char *how; /* NULL: it lives */
+	uint64_t at_ns;
+	uint64_t operations;
+	uint32_t leases, pages;
+	char label[KVT_LABEL_BYTES]; /* fit to be logged */
+};
+
 /** One client process as the daemon serves it. The slot number is the core's session index. The
  * first two lines are what a turn looks at. */
 struct kvt_session {
@@ -76,6 +85,7 @@ struct kvt_session {
 	uint32_t name_generation; /* the core's: part of their names */
 	uint64_t quiet_again_ns;
 	uint64_t ended_ns;
+	struct kvt_session_end end;
 	pid_t pid;
 	struct kvt_object segment;
 	struct kvt_segment_layout layout;
@@ -182,7 +192,8 @@ struct kvt_daemon {
 	char admin_group[KVT_CONFIG_TEXT_BYTES]; /* the name that admin_gid is of */
 	uint64_t started_ns, drain_until_ns, accept_again_ns;
 	uint64_t watchdog_at_ns, status_at_ns;
-	struct kvt_log_rate client_log;
+	struct kvt_log_rates client_log;
+	char status_text[160]; /* what the service manager was told last */
 	uint8_t *message; /* KVT_MESSAGE_MAX bytes in, and as many out */
 	uint8_t *answer;
 };
@@ -270,6 +281,9 @@ void kvt_session_view(const struct kvt_session *session, struct kvt_core_view *r
 int kvt_session_resume(struct kvt_daemon *daemon, struct kvt_connection *connection,
 		       const uint64_t secret[2], uint32_t *ret_session, char *why,
 		       size_t why_size);
+/** Note what it holds now that it ends: "closed", "died", "killed". The first one counts. */
+void kvt_session_note_end(struct kvt_daemon *daemon, struct kvt_session *session,
+			  const char *how);
 /** The control socket hung up. */
 void kvt_session_hangup(struct kvt_daemon *daemon, struct kvt_session *session);
 /** The process exited. */

@@ -4,13 +4,17 @@
 #include <errno.h>
 #include <poll.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #define LINE_BYTES 1024
-#define LINES_PER_SECOND 20
+#define CLIENT_LINES_PER_SECOND 20
+#define LINES_PER_SECOND 200
+#define WINDOW_NS 1000000000ull
 
 static struct {
 	int level;
@@ -29,6 +33,19 @@ static const char *level_name(enum kvt_log_level level)
 	return "info";
 }
 
+/* JOURNAL_STREAM is "device:inode" of the stream that was connected to the journal. It is inherited
+ * by everything below a service, so it is worth nothing without a look at what stderr is. */
+static bool stderr_is_journal(void)
+{
+	const char *stream = getenv("JOURNAL_STREAM");
+	unsigned long long device, inode;
+	struct stat there;
+
+	return stream && sscanf(stream, "%llu:%llu", &device, &inode) == 2 &&
+	       fstat(STDERR_FILENO, &there) == 0 && device == there.st_dev &&
+	       inode == there.st_ino;
+}
+
 /* The start of a line: for the journal its priority, for people and files time and level. */
 static size_t line_prefix(char *line, size_t size, enum kvt_log_level level)
 {
@@ -36,7 +53,7 @@ static size_t line_prefix(char *line, size_t size, enum kvt_log_level level)
 	struct tm utc;
 	size_t at;
 
-	if (getenv("JOURNAL_STREAM"))
+	if (stderr_is_journal())
 		return (size_t)snprintf(line, size, "<%d>", (int)level);
 	clock_gettime(CLOCK_REALTIME, &now);
 	gmtime_r(&now.tv_sec, &utc);
@@ -97,27 +114,66 @@ void kvt_log(enum kvt_log_level level, const char *event, const char *format, ..
 	va_end(arguments);
 }
 
-void kvt_log_limited(struct kvt_log_rate *rate, uint64_t now_ns, enum kvt_log_level level,
-		     const char *event, const char *format, ...)
+/* What was left out in a window that is over is said, and the window begins anew. */
+static void turn_window(struct kvt_log_rates *rates, struct kvt_log_rate *rate, uint64_t now_ns)
 {
+	if (now_ns - rate->window_ns < WINDOW_NS)
+		return;
+	if (rate->suppressed && rate->client)
+		kvt_log(KVT_LOG_WARNING, "suppressed", "lines=%u pid=%d", rate->suppressed,
+			rate->client);
+	else if (rate->suppressed)
+		kvt_log(KVT_LOG_WARNING, "suppressed", "lines=%u", rate->suppressed);
+	rates->n_suppressing -= rate->suppressed != 0;
+	*rate = (struct kvt_log_rate){ .window_ns = now_ns };
+}
+
+static bool within(struct kvt_log_rates *rates, struct kvt_log_rate *rate, uint32_t most,
+		   int client, uint64_t now_ns)
+{
+	turn_window(rates, rate, now_ns);
+	if (rate->lines < most) {
+		rate->lines++;
+		return true;
+	}
+	rates->n_suppressing += rate->suppressed == 0;
+	rate->suppressed++;
+	rate->client = client;
+	return false;
+}
+
+void kvt_log_limited(struct kvt_log_rates *rates, int client, uint64_t now_ns,
+		     enum kvt_log_level level, const char *event, const char *format, ...)
+{
+	struct kvt_log_rate *own = &rates->clients[(unsigned int)client % KVT_LOG_CLIENTS];
 	va_list arguments;
 
 	if ((int)level > log_state.level)
 		return;
-	if (now_ns - rate->window_ns >= 1000000000ull) {
-		if (rate->suppressed)
-			kvt_log(KVT_LOG_WARNING, "suppressed", "lines=%u", rate->suppressed);
-		rate->window_ns = now_ns;
-		rate->lines = 0;
-		rate->suppressed = 0;
-	}
-	if (rate->lines++ >= LINES_PER_SECOND) {
-		rate->suppressed++;
+	if (!within(rates, own, CLIENT_LINES_PER_SECOND, client, now_ns) ||
+	    !within(rates, &rates->all, LINES_PER_SECOND, 0, now_ns))
 		return;
-	}
 	va_start(arguments, format);
 	log_line(level, event, format, arguments);
 	va_end(arguments);
+}
+
+uint64_t kvt_log_flush(struct kvt_log_rates *rates, uint64_t now_ns)
+{
+	uint64_t next = UINT64_MAX;
+
+	if (!rates->n_suppressing)
+		return next;
+	turn_window(rates, &rates->all, now_ns);
+	for (uint32_t i = 0; i < KVT_LOG_CLIENTS; i++)
+		turn_window(rates, &rates->clients[i], now_ns);
+	for (uint32_t i = 0; i <= KVT_LOG_CLIENTS && rates->n_suppressing; i++) {
+		const struct kvt_log_rate *rate = i ? &rates->clients[i - 1] : &rates->all;
+
+		if (rate->suppressed && rate->window_ns + WINDOW_NS < next)
+			next = rate->window_ns + WINDOW_NS;
+	}
+	return next;
 }
 
 const char *kvt_log_clean(char *to, size_t size, const char *text, size_t n)

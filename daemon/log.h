@@ -6,8 +6,9 @@
  * @file log.h
  * One event, one line, key=value, to stderr.
  *
- * Under journald (JOURNAL_STREAM is set) a line starts with its priority as "<6>" and carries no
- * time, because the journal has both; elsewhere it starts with the time and the level's name.
+ * Under journald (JOURNAL_STREAM names the very file that stderr is) a line starts with its
+ * priority as "<6>" and carries no time, because the journal has both; elsewhere it starts with the
+ * time and the level's name.
  * Writing never blocks the loop: a line that stderr cannot take now is dropped and counted.
  */
 
@@ -22,11 +23,23 @@ enum kvt_log_level {
 	KVT_LOG_DEBUG = 7,
 };
 
-/** A budget of lines for what a client can cause. Zero-initialised is ready. */
+#define KVT_LOG_CLIENTS 64
+
+/** Lines within one second, and how many were left out. */
 struct kvt_log_rate {
 	uint64_t window_ns;
 	uint32_t lines;
 	uint32_t suppressed;
+	int client; /* the last one of those that share it */
+};
+
+/** Budgets of lines for what clients can cause: each process has one (processes share some when
+ * there are many), so that a noisy one silences itself and not the others, and all have one
+ * together, for those who fork. Zero-initialised is ready. */
+struct kvt_log_rates {
+	struct kvt_log_rate all;
+	struct kvt_log_rate clients[KVT_LOG_CLIENTS];
+	uint32_t n_suppressing; /* of all these, those with something suppressed */
 };
 
 /** Lines above `level` are not written. */
@@ -36,10 +49,15 @@ void kvt_log_set_level(int level);
 void kvt_log(enum kvt_log_level level, const char *event, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
-/** The same within `rate` (20 lines a second); what was left out is said once it goes on. */
-void kvt_log_limited(struct kvt_log_rate *rate, uint64_t now_ns, enum kvt_log_level level,
-		     const char *event, const char *format, ...)
-	__attribute__((format(printf, 5, 6)));
+/** The same for what process `client` caused (0: no process): at most 20 lines a second of one, 200
+ * of all. */
+void kvt_log_limited(struct kvt_log_rates *rates, int client, uint64_t now_ns,
+		     enum kvt_log_level level, const char *event, const char *format, ...)
+	__attribute__((format(printf, 6, 7)));
+
+/** Say how many lines were left out in seconds that are over. Returns when to call again,
+ * UINT64_MAX if nothing was left out since. */
+uint64_t kvt_log_flush(struct kvt_log_rates *rates, uint64_t now_ns);
 
 /** Copy `text`, at most `n` bytes of it, so that it can stand between double quotes in one line:
  * control characters, quotes and backslashes become '?'. Returns `to`. */

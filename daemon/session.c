@@ -166,12 +166,46 @@ static int open_in_core(struct kvt_daemon *daemon, struct kvt_connection *connec
 	return error;
 }
 
+void kvt_session_note_end(struct kvt_daemon *daemon, struct kvt_session *session,
+			  const char *how)
+{
+	const struct kvt_session_record *record = kvt_core_session(daemon->core, session->index);
+	struct kvt_session_end *end = &session->end;
+
+	if (end->how)
+		return;
+	*end = (struct kvt_session_end){
+		.how = how,
+		.at_ns = daemon->real_ns,
+		.operations = record->operations,
+		.leases = record->n_leases,
+		.pages = record->n_private + record->n_quarantined,
+	};
+	kvt_log_clean(end->label, sizeof(end->label), record->label, sizeof(record->label));
+}
+
+/* The whole life in one line: what it was, how it ended, what came back, and how long its pages
+ * were kept from others because something might still have written them. */
+static void log_free(struct kvt_daemon *daemon, const struct kvt_session *session)
+{
+	const struct kvt_session_end *end = &session->end;
+
+	if (!end->how)
+		return;
+	kvt_log_limited(&daemon->client_log, session->pid, daemon->real_ns, KVT_LOG_INFO,
+			"session_free", "session=%u pid=%d end=%s label=\"%s\" operations=%llu "
+			"leases=%u pages=%u returned_ms=%llu", session->index, (int)session->pid,
+			end->how, end->label, (unsigned long long)end->operations, end->leases,
+			end->pages,
+			(unsigned long long)(daemon->real_ns - end->at_ns) / 1000000);
+}
+
 /* The core is done with a session: its slot is free for the next. */
 static void retire(struct kvt_daemon *daemon, struct kvt_session *session)
 {
 	uint32_t connection = session->connection;
 
-	kvt_log(KVT_LOG_DEBUG, "session_free", "session=%u", session->index);
+	log_free(daemon, session);
 	daemon->n_dying--;
 	/* A client that holds its socket after the end learns it by our closing it. */
 	if (connection) {
@@ -385,14 +419,18 @@ static void ask_quiet(struct kvt_daemon *daemon, struct kvt_session *session)
 	kvt_core_session_sign(daemon->core, session->index, KVT_SIGN_QUIET, daemon->now_ns);
 }
 
-static void log_sign(struct kvt_daemon *daemon, const struct kvt_session *session,
-		     const char *sign)
+/* The first sign of its end; the others are no news. */
+static void log_over(struct kvt_daemon *daemon, struct kvt_session *session, const char *sign)
 {
 	const struct kvt_session_record *record = kvt_core_session(daemon->core, session->index);
 
-	kvt_log_limited(&daemon->client_log, daemon->real_ns, KVT_LOG_INFO, "session_over",
-			"session=%u pid=%d sign=%s leases=%u private_pages=%u", session->index,
-			(int)session->pid, sign, record->n_leases, record->n_private);
+	if (session->dying)
+		return;
+	kvt_session_note_end(daemon, session, "died");
+	kvt_log_limited(&daemon->client_log, session->pid, daemon->real_ns, KVT_LOG_INFO,
+			"session_over", "session=%u pid=%d sign=%s leases=%u private_pages=%u",
+			session->index, (int)session->pid, sign, record->n_leases,
+			record->n_private);
 }
 
 void kvt_session_hangup(struct kvt_daemon *daemon, struct kvt_session *session)
@@ -401,7 +439,7 @@ void kvt_session_hangup(struct kvt_daemon *daemon, struct kvt_session *session)
 	session->connections--;
 	session->connection = 0;
 	if (in_core(daemon, session)) {
-		log_sign(daemon, session, "hangup");
+		log_over(daemon, session, "hangup");
 		if (session->connections)
 			kvt_core_session_kill(daemon->core, session->index, daemon->now_ns);
 		else
@@ -429,7 +467,7 @@ void kvt_session_exited(struct kvt_daemon *daemon, struct kvt_session *session)
 	if (session->connection) /* whoever holds the socket now is not the client */
 		daemon->connections[session->connection - 1].state = KVT_CONNECTION_OVER;
 	if (in_core(daemon, session)) {
-		log_sign(daemon, session, "exited");
+		log_over(daemon, session, "exited");
 		if (session->processes)
 			kvt_core_session_kill(daemon->core, session->index, daemon->now_ns);
 		else
@@ -449,8 +487,10 @@ void kvt_session_kill(struct kvt_daemon *daemon, struct kvt_session *session, in
 
 	if (!session->open)
 		return;
-	kvt_log_limited(&daemon->client_log, daemon->real_ns, KVT_LOG_WARNING, "session_ended",
-			"session=%u pid=%d why=\"%s\"", session->index, (int)session->pid, why);
+	kvt_session_note_end(daemon, session, "killed");
+	kvt_log_limited(&daemon->client_log, session->pid, daemon->real_ns, KVT_LOG_WARNING,
+			"session_ended", "session=%u pid=%d why=\"%s\"", session->index,
+			(int)session->pid, why);
 	if (in_core(daemon, session))
 		kvt_core_session_kill(daemon->core, session->index, daemon->now_ns);
 	stop_serving(daemon, session);

@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define STATUS_INTERVAL_NS 10000000000ull
+#define STATUS_INTERVAL_NS 2000000000ull
 #define EXPIRY_BUDGET 4096u
 
 static uint64_t earlier(uint64_t a, uint64_t b)
@@ -33,8 +33,8 @@ static uint64_t end_half_open(struct kvt_daemon *daemon)
 			next = earlier(next, connection->accepted_ns + patience);
 			continue;
 		}
-		kvt_log_limited(&daemon->client_log, daemon->real_ns, KVT_LOG_WARNING,
-				"half_open_dropped",
+		kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns,
+				KVT_LOG_WARNING, "half_open_dropped",
 				"pid=%d why=\"no first message within %lld ms\"",
 				(int)connection->peer.pid,
 				(long long)daemon->config.hello_timeout_ms);
@@ -75,18 +75,23 @@ static uint64_t ask_quiet_again(struct kvt_daemon *daemon)
 	return next;
 }
 
+/* Sent when it says something new: the manager tells everybody who listens to it. */
 void kvt_status_send(struct kvt_daemon *daemon)
 {
-	const struct kvt_counters *counters = daemon->counters;
-	uint64_t hit = counters->hit_positions, input = counters->input_positions;
+	const struct kvt_counters *count = daemon->counters;
+	uint64_t hit = count->hit_positions, input = count->input_positions;
+	char text[sizeof(daemon->status_text)];
 
-	kvt_notify_send(&daemon->notify,
-			"STATUS=%s%llu sessions, %llu of %u pages cached, hit rate %.1f %%\n",
-			daemon->draining ? "stopping: " : "",
-			(unsigned long long)counters->live_sessions,
-			(unsigned long long)counters->cached_pages,
-			daemon->core_config.n_pages - 1,
-			input ? 100.0 * (double)hit / (double)input : 0.0);
+	snprintf(text, sizeof(text),
+		 "%s%llu sessions, %llu leases; %llu of %u pages cached, %llu quarantined; "
+		 "hit rate %.1f %%", daemon->draining ? "stopping: " : "",
+		 (unsigned long long)count->live_sessions, (unsigned long long)count->live_leases,
+		 (unsigned long long)count->cached_pages, daemon->core_config.n_pages - 1,
+		 (unsigned long long)count->quarantined_pages,
+		 input ? 100.0 * (double)hit / (double)input : 0.0);
+	if (strcmp(text, daemon->status_text) != 0 &&
+	    kvt_notify_send(&daemon->notify, "STATUS=%s\n", text))
+		memcpy(daemon->status_text, text, sizeof(text));
 }
 
 /* The watchdog is fed from here only, so a loop that hangs starves it. */
@@ -124,6 +129,7 @@ void kvt_timers_run(struct kvt_daemon *daemon)
 	uint64_t next = end_half_open(daemon);
 
 	next = earlier(next, accept_again(daemon));
+	next = earlier(next, kvt_log_flush(&daemon->client_log, daemon->real_ns));
 	next = earlier(next, run_expiry(daemon));
 	next = earlier(next, ask_quiet_again(daemon));
 	next = earlier(next, feed_manager(daemon));

@@ -173,12 +173,16 @@ static void run_entry(struct kvt_daemon *daemon, struct kvt_session *session,
 
 	if (unlikely(sqe->flags & (KVT_F_WAIT | KVT_F_NO_WAIT)))
 		kvt_core_let_wait(daemon->core, may_wait(daemon, session, sqe));
+	if (unlikely(sqe->op == KVT_OP_CLOSE))
+		kvt_session_note_end(daemon, session, "closed");
 	answered = kvt_core_execute(daemon->core, session->index, sqe, daemon->now_ns, &cqe);
 	/* Not before the effect: an entry whose place was given back would be lost with us. Not
 	 * after the answer: who has it may count on the place. */
 	kvt_ring_sq_advance(&session->ring);
 	if (answered) {
 		complete(session, &cqe);
+		if (unlikely(sqe->op == KVT_OP_CLOSE && cqe.result))
+			session->end.how = NULL; /* it lives on */
 		if (unlikely(cqe.reason == KVT_REASON_ANNOUNCED)) { /* a notice will follow */
 			take_place(daemon, session);
 			watch_deadline(daemon);
@@ -311,7 +315,7 @@ static void handle_accept(struct kvt_daemon *daemon, const struct kvt_loop_event
 	if (event->result >= 0) {
 		kvt_control_accepted(daemon, event->result);
 	} else if (!daemon->draining) {
-		kvt_log_limited(&daemon->client_log, daemon->real_ns, KVT_LOG_ERROR,
+		kvt_log_limited(&daemon->client_log, 0, daemon->real_ns, KVT_LOG_ERROR,
 				"accept_failed", "error=\"%s\" cure=\"%s\"",
 				strerror(-event->result),
 				event->result == -EMFILE ? "raise RLIMIT_NOFILE" :

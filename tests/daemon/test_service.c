@@ -514,6 +514,58 @@ static void many_idle_sessions_are_served_when_they_wake(void **state)
 	kvt_test_daemon_remove(&daemon);
 }
 
+/* ---- what the log says */
+
+static void hold_a_lease_and_pages(int pipe, void *context)
+{
+	struct kvt_client *client = kvt_test_connect(context);
+	uint32_t pages[10], keys[64] = { 1, 2, 3 };
+	struct kvt_seq *seq;
+	uint64_t word;
+
+	kvt_test_equal(kvt_alloc(client, 10, pages), 0);
+	kvt_test_equal(kvt_seq_begin(client, kvt_test_namespace(client, "holder"), keys, 64, 0, 0,
+				     &seq), 0);
+	kvt_test_send(pipe, kvt_client_info(client)->session);
+	kvt_test_receive(pipe, &word);
+	kvt_client_close(client, KVT_IDLE);
+	_exit(0);
+}
+
+/* 10 pages and the 4 of its sequence; page size 16. */
+static void the_end_of_a_session_says_what_came_back(void **state)
+{
+	struct kvt_test_daemon daemon;
+	struct kvt_test_child child;
+	uint64_t session;
+	char line[128];
+	int pid;
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon, NULL);
+	kvt_test_daemon_start(&daemon, NULL);
+	for (int killed = 0; killed < 2; killed++) {
+		kvt_test_child_start(&child, hold_a_lease_and_pages, &daemon);
+		kvt_test_check(kvt_test_receive(child.pipe, &session));
+		pid = (int)child.pid;
+		if (killed) {
+			kvt_test_child_kill(&child, SIGKILL);
+		} else {
+			kvt_test_send(child.pipe, 1);
+			kvt_test_child_finish(&child);
+		}
+		kvt_test_session_ended(&daemon, (uint32_t)session);
+		kvt_test_equal(kvt_test_settled(&daemon).free_pages, 4095);
+		snprintf(line, sizeof(line), "event=session_free session=%u pid=%d end=%s ",
+			 (unsigned int)session, pid, killed ? "died" : "closed");
+		while (!kvt_test_daemon_said(&daemon, line))
+			kvt_test_settled(&daemon); /* its turns go on */
+	}
+	kvt_test_daemon_stop(&daemon);
+	kvt_test_check(kvt_test_daemon_said(&daemon, "operations=2 leases=1 pages=14 "));
+	kvt_test_daemon_remove(&daemon);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -528,6 +580,7 @@ int main(void)
 		cmocka_unit_test(a_spinning_daemon_serves_without_a_system_call),
 		cmocka_unit_test(a_daemon_that_never_spins_misses_no_entry),
 		cmocka_unit_test(many_idle_sessions_are_served_when_they_wake),
+		cmocka_unit_test(the_end_of_a_session_says_what_came_back),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
