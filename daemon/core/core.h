@@ -100,7 +100,8 @@ int kvt_core_adoptable(const struct kvt_core_config *config, const void *arena,
  * Views are missing: kvt_core_session_attach() brings them back one by one, and until then the
  * session's deferred operations wait and it must be given no entry. `ret_adoption` may be NULL.
  * -ESTALE: see kvt_core_adoptable(); nothing was changed. -EUCLEAN: the facts contradict each
- * other; `why` says where, `mutation` stays odd and the objects must not be used any more. -EINVAL: configuration. */
+ * other; `why` says where, `mutation` stays odd and the objects must not be used any more.
+ * -EINVAL: configuration. */
 int kvt_core_adopt(struct kvt_core **ret_core, const struct kvt_core_config *config, void *arena,
 		   void *ledger, void *scratch, const struct kvt_core_hooks *hooks,
 		   uint64_t now_ns, struct kvt_core_adoption *ret_adoption, char *why,

@@ -12,7 +12,11 @@ uint32_t kvt_page_take(struct kvt_core *core, uint32_t session, uint32_t lease)
 	KVT_ASSERT(page != KVT_NONE);
 	KVT_ASSERT(core->pages[page].state == KVT_PAGE_FREE);
 	core->free_page = core->owners[page].next;
-	core->owners[page] = (struct kvt_owner_record){ .lease = lease, .session = session };
+	/* In this order: pages that a lease takes are in no undo log, and are found by its name. */
+	core->owners[page].lease = lease;
+	kvt_fence_signal();
+	core->owners[page].session = session;
+	core->owners[page].next = core->owners[page].prev = KVT_NONE;
 	core->pages[page].state = KVT_PAGE_PRIVATE;
 	core->count->free_pages--;
 	core->count->private_pages++;

@@ -290,11 +290,16 @@ static int claim_cached(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t
 		uint32_t slot = node->first_slot + i, page = core->slot_pages[slot];
 
 		if (page == KVT_NONE || page >= core->config.n_pages ||
-		    core->pages[page].state != KVT_PAGE_FREE || core->owners[page].session)
+		    core->pages[page].state != KVT_PAGE_FREE || core->owners[page].session ||
+		    core->owners[page].lease)
 			return kvt_doubt(doubt, "slot %u of node %u names page %u, which is not "
 					 "its own", slot, id, page);
 		core->pages[page] = (struct kvt_page_record){ slot, KVT_PAGE_CACHED };
+		core->owners[page] = (struct kvt_owner_record){ 0 };
 	}
+	/* Behind them a seal that was rolled back may have left its page. */
+	memset(core->slot_pages + node->first_slot + node->sealed, 0,
+	       (node->n_slots - node->sealed) * sizeof(*core->slot_pages));
 	core->count->cached_pages += node->sealed;
 	return 0;
 }

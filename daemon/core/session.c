@@ -494,8 +494,11 @@ static uint32_t bury(struct kvt_core *core, uint32_t id, uint32_t limit)
 	if (session->first_quarantined != KVT_NONE) {
 		if ((session->signs & all) == all || (session->signs & KVT_SIGN_FENCED))
 			return release(core, id, limit);
+		kvt_mutation_begin(core);
+		kvt_undo_session(core, id);
 		session->state = KVT_SESSION_DEAD;
 		core->dying--;
+		kvt_mutation_end(core);
 		return 1;
 	}
 	session_gone(core, id);

@@ -503,7 +503,8 @@ static void give_back_taken(struct kvt_core *core)
 
 		if (owner->lease != KVT_NONE && owner->lease <= core->config.n_leases &&
 		    core->lease_stamp[owner->lease] == core->stamp &&
-		    core->leases[owner->lease].session == owner->session &&
+		    (owner->session == KVT_NONE ||
+		     core->leases[owner->lease].session == owner->session) &&
 		    !kvt_bit_get(core->page_mark, page))
 			*owner = (struct kvt_owner_record){ 0 };
 	}

@@ -140,8 +140,8 @@ static int64_t bring_together(struct kvt_core *core, uint32_t up, uint32_t down)
 	return (int64_t)a + b;
 }
 
-/** One step of a path upwards from `id`: join it with its parent if they go together, else go to the
- * parent. A step is an effect of its own, so that no slots are used twice in one. Returns the
+/** One step of a path upwards from `id`: join it with its parent if they go together, else go to
+ * the parent. A step is an effect of its own, so that no slots are used twice in one. Returns the
  * node to go on from, KVT_NONE at the end. */
 static uint32_t compact_step(struct kvt_core *core, uint32_t id, uint32_t *done)
 {

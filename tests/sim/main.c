@@ -22,11 +22,6 @@ struct options {
 static struct sim *running; /* for the signal handler */
 static uint64_t running_steps;
 
-void sim_on_problem(void *context, const char *text)
-{
-	sim_fail(context, "audit: %s", text);
-}
-
 static void print_failure(const struct sim *sim, FILE *to)
 {
 	const struct kvt_core_config *c = &sim->config;

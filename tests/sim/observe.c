@@ -362,3 +362,8 @@ void sim_print_history(const struct sim *sim, FILE *to)
 	for (uint64_t i = from; i < sim->n_history; i++)
 		print_brief(&sim->history[i % SIM_HISTORY], to);
 }
+
+void sim_on_problem(void *context, const char *text)
+{
+	sim_fail(context, "audit: %s", text);
+}

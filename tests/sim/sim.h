@@ -126,6 +126,7 @@ struct sim {
 	void *arena, *ledger, *scratch;
 	uint64_t arena_bytes, scratch_bytes;
 	bool draining;
+	bool tiny; /* set before sim_create(): small enough to be looked at store by store */
 	struct kvt_oracle *oracle;
 	struct kvt_oplog *log; /* or NULL */
 	struct sim_coverage *coverage;

@@ -88,6 +88,16 @@ static void choose_config(struct sim *sim)
 	c->disabled = sim_chance(sim, 30);
 	c->coalesce_threshold = sim_chance(sim, 600) ? 0 : sim_below(sim, 4 * c->page_size);
 	c->hash_seed = sim_chance(sim, 100) ? 0 : next_random(sim);
+	if (sim->tiny) {
+		c->page_size = 1u << sim_below(sim, 3);
+		c->n_pages = sim_between(sim, 8, 32);
+		c->n_slots = 0;
+		c->max_nodes = sim_between(sim, 8, 28);
+		c->n_leases = sim_between(sim, 3, 8);
+		c->n_pending = sim_between(sim, 1, 4);
+		c->max_op_keys = 256;
+		sim->wide = false;
+	}
 	sim->alphabet = sim_between(sim, 1, 3);
 	sim->longest = sim_between(sim, 2 * c->page_size, c->n_pages * c->page_size);
 	if (sim->longest > SIM_MAX_KEYS)
