@@ -97,7 +97,10 @@ prompts=3
 prices() { "$O/prices" --words "$home/words.txt" --lines 128 --turns 2 --prompts $prompts "$@"; }
 # JSON of all processes -> a member of each line
 member() { sed -n "s/.*\"$2\":\(\"[^\"]*\"\|[0-9.]*\).*/\1/p" "$dir/$1".?; }
-median() { sort -n | awk '{ v[NR] = $1 } END { printf "%.1f ms", v[int((NR + 1) / 2)] / 1000 }'; }
+sum() { awk '{ n += $1 } END { print n }'; }
+median() {
+	sort -n | awk '{ v[NR] = $1 } END { printf "%.1f ms", v[int((NR + 1) / 2)] / 1000 }'
+}
 
 run_workers() { # where their answers go, flags
 	local name=$1 i pids=()
@@ -138,12 +141,12 @@ demo_model() {
 			sed "s/^/process $i: /; s/\$/   (right)/"
 	done
 	printf '%-28s %16s %16s\n' "" "nothing shared" "with kvtrunk" \
-		"time to first token, median" "$(member without ttft_us | median)" \
-		"$(member with ttft_us | median)" \
+		"time to first token, median" \
+		"$(member without ttft_us | median)" "$(member with ttft_us | median)" \
 		"prompt positions computed" \
-		"$(member without prefilled_positions | awk '{ n += $1 } END { print n }')" \
-		"$(member with prefilled_positions | awk '{ n += $1 } END { print n }')" \
-		"of the cache" 0 "$(member with cached_positions | awk '{ n += $1 } END { print n }')"
+		"$(member without prefilled_positions | sum)" \
+		"$(member with prefilled_positions | sum)" \
+		"of the cache" 0 "$(member with cached_positions | sum)"
 	say "the tree that the four left"
 	ctl tree --lines 20 || fail "tree"
 	ctl audit || fail "the audit found problems"
@@ -152,10 +155,11 @@ demo_model() {
 
 if [ -x "$O/worker" ]; then
 	demo_model
-	ran="; four ran a model on one prompt and gave the right answers"
+	ran=", and four ran a model on one prompt and gave the right answers"
 else
 	say "the worker that runs a model is left out: it needs libopenblas-dev"
 	ran=""
 fi
 
-printf '\ndemo: passed: four processes shared one cache, one was killed, no page was lost%s\n' "$ran"
+echo
+echo "demo: passed: four processes shared one cache, one was killed, no page was lost$ran"

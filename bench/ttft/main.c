@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define POOL_PAGES 2048u      /* 32 K positions: room for everything but the thrashing case */
+#define POOL_PAGES 4096u      /* 64 K positions: room for everything but the thrashing case */
 #define THRASH_LISTS 6u
 #define THRASH_PAGES 260u     /* of 6 lists with 64 pages and their own parts, about 3.5 */
 
