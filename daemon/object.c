@@ -2,9 +2,11 @@
 #include "daemon/object.h"
 
 #include <bsd/string.h>
+#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -322,4 +324,59 @@ void kvt_object_destroy(struct kvt_object *object)
 		close(object->fd);
 	kvt_object_forget_name(object);
 	*object = (struct kvt_object){ .fd = -1 };
+}
+
+/* Whether that process maps something whose path starts with `path`. */
+static bool maps_path(const char *pid, const char *path)
+{
+	char name[300], line[1024];
+	bool found = false;
+	FILE *file;
+
+	snprintf(name, sizeof(name), "/proc/%s/maps", pid);
+	file = fopen(name, "re");
+	while (file && !found && fgets(line, sizeof(line), file))
+		found = strstr(line, path) != NULL;
+	if (file)
+		fclose(file);
+	return found;
+}
+
+static void process_name(const char *pid, char *to, size_t size)
+{
+	char path[300];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%s/comm", pid);
+	file = fopen(path, "re");
+	if (!file || !fgets(to, (int)size, file))
+		snprintf(to, size, "?");
+	if (file)
+		fclose(file);
+	to[strcspn(to, "\n")] = '\0';
+}
+
+int kvt_object_holders(const char *prefix, char *ret_names, size_t size)
+{
+	char path[KVT_OBJECT_NAME_BYTES + 16], comm[64];
+	DIR *dir = opendir("/proc");
+	struct dirent *entry;
+	size_t used = 0;
+	int n = 0;
+
+	ret_names[0] = '\0';
+	snprintf(path, sizeof(path), "/dev/shm%s", prefix);
+	while (dir && (entry = readdir(dir))) {
+		if (!isdigit((unsigned char)entry->d_name[0]) ||
+		    atol(entry->d_name) == (long)getpid() || !maps_path(entry->d_name, path))
+			continue;
+		if (n++ >= 4) /* the others will be named when these are gone */
+			continue;
+		process_name(entry->d_name, comm, sizeof(comm));
+		used += (size_t)snprintf(ret_names + used, used < size ? size - used : 0,
+					 "%spid %s (%s)", used ? ", " : "", entry->d_name, comm);
+	}
+	if (dir)
+		closedir(dir);
+	return n;
 }

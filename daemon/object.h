@@ -48,6 +48,10 @@ void kvt_object_prefix(char to[KVT_OBJECT_NAME_BYTES], const char *directory,
 /** Unlink every object in /dev/shm whose name starts with `prefix`. Returns how many. */
 int kvt_object_clean(const char *prefix);
 
+/** Processes that still map an object of that prefix, which other daemons than this one made:
+ * "pid 12 (python3), pid 13 (python3)", at most four. Returns how many there are. */
+int kvt_object_holders(const char *prefix, char *ret_names, size_t size);
+
 #define KVT_OBJECT_PREFIX "/kvtrunk."
 
 /** Unlink this user's objects whose names start with `prefix`, which no live daemon holds, and

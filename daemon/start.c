@@ -438,12 +438,26 @@ static int make_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error ? error : build_core(daemon, NULL, why);
 }
 
+/* No device memory: clients of a daemon that died may still have its pool open. */
+static void name_holders(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	char prefix[KVT_OBJECT_NAME_BYTES], names[160];
+	size_t used = strlen(why);
+
+	kvt_object_prefix(prefix, daemon->config.runtime_dir, daemon->config.instance);
+	if (kvt_object_holders(prefix, names, sizeof(names)))
+		snprintf(why + used, KVT_WHY_BYTES - used, "; clients of an earlier daemon of this "
+			 "instance may still hold its pool: stop %s", names);
+}
+
 static int make_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	int error;
 
 	daemon->pool.ops = kvt_pool_backend_find(daemon->config.backend);
 	error = daemon->pool.ops->create(&daemon->pool, why, KVT_WHY_BYTES);
+	if (error == -ENOMEM && daemon->config.backend != KVT_POOL_HOST)
+		name_holders(daemon, why);
 	if (error)
 		daemon->pool.ops = NULL;
 	return error;

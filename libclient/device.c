@@ -108,17 +108,29 @@ static int refuse_same_pid(struct kvt_client *client)
 			       (int)client->info.daemon_pid);
 }
 
-/* The driver refused the handle or the descriptor. It does not say why, so what is known to go
- * wrong is looked at one by one. */
-static int explain(struct kvt_client *client, const struct kvt_slab_record *record, bool vmm,
-		   int error)
+/* Whether the daemon is gone. A dead one's socket hangs up a little after its end, so this asks it
+ * and gets either. */
+static bool daemon_gone(struct kvt_client *client)
 {
+	const struct kvt_request request = { .op = KVT_OP_NOP };
+	struct kvt_result result;
+
+	if (kvt_client_call(client, &request, NULL, &result) == 0)
+		kvt_result_release(client, &result);
+	return client->dead != 0;
+}
+
+/* The driver refused the handle or the descriptor. It does not say why, so what is known to go
+ * wrong is looked at one by one. Called without the lock. */
+static int explain(struct kvt_client *client, uint32_t slab, int error)
+{
+	const struct kvt_slab_record *record = &client->slabs[slab].record;
+	bool vmm = client->info.backend == KVT_POOL_CUDA_VMM;
 	const char *text = kvt_cu_text(&driver, error);
 	uint32_t here = own_pid_namespace();
 	int version = 0;
 
-	kvt_client_look(client);
-	if (client->dead)
+	if (daemon_gone(client))
 		return kvt_client_fail(client, -ECONNRESET, 0,
 				       "the daemon is gone%s: reconnect (%s)",
 				       vmm ? "" : ", and its device memory with it", text);
@@ -196,14 +208,16 @@ static void unmap(struct kvt_device_mapping *mapping)
 	if (mapping->vmm) {
 		driver.vmm_unmap(mapping->address, mapping->bytes);
 		driver.vmm_unreserve(mapping->address, mapping->bytes);
-	} else if (driver.context_push(mapping->context) == 0) {
+	} else if (driver.context_push(mapping->context) == 0 ||
+		   driver.context_push(mapping->context) == 0) { /* worth a second try */
 		driver.ipc_close(mapping->address);
 		driver.context_pop(&(void *){ NULL });
 	}
 }
 
-/* With the primary context retained for as long as the mapping lasts. */
-static int map_retained(struct kvt_client *client, struct kvt_device_mapping *mapping)
+/* With the primary context retained for as long as the mapping lasts. -EREMOTEIO: see explain(). */
+static int map_retained(struct kvt_client *client, struct kvt_device_mapping *mapping,
+			int *ret_error)
 {
 	const struct kvt_client_slab *slab = &client->slabs[mapping->slab];
 	int error = driver.primary_retain(&mapping->context, mapping->device);
@@ -220,7 +234,8 @@ static int map_retained(struct kvt_client *client, struct kvt_device_mapping *ma
 	if (!error)
 		return 0;
 	driver.primary_release(mapping->device);
-	return explain(client, &slab->record, mapping->vmm, error);
+	*ret_error = error;
+	return -EREMOTEIO;
 }
 
 /* ---------------------------------------------------------------- the process's table */
@@ -236,7 +251,7 @@ static struct kvt_device_mapping *find_mapping(const struct kvt_client *client, 
 }
 
 static int open_mapping(struct kvt_client *client, uint32_t slab, int device, uint32_t flags,
-			struct kvt_device_mapping **ret_mapping)
+			struct kvt_device_mapping **ret_mapping, int *ret_error)
 {
 	struct kvt_device_mapping *mapping = find_mapping(client, slab, flags);
 	int rc;
@@ -260,7 +275,7 @@ static int open_mapping(struct kvt_client *client, uint32_t slab, int device, ui
 		.device = device,
 		.bytes = client->info.pool_bytes,
 	};
-	rc = map_retained(client, mapping);
+	rc = map_retained(client, mapping, ret_error);
 	if (rc != 0) {
 		free(mapping);
 		return rc;
@@ -351,7 +366,8 @@ static int check_request(struct kvt_client *client, uint32_t flags)
 	return 0;
 }
 
-static int map_locked(struct kvt_client *client, int device, uint32_t flags, uint32_t *ret_slab)
+static int map_locked(struct kvt_client *client, int device, uint32_t flags, uint32_t *ret_slab,
+		      int *ret_error)
 {
 	struct kvt_device_mapping **mine;
 	int rc = load_driver(client), error;
@@ -371,7 +387,8 @@ static int map_locked(struct kvt_client *client, int device, uint32_t flags, uin
 	if (rc != 0)
 		return rc;
 	mine = &client->slabs[*ret_slab].mapped[!!flags];
-	return *mine ? 0 : open_mapping(client, *ret_slab, device, flags, mine);
+	return *mine ? 0 : open_mapping(client, *ret_slab, device, flags, mine,
+					  ret_error);
 }
 
 int kvt_pool_map_cuda(struct kvt_client *client, int device, uint32_t flags,
@@ -379,7 +396,7 @@ int kvt_pool_map_cuda(struct kvt_client *client, int device, uint32_t flags,
 {
 	KVT_KEEP_ERRNO;
 	uint32_t slab = 0;
-	int rc;
+	int rc, error = 0;
 
 	if (client && client->magic == KVT_CLIENT_MAGIC)
 		kvt_client_check_fork(client);
@@ -389,8 +406,10 @@ int kvt_pool_map_cuda(struct kvt_client *client, int device, uint32_t flags,
 	if (rc != 0)
 		return rc;
 	pthread_mutex_lock(&lock);
-	rc = map_locked(client, device, flags, &slab);
+	rc = map_locked(client, device, flags, &slab, &error);
 	pthread_mutex_unlock(&lock);
+	if (rc == -EREMOTEIO)
+		rc = explain(client, slab, error);
 	if (rc != 0)
 		return rc;
 	*ret_pool = (struct kvt_pool){

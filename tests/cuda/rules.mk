@@ -11,3 +11,9 @@ $(STANDIN): $(STANDIN_OBJ)
 	$(if $(V),,@echo "  LD  $@" && )$(CC) -shared $(LDFLAGS_BASE) -Wl,-soname,libcuda.so.1 $^ \
 		-o $@ -lm -lpthread
 TEST_PROGRAMS += $(STANDIN)
+
+CUDA_TESTS := $(patsubst tests/%.c,$(O)/tests/%,$(wildcard tests/cuda/test_*.c))
+$(CUDA_TESTS): $(O)/tests/cuda/%: $(O)/obj/tests/cuda/%.o $(O)/libkvttest.a \
+		$(O)/libkvtrunk-steps.a | $(STANDIN)
+	$(link_test) -lcmocka -lpthread -ldl
+TEST_PROGRAMS += $(CUDA_TESTS)

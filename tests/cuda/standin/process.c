@@ -262,7 +262,9 @@ EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device)
 	switch (attribute) {
 	case KVT_CU_ATTRIBUTE_MULTIPROCESSORS: *value = 4; return 0;
 	case KVT_CU_ATTRIBUTE_COMPUTE_MODE:
-		*value = standin_trait("prohibited") ? KVT_CU_COMPUTE_MODE_PROHIBITED : 0;
+		*value = standin_trait("prohibited")  ? KVT_CU_COMPUTE_MODE_PROHIBITED
+			 : standin_trait("exclusive") ? KVT_CU_COMPUTE_MODE_EXCLUSIVE_PROCESS
+						      : 0;
 		return 0;
 	case KVT_CU_ATTRIBUTE_UNIFIED_ADDRESSING: *value = 1; return 0;
 	case KVT_CU_ATTRIBUTE_MAJOR: *value = stub_major; return 0;

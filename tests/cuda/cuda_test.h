@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_TESTS_CUDA_TEST_H
+#define KVT_TESTS_CUDA_TEST_H
+
+/**
+ * @file cuda_test.h
+ * What the tests against the stand-in for the driver share: an environment in which every process
+ * of a test finds it, devices of their own, and the knobs of the stand-in in this process.
+ */
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <dirent.h>
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "kvt_cuda.h"
+#include "tests/lib/harness.h"
+
+/* The loader reads LD_LIBRARY_PATH when a process starts: start anew with it. */
+static inline void cuda_test_environment(char **argv)
+{
+	const char *now = getenv("LD_LIBRARY_PATH");
+	char path[700];
+
+	snprintf(path, sizeof(path), "%s/tests/cuda/standin", kvt_test_build());
+	if (!now || strcmp(now, path) != 0) {
+		setenv("LD_LIBRARY_PATH", path, 1);
+		execv("/proc/self/exe", argv);
+		kvt_test_fail("cannot start anew");
+	}
+}
+
+/* Devices of one test, in memory that its processes share. */
+struct cuda_test_devices {
+	char dir[64];
+	char report[96]; /* what each process left open, one line each */
+};
+
+static inline void cuda_test_devices_make(struct cuda_test_devices *devices)
+{
+	static const char *const knobs[] = {
+		"DEVICES", "MEMORY", "DRIVER", "TRAITS", "FAIL_AT", "FAIL_CALL", "FAIL_ERROR",
+		"LAG_US", "REPORT",
+	};
+	char name[64];
+
+	for (size_t i = 0; i < sizeof(knobs) / sizeof(knobs[0]); i++) {
+		snprintf(name, sizeof(name), "KVT_STANDIN_%s", knobs[i]);
+		unsetenv(name);
+	}
+	unsetenv("CUDA_VISIBLE_DEVICES");
+	unsetenv("CUDA_MPS_PIPE_DIRECTORY");
+	unsetenv("KVTRUNK_FENCE");
+	snprintf(devices->dir, sizeof(devices->dir), "/dev/shm/kvt-cuda-XXXXXX");
+	kvt_test_check(mkdtemp(devices->dir));
+	snprintf(devices->report, sizeof(devices->report), "%s/report", devices->dir);
+	setenv("KVT_STANDIN_DIR", devices->dir, 1);
+	setenv("KVT_STANDIN_REPORT", devices->report, 1);
+}
+
+static inline void cuda_test_devices_remove(struct cuda_test_devices *devices)
+{
+	struct dirent *entry;
+	char path[400];
+	DIR *dir = opendir(devices->dir);
+
+	while (dir && (entry = readdir(dir))) {
+		snprintf(path, sizeof(path), "%s/%s", devices->dir, entry->d_name);
+		if (entry->d_name[0] != '.')
+			unlink(path);
+	}
+	if (dir)
+		closedir(dir);
+	rmdir(devices->dir);
+}
+
+/* Each case has a process of its own, since the driver is initialized once in a process. */
+static inline void cuda_test_run(void **state, struct cuda_test_devices *devices)
+{
+	void (*test)(void **) = NULL;
+	int status = 0;
+	pid_t child;
+
+	memcpy(&test, state, sizeof(test));
+	cuda_test_devices_make(devices);
+	fflush(NULL);
+	child = fork();
+	kvt_test_check(child >= 0);
+	if (child == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		signal(SIGSEGV, SIG_DFL); /* not cmocka's */
+		test(NULL);
+		fflush(NULL);
+		_exit(0);
+	}
+	waitpid(child, &status, 0);
+	cuda_test_devices_remove(devices);
+	if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+		skip();
+	assert_int_equal(status, 0);
+}
+
+static inline void cuda_test_skip(const char *why)
+{
+	printf("skip: %s\n", why);
+	fflush(NULL);
+	_exit(77);
+}
+
+/* The last report: what process `pid` (0: the last one) left open, -1 if it said nothing. */
+static inline int cuda_test_left_open(const struct cuda_test_devices *devices, int pid, int *calls)
+{
+	FILE *file = fopen(devices->report, "re");
+	int n_calls, n_open, who, found = -1;
+	char line[512];
+
+	while (file && fgets(line, sizeof(line), file))
+		if (sscanf(line, "calls=%d open=%d pid=%d", &n_calls, &n_open, &who) == 3 &&
+		    (!pid || who == pid)) {
+			found = n_open;
+			if (calls)
+				*calls = n_calls;
+		}
+	if (file)
+		fclose(file);
+	return found;
+}
+
+/* A knob of the stand-in in this process: "stub_open", "stub_fail_at". */
+static inline int *cuda_test_knob(const char *name)
+{
+	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+	int *knob = library ? dlsym(library, name) : NULL;
+
+	kvt_test_check(knob);
+	return knob;
+}
+
+static inline void cuda_test_gate(int closed)
+{
+	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+	void (*gate)(int);
+
+	*(void **)(void *)&gate = library ? dlsym(library, "standin_gate") : NULL;
+	kvt_test_check(gate);
+	gate(closed);
+}
+
+/* A driver with a current context on device 0, as an engine has. */
+static inline struct kvt_cu_driver cuda_test_driver(void)
+{
+	struct kvt_cu_driver driver;
+	const char *missing;
+	void *context;
+
+	kvt_test_equal(kvt_cu_load(&driver, &missing), 0);
+	kvt_test_equal(driver.init(0), 0);
+	kvt_test_equal(driver.primary_retain(&context, 0), 0);
+	kvt_test_equal(driver.context_push(context), 0);
+	return driver;
+}
+
+static inline struct kvt_pool cuda_test_map(struct kvt_client *client, int device)
+{
+	struct kvt_pool pool;
+
+	if (kvt_pool_map_cuda(client, device, 0, &pool) != 0)
+		kvt_test_fail("map: %s", kvt_client_error(client)->text);
+	return pool;
+}
+
+#endif

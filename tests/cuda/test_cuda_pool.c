@@ -1,0 +1,851 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pools in device memory, between real processes: shared in place, and what is said and done when
+ * the driver, the daemon or a client is not as it should be. */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/sched.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "tests/cuda/cuda_test.h"
+
+#define PAGE 16u
+#define N_KEYS 400u
+
+static struct cuda_test_devices devices;
+static struct kvt_test_daemon daemon_;
+static const char *const backends[] = { "cuda-ipc", "cuda-vmm" };
+
+static void start(const char *backend, const char *more)
+{
+	char config[400];
+
+	snprintf(config, sizeof(config), "backend = %s\n%s", backend, more);
+	kvt_test_daemon_prepare(&daemon_, config);
+	kvt_test_daemon_start(&daemon_, NULL);
+}
+
+static void stop(void)
+{
+	kvt_test_audit(&daemon_);
+	kvt_test_daemon_stop(&daemon_);
+	kvt_test_daemon_remove(&daemon_);
+}
+
+static void fill_keys(uint32_t *keys, uint32_t seed)
+{
+	for (uint32_t i = 0; i < N_KEYS; i++)
+		keys[i] = (seed * 1000003u + i * 7919u) & 0x7fffffffu;
+}
+
+/* What is cached is checked in every slab, the rest written into every slab. */
+static uint32_t serve(struct kvt_client *client, const struct kvt_pool *pools, int n_pools,
+		      uint32_t seed)
+{
+	uint32_t keys[N_KEYS], namespace_id = kvt_test_namespace(client, "n"), n, reusable;
+	const uint32_t *pages;
+	struct kvt_seq *seq;
+
+	fill_keys(keys, seed);
+	if (kvt_seq_begin(client, namespace_id, keys, N_KEYS, 0, 0, &seq) != 0)
+		kvt_test_fail("begin: %s", kvt_client_error(client)->text);
+	pages = kvt_seq_pages(seq, &n);
+	reusable = kvt_seq_reusable(seq);
+	for (uint32_t i = 0; i < N_KEYS / PAGE; i++)
+		for (int j = 0; j < n_pools; j++) {
+			uint64_t salt = 100 * (pools[j].slab + 1);
+
+			if (i < reusable / PAGE)
+				kvt_test_check(kvt_test_page_right(&pools[j], PAGE, pages[i], salt,
+								   keys, i));
+			else
+				kvt_test_page_fill(&pools[j], PAGE, pages[i], salt, keys, i);
+		}
+	kvt_test_equal(kvt_seq_commit(seq, N_KEYS, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	return reusable;
+}
+
+/* ---- sharing */
+
+struct worker {
+	int n_devices;
+	const char *visible; /* CUDA_VISIBLE_DEVICES, or NULL */
+};
+
+static void worker_run(int pipe, void *context)
+{
+	const struct worker *worker = context;
+	struct kvt_client *client = kvt_test_connect(&daemon_);
+	struct kvt_pool pools[4];
+	uint64_t seed;
+
+	if (worker->visible)
+		setenv("CUDA_VISIBLE_DEVICES", worker->visible, 1);
+	for (int i = 0; i < worker->n_devices; i++)
+		pools[i] = cuda_test_map(client, i);
+	kvt_test_send(pipe, pools[0].slab);
+	while (kvt_test_receive(pipe, &seed))
+		kvt_test_send(pipe, serve(client, pools, worker->n_devices, (uint32_t)seed));
+	kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
+	kvt_test_equal(*cuda_test_knob("stub_open"), 0);
+	kvt_test_equal(*cuda_test_knob("stub_pushed"), 0);
+}
+
+static uint64_t ask(struct kvt_test_child *child, uint64_t seed)
+{
+	uint64_t answer = UINT64_MAX;
+
+	kvt_test_send(child->pipe, seed);
+	kvt_test_check(kvt_test_receive(child->pipe, &answer));
+	return answer;
+}
+
+static void end_child(struct kvt_test_child *child)
+{
+	shutdown(child->pipe, SHUT_RDWR);
+	kvt_test_child_finish(child);
+}
+
+static void two_processes_share_pages_in_place(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		struct worker worker = { .n_devices = 1 };
+		struct kvt_test_child a, b;
+
+		start(backends[i], "");
+		kvt_test_child_start(&a, worker_run, &worker);
+		kvt_test_expect(a.pipe, 0);
+		kvt_test_equal(ask(&a, 5), 0);
+		kvt_test_child_start(&b, worker_run, &worker);
+		kvt_test_expect(b.pipe, 0);
+		kvt_test_equal(ask(&b, 5), N_KEYS - PAGE);
+		kvt_test_equal(ask(&b, 6), 0);
+		kvt_test_equal(ask(&a, 6), N_KEYS - PAGE);
+		end_child(&a);
+		end_child(&b);
+		stop();
+	}
+}
+
+static void a_page_number_is_valid_in_every_slab_and_slabs_are_found_by_uuid(void **state)
+{
+	(void)state;
+	setenv("KVT_STANDIN_DEVICES", "3", 1);
+	for (int i = 0; i < 2; i++) {
+		struct worker straight = { .n_devices = 2 };
+		struct worker turned = { .n_devices = 2, .visible = "2,0" };
+		struct kvt_test_child a, b;
+
+		/* Slab 0 is on device 0, slab 1 on device 2. */
+		start(backends[i], "devices = 0 2\n");
+		straight.visible = "0,2";
+		kvt_test_child_start(&a, worker_run, &straight);
+		kvt_test_expect(a.pipe, 0);
+		kvt_test_child_start(&b, worker_run, &turned);
+		kvt_test_expect(b.pipe, 1);
+		kvt_test_equal(ask(&a, 5), 0);
+		kvt_test_equal(ask(&b, 5), N_KEYS - PAGE);
+		end_child(&a);
+		end_child(&b);
+		stop();
+	}
+}
+
+static void one_process_opens_a_slab_once_for_all_its_clients(void **state)
+{
+	int *open = cuda_test_knob("stub_open");
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		struct kvt_client *a, *b;
+		struct kvt_pool pools[3];
+		int once;
+
+		start(backends[i], "");
+		a = kvt_test_connect(&daemon_);
+		b = kvt_test_connect(&daemon_);
+		pools[0] = cuda_test_map(a, 0);
+		once = *open;
+		kvt_test_check(once > 0);
+		pools[1] = cuda_test_map(a, 0);
+		pools[2] = cuda_test_map(b, 0);
+		kvt_test_equal(*open, once);
+		kvt_test_check(pools[0].base == pools[1].base && pools[0].base == pools[2].base);
+		kvt_client_close(a, KVT_IDLE);
+		*(volatile uint64_t *)pools[2].base = 7; /* still there for the other */
+		kvt_test_equal(*open, once);
+		kvt_client_abandon(b);
+		kvt_test_equal(*open, 0);
+		stop();
+	}
+}
+
+static void write_read_only(int pipe, void *context)
+{
+	struct kvt_client *client = kvt_test_connect(&daemon_);
+	struct kvt_pool pool, both;
+
+	(void)context;
+
+	kvt_test_equal(kvt_pool_map_cuda(client, 0, KVT_MAP_READ_ONLY, &pool), 0);
+	both = cuda_test_map(client, 0);
+	kvt_test_check(pool.base != both.base);
+	*(volatile uint64_t *)both.base = 42;
+	kvt_test_equal(*(volatile uint64_t *)pool.base, 42);
+	kvt_test_send(pipe, 1);
+	*(volatile uint64_t *)pool.base = 43;
+	kvt_test_send(pipe, 2);
+}
+
+static void a_read_only_mapping_cannot_be_written(void **state)
+{
+	struct kvt_test_child child;
+	struct kvt_client *client;
+	struct kvt_pool pool;
+	uint64_t word;
+	int status;
+
+	(void)state;
+	start("cuda-vmm", "");
+	kvt_test_child_start(&child, write_read_only, NULL);
+	kvt_test_expect(child.pipe, 1);
+	kvt_test_check(!kvt_test_receive(child.pipe, &word));
+	kvt_test_equal(waitpid(child.pid, &status, 0), child.pid);
+	kvt_test_check(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+	close(child.pipe);
+	stop();
+	start("cuda-ipc", "");
+	client = kvt_test_connect(&daemon_);
+	kvt_test_equal(kvt_pool_map_cuda(client, 0, KVT_MAP_READ_ONLY, &pool), -ENOTSUP);
+	kvt_test_check(strstr(kvt_client_error(client)->text, "cuda-vmm"));
+	kvt_client_close(client, KVT_IDLE);
+	stop();
+}
+
+/* ---- the daemon's start */
+
+/* Start, expect that it fails, and return whether it said `text`. */
+static void fails_to_start(const char *config, const char *text)
+{
+	int status;
+
+	kvt_test_daemon_prepare(&daemon_, config);
+	kvt_test_daemon_spawn(&daemon_, NULL);
+	kvt_test_check(!kvt_test_daemon_await(&daemon_, "READY=1"));
+	status = kvt_test_daemon_wait(&daemon_);
+	kvt_test_check(WIFEXITED(status) && WEXITSTATUS(status) != 0);
+	if (!kvt_test_daemon_said(&daemon_, text)) {
+		kvt_test_daemon_print(&daemon_);
+		kvt_test_fail("it did not say '%s'", text);
+	}
+	kvt_test_daemon_remove(&daemon_);
+}
+
+static void a_host_without_the_driver_is_told_so(void **state)
+{
+	char *path = strdup(getenv("LD_LIBRARY_PATH"));
+
+	(void)state;
+	if (access("/usr/lib/x86_64-linux-gnu/libcuda.so.1", F_OK) == 0 ||
+	    access("/usr/lib64/libcuda.so.1", F_OK) == 0 ||
+	    access("/usr/lib/aarch64-linux-gnu/libcuda.so.1", F_OK) == 0) {
+		cuda_test_skip("this host has the driver");
+	}
+	unsetenv("LD_LIBRARY_PATH");
+	fails_to_start("backend = cuda-ipc\n",
+		       "backend cuda-ipc needs the NVIDIA driver: libcuda.so.1 not found");
+	fails_to_start("backend = cuda-vmm\n",
+		       "backend cuda-vmm needs the NVIDIA driver: libcuda.so.1 not found");
+	setenv("LD_LIBRARY_PATH", path, 1);
+	free(path);
+}
+
+static void what_a_host_lacks_is_named_with_its_cure(void **state)
+{
+	static const struct {
+		const char *knob, *value, *config, *text;
+	} cases[] = {
+		{ "DEVICES", "0", "backend = cuda-ipc\n", "finds no device" },
+		{ "DEVICES", "2", "backend = cuda-ipc\ndevices = 2\n", "2 devices" },
+		{ "DEVICES", "2", "backend = cuda-vmm\ndevices = 0 1 0\n", "device 0 twice" },
+		{ "DEVICES", "2", "backend = cuda-vmm\ndevices = GPU-01234567\n", "GPU-01234567" },
+		{ "DEVICES", "2", "backend = cuda-vmm\ndevices = 0 first\n", "'first'" },
+		{ "TRAITS", "mig", "backend = cuda-ipc\ndevices = 0,1\n", "under MIG" },
+		{ "TRAITS", "prohibited", "backend = cuda-ipc\n", "compute mode Prohibited" },
+		{ "TRAITS", "exclusive", "backend = cuda-ipc\n", "Exclusive Process" },
+		{ "TRAITS", "no-ipc", "backend = cuda-ipc\n", "set backend = cuda-vmm" },
+		{ "TRAITS", "no-vmm", "backend = cuda-vmm\n", "set backend = cuda-ipc" },
+		{ "TRAITS", "no-posix-fd", "backend = cuda-vmm\n", "set backend = cuda-ipc" },
+		{ "MEMORY", "4M", "backend = cuda-ipc\nn_pages = 8192\n", "no 8388608 bytes" },
+		{ "MEMORY", "4M", "backend = cuda-vmm\nn_pages = 8192\n", "no 8388608 bytes" },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		char knob[64];
+
+		snprintf(knob, sizeof(knob), "KVT_STANDIN_%s", cases[i].knob);
+		setenv(knob, strcmp(cases[i].value, "4M") ? cases[i].value : "4194304", 1);
+		fails_to_start(cases[i].config, cases[i].text);
+		unsetenv(knob);
+		kvt_test_equal(cuda_test_left_open(&devices, 0, NULL), 0);
+	}
+}
+
+static void devices_are_named_by_number_by_uuid_or_all(void **state)
+{
+	static const struct {
+		const char *list;
+		uint32_t n;
+	} cases[] = {
+		{ "all", 3 }, { "1", 1 }, { "2, 0", 2 },
+		{ "GPU-6b767400-0000-0000-0000-000000000002", 1 },
+		{ "0 GPU-6b767400-0000-0000-0000-000000000003", 2 },
+	};
+
+	(void)state;
+	setenv("KVT_STANDIN_DEVICES", "3", 1);
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct kvt_client *client;
+		char config[100];
+
+		snprintf(config, sizeof(config), "devices = %s\n", cases[i].list);
+		start("cuda-vmm", config);
+		client = kvt_test_connect(&daemon_);
+		kvt_test_equal(kvt_client_info(client)->n_slabs, cases[i].n);
+		kvt_client_close(client, KVT_IDLE);
+		stop();
+	}
+}
+
+/* The n-th call fails, for every n until the daemon starts all the same. */
+static void every_call_of_the_daemon_s_start_fails_once(void **state)
+{
+	(void)state;
+	setenv("KVT_STANDIN_DEVICES", "2", 1);
+	for (int i = 0; i < 4; i++) {
+		int n = 0, n_failed = 0;
+
+		setenv("KVT_STANDIN_TRAITS", i < 2 ? "none" : "releases-fail", 1);
+		for (bool ready = false; !ready; n++) {
+			char config[100], number[16];
+
+			kvt_test_check(n < 200);
+			snprintf(config, sizeof(config), "backend = %s\ndevices = all\n",
+				 backends[i % 2]);
+			snprintf(number, sizeof(number), "%d", n);
+			setenv("KVT_STANDIN_FAIL_AT", number, 1);
+			kvt_test_daemon_prepare(&daemon_, config);
+			kvt_test_daemon_spawn(&daemon_, NULL);
+			ready = kvt_test_daemon_await(&daemon_, "READY=1");
+			if (!ready) {
+				int pid = daemon_.pid;
+
+				kvt_test_check(WEXITSTATUS(kvt_test_daemon_wait(&daemon_)) != 0);
+				kvt_test_check(kvt_test_daemon_said(&daemon_, "backend cuda-"));
+				kvt_test_equal(cuda_test_left_open(&devices, pid, NULL), 0);
+				n_failed++;
+			} else if (n < 10) {
+				ready = false; /* the one question that older drivers refuse */
+				kvt_test_daemon_stop(&daemon_);
+			} else {
+				int calls = 0, pid = daemon_.pid;
+
+				kvt_test_daemon_stop(&daemon_);
+				kvt_test_check(cuda_test_left_open(&devices, pid, &calls) >= 0);
+				ready = n > calls; /* no call was left to fail */
+			}
+			kvt_test_daemon_remove(&daemon_);
+		}
+		unsetenv("KVT_STANDIN_FAIL_AT");
+		kvt_test_check(n_failed >= 15);
+	}
+}
+
+static void fails_for_lack_of_memory(int out, void *context)
+{
+	(void)context;
+	kvt_test_daemon_spawn(&daemon_, NULL);
+	kvt_test_send(out, kvt_test_daemon_await(&daemon_, "READY=1"));
+	kvt_test_daemon_wait(&daemon_);
+}
+
+static void old_clients_that_still_hold_the_memory_are_named(void **state)
+{
+	struct worker worker = { .n_devices = 1 };
+	struct kvt_test_child client, tried;
+	char text[64];
+
+	(void)state;
+	setenv("KVT_STANDIN_MEMORY", "6291456", 1); /* room for one pool of 4 MiB */
+	start("cuda-ipc", "");
+	kvt_test_child_start(&client, worker_run, &worker);
+	kvt_test_expect(client.pipe, 0);
+	kill(daemon_.pid, SIGKILL);
+	kvt_test_daemon_wait(&daemon_);
+	kvt_test_child_start(&tried, fails_for_lack_of_memory, NULL);
+	kvt_test_expect(tried.pipe, 0);
+	kvt_test_child_finish(&tried);
+	snprintf(text, sizeof(text), "pid %d", (int)client.pid);
+	if (!kvt_test_daemon_said(&daemon_, "earlier daemon") ||
+	    !kvt_test_daemon_said(&daemon_, text)) {
+		kvt_test_daemon_print(&daemon_);
+		kvt_test_fail("it did not name %s", text);
+	}
+	kvt_test_child_kill(&client, SIGKILL);
+	kvt_test_daemon_start(&daemon_, NULL); /* and now there is room */
+	stop();
+}
+
+/* ---- a client that maps */
+
+static void every_call_of_a_client_s_mapping_fails_once(void **state)
+{
+	int *fail_at = cuda_test_knob("stub_fail_at"), *open = cuda_test_knob("stub_open");
+
+	(void)state;
+	for (int i = 0; i < 4; i++) {
+		int n, rc = -EIO;
+
+		start(backends[i % 2], "");
+		setenv("KVT_STANDIN_TRAITS", i < 2 ? "none" : "releases-fail", 1);
+		for (n = 0; rc != 0; n++) {
+			struct kvt_client *client = kvt_test_connect(&daemon_);
+			struct kvt_pool pool;
+
+			kvt_test_check(n < 100);
+			*fail_at = n;
+			rc = kvt_pool_map_cuda(client, 0, 0, &pool);
+			if (rc != 0) {
+				kvt_test_check(*fail_at == -1);
+				kvt_test_check(rc == -EIO || rc == -ENOTSUP || rc == -ENODEV);
+				kvt_test_check(strlen(kvt_client_error(client)->text) > 20);
+				kvt_test_equal(*open, 0);
+				/* It can be done again. */
+				pool = cuda_test_map(client, 0);
+				*(volatile uint64_t *)pool.base = 1;
+			}
+			/* What is left of the count fails while it is taken back. */
+			kvt_client_close(client, KVT_IDLE);
+			kvt_test_equal(*open, 0);
+			kvt_test_equal(*cuda_test_knob("stub_pushed"), 0);
+			*fail_at = -1;
+		}
+		kvt_test_check(n > 4);
+		unsetenv("KVT_STANDIN_TRAITS");
+		stop();
+	}
+}
+
+static void expect_refusal(const struct kvt_test_daemon *of, int device, int error,
+			   const char *text)
+{
+	struct kvt_client *client = kvt_test_connect(of);
+	struct kvt_pool pool;
+	int rc = kvt_pool_map_cuda(client, device, 0, &pool);
+
+	if (rc != error || !strstr(kvt_client_error(client)->text, text))
+		kvt_test_fail("%d, \"%s\" instead of %d, \"%s\"", rc,
+			      kvt_client_error(client)->text, error, text);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_equal(*cuda_test_knob("stub_open"), 0);
+}
+
+static void the_traps_have_names(void **state)
+{
+	struct kvt_client *observer;
+	struct kvt_pool pool;
+
+	(void)state;
+	setenv("KVT_STANDIN_DEVICES", "2", 1);
+	start("cuda-ipc", "");
+	expect_refusal(&daemon_, 1, -EXDEV, "no slab of the pool is on device 1");
+	expect_refusal(&daemon_, 2, -ENODEV, "no CUDA device 2");
+	expect_refusal(&daemon_, KVT_DEVICE_CURRENT, -EINVAL, "no current CUDA context");
+	setenv("KVT_STANDIN_DRIVER", "12040", 1);
+	expect_refusal(&daemon_, 0, -ENOTSUP, "CUDA 13.0, this process's for 12.4");
+	unsetenv("KVT_STANDIN_DRIVER");
+	setenv("KVT_STANDIN_TRAITS", "no-ipc", 1);
+	expect_refusal(&daemon_, 0, -ENOTSUP, "not IPC-capable");
+	unsetenv("KVT_STANDIN_TRAITS");
+	observer = kvt_test_observe(&daemon_);
+	kvt_test_equal(kvt_pool_map_cuda(observer, 0, 0, &pool), -ENOTSUP);
+	kvt_test_equal(kvt_pool_map(observer, &pool), -ENOTSUP);
+	kvt_client_close(observer, KVT_IDLE);
+	stop();
+	start("host", "");
+	expect_refusal(&daemon_, 0, -ENOTSUP, "kvt_pool_map()");
+	stop();
+}
+
+static void see_another_mig_instance(int pipe, void *context)
+{
+	(void)context;
+	setenv("KVT_STANDIN_TRAITS", "mig", 1);
+	expect_refusal(&daemon_, 0, -EXDEV, "MIG instances do not share memory");
+	kvt_test_send(pipe, 1);
+}
+
+static void another_mig_instance_is_named(void **state)
+{
+	struct kvt_test_child child;
+
+	(void)state;
+	start("cuda-vmm", "");
+	kvt_test_child_start(&child, see_another_mig_instance, NULL);
+	kvt_test_expect(child.pipe, 1);
+	kvt_test_child_finish(&child);
+	stop();
+}
+
+static void map_after_the_daemon_s_death(int pipe, void *context)
+{
+	struct kvt_client *client = kvt_test_connect(&daemon_);
+	struct kvt_client *early = kvt_test_connect(&daemon_);
+	struct kvt_pool mapped, pool;
+	int rc;
+
+	(void)context;
+	mapped = cuda_test_map(early, 0);
+	*(volatile uint64_t *)mapped.base = 4711;
+	kvt_test_send(pipe, 1);
+	kvt_test_expect(pipe, 2);
+	kvt_client_abandon(early);
+	rc = kvt_pool_map_cuda(client, 0, 0, &pool);
+	if (rc != -ECONNRESET || !strstr(kvt_client_error(client)->text, "gone"))
+		kvt_test_fail("%d: %s", rc, kvt_client_error(client)->text);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_equal(*cuda_test_knob("stub_open"), 0);
+	kvt_test_send(pipe, 3);
+}
+
+static void an_exporter_that_is_gone_is_named(void **state)
+{
+	struct kvt_test_child child;
+
+	(void)state;
+	start("cuda-ipc", "");
+	kvt_test_child_start(&child, map_after_the_daemon_s_death, NULL);
+	kvt_test_expect(child.pipe, 1);
+	kill(daemon_.pid, SIGKILL);
+	kvt_test_daemon_wait(&daemon_);
+	kvt_test_send(child.pipe, 2);
+	kvt_test_expect(child.pipe, 3);
+	kvt_test_child_finish(&child);
+	kvt_test_daemon_start(&daemon_, NULL); /* clears what the dead one left */
+	stop();
+}
+
+/* In a PID namespace of its own, as process number `number`: 77 if that may not be made. */
+static int run_as_number(pid_t number, int backend)
+{
+	struct clone_args arguments = { .exit_signal = SIGCHLD };
+	struct kvt_client *client;
+	struct kvt_pool pool;
+	pid_t child;
+	int status = 0;
+
+	arguments.set_tid = (uint64_t)(uintptr_t)&number;
+	arguments.set_tid_size = 1;
+	child = (pid_t)syscall(SYS_clone3, &arguments, sizeof(arguments));
+	if (child < 0)
+		return 77;
+	if (child > 0) {
+		waitpid(child, &status, 0);
+		return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+	}
+	kvt_test_equal(getpid(), number);
+	client = kvt_test_connect(&daemon_);
+	if (backend == 0) {
+		int rc = kvt_pool_map_cuda(client, 0, 0, &pool);
+
+		if (rc != -ENOTUNIQ || !strstr(kvt_client_error(client)->text, "PID namespaces"))
+			kvt_test_fail("%d: %s", rc, kvt_client_error(client)->text);
+	} else {
+		cuda_test_map(client, 0); /* descriptors know no process numbers */
+	}
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_equal(*cuda_test_knob("stub_open"), 0);
+	_exit(0);
+}
+
+static int in_namespace(int backend)
+{
+	pid_t child;
+	int status = 0;
+
+	fflush(NULL);
+	child = fork();
+	kvt_test_check(child >= 0);
+	if (child == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		if (unshare(CLONE_NEWPID) != 0)
+			_exit(77);
+		child = fork(); /* number 1 there, whose end ends the namespace */
+		if (child == 0)
+			_exit(run_as_number(daemon_.pid, backend));
+		waitpid(child, &status, 0);
+		_exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+	}
+	waitpid(child, &status, 0);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}
+
+static void the_same_number_in_two_pid_namespaces_is_named(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		int status;
+
+		start(backends[i], "");
+		status = in_namespace(i);
+		stop();
+		if (status == 77)
+			cuda_test_skip("PID namespaces and numbers may not be made here");
+		kvt_test_equal(status, 0);
+	}
+}
+
+/* ---- writers that die */
+
+struct writer {
+	bool child_holds; /* a child of the client holds its socket and goes on writing */
+};
+
+/* Take pages, then go on writing into them for ever, as a kernel in flight does. */
+static void writer_run(int pipe, void *context)
+{
+	const struct writer *writer = context;
+	struct kvt_client *client = kvt_test_connect(&daemon_);
+	struct kvt_pool pool = cuda_test_map(client, 0);
+	uint32_t pages[64];
+	pid_t child = 0;
+
+	kvt_test_equal(kvt_alloc(client, 64, pages), 0);
+	if (writer->child_holds) {
+		child = fork();
+		kvt_test_check(child >= 0);
+	}
+	if (writer->child_holds && child == 0) {
+		prctl(PR_SET_PDEATHSIG, 0);
+		for (uint64_t n = 0;; n++)
+			for (int i = 0; i < 64; i++)
+				*(volatile uint64_t *)((char *)pool.base +
+						       pages[i] * pool.page_bytes) = n;
+	}
+	kvt_test_send(pipe, (uint64_t)child << 32 | kvt_client_info(client)->session);
+	kvt_test_expect(pipe, 0); /* never comes */
+}
+
+static struct kvt_counters counters_now(void)
+{
+	struct kvt_client *client = kvt_test_observe(&daemon_);
+	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
+	struct kvt_admin_status status;
+
+	kvt_test_equal(kvt_admin(client, &request, NULL, 0, &status, sizeof(status)), 1);
+	kvt_client_close(client, KVT_IDLE);
+	return status.counters;
+}
+
+static void fence_session(uint64_t session)
+{
+	struct kvt_client *client = kvt_test_observe(&daemon_);
+	struct kvt_message_admin request = { .what = KVT_ADMIN_FENCE, .argument = session };
+
+	kvt_test_check(kvt_admin(client, &request, NULL, 0, NULL, 0) >= 0);
+	kvt_client_close(client, KVT_IDLE);
+}
+
+/* Until no page is in quarantine. Each question is answered by the daemon, between which it works:
+ * nothing here waits for a time that was guessed. */
+static void await_no_quarantine(void)
+{
+	while (counters_now().quarantined_pages)
+		sched_yield();
+}
+
+static void pages_of_a_killed_client_wait_until_nothing_writes_them(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		struct writer writer = { .child_holds = true };
+		struct kvt_test_child child;
+		struct kvt_client *other;
+		struct kvt_pool pool;
+		uint32_t *pages = calloc(4096, sizeof(*pages)), n = 4095 - 64;
+		uint64_t word = 0;
+
+		start(backends[i], "mps = no\n");
+		kvt_test_child_start(&child, writer_run, &writer);
+		kvt_test_check(kvt_test_receive(child.pipe, &word));
+		kvt_test_child_kill(&child, SIGKILL);
+		kvt_test_session_ended(&daemon_, (uint32_t)word);
+		/* The process has exited; its socket and the writes live on in its child. */
+		kvt_test_equal(counters_now().quarantined_pages, 64);
+		other = kvt_test_connect(&daemon_);
+		pool = cuda_test_map(other, 0);
+		kvt_test_equal(kvt_alloc(other, n + 1, pages), -ENOSPC);
+		kvt_test_equal(kvt_alloc(other, n, pages), 0);
+		for (uint32_t j = 0; j < n; j++)
+			*(volatile uint64_t *)((char *)pool.base + pages[j] * pool.page_bytes) = 1;
+		kvt_test_equal(kill((pid_t)(word >> 32), SIGKILL), 0);
+		await_no_quarantine();
+		for (uint32_t j = 0; j < n; j++)
+			kvt_test_equal(*(volatile uint64_t *)((char *)pool.base +
+							      pages[j] * pool.page_bytes), 1);
+		kvt_test_equal(kvt_alloc(other, 64, pages), 0);
+		kvt_client_close(other, KVT_IDLE);
+		free(pages);
+		stop();
+	}
+}
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+static void kill_a_writer(uint64_t *ret_session)
+{
+	struct writer writer = { .child_holds = false };
+	struct kvt_test_child child;
+
+	kvt_test_child_start(&child, writer_run, &writer);
+	kvt_test_check(kvt_test_receive(child.pipe, ret_session));
+	kvt_test_child_kill(&child, SIGKILL);
+	kvt_test_session_ended(&daemon_, (uint32_t)*ret_session);
+}
+
+static void under_mps_a_time_of_grace_is_added(void **state)
+{
+	uint64_t session, begin_ns;
+
+	(void)state;
+	start("cuda-vmm", "mps = yes\nmps_grace_ms = 300\n");
+	begin_ns = now_ns();
+	kill_a_writer(&session);
+	await_no_quarantine();
+	kvt_test_check(now_ns() - begin_ns >= 300000000);
+	stop();
+	/* So long that only an operator ends it. */
+	start("cuda-ipc", "mps = yes\nmps_grace_ms = 86400000\n");
+	kill_a_writer(&session);
+	kvt_test_equal(counters_now().quarantined_pages, 64);
+	fence_session(session);
+	await_no_quarantine();
+	stop();
+	start("cuda-ipc", "mps = no\nmps_grace_ms = 86400000\n");
+	kill_a_writer(&session);
+	await_no_quarantine();
+	stop();
+}
+
+static void mps_is_noticed(void **state)
+{
+	char pipe_dir[100], control[120];
+	uint64_t session;
+
+	(void)state;
+	/* By its control pipe. */
+	snprintf(pipe_dir, sizeof(pipe_dir), "%s", devices.dir);
+	snprintf(control, sizeof(control), "%s/control", pipe_dir);
+	kvt_test_equal(mkfifo(control, 0600), 0);
+	setenv("CUDA_MPS_PIPE_DIRECTORY", pipe_dir, 1);
+	start("cuda-ipc", "mps = auto\nmps_grace_ms = 86400000\n");
+	kill_a_writer(&session);
+	kvt_test_equal(counters_now().quarantined_pages, 64);
+	fence_session(session);
+	stop();
+	unlink(control);
+	/* By what the driver says. */
+	setenv("KVT_STANDIN_TRAITS", "mps", 1);
+	start("cuda-vmm", "mps_grace_ms = 86400000\n");
+	kill_a_writer(&session);
+	kvt_test_equal(counters_now().quarantined_pages, 64);
+	fence_session(session);
+	stop();
+	unsetenv("KVT_STANDIN_TRAITS");
+	/* Not there. */
+	start("cuda-vmm", "mps_grace_ms = 86400000\n");
+	kill_a_writer(&session);
+	await_no_quarantine();
+	stop();
+}
+
+/* ---- a forked child */
+
+static void a_forked_child_touches_nothing_of_its_parent_s(void **state)
+{
+	struct kvt_client *client;
+	struct kvt_pool pool, again;
+	int status = 0;
+	pid_t child;
+
+	(void)state;
+	start("cuda-ipc", "");
+	client = kvt_test_connect(&daemon_);
+	pool = cuda_test_map(client, 0);
+	fflush(NULL);
+	child = fork();
+	kvt_test_check(child >= 0);
+	if (child == 0) {
+		int open = *cuda_test_knob("stub_open");
+
+		kvt_test_equal(kvt_pool_map_cuda(client, 0, 0, &again), -ECHILD);
+		kvt_client_close(client, KVT_IDLE);
+		kvt_test_equal(*cuda_test_knob("stub_open"), open);
+		_exit(0);
+	}
+	waitpid(child, &status, 0);
+	kvt_test_equal(status, 0);
+	*(volatile uint64_t *)pool.base = 1;
+	kvt_client_close(client, KVT_IDLE);
+	stop();
+}
+
+static void run(void **state)
+{
+	cuda_test_run(state, &devices);
+}
+
+#define TEST(name) { #name, run, NULL, NULL, name }
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(two_processes_share_pages_in_place),
+		TEST(a_page_number_is_valid_in_every_slab_and_slabs_are_found_by_uuid),
+		TEST(one_process_opens_a_slab_once_for_all_its_clients),
+		TEST(a_read_only_mapping_cannot_be_written),
+		TEST(a_host_without_the_driver_is_told_so),
+		TEST(what_a_host_lacks_is_named_with_its_cure),
+		TEST(devices_are_named_by_number_by_uuid_or_all),
+		TEST(every_call_of_the_daemon_s_start_fails_once),
+		TEST(old_clients_that_still_hold_the_memory_are_named),
+		TEST(every_call_of_a_client_s_mapping_fails_once),
+		TEST(the_traps_have_names),
+		TEST(another_mig_instance_is_named),
+		TEST(an_exporter_that_is_gone_is_named),
+		TEST(the_same_number_in_two_pid_namespaces_is_named),
+		TEST(pages_of_a_killed_client_wait_until_nothing_writes_them),
+		TEST(under_mps_a_time_of_grace_is_added),
+		TEST(mps_is_noticed),
+		TEST(a_forked_child_touches_nothing_of_its_parent_s),
+	};
+
+	(void)argc;
+	cuda_test_environment(argv);
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
