@@ -311,13 +311,11 @@ static int ask_memory(struct cuda_state *state, char *why, size_t why_size)
 static void cuda_destroy(struct kvt_pool *pool);
 
 /* The driver and the devices, once; what is made here goes with cuda_destroy(). */
-static int open_state(struct kvt_pool *pool, char *why, size_t why_size)
+static int open_state(struct kvt_pool *pool, bool vmm, char *why, size_t why_size)
 {
 	struct cuda_state *state;
 	int rc;
 
-	if (pool->state)
-		return 0;
 	state = calloc(1, sizeof(*state));
 	if (!state) {
 		snprintf(why, why_size, "out of memory");
@@ -325,7 +323,7 @@ static int open_state(struct kvt_pool *pool, char *why, size_t why_size)
 	}
 	for (uint32_t i = 0; i < KVT_MAX_SLABS; i++)
 		state->slabs[i].fd = -1;
-	state->vmm = pool->ops->backend == KVT_POOL_CUDA_VMM;
+	state->vmm = vmm;
 	pool->state = state;
 	rc = load_driver(state, why, why_size);
 	if (!rc)
@@ -335,24 +333,35 @@ static int open_state(struct kvt_pool *pool, char *why, size_t why_size)
 	return rc;
 }
 
-static int cuda_free_bytes(struct kvt_pool *pool, uint64_t *ret_bytes, char *why, size_t why_size)
+/* Asked before the pool is made, and leaves nothing: not even a context. */
+static int free_bytes(struct kvt_pool *pool, bool vmm, uint64_t *ret_bytes, char *why,
+		      size_t why_size)
 {
+	struct kvt_pool asked = { .devices = pool->devices };
 	const struct cuda_state *state;
 	uint64_t least = UINT64_MAX;
-	int rc = open_state(pool, why, why_size);
+	int rc = open_state(&asked, vmm, why, why_size);
 
 	if (!rc)
-		rc = ask_memory(pool->state, why, why_size);
-	if (rc) {
-		cuda_destroy(pool);
-		return rc;
-	}
-	state = pool->state;
-	for (uint32_t i = 0; i < state->n_slabs; i++)
+		rc = ask_memory(asked.state, why, why_size);
+	state = asked.state;
+	for (uint32_t i = 0; !rc && i < state->n_slabs; i++)
 		if (state->slabs[i].free < least)
 			least = state->slabs[i].free;
-	*ret_bytes = least / BLOCK_BYTES * BLOCK_BYTES;
-	return 0;
+	if (!rc)
+		*ret_bytes = least / BLOCK_BYTES * BLOCK_BYTES;
+	cuda_destroy(&asked);
+	return rc;
+}
+
+static int ipc_free_bytes(struct kvt_pool *pool, uint64_t *ret_bytes, char *why, size_t why_size)
+{
+	return free_bytes(pool, false, ret_bytes, why, why_size);
+}
+
+static int vmm_free_bytes(struct kvt_pool *pool, uint64_t *ret_bytes, char *why, size_t why_size)
+{
+	return free_bytes(pool, true, ret_bytes, why, why_size);
 }
 
 /* ---- memory */
@@ -467,15 +476,25 @@ static int make_slabs(struct kvt_pool *pool, struct cuda_state *state, char *why
 	return rc;
 }
 
-static int cuda_create(struct kvt_pool *pool, char *why, size_t why_size)
+static int create(struct kvt_pool *pool, bool vmm, char *why, size_t why_size)
 {
-	int rc = open_state(pool, why, why_size);
+	int rc = open_state(pool, vmm, why, why_size);
 
 	if (!rc)
 		rc = make_slabs(pool, pool->state, why, why_size);
 	if (rc)
 		cuda_destroy(pool);
 	return rc;
+}
+
+static int ipc_create(struct kvt_pool *pool, char *why, size_t why_size)
+{
+	return create(pool, false, why, why_size);
+}
+
+static int vmm_create(struct kvt_pool *pool, char *why, size_t why_size)
+{
+	return create(pool, true, why, why_size);
 }
 
 static int cuda_export(struct kvt_pool *pool, struct kvt_pool_export *ret_export)
@@ -586,8 +605,8 @@ static void cuda_destroy(struct kvt_pool *pool)
 const struct kvt_pool_backend_ops kvt_pool_cuda_ipc_ops = {
 	.name = "cuda-ipc",
 	.backend = KVT_POOL_CUDA_IPC,
-	.free_bytes = cuda_free_bytes,
-	.create = cuda_create,
+	.free_bytes = ipc_free_bytes,
+	.create = ipc_create,
 	.export = cuda_export,
 	.quiesce = cuda_quiesce,
 	.destroy = cuda_destroy,
@@ -596,8 +615,8 @@ const struct kvt_pool_backend_ops kvt_pool_cuda_ipc_ops = {
 const struct kvt_pool_backend_ops kvt_pool_cuda_vmm_ops = {
 	.name = "cuda-vmm",
 	.backend = KVT_POOL_CUDA_VMM,
-	.free_bytes = cuda_free_bytes,
-	.create = cuda_create,
+	.free_bytes = vmm_free_bytes,
+	.create = vmm_create,
 	.export = cuda_export,
 	.quiesce = cuda_quiesce,
 	.destroy = cuda_destroy,

@@ -326,6 +326,23 @@ static void devices_are_named_by_number_by_uuid_or_all(void **state)
 	}
 }
 
+static void a_budget_in_per_cent_is_of_the_fullest_device_s_free_memory(void **state)
+{
+	struct kvt_client *client;
+
+	(void)state;
+	setenv("KVT_STANDIN_DEVICES", "2", 1);
+	setenv("KVT_STANDIN_MEMORY", "33554432", 1);
+	for (int i = 0; i < 2; i++) {
+		start(backends[i], "devices = all\nn_pages = 0\npool_bytes = 50%\n");
+		client = kvt_test_connect(&daemon_);
+		kvt_test_equal(kvt_client_info(client)->pool_bytes, 16 << 20);
+		kvt_test_equal(kvt_client_info(client)->n_pages, (32 << 20) / 100 * 50 / 1024);
+		kvt_client_close(client, KVT_IDLE);
+		stop();
+	}
+}
+
 /* The n-th call fails, for every n until the daemon starts all the same. */
 static void every_call_of_the_daemon_s_start_fails_once(void **state)
 {
@@ -832,6 +849,7 @@ int main(int argc, char **argv)
 		TEST(a_host_without_the_driver_is_told_so),
 		TEST(what_a_host_lacks_is_named_with_its_cure),
 		TEST(devices_are_named_by_number_by_uuid_or_all),
+		TEST(a_budget_in_per_cent_is_of_the_fullest_device_s_free_memory),
 		TEST(every_call_of_the_daemon_s_start_fails_once),
 		TEST(old_clients_that_still_hold_the_memory_are_named),
 		TEST(every_call_of_a_client_s_mapping_fails_once),
