@@ -745,6 +745,10 @@ static bool begin_waits(struct kvt_core *core, struct kvt_op_context *op)
 
 	kvt_wait_begin(core, op);
 	token = core->pending[op->waiter].token;
+	if (!again && (op->sqe->flags & KVT_F_WAIT)) {
+		kvt_undo_progress(core, op->session);
+		core->sessions[op->session].sq_taken++;
+	}
 	if (again || (op->sqe->flags & KVT_F_WAIT)) {
 		kvt_wait_emit(core, op, again ? token : 0);
 		return false;

@@ -6,6 +6,7 @@
 
 #include <getopt.h>
 #include <inttypes.h>
+#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,7 @@
 
 struct options {
 	uint64_t seed, seeds, steps, seconds;
+	bool lives;
 };
 
 struct killer {
@@ -25,6 +27,8 @@ struct killer {
 	struct crash_check check;
 	uint64_t stores, torn;
 	bool inside; /* a check runs */
+	uint64_t kill_at, killed; /* lives: stores until death, deaths */
+	jmp_buf death;
 	/* The last store, if it was of more than a word. */
 	char *wide_at;
 	size_t wide_bytes;
@@ -69,6 +73,73 @@ static void on_store(void *context, void *at, size_t n)
 	killer->inside = false;
 }
 
+/* The other way: one store is the last one, and what memory holds then is all there is. Of a store
+ * of several words a part may have happened. */
+static void on_store_of_mortal(void *context, void *at, size_t n)
+{
+	struct killer *killer = context;
+
+	killer->stores++;
+	if (killer->kill_at == 0 || --killer->kill_at > 0) {
+		killer->wide_bytes = n > 8 && n <= TORN_MOST ? n : 0;
+		killer->wide_at = at;
+		if (killer->wide_bytes)
+			memcpy(killer->wide_old, at, n);
+		return;
+	}
+	if (killer->wide_bytes && sim_chance(killer->sim, 500)) {
+		size_t done = 8 * sim_below(killer->sim, (uint32_t)killer->wide_bytes / 8);
+
+		memcpy(killer->wide_at + done, killer->wide_old + done,
+		       killer->wide_bytes - done);
+		killer->torn++;
+	}
+	longjmp(killer->death, 1);
+}
+
+static void mortal_step(struct sim *sim, struct killer *killer)
+{
+	killer->wide_bytes = 0;
+	killer->kill_at = sim_chance(sim, 30) ? 1 + sim_below(sim, sim_chance(sim, 500) ? 40 : 600)
+					      : 0;
+	if (setjmp(killer->death) == 0) {
+		sim_operate(sim);
+		sim_settle(sim);
+	} else {
+		killer->kill_at = 0;
+		killer->killed++;
+		sim_killed(sim);
+	}
+	killer->kill_at = 0;
+	if (!sim->failed)
+		sim_check_progress(sim);
+	if (!sim->failed && sim->step % 61 == 0)
+		sim_compare(sim);
+}
+
+static bool one_life(struct sim *sim, struct killer *killer, uint64_t steps)
+{
+	struct kvt_core_sizes sizes;
+	char why[512];
+
+	killer->sim = sim;
+	sim->mortal = true;
+	if (sim_create(sim) && kvt_core_plan(&sim->config, &sizes, NULL) == 0)
+		crash_watch(sim->arena, sizes.arena_bytes, sim->ledger, sizes.ledger_bytes,
+			    on_store_of_mortal, killer);
+	for (sim->step = 1; sim->step <= steps && !sim->failed; sim->step++) {
+		mortal_step(sim, killer);
+		if (sim->step % 257 == 0 && !sim->failed &&
+		    kvt_oracle_check(sim->oracle, why, sizeof(why)))
+			sim_fail(sim, "oracle's own check: %s", why);
+	}
+	if (!sim->failed && sim_compare(sim))
+		sim_drain(sim);
+	sim_settle(sim);
+	crash_watch(NULL, 0, NULL, 0, NULL, NULL);
+	return !sim->failed;
+}
+
 static uint64_t now_s(void)
 {
 	struct timespec now;
@@ -91,19 +162,16 @@ static bool one_seed(struct sim *sim, struct killer *killer, uint64_t steps)
 		killer->wide_bytes = 0;
 	}
 	crash_watch(NULL, 0, NULL, 0, NULL, NULL);
-	if (sim->failed) {
-		sim_print_history(sim, stderr);
-		fprintf(stderr, "FAILED: seed %" PRIu64 ", step %" PRIu64 ": %s\n", sim->seed,
-			sim->step - 1, sim->why);
-	}
+	crash_check_free(&killer->check);
 	return !sim->failed;
 }
 
 static void usage(FILE *to)
 {
-	fprintf(to, "usage: kvtcrash [--seed N] [--seeds N] [--steps N] [--seconds N]\n"
+	fprintf(to, "usage: kvtcrash [--lives] [--seed N] [--seeds N] [--steps N] [--seconds N]\n"
 		    "Kills the core before every store of every step of a simulation and lets a\n"
-		    "successor take over: its facts must be those before or after the effect.\n"
+		    "successor take over a copy: its facts must be those of the last effect.\n"
+		    "With --lives it dies now and then, and the successor and the oracle go on.\n"
 		    "Exit status: 0 they are, 1 they are not, 2 bad usage\n");
 }
 
@@ -114,6 +182,7 @@ static bool parse(int argc, char **argv, struct options *o)
 		{ "seeds", required_argument, NULL, 'n' },
 		{ "steps", required_argument, NULL, 't' },
 		{ "seconds", required_argument, NULL, 'e' },
+		{ "lives", no_argument, NULL, 'l' },
 		{ "help", no_argument, NULL, 'h' },
 		{ NULL, 0, NULL, 0 },
 	};
@@ -123,6 +192,10 @@ static bool parse(int argc, char **argv, struct options *o)
 		uint64_t *number = c == 's' ? &o->seed : c == 'n' ? &o->seeds :
 				   c == 't' ? &o->steps : c == 'e' ? &o->seconds : NULL;
 
+		if (c == 'l') {
+			o->lives = true;
+			continue;
+		}
 		if (!number) {
 			usage(c == 'h' ? stdout : stderr);
 			exit(c == 'h' ? 0 : 2);
@@ -150,19 +223,29 @@ int main(int argc, char **argv)
 		if (!sim)
 			return 2;
 		sim->seed = o.seed + done;
-		sim->tiny = true;
+		sim->tiny = !o.lives || done % 4 == 0;
 		sim->coverage = &coverage;
-		ok = one_seed(sim, killer, o.steps);
+		ok = o.lives ? one_life(sim, killer, o.steps) : one_seed(sim, killer, o.steps);
+		if (!ok) {
+			sim_print_history(sim, stderr);
+			fprintf(stderr, "FAILED: seed %" PRIu64 ", step %" PRIu64 ": %s\n",
+				sim->seed, sim->step - 1, sim->why);
+		}
 		checks += killer->check.n_checks;
 		rolled_back += killer->check.n_rolled_back;
-		crash_check_free(&killer->check);
 		sim_destroy(sim);
 		free(sim);
 	}
-	printf("kvtcrash: %s: %" PRIu64 " seeds of %" PRIu64 " steps, %" PRIu64 " stores and %"
-	       PRIu64 " places inside of them, %" PRIu64 " successors, %" PRIu64 " rolled back\n",
-	       ok ? "agreed" : "FAILED", done, o.steps, killer->stores, killer->torn, checks,
-	       rolled_back);
+	if (o.lives)
+		printf("kvtcrash: %s: %" PRIu64 " seeds of %" PRIu64 " steps, %" PRIu64 " stores, %"
+		       PRIu64 " deaths, %" PRIu64 " of them inside an effect, which was rolled "
+		       "back\n", ok ? "agreed" : "FAILED", done, o.steps, killer->stores,
+		       killer->killed, coverage.rolled_back);
+	else
+		printf("kvtcrash: %s: %" PRIu64 " seeds of %" PRIu64 " steps, %" PRIu64 " stores and %"
+		       PRIu64 " places inside of them, %" PRIu64 " successors, %" PRIu64
+		       " of which rolled back\n", ok ? "agreed" : "FAILED", done, o.steps,
+		       killer->stores, killer->torn, checks, rolled_back);
 	free(killer);
 	return ok ? 0 : 1;
 }

@@ -66,6 +66,8 @@ static bool one_seed(struct sim *sim, uint64_t steps, const char *log)
 			sim_fail(sim, "the mutation word stayed odd");
 		if (!sim->failed && !kvt_core_counters_ok(sim->core))
 			sim_fail(sim, "counters do not add up");
+		if (sim->step % 37 == 0 && !sim->failed)
+			sim_check_progress(sim);
 		if (sim->step % 331 == 0 && !sim->failed)
 			kvt_core_audit(sim->core, sim_on_problem, sim);
 		if (sim->step % 509 == 0 && !sim->failed)

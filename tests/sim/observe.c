@@ -258,9 +258,29 @@ static void check_outside(struct sim *sim, const struct kvt_record *r)
 			 r->session);
 }
 
+/* What the session's record must say of it. */
+static void count_progress(struct sim_session *s, const struct kvt_record *r)
+{
+	bool done = r->kind == KVT_REC_OP;
+
+	s->taken += (done || r->kind == KVT_REC_DEFER) && r->value == 0;
+	s->done += done;
+	if (done)
+		s->last_cqe = r->cqe;
+}
+
 void sim_on_record(void *context, const struct kvt_record *r)
 {
 	struct sim *sim = context;
+
+	if (!sim->mortal)
+		sim_observe(sim, r);
+	else if (!sim->failed)
+		sim_hold(sim, r);
+}
+
+void sim_observe(struct sim *sim, const struct kvt_record *r)
+{
 	struct sim_session *s = &sim->sessions[r->session <= SIM_SESSIONS ? r->session : 0];
 	char why[700];
 
@@ -274,7 +294,9 @@ void sim_on_record(void *context, const struct kvt_record *r)
 		sim_fail(sim, "oracle: %s", why);
 		return;
 	}
-	check_outside(sim, r);
+	if (!sim->mortal)
+		check_outside(sim, r);
+	count_progress(s, r);
 	switch (r->kind) {
 	case KVT_REC_OP:
 		sim->last_cqe = r->cqe;
@@ -288,6 +310,9 @@ void sim_on_record(void *context, const struct kvt_record *r)
 	case KVT_REC_DEFER:
 		s->n_waiting += r->value == 0;
 		break;
+	case KVT_REC_ADOPT:
+		sim->coverage->rolled_back += r->value != 0;
+		break;
 	case KVT_REC_SESSION_GONE:
 		s->present = s->open = false;
 		break;
@@ -300,6 +325,7 @@ void sim_on_complete(void *context, uint32_t session, const struct kvt_cqe *cqe)
 {
 	struct sim *sim = context;
 
+	sim_settle(sim);
 	if (sim->failed)
 		return;
 	if (memcmp(cqe, &sim->last_cqe, sizeof(*cqe)) != 0)

@@ -566,7 +566,7 @@ static void shoot(struct sim *sim, uint32_t session)
 	struct sim_session *s = &sim->sessions[session];
 	struct shot shot = { .sim = sim, .s = s, .session = session };
 	struct kvt_cqe cqe;
-	bool reached;
+	bool reached, answered;
 
 	fill(&shot);
 	reached = sim_fence_reached(sim, session, &shot.sqe);
@@ -577,7 +577,9 @@ static void shoot(struct sim *sim, uint32_t session)
 		return;
 	}
 	kvt_core_let_wait(sim->core, !sim_chance(sim, 20));
-	if (kvt_core_execute(sim->core, session, &shot.sqe, sim->now_ns, &cqe)) {
+	answered = kvt_core_execute(sim->core, session, &shot.sqe, sim->now_ns, &cqe);
+	sim_settle(sim);
+	if (answered) {
 		if (!sim->failed && memcmp(&cqe, &sim->last_cqe, sizeof(cqe)) != 0)
 			sim_fail(sim, "the completion (seq %llu) is not the last record's (%llu)",
 				 (unsigned long long)cqe.seq,
@@ -655,6 +657,7 @@ void sim_operate(struct sim *sim)
 	struct sim_session *s = &sim->sessions[session];
 	uint32_t deaths = sim->gentle ? 1 : 4;
 
+	sim_settle(sim);
 	pass_time(sim);
 	if (sim_chance(sim, 3))
 		sim_restart(sim);

@@ -29,6 +29,7 @@
 #define SIM_LEASES 24  /* that a session remembers, dead ones too */
 #define SIM_HISTORY 48 /* records shown at a failure */
 #define SIM_SESSIONS 6
+#define SIM_HELD 4 /* records of one mutation, at most */
 
 struct sim_sequence {
 	uint32_t n;
@@ -54,6 +55,8 @@ struct sim_session {
 	bool closing;  /* CLOSE was submitted */
 	bool present;  /* the core knows it */
 	uint32_t signs;
+	uint32_t taken, done; /* entries and completions, as its record should count them */
+	struct kvt_cqe last_cqe;
 	struct kvt_core_view view;
 	uint32_t n_leases;
 	struct sim_lease leases[SIM_LEASES];
@@ -105,7 +108,7 @@ enum sim_rare {
 };
 
 struct sim_coverage {
-	uint64_t steps, records, seeds;
+	uint64_t steps, records, seeds, rolled_back;
 	uint64_t probes, probe_hits;
 	uint64_t op[KVT_OP_COUNT + 1][KVT_REASON_COUNT + 1]; /* last column: ok */
 	uint64_t deferred[KVT_OP_COUNT + 1];
@@ -126,6 +129,10 @@ struct sim {
 	void *arena, *ledger, *scratch;
 	uint64_t arena_bytes, scratch_bytes;
 	bool draining;
+	bool mortal; /* the core may be killed at any store: records are held back */
+	uint32_t n_held;
+	uint64_t held_mutation;
+	struct kvt_record held[SIM_HELD];
 	bool tiny; /* set before sim_create(): small enough to be looked at store by store */
 	struct kvt_oracle *oracle;
 	struct kvt_oplog *log; /* or NULL */
@@ -161,6 +168,7 @@ void sim_namespace_open(struct sim *sim, uint32_t session);
 void sim_session_open(struct sim *sim);
 void sim_session_end(struct sim *sim, uint32_t session, uint32_t signs);
 void sim_restart(struct sim *sim);
+void sim_view_free(struct sim_session *session);
 /** Everything ends: sessions, leases, cache. False when something is left. */
 bool sim_drain(struct sim *sim);
 
@@ -173,6 +181,16 @@ void sim_on_problem(void *context, const char *text); /* of an audit */
 void sim_on_complete(void *context, uint32_t session, const struct kvt_cqe *cqe);
 bool sim_fence_reached(const struct sim *sim, uint32_t session, const struct kvt_sqe *sqe);
 void sim_print_history(const struct sim *sim, FILE *to);
+
+void sim_observe(struct sim *sim, const struct kvt_record *record);
+
+/* hold.c */
+void sim_hold(struct sim *sim, const struct kvt_record *record);
+/** What was held back is true by now. */
+void sim_settle(struct sim *sim);
+/** The core was killed, inside a mutation or not: a successor goes on. */
+void sim_killed(struct sim *sim);
+void sim_check_progress(struct sim *sim);
 
 /* compare.c */
 /** The core's memory against the model, all of it. */

@@ -188,7 +188,7 @@ void sim_restart(struct sim *sim)
 		kvt_core_audit(core, sim_on_problem, sim);
 }
 
-static void free_view(struct sim_session *s)
+void sim_view_free(struct sim_session *s)
 {
 	free((void *)(uintptr_t)s->view.keys);
 	free(s->view.list);
@@ -204,7 +204,7 @@ static void free_view(struct sim_session *s)
 void sim_destroy(struct sim *sim)
 {
 	for (uint32_t i = 1; i <= SIM_SESSIONS; i++)
-		free_view(&sim->sessions[i]);
+		sim_view_free(&sim->sessions[i]);
 	kvt_oracle_destroy(sim->oracle);
 	free(sim->arena);
 	free(sim->ledger);
@@ -289,7 +289,7 @@ void sim_session_end(struct sim *sim, uint32_t session, uint32_t signs)
 		kvt_core_session_kill(sim->core, session, sim->now_ns);
 	if (ends) {
 		s->open = false;
-		free_view(s);
+		sim_view_free(s);
 	}
 }
 
