@@ -1,0 +1,625 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Fences that streams raise, with streams that lag: whatever gives pages away takes effect after
+ * the writes that were queued before, and never blocks whoever queued them. */
+#include <errno.h>
+#include <sched.h>
+#include <sys/socket.h>
+
+#include "tests/cuda/cuda_test.h"
+
+#define PAGE 16u
+#define N_KEYS 64u /* four pages */
+#define SALT 9
+
+static struct cuda_test_devices devices;
+static struct kvt_test_daemon daemon_;
+
+/* A client with its pool, a driver and a stream; and another client that looks on. */
+struct engine {
+	struct kvt_cu_driver driver;
+	struct kvt_client *client, *other;
+	struct kvt_pool pool;
+	uint32_t namespace_id, other_namespace;
+	void *stream;
+	uint32_t keys[N_KEYS];
+};
+
+static struct kvt_client *connect_by(int method)
+{
+	struct kvt_client *client = kvt_test_connect(&daemon_);
+
+	kvt_test_equal(kvt_fence_set_method(client, method), 0);
+	return client;
+}
+
+static void engine_open(struct engine *engine, int method, const char *config)
+{
+	char text[300];
+
+	snprintf(text, sizeof(text), "backend = cuda-vmm\nfence_poll_us = 50\n%s", config);
+	kvt_test_daemon_prepare(&daemon_, text);
+	kvt_test_daemon_start(&daemon_, NULL);
+	engine->driver = cuda_test_driver();
+	engine->client = connect_by(method);
+	engine->other = kvt_test_connect(&daemon_);
+	engine->pool = cuda_test_map(engine->client, 0);
+	engine->namespace_id = kvt_test_namespace(engine->client, "n");
+	engine->other_namespace = kvt_test_namespace(engine->other, "n");
+	kvt_test_equal(engine->driver.stream_create(&engine->stream, KVT_CU_STREAM_NON_BLOCKING),
+		       0);
+	for (uint32_t i = 0; i < N_KEYS; i++)
+		engine->keys[i] = 1000 + i;
+}
+
+/* `closed`: the client's session has ended already. */
+static void engine_close(struct engine *engine, bool closed)
+{
+	cuda_test_gate(0);
+	kvt_test_equal(engine->driver.stream_synchronize(engine->stream), 0);
+	kvt_test_equal(engine->driver.stream_destroy(engine->stream), 0);
+	if (closed)
+		kvt_client_abandon(engine->client);
+	else
+		kvt_test_equal(kvt_client_close(engine->client, KVT_IDLE), 0);
+	kvt_test_equal(kvt_client_close(engine->other, KVT_IDLE), 0);
+	kvt_test_audit(&daemon_);
+	kvt_test_daemon_stop(&daemon_);
+	kvt_test_daemon_remove(&daemon_);
+	kvt_test_equal(*cuda_test_knob("stub_open"), 1); /* our context */
+}
+
+/* Queue the content of a page. */
+static void write_page(struct engine *engine, void *stream, uint32_t page, uint32_t index)
+{
+	char content[4096];
+	struct kvt_pool here = { .base = content, .page_bytes = engine->pool.page_bytes,
+				 .n_pages = 2 };
+
+	kvt_test_check(engine->pool.page_bytes * 2 <= sizeof(content));
+	kvt_test_page_fill(&here, PAGE, 1, SALT, engine->keys, index);
+	kvt_test_equal(engine->driver.memory_upload((uint64_t)(uintptr_t)engine->pool.base +
+						    page * engine->pool.page_bytes,
+						    content + here.page_bytes, here.page_bytes,
+						    stream), 0);
+}
+
+static bool page_right(struct engine *engine, uint32_t page, uint32_t index)
+{
+	return kvt_test_page_right(&engine->pool, PAGE, page, SALT, engine->keys, index);
+}
+
+static struct kvt_fence record(struct engine *engine, void *stream)
+{
+	struct kvt_fence fence = { 99, 0 };
+
+	if (kvt_fence_record(engine->client, stream, &fence) != 0)
+		kvt_test_fail("record: %s", kvt_client_error(engine->client)->text);
+	kvt_test_check(fence.slot < KVT_FENCE_WORDS && fence.value > 0);
+	return fence;
+}
+
+static struct kvt_result page_state(struct engine *engine, uint32_t page)
+{
+	struct kvt_request request = { .op = KVT_OP_PAGE, .arg = page };
+	struct kvt_result result;
+
+	kvt_test_equal(kvt_call(engine->other, &request, &result), 0);
+	kvt_result_release(engine->other, &result);
+	return result;
+}
+
+/* Submit it and an empty operation behind it, whose answer comes first: so the daemon has seen the
+ * first and waits with it. */
+static void submit_deferred(struct engine *engine, const struct kvt_request *request)
+{
+	struct kvt_request nop = { .op = KVT_OP_NOP, .user_data = 2 };
+	struct kvt_result result;
+
+	kvt_test_equal(kvt_submit(engine->client, request), 0);
+	kvt_test_equal(kvt_submit(engine->client, &nop), 0);
+	kvt_test_equal(kvt_reap(engine->client, &result, 1, 1), 1);
+	kvt_test_equal(result.user_data, 2);
+	kvt_result_release(engine->client, &result);
+	kvt_test_equal(kvt_reap(engine->client, &result, 0, 1), 0);
+}
+
+static void await_effect(struct engine *engine)
+{
+	struct kvt_result result;
+
+	cuda_test_gate(0);
+	kvt_test_equal(kvt_reap(engine->client, &result, 1, 1), 1);
+	kvt_test_equal(result.user_data, 1);
+	if (result.error != 0)
+		kvt_test_fail("%s: %d, %s", kvt_op_name((int)result.op), result.error,
+			      kvt_reason_name((int)result.reason));
+	kvt_test_check(result.flags & KVT_CQE_DEFERRED);
+	kvt_result_release(engine->client, &result);
+}
+
+static uint32_t matched_by_other(struct engine *engine)
+{
+	struct kvt_result result;
+	uint32_t matched;
+
+	kvt_test_equal(kvt_match(engine->other, engine->other_namespace, engine->keys, N_KEYS, 0,
+				 &result), 0);
+	matched = result.matched;
+	kvt_result_release(engine->other, &result);
+	return matched;
+}
+
+static struct kvt_result begin(struct engine *engine, uint32_t pages[4])
+{
+	struct kvt_request request = { .op = KVT_OP_BEGIN, .namespace_id = engine->namespace_id,
+				       .keys = engine->keys, .n_keys = N_KEYS };
+	struct kvt_result result;
+
+	kvt_test_equal(kvt_call(engine->client, &request, &result), 0);
+	kvt_test_equal(result.n_pages, 4);
+	memcpy(pages, result.pages, 4 * sizeof(*pages));
+	kvt_result_release(engine->client, &result);
+	return result;
+}
+
+/* ---- one operation each */
+
+static void commit_case(struct engine *engine, uint32_t op)
+{
+	struct kvt_request request = { .op = op, .arg = N_KEYS, .user_data = 1 };
+	uint32_t pages[4];
+
+	request.lease = begin(engine, pages).lease;
+	request.flags = op == KVT_OP_END ? KVT_F_COMMIT : 0;
+	cuda_test_gate(1);
+	for (uint32_t i = 0; i < 4; i++)
+		write_page(engine, engine->stream, pages[i], i);
+	request.fence = record(engine, engine->stream);
+	submit_deferred(engine, &request);
+	kvt_test_equal(matched_by_other(engine), 0);
+	kvt_test_equal(page_state(engine, pages[0]).state, KVT_PAGE_PRIVATE);
+	await_effect(engine);
+	kvt_test_equal(matched_by_other(engine), N_KEYS);
+	for (uint32_t i = 0; i < 4; i++) {
+		kvt_test_equal(page_state(engine, pages[i]).state, KVT_PAGE_CACHED);
+		kvt_test_check(page_right(engine, pages[i], i));
+	}
+}
+
+static void commit_test(struct engine *engine)
+{
+	commit_case(engine, KVT_OP_COMMIT);
+}
+
+static void end_commit_test(struct engine *engine)
+{
+	commit_case(engine, KVT_OP_END);
+}
+
+static void insert_test(struct engine *engine)
+{
+	struct kvt_request request = { .op = KVT_OP_INSERT, .user_data = 1, .n_pages = 4,
+				       .namespace_id = engine->namespace_id,
+				       .keys = engine->keys, .n_keys = N_KEYS };
+	uint32_t pages[4];
+
+	kvt_test_equal(kvt_alloc(engine->client, 4, pages), 0);
+	request.pages = pages;
+	cuda_test_gate(1);
+	for (uint32_t i = 0; i < 4; i++)
+		write_page(engine, engine->stream, pages[i], i);
+	request.fence = record(engine, engine->stream);
+	submit_deferred(engine, &request);
+	kvt_test_equal(matched_by_other(engine), 0);
+	await_effect(engine);
+	kvt_test_equal(matched_by_other(engine), N_KEYS);
+	for (uint32_t i = 0; i < 4; i++)
+		kvt_test_check(page_right(engine, pages[i], i));
+}
+
+/* What is given up stays its owner's until the writes into it are done. */
+static void give_up(struct engine *engine, struct kvt_request *request, const uint32_t *pages)
+{
+	cuda_test_gate(1);
+	for (uint32_t i = 0; i < 4; i++)
+		write_page(engine, engine->stream, pages[i], i);
+	request->fence = record(engine, engine->stream);
+	request->user_data = 1;
+	submit_deferred(engine, request);
+	for (uint32_t i = 0; i < 4; i++) {
+		kvt_test_equal(page_state(engine, pages[i]).state, KVT_PAGE_PRIVATE);
+		kvt_test_check(!page_right(engine, pages[i], i));
+	}
+	await_effect(engine);
+	for (uint32_t i = 0; i < 4; i++) {
+		kvt_test_equal(page_state(engine, pages[i]).state, KVT_PAGE_FREE);
+		kvt_test_check(page_right(engine, pages[i], i));
+	}
+}
+
+static void free_test(struct engine *engine)
+{
+	struct kvt_request request = { .op = KVT_OP_FREE, .n_pages = 4 };
+	uint32_t pages[4];
+
+	kvt_test_equal(kvt_alloc(engine->client, 4, pages), 0);
+	request.pages = pages;
+	give_up(engine, &request, pages);
+}
+
+static void end_test(struct engine *engine)
+{
+	struct kvt_request request = { .op = KVT_OP_END };
+	uint32_t pages[4];
+
+	request.lease = begin(engine, pages).lease;
+	give_up(engine, &request, pages);
+}
+
+static void close_test(struct engine *engine)
+{
+	struct kvt_request request = { .op = KVT_OP_CLOSE };
+	struct kvt_request refused = { .op = KVT_OP_NOP };
+	struct kvt_result result;
+	uint32_t pages[4];
+
+	begin(engine, pages);
+	cuda_test_gate(1);
+	for (uint32_t i = 0; i < 4; i++)
+		write_page(engine, engine->stream, pages[i], i);
+	request.fence = record(engine, engine->stream);
+	request.user_data = 1;
+	kvt_test_equal(kvt_submit(engine->client, &request), 0);
+	/* Nothing is taken behind CLOSE, but it is answered. */
+	kvt_test_equal(kvt_call(engine->client, &refused, &result), -ESHUTDOWN);
+	for (uint32_t i = 0; i < 4; i++)
+		kvt_test_equal(page_state(engine, pages[i]).state, KVT_PAGE_PRIVATE);
+	await_effect(engine);
+	for (uint32_t i = 0; i < 4; i++) {
+		kvt_test_equal(page_state(engine, pages[i]).state, KVT_PAGE_FREE);
+		kvt_test_check(page_right(engine, pages[i], i));
+	}
+}
+
+static void unlock_test(struct engine *engine)
+{
+	struct kvt_request end = { .op = KVT_OP_END, .flags = KVT_F_COMMIT, .arg = N_KEYS,
+				   .fence = KVT_IDLE };
+	struct kvt_request request = { .op = KVT_OP_UNLOCK, .user_data = 1 };
+	struct kvt_result result;
+	uint32_t pages[4], evicted;
+	char read_back[1024];
+
+	end.lease = begin(engine, pages).lease;
+	kvt_test_equal(kvt_call(engine->client, &end, &result), 0);
+	kvt_result_release(engine->client, &result);
+	kvt_test_equal(kvt_match(engine->client, engine->namespace_id, engine->keys, N_KEYS,
+				 KVT_F_LOCK, &result), 0);
+	request.lease = result.lease;
+	kvt_result_release(engine->client, &result);
+	cuda_test_gate(1);
+	/* A read that is still to come. */
+	kvt_test_equal(engine->driver.memory_download(read_back,
+						      (uint64_t)(uintptr_t)engine->pool.base +
+						      pages[0] * engine->pool.page_bytes,
+						      sizeof(read_back), engine->stream), 0);
+	request.fence = record(engine, engine->stream);
+	submit_deferred(engine, &request);
+	kvt_test_equal(page_state(engine, pages[0]).lock_ref, 1);
+	kvt_test_equal(kvt_evict(engine->other, 4, &evicted), 0);
+	kvt_test_equal(evicted, 0);
+	await_effect(engine);
+	kvt_test_equal(page_state(engine, pages[0]).lock_ref, 0);
+	kvt_test_equal(kvt_evict(engine->other, 4, &evicted), 0);
+	kvt_test_equal(evicted, 4);
+}
+
+static void no_operation_overtakes_its_writes(void **state)
+{
+	void (*const cases[])(struct engine *) = {
+		commit_test, end_commit_test, insert_test, free_test,
+		end_test, unlock_test, close_test,
+	};
+	const int n_cases = (int)(sizeof(cases) / sizeof(cases[0]));
+
+	(void)state;
+	for (int method = KVT_FENCE_BY_HOST; method <= KVT_FENCE_BY_WRITE; method++)
+		for (int i = 0; i < n_cases; i++) {
+			static struct engine engine;
+
+			engine_open(&engine, method, "");
+			cases[i](&engine);
+			kvt_test_equal(kvt_fence_method(engine.client), method);
+			engine_close(&engine, i == n_cases - 1);
+			engine.driver.primary_release(0); /* of this round */
+		}
+}
+
+/* ---- words */
+
+static void each_stream_has_a_word_of_its_own(void **state)
+{
+	static struct engine engine;
+	void *streams[KVT_FENCE_WORDS], *library = dlopen("libcuda.so.1", RTLD_NOW);
+	void (*capture)(void *, int);
+	struct kvt_fence fence, again;
+	struct kvt_client *observer;
+	uint32_t seen = 0;
+
+	(void)state;
+	*(void **)(void *)&capture = dlsym(library, "standin_capture");
+	engine_open(&engine, KVT_FENCE_BY_DEFAULT, "");
+	/* Two words are the caller's own. */
+	kvt_test_equal(kvt_fence_raise(engine.client, 15, 3), 0);
+	kvt_test_check(kvt_fence_word(engine.client, 0));
+	for (uint32_t i = 0; i < KVT_FENCE_WORDS - 2; i++) {
+		kvt_test_equal(engine.driver.stream_create(&streams[i], 1), 0);
+		fence = record(&engine, streams[i]);
+		kvt_test_check(fence.slot != 0 && fence.slot != 15 && !(seen & 1u << fence.slot));
+		seen |= 1u << fence.slot;
+		again = record(&engine, streams[i]);
+		kvt_test_equal(again.slot, fence.slot);
+		kvt_test_equal(again.value, fence.value + 1);
+	}
+	kvt_test_equal(kvt_fence_method(engine.client), KVT_FENCE_BY_HOST);
+	kvt_test_equal(kvt_fence_set_method(engine.client, KVT_FENCE_BY_WRITE), -EBUSY);
+	kvt_test_equal(kvt_fence_record(engine.client, engine.stream, &fence), -ENOSPC);
+	kvt_test_check(strstr(kvt_client_error(engine.client)->text, "kvt_fence_forget"));
+	kvt_test_equal(kvt_fence_raise(engine.client, again.slot, 100), -EBUSY);
+	/* A word that is forgotten goes on where it was. */
+	cuda_test_gate(1);
+	again = record(&engine, streams[3]);
+	kvt_test_equal(kvt_fence_forget(engine.client, streams[3]), -EBUSY);
+	cuda_test_gate(0);
+	kvt_test_equal(engine.driver.stream_synchronize(streams[3]), 0);
+	kvt_test_equal(kvt_fence_forget(engine.client, streams[3]), 0);
+	kvt_test_equal(kvt_fence_forget(engine.client, streams[3]), -ENOENT);
+	fence = record(&engine, engine.stream);
+	kvt_test_equal(fence.slot, again.slot);
+	kvt_test_equal(fence.value, again.value + 1);
+	/* Streams that cannot have one. */
+	kvt_test_equal(kvt_fence_record(engine.client, (void *)2, &fence), -EINVAL);
+	capture(engine.stream, 1);
+	kvt_test_equal(kvt_fence_record(engine.client, engine.stream, &fence), -EBUSY);
+	kvt_test_check(strstr(kvt_client_error(engine.client)->text, "captured"));
+	capture(engine.stream, 0);
+	observer = kvt_test_observe(&daemon_);
+	kvt_test_equal(kvt_fence_record(observer, engine.stream, &fence), -EINVAL);
+	kvt_client_close(observer, KVT_IDLE);
+	/* The null stream, by both of its names. */
+	kvt_test_equal(engine.driver.stream_synchronize(engine.stream), 0);
+	kvt_test_equal(kvt_fence_forget(engine.client, engine.stream), 0);
+	fence = record(&engine, NULL);
+	again = record(&engine, (void *)1);
+	kvt_test_equal(fence.slot, again.slot);
+	for (uint32_t i = 0; i < KVT_FENCE_WORDS - 2; i++) {
+		engine.driver.stream_synchronize(streams[i]);
+		engine.driver.stream_destroy(streams[i]);
+	}
+	engine_close(&engine, false);
+}
+
+static void the_environment_chooses_where_the_device_can(void **state)
+{
+	static struct engine engine;
+	static const char *const traits[] = { "none", "no-stream-ops", "no-host-register" };
+
+	(void)state;
+	setenv("KVTRUNK_FENCE", "write", 1);
+	for (int i = 0; i < 3; i++) {
+		setenv("KVT_STANDIN_TRAITS", traits[i], 1);
+		engine_open(&engine, KVT_FENCE_BY_DEFAULT, "");
+		commit_test(&engine);
+		kvt_test_equal(kvt_fence_method(engine.client),
+			       i == 0 ? KVT_FENCE_BY_WRITE : KVT_FENCE_BY_HOST);
+		engine_close(&engine, false);
+		engine.driver.primary_release(0);
+	}
+}
+
+/* ---- failures and ends */
+
+static void every_call_of_a_fence_fails_once(void **state)
+{
+	int *fail_at = cuda_test_knob("stub_fail_at");
+
+	(void)state;
+	for (int method = KVT_FENCE_BY_HOST; method <= KVT_FENCE_BY_WRITE; method++)
+		for (int n = 0, rc = -EIO; rc != 0 || n < 12; n++) {
+			static struct engine engine;
+			struct kvt_fence fence = { 99, 0 };
+
+			kvt_test_check(n < 40);
+			engine_open(&engine, method, "");
+			*fail_at = n;
+			rc = kvt_fence_record(engine.client, engine.stream, &fence);
+			kvt_test_equal(*cuda_test_knob("stub_pushed"), 1);
+			if (rc != 0) {
+				kvt_test_equal(rc, -EIO);
+				kvt_test_equal(fence.slot, 99);
+				kvt_test_check(strlen(kvt_client_error(engine.client)->text) > 20);
+			}
+			*fail_at = -1;
+			commit_test(&engine); /* and now it works */
+			engine_close(&engine, false);
+			engine.driver.primary_release(0);
+			engine.driver.context_pop(&(void *){ NULL });
+		}
+}
+
+static int segments_mapped(void)
+{
+	FILE *file = fopen("/proc/self/maps", "re");
+	char line[1024];
+	int n = 0;
+
+	while (file && fgets(line, sizeof(line), file))
+		n += strstr(line, "kvtrunk-session") != NULL;
+	if (file)
+		fclose(file);
+	return n;
+}
+
+static void fences_may_come_after_the_client_is_gone(void **state)
+{
+	(void)state;
+	for (int method = KVT_FENCE_BY_HOST; method <= KVT_FENCE_BY_WRITE; method++) {
+		static struct engine engine;
+		struct kvt_client *client;
+		struct kvt_fence fence = KVT_IDLE;
+		int mapped;
+
+		engine_open(&engine, method, "");
+		mapped = segments_mapped();
+		client = connect_by(method);
+		cuda_test_gate(1);
+		for (int i = 0; i < 5; i++)
+			kvt_test_equal(kvt_fence_record(client, engine.stream, &fence), 0);
+		kvt_client_set_timeout(client, 20000000);
+		kvt_test_equal(kvt_client_close(client, fence), -ETIMEDOUT);
+		kvt_test_equal(segments_mapped(), mapped + 1);
+		cuda_test_gate(0);
+		kvt_test_equal(engine.driver.stream_synchronize(engine.stream), 0);
+		/* What a device writes is given back when the next client looks. */
+		client = connect_by(method);
+		kvt_test_equal(kvt_fence_record(client, engine.stream, &fence), 0);
+		kvt_test_equal(kvt_client_close(client, fence), 0);
+		kvt_test_equal(engine.driver.stream_synchronize(engine.stream), 0);
+		if (method == KVT_FENCE_BY_HOST) /* its thread may be about to unmap it */
+			while (segments_mapped() > mapped)
+				sched_yield();
+		kvt_test_equal(segments_mapped(), mapped);
+		engine_close(&engine, false);
+		engine.driver.primary_release(0);
+		engine.driver.context_pop(&(void *){ NULL });
+	}
+}
+
+/* ---- lagging streams in several processes */
+
+enum { ROUNDS = 150, N_STREAMS = 3 };
+
+static void fill(struct kvt_cu_driver *driver, const struct kvt_pool *pool, uint32_t page,
+		 const uint32_t *keys, uint32_t index, void *stream)
+{
+	static char content[4096];
+	struct kvt_pool here = { .base = content, .page_bytes = pool->page_bytes, .n_pages = 2 };
+
+	kvt_test_page_fill(&here, PAGE, 1, SALT, keys, index);
+	kvt_test_equal(driver->memory_upload((uint64_t)(uintptr_t)pool->base +
+					     page * pool->page_bytes, content + pool->page_bytes,
+					     pool->page_bytes, stream), 0);
+}
+
+/* Serve prompts of few prefixes from a pool that is far too small, so that pages go round fast:
+ * what is cached must be right at once, and nobody's late write may hit a page that is another's. */
+static void lagging_worker(int pipe, void *context)
+{
+	struct kvt_test_random random = { (uint64_t)(uintptr_t)context };
+	struct kvt_client *client = connect_by((int)((uint64_t)(uintptr_t)context % 2) + 1);
+	struct kvt_cu_driver driver = cuda_test_driver();
+	struct kvt_pool pool = cuda_test_map(client, 0);
+	uint32_t namespace_id = kvt_test_namespace(client, "n"), keys[N_KEYS], wrong = 0;
+	void *streams[N_STREAMS];
+	uint64_t reused = 0;
+
+	for (int i = 0; i < N_STREAMS; i++)
+		kvt_test_equal(driver.stream_create(&streams[i], 1), 0);
+	kvt_test_send(pipe, 1);
+	kvt_test_expect(pipe, 2);
+	for (int round = 0; round < ROUNDS; round++) {
+		void *stream = streams[kvt_test_random_below(&random, N_STREAMS)];
+		uint32_t seed = kvt_test_random_below(&random, 12), n;
+		struct kvt_fence fence;
+		const uint32_t *pages;
+		struct kvt_seq *seq;
+		int rc;
+
+		for (uint32_t i = 0; i < N_KEYS; i++)
+			keys[i] = seed * 64 + i;
+		rc = kvt_seq_begin(client, namespace_id, keys, N_KEYS, 0, 0, &seq);
+		if (rc == -ENOSPC || rc == -EAGAIN) {
+			sched_yield();
+			continue;
+		}
+		if (rc != 0)
+			kvt_test_fail("begin: %s", kvt_client_error(client)->text);
+		pages = kvt_seq_pages(seq, &n);
+		for (uint32_t i = 0; i < kvt_seq_reusable(seq) / PAGE; i++)
+			wrong += !kvt_test_page_right(&pool, PAGE, pages[i], SALT, keys, i);
+		reused += kvt_seq_reusable(seq);
+		for (uint32_t i = kvt_seq_reusable(seq) / PAGE; i < 4; i++)
+			fill(&driver, &pool, pages[i], keys, i, stream);
+		kvt_test_equal(kvt_fence_record(client, stream, &fence), 0);
+		if (kvt_test_random_below(&random, 4) == 0) { /* decided otherwise: give all up */
+			kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, fence, 0), 0);
+			continue;
+		}
+		kvt_test_equal(kvt_seq_commit(seq, N_KEYS, NULL, 0, fence, 0), 0);
+		pages = kvt_seq_pages(seq, &n);
+		for (uint32_t i = 0; i < 4; i++)
+			wrong += !kvt_test_page_right(&pool, PAGE, pages[i], SALT, keys, i);
+		kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	}
+	for (int i = 0; i < N_STREAMS; i++) {
+		kvt_test_equal(driver.stream_synchronize(streams[i]), 0);
+		kvt_test_equal(driver.stream_destroy(streams[i]), 0);
+	}
+	kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
+	kvt_test_send(pipe, wrong);
+	kvt_test_send(pipe, reused);
+}
+
+static void late_writes_hit_nobody_s_pages(void **state)
+{
+	struct kvt_test_child children[3];
+	uint64_t reused = 0;
+
+	(void)state;
+	setenv("KVT_STANDIN_LAG_US", "300", 1);
+	kvt_test_daemon_prepare(&daemon_, "backend = cuda-ipc\nn_pages = 33\n"
+					  "fence_poll_us = 50\n");
+	kvt_test_daemon_start(&daemon_, NULL);
+	for (uint64_t i = 0; i < 3; i++)
+		kvt_test_child_start(&children[i], lagging_worker, (void *)(uintptr_t)(i + 1));
+	for (int i = 0; i < 3; i++)
+		kvt_test_expect(children[i].pipe, 1);
+	for (int i = 0; i < 3; i++)
+		kvt_test_send(children[i].pipe, 2);
+	for (int i = 0; i < 3; i++) {
+		uint64_t word = 0;
+
+		kvt_test_expect(children[i].pipe, 0);
+		kvt_test_check(kvt_test_receive(children[i].pipe, &word));
+		reused += word;
+		kvt_test_child_finish(&children[i]);
+	}
+	kvt_test_check(reused > 0);
+	kvt_test_check(kvt_test_settled(&daemon_).evicted_pages > 100);
+	kvt_test_audit(&daemon_);
+	kvt_test_daemon_stop(&daemon_);
+	kvt_test_daemon_remove(&daemon_);
+}
+
+static void run(void **state)
+{
+	cuda_test_run(state, &devices);
+}
+
+#define TEST(name) { #name, run, NULL, NULL, name }
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(no_operation_overtakes_its_writes),
+		TEST(each_stream_has_a_word_of_its_own),
+		TEST(the_environment_chooses_where_the_device_can),
+		TEST(every_call_of_a_fence_fails_once),
+		TEST(fences_may_come_after_the_client_is_gone),
+		TEST(late_writes_hit_nobody_s_pages),
+	};
+
+	(void)argc;
+	cuda_test_environment(argv);
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
