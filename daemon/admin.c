@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/daemon.h"
+#include "daemon/takeover.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -420,6 +421,7 @@ static bool needs_privilege(const struct kvt_daemon *daemon, uint32_t what)
 	switch (what) {
 	case KVT_ADMIN_AUDIT:
 	case KVT_ADMIN_EVICT:
+	case KVT_ADMIN_TAKEOVER:
 	case KVT_ADMIN_REMOVE:
 	case KVT_ADMIN_RESET:
 	case KVT_ADMIN_FENCE:
@@ -516,6 +518,14 @@ void kvt_admin_handle(struct kvt_daemon *daemon, struct kvt_connection *connecti
 	case KVT_ADMIN_TICK:
 		handle_change(daemon, connection, request, payload, payload_bytes, &answer);
 		break;
+	case KVT_ADMIN_TAKEOVER:
+		if (daemon->notify.store || connection->state != KVT_CONNECTION_OBSERVER) {
+			answer_fail(&answer, -EBUSY, "a service manager keeps what this daemon "
+				    "has: systemctl restart, or SIGUSR2 to kvtrunkd --supervise");
+			break;
+		}
+		kvt_takeover_serve(daemon, connection);
+		return;
 	case KVT_ADMIN_SETTLED:
 	case KVT_ADMIN_ENDED:
 		wait_or_answer(daemon, connection, request);

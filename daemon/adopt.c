@@ -135,6 +135,50 @@ void kvt_unpark_all(struct kvt_daemon *daemon)
 		kvt_notify_unpark(&daemon->notify, pool_name(name, i, daemon->pool.page_bytes));
 }
 
+/* ---- handing over */
+
+static void each_object(struct kvt_daemon *daemon, kvt_parcel_fn *each, void *context)
+{
+	struct kvt_pool_export export;
+	char name[KVT_PARCEL_NAME_BYTES];
+
+	each(context, "arena", daemon->arena.fd);
+	each(context, "ledger", daemon->ledger.fd);
+	each(context, "log", daemon->oplog_tail.fd);
+	each(context, daemon->listen_passed ? "socket" : "listen", daemon->listen_fd);
+	snprintf(name, sizeof(name), "lock.%d", daemon->lock.made_directory);
+	each(context, name, daemon->lock.fd);
+	if (daemon->pool.ops->export(&daemon->pool, &export) != 0)
+		return;
+	for (uint32_t i = 0; i < export.n_fds; i++)
+		each(context, pool_name(name, i, daemon->pool.page_bytes), export.fds[i]);
+}
+
+void kvt_each_parcel(struct kvt_daemon *daemon, const struct kvt_connection *asking,
+		     kvt_parcel_fn *each, void *context)
+{
+	char name[KVT_PARCEL_NAME_BYTES];
+
+	each_object(daemon, each, context);
+	for (uint32_t i = 0; i < daemon->n_connections; i++)
+		if (daemon->connections[i].state == KVT_CONNECTION_OBSERVER &&
+		    &daemon->connections[i] != asking)
+			each(context, "observer", daemon->connections[i].fd);
+	for (uint32_t s = 1; s <= daemon->core_config.max_sessions; s++) {
+		struct kvt_session *session = &daemon->sessions[s];
+		uint32_t generation = session->name_generation;
+
+		if (!session->used)
+			continue;
+		for (size_t i = 0; i < N_SESSION_FDS; i++)
+			each(context, kvt_parcel_name(name, session_fds[i].kind, s, generation),
+			     *session_fd(session, i));
+		if (session->connection)
+			each(context, kvt_parcel_name(name, KVT_PARCEL_CONTROL, s, generation),
+			     daemon->connections[session->connection - 1].fd);
+	}
+}
+
 /* ---- taking up: objects */
 
 static int take_object(struct kvt_daemon *daemon, struct kvt_object *object, const char *name,
@@ -242,11 +286,23 @@ static void take_descriptors(struct kvt_daemon *daemon, struct kvt_session *sess
 	    kvt_segment_check(session->segment.base, session->segment.bytes,
 			      &session->layout) != 0)
 		kvt_object_destroy(&session->segment);
-	session->parked = true; /* in part, perhaps */
+	session->parked = daemon->notify.store != 0; /* in part, perhaps */
 	daemon->n_parked += session->parked ? KVT_PARCELS_PER_SESSION : 0;
 	session->doorbell = take_session_fd(daemon, KVT_PARCEL_DOORBELL, index, generation);
 	session->bell = take_session_fd(daemon, KVT_PARCEL_BELL, index, generation);
 	session->pidfd = take_session_fd(daemon, KVT_PARCEL_PIDFD, index, generation);
+}
+
+void kvt_adopt_views(struct kvt_daemon *daemon)
+{
+	for (uint32_t i = 1; i <= daemon->core_config.max_sessions; i++) {
+		struct kvt_core_view view;
+
+		if (!daemon->sessions[i].open)
+			continue;
+		kvt_session_view(&daemon->sessions[i], &view);
+		kvt_core_session_attach(daemon->core, i, &view);
+	}
 }
 
 /* The process, if it lives: by the pidfd that was left, else by number and start time. */
@@ -299,9 +355,8 @@ static void adopt_session(struct kvt_daemon *daemon, uint32_t index,
 	kvt_session_adopted(daemon, session, lives);
 	if (control >= 0 && record->signs & KVT_SIGN_HANGUP)
 		close(control);
-	else if (control >= 0 && kvt_control_adopted(daemon, control, session))
-		kvt_control_greet(daemon, &daemon->connections[session->connection - 1]);
-	else if (!lives && !(record->signs & KVT_SIGN_HANGUP))
+	else if ((control < 0 || !kvt_control_adopted(daemon, control, session)) &&
+		 !lives && !(record->signs & KVT_SIGN_HANGUP))
 		signs |= KVT_SIGN_HANGUP; /* nobody is left who could hold that socket */
 	if (signs)
 		kvt_core_session_sign(daemon->core, index, signs, daemon->now_ns);
@@ -313,12 +368,16 @@ static void adopt_session(struct kvt_daemon *daemon, uint32_t index,
 
 void kvt_adopt_sessions(struct kvt_daemon *daemon)
 {
+	int fd;
+
 	for (uint32_t i = 1; i <= daemon->core_config.max_sessions; i++) {
 		const struct kvt_session_record *record = kvt_core_session(daemon->core, i);
 
 		if (record->state != KVT_SESSION_FREE)
 			adopt_session(daemon, i, record);
 	}
+	while ((fd = kvt_parcels_take(&daemon->passed, "observer")) >= 0)
+		kvt_control_adopted(daemon, fd, NULL);
 }
 
 /* Whoever maps the old objects keeps them, and the store forgets them. That the sockets of old

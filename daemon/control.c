@@ -105,33 +105,6 @@ void kvt_control_accepted(struct kvt_daemon *daemon, int fd)
 	kvt_control_arm(daemon, connection);
 }
 
-bool kvt_control_adopted(struct kvt_daemon *daemon, int fd, struct kvt_session *session)
-{
-	struct kvt_connection *connection;
-	struct kvt_peer peer;
-
-	if (daemon->n_free_connections == 0 ||
-	    kvt_peer_read(fd, daemon->admin_gid, &peer) != 0) {
-		close(fd);
-		return false;
-	}
-	connection = &daemon->connections[daemon->free_connections[--daemon->n_free_connections]];
-	*connection = (struct kvt_connection){
-		.state = session->open ? KVT_CONNECTION_SESSION : KVT_CONNECTION_OVER,
-		.fd = fd,
-		.generation = ++daemon->generation,
-		.peer = peer,
-		.session = session->index,
-		.accepted_ns = daemon->real_ns,
-		.accepted_boot_ns = kvt_peer_boot_ns(),
-		.adopted = true,
-	};
-	session->connection = slot_of(daemon, connection) + 1;
-	session->connections = 1;
-	kvt_control_arm(daemon, connection);
-	return true;
-}
-
 void kvt_control_arm(struct kvt_daemon *daemon, struct kvt_connection *connection)
 {
 	uint32_t events = POLLRDHUP;
@@ -204,7 +177,7 @@ bool kvt_control_say(struct kvt_daemon *daemon, struct kvt_connection *connectio
 	return kvt_control_send(daemon, connection, &message, sizeof(message), NULL, 0);
 }
 
-void kvt_control_greet(struct kvt_daemon *daemon, struct kvt_connection *connection)
+static void greet(const struct kvt_daemon *daemon, const struct kvt_connection *connection)
 {
 	struct kvt_message_resumed message = {
 		.generation = kvt_core_arena(daemon->core)->generation,
@@ -219,6 +192,39 @@ void kvt_control_greet(struct kvt_daemon *daemon, struct kvt_connection *connect
 	/* Who has not read the greetings of earlier successors needs no other. */
 	if (send(connection->fd, &message, sizeof(message), MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
 		return;
+}
+
+bool kvt_control_adopted(struct kvt_daemon *daemon, int fd, struct kvt_session *session)
+{
+	struct kvt_connection *connection;
+	struct kvt_peer peer;
+
+	if (daemon->n_free_connections == 0 ||
+	    kvt_peer_read(fd, daemon->admin_gid, &peer) != 0) {
+		close(fd);
+		return false;
+	}
+	connection = &daemon->connections[daemon->free_connections[--daemon->n_free_connections]];
+	*connection = (struct kvt_connection){
+		.state = !session ? KVT_CONNECTION_OBSERVER :
+			 session->open ? KVT_CONNECTION_SESSION : KVT_CONNECTION_OVER,
+		.fd = fd,
+		.generation = ++daemon->generation,
+		.peer = peer,
+		.session = session ? session->index : 0,
+		.accepted_ns = daemon->real_ns,
+		.accepted_boot_ns = kvt_peer_boot_ns(),
+		.adopted = true,
+	};
+	if (session) {
+		session->connection = slot_of(daemon, connection) + 1;
+		session->connections = 1;
+	} else {
+		daemon->n_observers++;
+	}
+	greet(daemon, connection);
+	kvt_control_arm(daemon, connection);
+	return true;
 }
 
 /* A HELLO that cannot be granted. The connection ends: the next try is a new one. */

@@ -145,6 +145,7 @@ struct kvt_daemon {
 	bool test_clock;
 	bool over;                    /* leave the loop */
 	bool keep;                    /* and everything as it is, for a successor */
+	bool handed_over;             /* which has it already */
 	bool waiters;                 /* some connection waits for an admin answer */
 	bool oplog_failed, oplog_dirty;
 	uint64_t now_ns;              /* the cache's clock */
@@ -185,6 +186,8 @@ struct kvt_daemon {
 	uint32_t *free_connections; /* stack of slots */
 	uint32_t n_free_connections;
 	int listen_fd, signal_fd;
+	bool takeover;   /* everything comes from a running daemon, or we do not start */
+	int takeover_fd; /* where it waits for our confirmation; -1: it does not */
 	bool listen_passed, listening, socket_made;
 	uint32_t generation; /* of slots, rising */
 	char socket_path[108];
@@ -213,7 +216,18 @@ void kvt_daemon_apply(struct kvt_daemon *daemon);
 /** Leave everything as it is, for a successor that gets what was parked. */
 void kvt_daemon_leave(struct kvt_daemon *daemon);
 
+/** Make all that is derived again, in place, from the primary facts. */
+void kvt_daemon_rebuild(struct kvt_daemon *daemon);
+/** Let a successor go on with the operation log, if there is one. */
+int kvt_daemon_keep_log(struct kvt_daemon *daemon);
+
 /* ---- adopt.c */
+
+/** Everything that a successor needs, by name, but for the connection on which it asked. fd -1:
+ * there is none. */
+typedef void kvt_parcel_fn(void *context, const char *name, int fd);
+void kvt_each_parcel(struct kvt_daemon *daemon, const struct kvt_connection *asking,
+		     kvt_parcel_fn *each, void *context);
 
 /** Park arena, ledger, pool and listening socket, if the manager keeps descriptors. */
 void kvt_park_objects(struct kvt_daemon *daemon);
@@ -232,6 +246,8 @@ int kvt_adopt_objects(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);
 /** Serve the sessions of an adopted core again: those whose descriptors were left go on where they
  * stood, the others end. */
 void kvt_adopt_sessions(struct kvt_daemon *daemon);
+/** The same core again, made anew: give it the sessions' memory back. */
+void kvt_adopt_views(struct kvt_daemon *daemon);
 /** Drop what was left and not taken up. */
 void kvt_adopt_rest(struct kvt_daemon *daemon);
 /** Who still maps the arena that was left learns that it is no longer served. */
@@ -319,10 +335,10 @@ bool kvt_control_send(struct kvt_daemon *daemon, struct kvt_connection *connecti
 /** Send GOODBYE or REFUSED with a text. */
 bool kvt_control_say(struct kvt_daemon *daemon, struct kvt_connection *connection, uint16_t type,
 		     uint64_t cookie, int error, const char *text);
-/** A session's control socket that a predecessor left. False: it is of no use; it was closed. */
+/** A session's control socket that a predecessor left, or with session NULL an observer's. The other
+ * end is greeted, so that it asks again what was not answered. False: it is of no use; it was
+ * closed. */
 bool kvt_control_adopted(struct kvt_daemon *daemon, int fd, struct kvt_session *session);
-/** Greet the other end of an adopted connection, so that it asks again what was not answered. */
-void kvt_control_greet(struct kvt_daemon *daemon, struct kvt_connection *connection);
 /** Arm the poll for what the connection waits for now. */
 void kvt_control_arm(struct kvt_daemon *daemon, struct kvt_connection *connection);
 

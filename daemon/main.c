@@ -48,8 +48,8 @@ int main(int argc, char **argv)
 	case KVT_COMMAND_SUPERVISE:
 		return kvt_supervise(&daemon.config, argc, argv);
 	case KVT_COMMAND_TAKEOVER:
-		fprintf(stderr, "kvtrunkd: --takeover is not there yet\n");
-		return EXIT_USAGE;
+		daemon.takeover = true;
+		break;
 	case KVT_COMMAND_RUN:
 		break;
 	}

@@ -66,6 +66,14 @@ static long read_pid(const char *path)
 	return atol(text);
 }
 
+int kvt_lock_sign(struct kvt_lock_file *lock)
+{
+	return ftruncate(lock->fd, 0) == 0 && lseek(lock->fd, 0, SEEK_SET) == 0 &&
+			       dprintf(lock->fd, "%ld\n", (long)getpid()) > 0 ?
+		       0 :
+		       -errno;
+}
+
 int kvt_lock_take(struct kvt_lock_file *lock, const char *directory, const char *instance,
 		  int *ret_stale, char *why, size_t why_size)
 {
@@ -99,8 +107,8 @@ int kvt_lock_take(struct kvt_lock_file *lock, const char *directory, const char 
 			rmdir(directory);
 		return error;
 	}
-	if (ftruncate(lock->fd, 0) != 0 || dprintf(lock->fd, "%ld\n", (long)getpid()) < 0) {
-		error = -errno;
+	error = kvt_lock_sign(lock);
+	if (error) {
 		snprintf(why, why_size, "cannot write the lock file %s: %s", lock->path,
 			 strerror(-error));
 		kvt_lock_release(lock);
@@ -108,6 +116,15 @@ int kvt_lock_take(struct kvt_lock_file *lock, const char *directory, const char 
 	}
 	*ret_stale = stale;
 	return 0;
+}
+
+int kvt_lock_adopt(struct kvt_lock_file *lock, int fd, const char *directory, const char *instance,
+		   int made_directory)
+{
+	*lock = (struct kvt_lock_file){ .fd = fd, .made_directory = made_directory };
+	strlcpy(lock->directory, directory, sizeof(lock->directory));
+	snprintf(lock->path, sizeof(lock->path), "%s/%s.lock", directory, instance);
+	return lock_is_current(fd, lock->path) ? 0 : -ESTALE;
 }
 
 void kvt_lock_release(struct kvt_lock_file *lock)

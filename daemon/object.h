@@ -30,6 +30,12 @@ struct kvt_lock_file {
  * live daemon holds it. Sets *ret_stale to whether a dead daemon's file was found. */
 int kvt_lock_take(struct kvt_lock_file *lock, const char *directory, const char *instance,
 		  int *ret_stale, char *why, size_t why_size);
+/** Write our pid into it. */
+int kvt_lock_sign(struct kvt_lock_file *lock);
+/** The lock that a predecessor holds and passed: it will be ours. `made_directory` as it was.
+ * -ESTALE: it is not that of this instance and directory. */
+int kvt_lock_adopt(struct kvt_lock_file *lock, int fd, const char *directory, const char *instance,
+		   int made_directory);
 /** Remove the file, and the directory if we made it and it is empty. */
 void kvt_lock_release(struct kvt_lock_file *lock);
 

@@ -516,6 +516,19 @@ void kvt_oplog_keep(struct kvt_oplog *log, struct kvt_oplog_tail *tail)
 	log->tail = tail;
 }
 
+int kvt_oplog_hand_over(struct kvt_oplog *log, struct kvt_oplog_tail *tail)
+{
+	off_t end = -1;
+
+	if (kvt_oplog_flush(log) == 0)
+		end = lseek(log->fd, 0, SEEK_CUR);
+	if (end < 0)
+		return log->error ? log->error : -errno;
+	*tail = (struct kvt_oplog_tail){ .end = (uint64_t)end };
+	log->tail = tail;
+	return 0;
+}
+
 /* Whether it begins as this configuration would begin it and is as long as its tail says. */
 static bool is_that_log(int fd, const struct oplog_header *want, const struct kvt_oplog_tail *tail)
 {

@@ -58,6 +58,9 @@ struct kvt_oplog_tail {
  * what has: a successor can go on exactly behind the last effect. Called before the first record. */
 void kvt_oplog_keep(struct kvt_oplog *log, struct kvt_oplog_tail *tail);
 
+/** The same for a log that has been written without a tail so far. */
+int kvt_oplog_hand_over(struct kvt_oplog *log, struct kvt_oplog_tail *tail);
+
 /** Go on with the log of a predecessor and its tail. `instance`: that of its arena. The first
  * record is the ADOPT: records of its seq and later ones are cut off. -ESTALE with `why`: it is not
  * that log. */

@@ -13,6 +13,7 @@
  * a client does not even lose its connection when the daemon is killed.
  *
  *     arena  ledger  pool.N.PAGE_BYTES  listen  log
+ *     lock.MADE  observer                  only from daemon to daemon
  *     segment.S.G  pidfd.S.G  doorbell.S.G  bell.S.G  control.S.G     session S of generation G
  */
 
@@ -51,6 +52,8 @@ enum kvt_parcel_kind {
 	KVT_PARCEL_POOL,
 	KVT_PARCEL_LISTEN,
 	KVT_PARCEL_LOG,
+	KVT_PARCEL_LOCK,
+	KVT_PARCEL_OBSERVER,
 	KVT_PARCEL_SEGMENT,
 	KVT_PARCEL_PIDFD,
 	KVT_PARCEL_DOORBELL,

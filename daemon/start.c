@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/daemon.h"
+#include "daemon/takeover.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -350,6 +351,17 @@ static int open_oplog(struct kvt_daemon *daemon, bool adopting, char why[KVT_WHY
 	return !error && daemon->notify.store ? make_oplog_tail(daemon, why) : error;
 }
 
+int kvt_daemon_keep_log(struct kvt_daemon *daemon)
+{
+	int error;
+
+	if (!daemon->oplog || daemon->oplog_failed || daemon->oplog_tail.base)
+		return 0;
+	error = kvt_object_create_sealed(&daemon->oplog_tail, "kvtrunk-log",
+					 sizeof(struct kvt_oplog_tail));
+	return error ? error : kvt_oplog_hand_over(daemon->oplog, daemon->oplog_tail.base);
+}
+
 /* Everything around the core: `adoption` NULL: a new one, else that of a predecessor. */
 static int build_core(struct kvt_daemon *daemon, struct kvt_core_adoption *adoption,
 		      char why[KVT_WHY_BYTES])
@@ -414,6 +426,26 @@ static void unbuild_core(struct kvt_daemon *daemon)
 	if (daemon->pool.ops)
 		daemon->pool.ops->destroy(&daemon->pool);
 	daemon->pool.ops = NULL;
+}
+
+void kvt_daemon_rebuild(struct kvt_daemon *daemon)
+{
+	struct kvt_core_hooks hooks = { .complete = kvt_daemon_complete, .context = daemon,
+					.record = daemon->oplog ? write_record : NULL };
+	char why[KVT_WHY_BYTES] = "";
+	int error;
+
+	memset(daemon->scratch, 0, daemon->sizes.scratch_bytes);
+	error = kvt_core_adopt(&daemon->core, &daemon->core_config, daemon->arena.base,
+			       daemon->ledger.base, daemon->scratch, &hooks, daemon->now_ns, NULL,
+			       why, sizeof(why));
+	if (error) { /* the other one broke it: nothing of it may be served */
+		kvt_log(KVT_LOG_ERROR, "cache_lost", "error=%d why=\"%s\"", -error, why);
+		exit(EXIT_FAILURE);
+	}
+	daemon->counters = kvt_core_counters(daemon->core);
+	kvt_adopt_views(daemon);
+	kvt_core_publish(daemon->core, KVT_ARENA_READY);
 }
 
 static int make_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
@@ -497,6 +529,8 @@ static int make_cache(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		kvt_adopt_rest(daemon);
 		return 0;
 	}
+	if (daemon->takeover)
+		return -ESTALE; /* with its cause: the old one serves on */
 	if (daemon->passed.n) {
 		kvt_log(KVT_LOG_WARNING, "cold_start", "why=\"%s\" effect=\"an empty cache on new "
 			"objects; clients of the old one have to connect again\"", why);
@@ -629,6 +663,16 @@ static int bind_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error;
 }
 
+static int socket_path(const struct kvt_daemon *daemon, char to[108])
+{
+	const struct kvt_config *config = &daemon->config;
+	int n = *config->socket_path ?
+			snprintf(to, 108, "%s", config->socket_path) :
+			snprintf(to, 108, "%s/%s.sock", config->runtime_dir, config->instance);
+
+	return n < 108 ? 0 : -ENAMETOOLONG; /* config_check() made sure that it fits */
+}
+
 static int make_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	struct sockaddr_un name = { 0 };
@@ -640,14 +684,9 @@ static int make_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		if (getsockname(daemon->listen_fd, (struct sockaddr *)&name, &bytes) == 0)
 			strlcpy(daemon->socket_path, name.sun_path, sizeof(daemon->socket_path));
 	} else {
-		if (*daemon->config.socket_path)
-			strlcpy(daemon->socket_path, daemon->config.socket_path,
-				sizeof(daemon->socket_path));
-		else if ((size_t)snprintf(daemon->socket_path, sizeof(daemon->socket_path),
-					  "%s/%s.sock", daemon->config.runtime_dir,
-					  daemon->config.instance) >= sizeof(daemon->socket_path))
-			return -ENAMETOOLONG; /* config_check() made sure that it fits */
-		error = bind_socket(daemon, why);
+		error = socket_path(daemon, daemon->socket_path);
+		if (!error)
+			error = bind_socket(daemon, why);
 		if (error && !*why)
 			snprintf(why, KVT_WHY_BYTES, "cannot listen on %s: %s",
 				 daemon->socket_path, strerror(-error));
@@ -764,19 +803,52 @@ static void unmake(struct kvt_daemon *daemon)
 	free(daemon->answer);
 }
 
+static int take_lock(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	const struct kvt_config *config = &daemon->config;
+	int made = 1, stale = 0, error;
+	int fd = kvt_parcels_take(&daemon->passed, "lock.1");
+
+	if (fd < 0) {
+		fd = kvt_parcels_take(&daemon->passed, "lock.0");
+		made = 0;
+	}
+	if (fd < 0)
+		return kvt_lock_take(&daemon->lock, config->runtime_dir, config->instance, &stale,
+				     why, KVT_WHY_BYTES);
+	error = kvt_lock_adopt(&daemon->lock, fd, config->runtime_dir, config->instance, made);
+	if (error)
+		snprintf(why, KVT_WHY_BYTES, "the running daemon is of another instance or "
+			 "runtime_dir: start with its options");
+	return error;
+}
+
+/* From the service manager, or from the daemon that runs. */
+static int take_passed(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	int error = kvt_notify_passed(&daemon->passed, why, KVT_WHY_BYTES);
+
+	if (!error && daemon->takeover) {
+		error = socket_path(daemon, daemon->socket_path);
+		if (!error)
+			error = kvt_takeover_ask(daemon, daemon->socket_path, why);
+	}
+	if (!error)
+		error = kvt_parcels_take_listen(&daemon->passed, &daemon->listen_fd,
+						&daemon->socket_made, why, KVT_WHY_BYTES);
+	daemon->listen_kept = daemon->socket_made;
+	return error;
+}
+
 static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
-	int error, stale = 0;
+	int error;
 
 	error = kvt_notify_open(&daemon->notify, why, KVT_WHY_BYTES);
 	if (!error)
 		error = take_signals(daemon, why);
 	if (!error)
-		error = kvt_notify_passed(&daemon->passed, why, KVT_WHY_BYTES);
-	if (!error)
-		error = kvt_parcels_take_listen(&daemon->passed, &daemon->listen_fd,
-						&daemon->socket_made, why, KVT_WHY_BYTES);
-	daemon->listen_kept = daemon->socket_made;
+		error = take_passed(daemon, why);
 	if (!error)
 		error = raise_nofile(daemon, why);
 	if (!error)
@@ -786,8 +858,7 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (!error)
 		error = check_memory(daemon, why);
 	if (!error)
-		error = kvt_lock_take(&daemon->lock, daemon->config.runtime_dir,
-				      daemon->config.instance, &stale, why, KVT_WHY_BYTES);
+		error = take_lock(daemon, why);
 	if (!error)
 		error = kvt_loop_open(&daemon->loop, 0, why, KVT_WHY_BYTES);
 	if (error)
@@ -809,17 +880,45 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error;
 }
 
+/* It is another daemon's, too. */
+static void forget_lock(struct kvt_daemon *daemon)
+{
+	if (daemon->lock.fd >= 0)
+		close(daemon->lock.fd);
+	daemon->lock.fd = -1;
+}
+
+/* All of it is ours now, or still the other one's. */
+static int end_takeover(struct kvt_daemon *daemon, int error, char why[KVT_WHY_BYTES])
+{
+	if (!error) {
+		error = kvt_takeover_confirm(daemon);
+		if (error)
+			snprintf(why, KVT_WHY_BYTES, "the daemon did not wait until everything "
+				 "was taken up");
+	}
+	if (!error) {
+		kvt_lock_sign(&daemon->lock);
+		return 0;
+	}
+	daemon->socket_made = false;
+	forget_lock(daemon);
+	return error;
+}
+
 int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	int error;
 
-	daemon->listen_fd = daemon->signal_fd = daemon->arena_readonly = -1;
+	daemon->listen_fd = daemon->signal_fd = daemon->arena_readonly = daemon->takeover_fd = -1;
 	daemon->admin_gid = (gid_t)-1;
 	daemon->notify.fd = daemon->lock.fd = -1;
 	daemon->arena.fd = daemon->ledger.fd = daemon->oplog_tail.fd = -1;
 	daemon->test_clock = daemon->config.test_clock;
 	why[0] = '\0';
 	error = make_all(daemon, why);
+	if (daemon->takeover)
+		error = end_takeover(daemon, error, why);
 	if (error) {
 		kvt_notify_send(&daemon->notify, "ERRNO=%d\nSTATUS=%s\n", -error, why);
 		unmake(daemon);
@@ -868,6 +967,8 @@ void kvt_daemon_leave(struct kvt_daemon *daemon)
 		(unsigned long long)daemon->counters->live_leases,
 		(unsigned long long)daemon->counters->live_sessions, daemon->n_parked);
 	daemon->socket_made = false;
+	if (daemon->handed_over)
+		forget_lock(daemon);
 	for (uint32_t i = 0; i <= daemon->core_config.max_sessions; i++)
 		daemon->sessions[i].parked = false; /* released here, not there */
 	unmake(daemon);

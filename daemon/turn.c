@@ -314,7 +314,7 @@ static void handle_accept(struct kvt_daemon *daemon, const struct kvt_loop_event
 {
 	if (event->result >= 0) {
 		kvt_control_accepted(daemon, event->result);
-	} else if (!daemon->draining) {
+	} else if (!daemon->draining && event->result != -ECANCELED) {
 		kvt_log_limited(&daemon->client_log, 0, daemon->real_ns, KVT_LOG_ERROR,
 				"accept_failed", "error=\"%s\" cure=\"%s\"",
 				strerror(-event->result),

@@ -728,6 +728,7 @@ enum kvt_message_type {
 	KVT_MSG_NAMESPACE = 4,  /* client: open a namespace; daemon: its number */
 	KVT_MSG_ADMIN = 5,      /* client: one admin request; daemon: one answer page */
 	KVT_MSG_GOODBYE = 6,    /* daemon: the session is over, and why */
+	KVT_MSG_HANDOVER = 8,   /* daemon to daemon: names and descriptors; back: "taken" */
 	KVT_MSG_RESUMED = 7,    /* daemon: a successor serves this connection; ask again */
 };
 
@@ -872,6 +873,16 @@ struct kvt_message_welcome {
 	struct kvt_pool_geometry geometry;
 };
 
+/** A running daemon hands what it has to its successor (--takeover): message by message, the
+ * descriptors along with their names. */
+#define KVT_HANDOVER_MAX 32u
+struct kvt_message_handover {
+	struct kvt_message head;
+	uint32_t n;    /* names, and as many descriptors */
+	uint32_t last; /* 1: that was all */
+	char names[KVT_HANDOVER_MAX][48];
+};
+
 /** To a connection that a successor took up, first of all. Whatever was asked on it and not
  * answered is to be asked again, unless it still waits in the socket: then this is not sent. */
 struct kvt_message_resumed {
@@ -909,6 +920,7 @@ enum kvt_admin_what {
 	KVT_ADMIN_TICK = 11,      /* argument = ns: moves the test clock */
 	KVT_ADMIN_SETTLED = 12,   /* struct kvt_admin_status once no background work is left */
 	KVT_ADMIN_ENDED = 13,     /* argument = session: answers when it is DEAD or FREE */
+	KVT_ADMIN_TAKEOVER = 14,  /* answered by HANDOVER messages: the asker is the successor */
 };
 
 /** Request and answer. In the answer `count` records of `record_bytes` follow, and `cursor` is
