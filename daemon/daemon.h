@@ -335,8 +335,8 @@ bool kvt_control_send(struct kvt_daemon *daemon, struct kvt_connection *connecti
 /** Send GOODBYE or REFUSED with a text. */
 bool kvt_control_say(struct kvt_daemon *daemon, struct kvt_connection *connection, uint16_t type,
 		     uint64_t cookie, int error, const char *text);
-/** A session's control socket that a predecessor left, or with session NULL an observer's. The other
- * end is greeted, so that it asks again what was not answered. False: it is of no use; it was
+/** A session's control socket that a predecessor left, or with session NULL an observer's. The
+ * other end is greeted, so that it asks again what was not answered. False: it is of no use; it was
  * closed. */
 bool kvt_control_adopted(struct kvt_daemon *daemon, int fd, struct kvt_session *session);
 /** Arm the poll for what the connection waits for now. */

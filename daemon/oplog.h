@@ -18,8 +18,8 @@
  * crash, a full disk) is good up to there. The file holds every client's keys: mode 0600.
  *
  * A successor appends to its predecessor's file: a head without a body tells the reader that
- * numbers start from zero again. What the predecessor wrote of an effect that was rolled back is cut
- * off first; where that begins is known from the log's tail, a few words in memory that outlives
+ * numbers start from zero again. What the predecessor wrote of an effect that was rolled back is
+ * cut off first; where that begins is known from the log's tail, a few words in memory that outlives
  * the daemon.
  *
  * Not thread-safe; one log has one writer. Nothing here is larger than memory: the writer buffers
@@ -55,7 +55,7 @@ struct kvt_oplog_tail {
 };
 
 /** From now on each record reaches the kernel before kvt_oplog_write() returns, and `tail` says
- * what has: a successor can go on exactly behind the last effect. Called before the first record. */
+ * what has: a successor can go on exactly behind the last effect. Before the first record. */
 void kvt_oplog_keep(struct kvt_oplog *log, struct kvt_oplog_tail *tail);
 
 /** The same for a log that has been written without a tail so far. */

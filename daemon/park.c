@@ -92,6 +92,18 @@ enum kvt_parcel_kind kvt_parcel_kind(const char *name)
 	return KVT_PARCEL_OTHER;
 }
 
+bool kvt_parcels_left(const struct kvt_parcels *parcels)
+{
+	for (uint32_t i = 0; i < parcels->n; i++) {
+		enum kvt_parcel_kind kind = kvt_parcel_kind(parcels->at[i].name);
+
+		if (parcels->at[i].fd >= 0 && kind != KVT_PARCEL_OTHER &&
+		    kind != KVT_PARCEL_LISTEN)
+			return true;
+	}
+	return false;
+}
+
 const char *kvt_parcel_name(char to[KVT_PARCEL_NAME_BYTES], enum kvt_parcel_kind kind,
 			    uint32_t session, uint32_t generation)
 {

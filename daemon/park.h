@@ -62,6 +62,9 @@ enum kvt_parcel_kind {
 };
 enum kvt_parcel_kind kvt_parcel_kind(const char *name);
 
+/** Whether a predecessor left anything but a socket. */
+bool kvt_parcels_left(const struct kvt_parcels *parcels);
+
 /** "KIND.SESSION.GENERATION". Returns `to`. */
 const char *kvt_parcel_name(char to[KVT_PARCEL_NAME_BYTES], enum kvt_parcel_kind kind,
 			    uint32_t session, uint32_t generation);

@@ -523,15 +523,16 @@ static int adopt_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 /* What a predecessor left, if it is whole and ours; else new, and nothing of the old. */
 static int make_cache(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
+	bool left = kvt_parcels_left(&daemon->passed);
 	int error;
 
-	if (daemon->passed.n && adopt_core(daemon, why) == 0) {
+	if (left && adopt_core(daemon, why) == 0) {
 		kvt_adopt_rest(daemon);
 		return 0;
 	}
 	if (daemon->takeover)
 		return -ESTALE; /* with its cause: the old one serves on */
-	if (daemon->passed.n) {
+	if (left) {
 		kvt_log(KVT_LOG_WARNING, "cold_start", "why=\"%s\" effect=\"an empty cache on new "
 			"objects; clients of the old one have to connect again\"", why);
 		why[0] = '\0';
