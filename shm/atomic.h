@@ -34,6 +34,12 @@ static inline bool kvt_replace_u32(uint32_t *word, uint32_t old, uint32_t value)
 					   __ATOMIC_SEQ_CST);
 }
 
+static inline bool kvt_replace_u64(uint64_t *word, uint64_t old, uint64_t value)
+{
+	return __atomic_compare_exchange_n(word, &old, value, false, __ATOMIC_SEQ_CST,
+					   __ATOMIC_SEQ_CST);
+}
+
 /* Busy waiting: tell the core that nothing useful happens here. */
 static inline void kvt_cpu_relax(void)
 {

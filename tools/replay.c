@@ -69,6 +69,10 @@ static const char usage_text[] =
 	"  --lockstep          one request at a time, request i by worker i mod N\n"
 	"  --force-miss        reuse nothing, compute and publish everything\n"
 	"  --kill N            kill so many workers on the way\n"
+	"  --coalesce MS       a BEGIN waits so long for what other workers compute (0: not)\n"
+	"  --bursts N          agent, generate: each sub-agent starts N times at once (1)\n"
+	"  --prefill-rate N    positions a second that one device computes for all workers\n"
+	"                      together (0: as fast as patterns are written)\n"
 	"  --served FILE       write 'B index' and 'E index' lines in the daemon's order\n"
 	"  --write-trace FILE  write the trace (generate) in the agent format, and stop\n"
 	"  --no-verify         do not look at the pattern of reused pages\n"
@@ -81,7 +85,7 @@ enum option_code {
 	OPT_PAGE_BYTES, OPT_POLICY, OPT_DISABLED, OPT_LOG, OPT_REQUESTS, OPT_USERS, OPT_CONTEXT,
 	OPT_SESSIONS, OPT_SEED, OPT_NAMESPACES, OPT_CHUNK, OPT_CONCURRENCY, OPT_TIME_SCALE,
 	OPT_LOCKSTEP, OPT_FORCE_MISS, OPT_KILL, OPT_SERVED, OPT_WRITE, OPT_VERIFY, OPT_NO_VERIFY,
-	OPT_NO_PRIVATE, OPT_JSON, OPT_QUIET, OPT_HELP,
+	OPT_NO_PRIVATE, OPT_JSON, OPT_QUIET, OPT_HELP, OPT_COALESCE, OPT_BURSTS, OPT_PREFILL,
 };
 
 static const struct option long_options[] = {
@@ -108,6 +112,9 @@ static const struct option long_options[] = {
 	{ "lockstep", no_argument, NULL, OPT_LOCKSTEP },
 	{ "force-miss", no_argument, NULL, OPT_FORCE_MISS },
 	{ "kill", required_argument, NULL, OPT_KILL },
+	{ "coalesce", required_argument, NULL, OPT_COALESCE },
+	{ "bursts", required_argument, NULL, OPT_BURSTS },
+	{ "prefill-rate", required_argument, NULL, OPT_PREFILL },
 	{ "served", required_argument, NULL, OPT_SERVED },
 	{ "write-trace", required_argument, NULL, OPT_WRITE },
 	{ "verify", no_argument, NULL, OPT_VERIFY },
@@ -163,6 +170,9 @@ static bool set_number(struct kvt_replay_options *options, int code, const char 
 		{ OPT_CONCURRENCY, "concurrency", &options->concurrency, 1,
 		  KVT_REPLAY_MAX_CONCURRENCY },
 		{ OPT_KILL, "kill", &options->kills, 0, KVT_REPLAY_MAX_WORKERS },
+		{ OPT_COALESCE, "coalesce", &options->coalesce_ms, 0, UINT32_MAX },
+		{ OPT_BURSTS, "bursts", &options->trace.bursts, 1, 64 },
+		{ OPT_PREFILL, "prefill-rate", &options->prefill_rate, 0, UINT32_MAX },
 	};
 
 	for (unsigned int i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
@@ -267,6 +277,8 @@ static void check(struct kvt_replay_options *options, bool format_given)
 			    options->trace.path);
 	if (!generate && !options->trace.path)
 		usage_error("this format needs a FILE");
+	if (options->trace.bursts > 1 && options->trace.format != KVT_TRACE_AGENT && !generate)
+		usage_error("--bursts is for traces with sub-agents: agent or generate");
 	if (options->page_size & (options->page_size - 1))
 		usage_error("--page-size must be a power of two, not %u", options->page_size);
 	if (options->page_bytes % 8)
@@ -300,6 +312,8 @@ static void parse(int argc, char **argv, struct kvt_replay_options *options,
 	if (optind < argc)
 		usage_error("one FILE at a time, not also '%s'", argv[optind]);
 	check(options, format_given);
+	if (*ret_write && options->trace.bursts > 1)
+		usage_error("--write-trace cannot write down --bursts");
 }
 
 /* ---- the daemon ---- */

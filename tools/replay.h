@@ -38,6 +38,8 @@ struct kvt_replay_options {
 	uint32_t chunk;      /* positions between two COMMITs */
 	uint32_t concurrency; /* requests in flight in one worker */
 	uint32_t kills;
+	uint32_t coalesce_ms; /* how long a BEGIN waits for what others compute; 0: not */
+	uint32_t prefill_rate; /* positions that one device computes in a second; 0: no pause */
 	uint32_t n_namespaces;
 	double time_scale; /* 0: as fast as possible; 1: as recorded; 60: an hour in a minute */
 	bool lockstep;
@@ -54,7 +56,9 @@ enum kvt_replay_op {
 	KVT_REPLAY_COMMIT = 1,
 	KVT_REPLAY_EXTEND = 2,
 	KVT_REPLAY_END = 3,
-	KVT_REPLAY_OPS = 4,
+	KVT_REPLAY_FIRST = 4, /* no operation: from the request to its first token */
+	KVT_REPLAY_BURST = 5, /* the same, of those that start together only */
+	KVT_REPLAY_OPS = 6,
 };
 
 /* Latencies with 16 steps to each power of two: 6 % resolution, no sorting. */
@@ -94,6 +98,7 @@ struct kvt_replay_worker {
 	uint64_t pattern_errors;
 	uint64_t verified_pages;
 	uint64_t look_on_positions;
+	uint64_t computed_positions;
 	uint64_t duplicates;
 	uint64_t stale_commits;
 	uint64_t cut_short; /* answers that got no more pages */
@@ -108,6 +113,7 @@ struct kvt_replay_shared {
 	uint32_t done; /* requests that will not change any more */
 	uint32_t stop;
 	uint64_t start_ns;
+	uint64_t device_free_ns __attribute__((aligned(128))); /* no chunk is computed then */
 	struct kvt_replay_worker workers[KVT_REPLAY_MAX_WORKERS];
 	struct kvt_replay_slot slots[]; /* by request */
 };

@@ -12,13 +12,14 @@
 #include "tools/replay.h"
 #include "tools/util.h"
 
-static const char *const op_names[KVT_REPLAY_OPS] = { "begin", "commit", "extend", "end" };
+static const char *const op_names[KVT_REPLAY_OPS] = { "begin", "commit", "extend", "end",
+						      "first_token", "burst_first_token" };
 
 /* Sums over requests and workers. */
 struct totals {
 	uint64_t input, hits;
 	uint32_t served, refused, lost, fallbacks;
-	uint64_t pattern_errors, verified_pages, look_on, duplicates, stale, cut_short;
+	uint64_t pattern_errors, verified_pages, look_on, computed, duplicates, stale, cut_short;
 	struct kvt_latency latency[KVT_REPLAY_OPS];
 	uint32_t nodes_p50, nodes_p99, nodes_max;
 };
@@ -66,6 +67,7 @@ static void add_up(const struct kvt_replay_report *report, struct totals *totals
 		totals->pattern_errors += worker->pattern_errors;
 		totals->verified_pages += worker->verified_pages;
 		totals->look_on += worker->look_on_positions;
+		totals->computed += worker->computed_positions;
 		totals->duplicates += worker->duplicates;
 		totals->stale += worker->stale_commits;
 		totals->cut_short += worker->cut_short;
@@ -154,6 +156,18 @@ static void json_private(struct kvt_json *json, const struct kvt_replay_report *
 			     report->private[KVT_ROUTER_ONE].hit_positions);
 }
 
+static void json_waits(struct kvt_json *json, const struct kvt_replay_report *report)
+{
+	const struct kvt_counters *after = &report->after, *before = &report->before;
+
+	kvt_json_u64(json, "coalesced_positions",
+		     after->coalesced_positions - before->coalesced_positions);
+	kvt_json_u64(json, "waits", after->waits - before->waits);
+	json_number(json, "wait_seconds", 3, (double)(after->wait_ns - before->wait_ns) / 1e9);
+	kvt_json_u64(json, "takeovers", after->takeovers - before->takeovers);
+	kvt_json_u64(json, "deadline_misses", after->deadline_misses - before->deadline_misses);
+}
+
 static void print_json(const struct kvt_replay_report *report, const struct totals *totals)
 {
 	struct kvt_json json = { 0 };
@@ -165,6 +179,8 @@ static void print_json(const struct kvt_replay_report *report, const struct tota
 	json_number(&json, "hit_rate", 6, rate(totals->hits, totals->input));
 	kvt_json_u64(&json, "prefill_avoided_positions", totals->hits + totals->look_on);
 	kvt_json_u64(&json, "look_on_positions", totals->look_on);
+	kvt_json_u64(&json, "computed_positions", totals->computed);
+	json_waits(&json, report);
 	kvt_json_u64(&json, "evictions",
 		     report->after.evicted_pages - report->before.evicted_pages);
 	kvt_json_u64(&json, "refused", totals->refused);
@@ -235,6 +251,22 @@ static void print_latencies(const struct totals *totals)
 	}
 }
 
+static void print_waits(const struct kvt_replay_report *report, const struct totals *totals)
+{
+	const struct kvt_counters *after = &report->after, *before = &report->before;
+
+	printf("computed        %" PRIu64 " positions\n", totals->computed);
+	if (after->waits == before->waits)
+		return;
+	printf("waits           %" PRIu64 " for others' prefill, %.1f s in all; %" PRIu64
+	       " positions not computed twice; %" PRIu64 " taken over, %" PRIu64
+	       " deadlines missed\n", after->waits - before->waits,
+	       (double)(after->wait_ns - before->wait_ns) / 1e9,
+	       after->coalesced_positions - before->coalesced_positions,
+	       after->takeovers - before->takeovers,
+	       after->deadline_misses - before->deadline_misses);
+}
+
 static void print_text(const struct kvt_replay_report *report, const struct totals *totals)
 {
 	const struct kvt_counters *peak = &report->peak;
@@ -245,6 +277,7 @@ static void print_text(const struct kvt_replay_report *report, const struct tota
 	printf("input positions %" PRIu64 "\n", totals->input);
 	printf("hit positions   %" PRIu64 " (and %" PRIu64 " taken over from others while they "
 	       "computed them)\n", totals->hits, totals->look_on);
+	print_waits(report, totals);
 	printf("hit rate\n");
 	print_rates(report, totals);
 	printf("evictions       %" PRIu64 " pages; fallbacks %u; answers cut short %" PRIu64 "\n",

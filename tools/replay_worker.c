@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "libclient/client.h"
@@ -29,6 +30,7 @@ struct run {
 	struct kvt_lease lease;
 	uint32_t next;     /* position to compute */
 	uint32_t reusable; /* at BEGIN */
+	int64_t asked_ns;  /* when it was taken from the trace */
 	bool begun;
 	bool stale;    /* its path is gone: decode on, publish nothing */
 	bool full;     /* no more pages for the answer */
@@ -214,7 +216,9 @@ static void begin(struct worker *worker, struct run *run)
 	struct kvt_replay_slot *slot = &worker->shared->slots[run->index];
 	struct kvt_request begin = {
 		.op = KVT_OP_BEGIN, .keys = run->context->keys, .n_keys = request->input,
-		.flags = worker->options->force_miss ? KVT_F_FORCE_MISS : 0,
+		.flags = (worker->options->force_miss ? KVT_F_FORCE_MISS : 0) |
+			 (worker->options->coalesce_ms ? KVT_F_WAIT : 0),
+		.ttl_ms = worker->options->coalesce_ms,
 		.namespace_id = worker->namespaces[request->session %
 						   worker->options->n_namespaces],
 	};
@@ -261,6 +265,28 @@ static void take_table(struct worker *worker, struct run *run, const struct kvt_
 	}
 }
 
+/* All workers compute on one device, one chunk after the other, in the order in which they ask.
+ * Nothing is held meanwhile, so a worker may be killed here. */
+static void use_device(struct worker *worker, uint32_t positions)
+{
+	uint64_t *free_ns = &worker->shared->device_free_ns;
+	uint64_t busy_ns, begins, now = (uint64_t)kvt_replay_now_ns();
+	struct timespec until;
+
+	worker->mine->computed_positions += positions;
+	if (!worker->options->prefill_rate)
+		return;
+	busy_ns = positions * 1000000000ull / worker->options->prefill_rate;
+	do {
+		begins = kvt_load_acquire(free_ns);
+	} while (!kvt_replace_u64(free_ns, begins, (begins > now ? begins : now) + busy_ns));
+	begins = (begins > now ? begins : now) + busy_ns;
+	until = (struct timespec){ (time_t)(begins / 1000000000ull),
+				   (long)(begins % 1000000000ull) };
+	while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR)
+		;
+}
+
 static void compute_chunk(struct worker *worker, struct run *run)
 {
 	uint32_t input = run->request->input, to = input, from_page = run->next / worker->page_size;
@@ -272,6 +298,7 @@ static void compute_chunk(struct worker *worker, struct run *run)
 	if (input - run->next > worker->options->chunk)
 		to = run->next + worker->options->chunk;
 	fill(worker, run, run->next, to);
+	use_device(worker, to - run->next);
 	if (run->stale) {
 		run->next = to;
 		return;
@@ -355,13 +382,26 @@ static void end(struct worker *worker, struct run *run)
 	finish(worker, run, KVT_REPLAY_DONE);
 }
 
+static void prefill(struct worker *worker, struct run *run)
+{
+	uint64_t took_ns;
+
+	compute_chunk(worker, run);
+	if (run->next < run->request->input)
+		return;
+	took_ns = (uint64_t)(kvt_replay_now_ns() - run->asked_ns);
+	kvt_latency_add(&worker->mine->latency[KVT_REPLAY_FIRST], took_ns);
+	if (run->request->burst)
+		kvt_latency_add(&worker->mine->latency[KVT_REPLAY_BURST], took_ns);
+}
+
 /* One step, so that several requests of one worker interleave chunk by chunk. */
 static void step(struct worker *worker, struct run *run)
 {
 	if (!run->begun)
 		begin(worker, run);
 	else if (run->next < run->request->input)
-		compute_chunk(worker, run);
+		prefill(worker, run);
 	else if (!run->full && run->next < run->request->input + run->request->output)
 		decode_step(worker, run);
 	else
@@ -406,6 +446,7 @@ static void start(struct worker *worker, uint32_t index)
 	run->index = index;
 	run->request = request;
 	run->begun = run->stale = run->full = false;
+	run->asked_ns = kvt_replay_now_ns();
 	run->n_table = 0;
 	run->context = take_context(worker, request->stream);
 	worker->n_active++;

@@ -194,6 +194,71 @@ out:
 	return rc;
 }
 
+/* ---- bursts ---- */
+
+/* A twin of a sub-agent's first request: the same context, a task of its own at its end. */
+static void make_twin(struct kvt_trace *trace, const struct kvt_trace_request *from, uint32_t line,
+		      struct kvt_trace_request *twin)
+{
+	uint32_t own = from->input / 2 < KVT_TRACE_OWN_POSITIONS ? from->input / 2 :
+								   KVT_TRACE_OWN_POSITIONS;
+
+	*twin = *from;
+	twin->line = line;
+	twin->stream = trace->n_streams++;
+	if (twin->covered > twin->input - own)
+		twin->covered = twin->input - own;
+	if (twin->head > twin->covered)
+		twin->head = twin->covered;
+}
+
+/* Whether a request is the first of a stream that is not its session's first one. `seen`: streams,
+ * then sessions. */
+static bool starts_helper(const struct kvt_trace_request *request, uint8_t *seen,
+			  uint32_t n_streams)
+{
+	bool first = !seen[request->stream], main = !seen[n_streams + request->session];
+
+	seen[request->stream] = seen[n_streams + request->session] = 1;
+	return first && !main;
+}
+
+/* Sub-agents start `bursts` at a time: the one of the trace, and twins right behind it. */
+static int add_bursts(struct kvt_trace *trace, uint32_t bursts)
+{
+	uint32_t n = trace->n_requests, done = 0, line = 0, n_streams = trace->n_streams;
+	struct kvt_trace_request *all = calloc((size_t)n * bursts + 1, sizeof(*all));
+	uint8_t *seen = calloc((size_t)n_streams + trace->n_sessions + 1, 1);
+	uint32_t *place = calloc((size_t)n + 1, sizeof(*place));
+	int rc = all && seen && place ? 0 : -ENOMEM;
+
+	for (uint32_t i = 0; i < n; i++)
+		line = trace->requests[i].line > line ? trace->requests[i].line : line;
+	for (uint32_t i = 0; i < n && !rc; i++) {
+		struct kvt_trace_request *request = &trace->requests[i];
+
+		if (request->previous != KVT_TRACE_NONE)
+			request->previous = place[request->previous];
+		place[i] = done;
+		all[done++] = *request;
+		if (!starts_helper(request, seen, n_streams))
+			continue;
+		all[done - 1].burst = request->burst = bursts;
+		for (uint32_t twin = 1; twin < bursts; twin++)
+			make_twin(trace, request, ++line, &all[done++]);
+	}
+	free(seen);
+	free(place);
+	if (rc) {
+		free(all);
+		return rc;
+	}
+	free(trace->requests);
+	trace->requests = all;
+	trace->n_requests = done;
+	return 0;
+}
+
 /* ---- loading ---- */
 
 /* Sessions that lost all their requests to the context limit must not be empty ranges. */
@@ -249,6 +314,11 @@ static int finish(struct kvt_trace *trace, const struct kvt_trace_options *optio
 	}
 	if (options->requests && options->requests < trace->n_requests)
 		trace->n_requests = options->requests;
+	if (users && options->bursts > 1) {
+		rc = add_bursts(trace, options->bursts);
+		if (rc)
+			return rc;
+	}
 	for (uint32_t i = 0; i < trace->n_requests; i++) {
 		const struct kvt_trace_request *request = &trace->requests[i];
 

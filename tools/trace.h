@@ -41,6 +41,7 @@ struct kvt_trace_request {
 	uint32_t covered;  /* positions that the runs (and the head) stand for, <= input */
 	uint32_t first_run;
 	uint32_t n_runs;
+	uint32_t burst;    /* how many start together with it, itself included; 0: alone */
 	uint64_t at_us;    /* when it is sent, from the start */
 };
 
@@ -76,9 +77,13 @@ struct kvt_trace_options {
 	uint32_t requests; /* at most so many, in serving order; 0: all */
 	uint32_t context;  /* leave out requests of more positions (input + output); 0: no limit */
 	uint32_t sessions; /* GENERATE: how many; 0: 64 */
+	uint32_t bursts;   /* AGENT, GENERATE: each sub-agent starts so often at once; 0: 1 */
 	uint64_t seed;     /* of the generator and of the keys */
 };
 
+/** What one of several sub-agents that start together has of its own at the end of its first
+ * request: as much as the median request of the agent trace adds to the one before. */
+#define KVT_TRACE_OWN_POSITIONS 727u
 #define KVT_TRACE_GAP_US (600ull * 1000000ull) /* longest pause inside a session */
 
 /** -EINVAL: not a format. */
