@@ -37,10 +37,10 @@ sound
 is requests 3
 is hit_positions 80
 
-# Sub-agents that start together, beside each other on one device: BEGINs wait for each other, and the
-# oracle agrees that each of them had to. Whatever was reused or taken over was not computed.
-replay "${generate[@]}" --pages 20000 --bursts 6 --workers 8 --prefill-rate 2000000 --coalesce 60000 \
-	--no-private --log "$work/log"
+# Sub-agents that start together, on one device: BEGINs wait for each other, and the oracle agrees
+# that each of them had to. Whatever was reused or taken over was not computed.
+replay "${generate[@]}" --pages 20000 --bursts 6 --workers 8 --prefill-rate 2000000 \
+	--coalesce 60000 --no-private --log "$work/log"
 sound
 above requests 200
 above waits 0
