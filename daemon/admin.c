@@ -185,7 +185,7 @@ static bool describe_client(const struct kvt_daemon *daemon, uint32_t index, voi
 		.n_leases = session->n_leases,
 		.n_private = session->n_private,
 		.n_quarantined = session->n_quarantined,
-		.n_pending = session->n_pending,
+		.n_pending = session->n_pending + session->n_waiters,
 		.max_leases = session->max_leases,
 		.max_private_pages = session->max_private_pages,
 		.operations = session->operations,

@@ -191,6 +191,13 @@ static void status_text(const struct kvt_admin_status *status)
 	       (unsigned long long)counters->advanced_positions,
 	       (unsigned long long)counters->evicted_pages,
 	       (unsigned long long)counters->expired_nodes);
+	printf("prefill once\n  %llu positions not computed twice; %llu waits, %s in all, %llu "
+	       "taken over, %llu deadlines missed\n",
+	       (unsigned long long)counters->coalesced_positions,
+	       (unsigned long long)counters->waits,
+	       kvt_age_text(counters->wait_ns, first, sizeof(first)),
+	       (unsigned long long)counters->takeovers,
+	       (unsigned long long)counters->deadline_misses);
 	status_operations_text(status);
 }
 
