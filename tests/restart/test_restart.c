@@ -1,0 +1,763 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A daemon under `kvtrunkd --supervise` is killed, stopped, upgraded, taken over, or finds that what
+ * it left cannot be used; its clients go on or are told why not. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "libclient/client.h"
+#include "tests/lib/harness.h"
+
+#define KEYS 256 /* 16 pages */
+#define N_PAGES 4096
+
+static struct kvt_test_daemon daemon_;
+
+/* ---- the world */
+
+static char log_flag[128];
+
+static void prepare(const char *more)
+{
+	kvt_test_daemon_prepare(&daemon_, more);
+	snprintf(log_flag, sizeof(log_flag), "--log_file=%s/operations", daemon_.dir);
+}
+
+static void start(const char *more)
+{
+	const char *const supervised[] = { "--supervise", log_flag, NULL };
+
+	prepare(more);
+	kvt_test_daemon_start(&daemon_, supervised);
+}
+
+static void stop(void)
+{
+	kvt_test_daemon_stop(&daemon_);
+	kvt_test_daemon_remove(&daemon_);
+}
+
+/* The daemon, which is the supervisor's child. */
+static pid_t daemon_pid(void)
+{
+	char path[64];
+	int pid = 0;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)daemon_.pid,
+		 (int)daemon_.pid);
+	file = fopen(path, "re");
+	kvt_test_check(file && fscanf(file, "%d", &pid) == 1);
+	fclose(file);
+	return pid;
+}
+
+static void await_ready(void)
+{
+	if (!kvt_test_daemon_await(&daemon_, "READY=1")) {
+		kvt_test_daemon_print(&daemon_);
+		kvt_test_fail("no daemon came back");
+	}
+}
+
+static void kill_daemon(void)
+{
+	kvt_test_equal(kill(daemon_pid(), SIGKILL), 0);
+	await_ready();
+}
+
+/* Nobody starts the next one until resume_supervisor(). */
+static void kill_daemon_for_a_while(void)
+{
+	char path[64], state = ' ';
+	pid_t pid = daemon_pid();
+
+	kill(daemon_.pid, SIGSTOP);
+	kill(pid, SIGKILL);
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	while (state != 'Z') {
+		FILE *file = fopen(path, "re");
+
+		kvt_test_check(file && fscanf(file, "%*d %*s %c", &state) == 1);
+		fclose(file);
+		sched_yield();
+	}
+}
+
+static void resume_supervisor(void)
+{
+	kill(daemon_.pid, SIGCONT);
+	await_ready();
+}
+
+static struct kvt_client *connect_with(uint32_t flags, int64_t timeout_ns)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_client *client;
+
+	options.socket_path = daemon_.socket;
+	options.flags = flags;
+	options.timeout_ns = timeout_ns;
+	kvt_test_equal(kvt_client_connect(&client, &options, NULL), 0);
+	return client;
+}
+
+static void make_keys(uint32_t *keys, uint32_t n, uint32_t seed)
+{
+	for (uint32_t i = 0; i < n; i++)
+		keys[i] = (seed * 7919 + i * 31) & 0x7fffffff;
+}
+
+static struct kvt_seq *begin(struct kvt_client *client, uint32_t space, const uint32_t *keys)
+{
+	struct kvt_seq *seq;
+
+	kvt_test_equal(kvt_seq_begin(client, space, keys, KEYS, 16, 0, &seq), 0);
+	return seq;
+}
+
+/* Fill what is not cached of a sequence's first `n` pages, or check what is. */
+static void compute(struct kvt_client *client, struct kvt_seq *seq, const uint32_t *keys,
+		    uint32_t from, uint32_t to)
+{
+	const uint32_t *pages = kvt_seq_pages(seq, NULL);
+	struct kvt_pool pool;
+
+	kvt_test_equal(kvt_pool_map(client, &pool), 0);
+	for (uint32_t i = from; i < to; i++)
+		kvt_test_page_fill(&pool, 16, pages[i], 1, keys, i);
+}
+
+static void check_pages(struct kvt_client *client, struct kvt_seq *seq, const uint32_t *keys,
+			uint32_t n)
+{
+	const uint32_t *pages = kvt_seq_pages(seq, NULL);
+	struct kvt_pool pool;
+
+	kvt_test_equal(kvt_pool_map(client, &pool), 0);
+	for (uint32_t i = 0; i < n; i++)
+		kvt_test_check(kvt_test_page_right(&pool, 16, pages[i], 1, keys, i));
+}
+
+static uint32_t matched(struct kvt_client *client, uint32_t space, const uint32_t *keys)
+{
+	struct kvt_result result;
+
+	kvt_test_equal(kvt_match(client, space, keys, KEYS, 0, &result), 0);
+	return result.matched;
+}
+
+/* ---- killed */
+
+static void go_on(const char *more)
+{
+	struct kvt_client *client, *other;
+	uint32_t keys[KEYS], space;
+	struct kvt_seq *seq;
+
+	start(more);
+	make_keys(keys, KEYS, 1);
+	client = kvt_test_connect(&daemon_);
+	kvt_test_check(kvt_client_info(client)->kept);
+	space = kvt_test_namespace(client, "restart");
+	seq = begin(client, space, keys);
+	compute(client, seq, keys, 0, 8);
+	kvt_test_equal(kvt_seq_commit(seq, 128, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
+	kill_daemon();
+	/* Its lease, its private pages and its namespace are its own, as before. */
+	compute(client, seq, keys, 8, 16);
+	kvt_test_equal(kvt_seq_commit(seq, 256, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_equal(kvt_seq_extend(seq, 2), 0);
+	kill_daemon();
+	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	other = kvt_test_connect(&daemon_);
+	kvt_test_equal(matched(other, kvt_test_namespace(other, "restart"), keys), KEYS);
+	seq = begin(other, kvt_test_namespace(other, "restart"), keys);
+	check_pages(other, seq, keys, 15);
+	kvt_client_close(other, KVT_IDLE);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_equal(kvt_test_settled(&daemon_).private_pages, 0);
+	kvt_test_audit(&daemon_);
+	kvt_test_verify(&daemon_);
+	stop();
+}
+
+static void a_client_goes_on_with_the_successor_of_a_killed_daemon(void **state)
+{
+	(void)state;
+	go_on(NULL);
+}
+
+static void a_client_connects_again_with_its_secret(void **state)
+{
+	(void)state;
+	go_on("park_connections = no\n");
+}
+
+/* Waiters of every kind, asleep when the daemon dies; what they wait for comes after it. */
+static void wait_for_a_fence(struct kvt_client *client, int pipe)
+{
+	uint32_t page;
+
+	kvt_test_equal(kvt_alloc(client, 1, &page), 0);
+	kvt_test_send(pipe, 1);
+	kvt_test_equal(kvt_free(client, &page, 1, (struct kvt_fence){ 0, 1 }), 0);
+}
+
+static void wait_in_reap(struct kvt_client *client, int pipe)
+{
+	struct kvt_request request = { .op = KVT_OP_FREE, .fence = { 0, 1 }, .user_data = 7 };
+	struct kvt_result result;
+
+	kvt_test_equal(kvt_submit(client, &request), 0);
+	kvt_test_send(pipe, 1);
+	kvt_test_equal(kvt_reap(client, &result, 1, 1), 1);
+	kvt_test_equal(result.user_data, 7);
+}
+
+static void wait_in_own_loop(struct kvt_client *client, int pipe)
+{
+	struct kvt_request request = { .op = KVT_OP_FREE, .fence = { 0, 1 }, .user_data = 9 };
+	struct pollfd fds[2] = { { .fd = kvt_client_completion_fd(client), .events = POLLIN },
+				 { .fd = kvt_client_control_fd(client), .events = POLLIN } };
+	struct kvt_result result;
+	int n = 0;
+
+	kvt_test_equal(kvt_submit(client, &request), 0);
+	kvt_test_send(pipe, 1);
+	while (n == 0) {
+		kvt_test_check(kvt_client_arm(client) >= 0);
+		kvt_test_check(poll(fds, 2, -1) > 0);
+		n = kvt_reap(client, &result, 0, 1);
+		kvt_test_check(n >= 0);
+	}
+	kvt_test_equal(result.user_data, 9);
+}
+
+static void (*const waits[])(struct kvt_client *, int) = { wait_for_a_fence, wait_in_reap,
+							   wait_in_own_loop };
+#define N_WAITS (sizeof(waits) / sizeof(waits[0]))
+
+/* A thread of the child would do, but the fence word is in shared memory: another process that has
+ * the same segment can raise it. Here the parent does, through the supervisor's descriptor. */
+static void waiter_run(int pipe, void *context)
+{
+	struct kvt_client *client = connect_with(0, 0);
+	size_t which = (size_t)(uintptr_t)context;
+
+	kvt_test_send(pipe, kvt_client_info(client)->session);
+	waits[which](client, pipe);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_send(pipe, 2);
+}
+
+/* A descriptor that the supervisor keeps, whose name begins with `what`. */
+static int open_kept(const char *what, uint32_t nth)
+{
+	char path[300], target[256];
+	struct dirent *entry;
+	int fd = -1;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/fd", (int)daemon_.pid);
+	dir = opendir(path);
+	while (dir && fd < 0 && (entry = readdir(dir))) {
+		ssize_t n;
+
+		snprintf(path, sizeof(path), "/proc/%d/fd/%s", (int)daemon_.pid, entry->d_name);
+		n = readlink(path, target, sizeof(target) - 1);
+		target[n > 0 ? n : 0] = '\0';
+		if (strstr(target, what) && nth-- == 0)
+			fd = open(path, O_RDWR | O_CLOEXEC);
+	}
+	if (dir)
+		closedir(dir);
+	return fd;
+}
+
+/* Fence word 0 of every session, through the segments that the supervisor keeps. */
+static void raise_fences(void)
+{
+	struct kvt_segment_header header;
+	uint64_t one = 1;
+	int fd;
+
+	for (uint32_t i = 0; (fd = open_kept("kvtrunk-session", i)) >= 0; i++) {
+		kvt_test_equal(pread(fd, &header, sizeof(header), 0), sizeof(header));
+		kvt_test_equal(pwrite(fd, &one, sizeof(one), (off_t)header.fences_offset),
+			       sizeof(one));
+		close(fd);
+	}
+}
+
+static void waiters_go_on(const char *more)
+{
+	struct kvt_test_child children[N_WAITS];
+	uint64_t session;
+
+	start(more);
+	for (size_t i = 0; i < N_WAITS; i++) {
+		kvt_test_child_start(&children[i], waiter_run, (void *)(uintptr_t)i);
+		kvt_test_check(kvt_test_receive(children[i].pipe, &session) && session > 0);
+		kvt_test_expect(children[i].pipe, 1);
+	}
+	kill_daemon();
+	kill_daemon();
+	raise_fences();
+	for (size_t i = 0; i < N_WAITS; i++) {
+		kvt_test_expect(children[i].pipe, 2);
+		kvt_test_child_finish(&children[i]);
+	}
+	kvt_test_audit(&daemon_);
+	stop();
+}
+
+static void every_waiter_goes_on(void **state)
+{
+	(void)state;
+	waiters_go_on(NULL);
+}
+
+static void every_waiter_goes_on_with_a_new_connection(void **state)
+{
+	(void)state;
+	waiters_go_on("park_connections = no\n");
+}
+
+/* ---- control socket */
+
+static void asking_run(int pipe, void *context)
+{
+	const uint64_t digest[2] = { 17, 18 };
+	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
+	bool observer = context != NULL;
+	struct kvt_client *client = connect_with(observer ? KVT_HELLO_OBSERVE : 0, 0);
+	struct kvt_admin_status status;
+	uint32_t number;
+
+	kvt_test_send(pipe, 1);
+	kvt_test_expect(pipe, 9);
+	if (observer)
+		kvt_test_equal(kvt_admin(client, &request, NULL, 0, &status, sizeof(status)), 1);
+	else
+		kvt_test_equal(kvt_namespace_open(client, digest, "late", &number), 0);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_send(pipe, 2);
+}
+
+static void what_was_asked_on_the_control_socket_is_asked_again(void **state)
+{
+	struct kvt_test_child children[2];
+
+	(void)state;
+	start(NULL);
+	for (size_t i = 0; i < 2; i++) {
+		kvt_test_child_start(&children[i], asking_run, (void *)(uintptr_t)i);
+		kvt_test_expect(children[i].pipe, 1);
+	}
+	kill(daemon_pid(), SIGSTOP); /* nobody reads the question */
+	for (size_t i = 0; i < 2; i++)
+		kvt_test_send(children[i].pipe, 9);
+	kill_daemon();
+	for (size_t i = 0; i < 2; i++) {
+		kvt_test_expect(children[i].pipe, 2);
+		kvt_test_child_finish(&children[i]);
+	}
+	stop();
+}
+
+/* ---- those who are not there any more */
+
+static void holder_run(int pipe, void *context)
+{
+	struct kvt_client *client = connect_with(0, 0);
+	uint32_t keys[KEYS], pages[8], space;
+	struct kvt_seq *seq;
+
+	(void)context;
+	make_keys(keys, KEYS, 2);
+	space = kvt_test_namespace(client, "holder");
+	seq = begin(client, space, keys);
+	kvt_test_equal(kvt_seq_commit(seq, 64, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
+	kvt_test_equal(kvt_alloc(client, 8, pages), 0);
+	kvt_test_send(pipe, kvt_client_info(client)->session);
+	kvt_test_expect(pipe, 9);
+}
+
+static void an_owner_that_died_while_no_daemon_lived_is_found(void **state)
+{
+	struct kvt_counters counters;
+	struct kvt_test_child child;
+	uint64_t session;
+
+	(void)state;
+	start(NULL);
+	kvt_test_child_start(&child, holder_run, NULL);
+	kvt_test_check(kvt_test_receive(child.pipe, &session) && session > 0);
+	kill_daemon_for_a_while();
+	kvt_test_child_kill(&child, SIGKILL);
+	resume_supervisor();
+	kvt_test_session_ended(&daemon_, (uint32_t)session);
+	counters = kvt_test_settled(&daemon_);
+	kvt_test_equal(counters.private_pages + counters.quarantined_pages, 0);
+	kvt_test_equal(counters.live_leases, 0);
+	kvt_test_equal(counters.cached_pages, 4);
+	kvt_test_audit(&daemon_);
+	stop();
+}
+
+static void who_does_not_want_to_go_on_is_told_at_once(void **state)
+{
+	struct kvt_client *client;
+	struct kvt_counters counters;
+
+	(void)state;
+	start(NULL);
+	client = connect_with(KVT_HELLO_NO_RESUME, 0);
+	kvt_test_equal(kvt_stats(client, &counters), 0);
+	kill_daemon();
+	kvt_test_equal(kvt_stats(client, &counters), -ECONNRESET);
+	kvt_test_session_ended(&daemon_, kvt_client_info(client)->session);
+	kvt_client_close(client, KVT_IDLE);
+	stop();
+}
+
+/* ---- secrets */
+
+static void a_wrong_secret_resumes_nothing(void **state)
+{
+	const uint64_t digest[2] = { 17, 18 };
+	struct kvt_client *client;
+	uint32_t number;
+
+	(void)state;
+	start("park_connections = no\n");
+	client = kvt_test_connect(&daemon_);
+	client->hello.secret[1] ^= 1;
+	kill_daemon();
+	kvt_test_equal(kvt_namespace_open(client, digest, "late", &number), -ESTALE);
+	kvt_test_check(strstr(kvt_client_error(client)->text, "no session with this secret"));
+	kvt_client_close(client, KVT_IDLE);
+	stop();
+}
+
+/* Says HELLO with a secret that it was told. */
+static void thief_run(int pipe, void *context)
+{
+	struct kvt_message_hello *hello = context;
+	struct kvt_message_refused answer;
+	uint64_t secret[2];
+	int fd;
+
+	kvt_test_check(kvt_test_receive(pipe, &secret[0]) && kvt_test_receive(pipe, &secret[1]));
+	hello->pid = getpid();
+	memcpy(hello->secret, secret, sizeof(secret));
+	kvt_test_equal(kvt_control_open(daemon_.socket, kvt_client_now_ns() + 5000000000ll, &fd,
+					NULL), 0);
+	kvt_test_equal(kvt_control_send(fd, hello, sizeof(*hello), NULL, 0, INT64_MAX), 0);
+	kvt_test_equal(kvt_control_receive(fd, &answer, sizeof(answer), NULL, 0, NULL, INT64_MAX),
+		       sizeof(answer));
+	kvt_test_equal(answer.head.type, KVT_MSG_REFUSED);
+	kvt_test_equal(answer.head.result, -ESTALE);
+	kvt_test_check(strstr(answer.text, "another process"));
+	kvt_test_send(pipe, 2);
+}
+
+static void the_right_secret_of_another_process_resumes_nothing(void **state)
+{
+	struct kvt_counters counters;
+	struct kvt_message_hello hello;
+	struct kvt_test_child thief;
+	struct kvt_client *client;
+
+	(void)state;
+	start("park_connections = no\n");
+	client = kvt_test_connect(&daemon_);
+	hello = client->hello;
+	kvt_test_child_start(&thief, thief_run, &hello);
+	kill_daemon();
+	kvt_test_send(thief.pipe, client->hello.secret[0]);
+	kvt_test_send(thief.pipe, client->hello.secret[1]);
+	kvt_test_expect(thief.pipe, 2);
+	kvt_test_child_finish(&thief);
+	kvt_test_equal(kvt_stats(client, &counters), 0);
+	kvt_client_close(client, KVT_IDLE);
+	stop();
+}
+
+/* ---- doubt */
+
+/* The old cache is not served: a new one, and the clients of the old one know. */
+static void expect_cold_start(struct kvt_client *client, const uint32_t *keys, const char *why)
+{
+	struct kvt_counters counters;
+	struct kvt_client *fresh;
+
+	if (!kvt_test_daemon_said(&daemon_, "event=cold_start") ||
+	    !kvt_test_daemon_said(&daemon_, why)) {
+		kvt_test_daemon_print(&daemon_);
+		kvt_test_fail("not said: %s", why);
+	}
+	kvt_test_equal(kvt_stats(client, &counters), -ECONNRESET);
+	fresh = kvt_test_connect(&daemon_);
+	kvt_test_equal(matched(fresh, kvt_test_namespace(fresh, "doubt"), keys), 0);
+	kvt_test_equal(kvt_test_settled(&daemon_).cached_pages, 0);
+	kvt_client_close(fresh, KVT_IDLE);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_audit(&daemon_);
+	stop();
+}
+
+static struct kvt_client *fill_cache(uint32_t *keys, uint32_t *ret_space)
+{
+	struct kvt_client *client = connect_with(KVT_HELLO_NO_RESUME, 0);
+	struct kvt_seq *seq;
+
+	make_keys(keys, KEYS, 3);
+	*ret_space = kvt_test_namespace(client, "doubt");
+	seq = begin(client, *ret_space, keys);
+	kvt_test_equal(kvt_seq_end(seq, KEYS, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_equal(matched(client, *ret_space, keys), KEYS);
+	return client;
+}
+
+static void damage_in_the_ledger_is_a_cold_start(void **state)
+{
+	uint32_t keys[KEYS], space;
+	struct kvt_client *client;
+	struct kvt_ledger_header ledger;
+	struct kvt_owner_record wrong = { 77, 88, 0xffffffffu, 0xffffffffu };
+	int fd;
+
+	(void)state;
+	start(NULL);
+	client = fill_cache(keys, &space);
+	kill_daemon_for_a_while();
+	fd = open_kept(".ledger.", 0);
+	kvt_test_check(fd >= 0);
+	kvt_test_equal(pread(fd, &ledger, sizeof(ledger), 0), sizeof(ledger));
+	for (uint32_t page = 1; page < N_PAGES; page++)
+		kvt_test_equal(pwrite(fd, &wrong, sizeof(wrong),
+				      (off_t)(ledger.sections[KVT_LSECTION_OWNERS].offset +
+					      page * sizeof(wrong))), sizeof(wrong));
+	for (uint32_t i = 1; i < 4; i++) {
+		struct kvt_lease_record lease = { .kind = KVT_LEASE_BEGIN, .session = 60000,
+						  .node = 0x7fffffff };
+
+		kvt_test_equal(pwrite(fd, &lease, sizeof(lease),
+				      (off_t)(ledger.sections[KVT_LSECTION_LEASES].offset +
+					      i * sizeof(lease))), sizeof(lease));
+	}
+	close(fd);
+	resume_supervisor();
+	expect_cold_start(client, keys, "why=");
+}
+
+static void another_geometry_is_a_cold_start(void **state)
+{
+	uint32_t keys[KEYS], space;
+	struct kvt_client *client;
+	FILE *file;
+
+	(void)state;
+	start(NULL);
+	client = fill_cache(keys, &space);
+	file = fopen(daemon_.config, "ae");
+	kvt_test_check(file && fputs("n_pages = 2048\n", file) >= 0 && fclose(file) == 0);
+	kill(daemon_.pid, SIGUSR2);
+	await_ready();
+	expect_cold_start(client, keys, "the arena that was left has");
+}
+
+/* ---- upgrades */
+
+static void busy_run(int pipe, void *context)
+{
+	struct kvt_client *client = connect_with(0, 0);
+	uint32_t space = kvt_test_namespace(client, "busy"), rounds = 0;
+	struct pollfd told = { .fd = pipe, .events = POLLIN };
+	uint32_t keys[KEYS];
+
+	(void)context;
+	for (; poll(&told, 1, 0) == 0; rounds++) {
+		struct kvt_seq *seq;
+		uint32_t have;
+
+		make_keys(keys, KEYS, 100 + rounds % 300);
+		seq = begin(client, space, keys);
+		have = kvt_seq_reusable(seq) / 16;
+		check_pages(client, seq, keys, have);
+		compute(client, seq, keys, have, 16);
+		kvt_test_equal(kvt_seq_end(seq, KEYS, NULL, 0, KVT_IDLE, 0), 0);
+		if (rounds == 0)
+			kvt_test_send(pipe, 1);
+	}
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_send(pipe, rounds);
+}
+
+static void start_busy(struct kvt_test_child *child)
+{
+	kvt_test_child_start(child, busy_run, NULL);
+	kvt_test_expect(child->pipe, 1);
+}
+
+static void finish_busy(struct kvt_test_child *child)
+{
+	uint64_t rounds = 0;
+
+	kvt_test_send(child->pipe, 9);
+	kvt_test_check(kvt_test_receive(child->pipe, &rounds) && rounds > 0);
+	kvt_test_child_finish(child);
+}
+
+static void upgrades_and_crashes_under_load_lose_nothing(void **state)
+{
+	struct kvt_test_child children[3];
+
+	(void)state;
+	start(NULL);
+	for (int i = 0; i < 3; i++)
+		start_busy(&children[i]);
+	for (int i = 0; i < 6; i++) {
+		if (i % 2) {
+			kill_daemon();
+		} else {
+			kill(daemon_.pid, SIGUSR2);
+			await_ready();
+		}
+	}
+	for (int i = 0; i < 3; i++)
+		finish_busy(&children[i]);
+	kvt_test_check(!kvt_test_daemon_said(&daemon_, "event=cold_start"));
+	kvt_test_equal(kvt_test_settled(&daemon_).private_pages, 0);
+	kvt_test_audit(&daemon_);
+	kvt_test_verify(&daemon_);
+	stop();
+}
+
+static void a_running_daemon_is_taken_over_under_load(void **state)
+{
+	const char *const alone[] = { log_flag, NULL };
+	const char *const takeover[] = { "--takeover", log_flag, NULL };
+	const char *const other[] = { "--takeover", "--n-pages=2048", log_flag, NULL };
+	struct kvt_test_child children[2];
+	int status;
+
+	(void)state;
+	prepare(NULL);
+	kvt_test_daemon_start(&daemon_, alone);
+	for (int i = 0; i < 2; i++)
+		start_busy(&children[i]);
+	for (int i = 0; i < 6; i++) {
+		pid_t old = daemon_.pid;
+
+		kvt_test_daemon_spawn(&daemon_, i % 2 ? other : takeover);
+		if (i % 2) { /* it cannot: the old one serves on */
+			status = kvt_test_daemon_wait(&daemon_);
+			kvt_test_check(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+			daemon_.pid = old;
+		} else {
+			await_ready();
+			kvt_test_check(waitpid(old, &status, 0) == old && status == 0);
+		}
+	}
+	for (int i = 0; i < 2; i++)
+		finish_busy(&children[i]);
+	kvt_test_equal(kvt_test_settled(&daemon_).private_pages, 0);
+	kvt_test_audit(&daemon_);
+	kvt_test_verify(&daemon_);
+	stop();
+}
+
+static void a_managed_daemon_is_not_taken_over(void **state)
+{
+	static const char *const takeover[] = { "--takeover", NULL };
+	pid_t supervisor;
+	int status;
+
+	(void)state;
+	start(NULL);
+	supervisor = daemon_.pid;
+	kvt_test_daemon_spawn(&daemon_, takeover);
+	status = kvt_test_daemon_wait(&daemon_);
+	kvt_test_check(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+	kvt_test_check(kvt_test_daemon_said(&daemon_, "SIGUSR2 to kvtrunkd --supervise"));
+	daemon_.pid = supervisor;
+	kvt_test_audit(&daemon_);
+	stop();
+}
+
+/* ---- hanging */
+
+static void a_stopped_daemon_is_noticed_by_deadlines_and_by_the_watchdog(void **state)
+{
+	struct kvt_counters counters;
+	struct kvt_client *client;
+
+	(void)state;
+	start("watchdog_ms = 300\n");
+	client = connect_with(0, 50000000);
+	kill(daemon_pid(), SIGSTOP);
+	kvt_test_equal(kvt_stats(client, &counters), -ETIMEDOUT);
+	await_ready();
+	kvt_test_check(kvt_test_daemon_said(&daemon_, "event=watchdog"));
+	kvt_client_set_timeout(client, 0);
+	kvt_test_equal(kvt_stats(client, &counters), 0);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_audit(&daemon_);
+	stop();
+}
+
+static void when_the_supervisor_stops_clients_are_told_and_nothing_is_left(void **state)
+{
+	struct kvt_counters counters;
+	struct kvt_client *client;
+
+	(void)state;
+	start(NULL);
+	client = kvt_test_connect(&daemon_);
+	kill_daemon();
+	kvt_test_daemon_stop(&daemon_);
+	kvt_test_equal(kvt_stats(client, &counters), -ECONNRESET);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_daemon_remove(&daemon_);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_client_goes_on_with_the_successor_of_a_killed_daemon),
+		cmocka_unit_test(a_client_connects_again_with_its_secret),
+		cmocka_unit_test(every_waiter_goes_on),
+		cmocka_unit_test(every_waiter_goes_on_with_a_new_connection),
+		cmocka_unit_test(what_was_asked_on_the_control_socket_is_asked_again),
+		cmocka_unit_test(an_owner_that_died_while_no_daemon_lived_is_found),
+		cmocka_unit_test(who_does_not_want_to_go_on_is_told_at_once),
+		cmocka_unit_test(a_wrong_secret_resumes_nothing),
+		cmocka_unit_test(the_right_secret_of_another_process_resumes_nothing),
+		cmocka_unit_test(damage_in_the_ledger_is_a_cold_start),
+		cmocka_unit_test(another_geometry_is_a_cold_start),
+		cmocka_unit_test(upgrades_and_crashes_under_load_lose_nothing),
+		cmocka_unit_test(a_running_daemon_is_taken_over_under_load),
+		cmocka_unit_test(a_managed_daemon_is_not_taken_over),
+		cmocka_unit_test(a_stopped_daemon_is_noticed_by_deadlines_and_by_the_watchdog),
+		cmocka_unit_test(when_the_supervisor_stops_clients_are_told_and_nothing_is_left),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
