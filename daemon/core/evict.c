@@ -345,6 +345,27 @@ void kvt_detach(struct kvt_core *core, uint32_t id)
 
 /* ---- eviction */
 
+/** A victim's slots are free when the mutation has ended. Until then their keys are still facts: who
+ * takes them has to save them first, and mostly there are others. */
+static void give_later(struct kvt_core *core, uint32_t first, uint32_t n)
+{
+	if (core->n_slots_due == core->config.max_nodes)
+		kvt_slots_give_due(core, true);
+	core->slots_due[core->n_slots_due++] = (struct kvt_run){ first, n };
+}
+
+void kvt_slots_give_due(struct kvt_core *core, bool inside)
+{
+	for (uint32_t i = 0; i < core->n_slots_due; i++) {
+		struct kvt_run run = core->slots_due[i];
+
+		if (inside)
+			kvt_undo_slots_freed(core, run.first, run.n);
+		kvt_slots_give(&core->slots, run.first, run.n);
+	}
+	core->n_slots_due = 0;
+}
+
 /** An unlocked leaf loses its last n pages; with none left it goes. */
 void kvt_node_trim(struct kvt_core *core, uint32_t id, uint32_t n)
 {
@@ -358,7 +379,6 @@ void kvt_node_trim(struct kvt_core *core, uint32_t id, uint32_t n)
 	kvt_event_add(core, KVT_EV_TRIM, id, 0, n);
 	kvt_undo_node(core, &core->undo, id);
 	kvt_undo_slots(core, first + keep, n);
-	kvt_undo_slots_freed(core, first + keep, n);
 	if (keep == 0) {
 		if (!(node->flags & KVT_NODE_DETACHED))
 			kvt_node_unlink(core, id);
@@ -379,7 +399,7 @@ void kvt_node_trim(struct kvt_core *core, uint32_t id, uint32_t n)
 	space->evictable_pages -= n;
 	core->count->evictable_pages -= n;
 	core->count->evicted_pages += n;
-	kvt_slots_give(&core->slots, first + keep, n);
+	give_later(core, first + keep, n);
 	if (keep == 0)
 		kvt_node_drop(core, id, parent);
 }

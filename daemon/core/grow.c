@@ -76,6 +76,7 @@ int kvt_need_nodes(struct kvt_core *core, uint32_t path_node, struct kvt_need *n
 	kvt_path_pin(core, path_node, true);
 	while (core->free_nodes.count < nodes_wanted(need)) {
 		kvt_evict_nodes(core, core->free_nodes.count + 1);
+		kvt_slots_give_due(core, true);
 		need->runs = kvt_slots_runs(&core->slots, need->new_pages, need->wish);
 	}
 	kvt_path_pin(core, path_node, false);
@@ -111,6 +112,8 @@ uint32_t kvt_grow(struct kvt_core *core, uint32_t parent, const uint32_t *first,
 {
 	uint32_t namespace_id = core->nodes[parent].namespace_id, done = 0, got;
 
+	if (core->n_slots_due > 0 && kvt_slots_find(&core->slots, n) == KVT_NONE)
+		kvt_slots_give_due(core, true);
 	while (done < n) {
 		uint32_t slot = kvt_slots_take(&core->slots, n - done, slot_behind(core, parent),
 					       &got);

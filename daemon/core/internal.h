@@ -49,6 +49,11 @@ struct kvt_slots {
 	uint64_t bin_used[KVT_BINS / 64];
 };
 
+struct kvt_run { /* of slots */
+	uint32_t first;
+	uint32_t n;
+};
+
 struct kvt_heap {
 	uint32_t *nodes; /* smallest first */
 	uint32_t count;
@@ -103,6 +108,8 @@ struct kvt_core {
 
 	struct kvt_undo undo;
 	struct kvt_slots slots;
+	struct kvt_run *slots_due; /* of victims: free when the mutation ends */
+	uint32_t n_slots_due;
 	struct kvt_fifo free_nodes;
 	struct kvt_fifo free_leases;
 	struct kvt_fifo free_pending;
@@ -313,6 +320,8 @@ void kvt_heap_remove(struct kvt_core *core, struct kvt_heap *heap, uint32_t node
 /** (Re)consider whether a node is an evictable leaf, for the policy heap. */
 void kvt_leaf_check(struct kvt_core *core, uint32_t node);
 void kvt_node_trim(struct kvt_core *core, uint32_t node, uint32_t n);
+/** Slots of victims become free; `inside` a mutation, which will use them. */
+void kvt_slots_give_due(struct kvt_core *core, bool inside);
 /** Free exactly n pages; n <= evictable. */
 void kvt_evict_pages(struct kvt_core *core, uint32_t n);
 /** Evict whole leaves until n nodes are free; the caller made sure that this can succeed. */

@@ -167,6 +167,7 @@ static uint64_t carve_scratch(struct kvt_core *core, const struct kvt_core_confi
 	core->max_events = 4 * c->max_nodes + 64;
 	core->events = carve(&scratch, core->max_events, sizeof(struct kvt_event));
 	core->out = carve(&scratch, c->n_pages, sizeof(uint32_t));
+	core->slots_due = carve(&scratch, c->max_nodes, sizeof(struct kvt_run));
 	core->undo.nodes = carve(&scratch, c->max_nodes, sizeof(uint32_t));
 	core->undo.touches = carve(&scratch, c->max_nodes, sizeof(uint32_t));
 	core->undo.leases = carve(&scratch, c->n_leases + 1ull, sizeof(uint32_t));
@@ -392,6 +393,8 @@ void kvt_mutation_end(struct kvt_core *core)
 {
 	kvt_fence_signal();
 	kvt_store_release(&core->arena->mutation, core->arena->mutation + 1);
+	if (core->n_slots_due > 0)
+		kvt_slots_give_due(core, false);
 }
 
 void kvt_event_add(struct kvt_core *core, uint32_t kind, uint32_t node, uint32_t other,
