@@ -78,6 +78,19 @@ static uint32_t number(const char *name, const char *text, uint32_t most)
 	return (uint32_t)value;
 }
 
+static float temperature(const char *text)
+{
+	char *end;
+	float value = strtof(text, &end);
+
+	if (end == text || *end != '\0' || !(value >= 0.0f && value <= 100.0f)) {
+		fprintf(stderr, "worker: --temperature takes a number from 0 to 100, not '%s'\n",
+			text);
+		exit(2);
+	}
+	return value;
+}
+
 static void take_option(struct worker_options *o, int option, int argc)
 {
 	switch (option) {
@@ -92,7 +105,7 @@ static void take_option(struct worker_options *o, int option, int argc)
 		break;
 	case OPT_PROMPTS: o->prompts = optarg; break;
 	case OPT_MAX: o->max_tokens = number("max-tokens", optarg, 1u << 20); break;
-	case OPT_TEMPERATURE: o->temperature = strtof(optarg, NULL); break;
+	case OPT_TEMPERATURE: o->temperature = temperature(optarg); break;
 	case OPT_SEED: o->seed = number("seed", optarg, UINT32_MAX); break;
 	case OPT_CHUNK: o->chunk = number("chunk", optarg, 8192); break;
 	case OPT_SOCKET: o->socket = optarg; break;
