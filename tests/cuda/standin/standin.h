@@ -86,6 +86,11 @@ void standin_opened(enum standin_kind kind, int by);
 /** By the process's ordinal, NULL if there is none. */
 struct standin_device *standin_device(int ordinal);
 int standin_ordinal(const struct standin_device *device);
+/** Kernels by name: whether there is such a one, bytes of its argument, and all of its blocks. */
+bool standin_kernel_known(const char *name);
+size_t standin_kernel_bytes(const char *name);
+void standin_kernel_run(const char *name, const void *args, uint32_t grid_x, uint32_t grid_y);
+
 /** The device of the current context, NULL if none is current. */
 struct standin_device *standin_current(void);
 

@@ -13,7 +13,6 @@
 #include <time.h>
 
 #include "shm/atomic.h"
-#include "tests/kernels/emulated.h"
 
 #define N_NAMES 64
 #define PER_THREAD ((void *)2)
@@ -100,7 +99,7 @@ static void item_run(struct item *item)
 		pthread_mutex_unlock(&lock);
 		break;
 	case ITEM_KERNEL:
-		emulated_launch(item->kernel, item->staged, item->grid_x, item->grid_y);
+		standin_kernel_run(item->kernel, item->staged, item->grid_x, item->grid_y);
 		break;
 	}
 }
@@ -432,7 +431,7 @@ EXPORT int cuModuleGetFunction(void **function, void *module, const char *name)
 
 	ENTER("cuModuleGetFunction");
 	(void)module;
-	if (!emulated_known(name) || strlen(name) >= sizeof(names[0]))
+	if (!standin_kernel_known(name) || strlen(name) >= sizeof(names[0]))
 		return STANDIN_NOT_FOUND;
 	for (int i = 0; i < N_NAMES; i++) {
 		if (names[i][0] && strcmp(names[i], name) != 0)
@@ -465,7 +464,7 @@ EXPORT int cuLaunchKernel(void *function, unsigned int grid_x, unsigned int grid
 	(void)shared_bytes, (void)extra;
 	if (!grid_x || !grid_y || grid_z != 1 || block_x != 128 || block_y != 1 || block_z != 1)
 		return KVT_CU_ERROR_INVALID_VALUE;
-	bytes = emulated_args_bytes(function);
+	bytes = standin_kernel_bytes(function);
 	item = item_make(ITEM_KERNEL, bytes);
 	item->kernel = function;
 	item->grid_x = grid_x;
