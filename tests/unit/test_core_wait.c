@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* BEGINs that wait for what another session computes: what scenarios through a daemon
+ * (tests/script/W*.kvt) cannot reach. */
+
+#include "tests/unit/core_world.h"
+
+#define SECOND 1000000000ull
+
+/* BEGIN with its keys where no other operation of the client puts any. */
+static struct answer begin_waiting(struct client *client, uint32_t space, struct keys keys,
+				   uint16_t flags, uint32_t ttl_ms)
+{
+	uint32_t ps = client->world->ps, pages = (keys.n + ps - 1) / ps;
+	struct kvt_sqe sqe = {
+		.op = KVT_OP_BEGIN,
+		.flags = flags,
+		.namespace_id = space,
+		.keys_offset = (uint32_t)client->keys_count / 2,
+		.n_keys = keys.n,
+		.list_offset = (uint32_t)client->list_count / 2,
+		.list_capacity = pages,
+		.ttl_ms = ttl_ms,
+	};
+
+	memcpy(client->keys + sqe.keys_offset, keys.at, keys.n * sizeof(uint32_t));
+	return submit(client, &sqe);
+}
+
+static struct answer waiting(struct client *client, uint32_t space, struct keys keys)
+{
+	struct answer answer = begin_waiting(client, space, keys, KVT_F_WAIT, 1000);
+
+	assert_true(answer.deferred);
+	return answer;
+}
+
+static void end_lease(struct client *client, const struct kvt_cqe *cqe)
+{
+	struct kvt_sqe sqe = { .op = KVT_OP_END, .fence_slot = KVT_FENCE_IDLE, .node = cqe->lease,
+			       .generation = cqe->lease_generation };
+
+	expect_ok(submit(client, &sqe));
+}
+
+static void expect_begun(const struct world *w, uint32_t i, uint32_t matched, uint32_t flags)
+{
+	assert_true(i < w->n_done);
+	assert_int_equal(w->done[i].result, 0);
+	assert_int_not_equal(w->done[i].lease, 0);
+	assert_int_equal(w->done[i].a, matched);
+	assert_int_equal(w->done[i].flags, KVT_CQE_DEFERRED | flags);
+}
+
+static void who_waited_goes_before_whatever_could_evict_it(void **state)
+{
+	struct world *w = world_small(4, 10);
+	struct client *a = client_new(w), *b = client_new(w), *c = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct seq *seq = begin(a, ns, range(1, 16), 0, 0);
+	struct answer answer;
+
+	(void)state;
+	space_open(b, "ns");
+	waiting(b, ns, range(1, 16));
+	expect_ok(end_commit(seq, 16, NO_KEYS, KVT_F_COMMIT));
+	assert_int_equal(w->n_done, 0);
+	/* Nobody has looked at the waiter since. This one wants every page there is. */
+	answer = alloc(c, 9);
+	expect_refused(answer, -ENOSPC, KVT_REASON_ALL_LOCKED);
+	assert_int_equal(w->n_done, 1);
+	expect_begun(w, 0, 16, 0);
+	assert_true(w->done[0].seq < answer.cqe.seq);
+	expect_pages(w, 4, 1, 4);
+	end_lease(b, &w->done[0]);
+	world_free(w);
+}
+
+static void a_hint_that_is_wrong_changes_nothing(void **state)
+{
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w), *b = client_new(w), *c = client_new(w);
+	uint32_t ns = space_open(a, "ns"), other;
+	struct seq *seq, *else_;
+
+	(void)state;
+	space_open(b, "ns");
+	space_open(c, "ns");
+	for (uint32_t wrong = 0; wrong < 3; wrong++) {
+		struct keys keys = range(1000 * wrong + 1, 1000 * wrong + 16);
+
+		seq = begin(a, ns, keys, 0, 0);
+		else_ = begin(c, ns, range(1000 * wrong + 500, 1000 * wrong + 507), 0, 0);
+		other = wrong == 0 ? KVT_NONE : wrong == 1 ? else_->lease : w->config.n_leases;
+		for (uint32_t i = 1; i < w->config.max_nodes; i++)
+			w->core->nodes[i].announcer = other;
+		waiting(b, ns, keys);
+		assert_int_equal(w->core->pending[w->core->first_waiter].lease, seq->lease);
+		expect_ok(commit(seq, 16, NO_KEYS, 0));
+		kvt_core_wake(w->core, w->now_ns);
+		expect_begun(w, wrong, 16, 0);
+		end_lease(b, &w->done[wrong]);
+		expect_ok(end(seq));
+		expect_ok(end(else_));
+	}
+	world_free(w);
+}
+
+static void a_successor_finds_who_waits(void **state)
+{
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w), *b = client_new(w), *c = client_new(w);
+	struct kvt_core_adoption adoption;
+	uint32_t ns = space_open(a, "ns");
+	struct seq *seq = begin(a, ns, range(1, 16), 0, 0);
+	char why[256];
+
+	(void)state;
+	space_open(b, "ns");
+	space_open(c, "ns");
+	waiting(b, ns, range(1, 16));
+	expect_refused(begin_waiting(c, ns, range(1, 16), KVT_F_NO_WAIT, 500), -EAGAIN,
+		       KVT_REASON_ANNOUNCED);
+	assert_int_equal(world_adopt(w, &adoption, why, sizeof(why)), 0);
+	assert_int_equal(adoption.waiting, 2);
+	kvt_core_wake(w->core, w->now_ns);
+	assert_int_equal(w->n_done, 0);
+	expect_ok(commit(seq, 8, NO_KEYS, KVT_F_CHUNKED));
+	/* The time goes on while nobody is there. */
+	assert_int_equal(world_adopt(w, &adoption, why, sizeof(why)), 0);
+	w->now_ns += SECOND / 2;
+	kvt_core_wake(w->core, w->now_ns);
+	assert_int_equal(w->n_done, 2);
+	assert_int_equal(w->done[0].flags, KVT_CQE_DEFERRED | KVT_CQE_ASYNC);
+	assert_int_equal(w->done[0].c, KVT_NOTICE_DEADLINE);
+	assert_int_equal(w->done[0].a, 8);
+	/* The owner is late now, also for who waited for it before. */
+	expect_begun(w, 1, 8, KVT_CQE_TAKEOVER);
+	assert_int_equal(counters(w)->deadline_misses, 1);
+	assert_int_equal(counters(w)->takeovers, 1);
+	world_free(w);
+}
+
+static void a_late_owner_is_let_go_by_all(void **state)
+{
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w), *b = client_new(w), *c = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct seq *seq = begin(a, ns, range(1, 16), 0, 0);
+
+	(void)state;
+	space_open(b, "ns");
+	space_open(c, "ns");
+	assert_true(begin_waiting(b, ns, range(1, 16), KVT_F_WAIT, 2000).deferred);
+	expect_refused(begin_waiting(c, ns, range(1, 16), KVT_F_NO_WAIT, 500), -EAGAIN,
+		       KVT_REASON_ANNOUNCED);
+	assert_int_equal(kvt_core_next_expiry_ns(w->core), w->now_ns + SECOND / 2);
+	w->now_ns += SECOND / 2;
+	kvt_core_wake(w->core, w->now_ns);
+	/* The notice made the owner late; b, which came first and could wait longer, goes on. */
+	assert_int_equal(w->n_done, 2);
+	assert_int_equal(w->done[0].c, KVT_NOTICE_DEADLINE);
+	expect_begun(w, 1, 0, KVT_CQE_TAKEOVER);
+	assert_int_equal(w->done[1].c, 16); /* announced by a, and shared */
+	assert_int_equal(kvt_core_next_expiry_ns(w->core), UINT64_MAX);
+	end_lease(b, &w->done[1]);
+	expect_ok(end(seq));
+	world_free(w);
+}
+
+static void three_that_would_wait_in_a_circle_do_not(void **state)
+{
+	struct world *w = world_small(4, 100);
+	struct client *clients[3];
+	struct seq *seqs[3];
+	struct answer answer;
+	uint32_t ns = 0;
+
+	(void)state;
+	for (uint32_t i = 0; i < 3; i++) {
+		clients[i] = client_new(w);
+		ns = space_open(clients[i], "ns");
+		seqs[i] = begin(clients[i], ns, range(100 * i + 1, 100 * i + 16), 0, 0);
+	}
+	waiting(clients[0], ns, range(101, 116));
+	waiting(clients[1], ns, range(201, 216));
+	answer = begin_waiting(clients[2], ns, range(1, 16), KVT_F_WAIT, 1000);
+	expect_ok(answer);
+	assert_int_equal(answer.announced, 16);
+	assert_int_equal(answer.cqe.flags, 0);
+	end_lease(clients[2], &answer.cqe);
+	/* A notice holds up nobody, so it closes no circle. */
+	expect_refused(begin_waiting(clients[2], ns, range(1, 16), KVT_F_NO_WAIT, 1000), -EAGAIN,
+		       KVT_REASON_ANNOUNCED);
+	expect_ok(commit(seqs[2], 16, NO_KEYS, 0));
+	kvt_core_wake(w->core, w->now_ns);
+	expect_begun(w, 0, 16, 0);
+	/* The circle is open again. */
+	end_lease(clients[1], &w->done[0]);
+	expect_ok(commit(seqs[1], 16, NO_KEYS, 0));
+	kvt_core_wake(w->core, w->now_ns);
+	expect_begun(w, 1, 16, 0);
+	world_free(w);
+}
+
+static void without_a_place_to_wait_in_it_begins(void **state)
+{
+	struct world *w = world_new((struct kvt_core_config){ .page_size = 4, .n_pages = 60,
+							      .n_pending = 1 });
+	struct client *a = client_new(w), *b = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct seq *seq = begin(a, ns, range(1, 16), 0, 0);
+	struct answer answer;
+
+	(void)state;
+	space_open(b, "ns");
+	kvt_core_let_wait(w->core, false);
+	answer = begin_waiting(b, ns, range(1, 16), KVT_F_NO_WAIT, 1000);
+	expect_ok(answer);
+	assert_int_equal(answer.cqe.flags, KVT_CQE_NO_PLACE);
+	end_lease(b, &answer.cqe);
+	kvt_core_let_wait(w->core, true);
+	fence(a, 0, 1);
+	assert_true(commit(seq, 16, NO_KEYS, 0).deferred);
+	answer = begin_waiting(b, ns, range(1, 16), KVT_F_WAIT, 1000);
+	expect_ok(answer);
+	assert_int_equal(answer.cqe.flags, KVT_CQE_NO_PLACE);
+	end_lease(b, &answer.cqe);
+	raise_fence(a, 0, 1);
+	world_free(w);
+}
+
+static void what_waits_for_its_fence_is_not_sealed(void **state)
+{
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w), *b = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct seq *seq = begin(a, ns, range(1, 16), 0, 0);
+
+	(void)state;
+	space_open(b, "ns");
+	fence(a, 0, 1);
+	assert_true(commit(seq, 16, NO_KEYS, 0).deferred);
+	waiting(b, ns, range(1, 16));
+	kvt_core_wake(w->core, w->now_ns);
+	assert_int_equal(w->n_done, 0);
+	raise_fence(a, 0, 1);
+	kvt_core_wake(w->core, w->now_ns);
+	assert_int_equal(w->n_done, 2); /* the COMMIT, then the BEGIN */
+	expect_begun(w, 1, 16, 0);
+	end_lease(b, &w->done[1]);
+	expect_ok(end(seq));
+	world_free(w);
+}
+
+static void it_goes_on_to_wait_for_who_announced_more(void **state)
+{
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w), *b = client_new(w), *c = client_new(w);
+	uint32_t ns = space_open(a, "ns"), waits;
+	struct seq *first = begin(a, ns, range(1, 16), 0, 0), *second;
+
+	(void)state;
+	space_open(b, "ns");
+	space_open(c, "ns");
+	waiting(c, ns, range(1, 40));
+	second = begin(b, ns, range(1, 32), 0, 0);
+	assert_int_equal(w->core->pending[w->core->first_waiter].lease, first->lease);
+	expect_ok(commit(first, 16, NO_KEYS, 0));
+	kvt_core_wake(w->core, w->now_ns);
+	assert_int_equal(w->n_done, 0);
+	assert_int_equal(w->core->pending[w->core->first_waiter].lease, second->lease);
+	waits = (uint32_t)counters(w)->waits;
+	assert_int_equal(waits, 1);
+	expect_ok(commit(second, 32, NO_KEYS, 0));
+	kvt_core_wake(w->core, w->now_ns);
+	expect_begun(w, 0, 32, 0);
+	assert_int_equal(counters(w)->coalesced_positions, 32);
+	end_lease(c, &w->done[0]);
+	expect_ok(end(first));
+	expect_ok(end(second));
+	world_free(w);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(who_waited_goes_before_whatever_could_evict_it),
+		cmocka_unit_test(a_hint_that_is_wrong_changes_nothing),
+		cmocka_unit_test(a_successor_finds_who_waits),
+		cmocka_unit_test(a_late_owner_is_let_go_by_all),
+		cmocka_unit_test(three_that_would_wait_in_a_circle_do_not),
+		cmocka_unit_test(without_a_place_to_wait_in_it_begins),
+		cmocka_unit_test(what_waits_for_its_fence_is_not_sealed),
+		cmocka_unit_test(it_goes_on_to_wait_for_who_announced_more),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
