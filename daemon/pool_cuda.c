@@ -459,7 +459,7 @@ static int slab_unit(struct cuda_state *state, uint64_t *ret_unit, char *why, si
 
 static int make_slabs(struct kvt_pool *pool, struct cuda_state *state, char *why, size_t why_size)
 {
-	uint64_t need = pool->n_pages * pool->page_bytes, unit;
+	uint64_t need = pool->n_pages * pool->page_bytes, unit = BLOCK_BYTES;
 	int rc = ask_memory(state, why, why_size);
 
 	if (!rc)
