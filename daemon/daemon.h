@@ -38,6 +38,7 @@
 enum kvt_tag_kind {
 	KVT_TAG_NONE = 0, /* answers of withdrawals */
 	KVT_TAG_ACCEPT,
+	KVT_TAG_QUEUE, /* somebody waits in the queue of an inherited socket */
 	KVT_TAG_SIGNAL,
 	KVT_TAG_CONNECTION,
 	KVT_TAG_DOORBELL,
@@ -195,6 +196,7 @@ struct kvt_daemon {
 	char admin_group[KVT_CONFIG_TEXT_BYTES]; /* the name that admin_gid is of */
 	uint64_t started_ns, drain_until_ns, accept_again_ns;
 	uint64_t watchdog_at_ns, status_at_ns;
+	uint64_t queue_until_ns; /* how long an inherited socket is watched doubly */
 	struct kvt_log_rates client_log;
 	char status_text[160]; /* what the service manager was told last */
 	uint8_t *message; /* KVT_MESSAGE_MAX bytes in, and as many out */
@@ -256,6 +258,8 @@ void kvt_adopt_say_gone(struct kvt_daemon *daemon);
 /* ---- turn.c */
 
 void kvt_daemon_run(struct kvt_daemon *daemon);
+/** Look at the queue of a socket that a predecessor listened on, too. */
+void kvt_daemon_watch_queue(struct kvt_daemon *daemon);
 /** Read the clocks now. */
 void kvt_daemon_clock(struct kvt_daemon *daemon);
 /** Core hook: a deferred operation took effect. */

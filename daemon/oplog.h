@@ -19,8 +19,8 @@
  *
  * A successor appends to its predecessor's file: a head without a body tells the reader that
  * numbers start from zero again. What the predecessor wrote of an effect that was rolled back is
- * cut off first; where that begins is known from the log's tail, a few words in memory that outlives
- * the daemon.
+ * cut off first; where that begins is known from the log's tail, a few words in memory that
+ * outlives the daemon.
  *
  * Not thread-safe; one log has one writer. Nothing here is larger than memory: the writer buffers
  * KVT_OPLOG_BUFFER bytes, the reader holds one record.

@@ -2,6 +2,7 @@
 #include "daemon/park.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -153,6 +154,7 @@ int kvt_parcels_take_listen(struct kvt_parcels *parcels, int *ret_fd, bool *ret_
 			 "SEQPACKET: use ListenSequentialPacket=");
 		return -EINVAL;
 	}
+	fcntl(found->fd, F_SETFL, O_NONBLOCK);
 	*ret_fd = found->fd;
 	*ret_own = kvt_parcel_kind(found->name) == KVT_PARCEL_LISTEN;
 	found->fd = -1;

@@ -31,6 +31,7 @@
 #define CLOCK_INTERVAL_US 5
 #define COMPACT_AFTER_US 50
 #define ORPHAN_AGE_S 600
+#define WATCH_QUEUE_NS 30000000000ull
 #define TEST_CLOCK_START_NS 1000000000ull
 
 /* ---- limits of the process */
@@ -697,6 +698,10 @@ static int make_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	/* Messages that are sent before we accept carry their sender, too. */
 	setsockopt(daemon->listen_fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on));
 	kvt_loop_accept(&daemon->loop, daemon->listen_fd, kvt_tag(KVT_TAG_ACCEPT, 0, 0));
+	if (daemon->listen_kept || daemon->listen_passed) {
+		daemon->queue_until_ns = daemon->real_ns + WATCH_QUEUE_NS;
+		kvt_daemon_watch_queue(daemon);
+	}
 	return 0;
 }
 

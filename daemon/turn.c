@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
 #include <time.h>
 
@@ -327,6 +328,28 @@ static void handle_accept(struct kvt_daemon *daemon, const struct kvt_loop_event
 	daemon->next_timer_ns = 0;
 }
 
+/* Requests to accept are woken one for each connection, and a dead predecessor's, which the kernel
+ * has not yet withdrawn, may be that one: then the connection waits although nobody is busy. A poll
+ * is woken always, so for a while an inherited socket has both. */
+void kvt_daemon_watch_queue(struct kvt_daemon *daemon)
+{
+	if (daemon->real_ns < daemon->queue_until_ns && daemon->listen_fd >= 0)
+		kvt_loop_poll(&daemon->loop, daemon->listen_fd, POLLIN,
+			      kvt_tag(KVT_TAG_QUEUE, 0, 0));
+}
+
+static void empty_queue(struct kvt_daemon *daemon)
+{
+	int fd;
+
+	if (daemon->draining || daemon->listen_fd < 0)
+		return;
+	while ((fd = accept4(daemon->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0)
+		kvt_control_accepted(daemon, fd);
+	if (errno == EAGAIN) /* else the request to accept will say why */
+		kvt_daemon_watch_queue(daemon);
+}
+
 static void handle_event(struct kvt_daemon *daemon, const struct kvt_loop_event *event)
 {
 	uint32_t slot = event->tag >> 32 & 0xffffffu, generation = (uint32_t)event->tag;
@@ -338,6 +361,9 @@ static void handle_event(struct kvt_daemon *daemon, const struct kvt_loop_event 
 		break;
 	case KVT_TAG_ACCEPT:
 		handle_accept(daemon, event);
+		break;
+	case KVT_TAG_QUEUE:
+		empty_queue(daemon);
 		break;
 	case KVT_TAG_SIGNAL:
 		kvt_signal_handle(daemon);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A daemon under `kvtrunkd --supervise` is killed, stopped, upgraded, taken over, or finds that what
- * it left cannot be used; its clients go on or are told why not. */
+/* A daemon under `kvtrunkd --supervise` is killed, stopped, upgraded, taken over, or finds that
+ * what it left cannot be used; its clients go on or are told why not. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
