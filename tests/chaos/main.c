@@ -359,6 +359,7 @@ int main(int argc, char **argv)
 	struct chaos chaos = { .options = {
 		.policy = "lru", .workers = 4, .n_pages = 4096, .page_size = 64, .page_bytes = 512,
 		.chunk = 256, .concurrency = 2, .n_namespaces = 2, .verify = true,
+		.coalesce_ms = 2000,
 	} };
 	uint64_t seconds = 60;
 	bool keep;

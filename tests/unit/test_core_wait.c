@@ -145,25 +145,33 @@ static void a_late_owner_is_let_go_by_all(void **state)
 {
 	struct world *w = world_small(4, 60);
 	struct client *a = client_new(w), *b = client_new(w), *c = client_new(w);
+	struct client *d = client_new(w);
 	uint32_t ns = space_open(a, "ns");
 	struct seq *seq = begin(a, ns, range(1, 16), 0, 0);
 
 	(void)state;
 	space_open(b, "ns");
 	space_open(c, "ns");
+	space_open(d, "ns");
 	assert_true(begin_waiting(b, ns, range(1, 16), KVT_F_WAIT, 2000).deferred);
 	expect_refused(begin_waiting(c, ns, range(1, 16), KVT_F_NO_WAIT, 500), -EAGAIN,
 		       KVT_REASON_ANNOUNCED);
+	assert_true(begin_waiting(d, ns, range(1, 16), KVT_F_WAIT, 3000).deferred);
 	assert_int_equal(kvt_core_next_expiry_ns(w->core), w->now_ns + SECOND / 2);
 	w->now_ns += SECOND / 2;
 	kvt_core_wake(w->core, w->now_ns);
-	/* The notice made the owner late; b, which came first and could wait longer, goes on. */
+	/* The notice made the owner late; b, which came first and could wait longer, goes on, and d,
+	 * which came last, waits for b. */
 	assert_int_equal(w->n_done, 2);
 	assert_int_equal(w->done[0].c, KVT_NOTICE_DEADLINE);
 	expect_begun(w, 1, 0, KVT_CQE_TAKEOVER);
 	assert_int_equal(w->done[1].c, 16); /* announced by a, and shared */
-	assert_int_equal(kvt_core_next_expiry_ns(w->core), UINT64_MAX);
+	assert_int_equal(w->core->pending[w->core->first_waiter].lease, w->done[1].lease);
+	assert_int_equal(kvt_core_next_expiry_ns(w->core), w->now_ns + 5 * SECOND / 2);
 	end_lease(b, &w->done[1]);
+	kvt_core_wake(w->core, w->now_ns);
+	expect_begun(w, 2, 0, KVT_CQE_TAKEOVER);
+	assert_int_equal(kvt_core_next_expiry_ns(w->core), UINT64_MAX);
 	expect_ok(end(seq));
 	world_free(w);
 }
@@ -282,6 +290,33 @@ static void it_goes_on_to_wait_for_who_announced_more(void **state)
 	world_free(w);
 }
 
+static void a_lease_record_that_is_used_again_is_another_lease(void **state)
+{
+	struct world *w = world_new((struct kvt_core_config){ .page_size = 4, .n_pages = 60,
+							      .n_leases = 2 });
+	struct client *a = client_new(w), *b = client_new(w), *c = client_new(w);
+	uint32_t ns = space_open(a, "ns"), record;
+	struct seq *seq = begin(a, ns, range(1, 16), 0, 0);
+	const struct kvt_pending_record *waiter;
+
+	(void)state;
+	space_open(b, "ns");
+	space_open(c, "ns");
+	waiting(b, ns, range(1, 16));
+	expect_refused(begin_waiting(c, ns, range(1, 16), KVT_F_NO_WAIT, 1000), -EAGAIN,
+		       KVT_REASON_ANNOUNCED);
+	begin(a, ns, range(101, 104), 0, 0); /* takes the other record */
+	record = seq->lease;
+	expect_ok(end(seq));
+	kvt_core_wake(w->core, w->now_ns);
+	expect_begun(w, 0, 0, KVT_CQE_TAKEOVER);
+	assert_int_equal(w->done[0].lease, record);
+	waiter = &w->core->pending[w->core->first_waiter];
+	assert_int_equal(waiter->lease, record);
+	assert_int_equal(waiter->lease_generation, w->done[0].lease_generation);
+	world_free(w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -293,6 +328,7 @@ int main(void)
 		cmocka_unit_test(without_a_place_to_wait_in_it_begins),
 		cmocka_unit_test(what_waits_for_its_fence_is_not_sealed),
 		cmocka_unit_test(it_goes_on_to_wait_for_who_announced_more),
+		cmocka_unit_test(a_lease_record_that_is_used_again_is_another_lease),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
