@@ -194,6 +194,7 @@ void bench_reclaim(struct bench_target *target, const struct bench_tree *tree);
 void bench_unix(const struct bench_options *options);
 void bench_evict(const struct bench_options *options);
 void bench_arena(void);
+void bench_rebuild(const struct bench_options *options);
 int bench_scenarios(void); /* flat against radix; 0 if all figures are as published */
 
 #endif

@@ -20,6 +20,7 @@ enum part {
 	PART_ARENA = 1u << 9,
 	PART_NODES = 1u << 10,
 	PART_SCENARIOS = 1u << 11,
+	PART_REBUILD = 1u << 12,
 };
 #define PARTS_ON_TREES                                                                            \
 	(PART_NOP | PART_MATCH | PART_PROBE | PART_CYCLE | PART_THROUGHPUT | PART_HAMMER |        \
@@ -40,6 +41,7 @@ static const struct {
 	{ "unix", PART_UNIX, "a unix socket's round trip, for comparison" },
 	{ "evict", PART_EVICT, "eviction, every policy, 1 K to 300 K leaves (in this process)" },
 	{ "arena", PART_ARENA, "bytes of metadata per position" },
+	{ "rebuild", PART_REBUILD, "a successor goes on from what a dead daemon left" },
 	{ "nodes", PART_NODES, "nodes per matched path after a replay" },
 	{ "flat-radix", PART_SCENARIOS, "the flat-versus-radix table (not part of the default)" },
 };
@@ -205,6 +207,8 @@ int main(int argc, char **argv)
 		bench_evict(&options);
 	if (wanted & PART_ARENA)
 		bench_arena();
+	if (wanted & PART_REBUILD)
+		bench_rebuild(&options);
 	bench_aims_print();
 	return rc;
 }
