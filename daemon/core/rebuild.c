@@ -381,13 +381,34 @@ static int rebuild_pages(struct kvt_core *core, struct kvt_doubt *doubt)
 
 /* ---- sessions, leases, what waits */
 
+/** Signs of an end do not come without it, and the end not without signs. */
+static bool signs_ok(const struct kvt_session_record *session)
+{
+	const uint32_t ends = KVT_SIGN_HANGUP | KVT_SIGN_EXITED, all = ends | KVT_SIGN_QUIET;
+
+	switch (session->state) {
+	case KVT_SESSION_FREE:
+		return session->signs == 0;
+	case KVT_SESSION_OPEN:
+		return !(session->signs & (ends | KVT_SIGN_CLOSED));
+	case KVT_SESSION_CLOSING:
+		return !(session->signs & ends);
+	case KVT_SESSION_DEAD:
+		return (session->signs & all) != all && !(session->signs & KVT_SIGN_FENCED);
+	default:
+		return true;
+	}
+}
+
 static int rebuild_sessions(struct kvt_core *core, struct kvt_doubt *doubt)
 {
 	for (uint32_t i = 1; i <= core->config.max_sessions; i++) {
 		struct kvt_session_record *session = &core->sessions[i];
 
-		if (session->state > KVT_SESSION_DEAD)
-			return kvt_doubt(doubt, "session %u is in state %u", i, session->state);
+		if (session->state > KVT_SESSION_DEAD || session->signs >= KVT_SIGN_CLOSED << 1 ||
+		    !signs_ok(session))
+			return kvt_doubt(doubt, "session %u is in state %u with signs %x", i,
+					 session->state, session->signs);
 		session->n_leases = session->n_private = session->n_quarantined = 0;
 		session->first_lease = session->first_page = KVT_NONE;
 		session->first_quarantined = KVT_NONE;
@@ -515,7 +536,9 @@ static int check_pending(struct kvt_core *core, struct kvt_doubt *doubt, uint32_
 				 "in", id, pending->session);
 	if (waiter ? pending->lease > core->config.n_leases || state != KVT_SESSION_OPEN :
 		     pending->lease != lease || lease > core->config.n_leases ||
-			     (lease && core->leases[lease].session != pending->session))
+			     (lease && (core->leases[lease].session != pending->session ||
+					core->leases[lease].generation !=
+						pending->sqe.generation)))
 		return kvt_doubt(doubt, "deferred operation %u is of lease %u", id,
 				 pending->lease);
 	if (pending->token == 0 || pending->token > core->ledger->seq)

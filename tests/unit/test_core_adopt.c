@@ -1,0 +1,584 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What a successor accepts and refuses. That it finds the right facts at every store is shown by
+ * tests/crash, that it goes on like its predecessor by test_core_rebuild.c and the simulation. */
+
+#include "tests/unit/core_world.h"
+
+#include <stdlib.h>
+
+/* A world with something of everything in it: a branching tree, locks, announced pages, kept
+ * duplicates, loose pages, a TTL, what waits, a dying session and one with quarantined pages. */
+static struct world *busy_world(void)
+{
+	struct world *w = world_new((struct kvt_core_config){
+		.page_size = 2, .n_pages = 80, .max_nodes = 40, .max_namespaces = 6,
+		.n_leases = 16, .n_pending = 8, .max_op_keys = 512 });
+	struct client *a = client_new(w), *b = client_new(w), *c = client_new(w);
+	uint32_t space = space_open(a, "one"), other = space_open(b, "two");
+	struct seq *first, *second;
+
+	space_open(b, "one");
+	space_open(c, "one");
+	insert(a, space, range(1, 20));
+	insert(a, space, join(range(1, 10), range(50, 58)));
+	a->ttl_ms = 50000;
+	insert_flags(a, space, join(range(1, 4), range(70, 75)), KVT_F_TTL);
+	a->ttl_ms = 0;
+	match_lock(b, space, range(1, 14));
+	first = begin(a, space, join(range(1, 20), range(30, 40)), 6, 0);
+	second = begin(b, space, join(range(1, 20), range(30, 40)), 6, 0);
+	commit(first, 26, NO_KEYS, KVT_F_CHUNKED);
+	commit(second, 24, NO_KEYS, KVT_F_CHUNKED | KVT_F_KEEP);
+	begin(a, other + 1 < 6 ? space : other, range(200, 207), 2, 0);
+	alloc(b, 3);
+	alloc(c, 4);
+	begin(c, space, range(300, 309), 0, 0);
+	fence(a, 2, 7);
+	end(first);
+	fence(b, 3, 9);
+	give(b, NULL, 0);
+	client_dies(c, KVT_SIGN_EXITED);
+	remove_prefix(b, space, head(range(1, 12), 12));
+	w->quick = true;
+	return w;
+}
+
+static int adopt(struct world *w, char *why, size_t why_size)
+{
+	why[0] = '\0';
+	return world_adopt(w, NULL, why, why_size);
+}
+
+/* ---- what is of somebody else */
+
+static void *arena_field(struct world *w, size_t offset)
+{
+	return (char *)w->arena + offset;
+}
+
+static void refuses_what_is_of_another_build_model_or_boot(void **state)
+{
+	const struct {
+		size_t offset;
+		bool ledger;
+		const char *names;
+	} fields[] = {
+		{ offsetof(struct kvt_arena_header, magic), false, "magic" },
+		{ offsetof(struct kvt_arena_header, abi_major), false, "build" },
+		{ offsetof(struct kvt_arena_header, layout), false, "build" },
+		{ offsetof(struct kvt_arena_header, header_bytes), false, "build" },
+		{ offsetof(struct kvt_arena_header, object_bytes), false, "size of the arena" },
+		{ offsetof(struct kvt_arena_header, instance), false, "instance" },
+		{ offsetof(struct kvt_arena_header, page_size), false, "page_size" },
+		{ offsetof(struct kvt_arena_header, n_pages), false, "n_pages" },
+		{ offsetof(struct kvt_arena_header, max_nodes), false, "max_nodes" },
+		{ offsetof(struct kvt_arena_header, sections), false, "sections" },
+		{ offsetof(struct kvt_arena_header, fingerprint), false, "fingerprint" },
+		{ offsetof(struct kvt_ledger_header, magic), true, "magic" },
+		{ offsetof(struct kvt_ledger_header, layout), true, "build" },
+		{ offsetof(struct kvt_ledger_header, boot_id), true, "boot id" },
+		{ offsetof(struct kvt_ledger_header, max_sessions), true, "max_sessions" },
+		{ offsetof(struct kvt_ledger_header, n_leases), true, "total_leases" },
+		{ offsetof(struct kvt_ledger_header, sections), true, "sections" },
+	};
+	struct world *w = busy_world();
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+		char *byte = (char *)(fields[i].ledger ? w->ledger : w->arena) + fields[i].offset;
+		char why[256];
+
+		*byte ^= 1;
+		memcpy(w->arena_before, w->arena, w->sizes.arena_bytes);
+		memcpy(w->ledger_before, w->ledger, w->sizes.ledger_bytes);
+		assert_int_equal(adopt(w, why, sizeof(why)), -ESTALE);
+		if (!strstr(why, fields[i].names))
+			fail_msg("expected a word of %s: %s", fields[i].names, why);
+		assert_memory_equal(w->arena, w->arena_before, w->sizes.arena_bytes);
+		assert_memory_equal(w->ledger, w->ledger_before, w->sizes.ledger_bytes);
+		*byte ^= 1;
+	}
+	world_free(w);
+}
+
+static void refuses_what_was_never_ready_and_what_has_ended(void **state)
+{
+	struct world *w = busy_world();
+	char why[256];
+
+	(void)state;
+	kvt_core_publish(w->core, KVT_ARENA_STARTING);
+	assert_int_equal(adopt(w, why, sizeof(why)), -ESTALE);
+	assert_non_null(strstr(why, "before it was ready"));
+	kvt_core_publish(w->core, KVT_ARENA_GONE);
+	assert_int_equal(adopt(w, why, sizeof(why)), -ESTALE);
+	assert_non_null(strstr(why, "has ended"));
+	kvt_core_publish(w->core, KVT_ARENA_DRAINING);
+	assert_int_equal(adopt(w, why, sizeof(why)), 0);
+	world_free(w);
+}
+
+static void another_policy_and_other_limits_are_no_other_geometry(void **state)
+{
+	struct world *w = busy_world();
+	char why[256];
+
+	(void)state;
+	w->config.policy = KVT_POLICY_LFU;
+	w->config.max_leases = 3;
+	assert_int_equal(adopt(w, why, sizeof(why)), 0);
+	world_audit(w);
+	assert_int_equal(kvt_core_arena(w->core)->policy, KVT_POLICY_LFU);
+	assert_int_equal(kvt_core_arena(w->core)->generation, 2);
+	world_free(w);
+}
+
+/* ---- what contradicts itself */
+
+static void expect_doubt(struct world *w, uint32_t *fact, uint32_t value, const char *word)
+{
+	uint32_t keep = *fact;
+	uint64_t mutation = *(uint64_t *)arena_field(w, offsetof(struct kvt_arena_header,
+								 mutation));
+	char why[256];
+	int error;
+
+	memcpy(w->arena_before, w->arena, w->sizes.arena_bytes);
+	memcpy(w->ledger_before, w->ledger, w->sizes.ledger_bytes);
+	assert_int_not_equal(keep, value);
+	*fact = value;
+	error = adopt(w, why, sizeof(why));
+	if (error != -EUCLEAN || !strstr(why, word))
+		fail_msg("expected a doubt with a word of %s: %d, %s", word, error, why);
+	assert_int_not_equal(mutation, kvt_core_arena(w->core)->mutation);
+	memcpy(w->arena, w->arena_before, w->sizes.arena_bytes);
+	memcpy(w->ledger, w->ledger_before, w->sizes.ledger_bytes);
+	*fact = keep;
+}
+
+static uint32_t some_node(const struct world *w, bool locked)
+{
+	for (uint32_t id = 1; id < w->config.max_nodes; id++)
+		if ((w->core->nodes[id].flags & (KVT_NODE_LIVE | KVT_NODE_ROOT |
+						 KVT_NODE_DETACHED)) == KVT_NODE_LIVE &&
+		    (w->core->nodes[id].lock_ref > 0) == locked &&
+		    !(w->core->nodes[w->core->nodes[id].parent].flags & KVT_NODE_ROOT))
+			return id;
+	fail_msg("no such node");
+	return 0;
+}
+
+static void doubts_nodes_that_contradict(void **state)
+{
+	struct world *w = busy_world();
+	uint32_t id = some_node(w, true);
+	struct kvt_node *node = &w->core->nodes[id];
+
+	(void)state;
+	expect_doubt(w, &node->parent, id, "go on where");
+	expect_doubt(w, &node->parent, 39, "free");
+	expect_doubt(w, &node->parent, 4000000000u, "free");
+	expect_doubt(w, &node->first_slot, w->core->nodes[node->parent].first_slot, "begin at");
+	expect_doubt(w, &node->first_slot, w->core->nodes[node->parent].first_slot + 1, "overlap");
+	expect_doubt(w, &node->n_slots, 4000000000u, "beyond");
+	expect_doubt(w, &node->n_slots, 0, "impossible run");
+	expect_doubt(w, &node->sealed, node->n_slots + 1, "impossible run");
+	expect_doubt(w, &node->start, node->start + 1, "go on where");
+	expect_doubt(w, &node->namespace_id, 0, "no namespace");
+	expect_doubt(w, &node->namespace_id, 5, "not in use");
+	expect_doubt(w, &node->flags, node->flags | 1u << 20, "flags");
+	expect_doubt(w, &node->flags, 0, "");
+	expect_doubt(w, (uint32_t *)&node->touched + 1, 1, "future");
+	world_free(w);
+}
+
+static void doubts_pages_that_contradict(void **state)
+{
+	struct world *w = busy_world();
+	const struct kvt_node *node = &w->core->nodes[some_node(w, true)];
+	uint32_t *slots = w->core->slot_pages + node->first_slot, page = slots[0];
+	uint32_t lease = 1;
+
+	(void)state;
+	while (w->core->leases[lease].kind != KVT_LEASE_BEGIN ||
+	       w->core->leases[lease].n_private < 2)
+		lease++;
+	assert_true(node->sealed > 0);
+	expect_doubt(w, &slots[0], 0, "names page");
+	expect_doubt(w, &slots[0], 4000000000u, "names page");
+	expect_doubt(w, &w->core->owners[page].session, 1, "names page");
+	expect_doubt(w, &w->core->leases[lease].first_page, page, "lists page");
+	expect_doubt(w, &w->core->leases[lease].first_page, 4000000000u, "lists page");
+	page = w->core->leases[lease].first_page;
+	expect_doubt(w, &w->core->owners[page].next, page, "lists page");
+	expect_doubt(w, &w->core->owners[page].session, 0, "lists page");
+	expect_doubt(w, &w->core->owners[page].lease, 0, "lists page");
+	expect_doubt(w, &w->core->owners[page].next, 0, "its lease");
+	world_free(w);
+}
+
+static void doubts_ledger_records_that_contradict(void **state)
+{
+	struct world *w = busy_world();
+	uint32_t lease = 1, pending = 1;
+
+	(void)state;
+	while (w->core->leases[lease].kind != KVT_LEASE_BEGIN || !w->core->leases[lease].node)
+		lease++;
+	while (!w->core->pending[pending].session)
+		pending++;
+	expect_doubt(w, &w->core->leases[lease].kind, 9, "kind");
+	expect_doubt(w, &w->core->leases[lease].session, 0, "no session");
+	expect_doubt(w, &w->core->leases[lease].session, 7, "holds none");
+	expect_doubt(w, &w->core->leases[lease].node, 4000000000u, "free");
+	expect_doubt(w, &w->core->leases[lease].node, 0, "");
+	expect_doubt(w, &w->core->leases[lease].known, 0, "");
+	expect_doubt(w, &w->core->leases[lease].done, 77, "");
+	expect_doubt(w, &w->core->sessions[1].state, 17, "state");
+	expect_doubt(w, &w->core->sessions[1].state, KVT_SESSION_FREE, "");
+	expect_doubt(w, &w->core->pending[pending].session, 4000000000u, "no session");
+	expect_doubt(w, &w->core->pending[pending].lease, 4000000000u, "of lease");
+	expect_doubt(w, (uint32_t *)&w->core->pending[pending].token + 1, 9, "token");
+	expect_doubt(w, (uint32_t *)&w->core->opened[3 * w->core->opened_words], 1u << 5,
+		     "");
+	world_free(w);
+}
+
+/* ---- chance: whatever is damaged, there is a doubt or a sound core */
+
+struct image {
+	char *arena, *ledger;
+	struct kvt_core_sizes sizes;
+	struct kvt_core_config config;
+};
+
+static char *keep(const void *memory, uint64_t bytes)
+{
+	char *copy = aligned_alloc(KVT_LINE, (bytes + KVT_LINE - 1) / KVT_LINE * KVT_LINE);
+
+	assert_non_null(copy);
+	memcpy(copy, memory, bytes);
+	return copy;
+}
+
+static void print_finding(void *context, const char *text)
+{
+	(void)context;
+	print_error("audit: %s\n", text);
+}
+
+static uint32_t area[1024], answers[1024];
+static struct kvt_fence_word raised[KVT_FENCE_WORDS];
+
+static void operate(struct kvt_core *core, uint32_t session, struct kvt_sqe sqe)
+{
+	struct kvt_cqe cqe;
+
+	sqe.fence_slot = KVT_FENCE_IDLE;
+	sqe.list_capacity = sqe.op == KVT_OP_END ? 0 : 1024;
+	kvt_core_execute(core, session, &sqe, 2000000, &cqe);
+	assert_true(kvt_core_counters_ok(core));
+}
+
+static void operate_on_lease(struct kvt_core *core, uint32_t session, uint32_t id)
+{
+	const struct kvt_lease_record *lease = &core->leases[id];
+	struct kvt_sqe sqe = { .node = id, .generation = lease->generation };
+
+	if (lease->session != session || lease->kind != KVT_LEASE_BEGIN)
+		return;
+	sqe.op = KVT_OP_EXTEND;
+	sqe.arg = 2;
+	operate(core, session, sqe);
+	sqe.op = KVT_OP_COMMIT;
+	sqe.arg = lease->known;
+	sqe.n_keys = 3;
+	operate(core, session, sqe);
+	sqe.op = KVT_OP_END;
+	sqe.arg = sqe.n_keys = 0;
+	operate(core, session, sqe);
+}
+
+/** Whoever lives works a little. */
+static void work_a_little(struct kvt_core *core)
+{
+	struct kvt_core_view view = { area, 1024, answers, 1024, raised };
+
+	for (uint32_t i = 0; i < 1024; i++)
+		area[i] = i + 1;
+	for (uint32_t i = 0; i < KVT_FENCE_WORDS; i++)
+		raised[i].value = UINT64_MAX;
+	for (uint32_t i = 1; i <= core->config.max_sessions; i++) {
+		if (core->sessions[i].state != KVT_SESSION_OPEN &&
+		    core->sessions[i].state != KVT_SESSION_CLOSING)
+			continue;
+		kvt_core_session_attach(core, i, &view);
+		kvt_core_poll(core, i, 2000000);
+		for (uint32_t lease = 1; lease <= core->config.n_leases; lease++)
+			operate_on_lease(core, i, lease);
+		for (uint32_t space = 1; space < core->config.max_namespaces; space++) {
+			operate(core, i, (struct kvt_sqe){ .op = KVT_OP_MATCH, .n_keys = 40,
+							   .namespace_id = space });
+			operate(core, i, (struct kvt_sqe){ .op = KVT_OP_BEGIN, .n_keys = 30 + i,
+							   .namespace_id = space, .arg = 5 });
+		}
+		operate(core, i, (struct kvt_sqe){ .op = KVT_OP_ALLOC, .arg = 6 });
+	}
+	assert_int_equal(kvt_core_audit(core, print_finding, NULL), 0);
+}
+
+/** It was adopted: then all can end in order. */
+static void end_everything(struct kvt_core *core)
+{
+	uint32_t all = KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET;
+	uint32_t turns = 0;
+
+	assert_int_equal(kvt_core_audit(core, print_finding, NULL), 0);
+	for (uint32_t i = 1; i <= core->config.max_sessions; i++)
+		kvt_core_session_sign(core, i, all, 2000000);
+	while (kvt_core_work(core, 64, true, 2000000))
+		assert_in_range(++turns, 1, 10000);
+	assert_int_equal(kvt_core_audit(core, print_finding, NULL), 0);
+	kvt_core_evict(core, UINT32_MAX, 2000000);
+	while (kvt_core_work(core, 64, true, UINT64_MAX - 1))
+		assert_in_range(++turns, 1, 20000);
+	assert_int_equal(kvt_core_audit(core, print_finding, NULL), 0);
+	assert_int_equal(kvt_core_counters(core)->free_pages, core->config.n_pages - 1);
+}
+
+/** One word of some record becomes something that could stand there, or nonsense. */
+static void damage(const struct image *image, char *arena, char *ledger, uint64_t *random)
+{
+	bool in_arena = next_random(random) % 2;
+	const struct kvt_section *sections =
+		in_arena ? ((struct kvt_arena_header *)image->arena)->sections :
+			   ((struct kvt_ledger_header *)image->ledger)->sections;
+	const struct kvt_section *s =
+		&sections[next_random(random) %
+			  (in_arena ? KVT_ARENA_SECTIONS : KVT_LEDGER_SECTIONS)];
+	uint64_t most = s->id == KVT_LSECTION_UNDO && !in_arena ? 4096 : s->bytes;
+	uint32_t *words = (uint32_t *)((in_arena ? arena : ledger) + s->offset);
+	uint32_t *word = &words[next_random(random) % (most / 4)];
+
+	switch (next_random(random) % 6) {
+	case 0:
+		*word ^= 1u << next_random(random) % 32;
+		break;
+	case 1:
+		*word = next_random(random) % 2 ? 0 : UINT32_MAX;
+		break;
+	case 2:
+		*word += next_random(random) % 2 ? 1 : UINT32_MAX;
+		break;
+	case 3:
+		*word = words[next_random(random) % (most / 4)];
+		break;
+	case 4:
+		*word = next_random(random) % 80;
+		break;
+	default: /* the same field of another record */
+		if (s->entry_bytes >= 4)
+			*word = words[((uint64_t)(word - words) +
+				       s->entry_bytes / 4 * (next_random(random) % 20)) %
+				      (most / 4)];
+	}
+}
+
+static uint32_t damage_often(const struct image *image, uint32_t rounds, uint64_t seed)
+{
+	char *arena = keep(image->arena, image->sizes.arena_bytes);
+	char *ledger = keep(image->ledger, image->sizes.ledger_bytes);
+	char *scratch = keep(image->ledger, 0);
+	uint32_t adopted = 0;
+
+	free(scratch);
+	scratch = aligned_alloc(KVT_LINE, (image->sizes.scratch_bytes + KVT_LINE) / KVT_LINE *
+						  KVT_LINE);
+	for (uint32_t round = 0; round < rounds; round++) {
+		uint64_t random = seed + round * 977ull;
+		struct kvt_core *core;
+		char why[256] = "";
+		int error;
+
+		memcpy(arena, image->arena, image->sizes.arena_bytes);
+		memcpy(ledger, image->ledger, image->sizes.ledger_bytes);
+		memset(scratch, 0, image->sizes.scratch_bytes);
+		for (uint32_t n = 1 + next_random(&random) % 3; n > 0; n--)
+			damage(image, arena, ledger, &random);
+		error = kvt_core_adopt(&core, &image->config, arena, ledger, scratch, NULL, 2000000,
+				       NULL, why, sizeof(why));
+		if (error) {
+			assert_int_equal(error, -EUCLEAN);
+			assert_true(why[0] != '\0');
+			continue;
+		}
+		adopted++;
+		if (round % 2)
+			work_a_little(core);
+		end_everything(core);
+	}
+	free(arena);
+	free(ledger);
+	free(scratch);
+	return adopted;
+}
+
+static void image_take(struct image *image, const struct world *w)
+{
+	image->config = w->config;
+	image->sizes = w->sizes;
+	image->arena = keep(w->arena, w->sizes.arena_bytes);
+	image->ledger = keep(w->ledger, w->sizes.ledger_bytes);
+}
+
+static void image_free(struct image *image)
+{
+	free(image->arena);
+	free(image->ledger);
+}
+
+static void any_damage_is_doubted_or_harmless(void **state)
+{
+	struct world *w = busy_world();
+	struct image image;
+	uint32_t adopted;
+
+	(void)state;
+	image_take(&image, w);
+	adopted = damage_often(&image, 20000, 1);
+	assert_in_range(adopted, 1000, 19000); /* neither all nor none of it matters */
+	image_free(&image);
+	world_free(w);
+}
+
+/* The moment before an effect ends: its log is full. */
+static struct image unfinished;
+static struct world *watched;
+static kvt_core_record_fn *record_before;
+
+static void take_unfinished(void *context, const struct kvt_record *record)
+{
+	if (!unfinished.arena)
+		image_take(&unfinished, watched);
+	record_before(context, record);
+}
+
+static void a_damaged_undo_log_is_doubted_or_harmless(void **state)
+{
+	struct world *w = busy_world();
+	struct client *a = &w->clients[0];
+
+	(void)state;
+	watched = w;
+	record_before = w->core->hooks.record;
+	w->core->hooks.record = take_unfinished;
+	begin(a, 1, range(400, 460), 4, 0); /* evicts, too */
+	w->core->hooks.record = record_before;
+	assert_non_null(unfinished.arena);
+	assert_int_equal(((struct kvt_arena_header *)unfinished.arena)->mutation & 1, 1);
+	assert_in_range(damage_often(&unfinished, 20000, 7), 1000, 19500);
+	image_free(&unfinished);
+	unfinished.arena = NULL;
+	world_free(w);
+}
+
+/* ---- what goes on */
+
+static void deferred_operations_wait_for_their_session_to_be_attached(void **state)
+{
+	struct world *w = world_small(2, 40);
+	struct kvt_core_hooks hooks = { 0 };
+	struct client *a = client_new(w);
+	uint32_t space = space_open(a, "one");
+	struct seq *seq = begin(a, space, range(1, 9), 0, 0);
+	struct kvt_core_view view;
+	char why[256] = "";
+
+	(void)state;
+	fence(a, 1, 5);
+	end(seq);
+	assert_int_equal(counters(w)->live_leases, 1);
+	view = (struct kvt_core_view){ a->keys, a->keys_count, a->list, a->list_count, a->fences };
+	hooks = w->core->hooks;
+	memset(w->scratch, 0, w->sizes.scratch_bytes);
+	assert_int_equal(kvt_core_adopt(&w->core, &w->config, w->arena, w->ledger, w->scratch,
+					&hooks, w->now_ns, NULL, why, sizeof(why)), 0);
+	kvt_store_release(&a->fences[1].value, 5);
+	assert_int_equal(kvt_core_poll(w->core, a->session, w->now_ns), 0);
+	assert_int_equal(counters(w)->live_leases, 1);
+	kvt_core_session_attach(w->core, a->session, &view);
+	assert_int_equal(kvt_core_poll(w->core, a->session, w->now_ns), 1);
+	assert_int_equal(counters(w)->live_leases, 0);
+	assert_int_equal(w->n_done, 1);
+	world_free(w);
+}
+
+static void a_session_counts_entries_and_completions(void **state)
+{
+	struct world *w = world_small(2, 40);
+	struct client *a = client_new(w);
+	const struct kvt_session_record *session = kvt_core_session(w->core, a->session);
+	struct answer last;
+
+	(void)state;
+	alloc(a, 1);
+	alloc(a, 99); /* refused */
+	assert_int_equal(session->sq_taken, 2);
+	assert_int_equal(session->cq_done, 2);
+	fence(a, 1, 5);
+	give(a, &session->first_page, 1);
+	assert_int_equal(session->sq_taken, 3);
+	assert_int_equal(session->cq_done, 2);
+	last = alloc(a, 2);
+	assert_int_equal(session->cq_done, 3);
+	assert_memory_equal(&session->last_cqe[2 & 1], &last.cqe, sizeof(last.cqe));
+	raise_fence(a, 1, 5);
+	assert_int_equal(session->sq_taken, 4);
+	assert_int_equal(session->cq_done, 4);
+	assert_memory_equal(&session->last_cqe[3 & 1], &w->done[0], sizeof(w->done[0]));
+	assert_memory_equal(&session->last_cqe[2 & 1], &last.cqe, sizeof(last.cqe));
+	world_free(w);
+}
+
+static void draining_refuses_what_would_begin_a_lease(void **state)
+{
+	struct world *w = world_small(2, 40);
+	struct client *a = client_new(w);
+	uint32_t space = space_open(a, "one");
+	struct seq *seq = begin(a, space, range(1, 9), 0, 0);
+	uint64_t violations = counters(w)->violations;
+
+	(void)state;
+	insert(a, space, range(20, 30));
+	kvt_core_drain(w->core, true, w->now_ns);
+	expect_refused(begin(a, space, range(1, 9), 0, 0)->a, -ESHUTDOWN, KVT_REASON_DRAINING);
+	expect_refused(match_lock(a, space, range(20, 30)), -ESHUTDOWN, KVT_REASON_DRAINING);
+	expect_ok(match(a, space, range(20, 30)));
+	expect_ok(insert(a, space, range(40, 44)));
+	expect_ok(commit(seq, 8, NO_KEYS, 0));
+	expect_ok(end(seq));
+	assert_int_equal(counters(w)->violations, violations);
+	kvt_core_drain(w->core, false, w->now_ns);
+	expect_ok(match_lock(a, space, range(20, 30)));
+	world_free(w);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(refuses_what_is_of_another_build_model_or_boot),
+		CASE(refuses_what_was_never_ready_and_what_has_ended),
+		CASE(another_policy_and_other_limits_are_no_other_geometry),
+		CASE(doubts_nodes_that_contradict),
+		CASE(doubts_pages_that_contradict),
+		CASE(doubts_ledger_records_that_contradict),
+		CASE(any_damage_is_doubted_or_harmless),
+		CASE(a_damaged_undo_log_is_doubted_or_harmless),
+		CASE(deferred_operations_wait_for_their_session_to_be_attached),
+		CASE(a_session_counts_entries_and_completions),
+		CASE(draining_refuses_what_would_begin_a_lease),
+	};
+
+	return RUN_CASES(tests);
+}
