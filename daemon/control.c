@@ -419,7 +419,7 @@ static void fill_welcome(const struct kvt_daemon *daemon,
 	welcome->flags = (connection->peer.privileged ? KVT_WELCOME_PRIVILEGED : 0u) |
 			 (config->disabled ? KVT_WELCOME_DISABLED : 0u) |
 			 (daemon->test_clock ? KVT_WELCOME_TEST_CLOCK : 0u) |
-			 (daemon->notify.store ? KVT_WELCOME_KEPT : 0u);
+			 (daemon->notify.store && daemon->pool.ops->adopt ? KVT_WELCOME_KEPT : 0u);
 	welcome->daemon_pid = getpid();
 	memcpy(welcome->fingerprint, config->fingerprint, sizeof(welcome->fingerprint));
 	welcome->geometry = daemon->plan.geometry;

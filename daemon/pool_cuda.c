@@ -6,8 +6,10 @@
  *             process's: it goes when the daemon does, and it is never freed before, because to
  *             free what others have open is undefined.
  *   cuda-vmm  cuMemCreate, and a descriptor that clients get with WELCOME. The memory lives as long
- *             as anybody holds a descriptor or a mapping; the daemon maps nothing itself, and lets
- *             go of the devices' contexts once it is made.
+ *             as anybody holds a descriptor or a mapping; the daemon maps it only to leave a mark
+ *             behind the pages, and lets go of the devices' contexts then. A successor takes the
+ *             memory up if it finds the mark: whether memory that only a descriptor holds keeps its
+ *             contents is the driver's to say, and doubt must not become a hit.
  *
  * All driver work is done at start: nothing here waits for a device while clients are served.
  */
@@ -28,6 +30,20 @@
 /* What cuMemAlloc rounds to for itself, and IPC shares in whole. */
 #define BLOCK_BYTES (2ull << 20)
 #define MPS_KNOWN_NS 1000000000ull /* for which it is not looked for again */
+
+/* At the end of a cuda-vmm slab. */
+struct mark {
+	uint64_t magic;
+	uint64_t page_bytes;
+	uint32_t n_pages;
+	uint32_t slab, n_slabs;
+	uint32_t reserved;
+	uint8_t uuid[16];
+	uint64_t hash; /* of all before it */
+	uint64_t reserved1;
+};
+_Static_assert(sizeof(struct mark) == 64, "mark");
+#define MARK_MAGIC 0x3130424c5354564bull /* "KVTSLB01" */
 
 struct cuda_slab {
 	int device;      /* of the driver; equal to the ordinal */
@@ -436,6 +452,67 @@ static int make_vmm(struct cuda_state *state, struct cuda_slab *slab, uint64_t b
 	return -ENOTSUP;
 }
 
+static struct mark mark_of(const struct kvt_pool *pool, const struct cuda_state *state, uint32_t i)
+{
+	struct mark mark = {
+		.magic = MARK_MAGIC,
+		.page_bytes = pool->page_bytes,
+		.n_pages = pool->n_pages,
+		.slab = i,
+		.n_slabs = state->n_slabs,
+		.hash = 0xcbf29ce484222325ull,
+	};
+
+	memcpy(mark.uuid, state->slabs[i].record.device_uuid, sizeof(mark.uuid));
+	for (const uint8_t *at = (const uint8_t *)&mark; at < (const uint8_t *)&mark.hash; at++)
+		mark.hash = (mark.hash ^ *at) * 0x100000001b3ull;
+	return mark;
+}
+
+/* Copy the mark from or to the end of the slab. Returns a CUresult. */
+static int copy_mark(struct cuda_state *state, const struct cuda_slab *slab, uint64_t bytes,
+		     struct mark *mark, bool write)
+{
+	const struct kvt_cu_driver *driver = &state->driver;
+	struct kvt_cu_access access = { { KVT_CU_LOCATION_DEVICE, slab->device },
+					KVT_CU_ACCESS_READ_WRITE };
+	uint64_t base, at;
+	int error = driver->vmm_reserve(&base, bytes, 0, 0, 0);
+
+	if (error)
+		return error;
+	at = base + bytes - sizeof(*mark);
+	error = driver->vmm_map(base, bytes, 0, slab->memory, 0);
+	if (!error) {
+		error = driver->vmm_access(base, bytes, &access, 1);
+		if (!error)
+			error = write ? driver->memory_upload(at, mark, sizeof(*mark), NULL)
+				      : driver->memory_download(mark, at, sizeof(*mark), NULL);
+		if (!error)
+			error = driver->stream_synchronize(NULL);
+		driver->vmm_unmap(base, bytes);
+	}
+	driver->vmm_unreserve(base, bytes);
+	return error;
+}
+
+static int leave_marks(const struct kvt_pool *pool, struct cuda_state *state, char *why,
+		       size_t why_size)
+{
+	for (uint32_t i = 0; i < state->n_slabs; i++) {
+		struct mark mark = mark_of(pool, state, i);
+		int error = enter(state, &state->slabs[i]);
+
+		if (!error) {
+			error = copy_mark(state, &state->slabs[i], pool->bytes, &mark, true);
+			leave(state);
+		}
+		if (error)
+			return fail(state, error, "memory was marked", why, why_size);
+	}
+	return 0;
+}
+
 /* The unit in which every device of the pool gives memory. */
 static int slab_unit(struct cuda_state *state, uint64_t *ret_unit, char *why, size_t why_size)
 {
@@ -457,22 +534,33 @@ static int slab_unit(struct cuda_state *state, uint64_t *ret_unit, char *why, si
 	return 0;
 }
 
-static int make_slabs(struct kvt_pool *pool, struct cuda_state *state, char *why, size_t why_size)
+/* Bytes of one slab, its mark included. */
+static int slab_bytes(const struct kvt_pool *pool, struct cuda_state *state, uint64_t *ret_bytes,
+		      char *why, size_t why_size)
 {
 	uint64_t need = pool->n_pages * pool->page_bytes, unit = BLOCK_BYTES;
+	int rc = slab_unit(state, &unit, why, why_size);
+
+	need += state->vmm ? sizeof(struct mark) : 0;
+	*ret_bytes = (need + unit - 1) / unit * unit;
+	return rc;
+}
+
+static int make_slabs(struct kvt_pool *pool, struct cuda_state *state, char *why, size_t why_size)
+{
+	uint64_t need = 0;
 	int rc = ask_memory(state, why, why_size);
 
 	if (!rc)
-		rc = slab_unit(state, &unit, why, why_size);
-	if (rc)
-		return rc;
-	need = (need + unit - 1) / unit * unit;
+		rc = slab_bytes(pool, state, &need, why, why_size);
 	for (uint32_t i = 0; !rc && i < state->n_slabs; i++)
 		rc = state->vmm ? make_vmm(state, &state->slabs[i], need, why, why_size)
 				: make_ipc(state, &state->slabs[i], need, why, why_size);
+	pool->bytes = need;
+	if (!rc && state->vmm)
+		rc = leave_marks(pool, state, why, why_size);
 	if (state->vmm)
 		release_contexts(state);
-	pool->bytes = need;
 	return rc;
 }
 
@@ -495,6 +583,67 @@ static int ipc_create(struct kvt_pool *pool, char *why, size_t why_size)
 static int vmm_create(struct kvt_pool *pool, char *why, size_t why_size)
 {
 	return create(pool, true, why, why_size);
+}
+
+/* One slab that a predecessor made, by its descriptor. */
+static int take_slab(const struct kvt_pool *pool, struct cuda_state *state, uint32_t i, char *why,
+		     size_t why_size)
+{
+	struct cuda_slab *slab = &state->slabs[i];
+	struct mark mark = mark_of(pool, state, i), found = { 0 };
+	int error = enter(state, slab);
+
+	if (!error) {
+		error = state->driver.vmm_import(&slab->memory, (void *)(intptr_t)slab->fd,
+						 KVT_CU_HANDLE_POSIX_FD);
+		slab->memory = error ? 0 : slab->memory;
+		if (!error)
+			error = copy_mark(state, slab, pool->bytes, &found, false);
+		leave(state);
+	}
+	if (!error && memcmp(&mark, &found, sizeof(mark)) == 0)
+		return 0;
+	snprintf(why, why_size, "slab %u that was left is not what these options make, or lost its "
+		 "contents%s%s", i, error ? ": " : "",
+		 error ? kvt_cu_text(&state->driver, error) : "");
+	return -ESTALE;
+}
+
+static int take_slabs(struct kvt_pool *pool, const int *fds, uint32_t n_fds, char *why,
+		      size_t why_size)
+{
+	struct cuda_state *state = pool->state;
+	int rc;
+
+	for (uint32_t i = 0; i < n_fds && i < KVT_MAX_SLABS; i++)
+		state->slabs[i].fd = fds[i];
+	if (n_fds != state->n_slabs) {
+		snprintf(why, why_size, "the pool that was left has %u slabs, and devices wants %u",
+			 n_fds, state->n_slabs);
+		for (uint32_t i = state->n_slabs; i < n_fds; i++)
+			close(fds[i]);
+		return -ESTALE;
+	}
+	rc = slab_bytes(pool, state, &pool->bytes, why, why_size);
+	for (uint32_t i = 0; !rc && i < state->n_slabs; i++)
+		rc = take_slab(pool, state, i, why, why_size);
+	release_contexts(state);
+	return rc;
+}
+
+static int vmm_adopt(struct kvt_pool *pool, const int *fds, uint32_t n_fds, char *why,
+		     size_t why_size)
+{
+	int rc = open_state(pool, true, why, why_size);
+
+	if (rc)
+		for (uint32_t i = 0; i < n_fds; i++)
+			close(fds[i]);
+	else
+		rc = take_slabs(pool, fds, n_fds, why, why_size);
+	if (rc)
+		cuda_destroy(pool);
+	return rc;
 }
 
 static int cuda_export(struct kvt_pool *pool, struct kvt_pool_export *ret_export)
@@ -617,6 +766,7 @@ const struct kvt_pool_backend_ops kvt_pool_cuda_vmm_ops = {
 	.backend = KVT_POOL_CUDA_VMM,
 	.free_bytes = vmm_free_bytes,
 	.create = vmm_create,
+	.adopt = vmm_adopt,
 	.export = cuda_export,
 	.quiesce = cuda_quiesce,
 	.destroy = cuda_destroy,

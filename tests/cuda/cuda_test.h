@@ -138,6 +138,17 @@ static inline int cuda_test_left_open(const struct cuda_test_devices *devices, i
 	return found;
 }
 
+/* The n-th call of the next process that loads the stand-in fails. */
+static inline void cuda_test_fail_others_at(const struct cuda_test_devices *devices, const char *n)
+{
+	char path[100];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/fail_at", devices->dir);
+	file = fopen(path, "we");
+	kvt_test_check(file && fputs(n, file) >= 0 && fclose(file) == 0);
+}
+
 /* A knob of the stand-in in this process: "stub_open", "stub_fail_at". */
 static inline int *cuda_test_knob(const char *name)
 {

@@ -285,7 +285,7 @@ static void what_a_host_lacks_is_named_with_its_cure(void **state)
 		{ "TRAITS", "no-vmm", "backend = cuda-vmm\n", "set backend = cuda-ipc" },
 		{ "TRAITS", "no-posix-fd", "backend = cuda-vmm\n", "set backend = cuda-ipc" },
 		{ "MEMORY", "4M", "backend = cuda-ipc\nn_pages = 8192\n", "no 8388608 bytes" },
-		{ "MEMORY", "4M", "backend = cuda-vmm\nn_pages = 8192\n", "no 8388608 bytes" },
+		{ "MEMORY", "4M", "backend = cuda-vmm\nn_pages = 8192\n", "no 10485760 bytes" },
 	};
 
 	(void)state;
@@ -801,6 +801,144 @@ static void mps_is_noticed(void **state)
 	stop();
 }
 
+/* ---- a daemon's successor */
+
+static void start_supervised(const char *config)
+{
+	const char *const supervised[] = { "--supervise", NULL };
+
+	kvt_test_daemon_prepare(&daemon_, config);
+	kvt_test_daemon_start(&daemon_, supervised);
+}
+
+/* Kill the supervisor's child and wait for the next one. */
+static void kill_daemon(void)
+{
+	char path[64];
+	int pid = 0;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)daemon_.pid,
+		 (int)daemon_.pid);
+	file = fopen(path, "re");
+	kvt_test_check(file && fscanf(file, "%d", &pid) == 1);
+	fclose(file);
+	kvt_test_equal(kill(pid, SIGKILL), 0);
+	kvt_test_check(kvt_test_daemon_await(&daemon_, "READY=1"));
+}
+
+static void a_successor_takes_up_a_vmm_pool_with_all_that_is_cached(void **state)
+{
+	struct kvt_client *client;
+	struct kvt_pool pools[2];
+
+	(void)state;
+	setenv("KVT_STANDIN_DEVICES", "2", 1);
+	start_supervised("backend = cuda-vmm\ndevices = all\n");
+	client = kvt_test_connect(&daemon_);
+	kvt_test_check(kvt_client_info(client)->kept);
+	for (int i = 0; i < 2; i++)
+		pools[i] = cuda_test_map(client, i);
+	kvt_test_equal(serve(client, pools, 2, 1), 0);
+	kill_daemon();
+	kvt_test_equal(serve(client, pools, 2, 1), N_KEYS - PAGE);
+	kvt_test_equal(serve(client, pools, 2, 2), 0);
+	kvt_client_close(client, KVT_IDLE);
+	/* Held by descriptors alone, with no client at all. */
+	kill_daemon();
+	kill_daemon();
+	client = kvt_test_connect(&daemon_);
+	for (int i = 0; i < 2; i++)
+		pools[i] = cuda_test_map(client, i);
+	kvt_test_equal(serve(client, pools, 2, 1), N_KEYS - PAGE);
+	kvt_test_equal(serve(client, pools, 2, 2), N_KEYS - PAGE);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_check(!kvt_test_daemon_said(&daemon_, "cold_start"));
+	stop();
+}
+
+static void memory_that_lost_its_contents_is_not_taken_up(void **state)
+{
+	struct kvt_client *client;
+	struct kvt_pool pool;
+
+	(void)state;
+	start_supervised("backend = cuda-vmm\n");
+	client = kvt_test_connect(&daemon_);
+	pool = cuda_test_map(client, 0);
+	kvt_test_equal(serve(client, &pool, 1, 1), 0);
+	memset(pool.base, 0, pool.bytes); /* as a driver would that scrubs it */
+	kvt_client_close(client, KVT_IDLE);
+	kill_daemon();
+	kvt_test_check(kvt_test_daemon_said(&daemon_, "lost its contents"));
+	client = kvt_test_connect(&daemon_);
+	pool = cuda_test_map(client, 0);
+	kvt_test_equal(serve(client, &pool, 1, 1), 0);
+	kvt_client_close(client, KVT_IDLE);
+	stop();
+}
+
+static void an_ipc_pool_ends_with_its_daemon_and_clients_are_told(void **state)
+{
+	struct kvt_client *client;
+	struct kvt_pool pool;
+	uint32_t page;
+	int rc;
+
+	(void)state;
+	start_supervised("backend = cuda-ipc\n");
+	client = kvt_test_connect(&daemon_);
+	kvt_test_check(!kvt_client_info(client)->kept);
+	pool = cuda_test_map(client, 0);
+	kvt_test_equal(serve(client, &pool, 1, 1), 0);
+	kill_daemon();
+	rc = kvt_alloc(client, 1, &page);
+	if (rc != -ECONNRESET && rc != -ESTALE)
+		kvt_test_fail("%d: %s", rc, kvt_client_error(client)->text);
+	kvt_client_close(client, KVT_IDLE);
+	client = kvt_test_connect(&daemon_);
+	pool = cuda_test_map(client, 0);
+	kvt_test_equal(serve(client, &pool, 1, 1), 0);
+	kvt_client_close(client, KVT_IDLE);
+	stop();
+}
+
+/* The n-th call of a successor fails, for every n: it takes all up, or starts cold, or another one
+ * does. */
+static void every_call_of_a_successor_s_start_fails_once(void **state)
+{
+	int whole = 0, n;
+
+	(void)state;
+	/* Two in a row that nothing happened to: there was no n-th call. (One alone may be the
+	 * question that older drivers refuse.) */
+	for (n = 0; whole < 2; n++) {
+		struct kvt_client *client;
+		struct kvt_pool pool;
+		char number[16];
+		uint32_t reused;
+
+		kvt_test_check(n < 60);
+
+		start_supervised("backend = cuda-vmm\n");
+		client = kvt_test_connect(&daemon_);
+		pool = cuda_test_map(client, 0);
+		kvt_test_equal(serve(client, &pool, 1, 1), 0);
+		kvt_client_close(client, KVT_IDLE);
+		snprintf(number, sizeof(number), "%d", n);
+		cuda_test_fail_others_at(&devices, number);
+		kill_daemon();
+		client = kvt_test_connect(&daemon_);
+		pool = cuda_test_map(client, 0);
+		reused = serve(client, &pool, 1, 1);
+		kvt_test_check(reused == 0 || reused == N_KEYS - PAGE);
+		whole = reused && !kvt_test_daemon_said(&daemon_, "start_failed") ? whole + 1 : 0;
+		kvt_client_close(client, KVT_IDLE);
+		stop();
+	}
+	kvt_test_check(n > 15);
+}
+
 /* ---- a forked child */
 
 static void a_forked_child_touches_nothing_of_its_parent_s(void **state)
@@ -860,6 +998,10 @@ int main(int argc, char **argv)
 		TEST(pages_of_a_killed_client_wait_until_nothing_writes_them),
 		TEST(under_mps_a_time_of_grace_is_added),
 		TEST(mps_is_noticed),
+		TEST(a_successor_takes_up_a_vmm_pool_with_all_that_is_cached),
+		TEST(memory_that_lost_its_contents_is_not_taken_up),
+		TEST(an_ipc_pool_ends_with_its_daemon_and_clients_are_told),
+		TEST(every_call_of_a_successor_s_start_fails_once),
 		TEST(a_forked_child_touches_nothing_of_its_parent_s),
 	};
 

@@ -100,7 +100,18 @@ static void see_devices(void)
 
 __attribute__((constructor)) static void read_environment(void)
 {
+	const char *directory = getenv("KVT_STANDIN_DIR");
+	char path[512], number[32] = "";
+	int fd;
+
 	stub_fail_at = (int)standin_number("KVT_STANDIN_FAIL_AT", (uint64_t)-1);
+	snprintf(path, sizeof(path), "%s/fail_at", directory ? directory : "");
+	fd = directory ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+	if (fd < 0)
+		return;
+	if (read(fd, number, sizeof(number) - 1) > 0 && unlink(path) == 0)
+		stub_fail_at = atoi(number);
+	close(fd);
 }
 
 __attribute__((destructor)) static void report(void)

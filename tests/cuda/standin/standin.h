@@ -18,6 +18,7 @@
  *                        exclusive no-stream-ops no-host-register releases-fail
  *   KVT_STANDIN_FAIL_AT  the n-th call fails, from 0; KVT_STANDIN_FAIL_CALL: only this function's
  *                        calls count; KVT_STANDIN_FAIL_ERROR: the CUresult (999)
+ *                        The file DIR/fail_at does the same to the next process that loads this
  *   KVT_STANDIN_LAG_US   each item of a stream waits a random time below this before it runs
  *   KVT_STANDIN_REPORT   file to which "calls=N open=N (kind N ...)" is appended at exit
  *   CUDA_VISIBLE_DEVICES ordinals, or GPU-... UUIDs, as for the real one
