@@ -8,6 +8,8 @@
 # make tests      build the test programs without running them
 # make portable   what needs nothing but libc: the libraries (for cross builds)
 # make tidy       the style test alone
+# make install    [DESTDIR=] [PREFIX=/usr/local]; make uninstall removes it
+# make deb        Debian packages in build/deb/
 # make clean      remove build/
 # make help       this list
 #

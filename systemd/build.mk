@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 #   make install [DESTDIR=] [PREFIX=/usr/local] [SYSCONFDIR=/etc]
+#   make deb         Debian packages in $(O)/deb
 #   make uninstall   with the same variables: removes what install put there, and nothing else
 
 PREFIX ?= /usr/local
@@ -27,7 +28,9 @@ put = install -D -m $(1) $(2) $(DESTDIR)$(3)
 # What a program was built to find, where it is going to be.
 place = sed -e 's|/usr/bin/kvt|$(BINDIR)/kvt|' -e 's|/etc/kvtrunk|$(SYSCONFDIR)/kvtrunk|'
 
-install: $(INSTALL_BIN) $(INSTALL_LIB) $(O)/libkvtrunk.so $(O)/libkvtkernels.so
+installables: $(INSTALL_BIN) $(INSTALL_LIB) $(O)/libkvtrunk.so $(O)/libkvtkernels.so
+
+install: installables
 	@$(foreach f,$(INSTALL_BIN),$(call put,755,$(f),$(BINDIR)/$(notdir $(f))) &&) :
 	@$(foreach f,$(INSTALL_LIB),$(call put,644,$(f),$(LIBDIR)/$(notdir $(f))) &&) :
 	@$(call put,644,$(O)/libkvtrunk.so,$(LIBDIR)/libkvtrunk.so.$(VERSION))
@@ -72,4 +75,8 @@ uninstall:
 	@rmdir $(DESTDIR)$(SYSCONFDIR)/kvtrunk 2>/dev/null || true
 	@echo "kvtrunk $(VERSION): removed from $(DESTDIR)$(PREFIX); configuration was left"
 
-.PHONY: install uninstall
+# Debian packages in $(O)/deb, from a copy of what git tracks or would track.
+deb:
+	@O=$(O) VERSION=$(VERSION) tools/deb.sh
+
+.PHONY: installables install uninstall deb

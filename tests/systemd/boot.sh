@@ -36,7 +36,8 @@ boot_prepare() {
 # Nothing of the host's own services and settings of its units.
 boot_bare() {
 	local unit=$root/etc/systemd/system
-	rm -rf "$unit" "$root/etc/systemd/network" "$root/etc/fstab" "$root/run/systemd"
+	rm -rf "$unit" "$root/etc/systemd/network" "$root/etc/fstab" "$root/run/systemd" \
+		"$root/usr/sbin/policy-rc.d"
 	mkdir -p "$unit" "$root/kvt"
 	tr -d - </proc/sys/kernel/random/uuid >"$root/etc/machine-id"
 	cat >"$unit/kvt-test.target" <<-'END'

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+# What the scripts that run inside a booted container share. /kvt/hello is the README's worker.
+failures=0
+check() { # what, then a command
+	local what=$1
+	shift
+	if "$@" >/kvt/check 2>&1; then
+		echo "[       OK ] $what"
+	else
+		echo "[  FAILED  ] $what"
+		tail -n 30 /kvt/check | sed 's/^/    /'
+		failures=1
+	fi
+}
+is() { # expected command...: its output
+	local expected=$1 found
+	shift
+	found=$("$@" 2>&1)
+	[ "$found" = "$expected" ] || { echo "it said: $found"; return 1; }
+}
+property() { systemctl show -P "$1" "$2"; }
+pid_of() { property MainPID "kvtrunkd@$1.service"; }
+state() { systemctl is-active "kvtrunkd@$1.$2"; }
+worker() { # instance [user]: the README's worker, as a member of the group
+	KVTRUNK_SOCKET=/run/kvtrunk/$1.sock setpriv --reuid="${2:-worker}" \
+		--regid="${2:-worker}" --init-groups /kvt/hello
+}
+finds() { is "$2 of 1000 positions need no prefill" worker "$1"; }
+journal() { # instance pattern [arguments]: some line of the daemon matches
+	journalctl --sync
+	journalctl -q -u "kvtrunkd@$1.service" -o cat "${@:3}" | grep -E -- "$2" && return
+	journalctl -q -u "kvtrunkd@$1.service" -o cat "${@:3}" | tail
+	return 1
+}
+await() { # command...: until it holds, or the test's time is over
+	until "$@" >/dev/null 2>&1; do :; done
+}
+ctl() { kvtctl --socket "/run/kvtrunk/$1.sock" "${@:2}"; }
+
+
+# ---- who and what is served
+
+add_users() {
+	useradd --system --groups kvtrunk --user-group worker
+	useradd --system --user-group stranger
+}
+
+# The limits of starts and of patience are scaled down for tests.
+instance() { # name
+	printf '%s\n' "page_bytes = 16K" "n_pages = 1024" "drain_ms = 200" >"/etc/kvtrunk/$1.conf"
+	mkdir -p "/etc/systemd/system/kvtrunkd@$1.service.d"
+	printf '%s\n' "[Unit]" "StartLimitIntervalSec=0" "[Service]" "WatchdogSec=1s" \
+		>"/etc/systemd/system/kvtrunkd@$1.service.d/test.conf"
+	systemctl daemon-reload
+}
+
+# ---- workers at work: a replay in the background is $workers
+
+operations() { ctl a status --json | grep -o '"operations":[0-9]*' | grep -o '[0-9]*$'; }
+goes_on() { # until operations are done after now
+	local from
+	from=$(operations)
+	until [ "$(operations)" -gt $((from + 200)) ]; do kill -0 $workers || return 1; done
+}
+settled() { ctl a status --json | grep -q '"live_sessions":0'; }
+read_right() { # what replay reports when it is ended
+	cat /kvt/replay
+	grep -E 'patterns +[1-9][0-9]* pages verified, 0 wrong$' /kvt/replay &&
+		grep -E 'workers +2, 0 killed, 0 failed$' /kvt/replay
+}

@@ -1,0 +1,35 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# make deb: the Debian packages, built in $O/deb from a copy of the sources. DEB_PREBUILT=yes packs
+# what is built in $O already, with the flags of that build: for tests.
+set -eu
+cd "$(dirname "$0")/.."
+O=$(realpath -m "${O:-build}")
+changelog=$(sed -n '1s/^kvtrunk (\(.*\)) .*/\1/p' debian/changelog)
+[ "$changelog" = "$VERSION" ] ||
+	{ echo "debian/changelog is for $changelog, the Makefile for $VERSION" >&2; exit 1; }
+for program in dpkg-buildpackage dh fakeroot; do
+	command -v "$program" >/dev/null || {
+		echo "make deb needs: apt-get install dpkg-dev debhelper fakeroot" >&2
+		exit 1
+	}
+done
+rm -rf "$O/deb"
+mkdir -p "$O/deb/kvtrunk-$VERSION"
+{ git ls-files -co --exclude-standard -z 2>/dev/null ||
+	find . -path ./build -prune -o -type f -print0; } |
+	while IFS= read -r -d '' file; do [ ! -e "$file" ] || printf '%s\0' "$file"; done |
+	tar -c --null -T - | tar -x -C "$O/deb/kvtrunk-$VERSION"
+cd "$O/deb/kvtrunk-$VERSION"
+[ -z "${DEB_PREBUILT:-}" ] || export KVT_PREBUILT="$O"
+# Nothing of the make that called: packages are the same wherever they are built.
+if ! env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u O -u CC -u VERSION \
+	DEB_BUILD_OPTIONS="${DEB_BUILD_OPTIONS:-parallel=2}" \
+	dpkg-buildpackage --build=binary -us -uc >"$O/deb/log" 2>&1; then
+	tail -n 40 "$O/deb/log" >&2
+	exit 1
+fi
+rm -rf "$O/deb/kvtrunk-$VERSION"
+cd "$O/deb"
+ls -1 ./*.deb
