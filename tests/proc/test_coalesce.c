@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -299,6 +300,82 @@ static void a_stopped_owner_delays_nobody_beyond_the_deadline(void **state)
 	end_burst(observer);
 }
 
+/* Answers of BEGINs with NO_WAIT: refused for now, begun all the same, and notices. */
+struct answers {
+	uint32_t not_now, begun, notices;
+};
+
+static void take_answers(struct kvt_client *client, struct answers *answers, int min)
+{
+	struct kvt_result results[8];
+	int n = kvt_reap(client, results, min, 8);
+
+	kvt_test_check(n >= 0);
+	for (int i = 0; i < n; i++) {
+		const struct kvt_result *result = &results[i];
+
+		kvt_test_equal(result->op, KVT_OP_BEGIN);
+		if (result->error == -EAGAIN) {
+			kvt_test_equal(result->announced, PROMPT);
+			answers->not_now++;
+		} else if (result->flags & KVT_CQE_ASYNC) {
+			kvt_test_equal(result->error, 0);
+			kvt_test_equal(result->state, KVT_NOTICE_SEALED);
+			kvt_test_equal(result->lease.index, 0);
+			kvt_test_equal(result->matched, PROMPT);
+			answers->notices++;
+		} else {
+			kvt_test_equal(result->error, 0);
+			kvt_test_equal(result->flags, KVT_CQE_NO_PLACE);
+			answers->begun++;
+		}
+		kvt_result_release(client, &results[i]);
+	}
+}
+
+/* Each may have two answers, and both have room: what finds none begins at once. */
+static void a_small_completion_queue_holds_both_answers(void **state)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct worker worker = { .number = 0 };
+	uint32_t keys[PROMPT + TAIL], submitted = 0;
+	struct kvt_client *owner = kvt_test_connect(&daemon_), *client;
+	struct answers answers = { 0 };
+	struct kvt_request request = { .op = KVT_OP_BEGIN, .flags = KVT_F_NO_WAIT, .keys = keys,
+				       .n_keys = PROMPT, .ttl_ms = 600000 };
+	struct kvt_pool pool;
+	struct kvt_seq *seq;
+
+	(void)state;
+	prompt_keys(&worker, keys);
+	options.socket_path = daemon_.socket;
+	options.sq_entries = options.cq_entries = 8;
+	kvt_test_equal(kvt_client_connect(&client, &options, NULL), 0);
+	request.namespace_id = kvt_test_namespace(client, "burst");
+	kvt_test_equal(kvt_pool_map(owner, &pool), 0);
+	kvt_test_equal(kvt_seq_begin(owner, kvt_test_namespace(owner, "burst"), keys, PROMPT, 0, 0,
+				     &seq), 0);
+	/* No answer is taken before the client itself has no room for more. */
+	for (uint32_t round = 0; round < 3; round++) {
+		while (kvt_submit(client, &request) == 0)
+			submitted++;
+		take_answers(client, &answers, 1);
+	}
+	while (answers.not_now + answers.begun < submitted)
+		take_answers(client, &answers, 1);
+	kvt_test_check(answers.not_now > 0);
+	kvt_test_equal(answers.notices, 0);
+	while (kvt_seq_next(seq) < PROMPT)
+		compute(&pool, seq, keys, PROMPT);
+	while (answers.notices < answers.not_now)
+		take_answers(client, &answers, 1);
+	kvt_test_equal(answers.notices, answers.not_now);
+	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
+	kvt_test_equal(kvt_client_close(owner, KVT_IDLE), 0);
+	kvt_test_audit(&daemon_);
+}
+
 static int start(void **state)
 {
 	const char *arguments[] = { NULL, NULL };
@@ -333,6 +410,7 @@ int main(int argc, char **argv)
 		BURST(one_of_8_takes_over_from_each_owner_that_is_killed),
 		BURST(one_of_32_takes_over_from_each_owner_that_is_killed),
 		BURST(a_stopped_owner_delays_nobody_beyond_the_deadline),
+		BURST(a_small_completion_queue_holds_both_answers),
 	};
 
 	kill_seed = argc > 1 ? strtoull(argv[1], NULL, 0) : 1;
