@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK 128u
+#define CHUNK 512u /* positions between two commits, as engines prefill */
 #define MAX_FLAGS 16
 
 const char *const ttft_mode_name[TTFT_MODES] = { "cache", "none", "private", "disabled" };
