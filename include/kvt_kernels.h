@@ -223,6 +223,9 @@ struct kvt_attn_sequence {
  * bytes; 0 means "contiguous": [row][head][dim]. Sums are in fp32 (on bf16 paths, weights are
  * rounded to bf16 before they meet V). out may be q's own memory, if types and strides are equal;
  * it must not overlap anything else.
+ *
+ * On CUDA, tensor cores are used where q is bf16 or fp16 and KV has the same type or fp8. All
+ * other combinations are computed by fp32 products and sums, many times slower.
  */
 struct kvt_attn_prefill {
 	struct kvt_attn_view kv;
@@ -347,7 +350,6 @@ KVT_ATTN_API int kvt_attn_geometry_view(const struct kvt_attn_geometry *geometry
  * reused at once, and errors of the device itself are found where the caller synchronizes.
  * Everything is checked before anything is written:
  *   -EINVAL   a value is out of range, or pointers and counts contradict each other
- *   -ENOTSUP  this combination of types is not there (CUDA only)
  *   -ENOMEM   no memory for partial results
  *   -EIO      the CUDA driver failed
  */

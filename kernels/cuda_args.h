@@ -57,7 +57,9 @@ struct kvt_cuda_prefill {
 	uint32_t page_shift;
 	uint32_t head_dim;
 	uint32_t group_heads;
-	uint32_t out_f32; /* else out has q's type */
+	uint32_t q_type; /* enum kvt_attn_type */
+	uint32_t kv_type;
+	uint32_t out_type;
 	uint32_t lines; /* rows of KV and q can be read 16 bytes at a time */
 	float log2_scale;
 	float v_scale;

@@ -117,6 +117,11 @@ KVT_DEVICE float exchange(float value, int mask)
 	return __shfl_xor_sync(0xffffffff, value, mask);
 }
 
+KVT_DEVICE float from_lane(float value, uint32_t lane)
+{
+	return __shfl_sync(0xffffffff, value, (int)lane);
+}
+
 /* 2^x; exactly 1 for 0, and 0 for minus infinity. */
 KVT_DEVICE float exp2_of(float x)
 {

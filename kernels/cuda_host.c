@@ -24,14 +24,18 @@ struct device_memory {
 	size_t bytes;
 };
 
-/* The kernels of one head dim, q type and kind of KV, found when they are needed first. */
+/*
+ * The kernels for batches of one head dim, kind of products and kind of KV, found when they are
+ * needed first.
+ */
 struct functions {
+	char name[16];
 	void *attend;
 	void *merge;
 	void *repair;
 };
 
-#define N_DIMS 5
+#define N_FUNCTIONS 25
 
 struct kvt_cuda {
 	struct kvt_cu_driver driver;
@@ -44,7 +48,8 @@ struct kvt_cuda {
 	struct kvt_cuda_plan plan;
 	struct device_memory plan_memory;
 	struct device_memory partials;
-	struct functions functions[N_DIMS][2][2]; /* [dim][bf16][fp8 KV] */
+	struct functions functions[N_FUNCTIONS];
+	uint32_t n_functions;
 	void *append;
 	void *copy;
 };
@@ -211,31 +216,46 @@ static int function_find(struct kvt_attn_context *context, const char *name, voi
 	return 0;
 }
 
-static int functions_find(struct kvt_attn_context *context, uint32_t dim, bool bf16, bool f8,
-			  struct functions **ret_functions)
+static int functions_load(struct kvt_attn_context *context, struct functions *functions,
+			  uint32_t dim, size_t shared)
 {
-	uint32_t index = dim == 64 ? 0 : dim == 80 ? 1 : dim == 96 ? 2 : dim == 128 ? 3 : 4;
-	struct functions *functions = &context->cuda->functions[index][bf16][f8];
-	const char *type = bf16 ? "bf16" : "f16", *kv = f8 ? "f8" : "16";
-	int shared = (int)kvt_cuda_shared_bytes(dim), r;
-	bool found = functions->repair;
+	int bytes = (int)shared, r;
 	char name[64];
 
-	snprintf(name, sizeof name, "kvt_attend_%u_%s_%s", dim, type, kv);
+	snprintf(name, sizeof name, "kvt_attend_%s", functions->name);
 	r = function_find(context, name, &functions->attend);
-	snprintf(name, sizeof name, "kvt_merge_%u_%s", dim, type);
+	snprintf(name, sizeof name, "kvt_merge_%u", dim);
 	r = r ? r : function_find(context, name, &functions->merge);
-	snprintf(name, sizeof name, "kvt_repair_%u_%s_%s", dim, type, kv);
+	snprintf(name, sizeof name, "kvt_repair_%s", functions->name);
 	r = r ? r : function_find(context, name, &functions->repair);
 	if (r)
 		return r;
-	if (!found) {
-		DRIVER(context,
-		       function_set(functions->attend, KVT_CU_FUNCTION_SHARED_BYTES, shared),
-		       "shared memory was asked for");
-		DRIVER(context,
-		       function_set(functions->repair, KVT_CU_FUNCTION_SHARED_BYTES, shared),
-		       "shared memory was asked for");
+	DRIVER(context, function_set(functions->attend, KVT_CU_FUNCTION_SHARED_BYTES, bytes),
+	       "shared memory was asked for");
+	DRIVER(context, function_set(functions->repair, KVT_CU_FUNCTION_SHARED_BYTES, bytes),
+	       "shared memory was asked for");
+	return 0;
+}
+
+static int functions_find(struct kvt_attn_context *context, const struct kvt_attn_prefill *prefill,
+			  const struct functions **ret_functions)
+{
+	struct kvt_cuda *cuda = context->cuda;
+	struct functions *functions = cuda->functions;
+	struct functions *end = functions + cuda->n_functions;
+	struct functions new = { .attend = NULL };
+	int r;
+
+	kvt_cuda_kernel_name(prefill, new.name, sizeof new.name);
+	while (functions < end && strcmp(functions->name, new.name) != 0)
+		functions++;
+	if (functions == end) {
+		r = functions_load(context, &new, kvt_cuda_dim(prefill->kv.head_dim),
+				   kvt_cuda_shared_bytes(prefill));
+		if (r)
+			return r;
+		*functions = new;
+		cuda->n_functions++;
 	}
 	*ret_functions = functions;
 	return 0;
@@ -279,11 +299,11 @@ static int kernel_launch(struct kvt_attn_context *context, void *function, uint3
 }
 
 static int prefill_launch(struct kvt_attn_context *context, const struct kvt_attn_prefill *prefill,
-			  const struct functions *functions, uint32_t dim, void *stream)
+			  const struct functions *functions, void *stream)
 {
 	struct kvt_cuda *cuda = context->cuda;
 	const struct kvt_cuda_launch *launches = cuda->plan.launches.data;
-	size_t shared = kvt_cuda_shared_bytes(dim);
+	size_t shared = kvt_cuda_shared_bytes(prefill);
 
 	for (uint32_t i = 0; i < cuda->plan.n_launches; i++) {
 		struct kvt_cuda_prefill args;
@@ -293,10 +313,10 @@ static int prefill_launch(struct kvt_attn_context *context, const struct kvt_att
 				   cuda->partials.address, &args);
 		r = kernel_launch(context, functions->attend, launches[i].n_items, 1, shared,
 				  stream, &args);
-		if (!r)
+		if (!r && launches[i].n_split)
 			r = kernel_launch(context, functions->merge, launches[i].n_blocks, 1, 0,
 					  stream, &args);
-		if (!r)
+		if (!r && launches[i].n_uneven)
 			r = kernel_launch(context, functions->repair, launches[i].n_blocks, 1,
 					  shared, stream, &args);
 		if (r)
@@ -305,17 +325,28 @@ static int prefill_launch(struct kvt_attn_context *context, const struct kvt_att
 	return 0;
 }
 
+/* What was queued, if only a part of it, comes before what the next call does. */
+static int work_end(struct kvt_attn_context *context, void *stream, int r)
+{
+	int error = context->cuda->driver.event_record(context->cuda->done, stream);
+
+	if (r || !error)
+		return r;
+	return driver_fail(context, error, "an event was recorded");
+}
+
 static int prefill_run(struct kvt_attn_context *context, const struct kvt_attn_prefill *prefill,
 		       void *stream)
 {
 	struct kvt_cuda *cuda = context->cuda;
 	uint32_t dim = kvt_cuda_dim(prefill->kv.head_dim);
-	uint32_t resident = cuda->shared_per_multiprocessor / (uint32_t)kvt_cuda_shared_bytes(dim);
-	struct functions *functions = NULL;
+	/* A block has a KiB of its own beside what it asks for. */
+	uint32_t resident = cuda->shared_per_multiprocessor /
+			    ((uint32_t)kvt_cuda_shared_bytes(prefill) + 1024);
+	const struct functions *functions = NULL;
 	int r;
 
-	r = functions_find(context, dim, prefill->q_type == KVT_ATTN_BF16,
-			   prefill->kv.type == KVT_ATTN_F8_E4M3, &functions);
+	r = functions_find(context, prefill, &functions);
 	if (r)
 		return r;
 	r = kvt_cuda_plan_make(&cuda->plan, prefill,
@@ -337,10 +368,8 @@ static int prefill_run(struct kvt_attn_context *context, const struct kvt_attn_p
 	       memory_upload(cuda->plan_memory.address, cuda->plan.memory.data, cuda->plan.bytes,
 			     stream),
 	       "a plan was copied");
-	r = prefill_launch(context, prefill, functions, dim, stream);
-	if (!r)
-		DRIVER(context, event_record(cuda->done, stream), "an event was recorded");
-	return r;
+	r = prefill_launch(context, prefill, functions, stream);
+	return work_end(context, stream, r);
 }
 
 typedef int run_fn(struct kvt_attn_context *context, const void *operation, void *stream);
@@ -365,14 +394,6 @@ static int prefill_run_any(struct kvt_attn_context *context, const void *operati
 int kvt_cuda_append_prefill(struct kvt_attn_context *context,
 			    const struct kvt_attn_prefill *prefill, void *stream)
 {
-	uint32_t kv = prefill->kv.type;
-
-	if (prefill->q_type == KVT_ATTN_F32 || (kv != prefill->q_type && kv != KVT_ATTN_F8_E4M3))
-		return kvt_attn_fail(context, -ENOTSUP,
-				     "on CUDA, q is bf16 or fp16, and KV the same or "
-				     "fp8: convert q, or open a CPU context");
-	if (prefill->out_type != KVT_ATTN_F32 && prefill->out_type != prefill->q_type)
-		return kvt_attn_fail(context, -ENOTSUP, "on CUDA, out has the type of q, or fp32");
 	return run_current(context, prefill_run_any, prefill, stream);
 }
 
@@ -429,9 +450,7 @@ static int append_run_any(struct kvt_attn_context *context, const void *operatio
 	args.slots = cuda->plan_memory.address;
 	r = kernel_launch(context, cuda->append, (uint32_t)(n_blocks < 65536 ? n_blocks : 65536), 1,
 			  0, stream, &args);
-	if (!r)
-		DRIVER(context, event_record(cuda->done, stream), "an event was recorded");
-	return r;
+	return work_end(context, stream, r);
 }
 
 int kvt_cuda_kv_append(struct kvt_attn_context *context, const struct kvt_attn_append *append,
@@ -471,9 +490,7 @@ static int copies_run_any(struct kvt_attn_context *context, const void *operatio
 		r = kernel_launch(context, cuda->copy, all->n_copies, kv->n_kv_heads, 0, stream,
 				  &args);
 	}
-	if (!r)
-		DRIVER(context, event_record(cuda->done, stream), "an event was recorded");
-	return r;
+	return work_end(context, stream, r);
 }
 
 int kvt_cuda_page_copy(struct kvt_attn_context *context, const struct kvt_attn_view *views,

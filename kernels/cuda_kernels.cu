@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The kernels by name, for each head dim, 16-bit type, and kind of KV (16 bits as the queries, or
- * fp8). cuda_host.c looks them up as kvt_attend_DIM_TYPE_KV, kvt_repair_DIM_TYPE_KV and
- * kvt_merge_DIM_TYPE.
+ * The kernels by name, for each head dim, kind of products, and kind of KV (16 bits as the
+ * queries, or fp8; any with fp32 products). cuda_host.c looks them up as
+ * kvt_attend_DIM_KIND[_KV], kvt_repair_DIM_KIND[_KV] and kvt_merge_DIM.
  */
 
 #include "convert.h"
@@ -12,31 +12,26 @@
 #include "cuda_attention.cuh"
 #include "cuda_pages.cuh"
 
-#define ATTENTION(dim, name, bf16, kv, f8)                                                         \
-	KVT_KERNEL kvt_attend_##dim##_##name##_##kv(                                               \
-		const __grid_constant__ struct kvt_cuda_prefill args)                              \
+#define ATTENTION(dim, name, kind, f8)                                                             \
+	KVT_KERNEL kvt_attend_##dim##_##name(const __grid_constant__ struct kvt_cuda_prefill args) \
 	{                                                                                          \
-		attend<dim, bf16, f8>(args);                                                       \
+		attend<dim, kind, f8>(args);                                                       \
 	}                                                                                          \
-	KVT_KERNEL kvt_repair_##dim##_##name##_##kv(                                               \
-		const __grid_constant__ struct kvt_cuda_prefill args)                              \
+	KVT_KERNEL kvt_repair_##dim##_##name(const __grid_constant__ struct kvt_cuda_prefill args) \
 	{                                                                                          \
-		repair<dim, bf16, f8>(args);                                                       \
-	}
-
-#define MERGE(dim, name, bf16)                                                                     \
-	KVT_KERNEL kvt_merge_##dim##_##name(const __grid_constant__ struct kvt_cuda_prefill args)  \
-	{                                                                                          \
-		merge<dim, bf16>(args);                                                            \
+		repair<dim, kind, f8>(args);                                                       \
 	}
 
 #define ALL(dim)                                                                                   \
-	ATTENTION(dim, bf16, true, 16, false)                                                      \
-	ATTENTION(dim, bf16, true, f8, true)                                                       \
-	ATTENTION(dim, f16, false, 16, false)                                                      \
-	ATTENTION(dim, f16, false, f8, true)                                                       \
-	MERGE(dim, bf16, true)                                                                     \
-	MERGE(dim, f16, false)
+	ATTENTION(dim, bf16_16, KIND_BF16, false)                                                  \
+	ATTENTION(dim, bf16_f8, KIND_BF16, true)                                                   \
+	ATTENTION(dim, f16_16, KIND_F16, false)                                                    \
+	ATTENTION(dim, f16_f8, KIND_F16, true)                                                     \
+	ATTENTION(dim, f32, KIND_F32, false)                                                       \
+	KVT_KERNEL kvt_merge_##dim(const __grid_constant__ struct kvt_cuda_prefill args)           \
+	{                                                                                          \
+		merge<dim>(args);                                                                  \
+	}
 
 ALL(64)
 ALL(80)

@@ -3,6 +3,7 @@
 #include "cuda_plan.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "convert.h"
@@ -23,11 +24,35 @@ size_t kvt_cuda_slot_bytes(uint32_t dim)
 	return sizeof(float) * KVT_CUDA_ROWS * (dim + 2);
 }
 
-size_t kvt_cuda_shared_bytes(uint32_t dim)
+/* Whether tensor cores can do it: queries of 16 bits, and KV of the same type or fp8. */
+static bool on_tensor_cores(const struct kvt_attn_prefill *prefill)
 {
+	return prefill->q_type != KVT_ATTN_F32 &&
+	       (prefill->kv.type == prefill->q_type || prefill->kv.type == KVT_ATTN_F8_E4M3);
+}
+
+void kvt_cuda_kernel_name(const struct kvt_attn_prefill *prefill, char *name, size_t name_bytes)
+{
+	uint32_t dim = kvt_cuda_dim(prefill->kv.head_dim);
+
+	if (on_tensor_cores(prefill))
+		snprintf(name, name_bytes, "%u_%s_%s", dim,
+			 prefill->q_type == KVT_ATTN_BF16 ? "bf16" : "f16",
+			 prefill->kv.type == KVT_ATTN_F8_E4M3 ? "f8" : "16");
+	else
+		snprintf(name, name_bytes, "%u_f32", dim);
+}
+
+/* As struct shape in cuda_attention.cuh. */
+size_t kvt_cuda_shared_bytes(const struct kvt_attn_prefill *prefill)
+{
+	uint32_t dim = kvt_cuda_dim(prefill->kv.head_dim);
 	size_t tile_keys = dim > 128 ? 32 : 64;
 
-	return (KVT_CUDA_ROWS + 4 * tile_keys) * (dim + 8) * sizeof(uint16_t);
+	if (on_tensor_cores(prefill))
+		return (KVT_CUDA_ROWS + 4 * tile_keys) * (dim * sizeof(uint16_t) + 16);
+	tile_keys /= dim > 128 ? 4 : 2;
+	return (KVT_CUDA_ROWS + 4 * tile_keys) * (dim * sizeof(float) + 16);
 }
 
 static uint32_t ceil_divide(uint64_t n, uint32_t by)
@@ -107,7 +132,7 @@ static struct kvt_cuda_launch *launch_for(struct kvt_cuda_plan *plan, uint32_t n
 	return launch;
 }
 
-static void block_add(struct kvt_cuda_plan *plan, struct kvt_cuda_block block,
+static void block_add(struct kvt_cuda_plan *plan, struct kvt_cuda_block block, bool uneven,
 		      uint64_t slots_wanted)
 {
 	struct kvt_cuda_item *items = plan_at(plan, plan->items_offset);
@@ -121,6 +146,8 @@ static void block_add(struct kvt_cuda_plan *plan, struct kvt_cuda_block block,
 	blocks[plan->n_blocks++] = block;
 	launch->n_blocks++;
 	launch->n_slots += n_slots;
+	launch->n_split += n_slots > 1;
+	launch->n_uneven += uneven;
 	launch->n_items = plan->n_items - launch->first_item;
 	if (launch->n_slots > plan->slots_max)
 		plan->slots_max = launch->n_slots;
@@ -140,8 +167,11 @@ static void sequence_add(struct kvt_cuda_plan *plan, const struct kvt_attn_prefi
 			block.first_row = (uint32_t)row;
 			block.n_rows = (uint32_t)(end - row);
 			block.kv_head = head;
-			block.n_units = ceil_divide(limits[(end - 1) / group_heads], KVT_ATTN_UNIT);
-			block_add(plan, block, slots_wanted);
+			uint32_t low = limits[row / group_heads];
+			uint32_t high = limits[(end - 1) / group_heads];
+
+			block.n_units = ceil_divide(high, KVT_ATTN_UNIT);
+			block_add(plan, block, low != high, slots_wanted);
 		}
 	}
 }
@@ -187,14 +217,18 @@ void kvt_cuda_plan_free(struct kvt_cuda_plan *plan)
 	kvt_buffer_free(&plan->launches);
 }
 
-/* Whether all rows begin at multiples of 16 bytes and are a multiple of 16 bytes long. */
+/*
+ * Whether all rows begin at multiples of 16 bytes and are a multiple of 16 bytes long (if their
+ * elements are those of products; others are not copied as lines).
+ */
 static uint32_t lines_of(const struct kvt_attn_prefill *prefill)
 {
 	const struct kvt_attn_view *kv = &prefill->kv;
 	uint64_t all = (uint64_t)(uintptr_t)kv->k | (uint64_t)(uintptr_t)kv->v |
 		       kv->page_stride_bytes | kv->head_stride_bytes | kv->position_stride_bytes |
 		       (uint64_t)(uintptr_t)prefill->q | prefill->q_row_stride_bytes |
-		       prefill->q_head_stride_bytes | kv->head_dim * 2ull;
+		       prefill->q_head_stride_bytes |
+		       kv->head_dim * (on_tensor_cores(prefill) ? 2ull : 4ull);
 
 	return all % 16 == 0;
 }
@@ -230,7 +264,9 @@ void kvt_cuda_plan_args(const struct kvt_cuda_plan *plan, const struct kvt_cuda_
 		.page_shift = (uint32_t)__builtin_ctz(kv->page_size),
 		.head_dim = kv->head_dim,
 		.group_heads = prefill->n_q_heads / kv->n_kv_heads,
-		.out_f32 = prefill->out_type == KVT_ATTN_F32,
+		.q_type = prefill->q_type,
+		.kv_type = kv->type,
+		.out_type = prefill->out_type,
 		.lines = lines_of(prefill),
 		.log2_scale = prefill->scale * k_scale * 1.44269504f,
 		.v_scale = kv->v_scale == 0 ? 1.0f : kv->v_scale,

@@ -19,6 +19,8 @@ struct kvt_cuda_launch {
 	uint32_t first_item;
 	uint32_t n_items;
 	uint32_t n_slots;
+	uint32_t n_split; /* blocks of several spans: kernel merge has work */
+	uint32_t n_uneven; /* blocks whose rows see unequally many positions: repair may have */
 };
 
 /*
@@ -46,8 +48,13 @@ uint32_t kvt_cuda_dim(uint32_t head_dim) KVT_HIDDEN;
 /* Bytes of one slot. */
 size_t kvt_cuda_slot_bytes(uint32_t dim) KVT_HIDDEN;
 
-/* Bytes of shared memory that attention kernels need. */
-size_t kvt_cuda_shared_bytes(uint32_t dim) KVT_HIDDEN;
+/*
+ * The name of the kernels for a batch behind kvt_attend_ and kvt_repair_, such as 128_bf16_f8, and
+ * bytes of shared memory that they need.
+ */
+void kvt_cuda_kernel_name(const struct kvt_attn_prefill *prefill, char *name,
+			  size_t name_bytes) KVT_HIDDEN;
+size_t kvt_cuda_shared_bytes(const struct kvt_attn_prefill *prefill) KVT_HIDDEN;
 
 /*
  * Plan a checked batch for a device that runs n_resident thread blocks at a time, with memory for

@@ -15,19 +15,19 @@
 
 typedef void run_fn(void *args);
 
-template <int dim, bool bf16, bool f8> static void attend_run(void *args)
+template <int dim, int kind, bool f8> static void attend_run(void *args)
 {
-	attend<dim, bf16, f8>(*static_cast<const kvt_cuda_prefill *>(args));
+	attend<dim, kind, f8>(*static_cast<const kvt_cuda_prefill *>(args));
 }
 
-template <int dim, bool bf16, bool f8> static void repair_run(void *args)
+template <int dim, int kind, bool f8> static void repair_run(void *args)
 {
-	repair<dim, bf16, f8>(*static_cast<const kvt_cuda_prefill *>(args));
+	repair<dim, kind, f8>(*static_cast<const kvt_cuda_prefill *>(args));
 }
 
-template <int dim, bool bf16> static void merge_run(void *args)
+template <int dim> static void merge_run(void *args)
 {
-	merge<dim, bf16>(*static_cast<const kvt_cuda_prefill *>(args));
+	merge<dim>(*static_cast<const kvt_cuda_prefill *>(args));
 }
 
 static void append_kernel(void *args)
@@ -63,21 +63,18 @@ struct kernel {
 	size_t bytes; /* of its argument */
 };
 
-#define ATTENTION(dim, name, bf16, kv, f8)                                                         \
-	{ "kvt_attend_" #dim "_" #name "_" #kv, attend_run<dim, bf16, f8>,                         \
-	  sizeof(kvt_cuda_prefill) },                                                              \
+#define ATTENTION(dim, name, kind, f8)                                                             \
+	{ "kvt_attend_" #dim "_" #name, attend_run<dim, kind, f8>, sizeof(kvt_cuda_prefill) },     \
 	{                                                                                          \
-		"kvt_repair_" #dim "_" #name "_" #kv, repair_run<dim, bf16, f8>,                   \
-			sizeof(kvt_cuda_prefill)                                                   \
-	}
-#define MERGE(dim, name, bf16)                                                                     \
-	{                                                                                          \
-		"kvt_merge_" #dim "_" #name, merge_run<dim, bf16>, sizeof(kvt_cuda_prefill)        \
+		"kvt_repair_" #dim "_" #name, repair_run<dim, kind, f8>, sizeof(kvt_cuda_prefill)  \
 	}
 #define ALL(dim)                                                                                   \
-	ATTENTION(dim, bf16, true, 16, false), ATTENTION(dim, bf16, true, f8, true),               \
-		ATTENTION(dim, f16, false, 16, false), ATTENTION(dim, f16, false, f8, true),       \
-		MERGE(dim, bf16, true), MERGE(dim, f16, false)
+	ATTENTION(dim, bf16_16, KIND_BF16, false), ATTENTION(dim, bf16_f8, KIND_BF16, true),       \
+		ATTENTION(dim, f16_16, KIND_F16, false), ATTENTION(dim, f16_f8, KIND_F16, true),   \
+		ATTENTION(dim, f32, KIND_F32, false),                                              \
+	{                                                                                          \
+		"kvt_merge_" #dim, merge_run<dim>, sizeof(kvt_cuda_prefill)                        \
+	}
 
 static const kernel kernels[] = {
 	ALL(64),

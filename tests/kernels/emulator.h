@@ -43,7 +43,7 @@ struct fiber {
 		const void *source;
 		bool valid;
 		uint32_t group;
-	} pending[256];
+	} pending[512];
 	uint32_t n_pending;
 	uint32_t n_groups;
 };
@@ -271,7 +271,7 @@ KVT_DEVICE void copy_async(void *target, const void *source, bool valid)
 {
 	emulator::fiber &me = emulator::self();
 
-	if (me.n_pending == 256 || (uintptr_t)target % 16 || (uintptr_t)source % 16) {
+	if (me.n_pending == 512 || (uintptr_t)target % 16 || (uintptr_t)source % 16) {
 		fprintf(stderr, "too many copies, or one that is not aligned\n");
 		abort();
 	}
@@ -332,6 +332,17 @@ KVT_DEVICE float exchange(float value, int mask)
 	emulator::self().value = value;
 	emulator::warp_wait();
 	other = emulator::lane_of_warp((thread_index() ^ (uint32_t)mask) % 32).value;
+	emulator::warp_wait();
+	return other;
+}
+
+KVT_DEVICE float from_lane(float value, uint32_t lane)
+{
+	float other;
+
+	emulator::self().value = value;
+	emulator::warp_wait();
+	other = emulator::lane_of_warp(lane).value;
 	emulator::warp_wait();
 	return other;
 }

@@ -50,17 +50,63 @@ static void run_free(struct run *run)
 	pool_free(&run->pool);
 }
 
-static void launch(const char *kernel, uint32_t dim, bool bf16, bool f8,
-		   const struct kvt_cuda_prefill *args, uint32_t grid)
+static void launch(const char *kernel, const char *name, const struct kvt_cuda_prefill *args,
+		   uint32_t grid)
 {
-	const char *kv = strcmp(kernel, "merge") == 0 ? "" : f8 ? "_f8" : "_16";
-	char name[64];
+	char whole[64];
 
-	snprintf(name, sizeof name, "kvt_%s_%u_%s%s", kernel, dim, bf16 ? "bf16" : "f16", kv);
-	emulated_launch(name, args, grid, 1);
+	snprintf(whole, sizeof whole, "kvt_%s_%s", kernel, name);
+	emulated_launch(whole, args, grid, 1);
 }
 
-/* The n queries from position first on, with what is planned for a device of n_resident blocks. */
+/* A batch, with what is planned for a device of n_resident blocks, as cuda_host.c does it. */
+static void batch_run(const struct kvt_attn_prefill *prefill, uint32_t n_resident, uint64_t slots)
+{
+	uint32_t dim = kvt_cuda_dim(prefill->kv.head_dim);
+	struct kvt_cuda_plan plan = { 0 };
+	const struct kvt_cuda_launch *launches;
+	struct guarded partials;
+	char name[16], dim_name[16];
+
+	kvt_cuda_kernel_name(prefill, name, sizeof name);
+	snprintf(dim_name, sizeof dim_name, "%u", dim);
+	EXPECT_EQUAL(kvt_cuda_plan_make(&plan, prefill, n_resident, slots), 0);
+	partials = guarded_alloc(plan.slots_max * kvt_cuda_slot_bytes(dim));
+	launches = plan.launches.data;
+	for (uint32_t i = 0; i < plan.n_launches; i++) {
+		struct kvt_cuda_prefill args;
+
+		kvt_cuda_plan_args(&plan, &launches[i], prefill,
+				   (uint64_t)(uintptr_t)plan.memory.data,
+				   (uint64_t)(uintptr_t)partials.data, &args);
+		launch("attend", name, &args, launches[i].n_items);
+		if (launches[i].n_split)
+			launch("merge", dim_name, &args, launches[i].n_blocks);
+		if (launches[i].n_uneven)
+			launch("repair", name, &args, launches[i].n_blocks);
+	}
+	guarded_free(&partials);
+	kvt_cuda_plan_free(&plan);
+}
+
+static struct kvt_attn_prefill prefill_make(const struct run *run, struct rows *rows,
+					    const struct kvt_attn_sequence *sequences, uint32_t n)
+{
+	struct kvt_attn_prefill prefill = { .kv = run->pool.view,
+					    .sequences = sequences,
+					    .n_sequences = n,
+					    .n_q_heads = rows->n_heads,
+					    .q = rows->q.data,
+					    .out = rows->out.data,
+					    .q_type = rows->q_type,
+					    .out_type = rows->out_type,
+					    .scale = 1.0f / sqrtf((float)run->head_dim) };
+
+	kvt_prefill_strides(&prefill);
+	return prefill;
+}
+
+/* The n queries from position first on. */
 static struct rows attend(const struct run *run, uint32_t first, uint32_t n, uint32_t n_resident,
 			  uint64_t slots, const struct kvt_attn_region *regions, uint32_t n_regions)
 {
@@ -72,39 +118,47 @@ static struct rows attend(const struct run *run, uint32_t first, uint32_t n, uin
 					      .n_pages = run->text.n_pages,
 					      .regions = regions,
 					      .n_regions = n_regions };
-	struct kvt_attn_prefill prefill = { .kv = run->pool.view,
-					    .sequences = &sequence,
-					    .n_sequences = 1,
-					    .n_q_heads = n_heads,
-					    .q = rows.q.data,
-					    .out = rows.out.data,
-					    .q_type = run->q_type,
-					    .out_type = KVT_ATTN_F32,
-					    .scale = 1.0f / sqrtf((float)run->head_dim) };
-	uint32_t dim = kvt_cuda_dim(run->head_dim);
-	bool bf16 = run->q_type == KVT_ATTN_BF16, f8 = run->kv_type == KVT_ATTN_F8_E4M3;
-	struct kvt_cuda_plan plan = { 0 };
-	const struct kvt_cuda_launch *launches;
-	struct guarded partials;
+	struct kvt_attn_prefill prefill = prefill_make(run, &rows, &sequence, 1);
 
 	rows_fill(&rows, 0, 1, first, n);
-	kvt_prefill_strides(&prefill);
-	EXPECT_EQUAL(kvt_cuda_plan_make(&plan, &prefill, n_resident, slots), 0);
-	partials = guarded_alloc(plan.slots_max * kvt_cuda_slot_bytes(dim));
-	launches = plan.launches.data;
-	for (uint32_t i = 0; i < plan.n_launches; i++) {
-		struct kvt_cuda_prefill args;
-
-		kvt_cuda_plan_args(&plan, &launches[i], &prefill,
-				   (uint64_t)(uintptr_t)plan.memory.data,
-				   (uint64_t)(uintptr_t)partials.data, &args);
-		launch("attend", dim, bf16, f8, &args, launches[i].n_items);
-		launch("merge", dim, bf16, f8, &args, launches[i].n_blocks);
-		launch("repair", dim, bf16, f8, &args, launches[i].n_blocks);
-	}
-	guarded_free(&partials);
-	kvt_cuda_plan_free(&plan);
+	batch_run(&prefill, n_resident, slots);
 	return rows;
+}
+
+/* How far results may be off: by rounding of weights, and of out. */
+static double tolerance_of(const struct run *run, uint32_t out_type)
+{
+	bool same = run->kv_type == run->q_type || run->kv_type == KVT_ATTN_F8_E4M3;
+	double products = run->q_type == KVT_ATTN_F32 || !same ? 2e-6
+			  : run->q_type == KVT_ATTN_BF16       ? 5e-3
+							       : 1e-3;
+	double rounding = out_type == KVT_ATTN_BF16 ? 4e-3 : out_type == KVT_ATTN_F16 ? 5e-4 : 0;
+
+	return products + rounding;
+}
+
+/* Row number row of the result against double precision; its query is at a position. */
+static void check_row(const struct run *run, const struct rows *rows, uint32_t row, uint32_t head,
+		      uint32_t limit)
+{
+	size_t index = ((size_t)row * rows->n_heads + head) * run->head_dim;
+	double expected[256], difference = 0, norm = 0;
+
+	reference_row(&run->pool, &run->text,
+		      (char *)rows->q.data + index * type_bytes(run->q_type), run->q_type,
+		      head / run->group_heads, limit, 1.0 / (double)sqrtf((float)run->head_dim),
+		      expected);
+	for (uint32_t j = 0; j < run->head_dim; j++) {
+		double value = element_read((char *)rows->out.data +
+						    (index + j) * type_bytes(rows->out_type),
+					    rows->out_type);
+
+		difference += (value - expected[j]) * (value - expected[j]);
+		norm += expected[j] * expected[j];
+	}
+	if (!(sqrt(difference / norm) <= tolerance_of(run, rows->out_type)))
+		case_fail(__FILE__, __LINE__, "row %u, head %u: relative error %g", row, head,
+			  sqrt(difference / norm));
 }
 
 static void check_rows(const struct run *run, const struct rows *rows, uint32_t first, uint32_t n,
@@ -114,25 +168,9 @@ static void check_rows(const struct run *run, const struct rows *rows, uint32_t 
 
 	for (uint32_t i = 0; i < 10; i++) {
 		uint32_t query = i == 0 ? 0 : i == 1 ? n - 1 : random_below(&random, n);
-		uint32_t head = random_below(&random, rows->n_heads);
-		size_t index = ((size_t)query * rows->n_heads + head) * run->head_dim;
-		uint32_t limit = reference_limit(first + query, first + n, regions, n_regions);
-		double expected[256], difference = 0, norm = 0;
-		double tolerance = run->q_type == KVT_ATTN_BF16 ? 5e-3 : 1e-3;
 
-		reference_row(&run->pool, &run->text,
-			      (char *)rows->q.data + index * type_bytes(run->q_type), run->q_type,
-			      head / run->group_heads, limit,
-			      1.0 / (double)sqrtf((float)run->head_dim), expected);
-		for (uint32_t j = 0; j < run->head_dim; j++) {
-			double value = ((float *)rows->out.data)[index + j];
-
-			difference += (value - expected[j]) * (value - expected[j]);
-			norm += expected[j] * expected[j];
-		}
-		if (!(sqrt(difference / norm) <= tolerance))
-			case_fail(__FILE__, __LINE__, "query %u, head %u: relative error %g", query,
-				  head, sqrt(difference / norm));
+		check_row(run, rows, query, random_below(&random, rows->n_heads),
+			  reference_limit(first + query, first + n, regions, n_regions));
 	}
 }
 
@@ -163,6 +201,11 @@ static void reference_tests(void)
 		{ 64, 1, 2, 66, 16, 1, KVT_ATTN_F8_E4M3, KVT_ATTN_F16 },
 		{ 17, 1, 2, 70, 4, 40, KVT_ATTN_BF16, KVT_ATTN_BF16 }, /* rows that are no lines */
 		{ 72, 1, 2, 70, 4, 20, KVT_ATTN_BF16, KVT_ATTN_BF16 },
+		{ 128, 1, 4, 140, 64, 20, KVT_ATTN_F32, KVT_ATTN_F32 },
+		{ 256, 1, 3, 50, 16, 25, KVT_ATTN_F32, KVT_ATTN_F32 },
+		{ 80, 1, 2, 70, 2, 40, KVT_ATTN_F8_E4M3, KVT_ATTN_F32 },
+		{ 96, 1, 2, 70, 32, 3, KVT_ATTN_BF16, KVT_ATTN_F16 },
+		{ 7, 2, 2, 70, 32, 40, KVT_ATTN_F32, KVT_ATTN_F32 },
 	};
 
 	for (uint32_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -199,14 +242,15 @@ static void regions_test(void)
 	run_free(&run);
 }
 
-static void bits_test(void)
+static void bits_test(uint32_t type)
 {
-	struct run run = run_make(64, 1, 4, 1300, 16, KVT_ATTN_BF16, KVT_ATTN_BF16);
+	struct run run = run_make(64, 1, 4, 1300, 16, type, type);
 	static const uint32_t chunks[] = { 1, 2, 17, 5, 35 };
 	struct rows expected, result;
 	uint32_t first = 1240;
 
-	case_begin("emulated: chunks, decode, spans and memory change no bits");
+	case_begin("emulated: chunks, decode, spans and memory change no bits, %s",
+		   type_name(type));
 	expected = attend(&run, 1240, 60, 1, 1000, NULL, 0); /* spans of groups */
 	check_rows(&run, &expected, 1240, 60, NULL, 0);
 	result = attend(&run, 1240, 60, 1000, 1000, NULL, 0); /* spans of units */
@@ -225,12 +269,12 @@ static void bits_test(void)
 	run_free(&run);
 }
 
-static void groups_test(void)
+static void groups_test(uint32_t type)
 {
-	struct run run = run_make(16, 1, 2, 9300, 64, KVT_ATTN_BF16, KVT_ATTN_BF16);
+	struct run run = run_make(16, 1, 2, 9300, 64, type, type);
 	struct rows groups, units;
 
-	case_begin("emulated: two groups, by groups and by units");
+	case_begin("emulated: two groups, by groups and by units, %s", type_name(type));
 	groups = attend(&run, 9298, 2, 1, 1000, NULL, 0);
 	units = attend(&run, 9298, 2, 1000, 1000, NULL, 0);
 	check_rows(&run, &groups, 9298, 2, NULL, 0);
@@ -240,12 +284,12 @@ static void groups_test(void)
 	run_free(&run);
 }
 
-static void poison_test(uint32_t at, uint32_t n_resident)
+static void poison_test(uint32_t at, uint32_t n_resident, uint32_t type)
 {
-	struct run run = run_make(64, 1, 2, 1060, 16, KVT_ATTN_BF16, KVT_ATTN_BF16);
+	struct run run = run_make(64, 1, 2, 1060, 16, type, type);
 	struct rows clean, poisoned;
 
-	case_begin("emulated: V not finite at position %u, spans of %s", at,
+	case_begin("emulated: V not finite at position %u, %s, spans of %s", at, type_name(type),
 		   n_resident > 1 ? "units" : "groups");
 	clean = attend(&run, 1000, 60, n_resident, 1000, NULL, 0);
 	element_write(pool_element(&run.pool, 1, run.text.pages[at / 16], 0, at % 16, 5),
@@ -260,13 +304,133 @@ static void poison_test(uint32_t at, uint32_t n_resident)
 	run_free(&run);
 }
 
-int main(void)
+/* out in place of q, also where a block is done again since a value was not finite. */
+static void in_place_test(uint32_t n_positions, uint32_t n_resident)
 {
+	struct run run = run_make(64, 1, 2, n_positions, 16, KVT_ATTN_F16, KVT_ATTN_F16);
+	uint32_t first = n_positions - 40, at = n_positions - 20;
+	struct rows apart = rows_make(40, 2, 64, KVT_ATTN_F16, KVT_ATTN_F16);
+	struct rows within = rows_make(40, 2, 64, KVT_ATTN_F16, KVT_ATTN_F16);
+	struct kvt_attn_sequence sequence = { .n_queries = 40,
+					      .n_positions = n_positions,
+					      .pages = run.text.pages,
+					      .n_pages = run.text.n_pages };
+	struct kvt_attn_prefill prefill = prefill_make(&run, &apart, &sequence, 1);
+
+	case_begin("emulated: out in place of q, %u positions, V not finite", n_positions);
+	element_write(pool_element(&run.pool, 1, run.text.pages[at / 16], 0, at % 16, 5),
+		      KVT_ATTN_F16, INFINITY);
+	rows_fill(&apart, 0, 1, first, 40);
+	rows_fill(&within, 0, 1, first, 40);
+	batch_run(&prefill, n_resident, 1000);
+	prefill.q = prefill.out = within.q.data;
+	batch_run(&prefill, n_resident, 1000);
+	EXPECT(memcmp(apart.out.data, within.q.data, apart.out.bytes) == 0);
+	for (uint32_t i = 0; i < 20; i++)
+		check_row(&run, &apart, i, i % 2, first + i + 1);
+	rows_free(&apart);
+	rows_free(&within);
+	run_free(&run);
+}
+
+/* Shapes that nobody chose. */
+
+struct shape {
+	uint32_t head_dim;
+	uint32_t n_kv_heads;
+	uint32_t group_heads;
+	uint32_t n_positions;
+	uint32_t page_size;
+	uint32_t kv_type;
+	uint32_t q_type;
+	uint32_t out_type;
+	uint32_t n_regions;
+	struct kvt_attn_region regions[4];
+};
+
+static struct shape shape_random(struct random *random)
+{
+	static const uint32_t dims[] = { 64, 80, 96, 128, 256, 40, 65, 100, 8, 1, 200 };
+	struct shape shape = { .head_dim = dims[random_below(random, 11)],
+			       .n_kv_heads = 1 + random_below(random, 2),
+			       .group_heads = 1 + random_below(random, 9),
+			       .page_size = 1u << random_below(random, 9),
+			       .kv_type = random_below(random, 4),
+			       .q_type = random_below(random, 3),
+			       .out_type = random_below(random, 3) };
+	uint32_t at = 0;
+
+	/* Now and then across the end of a unit. */
+	shape.n_positions = random_below(random, 8) ? 1 + random_below(random, 150)
+						    : 1000 + random_below(random, 60);
+	while (shape.n_regions < 4 && random_below(random, 2)) {
+		struct kvt_attn_region *region = &shape.regions[shape.n_regions++];
+
+		region->start = at + random_below(random, 40);
+		region->end = at = region->start + 1 + random_below(random, 60);
+	}
+	return shape;
+}
+
+/*
+ * Two sequences that share the text's pages, and one without queries between them: the second may
+ * end earlier, so that a region is cut there.
+ */
+static void random_test(uint32_t seed)
+{
+	struct random random = { seed };
+	struct shape shape = shape_random(&random);
+	struct run run = run_make(shape.head_dim, shape.n_kv_heads, shape.group_heads,
+				  shape.n_positions, shape.page_size, shape.kv_type, shape.q_type);
+	uint32_t ends[2] = { shape.n_positions, 1 + random_below(&random, shape.n_positions) };
+	uint32_t n[2] = { 1 + random_below(&random, ends[0] < 40 ? ends[0] : 40),
+			  1 + random_below(&random, ends[1] < 9 ? ends[1] : 9) };
+	struct kvt_attn_sequence sequences[3] = { 0 };
+	struct rows rows = rows_make(n[0] + n[1], shape.n_kv_heads * shape.group_heads,
+				     shape.head_dim, shape.q_type, shape.out_type);
+	struct kvt_attn_prefill prefill = prefill_make(&run, &rows, sequences, 3);
+
+	case_begin("emulated: random %u: dim %u, %u heads x %u, %u and %u of %u and %u, page %u, "
+		   "%s KV, %s q, %s out, %u regions",
+		   seed, shape.head_dim, shape.n_kv_heads, shape.group_heads, n[0], n[1], ends[0],
+		   ends[1], shape.page_size, type_name(shape.kv_type), type_name(shape.q_type),
+		   type_name(shape.out_type), shape.n_regions);
+	for (uint32_t i = 0; i < 2; i++) {
+		sequences[2 * i] = (struct kvt_attn_sequence){ .n_queries = n[i],
+							       .n_positions = ends[i],
+							       .pages = run.text.pages,
+							       .n_pages = run.text.n_pages,
+							       .regions = shape.regions,
+							       .n_regions = shape.n_regions };
+		rows_fill(&rows, i ? n[0] : 0, 1, ends[i] - n[i], n[i]);
+	}
+	batch_run(&prefill, 1 + random_below(&random, 60), 1 + random_below(&random, 12));
+	for (uint32_t row = 0; row < n[0] + n[1]; row += 1 + random_below(&random, 4)) {
+		uint32_t i = row >= n[0], position = ends[i] - n[i] + row - (i ? n[0] : 0);
+
+		check_row(&run, &rows, row, random_below(&random, rows.n_heads),
+			  reference_limit(position, ends[i], shape.regions, shape.n_regions));
+	}
+	rows_free(&rows);
+	run_free(&run);
+}
+
+int main(int argc, char **argv)
+{
+	uint32_t n_random = argc > 1 ? (uint32_t)atoi(argv[1]) : 40;
+
 	reference_tests();
 	regions_test();
-	bits_test();
-	groups_test();
-	poison_test(1021, 1);
-	poison_test(1033, 1000);
+	bits_test(KVT_ATTN_BF16);
+	bits_test(KVT_ATTN_F32);
+	groups_test(KVT_ATTN_BF16);
+	groups_test(KVT_ATTN_F32);
+	poison_test(1021, 1, KVT_ATTN_BF16);
+	poison_test(1033, 1000, KVT_ATTN_BF16);
+	poison_test(1033, 1000, KVT_ATTN_F32);
+	in_place_test(100, 1000);
+	in_place_test(1050, 1000);
+	for (uint32_t seed = 1; seed <= n_random; seed++)
+		random_test(seed);
 	return cases_end();
 }

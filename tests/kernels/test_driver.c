@@ -236,22 +236,46 @@ static void devices_test(void)
 	*stub_major = 9;
 }
 
+/* Queries, KV and results may each have another type; on the device as on the CPU. */
 static void types_test(void)
 {
-	struct round round = round_make();
-	struct kvt_attn_context *context = NULL;
+	static const uint32_t types[][2] = { { KVT_ATTN_F32, KVT_ATTN_F32 },
+					     { KVT_ATTN_F32, KVT_ATTN_BF16 },
+					     { KVT_ATTN_F16, KVT_ATTN_BF16 } };
+	struct kvt_attn_context *context = NULL, *cpu = context_for(KVT_ATTN_ISA_PORTABLE, 1, 0);
+	struct rows rows[3], expected[3];
 
-	case_begin("driver: types that CUDA has not");
-	round_link(&round);
 	EXPECT_EQUAL(cuda_open(&context, NULL, 0), 0);
-	round.prefill.q_type = KVT_ATTN_F16;
-	EXPECT_EQUAL(kvt_attn_append_prefill(context, &round.prefill, NULL), -ENOTSUP);
-	EXPECT(strstr(kvt_attn_error_text(context), "CPU context"));
-	round.prefill.q_type = KVT_ATTN_BF16;
-	round.prefill.out_type = KVT_ATTN_F16;
-	EXPECT_EQUAL(kvt_attn_append_prefill(context, &round.prefill, NULL), -ENOTSUP);
+	for (uint32_t i = 0; i < 3; i++) {
+		struct round round = round_make();
+
+		case_begin("driver: %s queries, %s results, bf16 KV", type_name(types[i][0]),
+			   type_name(types[i][1]));
+		round_link(&round);
+		rows[i] = rows_make(24, 4, 64, types[i][0], types[i][1]);
+		expected[i] = rows_make(24, 4, 64, types[i][0], types[i][1]);
+		rows_fill(&rows[i], 0, 1, 8, 24);
+		round.prefill.q = rows[i].q.data;
+		round.prefill.q_type = types[i][0];
+		round.prefill.out_type = types[i][1];
+		round.prefill.out = rows[i].out.data;
+		EXPECT_EQUAL(round_run(context, &round), 0);
+		round.prefill.out = expected[i].out.data;
+		EXPECT_EQUAL(round_run(cpu, &round), 0);
+		for (uint32_t j = 0; j < 24 * 4 * 64; j++) {
+			size_t at = j * type_bytes(types[i][1]);
+			double a = element_read((char *)rows[i].out.data + at, types[i][1]);
+			double b = element_read((char *)expected[i].out.data + at, types[i][1]);
+
+			if (!(fabs(a - b) <= (types[i][1] == KVT_ATTN_F32 ? 1e-5 : 0.02)))
+				case_fail(__FILE__, __LINE__, "element %u is %g, not %g", j, a, b);
+		}
+		rows_free(&rows[i]);
+		rows_free(&expected[i]);
+		round_free(&round);
+	}
 	kvt_attn_close(context);
-	round_free(&round);
+	kvt_attn_close(cpu);
 }
 
 int main(void)

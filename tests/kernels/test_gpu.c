@@ -162,7 +162,9 @@ static void rows_check(const struct model *model, const struct rows *rows, uint3
 			norm += expected[j] * expected[j];
 		}
 		error = sqrt(difference / norm);
-		if (!(error <= (model->q_type == KVT_ATTN_BF16 ? 5e-3 : 1e-3)))
+		if (!(error <= (model->q_type == KVT_ATTN_BF16	? 5e-3
+				: model->q_type == KVT_ATTN_F16 ? 1e-3
+								: 5e-6)))
 			case_fail(__FILE__, __LINE__, "query %u, head %u: relative error %g", query,
 				  head, error);
 	}
@@ -193,6 +195,9 @@ static void shapes_test(struct kvt_attn_context *context)
 		{ 128, 1, 2, 130, 16, 33, KVT_ATTN_F8_E4M3, KVT_ATTN_BF16 },
 		{ 256, 1, 2, 70, 16, 35, KVT_ATTN_F16, KVT_ATTN_F16 },
 		{ 17, 1, 2, 70, 4, 40, KVT_ATTN_BF16, KVT_ATTN_BF16 },
+		{ 128, 1, 4, 200, 64, 77, KVT_ATTN_F32, KVT_ATTN_F32 },
+		{ 256, 1, 2, 70, 16, 35, KVT_ATTN_F32, KVT_ATTN_F32 },
+		{ 80, 2, 2, 70, 16, 35, KVT_ATTN_F8_E4M3, KVT_ATTN_F32 },
 	};
 
 	for (uint32_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
@@ -213,14 +218,16 @@ static void shapes_test(struct kvt_attn_context *context)
 	}
 }
 
-static void bits_test(struct kvt_attn_context *context, uint32_t n_positions, uint32_t n)
+static void bits_test(struct kvt_attn_context *context, uint32_t n_positions, uint32_t n,
+		      uint32_t type)
 {
 	static const uint32_t chunks[] = { 1, 2, 17, 1, 35 };
-	struct model model = model_make(64, 1, 4, n_positions, 16, KVT_ATTN_BF16, KVT_ATTN_BF16);
+	struct model model = model_make(64, 1, 4, n_positions, 16, type, type);
 	uint32_t start = n_positions - n, first = start;
 	struct rows expected, result;
 
-	case_begin("gpu: the same bits in chunks and decode, %u positions", n_positions);
+	case_begin("gpu: the same bits in chunks and decode, %u positions, %s", n_positions,
+		   type_name(type));
 	expected = run(context, &model, start, n);
 	rows_check(&model, &expected, start, n);
 	for (uint32_t i = 0; first < n_positions; i++) {
@@ -269,12 +276,15 @@ int main(int argc, char **argv)
 	printf("%s\n", kvt_attn_describe(context));
 	driver_load();
 	shapes_test(context);
-	bits_test(context, 1100, 60);
+	bits_test(context, 1100, 60, KVT_ATTN_BF16);
+	bits_test(context, 1100, 20, KVT_ATTN_F32);
 	/* Emulated hardware, and a sanitizer, take too long for what a device does at once. */
 	quick = getenv("KVT_TEST_EMULATED") || (argc > 1 && strcmp(argv[1], "--quick") == 0);
 	if (!quick) {
-		bits_test(context, 3000, 2900);
-		bits_test(context, 20000, 300);
+		bits_test(context, 3000, 2900, KVT_ATTN_BF16);
+		bits_test(context, 3000, 2900, KVT_ATTN_F16);
+		bits_test(context, 3000, 900, KVT_ATTN_F32);
+		bits_test(context, 20000, 300, KVT_ATTN_BF16);
 	}
 	poison_test(context);
 	kvt_attn_close(context);
