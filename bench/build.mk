@@ -9,7 +9,12 @@ BENCH_TOOLS_OBJ := $(call objs,tools/replay_daemon.c tools/trace.c tools/trace_r
 $(O)/kvtbench: $(BENCH_OBJ) $(BENCH_TOOLS_OBJ) $(CLIENT_OBJ) $(CORE_OBJ) $(SHM_OBJ)
 	$(CC) $(LDFLAGS_BASE) $^ -o $@ -ljansson -lz -lm
 
-PROGRAMS += $(O)/kvtbench
+# kvtbench-restart: how long nobody answers while one daemon follows another.
+$(O)/kvtbench-restart: $(call objs,$(wildcard bench/restart/*.c) tools/replay_daemon.c) \
+		$(CLIENT_OBJ) $(SHM_OBJ)
+	$(CC) $(LDFLAGS_BASE) $^ -o $@
+
+PROGRAMS += $(O)/kvtbench $(O)/kvtbench-restart
 
 # make bench: figures of this machine as JSON lines in $(O)/bench.jsonl, the aims on the terminal.
 bench: $(O)/kvtbench $(O)/kvtrunkd

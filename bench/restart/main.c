@@ -1,0 +1,405 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvtbench-restart: how long nobody answers when the daemon is killed, upgraded or taken over, with
+ * a full cache and workers that go on working. */
+#include <fcntl.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kvtrunk.h"
+#include "shm/atomic.h"
+#include "tools/replay_daemon.h"
+
+#define PAGE_SIZE 16u
+#define SEQUENCE 4096u /* positions of each cached sequence */
+#define WORKERS_MAX 8u
+
+static struct {
+	uint32_t positions, rounds, workers;
+	const char *program;
+} options = { .positions = 1u << 20, .rounds = 60, .workers = 2 };
+
+static struct kvt_own_daemon daemon_;
+static char program[512];
+
+__attribute__((noreturn, format(printf, 1, 2))) static void die(const char *format, ...)
+{
+	va_list arguments;
+
+	va_start(arguments, format);
+	fputs("kvtbench-restart: ", stderr);
+	vfprintf(stderr, format, arguments);
+	fputc('\n', stderr);
+	va_end(arguments);
+	if (daemon_.pid)
+		kvt_own_daemon_stop(&daemon_);
+	exit(1);
+}
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+static int compare(const void *a, const void *b)
+{
+	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+	return (x > y) - (x < y);
+}
+
+static double ms(const uint64_t *sorted, uint32_t n, uint32_t percent)
+{
+	uint32_t at = (n * percent + 99) / 100;
+
+	return (double)sorted[at ? at - 1 : 0] / 1e6;
+}
+
+/* ---- the world */
+
+static struct kvt_client *connect_to(void)
+{
+	struct kvt_options how = KVT_OPTIONS_INIT;
+	struct kvt_client *client;
+	struct kvt_error error;
+
+	how.socket_path = daemon_.socket_path;
+	if (kvt_client_connect(&client, &how, &error) != 0)
+		die("%s", error.text);
+	return client;
+}
+
+static uint32_t open_space(struct kvt_client *client)
+{
+	const uint64_t digest[2] = { 1, 2 };
+	uint32_t space;
+
+	if (kvt_namespace_open(client, digest, "restart", &space) != 0)
+		die("%s", kvt_client_error(client)->text);
+	return space;
+}
+
+static void use(struct kvt_client *client, uint32_t space, uint32_t number)
+{
+	static uint32_t keys[SEQUENCE];
+	struct kvt_seq *seq;
+
+	for (uint32_t i = 0; i < SEQUENCE; i++)
+		keys[i] = (number * 2654435761u + i) & 0x7fffffffu;
+	if (kvt_seq_begin(client, space, keys, SEQUENCE, 0, 0, &seq) != 0 ||
+	    kvt_seq_end(seq, SEQUENCE, NULL, 0, KVT_IDLE, 0) != 0)
+		die("%s", kvt_client_error(client)->text);
+}
+
+static void start_daemon(bool supervised)
+{
+	char pages[64], why[512];
+	const char *flags[] = { "--page-size=16", "--page-bytes=64", "--hugepages=no",
+				"--log-level=error", "--watchdog-ms=0", pages,
+				supervised ? "--supervise" : NULL, NULL };
+	struct kvt_client *client;
+	uint32_t space;
+
+	snprintf(pages, sizeof(pages), "--n-pages=%u", options.positions / PAGE_SIZE + 1);
+	if (kvt_own_daemon_start(&daemon_, program, flags, -1, why, sizeof(why)) != 0)
+		die("%s", why);
+	client = connect_to();
+	space = open_space(client);
+	for (uint32_t i = 0; i < options.positions / SEQUENCE; i++)
+		use(client, space, i);
+	kvt_client_close(client, KVT_IDLE);
+}
+
+/* Sequences of the cache and new ones in turns, until they are killed. */
+static pid_t start_worker(uint32_t number)
+{
+	pid_t pid = fork();
+	struct kvt_client *client;
+	uint32_t space;
+
+	if (pid != 0)
+		return pid;
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	client = connect_to();
+	space = open_space(client);
+	for (uint32_t i = number * 31;; i++)
+		use(client, space, i % 4 ? i % (options.positions / SEQUENCE) : 1000000 + i);
+}
+
+/* ---- what is measured */
+
+enum how { KILLED, UPGRADED, TAKEN_OVER };
+
+static pid_t child_of(pid_t parent)
+{
+	char path[64];
+	int pid = 0;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)parent, (int)parent);
+	file = fopen(path, "re");
+	if (!file || fscanf(file, "%d", &pid) != 1)
+		pid = 0;
+	if (file)
+		fclose(file);
+	return pid;
+}
+
+static pid_t take_over(void)
+{
+	char run[128], socket[160], pages[64];
+	pid_t old = daemon_.pid;
+
+	snprintf(run, sizeof(run), "--runtime-dir=%s", daemon_.directory);
+	snprintf(socket, sizeof(socket), "--socket-path=%s", daemon_.socket_path);
+	snprintf(pages, sizeof(pages), "--n-pages=%u", options.positions / PAGE_SIZE + 1);
+	daemon_.pid = fork();
+	if (daemon_.pid == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		execl(program, program, "--takeover", run, socket, "--page-size=16",
+		      "--page-bytes=64", "--hugepages=no", "--log-level=error", pages, NULL);
+		_exit(127);
+	}
+	return old;
+}
+
+/* Somebody who asks the daemon something every 200 microseconds, and how long the longest answer
+ * took. */
+struct prober {
+	uint64_t longest_ns;
+	uint64_t answers;
+};
+
+static pid_t start_prober(struct prober *prober)
+{
+	const struct timespec pause = { .tv_nsec = 200000 };
+	pid_t pid = fork();
+	struct kvt_client *client;
+
+	if (pid != 0)
+		return pid;
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	client = connect_to();
+	for (;;) {
+		uint64_t before = now_ns(), took;
+		struct kvt_counters counters;
+
+		if (kvt_stats(client, &counters) != 0)
+			die("%s", kvt_client_error(client)->text);
+		took = now_ns() - before;
+		if (took > kvt_load_relaxed(&prober->longest_ns))
+			kvt_store_relaxed(&prober->longest_ns, took);
+		kvt_add_full(&prober->answers, 1);
+		nanosleep(&pause, NULL);
+	}
+}
+
+static int32_t serving_pid(struct kvt_client *client)
+{
+	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
+	struct kvt_admin_status status;
+
+	if (kvt_admin(client, &request, NULL, 0, &status, sizeof(status)) != 1)
+		die("%s", kvt_client_error(client)->text);
+	return status.daemon_pid;
+}
+
+/* The longest that the prober waited while one daemon followed the other. */
+static uint64_t gap_of(struct kvt_client *client, struct prober *prober, enum how how)
+{
+	int32_t before = serving_pid(client);
+	uint64_t answers;
+	pid_t old = 0;
+
+	kvt_store_relaxed(&prober->longest_ns, 0);
+	switch (how) {
+	case KILLED:
+		kill(child_of(daemon_.pid), SIGKILL);
+		break;
+	case UPGRADED:
+		kill(daemon_.pid, SIGUSR2);
+		break;
+	case TAKEN_OVER:
+		old = take_over();
+		break;
+	}
+	while (serving_pid(client) == before)
+		usleep(1000);
+	if (old)
+		waitpid(old, NULL, 0);
+	answers = kvt_load_acquire(&prober->answers);
+	while (kvt_load_acquire(&prober->answers) < answers + 2)
+		usleep(200);
+	return kvt_load_relaxed(&prober->longest_ns);
+}
+
+/* What no successor can do without: a process with the daemon's program, and the bytes of arena and
+ * ledger read once. */
+static uint64_t floor_of(uint64_t bytes, const uint64_t *memory)
+{
+	uint64_t before = now_ns(), sum = 0;
+	pid_t pid = fork();
+	int status;
+
+	if (pid == 0) {
+		int quiet = open("/dev/null", O_WRONLY | O_CLOEXEC);
+
+		dup2(quiet, 1);
+		execl(program, program, "--version", NULL);
+		_exit(127);
+	}
+	if (waitpid(pid, &status, 0) != pid || status != 0)
+		die("cannot run %s", program);
+	for (uint64_t i = 0; i < bytes / sizeof(*memory); i++)
+		sum += memory[i];
+	before = now_ns() - before;
+	kvt_store_relaxed((uint64_t *)(uintptr_t)&memory[0], sum);
+	return before;
+}
+
+static uint64_t object_bytes(struct kvt_client *client, uint64_t *ret_positions)
+{
+	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
+	struct kvt_admin_status status;
+
+	if (kvt_admin(client, &request, NULL, 0, &status, sizeof(status)) != 1)
+		die("%s", kvt_client_error(client)->text);
+	*ret_positions = status.counters.cached_pages * PAGE_SIZE;
+	return status.arena_bytes + status.ledger_bytes;
+}
+
+static void report(const char *name, uint64_t *gaps, uint64_t *floors, uint64_t positions,
+		   uint64_t bytes)
+{
+	uint32_t n = options.rounds;
+
+	qsort(gaps, n, sizeof(*gaps), compare);
+	qsort(floors, n, sizeof(*floors), compare);
+	printf("{\"figure\":\"service gap, %s\",\"cached_positions\":%llu,\"workers\":%u,"
+	       "\"object_bytes\":%llu,\"n\":%u,\"p50_ms\":%.2f,\"p90_ms\":%.2f,\"p99_ms\":%.2f,"
+	       "\"max_ms\":%.2f,\"floor_p50_ms\":%.2f,\"floor_p99_ms\":%.2f,\"aim_p99_ms\":50}\n",
+	       name, (unsigned long long)positions, options.workers, (unsigned long long)bytes, n,
+	       ms(gaps, n, 50), ms(gaps, n, 90), ms(gaps, n, 99), ms(gaps, n, 100),
+	       ms(floors, n, 50), ms(floors, n, 99));
+	fprintf(stderr, "%-24s p50 %6.1f ms  p99 %6.1f ms  max %6.1f ms   floor p50 %6.1f ms  p99 "
+		"%6.1f ms   %s\n", name, ms(gaps, n, 50), ms(gaps, n, 99), ms(gaps, n, 100),
+		ms(floors, n, 50), ms(floors, n, 99),
+		ms(gaps, n, 99) < 50 ? "aim met" : "above the aim of 50 ms");
+}
+
+static void measure(const char *name, enum how how)
+{
+	uint64_t *gaps = calloc(options.rounds, sizeof(*gaps));
+	uint64_t *floors = calloc(options.rounds, sizeof(*floors));
+	pid_t workers[WORKERS_MAX];
+	uint64_t positions, bytes;
+	struct kvt_client *client;
+	struct prober *prober;
+	uint64_t *memory;
+	pid_t asking;
+
+	prober = mmap(NULL, sizeof(*prober), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+		      -1, 0);
+	start_daemon(how != TAKEN_OVER);
+	client = connect_to();
+	bytes = object_bytes(client, &positions);
+	memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (!gaps || !floors || memory == MAP_FAILED || prober == MAP_FAILED)
+		die("out of memory");
+	memset(memory, 1, bytes);
+	for (uint32_t i = 0; i < options.workers; i++)
+		workers[i] = start_worker(i);
+	asking = start_prober(prober);
+	for (uint32_t i = 0; i < options.rounds; i++) {
+		usleep(100000); /* the workers go on, and the supervisor sees a life */
+		gaps[i] = gap_of(client, prober, how);
+		floors[i] = floor_of(bytes, memory);
+	}
+	for (uint32_t i = 0; i < options.workers; i++) {
+		kill(workers[i], SIGKILL);
+		waitpid(workers[i], NULL, 0);
+	}
+	kill(asking, SIGKILL);
+	waitpid(asking, NULL, 0);
+	bytes = object_bytes(client, &positions);
+	report(name, gaps, floors, positions, bytes);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_own_daemon_stop(&daemon_);
+	munmap(memory, bytes);
+	free(gaps);
+	free(floors);
+}
+
+static void find_program(void)
+{
+	ssize_t n = readlink("/proc/self/exe", program, sizeof(program) - 16);
+	char *slash;
+
+	if (options.program) {
+		snprintf(program, sizeof(program), "%s", options.program);
+		return;
+	}
+	program[n > 0 ? n : 0] = '\0';
+	slash = strrchr(program, '/');
+	snprintf(slash ? slash + 1 : program, 16, "kvtrunkd");
+}
+
+static void usage(FILE *to)
+{
+	fputs("Usage: kvtbench-restart [options]\n"
+	      "How long nobody answers while one daemon follows another, with a full cache and\n"
+	      "workers at work. JSON lines on stdout, a table on stderr.\n"
+	      "\n"
+	      "  --positions N     cached positions (1048576)\n"
+	      "  --rounds N        successions of each kind (60)\n"
+	      "  --workers N       processes that go on working, 0 to 8 (2)\n"
+	      "  --daemon PROGRAM  kvtrunkd to run (default: beside this program)\n", to);
+}
+
+int main(int argc, char **argv)
+{
+	static const struct option names[] = {
+		{ "positions", required_argument, NULL, 'p' },
+		{ "rounds", required_argument, NULL, 'r' },
+		{ "workers", required_argument, NULL, 'w' },
+		{ "daemon", required_argument, NULL, 'd' },
+		{ "help", no_argument, NULL, 'h' },
+		{ 0 },
+	};
+	int option;
+
+	while ((option = getopt_long(argc, argv, "", names, NULL)) != -1) {
+		if (option == 'p')
+			options.positions = (uint32_t)strtoul(optarg, NULL, 0);
+		else if (option == 'r')
+			options.rounds = (uint32_t)strtoul(optarg, NULL, 0);
+		else if (option == 'w')
+			options.workers = (uint32_t)strtoul(optarg, NULL, 0);
+		else if (option == 'd')
+			options.program = optarg;
+		else {
+			usage(option == 'h' ? stdout : stderr);
+			return option == 'h' ? 0 : 2;
+		}
+	}
+	if (options.positions < SEQUENCE || options.rounds < 1 || options.workers > WORKERS_MAX) {
+		usage(stderr);
+		return 2;
+	}
+	find_program();
+	measure("killed", KILLED);
+	measure("upgraded", UPGRADED);
+	measure("taken over", TAKEN_OVER);
+	return 0;
+}
