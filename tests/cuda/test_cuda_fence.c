@@ -511,8 +511,8 @@ static void fill(struct kvt_cu_driver *driver, const struct kvt_pool *pool, uint
 					     pool->page_bytes, stream), 0);
 }
 
-/* Serve prompts of few prefixes from a pool that is far too small, so that pages go round fast: what
- * is cached must be right at once, and nobody's late write may hit a page that is another's. */
+/* Serve prompts of few prefixes from a pool that is far too small, so that pages go round fast:
+ * what is cached must be right at once, and no late write may hit a page of somebody else. */
 static void lagging_worker(int pipe, void *context)
 {
 	struct kvt_test_random random = { (uint64_t)(uintptr_t)context };
