@@ -21,7 +21,8 @@
 #include "tests/chaos/chaos.h"
 #include "tools/util.h"
 
-#define ROUND_SESSIONS 24 /* of the generated trace; a new one follows */
+#define ROUND_SESSIONS 96 /* of the generated trace; a new one follows */
+#define ROUND_CONTEXT 8192 /* positions: many operations, a log of bearable size */
 #define PAUSE_LEAST_MS 20
 #define PAUSE_MOST_MS 120
 
@@ -31,7 +32,7 @@ static const char usage_text[] =
 	"  --seconds N   how long (60)\n"
 	"  --seed S      repeat the choices of an earlier run (random)\n"
 	"  --workers N   worker processes (4)\n"
-	"  --pages N     pages of the pool (4096): small ones evict\n"
+	"  --pages N     pages of the pool (2048): small ones evict\n"
 	"  --keep        keep the operation log, also after a good run\n\n"
 	"Exit status: 0 nothing was wrong, 1 something was, 2 usage.\n";
 
@@ -91,6 +92,7 @@ static bool load_trace(struct chaos *chaos, uint32_t round)
 {
 	struct kvt_trace_options options = {
 		.format = KVT_TRACE_GENERATE, .sessions = ROUND_SESSIONS, .users = 16,
+		.context = ROUND_CONTEXT,
 		/* Every other round asks again what the one before asked. */
 		.seed = chaos->seed + round / 2,
 	};
@@ -357,7 +359,7 @@ static bool parse(struct chaos *chaos, int argc, char **argv, uint64_t *ret_seco
 int main(int argc, char **argv)
 {
 	struct chaos chaos = { .options = {
-		.policy = "lru", .workers = 4, .n_pages = 4096, .page_size = 64, .page_bytes = 512,
+		.policy = "lru", .workers = 4, .n_pages = 2048, .page_size = 64, .page_bytes = 512,
 		.chunk = 256, .concurrency = 2, .n_namespaces = 2, .verify = true,
 		.coalesce_ms = 2000,
 	} };
