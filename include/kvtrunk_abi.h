@@ -21,10 +21,17 @@
  * believe anything else: two builds that disagree never touch the same memory.
  *
  * What is primary and what is derived. The facts are: node records (parent, run, sealed count,
- * flags, generation, policy fields), slot_keys, slot_page, namespace records, and of the ledger
- * sessions, leases (with their tails) and page owners. Everything else - the child index, the
- * recency list and the heaps, free lists, extents, lock counts, all counters - follows from them
- * and can be rebuilt; fields below are marked "derived" where that is so.
+ * flags, generation, times, policy fields), the keys and pages of their runs, which namespaces are
+ * in use, the epoch, the counters that rise; and of the ledger sessions, which namespaces they
+ * opened, leases with their tails and lists of pages, page owners, what waits, labels, and the
+ * numbers given so far (seq, clock, tickets). Everything else follows from them: fields below are
+ * marked "derived" where that is so, and a successor makes those anew without looking at them.
+ * Orders are facts, too, kept as numbers: recency as times, free records and the leases of a
+ * session by tickets, what waits by tokens. A record that is free means nothing but its
+ * generation and its ticket; slots in no run mean nothing.
+ *
+ * Facts change between an odd and an even value of `mutation` only, all of one effect at once: see
+ * struct kvt_undo_header for how a successor gets back when it finds an odd one.
  */
 
 #include <stddef.h>
@@ -136,8 +143,8 @@ _Static_assert(sizeof(struct kvt_section) == 32, "kvt_section");
 #define KVT_COUNTER_ONE(kind, name, text) +1
 #define KVT_COUNTER_ROOM 32 /* of the struct, so that a new counter moves nothing */
 
-/** Counters that are true between two operations, all derived; a COUNTER rises from the start of
- * the objects. free + private + cached + quarantined == n_pages - 1. They are one block so that
+/** Counters that are true between two operations. A GAUGE is derived; a COUNTER rises from the
+ * start of the objects, over restarts. free + private + cached + quarantined == n_pages - 1. They are one block so that
  * reading them is O(1) and one seqlock pass over `mutation` gives a consistent set. */
 struct kvt_counters {
 	KVT_COUNTERS(KVT_COUNTER_FIELD)
@@ -220,7 +227,7 @@ struct kvt_node {
 	uint64_t expiry_ns; /* UINT64_MAX: never */
 	uint64_t touched_ns; /* clock at the last touch, for display */
 	uint32_t older;      /* recency list (derived) */
-	uint32_t younger;
+	uint32_t younger;    /* derived */
 	uint32_t heap_at;    /* place in the policy heap + 1, 0 = not in it (derived) */
 	uint32_t expiry_at;  /* place in the expiry heap + 1 (derived) */
 	uint64_t epoch;      /* of the node's creation */
@@ -243,7 +250,8 @@ enum kvt_page_state {
 	KVT_PAGE_SCRATCH = 4, /* page 0 alone */
 };
 
-/** What a page is. Who owns a private one is in the ledger, not here. */
+/** What a page is. Who owns a private one is in the ledger, not here. All derived (from slots and
+ * owners) but one thing: whether an owned page is PRIVATE or in QUARANTINE. */
 struct kvt_page_record {
 	uint32_t slot;  /* its slot when CACHED, else KVT_NONE */
 	uint32_t state; /* enum kvt_page_state */
@@ -255,8 +263,8 @@ _Static_assert(sizeof(struct kvt_page_record) == 8, "kvt_page_record");
 struct kvt_namespace_record {
 	uint64_t digest[2];
 	uint32_t flags; /* 1 = in use */
-	uint32_t root;  /* node, KVT_NONE while it has no keys */
-	uint32_t opened; /* sessions that have it open */
+	uint32_t root;  /* node, KVT_NONE while it has no keys (derived) */
+	uint32_t opened; /* sessions that have it open (derived) */
 	uint32_t reserved0;
 	uint64_t cached_pages;    /* derived */
 	uint64_t evictable_pages; /* derived */
@@ -630,7 +638,7 @@ struct kvt_lease_record {
 	uint32_t done;       /* leading table entries that are cached pages of the path */
 	uint32_t n_private;  /* table entries after that (derived) */
 	uint32_t first_page; /* private pages in table order: list in the owners section */
-	uint32_t last_page;
+	uint32_t last_page;  /* derived */
 	uint32_t first_kept; /* displaced under KEEP, private until END */
 	uint32_t n_kept;     /* derived */
 	uint32_t known;      /* positions whose keys the daemon knows */
@@ -639,7 +647,7 @@ struct kvt_lease_record {
 	uint64_t epoch;      /* of its BEGIN */
 	uint64_t begun_ns;
 	uint32_t next_lease; /* of the session (derived) */
-	uint32_t prev_lease;
+	uint32_t prev_lease; /* derived */
 	uint32_t n_pending;  /* its deferred operations (derived) */
 	uint32_t reserved0;
 	uint64_t ticket; /* order in which leases were made or, free ones, given back */
@@ -648,12 +656,12 @@ struct kvt_lease_record {
 _Static_assert(sizeof(struct kvt_lease_record) == 128, "kvt_lease_record");
 
 /** Who owns a page that is not free and not cached, and the list it is in. FREE pages use
- * `next` for the free list. */
+ * `next` for the free list. Pages of a dying session may go on naming leases that are gone. */
 struct kvt_owner_record {
 	uint32_t lease;   /* lease index, or KVT_NONE */
 	uint32_t session; /* session index, or KVT_NONE */
-	uint32_t next;
-	uint32_t prev;
+	uint32_t next;    /* derived, but in the two lists of a lease */
+	uint32_t prev;    /* derived */
 };
 _Static_assert(sizeof(struct kvt_owner_record) == 16, "kvt_owner_record");
 

@@ -345,8 +345,8 @@ void kvt_detach(struct kvt_core *core, uint32_t id)
 
 /* ---- eviction */
 
-/** A victim's slots are free when the mutation has ended. Until then their keys are still facts: who
- * takes them has to save them first, and mostly there are others. */
+/** A victim's slots are free when the mutation has ended. Until then their keys are still facts:
+ * who takes them has to save them first, and mostly there are others. */
 static void give_later(struct kvt_core *core, uint32_t first, uint32_t n)
 {
 	if (core->n_slots_due == core->config.max_nodes)

@@ -426,7 +426,7 @@ void kvt_mutation_end(struct kvt_core *core);
 /* wait.c */
 #define KVT_WAITS 1 /* of a BEGIN: neither done nor refused */
 /** Whether a BEGIN with WAIT or NO_WAIT has to wait at the place that a walk found: KVT_WAITS with
- * op's last fields filled, else 0, with cqe->flags telling how a wait ended or why there is none. */
+ * op's last fields filled, else 0; cqe->flags tell how a wait ended or why there is none. */
 int kvt_wait_check(struct kvt_core *core, struct kvt_op_context *op, const struct kvt_walk *walk);
 /** What a NO_WAIT waiter is told: 0, or KVT_WAITS. */
 int kvt_wait_notice(struct kvt_core *core, struct kvt_op_context *op);
