@@ -49,7 +49,8 @@ install: installables
 		$(call put,644,$(O)/install.unit,$(UNITDIR)/$(notdir $(f))) &&) :
 	@$(call put,644,systemd/kvtrunk.sysusers,$(PREFIX)/lib/sysusers.d/kvtrunk.conf)
 	@$(call put,644,systemd/kvtrunk.tmpfiles,$(PREFIX)/lib/tmpfiles.d/kvtrunk.conf)
-	@$(foreach f,$(INSTALL_DOCS),$(call put,644,$(f),$(DOCDIR)/$(patsubst systemd/%,%,$(f))) &&) :
+	@$(foreach f,$(INSTALL_DOCS),\
+		$(call put,644,$(f),$(DOCDIR)/$(patsubst systemd/%,%,$(f))) &&) :
 	@$(call put,644,tools/completions/kvtctl.bash,$(BASHDIR)/kvtctl)
 	@$(call put,644,tools/completions/_kvtctl,$(ZSHDIR)/_kvtctl)
 	@install -d -m 755 $(DESTDIR)$(SYSCONFDIR)/kvtrunk

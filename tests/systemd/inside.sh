@@ -49,7 +49,7 @@ add_users() {
 instance() { # name
 	printf '%s\n' "page_bytes = 16K" "n_pages = 1024" "drain_ms = 200" >"/etc/kvtrunk/$1.conf"
 	mkdir -p "/etc/systemd/system/kvtrunkd@$1.service.d"
-	printf '%s\n' "[Unit]" "StartLimitIntervalSec=0" "[Service]" "WatchdogSec=1s" \
+	printf '%s\n' "[Unit]" "StartLimitIntervalSec=0" "[Service]" "WatchdogSec=3s" \
 		>"/etc/systemd/system/kvtrunkd@$1.service.d/test.conf"
 	systemctl daemon-reload
 }
