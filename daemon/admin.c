@@ -194,8 +194,43 @@ static bool describe_client(const struct kvt_daemon *daemon, uint32_t index, voi
 		.sq_waiting = waiting_entries(ours),
 		.cq_waiting = unread_completions(ours),
 	};
+	client->n_ranks = kvt_group_ranks(daemon, index);
 	memcpy(client->label, session->label, sizeof(client->label));
 	return true;
+}
+
+/* A row of a member: it holds nothing itself. */
+static bool describe_member(const struct kvt_daemon *daemon, uint32_t index,
+			    struct kvt_admin_client *client)
+{
+	const struct kvt_member_record *member = kvt_core_member(daemon->core, index);
+
+	if (!member || member->rank == 0)
+		return false;
+	*client = (struct kvt_admin_client){
+		.session = member->session,
+		.state = member->state == KVT_MEMBER_JOINED ? KVT_SESSION_OPEN :
+			 member->state == KVT_MEMBER_OVER   ? KVT_SESSION_DEAD
+							    : KVT_SESSION_FREE, /* awaited */
+		.signs = member->signs,
+		.generation = member->generation,
+		.pid = member->pid,
+		.uid = member->uid,
+		.rank = member->rank,
+		.n_ranks = member->n_ranks,
+	};
+	memcpy(client->label, member->label, sizeof(client->label));
+	return true;
+}
+
+/* Sessions, and behind them all members. */
+static bool describe_holder(const struct kvt_daemon *daemon, uint32_t index, void *record)
+{
+	uint32_t sessions = daemon->core_config.max_sessions + 1;
+
+	if (index >= sessions)
+		return describe_member(daemon, index - sessions + 1, record);
+	return describe_client(daemon, index, record);
 }
 
 static bool describe_namespace(const struct kvt_daemon *daemon, uint32_t index, void *record)
@@ -494,7 +529,8 @@ void kvt_admin_handle(struct kvt_daemon *daemon, struct kvt_connection *connecti
 		answer_status(daemon, &answer);
 		break;
 	case KVT_ADMIN_CLIENTS:
-		answer_table(daemon, &answer, request, describe_client, config->max_sessions + 1,
+		answer_table(daemon, &answer, request, describe_holder,
+			     config->max_sessions + 1 + config->max_members,
 			     sizeof(struct kvt_admin_client));
 		break;
 	case KVT_ADMIN_NAMESPACES:

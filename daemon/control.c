@@ -33,7 +33,7 @@ static void forget_kind(struct kvt_daemon *daemon, const struct kvt_connection *
 
 void kvt_control_drop(struct kvt_daemon *daemon, struct kvt_connection *connection)
 {
-	uint32_t session = connection->session;
+	uint32_t session = connection->session, member = connection->member;
 
 	if (connection->fd < 0)
 		return;
@@ -43,7 +43,9 @@ void kvt_control_drop(struct kvt_daemon *daemon, struct kvt_connection *connecti
 	forget_kind(daemon, connection);
 	*connection = (struct kvt_connection){ .fd = -1, .generation = ++daemon->generation };
 	daemon->free_connections[daemon->n_free_connections++] = slot_of(daemon, connection);
-	if (session)
+	if (member)
+		kvt_member_hangup(daemon, &daemon->members[member]);
+	else if (session)
 		kvt_session_hangup(daemon, &daemon->sessions[session]);
 }
 
@@ -364,6 +366,11 @@ static int hello_check(struct kvt_daemon *daemon, const struct kvt_connection *c
 	}
 	if (geometry_differs(daemon, hello, text, size))
 		return -EINVAL;
+	if (observe && (hello->group[0] || hello->group[1])) {
+		snprintf(text, size, "an observer is no member of a group: connect without "
+			 "KVT_HELLO_OBSERVE, or without a token");
+		return -EINVAL;
+	}
 	if (observe && daemon->n_observers >= (uint32_t)daemon->config.max_observers) {
 		snprintf(text, size, "max_observers=%lld observers are connected: try later",
 			 (long long)daemon->config.max_observers);
@@ -479,6 +486,31 @@ static void hello_session(struct kvt_daemon *daemon, struct kvt_connection *conn
 	close(fds[2]); /* the client's end of the completion pipe is the client's */
 }
 
+/* Another process of an engine, to hold with it what its first one's session holds. */
+static void hello_member(struct kvt_daemon *daemon, struct kvt_connection *connection,
+			 const struct kvt_message_hello *hello,
+			 struct kvt_message_welcome *welcome)
+{
+	char label[KVT_LABEL_BYTES], text[KVT_TEXT_BYTES];
+	int fds[2 + 1 + KVT_MAX_SLABS], error;
+	uint32_t n_fds = 2;
+
+	kvt_log_clean(label, sizeof(label), hello->label, KVT_LABEL_BYTES);
+	error = kvt_group_join(daemon, connection, hello, label, welcome, fds, text, sizeof(text));
+	if (error) {
+		refuse(daemon, connection, hello->head.cookie, error, text);
+		return;
+	}
+	daemon->n_half_open--;
+	connection->state = KVT_CONNECTION_SESSION;
+	welcome->fds = KVT_FD_SEGMENT | KVT_FD_DOORBELL;
+	add_shared(daemon, welcome, fds, &n_fds);
+	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns, KVT_LOG_INFO,
+			"member_joined", "session=%u rank=%u pid=%d label=\"%s\"",
+			welcome->session, welcome->rank, (int)connection->peer.pid, label);
+	kvt_control_send(daemon, connection, welcome, sizeof(*welcome), fds, n_fds);
+}
+
 /* The client has everything but the connection. */
 static void hello_resume(struct kvt_daemon *daemon, struct kvt_connection *connection,
 			 const struct kvt_message_hello *hello,
@@ -525,6 +557,10 @@ static void handle_hello(struct kvt_daemon *daemon, struct kvt_connection *conne
 		hello_resume(daemon, connection, hello, &welcome);
 		return;
 	}
+	if (hello->group[0] || hello->group[1]) {
+		hello_member(daemon, connection, hello, &welcome);
+		return;
+	}
 	if (!(hello->flags & KVT_HELLO_OBSERVE)) {
 		hello_session(daemon, connection, hello, &welcome);
 		return;
@@ -564,6 +600,19 @@ static void handle_namespace(struct kvt_daemon *daemon, struct kvt_connection *c
 	kvt_control_send(daemon, connection, &answer, sizeof(answer), NULL, 0);
 }
 
+/* ---- GROUP */
+
+static void handle_group(struct kvt_daemon *daemon, struct kvt_connection *connection,
+			 const struct kvt_message_group *request)
+{
+	struct kvt_message_group answer = { .n_ranks = request->n_ranks };
+	int error = kvt_group_open(daemon, connection, request->n_ranks, answer.token, answer.text,
+				   sizeof(answer.text));
+
+	fill_head(&answer.head, KVT_MSG_GROUP, sizeof(answer), error, request->head.cookie);
+	kvt_control_send(daemon, connection, &answer, sizeof(answer), NULL, 0);
+}
+
 /* ---- receiving */
 
 static void dispatch(struct kvt_daemon *daemon, struct kvt_connection *connection, size_t bytes)
@@ -596,6 +645,8 @@ static void dispatch(struct kvt_daemon *daemon, struct kvt_connection *connectio
 	} else if (head->type == KVT_MSG_NAMESPACE &&
 		   bytes == sizeof(struct kvt_message_namespace)) {
 		handle_namespace(daemon, connection, (const void *)daemon->message);
+	} else if (head->type == KVT_MSG_GROUP && bytes == sizeof(struct kvt_message_group)) {
+		handle_group(daemon, connection, (const void *)daemon->message);
 	} else if (head->type == KVT_MSG_ADMIN && bytes >= sizeof(struct kvt_message_admin)) {
 		size_t header = sizeof(struct kvt_message_admin);
 

@@ -9,6 +9,7 @@
  *     main.c       command line, signals' start, exit codes
  *     start.c      memory, core, pool, socket: made at start, unmade at the end
  *     turn.c       the loop: rings, fences, background work, spinning and sleeping
+ *     group.c      further processes that hold what one session holds
  *     session.c    a session's segment, descriptors and end
  *     control.c    connections and their messages
  *     admin.c      what kvtctl asks
@@ -43,6 +44,7 @@ enum kvt_tag_kind {
 	KVT_TAG_CONNECTION,
 	KVT_TAG_DOORBELL,
 	KVT_TAG_PROCESS,
+	KVT_TAG_MEMBER,
 };
 
 /** kind, slot, and the slot's generation, so that an event for what was there before is known. */
@@ -92,6 +94,20 @@ struct kvt_session {
 	struct kvt_segment_layout layout;
 } KVT_ALIGNED(KVT_LINE);
 
+/** A rank of a group beyond the first. The slot number is the core's. */
+struct kvt_member {
+	uint32_t index;
+	uint32_t session;    /* 0 = free */
+	uint32_t generation;
+	uint32_t connection; /* slot of the control connection + 1, 0 = hung up */
+	int pidfd;           /* -1 = exited */
+	bool pidfd_armed;
+	bool told;           /* that the group is over */
+	pid_t pid;
+	struct kvt_object segment; /* of which only the fence words and `gone` are used */
+	struct kvt_segment_layout layout;
+};
+
 enum kvt_connection_state {
 	KVT_CONNECTION_FREE = 0,
 	KVT_CONNECTION_HALF_OPEN, /* no HELLO yet */
@@ -105,6 +121,7 @@ struct kvt_connection {
 	int fd;
 	uint32_t generation;
 	uint32_t session; /* 0 = none */
+	uint32_t member;  /* of that session's group; 0 = the session's own */
 	struct kvt_peer peer;
 	uint64_t accepted_ns; /* monotonic */
 	uint64_t accepted_boot_ns;
@@ -133,6 +150,7 @@ struct kvt_daemon {
 	struct kvt_core *core;
 	const struct kvt_counters *counters;
 	struct kvt_session *sessions; /* [max_sessions + 1] */
+	struct kvt_member *members;   /* [max_members + 1] */
 	uint32_t *served;             /* sessions whose rings are looked at */
 	uint32_t n_served, n_hot;     /* the first n_hot in every turn */
 	uint32_t cold_next, cool_next;
@@ -324,6 +342,29 @@ void kvt_session_say_gone(struct kvt_session *session, int error);
 void kvt_session_ring_bell(struct kvt_session *session);
 /** Unmap and close all that a slot holds. */
 void kvt_session_release(struct kvt_daemon *daemon, struct kvt_session *session);
+
+/** One of the processes that hold a session is gone: its socket, or (`exited`) itself. Its pages
+ * can go when the last one's are. `who` is for the log. */
+void kvt_session_part(struct kvt_daemon *daemon, struct kvt_session *session, bool exited,
+		      const char *who);
+
+/* ---- group.c */
+
+/** Make a session's process rank 0 of n_ranks. `ret_token` is for the others to show. */
+int kvt_group_open(struct kvt_daemon *daemon, struct kvt_connection *connection, uint32_t n_ranks,
+		   uint64_t ret_token[2], char *why, size_t why_size);
+/** The process behind `connection` comes as a rank. ret_fds: segment, doorbell; both stay ours. */
+int kvt_group_join(struct kvt_daemon *daemon, struct kvt_connection *connection,
+		   const struct kvt_message_hello *hello, const char *label,
+		   struct kvt_message_welcome *welcome, int ret_fds[2], char *why, size_t why_size);
+/** Number of ranks of a session's group, 0 if it has none. */
+uint32_t kvt_group_ranks(const struct kvt_daemon *daemon, uint32_t session);
+/** Tell the members of a session that it is over: once, however often it is called. */
+void kvt_group_over(struct kvt_daemon *daemon, uint32_t session, int error, const char *why);
+void kvt_member_hangup(struct kvt_daemon *daemon, struct kvt_member *member);
+void kvt_member_exited(struct kvt_daemon *daemon, struct kvt_member *member);
+/** The core is done with the session: free its members' slots and close their sockets. */
+void kvt_group_release(struct kvt_daemon *daemon, uint32_t session);
 
 /* ---- control.c */
 

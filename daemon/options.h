@@ -88,6 +88,9 @@
 	X(BOOL, caching, "yes", 0, 0, NULL, START,                                                \
 	  "no: everything misses and nothing is cached, with the same page accounting.")          \
 	X(NUMBER, max_sessions, "256", 1, 65535, NULL, START, "Client processes at a time.")      \
+	X(NUMBER, max_members, "64", 2, 65536, NULL, START,                                       \
+	  "Ranks of all groups together (a group: the processes of one tensor-parallel engine, "  \
+	  "the first one included).")                                                             \
 	X(NUMBER, max_leases, "4096", 0, 1ll << 24, NULL, START,                                  \
 	  "Leases of one session at a time. 0: no limit.")                                        \
 	X(SHARE, max_private_pages, "75%", 0, 1ll << 30, NULL, START,                             \

@@ -212,6 +212,7 @@ static void retire(struct kvt_daemon *daemon, struct kvt_session *session)
 		daemon->connections[connection - 1].session = 0;
 		kvt_control_drop(daemon, &daemon->connections[connection - 1]);
 	}
+	kvt_group_release(daemon, session->index);
 	kvt_session_release(daemon, session);
 }
 
@@ -330,7 +331,7 @@ int kvt_session_resume(struct kvt_daemon *daemon, struct kvt_connection *connect
 	uint64_t start_time = 0;
 	int pidfd = -1;
 
-	if (!session || !session->open || session->connections) {
+	if (!session || !session->open || session->connection) {
 		snprintf(why, why_size, "no session with this secret waits to be resumed: %s; "
 			 "connect without a secret", !session ? "the daemon started anew" :
 			 session->open ? "it is connected" : "it is over");
@@ -347,7 +348,7 @@ int kvt_session_resume(struct kvt_daemon *daemon, struct kvt_connection *connect
 		return -ESTALE;
 	}
 	close_fd(&pidfd);
-	session->connections = 1;
+	session->connections++;
 	session->connection = (uint32_t)(connection - daemon->connections) + 1;
 	*ret_session = session->index;
 	return 0;
@@ -433,23 +434,6 @@ static void log_over(struct kvt_daemon *daemon, struct kvt_session *session, con
 			record->n_private);
 }
 
-void kvt_session_hangup(struct kvt_daemon *daemon, struct kvt_session *session)
-{
-	KVT_ASSERT(session->connections > 0);
-	session->connections--;
-	session->connection = 0;
-	if (in_core(daemon, session)) {
-		log_over(daemon, session, "hangup");
-		if (session->connections)
-			kvt_core_session_kill(daemon->core, session->index, daemon->now_ns);
-		else
-			kvt_core_session_sign(daemon->core, session->index, KVT_SIGN_HANGUP,
-					      daemon->now_ns);
-	}
-	stop_serving(daemon, session);
-	ask_quiet(daemon, session);
-}
-
 /* A session that was adopted without its control socket never hangs up: its process's end is all
  * there will be. */
 static uint32_t lost_hangup(const struct kvt_daemon *daemon, const struct kvt_session *session)
@@ -459,24 +443,51 @@ static uint32_t lost_hangup(const struct kvt_daemon *daemon, const struct kvt_se
 	return session->connections || signs & KVT_SIGN_HANGUP ? 0 : KVT_SIGN_HANGUP;
 }
 
-void kvt_session_exited(struct kvt_daemon *daemon, struct kvt_session *session)
+void kvt_session_part(struct kvt_daemon *daemon, struct kvt_session *session, bool exited,
+		      const char *who)
 {
-	session->pidfd_armed = false;
-	KVT_ASSERT(session->processes > 0);
-	session->processes--;
-	if (session->connection) /* whoever holds the socket now is not the client */
-		daemon->connections[session->connection - 1].state = KVT_CONNECTION_OVER;
+	uint32_t *left = exited ? &session->processes : &session->connections;
+	uint32_t signs = exited ? KVT_SIGN_EXITED : KVT_SIGN_HANGUP;
+
+	KVT_ASSERT(*left > 0);
+	(*left)--;
 	if (in_core(daemon, session)) {
-		log_over(daemon, session, "exited");
-		if (session->processes)
+		log_over(daemon, session, who);
+		if (*left)
 			kvt_core_session_kill(daemon->core, session->index, daemon->now_ns);
 		else
 			kvt_core_session_sign(daemon->core, session->index,
-					      KVT_SIGN_EXITED | lost_hangup(daemon, session),
+					      exited ? signs | lost_hangup(daemon, session) : signs,
 					      daemon->now_ns);
 	}
 	stop_serving(daemon, session);
 	ask_quiet(daemon, session);
+}
+
+/* What members are told when the process that opened their session ends. */
+static void tell_members(struct kvt_daemon *daemon, const struct kvt_session *session,
+			 const char *how)
+{
+	char why[KVT_TEXT_BYTES];
+
+	snprintf(why, sizeof(why), "the group is over: rank 0 (pid %d) %s", (int)session->pid, how);
+	kvt_group_over(daemon, session->index, -ECONNRESET, why);
+}
+
+void kvt_session_hangup(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	session->connection = 0;
+	tell_members(daemon, session, "hung up");
+	kvt_session_part(daemon, session, false, "hangup");
+}
+
+void kvt_session_exited(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	session->pidfd_armed = false;
+	if (session->connection) /* whoever holds the socket now is not the client */
+		daemon->connections[session->connection - 1].state = KVT_CONNECTION_OVER;
+	tell_members(daemon, session, "exited");
+	kvt_session_part(daemon, session, true, "exited");
 }
 
 void kvt_session_kill(struct kvt_daemon *daemon, struct kvt_session *session, int error,
@@ -495,6 +506,7 @@ void kvt_session_kill(struct kvt_daemon *daemon, struct kvt_session *session, in
 		kvt_core_session_kill(daemon->core, session->index, daemon->now_ns);
 	stop_serving(daemon, session);
 	kvt_session_say_gone(session, error);
+	kvt_group_over(daemon, session->index, error, why);
 	if (!connection)
 		return;
 	/* The socket stays open on our side: only its hang-up tells that nobody holds it. */

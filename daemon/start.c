@@ -24,6 +24,7 @@
 
 #include "shm/geometry.h"
 
+#define FDS_PER_MEMBER 3  /* connection, segment, pidfd */
 #define FDS_PER_SESSION 5 /* connection, segment, doorbell, completion pipe, pidfd */
 #define FDS_BESIDE 48
 #define LISTEN_BACKLOG 256
@@ -40,6 +41,7 @@ static int raise_nofile(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_config *config = &daemon->config;
 	uint64_t need = (uint64_t)config->max_sessions * FDS_PER_SESSION +
+			(uint64_t)config->max_members * FDS_PER_MEMBER +
 			(uint64_t)config->max_half_open + (uint64_t)config->max_observers +
 			FDS_BESIDE;
 	struct rlimit limit;
@@ -206,6 +208,7 @@ static int plan_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	to->max_nodes = (uint32_t)from->max_nodes;
 	to->max_namespaces = (uint32_t)from->max_namespaces;
 	to->max_sessions = (uint32_t)from->max_sessions;
+	to->max_members = (uint32_t)from->max_members;
 	to->n_leases = (uint32_t)from->total_leases;
 	to->n_pending = (uint32_t)(from->total_deferred + from->max_sessions);
 	to->max_leases = (uint32_t)from->max_leases;
@@ -549,18 +552,20 @@ static int make_cache(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 static int make_tables(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	uint32_t sessions = daemon->core_config.max_sessions;
+	uint32_t members = daemon->core_config.max_members;
 
 	daemon->common_places = (uint32_t)daemon->config.total_deferred / 2;
 	daemon->own_places = 1 + daemon->common_places / sessions;
-	daemon->n_connections = sessions + (uint32_t)daemon->config.max_half_open +
+	daemon->n_connections = sessions + members + (uint32_t)daemon->config.max_half_open +
 				(uint32_t)daemon->config.max_observers;
 	daemon->sessions = aligned_alloc(KVT_LINE, (sessions + 1) * sizeof(struct kvt_session));
+	daemon->members = calloc(members + 1, sizeof(struct kvt_member));
 	daemon->served = calloc(sessions + 1, sizeof(uint32_t));
 	daemon->connections = calloc(daemon->n_connections, sizeof(struct kvt_connection));
 	daemon->free_connections = calloc(daemon->n_connections, sizeof(uint32_t));
 	daemon->message = aligned_alloc(KVT_LINE, KVT_MESSAGE_MAX);
 	daemon->answer = aligned_alloc(KVT_LINE, KVT_MESSAGE_MAX);
-	if (!daemon->sessions || !daemon->served || !daemon->connections ||
+	if (!daemon->sessions || !daemon->members || !daemon->served || !daemon->connections ||
 	    !daemon->free_connections || !daemon->message || !daemon->answer) {
 		snprintf(why, KVT_WHY_BYTES, "no memory for %u sessions", sessions);
 		return -ENOMEM;
@@ -570,6 +575,8 @@ static int make_tables(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		daemon->sessions[i].pidfd = daemon->sessions[i].doorbell = -1;
 		daemon->sessions[i].bell = daemon->sessions[i].segment.fd = -1;
 	}
+	for (uint32_t i = 0; i <= members; i++)
+		daemon->members[i].pidfd = daemon->members[i].segment.fd = -1;
 	for (uint32_t i = 0; i < daemon->n_connections; i++) {
 		daemon->connections[i].fd = -1;
 		daemon->free_connections[i] = daemon->n_connections - 1 - i;
@@ -786,6 +793,9 @@ static void unmake(struct kvt_daemon *daemon)
 	for (uint32_t i = 0; daemon->sessions && i <= daemon->core_config.max_sessions; i++)
 		if (daemon->sessions[i].used)
 			kvt_session_release(daemon, &daemon->sessions[i]);
+	for (uint32_t i = 1; daemon->members && i <= daemon->core_config.max_members; i++)
+		if (daemon->members[i].session)
+			kvt_group_release(daemon, daemon->members[i].session);
 	for (uint32_t i = 0; daemon->connections && i < daemon->n_connections; i++)
 		if (daemon->connections[i].fd >= 0)
 			close(daemon->connections[i].fd);
@@ -802,6 +812,7 @@ static void unmake(struct kvt_daemon *daemon)
 	kvt_parcels_close(&daemon->passed);
 	kvt_notify_close(&daemon->notify);
 	free(daemon->sessions);
+	free(daemon->members);
 	free(daemon->served);
 	free(daemon->connections);
 	free(daemon->free_connections);

@@ -61,6 +61,13 @@ static void complete(struct kvt_session *session, const struct kvt_cqe *cqe)
 		kvt_session_ring_bell(session);
 }
 
+/* The session ended in order: its pages are free, so members must not touch them any more. They
+ * are told before rank 0 is answered. */
+static void tell_closed(struct kvt_daemon *daemon, const struct kvt_session *session)
+{
+	kvt_group_over(daemon, session->index, -ESHUTDOWN, "the group is over: rank 0 closed it");
+}
+
 void kvt_daemon_complete(void *context, uint32_t index, const struct kvt_cqe *cqe)
 {
 	struct kvt_daemon *daemon = context;
@@ -73,6 +80,8 @@ void kvt_daemon_complete(void *context, uint32_t index, const struct kvt_cqe *cq
 	session->deferred--;
 	daemon->n_deferred--;
 	session->waiting_since_ns = daemon->real_ns;
+	if (unlikely(kvt_core_session(daemon->core, index)->signs & KVT_SIGN_CLOSED))
+		tell_closed(daemon, session);
 	complete(session, cqe);
 }
 
@@ -181,9 +190,11 @@ static void run_entry(struct kvt_daemon *daemon, struct kvt_session *session,
 	 * after the answer: who has it may count on the place. */
 	kvt_ring_sq_advance(&session->ring);
 	if (answered) {
-		complete(session, &cqe);
 		if (unlikely(sqe->op == KVT_OP_CLOSE && cqe.result))
 			session->end.how = NULL; /* it lives on */
+		else if (unlikely(sqe->op == KVT_OP_CLOSE))
+			tell_closed(daemon, session);
+		complete(session, &cqe);
 		if (unlikely(cqe.reason == KVT_REASON_ANNOUNCED)) { /* a notice will follow */
 			take_place(daemon, session);
 			watch_deadline(daemon);
@@ -355,6 +366,7 @@ static void handle_event(struct kvt_daemon *daemon, const struct kvt_loop_event 
 	uint32_t slot = event->tag >> 32 & 0xffffffu, generation = (uint32_t)event->tag;
 	struct kvt_connection *connection;
 	struct kvt_session *session;
+	struct kvt_member *member;
 
 	switch ((enum kvt_tag_kind)(event->tag >> 56)) {
 	case KVT_TAG_NONE:
@@ -383,6 +395,11 @@ static void handle_event(struct kvt_daemon *daemon, const struct kvt_loop_event 
 		session = &daemon->sessions[slot];
 		if (session->generation == generation && session->pidfd_armed)
 			kvt_session_exited(daemon, session);
+		break;
+	case KVT_TAG_MEMBER:
+		member = &daemon->members[slot];
+		if (member->generation == generation && member->pidfd_armed)
+			kvt_member_exited(daemon, member);
 		break;
 	}
 }

@@ -111,6 +111,9 @@ struct kvt_options {
 	int64_t begin_wait_ns;
 	int64_t resume_ns;       /* how long to wait for a daemon's successor; default 30 s */
 	const struct kvt_pool_geometry *geometry; /* must be the daemon's; NULL: take its */
+	const struct kvt_group_token *group; /* join that group instead of opening a session */
+	uint32_t rank;           /* with group: 1 to n_ranks - 1, each once */
+	uint32_t reserved;
 };
 #define KVT_OPTIONS_INIT ((struct kvt_options){ .size = sizeof(struct kvt_options) })
 
@@ -135,6 +138,8 @@ struct kvt_info {
 	int32_t daemon_pid;
 	char fingerprint[KVT_FINGERPRINT_BYTES];
 	struct kvt_pool_geometry geometry; /* n_layers 0: the daemon was told page_bytes only */
+	uint32_t rank;       /* above 0: a member of rank 0's group, without a ring of its own */
+	uint32_t n_ranks;    /* of the group that a member joined; 0: not a member */
 };
 
 /** State of an instance as seen from outside, from kvt_client_connect() failures. */
@@ -214,7 +219,7 @@ struct kvt_pool {
 	uint32_t slab;       /* which one this is */
 };
 
-/** Map slab 0 (once per client; later calls return the same mapping). Unmapped by close.
+/** Map slab 0, of a member of a group that of its rank (once per client; later calls return the same mapping). Unmapped by close.
  * Errors: -ENOTSUP backend not mappable here, -ENOMEM, -EPROTO not what WELCOME said. */
 KVT_API int kvt_pool_map(struct kvt_client *client, struct kvt_pool *ret_pool);
 
@@ -289,6 +294,45 @@ enum kvt_map_flag {
  * kvt_client_error() says what to do. */
 KVT_API int kvt_pool_map_cuda(struct kvt_client *client, int device, uint32_t flags,
 			      struct kvt_pool *ret_pool);
+
+/* ---------------------------------------------------------------- groups */
+
+/** What rank 0 hands to the other ranks of its engine, by whatever way they talk. Whoever has it
+ * can join, so it is a secret. */
+struct kvt_group_token {
+	uint64_t words[2];
+};
+
+/** Make this client rank 0 of a group: the processes of one tensor-parallel engine, one a slab.
+ *
+ * The others connect with options.group = the token and options.rank = 1 to n_ranks - 1. A member
+ * maps its slab (kvt_pool_map() gives slab `rank`, or slab 0 if there is none of that number) and
+ * has fence words of its own (kvt_fence_raise(), kvt_fence_word(), kvt_fence_record()). It has no
+ * ring: operations and sequences are rank 0's, whose page tables name pages in every slab.
+ *
+ * A fence (slot, value) of rank 0's operations is reached when the word `slot` of *every* process
+ * of the group is at least `value`; for work of some ranks only, the others raise theirs at once. A
+ * member's words begin with rank 0's values at that time, and ranks that have not come yet are not
+ * waited for: begin work when all have.
+ *
+ * The group is over when any of its processes closes, exits or is killed: all others are told
+ * (-ECONNRESET, kvt_group_check()), leases end, and private pages stay in quarantine until every
+ * process is gone. In order: members stop, rank 0 closes, members close.
+ *
+ * @n_ranks  rank 0 included, 2 to KVT_MAX_RANKS. Asked again with the same number, the same token.
+ * Errors: -EINVAL n_ranks, -EALREADY a group of another size, -ENOSPC max_members, -ENOTCONN an
+ * observer or a member, -ECONNRESET.
+ * Connecting with a token: -ESTALE no such group (any more), -ERANGE no such rank, -EEXIST the rank
+ * has come already. */
+KVT_API int kvt_group_open(struct kvt_client *client, uint32_t n_ranks,
+			   struct kvt_group_token *ret_token);
+
+/** Whether the session, and with it the group, still lives. Looks without waiting; for loops that
+ * call nothing else, such as a member's: kvt_client_control_fd() is readable when it changes.
+ * 0, or -ECONNRESET and kvt_client_error() says who ended it. */
+KVT_API int kvt_group_check(struct kvt_client *client);
+
+/* ---------------------------------------------------------------- fences */
 
 /** Raise fence word `slot` to `value` (monotonic) and wake the daemon if it sleeps. */
 KVT_API int kvt_fence_raise(struct kvt_client *client, uint32_t slot, uint64_t value);

@@ -53,6 +53,7 @@
 #define KVT_MAX_PAGE_SIZE 256u  /* positions; a power of two */
 #define KVT_FENCE_WORDS 16u     /* per session: one for each stream an engine uses, with slack */
 #define KVT_MAX_SLABS 16u       /* devices of one pool: as many as the largest hosts have */
+#define KVT_MAX_RANKS 16u       /* processes of one group: a rank for each slab */
 #define KVT_MAX_LAYERS 256u     /* of one slab: the deepest open models have half of that */
 #define KVT_FINGERPRINT_BYTES 256u
 #define KVT_LABEL_BYTES 64u
@@ -91,7 +92,8 @@ enum kvt_ledger_section {
 	KVT_LSECTION_OPENED = 5,
 	KVT_LSECTION_LABELS = 6, /* of namespaces, KVT_LABEL_BYTES each, by the first opener */
 	KVT_LSECTION_UNDO = 7, /* struct kvt_undo_header, then 64-bit words of entries */
-	KVT_LEDGER_SECTIONS = 8,
+	KVT_LSECTION_MEMBERS = 8, /* of groups */
+	KVT_LEDGER_SECTIONS = 9,
 };
 
 /** One array inside an object. A reader checks offset + bytes against the object's real size
@@ -551,7 +553,7 @@ struct kvt_ledger_header {
 	uint32_t n_leases;
 	uint32_t n_pending;
 	uint32_t n_sections;
-	struct kvt_section sections[8];
+	struct kvt_section sections[12];
 } KVT_ALIGNED(KVT_LINE);
 
 enum kvt_session_state {
@@ -605,6 +607,34 @@ struct kvt_session_record {
 	struct kvt_cqe last_cqe[2];
 } KVT_ALIGNED(KVT_LINE);
 _Static_assert(sizeof(struct kvt_session_record) == 384, "kvt_session_record");
+
+enum kvt_member_state {
+	KVT_MEMBER_FREE = 0,
+	KVT_MEMBER_LEADER = 1,  /* rank 0, who opened the session; its secret is the group's token */
+	KVT_MEMBER_AWAITED = 2, /* a rank that has not come yet */
+	KVT_MEMBER_JOINED = 3,
+	KVT_MEMBER_OVER = 4,    /* hung up or exited, and the group with it */
+};
+
+/** One rank of a group: processes of a tensor-parallel engine that hold what one session holds.
+ * Index 0 is unused. A record counts as long as its session has the generation that it names, so
+ * it ends with the session, and is written outside of mutations: `state` last when it is made. */
+struct kvt_member_record {
+	uint32_t state; /* enum kvt_member_state */
+	uint32_t session;
+	uint32_t session_generation;
+	uint32_t rank;
+	uint32_t n_ranks; /* of the group, rank 0 included */
+	uint32_t signs;   /* enum kvt_session_sign: HANGUP and EXITED of this process */
+	int32_t pid;      /* in the daemon's PID namespace, 0 if unknown there */
+	uint32_t uid;
+	uint64_t start_time; /* of the process, clock ticks since boot */
+	uint64_t secret[2];
+	uint32_t generation; /* of this record */
+	uint32_t reserved;
+	char label[KVT_LABEL_BYTES];
+} KVT_ALIGNED(KVT_LINE);
+_Static_assert(sizeof(struct kvt_member_record) == 128, "kvt_member_record");
 
 enum kvt_lease_kind {
 	KVT_LEASE_FREE = 0,
@@ -738,6 +768,7 @@ enum kvt_message_type {
 	KVT_MSG_GOODBYE = 6,    /* daemon: the session is over, and why */
 	KVT_MSG_HANDOVER = 8,   /* daemon to daemon: names and descriptors; back: "taken" */
 	KVT_MSG_RESUMED = 7,    /* daemon: a successor serves this connection; ask again */
+	KVT_MSG_GROUP = 8,      /* client: others are to join its session; daemon: the token */
 };
 
 struct kvt_message {
@@ -811,8 +842,9 @@ struct kvt_message_hello {
 	uint32_t keys_count; /* u32 elements of the key area */
 	uint32_t list_count;
 	int32_t pid;         /* getpid() of the caller: refused if it is not the connector */
-	uint32_t reserved;
+	uint32_t rank;       /* with `group`: which one the caller is */
 	uint64_t secret[2];  /* resume; 0 = new */
+	uint64_t group[2];   /* token: join that session instead of opening one; 0 = no */
 	char fingerprint[KVT_FINGERPRINT_BYTES];
 	char label[KVT_LABEL_BYTES];
 	struct kvt_pool_geometry geometry;
@@ -879,6 +911,8 @@ struct kvt_message_welcome {
 	char fingerprint[KVT_FINGERPRINT_BYTES];
 	struct kvt_slab_record slabs[KVT_MAX_SLABS]; /* n_slabs of them; none for observers */
 	struct kvt_pool_geometry geometry;
+	uint32_t rank;    /* of a member; 0 for who opened the session */
+	uint32_t n_ranks; /* of its group, 0 = none */
 };
 
 /** A running daemon hands what it has to its successor (--takeover): message by message, the
@@ -911,6 +945,15 @@ struct kvt_message_namespace {
 	uint32_t namespace_id; /* answer */
 	uint32_t reserved;
 	char label[KVT_LABEL_BYTES];
+	char text[KVT_TEXT_BYTES]; /* answer: why not */
+};
+
+/** Open a group on the connection's session, and the answer. */
+struct kvt_message_group {
+	struct kvt_message head;
+	uint32_t n_ranks; /* rank 0, the session's own process, included */
+	uint32_t reserved;
+	uint64_t token[2]; /* answer */
 	char text[KVT_TEXT_BYTES]; /* answer: why not */
 };
 
@@ -989,6 +1032,7 @@ struct kvt_admin_client {
 	uint64_t ended_age_ns; /* 0: alive */
 	uint32_t sq_waiting, cq_waiting;
 	char label[KVT_LABEL_BYTES];
+	uint32_t rank, n_ranks; /* of a group; a row with rank > 0 is a member of `session` */
 };
 
 struct kvt_admin_namespace {
@@ -1034,7 +1078,8 @@ static inline uint64_t kvt_abi_layout(void)
 		sizeof(struct kvt_pending_record), offsetof(struct kvt_session_record, last_cqe),
 		sizeof(struct kvt_undo_header), sizeof(struct kvt_message_hello),
 		sizeof(struct kvt_message_welcome), sizeof(struct kvt_slab_record),
-		sizeof(struct kvt_pool_geometry),
+		sizeof(struct kvt_pool_geometry), sizeof(struct kvt_member_record),
+		sizeof(struct kvt_message_group),
 		sizeof(struct kvt_message_namespace),
 		sizeof(struct kvt_message_admin), sizeof(struct kvt_admin_status),
 		sizeof(struct kvt_admin_client), sizeof(struct kvt_admin_node),

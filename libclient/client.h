@@ -304,6 +304,12 @@ int kvt_client_sealed_bytes(int fd, uint64_t *ret_bytes);
 /** Map it for reading and writing, and not into forked children. */
 int kvt_client_map_shared(int fd, uint64_t bytes, void **ret_base);
 
+/** Whether it has fence words: a session's, or a member's own. */
+static inline bool kvt_client_has_fences(const struct kvt_client *client)
+{
+	return client->has_session || client->info.rank > 0;
+}
+
 /** 0, or why this client cannot be used: -ECHILD in a forked child, -ECONNRESET. */
 int kvt_client_usable(struct kvt_client *client);
 
@@ -366,6 +372,11 @@ void kvt_device_unmap_all(struct kvt_client *client);
 bool kvt_streams_leave(struct kvt_client *client);
 /** Whether a stream raises this fence word. */
 bool kvt_streams_uses(const struct kvt_client *client, uint32_t slot);
+
+/** Ask on the control socket; the answer is in client->packet. Returns its length. A daemon that
+ * died with the question is asked again, so questions must bear that. */
+int kvt_control_ask(struct kvt_client *client, struct kvt_message *head, size_t bytes,
+		    const void *more, size_t more_bytes);
 
 /** Socket part of kvt_client_connect(): connect and send HELLO, receive WELCOME. */
 int kvt_control_open(const char *path, int64_t deadline_ns, int *ret_fd, struct kvt_error *error);

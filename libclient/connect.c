@@ -73,6 +73,10 @@ static int fill_hello(struct kvt_message_hello *hello, const struct kvt_options 
 	hello->keys_count = options->keys_count ? options->keys_count : DEFAULT_KEYS_COUNT;
 	hello->list_count = options->list_count ? options->list_count : DEFAULT_LIST_COUNT;
 	hello->pid = getpid();
+	if (options->group) {
+		memcpy(hello->group, options->group->words, sizeof(hello->group));
+		hello->rank = options->rank;
+	}
 	memcpy(hello->fingerprint, fingerprint, strlen(fingerprint));
 	/* A longer label is for people anyway: cut it. */
 	memcpy(hello->label, label, strnlen(label, sizeof(hello->label) - 1));
@@ -223,7 +227,10 @@ static int map_segment(struct welcome *welcome, struct kvt_client_parts *parts,
 	uint64_t bytes;
 	int rc;
 
-	if (welcome->segment < 0 || welcome->doorbell < 0 || welcome->completion < 0) {
+	bool member = welcome->message.rank > 0; /* has fence words, and no ring */
+
+	if (welcome->segment < 0 || welcome->doorbell < 0 ||
+	    (welcome->completion < 0) != member) {
 		kvt_error_set(error, -EPROTO, 0, "corrupt: WELCOME lacks the ring's descriptors");
 		return -EPROTO;
 	}
@@ -248,7 +255,7 @@ static int map_segment(struct welcome *welcome, struct kvt_client_parts *parts,
 		return -EPROTO;
 	}
 	/* Shared with the daemon's end, which only ever writes it: nothing blocks there. */
-	if (fcntl(welcome->completion, F_SETFL, O_NONBLOCK) != 0)
+	if (!member && fcntl(welcome->completion, F_SETFL, O_NONBLOCK) != 0)
 		return -errno;
 	return 0;
 }
@@ -295,6 +302,8 @@ static void fill_info(struct kvt_info *info, const struct kvt_message_welcome *m
 		.arena_visible = arena_visible,
 		.daemon_pid = message->daemon_pid,
 		.geometry = message->geometry,
+		.rank = message->rank,
+		.n_ranks = message->n_ranks,
 	};
 	memcpy(info->fingerprint, message->fingerprint, sizeof(info->fingerprint));
 }
@@ -500,6 +509,9 @@ static int create_rings(struct kvt_client *client, const struct kvt_client_parts
 {
 	uint32_t flying = parts->layout.cq_entries;
 
+	kvt_ring_end_init(&client->ring, parts->segment, &parts->layout);
+	if (client->info.rank > 0)
+		return 0;
 	/* As many again may be held by the caller, and one each must always be left for an
 	 * entry that gives something back. */
 	client->n_slots = 2 * flying + 2;
@@ -511,7 +523,6 @@ static int create_rings(struct kvt_client *client, const struct kvt_client_parts
 		client->free_slot = i;
 	}
 	client->n_free = client->n_slots - 1;
-	kvt_ring_end_init(&client->ring, parts->segment, &parts->layout);
 	client->ring.sq_tail = client->ring.sq_head =
 		kvt_load_relaxed(&client->ring.header->sq_tail);
 	client->ring.cq_head = client->ring.cq_tail =

@@ -171,7 +171,7 @@ int kvt_stats(struct kvt_client *client, struct kvt_counters *ret_counters)
 
 uint64_t *kvt_fence_word(struct kvt_client *client, uint32_t slot)
 {
-	if (slot >= KVT_FENCE_WORDS || !client->has_session || kvt_client_forked(client))
+	if (slot >= KVT_FENCE_WORDS || !kvt_client_has_fences(client) || kvt_client_forked(client))
 		return NULL;
 	client->fences_taken |= 1u << slot;
 	return &client->ring.fences[slot].value;
@@ -180,7 +180,12 @@ uint64_t *kvt_fence_word(struct kvt_client *client, uint32_t slot)
 int kvt_fence_raise(struct kvt_client *client, uint32_t slot, uint64_t value)
 {
 	uint64_t *word;
-	int rc = kvt_client_usable(client);
+	int rc;
+
+	/* Of a member it may be the only call, so it has to notice the end of the group. */
+	if (client->info.rank > 0 && kvt_load_relaxed(&client->ring.header->gone))
+		kvt_client_look(client);
+	rc = kvt_client_usable(client);
 
 	if (rc != 0)
 		return rc;
@@ -235,10 +240,9 @@ static int ask_once(struct kvt_client *client, const struct kvt_message *head, s
 	return rc;
 }
 
-/* Ask on the control socket; the answer is in client->packet. Returns its length. A daemon that
- * died with the question leaves open whether it was heard: it is asked again. */
-static int ask(struct kvt_client *client, struct kvt_message *head, size_t bytes,
-	       const void *more, size_t more_bytes)
+/* A daemon that died with the question leaves open whether it was heard: it is asked again. */
+int kvt_control_ask(struct kvt_client *client, struct kvt_message *head, size_t bytes,
+		    const void *more, size_t more_bytes)
 {
 	KVT_KEEP_ERRNO;
 	int64_t deadline_ns = control_deadline(client);
@@ -311,7 +315,7 @@ int kvt_namespace_open(struct kvt_client *client, const uint64_t digest[2], cons
 	}
 	if (label)
 		memcpy(message.label, label, strnlen(label, sizeof(message.label) - 1));
-	rc = ask(client, &message.head, sizeof(message), NULL, 0);
+	rc = kvt_control_ask(client, &message.head, sizeof(message), NULL, 0);
 	if (rc < 0)
 		return rc;
 	if (rc != sizeof(*answer))
@@ -344,7 +348,7 @@ int kvt_admin(struct kvt_client *client, struct kvt_message_admin *request, cons
 		return kvt_client_fail(client, -E2BIG, 0, "admin payload of %zu bytes, at most %zu",
 				       payload_bytes, KVT_MESSAGE_MAX - sizeof(*request));
 	request->head.type = KVT_MSG_ADMIN;
-	rc = ask(client, &request->head, sizeof(*request), payload, payload_bytes);
+	rc = kvt_control_ask(client, &request->head, sizeof(*request), payload, payload_bytes);
 	if (rc < 0)
 		return rc;
 	if ((size_t)rc < sizeof(*answer))

@@ -77,7 +77,9 @@ int kvt_pool_map_slab(struct kvt_client *client, uint32_t slab, struct kvt_pool 
 
 int kvt_pool_map(struct kvt_client *client, struct kvt_pool *ret_pool)
 {
-	return kvt_pool_map_slab(client, 0, ret_pool);
+	uint32_t rank = client->info.rank;
+
+	return kvt_pool_map_slab(client, rank < client->n_slabs ? rank : 0, ret_pool);
 }
 
 int kvt_pool_view(struct kvt_client *client, const struct kvt_pool *pool, uint32_t layer,

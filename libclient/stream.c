@@ -273,7 +273,7 @@ int kvt_fence_record(struct kvt_client *client, void *stream, struct kvt_fence *
 
 	if (rc != 0)
 		return rc;
-	if (!client->has_session)
+	if (!kvt_client_has_fences(client))
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_FENCE,
 				       "an observer has no fences");
 	stream = stream == STREAM_LEGACY ? NULL : stream;

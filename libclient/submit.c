@@ -106,7 +106,7 @@ void kvt_client_look(struct kvt_client *client)
 		else
 			kvt_client_take_message(client, rc);
 	}
-	if (!client->has_session || client->dead)
+	if (!kvt_client_has_fences(client) || client->dead)
 		return;
 	/* The daemon writes it once, when it ends a session for cause, and says GOODBYE. */
 	if (kvt_load_acquire(&client->ring.header->gone))
@@ -358,9 +358,10 @@ static int check_request(struct kvt_client *client, const struct kvt_request *re
 			 uint64_t key_words, uint64_t list)
 {
 	if (!client->has_session)
-		return kvt_client_fail(client, -ENOTCONN, 0,
-				       "an observer has no session: connect without "
-				       "KVT_HELLO_OBSERVE");
+		return kvt_client_fail(client, -ENOTCONN, 0, client->info.rank > 0
+				       ? "a member of a group has no ring: its rank 0 submits"
+				       : "an observer has no session: connect without "
+					 "KVT_HELLO_OBSERVE");
 	if (request->op > UINT8_MAX || request->flags > UINT16_MAX || request->reserved)
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FIELD,
 				       "op, flags or reserved field out of range");
@@ -1077,8 +1078,13 @@ int kvt_client_arm(struct kvt_client *client)
 
 void kvt_client_kick(struct kvt_client *client)
 {
-	if (kvt_client_forked(client) || !client->has_session)
+	if (kvt_client_forked(client) || !kvt_client_has_fences(client))
 		return;
+	/* The word that says whether the daemon sleeps is in rank 0's segment. */
+	if (client->info.rank > 0) {
+		ring_doorbell(client);
+		return;
+	}
 	/* Pairs with the daemon's full fence between its sq_need_wakeup and its last look. */
 	kvt_fence_full();
 	if (kvt_load_relaxed(&client->ring.header->sq_need_wakeup))

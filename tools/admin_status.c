@@ -238,11 +238,21 @@ int kvt_admin_metrics(struct kvt_admin *admin)
 
 /* ---------------------------------------------------------------- clients, namespaces */
 
+/* A member's place is kept for it before it comes. */
+static const char *client_state(const struct kvt_admin_client *client)
+{
+	return client->rank && client->state == KVT_SESSION_FREE
+		       ? "awaited"
+		       : kvt_session_state_text(client->state);
+}
+
 static void client_json(struct kvt_json *json, const struct kvt_admin_client *client)
 {
 	kvt_json_open(json, NULL, '{');
 	kvt_json_u64(json, "session", client->session);
-	kvt_json_string(json, "state", kvt_session_state_text(client->state));
+	kvt_json_string(json, "state", client_state(client));
+	kvt_json_u64(json, "rank", client->rank);
+	kvt_json_u64(json, "n_ranks", client->n_ranks);
 	kvt_json_i64(json, "pid", client->pid);
 	kvt_json_u64(json, "uid", client->uid);
 	kvt_json_bytes(json, "label", client->label, strnlen(client->label, KVT_LABEL_BYTES));
@@ -276,10 +286,25 @@ static const char *ended_text(const struct kvt_admin_client *client)
 	return client->signs & KVT_SIGN_QUIET ? "" : "  work in flight";
 }
 
+/* Members stand below their session, which holds everything. */
+static int compare_clients(const void *a, const void *b)
+{
+	const struct kvt_admin_client *left = a, *right = b;
+
+	if (left->session != right->session)
+		return left->session < right->session ? -1 : 1;
+	return left->rank < right->rank ? -1 : left->rank > right->rank;
+}
+
 static void client_text(const struct kvt_admin_client *client)
 {
 	char age[32];
 
+	if (client->rank) {
+		printf("%7s %-8s %8d %5u %-20.20s rank %u of %u\n", "+", client_state(client),
+		       client->pid, client->uid, client->label, client->rank, client->n_ranks);
+		return;
+	}
 	printf("%7u %-8s %8d %5u %-20.20s %7u %8u %8u %8u %11llu %8s%s\n", client->session,
 	       kvt_session_state_text(client->state), client->pid, client->uid, client->label,
 	       client->n_leases, client->n_private, client->n_quarantined, client->n_pending,
@@ -301,6 +326,8 @@ int kvt_admin_clients(struct kvt_admin *admin)
 	if (rc)
 		return kvt_admin_exit(rc);
 	clients = records;
+	if (n)
+		qsort(clients, n, sizeof(*clients), compare_clients);
 	if (!admin->json)
 		printf("%7s %-8s %8s %5s %-20s %7s %8s %8s %8s %11s %8s\n", "session", "state",
 		       "pid", "uid", "label", "leases", "private", "quarant.", "deferred",

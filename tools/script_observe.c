@@ -84,7 +84,7 @@ static int find_client(struct kvt_script *script, uint32_t session, int pid, uin
 		n = ask(script, KVT_ADMIN_CLIENTS, 0, answer.cursor, clients, sizeof(clients),
 			&answer);
 		for (int i = 0; i < n; i++) {
-			if (session && clients[i].session != session)
+			if (clients[i].rank || (session && clients[i].session != session))
 				continue;
 			if (clients[i].pid != pid && !(session && clients[i].pid == 0))
 				continue;

@@ -64,6 +64,11 @@ static int take_sample(struct kvt_admin *admin, struct sample *ret_sample)
 	if (rc)
 		return rc;
 	sample.clients = records;
+	for (uint32_t i = 0, n = sample.n_clients; i < n; i++) { /* members hold nothing */
+		sample.n_clients -= i == 0 ? n : 0;
+		if (sample.clients[i].rank == 0)
+			sample.clients[sample.n_clients++] = sample.clients[i];
+	}
 	*ret_sample = sample;
 	return 0;
 }

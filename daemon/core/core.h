@@ -29,6 +29,7 @@ struct kvt_core_config {
 	uint32_t max_namespaces; /* 0: 4096 */
 	uint32_t max_sessions;  /* 0: 256 */
 	uint32_t n_leases;      /* in the whole instance, 0: 16384 */
+	uint32_t max_members;   /* ranks of groups in the whole instance, 0: 64 */
 	uint32_t n_pending;     /* deferred operations in the whole instance, 0: 4096 */
 	uint32_t max_leases;    /* per session, 0 = no limit */
 	uint32_t max_private_pages; /* per session, 0 = no limit */
@@ -150,6 +151,28 @@ void kvt_core_session_kill(struct kvt_core *core, uint32_t session, uint64_t now
 
 /** The session's record, for display and to see whether it is DEAD or FREE. */
 const struct kvt_session_record *kvt_core_session(const struct kvt_core *core, uint32_t session);
+
+/** Make the session's process rank 0 of a group of n_ranks processes (2..KVT_MAX_RANKS), and keep
+ * places for the others. -EALREADY: it leads one; -ENOSPC: max_members. */
+int kvt_core_group_open(struct kvt_core *core, uint32_t session, uint32_t n_ranks,
+			const uint64_t token[2]);
+/** The place of a rank that shows this token. -ESTALE: there is no such group (any more), -ERANGE:
+ * it has no such rank, or rank 0, -EEXIST: that rank has come already. */
+int kvt_core_group_find(const struct kvt_core *core, const uint64_t token[2], uint32_t rank,
+			uint32_t *ret_member);
+/** A rank comes: a fence of the session is reached from now on when the words of all its processes
+ * have reached it. `fences` are its own words, valid as the session's view is; they must hold at
+ * least what rank 0's hold, so that no fence that was reached becomes unreached. */
+void kvt_core_member_join(struct kvt_core *core, uint32_t member, const struct kvt_core_peer *peer,
+			  const struct kvt_fence_word *fences);
+/** The words of a member that an adopted core knows, after those of its session. */
+void kvt_core_member_attach(struct kvt_core *core, uint32_t member,
+			    const struct kvt_fence_word *fences);
+/** Signs of a member's end, for display and for a successor. What they mean for the session is the
+ * caller's: kvt_core_session_kill(), and the session's signs when no process is left. */
+void kvt_core_member_sign(struct kvt_core *core, uint32_t member, uint32_t signs);
+/** One place, 1..max_members; NULL if no session that lives, or is being taken down, has it. */
+const struct kvt_member_record *kvt_core_member(const struct kvt_core *core, uint32_t member);
 
 /** Open a namespace for a session (0: for an observer, nothing is counted; -ENOENT if unknown).
  * Idempotent. -ENOSPC: max_namespaces. */

@@ -80,6 +80,12 @@ struct kvt_space_tally {
 	uint32_t root;
 };
 
+/** Fence words of a session's members, beside its own in its view. */
+struct kvt_fence_group {
+	const struct kvt_fence_word *words[KVT_MAX_RANKS - 1];
+	uint32_t n;
+};
+
 struct kvt_core {
 	uint32_t magic;
 	struct kvt_core_config config;
@@ -106,6 +112,8 @@ struct kvt_core {
 	uint32_t opened_words;
 	char (*labels)[KVT_LABEL_BYTES]; /* of namespaces */
 
+	struct kvt_member_record *members;
+	struct kvt_fence_group *groups; /* by session */
 	struct kvt_undo undo;
 	struct kvt_slots slots;
 	struct kvt_run *slots_due; /* of victims: free when the mutation ends */

@@ -46,6 +46,8 @@ static void fill_defaults(struct kvt_core_config *config)
 		config->n_leases = 16384;
 	if (!config->n_pending)
 		config->n_pending = 4096;
+	if (!config->max_members)
+		config->max_members = 64;
 	if (!config->max_op_keys)
 		config->max_op_keys = 1u << 20;
 	if (!config->slru_threshold)
@@ -98,9 +100,11 @@ static uint64_t lay_ledger(const struct kvt_core_config *c, struct kvt_section *
 	at = lay(sections, KVT_LSECTION_OPENED, at, (c->max_sessions + 1ull) * opened_words(c),
 		 sizeof(uint64_t));
 	at = lay(sections, KVT_LSECTION_LABELS, at, c->max_namespaces, KVT_LABEL_BYTES);
-	return lay(sections, KVT_LSECTION_UNDO, at,
-		   sizeof(struct kvt_undo_header) / sizeof(uint64_t) + kvt_undo_capacity(c),
-		   sizeof(uint64_t));
+	at = lay(sections, KVT_LSECTION_UNDO, at,
+		 sizeof(struct kvt_undo_header) / sizeof(uint64_t) + kvt_undo_capacity(c),
+		 sizeof(uint64_t));
+	return lay(sections, KVT_LSECTION_MEMBERS, at, c->max_members + 1ull,
+		   sizeof(struct kvt_member_record));
 }
 
 /** Hand out scratch memory piece by piece; with base NULL only counts. */
@@ -152,6 +156,7 @@ static uint64_t carve_scratch(struct kvt_core *core, const struct kvt_core_confi
 	core->detached = carve(&scratch, c->max_nodes, sizeof(uint32_t));
 	core->compact = carve(&scratch, c->max_nodes, sizeof(uint32_t));
 	core->views = carve(&scratch, c->max_sessions + 1ull, sizeof(struct kvt_core_view));
+	core->groups = carve(&scratch, c->max_sessions + 1ull, sizeof(*core->groups));
 	core->lock_count = carve(&scratch, c->max_nodes, sizeof(uint32_t));
 	core->space_tally = carve(&scratch, c->max_namespaces, sizeof(*core->space_tally));
 	core->lease_stamp = carve(&scratch, c->n_leases + 1ull, sizeof(uint32_t));
@@ -192,6 +197,8 @@ static const char *config_problem(const struct kvt_core_config *c)
 		return "max_namespaces must be from 2 to 2^20";
 	if (c->max_sessions < 1 || c->max_sessions > 65535)
 		return "max_sessions must be from 1 to 65535";
+	if (c->max_members > 1u << 16)
+		return "max_members must be at most 65536";
 	if (c->n_leases < 1 || c->n_leases > 1u << 24)
 		return "total_leases must be from 1 to 2^24";
 	if (c->n_pending < 1 || c->n_pending > 1u << 24)
@@ -206,7 +213,7 @@ static const char *config_problem(const struct kvt_core_config *c)
 int kvt_core_plan(struct kvt_core_config *config, struct kvt_core_sizes *ret_sizes,
 		  const char **ret_why)
 {
-	struct kvt_section sections[8] = { { 0 } };
+	struct kvt_section sections[KVT_LEDGER_SECTIONS] = { { 0 } };
 	struct kvt_core probe = { 0 };
 	const char *why;
 
@@ -271,7 +278,7 @@ static void fill_ledger(struct kvt_core *core, void *memory)
 static void bind(struct kvt_core *core, void *arena, void *ledger)
 {
 	const struct kvt_core_config *c = &core->config;
-	struct kvt_section sections[8] = { { 0 } };
+	struct kvt_section sections[KVT_LEDGER_SECTIONS] = { { 0 } };
 	char *bytes = arena;
 
 	lay_arena(c, sections);
@@ -296,6 +303,7 @@ static void bind(struct kvt_core *core, void *arena, void *ledger)
 	core->opened = (void *)(bytes + sections[KVT_LSECTION_OPENED].offset);
 	core->opened_words = opened_words(c);
 	core->labels = (void *)(bytes + sections[KVT_LSECTION_LABELS].offset);
+	core->members = (void *)(bytes + sections[KVT_LSECTION_MEMBERS].offset);
 	core->undo.header = (void *)(bytes + sections[KVT_LSECTION_UNDO].offset);
 	core->undo.words = (uint64_t *)(core->undo.header + 1);
 	core->undo.capacity = kvt_undo_capacity(c);

@@ -45,6 +45,7 @@ int kvt_core_session_open(struct kvt_core *core, const struct kvt_core_peer *pee
 	if (peer->label)
 		snprintf(session->label, sizeof(session->label), "%s", peer->label);
 	core->views[id] = *view;
+	core->groups[id].n = 0;
 	core->count->live_sessions++;
 	kvt_record_emit(core, KVT_REC_SESSION, id, peer->privileged);
 	kvt_mutation_end(core);
@@ -58,6 +59,7 @@ void kvt_core_session_attach(struct kvt_core *core, uint32_t session,
 	KVT_ASSERT(session > 0 && session <= core->config.max_sessions);
 	KVT_ASSERT(core->sessions[session].state != KVT_SESSION_FREE && view->fences);
 	core->views[session] = *view;
+	core->groups[session].n = 0;
 	core->wake_due = true;
 }
 
@@ -159,12 +161,19 @@ bool kvt_core_can_defer(const struct kvt_core *core)
 static bool fence_reached(const struct kvt_core *core, uint32_t session,
 			  const struct kvt_sqe *sqe)
 {
+	const struct kvt_fence_group *group = &core->groups[session];
+	const struct kvt_fence_word *words = core->views[session].fences;
+
 	if (sqe->fence_slot == KVT_FENCE_IDLE)
 		return true;
 	/* Pairs with the release by which the client (or a device) raises the word: whatever it
 	 * wrote into pages before is done. */
-	return kvt_load_acquire(&core->views[session].fences[sqe->fence_slot].value) >=
-	       sqe->fence_value;
+	if (kvt_load_acquire(&words[sqe->fence_slot].value) < sqe->fence_value)
+		return false;
+	for (uint32_t i = 0; i < group->n; i++)
+		if (kvt_load_acquire(&group->words[i][sqe->fence_slot].value) < sqe->fence_value)
+			return false;
+	return true;
 }
 
 /** Whether something submitted earlier has to take effect before this one. */

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Groups: rank 0 asks for a token; members connect with it (connect.c). */
+
+#include <errno.h>
+#include <string.h>
+
+#include "libclient/client.h"
+
+int kvt_group_open(struct kvt_client *client, uint32_t n_ranks, struct kvt_group_token *ret_token)
+{
+	struct kvt_message_group message = { .head.type = KVT_MSG_GROUP, .n_ranks = n_ranks };
+	const struct kvt_message_group *answer = (const void *)client->packet;
+	int rc;
+
+	kvt_client_check_fork(client);
+	rc = kvt_client_usable(client);
+	if (rc != 0)
+		return rc;
+	rc = kvt_control_ask(client, &message.head, sizeof(message), NULL, 0);
+	if (rc < 0)
+		return rc;
+	if (rc != sizeof(*answer))
+		return kvt_client_fail(client, -EPROTO, 0, "group: %d bytes in the answer", rc);
+	if (answer->head.result < 0)
+		return kvt_client_fail(client, answer->head.result, 0, "group: %.*s",
+				       (int)sizeof(answer->text), answer->text);
+	memcpy(ret_token->words, answer->token, sizeof(ret_token->words));
+	return 0;
+}
+
+int kvt_group_check(struct kvt_client *client)
+{
+	int rc;
+
+	kvt_client_check_fork(client);
+	rc = kvt_client_usable(client);
+	if (rc != 0)
+		return rc;
+	kvt_client_look(client);
+	return kvt_client_usable(client);
+}

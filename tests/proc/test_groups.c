@@ -1,0 +1,491 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Several slabs, and groups: processes of one engine that hold together what one session holds. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/lib/harness.h"
+
+enum { SLOT = 3, PAGE_SIZE = 16, N_PAGES = 4096 };
+
+/* What a rank is told to do over its pipe, one word each; it answers with a word. */
+enum order {
+	ORDER_RAISE = 1, /* then the value */
+	ORDER_WRITE,     /* then the page: fills it in its slab with its rank */
+	ORDER_CHECK,     /* answers with the error of kvt_group_check() */
+	ORDER_WAIT_END,  /* until its control socket says something; answers as ORDER_CHECK */
+	ORDER_CLOSE,     /* answers with the result, and ends */
+};
+
+struct member {
+	struct kvt_test_child child;
+	const struct kvt_test_daemon *daemon;
+	struct kvt_group_token token;
+	uint32_t rank;
+};
+
+struct world {
+	struct kvt_test_daemon daemon;
+	struct kvt_client *leader;
+	struct kvt_group_token token;
+	uint32_t session, space;
+	struct member members[2];
+};
+
+static int join(const struct kvt_test_daemon *daemon, const struct kvt_group_token *token,
+		uint32_t rank, struct kvt_client **ret_client, struct kvt_error *error)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+
+	options.socket_path = daemon->socket;
+	options.label = "member";
+	options.group = token;
+	options.rank = rank;
+	return kvt_client_connect(ret_client, &options, error);
+}
+
+/* ---- a member */
+
+static uint64_t wait_end(struct kvt_client *client)
+{
+	struct pollfd look = { .fd = kvt_client_control_fd(client), .events = POLLIN };
+
+	kvt_test_equal(poll(&look, 1, -1), 1);
+	return (uint64_t)-kvt_group_check(client);
+}
+
+static void member_main(int pipe, void *context)
+{
+	const struct member *self = context;
+	struct kvt_client *client;
+	struct kvt_error error;
+	struct kvt_pool pool;
+	uint64_t order, word;
+
+	kvt_test_equal(join(self->daemon, &self->token, self->rank, &client, &error), 0);
+	kvt_test_equal(kvt_pool_map(client, &pool), 0);
+	kvt_test_equal(pool.slab, self->rank);
+	kvt_test_send(pipe, kvt_client_info(client)->session);
+	while (kvt_test_receive(pipe, &order)) {
+		switch ((enum order)order) {
+		case ORDER_RAISE:
+			kvt_test_check(kvt_test_receive(pipe, &word));
+			kvt_test_send(pipe, (uint64_t)-kvt_fence_raise(client, SLOT, word));
+			break;
+		case ORDER_WRITE:
+			kvt_test_check(kvt_test_receive(pipe, &word));
+			memset((char *)pool.base + word * pool.page_bytes, (int)self->rank,
+			       pool.page_bytes);
+			kvt_test_send(pipe, 0);
+			break;
+		case ORDER_CHECK:
+			kvt_test_send(pipe, (uint64_t)-kvt_group_check(client));
+			break;
+		case ORDER_WAIT_END:
+			kvt_test_send(pipe, wait_end(client));
+			break;
+		case ORDER_CLOSE:
+			kvt_test_send(pipe, (uint64_t)-kvt_client_close(client, KVT_IDLE));
+			return;
+		}
+	}
+}
+
+static uint64_t tell(const struct member *member, uint64_t order)
+{
+	uint64_t answer;
+
+	kvt_test_send(member->child.pipe, order);
+	kvt_test_check(kvt_test_receive(member->child.pipe, &answer));
+	return answer;
+}
+
+static uint64_t tell_with(const struct member *member, uint64_t order, uint64_t word)
+{
+	kvt_test_send(member->child.pipe, order);
+	return tell(member, word);
+}
+
+static void start_member(struct world *world, uint32_t rank)
+{
+	struct member *member = &world->members[rank - 1];
+
+	*member = (struct member){ .daemon = &world->daemon, .token = world->token, .rank = rank };
+	kvt_test_child_start(&member->child, member_main, member);
+	kvt_test_expect(member->child.pipe, world->session);
+}
+
+/* ---- the world */
+
+static void prepare(struct kvt_test_daemon *daemon)
+{
+	kvt_test_daemon_prepare(daemon, "n_layers = 2\nn_kv_heads = 2\nhead_dim = 8\n"
+				"kv_type = fp16\npage_bytes = 0\nn_slabs = 3\n"
+				"max_members = 6\n");
+}
+
+static void begin(struct world *world)
+{
+	char log[128];
+	const char *arguments[] = { log, NULL };
+
+	prepare(&world->daemon);
+	snprintf(log, sizeof(log), "--log-file=%s/operations", world->daemon.dir);
+	kvt_test_daemon_start(&world->daemon, arguments);
+	world->leader = kvt_test_connect(&world->daemon);
+	world->session = kvt_client_info(world->leader)->session;
+	world->space = kvt_test_namespace(world->leader, "groups");
+	kvt_test_equal(kvt_group_open(world->leader, 3, &world->token), 0);
+	start_member(world, 1);
+	start_member(world, 2);
+}
+
+static void end(struct world *world)
+{
+	kvt_test_audit(&world->daemon);
+	kvt_test_daemon_stop(&world->daemon);
+	kvt_test_verify(&world->daemon);
+	kvt_test_daemon_remove(&world->daemon);
+}
+
+static void finish_member(struct member *member)
+{
+	tell(member, ORDER_CLOSE);
+	kvt_test_child_finish(&member->child);
+}
+
+/* ---- slabs */
+
+static void the_same_page_is_another_memory_in_each_slab(void **state)
+{
+	struct kvt_test_daemon daemon;
+	struct kvt_client *writer, *reader;
+	struct kvt_pool_view view;
+	struct kvt_pool pool;
+	uint32_t page;
+
+	(void)state;
+	prepare(&daemon);
+	kvt_test_daemon_start(&daemon, NULL);
+	writer = kvt_test_connect(&daemon);
+	reader = kvt_test_connect(&daemon);
+	kvt_test_equal(kvt_client_info(writer)->n_slabs, 3);
+	kvt_test_equal(kvt_client_info(writer)->page_bytes, 2 * 2 * 2 * 8 * 2 * PAGE_SIZE);
+	kvt_test_equal(kvt_alloc(writer, 1, &page), 0);
+	for (uint32_t i = 0; i < 3; i++) {
+		kvt_test_equal(kvt_pool_map_slab(writer, i, &pool), 0);
+		kvt_test_equal(pool.slab, i);
+		kvt_test_equal(kvt_pool_view(writer, &pool, 1, &view), 0);
+		memset((char *)view.v + page * view.page_stride_bytes, 'a' + (int)i, 2);
+	}
+	for (uint32_t i = 0; i < 3; i++) {
+		kvt_test_equal(kvt_pool_map_slab(reader, i, &pool), 0);
+		kvt_test_equal(kvt_pool_view(reader, &pool, 1, &view), 0);
+		kvt_test_equal(*((char *)view.v + page * view.page_stride_bytes + 1),
+			       'a' + (int)i);
+	}
+	kvt_test_equal(kvt_pool_map_slab(reader, 3, &pool), -EINVAL);
+	kvt_test_equal(kvt_pool_view(reader, &pool, 2, &view), -EINVAL);
+	kvt_client_close(writer, KVT_IDLE);
+	kvt_client_close(reader, KVT_IDLE);
+	kvt_test_audit(&daemon);
+	kvt_test_daemon_stop(&daemon);
+	kvt_test_daemon_remove(&daemon);
+}
+
+/* ---- fences */
+
+static uint32_t visible(struct world *world, const uint32_t *keys, uint32_t n)
+{
+	struct kvt_client *other = kvt_test_connect(&world->daemon);
+	uint32_t space = kvt_test_namespace(other, "groups"), matched;
+	struct kvt_result result;
+
+	kvt_test_equal(kvt_match(other, space, keys, n, 0, &result), 0);
+	matched = result.matched;
+	kvt_result_release(other, &result);
+	kvt_client_close(other, KVT_IDLE);
+	return matched;
+}
+
+/* A COMMIT behind word 3 takes effect when rank 0, 1 and 2 have raised theirs, in any order. */
+static void a_fence_waits_for_the_words_of_all_ranks(void **state)
+{
+	static uint32_t keys[PAGE_SIZE * 2];
+	struct kvt_request request = { .op = KVT_OP_COMMIT, .fence = { SLOT, 7 },
+				       .arg = PAGE_SIZE };
+	struct kvt_result result;
+	struct world world;
+	struct kvt_seq *seq;
+	uint32_t n;
+
+	(void)state;
+	begin(&world);
+	for (uint32_t i = 0; i < PAGE_SIZE * 2; i++)
+		keys[i] = 1000 + i;
+	kvt_test_equal(kvt_seq_begin(world.leader, world.space, keys, PAGE_SIZE * 2, 0, 0, &seq),
+		       0);
+	for (uint32_t rank = 1; rank <= 2; rank++)
+		tell_with(&world.members[rank - 1], ORDER_WRITE, kvt_seq_pages(seq, &n)[0]);
+	request.lease = kvt_seq_lease(seq);
+	kvt_test_equal(kvt_submit(world.leader, &request), 0);
+	kvt_test_equal(kvt_fence_raise(world.leader, SLOT, 7), 0);
+	kvt_test_equal(tell_with(&world.members[1], ORDER_RAISE, 8), 0);
+	kvt_test_equal(tell_with(&world.members[0], ORDER_RAISE, 6), 0);
+	kvt_test_equal(visible(&world, keys, PAGE_SIZE * 2), 0);
+	kvt_test_equal(kvt_reap(world.leader, &result, 0, 1), 0);
+	kvt_test_equal(tell_with(&world.members[0], ORDER_RAISE, 7), 0);
+	kvt_test_equal(kvt_reap(world.leader, &result, 1, 1), 1);
+	kvt_test_equal(result.error, 0);
+	kvt_test_equal(result.sealed, 1);
+	kvt_result_release(world.leader, &result);
+	kvt_test_equal(visible(&world, keys, PAGE_SIZE * 2), PAGE_SIZE);
+	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	/* In order: rank 0 closes, members learn it, and are no longer a group. */
+	kvt_test_equal(kvt_client_close(world.leader, (struct kvt_fence){ SLOT, 7 }), 0);
+	for (int i = 0; i < 2; i++) {
+		kvt_test_equal(tell(&world.members[i], ORDER_WAIT_END), ECONNRESET);
+		kvt_test_equal(tell_with(&world.members[i], ORDER_RAISE, 9), ECONNRESET);
+		finish_member(&world.members[i]);
+	}
+	kvt_test_equal(kvt_test_settled(&world.daemon).quarantined_pages, 0);
+	end(&world);
+}
+
+/* Words of a late member begin with rank 0's, so what was reached stays reached. */
+static void a_late_member_does_not_take_back_a_fence(void **state)
+{
+	struct world world;
+	uint32_t pages[2];
+
+	(void)state;
+	prepare(&world.daemon);
+	kvt_test_daemon_start(&world.daemon, NULL);
+	world.leader = kvt_test_connect(&world.daemon);
+	world.session = kvt_client_info(world.leader)->session;
+	kvt_test_equal(kvt_group_open(world.leader, 3, &world.token), 0);
+	kvt_test_equal(kvt_fence_raise(world.leader, SLOT, 5), 0);
+	start_member(&world, 2);
+	kvt_test_equal(kvt_alloc(world.leader, 2, pages), 0);
+	kvt_test_equal(kvt_free(world.leader, pages, 2, (struct kvt_fence){ SLOT, 5 }), 0);
+	kvt_client_set_timeout(world.leader, 20000000);
+	kvt_test_equal(kvt_alloc(world.leader, 1, pages), 0);
+	kvt_test_equal(kvt_fence_raise(world.leader, SLOT, 6), 0);
+	kvt_test_equal(kvt_free(world.leader, pages, 1, (struct kvt_fence){ SLOT, 6 }),
+		       -ETIMEDOUT);
+	kvt_test_equal(tell_with(&world.members[1], ORDER_RAISE, 6), 0);
+	kvt_client_set_timeout(world.leader, 0);
+	kvt_test_equal(kvt_client_close(world.leader, KVT_IDLE), 0);
+	finish_member(&world.members[1]);
+	kvt_test_audit(&world.daemon);
+	kvt_test_daemon_stop(&world.daemon);
+	kvt_test_daemon_remove(&world.daemon);
+}
+
+/* ---- ends */
+
+static void hold_pages(struct world *world)
+{
+	uint32_t pages[5];
+
+	kvt_test_equal(kvt_alloc(world->leader, 5, pages), 0);
+	kvt_test_equal(kvt_test_settled(&world->daemon).private_pages, 5);
+}
+
+static uint64_t quarantined(struct world *world)
+{
+	return kvt_test_settled(&world->daemon).quarantined_pages;
+}
+
+/* One rank is killed: the others are told who; pages wait for the last process. */
+static void the_group_is_over_when_any_rank_is_and_its_pages_free_when_all_are(void **state)
+{
+	struct pollfd look = { .events = POLLIN };
+	struct world world;
+
+	(void)state;
+	begin(&world);
+	hold_pages(&world);
+	kvt_test_child_kill(&world.members[0].child, SIGKILL);
+	look.fd = kvt_client_control_fd(world.leader);
+	kvt_test_equal(poll(&look, 1, -1), 1);
+	kvt_test_equal(kvt_group_check(world.leader), -ECONNRESET);
+	kvt_test_check(strstr(kvt_client_error(world.leader)->text, "rank 1") != NULL);
+	kvt_test_equal(tell(&world.members[1], ORDER_WAIT_END), ECONNRESET);
+	kvt_test_session_ended(&world.daemon, world.session);
+	kvt_test_equal(quarantined(&world), 5);
+	/* Rank 2 dies, too: rank 0 still lives and could write. */
+	kvt_test_child_kill(&world.members[1].child, SIGKILL);
+	kvt_test_equal(quarantined(&world), 5);
+	kvt_client_abandon(world.leader); /* its socket is gone, its process is this one */
+	kvt_test_equal(quarantined(&world), 5);
+	end(&world);
+}
+
+/* Rank 0 is killed: a member that lives on, stopped even, keeps the pages where they are. */
+struct leader {
+	const struct kvt_test_daemon *daemon;
+};
+
+static void leader_main(int pipe, void *context)
+{
+	const struct leader *self = context;
+	struct kvt_client *client = kvt_test_connect(self->daemon);
+	struct kvt_group_token token;
+	uint32_t pages[5];
+	uint64_t word;
+
+	kvt_test_equal(kvt_group_open(client, 3, &token), 0);
+	kvt_test_equal(kvt_alloc(client, 5, pages), 0);
+	kvt_test_send(pipe, kvt_client_info(client)->session);
+	kvt_test_send(pipe, token.words[0]);
+	kvt_test_send(pipe, token.words[1]);
+	kvt_test_receive(pipe, &word);
+}
+
+static void a_killed_rank_0_ends_its_group_and_a_stopped_member_keeps_the_pages(void **state)
+{
+	struct kvt_test_child leader;
+	struct leader context;
+	struct world world;
+	uint64_t word;
+	int status;
+
+	(void)state;
+	prepare(&world.daemon);
+	kvt_test_daemon_start(&world.daemon, NULL);
+	context.daemon = &world.daemon;
+	kvt_test_child_start(&leader, leader_main, &context);
+	kvt_test_check(kvt_test_receive(leader.pipe, &word));
+	world.session = (uint32_t)word;
+	kvt_test_check(kvt_test_receive(leader.pipe, &world.token.words[0]));
+	kvt_test_check(kvt_test_receive(leader.pipe, &world.token.words[1]));
+	start_member(&world, 1);
+	start_member(&world, 2);
+	kill(world.members[1].child.pid, SIGSTOP);
+	kvt_test_equal(waitpid(world.members[1].child.pid, &status, WUNTRACED),
+		       world.members[1].child.pid);
+	kvt_test_child_kill(&leader, SIGKILL);
+	kvt_test_equal(tell(&world.members[0], ORDER_WAIT_END), ECONNRESET);
+	finish_member(&world.members[0]);
+	kvt_test_session_ended(&world.daemon, world.session);
+	kvt_test_equal(quarantined(&world), 5);
+	kill(world.members[1].child.pid, SIGCONT);
+	kvt_test_equal(tell(&world.members[1], ORDER_CHECK), ECONNRESET);
+	kvt_test_equal(quarantined(&world), 5);
+	kvt_test_child_kill(&world.members[1].child, SIGKILL);
+	/* The last process is gone: the daemon learns it soon. */
+	while (kvt_test_settled(&world.daemon).free_pages != N_PAGES - 1)
+		;
+	kvt_test_audit(&world.daemon);
+	kvt_test_daemon_stop(&world.daemon);
+	kvt_test_daemon_remove(&world.daemon);
+}
+
+/* ---- refusals */
+
+static void refused(const struct kvt_test_daemon *daemon, const struct kvt_group_token *token,
+		    uint32_t rank, int code, const char *words)
+{
+	struct kvt_client *client;
+	struct kvt_error error;
+
+	kvt_test_equal(join(daemon, token, rank, &client, &error), code);
+	if (!strstr(error.text, words))
+		kvt_test_fail("'%s' is not in: %s", words, error.text);
+}
+
+static void who_may_not_join_is_told_why(void **state)
+{
+	struct kvt_group_token wrong, again;
+	struct kvt_client *other, *more;
+	struct kvt_request request = { .op = KVT_OP_STATS };
+	struct kvt_error error;
+	struct world world;
+
+	(void)state;
+	begin(&world);
+	wrong = world.token;
+	wrong.words[1] ^= 1ull << 63;
+	refused(&world.daemon, &wrong, 1, -ESTALE, "no group has this token");
+	refused(&world.daemon, &world.token, 0, -ERANGE, "rank 0 is who opened it");
+	refused(&world.daemon, &world.token, 3, -ERANGE, "rank 3 is none of this group");
+	refused(&world.daemon, &world.token, 2, -EEXIST, "has come already");
+	kvt_test_equal(kvt_group_open(world.leader, 3, &again), 0);
+	kvt_test_equal(memcmp(&again, &world.token, sizeof(again)), 0);
+	kvt_test_equal(kvt_group_open(world.leader, 4, &again), -EALREADY);
+	other = kvt_test_connect(&world.daemon);
+	kvt_test_equal(kvt_group_open(other, 1, &again), -EINVAL);
+	kvt_test_equal(kvt_group_open(other, KVT_MAX_RANKS + 1, &again), -EINVAL);
+	kvt_test_equal(kvt_group_open(other, 4, &again), -ENOSPC); /* three of six are taken */
+	kvt_test_check(strstr(kvt_client_error(other)->text, "max_members=6") != NULL);
+	kvt_test_equal(kvt_group_open(other, 3, &again), 0);
+	kvt_test_equal(join(&world.daemon, &again, 2, &more, &error), 0);
+	kvt_test_equal(kvt_submit(more, &request), -ENOTCONN);
+	kvt_test_equal(kvt_group_open(more, 2, &again), -ENOTCONN);
+	/* Places are free again when a group has ended, and its token is worth nothing. */
+	kvt_test_equal(kvt_client_close(other, KVT_IDLE), 0);
+	kvt_test_equal(kvt_group_check(more), -ECONNRESET);
+	kvt_test_check(strstr(kvt_client_error(more)->text, "rank 0 closed it") != NULL);
+	refused(&world.daemon, &again, 1, -ESTALE, "no group has this token");
+	kvt_client_close(more, KVT_IDLE);
+	other = kvt_test_connect(&world.daemon);
+	kvt_test_settled(&world.daemon);
+	kvt_test_equal(kvt_group_open(other, 3, &again), 0);
+	kvt_client_close(other, KVT_IDLE);
+	kvt_test_equal(tell(&world.members[0], ORDER_CHECK), 0); /* the first is as it was */
+	kvt_client_close(world.leader, KVT_IDLE);
+	finish_member(&world.members[0]);
+	finish_member(&world.members[1]);
+	end(&world);
+}
+
+/* Rows of kvtctl clients: rank 0 holds, members are named, those who are to come as well. */
+static void clients_shows_members(void **state)
+{
+	char command[256], line[512];
+	struct world world;
+	int found = 0;
+	FILE *out;
+
+	(void)state;
+	begin(&world);
+	snprintf(command, sizeof(command), "%s/kvtctl --socket %s clients", kvt_test_build(),
+		 world.daemon.socket);
+	out = popen(command, "re");
+	kvt_test_check(out != NULL);
+	while (fgets(line, sizeof(line), out))
+		found += strstr(line, "rank 1 of 3") || strstr(line, "rank 2 of 3");
+	kvt_test_equal(pclose(out), 0);
+	kvt_test_equal(found, 2);
+	kvt_client_close(world.leader, KVT_IDLE);
+	finish_member(&world.members[0]);
+	finish_member(&world.members[1]);
+	end(&world);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(the_same_page_is_another_memory_in_each_slab),
+		cmocka_unit_test(a_fence_waits_for_the_words_of_all_ranks),
+		cmocka_unit_test(a_late_member_does_not_take_back_a_fence),
+		cmocka_unit_test(the_group_is_over_when_any_rank_is_and_its_pages_free_when_all_are),
+		cmocka_unit_test(
+			a_killed_rank_0_ends_its_group_and_a_stopped_member_keeps_the_pages),
+		cmocka_unit_test(who_may_not_join_is_told_why),
+		cmocka_unit_test(clients_shows_members),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
