@@ -119,12 +119,56 @@ void kvt_unpark_session(struct kvt_daemon *daemon, struct kvt_session *session)
 	daemon->n_parked -= KVT_PARCELS_PER_SESSION;
 }
 
+static const enum kvt_parcel_kind member_kinds[KVT_PARCELS_PER_MEMBER] = {
+	KVT_PARCEL_MEMBER_SEGMENT,
+	KVT_PARCEL_MEMBER_PIDFD,
+	KVT_PARCEL_MEMBER_CONTROL,
+};
+
+void kvt_park_member(struct kvt_daemon *daemon, struct kvt_member *member, int control)
+{
+	const int fds[KVT_PARCELS_PER_MEMBER] = { member->segment.fd, member->pidfd, control };
+	char name[KVT_PARCEL_NAME_BYTES];
+
+	if (!daemon->sessions[member->session].parked)
+		return;
+	if (daemon->n_parked + KVT_PARCELS_PER_MEMBER > daemon->notify.store) {
+		kvt_log_limited(&daemon->client_log, 0, daemon->real_ns, KVT_LOG_WARNING,
+				"not_parked", "session=%u store=%u effect=\"the group ends with "
+				"this daemon\" cure=\"raise FileDescriptorStoreMax=\"",
+				member->session, daemon->notify.store);
+		return;
+	}
+	for (size_t i = 0; i < KVT_PARCELS_PER_MEMBER; i++)
+		if (member_kinds[i] != KVT_PARCEL_MEMBER_CONTROL || daemon->config.park_connections)
+			park(daemon, kvt_parcel_name(name, member_kinds[i], member->index,
+						     member->name_generation), fds[i]);
+	member->parked = true;
+	daemon->n_parked += KVT_PARCELS_PER_MEMBER;
+}
+
+void kvt_unpark_member(struct kvt_daemon *daemon, struct kvt_member *member)
+{
+	char name[KVT_PARCEL_NAME_BYTES];
+
+	if (!member->parked)
+		return;
+	for (size_t i = 0; i < KVT_PARCELS_PER_MEMBER; i++)
+		kvt_notify_unpark(&daemon->notify,
+				  kvt_parcel_name(name, member_kinds[i], member->index,
+						  member->name_generation));
+	member->parked = false;
+	daemon->n_parked -= KVT_PARCELS_PER_MEMBER;
+}
+
 void kvt_unpark_all(struct kvt_daemon *daemon)
 {
 	char name[KVT_PARCEL_NAME_BYTES];
 
 	if (!daemon->notify.store)
 		return;
+	for (uint32_t i = 1; daemon->members && i <= daemon->core_config.max_members; i++)
+		kvt_unpark_member(daemon, &daemon->members[i]);
 	for (uint32_t i = 1; daemon->sessions && i <= daemon->core_config.max_sessions; i++)
 		kvt_unpark_session(daemon, &daemon->sessions[i]);
 	kvt_notify_unpark(&daemon->notify, "arena");
@@ -268,8 +312,8 @@ void kvt_adopt_say_gone(struct kvt_daemon *daemon)
 
 /* ---- taking up: sessions */
 
-static int take_session_fd(struct kvt_daemon *daemon, enum kvt_parcel_kind kind, uint32_t index,
-			   uint32_t generation)
+int kvt_adopt_fd(struct kvt_daemon *daemon, enum kvt_parcel_kind kind, uint32_t index,
+		 uint32_t generation)
 {
 	char name[KVT_PARCEL_NAME_BYTES];
 
@@ -280,7 +324,7 @@ static void take_descriptors(struct kvt_daemon *daemon, struct kvt_session *sess
 			     const struct kvt_session_record *record)
 {
 	uint32_t index = session->index, generation = record->generation;
-	int segment = take_session_fd(daemon, KVT_PARCEL_SEGMENT, index, generation);
+	int segment = kvt_adopt_fd(daemon, KVT_PARCEL_SEGMENT, index, generation);
 
 	if (segment >= 0 && kvt_object_take(&session->segment, segment) == 0 &&
 	    kvt_segment_check(session->segment.base, session->segment.bytes,
@@ -288,9 +332,9 @@ static void take_descriptors(struct kvt_daemon *daemon, struct kvt_session *sess
 		kvt_object_destroy(&session->segment);
 	session->parked = daemon->notify.store != 0; /* in part, perhaps */
 	daemon->n_parked += session->parked ? KVT_PARCELS_PER_SESSION : 0;
-	session->doorbell = take_session_fd(daemon, KVT_PARCEL_DOORBELL, index, generation);
-	session->bell = take_session_fd(daemon, KVT_PARCEL_BELL, index, generation);
-	session->pidfd = take_session_fd(daemon, KVT_PARCEL_PIDFD, index, generation);
+	session->doorbell = kvt_adopt_fd(daemon, KVT_PARCEL_DOORBELL, index, generation);
+	session->bell = kvt_adopt_fd(daemon, KVT_PARCEL_BELL, index, generation);
+	session->pidfd = kvt_adopt_fd(daemon, KVT_PARCEL_PIDFD, index, generation);
 }
 
 void kvt_adopt_views(struct kvt_daemon *daemon)
@@ -303,6 +347,7 @@ void kvt_adopt_views(struct kvt_daemon *daemon)
 		kvt_session_view(&daemon->sessions[i], &view);
 		kvt_core_session_attach(daemon->core, i, &view);
 	}
+	kvt_group_views(daemon);
 }
 
 /* The process, if it lives: by the pidfd that was left, else by number and start time. */
@@ -343,11 +388,12 @@ static void adopt_session(struct kvt_daemon *daemon, uint32_t index,
 	session->pid = record->pid;
 	session->quiet = record->signs & KVT_SIGN_QUIET;
 	take_descriptors(daemon, session, record);
-	control = take_session_fd(daemon, KVT_PARCEL_CONTROL, index, record->generation);
+	control = kvt_adopt_fd(daemon, KVT_PARCEL_CONTROL, index, record->generation);
 	if (find_process(session, record))
 		session->processes = 1;
 	else if (!(record->signs & KVT_SIGN_EXITED))
 		signs |= KVT_SIGN_EXITED;
+	lives = kvt_group_adopt(daemon, session) && lives; /* in this order: processes count */
 	lives = lives && signs == 0 && session->segment.base && session->doorbell >= 0 &&
 		session->bell >= 0;
 	if (lives)
@@ -355,9 +401,15 @@ static void adopt_session(struct kvt_daemon *daemon, uint32_t index,
 	kvt_session_adopted(daemon, session, lives);
 	if (control >= 0 && record->signs & KVT_SIGN_HANGUP)
 		close(control);
-	else if ((control < 0 || !kvt_control_adopted(daemon, control, session)) &&
+	else if ((control < 0 || !kvt_control_adopted(daemon, control, session,
+								 NULL)) &&
 		 !lives && !(record->signs & KVT_SIGN_HANGUP))
 		signs |= KVT_SIGN_HANGUP; /* nobody is left who could hold that socket */
+	kvt_group_adopted(daemon, session, lives);
+	if (session->processes)
+		signs &= ~(uint32_t)KVT_SIGN_EXITED;
+	if (session->connections)
+		signs &= ~(uint32_t)KVT_SIGN_HANGUP;
 	if (signs)
 		kvt_core_session_sign(daemon->core, index, signs, daemon->now_ns);
 	else if (!lives) /* its descriptors are lost, so it cannot go on */
@@ -377,7 +429,7 @@ void kvt_adopt_sessions(struct kvt_daemon *daemon)
 			adopt_session(daemon, i, record);
 	}
 	while ((fd = kvt_parcels_take(&daemon->passed, "observer")) >= 0)
-		kvt_control_adopted(daemon, fd, NULL);
+		kvt_control_adopted(daemon, fd, NULL, NULL);
 }
 
 /* Whoever maps the old objects keeps them, and the store forgets them. That the sockets of old

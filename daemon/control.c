@@ -196,7 +196,8 @@ static void greet(const struct kvt_daemon *daemon, const struct kvt_connection *
 		return;
 }
 
-bool kvt_control_adopted(struct kvt_daemon *daemon, int fd, struct kvt_session *session)
+bool kvt_control_adopted(struct kvt_daemon *daemon, int fd, struct kvt_session *session,
+			 struct kvt_member *member)
 {
 	struct kvt_connection *connection;
 	struct kvt_peer peer;
@@ -214,13 +215,15 @@ bool kvt_control_adopted(struct kvt_daemon *daemon, int fd, struct kvt_session *
 		.generation = ++daemon->generation,
 		.peer = peer,
 		.session = session ? session->index : 0,
+		.member = member ? member->index : 0,
 		.accepted_ns = daemon->real_ns,
 		.accepted_boot_ns = kvt_peer_boot_ns(),
 		.adopted = true,
 	};
 	if (session) {
-		session->connection = slot_of(daemon, connection) + 1;
-		session->connections = 1;
+		*(member ? &member->connection : &session->connection) =
+			slot_of(daemon, connection) + 1;
+		session->connections++;
 	} else {
 		daemon->n_observers++;
 	}

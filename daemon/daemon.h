@@ -103,6 +103,8 @@ struct kvt_member {
 	int pidfd;           /* -1 = exited */
 	bool pidfd_armed;
 	bool told;           /* that the group is over */
+	bool parked;
+	uint32_t name_generation; /* that its parked descriptors are named by */
 	pid_t pid;
 	struct kvt_object segment; /* of which only the fence words and `gone` are used */
 	struct kvt_segment_layout layout;
@@ -263,6 +265,12 @@ uint32_t kvt_adopt_n_pages(const struct kvt_daemon *daemon);
 /** Map what a predecessor left: arena, ledger and pool. -ESTALE with `why`: something is missing,
  * or of another shape. */
 int kvt_adopt_objects(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);
+/** A descriptor that a predecessor parked, the caller's from now on; -1: there is none. */
+int kvt_adopt_fd(struct kvt_daemon *daemon, enum kvt_parcel_kind kind, uint32_t index,
+		 uint32_t generation);
+/** Park what a member has, `control` too, as its session's is; and no more. */
+void kvt_park_member(struct kvt_daemon *daemon, struct kvt_member *member, int control);
+void kvt_unpark_member(struct kvt_daemon *daemon, struct kvt_member *member);
 /** Serve the sessions of an adopted core again: those whose descriptors were left go on where they
  * stood, the others end. */
 void kvt_adopt_sessions(struct kvt_daemon *daemon);
@@ -357,6 +365,13 @@ int kvt_group_open(struct kvt_daemon *daemon, struct kvt_connection *connection,
 int kvt_group_join(struct kvt_daemon *daemon, struct kvt_connection *connection,
 		   const struct kvt_message_hello *hello, const char *label,
 		   struct kvt_message_welcome *welcome, int ret_fds[2], char *why, size_t why_size);
+/** Take up the members of an adopted session: their processes count from now on. False: a member's
+ * descriptors are lost or its process is gone, so the group cannot go on. */
+bool kvt_group_adopt(struct kvt_daemon *daemon, struct kvt_session *session);
+/** Then, when it is known whether the session goes on: their sockets and words. */
+void kvt_group_adopted(struct kvt_daemon *daemon, struct kvt_session *session, bool lives);
+/** Give the core the words of all members again. */
+void kvt_group_views(struct kvt_daemon *daemon);
 /** Number of ranks of a session's group, 0 if it has none. */
 uint32_t kvt_group_ranks(const struct kvt_daemon *daemon, uint32_t session);
 /** Tell the members of a session that it is over: once, however often it is called. */
@@ -383,7 +398,8 @@ bool kvt_control_say(struct kvt_daemon *daemon, struct kvt_connection *connectio
 /** A session's control socket that a predecessor left, or with session NULL an observer's. The
  * other end is greeted, so that it asks again what was not answered. False: it is of no use; it was
  * closed. */
-bool kvt_control_adopted(struct kvt_daemon *daemon, int fd, struct kvt_session *session);
+bool kvt_control_adopted(struct kvt_daemon *daemon, int fd, struct kvt_session *session,
+			 struct kvt_member *member);
 /** Arm the poll for what the connection waits for now. */
 void kvt_control_arm(struct kvt_daemon *daemon, struct kvt_connection *connection);
 

@@ -18,7 +18,8 @@
  * session's. The first socket or process to go ends the session, the last one to go lets private
  * pages out of quarantine; kvt_session.connections and .processes count all of them. */
 
-#define MEMBER_RING 2u /* a member's segment is a session's of the least size: nobody uses its ring */
+/* A member's segment is a session's of the least size: nobody uses its ring. */
+#define MEMBER_RING 2u
 
 uint32_t kvt_group_ranks(const struct kvt_daemon *daemon, uint32_t session)
 {
@@ -84,6 +85,11 @@ int kvt_group_open(struct kvt_daemon *daemon, struct kvt_connection *connection,
 
 /* ---- a member comes */
 
+static const struct kvt_fence_word *words_of(const struct kvt_member *member)
+{
+	return (void *)((char *)member->segment.base + member->layout.fences_offset);
+}
+
 static int find_place(const struct kvt_daemon *daemon, const struct kvt_message_hello *hello,
 		      uint32_t *ret_place, char *why, size_t why_size)
 {
@@ -145,10 +151,18 @@ static void drop_member(struct kvt_daemon *daemon, struct kvt_member *member)
 	if (member->pidfd_armed)
 		kvt_loop_cancel(&daemon->loop, kvt_tag(KVT_TAG_MEMBER, member->index,
 						       member->generation));
+	kvt_unpark_member(daemon, member);
 	if (member->pidfd >= 0)
 		close(member->pidfd);
 	kvt_object_destroy(&member->segment);
 	*member = (struct kvt_member){ .pidfd = -1, .segment.fd = -1 };
+}
+
+static void watch(struct kvt_daemon *daemon, struct kvt_member *member)
+{
+	kvt_loop_poll(&daemon->loop, member->pidfd, POLLIN,
+		      kvt_tag(KVT_TAG_MEMBER, member->index, member->generation));
+	member->pidfd_armed = true;
 }
 
 /* The slot is the core's place from now on, and the session has a process more. */
@@ -167,9 +181,9 @@ static void settle(struct kvt_daemon *daemon, struct kvt_connection *connection,
 	connection->member = member->index;
 	session->connections++;
 	session->processes++;
-	kvt_loop_poll(&daemon->loop, member->pidfd, POLLIN,
-		      kvt_tag(KVT_TAG_MEMBER, member->index, member->generation));
-	member->pidfd_armed = true;
+	watch(daemon, member);
+	member->name_generation = kvt_core_member(daemon->core, member->index)->generation;
+	kvt_park_member(daemon, member, connection->fd);
 }
 
 int kvt_group_join(struct kvt_daemon *daemon, struct kvt_connection *connection,
@@ -198,7 +212,7 @@ int kvt_group_join(struct kvt_daemon *daemon, struct kvt_connection *connection,
 	}
 	settle(daemon, connection, session, &made);
 	kvt_core_member_join(daemon->core, made.index, &peer,
-			     (void *)((char *)made.segment.base + made.layout.fences_offset));
+			     words_of(&daemon->members[made.index]));
 	welcome->session = session->index;
 	welcome->segment_bytes = made.layout.bytes;
 	welcome->rank = hello->rank;
@@ -209,6 +223,101 @@ int kvt_group_join(struct kvt_daemon *daemon, struct kvt_connection *connection,
 	return 0;
 }
 
+/* ---- a predecessor's */
+
+static void take_segment(struct kvt_daemon *daemon, struct kvt_member *member)
+{
+	int fd = kvt_adopt_fd(daemon, KVT_PARCEL_MEMBER_SEGMENT, member->index,
+			      member->name_generation);
+
+	member->parked = fd >= 0;
+	daemon->n_parked += member->parked ? KVT_PARCELS_PER_MEMBER : 0;
+	if (fd >= 0 && kvt_object_take(&member->segment, fd) == 0 &&
+	    kvt_segment_check(member->segment.base, member->segment.bytes, &member->layout) != 0)
+		kvt_object_destroy(&member->segment);
+}
+
+/* Whether its process lives, or may: by the pidfd that was left, else by number and start time. */
+static bool find_process(struct kvt_daemon *daemon, struct kvt_member *member,
+			 const struct kvt_member_record *record)
+{
+	member->pidfd = kvt_adopt_fd(daemon, KVT_PARCEL_MEMBER_PIDFD, member->index,
+				     member->name_generation);
+	if (record->signs & KVT_SIGN_EXITED && member->pidfd >= 0) {
+		close(member->pidfd);
+		member->pidfd = -1;
+	}
+	if (record->signs & KVT_SIGN_EXITED)
+		return false;
+	if (member->pidfd >= 0 || record->pid == 0) /* 0: not visible here */
+		return true;
+	return kvt_peer_pidfd_of(record->pid, record->start_time, &member->pidfd) == 0;
+}
+
+bool kvt_group_adopt(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	bool whole = true;
+
+	for (uint32_t i = 1; i <= daemon->core_config.max_members; i++) {
+		const struct kvt_member_record *record = kvt_core_member(daemon->core, i);
+		struct kvt_member *member = &daemon->members[i];
+		bool lives;
+
+		if (!record || record->session != session->index ||
+		    (record->state != KVT_MEMBER_JOINED && record->state != KVT_MEMBER_OVER))
+			continue;
+		member->index = i;
+		member->session = session->index;
+		member->generation = ++daemon->generation;
+		member->name_generation = record->generation;
+		member->pid = record->pid;
+		take_segment(daemon, member);
+		lives = find_process(daemon, member, record);
+		session->processes += lives;
+		whole = whole && lives && member->segment.base &&
+			record->state == KVT_MEMBER_JOINED;
+	}
+	return whole;
+}
+
+/* Its socket. A hang-up that nobody saw ends the group like one that is seen. */
+static bool adopt_socket(struct kvt_daemon *daemon, struct kvt_session *session,
+			 struct kvt_member *member)
+{
+	int fd = kvt_adopt_fd(daemon, KVT_PARCEL_MEMBER_CONTROL, member->index,
+			      member->name_generation);
+
+	return fd >= 0 && kvt_control_adopted(daemon, fd, session, member);
+}
+
+void kvt_group_adopted(struct kvt_daemon *daemon, struct kvt_session *session, bool lives)
+{
+	for (uint32_t i = 1; i <= daemon->core_config.max_members; i++) {
+		struct kvt_member *member = &daemon->members[i];
+		bool connected;
+
+		if (member->session != session->index)
+			continue;
+		connected = adopt_socket(daemon, session, member);
+		if (member->pidfd >= 0)
+			watch(daemon, member);
+		if (lives)
+			kvt_core_member_attach(daemon->core, i, words_of(member));
+		if (lives && !connected)
+			kvt_session_kill(daemon, session, -ECONNRESET,
+					 "the group is over: the connection of a member was not "
+					 "kept over the daemon's restart");
+	}
+}
+
+void kvt_group_views(struct kvt_daemon *daemon)
+{
+	for (uint32_t i = 1; i <= daemon->core_config.max_members; i++)
+		if (daemon->members[i].session && daemon->members[i].segment.base &&
+		    daemon->sessions[daemon->members[i].session].open)
+			kvt_core_member_attach(daemon->core, i, words_of(&daemon->members[i]));
+}
+
 /* ---- the end */
 
 static void tell(struct kvt_daemon *daemon, struct kvt_member *member, int error, const char *why)
@@ -217,7 +326,8 @@ static void tell(struct kvt_daemon *daemon, struct kvt_member *member, int error
 	struct kvt_connection *connection;
 
 	member->told = true;
-	kvt_store_release(&header->gone, (uint32_t)-error);
+	if (header)
+		kvt_store_release(&header->gone, (uint32_t)-error);
 	if (!member->connection)
 		return;
 	connection = &daemon->connections[member->connection - 1];

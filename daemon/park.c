@@ -25,6 +25,9 @@ static const char *const kind_names[] = {
 	[KVT_PARCEL_DOORBELL] = "doorbell",
 	[KVT_PARCEL_BELL] = "bell",
 	[KVT_PARCEL_CONTROL] = "control",
+	[KVT_PARCEL_MEMBER_SEGMENT] = "member-segment",
+	[KVT_PARCEL_MEMBER_PIDFD] = "member-pidfd",
+	[KVT_PARCEL_MEMBER_CONTROL] = "member-control",
 };
 #define N_KINDS (sizeof(kind_names) / sizeof(kind_names[0]))
 

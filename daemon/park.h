@@ -15,6 +15,7 @@
  *     arena  ledger  pool.N.PAGE_BYTES  listen  log
  *     lock.MADE  observer                  only from daemon to daemon
  *     segment.S.G  pidfd.S.G  doorbell.S.G  bell.S.G  control.S.G     session S of generation G
+ *     member-segment.M.G  member-pidfd.M.G  member-control.M.G         member M of generation G
  */
 
 #include <stdbool.h>
@@ -23,6 +24,7 @@
 
 #define KVT_PARCEL_NAME_BYTES 48
 #define KVT_PARCELS_PER_SESSION 5
+#define KVT_PARCELS_PER_MEMBER 3
 
 struct kvt_parcel {
 	int fd; /* -1: taken */
@@ -59,6 +61,9 @@ enum kvt_parcel_kind {
 	KVT_PARCEL_DOORBELL,
 	KVT_PARCEL_BELL,
 	KVT_PARCEL_CONTROL,
+	KVT_PARCEL_MEMBER_SEGMENT,
+	KVT_PARCEL_MEMBER_PIDFD,
+	KVT_PARCEL_MEMBER_CONTROL,
 };
 enum kvt_parcel_kind kvt_parcel_kind(const char *name);
 

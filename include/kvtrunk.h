@@ -219,7 +219,8 @@ struct kvt_pool {
 	uint32_t slab;       /* which one this is */
 };
 
-/** Map slab 0, of a member of a group that of its rank (once per client; later calls return the same mapping). Unmapped by close.
+/** Map slab 0, or for a member of a group that of its rank. Once per client: later calls return the
+ * same mapping. Unmapped by close.
  * Errors: -ENOTSUP backend not mappable here, -ENOMEM, -EPROTO not what WELCOME said. */
 KVT_API int kvt_pool_map(struct kvt_client *client, struct kvt_pool *ret_pool);
 

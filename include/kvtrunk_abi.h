@@ -610,7 +610,7 @@ _Static_assert(sizeof(struct kvt_session_record) == 384, "kvt_session_record");
 
 enum kvt_member_state {
 	KVT_MEMBER_FREE = 0,
-	KVT_MEMBER_LEADER = 1,  /* rank 0, who opened the session; its secret is the group's token */
+	KVT_MEMBER_LEADER = 1,  /* rank 0, who opened the session; its secret is the token */
 	KVT_MEMBER_AWAITED = 2, /* a rank that has not come yet */
 	KVT_MEMBER_JOINED = 3,
 	KVT_MEMBER_OVER = 4,    /* hung up or exited, and the group with it */

@@ -60,8 +60,13 @@ static uint64_t wait_end(struct kvt_client *client)
 {
 	struct pollfd look = { .fd = kvt_client_control_fd(client), .events = POLLIN };
 
-	kvt_test_equal(poll(&look, 1, -1), 1);
-	return (uint64_t)-kvt_group_check(client);
+	int rc = 0;
+
+	while (rc == 0) { /* a successor's greeting is no end */
+		kvt_test_equal(poll(&look, 1, -1), 1);
+		rc = kvt_group_check(client);
+	}
+	return (uint64_t)-rc;
 }
 
 static void member_main(int pipe, void *context)
@@ -134,13 +139,8 @@ static void prepare(struct kvt_test_daemon *daemon)
 				"max_members = 6\n");
 }
 
-static void begin(struct world *world)
+static void begin_with(struct world *world, const char *const *arguments)
 {
-	char log[128];
-	const char *arguments[] = { log, NULL };
-
-	prepare(&world->daemon);
-	snprintf(log, sizeof(log), "--log-file=%s/operations", world->daemon.dir);
 	kvt_test_daemon_start(&world->daemon, arguments);
 	world->leader = kvt_test_connect(&world->daemon);
 	world->session = kvt_client_info(world->leader)->session;
@@ -148,6 +148,16 @@ static void begin(struct world *world)
 	kvt_test_equal(kvt_group_open(world->leader, 3, &world->token), 0);
 	start_member(world, 1);
 	start_member(world, 2);
+}
+
+static void begin(struct world *world)
+{
+	char log[128];
+	const char *arguments[] = { log, NULL };
+
+	prepare(&world->daemon);
+	snprintf(log, sizeof(log), "--log-file=%s/operations", world->daemon.dir);
+	begin_with(world, arguments);
 }
 
 static void end(struct world *world)
@@ -392,6 +402,62 @@ static void a_killed_rank_0_ends_its_group_and_a_stopped_member_keeps_the_pages(
 	kvt_test_daemon_remove(&world.daemon);
 }
 
+/* ---- the daemon's end */
+
+/* What the daemon that runs now is: its supervisor's child. */
+static void kill_daemon(struct world *world)
+{
+	char path[64];
+	FILE *file;
+	int pid;
+
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)world->daemon.pid,
+		 (int)world->daemon.pid);
+	file = fopen(path, "re");
+	kvt_test_check(file && fscanf(file, "%d", &pid) == 1);
+	fclose(file);
+	kvt_test_equal(kill(pid, SIGKILL), 0);
+	kvt_test_check(kvt_test_daemon_await(&world->daemon, "READY=1"));
+}
+
+/* A FREE waits for all words; the daemon is killed; the words are raised under its successor. */
+static void a_group_goes_on_with_the_daemon_s_successor(void **state)
+{
+	static const char *const supervised[] = { "--supervise", NULL };
+	struct kvt_request request = { .op = KVT_OP_FREE, .fence = { SLOT, 7 }, .n_pages = 2 };
+	struct kvt_result result;
+	struct world world;
+	uint32_t pages[5];
+
+	(void)state;
+	prepare(&world.daemon);
+	begin_with(&world, supervised);
+	kvt_test_equal(kvt_alloc(world.leader, 5, pages), 0);
+	request.pages = pages;
+	kvt_test_equal(kvt_submit(world.leader, &request), 0);
+	kvt_test_equal(tell_with(&world.members[0], ORDER_RAISE, 7), 0);
+	kill_daemon(&world);
+	kvt_test_equal(kvt_fence_raise(world.leader, SLOT, 7), 0);
+	kvt_test_equal(kvt_test_settled(&world.daemon).private_pages, 5);
+	kvt_test_equal(kvt_reap(world.leader, &result, 0, 1), 0);
+	kvt_test_equal(tell_with(&world.members[1], ORDER_RAISE, 7), 0);
+	kvt_test_equal(kvt_reap(world.leader, &result, 1, 1), 1);
+	kvt_test_equal(result.error, 0);
+	kvt_result_release(world.leader, &result);
+	kvt_test_equal(kvt_test_settled(&world.daemon).private_pages, 3);
+	/* The successor knows the processes, too. */
+	kvt_test_child_kill(&world.members[1].child, SIGKILL);
+	kvt_test_equal(tell(&world.members[0], ORDER_WAIT_END), ECONNRESET);
+	kill_daemon(&world);
+	kvt_test_equal(quarantined(&world), 3);
+	finish_member(&world.members[0]);
+	kvt_test_equal(quarantined(&world), 3); /* rank 0, this process, lives */
+	kvt_client_abandon(world.leader);
+	kvt_test_audit(&world.daemon);
+	kvt_test_daemon_stop(&world.daemon);
+	kvt_test_daemon_remove(&world.daemon);
+}
+
 /* ---- refusals */
 
 static void refused(const struct kvt_test_daemon *daemon, const struct kvt_group_token *token,
@@ -480,9 +546,11 @@ int main(void)
 		cmocka_unit_test(the_same_page_is_another_memory_in_each_slab),
 		cmocka_unit_test(a_fence_waits_for_the_words_of_all_ranks),
 		cmocka_unit_test(a_late_member_does_not_take_back_a_fence),
-		cmocka_unit_test(the_group_is_over_when_any_rank_is_and_its_pages_free_when_all_are),
+		cmocka_unit_test(
+			the_group_is_over_when_any_rank_is_and_its_pages_free_when_all_are),
 		cmocka_unit_test(
 			a_killed_rank_0_ends_its_group_and_a_stopped_member_keeps_the_pages),
+		cmocka_unit_test(a_group_goes_on_with_the_daemon_s_successor),
 		cmocka_unit_test(who_may_not_join_is_told_why),
 		cmocka_unit_test(clients_shows_members),
 	};
