@@ -18,6 +18,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -464,8 +465,8 @@ static struct mark mark_of(const struct kvt_pool *pool, const struct cuda_state 
 	};
 
 	memcpy(mark.uuid, state->slabs[i].record.device_uuid, sizeof(mark.uuid));
-	for (const uint8_t *at = (const uint8_t *)&mark; at < (const uint8_t *)&mark.hash; at++)
-		mark.hash = (mark.hash ^ *at) * 0x100000001b3ull;
+	for (size_t byte = 0; byte < offsetof(struct mark, hash); byte++)
+		mark.hash = (mark.hash ^ ((const uint8_t *)&mark)[byte]) * 0x100000001b3ull;
 	return mark;
 }
 

@@ -367,9 +367,9 @@ static int check_request(struct kvt_client *client, uint32_t flags)
 }
 
 static int map_locked(struct kvt_client *client, int device, uint32_t flags, uint32_t *ret_slab,
-		      int *ret_error)
+		      uint64_t *ret_address, int *ret_error)
 {
-	struct kvt_device_mapping **mine;
+	struct kvt_device_mapping *mapping;
 	int rc = load_driver(client), error;
 
 	if (rc != 0)
@@ -386,34 +386,40 @@ static int map_locked(struct kvt_client *client, int device, uint32_t flags, uin
 	rc = find_slab(client, device, ret_slab);
 	if (rc != 0)
 		return rc;
-	mine = &client->slabs[*ret_slab].mapped[!!flags];
-	return *mine ? 0 : open_mapping(client, *ret_slab, device, flags, mine,
-					  ret_error);
+	mapping = client->slabs[*ret_slab].mapped[!!flags];
+	if (!mapping)
+		rc = open_mapping(client, *ret_slab, device, flags, &mapping, ret_error);
+	if (rc != 0)
+		return rc;
+	KVT_ASSERT(mapping);
+	client->slabs[*ret_slab].mapped[!!flags] = mapping;
+	*ret_address = mapping->address;
+	return 0;
 }
 
 int kvt_pool_map_cuda(struct kvt_client *client, int device, uint32_t flags,
 		      struct kvt_pool *ret_pool)
 {
 	KVT_KEEP_ERRNO;
+	uint64_t address = 0;
 	uint32_t slab = 0;
 	int rc, error = 0;
 
-	if (client && client->magic == KVT_CLIENT_MAGIC)
-		kvt_client_check_fork(client);
+	kvt_client_check_fork(client);
 	rc = kvt_client_usable(client);
 	if (rc == 0)
 		rc = check_request(client, flags);
 	if (rc != 0)
 		return rc;
 	pthread_mutex_lock(&lock);
-	rc = map_locked(client, device, flags, &slab, &error);
+	rc = map_locked(client, device, flags, &slab, &address, &error);
 	pthread_mutex_unlock(&lock);
 	if (rc == -EREMOTEIO)
 		rc = explain(client, slab, error);
 	if (rc != 0)
 		return rc;
 	*ret_pool = (struct kvt_pool){
-		.base = (void *)(uintptr_t)client->slabs[slab].mapped[!!flags]->address,
+		.base = (void *)(uintptr_t)address,
 		.bytes = client->info.pool_bytes,
 		.page_bytes = client->info.page_bytes,
 		.n_pages = client->info.n_pages,
