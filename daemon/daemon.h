@@ -215,7 +215,7 @@ struct kvt_daemon {
 	gid_t admin_gid;
 	char admin_group[KVT_CONFIG_TEXT_BYTES]; /* the name that admin_gid is of */
 	uint64_t started_ns, drain_until_ns, accept_again_ns;
-	uint64_t watchdog_at_ns, status_at_ns;
+	uint64_t watchdog_at_ns, status_at_ns, fed_turn;
 	uint64_t queue_until_ns; /* how long an inherited socket is watched doubly */
 	struct kvt_log_rates client_log;
 	char status_text[160]; /* what the service manager was told last */

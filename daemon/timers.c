@@ -94,7 +94,8 @@ void kvt_status_send(struct kvt_daemon *daemon)
 		memcpy(daemon->status_text, text, sizeof(text));
 }
 
-/* The watchdog is fed from here only, so a loop that hangs starves it. */
+/* The watchdog is fed from here only, and only for turns that were made since the last time, so a
+ * loop that hangs starves it. */
 static uint64_t feed_manager(struct kvt_daemon *daemon)
 {
 	uint64_t half = daemon->notify.watchdog_ns / 2;
@@ -105,7 +106,9 @@ static uint64_t feed_manager(struct kvt_daemon *daemon)
 		kvt_status_send(daemon);
 		daemon->status_at_ns = daemon->real_ns + STATUS_INTERVAL_NS;
 	}
-	if (half && daemon->real_ns >= daemon->watchdog_at_ns) {
+	if (half && daemon->real_ns >= daemon->watchdog_at_ns &&
+	    daemon->fed_turn != daemon->stats.turns) {
+		daemon->fed_turn = daemon->stats.turns;
 		kvt_notify_send(&daemon->notify, "WATCHDOG=1\n");
 		daemon->watchdog_at_ns = daemon->real_ns + half;
 	}
