@@ -54,7 +54,8 @@ say_cc = $(if $(V),,@echo "  CC  $<" && )
 # The mode of this build, so that a change of compiler or flags rebuilds what it should.
 $(O)/obj/%.o: %.c $(O)/flags
 	@mkdir -p $(@D)
-	$(say_cc)$(CC) $(CFLAGS_BASE) $(CFLAGS_$(firstword $(subst /, ,$*))) -MMD -MP -c $< -o $@
+	$(say_cc)$(CC) $(CFLAGS_BASE) $(CFLAGS_$(firstword $(subst /, ,$*))) -MMD -MP \
+		-MT '$$(O)/obj/$*.o' -c $< -o $@
 
 $(O)/flags: FORCE
 	@mkdir -p $(@D)

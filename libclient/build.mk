@@ -20,7 +20,8 @@ $(O)/libkvtrunk.a: $(LIBKVTRUNK_OBJ)
 LIBKVTRUNK_STEPS_OBJ := $(patsubst %.c,$(O)/obj/steps/%.o,$(CLIENT_SRC) $(SHM_SRC))
 $(O)/obj/steps/%.o: %.c $(O)/flags
 	@mkdir -p $(@D)
-	$(say_cc)$(CC) $(CFLAGS_BASE) $(CFLAGS_libclient) -DKVT_TEST_STEPS -MMD -MP -c $< -o $@
+	$(say_cc)$(CC) $(CFLAGS_BASE) $(CFLAGS_libclient) -DKVT_TEST_STEPS -MMD -MP \
+		-MT '$$(O)/obj/steps/$*.o' -c $< -o $@
 
 $(O)/libkvtrunk-steps.a: $(LIBKVTRUNK_STEPS_OBJ)
 	@rm -f $@

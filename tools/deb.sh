@@ -15,6 +15,10 @@ for program in dpkg-buildpackage dh fakeroot; do
 		exit 1
 	}
 done
+if [ -n "${DEB_PREBUILT:-}" ]; then
+	make --no-print-directory -s O="$O" installables >&2
+	export KVT_PREBUILT="$O"
+fi
 rm -rf "$O/deb"
 mkdir -p "$O/deb/kvtrunk-$VERSION"
 { git ls-files -co --exclude-standard -z 2>/dev/null ||
@@ -22,7 +26,6 @@ mkdir -p "$O/deb/kvtrunk-$VERSION"
 	while IFS= read -r -d '' file; do [ ! -e "$file" ] || printf '%s\0' "$file"; done |
 	tar -c --null -T - | tar -x -C "$O/deb/kvtrunk-$VERSION"
 cd "$O/deb/kvtrunk-$VERSION"
-[ -z "${DEB_PREBUILT:-}" ] || export KVT_PREBUILT="$O"
 # Nothing of the make that called: packages are the same wherever they are built.
 if ! env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u O -u CC -u VERSION \
 	DEB_BUILD_OPTIONS="${DEB_BUILD_OPTIONS:-parallel=2}" \
