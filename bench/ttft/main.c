@@ -127,7 +127,7 @@ static void report(enum ttft_mode mode, uint32_t workers, const struct ttft_pool
 		f.ttft.p99 / 1e3, floor_us / 1e3, f.between.p50 / 1e3, f.between.p99 / 1e3,
 		f.total.p50 / 1e3, f.total.p99 / 1e3, n / seconds,
 		(unsigned long long)f.prefilled, (unsigned long long)use->peak_used,
-		(unsigned long long)(f.restarts + f.waits + f.unpublished));
+		(unsigned long long)f.restarts + f.waits + f.unpublished);
 }
 
 static void table_head(void)

@@ -133,7 +133,10 @@ static int prefill(struct run *run, const float **ret_logits)
 		at = run->publishing && end < n ? kvt_seq_next(run->seq) : end;
 		g->cached += at - end; /* taken over from others while this chunk was computed */
 	}
-	return 0;
+	if (*ret_logits)
+		return 0;
+	snprintf(worker->why, sizeof(worker->why), "the daemon left no position to compute");
+	return -EPROTO;
 }
 
 static void emit(struct run *run, uint32_t token)
