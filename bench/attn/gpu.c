@@ -12,7 +12,6 @@
 
 #include "bench/attn/gpu.h"
 
-#include <dlfcn.h>
 #include <err.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +19,7 @@
 
 #include "bench/attn/floor.h"
 #include "bench/attn/gpu_args.h"
+#include "kvt_cuda.h"
 #include "kvt_kernels.h"
 
 #define Q_HEADS 32
@@ -38,44 +38,15 @@ extern const char bench_gpu_image[] __attribute__((visibility("hidden")));
 #define bench_gpu_image NULL
 #endif
 
-#define DRIVER_FUNCTIONS(FUNCTION)                                                                 \
-	FUNCTION(cuDeviceGetName, device_name, (char *name, int bytes, int device))                \
-	FUNCTION(cuDeviceGetAttribute, device_attribute, (int *value, int attribute, int device))  \
-	FUNCTION(cuDevicePrimaryCtxRetain, primary_retain, (void **context, int device))           \
-	FUNCTION(cuDevicePrimaryCtxRelease_v2, primary_release, (int device))                      \
-	FUNCTION(cuCtxPushCurrent_v2, context_push, (void *context))                               \
-	FUNCTION(cuCtxPopCurrent_v2, context_pop, (void **context))                                \
-	FUNCTION(cuMemGetInfo_v2, memory_info, (size_t * free, size_t *total))                     \
-	FUNCTION(cuMemAlloc_v2, memory_alloc, (uint64_t * memory, size_t bytes))                   \
-	FUNCTION(cuMemFree_v2, memory_free, (uint64_t memory))                                     \
-	FUNCTION(cuMemcpyDtoDAsync_v2, memory_copy,                                                \
-		 (uint64_t target, uint64_t source, size_t bytes, void *stream))                   \
-	FUNCTION(cuModuleLoadData, module_load, (void **module, const void *image))                \
-	FUNCTION(cuModuleUnload, module_unload, (void *module))                                    \
-	FUNCTION(cuModuleGetFunction, module_function,                                             \
-		 (void **function, void *module, const char *name))                                \
-	FUNCTION(cuLaunchKernel, launch,                                                           \
-		 (void *function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,   \
-		  unsigned int block_x, unsigned int block_y, unsigned int block_z,                \
-		  unsigned int shared_bytes, void *stream, void **arguments, void **extra))        \
-	FUNCTION(cuEventCreate, event_create, (void **event, unsigned int flags))                  \
-	FUNCTION(cuEventDestroy_v2, event_destroy, (void *event))                                  \
-	FUNCTION(cuEventRecord, event_record, (void *event, void *stream))                         \
-	FUNCTION(cuEventSynchronize, event_synchronize, (void *event))                             \
-	FUNCTION(cuEventElapsedTime, event_elapsed, (float *ms, void *begin, void *end))
-
-#define DRIVER_MEMBER(symbol, name, arguments) int(*name) arguments;
-
-static struct {
-	DRIVER_FUNCTIONS(DRIVER_MEMBER)
-} driver;
+static struct kvt_cu_driver driver;
 
 /* The benchmark has nothing to save when the device fails. */
 #define DO(call)                                                                                   \
 	do {                                                                                       \
 		int error_ = driver.call;                                                          \
 		if (error_)                                                                        \
-			errx(1, "the CUDA driver failed: error %d of %s", error_, #call);          \
+			errx(1, "the CUDA driver failed in %s: %s (%d)", #call,                    \
+			     kvt_cu_text(&driver, error_), error_);                                \
 	} while (0)
 
 static struct {
@@ -130,15 +101,10 @@ struct gpu_repetition {
 
 static void driver_load(void)
 {
-	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+	const char *missing;
 
-	if (!library)
-		errx(1, "libcuda.so.1 not found");
-#define DRIVER_LOAD(symbol, name, arguments)                                                       \
-	*(void **)(void *)&driver.name = dlsym(library, #symbol);                                  \
-	if (!driver.name)                                                                          \
-		errx(1, "the NVIDIA driver has no " #symbol);
-	DRIVER_FUNCTIONS(DRIVER_LOAD)
+	if (kvt_cu_load(&driver, &missing))
+		errx(1, "libcuda.so.1 has no %s", missing ? missing : "place on this machine");
 }
 
 static void kernel_launch(void *function, uint32_t grid, const struct bench_gpu_args *args)
@@ -517,7 +483,7 @@ static void gpu_open(void)
 
 	driver_load();
 	DO(device_name(gpu.name, sizeof gpu.name, 0));
-	DO(device_attribute(&count, 16 /* multiprocessors */, 0));
+	DO(device_attribute(&count, KVT_CU_ATTRIBUTE_MULTIPROCESSORS, 0));
 	gpu.n_multiprocessors = (uint32_t)count;
 	DO(primary_retain(&gpu.primary, 0));
 	DO(context_push(gpu.primary));

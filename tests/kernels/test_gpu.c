@@ -5,55 +5,46 @@
  * runs on emulated hardware, which tests the test.)
  */
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvt_cuda.h"
 #include "tests/kernels/support.h"
 
-static int (*memory_alloc)(uint64_t *memory, size_t bytes);
-static int (*memory_free)(uint64_t memory);
-static int (*memory_upload)(uint64_t target, const void *source, size_t bytes);
-static int (*memory_download)(void *target, uint64_t source, size_t bytes);
-static int (*context_retain)(void **context, int device);
-static int (*context_push)(void *context);
+static struct kvt_cu_driver driver;
 
-static void *symbol(void *library, const char *name)
-{
-	void *found = dlsym(library, name);
-
-	if (!found) {
-		fprintf(stderr, "libcuda.so.1 has no %s\n", name);
-		exit(1);
-	}
-	return found;
-}
-
+/* The device's memory and its context, beside the library's own. */
 static void driver_load(void)
 {
-	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+	const char *missing;
 	void *context = NULL;
 
-	*(void **)(void *)&memory_alloc = symbol(library, "cuMemAlloc_v2");
-	*(void **)(void *)&memory_free = symbol(library, "cuMemFree_v2");
-	*(void **)(void *)&memory_upload = symbol(library, "cuMemcpyHtoD_v2");
-	*(void **)(void *)&memory_download = symbol(library, "cuMemcpyDtoH_v2");
-	*(void **)(void *)&context_retain = symbol(library, "cuDevicePrimaryCtxRetain");
-	*(void **)(void *)&context_push = symbol(library, "cuCtxPushCurrent_v2");
-	if (context_retain(&context, 0) || context_push(context)) {
+	if (kvt_cu_load(&driver, &missing) || driver.primary_retain(&context, 0) ||
+	    driver.context_push(context)) {
 		fprintf(stderr, "cannot enter the device's context\n");
 		exit(1);
 	}
+}
+
+static int copy_in(uint64_t target, const void *source, size_t bytes)
+{
+	return driver.memory_upload(target, source, bytes, NULL) || driver.stream_synchronize(NULL);
+}
+
+static int copy_out(void *target, uint64_t source, size_t bytes)
+{
+	return driver.memory_download(target, source, bytes, NULL) ||
+	       driver.stream_synchronize(NULL);
 }
 
 static uint64_t upload(const void *data, size_t bytes)
 {
 	uint64_t memory = 0;
 
-	if (memory_alloc(&memory, bytes) || memory_upload(memory, data, bytes)) {
+	if (driver.memory_alloc(&memory, bytes) || copy_in(memory, data, bytes)) {
 		fprintf(stderr, "cannot copy %zu bytes to the device\n", bytes);
 		exit(1);
 	}
@@ -72,7 +63,7 @@ struct model {
 
 static void model_upload(struct model *model)
 {
-	if (memory_upload(model->slab, model->pool.slab.data, model->pool.slab.bytes))
+	if (copy_in(model->slab, model->pool.slab.data, model->pool.slab.bytes))
 		case_fail(__FILE__, __LINE__, "upload");
 }
 
@@ -103,7 +94,7 @@ static struct model model_make(uint32_t head_dim, uint32_t n_kv_heads, uint32_t 
 
 static void model_free(struct model *model)
 {
-	memory_free(model->slab);
+	driver.memory_free(model->slab);
 	text_free(&model->text);
 	pool_free(&model->pool);
 }
@@ -133,9 +124,9 @@ static struct rows run(struct kvt_attn_context *context, const struct model *mod
 	prefill.q = (const void *)(uintptr_t)q;
 	prefill.out = (void *)(uintptr_t)out;
 	EXPECT_EQUAL(kvt_attn_append_prefill(context, &prefill, NULL), 0);
-	EXPECT_EQUAL(memory_download(rows.out.data, out, rows.out.bytes), 0);
-	memory_free(q);
-	memory_free(out);
+	EXPECT_EQUAL(copy_out(rows.out.data, out, rows.out.bytes), 0);
+	driver.memory_free(q);
+	driver.memory_free(out);
 	return rows;
 }
 
