@@ -14,8 +14,12 @@ bool sim_fence_reached(const struct sim *sim, uint32_t session, const struct kvt
 {
 	const struct sim_session *s = &sim->sessions[session];
 
-	return sqe->fence_slot >= KVT_FENCE_WORDS || !s->view.fences ||
-	       s->view.fences[sqe->fence_slot].value >= sqe->fence_value;
+	if (sqe->fence_slot >= KVT_FENCE_WORDS || !s->view.fences)
+		return true;
+	for (uint32_t i = 0; i < s->n_members; i++)
+		if (s->words[i][sqe->fence_slot].value < sqe->fence_value)
+			return false;
+	return s->view.fences[sqe->fence_slot].value >= sqe->fence_value;
 }
 
 static bool takes_fence(uint32_t op)

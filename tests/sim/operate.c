@@ -548,6 +548,39 @@ static void fill(struct shot *shot)
 
 /* ---- a stream goes on: fences rise, and what waited takes effect */
 
+/* A rank more, whose words begin with rank 0's. */
+static void member_joins(struct sim *sim, uint32_t session)
+{
+	struct sim_session *s = &sim->sessions[session];
+	const uint64_t token[2] = { session, 1 + s->view.keys_count };
+	const struct kvt_core_peer peer = { .pid = 7, .label = "rank" };
+	uint32_t n = s->n_members, place;
+
+	if (!s->open || s->closing || n == SIM_RANKS - 1)
+		return;
+	if (n == 0)
+		kvt_core_group_open(sim->core, session, SIM_RANKS, token);
+	if (kvt_core_group_find(sim->core, token, n + 1, &place) != 0)
+		return;
+	s->words[n] = calloc(KVT_FENCE_WORDS, sizeof(struct kvt_fence_word));
+	for (uint32_t i = 0; i < KVT_FENCE_WORDS; i++)
+		s->words[n][i].value = s->view.fences[i].value;
+	s->members[n] = place;
+	kvt_core_member_join(sim->core, place, &peer, s->words[n]);
+	s->n_members++;
+	sim->coverage->rare[SIM_MEMBER]++;
+}
+
+/* Members' streams come after rank 0's, at some time. */
+static void raise_members(struct sim *sim, const struct sim_session *s)
+{
+	for (uint32_t m = 0; m < s->n_members; m++)
+		for (uint32_t i = 0; i < KVT_FENCE_WORDS; i++)
+			if (s->words[m][i].value < s->view.fences[i].value && sim_chance(sim, 600))
+				kvt_store_release(&s->words[m][i].value,
+						  s->words[m][i].value + 1);
+}
+
 static void raise_fences(struct sim *sim, uint32_t session)
 {
 	struct sim_session *s = &sim->sessions[session];
@@ -555,10 +588,18 @@ static void raise_fences(struct sim *sim, uint32_t session)
 
 	if (!words) /* it is over */
 		return;
+	if (sim_chance(sim, 20))
+		member_joins(sim, session);
+	raise_members(sim, s);
 	for (uint32_t i = 0; i < KVT_FENCE_WORDS; i++)
 		if (sim_chance(sim, 400))
 			kvt_store_release(&words[i].value, words[i].value + sim_below(sim, 4));
 	kvt_core_poll(sim->core, session, sim->now_ns);
+}
+
+static bool rank_0_reached(const struct sim_session *s, const struct kvt_sqe *sqe)
+{
+	return s->view.fences[sqe->fence_slot].value >= sqe->fence_value;
 }
 
 static void shoot(struct sim *sim, uint32_t session)
@@ -570,6 +611,7 @@ static void shoot(struct sim *sim, uint32_t session)
 
 	fill(&shot);
 	reached = sim_fence_reached(sim, session, &shot.sqe);
+	sim->coverage->rare[SIM_MEMBER_WAITED] += !reached && rank_0_reached(s, &shot.sqe);
 	if (!kvt_core_can_defer(sim->core) && (!reached || s->n_waiting)) {
 		/* The daemon would leave the entry in the ring. */
 		sim->coverage->rare[SIM_NO_DEFER_ROOM]++;

@@ -50,6 +50,8 @@ struct sim_handle {
 	uint32_t sequence;
 };
 
+#define SIM_RANKS 3 /* of a group */
+
 struct sim_session {
 	bool open;     /* takes entries */
 	bool closing;  /* CLOSE was submitted */
@@ -58,6 +60,10 @@ struct sim_session {
 	uint32_t taken, done; /* entries and completions, as its record should count them */
 	struct kvt_cqe last_cqe;
 	struct kvt_core_view view;
+	/* Ranks of its group that have come, each with words of its own. */
+	uint32_t n_members;
+	uint32_t members[SIM_RANKS - 1]; /* the core's places */
+	struct kvt_fence_word *words[SIM_RANKS - 1];
 	uint32_t n_leases;
 	struct sim_lease leases[SIM_LEASES];
 	uint32_t n_pages;
@@ -104,6 +110,8 @@ enum sim_rare {
 	SIM_NOTICE_ABANDONED,
 	SIM_NOTICE_DEADLINE,
 	SIM_NOTICE_CANCELED,
+	SIM_MEMBER,        /* a rank joined a group */
+	SIM_MEMBER_WAITED, /* an operation waited for a member's word alone */
 	SIM_RARE_COUNT,
 };
 

@@ -161,6 +161,21 @@ bool sim_create(struct sim *sim)
 	return true;
 }
 
+/* A session of an adopted core gets its memory back, and its members' words. */
+static void attach(struct sim *sim, uint32_t session)
+{
+	struct sim_session *s = &sim->sessions[session];
+
+	kvt_core_session_attach(sim->core, session, &s->view);
+	for (uint32_t i = 0; i < s->n_members; i++) {
+		const struct kvt_member_record *member = kvt_core_member(sim->core, s->members[i]);
+
+		if (!member || member->session != session || member->state != KVT_MEMBER_JOINED)
+			sim_fail(sim, "member %u of session %u is lost", i, session);
+		kvt_core_member_attach(sim->core, s->members[i], s->words[i]);
+	}
+}
+
 /** The daemon dies and its successor takes over. */
 void sim_restart(struct sim *sim)
 {
@@ -183,7 +198,7 @@ void sim_restart(struct sim *sim)
 	sim->draining = false;
 	for (uint32_t i = 1; i <= SIM_SESSIONS; i++)
 		if (sim->sessions[i].open)
-			kvt_core_session_attach(core, i, &sim->sessions[i].view);
+			attach(sim, i);
 	if (!sim->failed)
 		kvt_core_audit(core, sim_on_problem, sim);
 }
@@ -193,6 +208,9 @@ void sim_view_free(struct sim_session *s)
 	free((void *)(uintptr_t)s->view.keys);
 	free(s->view.list);
 	free((void *)(uintptr_t)s->view.fences);
+	for (uint32_t i = 0; i < s->n_members; i++)
+		free(s->words[i]);
+	s->n_members = 0;
 	free(s->pages);
 	memset(&s->view, 0, sizeof(s->view));
 	s->pages = NULL;
