@@ -52,13 +52,15 @@ int kvt_parcels_add(struct kvt_parcels *parcels, const char *name, int fd)
 
 int kvt_parcels_take(struct kvt_parcels *parcels, const char *name)
 {
-	for (uint32_t i = 0; i < parcels->n; i++) {
+	for (uint32_t n = 0; n < parcels->n; n++) {
+		uint32_t i = (parcels->next + n) % parcels->n;
 		struct kvt_parcel *parcel = &parcels->at[i];
 		int fd = parcel->fd;
 
 		if (fd < 0 || strcmp(parcel->name, name) != 0)
 			continue;
 		parcel->fd = -1;
+		parcels->next = i + 1;
 		return fd;
 	}
 	return -1;

@@ -35,6 +35,7 @@ struct kvt_parcel {
 struct kvt_parcels {
 	struct kvt_parcel *at;
 	uint32_t n, room;
+	uint32_t next; /* where the last one was taken: the next one is often behind it */
 };
 
 /** Takes the descriptor, also on failure (then it is closed). -ENOMEM. */

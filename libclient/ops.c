@@ -232,10 +232,8 @@ static int ask_once(struct kvt_client *client, const struct kvt_message *head, s
 			break;
 		if (answer->type == head->type && answer->cookie == head->cookie)
 			return rc;
-		if (answer->type == KVT_MSG_RESUMED)
-			return -ERESTART;
 		kvt_client_take_message(client, rc);
-		rc = client->dead;
+		rc = answer->type == KVT_MSG_RESUMED ? -ERESTART : client->dead;
 	}
 	return rc;
 }

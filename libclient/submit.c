@@ -79,6 +79,10 @@ void kvt_client_take_message(struct kvt_client *client, int bytes)
 	const struct kvt_message_refused *message = (const void *)client->packet;
 	size_t head = offsetof(struct kvt_message_refused, text);
 
+	if (message->head.type == KVT_MSG_RESUMED &&
+	    (size_t)bytes == sizeof(struct kvt_message_resumed))
+		client->info.daemon_pid =
+			((const struct kvt_message_resumed *)(const void *)message)->daemon_pid;
 	if (message->head.type != KVT_MSG_GOODBYE)
 		return; /* an answer that came after its deadline, or a successor's greeting */
 	if ((size_t)bytes > head)

@@ -365,6 +365,86 @@ static void replaces_logs_and_nothing_else(void **state)
 	assert_int_equal(kvt_oplog_open("/nowhere/at/all", &c, &log, why, sizeof(why)), -ENOENT);
 }
 
+static void write_some(struct kvt_oplog *log, uint32_t from, uint32_t to)
+{
+	struct store store;
+
+	for (uint32_t i = from; i < to; i++) {
+		struct kvt_record r = make_record(i, &store);
+
+		assert_int_equal(kvt_oplog_write(log, &r), 0);
+	}
+}
+
+/* A daemon died inside its `lost`-th last record, which was written or half written. */
+static void goes_on(uint32_t lost, bool half)
+{
+	struct kvt_core_config c = config();
+	const uint64_t other[2] = { 1, 1 };
+	struct kvt_oplog_tail tail;
+	struct kvt_oplog *log;
+	char why[256] = "";
+	bool truncated;
+	int end;
+
+	assert_int_equal(kvt_oplog_open(path, &c, &log, why, sizeof(why)), 0);
+	kvt_oplog_keep(log, &tail);
+	write_some(log, 0, 20);
+	assert_int_equal(read_log(&end, &truncated), 20); /* all of it is in the file */
+	assert_int_equal(kvt_oplog_close(log), 0);
+	if (half) {
+		FILE *file = fopen(path, "a");
+
+		assert_non_null(file);
+		fputs("half a record", file);
+		fclose(file);
+	}
+	assert_int_equal(kvt_oplog_continue(path, &c, other, &tail, &log, why, sizeof(why)),
+			 -ESTALE);
+	assert_int_equal(kvt_oplog_continue(path, &c, c.instance, &tail, &log, why, sizeof(why)),
+			 0);
+	write_some(log, 20 - lost, 30);
+	assert_int_equal(kvt_oplog_close(log), 0);
+	assert_int_equal(read_log(&end, &truncated), 30);
+	assert_false(truncated);
+	/* And once more, by a third one that finds nothing to cut. */
+	assert_int_equal(kvt_oplog_continue(path, &c, c.instance, &tail, &log, why, sizeof(why)),
+			 0);
+	write_some(log, 30, 40);
+	assert_int_equal(kvt_oplog_close(log), 0);
+	assert_int_equal(read_log(&end, &truncated), 40);
+}
+
+static void a_successor_goes_on_behind_the_last_whole_effect(void **state)
+{
+	(void)state;
+	for (uint32_t lost = 0; lost <= 2; lost++) {
+		goes_on(lost, false);
+		goes_on(lost, true);
+	}
+}
+
+static void a_log_that_was_buffered_can_be_handed_over(void **state)
+{
+	struct kvt_core_config c = config();
+	struct kvt_oplog_tail tail;
+	struct kvt_oplog *log;
+	char why[256] = "";
+	bool truncated;
+	int end;
+
+	(void)state;
+	assert_int_equal(kvt_oplog_open(path, &c, &log, why, sizeof(why)), 0);
+	write_some(log, 0, 10);
+	assert_int_equal(kvt_oplog_hand_over(log, &tail), 0);
+	assert_int_equal(kvt_oplog_close(log), 0);
+	assert_int_equal(kvt_oplog_continue(path, &c, c.instance, &tail, &log, why, sizeof(why)),
+			 0);
+	write_some(log, 10, 20);
+	assert_int_equal(kvt_oplog_close(log), 0);
+	assert_int_equal(read_log(&end, &truncated), 20);
+}
+
 #define CASE(function) cmocka_unit_test_setup_teardown(function, make_file, remove_file)
 
 int main(void)
@@ -377,6 +457,8 @@ int main(void)
 		CASE(notices_keys_that_are_not_those_of_the_path),
 		CASE(a_full_disk_ends_the_log_and_nothing_else),
 		CASE(replaces_logs_and_nothing_else),
+		CASE(a_successor_goes_on_behind_the_last_whole_effect),
+		CASE(a_log_that_was_buffered_can_be_handed_over),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

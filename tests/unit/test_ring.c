@@ -254,6 +254,63 @@ static void a_sleeper_is_reported_to_whoever_publishes(void **state)
 	free(segment.base);
 }
 
+static struct kvt_cqe completion(uint32_t number)
+{
+	return (struct kvt_cqe){ .user_data = 1000 + number, .seq = number };
+}
+
+/* The daemon died after `done` completions, of which it had published one or two less; `taken`
+ * entries took effect, and their places were not all given back. */
+static void resumed_at(uint32_t start, uint32_t done, uint32_t unpublished)
+{
+	struct kvt_cqe last[2] = { { 0 }, { 0 } }, cqe;
+	struct segment segment;
+	struct kvt_sqe sqe;
+
+	segment_create(&segment, 8, 8);
+	segment_start_at(&segment, start);
+	for (uint32_t i = start; i != start + 4; i++) {
+		sqe = (struct kvt_sqe){ .user_data = i };
+		kvt_ring_sq_put(&segment.client, &sqe);
+	}
+	kvt_ring_sq_publish(&segment.client);
+	for (uint32_t i = start; i != start + done; i++) {
+		last[i & 1] = cqe = completion(i);
+		if (i - start + unpublished < done) {
+			kvt_ring_cq_put(&segment.daemon, &cqe);
+			kvt_ring_cq_publish(&segment.daemon);
+		}
+	}
+	kvt_ring_end_init(&segment.daemon, segment.base, &segment.layout); /* the successor */
+	kvt_ring_end_resume(&segment.daemon, start + 2, start + done, last);
+	for (uint32_t i = start; i != start + done; i++) {
+		assert_int_equal(kvt_ring_cq_ready(&segment.client) > 0, 1);
+		kvt_ring_cq_take(&segment.client, &cqe);
+		assert_int_equal(cqe.user_data, 1000 + i);
+	}
+	assert_int_equal(kvt_ring_cq_ready(&segment.client), 0);
+	assert_int_equal(kvt_ring_sq_pending(&segment.daemon), 2);
+	kvt_ring_sq_peek(&segment.daemon, &sqe);
+	assert_int_equal(sqe.user_data, start + 2);
+	kvt_ring_sq_advance(&segment.daemon);
+	kvt_ring_sq_take(&segment.daemon, &sqe);
+	assert_int_equal(sqe.user_data, start + 3);
+	assert_int_equal(kvt_load_relaxed(&segment.client.header->sq_head), start + 4);
+	free(segment.base);
+}
+
+static void a_successor_goes_on_where_the_predecessor_stopped(void **state)
+{
+	static const uint32_t starts[] = { 0, 1, 6, 7, 1000, 0xfffffffeu, UINT32_MAX };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(starts) / sizeof(starts[0]); i++)
+		for (uint32_t done = 0; done <= 4; done++)
+			for (uint32_t unpublished = 0; unpublished <= 2; unpublished++)
+				if (unpublished <= done)
+					resumed_at(starts[i], done, unpublished);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -266,6 +323,7 @@ int main(void)
 		cmocka_unit_test(a_full_ring_says_so_and_has_room_again_after_one_take),
 		cmocka_unit_test(an_impossible_index_of_the_client_is_a_protocol_error),
 		cmocka_unit_test(a_sleeper_is_reported_to_whoever_publishes),
+		cmocka_unit_test(a_successor_goes_on_where_the_predecessor_stopped),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
