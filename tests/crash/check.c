@@ -104,6 +104,8 @@ static void blank_ledger(struct kvt_core *core)
 		memset(core->labels[id], 0, sizeof(core->labels[id]));
 		core->namespaces[id] = (struct kvt_namespace_record){ 0 };
 	}
+	/* They change outside of effects; members_whole() has looked at them. */
+	memset(core->members, 0, (core->config.max_members + 1) * sizeof(*core->members));
 	core->undo.header->words = 0;
 	memset(core->undo.header, 0,
 	       sizeof(*core->undo.header) + core->undo.capacity * sizeof(uint64_t));
@@ -145,8 +147,25 @@ static bool generations_ok(struct crash_check *check, struct kvt_core *core)
 	return true;
 }
 
+/** What a successor sees of a group is all there: no record shows that was half made. */
+static bool members_whole(struct crash_check *check, const struct kvt_core *core)
+{
+	for (uint32_t id = 1; id <= core->config.max_members; id++) {
+		const struct kvt_member_record *member = kvt_core_member(core, id);
+
+		if (!member)
+			continue;
+		if (member->rank >= member->n_ranks ||
+		    (member->state == KVT_MEMBER_LEADER) != (member->rank == 0) ||
+		    (member->state == KVT_MEMBER_LEADER && !member->secret[0]) ||
+		    (member->state == KVT_MEMBER_JOINED && (!member->pid || !member->label[0])))
+			return fail(check, "half a member", id, member->state);
+	}
+	return true;
+}
+
 static bool same(struct crash_check *check, const char *what, const struct kvt_section *sections,
-		 const char *now, const char *last, uint64_t bytes)
+		 uint32_t n_sections, const char *now, const char *last, uint64_t bytes)
 {
 	uint64_t at = 0;
 	uint32_t section = 0;
@@ -155,10 +174,10 @@ static bool same(struct crash_check *check, const char *what, const struct kvt_s
 		return true;
 	while (memcmp(now + at, last + at, 4) == 0)
 		at += 4;
-	while (section < 8 && at >= sections[section].offset + sections[section].bytes)
+	while (section < n_sections && at >= sections[section].offset + sections[section].bytes)
 		section++;
 	check->failed = true;
-	if (section < 8 && at >= sections[section].offset)
+	if (section < n_sections && at >= sections[section].offset)
 		snprintf(check->why, sizeof(check->why), "the %s differs from the last effect's: "
 			 "section %u, record %llu, byte %llu: %u, was %u", what, section,
 			 (unsigned long long)((at - sections[section].offset) /
@@ -175,10 +194,10 @@ static bool same(struct crash_check *check, const char *what, const struct kvt_s
 static bool compare(struct crash_check *check, struct kvt_core *core)
 {
 	return generations_ok(check, core) &&
-	       same(check, "arena", core->arena->sections, check->arena_copy, check->arena_last,
-		    check->sizes.arena_bytes) &&
-	       same(check, "ledger", core->ledger->sections, check->ledger_copy,
-		    check->ledger_last, check->sizes.ledger_bytes);
+	       same(check, "arena", core->arena->sections, KVT_ARENA_SECTIONS,
+		    check->arena_copy, check->arena_last, check->sizes.arena_bytes) &&
+	       same(check, "ledger", core->ledger->sections, KVT_LEDGER_SECTIONS,
+		    check->ledger_copy, check->ledger_last, check->sizes.ledger_bytes);
 }
 
 static void tear(struct crash_check *check, const void *old_at, const void *old, size_t n_old)
@@ -216,6 +235,8 @@ bool crash_check_now(struct crash_check *check, const void *old_at, const void *
 		return false;
 	}
 	check->n_rolled_back += adoption.rolled_back;
+	if (!members_whole(check, core))
+		return false;
 	blank(core);
 	core->ledger->seq--; /* the adoption's own */
 	if (check->known && (header->mutation & 1 || header->mutation == check->mutation))
