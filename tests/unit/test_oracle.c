@@ -357,6 +357,70 @@ static void notices_lost_and_repeated_records(void **state)
 	story_free(s);
 }
 
+static uint32_t record_of(const struct story *s, uint32_t kind, uint32_t op, uint32_t from)
+{
+	uint32_t i = from;
+
+	while (i < s->n_records && (s->records[i].kind != kind || s->records[i].sqe.op != op))
+		i++;
+	assert_true(i < s->n_records);
+	return i;
+}
+
+/* One computes, another one waits for it, and goes on before the next operation of anybody. */
+static void notices_waits_that_are_wrong(void **state)
+{
+	struct story *s = story_new(KVT_POLICY_LRU);
+	const uint32_t other_keys[8] = { 1, 2, 3, 4, 5, 6, 7, 8 };
+	struct kvt_cqe a = begin(s, s->session, "abcdefgh", 0);
+	struct kvt_record wrong;
+	uint32_t at;
+
+	(void)state;
+	begin(s, s->other, "abcdzz", 0);
+	run(s, s->other, (struct kvt_sqe){ .op = KVT_OP_BEGIN, .namespace_id = s->space,
+			.flags = KVT_F_WAIT, .ttl_ms = 1000, .list_capacity = AREA }, "abcdefgh");
+	on_lease(s, s->session, KVT_OP_COMMIT, a, 6, KVT_F_CHUNKED, NULL);
+	on_lease(s, s->session, KVT_OP_COMMIT, a, 8, 0, NULL);
+	run(s, s->session, (struct kvt_sqe){ .op = KVT_OP_NOP }, NULL);
+	assert_int_equal(replay(s, UINT32_MAX, NULL), s->n_records);
+
+	/* A BEGIN that had to wait, and did not. */
+	at = record_of(s, KVT_REC_OP, KVT_OP_BEGIN, record_of(s, KVT_REC_OP, KVT_OP_BEGIN, 0) + 1);
+	wrong = s->records[at];
+	wrong.sqe.flags = KVT_F_WAIT;
+	wrong.sqe.ttl_ms = 1000;
+	assert_int_equal(replay(s, at, &wrong), at);
+	/* One that waits for keys that nobody computes; for too much; for another lease. */
+	at = record_of(s, KVT_REC_DEFER, KVT_OP_BEGIN, 0);
+	wrong = s->records[at];
+	wrong.keys = other_keys;
+	assert_int_equal(replay(s, at, &wrong), at);
+	wrong = s->records[at];
+	wrong.cqe.a += 2;
+	assert_int_equal(replay(s, at, &wrong), at);
+	wrong = s->records[at];
+	wrong.cqe.lease++;
+	assert_int_equal(replay(s, at, &wrong), at);
+	/* An operation before the waiter that is ready. */
+	at = record_of(s, KVT_REC_OP, KVT_OP_BEGIN, at);
+	assert_int_not_equal(s->records[at].value, 0);
+	wrong = s->records[at + 1];
+	assert_int_equal(wrong.sqe.op, KVT_OP_NOP);
+	wrong.seq--;
+	wrong.cqe.seq--;
+	wrong.counters = s->records[at - 1].counters;
+	wrong.counters.operations++;
+	assert_int_equal(replay(s, at, &wrong), at);
+	/* The same one record earlier, before it is ready, is no mistake. */
+	at = record_of(s, KVT_REC_OP, KVT_OP_COMMIT, 0);
+	wrong.seq = wrong.cqe.seq = s->records[at].seq;
+	wrong.counters = s->records[at - 1].counters;
+	wrong.counters.operations++;
+	assert_true(replay(s, at, &wrong) > at);
+	story_free(s);
+}
+
 static void gives_the_keys_of_a_path(void **state)
 {
 	struct story *s = story_new(KVT_POLICY_LRU);
@@ -390,6 +454,7 @@ int main(void)
 		cmocka_unit_test(notices_wrong_and_missing_events),
 		cmocka_unit_test(notices_wrong_lists),
 		cmocka_unit_test(notices_lost_and_repeated_records),
+		cmocka_unit_test(notices_waits_that_are_wrong),
 		cmocka_unit_test(gives_the_keys_of_a_path),
 	};
 
