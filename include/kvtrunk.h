@@ -357,6 +357,8 @@ enum kvt_fence_method {
  *          downwards of those that kvt_fence_raise() and kvt_fence_word() were not used for;
  *          fences of one stream are reached in their order. The null stream is that of the current
  *          context.
+ * In a group each rank records a fence for each of rank 0's, streams in the same order: then slots
+ * and values agree.
  * A stream whose context has failed reaches no fence any more: its operations wait until the
  * session ends, and its pages go to quarantine.
  * Errors: -ENOSPC all words are taken: kvt_fence_forget() streams that are not used any more;

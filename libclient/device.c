@@ -115,6 +115,9 @@ static bool daemon_gone(struct kvt_client *client)
 	const struct kvt_request request = { .op = KVT_OP_NOP };
 	struct kvt_result result;
 
+	kvt_client_look(client);
+	if (client->dead || !client->has_session) /* a member of a group can only look */
+		return client->dead != 0;
 	if (kvt_client_call(client, &request, NULL, &result) == 0)
 		kvt_result_release(client, &result);
 	return client->dead != 0;

@@ -32,13 +32,17 @@ static struct kvt_client *connect_by(int method)
 	return client;
 }
 
-static void engine_open(struct engine *engine, int method, const char *config)
+static void start_daemon(const char *config)
 {
 	char text[300];
 
 	snprintf(text, sizeof(text), "backend = cuda-vmm\nfence_poll_us = 50\n%s", config);
 	kvt_test_daemon_prepare(&daemon_, text);
 	kvt_test_daemon_start(&daemon_, NULL);
+}
+
+static void engine_enter(struct engine *engine, int method)
+{
 	engine->driver = cuda_test_driver();
 	engine->client = connect_by(method);
 	engine->other = kvt_test_connect(&daemon_);
@@ -49,6 +53,12 @@ static void engine_open(struct engine *engine, int method, const char *config)
 		       0);
 	for (uint32_t i = 0; i < N_KEYS; i++)
 		engine->keys[i] = 1000 + i;
+}
+
+static void engine_open(struct engine *engine, int method, const char *config)
+{
+	start_daemon(config);
+	engine_enter(engine, method);
 }
 
 /* `closed`: the client's session has ended already. */
@@ -495,6 +505,99 @@ static void fences_may_come_after_the_client_is_gone(void **state)
 	}
 }
 
+/* ---- groups */
+
+static uint64_t word_from(int pipe)
+{
+	uint64_t word = 0;
+
+	kvt_test_check(kvt_test_receive(pipe, &word));
+	return word;
+}
+
+/* Rank 1: writes its part of four pages, which it is told, into the slab of device 1. */
+static void rank_run(int pipe, void *context)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_group_token token;
+	static struct engine engine;
+	struct kvt_fence fence;
+
+	(void)context;
+	token.words[0] = word_from(pipe);
+	token.words[1] = word_from(pipe);
+	options.socket_path = daemon_.socket;
+	options.group = &token;
+	options.rank = 1;
+	engine.driver = cuda_test_driver();
+	kvt_test_equal(kvt_client_connect(&engine.client, &options, NULL), 0);
+	engine.pool = cuda_test_map(engine.client, 1);
+	kvt_test_equal(engine.pool.slab, 1);
+	for (uint32_t i = 0; i < N_KEYS; i++)
+		engine.keys[i] = 1000 + i;
+	kvt_test_equal(engine.driver.stream_create(&engine.stream, 1), 0);
+	kvt_test_send(pipe, 1);
+	cuda_test_gate(1);
+	for (uint32_t i = 0; i < 4; i++)
+		write_page(&engine, engine.stream, (uint32_t)word_from(pipe), i);
+	fence = record(&engine, engine.stream);
+	kvt_test_send(pipe, (uint64_t)fence.slot << 32 | fence.value);
+	kvt_test_expect(pipe, 2);
+	cuda_test_gate(0);
+	for (uint32_t i = 0; i < 4; i++)
+		kvt_test_check(page_right(&engine, (uint32_t)word_from(pipe), i));
+	kvt_test_equal(engine.driver.stream_synchronize(engine.stream), 0);
+	kvt_test_equal(engine.driver.stream_destroy(engine.stream), 0);
+	kvt_test_send(pipe, 3);
+	kvt_test_expect(pipe, 4);
+	kvt_client_close(engine.client, KVT_IDLE);
+}
+
+static void a_group_s_fence_waits_for_the_streams_of_all_ranks(void **state)
+{
+	struct kvt_request request = { .op = KVT_OP_COMMIT, .arg = N_KEYS, .user_data = 1 };
+	struct kvt_test_child child;
+	static struct engine engine;
+	struct kvt_group_token token;
+	uint32_t pages[4];
+
+	(void)state;
+	setenv("KVT_STANDIN_DEVICES", "2", 1);
+	start_daemon("devices = all\n");
+	kvt_test_child_start(&child, rank_run, NULL); /* who has used CUDA cannot fork */
+	engine_enter(&engine, KVT_FENCE_BY_HOST);
+	kvt_test_equal(kvt_group_open(engine.client, 2, &token), 0);
+	kvt_test_send(child.pipe, token.words[0]);
+	kvt_test_send(child.pipe, token.words[1]);
+	kvt_test_expect(child.pipe, 1);
+	request.lease = begin(&engine, pages).lease;
+	for (uint32_t i = 0; i < 4; i++) {
+		write_page(&engine, engine.stream, pages[i], i);
+		kvt_test_send(child.pipe, pages[i]);
+	}
+	request.fence = record(&engine, engine.stream);
+	kvt_test_equal(engine.driver.stream_synchronize(engine.stream), 0); /* ours is reached */
+	kvt_test_expect(child.pipe, (uint64_t)request.fence.slot << 32 | request.fence.value);
+	submit_deferred(&engine, &request);
+	kvt_test_equal(matched_by_other(&engine), 0);
+	kvt_test_send(child.pipe, 2);
+	await_effect(&engine);
+	for (uint32_t i = 0; i < 4; i++)
+		kvt_test_send(child.pipe, pages[i]);
+	kvt_test_expect(child.pipe, 3);
+	kvt_test_equal(matched_by_other(&engine), N_KEYS);
+	/* Members stop, rank 0 closes, members close. */
+	kvt_test_equal(engine.driver.stream_destroy(engine.stream), 0);
+	kvt_test_equal(kvt_client_close(engine.client, KVT_IDLE), 0);
+	kvt_test_send(child.pipe, 4);
+	kvt_test_child_finish(&child);
+	kvt_test_equal(kvt_client_close(engine.other, KVT_IDLE), 0);
+	kvt_test_audit(&daemon_);
+	kvt_test_daemon_stop(&daemon_);
+	kvt_test_daemon_remove(&daemon_);
+	kvt_test_equal(*cuda_test_knob("stub_open"), 1);
+}
+
 /* ---- lagging streams in several processes */
 
 enum { ROUNDS = 150, N_STREAMS = 3 };
@@ -616,6 +719,7 @@ int main(int argc, char **argv)
 		TEST(the_environment_chooses_where_the_device_can),
 		TEST(every_call_of_a_fence_fails_once),
 		TEST(fences_may_come_after_the_client_is_gone),
+		TEST(a_group_s_fence_waits_for_the_streams_of_all_ranks),
 		TEST(late_writes_hit_nobody_s_pages),
 	};
 
