@@ -352,6 +352,10 @@ static int prefill_run(struct kvt_attn_context *context, const struct kvt_attn_p
 	r = kvt_cuda_plan_make(&cuda->plan, prefill,
 			       cuda->n_multiprocessors * (resident ? resident : 1),
 			       context->scratch_bytes / kvt_cuda_slot_bytes(dim));
+	if (r == -EINVAL)
+		return kvt_attn_fail(context, r,
+				     "the batch is too large for one call on a CUDA device: "
+				     "call with fewer queries at a time");
 	if (r)
 		return kvt_attn_fail(context, r, "no memory for the plan of a batch");
 	if (!cuda->plan.n_items)

@@ -71,6 +71,7 @@ struct sizes {
 	uint64_t n_blocks;
 	uint64_t n_groups; /* of all blocks */
 	uint64_t n_units; /* likewise; an upper bound of items */
+	uint64_t n_rows; /* of the sequence that has most */
 };
 
 static struct sizes sizes_of(const struct kvt_attn_prefill *prefill)
@@ -88,6 +89,8 @@ static struct sizes sizes_of(const struct kvt_attn_prefill *prefill)
 			   (uint64_t)prefill->kv.n_kv_heads;
 		sizes.n_pages += ceil_divide(sequence->n_positions, prefill->kv.page_size);
 		sizes.n_tokens += sequence->n_queries;
+		if (sequence->n_queries * group_heads > sizes.n_rows)
+			sizes.n_rows = sequence->n_queries * group_heads;
 		sizes.n_blocks += n_blocks;
 		sizes.n_groups += n_blocks * ceil_divide(sequence->n_positions, KVT_ATTN_GROUP);
 		sizes.n_units += n_blocks * ceil_divide(sequence->n_positions, KVT_ATTN_UNIT);
@@ -189,6 +192,10 @@ int kvt_cuda_plan_make(struct kvt_cuda_plan *plan, const struct kvt_attn_prefill
 	uint32_t *pages, *limits;
 	int r;
 
+	/* What the kernels count in 32 bits. */
+	if (sizes.n_rows > UINT32_MAX || sizes.n_tokens > UINT32_MAX ||
+	    sizes.n_pages > UINT32_MAX || sizes.n_units > UINT32_MAX)
+		return -EINVAL;
 	plan->n_blocks = plan->n_items = plan->n_launches = plan->slots_max = 0;
 	r = memory_make(plan, &sizes, span_units == 1 ? sizes.n_units : sizes.n_groups);
 	if (r)

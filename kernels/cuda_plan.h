@@ -58,8 +58,9 @@ size_t kvt_cuda_shared_bytes(const struct kvt_attn_prefill *prefill) KVT_HIDDEN;
 
 /*
  * Plan a checked batch for a device that runs n_resident thread blocks at a time, with memory for
- * slots_wanted slots (a launch has at least one block, whatever that needs). Returns 0 or
- * -ENOMEM. The plan's memory is kept from call to call; kvt_cuda_plan_free() frees it.
+ * slots_wanted slots (a launch has at least one block, whatever that needs). Returns 0, -ENOMEM, or
+ * -EINVAL for a batch with more rows or pieces of work than 32 bits can count. The plan's memory is
+ * kept from call to call; kvt_cuda_plan_free() frees it.
  */
 int kvt_cuda_plan_make(struct kvt_cuda_plan *plan, const struct kvt_attn_prefill *prefill,
 		       uint32_t n_resident, uint64_t slots_wanted) KVT_HIDDEN;

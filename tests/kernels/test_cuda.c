@@ -5,6 +5,7 @@
  * bits is.
  */
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -333,6 +334,22 @@ static void in_place_test(uint32_t n_positions, uint32_t n_resident)
 	run_free(&run);
 }
 
+/* More rows than 32 bits count are refused before anything of the batch is read. */
+static void too_large_test(void)
+{
+	struct run run = run_make(8, 1, 8, 8, 8, KVT_ATTN_BF16, KVT_ATTN_BF16);
+	struct rows rows = rows_make(1, 8, 8, KVT_ATTN_BF16, KVT_ATTN_BF16);
+	struct kvt_attn_sequence sequence = { .n_queries = 1u << 29, .n_positions = 1u << 29 };
+	struct kvt_attn_prefill prefill = prefill_make(&run, &rows, &sequence, 1);
+	struct kvt_cuda_plan plan = { 0 };
+
+	case_begin("emulated: a batch that is too large");
+	EXPECT_EQUAL(kvt_cuda_plan_make(&plan, &prefill, 1, 1), -EINVAL);
+	kvt_cuda_plan_free(&plan);
+	rows_free(&rows);
+	run_free(&run);
+}
+
 /* Shapes that nobody chose. */
 
 struct shape {
@@ -430,6 +447,7 @@ int main(int argc, char **argv)
 	poison_test(1033, 1000, KVT_ATTN_F32);
 	in_place_test(100, 1000);
 	in_place_test(1050, 1000);
+	too_large_test();
 	for (uint32_t seed = 1; seed <= n_random; seed++)
 		random_test(seed);
 	return cases_end();
