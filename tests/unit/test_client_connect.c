@@ -9,6 +9,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -109,11 +110,10 @@ static void send_answer(int fd)
 	(void)!sendmsg(fd, &message, MSG_NOSIGNAL);
 }
 
-static void *serve_one(void *context)
+static void serve_one(void)
 {
 	int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
 
-	(void)context;
 	memset(&hello, 0, sizeof(hello));
 	(void)!recv(fd, &hello, sizeof(hello), 0);
 	if (script.answer)
@@ -122,6 +122,17 @@ static void *serve_one(void *context)
 		connection = fd;
 	else
 		close(fd);
+}
+
+/* The library tries again when it is hung up on, so every try is served, until `stop` is written. */
+static void *serve_all(void *context)
+{
+	const int *stop = context;
+	struct pollfd look[2] = { { .fd = listener, .events = POLLIN },
+				  { .fd = *stop, .events = POLLIN } };
+
+	while (poll(look, 2, -1) > 0 && !look[1].revents)
+		serve_one();
 	return NULL;
 }
 
@@ -140,20 +151,21 @@ static unsigned int open_descriptors(void)
 static int connect_with(struct kvt_client **ret_client, struct kvt_error *error, uint32_t flags)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
+	int rc, stop = eventfd(0, EFD_CLOEXEC);
 	unsigned int before = open_descriptors();
 	pthread_t thread;
-	int rc;
 
 	options.socket_path = path;
 	options.label = "a label that is longer than there is room for in the message, by far";
 	options.fingerprint = "weights=toy";
 	options.page_size = PS;
 	options.flags = flags;
-	assert_int_equal(pthread_create(&thread, NULL, serve_one, NULL), 0);
+	assert_int_equal(pthread_create(&thread, NULL, serve_all, &stop), 0);
 	memset(error, 0, sizeof(*error));
 	errno = 4321;
 	rc = kvt_client_connect(ret_client, &options, error);
 	assert_int_equal(errno, 4321); /* the caller's is left alone */
+	assert_int_equal(eventfd_write(stop, 1), 0);
 	pthread_join(thread, NULL);
 	if (rc != 0) { /* nothing stays open that came along */
 		if (connection >= 0)
@@ -163,6 +175,7 @@ static int connect_with(struct kvt_client **ret_client, struct kvt_error *error,
 		assert_int_equal(error->code, rc);
 		assert_true(strlen(error->text) > 10);
 	}
+	close(stop);
 	return rc;
 }
 
@@ -411,6 +424,45 @@ static void objects_that_could_shrink_are_refused(void **state)
 	assert_int_equal(connect_with(&client, &error, 0), 0);
 	assert_int_equal(kvt_pool_map(client, &pool), -EPROTO);
 	kvt_client_abandon(client);
+	drop_script();
+}
+
+/* 1,024 bytes a page: two planes of 16 positions of 16 elements of 2 bytes. */
+static void a_view_needs_a_geometry_and_it_must_fit_the_pages(void **state)
+{
+	struct kvt_pool_geometry geometry = { .n_layers = 1, .n_kv_heads = 1, .head_dim = 16,
+					      .type = KVT_ELEMENT_FP16,
+					      .scales = { { 1, 1 } } };
+	struct kvt_pool_view view;
+	struct kvt_client *client = NULL;
+	struct kvt_error error;
+	struct kvt_pool pool;
+
+	(void)state;
+	for (int known = 0; known < 2; known++) {
+		good_welcome();
+		if (known)
+			script.welcome.geometry = geometry;
+		script.keep = true;
+		assert_int_equal(connect_with(&client, &error, 0), 0);
+		assert_int_equal(kvt_pool_map(client, &pool), 0);
+		assert_int_equal(kvt_pool_view(client, &pool, 0, &view), known ? 0 : -ENODATA);
+		assert_int_equal(kvt_pool_view(client, &pool, 1, &view),
+				 known ? -EINVAL : -ENODATA);
+		pool.n_pages++; /* another one's */
+		assert_int_equal(kvt_pool_view(client, &pool, 0, &view),
+				 known ? -EINVAL : -ENODATA);
+		kvt_client_abandon(client);
+		drop_script();
+	}
+	assert_ptr_equal(view.k, pool.base);
+	assert_ptr_equal(view.v, (char *)pool.base + N_PAGES * PAGE_BYTES / 2);
+	client = NULL;
+	good_welcome();
+	geometry.head_dim = 8;
+	script.welcome.geometry = geometry;
+	assert_int_equal(connect_with(&client, &error, 0), -EPROTO);
+	assert_null(client);
 	drop_script();
 }
 
@@ -679,6 +731,7 @@ int main(void)
 		cmocka_unit_test(a_hang_up_at_hello_is_an_error),
 		cmocka_unit_test(a_welcome_that_is_wrong_in_anything_is_refused),
 		cmocka_unit_test(objects_that_could_shrink_are_refused),
+		cmocka_unit_test(a_view_needs_a_geometry_and_it_must_fit_the_pages),
 		cmocka_unit_test(every_slab_s_record_and_descriptor_is_kept),
 		cmocka_unit_test(descriptors_nobody_asked_for_are_closed),
 		cmocka_unit_test(an_observer_needs_no_ring),
