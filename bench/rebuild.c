@@ -111,6 +111,7 @@ static void measure(const struct bench_options *options, uint32_t n_pages, uint3
 
 void bench_rebuild(const struct bench_options *options)
 {
+	measure(options, 1u << 12, 64, "64 K positions, runs of 64 pages");
 	measure(options, 1u << 16, 64, "1 M positions, runs of 64 pages");
 	measure(options, 1u << 16, 4, "1 M positions, runs of 4 pages");
 	if (!options->quick)

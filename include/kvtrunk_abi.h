@@ -146,8 +146,9 @@ _Static_assert(sizeof(struct kvt_section) == 32, "kvt_section");
 #define KVT_COUNTER_ROOM 32 /* of the struct, so that a new counter moves nothing */
 
 /** Counters that are true between two operations. A GAUGE is derived; a COUNTER rises from the
- * start of the objects, over restarts. free + private + cached + quarantined == n_pages - 1. They are one block so that
- * reading them is O(1) and one seqlock pass over `mutation` gives a consistent set. */
+ * start of the objects, over restarts. free + private + cached + quarantined == n_pages - 1. They
+ * are one block so that reading them is O(1) and one seqlock pass over `mutation` gives a
+ * consistent set. */
 struct kvt_counters {
 	KVT_COUNTERS(KVT_COUNTER_FIELD)
 	uint64_t reserved[KVT_COUNTER_ROOM - (0 KVT_COUNTERS(KVT_COUNTER_ONE))];
