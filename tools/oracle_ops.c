@@ -884,6 +884,8 @@ int ops_apply(struct kvt_oracle *o)
 		run->n_want = 0;
 	} else if (record->sqe.op != KVT_OP_END && record->sqe.op != KVT_OP_UNLOCK) {
 		run->want.e = run->n_want;
+	} else { /* what the path leaves may be joined at once */
+		TRY(events_follow(o, EVENT_BIT(KVT_EV_MERGE)));
 	}
 	TRY(events_done(o));
 	TRY(compare_cqe(o));

@@ -345,9 +345,9 @@ void kvt_detach(struct kvt_core *core, uint32_t id)
 
 /* ---- eviction */
 
-/** A victim's slots are free when the mutation has ended. Until then their keys are still facts:
- * who takes them has to save them first, and mostly there are others. */
-static void give_later(struct kvt_core *core, uint32_t first, uint32_t n)
+/* Until the mutation has ended their keys are still facts: who takes them has to save them first,
+ * and mostly there are others. */
+void kvt_slots_give_later(struct kvt_core *core, uint32_t first, uint32_t n)
 {
 	if (core->n_slots_due == core->config.max_nodes)
 		kvt_slots_give_due(core, true);
@@ -399,7 +399,7 @@ void kvt_node_trim(struct kvt_core *core, uint32_t id, uint32_t n)
 	space->evictable_pages -= n;
 	core->count->evictable_pages -= n;
 	core->count->evicted_pages += n;
-	give_later(core, first + keep, n);
+	kvt_slots_give_later(core, first + keep, n);
 	if (keep == 0)
 		kvt_node_drop(core, id, parent);
 }

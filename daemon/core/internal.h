@@ -328,7 +328,9 @@ void kvt_heap_remove(struct kvt_core *core, struct kvt_heap *heap, uint32_t node
 /** (Re)consider whether a node is an evictable leaf, for the policy heap. */
 void kvt_leaf_check(struct kvt_core *core, uint32_t node);
 void kvt_node_trim(struct kvt_core *core, uint32_t node, uint32_t n);
-/** Slots of victims become free; `inside` a mutation, which will use them. */
+/** Slots that are free when the mutation has ended. */
+void kvt_slots_give_later(struct kvt_core *core, uint32_t first, uint32_t n);
+/** They become free; `inside` a mutation, which will use them. */
 void kvt_slots_give_due(struct kvt_core *core, bool inside);
 /** Free exactly n pages; n <= evictable. */
 void kvt_evict_pages(struct kvt_core *core, uint32_t n);
@@ -402,6 +404,8 @@ int kvt_op_extend(struct kvt_core *core, struct kvt_op_context *op);
 int kvt_op_end(struct kvt_core *core, struct kvt_op_context *op);
 /** END without its entry: unlock, free what is private. Returns pages freed. */
 uint32_t kvt_lease_end(struct kvt_core *core, uint32_t lease);
+/** The same, and what its path leaves is joined where it can be. */
+uint32_t kvt_lease_end_join(struct kvt_core *core, uint32_t lease);
 bool kvt_lease_alive(const struct kvt_core *core, uint32_t lease);
 
 /* op.c */
@@ -463,6 +467,7 @@ static inline uint32_t kvt_wake(struct kvt_core *core)
 
 /* work.c */
 void kvt_compact_note(struct kvt_core *core, uint32_t node);
+void kvt_path_join(struct kvt_core *core, uint32_t node);
 void kvt_expire_due(struct kvt_core *core, uint32_t limit);
 bool kvt_expire_now(struct kvt_core *core, uint32_t node);
 

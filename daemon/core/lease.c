@@ -579,6 +579,19 @@ uint32_t kvt_lease_end(struct kvt_core *core, uint32_t id)
 	return freed;
 }
 
+uint32_t kvt_lease_end_join(struct kvt_core *core, uint32_t id)
+{
+	uint32_t node = core->leases[id].node, up = core->nodes[node].parent, freed;
+
+	freed = kvt_lease_end(core, id);
+	/* What was announced only is gone with the lock, and perhaps more. */
+	if (!(core->nodes[node].flags & KVT_NODE_LIVE))
+		node = up;
+	if (node != KVT_NONE && core->nodes[node].flags & KVT_NODE_LIVE)
+		kvt_path_join(core, node);
+	return freed;
+}
+
 int kvt_op_end(struct kvt_core *core, struct kvt_op_context *op)
 {
 	int error = 0;
@@ -592,6 +605,6 @@ int kvt_op_end(struct kvt_core *core, struct kvt_op_context *op)
 		op->cqe->a = op->cqe->b = op->cqe->c = op->cqe->d = 0;
 	}
 	op->cqe->a = op->cqe->b = 0;
-	op->cqe->d = kvt_lease_end(core, op->sqe->node);
+	op->cqe->d = kvt_lease_end_join(core, op->sqe->node);
 	return 0;
 }

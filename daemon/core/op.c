@@ -647,7 +647,7 @@ static int run(struct kvt_core *core, struct kvt_op_context *op)
 	case KVT_OP_LOCK:
 		return op_lock(core, op);
 	case KVT_OP_UNLOCK:
-		kvt_lease_end(core, op->sqe->node);
+		kvt_lease_end_join(core, op->sqe->node);
 		return 0;
 	case KVT_OP_ALLOC:
 		return op_alloc(core, op);

@@ -51,7 +51,8 @@ enum kvt_event_kind {
 	KVT_EV_NEW = 2,    /* node = new child of `other` with n announced pages, none sealed */
 	KVT_EV_GROW = 3,   /* node got n more announced pages at its end */
 	KVT_EV_SPLIT = 4,  /* node kept its lower part; `other` = new upper node with n pages */
-	KVT_EV_MERGE = 5,  /* node took over the run of its parent `other`, which is gone */
+	KVT_EV_MERGE = 5,  /* node took over the run of its parent `other`, which is gone: in
+			      COMPACT, and behind all else in END and UNLOCK */
 	KVT_EV_TRIM = 6,   /* node lost its last n pages to eviction or reclaim (pages in `out`,
 			      last page first) */
 	KVT_EV_CUT = 7,    /* node lost its unsealed tail of n pages */

@@ -6,6 +6,10 @@
 
 #include "daemon/core/internal.h"
 
+/* In one END or UNLOCK. */
+#define JOIN_STEPS 8
+#define JOIN_COPIES 64u /* pages */
+
 /* ---- expiry */
 
 static void expire(struct kvt_core *core, uint32_t id)
@@ -91,6 +95,7 @@ static void move_run(struct kvt_core *core, uint32_t id, uint32_t to)
 
 	kvt_undo_node(core, &core->undo, id);
 	kvt_undo_slots(core, from, n);
+	kvt_undo_keys(core, to, n);
 	memcpy(kvt_keys_at(core, to), kvt_keys_at(core, from),
 	       (size_t)n * core->ps * sizeof(uint32_t));
 	memcpy(core->slot_pages + to, core->slot_pages + from, n * sizeof(uint32_t));
@@ -102,12 +107,13 @@ static void move_run(struct kvt_core *core, uint32_t id, uint32_t to)
 	kvt_slots_clear_run(&core->slots, from);
 	kvt_slots_set_run(&core->slots, to, id);
 	memset(core->slot_pages + from, 0, n * sizeof(uint32_t));
-	kvt_slots_give(&core->slots, from, n);
+	kvt_slots_give_later(core, from, n);
 	core->effort.pages_moved += n;
 }
 
-/** Bring two runs together. Returns the pages copied, or -1 if there is no room to. */
-static int64_t bring_together(struct kvt_core *core, uint32_t up, uint32_t down)
+/** Bring two runs together. Returns the pages copied, or -1 if there is no room to or it would take
+ * more than `most`. */
+static int64_t bring_together(struct kvt_core *core, uint32_t up, uint32_t down, uint32_t most)
 {
 	struct kvt_node *upper = kvt_node_at(core, up), *lower = kvt_node_at(core, down);
 	struct kvt_slots *slots = &core->slots;
@@ -116,12 +122,12 @@ static int64_t bring_together(struct kvt_core *core, uint32_t up, uint32_t down)
 
 	if (behind == lower->first_slot)
 		return 0;
-	if (kvt_slots_free_at(slots, behind) >= b) {
+	if (b <= most && kvt_slots_free_at(slots, behind) >= b) {
 		kvt_slots_take_at(slots, behind, behind, b);
 		move_run(core, down, behind);
 		return b;
 	}
-	if (kvt_slots_free_before(slots, lower->first_slot) >= a) {
+	if (a <= most && kvt_slots_free_before(slots, lower->first_slot) >= a) {
 		extent = lower->first_slot - kvt_slots_free_before(slots, lower->first_slot);
 		kvt_slots_take_at(slots, extent, lower->first_slot - a, a);
 		move_run(core, up, lower->first_slot - a);
@@ -129,7 +135,8 @@ static int64_t bring_together(struct kvt_core *core, uint32_t up, uint32_t down)
 	}
 	/* Moving both pays only if the shorter one is not tiny: otherwise a growing path would be
 	 * copied whole for each little piece. Pieces join each other first, then the trunk. */
-	extent = (uint64_t)kvt_min(a, b) * 8 >= (uint64_t)(a > b ? a : b) ?
+	extent = (uint64_t)a + b <= most &&
+				 (uint64_t)kvt_min(a, b) * 8 >= (uint64_t)(a > b ? a : b) ?
 			 kvt_slots_find(slots, a + b) :
 			 KVT_NONE;
 	if (extent == KVT_NONE)
@@ -156,7 +163,7 @@ static uint32_t compact_step(struct kvt_core *core, uint32_t id, uint32_t *done)
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
 	core->effort = (struct kvt_core_effort){ 0 };
-	moved = bring_together(core, up, id);
+	moved = bring_together(core, up, id, UINT32_MAX);
 	if (moved >= 0) {
 		kvt_node_merge(core, up, id);
 		*done += (uint32_t)moved;
@@ -164,6 +171,30 @@ static uint32_t compact_step(struct kvt_core *core, uint32_t id, uint32_t *done)
 	}
 	kvt_mutation_end(core);
 	return moved >= 0 ? id : up;
+}
+
+/** Join runs at the end of a path inside the operation that unlocked it: a few steps upwards, and a
+ * few pages of keys copied at most. So a path that grows turn by turn stays short without idle
+ * turns; what is longer waits for those. */
+void kvt_path_join(struct kvt_core *core, uint32_t id)
+{
+	uint32_t left = JOIN_COPIES;
+
+	for (uint32_t i = 0; i < JOIN_STEPS; i++) {
+		uint32_t up = core->nodes[id].parent;
+		int64_t moved = -1;
+
+		if (up == KVT_NONE || core->nodes[id].flags & KVT_NODE_DETACHED)
+			return;
+		if (joinable(core, kvt_node_at(core, up), kvt_node_at(core, id)))
+			moved = bring_together(core, up, id, left);
+		if (moved < 0) {
+			id = up;
+			continue;
+		}
+		kvt_node_merge(core, up, id);
+		left -= (uint32_t)moved;
+	}
 }
 
 static uint32_t compact(struct kvt_core *core, uint32_t budget)

@@ -206,11 +206,13 @@ static void who_counts_a_hit(void **state)
 	seq = begin(a, ns, range(1, 4), 4, 0);
 	commit(seq, 4, NO_KEYS, 0);
 	commit(seq, 6, K(5, 6), 0);
-	end(seq);
+	end(seq); /* what it added lies right behind and is joined to the rest */
+	node = match(a, ns, range(1, 4)).handle.node;
 	assert_int_equal(node_at(w, node)->hits, 3);
 	seq = begin(a, ns, range(1, 4), 0, 0);
 	commit(seq, 4, NO_KEYS, KVT_F_CHUNKED);
 	end_commit(seq, 4, NO_KEYS, KVT_F_COMMIT);
+	node = match(a, ns, range(1, 4)).handle.node;
 	assert_int_equal(node_at(w, node)->hits, 4);
 	world_free(w);
 }

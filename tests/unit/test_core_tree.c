@@ -211,6 +211,29 @@ static void random_prefixes_agree_with_a_map(void **state)
 	}
 }
 
+/* A conversation that grows turn by turn, without an idle moment in between. */
+static void a_growing_path_stays_short_without_idle_turns(void **state)
+{
+	struct world *w = world_new((struct kvt_core_config){ .page_size = 2, .n_pages = 900,
+							      .max_nodes = 256 });
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+
+	(void)state;
+	for (uint32_t turn = 1; turn <= 40; turn++) {
+		struct seq *seq = begin(a, ns, range(1, 10 * turn), 0, 0);
+		struct seq *other = begin(a, ns, range(1000 * turn, 1000 * turn + 9), 0, 0);
+
+		commit(seq, 10 * turn, NO_KEYS, 0);
+		commit(other, 10, NO_KEYS, 0);
+		expect_ok(end(seq));
+		expect_ok(end(other)); /* takes the slots behind */
+		assert_in_range(path_length(a, ns, range(1, 10 * turn)), 1, 8);
+	}
+	expect_matched(a, ns, range(1, 400), 400);
+	world_free(w);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -219,6 +242,7 @@ int main(void)
 		CASE(a_run_without_room_becomes_a_chain),
 		CASE(a_continuation_lies_behind_its_parent),
 		CASE(random_prefixes_agree_with_a_map),
+		CASE(a_growing_path_stays_short_without_idle_turns),
 	};
 
 	return RUN_CASES(tests);
