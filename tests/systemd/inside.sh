@@ -56,11 +56,24 @@ instance() { # name
 
 # ---- workers at work: a replay in the background is $workers
 
+start_workers() { # more to do than a test has time for
+	kvtctl --socket /run/kvtrunk/a.sock replay --format generate --workers 2 --quiet \
+		--sessions 1000 --context 16000 --no-private >/kvt/replay 2>&1 &
+	workers=$!
+}
+stop_workers() {
+	kill -TERM $workers
+	wait $workers
+}
 operations() { ctl a status --json | grep -o '"operations":[0-9]*' | grep -o '[0-9]*$'; }
 goes_on() { # until operations are done after now
 	local from
 	from=$(operations)
-	until [ "$(operations)" -gt $((from + 200)) ]; do kill -0 $workers || return 1; done
+	until [ "$(operations)" -gt $((from + 200)) ]; do
+		kill -0 $workers && continue
+		cat /kvt/replay
+		return 1
+	done
 }
 settled() { ctl a status --json | grep -q '"live_sessions":0'; }
 read_right() { # what replay reports when it is ended
