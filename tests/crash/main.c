@@ -242,8 +242,8 @@ int main(int argc, char **argv)
 		       "back\n", ok ? "agreed" : "FAILED", done, o.steps, killer->stores,
 		       killer->killed, coverage.rolled_back);
 	else
-		printf("kvtcrash: %s: %" PRIu64 " seeds of %" PRIu64 " steps, %" PRIu64 " stores and %"
-		       PRIu64 " places inside of them, %" PRIu64 " successors, %" PRIu64
+		printf("kvtcrash: %s: %" PRIu64 " seeds of %" PRIu64 " steps, %" PRIu64
+		       " stores and %" PRIu64 " places inside of them, %" PRIu64 " successors, %" PRIu64
 		       " of which rolled back\n", ok ? "agreed" : "FAILED", done, o.steps,
 		       killer->stores, killer->torn, checks, rolled_back);
 	free(killer);
