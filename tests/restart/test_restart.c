@@ -340,6 +340,19 @@ static void every_waiter_goes_on_with_a_new_connection(void **state)
 
 /* ---- control socket */
 
+/* Whether a process sleeps in the kernel. */
+static bool asleep(pid_t pid)
+{
+	char path[64], state = ' ';
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	file = fopen(path, "re");
+	kvt_test_check(file && fscanf(file, "%*d %*s %c", &state) == 1);
+	fclose(file);
+	return state == 'S';
+}
+
 static void asking_run(int pipe, void *context)
 {
 	const uint64_t digest[2] = { 17, 18 };
@@ -377,6 +390,41 @@ static void what_was_asked_on_the_control_socket_is_asked_again(void **state)
 		kvt_test_expect(children[i].pipe, 2);
 		kvt_test_child_finish(&children[i]);
 	}
+	stop();
+}
+
+static void ender_run(int pipe, void *context)
+{
+	struct kvt_message_admin request = { .what = KVT_ADMIN_ENDED };
+	struct kvt_client *client = connect_with(0, 0);
+
+	(void)context;
+	kvt_test_check(kvt_test_receive(pipe, &request.argument));
+	kvt_test_send(pipe, 1);
+	kvt_test_equal(kvt_admin(client, &request, NULL, 0, NULL, 0), 0);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_send(pipe, 2);
+}
+
+/* The daemon has read this question and waits with the answer, and takes that with it. */
+static void what_was_heard_and_not_answered_is_asked_again(void **state)
+{
+	struct kvt_test_child child;
+	struct kvt_client *client;
+
+	(void)state;
+	start(NULL);
+	client = kvt_test_connect(&daemon_);
+	kvt_test_child_start(&child, ender_run, NULL);
+	kvt_test_send(child.pipe, kvt_client_info(client)->session);
+	kvt_test_expect(child.pipe, 1);
+	while (!asleep(child.pid))
+		sched_yield();
+	kvt_test_audit(&daemon_); /* a round trip: what was sent before it was read */
+	kill_daemon();
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_expect(child.pipe, 2);
+	kvt_test_child_finish(&child);
 	stop();
 }
 
@@ -746,6 +794,7 @@ int main(void)
 		cmocka_unit_test(every_waiter_goes_on),
 		cmocka_unit_test(every_waiter_goes_on_with_a_new_connection),
 		cmocka_unit_test(what_was_asked_on_the_control_socket_is_asked_again),
+		cmocka_unit_test(what_was_heard_and_not_answered_is_asked_again),
 		cmocka_unit_test(an_owner_that_died_while_no_daemon_lived_is_found),
 		cmocka_unit_test(who_does_not_want_to_go_on_is_told_at_once),
 		cmocka_unit_test(a_wrong_secret_resumes_nothing),

@@ -403,7 +403,11 @@ static void goes_on(uint32_t lost, bool half)
 			 -ESTALE);
 	assert_int_equal(kvt_oplog_continue(path, &c, c.instance, &tail, &log, why, sizeof(why)),
 			 0);
-	write_some(log, 20 - lost, 30);
+	write_some(log, 20 - lost, 21 - lost);
+	/* Nothing of the old end is behind the first new record. */
+	assert_int_equal(read_log(&end, &truncated), 21 - lost);
+	assert_false(truncated);
+	write_some(log, 21 - lost, 30);
 	assert_int_equal(kvt_oplog_close(log), 0);
 	assert_int_equal(read_log(&end, &truncated), 30);
 	assert_false(truncated);
