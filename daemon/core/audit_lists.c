@@ -201,18 +201,33 @@ static void check_detached_queue(struct kvt_audit *audit)
 
 /* ---- namespaces */
 
+/** In how many sessions each namespace is open: few bits of very many are set. */
+static void count_opened(const struct kvt_core *core)
+{
+	const uint64_t *words = core->opened + core->opened_words;
+
+	for (uint64_t i = 0; i < (uint64_t)core->config.max_sessions * core->opened_words; i++) {
+		for (uint64_t left = words[i]; left; left &= left - 1) {
+			uint64_t space = i % core->opened_words * 64 +
+					 (uint32_t)__builtin_ctzll(left);
+
+			if (space < core->config.max_namespaces)
+				core->space_tally[space].opened++;
+		}
+	}
+}
+
 static void check_namespaces(struct kvt_audit *audit)
 {
 	const struct kvt_core *core = audit->core;
 	struct kvt_space_tally *tally = core->space_tally;
 	uint64_t live = 0;
 
+	count_opened(core);
 	for (uint32_t i = 1; i < core->config.max_namespaces; i++) {
 		const struct kvt_namespace_record *space = &core->namespaces[i];
-		uint32_t opened = 0;
+		uint32_t opened = tally[i].opened;
 
-		for (uint32_t s = 1; s <= core->config.max_sessions; s++)
-			opened += kvt_bit_get(core->opened + (size_t)s * core->opened_words, i);
 		live += space->flags == 1;
 		if (opened != space->opened)
 			report(audit, "namespace %u is open in %u sessions, %u counted", i, opened,

@@ -78,6 +78,7 @@ struct kvt_progress {
 struct kvt_space_tally {
 	uint64_t nodes, cached, evictable, protected_pages;
 	uint32_t root;
+	uint32_t opened; /* sessions */
 };
 
 /** Fence words of a session's members, beside its own in its view. */

@@ -243,9 +243,10 @@ int main(int argc, char **argv)
 		       killer->killed, coverage.rolled_back);
 	else
 		printf("kvtcrash: %s: %" PRIu64 " seeds of %" PRIu64 " steps, %" PRIu64
-		       " stores and %" PRIu64 " places inside of them, %" PRIu64 " successors, %" PRIu64
-		       " of which rolled back\n", ok ? "agreed" : "FAILED", done, o.steps,
-		       killer->stores, killer->torn, checks, rolled_back);
+		       " stores and %" PRIu64 " places inside of them, %" PRIu64
+		       " successors, %" PRIu64 " of which rolled back\n",
+		       ok ? "agreed" : "FAILED", done, o.steps, killer->stores, killer->torn,
+		       checks, rolled_back);
 	free(killer);
 	return ok ? 0 : 1;
 }
