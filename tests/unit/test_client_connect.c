@@ -124,7 +124,7 @@ static void serve_one(void)
 		close(fd);
 }
 
-/* The library tries again when it is hung up on, so every try is served, until `stop` is written. */
+/* The library tries again when it is hung up on, so every try is served until `stop` is written. */
 static void *serve_all(void *context)
 {
 	const int *stop = context;
