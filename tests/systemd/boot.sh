@@ -65,7 +65,7 @@ boot_bare() {
 }
 
 boot_cleanup() {
-	[ -z "$nspawn" ] || { kill -9 "$nspawn"; wait "$nspawn"; } 2>/dev/null
+	[ -z "$nspawn" ] || { cat "$root/kvt/out"; kill -9 "$nspawn"; wait "$nspawn"; } 2>/dev/null
 	umount -R "$root" 2>/dev/null
 	umount "$boot" 2>/dev/null
 	rmdir "$boot" 2>/dev/null
