@@ -76,8 +76,8 @@ static int check_geometry(const struct kvt_arena_header *arena,
 		if (error)
 			return error;
 	}
-	if (memcmp(arena->sections, want->sections, sizeof(want->sections)) ||
-	    memcmp(ledger->sections, book->sections, sizeof(book->sections)) ||
+	if (memcmp(arena->sections, want->sections, sizeof(want->sections)) != 0 ||
+	    memcmp(ledger->sections, book->sections, sizeof(book->sections)) != 0 ||
 	    arena->n_sections != want->n_sections || ledger->n_sections != book->n_sections)
 		return stale(why, why_size, "the sections lie elsewhere");
 	return 0;

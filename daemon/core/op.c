@@ -59,12 +59,12 @@ static const struct {
 
 bool kvt_op_takes_fence(uint32_t op)
 {
-	return op_rows[op].takes & TAKES_FENCE;
+	return op < KVT_OP_COUNT && (op_rows[op].takes & TAKES_FENCE);
 }
 
 bool kvt_op_takes_lease(uint32_t op)
 {
-	return op_rows[op].takes & TAKES_LEASE;
+	return op < KVT_OP_COUNT && (op_rows[op].takes & TAKES_LEASE);
 }
 
 static bool namespace_ok(const struct kvt_core *core, uint32_t session, uint32_t namespace_id)

@@ -530,7 +530,9 @@ int kvt_undo_roll_back(struct kvt_core *core, struct kvt_doubt *doubt)
 					 "%llu", (unsigned long long)end);
 	core->stamp++;
 	for (end = words; end > 0; end -= entry.n + 1) {
-		entry_before(&core->undo, end, &entry);
+		bool there = entry_before(&core->undo, end, &entry);
+
+		KVT_ASSERT(there); /* nobody but us writes the ledger, and it was a moment ago */
 		undo(core, &entry);
 	}
 	give_back_taken(core);

@@ -58,7 +58,8 @@ instance() { # name
 
 start_workers() { # more to do than a test has time for
 	kvtctl --socket /run/kvtrunk/a.sock replay --format generate --workers 2 --quiet \
-		--sessions 1000 --context 16000 --prefill-rate 100000 --no-private >/kvt/replay 2>&1 &
+		--sessions 1000 --context 16000 --prefill-rate 100000 --no-private \
+		>/kvt/replay 2>&1 &
 	workers=$!
 }
 stop_workers() {
