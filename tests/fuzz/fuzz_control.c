@@ -145,7 +145,7 @@ static void settle(uint32_t session)
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n);
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
 {
-	static uint8_t packet[4096] KVT_ALIGNED(8);
+	static uint8_t packet[KVT_MESSAGE_MAX] KVT_ALIGNED(8);
 	const uint8_t *at = bytes, *end = bytes + n;
 	struct kvt_connection *connection;
 	uint32_t generation, session = 0;
