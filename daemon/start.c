@@ -24,6 +24,8 @@
 
 #include "shm/geometry.h"
 
+#define HOLDERS_POLL_MS 100
+#define HOLDERS_EXTEND_US 10000000 /* asked anew with each look */
 #define FDS_PER_MEMBER 3  /* connection, segment, pidfd */
 #define FDS_PER_SESSION 5 /* connection, segment, doorbell, completion pipe, pidfd */
 #define FDS_BESIDE 48
@@ -474,16 +476,42 @@ static int make_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error ? error : build_core(daemon, NULL, why);
 }
 
-/* No device memory: clients of a daemon that died may still have its pool open. */
-static void name_holders(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+/* Device memory of a daemon that died is free when the last client lets go of it: they are told and
+ * named, and the manager hears that this takes its time. False: asked to end meanwhile. */
+static bool await_holders(struct kvt_daemon *daemon, const char *names)
 {
-	char prefix[KVT_OBJECT_NAME_BYTES], names[160];
-	size_t used = strlen(why);
+	struct pollfd signals = { .fd = daemon->signal_fd, .events = POLLIN };
+	struct signalfd_siginfo info;
+
+	kvt_notify_send(&daemon->notify, "EXTEND_TIMEOUT_USEC=%d\nSTATUS=waiting for device memory "
+			"of an earlier daemon, held by %s\n", HOLDERS_EXTEND_US, names);
+	return poll(&signals, 1, HOLDERS_POLL_MS) <= 0 ||
+	       read(daemon->signal_fd, &info, sizeof(info)) != (ssize_t)sizeof(info) ||
+	       info.ssi_signo == SIGHUP;
+}
+
+static int create_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	char prefix[KVT_OBJECT_NAME_BYTES], names[160], said[160] = "";
+	int error;
 
 	kvt_object_prefix(prefix, daemon->config.runtime_dir, daemon->config.instance);
-	if (kvt_object_holders(prefix, names, sizeof(names)))
-		snprintf(why + used, KVT_WHY_BYTES - used, "; clients of an earlier daemon of this "
-			 "instance may still hold its pool: stop %s", names);
+	for (;;) {
+		error = daemon->pool.ops->create(&daemon->pool, why, KVT_WHY_BYTES);
+		if (error != -ENOMEM || daemon->config.backend == KVT_POOL_HOST ||
+		    !kvt_object_holders(prefix, names, sizeof(names)))
+			return error;
+		if (strcmp(names, said) != 0)
+			kvt_log(KVT_LOG_WARNING, "waits_for_memory", "holders=\"%s\" error=\"%s\" "
+				"cure=\"these clients of an earlier daemon of this instance still "
+				"map its pool: they close it or end, or are ended\"", names, why);
+		strlcpy(said, names, sizeof(said));
+		if (!await_holders(daemon, names)) {
+			snprintf(why, KVT_WHY_BYTES, "asked to end while clients of an earlier "
+				 "daemon still held device memory: %s", names);
+			return -ECANCELED;
+		}
+	}
 }
 
 static int make_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
@@ -491,11 +519,11 @@ static int make_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	int error;
 
 	daemon->pool.ops = kvt_pool_backend_find(daemon->config.backend);
-	error = daemon->pool.ops->create(&daemon->pool, why, KVT_WHY_BYTES);
-	if (error == -ENOMEM && daemon->config.backend != KVT_POOL_HOST)
-		name_holders(daemon, why);
+	error = create_pool(daemon, why);
 	if (error)
 		daemon->pool.ops = NULL;
+	else
+		why[0] = '\0';
 	return error;
 }
 

@@ -387,18 +387,10 @@ static void every_call_of_the_daemon_s_start_fails_once(void **state)
 	}
 }
 
-static void fails_for_lack_of_memory(int out, void *context)
-{
-	(void)context;
-	kvt_test_daemon_spawn(&daemon_, NULL);
-	kvt_test_send(out, kvt_test_daemon_await(&daemon_, "READY=1"));
-	kvt_test_daemon_wait(&daemon_);
-}
-
-static void old_clients_that_still_hold_the_memory_are_named(void **state)
+static void old_clients_that_still_hold_the_memory_are_named_and_waited_for(void **state)
 {
 	struct worker worker = { .n_devices = 1 };
-	struct kvt_test_child client, tried;
+	struct kvt_test_child client;
 	char text[64];
 
 	(void)state;
@@ -408,17 +400,19 @@ static void old_clients_that_still_hold_the_memory_are_named(void **state)
 	kvt_test_expect(client.pipe, 0);
 	kill(daemon_.pid, SIGKILL);
 	kvt_test_daemon_wait(&daemon_);
-	kvt_test_child_start(&tried, fails_for_lack_of_memory, NULL);
-	kvt_test_expect(tried.pipe, 0);
-	kvt_test_child_finish(&tried);
-	snprintf(text, sizeof(text), "pid %d", (int)client.pid);
-	if (!kvt_test_daemon_said(&daemon_, "earlier daemon") ||
-	    !kvt_test_daemon_said(&daemon_, text)) {
+	kvt_test_daemon_spawn(&daemon_, NULL);
+	snprintf(text, sizeof(text), "held by pid %d", (int)client.pid);
+	if (!kvt_test_daemon_await(&daemon_, text) ||
+	    !kvt_test_daemon_said(&daemon_, "waits_for_memory")) {
 		kvt_test_daemon_print(&daemon_);
-		kvt_test_fail("it did not name %s", text);
+		kvt_test_fail("it did not name pid %d", (int)client.pid);
 	}
+	kill(daemon_.pid, SIGTERM); /* it listens meanwhile */
+	kvt_test_check(kvt_test_daemon_wait(&daemon_) != 0);
+	kvt_test_daemon_spawn(&daemon_, NULL);
+	kvt_test_check(kvt_test_daemon_await(&daemon_, text));
 	kvt_test_child_kill(&client, SIGKILL);
-	kvt_test_daemon_start(&daemon_, NULL); /* and now there is room */
+	kvt_test_check(kvt_test_daemon_await(&daemon_, "READY=1")); /* and now there is room */
 	stop();
 }
 
@@ -989,7 +983,7 @@ int main(int argc, char **argv)
 		TEST(devices_are_named_by_number_by_uuid_or_all),
 		TEST(a_budget_in_per_cent_is_of_the_fullest_device_s_free_memory),
 		TEST(every_call_of_the_daemon_s_start_fails_once),
-		TEST(old_clients_that_still_hold_the_memory_are_named),
+		TEST(old_clients_that_still_hold_the_memory_are_named_and_waited_for),
 		TEST(every_call_of_a_client_s_mapping_fails_once),
 		TEST(the_traps_have_names),
 		TEST(another_mig_instance_is_named),
