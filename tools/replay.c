@@ -385,12 +385,6 @@ static int status(struct replay *replay, uint32_t what, struct kvt_counters *ret
 	return 0;
 }
 
-static void raise_to(uint64_t *peak, uint64_t value)
-{
-	if (value > *peak)
-		*peak = value;
-}
-
 static int sample(struct replay *replay)
 {
 	struct kvt_counters *peak = &replay->report.peak, now;
@@ -398,12 +392,12 @@ static int sample(struct replay *replay)
 
 	if (rc)
 		return rc;
-	raise_to(&peak->free_pages, now.free_pages);
-	raise_to(&peak->private_pages, now.private_pages);
-	raise_to(&peak->cached_pages, now.cached_pages);
-	raise_to(&peak->quarantined_pages, now.quarantined_pages);
-	raise_to(&peak->evictable_pages, now.evictable_pages);
-	raise_to(&peak->protected_pages, now.protected_pages);
+	kvt_replay_raise(&peak->free_pages, now.free_pages);
+	kvt_replay_raise(&peak->private_pages, now.private_pages);
+	kvt_replay_raise(&peak->cached_pages, now.cached_pages);
+	kvt_replay_raise(&peak->quarantined_pages, now.quarantined_pages);
+	kvt_replay_raise(&peak->evictable_pages, now.evictable_pages);
+	kvt_replay_raise(&peak->protected_pages, now.protected_pages);
 	return 0;
 }
 

@@ -125,6 +125,11 @@ void kvt_replay_settle(struct kvt_replay_shared *shared, uint32_t index, uint32_
 /** Wait until `progress` is no longer `seen`; at most `timeout_ns` (0: no limit). */
 void kvt_replay_wait(struct kvt_replay_shared *shared, uint32_t seen, int64_t timeout_ns);
 int64_t kvt_replay_now_ns(void);
+static inline void kvt_replay_raise(uint64_t *most, uint64_t value)
+{
+	if (value > *most)
+		*most = value;
+}
 
 /** The life of worker `number`; never returns. */
 __attribute__((noreturn)) void kvt_replay_work(const struct kvt_replay_options *options,

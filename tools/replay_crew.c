@@ -59,12 +59,6 @@ int kvt_replay_crew_start(struct kvt_replay_crew *crew, uint32_t number, char *w
 	return 0;
 }
 
-static void raise_to(uint64_t *most, uint64_t value)
-{
-	if (value > *most)
-		*most = value;
-}
-
 void kvt_replay_crew_bury(struct kvt_replay_crew *crew, uint32_t number)
 {
 	struct kvt_replay_shared *shared = crew->shared;
@@ -81,8 +75,8 @@ void kvt_replay_crew_bury(struct kvt_replay_crew *crew, uint32_t number)
 		crew->n_failed++;
 	kvt_store_release(&shared->workers[number].alive, 0);
 	for (uint32_t i = 0; i < crew->trace->n_requests; i++) {
-		raise_to(&last, kvt_load_relaxed(&shared->slots[i].begin_seq));
-		raise_to(&last, kvt_load_relaxed(&shared->slots[i].end_seq));
+		kvt_replay_raise(&last, kvt_load_relaxed(&shared->slots[i].begin_seq));
+		kvt_replay_raise(&last, kvt_load_relaxed(&shared->slots[i].end_seq));
 	}
 	for (uint32_t i = 0; i < crew->trace->n_requests; i++) {
 		struct kvt_replay_slot *slot = &shared->slots[i];

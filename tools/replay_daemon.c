@@ -216,3 +216,20 @@ int kvt_own_daemon_stop(struct kvt_own_daemon *daemon)
 	remove_directory(daemon);
 	return status;
 }
+
+pid_t kvt_supervised_daemon(pid_t supervisor)
+{
+	char path[64];
+	FILE *file;
+	int pid = 0;
+
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)supervisor,
+		 (int)supervisor);
+	file = fopen(path, "re");
+	if (!file)
+		return 0;
+	if (fscanf(file, "%d", &pid) != 1)
+		pid = 0;
+	fclose(file);
+	return pid;
+}

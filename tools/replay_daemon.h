@@ -28,4 +28,8 @@ int kvt_own_daemon_start(struct kvt_own_daemon *daemon, const char *program,
 /** SIGTERM, wait, remove the directory. Returns its wait status, or -1 if it had ended before. */
 int kvt_own_daemon_stop(struct kvt_own_daemon *daemon);
 
+/** The process that serves: a child of `supervisor`, which runs with --supervise. 0: there is none
+ * just now. */
+pid_t kvt_supervised_daemon(pid_t supervisor);
+
 #endif

@@ -141,21 +141,6 @@ static pid_t start_worker(uint32_t number)
 
 enum how { KILLED, UPGRADED, TAKEN_OVER };
 
-static pid_t child_of(pid_t parent)
-{
-	char path[64];
-	int pid = 0;
-	FILE *file;
-
-	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)parent, (int)parent);
-	file = fopen(path, "re");
-	if (!file || fscanf(file, "%d", &pid) != 1)
-		pid = 0;
-	if (file)
-		fclose(file);
-	return pid;
-}
-
 static pid_t take_over(void)
 {
 	char run[128], socket[160], pages[64];
@@ -225,7 +210,7 @@ static uint64_t gap_of(struct kvt_client *client, struct prober *prober, enum ho
 	kvt_store_relaxed(&prober->longest_ns, 0);
 	switch (how) {
 	case KILLED:
-		kill(child_of(daemon_.pid), SIGKILL);
+		kill(kvt_supervised_daemon(daemon_.pid), SIGKILL);
 		break;
 	case UPGRADED:
 		kill(daemon_.pid, SIGUSR2);

@@ -47,28 +47,12 @@ static void pause_ms(uint32_t ms)
 
 /* ---- the daemon behind its supervisor */
 
-static pid_t child_of(pid_t parent)
-{
-	char path[64];
-	FILE *file;
-	int pid = 0;
-
-	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", parent, parent);
-	file = fopen(path, "re");
-	if (!file)
-		return 0;
-	if (fscanf(file, "%d", &pid) != 1)
-		pid = 0;
-	fclose(file);
-	return pid;
-}
-
 /* The next daemon after `old`. It exists as soon as it was forked: whether it serves, the pulse
  * tells. */
 static pid_t await_successor(struct chaos *chaos, pid_t old)
 {
 	for (;;) {
-		pid_t pid = child_of(chaos->daemon.pid);
+		pid_t pid = kvt_supervised_daemon(chaos->daemon.pid);
 
 		if (pid && pid != old)
 			return pid;
@@ -109,7 +93,7 @@ static bool await_service(struct chaos *chaos, pid_t old, int64_t from_ns)
 
 static bool end_daemon(struct chaos *chaos, int signal_number, bool stop_first)
 {
-	pid_t pid = child_of(chaos->daemon.pid);
+	pid_t pid = kvt_supervised_daemon(chaos->daemon.pid);
 	int64_t from_ns = kvt_replay_now_ns();
 
 	if (!pid)
@@ -126,7 +110,7 @@ static bool end_daemon(struct chaos *chaos, int signal_number, bool stop_first)
 
 static bool stop_daemon(struct chaos *chaos)
 {
-	pid_t pid = child_of(chaos->daemon.pid);
+	pid_t pid = kvt_supervised_daemon(chaos->daemon.pid);
 
 	if (!pid)
 		return true;
@@ -138,7 +122,7 @@ static bool stop_daemon(struct chaos *chaos)
 
 static bool upgrade(struct chaos *chaos)
 {
-	pid_t pid = child_of(chaos->daemon.pid);
+	pid_t pid = kvt_supervised_daemon(chaos->daemon.pid);
 	int64_t from_ns = kvt_replay_now_ns();
 
 	if (!pid)
@@ -149,7 +133,7 @@ static bool upgrade(struct chaos *chaos)
 
 static bool kill_starting(struct chaos *chaos)
 {
-	pid_t first = child_of(chaos->daemon.pid), second;
+	pid_t first = kvt_supervised_daemon(chaos->daemon.pid), second;
 	int64_t from_ns = kvt_replay_now_ns();
 
 	if (!first)
@@ -245,7 +229,7 @@ static bool kill_worker(struct chaos *chaos)
 
 static bool kill_both(struct chaos *chaos)
 {
-	pid_t pid = child_of(chaos->daemon.pid);
+	pid_t pid = kvt_supervised_daemon(chaos->daemon.pid);
 	uint32_t workers[2] = { victim(chaos), some_worker(chaos, false) };
 	int64_t from_ns = kvt_replay_now_ns();
 

@@ -805,22 +805,6 @@ static void start_supervised(const char *config)
 	kvt_test_daemon_start(&daemon_, supervised);
 }
 
-/* Kill the supervisor's child and wait for the next one. */
-static void kill_daemon(void)
-{
-	char path[64];
-	int pid = 0;
-	FILE *file;
-
-	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)daemon_.pid,
-		 (int)daemon_.pid);
-	file = fopen(path, "re");
-	kvt_test_check(file && fscanf(file, "%d", &pid) == 1);
-	fclose(file);
-	kvt_test_equal(kill(pid, SIGKILL), 0);
-	kvt_test_check(kvt_test_daemon_await(&daemon_, "READY=1"));
-}
-
 static void a_successor_takes_up_a_vmm_pool_with_all_that_is_cached(void **state)
 {
 	struct kvt_client *client;
@@ -834,13 +818,13 @@ static void a_successor_takes_up_a_vmm_pool_with_all_that_is_cached(void **state
 	for (int i = 0; i < 2; i++)
 		pools[i] = cuda_test_map(client, i);
 	kvt_test_equal(serve(client, pools, 2, 1), 0);
-	kill_daemon();
+	kvt_test_daemon_succeed(&daemon_);
 	kvt_test_equal(serve(client, pools, 2, 1), N_KEYS - PAGE);
 	kvt_test_equal(serve(client, pools, 2, 2), 0);
 	kvt_client_close(client, KVT_IDLE);
 	/* Held by descriptors alone, with no client at all. */
-	kill_daemon();
-	kill_daemon();
+	kvt_test_daemon_succeed(&daemon_);
+	kvt_test_daemon_succeed(&daemon_);
 	client = kvt_test_connect(&daemon_);
 	for (int i = 0; i < 2; i++)
 		pools[i] = cuda_test_map(client, i);
@@ -863,7 +847,7 @@ static void memory_that_lost_its_contents_is_not_taken_up(void **state)
 	kvt_test_equal(serve(client, &pool, 1, 1), 0);
 	memset(pool.base, 0, pool.bytes); /* as a driver would that scrubs it */
 	kvt_client_close(client, KVT_IDLE);
-	kill_daemon();
+	kvt_test_daemon_succeed(&daemon_);
 	kvt_test_check(kvt_test_daemon_said(&daemon_, "lost its contents"));
 	client = kvt_test_connect(&daemon_);
 	pool = cuda_test_map(client, 0);
@@ -885,7 +869,7 @@ static void an_ipc_pool_ends_with_its_daemon_and_clients_are_told(void **state)
 	kvt_test_check(!kvt_client_info(client)->kept);
 	pool = cuda_test_map(client, 0);
 	kvt_test_equal(serve(client, &pool, 1, 1), 0);
-	kill_daemon();
+	kvt_test_daemon_succeed(&daemon_);
 	rc = kvt_alloc(client, 1, &page);
 	if (rc != -ECONNRESET && rc != -ESTALE)
 		kvt_test_fail("%d: %s", rc, kvt_client_error(client)->text);
@@ -921,7 +905,7 @@ static void every_call_of_a_successor_s_start_fails_once(void **state)
 		kvt_client_close(client, KVT_IDLE);
 		snprintf(number, sizeof(number), "%d", n);
 		cuda_test_fail_others_at(&devices, number);
-		kill_daemon();
+		kvt_test_daemon_succeed(&daemon_);
 		client = kvt_test_connect(&daemon_);
 		pool = cuda_test_map(client, 0);
 		reused = serve(client, &pool, 1, 1);

@@ -260,3 +260,23 @@ void kvt_test_daemon_print(const struct kvt_test_daemon *daemon)
 	if (file)
 		fclose(file);
 }
+
+pid_t kvt_test_daemon_child(const struct kvt_test_daemon *daemon)
+{
+	char path[64];
+	int pid = 0;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)daemon->pid,
+		 (int)daemon->pid);
+	file = fopen(path, "re");
+	kvt_test_check(file && fscanf(file, "%d", &pid) == 1);
+	fclose(file);
+	return pid;
+}
+
+void kvt_test_daemon_succeed(struct kvt_test_daemon *daemon)
+{
+	kvt_test_equal(kill(kvt_test_daemon_child(daemon), SIGKILL), 0);
+	kvt_test_check(kvt_test_daemon_await(daemon, "READY=1"));
+}

@@ -60,6 +60,10 @@ void kvt_test_daemon_spawn(struct kvt_test_daemon *daemon, const char *const *ar
 bool kvt_test_daemon_await(struct kvt_test_daemon *daemon, const char *text);
 /** Wait for its end and return the wait status. */
 int kvt_test_daemon_wait(struct kvt_test_daemon *daemon);
+/** The process that serves, where the daemon was started with --supervise: its child. */
+pid_t kvt_test_daemon_child(const struct kvt_test_daemon *daemon);
+/** Kill that child and wait until its successor is ready. */
+void kvt_test_daemon_succeed(struct kvt_test_daemon *daemon);
 /** SIGTERM, wait, check that it exits with 0 and leaves nothing behind. */
 void kvt_test_daemon_stop(struct kvt_test_daemon *daemon);
 /** Shared memory objects and files that are left: one name a line. */

@@ -404,22 +404,6 @@ static void a_killed_rank_0_ends_its_group_and_a_stopped_member_keeps_the_pages(
 
 /* ---- the daemon's end */
 
-/* What the daemon that runs now is: its supervisor's child. */
-static void kill_daemon(struct world *world)
-{
-	char path[64];
-	FILE *file;
-	int pid;
-
-	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)world->daemon.pid,
-		 (int)world->daemon.pid);
-	file = fopen(path, "re");
-	kvt_test_check(file && fscanf(file, "%d", &pid) == 1);
-	fclose(file);
-	kvt_test_equal(kill(pid, SIGKILL), 0);
-	kvt_test_check(kvt_test_daemon_await(&world->daemon, "READY=1"));
-}
-
 /* A FREE waits for all words; the daemon is killed; the words are raised under its successor. */
 static void a_group_goes_on_with_the_daemon_s_successor(void **state)
 {
@@ -436,7 +420,7 @@ static void a_group_goes_on_with_the_daemon_s_successor(void **state)
 	request.pages = pages;
 	kvt_test_equal(kvt_submit(world.leader, &request), 0);
 	kvt_test_equal(tell_with(&world.members[0], ORDER_RAISE, 7), 0);
-	kill_daemon(&world);
+	kvt_test_daemon_succeed(&world.daemon);
 	kvt_test_equal(kvt_fence_raise(world.leader, SLOT, 7), 0);
 	kvt_test_equal(kvt_test_settled(&world.daemon).private_pages, 5);
 	kvt_test_equal(kvt_reap(world.leader, &result, 0, 1), 0);
@@ -448,7 +432,7 @@ static void a_group_goes_on_with_the_daemon_s_successor(void **state)
 	/* The successor knows the processes, too. */
 	kvt_test_child_kill(&world.members[1].child, SIGKILL);
 	kvt_test_equal(tell(&world.members[0], ORDER_WAIT_END), ECONNRESET);
-	kill_daemon(&world);
+	kvt_test_daemon_succeed(&world.daemon);
 	kvt_test_equal(quarantined(&world), 3);
 	finish_member(&world.members[0]);
 	kvt_test_equal(quarantined(&world), 3); /* rank 0, this process, lives */

@@ -51,21 +51,6 @@ static void stop(void)
 	kvt_test_daemon_remove(&daemon_);
 }
 
-/* The daemon, which is the supervisor's child. */
-static pid_t daemon_pid(void)
-{
-	char path[64];
-	int pid = 0;
-	FILE *file;
-
-	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)daemon_.pid,
-		 (int)daemon_.pid);
-	file = fopen(path, "re");
-	kvt_test_check(file && fscanf(file, "%d", &pid) == 1);
-	fclose(file);
-	return pid;
-}
-
 static void await_ready(void)
 {
 	if (!kvt_test_daemon_await(&daemon_, "READY=1")) {
@@ -76,7 +61,7 @@ static void await_ready(void)
 
 static void kill_daemon(void)
 {
-	kvt_test_equal(kill(daemon_pid(), SIGKILL), 0);
+	kvt_test_equal(kill(kvt_test_daemon_child(&daemon_), SIGKILL), 0);
 	await_ready();
 }
 
@@ -84,7 +69,7 @@ static void kill_daemon(void)
 static void kill_daemon_for_a_while(void)
 {
 	char path[64], state = ' ';
-	pid_t pid = daemon_pid();
+	pid_t pid = kvt_test_daemon_child(&daemon_);
 
 	kill(daemon_.pid, SIGSTOP);
 	kill(pid, SIGKILL);
@@ -382,7 +367,7 @@ static void what_was_asked_on_the_control_socket_is_asked_again(void **state)
 		kvt_test_child_start(&children[i], asking_run, (void *)(uintptr_t)i);
 		kvt_test_expect(children[i].pipe, 1);
 	}
-	kill(daemon_pid(), SIGSTOP); /* nobody reads the question */
+	kill(kvt_test_daemon_child(&daemon_), SIGSTOP); /* nobody reads the question */
 	for (size_t i = 0; i < 2; i++)
 		kvt_test_send(children[i].pipe, 9);
 	kill_daemon();
@@ -760,7 +745,7 @@ static void a_stopped_daemon_is_noticed_by_deadlines_and_by_the_watchdog(void **
 	(void)state;
 	start("watchdog_ms = 300\n");
 	client = connect_with(0, 50000000);
-	kill(daemon_pid(), SIGSTOP);
+	kill(kvt_test_daemon_child(&daemon_), SIGSTOP);
 	kvt_test_equal(kvt_stats(client, &counters), -ETIMEDOUT);
 	await_ready();
 	kvt_test_check(kvt_test_daemon_said(&daemon_, "event=watchdog"));
