@@ -445,6 +445,66 @@ void reference_row(const struct pool *pool, const struct text *text, const void 
 	free(scores);
 }
 
+double rows_error(const struct rows *rows, uint32_t row, uint32_t head, const struct pool *pool,
+		  const struct text *text, uint32_t group_heads, uint32_t limit, double scale)
+{
+	size_t index = ((size_t)row * rows->n_heads + head) * rows->head_dim;
+	size_t out_bytes = type_bytes(rows->out_type);
+	double expected[KVT_ATTN_HEAD_DIM_MAX], difference = 0, norm = 0;
+
+	reference_row(pool, text, (char *)rows->q.data + index * type_bytes(rows->q_type),
+		      rows->q_type, head / group_heads, limit, scale, expected);
+	for (uint32_t i = 0; i < rows->head_dim; i++) {
+		double value = element_read((char *)rows->out.data + (index + i) * out_bytes,
+					    rows->out_type);
+
+		difference += (value - expected[i]) * (value - expected[i]);
+		norm += expected[i] * expected[i];
+	}
+	return sqrt(difference / norm);
+}
+
+void rows_compare(const struct rows *expected, uint32_t expected_first, const struct rows *result,
+		  uint32_t first, uint32_t n)
+{
+	size_t row_floats = (size_t)expected->n_heads * expected->head_dim;
+	const uint32_t *a = (uint32_t *)expected->out.data + (first - expected_first) * row_floats;
+	const uint32_t *b = result->out.data;
+
+	for (size_t i = 0; i < n * row_floats; i++) {
+		if (a[i] != b[i]) {
+			case_fail(__FILE__, __LINE__,
+				  "position %zu, head %zu, dim %zu: %08x, not %08x",
+				  first + i / row_floats, i % row_floats / expected->head_dim,
+				  i % expected->head_dim, b[i], a[i]);
+			return;
+		}
+	}
+}
+
+/* Scenes */
+
+struct scene scene_make(const struct scene_options *options)
+{
+	struct pool_options pool = { .n_pages = options->n_positions / options->page_size + 9,
+				     .page_size = options->page_size,
+				     .n_kv_heads = options->n_kv_heads,
+				     .head_dim = options->head_dim,
+				     .type = options->kv_type,
+				     .layout = options->page_size & 1,
+				     .seed = 3 };
+	struct scene scene = { .is = *options, .pool = pool_make(&pool) };
+
+	scene.text = text_make(&scene.pool, 1, options->n_positions);
+	return scene;
+}
+
+void scene_free(struct scene *scene)
+{
+	text_free(&scene->text);
+	pool_free(&scene->pool);
+}
+
 /* Contexts */
 
 const char *const isa_names[N_ISAS] = { "auto", "portable", "avx2", "avx512", "avx512_bf16" };

@@ -137,6 +137,41 @@ void rows_fill(struct rows *rows, uint32_t row, uint64_t seed, uint32_t first, u
 void reference_row(const struct pool *pool, const struct text *text, const void *q, uint32_t q_type,
 		   uint32_t kv_head, uint32_t limit, double scale, double *result);
 
+/*
+ * How far out of one query head of one row is from that: the norm of the difference by the norm of
+ * the reference. group_heads query heads use one KV head.
+ */
+double rows_error(const struct rows *rows, uint32_t row, uint32_t head, const struct pool *pool,
+		  const struct text *text, uint32_t group_heads, uint32_t limit, double scale);
+
+/*
+ * Positions [first, first + n), computed twice as fp32, must have the same bits. Row 0 of result is
+ * position first, row 0 of expected an earlier one.
+ */
+void rows_compare(const struct rows *expected, uint32_t expected_first, const struct rows *result,
+		  uint32_t first, uint32_t n);
+
+/* A text in a pool, and what asks about it. */
+
+struct scene_options {
+	uint32_t head_dim;
+	uint32_t n_kv_heads;
+	uint32_t group_heads; /* query heads of a KV head */
+	uint32_t n_positions;
+	uint32_t page_size;
+	uint32_t kv_type;
+	uint32_t q_type;
+};
+
+struct scene {
+	struct scene_options is;
+	struct pool pool;
+	struct text text;
+};
+
+struct scene scene_make(const struct scene_options *options);
+void scene_free(struct scene *scene);
+
 /* How many positions a query at this position sees, said in the plainest way. */
 uint32_t reference_limit(uint32_t position, uint32_t n_positions,
 			 const struct kvt_attn_region *regions, uint32_t n_regions);

@@ -188,31 +188,17 @@ static void batch_free(struct batch *batch, const struct shape *shape)
 	pool_free(&batch->pool);
 }
 
-/* Relative norm of the difference between a row's result and the reference. */
+/* How far a row's result is from the reference. */
 static double row_error(const struct batch *batch, uint32_t sequence, uint32_t query, uint32_t row,
 			uint32_t head)
 {
 	const struct kvt_attn_prefill *prefill = &batch->prefill;
 	const struct kvt_attn_sequence *s = &batch->sequences[sequence];
-	uint32_t dim = prefill->kv.head_dim;
-	size_t index = ((size_t)row * prefill->n_q_heads + head) * dim;
-	const char *q = (const char *)prefill->q + index * type_bytes(prefill->q_type);
-	const char *out = (const char *)prefill->out + index * type_bytes(prefill->out_type);
 	uint32_t limit = reference_limit(s->n_positions - s->n_queries + query, s->n_positions,
 					 s->regions, s->n_regions);
-	double result[256], difference = 0, norm = 0;
 
-	reference_row(&batch->pool, &batch->texts[sequence], q, prefill->q_type,
-		      head / (prefill->n_q_heads / prefill->kv.n_kv_heads), limit, prefill->scale,
-		      result);
-	for (uint32_t i = 0; i < dim; i++) {
-		double value =
-			element_read(out + i * type_bytes(prefill->out_type), prefill->out_type);
-
-		difference += (value - result[i]) * (value - result[i]);
-		norm += result[i] * result[i];
-	}
-	return sqrt(difference / norm);
+	return rows_error(&batch->rows, row, head, &batch->pool, &batch->texts[sequence],
+			  prefill->n_q_heads / prefill->kv.n_kv_heads, limit, prefill->scale);
 }
 
 /* Check some rows: the first and last of each sequence, and others at random. */

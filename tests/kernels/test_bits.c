@@ -126,24 +126,6 @@ static struct rows run(struct kvt_attn_context *context, const struct model *mod
 	return rows;
 }
 
-static void compare(const struct rows *expected, uint32_t expected_first, const struct rows *result,
-		    uint32_t first, uint32_t n)
-{
-	size_t row_floats = (size_t)expected->n_heads * expected->head_dim;
-	const uint32_t *a = (uint32_t *)expected->out.data + (first - expected_first) * row_floats;
-	const uint32_t *b = result->out.data;
-
-	for (size_t i = 0; i < n * row_floats; i++) {
-		if (a[i] != b[i]) {
-			case_fail(__FILE__, __LINE__,
-				  "position %zu, head %zu, dim %zu: %08x, not %08x",
-				  first + i / row_floats, i % row_floats / expected->head_dim,
-				  i % expected->head_dim, b[i], a[i]);
-			return;
-		}
-	}
-}
-
 /* Chunks of the given sizes, in turn, over all rows that are expected. */
 static void chunks_test(struct kvt_attn_context *context, const struct model *model,
 			const struct setting *setting, const struct rows *expected,
@@ -159,7 +141,7 @@ static void chunks_test(struct kvt_attn_context *context, const struct model *mo
 		if (n > model->n_positions - first)
 			n = model->n_positions - first;
 		result = run(context, model, setting, first, n, crowded);
-		compare(expected, expected_first, &result, first, n);
+		rows_compare(expected, expected_first, &result, first, n);
 		rows_free(&result);
 		first += n;
 	}
@@ -184,7 +166,7 @@ static void decode_test(struct kvt_attn_context *context, const struct model *mo
 		if (place < expected_first || place >= model->n_positions)
 			continue;
 		result = run(context, model, setting, place, 1, i & 1);
-		compare(expected, expected_first, &result, place, 1);
+		rows_compare(expected, expected_first, &result, place, 1);
 		rows_free(&result);
 	}
 }
@@ -223,10 +205,10 @@ static void model_test(const char *name, enum kvt_attn_isa isa, const struct mod
 	}
 	case_begin("%s: %s: all at once with other threads and pages", path, name);
 	result = run(three, model, &wide, first, model->n_expected, true);
-	compare(&expected, first, &result, first, model->n_expected);
+	rows_compare(&expected, first, &result, first, model->n_expected);
 	rows_free(&result);
 	result = run(tight, model, &away, first, model->n_expected, false);
-	compare(&expected, first, &result, first, model->n_expected);
+	rows_compare(&expected, first, &result, first, model->n_expected);
 	rows_free(&result);
 
 	rows_free(&expected);
@@ -258,7 +240,7 @@ static void region_chunks_test(enum kvt_attn_isa isa)
 		struct rows result =
 			run(context, &model, &setting, first, borders[i] - first, false);
 
-		compare(&expected, 0, &result, first, borders[i] - first);
+		rows_compare(&expected, 0, &result, first, borders[i] - first);
 		rows_free(&result);
 		first = borders[i];
 	}
@@ -268,7 +250,7 @@ static void region_chunks_test(enum kvt_attn_isa isa)
 	 */
 	struct rows result = run(context, &model, &setting, 100, 60, false);
 
-	compare(&expected, 0, &result, 100, 60);
+	rows_compare(&expected, 0, &result, 100, 60);
 	rows_free(&result);
 	rows_free(&expected);
 	kvt_attn_close(context);
@@ -293,13 +275,13 @@ static void poison_test(enum kvt_attn_isa isa, uint32_t kv_type, uint32_t q_type
 		      kv_type, poison);
 	poisoned = run(context, &model, &setting, 0, 1200, false);
 	if (at)
-		compare(&clean, 0, &poisoned, 0, at);
+		rows_compare(&clean, 0, &poisoned, 0, at);
 	/* Few rows at a time go through other loops. */
 	for (uint32_t n = 1; n <= 9; n += n < 3 ? 1 : 2) {
 		uint32_t first = at < n / 2 ? 0 : at - n / 2;
 		struct rows few = run(context, &model, &setting, first, n, false);
 
-		compare(&poisoned, 0, &few, first, n);
+		rows_compare(&poisoned, 0, &few, first, n);
 		rows_free(&few);
 	}
 	/* And it does reach the others, or this test could not fail. */
@@ -324,7 +306,7 @@ static void rounding_test(enum kvt_attn_isa isa)
 	rounding_mode = FE_UPWARD;
 	result = run(context, &model, &setting, 1300, 200, false);
 	rounding_mode = FE_TONEAREST;
-	compare(&expected, 1300, &result, 1300, 200);
+	rows_compare(&expected, 1300, &result, 1300, 200);
 	rows_free(&expected);
 	rows_free(&result);
 	kvt_attn_close(context);
@@ -373,7 +355,7 @@ static void callers_test(enum kvt_attn_isa isa, bool shared)
 	}
 	for (int i = 0; i < 2; i++) {
 		pthread_join(threads[i], NULL);
-		compare(&expected, 1300, &callers[i].result, 1300, 200);
+		rows_compare(&expected, 1300, &callers[i].result, 1300, 200);
 		rows_free(&callers[i].result);
 	}
 	kvt_attn_close(contexts[0]);

@@ -15,42 +15,6 @@
 #include "tests/kernels/emulated.h"
 #include "tests/kernels/support.h"
 
-struct run {
-	struct pool pool;
-	struct text text;
-	uint32_t kv_type;
-	uint32_t q_type;
-	uint32_t group_heads;
-	uint32_t head_dim;
-};
-
-static struct run run_make(uint32_t head_dim, uint32_t n_kv_heads, uint32_t group_heads,
-			   uint32_t n_positions, uint32_t page_size, uint32_t kv_type,
-			   uint32_t q_type)
-{
-	struct pool_options options = { .n_pages = n_positions / page_size + 9,
-					.page_size = page_size,
-					.n_kv_heads = n_kv_heads,
-					.head_dim = head_dim,
-					.type = kv_type,
-					.layout = page_size & 1,
-					.seed = 3 };
-	struct run run = { .kv_type = kv_type,
-			   .q_type = q_type,
-			   .group_heads = group_heads,
-			   .head_dim = head_dim,
-			   .pool = pool_make(&options) };
-
-	run.text = text_make(&run.pool, 1, n_positions);
-	return run;
-}
-
-static void run_free(struct run *run)
-{
-	text_free(&run->text);
-	pool_free(&run->pool);
-}
-
 static void launch(const char *kernel, const char *name, const struct kvt_cuda_prefill *args,
 		   uint32_t grid)
 {
@@ -90,10 +54,10 @@ static void batch_run(const struct kvt_attn_prefill *prefill, uint32_t n_residen
 	kvt_cuda_plan_free(&plan);
 }
 
-static struct kvt_attn_prefill prefill_make(const struct run *run, struct rows *rows,
+static struct kvt_attn_prefill prefill_make(const struct scene *scene, struct rows *rows,
 					    const struct kvt_attn_sequence *sequences, uint32_t n)
 {
-	struct kvt_attn_prefill prefill = { .kv = run->pool.view,
+	struct kvt_attn_prefill prefill = { .kv = scene->pool.view,
 					    .sequences = sequences,
 					    .n_sequences = n,
 					    .n_q_heads = rows->n_heads,
@@ -101,25 +65,27 @@ static struct kvt_attn_prefill prefill_make(const struct run *run, struct rows *
 					    .out = rows->out.data,
 					    .q_type = rows->q_type,
 					    .out_type = rows->out_type,
-					    .scale = 1.0f / sqrtf((float)run->head_dim) };
+					    .scale = 1.0f / sqrtf((float)scene->is.head_dim) };
 
 	kvt_prefill_strides(&prefill);
 	return prefill;
 }
 
 /* The n queries from position first on. */
-static struct rows attend(const struct run *run, uint32_t first, uint32_t n, uint32_t n_resident,
-			  uint64_t slots, const struct kvt_attn_region *regions, uint32_t n_regions)
+static struct rows attend(const struct scene *scene, uint32_t first, uint32_t n,
+			  uint32_t n_resident, uint64_t slots,
+			  const struct kvt_attn_region *regions, uint32_t n_regions)
 {
-	uint32_t n_heads = run->pool.geometry.n_kv_heads * run->group_heads;
-	struct rows rows = rows_make(n, n_heads, run->head_dim, run->q_type, KVT_ATTN_F32);
+	const struct scene_options *is = &scene->is;
+	struct rows rows = rows_make(n, is->n_kv_heads * is->group_heads, is->head_dim, is->q_type,
+				     KVT_ATTN_F32);
 	struct kvt_attn_sequence sequence = { .n_queries = n,
 					      .n_positions = first + n,
-					      .pages = run->text.pages,
-					      .n_pages = run->text.n_pages,
+					      .pages = scene->text.pages,
+					      .n_pages = scene->text.n_pages,
 					      .regions = regions,
 					      .n_regions = n_regions };
-	struct kvt_attn_prefill prefill = prefill_make(run, &rows, &sequence, 1);
+	struct kvt_attn_prefill prefill = prefill_make(scene, &rows, &sequence, 1);
 
 	rows_fill(&rows, 0, 1, first, n);
 	batch_run(&prefill, n_resident, slots);
@@ -127,11 +93,11 @@ static struct rows attend(const struct run *run, uint32_t first, uint32_t n, uin
 }
 
 /* How far results may be off: by rounding of weights, and of out. */
-static double tolerance_of(const struct run *run, uint32_t out_type)
+static double tolerance_of(const struct scene *scene, uint32_t out_type)
 {
-	bool same = run->kv_type == run->q_type || run->kv_type == KVT_ATTN_F8_E4M3;
-	double products = run->q_type == KVT_ATTN_F32 || !same ? 2e-6
-			  : run->q_type == KVT_ATTN_BF16       ? 5e-3
+	bool same = scene->is.kv_type == scene->is.q_type || scene->is.kv_type == KVT_ATTN_F8_E4M3;
+	double products = scene->is.q_type == KVT_ATTN_F32 || !same ? 2e-6
+			  : scene->is.q_type == KVT_ATTN_BF16       ? 5e-3
 							       : 1e-3;
 	double rounding = out_type == KVT_ATTN_BF16 ? 4e-3 : out_type == KVT_ATTN_F16 ? 5e-4 : 0;
 
@@ -139,187 +105,164 @@ static double tolerance_of(const struct run *run, uint32_t out_type)
 }
 
 /* Row number row of the result against double precision; its query is at a position. */
-static void check_row(const struct run *run, const struct rows *rows, uint32_t row, uint32_t head,
-		      uint32_t limit)
+static void check_row(const struct scene *scene, const struct rows *rows, uint32_t row,
+		      uint32_t head, uint32_t limit)
 {
-	size_t index = ((size_t)row * rows->n_heads + head) * run->head_dim;
-	double expected[256], difference = 0, norm = 0;
+	double error = rows_error(rows, row, head, &scene->pool, &scene->text,
+				  scene->is.group_heads, limit,
+				  1.0 / (double)sqrtf((float)scene->is.head_dim));
 
-	reference_row(&run->pool, &run->text,
-		      (char *)rows->q.data + index * type_bytes(run->q_type), run->q_type,
-		      head / run->group_heads, limit, 1.0 / (double)sqrtf((float)run->head_dim),
-		      expected);
-	for (uint32_t j = 0; j < run->head_dim; j++) {
-		double value = element_read((char *)rows->out.data +
-						    (index + j) * type_bytes(rows->out_type),
-					    rows->out_type);
-
-		difference += (value - expected[j]) * (value - expected[j]);
-		norm += expected[j] * expected[j];
-	}
-	if (!(sqrt(difference / norm) <= tolerance_of(run, rows->out_type)))
+	if (!(error <= tolerance_of(scene, rows->out_type)))
 		case_fail(__FILE__, __LINE__, "row %u, head %u: relative error %g", row, head,
-			  sqrt(difference / norm));
+			  error);
 }
 
-static void check_rows(const struct run *run, const struct rows *rows, uint32_t first, uint32_t n,
-		       const struct kvt_attn_region *regions, uint32_t n_regions)
+static void check_rows(const struct scene *scene, const struct rows *rows, uint32_t first,
+		       uint32_t n, const struct kvt_attn_region *regions, uint32_t n_regions)
 {
 	struct random random = { 7 };
 
 	for (uint32_t i = 0; i < 10; i++) {
 		uint32_t query = i == 0 ? 0 : i == 1 ? n - 1 : random_below(&random, n);
 
-		check_row(run, rows, query, random_below(&random, rows->n_heads),
+		check_row(scene, rows, query, random_below(&random, rows->n_heads),
 			  reference_limit(first + query, first + n, regions, n_regions));
-	}
-}
-
-static void compare(const struct rows *expected, uint32_t expected_first, const struct rows *result,
-		    uint32_t first, uint32_t n)
-{
-	size_t row_bytes = (size_t)expected->n_heads * expected->head_dim * sizeof(float);
-
-	for (uint32_t i = 0; i < n; i++) {
-		if (memcmp((char *)expected->out.data + (first - expected_first + i) * row_bytes,
-			   (char *)result->out.data + i * row_bytes, row_bytes) != 0)
-			case_fail(__FILE__, __LINE__, "position %u has other bits", first + i);
 	}
 }
 
 static void reference_tests(void)
 {
 	static const struct {
-		uint32_t head_dim, n_kv_heads, group_heads, n_positions, page_size, n_queries,
-			kv_type, q_type;
+		struct scene_options scene;
+		uint32_t n; /* the last ones ask */
 	} cases[] = {
-		{ 64, 1, 4, 150, 16, 40, KVT_ATTN_BF16, KVT_ATTN_BF16 },
-		{ 80, 2, 3, 100, 1, 100, KVT_ATTN_F16, KVT_ATTN_F16 },
-		{ 96, 1, 7, 90, 32, 11, KVT_ATTN_BF16, KVT_ATTN_BF16 },
-		{ 128, 1, 8, 200, 64, 17, KVT_ATTN_BF16, KVT_ATTN_BF16 },
-		{ 128, 1, 2, 130, 16, 33, KVT_ATTN_F8_E4M3, KVT_ATTN_BF16 },
-		{ 256, 1, 2, 70, 16, 35, KVT_ATTN_F16, KVT_ATTN_F16 },
-		{ 64, 1, 2, 66, 16, 1, KVT_ATTN_F8_E4M3, KVT_ATTN_F16 },
-		{ 17, 1, 2, 70, 4, 40, KVT_ATTN_BF16, KVT_ATTN_BF16 }, /* rows that are no lines */
-		{ 72, 1, 2, 70, 4, 20, KVT_ATTN_BF16, KVT_ATTN_BF16 },
-		{ 128, 1, 4, 140, 64, 20, KVT_ATTN_F32, KVT_ATTN_F32 },
-		{ 256, 1, 3, 50, 16, 25, KVT_ATTN_F32, KVT_ATTN_F32 },
-		{ 80, 1, 2, 70, 2, 40, KVT_ATTN_F8_E4M3, KVT_ATTN_F32 },
-		{ 96, 1, 2, 70, 32, 3, KVT_ATTN_BF16, KVT_ATTN_F16 },
-		{ 7, 2, 2, 70, 32, 40, KVT_ATTN_F32, KVT_ATTN_F32 },
+		{ { 64, 1, 4, 150, 16, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 40 },
+		{ { 80, 2, 3, 100, 1, KVT_ATTN_F16, KVT_ATTN_F16 }, 100 },
+		{ { 96, 1, 7, 90, 32, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 11 },
+		{ { 128, 1, 8, 200, 64, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 17 },
+		{ { 128, 1, 2, 130, 16, KVT_ATTN_F8_E4M3, KVT_ATTN_BF16 }, 33 },
+		{ { 256, 1, 2, 70, 16, KVT_ATTN_F16, KVT_ATTN_F16 }, 35 },
+		{ { 64, 1, 2, 66, 16, KVT_ATTN_F8_E4M3, KVT_ATTN_F16 }, 1 },
+		{ { 17, 1, 2, 70, 4, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 40 }, /* no whole lines */
+		{ { 72, 1, 2, 70, 4, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 20 },
+		{ { 128, 1, 4, 140, 64, KVT_ATTN_F32, KVT_ATTN_F32 }, 20 },
+		{ { 256, 1, 3, 50, 16, KVT_ATTN_F32, KVT_ATTN_F32 }, 25 },
+		{ { 80, 1, 2, 70, 2, KVT_ATTN_F8_E4M3, KVT_ATTN_F32 }, 40 },
+		{ { 96, 1, 2, 70, 32, KVT_ATTN_BF16, KVT_ATTN_F16 }, 3 },
+		{ { 7, 2, 2, 70, 32, KVT_ATTN_F32, KVT_ATTN_F32 }, 40 },
 	};
 
 	for (uint32_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-		struct run run = run_make(cases[i].head_dim, cases[i].n_kv_heads,
-					  cases[i].group_heads, cases[i].n_positions,
-					  cases[i].page_size, cases[i].kv_type, cases[i].q_type);
-		uint32_t first = cases[i].n_positions - cases[i].n_queries;
+		const struct scene_options *is = &cases[i].scene;
+		struct scene scene = scene_make(is);
+		uint32_t n = cases[i].n, first = is->n_positions - n;
 		struct rows rows;
 
 		case_begin("emulated: dim %u, group of %u, %u of %u, page size %u, %s KV, %s q",
-			   cases[i].head_dim, cases[i].group_heads, cases[i].n_queries,
-			   cases[i].n_positions, cases[i].page_size, type_name(cases[i].kv_type),
-			   type_name(cases[i].q_type));
-		rows = attend(&run, first, cases[i].n_queries, 100, 1000, NULL, 0);
-		check_rows(&run, &rows, first, cases[i].n_queries, NULL, 0);
+			   is->head_dim, is->group_heads, n, is->n_positions, is->page_size,
+			   type_name(is->kv_type), type_name(is->q_type));
+		rows = attend(&scene, first, n, 100, 1000, NULL, 0);
+		check_rows(&scene, &rows, first, n, NULL, 0);
 		rows_free(&rows);
-		run_free(&run);
+		scene_free(&scene);
 	}
 }
 
 static void regions_test(void)
 {
 	static const struct kvt_attn_region regions[] = { { 0, 20 }, { 60, 90 }, { 95, 200 } };
-	struct run run = run_make(64, 1, 2, 110, 16, KVT_ATTN_BF16, KVT_ATTN_BF16);
+	struct scene scene = scene_make(&(struct scene_options){
+		64, 1, 2, 110, 16, KVT_ATTN_BF16, KVT_ATTN_BF16 });
 	struct rows rows, later;
 
 	case_begin("emulated: regions");
-	rows = attend(&run, 0, 110, 100, 1000, regions, 3);
-	check_rows(&run, &rows, 0, 110, regions, 3);
-	later = attend(&run, 70, 40, 100, 1000, regions, 3);
-	compare(&rows, 0, &later, 70, 40);
+	rows = attend(&scene, 0, 110, 100, 1000, regions, 3);
+	check_rows(&scene, &rows, 0, 110, regions, 3);
+	later = attend(&scene, 70, 40, 100, 1000, regions, 3);
+	rows_compare(&rows, 0, &later, 70, 40);
 	rows_free(&rows);
 	rows_free(&later);
-	run_free(&run);
+	scene_free(&scene);
 }
 
 static void bits_test(uint32_t type)
 {
-	struct run run = run_make(64, 1, 4, 1300, 16, type, type);
+	struct scene scene = scene_make(&(struct scene_options){ 64, 1, 4, 1300, 16, type, type });
 	static const uint32_t chunks[] = { 1, 2, 17, 5, 35 };
 	struct rows expected, result;
 	uint32_t first = 1240;
 
 	case_begin("emulated: chunks, decode, spans and memory change no bits, %s",
 		   type_name(type));
-	expected = attend(&run, 1240, 60, 1, 1000, NULL, 0); /* spans of groups */
-	check_rows(&run, &expected, 1240, 60, NULL, 0);
-	result = attend(&run, 1240, 60, 1000, 1000, NULL, 0); /* spans of units */
-	compare(&expected, 1240, &result, 1240, 60);
+	expected = attend(&scene, 1240, 60, 1, 1000, NULL, 0); /* spans of groups */
+	check_rows(&scene, &expected, 1240, 60, NULL, 0);
+	result = attend(&scene, 1240, 60, 1000, 1000, NULL, 0); /* spans of units */
+	rows_compare(&expected, 1240, &result, 1240, 60);
 	rows_free(&result);
-	result = attend(&run, 1240, 60, 1000, 1, NULL, 0); /* a launch for each block */
-	compare(&expected, 1240, &result, 1240, 60);
+	result = attend(&scene, 1240, 60, 1000, 1, NULL, 0); /* a launch for each block */
+	rows_compare(&expected, 1240, &result, 1240, 60);
 	rows_free(&result);
 	for (uint32_t i = 0; i < 5; i++) {
-		result = attend(&run, first, chunks[i], 1000, 1000, NULL, 0);
-		compare(&expected, 1240, &result, first, chunks[i]);
+		result = attend(&scene, first, chunks[i], 1000, 1000, NULL, 0);
+		rows_compare(&expected, 1240, &result, first, chunks[i]);
 		rows_free(&result);
 		first += chunks[i];
 	}
 	rows_free(&expected);
-	run_free(&run);
+	scene_free(&scene);
 }
 
 static void groups_test(uint32_t type)
 {
-	struct run run = run_make(16, 1, 2, 9300, 64, type, type);
+	struct scene scene = scene_make(&(struct scene_options){ 16, 1, 2, 9300, 64, type, type });
 	struct rows groups, units;
 
 	case_begin("emulated: two groups, by groups and by units, %s", type_name(type));
-	groups = attend(&run, 9298, 2, 1, 1000, NULL, 0);
-	units = attend(&run, 9298, 2, 1000, 1000, NULL, 0);
-	check_rows(&run, &groups, 9298, 2, NULL, 0);
-	compare(&groups, 9298, &units, 9298, 2);
+	groups = attend(&scene, 9298, 2, 1, 1000, NULL, 0);
+	units = attend(&scene, 9298, 2, 1000, 1000, NULL, 0);
+	check_rows(&scene, &groups, 9298, 2, NULL, 0);
+	rows_compare(&groups, 9298, &units, 9298, 2);
 	rows_free(&groups);
 	rows_free(&units);
-	run_free(&run);
+	scene_free(&scene);
 }
 
 static void poison_test(uint32_t at, uint32_t n_resident, uint32_t type)
 {
-	struct run run = run_make(64, 1, 2, 1060, 16, type, type);
+	struct scene scene = scene_make(&(struct scene_options){ 64, 1, 2, 1060, 16, type, type });
 	struct rows clean, poisoned;
 
 	case_begin("emulated: V not finite at position %u, %s, spans of %s", at, type_name(type),
 		   n_resident > 1 ? "units" : "groups");
-	clean = attend(&run, 1000, 60, n_resident, 1000, NULL, 0);
-	element_write(pool_element(&run.pool, 1, run.text.pages[at / 16], 0, at % 16, 5),
-		      run.kv_type, INFINITY);
-	poisoned = attend(&run, 1000, 60, n_resident, 1000, NULL, 0);
-	compare(&clean, 1000, &poisoned, 1000, at - 1000);
+	clean = attend(&scene, 1000, 60, n_resident, 1000, NULL, 0);
+	element_write(pool_element(&scene.pool, 1, scene.text.pages[at / 16], 0, at % 16, 5),
+		      scene.is.kv_type, INFINITY);
+	poisoned = attend(&scene, 1000, 60, n_resident, 1000, NULL, 0);
+	rows_compare(&clean, 1000, &poisoned, 1000, at - 1000);
 	EXPECT(!isfinite(((float *)poisoned.out.data)[(at - 1000) * 128 + 5]));
 	EXPECT(!isfinite(((float *)poisoned.out.data)[59 * 128 + 64 + 5]));
 	EXPECT(isfinite(((float *)poisoned.out.data)[59 * 128 + 64 + 6]));
 	rows_free(&clean);
 	rows_free(&poisoned);
-	run_free(&run);
+	scene_free(&scene);
 }
 
 /* out in place of q, also where a block is done again since a value was not finite. */
 static void in_place_test(uint32_t n_positions, uint32_t n_resident)
 {
-	struct run run = run_make(64, 1, 2, n_positions, 16, KVT_ATTN_F16, KVT_ATTN_F16);
+	struct scene scene = scene_make(&(struct scene_options){
+		64, 1, 2, n_positions, 16, KVT_ATTN_F16, KVT_ATTN_F16 });
 	uint32_t first = n_positions - 40, at = n_positions - 20;
 	struct rows apart = rows_make(40, 2, 64, KVT_ATTN_F16, KVT_ATTN_F16);
 	struct rows within = rows_make(40, 2, 64, KVT_ATTN_F16, KVT_ATTN_F16);
 	struct kvt_attn_sequence sequence = { .n_queries = 40,
 					      .n_positions = n_positions,
-					      .pages = run.text.pages,
-					      .n_pages = run.text.n_pages };
-	struct kvt_attn_prefill prefill = prefill_make(&run, &apart, &sequence, 1);
+					      .pages = scene.text.pages,
+					      .n_pages = scene.text.n_pages };
+	struct kvt_attn_prefill prefill = prefill_make(&scene, &apart, &sequence, 1);
 
 	case_begin("emulated: out in place of q, %u positions, V not finite", n_positions);
-	element_write(pool_element(&run.pool, 1, run.text.pages[at / 16], 0, at % 16, 5),
+	element_write(pool_element(&scene.pool, 1, scene.text.pages[at / 16], 0, at % 16, 5),
 		      KVT_ATTN_F16, INFINITY);
 	rows_fill(&apart, 0, 1, first, 40);
 	rows_fill(&within, 0, 1, first, 40);
@@ -328,38 +271,33 @@ static void in_place_test(uint32_t n_positions, uint32_t n_resident)
 	batch_run(&prefill, n_resident, 1000);
 	EXPECT(memcmp(apart.out.data, within.q.data, apart.out.bytes) == 0);
 	for (uint32_t i = 0; i < 20; i++)
-		check_row(&run, &apart, i, i % 2, first + i + 1);
+		check_row(&scene, &apart, i, i % 2, first + i + 1);
 	rows_free(&apart);
 	rows_free(&within);
-	run_free(&run);
+	scene_free(&scene);
 }
 
 /* More rows than 32 bits count are refused before anything of the batch is read. */
 static void too_large_test(void)
 {
-	struct run run = run_make(8, 1, 8, 8, 8, KVT_ATTN_BF16, KVT_ATTN_BF16);
+	struct scene scene = scene_make(&(struct scene_options){
+		8, 1, 8, 8, 8, KVT_ATTN_BF16, KVT_ATTN_BF16 });
 	struct rows rows = rows_make(1, 8, 8, KVT_ATTN_BF16, KVT_ATTN_BF16);
 	struct kvt_attn_sequence sequence = { .n_queries = 1u << 29, .n_positions = 1u << 29 };
-	struct kvt_attn_prefill prefill = prefill_make(&run, &rows, &sequence, 1);
+	struct kvt_attn_prefill prefill = prefill_make(&scene, &rows, &sequence, 1);
 	struct kvt_cuda_plan plan = { 0 };
 
 	case_begin("emulated: a batch that is too large");
 	EXPECT_EQUAL(kvt_cuda_plan_make(&plan, &prefill, 1, 1), -EINVAL);
 	kvt_cuda_plan_free(&plan);
 	rows_free(&rows);
-	run_free(&run);
+	scene_free(&scene);
 }
 
 /* Shapes that nobody chose. */
 
 struct shape {
-	uint32_t head_dim;
-	uint32_t n_kv_heads;
-	uint32_t group_heads;
-	uint32_t n_positions;
-	uint32_t page_size;
-	uint32_t kv_type;
-	uint32_t q_type;
+	struct scene_options scene;
 	uint32_t out_type;
 	uint32_t n_regions;
 	struct kvt_attn_region regions[4];
@@ -368,18 +306,18 @@ struct shape {
 static struct shape shape_random(struct random *random)
 {
 	static const uint32_t dims[] = { 64, 80, 96, 128, 256, 40, 65, 100, 8, 1, 200 };
-	struct shape shape = { .head_dim = dims[random_below(random, 11)],
-			       .n_kv_heads = 1 + random_below(random, 2),
-			       .group_heads = 1 + random_below(random, 9),
-			       .page_size = 1u << random_below(random, 9),
-			       .kv_type = random_below(random, 4),
-			       .q_type = random_below(random, 3),
+	struct shape shape = { .scene = { .head_dim = dims[random_below(random, 11)],
+					  .n_kv_heads = 1 + random_below(random, 2),
+					  .group_heads = 1 + random_below(random, 9),
+					  .page_size = 1u << random_below(random, 9),
+					  .kv_type = random_below(random, 4),
+					  .q_type = random_below(random, 3) },
 			       .out_type = random_below(random, 3) };
 	uint32_t at = 0;
 
 	/* Now and then across the end of a unit. */
-	shape.n_positions = random_below(random, 8) ? 1 + random_below(random, 150)
-						    : 1000 + random_below(random, 60);
+	shape.scene.n_positions = random_below(random, 8) ? 1 + random_below(random, 150)
+							  : 1000 + random_below(random, 60);
 	while (shape.n_regions < 4 && random_below(random, 2)) {
 		struct kvt_attn_region *region = &shape.regions[shape.n_regions++];
 
@@ -397,26 +335,26 @@ static void random_test(uint32_t seed)
 {
 	struct random random = { seed };
 	struct shape shape = shape_random(&random);
-	struct run run = run_make(shape.head_dim, shape.n_kv_heads, shape.group_heads,
-				  shape.n_positions, shape.page_size, shape.kv_type, shape.q_type);
-	uint32_t ends[2] = { shape.n_positions, 1 + random_below(&random, shape.n_positions) };
+	const struct scene_options *is = &shape.scene;
+	struct scene scene = scene_make(is);
+	uint32_t ends[2] = { is->n_positions, 1 + random_below(&random, is->n_positions) };
 	uint32_t n[2] = { 1 + random_below(&random, ends[0] < 40 ? ends[0] : 40),
 			  1 + random_below(&random, ends[1] < 9 ? ends[1] : 9) };
 	struct kvt_attn_sequence sequences[3] = { 0 };
-	struct rows rows = rows_make(n[0] + n[1], shape.n_kv_heads * shape.group_heads,
-				     shape.head_dim, shape.q_type, shape.out_type);
-	struct kvt_attn_prefill prefill = prefill_make(&run, &rows, sequences, 3);
+	struct rows rows = rows_make(n[0] + n[1], is->n_kv_heads * is->group_heads,
+				     is->head_dim, is->q_type, shape.out_type);
+	struct kvt_attn_prefill prefill = prefill_make(&scene, &rows, sequences, 3);
 
 	case_begin("emulated: random %u: dim %u, %u heads x %u, %u and %u of %u and %u, page %u, "
 		   "%s KV, %s q, %s out, %u regions",
-		   seed, shape.head_dim, shape.n_kv_heads, shape.group_heads, n[0], n[1], ends[0],
-		   ends[1], shape.page_size, type_name(shape.kv_type), type_name(shape.q_type),
+		   seed, is->head_dim, is->n_kv_heads, is->group_heads, n[0], n[1], ends[0],
+		   ends[1], is->page_size, type_name(is->kv_type), type_name(is->q_type),
 		   type_name(shape.out_type), shape.n_regions);
 	for (uint32_t i = 0; i < 2; i++) {
 		sequences[2 * i] = (struct kvt_attn_sequence){ .n_queries = n[i],
 							       .n_positions = ends[i],
-							       .pages = run.text.pages,
-							       .n_pages = run.text.n_pages,
+							       .pages = scene.text.pages,
+							       .n_pages = scene.text.n_pages,
 							       .regions = shape.regions,
 							       .n_regions = shape.n_regions };
 		rows_fill(&rows, i ? n[0] : 0, 1, ends[i] - n[i], n[i]);
@@ -425,11 +363,11 @@ static void random_test(uint32_t seed)
 	for (uint32_t row = 0; row < n[0] + n[1]; row += 1 + random_below(&random, 4)) {
 		uint32_t i = row >= n[0], position = ends[i] - n[i] + row - (i ? n[0] : 0);
 
-		check_row(&run, &rows, row, random_below(&random, rows.n_heads),
+		check_row(&scene, &rows, row, random_below(&random, rows.n_heads),
 			  reference_limit(position, ends[i], shape.regions, shape.n_regions));
 	}
 	rows_free(&rows);
-	run_free(&run);
+	scene_free(&scene);
 }
 
 int main(int argc, char **argv)

@@ -51,71 +51,60 @@ static uint64_t upload(const void *data, size_t bytes)
 	return memory;
 }
 
-/* A text in a pool on the host, for the reference, and the same slab on the device. */
+/* A scene on the host, for the reference, and its slab on the device. */
 struct model {
-	struct pool pool;
-	struct text text;
+	struct scene host;
 	uint64_t slab;
 	struct kvt_attn_view view;
-	uint32_t q_type;
-	uint32_t group_heads;
 };
 
 static void model_upload(struct model *model)
 {
-	if (copy_in(model->slab, model->pool.slab.data, model->pool.slab.bytes))
+	if (copy_in(model->slab, model->host.pool.slab.data, model->host.pool.slab.bytes))
 		case_fail(__FILE__, __LINE__, "upload");
 }
 
-static struct model model_make(uint32_t head_dim, uint32_t n_kv_heads, uint32_t group_heads,
-			       uint32_t n_positions, uint32_t page_size, uint32_t kv_type,
-			       uint32_t q_type)
+/* Where on the device is what is at this place of the slab. */
+static void *on_device(const struct model *model, const void *place)
 {
-	struct pool_options options = { .n_pages = n_positions / page_size + 9,
-					.page_size = page_size,
-					.n_kv_heads = n_kv_heads,
-					.head_dim = head_dim,
-					.type = kv_type,
-					.layout = page_size & 1,
-					.seed = 3 };
-	struct model model = { .q_type = q_type,
-			       .group_heads = group_heads,
-			       .pool = pool_make(&options) };
+	return (void *)(uintptr_t)(model->slab + (uint64_t)((const char *)place -
+							    (char *)model->host.pool.slab.data));
+}
 
-	model.text = text_make(&model.pool, 1, n_positions);
-	model.slab = upload(model.pool.slab.data, model.pool.slab.bytes);
-	model.view = model.pool.view;
-	model.view.k = (void *)(uintptr_t)(model.slab + (uint64_t)((char *)model.pool.view.k -
-								   (char *)model.pool.slab.data));
-	model.view.v = (void *)(uintptr_t)(model.slab + (uint64_t)((char *)model.pool.view.v -
-								   (char *)model.pool.slab.data));
+static struct model model_make(const struct scene_options *options)
+{
+	struct model model = { .host = scene_make(options) };
+
+	model.slab = upload(model.host.pool.slab.data, model.host.pool.slab.bytes);
+	model.view = model.host.pool.view;
+	model.view.k = on_device(&model, model.view.k);
+	model.view.v = on_device(&model, model.view.v);
 	return model;
 }
 
 static void model_free(struct model *model)
 {
 	driver.memory_free(model->slab);
-	text_free(&model->text);
-	pool_free(&model->pool);
+	scene_free(&model->host);
 }
 
 static struct rows run(struct kvt_attn_context *context, const struct model *model, uint32_t first,
 		       uint32_t n)
 {
-	uint32_t dim = model->pool.geometry.head_dim;
-	uint32_t n_heads = model->pool.geometry.n_kv_heads * model->group_heads;
-	struct rows rows = rows_make(n, n_heads, dim, model->q_type, KVT_ATTN_F32);
+	const struct scene_options *is = &model->host.is;
+	uint32_t n_heads = is->n_kv_heads * is->group_heads;
+	struct rows rows = rows_make(n, n_heads, is->head_dim, is->q_type, KVT_ATTN_F32);
 	struct kvt_attn_sequence sequence = { .n_queries = n,
 					      .n_positions = first + n,
-					      .pages = model->text.pages,
-					      .n_pages = model->text.n_pages };
+					      .pages = model->host.text.pages,
+					      .n_pages = model->host.text.n_pages };
 	struct kvt_attn_prefill prefill = { .kv = model->view,
 					    .sequences = &sequence,
 					    .n_sequences = 1,
 					    .n_q_heads = n_heads,
-					    .q_type = model->q_type,
+					    .q_type = is->q_type,
 					    .out_type = KVT_ATTN_F32,
-					    .scale = 1.0f / sqrtf((float)dim) };
+					    .scale = 1.0f / sqrtf((float)is->head_dim) };
 	uint64_t q, out;
 
 	rows_fill(&rows, 0, 1, first, n);
@@ -133,77 +122,54 @@ static struct rows run(struct kvt_attn_context *context, const struct model *mod
 static void rows_check(const struct model *model, const struct rows *rows, uint32_t first,
 		       uint32_t n)
 {
+	const struct scene *host = &model->host;
+	double allowed = rows->q_type == KVT_ATTN_BF16	? 5e-3
+			 : rows->q_type == KVT_ATTN_F16 ? 1e-3
+							: 5e-6;
 	struct random random = { 7 };
-	uint32_t dim = rows->head_dim;
 
 	for (uint32_t i = 0; i < 12; i++) {
 		uint32_t query = i == 0 ? 0 : i == 1 ? n - 1 : random_below(&random, n);
 		uint32_t head = random_below(&random, rows->n_heads);
-		size_t index = ((size_t)query * rows->n_heads + head) * dim;
-		double expected[256], difference = 0, norm = 0, error;
+		double error = rows_error(rows, query, head, &host->pool, &host->text,
+					  host->is.group_heads, first + query + 1,
+					  (double)(1.0f / sqrtf((float)rows->head_dim)));
 
-		reference_row(&model->pool, &model->text,
-			      (char *)rows->q.data + index * type_bytes(rows->q_type), rows->q_type,
-			      head / model->group_heads, first + query + 1,
-			      (double)(1.0f / sqrtf((float)dim)), expected);
-		for (uint32_t j = 0; j < dim; j++) {
-			double value = ((float *)rows->out.data)[index + j];
-
-			difference += (value - expected[j]) * (value - expected[j]);
-			norm += expected[j] * expected[j];
-		}
-		error = sqrt(difference / norm);
-		if (!(error <= (model->q_type == KVT_ATTN_BF16	? 5e-3
-				: model->q_type == KVT_ATTN_F16 ? 1e-3
-								: 5e-6)))
+		if (!(error <= allowed))
 			case_fail(__FILE__, __LINE__, "query %u, head %u: relative error %g", query,
 				  head, error);
-	}
-}
-
-static void compare(const struct rows *expected, uint32_t expected_first, const struct rows *result,
-		    uint32_t first, uint32_t n)
-{
-	size_t row_bytes = (size_t)expected->n_heads * expected->head_dim * sizeof(float);
-
-	for (uint32_t i = 0; i < n; i++) {
-		if (memcmp((char *)expected->out.data + (first - expected_first + i) * row_bytes,
-			   (char *)result->out.data + i * row_bytes, row_bytes) != 0)
-			case_fail(__FILE__, __LINE__, "position %u has other bits", first + i);
 	}
 }
 
 static void shapes_test(struct kvt_attn_context *context)
 {
 	static const struct {
-		uint32_t head_dim, n_kv_heads, group_heads, n_positions, page_size, n, kv_type,
-			q_type;
+		struct scene_options scene;
+		uint32_t n; /* the last ones ask */
 	} shapes[] = {
-		{ 64, 2, 4, 150, 16, 40, KVT_ATTN_BF16, KVT_ATTN_BF16 },
-		{ 80, 1, 3, 100, 1, 100, KVT_ATTN_F16, KVT_ATTN_F16 },
-		{ 96, 1, 7, 90, 32, 11, KVT_ATTN_BF16, KVT_ATTN_BF16 },
-		{ 128, 1, 4, 200, 64, 77, KVT_ATTN_BF16, KVT_ATTN_BF16 },
-		{ 128, 1, 2, 130, 16, 33, KVT_ATTN_F8_E4M3, KVT_ATTN_BF16 },
-		{ 256, 1, 2, 70, 16, 35, KVT_ATTN_F16, KVT_ATTN_F16 },
-		{ 17, 1, 2, 70, 4, 40, KVT_ATTN_BF16, KVT_ATTN_BF16 },
-		{ 128, 1, 4, 200, 64, 77, KVT_ATTN_F32, KVT_ATTN_F32 },
-		{ 256, 1, 2, 70, 16, 35, KVT_ATTN_F32, KVT_ATTN_F32 },
-		{ 80, 2, 2, 70, 16, 35, KVT_ATTN_F8_E4M3, KVT_ATTN_F32 },
+		{ { 64, 2, 4, 150, 16, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 40 },
+		{ { 80, 1, 3, 100, 1, KVT_ATTN_F16, KVT_ATTN_F16 }, 100 },
+		{ { 96, 1, 7, 90, 32, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 11 },
+		{ { 128, 1, 4, 200, 64, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 77 },
+		{ { 128, 1, 2, 130, 16, KVT_ATTN_F8_E4M3, KVT_ATTN_BF16 }, 33 },
+		{ { 256, 1, 2, 70, 16, KVT_ATTN_F16, KVT_ATTN_F16 }, 35 },
+		{ { 17, 1, 2, 70, 4, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 40 },
+		{ { 128, 1, 4, 200, 64, KVT_ATTN_F32, KVT_ATTN_F32 }, 77 },
+		{ { 256, 1, 2, 70, 16, KVT_ATTN_F32, KVT_ATTN_F32 }, 35 },
+		{ { 80, 2, 2, 70, 16, KVT_ATTN_F8_E4M3, KVT_ATTN_F32 }, 35 },
 	};
 
 	for (uint32_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-		struct model model =
-			model_make(shapes[i].head_dim, shapes[i].n_kv_heads, shapes[i].group_heads,
-				   shapes[i].n_positions, shapes[i].page_size, shapes[i].kv_type,
-				   shapes[i].q_type);
-		uint32_t first = shapes[i].n_positions - shapes[i].n;
+		const struct scene_options *scene = &shapes[i].scene;
+		uint32_t n = shapes[i].n, first = scene->n_positions - n;
+		struct model model = model_make(scene);
 		struct rows rows;
 
-		case_begin("gpu: dim %u, %u of %u, page size %u, %s KV, %s q", shapes[i].head_dim,
-			   shapes[i].n, shapes[i].n_positions, shapes[i].page_size,
-			   type_name(shapes[i].kv_type), type_name(shapes[i].q_type));
-		rows = run(context, &model, first, shapes[i].n);
-		rows_check(&model, &rows, first, shapes[i].n);
+		case_begin("gpu: dim %u, %u of %u, page size %u, %s KV, %s q", scene->head_dim, n,
+			   scene->n_positions, scene->page_size, type_name(scene->kv_type),
+			   type_name(scene->q_type));
+		rows = run(context, &model, first, n);
+		rows_check(&model, &rows, first, n);
 		rows_free(&rows);
 		model_free(&model);
 	}
@@ -213,7 +179,8 @@ static void bits_test(struct kvt_attn_context *context, uint32_t n_positions, ui
 		      uint32_t type)
 {
 	static const uint32_t chunks[] = { 1, 2, 17, 1, 35 };
-	struct model model = model_make(64, 1, 4, n_positions, 16, type, type);
+	struct model model = model_make(
+		&(struct scene_options){ 64, 1, 4, n_positions, 16, type, type });
 	uint32_t start = n_positions - n, first = start;
 	struct rows expected, result;
 
@@ -226,7 +193,7 @@ static void bits_test(struct kvt_attn_context *context, uint32_t n_positions, ui
 			chunks[i % 5] < n_positions - first ? chunks[i % 5] : n_positions - first;
 
 		result = run(context, &model, first, size);
-		compare(&expected, start, &result, first, size);
+		rows_compare(&expected, start, &result, first, size);
 		rows_free(&result);
 		first += size;
 	}
@@ -236,16 +203,18 @@ static void bits_test(struct kvt_attn_context *context, uint32_t n_positions, ui
 
 static void poison_test(struct kvt_attn_context *context)
 {
-	struct model model = model_make(64, 1, 2, 260, 16, KVT_ATTN_BF16, KVT_ATTN_BF16);
+	struct model model = model_make(&(struct scene_options){
+		64, 1, 2, 260, 16, KVT_ATTN_BF16, KVT_ATTN_BF16 });
 	struct rows clean, poisoned;
 
 	case_begin("gpu: V that is not finite reaches no earlier row");
 	clean = run(context, &model, 200, 60);
-	element_write(pool_element(&model.pool, 1, model.text.pages[230 / 16], 0, 230 % 16, 5),
+	element_write(pool_element(&model.host.pool, 1, model.host.text.pages[230 / 16], 0,
+				   230 % 16, 5),
 		      KVT_ATTN_BF16, INFINITY);
 	model_upload(&model);
 	poisoned = run(context, &model, 200, 60);
-	compare(&clean, 200, &poisoned, 200, 30);
+	rows_compare(&clean, 200, &poisoned, 200, 30);
 	EXPECT(!isfinite(((float *)poisoned.out.data)[30 * 128 + 5]));
 	EXPECT(!isfinite(((float *)poisoned.out.data)[59 * 128 + 64 + 5]));
 	rows_free(&clean);
