@@ -454,6 +454,14 @@ static void add_shared(struct kvt_daemon *daemon, struct kvt_message_welcome *we
 	memcpy(welcome->slabs, export.slabs, sizeof(welcome->slabs));
 }
 
+/* From now on the connection is a session's, or its member's. */
+static void admit(struct kvt_daemon *daemon, struct kvt_connection *connection, uint32_t session)
+{
+	daemon->n_half_open--;
+	connection->state = KVT_CONNECTION_SESSION;
+	connection->session = session;
+}
+
 static void hello_session(struct kvt_daemon *daemon, struct kvt_connection *connection,
 			  const struct kvt_message_hello *hello,
 			  struct kvt_message_welcome *welcome)
@@ -473,9 +481,7 @@ static void hello_session(struct kvt_daemon *daemon, struct kvt_connection *conn
 		refuse(daemon, connection, hello->head.cookie, error, text);
 		return;
 	}
-	daemon->n_half_open--;
-	connection->state = KVT_CONNECTION_SESSION;
-	connection->session = session;
+	admit(daemon, connection, session);
 	welcome->session = session;
 	welcome->fds = KVT_FD_SEGMENT | KVT_FD_DOORBELL | KVT_FD_COMPLETION;
 	welcome->segment_bytes = daemon->sessions[session].layout.bytes;
@@ -504,8 +510,7 @@ static void hello_member(struct kvt_daemon *daemon, struct kvt_connection *conne
 		refuse(daemon, connection, hello->head.cookie, error, text);
 		return;
 	}
-	daemon->n_half_open--;
-	connection->state = KVT_CONNECTION_SESSION;
+	admit(daemon, connection, welcome->session);
 	welcome->fds = KVT_FD_SEGMENT | KVT_FD_DOORBELL;
 	add_shared(daemon, welcome, fds, &n_fds);
 	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns, KVT_LOG_INFO,
@@ -528,9 +533,7 @@ static void hello_resume(struct kvt_daemon *daemon, struct kvt_connection *conne
 		refuse(daemon, connection, hello->head.cookie, error, text);
 		return;
 	}
-	daemon->n_half_open--;
-	connection->state = KVT_CONNECTION_SESSION;
-	connection->session = session;
+	admit(daemon, connection, session);
 	welcome->session = session;
 	welcome->flags |= KVT_WELCOME_RESUMED;
 	welcome->segment_bytes = daemon->sessions[session].layout.bytes;

@@ -260,14 +260,15 @@ EXPORT int cuMemAlloc_v2(uint64_t *address, size_t bytes)
 	return error;
 }
 
-EXPORT int cuMemFree_v2(uint64_t address)
+/* Unmap a range and let its memory go. Another process's is closed in a context only. */
+static int range_close(enum standin_kind kind, uint64_t address, const char *call)
 {
-	int error = standin_leave("cuMemFree_v2");
+	int error = standin_leave(call);
 	struct range *range;
 
 	pthread_mutex_lock(&lock);
-	range = range_at(STANDIN_MEMORY, address);
-	if (range) {
+	range = range_at(kind, address);
+	if (range && (kind == STANDIN_MEMORY || standin_current())) {
 		munmap(range->base, range->bytes);
 		memory_drop(range->memory);
 		range_remove(range);
@@ -276,6 +277,11 @@ EXPORT int cuMemFree_v2(uint64_t address)
 	}
 	pthread_mutex_unlock(&lock);
 	return error;
+}
+
+EXPORT int cuMemFree_v2(uint64_t address)
+{
+	return range_close(STANDIN_MEMORY, address, "cuMemFree_v2");
 }
 
 /* ---- IPC */
@@ -395,20 +401,7 @@ EXPORT int cuIpcOpenMemHandle_v2(uint64_t *address, struct kvt_cu_ipc_handle han
 
 EXPORT int cuIpcCloseMemHandle(uint64_t address)
 {
-	int error = standin_leave("cuIpcCloseMemHandle");
-	struct range *range;
-
-	pthread_mutex_lock(&lock);
-	range = range_at(STANDIN_IPC, address);
-	if (range && standin_current()) {
-		munmap(range->base, range->bytes);
-		memory_drop(range->memory);
-		range_remove(range);
-	} else {
-		error = KVT_CU_ERROR_INVALID_VALUE;
-	}
-	pthread_mutex_unlock(&lock);
-	return error;
+	return range_close(STANDIN_IPC, address, "cuIpcCloseMemHandle");
 }
 
 /* ---- VMM */
