@@ -16,7 +16,8 @@
  *     kvt_pool_map()                           once: where the pages are
  *       kvt_seq_begin(keys)                    match, lock, allocate: one round trip
  *         compute positions [reusable, n)
- *       kvt_seq_commit(computed)               after each prefill chunk: seal, dedupe, look on
+ *       kvt_seq_commit(computed)               after each prefill chunk: seal, dedupe, look on;
+ *                                              kvt_seq_commit_async() does not wait for it
  *         decode; kvt_seq_extend() as it grows
  *       kvt_seq_end(generated keys)            publish or drop, unlock, free
  *     kvt_client_close()
@@ -501,8 +502,9 @@ KVT_API int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, cons
 			  struct kvt_seq **ret_seq);
 
 /** The page table: entry i holds positions [i * page_size, (i + 1) * page_size). Valid until the
- * next call on this sequence. Entries below kvt_seq_next() / page_size are cached pages of the
- * tree: read only. */
+ * next call on this sequence; this one and those down to kvt_seq_seq() only look and are none.
+ * Entries below kvt_seq_next() / page_size are cached pages of the tree, or are about to be: read
+ * only. */
 KVT_API const uint32_t *kvt_seq_pages(const struct kvt_seq *seq, uint32_t *ret_n);
 KVT_API uint32_t kvt_seq_matched(const struct kvt_seq *seq);   /* positions cached at begin */
 KVT_API uint32_t kvt_seq_reusable(const struct kvt_seq *seq);  /* positions not to compute */
@@ -519,13 +521,52 @@ KVT_API uint64_t kvt_seq_seq(const struct kvt_seq *seq); /* order of its last op
 KVT_API int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 			   uint32_t n_keys, struct kvt_fence fence, uint32_t flags);
 
-/** `n` more private pages at the end of the table. */
+/** The same without waiting: submits, and the daemon is woken if it sleeps, but neither its answer
+ * nor the fence is waited for. Meanwhile go on with the page table as it is: read [0, computed)
+ * and compute what follows.
+ *
+ * Until its outcome is taken nothing changes: page table and kvt_seq_next() stay, but for
+ * kvt_seq_next() being at least `computed`. It is taken by the next kvt_seq_commit_async() or
+ * kvt_seq_poll() if it is there by then, by kvt_seq_extend() if the daemon gives the pages after
+ * it, and in any case by kvt_seq_settle(), kvt_seq_commit() and kvt_seq_end(). Then the table names
+ * cached pages for duplicates and for what others computed beyond, and kvt_seq_next() may jump: go
+ * on there. Commits go on by what was computed: one whose `computed` such a jump went past
+ * publishes nothing, one beyond it publishes what comes after the jump.
+ *
+ * KVT_F_KEEP is implied: pages that the table does not name any more, but that work on its way may
+ * still read or write, stay this sequence's until its end. So duplicates take room in the pool for
+ * so long, which kvt_seq_commit() gives back at its fence.
+ *
+ * Any number may be in flight; they take effect in their order, each at its fence.
+ * @keys  as for kvt_seq_commit(), copied; of positions below `computed` only.
+ * @flags KVT_F_CHUNKED
+ * Errors: -EAGAIN rings or areas are full of operations in flight, or a call on this sequence
+ * whose deadline passed is still unanswered: kvt_seq_settle() first; and what the daemon said to an
+ * earlier asynchronous commit, which kvt_seq_commit(), this call, kvt_seq_poll() and
+ * kvt_seq_settle() return in place of doing anything (kvt_seq_end() ends all the same): the first
+ * failure, once; commits that were in flight behind a failed one fail in silence. */
+KVT_API int kvt_seq_commit_async(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
+				 uint32_t n_keys, struct kvt_fence fence, uint32_t flags);
+
+/** Take the outcome of asynchronous commits as far as it is there, without waiting. Returns how
+ * many are still in flight, or their first failure. To sleep until there is one, see
+ * kvt_client_arm(). */
+KVT_API int kvt_seq_poll(struct kvt_seq *seq);
+
+/** Wait until none is in flight (deadline as set; -ETIMEDOUT leaves the rest in flight), and
+ * return their first failure. */
+KVT_API int kvt_seq_settle(struct kvt_seq *seq);
+
+/** `n` more private pages at the end of the table. Waits for no commit that is in flight, unless
+ * the table grows by more than 64 pages and an eighth meanwhile. */
 KVT_API int kvt_seq_extend(struct kvt_seq *seq, uint32_t n);
 
-/** End: with computed > 0 a last commit first. Frees the handle, whatever it returns.
+/** End: with computed > 0 a last commit first. Frees the handle, whatever it returns. Commits in
+ * flight take effect before it.
  * Errors: -ESTALE the last commit published nothing because the prefix was reset or removed,
- * -EINVAL it named positions or keys that do not fit (kvt_client_error() says which); in both
- * cases the sequence has ended all the same. -ETIMEDOUT: it ends when its fence is reached and
+ * -EINVAL it named positions or keys that do not fit (kvt_client_error() says which), or what an
+ * asynchronous commit failed of, if nobody was told yet; in these cases the sequence has ended all
+ * the same. -ETIMEDOUT: it ends when its fence is reached and
  * the ring has room. With a fence slot that does not exist it ends with the session. */
 KVT_API int kvt_seq_end(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 			uint32_t n_keys, struct kvt_fence fence, uint32_t flags);

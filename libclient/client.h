@@ -146,12 +146,13 @@ enum kvt_slot_state {
 	KVT_SLOT_ABANDONED, /* submitted, its deadline passed: undo what the answer brings */
 	KVT_SLOT_UNDO,      /* answered; the undoing entry found no room yet */
 	KVT_SLOT_SILENT,    /* an undoing entry in flight: nobody wants its answer */
+	KVT_SLOT_AHEAD,     /* submitted; when the answer comes, its sequence takes note */
 	KVT_SLOT_SPARE,     /* for the first of two answers, of which another slot's `twin` tells */
 };
 
 struct kvt_slot {
 	uint64_t user_data; /* the caller's */
-	struct kvt_seq *seq; /* whose page table the answer changes, when it comes late */
+	struct kvt_seq *seq; /* whose page table the answer changes; AHEAD, ABANDONED */
 	struct kvt_fence fence;
 	uint32_t next;      /* free list, list of done ones, or list of those to undo */
 	uint32_t pages_at;  /* INSERT: where its page numbers are in the key area */
@@ -239,20 +240,37 @@ struct kvt_client {
 	char farewell[KVT_TEXT_BYTES]; /* why the daemon ended the session */
 };
 
+/** What an answer says of a sequence. */
+struct kvt_seq_view {
+	uint32_t *pages; /* kvt_seq.capacity of them */
+	uint32_t n_pages;
+	uint32_t next; /* the daemon's: where to go on computing */
+	uint64_t seq;
+};
+
+/** Answers are taken from the CQ by whatever call on the client comes across them, but what the
+ * caller sees of a sequence changes in calls on that sequence only: till then they wait in
+ * `coming`. There they come in the order of their effects, as the CQ has them. */
 struct kvt_seq {
 	uint32_t magic;
 	bool live;
+	bool news; /* `coming` is later than `shown` */
 	struct kvt_client *client;
 	struct kvt_seq *next;      /* of the client */
 	struct kvt_seq *next_free;
 	struct kvt_lease lease;
 	struct kvt_fence fence; /* of an END that found no room yet */
-	uint64_t seq;
-	uint32_t matched, reusable, announced, position;
-	uint32_t n_late; /* operations whose deadline passed and whose answers are still to come */
-	uint32_t n_pages;
+	struct kvt_seq_view shown, coming;
 	uint32_t capacity;
-	uint32_t *pages;
+	uint32_t matched, reusable, announced;
+	uint32_t position; /* shown.next, or what a commit in flight claims beyond it */
+	uint32_t claimed;  /* `computed` of the last asynchronous commit */
+	uint32_t n_late;  /* operations whose deadline passed and whose answers are still to come */
+	uint32_t n_ahead; /* asynchronous commits in flight */
+	uint32_t n_muted; /* the next so many of those answers are of commits behind a failed one */
+	uint32_t list_ahead; /* the longest table that all of those have room to answer with */
+	int failed;          /* the first failure of one that was not reported yet, and why */
+	uint32_t failed_reason;
 };
 
 /** What a client is made of, for kvt_client_connect() and for tests that run both ends in one
@@ -326,6 +344,8 @@ int64_t kvt_client_now_ns(void);
 int kvt_client_wait(struct kvt_client *client, struct kvt_wait *wait);
 /** Look at the control socket without waiting: notices GOODBYE and hang-up. */
 void kvt_client_look(struct kvt_client *client);
+/** The same for callers that poll and found nothing: once in so many calls. */
+void kvt_client_look_now_and_then(struct kvt_client *client);
 /** A message of `bytes` bytes is in client->packet that answers nothing: GOODBYE ends the session,
  * anything else is too late. */
 void kvt_client_take_message(struct kvt_client *client, int bytes);
@@ -347,12 +367,19 @@ int kvt_client_resume(struct kvt_client *client, int64_t deadline_ns, struct kvt
  * the result is to be released. */
 int kvt_client_call(struct kvt_client *client, const struct kvt_request *request,
 		    struct kvt_seq *seq, struct kvt_result *ret_result);
-/** Take late answers in until those of this sequence are all there. */
-int kvt_client_settle(struct kvt_client *client, struct kvt_seq *seq);
+/** Submit without waiting; the answer goes to kvt_seq_answered(). -EAGAIN: no room. */
+int kvt_client_submit_ahead(struct kvt_client *client, const struct kvt_request *request,
+			    struct kvt_seq *seq);
+/** Take all answers that are there, without waiting. */
+int kvt_client_take_ready(struct kvt_client *client);
+/** Take answers in until those of this sequence, late or asynchronous, are all there. */
+int kvt_client_settle(struct kvt_client *client, const struct kvt_seq *seq);
 /** No answer that is still to come names this sequence any more. */
 void kvt_client_forget(struct kvt_client *client, const struct kvt_seq *seq);
-/** A late COMMIT or EXTEND arrived: bring the page table up to date. */
+/** A late COMMIT or EXTEND arrived: take note of the page table. */
 void kvt_seq_late(struct kvt_seq *seq, const struct kvt_result *result);
+/** The same for an asynchronous COMMIT, whose failure somebody is still to be told of. */
+void kvt_seq_answered(struct kvt_seq *seq, const struct kvt_result *result);
 /** END this sequence when there is room; takes it over. */
 void kvt_client_end_later(struct kvt_client *client, struct kvt_seq *seq);
 /** The handle is free for another sequence. */

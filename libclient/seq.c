@@ -24,13 +24,21 @@ static struct kvt_seq *seq_take(struct kvt_client *client)
 	return seq;
 }
 
+/* Answers that are still to come are nobody's. */
+static void forget_answers(struct kvt_seq *seq)
+{
+	if (seq->n_late || seq->n_ahead)
+		kvt_client_forget(seq->client, seq);
+	seq->n_late = seq->n_ahead = seq->n_muted = 0;
+	seq->failed = 0;
+	seq->news = false;
+}
+
 void kvt_seq_recycle(struct kvt_seq *seq)
 {
-	if (seq->n_late)
-		kvt_client_forget(seq->client, seq);
+	forget_answers(seq);
 	seq->magic = 0;
 	seq->live = false;
-	seq->n_late = 0;
 	seq->next_free = seq->client->free_seqs;
 	seq->client->free_seqs = seq;
 }
@@ -41,63 +49,131 @@ void kvt_seq_destroy_all(struct kvt_client *client)
 		struct kvt_seq *seq = client->seqs;
 
 		client->seqs = seq->next;
-		free(seq->pages);
+		free(seq->shown.pages);
+		free(seq->coming.pages);
 		free(seq);
 	}
+}
+
+static bool lengthen(struct kvt_seq_view *view, uint32_t capacity)
+{
+	uint32_t *pages = realloc(view->pages, capacity * sizeof(*pages));
+
+	if (pages)
+		view->pages = pages;
+	return pages != NULL;
 }
 
 static int reserve(struct kvt_seq *seq, uint64_t n_pages)
 {
 	KVT_KEEP_ERRNO;
-	uint32_t capacity = seq->capacity;
-	uint32_t *pages;
+	uint32_t capacity;
 
-	if (n_pages <= capacity)
+	if (n_pages <= seq->capacity)
 		return 0;
 	if (n_pages > seq->client->info.n_pages && n_pages > 1u << 31)
 		return -E2BIG;
 	capacity = (uint32_t)(n_pages + n_pages / 2 + 16);
-	pages = realloc(seq->pages, capacity * sizeof(*pages));
-	if (!pages)
+	if (!lengthen(&seq->shown, capacity) || !lengthen(&seq->coming, capacity))
 		return -ENOMEM;
-	seq->pages = pages;
 	seq->capacity = capacity;
 	return 0;
 }
 
 /* The whole table, as COMMIT and BEGIN answer it; it never grows beyond what was reserved. */
-static void take_table(struct kvt_seq *seq, const struct kvt_result *result)
+static void take_table(const struct kvt_seq *seq, struct kvt_seq_view *view,
+		       const struct kvt_result *result)
 {
 	if (result->n_pages > seq->capacity)
 		return;
 	if (result->n_pages)
-		memcpy(seq->pages, result->pages, result->n_pages * sizeof(*seq->pages));
-	seq->n_pages = result->n_pages;
+		memcpy(view->pages, result->pages, result->n_pages * sizeof(*view->pages));
+	view->n_pages = result->n_pages;
 }
 
-static void append(struct kvt_seq *seq, const struct kvt_result *result)
+static void append(const struct kvt_seq *seq, struct kvt_seq_view *view,
+		   const struct kvt_result *result)
 {
-	if (result->n_pages > seq->capacity - seq->n_pages)
+	if (result->n_pages > seq->capacity - view->n_pages)
 		return;
 	if (result->n_pages)
-		memcpy(seq->pages + seq->n_pages, result->pages,
-		       result->n_pages * sizeof(*seq->pages));
-	seq->n_pages += result->n_pages;
+		memcpy(view->pages + view->n_pages, result->pages,
+		       result->n_pages * sizeof(*view->pages));
+	view->n_pages += result->n_pages;
+}
+
+static void take_note(struct kvt_seq *seq, const struct kvt_result *result)
+{
+	struct kvt_seq_view *coming = &seq->coming;
+
+	if (!seq->news) {
+		if (seq->shown.n_pages)
+			memcpy(coming->pages, seq->shown.pages,
+			       seq->shown.n_pages * sizeof(*coming->pages));
+		coming->n_pages = seq->shown.n_pages;
+		coming->next = seq->shown.next;
+		seq->news = true;
+	}
+	coming->seq = result->seq;
+	if (result->op == KVT_OP_COMMIT) {
+		take_table(seq, coming, result);
+		coming->next = result->next;
+	} else if (result->op == KVT_OP_EXTEND) {
+		append(seq, coming, result);
+	}
 }
 
 void kvt_seq_late(struct kvt_seq *seq, const struct kvt_result *result)
 {
 	KVT_ASSERT(seq->magic == KVT_SEQ_MAGIC && seq->n_late > 0);
 	seq->n_late--;
-	if (result->error != 0)
-		return;
-	seq->seq = result->seq;
-	if (result->op == KVT_OP_COMMIT) {
-		take_table(seq, result);
-		seq->position = result->next;
-	} else if (result->op == KVT_OP_EXTEND) {
-		append(seq, result);
+	if (result->error == 0)
+		take_note(seq, result);
+}
+
+void kvt_seq_answered(struct kvt_seq *seq, const struct kvt_result *result)
+{
+	bool muted = seq->n_muted > 0;
+
+	KVT_ASSERT(seq->magic == KVT_SEQ_MAGIC && seq->n_ahead > 0);
+	seq->n_ahead--;
+	seq->n_muted -= muted;
+	if (result->error == 0) {
+		take_note(seq, result);
+	} else if (!muted && seq->failed == 0) {
+		seq->failed = result->error;
+		seq->failed_reason = result->reason;
 	}
+}
+
+/* Let the caller see what answers have brought: in calls on this sequence only. */
+static void show(struct kvt_seq *seq)
+{
+	if (seq->news) {
+		struct kvt_seq_view shown = seq->coming;
+
+		seq->coming = seq->shown;
+		seq->shown = shown;
+		seq->news = false;
+	}
+	seq->position = seq->shown.next;
+	if (seq->n_ahead && seq->position < seq->claimed)
+		seq->position = seq->claimed;
+}
+
+/* What an asynchronous commit failed of, once. Others that were behind it at that time most likely
+ * failed of the same, or for want of the keys that it brought: they stay silent. */
+static int take_failure(struct kvt_seq *seq)
+{
+	int error = seq->failed;
+
+	if (error == 0)
+		return 0;
+	seq->failed = 0;
+	seq->n_muted = seq->n_ahead;
+	return kvt_client_fail(seq->client, error, (int)seq->failed_reason,
+			       "commit, asynchronous: %s: %s", kvt_errno_name(error),
+			       kvt_reason_text((int)seq->failed_reason));
 }
 
 /* How long a BEGIN may wait for others, in ms: its answer must come before the call's deadline. */
@@ -159,12 +235,13 @@ int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32
 	seq->magic = KVT_SEQ_MAGIC;
 	seq->live = true;
 	seq->lease = result.lease;
-	seq->seq = result.seq;
+	seq->shown.seq = result.seq;
 	seq->matched = result.matched;
 	seq->reusable = result.reusable;
 	seq->announced = result.announced;
-	seq->position = result.reusable;
-	take_table(seq, &result);
+	seq->position = seq->shown.next = result.reusable;
+	seq->claimed = 0;
+	take_table(seq, &seq->shown, &result);
 	kvt_result_release(client, &result);
 	*ret_seq = seq;
 	return 0;
@@ -173,8 +250,8 @@ int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32
 const uint32_t *kvt_seq_pages(const struct kvt_seq *seq, uint32_t *ret_n)
 {
 	if (ret_n)
-		*ret_n = seq->n_pages;
-	return seq->pages;
+		*ret_n = seq->shown.n_pages;
+	return seq->shown.pages;
 }
 
 uint32_t kvt_seq_matched(const struct kvt_seq *seq)
@@ -204,18 +281,101 @@ struct kvt_lease kvt_seq_lease(const struct kvt_seq *seq)
 
 uint64_t kvt_seq_seq(const struct kvt_seq *seq)
 {
-	return seq->seq;
+	return seq->shown.seq;
 }
 
-/* Usable, and its page table is what the daemon has. */
-static int seq_ready(struct kvt_seq *seq)
+static int seq_usable(const struct kvt_seq *seq)
 {
-	int rc;
-
 	if (!seq || seq->magic != KVT_SEQ_MAGIC)
 		return -EINVAL; /* ended, or never one */
+	return kvt_client_usable(seq->client);
+}
+
+/* Wait for all that is in flight: then the page table is what the daemon has. */
+static int settle(struct kvt_seq *seq)
+{
+	int rc = 0;
+
+	if (seq->n_late || seq->n_ahead)
+		rc = kvt_client_settle(seq->client, seq);
+	show(seq);
+	return rc;
+}
+
+int kvt_seq_settle(struct kvt_seq *seq)
+{
+	int rc = seq_usable(seq);
+
+	if (rc == 0)
+		rc = settle(seq);
+	return rc ? rc : take_failure(seq);
+}
+
+/* Take what is there. */
+static int look(struct kvt_seq *seq)
+{
+	int rc = seq->n_late || seq->n_ahead ? kvt_client_take_ready(seq->client) : 0;
+
+	show(seq);
+	return rc ? rc : take_failure(seq);
+}
+
+int kvt_seq_poll(struct kvt_seq *seq)
+{
+	int rc = seq_usable(seq);
+
+	if (rc == 0)
+		rc = look(seq);
+	if (rc != 0)
+		return rc;
+	if (seq->n_late + seq->n_ahead == 0)
+		return 0;
+	kvt_client_look_now_and_then(seq->client); /* so that a loop is told of the end, too */
 	rc = kvt_client_usable(seq->client);
-	return rc == 0 && seq->n_late ? kvt_client_settle(seq->client, seq) : rc;
+	return rc ? rc : (int)(seq->n_late + seq->n_ahead);
+}
+
+/* COMMIT answers with the whole table as it is then, and EXTEND may pass a COMMIT whose fence has
+ * not been reached: with some room to spare EXTEND need not wait for it. */
+static uint32_t list_ahead(const struct kvt_seq *seq)
+{
+	uint32_t n_pages = seq->shown.n_pages, more = n_pages + n_pages / 8 + 64;
+
+	return more <= seq->client->list.count / 4 ? more : n_pages + !n_pages;
+}
+
+int kvt_seq_commit_async(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
+			 uint32_t n_keys, struct kvt_fence fence, uint32_t flags)
+{
+	struct kvt_request request = {
+		.op = KVT_OP_COMMIT,
+		.flags = flags | KVT_F_KEEP,
+		.keys = keys,
+		.n_keys = n_keys,
+		.arg = computed,
+		.fence = fence,
+	};
+	int rc = seq_usable(seq);
+
+	if (rc == 0)
+		rc = look(seq);
+	if (rc != 0)
+		return rc;
+	if (seq->n_late)
+		return kvt_client_fail(seq->client, -EAGAIN, 0,
+				       "commit: a call on this sequence whose deadline passed has "
+				       "not been answered yet: settle first");
+	request.lease = seq->lease;
+	request.list_capacity = list_ahead(seq);
+	rc = kvt_client_submit_ahead(seq->client, &request, seq);
+	if (rc != 0)
+		return rc;
+	if (seq->n_ahead++ == 0 || request.list_capacity < seq->list_ahead)
+		seq->list_ahead = request.list_capacity;
+	if (seq->n_ahead == 1 || seq->claimed < computed)
+		seq->claimed = computed;
+	show(seq);
+	return 0;
 }
 
 int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys, uint32_t n_keys,
@@ -230,18 +390,19 @@ int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 		.fence = fence,
 	};
 	struct kvt_result result;
-	int rc = seq_ready(seq);
+	int rc = kvt_seq_settle(seq);
 
 	if (rc != 0)
 		return rc;
 	request.lease = seq->lease;
-	request.list_capacity = seq->n_pages ? seq->n_pages : 1;
+	request.list_capacity = seq->shown.n_pages ? seq->shown.n_pages : 1;
 	rc = kvt_client_call(seq->client, &request, seq, &result);
 	if (rc != 0)
 		return rc;
-	take_table(seq, &result);
-	seq->position = result.next;
-	seq->seq = result.seq;
+	take_table(seq, &seq->shown, &result);
+	seq->shown.next = result.next;
+	seq->shown.seq = result.seq;
+	show(seq);
 	kvt_result_release(seq->client, &result);
 	return 0;
 }
@@ -250,21 +411,26 @@ int kvt_seq_extend(struct kvt_seq *seq, uint32_t n)
 {
 	struct kvt_request request = { .op = KVT_OP_EXTEND, .arg = n };
 	struct kvt_result result;
-	int rc = seq_ready(seq);
+	int rc = seq_usable(seq);
 
+	if (rc == 0 && (seq->n_late || (seq->n_ahead && (uint64_t)seq->shown.n_pages + n >
+								seq->list_ahead)))
+		rc = settle(seq);
 	if (rc != 0)
 		return rc;
+	show(seq);
 	request.lease = seq->lease;
-	rc = n < seq->client->info.n_pages ? reserve(seq, (uint64_t)seq->n_pages + n) : 0;
+	rc = n < seq->client->info.n_pages ? reserve(seq, (uint64_t)seq->shown.n_pages + n) : 0;
 	if (rc != 0)
 		return kvt_client_fail(seq->client, rc, 0, "out of memory for %u more pages", n);
 	if (n >= seq->client->info.n_pages)
 		request.list_capacity = 1;
 	rc = kvt_client_call(seq->client, &request, seq, &result);
+	show(seq); /* of commits that were answered before it */
 	if (rc != 0)
 		return rc;
-	append(seq, &result);
-	seq->seq = result.seq;
+	append(seq, &seq->shown, &result);
+	seq->shown.seq = result.seq;
 	kvt_result_release(seq->client, &result);
 	return 0;
 }
@@ -296,9 +462,7 @@ static void end_plainly(struct kvt_seq *seq, struct kvt_fence fence)
 {
 	struct kvt_client *client = seq->client;
 
-	if (seq->n_late)
-		kvt_client_forget(client, seq);
-	seq->n_late = 0;
+	forget_answers(seq);
 	seq->magic = 0;
 	seq->fence = fence;
 	kvt_client_end_later(client, seq);
@@ -330,6 +494,8 @@ int kvt_seq_end(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys, ui
 	if (rc == 0) {
 		kvt_result_release(client, &result);
 		rc = end_outcome(client, &result);
+		/* COMMITs of a lease take effect, and are answered, before its END. */
+		rc = rc ? rc : take_failure(seq);
 	} else if (still_to_end(client, rc, fence)) {
 		end_plainly(seq, fence);
 		return rc == -EAGAIN ? kvt_client_fail(client, -ETIMEDOUT, 0,

@@ -121,6 +121,12 @@ void kvt_client_look(struct kvt_client *client)
 				"the daemon has shut down: connect again when it is back");
 }
 
+void kvt_client_look_now_and_then(struct kvt_client *client)
+{
+	if (++client->empty_reaps >= LOOK_EVERY_REAPS)
+		kvt_client_look(client);
+}
+
 /* ---------------------------------------------------------------- waiting */
 
 static void start_wait(struct kvt_client *client, struct kvt_wait *wait, int64_t now_ns)
@@ -738,6 +744,22 @@ void kvt_client_end_later(struct kvt_client *client, struct kvt_seq *seq)
 	undo_waiting(client);
 }
 
+/* An answer that a sequence waits for, or will: it takes note at once, and its slot is free. */
+static int take_ahead(struct kvt_client *client, uint32_t number, const struct kvt_cqe *cqe)
+{
+	struct kvt_slot *slot = &client->slots[number];
+	struct kvt_result result;
+	int rc = 0;
+
+	if (KVT_UNLIKELY(decode(client, slot, cqe, &result) != 0))
+		rc = broken_answer(client);
+	else if (slot->seq)
+		kvt_seq_answered(slot->seq, &result);
+	slot->seq = NULL;
+	slot_free(client, number);
+	return rc;
+}
+
 /* The deadline of this one passed: take note of what it brings, and give that back. */
 static void take_late(struct kvt_client *client, uint32_t number, const struct kvt_cqe *cqe)
 {
@@ -787,15 +809,22 @@ static int take_answer(struct kvt_client *client, struct kvt_cqe *cqe)
 		kvt_client_step(client, KVT_STEP_AFTER_NOP + slot->op);
 		return (int)number;
 	}
-	if (slot->state != KVT_SLOT_ABANDONED && slot->state != KVT_SLOT_SILENT)
-		return broken_answer(client);
-	client->n_flying--;
-	if (slot->state == KVT_SLOT_SILENT) {
+	switch (slot->state) {
+	case KVT_SLOT_AHEAD:
+		client->n_flying--;
+		kvt_client_step(client, KVT_STEP_AFTER_NOP + slot->op);
+		return take_ahead(client, number, cqe);
+	case KVT_SLOT_SILENT:
+		client->n_flying--;
 		slot_free(client, number);
 		return 0;
+	case KVT_SLOT_ABANDONED:
+		client->n_flying--;
+		take_late(client, number, cqe);
+		return 0;
+	default:
+		return broken_answer(client);
 	}
-	take_late(client, number, cqe);
-	return 0;
 }
 
 static void stash(struct kvt_client *client, uint32_t number, const struct kvt_cqe *cqe)
@@ -814,6 +843,15 @@ static int take_for_later(struct kvt_client *client)
 	if (number > 0)
 		stash(client, (uint32_t)number, &cqe);
 	return number < 0 ? number : 0;
+}
+
+int kvt_client_take_ready(struct kvt_client *client)
+{
+	int rc = 0;
+
+	while (rc == 0 && kvt_ring_cq_ready(&client->ring))
+		rc = take_for_later(client);
+	return rc;
 }
 
 static int deliver(struct kvt_client *client, uint32_t number, const struct kvt_cqe *cqe,
@@ -853,24 +891,40 @@ static int no_room(struct kvt_client *client)
 			       kvt_ring_sq_space(&client->ring));
 }
 
-int kvt_submit(struct kvt_client *client, const struct kvt_request *request)
+static int submit_now(struct kvt_client *client, const struct kvt_request *request,
+		      uint32_t state, uint32_t *ret_number)
 {
-	uint32_t number;
 	int rc = check_alive(client);
 
 	if (KVT_UNLIKELY(rc != 0))
 		return rc;
-	rc = submit(client, request, KVT_SLOT_FLYING, &number);
+	rc = submit(client, request, state, ret_number);
 	if (KVT_LIKELY(rc != -EAGAIN))
 		return rc;
 	/* Answers that are there already hold keys that nobody needs any more. */
-	while (kvt_ring_cq_ready(&client->ring)) {
-		rc = take_for_later(client);
-		if (rc != 0)
-			return rc;
-	}
-	rc = submit(client, request, KVT_SLOT_FLYING, &number);
+	rc = kvt_client_take_ready(client);
+	if (rc != 0)
+		return rc;
+	rc = submit(client, request, state, ret_number);
 	return rc == -EAGAIN ? no_room(client) : rc;
+}
+
+int kvt_submit(struct kvt_client *client, const struct kvt_request *request)
+{
+	uint32_t number;
+
+	return submit_now(client, request, KVT_SLOT_FLYING, &number);
+}
+
+int kvt_client_submit_ahead(struct kvt_client *client, const struct kvt_request *request,
+			    struct kvt_seq *seq)
+{
+	uint32_t number;
+	int rc = submit_now(client, request, KVT_SLOT_AHEAD, &number);
+
+	if (rc == 0)
+		client->slots[number].seq = seq;
+	return rc;
 }
 
 static int wait_failed(struct kvt_client *client, int rc)
@@ -1016,8 +1070,10 @@ int kvt_reap(struct kvt_client *client, struct kvt_result *ret_results, int min,
 			break;
 	}
 	/* Who slept on both descriptors and finds nothing may have been woken by the other one. */
-	if (n == 0 && rc == 0 && (slept || ++client->empty_reaps >= LOOK_EVERY_REAPS))
+	if (n == 0 && rc == 0 && slept)
 		kvt_client_look(client);
+	else if (n == 0 && rc == 0)
+		kvt_client_look_now_and_then(client);
 	if (n == 0 && rc == 0 && client->dead)
 		rc = lost_error(client);
 	return n > 0 ? n : rc < 0 ? rc : 0;
@@ -1038,11 +1094,11 @@ void kvt_result_release(struct kvt_client *client, struct kvt_result *result)
 		slot_free(client, number);
 }
 
-int kvt_client_settle(struct kvt_client *client, struct kvt_seq *seq)
+int kvt_client_settle(struct kvt_client *client, const struct kvt_seq *seq)
 {
 	struct kvt_wait wait = { .started = false };
 
-	while (seq->n_late) {
+	while (seq->n_late || seq->n_ahead) {
 		int rc = kvt_client_wait(client, &wait);
 
 		if (rc != 0)

@@ -1,0 +1,556 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Commits that nobody waits for: what is seen of them, when, and what they leave alone. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "tests/unit/inprocess.h"
+
+enum { PS = 4, N_PAGES = 65, KEYS = 33, TABLE = 9 };
+
+/* `mine` commits without waiting, `other` computes the same keys. */
+struct world {
+	struct inside inside;
+	struct kvt_client *mine, *other;
+	uint32_t ns, other_ns;
+	uint32_t keys[64];
+};
+
+static struct world world;
+
+static void open_world(uint32_t sq, uint32_t cq, uint64_t list)
+{
+	struct kvt_core_config config = { .page_size = PS, .n_pages = N_PAGES, .hash_seed = 7 };
+
+	inside_init(&world.inside, &config);
+	inside_start(&world.inside);
+	world.mine = inside_connect(&world.inside, sq, cq, 0, list, 20000);
+	world.other = inside_connect(&world.inside, 0, 0, 0, 0, 20000);
+	world.ns = inside_namespace(&world.inside, world.mine, 1);
+	world.other_ns = inside_namespace(&world.inside, world.other, 1);
+	for (uint32_t i = 0; i < 64; i++)
+		world.keys[i] = 1 + i;
+}
+
+static void close_client(struct kvt_client *client)
+{
+	if (!client)
+		return;
+	assert_int_equal(kvt_client_close(client, KVT_IDLE), 0);
+	inside_forget(&world.inside, client);
+}
+
+static void close_world(void)
+{
+	struct kvt_counters counters;
+
+	close_client(world.mine);
+	close_client(world.other);
+	counters = inside_counters(&world.inside);
+	assert_int_equal(counters.private_pages + counters.quarantined_pages, 0);
+	assert_int_equal(counters.live_leases, 0);
+	assert_int_equal(inside_audit(&world.inside), 0);
+	inside_destroy(&world.inside);
+}
+
+static int setup(void **state)
+{
+	(void)state;
+	open_world(0, 0, 0);
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	close_world();
+	return 0;
+}
+
+static struct kvt_seq *begin(struct kvt_client *client)
+{
+	uint32_t ns = client == world.mine ? world.ns : world.other_ns;
+	struct kvt_seq *seq;
+
+	assert_int_equal(kvt_seq_begin(client, ns, world.keys, KEYS, 3, 0, &seq), 0);
+	return seq;
+}
+
+static void end(struct kvt_seq *seq)
+{
+	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+}
+
+static int commit(struct kvt_seq *seq, uint32_t computed)
+{
+	return kvt_seq_commit_async(seq, computed, NULL, 0, KVT_IDLE, KVT_F_CHUNKED);
+}
+
+static int commit_behind(struct kvt_seq *seq, uint32_t computed, uint64_t value)
+{
+	return kvt_seq_commit_async(seq, computed, NULL, 0, (struct kvt_fence){ 1, value },
+				    KVT_F_CHUNKED);
+}
+
+static void copy_table(const struct kvt_seq *seq, uint32_t *ret_table)
+{
+	uint32_t n;
+
+	memcpy(ret_table, kvt_seq_pages(seq, &n), TABLE * sizeof(*ret_table));
+	assert_int_equal(n, TABLE);
+}
+
+/* What the daemon says of a page. */
+static void check_page(uint32_t page, uint32_t state, const struct kvt_client *owner)
+{
+	struct kvt_request request = { .op = KVT_OP_PAGE, .arg = page };
+	struct kvt_result result;
+
+	assert_int_equal(kvt_call(world.other, &request, &result), 0);
+	assert_int_equal(result.state, state);
+	if (owner)
+		assert_int_equal(result.owner, inside_session_of(&world.inside, owner)->session);
+}
+
+/* Let the daemon work until `n` positions of the keys are cached. */
+static void await_cached(uint32_t n)
+{
+	struct kvt_result result;
+
+	do
+		assert_int_equal(kvt_match(world.other, world.other_ns, world.keys, KEYS,
+					   KVT_F_NO_TOUCH, &result), 0);
+	while (result.matched < n);
+	assert_int_equal(result.matched, n);
+}
+
+/* An answer is taken from the ring, by a call that is none on a sequence. */
+static void take_answers(uint32_t left)
+{
+	struct kvt_counters counters;
+
+	do
+		assert_int_equal(kvt_stats(world.mine, &counters), 0);
+	while (world.mine->n_flying > left);
+}
+
+static void a_commit_does_not_wait_for_a_daemon_that_is_away(void **state)
+{
+	struct kvt_seq *seq = begin(world.mine);
+	const uint32_t *pages = kvt_seq_pages(seq, NULL);
+	uint32_t table[TABLE], now[TABLE];
+
+	(void)state;
+	copy_table(seq, table);
+	inside_pause(&world.inside, true);
+	assert_int_equal(commit(seq, 8), 0);
+	assert_int_equal(kvt_seq_next(seq), 8);
+	assert_int_equal(commit(seq, 12), 0);
+	assert_int_equal(kvt_seq_next(seq), 12);
+	assert_int_equal(kvt_seq_poll(seq), 2);
+	assert_ptr_equal(kvt_seq_pages(seq, NULL), pages);
+	copy_table(seq, now);
+	assert_memory_equal(now, table, sizeof(table));
+	inside_pause(&world.inside, false);
+	assert_int_equal(kvt_seq_settle(seq), 0);
+	assert_int_equal(kvt_seq_poll(seq), 0);
+	assert_int_equal(kvt_seq_next(seq), 12);
+	copy_table(seq, now);
+	assert_memory_equal(now, table, sizeof(table));
+	await_cached(12);
+	end(seq);
+}
+
+static void what_others_computed_is_seen_in_a_call_on_the_sequence_only(void **state)
+{
+	struct kvt_seq *seq = begin(world.mine), *others = begin(world.other);
+	uint32_t before[TABLE], theirs[TABLE], now[TABLE];
+
+	(void)state;
+	copy_table(seq, before);
+	assert_int_equal(kvt_seq_commit(others, 16, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
+	copy_table(others, theirs);
+	assert_int_equal(commit(seq, 8), 0);
+	take_answers(0);
+	assert_int_equal(kvt_seq_next(seq), 8);
+	copy_table(seq, now);
+	assert_memory_equal(now, before, sizeof(before));
+	/* The table that is still read names pages that are still this sequence's: duplicates,
+	 * and those that it may be writing while the daemon looks on. */
+	for (uint32_t i = 0; i < TABLE; i++)
+		check_page(before[i], KVT_PAGE_PRIVATE, world.mine);
+	assert_int_equal(kvt_seq_poll(seq), 0);
+	assert_int_equal(kvt_seq_next(seq), 16);
+	copy_table(seq, now);
+	assert_memory_equal(now, theirs, 4 * sizeof(*now));
+	assert_memory_equal(now + 4, before + 4, (TABLE - 4) * sizeof(*now));
+	for (uint32_t i = 0; i < 4; i++)
+		check_page(before[i], KVT_PAGE_PRIVATE, world.mine);
+	/* A plain commit gives back its own duplicates, and leaves what was kept alone. */
+	assert_int_equal(kvt_seq_commit(others, 24, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
+	assert_int_equal(kvt_seq_commit(seq, 20, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
+	assert_int_equal(kvt_seq_next(seq), 24);
+	for (uint32_t i = 0; i < 4; i++)
+		check_page(before[i], KVT_PAGE_PRIVATE, world.mine);
+	check_page(before[4], KVT_PAGE_FREE, NULL);
+	check_page(before[5], KVT_PAGE_FREE, NULL);
+	end(seq);
+	for (uint32_t i = 0; i < 4; i++)
+		check_page(before[i], KVT_PAGE_FREE, NULL);
+	end(others);
+}
+
+/* Others sealed 20 positions. 10 is inside a page; 14 is past by then; 26 goes on behind the jump
+ * with what was computed through the old table. */
+static void go_past(bool answer_is_there)
+{
+	struct kvt_seq *seq = begin(world.mine), *others = begin(world.other);
+	uint32_t before[TABLE], theirs[TABLE], now[TABLE];
+
+	copy_table(seq, before);
+	assert_int_equal(kvt_seq_commit(others, 20, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
+	copy_table(others, theirs);
+	inside_pause(&world.inside, !answer_is_there);
+	assert_int_equal(commit(seq, 10), 0);
+	if (answer_is_there)
+		take_answers(0);
+	inside_pause(&world.inside, true);
+	assert_int_equal(kvt_seq_next(seq), 10);
+	assert_int_equal(commit(seq, 14), 0);
+	assert_int_equal(kvt_seq_next(seq), answer_is_there ? 20 : 14);
+	assert_int_equal(commit(seq, 26), 0);
+	assert_int_equal(kvt_seq_next(seq), 26);
+	inside_pause(&world.inside, false);
+	assert_int_equal(kvt_seq_settle(seq), 0);
+	assert_int_equal(kvt_seq_next(seq), 26);
+	copy_table(seq, now);
+	assert_memory_equal(now, theirs, 5 * sizeof(*now));
+	assert_memory_equal(now + 5, before + 5, (TABLE - 5) * sizeof(*now));
+	check_page(before[5], KVT_PAGE_CACHED, NULL);
+	check_page(before[6], KVT_PAGE_PRIVATE, world.mine);
+	for (uint32_t i = 0; i < 5; i++)
+		check_page(before[i], KVT_PAGE_PRIVATE, world.mine);
+	await_cached(24);
+	end(seq);
+	end(others);
+	assert_int_equal(kvt_remove(world.mine, world.ns, NULL, 0), 0);
+}
+
+static void a_commit_that_a_jump_went_past_changes_nothing(void **state)
+{
+	(void)state;
+	go_past(true);
+	go_past(false);
+}
+
+static void commits_take_effect_in_order_at_their_fences_and_extend_passes(void **state)
+{
+	struct kvt_seq *seq = begin(world.mine);
+	uint32_t before[TABLE], n;
+	const uint32_t *pages;
+
+	(void)state;
+	copy_table(seq, before);
+	assert_int_equal(commit_behind(seq, 8, 1), 0);
+	assert_int_equal(commit_behind(seq, 16, 2), 0);
+	assert_int_equal(commit(seq, 24), 0); /* its fence is reached, its elders' are not */
+	assert_int_equal(kvt_seq_extend(seq, 2), 0);
+	pages = kvt_seq_pages(seq, &n);
+	assert_int_equal(n, TABLE + 2);
+	assert_memory_equal(pages, before, sizeof(before));
+	assert_int_equal(kvt_seq_next(seq), 24);
+	assert_int_equal(kvt_seq_poll(seq), 3);
+	await_cached(0);
+	assert_int_equal(kvt_fence_raise(world.mine, 1, 1), 0);
+	await_cached(8);
+	while (kvt_seq_poll(seq) != 2)
+		;
+	assert_int_equal(kvt_seq_next(seq), 24);
+	assert_int_equal(kvt_fence_raise(world.mine, 1, 2), 0);
+	assert_int_equal(kvt_seq_settle(seq), 0);
+	await_cached(24);
+	pages = kvt_seq_pages(seq, &n);
+	assert_int_equal(n, TABLE + 2);
+	assert_memory_equal(pages, before, sizeof(before));
+	end(seq);
+}
+
+static void extend_waits_when_an_answer_could_not_hold_the_table(void **state)
+{
+	struct kvt_seq *seq;
+
+	(void)state;
+	close_world();
+	open_world(0, 0, 128); /* no room to spare in a list of this size */
+	seq = begin(world.mine);
+	assert_int_equal(commit_behind(seq, 8, 1), 0);
+	kvt_client_set_timeout(world.mine, 2000000);
+	assert_int_equal(kvt_seq_extend(seq, 1), -ETIMEDOUT);
+	kvt_client_set_timeout(world.mine, 0);
+	assert_int_equal(inside_counters(&world.inside).private_pages, TABLE);
+	assert_int_equal(kvt_fence_raise(world.mine, 1, 1), 0);
+	assert_int_equal(kvt_seq_extend(seq, 1), 0);
+	assert_int_equal(kvt_seq_poll(seq), 0);
+	assert_int_equal(kvt_seq_next(seq), 8);
+	end(seq);
+}
+
+static void a_failure_is_told_once_by_the_next_call_that_commits(void **state)
+{
+	struct kvt_seq *seq = begin(world.mine);
+
+	(void)state;
+	assert_int_equal(commit(seq, 4), 0);
+	assert_int_equal(kvt_seq_settle(seq), 0);
+	assert_int_equal(kvt_reset(world.other), 0);
+	/* By poll, and those that were in flight behind it stay silent. */
+	inside_pause(&world.inside, true);
+	for (uint32_t i = 2; i <= 4; i++)
+		assert_int_equal(commit(seq, 4 * i), 0);
+	inside_pause(&world.inside, false);
+	take_answers(0);
+	assert_int_equal(kvt_seq_next(seq), 16);
+	assert_int_equal(kvt_seq_extend(seq, 1), 0); /* decoding goes on */
+	assert_int_equal(kvt_seq_poll(seq), -ESTALE);
+	assert_int_equal(kvt_client_error(world.mine)->reason, KVT_REASON_EPOCH);
+	assert_non_null(strstr(kvt_client_error(world.mine)->text, "asynchronous"));
+	assert_int_equal(kvt_seq_next(seq), 4); /* nothing more is claimed */
+	assert_int_equal(kvt_seq_poll(seq), 0);
+	assert_int_equal(kvt_seq_settle(seq), 0);
+	/* By settle, by commit, and by the next one of its kind, which submit nothing then. */
+	assert_int_equal(commit(seq, 8), 0);
+	assert_int_equal(kvt_seq_settle(seq), -ESTALE);
+	assert_int_equal(commit(seq, 8), 0);
+	assert_int_equal(kvt_seq_commit(seq, 64, NULL, 0, KVT_IDLE, 0), -ESTALE);
+	assert_int_equal(kvt_seq_commit(seq, 64, NULL, 0, KVT_IDLE, 0), -EINVAL);
+	assert_int_equal(commit(seq, 8), 0);
+	take_answers(0);
+	assert_int_equal(commit(seq, 8), -ESTALE);
+	assert_int_equal(kvt_seq_poll(seq), 0);
+	/* Two that fail while the first is told: the second belongs to it. */
+	inside_pause(&world.inside, true);
+	assert_int_equal(commit_behind(seq, 8, 1), 0);
+	assert_int_equal(commit_behind(seq, 12, 2), 0);
+	inside_pause(&world.inside, false);
+	assert_int_equal(kvt_fence_raise(world.mine, 1, 1), 0);
+	while (seq->n_ahead > 1)
+		take_answers(1);
+	assert_int_equal(kvt_seq_poll(seq), -ESTALE);
+	assert_int_equal(kvt_fence_raise(world.mine, 1, 2), 0);
+	assert_int_equal(kvt_seq_settle(seq), 0);
+	/* And by the end, when nobody was told before. */
+	assert_int_equal(commit(seq, 8), 0);
+	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), -ESTALE);
+	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
+	seq = begin(world.mine);
+	assert_int_equal(kvt_seq_commit_async(seq, 64, NULL, 0, KVT_IDLE, 0), 0);
+	assert_int_equal(kvt_seq_settle(seq), -EINVAL);
+	assert_int_equal(kvt_client_error(world.mine)->reason, KVT_REASON_BEYOND_TABLE);
+	assert_int_equal(kvt_seq_commit_async(seq, 4, NULL, 0, KVT_IDLE, KVT_F_FULL), 0);
+	assert_int_equal(kvt_seq_settle(seq), -EINVAL);
+	assert_int_equal(kvt_client_error(world.mine)->reason, KVT_REASON_BAD_FLAGS);
+	assert_int_equal(kvt_seq_commit_async(seq, 4, NULL, 0, (struct kvt_fence){ 999, 1 }, 0),
+			 -EINVAL);
+	end(seq);
+	assert_int_equal(kvt_seq_commit_async(NULL, 4, NULL, 0, KVT_IDLE, 0), -EINVAL);
+	assert_int_equal(kvt_seq_commit_async(seq, 4, NULL, 0, KVT_IDLE, 0), -EINVAL);
+	assert_int_equal(kvt_seq_poll(seq), -EINVAL);
+	assert_int_equal(kvt_seq_settle(seq), -EINVAL);
+}
+
+static void generated_keys_follow_each_other_in_flight(void **state)
+{
+	struct kvt_seq *seq = begin(world.mine);
+	struct kvt_result result;
+
+	(void)state;
+	inside_pause(&world.inside, true);
+	assert_int_equal(kvt_seq_commit_async(seq, KEYS, NULL, 0, KVT_IDLE, 0), 0);
+	for (uint32_t i = KEYS; i < 36; i++) /* copied: the caller's may change at once */
+		assert_int_equal(kvt_seq_commit_async(seq, i + 1, &(uint32_t){ world.keys[i] }, 1,
+						      KVT_IDLE, 0), 0);
+	inside_pause(&world.inside, false);
+	assert_int_equal(kvt_seq_settle(seq), 0);
+	assert_int_equal(kvt_match(world.other, world.other_ns, world.keys, 40, 0, &result), 0);
+	assert_int_equal(result.matched, 36);
+	end(seq);
+}
+
+static void a_full_ring_is_said_and_recovers(void **state)
+{
+	struct kvt_result results[4];
+	struct kvt_seq *seq, *second;
+	uint32_t n = 0;
+
+	(void)state;
+	close_world();
+	open_world(4, 8, 0);
+	seq = begin(world.mine);
+	second = begin(world.mine);
+	inside_pause(&world.inside, true);
+	while (commit(seq, 4 * (n + 1)) == 0)
+		n++;
+	assert_int_equal(n, 4);
+	assert_int_equal(commit(seq, 20), -EAGAIN);
+	assert_int_equal(commit(second, 4), -EAGAIN);
+	assert_int_equal(kvt_seq_next(seq), 16);
+	assert_int_equal(kvt_seq_poll(seq), 4);
+	inside_pause(&world.inside, false);
+	assert_int_equal(kvt_seq_settle(seq), 0);
+	assert_int_equal(commit(seq, 20), 0);
+	/* Nobody's kvt_reap() waits for these for longer than they take, or gets them. */
+	assert_int_equal(kvt_reap(world.mine, results, 1, 4), 0);
+	assert_int_equal(seq->n_ahead, 0);
+	assert_int_equal(kvt_seq_poll(seq), 0);
+	/* Answers that nobody has taken yet hold no room: more commits than there are slots. */
+	for (n = 0; n < 100; n++) {
+		assert_int_equal(commit(second, 20), 0);
+		take_answers(0);
+	}
+	await_cached(20);
+	end(second);
+	end(seq);
+}
+
+static void deadlines_and_commits_in_flight(void **state)
+{
+	struct kvt_seq *seq = begin(world.mine);
+	uint32_t n;
+
+	(void)state;
+	assert_int_equal(commit_behind(seq, 8, 1), 0);
+	kvt_client_set_timeout(world.mine, 2000000);
+	assert_int_equal(kvt_seq_settle(seq), -ETIMEDOUT);
+	assert_int_equal(kvt_seq_commit(seq, 12, NULL, 0, KVT_IDLE, 0), -ETIMEDOUT);
+	assert_int_equal(kvt_seq_poll(seq), 1); /* the second was not even submitted */
+	inside_pause(&world.inside, true);
+	assert_int_equal(kvt_seq_extend(seq, 2), -ETIMEDOUT);
+	assert_int_equal(commit(seq, 12), -EAGAIN); /* how long is the table? */
+	assert_non_null(strstr(kvt_client_error(world.mine)->text, "settle"));
+	inside_pause(&world.inside, false);
+	kvt_client_set_timeout(world.mine, 0);
+	assert_int_equal(kvt_fence_raise(world.mine, 1, 1), 0);
+	assert_int_equal(kvt_seq_settle(seq), 0);
+	kvt_seq_pages(seq, &n);
+	assert_int_equal(n, TABLE + 2);
+	assert_int_equal(kvt_seq_next(seq), 8);
+	assert_int_equal(commit(seq, 12), 0);
+	assert_int_equal(kvt_seq_settle(seq), 0);
+	assert_int_equal(kvt_seq_next(seq), 12);
+	end(seq);
+}
+
+static void an_end_comes_after_the_commits_in_flight(void **state)
+{
+	struct kvt_seq *seq = begin(world.mine);
+	struct kvt_counters counters;
+
+	(void)state;
+	inside_pause(&world.inside, true);
+	assert_int_equal(commit(seq, 8), 0);
+	inside_pause(&world.inside, false);
+	assert_int_equal(kvt_seq_end(seq, 16, NULL, 0, KVT_IDLE, 0), 0);
+	await_cached(16);
+	/* One that gives up on a fence leaves all to the library. */
+	assert_int_equal(kvt_remove(world.mine, world.ns, NULL, 0), 0);
+	seq = begin(world.mine);
+	assert_int_equal(commit_behind(seq, 8, 1), 0);
+	assert_int_equal(commit_behind(seq, 16, 1), 0);
+	kvt_client_set_timeout(world.mine, 2000000);
+	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), -ETIMEDOUT);
+	kvt_client_set_timeout(world.mine, 0);
+	assert_int_equal(inside_counters(&world.inside).private_pages, TABLE);
+	/* The handle may be another sequence's before the answers come. */
+	assert_int_equal(kvt_seq_begin(world.mine, world.ns, world.keys + 40, 8, 0, 0, &seq), 0);
+	assert_int_equal(kvt_fence_raise(world.mine, 1, 1), 0);
+	take_answers(0);
+	assert_int_equal(kvt_seq_poll(seq), 0);
+	assert_int_equal(kvt_seq_next(seq), 0);
+	end(seq);
+	await_cached(16);
+	counters = inside_counters(&world.inside);
+	assert_int_equal(counters.private_pages + counters.live_leases, 0);
+}
+
+static void closing_waits_for_them_and_a_crash_does_not(void **state)
+{
+	struct kvt_seq *seq = begin(world.mine);
+
+	(void)state;
+	inside_pause(&world.inside, true);
+	assert_int_equal(commit(seq, 8), 0);
+	inside_pause(&world.inside, false);
+	close_client(world.mine);
+	await_cached(8);
+	world.mine = inside_connect(&world.inside, 0, 0, 0, 0, 20000);
+	world.ns = inside_namespace(&world.inside, world.mine, 1);
+	seq = begin(world.mine);
+	assert_int_equal(commit_behind(seq, 16, 1), 0);
+	kvt_client_abandon(world.mine);
+	inside_forget(&world.inside, world.mine);
+	world.mine = NULL;
+	await_cached(8);
+	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
+}
+
+static void the_end_of_the_daemon_is_told(void **state)
+{
+	struct kvt_seq *seq = begin(world.mine);
+	int rc;
+
+	(void)state;
+	inside_pause(&world.inside, true);
+	assert_int_equal(commit(seq, 8), 0);
+	inside_hang_up(&world.inside, world.mine);
+	do
+		rc = kvt_seq_poll(seq);
+	while (rc == 1);
+	assert_int_equal(rc, -ECONNRESET);
+	assert_int_equal(kvt_seq_settle(seq), -ECONNRESET);
+	assert_int_equal(commit(seq, 8), -ECONNRESET);
+	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), -ECONNRESET);
+	assert_int_equal(kvt_client_close(world.mine, KVT_IDLE), -ECONNRESET);
+	inside_pause(&world.inside, false);
+	inside_forget(&world.inside, world.mine);
+	world.mine = NULL;
+}
+
+/* The caller's own loop sleeps on the completion descriptor. */
+static void an_armed_caller_is_woken(void **state)
+{
+	struct pollfd fd = { .fd = kvt_client_completion_fd(world.mine), .events = POLLIN };
+	struct kvt_seq *seq = begin(world.mine);
+
+	(void)state;
+	assert_int_equal(commit_behind(seq, 8, 1), 0);
+	assert_int_equal(kvt_client_arm(world.mine), 0);
+	assert_int_equal(kvt_fence_raise(world.mine, 1, 1), 0);
+	assert_int_equal(poll(&fd, 1, -1), 1);
+	assert_int_equal(kvt_seq_poll(seq), 0);
+	end(seq);
+}
+
+int main(void)
+{
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+	const struct CMUnitTest tests[] = {
+		CASE(a_commit_does_not_wait_for_a_daemon_that_is_away),
+		CASE(what_others_computed_is_seen_in_a_call_on_the_sequence_only),
+		CASE(a_commit_that_a_jump_went_past_changes_nothing),
+		CASE(commits_take_effect_in_order_at_their_fences_and_extend_passes),
+		CASE(extend_waits_when_an_answer_could_not_hold_the_table),
+		CASE(a_failure_is_told_once_by_the_next_call_that_commits),
+		CASE(generated_keys_follow_each_other_in_flight),
+		CASE(a_full_ring_is_said_and_recovers),
+		CASE(deadlines_and_commits_in_flight),
+		CASE(an_end_comes_after_the_commits_in_flight),
+		CASE(closing_waits_for_them_and_a_crash_does_not),
+		CASE(the_end_of_the_daemon_is_told),
+		CASE(an_armed_caller_is_woken),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
