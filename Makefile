@@ -81,6 +81,13 @@ MISSING := $(shell for need in $(NEEDS); do \
 METRICS_HTTP := $(shell printf '\043include <microhttpd.h>\n' | $(CC) -E -xc - >/dev/null 2>&1 && \
 	echo yes)
 
+# Optional: CUDA kernels are built where nvcc is found. NVCC=... names one, NVCC=none leaves them
+# out. Their binaries do not depend on the C compiler and its flags, so all builds share them.
+NVCC ?= $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc),none)
+CUDA_IMAGES := build/cuda
+NVCC_COMPILE = $(if $(V),,@echo "  NVCC $@" && )$(NVCC) -O3 -std=c++17 -fmad=false -Iinclude -I. \
+	-Werror all-warnings
+
 # Each area adds its programs, libraries and test targets.
 -include $(wildcard */build.mk)
 

@@ -6,7 +6,7 @@
 #   make kernels-check   build and run the tests of the kernels
 #
 # Each path is compiled for its instruction set and chosen at run time. The CUDA kernels are built
-# where nvcc is found (NVCC=... names one, NVCC=none leaves them out).
+# where nvcc is found (see Makefile).
 
 # Contraction is off everywhere: where a product and a sum are rounded once, the code says so.
 CFLAGS_kernels = -O3 -ffp-contract=off -fno-math-errno $(CFLAGS_kernels_isa)
@@ -23,27 +23,22 @@ $(O)/obj/kernels/path_avx2.o: CFLAGS_kernels_isa := -mavx2 -mfma -mf16c
 $(O)/obj/kernels/path_avx512.o: CFLAGS_kernels_isa := $(KERNELS_AVX512)
 $(O)/obj/kernels/path_avx512_bf16.o: CFLAGS_kernels_isa := $(KERNELS_AVX512) -mavx512bf16
 
-# CUDA: a binary for each architecture that is chosen at run time, and PTX for later ones. They do
-# not depend on the C compiler and its flags, so all builds share them.
-NVCC ?= $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc),none)
-KERNELS_CUDA := build/cuda
-KERNELS_NVCC = $(if $(V),,@echo "  NVCC $@" && )$(NVCC) -O3 -std=c++17 -fmad=false -Iinclude -I. \
-	-Werror all-warnings
+# CUDA: a binary for each architecture that is chosen at run time, and PTX for later ones.
 ifneq ($(NVCC),none)
-KERNELS_IMAGES := $(addprefix $(KERNELS_CUDA)/,sm_80.cubin sm_90a.cubin compute_80.ptx)
+KERNELS_IMAGES := $(addprefix $(CUDA_IMAGES)/,sm_80.cubin sm_90a.cubin compute_80.ptx)
 $(KERNELS_IMAGES): kernels/cuda_kernels.cu $(wildcard kernels/*.cuh) kernels/cuda_args.h \
 		kernels/convert.h include/kvt_kernels.h
 	@mkdir -p $(@D)
-	$(KERNELS_NVCC) $(if $(filter %.ptx,$@),-ptx,-cubin) -arch=$(basename $(@F)) $< -o $@
-$(KERNELS_CUDA)/bench.ptx: bench/attn/gpu_kernels.cu bench/attn/gpu_kernels.cuh \
+	$(NVCC_COMPILE) $(if $(filter %.ptx,$@),-ptx,-cubin) -arch=$(basename $(@F)) $< -o $@
+$(CUDA_IMAGES)/bench.ptx: bench/attn/gpu_kernels.cu bench/attn/gpu_kernels.cuh \
 		bench/attn/gpu_args.h kernels/cuda_args.h kernels/cuda_device.cuh
 	@mkdir -p $(@D)
-	$(KERNELS_NVCC) -ptx -arch=compute_80 $< -o $@
-$(O)/obj/bench/attn/gpu.o: $(KERNELS_CUDA)/bench.ptx
-$(O)/obj/bench/attn/gpu.o: CFLAGS_kernels_isa := -DKVT_CUDA_IMAGES='"$(abspath $(KERNELS_CUDA))"'
+	$(NVCC_COMPILE) -ptx -arch=compute_80 $< -o $@
+$(O)/obj/bench/attn/gpu.o: $(CUDA_IMAGES)/bench.ptx
+$(O)/obj/bench/attn/gpu.o: CFLAGS_kernels_isa := -DKVT_CUDA_IMAGES='"$(abspath $(CUDA_IMAGES))"'
 $(O)/obj/kernels/cuda_images.o: $(KERNELS_IMAGES)
 $(O)/obj/kernels/cuda_images.o: \
-	CFLAGS_kernels_isa := -DKVT_CUDA_IMAGES='"$(abspath $(KERNELS_CUDA))"'
+	CFLAGS_kernels_isa := -DKVT_CUDA_IMAGES='"$(abspath $(CUDA_IMAGES))"'
 endif
 
 KERNELS_OBJ := $(patsubst %.c,$(O)/obj/%.o,$(KERNELS_SRC))
@@ -90,7 +85,8 @@ GPU_PROGRAMS += $(O)/tests/kernels/test_gpu
 # The CUDA kernels' sources, compiled for the CPU and run on emulated hardware.
 ifneq ($(KERNELS_CXX),)
 $(O)/obj/tests/kernels/emulated.o: tests/kernels/emulated.cpp $(wildcard kernels/*.h \
-		kernels/*.cuh tests/kernels/*.h) $(O)/flags
+		kernels/*.cuh tests/kernels/*.h examples/worker/*.cuh \
+		examples/worker/compute_args.h) $(O)/flags
 	@mkdir -p $(@D)
 	$(if $(V),,@echo "  CXX $<" && )$(KERNELS_CXX) -std=c++17 -O2 -g -Wall -Wextra -Werror \
 		-Wno-unknown-pragmas -ffp-contract=off -fno-threadsafe-statics \

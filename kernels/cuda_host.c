@@ -103,24 +103,6 @@ static int device_choose(struct kvt_attn_context *context, uint32_t index)
 	return 0;
 }
 
-/*
- * The binary for a compute capability: binaries run on devices of the same major number, of the
- * same minor one or a later one; sm_90a on 9.0 only. Later devices get PTX, which the driver
- * compiles.
- */
-static const struct kvt_cuda_image *image_choose(int major, int minor)
-{
-	for (const struct kvt_cuda_image *image = kvt_cuda_images; image->data; image++) {
-		bool exact = image->major == major && image->minor == minor;
-
-		if (image->ptx	   ? major > image->major
-		    : image->exact ? exact
-				   : image->major == major && image->minor <= minor)
-			return image;
-	}
-	return NULL;
-}
-
 static int module_open(struct kvt_attn_context *context, uint32_t index)
 {
 	struct kvt_cuda *cuda = context->cuda;
@@ -135,7 +117,7 @@ static int module_open(struct kvt_attn_context *context, uint32_t index)
 	       "it was asked");
 	DRIVER(context, device_attribute(&shared, KVT_CU_ATTRIBUTE_SHARED_PER_SM, cuda->device),
 	       "it was asked");
-	image = image_choose(major, minor);
+	image = kvt_cuda_image_choose(kvt_cuda_images, major, minor);
 	if (!image && major < 8)
 		return kvt_attn_fail(context, -ENOTSUP,
 				     "CUDA device %u has compute capability %d.%d: "

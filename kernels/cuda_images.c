@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The list of binaries. The build defines KVT_CUDA_IMAGES as the folder where nvcc has put them,
- * or does not, where there is no nvcc.
- */
+/* The library's binaries, and which of several a device can run. */
 
 #include "cuda_images.h"
 
@@ -10,15 +7,9 @@
 
 #ifdef KVT_CUDA_IMAGES
 
-#define IMAGE(symbol, file)                                                                        \
-	__asm__(".pushsection .rodata\n\t.balign 64\n\t.type " #symbol ", @object\n" #symbol       \
-		":\n\t.incbin \"" KVT_CUDA_IMAGES "/" file "\"\n\t.byte 0\n\t.size " #symbol       \
-		", . - " #symbol "\n\t.popsection");                                               \
-	extern const unsigned char symbol[] __attribute__((visibility("hidden")))
-
-IMAGE(kvt_cuda_image_sm_80, "sm_80.cubin");
-IMAGE(kvt_cuda_image_sm_90a, "sm_90a.cubin");
-IMAGE(kvt_cuda_image_ptx, "compute_80.ptx");
+KVT_CUDA_IMAGE(kvt_cuda_image_sm_80, "sm_80.cubin");
+KVT_CUDA_IMAGE(kvt_cuda_image_sm_90a, "sm_90a.cubin");
+KVT_CUDA_IMAGE(kvt_cuda_image_ptx, "compute_80.ptx");
 
 const struct kvt_cuda_image kvt_cuda_images[] = {
 	{ kvt_cuda_image_sm_90a, "sm_90a binary", 9, 0, true, false },
@@ -32,3 +23,17 @@ const struct kvt_cuda_image kvt_cuda_images[] = {
 const struct kvt_cuda_image kvt_cuda_images[] = { { NULL, NULL, 0, 0, false, false } };
 
 #endif
+
+const struct kvt_cuda_image *kvt_cuda_image_choose(const struct kvt_cuda_image *images, int major,
+						   int minor)
+{
+	for (const struct kvt_cuda_image *image = images; image->data; image++) {
+		bool exact = image->major == major && image->minor == minor;
+
+		if (image->ptx	   ? major > image->major
+		    : image->exact ? exact
+				   : image->major == major && image->minor <= minor)
+			return image;
+	}
+	return NULL;
+}

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA kernels' binaries, as they lie in this library. */
+/*
+ * CUDA kernels' binaries, as they lie in a library or a program. The build defines KVT_CUDA_IMAGES
+ * as the folder where nvcc has put them, or does not, where there is no nvcc.
+ */
 #ifndef KVT_KERNELS_CUDA_IMAGES_H
 #define KVT_KERNELS_CUDA_IMAGES_H
 
@@ -14,6 +17,23 @@ struct kvt_cuda_image {
 	bool ptx; /* for later ones */
 };
 
+/* Those of this library. */
 extern const struct kvt_cuda_image kvt_cuda_images[] __attribute__((visibility("hidden")));
+
+/*
+ * The binary for a compute capability, NULL if there is none: binaries run on devices of the same
+ * major number, of the same minor one or a later one; sm_90a on 9.0 only. Later devices get PTX,
+ * which the driver compiles.
+ */
+const struct kvt_cuda_image *kvt_cuda_image_choose(const struct kvt_cuda_image *images, int major,
+						   int minor)
+	__attribute__((visibility("hidden")));
+
+/* A file of that folder, as an array. */
+#define KVT_CUDA_IMAGE(symbol, file)                                                               \
+	__asm__(".pushsection .rodata\n\t.balign 64\n\t.type " #symbol ", @object\n" #symbol       \
+		":\n\t.incbin \"" KVT_CUDA_IMAGES "/" file "\"\n\t.byte 0\n\t.size " #symbol       \
+		", . - " #symbol "\n\t.popsection");                                               \
+	extern const unsigned char symbol[] __attribute__((visibility("hidden")))
 
 #endif

@@ -2,14 +2,40 @@
 
 /* A worker's model, its connection, and what the two must agree on. */
 
-#include <cblas.h>
 #include <errno.h>
 #include <string.h>
 
 #include "kvtrunk_keys.h"
 #include "worker.h"
 
-/** What this model's pages hold: fp32, all layers of a page together. */
+/* The kernels' word for a type of KV. */
+static uint32_t attention_type(uint32_t element_type)
+{
+	static const uint32_t types[] = {
+		[KVT_ELEMENT_BF16] = KVT_ATTN_BF16,
+		[KVT_ELEMENT_FP16] = KVT_ATTN_F16,
+		[KVT_ELEMENT_FP32] = KVT_ATTN_F32,
+		[KVT_ELEMENT_FP8_E4M3] = KVT_ATTN_F8_E4M3,
+	};
+
+	return types[element_type];
+}
+
+/* And the pool's word for one of the kernels'. */
+static uint32_t element_type(uint32_t attention)
+{
+	uint32_t type = KVT_ELEMENT_BF16;
+
+	while (attention_type(type) != attention)
+		type++;
+	return type;
+}
+
+const char *const worker_kv_types[] = {
+	[KVT_ATTN_F32] = "fp32", [KVT_ATTN_F16] = "fp16", [KVT_ATTN_BF16] = "bf16", NULL
+};
+
+/** What this model's pages hold: all layers of a page together. */
 static void geometry(const struct worker *worker, struct kvt_pool_geometry *ret_geometry)
 {
 	const struct model *model = &worker->model;
@@ -18,7 +44,7 @@ static void geometry(const struct worker *worker, struct kvt_pool_geometry *ret_
 		.n_layers = model->n_layers,
 		.n_kv_heads = model->n_kv_heads,
 		.head_dim = model->head_dim,
-		.type = KVT_ELEMENT_FP32,
+		.type = element_type(worker->options.kv_type),
 		.layout = KVT_LAYOUT_HND,
 		.order = KVT_ORDER_PAGE,
 	};
@@ -50,19 +76,6 @@ static int fingerprint(const struct worker *worker, const struct kvt_pool_geomet
 	return 0;
 }
 
-/* The kernels' word for a type of KV. */
-static uint32_t attention_type(uint32_t element_type)
-{
-	static const uint32_t types[] = {
-		[KVT_ELEMENT_BF16] = KVT_ATTN_BF16,
-		[KVT_ELEMENT_FP16] = KVT_ATTN_F16,
-		[KVT_ELEMENT_FP32] = KVT_ATTN_F32,
-		[KVT_ELEMENT_FP8_E4M3] = KVT_ATTN_F8_E4M3,
-	};
-
-	return types[element_type];
-}
-
 void worker_attention_view(const struct kvt_pool_view *from, struct kvt_attn_view *ret_view)
 {
 	*ret_view = (struct kvt_attn_view){
@@ -84,10 +97,7 @@ void worker_attention_view(const struct kvt_pool_view *from, struct kvt_attn_vie
 int worker_open_model(struct worker *worker)
 {
 	const struct worker_options *o = &worker->options;
-	int error;
-
-	openblas_set_num_threads(1); /* one core a worker, and the same order of sums always */
-	error = model_open(&worker->model, o->model, worker->why);
+	int error = model_open(&worker->model, o->model, worker->why);
 
 	if (!error)
 		error = tokenizer_open(&worker->tokenizer, o->tokenizer, worker->model.vocab_size,
@@ -95,24 +105,61 @@ int worker_open_model(struct worker *worker)
 	return error;
 }
 
+static int open_compute(struct worker *worker)
+{
+	const struct worker_options *o = &worker->options;
+
+	if (worker->compute)
+		return 0;
+	if (o->cuda)
+		return compute_cuda_open(&worker->model, o->device, &worker->compute, worker->why);
+	return compute_cpu_open(&worker->model, &worker->compute, worker->why);
+}
+
+static int kvt_failed(struct worker *worker, int code)
+{
+	snprintf(worker->why, sizeof(worker->why), "%s", kvt_client_error(worker->client)->text);
+	return code;
+}
+
+/* Whether the pool's memory is where this computes. */
+static int check_backend(struct worker *worker)
+{
+	bool host = kvt_client_info(worker->client)->backend == KVT_POOL_HOST;
+
+	if (host && worker->options.cuda)
+		snprintf(worker->why, sizeof(worker->why), "the daemon's pool is host memory, "
+			 "which --device cuda cannot use: start kvtrunkd with --backend=cuda-vmm "
+			 "(or cuda-ipc), or this worker with --device cpu");
+	else if (!host && !worker->options.cuda)
+		snprintf(worker->why, sizeof(worker->why), "the daemon's pool is device memory, "
+			 "which --device cpu cannot use: start kvtrunkd with --backend=host, or "
+			 "this worker with --device cuda");
+	else
+		return 0;
+	return -ENOTSUP;
+}
+
 /* The pool as the kernels see it, layer by layer. */
 static int map_pool(struct worker *worker, struct kvt_attn_view *views)
 {
+	const struct worker_options *o = &worker->options;
 	struct kvt_pool_view view;
-	int code = kvt_pool_map(worker->client, &worker->pool);
+	int code = o->cuda ? kvt_pool_map_cuda(worker->client, (int)o->device, 0, &worker->pool)
+			   : kvt_pool_map(worker->client, &worker->pool);
 
 	for (uint32_t i = 0; i < worker->model.n_layers && !code; i++) {
 		code = kvt_pool_view(worker->client, &worker->pool, i, &view);
 		if (!code)
 			worker_attention_view(&view, &views[i]);
 	}
-	return code;
+	return code ? kvt_failed(worker, code) : 0;
 }
 
-int worker_open_cache(struct worker *worker)
+/* Connect as what pages of this geometry need. */
+static int connect_client(struct worker *worker)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
-	struct kvt_attn_view views[KVT_MAX_LAYERS];
 	struct kvt_pool_geometry pages;
 	char print[KVT_FINGERPRINT_BYTES];
 	struct kvt_error error;
@@ -138,15 +185,41 @@ int worker_open_cache(struct worker *worker)
 	}
 	kvt_namespace_digest(&(struct kvt_namespace_fields){ .salt = { 0 } }, digest);
 	code = kvt_namespace_open(worker->client, digest, "default", &worker->namespace_id);
+	return code ? kvt_failed(worker, code) : 0;
+}
+
+int worker_open_cache(struct worker *worker)
+{
+	struct kvt_attn_view views[KVT_MAX_LAYERS];
+	int code = open_compute(worker);
+
+	if (!code)
+		code = connect_client(worker);
+	if (!code)
+		code = check_backend(worker);
 	if (!code)
 		code = map_pool(worker, views);
+	if (!code)
+		code = forward_open_views(&worker->forward, &worker->model, worker->compute, views,
+					  worker->options.chunk, worker->why);
+	return code;
+}
+
+int worker_fence(struct worker *worker, struct kvt_fence *ret_fence)
+{
+	const struct compute *compute = worker->compute;
+	int code = compute->error;
+
 	if (code) {
-		snprintf(worker->why, sizeof(worker->why), "%s",
-			 kvt_client_error(worker->client)->text);
+		snprintf(worker->why, sizeof(worker->why), "%s", compute->why);
 		return code;
 	}
-	return forward_open_views(&worker->forward, &worker->model, views, worker->options.chunk,
-				  worker->why);
+	if (!compute->stream) {
+		*ret_fence = KVT_IDLE;
+		return 0;
+	}
+	code = kvt_fence_record(worker->client, compute->stream, ret_fence);
+	return code ? kvt_failed(worker, code) : 0;
 }
 
 const char *worker_daemon_flags(const struct worker *worker, uint32_t page_size, char *flags)
@@ -157,13 +230,17 @@ const char *worker_daemon_flags(const struct worker *worker, uint32_t page_size,
 	geometry(worker, &pages);
 	fingerprint(worker, &pages, print); /* what is refused here, connecting refuses, too */
 	snprintf(flags, WORKER_FLAGS_BYTES, "--page_size=%u --n_layers=%u --n_kv_heads=%u "
-		 "--head_dim=%u --kv_type=fp32 --kv_order=page --fingerprint=%s", page_size,
-		 pages.n_layers, pages.n_kv_heads, pages.head_dim, print);
+		 "--head_dim=%u --kv_type=%s --kv_order=page --fingerprint=%s", page_size,
+		 pages.n_layers, pages.n_kv_heads, pages.head_dim,
+		 worker_kv_types[worker->options.kv_type], print);
 	return flags;
 }
 
 void worker_close_cache(struct worker *worker)
 {
+	/* The pool is unmapped with the client: nothing that is queued may still touch it. */
+	if (worker->compute)
+		worker->compute->ops->wait(worker->compute);
 	forward_close(&worker->forward);
 	if (worker->client)
 		kvt_client_close(worker->client, KVT_IDLE);
@@ -173,6 +250,8 @@ void worker_close_cache(struct worker *worker)
 void worker_close(struct worker *worker)
 {
 	worker_close_cache(worker);
+	compute_close(worker->compute);
+	worker->compute = NULL;
 	tokenizer_close(&worker->tokenizer);
 	model_close(&worker->model);
 }

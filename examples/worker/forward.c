@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "forward.h"
 
-#include <cblas.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define RMS_EPSILON 1e-5f
-#define ROPE_BASE 10000.0f
 
 void forward_geometry(const struct model *model, uint32_t page_size, uint32_t n_pages,
 		      struct kvt_attn_geometry *ret_geometry)
@@ -28,36 +24,36 @@ void forward_geometry(const struct model *model, uint32_t page_size, uint32_t n_
 
 static float *rows(const struct forward *f, uint32_t width)
 {
-	return calloc((size_t)f->max_rows * width, sizeof(float));
+	return f->compute->ops->reserve(f->compute, (size_t)f->max_rows * width);
 }
 
-int forward_open_views(struct forward *forward, const struct model *model,
+int forward_open_views(struct forward *forward, const struct model *model, struct compute *compute,
 		       const struct kvt_attn_view *views, uint32_t chunk, char *why)
 {
-	struct forward f = { .model = model, .page_size = views[0].page_size };
-	struct kvt_attn_options options = { .n_threads = 1 };
-	int error;
+	struct forward f = { .model = model, .compute = compute,
+			     .page_size = views[0].page_size };
 
 	/* A chunk may begin and end inside a block. */
 	f.max_rows = (chunk / ROW_BLOCK + 2) * ROW_BLOCK;
-	error = kvt_attn_open(&options, &f.attention, why, WORKER_WHY_BYTES);
-	if (error)
-		return error;
 	f.x = rows(&f, model->dim);
 	f.normed = rows(&f, model->dim);
 	f.q = rows(&f, model->dim);
+	f.q_rounded = views[0].type == KVT_ATTN_F32 ? f.q : rows(&f, model->dim);
 	f.k = rows(&f, model->kv_dim);
 	f.v = rows(&f, model->kv_dim);
 	f.out = rows(&f, model->dim);
 	f.gate = rows(&f, model->hidden_dim);
 	f.up = rows(&f, model->hidden_dim);
-	f.logits = calloc((size_t)ROW_BLOCK * model->vocab_size, sizeof(float));
+	f.there = (uint32_t *)(void *)rows(&f, 1);
+	f.last = compute->ops->reserve(compute, (size_t)ROW_BLOCK * model->vocab_size);
+	f.logits = calloc(model->vocab_size, sizeof(float));
 	f.slots = calloc(f.max_rows, sizeof(*f.slots));
 	f.views = calloc(model->n_layers, sizeof(*f.views));
-	if (!f.x || !f.normed || !f.q || !f.k || !f.v || !f.out || !f.gate || !f.up ||
-	    !f.logits || !f.slots || !f.views) {
+	if (!f.x || !f.normed || !f.q || !f.q_rounded || !f.k || !f.v || !f.out || !f.gate ||
+	    !f.up || !f.there || !f.last || !f.logits || !f.slots || !f.views) {
 		forward_close(&f);
-		snprintf(why, WORKER_WHY_BYTES, "no memory for chunks of %u positions", chunk);
+		snprintf(why, WORKER_WHY_BYTES, "no memory for chunks of %u positions: give a "
+			 "smaller --chunk", chunk);
 		return -ENOMEM;
 	}
 	memcpy(f.views, views, model->n_layers * sizeof(*f.views));
@@ -70,6 +66,7 @@ int forward_open(struct forward *forward, const struct model *model, uint32_t pa
 {
 	struct kvt_attn_view *views = calloc(model->n_layers, sizeof(*views));
 	struct kvt_attn_geometry geometry;
+	struct compute *compute = NULL;
 	int error = views ? 0 : -ENOMEM;
 
 	forward_geometry(model, page_size, n_pages, &geometry);
@@ -79,66 +76,30 @@ int forward_open(struct forward *forward, const struct model *model, uint32_t pa
 		snprintf(why, WORKER_WHY_BYTES, "a slab of %llu bytes does not hold %u pages: %s",
 			 (unsigned long long)slab_bytes, n_pages, strerror(-error));
 	else
-		error = forward_open_views(forward, model, views, chunk, why);
+		error = compute_cpu_open(model, &compute, why);
+	if (!error)
+		error = forward_open_views(forward, model, compute, views, chunk, why);
+	if (!error)
+		forward->own = compute;
+	else
+		compute_close(compute);
 	free(views);
 	return error;
 }
 
 void forward_close(struct forward *f)
 {
-	float *arrays[] = { f->x,   f->normed, f->q,  f->k,     f->v,
-			    f->out, f->gate,   f->up, f->logits };
+	float *arrays[] = { f->x,   f->normed, f->q,  f->k,    f->v,
+			    f->out, f->gate,   f->up, f->last, (float *)(void *)f->there,
+			    f->q_rounded == f->q ? NULL : f->q_rounded };
 
-	for (size_t i = 0; i < sizeof(arrays) / sizeof(arrays[0]); i++)
-		free(arrays[i]);
+	for (size_t i = 0; f->compute && i < sizeof(arrays) / sizeof(arrays[0]); i++)
+		f->compute->ops->release(f->compute, arrays[i]);
+	free(f->logits);
 	free(f->slots);
 	free(f->views);
-	kvt_attn_close(f->attention);
+	compute_close(f->own);
 	*f = (struct forward){ 0 };
-}
-
-/** to[row][n_out] = from[row][n_in] * weight[n_out][n_in]^T, a block of rows at a time. */
-static void product(float *to, const float *from, const float *weight, uint32_t n_rows,
-		    uint32_t n_in, uint32_t n_out)
-{
-	for (uint32_t row = 0; row < n_rows; row += ROW_BLOCK)
-		cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, ROW_BLOCK, (int)n_out,
-			    (int)n_in, 1.0f, from + (size_t)row * n_in, (int)n_in, weight,
-			    (int)n_in, 0.0f, to + (size_t)row * n_out, (int)n_out);
-}
-
-static void rms_norm(float *to, const float *from, const float *weight, uint32_t n_rows,
-		     uint32_t dim)
-{
-	for (uint32_t row = 0; row < n_rows; row++) {
-		const float *x = from + (size_t)row * dim;
-		float *y = to + (size_t)row * dim, sum = 0.0f, scale;
-
-		for (uint32_t i = 0; i < dim; i++)
-			sum += x[i] * x[i];
-		scale = 1.0f / sqrtf(sum / (float)dim + RMS_EPSILON);
-		for (uint32_t i = 0; i < dim; i++)
-			y[i] = weight[i] * (scale * x[i]);
-	}
-}
-
-/** Rotate neighbouring pairs of each head by an angle that grows with the position. */
-static void rotate(float *x, uint32_t width, uint32_t head_dim, uint32_t position)
-{
-	for (uint32_t i = 0; i < width; i += 2) {
-		float frequency = 1.0f / powf(ROPE_BASE, (float)(i % head_dim) / (float)head_dim);
-		float angle = (float)position * frequency;
-		float c = cosf(angle), s = sinf(angle), a = x[i], b = x[i + 1];
-
-		x[i] = a * c - b * s;
-		x[i + 1] = a * s + b * c;
-	}
-}
-
-static void add(float *to, const float *from, size_t n)
-{
-	for (size_t i = 0; i < n; i++)
-		to[i] += from[i];
 }
 
 /** Rows of a chunk: `lead` zero rows, n positions, zero rows up to a whole block. */
@@ -148,7 +109,7 @@ struct chunk {
 	uint32_t n_pages;
 };
 
-static int attend(struct forward *f, const struct chunk *chunk, uint32_t layer)
+static void attend(struct forward *f, const struct chunk *chunk, uint32_t layer)
 {
 	const struct model *m = f->model;
 	struct kvt_attn_append append = { .kv = f->views[layer], .n_positions = chunk->n,
@@ -159,87 +120,105 @@ static int attend(struct forward *f, const struct chunk *chunk, uint32_t layer)
 					      .n_pages = chunk->n_pages };
 	struct kvt_attn_prefill prefill = { .kv = f->views[layer],
 					    .sequences = &sequence, .n_sequences = 1,
-					    .n_q_heads = m->n_heads, .q_type = KVT_ATTN_F32,
+					    .n_q_heads = m->n_heads,
+					    .q_type = f->views[layer].type,
 					    .out_type = KVT_ATTN_F32,
 					    .scale = 1.0f / sqrtf((float)m->head_dim) };
-	int error;
+	const float *q = f->q + (size_t)chunk->lead * m->dim;
 
 	append.k = f->k + (size_t)chunk->lead * m->kv_dim;
 	append.v = f->v + (size_t)chunk->lead * m->kv_dim;
-	prefill.q = f->q + (size_t)chunk->lead * m->dim;
 	prefill.out = f->out + (size_t)chunk->lead * m->dim;
-	error = kvt_attn_kv_append(f->attention, &append, NULL);
-	return error ? error : kvt_attn_append_prefill(f->attention, &prefill, NULL);
+	prefill.q = q;
+	if (prefill.q_type != KVT_ATTN_F32) {
+		f->compute->ops->round(f->compute, f->q_rounded, q, (size_t)chunk->n * m->dim,
+				       prefill.q_type);
+		prefill.q = f->q_rounded;
+	}
+	compute_append(f->compute, &append);
+	compute_attend(f->compute, &prefill);
 }
 
-static int run_layer(struct forward *f, const struct chunk *chunk, uint32_t layer)
+static void run_layer(struct forward *f, const struct chunk *chunk, uint32_t layer)
 {
+	const struct compute_ops *ops = f->compute->ops;
 	const struct model *m = f->model;
+	struct compute *c = f->compute;
 	size_t dd = (size_t)layer * m->dim * m->dim, dk = (size_t)layer * m->dim * m->kv_dim;
 	size_t dh = (size_t)layer * m->dim * m->hidden_dim;
 	uint32_t n = chunk->n_rows;
-	int error;
 
-	rms_norm(f->normed, f->x, m->rms_attention + (size_t)layer * m->dim, n, m->dim);
-	product(f->q, f->normed, m->wq + dd, n, m->dim, m->dim);
-	product(f->k, f->normed, m->wk + dk, n, m->dim, m->kv_dim);
-	product(f->v, f->normed, m->wv + dk, n, m->dim, m->kv_dim);
-	for (uint32_t i = 0; i < chunk->n; i++) {
-		size_t row = chunk->lead + i;
+	ops->rms_norm(c, f->normed, f->x, m->rms_attention + (size_t)layer * m->dim, n, m->dim);
+	ops->product(c, f->q, f->normed, m->wq + dd, n, m->dim, m->dim);
+	ops->product(c, f->k, f->normed, m->wk + dk, n, m->dim, m->kv_dim);
+	ops->product(c, f->v, f->normed, m->wv + dk, n, m->dim, m->kv_dim);
+	ops->rotate(c, f->q + (size_t)chunk->lead * m->dim, chunk->n, m->dim, m->head_dim,
+		    chunk->start);
+	ops->rotate(c, f->k + (size_t)chunk->lead * m->kv_dim, chunk->n, m->kv_dim, m->head_dim,
+		    chunk->start);
+	attend(f, chunk, layer);
+	ops->product(c, f->normed, f->out, m->wo + dd, n, m->dim, m->dim);
+	ops->add(c, f->x, f->normed, (size_t)n * m->dim);
 
-		rotate(f->q + row * m->dim, m->dim, m->head_dim, chunk->start + i);
-		rotate(f->k + row * m->kv_dim, m->kv_dim, m->head_dim, chunk->start + i);
-	}
-	error = attend(f, chunk, layer);
-	if (error)
-		return error;
-	product(f->normed, f->out, m->wo + dd, n, m->dim, m->dim);
-	add(f->x, f->normed, (size_t)n * m->dim);
-
-	rms_norm(f->normed, f->x, m->rms_ffn + (size_t)layer * m->dim, n, m->dim);
-	product(f->gate, f->normed, m->w1 + dh, n, m->dim, m->hidden_dim);
-	product(f->up, f->normed, m->w3 + dh, n, m->dim, m->hidden_dim);
-	for (size_t i = 0; i < (size_t)n * m->hidden_dim; i++)
-		f->gate[i] = f->gate[i] / (1.0f + expf(-f->gate[i])) * f->up[i];
-	product(f->normed, f->gate, m->w2 + dh, n, m->hidden_dim, m->dim);
-	add(f->x, f->normed, (size_t)n * m->dim);
-	return 0;
+	ops->rms_norm(c, f->normed, f->x, m->rms_ffn + (size_t)layer * m->dim, n, m->dim);
+	ops->product(c, f->gate, f->normed, m->w1 + dh, n, m->dim, m->hidden_dim);
+	ops->product(c, f->up, f->normed, m->w3 + dh, n, m->dim, m->hidden_dim);
+	ops->swiglu(c, f->gate, f->up, (size_t)n * m->hidden_dim);
+	ops->product(c, f->normed, f->gate, m->w2 + dh, n, m->hidden_dim, m->dim);
+	ops->add(c, f->x, f->normed, (size_t)n * m->dim);
 }
 
-const float *forward_run(struct forward *f, const uint32_t *tokens, uint32_t start, uint32_t n,
-			 const uint32_t *pages, uint32_t n_pages, char *why)
+int forward_queue(struct forward *f, const uint32_t *tokens, uint32_t start, uint32_t n,
+		  const uint32_t *pages, uint32_t n_pages, char *why)
 {
+	const struct compute_ops *ops = f->compute->ops;
 	const struct model *m = f->model;
-	uint32_t ps = f->page_size, last, block;
+	struct compute *c = f->compute;
+	uint32_t ps = f->page_size;
 	struct chunk chunk = { .start = start, .n = n, .lead = start % ROW_BLOCK,
 			       .pages = pages, .n_pages = n_pages };
 
 	chunk.n_rows = (chunk.lead + n + ROW_BLOCK - 1) / ROW_BLOCK * ROW_BLOCK;
 	if (n == 0 || chunk.n_rows > f->max_rows) {
 		snprintf(why, WORKER_WHY_BYTES, "a chunk of %u positions is not possible", n);
-		return NULL;
+		return -EINVAL;
 	}
-	memset(f->x, 0, (size_t)chunk.n_rows * m->dim * sizeof(float));
-	memset(f->out, 0, (size_t)chunk.n_rows * m->dim * sizeof(float));
-	for (uint32_t i = 0; i < n; i++) {
-		uint32_t position = start + i;
+	for (uint32_t i = start; i < start + n; i++)
+		f->slots[i - start] = (uint64_t)pages[i / ps] * ps + i % ps;
+	ops->zero(c, f->x, (size_t)chunk.n_rows * m->dim);
+	ops->zero(c, f->out, (size_t)chunk.n_rows * m->dim);
+	ops->write(c, f->there, tokens, n * sizeof(*tokens));
+	ops->embed(c, f->x + (size_t)chunk.lead * m->dim, m->embedding, f->there, n, m->dim);
+	for (uint32_t layer = 0; layer < m->n_layers; layer++)
+		run_layer(f, &chunk, layer);
+	f->last_row = chunk.lead + n - 1;
+	if (c->error)
+		snprintf(why, WORKER_WHY_BYTES, "%s", c->why);
+	return c->error;
+}
 
-		f->slots[i] = (uint64_t)pages[position / ps] * ps + position % ps;
-		memcpy(f->x + (size_t)(chunk.lead + i) * m->dim,
-		       m->embedding + (size_t)tokens[i] * m->dim, m->dim * sizeof(float));
-	}
-	for (uint32_t layer = 0; layer < m->n_layers; layer++) {
-		if (run_layer(f, &chunk, layer) != 0) {
-			snprintf(why, WORKER_WHY_BYTES, "%s", kvt_attn_error_text(f->attention));
-			return NULL;
-		}
-	}
-	/* Logits of the last position, from the whole block that it stands in. */
-	last = chunk.lead + n - 1;
-	block = last / ROW_BLOCK * ROW_BLOCK;
-	rms_norm(f->normed + (size_t)block * m->dim, f->x + (size_t)block * m->dim, m->rms_final,
-		 ROW_BLOCK, m->dim);
-	product(f->logits, f->normed + (size_t)block * m->dim, m->classifier, ROW_BLOCK, m->dim,
-		m->vocab_size);
-	return f->logits + (size_t)(last - block) * m->vocab_size;
+/* From the whole block that the last position stands in. */
+const float *forward_logits(struct forward *f, char *why)
+{
+	const struct compute_ops *ops = f->compute->ops;
+	const struct model *m = f->model;
+	uint32_t block = f->last_row / ROW_BLOCK * ROW_BLOCK;
+	float *normed = f->normed + (size_t)block * m->dim;
+
+	ops->rms_norm(f->compute, normed, f->x + (size_t)block * m->dim, m->rms_final, ROW_BLOCK,
+		      m->dim);
+	ops->product(f->compute, f->last, normed, m->classifier, ROW_BLOCK, m->dim, m->vocab_size);
+	if (ops->read(f->compute, f->logits, f->last + (size_t)(f->last_row - block) *
+		      m->vocab_size, m->vocab_size * sizeof(float)) == 0)
+		return f->logits;
+	snprintf(why, WORKER_WHY_BYTES, "%s", f->compute->why);
+	return NULL;
+}
+
+const float *forward_run(struct forward *f, const uint32_t *tokens, uint32_t start, uint32_t n,
+			 const uint32_t *pages, uint32_t n_pages, char *why)
+{
+	if (forward_queue(f, tokens, start, n, pages, n_pages, why) != 0)
+		return NULL;
+	return forward_logits(f, why);
 }

@@ -13,19 +13,25 @@
 
 #include <stdint.h>
 
+#include "compute.h"
 #include "kvt_kernels.h"
 #include "model.h"
 
-#define ROW_BLOCK 16u
-
 struct forward {
 	const struct model *model;
-	struct kvt_attn_context *attention;
+	struct compute *compute;
+	struct compute *own;         /* the same, if it ends with this */
 	struct kvt_attn_view *views; /* one for each layer */
 	uint32_t page_size;
 	uint32_t max_rows; /* of a chunk, padding included */
-	float *x, *normed, *q, *k, *v, *out, *gate, *up, *logits;
+	/* Where it is computed. */
+	float *x, *normed, *q, *k, *v, *out, *gate, *up, *last;
+	void *q_rounded; /* the queries as the KV's type: q itself for fp32 */
+	uint32_t *there; /* tokens */
+	/* Here. */
+	float *logits;
 	uint64_t *slots;
+	uint32_t last_row; /* of what was computed last */
 };
 
 /** What a page of this model's KV is: fp32, page-major, HND. */
@@ -33,17 +39,24 @@ void forward_geometry(const struct model *model, uint32_t page_size, uint32_t n_
 		      struct kvt_attn_geometry *ret_geometry);
 
 /** Prepare for chunks of at most `chunk` positions on pages that `views` describe, one for each
- * layer (copied). 0 or a negative errno with why. */
-int forward_open_views(struct forward *forward, const struct model *model,
+ * layer (copied), which are of the device that `compute` computes on. 0 or a negative errno with
+ * why. */
+int forward_open_views(struct forward *forward, const struct model *model, struct compute *compute,
 		       const struct kvt_attn_view *views, uint32_t chunk, char *why);
-/** The same on a slab of the caller's own, as forward_geometry() says. */
+/** On the CPU, and on a slab of the caller's own, as forward_geometry() says. */
 int forward_open(struct forward *forward, const struct model *model, uint32_t page_size,
 		 uint32_t n_pages, void *slab, uint64_t slab_bytes, uint32_t chunk, char *why);
 void forward_close(struct forward *forward);
 
 /** Compute positions [start, start + n) of a sequence; pages name where each position's KV is.
- * KV of earlier positions must be there. Returns the logits of the last position, valid until the
- * next call, or NULL with why. */
+ * KV of earlier positions must be there. On a device this is queued: what fails later is told by
+ * forward_logits(). 0, or a negative errno with why. */
+int forward_queue(struct forward *forward, const uint32_t *tokens, uint32_t start, uint32_t n,
+		  const uint32_t *pages, uint32_t n_pages, char *why);
+/** The logits of the last position of the last chunk, valid until the next call, or NULL with why.
+ * Waits for what is queued. */
+const float *forward_logits(struct forward *forward, char *why);
+/** Both. */
 const float *forward_run(struct forward *forward, const uint32_t *tokens, uint32_t start,
 			 uint32_t n, const uint32_t *pages, uint32_t n_pages, char *why);
 

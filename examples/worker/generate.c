@@ -95,11 +95,15 @@ static int begin(struct run *run)
 
 static int commit(struct run *run, uint32_t computed, uint32_t flags)
 {
+	struct kvt_fence fence;
 	int error;
 
 	if (!run->publishing)
 		return 0;
-	error = kvt_seq_commit(run->seq, computed, NULL, 0, KVT_IDLE, flags);
+	error = worker_fence(run->worker, &fence);
+	if (error)
+		return error;
+	error = kvt_seq_commit(run->seq, computed, NULL, 0, fence, flags);
 	if (error == -ESTALE) {
 		run->publishing = false; /* reset or removed meanwhile: go on alone */
 		run->generation->unpublished = true;
@@ -115,17 +119,16 @@ static int prefill(struct run *run, const float **ret_logits)
 	struct worker *worker = run->worker;
 	struct generation *g = run->generation;
 	uint32_t at = kvt_seq_next(run->seq), n = g->n_tokens, chunk = worker->options.chunk;
+	uint32_t prefilled = g->prefilled;
 
-	*ret_logits = NULL;
 	while (at < n) {
 		uint32_t end = n - at > chunk ? at + chunk : n, n_pages;
 		const uint32_t *pages = kvt_seq_pages(run->seq, &n_pages);
-		int error;
-
-		*ret_logits = forward_run(&worker->forward, g->tokens + at, at, end - at, pages,
+		int error = forward_queue(&worker->forward, g->tokens + at, at, end - at, pages,
 					  n_pages, worker->why);
-		if (!*ret_logits)
-			return -EIO;
+
+		if (error)
+			return error;
 		g->prefilled += end - at;
 		error = commit(run, end, end < n ? KVT_F_CHUNKED : 0);
 		if (error)
@@ -133,10 +136,13 @@ static int prefill(struct run *run, const float **ret_logits)
 		at = run->publishing && end < n ? kvt_seq_next(run->seq) : end;
 		g->cached += at - end; /* taken over from others while this chunk was computed */
 	}
-	if (*ret_logits)
-		return 0;
-	snprintf(worker->why, sizeof(worker->why), "the daemon left no position to compute");
-	return -EPROTO;
+	if (g->prefilled == prefilled) {
+		snprintf(worker->why, sizeof(worker->why),
+			 "the daemon left no position to compute");
+		return -EPROTO;
+	}
+	*ret_logits = forward_logits(&worker->forward, worker->why);
+	return *ret_logits ? 0 : -EIO;
 }
 
 static void emit(struct run *run, uint32_t token)
@@ -194,18 +200,33 @@ static int decode(struct run *run, const float *logits)
 	}
 }
 
+/** END after an error: nothing may write the pages any more when they are given up. */
+static void abandon(struct run *run)
+{
+	struct compute *compute = run->worker->compute;
+
+	compute->ops->wait(compute);
+	kvt_seq_end(run->seq, 0, NULL, 0, KVT_IDLE, 0);
+	run->seq = NULL;
+}
+
 /** END; publishes what was generated, whose KV is there for all but the last token. */
 static int finish(struct run *run, uint32_t begun_with)
 {
 	const struct generation *g = run->generation;
 	uint32_t computed = g->n_tokens - 1;
-	int error;
+	struct kvt_fence fence;
+	int error = worker_fence(run->worker, &fence);
 
+	if (error) {
+		abandon(run);
+		return error;
+	}
 	if (run->publishing && computed > begun_with)
 		error = kvt_seq_end(run->seq, computed, g->tokens + begun_with,
-				    computed - begun_with, KVT_IDLE, 0);
+				    computed - begun_with, fence, 0);
 	else
-		error = kvt_seq_end(run->seq, 0, NULL, 0, KVT_IDLE, 0);
+		error = kvt_seq_end(run->seq, 0, NULL, 0, fence, 0);
 	run->seq = NULL;
 	return error && error != -ESTALE ? kvt_failed(run->worker, error) : 0;
 }
@@ -225,7 +246,7 @@ static int attempt(struct run *run)
 	if (!error)
 		error = decode(run, logits);
 	if (error && error != -EAGAIN) {
-		kvt_seq_end(run->seq, 0, NULL, 0, KVT_IDLE, 0);
+		abandon(run);
 		return error;
 	}
 	end_error = finish(run, begun_with);

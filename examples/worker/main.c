@@ -22,13 +22,16 @@ static const char usage[] =
 	"  --temperature T    0 is greedy (0)\n"
 	"  --seed N           of sampling (1)\n"
 	"  --chunk N          positions computed between two commits (128)\n"
+	"  --device D         compute on cpu, cuda or cuda:N (cpu); the daemon's pool must be\n"
+	"                     there, too: host memory, or that device's\n"
+	"  --kv-type T        what pages hold: fp32, bf16 or fp16 (fp32)\n"
 	"  --socket PATH      kvtrunkd's socket ($KVTRUNK_SOCKET, /run/kvtrunk/default.sock)\n"
 	"  --no-cache         reuse nothing and publish nothing\n"
 	"  --verify           run each prompt with and without the cache and compare: exit 1\n"
 	"                     unless logits are equal to the last bit and texts are equal\n"
 	"  --json             one JSON object a prompt\n"
-	"  --geometry [PAGE]  print the options that kvtrunkd needs for this model, for pages of\n"
-	"                     PAGE positions (16), and stop\n";
+	"  --geometry [PAGE]  print the options that kvtrunkd needs for this model and --kv-type,\n"
+	"                     for pages of PAGE positions (16), and stop\n";
 
 enum {
 	OPT_MODEL = 1,
@@ -39,6 +42,8 @@ enum {
 	OPT_TEMPERATURE,
 	OPT_SEED,
 	OPT_CHUNK,
+	OPT_DEVICE,
+	OPT_KV_TYPE,
 	OPT_SOCKET,
 	OPT_NO_CACHE,
 	OPT_VERIFY,
@@ -56,6 +61,8 @@ static const struct option long_options[] = {
 	{ "temperature", required_argument, NULL, OPT_TEMPERATURE },
 	{ "seed", required_argument, NULL, OPT_SEED },
 	{ "chunk", required_argument, NULL, OPT_CHUNK },
+	{ "device", required_argument, NULL, OPT_DEVICE },
+	{ "kv-type", required_argument, NULL, OPT_KV_TYPE },
 	{ "socket", required_argument, NULL, OPT_SOCKET },
 	{ "no-cache", no_argument, NULL, OPT_NO_CACHE },
 	{ "verify", no_argument, NULL, OPT_VERIFY },
@@ -91,6 +98,31 @@ static float temperature(const char *text)
 	return value;
 }
 
+static void take_device(struct worker_options *o, const char *text)
+{
+	size_t digits = strlen(text) > 5 ? strspn(text + 5, "0123456789") : 0;
+
+	o->cuda = strncmp(text, "cuda", 4) == 0;
+	o->device = digits ? (uint32_t)atoi(text + 5) : 0;
+	if (strcmp(text, "cpu") == 0 || strcmp(text, "cuda") == 0 ||
+	    (o->cuda && text[4] == ':' && digits > 0 && digits < 4 && text[5 + digits] == '\0'))
+		return;
+	fprintf(stderr, "worker: --device takes cpu, cuda or cuda:N, not '%s'\n", text);
+	exit(2);
+}
+
+static uint32_t kv_type(const char *text)
+{
+	uint32_t type = 0;
+
+	while (worker_kv_types[type] && strcmp(text, worker_kv_types[type]) != 0)
+		type++;
+	if (worker_kv_types[type])
+		return type;
+	fprintf(stderr, "worker: --kv-type takes fp32, bf16 or fp16, not '%s'\n", text);
+	exit(2);
+}
+
 static void take_option(struct worker_options *o, int option, int argc)
 {
 	switch (option) {
@@ -108,6 +140,8 @@ static void take_option(struct worker_options *o, int option, int argc)
 	case OPT_TEMPERATURE: o->temperature = temperature(optarg); break;
 	case OPT_SEED: o->seed = number("seed", optarg, UINT32_MAX); break;
 	case OPT_CHUNK: o->chunk = number("chunk", optarg, 8192); break;
+	case OPT_DEVICE: take_device(o, optarg); break;
+	case OPT_KV_TYPE: o->kv_type = kv_type(optarg); break;
 	case OPT_SOCKET: o->socket = optarg; break;
 	case OPT_NO_CACHE: o->no_cache = true; break;
 	case OPT_VERIFY: o->verify = true; break;

@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define WORKER_WHY_BYTES 256
+#define WORKER_WHY_BYTES 512
 
 struct model {
 	uint32_t dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, context;

@@ -1,20 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-# worker: runs a real model on shared pages. It needs OpenBLAS for the matrix products; without it
-# everything else is built.
+# worker: runs a real model on shared pages. For the matrix products it needs OpenBLAS, or, on a
+# CUDA device, kernels that nvcc compiles (cuBLAS is found at run time). Without either everything
+# else is built.
 PRICES_OBJ := $(call objs,examples/worker/prices_main.c examples/worker/prices.c)
-WORKER_PARTS := $(call objs,$(filter-out %main.c %/prices.c,$(wildcard examples/worker/*.c)))
 WORKER_BLAS := $(shell printf '\043include <cblas.h>\n' | $(CC) -E -xc - >/dev/null 2>&1 && \
 	echo yes)
+WORKER_CUDA := $(if $(filter none,$(NVCC)),,yes)
+WORKER_PARTS := $(call objs,$(filter-out %main.c %/prices.c \
+	$(if $(WORKER_BLAS),%/compute_no_cpu.c,%/compute_cpu.c),$(wildcard examples/worker/*.c)))
+WORKER_LIBS := $(if $(WORKER_BLAS),-lopenblas) -lpthread -ldl -lm
 
-ifeq ($(WORKER_BLAS),yes)
-EXAMPLES += $(O)/worker $(O)/prices $(O)/kvtbench-ttft
+ifneq ($(WORKER_BLAS)$(WORKER_CUDA),)
+EXAMPLES += $(O)/worker $(O)/prices
+GPU_PROGRAMS += $(if $(WORKER_CUDA),$(O)/worker $(O)/prices)
 else
 EXAMPLES += say-no-worker
+endif
+ifneq ($(WORKER_BLAS),)
+EXAMPLES += $(O)/kvtbench-ttft
 endif
 
 $(O)/worker: $(call objs,examples/worker/main.c) $(WORKER_PARTS) $(O)/libkvtrunk.a \
 		$(O)/libkvtkernels.a
-	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ -lopenblas -lpthread -lm
+	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ $(WORKER_LIBS)
+
+# Its CUDA kernels, for the same devices as those of libkvtkernels.
+ifneq ($(WORKER_CUDA),)
+WORKER_IMAGES := $(addprefix $(CUDA_IMAGES)/worker_,sm_80.cubin sm_90a.cubin compute_80.ptx)
+$(WORKER_IMAGES): $(CUDA_IMAGES)/worker_%: examples/worker/compute_kernels.cu \
+		examples/worker/compute_kernels.cuh examples/worker/compute_args.h \
+		kernels/cuda_args.h kernels/cuda_device.cuh kernels/convert.h include/kvt_kernels.h
+	@mkdir -p $(@D)
+	$(NVCC_COMPILE) $(if $(filter %.ptx,$@),-ptx,-cubin) -arch=$(basename $*) $< -o $@
+$(O)/obj/examples/worker/compute_images.o: $(WORKER_IMAGES)
+$(O)/obj/examples/worker/compute_images.o: \
+	CFLAGS_examples := -DKVT_CUDA_IMAGES='"$(abspath $(CUDA_IMAGES))"'
+endif
 
 # prices: prompts for the model in examples/worker/model, with their answers.
 $(O)/prices: $(PRICES_OBJ)
@@ -25,10 +46,10 @@ TTFT_OBJ := $(call objs,$(wildcard bench/ttft/*.c) bench/measure.c tools/replay_
 	examples/worker/prices.c)
 
 $(O)/kvtbench-ttft: $(TTFT_OBJ) $(WORKER_PARTS) $(O)/libkvtrunk.a $(O)/libkvtkernels.a
-	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ -lopenblas -lpthread -lm
+	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ $(WORKER_LIBS)
 
 say-no-worker:
 	@echo "kvtrunk: $(O)/worker is not built: it needs OpenBLAS (apt-get install" \
-		"libopenblas-dev)"
+		"libopenblas-dev), or nvcc for CUDA devices"
 
 .PHONY: say-no-worker

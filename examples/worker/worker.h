@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "compute.h"
 #include "forward.h"
 #include "kvtrunk.h"
 #include "model.h"
@@ -19,6 +20,9 @@ struct worker_options {
 	uint64_t seed;
 	bool no_cache, verify, json, geometry;
 	uint32_t page_size; /* with geometry */
+	uint32_t kv_type;   /* enum kvt_attn_type of the pages' elements: F32, F16 or BF16 */
+	bool cuda;          /* compute on CUDA device number device, else on the CPU */
+	uint32_t device;
 };
 
 struct worker {
@@ -27,6 +31,7 @@ struct worker {
 	struct tokenizer tokenizer;
 	struct kvt_client *client;
 	struct kvt_pool pool;
+	struct compute *compute; /* from the first worker_open_cache() on */
 	struct forward forward;
 	uint32_t namespace_id;
 	char why[2 * WORKER_WHY_BYTES];
@@ -49,6 +54,9 @@ struct generation {
 	FILE *echo;           /* NULL, or where text goes as it comes */
 };
 
+/** Types of KV by enum kvt_attn_type, in words; NULL behind the last. */
+extern const char *const worker_kv_types[];
+
 /* What kvtrunkd must be told to serve this model: its flags in one line, no blanks inside one. */
 #define WORKER_FLAGS_BYTES (KVT_FINGERPRINT_BYTES + 256)
 
@@ -56,10 +64,14 @@ struct generation {
 int worker_open_model(struct worker *worker);
 /** A layer of a pool in the kernels' words: the library knows nothing of the kernels. */
 void worker_attention_view(const struct kvt_pool_view *from, struct kvt_attn_view *ret_view);
-/** Connect to options.socket, map the pool, prepare for options.chunk positions at a time. */
+/** Open what computes, if that was not done before, connect to options.socket, map the pool,
+ * prepare for options.chunk positions at a time. */
 int worker_open_cache(struct worker *worker);
 void worker_close_cache(struct worker *worker);
 void worker_close(struct worker *worker);
+/** What tells when everything computed so far lies in its pages: KVT_IDLE on the CPU, where it
+ * does. 0, or a negative errno with worker->why. */
+int worker_fence(struct worker *worker, struct kvt_fence *ret_fence);
 /** flags: WORKER_FLAGS_BYTES; returned. */
 const char *worker_daemon_flags(const struct worker *worker, uint32_t page_size, char *flags);
 

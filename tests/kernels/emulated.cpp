@@ -10,6 +10,7 @@
 #include "kernels/cuda_pages.cuh"
 
 #include "bench/attn/gpu_kernels.cuh"
+#include "examples/worker/compute_kernels.cuh"
 
 #include "tests/kernels/emulated.h"
 
@@ -57,6 +58,13 @@ static void fill_kernel(void *args)
 	fill_run(static_cast<const bench_gpu_args *>(args));
 }
 
+#define COMPUTE_KERNEL(name)                                                                      \
+	static void worker_##name(void *args)                                                     \
+	{                                                                                         \
+		name##_run(static_cast<const compute_args *>(args));                              \
+	}
+COMPUTE_KERNELS(COMPUTE_KERNEL)
+
 struct kernel {
 	const char *name;
 	run_fn *run;
@@ -76,6 +84,8 @@ struct kernel {
 		"kvt_merge_" #dim, merge_run<dim>, sizeof(kvt_cuda_prefill)                        \
 	}
 
+#define COMPUTE(name) { "worker_" #name, worker_##name, sizeof(compute_args) },
+
 static const kernel kernels[] = {
 	ALL(64),
 	ALL(80),
@@ -88,6 +98,7 @@ static const kernel kernels[] = {
 	{ "bench_peak_8", peak_kernel<8>, sizeof(bench_gpu_args) },
 	{ "bench_read", read_kernel, sizeof(bench_gpu_args) },
 	{ "bench_fill", fill_kernel, sizeof(bench_gpu_args) },
+	COMPUTE_KERNELS(COMPUTE)
 };
 
 static const kernel *kernel_find(const char *name)

@@ -3,7 +3,15 @@
 # What the tests of the example worker share: a daemon for a model, checks by name, JSON fields.
 # Set `model` (the worker's flags for it) before start.
 O=$(realpath -m "${O:-build}")
-[ -x "$O/worker" ] || { echo "skip: worker is not built (it needs libopenblas-dev)"; exit 77; }
+home=${home:-examples/worker/model}
+no_blas() {
+	"$O/worker" --model $home/prices.bin --tokenizer $home/prices.tok --socket /dev/null 2>&1 |
+		grep -q "without OpenBLAS"
+}
+if [ ! -x "$O/worker" ] || { [ -z "${DEVICE:-}" ] && no_blas; }; then
+	echo "skip: worker is not built for the CPU (it needs libopenblas-dev)"
+	exit 77
+fi
 
 dir=$(mktemp -d)
 daemon=""

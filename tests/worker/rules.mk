@@ -5,11 +5,19 @@ $(O)/tests/worker/flip: $(O)/obj/tests/worker/flip.o $(O)/libkvtrunk.a
 TEST_PROGRAMS += $(O)/tests/worker/flip
 
 # The worker's conversion from the library's view of a pool to the kernels', where it is built.
-ifeq ($(WORKER_BLAS),yes)
+ifneq ($(WORKER_BLAS)$(WORKER_CUDA),)
 $(O)/tests/worker/test_view: $(O)/obj/tests/worker/test_view.o $(O)/libkvtkernels.a \
 		$(WORKER_PARTS) \
 		$(O)/libkvtbase.a
-	$(link_test) -lopenblas -lpthread -ldl -lm
+	$(link_test) $(WORKER_LIBS)
 
 TEST_PROGRAMS += $(O)/tests/worker/test_view
 endif
+
+# The stand-in for cuBLAS, which finds that for the driver (tests/cuda) beside it.
+CUBLAS_STANDIN := $(O)/tests/cuda/standin/libcublas.so.13
+$(CUBLAS_STANDIN): $(O)/obj/tests/worker/standin/cublas.o $(STANDIN)
+	@mkdir -p $(@D)
+	$(if $(V),,@echo "  LD  $@" && )$(CC) -shared $(LDFLAGS_BASE) \
+		-Wl,-soname,libcublas.so.13 $^ -o $@
+TEST_PROGRAMS += $(CUBLAS_STANDIN)

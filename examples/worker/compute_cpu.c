@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* On one core: matrix products by OpenBLAS, the rest in plain C. Nothing is ever queued. */
+
+#include <cblas.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compute.h"
+#include "kernels/convert.h"
+
+static void cpu_close(struct compute *compute)
+{
+	kvt_attn_close(compute->attention);
+	free(compute);
+}
+
+static float *cpu_reserve(struct compute *compute, size_t n)
+{
+	(void)compute;
+	return calloc(n, sizeof(float));
+}
+
+static void cpu_release(struct compute *compute, float *memory)
+{
+	(void)compute;
+	free(memory);
+}
+
+static void cpu_write(struct compute *compute, void *to, const void *from, size_t bytes)
+{
+	(void)compute;
+	memcpy(to, from, bytes);
+}
+
+static int cpu_read(struct compute *compute, void *to, const void *from, size_t bytes)
+{
+	if (!compute->error)
+		memcpy(to, from, bytes);
+	return compute->error;
+}
+
+static int cpu_wait(struct compute *compute)
+{
+	return compute->error;
+}
+
+static void cpu_zero(struct compute *compute, float *to, size_t n)
+{
+	(void)compute;
+	memset(to, 0, n * sizeof(float));
+}
+
+static void cpu_embed(struct compute *compute, float *to, const float *table,
+		      const uint32_t *tokens, uint32_t n, uint32_t dim)
+{
+	(void)compute;
+	for (uint32_t i = 0; i < n; i++)
+		memcpy(to + (size_t)i * dim, table + (size_t)tokens[i] * dim, dim * sizeof(float));
+}
+
+static void cpu_rms_norm(struct compute *compute, float *to, const float *from,
+			 const float *weight, uint32_t n_rows, uint32_t dim)
+{
+	(void)compute;
+	for (uint32_t row = 0; row < n_rows; row++) {
+		const float *x = from + (size_t)row * dim;
+		float *y = to + (size_t)row * dim, sum = 0.0f, scale;
+
+		for (uint32_t i = 0; i < dim; i++)
+			sum += x[i] * x[i];
+		scale = 1.0f / sqrtf(sum / (float)dim + RMS_EPSILON);
+		for (uint32_t i = 0; i < dim; i++)
+			y[i] = weight[i] * (scale * x[i]);
+	}
+}
+
+static void cpu_product(struct compute *compute, float *to, const float *from,
+			const float *weight, uint32_t n_rows, uint32_t n_in, uint32_t n_out)
+{
+	(void)compute;
+	for (uint32_t row = 0; row < n_rows; row += ROW_BLOCK)
+		cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, ROW_BLOCK, (int)n_out,
+			    (int)n_in, 1.0f, from + (size_t)row * n_in, (int)n_in, weight,
+			    (int)n_in, 0.0f, to + (size_t)row * n_out, (int)n_out);
+}
+
+static void cpu_rotate(struct compute *compute, float *x, uint32_t n_rows, uint32_t width,
+		       uint32_t head_dim, uint32_t position)
+{
+	(void)compute;
+	for (uint32_t row = 0; row < n_rows; row++, x += width)
+		for (uint32_t i = 0; i < width; i += 2) {
+			float exponent = (float)(i % head_dim) / (float)head_dim;
+			float frequency = 1.0f / powf(ROPE_BASE, exponent);
+			float angle = (float)(position + row) * frequency;
+			float c = cosf(angle), s = sinf(angle), a = x[i], b = x[i + 1];
+
+			x[i] = a * c - b * s;
+			x[i + 1] = a * s + b * c;
+		}
+}
+
+static void cpu_swiglu(struct compute *compute, float *gate, const float *up, size_t n)
+{
+	(void)compute;
+	for (size_t i = 0; i < n; i++)
+		gate[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
+}
+
+static void cpu_add(struct compute *compute, float *to, const float *from, size_t n)
+{
+	(void)compute;
+	for (size_t i = 0; i < n; i++)
+		to[i] += from[i];
+}
+
+static void cpu_round(struct compute *compute, void *to, const float *from, size_t n,
+		      uint32_t type)
+{
+	(void)compute;
+	for (size_t i = 0; i < n; i++)
+		kvt_element_store((char *)to + i * kvt_type_size(type), type, from[i]);
+}
+
+static const struct compute_ops cpu_ops = {
+	.close = cpu_close,
+	.reserve = cpu_reserve,
+	.release = cpu_release,
+	.write = cpu_write,
+	.read = cpu_read,
+	.wait = cpu_wait,
+	.zero = cpu_zero,
+	.embed = cpu_embed,
+	.rms_norm = cpu_rms_norm,
+	.product = cpu_product,
+	.rotate = cpu_rotate,
+	.swiglu = cpu_swiglu,
+	.add = cpu_add,
+	.round = cpu_round,
+};
+
+int compute_cpu_open(const struct model *model, struct compute **ret_compute, char *why)
+{
+	struct kvt_attn_options options = { .n_threads = 1 };
+	struct compute *compute = calloc(1, sizeof(*compute));
+	int error = -ENOMEM;
+
+	(void)model; /* its weights are where they can be read */
+	if (!compute) {
+		snprintf(why, WORKER_WHY_BYTES, "no memory");
+		return error;
+	}
+	/* One core a worker, and the same order of sums always. */
+	openblas_set_num_threads(1);
+	compute->ops = &cpu_ops;
+	error = kvt_attn_open(&options, &compute->attention, why, WORKER_WHY_BYTES);
+	if (error)
+		free(compute);
+	else
+		*ret_compute = compute;
+	return error;
+}
