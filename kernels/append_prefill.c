@@ -47,7 +47,7 @@ static uint32_t ceil_divide(uint64_t n, uint64_t by)
 
 static uint64_t block_cost(const struct kvt_row_block *block, uint32_t n_units)
 {
-	return (uint64_t)(block->n_rows + PACK_ROWS) * n_units;
+	return (uint64_t)(block->n_rows + PACK_ROWS * block->n_kv_heads) * n_units;
 }
 
 /*
@@ -101,52 +101,94 @@ static int batch_measure(struct batch *batch)
 	return 0;
 }
 
-static void sequence_cut(struct batch *batch, const struct kvt_attn_sequence *sequence,
-			 const uint32_t *limits, uint64_t first_token, struct kvt_row_block **next)
+/* The KV heads [head, head + n_kv_heads) of a sequence. */
+static void heads_cut(struct batch *batch, const struct kvt_attn_sequence *sequence,
+		      const uint32_t *limits, uint64_t first_token, uint32_t head,
+		      uint32_t n_kv_heads)
 {
 	const struct kvt_attn_prefill *prefill = batch->prefill;
 	uint32_t group_heads = prefill->n_q_heads / prefill->kv.n_kv_heads;
-	uint64_t n_rows = (uint64_t)sequence->n_queries * group_heads;
-	uint64_t n_blocks = sequence_blocks(prefill, sequence);
+	uint32_t query_rows = group_heads * n_kv_heads;
+	uint64_t n_rows = (uint64_t)sequence->n_queries * query_rows;
+	uint64_t n_blocks = n_kv_heads > 1 ? 1 : sequence_blocks(prefill, sequence);
 
-	for (uint32_t head = 0; head < prefill->kv.n_kv_heads; head++) {
-		for (uint64_t i = 0; i < n_blocks; i++) {
-			uint64_t first = n_rows * i / n_blocks;
-			uint64_t end = n_rows * (i + 1) / n_blocks;
-			struct kvt_row_block *block = (*next)++;
+	for (uint64_t i = 0; i < n_blocks; i++) {
+		uint64_t first = n_rows * i / n_blocks;
+		uint64_t end = n_rows * (i + 1) / n_blocks;
+		struct kvt_row_block *block = &batch->blocks[batch->n_blocks++];
 
-			*block = (struct kvt_row_block){
-				.prefill = prefill,
-				.sequence = sequence,
-				.limits = limits + first / group_heads,
-				.first_token = first_token + first / group_heads,
-				.kv_head = head,
-				.group_heads = group_heads,
-				.first_row = (uint32_t)(first % group_heads),
-				.n_rows = (uint32_t)(end - first),
-				.n_units =
-					ceil_divide(limits[(end - 1) / group_heads], KVT_ATTN_UNIT),
-			};
-			batch->cost += block_cost(block, block->n_units);
-		}
+		*block = (struct kvt_row_block){
+			.prefill = prefill,
+			.sequence = sequence,
+			.limits = limits + first / query_rows,
+			.first_token = first_token + first / query_rows,
+			.kv_head = head,
+			.n_kv_heads = n_kv_heads,
+			.first_head = head * group_heads,
+			.query_rows = query_rows,
+			.first_row = (uint32_t)(first % query_rows),
+			.n_rows = (uint32_t)(end - first),
+			.n_units = ceil_divide(limits[(end - 1) / query_rows], KVT_ATTN_UNIT),
+		};
 	}
+}
+
+/*
+ * How many KV heads a block with one query takes: many, since their KV lies side by side, but not
+ * so many that there are too few jobs for the threads.
+ */
+static uint32_t decode_heads(const struct batch *batch)
+{
+	const struct kvt_attn_prefill *prefill = batch->prefill;
+	uint32_t n_kv_heads = prefill->kv.n_kv_heads;
+	uint32_t group_heads = prefill->n_q_heads / n_kv_heads;
+	uint32_t heads = group_heads > KVT_HEAD_ROWS ? 1 : KVT_HEADS_ROWS / group_heads;
+
+	heads = heads < n_kv_heads ? heads : n_kv_heads;
+	while (heads > 1 && heads * (group_heads + PACK_ROWS) > batch->cost_of_job)
+		heads = (heads + 1) / 2;
+	return heads;
+}
+
+static uint64_t batch_cost(const struct kvt_attn_prefill *prefill, const uint32_t *limits)
+{
+	uint64_t group_heads = prefill->n_q_heads / prefill->kv.n_kv_heads;
+	uint64_t cost = 0;
+
+	for (uint32_t i = 0; i < prefill->n_sequences; i++) {
+		const struct kvt_attn_sequence *sequence = &prefill->sequences[i];
+		uint64_t n_rows = sequence->n_queries * group_heads;
+
+		if (!sequence->n_queries)
+			continue;
+		limits += sequence->n_queries;
+		cost += (n_rows + PACK_ROWS * sequence_blocks(prefill, sequence)) *
+			ceil_divide(limits[-1], KVT_ATTN_UNIT);
+	}
+	return cost * prefill->kv.n_kv_heads;
 }
 
 static void batch_cut(struct batch *batch)
 {
 	const struct kvt_attn_prefill *prefill = batch->prefill;
 	const uint32_t *limits = batch->context->limits.data;
-	struct kvt_row_block *next = batch->context->blocks.data;
+	uint32_t n_threads = batch->context->pool.n_threads, n_kv_heads = prefill->kv.n_kv_heads;
 	uint64_t token = 0;
 
-	batch->blocks = next;
-	batch->cost = 0;
+	batch->blocks = batch->context->blocks.data;
+	batch->n_blocks = 0;
+	batch->cost = batch_cost(prefill, limits);
+	batch->cost_of_job =
+		n_threads == 1 ? UINT64_MAX : batch->cost / n_threads / JOBS_PER_THREAD;
 	for (uint32_t i = 0; i < prefill->n_sequences; i++) {
 		const struct kvt_attn_sequence *sequence = &prefill->sequences[i];
+		uint32_t heads = sequence->n_queries == 1 ? decode_heads(batch) : 1;
 
 		if (!sequence->n_queries)
 			continue;
-		sequence_cut(batch, sequence, limits, token, &next);
+		for (uint32_t head = 0; head < n_kv_heads; head += heads)
+			heads_cut(batch, sequence, limits, token, head,
+				  heads < n_kv_heads - head ? heads : n_kv_heads - head);
 		limits += sequence->n_queries;
 		token += sequence->n_queries;
 	}
@@ -185,10 +227,6 @@ static uint32_t span_choose(struct batch *batch, const struct kvt_row_block *blo
 
 static void batch_spans(struct batch *batch)
 {
-	uint32_t n_threads = batch->context->pool.n_threads;
-
-	batch->cost_of_job =
-		n_threads == 1 ? UINT64_MAX : batch->cost / n_threads / JOBS_PER_THREAD;
 	batch->partial_floats = 0;
 	batch->partial_floats_max = batch->context->scratch_bytes / sizeof(float);
 	batch->n_jobs = 0;

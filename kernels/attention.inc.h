@@ -38,12 +38,13 @@
 #define PANEL_KEYS (GEMM_VECTORS * VW)
 #define N_BLOCKS (KVT_ATTN_UNIT / BLOCK)
 #define STRIP (2 * VW)
-#define TILE_PADDED ((TILE + VW - 1) / VW * VW)
+#define TILE_ROWS (TILE > KVT_HEADS_ROWS ? TILE : KVT_HEADS_ROWS)
 #define INLINE static inline __attribute__((always_inline))
 
 _Static_assert(KVT_ATTN_UNIT % BLOCK == 0 && BLOCK % PANEL_KEYS == 0 && BLOCK % STRIP == 0 &&
 		       BLOCK <= KVT_ROWS_MAX,
 	       "a unit is whole blocks, a block whole panels and strips");
+_Static_assert(TILE_ROWS % VW == 0, "rows of a tile are whole vectors");
 
 /* Maxima, sums, outputs of some rows. */
 struct partial {
@@ -64,15 +65,17 @@ struct work {
 	/* The unit at hand: its first position, and how many of it any row of the block sees. */
 	uint32_t unit_start;
 	uint32_t unit_keys;
+	uint32_t limit; /* positions that the last row of the block sees, in all units */
 
 	element *queries; /* [KVT_JOB_ROWS][key_steps][STEP] */
 	element *keys; /* a unit, or a panel if the block is one tile */
 	element *values; /* likewise */
-	float *scores; /* [TILE][BLOCK] */
-	element *weights; /* [TILE][BLOCK]; the same memory as scores where elements are floats */
-	float *sum_lanes; /* [TILE][VW] */
-	float *factors; /* [TILE_PADDED] what a new maximum makes of older sums */
-	struct partial tile; /* TILE rows */
+	float *scores; /* [TILE_ROWS][BLOCK] */
+	element *weights; /* [TILE_ROWS][BLOCK]; where elements are floats, the scores' memory */
+	float *sum_lanes; /* [TILE_ROWS][VW] */
+	float *factors; /* [TILE_ROWS] what a new maximum makes of older sums */
+	float *outputs_before; /* [TILE_ROWS][out_dim] without the block at hand */
+	struct partial tile; /* TILE_ROWS rows */
 	struct partial group; /* KVT_JOB_ROWS rows */
 	struct partial total; /* KVT_JOB_ROWS rows */
 	bool not_finite[N_BLOCKS];
@@ -124,13 +127,15 @@ static char *work_carve(struct work *work, char *base, uint32_t head_dim)
 		carve(&next, (size_t)KVT_JOB_ROWS * work->key_steps * STEP * sizeof(element));
 	work->keys = carve(&next, (size_t)KVT_ATTN_UNIT * work->key_steps * STEP * sizeof(element));
 	work->values = carve(&next, (size_t)KVT_ATTN_UNIT * work->out_dim * sizeof(element));
-	work->scores = carve(&next, (size_t)TILE * BLOCK * sizeof(float));
+	work->scores = carve(&next, (size_t)TILE_ROWS * BLOCK * sizeof(float));
 	work->weights = (element *)(void *)work->scores;
 	if (sizeof(element) != sizeof(float))
-		work->weights = carve(&next, (size_t)TILE * BLOCK * sizeof(element));
-	work->sum_lanes = carve(&next, (size_t)TILE * VW * sizeof(float));
-	work->factors = carve(&next, TILE_PADDED * sizeof(float));
-	partial_carve(&work->tile, &next, TILE_PADDED, work->out_dim);
+		work->weights = carve(&next, (size_t)TILE_ROWS * BLOCK * sizeof(element));
+	work->sum_lanes = carve(&next, (size_t)TILE_ROWS * VW * sizeof(float));
+	work->factors = carve(&next, TILE_ROWS * sizeof(float));
+	work->outputs_before =
+		carve(&next, (size_t)TILE_ROWS * work->out_dim * sizeof(float));
+	partial_carve(&work->tile, &next, TILE_ROWS, work->out_dim);
 	partial_carve(&work->group, &next, KVT_JOB_ROWS, work->out_dim);
 	partial_carve(&work->total, &next, KVT_JOB_ROWS, work->out_dim);
 	return next;
@@ -160,7 +165,7 @@ static void work_begin(struct work *work, const struct kvt_row_block *block, voi
 /* How many positions a row of the block sees. */
 INLINE uint32_t row_limit(const struct kvt_row_block *block, uint32_t row)
 {
-	return block->limits[(block->first_row + row) / block->group_heads];
+	return block->limits[(block->first_row + row) / block->query_rows];
 }
 
 /* The first row that sees position start; n_rows if none does. Limits ascend. */
@@ -183,8 +188,8 @@ static size_t row_offset(const struct kvt_row_block *block, uint32_t row, uint64
 			 uint64_t head_stride)
 {
 	uint32_t in_sequence = block->first_row + row;
-	uint64_t token = block->first_token + in_sequence / block->group_heads;
-	uint32_t head = block->kv_head * block->group_heads + in_sequence % block->group_heads;
+	uint64_t token = block->first_token + in_sequence / block->query_rows;
+	uint32_t head = block->first_head + in_sequence % block->query_rows;
 
 	return token * row_stride + head * head_stride;
 }
@@ -227,9 +232,12 @@ static void rows_write(const struct work *work, const struct partial *result)
 /* What stands for a row that is not there. */
 static const char no_row[KVT_ATTN_HEAD_DIM_MAX * sizeof(float)];
 
-/* Where the positions [start, end) lie in one plane; n of them, those that are not there too. */
-static void positions_find(const struct work *work, const char *plane, uint32_t start, uint32_t end,
-			   const char **ret_rows, uint32_t n)
+/*
+ * Where the positions [start, end) of one KV head of the block lie in one plane; n of them, those
+ * that are not there too.
+ */
+static void positions_find(const struct work *work, const char *plane, uint32_t head,
+			   uint32_t start, uint32_t end, const char **ret_rows, uint32_t n)
 {
 	const struct kvt_attn_view *kv = work->kv;
 	const uint32_t *pages = work->block->sequence->pages;
@@ -239,7 +247,7 @@ static void positions_find(const struct work *work, const char *plane, uint32_t 
 	uint32_t i = 0;
 
 	if (n_found)
-		plane += work->block->kv_head * kv->head_stride_bytes;
+		plane += (work->block->kv_head + head) * kv->head_stride_bytes;
 	while (i < n_found) {
 		uint32_t within = (start + i) & (page_size - 1);
 		uint32_t page_end = i + minimum(n_found - i, page_size - within);
@@ -254,11 +262,11 @@ static void positions_find(const struct work *work, const char *plane, uint32_t 
 }
 
 /* Likewise, at most n_max of them. */
-static void rows_find(const struct work *work, const char *plane, uint32_t start, uint32_t end,
-		      uint32_t n_max, struct kvt_rows *ret_rows)
+static void rows_find(const struct work *work, const char *plane, uint32_t head, uint32_t start,
+		      uint32_t end, uint32_t n_max, struct kvt_rows *ret_rows)
 {
 	ret_rows->n = start < end ? minimum(end - start, n_max) : 0;
-	positions_find(work, plane, start, end, ret_rows->at, n_max + KVT_ROWS_MORE);
+	positions_find(work, plane, head, start, end, ret_rows->at, n_max + KVT_ROWS_MORE);
 }
 
 /* The inner kernel: c[rows][vectors] = (c or 0) + a b, steps in ascending order. */
@@ -321,34 +329,36 @@ static gemm_fn *const gemm_table[GEMM_ROWS + 1][GEMM_VECTORS + 1] = { GEMM_CASES
 
 /* Packing */
 
-/* Positions that will be packed soon, to be fetched meanwhile. */
+/* Positions of one head that will be packed soon, to be fetched meanwhile. */
 struct ahead {
 	const char *plane;
+	uint32_t head;
 	uint32_t start;
 	uint32_t end;
 };
 
-/* Pack the panel of keys that begins at position start of the unit. */
-static void panel_pack(const struct work *work, element *panel, uint32_t start,
+/* Pack the panel of a head's keys that begins at position start of the unit. */
+static void panel_pack(const struct work *work, element *panel, uint32_t head, uint32_t start,
 		       const struct ahead *ahead)
 {
 	struct kvt_rows rows, ahead_rows;
 	uint32_t base = work->unit_start;
 
-	rows_find(work, work->kv->k, base + start, base + work->unit_keys, PANEL_KEYS, &rows);
-	rows_find(work, ahead->plane, ahead->start, ahead->end, PANEL_KEYS, &ahead_rows);
+	rows_find(work, work->kv->k, head, base + start, base + work->unit_keys, PANEL_KEYS, &rows);
+	rows_find(work, ahead->plane, ahead->head, ahead->start, ahead->end, PANEL_KEYS,
+		  &ahead_rows);
 	keys_pack(panel, &rows, &ahead_rows, work->head_dim, work->kv->type);
 }
 
 /* Likewise for capacity positions of values. Returns whether any is not finite. */
-static bool chunk_pack(const struct work *work, element *chunk, uint32_t start, uint32_t capacity,
-		       const struct ahead *ahead)
+static bool chunk_pack(const struct work *work, element *chunk, uint32_t head, uint32_t start,
+		       uint32_t capacity, const struct ahead *ahead)
 {
 	struct kvt_rows rows, ahead_rows;
 	uint32_t base = work->unit_start;
 
-	rows_find(work, work->kv->v, base + start, base + work->unit_keys, capacity, &rows);
-	rows_find(work, ahead->plane, ahead->start, ahead->end, capacity, &ahead_rows);
+	rows_find(work, work->kv->v, head, base + start, base + work->unit_keys, capacity, &rows);
+	rows_find(work, ahead->plane, ahead->head, ahead->start, ahead->end, capacity, &ahead_rows);
 	return values_pack(chunk, capacity, &rows, &ahead_rows, work->head_dim, work->kv->type);
 }
 
@@ -359,10 +369,11 @@ static void unit_pack(struct work *work)
 	const struct ahead nothing = { 0 };
 
 	for (uint32_t start = 0; start < work->unit_keys; start += PANEL_KEYS)
-		panel_pack(work, work->keys + start / PANEL_KEYS * panel_elements, start, &nothing);
+		panel_pack(work, work->keys + start / PANEL_KEYS * panel_elements, 0, start,
+			   &nothing);
 	for (uint32_t i = 0; i * BLOCK < work->unit_keys; i++)
-		work->not_finite[i] = chunk_pack(work, work->values + i * chunk_elements, i * BLOCK,
-						 BLOCK, &nothing);
+		work->not_finite[i] = chunk_pack(work, work->values + i * chunk_elements, 0,
+						 i * BLOCK, BLOCK, &nothing);
 }
 
 /* A tile on a block: scores, weights, outputs */
@@ -371,9 +382,21 @@ static void unit_pack(struct work *work)
 struct tile {
 	uint32_t first_row;
 	uint32_t n_rows;
-	uint32_t n_bands; /* rows of one inner kernel */
-	uint32_t n_keys[TILE]; /* 0 to KVT_ATTN_UNIT */
+	uint32_t head_rows; /* rows of each KV head */
+	uint32_t n_keys[TILE_ROWS]; /* 0 to KVT_ATTN_UNIT */
 };
+
+/* Rows of one head are done in bands, the rows of one inner kernel. */
+INLINE uint32_t bands(const struct tile *tile)
+{
+	return (tile->head_rows + GEMM_ROWS - 1) / GEMM_ROWS;
+}
+
+/* The first row of a band of a head; of one past the last band, the end. */
+INLINE uint32_t band_row(const struct tile *tile, uint32_t head, uint32_t band)
+{
+	return head * tile->head_rows + share(tile->head_rows, bands(tile), band);
+}
 
 /* How many of the positions [start, start + n) a row of the tile sees. */
 INLINE uint32_t keys_seen(const struct tile *tile, uint32_t row, uint32_t start, uint32_t n)
@@ -383,15 +406,15 @@ INLINE uint32_t keys_seen(const struct tile *tile, uint32_t row, uint32_t start,
 	return n_keys <= start ? 0 : minimum(n_keys - start, n);
 }
 
-/* Scores of a packed panel of keys, for the rows that see any of it. */
-static void panel_scores(const struct work *work, const struct tile *tile, const element *panel,
-			 uint32_t block_start, uint32_t panel_start)
+/* Scores of a packed panel of a head's keys, for the rows that see any of it. */
+static void panel_scores(const struct work *work, const struct tile *tile, uint32_t head,
+			 const element *panel, uint32_t block_start, uint32_t panel_start)
 {
 	size_t q_stride = (size_t)work->key_steps * STEP;
 
-	for (uint32_t band = 0; band < tile->n_bands; band++) {
-		uint32_t row = share(tile->n_rows, tile->n_bands, band);
-		uint32_t end = share(tile->n_rows, tile->n_bands, band + 1);
+	for (uint32_t band = 0; band < bands(tile); band++) {
+		uint32_t row = band_row(tile, head, band);
+		uint32_t end = band_row(tile, head, band + 1);
 		uint32_t n = keys_seen(tile, end - 1, panel_start, PANEL_KEYS);
 		struct gemm gemm = {
 			.a = work->queries + (tile->first_row + row) * q_stride,
@@ -469,9 +492,9 @@ static void tile_maxima(const struct work *work, const struct tile *tile, uint32
 {
 	float *maxima = work->tile.maxima;
 	vf lowest = v_set1(-__builtin_inff());
-	_Alignas(64) float highest[TILE_PADDED];
+	_Alignas(64) float highest[TILE_ROWS];
 
-	for (uint32_t row = 0; row < TILE_PADDED; row++) {
+	for (uint32_t row = 0; row < (tile->n_rows + VW - 1) / VW * VW; row++) {
 		uint32_t n = row < tile->n_rows ? keys_seen(tile, row, block_start, BLOCK) : 0;
 
 		highest[row] =
@@ -572,13 +595,17 @@ static void chunk_add_exactly(const struct work *work, const element *weights, c
 	}
 }
 
-/* Add a chunk of values, positions [start, start + capacity) of the unit, to the tile's outputs. */
-static void chunk_values(const struct work *work, const struct tile *tile, const element *chunk,
-			 uint32_t block_start, uint32_t start, uint32_t capacity, bool not_finite)
+/*
+ * Add a chunk of a head's values, positions [start, start + capacity) of the unit, to the outputs
+ * of its rows.
+ */
+static void chunk_values(const struct work *work, const struct tile *tile, uint32_t head,
+			 const element *chunk, uint32_t block_start, uint32_t start,
+			 uint32_t capacity, bool not_finite)
 {
-	for (uint32_t band = 0; band < tile->n_bands; band++) {
-		uint32_t row = share(tile->n_rows, tile->n_bands, band);
-		uint32_t end = share(tile->n_rows, tile->n_bands, band + 1);
+	for (uint32_t band = 0; band < bands(tile); band++) {
+		uint32_t row = band_row(tile, head, band);
+		uint32_t end = band_row(tile, head, band + 1);
 		uint32_t n = keys_seen(tile, end - 1, start, capacity);
 		const element *weights = work->weights + row * BLOCK + (start - block_start);
 
@@ -607,111 +634,233 @@ static void block_packed(const struct work *work, const struct tile *tile, uint3
 	uint32_t index = block_start / BLOCK;
 
 	for (uint32_t start = block_start; start < block_end; start += PANEL_KEYS)
-		panel_scores(work, tile, work->keys + start / PANEL_KEYS * panel_elements,
+		panel_scores(work, tile, 0, work->keys + start / PANEL_KEYS * panel_elements,
 			     block_start, start);
 	tile_weights(work, tile, block_start);
-	chunk_values(work, tile, work->values + index * chunk_elements, block_start, block_start,
+	chunk_values(work, tile, 0, work->values + index * chunk_elements, block_start, block_start,
 		     BLOCK, work->not_finite[index]);
+}
+
+/*
+ * There is only one tile, as in decode: take a panel, use it while it is in the first cache. Memory
+ * is the limit here, so KV is read as it lies there: the keys of a block, then its values, page by
+ * page, and of each page all heads of the block; and each panel fetches the next one meanwhile.
+ */
+struct place {
+	bool values;
+	uint32_t head;
+	/* Positions: a block, in it some that are read for all heads, and in them a panel. */
+	uint32_t block;
+	uint32_t stretch;
+	uint32_t panel;
+};
+
+INLINE const char *place_plane(const struct work *work, const struct place *at)
+{
+	return at->values ? work->kv->v : work->kv->k;
+}
+
+INLINE struct place place_after(const struct work *work, const struct tile *tile, struct place at)
+{
+	uint32_t page_size = work->kv->page_size;
+	uint32_t stretch = page_size < PANEL_KEYS ? PANEL_KEYS : minimum(page_size, BLOCK);
+	uint32_t block_end = minimum(at.block + BLOCK, work->limit);
+
+	if (tile->head_rows == tile->n_rows)
+		stretch = BLOCK;
+	at.panel += PANEL_KEYS;
+	if (at.panel < minimum(at.stretch + stretch, block_end))
+		return at;
+	at.panel = at.stretch;
+	if (++at.head * tile->head_rows < tile->n_rows)
+		return at;
+	at.head = 0;
+	at.stretch += stretch;
+	if (at.stretch >= block_end) {
+		at.block += at.values ? BLOCK : 0;
+		at.stretch = at.block;
+		at.values = !at.values;
+	}
+	at.panel = at.stretch;
+	return at;
+}
+
+static struct ahead place_ahead(const struct work *work, const struct place *at)
+{
+	return (struct ahead){ place_plane(work, at), at->head, at->panel, work->limit };
+}
+
+static void panel_scores_packed(const struct work *work, const struct tile *tile,
+				const struct place *at, const struct place *next)
+{
+	struct ahead ahead = place_ahead(work, next);
+	uint32_t start = at->panel - work->unit_start;
+
+	panel_pack(work, work->keys, at->head, start, &ahead);
+	panel_scores(work, tile, at->head, work->keys, at->block - work->unit_start, start);
+}
+
+static void panel_values_packed(const struct work *work, const struct tile *tile,
+				const struct place *at, const struct place *next)
+{
+	struct ahead ahead = place_ahead(work, next);
+	uint32_t start = at->panel - work->unit_start;
+	bool not_finite = chunk_pack(work, work->values, at->head, start, PANEL_KEYS, &ahead);
+
+	chunk_values(work, tile, at->head, work->values, at->block - work->unit_start, start,
+		     PANEL_KEYS, not_finite);
 }
 
 #ifdef FEW_ROWS
 
 /*
  * So few rows that packing would cost more than the products: KV goes from its pages through
- * registers into scores and outputs. The products are the same, in the same order. These return
- * whether that could be done; if not, nothing was done. next is what is read after this.
+ * registers into scores and outputs. The products are the same, in the same order.
  */
-static bool few_make(const struct work *work, const struct tile *tile, const char *plane,
-		     uint32_t start, uint32_t n, const struct ahead *next, struct few *ret_few)
+INLINE bool few_rows(const struct work *work, const struct tile *tile)
 {
-	uint32_t n_padded = (n + FEW_KEYS - 1) / FEW_KEYS * FEW_KEYS;
-
-	if (tile->n_rows > FEW_ROWS || !few_possible(work->head_dim, work->kv->type))
-		return false;
-	ret_few->n_keys = n;
-	ret_few->n_rows = tile->n_rows;
-	ret_few->dim = work->head_dim;
-	ret_few->out_dim = work->out_dim;
-	positions_find(work, plane, start, start + n, ret_few->rows, n_padded);
-	positions_find(work, next->plane, next->start, next->end, ret_few->rows + n_padded,
-		       FEW_AHEAD);
-	return true;
+	return tile->head_rows <= FEW_ROWS && few_possible(work->head_dim, work->kv->type);
 }
 
-static bool block_scores_few(const struct work *work, const struct tile *tile, uint32_t start,
-			     uint32_t n)
+/* Where the strips of a panel begin. Returns how many of its positions there are. */
+INLINE uint32_t strips_find(const struct work *work, const struct place *at,
+			    const char **ret_strips)
 {
-	struct ahead next = { work->kv->v, start, start + n };
-	struct few few;
+	uint32_t n = at->panel < work->limit ? minimum(work->limit - at->panel, PANEL_KEYS) : 0;
 
-	if (!few_make(work, tile, work->kv->k, start, n, &next, &few))
-		return false;
-	few_scores(&few, work->scores,
-		   work->queries + (size_t)tile->first_row * work->key_steps * STEP);
-	return true;
+	for (uint32_t i = 0; i < PANEL_KEYS; i += VW)
+		positions_find(work, place_plane(work, at), at->head, at->panel + i, at->panel + n,
+			       ret_strips + i / VW, 1);
+	return n;
 }
 
-static bool block_values_few(const struct work *work, const struct tile *tile, uint32_t start,
-			     uint32_t n)
+/*
+ * Positions that do not lie evenly, sixteen at a time, or are not all there, are put together with
+ * rows of zeros.
+ */
+static void strips_gather(const struct work *work, const struct place *at, struct few *few)
 {
-	struct ahead next = { work->kv->k, start + n,
-			      row_limit(work->block, work->block->n_rows - 1) };
-	size_t n_outputs = (size_t)tile->n_rows * work->out_dim;
-	float *outputs = work->tile.outputs, *before = outputs + n_outputs;
+	uint32_t row_bytes = work->head_dim * (uint32_t)kvt_type_size(work->kv->type);
+	char *to = (char *)work->keys;
+	const char *rows[PANEL_KEYS];
+
+	positions_find(work, place_plane(work, at), at->head, at->panel, at->panel + few->n_keys,
+		       rows, PANEL_KEYS);
+	few->stride = row_bytes;
+	for (uint32_t i = 0; i < PANEL_KEYS; i++, to += row_bytes) {
+		memcpy(to, rows[i], row_bytes);
+		if (i % VW == 0)
+			few->strips[i / VW] = to;
+	}
+}
+
+static void few_make(const struct work *work, const struct tile *tile, const struct place *at,
+		     const struct place *next, struct few *few)
+{
+	few->n_rows = tile->head_rows;
+	few->dim = work->head_dim;
+	few->out_dim = work->out_dim;
+	few->stride = work->kv->position_stride_bytes;
+	few->next_stride = few->stride;
+	few->n_keys = strips_find(work, at, few->strips);
+	strips_find(work, next, few->strips + PANEL_KEYS / VW);
+	if (few->n_keys < PANEL_KEYS || work->kv->page_size < VW)
+		strips_gather(work, at, few);
+}
+
+static void panel_scores_few(const struct work *work, const struct tile *tile,
+			     const struct place *at, const struct place *next)
+{
+	uint32_t row = at->head * tile->head_rows;
 	struct few few;
 
-	if (!few_make(work, tile, work->kv->v, start, n, &next, &few))
-		return false;
-	memcpy(before, outputs, n_outputs * sizeof *outputs);
-	if (few_values(&few, outputs, work->weights))
-		return true;
-	memcpy(outputs, before, n_outputs * sizeof *outputs);
-	return false;
+	few_make(work, tile, at, next, &few);
+	few_scores(&few, work->scores + row * BLOCK + (at->panel - at->block),
+		   work->queries + (size_t)(tile->first_row + row) * work->key_steps * STEP);
+}
+
+static bool panel_values_few(const struct work *work, const struct tile *tile,
+			     const struct place *at, const struct place *next)
+{
+	uint32_t row = at->head * tile->head_rows;
+	struct few few;
+
+	few_make(work, tile, at, next, &few);
+	return few_values(&few, work->tile.outputs + (size_t)row * work->out_dim,
+			  work->weights + row * BLOCK + (at->panel - at->block));
+}
+
+/* The values of a block once more for one head, some of whose values are not finite. */
+static void head_values_again(const struct work *work, const struct tile *tile,
+			      const struct place *block, uint32_t head)
+{
+	size_t first = (size_t)head * tile->head_rows * work->out_dim;
+	size_t n = (size_t)tile->head_rows * work->out_dim;
+	uint32_t end = minimum(block->block + BLOCK, work->limit);
+	struct place at = *block;
+
+	at.head = head;
+	memcpy(work->tile.outputs + first, work->outputs_before + first, n * sizeof(float));
+	for (; at.panel < end; at.panel += PANEL_KEYS)
+		panel_values_packed(work, tile, &at, &at);
 }
 
 #else
 
-static bool block_scores_few(const struct work *work, const struct tile *tile, uint32_t start,
-			     uint32_t n)
+INLINE bool few_rows(const struct work *work, const struct tile *tile)
 {
-	(void)work, (void)tile, (void)start, (void)n;
+	(void)work, (void)tile;
 	return false;
 }
 
-static bool block_values_few(const struct work *work, const struct tile *tile, uint32_t start,
-			     uint32_t n)
+static void panel_scores_few(const struct work *work, const struct tile *tile,
+			     const struct place *at, const struct place *next)
 {
-	return block_scores_few(work, tile, start, n);
+	panel_scores_packed(work, tile, at, next);
+}
+
+static bool panel_values_few(const struct work *work, const struct tile *tile,
+			     const struct place *at, const struct place *next)
+{
+	panel_values_packed(work, tile, at, next);
+	return true;
+}
+
+static void head_values_again(const struct work *work, const struct tile *tile,
+			      const struct place *block, uint32_t head)
+{
+	(void)work, (void)tile, (void)block, (void)head;
 }
 
 #endif
 
-/*
- * There is only one tile, as in decode: pack a panel, use it while it is in the first cache. Memory
- * is the limit here, so each panel of keys, and of values, fetches that of the next block ahead.
- */
-static void block_streamed(const struct work *work, const struct tile *tile, uint32_t block_start,
-			   uint32_t block_end)
+static void block_streamed(const struct work *work, const struct tile *tile, uint32_t block_start)
 {
-	uint32_t next = work->unit_start + block_start + BLOCK;
-	uint32_t limit = row_limit(work->block, work->block->n_rows - 1);
+	uint32_t start = work->unit_start + block_start;
+	struct place at = { false, 0, start, start, start }, next, values;
+	bool few = few_rows(work, tile), again[TILE_ROWS] = { false };
 
-	uint32_t first = work->unit_start + block_start, n = block_end - block_start;
-	bool few = block_scores_few(work, tile, first, n);
-
-	for (uint32_t start = block_start; !few && start < block_end; start += PANEL_KEYS) {
-		struct ahead ahead = { work->kv->k, next + start - block_start, limit };
-
-		panel_pack(work, work->keys, start, &ahead);
-		panel_scores(work, tile, work->keys, block_start, start);
+	for (; !at.values; at = next) {
+		next = place_after(work, tile, at);
+		if (few)
+			panel_scores_few(work, tile, &at, &next);
+		else
+			panel_scores_packed(work, tile, &at, &next);
 	}
 	tile_weights(work, tile, block_start);
-	few = few && block_values_few(work, tile, first, n);
-	for (uint32_t start = block_start; !few && start < block_end; start += PANEL_KEYS) {
-		struct ahead ahead = { work->kv->v, next + start - block_start, limit };
-		bool not_finite = chunk_pack(work, work->values, start, PANEL_KEYS, &ahead);
-
-		chunk_values(work, tile, work->values, block_start, start, PANEL_KEYS, not_finite);
+	if (few)
+		memcpy(work->outputs_before, work->tile.outputs,
+		       (size_t)tile->n_rows * work->out_dim * sizeof(float));
+	for (values = at; at.values; at = next) {
+		next = place_after(work, tile, at);
+		if (!few)
+			panel_values_packed(work, tile, &at, &next);
+		else if (!panel_values_few(work, tile, &at, &next))
+			again[at.head] = true;
+	}
+	for (uint32_t head = 0; head * tile->head_rows < tile->n_rows; head++) {
+		if (again[head])
+			head_values_again(work, tile, &values, head);
 	}
 }
 
@@ -721,7 +870,7 @@ static void tile_unit(const struct work *work, uint32_t first_row, uint32_t n_ro
 	struct tile tile = { .first_row = first_row, .n_rows = n_rows };
 	uint32_t n_keys = 0;
 
-	tile.n_bands = (n_rows + GEMM_ROWS - 1) / GEMM_ROWS;
+	tile.head_rows = n_rows / work->block->n_kv_heads;
 	for (uint32_t row = 0; row < n_rows; row++) {
 		uint32_t limit = row_limit(work->block, first_row + row);
 
@@ -730,8 +879,8 @@ static void tile_unit(const struct work *work, uint32_t first_row, uint32_t n_ro
 				 : minimum(limit - work->unit_start, KVT_ATTN_UNIT);
 		tile.n_keys[row] = n_keys;
 	}
-	for (uint32_t row = 0; row < TILE_PADDED; row++)
-		work->tile.maxima[row] = -__builtin_inff();
+	for (uint32_t row = 0; row < n_rows; row += VW)
+		v_store(work->tile.maxima + row, v_set1(-__builtin_inff()));
 	for (uint32_t i = 0; i < n_rows * VW; i += VW)
 		v_store(work->sum_lanes + i, v_zero());
 	for (uint32_t i = 0; i < n_rows * work->out_dim; i += VW)
@@ -741,7 +890,7 @@ static void tile_unit(const struct work *work, uint32_t first_row, uint32_t n_ro
 		if (packed)
 			block_packed(work, &tile, start, minimum(start + BLOCK, n_keys));
 		else
-			block_streamed(work, &tile, start, minimum(start + BLOCK, n_keys));
+			block_streamed(work, &tile, start);
 	}
 	for (uint32_t row = 0; row < n_rows; row++)
 		work->tile.sums[row] = v_sum(v_load(work->sum_lanes + row * VW));
@@ -813,14 +962,16 @@ static void unit_run(struct work *work, uint32_t unit, bool first)
 	const struct kvt_row_block *block = work->block;
 	uint32_t start = unit * KVT_ATTN_UNIT;
 	uint32_t first_row = row_first(block, start);
-	bool packed = block->n_rows - first_row > TILE;
+	uint32_t tile_rows = block->n_kv_heads > 1 ? block->n_rows : TILE;
+	bool packed = block->n_rows - first_row > tile_rows;
 
 	work->unit_start = start;
-	work->unit_keys = minimum(row_limit(block, block->n_rows - 1) - start, KVT_ATTN_UNIT);
+	work->limit = row_limit(block, block->n_rows - 1);
+	work->unit_keys = minimum(work->limit - start, KVT_ATTN_UNIT);
 	if (packed)
 		unit_pack(work);
-	for (uint32_t row = first_row; row < block->n_rows; row += TILE) {
-		uint32_t n_rows = minimum(TILE, block->n_rows - row);
+	for (uint32_t row = first_row; row < block->n_rows; row += tile_rows) {
+		uint32_t n_rows = minimum(tile_rows, block->n_rows - row);
 		struct partial target = partial_at(&work->group, row, work->out_dim);
 
 		tile_unit(work, row, n_rows, packed);

@@ -34,8 +34,15 @@
 #define KVT_JOB_ROWS 1024
 
 /*
- * Rows of one sequence and KV head that are computed together, in (query, head of the group)
- * order.
+ * Rows of a block with several KV heads, at most, and of each head. Their scores of a block of
+ * positions stay in the second cache.
+ */
+#define KVT_HEADS_ROWS 64
+#define KVT_HEAD_ROWS 16
+
+/*
+ * Rows of one sequence that are computed together, in (query, head) order: those of one KV head,
+ * or, where there is one query, of several, so that their KV is read as it lies in its pages.
  */
 struct kvt_row_block {
 	const struct kvt_attn_prefill *prefill;
@@ -43,7 +50,9 @@ struct kvt_row_block {
 	const uint32_t *limits; /* of each query of the sequence: how many positions it sees */
 	uint64_t first_token; /* row of q and out with the sequence's first query */
 	uint32_t kv_head;
-	uint32_t group_heads; /* query heads of one KV head */
+	uint32_t n_kv_heads;
+	uint32_t first_head; /* the first query head */
+	uint32_t query_rows; /* query heads: rows of one query */
 	uint32_t first_row;
 	uint32_t n_rows;
 	uint32_t n_units; /* up to the last row's limit */

@@ -245,26 +245,26 @@ static bool values_pack(element *chunk, uint32_t capacity, const struct kvt_rows
 }
 
 /*
- * KV straight from its pages, for few rows, where memory is the limit. Rows are fetched in the
- * order of their addresses, twice: FEW_AHEAD before they are used, past the third cache, which
- * would only be filled with what is not read again, and FEW_NEAR before, into the first. Either
- * alone has too few fetches on their way.
+ * KV straight from its pages, for few rows, where memory is the limit. While a panel is used, the
+ * next one is fetched, row by row, past the third cache, which would only be filled with what is
+ * not read again; and a second time, FEW_NEAR rows before use, into the first. Either alone has too
+ * few fetches on their way.
  */
 #define INLINE static inline __attribute__((always_inline))
 #define FEW_ROWS 8
-#define FEW_KEYS 32
-#define FEW_NEAR 32
-#define FEW_AHEAD 64
-
-_Static_assert(2 * FEW_ROWS <= TILE, "there is room for outputs twice");
+#define FEW_KEYS (GEMM_VECTORS * VW)
+#define FEW_STRIPS GEMM_VECTORS
+#define FEW_NEAR 2
 
 struct few {
-	uint32_t n_keys; /* of a block */
+	uint32_t n_keys; /* of a panel */
 	uint32_t n_rows;
 	uint32_t dim;
 	uint32_t out_dim;
-	/* Keys or values, whole times FEW_KEYS of them, and then what will be read after them. */
-	const char *rows[BLOCK + FEW_AHEAD];
+	size_t stride; /* from position to position */
+	size_t next_stride;
+	/* Sixteen positions each: a panel of keys or values, and what will be read after it. */
+	const char *strips[2 * FEW_STRIPS];
 };
 
 static bool few_possible(uint32_t dim, uint32_t type)
@@ -274,7 +274,9 @@ static bool few_possible(uint32_t dim, uint32_t type)
 
 INLINE void few_fetch(const struct few *few, uint32_t row)
 {
-	const char *near = few->rows[row + FEW_NEAR], *far = few->rows[row + FEW_AHEAD];
+	uint32_t strip = row / VW;
+	const char *near = few->strips[strip + FEW_NEAR] + row % VW * few->next_stride;
+	const char *far = few->strips[strip + FEW_STRIPS] + row % VW * few->next_stride;
 
 	for (uint32_t i = 0; i < few->dim * 2; i += 64) {
 		_mm_prefetch(near + i, _MM_HINT_T0);
@@ -291,15 +293,17 @@ static inline __m128i sixteen_load(const char *source)
  * Eight dimensions of sixteen rows: vector i gets pair i of all rows. Sixteen bytes of four rows
  * make a vector while they are loaded, which is half of the transposition.
  */
-INLINE void pairs_load(const char *const *rows, uint32_t offset, __m512i *ret_pairs)
+INLINE void pairs_load(const char *strip, size_t stride, __m512i *ret_pairs)
 {
 	__m512i t[4], u[4];
 
 	UNROLL_FOR (i, 4) {
-		t[i] = _mm512_castsi128_si512(sixteen_load(rows[i] + offset));
-		t[i] = _mm512_inserti32x4(t[i], sixteen_load(rows[4 + i] + offset), 1);
-		t[i] = _mm512_inserti32x4(t[i], sixteen_load(rows[8 + i] + offset), 2);
-		t[i] = _mm512_inserti32x4(t[i], sixteen_load(rows[12 + i] + offset), 3);
+		const char *row = strip + i * stride;
+
+		t[i] = _mm512_castsi128_si512(sixteen_load(row));
+		t[i] = _mm512_inserti32x4(t[i], sixteen_load(row + 4 * stride), 1);
+		t[i] = _mm512_inserti32x4(t[i], sixteen_load(row + 8 * stride), 2);
+		t[i] = _mm512_inserti32x4(t[i], sixteen_load(row + 12 * stride), 3);
 	}
 	u[0] = _mm512_unpacklo_epi32(t[0], t[1]);
 	u[1] = _mm512_unpackhi_epi32(t[0], t[1]);
@@ -316,7 +320,8 @@ INLINE void few_scores_of(const struct few *few, float *scores, const element *q
 {
 	const size_t q_stride = (few->dim + 1) / 2 * 2;
 
-	for (uint32_t key = 0; key < few->n_keys; key += FEW_KEYS) {
+	for (uint32_t key = 0; key < few->n_keys; key += 2 * VW) {
+		const char *const *strips = few->strips + key / VW;
 		vf c[FEW_ROWS][2];
 		uint32_t fetched = 0;
 
@@ -325,10 +330,10 @@ INLINE void few_scores_of(const struct few *few, float *scores, const element *q
 		for (uint32_t x = 0; x < few->dim; x += 8) {
 			__m512i low[4], high[4];
 
-			for (; fetched * few->dim < FEW_KEYS * (x + 8); fetched++)
+			for (; fetched * few->dim < 2 * VW * (x + 8); fetched++)
 				few_fetch(few, key + fetched);
-			pairs_load(few->rows + key, x * 2, low);
-			pairs_load(few->rows + key + VW, x * 2, high);
+			pairs_load(strips[0] + x * 2, few->stride, low);
+			pairs_load(strips[1] + x * 2, few->stride, high);
 			UNROLL_FOR (i, 4)
 				UNROLL_FOR (r, n_rows) {
 					vb q = a_broadcast(queries + r * q_stride + x + 2 * i);
@@ -344,12 +349,10 @@ INLINE void few_scores_of(const struct few *few, float *scores, const element *q
 	}
 }
 
-/* Some rows' outputs: n_vectors of them, the first being number v, of FEW_KEYS positions. */
+/* Some rows' outputs: n_vectors of them, the first being number v. */
 INLINE bool few_values_some(const struct few *few, float *outputs, const element *weights,
-			    uint32_t key, uint32_t v, const uint32_t n_rows,
-			    const uint32_t n_vectors)
+			    uint32_t v, const uint32_t n_rows, const uint32_t n_vectors)
 {
-	const uint32_t end = key + FEW_KEYS < few->n_keys ? key + FEW_KEYS : few->n_keys;
 	vf c[FEW_ROWS][4];
 	__mmask16 bad = 0;
 
@@ -357,9 +360,9 @@ INLINE bool few_values_some(const struct few *few, float *outputs, const element
 	UNROLL_FOR (r, n_rows)
 		UNROLL_FOR (i, n_vectors)
 			c[r][i] = v_load(outputs + r * few->out_dim + i * VW);
-	for (; key < end; key += 2) {
-		const char *even = few->rows[key] + v * VW * 2;
-		const char *odd = few->rows[key + 1] + v * VW * 2;
+	for (uint32_t key = 0; key < few->n_keys; key += 2) {
+		const char *even = few->strips[key / VW] + key % VW * few->stride + v * VW * 2;
+		const char *odd = even + few->stride;
 		__m512i pairs[4];
 
 		UNROLL_FOR (i, (n_vectors + 1) / 2) {
@@ -393,15 +396,12 @@ INLINE bool few_values_of(const struct few *few, float *outputs, const element *
 {
 	const uint32_t n_vectors = few->out_dim / VW;
 	bool good = true;
+	uint32_t v = 0;
 
-	for (uint32_t key = 0; key < few->n_keys; key += FEW_KEYS) {
-		uint32_t v = 0;
-
-		for (; v + width <= n_vectors; v += width)
-			good &= few_values_some(few, outputs, weights, key, v, n_rows, width);
-		for (; v < n_vectors; v++)
-			good &= few_values_some(few, outputs, weights, key, v, n_rows, 1);
-	}
+	for (; v + width <= n_vectors; v += width)
+		good &= few_values_some(few, outputs, weights, v, n_rows, width);
+	for (; v < n_vectors; v++)
+		good &= few_values_some(few, outputs, weights, v, n_rows, 1);
 	return good;
 }
 

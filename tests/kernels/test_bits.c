@@ -202,6 +202,7 @@ static void model_test(const char *name, enum kvt_attn_isa isa, const struct mod
 	if (!model->n_regions) {
 		decode_test(one, model, &home, &expected);
 		decode_test(three, model, &away, &expected);
+		decode_test(tight, model, &wide, &expected);
 	}
 	case_begin("%s: %s: all at once with other threads and pages", path, name);
 	result = run(three, model, &wide, first, model->n_expected, true);
@@ -261,16 +262,17 @@ static void region_chunks_test(enum kvt_attn_isa isa)
 static void poison_test(enum kvt_attn_isa isa, uint32_t kv_type, uint32_t q_type, uint32_t plane,
 			uint32_t at, double poison)
 {
-	struct model model = { 80, 1, 3, kv_type, q_type, 1200, 1200, NULL, 0 };
+	struct model model = { 80, 3, 3, kv_type, q_type, 1200, 1200, NULL, 0 };
 	struct setting setting = setting_make(&model, 16, KVT_ATTN_NHD, KVT_ATTN_LAYER_MAJOR, 4);
 	struct kvt_attn_context *context = context_for(isa, 2, 0);
 	struct rows clean, poisoned;
-	size_t row_floats = 3 * 80;
+	const size_t row_floats = 9 * 80, head_floats = 3 * 80;
+	const float *out;
 
 	case_begin("%s: %s %g at position %u, %s", isa_names[isa], plane ? "V" : "K", poison, at,
 		   type_name(kv_type));
 	clean = run(context, &model, &setting, 0, 1200, false);
-	element_write(pool_element(&setting.pool, plane, setting.text.pages[at / 16], 0, at % 16,
+	element_write(pool_element(&setting.pool, plane, setting.text.pages[at / 16], 1, at % 16,
 				   77),
 		      kv_type, poison);
 	poisoned = run(context, &model, &setting, 0, 1200, false);
@@ -284,9 +286,12 @@ static void poison_test(enum kvt_attn_isa isa, uint32_t kv_type, uint32_t q_type
 		rows_compare(&poisoned, 0, &few, first, n);
 		rows_free(&few);
 	}
-	/* And it does reach the others, or this test could not fail. */
-	EXPECT(!isfinite(((float *)poisoned.out.data)[at * row_floats + 77]));
-	EXPECT(!isfinite(((float *)poisoned.out.data)[1199 * row_floats + 77]));
+	/* And it does reach the others of its head, or this test could not fail. */
+	out = poisoned.out.data;
+	EXPECT(!isfinite(out[at * row_floats + head_floats + 77]));
+	EXPECT(!isfinite(out[1199 * row_floats + head_floats + 77]));
+	EXPECT(isfinite(out[1199 * row_floats + 77]));
+	EXPECT(isfinite(out[1199 * row_floats + 2 * head_floats + 77]));
 	rows_free(&clean);
 	rows_free(&poisoned);
 	kvt_attn_close(context);
@@ -393,6 +398,10 @@ static void isa_test(enum kvt_attn_isa isa, bool quick)
 		{ 256, 1, 8, KVT_ATTN_BF16, KVT_ATTN_BF16, 300, 40, NULL, 0 },
 		{ 36, 1, 5, KVT_ATTN_BF16, KVT_ATTN_BF16, 300, 100, NULL, 0 },
 		{ 104, 2, 6, KVT_ATTN_BF16, KVT_ATTN_BF16, 1100, 90, NULL, 0 },
+		{ 32, 8, 4, KVT_ATTN_BF16, KVT_ATTN_BF16, 1100, 90, NULL, 0 },
+		{ 16, 40, 2, KVT_ATTN_BF16, KVT_ATTN_BF16, 600, 30, NULL, 0 },
+		{ 48, 5, 3, KVT_ATTN_F32, KVT_ATTN_F32, 1100, 90, NULL, 0 },
+		{ 24, 3, 17, KVT_ATTN_F8_E4M3, KVT_ATTN_BF16, 1100, 30, NULL, 0 },
 		{ 64, 1, 4, KVT_ATTN_BF16, KVT_ATTN_BF16, 9300, 240, NULL, 0 },
 		{ 64, 1, 1, KVT_ATTN_F32, KVT_ATTN_F32, 17000, 100, NULL, 0 },
 	};
@@ -405,10 +414,14 @@ static void isa_test(enum kvt_attn_isa isa, bool quick)
 					     "bf16, dim 256, group of 8",
 					     "bf16, dim 36, group of 5",
 					     "bf16, dim 104, group of 6",
+					     "bf16, 8 KV heads",
+					     "bf16, 40 KV heads",
+					     "fp32, 5 KV heads",
+					     "fp8, 3 KV heads of 17",
 					     "two groups, bf16",
 					     "three groups, fp32" };
 
-	for (uint32_t i = 0; i < (quick ? 9 : 11); i++)
+	for (uint32_t i = 0; i < (quick ? 13 : 15); i++)
 		model_test(names[i], isa, &models[i]);
 	region_chunks_test(isa);
 	poison_tests(isa);
