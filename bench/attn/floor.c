@@ -229,18 +229,43 @@ double floor_gflops(enum floor_kind kind, uint32_t n_threads)
 
 static volatile uint64_t read_sink;
 
+/* How far ahead bytes are fetched: into the first cache, and past the others; 0 for not. */
+struct fetch {
+	size_t near;
+	size_t far;
+};
+
+static const struct fetch fetches[] = { { 0, 0 },	{ 512, 0 },	{ 2048, 0 },
+					{ 4096, 0 },	{ 8192, 0 },	{ 1024, 8192 },
+					{ 1024, 16384 } };
+
+#define N_FETCHES (int)(sizeof fetches / sizeof fetches[0])
+
+/* What lies ahead bytes behind position i of a run, which may be in the next run. */
+static const char *ahead_at(const char *run, size_t bytes, const char *next, size_t i, size_t ahead)
+{
+	size_t at = i + ahead;
+
+	return at < bytes ? run + at : next + (at - bytes) % bytes;
+}
+
 #if defined(__x86_64__)
 
 #include <immintrin.h>
 
-__attribute__((target("avx512f"))) static uint64_t run_read_512(const char *run, size_t bytes,
-								size_t ahead)
+__attribute__((target("avx512f"))) static uint64_t
+run_read_512(const char *run, size_t bytes, const char *next, const struct fetch *fetch)
 {
 	__m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
 
 	for (size_t i = 0; i + 256 <= bytes; i += 256) {
-		for (size_t j = 0; ahead && j < 256; j += 64)
-			_mm_prefetch(run + i + ahead + j, _MM_HINT_T0);
+		const char *near = ahead_at(run, bytes, next, i, fetch->near);
+		const char *far = ahead_at(run, bytes, next, i, fetch->far);
+
+		for (size_t j = 0; fetch->near && j < 256; j += 64)
+			_mm_prefetch(near + j, _MM_HINT_T0);
+		for (size_t j = 0; fetch->far && j < 256; j += 64)
+			_mm_prefetch(far + j, _MM_HINT_NTA);
 		a = _mm512_or_si512(a, _mm512_loadu_si512(run + i));
 		b = _mm512_or_si512(b, _mm512_loadu_si512(run + i + 64));
 		c = _mm512_or_si512(c, _mm512_loadu_si512(run + i + 128));
@@ -252,13 +277,16 @@ __attribute__((target("avx512f"))) static uint64_t run_read_512(const char *run,
 
 #endif
 
-static uint64_t run_read_64(const char *run, size_t bytes, size_t ahead)
+static uint64_t run_read_64(const char *run, size_t bytes, const char *next,
+			    const struct fetch *fetch)
 {
 	uint64_t sums[8] = { 0 }, words[8];
 
 	for (size_t i = 0; i + 64 <= bytes; i += 64) {
-		if (ahead)
-			__builtin_prefetch(run + i + ahead);
+		if (fetch->near)
+			__builtin_prefetch(ahead_at(run, bytes, next, i, fetch->near));
+		if (fetch->far)
+			__builtin_prefetch(ahead_at(run, bytes, next, i, fetch->far), 0, 0);
 		memcpy(words, run + i, 64);
 		for (int j = 0; j < 8; j++)
 			sums[j] |= words[j];
@@ -266,23 +294,25 @@ static uint64_t run_read_64(const char *run, size_t bytes, size_t ahead)
 	return sums[0] | sums[1] | sums[2] | sums[3] | sums[4] | sums[5] | sums[6] | sums[7];
 }
 
-static uint64_t run_read(const char *run, size_t bytes, size_t ahead)
+static uint64_t run_read(const char *run, size_t bytes, const char *next, const struct fetch *fetch)
 {
 #if defined(__x86_64__)
 	if (__builtin_cpu_supports("avx512f"))
-		return run_read_512(run, bytes, ahead);
+		return run_read_512(run, bytes, next, fetch);
 #endif
-	return run_read_64(run, bytes, ahead);
+	return run_read_64(run, bytes, next, fetch);
 }
 
 static double read_work(struct share *share)
 {
-	static const size_t aheads[] = { 0, 512, 2048, 8192 };
 	uint64_t sum = 0;
 
-	for (size_t i = 0; i < share->n_runs; i++)
+	for (size_t i = 0; i < share->n_runs; i++) {
+		size_t next = i + 1 < share->n_runs ? i + 1 : i;
+
 		sum |= run_read(share->buffer + share->offsets[i], share->run_bytes,
-				aheads[share->loop]);
+				share->buffer + share->offsets[next], &fetches[share->loop]);
+	}
 	read_sink = sum;
 	return (double)(share->n_runs * share->run_bytes);
 }
@@ -307,7 +337,7 @@ double floor_read_runs(const void *buffer, const uint64_t *offsets, size_t n_run
 
 	if (n_threads > THREADS_MAX)
 		n_threads = THREADS_MAX;
-	for (int i = 0; i < 4; i++) {
+	for (int i = 0; i < N_FETCHES; i++) {
 		double rate;
 
 		for (uint32_t j = 0; j < n_threads; j++) {
