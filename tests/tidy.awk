@@ -49,7 +49,7 @@ function may_include(what) {
 	if (what ~ /^kernels\//)
 		return file ~ /^(kernels|tests|bench|examples)\//
 	if (what ~ /^tools\//)
-		return file ~ /^(tools|tests|bench)\//
+		return file ~ /^(tools|tests|bench|examples)\//
 	if (what ~ /^tests\//)
 		return file ~ /^(tests|bench)\//
 	return 1

@@ -17,7 +17,8 @@ void *kvt_tool_grow(void *old, size_t n, size_t element_bytes)
 	if (element_bytes <= SIZE_MAX / n)
 		grown = realloc(old, n * element_bytes);
 	if (!grown) {
-		fprintf(stderr, "kvtctl: out of memory (%zu x %zu bytes)\n", n, element_bytes);
+		fprintf(stderr, "%s: out of memory (%zu x %zu bytes)\n",
+			program_invocation_short_name, n, element_bytes);
 		exit(KVT_EXIT_PROBLEM);
 	}
 	return grown;
@@ -157,6 +158,16 @@ void kvt_json_i64(struct kvt_json *json, const char *name, int64_t value)
 {
 	json_name(json, name);
 	kvt_text_print(&json->text, "%lld", (long long)value);
+}
+
+void kvt_json_double(struct kvt_json *json, const char *name, double value)
+{
+	if (!(value - value == 0)) {
+		kvt_json_null(json, name);
+		return;
+	}
+	json_name(json, name);
+	kvt_text_print(&json->text, "%.9g", value);
 }
 
 void kvt_json_seconds(struct kvt_json *json, const char *name, uint64_t ns)

@@ -52,6 +52,7 @@ void kvt_json_open(struct kvt_json *json, const char *name, char bracket); /* '{
 void kvt_json_close(struct kvt_json *json, char bracket);                  /* '}' or ']' */
 void kvt_json_u64(struct kvt_json *json, const char *name, uint64_t value);
 void kvt_json_i64(struct kvt_json *json, const char *name, int64_t value);
+void kvt_json_double(struct kvt_json *json, const char *name, double value); /* null: not finite */
 void kvt_json_seconds(struct kvt_json *json, const char *name, uint64_t ns);
 void kvt_json_bool(struct kvt_json *json, const char *name, bool value);
 void kvt_json_null(struct kvt_json *json, const char *name);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tools/util.h"
 #include "worker.h"
 
 static const char usage[] =
@@ -163,31 +164,22 @@ static void parse(struct worker_options *o, int argc, char **argv)
 	*o = (struct worker_options){ .max_tokens = 64, .chunk = 128, .seed = 1, .page_size = 16 };
 	while ((option = getopt_long(argc, argv, "", long_options, NULL)) != -1)
 		take_option(o, option, argc);
-	if (optind < argc || !o->model || !o->tokenizer) {
+	if (optind < argc || !o->model || !o->tokenizer || (o->prompts && o->n_prompts)) {
 		fprintf(stderr, "worker: %s\nTry worker --help.\n",
-			optind < argc ? "prompts are given by --prompt" :
-					"--model and --tokenizer are needed");
+			optind < argc		    ? "prompts are given by --prompt"
+			: !o->model || !o->tokenizer ? "--model and --tokenizer are needed"
+						     : "--prompt or --prompts, not both");
 		exit(2);
 	}
 }
 
 /* ---- answers */
 
-static void print_json_string(const char *text)
-{
-	putchar('"');
-	for (; *text; text++) {
-		unsigned char c = (unsigned char)*text;
-
-		if (c == '"' || c == '\\')
-			printf("\\%c", c);
-		else if (c < 0x20)
-			printf("\\u%04x", c);
-		else
-			putchar(c);
-	}
-	putchar('"');
-}
+/** What --verify found. */
+struct verdict {
+	bool equal; /* to the last bit */
+	double max_abs, relative_norm;
+};
 
 /** The generated text; the caller frees it. */
 static char *text_of(const struct worker *worker, const struct generation *g)
@@ -207,33 +199,52 @@ static char *text_of(const struct worker *worker, const struct generation *g)
 	return text;
 }
 
-static void print_answer(const struct worker *worker, const struct generation *g,
-			 const char *verdict)
+static void print_json(const struct worker *worker, const struct generation *g,
+		       const struct verdict *verdict)
 {
-	char *text;
+	struct kvt_json json = { 0 };
+	char *text = text_of(worker, g);
 
-	if (!worker->options.json) {
-		printf("\n[%u of %u prompt positions cached, %u prefilled, %.0f us to the first "
-		       "token, %u tokens]%s%s\n", g->cached, g->n_prompt, g->prefilled, g->ttft_us,
-		       g->n_tokens - g->n_prompt, verdict ? " " : "", verdict ? verdict : "");
-		return;
+	kvt_json_open(&json, NULL, '{');
+	kvt_json_string(&json, "text", text ? text : "");
+	kvt_json_u32_list(&json, "tokens", g->tokens + g->n_prompt, g->n_tokens - g->n_prompt);
+	kvt_json_u64(&json, "prompt_positions", g->n_prompt);
+	kvt_json_u64(&json, "cached_positions", g->cached);
+	kvt_json_u64(&json, "prefilled_positions", g->prefilled);
+	kvt_json_u64(&json, "restarts", g->restarts);
+	kvt_json_double(&json, "ttft_us", g->ttft_us);
+	kvt_json_double(&json, "total_us", g->total_us);
+	if (verdict) {
+		kvt_json_bool(&json, "verified", verdict->equal);
+		kvt_json_double(&json, "max_abs", verdict->max_abs);
+		kvt_json_double(&json, "relative_norm", verdict->relative_norm);
 	}
-	text = text_of(worker, g);
-	printf("{\"text\":");
-	print_json_string(text ? text : "");
-	printf(",\"tokens\":[");
-	for (uint32_t i = g->n_prompt; i < g->n_tokens; i++)
-		printf("%s%u", i > g->n_prompt ? "," : "", g->tokens[i]);
-	printf("],\"prompt_positions\":%u,\"cached_positions\":%u,\"prefilled_positions\":%u,"
-	       "\"restarts\":%u,\"ttft_us\":%.1f,\"total_us\":%.1f%s%s}\n", g->n_prompt, g->cached,
-	       g->prefilled, g->restarts, g->ttft_us, g->total_us, verdict ? "," : "",
-	       verdict ? verdict : "");
+	kvt_json_close(&json, '}');
+	kvt_json_flush(&json, stdout);
+	kvt_json_free(&json);
 	free(text);
 }
 
-/** Compare with a run that touched no shared page. Returns whether all bits agree. */
-static bool compare(const struct generation *warm, const struct generation *cold, uint32_t vocab,
-		    double *ret_worst, double *ret_norm)
+static void print_answer(const struct worker *worker, const struct generation *g,
+			 const struct verdict *verdict)
+{
+	if (worker->options.json) {
+		print_json(worker, g, verdict);
+		return;
+	}
+	printf("\n[%u of %u prompt positions cached, %u prefilled, %.0f us to the first token, "
+	       "%u tokens]", g->cached, g->n_prompt, g->prefilled, g->ttft_us,
+	       g->n_tokens - g->n_prompt);
+	if (verdict)
+		printf(" verify: %s (max abs %g, relative norm %g)",
+		       verdict->equal ? "same bits" : "DIFFERENT", verdict->max_abs,
+		       verdict->relative_norm);
+	putchar('\n');
+}
+
+/** Compare with a run that touched no shared page. */
+static struct verdict compare(const struct generation *warm, const struct generation *cold,
+			      uint32_t vocab)
 {
 	uint32_t steps = warm->n_tokens < cold->n_tokens ? warm->n_tokens : cold->n_tokens;
 	size_t n = (size_t)(steps - warm->n_prompt) * vocab;
@@ -248,39 +259,43 @@ static bool compare(const struct generation *warm, const struct generation *cold
 		difference += d * d;
 		norm += (double)cold->logits[i] * cold->logits[i];
 	}
-	*ret_worst = worst;
-	*ret_norm = norm > 0.0 ? sqrt(difference / norm) : 0.0;
-	return equal && memcmp(warm->logits, cold->logits, n * sizeof(float)) == 0;
+	return (struct verdict){
+		.equal = equal && memcmp(warm->logits, cold->logits, n * sizeof(float)) == 0,
+		.max_abs = worst,
+		.relative_norm = norm > 0.0 ? sqrt(difference / norm) : 0.0,
+	};
+}
+
+/** Room for the logits of all that a sequence can generate. */
+static float *logits_alloc(const struct worker *worker)
+{
+	uint32_t n = worker->options.max_tokens;
+
+	if (n > worker->model.context)
+		n = worker->model.context;
+	return calloc((size_t)n * worker->model.vocab_size, sizeof(float));
 }
 
 static int verify(struct worker *worker, struct generation *warm)
 {
 	struct generation cold = *warm;
-	double worst = 0.0, norm = 0.0;
-	char verdict[160];
-	bool equal = false;
+	struct verdict verdict = { 0 };
 	int error = -ENOMEM;
 
 	cold.echo = NULL;
 	cold.tokens = calloc(worker->model.context + 1, sizeof(*cold.tokens));
-	cold.logits = calloc((size_t)worker->options.max_tokens * worker->model.vocab_size,
-			     sizeof(float));
+	cold.logits = logits_alloc(worker);
 	if (cold.tokens && cold.logits) {
 		memcpy(cold.tokens, warm->tokens, warm->n_prompt * sizeof(*cold.tokens));
 		error = worker_generate(worker, &cold, false);
 	}
 	if (!error) {
-		equal = compare(warm, &cold, worker->model.vocab_size, &worst, &norm);
-		snprintf(verdict, sizeof(verdict), worker->options.json ?
-			 "\"verified\":%s,\"max_abs\":%g,\"relative_norm\":%g" :
-			 "verify: %s (max abs %g, relative norm %g)",
-			 worker->options.json ? (equal ? "true" : "false") :
-						(equal ? "same bits" : "DIFFERENT"), worst, norm);
-		print_answer(worker, warm, verdict);
+		verdict = compare(warm, &cold, worker->model.vocab_size);
+		print_answer(worker, warm, &verdict);
 	}
 	free(cold.tokens);
 	free(cold.logits);
-	return error ? error : (equal ? 0 : 1);
+	return error ? error : (verdict.equal ? 0 : 1);
 }
 
 /** One prompt. 0, 1 when --verify found a difference, or a negative errno. */
@@ -292,7 +307,7 @@ static int serve(struct worker *worker, const char *prompt)
 
 	g.tokens = calloc(worker->model.context + 1, sizeof(*g.tokens));
 	if (o->verify)
-		g.logits = calloc((size_t)o->max_tokens * worker->model.vocab_size, sizeof(float));
+		g.logits = logits_alloc(worker);
 	if (!g.tokens || (o->verify && !g.logits))
 		goto out;
 	n = tokenizer_encode(&worker->tokenizer, prompt, g.tokens, worker->model.context - 1);
@@ -332,12 +347,36 @@ static void unescape(char *line)
 	*to = '\0';
 }
 
+/** What went wrong with a line of the file of prompts, which may have many. */
+static int line_failed(struct worker *worker, uint32_t number, int error)
+{
+	char why[sizeof(worker->why)];
+
+	snprintf(why, sizeof(why), "%s", worker->why[0] ? worker->why : strerror(-error));
+	snprintf(worker->why, sizeof(worker->why), "%s, line %u: %.400s", worker->options.prompts,
+		 number, why);
+	return error;
+}
+
+static int serve_line(struct worker *worker, char *line, size_t bytes)
+{
+	if (memchr(line, 0, bytes)) {
+		snprintf(worker->why, sizeof(worker->why),
+			 "it holds a byte 0, which no prompt has");
+		return -EINVAL;
+	}
+	unescape(line);
+	return serve(worker, line);
+}
+
 static int serve_file(struct worker *worker)
 {
 	bool standard = strcmp(worker->options.prompts, "-") == 0;
 	FILE *file = standard ? stdin : fopen(worker->options.prompts, "re");
 	char *line = NULL;
 	size_t size = 0;
+	ssize_t bytes;
+	uint32_t number = 0;
 	int worst = 0;
 
 	if (!file) {
@@ -345,12 +384,18 @@ static int serve_file(struct worker *worker)
 			 strerror(errno));
 		return -errno;
 	}
-	while (worst >= 0 && getline(&line, &size, file) > 0) {
-		int error;
+	while (worst >= 0 && (bytes = getline(&line, &size, file)) > 0) {
+		int error = serve_line(worker, line, (size_t)bytes);
 
-		unescape(line);
-		error = serve(worker, line);
+		number++;
+		if (error < 0)
+			error = line_failed(worker, number, error);
 		worst = error < 0 || error > worst ? error : worst;
+	}
+	if (worst >= 0 && ferror(file)) {
+		worst = -errno;
+		snprintf(worker->why, sizeof(worker->why), "%s: %s", worker->options.prompts,
+			 strerror(errno));
 	}
 	free(line);
 	if (!standard)
@@ -394,5 +439,9 @@ int main(int argc, char **argv)
 		fprintf(stderr, "worker: %s\n", worker.why[0] ? worker.why : strerror(-error));
 	worker_close(&worker);
 	free(worker.options.prompt);
+	if (fflush(stdout) != 0 || ferror(stdout)) {
+		fprintf(stderr, "worker: standard output: %s\n", strerror(errno));
+		return 1;
+	}
 	return error != 0;
 }

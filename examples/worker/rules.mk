@@ -20,7 +20,7 @@ ifneq ($(WORKER_BLAS),)
 EXAMPLES += $(O)/kvtbench-ttft
 endif
 
-$(O)/worker: $(call objs,examples/worker/main.c) $(WORKER_PARTS) $(O)/libkvtrunk.a \
+$(O)/worker: $(call objs,examples/worker/main.c tools/util.c) $(WORKER_PARTS) $(O)/libkvtrunk.a \
 		$(O)/libkvtkernels.a
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ $(WORKER_LIBS)
 

@@ -54,9 +54,15 @@ static void fill_digest(struct tokenizer *t)
 int tokenizer_open(struct tokenizer *tokenizer, const char *path, uint32_t vocab_size, char *why)
 {
 	struct tokenizer t = { .vocab_size = vocab_size };
-	FILE *file = fopen(path, "re");
+	FILE *file;
 	int error = 0;
 
+	if (vocab_size < BYTE_TOKENS + 256) {
+		snprintf(why, WORKER_WHY_BYTES, "the model's vocabulary of %u tokens has no room "
+			 "for the bytes that a llama2.c tokenizer falls back to", vocab_size);
+		return -EINVAL;
+	}
+	file = fopen(path, "re");
 	if (!file) {
 		error = -errno;
 		snprintf(why, WORKER_WHY_BYTES, "%s: %s", path, strerror(-error));
@@ -141,46 +147,55 @@ static uint32_t split_text(const struct tokenizer *t, const char *text, uint32_t
 	return n;
 }
 
-/** Join the best-scored pair of neighbours until none can be joined. */
-static uint32_t merge(const struct tokenizer *t, uint32_t *tokens, uint32_t n, char *joined)
+/** The token that these two are together, or -1. */
+static int64_t join(const struct tokenizer *t, const uint32_t *two, char *joined)
 {
+	snprintf(joined, 2 * t->max_length + 1, "%s%s", t->text[two[0]], t->text[two[1]]);
+	return look_up(t, joined);
+}
+
+/** Join the best-scored pair of neighbours until none can be joined. pairs has room for n. */
+static uint32_t merge(const struct tokenizer *t, uint32_t *tokens, int64_t *pairs, uint32_t n,
+		      char *joined)
+{
+	for (uint32_t i = 0; i + 1 < n; i++)
+		pairs[i] = join(t, tokens + i, joined);
 	for (;;) {
-		uint32_t best_at = UINT32_MAX, best = 0;
+		uint32_t best = UINT32_MAX;
 		float best_score = -1e10f;
 
 		for (uint32_t i = 0; i + 1 < n; i++) {
-			int64_t token;
-
-			snprintf(joined, 2 * t->max_length + 1, "%s%s", t->text[tokens[i]],
-				 t->text[tokens[i + 1]]);
-			token = look_up(t, joined);
-			if (token >= 0 && t->score[token] > best_score) {
-				best_score = t->score[token];
-				best = (uint32_t)token;
-				best_at = i;
+			if (pairs[i] >= 0 && t->score[pairs[i]] > best_score) {
+				best_score = t->score[pairs[i]];
+				best = i;
 			}
 		}
-		if (best_at == UINT32_MAX)
+		if (best == UINT32_MAX)
 			return n;
-		tokens[best_at] = best;
-		memmove(tokens + best_at + 1, tokens + best_at + 2,
-			(n - best_at - 2) * sizeof(*tokens));
+		tokens[best] = (uint32_t)pairs[best];
 		n--;
+		memmove(tokens + best + 1, tokens + best + 2, (n - best - 1) * sizeof(*tokens));
+		memmove(pairs + best, pairs + best + 1, (n - best - 1) * sizeof(*pairs));
+		if (best > 0)
+			pairs[best - 1] = join(t, tokens + best - 1, joined);
+		if (best + 1 < n)
+			pairs[best] = join(t, tokens + best, joined);
 	}
 }
 
 int tokenizer_encode(const struct tokenizer *t, const char *text, uint32_t *ret_tokens,
 		     uint32_t capacity)
 {
-	/* Merging looks at all pairs each time, so long texts are taken by paragraphs: no token of
-	 * such vocabularies joins across a line's end. */
+	/* Merging goes through all pairs each time, so long texts are taken by paragraphs: no token
+	 * of such vocabularies joins across a line's end. */
 	char *joined = malloc(2 * (size_t)t->max_length + 1);
 	uint32_t *line = malloc((strlen(text) + 2) * sizeof(*line));
+	int64_t *pairs = malloc((strlen(text) + 2) * sizeof(*pairs));
 	uint32_t n = 0;
 	bool first = true;
 	int result = -ENOMEM;
 
-	if (!joined || !line)
+	if (!joined || !line || !pairs)
 		goto out;
 	result = -ENOBUFS;
 	if (capacity < 1)
@@ -194,7 +209,7 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, uint32_t *ret_
 		bytes += text[bytes] == '\n';
 		if (asprintf(&copy, "%s%.*s", first ? " " : "", (int)bytes, text) < 0)
 			goto out;
-		tokens = merge(t, line, split_text(t, copy, line), joined);
+		tokens = merge(t, line, pairs, split_text(t, copy, line), joined);
 		free(copy);
 		if (tokens > capacity - n)
 			goto out;
@@ -207,6 +222,7 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, uint32_t *ret_
 out:
 	free(joined);
 	free(line);
+	free(pairs);
 	return result;
 }
 
