@@ -14,8 +14,8 @@
  *   weights_store              2 * VW weights as elements
  *   row_load, row_store        one row of head_dim elements to and from the caller's types
  *   keys_pack, values_pack     pages to panels
- *   FEW_ROWS, FEW_KEYS, FEW_AHEAD, struct few, few_possible, few_scores, few_values
- *                              for so few rows (if there are such), without packing
+ *   FEW_ROWS, struct few, few_possible, few_scores, few_values
+ *                              for so few rows (if there are such), without packing: few.inc.h
  *
  * How results stay the same
  *
@@ -726,8 +726,21 @@ INLINE bool few_rows(const struct work *work, const struct tile *tile)
 INLINE uint32_t strips_find(const struct work *work, const struct place *at,
 			    const char **ret_strips)
 {
+	const struct kvt_attn_view *kv = work->kv;
 	uint32_t n = at->panel < work->limit ? minimum(work->limit - at->panel, PANEL_KEYS) : 0;
 
+	if (n == PANEL_KEYS && kv->page_size >= PANEL_KEYS) {
+		uint32_t shift = (uint32_t)__builtin_ctz(kv->page_size);
+		const char *base =
+			place_plane(work, at) +
+			(work->block->kv_head + at->head) * kv->head_stride_bytes +
+			work->block->sequence->pages[at->panel >> shift] * kv->page_stride_bytes +
+			(at->panel & (kv->page_size - 1)) * kv->position_stride_bytes;
+
+		for (uint32_t i = 0; i < PANEL_KEYS / VW; i++)
+			ret_strips[i] = base + i * VW * kv->position_stride_bytes;
+		return n;
+	}
 	for (uint32_t i = 0; i < PANEL_KEYS; i += VW)
 		positions_find(work, place_plane(work, at), at->head, at->panel + i, at->panel + n,
 			       ret_strips + i / VW, 1);
@@ -757,7 +770,9 @@ static void strips_gather(const struct work *work, const struct place *at, struc
 static void few_make(const struct work *work, const struct tile *tile, const struct place *at,
 		     const struct place *next, struct few *few)
 {
+	few->type = work->kv->type;
 	few->n_rows = tile->head_rows;
+	few->q_stride = (size_t)work->key_steps * STEP;
 	few->dim = work->head_dim;
 	few->out_dim = work->out_dim;
 	few->stride = work->kv->position_stride_bytes;

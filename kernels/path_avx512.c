@@ -82,6 +82,55 @@ static inline __attribute__((always_inline)) void v_transpose(vf *rows)
 
 #include "f32.inc.h"
 
+#define FEW_STEPS(type)                                                                            \
+	((type) == KVT_ATTN_F32				      ? 4                                  \
+	 : (type) == KVT_ATTN_BF16 || (type) == KVT_ATTN_F16 ? 8                                  \
+							      : 0)
+#define FEW_FAR(type) 4
+#define FEW_TYPES(instance) instance(F32) instance(BF16) instance(F16)
+
+#include "few.inc.h"
+
+static inline vf half_floats(__m512i words)
+{
+	return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words));
+}
+
+INLINE void keys_load(const char *strip, size_t stride, vb *ret_steps, const uint32_t type)
+{
+	__m512i words[4];
+
+	words_load(strip, stride, words);
+	UNROLL_FOR (i, 4) {
+		__m512i odd = _mm512_srli_epi32(words[i], 16);
+
+		if (type == KVT_ATTN_F32) {
+			ret_steps[i] = _mm512_castsi512_ps(words[i]);
+		} else if (type == KVT_ATTN_F16) {
+			ret_steps[2 * i] = half_floats(words[i]);
+			ret_steps[2 * i + 1] = half_floats(odd);
+		} else {
+			ret_steps[2 * i] = _mm512_castsi512_ps(_mm512_slli_epi32(words[i], 16));
+			ret_steps[2 * i + 1] = _mm512_castsi512_ps(_mm512_slli_epi32(odd, 16));
+		}
+	}
+}
+
+INLINE void values_load(const char *row, size_t stride, uint32_t dim, uint32_t v, vb *ret_step,
+			const uint32_t n_vectors, const uint32_t type)
+{
+	(void)stride;
+	UNROLL_FOR (i, n_vectors) {
+		uint32_t x = (v + i) * VW;
+
+		/* A load without a mask is cheaper; the branch is the same for all rows. */
+		if (dim - x >= VW)
+			ret_step[i] = floats_load(row + x * kvt_type_size(type), VW, type);
+		else
+			ret_step[i] = floats_load(row + x * kvt_type_size(type), dim - x, type);
+	}
+}
+
 #include "attention.inc.h"
 
 KVT_PATH_DEFINE(kvt_path_avx512_f32, "avx512");

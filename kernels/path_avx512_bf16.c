@@ -73,27 +73,33 @@ static inline __mmask32 first_mask_32(uint32_t n)
 	return n >= 32 ? 0xffffffffu : (1u << n) - 1;
 }
 
-/*
- * fp8 to bf16: the bits below the sign, as those of a float 2^120 too small, which the product
- * makes exact.
- */
-static inline __m512i f8_bf16(__m256i bytes)
-{
-	__m512i bits = _mm512_cvtepu8_epi16(bytes);
-	__m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi16(0x7f));
-	__m512i sign = _mm512_slli_epi16(_mm512_xor_si512(bits, magnitude), 8);
-	__mmask32 nan = _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7f));
-	__mmask32 small = _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8));
-	/* 0 to 7 times 2^-9, in bf16 */
-	const __m128i table =
-		_mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60);
-	__m512i value =
-		_mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(0x3c00));
+/* 0 to 7 times 2^-9; normal numbers; NaN */
+#define F8_1(m) (((m) << 4) + 0x3c00)
+#define F8_4(m) F8_1(m), F8_1((m) + 1), F8_1((m) + 2), F8_1((m) + 3)
+#define F8_16(m) F8_4(m), F8_4((m) + 4), F8_4((m) + 8), F8_4((m) + 12)
+#define F8_BF16_TABLE                                                                              \
+	0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60, F8_4(8), F8_4(12), F8_16(16),   \
+		F8_16(32), F8_16(48), F8_16(64), F8_16(80), F8_16(96), F8_4(112), F8_4(116),       \
+		F8_4(120), F8_1(124), F8_1(125), F8_1(126), 0x7fc0
 
-	value = _mm512_mask_permutexvar_epi16(value, small, magnitude,
-					      _mm512_castsi128_si512(table));
-	value = _mm512_mask_mov_epi16(value, nan, _mm512_set1_epi16(0x7fc0));
-	return _mm512_or_si512(value, sign);
+/*
+ * fp8 in the low halves of half words to bf16, the bits below the sign by a table of 128: what bf16
+ * has for an exponent of 0 is not normal in fp8, and 0x7f is NaN.
+ */
+static inline __m512i f8_bf16(__m512i bits)
+{
+	_Alignas(64) static const uint16_t table[128] = { F8_BF16_TABLE };
+	__m512i value = _mm512_permutex2var_epi16(_mm512_load_si512(table), bits,
+						  _mm512_load_si512(table + 32));
+	__mmask32 upper = _mm512_test_epi16_mask(bits, _mm512_set1_epi16(0x40));
+	__m512i sign = _mm512_slli_epi16(bits, 8);
+
+	value = _mm512_mask_blend_epi16(upper, value,
+					_mm512_permutex2var_epi16(_mm512_load_si512(table + 64),
+								  bits,
+								  _mm512_load_si512(table + 96)));
+	/* value | (sign & 0x8000) */
+	return _mm512_ternarylogic_epi32(value, sign, _mm512_set1_epi16((short)0x8000), 0xf8);
 }
 
 /* The first n (at most 32) elements of a row in bf16, and zeros. Nothing behind them is read. */
@@ -103,7 +109,8 @@ static inline __m512i halves_load(const void *source, uint32_t n, bool f8)
 	if (!f8 && n >= 32)
 		return _mm512_loadu_si512(source);
 	if (f8)
-		return f8_bf16(_mm256_maskz_loadu_epi8(first_mask_32(n), source));
+		return f8_bf16(_mm512_cvtepu8_epi16(
+			_mm256_maskz_loadu_epi8(first_mask_32(n), source)));
 	return _mm512_maskz_loadu_epi16(first_mask_32(n), source);
 }
 
@@ -244,194 +251,48 @@ static bool values_pack(element *chunk, uint32_t capacity, const struct kvt_rows
 	return values_pack_of(chunk, capacity, rows, ahead, dim, false);
 }
 
-/*
- * KV straight from its pages, for few rows, where memory is the limit. While a panel is used, the
- * next one is fetched, row by row, past the third cache, which would only be filled with what is
- * not read again; and a second time, FEW_NEAR rows before use, into the first. Either alone has too
- * few fetches on their way.
- */
-#define INLINE static inline __attribute__((always_inline))
-#define FEW_ROWS 8
-#define FEW_KEYS (GEMM_VECTORS * VW)
-#define FEW_STRIPS GEMM_VECTORS
-#define FEW_NEAR 2
+#define FEW_STEPS(type) ((type) == KVT_ATTN_BF16 ? 4 : (type) == KVT_ATTN_F8_E4M3 ? 8 : 0)
+#define FEW_FAR(type) 4
+#define FEW_TYPES(instance) instance(BF16) instance(F8_E4M3)
 
-struct few {
-	uint32_t n_keys; /* of a panel */
-	uint32_t n_rows;
-	uint32_t dim;
-	uint32_t out_dim;
-	size_t stride; /* from position to position */
-	size_t next_stride;
-	/* Sixteen positions each: a panel of keys or values, and what will be read after it. */
-	const char *strips[2 * FEW_STRIPS];
-};
+#include "few.inc.h"
 
-static bool few_possible(uint32_t dim, uint32_t type)
+INLINE void keys_load(const char *strip, size_t stride, vb *ret_steps, const uint32_t type)
 {
-	return type == KVT_ATTN_BF16 && dim % 8 == 0;
-}
+	/* Two bytes of four to the low half of each half word, and the other two. */
+	const __m512i low = _mm512_broadcast_i32x4(_mm_setr_epi8(
+		0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1));
+	const __m512i high = _mm512_broadcast_i32x4(_mm_setr_epi8(
+		2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1));
+	__m512i words[4];
 
-INLINE void few_fetch(const struct few *few, uint32_t row)
-{
-	uint32_t strip = row / VW;
-	const char *near = few->strips[strip + FEW_NEAR] + row % VW * few->next_stride;
-	const char *far = few->strips[strip + FEW_STRIPS] + row % VW * few->next_stride;
-
-	for (uint32_t i = 0; i < few->dim * 2; i += 64) {
-		_mm_prefetch(near + i, _MM_HINT_T0);
-		_mm_prefetch(far + i, _MM_HINT_NTA);
-	}
-}
-
-static inline __m128i sixteen_load(const char *source)
-{
-	return _mm_loadu_si128((const __m128i *)(const void *)source);
-}
-
-/*
- * Eight dimensions of sixteen rows: vector i gets pair i of all rows. Sixteen bytes of four rows
- * make a vector while they are loaded, which is half of the transposition.
- */
-INLINE void pairs_load(const char *strip, size_t stride, __m512i *ret_pairs)
-{
-	__m512i t[4], u[4];
-
+	words_load(strip, stride, words);
 	UNROLL_FOR (i, 4) {
-		const char *row = strip + i * stride;
-
-		t[i] = _mm512_castsi128_si512(sixteen_load(row));
-		t[i] = _mm512_inserti32x4(t[i], sixteen_load(row + 4 * stride), 1);
-		t[i] = _mm512_inserti32x4(t[i], sixteen_load(row + 8 * stride), 2);
-		t[i] = _mm512_inserti32x4(t[i], sixteen_load(row + 12 * stride), 3);
-	}
-	u[0] = _mm512_unpacklo_epi32(t[0], t[1]);
-	u[1] = _mm512_unpackhi_epi32(t[0], t[1]);
-	u[2] = _mm512_unpacklo_epi32(t[2], t[3]);
-	u[3] = _mm512_unpackhi_epi32(t[2], t[3]);
-	ret_pairs[0] = _mm512_unpacklo_epi64(u[0], u[2]);
-	ret_pairs[1] = _mm512_unpackhi_epi64(u[0], u[2]);
-	ret_pairs[2] = _mm512_unpacklo_epi64(u[1], u[3]);
-	ret_pairs[3] = _mm512_unpackhi_epi64(u[1], u[3]);
-}
-
-INLINE void few_scores_of(const struct few *few, float *scores, const element *queries,
-			  const uint32_t n_rows)
-{
-	const size_t q_stride = (few->dim + 1) / 2 * 2;
-
-	for (uint32_t key = 0; key < few->n_keys; key += 2 * VW) {
-		const char *const *strips = few->strips + key / VW;
-		vf c[FEW_ROWS][2];
-		uint32_t fetched = 0;
-
-		UNROLL_FOR (r, n_rows)
-			c[r][0] = c[r][1] = v_zero();
-		for (uint32_t x = 0; x < few->dim; x += 8) {
-			__m512i low[4], high[4];
-
-			for (; fetched * few->dim < 2 * VW * (x + 8); fetched++)
-				few_fetch(few, key + fetched);
-			pairs_load(strips[0] + x * 2, few->stride, low);
-			pairs_load(strips[1] + x * 2, few->stride, high);
-			UNROLL_FOR (i, 4)
-				UNROLL_FOR (r, n_rows) {
-					vb q = a_broadcast(queries + r * q_stride + x + 2 * i);
-
-					c[r][0] = dot(c[r][0], low[i], q);
-					c[r][1] = dot(c[r][1], high[i], q);
-				}
+		if (type == KVT_ATTN_BF16) {
+			ret_steps[i] = words[i];
+			continue;
 		}
-		UNROLL_FOR (r, n_rows) {
-			v_store(scores + r * BLOCK + key, c[r][0]);
-			v_store(scores + r * BLOCK + key + VW, c[r][1]);
-		}
+		ret_steps[2 * i] = f8_bf16(_mm512_shuffle_epi8(words[i], low));
+		ret_steps[2 * i + 1] = f8_bf16(_mm512_shuffle_epi8(words[i], high));
 	}
 }
 
-/* Some rows' outputs: n_vectors of them, the first being number v. */
-INLINE bool few_values_some(const struct few *few, float *outputs, const element *weights,
-			    uint32_t v, const uint32_t n_rows, const uint32_t n_vectors)
+INLINE void values_load(const char *row, size_t stride, uint32_t dim, uint32_t v, vb *ret_step,
+			const uint32_t n_vectors, const uint32_t type)
 {
-	vf c[FEW_ROWS][4];
-	__mmask16 bad = 0;
+	const bool f8 = type == KVT_ATTN_F8_E4M3;
+	const uint32_t bytes = f8 ? 1 : 2;
 
-	outputs += v * VW;
-	UNROLL_FOR (r, n_rows)
-		UNROLL_FOR (i, n_vectors)
-			c[r][i] = v_load(outputs + r * few->out_dim + i * VW);
-	for (uint32_t key = 0; key < few->n_keys; key += 2) {
-		const char *even = few->strips[key / VW] + key % VW * few->stride + v * VW * 2;
-		const char *odd = even + few->stride;
-		__m512i pairs[4];
+	UNROLL_FOR (i, (n_vectors + 1) / 2) {
+		uint32_t x = (v + 2 * i) * VW;
+		__m512i pairs[2];
 
-		UNROLL_FOR (i, (n_vectors + 1) / 2) {
-			uint32_t n = few->dim - (v + 2 * i) * VW;
-
-			pair_interleave(halves_load(even + i * 64, n, false),
-					halves_load(odd + i * 64, n, false), pairs + 2 * i);
-		}
-		UNROLL_FOR (r, n_rows) {
-			vb weight = a_broadcast(weights + r * BLOCK + key);
-
-			UNROLL_FOR (i, n_vectors)
-				c[r][i] = dot(c[r][i], pairs[i], weight);
-		}
-		if (v == 0) {
-			few_fetch(few, key);
-			few_fetch(few, key + 1);
-		}
+		pair_interleave(halves_load(row + x * bytes, dim - x, f8),
+				halves_load(row + stride + x * bytes, dim - x, f8), pairs);
+		ret_step[2 * i] = pairs[0];
+		if (2 * i + 1 < n_vectors)
+			ret_step[2 * i + 1] = pairs[1];
 	}
-	UNROLL_FOR (r, n_rows)
-		UNROLL_FOR (i, n_vectors) {
-			/* NaN or infinite */
-			bad |= _mm512_fpclass_ps_mask(c[r][i], 0x99);
-			v_store(outputs + r * few->out_dim + i * VW, c[r][i]);
-		}
-	return !bad;
-}
-
-INLINE bool few_values_of(const struct few *few, float *outputs, const element *weights,
-			  const uint32_t n_rows, const uint32_t width)
-{
-	const uint32_t n_vectors = few->out_dim / VW;
-	bool good = true;
-	uint32_t v = 0;
-
-	for (; v + width <= n_vectors; v += width)
-		good &= few_values_some(few, outputs, weights, v, n_rows, width);
-	for (; v < n_vectors; v++)
-		good &= few_values_some(few, outputs, weights, v, n_rows, 1);
-	return good;
-}
-
-#define FEW_EACH(instance)                                                                         \
-	instance(1, 4) instance(2, 4) instance(3, 4) instance(4, 4) instance(5, 2) instance(6, 2)  \
-		instance(7, 2) instance(8, 2)
-
-static void few_scores(const struct few *few, float *scores, const element *queries)
-{
-#define FEW_CASE(rows, width)                                                                      \
-	case rows:                                                                                 \
-		few_scores_of(few, scores, queries, rows);                                         \
-		break;
-	switch (few->n_rows) {
-		FEW_EACH(FEW_CASE)
-	}
-#undef FEW_CASE
-}
-
-/* Returns whether all outputs are finite, and so all values were. If not, outputs are of no use. */
-static bool few_values(const struct few *few, float *outputs, const element *weights)
-{
-#define FEW_CASE(rows, width)                                                                      \
-	case rows:                                                                                 \
-		return few_values_of(few, outputs, weights, rows, width);
-	switch (few->n_rows) {
-		FEW_EACH(FEW_CASE)
-	}
-#undef FEW_CASE
-	return false;
 }
 
 #include "attention.inc.h"
