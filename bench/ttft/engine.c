@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK 512u /* positions between two commits, as engines prefill */
 #define MAX_FLAGS 16
 
 const char *const ttft_mode_name[TTFT_MODES] = { "cache", "none", "private", "disabled" };
@@ -17,8 +16,8 @@ void ttft_engine_open(struct worker *worker, const struct ttft_options *options)
 	snprintf(model, sizeof(model), "%s/prices.bin", options->directory);
 	snprintf(tokenizer, sizeof(tokenizer), "%s/prices.tok", options->directory);
 	*worker = (struct worker){ .options = { .model = model, .tokenizer = tokenizer,
-						.max_tokens = TTFT_MAX_TOKENS, .chunk = CHUNK,
-						.seed = 1 } };
+						.max_tokens = TTFT_MAX_TOKENS,
+						.chunk = TTFT_CHUNK, .seed = 1 } };
 	if (worker_open_model(worker) != 0)
 		bench_die("%s", worker->why);
 }
@@ -48,16 +47,16 @@ void ttft_daemon_stop(struct kvt_own_daemon *daemon)
 
 void ttft_engine_connect(struct worker *worker, const char *socket)
 {
-	uint32_t tokens[CHUNK], pages[CHUNK] = { 0 };
+	uint32_t tokens[TTFT_CHUNK], pages[TTFT_CHUNK] = { 0 }, chunk = worker->options.chunk;
 
 	worker->options.socket = socket;
 	if (worker_open_cache(worker) != 0)
 		bench_die("%s", worker->why);
-	for (uint32_t i = 0; i < CHUNK; i++)
+	for (uint32_t i = 0; i < chunk; i++)
 		tokens[i] = TOKEN_BOS;
 	/* Page 0 is there to be scribbled on. */
 	for (unsigned int i = 0; i < 3; i++)
-		if (!forward_run(&worker->forward, tokens, 0, CHUNK, pages, CHUNK, worker->why))
+		if (!forward_run(&worker->forward, tokens, 0, chunk, pages, chunk, worker->why))
 			bench_die("%s", worker->why);
 }
 

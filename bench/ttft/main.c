@@ -13,7 +13,6 @@
 static struct ttft_workload workload;
 static struct ttft_reference reference;
 static struct ttft_answer answers[TTFT_MAX_REQUESTS];
-static const char *known_name; /* of the workload that the reference is of */
 
 static void usage(FILE *to)
 {
@@ -25,6 +24,9 @@ static void usage(FILE *to)
 	      "  --requests N       of each workload (48)\n"
 	      "  --rate R           requests a second (8)\n"
 	      "  --workers N        only this many worker processes (1, 2 and 4)\n"
+	      "  --rounds N         of the last three parts; the best of each request counts (5)\n"
+	      "  --chunk N          positions between two commits in the last three parts, up to\n"
+	      "                     512 (512 and 128)\n"
 	      "  --model DIRECTORY  with prices.bin, prices.tok, words.txt\n"
 	      "                     (examples/worker/model)\n"
 	      "  --daemon PROGRAM   kvtrunkd to run (default: beside this program)\n"
@@ -142,7 +144,6 @@ static void table_head(void)
 /** Every mode must give the reference's tokens; the reference is made once a workload. */
 static void make_reference(struct worker *worker)
 {
-	known_name = workload.name;
 	ttft_reference_run(worker, &workload, &reference);
 	bench_line("reference", "\"workload\":\"%s\",\"requests\":%u,\"right_answers\":%u,"
 		   "\"cold_ttft_p50_us\":%.0f,\"warm_ttft_p50_us\":%.0f,\"token_p50_us\":%.0f",
@@ -193,18 +194,31 @@ static void part_same(const struct ttft_options *options, struct worker *worker,
 	serve(options, worker, TTFT_NONE, 4);
 }
 
-/** The three workloads that kvtrunk cannot help: what does it cost there? */
+/** The three workloads that kvtrunk cannot help: what does it cost there? The more commits, the
+ * more. */
 static void part_pair(const struct ttft_options *options, struct worker *worker, const char *name,
-		      const char *figure, double aim)
+		      const char *what, double aim)
 {
+	static const uint32_t chunks[] = { TTFT_CHUNK, 128 };
 	bool disabled = !strcmp(name, "disabled");
-	double ratio;
 
 	workload.name = name;
-	make_reference(worker);
-	ratio = ttft_pair(options, worker, &workload, &reference,
-			  !strcmp(name, "thrash") ? THRASH_PAGES : POOL_PAGES, !disabled);
-	bench_aim(figure, ratio, "x", aim, true);
+	for (unsigned int i = 0; i < sizeof(chunks) / sizeof(chunks[0]); i++) {
+		uint32_t chunk = options->chunk ? options->chunk : chunks[i];
+		char figure[128];
+		double ratio;
+
+		worker->options.chunk = chunk;
+		make_reference(worker);
+		ratio = ttft_pair(options, worker, &workload, &reference,
+				  !strcmp(name, "thrash") ? THRASH_PAGES : POOL_PAGES, !disabled);
+		snprintf(figure, sizeof(figure), "%s, chunks of %u: without over with", what,
+			 chunk);
+		bench_aim(figure, ratio, "x", aim, true);
+		if (options->chunk)
+			break;
+	}
+	worker->options.chunk = TTFT_CHUNK;
 }
 
 struct part {
@@ -231,6 +245,17 @@ static double positive(const char *name, const char *text, double most)
 	return value;
 }
 
+static uint32_t count(const char *name, const char *text, uint32_t most)
+{
+	double value = positive(name, text, most);
+
+	if (value != (double)(uint32_t)value) {
+		fprintf(stderr, "kvtbench-ttft: --%s takes a whole number, not '%s'\n", name, text);
+		exit(2);
+	}
+	return (uint32_t)value;
+}
+
 static void want(const char *name)
 {
 	for (unsigned int i = 0; i < N_PARTS; i++) {
@@ -251,6 +276,8 @@ static void parse(int argc, char **argv, struct ttft_options *options, uint32_t 
 		{ "requests", required_argument, NULL, 'n' },
 		{ "rate", required_argument, NULL, 'r' },
 		{ "workers", required_argument, NULL, 'w' },
+		{ "rounds", required_argument, NULL, 'o' },
+		{ "chunk", required_argument, NULL, 'c' },
 		{ "model", required_argument, NULL, 'm' },
 		{ "daemon", required_argument, NULL, 'd' },
 		{ "help", no_argument, NULL, 'h' },
@@ -262,11 +289,12 @@ static void parse(int argc, char **argv, struct ttft_options *options, uint32_t 
 		switch (c) {
 		case 'q': options->requests = 12; options->rounds = 1; break;
 		case 'n':
-			options->requests = (uint32_t)positive("requests", optarg,
-							       TTFT_MAX_REQUESTS);
+			options->requests = count("requests", optarg, TTFT_MAX_REQUESTS);
 			break;
 		case 'r': options->per_second = positive("rate", optarg, 1e6); break;
-		case 'w': *ret_workers = (uint32_t)positive("workers", optarg, 4); break;
+		case 'w': *ret_workers = count("workers", optarg, 4); break;
+		case 'o': options->rounds = count("rounds", optarg, 1000); break;
+		case 'c': options->chunk = count("chunk", optarg, TTFT_CHUNK); break;
 		case 'm': options->directory = optarg; break;
 		case 'd': options->daemon = optarg; break;
 		case 'h': usage(stdout); exit(0);
@@ -298,17 +326,17 @@ static void run(const struct ttft_options *options, struct worker *worker,
 	}
 	if (parts[UNIQUE].wanted) {
 		ttft_workload_unique(&workload, worker, prices, options);
-		part_pair(options, worker, "unique", "nothing shared: without over with", 0.98);
+		part_pair(options, worker, "unique", "nothing shared", 0.98);
 		ttft_workload_free(&workload);
 	}
 	if (parts[THRASH].wanted) {
 		ttft_workload_rotating(&workload, worker, prices, options, THRASH_LISTS);
-		part_pair(options, worker, "thrash", "thrashing: without over with", 0.95);
+		part_pair(options, worker, "thrash", "thrashing", 0.95);
 		ttft_workload_free(&workload);
 	}
 	if (parts[DISABLED].wanted) {
 		ttft_workload_shared(&workload, worker, prices, options);
-		part_pair(options, worker, "disabled", "caching = no: without over with", 0.98);
+		part_pair(options, worker, "disabled", "caching = no", 0.98);
 		ttft_workload_free(&workload);
 	}
 }

@@ -113,13 +113,14 @@ double ttft_pair(const struct ttft_options *options, struct worker *worker,
 	ttft_daemon_stop(&daemon);
 	with_us = sum(pair->with_us, workload->n);
 	without_us = sum(pair->without_us, workload->n);
-	bench_line("pair", "\"workload\":\"%s\",\"caching\":%s,\"requests\":%u,\"rounds\":%u,"
+	bench_line("pair", "\"workload\":\"%s\",\"chunk\":%u,\"caching\":%s,\"requests\":%u,"
+		   "\"rounds\":%u,"
 		   "\"pool_pages\":%u,\"with_us\":%.0f,\"without_us\":%.0f,\"ratio\":%.4f,"
 		   "\"cpu_ratio\":%.4f,"
 		   "\"floor_us\":%.0f,\"floor\":\"the same positions computed without a daemon\","
 		   "\"cached_positions\":%llu,\"prefill_positions\":%llu,\"restarts\":%llu,"
-		   "\"waits\":%llu", workload->name, caching ? "true" : "false", workload->n,
-		   options->rounds, n_pages, with_us, without_us, without_us / with_us,
+		   "\"waits\":%llu", workload->name, worker->options.chunk,
+		   caching ? "true" : "false", workload->n, options->rounds, n_pages, with_us, without_us, without_us / with_us,
 		   pair->without_cpu_us / pair->with_cpu_us, reference->cold_total_us,
 		   (unsigned long long)pair->cached,
 		   (unsigned long long)pair->prefilled, (unsigned long long)pair->restarts,

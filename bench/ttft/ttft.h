@@ -25,6 +25,7 @@
 #define TTFT_MAX_WORKERS 8u
 #define TTFT_MAX_REQUESTS 256u
 #define TTFT_PAGE_SIZE 16u
+#define TTFT_CHUNK 512u /* positions between two commits, as engines prefill */
 
 struct ttft_options {
 	const char *directory; /* of the model */
@@ -32,6 +33,7 @@ struct ttft_options {
 	uint32_t requests;
 	double per_second;
 	uint32_t rounds; /* of the comparisons in turns */
+	uint32_t chunk;  /* of those; 0: each of several */
 };
 
 /** One prompt, and when it comes. */

@@ -93,6 +93,8 @@ static int begin(struct run *run)
 	}
 }
 
+/** Publish, and take what others published meanwhile as far as the daemon has answered: who
+ * computes waits neither for it nor for a device. */
 static int commit(struct run *run, uint32_t computed, uint32_t flags)
 {
 	struct kvt_fence fence;
@@ -103,13 +105,17 @@ static int commit(struct run *run, uint32_t computed, uint32_t flags)
 	error = worker_fence(run->worker, &fence);
 	if (error)
 		return error;
-	error = kvt_seq_commit(run->seq, computed, NULL, 0, fence, flags);
+	error = kvt_seq_commit_async(run->seq, computed, NULL, 0, fence, flags);
+	if (error == -EAGAIN) /* too many in flight: waits for them */
+		error = kvt_seq_commit(run->seq, computed, NULL, 0, fence, flags);
+	if (error == 0)
+		error = kvt_seq_poll(run->seq);
 	if (error == -ESTALE) {
 		run->publishing = false; /* reset or removed meanwhile: go on alone */
 		run->generation->unpublished = true;
 		return 0;
 	}
-	return error ? kvt_failed(run->worker, error) : 0;
+	return error < 0 ? kvt_failed(run->worker, error) : 0;
 }
 
 /** Compute what is not cached, chunk by chunk, publishing each. Leaves the logits of the last
@@ -134,7 +140,7 @@ static int prefill(struct run *run, const float **ret_logits)
 		if (error)
 			return error;
 		at = run->publishing && end < n ? kvt_seq_next(run->seq) : end;
-		g->cached += at - end; /* taken over from others while this chunk was computed */
+		g->cached += at - end; /* taken over from others meanwhile */
 	}
 	if (g->prefilled == prefilled) {
 		snprintf(worker->why, sizeof(worker->why),
@@ -228,6 +234,8 @@ static int finish(struct run *run, uint32_t begun_with)
 	else
 		error = kvt_seq_end(run->seq, 0, NULL, 0, fence, 0);
 	run->seq = NULL;
+	if (error == -ESTALE)
+		run->generation->unpublished = true;
 	return error && error != -ESTALE ? kvt_failed(run->worker, error) : 0;
 }
 
