@@ -34,7 +34,4 @@ struct compute_args {
 	float constant; /* rms_norm: epsilon; rotate: base of the angles */
 };
 
-/* Of each thread block: a sum for each of its warps. */
-#define COMPUTE_SHARED_BYTES (KVT_CUDA_THREADS / 32 * sizeof(float))
-
 #endif

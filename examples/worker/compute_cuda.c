@@ -141,7 +141,7 @@ static void launch(struct compute *compute, unsigned int kernel, uint64_t n_bloc
 		return;
 	done(cuda, cuda->driver.launch(cuda->kernels[kernel],
 				       (unsigned int)(n_blocks < GRID_MOST ? n_blocks : GRID_MOST),
-				       1, 1, KVT_CUDA_THREADS, 1, 1, COMPUTE_SHARED_BYTES,
+				       1, 1, KVT_CUDA_THREADS, 1, 1, 0,
 				       compute->stream, arguments, NULL), "a kernel was launched");
 }
 
@@ -172,7 +172,8 @@ static void cuda_embed(struct compute *compute, float *to, const float *table,
 static void cuda_rms_norm(struct compute *compute, float *to, const float *from,
 			  const float *weight, uint32_t n_rows, uint32_t dim)
 {
-	launch(compute, KERNEL_rms_norm, n_rows,
+	launch(compute, KERNEL_rms_norm, (n_rows + KVT_CUDA_THREADS / 32 - 1) /
+	       (KVT_CUDA_THREADS / 32),
 	       &(struct compute_args){ .to = (uint64_t)(uintptr_t)to,
 				       .from = (uint64_t)(uintptr_t)from,
 				       .weight = weight_address(cuda_of(compute), weight),

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a forward pass computes beside attention and matrix products. An element's result depends
- * on nothing but its operands, and a row's sum is always added in the same order: by threads, by
- * lanes in pairs, by warps.
+ * on nothing but its operands, and a row's sum is always added in the same order: by each lane
+ * of a warp, then by lanes in pairs.
  */
 #ifndef KVT_WORKER_COMPUTE_KERNELS_CUH
 #define KVT_WORKER_COMPUTE_KERNELS_CUH
@@ -37,37 +37,23 @@ KVT_DEVICE void embed_run(const struct compute_args *args)
 	}
 }
 
-/* The sum over all threads of a block, in each of them. */
-KVT_DEVICE float block_sum(float sum)
-{
-	float *sums = (float *)shared_memory(); /* one for each warp */
-
-	for (int mask = 16; mask > 0; mask /= 2)
-		sum += exchange(sum, mask);
-	barrier(); /* the sums before have been read */
-	if (thread_index() % 32 == 0)
-		sums[thread_index() / 32] = sum;
-	barrier();
-	sum = 0.0f;
-	for (int warp = 0; warp < KVT_CUDA_THREADS / 32; warp++)
-		sum += sums[warp];
-	return sum;
-}
-
-/* A thread block for a row. */
+/* A warp for a row. */
 KVT_DEVICE void rms_norm_run(const struct compute_args *args)
 {
-	const uint32_t width = args->width;
+	const uint32_t width = args->width, warps = KVT_CUDA_THREADS / 32;
+	const uint32_t warp = thread_index() / 32, lane = thread_index() % 32;
 
-	for (uint64_t row = block_index(); row < args->n; row += grid_size()) {
+	for (uint64_t row = block_index() * warps + warp; row < args->n;
+	     row += grid_size() * warps) {
 		const float *x = numbers(args->from) + row * width;
 		float *y = numbers(args->to) + row * width, sum = 0.0f, scale;
 
-		for (uint32_t i = thread_index(); i < width; i += KVT_CUDA_THREADS)
+		for (uint32_t i = lane; i < width; i += 32)
 			sum += x[i] * x[i];
-		sum = block_sum(sum);
+		for (int mask = 16; mask > 0; mask /= 2)
+			sum += exchange(sum, mask);
 		scale = 1.0f / sqrtf(sum / (float)width + args->constant);
-		for (uint32_t i = thread_index(); i < width; i += KVT_CUDA_THREADS)
+		for (uint32_t i = lane; i < width; i += 32)
 			y[i] = numbers(args->weight)[i] * (scale * x[i]);
 	}
 }

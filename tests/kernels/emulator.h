@@ -29,7 +29,7 @@ constexpr size_t stack_bytes = 256 << 10;
 struct fiber {
 	ucontext_t context; /* how it begins */
 	jmp_buf place; /* where it goes on; unlike swapcontext, jumps make no system calls */
-	bool begun;
+	bool begun; /* with its first block; it goes on with the next ones */
 	bool done;
 	uint64_t warp_waits; /* how often it waited for its warp, and for the block */
 	uint64_t block_waits;
@@ -134,22 +134,36 @@ inline void fiber_resume(uint32_t index)
 
 inline void fiber_main()
 {
-	the_block->run(the_block->argument);
-	self().done = true;
-	for (;;)
-		yield();
+	for (;;) {
+		the_block->run(the_block->argument);
+		self().done = true;
+		while (self().done)
+			yield();
+	}
+}
+
+inline void fibers_make()
+{
+	unsigned char *stacks = static_cast<unsigned char *>(malloc(n_threads * stack_bytes));
+
+	the_block = static_cast<block *>(aligned_alloc(128, (sizeof(block) + 127) / 128 * 128));
+	memset(static_cast<void *>(the_block), 0, sizeof *the_block);
+	for (uint32_t i = 0; i < n_threads; i++) {
+		fiber &fiber = the_block->fibers[i];
+
+		getcontext(&fiber.context);
+		fiber.context.uc_stack.ss_sp = stacks + i * stack_bytes;
+		fiber.context.uc_stack.ss_size = stack_bytes;
+		makecontext(&fiber.context, fiber_main, 0);
+	}
 }
 
 /* Run one thread block; shared memory begins with garbage. */
 inline void block_run(uint32_t index, uint32_t index_y, uint32_t grid, void (*run)(void *),
 		      void *argument)
 {
-	static unsigned char *stacks =
-		static_cast<unsigned char *>(malloc(n_threads * stack_bytes));
-
 	if (!the_block)
-		the_block =
-			static_cast<block *>(aligned_alloc(128, (sizeof(block) + 127) / 128 * 128));
+		fibers_make();
 	the_block->index = index;
 	the_block->index_y = index_y;
 	the_block->grid = grid;
@@ -159,11 +173,9 @@ inline void block_run(uint32_t index, uint32_t index_y, uint32_t grid, void (*ru
 	for (uint32_t i = 0; i < n_threads; i++) {
 		fiber &fiber = the_block->fibers[i];
 
-		memset(static_cast<void *>(&fiber), 0, sizeof fiber);
-		getcontext(&fiber.context);
-		fiber.context.uc_stack.ss_sp = stacks + i * stack_bytes;
-		fiber.context.uc_stack.ss_size = stack_bytes;
-		makecontext(&fiber.context, fiber_main, 0);
+		fiber.done = false;
+		fiber.warp_waits = fiber.block_waits = 0;
+		fiber.n_pending = fiber.n_groups = 0;
 	}
 	for (uint32_t left = n_threads; left;) {
 		left = 0;
