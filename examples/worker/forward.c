@@ -93,6 +93,8 @@ void forward_close(struct forward *f)
 			    f->out, f->gate,   f->up, f->last, (float *)(void *)f->there,
 			    f->q_rounded == f->q ? NULL : f->q_rounded };
 
+	if (f->compute)
+		f->compute->ops->wait(f->compute);
 	for (size_t i = 0; f->compute && i < sizeof(arrays) / sizeof(arrays[0]); i++)
 		f->compute->ops->release(f->compute, arrays[i]);
 	free(f->logits);

@@ -46,6 +46,7 @@ int forward_open_views(struct forward *forward, const struct model *model, struc
 /** On the CPU, and on a slab of the caller's own, as forward_geometry() says. */
 int forward_open(struct forward *forward, const struct model *model, uint32_t page_size,
 		 uint32_t n_pages, void *slab, uint64_t slab_bytes, uint32_t chunk, char *why);
+/** Waits for what is queued. */
 void forward_close(struct forward *forward);
 
 /** Compute positions [start, start + n) of a sequence; pages name where each position's KV is.

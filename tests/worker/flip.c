@@ -1,11 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* flip SOCKET PAGE: spoil one page of the pool, as a broken client could. */
+/* flip SOCKET PAGE: spoil one page of the pool, as a broken client could: in host memory, or on
+ * CUDA device 0. */
 
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "kvt_cuda.h"
 #include "kvtrunk.h"
+
+/* The third byte of every four: in fp32 the high half of the fraction, in 16 bits the low one. */
+static void spoil(unsigned char *bytes, uint64_t n)
+{
+	for (uint64_t i = 2; i < n; i += 4)
+		bytes[i] ^= 0x20;
+}
+
+static int spoil_on_device(uint64_t address, uint64_t n)
+{
+	unsigned char *copy = malloc(n);
+	struct kvt_cu_driver cuda;
+	const char *missing;
+	void *context;
+	int error;
+
+	if (!copy || kvt_cu_load(&cuda, &missing) != 0)
+		return 1;
+	error = cuda.primary_retain(&context, 0) || cuda.context_push(context) ||
+		cuda.memory_download(copy, address, n, NULL) || cuda.stream_synchronize(NULL);
+	if (!error) {
+		spoil(copy, n);
+		error = cuda.memory_upload(address, copy, n, NULL) ||
+			cuda.stream_synchronize(NULL);
+	}
+	free(copy);
+	return error;
+}
 
 int main(int argc, char **argv)
 {
@@ -13,8 +43,8 @@ int main(int argc, char **argv)
 	struct kvt_client *client;
 	struct kvt_error error;
 	struct kvt_pool pool;
-	uint64_t page;
-	unsigned char *bytes;
+	uint64_t page, offset;
+	bool host;
 
 	if (argc != 3)
 		return 2;
@@ -24,10 +54,16 @@ int main(int argc, char **argv)
 		fprintf(stderr, "flip: %s\n", error.text);
 		return 1;
 	}
-	if (kvt_pool_map(client, &pool) != 0 || page >= pool.n_pages)
+	host = kvt_client_info(client)->backend == KVT_POOL_HOST;
+	if ((host ? kvt_pool_map(client, &pool) : kvt_pool_map_cuda(client, 0, 0, &pool)) != 0 ||
+	    page >= pool.n_pages) {
+		fprintf(stderr, "flip: %s\n", kvt_client_error(client)->text);
 		return 1;
-	bytes = (unsigned char *)pool.base + page * pool.page_bytes;
-	for (uint64_t i = 2; i < pool.page_bytes; i += 4) /* fp32: the high half of the fraction */
-		bytes[i] ^= 0x20;
+	}
+	offset = page * pool.page_bytes;
+	if (host)
+		spoil((unsigned char *)pool.base + offset, pool.page_bytes);
+	else if (spoil_on_device((uint64_t)(uintptr_t)pool.base + offset, pool.page_bytes) != 0)
+		return 1;
 	return kvt_client_close(client, KVT_IDLE) != 0;
 }

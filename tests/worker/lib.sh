@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # What the tests of the example worker share: a daemon for a model, checks by name, JSON fields.
-# Set `model` (the worker's flags for it) before start.
+# Set `model` (the worker's flags for it) before start; daemon_flags and worker_flags if need be.
+# With DEVICE set, nothing of it needs the CPU's matrix products.
 O=$(realpath -m "${O:-build}")
 home=${home:-examples/worker/model}
 no_blas() {
@@ -25,12 +26,12 @@ check() { # what, then a command
 	if "$@"; then echo "[       OK ] $what"; else echo "[  FAILED  ] $what"; failures=1; fi
 }
 
-worker() { "$O/worker" $model --socket "$dir/s" "$@"; }
+worker() { "$O/worker" $model ${worker_flags:-} --socket "$dir/s" "$@"; }
 
 start() { # pages
 	# shellcheck disable=SC2046
 	"$O/kvtrunkd" --instance="worker-$$" --socket_path="$dir/s" --runtime_dir="$dir" \
-		--n_pages="$1" $(worker --geometry) 2>>"$dir/log" &
+		--n_pages="$1" ${daemon_flags:-} $(worker --geometry) 2>>"$dir/log" &
 	daemon=$!
 	until [ -S "$dir/s" ] && "$O/kvtctl" status --socket "$dir/s" >/dev/null 2>&1; do
 		kill -0 "$daemon" 2>/dev/null || { cat "$dir/log"; exit 1; }
@@ -38,6 +39,12 @@ start() { # pages
 }
 
 field() { sed -n "s/.*\"$1\":\(\"\(\\\\.\|[^\"]\)*\"\|[0-9a-z.]*\).*/\1/p"; }
+
+total() { field "$1" | awk '{ sum += $1 } END { print sum + 0 }'; }
+
+texts() { # JSON of the worker -> one answer a line
+	field text | sed 's/^"//; s/"$//; s/\\u000a$//'
+}
 
 spoil() { # the first pages that an empty daemon gave: the beginning of the first prompt
 	local page

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 $(O)/tests/worker/flip: $(O)/obj/tests/worker/flip.o $(O)/libkvtrunk.a
-	$(link_test)
+	$(link_test) -ldl
 
 TEST_PROGRAMS += $(O)/tests/worker/flip
+GPU_PROGRAMS += $(O)/tests/worker/flip
 
 # The worker's conversion from the library's view of a pool to the kernels', where it is built.
 ifneq ($(WORKER_BLAS)$(WORKER_CUDA),)
