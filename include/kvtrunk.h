@@ -544,7 +544,8 @@ KVT_API int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_
  * whose deadline passed is still unanswered: kvt_seq_settle() first; and what the daemon said to an
  * earlier asynchronous commit, which kvt_seq_commit(), this call, kvt_seq_poll() and
  * kvt_seq_settle() return in place of doing anything (kvt_seq_end() ends all the same): the first
- * failure, once; commits that were in flight behind a failed one fail in silence. */
+ * failure, once; commits that were in flight behind a failed one fail in silence. After it
+ * kvt_seq_next() is how far commits took effect: generated keys beyond are not known. */
 KVT_API int kvt_seq_commit_async(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 				 uint32_t n_keys, struct kvt_fence fence, uint32_t flags);
 

@@ -120,7 +120,8 @@ double ttft_pair(const struct ttft_options *options, struct worker *worker,
 		   "\"floor_us\":%.0f,\"floor\":\"the same positions computed without a daemon\","
 		   "\"cached_positions\":%llu,\"prefill_positions\":%llu,\"restarts\":%llu,"
 		   "\"waits\":%llu", workload->name, worker->options.chunk,
-		   caching ? "true" : "false", workload->n, options->rounds, n_pages, with_us, without_us, without_us / with_us,
+		   caching ? "true" : "false", workload->n, options->rounds, n_pages, with_us,
+		   without_us, without_us / with_us,
 		   pair->without_cpu_us / pair->with_cpu_us, reference->cold_total_us,
 		   (unsigned long long)pair->cached,
 		   (unsigned long long)pair->prefilled, (unsigned long long)pair->restarts,

@@ -105,6 +105,17 @@ static void victim_sequences(struct kvt_client *client, const struct kvt_pool *p
 	fill_pages(seq, pool, keys, PROMPT / PAGE, (PROMPT + 40) / PAGE);
 	kvt_test_equal(kvt_seq_commit(seq, PROMPT + 40, keys + PROMPT, 40, KVT_IDLE, 0), 0);
 	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	/* The same keys again, in commits that are not waited for: what they displace is kept. */
+	kvt_test_equal(kvt_seq_begin(client, ns, keys, PROMPT, 16, KVT_F_FORCE_MISS, &seq), 0);
+	fill_pages(seq, pool, keys, 0, PROMPT / PAGE);
+	for (uint32_t end = 64; end < PROMPT; end += 64)
+		kvt_test_equal(kvt_seq_commit_async(seq, end, NULL, 0, (struct kvt_fence){ 4, end },
+						    KVT_F_CHUNKED), 0);
+	kvt_test_check(kvt_seq_poll(seq) >= 0);
+	kvt_test_equal(kvt_fence_raise(client, 4, PROMPT), 0);
+	kvt_test_equal(kvt_seq_settle(seq), 0);
+	kvt_test_equal(kvt_seq_commit_async(seq, PROMPT, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
 	/* Keys of its own, left half done, ended behind a fence. */
 	fill_keys(keys, PROMPT, own_seed(0));
 	kvt_test_equal(kvt_seq_begin(client, ns, keys, PROMPT, 0, 0, &seq), 0);

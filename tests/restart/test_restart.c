@@ -193,6 +193,70 @@ static void a_client_connects_again_with_its_secret(void **state)
 	go_on("park_connections = no\n");
 }
 
+/* Commits that were not waited for while nobody was there to take them. The successor answers, and
+ * knows which pages they displaced; its own successor, too. */
+static void commits_in_flight_go_on(const char *more)
+{
+	struct kvt_client *client, *other;
+	uint32_t keys[KEYS], old[17], space, n;
+	struct kvt_seq *seq, *twin;
+	const uint32_t *pages;
+
+	start(more);
+	make_keys(keys, KEYS, 4);
+	client = kvt_test_connect(&daemon_);
+	other = kvt_test_connect(&daemon_);
+	space = kvt_test_namespace(client, "restart");
+	seq = begin(client, space, keys);
+	kvt_client_set_begin_wait(other, -1);
+	twin = begin(other, kvt_test_namespace(other, "restart"), keys);
+	compute(other, twin, keys, 0, 12);
+	kvt_test_equal(kvt_seq_commit(twin, 192, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
+	compute(client, seq, keys, 0, 4);
+	pages = kvt_seq_pages(seq, &n);
+	kvt_test_equal(n, 17);
+	memcpy(old, pages, sizeof(old));
+	kill_daemon_for_a_while();
+	kvt_test_equal(kvt_seq_commit_async(seq, 64, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
+	compute(client, seq, keys, 4, 8);
+	kvt_test_equal(kvt_seq_commit_async(seq, 128, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
+	kvt_test_equal(kvt_seq_poll(seq), 2);
+	kvt_test_equal(kvt_seq_next(seq), 128);
+	resume_supervisor();
+	kvt_test_equal(kvt_seq_settle(seq), 0);
+	kvt_test_equal(kvt_seq_next(seq), 192);
+	pages = kvt_seq_pages(seq, NULL);
+	kvt_test_check(memcmp(pages, kvt_seq_pages(twin, NULL), 12 * sizeof(*pages)) == 0);
+	kvt_test_check(memcmp(pages + 12, old + 12, 5 * sizeof(*pages)) == 0);
+	kill_daemon();
+	/* 17 of the one, 12 of them displaced and kept; 5 of the other. */
+	kvt_test_equal(kvt_test_settled(&daemon_).private_pages, 22);
+	compute(client, seq, keys, 12, 16);
+	kvt_test_equal(kvt_seq_commit_async(seq, 256, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_equal(kvt_seq_end(twin, 0, NULL, 0, KVT_IDLE, 0), 0);
+	seq = begin(other, kvt_test_namespace(other, "restart"), keys);
+	check_pages(other, seq, keys, 15);
+	kvt_client_close(other, KVT_IDLE);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_equal(kvt_test_settled(&daemon_).private_pages, 0);
+	kvt_test_audit(&daemon_);
+	kvt_test_verify(&daemon_);
+	stop();
+}
+
+static void commits_that_nobody_waits_for_survive(void **state)
+{
+	(void)state;
+	commits_in_flight_go_on(NULL);
+}
+
+static void commits_that_nobody_waits_for_survive_a_new_connection(void **state)
+{
+	(void)state;
+	commits_in_flight_go_on("park_connections = no\n");
+}
+
 /* Waiters of every kind, asleep when the daemon dies; what they wait for comes after it. */
 static void wait_for_a_fence(struct kvt_client *client, int pipe)
 {
@@ -776,6 +840,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_client_goes_on_with_the_successor_of_a_killed_daemon),
 		cmocka_unit_test(a_client_connects_again_with_its_secret),
+		cmocka_unit_test(commits_that_nobody_waits_for_survive),
+		cmocka_unit_test(commits_that_nobody_waits_for_survive_a_new_connection),
 		cmocka_unit_test(every_waiter_goes_on),
 		cmocka_unit_test(every_waiter_goes_on_with_a_new_connection),
 		cmocka_unit_test(what_was_asked_on_the_control_socket_is_asked_again),
