@@ -109,10 +109,10 @@ static void victim_sequences(struct kvt_client *client, const struct kvt_pool *p
 	kvt_test_equal(kvt_seq_begin(client, ns, keys, PROMPT, 16, KVT_F_FORCE_MISS, &seq), 0);
 	fill_pages(seq, pool, keys, 0, PROMPT / PAGE);
 	for (uint32_t end = 64; end < PROMPT; end += 64)
-		kvt_test_equal(kvt_seq_commit_async(seq, end, NULL, 0, (struct kvt_fence){ 4, end },
+		kvt_test_equal(kvt_seq_commit_async(seq, end, NULL, 0, (struct kvt_fence){ 6, end },
 						    KVT_F_CHUNKED), 0);
 	kvt_test_check(kvt_seq_poll(seq) >= 0);
-	kvt_test_equal(kvt_fence_raise(client, 4, PROMPT), 0);
+	kvt_test_equal(kvt_fence_raise(client, 6, PROMPT), 0);
 	kvt_test_equal(kvt_seq_settle(seq), 0);
 	kvt_test_equal(kvt_seq_commit_async(seq, PROMPT, NULL, 0, KVT_IDLE, 0), 0);
 	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
