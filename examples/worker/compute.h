@@ -39,7 +39,8 @@ struct compute_ops {
 	void (*write)(struct compute *compute, void *to, const void *from, size_t bytes);
 	/** From there to here, when everything before is done. 0, or the first error of all. */
 	int (*read)(struct compute *compute, void *to, const void *from, size_t bytes);
-	/** For everything before, whatever failed. 0, or the first error of all. */
+	/** For everything before, whatever operation failed. 0, or a negative errno: the device has
+	 * failed, and none of what is queued is done any more. */
 	int (*wait)(struct compute *compute);
 	void (*zero)(struct compute *compute, float *to, size_t n);
 	/** to[i] = table[tokens[i]], rows of dim; tokens are there, the table is a weight. */

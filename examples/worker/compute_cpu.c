@@ -45,7 +45,8 @@ static int cpu_read(struct compute *compute, void *to, const void *from, size_t 
 
 static int cpu_wait(struct compute *compute)
 {
-	return compute->error;
+	(void)compute;
+	return 0;
 }
 
 static void cpu_zero(struct compute *compute, float *to, size_t n)

@@ -107,8 +107,8 @@ static int cuda_wait(struct compute *compute)
 {
 	struct cuda *cuda = cuda_of(compute);
 
-	done(cuda, cuda->driver.stream_synchronize(compute->stream), "it computed");
-	return compute->error;
+	return done(cuda, cuda->driver.stream_synchronize(compute->stream), "it computed") ? 0
+											  : -EIO;
 }
 
 static int cuda_read(struct compute *compute, void *to, const void *from, size_t bytes)
@@ -119,7 +119,8 @@ static int cuda_read(struct compute *compute, void *to, const void *from, size_t
 		done(cuda, cuda->driver.memory_download(to, (uint64_t)(uintptr_t)from, bytes,
 							compute->stream),
 		     "results were copied from it");
-	return cuda_wait(compute);
+	cuda_wait(compute);
+	return compute->error;
 }
 
 /* Where a weight of the model's file is on the device. */

@@ -12,6 +12,7 @@
 
 #define ROOM_WAIT_NS 1000000L /* between two attempts when all pages are locked by others */
 #define ROOM_WAITS 60000      /* a minute */
+#define LOST_DEVICE_NS 100000000L /* for what can still be answered when a device has failed */
 
 static double now_us(void)
 {
@@ -209,9 +210,12 @@ static int decode(struct run *run, const float *logits)
 /** END after an error: nothing may write the pages any more when they are given up. */
 static void abandon(struct run *run)
 {
-	struct compute *compute = run->worker->compute;
+	struct worker *worker = run->worker;
 
-	compute->ops->wait(compute);
+	/* Of a device that has failed nothing writes any more, but nothing reaches a fence either,
+	 * and END comes after the commits that are in flight: leave those to the session's end. */
+	if (worker->compute->ops->wait(worker->compute) != 0)
+		kvt_client_set_timeout(worker->client, LOST_DEVICE_NS);
 	kvt_seq_end(run->seq, 0, NULL, 0, KVT_IDLE, 0);
 	run->seq = NULL;
 }

@@ -20,6 +20,8 @@
  *                        calls count; KVT_STANDIN_FAIL_ERROR: the CUresult (999)
  *                        The file DIR/fail_at does the same to the next process that loads this
  *   KVT_STANDIN_LAG_US   each item of a stream waits a random time below this before it runs
+ *   KVT_STANDIN_LOST_AT  the n-th kernel fails, from 1, and with it all that is queued and comes
+ *                        later, fences too: memory can still be given back
  *   KVT_STANDIN_REPORT   file to which "calls=N open=N (kind N ...)" is appended at exit
  *   CUDA_VISIBLE_DEVICES ordinals, or GPU-... UUIDs, as for the real one
  */
@@ -38,6 +40,7 @@
 enum standin_error { /* beside those in kvt_cuda.h */
 	STANDIN_NOT_REGISTERED = 713,
 	STANDIN_NOT_FOUND = 500,
+	STANDIN_LAUNCH_FAILED = 719,
 };
 
 enum standin_kind {

@@ -52,6 +52,7 @@ struct stream {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static bool gate_closed;
+static bool lost; /* a kernel has failed: no stream does anything any more */
 
 /** While the gate is closed no stream begins another item. For tests, by dlsym. */
 EXPORT void standin_gate(int closed);
@@ -72,8 +73,20 @@ EXPORT void standin_capture(void *stream, int capturing)
 
 /* ---- running */
 
+static void run_kernel(const struct item *item)
+{
+	static uint64_t n;
+
+	if (++n == standin_number("KVT_STANDIN_LOST_AT", 0))
+		kvt_store_relaxed(&lost, true);
+	else
+		standin_kernel_run(item->kernel, item->staged, item->grid_x, item->grid_y);
+}
+
 static void item_run(struct item *item)
 {
+	if (kvt_load_relaxed(&lost) && item->kind != ITEM_RECORD)
+		return;
 	switch (item->kind) {
 	case ITEM_COPY:
 		memmove(item->target, item->source, item->bytes);
@@ -99,7 +112,7 @@ static void item_run(struct item *item)
 		pthread_mutex_unlock(&lock);
 		break;
 	case ITEM_KERNEL:
-		standin_kernel_run(item->kernel, item->staged, item->grid_x, item->grid_y);
+		run_kernel(item);
 		break;
 	}
 }
@@ -160,6 +173,10 @@ static int item_put(void *handle, struct item *item)
 {
 	struct stream *stream = handle;
 
+	if (kvt_load_relaxed(&lost)) {
+		free(item);
+		return STANDIN_LAUNCH_FAILED;
+	}
 	if (!stream || handle == PER_THREAD) {
 		item_run(item);
 		free(item);
@@ -225,7 +242,7 @@ EXPORT int cuStreamSynchronize(void *handle)
 	while (stream && (stream->first || stream->busy))
 		pthread_cond_wait(&changed, &lock);
 	pthread_mutex_unlock(&lock);
-	return 0;
+	return kvt_load_relaxed(&lost) ? STANDIN_LAUNCH_FAILED : 0;
 }
 
 EXPORT int cuStreamGetCtx(void *handle, void **context)
