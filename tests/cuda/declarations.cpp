@@ -2,33 +2,13 @@
 /* Compiled only, where the CUDA toolkit is: what include/kvt_cuda.h declares is what cuda.h
  * declares: as many arguments, of the same sizes and kinds, and structures and constants alike. */
 #include <cuda.h>
-#include <type_traits>
+
+#include "tests/cuda/declarations.hpp"
 
 extern "C" {
 #define _Static_assert static_assert
 #include "kvt_cuda.h"
 }
-
-template <class A, class B> struct alike {
-	/* An enumeration travels as the integer of its size, and whatever is pointed to, a pointer
-	 * is a pointer. CUuuid and the IPC handle are structures of bytes. */
-	static constexpr bool value =
-		sizeof(A) == sizeof(B) &&
-		(std::is_pointer<A>::value == std::is_pointer<B>::value) &&
-		(std::is_class<A>::value == std::is_class<B>::value) &&
-		(std::is_floating_point<A>::value == std::is_floating_point<B>::value);
-};
-
-template <class F, class G> struct same;
-template <class R, class... A, class S, class... B> struct same<R (*)(A...), S (*)(B...)> {
-	template <bool equal, class = void> struct all {
-		static constexpr bool value = false;
-	};
-	template <class unused> struct all<true, unused> {
-		static constexpr bool value = (alike<A, B>::value && ... && true);
-	};
-	static constexpr bool value = alike<R, S>::value && all<sizeof...(A) == sizeof...(B)>::value;
-};
 
 #define SAME(symbol, name, arguments)                                                             \
 	static_assert(same<decltype(&symbol), int(*) arguments>::value, #symbol);
