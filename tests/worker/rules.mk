@@ -15,6 +15,15 @@ $(O)/tests/worker/test_view: $(O)/obj/tests/worker/test_view.o $(O)/libkvtkernel
 TEST_PROGRAMS += $(O)/tests/worker/test_view
 endif
 
+# Two workers that compute the same.
+ifneq ($(WORKER_BLAS),)
+$(O)/tests/worker/test_twice: $(O)/obj/tests/worker/test_twice.o $(WORKER_PARTS) \
+		$(O)/libkvttest.a $(O)/libkvtrunk.a $(O)/libkvtkernels.a $(O)/libkvtbase.a
+	$(link_test) $(WORKER_LIBS)
+
+TEST_PROGRAMS += $(O)/tests/worker/test_twice
+endif
+
 # The stand-in for cuBLAS, which finds that for the driver (tests/cuda) beside it.
 CUBLAS_STANDIN := $(O)/tests/cuda/standin/libcublas.so.13
 $(CUBLAS_STANDIN): $(O)/obj/tests/worker/standin/cublas.o $(STANDIN)
