@@ -4,20 +4,22 @@
  * scores and outputs. Includers define besides what attention.inc.h asks for
  *
  *   FEW_STEPS(type)  steps in 16 bytes of a row of KV of this type, 0 if there is no such way
- *   FEW_FAR(type)    strips between what is used and what is fetched first
  *   keys_load        16 bytes of sixteen positions: vector i gets step i of all of them
  *   values_load      n_vectors vectors of one step of positions
  *   FEW_TYPES        a case for each type that is taken, by its name
  *
- * Memory is the limit here. While a strip is used, those after it are fetched row by row, twice:
- * FEW_FAR strips ahead past the third cache, which would only be filled with what is not read
- * again, and FEW_NEAR strips ahead into the first. Either alone has too few fetches on their way.
+ * Memory is the limit here. While two strips are used, those after them are fetched twice: FEW_FAR
+ * strips ahead past the third cache, which would only be filled with what is not read again, and
+ * FEW_NEAR strips ahead into the first, since a core drops fetches when it has too many. Fetches
+ * are spread evenly over the products: the core can wait for few lines at a time, and while it
+ * waits for none, bandwidth is lost.
  */
 
 #define INLINE static inline __attribute__((always_inline))
 #define FEW_ROWS 8
 #define FEW_STRIPS GEMM_VECTORS
 #define FEW_NEAR 2
+#define FEW_FAR 3
 
 struct few {
 	uint32_t type;
@@ -37,21 +39,65 @@ static bool few_possible(uint32_t dim, uint32_t type)
 	return FEW_STEPS(type) && dim * kvt_type_size(type) % 16 == 0;
 }
 
-INLINE void few_fetch(const struct few *few, uint32_t row, const uint32_t type)
+/* Lines of what is used soon, and of what is used later. */
+INLINE void lines_fetch(const char *near, const char *far, uint32_t bytes)
 {
-	size_t within = row % VW * few->next_stride;
-	const char *near = few->strips[row / VW + FEW_NEAR] + within;
-	const char *far = few->strips[row / VW + FEW_FAR(type)] + within;
-
-	for (uint32_t i = 0; i < few->dim * kvt_type_size(type); i += 64) {
+	for (uint32_t i = 0; i < bytes; i += 64) {
 		_mm_prefetch(near + i, _MM_HINT_T0);
 		_mm_prefetch(far + i, _MM_HINT_NTA);
 	}
 }
 
+/* What follows a row of the panel. */
+INLINE void row_ahead(const struct few *few, uint32_t row, const uint32_t type)
+{
+	size_t within = row % VW * few->next_stride;
+
+	lines_fetch(few->strips[row / VW + FEW_NEAR] + within,
+		    few->strips[row / VW + FEW_FAR] + within, few->dim * kvt_type_size(type));
+}
+
+/*
+ * What follows two strips, in steps with their use: at byte x of their rows, 2 * VW bytes for each
+ * of the n that are used next. Returns where those begin if rows lie side by side, in *ret_near and
+ * *ret_far; if not, they have been fetched, and these are NULL.
+ */
+INLINE void strips_ahead(const struct few *few, uint32_t strip, uint32_t x, const uint32_t n,
+			 const char **ret_near, const char **ret_far, const uint32_t type)
+{
+	uint32_t row_bytes = few->dim * kvt_type_size(type), strip_bytes = VW * row_bytes;
+	uint32_t at = 2 * VW * x;
+
+	*ret_near = *ret_far = NULL;
+	if (few->next_stride == row_bytes) {
+		strip += at >= strip_bytes;
+		at -= at >= strip_bytes ? strip_bytes : 0;
+		*ret_near = few->strips[strip + FEW_NEAR] + at;
+		*ret_far = few->strips[strip + FEW_FAR] + at;
+		return;
+	}
+	for (uint32_t row = at / row_bytes; row < (at + 2 * VW * n) / row_bytes; row++)
+		row_ahead(few, strip * VW + row, type);
+}
+
 static inline __m128i sixteen_load(const char *source)
 {
 	return _mm_loadu_si128((const __m128i *)(const void *)source);
+}
+
+/* In each quarter of four vectors: vector i gets word i of all of them. */
+INLINE void words_transpose(const __m512i *rows, __m512i *ret_words)
+{
+	__m512i u[4];
+
+	u[0] = _mm512_unpacklo_epi32(rows[0], rows[1]);
+	u[1] = _mm512_unpackhi_epi32(rows[0], rows[1]);
+	u[2] = _mm512_unpacklo_epi32(rows[2], rows[3]);
+	u[3] = _mm512_unpackhi_epi32(rows[2], rows[3]);
+	ret_words[0] = _mm512_unpacklo_epi64(u[0], u[2]);
+	ret_words[1] = _mm512_unpackhi_epi64(u[0], u[2]);
+	ret_words[2] = _mm512_unpacklo_epi64(u[1], u[3]);
+	ret_words[3] = _mm512_unpackhi_epi64(u[1], u[3]);
 }
 
 /*
@@ -60,7 +106,7 @@ static inline __m128i sixteen_load(const char *source)
  */
 INLINE void words_load(const char *strip, size_t stride, __m512i *ret_words)
 {
-	__m512i t[4], u[4];
+	__m512i t[4];
 
 	UNROLL_FOR (i, 4) {
 		const char *row = strip + i * stride;
@@ -70,14 +116,27 @@ INLINE void words_load(const char *strip, size_t stride, __m512i *ret_words)
 		t[i] = _mm512_inserti32x4(t[i], sixteen_load(row + 8 * stride), 2);
 		t[i] = _mm512_inserti32x4(t[i], sixteen_load(row + 12 * stride), 3);
 	}
-	u[0] = _mm512_unpacklo_epi32(t[0], t[1]);
-	u[1] = _mm512_unpackhi_epi32(t[0], t[1]);
-	u[2] = _mm512_unpacklo_epi32(t[2], t[3]);
-	u[3] = _mm512_unpackhi_epi32(t[2], t[3]);
-	ret_words[0] = _mm512_unpacklo_epi64(u[0], u[2]);
-	ret_words[1] = _mm512_unpackhi_epi64(u[0], u[2]);
-	ret_words[2] = _mm512_unpacklo_epi64(u[1], u[3]);
-	ret_words[3] = _mm512_unpackhi_epi64(u[1], u[3]);
+	words_transpose(t, ret_words);
+}
+
+/* Likewise, of thirty-two bytes, with fewer loads. */
+INLINE void words_load_8(const char *strip, size_t stride, __m512i *ret_words)
+{
+	__m512i t[8], u[8];
+
+	UNROLL_FOR (i, 8) {
+		const char *row = strip + (i / 4 * 8 + i % 4) * stride;
+
+		t[i] = _mm512_castsi256_si512(_mm256_loadu_si256((const void *)row));
+		t[i] = _mm512_inserti64x4(
+			t[i], _mm256_loadu_si256((const void *)(row + 4 * stride)), 1);
+	}
+	words_transpose(t, u);
+	words_transpose(t + 4, u + 4);
+	UNROLL_FOR (i, 4) {
+		ret_words[i] = _mm512_shuffle_i32x4(u[i], u[4 + i], 0x88);
+		ret_words[4 + i] = _mm512_shuffle_i32x4(u[i], u[4 + i], 0xdd);
+	}
 }
 
 INLINE void keys_load(const char *strip, size_t stride, vb *ret_steps, const uint32_t type);
@@ -85,47 +144,72 @@ INLINE void keys_load(const char *strip, size_t stride, vb *ret_steps, const uin
 INLINE void values_load(const char *row, size_t stride, uint32_t dim, uint32_t v, vb *ret_step,
 			const uint32_t n_vectors, const uint32_t type);
 
+/* Steps of two strips: c += their products with queries; and n_bytes are fetched. */
+INLINE void steps_add(vf (*c)[2], const vb *low, const vb *high, const element *queries,
+		      size_t q_stride, const uint32_t n_steps, const uint32_t n_rows,
+		      const char *near, const char *far, const uint32_t n_bytes)
+{
+	const uint32_t step_bytes = n_bytes / n_steps;
+
+	UNROLL_FOR (i, n_steps) {
+		UNROLL_FOR (r, n_rows) {
+			vb step = a_broadcast(queries + r * q_stride + i * STEP);
+
+			c[r][0] = dot(c[r][0], low[i], step);
+			c[r][1] = dot(c[r][1], high[i], step);
+		}
+		if (near)
+			lines_fetch(near + i * step_bytes, far + i * step_bytes, step_bytes);
+	}
+}
+
 INLINE void few_scores_of(const struct few *few, float *scores, const element *queries,
 			  const uint32_t n_rows, const uint32_t type)
 {
 	const uint32_t row_bytes = few->dim * kvt_type_size(type);
 	const uint32_t n_steps = FEW_STEPS(type);
+	const bool plain = n_steps == 4;
 
-	for (uint32_t key = 0; key < few->n_keys; key += 2 * VW) {
-		const char *const *strips = few->strips + key / VW;
+	for (uint32_t strip = 0; strip * VW < few->n_keys; strip += 2) {
+		const char *a = few->strips[strip], *b = few->strips[strip + 1];
+		const char *near, *far;
 		const element *q = queries;
+		uint32_t x = 0;
+		vb low[8], high[8];
 		vf c[FEW_ROWS][2];
-		uint32_t fetched = 0;
 
 		UNROLL_FOR (r, n_rows)
 			c[r][0] = c[r][1] = v_zero();
-		for (uint32_t x = 0; x < row_bytes; x += 16, q += n_steps * STEP) {
-			vb low[8], high[8];
-
-			for (; fetched * row_bytes < 2 * VW * (x + 16); fetched++)
-				few_fetch(few, key + fetched, type);
-			keys_load(strips[0] + x, few->stride, low, type);
-			keys_load(strips[1] + x, few->stride, high, type);
-			UNROLL_FOR (i, n_steps)
-				UNROLL_FOR (r, n_rows) {
-					vb step = a_broadcast(q + r * few->q_stride + i * STEP);
-
-					c[r][0] = dot(c[r][0], low[i], step);
-					c[r][1] = dot(c[r][1], high[i], step);
-				}
+		for (; plain && x + 32 <= row_bytes; x += 32, q += 8 * STEP) {
+			strips_ahead(few, strip, x, 32, &near, &far, type);
+			words_load_8(a + x, few->stride, (__m512i *)low);
+			words_load_8(b + x, few->stride, (__m512i *)high);
+			steps_add(c, low, high, q, few->q_stride, 8, n_rows, near, far, 64 * VW);
+		}
+		for (; x < row_bytes; x += 16, q += n_steps * STEP) {
+			strips_ahead(few, strip, x, 16, &near, &far, type);
+			keys_load(a + x, few->stride, low, type);
+			keys_load(b + x, few->stride, high, type);
+			steps_add(c, low, high, q, few->q_stride, n_steps, n_rows, near, far,
+				  32 * VW);
 		}
 		UNROLL_FOR (r, n_rows) {
-			v_store(scores + r * BLOCK + key, c[r][0]);
-			v_store(scores + r * BLOCK + key + VW, c[r][1]);
+			v_store(scores + r * BLOCK + strip * VW, c[r][0]);
+			v_store(scores + r * BLOCK + strip * VW + VW, c[r][1]);
 		}
 	}
 }
 
-/* Some rows' outputs: n_vectors of them, the first being number v. */
+/*
+ * Two strips' part in some rows' outputs: n_vectors of them, the first being number v. Of what is
+ * fetched meanwhile, this is one of n_passes parts.
+ */
 INLINE bool few_values_some(const struct few *few, float *outputs, const element *weights,
-			    uint32_t v, const uint32_t n_rows, const uint32_t n_vectors,
-			    const uint32_t type)
+			    uint32_t first, uint32_t v, uint32_t pass, uint32_t n_passes,
+			    const uint32_t n_rows, const uint32_t n_vectors, const uint32_t type)
 {
+	uint32_t end = few->n_keys - first < 2 * VW ? few->n_keys : first + 2 * VW;
+	uint32_t ahead = first + 2 * VW * pass / n_passes, due = 0;
 	vf c[FEW_ROWS][4];
 	__mmask16 bad = 0;
 
@@ -133,7 +217,7 @@ INLINE bool few_values_some(const struct few *few, float *outputs, const element
 	UNROLL_FOR (r, n_rows)
 		UNROLL_FOR (i, n_vectors)
 			c[r][i] = v_load(outputs + r * few->out_dim + i * VW);
-	for (uint32_t key = 0; key < few->n_keys; key += STEP) {
+	for (uint32_t key = first; key < end; key += STEP) {
 		const char *row = few->strips[key / VW] + key % VW * few->stride;
 		vb step[4];
 
@@ -144,9 +228,8 @@ INLINE bool few_values_some(const struct few *few, float *outputs, const element
 			UNROLL_FOR (i, n_vectors)
 				c[r][i] = dot(c[r][i], step[i], weight);
 		}
-		UNROLL_FOR (i, STEP)
-			if (v == 0)
-				few_fetch(few, key + i, type);
+		for (due += STEP; due >= n_passes; due -= n_passes)
+			row_ahead(few, ahead++, type);
 	}
 	UNROLL_FOR (r, n_rows)
 		UNROLL_FOR (i, n_vectors) {
@@ -160,14 +243,21 @@ INLINE bool few_values_some(const struct few *few, float *outputs, const element
 INLINE bool few_values_of(const struct few *few, float *outputs, const element *weights,
 			  const uint32_t n_rows, const uint32_t width, const uint32_t type)
 {
-	const uint32_t n_vectors = few->out_dim / VW;
+	const uint32_t n_vectors = few->out_dim / VW, n_whole = few->dim / VW / width;
+	const uint32_t n_passes = n_whole + n_vectors - n_whole * width;
 	bool good = true;
-	uint32_t v = 0;
 
-	for (; v + width <= n_vectors; v += width)
-		good &= few_values_some(few, outputs, weights, v, n_rows, width, type);
-	for (; v < n_vectors; v++)
-		good &= few_values_some(few, outputs, weights, v, n_rows, 1, type);
+	for (uint32_t key = 0; key < few->n_keys; key += 2 * VW) {
+		uint32_t pass = 0;
+
+		for (; pass < n_whole; pass++)
+			good &= few_values_some(few, outputs, weights, key, pass * width, pass,
+						n_passes, n_rows, width, type);
+		for (; pass < n_passes; pass++)
+			good &= few_values_some(few, outputs, weights, key,
+						pass + n_whole * (width - 1), pass, n_passes,
+						n_rows, 1, type);
+	}
 	return good;
 }
 

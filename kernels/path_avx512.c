@@ -86,7 +86,6 @@ static inline __attribute__((always_inline)) void v_transpose(vf *rows)
 	((type) == KVT_ATTN_F32				      ? 4                                  \
 	 : (type) == KVT_ATTN_BF16 || (type) == KVT_ATTN_F16 ? 8                                  \
 							      : 0)
-#define FEW_FAR(type) 4
 #define FEW_TYPES(instance) instance(F32) instance(BF16) instance(F16)
 
 #include "few.inc.h"
@@ -121,13 +120,9 @@ INLINE void values_load(const char *row, size_t stride, uint32_t dim, uint32_t v
 {
 	(void)stride;
 	UNROLL_FOR (i, n_vectors) {
-		uint32_t x = (v + i) * VW;
+		uint32_t x = (v + i) * VW, n = n_vectors > 1 ? VW : dim - x;
 
-		/* A load without a mask is cheaper; the branch is the same for all rows. */
-		if (dim - x >= VW)
-			ret_step[i] = floats_load(row + x * kvt_type_size(type), VW, type);
-		else
-			ret_step[i] = floats_load(row + x * kvt_type_size(type), dim - x, type);
+		ret_step[i] = floats_load(row + x * kvt_type_size(type), n, type);
 	}
 }
 

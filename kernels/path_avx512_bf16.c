@@ -252,7 +252,6 @@ static bool values_pack(element *chunk, uint32_t capacity, const struct kvt_rows
 }
 
 #define FEW_STEPS(type) ((type) == KVT_ATTN_BF16 ? 4 : (type) == KVT_ATTN_F8_E4M3 ? 8 : 0)
-#define FEW_FAR(type) 4
 #define FEW_TYPES(instance) instance(BF16) instance(F8_E4M3)
 
 #include "few.inc.h"
@@ -284,11 +283,11 @@ INLINE void values_load(const char *row, size_t stride, uint32_t dim, uint32_t v
 	const uint32_t bytes = f8 ? 1 : 2;
 
 	UNROLL_FOR (i, (n_vectors + 1) / 2) {
-		uint32_t x = (v + 2 * i) * VW;
+		uint32_t x = (v + 2 * i) * VW, n = n_vectors > 1 ? 2 * VW : dim - x;
 		__m512i pairs[2];
 
-		pair_interleave(halves_load(row + x * bytes, dim - x, f8),
-				halves_load(row + stride + x * bytes, dim - x, f8), pairs);
+		pair_interleave(halves_load(row + x * bytes, n, f8),
+				halves_load(row + stride + x * bytes, n, f8), pairs);
 		ret_step[2 * i] = pairs[0];
 		if (2 * i + 1 < n_vectors)
 			ret_step[2 * i + 1] = pairs[1];
