@@ -4,8 +4,8 @@
  * Two workers share prefixes through a core on a third thread. Page memory is read and written
  * by plain loads and stores: whoever reads a cached page must be ordered behind whoever wrote
  * it, by nothing but ring indices and fence words. Commits are submitted *before* their pages
- * are written and wait for a fence that is raised afterwards, as a GPU would. One worker spins,
- * the other sleeps at every wait. */
+ * are written and wait for a fence that is raised afterwards, as a GPU would, or after, page by page
+ * and not waited for. One worker spins, the other sleeps at every wait. */
 #include "tests/unit/inprocess.h"
 
 enum { PS = 8, N_PAGES = 40, ROUNDS = 3000, PROMPT = 40 };
@@ -84,6 +84,32 @@ static void commit_late(struct worker *worker, struct kvt_seq *seq, const uint32
 	kvt_result_release(client, &result);
 }
 
+/* Commit page by page without waiting, and read all pages through the table as it is meanwhile. */
+static void commit_ahead(struct worker *worker, struct kvt_seq *seq, const uint32_t *keys,
+			 uint32_t n)
+{
+	uint32_t next = kvt_seq_next(seq);
+
+	while (next < n) {
+		uint32_t end = (next / PS + 1) * PS, after;
+		const uint32_t *pages = kvt_seq_pages(seq, NULL);
+		int rc;
+
+		write_pages(keys, pages, next / PS, end / PS);
+		do
+			rc = kvt_seq_commit_async(seq, end, NULL, 0, KVT_IDLE, KVT_F_CHUNKED);
+		while (rc == -EAGAIN);
+		INSIDE_CHECK(rc == 0);
+		check_pages(keys, kvt_seq_pages(seq, NULL), 0, end / PS);
+		INSIDE_CHECK(kvt_seq_poll(seq) >= 0);
+		after = kvt_seq_next(seq);
+		INSIDE_CHECK(after >= end && after <= n);
+		worker->advanced += after - end;
+		check_pages(keys, kvt_seq_pages(seq, NULL), 0, after / PS);
+		next = after;
+	}
+}
+
 static void one_sequence(struct worker *worker, uint64_t round)
 {
 	uint32_t keys[PROMPT], n = choose_prompt(worker, keys), n_table;
@@ -97,7 +123,9 @@ static void one_sequence(struct worker *worker, uint64_t round)
 	check_pages(keys, kvt_seq_pages(seq, &n_table), 0, kvt_seq_reusable(seq) / PS);
 	worker->reused += kvt_seq_reusable(seq) / PS;
 	worker->computed += (n - kvt_seq_reusable(seq)) / PS;
-	if (round % 2) {
+	if (round % 3 == 0) {
+		commit_ahead(worker, seq, keys, n);
+	} else if (round % 3 == 1) {
 		commit_late(worker, seq, keys, n, round);
 	} else {
 		write_pages(keys, kvt_seq_pages(seq, NULL), kvt_seq_next(seq) / PS, n / PS);
