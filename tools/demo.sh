@@ -153,7 +153,7 @@ demo_model() {
 	stop
 }
 
-if [ -x "$O/worker" ]; then
+if [ -x "$O/worker" ] && "$O/worker" --devices | grep -qw cpu; then
 	demo_model
 	ran=", and four ran a model on one prompt and gave the right answers"
 else

@@ -15,6 +15,7 @@
  * nothing.
  */
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "kvt_kernels.h"
@@ -71,6 +72,10 @@ struct compute {
 	int error;    /* negative errno; 0 while all is well */
 	char why[WORKER_WHY_BYTES];
 };
+
+/** Whether this program can, as far as it was built: the rest shows when it is opened. */
+bool compute_cpu_is_built(void);
+bool compute_cuda_is_built(void);
 
 /** Ready to compute with a model, which stays open as long. 0, or a negative errno with why, which
  * has WORKER_WHY_BYTES. compute_close() takes NULL, too. */

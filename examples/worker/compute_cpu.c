@@ -144,6 +144,11 @@ static const struct compute_ops cpu_ops = {
 	.round = cpu_round,
 };
 
+bool compute_cpu_is_built(void)
+{
+	return true;
+}
+
 int compute_cpu_open(const struct model *model, struct compute **ret_compute, char *why)
 {
 	struct kvt_attn_options options = { .n_threads = 1 };

@@ -407,6 +407,11 @@ static void upload_weights(struct cuda *cuda)
 	cuda_write(&cuda->base, (void *)(uintptr_t)cuda->weights, model->embedding, bytes);
 }
 
+bool compute_cuda_is_built(void)
+{
+	return compute_images[0].data;
+}
+
 int compute_cuda_open(const struct model *model, uint32_t device, struct compute **ret_compute,
 		      char *why)
 {

@@ -7,6 +7,11 @@
 
 #include "compute.h"
 
+bool compute_cpu_is_built(void)
+{
+	return false;
+}
+
 int compute_cpu_open(const struct model *model, struct compute **ret_compute, char *why)
 {
 	(void)model, (void)ret_compute;

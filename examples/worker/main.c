@@ -25,6 +25,7 @@ static const char usage[] =
 	"  --chunk N          positions computed between two commits (128)\n"
 	"  --device D         compute on cpu, cuda or cuda:N (cpu); the daemon's pool must be\n"
 	"                     there, too: host memory, or that device's\n"
+	"  --devices          print which of them this worker was built for, and stop\n"
 	"  --kv-type T        what pages hold: fp32, bf16 or fp16 (fp32)\n"
 	"  --socket PATH      kvtrunkd's socket ($KVTRUNK_SOCKET, /run/kvtrunk/default.sock)\n"
 	"  --no-cache         reuse nothing and publish nothing\n"
@@ -44,6 +45,7 @@ enum {
 	OPT_SEED,
 	OPT_CHUNK,
 	OPT_DEVICE,
+	OPT_DEVICES,
 	OPT_KV_TYPE,
 	OPT_SOCKET,
 	OPT_NO_CACHE,
@@ -63,6 +65,7 @@ static const struct option long_options[] = {
 	{ "seed", required_argument, NULL, OPT_SEED },
 	{ "chunk", required_argument, NULL, OPT_CHUNK },
 	{ "device", required_argument, NULL, OPT_DEVICE },
+	{ "devices", no_argument, NULL, OPT_DEVICES },
 	{ "kv-type", required_argument, NULL, OPT_KV_TYPE },
 	{ "socket", required_argument, NULL, OPT_SOCKET },
 	{ "no-cache", no_argument, NULL, OPT_NO_CACHE },
@@ -142,6 +145,10 @@ static void take_option(struct worker_options *o, int option, int argc)
 	case OPT_SEED: o->seed = number("seed", optarg, UINT32_MAX); break;
 	case OPT_CHUNK: o->chunk = number("chunk", optarg, 8192); break;
 	case OPT_DEVICE: take_device(o, optarg); break;
+	case OPT_DEVICES:
+		printf("%s%s\n", compute_cpu_is_built() ? "cpu " : "",
+		       compute_cuda_is_built() ? "cuda" : "");
+		exit(0);
 	case OPT_KV_TYPE: o->kv_type = kv_type(optarg); break;
 	case OPT_SOCKET: o->socket = optarg; break;
 	case OPT_NO_CACHE: o->no_cache = true; break;

@@ -2,15 +2,16 @@
 #
 # What the tests of the example worker share: a daemon for a model, checks by name, JSON fields.
 # Set `model` (the worker's flags for it) before start; daemon_flags and worker_flags if need be.
-# With DEVICE set, nothing of it needs the CPU's matrix products.
+# With DEVICE=cuda nothing of it computes on the CPU.
 O=$(realpath -m "${O:-build}")
 home=${home:-examples/worker/model}
-no_blas() {
-	"$O/worker" --model $home/prices.bin --tokenizer $home/prices.tok --socket /dev/null 2>&1 |
-		grep -q "without OpenBLAS"
-}
-if [ ! -x "$O/worker" ] || { [ -z "${DEVICE:-}" ] && no_blas; }; then
+computes_on() { [ -x "$O/worker" ] && "$O/worker" --devices | grep -qw "$1"; }
+if [ -z "${DEVICE:-}" ] && ! computes_on cpu; then
 	echo "skip: worker is not built for the CPU (it needs libopenblas-dev)"
+	exit 77
+fi
+if [ -n "${DEVICE:-}" ] && ! computes_on "$DEVICE"; then
+	echo "skip: worker is not built for $DEVICE (it needs nvcc)"
 	exit 77
 fi
 
