@@ -227,6 +227,8 @@ static uint32_t span_choose(struct batch *batch, const struct kvt_row_block *blo
 
 static void batch_spans(struct batch *batch)
 {
+	uint32_t n_threads = batch->context->pool.n_threads;
+
 	batch->partial_floats = 0;
 	batch->partial_floats_max = batch->context->scratch_bytes / sizeof(float);
 	batch->n_jobs = 0;
@@ -236,6 +238,8 @@ static void batch_spans(struct batch *batch)
 
 		block->span_units = span_choose(batch, block);
 		n_spans = ceil_divide(block->n_units, block->span_units);
+		block->other_units = n_threads > n_spans ? block->n_units
+							 : block->span_units * (n_threads - 1);
 		atomic_init(&block->n_jobs_left, n_spans);
 		batch->n_jobs += n_spans;
 	}

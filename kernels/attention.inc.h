@@ -660,6 +660,17 @@ INLINE const char *place_plane(const struct work *work, const struct place *at)
 	return at->values ? work->kv->v : work->kv->k;
 }
 
+/*
+ * What is read after the blocks up to start: behind the units of a job, probably those of the
+ * thread's next one.
+ */
+INLINE uint32_t block_after(const struct kvt_row_block *block, uint32_t start)
+{
+	bool ends = start % (block->span_units * KVT_ATTN_UNIT) == 0;
+
+	return ends ? start + block->other_units * KVT_ATTN_UNIT : start;
+}
+
 INLINE struct place place_after(const struct work *work, const struct tile *tile, struct place at)
 {
 	uint32_t page_size = work->kv->page_size;
@@ -677,7 +688,7 @@ INLINE struct place place_after(const struct work *work, const struct tile *tile
 	at.head = 0;
 	at.stretch += stretch;
 	if (at.stretch >= block_end) {
-		at.block += at.values ? BLOCK : 0;
+		at.block = at.values ? block_after(work->block, at.block + BLOCK) : at.block;
 		at.stretch = at.block;
 		at.values = !at.values;
 	}

@@ -57,6 +57,7 @@ struct kvt_row_block {
 	uint32_t n_rows;
 	uint32_t n_units; /* up to the last row's limit */
 	uint32_t span_units; /* units of one job: all, a group, or one */
+	uint32_t other_units; /* that other threads take between two jobs of one */
 	float *partials; /* one for each span; NULL if one job does it all */
 	atomic_uint n_jobs_left;
 };
@@ -120,9 +121,12 @@ struct kvt_pool {
 	pthread_mutex_t lock;
 	pthread_cond_t wake;
 	pthread_cond_t idle;
-	uint32_t n_busy;
 	bool stop;
-	/* One more for each run. Spinning threads read it without the lock. */
+	/*
+	 * Threads that run, and one more for each run: written under the lock, but read without
+	 * it by threads that spin.
+	 */
+	_Alignas(KVT_CPU_ALIGN) atomic_uint n_busy;
 	_Alignas(KVT_CPU_ALIGN) atomic_uint_fast64_t turn;
 	_Alignas(KVT_CPU_ALIGN) atomic_uint_fast64_t next_item;
 	uint64_t n_items;

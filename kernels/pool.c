@@ -14,6 +14,9 @@
 /* About 20 microseconds of looking: half of what waking a sleeping thread takes. */
 #define SPINS 1000
 
+/* Threads end nearly together, so the caller looks longer for the last one: an item's time. */
+#define END_SPINS (5 * SPINS)
+
 static inline void relax(void)
 {
 #if defined(__x86_64__)
@@ -75,7 +78,7 @@ static void *worker_main(void *argument)
 		seen++;
 		items_run(pool, start.worker);
 		pthread_mutex_lock(&pool->lock);
-		if (--pool->n_busy == 0)
+		if (atomic_fetch_sub_explicit(&pool->n_busy, 1, memory_order_relaxed) == 1)
 			pthread_cond_signal(&pool->idle);
 		pthread_mutex_unlock(&pool->lock);
 	}
@@ -147,7 +150,7 @@ void kvt_pool_run(struct kvt_pool *pool, kvt_pool_run_fn *run, void *argument, u
 	pool->run = run;
 	pool->argument = argument;
 	pool->n_items = n_items;
-	pool->n_busy = pool->n_threads - 1;
+	atomic_store_explicit(&pool->n_busy, pool->n_threads - 1, memory_order_relaxed);
 	atomic_store_explicit(&pool->next_item, 0, memory_order_relaxed);
 	atomic_fetch_add_explicit(&pool->turn, 1, memory_order_relaxed);
 	pthread_cond_broadcast(&pool->wake);
@@ -155,8 +158,14 @@ void kvt_pool_run(struct kvt_pool *pool, kvt_pool_run_fn *run, void *argument, u
 
 	items_run(pool, 0);
 
+	/* The lock, taken next, orders everything else. */
+	for (int i = 0; i < END_SPINS; i++) {
+		if (!atomic_load_explicit(&pool->n_busy, memory_order_relaxed))
+			break;
+		relax();
+	}
 	pthread_mutex_lock(&pool->lock);
-	while (pool->n_busy)
+	while (atomic_load_explicit(&pool->n_busy, memory_order_relaxed))
 		pthread_cond_wait(&pool->idle, &pool->lock);
 	pthread_mutex_unlock(&pool->lock);
 }
