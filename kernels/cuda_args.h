@@ -34,6 +34,9 @@ struct kvt_cuda_item {
 	uint32_t first_unit;
 };
 
+#define KVT_CUDA_LINES_Q 1u
+#define KVT_CUDA_LINES_KV 2u
+
 /* Addresses are the device's. */
 struct kvt_cuda_prefill {
 	uint64_t k;
@@ -60,7 +63,7 @@ struct kvt_cuda_prefill {
 	uint32_t q_type; /* enum kvt_attn_type */
 	uint32_t kv_type;
 	uint32_t out_type;
-	uint32_t lines; /* rows of KV and q can be read 16 bytes at a time */
+	uint32_t lines; /* KVT_CUDA_LINES_*: whose rows can be read 16 bytes at a time */
 	float log2_scale;
 	float v_scale;
 };

@@ -45,7 +45,7 @@ template <> struct element_of<KIND_F32> {
 
 /*
  * Rows in shared memory are 16 bytes longer than they need be, so that 8 rows lie in different
- * banks. All of it together is at most 99 KiB, which every device has.
+ * banks.
  */
 template <int dim, int kind> struct shape {
 	typedef typename element_of<kind>::type element;
@@ -56,7 +56,24 @@ template <int dim, int kind> struct shape {
 	static constexpr int q_elements = KVT_CUDA_ROWS * row_elements;
 	static constexpr int tile_elements = tile_keys * row_elements;
 	static constexpr int key_tiles = tile_keys / 8;
-	static_assert((q_elements + 4 * tile_elements) * sizeof(element) <= 99 << 10, "too large");
+};
+
+/*
+ * A tile as it is copied: elements as above, or fp8 as it lies in the pages, sixteen at a time,
+ * from which a tile is made when it is there. Queries, two stages of keys and values, and that
+ * tile together are at most 99 KiB, which every device has.
+ */
+template <int dim, int kind, bool f8> struct copied_shape {
+	typedef typename element_of<kind>::type element;
+	static constexpr int chunk_elements = f8 ? 16 : shape<dim, kind>::chunk_elements;
+	static constexpr int row_bytes =
+		f8 ? dim : shape<dim, kind>::row_elements * (int)sizeof(element);
+	static constexpr int tile_bytes = shape<dim, kind>::tile_keys * row_bytes;
+	static_assert(shape<dim, kind>::q_elements * sizeof(element) + 4 * tile_bytes +
+				      (f8 ? 2 * shape<dim, kind>::tile_elements * sizeof(element)
+					  : 0) <=
+			      99 << 10,
+		      "too large");
 };
 
 /* What does not depend on the kind of products. */
@@ -120,44 +137,45 @@ KVT_DEVICE uint64_t row_offset(const struct rows_at_hand *rows, uint32_t row, ui
 	       (rows->block->kv_head * group_heads + in_sequence % group_heads) * head_stride;
 }
 
-/* fp8 to 16 bits: the bits below the sign, as those of a number 2^8 or 2^120 too small. Exact. */
-template <bool bf16> KVT_DEVICE uint16_t f8_to_16(uint8_t bits)
+/* fp8 by its bits below the sign: those of a number 2^120 too small. Exact. */
+KVT_DEVICE float f8_value(uint32_t bits)
 {
-	uint32_t magnitude = bits & 0x7f, sign = (uint32_t)(bits & 0x80) << 24;
+	uint32_t magnitude = bits & 0x7f, sign = (bits & 0x80) << 24;
 	float value = magnitude == 0x7f
 			      ? bits_float(0x7fc00000u)
 			      : product(bits_float(magnitude << 20), bits_float(0x7b800000u));
 
-	return (uint16_t)pair_of<bf16>(bits_float(float_bits(value) | sign), 0.0f);
+	return bits_float(float_bits(value) | sign);
 }
 
 /*
- * Sixteen bytes of elements to shared memory, from dimension dim of a row on, as fast as can be;
- * what lies beyond n_dims, and rows that are not valid, are zeros. Rows of type are converted if
- * the elements are not of that type.
+ * Sixteen bytes to shared memory, from dimension dim of a row on, as fast as can be; what lies
+ * beyond n_dims, and rows that are not valid, are zeros. For fp32 products, rows of another type
+ * are converted on the way.
  */
 template <int kind, bool f8>
-KVT_DEVICE void chunk_copy(typename element_of<kind>::type *target, const unsigned char *row,
-			   uint32_t dim, uint32_t n_dims, bool valid, bool lines, uint32_t type)
+KVT_DEVICE void chunk_copy(unsigned char *target, const unsigned char *row, uint32_t dim,
+			   uint32_t n_dims, bool valid, bool lines, uint32_t type)
 {
-	typedef typename element_of<kind>::type element;
 	const uint32_t bytes = kind == KIND_F32 ? kvt_type_size(type) : f8 ? 1 : 2;
+	const uint32_t target_bytes = f8 ? 1 : sizeof(typename element_of<kind>::type);
 
-	if (lines && bytes == sizeof(element)) {
+	if (lines && bytes == target_bytes) {
 		valid = valid && dim < n_dims;
 		copy_async(target, row + (valid ? dim * bytes : 0), valid);
 		return;
 	}
-	for (uint32_t i = 0; i < 16 / sizeof(element); i++) {
+	for (uint32_t i = 0; i < 16 / target_bytes; i++) {
 		bool there = valid && dim + i < n_dims;
 		const unsigned char *source = row + (there ? (dim + i) * bytes : 0);
 
 		if (kind == KIND_F32)
-			target[i] = there ? (element)kvt_element_load(source, type) : 0;
+			((float *)(void *)target)[i] = there ? kvt_element_load(source, type) : 0;
 		else if (f8)
-			target[i] = there ? f8_to_16<kind == KIND_BF16>(*source) : 0;
+			target[i] = there ? *source : 0;
 		else
-			target[i] = there ? *(const uint16_t *)(const void *)source : 0;
+			((uint16_t *)(void *)target)[i] =
+				there ? *(const uint16_t *)(const void *)source : 0;
 	}
 }
 
@@ -176,34 +194,72 @@ KVT_DEVICE void queries_copy(const struct rows_at_hand *rows,
 			at<const unsigned char>(args->q) +
 			row_offset(rows, valid ? row : 0, args->q_row_stride, args->q_head_stride);
 
-		chunk_copy<kind, false>(target + row * shape<dim, kind>::row_elements + x, q, x,
-					args->head_dim, valid, args->lines, args->q_type);
+		typename element_of<kind>::type *to =
+			target + row * shape<dim, kind>::row_elements + x;
+
+		chunk_copy<kind, false>((unsigned char *)(void *)to, q, x, args->head_dim, valid,
+					args->lines & KVT_CUDA_LINES_Q, args->q_type);
 	}
 }
 
 /* A tile of one plane: positions from start on. Those from limit_high on are not read. */
 template <int dim, int kind, bool f8>
 KVT_DEVICE void tile_copy(const struct rows_at_hand *rows, uint64_t plane, uint32_t start,
-			  typename element_of<kind>::type *target)
+			  unsigned char *target)
 {
 	const struct kvt_cuda_prefill *args = rows->args;
 	const uint32_t *pages = at<const uint32_t>(args->pages) + rows->block->first_page;
 	const unsigned char *head =
 		at<const unsigned char>(plane) + rows->block->kv_head * args->head_stride;
-	const uint32_t chunk_elements = shape<dim, kind>::chunk_elements;
-	const uint32_t chunks = dim / chunk_elements;
+	const uint32_t chunks = dim / copied_shape<dim, kind, f8>::chunk_elements;
 
 	for (uint32_t i = thread_index(); i < shape<dim, kind>::tile_keys * chunks;
 	     i += KVT_CUDA_THREADS) {
-		uint32_t key = i / chunks, x = i % chunks * chunk_elements, position = start + key;
+		uint32_t key = i / chunks, chunk = i % chunks, position = start + key;
 		bool valid = position < rows->limit_high;
 		uint64_t page = valid ? pages[position >> args->page_shift] : 0;
 		uint32_t within = valid ? position & ((1u << args->page_shift) - 1) : 0;
 
-		chunk_copy<kind, f8>(target + key * shape<dim, kind>::row_elements + x,
+		chunk_copy<kind, f8>(target + key * copied_shape<dim, kind, f8>::row_bytes +
+					     chunk * 16,
 				     head + page * args->page_stride +
 					     within * args->position_stride,
-				     x, args->head_dim, valid, args->lines, args->kv_type);
+				     chunk * copied_shape<dim, kind, f8>::chunk_elements,
+				     args->head_dim, valid, args->lines & KVT_CUDA_LINES_KV,
+				     args->kv_type);
+	}
+}
+
+/* Eight elements that are stored at once. */
+struct alignas(16) eight {
+	uint32_t pairs[4];
+};
+
+/*
+ * A tile of 16-bit elements from one of fp8. Each thread converts what it has copied itself, so
+ * its own copies are all that it has to wait for.
+ */
+template <int dim, int kind>
+KVT_DEVICE void tile_convert(const unsigned char *copied, uint16_t *target)
+{
+	const uint32_t chunks = dim / 16;
+
+	for (uint32_t i = thread_index(); i < shape<dim, kind>::tile_keys * chunks;
+	     i += KVT_CUDA_THREADS) {
+		const struct eight source = *(const struct eight *)(const void *)(copied + i * 16);
+		uint16_t *to = target + i / chunks * shape<dim, kind>::row_elements +
+			       i % chunks * 16;
+		struct eight half[2];
+
+#pragma unroll
+		for (int j = 0; j < 8; j++) {
+			uint32_t two = source.pairs[j / 2] >> j % 2 * 16;
+
+			half[j / 4].pairs[j % 4] = pair_of<kind == KIND_BF16>(f8_value(two),
+									      f8_value(two >> 8));
+		}
+		((struct eight *)(void *)to)[0] = half[0];
+		((struct eight *)(void *)to)[1] = half[1];
 	}
 }
 
@@ -433,40 +489,64 @@ KVT_DEVICE void tile_search(const struct rows_at_hand *rows, uint32_t start,
 	}
 }
 
-/* Shared memory: queries, and two stages of a tile of keys and one of values. */
+/*
+ * Shared memory: queries, two stages of a tile of keys and one of values, and with fp8 a tile of
+ * each to which a stage is converted.
+ */
 template <int kind> struct tiles {
 	typename element_of<kind>::type *q;
-	typename element_of<kind>::type *stages;
+	unsigned char *stages;
+	typename element_of<kind>::type *converted;
 };
 
-template <int dim, int kind> KVT_DEVICE struct tiles<kind> tiles_in_shared(void)
+template <int dim, int kind, bool f8> KVT_DEVICE struct tiles<kind> tiles_in_shared(void)
 {
 	struct tiles<kind> tiles;
 
 	tiles.q = (typename element_of<kind>::type *)(void *)shared_memory();
-	tiles.stages = tiles.q + shape<dim, kind>::q_elements;
+	tiles.stages = (unsigned char *)(void *)(tiles.q + shape<dim, kind>::q_elements);
+	tiles.converted =
+		(typename element_of<kind>::type *)(void *)(tiles.stages +
+							    4 * copied_shape<dim, kind,
+									     f8>::tile_bytes);
 	return tiles;
 }
 
-template <int dim, int kind>
-KVT_DEVICE typename element_of<kind>::type *keys_of(const struct tiles<kind> *tiles, int stage)
+/* Where a stage's keys are copied to; its values follow. */
+template <int dim, int kind, bool f8>
+KVT_DEVICE unsigned char *stage_of(const struct tiles<kind> *tiles, int stage)
 {
-	return tiles->stages + 2 * stage * shape<dim, kind>::tile_elements;
-}
-
-template <int dim, int kind>
-KVT_DEVICE typename element_of<kind>::type *values_of(const struct tiles<kind> *tiles, int stage)
-{
-	return keys_of<dim, kind>(tiles, stage) + shape<dim, kind>::tile_elements;
+	return tiles->stages + 2 * stage * copied_shape<dim, kind, f8>::tile_bytes;
 }
 
 template <int dim, int kind, bool f8>
 KVT_DEVICE void tiles_fetch(const struct rows_at_hand *rows, const struct tiles<kind> *tiles,
 			    uint32_t start, int stage)
 {
-	tile_copy<dim, kind, f8>(rows, rows->args->k, start, keys_of<dim, kind>(tiles, stage));
-	tile_copy<dim, kind, f8>(rows, rows->args->v, start, values_of<dim, kind>(tiles, stage));
+	unsigned char *keys = stage_of<dim, kind, f8>(tiles, stage);
+
+	tile_copy<dim, kind, f8>(rows, rows->args->k, start, keys);
+	tile_copy<dim, kind, f8>(rows, rows->args->v, start,
+				 keys + copied_shape<dim, kind, f8>::tile_bytes);
 	copy_commit();
+}
+
+/*
+ * The elements of a stage whose copies by this thread have arrived: keys, and behind them values.
+ * Those of other threads are there after a barrier.
+ */
+template <int dim, int kind, bool f8>
+KVT_DEVICE typename element_of<kind>::type *tiles_take(const struct tiles<kind> *tiles, int stage)
+{
+	unsigned char *keys = stage_of<dim, kind, f8>(tiles, stage);
+
+	if constexpr (f8) {
+		tile_convert<dim, kind>(keys, tiles->converted);
+		tile_convert<dim, kind>(keys + copied_shape<dim, kind, f8>::tile_bytes,
+					tiles->converted + shape<dim, kind>::tile_elements);
+		return tiles->converted;
+	}
+	return (typename element_of<kind>::type *)(void *)keys;
 }
 
 /* One unit of the rows. The queries are in shared memory, or on their way there. */
@@ -484,6 +564,7 @@ KVT_DEVICE void unit_run(const struct rows_at_hand *rows, const struct tiles<kin
 	tiles_fetch<dim, kind, f8>(rows, tiles, first, 0);
 	for (uint32_t start = first; start < end; start += step, stage ^= 1) {
 		float scores[shape<dim, kind>::key_tiles][4] = {};
+		const typename element_of<kind>::type *k, *v;
 
 		if (start + step < end) {
 			tiles_fetch<dim, kind, f8>(rows, tiles, start + step, stage ^ 1);
@@ -491,15 +572,17 @@ KVT_DEVICE void unit_run(const struct rows_at_hand *rows, const struct tiles<kin
 		} else {
 			copy_wait<0>();
 		}
+		k = tiles_take<dim, kind, f8>(tiles, stage);
+		v = k + shape<dim, kind>::tile_elements;
 		barrier();
-		tile_search<dim, kind>(rows, start, values_of<dim, kind>(tiles, stage));
+		tile_search<dim, kind>(rows, start, v);
 		/* The same for all lanes of a warp, as its instructions need. */
 		if (busy) {
-			tile_scores<dim, kind>(tiles->q, keys_of<dim, kind>(tiles, stage), scores);
+			tile_scores<dim, kind>(tiles->q, k, scores);
 			if (start + step > rows->limit_low || rows->n_rows < KVT_CUDA_ROWS)
 				tile_mask<dim, kind>(scores, start, limits);
 			tile_weights<dim, kind>(state, scores, rows->args->log2_scale);
-			tile_values<dim, kind>(state, scores, values_of<dim, kind>(tiles, stage));
+			tile_values<dim, kind>(state, scores, v);
 		}
 		/* The next round but one writes where this one read. */
 		barrier();
@@ -620,7 +703,7 @@ KVT_DEVICE void span_run(const struct rows_at_hand *rows, uint32_t first_unit, u
 			 float *slot, bool complete)
 {
 	const uint32_t lane = thread_index() % 32, warp = thread_index() / 32;
-	const struct tiles<kind> tiles = tiles_in_shared<dim, kind>();
+	const struct tiles<kind> tiles = tiles_in_shared<dim, kind, f8>();
 	const uint32_t limits[2] = { limit_of(rows, warp * 16 + lane / 4),
 				     limit_of(rows, warp * 16 + lane / 4 + 8) };
 	struct span_state span = { { 0, 0 }, { 0, 0 }, slot };

@@ -8,6 +8,8 @@
 
 #include "convert.h"
 
+#define GRID_MAX 0x7fffffffu /* thread blocks of a launch, in x */
+
 uint32_t kvt_cuda_dim(uint32_t head_dim)
 {
 	static const uint32_t dims[] = { 64, 80, 96, 128, 256 };
@@ -43,16 +45,19 @@ void kvt_cuda_kernel_name(const struct kvt_attn_prefill *prefill, char *name, si
 		snprintf(name, name_bytes, "%u_f32", dim);
 }
 
-/* As struct shape in cuda_attention.cuh. */
+/* As struct shape and struct copied_shape in cuda_attention.cuh. */
 size_t kvt_cuda_shared_bytes(const struct kvt_attn_prefill *prefill)
 {
 	uint32_t dim = kvt_cuda_dim(prefill->kv.head_dim);
-	size_t tile_keys = dim > 128 ? 32 : 64;
+	size_t tile_keys = dim > 128 ? 32 : 64, row_bytes = dim * sizeof(uint16_t) + 16;
 
-	if (on_tensor_cores(prefill))
-		return (KVT_CUDA_ROWS + 4 * tile_keys) * (dim * sizeof(uint16_t) + 16);
-	tile_keys /= dim > 128 ? 4 : 2;
-	return (KVT_CUDA_ROWS + 4 * tile_keys) * (dim * sizeof(float) + 16);
+	if (!on_tensor_cores(prefill)) {
+		tile_keys /= dim > 128 ? 4 : 2;
+		return (KVT_CUDA_ROWS + 4 * tile_keys) * (dim * sizeof(float) + 16);
+	}
+	if (prefill->kv.type == KVT_ATTN_F8_E4M3)
+		return (KVT_CUDA_ROWS + 2 * tile_keys) * row_bytes + 4 * tile_keys * dim;
+	return (KVT_CUDA_ROWS + 4 * tile_keys) * row_bytes;
 }
 
 static uint32_t ceil_divide(uint64_t n, uint32_t by)
@@ -192,9 +197,9 @@ int kvt_cuda_plan_make(struct kvt_cuda_plan *plan, const struct kvt_attn_prefill
 	uint32_t *pages, *limits;
 	int r;
 
-	/* What the kernels count in 32 bits. */
+	/* What the kernels count in 32 bits, and how many blocks a launch may have. */
 	if (sizes.n_rows > UINT32_MAX || sizes.n_tokens > UINT32_MAX ||
-	    sizes.n_pages > UINT32_MAX || sizes.n_units > UINT32_MAX)
+	    sizes.n_pages > UINT32_MAX || sizes.n_units > GRID_MAX)
 		return -EINVAL;
 	plan->n_blocks = plan->n_items = plan->n_launches = plan->slots_max = 0;
 	r = memory_make(plan, &sizes, span_units == 1 ? sizes.n_units : sizes.n_groups);
@@ -224,20 +229,23 @@ void kvt_cuda_plan_free(struct kvt_cuda_plan *plan)
 	kvt_buffer_free(&plan->launches);
 }
 
-/*
- * Whether all rows begin at multiples of 16 bytes and are a multiple of 16 bytes long (if their
- * elements are those of products; others are not copied as lines).
- */
+/* Whether rows begin at multiples of 16 bytes and are a multiple of 16 bytes long. */
+static bool are_lines(uint64_t base, uint64_t strides, uint32_t head_dim, uint32_t type)
+{
+	return (base | strides | (uint64_t)head_dim * kvt_type_size(type)) % 16 == 0;
+}
+
 static uint32_t lines_of(const struct kvt_attn_prefill *prefill)
 {
 	const struct kvt_attn_view *kv = &prefill->kv;
-	uint64_t all = (uint64_t)(uintptr_t)kv->k | (uint64_t)(uintptr_t)kv->v |
-		       kv->page_stride_bytes | kv->head_stride_bytes | kv->position_stride_bytes |
-		       (uint64_t)(uintptr_t)prefill->q | prefill->q_row_stride_bytes |
-		       prefill->q_head_stride_bytes |
-		       kv->head_dim * (on_tensor_cores(prefill) ? 2ull : 4ull);
+	uint64_t planes = (uint64_t)(uintptr_t)kv->k | (uint64_t)(uintptr_t)kv->v;
+	uint64_t strides = kv->page_stride_bytes | kv->head_stride_bytes |
+			   kv->position_stride_bytes;
+	uint64_t q_strides = prefill->q_row_stride_bytes | prefill->q_head_stride_bytes;
 
-	return all % 16 == 0;
+	return (are_lines((uint64_t)(uintptr_t)prefill->q, q_strides, kv->head_dim,
+			  prefill->q_type) ? KVT_CUDA_LINES_Q : 0) |
+	       (are_lines(planes, strides, kv->head_dim, kv->type) ? KVT_CUDA_LINES_KV : 0);
 }
 
 void kvt_cuda_plan_args(const struct kvt_cuda_plan *plan, const struct kvt_cuda_launch *launch,

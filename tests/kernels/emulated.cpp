@@ -120,6 +120,11 @@ extern "C" uint32_t emulated_args_bytes(const char *name)
 	return (uint32_t)kernel_find(name)->bytes;
 }
 
+extern "C" void emulated_schedule(uint64_t seed)
+{
+	emulator::schedule = seed;
+}
+
 extern "C" void emulated_launch(const char *name, const void *args, uint32_t grid_x,
 				uint32_t grid_y)
 {

@@ -3,6 +3,10 @@
  * The instructions of kernels/cuda_device.cuh on the CPU. A thread block is as many fibers as it
  * has threads. What a warp does together (matrix instructions, exchanges) and barriers are places
  * where fibers wait for each other; operands are laid out among lanes as the PTX manual says.
+ *
+ * Asynchronous copies happen as late as they may, and threads take turns; or, with a schedule, each
+ * copy happens at once or as late as it may, and one warp runs far ahead while others stand still:
+ * who needs a barrier that is not there reads what is not there yet, or no more.
  */
 #ifndef KVT_TESTS_KERNELS_EMULATOR_H
 #define KVT_TESTS_KERNELS_EMULATOR_H
@@ -31,6 +35,7 @@ struct fiber {
 	jmp_buf place; /* where it goes on; unlike swapcontext, jumps make no system calls */
 	bool begun; /* with its first block; it goes on with the next ones */
 	bool done;
+	bool stuck; /* at a barrier */
 	uint64_t warp_waits; /* how often it waited for its warp, and for the block */
 	uint64_t block_waits;
 	/* Operands that the warp's other lanes read. */
@@ -47,6 +52,15 @@ struct fiber {
 	uint32_t n_pending;
 	uint32_t n_groups;
 };
+
+/* 0: the plain schedule. */
+inline uint64_t schedule;
+
+inline uint32_t chance(uint32_t n)
+{
+	schedule = schedule * 6364136223846793005u + 1442695040888963407u;
+	return (uint32_t)((schedule >> 33) % n);
+}
 
 struct block {
 	ucontext_t scheduler_context;
@@ -98,6 +112,14 @@ inline fiber &lane_of_warp(uint32_t lane)
 	return the_block->fibers[the_block->current / 32 * 32 + lane];
 }
 
+inline void copy_do(void *target, const void *source, bool valid)
+{
+	if (valid)
+		memcpy(target, source, 16);
+	else
+		memset(target, 0, 16);
+}
+
 inline void copies_finish(uint32_t groups_left)
 {
 	fiber &me = self();
@@ -110,10 +132,7 @@ inline void copies_finish(uint32_t groups_left)
 			me.pending[kept++] = copy;
 			continue;
 		}
-		if (copy.valid)
-			memcpy(copy.target, copy.source, 16);
-		else
-			memset(copy.target, 0, 16);
+		copy_do(copy.target, copy.source, copy.valid);
 	}
 	me.n_pending = kept;
 }
@@ -158,6 +177,29 @@ inline void fibers_make()
 	}
 }
 
+/* Let each of these threads run until it yields. Returns how many have not come to their end. */
+inline uint32_t threads_turn(uint32_t first, uint32_t n)
+{
+	uint32_t left = 0;
+
+	for (uint32_t i = first; i < first + n; i++) {
+		if (the_block->fibers[i].done)
+			continue;
+		fiber_resume(i);
+		left += !the_block->fibers[i].done;
+	}
+	return left;
+}
+
+inline bool warp_stuck(uint32_t warp)
+{
+	for (uint32_t i = warp * 32; i < warp * 32 + 32; i++) {
+		if (!the_block->fibers[i].stuck)
+			return false;
+	}
+	return true;
+}
+
 /* Run one thread block; shared memory begins with garbage. */
 inline void block_run(uint32_t index, uint32_t index_y, uint32_t grid, void (*run)(void *),
 		      void *argument)
@@ -177,13 +219,14 @@ inline void block_run(uint32_t index, uint32_t index_y, uint32_t grid, void (*ru
 		fiber.warp_waits = fiber.block_waits = 0;
 		fiber.n_pending = fiber.n_groups = 0;
 	}
-	for (uint32_t left = n_threads; left;) {
-		left = 0;
-		for (uint32_t i = 0; i < n_threads; i++) {
-			if (the_block->fibers[i].done)
-				continue;
-			fiber_resume(i);
-			left += !the_block->fibers[i].done;
+	while (threads_turn(0, n_threads)) {
+		if (schedule) {
+			uint32_t warp = chance(n_threads / 32);
+
+			for (uint32_t turns = 1u << chance(12); turns; turns--) {
+				if (!threads_turn(warp * 32, 32) || warp_stuck(warp))
+					break;
+			}
 		}
 	}
 }
@@ -269,9 +312,11 @@ KVT_DEVICE void barrier(void)
 				fprintf(stderr, "a thread misses a barrier\n");
 				abort();
 			}
+			emulator::self().stuck = true;
 			emulator::yield();
 		}
 	}
+	emulator::self().stuck = false;
 }
 
 KVT_DEVICE unsigned char *shared_memory(void)
@@ -287,7 +332,10 @@ KVT_DEVICE void copy_async(void *target, const void *source, bool valid)
 		fprintf(stderr, "too many copies, or one that is not aligned\n");
 		abort();
 	}
-	me.pending[me.n_pending++] = { target, source, valid, me.n_groups };
+	if (emulator::schedule && emulator::chance(2))
+		emulator::copy_do(target, source, valid);
+	else
+		me.pending[me.n_pending++] = { target, source, valid, me.n_groups };
 }
 
 KVT_DEVICE void copy_commit(void)

@@ -185,15 +185,16 @@ static void regions_test(void)
 	scene_free(&scene);
 }
 
-static void bits_test(uint32_t type)
+static void bits_test(uint32_t kv_type, uint32_t type)
 {
-	struct scene scene = scene_make(&(struct scene_options){ 64, 1, 4, 1300, 16, type, type });
+	struct scene scene =
+		scene_make(&(struct scene_options){ 64, 1, 4, 1300, 16, kv_type, type });
 	static const uint32_t chunks[] = { 1, 2, 17, 5, 35 };
 	struct rows expected, result;
 	uint32_t first = 1240;
 
-	case_begin("emulated: chunks, decode, spans and memory change no bits, %s",
-		   type_name(type));
+	case_begin("emulated: chunks, decode, spans and memory change no bits, %s KV, %s q",
+		   type_name(kv_type), type_name(type));
 	expected = attend(&scene, 1240, 60, 1, 1000, NULL, 0); /* spans of groups */
 	check_rows(&scene, &expected, 1240, 60, NULL, 0);
 	result = attend(&scene, 1240, 60, 1000, 1000, NULL, 0); /* spans of units */
@@ -212,6 +213,44 @@ static void bits_test(uint32_t type)
 	scene_free(&scene);
 }
 
+/*
+ * Threads and copies in other orders, over the end of a unit. With many rows all warps have work;
+ * with few, and a value that is not finite, the kernel that repairs has.
+ */
+static void schedules_test(uint32_t n, bool poison, uint64_t n_seeds, uint32_t kv_type,
+			   uint32_t type)
+{
+	struct scene scene =
+		scene_make(&(struct scene_options){ 64, 1, 1, 1060, 16, kv_type, type });
+	uint32_t first = 1060 - n;
+	struct rows expected, result;
+
+	if (poison)
+		element_write(pool_element(&scene.pool, 1, scene.text.pages[1058 / 16], 0,
+					   1058 % 16, 5), kv_type, NAN);
+	expected = attend(&scene, first, n, 1000, 1000, NULL, 0);
+	for (uint64_t seed = 1; seed <= n_seeds; seed++) {
+		case_begin("emulated: warps and copies in order %u, %s KV, %s q, %u rows",
+			   (uint32_t)seed, type_name(kv_type), type_name(type), n);
+		emulated_schedule(seed);
+		result = attend(&scene, first, n, seed % 2 ? 1000 : 1, 1000, NULL, 0);
+		emulated_schedule(0);
+		rows_compare(&expected, first, &result, first, n);
+		rows_free(&result);
+	}
+	rows_free(&expected);
+	scene_free(&scene);
+}
+
+static void schedules_tests(void)
+{
+	schedules_test(60, false, 4, KVT_ATTN_BF16, KVT_ATTN_BF16);
+	schedules_test(60, false, 4, KVT_ATTN_F8_E4M3, KVT_ATTN_BF16);
+	schedules_test(60, false, 2, KVT_ATTN_BF16, KVT_ATTN_F16);
+	schedules_test(3, true, 2, KVT_ATTN_BF16, KVT_ATTN_BF16);
+	schedules_test(3, true, 2, KVT_ATTN_F8_E4M3, KVT_ATTN_F16);
+}
+
 static void groups_test(uint32_t type)
 {
 	struct scene scene = scene_make(&(struct scene_options){ 16, 1, 2, 9300, 64, type, type });
@@ -227,16 +266,17 @@ static void groups_test(uint32_t type)
 	scene_free(&scene);
 }
 
-static void poison_test(uint32_t at, uint32_t n_resident, uint32_t type)
+static void poison_test(uint32_t at, uint32_t n_resident, uint32_t kv_type, uint32_t type)
 {
-	struct scene scene = scene_make(&(struct scene_options){ 64, 1, 2, 1060, 16, type, type });
+	struct scene scene =
+		scene_make(&(struct scene_options){ 64, 1, 2, 1060, 16, kv_type, type });
 	struct rows clean, poisoned;
 
-	case_begin("emulated: V not finite at position %u, %s, spans of %s", at, type_name(type),
+	case_begin("emulated: V not finite at position %u, %s, spans of %s", at, type_name(kv_type),
 		   n_resident > 1 ? "units" : "groups");
 	clean = attend(&scene, 1000, 60, n_resident, 1000, NULL, 0);
 	element_write(pool_element(&scene.pool, 1, scene.text.pages[at / 16], 0, at % 16, 5),
-		      scene.is.kv_type, INFINITY);
+		      kv_type, kv_type == KVT_ATTN_F8_E4M3 ? NAN : INFINITY);
 	poisoned = attend(&scene, 1000, 60, n_resident, 1000, NULL, 0);
 	rows_compare(&clean, 1000, &poisoned, 1000, at - 1000);
 	EXPECT(!isfinite(((float *)poisoned.out.data)[(at - 1000) * 128 + 5]));
@@ -376,13 +416,16 @@ int main(int argc, char **argv)
 
 	reference_tests();
 	regions_test();
-	bits_test(KVT_ATTN_BF16);
-	bits_test(KVT_ATTN_F32);
+	schedules_tests();
+	bits_test(KVT_ATTN_BF16, KVT_ATTN_BF16);
+	bits_test(KVT_ATTN_F8_E4M3, KVT_ATTN_BF16);
+	bits_test(KVT_ATTN_F32, KVT_ATTN_F32);
 	groups_test(KVT_ATTN_BF16);
 	groups_test(KVT_ATTN_F32);
-	poison_test(1021, 1, KVT_ATTN_BF16);
-	poison_test(1033, 1000, KVT_ATTN_BF16);
-	poison_test(1033, 1000, KVT_ATTN_F32);
+	poison_test(1021, 1, KVT_ATTN_BF16, KVT_ATTN_BF16);
+	poison_test(1033, 1000, KVT_ATTN_BF16, KVT_ATTN_BF16);
+	poison_test(1033, 1000, KVT_ATTN_F8_E4M3, KVT_ATTN_F16);
+	poison_test(1033, 1000, KVT_ATTN_F32, KVT_ATTN_F32);
 	in_place_test(100, 1000);
 	in_place_test(1050, 1000);
 	too_large_test();
