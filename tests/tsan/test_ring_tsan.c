@@ -4,8 +4,8 @@
  * Two workers share prefixes through a core on a third thread. Page memory is read and written
  * by plain loads and stores: whoever reads a cached page must be ordered behind whoever wrote
  * it, by nothing but ring indices and fence words. Commits are submitted *before* their pages
- * are written and wait for a fence that is raised afterwards, as a GPU would, or after, page by page
- * and not waited for. One worker spins, the other sleeps at every wait. */
+ * are written and wait for a fence that is raised afterwards, as a GPU would, or page by page after
+ * they are written, and not waited for. One worker spins, the other sleeps at every wait. */
 #include "tests/unit/inprocess.h"
 
 enum { PS = 8, N_PAGES = 40, ROUNDS = 3000, PROMPT = 40 };
