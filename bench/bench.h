@@ -119,6 +119,7 @@ struct bench_target {
 	uint32_t namespace_id;
 	struct kvt_sqe sqe; /* core: prepared */
 	bool daemon_runs; /* not stopped */
+	bool sleeps; /* set before it is opened: the daemon spins for a while, then sleeps */
 };
 
 void bench_target_open(struct bench_target *target, const struct bench_options *options,
@@ -191,6 +192,7 @@ void bench_cycle(struct bench_target *target, const struct bench_tree *tree);
 void bench_throughput(struct bench_target *target, const struct bench_tree *tree);
 void bench_hammer(struct bench_target *target, const struct bench_tree *tree);
 void bench_reclaim(struct bench_target *target, const struct bench_tree *tree);
+void bench_asleep(const struct bench_options *options);
 void bench_unix(const struct bench_options *options);
 void bench_evict(const struct bench_options *options);
 void bench_arena(void);

@@ -21,6 +21,7 @@ enum part {
 	PART_NODES = 1u << 10,
 	PART_SCENARIOS = 1u << 11,
 	PART_REBUILD = 1u << 12,
+	PART_ASLEEP = 1u << 13,
 };
 #define PARTS_ON_TREES                                                                            \
 	(PART_NOP | PART_MATCH | PART_PROBE | PART_CYCLE | PART_THROUGHPUT | PART_HAMMER |        \
@@ -38,6 +39,7 @@ static const struct {
 	{ "throughput", PART_THROUGHPUT, "1 to 8 clients, batches of 1 to 32" },
 	{ "hammer", PART_HAMMER, "4,096-key matches beside 131,072-key ones" },
 	{ "reclaim", PART_RECLAIM, "pages of a killed client back to FREE" },
+	{ "asleep", PART_ASLEEP, "commits of a sleeping daemon, waited for and not" },
 	{ "unix", PART_UNIX, "a unix socket's round trip, for comparison" },
 	{ "evict", PART_EVICT, "eviction, every policy, 1 K to 300 K leaves (in this process)" },
 	{ "arena", PART_ARENA, "bytes of metadata per position" },
@@ -197,6 +199,8 @@ int main(int argc, char **argv)
 		   "\"pool_positions\":%u,\"target\":\"%s\"", options.client_cpu,
 		   options.daemon_cpu, BENCH_PAGE_SIZE, BENCH_POSITIONS,
 		   options.core ? "core in this process" : "daemon on its own core, spinning");
+	if (wanted & PART_ASLEEP)
+		bench_asleep(&options);
 	if (wanted & PART_UNIX)
 		bench_unix(&options);
 	if (wanted & PARTS_ON_TREES & ~(unsigned int)PART_NODES && options.fresh)

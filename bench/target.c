@@ -208,7 +208,8 @@ static void open_daemon(struct bench_target *target, uint32_t n_pages)
 {
 	char pages[32], why[512] = "";
 	const char *flags[] = { pages, "--page_size=64", "--page_bytes=4096",
-				"--spin_budget_us=-1", "--max_private_pages=0",
+				target->sleeps ? "--spin_budget_us=20" : "--spin_budget_us=-1",
+				"--max_private_pages=0",
 				"--log_level=error", NULL };
 
 	snprintf(pages, sizeof(pages), "--n_pages=%u", n_pages);
