@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -240,6 +241,7 @@ static const struct fetch fetches[] = { { 0, 0 },	{ 512, 0 },	{ 2048, 0 },
 					{ 1024, 16384 } };
 
 #define N_FETCHES (int)(sizeof fetches / sizeof fetches[0])
+#define READ_ROUNDS 5
 
 /* What lies ahead bytes behind position i of a run, which may be in the next run. */
 static const char *ahead_at(const char *run, size_t bytes, const char *next, size_t i, size_t ahead)
@@ -329,45 +331,55 @@ static double shares_seconds(const struct share *shares, uint32_t n)
 	return end - begin;
 }
 
-double floor_read_runs(const void *buffer, const uint64_t *offsets, size_t n_runs, size_t run_bytes,
-		       uint32_t n_threads)
+double floor_read(const struct floor_runs *runs, uint32_t n_threads)
 {
 	struct share shares[THREADS_MAX];
-	double best = 0;
+	double bytes;
 
 	if (n_threads > THREADS_MAX)
 		n_threads = THREADS_MAX;
-	for (int i = 0; i < N_FETCHES; i++) {
-		double rate;
+	for (uint32_t i = 0; i < n_threads; i++) {
+		size_t first = runs->n_runs * i / n_threads;
+		size_t end = runs->n_runs * (i + 1) / n_threads;
 
-		for (uint32_t j = 0; j < n_threads; j++) {
-			size_t first = n_runs * j / n_threads, end = n_runs * (j + 1) / n_threads;
-
-			shares[j] = (struct share){ .work = read_work,
-						    .buffer = buffer,
-						    .loop = i,
-						    .offsets = offsets + first,
-						    .n_runs = end - first,
-						    .run_bytes = run_bytes };
-		}
-		rate = shares_run(shares, n_threads);
-		rate = rate / shares_seconds(shares, n_threads) * 1e-9;
-		if (rate > best)
-			best = rate;
+		shares[i] = (struct share){ .work = read_work,
+					    .buffer = runs->buffer,
+					    .loop = runs->loop,
+					    .offsets = runs->offsets + first,
+					    .n_runs = end - first,
+					    .run_bytes = runs->run_bytes };
 	}
-	return best;
+	bytes = shares_run(shares, n_threads);
+	return bytes / shares_seconds(shares, n_threads) * 1e-9;
 }
 
-double floor_read(const void *buffer, size_t bytes, uint32_t n_threads)
+static int rate_compare(const void *a, const void *b)
 {
-	uint64_t offsets[THREADS_MAX];
+	const double *x = a, *y = b;
 
-	if (n_threads > THREADS_MAX)
-		n_threads = THREADS_MAX;
-	for (uint32_t i = 0; i < n_threads; i++)
-		offsets[i] = bytes / n_threads / 4096 * 4096 * i;
-	return floor_read_runs(buffer, offsets, n_threads, bytes / n_threads / 4096 * 4096,
-			       n_threads);
+	return *x < *y ? -1 : *x > *y;
+}
+
+/* Loops in turns, so that all of them see the same machine. */
+double floor_read_choose(struct floor_runs *runs, uint32_t n_threads)
+{
+	double rates[N_FETCHES][READ_ROUNDS];
+	double best = 0;
+	int chosen = 0;
+
+	for (int round = 0; round < READ_ROUNDS; round++) {
+		for (runs->loop = 0; runs->loop < N_FETCHES; runs->loop++)
+			rates[runs->loop][round] = floor_read(runs, n_threads);
+	}
+	for (int i = 0; i < N_FETCHES; i++) {
+		qsort(rates[i], READ_ROUNDS, sizeof rates[i][0], rate_compare);
+		if (rates[i][READ_ROUNDS / 2] > best) {
+			best = rates[i][READ_ROUNDS / 2];
+			chosen = i;
+		}
+	}
+	runs->loop = chosen;
+	return best;
 }
 
 double floor_waited_s(void)

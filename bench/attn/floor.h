@@ -24,12 +24,23 @@ const char *floor_name(enum floor_kind kind);
  */
 double floor_gflops(enum floor_kind kind, uint32_t n_threads);
 
-/* Bytes per second of reading all of a buffer in order, in units of 1e9. */
-double floor_read(const void *buffer, size_t bytes, uint32_t n_threads);
+/* What is read: runs of bytes in the order of their offsets, by one of several loops. */
+struct floor_runs {
+	const void *buffer;
+	const uint64_t *offsets;
+	size_t n_runs;
+	size_t run_bytes;
+	int loop;
+};
 
-/* Likewise for n_runs runs of run_bytes each, in the order of the offsets. */
-double floor_read_runs(const void *buffer, const uint64_t *offsets, size_t n_runs, size_t run_bytes,
-		       uint32_t n_threads);
+/*
+ * Choose the fastest loop for n_threads at once, each with its share of the runs: the one with the
+ * highest median of some rounds, which is returned: bytes per second, in units of 1e9.
+ */
+double floor_read_choose(struct floor_runs *runs, uint32_t n_threads);
+
+/* The chosen loop's rate, once. */
+double floor_read(const struct floor_runs *runs, uint32_t n_threads);
 
 /*
  * Seconds that the threads of this process were ready to run but had to wait for a CPU, until
