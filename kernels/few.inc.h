@@ -3,8 +3,8 @@
  * Few rows, as in decode, with AVX-512: KV goes straight from its pages through registers into
  * scores and outputs. Includers define besides what attention.inc.h asks for
  *
- *   FEW_STEPS(type)  steps in 16 bytes of a row of KV of this type, 0 if there is no such way
- *   keys_load        16 bytes of sixteen positions: vector i gets step i of all of them
+ *   FEW_STEPS(type)  steps in 4 bytes of a row of KV of this type, 0 if there is no such way
+ *   keys_step        step i of sixteen positions, of 4 bytes of them
  *   values_load      n_vectors vectors of one step of positions
  *   FEW_TYPES        a case for each type that is taken, by its name
  *
@@ -139,27 +139,33 @@ INLINE void words_load_8(const char *strip, size_t stride, __m512i *ret_words)
 	}
 }
 
-INLINE void keys_load(const char *strip, size_t stride, vb *ret_steps, const uint32_t type);
+INLINE vb keys_step(__m512i word, const uint32_t i, const uint32_t type);
 
 INLINE void values_load(const char *row, size_t stride, uint32_t dim, uint32_t v, vb *ret_step,
 			const uint32_t n_vectors, const uint32_t type);
 
-/* Steps of two strips: c += their products with queries; and n_bytes are fetched. */
-INLINE void steps_add(vf (*c)[2], const vb *low, const vb *high, const element *queries,
-		      size_t q_stride, const uint32_t n_steps, const uint32_t n_rows,
-		      const char *near, const char *far, const uint32_t n_bytes)
+/*
+ * Words of two strips: c += their products with queries; and for each word, 8 * VW bytes are
+ * fetched.
+ */
+INLINE void words_add(vf (*c)[2], const __m512i *low, const __m512i *high, const element *queries,
+		      size_t q_stride, const char *near, const char *far, const uint32_t n_words,
+		      const uint32_t n_rows, const uint32_t type)
 {
-	const uint32_t step_bytes = n_bytes / n_steps;
+	const uint32_t n_steps = n_words * FEW_STEPS(type), bytes = 8 * VW;
 
 	UNROLL_FOR (i, n_steps) {
-		UNROLL_FOR (r, n_rows) {
-			vb step = a_broadcast(queries + r * q_stride + i * STEP);
+		const uint32_t word = i / FEW_STEPS(type), step = i % FEW_STEPS(type);
+		vb a = keys_step(low[word], step, type), b = keys_step(high[word], step, type);
 
-			c[r][0] = dot(c[r][0], low[i], step);
-			c[r][1] = dot(c[r][1], high[i], step);
+		UNROLL_FOR (r, n_rows) {
+			vb q = a_broadcast(queries + r * q_stride + i * STEP);
+
+			c[r][0] = dot(c[r][0], a, q);
+			c[r][1] = dot(c[r][1], b, q);
 		}
-		if (near)
-			lines_fetch(near + i * step_bytes, far + i * step_bytes, step_bytes);
+		if (near && step == 0)
+			lines_fetch(near + word * bytes, far + word * bytes, bytes);
 	}
 }
 
@@ -167,31 +173,29 @@ INLINE void few_scores_of(const struct few *few, float *scores, const element *q
 			  const uint32_t n_rows, const uint32_t type)
 {
 	const uint32_t row_bytes = few->dim * kvt_type_size(type);
-	const uint32_t n_steps = FEW_STEPS(type);
-	const bool plain = n_steps == 4;
+	const uint32_t word_elements = 4 / kvt_type_size(type);
 
 	for (uint32_t strip = 0; strip * VW < few->n_keys; strip += 2) {
 		const char *a = few->strips[strip], *b = few->strips[strip + 1];
 		const char *near, *far;
 		const element *q = queries;
 		uint32_t x = 0;
-		vb low[8], high[8];
+		__m512i low[8], high[8];
 		vf c[FEW_ROWS][2];
 
 		UNROLL_FOR (r, n_rows)
 			c[r][0] = c[r][1] = v_zero();
-		for (; plain && x + 32 <= row_bytes; x += 32, q += 8 * STEP) {
+		for (; x + 32 <= row_bytes; x += 32, q += 8 * word_elements) {
 			strips_ahead(few, strip, x, 32, &near, &far, type);
-			words_load_8(a + x, few->stride, (__m512i *)low);
-			words_load_8(b + x, few->stride, (__m512i *)high);
-			steps_add(c, low, high, q, few->q_stride, 8, n_rows, near, far, 64 * VW);
+			words_load_8(a + x, few->stride, low);
+			words_load_8(b + x, few->stride, high);
+			words_add(c, low, high, q, few->q_stride, near, far, 8, n_rows, type);
 		}
-		for (; x < row_bytes; x += 16, q += n_steps * STEP) {
+		for (; x < row_bytes; x += 16, q += 4 * word_elements) {
 			strips_ahead(few, strip, x, 16, &near, &far, type);
-			keys_load(a + x, few->stride, low, type);
-			keys_load(b + x, few->stride, high, type);
-			steps_add(c, low, high, q, few->q_stride, n_steps, n_rows, near, far,
-				  32 * VW);
+			words_load(a + x, few->stride, low);
+			words_load(b + x, few->stride, high);
+			words_add(c, low, high, q, few->q_stride, near, far, 4, n_rows, type);
 		}
 		UNROLL_FOR (r, n_rows) {
 			v_store(scores + r * BLOCK + strip * VW, c[r][0]);

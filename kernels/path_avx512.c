@@ -82,37 +82,20 @@ static inline __attribute__((always_inline)) void v_transpose(vf *rows)
 
 #include "f32.inc.h"
 
-#define FEW_STEPS(type)                                                                            \
-	((type) == KVT_ATTN_F32				      ? 4                                  \
-	 : (type) == KVT_ATTN_BF16 || (type) == KVT_ATTN_F16 ? 8                                  \
-							      : 0)
+#define FEW_STEPS(type) ((type) == KVT_ATTN_F32 ? 1 : (type) == KVT_ATTN_F8_E4M3 ? 0 : 2)
 #define FEW_TYPES(instance) instance(F32) instance(BF16) instance(F16)
 
 #include "few.inc.h"
 
-static inline vf half_floats(__m512i words)
+INLINE vb keys_step(__m512i word, const uint32_t i, const uint32_t type)
 {
-	return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words));
-}
-
-INLINE void keys_load(const char *strip, size_t stride, vb *ret_steps, const uint32_t type)
-{
-	__m512i words[4];
-
-	words_load(strip, stride, words);
-	UNROLL_FOR (i, 4) {
-		__m512i odd = _mm512_srli_epi32(words[i], 16);
-
-		if (type == KVT_ATTN_F32) {
-			ret_steps[i] = _mm512_castsi512_ps(words[i]);
-		} else if (type == KVT_ATTN_F16) {
-			ret_steps[2 * i] = half_floats(words[i]);
-			ret_steps[2 * i + 1] = half_floats(odd);
-		} else {
-			ret_steps[2 * i] = _mm512_castsi512_ps(_mm512_slli_epi32(words[i], 16));
-			ret_steps[2 * i + 1] = _mm512_castsi512_ps(_mm512_slli_epi32(odd, 16));
-		}
-	}
+	if (type == KVT_ATTN_F32)
+		return _mm512_castsi512_ps(word);
+	if (i)
+		word = _mm512_srli_epi32(word, 16);
+	if (type == KVT_ATTN_F16)
+		return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(word));
+	return _mm512_castsi512_ps(_mm512_slli_epi32(word, 16));
 }
 
 INLINE void values_load(const char *row, size_t stride, uint32_t dim, uint32_t v, vb *ret_step,

@@ -251,29 +251,22 @@ static bool values_pack(element *chunk, uint32_t capacity, const struct kvt_rows
 	return values_pack_of(chunk, capacity, rows, ahead, dim, false);
 }
 
-#define FEW_STEPS(type) ((type) == KVT_ATTN_BF16 ? 4 : (type) == KVT_ATTN_F8_E4M3 ? 8 : 0)
+#define FEW_STEPS(type) ((type) == KVT_ATTN_BF16 ? 1 : (type) == KVT_ATTN_F8_E4M3 ? 2 : 0)
 #define FEW_TYPES(instance) instance(BF16) instance(F8_E4M3)
 
 #include "few.inc.h"
 
-INLINE void keys_load(const char *strip, size_t stride, vb *ret_steps, const uint32_t type)
+INLINE vb keys_step(__m512i word, const uint32_t i, const uint32_t type)
 {
-	/* Two bytes of four to the low half of each half word, and the other two. */
+	/* Two bytes of four to the low half of each half word, or the other two. */
 	const __m512i low = _mm512_broadcast_i32x4(_mm_setr_epi8(
 		0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1));
 	const __m512i high = _mm512_broadcast_i32x4(_mm_setr_epi8(
 		2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1));
-	__m512i words[4];
 
-	words_load(strip, stride, words);
-	UNROLL_FOR (i, 4) {
-		if (type == KVT_ATTN_BF16) {
-			ret_steps[i] = words[i];
-			continue;
-		}
-		ret_steps[2 * i] = f8_bf16(_mm512_shuffle_epi8(words[i], low));
-		ret_steps[2 * i + 1] = f8_bf16(_mm512_shuffle_epi8(words[i], high));
-	}
+	if (type == KVT_ATTN_BF16)
+		return word;
+	return f8_bf16(_mm512_shuffle_epi8(word, i ? high : low));
 }
 
 INLINE void values_load(const char *row, size_t stride, uint32_t dim, uint32_t v, vb *ret_step,
