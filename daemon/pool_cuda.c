@@ -350,23 +350,56 @@ static int open_state(struct kvt_pool *pool, bool vmm, char *why, size_t why_siz
 	return rc;
 }
 
+static struct kvt_cu_allocation allocation_on(int device)
+{
+	return (struct kvt_cu_allocation){
+		.type = KVT_CU_ALLOCATION_PINNED,
+		.handle_types = KVT_CU_HANDLE_POSIX_FD,
+		.location = { KVT_CU_LOCATION_DEVICE, device },
+	};
+}
+
+/* The unit in which every device of the pool gives memory. */
+static int slab_unit(struct cuda_state *state, uint64_t *ret_unit, char *why, size_t why_size)
+{
+	uint64_t unit = BLOCK_BYTES;
+
+	for (uint32_t i = 0; state->vmm && i < state->n_slabs; i++) {
+		struct kvt_cu_allocation allocation = allocation_on(state->slabs[i].device);
+		size_t bytes = 0;
+		int error = state->driver.vmm_granularity(&bytes, &allocation,
+							  KVT_CU_GRANULARITY_RECOMMENDED);
+
+		if (error)
+			return fail(state, error, "it was asked for its granularity", why,
+				    why_size);
+		if (bytes > unit)
+			unit = bytes;
+	}
+	*ret_unit = unit;
+	return 0;
+}
+
 /* Asked before the pool is made, and leaves nothing: not even a context. */
 static int free_bytes(struct kvt_pool *pool, bool vmm, uint64_t *ret_bytes, char *why,
 		      size_t why_size)
 {
 	struct kvt_pool asked = { .devices = pool->devices };
-	const struct cuda_state *state;
-	uint64_t least = UINT64_MAX;
+	struct cuda_state *state;
+	uint64_t least = UINT64_MAX, unit = BLOCK_BYTES;
 	int rc = open_state(&asked, vmm, why, why_size);
 
-	if (!rc)
-		rc = ask_memory(asked.state, why, why_size);
 	state = asked.state;
+	if (!rc)
+		rc = ask_memory(state, why, why_size);
+	if (!rc)
+		rc = slab_unit(state, &unit, why, why_size);
 	for (uint32_t i = 0; !rc && i < state->n_slabs; i++)
 		if (state->slabs[i].free < least)
 			least = state->slabs[i].free;
+	least = least / unit * unit;
 	if (!rc)
-		*ret_bytes = least / BLOCK_BYTES * BLOCK_BYTES;
+		*ret_bytes = vmm && least ? least - sizeof(struct mark) : least;
 	cuda_destroy(&asked);
 	return rc;
 }
@@ -420,15 +453,6 @@ static int make_ipc(struct cuda_state *state, struct cuda_slab *slab, uint64_t b
 	}
 	memcpy(slab->record.ipc_handle, handle.bytes, sizeof(handle.bytes));
 	return 0;
-}
-
-static struct kvt_cu_allocation allocation_on(int device)
-{
-	return (struct kvt_cu_allocation){
-		.type = KVT_CU_ALLOCATION_PINNED,
-		.handle_types = KVT_CU_HANDLE_POSIX_FD,
-		.location = { KVT_CU_LOCATION_DEVICE, device },
-	};
 }
 
 static int make_vmm(struct cuda_state *state, struct cuda_slab *slab, uint64_t bytes, char *why,
@@ -511,27 +535,6 @@ static int leave_marks(const struct kvt_pool *pool, struct cuda_state *state, ch
 		if (error)
 			return fail(state, error, "memory was marked", why, why_size);
 	}
-	return 0;
-}
-
-/* The unit in which every device of the pool gives memory. */
-static int slab_unit(struct cuda_state *state, uint64_t *ret_unit, char *why, size_t why_size)
-{
-	uint64_t unit = BLOCK_BYTES;
-
-	for (uint32_t i = 0; state->vmm && i < state->n_slabs; i++) {
-		struct kvt_cu_allocation allocation = allocation_on(state->slabs[i].device);
-		size_t bytes = 0;
-		int error = state->driver.vmm_granularity(&bytes, &allocation,
-							  KVT_CU_GRANULARITY_RECOMMENDED);
-
-		if (error)
-			return fail(state, error, "it was asked for its granularity", why,
-				    why_size);
-		if (bytes > unit)
-			unit = bytes;
-	}
-	*ret_unit = unit;
 	return 0;
 }
 

@@ -341,6 +341,16 @@ static void a_budget_in_per_cent_is_of_the_fullest_device_s_free_memory(void **s
 		kvt_client_close(client, KVT_IDLE);
 		stop();
 	}
+	/* All that is free, where a whole number of pages fills it: there is room for the mark. */
+	setenv("KVT_STANDIN_MEMORY", "52428800", 1);
+	for (int i = 0; i < 2; i++) {
+		start(backends[i], "devices = all\nn_pages = 0\npool_bytes = 100%\n");
+		client = kvt_test_connect(&daemon_);
+		kvt_test_equal(kvt_client_info(client)->pool_bytes, 50 << 20);
+		kvt_test_equal(kvt_client_info(client)->n_pages, (50 << 10) - i);
+		kvt_client_close(client, KVT_IDLE);
+		stop();
+	}
 }
 
 /* The n-th call fails, for every n until the daemon starts all the same. */
