@@ -164,6 +164,26 @@ static void a_commit_does_not_wait_for_a_daemon_that_is_away(void **state)
 	end(seq);
 }
 
+static void a_commit_wakes_a_daemon_that_sleeps(void **state)
+{
+	struct kvt_ring_end *ring = &world.mine->ring;
+	struct kvt_seq *seq;
+
+	(void)state;
+	for (uint32_t i = 0; i < 20; i++) {
+		seq = begin(world.mine);
+		while (!kvt_load_relaxed(&ring->header->sq_need_wakeup))
+			kvt_cpu_relax();
+		assert_int_equal(commit(seq, 8), 0);
+		while (inside_counters(&world.inside).cached_pages != 2)
+			kvt_cpu_relax();
+		end(seq);
+		assert_int_equal(kvt_remove(world.mine, world.ns, NULL, 0), 0);
+		while (inside_counters(&world.inside).cached_pages)
+			kvt_cpu_relax();
+	}
+}
+
 static void what_others_computed_is_seen_in_a_call_on_the_sequence_only(void **state)
 {
 	struct kvt_seq *seq = begin(world.mine), *others = begin(world.other);
@@ -347,6 +367,13 @@ static void a_failure_is_told_once_by_the_next_call_that_commits(void **state)
 	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
 	seq = begin(world.mine);
 	assert_int_equal(kvt_seq_commit_async(seq, 64, NULL, 0, KVT_IDLE, 0), 0);
+	assert_int_equal(kvt_seq_settle(seq), -EINVAL);
+	assert_int_equal(kvt_client_error(world.mine)->reason, KVT_REASON_BEYOND_TABLE);
+	/* The first of several, whatever the others failed of. */
+	inside_pause(&world.inside, true);
+	assert_int_equal(commit(seq, 64), 0);
+	assert_int_equal(commit(seq, 35), 0);
+	inside_pause(&world.inside, false);
 	assert_int_equal(kvt_seq_settle(seq), -EINVAL);
 	assert_int_equal(kvt_client_error(world.mine)->reason, KVT_REASON_BEYOND_TABLE);
 	assert_int_equal(kvt_seq_commit_async(seq, 4, NULL, 0, KVT_IDLE, KVT_F_FULL), 0);
@@ -538,6 +565,7 @@ int main(void)
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 	const struct CMUnitTest tests[] = {
 		CASE(a_commit_does_not_wait_for_a_daemon_that_is_away),
+		CASE(a_commit_wakes_a_daemon_that_sleeps),
 		CASE(what_others_computed_is_seen_in_a_call_on_the_sequence_only),
 		CASE(a_commit_that_a_jump_went_past_changes_nothing),
 		CASE(commits_take_effect_in_order_at_their_fences_and_extend_passes),
