@@ -505,6 +505,108 @@ void scene_free(struct scene *scene)
 	pool_free(&scene->pool);
 }
 
+/* Shapes that nobody chose */
+
+struct shape {
+	struct scene_options is;
+	uint32_t out_type;
+	uint32_t n_regions;
+	struct kvt_attn_region regions[4];
+};
+
+static struct shape shape_random(struct random *random)
+{
+	static const uint32_t dims[] = { 64, 80, 96, 128, 256, 40, 65, 100, 8, 1, 200 };
+	struct shape shape = { .is = { .head_dim = dims[random_below(random, 11)],
+				       .n_kv_heads = 1 + random_below(random, 2),
+				       .group_heads = 1 + random_below(random, 9),
+				       .page_size = 1u << random_below(random, 9),
+				       .kv_type = random_below(random, 4),
+				       .q_type = random_below(random, 3) },
+			       .out_type = random_below(random, 3) };
+	uint32_t at = 0;
+
+	/* Now and then across the end of a unit. */
+	shape.is.n_positions = random_below(random, 8) ? 1 + random_below(random, 150)
+						       : 1000 + random_below(random, 60);
+	while (shape.n_regions < 4 && random_below(random, 2)) {
+		struct kvt_attn_region *region = &shape.regions[shape.n_regions++];
+
+		region->start = at + random_below(random, 40);
+		region->end = at = region->start + 1 + random_below(random, 60);
+	}
+	return shape;
+}
+
+/* The rows of one sequence of a batch, whose first is row first_row. */
+static void random_rows_check(const struct scene *scene, const struct rows *rows,
+			      uint32_t first_row, const struct kvt_attn_sequence *sequence,
+			      struct random *random, double tolerance)
+{
+	uint32_t first = sequence->n_positions - sequence->n_queries;
+	double scale = 1.0 / (double)sqrtf((float)scene->is.head_dim);
+
+	for (uint32_t i = 0; i < sequence->n_queries; i += 1 + random_below(random, 4)) {
+		uint32_t head = random_below(random, rows->n_heads);
+		uint32_t limit = reference_limit(first + i, sequence->n_positions,
+						 sequence->regions, sequence->n_regions);
+		double error = rows_error(rows, first_row + i, head, &scene->pool, &scene->text,
+					  scene->is.group_heads, limit, scale);
+
+		if (!(error <= tolerance))
+			case_fail(__FILE__, __LINE__, "position %u, head %u: relative error %g",
+				  first + i, head, error);
+	}
+}
+
+void random_test(const char *what, uint32_t seed,
+		 void (*run)(const struct kvt_attn_prefill *prefill, struct random *random,
+			     void *context),
+		 double (*tolerance)(const struct scene *scene, uint32_t out_type, void *context),
+		 void *context)
+{
+	struct random random = { seed };
+	struct shape shape = shape_random(&random);
+	struct scene scene = scene_make(&shape.is);
+	uint32_t ends[2] = { shape.is.n_positions,
+			     1 + random_below(&random, shape.is.n_positions) };
+	uint32_t n[2] = { 1 + random_below(&random, ends[0] < 40 ? ends[0] : 40),
+			  1 + random_below(&random, ends[1] < 9 ? ends[1] : 9) };
+	struct kvt_attn_sequence sequences[3] = { 0 };
+	struct rows rows = rows_make(n[0] + n[1], shape.is.n_kv_heads * shape.is.group_heads,
+				     shape.is.head_dim, shape.is.q_type, shape.out_type);
+	struct kvt_attn_prefill prefill = { .kv = scene.pool.view,
+					    .sequences = sequences,
+					    .n_sequences = 3,
+					    .n_q_heads = rows.n_heads,
+					    .q = rows.q.data,
+					    .out = rows.out.data,
+					    .q_type = rows.q_type,
+					    .out_type = rows.out_type,
+					    .scale = 1.0f / sqrtf((float)shape.is.head_dim) };
+
+	case_begin("%s: random %u: dim %u, %u heads x %u, %u and %u of %u and %u, page %u, "
+		   "%s KV, %s q, %s out, %u regions",
+		   what, seed, shape.is.head_dim, shape.is.n_kv_heads, shape.is.group_heads, n[0],
+		   n[1], ends[0], ends[1], shape.is.page_size, type_name(shape.is.kv_type),
+		   type_name(shape.is.q_type), type_name(shape.out_type), shape.n_regions);
+	for (uint32_t i = 0; i < 2; i++) {
+		sequences[2 * i] = (struct kvt_attn_sequence){ .n_queries = n[i],
+							       .n_positions = ends[i],
+							       .pages = scene.text.pages,
+							       .n_pages = scene.text.n_pages,
+							       .regions = shape.regions,
+							       .n_regions = shape.n_regions };
+		rows_fill(&rows, i ? n[0] : 0, 1, ends[i] - n[i], n[i]);
+	}
+	run(&prefill, &random, context);
+	for (uint32_t i = 0; i < 2; i++)
+		random_rows_check(&scene, &rows, i ? n[0] : 0, &sequences[2 * i], &random,
+				  tolerance(&scene, shape.out_type, context));
+	rows_free(&rows);
+	scene_free(&scene);
+}
+
 /* Contexts */
 
 const char *const isa_names[N_ISAS] = { "auto", "portable", "avx2", "avx512", "avx512_bf16" };

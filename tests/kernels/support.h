@@ -172,6 +172,18 @@ struct scene {
 struct scene scene_make(const struct scene_options *options);
 void scene_free(struct scene *scene);
 
+/*
+ * A case with a shape that nobody chose: any head dim, page size, group and types, up to four
+ * regions, one of which may be cut by the end; two sequences that share their pages, and one
+ * without queries between them. run computes it, and may draw numbers of its own; tolerance says
+ * how far out a row may be.
+ */
+void random_test(const char *what, uint32_t seed,
+		 void (*run)(const struct kvt_attn_prefill *prefill, struct random *random,
+			     void *context),
+		 double (*tolerance)(const struct scene *scene, uint32_t out_type, void *context),
+		 void *context);
+
 /* How many positions a query at this position sees, said in the plainest way. */
 uint32_t reference_limit(uint32_t position, uint32_t n_positions,
 			 const struct kvt_attn_region *regions, uint32_t n_regions);
