@@ -614,6 +614,27 @@ static void fill(struct kvt_cu_driver *driver, const struct kvt_pool *pool, uint
 					     pool->page_bytes, stream), 0);
 }
 
+/* Page by page, each committed behind the stream without waiting for anything: the stream writes
+ * into pages that others' displace meanwhile. */
+static void fill_ahead(struct kvt_client *client, struct kvt_cu_driver *driver,
+		       const struct kvt_pool *pool, struct kvt_seq *seq, const uint32_t *keys,
+		       void *stream)
+{
+	uint32_t at = kvt_seq_next(seq);
+	struct kvt_fence fence;
+
+	while (at < N_KEYS) {
+		uint32_t page = kvt_seq_pages(seq, NULL)[at / PAGE], end = at + PAGE;
+
+		fill(driver, pool, page, keys, at / PAGE, stream);
+		kvt_test_equal(kvt_fence_record(client, stream, &fence), 0);
+		kvt_test_equal(kvt_seq_commit_async(seq, end, NULL, 0, fence, KVT_F_CHUNKED), 0);
+		kvt_test_check(kvt_seq_poll(seq) >= 0);
+		at = kvt_seq_next(seq);
+		kvt_test_check(at >= end);
+	}
+}
+
 /* Serve prompts of few prefixes from a pool that is far too small, so that pages go round fast:
  * what is cached must be right at once, and no late write may hit a page of somebody else. */
 static void lagging_worker(int pipe, void *context)
@@ -640,6 +661,7 @@ static void lagging_worker(int pipe, void *context)
 
 		for (uint32_t i = 0; i < N_KEYS; i++)
 			keys[i] = seed * 64 + i;
+		kvt_client_set_begin_wait(client, kvt_test_random_below(&random, 2) ? -1 : 0);
 		rc = kvt_seq_begin(client, namespace_id, keys, N_KEYS, 0, 0, &seq);
 		if (rc == -ENOSPC || rc == -EAGAIN) {
 			sched_yield();
@@ -651,7 +673,9 @@ static void lagging_worker(int pipe, void *context)
 		for (uint32_t i = 0; i < kvt_seq_reusable(seq) / PAGE; i++)
 			wrong += !kvt_test_page_right(&pool, PAGE, pages[i], SALT, keys, i);
 		reused += kvt_seq_reusable(seq);
-		for (uint32_t i = kvt_seq_reusable(seq) / PAGE; i < 4; i++)
+		if (round % 2)
+			fill_ahead(client, &driver, &pool, seq, keys, stream);
+		for (uint32_t i = kvt_seq_next(seq) / PAGE; i < 4; i++)
 			fill(&driver, &pool, pages[i], keys, i, stream);
 		kvt_test_equal(kvt_fence_record(client, stream, &fence), 0);
 		if (kvt_test_random_below(&random, 4) == 0) { /* decided otherwise: give all up */
