@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file asleep.c
- * What a commit after a chunk of prefill costs its caller while the daemon sleeps, as it does beside
- * an engine that computes for milliseconds between two operations: waited for, and not.
+ * What a commit after a chunk of prefill costs its caller while the daemon sleeps, as it does
+ * beside an engine that computes for milliseconds between two operations: waited for, and not.
  */
 #include "bench/bench.h"
 
