@@ -19,6 +19,7 @@
  *      free ──submit──► flying ──answer──► done ──reap──► held ──release──► free
  *                         │ deadline                        ▲ kvt_call: directly
  *                         └──► abandoned ──answer──► giving back (UNLOCK, END, FREE) ──► free
+ *      free ──commit that nobody waits for──► ahead ──answer──► its sequence takes note ──► free
  */
 
 #include <errno.h>
