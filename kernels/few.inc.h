@@ -8,18 +8,18 @@
  *   values_load      n_vectors vectors of one step of positions
  *   FEW_TYPES        a case for each type that is taken, by its name
  *
- * Memory is the limit here. While two strips are used, those after them are fetched twice: FEW_FAR
- * strips ahead past the third cache, which would only be filled with what is not read again, and
- * FEW_NEAR strips ahead into the first, since a core drops fetches when it has too many. Fetches
- * are spread evenly over the products: the core can wait for few lines at a time, and while it
- * waits for none, bandwidth is lost.
+ * Memory is the limit here. While two strips are used, those after them are fetched into the first
+ * cache, twice: FEW_FAR strips ahead, and again FEW_NEAR strips ahead, since a core drops fetches
+ * when it has too many. Fetches are spread evenly over the products: the core can wait for few
+ * lines at a time, and while it waits for none, bandwidth is lost.
  */
 
 #define INLINE static inline __attribute__((always_inline))
 #define FEW_ROWS 8
 #define FEW_STRIPS GEMM_VECTORS
 #define FEW_NEAR 2
-#define FEW_FAR 3
+/* What is fetched fits into the first cache, beside what is used. */
+#define FEW_FAR(type) (kvt_type_size(type) == 4 ? 3 : 4)
 
 struct few {
 	uint32_t type;
@@ -44,7 +44,7 @@ INLINE void lines_fetch(const char *near, const char *far, uint32_t bytes)
 {
 	for (uint32_t i = 0; i < bytes; i += 64) {
 		_mm_prefetch(near + i, _MM_HINT_T0);
-		_mm_prefetch(far + i, _MM_HINT_NTA);
+		_mm_prefetch(far + i, _MM_HINT_T0);
 	}
 }
 
@@ -54,7 +54,8 @@ INLINE void row_ahead(const struct few *few, uint32_t row, const uint32_t type)
 	size_t within = row % VW * few->next_stride;
 
 	lines_fetch(few->strips[row / VW + FEW_NEAR] + within,
-		    few->strips[row / VW + FEW_FAR] + within, few->dim * kvt_type_size(type));
+		    few->strips[row / VW + FEW_FAR(type)] + within,
+		    few->dim * kvt_type_size(type));
 }
 
 /*
@@ -73,7 +74,7 @@ INLINE void strips_ahead(const struct few *few, uint32_t strip, uint32_t x, cons
 		strip += at >= strip_bytes;
 		at -= at >= strip_bytes ? strip_bytes : 0;
 		*ret_near = few->strips[strip + FEW_NEAR] + at;
-		*ret_far = few->strips[strip + FEW_FAR] + at;
+		*ret_far = few->strips[strip + FEW_FAR(type)] + at;
 		return;
 	}
 	for (uint32_t row = at / row_bytes; row < (at + 2 * VW * n) / row_bytes; row++)
