@@ -124,6 +124,8 @@ typedef void kvt_cu_host_fn(void *context);
 	FUNCTION(cuMemGetInfo_v2, memory_info, (size_t *free, size_t *total))                     \
 	FUNCTION(cuMemAlloc_v2, memory_alloc, (uint64_t *memory, size_t bytes))                   \
 	FUNCTION(cuMemFree_v2, memory_free, (uint64_t memory))                                    \
+	FUNCTION(cuMemHostAlloc, host_alloc, (void **memory, size_t bytes, unsigned int flags))   \
+	FUNCTION(cuMemFreeHost, host_free, (void *memory))                                        \
 	FUNCTION(cuMemcpyHtoDAsync_v2, memory_upload,                                             \
 		 (uint64_t target, const void *source, size_t bytes, void *stream))               \
 	FUNCTION(cuMemcpyDtoHAsync_v2, memory_download,                                           \

@@ -37,6 +37,18 @@ struct functions {
 
 #define N_FUNCTIONS 25
 
+/*
+ * Host memory that the device reads by itself, whenever it comes to it: what a call uploads lies
+ * here until then. From ordinary memory a large copy would make the caller wait for the stream.
+ */
+struct staging {
+	void *memory;
+	size_t bytes;
+	void *copied; /* event: the device has read it */
+};
+
+#define N_STAGINGS 8 /* calls that may be queued ahead of the device */
+
 struct kvt_cuda {
 	struct kvt_cu_driver driver;
 	int device;
@@ -46,6 +58,8 @@ struct kvt_cuda {
 	uint32_t n_multiprocessors;
 	uint32_t shared_per_multiprocessor;
 	struct kvt_cuda_plan plan;
+	struct staging stagings[N_STAGINGS];
+	uint32_t n_uploads; /* upload i goes through staging i % N_STAGINGS */
 	struct device_memory plan_memory;
 	struct device_memory partials;
 	struct functions functions[N_FUNCTIONS];
@@ -177,6 +191,12 @@ void kvt_cuda_close(struct kvt_attn_context *context)
 			cuda->driver.memory_free(cuda->plan_memory.address);
 		if (cuda->partials.address)
 			cuda->driver.memory_free(cuda->partials.address);
+		for (uint32_t i = 0; i < N_STAGINGS; i++) {
+			if (cuda->stagings[i].memory)
+				cuda->driver.host_free(cuda->stagings[i].memory);
+			if (cuda->stagings[i].copied)
+				cuda->driver.event_destroy(cuda->stagings[i].copied);
+		}
 		if (cuda->done)
 			cuda->driver.event_destroy(cuda->done);
 		if (cuda->module)
@@ -267,6 +287,62 @@ static int device_reserve(struct kvt_attn_context *context, struct device_memory
 	return 0;
 }
 
+/* Staging of at least that size that the device does not read any more. */
+static int staging_take(struct kvt_attn_context *context, size_t bytes,
+			struct staging **ret_staging)
+{
+	struct kvt_cuda *cuda = context->cuda;
+	struct staging *staging = &cuda->stagings[cuda->n_uploads % N_STAGINGS];
+
+	if (!staging->copied)
+		DRIVER(context, event_create(&staging->copied, KVT_CU_EVENT_DISABLE_TIMING),
+		       "an event was made");
+	DRIVER(context, event_synchronize(staging->copied), "an earlier copy was waited for");
+	if (bytes > staging->bytes) {
+		if (staging->memory)
+			cuda->driver.host_free(staging->memory);
+		staging->memory = NULL;
+		staging->bytes = 0;
+		bytes += bytes / 8;
+		if (cuda->driver.host_alloc(&staging->memory, bytes, 0)) {
+			staging->memory = NULL;
+			return kvt_attn_fail(context, -ENOMEM,
+					     "no %zu bytes of page-locked host memory for what a "
+					     "call uploads: raise the limits on locked memory",
+					     bytes);
+		}
+		staging->bytes = bytes;
+	}
+	*ret_staging = staging;
+	return 0;
+}
+
+/*
+ * What a call needs on the device goes to plan_memory, after the last call's work. The caller's
+ * memory has been read when this returns, and nothing has been waited for but the eighth-last copy.
+ */
+static int plan_upload(struct kvt_attn_context *context, const void *from, size_t bytes,
+		       void *stream)
+{
+	struct kvt_cuda *cuda = context->cuda;
+	struct staging *staging = NULL;
+	int r = staging_take(context, bytes, &staging), error;
+
+	if (r)
+		return r;
+	memcpy(staging->memory, from, bytes);
+	DRIVER(context, stream_wait(stream, cuda->done, 0), "the last call was waited for");
+	DRIVER(context,
+	       memory_upload(cuda->plan_memory.address, staging->memory, bytes, stream),
+	       "a plan was copied");
+	cuda->n_uploads++;
+	error = cuda->driver.event_record(staging->copied, stream);
+	if (!error)
+		return 0;
+	cuda->driver.stream_synchronize(stream); /* or nobody knew when it was read */
+	return driver_fail(context, error, "an event was recorded");
+}
+
 static int kernel_launch(struct kvt_attn_context *context, void *function, uint32_t grid_x,
 			 uint32_t grid_y, size_t shared, void *stream, const void *args)
 {
@@ -348,13 +424,9 @@ static int prefill_run(struct kvt_attn_context *context, const struct kvt_attn_p
 				   cuda->plan.slots_max * kvt_cuda_slot_bytes(dim));
 	if (r)
 		return r;
-	DRIVER(context, stream_wait(stream, cuda->done, 0), "the last call was waited for");
-	/* From memory that is not pinned: the driver has read it when this returns. */
-	DRIVER(context,
-	       memory_upload(cuda->plan_memory.address, cuda->plan.memory.data, cuda->plan.bytes,
-			     stream),
-	       "a plan was copied");
-	r = prefill_launch(context, prefill, functions, stream);
+	r = plan_upload(context, cuda->plan.memory.data, cuda->plan.bytes, stream);
+	if (!r)
+		r = prefill_launch(context, prefill, functions, stream);
 	return work_end(context, stream, r);
 }
 
@@ -387,15 +459,9 @@ int kvt_cuda_append_prefill(struct kvt_attn_context *context,
 static int array_upload(struct kvt_attn_context *context, const void *array, size_t bytes,
 			void *stream)
 {
-	struct kvt_cuda *cuda = context->cuda;
-	int r = device_reserve(context, &cuda->plan_memory, bytes);
+	int r = device_reserve(context, &context->cuda->plan_memory, bytes);
 
-	if (r)
-		return r;
-	DRIVER(context, stream_wait(stream, cuda->done, 0), "the last call was waited for");
-	DRIVER(context, memory_upload(cuda->plan_memory.address, array, bytes, stream),
-	       "an array was copied");
-	return 0;
+	return r ? r : plan_upload(context, array, bytes, stream);
 }
 
 static int append_run_any(struct kvt_attn_context *context, const void *operation, void *stream)
@@ -431,11 +497,11 @@ static int append_run_any(struct kvt_attn_context *context, const void *operatio
 	if (!r)
 		r = array_upload(context, append->slots,
 				 append->n_positions * sizeof *append->slots, stream);
-	if (r)
-		return r;
 	args.slots = cuda->plan_memory.address;
-	r = kernel_launch(context, cuda->append, (uint32_t)(n_blocks < 65536 ? n_blocks : 65536), 1,
-			  0, stream, &args);
+	if (!r)
+		r = kernel_launch(context, cuda->append,
+				  (uint32_t)(n_blocks < 65536 ? n_blocks : 65536), 1, 0, stream,
+				  &args);
 	return work_end(context, stream, r);
 }
 

@@ -12,9 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvt_cuda.h"
 #include "tests/kernels/support.h"
 
 static int *stub_fail_at, *stub_open, *stub_pushed, *stub_major, *stub_devices;
+static void (*stub_gate)(int closed);
 
 static bool stub_load(void)
 {
@@ -27,7 +29,8 @@ static bool stub_load(void)
 	stub_pushed = dlsym(library, "stub_pushed");
 	stub_major = dlsym(library, "stub_major");
 	stub_devices = dlsym(library, "stub_devices");
-	return stub_fail_at && stub_open && stub_pushed && stub_major && stub_devices;
+	*(void **)&stub_gate = dlsym(library, "standin_gate");
+	return stub_fail_at && stub_open && stub_pushed && stub_major && stub_devices && stub_gate;
 }
 
 static int cuda_open(struct kvt_attn_context **ret_context, char *text, size_t bytes)
@@ -102,15 +105,20 @@ static void round_link(struct round *round)
 						    .scale = 0.125f };
 }
 
-static int round_run(struct kvt_attn_context *context, struct round *round)
+static int round_run_on(struct kvt_attn_context *context, struct round *round, void *stream)
 {
-	int r = kvt_attn_kv_append(context, &round->append, NULL);
+	int r = kvt_attn_kv_append(context, &round->append, stream);
 
 	if (!r)
-		r = kvt_attn_page_copy(context, &round->pool.view, 1, &round->copy, 1, NULL);
+		r = kvt_attn_page_copy(context, &round->pool.view, 1, &round->copy, 1, stream);
 	if (!r)
-		r = kvt_attn_append_prefill(context, &round->prefill, NULL);
+		r = kvt_attn_append_prefill(context, &round->prefill, stream);
 	return r;
+}
+
+static int round_run(struct kvt_attn_context *context, struct round *round)
+{
+	return round_run_on(context, round, NULL);
 }
 
 static void round_free(struct round *round)
@@ -278,6 +286,55 @@ static void types_test(void)
 	kvt_attn_close(cpu);
 }
 
+/*
+ * Calls that are queued on a stream that stands still: the caller goes on, may use its arrays again
+ * at once, and all are done when the stream moves. More of them than there is staging for come
+ * later, when the stream does move.
+ */
+static void queued_test(void)
+{
+	struct kvt_attn_context *context = NULL, *cpu = context_for(KVT_ATTN_ISA_PORTABLE, 1, 0);
+	struct round on_cuda = round_make(), on_cpu = round_make();
+	void *primary = NULL, *stream = NULL;
+	static struct kvt_cu_driver driver;
+	const char *missing;
+
+	case_begin("driver: calls are queued, not waited for");
+	round_link(&on_cuda);
+	round_link(&on_cpu);
+	EXPECT_EQUAL(cuda_open(&context, NULL, 0), 0);
+	EXPECT_EQUAL(kvt_cu_load(&driver, &missing), 0);
+	EXPECT_EQUAL(driver.primary_retain(&primary, 0), 0);
+	EXPECT_EQUAL(driver.context_push(primary), 0);
+	EXPECT_EQUAL(driver.stream_create(&stream, 1), 0);
+	/* Memory that has to grow is waited for, so the first round is not one that is queued. */
+	EXPECT_EQUAL(round_run_on(context, &on_cuda, stream), 0);
+	EXPECT_EQUAL(driver.stream_synchronize(stream), 0);
+	stub_gate(1);
+	memset(on_cuda.rows.out.data, 0xff, on_cuda.rows.out.bytes);
+	EXPECT_EQUAL(round_run_on(context, &on_cuda, stream), 0);
+	memset(on_cuda.slots, 0xff, sizeof on_cuda.slots);
+	on_cuda.sequence.n_queries = 1;
+	stub_gate(0);
+	EXPECT_EQUAL(driver.stream_synchronize(stream), 0);
+	EXPECT_EQUAL(round_run(cpu, &on_cpu), 0);
+	rounds_compare(&on_cuda, &on_cpu);
+	memset(on_cuda.rows.out.data, 0xff, on_cuda.rows.out.bytes);
+	round_link(&on_cuda);
+	for (int i = 0; i < 10; i++)
+		EXPECT_EQUAL(round_run_on(context, &on_cuda, stream), 0);
+	EXPECT_EQUAL(driver.stream_synchronize(stream), 0);
+	rounds_compare(&on_cuda, &on_cpu);
+	kvt_attn_close(context);
+	EXPECT_EQUAL(driver.stream_destroy(stream), 0);
+	driver.context_pop(&primary);
+	driver.primary_release(0);
+	EXPECT_EQUAL(*stub_open, 0);
+	kvt_attn_close(cpu);
+	round_free(&on_cuda);
+	round_free(&on_cpu);
+}
+
 int main(void)
 {
 	struct kvt_attn_context *context = NULL;
@@ -296,5 +353,6 @@ int main(void)
 	failures_test();
 	devices_test();
 	types_test();
+	queued_test();
 	return cases_end();
 }

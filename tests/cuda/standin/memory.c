@@ -32,7 +32,7 @@ struct memory {
 
 /** A range of addresses that this process has. */
 struct range {
-	enum standin_kind kind; /* MEMORY, IPC, RESERVATION, MAPPING, REGISTRATION */
+	enum standin_kind kind; /* MEMORY, IPC, RESERVATION, MAPPING, REGISTRATION, PINNED */
 	char *base;
 	uint64_t bytes;
 	struct memory *memory;
@@ -615,6 +615,58 @@ EXPORT int cuMemSetAccess(uint64_t address, size_t bytes, const struct kvt_cu_ac
 		error = KVT_CU_ERROR_INVALID_VALUE;
 	pthread_mutex_unlock(&lock);
 	return error;
+}
+
+/* ---- page-locked host memory */
+
+EXPORT int cuMemHostAlloc(void **memory, size_t bytes, unsigned int flags)
+{
+	int error = 0;
+
+	ENTER("cuMemHostAlloc");
+	if (!standin_current() || !bytes || flags)
+		return KVT_CU_ERROR_INVALID_VALUE;
+	*memory = malloc(bytes);
+	if (!*memory)
+		return KVT_CU_ERROR_OUT_OF_MEMORY;
+	memset(*memory, 0xff, bytes);
+	pthread_mutex_lock(&lock);
+	if (!range_add(STANDIN_PINNED, *memory, bytes, NULL))
+		error = KVT_CU_ERROR_OPERATING_SYSTEM;
+	pthread_mutex_unlock(&lock);
+	return error;
+}
+
+EXPORT int cuMemFreeHost(void *memory)
+{
+	int error = standin_leave("cuMemFreeHost");
+	struct range *range;
+
+	pthread_mutex_lock(&lock);
+	range = range_at(STANDIN_PINNED, (uint64_t)(uintptr_t)memory);
+	if (range) {
+		memset(range->base, 0xff, range->bytes); /* nobody may read it any more */
+		free(range->base);
+		range_remove(range);
+	} else {
+		error = KVT_CU_ERROR_INVALID_VALUE;
+	}
+	pthread_mutex_unlock(&lock);
+	return error;
+}
+
+bool standin_pinned(const void *memory)
+{
+	const char *at = memory;
+	bool pinned = false;
+
+	pthread_mutex_lock(&lock);
+	for (int i = 0; i < RANGES_MAX; i++)
+		if (ranges[i].base && ranges[i].kind == STANDIN_PINNED && at >= ranges[i].base &&
+		    at < ranges[i].base + ranges[i].bytes)
+			pinned = true;
+	pthread_mutex_unlock(&lock);
+	return pinned;
 }
 
 /* ---- registered host memory */

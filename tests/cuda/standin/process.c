@@ -118,7 +118,7 @@ __attribute__((destructor)) static void report(void)
 {
 	static const char *const names[] = { "contexts", "modules", "memory", "ipc", "handles",
 					     "reservations", "mappings", "registrations",
-					     "streams", "events" };
+					     "pinned", "streams", "events" };
 	const char *path = getenv("KVT_STANDIN_REPORT");
 	char text[512];
 	int fd, n;

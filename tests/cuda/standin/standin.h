@@ -52,6 +52,7 @@ enum standin_kind {
 	STANDIN_RESERVATION,
 	STANDIN_MAPPING,
 	STANDIN_REGISTRATION,
+	STANDIN_PINNED,
 	STANDIN_STREAM,
 	STANDIN_EVENT,
 	STANDIN_KINDS,
@@ -94,6 +95,9 @@ int standin_ordinal(const struct standin_device *device);
 bool standin_kernel_known(const char *name);
 size_t standin_kernel_bytes(const char *name);
 void standin_kernel_run(const char *name, const void *args, uint32_t grid_x, uint32_t grid_y);
+
+/** Whether this is page-locked host memory, which streams read when they come to it. */
+bool standin_pinned(const void *memory);
 
 /** The device of the current context, NULL if none is current. */
 struct standin_device *standin_current(void);

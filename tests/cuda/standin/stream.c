@@ -107,7 +107,7 @@ static void item_run(struct item *item)
 		break;
 	case ITEM_WAIT:
 		pthread_mutex_lock(&lock);
-		while (item->event->reached < item->value)
+		while (item->event->reached < item->value && !kvt_load_relaxed(&lost))
 			pthread_cond_wait(&changed, &lock);
 		pthread_mutex_unlock(&lock);
 		break;
@@ -321,10 +321,11 @@ EXPORT int cuEventSynchronize(void *handle)
 	ENTER("cuEventSynchronize");
 	pthread_mutex_lock(&lock);
 	value = event->recorded;
-	while (event->reached < value)
+	/* What was recorded after the device was lost is never reached. */
+	while (event->reached < value && !kvt_load_relaxed(&lost))
 		pthread_cond_wait(&changed, &lock);
 	pthread_mutex_unlock(&lock);
-	return 0;
+	return kvt_load_relaxed(&lost) ? STANDIN_LAUNCH_FAILED : 0;
 }
 
 EXPORT int cuEventElapsedTime(float *ms, void *begin, void *end);
@@ -365,17 +366,23 @@ EXPORT int cuStreamWriteValue64_v2(void *stream, uint64_t address, uint64_t valu
 	return item_put(stream, item);
 }
 
-/* From memory that is not pinned: it has been read when this returns, as with the real one. */
+/*
+ * From memory that is not page-locked: it has been read when this returns, as with the real one.
+ * Else it is read when the stream comes to it.
+ */
 EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t bytes, void *stream)
 {
 	struct item *item;
+	bool pinned;
 
 	ENTER("cuMemcpyHtoDAsync_v2");
-	item = item_make(ITEM_COPY, bytes);
+	pinned = standin_pinned(source);
+	item = item_make(ITEM_COPY, pinned ? 0 : bytes);
 	item->target = (void *)(uintptr_t)target;
-	item->source = item->staged;
+	item->source = pinned ? source : item->staged;
 	item->bytes = bytes;
-	memcpy(item->staged, source, bytes);
+	if (!pinned)
+		memcpy(item->staged, source, bytes);
 	return item_put(stream, item);
 }
 
