@@ -7,9 +7,8 @@ GPU_PROGRAMS += $(O)/tests/worker/flip
 
 # The worker's conversion from the library's view of a pool to the kernels', where it is built.
 ifneq ($(WORKER_BLAS)$(WORKER_CUDA),)
-$(O)/tests/worker/test_view: $(O)/obj/tests/worker/test_view.o $(O)/libkvtkernels.a \
-		$(WORKER_PARTS) \
-		$(O)/libkvtbase.a
+$(O)/tests/worker/test_view: $(O)/obj/tests/worker/test_view.o $(WORKER_PARTS) \
+		$(O)/libkvttest.a $(O)/libkvtrunk.a $(O)/libkvtkernels.a $(O)/libkvtbase.a
 	$(link_test) $(WORKER_LIBS)
 
 TEST_PROGRAMS += $(O)/tests/worker/test_view

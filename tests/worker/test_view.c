@@ -1,19 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /* What the library says about a slab and what the kernels take it for are the same addresses, for
- * every layout, order and type. Neither depends on the other, so this is the place to compare. */
+ * every layout, order and type, and the scales of fp8 come from a daemon's options to the kernels.
+ * Neither depends on the other, so this is the place to compare. */
 
 #include <err.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "examples/worker/worker.h"
 #include "shm/geometry.h"
+#include "tests/lib/harness.h"
 
 static const uint32_t types[] = { KVT_ATTN_BF16, KVT_ATTN_F16, KVT_ATTN_F32, KVT_ATTN_F8_E4M3 };
 static const uint32_t layouts[] = { KVT_ATTN_HND, KVT_ATTN_NHD };
 static const uint32_t orders[] = { KVT_ATTN_LAYER_MAJOR, KVT_ATTN_PAGE_MAJOR };
+
+/* A scale of its own for each plane and layer, where the type has any. */
+static float scale_of(uint32_t type, uint32_t layer, uint32_t plane)
+{
+	return types[type] == KVT_ATTN_F8_E4M3 ? (float)(2 + 10 * layer + plane) : 1;
+}
 
 static void compare(const struct kvt_attn_view *ours, const struct kvt_attn_view *theirs)
 {
@@ -25,8 +35,6 @@ static void compare(const struct kvt_attn_view *ours, const struct kvt_attn_view
 	    ours->n_kv_heads != theirs->n_kv_heads || ours->head_dim != theirs->head_dim ||
 	    ours->type != theirs->type)
 		errx(1, "type %u: the library's view is another than the kernels'", ours->type);
-	if (ours->k_scale != 1 || ours->v_scale != 1)
-		errx(1, "scales of 1 became others");
 }
 
 static void check(uint32_t type, uint32_t layout, uint32_t order)
@@ -41,8 +49,9 @@ static void check(uint32_t type, uint32_t layout, uint32_t order)
 	struct kvt_pool_view view;
 	uint64_t bytes;
 
-	for (int i = 0; i < 3; i++)
-		pool.scales[i][0] = pool.scales[i][1] = 1;
+	for (uint32_t i = 0; i < 3; i++)
+		for (uint32_t plane = 0; plane < 2; plane++)
+			pool.scales[i][plane] = scale_of(type, i, plane);
 	if (kvt_attn_geometry_bytes(&kernels, &bytes) != 0 ||
 	    bytes != 5 * kvt_pool_geometry_page_bytes(&pool, 8))
 		errx(1, "type %u: %" PRIu64 " bytes for the kernels", type, bytes);
@@ -52,13 +61,93 @@ static void check(uint32_t type, uint32_t layout, uint32_t order)
 		if (kvt_attn_geometry_view(&kernels, slab, bytes, layer, &theirs) != 0)
 			errx(1, "the kernels refuse layer %u", layer);
 		compare(&ours, &theirs);
+		if (ours.k_scale != scale_of(type, layer, 0) ||
+		    ours.v_scale != scale_of(type, layer, 1))
+			errx(1, "type %u, layer %u: other scales", type, layer);
 	}
+}
+
+/* One position of one layer through the kernels: what is stored, and what is read back. */
+static void check_scaled(struct kvt_attn_context *context, const struct kvt_attn_view *view,
+			 float k_scale, float v_scale)
+{
+	const uint32_t page = 5;
+	const uint64_t slot = page * 16;
+	float ones[16], threes[16], out[16];
+	struct kvt_attn_append append = { .kv = *view, .n_positions = 1, .k = ones, .v = threes,
+					  .slots = &slot };
+	struct kvt_attn_sequence sequence = { .n_queries = 1, .n_positions = 1, .pages = &page,
+					      .n_pages = 1 };
+	struct kvt_attn_prefill prefill = { .kv = *view, .sequences = &sequence, .n_sequences = 1,
+					    .n_q_heads = 1, .q = ones, .out = out, .scale = 1 };
+	const uint8_t *k = (uint8_t *)view->k + page * view->page_stride_bytes;
+	const uint8_t *v = (uint8_t *)view->v + page * view->page_stride_bytes;
+
+	for (int i = 0; i < 16; i++) {
+		ones[i] = 1;
+		threes[i] = 3;
+	}
+	kvt_test_equal(kvt_attn_kv_append(context, &append, NULL), 0);
+	kvt_test_equal(kvt_attn_append_prefill(context, &prefill, NULL), 0);
+	/* e4m3: 2 is 0x40, 4 is 0x48, 12 is 0x54, 6 is 0x4c */
+	kvt_test_equal(k[0], k_scale == 0.5f ? 0x40 : 0x48);
+	kvt_test_equal(v[0], v_scale == 0.25f ? 0x54 : 0x4c);
+	for (int i = 0; i < 16; i++)
+		kvt_test_check(out[i] == 3);
+}
+
+/* From the daemon's options through the pool's view to what the kernels store and read. */
+static void check_daemon(const char *kv_scales, const float scales[2][2])
+{
+	struct kvt_attn_context *context = NULL;
+	struct kvt_test_daemon daemon;
+	struct kvt_client *client;
+	struct kvt_pool pool;
+	char config[300];
+
+	snprintf(config, sizeof(config), "n_layers = 2\nn_kv_heads = 1\nhead_dim = 16\n"
+		 "kv_type = fp8_e4m3\nkv_scales = %s\n", kv_scales);
+	kvt_test_daemon_prepare(&daemon, config);
+	kvt_test_daemon_start(&daemon, NULL);
+	client = kvt_test_connect(&daemon);
+	kvt_test_equal(kvt_pool_map(client, &pool), 0);
+	kvt_test_equal(kvt_attn_open(NULL, &context, NULL, 0), 0);
+	for (uint32_t layer = 0; layer < 2; layer++) {
+		struct kvt_attn_view ours;
+		struct kvt_pool_view view;
+
+		kvt_test_equal(kvt_pool_view(client, &pool, layer, &view), 0);
+		kvt_test_check(view.k_scale == scales[layer][0]);
+		kvt_test_check(view.v_scale == scales[layer][1]);
+		worker_attention_view(&view, &ours);
+		check_scaled(context, &ours, scales[layer][0], scales[layer][1]);
+	}
+	kvt_attn_close(context);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_daemon_stop(&daemon);
+	kvt_test_daemon_remove(&daemon);
+}
+
+static void check_daemons(void)
+{
+	static const float same[2][2] = { { 0.5f, 0.25f }, { 0.5f, 0.25f } };
+	static const float each[2][2] = { { 0.5f, 0.25f }, { 0.25f, 0.5f } };
+	char path[] = "/tmp/kvt-scales-XXXXXX";
+	int fd = mkstemp(path);
+
+	kvt_test_check(fd >= 0);
+	dprintf(fd, "0.5 0.25\n0.25 0.5\n");
+	close(fd);
+	check_daemon("0.5, 0.25", same);
+	check_daemon(path, each);
+	unlink(path);
 }
 
 int main(void)
 {
 	for (uint32_t i = 0; i < 16; i++)
 		check(i % 4, i / 4 % 2, i / 8);
-	puts("16 geometries are the same for library and kernels");
+	check_daemons();
+	puts("16 geometries are the same for library and kernels; scales come through");
 	return 0;
 }
