@@ -248,8 +248,11 @@ static int queue_fence(struct kvt_client *client, struct stream_word *word)
 {
 	struct kvt_streams *streams = word->streams;
 	const struct kvt_cu_driver *driver = streams->driver;
-	int error;
+	/* The stream's own context: the calling thread may be at work in another one. */
+	int error = driver->context_push(word->context);
 
+	if (error)
+		return driver_fail(client, driver, error, "a stream's context was entered");
 	if (streams->method == KVT_FENCE_BY_WRITE) {
 		error = driver->stream_write(word->stream, (uint64_t)(uintptr_t)word->word +
 					     streams->device_offset, word->recorded + 1, 0);
@@ -259,6 +262,7 @@ static int queue_fence(struct kvt_client *client, struct stream_word *word)
 		if (error)
 			streams_drop(streams);
 	}
+	driver->context_pop(&(void *){ NULL });
 	return error ? driver_fail(client, driver, error, "a fence was queued") : 0;
 }
 

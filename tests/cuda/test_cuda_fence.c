@@ -101,9 +101,15 @@ static bool page_right(struct engine *engine, uint32_t page, uint32_t index)
 static struct kvt_fence record(struct engine *engine, void *stream)
 {
 	struct kvt_fence fence = { 99, 0 };
+	void *context = NULL;
 
+	/* A stream names its context: the caller need not be in it. */
+	if (stream)
+		kvt_test_equal(engine->driver.context_pop(&context), 0);
 	if (kvt_fence_record(engine->client, stream, &fence) != 0)
 		kvt_test_fail("record: %s", kvt_client_error(engine->client)->text);
+	if (stream)
+		kvt_test_equal(engine->driver.context_push(context), 0);
 	kvt_test_check(fence.slot < KVT_FENCE_WORDS && fence.value > 0);
 	return fence;
 }

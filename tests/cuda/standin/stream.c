@@ -341,11 +341,21 @@ EXPORT int cuEventElapsedTime(float *ms, void *begin, void *end)
 
 /* ---- work */
 
+/* The real one may refuse a stream of another context than the current one. */
+static bool is_elsewhere(const void *handle)
+{
+	const struct stream *stream = handle;
+
+	return stream && handle != PER_THREAD && stream->device != standin_current();
+}
+
 EXPORT int cuLaunchHostFunc(void *stream, kvt_cu_host_fn *function, void *context)
 {
 	struct item *item;
 
 	ENTER("cuLaunchHostFunc");
+	if (is_elsewhere(stream))
+		return KVT_CU_ERROR_INVALID_CONTEXT;
 	item = item_make(ITEM_HOST, 0);
 	item->function = function;
 	item->context = context;
@@ -358,6 +368,8 @@ EXPORT int cuStreamWriteValue64_v2(void *stream, uint64_t address, uint64_t valu
 	struct item *item;
 
 	ENTER("cuStreamWriteValue64_v2");
+	if (is_elsewhere(stream))
+		return KVT_CU_ERROR_INVALID_CONTEXT;
 	if (standin_trait("no-stream-ops") || flags || address % 8)
 		return KVT_CU_ERROR_NOT_SUPPORTED;
 	item = item_make(ITEM_WRITE, 0);
