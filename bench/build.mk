@@ -16,9 +16,17 @@ $(O)/kvtbench-restart: $(call objs,$(wildcard bench/restart/*.c) tools/replay_da
 
 PROGRAMS += $(O)/kvtbench $(O)/kvtbench-restart
 
-# make bench: figures of this machine as JSON lines in $(O)/bench.jsonl, the aims on the terminal.
-bench: $(O)/kvtbench $(O)/kvtrunkd
-	$(O)/kvtbench $(BENCH_FLAGS) > $(O)/bench.jsonl; rc=$$?; echo "figures: $(O)/bench.jsonl"; \
-		exit $$rc
+# make bench, bench-attn, bench-ttft: figures of this machine as JSON lines in $(O)/bench*.jsonl,
+# the aims on the terminal. BENCH_FLAGS=--quick makes each short.
+bench_run = $(1) $(BENCH_FLAGS) > $(2); rc=$$?; echo "figures: $(2)"; exit $$rc
 
-.PHONY: bench
+bench: $(O)/kvtbench $(O)/kvtrunkd
+	$(call bench_run,$<,$(O)/bench.jsonl)
+
+bench-attn: $(O)/kvtbench-attn
+	$(call bench_run,$<,$(O)/bench-attn.jsonl)
+
+bench-ttft: $(O)/kvtbench-ttft $(O)/kvtrunkd
+	$(call bench_run,$<,$(O)/bench-ttft.jsonl)
+
+.PHONY: bench bench-attn bench-ttft
