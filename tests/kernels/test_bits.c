@@ -262,11 +262,11 @@ static void region_chunks_test(enum kvt_attn_isa isa)
 static void poison_test(enum kvt_attn_isa isa, uint32_t kv_type, uint32_t q_type, uint32_t plane,
 			uint32_t at, double poison)
 {
-	struct model model = { 80, 3, 3, kv_type, q_type, 1200, 1200, NULL, 0 };
+	struct model model = { 80, 2, 2, kv_type, q_type, 1200, 1200, NULL, 0 };
 	struct setting setting = setting_make(&model, 16, KVT_ATTN_NHD, KVT_ATTN_LAYER_MAJOR, 4);
 	struct kvt_attn_context *context = context_for(isa, 2, 0);
 	struct rows clean, poisoned;
-	const size_t row_floats = 9 * 80, head_floats = 3 * 80;
+	const size_t row_floats = 4 * 80, head_floats = 2 * 80;
 	const float *out;
 
 	case_begin("%s: %s %g at position %u, %s", isa_names[isa], plane ? "V" : "K", poison, at,
@@ -291,7 +291,6 @@ static void poison_test(enum kvt_attn_isa isa, uint32_t kv_type, uint32_t q_type
 	EXPECT(!isfinite(out[at * row_floats + head_floats + 77]));
 	EXPECT(!isfinite(out[1199 * row_floats + head_floats + 77]));
 	EXPECT(isfinite(out[1199 * row_floats + 77]));
-	EXPECT(isfinite(out[1199 * row_floats + 2 * head_floats + 77]));
 	rows_free(&clean);
 	rows_free(&poisoned);
 	kvt_attn_close(context);
@@ -398,9 +397,9 @@ static void isa_test(enum kvt_attn_isa isa, bool quick)
 		{ 256, 1, 8, KVT_ATTN_BF16, KVT_ATTN_BF16, 300, 40, NULL, 0 },
 		{ 36, 1, 5, KVT_ATTN_BF16, KVT_ATTN_BF16, 300, 100, NULL, 0 },
 		{ 104, 2, 6, KVT_ATTN_BF16, KVT_ATTN_BF16, 1100, 90, NULL, 0 },
-		{ 32, 8, 4, KVT_ATTN_BF16, KVT_ATTN_BF16, 1100, 90, NULL, 0 },
+		{ 32, 8, 4, KVT_ATTN_BF16, KVT_ATTN_BF16, 1100, 40, NULL, 0 },
 		{ 16, 40, 2, KVT_ATTN_BF16, KVT_ATTN_BF16, 600, 30, NULL, 0 },
-		{ 48, 5, 3, KVT_ATTN_F32, KVT_ATTN_F32, 1100, 90, NULL, 0 },
+		{ 48, 5, 3, KVT_ATTN_F32, KVT_ATTN_F32, 1100, 40, NULL, 0 },
 		{ 24, 3, 17, KVT_ATTN_F8_E4M3, KVT_ATTN_BF16, 1100, 30, NULL, 0 },
 		{ 64, 1, 4, KVT_ATTN_BF16, KVT_ATTN_BF16, 9300, 240, NULL, 0 },
 		{ 64, 1, 1, KVT_ATTN_F32, KVT_ATTN_F32, 17000, 100, NULL, 0 },
