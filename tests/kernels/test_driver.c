@@ -286,6 +286,66 @@ static void types_test(void)
 	kvt_attn_close(cpu);
 }
 
+/* Positions of one type into pages of another, in any layout, then pages copied: as on the CPU. */
+static void pages_test(struct kvt_attn_context *cuda, struct kvt_attn_context *cpu, uint32_t from,
+		       uint32_t to)
+{
+	struct pool_options options = { .n_pages = 9,
+					.page_size = 8,
+					.n_kv_heads = 3,
+					.head_dim = 20,
+					.type = to,
+					.layout = (from + to) & 1,
+					.order = from & 1,
+					.seed = 3 };
+	static const struct kvt_attn_copy copies[] = { { 1, 7, 5 }, { 2, 8, 8 }, { 3, 6, 1 } };
+	struct pool pools[2] = { pool_make(&options), pool_make(&options) };
+	struct guarded k = guarded_alloc(30 * 60 * type_bytes(from));
+	struct guarded v = guarded_alloc(30 * 60 * type_bytes(from));
+	uint64_t slots[30];
+
+	case_begin("driver: pages: %s to %s", type_name(from), type_name(to));
+	for (uint32_t i = 0; i < 30; i++)
+		slots[i] = i % 7 == 3 ? KVT_ATTN_NO_SLOT : 8 + i * 11 % 32;
+	for (uint32_t i = 0; i < 30 * 60; i++) {
+		/* Some are too large for fp8, one is no number. */
+		double value = i == 77 ? NAN : (i % 13 ? 3.0 : 3000.0) * text_value(1, 0, i, 0, 0);
+
+		element_write((char *)k.data + i * type_bytes(from), from, value);
+		element_write((char *)v.data + i * type_bytes(from), from, -0.7 * value);
+	}
+	for (uint32_t i = 0; i < 2; i++) {
+		struct kvt_attn_append append = { .kv = pools[i].view,
+						  .n_positions = 30,
+						  .type = from,
+						  .k = k.data,
+						  .v = v.data,
+						  .slots = slots };
+
+		EXPECT_EQUAL(kvt_attn_kv_append(i ? cpu : cuda, &append, NULL), 0);
+		EXPECT_EQUAL(kvt_attn_page_copy(i ? cpu : cuda, &pools[i].view, 1, copies, 3, NULL),
+			     0);
+	}
+	EXPECT(memcmp(pools[0].slab.data, pools[1].slab.data, pools[0].slab.bytes) == 0);
+	guarded_free(&k);
+	guarded_free(&v);
+	pool_free(&pools[0]);
+	pool_free(&pools[1]);
+}
+
+static void pages_tests(void)
+{
+	struct kvt_attn_context *cuda = NULL, *cpu = context_for(KVT_ATTN_ISA_PORTABLE, 1, 0);
+
+	EXPECT_EQUAL(cuda_open(&cuda, NULL, 0), 0);
+	for (uint32_t from = 0; from <= KVT_ATTN_BF16; from++) {
+		for (uint32_t to = 0; to <= KVT_ATTN_F8_E4M3; to++)
+			pages_test(cuda, cpu, from, to);
+	}
+	kvt_attn_close(cuda);
+	kvt_attn_close(cpu);
+}
+
 /*
  * Calls that are queued on a stream that stands still: the caller goes on, may use its arrays again
  * at once, and all are done when the stream moves. More of them than there is staging for come
@@ -353,6 +413,7 @@ int main(void)
 	failures_test();
 	devices_test();
 	types_test();
+	pages_tests();
 	queued_test();
 	return cases_end();
 }
