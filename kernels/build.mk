@@ -68,6 +68,10 @@ $(KERNELS_BENCH): $(KERNELS_BENCH_OBJ) $(O)/libkvtkernels.a
 PROGRAMS += $(KERNELS_BENCH)
 endif
 
+# What tests on the stand-in for the driver link before the library's own list of binaries, where
+# that is empty.
+STANDIN_IMAGES := $(if $(filter none,$(NVCC)),$(O)/obj/tests/cuda/standin_images.o)
+
 # ---- tests: one program for each tests/kernels/test_*.c, with what the others share
 KERNELS_CXX := $(shell command -v $(subst gcc,g++,$(subst clang,clang++,$(firstword $(CC)))))
 KERNELS_TEST_SRC := $(filter-out $(if $(KERNELS_CXX),,%/test_cuda.c %/test_driver.c), \
@@ -93,6 +97,7 @@ $(O)/obj/tests/kernels/emulated.o: tests/kernels/emulated.cpp $(wildcard kernels
 		-fno-exceptions -fPIC -Iinclude -I. $(SANITIZE) -c $< -o $@
 $(O)/tests/kernels/test_cuda: $(O)/obj/tests/kernels/emulated.o
 $(O)/tests/kernels/test_driver: | $(O)/tests/cuda/standin/libcuda.so.1
+$(O)/tests/kernels/test_driver: $(STANDIN_IMAGES)
 endif
 
 kernels: $(O)/libkvtkernels.so $(O)/libkvtkernels.a \

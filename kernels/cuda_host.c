@@ -117,6 +117,20 @@ static int device_choose(struct kvt_attn_context *context, uint32_t index)
 	return 0;
 }
 
+const struct kvt_cuda_image *kvt_cuda_image_choose(const struct kvt_cuda_image *images, int major,
+						   int minor)
+{
+	for (const struct kvt_cuda_image *image = images; image->data; image++) {
+		bool exact = image->major == major && image->minor == minor;
+
+		if (image->ptx	   ? major > image->major
+		    : image->exact ? exact
+				   : image->major == major && image->minor <= minor)
+			return image;
+	}
+	return NULL;
+}
+
 static int module_open(struct kvt_attn_context *context, uint32_t index)
 {
 	struct kvt_cuda *cuda = context->cuda;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The library's binaries, and which of several a device can run. */
+/* The library's binaries, as nvcc has left them; none, where there is no nvcc. */
 
 #include "cuda_images.h"
 
@@ -23,17 +23,3 @@ const struct kvt_cuda_image kvt_cuda_images[] = {
 const struct kvt_cuda_image kvt_cuda_images[] = { { NULL, NULL, 0, 0, false, false } };
 
 #endif
-
-const struct kvt_cuda_image *kvt_cuda_image_choose(const struct kvt_cuda_image *images, int major,
-						   int minor)
-{
-	for (const struct kvt_cuda_image *image = images; image->data; image++) {
-		bool exact = image->major == major && image->minor == minor;
-
-		if (image->ptx	   ? major > image->major
-		    : image->exact ? exact
-				   : image->major == major && image->minor <= minor)
-			return image;
-	}
-	return NULL;
-}

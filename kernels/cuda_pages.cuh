@@ -39,23 +39,40 @@ KVT_DEVICE void append_run(const struct kvt_cuda_append *args, uint64_t first, u
 	}
 }
 
-/*
- * A thread block for each copy and head; its threads go through the bytes of the positions, in
- * both planes.
- */
+/* What one load or store of a device moves at most. */
+struct alignas(16) line_piece {
+	uint32_t words[4];
+};
+
+/* The positions of a copy and head, in both planes, in pieces that rows are whole numbers of. */
+template <typename piece>
+KVT_DEVICE void copy_pieces(const struct kvt_cuda_copy *args, uint32_t n_positions, uint64_t from,
+			    uint64_t to)
+{
+	const uint32_t row_pieces = args->row_bytes / (uint32_t)sizeof(piece);
+
+	for (uint32_t i = thread_index(); i < n_positions * row_pieces; i += KVT_CUDA_THREADS) {
+		uint64_t offset = i / row_pieces * args->position_stride +
+				  i % row_pieces * sizeof(piece);
+
+		*at<piece>(args->k + to + offset) = *at<const piece>(args->k + from + offset);
+		*at<piece>(args->v + to + offset) = *at<const piece>(args->v + from + offset);
+	}
+}
+
+/* A thread block for each copy and head. */
 KVT_DEVICE void copy_run(const struct kvt_cuda_copy *args, uint32_t index, uint32_t head)
 {
 	const struct kvt_attn_copy copy = at<const struct kvt_attn_copy>(args->copies)[index];
 	const uint64_t from = copy.source * args->page_stride + head * args->head_stride;
 	const uint64_t to = copy.target * args->page_stride + head * args->head_stride;
+	const uint64_t addresses = args->k | args->v | args->page_stride | args->head_stride |
+				   args->position_stride | args->row_bytes;
 
-	for (uint32_t i = thread_index(); i < copy.n_positions * args->row_bytes;
-	     i += KVT_CUDA_THREADS) {
-		uint64_t offset = i / args->row_bytes * args->position_stride + i % args->row_bytes;
-
-		at<unsigned char>(args->k + to)[offset] = at<unsigned char>(args->k + from)[offset];
-		at<unsigned char>(args->v + to)[offset] = at<unsigned char>(args->v + from)[offset];
-	}
+	if (addresses % sizeof(struct line_piece) == 0)
+		copy_pieces<struct line_piece>(args, copy.n_positions, from, to);
+	else
+		copy_pieces<unsigned char>(args, copy.n_positions, from, to);
 }
 
 #endif

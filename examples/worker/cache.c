@@ -239,7 +239,7 @@ const char *worker_daemon_flags(const struct worker *worker, uint32_t page_size,
 void worker_close_cache(struct worker *worker)
 {
 	/* Waits: the pool is unmapped with the client, and nothing queued may touch it then. The
-	 * client goes before the stream on which its fences were recorded, too (compute_close()). */
+	 * client goes before the stream of its fences, too (compute_close()). */
 	forward_close(&worker->forward);
 	if (worker->client)
 		kvt_client_close(worker->client, KVT_IDLE);

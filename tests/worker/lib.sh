@@ -2,10 +2,13 @@
 #
 # What the tests of the example worker share: a daemon for a model, checks by name, JSON fields.
 # Set `model` (the worker's flags for it) before start; daemon_flags and worker_flags if need be.
-# With DEVICE=cuda nothing of it computes on the CPU.
+# With DEVICE=cuda nothing of it computes on the CPU. With STANDINS the worker may be one whose
+# kernels only a stand-in for the driver has.
 O=$(realpath -m "${O:-build}")
 home=${home:-examples/worker/model}
-computes_on() { [ -x "$O/worker" ] && "$O/worker" --devices | grep -qw "$1"; }
+program=$O/worker
+[ -z "${STANDINS:-}" ] || [ ! -x "$O/tests/worker/worker" ] || program=$O/tests/worker/worker
+computes_on() { [ -x "$program" ] && "$program" --devices | grep -qw "$1"; }
 if [ -z "${DEVICE:-}" ] && ! computes_on cpu; then
 	echo "skip: worker is not built for the CPU (it needs libopenblas-dev)"
 	exit 77
@@ -27,7 +30,7 @@ check() { # what, then a command
 	if "$@"; then echo "[       OK ] $what"; else echo "[  FAILED  ] $what"; failures=1; fi
 }
 
-worker() { "$O/worker" $model ${worker_flags:-} --socket "$dir/s" "$@"; }
+worker() { "$program" $model ${worker_flags:-} --socket "$dir/s" "$@"; }
 
 start() { # pages
 	# shellcheck disable=SC2046

@@ -23,6 +23,16 @@ $(O)/tests/worker/test_twice: $(O)/obj/tests/worker/test_twice.o $(WORKER_PARTS)
 TEST_PROGRAMS += $(O)/tests/worker/test_twice
 endif
 
+# Where there is no nvcc: the worker that runs on stand-ins only.
+ifneq ($(STANDIN_IMAGES),)
+$(O)/tests/worker/worker: $(call objs,examples/worker/main.c tools/util.c) \
+		$(filter-out %/compute_images.o,$(WORKER_PARTS)) $(STANDIN_IMAGES) \
+		$(O)/libkvtrunk.a $(O)/libkvtkernels.a
+	$(link_test) $(WORKER_LIBS)
+
+TEST_PROGRAMS += $(O)/tests/worker/worker $(O)/prices
+endif
+
 # The stand-in for cuBLAS, which finds that for the driver (tests/cuda) beside it.
 CUBLAS_STANDIN := $(O)/tests/cuda/standin/libcublas.so.13
 $(CUBLAS_STANDIN): $(O)/obj/tests/worker/standin/cublas.o $(STANDIN)
