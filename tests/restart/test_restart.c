@@ -146,6 +146,23 @@ static uint32_t matched(struct kvt_client *client, uint32_t space, const uint32_
 	return result.matched;
 }
 
+/* What others computed of a prompt is there, and right. */
+static void check_prompt(struct kvt_client *client, const uint32_t *keys)
+{
+	struct kvt_seq *seq = begin(client, kvt_test_namespace(client, "restart"), keys);
+
+	check_pages(client, seq, keys, 15);
+}
+
+/* All clients are gone: nothing is lost, and the log of all daemons is what the oracle says. */
+static void stop_clean(void)
+{
+	kvt_test_equal(kvt_test_settled(&daemon_).private_pages, 0);
+	kvt_test_audit(&daemon_);
+	kvt_test_verify(&daemon_);
+	stop();
+}
+
 /* ---- killed */
 
 static void go_on(const char *more)
@@ -171,14 +188,10 @@ static void go_on(const char *more)
 	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
 	other = kvt_test_connect(&daemon_);
 	kvt_test_equal(matched(other, kvt_test_namespace(other, "restart"), keys), KEYS);
-	seq = begin(other, kvt_test_namespace(other, "restart"), keys);
-	check_pages(other, seq, keys, 15);
+	check_prompt(other, keys);
 	kvt_client_close(other, KVT_IDLE);
 	kvt_client_close(client, KVT_IDLE);
-	kvt_test_equal(kvt_test_settled(&daemon_).private_pages, 0);
-	kvt_test_audit(&daemon_);
-	kvt_test_verify(&daemon_);
-	stop();
+	stop_clean();
 }
 
 static void a_client_goes_on_with_the_successor_of_a_killed_daemon(void **state)
@@ -235,14 +248,10 @@ static void commits_in_flight_go_on(const char *more)
 	kvt_test_equal(kvt_seq_commit_async(seq, 256, NULL, 0, KVT_IDLE, 0), 0);
 	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
 	kvt_test_equal(kvt_seq_end(twin, 0, NULL, 0, KVT_IDLE, 0), 0);
-	seq = begin(other, kvt_test_namespace(other, "restart"), keys);
-	check_pages(other, seq, keys, 15);
+	check_prompt(other, keys);
 	kvt_client_close(other, KVT_IDLE);
 	kvt_client_close(client, KVT_IDLE);
-	kvt_test_equal(kvt_test_settled(&daemon_).private_pages, 0);
-	kvt_test_audit(&daemon_);
-	kvt_test_verify(&daemon_);
-	stop();
+	stop_clean();
 }
 
 static void commits_that_nobody_waits_for_survive(void **state)
@@ -743,10 +752,7 @@ static void upgrades_and_crashes_under_load_lose_nothing(void **state)
 	for (int i = 0; i < 3; i++)
 		finish_busy(&children[i]);
 	kvt_test_check(!kvt_test_daemon_said(&daemon_, "event=cold_start"));
-	kvt_test_equal(kvt_test_settled(&daemon_).private_pages, 0);
-	kvt_test_audit(&daemon_);
-	kvt_test_verify(&daemon_);
-	stop();
+	stop_clean();
 }
 
 static void a_running_daemon_is_taken_over_under_load(void **state)
@@ -777,10 +783,7 @@ static void a_running_daemon_is_taken_over_under_load(void **state)
 	}
 	for (int i = 0; i < 2; i++)
 		finish_busy(&children[i]);
-	kvt_test_equal(kvt_test_settled(&daemon_).private_pages, 0);
-	kvt_test_audit(&daemon_);
-	kvt_test_verify(&daemon_);
-	stop();
+	stop_clean();
 }
 
 static void a_managed_daemon_is_not_taken_over(void **state)
