@@ -96,8 +96,7 @@ $(O)/obj/tests/kernels/emulated.o: tests/kernels/emulated.cpp $(wildcard kernels
 		-Wno-unknown-pragmas -ffp-contract=off -fno-threadsafe-statics \
 		-fno-exceptions -fPIC -Iinclude -I. $(SANITIZE) -c $< -o $@
 $(O)/tests/kernels/test_cuda: $(O)/obj/tests/kernels/emulated.o
-$(O)/tests/kernels/test_driver: | $(O)/tests/cuda/standin/libcuda.so.1
-$(O)/tests/kernels/test_driver: $(STANDIN_IMAGES)
+$(O)/tests/kernels/test_driver: $(STANDIN_IMAGES) | $(O)/tests/cuda/standin/libcuda.so.1
 endif
 
 kernels: $(O)/libkvtkernels.so $(O)/libkvtkernels.a \

@@ -84,6 +84,11 @@ template <int dim> struct result_shape {
 
 #define MINUS_INFINITY bits_float(0xff800000u)
 
+/* What one load or store of a device moves at most. */
+struct alignas(16) line_piece {
+	uint32_t words[4];
+};
+
 template <typename type> KVT_DEVICE type *at(uint64_t address)
 {
 	return (type *)(uintptr_t)address;
@@ -230,11 +235,6 @@ KVT_DEVICE void tile_copy(const struct rows_at_hand *rows, uint64_t plane, uint3
 	}
 }
 
-/* Eight elements that are stored at once. */
-struct alignas(16) eight {
-	uint32_t pairs[4];
-};
-
 /*
  * A tile of 16-bit elements from one of fp8. Each thread converts what it has copied itself, so
  * its own copies are all that it has to wait for.
@@ -246,20 +246,21 @@ KVT_DEVICE void tile_convert(const unsigned char *copied, uint16_t *target)
 
 	for (uint32_t i = thread_index(); i < shape<dim, kind>::tile_keys * chunks;
 	     i += KVT_CUDA_THREADS) {
-		const struct eight source = *(const struct eight *)(const void *)(copied + i * 16);
+		const struct line_piece source =
+			*(const struct line_piece *)(const void *)(copied + i * 16);
 		uint16_t *to = target + i / chunks * shape<dim, kind>::row_elements +
 			       i % chunks * 16;
-		struct eight half[2];
+		struct line_piece half[2];
 
 #pragma unroll
 		for (int j = 0; j < 8; j++) {
-			uint32_t two = source.pairs[j / 2] >> j % 2 * 16;
+			uint32_t two = source.words[j / 2] >> j % 2 * 16;
 
-			half[j / 4].pairs[j % 4] = pair_of<kind == KIND_BF16>(f8_value(two),
+			half[j / 4].words[j % 4] = pair_of<kind == KIND_BF16>(f8_value(two),
 									      f8_value(two >> 8));
 		}
-		((struct eight *)(void *)to)[0] = half[0];
-		((struct eight *)(void *)to)[1] = half[1];
+		((struct line_piece *)(void *)to)[0] = half[0];
+		((struct line_piece *)(void *)to)[1] = half[1];
 	}
 }
 

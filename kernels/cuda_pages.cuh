@@ -39,11 +39,6 @@ KVT_DEVICE void append_run(const struct kvt_cuda_append *args, uint64_t first, u
 	}
 }
 
-/* What one load or store of a device moves at most. */
-struct alignas(16) line_piece {
-	uint32_t words[4];
-};
-
 /* The positions of a copy and head, in both planes, in pieces that rows are whole numbers of. */
 template <typename piece>
 KVT_DEVICE void copy_pieces(const struct kvt_cuda_copy *args, uint32_t n_positions, uint64_t from,
