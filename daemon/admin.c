@@ -518,6 +518,8 @@ void kvt_admin_handle(struct kvt_daemon *daemon, struct kvt_connection *connecti
 {
 	const struct kvt_core_config *config = &daemon->core_config;
 	struct admin_answer answer = answer_begin(daemon, request);
+	const char *why = "";
+	int error;
 
 	if (needs_privilege(daemon, request->what) && !connection->peer.privileged) {
 		answer_fail(&answer, -EPERM, "needs uid 0, the daemon's uid or admin_group");
@@ -555,13 +557,13 @@ void kvt_admin_handle(struct kvt_daemon *daemon, struct kvt_connection *connecti
 		handle_change(daemon, connection, request, payload, payload_bytes, &answer);
 		break;
 	case KVT_ADMIN_TAKEOVER:
-		if (daemon->notify.store || connection->state != KVT_CONNECTION_OBSERVER) {
-			answer_fail(&answer, -EBUSY, "a service manager keeps what this daemon "
-				    "has: systemctl restart, or SIGUSR2 to kvtrunkd --supervise");
-			break;
+		error = kvt_takeover_check(daemon, connection, &why);
+		if (!error) {
+			kvt_takeover_serve(daemon, connection);
+			return;
 		}
-		kvt_takeover_serve(daemon, connection);
-		return;
+		answer_fail(&answer, error, why);
+		break;
 	case KVT_ADMIN_SETTLED:
 	case KVT_ADMIN_ENDED:
 		wait_or_answer(daemon, connection, request);

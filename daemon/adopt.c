@@ -198,16 +198,31 @@ static void each_object(struct kvt_daemon *daemon, kvt_parcel_fn *each, void *co
 		each(context, pool_name(name, i, daemon->pool.page_bytes), export.fds[i]);
 }
 
-void kvt_each_parcel(struct kvt_daemon *daemon, const struct kvt_connection *asking,
-		     kvt_parcel_fn *each, void *context)
+static void each_member(struct kvt_daemon *daemon, kvt_parcel_fn *each, void *context)
 {
 	char name[KVT_PARCEL_NAME_BYTES];
 
-	each_object(daemon, each, context);
-	for (uint32_t i = 0; i < daemon->n_connections; i++)
-		if (daemon->connections[i].state == KVT_CONNECTION_OBSERVER &&
-		    &daemon->connections[i] != asking)
-			each(context, "observer", daemon->connections[i].fd);
+	for (uint32_t m = 1; m <= daemon->core_config.max_members; m++) {
+		const struct kvt_member *member = &daemon->members[m];
+		uint32_t generation = member->name_generation;
+
+		if (!member->session)
+			continue;
+		each(context, kvt_parcel_name(name, KVT_PARCEL_MEMBER_SEGMENT, m, generation),
+		     member->segment.fd);
+		each(context, kvt_parcel_name(name, KVT_PARCEL_MEMBER_PIDFD, m, generation),
+		     member->pidfd);
+		if (member->connection)
+			each(context, kvt_parcel_name(name, KVT_PARCEL_MEMBER_CONTROL, m,
+						      generation),
+			     daemon->connections[member->connection - 1].fd);
+	}
+}
+
+static void each_session(struct kvt_daemon *daemon, kvt_parcel_fn *each, void *context)
+{
+	char name[KVT_PARCEL_NAME_BYTES];
+
 	for (uint32_t s = 1; s <= daemon->core_config.max_sessions; s++) {
 		struct kvt_session *session = &daemon->sessions[s];
 		uint32_t generation = session->name_generation;
@@ -221,6 +236,18 @@ void kvt_each_parcel(struct kvt_daemon *daemon, const struct kvt_connection *ask
 			each(context, kvt_parcel_name(name, KVT_PARCEL_CONTROL, s, generation),
 			     daemon->connections[session->connection - 1].fd);
 	}
+}
+
+void kvt_each_parcel(struct kvt_daemon *daemon, const struct kvt_connection *asking,
+		     kvt_parcel_fn *each, void *context)
+{
+	each_object(daemon, each, context);
+	for (uint32_t i = 0; i < daemon->n_connections; i++)
+		if (daemon->connections[i].state == KVT_CONNECTION_OBSERVER &&
+		    &daemon->connections[i] != asking)
+			each(context, "observer", daemon->connections[i].fd);
+	each_session(daemon, each, context);
+	each_member(daemon, each, context);
 }
 
 /* ---- taking up: objects */
@@ -337,6 +364,11 @@ static void take_descriptors(struct kvt_daemon *daemon, struct kvt_session *sess
 	session->pidfd = kvt_adopt_fd(daemon, KVT_PARCEL_PIDFD, index, generation);
 }
 
+static bool is_alive(const struct kvt_session_record *record)
+{
+	return record->state == KVT_SESSION_OPEN || record->state == KVT_SESSION_CLOSING;
+}
+
 void kvt_adopt_views(struct kvt_daemon *daemon)
 {
 	for (uint32_t i = 1; i <= daemon->core_config.max_sessions; i++) {
@@ -344,6 +376,12 @@ void kvt_adopt_views(struct kvt_daemon *daemon)
 
 		if (!daemon->sessions[i].open)
 			continue;
+		if (!is_alive(kvt_core_session(daemon->core, i))) {
+			kvt_session_kill(daemon, &daemon->sessions[i], -ECONNRESET,
+					 "the session was ended by a daemon that was to take over "
+					 "and failed: connect again");
+			continue;
+		}
 		kvt_session_view(&daemon->sessions[i], &view);
 		kvt_core_session_attach(daemon->core, i, &view);
 	}
@@ -376,8 +414,8 @@ static void resume_ring(struct kvt_daemon *daemon, struct kvt_session *session,
 static void adopt_session(struct kvt_daemon *daemon, uint32_t index,
 			  const struct kvt_session_record *record)
 {
-	bool lives = record->state == KVT_SESSION_OPEN || record->state == KVT_SESSION_CLOSING;
 	struct kvt_session *session = &daemon->sessions[index];
+	bool lives = is_alive(record);
 	uint32_t signs = 0;
 	int control;
 
@@ -401,8 +439,7 @@ static void adopt_session(struct kvt_daemon *daemon, uint32_t index,
 	kvt_session_adopted(daemon, session, lives);
 	if (control >= 0 && record->signs & KVT_SIGN_HANGUP)
 		close(control);
-	else if ((control < 0 || !kvt_control_adopted(daemon, control, session,
-								 NULL)) &&
+	else if ((control < 0 || !kvt_control_adopted(daemon, control, session, NULL)) &&
 		 !lives && !(record->signs & KVT_SIGN_HANGUP))
 		signs |= KVT_SIGN_HANGUP; /* nobody is left who could hold that socket */
 	kvt_group_adopted(daemon, session, lives);

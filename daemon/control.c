@@ -227,9 +227,15 @@ bool kvt_control_adopted(struct kvt_daemon *daemon, int fd, struct kvt_session *
 	} else {
 		daemon->n_observers++;
 	}
-	greet(daemon, connection);
 	kvt_control_arm(daemon, connection);
 	return true;
+}
+
+void kvt_control_greet(struct kvt_daemon *daemon)
+{
+	for (uint32_t i = 0; daemon->adopted && i < daemon->n_connections; i++)
+		if (daemon->connections[i].adopted)
+			greet(daemon, &daemon->connections[i]);
 }
 
 /* A HELLO that cannot be granted. The connection ends: the next try is a new one. */

@@ -238,10 +238,12 @@ void kvt_daemon_apply(struct kvt_daemon *daemon);
 /** Leave everything as it is, for a successor that gets what was parked. */
 void kvt_daemon_leave(struct kvt_daemon *daemon);
 
-/** Make all that is derived again, in place, from the primary facts. */
+/** Who was to take over has failed and is gone: make all that is derived again, in place, from the
+ * primary facts, and go on as its successor. Ends the process where these are damaged. */
 void kvt_daemon_rebuild(struct kvt_daemon *daemon);
-/** Let a successor go on with the operation log, if there is one. */
-int kvt_daemon_keep_log(struct kvt_daemon *daemon);
+/** Let a successor that takes over go on with the operation log, if there is one. If it fails
+ * kvt_daemon_rebuild() takes the log back. */
+int kvt_daemon_hand_over_log(struct kvt_daemon *daemon);
 
 /* ---- adopt.c */
 
@@ -395,11 +397,12 @@ bool kvt_control_send(struct kvt_daemon *daemon, struct kvt_connection *connecti
 /** Send GOODBYE or REFUSED with a text. */
 bool kvt_control_say(struct kvt_daemon *daemon, struct kvt_connection *connection, uint16_t type,
 		     uint64_t cookie, int error, const char *text);
-/** A session's control socket that a predecessor left, or with session NULL an observer's. The
- * other end is greeted, so that it asks again what was not answered. False: it is of no use; it was
- * closed. */
+/** A session's control socket that a predecessor left, or with session NULL an observer's. False:
+ * it is of no use; it was closed. */
 bool kvt_control_adopted(struct kvt_daemon *daemon, int fd, struct kvt_session *session,
 			 struct kvt_member *member);
+/** Greet who is at the other end of these, so that they ask again what was not answered. */
+void kvt_control_greet(struct kvt_daemon *daemon);
 /** Arm the poll for what the connection waits for now. */
 void kvt_control_arm(struct kvt_daemon *daemon, struct kvt_connection *connection);
 

@@ -24,6 +24,7 @@ struct kvt_oplog {
 	uint8_t *buffer;
 	size_t used;
 	struct kvt_oplog_tail *tail; /* NULL: nobody goes on with this log */
+	uint64_t handed_end;         /* where the file ended when it was handed over */
 	bool continued; /* and nothing has been written yet */
 };
 
@@ -526,7 +527,30 @@ int kvt_oplog_hand_over(struct kvt_oplog *log, struct kvt_oplog_tail *tail)
 		return log->error ? log->error : -errno;
 	*tail = (struct kvt_oplog_tail){ .end = (uint64_t)end };
 	log->tail = tail;
+	log->handed_end = (uint64_t)end;
 	return 0;
+}
+
+int kvt_oplog_take_back(struct kvt_oplog *log)
+{
+	uint64_t end = log->tail->end;
+	struct stat there;
+
+	if (!log->error && (fstat(log->fd, &there) != 0 || end < log->handed_end ||
+			    end > (uint64_t)there.st_size))
+		log->error = -ESTALE;
+	/* Numbers start from zero again, for readers too. */
+	log->seq = log->now_ns = 0;
+	memset(&log->counters, 0, sizeof(log->counters));
+	for (uint32_t i = 0; i < log->tables.n; i++)
+		forget_table(&log->tables, i);
+	log->continued = true;
+	return log->error;
+}
+
+void kvt_oplog_let_go(struct kvt_oplog *log)
+{
+	log->tail = NULL;
 }
 
 /* Whether it begins as this configuration would begin it and is as long as its tail says. */

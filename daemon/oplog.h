@@ -58,8 +58,17 @@ struct kvt_oplog_tail {
  * what has: a successor can go on exactly behind the last effect. Before the first record. */
 void kvt_oplog_keep(struct kvt_oplog *log, struct kvt_oplog_tail *tail);
 
-/** The same for a log that has been written without a tail so far. */
+/** The same for a log that has been written without a tail so far. -ESPIPE: it is no file. */
 int kvt_oplog_hand_over(struct kvt_oplog *log, struct kvt_oplog_tail *tail);
+
+/** Who was to go on with a log that was handed over has failed, and is gone. It may have written to
+ * the file, so the log goes on as a successor's does, behind what the tail says: the next record is
+ * an ADOPT. -ESTALE: the tail and the file contradict each other; nothing is written any more. */
+int kvt_oplog_take_back(struct kvt_oplog *log);
+
+/** Nobody is to go on with the log any more: records are buffered, and the tail is not looked at
+ * again. Not between kvt_oplog_continue() or kvt_oplog_take_back() and their ADOPT. */
+void kvt_oplog_let_go(struct kvt_oplog *log);
 
 /** Go on with the log of a predecessor and its tail. `instance`: that of its arena. The first
  * record is the ADOPT: records of its seq and later ones are cut off. -ESTALE with `why`: it is not

@@ -357,15 +357,41 @@ static int open_oplog(struct kvt_daemon *daemon, bool adopting, char why[KVT_WHY
 	return !error && daemon->notify.store ? make_oplog_tail(daemon, why) : error;
 }
 
-int kvt_daemon_keep_log(struct kvt_daemon *daemon)
+int kvt_daemon_hand_over_log(struct kvt_daemon *daemon)
 {
 	int error;
 
-	if (!daemon->oplog || daemon->oplog_failed || daemon->oplog_tail.base)
+	if (!daemon->oplog || daemon->oplog_failed)
 		return 0;
 	error = kvt_object_create_sealed(&daemon->oplog_tail, "kvtrunk-log",
 					 sizeof(struct kvt_oplog_tail));
-	return error ? error : kvt_oplog_hand_over(daemon->oplog, daemon->oplog_tail.base);
+	if (!error)
+		error = kvt_oplog_hand_over(daemon->oplog, daemon->oplog_tail.base);
+	if (error)
+		kvt_object_destroy(&daemon->oplog_tail);
+	return error;
+}
+
+static void take_back_log(struct kvt_daemon *daemon)
+{
+	int error = daemon->oplog_tail.base ? kvt_oplog_take_back(daemon->oplog) : 0;
+
+	if (!error)
+		return;
+	daemon->oplog_failed = true;
+	kvt_log(KVT_LOG_ERROR, "oplog_failed", "file=\"%s\" why=\"who was to take over left it "
+		"in disorder: %s\" effect=\"the log ends here\"", daemon->config.log_file,
+		strerror(-error));
+}
+
+/* The tail was for a takeover, which is over: whoever takes over next gets a new one. */
+static void let_go_of_log(struct kvt_daemon *daemon)
+{
+	if (!daemon->oplog_tail.base || daemon->notify.store)
+		return;
+	if (daemon->oplog)
+		kvt_oplog_let_go(daemon->oplog);
+	kvt_object_destroy(&daemon->oplog_tail);
 }
 
 /* Everything around the core: `adoption` NULL: a new one, else that of a predecessor. */
@@ -441,14 +467,17 @@ void kvt_daemon_rebuild(struct kvt_daemon *daemon)
 	char why[KVT_WHY_BYTES] = "";
 	int error;
 
+	take_back_log(daemon);
 	memset(daemon->scratch, 0, daemon->sizes.scratch_bytes);
 	error = kvt_core_adopt(&daemon->core, &daemon->core_config, daemon->arena.base,
 			       daemon->ledger.base, daemon->scratch, &hooks, daemon->now_ns, NULL,
 			       why, sizeof(why));
 	if (error) { /* the other one broke it: nothing of it may be served */
 		kvt_log(KVT_LOG_ERROR, "cache_lost", "error=%d why=\"%s\"", -error, why);
+		kvt_adopt_say_gone(daemon);
 		exit(EXIT_FAILURE);
 	}
+	let_go_of_log(daemon);
 	daemon->counters = kvt_core_counters(daemon->core);
 	kvt_adopt_views(daemon);
 	kvt_core_publish(daemon->core, KVT_ARENA_READY);
@@ -732,12 +761,19 @@ static int make_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	}
 	/* Messages that are sent before we accept carry their sender, too. */
 	setsockopt(daemon->listen_fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on));
+	return 0;
+}
+
+/* Not before everything is ours: a connection that is accepted by a process that gives up is lost,
+ * and so is one that is greeted by it. */
+static void begin_to_listen(struct kvt_daemon *daemon)
+{
+	kvt_control_greet(daemon);
 	kvt_loop_accept(&daemon->loop, daemon->listen_fd, kvt_tag(KVT_TAG_ACCEPT, 0, 0));
 	if (daemon->listen_kept || daemon->listen_passed) {
 		daemon->queue_until_ns = daemon->real_ns + WATCH_QUEUE_NS;
 		kvt_daemon_watch_queue(daemon);
 	}
-	return 0;
 }
 
 /* Before anything is made, so that a signal during a long start ends it in order as soon as the
@@ -821,12 +857,15 @@ static void unmake(struct kvt_daemon *daemon)
 	for (uint32_t i = 0; daemon->sessions && i <= daemon->core_config.max_sessions; i++)
 		if (daemon->sessions[i].used)
 			kvt_session_release(daemon, &daemon->sessions[i]);
+	/* Before the groups, which would shut theirs down: they may be a successor's. */
+	for (uint32_t i = 0; daemon->connections && i < daemon->n_connections; i++) {
+		if (daemon->connections[i].fd >= 0)
+			close(daemon->connections[i].fd);
+		daemon->connections[i].fd = -1;
+	}
 	for (uint32_t i = 1; daemon->members && i <= daemon->core_config.max_members; i++)
 		if (daemon->members[i].session)
 			kvt_group_release(daemon, daemon->members[i].session);
-	for (uint32_t i = 0; daemon->connections && i < daemon->n_connections; i++)
-		if (daemon->connections[i].fd >= 0)
-			close(daemon->connections[i].fd);
 	if (daemon->socket_made)
 		unlink(daemon->socket_path);
 	if (daemon->listen_fd >= 0)
@@ -944,6 +983,7 @@ static int end_takeover(struct kvt_daemon *daemon, int error, char why[KVT_WHY_B
 	}
 	if (!error) {
 		kvt_lock_sign(&daemon->lock);
+		let_go_of_log(daemon);
 		return 0;
 	}
 	daemon->socket_made = false;
@@ -969,6 +1009,7 @@ int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		unmake(daemon);
 		return error;
 	}
+	begin_to_listen(daemon);
 	kvt_loop_flush(&daemon->loop);
 	kvt_park_objects(daemon);
 	kvt_core_publish(daemon->core, KVT_ARENA_READY);
@@ -1016,5 +1057,7 @@ void kvt_daemon_leave(struct kvt_daemon *daemon)
 		forget_lock(daemon);
 	for (uint32_t i = 0; i <= daemon->core_config.max_sessions; i++)
 		daemon->sessions[i].parked = false; /* released here, not there */
+	for (uint32_t i = 1; i <= daemon->core_config.max_members; i++)
+		daemon->members[i].parked = false;
 	unmake(daemon);
 }

@@ -15,6 +15,7 @@
 #include <bsd/string.h>
 
 #define PATIENCE_MS 10000 /* a new one that has not taken up a cache by then hangs */
+#define GRACE_MS 1000     /* one that gave up has ended by then */
 
 static void fill_head(struct kvt_message *head, uint16_t type, size_t bytes)
 {
@@ -92,6 +93,8 @@ static ssize_t receive(int from, void *message, size_t bytes, int *fds, uint32_t
 		}
 	}
 	*ret_n_fds = n;
+	if (header.msg_flags & MSG_TRUNC)
+		return -EMSGSIZE;
 	return got == 0 ? -ECONNRESET : got;
 }
 
@@ -259,46 +262,149 @@ static void hand(void *context, const char *name, int fd)
 		flush(handover, false);
 }
 
-/* It hung up, or hangs: then it is ended, because two must not write. */
-static bool confirmed(const struct kvt_connection *connection)
+/* Whether nothing waits to be read and the other end is open: an honest successor says nothing
+ * between its request and its confirmation. */
+static bool is_quiet(int fd)
+{
+	uint8_t byte;
+
+	return recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
+}
+
+int kvt_takeover_check(const struct kvt_daemon *daemon, const struct kvt_connection *connection,
+		       const char **ret_why)
+{
+	if (daemon->notify.store) {
+		*ret_why = "a service manager keeps what this daemon has: systemctl restart, or "
+			   "SIGUSR2 to kvtrunkd --supervise";
+		return -EBUSY;
+	}
+	if (connection->state != KVT_CONNECTION_OBSERVER) {
+		*ret_why = "a client cannot take over: ask as an observer";
+		return -EINVAL;
+	}
+	if (daemon->draining) {
+		*ret_why = "the daemon is shutting down: start without --takeover when it has "
+			   "ended";
+		return -ESHUTDOWN;
+	}
+	if (!is_quiet(connection->fd)) {
+		*ret_why = "more than the request was sent, or it hung up: whoever takes over says "
+			   "nothing until it has taken up everything";
+		return -EPROTO;
+	}
+	return 0;
+}
+
+static int hand_over(struct kvt_daemon *daemon, const struct kvt_connection *connection)
+{
+	struct handover handover = { .to = connection->fd };
+
+	kvt_each_parcel(daemon, connection, hand, &handover);
+	flush(&handover, true);
+	return handover.error;
+}
+
+static const char *not_sent(int error)
+{
+	switch (error) {
+	case -EPIPE:
+	case -ECONNRESET:
+		return "it hung up";
+	case -ETIMEDOUT:
+		return "it read nothing for 10 s";
+	default:
+		return strerror(-error);
+	}
+}
+
+/* What it says instead of a confirmation, in words; NULL: it confirms. After `shutdown` nothing
+ * more can come, so a confirmation is either seen here or fails at the other end. */
+static const char *await_confirmation(int fd)
 {
 	struct kvt_message_handover message;
-	int pidfd = (int)syscall(SYS_pidfd_open, connection->peer.pid, 0);
-	struct pollfd gone = { .fd = pidfd, .events = POLLIN };
 	uint32_t n_fds;
-	ssize_t n = receive(connection->fd, &message, sizeof(message), NULL, &n_fds);
-	bool good = n == sizeof(message) && message.head.type == KVT_MSG_HANDOVER;
+	ssize_t n = receive(fd, &message, sizeof(message), NULL, &n_fds);
+	const char *silence = NULL;
 
-	if (!good && pidfd >= 0) {
-		if (n == -ETIMEDOUT)
-			syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0);
-		poll(&gone, 1, PATIENCE_MS);
+	if (n == -ETIMEDOUT) {
+		silence = "it said nothing for 10 s";
+		shutdown(fd, SHUT_RDWR);
+		n = receive(fd, &message, sizeof(message), NULL, &n_fds);
 	}
-	if (pidfd >= 0)
-		close(pidfd);
-	return good;
+	if (n == sizeof(message) && message.head.magic == KVT_MESSAGE_MAGIC &&
+	    message.head.type == KVT_MSG_HANDOVER && message.n == 0)
+		return NULL;
+	if (silence)
+		return silence;
+	return n == -ECONNRESET ? "it hung up" : "it said something else";
+}
+
+/* Two must not write. Whoever was given everything and did not confirm has a moment to end by
+ * itself, and is ended then. 0: it is gone. */
+static int end_peer(int pidfd, int patience_ms)
+{
+	struct pollfd gone = { .fd = pidfd, .events = POLLIN };
+
+	if (pidfd < 0)
+		return -ENOTSUP;
+	if (poll(&gone, 1, patience_ms) == 1)
+		return 0;
+	if (syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0) != 0 && errno != ESRCH)
+		return -errno;
+	return poll(&gone, 1, PATIENCE_MS) == 1 ? 0 : -ETIMEDOUT;
+}
+
+/* Hand over and wait for the confirmation. Else the peer is gone when this returns, or it is said
+ * that it is not, and why the takeover failed. */
+static const char *try_successor(struct kvt_daemon *daemon, struct kvt_connection *connection,
+				 int pidfd)
+{
+	int pid = (int)connection->peer.pid, error = hand_over(daemon, connection);
+	const char *why = error ? not_sent(error) : await_confirmation(connection->fd);
+
+	if (!why)
+		return NULL;
+	shutdown(connection->fd, SHUT_RDWR); /* it need not try any longer */
+	error = end_peer(pidfd, GRACE_MS);
+	if (error)
+		kvt_log(KVT_LOG_ERROR, "not_ended", "pid=%d error=\"%s\" effect=\"it has the "
+			"cache, too: if it writes there, that breaks\" cure=\"end it, then kvtctl "
+			"audit; restart this daemon if that finds anything\"", pid,
+			strerror(-error));
+	return why;
 }
 
 void kvt_takeover_serve(struct kvt_daemon *daemon, struct kvt_connection *connection)
 {
-	struct handover handover = { .to = connection->fd };
+	int pid = (int)connection->peer.pid, pidfd = -1, error;
+	const char *why = NULL;
+	uint64_t start_time;
 
-	kvt_log(KVT_LOG_NOTICE, "handing_over", "to=%d", (int)connection->peer.pid);
+	kvt_log(KVT_LOG_NOTICE, "handing_over", "to=%d", pid);
 	/* Whoever connects from now on waits in the socket's queue. */
 	kvt_loop_cancel(&daemon->loop, kvt_tag(KVT_TAG_ACCEPT, 0, 0));
 	kvt_loop_flush(&daemon->loop);
-	handover.error = kvt_daemon_keep_log(daemon);
-	kvt_each_parcel(daemon, connection, hand, &handover);
-	flush(&handover, true);
-	if (!handover.error && confirmed(connection)) {
-		/* Not one store more: from here on another process writes. */
-		daemon->handed_over = true;
-		kvt_daemon_leave(daemon);
-		exit(EXIT_SUCCESS);
+	/* Without a pidfd (another PID namespace and an old kernel) it cannot be waited for. */
+	if (kvt_peer_pidfd(connection->fd, &connection->peer, connection->accepted_boot_ns, &pidfd,
+			   &start_time) == -ESRCH)
+		why = "it is gone";
+	error = why ? 0 : kvt_daemon_hand_over_log(daemon);
+	if (error)
+		why = strerror(-error);
+	if (!why) {
+		why = try_successor(daemon, connection, pidfd);
+		if (!why) {
+			/* Not one store more: from here on another process writes. */
+			daemon->handed_over = true;
+			kvt_daemon_leave(daemon);
+			exit(EXIT_SUCCESS);
+		}
+		kvt_daemon_rebuild(daemon);
 	}
-	kvt_log(KVT_LOG_WARNING, "not_handed_over", "to=%d error=\"%s\" effect=\"serving on\"",
-		(int)connection->peer.pid,
-		handover.error ? strerror(-handover.error) : "it gave up");
+	if (pidfd >= 0)
+		close(pidfd);
+	kvt_log(KVT_LOG_WARNING, "not_handed_over", "to=%d error=\"%s\" effect=\"serving on\"", pid,
+		why);
 	kvt_control_drop(daemon, connection);
-	kvt_daemon_rebuild(daemon);
 }

@@ -324,9 +324,11 @@ static uint32_t poll_fences(struct kvt_daemon *daemon)
 
 static void handle_accept(struct kvt_daemon *daemon, const struct kvt_loop_event *event)
 {
+	bool failed = event->result < 0 && event->result != -ECANCELED;
+
 	if (event->result >= 0) {
 		kvt_control_accepted(daemon, event->result);
-	} else if (!daemon->draining && event->result != -ECANCELED) {
+	} else if (failed && !daemon->draining) {
 		kvt_log_limited(&daemon->client_log, 0, daemon->real_ns, KVT_LOG_ERROR,
 				"accept_failed", "error=\"%s\" cure=\"%s\"",
 				strerror(-event->result),
@@ -334,8 +336,7 @@ static void handle_accept(struct kvt_daemon *daemon, const struct kvt_loop_event
 				event->result == -ENFILE ? "raise sysctl fs.file-max" : "none");
 	}
 	if (!event->more)
-		daemon->accept_again_ns = daemon->real_ns +
-					  (event->result < 0 ? ACCEPT_PAUSE_NS : 0);
+		daemon->accept_again_ns = daemon->real_ns + (failed ? ACCEPT_PAUSE_NS : 0);
 	daemon->next_timer_ns = 0;
 }
 

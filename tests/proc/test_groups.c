@@ -404,23 +404,39 @@ static void a_killed_rank_0_ends_its_group_and_a_stopped_member_keeps_the_pages(
 
 /* ---- the daemon's end */
 
-/* A FREE waits for all words; the daemon is killed; the words are raised under its successor. */
-static void a_group_goes_on_with_the_daemon_s_successor(void **state)
+static const char *const supervised[] = { "--supervise", NULL };
+
+static void upgrade(struct kvt_test_daemon *daemon)
 {
-	static const char *const supervised[] = { "--supervise", NULL };
+	kvt_test_equal(kill(daemon->pid, SIGUSR2), 0);
+	kvt_test_check(kvt_test_daemon_await(daemon, "READY=1"));
+}
+
+static void take_over(struct kvt_test_daemon *daemon)
+{
+	static const char *const takeover[] = { "--takeover", NULL };
+	pid_t old = daemon->pid;
+	int status;
+
+	kvt_test_daemon_start(daemon, takeover);
+	kvt_test_check(waitpid(old, &status, 0) == old && status == 0);
+}
+
+/* A FREE waits for all words; another daemon comes; the words are raised under that one. */
+static void goes_on(const char *const *arguments, void (*succeed)(struct kvt_test_daemon *))
+{
 	struct kvt_request request = { .op = KVT_OP_FREE, .fence = { SLOT, 7 }, .n_pages = 2 };
 	struct kvt_result result;
 	struct world world;
 	uint32_t pages[5];
 
-	(void)state;
 	prepare(&world.daemon);
-	begin_with(&world, supervised);
+	begin_with(&world, arguments);
 	kvt_test_equal(kvt_alloc(world.leader, 5, pages), 0);
 	request.pages = pages;
 	kvt_test_equal(kvt_submit(world.leader, &request), 0);
 	kvt_test_equal(tell_with(&world.members[0], ORDER_RAISE, 7), 0);
-	kvt_test_daemon_succeed(&world.daemon);
+	succeed(&world.daemon);
 	kvt_test_equal(kvt_fence_raise(world.leader, SLOT, 7), 0);
 	kvt_test_equal(kvt_test_settled(&world.daemon).private_pages, 5);
 	kvt_test_equal(kvt_reap(world.leader, &result, 0, 1), 0);
@@ -432,7 +448,7 @@ static void a_group_goes_on_with_the_daemon_s_successor(void **state)
 	/* The successor knows the processes, too. */
 	kvt_test_child_kill(&world.members[1].child, SIGKILL);
 	kvt_test_equal(tell(&world.members[0], ORDER_WAIT_END), ECONNRESET);
-	kvt_test_daemon_succeed(&world.daemon);
+	succeed(&world.daemon);
 	kvt_test_equal(quarantined(&world), 3);
 	finish_member(&world.members[0]);
 	kvt_test_equal(quarantined(&world), 3); /* rank 0, this process, lives */
@@ -440,6 +456,24 @@ static void a_group_goes_on_with_the_daemon_s_successor(void **state)
 	kvt_test_audit(&world.daemon);
 	kvt_test_daemon_stop(&world.daemon);
 	kvt_test_daemon_remove(&world.daemon);
+}
+
+static void a_group_goes_on_with_the_successor_of_a_killed_daemon(void **state)
+{
+	(void)state;
+	goes_on(supervised, kvt_test_daemon_succeed);
+}
+
+static void a_group_goes_on_after_an_upgrade(void **state)
+{
+	(void)state;
+	goes_on(supervised, upgrade);
+}
+
+static void a_group_goes_on_with_a_daemon_that_took_over(void **state)
+{
+	(void)state;
+	goes_on(NULL, take_over);
 }
 
 /* ---- refusals */
@@ -534,7 +568,9 @@ int main(void)
 			the_group_is_over_when_any_rank_is_and_its_pages_free_when_all_are),
 		cmocka_unit_test(
 			a_killed_rank_0_ends_its_group_and_a_stopped_member_keeps_the_pages),
-		cmocka_unit_test(a_group_goes_on_with_the_daemon_s_successor),
+		cmocka_unit_test(a_group_goes_on_with_the_successor_of_a_killed_daemon),
+		cmocka_unit_test(a_group_goes_on_after_an_upgrade),
+		cmocka_unit_test(a_group_goes_on_with_a_daemon_that_took_over),
 		cmocka_unit_test(who_may_not_join_is_told_why),
 		cmocka_unit_test(clients_shows_members),
 	};
