@@ -13,6 +13,7 @@
 
 #include <err.h>
 #include <getopt.h>
+#include <limits.h>
 #include <math.h>
 #include <sched.h>
 #include <stdbool.h>
@@ -443,45 +444,22 @@ static void scaling_run(const struct measure *measure, uint32_t n_threads)
 	pool_free(&pool, measure);
 }
 
-/* PyTorch's own attention on contiguous KV, the same sizes, where PyTorch is installed. */
+/* PyTorch's own attention, where PyTorch is installed: a program of its own. */
 static void torch_run(void)
 {
-	static const char script[] =
-		"import json, sys, time\n"
-		"try:\n"
-		"    import torch, torch.nn.functional as F\n"
-		"except ImportError:\n"
-		"    print(json.dumps({'name': 'torch', 'error': 'PyTorch is not installed'})); "
-		"sys.exit()\n"
-		"torch.set_num_threads(int(sys.argv[1]))\n"
-		"for q, c, kind in ((727, 32768, 'bf16'), (727, 4096, 'bf16'), (2048, 0, 'bf16'), "
-		"(1, 32767, 'bf16'), (727, 4096, 'fp32')):\n"
-		"    t = torch.bfloat16 if kind == 'bf16' else torch.float32\n"
-		"    k = q + c\n"
-		"    Q = torch.randn(1, 32, q, 128).to(t)\n"
-		"    K, V = (torch.randn(1, 8, k, 128).to(t).repeat_interleave(4, 1) for _ in "
-		"'KV')\n"
-		"    m = torch.ones(q, k, dtype=torch.bool).tril(c) if c else None\n"
-		"    def run():\n"
-		"        b = time.perf_counter()\n"
-		"        F.scaled_dot_product_attention(Q, K, V, attn_mask=m, is_causal=m is "
-		"None)\n"
-		"        return time.perf_counter() - b\n"
-		"    run()\n"
-		"    s = sorted(run() for _ in range(3))[1]\n"
-		"    print(json.dumps({'name': 'torch sdpa', 'torch': torch.__version__, 'q': q, "
-		"'k': k, "
-		"'type': kind, 'threads': torch.get_num_threads(), 'seconds': round(s, 6), "
-		"'gflops': round(4 * 128 * 32 * (q * c + q * (q + 1) / 2) / s * 1e-9, 1), "
-		"'gbytes_per_s': round(2 * 8 * 128 * 2 * k / s * 1e-9, 2)}), flush=True)\n";
-	char threads[16];
+	char library[PATH_MAX + 32], threads[16];
+	ssize_t n = readlink("/proc/self/exe", library, PATH_MAX);
 	pid_t child;
 
-	snprintf(threads, sizeof threads, "%u", 1u);
+	while (n > 0 && library[n - 1] != '/')
+		n--;
+	snprintf(library + (n < 0 ? 0 : n), 32, "libkvtkernels.so");
+	snprintf(threads, sizeof threads, "%u", options.n_threads ? options.n_threads : 1);
 	fflush(stdout);
 	child = fork();
 	if (child == 0) {
-		execlp("python3", "python3", "-c", script, threads, (char *)NULL);
+		execlp("python3", "python3", "bench/attn/sdpa.py", "--device", "cpu", "--threads",
+		       threads, library, (char *)NULL);
 		printf("{\"name\": \"torch\", \"error\": \"python3 is not installed\"}\n");
 		fflush(stdout);
 		_exit(0);
@@ -562,7 +540,9 @@ static void usage(FILE *to)
 		"  --threads N      threads of the runs with all cores; default: all\n"
 		"  --repetitions N  of each figure, up to %d; default 9, with --quick 3\n"
 		"  --only TEXT      only figures whose name contains TEXT\n"
-		"  --torch          also PyTorch's attention, where it is installed\n"
+		"  --torch          also PyTorch's attention, where it is installed, by one "
+		"thread or N:\n"
+		"                   bench/attn/sdpa.py, so from the source folder\n"
 		"  --gpu            CUDA device 0 instead of the CPU\n"
 		"  --small          with --gpu: sizes for emulated hardware; no figure counts\n",
 		REPETITIONS_MAX);

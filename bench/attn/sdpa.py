@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's scaled_dot_product_attention beside libkvtkernels, on the same KV in the same run.
 
-usage: python3 bench/attn/sdpa.py [--device cuda|cpu] [--small] LIBKVTKERNELS.SO
+usage: python3 bench/attn/sdpa.py [--device cuda|cpu] [--threads N] [--small] LIBKVTKERNELS.SO
 
 Prints a JSON object a line. First the relative norm of each one's difference from attention in
-float64; more than 0.006 (bf16), 0.001 (fp16) or 0.00001 (fp32) fails. Then times: the kernels on
-pages in random order; each back end of SDPA (cuDNN, flash), causal aligned bottom right, on KV that
-is gathered already, and with the gather. PyTorch gives cuDNN a mask in memory where the queries are
-fewer than the keys. Exit status 1 if a result is wrong, 77 if PyTorch has no such device.
+float64; more than 0.006 (bf16), 0.001 (fp16) or 0.00001 (fp32) fails. Then times, the median of
+repetitions in which each is called once: the kernels on pages in random order; the back ends of
+SDPA (on a GPU cuDNN and flash, on a CPU what PyTorch chooses), causal aligned bottom right, on KV
+that is gathered already, and with the gather. `times_ours` is how many times as long as the
+kernels they took, the median over the same repetitions. On a GPU PyTorch gives cuDNN a mask in
+memory where the queries are fewer than the keys. Exit status 1 if a result is wrong, 77 if there is
+no PyTorch or it has no such device.
 """
 import argparse
+import contextlib
 import ctypes as c
 import json
 import math
@@ -27,6 +31,15 @@ except ImportError as error:
 
 Q_HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 64
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+BACKENDS = {"cuda": (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION),
+            "cpu": (None,)}
+# Type, batch, new positions, cached ones.
+SMALL = ((torch.bfloat16, 1, 33, 300), (torch.bfloat16, 2, 1, 500))
+SIZES = {"cuda": ((torch.bfloat16, 1, 727, 100000), (torch.bfloat16, 1, 2048, 32768),
+                  (torch.bfloat16, 8, 2048, 0), (torch.bfloat16, 16, 1, 32767)),
+         "cpu": ((torch.bfloat16, 1, 727, 32768), (torch.bfloat16, 1, 727, 4096),
+                 (torch.bfloat16, 1, 2048, 0), (torch.bfloat16, 1, 1, 32767),
+                 (torch.float32, 1, 727, 4096), (torch.float32, 1, 1, 32767))}
 u32, u64, f32, pointer = c.c_uint32, c.c_uint64, c.c_float, c.c_void_p
 
 
@@ -56,14 +69,14 @@ class Options(c.Structure):
 
 
 class Kernels:
-    def __init__(self, path, device):
+    def __init__(self, path, device, threads):
         self.library = c.CDLL(path)
         for name in ("kvt_attn_describe", "kvt_attn_error_text"):
             getattr(self.library, name).restype = c.c_char_p
             getattr(self.library, name).argtypes = [pointer]
         self.library.kvt_attn_append_prefill.argtypes = [pointer, pointer, pointer]
         self.context, text = pointer(), c.create_string_buffer(256)
-        options = Options(device=1 if device == "cuda" else 0)
+        options = Options(device=1 if device == "cuda" else 0, n_threads=threads)
         if self.library.kvt_attn_open(c.byref(options), c.byref(self.context), text, 256):
             sys.exit(f"libkvtkernels: {text.value.decode()}")
         self.stream = torch.cuda.current_stream().cuda_stream if device == "cuda" else None
@@ -123,23 +136,26 @@ class Batch:
         return (scores.softmax(-1) @ values).transpose(1, 2).reshape(self.n * self.q, Q_HEADS, DIM)
 
 
-def seconds(device, run, repetitions):
-    """The median time of a call."""
+def seconds(device, run):
+    """The time of one call."""
+    if device == "cuda":
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e-3
+    begin = time.perf_counter()
     run()
-    times = []
-    for _ in range(repetitions):
-        if device == "cuda":
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            run()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) * 1e-3)
-        else:
-            begin = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - begin)
-    return sorted(times)[len(times) // 2]
+    return time.perf_counter() - begin
+
+
+def median(values):
+    return sorted(values)[len(values) // 2]
+
+
+def short(value):
+    return float(f"{value:.4g}")
 
 
 def say(**figures):
@@ -168,35 +184,51 @@ def check(kernels, device):
     return good
 
 
-def compare(kernels, device, n, q, cached, repetitions):
-    batch = Batch(n, q, cached, torch.bfloat16, device)
-    work = 4 * DIM * Q_HEADS * n * (q * cached + q * (q + 1) / 2)
-    moved = 2 * 2 * KV_HEADS * DIM * n * (q + cached)
-
-    def figures(name, run):
-        try:
-            time_s = seconds(device, run, repetitions)
-        except RuntimeError as error:
-            say(name=name, batch=n, q=q, k=q + cached, error=str(error).splitlines()[0])
-            return
-        say(name=name, batch=n, q=q, k=q + cached, seconds=round(time_s, 7),
-            tflops=round(work / time_s * 1e-12, 3), tbytes_per_s=round(moved / time_s * 1e-12, 4))
-
-    figures("kernels on pages", lambda: kernels.run(batch.prefill))
+def contestants(kernels, device, batch):
+    """What is called, by name; the kernels first."""
+    calls = {"kernels on pages": lambda: kernels.run(batch.prefill)}
     keys, values = batch.gather()
-    backends = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION) if device == "cuda" \
-        else (SDPBackend.MATH,)
-    for backend in backends:
-        with sdpa_kernel(backend):
-            figures(f"sdpa {backend.name.lower()}", lambda: batch.sdpa(keys, values))
-            figures(f"sdpa {backend.name.lower()} with gather",
-                    lambda: batch.sdpa(*batch.gather()))
+
+    def chosen(backend, *gathered):
+        with sdpa_kernel(backend) if backend else contextlib.nullcontext():
+            batch.sdpa(*(gathered or batch.gather()))
+
+    for backend in BACKENDS[device]:
+        name = f"sdpa {backend.name.lower().removesuffix('_attention')}" if backend else "sdpa"
+        calls[name] = lambda b=backend: chosen(b, keys, values)
+        calls[f"{name} with gather"] = lambda b=backend: chosen(b)
+    return calls
+
+
+def compare(kernels, device, kind, sizes, repetitions):
+    n, q, cached = sizes
+    batch = Batch(n, q, cached, kind, device)
+    work = 4 * DIM * Q_HEADS * n * (q * cached + q * (q + 1) / 2)
+    moved = 2 * batch.slab.element_size() * KV_HEADS * DIM * n * (q + cached)
+    calls, times = contestants(kernels, device, batch), {}
+    size = {"batch": n, "q": q, "k": q + cached, "type": str(kind)[6:]}
+    for name, run in calls.items():
+        try:
+            run()  # once for nothing
+            times[name] = []
+        except RuntimeError as error:
+            say(name=name, **size, error=str(error).splitlines()[0])
+    for _ in range(repetitions):
+        for name, taken in times.items():
+            taken.append(seconds(device, calls[name]))
+    ours = next(iter(times.values()))
+    for name, taken in times.items():
+        time_s = median(taken)
+        say(name=name, **size, seconds=short(time_s), tflops=short(work / time_s * 1e-12),
+            tbytes_per_s=short(moved / time_s * 1e-12),
+            times_ours=short(median([a / b for a, b in zip(taken, ours)])))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("library")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--threads", type=int, default=1, help="on a CPU, of each (1)")
     parser.add_argument("--small", action="store_true", help="small sizes")
     arguments = parser.parse_args()
     device = arguments.device
@@ -204,15 +236,14 @@ def main():
         print("skip: this PyTorch has no CUDA device")
         return 77
     torch.manual_seed(1)
-    kernels = Kernels(arguments.library, device)
+    torch.set_num_threads(arguments.threads)
+    kernels = Kernels(arguments.library, device, arguments.threads)
     say(name="versions", torch=torch.__version__, kernels=kernels.describe(),
         cudnn=torch.backends.cudnn.version(),
         device=torch.cuda.get_device_name() if device == "cuda" else "cpu")
     good = check(kernels, device)
-    sizes = ((1, 33, 300), (2, 1, 500)) if arguments.small else \
-        ((1, 727, 100000), (1, 2048, 32768), (8, 2048, 0), (16, 1, 32767))
-    for n, q, cached in sizes:
-        compare(kernels, device, n, q, cached, 3 if arguments.small else 15)
+    for kind, *sizes in SMALL if arguments.small else SIZES[device]:
+        compare(kernels, device, kind, sizes, 15 if device == "cuda" else 5)
     return 0 if good else 1
 
 
