@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/hostile/witness.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -92,22 +91,6 @@ static void witness_run(int pipe, void *context)
 	kvt_test_send(pipe, 3);
 }
 
-static uint32_t daemon_descriptors(void)
-{
-	struct dirent *entry;
-	char path[64];
-	uint32_t n = 0;
-	DIR *dir;
-
-	snprintf(path, sizeof(path), "/proc/%d/fd", (int)kvt_victim.pid);
-	dir = opendir(path);
-	kvt_test_check(dir);
-	while ((entry = readdir(dir)))
-		n++;
-	closedir(dir);
-	return n;
-}
-
 static struct kvt_counters settled_alone(void)
 {
 	struct kvt_counters counters;
@@ -129,7 +112,7 @@ void kvt_witness_start(const char *config)
 	kvt_test_expect(witness.pipe, 1);
 	kvt_witness_work(10);
 	settled_alone();
-	descriptors = daemon_descriptors();
+	descriptors = kvt_test_daemon_descriptors(&kvt_victim);
 }
 
 void kvt_witness_work(uint32_t rounds)
@@ -152,7 +135,7 @@ void kvt_witness_check(void)
 	kvt_witness_work(50);
 	settled_alone();
 	/* The observer that asked may not be closed yet: then a moment later. */
-	while (daemon_descriptors() > descriptors)
+	while (kvt_test_daemon_descriptors(&kvt_victim) > descriptors)
 		settled_alone();
 }
 

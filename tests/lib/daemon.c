@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -99,6 +100,8 @@ static void become_daemon(const struct kvt_test_daemon *daemon, const char *cons
 	dup2(fd, 2);
 	setenv("NOTIFY_SOCKET", notify, 1);
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (daemon->traced && ptrace(PTRACE_TRACEME, 0, NULL, NULL) != 0)
+		_exit(77);
 	execv(program, (char *const *)argv);
 	fprintf(stderr, "cannot run %s: %s\n", program, strerror(errno));
 	_exit(126);
@@ -205,6 +208,22 @@ void kvt_test_daemon_stop(struct kvt_test_daemon *daemon)
 	}
 	if (kvt_test_daemon_leftovers(daemon, names, sizeof(names)))
 		kvt_test_fail("left behind: %s", names);
+}
+
+uint32_t kvt_test_daemon_descriptors(const struct kvt_test_daemon *daemon)
+{
+	struct dirent *entry;
+	char path[64];
+	uint32_t n = 0;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/fd", (int)daemon->pid);
+	dir = opendir(path);
+	kvt_test_check(dir);
+	while ((entry = readdir(dir)))
+		n += entry->d_name[0] != '.';
+	closedir(dir);
+	return n;
 }
 
 void kvt_test_verify(const struct kvt_test_daemon *daemon)

@@ -39,6 +39,7 @@ void kvt_test_fail_at(const char *file, int line, const char *format, ...)
 struct kvt_test_daemon {
 	pid_t pid;
 	int notify;      /* datagram socket that gets sd_notify messages */
+	bool traced;     /* what is spawned is traced by this process (ptrace), if that may be */
 	char dir[64];    /* holds everything below; removed by kvt_test_daemon_remove() */
 	char name[64];   /* instance: its shared memory objects are named after it */
 	char socket[96];
@@ -69,6 +70,8 @@ void kvt_test_daemon_stop(struct kvt_test_daemon *daemon);
 /** Shared memory objects and files that are left: one name a line. */
 bool kvt_test_daemon_leftovers(const struct kvt_test_daemon *daemon, char *ret_names,
 			       size_t bytes);
+/** Descriptors that it has open. */
+uint32_t kvt_test_daemon_descriptors(const struct kvt_test_daemon *daemon);
 /** Check the operation log DIR/operations with `kvtctl verify`; ends the test if they disagree. */
 void kvt_test_verify(const struct kvt_test_daemon *daemon);
 /** Remove the directory. The daemon must have ended. */

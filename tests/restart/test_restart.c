@@ -21,8 +21,8 @@
 
 #include "libclient/client.h"
 #include "tests/lib/harness.h"
+#include "tests/restart/work.h"
 
-#define KEYS 256 /* 16 pages */
 #define N_PAGES 4096
 
 static struct kvt_test_daemon daemon_;
@@ -101,57 +101,20 @@ static struct kvt_client *connect_with(uint32_t flags, int64_t timeout_ns)
 	return client;
 }
 
-static void make_keys(uint32_t *keys, uint32_t n, uint32_t seed)
-{
-	for (uint32_t i = 0; i < n; i++)
-		keys[i] = (seed * 7919 + i * 31) & 0x7fffffff;
-}
-
-static struct kvt_seq *begin(struct kvt_client *client, uint32_t space, const uint32_t *keys)
-{
-	struct kvt_seq *seq;
-
-	kvt_test_equal(kvt_seq_begin(client, space, keys, KEYS, 16, 0, &seq), 0);
-	return seq;
-}
-
-/* Fill what is not cached of a sequence's first `n` pages, or check what is. */
-static void compute(struct kvt_client *client, struct kvt_seq *seq, const uint32_t *keys,
-		    uint32_t from, uint32_t to)
-{
-	const uint32_t *pages = kvt_seq_pages(seq, NULL);
-	struct kvt_pool pool;
-
-	kvt_test_equal(kvt_pool_map(client, &pool), 0);
-	for (uint32_t i = from; i < to; i++)
-		kvt_test_page_fill(&pool, 16, pages[i], 1, keys, i);
-}
-
-static void check_pages(struct kvt_client *client, struct kvt_seq *seq, const uint32_t *keys,
-			uint32_t n)
-{
-	const uint32_t *pages = kvt_seq_pages(seq, NULL);
-	struct kvt_pool pool;
-
-	kvt_test_equal(kvt_pool_map(client, &pool), 0);
-	for (uint32_t i = 0; i < n; i++)
-		kvt_test_check(kvt_test_page_right(&pool, 16, pages[i], 1, keys, i));
-}
-
 static uint32_t matched(struct kvt_client *client, uint32_t space, const uint32_t *keys)
 {
 	struct kvt_result result;
 
-	kvt_test_equal(kvt_match(client, space, keys, KEYS, 0, &result), 0);
+	kvt_test_equal(kvt_match(client, space, keys, KVT_WORK_KEYS, 0, &result), 0);
 	return result.matched;
 }
 
 /* What others computed of a prompt is there, and right. */
 static void check_prompt(struct kvt_client *client, const uint32_t *keys)
 {
-	struct kvt_seq *seq = begin(client, kvt_test_namespace(client, "restart"), keys);
+	struct kvt_seq *seq = kvt_work_begin(client, kvt_test_namespace(client, "restart"), keys);
 
-	check_pages(client, seq, keys, 15);
+	kvt_work_check(client, seq, keys, 15);
 }
 
 /* All clients are gone: nothing is lost, and the log of all daemons is what the oracle says. */
@@ -168,26 +131,26 @@ static void stop_clean(void)
 static void go_on(const char *more)
 {
 	struct kvt_client *client, *other;
-	uint32_t keys[KEYS], space;
+	uint32_t keys[KVT_WORK_KEYS], space;
 	struct kvt_seq *seq;
 
 	start(more);
-	make_keys(keys, KEYS, 1);
+	kvt_work_keys(keys, KVT_WORK_KEYS, 1);
 	client = kvt_test_connect(&daemon_);
 	kvt_test_check(kvt_client_info(client)->kept);
 	space = kvt_test_namespace(client, "restart");
-	seq = begin(client, space, keys);
-	compute(client, seq, keys, 0, 8);
+	seq = kvt_work_begin(client, space, keys);
+	kvt_work_compute(client, seq, keys, 0, 8);
 	kvt_test_equal(kvt_seq_commit(seq, 128, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
 	kill_daemon();
 	/* Its lease, its private pages and its namespace are its own, as before. */
-	compute(client, seq, keys, 8, 16);
+	kvt_work_compute(client, seq, keys, 8, 16);
 	kvt_test_equal(kvt_seq_commit(seq, 256, NULL, 0, KVT_IDLE, 0), 0);
 	kvt_test_equal(kvt_seq_extend(seq, 2), 0);
 	kill_daemon();
 	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
 	other = kvt_test_connect(&daemon_);
-	kvt_test_equal(matched(other, kvt_test_namespace(other, "restart"), keys), KEYS);
+	kvt_test_equal(matched(other, kvt_test_namespace(other, "restart"), keys), KVT_WORK_KEYS);
 	check_prompt(other, keys);
 	kvt_client_close(other, KVT_IDLE);
 	kvt_client_close(client, KVT_IDLE);
@@ -211,27 +174,27 @@ static void a_client_connects_again_with_its_secret(void **state)
 static void commits_in_flight_go_on(const char *more)
 {
 	struct kvt_client *client, *other;
-	uint32_t keys[KEYS], old[17], space, n;
+	uint32_t keys[KVT_WORK_KEYS], old[17], space, n;
 	struct kvt_seq *seq, *twin;
 	const uint32_t *pages;
 
 	start(more);
-	make_keys(keys, KEYS, 4);
+	kvt_work_keys(keys, KVT_WORK_KEYS, 4);
 	client = kvt_test_connect(&daemon_);
 	other = kvt_test_connect(&daemon_);
 	space = kvt_test_namespace(client, "restart");
-	seq = begin(client, space, keys);
+	seq = kvt_work_begin(client, space, keys);
 	kvt_client_set_begin_wait(other, -1);
-	twin = begin(other, kvt_test_namespace(other, "restart"), keys);
-	compute(other, twin, keys, 0, 12);
+	twin = kvt_work_begin(other, kvt_test_namespace(other, "restart"), keys);
+	kvt_work_compute(other, twin, keys, 0, 12);
 	kvt_test_equal(kvt_seq_commit(twin, 192, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
-	compute(client, seq, keys, 0, 4);
+	kvt_work_compute(client, seq, keys, 0, 4);
 	pages = kvt_seq_pages(seq, &n);
 	kvt_test_equal(n, 17);
 	memcpy(old, pages, sizeof(old));
 	kill_daemon_for_a_while();
 	kvt_test_equal(kvt_seq_commit_async(seq, 64, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
-	compute(client, seq, keys, 4, 8);
+	kvt_work_compute(client, seq, keys, 4, 8);
 	kvt_test_equal(kvt_seq_commit_async(seq, 128, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
 	kvt_test_equal(kvt_seq_poll(seq), 2);
 	kvt_test_equal(kvt_seq_next(seq), 128);
@@ -244,7 +207,7 @@ static void commits_in_flight_go_on(const char *more)
 	kill_daemon();
 	/* 17 of the one, 12 of them displaced and kept; 5 of the other. */
 	kvt_test_equal(kvt_test_settled(&daemon_).private_pages, 22);
-	compute(client, seq, keys, 12, 16);
+	kvt_work_compute(client, seq, keys, 12, 16);
 	kvt_test_equal(kvt_seq_commit_async(seq, 256, NULL, 0, KVT_IDLE, 0), 0);
 	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
 	kvt_test_equal(kvt_seq_end(twin, 0, NULL, 0, KVT_IDLE, 0), 0);
@@ -493,13 +456,13 @@ static void what_was_heard_and_not_answered_is_asked_again(void **state)
 static void holder_run(int pipe, void *context)
 {
 	struct kvt_client *client = connect_with(0, 0);
-	uint32_t keys[KEYS], pages[8], space;
+	uint32_t keys[KVT_WORK_KEYS], pages[8], space;
 	struct kvt_seq *seq;
 
 	(void)context;
-	make_keys(keys, KEYS, 2);
+	kvt_work_keys(keys, KVT_WORK_KEYS, 2);
 	space = kvt_test_namespace(client, "holder");
-	seq = begin(client, space, keys);
+	seq = kvt_work_begin(client, space, keys);
 	kvt_test_equal(kvt_seq_commit(seq, 64, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
 	kvt_test_equal(kvt_alloc(client, 8, pages), 0);
 	kvt_test_send(pipe, kvt_client_info(client)->session);
@@ -635,17 +598,17 @@ static struct kvt_client *fill_cache(uint32_t *keys, uint32_t *ret_space)
 	struct kvt_client *client = connect_with(KVT_HELLO_NO_RESUME, 0);
 	struct kvt_seq *seq;
 
-	make_keys(keys, KEYS, 3);
+	kvt_work_keys(keys, KVT_WORK_KEYS, 3);
 	*ret_space = kvt_test_namespace(client, "doubt");
-	seq = begin(client, *ret_space, keys);
-	kvt_test_equal(kvt_seq_end(seq, KEYS, NULL, 0, KVT_IDLE, 0), 0);
-	kvt_test_equal(matched(client, *ret_space, keys), KEYS);
+	seq = kvt_work_begin(client, *ret_space, keys);
+	kvt_test_equal(kvt_seq_end(seq, KVT_WORK_KEYS, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_equal(matched(client, *ret_space, keys), KVT_WORK_KEYS);
 	return client;
 }
 
 static void damage_in_the_ledger_is_a_cold_start(void **state)
 {
-	uint32_t keys[KEYS], space;
+	uint32_t keys[KVT_WORK_KEYS], space;
 	struct kvt_client *client;
 	struct kvt_ledger_header ledger;
 	struct kvt_owner_record wrong = { 77, 88, 0xffffffffu, 0xffffffffu };
@@ -677,7 +640,7 @@ static void damage_in_the_ledger_is_a_cold_start(void **state)
 
 static void another_geometry_is_a_cold_start(void **state)
 {
-	uint32_t keys[KEYS], space;
+	uint32_t keys[KVT_WORK_KEYS], space;
 	struct kvt_client *client;
 	FILE *file;
 
@@ -693,46 +656,6 @@ static void another_geometry_is_a_cold_start(void **state)
 
 /* ---- upgrades */
 
-static void busy_run(int pipe, void *context)
-{
-	struct kvt_client *client = connect_with(0, 0);
-	uint32_t space = kvt_test_namespace(client, "busy"), rounds = 0;
-	struct pollfd told = { .fd = pipe, .events = POLLIN };
-	uint32_t keys[KEYS];
-
-	(void)context;
-	for (; poll(&told, 1, 0) == 0; rounds++) {
-		struct kvt_seq *seq;
-		uint32_t have;
-
-		make_keys(keys, KEYS, 100 + rounds % 300);
-		seq = begin(client, space, keys);
-		have = kvt_seq_reusable(seq) / 16;
-		check_pages(client, seq, keys, have);
-		compute(client, seq, keys, have, 16);
-		kvt_test_equal(kvt_seq_end(seq, KEYS, NULL, 0, KVT_IDLE, 0), 0);
-		if (rounds == 0)
-			kvt_test_send(pipe, 1);
-	}
-	kvt_client_close(client, KVT_IDLE);
-	kvt_test_send(pipe, rounds);
-}
-
-static void start_busy(struct kvt_test_child *child)
-{
-	kvt_test_child_start(child, busy_run, NULL);
-	kvt_test_expect(child->pipe, 1);
-}
-
-static void finish_busy(struct kvt_test_child *child)
-{
-	uint64_t rounds = 0;
-
-	kvt_test_send(child->pipe, 9);
-	kvt_test_check(kvt_test_receive(child->pipe, &rounds) && rounds > 0);
-	kvt_test_child_finish(child);
-}
-
 static void upgrades_and_crashes_under_load_lose_nothing(void **state)
 {
 	struct kvt_test_child children[3];
@@ -740,7 +663,7 @@ static void upgrades_and_crashes_under_load_lose_nothing(void **state)
 	(void)state;
 	start(NULL);
 	for (int i = 0; i < 3; i++)
-		start_busy(&children[i]);
+		kvt_work_start(&children[i], &daemon_);
 	for (int i = 0; i < 6; i++) {
 		if (i % 2) {
 			kill_daemon();
@@ -750,7 +673,7 @@ static void upgrades_and_crashes_under_load_lose_nothing(void **state)
 		}
 	}
 	for (int i = 0; i < 3; i++)
-		finish_busy(&children[i]);
+		kvt_work_finish(&children[i]);
 	kvt_test_check(!kvt_test_daemon_said(&daemon_, "event=cold_start"));
 	stop_clean();
 }
@@ -767,7 +690,7 @@ static void a_running_daemon_is_taken_over_under_load(void **state)
 	prepare(NULL);
 	kvt_test_daemon_start(&daemon_, alone);
 	for (int i = 0; i < 2; i++)
-		start_busy(&children[i]);
+		kvt_work_start(&children[i], &daemon_);
 	for (int i = 0; i < 6; i++) {
 		pid_t old = daemon_.pid;
 
@@ -782,7 +705,7 @@ static void a_running_daemon_is_taken_over_under_load(void **state)
 		}
 	}
 	for (int i = 0; i < 2; i++)
-		finish_busy(&children[i]);
+		kvt_work_finish(&children[i]);
 	stop_clean();
 }
 

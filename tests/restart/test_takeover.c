@@ -1,0 +1,391 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Takeovers that fail, at every step: the daemon serves on, as if nobody had asked. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ptrace.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <linux/ptrace.h>
+
+#include "libclient/client.h"
+#include "tests/lib/harness.h"
+#include "tests/restart/work.h"
+
+#define N_BUSY 2
+
+/* ---- the world: a daemon alone, clients at work, and an observer that stays */
+
+static struct kvt_test_daemon daemon_;
+static struct kvt_test_child busy[N_BUSY];
+static struct kvt_client *watcher;
+static uint32_t descriptors; /* of the daemon, with these */
+static char log_flag[128];
+
+static void begin(void)
+{
+	const char *const alone[] = { log_flag, NULL };
+
+	kvt_test_daemon_prepare(&daemon_, NULL);
+	snprintf(log_flag, sizeof(log_flag), "--log_file=%s/operations", daemon_.dir);
+	kvt_test_daemon_start(&daemon_, alone);
+	for (int i = 0; i < N_BUSY; i++)
+		kvt_work_start(&busy[i], &daemon_);
+	watcher = kvt_test_observe(&daemon_);
+	descriptors = kvt_test_daemon_descriptors(&daemon_);
+}
+
+/* An answer of the daemon: what happened before is over. */
+static void round_trip(void)
+{
+	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
+	struct kvt_admin_status status;
+
+	kvt_test_equal(kvt_admin(watcher, &request, NULL, 0, &status, sizeof(status)), 1);
+}
+
+static void expect_said(const char *text)
+{
+	if (kvt_test_daemon_said(&daemon_, text))
+		return;
+	kvt_test_daemon_print(&daemon_);
+	kvt_test_fail("not said: %s", text);
+}
+
+/* An answer later the daemon has seen every hang-up before; few more if it has to accept first. */
+static void expect_nothing_left(void)
+{
+	for (int i = 0; i < 1000; i++) {
+		round_trip();
+		if (kvt_test_daemon_descriptors(&daemon_) == descriptors)
+			return;
+	}
+	kvt_test_equal(kvt_test_daemon_descriptors(&daemon_), descriptors);
+}
+
+static void end(void)
+{
+	for (int i = 0; i < N_BUSY; i++)
+		kvt_work_finish(&busy[i]);
+	kvt_client_close(watcher, KVT_IDLE);
+	kvt_test_equal(kvt_test_settled(&daemon_).private_pages, 0);
+	kvt_test_audit(&daemon_);
+	kvt_test_daemon_stop(&daemon_);
+	kvt_test_verify(&daemon_);
+	kvt_test_daemon_remove(&daemon_);
+}
+
+/* ---- who asks and is none */
+
+static void ask(int control, uint32_t what, uint64_t cookie)
+{
+	struct kvt_message_admin request = {
+		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_ADMIN,
+			  .version = KVT_ABI_MAJOR, .bytes = sizeof(request), .cookie = cookie },
+		.what = what,
+	};
+
+	kvt_test_equal(send(control, &request, sizeof(request), MSG_NOSIGNAL), sizeof(request));
+}
+
+static void stop_daemon(void)
+{
+	char path[64], state = ' ';
+
+	kvt_test_equal(kill(daemon_.pid, SIGSTOP), 0);
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)daemon_.pid);
+	while (state != 'T') {
+		FILE *file = fopen(path, "re");
+
+		kvt_test_check(file && fscanf(file, "%*d %*s %c", &state) == 1);
+		fclose(file);
+		sched_yield();
+	}
+}
+
+static void expect_answer(int control, uint64_t cookie, int result, const char *text)
+{
+	static union {
+		struct kvt_message_admin admin;
+		char bytes[KVT_MESSAGE_MAX];
+	} answer;
+
+	kvt_test_check(kvt_control_receive(control, &answer, sizeof(answer), NULL, 0, NULL,
+					   INT64_MAX) >= (int)sizeof(answer.admin));
+	kvt_test_equal(answer.admin.head.type, KVT_MSG_ADMIN);
+	kvt_test_equal(answer.admin.head.cookie, cookie);
+	kvt_test_equal(answer.admin.head.result, result);
+	kvt_test_check(strstr(answer.admin.text, text));
+}
+
+/* Both messages are there before the daemon looks. */
+static void who_says_more_than_the_request_gets_nothing(void **state)
+{
+	struct kvt_client *asker;
+	int control;
+
+	(void)state;
+	begin();
+	asker = kvt_test_observe(&daemon_);
+	control = kvt_client_control_fd(asker);
+	stop_daemon();
+	ask(control, KVT_ADMIN_TAKEOVER, 71);
+	ask(control, KVT_ADMIN_STATUS, 72);
+	kvt_test_equal(kill(daemon_.pid, SIGCONT), 0);
+	expect_answer(control, 71, -EPROTO, "says nothing until it has taken up everything");
+	expect_answer(control, 72, 0, "");
+	kvt_client_close(asker, KVT_IDLE);
+	kvt_test_check(!kvt_test_daemon_said(&daemon_, "event=handing_over"));
+	end();
+}
+
+static void who_has_hung_up_gets_nothing(void **state)
+{
+	struct kvt_client *asker;
+
+	(void)state;
+	begin();
+	asker = kvt_test_observe(&daemon_);
+	stop_daemon();
+	ask(kvt_client_control_fd(asker), KVT_ADMIN_TAKEOVER, 71);
+	kvt_client_close(asker, KVT_IDLE);
+	kvt_test_equal(kill(daemon_.pid, SIGCONT), 0);
+	expect_nothing_left();
+	kvt_test_check(!kvt_test_daemon_said(&daemon_, "event=handing_over"));
+	end();
+}
+
+static void a_client_cannot_take_over(void **state)
+{
+	struct kvt_message_admin request = { .what = KVT_ADMIN_TAKEOVER };
+	struct kvt_client *client;
+
+	(void)state;
+	begin();
+	client = kvt_test_connect(&daemon_);
+	kvt_test_equal(kvt_admin(client, &request, NULL, 0, NULL, 0), -EINVAL);
+	kvt_test_check(strstr(kvt_client_error(client)->text, "ask as an observer"));
+	kvt_client_close(client, KVT_IDLE);
+	end();
+}
+
+/* ---- who takes everything and does not confirm */
+
+static void say_rubbish(int control)
+{
+	ask(control, KVT_ADMIN_STATUS, 5);
+}
+
+static void hang_up(int control)
+{
+	kvt_test_equal(shutdown(control, SHUT_RDWR), 0);
+}
+
+static void say_nothing(int control)
+{
+	(void)control;
+}
+
+/* Takes what it is given, does that, and lives on. */
+static void taker_run(int pipe, void *context)
+{
+	void (*const *act)(int control) = context;
+	int control = kvt_client_control_fd(kvt_test_observe(&daemon_));
+	struct kvt_message_handover message = { 0 };
+	int fds[KVT_HANDOVER_MAX];
+	unsigned int n_fds;
+	uint64_t word;
+
+	ask(control, KVT_ADMIN_TAKEOVER, 5);
+	while (!message.last) {
+		kvt_test_equal(kvt_control_receive(control, &message, sizeof(message), fds,
+						   KVT_HANDOVER_MAX, &n_fds, INT64_MAX),
+			       sizeof(message));
+		kvt_test_equal(message.head.type, KVT_MSG_HANDOVER);
+		kvt_test_equal(message.n, n_fds);
+	}
+	(*act)(control);
+	kvt_test_receive(pipe, &word);
+}
+
+static void expect_killed(void (*act)(int control), const char *why)
+{
+	struct kvt_test_child taker;
+	int status = 0;
+
+	kvt_test_child_start(&taker, taker_run, &act);
+	kvt_test_equal(waitpid(taker.pid, &status, 0), taker.pid);
+	kvt_test_check(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+	close(taker.pipe);
+	expect_nothing_left();
+	expect_said(why);
+}
+
+static void who_says_something_else_is_ended(void **state)
+{
+	(void)state;
+	begin();
+	expect_killed(say_rubbish, "error=\"it said something else\" effect=\"serving on\"");
+	end();
+}
+
+static void who_hangs_up_and_lives_is_ended(void **state)
+{
+	(void)state;
+	begin();
+	expect_killed(hang_up, "error=\"it hung up\" effect=\"serving on\"");
+	expect_killed(hang_up, "error=\"it hung up\" effect=\"serving on\""); /* and again */
+	end();
+}
+
+static void who_says_nothing_is_ended(void **state)
+{
+	(void)state;
+	begin();
+	expect_killed(say_nothing, "error=\"it said nothing for 10 s\" effect=\"serving on\"");
+	end();
+}
+
+/* ---- a successor that dies */
+
+/* Resume until the next system call begins or ends. False: it has ended. */
+static bool next_stop(pid_t pid, struct ptrace_syscall_info *ret_info)
+{
+	int status, signal = 0;
+
+	do {
+		kvt_test_equal(ptrace(PTRACE_SYSCALL, pid, NULL, signal), 0);
+		kvt_test_equal(waitpid(pid, &status, 0), pid);
+		if (!WIFSTOPPED(status))
+			return false;
+		signal = WSTOPSIG(status) == SIGTRAP ? 0 : WSTOPSIG(status);
+	} while (WSTOPSIG(status) != (SIGTRAP | 0x80));
+	kvt_test_check(ptrace(PTRACE_GET_SYSCALL_INFO, pid, sizeof(*ret_info), ret_info) > 0);
+	return true;
+}
+
+static bool begins(const struct ptrace_syscall_info *info, uint64_t number)
+{
+	return info->op == PTRACE_SYSCALL_INFO_ENTRY && info->entry.nr == number;
+}
+
+/* Whether it is about to connect to the daemon. */
+static bool connects(pid_t pid, const struct ptrace_syscall_info *info)
+{
+	struct sockaddr_un address = { 0 };
+	struct iovec here = { &address, sizeof(address) };
+	struct iovec there = { (void *)(uintptr_t)info->entry.args[1], sizeof(address) };
+
+	return begins(info, SYS_connect) && process_vm_readv(pid, &here, 1, &there, 1, 0) > 0 &&
+	       strcmp(address.sun_path, daemon_.socket) == 0;
+}
+
+/* Start a successor and let it run to the n-th stop since it connects, or to where it is about to
+ * confirm: the third message on that socket. Returns its pid, 0 where it cannot be traced. */
+static pid_t start_until(uint32_t n, bool *ret_confirms)
+{
+	const char *const takeover[] = { "--takeover", log_flag, NULL };
+	struct kvt_test_daemon successor = daemon_;
+	struct ptrace_syscall_info info = { 0 };
+	uint64_t control, sent = 0;
+	int status;
+
+	successor.traced = true;
+	kvt_test_daemon_spawn(&successor, takeover);
+	kvt_test_equal(waitpid(successor.pid, &status, 0), successor.pid);
+	if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+		return 0;
+	kvt_test_check(WIFSTOPPED(status));
+	kvt_test_equal(ptrace(PTRACE_SETOPTIONS, successor.pid, NULL,
+			      PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL), 0);
+	while (!connects(successor.pid, &info))
+		kvt_test_check(next_stop(successor.pid, &info));
+	control = info.entry.args[0];
+	while (n-- > 0 && sent < 3) {
+		kvt_test_check(next_stop(successor.pid, &info));
+		sent += begins(&info, SYS_sendmsg) && info.entry.args[0] == control;
+	}
+	*ret_confirms = sent == 3;
+	return successor.pid;
+}
+
+static void kill_traced(pid_t pid)
+{
+	int status;
+
+	kvt_test_equal(kill(pid, SIGKILL), 0);
+	kvt_test_equal(waitpid(pid, &status, 0), pid);
+	kvt_test_check(WIFSIGNALED(status));
+}
+
+static void let_it_take_over(pid_t pid)
+{
+	pid_t old = daemon_.pid;
+	int status;
+
+	kvt_test_equal(ptrace(PTRACE_DETACH, pid, NULL, NULL), 0);
+	daemon_.pid = pid;
+	kvt_test_check(kvt_test_daemon_await(&daemon_, "READY=1"));
+	kvt_test_check(waitpid(old, &status, 0) == old && status == 0);
+}
+
+static void a_successor_can_die_at_every_system_call(void **state)
+{
+	bool confirms = false;
+	uint32_t n = 0;
+	pid_t pid;
+
+	(void)state;
+	begin();
+	while ((pid = start_until(n, &confirms)) && !confirms) {
+		kill_traced(pid);
+		expect_nothing_left();
+		n++;
+	}
+	if (!pid) {
+		end();
+		print_message("skip: processes cannot be traced here\n");
+		skip();
+	}
+	kill_traced(pid); /* all is done, but for the confirmation */
+	expect_nothing_left();
+	expect_said("error=\"it hung up\" effect=\"serving on\"");
+	print_message("killed at %u places\n", n + 1);
+	/* The next one takes over, holds no more than the old one, and its own can fail, too. */
+	let_it_take_over(start_until(UINT32_MAX, &confirms));
+	expect_nothing_left();
+	kill_traced(start_until(UINT32_MAX, &confirms));
+	expect_nothing_left();
+	let_it_take_over(start_until(UINT32_MAX, &confirms));
+	end();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(who_says_more_than_the_request_gets_nothing),
+		cmocka_unit_test(who_has_hung_up_gets_nothing),
+		cmocka_unit_test(a_client_cannot_take_over),
+		cmocka_unit_test(who_says_something_else_is_ended),
+		cmocka_unit_test(who_hangs_up_and_lives_is_ended),
+		cmocka_unit_test(who_says_nothing_is_ended),
+		cmocka_unit_test(a_successor_can_die_at_every_system_call),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
