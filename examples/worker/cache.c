@@ -183,8 +183,12 @@ static int connect_client(struct worker *worker)
 			 ? " (worker --geometry prints the options that kvtrunkd needs)" : "");
 		return code;
 	}
-	kvt_namespace_digest(&(struct kvt_namespace_fields){ .salt = { 0 } }, digest);
-	code = kvt_namespace_open(worker->client, digest, "default", &worker->namespace_id);
+	/* The same keys computed another way are other bits: not to be continued by this one. */
+	kvt_namespace_digest(&(struct kvt_namespace_fields){
+		.extra = KVT_FIELD_OF_TEXT(worker->compute->arithmetic) }, digest);
+	code = kvt_namespace_open(worker->client, digest,
+				  kvt_attn_describe(worker->compute->attention),
+				  &worker->namespace_id);
 	return code ? kvt_failed(worker, code) : 0;
 }
 

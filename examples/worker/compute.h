@@ -65,10 +65,13 @@ struct compute_ops {
 		      uint32_t type);
 };
 
+#define COMPUTE_ARITHMETIC_BYTES 320
+
 struct compute {
 	const struct compute_ops *ops;
 	struct kvt_attn_context *attention;
 	void *stream; /* of everything: a CUstream, NULL on the CPU */
+	char arithmetic[COMPUTE_ARITHMETIC_BYTES]; /* what decides about the bits, in words */
 	int error;    /* negative errno; 0 while all is well */
 	char why[WORKER_WHY_BYTES];
 };

@@ -164,9 +164,12 @@ int compute_cpu_open(const struct model *model, struct compute **ret_compute, ch
 	openblas_set_num_threads(1);
 	compute->ops = &cpu_ops;
 	error = kvt_attn_open(&options, &compute->attention, why, WORKER_WHY_BYTES);
-	if (error)
+	if (error) {
 		free(compute);
-	else
-		*ret_compute = compute;
-	return error;
+		return error;
+	}
+	snprintf(compute->arithmetic, sizeof(compute->arithmetic), "%s; %s",
+		 kvt_attn_describe(compute->attention), openblas_get_config());
+	*ret_compute = compute;
+	return 0;
 }

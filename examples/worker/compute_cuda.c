@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "compute.h"
 #include "compute_args.h"
@@ -335,6 +336,9 @@ static void open_kernels(struct cuda *cuda)
 			     "capability %d.%d: build it with nvcc on PATH", major, minor);
 		return;
 	}
+	/* Not the device's number, which each process may count in its own way. */
+	snprintf(cuda->base.arithmetic, sizeof(cuda->base.arithmetic), "cuda sm_%d%d: %s", major,
+		 minor, image->name);
 	if (!done(cuda, driver->module_load(&cuda->module, image->data), "kernels were loaded"))
 		return;
 	for (int i = 0; i < N_KERNELS; i++)
@@ -369,6 +373,8 @@ static void load_cublas(struct cuda *cuda)
 static void open_cublas(struct cuda *cuda)
 {
 	struct cublas *cublas = &cuda->cublas;
+	int version = 0;
+	size_t used;
 
 	if (!cuda->base.error)
 		load_cublas(cuda);
@@ -385,8 +391,14 @@ static void open_cublas(struct cuda *cuda)
 	    !multiplied(cuda, cublas->set_math(cuda->handle, CUBLAS_PEDANTIC),
 			"its arithmetic was chosen"))
 		return;
-	multiplied(cuda, cublas->set_atomics(cuda->handle, CUBLAS_NO_ATOMICS),
-		   "its arithmetic was chosen");
+	if (!multiplied(cuda, cublas->set_atomics(cuda->handle, CUBLAS_NO_ATOMICS),
+			"its arithmetic was chosen") ||
+	    !multiplied(cuda, cublas->get_version(cuda->handle, &version),
+			"it was asked for its version"))
+		return;
+	used = strlen(cuda->base.arithmetic);
+	snprintf(cuda->base.arithmetic + used, sizeof(cuda->base.arithmetic) - used,
+		 "; cuBLAS %d", version);
 }
 
 static void upload_weights(struct cuda *cuda)

@@ -27,6 +27,7 @@ enum cublas_constant {
 #define CUBLAS_FUNCTIONS(FUNCTION)                                                                \
 	FUNCTION(cublasCreate_v2, create, (void **handle))                                        \
 	FUNCTION(cublasDestroy_v2, destroy, (void *handle))                                       \
+	FUNCTION(cublasGetVersion_v2, get_version, (void *handle, int *version))                  \
 	FUNCTION(cublasSetStream_v2, set_stream, (void *handle, void *stream))                    \
 	FUNCTION(cublasSetWorkspace_v2, set_workspace,                                            \
 		 (void *handle, void *memory, size_t bytes))                                      \

@@ -8,6 +8,7 @@
  * What a process sees is set by its environment:
  *   KVT_STANDIN_CUBLAS_FAIL_AT  the n-th call fails, from 0
  *   KVT_STANDIN_CUBLAS_TRAITS   no-start: cublasCreate fails, as with a driver that is too old
+ *   KVT_STANDIN_CUBLAS_VERSION  the version that it says it is; 130000
  */
 #include <stdbool.h>
 #include <stdlib.h>
@@ -86,6 +87,17 @@ int cublasCreate_v2(void **handle)
 		return NOT_INITIALIZED;
 	*handle = calloc(1, sizeof(struct handle));
 	return *handle ? 0 : INTERNAL_ERROR;
+}
+
+int cublasGetVersion_v2(void *handle, int *version)
+{
+	const char *wanted = getenv("KVT_STANDIN_CUBLAS_VERSION");
+
+	(void)handle;
+	if (fails())
+		return INTERNAL_ERROR;
+	*version = wanted ? atoi(wanted) : 130000;
+	return 0;
 }
 
 int cublasDestroy_v2(void *handle)
