@@ -449,6 +449,81 @@ static void a_log_that_was_buffered_can_be_handed_over(void **state)
 	assert_int_equal(read_log(&end, &truncated), 20);
 }
 
+/* The other one wrote `written` records and half of another before it failed. */
+static void is_taken_back(uint32_t written, bool half)
+{
+	struct kvt_core_config c = config();
+	struct kvt_oplog *log, *other;
+	struct kvt_oplog_tail tail;
+	char why[256] = "";
+	bool truncated;
+	int end;
+
+	assert_int_equal(kvt_oplog_open(path, &c, &log, why, sizeof(why)), 0);
+	write_some(log, 0, 10);
+	assert_int_equal(kvt_oplog_hand_over(log, &tail), 0);
+	assert_int_equal(kvt_oplog_continue(path, &c, c.instance, &tail, &other, why, sizeof(why)),
+			 0);
+	write_some(other, 10, 10 + written);
+	assert_int_equal(kvt_oplog_close(other), 0);
+	if (half) {
+		FILE *file = fopen(path, "a");
+
+		assert_non_null(file);
+		fputs("half a record", file);
+		fclose(file);
+	}
+	assert_int_equal(kvt_oplog_take_back(log), 0);
+	write_some(log, 10 + written, 11 + written);
+	assert_int_equal(read_log(&end, &truncated), 11 + written);
+	assert_false(truncated);
+	kvt_oplog_let_go(log);
+	memset(&tail, 0xff, sizeof(tail));
+	write_some(log, 11 + written, 20);
+	assert_int_equal(read_log(&end, &truncated), 11 + written); /* it is buffered again */
+	assert_int_equal(kvt_oplog_close(log), 0);
+	assert_int_equal(read_log(&end, &truncated), 20);
+	assert_false(truncated);
+}
+
+static void a_log_that_was_handed_over_can_be_taken_back(void **state)
+{
+	(void)state;
+	for (uint32_t written = 0; written <= 2; written++) {
+		is_taken_back(written, false);
+		is_taken_back(written, true);
+	}
+}
+
+/* Whoever failed may have left anything there. */
+static void a_tail_that_cannot_be_ends_the_log(void **state)
+{
+	const int64_t wrong[] = { -1, 1, 1 << 20 };
+	struct kvt_core_config c = config();
+	char why[256] = "";
+	bool truncated;
+	int end;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		struct kvt_record record;
+		struct kvt_oplog_tail tail;
+		struct kvt_oplog *log;
+		struct store store;
+
+		assert_int_equal(kvt_oplog_open(path, &c, &log, why, sizeof(why)), 0);
+		write_some(log, 0, 10);
+		assert_int_equal(kvt_oplog_hand_over(log, &tail), 0);
+		tail.end = (uint64_t)((int64_t)tail.end + wrong[i]);
+		assert_int_equal(kvt_oplog_take_back(log), -ESTALE);
+		record = make_record(10, &store);
+		assert_int_equal(kvt_oplog_write(log, &record), -ESTALE);
+		kvt_oplog_let_go(log);
+		assert_int_equal(kvt_oplog_close(log), -ESTALE);
+		assert_int_equal(read_log(&end, &truncated), 10);
+	}
+}
+
 #define CASE(function) cmocka_unit_test_setup_teardown(function, make_file, remove_file)
 
 int main(void)
@@ -463,6 +538,8 @@ int main(void)
 		CASE(replaces_logs_and_nothing_else),
 		CASE(a_successor_goes_on_behind_the_last_whole_effect),
 		CASE(a_log_that_was_buffered_can_be_handed_over),
+		CASE(a_log_that_was_handed_over_can_be_taken_back),
+		CASE(a_tail_that_cannot_be_ends_the_log),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
