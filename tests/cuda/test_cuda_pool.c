@@ -242,10 +242,8 @@ static void fails_to_start(const char *config, const char *text)
 	kvt_test_check(!kvt_test_daemon_await(&daemon_, "READY=1"));
 	status = kvt_test_daemon_wait(&daemon_);
 	kvt_test_check(WIFEXITED(status) && WEXITSTATUS(status) != 0);
-	if (!kvt_test_daemon_said(&daemon_, text)) {
-		kvt_test_daemon_print(&daemon_);
+	if (!kvt_test_daemon_said(&daemon_, text))
 		kvt_test_fail("it did not say '%s'", text);
-	}
 	kvt_test_daemon_remove(&daemon_);
 }
 
@@ -413,10 +411,8 @@ static void old_clients_that_still_hold_the_memory_are_named_and_waited_for(void
 	kvt_test_daemon_spawn(&daemon_, NULL);
 	snprintf(text, sizeof(text), "held by pid %d", (int)client.pid);
 	if (!kvt_test_daemon_await(&daemon_, text) ||
-	    !kvt_test_daemon_said(&daemon_, "waits_for_memory")) {
-		kvt_test_daemon_print(&daemon_);
+	    !kvt_test_daemon_said(&daemon_, "waits_for_memory"))
 		kvt_test_fail("it did not name pid %d", (int)client.pid);
-	}
 	kill(daemon_.pid, SIGTERM); /* it listens meanwhile */
 	kvt_test_check(kvt_test_daemon_wait(&daemon_) != 0);
 	kvt_test_daemon_spawn(&daemon_, NULL);

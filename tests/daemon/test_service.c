@@ -536,6 +536,7 @@ static void hold_a_lease_and_pages(int pipe, void *context)
 static void the_end_of_a_session_says_what_came_back(void **state)
 {
 	struct kvt_test_daemon daemon;
+	struct kvt_counters counters;
 	struct kvt_test_child child;
 	uint64_t session;
 	char line[128];
@@ -558,8 +559,7 @@ static void the_end_of_a_session_says_what_came_back(void **state)
 		kvt_test_equal(kvt_test_settled(&daemon).free_pages, 4095);
 		snprintf(line, sizeof(line), "event=session_free session=%u pid=%d end=%s ",
 			 (unsigned int)session, pid, killed ? "died" : "closed");
-		while (!kvt_test_daemon_said(&daemon, line))
-			kvt_test_settled(&daemon); /* its turns go on */
+		kvt_test_until(&daemon, counters, kvt_test_daemon_said(&daemon, line));
 	}
 	kvt_test_daemon_stop(&daemon);
 	kvt_test_check(kvt_test_daemon_said(&daemon, "operations=2 leases=1 pages=14 "));

@@ -33,24 +33,18 @@ static void must_fail(const char *config, kvt_test_change_fn *change, int status
 
 	kvt_test_daemon_prepare(&daemon, config);
 	kvt_test_spawn_changed(&daemon, change);
-	if (kvt_test_daemon_await(&daemon, "READY=1")) {
-		kvt_test_daemon_print(&daemon);
+	if (kvt_test_daemon_await(&daemon, "READY=1"))
 		kvt_test_fail("it started");
-	}
 	ended = kvt_test_daemon_wait(&daemon);
 	if (WIFEXITED(ended) && WEXITSTATUS(ended) == KVT_TEST_CANNOT_CHANGE) {
 		kvt_test_daemon_remove(&daemon);
 		skip();
 	}
 	for (; *words; words++)
-		if (!kvt_test_daemon_said(&daemon, *words)) {
-			kvt_test_daemon_print(&daemon);
+		if (!kvt_test_daemon_said(&daemon, *words))
 			kvt_test_fail("not said: %s", *words);
-		}
-	if (!WIFEXITED(ended) || WEXITSTATUS(ended) != status) {
-		kvt_test_daemon_print(&daemon);
+	if (!WIFEXITED(ended) || WEXITSTATUS(ended) != status)
 		kvt_test_fail("wait status 0x%x", ended);
-	}
 	if (kvt_test_daemon_leftovers(&daemon, names, sizeof(names)))
 		kvt_test_fail("left behind: %s", names);
 	kvt_test_daemon_remove(&daemon);

@@ -95,9 +95,8 @@ static struct kvt_counters settled_alone(void)
 {
 	struct kvt_counters counters;
 
-	do
-		counters = kvt_test_settled(&kvt_victim);
-	while (counters.live_sessions != 1 || counters.quarantined_pages != 0);
+	kvt_test_until(&kvt_victim, counters,
+		       counters.live_sessions == 1 && counters.quarantined_pages == 0);
 	return counters;
 }
 
@@ -120,10 +119,8 @@ void kvt_witness_work(uint32_t rounds)
 	uint64_t word = 0;
 
 	kvt_test_send(witness.pipe, rounds);
-	if (!kvt_test_receive(witness.pipe, &word) || word != 2) {
-		kvt_test_daemon_print(&kvt_victim);
+	if (!kvt_test_receive(witness.pipe, &word) || word != 2)
 		kvt_test_fail("the witness failed");
-	}
 }
 
 void kvt_witness_check(void)
@@ -135,8 +132,13 @@ void kvt_witness_check(void)
 	kvt_witness_work(50);
 	settled_alone();
 	/* The observer that asked may not be closed yet: then a moment later. */
-	while (kvt_test_daemon_descriptors(&kvt_victim) > descriptors)
+	for (uint32_t asked = 0; kvt_test_daemon_descriptors(&kvt_victim) > descriptors; asked++) {
+		if (asked == 10000) {
+			kvt_test_daemon_print_descriptors(&kvt_victim);
+			kvt_test_fail("the daemon holds more than %u descriptors", descriptors);
+		}
 		settled_alone();
+	}
 }
 
 void kvt_witness_must_fail(void)

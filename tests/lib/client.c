@@ -25,10 +25,8 @@ static struct kvt_client *connect_with(const struct kvt_test_daemon *daemon, uin
 	options.list_count = 1u << 16;
 	options.spin_budget_ns = 20000;
 	options.flags = flags;
-	if (kvt_client_connect(&client, &options, &error) != 0) {
-		kvt_test_daemon_print(daemon);
+	if (kvt_client_connect(&client, &options, &error) != 0)
 		kvt_test_fail("cannot connect: %s", error.text);
-	}
 	return client;
 }
 
@@ -76,6 +74,18 @@ struct kvt_counters kvt_test_settled(const struct kvt_test_daemon *daemon)
 	return status.counters;
 }
 
+void kvt_test_patience(const char *file, int line, const char *condition,
+		       const struct kvt_counters *counters, uint32_t asked)
+{
+	if (asked < 50000) /* many seconds of doing nothing but to ask */
+		return;
+#define PRINT_GAUGE(name) fprintf(stderr, "%s=%llu\n", #name, (unsigned long long)counters->name);
+#define PRINT_COUNTER(name)
+#define PRINT(kind, name, text) PRINT_##kind(name)
+	KVT_COUNTERS(PRINT)
+	kvt_test_fail_at(file, line, "still not true after %u answers: %s", asked, condition);
+}
+
 void kvt_test_audit(const struct kvt_test_daemon *daemon)
 {
 	struct kvt_client *observer = kvt_test_observe(daemon);
@@ -88,11 +98,9 @@ void kvt_test_audit(const struct kvt_test_daemon *daemon)
 	n = kvt_admin(observer, &request, NULL, 0, text, sizeof(text) - 1);
 	if (n < 0)
 		kvt_test_fail("audit: %s", kvt_client_error(observer)->text);
-	if (request.total != 0) {
-		kvt_test_daemon_print(daemon);
+	if (request.total != 0)
 		kvt_test_fail("audit found %llu problems: %s", (unsigned long long)request.total,
 			      text);
-	}
 	kvt_test_equal(counters.evictable_pages + counters.protected_pages, counters.cached_pages);
 	kvt_client_close(observer, KVT_IDLE);
 }

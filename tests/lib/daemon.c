@@ -20,6 +20,39 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+/* Where daemons of this process, or of the one that forked it, say what happens; "" is free. */
+static char outputs[8][sizeof(((struct kvt_test_daemon *)NULL)->output)];
+
+static void remember_output(const char *from, const char *to)
+{
+	for (size_t i = 0; i < sizeof(outputs) / sizeof(outputs[0]); i++)
+		if (strcmp(outputs[i], from) == 0) {
+			snprintf(outputs[i], sizeof(outputs[i]), "%s", to);
+			return;
+		}
+}
+
+/* The last lines of what they said. */
+static void print_outputs(void)
+{
+	char text[2048];
+
+	for (size_t i = 0; i < sizeof(outputs) / sizeof(outputs[0]); i++) {
+		int fd = outputs[i][0] ? open(outputs[i], O_RDONLY | O_CLOEXEC) : -1;
+		off_t bytes;
+		ssize_t n;
+
+		if (fd < 0)
+			continue;
+		bytes = lseek(fd, 0, SEEK_END);
+		n = pread(fd, text, sizeof(text),
+			  bytes > (off_t)sizeof(text) ? bytes - (off_t)sizeof(text) : 0);
+		if (n > 0)
+			fprintf(stderr, "the end of %s:\n%.*s\n", outputs[i], (int)n, text);
+		close(fd);
+	}
+}
+
 void kvt_test_fail_at(const char *file, int line, const char *format, ...)
 {
 	va_list arguments;
@@ -29,6 +62,7 @@ void kvt_test_fail_at(const char *file, int line, const char *format, ...)
 	vfprintf(stderr, format, arguments);
 	va_end(arguments);
 	fprintf(stderr, "\n");
+	print_outputs();
 	fflush(NULL);
 	_exit(1);
 }
@@ -77,6 +111,7 @@ void kvt_test_daemon_prepare(struct kvt_test_daemon *daemon, const char *more)
 	snprintf(daemon->socket, sizeof(daemon->socket), "%s/socket", daemon->dir);
 	snprintf(daemon->config, sizeof(daemon->config), "%s/config", daemon->dir);
 	snprintf(daemon->output, sizeof(daemon->output), "%s/output", daemon->dir);
+	remember_output("", daemon->output);
 	write_config(daemon, more);
 	daemon->notify = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	kvt_test_check(daemon->notify >= 0);
@@ -144,10 +179,8 @@ bool kvt_test_daemon_await(struct kvt_test_daemon *daemon, const char *text)
 void kvt_test_daemon_start(struct kvt_test_daemon *daemon, const char *const *arguments)
 {
 	kvt_test_daemon_spawn(daemon, arguments);
-	if (!kvt_test_daemon_await(daemon, "READY=1")) {
-		kvt_test_daemon_print(daemon);
+	if (!kvt_test_daemon_await(daemon, "READY=1"))
 		kvt_test_fail("the daemon ended before it was ready");
-	}
 }
 
 int kvt_test_daemon_wait(struct kvt_test_daemon *daemon)
@@ -202,28 +235,43 @@ void kvt_test_daemon_stop(struct kvt_test_daemon *daemon)
 
 	kvt_test_check(kill(daemon->pid, SIGTERM) == 0);
 	status = kvt_test_daemon_wait(daemon);
-	if (status != 0) {
-		kvt_test_daemon_print(daemon);
+	if (status != 0)
 		kvt_test_fail("the daemon ended with status 0x%x", status);
-	}
 	if (kvt_test_daemon_leftovers(daemon, names, sizeof(names)))
 		kvt_test_fail("left behind: %s", names);
 }
 
-uint32_t kvt_test_daemon_descriptors(const struct kvt_test_daemon *daemon)
+/* How many it holds; prints what each is if `print`. */
+static uint32_t look_at_descriptors(const struct kvt_test_daemon *daemon, bool print)
 {
 	struct dirent *entry;
-	char path[64];
+	char path[64], what[128];
 	uint32_t n = 0;
 	DIR *dir;
 
 	snprintf(path, sizeof(path), "/proc/%d/fd", (int)daemon->pid);
 	dir = opendir(path);
 	kvt_test_check(dir);
-	while ((entry = readdir(dir)))
-		n += entry->d_name[0] != '.';
+	while ((entry = readdir(dir))) {
+		ssize_t bytes = readlinkat(dirfd(dir), entry->d_name, what, sizeof(what));
+
+		n += bytes > 0;
+		if (print && bytes > 0)
+			fprintf(stderr, "  descriptor %s: %.*s\n", entry->d_name, (int)bytes,
+				what);
+	}
 	closedir(dir);
 	return n;
+}
+
+uint32_t kvt_test_daemon_descriptors(const struct kvt_test_daemon *daemon)
+{
+	return look_at_descriptors(daemon, false);
+}
+
+void kvt_test_daemon_print_descriptors(const struct kvt_test_daemon *daemon)
+{
+	look_at_descriptors(daemon, true);
 }
 
 void kvt_test_verify(const struct kvt_test_daemon *daemon)
@@ -253,6 +301,7 @@ void kvt_test_daemon_remove(struct kvt_test_daemon *daemon)
 	}
 	closedir(dir);
 	rmdir(daemon->dir);
+	remember_output(daemon->output, "");
 	close(daemon->notify);
 }
 

@@ -18,7 +18,7 @@
 
 #include "kvtrunk.h"
 
-/** Print where and what, then end the process. */
+/** Print where and what, and the end of what the daemons here said; then end the process. */
 #define kvt_test_fail(...) kvt_test_fail_at(__FILE__, __LINE__, __VA_ARGS__)
 #define kvt_test_check(condition)                                                                 \
 	do {                                                                                      \
@@ -70,8 +70,9 @@ void kvt_test_daemon_stop(struct kvt_test_daemon *daemon);
 /** Shared memory objects and files that are left: one name a line. */
 bool kvt_test_daemon_leftovers(const struct kvt_test_daemon *daemon, char *ret_names,
 			       size_t bytes);
-/** Descriptors that it has open. */
+/** Descriptors that it has open: how many; print what each is. */
 uint32_t kvt_test_daemon_descriptors(const struct kvt_test_daemon *daemon);
+void kvt_test_daemon_print_descriptors(const struct kvt_test_daemon *daemon);
 /** Check the operation log DIR/operations with `kvtctl verify`; ends the test if they disagree. */
 void kvt_test_verify(const struct kvt_test_daemon *daemon);
 /** Remove the directory. The daemon must have ended. */
@@ -90,6 +91,14 @@ uint32_t kvt_test_namespace(struct kvt_client *client, const char *name);
 void kvt_test_audit(const struct kvt_test_daemon *daemon);
 /** Counters once everything is settled. */
 struct kvt_counters kvt_test_settled(const struct kvt_test_daemon *daemon);
+/** Ask for settled counters until `condition`, which looks at them, holds. What a test waits for in
+ * this way is soon noticed by a daemon that has nothing else to do: when it has answered very often
+ * and the condition still does not hold, the test ends with the condition and the counters. */
+#define kvt_test_until(daemon, counters, condition)                                               \
+	for (uint32_t kvt_asked = 0; (counters) = kvt_test_settled(daemon), !(condition);)        \
+		kvt_test_patience(__FILE__, __LINE__, #condition, &(counters), ++kvt_asked)
+void kvt_test_patience(const char *file, int line, const char *condition,
+		       const struct kvt_counters *counters, uint32_t asked);
 /** Wait until a session holds nothing but quarantine, or is gone. */
 void kvt_test_session_ended(const struct kvt_test_daemon *daemon, uint32_t session);
 

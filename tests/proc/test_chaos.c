@@ -328,9 +328,7 @@ static void random_work_with_kills(const char *policy, uint64_t seed)
 	}
 	for (int i = 0; i < WORKERS; i++)
 		kvt_test_child_kill(&children[i], SIGKILL);
-	do
-		counters = kvt_test_settled(&daemon_);
-	while (counters.live_sessions > 0);
+	kvt_test_until(&daemon_, counters, counters.live_sessions == 0);
 	kvt_test_equal(counters.private_pages, 0);
 	kvt_test_equal(counters.quarantined_pages, 0);
 	kvt_test_equal(counters.protected_pages, 0);

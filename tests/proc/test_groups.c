@@ -288,9 +288,9 @@ static void a_late_member_does_not_take_back_a_fence(void **state)
 	start_member(&world, 2);
 	kvt_test_equal(kvt_alloc(world.leader, 2, pages), 0);
 	kvt_test_equal(kvt_free(world.leader, pages, 2, (struct kvt_fence){ SLOT, 5 }), 0);
-	kvt_client_set_timeout(world.leader, 20000000);
 	kvt_test_equal(kvt_alloc(world.leader, 1, pages), 0);
 	kvt_test_equal(kvt_fence_raise(world.leader, SLOT, 6), 0);
+	kvt_client_set_timeout(world.leader, 20000000);
 	kvt_test_equal(kvt_free(world.leader, pages, 1, (struct kvt_fence){ SLOT, 6 }),
 		       -ETIMEDOUT);
 	kvt_test_equal(tell_with(&world.members[1], ORDER_RAISE, 6), 0);
@@ -365,6 +365,7 @@ static void leader_main(int pipe, void *context)
 
 static void a_killed_rank_0_ends_its_group_and_a_stopped_member_keeps_the_pages(void **state)
 {
+	struct kvt_counters counters;
 	struct kvt_test_child leader;
 	struct leader context;
 	struct world world;
@@ -395,8 +396,7 @@ static void a_killed_rank_0_ends_its_group_and_a_stopped_member_keeps_the_pages(
 	kvt_test_equal(quarantined(&world), 5);
 	kvt_test_child_kill(&world.members[1].child, SIGKILL);
 	/* The last process is gone: the daemon learns it soon. */
-	while (kvt_test_settled(&world.daemon).free_pages != N_PAGES - 1)
-		;
+	kvt_test_until(&world.daemon, counters, counters.free_pages == N_PAGES - 1);
 	kvt_test_audit(&world.daemon);
 	kvt_test_daemon_stop(&world.daemon);
 	kvt_test_daemon_remove(&world.daemon);

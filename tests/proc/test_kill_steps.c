@@ -274,9 +274,7 @@ static struct kvt_counters wait_for_sessions(uint64_t n)
 {
 	struct kvt_counters counters;
 
-	do
-		counters = kvt_test_settled(&daemon_);
-	while (counters.live_sessions != n);
+	kvt_test_until(&daemon_, counters, counters.live_sessions == n);
 	return counters;
 }
 

@@ -25,9 +25,7 @@ static struct kvt_counters wait_for_quarantined(uint64_t n)
 {
 	struct kvt_counters counters;
 
-	do
-		counters = kvt_test_settled(&daemon_);
-	while (counters.quarantined_pages != n);
+	kvt_test_until(&daemon_, counters, counters.quarantined_pages == n);
 	return counters;
 }
 
@@ -266,6 +264,7 @@ static void a_stopped_process_is_not_a_dead_one(void **state)
 /* A stopped process that is killed gives everything back. */
 static void a_stopped_process_that_is_killed_is_a_dead_one(void **state)
 {
+	struct kvt_counters counters;
 	struct kvt_test_child child;
 	int status;
 
@@ -275,8 +274,7 @@ static void a_stopped_process_that_is_killed_is_a_dead_one(void **state)
 	kill(child.pid, SIGSTOP);
 	kvt_test_check(waitpid(child.pid, &status, WUNTRACED) == child.pid && WIFSTOPPED(status));
 	kvt_test_child_kill(&child, SIGKILL);
-	while (kvt_test_settled(&daemon_).private_pages != 0)
-		;
+	kvt_test_until(&daemon_, counters, counters.private_pages == 0);
 	kvt_test_equal(wait_for_quarantined(0).protected_pages, 0);
 	kvt_test_audit(&daemon_);
 }
