@@ -134,6 +134,11 @@ static void become_daemon(const struct kvt_test_daemon *daemon, const char *cons
 	dup2(fd, 1);
 	dup2(fd, 2);
 	setenv("NOTIFY_SOCKET", notify, 1);
+	if (daemon->uid && (chown(daemon->dir, daemon->uid, (gid_t)-1) != 0 ||
+			    chown(daemon->config, daemon->uid, (gid_t)-1) != 0 ||
+			    chown(notify, daemon->uid, (gid_t)-1) != 0 ||
+			    setuid(daemon->uid) != 0 || access(program, X_OK) != 0))
+		_exit(77);
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	if (daemon->traced && ptrace(PTRACE_TRACEME, 0, NULL, NULL) != 0)
 		_exit(77);

@@ -39,6 +39,7 @@ void kvt_test_fail_at(const char *file, int line, const char *format, ...)
 struct kvt_test_daemon {
 	pid_t pid;
 	int notify;      /* datagram socket that gets sd_notify messages */
+	uid_t uid;       /* of what is spawned, if that may be; 0: this process's */
 	bool traced;     /* what is spawned is traced by this process (ptrace), if that may be */
 	char dir[64];    /* holds everything below; removed by kvt_test_daemon_remove() */
 	char name[64];   /* instance: its shared memory objects are named after it */

@@ -28,6 +28,7 @@
 #include "tests/restart/work.h"
 
 #define N_BUSY 2
+#define NOBODY 65534
 
 /* ---- the world: a daemon alone, clients at work, and an observer that stays */
 
@@ -37,17 +38,32 @@ static struct kvt_client *watcher;
 static uint32_t descriptors; /* of the daemon, with these */
 static char log_flag[128];
 
-static void begin(void)
+/* False: it may not be started as that user. */
+static bool begin_as(uid_t uid)
 {
 	const char *const alone[] = { log_flag, NULL };
 
 	kvt_test_daemon_prepare(&daemon_, NULL);
 	snprintf(log_flag, sizeof(log_flag), "--log_file=%s/operations", daemon_.dir);
-	kvt_test_daemon_start(&daemon_, alone);
+	daemon_.uid = uid;
+	kvt_test_daemon_spawn(&daemon_, alone);
+	if (!kvt_test_daemon_await(&daemon_, "READY=1")) {
+		int status = kvt_test_daemon_wait(&daemon_);
+
+		kvt_test_check(WIFEXITED(status) && WEXITSTATUS(status) == 77);
+		kvt_test_daemon_remove(&daemon_);
+		return false;
+	}
 	for (int i = 0; i < N_BUSY; i++)
 		kvt_work_start(&busy[i], &daemon_);
 	watcher = kvt_test_observe(&daemon_);
 	descriptors = kvt_test_daemon_descriptors(&daemon_);
+	return true;
+}
+
+static void begin(void)
+{
+	kvt_test_check(begin_as(0));
 }
 
 /* An answer of the daemon: what happened before is over. */
@@ -188,6 +204,30 @@ static void a_client_cannot_take_over(void **state)
 	end();
 }
 
+static void a_daemon_that_stops_is_not_taken_over(void **state)
+{
+	uint32_t keys[KVT_WORK_KEYS];
+	struct kvt_client *client, *asker;
+	struct kvt_seq *seq;
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon_, "drain_ms = 86400000\n");
+	kvt_test_daemon_start(&daemon_, NULL);
+	client = kvt_test_connect(&daemon_);
+	asker = kvt_test_observe(&daemon_);
+	kvt_work_keys(keys, KVT_WORK_KEYS, 1);
+	seq = kvt_work_begin(client, kvt_test_namespace(client, "takeover"), keys);
+	kvt_test_equal(kill(daemon_.pid, SIGTERM), 0);
+	kvt_test_check(kvt_test_daemon_await(&daemon_, "STOPPING=1"));
+	ask(kvt_client_control_fd(asker), KVT_ADMIN_TAKEOVER, 71);
+	expect_answer(kvt_client_control_fd(asker), 71, -ESHUTDOWN, "without --takeover when it");
+	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_equal(kvt_test_daemon_wait(&daemon_), 0);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_client_close(asker, KVT_IDLE);
+	kvt_test_daemon_remove(&daemon_);
+}
+
 /* ---- who takes everything and does not confirm */
 
 static void say_rubbish(int control)
@@ -205,7 +245,7 @@ static void say_nothing(int control)
 	(void)control;
 }
 
-/* Takes what it is given, does that, and lives on. */
+/* Takes what it is given, does that, says so, and lives on. */
 static void taker_run(int pipe, void *context)
 {
 	void (*const *act)(int control) = context;
@@ -224,6 +264,7 @@ static void taker_run(int pipe, void *context)
 		kvt_test_equal(message.n, n_fds);
 	}
 	(*act)(control);
+	kvt_test_send(pipe, 1);
 	kvt_test_receive(pipe, &word);
 }
 
@@ -262,6 +303,27 @@ static void who_says_nothing_is_ended(void **state)
 	(void)state;
 	begin();
 	expect_killed(say_nothing, "error=\"it said nothing for 10 s\" effect=\"serving on\"");
+	end();
+}
+
+/* The daemon is nobody, and who took everything is root. */
+static void who_cannot_be_ended_is_named(void **state)
+{
+	void (*act)(int control) = hang_up;
+	struct kvt_test_child taker;
+
+	(void)state;
+	if (geteuid() != 0 || !begin_as(NOBODY)) {
+		print_message("skip: a daemon cannot be started as another user here\n");
+		skip();
+	}
+	kvt_test_child_start(&taker, taker_run, &act);
+	kvt_test_expect(taker.pipe, 1);
+	round_trip();
+	kvt_test_check(WIFSIGNALED(kvt_test_child_kill(&taker, SIGTERM))); /* it lived */
+	expect_said("event=not_ended");
+	expect_said("error=\"it hung up\" effect=\"serving on\"");
+	expect_nothing_left();
 	end();
 }
 
@@ -386,9 +448,11 @@ int main(void)
 		cmocka_unit_test(who_says_more_than_the_request_gets_nothing),
 		cmocka_unit_test(who_has_hung_up_gets_nothing),
 		cmocka_unit_test(a_client_cannot_take_over),
+		cmocka_unit_test(a_daemon_that_stops_is_not_taken_over),
 		cmocka_unit_test(who_says_something_else_is_ended),
 		cmocka_unit_test(who_hangs_up_and_lives_is_ended),
 		cmocka_unit_test(who_says_nothing_is_ended),
+		cmocka_unit_test(who_cannot_be_ended_is_named),
 		cmocka_unit_test(a_successor_can_die_at_every_system_call),
 	};
 
