@@ -519,8 +519,11 @@ void kvt_oplog_keep(struct kvt_oplog *log, struct kvt_oplog_tail *tail)
 
 int kvt_oplog_hand_over(struct kvt_oplog *log, struct kvt_oplog_tail *tail)
 {
+	struct stat there;
 	off_t end = -1;
 
+	if (fstat(log->fd, &there) == 0 && !S_ISREG(there.st_mode))
+		return -ESPIPE;
 	if (kvt_oplog_flush(log) == 0)
 		end = lseek(log->fd, 0, SEEK_CUR);
 	if (end < 0)

@@ -369,7 +369,11 @@ int kvt_daemon_hand_over_log(struct kvt_daemon *daemon)
 		error = kvt_oplog_hand_over(daemon->oplog, daemon->oplog_tail.base);
 	if (error)
 		kvt_object_destroy(&daemon->oplog_tail);
-	return error;
+	if (error != -ESPIPE)
+		return error;
+	kvt_log(KVT_LOG_WARNING, "oplog_not_handed_over", "file=\"%s\" why=\"it is no regular "
+		"file\" effect=\"whoever takes over writes none\"", daemon->config.log_file);
+	return 0;
 }
 
 static void take_back_log(struct kvt_daemon *daemon)

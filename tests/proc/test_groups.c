@@ -422,6 +422,17 @@ static void take_over(struct kvt_test_daemon *daemon)
 	kvt_test_check(waitpid(old, &status, 0) == old && status == 0);
 }
 
+/* The daemon has handed everything over, and takes it back. */
+static void fail_to_take_over(struct kvt_test_daemon *daemon)
+{
+	static const char *const other[] = { "--takeover", "--n-pages=2048", NULL };
+	pid_t old = daemon->pid;
+
+	kvt_test_daemon_spawn(daemon, other);
+	kvt_test_check(WEXITSTATUS(kvt_test_daemon_wait(daemon)) == 1);
+	daemon->pid = old;
+}
+
 /* A FREE waits for all words; another daemon comes; the words are raised under that one. */
 static void goes_on(const char *const *arguments, void (*succeed)(struct kvt_test_daemon *))
 {
@@ -474,6 +485,12 @@ static void a_group_goes_on_with_a_daemon_that_took_over(void **state)
 {
 	(void)state;
 	goes_on(NULL, take_over);
+}
+
+static void a_group_goes_on_when_a_takeover_fails(void **state)
+{
+	(void)state;
+	goes_on(NULL, fail_to_take_over);
 }
 
 /* ---- refusals */
@@ -571,6 +588,7 @@ int main(void)
 		cmocka_unit_test(a_group_goes_on_with_the_successor_of_a_killed_daemon),
 		cmocka_unit_test(a_group_goes_on_after_an_upgrade),
 		cmocka_unit_test(a_group_goes_on_with_a_daemon_that_took_over),
+		cmocka_unit_test(a_group_goes_on_when_a_takeover_fails),
 		cmocka_unit_test(who_may_not_join_is_told_why),
 		cmocka_unit_test(clients_shows_members),
 	};

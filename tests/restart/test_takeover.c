@@ -230,6 +230,20 @@ static void a_daemon_that_stops_is_not_taken_over(void **state)
 
 /* ---- who takes everything and does not confirm */
 
+static struct { /* by a taker */
+	char name[48];
+	int fd;
+} taken[256];
+static uint32_t n_taken;
+
+static int taken_fd(const char *name)
+{
+	for (uint32_t i = 0; i < n_taken; i++)
+		if (strcmp(taken[i].name, name) == 0)
+			return taken[i].fd;
+	kvt_test_fail("not handed over: %s", name);
+}
+
 static void say_rubbish(int control)
 {
 	ask(control, KVT_ADMIN_STATUS, 5);
@@ -262,6 +276,10 @@ static void taker_run(int pipe, void *context)
 			       sizeof(message));
 		kvt_test_equal(message.head.type, KVT_MSG_HANDOVER);
 		kvt_test_equal(message.n, n_fds);
+		for (uint32_t i = 0; i < n_fds && n_taken < 256; i++, n_taken++) {
+			memcpy(taken[n_taken].name, message.names[i], sizeof(taken[0].name));
+			taken[n_taken].fd = fds[i];
+		}
 	}
 	(*act)(control);
 	kvt_test_send(pipe, 1);
@@ -303,6 +321,100 @@ static void who_says_nothing_is_ended(void **state)
 	(void)state;
 	begin();
 	expect_killed(say_nothing, "error=\"it said nothing for 10 s\" effect=\"serving on\"");
+	end();
+}
+
+static uint32_t victim; /* a session */
+
+/* As a successor does that cannot map the session's memory; then it fails for another reason. */
+static void end_a_session(int control)
+{
+	struct kvt_ledger_header ledger;
+	uint32_t state = KVT_SESSION_DYING;
+	int fd = taken_fd("ledger");
+
+	kvt_test_equal(pread(fd, &ledger, sizeof(ledger), 0), sizeof(ledger));
+	kvt_test_equal(pwrite(fd, &state, sizeof(state),
+			      (off_t)(ledger.sections[KVT_LSECTION_SESSIONS].offset +
+				      victim * sizeof(struct kvt_session_record) +
+				      offsetof(struct kvt_session_record, state))),
+		       sizeof(state));
+	hang_up(control);
+}
+
+/* No log: what ended the session is not in it. */
+static void a_session_that_was_ended_by_it_is_told(void **state)
+{
+	struct kvt_client *client, *other;
+	uint32_t keys[KVT_WORK_KEYS], page;
+	struct kvt_seq *seq;
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon_, NULL);
+	kvt_test_daemon_start(&daemon_, NULL);
+	client = kvt_test_connect(&daemon_);
+	other = kvt_test_connect(&daemon_);
+	watcher = kvt_test_observe(&daemon_);
+	descriptors = kvt_test_daemon_descriptors(&daemon_);
+	victim = kvt_client_info(client)->session;
+	kvt_work_keys(keys, KVT_WORK_KEYS, 1);
+	seq = kvt_work_begin(client, kvt_test_namespace(client, "takeover"), keys);
+	kvt_test_check(seq);
+	kvt_test_equal(kvt_alloc(other, 1, &page), 0);
+	expect_killed(end_a_session, "error=\"it hung up\" effect=\"serving on\"");
+	kvt_test_equal(kvt_alloc(client, 1, &page), -ECONNRESET);
+	kvt_test_check(strstr(kvt_client_error(client)->text, "that was to take over and failed"));
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_session_ended(&daemon_, victim);
+	kvt_test_equal(kvt_free(other, &page, 1, KVT_IDLE), 0);
+	kvt_client_close(other, KVT_IDLE);
+	kvt_client_close(watcher, KVT_IDLE);
+	kvt_test_audit(&daemon_);
+	kvt_test_daemon_stop(&daemon_);
+	kvt_test_daemon_remove(&daemon_);
+}
+
+/* Asks what is answered when a session ends. */
+static void ender_run(int pipe, void *context)
+{
+	struct kvt_client *observer = kvt_test_observe(&daemon_);
+	int control = kvt_client_control_fd(observer);
+	struct pollfd look = { .fd = control, .events = POLLIN };
+	struct kvt_message_admin request = {
+		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_ADMIN,
+			  .version = KVT_ABI_MAJOR, .bytes = sizeof(request), .cookie = 81 },
+		.what = KVT_ADMIN_ENDED,
+	};
+
+	(void)context;
+	kvt_test_check(kvt_test_receive(pipe, &request.argument));
+	kvt_test_equal(send(control, &request, sizeof(request), 0), sizeof(request));
+	kvt_test_send(pipe, 1);
+	expect_answer(control, 81, 0, "");
+	ask(control, KVT_ADMIN_STATUS, 82); /* and no second answer before this one */
+	expect_answer(control, 82, 0, "");
+	kvt_test_equal(poll(&look, 1, 0), 0);
+	kvt_client_close(observer, KVT_IDLE);
+	kvt_test_send(pipe, 2);
+}
+
+static void who_waits_for_an_answer_gets_it_once(void **state)
+{
+	struct kvt_test_child ender;
+	struct kvt_client *client;
+
+	(void)state;
+	begin();
+	client = kvt_test_connect(&daemon_);
+	kvt_test_child_start(&ender, ender_run, NULL);
+	kvt_test_send(ender.pipe, kvt_client_info(client)->session);
+	kvt_test_expect(ender.pipe, 1);
+	round_trip(); /* what was sent before it was read */
+	descriptors = kvt_test_daemon_descriptors(&daemon_);
+	expect_killed(hang_up, "error=\"it hung up\" effect=\"serving on\"");
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_expect(ender.pipe, 2);
+	kvt_test_child_finish(&ender);
 	end();
 }
 
@@ -410,6 +522,36 @@ static void let_it_take_over(pid_t pid)
 	kvt_test_check(waitpid(old, &status, 0) == old && status == 0);
 }
 
+/* The lock is the daemon's, as ever: nobody can start beside it. */
+static void expect_locked(void)
+{
+	struct kvt_test_daemon other = daemon_;
+	int status;
+
+	kvt_test_daemon_spawn(&other, NULL);
+	status = kvt_test_daemon_wait(&other);
+	kvt_test_check(WIFEXITED(status) && WEXITSTATUS(status) == 3);
+}
+
+static void a_log_that_is_no_file_hinders_nobody(void **state)
+{
+	const char *const alone[] = { "--log_file=/dev/null", NULL };
+	const char *const takeover[] = { "--takeover", "--log_file=/dev/null", NULL };
+	pid_t old;
+	int status;
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon_, NULL);
+	kvt_test_daemon_start(&daemon_, alone);
+	old = daemon_.pid;
+	kvt_test_daemon_start(&daemon_, takeover);
+	kvt_test_check(waitpid(old, &status, 0) == old && status == 0);
+	expect_said("event=oplog_not_handed_over");
+	kvt_test_audit(&daemon_);
+	kvt_test_daemon_stop(&daemon_);
+	kvt_test_daemon_remove(&daemon_);
+}
+
 static void a_successor_can_die_at_every_system_call(void **state)
 {
 	bool confirms = false;
@@ -432,6 +574,7 @@ static void a_successor_can_die_at_every_system_call(void **state)
 	expect_nothing_left();
 	expect_said("error=\"it hung up\" effect=\"serving on\"");
 	print_message("killed at %u places\n", n + 1);
+	expect_locked();
 	/* The next one takes over, holds no more than the old one, and its own can fail, too. */
 	let_it_take_over(start_until(UINT32_MAX, &confirms));
 	round_trip(); /* takes the greeting */
@@ -453,6 +596,9 @@ int main(void)
 		cmocka_unit_test(who_hangs_up_and_lives_is_ended),
 		cmocka_unit_test(who_says_nothing_is_ended),
 		cmocka_unit_test(who_cannot_be_ended_is_named),
+		cmocka_unit_test(a_session_that_was_ended_by_it_is_told),
+		cmocka_unit_test(who_waits_for_an_answer_gets_it_once),
+		cmocka_unit_test(a_log_that_is_no_file_hinders_nobody),
 		cmocka_unit_test(a_successor_can_die_at_every_system_call),
 	};
 

@@ -447,6 +447,9 @@ static void a_log_that_was_buffered_can_be_handed_over(void **state)
 	write_some(log, 10, 20);
 	assert_int_equal(kvt_oplog_close(log), 0);
 	assert_int_equal(read_log(&end, &truncated), 20);
+	assert_int_equal(kvt_oplog_open("/dev/null", &c, &log, why, sizeof(why)), 0);
+	assert_int_equal(kvt_oplog_hand_over(log, &tail), -ESPIPE);
+	assert_int_equal(kvt_oplog_close(log), 0);
 }
 
 /* The other one wrote `written` records and half of another before it failed. */
