@@ -5,17 +5,22 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvtrunk_keys.h"
+
 #define MAX_FLAGS 16
 
-const char *const ttft_mode_name[TTFT_MODES] = { "cache", "none", "private", "disabled" };
+const char *const ttft_mode_name[TTFT_MODES] = { "cache", "none", "private", "sticky",
+						 "disabled" };
 
-void ttft_engine_open(struct worker *worker, const struct ttft_options *options)
+void ttft_engine_open(struct worker *worker, const struct ttft_options *options,
+		      const char *model)
 {
-	static char model[512], tokenizer[512];
+	static char shipped[512], tokenizer[512];
 
-	snprintf(model, sizeof(model), "%s/prices.bin", options->directory);
+	snprintf(shipped, sizeof(shipped), "%s/prices.bin", options->directory);
 	snprintf(tokenizer, sizeof(tokenizer), "%s/prices.tok", options->directory);
-	*worker = (struct worker){ .options = { .model = model, .tokenizer = tokenizer,
+	*worker = (struct worker){ .options = { .model = model ? model : shipped,
+						.tokenizer = tokenizer,
 						.max_tokens = TTFT_MAX_TOKENS,
 						.chunk = TTFT_CHUNK, .seed = 1 } };
 	if (worker_open_model(worker) != 0)
@@ -60,11 +65,18 @@ void ttft_engine_connect(struct worker *worker, const char *socket)
 			bench_die("%s", worker->why);
 }
 
+void ttft_digest(const float *logits, uint32_t n_tokens, uint32_t vocab_size, uint64_t *ret_digest)
+{
+	kvt_image_hash(logits, (size_t)n_tokens * vocab_size * sizeof(*logits), ret_digest);
+}
+
 void ttft_engine_serve(struct worker *worker, const struct ttft_request *request, bool cache,
 		       struct ttft_answer *ret_answer)
 {
 	struct generation g = { .n_prompt = request->n, .token_us = ret_answer->token_us };
+	uint32_t vocab = worker->model.vocab_size;
 
+	g.logits = bench_alloc((size_t)TTFT_MAX_TOKENS * vocab, sizeof(*g.logits));
 	g.tokens = bench_alloc(worker->model.context + 1, sizeof(*g.tokens));
 	memcpy(g.tokens, request->tokens, request->n * sizeof(*g.tokens));
 	ret_answer->begun_ns = bench_clock_ns();
@@ -73,6 +85,7 @@ void ttft_engine_serve(struct worker *worker, const struct ttft_request *request
 	ret_answer->n_tokens = g.n_tokens - g.n_prompt;
 	memcpy(ret_answer->tokens, g.tokens + g.n_prompt,
 	       ret_answer->n_tokens * sizeof(*g.tokens));
+	ttft_digest(g.logits, ret_answer->n_tokens, vocab, ret_answer->logits_digest);
 	ret_answer->cached = g.cached;
 	ret_answer->prefilled = g.prefilled;
 	ret_answer->restarts = g.restarts;
@@ -82,19 +95,21 @@ void ttft_engine_serve(struct worker *worker, const struct ttft_request *request
 	ret_answer->total_us = g.total_us;
 	ret_answer->done = true;
 	free(g.tokens);
+	free(g.logits);
 }
 
-void ttft_same_output(const struct ttft_workload *workload,
-		      const struct ttft_reference *reference, uint32_t request,
+void ttft_same_output(const char *workload, const struct ttft_answer *expected, uint32_t request,
 		      const struct ttft_answer *answer, const char *where)
 {
-	const struct ttft_answer *expected = &reference->answer[request];
-
 	if (!answer->done)
-		bench_die("%s, %s: request %u got no answer", workload->name, where, request);
+		bench_die("%s, %s: request %u got no answer", workload, where, request);
 	if (answer->n_tokens != expected->n_tokens ||
 	    memcmp(answer->tokens, expected->tokens,
 		   answer->n_tokens * sizeof(answer->tokens[0])) != 0)
-		bench_die("%s, %s: request %u got other tokens than without kvtrunk",
-			  workload->name, where, request);
+		bench_die("%s, %s: request %u got other tokens than without kvtrunk", workload,
+			  where, request);
+	if (memcmp(answer->logits_digest, expected->logits_digest,
+		   sizeof(answer->logits_digest)) != 0)
+		bench_die("%s, %s: request %u got the tokens that it gets without kvtrunk, from "
+			  "other logits", workload, where, request);
 }

@@ -59,7 +59,7 @@ static void serve_both(struct worker *worker, const struct ttft_workload *worklo
 			ttft_engine_serve(worker, &workload->request[i], cache, &answer);
 			*(cache ? &pair->with_cpu_us : &pair->without_cpu_us) +=
 				cpu_us() - begun_us;
-			ttft_same_output(workload, reference, i, &answer,
+			ttft_same_output(workload->name, &reference->answer[i], i, &answer,
 					 cache ? "with the cache" : "without the cache");
 			keep_better(cache ? &pair->with_us[i] : &pair->without_us[i],
 				    answer.total_us);
@@ -117,12 +117,14 @@ double ttft_pair(const struct ttft_options *options, struct worker *worker,
 		   "\"rounds\":%u,"
 		   "\"pool_pages\":%u,\"with_us\":%.0f,\"without_us\":%.0f,\"ratio\":%.4f,"
 		   "\"cpu_ratio\":%.4f,"
-		   "\"floor_us\":%.0f,\"floor\":\"the same positions computed without a daemon\","
+		   "\"floor_us\":%.0f,\"over_floor\":%.4f,"
+		   "\"floor\":\"the same positions computed without a daemon\","
 		   "\"cached_positions\":%llu,\"prefill_positions\":%llu,\"restarts\":%llu,"
 		   "\"waits\":%llu", workload->name, worker->options.chunk,
 		   caching ? "true" : "false", workload->n, options->rounds, n_pages, with_us,
 		   without_us, without_us / with_us,
 		   pair->without_cpu_us / pair->with_cpu_us, reference->cold_total_us,
+		   with_us / reference->cold_total_us,
 		   (unsigned long long)pair->cached,
 		   (unsigned long long)pair->prefilled, (unsigned long long)pair->restarts,
 		   (unsigned long long)pair->waits);

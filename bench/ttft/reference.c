@@ -11,20 +11,13 @@
 
 #define ATTEMPTS 3u
 
-struct slab {
-	struct worker *worker;
-	struct forward forward;
-	void *base;
-	uint64_t bytes;
-	uint32_t *pages;
-	uint32_t n_pages;
-};
-
-static void slab_open(struct slab *slab, struct worker *worker)
+void ttft_slab_open(struct ttft_slab *slab, struct worker *worker)
 {
 	struct kvt_attn_geometry geometry;
 
 	slab->worker = worker;
+	slab->logits = bench_alloc((size_t)TTFT_MAX_TOKENS * worker->model.vocab_size,
+				   sizeof(*slab->logits));
 	slab->n_pages = worker->model.context / TTFT_PAGE_SIZE + 1;
 	forward_geometry(&worker->model, TTFT_PAGE_SIZE, slab->n_pages, &geometry);
 	if (kvt_attn_geometry_bytes(&geometry, &slab->bytes) != 0)
@@ -41,11 +34,12 @@ static void slab_open(struct slab *slab, struct worker *worker)
 		bench_die("%s", worker->why);
 }
 
-static void slab_close(struct slab *slab)
+void ttft_slab_close(struct ttft_slab *slab)
 {
 	forward_close(&slab->forward);
 	munmap(slab->base, slab->bytes);
 	free(slab->pages);
+	free(slab->logits);
 }
 
 static double since_us(uint64_t begun_ns)
@@ -53,54 +47,67 @@ static double since_us(uint64_t begun_ns)
 	return (double)(bench_clock_ns() - begun_ns) / 1e3;
 }
 
-static uint32_t step(struct slab *slab, const uint32_t *tokens, uint32_t start, uint32_t n)
+/** Compute these positions. Returns the logits of the last. */
+static const float *step(struct ttft_slab *slab, const uint32_t *tokens, uint32_t start,
+			 uint32_t n)
 {
 	const float *logits = forward_run(&slab->forward, tokens, start, n, slab->pages,
 					  slab->n_pages, slab->worker->why);
-	uint32_t best = 0;
 
 	if (!logits)
 		bench_die("%s", slab->worker->why);
-	for (uint32_t i = 1; i < slab->worker->model.vocab_size; i++)
+	return logits;
+}
+
+static uint32_t likeliest(const float *logits, uint32_t n)
+{
+	uint32_t best = 0;
+
+	for (uint32_t i = 1; i < n; i++)
 		if (logits[i] > logits[best])
 			best = i;
 	return best;
 }
 
-/** One request whose positions before `from` are in the slab already. */
-static void generate(struct slab *slab, const struct ttft_request *request, uint32_t from,
-		     struct ttft_answer *answer)
+void ttft_slab_generate(struct ttft_slab *slab, const struct ttft_request *request, uint32_t from,
+			struct ttft_answer *answer)
 {
-	uint32_t chunk = slab->worker->options.chunk, token = 0;
+	uint32_t chunk = slab->worker->options.chunk, vocab = slab->worker->model.vocab_size;
+	const float *logits = NULL;
+	uint32_t token;
 
 	answer->n_tokens = 0;
 	answer->begun_ns = bench_clock_ns();
 	for (uint32_t at = from, n; at < request->n; at += n) {
 		n = request->n - at > chunk ? chunk : request->n - at;
-		token = step(slab, request->tokens + at, at, n);
+		logits = step(slab, request->tokens + at, at, n);
 	}
-	answer->ttft_us = since_us(answer->begun_ns);
 	for (;;) {
+		memcpy(slab->logits + (size_t)answer->n_tokens * vocab, logits,
+		       vocab * sizeof(*logits));
+		token = likeliest(logits, vocab);
 		answer->token_us[answer->n_tokens] = since_us(answer->begun_ns);
 		answer->tokens[answer->n_tokens++] = token;
 		if (token == TOKEN_BOS || token == TOKEN_EOS ||
 		    answer->n_tokens == TTFT_MAX_TOKENS)
 			break;
-		token = step(slab, &token, request->n + answer->n_tokens - 1, 1);
+		logits = step(slab, &token, request->n + answer->n_tokens - 1, 1);
 	}
 	answer->total_us = since_us(answer->begun_ns);
+	answer->ttft_us = answer->token_us[0];
+	ttft_digest(slab->logits, answer->n_tokens, vocab, answer->logits_digest);
 	answer->done = true;
 }
 
-/** The quickest of several times: a floor that a busy moment raised is none. */
-static void generate_best(struct slab *slab, const struct ttft_request *request, uint32_t from,
-			  struct ttft_answer *answer)
+/* A floor that a busy moment raised is none. */
+void ttft_slab_generate_best(struct ttft_slab *slab, const struct ttft_request *request,
+			     uint32_t from, struct ttft_answer *answer)
 {
 	struct ttft_answer one = { 0 };
 
-	generate(slab, request, from, answer);
+	ttft_slab_generate(slab, request, from, answer);
 	for (unsigned int i = 1; i < ATTEMPTS; i++) {
-		generate(slab, request, from, &one);
+		ttft_slab_generate(slab, request, from, &one);
 		if (one.total_us < answer->total_us)
 			*answer = one;
 	}
@@ -132,42 +139,45 @@ static int compare(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-static double median(double *values, uint32_t n)
+double ttft_median(double *values, uint32_t n)
 {
 	qsort(values, n, sizeof(*values), compare);
 	return n ? values[n / 2] : 0.0;
+}
+
+void ttft_reference_add(struct ttft_reference *reference, double cold_ttft_us,
+			double cold_total_us, const struct ttft_answer *warm)
+{
+	struct ttft_reference *r = reference;
+
+	r->cold[r->n] = cold_ttft_us;
+	r->warm[r->n++] = warm->ttft_us;
+	r->cold_total_us += cold_total_us;
+	r->warm_total_us += warm->total_us;
+	for (uint32_t i = 1; i < warm->n_tokens; i++)
+		r->token[r->n_steps++] = warm->token_us[i] - warm->token_us[i - 1];
+	r->cold_ttft_us = ttft_median(r->cold, r->n);
+	r->warm_ttft_us = ttft_median(r->warm, r->n);
+	r->token_us = ttft_median(r->token, r->n_steps);
 }
 
 void ttft_reference_run(struct worker *worker, const struct ttft_workload *workload,
 			struct ttft_reference *ret_reference)
 {
 	struct ttft_reference *r = ret_reference;
-	static double cold[TTFT_MAX_REQUESTS], warm[TTFT_MAX_REQUESTS];
-	static double token[TTFT_MAX_REQUESTS * TTFT_MAX_TOKENS];
-	uint32_t measured = 0, tokens = 0;
-	struct slab slab;
+	struct ttft_slab slab;
 
 	memset(r, 0, sizeof(*r));
-	slab_open(&slab, worker);
+	ttft_slab_open(&slab, worker);
 	step(&slab, workload->request[0].tokens, 0, 64); /* first uses are nobody's */
 	for (uint32_t i = 0; i < workload->n; i++) {
 		const struct ttft_request *request = &workload->request[i];
-		struct ttft_answer again = { 0 }, *answer = &r->answer[i];
+		struct ttft_answer warm = { 0 }, *answer = &r->answer[i];
 
-		generate_best(&slab, request, 0, answer);
+		ttft_slab_generate_best(&slab, request, 0, answer);
+		ttft_slab_generate_best(&slab, request, request->warm, &warm);
+		ttft_reference_add(r, answer->ttft_us, answer->total_us, &warm);
 		r->right += is_right(worker, request, answer);
-		if (i < workload->n_unmeasured)
-			continue;
-		generate_best(&slab, request, request->warm, &again);
-		cold[measured] = answer->ttft_us;
-		warm[measured++] = again.ttft_us;
-		r->cold_total_us += answer->total_us;
-		r->warm_total_us += again.total_us;
-		for (uint32_t j = 1; j < again.n_tokens; j++)
-			token[tokens++] = again.token_us[j] - again.token_us[j - 1];
 	}
-	r->cold_ttft_us = median(cold, measured);
-	r->warm_ttft_us = median(warm, measured);
-	r->token_us = median(token, tokens);
-	slab_close(&slab);
+	ttft_slab_close(&slab);
 }

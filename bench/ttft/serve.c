@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #define SAMPLE_NS 10000000u /* between two looks at the pools */
+#define READY UINT32_MAX
 
 struct stand {
 	const struct ttft_options *options;
@@ -25,9 +26,13 @@ struct stand {
 	struct kvt_own_daemon daemon[TTFT_MAX_WORKERS];
 	struct kvt_client *watcher[TTFT_MAX_WORKERS];
 	pid_t pid[TTFT_MAX_WORKERS];
-	int queue[2];  /* the parent writes request numbers */
-	int events[2]; /* children write one byte when ready, and for each answer */
+	/* The parent writes request numbers: to one for all, or to one for each process. */
+	int queue[TTFT_MAX_WORKERS][2];
+	uint32_t n_queues;
+	int events[2]; /* children write READY, and the number of each request they answered */
 	struct ttft_answer *answers; /* shared */
+	bool sent[TTFT_MAX_REQUESTS], answered[TTFT_MAX_REQUESTS];
+	uint64_t start_ns; /* of the requests that are measured */
 	struct ttft_pool_use *use;
 };
 
@@ -35,17 +40,19 @@ struct stand {
 static void serve_queue(struct stand *stand, uint32_t which)
 {
 	struct worker *worker = stand->worker;
-	uint32_t i;
+	int from = stand->queue[which % stand->n_queues][0];
+	uint32_t i = READY;
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	close(stand->queue[1]);
+	for (uint32_t queue = 0; queue < stand->n_queues; queue++)
+		close(stand->queue[queue][1]);
 	ttft_engine_connect(worker, stand->daemon[which % stand->n_daemons].socket_path);
-	if (write(stand->events[1], "r", 1) != 1)
+	if (write(stand->events[1], &i, sizeof(i)) != sizeof(i))
 		_exit(1);
-	while (read(stand->queue[0], &i, sizeof(i)) == sizeof(i)) {
+	while (read(from, &i, sizeof(i)) == sizeof(i)) {
 		ttft_engine_serve(worker, &stand->workload->request[i],
 				  stand->mode != TTFT_NONE, &stand->answers[i]);
-		if (write(stand->events[1], "a", 1) != 1)
+		if (write(stand->events[1], &i, sizeof(i)) != sizeof(i))
 			_exit(1);
 	}
 	worker_close_cache(worker);
@@ -76,7 +83,7 @@ static void watch_pools(struct stand *stand)
 }
 
 /** Take one event, looking at the pools meanwhile; false at `until_ns`. */
-static bool take_event(struct stand *stand, uint64_t until_ns)
+static bool take_event(struct stand *stand, uint64_t until_ns, uint32_t *ret_event)
 {
 	struct pollfd fd = { .fd = stand->events[0], .events = POLLIN };
 	uint64_t now;
@@ -84,10 +91,10 @@ static bool take_event(struct stand *stand, uint64_t until_ns)
 	while ((now = bench_clock_ns()) < until_ns) {
 		uint64_t left = until_ns - now < SAMPLE_NS ? until_ns - now : SAMPLE_NS;
 		struct timespec pause = { .tv_nsec = (long)left };
-		char byte;
 
 		if (ppoll(&fd, 1, &pause, NULL) > 0)
-			return read(stand->events[0], &byte, 1) == 1;
+			return read(stand->events[0], ret_event, sizeof(*ret_event)) ==
+			       sizeof(*ret_event);
 		watch_pools(stand);
 		for (uint32_t i = 0; i < stand->n_workers; i++)
 			if (waitpid(stand->pid[i], NULL, WNOHANG) != 0)
@@ -96,42 +103,90 @@ static bool take_event(struct stand *stand, uint64_t until_ns)
 	return false;
 }
 
+/** Wait for an answer. Returns how many came: one, or none until then. */
+static uint32_t take_answer(struct stand *stand, uint64_t until_ns)
+{
+	uint32_t i;
+
+	if (!take_event(stand, until_ns, &i))
+		return 0;
+	stand->answered[i] = true;
+	return 1;
+}
+
 static void hand_out(struct stand *stand, uint32_t request)
 {
-	if (write(stand->queue[1], &request, sizeof(request)) != sizeof(request))
+	uint32_t queue = stand->workload->request[request].conversation % stand->n_queues;
+
+	stand->sent[request] = true;
+	if (write(stand->queue[queue][1], &request, sizeof(request)) != sizeof(request))
 		bench_die("no worker takes requests any more");
+}
+
+/** What only fills the cache. */
+static double run_unmeasured(struct stand *stand)
+{
+	uint64_t begun_ns = bench_clock_ns();
+	uint32_t n = stand->workload->n_unmeasured;
+
+	if (stand->mode == TTFT_NONE)
+		return 0.0;
+	for (uint32_t i = 0; i < n; i++)
+		hand_out(stand, i);
+	while (n > 0)
+		n -= take_answer(stand, UINT64_MAX);
+	return (double)(bench_clock_ns() - begun_ns) / 1e9;
+}
+
+/** When a request comes; UINT64_MAX as long as it waits for the answer to another one. */
+static uint64_t due_ns(const struct stand *stand, uint32_t i)
+{
+	const struct ttft_request *request = &stand->workload->request[i];
+	const struct ttft_answer *before = &stand->answers[request->after];
+
+	if (!request->after)
+		return stand->start_ns + request->due_ns;
+	if (!stand->answered[request->after])
+		return UINT64_MAX;
+	return before->begun_ns + (uint64_t)(before->total_us * 1e3) + request->due_ns;
+}
+
+static uint32_t next_request(const struct stand *stand, uint64_t *ret_due_ns)
+{
+	uint32_t next = 0;
+
+	*ret_due_ns = UINT64_MAX;
+	for (uint32_t i = stand->workload->n_unmeasured; i < stand->workload->n; i++) {
+		uint64_t due = stand->sent[i] ? UINT64_MAX : due_ns(stand, i);
+
+		if (due >= *ret_due_ns)
+			continue;
+		*ret_due_ns = due;
+		next = i;
+	}
+	return next;
 }
 
 /** Send all requests at their times. Returns when the last answer is there. */
 static double run_queue(struct stand *stand)
 {
 	const struct ttft_workload *w = stand->workload;
-	uint32_t done = 0;
-	uint64_t start;
+	uint32_t left = w->n - w->n_unmeasured;
 
-	for (uint32_t i = 0; i < w->n_unmeasured; i++)
-		hand_out(stand, i);
-	while (done < w->n_unmeasured)
-		done += take_event(stand, UINT64_MAX);
-	start = bench_clock_ns();
-	for (uint32_t i = w->n_unmeasured; i < w->n; i++) {
-		uint64_t due_ns = start + w->request[i].due_ns;
+	stand->start_ns = bench_clock_ns();
+	while (left > 0) {
+		uint64_t due;
+		uint32_t next = next_request(stand, &due);
 
-		while (bench_clock_ns() < due_ns)
-			done += take_event(stand, due_ns);
-		hand_out(stand, i);
+		if (due <= bench_clock_ns())
+			hand_out(stand, next);
+		else
+			left -= take_answer(stand, due);
 	}
-	while (done < w->n)
-		done += take_event(stand, UINT64_MAX);
-	for (uint32_t i = w->n_unmeasured; i < w->n; i++) {
-		struct ttft_answer *answer = &stand->answers[i];
-		uint64_t due_ns = start + w->request[i].due_ns;
-		double late_us = ((double)answer->begun_ns - (double)due_ns) / 1e3;
-
-		answer->ttft_us += late_us;
-		answer->total_us += late_us;
-	}
-	return (double)(bench_clock_ns() - start) / 1e9;
+	for (uint32_t i = w->n_unmeasured; i < w->n; i++)
+		stand->answers[i].late_us =
+			((double)stand->answers[i].begun_ns - (double)due_ns(stand, i)) / 1e3;
+	return (double)(bench_clock_ns() - stand->start_ns) / 1e9;
 }
 
 static void open_stand(struct stand *stand, uint32_t n_pages)
@@ -147,7 +202,10 @@ static void open_stand(struct stand *stand, uint32_t n_pages)
 		if (kvt_client_connect(&stand->watcher[i], &options, &error) != 0)
 			bench_die("%s", error.text);
 	}
-	if (pipe(stand->queue) || pipe(stand->events))
+	for (uint32_t i = 0; i < stand->n_queues; i++)
+		if (pipe(stand->queue[i]))
+			bench_die("pipe: %s", strerror(errno));
+	if (pipe(stand->events))
 		bench_die("pipe: %s", strerror(errno));
 	for (uint32_t i = 0; i < stand->n_workers; i++) {
 		fflush(stdout);
@@ -157,14 +215,16 @@ static void open_stand(struct stand *stand, uint32_t n_pages)
 		if (stand->pid[i] == 0)
 			serve_queue(stand, i);
 	}
-	close(stand->queue[0]);
-	for (uint32_t ready = 0; ready < stand->n_workers;)
-		ready += take_event(stand, UINT64_MAX);
+	for (uint32_t i = 0; i < stand->n_queues; i++)
+		close(stand->queue[i][0]);
+	for (uint32_t ready = 0, event; ready < stand->n_workers;)
+		ready += take_event(stand, UINT64_MAX, &event);
 }
 
 static void close_stand(struct stand *stand)
 {
-	close(stand->queue[1]);
+	for (uint32_t i = 0; i < stand->n_queues; i++)
+		close(stand->queue[i][1]);
 	for (uint32_t i = 0; i < stand->n_workers; i++) {
 		int status;
 
@@ -182,12 +242,14 @@ static void close_stand(struct stand *stand)
 void ttft_serve(const struct ttft_options *options, struct worker *worker,
 		const struct ttft_workload *workload, enum ttft_mode mode, uint32_t workers,
 		uint32_t n_pages, struct ttft_answer *ret_answers, struct ttft_pool_use *ret_use,
-		double *ret_seconds)
+		double *ret_unmeasured_s, double *ret_seconds)
 {
+	bool own = mode == TTFT_PRIVATE || mode == TTFT_STICKY;
 	size_t bytes = workload->n * sizeof(struct ttft_answer);
 	struct stand stand = { .options = options, .worker = worker, .workload = workload,
 			       .mode = mode, .n_workers = workers,
-			       .n_daemons = mode == TTFT_PRIVATE ? workers : 1, .use = ret_use };
+			       .n_daemons = own ? workers : 1, .use = ret_use,
+			       .n_queues = mode == TTFT_STICKY ? workers : 1 };
 
 	*ret_use = (struct ttft_pool_use){ 0 };
 	stand.answers = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
@@ -195,6 +257,7 @@ void ttft_serve(const struct ttft_options *options, struct worker *worker,
 	if (stand.answers == MAP_FAILED)
 		bench_die("out of memory");
 	open_stand(&stand, n_pages);
+	*ret_unmeasured_s = run_unmeasured(&stand);
 	*ret_seconds = run_queue(&stand);
 	watch_pools(&stand);
 	close_stand(&stand);

@@ -6,15 +6,8 @@
 #include <string.h>
 
 #define SHARED_LINES 128u /* with its head 1,028 positions: 1,024 in whole pages */
-#define AGENT_LINES 156u  /* 1,252 positions, and one turn: 1,264, which is 79 pages */
-#define AGENT_NEW 727u    /* 725 in whole turns */
 #define FEWEST_TURNS 2u
 #define MOST_TURNS 9u /* own: 4 of the list's end, 24 to 108 of turns, 5 of the question */
-
-static uint32_t whole_pages(uint32_t positions)
-{
-	return positions / TTFT_PAGE_SIZE * TTFT_PAGE_SIZE;
-}
 
 /** A prompt on `list`: `turns` answered questions, then one that is left open. */
 static struct ttft_request *add(struct ttft_workload *workload, const struct worker *worker,
@@ -78,7 +71,7 @@ void ttft_workload_rotating(struct ttft_workload *workload, const struct worker 
 		request = add(workload, worker, &list, turns_of(i), 5000 + i);
 		request->due_ns = due(options, i);
 		if (i >= lists)
-			request->warm = whole_pages(PRICES_HEAD + SHARED_LINES * PRICES_LINE);
+			request->warm = ttft_whole_pages(PRICES_HEAD + SHARED_LINES * PRICES_LINE);
 	}
 }
 
@@ -94,28 +87,6 @@ void ttft_workload_unique(struct ttft_workload *workload, const struct worker *w
 {
 	workload->name = "unique";
 	ttft_workload_rotating(workload, worker, prices, options, options->requests);
-}
-
-void ttft_workload_agent(struct ttft_workload *workload, const struct worker *worker,
-			 const struct prices *prices, const struct ttft_options *options)
-{
-	uint32_t old = PRICES_HEAD + AGENT_LINES * PRICES_LINE + PRICES_TURN, half;
-	struct price_list list;
-
-	workload->name = "agent";
-	half = options->requests / 2 ? options->requests / 2 : 1;
-	workload->n_unmeasured = half;
-	for (uint32_t i = 0; i < 2 * half; i++) {
-		struct ttft_request *request;
-
-		price_list_draw(&list, prices, AGENT_LINES, 300 + i % half);
-		request = add(workload, worker, &list,
-			      i < half ? 1 : 1 + (AGENT_NEW - PRICES_OPEN) / PRICES_TURN,
-			      7000 + i % half);
-		request->due_ns = i < half ? 0 : due(options, 2 * (i - half));
-		if (i >= half)
-			request->warm = whole_pages(old);
-	}
 }
 
 void ttft_workload_same(struct ttft_workload *workload, const struct worker *worker,
