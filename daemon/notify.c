@@ -102,6 +102,13 @@ void kvt_notify_close(struct kvt_notify *notify)
 	notify->fd = -1;
 }
 
+static int send_text(const struct kvt_notify *notify, const char *text)
+{
+	size_t n = strlen(text);
+
+	return send(notify->fd, text, n, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)n ? 0 : -errno;
+}
+
 int kvt_notify_send(const struct kvt_notify *notify, const char *format, ...)
 {
 	char text[1024];
@@ -115,7 +122,45 @@ int kvt_notify_send(const struct kvt_notify *notify, const char *format, ...)
 	va_end(arguments);
 	if (n < 0 || (size_t)n >= sizeof(text))
 		return 0;
-	return send(notify->fd, text, (size_t)n, MSG_DONTWAIT | MSG_NOSIGNAL) == n;
+	return send_text(notify, text) == 0;
+}
+
+static void forget_oldest(struct kvt_notify *notify)
+{
+	uint32_t bytes = (uint32_t)strlen(notify->owed) + 1;
+
+	notify->owed_bytes -= bytes;
+	memmove(notify->owed, notify->owed + bytes, notify->owed_bytes);
+}
+
+bool kvt_notify_owes(struct kvt_notify *notify)
+{
+	while (notify->owed_bytes) {
+		int error = send_text(notify, notify->owed);
+
+		if (error == -EAGAIN || error == -EINTR)
+			return true;
+		forget_oldest(notify); /* sent, or to nobody */
+	}
+	return false;
+}
+
+void kvt_notify_tell(struct kvt_notify *notify, const char *format, ...)
+{
+	char text[sizeof(notify->owed)];
+	va_list arguments;
+	int n;
+
+	va_start(arguments, format);
+	n = vsnprintf(text, sizeof(text), format, arguments);
+	va_end(arguments);
+	if (notify->fd < 0 || n < 0 || (size_t)n >= sizeof(text))
+		return;
+	while (notify->owed_bytes + (uint32_t)n + 1 > sizeof(notify->owed))
+		forget_oldest(notify);
+	memcpy(notify->owed + notify->owed_bytes, text, (size_t)n + 1);
+	notify->owed_bytes += (uint32_t)n + 1;
+	kvt_notify_owes(notify);
 }
 
 /* One message with, or without, a descriptor. */
@@ -140,22 +185,24 @@ static ssize_t send_with(int to, const char *text, size_t n, int fd)
 }
 
 /* What is parked must arrive: a manager whose queue is full gets a moment. */
-static int send_surely(const struct kvt_notify *notify, const char *text, int fd)
+static int send_surely(struct kvt_notify *notify, const char *text, int fd)
 {
 	struct pollfd room = { .fd = notify->fd, .events = POLLOUT };
 	size_t n = strlen(text);
+	ssize_t sent;
 
 	if (notify->fd < 0)
 		return -ENOTCONN;
-	if (send_with(notify->fd, text, n, fd) == (ssize_t)n)
-		return 0;
-	if (errno != EAGAIN && errno != EINTR)
-		return -errno;
-	poll(&room, 1, KVT_NOTIFY_PATIENCE_MS);
-	return send_with(notify->fd, text, n, fd) == (ssize_t)n ? 0 : -errno;
+	sent = send_with(notify->fd, text, n, fd);
+	if (sent < 0 && (errno == EAGAIN || errno == EINTR) && !notify->hangs) {
+		poll(&room, 1, KVT_NOTIFY_PATIENCE_MS);
+		sent = send_with(notify->fd, text, n, fd);
+	}
+	notify->hangs = sent < 0 && errno == EAGAIN;
+	return sent == (ssize_t)n ? 0 : -errno;
 }
 
-int kvt_notify_park(const struct kvt_notify *notify, const char *name, int fd)
+int kvt_notify_park(struct kvt_notify *notify, const char *name, int fd)
 {
 	char text[128];
 
@@ -163,7 +210,7 @@ int kvt_notify_park(const struct kvt_notify *notify, const char *name, int fd)
 	return send_surely(notify, text, fd);
 }
 
-int kvt_notify_unpark(const struct kvt_notify *notify, const char *name)
+int kvt_notify_unpark(struct kvt_notify *notify, const char *name)
 {
 	char text[128];
 

@@ -1018,7 +1018,7 @@ int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	kvt_park_objects(daemon);
 	kvt_core_publish(daemon->core, KVT_ARENA_READY);
 	report(daemon);
-	kvt_notify_send(&daemon->notify, "READY=1\nMAINPID=%d\n", (int)getpid());
+	kvt_notify_tell(&daemon->notify, "READY=1\nMAINPID=%d\n", (int)getpid());
 	return 0;
 }
 

@@ -23,6 +23,7 @@
 #include "daemon/park.h"
 
 #define FDS_START 3
+#define OWED_INTERVAL_NS 10000000ull /* between looks at a queue above that was full */
 #define SHORT_LIFE_NS 50000000ull  /* a life shorter than this after READY was a failure */
 #define FIRST_PAUSE_NS 10000000ull /* after the second failure in a row; then twice as long */
 #define LONGEST_PAUSE_NS 1000000000ull
@@ -145,9 +146,13 @@ static void take_line(struct supervisor *supervisor, const char *line, bool abou
 	} else if (strcmp(line, "WATCHDOG=1") == 0) {
 		supervisor->fed_ns = now_ns();
 	}
-	/* For the one above we are the main process. */
-	if (!about_store && strncmp(line, "MAINPID=", 8) != 0)
+	/* For the one above we are the main process. There will be another status, and food. */
+	if (about_store || strncmp(line, "MAINPID=", 8) == 0)
+		return;
+	if (strncmp(line, "STATUS=", 7) == 0 || strcmp(line, "WATCHDOG=1") == 0)
 		kvt_notify_send(&supervisor->above, "%s\n", line);
+	else
+		kvt_notify_tell(&supervisor->above, "%s\n", line);
 }
 
 static void take_message(struct supervisor *supervisor, char *text, int *fds, uint32_t n_fds)
@@ -365,6 +370,8 @@ static int timeout_ms(struct supervisor *supervisor)
 
 	if (!supervisor->child && supervisor->start_at_ns && supervisor->start_at_ns < due)
 		due = supervisor->start_at_ns;
+	if (kvt_notify_owes(&supervisor->above) && now + OWED_INTERVAL_NS < due)
+		due = now + OWED_INTERVAL_NS;
 	if (due == UINT64_MAX)
 		return -1;
 	return due <= now ? 0 : (int)((due - now) / 1000000 + 1);

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #define STATUS_INTERVAL_NS 2000000000ull
+#define OWED_INTERVAL_NS 10000000ull /* between looks at a manager's queue that was full */
 #define EXPIRY_BUDGET 4096u
 
 static uint64_t earlier(uint64_t a, uint64_t b)
@@ -98,10 +99,12 @@ void kvt_status_send(struct kvt_daemon *daemon)
  * loop that hangs starves it. */
 static uint64_t feed_manager(struct kvt_daemon *daemon)
 {
-	uint64_t half = daemon->notify.watchdog_ns / 2;
+	uint64_t half = daemon->notify.watchdog_ns / 2, next = UINT64_MAX;
 
 	if (daemon->notify.fd < 0)
 		return UINT64_MAX;
+	if (kvt_notify_owes(&daemon->notify))
+		next = daemon->real_ns + OWED_INTERVAL_NS;
 	if (daemon->real_ns >= daemon->status_at_ns) {
 		kvt_status_send(daemon);
 		daemon->status_at_ns = daemon->real_ns + STATUS_INTERVAL_NS;
@@ -112,8 +115,8 @@ static uint64_t feed_manager(struct kvt_daemon *daemon)
 		kvt_notify_send(&daemon->notify, "WATCHDOG=1\n");
 		daemon->watchdog_at_ns = daemon->real_ns + half;
 	}
-	return half ? earlier(daemon->status_at_ns, daemon->watchdog_at_ns)
-		    : daemon->status_at_ns;
+	next = earlier(next, daemon->status_at_ns);
+	return half ? earlier(next, daemon->watchdog_at_ns) : next;
 }
 
 static uint64_t accept_again(struct kvt_daemon *daemon)
@@ -178,7 +181,7 @@ static void begin_drain(struct kvt_daemon *daemon, int signal)
 	kvt_core_drain(daemon->core, true, daemon->now_ns);
 	kvt_core_publish(daemon->core, KVT_ARENA_DRAINING);
 	stop_listening(daemon);
-	kvt_notify_send(&daemon->notify, "STOPPING=1\n");
+	kvt_notify_tell(&daemon->notify, "STOPPING=1\n");
 	kvt_status_send(daemon);
 }
 
@@ -190,7 +193,7 @@ static void reload(struct kvt_daemon *daemon)
 	int command;
 
 	clock_gettime(CLOCK_MONOTONIC, &now);
-	kvt_notify_send(&daemon->notify, "RELOADING=1\nMONOTONIC_USEC=%llu\n",
+	kvt_notify_tell(&daemon->notify, "RELOADING=1\nMONOTONIC_USEC=%llu\n",
 			(unsigned long long)now.tv_sec * 1000000ull +
 				(unsigned long long)now.tv_nsec / 1000);
 	command = kvt_config_parse(&fresh, daemon->argc, daemon->argv, why);
@@ -203,7 +206,8 @@ static void reload(struct kvt_daemon *daemon)
 		kvt_log(KVT_LOG_NOTICE, "reloaded", "changed=\"%s\" need_restart=\"%s\"", changed,
 			fixed);
 	}
-	kvt_notify_send(&daemon->notify, "READY=1\n");
+	kvt_notify_tell(&daemon->notify, "READY=1\n");
+	daemon->next_timer_ns = 0;
 }
 
 /* End between two turns and leave everything to the successor that the manager will start. */

@@ -327,6 +327,56 @@ static void sighup_takes_over_what_may_change_and_names_the_rest(void **state)
 	kvt_test_daemon_remove(&daemon);
 }
 
+/* ---- a manager that is busy */
+
+static void fill_queue(const struct kvt_test_daemon *daemon)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/notify", daemon->dir);
+	kvt_test_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+	while (send(fd, "X=1", 3, MSG_DONTWAIT) == 3)
+		continue;
+	kvt_test_equal(errno, EAGAIN);
+	close(fd);
+}
+
+/* It serves already: what it says to its manager has been said, or has found no room. */
+static void await_service(const struct kvt_test_daemon *daemon)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_client *client;
+
+	options.socket_path = daemon->socket;
+	while (kvt_client_connect(&client, &options, NULL) != 0)
+		kvt_test_equal(waitpid(daemon->pid, NULL, WNOHANG), 0);
+	kvt_client_close(client, KVT_IDLE);
+}
+
+static void a_manager_whose_queue_was_full_hears_all_that_matters(void **state)
+{
+	static const char *const supervised[] = { "--supervise", NULL };
+	struct kvt_test_daemon daemon;
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		kvt_test_daemon_prepare(&daemon, NULL);
+		fill_queue(&daemon);
+		kvt_test_daemon_spawn(&daemon, i ? supervised : NULL);
+		await_service(&daemon);
+		kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
+		fill_queue(&daemon);
+		kill(daemon.pid, SIGHUP);
+		while (!kvt_test_daemon_said(&daemon, "event=reloaded"))
+			await_service(&daemon);
+		kvt_test_check(kvt_test_daemon_await(&daemon, "RELOADING=1"));
+		kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
+		kvt_test_daemon_stop(&daemon);
+		kvt_test_daemon_remove(&daemon);
+	}
+}
+
 /* ---- watchdog */
 
 static bool with_watchdog(struct kvt_test_daemon *daemon)
@@ -576,6 +626,7 @@ int main(void)
 		cmocka_unit_test(a_client_in_a_pid_namespace_of_its_own_is_a_client_like_others),
 		cmocka_unit_test(a_daemon_that_does_not_see_its_clients_numbers_sees_their_death),
 		cmocka_unit_test(sighup_takes_over_what_may_change_and_names_the_rest),
+		cmocka_unit_test(a_manager_whose_queue_was_full_hears_all_that_matters),
 		cmocka_unit_test(the_watchdog_is_fed_asleep_and_spinning),
 		cmocka_unit_test(a_spinning_daemon_serves_without_a_system_call),
 		cmocka_unit_test(a_daemon_that_never_spins_misses_no_entry),

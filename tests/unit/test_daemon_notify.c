@@ -90,6 +90,48 @@ static void a_manager_that_does_not_read_blocks_nobody(void **state)
 	close(manager);
 }
 
+static void expect(int manager, const char *expected)
+{
+	char text[256] = "";
+
+	assert_true(recv(manager, text, sizeof(text) - 1, MSG_DONTWAIT) > 0);
+	assert_string_equal(text, expected);
+}
+
+/* In its order; of more than can be kept, the newest. */
+static void what_a_manager_must_hear_waits_for_room(void **state)
+{
+	struct kvt_notify notify;
+	char name[108], why[256], text[256];
+	int manager = make_manager(name, sizeof(name), true), sent = 0;
+
+	(void)state;
+	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), 0);
+	assert_false(kvt_notify_owes(&notify));
+	while (kvt_notify_send(&notify, "STATUS=%d\n", sent))
+		sent++;
+	kvt_notify_tell(&notify, "%0200d\n", 1); /* gives way */
+	kvt_notify_tell(&notify, "RELOADING=1\n");
+	kvt_notify_tell(&notify, "READY=1\nMAINPID=%d\n", 42);
+	assert_true(kvt_notify_owes(&notify));
+	kvt_notify_tell(&notify, "%0100d\n", 2);
+	assert_true(recv(manager, text, sizeof(text), MSG_DONTWAIT) > 0);
+	assert_true(kvt_notify_owes(&notify)); /* for one there was room */
+	for (; sent > 1; sent--)
+		assert_true(recv(manager, text, sizeof(text), MSG_DONTWAIT) > 0);
+	expect(manager, "RELOADING=1\n");
+	assert_false(kvt_notify_owes(&notify));
+	expect(manager, "READY=1\nMAINPID=42\n");
+	assert_int_equal(recv(manager, text, sizeof(text), MSG_DONTWAIT), 101);
+	kvt_notify_tell(&notify, "READY=1\n");
+	expect(manager, "READY=1\n");
+	assert_true(kvt_notify_send(&notify, "STATUS=\n"));
+	close(manager);
+	kvt_notify_tell(&notify, "READY=1\n"); /* to nobody: not kept */
+	assert_false(kvt_notify_owes(&notify));
+	kvt_notify_close(&notify);
+}
+
 /* The socket among what is passed. */
 static int passed_socket(int *ret_fd, char *why, size_t why_size)
 {
@@ -285,6 +327,7 @@ int main(void)
 		cmocka_unit_test(messages_arrive_on_a_socket_in_the_file_system),
 		cmocka_unit_test(messages_arrive_on_an_abstract_socket),
 		cmocka_unit_test(a_manager_that_does_not_read_blocks_nobody),
+		cmocka_unit_test(what_a_manager_must_hear_waits_for_room),
 		cmocka_unit_test(without_a_manager_nothing_happens),
 		cmocka_unit_test(a_manager_that_is_not_there_is_an_error),
 		cmocka_unit_test(the_watchdog_counts_only_when_it_is_for_this_process),
