@@ -92,15 +92,38 @@ static uint64_t monotonic_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
+struct instant {
+	uint64_t ns, cycles;
+};
+
+/* Both clocks at one time: of some looks the one in which least time passed. In a single one the
+ * scheduler may come between the two, and be away a hundred times as long as is measured. */
+static struct instant look_at_clocks(void)
+{
+	struct instant best = { 0, 0 };
+	uint64_t least = UINT64_MAX;
+
+	for (int i = 0; i < 16; i++) {
+		struct instant now = { .ns = monotonic_ns(), .cycles = kvt_cycles() };
+		uint64_t passed = monotonic_ns() - now.ns;
+
+		if (passed < least) {
+			least = passed;
+			best = now;
+		}
+	}
+	return best;
+}
+
 /* Cycles a microsecond, to within a per cent or so: budgets and histograms need no more. */
 static void calibrate(struct kvt_daemon *daemon)
 {
-	uint64_t begin_ns = monotonic_ns(), begin = kvt_cycles(), now_ns;
+	struct instant begin = look_at_clocks(), end;
 
 	do {
-		now_ns = monotonic_ns();
-	} while (now_ns - begin_ns < CALIBRATE_NS);
-	daemon->cycles_per_us = (kvt_cycles() - begin) * 1000 / (now_ns - begin_ns);
+		end = look_at_clocks();
+	} while (end.ns - begin.ns < CALIBRATE_NS);
+	daemon->cycles_per_us = (end.cycles - begin.cycles) * 1000 / (end.ns - begin.ns);
 	if (!daemon->cycles_per_us)
 		daemon->cycles_per_us = 1;
 	daemon->clock_interval = CLOCK_INTERVAL_US * daemon->cycles_per_us;
