@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <bsd/string.h>
@@ -30,7 +31,17 @@ static void fill_head(struct kvt_message *head, uint16_t type, size_t bytes)
 
 /* ---- messages with descriptors */
 
-static int send_all(int to, const void *message, size_t bytes, const int *fds, uint32_t n_fds)
+static int64_t now_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* -ETIMEDOUT: there was no room for it until `until_ms`. */
+static int send_all(int to, const void *message, size_t bytes, const int *fds, uint32_t n_fds,
+		    int64_t until_ms)
 {
 	union {
 		struct cmsghdr header;
@@ -49,9 +60,12 @@ static int send_all(int to, const void *message, size_t bytes, const int *fds, u
 		memcpy(CMSG_DATA(&control.header), fds, sizeof(int) * n_fds);
 	}
 	while (sendmsg(to, &header, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+		int64_t left;
+
 		if (errno != EAGAIN && errno != EINTR)
 			return -errno;
-		if (poll(&room, 1, PATIENCE_MS) == 0)
+		left = until_ms - now_ms();
+		if (left <= 0 || poll(&room, 1, (int)left) == 0)
 			return -ETIMEDOUT;
 	}
 	return 0;
@@ -204,11 +218,11 @@ int kvt_takeover_ask(struct kvt_daemon *daemon, const char *path, char why[KVT_W
 	daemon->takeover_fd = fd;
 	fill_head(&hello.head, KVT_MSG_HELLO, sizeof(hello));
 	fill_head(&request.head, KVT_MSG_ADMIN, sizeof(request));
-	error = send_all(fd, &hello, sizeof(hello), NULL, 0);
+	error = send_all(fd, &hello, sizeof(hello), NULL, 0, now_ms() + PATIENCE_MS);
 	n = error ? error : receive(fd, &packet, sizeof(packet), NULL, &n_fds);
 	if (n != sizeof(packet.welcome) || packet.head.type != KVT_MSG_WELCOME)
 		return refused(&packet, n, "speak with this one", why);
-	error = send_all(fd, &request, sizeof(request), NULL, 0);
+	error = send_all(fd, &request, sizeof(request), NULL, 0, now_ms() + PATIENCE_MS);
 	if (error) {
 		snprintf(why, KVT_WHY_BYTES, "the daemon hung up: %s", strerror(-error));
 		return error;
@@ -222,7 +236,8 @@ int kvt_takeover_confirm(struct kvt_daemon *daemon)
 	int error;
 
 	fill_head(&message.head, KVT_MSG_HANDOVER, sizeof(message));
-	error = send_all(daemon->takeover_fd, &message, sizeof(message), NULL, 0);
+	error = send_all(daemon->takeover_fd, &message, sizeof(message), NULL, 0,
+			 now_ms() + PATIENCE_MS);
 	close(daemon->takeover_fd);
 	daemon->takeover_fd = -1;
 	return error;
@@ -233,6 +248,7 @@ int kvt_takeover_confirm(struct kvt_daemon *daemon)
 struct handover {
 	int to;
 	int error;
+	int64_t until_ms; /* for all of it: clients wait */
 	struct kvt_message_handover message;
 	int fds[KVT_HANDOVER_MAX];
 };
@@ -244,7 +260,8 @@ static void flush(struct handover *handover, bool last)
 	fill_head(&handover->message.head, KVT_MSG_HANDOVER, sizeof(handover->message));
 	handover->message.last = last;
 	handover->error = send_all(handover->to, &handover->message, sizeof(handover->message),
-				   handover->fds, handover->message.n);
+				   handover->fds, handover->message.n,
+				   handover->until_ms);
 	memset(&handover->message, 0, sizeof(handover->message));
 }
 
@@ -298,7 +315,7 @@ int kvt_takeover_check(const struct kvt_daemon *daemon, const struct kvt_connect
 
 static int hand_over(struct kvt_daemon *daemon, const struct kvt_connection *connection)
 {
-	struct handover handover = { .to = connection->fd };
+	struct handover handover = { .to = connection->fd, .until_ms = now_ms() + PATIENCE_MS };
 
 	kvt_each_parcel(daemon, connection, hand, &handover);
 	flush(&handover, true);
@@ -312,7 +329,7 @@ static const char *not_sent(int error)
 	case -ECONNRESET:
 		return "it hung up";
 	case -ETIMEDOUT:
-		return "it read nothing for 10 s";
+		return "it did not read all of it within 10 s";
 	default:
 		return strerror(-error);
 	}
