@@ -320,7 +320,25 @@ void ttft_agent_reference(struct ttft_agent *agent, struct ttft_workload *ret_wo
 
 struct turn {
 	struct ttft_answer alone, served;
+	double alone_cpu_us, served_cpu_us; /* of the worker process, whole calls */
 };
+
+static void compute_alone(struct ttft_agent *agent, const struct ttft_request *request,
+			  struct turn *turn)
+{
+	double begun_us = ttft_cpu_us();
+
+	ttft_slab_generate(&agent->slab, request, request->warm, &turn->alone);
+	turn->alone_cpu_us = ttft_cpu_us() - begun_us;
+}
+
+static void serve(struct ttft_agent *agent, const struct ttft_request *request, struct turn *turn)
+{
+	double begun_us = ttft_cpu_us();
+
+	ttft_engine_serve(&agent->worker, request, true, &turn->served);
+	turn->served_cpu_us = ttft_cpu_us() - begun_us;
+}
 
 static void take_turns(struct ttft_agent *agent, const char *socket, struct turn *turn)
 {
@@ -335,10 +353,10 @@ static void take_turns(struct ttft_agent *agent, const char *socket, struct turn
 		go_on(c, worker, &before);
 		request = request_of(c);
 		if (i % 2)
-			ttft_engine_serve(worker, &request, true, &turn[i].served);
-		ttft_slab_generate(&agent->slab, &request, c->warm, &turn[i].alone);
+			serve(agent, &request, &turn[i]);
+		compute_alone(agent, &request, &turn[i]);
 		if (i % 2 == 0)
-			ttft_engine_serve(worker, &request, true, &turn[i].served);
+			serve(agent, &request, &turn[i]);
 		ttft_same_output("agent", &turn[i].alone, i, &turn[i].served, "in turns");
 		if (turn[i].served.prefilled != NEW || turn[i].served.cached != c->warm)
 			bench_die("agent, in turns: call %u found %u positions and computed %u, "
@@ -352,26 +370,30 @@ static void take_turns(struct ttft_agent *agent, const char *socket, struct turn
 static double report_turns(const struct ttft_agent *agent, const struct turn *turn)
 {
 	static double ttft[MAX_TURNS], alone[MAX_TURNS], ratio[MAX_TURNS], whole[MAX_TURNS];
+	double middle, cpu_us = 0.0, alone_cpu_us = 0.0;
 	uint32_t n = turns(agent->options);
-	double middle;
 
 	for (uint32_t i = 0; i < n; i++) {
 		ttft[i] = turn[i].served.ttft_us;
 		alone[i] = turn[i].alone.ttft_us;
 		ratio[i] = ttft[i] / alone[i];
 		whole[i] = turn[i].served.total_us / turn[i].alone.total_us;
+		cpu_us += turn[i].served_cpu_us;
+		alone_cpu_us += turn[i].alone_cpu_us;
 	}
 	middle = ttft_median(ratio, n);
 	bench_line("turns", "\"workload\":\"agent\",\"calls\":%u,\"cached\":%u,\"new\":%u,"
 		   "\"ttft_p50_us\":%.0f,\"floor_ttft_p50_us\":%.0f,\"ratio\":%.4f,"
 		   "\"ratio_min\":%.4f,\"ratio_max\":%.4f,\"total_ratio\":%.4f,"
+		   "\"cpu_ratio\":%.4f,"
 		   "\"floor\":\"the same call computed right before or after it, on KV in memory "
 		   "of the process, without a daemon\"", n, turn[0].served.cached, NEW,
 		   ttft_median(ttft, n), ttft_median(alone, n), middle, ratio[0], ratio[n - 1],
-		   ttft_median(whole, n));
+		   ttft_median(whole, n), cpu_us / alone_cpu_us);
 	fprintf(stderr, "agent, one process, %u calls in turns with the floor: TTFT p50 %.1f ms, "
-		"floor %.1f ms, %.3f x (%.3f to %.3f)\n", n, ttft[n / 2] / 1e3, alone[n / 2] / 1e3,
-		middle, ratio[0], ratio[n - 1]);
+		"floor %.1f ms, %.3f x (%.3f to %.3f), by CPU time %.3f x\n", n,
+		ttft[n / 2] / 1e3, alone[n / 2] / 1e3, middle, ratio[0], ratio[n - 1],
+		cpu_us / alone_cpu_us);
 	return middle;
 }
 

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "kvtrunk_keys.h"
 
@@ -112,4 +113,12 @@ void ttft_same_output(const char *workload, const struct ttft_answer *expected, 
 		   sizeof(answer->logits_digest)) != 0)
 		bench_die("%s, %s: request %u got the tokens that it gets without kvtrunk, from "
 			  "other logits", workload, where, request);
+}
+
+double ttft_cpu_us(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+	return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
 }

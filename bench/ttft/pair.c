@@ -10,7 +10,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 struct pair {
@@ -18,14 +17,6 @@ struct pair {
 	double with_cpu_us, without_cpu_us; /* of the worker process alone, all rounds */
 	uint64_t cached, prefilled, restarts, waits;
 };
-
-static double cpu_us(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-	return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
-}
 
 static void keep_better(double *best, double now)
 {
@@ -54,11 +45,11 @@ static void serve_both(struct worker *worker, const struct ttft_workload *worklo
 		for (uint32_t turn = 0; turn < 2; turn++) {
 			bool cache = (turn + i + round) % 2 == 0;
 			struct ttft_answer answer = { 0 };
-			double begun_us = cpu_us();
+			double begun_us = ttft_cpu_us();
 
 			ttft_engine_serve(worker, &workload->request[i], cache, &answer);
 			*(cache ? &pair->with_cpu_us : &pair->without_cpu_us) +=
-				cpu_us() - begun_us;
+				ttft_cpu_us() - begun_us;
 			ttft_same_output(workload->name, &reference->answer[i], i, &answer,
 					 cache ? "with the cache" : "without the cache");
 			keep_better(cache ? &pair->with_us[i] : &pair->without_us[i],

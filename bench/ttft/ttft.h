@@ -106,6 +106,9 @@ void ttft_digest(const float *logits, uint32_t n_tokens, uint32_t vocab_size,
 void ttft_same_output(const char *workload, const struct ttft_answer *expected, uint32_t request,
 		      const struct ttft_answer *answer, const char *where);
 
+/** CPU time of this process so far: what others take from the machine is not in it. */
+double ttft_cpu_us(void);
+
 /* ---- random_model.c ---- */
 
 /** A worker with a model of random weights and this context, of the vocabulary that `like` has;
