@@ -154,7 +154,7 @@ static void summarize(const struct kvt_core *core, bool rolled_back,
 }
 
 /** Facts to state; `mutation` is odd meanwhile, as in every change. Should we die here, the next
- * one finds the same facts: the log is emptied after it was undone, and its header stays good. */
+ * one finds the same facts, undoes the same log, and tells itself what that raised. */
 static int take_over(struct kvt_core *core, bool *ret_rolled_back, struct kvt_doubt *doubt)
 {
 	int error = 0;

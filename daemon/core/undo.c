@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The undo log, written in a mutation, and read once by the successor of a daemon that died in
- * one. Entries hold values, not differences: undoing twice is undoing once, so a successor may die
- * in the middle of it, too. */
+/* The undo log, written in a mutation, and read by the successor of a daemon that died in one.
+ * Entries hold values, not differences: undoing twice is undoing once, so a successor may die in
+ * the middle of it, too, or behind it: the log is full until the next mutation begins, because who
+ * adopts has to tell which generations were raised, and is heard only if it gets to the end. */
 
 #include <errno.h>
 #include <string.h>
@@ -542,7 +543,5 @@ int kvt_undo_roll_back(struct kvt_core *core, struct kvt_doubt *doubt)
 	core->ledger->clock = header->clock;
 	core->ledger->tickets = header->tickets;
 	kvt_store_release(&core->arena->epoch, header->epoch);
-	kvt_fence_signal();
-	kvt_store_relaxed(&header->words, 0);
 	return 0;
 }

@@ -483,6 +483,87 @@ static void a_damaged_undo_log_is_doubted_or_harmless(void **state)
 	world_free(w);
 }
 
+/* ---- a successor that dies, too */
+
+static struct told {
+	uint32_t n, generations[64]; /* by node; 0: not told */
+} told;
+static struct image half; /* where the first successor was when it said that it had adopted */
+
+static void take_raised(void *context, const struct kvt_record *record)
+{
+	(void)context;
+	told.n = 0;
+	memset(told.generations, 0, sizeof(told.generations));
+	for (uint32_t i = 0; i < record->n_events; i++)
+		if (record->events[i].kind == KVT_EV_RAISE) {
+			told.generations[record->events[i].node] = record->events[i].other;
+			told.n++;
+		}
+}
+
+static void take_half(void *context, const struct kvt_record *record)
+{
+	take_raised(context, record);
+	half.arena = keep(unfinished.arena, half.sizes.arena_bytes);
+	half.ledger = keep(unfinished.ledger, half.sizes.ledger_bytes);
+}
+
+static void adopt_image(struct image *image, kvt_core_record_fn *record)
+{
+	struct kvt_core_hooks hooks = { .record = record };
+	char *scratch = aligned_alloc(KVT_LINE, (image->sizes.scratch_bytes + KVT_LINE) /
+							KVT_LINE * KVT_LINE);
+	struct kvt_core *core;
+	char why[256] = "";
+
+	memset(scratch, 0, image->sizes.scratch_bytes);
+	assert_int_equal(kvt_core_adopt(&core, &image->config, image->arena, image->ledger,
+					scratch, &hooks, 2000000, NULL, why, sizeof(why)), 0);
+	free(scratch);
+}
+
+static const struct kvt_node *node_of(const char *arena, uint32_t id)
+{
+	const struct kvt_arena_header *header = (const void *)arena;
+
+	return (const struct kvt_node *)(arena + header->sections[KVT_SECTION_NODES].offset) + id;
+}
+
+/* The first one rolled back, said so and died before that was an effect: what it said is cut off,
+ * so the second one must say it. */
+static void what_was_rolled_back_is_told_by_who_ends_it(void **state)
+{
+	struct world *w = busy_world();
+	struct client *a = &w->clients[0];
+	char *before = keep(w->arena, w->sizes.arena_bytes);
+
+	(void)state;
+	watched = w;
+	record_before = w->core->hooks.record;
+	w->core->hooks.record = take_unfinished;
+	begin(a, 1, range(400, 460), 4, 0); /* evicts, too */
+	w->core->hooks.record = record_before;
+	half = unfinished;
+	adopt_image(&unfinished, take_half);
+	assert_true(told.n > 0);
+	assert_int_equal(((struct kvt_arena_header *)half.arena)->mutation & 1, 1);
+	memset(&told, 0, sizeof(told));
+	adopt_image(&half, take_raised);
+	assert_int_equal(((struct kvt_arena_header *)half.arena)->mutation & 1, 0);
+	for (uint32_t id = 1; id < w->config.max_nodes; id++)
+		assert_int_equal(node_of(half.arena, id)->generation,
+				 told.generations[id] ? told.generations[id] :
+							  node_of(before, id)->generation);
+	assert_int_equal(((struct kvt_ledger_header *)half.ledger)->seq,
+			 ((struct kvt_ledger_header *)unfinished.ledger)->seq);
+	image_free(&half);
+	image_free(&unfinished);
+	unfinished.arena = NULL;
+	free(before);
+	world_free(w);
+}
+
 /* ---- what goes on */
 
 static void deferred_operations_wait_for_their_session_to_be_attached(void **state)
@@ -575,6 +656,7 @@ int main(void)
 		CASE(doubts_ledger_records_that_contradict),
 		CASE(any_damage_is_doubted_or_harmless),
 		CASE(a_damaged_undo_log_is_doubted_or_harmless),
+		CASE(what_was_rolled_back_is_told_by_who_ends_it),
 		CASE(deferred_operations_wait_for_their_session_to_be_attached),
 		CASE(a_session_counts_entries_and_completions),
 		CASE(draining_refuses_what_would_begin_a_lease),
