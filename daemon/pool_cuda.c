@@ -81,6 +81,52 @@ static int fail(const struct cuda_state *state, int error, const char *doing, ch
 	return -EIO;
 }
 
+/* ---- MPS */
+
+/* Whether a process of that name is there. */
+static bool process_runs(const char *name)
+{
+	struct dirent *entry;
+	DIR *dir = opendir("/proc");
+	bool found = false;
+
+	while (dir && !found && (entry = readdir(dir))) {
+		char path[300], comm[32] = "";
+		int fd;
+
+		if (entry->d_name[0] < '1' || entry->d_name[0] > '9')
+			continue;
+		snprintf(path, sizeof(path), "/proc/%s/comm", entry->d_name);
+		fd = open(path, O_RDONLY | O_CLOEXEC);
+		if (fd < 0)
+			continue;
+		found = read(fd, comm, sizeof(comm) - 1) > 0 &&
+			strncmp(comm, name, strlen(name)) == 0;
+		close(fd);
+	}
+	if (dir)
+		closedir(dir);
+	return found;
+}
+
+/* A control daemon's pipe, or the daemon itself: where the pipe is, only its clients know. */
+static bool mps_found(void)
+{
+	const char *pipe = getenv("CUDA_MPS_PIPE_DIRECTORY");
+	char path[512];
+	struct stat st;
+
+	snprintf(path, sizeof(path), "%s/control", pipe && *pipe ? pipe : "/tmp/nvidia-mps");
+	return stat(path, &st) == 0 || process_runs("nvidia-cuda-mps");
+}
+
+/* Whether processes share the devices through an MPS server, as far as one can tell at start. */
+static bool shared_by_mps(const struct kvt_pool *pool, const struct cuda_state *state)
+{
+	return pool->mps == KVT_MPS_AUTO ? state->mps_device || mps_found()
+					 : pool->mps == KVT_MPS_YES;
+}
+
 /* ---- the devices */
 
 static int load_driver(struct cuda_state *state, char *why, size_t why_size)
@@ -137,8 +183,8 @@ static int ask_attribute(struct cuda_state *state, const struct cuda_slab *slab,
 }
 
 /* Whether this device can do what the backend needs. */
-static int check_device(struct cuda_state *state, const struct cuda_slab *slab, char *why,
-			size_t why_size)
+static int check_device(const struct kvt_pool *pool, struct cuda_state *state,
+			const struct cuda_slab *slab, char *why, size_t why_size)
 {
 	int mode = 0, unified = 0, vmm = 0, posix = 0, rc;
 	const char *lacks = NULL;
@@ -156,9 +202,11 @@ static int check_device(struct cuda_state *state, const struct cuda_slab *slab, 
 	if (mode == KVT_CU_COMPUTE_MODE_PROHIBITED)
 		lacks = "is in compute mode Prohibited: nvidia-smi --compute-mode=DEFAULT allows "
 			"work on it";
-	else if (mode == KVT_CU_COMPUTE_MODE_EXCLUSIVE_PROCESS)
+	/* The one process may be an MPS server, which is how NVIDIA wants it to be set up. */
+	else if (mode == KVT_CU_COMPUTE_MODE_EXCLUSIVE_PROCESS && !shared_by_mps(pool, state))
 		lacks = "is in compute mode Exclusive Process, so that no second process could use "
-			"it: set nvidia-smi --compute-mode=DEFAULT";
+			"it without MPS, which was not found: set nvidia-smi "
+			"--compute-mode=DEFAULT, or mps = yes where there is MPS";
 	else if (!unified)
 		lacks = "has no unified addressing: it cannot share memory between processes";
 	else if (state->vmm && (!vmm || !posix))
@@ -177,7 +225,8 @@ static uint32_t pid_namespace(void)
 	return stat("/proc/self/ns/pid", &st) == 0 ? (uint32_t)st.st_ino : 0;
 }
 
-static int add_device(struct cuda_state *state, int ordinal, char *why, size_t why_size)
+static int add_device(const struct kvt_pool *pool, struct cuda_state *state, int ordinal,
+		      char *why, size_t why_size)
 {
 	struct cuda_slab *slab = &state->slabs[state->n_slabs];
 	struct kvt_cu_uuid uuid;
@@ -202,7 +251,7 @@ static int add_device(struct cuda_state *state, int ordinal, char *why, size_t w
 	slab->record.device = ordinal;
 	slab->record.pid_namespace = pid_namespace();
 	memcpy(slab->record.device_uuid, uuid.bytes, sizeof(uuid.bytes));
-	error = check_device(state, slab, why, why_size);
+	error = check_device(pool, state, slab, why, why_size);
 	if (!error)
 		state->n_slabs++;
 	return error;
@@ -254,7 +303,7 @@ static int choose_devices(struct kvt_pool *pool, struct cuda_state *state, char 
 	snprintf(list, sizeof(list), "%s", pool->devices ? pool->devices : "0");
 	if (strcmp(list, "all") == 0) {
 		for (int i = 0; !rc && i < count && i < (int)KVT_MAX_SLABS; i++)
-			rc = add_device(state, i, why, why_size);
+			rc = add_device(pool, state, i, why, why_size);
 		return rc;
 	}
 	while (!rc && (word = strsep(&at, ", \t"))) {
@@ -266,7 +315,7 @@ static int choose_devices(struct kvt_pool *pool, struct cuda_state *state, char 
 		}
 		rc = find_device(state, word, count, &ordinal, why, why_size);
 		if (!rc)
-			rc = add_device(state, ordinal, why, why_size);
+			rc = add_device(pool, state, ordinal, why, why_size);
 	}
 	if (!rc && !state->n_slabs) {
 		snprintf(why, why_size, "devices is empty: name the devices of the pool, or 'all'");
@@ -384,7 +433,7 @@ static int slab_unit(struct cuda_state *state, uint64_t *ret_unit, char *why, si
 static int free_bytes(struct kvt_pool *pool, bool vmm, uint64_t *ret_bytes, char *why,
 		      size_t why_size)
 {
-	struct kvt_pool asked = { .devices = pool->devices };
+	struct kvt_pool asked = { .devices = pool->devices, .mps = pool->mps };
 	struct cuda_state *state;
 	uint64_t least = UINT64_MAX, unit = BLOCK_BYTES;
 	int rc = open_state(&asked, vmm, why, why_size);
@@ -664,43 +713,6 @@ static int cuda_export(struct kvt_pool *pool, struct kvt_pool_export *ret_export
 }
 
 /* ---- the end of a writer */
-
-/* Whether a process of that name is there. */
-static bool process_runs(const char *name)
-{
-	struct dirent *entry;
-	DIR *dir = opendir("/proc");
-	bool found = false;
-
-	while (dir && !found && (entry = readdir(dir))) {
-		char path[300], comm[32] = "";
-		int fd;
-
-		if (entry->d_name[0] < '1' || entry->d_name[0] > '9')
-			continue;
-		snprintf(path, sizeof(path), "/proc/%s/comm", entry->d_name);
-		fd = open(path, O_RDONLY | O_CLOEXEC);
-		if (fd < 0)
-			continue;
-		found = read(fd, comm, sizeof(comm) - 1) > 0 &&
-			strncmp(comm, name, strlen(name)) == 0;
-		close(fd);
-	}
-	if (dir)
-		closedir(dir);
-	return found;
-}
-
-/* A control daemon's pipe, or the daemon itself: where the pipe is, only its clients know. */
-static bool mps_found(void)
-{
-	const char *pipe = getenv("CUDA_MPS_PIPE_DIRECTORY");
-	char path[512];
-	struct stat st;
-
-	snprintf(path, sizeof(path), "%s/control", pipe && *pipe ? pipe : "/tmp/nvidia-mps");
-	return stat(path, &st) == 0 || process_runs("nvidia-cuda-mps");
-}
 
 /* Without MPS a process's GPU work ends with the process: the kernel closes its device files, which
  * stops its channels, before it gives the hang-up and lets the pidfd fire. With MPS the work runs

@@ -209,6 +209,7 @@ static int plan_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	pool->mlock = config->mlock;
 	pool->hugepages = config->hugepages;
 	pool->devices = config->devices;
+	pool->mps = config->mps;
 	left = kvt_adopt_n_pages(daemon);
 	if (!config->n_pages && config->pool_bytes.percent && !left)
 		error = ops->free_bytes(pool, &free_bytes, why, KVT_WHY_BYTES);

@@ -298,6 +298,23 @@ static void what_a_host_lacks_is_named_with_its_cure(void **state)
 	}
 }
 
+/* The one process of a device in mode Exclusive Process is then the MPS server. */
+static void mps_shares_a_device_that_is_one_process_s(void **state)
+{
+	struct kvt_client *client;
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		setenv("KVT_STANDIN_TRAITS", i ? "exclusive,mps" : "exclusive", 1);
+		start(i ? "cuda-ipc" : "cuda-vmm", i ? "pool_bytes = 10%\n" : "mps = yes\n");
+		client = kvt_test_connect(&daemon_);
+		cuda_test_map(client, 0);
+		kvt_client_close(client, KVT_IDLE);
+		stop();
+	}
+	fails_to_start("backend = cuda-ipc\nmps = no\n", "Exclusive Process");
+}
+
 static void devices_are_named_by_number_by_uuid_or_all(void **state)
 {
 	static const struct {
@@ -970,6 +987,7 @@ int main(int argc, char **argv)
 		TEST(a_read_only_mapping_cannot_be_written),
 		TEST(a_host_without_the_driver_is_told_so),
 		TEST(what_a_host_lacks_is_named_with_its_cure),
+		TEST(mps_shares_a_device_that_is_one_process_s),
 		TEST(devices_are_named_by_number_by_uuid_or_all),
 		TEST(a_budget_in_per_cent_is_of_the_fullest_device_s_free_memory),
 		TEST(every_call_of_the_daemon_s_start_fails_once),
