@@ -250,6 +250,7 @@ static int add_device(const struct kvt_pool *pool, struct cuda_state *state, int
 		state->mps_device |= mps != 0;
 	slab->record.device = ordinal;
 	slab->record.pid_namespace = pid_namespace();
+	slab->record.user = (uint32_t)geteuid() + 1;
 	memcpy(slab->record.device_uuid, uuid.bytes, sizeof(uuid.bytes));
 	error = check_device(pool, state, slab, why, why_size);
 	if (!error)

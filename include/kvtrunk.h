@@ -292,7 +292,7 @@ enum kvt_map_flag {
  * Errors: -ENOTSUP host pool, no CUDA IPC here, drivers that differ, or read-only by IPC; -ENODEV
  * no driver or no such device; -EXDEV no slab is on it (or it is another MIG instance); -ENOTUNIQ
  * this process and the daemon have one process number in two PID namespaces; -ECONNRESET the
- * daemon is gone; -EBUSY opened by somebody else in this process; -ENOMEM; -EIO the driver failed.
+ * daemon is gone; -EPERM IPC, and the daemon is another user; -EBUSY opened by somebody else in this process; -ENOMEM; -EIO the driver failed.
  * kvt_client_error() says what to do. */
 KVT_API int kvt_pool_map_cuda(struct kvt_client *client, int device, uint32_t flags,
 			      struct kvt_pool *ret_pool);

@@ -876,7 +876,8 @@ struct kvt_slab_record {
 	uint32_t flags;          /* 0 */
 	uint32_t driver;         /* cuda: cuDriverGetVersion of the daemon, e.g. 12040 */
 	uint32_t pid_namespace;  /* of the daemon: inode of /proc/PID/ns/pid, 0 unknown */
-	uint32_t reserved[8];
+	uint32_t user;           /* cuda: of the daemon, its effective uid + 1; 0 unknown */
+	uint32_t reserved[7];
 };
 _Static_assert(sizeof(struct kvt_slab_record) == 128, "kvt_slab_record");
 

@@ -146,6 +146,12 @@ static int explain(struct kvt_client *client, uint32_t slab, int error)
 				       "(in containers: no CUDA compatibility package)",
 				       record->driver / 1000, record->driver % 1000 / 10,
 				       version / 1000, version % 1000 / 10, text);
+	if (!vmm && record->user && record->user != (uint32_t)geteuid() + 1)
+		return kvt_client_fail(client, -EPERM, 0,
+				       "the daemon is user %u and this process user %u, and the "
+				       "kernel's NVIDIA module may let only one and the same user "
+				       "open IPC handles (%s): run both as one, or set backend = "
+				       "cuda-vmm", record->user - 1, (uint32_t)geteuid(), text);
 	if (!vmm && here && record->pid_namespace && here != record->pid_namespace)
 		return kvt_client_fail(client, -ENOTSUP, 0,
 				       "the daemon is in another PID namespace, across which CUDA "

@@ -578,6 +578,43 @@ static void an_exporter_that_is_gone_is_named(void **state)
 	stop();
 }
 
+static void map_as_another_user(int pipe, void *context)
+{
+	struct kvt_client *client = kvt_test_connect(&daemon_);
+	const int *backend = context;
+	struct kvt_pool pool;
+	int rc;
+
+	kvt_test_equal(setresuid(65534, 65534, 65534), 0);
+	rc = kvt_pool_map_cuda(client, 0, 0, &pool);
+	if (*backend == 0)
+		kvt_test_check(rc == -EPERM &&
+			       strstr(kvt_client_error(client)->text, "this process user 65534"));
+	else
+		kvt_test_equal(rc, 0);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_equal(*cuda_test_knob("stub_open"), 0);
+	kvt_test_send(pipe, 1);
+}
+
+/* A descriptor may be used by whoever has it; a handle only by the user who made it. */
+static void another_user_s_ipc_handle_is_named(void **state)
+{
+	(void)state;
+	if (geteuid() != 0)
+		cuda_test_skip("only root can become another user");
+	kvt_test_equal(chmod(devices.dir, 0777), 0);
+	for (int i = 0; i < 2; i++) {
+		struct kvt_test_child child;
+
+		start(backends[i], "");
+		kvt_test_child_start(&child, map_as_another_user, &i);
+		kvt_test_expect(child.pipe, 1);
+		kvt_test_child_finish(&child);
+		stop();
+	}
+}
+
 /* In a PID namespace of its own, as process number `number`: 77 if that may not be made. */
 static int run_as_number(pid_t number, int backend)
 {
@@ -996,6 +1033,7 @@ int main(int argc, char **argv)
 		TEST(the_traps_have_names),
 		TEST(another_mig_instance_is_named),
 		TEST(an_exporter_that_is_gone_is_named),
+		TEST(another_user_s_ipc_handle_is_named),
 		TEST(the_same_number_in_two_pid_namespaces_is_named),
 		TEST(pages_of_a_killed_client_wait_until_nothing_writes_them),
 		TEST(under_mps_a_time_of_grace_is_added),

@@ -42,7 +42,8 @@ struct range {
 struct ticket {
 	uint32_t magic;
 	int32_t pid; /* of the exporter, in its own PID namespace: the real one's trap */
-	uint64_t driver;
+	uint32_t driver;
+	uint32_t uid; /* the kernel's module lets only this one have the memory */
 	uint64_t bytes;
 	int32_t device;
 	char name[36];
@@ -293,7 +294,8 @@ static struct flock export_lock(short type)
 
 EXPORT int cuIpcGetMemHandle(struct kvt_cu_ipc_handle *handle, uint64_t address)
 {
-	struct ticket ticket = { .magic = TICKET_MAGIC, .pid = getpid() };
+	struct ticket ticket = { .magic = TICKET_MAGIC, .pid = getpid(),
+				 .uid = geteuid() };
 	struct flock exported = export_lock(F_WRLCK);
 	struct range *range;
 	int error = 0;
@@ -306,7 +308,7 @@ EXPORT int cuIpcGetMemHandle(struct kvt_cu_ipc_handle *handle, uint64_t address)
 	if (!range || fcntl(range->memory->fd, F_OFD_SETLK, &exported) != 0) {
 		error = KVT_CU_ERROR_INVALID_VALUE;
 	} else {
-		ticket.driver = standin_number("KVT_STANDIN_DRIVER", 13000);
+		ticket.driver = (uint32_t)standin_number("KVT_STANDIN_DRIVER", 13000);
 		ticket.bytes = range->bytes;
 		ticket.device = range->memory->device;
 		memcpy(ticket.name, range->memory->name, sizeof(ticket.name));
@@ -334,8 +336,8 @@ static int ticket_open(const struct ticket *ticket)
 	return -1;
 }
 
-/* Two traps of the real one: a process with the exporter's number is taken for it, wherever it
- * lives, and a driver of another version does not know the handle. */
+/* Traps of the real one: a process with the exporter's number is taken for it, wherever it lives,
+ * a driver of another version does not know the handle, and another user may not have it. */
 static int ticket_check(const struct ticket *ticket)
 {
 	if (ticket->magic != TICKET_MAGIC || !directory())
@@ -344,6 +346,8 @@ static int ticket_check(const struct ticket *ticket)
 		return KVT_CU_ERROR_INVALID_CONTEXT;
 	if (ticket->driver != standin_number("KVT_STANDIN_DRIVER", 13000))
 		return KVT_CU_ERROR_INVALID_VALUE;
+	if (ticket->uid != geteuid())
+		return KVT_CU_ERROR_INVALID_HANDLE;
 	if (standin_trait("no-ipc"))
 		return KVT_CU_ERROR_NOT_SUPPORTED;
 	if (ticket->device != standin_current()->index)
