@@ -28,6 +28,7 @@ struct killer {
 	uint64_t stores, torn;
 	bool inside; /* a check runs */
 	uint64_t kill_at, killed; /* lives: stores until death, deaths */
+	uint64_t heirs;           /* of these, successors before they were one */
 	jmp_buf death;
 	/* The last store, if it was of more than a word. */
 	char *wide_at;
@@ -106,9 +107,13 @@ static void mortal_step(struct sim *sim, struct killer *killer)
 		sim_operate(sim);
 		sim_settle(sim);
 	} else {
-		killer->kill_at = 0;
 		killer->killed++;
+		/* A successor may die as well, and comes back here. */
+		killer->wide_bytes = 0;
+		killer->kill_at = sim_chance(sim, 300) ? 1 + sim_below(sim, 2000) : 0;
+		killer->heirs += killer->kill_at != 0;
 		sim_killed(sim);
+		killer->heirs -= killer->kill_at != 0; /* it lived */
 	}
 	killer->kill_at = 0;
 	if (!sim->failed)
@@ -239,8 +244,9 @@ int main(int argc, char **argv)
 	if (o.lives)
 		printf("kvtcrash: %s: %" PRIu64 " seeds of %" PRIu64 " steps, %" PRIu64 " stores, %"
 		       PRIu64 " deaths, %" PRIu64 " of them inside an effect, which was rolled "
-		       "back\n", ok ? "agreed" : "FAILED", done, o.steps, killer->stores,
-		       killer->killed, coverage.rolled_back);
+		       "back, %" PRIu64 " of successors that were about to take over\n",
+		       ok ? "agreed" : "FAILED", done, o.steps, killer->stores, killer->killed,
+		       coverage.rolled_back, killer->heirs);
 	else
 		printf("kvtcrash: %s: %" PRIu64 " seeds of %" PRIu64 " steps, %" PRIu64
 		       " stores and %" PRIu64 " places inside of them, %" PRIu64

@@ -135,6 +135,7 @@ struct sim {
 	struct kvt_core_config config;
 	struct kvt_core *core;
 	void *arena, *ledger, *scratch;
+	void *heir; /* scratch of a successor that does not yet go on */
 	uint64_t arena_bytes, scratch_bytes;
 	bool draining;
 	bool mortal; /* the core may be killed at any store: records are held back */

@@ -180,20 +180,22 @@ static void attach(struct sim *sim, uint32_t session)
 void sim_restart(struct sim *sim)
 {
 	struct kvt_core_hooks hooks = { sim_on_complete, sim_on_record, sim };
-	void *scratch = zeroed(sim->scratch_bytes);
 	struct kvt_core *core;
 	char why[512] = "";
-	int error = scratch ? kvt_core_adopt(&core, &sim->config, sim->arena, sim->ledger, scratch,
-					     &hooks, sim->now_ns, NULL, why, sizeof(why)) :
-			      -ENOMEM;
+	int error;
 
+	free(sim->heir); /* of one that died before it took over */
+	sim->heir = zeroed(sim->scratch_bytes);
+	error = sim->heir ? kvt_core_adopt(&core, &sim->config, sim->arena, sim->ledger, sim->heir,
+					   &hooks, sim->now_ns, NULL, why, sizeof(why)) :
+			    -ENOMEM;
 	if (error) {
-		free(scratch);
 		sim_fail(sim, "adoption: %d, %s", error, why);
 		return;
 	}
 	free(sim->scratch);
-	sim->scratch = scratch;
+	sim->scratch = sim->heir;
+	sim->heir = NULL;
 	sim->core = core;
 	sim->draining = false;
 	for (uint32_t i = 1; i <= SIM_SESSIONS; i++)
@@ -227,6 +229,7 @@ void sim_destroy(struct sim *sim)
 	free(sim->arena);
 	free(sim->ledger);
 	free(sim->scratch);
+	free(sim->heir);
 }
 
 void sim_namespace_open(struct sim *sim, uint32_t session)
