@@ -251,6 +251,14 @@ static void put(struct ttft_workload *workload, uint32_t at, const struct conver
 	request->after = after;
 }
 
+/** From nothing a call takes what each part before it took, and then itself. */
+static void add_part(struct ttft_answer *cold, const struct ttft_answer *call)
+{
+	cold->total_us = cold->ttft_us + call->total_us;
+	cold->ttft_us += call->ttft_us;
+	cold->cpu_us += call->cpu_us;
+}
+
 /** One conversation: what is long at its place among the first, its calls behind them, in turns
  * with those of others. */
 static void write_conversation(struct ttft_agent *agent, uint32_t which,
@@ -259,7 +267,7 @@ static void write_conversation(struct ttft_agent *agent, uint32_t which,
 	uint32_t n = agent->options->conversations, calls = agent->options->calls, at = which;
 	struct conversation *c = &agent->last;
 	struct ttft_request request;
-	double ttft_us, total_us;
+	struct ttft_answer cold;
 
 	free(c->tokens);
 	begin(c, agent, which);
@@ -267,7 +275,7 @@ static void write_conversation(struct ttft_agent *agent, uint32_t which,
 	request = request_of(c);
 	ttft_slab_generate(&agent->slab, &request, 0, &r->answer[at]);
 	check_logits(&agent->slab, &r->answer[at]);
-	ttft_us = r->answer[at].ttft_us;
+	cold = r->answer[at];
 	for (uint32_t call = 0; call < calls; call++) {
 		struct ttft_answer *answer = &r->answer[at + n];
 
@@ -276,10 +284,8 @@ static void write_conversation(struct ttft_agent *agent, uint32_t which,
 		request = request_of(c);
 		ttft_slab_generate_best(&agent->slab, &request, c->warm, answer);
 		check_logits(&agent->slab, answer);
-		/* From nothing: what came before, a part at a time, and this. */
-		ttft_us += answer->ttft_us;
-		total_us = ttft_us + answer->total_us - answer->ttft_us;
-		ttft_reference_add(r, ttft_us, total_us, answer);
+		add_part(&cold, answer);
+		ttft_reference_add(r, &cold, answer);
 		at += n;
 	}
 	check_wrong_page(agent, &request, &r->answer[at]);
@@ -320,25 +326,7 @@ void ttft_agent_reference(struct ttft_agent *agent, struct ttft_workload *ret_wo
 
 struct turn {
 	struct ttft_answer alone, served;
-	double alone_cpu_us, served_cpu_us; /* of the worker process, whole calls */
 };
-
-static void compute_alone(struct ttft_agent *agent, const struct ttft_request *request,
-			  struct turn *turn)
-{
-	double begun_us = ttft_cpu_us();
-
-	ttft_slab_generate(&agent->slab, request, request->warm, &turn->alone);
-	turn->alone_cpu_us = ttft_cpu_us() - begun_us;
-}
-
-static void serve(struct ttft_agent *agent, const struct ttft_request *request, struct turn *turn)
-{
-	double begun_us = ttft_cpu_us();
-
-	ttft_engine_serve(&agent->worker, request, true, &turn->served);
-	turn->served_cpu_us = ttft_cpu_us() - begun_us;
-}
 
 static void take_turns(struct ttft_agent *agent, const char *socket, struct turn *turn)
 {
@@ -353,10 +341,10 @@ static void take_turns(struct ttft_agent *agent, const char *socket, struct turn
 		go_on(c, worker, &before);
 		request = request_of(c);
 		if (i % 2)
-			serve(agent, &request, &turn[i]);
-		compute_alone(agent, &request, &turn[i]);
+			ttft_engine_serve(worker, &request, true, &turn[i].served);
+		ttft_slab_generate(&agent->slab, &request, c->warm, &turn[i].alone);
 		if (i % 2 == 0)
-			serve(agent, &request, &turn[i]);
+			ttft_engine_serve(worker, &request, true, &turn[i].served);
 		ttft_same_output("agent", &turn[i].alone, i, &turn[i].served, "in turns");
 		if (turn[i].served.prefilled != NEW || turn[i].served.cached != c->warm)
 			bench_die("agent, in turns: call %u found %u positions and computed %u, "
@@ -378,8 +366,8 @@ static double report_turns(const struct ttft_agent *agent, const struct turn *tu
 		alone[i] = turn[i].alone.ttft_us;
 		ratio[i] = ttft[i] / alone[i];
 		whole[i] = turn[i].served.total_us / turn[i].alone.total_us;
-		cpu_us += turn[i].served_cpu_us;
-		alone_cpu_us += turn[i].alone_cpu_us;
+		cpu_us += turn[i].served.cpu_us;
+		alone_cpu_us += turn[i].alone.cpu_us;
 	}
 	middle = ttft_median(ratio, n);
 	bench_line("turns", "\"workload\":\"agent\",\"calls\":%u,\"cached\":%u,\"new\":%u,"

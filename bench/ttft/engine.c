@@ -76,13 +76,16 @@ void ttft_engine_serve(struct worker *worker, const struct ttft_request *request
 {
 	struct generation g = { .n_prompt = request->n, .token_us = ret_answer->token_us };
 	uint32_t vocab = worker->model.vocab_size;
+	double cpu_us;
 
 	g.logits = bench_alloc((size_t)TTFT_MAX_TOKENS * vocab, sizeof(*g.logits));
 	g.tokens = bench_alloc(worker->model.context + 1, sizeof(*g.tokens));
 	memcpy(g.tokens, request->tokens, request->n * sizeof(*g.tokens));
+	cpu_us = ttft_cpu_us();
 	ret_answer->begun_ns = bench_clock_ns();
 	if (worker_generate(worker, &g, cache) != 0)
 		bench_die("%s", worker->why);
+	ret_answer->cpu_us = ttft_cpu_us() - cpu_us;
 	ret_answer->n_tokens = g.n_tokens - g.n_prompt;
 	memcpy(ret_answer->tokens, g.tokens + g.n_prompt,
 	       ret_answer->n_tokens * sizeof(*g.tokens));

@@ -74,6 +74,7 @@ static struct spread spread_of(double *values, uint32_t n)
 struct figures {
 	struct spread ttft, between, total; /* from the arrival on */
 	double served_ttft_us;              /* median, from when a process took it */
+	double cpu_us;
 	uint64_t cached, prefilled, restarts, waits, unpublished, tokens;
 };
 
@@ -93,6 +94,7 @@ static void sum_up(struct figures *f)
 		total[n] = a->late_us + a->total_us;
 		for (uint32_t j = 1; j < a->n_tokens; j++)
 			between[steps++] = a->token_us[j] - a->token_us[j - 1];
+		f->cpu_us += a->cpu_us;
 		f->tokens += a->n_tokens;
 		f->cached += a->cached;
 		f->prefilled += a->prefilled;
@@ -113,15 +115,15 @@ struct unmeasured {
 };
 
 static void print_row(const char *mode, uint32_t workers, const struct figures *f,
-		      double floor_us, double seconds, uint64_t peak_pages)
+		      double floor_us, double floor_cpu_us, double seconds, uint64_t peak_pages)
 {
 	uint32_t n = workload.n - workload.n_unmeasured;
 
-	fprintf(stderr, "%-8s %-8s %7u %9.1f %9.1f %8.1f %8.1f %6.2f %8.2f %8.2f %9.1f %9.1f "
-		"%7.1f %9llu %6llu %6llu\n", workload.name, mode, workers, f->ttft.p50 / 1e3,
+	fprintf(stderr, "%-8s %-8s %7u %9.1f %9.1f %8.1f %8.1f %6.2f %6.2f %8.2f %8.2f %9.1f "
+		"%9.1f %7.1f %9llu %6llu %6llu\n", workload.name, mode, workers, f->ttft.p50 / 1e3,
 		f->ttft.p99 / 1e3, f->served_ttft_us / 1e3, floor_us / 1e3,
-		f->served_ttft_us / floor_us, f->between.p50 / 1e3, f->between.p99 / 1e3,
-		f->total.p50 / 1e3, f->total.p99 / 1e3, n / seconds,
+		f->served_ttft_us / floor_us, f->cpu_us / floor_cpu_us,
+		f->between.p50 / 1e3, f->between.p99 / 1e3, f->total.p50 / 1e3, f->total.p99 / 1e3, n / seconds,
 		(unsigned long long)f->prefilled, (unsigned long long)peak_pages,
 		(unsigned long long)f->restarts + f->waits + f->unpublished);
 }
@@ -131,6 +133,7 @@ static void report(enum ttft_mode mode, uint32_t workers, const struct ttft_pool
 {
 	bool warm = mode == TTFT_CACHE || mode == TTFT_PRIVATE || mode == TTFT_STICKY;
 	double floor_us = warm ? reference.warm_ttft_us : reference.cold_ttft_us;
+	double floor_cpu_us = warm ? reference.warm_cpu_us : reference.cold_cpu_us;
 	uint32_t n = workload.n - workload.n_unmeasured;
 	struct figures f;
 
@@ -141,6 +144,7 @@ static void report(enum ttft_mode mode, uint32_t workers, const struct ttft_pool
 		   "\"inter_token_p50_us\":%.0f,\"inter_token_p99_us\":%.0f,"
 		   "\"floor_inter_token_p50_us\":%.0f,\"latency_p50_us\":%.0f,"
 		   "\"latency_p99_us\":%.0f,\"floor_latency_mean_us\":%.0f,"
+		   "\"cpu_mean_us\":%.0f,\"cpu_over_floor\":%.3f,"
 		   "\"requests_per_s\":%.2f,\"tokens_per_s\":%.1f,\"cached_positions\":%llu,"
 		   "\"prefill_positions\":%llu,\"before_s\":%.2f,"
 		   "\"before_prefill_positions\":%llu,"
@@ -153,6 +157,7 @@ static void report(enum ttft_mode mode, uint32_t workers, const struct ttft_pool
 		   f.served_ttft_us, floor_us, f.served_ttft_us / floor_us, f.between.p50,
 		   f.between.p99, reference.token_us, f.total.p50, f.total.p99,
 		   (warm ? reference.warm_total_us : reference.cold_total_us) / n,
+		   f.cpu_us / n, f.cpu_us / floor_cpu_us,
 		   n / seconds, (double)f.tokens / seconds, (unsigned long long)f.cached,
 		   (unsigned long long)f.prefilled, before->seconds,
 		   (unsigned long long)before->prefilled, (unsigned long long)use->peak_used,
@@ -160,16 +165,17 @@ static void report(enum ttft_mode mode, uint32_t workers, const struct ttft_pool
 		   (unsigned long long)use->peak_used_positions, (unsigned long long)f.restarts,
 		   (unsigned long long)f.waits, (unsigned long long)f.unpublished,
 		   (unsigned long long)use->coalesced_positions);
-	print_row(ttft_mode_name[mode], workers, &f, floor_us, seconds, use->peak_used);
+	print_row(ttft_mode_name[mode], workers, &f, floor_us, floor_cpu_us, seconds,
+		  use->peak_used);
 }
 
 static void table_head(void)
 {
-	fprintf(stderr, "\n%-8s %-8s %7s %9s %9s %8s %8s %6s %8s %8s %9s %9s %7s %9s %6s %6s\n"
-		"%35s %9s %8s %8s %6s %8s %8s %9s %9s %7s %9s %6s\n", "", "mode", "workers",
-		"TTFT p50", "p99", "served", "floor", "ratio", "token", "p99", "request", "p99",
-		"req/s", "prefill", "pages", "fallb.", "ms", "ms", "ms", "ms", "", "ms", "ms",
-		"ms", "ms", "", "positions", "peak");
+	fprintf(stderr, "\n%-8s %-8s %7s %9s %9s %8s %8s %6s %6s %8s %8s %9s %9s %7s %9s %6s "
+		"%6s\n%35s %9s %8s %8s %6s %6s %8s %8s %9s %9s %7s %9s %6s\n", "", "mode",
+		"workers", "TTFT p50", "p99", "served", "floor", "ratio", "CPU", "token", "p99",
+		"request", "p99", "req/s", "prefill", "pages", "fallb.", "ms", "ms", "ms", "ms", "",
+		"ratio", "ms", "ms", "ms", "ms", "", "positions", "peak");
 }
 
 /** Every mode must give the reference's tokens; the reference is made once a workload. */

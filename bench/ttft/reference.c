@@ -74,6 +74,7 @@ void ttft_slab_generate(struct ttft_slab *slab, const struct ttft_request *reque
 {
 	uint32_t chunk = slab->worker->options.chunk, vocab = slab->worker->model.vocab_size;
 	const float *logits = NULL;
+	double cpu_us = ttft_cpu_us();
 	uint32_t token;
 
 	answer->n_tokens = 0;
@@ -94,6 +95,7 @@ void ttft_slab_generate(struct ttft_slab *slab, const struct ttft_request *reque
 		logits = step(slab, &token, request->n + answer->n_tokens - 1, 1);
 	}
 	answer->total_us = since_us(answer->begun_ns);
+	answer->cpu_us = ttft_cpu_us() - cpu_us;
 	answer->ttft_us = answer->token_us[0];
 	ttft_digest(slab->logits, answer->n_tokens, vocab, answer->logits_digest);
 	answer->done = true;
@@ -145,15 +147,17 @@ double ttft_median(double *values, uint32_t n)
 	return n ? values[n / 2] : 0.0;
 }
 
-void ttft_reference_add(struct ttft_reference *reference, double cold_ttft_us,
-			double cold_total_us, const struct ttft_answer *warm)
+void ttft_reference_add(struct ttft_reference *reference, const struct ttft_answer *cold,
+			const struct ttft_answer *warm)
 {
 	struct ttft_reference *r = reference;
 
-	r->cold[r->n] = cold_ttft_us;
+	r->cold[r->n] = cold->ttft_us;
 	r->warm[r->n++] = warm->ttft_us;
-	r->cold_total_us += cold_total_us;
+	r->cold_total_us += cold->total_us;
 	r->warm_total_us += warm->total_us;
+	r->cold_cpu_us += cold->cpu_us;
+	r->warm_cpu_us += warm->cpu_us;
 	for (uint32_t i = 1; i < warm->n_tokens; i++)
 		r->token[r->n_steps++] = warm->token_us[i] - warm->token_us[i - 1];
 	r->cold_ttft_us = ttft_median(r->cold, r->n);
@@ -176,7 +180,7 @@ void ttft_reference_run(struct worker *worker, const struct ttft_workload *workl
 
 		ttft_slab_generate_best(&slab, request, 0, answer);
 		ttft_slab_generate_best(&slab, request, request->warm, &warm);
-		ttft_reference_add(r, answer->ttft_us, answer->total_us, &warm);
+		ttft_reference_add(r, answer, &warm);
 		r->right += is_right(worker, request, answer);
 	}
 	ttft_slab_close(&slab);

@@ -73,6 +73,7 @@ struct ttft_answer {
 	uint64_t begun_ns;
 	double late_us;           /* from its arrival to begun_ns: nobody was free */
 	double ttft_us, total_us; /* from begun_ns on */
+	double cpu_us;            /* of the process that served it; what others took is not in it */
 	double token_us[TTFT_MAX_TOKENS];
 	uint64_t logits_digest[2]; /* of every bit that the tokens were chosen from */
 };
@@ -106,7 +107,7 @@ void ttft_digest(const float *logits, uint32_t n_tokens, uint32_t vocab_size,
 void ttft_same_output(const char *workload, const struct ttft_answer *expected, uint32_t request,
 		      const struct ttft_answer *answer, const char *where);
 
-/** CPU time of this process so far: what others take from the machine is not in it. */
+/** CPU time of this process so far. */
 double ttft_cpu_us(void);
 
 /* ---- random_model.c ---- */
@@ -165,14 +166,15 @@ struct ttft_reference {
 	double warm_ttft_us; /* median: those after `warm` */
 	double token_us;     /* median: one more token */
 	double warm_total_us, cold_total_us; /* sums, of whole requests */
+	double warm_cpu_us, cold_cpu_us;     /* likewise */
 	uint32_t right;      /* answers that are what they should be */
 };
 void ttft_reference_run(struct worker *worker, const struct ttft_workload *workload,
 			struct ttft_reference *ret_reference);
-/** Count one measured request: how long it takes from nothing, and its answer where the positions
- * before `warm` are there. */
-void ttft_reference_add(struct ttft_reference *reference, double cold_ttft_us,
-			double cold_total_us, const struct ttft_answer *warm);
+/** Count one measured request: what it takes from nothing, and where the positions before `warm`
+ * are there. */
+void ttft_reference_add(struct ttft_reference *reference, const struct ttft_answer *cold,
+			const struct ttft_answer *warm);
 double ttft_median(double *values, uint32_t n);
 
 /* ---- serve.c ---- */
