@@ -17,6 +17,7 @@
 #define SPIN_LIMIT 30000000ull /* the longest that a kernel goes on by itself: about a minute */
 #define ORDERED_WRITES 2000
 #define LATE_LOOKS 300
+#define NOBODY 65534
 
 /* Seen by all processes of a test. */
 static struct {
@@ -45,13 +46,14 @@ static struct kvt_cu_allocation allocation_on(const struct gpu *gpu)
 					   .location = { KVT_CU_LOCATION_DEVICE, gpu->device } };
 }
 
-static void map_handle(struct gpu *gpu, struct memory *memory, uint64_t handle, int rights)
+/* Returns the driver's error if it does not give these rights. */
+static int map_handle(struct gpu *gpu, struct memory *memory, uint64_t handle, int rights)
 {
 	struct kvt_cu_access access = { { KVT_CU_LOCATION_DEVICE, gpu->device }, rights };
 
 	gpu_do(gpu, vmm_reserve(&memory->address, memory->bytes, 0, 0, 0));
 	gpu_do(gpu, vmm_map(memory->address, memory->bytes, 0, handle, 0));
-	gpu_do(gpu, vmm_access(memory->address, memory->bytes, &access, 1));
+	return gpu->driver.vmm_access(memory->address, memory->bytes, &access, 1);
 }
 
 /* The last word stops kernels: it is 0. */
@@ -77,7 +79,7 @@ static struct memory memory_make(struct gpu *gpu, bool vmm, uint64_t bytes)
 	}
 	gpu_do(gpu, vmm_create(&handle, bytes, &allocation, 0));
 	gpu_do(gpu, vmm_export(&memory.fd, handle, KVT_CU_HANDLE_POSIX_FD, 0));
-	map_handle(gpu, &memory, handle, KVT_CU_ACCESS_READ_WRITE);
+	kvt_test_equal(map_handle(gpu, &memory, handle, KVT_CU_ACCESS_READ_WRITE), 0);
 	gpu_do(gpu, vmm_release(handle));
 	clear_stop(gpu, &memory);
 	return memory;
@@ -95,9 +97,9 @@ static int memory_open(struct gpu *gpu, struct memory *memory, int rights)
 				       KVT_CU_HANDLE_POSIX_FD);
 	if (error)
 		return error;
-	map_handle(gpu, memory, handle, rights);
+	error = map_handle(gpu, memory, handle, rights);
 	gpu_do(gpu, vmm_release(handle));
-	return 0;
+	return error;
 }
 
 static void memory_close(struct gpu *gpu, struct memory *memory)
@@ -146,7 +148,8 @@ enum {
 	DO_WRITE,      /* value: at the start of the memory, from a kernel */
 	DO_READ,       /* answers with the error, and the first word */
 	DO_TIME_OPEN,  /* export: answers with ns of opening and of closing */
-	DO_WRITE_READ_ONLY, /* export: answers with the error of a kernel that writes */
+	DO_WRITE_READ_ONLY, /* export: answers with the errors of mapping, of a kernel's write */
+	DO_FREE,       /* answers with the bytes that the device has left */
 	DO_SPIN,       /* write without end */
 	DO_WATCH,      /* look at the memory until told to stop, then LATE_LOOKS times more */
 };
@@ -206,9 +209,11 @@ static void time_open(struct gpu *gpu, int pipe)
 static void write_read_only(struct gpu *gpu, int pipe)
 {
 	struct memory memory = memory_receive(pipe);
-	int error;
+	int error = memory_open(gpu, &memory, KVT_CU_ACCESS_READ);
 
-	kvt_test_equal(memory_open(gpu, &memory, KVT_CU_ACCESS_READ), 0);
+	kvt_test_send(pipe, (uint64_t)error);
+	if (error)
+		return;
 	signal(SIGSEGV, SIG_DFL);
 	gpu_write(gpu, memory.address, memory.address + 2 * MIB - 8, 5, 1);
 	error = gpu->driver.stream_synchronize(gpu->stream);
@@ -219,6 +224,7 @@ static void serve(int pipe, void *context)
 {
 	struct gpu gpu = gpu_open();
 	struct memory memory = { .fd = -1 };
+	size_t available = 0, total;
 	uint64_t word, value;
 	bool vmm;
 	int error;
@@ -256,6 +262,10 @@ static void serve(int pipe, void *context)
 			break;
 		case DO_TIME_OPEN: time_open(&gpu, pipe); break;
 		case DO_WRITE_READ_ONLY: write_read_only(&gpu, pipe); break;
+		case DO_FREE:
+			gpu_do(&gpu, memory_info(&available, &total));
+			kvt_test_send(pipe, available);
+			break;
 		case DO_SPIN:
 			gpu_write(&gpu, memory.address, memory.address + memory.bytes - 8, 1,
 				  SPIN_LIMIT);
@@ -314,6 +324,12 @@ static int order_read(struct kvt_test_child *child, uint64_t *ret_value)
 	return error;
 }
 
+static uint64_t order_free(struct kvt_test_child *child)
+{
+	kvt_test_send(child->pipe, DO_FREE);
+	return argument(child->pipe);
+}
+
 /* ---- what is asked */
 
 static void exporter_test(bool vmm)
@@ -355,9 +371,13 @@ static void cost_test(bool vmm)
 
 	for (int i = 0; i < (gpu_emulated() ? 1 : 3); i++) {
 		struct kvt_test_child exporter = helper(), importer = helper();
-		struct memory memory = order_make(&exporter, vmm, sizes[i]);
+		struct memory memory = { .fd = -1 };
+		/* Others may use the device, too. */
+		bool fits = sizes[i] < order_free(&exporter) / 2;
 
-		for (int j = 0; j < 3; j++) {
+		if (fits)
+			memory = order_make(&exporter, vmm, sizes[i]);
+		for (int j = 0; fits && j < 3; j++) {
 			uint64_t open_ns;
 
 			kvt_test_send(importer.pipe, DO_TIME_OPEN);
@@ -375,6 +395,54 @@ static void cost_test(bool vmm)
 	}
 }
 
+/* A process of another user, who opens what root has exported. Answers whether the driver starts
+ * for it at all, then with the error. */
+static void open_as_nobody(int pipe, void *context)
+{
+	struct kvt_cu_driver driver;
+	const char *missing;
+	struct memory memory;
+	struct gpu gpu;
+
+	(void)context;
+	kvt_test_equal(setresgid(NOBODY, NOBODY, NOBODY), 0);
+	kvt_test_equal(setresuid(NOBODY, NOBODY, NOBODY), 0);
+	memory = memory_receive(pipe);
+	if (kvt_cu_load(&driver, &missing) != 0 || driver.init(0) != 0) {
+		kvt_test_send(pipe, 0);
+		return;
+	}
+	kvt_test_send(pipe, 1);
+	gpu = gpu_open();
+	kvt_test_send(pipe, (uint64_t)memory_open(&gpu, &memory, KVT_CU_ACCESS_READ_WRITE));
+}
+
+static void user_test(bool vmm)
+{
+	struct kvt_test_child exporter, importer;
+	struct memory memory;
+
+	if (geteuid() != 0) {
+		gpu_figure("opened by another user", "\"backend\": \"%s\", \"asked\": false, "
+			   "\"why\": \"only root can become another user\"", backend_of(vmm));
+		return;
+	}
+	exporter = helper();
+	memory = order_make(&exporter, vmm, 4 * MIB);
+	kvt_test_child_start(&importer, open_as_nobody, NULL);
+	memory_send(importer.pipe, &memory);
+	if (argument(importer.pipe))
+		gpu_figure("opened by another user", "\"backend\": \"%s\", \"asked\": true, "
+			   "\"error\": %d", backend_of(vmm), (int)argument(importer.pipe));
+	else
+		gpu_figure("opened by another user", "\"backend\": \"%s\", \"asked\": false, "
+			   "\"why\": \"the driver does not start for nobody\"", backend_of(vmm));
+	finish(&importer);
+	finish(&exporter);
+	if (memory.fd >= 0)
+		close(memory.fd);
+}
+
 static void read_only_test(void)
 {
 	struct kvt_test_child exporter = helper(), importer = helper();
@@ -385,10 +453,19 @@ static void read_only_test(void)
 	order_write(&exporter, 7);
 	kvt_test_send(importer.pipe, DO_WRITE_READ_ONLY);
 	memory_send(importer.pipe, &memory);
+	error = argument(importer.pipe);
+	if (error) {
+		gpu_figure("write to a read-only mapping", "\"backend\": \"cuda-vmm\", "
+			   "\"able\": false, \"error\": %d", (int)error);
+		finish(&importer);
+		finish(&exporter);
+		close(memory.fd);
+		return;
+	}
 	died = !kvt_test_receive(importer.pipe, &error);
 	kvt_test_equal(order_read(&exporter, &value), 0);
-	gpu_figure("write to a read-only mapping", "\"backend\": \"cuda-vmm\", \"error\": %d, "
-		   "\"process_died\": %s, \"memory_changed\": %s", (int)error,
+	gpu_figure("write to a read-only mapping", "\"backend\": \"cuda-vmm\", \"able\": true, "
+		   "\"error\": %d, \"process_died\": %s, \"memory_changed\": %s", (int)error,
 		   died ? "true" : "false", value == 7 ? "false" : "true");
 	kvt_test_check(died || error != 0);
 	kvt_test_equal(value, 7);
@@ -408,6 +485,19 @@ struct ordered {
 	bool by_write;
 };
 
+/* Where the device may write the fence; false if it cannot. */
+static bool register_fence(struct gpu *gpu, uint64_t *ret_address)
+{
+	int able = 0;
+
+	gpu_do(gpu, device_attribute(&able, KVT_CU_ATTRIBUTE_STREAM_MEM_OPS_64, gpu->device));
+	return able &&
+	       gpu->driver.host_register(shared, (size_t)sysconf(_SC_PAGESIZE),
+					 KVT_CU_HOST_REGISTER_PORTABLE |
+						 KVT_CU_HOST_REGISTER_DEVICEMAP) == 0 &&
+	       gpu->driver.host_pointer(ret_address, shared, 0) == 0;
+}
+
 /* Makes memory, then writes 1, 2, ... into it, each followed by the fence of that number. Answers
  * 0 if the device cannot do that, and with the mean ns of queueing a fence. */
 static void ordered_writer(int pipe, void *context)
@@ -416,18 +506,12 @@ static void ordered_writer(int pipe, void *context)
 	struct gpu gpu = gpu_open();
 	struct memory memory = memory_make(&gpu, false, 4 * MIB);
 	uint64_t address = 0, spent_ns = 0;
-	int able = 0;
+	bool able = !ordered->by_write || register_fence(&gpu, &address);
 
-	gpu_do(&gpu, device_attribute(&able, KVT_CU_ATTRIBUTE_STREAM_MEM_OPS_64, gpu.device));
-	if (ordered->by_write && able)
-		gpu_do(&gpu, host_register(shared, 4096, KVT_CU_HOST_REGISTER_PORTABLE |
-						   KVT_CU_HOST_REGISTER_DEVICEMAP));
-	if (ordered->by_write && able)
-		gpu_do(&gpu, host_pointer(&address, shared, 0));
-	kvt_test_send(pipe, !ordered->by_write || able);
+	kvt_test_send(pipe, able);
 	memory_send(pipe, &memory);
 	kvt_test_expect(pipe, 1);
-	for (uint64_t n = 1; n <= ORDERED_WRITES && (able || !ordered->by_write); n++) {
+	for (uint64_t n = 1; able && n <= ORDERED_WRITES; n++) {
 		uint64_t begin_ns;
 
 		gpu_write(&gpu, memory.address, memory.address + memory.bytes - 8, n, n);
@@ -564,10 +648,11 @@ static void quiesce_test(bool vmm)
 int main(void)
 {
 	gpu_test_begin();
-	shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	shared = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	kvt_test_check(shared != MAP_FAILED);
 	for (int vmm = 0; vmm < 2; vmm++) {
 		exporter_test(vmm);
+		user_test(vmm);
 		cost_test(vmm);
 		for (int i = 0; i < 3; i++)
 			quiesce_test(vmm);
