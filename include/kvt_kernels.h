@@ -351,6 +351,7 @@ KVT_ATTN_API int kvt_attn_geometry_view(const struct kvt_attn_geometry *geometry
  * Everything is checked before anything is written:
  *   -EINVAL   a value is out of range, or pointers and counts contradict each other
  *   -ENOMEM   no memory for partial results
+ *   -EBUSY    the stream is being captured into a CUDA graph
  *   -EIO      the CUDA driver failed
  */
 KVT_ATTN_API int kvt_attn_append_prefill(struct kvt_attn_context *context,

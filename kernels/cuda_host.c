@@ -131,6 +131,23 @@ const struct kvt_cuda_image *kvt_cuda_image_choose(const struct kvt_cuda_image *
 	return NULL;
 }
 
+const char *kvt_cuda_image_cure(int error)
+{
+	switch (error) {
+	case KVT_CU_ERROR_INVALID_IMAGE:
+	case KVT_CU_ERROR_NO_BINARY_FOR_GPU:
+	case KVT_CU_ERROR_INVALID_PTX:
+	case KVT_CU_ERROR_UNSUPPORTED_PTX_VERSION:
+		return "; the driver may be older than the nvcc that made them: install a later "
+		       "driver, or build with the nvcc of an earlier toolkit";
+	case KVT_CU_ERROR_JIT_COMPILER_NOT_FOUND:
+		return "; the driver's libnvidia-ptxjitcompiler.so.1 is missing: in a container, "
+		       "give it all of the driver";
+	default:
+		return "";
+	}
+}
+
 static int module_open(struct kvt_attn_context *context, uint32_t index)
 {
 	struct kvt_cuda *cuda = context->cuda;
@@ -164,7 +181,10 @@ static int module_open(struct kvt_attn_context *context, uint32_t index)
 		error = cuda->driver.event_create(&cuda->done, KVT_CU_EVENT_DISABLE_TIMING);
 	cuda->driver.context_pop(&(void *){ NULL });
 	if (error)
-		return driver_fail(context, error, "kernels were loaded");
+		return kvt_attn_fail(context, -EIO,
+				     "the CUDA driver failed while kernels were loaded: %s (%d)%s",
+				     kvt_cu_text(&cuda->driver, error), error,
+				     kvt_cuda_image_cure(error));
 	cuda->n_multiprocessors = (uint32_t)count;
 	cuda->shared_per_multiprocessor = (uint32_t)shared;
 	snprintf(context->description, sizeof context->description,
@@ -446,6 +466,24 @@ static int prefill_run(struct kvt_attn_context *context, const struct kvt_attn_p
 
 typedef int run_fn(struct kvt_attn_context *context, const void *operation, void *stream);
 
+/*
+ * A graph would launch a call's kernels again when the memory of its plan holds another one's. To
+ * find that out from the driver would cost the caller the capture: what it refuses ends it.
+ */
+static int stream_check(struct kvt_attn_context *context, void *stream)
+{
+	int capturing = 0, error = context->cuda->driver.stream_capturing(stream, &capturing);
+
+	if (capturing || error == KVT_CU_ERROR_STREAM_CAPTURE_IMPLICIT)
+		return kvt_attn_fail(context, -EBUSY,
+				     "the stream, or one that the default stream waits for, is "
+				     "being captured into a graph, and a call cannot be part of "
+				     "one: call outside of the capture");
+	if (error)
+		return driver_fail(context, error, "a stream was asked for its state");
+	return 0;
+}
+
 /* Run with the device's context current. */
 static int run_current(struct kvt_attn_context *context, run_fn *run, const void *operation,
 		       void *stream)
@@ -453,7 +491,9 @@ static int run_current(struct kvt_attn_context *context, run_fn *run, const void
 	int r;
 
 	DRIVER(context, context_push(context->cuda->context), "its context was entered");
-	r = run(context, operation, stream);
+	r = stream_check(context, stream);
+	if (!r)
+		r = run(context, operation, stream);
 	context->cuda->driver.context_pop(&(void *){ NULL });
 	return r;
 }

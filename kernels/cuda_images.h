@@ -29,6 +29,9 @@ const struct kvt_cuda_image *kvt_cuda_image_choose(const struct kvt_cuda_image *
 						   int minor)
 	__attribute__((visibility("hidden")));
 
+/* What to do about the driver's refusal to load one of them: a text that begins with "; ", or "". */
+const char *kvt_cuda_image_cure(int error) __attribute__((visibility("hidden")));
+
 /* A file of that folder, as an array. */
 #define KVT_CUDA_IMAGE(symbol, file)                                                               \
 	__asm__(".pushsection .rodata\n\t.balign 64\n\t.type " #symbol ", @object\n" #symbol       \

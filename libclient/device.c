@@ -125,7 +125,7 @@ static bool daemon_gone(struct kvt_client *client)
 
 /* The driver refused the handle or the descriptor. It does not say why, so what is known to go
  * wrong is looked at one by one. Called without the lock. */
-static int explain(struct kvt_client *client, uint32_t slab, int error)
+static int explain(struct kvt_client *client, uint32_t slab, uint32_t flags, int error)
 {
 	const struct kvt_slab_record *record = &client->slabs[slab].record;
 	bool vmm = client->info.backend == KVT_POOL_CUDA_VMM;
@@ -146,6 +146,11 @@ static int explain(struct kvt_client *client, uint32_t slab, int error)
 				       "(in containers: no CUDA compatibility package)",
 				       record->driver / 1000, record->driver % 1000 / 10,
 				       version / 1000, version % 1000 / 10, text);
+	if (flags & KVT_MAP_READ_ONLY &&
+	    (error == KVT_CU_ERROR_NOT_SUPPORTED || error == KVT_CU_ERROR_INVALID_VALUE))
+		return kvt_client_fail(client, -ENOTSUP, 0,
+				       "the driver does not map this memory for reading only (%s): "
+				       "map it without KVT_MAP_READ_ONLY", text);
 	if (!vmm && record->user && record->user != (uint32_t)geteuid() + 1)
 		return kvt_client_fail(client, -EPERM, 0,
 				       "the daemon is user %u and this process user %u, and the "
@@ -424,7 +429,7 @@ int kvt_pool_map_cuda(struct kvt_client *client, int device, uint32_t flags,
 	rc = map_locked(client, device, flags, &slab, &address, &error);
 	pthread_mutex_unlock(&lock);
 	if (rc == -EREMOTEIO)
-		rc = explain(client, slab, error);
+		rc = explain(client, slab, flags, error);
 	if (rc != 0)
 		return rc;
 	*ret_pool = (struct kvt_pool){

@@ -233,7 +233,16 @@ static int check_stream(struct kvt_client *client, const struct kvt_cu_driver *d
 	error = driver->stream_context(stream, ret_context);
 	if (error)
 		return driver_fail(client, driver, error, "a stream was asked for its context");
+	error = driver->context_push(*ret_context);
+	if (error)
+		return driver_fail(client, driver, error, "a stream's context was entered");
 	error = driver->stream_capturing(stream, &capturing);
+	driver->context_pop(&(void *){ NULL });
+	if (error == KVT_CU_ERROR_STREAM_CAPTURE_IMPLICIT)
+		return kvt_client_fail(client, -EBUSY, 0,
+				       "another stream, which the null stream waits for, is being "
+				       "captured into a graph: nothing can be queued on the null "
+				       "stream until that ends");
 	if (error)
 		return driver_fail(client, driver, error, "a stream was asked for its state");
 	if (capturing)

@@ -321,7 +321,7 @@ static void open_kernels(struct cuda *cuda)
 {
 	struct kvt_cu_driver *driver = &cuda->driver;
 	const struct kvt_cuda_image *image;
-	int major = 0, minor = 0;
+	int major = 0, minor = 0, error;
 
 	if (cuda->base.error)
 		return;
@@ -339,8 +339,13 @@ static void open_kernels(struct cuda *cuda)
 	/* Not the device's number, which each process may count in its own way. */
 	snprintf(cuda->base.arithmetic, sizeof(cuda->base.arithmetic), "cuda sm_%d%d: %s", major,
 		 minor, image->name);
-	if (!done(cuda, driver->module_load(&cuda->module, image->data), "kernels were loaded"))
+	error = driver->module_load(&cuda->module, image->data);
+	if (error) {
+		compute_fail(&cuda->base, -EIO, "the CUDA driver failed while kernels were loaded: "
+			     "%s (error %d)%s", kvt_cu_text(driver, error), error,
+			     kvt_cuda_image_cure(error));
 		return;
+	}
 	for (int i = 0; i < N_KERNELS; i++)
 		if (!done(cuda, driver->module_function(&cuda->kernels[i], cuda->module,
 							kernel_name[i]), "a kernel was looked up"))

@@ -358,7 +358,7 @@ static void each_stream_has_a_word_of_its_own(void **state)
 {
 	static struct engine engine;
 	void *streams[KVT_FENCE_WORDS], *library = dlopen("libcuda.so.1", RTLD_NOW);
-	void (*capture)(void *, int);
+	void (*capture)(void *, int), *blocking;
 	struct kvt_fence fence, again;
 	struct kvt_client *observer;
 	uint32_t seen = 0;
@@ -400,6 +400,12 @@ static void each_stream_has_a_word_of_its_own(void **state)
 	kvt_test_equal(kvt_fence_record(engine.client, engine.stream, &fence), -EBUSY);
 	kvt_test_check(strstr(kvt_client_error(engine.client)->text, "captured"));
 	capture(engine.stream, 0);
+	kvt_test_equal(engine.driver.stream_create(&blocking, 0), 0);
+	capture(blocking, 1);
+	kvt_test_equal(kvt_fence_record(engine.client, NULL, &fence), -EBUSY);
+	kvt_test_check(strstr(kvt_client_error(engine.client)->text, "the null stream waits for"));
+	capture(blocking, 0);
+	engine.driver.stream_destroy(blocking);
 	observer = kvt_test_observe(&daemon_);
 	kvt_test_equal(kvt_fence_record(observer, engine.stream, &fence), -EINVAL);
 	kvt_client_close(observer, KVT_IDLE);

@@ -520,6 +520,23 @@ static void the_traps_have_names(void **state)
 	stop();
 }
 
+static void a_driver_that_maps_nothing_read_only_is_named(void **state)
+{
+	struct kvt_client *client;
+	struct kvt_pool pool;
+
+	(void)state;
+	start("cuda-vmm", "");
+	setenv("KVT_STANDIN_TRAITS", "no-read-only", 1);
+	client = kvt_test_connect(&daemon_);
+	kvt_test_equal(kvt_pool_map_cuda(client, 0, KVT_MAP_READ_ONLY, &pool), -ENOTSUP);
+	kvt_test_check(strstr(kvt_client_error(client)->text, "without KVT_MAP_READ_ONLY"));
+	cuda_test_map(client, 0);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_equal(*cuda_test_knob("stub_open"), 0);
+	stop();
+}
+
 static void see_another_mig_instance(int pipe, void *context)
 {
 	(void)context;
@@ -1031,6 +1048,7 @@ int main(int argc, char **argv)
 		TEST(old_clients_that_still_hold_the_memory_are_named_and_waited_for),
 		TEST(every_call_of_a_client_s_mapping_fails_once),
 		TEST(the_traps_have_names),
+		TEST(a_driver_that_maps_nothing_read_only_is_named),
 		TEST(another_mig_instance_is_named),
 		TEST(an_exporter_that_is_gone_is_named),
 		TEST(another_user_s_ipc_handle_is_named),

@@ -17,6 +17,7 @@
 
 static int *stub_fail_at, *stub_open, *stub_pushed, *stub_major, *stub_devices;
 static void (*stub_gate)(int closed);
+static void (*stub_capture)(void *stream, int capturing);
 
 static bool stub_load(void)
 {
@@ -30,7 +31,8 @@ static bool stub_load(void)
 	stub_major = dlsym(library, "stub_major");
 	stub_devices = dlsym(library, "stub_devices");
 	*(void **)&stub_gate = dlsym(library, "standin_gate");
-	return stub_fail_at && stub_open && stub_pushed && stub_major && stub_devices && stub_gate;
+	*(void **)&stub_capture = dlsym(library, "standin_capture");
+	return stub_capture && stub_fail_at && stub_open && stub_pushed && stub_major && stub_devices && stub_gate;
 }
 
 static int cuda_open(struct kvt_attn_context **ret_context, char *text, size_t bytes)
@@ -209,6 +211,37 @@ static void failures_test(void)
 	EXPECT(n_failures >= 22 && n_failures < 200);
 }
 
+/* A stream that is being captured is told from others before anything is queued on it. */
+static void capture_test(void)
+{
+	struct kvt_attn_context *context = NULL;
+	struct round round = round_make();
+	struct kvt_cu_driver driver;
+	const char *missing;
+	void *primary = NULL, *stream = NULL;
+
+	case_begin("driver: a stream that is being captured is refused");
+	round_link(&round);
+	EXPECT_EQUAL(cuda_open(&context, NULL, 0), 0);
+	EXPECT(!kvt_cu_load(&driver, &missing) && !driver.primary_retain(&primary, 0) &&
+	       !driver.context_push(primary) && !driver.stream_create(&stream, 0));
+	stub_capture(stream, 1);
+	EXPECT_EQUAL(kvt_attn_kv_append(context, &round.append, stream), -EBUSY);
+	EXPECT_EQUAL(kvt_attn_page_copy(context, &round.pool.view, 1, &round.copy, 1, NULL), -EBUSY);
+	EXPECT_EQUAL(kvt_attn_append_prefill(context, &round.prefill, stream), -EBUSY);
+	EXPECT(strstr(kvt_attn_error_text(context), "captured into a graph"));
+	stub_capture(stream, 0);
+	EXPECT_EQUAL(round_run_on(context, &round, stream), 0);
+	driver.stream_synchronize(stream);
+	kvt_attn_close(context);
+	driver.stream_destroy(stream);
+	driver.context_pop(&primary);
+	driver.primary_release(0);
+	EXPECT_EQUAL(*stub_open, 0);
+	EXPECT_EQUAL(*stub_pushed, 0);
+	round_free(&round);
+}
+
 static void open_expect(int error, const char *word)
 {
 	struct kvt_attn_context *context = NULL;
@@ -231,6 +264,16 @@ static void devices_test(void)
 	*stub_devices = 1;
 	*stub_major = 7;
 	open_expect(-ENOTSUP, "7.0");
+
+	*stub_major = 9;
+	case_begin("driver: a driver that is too old for the kernels");
+	setenv("KVT_STANDIN_FAIL_CALL", "cuModuleLoadData", 1);
+	setenv("KVT_STANDIN_FAIL_ERROR", "222", 1);
+	*stub_fail_at = 0;
+	open_expect(-EIO, "older than the nvcc");
+	*stub_fail_at = -1;
+	unsetenv("KVT_STANDIN_FAIL_CALL");
+	unsetenv("KVT_STANDIN_FAIL_ERROR");
 
 	case_begin("driver: the binary for each device");
 	*stub_major = 8;
@@ -411,6 +454,7 @@ int main(void)
 	kvt_attn_close(context);
 	round_test();
 	failures_test();
+	capture_test();
 	devices_test();
 	types_test();
 	pages_tests();

@@ -610,6 +610,9 @@ EXPORT int cuMemSetAccess(uint64_t address, size_t bytes, const struct kvt_cu_ac
 	if (n_accesses != 1 || access->location.type != KVT_CU_LOCATION_DEVICE ||
 	    !standin_device(access->location.id))
 		return KVT_CU_ERROR_INVALID_VALUE;
+	/* No document says that devices take it. */
+	if (access->flags == KVT_CU_ACCESS_READ && standin_trait("no-read-only"))
+		return KVT_CU_ERROR_NOT_SUPPORTED;
 	protection = access->flags == KVT_CU_ACCESS_READ_WRITE ? PROT_READ | PROT_WRITE
 		     : access->flags == KVT_CU_ACCESS_READ     ? PROT_READ
 							       : PROT_NONE;

@@ -15,7 +15,8 @@
  *   KVT_STANDIN_MEMORY   bytes of memory of each (1 GiB)
  *   KVT_STANDIN_DRIVER   what cuDriverGetVersion says (13000)
  *   KVT_STANDIN_TRAITS   words, separated by commas: mig no-ipc no-vmm no-posix-fd mps prohibited
- *                        exclusive no-stream-ops no-host-register releases-fail
+ *                        exclusive no-read-only
+ *                        no-stream-ops no-host-register releases-fail
  *   KVT_STANDIN_FAIL_AT  the n-th call fails, from 0; KVT_STANDIN_FAIL_CALL: only this function's
  *                        calls count; KVT_STANDIN_FAIL_ERROR: the CUresult (999)
  *                        The file DIR/fail_at does the same to the next process that loads this

@@ -45,6 +45,7 @@ struct stream {
 	struct standin_device *device;
 	struct item *first, *last;
 	bool busy, over, capturing;
+	bool blocking; /* the null stream waits for it */
 	uint64_t random;
 };
 
@@ -64,11 +65,17 @@ EXPORT void standin_gate(int closed)
 	pthread_mutex_unlock(&lock);
 }
 
+static int n_captured; /* of the blocking ones: how many the null stream cannot wait for */
+
 /** Make a stream look as if it were being captured into a graph. */
 EXPORT void standin_capture(void *stream, int capturing);
 EXPORT void standin_capture(void *stream, int capturing)
 {
-	((struct stream *)stream)->capturing = capturing;
+	struct stream *of = stream;
+
+	if (of->blocking && of->capturing != (capturing != 0))
+		n_captured += capturing ? 1 : -1;
+	of->capturing = capturing != 0;
 }
 
 /* ---- running */
@@ -201,13 +208,15 @@ EXPORT int cuStreamCreate(void **ret_stream, unsigned int flags)
 	struct stream *stream;
 
 	ENTER("cuStreamCreate");
-	(void)flags;
+	if (flags & ~(unsigned int)KVT_CU_STREAM_NON_BLOCKING)
+		return KVT_CU_ERROR_INVALID_VALUE;
 	if (!standin_current())
 		return KVT_CU_ERROR_INVALID_CONTEXT;
 	stream = calloc(1, sizeof(*stream));
 	if (!stream)
 		return KVT_CU_ERROR_OUT_OF_MEMORY;
 	stream->device = standin_current();
+	stream->blocking = !(flags & KVT_CU_STREAM_NON_BLOCKING);
 	stream->random = ++seed * 0x9e3779b97f4a7c15ull;
 	if (pthread_create(&stream->thread, NULL, stream_main, stream) != 0) {
 		free(stream);
@@ -259,6 +268,10 @@ EXPORT int cuStreamIsCapturing(void *handle, int *status)
 	const struct stream *stream = handle;
 
 	ENTER("cuStreamIsCapturing");
+	if (!standin_current())
+		return KVT_CU_ERROR_INVALID_CONTEXT;
+	if (!stream && n_captured)
+		return KVT_CU_ERROR_STREAM_CAPTURE_IMPLICIT;
 	*status = stream && handle != PER_THREAD && stream->capturing;
 	return 0;
 }
