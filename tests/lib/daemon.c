@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -323,17 +324,6 @@ bool kvt_test_daemon_said(const struct kvt_test_daemon *daemon, const char *text
 	return found;
 }
 
-void kvt_test_daemon_print(const struct kvt_test_daemon *daemon)
-{
-	FILE *file = fopen(daemon->output, "re");
-	char line[2048];
-
-	while (file && fgets(line, sizeof(line), file))
-		fprintf(stderr, "  daemon: %s", line);
-	if (file)
-		fclose(file);
-}
-
 pid_t kvt_test_daemon_child(const struct kvt_test_daemon *daemon)
 {
 	char path[64];
@@ -346,6 +336,37 @@ pid_t kvt_test_daemon_child(const struct kvt_test_daemon *daemon)
 	kvt_test_check(file && fscanf(file, "%d", &pid) == 1);
 	fclose(file);
 	return pid;
+}
+
+/* 'Z': it has ended, and nobody knows. */
+static char process_state(pid_t pid)
+{
+	char path[64], state = ' ';
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	file = fopen(path, "re");
+	kvt_test_check(file && fscanf(file, "%*d %*s %c", &state) == 1);
+	fclose(file);
+	return state;
+}
+
+void kvt_test_freeze(pid_t pid)
+{
+	char state = ' ';
+
+	kvt_test_equal(kill(pid, SIGSTOP), 0);
+	while (state != 'T') {
+		state = process_state(pid);
+		kvt_test_check(state != 'Z');
+		sched_yield();
+	}
+}
+
+void kvt_test_await_zombie(pid_t pid)
+{
+	while (process_state(pid) != 'Z')
+		sched_yield();
 }
 
 void kvt_test_daemon_succeed(struct kvt_test_daemon *daemon)

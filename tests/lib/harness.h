@@ -64,6 +64,10 @@ bool kvt_test_daemon_await(struct kvt_test_daemon *daemon, const char *text);
 int kvt_test_daemon_wait(struct kvt_test_daemon *daemon);
 /** The process that serves, where the daemon was started with --supervise: its child. */
 pid_t kvt_test_daemon_child(const struct kvt_test_daemon *daemon);
+/** SIGSTOP, and wait until the process stands still: it may be running on another core. */
+void kvt_test_freeze(pid_t pid);
+/** Wait until it has ended; somebody who does nothing just now has still to hear of it. */
+void kvt_test_await_zombie(pid_t pid);
 /** Kill that child and wait until its successor is ready. */
 void kvt_test_daemon_succeed(struct kvt_test_daemon *daemon);
 /** SIGTERM, wait, check that it exits with 0 and leaves nothing behind. */
@@ -80,7 +84,6 @@ void kvt_test_verify(const struct kvt_test_daemon *daemon);
 void kvt_test_daemon_remove(struct kvt_test_daemon *daemon);
 /** Whether its output so far contains `text`. */
 bool kvt_test_daemon_said(const struct kvt_test_daemon *daemon, const char *text);
-void kvt_test_daemon_print(const struct kvt_test_daemon *daemon);
 
 /* ---------------------------------------------------------------- clients */
 

@@ -53,10 +53,8 @@ static void stop(void)
 
 static void await_ready(void)
 {
-	if (!kvt_test_daemon_await(&daemon_, "READY=1")) {
-		kvt_test_daemon_print(&daemon_);
+	if (!kvt_test_daemon_await(&daemon_, "READY=1"))
 		kvt_test_fail("no daemon came back");
-	}
 }
 
 static void kill_daemon(void)
@@ -68,19 +66,11 @@ static void kill_daemon(void)
 /* Nobody starts the next one until resume_supervisor(). */
 static void kill_daemon_for_a_while(void)
 {
-	char path[64], state = ' ';
 	pid_t pid = kvt_test_daemon_child(&daemon_);
 
-	kill(daemon_.pid, SIGSTOP);
+	kvt_test_freeze(daemon_.pid);
 	kill(pid, SIGKILL);
-	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	while (state != 'Z') {
-		FILE *file = fopen(path, "re");
-
-		kvt_test_check(file && fscanf(file, "%*d %*s %c", &state) == 1);
-		fclose(file);
-		sched_yield();
-	}
+	kvt_test_await_zombie(pid);
 }
 
 static void resume_supervisor(void)
@@ -89,14 +79,13 @@ static void resume_supervisor(void)
 	await_ready();
 }
 
-static struct kvt_client *connect_with(uint32_t flags, int64_t timeout_ns)
+static struct kvt_client *connect_with(uint32_t flags)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
 	struct kvt_client *client;
 
 	options.socket_path = daemon_.socket;
 	options.flags = flags;
-	options.timeout_ns = timeout_ns;
 	kvt_test_equal(kvt_client_connect(&client, &options, NULL), 0);
 	return client;
 }
@@ -279,7 +268,7 @@ static void (*const waits[])(struct kvt_client *, int) = { wait_for_a_fence, wai
  * the same segment can raise it. Here the parent does, through the supervisor's descriptor. */
 static void waiter_run(int pipe, void *context)
 {
-	struct kvt_client *client = connect_with(0, 0);
+	struct kvt_client *client = connect_with(0);
 	size_t which = (size_t)(uintptr_t)context;
 
 	kvt_test_send(pipe, kvt_client_info(client)->session);
@@ -381,7 +370,7 @@ static void asking_run(int pipe, void *context)
 	const uint64_t digest[2] = { 17, 18 };
 	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
 	bool observer = context != NULL;
-	struct kvt_client *client = connect_with(observer ? KVT_HELLO_OBSERVE : 0, 0);
+	struct kvt_client *client = connect_with(observer ? KVT_HELLO_OBSERVE : 0);
 	struct kvt_admin_status status;
 	uint32_t number;
 
@@ -405,7 +394,7 @@ static void what_was_asked_on_the_control_socket_is_asked_again(void **state)
 		kvt_test_child_start(&children[i], asking_run, (void *)(uintptr_t)i);
 		kvt_test_expect(children[i].pipe, 1);
 	}
-	kill(kvt_test_daemon_child(&daemon_), SIGSTOP); /* nobody reads the question */
+	kvt_test_freeze(kvt_test_daemon_child(&daemon_)); /* nobody reads the question */
 	for (size_t i = 0; i < 2; i++)
 		kvt_test_send(children[i].pipe, 9);
 	kill_daemon();
@@ -419,7 +408,7 @@ static void what_was_asked_on_the_control_socket_is_asked_again(void **state)
 static void ender_run(int pipe, void *context)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_ENDED };
-	struct kvt_client *client = connect_with(0, 0);
+	struct kvt_client *client = connect_with(0);
 
 	(void)context;
 	kvt_test_check(kvt_test_receive(pipe, &request.argument));
@@ -455,7 +444,7 @@ static void what_was_heard_and_not_answered_is_asked_again(void **state)
 
 static void holder_run(int pipe, void *context)
 {
-	struct kvt_client *client = connect_with(0, 0);
+	struct kvt_client *client = connect_with(0);
 	uint32_t keys[KVT_WORK_KEYS], pages[8], space;
 	struct kvt_seq *seq;
 
@@ -498,7 +487,7 @@ static void who_does_not_want_to_go_on_is_told_at_once(void **state)
 
 	(void)state;
 	start(NULL);
-	client = connect_with(KVT_HELLO_NO_RESUME, 0);
+	client = connect_with(KVT_HELLO_NO_RESUME);
 	kvt_test_equal(kvt_stats(client, &counters), 0);
 	kill_daemon();
 	kvt_test_equal(kvt_stats(client, &counters), -ECONNRESET);
@@ -579,10 +568,8 @@ static void expect_cold_start(struct kvt_client *client, const uint32_t *keys, c
 	struct kvt_client *fresh;
 
 	if (!kvt_test_daemon_said(&daemon_, "event=cold_start") ||
-	    !kvt_test_daemon_said(&daemon_, why)) {
-		kvt_test_daemon_print(&daemon_);
+	    !kvt_test_daemon_said(&daemon_, why))
 		kvt_test_fail("not said: %s", why);
-	}
 	kvt_test_equal(kvt_stats(client, &counters), -ECONNRESET);
 	fresh = kvt_test_connect(&daemon_);
 	kvt_test_equal(matched(fresh, kvt_test_namespace(fresh, "doubt"), keys), 0);
@@ -595,7 +582,7 @@ static void expect_cold_start(struct kvt_client *client, const uint32_t *keys, c
 
 static struct kvt_client *fill_cache(uint32_t *keys, uint32_t *ret_space)
 {
-	struct kvt_client *client = connect_with(KVT_HELLO_NO_RESUME, 0);
+	struct kvt_client *client = connect_with(KVT_HELLO_NO_RESUME);
 	struct kvt_seq *seq;
 
 	kvt_work_keys(keys, KVT_WORK_KEYS, 3);
@@ -735,10 +722,13 @@ static void a_stopped_daemon_is_noticed_by_deadlines_and_by_the_watchdog(void **
 	struct kvt_client *client;
 
 	(void)state;
-	start("watchdog_ms = 300\n");
-	client = connect_with(0, 50000000);
-	kill(kvt_test_daemon_child(&daemon_), SIGSTOP);
+	start("watchdog_ms = 1000\n");
+	client = kvt_test_connect(&daemon_);
+	kvt_test_freeze(daemon_.pid); /* else its watchdog may be as quick as the deadline */
+	kvt_test_freeze(kvt_test_daemon_child(&daemon_));
+	kvt_client_set_timeout(client, 50000000);
 	kvt_test_equal(kvt_stats(client, &counters), -ETIMEDOUT);
+	kill(daemon_.pid, SIGCONT);
 	await_ready();
 	kvt_test_check(kvt_test_daemon_said(&daemon_, "event=watchdog"));
 	kvt_client_set_timeout(client, 0);
