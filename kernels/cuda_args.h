@@ -34,6 +34,16 @@ struct kvt_cuda_item {
 	uint32_t first_unit;
 };
 
+/*
+ * Blocks of attention that a multiprocessor has registers for, by head dim. The kernels are
+ * compiled for that (65,536 registers: 128, 168 or 255 for a thread), and none spills. Shared
+ * memory would allow a fourth one at 80 on sm_90, but not the registers.
+ */
+#define KVT_CUDA_BLOCKS(dim) ((dim) <= 64 ? 4 : (dim) <= 96 ? 3 : 2)
+
+/* Tiles that are used, or on their way to shared memory, at a time: 2 to this. */
+#define KVT_CUDA_STAGES_MAX 4
+
 #define KVT_CUDA_LINES_Q 1u
 #define KVT_CUDA_LINES_KV 2u
 
@@ -64,6 +74,7 @@ struct kvt_cuda_prefill {
 	uint32_t kv_type;
 	uint32_t out_type;
 	uint32_t lines; /* KVT_CUDA_LINES_*: whose rows can be read 16 bytes at a time */
+	uint32_t n_stages; /* tiles of keys and values that shared memory has place for */
 	float log2_scale;
 	float v_scale;
 };

@@ -4,11 +4,12 @@
  * queries of 16 bits with KV of the same type or fp8, and fp32 products and sums (KIND_F32) for
  * all else, whose queries and KV become fp32 while they are copied.
  *
- * A thread block takes 64 rows through one span of units, in tiles of tile_keys positions that
- * are copied to shared memory while the tile before is used. A warp has 16 of the rows, so each
- * row's products are made by the same instructions in the same order whatever the other rows are:
- * tiles, units and groups begin at absolute positions, and what a row must not see adds weight 0.
- * That keeps the promise of kvt_kernels.h (same bits, warm or cold).
+ * A thread block takes 64 rows through one span of units, in tiles of tile_keys positions that are
+ * copied to shared memory while those before are used, as many stages ahead as the host has found
+ * place for (cuda_plan.h). A warp has 16 of the rows, so each row's products are made by the same
+ * instructions in the same order whatever the other rows are: tiles, units and groups begin at
+ * absolute positions, and what a row must not see adds weight 0. That keeps the promise of
+ * kvt_kernels.h (same bits, warm or cold).
  *
  * The result of a unit is in registers; it is merged into the group's, which lies in the span's
  * slot in global memory (in practice in the second cache), each element always by the same
@@ -44,35 +45,80 @@ template <> struct element_of<KIND_F32> {
 };
 
 /*
- * Rows in shared memory are 16 bytes longer than they need be, so that 8 rows lie in different
- * banks.
+ * Where the rows of a tile lie in shared memory, in chunks of 16 bytes. Shared memory is 8 columns
+ * of 16 bytes (4 banks each) wide, and serves 8 lanes at once if their chunks are in 8 columns.
+ * Rows follow each other without gaps, but chunk c of a row lies at its place c ^ twist(row):
+ *
+ *   run     the largest power of two, 8 at most, that divides the chunks of a row
+ *   twist   counts 0, 0, .., 1, 1, .., run - 1, each for 8 / run rows, again and again
+ *
+ *   row_chunks      8, 16, 24, 32, 64        12, 20             10
+ *   run             8                        4                  2
+ *   twist of rows   0 1 2 3 4 5 6 7          0 0 1 1 2 2 3 3    0 0 0 0 1 1 1 1
+ *
+ * (All rows need not be twisted by their number: rows of 160 or 192 bytes are odd multiples of 32
+ * or 64, so that some rows are apart as they are, and must not be moved onto each other.)
+ *
+ * Two ways of access meet no conflict:
+ *
+ * Chunk c of rows 8n to 8n + 7, as ldmatrix reads them. Row r begins at column r * row_chunks % 8,
+ * a multiple of run. 8 / run rows, one after the other, begin at all of these: row_chunks / run is
+ * odd, or run is 8. The next 8 / run rows begin there again, with the next twist. A twist is less
+ * than run, so it leaves a chunk among the run places from a multiple of run on, and each twist
+ * puts it to another one of them: 8 / run beginnings times run places are 8 columns.
+ *
+ * Chunks 8n to 8n + 7 of a tile, row by row, as lanes copy them. They are whole runs, each of one
+ * row, and chunks of a run only change places with each other.
  */
+template <int row_chunks> struct swizzle {
+	static constexpr uint32_t run = row_chunks % 8 == 0   ? 8
+					: row_chunks % 4 == 0 ? 4
+					: row_chunks % 2 == 0 ? 2
+							      : 1;
+
+	KVT_MEMBER uint32_t twist(uint32_t row)
+	{
+		return row / (8 / run) % run;
+	}
+
+	/* How many chunks before this one, in the tile. */
+	KVT_MEMBER uint32_t place(uint32_t row, uint32_t chunk)
+	{
+		return row * row_chunks + (chunk ^ twist(row));
+	}
+
+	/*
+	 * chunk ^ twisted for a chunk that the compiler knows and a twisted that the lane knows,
+	 * less than run: what can be part of an instruction's offset is added.
+	 */
+	KVT_MEMBER uint32_t in_row(uint32_t chunk, uint32_t twisted)
+	{
+		return chunk / run * run + (chunk % run ^ twisted);
+	}
+};
+
 template <int dim, int kind> struct shape {
 	typedef typename element_of<kind>::type element;
 	static constexpr int tile_keys = (dim > 128 ? 32 : 64) /
 					 (kind != KIND_F32 ? 1 : dim > 128 ? 4 : 2);
 	static constexpr int chunk_elements = 16 / sizeof(element);
-	static constexpr int row_elements = dim + chunk_elements;
-	static constexpr int q_elements = KVT_CUDA_ROWS * row_elements;
-	static constexpr int tile_elements = tile_keys * row_elements;
+	static constexpr int row_chunks = dim / chunk_elements;
+	static constexpr int q_bytes = KVT_CUDA_ROWS * row_chunks * 16;
+	static constexpr int tile_chunks = tile_keys * row_chunks;
 	static constexpr int key_tiles = tile_keys / 8;
 };
 
 /*
- * A tile as it is copied: elements as above, or fp8 as it lies in the pages, sixteen at a time,
- * from which a tile is made when it is there. Queries, two stages of keys and values, and that
- * tile together are at most 99 KiB, which every device has.
+ * A tile as it is copied: elements as above, or fp8 as it lies in the pages, sixteen at a time and
+ * not swizzled, from which a tile is made when it is there. Queries, that tile, and two stages of
+ * keys and values together are at most 99 KiB, which every device has.
  */
 template <int dim, int kind, bool f8> struct copied_shape {
-	typedef typename element_of<kind>::type element;
 	static constexpr int chunk_elements = f8 ? 16 : shape<dim, kind>::chunk_elements;
-	static constexpr int row_bytes =
-		f8 ? dim : shape<dim, kind>::row_elements * (int)sizeof(element);
-	static constexpr int tile_bytes = shape<dim, kind>::tile_keys * row_bytes;
-	static_assert(shape<dim, kind>::q_elements * sizeof(element) + 4 * tile_bytes +
-				      (f8 ? 2 * shape<dim, kind>::tile_elements * sizeof(element)
-					  : 0) <=
-			      99 << 10,
+	static constexpr int row_chunks = dim / chunk_elements;
+	static constexpr int tile_bytes = shape<dim, kind>::tile_keys * row_chunks * 16;
+	static constexpr int converted_bytes = f8 ? 2 * shape<dim, kind>::tile_chunks * 16 : 0;
+	static_assert(shape<dim, kind>::q_bytes + converted_bytes + 4 * tile_bytes <= 99 << 10,
 		      "too large");
 };
 
@@ -153,114 +199,215 @@ KVT_DEVICE float f8_value(uint32_t bits)
 	return bits_float(float_bits(value) | sign);
 }
 
+/* The type of what lies in memory, for elements of which target_bytes are wanted. */
+template <int kind, bool f8> KVT_DEVICE uint32_t source_bytes(uint32_t type)
+{
+	return kind == KIND_F32 ? kvt_type_size(type) : f8 ? 1 : 2;
+}
+
 /*
- * Sixteen bytes to shared memory, from dimension dim of a row on, as fast as can be; what lies
- * beyond n_dims, and rows that are not valid, are zeros. For fp32 products, rows of another type
- * are converted on the way.
+ * Sixteen bytes for shared memory, from dimension dim of a row on; what lies beyond n_dims, and
+ * rows that are not valid, are zeros. For fp32 products, rows of another type are converted.
  */
 template <int kind, bool f8>
-KVT_DEVICE void chunk_copy(unsigned char *target, const unsigned char *row, uint32_t dim,
-			   uint32_t n_dims, bool valid, bool lines, uint32_t type)
+KVT_DEVICE struct line_piece chunk_load(const unsigned char *row, uint32_t dim, uint32_t n_dims,
+					bool valid, uint32_t type)
 {
-	const uint32_t bytes = kind == KIND_F32 ? kvt_type_size(type) : f8 ? 1 : 2;
+	const uint32_t bytes = source_bytes<kind, f8>(type);
 	const uint32_t target_bytes = f8 ? 1 : sizeof(typename element_of<kind>::type);
+	struct line_piece piece = { { 0, 0, 0, 0 } };
 
-	if (lines && bytes == target_bytes) {
-		valid = valid && dim < n_dims;
-		copy_async(target, row + (valid ? dim * bytes : 0), valid);
-		return;
-	}
+#pragma unroll
 	for (uint32_t i = 0; i < 16 / target_bytes; i++) {
-		bool there = valid && dim + i < n_dims;
-		const unsigned char *source = row + (there ? (dim + i) * bytes : 0);
+		const unsigned char *source = row + (dim + i) * bytes;
+		uint32_t bits;
 
+		if (!valid || dim + i >= n_dims)
+			continue;
 		if (kind == KIND_F32)
-			((float *)(void *)target)[i] = there ? kvt_element_load(source, type) : 0;
-		else if (f8)
-			target[i] = there ? *source : 0;
+			bits = float_bits(kvt_element_load(source, type));
 		else
-			((uint16_t *)(void *)target)[i] =
-				there ? *(const uint16_t *)(const void *)source : 0;
+			bits = f8 ? *source : *(const uint16_t *)(const void *)source;
+		piece.words[i * target_bytes / 4] |= bits << i * target_bytes % 4 * 8;
 	}
+	return piece;
+}
+
+/* Whether rows are copied as they are, 16 bytes at a time. */
+template <int kind, bool f8> KVT_DEVICE bool are_copied(bool lines, uint32_t type)
+{
+	return lines && (kind != KIND_F32 || type == KVT_ATTN_F32);
 }
 
 template <int dim, int kind>
-KVT_DEVICE void queries_copy(const struct rows_at_hand *rows,
-			     typename element_of<kind>::type *target)
+KVT_DEVICE void queries_copy(const struct rows_at_hand *rows, unsigned char *target)
 {
 	const struct kvt_cuda_prefill *args = rows->args;
-	const uint32_t chunk_elements = shape<dim, kind>::chunk_elements;
-	const uint32_t chunks = dim / chunk_elements;
+	const uint32_t chunks = shape<dim, kind>::row_chunks;
+	const bool copied =
+		are_copied<kind, false>(args->lines & KVT_CUDA_LINES_Q, args->q_type);
 
 	for (uint32_t i = thread_index(); i < KVT_CUDA_ROWS * chunks; i += KVT_CUDA_THREADS) {
-		uint32_t row = i / chunks, x = i % chunks * chunk_elements;
+		uint32_t row = i / chunks, first = i % chunks * shape<dim, kind>::chunk_elements;
+		unsigned char *to = target + swizzle<chunks>::place(row, i % chunks) * 16;
 		bool valid = row < rows->n_rows;
 		const unsigned char *q =
 			at<const unsigned char>(args->q) +
 			row_offset(rows, valid ? row : 0, args->q_row_stride, args->q_head_stride);
 
-		typename element_of<kind>::type *to =
-			target + row * shape<dim, kind>::row_elements + x;
-
-		chunk_copy<kind, false>((unsigned char *)(void *)to, q, x, args->head_dim, valid,
-					args->lines & KVT_CUDA_LINES_Q, args->q_type);
+		if (copied) {
+			valid = valid && first < args->head_dim;
+			copy_async(to, q + (valid ? i % chunks * 16 : 0), valid);
+		} else {
+			shared_store(to, chunk_load<kind, false>(q, first, args->head_dim, valid,
+								 args->q_type));
+		}
 	}
 }
 
-/* A tile of one plane: positions from start on. Those from limit_high on are not read. */
+/*
+ * The chunks of a tile that a thread copies: number n of them is chunk i = n * KVT_CUDA_THREADS +
+ * thread of the tile. Keys and values of a position lie at the same offset in their planes.
+ */
+template <int dim, int kind, bool f8> struct copied_chunk {
+	typedef copied_shape<dim, kind, f8> copied;
+	static constexpr uint32_t tile_chunks = shape<dim, kind>::tile_keys * copied::row_chunks;
+	static constexpr uint32_t n_max = (tile_chunks + KVT_CUDA_THREADS - 1) / KVT_CUDA_THREADS;
+	uint64_t offset; /* of the position */
+	uint32_t chunk; /* of its row */
+	uint32_t place; /* in the tile */
+	bool there; /* in the tile */
+	bool valid;
+};
+
 template <int dim, int kind, bool f8>
-KVT_DEVICE void tile_copy(const struct rows_at_hand *rows, uint64_t plane, uint32_t start,
-			  unsigned char *target)
+KVT_DEVICE struct copied_chunk<dim, kind, f8> chunk_find(const struct rows_at_hand *rows,
+							 uint32_t start, uint32_t n)
 {
+	typedef copied_chunk<dim, kind, f8> found;
+	const uint32_t chunks = found::copied::row_chunks;
 	const struct kvt_cuda_prefill *args = rows->args;
 	const uint32_t *pages = at<const uint32_t>(args->pages) + rows->block->first_page;
-	const unsigned char *head =
-		at<const unsigned char>(plane) + rows->block->kv_head * args->head_stride;
-	const uint32_t chunks = dim / copied_shape<dim, kind, f8>::chunk_elements;
+	const uint32_t i = n * KVT_CUDA_THREADS + thread_index(), position = start + i / chunks;
+	struct copied_chunk<dim, kind, f8> chunk;
 
-	for (uint32_t i = thread_index(); i < shape<dim, kind>::tile_keys * chunks;
-	     i += KVT_CUDA_THREADS) {
-		uint32_t key = i / chunks, chunk = i % chunks, position = start + key;
-		bool valid = position < rows->limit_high;
-		uint64_t page = valid ? pages[position >> args->page_shift] : 0;
-		uint32_t within = valid ? position & ((1u << args->page_shift) - 1) : 0;
+	chunk.there = (n + 1) * KVT_CUDA_THREADS <= found::tile_chunks || i < found::tile_chunks;
+	chunk.valid = chunk.there && position < rows->limit_high;
+	chunk.chunk = i % chunks;
+	chunk.place = f8 ? i : swizzle<chunks>::place(i / chunks, i % chunks);
+	chunk.offset = rows->block->kv_head * args->head_stride;
+	if (chunk.valid)
+		chunk.offset += pages[position >> args->page_shift] * args->page_stride +
+				(position & ((1u << args->page_shift) - 1)) * args->position_stride;
+	return chunk;
+}
 
-		chunk_copy<kind, f8>(target + key * copied_shape<dim, kind, f8>::row_bytes +
-					     chunk * 16,
-				     head + page * args->page_stride +
-					     within * args->position_stride,
-				     chunk * copied_shape<dim, kind, f8>::chunk_elements,
-				     args->head_dim, valid, args->lines & KVT_CUDA_LINES_KV,
-				     args->kv_type);
+/*
+ * A tile of keys and one of values: positions from start on. Those from limit_high on are not
+ * read. All page numbers are read before the first copy, or each would be waited for.
+ */
+template <int dim, int kind, bool f8>
+KVT_DEVICE void tiles_copy(const struct rows_at_hand *rows, uint32_t start, unsigned char *keys)
+{
+	typedef copied_chunk<dim, kind, f8> found;
+	const struct kvt_cuda_prefill *args = rows->args;
+	const unsigned char *k = at<const unsigned char>(args->k);
+	const unsigned char *v = at<const unsigned char>(args->v);
+	unsigned char *values = keys + found::copied::tile_bytes;
+	struct copied_chunk<dim, kind, f8> chunks[found::n_max];
+
+#pragma unroll
+	for (uint32_t n = 0; n < found::n_max; n++)
+		chunks[n] = chunk_find<dim, kind, f8>(rows, start, n);
+#pragma unroll
+	for (uint32_t n = 0; n < found::n_max; n++) {
+		const bool valid = chunks[n].valid && chunks[n].chunk *
+					   found::copied::chunk_elements < args->head_dim;
+		const uint64_t offset = chunks[n].offset + (valid ? chunks[n].chunk * 16 : 0);
+
+		if (!chunks[n].there)
+			break;
+		copy_async(keys + chunks[n].place * 16, k + offset, valid);
+		copy_async(values + chunks[n].place * 16, v + offset, valid);
 	}
+}
+
+/* The same, of rows that are not whole lines, or are converted. */
+template <int dim, int kind, bool f8>
+KVT_DEVICE void tiles_load(const struct rows_at_hand *rows, uint32_t start, unsigned char *keys)
+{
+	typedef copied_chunk<dim, kind, f8> found;
+	const struct kvt_cuda_prefill *args = rows->args;
+	unsigned char *values = keys + found::copied::tile_bytes;
+
+#pragma unroll 1
+	for (uint32_t n = 0; n < found::n_max; n++) {
+		const struct copied_chunk<dim, kind, f8> chunk =
+			chunk_find<dim, kind, f8>(rows, start, n);
+		const uint32_t first = chunk.chunk * found::copied::chunk_elements;
+
+		if (!chunk.there)
+			break;
+		shared_store(keys + chunk.place * 16,
+			     chunk_load<kind, f8>(at<const unsigned char>(args->k) + chunk.offset,
+						  first, args->head_dim, chunk.valid,
+						  args->kv_type));
+		shared_store(values + chunk.place * 16,
+			     chunk_load<kind, f8>(at<const unsigned char>(args->v) + chunk.offset,
+						  first, args->head_dim, chunk.valid,
+						  args->kv_type));
+	}
+}
+
+/* Eight elements of 16 bits from as many of fp8. */
+template <int kind> KVT_DEVICE struct line_piece f8_convert(uint32_t low, uint32_t high)
+{
+	struct line_piece piece;
+
+#pragma unroll
+	for (int i = 0; i < 4; i++) {
+		uint32_t two = (i < 2 ? low : high) >> i % 2 * 16;
+
+		piece.words[i] = pair_of<kind == KIND_BF16>(f8_value(two), f8_value(two >> 8));
+	}
+	return piece;
 }
 
 /*
  * A tile of 16-bit elements from one of fp8. Each thread converts what it has copied itself, so
  * its own copies are all that it has to wait for.
+ *
+ * It makes two chunks from one, which lie at an even place and the next one. Were all lanes to
+ * write their first chunk first, 8 of them would meet in 4 columns (struct swizzle): so of each 8,
+ * the first 4 begin at the even place and the others at the odd one.
  */
 template <int dim, int kind>
-KVT_DEVICE void tile_convert(const unsigned char *copied, uint16_t *target)
+KVT_DEVICE void tile_convert(const unsigned char *copied, unsigned char *target)
 {
 	const uint32_t chunks = dim / 16;
 
 	for (uint32_t i = thread_index(); i < shape<dim, kind>::tile_keys * chunks;
 	     i += KVT_CUDA_THREADS) {
-		const struct line_piece source =
-			*(const struct line_piece *)(const void *)(copied + i * 16);
-		uint16_t *to = target + i / chunks * shape<dim, kind>::row_elements +
-			       i % chunks * 16;
-		struct line_piece half[2];
+		const struct line_piece source = shared_load<struct line_piece>(copied + i * 16);
+		const uint32_t even = swizzle<2 * chunks>::place(i / chunks, i % chunks * 2) & ~1u;
+		const uint32_t twist = swizzle<2 * chunks>::twist(i / chunks);
+		const uint32_t odd_first = i / 4 % 2;
+		const bool high_first = (odd_first ^ twist) & 1;
+		unsigned char *first = target + (even + odd_first) * 16;
+		unsigned char *second = target + (even + 1 - odd_first) * 16;
 
+		const struct line_piece low = f8_convert<kind>(source.words[0], source.words[1]);
+		const struct line_piece high = f8_convert<kind>(source.words[2], source.words[3]);
+		struct line_piece pieces[2];
+
+		/* Chosen word by word: what has an address would not be in registers. */
 #pragma unroll
-		for (int j = 0; j < 8; j++) {
-			uint32_t two = source.words[j / 2] >> j % 2 * 16;
-
-			half[j / 4].words[j % 4] = pair_of<kind == KIND_BF16>(f8_value(two),
-									      f8_value(two >> 8));
+		for (int j = 0; j < 4; j++) {
+			pieces[0].words[j] = high_first ? high.words[j] : low.words[j];
+			pieces[1].words[j] = high_first ? low.words[j] : high.words[j];
 		}
-		((struct line_piece *)(void *)to)[0] = half[0];
-		((struct line_piece *)(void *)to)[1] = half[1];
+		shared_store(first, pieces[0]);
+		shared_store(second, pieces[1]);
 	}
 }
 
@@ -285,55 +432,72 @@ template <int dim> KVT_DEVICE void unit_clear(struct unit_state<dim> *state)
 	}
 }
 
+/*
+ * The address that a lane gives to load four matrices of 8 x 8: of 16 rows, two chunks, an even one
+ * and the next. Matrices 0 and 1 are the even chunk of rows 0-7 and 8-15, 2 and 3 the next chunk.
+ * Queries, keys and values are all loaded so, and addresses share what depends on the lane.
+ */
+template <int row_chunks>
+KVT_DEVICE const unsigned char *matrix_row(const unsigned char *rows, uint32_t chunk)
+{
+	typedef swizzle<row_chunks> layout;
+	const uint32_t lane = thread_index() % 32;
+	const uint32_t twisted = lane / 16 ^ layout::twist(lane % 8);
+
+	return rows + (lane % 16 * row_chunks + layout::in_row(chunk, twisted)) * 16;
+}
+
 /* scores = q k^T for the warp's 16 rows and the tile's keys; they are 0 to begin with */
 template <int dim, int kind>
-KVT_DEVICE void tile_scores(const uint16_t *q, const uint16_t *k, float (*scores)[4])
+KVT_DEVICE void tile_scores(const unsigned char *q, const unsigned char *k, float (*scores)[4])
 {
-	const uint32_t lane = thread_index() % 32, warp = thread_index() / 32;
-	const int row_elements = shape<dim, kind>::row_elements;
-	/* Matrices of a: rows 0-7 and 8-15 of dims 0-7, then of dims 8-15. */
-	const uint16_t *q_row = q + (warp * 16 + lane % 16) * row_elements + lane / 16 * 8;
-	/* Matrices of b, for two tiles of keys: keys 0-7 with dims 0-7 and 8-15, then keys 8-15. */
-	const uint16_t *k_row = k + (lane / 16 * 8 + lane % 8) * row_elements + lane / 8 % 2 * 8;
+	const int row_chunks = shape<dim, kind>::row_chunks;
+	const unsigned char *rows = q + thread_index() / 32 * 16 * row_chunks * 16;
 
 #pragma unroll
 	for (int step = 0; step < dim / 16; step++) {
 		uint32_t a[4];
 
-		matrix_load(a, q_row + step * 16);
+		matrix_load(a, matrix_row<row_chunks>(rows, step * 2));
 #pragma unroll
 		for (int tile = 0; tile < shape<dim, kind>::key_tiles; tile += 2) {
 			uint32_t b[4];
 
-			matrix_load(b, k_row + tile * 8 * row_elements + step * 16);
-			matrix_multiply<kind == KIND_BF16>(scores[tile], a, b[0], b[1]);
-			matrix_multiply<kind == KIND_BF16>(scores[tile + 1], a, b[2], b[3]);
+			matrix_load(b, matrix_row<row_chunks>(k + tile * 8 * row_chunks * 16,
+							      step * 2));
+			matrix_multiply<kind == KIND_BF16>(scores[tile], a, b[0], b[2]);
+			matrix_multiply<kind == KIND_BF16>(scores[tile + 1], a, b[1], b[3]);
 		}
 	}
 }
 
-/* Four floats that are loaded at once. */
+/* Floats that are loaded at once. */
 struct alignas(16) four {
 	float x[4];
 };
 
+struct alignas(8) two {
+	float x[2];
+};
+
 /* The same in fp32: each score adds dimensions in ascending order. */
-template <int dim, int kind>
-KVT_DEVICE void tile_scores(const float *q, const float *k, float (*scores)[4])
+template <int dim>
+KVT_DEVICE void tile_scores_f32(const unsigned char *q, const unsigned char *k, float (*scores)[4])
 {
 	const uint32_t lane = thread_index() % 32, warp = thread_index() / 32;
-	const int row_elements = shape<dim, kind>::row_elements;
-	const float *q_row = q + (warp * 16 + lane / 4) * row_elements;
-	const float *k_row = k + lane % 4 * 2 * row_elements;
+	const uint32_t q_row = warp * 16 + lane / 4, k_row = lane % 4 * 2;
+	typedef swizzle<shape<dim, KIND_F32>::row_chunks> layout;
 
-	for (int step = 0; step < dim; step += 4) {
-		const struct four low = *(const struct four *)(q_row + step);
-		const struct four high = *(const struct four *)(q_row + 8 * row_elements + step);
+	for (uint32_t chunk = 0; chunk < dim / 4; chunk++) {
+		const struct four low =
+			shared_load<struct four>(q + layout::place(q_row, chunk) * 16);
+		const struct four high =
+			shared_load<struct four>(q + layout::place(q_row + 8, chunk) * 16);
 
 #pragma unroll
-		for (int i = 0; i < shape<dim, kind>::key_tiles * 2; i++) {
-			const struct four key = *(const struct four *)(
-				k_row + (i / 2 * 8 + i % 2) * row_elements + step);
+		for (uint32_t i = 0; i < shape<dim, KIND_F32>::key_tiles * 2; i++) {
+			const struct four key = shared_load<struct four>(
+				k + layout::place(i / 2 * 8 + k_row + i % 2, chunk) * 16);
 			float *score = scores[i / 2] + i % 2;
 
 #pragma unroll
@@ -402,13 +566,11 @@ KVT_DEVICE void tile_weights(struct unit_state<dim> *state, float (*scores)[4], 
 
 /* outputs += weights v */
 template <int dim, int kind>
-KVT_DEVICE void tile_values(struct unit_state<dim> *state, float (*weights)[4], const uint16_t *v)
+KVT_DEVICE void tile_values(struct unit_state<dim> *state, float (*weights)[4],
+			    const unsigned char *v)
 {
-	const uint32_t lane = thread_index() % 32;
-	const int row_elements = shape<dim, kind>::row_elements;
+	const int row_chunks = shape<dim, kind>::row_chunks;
 	const bool bf16 = kind == KIND_BF16;
-	/* Matrices of b, for two tiles of dims: dims 0-7 of keys 0-7 and 8-15, then dims 8-15. */
-	const uint16_t *v_row = v + lane % 16 * row_elements + lane / 16 * 8;
 
 #pragma unroll
 	for (int step = 0; step < shape<dim, kind>::tile_keys / 16; step++) {
@@ -421,7 +583,8 @@ KVT_DEVICE void tile_values(struct unit_state<dim> *state, float (*weights)[4], 
 		for (int tile = 0; tile < result_shape<dim>::dim_tiles; tile += 2) {
 			uint32_t b[4];
 
-			matrix_load_transposed(b, v_row + step * 16 * row_elements + tile * 8);
+			matrix_load_transposed(
+				b, matrix_row<row_chunks>(v + step * 16 * row_chunks * 16, tile));
 			matrix_multiply<bf16>(state->output[tile], a, b[0], b[1]);
 			matrix_multiply<bf16>(state->output[tile + 1], a, b[2], b[3]);
 		}
@@ -429,43 +592,45 @@ KVT_DEVICE void tile_values(struct unit_state<dim> *state, float (*weights)[4], 
 }
 
 /* The same in fp32: each output adds positions in ascending order. */
-template <int dim, int kind>
-KVT_DEVICE void tile_values(struct unit_state<dim> *state, float (*weights)[4], const float *v)
+template <int dim>
+KVT_DEVICE void tile_values_f32(struct unit_state<dim> *state, float (*weights)[4],
+				const unsigned char *v)
 {
 	const uint32_t lane = thread_index() % 32;
-	const int row_elements = shape<dim, kind>::row_elements;
-	const float *v_row = v + lane % 4 * 2;
+	const int row_chunks = shape<dim, KIND_F32>::row_chunks;
+	/* Two columns of eight: the half of a chunk, of one of two chunks that are neighbours. */
+	const unsigned char *half = v + lane % 2 * 8;
+	const uint32_t neighbour = lane / 2 % 2;
 
 #pragma unroll
-	for (int key = 0; key < shape<dim, kind>::tile_keys; key++, v_row += row_elements) {
+	for (uint32_t key = 0; key < shape<dim, KIND_F32>::tile_keys; key++) {
 		/* The lane of the same four that has this column. */
 		const uint32_t owner = lane / 4 * 4 + key % 8 / 2;
 		const float low = from_lane(weights[key / 8][key % 2], owner);
 		const float high = from_lane(weights[key / 8][2 + key % 2], owner);
+		const uint32_t twist = swizzle<row_chunks>::twist(key);
+		const unsigned char *row = half + (neighbour ^ twist % 2) * 16;
 
 #pragma unroll
-		for (int tile = 0; tile < result_shape<dim>::dim_tiles; tile++) {
-			const float first = v_row[tile * 8], second = v_row[tile * 8 + 1];
+		for (uint32_t tile = 0; tile < result_shape<dim>::dim_tiles; tile++) {
+			const uint32_t chunk = key * row_chunks + (tile * 2 ^ twist / 2 * 2);
+			const struct two value = shared_load<struct two>(row + chunk * 16);
 			float *output = state->output[tile];
 
-			output[0] = product_sum(low, first, output[0]);
-			output[1] = product_sum(low, second, output[1]);
-			output[2] = product_sum(high, first, output[2]);
-			output[3] = product_sum(high, second, output[3]);
+			output[0] = product_sum(low, value.x[0], output[0]);
+			output[1] = product_sum(low, value.x[1], output[1]);
+			output[2] = product_sum(high, value.x[0], output[2]);
+			output[3] = product_sum(high, value.x[1], output[3]);
 		}
 	}
 }
 
-template <int kind> KVT_DEVICE bool not_finite(uint16_t bits)
+/* Whether one of the elements of a word, one or two, is not finite. */
+template <int kind> KVT_DEVICE bool not_finite(uint32_t word)
 {
-	const uint16_t exponent = kind == KIND_BF16 ? 0x7f80 : 0x7c00;
+	const uint32_t high = kind == KIND_F16 ? 0x7c000000u : 0x7f800000u, low = high >> 16;
 
-	return (bits & exponent) == exponent;
-}
-
-template <int kind> KVT_DEVICE bool not_finite(float value)
-{
-	return (float_bits(value) & 0x7f800000u) == 0x7f800000u;
+	return (word & high) == high || (kind != KIND_F32 && (word & low) == low);
 }
 
 KVT_DEVICE volatile uint32_t *flag_of(const struct kvt_cuda_prefill *args,
@@ -478,115 +643,147 @@ KVT_DEVICE volatile uint32_t *flag_of(const struct kvt_cuda_prefill *args,
 /* Flag the block if its rows end within the tile, and the tile has a value that is not finite. */
 template <int dim, int kind>
 KVT_DEVICE void tile_search(const struct rows_at_hand *rows, uint32_t start,
-			    const typename element_of<kind>::type *v)
+			    const unsigned char *v)
 {
+	bool found = false;
+
 	if (rows->limit_low == rows->limit_high ||
 	    start + shape<dim, kind>::tile_keys <= rows->limit_low)
 		return;
-	for (uint32_t i = thread_index(); i < shape<dim, kind>::tile_elements;
+#pragma unroll 1
+	for (uint32_t i = thread_index(); i < shape<dim, kind>::tile_chunks;
 	     i += KVT_CUDA_THREADS) {
-		if (i % shape<dim, kind>::row_elements < dim && not_finite<kind>(v[i]))
-			*flag_of(rows->args, rows->block) = 1;
+		const struct line_piece piece = shared_load<struct line_piece>(v + i * 16);
+
+		for (int j = 0; j < 4; j++)
+			found |= not_finite<kind>(piece.words[j]);
 	}
+	if (found)
+		*flag_of(rows->args, (const struct kvt_cuda_block *)used_here(rows->block)) = 1;
 }
 
 /*
- * Shared memory: queries, two stages of a tile of keys and one of values, and with fp8 a tile of
- * each to which a stage is converted.
+ * Shared memory: queries; with fp8 a tile of keys and one of values to which a stage is converted;
+ * then stages, each a tile of keys and one of values as they are copied.
  */
-template <int kind> struct tiles {
-	typename element_of<kind>::type *q;
+template <int dim, int kind, bool f8> struct tiles {
+	unsigned char *q;
+	unsigned char *converted;
 	unsigned char *stages;
-	typename element_of<kind>::type *converted;
+	uint32_t n_stages;
+	uint32_t stage; /* that is used next */
 };
 
-template <int dim, int kind, bool f8> KVT_DEVICE struct tiles<kind> tiles_in_shared(void)
+template <int dim, int kind, bool f8>
+KVT_DEVICE struct tiles<dim, kind, f8> tiles_in_shared(uint32_t n_stages)
 {
-	struct tiles<kind> tiles;
+	struct tiles<dim, kind, f8> tiles;
 
-	tiles.q = (typename element_of<kind>::type *)(void *)shared_memory();
-	tiles.stages = (unsigned char *)(void *)(tiles.q + shape<dim, kind>::q_elements);
-	tiles.converted =
-		(typename element_of<kind>::type *)(void *)(tiles.stages +
-							    4 * copied_shape<dim, kind,
-									     f8>::tile_bytes);
+	tiles.q = shared_memory();
+	tiles.converted = tiles.q + shape<dim, kind>::q_bytes;
+	tiles.stages = tiles.converted + copied_shape<dim, kind, f8>::converted_bytes;
+	tiles.n_stages = n_stages;
+	tiles.stage = 0;
 	return tiles;
 }
 
 /* Where a stage's keys are copied to; its values follow. */
 template <int dim, int kind, bool f8>
-KVT_DEVICE unsigned char *stage_of(const struct tiles<kind> *tiles, int stage)
+KVT_DEVICE unsigned char *stage_of(const struct tiles<dim, kind, f8> *tiles, uint32_t stage)
 {
 	return tiles->stages + 2 * stage * copied_shape<dim, kind, f8>::tile_bytes;
 }
 
+/*
+ * Begin to copy the positions from start on, none if that is the end. Each call is a group of
+ * copies, an empty one too, so that who waits knows how many groups came later.
+ */
 template <int dim, int kind, bool f8>
-KVT_DEVICE void tiles_fetch(const struct rows_at_hand *rows, const struct tiles<kind> *tiles,
-			    uint32_t start, int stage)
+KVT_DEVICE void tiles_fetch(const struct rows_at_hand *rows,
+			    const struct tiles<dim, kind, f8> *tiles, uint32_t start, uint32_t end,
+			    uint32_t stage)
 {
+	const struct kvt_cuda_prefill *args = rows->args;
 	unsigned char *keys = stage_of<dim, kind, f8>(tiles, stage);
 
-	tile_copy<dim, kind, f8>(rows, rows->args->k, start, keys);
-	tile_copy<dim, kind, f8>(rows, rows->args->v, start,
-				 keys + copied_shape<dim, kind, f8>::tile_bytes);
+	if (start < end && are_copied<kind, f8>(args->lines & KVT_CUDA_LINES_KV, args->kv_type))
+		tiles_copy<dim, kind, f8>(rows, start, keys);
+	else if (start < end)
+		tiles_load<dim, kind, f8>(rows, start, keys);
 	copy_commit();
 }
 
+/* Wait for the first of the n_stages groups of copies that were begun last. */
+KVT_DEVICE void stage_wait(uint32_t n_stages)
+{
+	static_assert(KVT_CUDA_STAGES_MAX == 4, "cases are missing");
+	if (n_stages == 2)
+		copy_wait<1>();
+	else if (n_stages == 3)
+		copy_wait<2>();
+	else
+		copy_wait<3>();
+}
+
 /*
- * The elements of a stage whose copies by this thread have arrived: keys, and behind them values.
- * Those of other threads are there after a barrier.
+ * The elements of the next stage, whose copies by this thread have arrived: keys, and behind them
+ * values. Those of other threads are there after a barrier.
  */
 template <int dim, int kind, bool f8>
-KVT_DEVICE typename element_of<kind>::type *tiles_take(const struct tiles<kind> *tiles, int stage)
+KVT_DEVICE unsigned char *tiles_take(const struct tiles<dim, kind, f8> *tiles)
 {
-	unsigned char *keys = stage_of<dim, kind, f8>(tiles, stage);
+	unsigned char *keys = stage_of<dim, kind, f8>(tiles, tiles->stage);
 
 	if constexpr (f8) {
 		tile_convert<dim, kind>(keys, tiles->converted);
 		tile_convert<dim, kind>(keys + copied_shape<dim, kind, f8>::tile_bytes,
-					tiles->converted + shape<dim, kind>::tile_elements);
+					tiles->converted + shape<dim, kind>::tile_chunks * 16);
 		return tiles->converted;
 	}
-	return (typename element_of<kind>::type *)(void *)keys;
+	return keys;
 }
 
-/* One unit of the rows. The queries are in shared memory, or on their way there. */
+/*
+ * The unit from start on, of a span that ends at end: what is copied ahead may be of its next unit.
+ */
 template <int dim, int kind, bool f8>
-KVT_DEVICE void unit_run(const struct rows_at_hand *rows, const struct tiles<kind> *tiles,
-			 uint32_t unit, struct unit_state<dim> *state, const uint32_t *limits)
+KVT_DEVICE void unit_run(const struct rows_at_hand *rows, struct tiles<dim, kind, f8> *tiles,
+			 uint32_t start, uint32_t end, struct unit_state<dim> *state,
+			 const uint32_t *limits)
 {
-	const uint32_t first = unit * UNIT;
-	const uint32_t end = least(first + UNIT, rows->limit_high);
-	const uint32_t step = shape<dim, kind>::tile_keys;
+	const uint32_t step = shape<dim, kind>::tile_keys, ahead = tiles->n_stages - 1;
+	const uint32_t unit_end = least(start + UNIT, end);
 	const bool busy = thread_index() / 32 * 16 < rows->n_rows;
-	int stage = 0;
 
 	unit_clear<dim>(state);
-	tiles_fetch<dim, kind, f8>(rows, tiles, first, 0);
-	for (uint32_t start = first; start < end; start += step, stage ^= 1) {
+	for (; start < unit_end; start += step) {
 		float scores[shape<dim, kind>::key_tiles][4] = {};
-		const typename element_of<kind>::type *k, *v;
+		const unsigned char *k, *v;
 
-		if (start + step < end) {
-			tiles_fetch<dim, kind, f8>(rows, tiles, start + step, stage ^ 1);
-			copy_wait<1>();
-		} else {
-			copy_wait<0>();
-		}
-		k = tiles_take<dim, kind, f8>(tiles, stage);
-		v = k + shape<dim, kind>::tile_elements;
+		tiles_fetch<dim, kind, f8>(rows, tiles, start + ahead * step, end,
+					   tiles->stage ? tiles->stage - 1 : ahead);
+		stage_wait(tiles->n_stages);
+		k = tiles_take<dim, kind, f8>(tiles);
+		v = k + shape<dim, kind>::tile_chunks * 16;
 		barrier();
 		tile_search<dim, kind>(rows, start, v);
 		/* The same for all lanes of a warp, as its instructions need. */
 		if (busy) {
-			tile_scores<dim, kind>(tiles->q, k, scores);
+			if constexpr (kind == KIND_F32)
+				tile_scores_f32<dim>(tiles->q, k, scores);
+			else
+				tile_scores<dim, kind>(tiles->q, k, scores);
 			if (start + step > rows->limit_low || rows->n_rows < KVT_CUDA_ROWS)
 				tile_mask<dim, kind>(scores, start, limits);
 			tile_weights<dim, kind>(state, scores, rows->args->log2_scale);
-			tile_values<dim, kind>(state, scores, v);
+			if constexpr (kind == KIND_F32)
+				tile_values_f32<dim>(state, scores, v);
+			else
+				tile_values<dim, kind>(state, scores, v);
 		}
-		/* The next round but one writes where this one read. */
+		/* The next round's copies go to where this one read. */
 		barrier();
+		tiles->stage = tiles->stage == ahead ? 0 : tiles->stage + 1;
 	}
 	for (int i = 0; i < 2; i++) {
 		state->sum[i] += exchange(state->sum[i], 1);
@@ -637,31 +834,61 @@ KVT_DEVICE void output_write(const struct rows_at_hand *rows, uint32_t row, uint
 		((uint16_t *)(void *)out)[column] = (uint16_t)pair_of<false>(value, 0.0f);
 }
 
-/* The warp's part of a span's result: maxima and sums in registers, outputs in the slot. */
-struct span_state {
-	float maximum[2];
-	float sum[2];
-	float *slot;
+/* The maximum and the sum of a row, as they lie in a slot. */
+struct row_sums {
+	float maximum;
+	float sum;
 };
 
-/* Merge a unit into the span; rows that see nothing of the unit are left alone. */
-template <int dim>
-KVT_DEVICE void span_merge(struct span_state *span, const struct unit_state<dim> *unit,
-			   const uint32_t *limits, uint32_t unit_start, bool first)
+KVT_DEVICE struct row_sums row_sums_load(const float *slot, uint32_t row, bool first)
 {
-	const uint32_t lane = thread_index() % 32, warp = thread_index() / 32;
+	struct row_sums sums = { 0, 0 };
 
+	if (!first) {
+		sums.maximum = slot[row];
+		sums.sum = slot[KVT_CUDA_ROWS + row];
+	}
+	return sums;
+}
+
+KVT_DEVICE void row_sums_store(float *slot, uint32_t row, const struct row_sums *sums)
+{
+	slot[row] = sums->maximum;
+	slot[KVT_CUDA_ROWS + row] = sums->sum;
+}
+
+/*
+ * Merge a unit into the span, whose result is in its slot, not in registers, of which there are not
+ * many. Rows that see nothing of the unit are left alone.
+ */
+template <int dim>
+KVT_DEVICE void span_merge(float *slot, const struct unit_state<dim> *unit, const uint32_t *limits,
+			   uint32_t unit_start, bool first)
+{
+	const uint32_t lane = thread_index() % 32, row = thread_index() / 32 * 16 + lane / 4;
+
+	slot = (float *)used_here(slot);
+
+	struct row_sums sums[2] = { row_sums_load(slot, row, first),
+				    row_sums_load(slot, row + 8, first) };
+
+	/* The four lanes of a row have read what one of them writes. */
+	warp_barrier();
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
-		uint32_t row = warp * 16 + lane / 4 + 8 * i;
-		float *output = span->slot + 2 * KVT_CUDA_ROWS + row * dim + lane % 4 * 2;
-		struct merge_factors factors;
+		float *output = slot + 2 * KVT_CUDA_ROWS + (row + 8 * i) * dim + lane % 4 * 2;
+		struct merge_factors factors =
+			merge_factors_of(sums[i].maximum, unit->maximum[i]);
 
+		if (limits[i] > unit_start) {
+			sums[i].maximum = first ? unit->maximum[i] : factors.maximum;
+			sums[i].sum = first ? unit->sum[i]
+					    : merged(sums[i].sum, unit->sum[i], &factors);
+		}
+		if (lane % 4 == 0)
+			row_sums_store(slot, row + 8 * i, &sums[i]);
 		if (limits[i] <= unit_start)
 			continue;
-		factors = merge_factors_of(span->maximum[i], unit->maximum[i]);
-		span->maximum[i] = first ? unit->maximum[i] : factors.maximum;
-		span->sum[i] = first ? unit->sum[i] : merged(span->sum[i], unit->sum[i], &factors);
 #pragma unroll
 		for (int tile = 0; tile < result_shape<dim>::dim_tiles; tile++) {
 #pragma unroll
@@ -677,15 +904,14 @@ KVT_DEVICE void span_merge(struct span_state *span, const struct unit_state<dim>
 }
 
 /* The result is complete: write it out, from the slot where this thread has put it. */
-template <int dim>
-KVT_DEVICE void span_write(const struct rows_at_hand *rows, const struct span_state *span)
+template <int dim> KVT_DEVICE void span_write(const struct rows_at_hand *rows, const float *slot)
 {
 	const uint32_t lane = thread_index() % 32, warp = thread_index() / 32;
 
 	for (int i = 0; i < 2; i++) {
 		uint32_t row = warp * 16 + lane / 4 + 8 * i;
-		const float *output = span->slot + 2 * KVT_CUDA_ROWS + row * dim + lane % 4 * 2;
-		float factor = quotient(rows->args->v_scale, span->sum[i]);
+		const float *output = slot + 2 * KVT_CUDA_ROWS + row * dim + lane % 4 * 2;
+		float factor = quotient(rows->args->v_scale, slot[KVT_CUDA_ROWS + row]);
 
 		if (row >= rows->n_rows)
 			continue;
@@ -698,38 +924,28 @@ KVT_DEVICE void span_write(const struct rows_at_hand *rows, const struct span_st
 	}
 }
 
-/* One span, into a slot; and written out if that is all there is. */
+/* One span, into a slot. */
 template <int dim, int kind, bool f8>
 KVT_DEVICE void span_run(const struct rows_at_hand *rows, uint32_t first_unit, uint32_t end_unit,
-			 float *slot, bool complete)
+			 float *slot)
 {
 	const uint32_t lane = thread_index() % 32, warp = thread_index() / 32;
-	const struct tiles<kind> tiles = tiles_in_shared<dim, kind, f8>();
+	const uint32_t end = least(end_unit * UNIT, rows->limit_high);
+	struct tiles<dim, kind, f8> tiles = tiles_in_shared<dim, kind, f8>(rows->args->n_stages);
 	const uint32_t limits[2] = { limit_of(rows, warp * 16 + lane / 4),
 				     limit_of(rows, warp * 16 + lane / 4 + 8) };
-	struct span_state span = { { 0, 0 }, { 0, 0 }, slot };
 	struct unit_state<dim> unit_result;
+	bool first = true;
 
 	queries_copy<dim, kind>(rows, tiles.q);
-	for (uint32_t unit = first_unit; unit < end_unit; unit++) {
-		if (unit * UNIT >= rows->limit_high)
-			break;
-		unit_run<dim, kind, f8>(rows, &tiles, unit, &unit_result, limits);
-		span_merge<dim>(&span, &unit_result, limits, unit * UNIT, unit == first_unit);
-	}
-	if (complete) {
-		/* Whoever raised the flag did so before the last barrier. */
-		if (!*flag_of(rows->args, rows->block))
-			span_write<dim>(rows, &span);
-		return;
-	}
-	for (int i = 0; i < 2; i++) {
-		uint32_t row = warp * 16 + lane / 4 + 8 * i;
-
-		if (lane % 4 == 0) {
-			slot[row] = span.maximum[i];
-			slot[KVT_CUDA_ROWS + row] = span.sum[i];
-		}
+	for (uint32_t stage = 0; stage + 1 < tiles.n_stages; stage++)
+		tiles_fetch<dim, kind, f8>(rows, &tiles,
+					   first_unit * UNIT + stage * shape<dim, kind>::tile_keys,
+					   end, stage);
+	for (uint32_t start = first_unit * UNIT; start < end; start += UNIT) {
+		unit_run<dim, kind, f8>(rows, &tiles, start, end, &unit_result, limits);
+		span_merge<dim>(slot, &unit_result, limits, start, first);
+		first = false;
 	}
 }
 
@@ -812,12 +1028,16 @@ template <int dim, int kind, bool f8> KVT_DEVICE void attend(const struct kvt_cu
 	const struct kvt_cuda_block *block =
 		at<const struct kvt_cuda_block>(args.blocks) + item.block;
 	const struct rows_at_hand rows = rows_take(&args, block, 0, block->n_rows);
-	float *slots = slots_of<dim>(args, block);
+	float *slot =
+		slot_at<dim>(slots_of<dim>(args, block), item.first_unit / block->span_units);
 
 	span_run<dim, kind, f8>(&rows, item.first_unit,
-				least(item.first_unit + block->span_units, block->n_units),
-				slot_at<dim>(slots, item.first_unit / block->span_units),
-				block->n_units <= block->span_units);
+				least(item.first_unit + block->span_units, block->n_units), slot);
+	/* Sums are written by other lanes, as the flag may have been. */
+	barrier();
+	block = (const struct kvt_cuda_block *)used_here(block);
+	if (block->n_units <= block->span_units && !*flag_of(&args, block))
+		span_write<dim>(&rows, slot);
 }
 
 template <int dim> KVT_DEVICE void merge(const struct kvt_cuda_prefill &args)
@@ -847,7 +1067,7 @@ template <int dim, int kind, bool f8> KVT_DEVICE void repair(const struct kvt_cu
 		/* A slot for each group: there is one at least for each. */
 		for (uint32_t first = 0; first < n_units; first += GROUP_UNITS) {
 			span_run<dim, kind, f8>(&rows, first, least(first + GROUP_UNITS, n_units),
-						slot_at<dim>(slots, first / GROUP_UNITS), false);
+						slot_at<dim>(slots, first / GROUP_UNITS));
 			barrier();
 		}
 		if (thread_index() < 32)

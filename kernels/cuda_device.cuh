@@ -9,11 +9,11 @@
 #include <stdint.h>
 
 #define KVT_DEVICE static __device__ __forceinline__
-/*
- * Two blocks on a multiprocessor are what shared memory allows where it matters (head dim 128, 99
- * KiB in all). Left alone, the compiler spills registers to make room for a third that cannot come.
- */
-#define KVT_KERNEL extern "C" __global__ __launch_bounds__(KVT_CUDA_THREADS, 2) void
+#define KVT_MEMBER static constexpr __device__ __forceinline__
+/* A kernel of which n_blocks thread blocks are to find registers on a multiprocessor. */
+#define KVT_KERNEL_BLOCKS(n_blocks)                                                                \
+	extern "C" __global__ __launch_bounds__(KVT_CUDA_THREADS, n_blocks) void
+#define KVT_KERNEL KVT_KERNEL_BLOCKS(2)
 
 KVT_DEVICE uint32_t thread_index(void)
 {
@@ -40,11 +40,38 @@ KVT_DEVICE void barrier(void)
 	__syncthreads();
 }
 
+/*
+ * The same address, of which the compiler knows nothing: so it does not compute ahead of a loop,
+ * and keep in registers, what is needed once behind it.
+ */
+KVT_DEVICE const void *used_here(const void *address)
+{
+	asm volatile("" : "+l"(address));
+	return address;
+}
+
+/* For the lanes of a warp. */
+KVT_DEVICE void warp_barrier(void)
+{
+	__syncwarp();
+}
+
 KVT_DEVICE unsigned char *shared_memory(void)
 {
 	extern __shared__ __align__(128) unsigned char memory[];
 
 	return memory;
+}
+
+/* What lies in shared memory is read and written by these and by the copies and matrices below. */
+template <typename type> KVT_DEVICE type shared_load(const void *source)
+{
+	return *(const type *)source;
+}
+
+template <typename type> KVT_DEVICE void shared_store(void *target, const type &value)
+{
+	*(type *)target = value;
 }
 
 KVT_DEVICE uint32_t shared_address(const void *pointer)

@@ -55,8 +55,7 @@ struct kvt_cuda {
 	void *context;
 	void *module;
 	void *done; /* event: the last call's work */
-	uint32_t n_multiprocessors;
-	uint32_t shared_per_multiprocessor;
+	struct kvt_cuda_room room;
 	struct kvt_cuda_plan plan;
 	struct staging stagings[N_STAGINGS];
 	uint32_t n_uploads; /* upload i goes through staging i % N_STAGINGS */
@@ -152,7 +151,7 @@ static int module_open(struct kvt_attn_context *context, uint32_t index)
 {
 	struct kvt_cuda *cuda = context->cuda;
 	const struct kvt_cuda_image *image;
-	int major = 0, minor = 0, count = 0, shared = 0;
+	int major = 0, minor = 0, count = 0, shared = 0, block_shared = 0;
 
 	DRIVER(context, device_attribute(&major, KVT_CU_ATTRIBUTE_MAJOR, cuda->device),
 	       "it was asked");
@@ -161,6 +160,9 @@ static int module_open(struct kvt_attn_context *context, uint32_t index)
 	DRIVER(context, device_attribute(&count, KVT_CU_ATTRIBUTE_MULTIPROCESSORS, cuda->device),
 	       "it was asked");
 	DRIVER(context, device_attribute(&shared, KVT_CU_ATTRIBUTE_SHARED_PER_SM, cuda->device),
+	       "it was asked");
+	DRIVER(context,
+	       device_attribute(&block_shared, KVT_CU_ATTRIBUTE_SHARED_PER_BLOCK, cuda->device),
 	       "it was asked");
 	image = kvt_cuda_image_choose(kvt_cuda_images, major, minor);
 	if (!image && major < 8)
@@ -185,8 +187,9 @@ static int module_open(struct kvt_attn_context *context, uint32_t index)
 				     "the CUDA driver failed while kernels were loaded: %s (%d)%s",
 				     kvt_cu_text(&cuda->driver, error), error,
 				     kvt_cuda_image_cure(error));
-	cuda->n_multiprocessors = (uint32_t)count;
-	cuda->shared_per_multiprocessor = (uint32_t)shared;
+	cuda->room = (struct kvt_cuda_room){ .n_multiprocessors = (uint32_t)count,
+					     .shared_bytes = (uint32_t)shared,
+					     .block_shared_bytes = (uint32_t)block_shared };
 	snprintf(context->description, sizeof context->description,
 		 "cuda %u, sm_%d%d: %s, mma.sync", index, major, minor, image->name);
 	return 0;
@@ -253,9 +256,9 @@ static int function_find(struct kvt_attn_context *context, const char *name, voi
 }
 
 static int functions_load(struct kvt_attn_context *context, struct functions *functions,
-			  uint32_t dim, size_t shared)
+			  uint32_t dim, uint32_t shared_bytes)
 {
-	int bytes = (int)shared, r;
+	int bytes = (int)shared_bytes, r;
 	char name[64];
 
 	snprintf(name, sizeof name, "kvt_attend_%s", functions->name);
@@ -274,7 +277,7 @@ static int functions_load(struct kvt_attn_context *context, struct functions *fu
 }
 
 static int functions_find(struct kvt_attn_context *context, const struct kvt_attn_prefill *prefill,
-			  const struct functions **ret_functions)
+			  uint32_t shared_bytes, const struct functions **ret_functions)
 {
 	struct kvt_cuda *cuda = context->cuda;
 	struct functions *functions = cuda->functions;
@@ -286,8 +289,7 @@ static int functions_find(struct kvt_attn_context *context, const struct kvt_att
 	while (functions < end && strcmp(functions->name, new.name) != 0)
 		functions++;
 	if (functions == end) {
-		r = functions_load(context, &new, kvt_cuda_dim(prefill->kv.head_dim),
-				   kvt_cuda_shared_bytes(prefill));
+		r = functions_load(context, &new, kvt_cuda_dim(prefill->kv.head_dim), shared_bytes);
 		if (r)
 			return r;
 		*functions = new;
@@ -378,24 +380,23 @@ static int plan_upload(struct kvt_attn_context *context, const void *from, size_
 }
 
 static int kernel_launch(struct kvt_attn_context *context, void *function, uint32_t grid_x,
-			 uint32_t grid_y, size_t shared, void *stream, const void *args)
+			 uint32_t grid_y, uint32_t shared_bytes, void *stream, const void *args)
 {
 	/* The driver copies the arguments before it returns. */
 	void *arguments[] = { (void *)(uintptr_t)args };
 
 	DRIVER(context,
-	       launch(function, grid_x, grid_y, 1, KVT_CUDA_THREADS, 1, 1, (unsigned int)shared,
-		      stream, arguments, NULL),
+	       launch(function, grid_x, grid_y, 1, KVT_CUDA_THREADS, 1, 1, shared_bytes, stream,
+		      arguments, NULL),
 	       "a kernel was launched");
 	return 0;
 }
 
 static int prefill_launch(struct kvt_attn_context *context, const struct kvt_attn_prefill *prefill,
-			  const struct functions *functions, void *stream)
+			  const struct functions *functions, uint32_t shared_bytes, void *stream)
 {
 	struct kvt_cuda *cuda = context->cuda;
 	const struct kvt_cuda_launch *launches = cuda->plan.launches.data;
-	size_t shared = kvt_cuda_shared_bytes(prefill);
 
 	for (uint32_t i = 0; i < cuda->plan.n_launches; i++) {
 		struct kvt_cuda_prefill args;
@@ -403,14 +404,14 @@ static int prefill_launch(struct kvt_attn_context *context, const struct kvt_att
 
 		kvt_cuda_plan_args(&cuda->plan, &launches[i], prefill, cuda->plan_memory.address,
 				   cuda->partials.address, &args);
-		r = kernel_launch(context, functions->attend, launches[i].n_items, 1, shared,
+		r = kernel_launch(context, functions->attend, launches[i].n_items, 1, shared_bytes,
 				  stream, &args);
 		if (!r && launches[i].n_split)
 			r = kernel_launch(context, functions->merge, launches[i].n_blocks, 1, 0,
 					  stream, &args);
 		if (!r && launches[i].n_uneven)
 			r = kernel_launch(context, functions->repair, launches[i].n_blocks, 1,
-					  shared, stream, &args);
+					  shared_bytes, stream, &args);
 		if (r)
 			return r;
 	}
@@ -432,17 +433,14 @@ static int prefill_run(struct kvt_attn_context *context, const struct kvt_attn_p
 {
 	struct kvt_cuda *cuda = context->cuda;
 	uint32_t dim = kvt_cuda_dim(prefill->kv.head_dim);
-	/* A block has a KiB of its own beside what it asks for. */
-	uint32_t resident = cuda->shared_per_multiprocessor /
-			    ((uint32_t)kvt_cuda_shared_bytes(prefill) + 1024);
+	const struct kvt_cuda_fit fit = kvt_cuda_fit(prefill, &cuda->room);
 	const struct functions *functions = NULL;
 	int r;
 
-	r = functions_find(context, prefill, &functions);
+	r = functions_find(context, prefill, fit.shared_bytes, &functions);
 	if (r)
 		return r;
-	r = kvt_cuda_plan_make(&cuda->plan, prefill,
-			       cuda->n_multiprocessors * (resident ? resident : 1),
+	r = kvt_cuda_plan_make(&cuda->plan, prefill, &fit,
 			       context->scratch_bytes / kvt_cuda_slot_bytes(dim));
 	if (r == -EINVAL)
 		return kvt_attn_fail(context, r,
@@ -460,7 +458,7 @@ static int prefill_run(struct kvt_attn_context *context, const struct kvt_attn_p
 		return r;
 	r = plan_upload(context, cuda->plan.memory.data, cuda->plan.bytes, stream);
 	if (!r)
-		r = prefill_launch(context, prefill, functions, stream);
+		r = prefill_launch(context, prefill, functions, fit.shared_bytes, stream);
 	return work_end(context, stream, r);
 }
 

@@ -13,7 +13,8 @@
 #include "cuda_pages.cuh"
 
 #define ATTENTION(dim, name, kind, f8)                                                             \
-	KVT_KERNEL kvt_attend_##dim##_##name(const __grid_constant__ struct kvt_cuda_prefill args) \
+	KVT_KERNEL_BLOCKS(KVT_CUDA_BLOCKS(dim))                                                    \
+	kvt_attend_##dim##_##name(const __grid_constant__ struct kvt_cuda_prefill args)            \
 	{                                                                                          \
 		attend<dim, kind, f8>(args);                                                       \
 	}                                                                                          \

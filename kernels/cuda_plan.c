@@ -45,19 +45,50 @@ void kvt_cuda_kernel_name(const struct kvt_attn_prefill *prefill, char *name, si
 		snprintf(name, name_bytes, "%u_f32", dim);
 }
 
-/* As struct shape and struct copied_shape in cuda_attention.cuh. */
-size_t kvt_cuda_shared_bytes(const struct kvt_attn_prefill *prefill)
+/* As struct shape and struct copied_shape in cuda_attention.cuh; test_cuda compares. */
+size_t kvt_cuda_shared_bytes(const struct kvt_attn_prefill *prefill, uint32_t n_stages)
 {
 	uint32_t dim = kvt_cuda_dim(prefill->kv.head_dim);
-	size_t tile_keys = dim > 128 ? 32 : 64, row_bytes = dim * sizeof(uint16_t) + 16;
+	size_t tile_keys = dim > 128 ? 32 : 64, row_bytes = dim * sizeof(uint16_t);
 
 	if (!on_tensor_cores(prefill)) {
 		tile_keys /= dim > 128 ? 4 : 2;
-		return (KVT_CUDA_ROWS + 4 * tile_keys) * (dim * sizeof(float) + 16);
+		return (KVT_CUDA_ROWS + 2 * n_stages * tile_keys) * dim * sizeof(float);
 	}
 	if (prefill->kv.type == KVT_ATTN_F8_E4M3)
-		return (KVT_CUDA_ROWS + 2 * tile_keys) * row_bytes + 4 * tile_keys * dim;
-	return (KVT_CUDA_ROWS + 4 * tile_keys) * row_bytes;
+		return (KVT_CUDA_ROWS + 2 * tile_keys) * row_bytes + 2 * n_stages * tile_keys * dim;
+	return (KVT_CUDA_ROWS + 2 * n_stages * tile_keys) * row_bytes;
+}
+
+/* A block has a KiB of its own beside what it asks for. */
+static uint32_t blocks_at_a_time(const struct kvt_cuda_room *room, uint32_t dim, size_t bytes)
+{
+	uint32_t n_blocks = room->shared_bytes / ((uint32_t)bytes + 1024);
+
+	return bytes > room->block_shared_bytes	   ? 0
+	       : n_blocks > KVT_CUDA_BLOCKS(dim) ? KVT_CUDA_BLOCKS(dim)
+						 : n_blocks;
+}
+
+struct kvt_cuda_fit kvt_cuda_fit(const struct kvt_attn_prefill *prefill,
+				 const struct kvt_cuda_room *room)
+{
+	uint32_t dim = kvt_cuda_dim(prefill->kv.head_dim), n_stages = 2;
+	size_t bytes = kvt_cuda_shared_bytes(prefill, n_stages);
+	size_t stage_bytes = kvt_cuda_shared_bytes(prefill, n_stages + 1) - bytes;
+	uint32_t n_blocks = blocks_at_a_time(room, dim, bytes);
+
+	/* A block with two stages has at most 99 KiB, which every device has. */
+	if (!n_blocks)
+		n_blocks = 1;
+	while (n_stages < KVT_CUDA_STAGES_MAX &&
+	       blocks_at_a_time(room, dim, bytes + stage_bytes) >= n_blocks) {
+		n_stages++;
+		bytes += stage_bytes;
+	}
+	return (struct kvt_cuda_fit){ .n_resident = room->n_multiprocessors * n_blocks,
+				      .n_stages = n_stages,
+				      .shared_bytes = (uint32_t)bytes };
 }
 
 static uint32_t ceil_divide(uint64_t n, uint32_t by)
@@ -185,14 +216,15 @@ static void sequence_add(struct kvt_cuda_plan *plan, const struct kvt_attn_prefi
 }
 
 int kvt_cuda_plan_make(struct kvt_cuda_plan *plan, const struct kvt_attn_prefill *prefill,
-		       uint32_t n_resident, uint64_t slots_wanted)
+		       const struct kvt_cuda_fit *fit, uint64_t slots_wanted)
 {
 	struct sizes sizes = sizes_of(prefill);
 	/*
 	 * Groups if they keep the device busy twice over, so that its last round is well filled;
 	 * else units.
 	 */
-	uint32_t span_units = sizes.n_groups >= 2 * (uint64_t)n_resident ? KVT_UNITS_PER_GROUP : 1;
+	uint32_t span_units =
+		sizes.n_groups >= 2 * (uint64_t)fit->n_resident ? KVT_UNITS_PER_GROUP : 1;
 	struct kvt_cuda_block block = { .span_units = span_units };
 	uint32_t *pages, *limits;
 	int r;
@@ -202,6 +234,7 @@ int kvt_cuda_plan_make(struct kvt_cuda_plan *plan, const struct kvt_attn_prefill
 	    sizes.n_pages > UINT32_MAX || sizes.n_units > GRID_MAX)
 		return -EINVAL;
 	plan->n_blocks = plan->n_items = plan->n_launches = plan->slots_max = 0;
+	plan->n_stages = fit->n_stages;
 	r = memory_make(plan, &sizes, span_units == 1 ? sizes.n_units : sizes.n_groups);
 	if (r)
 		return r;
@@ -283,6 +316,7 @@ void kvt_cuda_plan_args(const struct kvt_cuda_plan *plan, const struct kvt_cuda_
 		.kv_type = kv->type,
 		.out_type = prefill->out_type,
 		.lines = lines_of(prefill),
+		.n_stages = plan->n_stages,
 		.log2_scale = prefill->scale * k_scale * 1.44269504f,
 		.v_scale = kv->v_scale == 0 ? 1.0f : kv->v_scale,
 	};

@@ -37,6 +37,7 @@ struct kvt_cuda_plan {
 	size_t flags_offset;
 	uint32_t n_blocks;
 	uint32_t n_items;
+	uint32_t n_stages;
 	uint32_t slots_max; /* of any launch */
 	uint32_t n_launches;
 	struct kvt_buffer launches; /* struct kvt_cuda_launch[] */
@@ -50,20 +51,42 @@ size_t kvt_cuda_slot_bytes(uint32_t dim) KVT_HIDDEN;
 
 /*
  * The name of the kernels for a batch behind kvt_attend_ and kvt_repair_, such as 128_bf16_f8, and
- * bytes of shared memory that they need.
+ * bytes of shared memory that they need for n_stages stages.
  */
 void kvt_cuda_kernel_name(const struct kvt_attn_prefill *prefill, char *name,
 			  size_t name_bytes) KVT_HIDDEN;
-size_t kvt_cuda_shared_bytes(const struct kvt_attn_prefill *prefill) KVT_HIDDEN;
+size_t kvt_cuda_shared_bytes(const struct kvt_attn_prefill *prefill, uint32_t n_stages) KVT_HIDDEN;
+
+/* What thread blocks find on a device. */
+struct kvt_cuda_room {
+	uint32_t n_multiprocessors;
+	uint32_t shared_bytes; /* of a multiprocessor */
+	uint32_t block_shared_bytes; /* that one block may have of it */
+};
+
+/* How the blocks of a batch use it. */
+struct kvt_cuda_fit {
+	uint32_t n_resident; /* blocks that the device runs at a time */
+	uint32_t n_stages; /* 2 to KVT_CUDA_STAGES_MAX */
+	uint32_t shared_bytes; /* of a block */
+};
 
 /*
- * Plan a checked batch for a device that runs n_resident thread blocks at a time, with memory for
- * slots_wanted slots (a launch has at least one block, whatever that needs). Returns 0, -ENOMEM, or
- * -EINVAL for a batch with more rows or pieces of work than 32 bits can count. The plan's memory is
- * kept from call to call; kvt_cuda_plan_free() frees it.
+ * As many blocks as find place with two stages, and then as many stages as leave place for all of
+ * them: other blocks hide what a block waits for, be it copies, products or exponentials, and
+ * stages only hide copies.
+ */
+struct kvt_cuda_fit kvt_cuda_fit(const struct kvt_attn_prefill *prefill,
+				 const struct kvt_cuda_room *room) KVT_HIDDEN;
+
+/*
+ * Plan a checked batch for a device where it fits so, with memory for slots_wanted slots (a launch
+ * has at least one block, whatever that needs). Returns 0, -ENOMEM, or -EINVAL for a batch with
+ * more rows or pieces of work than 32 bits can count. The plan's memory is kept from call to call;
+ * kvt_cuda_plan_free() frees it.
  */
 int kvt_cuda_plan_make(struct kvt_cuda_plan *plan, const struct kvt_attn_prefill *prefill,
-		       uint32_t n_resident, uint64_t slots_wanted) KVT_HIDDEN;
+		       const struct kvt_cuda_fit *fit, uint64_t slots_wanted) KVT_HIDDEN;
 void kvt_cuda_plan_free(struct kvt_cuda_plan *plan) KVT_HIDDEN;
 
 /* The arguments of a launch; base is where the plan's memory is on the device. */

@@ -4,6 +4,7 @@
  * them.
  */
 
+#include "tests/kernels/emulated.h"
 #include "tests/kernels/emulator.h"
 
 #include "kernels/cuda_attention.cuh"
@@ -11,8 +12,6 @@
 
 #include "bench/attn/gpu_kernels.cuh"
 #include "examples/worker/compute_kernels.cuh"
-
-#include "tests/kernels/emulated.h"
 
 typedef void run_fn(void *args);
 
@@ -123,6 +122,18 @@ extern "C" uint32_t emulated_args_bytes(const char *name)
 extern "C" void emulated_schedule(uint64_t seed)
 {
 	emulator::schedule = seed;
+}
+
+extern "C" void emulated_traffic_count(int on)
+{
+	emulator::traffic_count(on);
+}
+
+extern "C" uint32_t emulated_traffic(const struct emulated_place **ret_places, uint32_t *ret_bytes)
+{
+	*ret_places = emulator::the_traffic->places;
+	*ret_bytes = emulator::the_traffic->used_bytes;
+	return emulator::the_traffic->n_places;
 }
 
 extern "C" void emulated_launch(const char *name, const void *args, uint32_t grid_x,

@@ -7,6 +7,10 @@
  * Asynchronous copies happen as late as they may, and threads take turns; or, with a schedule, each
  * copy happens at once or as late as it may, and one warp runs far ahead while others stand still:
  * who needs a barrier that is not there reads what is not there yet, or no more.
+ *
+ * Shared memory can only be reached by the functions that cuda_device.cuh has for it, since the
+ * kernels get addresses where nothing is. So when bank conflicts are counted (emulated.h), none is
+ * missed.
  */
 #ifndef KVT_TESTS_KERNELS_EMULATOR_H
 #define KVT_TESTS_KERNELS_EMULATOR_H
@@ -17,18 +21,22 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <sys/mman.h>
 #include <ucontext.h>
 
 #include "kernels/convert.h"
 #include "kernels/cuda_args.h"
+#include "tests/kernels/emulated.h"
 
 #define KVT_DEVICE static inline
+#define KVT_MEMBER static constexpr inline
 
 namespace emulator
 {
 
 constexpr uint32_t n_threads = KVT_CUDA_THREADS;
 constexpr size_t stack_bytes = 256 << 10;
+constexpr size_t shared_bytes = 256 << 10;
 
 struct fiber {
 	ucontext_t context; /* how it begins */
@@ -51,6 +59,7 @@ struct fiber {
 	} pending[512];
 	uint32_t n_pending;
 	uint32_t n_groups;
+	uint32_t n_accesses; /* to shared memory, while they are counted */
 };
 
 /* 0: the plain schedule. */
@@ -72,7 +81,8 @@ struct block {
 	uint32_t grid;
 	void (*run)(void *);
 	void *argument;
-	alignas(128) unsigned char shared[256 << 10];
+	unsigned char *window; /* the address of shared memory for the kernels */
+	alignas(128) unsigned char shared[shared_bytes];
 };
 
 inline block *the_block;
@@ -167,6 +177,8 @@ inline void fibers_make()
 
 	the_block = static_cast<block *>(aligned_alloc(128, (sizeof(block) + 127) / 128 * 128));
 	memset(static_cast<void *>(the_block), 0, sizeof *the_block);
+	the_block->window = static_cast<unsigned char *>(mmap(
+		nullptr, shared_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
 	for (uint32_t i = 0; i < n_threads; i++) {
 		fiber &fiber = the_block->fibers[i];
 
@@ -189,6 +201,147 @@ inline uint32_t threads_turn(uint32_t first, uint32_t n)
 		left += !the_block->fibers[i].done;
 	}
 	return left;
+}
+
+/*
+ * Lanes of a warp do the same in shared memory, though not at the same time here: access number n
+ * of one belongs to access number n of the others.
+ */
+struct access {
+	const char *file;
+	uint32_t line;
+	uint32_t bytes;
+	uint32_t number;
+	uint32_t n_lanes; /* that have come */
+	uint32_t offsets[32];
+};
+
+struct traffic {
+	bool counting;
+	uint32_t used_bytes;
+	uint32_t n_places;
+	emulated_place places[32];
+	access accesses[n_threads / 32][8192]; /* how far one lane may be ahead of another */
+};
+
+inline traffic *the_traffic;
+
+inline void traffic_count(bool on)
+{
+	if (!the_traffic)
+		the_traffic = static_cast<traffic *>(calloc(1, sizeof(traffic)));
+	if (on)
+		the_traffic->n_places = the_traffic->used_bytes = 0;
+	the_traffic->counting = on;
+}
+
+inline emulated_place &place_of(const access &access)
+{
+	traffic &traffic = *the_traffic;
+	uint32_t i = 0;
+
+	while (i < traffic.n_places && (traffic.places[i].line != access.line ||
+					traffic.places[i].access_bytes != access.bytes ||
+					strcmp(traffic.places[i].file, access.file) != 0))
+		i++;
+	if (i == sizeof traffic.places / sizeof traffic.places[0]) {
+		fprintf(stderr, "too many places in the source\n");
+		abort();
+	}
+	if (i == traffic.n_places) {
+		traffic.places[traffic.n_places++] = {};
+		traffic.places[i].file = access.file;
+		traffic.places[i].line = access.line;
+		traffic.places[i].access_bytes = access.bytes;
+	}
+	return traffic.places[i];
+}
+
+/* How often the busiest bank is needed, each time for another word. */
+inline uint32_t transactions_of(const uint32_t *offsets, uint32_t n_lanes, uint32_t bytes)
+{
+	uint32_t words[32][32], n_words[32] = {}, most = 0;
+
+	for (uint32_t i = 0; i < n_lanes; i++) {
+		for (uint32_t word = offsets[i] / 4; word <= (offsets[i] + bytes - 1) / 4; word++) {
+			uint32_t bank = word % 32, j = 0;
+
+			while (j < n_words[bank] && words[bank][j] != word)
+				j++;
+			if (j < n_words[bank])
+				continue;
+			words[bank][n_words[bank]++] = word;
+			most = n_words[bank] > most ? n_words[bank] : most;
+		}
+	}
+	return most;
+}
+
+inline void access_serve(const access &access)
+{
+	emulated_place &place = place_of(access);
+	uint32_t n_lanes = access.bytes == 16 ? 8 : access.bytes == 8 ? 16 : 32;
+
+	place.n_accesses++;
+	for (uint32_t first = 0; first < 32; first += n_lanes) {
+		uint32_t n = transactions_of(access.offsets + first, n_lanes, access.bytes);
+
+		place.n_transactions += n;
+		if (n > 1 && !place.n_excess) {
+			place.first_lane = first;
+			place.n_lanes = n_lanes;
+			memcpy(place.offsets, access.offsets + first, n_lanes * sizeof(uint32_t));
+		}
+		place.n_excess += n - 1;
+	}
+}
+
+inline void access_note(uint32_t offset, uint32_t bytes, const char *file, uint32_t line)
+{
+	uint32_t number = self().n_accesses++, lane = the_block->current % 32;
+	access &access = the_traffic->accesses[the_block->current / 32][number % 8192];
+
+	if (!access.n_lanes) {
+		access.file = file;
+		access.line = line;
+		access.bytes = bytes;
+		access.number = number;
+	} else if (access.number != number || access.line != line || access.bytes != bytes) {
+		fprintf(stderr, "%s:%u: lanes of a warp part ways in shared memory\n", file, line);
+		abort();
+	}
+	access.offsets[lane] = offset;
+	if (offset + bytes > the_traffic->used_bytes)
+		the_traffic->used_bytes = offset + bytes;
+	if (++access.n_lanes == 32) {
+		access_serve(access);
+		access.n_lanes = 0;
+	}
+}
+
+/* After a block: all lanes of a warp have done the same. */
+inline void traffic_check()
+{
+	for (uint32_t i = 0; i < n_threads; i++) {
+		if (the_block->fibers[i].n_accesses == the_block->fibers[i / 32 * 32].n_accesses)
+			continue;
+		fprintf(stderr, "lanes of a warp end apart in shared memory\n");
+		abort();
+	}
+}
+
+/* Where that really is. Each access of a lane is asked for here. */
+inline unsigned char *shared_at(const void *address, uint32_t bytes, const char *file, int line)
+{
+	size_t offset = (uintptr_t)address - (uintptr_t)the_block->window;
+
+	if (offset >= shared_bytes || offset % bytes) {
+		fprintf(stderr, "%s:%d: not in shared memory, or not aligned\n", file, line);
+		abort();
+	}
+	if (the_traffic && the_traffic->counting)
+		access_note((uint32_t)offset, bytes, file, (uint32_t)line);
+	return the_block->shared + offset;
 }
 
 inline bool warp_stuck(uint32_t warp)
@@ -217,7 +370,7 @@ inline void block_run(uint32_t index, uint32_t index_y, uint32_t grid, void (*ru
 
 		fiber.done = false;
 		fiber.warp_waits = fiber.block_waits = 0;
-		fiber.n_pending = fiber.n_groups = 0;
+		fiber.n_pending = fiber.n_groups = fiber.n_accesses = 0;
 	}
 	while (threads_turn(0, n_threads)) {
 		if (schedule) {
@@ -229,6 +382,7 @@ inline void block_run(uint32_t index, uint32_t index_y, uint32_t grid, void (*ru
 			}
 		}
 	}
+	traffic_check();
 }
 
 inline float float_of_16(bool bf16, uint32_t bits)
@@ -267,10 +421,6 @@ inline void matrices_load(uint32_t *r, const void *row, bool transposed)
 			uint32_t y = transposed ? lane % 4 * 2 + i : lane / 4;
 			uint32_t x = transposed ? lane / 4 : lane % 4 * 2 + i;
 
-			if ((uintptr_t)lane_of_warp(matrix * 8 + y).row % 16) {
-				fprintf(stderr, "a row of a matrix is not aligned\n");
-				abort();
-			}
 			memcpy(&pair[i],
 			       static_cast<const uint16_t *>(lane_of_warp(matrix * 8 + y).row) + x,
 			       2);
@@ -321,14 +471,42 @@ KVT_DEVICE void barrier(void)
 
 KVT_DEVICE unsigned char *shared_memory(void)
 {
-	return emulator::the_block->shared;
+	return emulator::the_block->window;
 }
 
-KVT_DEVICE void copy_async(void *target, const void *source, bool valid)
+/* Who calls these is where bank conflicts are counted. */
+#define KVT_CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
+
+template <typename type> KVT_DEVICE type shared_load(const void *source, KVT_CALLER)
 {
+	type value;
+
+	memcpy(&value, emulator::shared_at(source, sizeof value, file, line), sizeof value);
+	return value;
+}
+
+template <typename type>
+KVT_DEVICE void shared_store(void *target, const type &value, KVT_CALLER)
+{
+	memcpy(emulator::shared_at(target, sizeof value, file, line), &value, sizeof value);
+}
+
+KVT_DEVICE void warp_barrier(void)
+{
+	emulator::warp_wait();
+}
+
+KVT_DEVICE const void *used_here(const void *address)
+{
+	return address;
+}
+
+KVT_DEVICE void copy_async(void *address, const void *source, bool valid, KVT_CALLER)
+{
+	unsigned char *target = emulator::shared_at(address, 16, file, line);
 	emulator::fiber &me = emulator::self();
 
-	if (me.n_pending == 512 || (uintptr_t)target % 16 || (uintptr_t)source % 16) {
+	if (me.n_pending == 512 || (uintptr_t)source % 16) {
 		fprintf(stderr, "too many copies, or one that is not aligned\n");
 		abort();
 	}
@@ -348,14 +526,14 @@ template <int n> KVT_DEVICE void copy_wait(void)
 	emulator::copies_finish(n);
 }
 
-KVT_DEVICE void matrix_load(uint32_t *r, const void *row)
+KVT_DEVICE void matrix_load(uint32_t *r, const void *row, KVT_CALLER)
 {
-	emulator::matrices_load(r, row, false);
+	emulator::matrices_load(r, emulator::shared_at(row, 16, file, line), false);
 }
 
-KVT_DEVICE void matrix_load_transposed(uint32_t *r, const void *row)
+KVT_DEVICE void matrix_load_transposed(uint32_t *r, const void *row, KVT_CALLER)
 {
-	emulator::matrices_load(r, row, true);
+	emulator::matrices_load(r, emulator::shared_at(row, 16, file, line), true);
 }
 
 template <bool bf16>

@@ -24,10 +24,14 @@ static void launch(const char *kernel, const char *name, const struct kvt_cuda_p
 	emulated_launch(whole, args, grid, 1);
 }
 
+/* Of the batches that follow. */
+static uint32_t n_stages = 2;
+
 /* A batch, with what is planned for a device of n_resident blocks, as cuda_host.c does it. */
 static void batch_run(const struct kvt_attn_prefill *prefill, uint32_t n_resident, uint64_t slots)
 {
 	uint32_t dim = kvt_cuda_dim(prefill->kv.head_dim);
+	struct kvt_cuda_fit fit = { .n_resident = n_resident, .n_stages = n_stages };
 	struct kvt_cuda_plan plan = { 0 };
 	const struct kvt_cuda_launch *launches;
 	struct guarded partials;
@@ -35,7 +39,7 @@ static void batch_run(const struct kvt_attn_prefill *prefill, uint32_t n_residen
 
 	kvt_cuda_kernel_name(prefill, name, sizeof name);
 	snprintf(dim_name, sizeof dim_name, "%u", dim);
-	EXPECT_EQUAL(kvt_cuda_plan_make(&plan, prefill, n_resident, slots), 0);
+	EXPECT_EQUAL(kvt_cuda_plan_make(&plan, prefill, &fit, slots), 0);
 	partials = guarded_alloc(plan.slots_max * kvt_cuda_slot_bytes(dim));
 	launches = plan.launches.data;
 	for (uint32_t i = 0; i < plan.n_launches; i++) {
@@ -193,7 +197,7 @@ static void bits_test(uint32_t kv_type, uint32_t type)
 	struct rows expected, result;
 	uint32_t first = 1240;
 
-	case_begin("emulated: chunks, decode, spans and memory change no bits, %s KV, %s q",
+	case_begin("emulated: chunks, decode, spans, memory and stages change no bits, %s KV, %s q",
 		   type_name(kv_type), type_name(type));
 	expected = attend(&scene, 1240, 60, 1, 1000, NULL, 0); /* spans of groups */
 	check_rows(&scene, &expected, 1240, 60, NULL, 0);
@@ -204,11 +208,13 @@ static void bits_test(uint32_t kv_type, uint32_t type)
 	rows_compare(&expected, 1240, &result, 1240, 60);
 	rows_free(&result);
 	for (uint32_t i = 0; i < 5; i++) {
+		n_stages = 2 + i % 3;
 		result = attend(&scene, first, chunks[i], 1000, 1000, NULL, 0);
 		rows_compare(&expected, 1240, &result, first, chunks[i]);
 		rows_free(&result);
 		first += chunks[i];
 	}
+	n_stages = 2;
 	rows_free(&expected);
 	scene_free(&scene);
 }
@@ -233,7 +239,9 @@ static void schedules_test(uint32_t n, bool poison, uint64_t n_seeds, uint32_t k
 		case_begin("emulated: warps and copies in order %u, %s KV, %s q, %u rows",
 			   (uint32_t)seed, type_name(kv_type), type_name(type), n);
 		emulated_schedule(seed);
+		n_stages = 2 + seed % 3;
 		result = attend(&scene, first, n, seed % 2 ? 1000 : 1, 1000, NULL, 0);
+		n_stages = 2;
 		emulated_schedule(0);
 		rows_compare(&expected, first, &result, first, n);
 		rows_free(&result);
@@ -325,13 +333,129 @@ static void too_large_test(void)
 	struct rows rows = rows_make(1, 8, 8, KVT_ATTN_BF16, KVT_ATTN_BF16);
 	struct kvt_attn_sequence sequence = { .n_queries = 1u << 29, .n_positions = 1u << 29 };
 	struct kvt_attn_prefill prefill = prefill_make(&scene, &rows, &sequence, 1);
+	struct kvt_cuda_fit fit = { .n_resident = 1, .n_stages = 2 };
 	struct kvt_cuda_plan plan = { 0 };
 
 	case_begin("emulated: a batch that is too large");
-	EXPECT_EQUAL(kvt_cuda_plan_make(&plan, &prefill, 1, 1), -EINVAL);
+	EXPECT_EQUAL(kvt_cuda_plan_make(&plan, &prefill, &fit, 1), -EINVAL);
 	kvt_cuda_plan_free(&plan);
 	rows_free(&rows);
 	scene_free(&scene);
+}
+
+static void place_check(const struct emulated_place *place)
+{
+	char lanes[512] = "";
+	size_t length = 0;
+
+	for (uint32_t i = 0; place->n_excess && i < place->n_lanes; i++)
+		length += (size_t)snprintf(lanes + length, sizeof lanes - length, " %u",
+					   place->offsets[i]);
+	if (place->n_excess)
+		case_fail(place->file, (int)place->line,
+			  "%llu accesses to shared memory take %llu transactions, %llu of them by "
+			  "bank conflicts; the first: lanes from %u on, %u bytes each, at%s",
+			  (unsigned long long)place->n_accesses,
+			  (unsigned long long)place->n_transactions,
+			  (unsigned long long)place->n_excess, place->first_lane,
+			  place->access_bytes, lanes);
+}
+
+/*
+ * All of a block's accesses to shared memory, each without bank conflicts, and no further than the
+ * host says. Four tiles go through every stage, rows end in the last ones, so these are searched.
+ */
+static void traffic_test(uint32_t head_dim, uint32_t kv_type, uint32_t q_type, uint32_t n_places)
+{
+	uint32_t n_positions = (head_dim > 128 ? 125 : 253) / (n_places == 8 ? 2 : 1);
+	struct scene scene = scene_make(
+		&(struct scene_options){ head_dim, 1, 4, n_positions, 16, kv_type, q_type });
+	struct kvt_attn_prefill prefill = { .kv = scene.pool.view, .q_type = q_type };
+	const struct emulated_place *places;
+	uint32_t bytes, n;
+	struct rows rows;
+
+	case_begin("emulated: no bank conflicts, dim %u, %s KV, %s q", head_dim, type_name(kv_type),
+		   type_name(q_type));
+	n_stages = 2 + head_dim % 3;
+	emulated_traffic_count(1);
+	rows = attend(&scene, n_positions - 16, 16, 1000, 1000, NULL, 0);
+	emulated_traffic_count(0);
+	check_rows(&scene, &rows, n_positions - 16, 16, NULL, 0);
+	n = emulated_traffic(&places, &bytes);
+	EXPECT_EQUAL(n, n_places);
+	EXPECT_EQUAL(bytes, kvt_cuda_shared_bytes(&prefill, n_stages));
+	for (uint32_t i = 0; i < n; i++)
+		place_check(&places[i]);
+	n_stages = 2;
+	rows_free(&rows);
+	scene_free(&scene);
+}
+
+/*
+ * Head dims that are copied by lines, and some that are not. Places: copies of queries, keys and
+ * values, matrices of the same, the search of values; the conversion has three more. Products in
+ * fp32 read two rows of queries.
+ */
+static void traffic_tests(void)
+{
+	static const uint32_t dims[] = { 64, 80, 96, 128, 256, 63, 75, 90, 115, 250 };
+
+	for (uint32_t i = 0; i < 10; i++) {
+		traffic_test(dims[i], KVT_ATTN_BF16, KVT_ATTN_BF16, 7);
+		traffic_test(dims[i], KVT_ATTN_F8_E4M3, KVT_ATTN_BF16, 10);
+		traffic_test(dims[i], KVT_ATTN_F32, KVT_ATTN_F32, 8);
+	}
+	for (uint32_t i = 0; i < 5; i++) {
+		traffic_test(dims[i], KVT_ATTN_F16, KVT_ATTN_F16, 7);
+		traffic_test(dims[i], KVT_ATTN_F8_E4M3, KVT_ATTN_F16, 10);
+		traffic_test(dims[i], KVT_ATTN_F8_E4M3, KVT_ATTN_F32, 8);
+		traffic_test(dims[i], KVT_ATTN_BF16, KVT_ATTN_F32, 8);
+	}
+}
+
+/* Blocks of a multiprocessor, stages, and KiB of a block, as docs/kernels.md lists them. */
+static void fit_test(void)
+{
+	static const struct kvt_cuda_room rooms[] = { { 1, 164 << 10, 163 << 10 },
+						      { 1, 228 << 10, 227 << 10 },
+						      { 1, 100 << 10, 99 << 10 } };
+	static const uint32_t types[][2] = { { KVT_ATTN_BF16, KVT_ATTN_BF16 },
+					     { KVT_ATTN_F8_E4M3, KVT_ATTN_F16 },
+					     { KVT_ATTN_F32, KVT_ATTN_F32 } };
+	static const uint32_t dims[] = { 64, 80, 96, 128, 256 };
+	static const uint32_t expected[3][5][3][3] = {
+		{ { { 4, 2, 40 }, { 4, 3, 56 }, { 2, 2, 40 } },
+		  { { 3, 2, 50 }, { 3, 3, 70 }, { 1, 4, 90 } },
+		  { { 2, 2, 60 }, { 3, 2, 60 }, { 1, 3, 84 } },
+		  { { 2, 2, 80 }, { 2, 3, 112 }, { 1, 2, 80 } },
+		  { { 1, 4, 160 }, { 2, 2, 96 }, { 1, 2, 96 } } },
+		{ { { 4, 2, 40 }, { 4, 4, 56 }, { 2, 3, 48 } },
+		  { { 3, 2, 50 }, { 3, 4, 70 }, { 1, 4, 70 } },
+		  { { 2, 3, 72 }, { 3, 3, 72 }, { 1, 4, 84 } },
+		  { { 2, 2, 80 }, { 2, 4, 112 }, { 1, 3, 96 } },
+		  { { 1, 4, 128 }, { 2, 3, 112 }, { 1, 2, 96 } } },
+		{ { { 3, 2, 48 }, { 4, 2, 48 }, { 2, 2, 48 } },
+		  { { 2, 3, 80 }, { 3, 2, 60 }, { 1, 3, 80 } },
+		  { { 2, 2, 72 }, { 3, 2, 72 }, { 1, 3, 96 } },
+		  { { 1, 4, 160 }, { 2, 2, 96 }, { 1, 2, 96 } },
+		  { { 1, 4, 128 }, { 2, 3, 112 }, { 1, 2, 96 } } },
+	};
+
+	case_begin("plan: blocks and stages that fit on a multiprocessor");
+	for (uint32_t i = 0; i < 3 * 5 * 3; i++) {
+		const uint32_t *is = expected[i / 15][i / 3 % 5][i % 3];
+		struct kvt_attn_prefill prefill = { .kv = { .head_dim = dims[i / 3 % 5],
+							    .type = types[i / 15][0] },
+						    .q_type = types[i / 15][1] };
+		struct kvt_cuda_fit fit = kvt_cuda_fit(&prefill, &rooms[i % 3]);
+
+		if (fit.n_resident != is[0] || fit.n_stages != is[1] ||
+		    fit.shared_bytes != is[2] << 10)
+			case_fail(__FILE__, __LINE__, "dim %u, %s KV: %u blocks, %u stages, %u",
+				  dims[i / 3 % 5], type_name(types[i / 15][0]), fit.n_resident,
+				  fit.n_stages, fit.shared_bytes);
+	}
 }
 
 /* Shapes that nobody chose, planned for devices and memory that nobody has. */
@@ -341,6 +465,7 @@ static void random_run(const struct kvt_attn_prefill *prefill, struct random *ra
 
 	(void)context;
 	kvt_prefill_strides(&whole);
+	n_stages = 2 + random_below(random, 3);
 	batch_run(&whole, 1 + random_below(random, 60), 1 + random_below(random, 12));
 }
 
@@ -368,6 +493,8 @@ int main(int argc, char **argv)
 	poison_test(1033, 1000, KVT_ATTN_F32, KVT_ATTN_F32);
 	in_place_test(100, 1000);
 	in_place_test(1050, 1000);
+	traffic_tests();
+	fit_test();
 	too_large_test();
 	for (uint32_t seed = 1; seed <= n_random; seed++)
 		random_test("emulated", seed, random_run, random_tolerance, NULL);

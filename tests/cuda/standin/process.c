@@ -280,7 +280,7 @@ EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device)
 	case KVT_CU_ATTRIBUTE_UNIFIED_ADDRESSING: *value = 1; return 0;
 	case KVT_CU_ATTRIBUTE_MAJOR: *value = stub_major; return 0;
 	case KVT_CU_ATTRIBUTE_MINOR: *value = 0; return 0;
-	case KVT_CU_ATTRIBUTE_SHARED_PER_SM:
+	case KVT_CU_ATTRIBUTE_SHARED_PER_SM: *value = 228 << 10; return 0;
 	case KVT_CU_ATTRIBUTE_SHARED_PER_BLOCK: *value = 227 << 10; return 0;
 	case KVT_CU_ATTRIBUTE_HOST_REGISTER: *value = !standin_trait("no-host-register"); return 0;
 	case KVT_CU_ATTRIBUTE_VMM: *value = !standin_trait("no-vmm"); return 0;
