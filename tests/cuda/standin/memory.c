@@ -36,6 +36,7 @@ struct range {
 	char *base;
 	uint64_t bytes;
 	struct memory *memory;
+	uint32_t references; /* IPC: how often it was opened */
 };
 
 /** What travels as an IPC handle. */
@@ -68,7 +69,7 @@ static bool range_add(enum standin_kind kind, void *base, uint64_t bytes, struct
 {
 	for (int i = 0; i < RANGES_MAX; i++)
 		if (!ranges[i].base) {
-			ranges[i] = (struct range){ kind, base, bytes, memory };
+			ranges[i] = (struct range){ kind, base, bytes, memory, 1 };
 			standin_opened(kind, 1);
 			return true;
 		}
@@ -79,6 +80,31 @@ static void range_remove(struct range *range)
 {
 	standin_opened(range->kind, -1);
 	range->base = NULL;
+}
+
+bool standin_reachable(uint64_t address, uint64_t bytes)
+{
+	const char *at = (const char *)(uintptr_t)address;
+	bool reachable = false;
+
+	pthread_mutex_lock(&lock);
+	for (int i = 0; i < RANGES_MAX && !reachable; i++)
+		reachable = ranges[i].base && ranges[i].kind != STANDIN_RESERVATION &&
+			    at >= ranges[i].base && at <= ranges[i].base + ranges[i].bytes &&
+			    bytes <= (uint64_t)(ranges[i].base + ranges[i].bytes - at);
+	pthread_mutex_unlock(&lock);
+	return reachable;
+}
+
+/* What is left open stays counted, but whoever touches it is killed. */
+void standin_context_reset(int device)
+{
+	pthread_mutex_lock(&lock);
+	for (int i = 0; i < RANGES_MAX; i++)
+		if (ranges[i].base && ranges[i].memory && ranges[i].memory->device == device &&
+		    (ranges[i].kind == STANDIN_MEMORY || ranges[i].kind == STANDIN_IPC))
+			mprotect(ranges[i].base, ranges[i].bytes, PROT_NONE);
+	pthread_mutex_unlock(&lock);
 }
 
 static const char *directory(void)
@@ -216,9 +242,7 @@ EXPORT int cuMemGetInfo_v2(size_t *available, size_t *total)
 	uint64_t used;
 	int fd;
 
-	ENTER("cuMemGetInfo_v2");
-	if (!standin_current())
-		return KVT_CU_ERROR_INVALID_CONTEXT;
+	ENTER_CONTEXT("cuMemGetInfo_v2");
 	pthread_mutex_lock(&lock);
 	fd = devices_lock();
 	used = used_bytes(standin_current()->index);
@@ -238,9 +262,7 @@ EXPORT int cuMemAlloc_v2(uint64_t *address, size_t bytes)
 	void *base;
 	int error;
 
-	ENTER("cuMemAlloc_v2");
-	if (!standin_current())
-		return KVT_CU_ERROR_INVALID_CONTEXT;
+	ENTER_CONTEXT("cuMemAlloc_v2");
 	if (!bytes)
 		return KVT_CU_ERROR_INVALID_VALUE;
 	bytes = (bytes + 4095) / 4096 * 4096;
@@ -261,15 +283,21 @@ EXPORT int cuMemAlloc_v2(uint64_t *address, size_t bytes)
 	return error;
 }
 
-/* Unmap a range and let its memory go. Another process's is closed in a context only. */
+/* Unmap a range and let its memory go, in a context only. */
 static int range_close(enum standin_kind kind, uint64_t address, const char *call)
 {
 	int error = standin_leave(call);
 	struct range *range;
 
+	if (standin_context_error())
+		return standin_context_error();
 	pthread_mutex_lock(&lock);
 	range = range_at(kind, address);
-	if (range && (kind == STANDIN_MEMORY || standin_current())) {
+	if (range && --range->references > 0) {
+		pthread_mutex_unlock(&lock);
+		return error;
+	}
+	if (range) {
 		munmap(range->base, range->bytes);
 		memory_drop(range->memory);
 		range_remove(range);
@@ -300,7 +328,7 @@ EXPORT int cuIpcGetMemHandle(struct kvt_cu_ipc_handle *handle, uint64_t address)
 	struct range *range;
 	int error = 0;
 
-	ENTER("cuIpcGetMemHandle");
+	ENTER_CONTEXT("cuIpcGetMemHandle");
 	if (standin_trait("no-ipc") || !directory())
 		return KVT_CU_ERROR_NOT_SUPPORTED;
 	pthread_mutex_lock(&lock);
@@ -352,11 +380,17 @@ static int ticket_check(const struct ticket *ticket)
 		return KVT_CU_ERROR_NOT_SUPPORTED;
 	if (ticket->device != standin_current()->index)
 		return KVT_CU_ERROR_PEER_ACCESS_UNSUPPORTED;
+	return 0;
+}
+
+/* What this process has opened already: it gets the same address again. */
+static struct range *ticket_opened(const struct ticket *ticket)
+{
 	for (int i = 0; i < RANGES_MAX; i++)
 		if (ranges[i].base && ranges[i].kind == STANDIN_IPC &&
 		    strncmp(ranges[i].memory->name, ticket->name, sizeof(ticket->name)) == 0)
-			return KVT_CU_ERROR_ALREADY_MAPPED;
-	return 0;
+			return &ranges[i];
+	return NULL;
 }
 
 static int ticket_map(const struct ticket *ticket, uint64_t *address)
@@ -387,18 +421,22 @@ EXPORT int cuIpcOpenMemHandle_v2(uint64_t *address, struct kvt_cu_ipc_handle han
 				 unsigned int flags)
 {
 	struct ticket ticket;
+	struct range *opened;
 	int error;
 
-	ENTER("cuIpcOpenMemHandle_v2");
-	if (!standin_current())
-		return KVT_CU_ERROR_INVALID_CONTEXT;
+	ENTER_CONTEXT("cuIpcOpenMemHandle_v2");
 	if (flags != KVT_CU_IPC_LAZY_PEER_ACCESS)
 		return KVT_CU_ERROR_INVALID_VALUE;
 	memcpy(&ticket, &handle, sizeof(ticket));
 	pthread_mutex_lock(&lock);
 	error = ticket_check(&ticket);
-	if (!error)
+	opened = error ? NULL : ticket_opened(&ticket);
+	if (opened) {
+		opened->references++;
+		*address = (uint64_t)(uintptr_t)opened->base;
+	} else if (!error) {
 		error = ticket_map(&ticket, address);
+	}
 	pthread_mutex_unlock(&lock);
 	return error;
 }
@@ -630,8 +668,8 @@ EXPORT int cuMemHostAlloc(void **memory, size_t bytes, unsigned int flags)
 {
 	int error = 0;
 
-	ENTER("cuMemHostAlloc");
-	if (!standin_current() || !bytes || flags)
+	ENTER_CONTEXT("cuMemHostAlloc");
+	if (!bytes || flags)
 		return KVT_CU_ERROR_INVALID_VALUE;
 	*memory = malloc(bytes);
 	if (!*memory)
@@ -649,6 +687,8 @@ EXPORT int cuMemFreeHost(void *memory)
 	int error = standin_leave("cuMemFreeHost");
 	struct range *range;
 
+	if (standin_context_error())
+		return standin_context_error();
 	pthread_mutex_lock(&lock);
 	range = range_at(STANDIN_PINNED, (uint64_t)(uintptr_t)memory);
 	if (range) {
@@ -683,10 +723,10 @@ EXPORT int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned int flags)
 	char *at = memory;
 	int error = 0;
 
-	ENTER("cuMemHostRegister_v2");
+	ENTER_CONTEXT("cuMemHostRegister_v2");
 	if (standin_trait("no-host-register"))
 		return KVT_CU_ERROR_NOT_SUPPORTED;
-	if (!standin_current() || (uintptr_t)memory % 4096 || bytes % 4096 ||
+	if ((uintptr_t)memory % 4096 || bytes % 4096 ||
 	    flags != (KVT_CU_HOST_REGISTER_PORTABLE | KVT_CU_HOST_REGISTER_DEVICEMAP))
 		return KVT_CU_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&lock);
@@ -705,6 +745,8 @@ EXPORT int cuMemHostUnregister(void *memory)
 	int error = standin_leave("cuMemHostUnregister");
 	struct range *range;
 
+	if (standin_context_error())
+		return standin_context_error();
 	pthread_mutex_lock(&lock);
 	range = range_at(STANDIN_REGISTRATION, (uint64_t)(uintptr_t)memory);
 	if (range)
@@ -719,7 +761,7 @@ EXPORT int cuMemHostGetDevicePointer_v2(uint64_t *address, void *memory, unsigne
 {
 	int error;
 
-	ENTER("cuMemHostGetDevicePointer_v2");
+	ENTER_CONTEXT("cuMemHostGetDevicePointer_v2");
 	pthread_mutex_lock(&lock);
 	error = range_at(STANDIN_REGISTRATION, (uint64_t)(uintptr_t)memory) && !flags
 			? 0

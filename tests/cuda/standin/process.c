@@ -10,6 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "shm/atomic.h"
+
 #define STACK_MAX 16
 
 EXPORT int stub_fail_at = -1;
@@ -27,6 +29,7 @@ static int visible[STANDIN_DEVICES_MAX]; /* host indices by ordinal */
 static int n_visible;
 static __thread struct standin_device *stack[STACK_MAX];
 static __thread int stack_depth;
+static __thread bool in_host_function;
 
 uint64_t standin_number(const char *variable, uint64_t fallback)
 {
@@ -137,10 +140,29 @@ __attribute__((destructor)) static void report(void)
 		close(fd);
 }
 
+void standin_host_function(bool runs)
+{
+	in_host_function = runs;
+}
+
+int standin_context_error(void)
+{
+	const struct standin_device *device = standin_current();
+
+	if (!device)
+		return KVT_CU_ERROR_INVALID_CONTEXT;
+	return kvt_load_relaxed(&device->contexts) ? 0 : STANDIN_CONTEXT_IS_DESTROYED;
+}
+
 int standin_enter(const char *name)
 {
 	const char *only = getenv("KVT_STANDIN_FAIL_CALL");
 	int error = 0;
+
+	if (in_host_function) {
+		fprintf(stderr, "stand-in: a host function calls %s\n", name);
+		abort();
+	}
 
 	pthread_mutex_lock(&lock);
 	n_calls++;
@@ -316,16 +338,16 @@ EXPORT int cuDevicePrimaryCtxRelease_v2(int device)
 	struct standin_device *of = standin_device(device);
 	int error = standin_leave("cuDevicePrimaryCtxRelease_v2");
 
-	bool retained = false;
+	int left = -1;
 
 	pthread_mutex_lock(&lock);
-	if (of && of->contexts > 0) {
-		of->contexts--;
-		retained = true;
-	}
+	if (of && of->contexts > 0)
+		left = --of->contexts;
 	pthread_mutex_unlock(&lock);
-	if (!retained)
+	if (left < 0)
 		return KVT_CU_ERROR_INVALID_CONTEXT;
+	if (left == 0)
+		standin_context_reset(of->index);
 	standin_opened(STANDIN_CONTEXT, -1);
 	return error;
 }
@@ -342,6 +364,8 @@ EXPORT int cuCtxPushCurrent_v2(void *context)
 	ENTER("cuCtxPushCurrent_v2");
 	if (stack_depth == STACK_MAX || !context)
 		return KVT_CU_ERROR_INVALID_CONTEXT;
+	if (!kvt_load_relaxed(&((const struct standin_device *)context)->contexts))
+		return STANDIN_CONTEXT_IS_DESTROYED;
 	stack[stack_depth++] = context;
 	pushed(1);
 	return 0;

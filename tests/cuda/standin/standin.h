@@ -38,7 +38,12 @@
 #define STANDIN_BLOCK (2u << 20) /* as the real one's granularity */
 #define STANDIN_FAILURE 999
 
+#define STANDIN_GRID_YZ_MAX 65535u
+#define STANDIN_SHARED_PLAIN (48u << 10) /* what a launch has without cuFuncSetAttribute */
+
 enum standin_error { /* beside those in kvt_cuda.h */
+	STANDIN_CONTEXT_IS_DESTROYED = 709,
+	STANDIN_NOT_READY = 600,
 	STANDIN_NOT_REGISTERED = 713,
 	STANDIN_NOT_FOUND = 500,
 	STANDIN_LAUNCH_FAILED = 719,
@@ -84,6 +89,24 @@ int standin_leave(const char *name);
 		if (error_)                                                                       \
 			return error_;                                                            \
 	} while (0)
+
+/** The same for what needs a current context, which must not have been released for the last time. */
+#define ENTER_CONTEXT(name)                                                                       \
+	do {                                                                                      \
+		int error_ = standin_enter(name);                                                 \
+		error_ = error_ ? error_ : standin_context_error();                               \
+		if (error_)                                                                       \
+			return error_;                                                            \
+	} while (0)
+
+/** 0 if there is a current context. */
+int standin_context_error(void);
+/** While this thread runs a host function, in which no call is allowed: any aborts. */
+void standin_host_function(bool runs);
+/** Whether all of this is device memory, or host memory that the device can reach. */
+bool standin_reachable(uint64_t address, uint64_t bytes);
+/** A context was released for the last time: its memory, and what it had opened, is gone. */
+void standin_context_reset(int device);
 
 bool standin_trait(const char *word);
 uint64_t standin_number(const char *variable, uint64_t fallback);

@@ -20,6 +20,8 @@
 enum item_kind { ITEM_COPY, ITEM_HOST, ITEM_WRITE, ITEM_RECORD, ITEM_WAIT, ITEM_KERNEL };
 
 struct event {
+	const struct standin_device *device;
+	bool timed;
 	uint64_t recorded; /* times it was recorded, and reached */
 	uint64_t reached;
 	struct timespec time; /* when it was last reached */
@@ -99,7 +101,9 @@ static void item_run(struct item *item)
 		memmove(item->target, item->source, item->bytes);
 		break;
 	case ITEM_HOST:
+		standin_host_function(true);
 		item->function(item->context);
+		standin_host_function(false);
 		break;
 	case ITEM_WRITE: /* with the barrier that it has by default */
 		kvt_store_release((uint64_t *)item->target, item->value);
@@ -202,16 +206,28 @@ static int item_put(void *handle, struct item *item)
 
 /* ---- streams and events */
 
+/* Whose the stream is; the null stream is that of the current context. */
+static const struct standin_device *device_of(const void *handle)
+{
+	const struct stream *stream = handle;
+
+	return stream && handle != PER_THREAD ? stream->device : standin_current();
+}
+
+/* The real one may refuse a stream of another context than the current one. */
+static bool is_elsewhere(const void *handle)
+{
+	return device_of(handle) != standin_current();
+}
+
 EXPORT int cuStreamCreate(void **ret_stream, unsigned int flags)
 {
 	static uint64_t seed;
 	struct stream *stream;
 
-	ENTER("cuStreamCreate");
+	ENTER_CONTEXT("cuStreamCreate");
 	if (flags & ~(unsigned int)KVT_CU_STREAM_NON_BLOCKING)
 		return KVT_CU_ERROR_INVALID_VALUE;
-	if (!standin_current())
-		return KVT_CU_ERROR_INVALID_CONTEXT;
 	stream = calloc(1, sizeof(*stream));
 	if (!stream)
 		return KVT_CU_ERROR_OUT_OF_MEMORY;
@@ -246,7 +262,7 @@ EXPORT int cuStreamSynchronize(void *handle)
 {
 	const struct stream *stream = handle;
 
-	ENTER("cuStreamSynchronize");
+	ENTER_CONTEXT("cuStreamSynchronize");
 	pthread_mutex_lock(&lock);
 	while (stream && (stream->first || stream->busy))
 		pthread_cond_wait(&changed, &lock);
@@ -281,7 +297,7 @@ EXPORT int cuStreamWaitEvent(void *stream, void *handle, unsigned int flags)
 	struct event *event = handle;
 	struct item *item;
 
-	ENTER("cuStreamWaitEvent");
+	ENTER_CONTEXT("cuStreamWaitEvent");
 	(void)flags;
 	item = item_make(ITEM_WAIT, 0);
 	item->event = event;
@@ -293,11 +309,17 @@ EXPORT int cuStreamWaitEvent(void *stream, void *handle, unsigned int flags)
 
 EXPORT int cuEventCreate(void **event, unsigned int flags)
 {
-	ENTER("cuEventCreate");
-	(void)flags;
-	*event = calloc(1, sizeof(struct event));
-	if (!*event)
+	struct event *made;
+
+	ENTER_CONTEXT("cuEventCreate");
+	if (flags & ~(unsigned int)KVT_CU_EVENT_DISABLE_TIMING)
+		return KVT_CU_ERROR_INVALID_VALUE;
+	made = calloc(1, sizeof(*made));
+	if (!made)
 		return KVT_CU_ERROR_OUT_OF_MEMORY;
+	made->device = standin_current();
+	made->timed = !flags;
+	*event = made;
 	standin_opened(STANDIN_EVENT, 1);
 	return 0;
 }
@@ -317,7 +339,9 @@ EXPORT int cuEventRecord(void *handle, void *stream)
 	struct event *event = handle;
 	struct item *item;
 
-	ENTER("cuEventRecord");
+	ENTER_CONTEXT("cuEventRecord");
+	if (event->device != device_of(stream))
+		return KVT_CU_ERROR_INVALID_HANDLE;
 	item = item_make(ITEM_RECORD, 0);
 	item->event = event;
 	pthread_mutex_lock(&lock);
@@ -331,7 +355,7 @@ EXPORT int cuEventSynchronize(void *handle)
 	const struct event *event = handle;
 	uint64_t value;
 
-	ENTER("cuEventSynchronize");
+	ENTER_CONTEXT("cuEventSynchronize");
 	pthread_mutex_lock(&lock);
 	value = event->recorded;
 	/* What was recorded after the device was lost is never reached. */
@@ -346,7 +370,11 @@ EXPORT int cuEventElapsedTime(float *ms, void *begin, void *end)
 {
 	const struct event *a = begin, *b = end;
 
-	ENTER("cuEventElapsedTime");
+	ENTER_CONTEXT("cuEventElapsedTime");
+	if (!a->timed || !b->timed || !a->recorded || !b->recorded)
+		return KVT_CU_ERROR_INVALID_HANDLE;
+	if (a->reached < a->recorded || b->reached < b->recorded)
+		return STANDIN_NOT_READY;
 	*ms = (float)(b->time.tv_sec - a->time.tv_sec) * 1e3f +
 	      (float)(b->time.tv_nsec - a->time.tv_nsec) * 1e-6f;
 	return 0;
@@ -354,19 +382,11 @@ EXPORT int cuEventElapsedTime(float *ms, void *begin, void *end)
 
 /* ---- work */
 
-/* The real one may refuse a stream of another context than the current one. */
-static bool is_elsewhere(const void *handle)
-{
-	const struct stream *stream = handle;
-
-	return stream && handle != PER_THREAD && stream->device != standin_current();
-}
-
 EXPORT int cuLaunchHostFunc(void *stream, kvt_cu_host_fn *function, void *context)
 {
 	struct item *item;
 
-	ENTER("cuLaunchHostFunc");
+	ENTER_CONTEXT("cuLaunchHostFunc");
 	if (is_elsewhere(stream))
 		return KVT_CU_ERROR_INVALID_CONTEXT;
 	item = item_make(ITEM_HOST, 0);
@@ -380,7 +400,7 @@ EXPORT int cuStreamWriteValue64_v2(void *stream, uint64_t address, uint64_t valu
 {
 	struct item *item;
 
-	ENTER("cuStreamWriteValue64_v2");
+	ENTER_CONTEXT("cuStreamWriteValue64_v2");
 	if (is_elsewhere(stream))
 		return KVT_CU_ERROR_INVALID_CONTEXT;
 	if (standin_trait("no-stream-ops") || flags || address % 8)
@@ -400,7 +420,9 @@ EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t byte
 	struct item *item;
 	bool pinned;
 
-	ENTER("cuMemcpyHtoDAsync_v2");
+	ENTER_CONTEXT("cuMemcpyHtoDAsync_v2");
+	if (!standin_reachable(target, bytes) || is_elsewhere(stream))
+		return KVT_CU_ERROR_INVALID_VALUE;
 	pinned = standin_pinned(source);
 	item = item_make(ITEM_COPY, pinned ? 0 : bytes);
 	item->target = (void *)(uintptr_t)target;
@@ -416,7 +438,10 @@ EXPORT int cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, size_t bytes, 
 {
 	struct item *item;
 
-	ENTER("cuMemcpyDtoDAsync_v2");
+	ENTER_CONTEXT("cuMemcpyDtoDAsync_v2");
+	if (!standin_reachable(target, bytes) || !standin_reachable(source, bytes) ||
+	    is_elsewhere(stream))
+		return KVT_CU_ERROR_INVALID_VALUE;
 	item = item_make(ITEM_COPY, 0);
 	item->target = (void *)(uintptr_t)target;
 	item->source = (const void *)(uintptr_t)source;
@@ -428,7 +453,9 @@ EXPORT int cuMemcpyDtoHAsync_v2(void *target, uint64_t source, size_t bytes, voi
 {
 	struct item *item;
 
-	ENTER("cuMemcpyDtoHAsync_v2");
+	ENTER_CONTEXT("cuMemcpyDtoHAsync_v2");
+	if (!standin_reachable(source, bytes) || is_elsewhere(stream))
+		return KVT_CU_ERROR_INVALID_VALUE;
 	item = item_make(ITEM_COPY, 0);
 	item->target = target;
 	item->source = (const void *)(uintptr_t)source;
@@ -452,12 +479,17 @@ EXPORT int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t bytes)
 
 /* ---- kernels */
 
+static struct function {
+	char name[64];
+	uint32_t shared_bytes; /* that a launch may ask for beyond the plain ones */
+} functions[N_NAMES];
+
 /* A binary is an ELF file, PTX is text. */
 EXPORT int cuModuleLoadData(void **module, const void *image)
 {
 	static int loaded;
 
-	ENTER("cuModuleLoadData");
+	ENTER_CONTEXT("cuModuleLoadData");
 	if (memcmp(image, "\177ELF", 4) != 0 && !strstr(image, ".version"))
 		return KVT_CU_ERROR_INVALID_VALUE;
 	*module = &loaded;
@@ -476,46 +508,51 @@ EXPORT int cuModuleUnload(void *module)
 
 EXPORT int cuModuleGetFunction(void **function, void *module, const char *name)
 {
-	static char names[N_NAMES][64];
-
-	ENTER("cuModuleGetFunction");
+	ENTER_CONTEXT("cuModuleGetFunction");
 	(void)module;
-	if (!standin_kernel_known(name) || strlen(name) >= sizeof(names[0]))
+	if (!standin_kernel_known(name) || strlen(name) >= sizeof(functions[0].name))
 		return STANDIN_NOT_FOUND;
 	for (int i = 0; i < N_NAMES; i++) {
-		if (names[i][0] && strcmp(names[i], name) != 0)
+		if (functions[i].name[0] && strcmp(functions[i].name, name) != 0)
 			continue;
-		memcpy(names[i], name, strlen(name) + 1);
-		*function = names[i];
+		memcpy(functions[i].name, name, strlen(name) + 1);
+		*function = &functions[i];
 		return 0;
 	}
 	return STANDIN_NOT_FOUND;
 }
 
-EXPORT int cuFuncSetAttribute(void *function, int attribute, int value)
+EXPORT int cuFuncSetAttribute(void *handle, int attribute, int value)
 {
-	ENTER("cuFuncSetAttribute");
-	(void)function;
-	return attribute == KVT_CU_FUNCTION_SHARED_BYTES && value <= 227 << 10
-		       ? 0
-		       : KVT_CU_ERROR_INVALID_VALUE;
+	struct function *function = handle;
+
+	ENTER_CONTEXT("cuFuncSetAttribute");
+	if (attribute != KVT_CU_FUNCTION_SHARED_BYTES || value < 0 || value > 227 << 10)
+		return KVT_CU_ERROR_INVALID_VALUE;
+	function->shared_bytes = (uint32_t)value;
+	return 0;
 }
 
-EXPORT int cuLaunchKernel(void *function, unsigned int grid_x, unsigned int grid_y,
+EXPORT int cuLaunchKernel(void *handle, unsigned int grid_x, unsigned int grid_y,
 			  unsigned int grid_z, unsigned int block_x, unsigned int block_y,
 			  unsigned int block_z, unsigned int shared_bytes, void *stream,
 			  void **arguments, void **extra)
 {
+	const struct function *function = handle;
 	size_t bytes;
 	struct item *item;
 
-	ENTER("cuLaunchKernel");
-	(void)shared_bytes, (void)extra;
+	ENTER_CONTEXT("cuLaunchKernel");
+	if (is_elsewhere(stream))
+		return KVT_CU_ERROR_INVALID_HANDLE;
+	if (extra || grid_x > INT32_MAX || grid_y > STANDIN_GRID_YZ_MAX ||
+	    (shared_bytes > STANDIN_SHARED_PLAIN && shared_bytes > function->shared_bytes))
+		return KVT_CU_ERROR_INVALID_VALUE;
 	if (!grid_x || !grid_y || grid_z != 1 || block_x != 128 || block_y != 1 || block_z != 1)
 		return KVT_CU_ERROR_INVALID_VALUE;
-	bytes = standin_kernel_bytes(function);
+	bytes = standin_kernel_bytes(function->name);
 	item = item_make(ITEM_KERNEL, bytes);
-	item->kernel = function;
+	item->kernel = function->name;
 	item->grid_x = grid_x;
 	item->grid_y = grid_y;
 	memcpy(item->staged, arguments[0], bytes);
