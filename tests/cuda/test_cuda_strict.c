@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The stand-in refuses what cuda.h says that the driver refuses: else programs that misuse the
+ * driver would pass here and fail on the first device.
+ */
+#include "tests/cuda/cuda_test.h"
+
+static struct cuda_test_devices devices;
+
+#define KERNEL "kvt_test_spin"
+#define PTX ".version 7.0\n"
+
+static void contexts_must_be_there(void **state)
+{
+	struct kvt_cu_driver driver = cuda_test_driver();
+	void *context, *event, *stream, *module, *other;
+	uint64_t memory;
+
+	(void)state;
+	kvt_test_equal(driver.memory_alloc(&memory, 4096), 0);
+	kvt_test_equal(driver.event_create(&event, 0), 0);
+	kvt_test_equal(driver.stream_create(&stream, 0), 0);
+	kvt_test_equal(driver.context_pop(&context), 0);
+	kvt_test_equal(driver.memory_free(memory), KVT_CU_ERROR_INVALID_CONTEXT);
+	kvt_test_equal(driver.module_load(&module, PTX), KVT_CU_ERROR_INVALID_CONTEXT);
+	kvt_test_equal(driver.event_record(event, NULL), KVT_CU_ERROR_INVALID_CONTEXT);
+	kvt_test_equal(driver.stream_synchronize(NULL), KVT_CU_ERROR_INVALID_CONTEXT);
+	/* One of each device: they have nothing in common. */
+	kvt_test_equal(driver.primary_retain(&other, 1), 0);
+	kvt_test_equal(driver.context_push(other), 0);
+	kvt_test_equal(driver.event_record(event, NULL), KVT_CU_ERROR_INVALID_HANDLE);
+	kvt_test_equal(driver.memory_upload(memory, PTX, 8, stream), KVT_CU_ERROR_INVALID_VALUE);
+	kvt_test_equal(driver.context_pop(&other), 0);
+	/* What was released for the last time is no context any more. */
+	kvt_test_equal(driver.primary_release(0), 0);
+	kvt_test_check(driver.context_push(context) != 0);
+	kvt_test_equal(driver.primary_release(0), KVT_CU_ERROR_INVALID_CONTEXT);
+}
+
+static void launches_have_limits(void **state)
+{
+	struct kvt_cu_driver driver = cuda_test_driver();
+	static uint64_t words[128], stop = 1;
+	struct {
+		uint64_t words, stop, limit, first;
+	} spin = { (uint64_t)(uintptr_t)words, (uint64_t)(uintptr_t)&stop, 1, 0 };
+	void *arguments[] = { &spin }, *module, *function, *stream;
+	unsigned int much = 90 << 10;
+
+	(void)state;
+	kvt_test_equal(driver.module_load(&module, PTX), 0);
+	kvt_test_equal(driver.module_function(&function, module, KERNEL), 0);
+	kvt_test_equal(driver.stream_create(&stream, 0), 0);
+	kvt_test_equal(driver.launch(function, 1, 1, 1, 128, 1, 1, 48 << 10, stream, arguments, NULL),
+		       0);
+	kvt_test_check(driver.launch(function, 1, 1, 1, 128, 1, 1, much, stream, arguments, NULL));
+	kvt_test_equal(driver.function_set(function, KVT_CU_FUNCTION_SHARED_BYTES, (int)much), 0);
+	kvt_test_equal(driver.launch(function, 1, 1, 1, 128, 1, 1, much, stream, arguments, NULL),
+		       0);
+	kvt_test_check(driver.launch(function, 1, 65536, 1, 128, 1, 1, 0, stream, arguments, NULL));
+	kvt_test_check(driver.launch(function, 1u << 31, 1, 1, 128, 1, 1, 0, stream, arguments,
+				     NULL));
+	kvt_test_equal(driver.stream_synchronize(stream), 0);
+}
+
+static void copies_stay_in_their_memory(void **state)
+{
+	struct kvt_cu_driver driver = cuda_test_driver();
+	uint64_t memory, word = 1;
+
+	(void)state;
+	kvt_test_equal(driver.memory_alloc(&memory, 4096), 0);
+	kvt_test_equal(driver.memory_upload(memory + 4088, &word, 8, NULL), 0);
+	kvt_test_check(driver.memory_upload(memory + 4092, &word, 8, NULL));
+	kvt_test_check(driver.memory_download(&word, (uint64_t)(uintptr_t)&devices, 8, NULL));
+	kvt_test_check(driver.memory_copy(memory, memory + 4096, 8, NULL));
+	kvt_test_equal(driver.memory_free(memory), 0);
+	kvt_test_check(driver.memory_free(memory));
+}
+
+static void times_are_between_events_that_keep_time(void **state)
+{
+	struct kvt_cu_driver driver = cuda_test_driver();
+	void *timed, *plain, *late, *stream;
+	float ms;
+
+	(void)state;
+	kvt_test_equal(driver.event_create(&timed, 0), 0);
+	kvt_test_equal(driver.event_create(&late, 0), 0);
+	kvt_test_equal(driver.event_create(&plain, KVT_CU_EVENT_DISABLE_TIMING), 0);
+	kvt_test_equal(driver.stream_create(&stream, 0), 0);
+	kvt_test_equal(driver.event_synchronize(timed), 0); /* never recorded: nothing to wait for */
+	kvt_test_equal(driver.event_record(timed, stream), 0);
+	kvt_test_equal(driver.event_record(plain, stream), 0);
+	kvt_test_equal(driver.event_elapsed(&ms, timed, plain), KVT_CU_ERROR_INVALID_HANDLE);
+	kvt_test_equal(driver.event_elapsed(&ms, timed, late), KVT_CU_ERROR_INVALID_HANDLE);
+	cuda_test_gate(1);
+	kvt_test_equal(driver.event_record(late, stream), 0);
+	kvt_test_check(driver.event_elapsed(&ms, timed, late));
+	cuda_test_gate(0);
+	kvt_test_equal(driver.event_synchronize(late), 0);
+	kvt_test_equal(driver.event_elapsed(&ms, timed, late), 0);
+}
+
+static struct kvt_cu_driver the_driver;
+
+static void call_it(void *context)
+{
+	the_driver.event_record(context, NULL);
+}
+
+static void misuse(int pipe, void *context)
+{
+	void *event, *stream;
+
+	(void)pipe, (void)context;
+	the_driver = cuda_test_driver();
+	kvt_test_equal(the_driver.event_create(&event, 0), 0);
+	kvt_test_equal(the_driver.stream_create(&stream, 0), 0);
+	kvt_test_equal(the_driver.launch_host(stream, call_it, event), 0);
+	the_driver.stream_synchronize(stream);
+	kvt_test_send(pipe, 1);
+}
+
+static void host_functions_call_nothing(void **state)
+{
+	struct kvt_test_child child;
+	uint64_t word;
+
+	(void)state;
+	kvt_test_child_start(&child, misuse, NULL);
+	kvt_test_check(!kvt_test_receive(child.pipe, &word));
+	kvt_test_child_kill(&child, SIGKILL);
+}
+
+static void run(void **state)
+{
+	cuda_test_run(state, &devices);
+}
+
+static void run_with_two_devices(void **state)
+{
+	setenv("KVT_STANDIN_DEVICES", "2", 1);
+	contexts_must_be_there(state);
+}
+
+#define TEST(name) { #name, run, NULL, NULL, name }
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		{ "contexts_must_be_there", run, NULL, NULL, run_with_two_devices },
+		TEST(launches_have_limits),
+		TEST(copies_stay_in_their_memory),
+		TEST(times_are_between_events_that_keep_time),
+		TEST(host_functions_call_nothing),
+	};
+
+	(void)argc;
+	cuda_test_environment(argv);
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
