@@ -289,11 +289,11 @@ enum kvt_map_flag {
  *          found by the device's UUID.
  * It is opened once in a process and device, however many clients map it, and closed with the last
  * of them: no work on it may be left then. Loads libcuda.so.1; makes the context if there is none.
- * Errors: -ENOTSUP host pool, no CUDA IPC here, drivers that differ, or read-only by IPC or where the
- * driver cannot; -ENODEV no driver or no such device; -EXDEV no slab is on it (or it is another MIG
- * instance); -ENOTUNIQ this process and the daemon have one process number in two PID namespaces;
- * -EPERM by IPC, and the daemon is another user; -ECONNRESET the daemon is gone; -EBUSY opened by
- * somebody else in this process; -ENOMEM; -EIO the driver failed.
+ * Errors: -ENOTSUP host pool, no CUDA IPC here, drivers that differ, or read-only by IPC or where
+ * the driver cannot; -ENODEV no driver or no such device; -EXDEV no slab is on it (or it is another
+ * MIG instance); -ENOTUNIQ this process and the daemon have one process number in two PID
+ * namespaces; -EPERM by IPC, and the daemon is another user; -ECONNRESET the daemon is gone; -EBUSY
+ * opened by somebody else in this process; -ENOMEM; -EIO the driver failed.
  * kvt_client_error() says what to do. */
 KVT_API int kvt_pool_map_cuda(struct kvt_client *client, int device, uint32_t flags,
 			      struct kvt_pool *ret_pool);
@@ -364,8 +364,9 @@ enum kvt_fence_method {
  * A stream whose context has failed reaches no fence any more: its operations wait until the
  * session ends, and its pages go to quarantine.
  * Errors: -ENOSPC all words are taken: kvt_fence_forget() streams that are not used any more;
- * -EBUSY the stream, or one that the null stream waits for, is being captured into a graph; -EINVAL a per-thread default stream, or an
- * observer; -ENODEV no driver; -EIO the driver failed; -ECONNRESET. */
+ * -EBUSY the stream, or one that the null stream waits for, is being captured into a graph; -EINVAL
+ * a per-thread default stream, or an observer; -ENODEV no driver; -EIO the driver failed;
+ * -ECONNRESET. */
 KVT_API int kvt_fence_record(struct kvt_client *client, void *stream, struct kvt_fence *ret_fence);
 
 /** Before a stream is destroyed: its fence word is free for another one. -EBUSY: not all of its

@@ -29,7 +29,7 @@ const struct kvt_cuda_image *kvt_cuda_image_choose(const struct kvt_cuda_image *
 						   int minor)
 	__attribute__((visibility("hidden")));
 
-/* What to do about the driver's refusal to load one of them: a text that begins with "; ", or "". */
+/* What to do where the driver refuses to load one of them: a text after "; ", or an empty one. */
 const char *kvt_cuda_image_cure(int error) __attribute__((visibility("hidden")));
 
 /* A file of that folder, as an array. */

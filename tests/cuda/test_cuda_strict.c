@@ -51,8 +51,8 @@ static void launches_have_limits(void **state)
 	kvt_test_equal(driver.module_load(&module, PTX), 0);
 	kvt_test_equal(driver.module_function(&function, module, KERNEL), 0);
 	kvt_test_equal(driver.stream_create(&stream, 0), 0);
-	kvt_test_equal(driver.launch(function, 1, 1, 1, 128, 1, 1, 48 << 10, stream, arguments, NULL),
-		       0);
+	kvt_test_equal(driver.launch(function, 1, 1, 1, 128, 1, 1, 48 << 10, stream, arguments,
+				     NULL), 0);
 	kvt_test_check(driver.launch(function, 1, 1, 1, 128, 1, 1, much, stream, arguments, NULL));
 	kvt_test_equal(driver.function_set(function, KVT_CU_FUNCTION_SHARED_BYTES, (int)much), 0);
 	kvt_test_equal(driver.launch(function, 1, 1, 1, 128, 1, 1, much, stream, arguments, NULL),
@@ -89,7 +89,8 @@ static void times_are_between_events_that_keep_time(void **state)
 	kvt_test_equal(driver.event_create(&late, 0), 0);
 	kvt_test_equal(driver.event_create(&plain, KVT_CU_EVENT_DISABLE_TIMING), 0);
 	kvt_test_equal(driver.stream_create(&stream, 0), 0);
-	kvt_test_equal(driver.event_synchronize(timed), 0); /* never recorded: nothing to wait for */
+	/* Never recorded: there is nothing to wait for. */
+	kvt_test_equal(driver.event_synchronize(timed), 0);
 	kvt_test_equal(driver.event_record(timed, stream), 0);
 	kvt_test_equal(driver.event_record(plain, stream), 0);
 	kvt_test_equal(driver.event_elapsed(&ms, timed, plain), KVT_CU_ERROR_INVALID_HANDLE);

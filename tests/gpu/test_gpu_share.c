@@ -648,7 +648,8 @@ static void quiesce_test(bool vmm)
 int main(void)
 {
 	gpu_test_begin();
-	shared = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	shared = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE,
+		      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	kvt_test_check(shared != MAP_FAILED);
 	for (int vmm = 0; vmm < 2; vmm++) {
 		exporter_test(vmm);

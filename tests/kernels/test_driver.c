@@ -32,7 +32,8 @@ static bool stub_load(void)
 	stub_devices = dlsym(library, "stub_devices");
 	*(void **)&stub_gate = dlsym(library, "standin_gate");
 	*(void **)&stub_capture = dlsym(library, "standin_capture");
-	return stub_capture && stub_fail_at && stub_open && stub_pushed && stub_major && stub_devices && stub_gate;
+	return stub_fail_at && stub_open && stub_pushed && stub_major && stub_devices &&
+	       stub_gate && stub_capture;
 }
 
 static int cuda_open(struct kvt_attn_context **ret_context, char *text, size_t bytes)
@@ -227,7 +228,8 @@ static void capture_test(void)
 	       !driver.context_push(primary) && !driver.stream_create(&stream, 0));
 	stub_capture(stream, 1);
 	EXPECT_EQUAL(kvt_attn_kv_append(context, &round.append, stream), -EBUSY);
-	EXPECT_EQUAL(kvt_attn_page_copy(context, &round.pool.view, 1, &round.copy, 1, NULL), -EBUSY);
+	EXPECT_EQUAL(kvt_attn_page_copy(context, &round.pool.view, 1, &round.copy, 1, NULL),
+		     -EBUSY);
 	EXPECT_EQUAL(kvt_attn_append_prefill(context, &round.prefill, stream), -EBUSY);
 	EXPECT(strstr(kvt_attn_error_text(context), "captured into a graph"));
 	stub_capture(stream, 0);

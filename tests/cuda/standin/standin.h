@@ -90,7 +90,7 @@ int standin_leave(const char *name);
 			return error_;                                                            \
 	} while (0)
 
-/** The same for what needs a current context, which must not have been released for the last time. */
+/** The same for what needs a current context, one that was not released for the last time. */
 #define ENTER_CONTEXT(name)                                                                       \
 	do {                                                                                      \
 		int error_ = standin_enter(name);                                                 \
