@@ -218,6 +218,7 @@ struct kvt_client {
 	char *path;        /* of the control socket */
 	struct kvt_message_hello hello; /* with the session's secret */
 	int control;
+	int greeting; /* where HELLO went to a successor that has not answered; -1: nowhere */
 	int doorbell;
 	int completion;
 	uint64_t cookie;

@@ -376,23 +376,37 @@ static int build_client(struct kvt_client **ret_client, const struct kvt_options
 	return 0;
 }
 
-/* Connect, say HELLO, hear WELCOME. -ECONNRESET: the daemon died on the way. */
-static int greet(const char *path, const struct kvt_message_hello *hello, int64_t deadline_ns,
-		 struct welcome *welcome, int *ret_control, struct kvt_error *error)
+/* Connect and say HELLO. */
+static int say_hello(const char *path, const struct kvt_message_hello *hello, int64_t deadline_ns,
+		     int *ret_control, struct kvt_error *error)
 {
 	int control, rc = kvt_control_open(path, deadline_ns, &control, error);
 
-	welcome->n_fds = 0;
 	if (rc != 0)
 		return rc;
 	kvt_client_step(NULL, KVT_STEP_CONNECTED);
 	rc = kvt_control_send(control, hello, sizeof(*hello), NULL, 0, deadline_ns);
 	kvt_client_step(NULL, KVT_STEP_HELLO_SENT);
 	/* Even if sending failed there may be a message that says why. */
-	if (rc == 0 || rc == -ECONNRESET)
-		rc = receive_welcome(control, deadline_ns, welcome, error);
-	else
-		kvt_error_set(error, rc, 0, "cannot send HELLO: %s", kvt_errno_name(rc));
+	if (rc == 0 || rc == -ECONNRESET) {
+		*ret_control = control;
+		return 0;
+	}
+	kvt_error_set(error, rc, 0, "cannot send HELLO: %s", kvt_errno_name(rc));
+	close(control);
+	return rc;
+}
+
+/* The same, and hear WELCOME. -ECONNRESET: the daemon died on the way. */
+static int greet(const char *path, const struct kvt_message_hello *hello, int64_t deadline_ns,
+		 struct welcome *welcome, int *ret_control, struct kvt_error *error)
+{
+	int control, rc = say_hello(path, hello, deadline_ns, &control, error);
+
+	welcome->n_fds = 0;
+	if (rc != 0)
+		return rc;
+	rc = receive_welcome(control, deadline_ns, welcome, error);
 	if (rc == 0) {
 		kvt_client_step(NULL, KVT_STEP_WELCOMED);
 		*ret_control = control;
@@ -483,9 +497,22 @@ int kvt_client_resume(struct kvt_client *client, int64_t deadline_ns, struct kvt
 {
 	KVT_KEEP_ERRNO;
 	struct welcome welcome = { .n_fds = 0 };
-	int control, rc;
+	int control = client->greeting, rc = 0;
 
-	rc = greet(client->path, &client->hello, deadline_ns, &welcome, &control, error);
+	/* Who has been asked may be long in coming, and then hears all who asked. One of them that
+	 * has hung up is a session that is over: so there is one only, and it is asked once. */
+	client->greeting = -1;
+	if (control < 0)
+		rc = say_hello(client->path, &client->hello, deadline_ns, &control, error);
+	if (rc == 0) {
+		rc = receive_welcome(control, deadline_ns, &welcome, error);
+		if (rc == -ETIMEDOUT)
+			client->greeting = control;
+		else if (rc != 0)
+			close(control);
+		else
+			kvt_client_step(NULL, KVT_STEP_WELCOMED);
+	}
 	if (rc == -ENOENT || rc == -ECONNREFUSED || rc == -ECONNRESET || rc == -ETIMEDOUT ||
 	    rc == -ESHUTDOWN)
 		return -EAGAIN;
@@ -589,6 +616,7 @@ int kvt_client_create(struct kvt_client **ret_client, const struct kvt_client_pa
 	if (parts->hello)
 		client->hello = *parts->hello;
 	client->control = parts->control;
+	client->greeting = -1;
 	client->doorbell = parts->doorbell;
 	client->completion = parts->completion;
 	memcpy(client->slabs, parts->slabs, sizeof(client->slabs));
@@ -615,7 +643,8 @@ int kvt_client_create(struct kvt_client **ret_client, const struct kvt_client_pa
 void kvt_client_destroy(struct kvt_client *client)
 {
 	KVT_KEEP_ERRNO;
-	const int fds[] = { client->control, client->doorbell, client->completion };
+	const int fds[] = { client->control, client->greeting, client->doorbell,
+			    client->completion };
 
 	kvt_client_check_fork(client);
 	/* What was kept out of a forked child is not there to be unmapped; another thing may

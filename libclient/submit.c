@@ -51,6 +51,9 @@ void kvt_client_lost(struct kvt_client *client, int code, const char *why)
 	if (client->dead)
 		return;
 	client->dead = code;
+	if (client->greeting >= 0) /* a successor that comes now need not go on with us */
+		close(client->greeting);
+	client->greeting = -1;
 	if (!client->farewell[0])
 		snprintf(client->farewell, sizeof(client->farewell), "%s", why);
 }

@@ -480,6 +480,30 @@ static void an_owner_that_died_while_no_daemon_lived_is_found(void **state)
 	stop();
 }
 
+/* While nobody lives the socket listens: who asks is in its queue, and stays there. */
+static void who_asked_before_a_successor_came_goes_on(void **state)
+{
+	struct kvt_counters counters;
+	struct kvt_client *client;
+	uint32_t page;
+
+	(void)state;
+	start("park_connections = no\n");
+	client = kvt_test_connect(&daemon_);
+	kvt_test_equal(kvt_alloc(client, 1, &page), 0);
+	kill_daemon_for_a_while();
+	kvt_client_set_timeout(client, 10000000);
+	for (int i = 0; i < 3; i++)
+		kvt_test_equal(kvt_stats(client, &counters), -ETIMEDOUT);
+	kvt_client_set_timeout(client, 0);
+	resume_supervisor();
+	kvt_test_equal(kvt_stats(client, &counters), 0);
+	kvt_test_equal(counters.private_pages, 1);
+	kvt_test_equal(kvt_free(client, &page, 1, KVT_IDLE), 0);
+	kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
+	stop();
+}
+
 static void who_does_not_want_to_go_on_is_told_at_once(void **state)
 {
 	struct kvt_client *client;
@@ -765,6 +789,7 @@ int main(void)
 		cmocka_unit_test(what_was_asked_on_the_control_socket_is_asked_again),
 		cmocka_unit_test(what_was_heard_and_not_answered_is_asked_again),
 		cmocka_unit_test(an_owner_that_died_while_no_daemon_lived_is_found),
+		cmocka_unit_test(who_asked_before_a_successor_came_goes_on),
 		cmocka_unit_test(who_does_not_want_to_go_on_is_told_at_once),
 		cmocka_unit_test(a_wrong_secret_resumes_nothing),
 		cmocka_unit_test(the_right_secret_of_another_process_resumes_nothing),
