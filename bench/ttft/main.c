@@ -123,7 +123,8 @@ static void print_row(const char *mode, uint32_t workers, const struct figures *
 		"%9.1f %7.1f %9llu %6llu %6llu\n", workload.name, mode, workers, f->ttft.p50 / 1e3,
 		f->ttft.p99 / 1e3, f->served_ttft_us / 1e3, floor_us / 1e3,
 		f->served_ttft_us / floor_us, f->cpu_us / floor_cpu_us,
-		f->between.p50 / 1e3, f->between.p99 / 1e3, f->total.p50 / 1e3, f->total.p99 / 1e3, n / seconds,
+		f->between.p50 / 1e3, f->between.p99 / 1e3, f->total.p50 / 1e3,
+		f->total.p99 / 1e3, n / seconds,
 		(unsigned long long)f->prefilled, (unsigned long long)peak_pages,
 		(unsigned long long)f->restarts + f->waits + f->unpublished);
 }
