@@ -174,6 +174,12 @@ static int receive_welcome(int fd, int64_t deadline_ns, struct welcome *welcome,
 	if ((packet.head.type == KVT_MSG_REFUSED || packet.head.type == KVT_MSG_GOODBYE) &&
 	    packet.head.bytes > offsetof(struct kvt_message_refused, text))
 		return refused(&packet.refused, error);
+	/* The daemon took us up and died before it said so: this is its successor's greeting, and
+	 * what it would have given us with the answer is lost. */
+	if (packet.head.type == KVT_MSG_RESUMED) {
+		kvt_error_set(error, -ECONNRESET, 0, "%s", no_welcome(-ECONNRESET));
+		return -ECONNRESET;
+	}
 	if (packet.head.type != KVT_MSG_WELCOME || packet.head.bytes != sizeof(packet.welcome)) {
 		kvt_error_set(error, -EPROTO, 0,
 			      "wrong_version: unexpected answer to HELLO (type %u, %u bytes): "

@@ -34,6 +34,7 @@ struct script {
 	const void *answer; /* NULL: hang up */
 	size_t bytes;
 	bool keep; /* the connection stays open, for what the test does next */
+	int n_died;  /* so many daemons die before they answer, and a successor greets */
 };
 
 static char path[64];
@@ -116,6 +117,17 @@ static void serve_one(void)
 
 	memset(&hello, 0, sizeof(hello));
 	(void)!recv(fd, &hello, sizeof(hello), 0);
+	if (script.n_died) {
+		struct kvt_message_resumed greeting = {
+			.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_RESUMED,
+				  .version = KVT_ABI_MAJOR, .bytes = sizeof(greeting) },
+		};
+
+		script.n_died--;
+		(void)!send(fd, &greeting, sizeof(greeting), MSG_NOSIGNAL);
+		close(fd);
+		return;
+	}
 	if (script.answer)
 		send_answer(fd);
 	if (script.keep)
@@ -329,6 +341,27 @@ static void a_daemon_that_never_answers_meets_the_deadline(void **state)
 		assert_int_equal(kvt_client_connect(&client, &options, &error), -ETIMEDOUT);
 	teardown(NULL);
 	setup(NULL);
+}
+
+/* A daemon took the client up and died before its answer; the successor, which has the connection,
+ * greets. */
+static void a_successor_that_greets_instead_is_asked_anew(void **state)
+{
+	struct kvt_client *client;
+	struct kvt_error error;
+
+	(void)state;
+	good_welcome();
+	script.n_died = 1000;
+	assert_int_equal(connect_with(&client, &error, 0), -ECONNRESET);
+	assert_non_null(strstr(error.text, "the daemon hung up"));
+	script.n_died = 1;
+	script.keep = true;
+	assert_int_equal(connect_with(&client, &error, 0), 0);
+	assert_int_equal(script.n_died, 0);
+	kvt_client_abandon(client);
+	close(connection);
+	connection = -1;
 }
 
 static void a_hang_up_at_hello_is_an_error(void **state)
@@ -728,6 +761,7 @@ int main(void)
 		cmocka_unit_test(the_daemons_refusal_is_passed_on),
 		cmocka_unit_test(nobody_there_is_told_apart),
 		cmocka_unit_test(a_daemon_that_never_answers_meets_the_deadline),
+		cmocka_unit_test(a_successor_that_greets_instead_is_asked_anew),
 		cmocka_unit_test(a_hang_up_at_hello_is_an_error),
 		cmocka_unit_test(a_welcome_that_is_wrong_in_anything_is_refused),
 		cmocka_unit_test(objects_that_could_shrink_are_refused),
