@@ -259,6 +259,7 @@ static void open_expect(int error, const char *word)
 static void devices_test(void)
 {
 	struct kvt_attn_context *context = NULL;
+	struct round round = round_make();
 
 	case_begin("driver: devices that are not there, or too old");
 	*stub_devices = 0;
@@ -277,16 +278,20 @@ static void devices_test(void)
 	unsetenv("KVT_STANDIN_FAIL_CALL");
 	unsetenv("KVT_STANDIN_FAIL_ERROR");
 
-	case_begin("driver: the binary for each device");
+	round_link(&round);
+	case_begin("driver: the binary for each device, in as much shared memory as it has");
 	*stub_major = 8;
 	EXPECT_EQUAL(cuda_open(&context, NULL, 0), 0);
 	EXPECT(strstr(kvt_attn_describe(context), "sm_80 binary"));
+	EXPECT_EQUAL(round_run(context, &round), 0);
 	kvt_attn_close(context);
 	*stub_major = 12;
 	EXPECT_EQUAL(cuda_open(&context, NULL, 0), 0);
 	EXPECT(strstr(kvt_attn_describe(context), "PTX"));
+	EXPECT_EQUAL(round_run(context, &round), 0);
 	kvt_attn_close(context);
 	*stub_major = 9;
+	round_free(&round);
 }
 
 /* Queries, KV and results may each have another type; on the device as on the CPU. */

@@ -287,6 +287,13 @@ EXPORT int cuDeviceGetUuid_v2(struct kvt_cu_uuid *uuid, int device)
 	return 0;
 }
 
+/* Bytes of shared memory of a multiprocessor, of which a block may have all but a KiB: as in the
+ * programming guide's table for 8.0, 9.0 and 12.0. */
+int standin_shared_bytes(void)
+{
+	return (stub_major == 8 ? 164 : stub_major == 12 ? 100 : 228) << 10;
+}
+
 EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
 	ENTER("cuDeviceGetAttribute");
@@ -302,8 +309,8 @@ EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device)
 	case KVT_CU_ATTRIBUTE_UNIFIED_ADDRESSING: *value = 1; return 0;
 	case KVT_CU_ATTRIBUTE_MAJOR: *value = stub_major; return 0;
 	case KVT_CU_ATTRIBUTE_MINOR: *value = 0; return 0;
-	case KVT_CU_ATTRIBUTE_SHARED_PER_SM: *value = 228 << 10; return 0;
-	case KVT_CU_ATTRIBUTE_SHARED_PER_BLOCK: *value = 227 << 10; return 0;
+	case KVT_CU_ATTRIBUTE_SHARED_PER_SM: *value = standin_shared_bytes(); return 0;
+	case KVT_CU_ATTRIBUTE_SHARED_PER_BLOCK: *value = standin_shared_bytes() - 1024; return 0;
 	case KVT_CU_ATTRIBUTE_HOST_REGISTER: *value = !standin_trait("no-host-register"); return 0;
 	case KVT_CU_ATTRIBUTE_VMM: *value = !standin_trait("no-vmm"); return 0;
 	case KVT_CU_ATTRIBUTE_POSIX_FD: *value = !standin_trait("no-posix-fd"); return 0;

@@ -108,6 +108,9 @@ bool standin_reachable(uint64_t address, uint64_t bytes);
 /** A context was released for the last time: its memory, and what it had opened, is gone. */
 void standin_context_reset(int device);
 
+/** Of a multiprocessor of the device; a block may have a KiB less. */
+int standin_shared_bytes(void);
+
 bool standin_trait(const char *word);
 uint64_t standin_number(const char *variable, uint64_t fallback);
 void standin_opened(enum standin_kind kind, int by);

@@ -527,7 +527,8 @@ EXPORT int cuFuncSetAttribute(void *handle, int attribute, int value)
 	struct function *function = handle;
 
 	ENTER_CONTEXT("cuFuncSetAttribute");
-	if (attribute != KVT_CU_FUNCTION_SHARED_BYTES || value < 0 || value > 227 << 10)
+	if (attribute != KVT_CU_FUNCTION_SHARED_BYTES || value < 0 ||
+	    value > standin_shared_bytes() - 1024)
 		return KVT_CU_ERROR_INVALID_VALUE;
 	function->shared_bytes = (uint32_t)value;
 	return 0;
