@@ -598,10 +598,14 @@ static void an_exporter_that_is_gone_is_named(void **state)
 static void map_as_another_user(int pipe, void *context)
 {
 	struct kvt_client *client = kvt_test_connect(&daemon_);
+	struct kvt_cu_driver driver;
 	const int *backend = context;
 	struct kvt_pool pool;
+	const char *missing;
 	int rc;
 
+	/* Before this user is another one, who may not look into the folder where it is. */
+	kvt_test_equal(kvt_cu_load(&driver, &missing), 0);
 	kvt_test_equal(setresuid(65534, 65534, 65534), 0);
 	rc = kvt_pool_map_cuda(client, 0, 0, &pool);
 	if (*backend == 0)
