@@ -301,18 +301,23 @@ static int open_kept(const char *what, uint32_t nth)
 	return fd;
 }
 
-/* Fence word 0 of every session, through the segments that the supervisor keeps. */
+/* Fence word 0 of every session, through the segments that the supervisor keeps. It lets go of one
+ * whose session ends, which may be at once: so all are opened before any is raised. */
 static void raise_fences(void)
 {
 	struct kvt_segment_header header;
 	uint64_t one = 1;
-	int fd;
+	int fds[N_WAITS];
 
-	for (uint32_t i = 0; (fd = open_kept("kvtrunk-session", i)) >= 0; i++) {
-		kvt_test_equal(pread(fd, &header, sizeof(header), 0), sizeof(header));
-		kvt_test_equal(pwrite(fd, &one, sizeof(one), (off_t)header.fences_offset),
+	for (uint32_t i = 0; i < N_WAITS; i++) {
+		fds[i] = open_kept("kvtrunk-session", i);
+		kvt_test_check(fds[i] >= 0);
+	}
+	for (uint32_t i = 0; i < N_WAITS; i++) {
+		kvt_test_equal(pread(fds[i], &header, sizeof(header), 0), sizeof(header));
+		kvt_test_equal(pwrite(fds[i], &one, sizeof(one), (off_t)header.fences_offset),
 			       sizeof(one));
-		close(fd);
+		close(fds[i]);
 	}
 }
 
