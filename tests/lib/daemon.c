@@ -338,8 +338,7 @@ pid_t kvt_test_daemon_child(const struct kvt_test_daemon *daemon)
 	return pid;
 }
 
-/* 'Z': it has ended, and nobody knows. */
-static char process_state(pid_t pid)
+char kvt_test_process_state(pid_t pid)
 {
 	char path[64], state = ' ';
 	FILE *file;
@@ -357,7 +356,7 @@ void kvt_test_freeze(pid_t pid)
 
 	kvt_test_equal(kill(pid, SIGSTOP), 0);
 	while (state != 'T') {
-		state = process_state(pid);
+		state = kvt_test_process_state(pid);
 		kvt_test_check(state != 'Z');
 		sched_yield();
 	}
@@ -365,7 +364,7 @@ void kvt_test_freeze(pid_t pid)
 
 void kvt_test_await_zombie(pid_t pid)
 {
-	while (process_state(pid) != 'Z')
+	while (kvt_test_process_state(pid) != 'Z')
 		sched_yield();
 }
 

@@ -357,19 +357,6 @@ static void every_waiter_goes_on_with_a_new_connection(void **state)
 
 /* ---- control socket */
 
-/* Whether a process sleeps in the kernel. */
-static bool asleep(pid_t pid)
-{
-	char path[64], state = ' ';
-	FILE *file;
-
-	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	file = fopen(path, "re");
-	kvt_test_check(file && fscanf(file, "%*d %*s %c", &state) == 1);
-	fclose(file);
-	return state == 'S';
-}
-
 static void asking_run(int pipe, void *context)
 {
 	const uint64_t digest[2] = { 17, 18 };
@@ -435,7 +422,7 @@ static void what_was_heard_and_not_answered_is_asked_again(void **state)
 	kvt_test_child_start(&child, ender_run, NULL);
 	kvt_test_send(child.pipe, kvt_client_info(client)->session);
 	kvt_test_expect(child.pipe, 1);
-	while (!asleep(child.pid))
+	while (kvt_test_process_state(child.pid) != 'S')
 		sched_yield();
 	kvt_test_audit(&daemon_); /* a round trip: what was sent before it was read */
 	kill_daemon();

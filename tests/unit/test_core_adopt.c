@@ -464,17 +464,22 @@ static void take_unfinished(void *context, const struct kvt_record *record)
 	record_before(context, record);
 }
 
-static void a_damaged_undo_log_is_doubted_or_harmless(void **state)
+/* An image from the middle of a BEGIN that evicts, too. */
+static void begin_unfinished(struct world *w)
 {
-	struct world *w = busy_world();
-	struct client *a = &w->clients[0];
-
-	(void)state;
 	watched = w;
 	record_before = w->core->hooks.record;
 	w->core->hooks.record = take_unfinished;
-	begin(a, 1, range(400, 460), 4, 0); /* evicts, too */
+	begin(&w->clients[0], 1, range(400, 460), 4, 0);
 	w->core->hooks.record = record_before;
+}
+
+static void a_damaged_undo_log_is_doubted_or_harmless(void **state)
+{
+	struct world *w = busy_world();
+
+	(void)state;
+	begin_unfinished(w);
 	assert_non_null(unfinished.arena);
 	assert_int_equal(((struct kvt_arena_header *)unfinished.arena)->mutation & 1, 1);
 	assert_in_range(damage_often(&unfinished, 20000, 7), 1000, 19500);
@@ -535,15 +540,10 @@ static const struct kvt_node *node_of(const char *arena, uint32_t id)
 static void what_was_rolled_back_is_told_by_who_ends_it(void **state)
 {
 	struct world *w = busy_world();
-	struct client *a = &w->clients[0];
 	char *before = keep(w->arena, w->sizes.arena_bytes);
 
 	(void)state;
-	watched = w;
-	record_before = w->core->hooks.record;
-	w->core->hooks.record = take_unfinished;
-	begin(a, 1, range(400, 460), 4, 0); /* evicts, too */
-	w->core->hooks.record = record_before;
+	begin_unfinished(w);
 	half = unfinished;
 	adopt_image(&unfinished, take_half);
 	assert_true(told.n > 0);
