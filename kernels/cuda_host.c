@@ -69,8 +69,9 @@ struct kvt_cuda {
 
 static int driver_fail(struct kvt_attn_context *context, int error, const char *doing)
 {
-	return kvt_attn_fail(context, -EIO, "the CUDA driver failed while %s: %s (%d)", doing,
-			     kvt_cu_text(&context->cuda->driver, error), error);
+	return kvt_attn_fail(context, -EIO, "the CUDA driver failed while %s: %s (%d)%s", doing,
+			     kvt_cu_text(&context->cuda->driver, error), error,
+			     kvt_cuda_image_cure(error));
 }
 
 /* Do, or return from the caller with -EIO. */
@@ -183,10 +184,7 @@ static int module_open(struct kvt_attn_context *context, uint32_t index)
 		error = cuda->driver.event_create(&cuda->done, KVT_CU_EVENT_DISABLE_TIMING);
 	cuda->driver.context_pop(&(void *){ NULL });
 	if (error)
-		return kvt_attn_fail(context, -EIO,
-				     "the CUDA driver failed while kernels were loaded: %s (%d)%s",
-				     kvt_cu_text(&cuda->driver, error), error,
-				     kvt_cuda_image_cure(error));
+		return driver_fail(context, error, "kernels were loaded");
 	cuda->room = (struct kvt_cuda_room){ .n_multiprocessors = (uint32_t)count,
 					     .shared_bytes = (uint32_t)shared,
 					     .block_shared_bytes = (uint32_t)block_shared };

@@ -29,7 +29,8 @@ const struct kvt_cuda_image *kvt_cuda_image_choose(const struct kvt_cuda_image *
 						   int minor)
 	__attribute__((visibility("hidden")));
 
-/* What to do where the driver refuses to load one of them: a text after "; ", or an empty one. */
+/* What to do about an error of the driver that says that it cannot load one of them: a text after
+ * "; ", or an empty one for any other error. */
 const char *kvt_cuda_image_cure(int error) __attribute__((visibility("hidden")));
 
 /* A file of that folder, as an array. */

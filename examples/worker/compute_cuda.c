@@ -59,8 +59,9 @@ static bool done(struct cuda *cuda, int error, const char *doing)
 {
 	if (error)
 		compute_fail(&cuda->base, error == KVT_CU_ERROR_OUT_OF_MEMORY ? -ENOMEM : -EIO,
-			     "the CUDA driver failed while %s: %s (error %d)", doing,
-			     kvt_cu_text(&cuda->driver, error), error);
+			     "the CUDA driver failed while %s: %s (error %d)%s", doing,
+			     kvt_cu_text(&cuda->driver, error), error,
+			     kvt_cuda_image_cure(error));
 	return !error;
 }
 
@@ -321,7 +322,7 @@ static void open_kernels(struct cuda *cuda)
 {
 	struct kvt_cu_driver *driver = &cuda->driver;
 	const struct kvt_cuda_image *image;
-	int major = 0, minor = 0, error;
+	int major = 0, minor = 0;
 
 	if (cuda->base.error)
 		return;
@@ -339,13 +340,8 @@ static void open_kernels(struct cuda *cuda)
 	/* Not the device's number, which each process may count in its own way. */
 	snprintf(cuda->base.arithmetic, sizeof(cuda->base.arithmetic), "cuda sm_%d%d: %s", major,
 		 minor, image->name);
-	error = driver->module_load(&cuda->module, image->data);
-	if (error) {
-		compute_fail(&cuda->base, -EIO, "the CUDA driver failed while kernels were loaded: "
-			     "%s (error %d)%s", kvt_cu_text(driver, error), error,
-			     kvt_cuda_image_cure(error));
+	if (!done(cuda, driver->module_load(&cuda->module, image->data), "kernels were loaded"))
 		return;
-	}
 	for (int i = 0; i < N_KERNELS; i++)
 		if (!done(cuda, driver->module_function(&cuda->kernels[i], cuda->module,
 							kernel_name[i]), "a kernel was looked up"))
