@@ -166,6 +166,16 @@ int kvt_object_clean(const char *prefix)
 	return n;
 }
 
+/* Seconds since the file last changed. time(NULL) would not do: it shows the last tick, and since
+ * Linux 6.13 the times of a file may be finer than that, and up to a tick ahead of it. */
+static int64_t age_s(const struct stat *file)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	return now.tv_sec - file->st_ctim.tv_sec;
+}
+
 /* No daemon holds it (each keeps a lock on its own), it is ours, and it has been there for a while:
  * what a crashed daemon left that will never start again under the same name. */
 static int is_orphan(int directory, const char *name, int64_t least_age_s)
@@ -177,7 +187,7 @@ static int is_orphan(int directory, const char *name, int64_t least_age_s)
 	if (fd < 0)
 		return 0;
 	orphan = fstat(fd, &there) == 0 && S_ISREG(there.st_mode) &&
-		 there.st_uid == geteuid() && time(NULL) - there.st_ctime >= least_age_s &&
+		 there.st_uid == geteuid() && age_s(&there) >= least_age_s &&
 		 flock(fd, LOCK_EX | LOCK_NB) == 0;
 	close(fd);
 	return orphan;
