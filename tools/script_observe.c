@@ -13,6 +13,14 @@
  * and one to spare. Each question takes at least one. */
 #define CONNECT_TURNS 4
 
+static time_t monotonic_s(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec;
+}
+
 int kvt_script_observe_open(struct kvt_script *script, struct kvt_error *error)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
@@ -97,7 +105,7 @@ static int find_client(struct kvt_script *script, uint32_t session, int pid, uin
 
 int kvt_script_ended(struct kvt_script *script, uint32_t session, int pid, bool exited)
 {
-	time_t give_up_s = time(NULL) + TIMEOUT_NS / 1000000000;
+	time_t give_up_s = monotonic_s() + TIMEOUT_NS / 1000000000;
 	uint32_t signs = 0;
 	int rc = find_client(script, session, pid, &signs);
 
@@ -109,7 +117,7 @@ int kvt_script_ended(struct kvt_script *script, uint32_t session, int pid, bool 
 		rc = find_client(script, session, pid, &signs);
 		if (signs & KVT_SIGN_EXITED)
 			break;
-		if (time(NULL) > give_up_s)
+		if (monotonic_s() > give_up_s)
 			return -ETIMEDOUT;
 		sched_yield();
 	}
@@ -118,7 +126,7 @@ int kvt_script_ended(struct kvt_script *script, uint32_t session, int pid, bool 
 
 int kvt_script_forgotten(struct kvt_script *script, int pid)
 {
-	time_t give_up_s = time(NULL) + TIMEOUT_NS / 1000000000;
+	time_t give_up_s = monotonic_s() + TIMEOUT_NS / 1000000000;
 	unsigned int unseen = 0;
 	uint32_t signs;
 
@@ -128,7 +136,7 @@ int kvt_script_forgotten(struct kvt_script *script, int pid)
 		if (rc < 0)
 			return rc;
 		unseen = rc ? 0 : unseen + 1;
-		if (time(NULL) > give_up_s)
+		if (monotonic_s() > give_up_s)
 			return -ETIMEDOUT;
 	}
 	return 0;
