@@ -2,10 +2,10 @@
 #include "daemon/object.h"
 
 #include <bsd/string.h>
-#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,10 +15,12 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #define SHM_DIRECTORY "/dev/shm"
+#define PF_EXITING 4u /* in the flags of /proc/PID/stat: include/linux/sched.h */
 
 /* The file may have been unlinked between open and flock by a daemon that just ended: then the
  * lock is on a file that nobody will look at again. */
@@ -383,27 +385,72 @@ static void process_name(const char *pid, char *to, size_t size)
 	to[strcspn(to, "\n")] = '\0';
 }
 
-int kvt_object_holders(const char *prefix, char *ret_names, size_t size)
+static void add_holder(struct kvt_object_holders *holders, int pid)
 {
-	char path[KVT_OBJECT_NAME_BYTES + 16], comm[64];
+	size_t used = strlen(holders->names);
+	char number[16], comm[64];
+
+	snprintf(number, sizeof(number), "%d", pid);
+	if (holders->n < sizeof(holders->pids) / sizeof(holders->pids[0]))
+		holders->pids[holders->n] = pid;
+	if (holders->n++ >= 4) /* it will be named when these are gone */
+		return;
+	process_name(number, comm, sizeof(comm));
+	snprintf(holders->names + used, sizeof(holders->names) - used, "%spid %d (%s)",
+		 used ? ", " : "", pid, comm);
+}
+
+/* Whether the process does not run any more, at least its first thread, but has not ended yet. */
+static bool is_ending(int pid)
+{
+	struct pollfd ended = { .fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN };
+	char path[64], line[512] = "";
+	const char *behind_name;
+	unsigned int flags = 0;
+	bool is_there;
+	FILE *file;
+
+	if (ended.fd < 0)
+		return false;
+	is_there = poll(&ended, 1, 0) == 0;
+	close(ended.fd);
+	snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+	file = fopen(path, "re");
+	if (!file)
+		return false;
+	behind_name = fgets(line, sizeof(line), file) ? strrchr(line, ')') : NULL;
+	fclose(file);
+	/* State, parent, group, session, terminal, its group, flags. */
+	return is_there && behind_name &&
+	       sscanf(behind_name, ") %*c %*d %*d %*d %*d %*d %u", &flags) == 1 &&
+	       (flags & PF_EXITING);
+}
+
+static bool is_holder(const struct kvt_object_holders *holders, int pid)
+{
+	for (uint32_t i = 0; i < holders->n && i < sizeof(holders->pids) / sizeof(int); i++)
+		if (holders->pids[i] == pid)
+			return true;
+	return false;
+}
+
+bool kvt_object_held(const char *prefix, struct kvt_object_holders *holders)
+{
+	const struct kvt_object_holders before = *holders;
+	char path[KVT_OBJECT_NAME_BYTES + 16];
 	DIR *dir = opendir("/proc");
 	struct dirent *entry;
-	size_t used = 0;
-	int n = 0;
 
-	ret_names[0] = '\0';
+	*holders = (struct kvt_object_holders){ 0 };
 	snprintf(path, sizeof(path), "/dev/shm%s", prefix);
 	while (dir && (entry = readdir(dir))) {
-		if (!isdigit((unsigned char)entry->d_name[0]) ||
-		    atol(entry->d_name) == (long)getpid() || !maps_path(entry->d_name, path))
-			continue;
-		if (n++ >= 4) /* the others will be named when these are gone */
-			continue;
-		process_name(entry->d_name, comm, sizeof(comm));
-		used += (size_t)snprintf(ret_names + used, used < size ? size - used : 0,
-					 "%spid %s (%s)", used ? ", " : "", entry->d_name, comm);
+		int pid = atoi(entry->d_name);
+
+		if (pid > 0 && pid != (int)getpid() &&
+		    (maps_path(entry->d_name, path) || (is_holder(&before, pid) && is_ending(pid))))
+			add_holder(holders, pid);
 	}
 	if (dir)
 		closedir(dir);
-	return n;
+	return holders->n > 0;
 }

@@ -12,6 +12,7 @@
  * the shared-memory objects start with both.
  */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -54,9 +55,17 @@ void kvt_object_prefix(char to[KVT_OBJECT_NAME_BYTES], const char *directory,
 /** Unlink every object in /dev/shm whose name starts with `prefix`. Returns how many. */
 int kvt_object_clean(const char *prefix);
 
-/** Processes that still map an object of that prefix, which other daemons than this one made:
- * "pid 12 (python3), pid 13 (python3)", at most four. Returns how many there are. */
-int kvt_object_holders(const char *prefix, char *ret_names, size_t size);
+/** Processes that keep what a daemon left. Begin with all zero. */
+struct kvt_object_holders {
+	uint32_t n;
+	int pids[64];    /* of the first ones */
+	char names[160]; /* of the first four: "pid 12 (python3), pid 13 (python3)" */
+};
+
+/** Who still maps an object of that prefix, which other daemons than this one made. Who did at the
+ * last look, and is ending, counts until it has ended: a process's mappings go first, what its
+ * descriptors keep, device memory too, goes later. Returns whether there is anybody. */
+bool kvt_object_held(const char *prefix, struct kvt_object_holders *holders);
 
 #define KVT_OBJECT_PREFIX "/kvtrunk."
 

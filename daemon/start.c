@@ -549,23 +549,28 @@ static bool await_holders(struct kvt_daemon *daemon, const char *names)
 
 static int create_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
-	char prefix[KVT_OBJECT_NAME_BYTES], names[160], said[160] = "";
+	struct kvt_object_holders holders = { 0 };
+	char prefix[KVT_OBJECT_NAME_BYTES], said[sizeof(holders.names)] = "";
+	bool free_now = false; /* nobody held anything when there was no memory last */
 	int error;
 
 	kvt_object_prefix(prefix, daemon->config.runtime_dir, daemon->config.instance);
 	for (;;) {
 		error = daemon->pool.ops->create(&daemon->pool, why, KVT_WHY_BYTES);
-		if (error != -ENOMEM || daemon->config.backend == KVT_POOL_HOST ||
-		    !kvt_object_holders(prefix, names, sizeof(names)))
+		if (error != -ENOMEM || daemon->config.backend == KVT_POOL_HOST || free_now)
 			return error;
-		if (strcmp(names, said) != 0)
+		free_now = !kvt_object_held(prefix, &holders);
+		if (free_now) /* the last one may have let go between the two looks */
+			continue;
+		if (strcmp(holders.names, said) != 0)
 			kvt_log(KVT_LOG_WARNING, "waits_for_memory", "holders=\"%s\" error=\"%s\" "
 				"cure=\"these clients of an earlier daemon of this instance still "
-				"map its pool: they close it or end, or are ended\"", names, why);
-		strlcpy(said, names, sizeof(said));
-		if (!await_holders(daemon, names)) {
+				"map its pool: they close it or end, or are ended\"", holders.names,
+				why);
+		strlcpy(said, holders.names, sizeof(said));
+		if (!await_holders(daemon, holders.names)) {
 			snprintf(why, KVT_WHY_BYTES, "asked to end while clients of an earlier "
-				 "daemon still held device memory: %s", names);
+				 "daemon still held device memory: %s", holders.names);
 			return -ECANCELED;
 		}
 	}

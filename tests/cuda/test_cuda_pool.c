@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/sched.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -436,6 +437,57 @@ static void old_clients_that_still_hold_the_memory_are_named_and_waited_for(void
 	kvt_test_check(kvt_test_daemon_await(&daemon_, text));
 	kvt_test_child_kill(&client, SIGKILL);
 	kvt_test_check(kvt_test_daemon_await(&daemon_, "READY=1")); /* and now there is room */
+	stop();
+}
+
+static void *last_thread(void *pipe)
+{
+	kvt_test_expect(*(int *)pipe, 2);
+	_exit(0);
+}
+
+static void first_thread(int pipe, void *context)
+{
+	struct kvt_client *client = kvt_test_connect(&daemon_);
+	static int last_pipe; /* longer there than the stack */
+	pthread_t last;
+
+	(void)context;
+	last_pipe = pipe;
+	kvt_test_send(pipe, cuda_test_map(client, 0).slab);
+	kvt_test_expect(pipe, 1);
+	kvt_test_equal(pthread_create(&last, NULL, last_thread, &last_pipe), 0);
+	pthread_exit(NULL);
+}
+
+/* Whose first thread has ended shows no mappings any more, like a process whose end takes its time,
+ * and has the memory. */
+static void who_is_ending_holds_the_memory_until_it_has_ended(void **state)
+{
+	struct kvt_test_child client;
+	char text[64];
+
+	(void)state;
+	setenv("KVT_STANDIN_MEMORY", "6291456", 1);
+	start("cuda-ipc", "");
+	kvt_test_child_start(&client, first_thread, NULL);
+	kvt_test_expect(client.pipe, 0);
+	kill(daemon_.pid, SIGKILL);
+	kvt_test_daemon_wait(&daemon_);
+	kvt_test_daemon_spawn(&daemon_, NULL);
+	snprintf(text, sizeof(text), "held by pid %d", (int)client.pid);
+	kvt_test_check(kvt_test_daemon_await(&daemon_, text));
+	kvt_test_send(client.pipe, 1);
+	kvt_test_await_zombie(client.pid);
+	while (recv(daemon_.notify, &(char){ 0 }, 1, MSG_DONTWAIT) >= 0)
+		continue;
+	/* The look behind the first word may be from before; behind the second it is not. */
+	for (int i = 0; i < 2; i++)
+		if (!kvt_test_daemon_await(&daemon_, text))
+			kvt_test_fail("it did not wait for the last thread");
+	kvt_test_send(client.pipe, 2);
+	kvt_test_child_finish(&client);
+	kvt_test_check(kvt_test_daemon_await(&daemon_, "READY=1"));
 	stop();
 }
 
@@ -1050,6 +1102,7 @@ int main(int argc, char **argv)
 		TEST(a_budget_in_per_cent_is_of_the_fullest_device_s_free_memory),
 		TEST(every_call_of_the_daemon_s_start_fails_once),
 		TEST(old_clients_that_still_hold_the_memory_are_named_and_waited_for),
+		TEST(who_is_ending_holds_the_memory_until_it_has_ended),
 		TEST(every_call_of_a_client_s_mapping_fails_once),
 		TEST(the_traps_have_names),
 		TEST(a_driver_that_maps_nothing_read_only_is_named),
