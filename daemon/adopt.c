@@ -18,7 +18,7 @@
 
 static void park(struct kvt_daemon *daemon, const char *name, int fd)
 {
-	int error = kvt_notify_park(&daemon->notify, name, fd);
+	int error = fd < 0 ? 0 : kvt_notify_park(&daemon->notify, name, fd);
 
 	if (error)
 		kvt_log_limited(&daemon->client_log, 0, daemon->real_ns, KVT_LOG_WARNING,
@@ -44,14 +44,20 @@ static void park_pool(struct kvt_daemon *daemon)
 		park(daemon, pool_name(name, i, daemon->pool.page_bytes), export.fds[i]);
 }
 
+/* Whose file it is. */
+static const char *listen_name(const struct kvt_daemon *daemon)
+{
+	return daemon->socket_made ? "listen" : "socket";
+}
+
 void kvt_park_objects(struct kvt_daemon *daemon)
 {
 	if (!daemon->notify.store)
 		return;
-	if (daemon->socket_made && !daemon->listen_kept)
-		park(daemon, "listen", daemon->listen_fd);
+	if (daemon->takeover || (daemon->socket_made && !daemon->listen_kept))
+		park(daemon, listen_name(daemon), daemon->listen_fd);
 	daemon->n_parked += 3 + daemon->pool.n_slabs;
-	if (daemon->adopted) /* they are there already */
+	if (daemon->adopted && !daemon->takeover) /* they are there already */
 		return;
 	park(daemon, "arena", daemon->arena.fd);
 	park(daemon, "ledger", daemon->ledger.fd);
@@ -161,6 +167,29 @@ void kvt_unpark_member(struct kvt_daemon *daemon, struct kvt_member *member)
 	daemon->n_parked -= KVT_PARCELS_PER_MEMBER;
 }
 
+void kvt_park_taken(struct kvt_daemon *daemon)
+{
+	if (!daemon->notify.store)
+		return;
+	kvt_park_objects(daemon);
+	for (uint32_t i = 1; i <= daemon->core_config.max_sessions; i++) {
+		struct kvt_session *session = &daemon->sessions[i];
+		uint32_t at = session->connection;
+
+		if (session->used)
+			kvt_park_session(daemon, session,
+					 at ? daemon->connections[at - 1].fd : -1, false);
+	}
+	for (uint32_t i = 1; i <= daemon->core_config.max_members; i++) {
+		struct kvt_member *member = &daemon->members[i];
+		uint32_t at = member->connection;
+
+		if (member->session)
+			kvt_park_member(daemon, member,
+					at ? daemon->connections[at - 1].fd : -1);
+	}
+}
+
 void kvt_unpark_all(struct kvt_daemon *daemon)
 {
 	char name[KVT_PARCEL_NAME_BYTES];
@@ -175,6 +204,7 @@ void kvt_unpark_all(struct kvt_daemon *daemon)
 	kvt_notify_unpark(&daemon->notify, "ledger");
 	kvt_notify_unpark(&daemon->notify, "log");
 	kvt_notify_unpark(&daemon->notify, "listen");
+	kvt_notify_unpark(&daemon->notify, "socket");
 	for (uint32_t i = 0; i < daemon->pool.n_slabs; i++)
 		kvt_notify_unpark(&daemon->notify, pool_name(name, i, daemon->pool.page_bytes));
 }
@@ -189,7 +219,7 @@ static void each_object(struct kvt_daemon *daemon, kvt_parcel_fn *each, void *co
 	each(context, "arena", daemon->arena.fd);
 	each(context, "ledger", daemon->ledger.fd);
 	each(context, "log", daemon->oplog_tail.fd);
-	each(context, daemon->listen_passed ? "socket" : "listen", daemon->listen_fd);
+	each(context, listen_name(daemon), daemon->listen_fd);
 	snprintf(name, sizeof(name), "lock.%d", daemon->lock.made_directory);
 	each(context, name, daemon->lock.fd);
 	if (daemon->pool.ops->export(&daemon->pool, &export) != 0)
@@ -357,7 +387,8 @@ static void take_descriptors(struct kvt_daemon *daemon, struct kvt_session *sess
 	    kvt_segment_check(session->segment.base, session->segment.bytes,
 			      &session->layout) != 0)
 		kvt_object_destroy(&session->segment);
-	session->parked = daemon->notify.store != 0; /* in part, perhaps */
+	/* In part, perhaps; what was handed over is yet to be. */
+	session->parked = daemon->notify.store != 0 && !daemon->takeover;
 	daemon->n_parked += session->parked ? KVT_PARCELS_PER_SESSION : 0;
 	session->doorbell = kvt_adopt_fd(daemon, KVT_PARCEL_DOORBELL, index, generation);
 	session->bell = kvt_adopt_fd(daemon, KVT_PARCEL_BELL, index, generation);
@@ -478,8 +509,7 @@ void kvt_adopt_rest(struct kvt_daemon *daemon)
 	for (uint32_t i = 0; i < passed->n; i++) {
 		enum kvt_parcel_kind kind = kvt_parcel_kind(passed->at[i].name);
 
-		if (kind != KVT_PARCEL_LISTEN && kind != KVT_PARCEL_OTHER &&
-		    (passed->at[i].fd >= 0 || !daemon->adopted))
+		if (!kvt_parcel_is_socket(kind) && (passed->at[i].fd >= 0 || !daemon->adopted))
 			kvt_notify_unpark(&daemon->notify, passed->at[i].name);
 	}
 	kvt_parcels_close(passed);

@@ -523,6 +523,18 @@ static int command_of(const char *argument)
 	return -1;
 }
 
+/* Whatever their order: a check does nothing else, and what is supervised may take over. */
+static int stronger(int a, int b)
+{
+	static const int order[] = { KVT_COMMAND_CHECK, KVT_COMMAND_SUPERVISE,
+				     KVT_COMMAND_TAKEOVER };
+
+	for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++)
+		if (a == order[i] || b == order[i])
+			return order[i];
+	return KVT_COMMAND_RUN;
+}
+
 int kvt_config_parse(struct kvt_config *config, int argc, char **argv, char why[KVT_WHY_BYTES])
 {
 	const char *path = NULL;
@@ -545,7 +557,7 @@ int kvt_config_parse(struct kvt_config *config, int argc, char **argv, char why[
 		if (flag_is(argv[i], "--config") || flag_is(argv[i], "-c")) {
 			i++;
 		} else if (command_of(argv[i]) >= 0) {
-			command = command_of(argv[i]);
+			command = stronger(command, command_of(argv[i]));
 		} else if (strncmp(argv[i], "--", 2) != 0) {
 			snprintf(why, KVT_WHY_BYTES, "unexpected argument '%.80s'; options start "
 				 "with --", argv[i]);

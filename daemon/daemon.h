@@ -209,6 +209,9 @@ struct kvt_daemon {
 	int listen_fd, signal_fd;
 	bool takeover;   /* everything comes from a running daemon, or we do not start */
 	int takeover_fd; /* where it waits for our confirmation; -1: it does not */
+	int takeover_pidfd; /* of that daemon; -1: whether it lives cannot be told */
+	pid_t takeover_pid;
+	int64_t takeover_asked_ms;
 	bool listen_passed, listening, socket_made;
 	uint32_t generation; /* of slots, rising */
 	char socket_path[108];
@@ -255,6 +258,8 @@ void kvt_each_parcel(struct kvt_daemon *daemon, const struct kvt_connection *ask
 
 /** Park arena, ledger, pool and listening socket, if the manager keeps descriptors. */
 void kvt_park_objects(struct kvt_daemon *daemon);
+/** Park all that a daemon handed over which had no manager, or none that keeps anything. */
+void kvt_park_taken(struct kvt_daemon *daemon);
 /** Park a session that has just been opened, with its control socket. `no_resume`: only what tells
  * of its end. */
 void kvt_park_session(struct kvt_daemon *daemon, struct kvt_session *session, int control,

@@ -230,7 +230,7 @@ static void take_segment(struct kvt_daemon *daemon, struct kvt_member *member)
 	int fd = kvt_adopt_fd(daemon, KVT_PARCEL_MEMBER_SEGMENT, member->index,
 			      member->name_generation);
 
-	member->parked = fd >= 0;
+	member->parked = fd >= 0 && !daemon->takeover;
 	daemon->n_parked += member->parked ? KVT_PARCELS_PER_MEMBER : 0;
 	if (fd >= 0 && kvt_object_take(&member->segment, fd) == 0 &&
 	    kvt_segment_check(member->segment.base, member->segment.bytes, &member->layout) != 0)

@@ -17,6 +17,7 @@ static const char *const kind_names[] = {
 	[KVT_PARCEL_LEDGER] = "ledger",
 	[KVT_PARCEL_POOL] = "pool",
 	[KVT_PARCEL_LISTEN] = "listen",
+	[KVT_PARCEL_SOCKET] = "socket",
 	[KVT_PARCEL_LOG] = "log",
 	[KVT_PARCEL_LOCK] = "lock",
 	[KVT_PARCEL_OBSERVER] = "observer",
@@ -98,16 +99,27 @@ enum kvt_parcel_kind kvt_parcel_kind(const char *name)
 	return KVT_PARCEL_OTHER;
 }
 
+bool kvt_parcel_is_socket(enum kvt_parcel_kind kind)
+{
+	return kind == KVT_PARCEL_OTHER || kind == KVT_PARCEL_LISTEN || kind == KVT_PARCEL_SOCKET;
+}
+
 bool kvt_parcels_left(const struct kvt_parcels *parcels)
 {
-	for (uint32_t i = 0; i < parcels->n; i++) {
-		enum kvt_parcel_kind kind = kvt_parcel_kind(parcels->at[i].name);
-
-		if (parcels->at[i].fd >= 0 && kind != KVT_PARCEL_OTHER &&
-		    kind != KVT_PARCEL_LISTEN)
+	for (uint32_t i = 0; i < parcels->n; i++)
+		if (parcels->at[i].fd >= 0 &&
+		    !kvt_parcel_is_socket(kvt_parcel_kind(parcels->at[i].name)))
 			return true;
-	}
 	return false;
+}
+
+const struct kvt_parcel *kvt_parcels_kept(const struct kvt_parcels *parcels)
+{
+	for (uint32_t i = 0; i < parcels->n; i++)
+		if (parcels->at[i].fd >= 0 &&
+		    kvt_parcel_kind(parcels->at[i].name) != KVT_PARCEL_OTHER)
+			return &parcels->at[i];
+	return NULL;
 }
 
 const char *kvt_parcel_name(char to[KVT_PARCEL_NAME_BYTES], enum kvt_parcel_kind kind,
@@ -139,9 +151,8 @@ int kvt_parcels_take_listen(struct kvt_parcels *parcels, int *ret_fd, bool *ret_
 
 	for (uint32_t i = 0; i < parcels->n; i++) {
 		struct kvt_parcel *parcel = &parcels->at[i];
-		enum kvt_parcel_kind kind = kvt_parcel_kind(parcel->name);
 
-		if (parcel->fd < 0 || (kind != KVT_PARCEL_OTHER && kind != KVT_PARCEL_LISTEN))
+		if (parcel->fd < 0 || !kvt_parcel_is_socket(kvt_parcel_kind(parcel->name)))
 			continue;
 		if (found) {
 			snprintf(why, why_size, "more than one socket was passed, '%s' and '%s': "

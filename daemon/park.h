@@ -12,7 +12,8 @@
  * which speaks the same protocol) as soon as they exist, and its successor gets them back, so that
  * a client does not even lose its connection when the daemon is killed.
  *
- *     arena  ledger  pool.N.PAGE_BYTES  listen  log
+ *     arena  ledger  pool.N.PAGE_BYTES  log
+ *     listen  socket                       its file is ours to remove, another's
  *     lock.MADE  observer                  only from daemon to daemon
  *     segment.S.G  pidfd.S.G  doorbell.S.G  bell.S.G  control.S.G     session S of generation G
  *     member-segment.M.G  member-pidfd.M.G  member-control.M.G         member M of generation G
@@ -54,6 +55,7 @@ enum kvt_parcel_kind {
 	KVT_PARCEL_LEDGER,
 	KVT_PARCEL_POOL,
 	KVT_PARCEL_LISTEN,
+	KVT_PARCEL_SOCKET,
 	KVT_PARCEL_LOG,
 	KVT_PARCEL_LOCK,
 	KVT_PARCEL_OBSERVER,
@@ -67,17 +69,21 @@ enum kvt_parcel_kind {
 	KVT_PARCEL_MEMBER_CONTROL,
 };
 enum kvt_parcel_kind kvt_parcel_kind(const char *name);
+/** Whether it is for a socket to listen on: whoever connects waits in its queue. */
+bool kvt_parcel_is_socket(enum kvt_parcel_kind kind);
 
 /** Whether a predecessor left anything but a socket. */
 bool kvt_parcels_left(const struct kvt_parcels *parcels);
+/** The first that a daemon of kvtrunk parked, a socket too; NULL: there is none. */
+const struct kvt_parcel *kvt_parcels_kept(const struct kvt_parcels *parcels);
 
 /** "KIND.SESSION.GENERATION". Returns `to`. */
 const char *kvt_parcel_name(char to[KVT_PARCEL_NAME_BYTES], enum kvt_parcel_kind kind,
 			    uint32_t session, uint32_t generation);
 
 /** The listening socket among them, or -1: the one parcel that no daemon parked, or the one named
- * "listen" (then *ret_own: its file is ours to remove). It must be a listening SOCK_SEQPACKET unix
- * socket and the only one, else -EINVAL with `why`. */
+ * "listen" (then *ret_own: its file is ours to remove) or "socket". It must be a listening
+ * SOCK_SEQPACKET unix socket and the only one, else -EINVAL with `why`. */
 int kvt_parcels_take_listen(struct kvt_parcels *parcels, int *ret_fd, bool *ret_own, char *why,
 			    size_t why_size);
 

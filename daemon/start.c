@@ -923,9 +923,11 @@ static void unmake(struct kvt_daemon *daemon)
 static int take_lock(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_config *config = &daemon->config;
-	int made = 1, stale = 0, error;
-	int fd = kvt_parcels_take(&daemon->passed, "lock.1");
+	int made = 1, stale = 0, error, fd;
 
+	if (daemon->lock.fd >= 0)
+		return 0;
+	fd = kvt_parcels_take(&daemon->passed, "lock.1");
 	if (fd < 0) {
 		fd = kvt_parcels_take(&daemon->passed, "lock.0");
 		made = 0;
@@ -940,16 +942,59 @@ static int take_lock(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error;
 }
 
+/* A manager that starts us again, with the same command, keeps what was taken over. Nobody is to be
+ * asked then, unless the one before us died while the daemon that it asked served on: what it had
+ * parked is that daemon's. Who holds the lock serves. */
+static int look_for_own_cache(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	const struct kvt_parcel *kept = kvt_parcels_kept(&daemon->passed);
+	char name[KVT_PARCEL_NAME_BYTES];
+	int error = kept ? take_lock(daemon, why) : 0;
+
+	if (!kept || !error) {
+		daemon->takeover = !kept;
+		return 0;
+	}
+	if (error != -EADDRINUSE)
+		return error;
+	for (; kept; kept = kvt_parcels_kept(&daemon->passed)) {
+		strlcpy(name, kept->name, sizeof(name));
+		kvt_notify_unpark(&daemon->notify, name);
+		kvt_parcels_remove(&daemon->passed, name);
+	}
+	why[0] = '\0';
+	return 0;
+}
+
+/* Its own socket comes with the daemon that runs. */
+static int no_other_socket(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	if (!daemon->passed.n)
+		return 0;
+	snprintf(why, KVT_WHY_BYTES, "a socket was passed ('%s'), and whoever connects to it waits "
+		 "for this daemon: --takeover is for a service without a socket unit; start "
+		 "without it", daemon->passed.at[0].name);
+	return -EINVAL;
+}
+
+static int ask_for_cache(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	int error = no_other_socket(daemon, why);
+
+	if (!error)
+		error = socket_path(daemon, daemon->socket_path);
+	return error ? error : kvt_takeover_ask(daemon, daemon->socket_path, why);
+}
+
 /* From the service manager, or from the daemon that runs. */
 static int take_passed(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	int error = kvt_notify_passed(&daemon->passed, why, KVT_WHY_BYTES);
 
-	if (!error && daemon->takeover) {
-		error = socket_path(daemon, daemon->socket_path);
-		if (!error)
-			error = kvt_takeover_ask(daemon, daemon->socket_path, why);
-	}
+	if (!error && daemon->takeover)
+		error = look_for_own_cache(daemon, why);
+	if (!error && daemon->takeover)
+		error = ask_for_cache(daemon, why);
 	if (!error)
 		error = kvt_parcels_take_listen(&daemon->passed, &daemon->listen_fd,
 						&daemon->socket_made, why, KVT_WHY_BYTES);
@@ -1005,10 +1050,13 @@ static void forget_lock(struct kvt_daemon *daemon)
 	daemon->lock.fd = -1;
 }
 
-/* All of it is ours now, or still the other one's. */
+/* All of it is ours now, or still the other one's. What a manager is to keep it has before, so that
+ * nothing is lost if we die at once: should that be before the other one knows, whoever is started
+ * next finds it alive. */
 static int end_takeover(struct kvt_daemon *daemon, int error, char why[KVT_WHY_BYTES])
 {
 	if (!error) {
+		kvt_park_taken(daemon);
 		error = kvt_takeover_confirm(daemon);
 		if (error)
 			snprintf(why, KVT_WHY_BYTES, "the daemon did not wait until everything "
@@ -1019,6 +1067,7 @@ static int end_takeover(struct kvt_daemon *daemon, int error, char why[KVT_WHY_B
 		let_go_of_log(daemon);
 		return 0;
 	}
+	kvt_unpark_all(daemon);
 	daemon->socket_made = false;
 	forget_lock(daemon);
 	return error;
@@ -1028,7 +1077,8 @@ int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	int error;
 
-	daemon->listen_fd = daemon->signal_fd = daemon->arena_readonly = daemon->takeover_fd = -1;
+	daemon->listen_fd = daemon->signal_fd = daemon->arena_readonly = -1;
+	daemon->takeover_fd = daemon->takeover_pidfd = -1;
 	daemon->admin_gid = (gid_t)-1;
 	daemon->notify.fd = daemon->lock.fd = -1;
 	daemon->arena.fd = daemon->ledger.fd = daemon->oplog_tail.fd = -1;
@@ -1044,7 +1094,8 @@ int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	}
 	begin_to_listen(daemon);
 	kvt_loop_flush(&daemon->loop);
-	kvt_park_objects(daemon);
+	if (!daemon->takeover)
+		kvt_park_objects(daemon);
 	kvt_core_publish(daemon->core, KVT_ARENA_READY);
 	report(daemon);
 	kvt_notify_tell(&daemon->notify, "READY=1\nMAINPID=%d\n", (int)getpid());

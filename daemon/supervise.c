@@ -233,9 +233,8 @@ static void drop_store(struct supervisor *supervisor)
 
 	for (uint32_t i = 0; i < supervisor->store.n; i++) {
 		struct kvt_parcel *parcel = &supervisor->store.at[i];
-		enum kvt_parcel_kind kind = kvt_parcel_kind(parcel->name);
 
-		if (kind != KVT_PARCEL_LISTEN && kind != KVT_PARCEL_OTHER)
+		if (!kvt_parcel_is_socket(kvt_parcel_kind(parcel->name)))
 			continue;
 		if (kvt_parcels_add(&kept, parcel->name, parcel->fd) != 0)
 			parcel->fd = -1;
@@ -281,6 +280,7 @@ static int child_ended(struct supervisor *supervisor, int status)
 	    code == EXIT_USAGE || code == EXIT_IN_USE)
 		return code;
 	if (supervisor->upgrading && status == 0) {
+		supervisor->failures = 0; /* it served, and ended because it was asked to */
 		start_child(supervisor);
 		return -1;
 	}

@@ -71,8 +71,10 @@ static int send_all(int to, const void *message, size_t bytes, const int *fds, u
 	return 0;
 }
 
-/* One message. Descriptors that do not belong to a HANDOVER are closed. */
-static ssize_t receive(int from, void *message, size_t bytes, int *fds, uint32_t *ret_n_fds)
+/* One message, what came with it, and who sent it (0: nobody in this PID namespace). Descriptors
+ * that do not belong to a HANDOVER are closed. */
+static ssize_t receive(int from, void *message, size_t bytes, int *fds, uint32_t *ret_n_fds,
+		       pid_t *ret_sender)
 {
 	union {
 		struct cmsghdr header;
@@ -94,6 +96,8 @@ static ssize_t receive(int from, void *message, size_t bytes, int *fds, uint32_t
 	     extra = CMSG_NXTHDR(&header, extra)) {
 		size_t count = (extra->cmsg_len - CMSG_LEN(0)) / sizeof(int);
 
+		if (extra->cmsg_level == SOL_SOCKET && extra->cmsg_type == SCM_CREDENTIALS)
+			*ret_sender = ((const struct ucred *)CMSG_DATA(extra))->pid;
 		if (extra->cmsg_level != SOL_SOCKET || extra->cmsg_type != SCM_RIGHTS)
 			continue;
 		for (size_t i = 0; i < count; i++) {
@@ -117,10 +121,12 @@ static ssize_t receive(int from, void *message, size_t bytes, int *fds, uint32_t
 static int connect_to(const char *path, char why[KVT_WHY_BYTES])
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), error;
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), on = 1, error;
 
 	strlcpy(address.sun_path, path, sizeof(address.sun_path));
-	if (fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0)
+	/* The kernel then says with each message which process sent it. */
+	if (fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) == 0 &&
+	    connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0)
 		return fd;
 	error = -errno;
 	if (fd >= 0)
@@ -145,6 +151,8 @@ static int refused(const void *message, ssize_t bytes, const char *what, char wh
 		text = admin->text;
 	if (*text && head->result < 0)
 		error = head->result;
+	if (bytes == -ECONNRESET)
+		text = "it hung up: if it has ended, start without --takeover";
 	snprintf(why, KVT_WHY_BYTES, "the daemon does not %s: %.300s", what,
 		 *text ? text : strerror(-error));
 	return error;
@@ -169,11 +177,20 @@ static int take_names(struct kvt_daemon *daemon, const struct kvt_message_handov
 	return error;
 }
 
+/* Whether it lives cannot be told any more. */
+static void forget_predecessor(struct kvt_daemon *daemon)
+{
+	if (daemon->takeover_pidfd >= 0)
+		close(daemon->takeover_pidfd);
+	daemon->takeover_pidfd = -1;
+}
+
 static int take_handover(struct kvt_daemon *daemon, int from, char why[KVT_WHY_BYTES])
 {
 	union {
 		struct kvt_message head;
 		struct kvt_message_admin admin;
+		struct kvt_message_resumed resumed;
 		struct kvt_message_handover handover;
 	} packet = { 0 };
 	int fds[KVT_HANDOVER_MAX], error = 0;
@@ -181,10 +198,17 @@ static int take_handover(struct kvt_daemon *daemon, int from, char why[KVT_WHY_B
 
 	while (!last && !error) {
 		uint32_t n_fds = 0;
-		ssize_t n = receive(from, &packet, sizeof(packet), fds, &n_fds);
+		pid_t sender = 0;
+		ssize_t n = receive(from, &packet, sizeof(packet), fds, &n_fds, &sender);
 
+		/* Somebody else took over before it was our turn, and greets us as an observer. Our
+		 * request is the next that it reads. */
+		if (n == sizeof(packet.resumed) && packet.head.type == KVT_MSG_RESUMED)
+			continue;
 		if (n != sizeof(packet.handover) || packet.head.type != KVT_MSG_HANDOVER)
 			return refused(&packet, n, "hand over", why);
+		if (sender != daemon->takeover_pid)
+			forget_predecessor(daemon);
 		error = take_names(daemon, &packet.handover, fds, n_fds);
 		last = packet.handover.last;
 	}
@@ -210,6 +234,7 @@ int kvt_takeover_ask(struct kvt_daemon *daemon, const char *path, char why[KVT_W
 		struct kvt_message_refused refused;
 	} packet = { 0 };
 	int fd = connect_to(path, why), error;
+	pid_t sender = 0;
 	uint32_t n_fds;
 	ssize_t n;
 
@@ -219,15 +244,31 @@ int kvt_takeover_ask(struct kvt_daemon *daemon, const char *path, char why[KVT_W
 	fill_head(&hello.head, KVT_MSG_HELLO, sizeof(hello));
 	fill_head(&request.head, KVT_MSG_ADMIN, sizeof(request));
 	error = send_all(fd, &hello, sizeof(hello), NULL, 0, now_ms() + PATIENCE_MS);
-	n = error ? error : receive(fd, &packet, sizeof(packet), NULL, &n_fds);
+	n = error ? error : receive(fd, &packet, sizeof(packet), NULL, &n_fds, &sender);
 	if (n != sizeof(packet.welcome) || packet.head.type != KVT_MSG_WELCOME)
 		return refused(&packet, n, "speak with this one", why);
+	/* The number is that process's: it is alive, because it will answer what is asked next. */
+	daemon->takeover_pid = sender;
+	if (sender > 0)
+		daemon->takeover_pidfd = (int)syscall(SYS_pidfd_open, sender, 0);
+	daemon->takeover_asked_ms = now_ms();
 	error = send_all(fd, &request, sizeof(request), NULL, 0, now_ms() + PATIENCE_MS);
 	if (error) {
 		snprintf(why, KVT_WHY_BYTES, "the daemon hung up: %s", strerror(-error));
 		return error;
 	}
 	return take_handover(daemon, fd, why);
+}
+
+/* Whether the old one has ended without a word. It gives up on us, and writes again, when it has
+ * waited for PATIENCE_MS, so a hang-up before that is its death; its socket goes a little before
+ * the process does. */
+static bool has_died(const struct kvt_daemon *daemon)
+{
+	struct pollfd gone = { .fd = daemon->takeover_pidfd, .events = POLLIN };
+
+	return daemon->takeover_pidfd >= 0 && poll(&gone, 1, GRACE_MS / 2) == 1 &&
+	       now_ms() - daemon->takeover_asked_ms < PATIENCE_MS;
 }
 
 int kvt_takeover_confirm(struct kvt_daemon *daemon)
@@ -238,6 +279,12 @@ int kvt_takeover_confirm(struct kvt_daemon *daemon)
 	fill_head(&message.head, KVT_MSG_HANDOVER, sizeof(message));
 	error = send_all(daemon->takeover_fd, &message, sizeof(message), NULL, 0,
 			 now_ms() + PATIENCE_MS);
+	if ((error == -EPIPE || error == -ECONNRESET) && has_died(daemon)) {
+		kvt_log(KVT_LOG_WARNING, "predecessor_died", "pid=%d effect=\"it had handed over "
+			"everything: this daemon goes on with it\"", (int)daemon->takeover_pid);
+		error = 0;
+	}
+	forget_predecessor(daemon);
 	close(daemon->takeover_fd);
 	daemon->takeover_fd = -1;
 	return error;
@@ -341,13 +388,14 @@ static const char *await_confirmation(int fd)
 {
 	struct kvt_message_handover message;
 	uint32_t n_fds;
-	ssize_t n = receive(fd, &message, sizeof(message), NULL, &n_fds);
+	pid_t sender = 0;
+	ssize_t n = receive(fd, &message, sizeof(message), NULL, &n_fds, &sender);
 	const char *silence = NULL;
 
 	if (n == -ETIMEDOUT) {
 		silence = "it said nothing for 10 s";
 		shutdown(fd, SHUT_RDWR);
-		n = receive(fd, &message, sizeof(message), NULL, &n_fds);
+		n = receive(fd, &message, sizeof(message), NULL, &n_fds, &sender);
 	}
 	if (n == sizeof(message) && message.head.magic == KVT_MESSAGE_MAGIC &&
 	    message.head.type == KVT_MSG_HANDOVER && message.n == 0)

@@ -412,14 +412,32 @@ static void upgrade(struct kvt_test_daemon *daemon)
 	kvt_test_check(kvt_test_daemon_await(daemon, "READY=1"));
 }
 
-static void take_over(struct kvt_test_daemon *daemon)
+static void take_over_with(struct kvt_test_daemon *daemon, const char *const *arguments)
 {
-	static const char *const takeover[] = { "--takeover", NULL };
 	pid_t old = daemon->pid;
 	int status;
 
-	kvt_test_daemon_start(daemon, takeover);
+	kvt_test_daemon_start(daemon, arguments);
 	kvt_test_check(waitpid(old, &status, 0) == old && status == 0);
+}
+
+static void take_over(struct kvt_test_daemon *daemon)
+{
+	static const char *const takeover[] = { "--takeover", NULL };
+
+	take_over_with(daemon, takeover);
+}
+
+/* From one that nobody supervises; and who took over is killed at once. */
+static void supervise_and_succeed(struct kvt_test_daemon *daemon)
+{
+	static const char *const both[] = { "--takeover", "--supervise", NULL };
+	static bool managed;
+
+	if (!managed)
+		take_over_with(daemon, both);
+	managed = true;
+	kvt_test_daemon_succeed(daemon);
 }
 
 /* The daemon has handed everything over, and takes it back. */
@@ -485,6 +503,12 @@ static void a_group_goes_on_with_a_daemon_that_took_over(void **state)
 {
 	(void)state;
 	goes_on(NULL, take_over);
+}
+
+static void a_group_goes_on_when_who_took_over_is_killed(void **state)
+{
+	(void)state;
+	goes_on(NULL, supervise_and_succeed);
 }
 
 static void a_group_goes_on_when_a_takeover_fails(void **state)
@@ -588,6 +612,7 @@ int main(void)
 		cmocka_unit_test(a_group_goes_on_with_the_successor_of_a_killed_daemon),
 		cmocka_unit_test(a_group_goes_on_after_an_upgrade),
 		cmocka_unit_test(a_group_goes_on_with_a_daemon_that_took_over),
+		cmocka_unit_test(a_group_goes_on_when_who_took_over_is_killed),
 		cmocka_unit_test(a_group_goes_on_when_a_takeover_fails),
 		cmocka_unit_test(who_may_not_join_is_told_why),
 		cmocka_unit_test(clients_shows_members),

@@ -712,6 +712,54 @@ static void a_running_daemon_is_taken_over_under_load(void **state)
 	stop_clean();
 }
 
+/* From a daemon that nobody supervises to one that somebody does. */
+static void take_over_supervised(void)
+{
+	const char *const both[] = { "--supervise", "--takeover", log_flag, NULL };
+	pid_t old = daemon_.pid;
+	int status;
+
+	kvt_test_daemon_start(&daemon_, both);
+	kvt_test_check(waitpid(old, &status, 0) == old && status == 0);
+}
+
+static void what_was_taken_over_survives_a_crash(void **state)
+{
+	const char *const alone[] = { log_flag, NULL };
+	struct kvt_test_child children[2];
+	uint32_t keys[KVT_WORK_KEYS], space;
+	struct kvt_client *client;
+	struct kvt_seq *seq;
+
+	(void)state;
+	prepare(NULL);
+	kvt_test_daemon_start(&daemon_, alone);
+	for (int i = 0; i < 2; i++)
+		kvt_work_start(&children[i], &daemon_);
+	client = kvt_test_connect(&daemon_);
+	space = kvt_test_namespace(client, "restart");
+	kvt_work_keys(keys, KVT_WORK_KEYS, 1);
+	seq = kvt_work_begin(client, space, keys);
+	kvt_work_compute(client, seq, keys, 0, 8);
+	kvt_test_equal(kvt_seq_commit(seq, 128, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
+	take_over_supervised();
+	for (int i = 0; i < 3; i++) {
+		kill_daemon();
+		kvt_test_equal(matched(client, space, keys), 128);
+	}
+	kvt_test_equal(kill(daemon_.pid, SIGUSR2), 0); /* the same command again, in order */
+	await_ready();
+	kvt_work_compute(client, seq, keys, 8, 16);
+	kvt_test_equal(kvt_seq_end(seq, KVT_WORK_KEYS, NULL, 0, KVT_IDLE, 0), 0);
+	check_prompt(client, keys);
+	kvt_client_close(client, KVT_IDLE);
+	for (int i = 0; i < 2; i++)
+		kvt_work_finish(&children[i]);
+	kvt_test_check(!kvt_test_daemon_said(&daemon_, "event=cold_start"));
+	kvt_test_check(!kvt_test_daemon_said(&daemon_, "event=not_parked"));
+	stop_clean();
+}
+
 static void a_managed_daemon_is_not_taken_over(void **state)
 {
 	static const char *const takeover[] = { "--takeover", NULL };
@@ -789,6 +837,7 @@ int main(void)
 		cmocka_unit_test(another_geometry_is_a_cold_start),
 		cmocka_unit_test(upgrades_and_crashes_under_load_lose_nothing),
 		cmocka_unit_test(a_running_daemon_is_taken_over_under_load),
+		cmocka_unit_test(what_was_taken_over_survives_a_crash),
 		cmocka_unit_test(a_managed_daemon_is_not_taken_over),
 		cmocka_unit_test(a_stopped_daemon_is_noticed_by_deadlines_and_by_the_watchdog),
 		cmocka_unit_test(when_the_supervisor_stops_clients_are_told_and_nothing_is_left),
