@@ -488,29 +488,6 @@ static void unbuild_core(struct kvt_daemon *daemon)
 	daemon->pool.ops = NULL;
 }
 
-void kvt_daemon_rebuild(struct kvt_daemon *daemon)
-{
-	struct kvt_core_hooks hooks = { .complete = kvt_daemon_complete, .context = daemon,
-					.record = daemon->oplog ? write_record : NULL };
-	char why[KVT_WHY_BYTES] = "";
-	int error;
-
-	take_back_log(daemon);
-	memset(daemon->scratch, 0, daemon->sizes.scratch_bytes);
-	error = kvt_core_adopt(&daemon->core, &daemon->core_config, daemon->arena.base,
-			       daemon->ledger.base, daemon->scratch, &hooks, daemon->now_ns, NULL,
-			       why, sizeof(why));
-	if (error) { /* the other one broke it: nothing of it may be served */
-		kvt_log(KVT_LOG_ERROR, "cache_lost", "error=%d why=\"%s\"", -error, why);
-		kvt_adopt_say_gone(daemon);
-		exit(EXIT_FAILURE);
-	}
-	let_go_of_log(daemon);
-	daemon->counters = kvt_core_counters(daemon->core);
-	kvt_adopt_views(daemon);
-	kvt_core_publish(daemon->core, KVT_ARENA_READY);
-}
-
 static int make_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	char prefix[KVT_OBJECT_NAME_BYTES];
@@ -1102,23 +1079,56 @@ int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return 0;
 }
 
-void kvt_daemon_stop(struct kvt_daemon *daemon)
+/* To everybody, before the sockets go. */
+static void say_goodbye(struct kvt_daemon *daemon, int error, const char *why)
 {
-	const struct kvt_counters *counters = daemon->counters;
-
-	kvt_unpark_all(daemon);
-	kvt_core_publish(daemon->core, KVT_ARENA_GONE);
 	for (uint32_t i = 0; i < daemon->n_connections; i++) {
 		struct kvt_connection *connection = &daemon->connections[i];
 
 		if (connection->fd < 0)
 			continue;
 		if (connection->session)
-			kvt_session_say_gone(&daemon->sessions[connection->session], -ESHUTDOWN);
+			kvt_session_say_gone(&daemon->sessions[connection->session], error);
 		connection->state = KVT_CONNECTION_OVER; /* a failed send drops nothing now */
-		kvt_control_say(daemon, connection, KVT_MSG_GOODBYE, 0, -ESHUTDOWN,
-				"the daemon was stopped");
+		kvt_control_say(daemon, connection, KVT_MSG_GOODBYE, 0, error, why);
 	}
+}
+
+void kvt_daemon_rebuild(struct kvt_daemon *daemon)
+{
+	struct kvt_core_hooks hooks = { .complete = kvt_daemon_complete, .context = daemon,
+					.record = daemon->oplog ? write_record : NULL };
+	char why[KVT_WHY_BYTES] = "";
+	int error;
+
+	take_back_log(daemon);
+	memset(daemon->scratch, 0, daemon->sizes.scratch_bytes);
+	error = kvt_core_adopt(&daemon->core, &daemon->core_config, daemon->arena.base,
+			       daemon->ledger.base, daemon->scratch, &hooks, daemon->now_ns, NULL,
+			       why, sizeof(why));
+	if (error) { /* the other one broke it: nothing of it may be served */
+		kvt_log(KVT_LOG_ERROR, "cache_lost", "error=%d why=\"%s\" effect=\"this daemon "
+			"ends, and its clients are told\" cure=\"start kvtrunkd again, without "
+			"--takeover: it begins with an empty cache\"", -error, why);
+		kvt_adopt_say_gone(daemon);
+		say_goodbye(daemon, -ECONNRESET, "the cache was damaged by a daemon that was to "
+			    "take over and failed: connect again when kvtrunkd is started anew");
+		unmake(daemon);
+		exit(EXIT_FAILURE);
+	}
+	let_go_of_log(daemon);
+	daemon->counters = kvt_core_counters(daemon->core);
+	kvt_adopt_views(daemon);
+	kvt_core_publish(daemon->core, KVT_ARENA_READY);
+}
+
+void kvt_daemon_stop(struct kvt_daemon *daemon)
+{
+	const struct kvt_counters *counters = daemon->counters;
+
+	kvt_unpark_all(daemon);
+	kvt_core_publish(daemon->core, KVT_ARENA_GONE);
+	say_goodbye(daemon, -ESHUTDOWN, "the daemon was stopped");
 	kvt_log(KVT_LOG_NOTICE, "stopped", "operations=%llu leases_left=%llu sessions_left=%llu "
 		"turns=%llu sleeps=%llu log_lines_dropped=%llu",
 		(unsigned long long)counters->operations,

@@ -357,6 +357,61 @@ static void a_session_that_was_ended_by_it_is_told(void **state)
 	kvt_test_daemon_remove(&daemon_);
 }
 
+/* Owners that cannot be. */
+static void damage_the_ledger(int control)
+{
+	struct kvt_owner_record wrong = { 77, 88, 0xffffffffu, 0xffffffffu };
+	struct kvt_ledger_header ledger;
+	int fd = taken_fd("ledger");
+
+	kvt_test_equal(pread(fd, &ledger, sizeof(ledger), 0), sizeof(ledger));
+	for (uint32_t page = 1; page < 4096; page++)
+		kvt_test_equal(pwrite(fd, &wrong, sizeof(wrong),
+				      (off_t)(ledger.sections[KVT_LSECTION_OWNERS].offset +
+					      page * sizeof(wrong))), sizeof(wrong));
+	hang_up(control);
+}
+
+/* Nothing of it is served, everybody hears why, and nothing is in the way of the next one. */
+static void a_cache_that_was_damaged_by_it_ends_in_order(void **state)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	void (*act)(int control) = damage_the_ledger;
+	struct kvt_client *client, *none;
+	uint32_t keys[KVT_WORK_KEYS];
+	struct kvt_test_child taker;
+	struct kvt_error error;
+	char names[1024];
+	int status;
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon_, NULL);
+	kvt_test_daemon_start(&daemon_, NULL);
+	client = kvt_test_connect(&daemon_);
+	watcher = kvt_test_observe(&daemon_);
+	kvt_work_keys(keys, KVT_WORK_KEYS, 1);
+	kvt_work_begin(client, kvt_test_namespace(client, "takeover"), keys);
+	kvt_test_child_start(&taker, taker_run, &act);
+	status = kvt_test_daemon_wait(&daemon_);
+	kvt_test_check(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+	expect_said("event=cache_lost");
+	kvt_test_equal(kvt_match(client, 1, keys, KVT_WORK_KEYS, 0, NULL), -ECONNRESET);
+	if (!strstr(kvt_client_error(client)->text, "when kvtrunkd is started anew"))
+		kvt_test_fail("the client heard: %s", kvt_client_error(client)->text);
+	if (kvt_test_daemon_leftovers(&daemon_, names, sizeof(names)))
+		kvt_test_fail("left behind: %s", names);
+	options.socket_path = daemon_.socket;
+	kvt_test_equal(kvt_client_connect(&none, &options, &error), -ENOENT);
+	kvt_test_check(strstr(error.text, "no_socket") && strstr(error.text, "start kvtrunkd"));
+	kvt_client_close(client, KVT_IDLE);
+	kvt_client_close(watcher, KVT_IDLE);
+	kvt_test_child_kill(&taker, SIGKILL);
+	kvt_test_daemon_start(&daemon_, NULL);
+	kvt_test_audit(&daemon_);
+	kvt_test_daemon_stop(&daemon_);
+	kvt_test_daemon_remove(&daemon_);
+}
+
 /* Asks what is answered when a session ends. */
 static void ender_run(int pipe, void *context)
 {
@@ -580,6 +635,7 @@ int main(void)
 		cmocka_unit_test(who_says_nothing_is_ended),
 		cmocka_unit_test(who_cannot_be_ended_is_named),
 		cmocka_unit_test(a_session_that_was_ended_by_it_is_told),
+		cmocka_unit_test(a_cache_that_was_damaged_by_it_ends_in_order),
 		cmocka_unit_test(who_waits_for_an_answer_gets_it_once),
 		cmocka_unit_test(a_log_that_is_no_file_hinders_nobody),
 		cmocka_unit_test(a_successor_can_die_at_every_system_call),
