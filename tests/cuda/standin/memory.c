@@ -10,6 +10,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,6 +83,22 @@ static void range_remove(struct range *range)
 	range->base = NULL;
 }
 
+/* The process that made it is named by the file, whoever holds it now. */
+static bool is_forgotten(const struct memory *memory)
+{
+	char link[32], path[512] = "";
+	const char *name;
+	int maker = 0;
+
+	if (!memory || !standin_trait("forgetful"))
+		return false;
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", memory->fd);
+	if (readlink(link, path, sizeof(path) - 1) < 0)
+		return false;
+	name = strstr(path, "/memory.");
+	return name && sscanf(name, "/memory.%*d.%*u.%d", &maker) == 1 && kill(maker, 0) != 0;
+}
+
 bool standin_reachable(uint64_t address, uint64_t bytes)
 {
 	const char *at = (const char *)(uintptr_t)address;
@@ -91,7 +108,8 @@ bool standin_reachable(uint64_t address, uint64_t bytes)
 	for (int i = 0; i < RANGES_MAX && !reachable; i++)
 		reachable = ranges[i].base && ranges[i].kind != STANDIN_RESERVATION &&
 			    at >= ranges[i].base && at <= ranges[i].base + ranges[i].bytes &&
-			    bytes <= (uint64_t)(ranges[i].base + ranges[i].bytes - at);
+			    bytes <= (uint64_t)(ranges[i].base + ranges[i].bytes - at) &&
+			    !is_forgotten(ranges[i].memory);
 	pthread_mutex_unlock(&lock);
 	return reachable;
 }
@@ -651,7 +669,8 @@ EXPORT int cuMemSetAccess(uint64_t address, size_t bytes, const struct kvt_cu_ac
 	/* No document says that devices take it. */
 	if (access->flags == KVT_CU_ACCESS_READ && standin_trait("no-read-only"))
 		return KVT_CU_ERROR_NOT_SUPPORTED;
-	protection = access->flags == KVT_CU_ACCESS_READ_WRITE ? PROT_READ | PROT_WRITE
+	protection = access->flags == KVT_CU_ACCESS_READ_WRITE || standin_trait("writable")
+			     ? PROT_READ | PROT_WRITE
 		     : access->flags == KVT_CU_ACCESS_READ     ? PROT_READ
 							       : PROT_NONE;
 	pthread_mutex_lock(&lock);

@@ -17,6 +17,10 @@
  *   KVT_STANDIN_TRAITS   words, separated by commas: mig no-ipc no-vmm no-posix-fd mps prohibited
  *                        exclusive no-read-only
  *                        no-stream-ops no-host-register releases-fail
+ *                        What a device must not do: early-fences (host functions and written
+ *                        values do not wait for what was queued before) late-writes (a kernel
+ *                        goes on for a while after its process's end) forgetful (what a process
+ *                        exported is lost with it) writable (read-only mappings can be written)
  *   KVT_STANDIN_FAIL_AT  the n-th call fails, from 0; KVT_STANDIN_FAIL_CALL: only this function's
  *                        calls count; KVT_STANDIN_FAIL_ERROR: the CUresult (999)
  *                        The file DIR/fail_at does the same to the next process that loads this

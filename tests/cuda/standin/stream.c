@@ -188,7 +188,9 @@ static int item_put(void *handle, struct item *item)
 		free(item);
 		return STANDIN_LAUNCH_FAILED;
 	}
-	if (!stream || handle == PER_THREAD) {
+	if (!stream || handle == PER_THREAD ||
+	    ((item->kind == ITEM_HOST || item->kind == ITEM_WRITE) &&
+	     standin_trait("early-fences"))) {
 		item_run(item);
 		free(item);
 		return 0;
