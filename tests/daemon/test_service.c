@@ -255,18 +255,25 @@ static void forward(int signal_number)
 	kill(inner, signal_number);
 }
 
-/* The daemon becomes a child with a namespace of its own, in which clients have no number. */
+/* The daemon becomes a child with a namespace of its own, in which clients have no number. SIGTERM
+ * may come as soon as it is ready, which may be before its parent runs again. */
 static bool own_pid_namespace(struct kvt_test_daemon *daemon)
 {
+	sigset_t termination;
 	int status;
 
 	(void)daemon;
 	if (unshare(CLONE_NEWPID) != 0)
 		return false;
+	sigemptyset(&termination);
+	sigaddset(&termination, SIGTERM);
+	sigprocmask(SIG_BLOCK, &termination, NULL);
 	inner = fork();
 	if (inner == 0)
-		return prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
+		return sigprocmask(SIG_UNBLOCK, &termination, NULL) == 0 &&
+		       prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
 	signal(SIGTERM, forward);
+	sigprocmask(SIG_UNBLOCK, &termination, NULL);
 	while (waitpid(inner, &status, 0) < 0)
 		if (errno != EINTR)
 			_exit(1);
