@@ -317,7 +317,7 @@ static void hand(void *context, const char *name, int fd)
 	struct handover *handover = context;
 	uint32_t n = handover->message.n;
 
-	if (fd < 0)
+	if (fd < 0 || handover->error)
 		return;
 	strlcpy(handover->message.names[n], name, KVT_PARCEL_NAME_BYTES);
 	handover->fds[n] = fd;

@@ -122,12 +122,17 @@ void kvt_test_daemon_prepare(struct kvt_test_daemon *daemon, const char *more)
 
 static void become_daemon(const struct kvt_test_daemon *daemon, const char *const *arguments)
 {
-	char program[640], notify[96];
+	char program[640], notify[96], number[16];
 	const char *argv[32] = { program, "--config", daemon->config };
 	int n = 3, fd = open(daemon->output, O_WRONLY | O_CREAT | O_APPEND, 0600);
 
-	snprintf(program, sizeof(program), "%s/kvtrunkd", kvt_test_build());
+	snprintf(program, sizeof(program), "%s/%skvtrunkd", kvt_test_build(),
+		 daemon->clock ? "tests/restart/" : "");
 	snprintf(notify, sizeof(notify), "%s/notify", daemon->dir);
+	if (daemon->clock) {
+		snprintf(number, sizeof(number), "%d", daemon->clock);
+		setenv("KVT_TEST_CLOCK", number, 1);
+	}
 	for (; arguments && *arguments; arguments++) {
 		kvt_test_check(n < 31);
 		argv[n++] = *arguments;

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <dirent.h>
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
@@ -13,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -39,13 +41,14 @@ static uint32_t descriptors; /* of the daemon, with these */
 static char log_flag[128];
 
 /* False: it may not be started as that user. */
-static bool begin_as(uid_t uid)
+static bool begin_as(uid_t uid, int clock)
 {
 	const char *const alone[] = { log_flag, NULL };
 
-	kvt_test_daemon_prepare(&daemon_, NULL);
+	kvt_test_daemon_prepare(&daemon_, "max_observers = 128\n");
 	snprintf(log_flag, sizeof(log_flag), "--log_file=%s/operations", daemon_.dir);
 	daemon_.uid = uid;
+	daemon_.clock = clock;
 	kvt_test_daemon_spawn(&daemon_, alone);
 	if (!kvt_test_daemon_await(&daemon_, "READY=1")) {
 		int status = kvt_test_daemon_wait(&daemon_);
@@ -63,7 +66,21 @@ static bool begin_as(uid_t uid)
 
 static void begin(void)
 {
-	kvt_test_check(begin_as(0));
+	kvt_test_check(begin_as(0, 0));
+}
+
+/* The daemon's patience ends when the test says so. */
+static void begin_with_clock(void)
+{
+	int clock = eventfd(0, EFD_SEMAPHORE);
+
+	kvt_test_check(clock > 0 && begin_as(0, clock));
+}
+
+/* The next `n` waits of the daemon that no event ends are over. */
+static void let_time_pass(uint64_t n)
+{
+	kvt_test_equal(write(daemon_.clock, &n, sizeof(n)), sizeof(n));
 }
 
 /* An answer of the daemon: what happened before is over. */
@@ -269,17 +286,23 @@ static void taker_run(int pipe, void *context)
 	kvt_test_receive(pipe, &word);
 }
 
+static void expect_end(struct kvt_test_child *taker, const char *why)
+{
+	int status = 0;
+
+	kvt_test_equal(waitpid(taker->pid, &status, 0), taker->pid);
+	kvt_test_check(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+	close(taker->pipe);
+	expect_nothing_left();
+	expect_said(why);
+}
+
 static void expect_killed(void (*act)(int control), const char *why)
 {
 	struct kvt_test_child taker;
-	int status = 0;
 
 	kvt_test_child_start(&taker, taker_run, &act);
-	kvt_test_equal(waitpid(taker.pid, &status, 0), taker.pid);
-	kvt_test_check(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-	close(taker.pipe);
-	expect_nothing_left();
-	expect_said(why);
+	expect_end(&taker, why);
 }
 
 static void who_says_something_else_is_ended(void **state)
@@ -302,9 +325,98 @@ static void who_hangs_up_and_lives_is_ended(void **state)
 static void who_says_nothing_is_ended(void **state)
 {
 	(void)state;
-	begin();
+	begin_with_clock();
+	let_time_pass(2); /* for its word, and for its end */
 	expect_killed(say_nothing, "error=\"it said nothing for 10 s\" effect=\"serving on\"");
 	end();
+}
+
+/* ---- who does not read what it is handed */
+
+static void reader_of_nothing_run(int pipe, void *context)
+{
+	int control = kvt_client_control_fd(kvt_test_observe(&daemon_));
+	uint64_t word;
+
+	(void)context;
+	kvt_test_send(pipe, 1);
+	kvt_test_expect(pipe, 9);
+	ask(control, KVT_ADMIN_TAKEOVER, 5);
+	kvt_test_receive(pipe, &word);
+}
+
+#define FDS_MOST 1024
+
+/* Which numbers are open descriptors of the daemon. Returns the one that was not before. */
+static int new_descriptor(bool open[FDS_MOST])
+{
+	struct dirent *entry;
+	char path[64];
+	int found = -1;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/fd", (int)daemon_.pid);
+	dir = opendir(path);
+	kvt_test_check(dir);
+	while ((entry = readdir(dir))) {
+		int fd = entry->d_name[0] == '.' ? FDS_MOST : atoi(entry->d_name);
+
+		if (fd < FDS_MOST && !open[fd])
+			found = fd;
+		if (fd < FDS_MOST)
+			open[fd] = true;
+	}
+	closedir(dir);
+	return found;
+}
+
+/* Let little fit into the daemon's end of a connection. False: not permitted here. */
+static bool narrow(int its_descriptor)
+{
+	int pidfd = (int)syscall(SYS_pidfd_open, daemon_.pid, 0);
+	int end = (int)syscall(SYS_pidfd_getfd, pidfd, its_descriptor, 0);
+	int bytes = 1;
+
+	close(pidfd);
+	if (end < 0)
+		return false;
+	kvt_test_equal(setsockopt(end, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes)), 0);
+	close(end);
+	return true;
+}
+
+/* There is more to hand over than one message holds, and than fits into the socket. */
+static void who_reads_nothing_is_ended(void **state)
+{
+	struct kvt_client *observers[4 * KVT_HANDOVER_MAX - 8];
+	struct kvt_test_child taker;
+	size_t n = sizeof(observers) / sizeof(observers[0]);
+	bool open[FDS_MOST] = { false }, permitted;
+
+	(void)state;
+	begin_with_clock();
+	for (size_t i = 0; i < n; i++)
+		observers[i] = kvt_test_observe(&daemon_);
+	descriptors = kvt_test_daemon_descriptors(&daemon_);
+	new_descriptor(open);
+	kvt_test_child_start(&taker, reader_of_nothing_run, NULL);
+	kvt_test_expect(taker.pipe, 1);
+	permitted = narrow(new_descriptor(open));
+	if (permitted) {
+		kvt_test_send(taker.pipe, 9);
+		let_time_pass(2); /* for the socket's room, and for its end */
+		expect_end(&taker, "error=\"it did not read all of it within 10 s\" "
+			   "effect=\"serving on\"");
+	} else {
+		kvt_test_child_kill(&taker, SIGKILL);
+	}
+	for (size_t i = 0; i < n; i++)
+		kvt_client_close(observers[i], KVT_IDLE);
+	end();
+	if (!permitted) {
+		print_message("skip: another process's descriptors cannot be had here\n");
+		skip();
+	}
 }
 
 static uint32_t victim; /* a session */
@@ -463,7 +575,7 @@ static void who_cannot_be_ended_is_named(void **state)
 	struct kvt_test_child taker;
 
 	(void)state;
-	if (geteuid() != 0 || !begin_as(NOBODY)) {
+	if (geteuid() != 0 || !begin_as(NOBODY, 0)) {
 		print_message("skip: a daemon cannot be started as another user here\n");
 		skip();
 	}
@@ -623,7 +735,8 @@ static void a_successor_can_die_at_every_system_call(void **state)
 	end();
 }
 
-int main(void)
+/* A name, or a pattern, runs the tests that it fits. */
+int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(who_says_more_than_the_request_gets_nothing),
@@ -633,6 +746,7 @@ int main(void)
 		cmocka_unit_test(who_says_something_else_is_ended),
 		cmocka_unit_test(who_hangs_up_and_lives_is_ended),
 		cmocka_unit_test(who_says_nothing_is_ended),
+		cmocka_unit_test(who_reads_nothing_is_ended),
 		cmocka_unit_test(who_cannot_be_ended_is_named),
 		cmocka_unit_test(a_session_that_was_ended_by_it_is_told),
 		cmocka_unit_test(a_cache_that_was_damaged_by_it_ends_in_order),
@@ -641,5 +755,7 @@ int main(void)
 		cmocka_unit_test(a_successor_can_die_at_every_system_call),
 	};
 
+	if (argc > 1)
+		cmocka_set_test_filter(argv[1]);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
