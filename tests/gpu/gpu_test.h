@@ -127,15 +127,29 @@ static inline bool gpu_emulated(void)
 	return getenv("KVT_TEST_EMULATED") != NULL;
 }
 
+/* Whether there is a device that can be used: if not, the line that says why. */
 static inline void gpu_look(int pipe, void *context)
 {
 	struct kvt_cu_driver driver;
-	const char *missing;
-	int count = 0;
+	const char *missing = NULL;
+	int count = 0, error = 0, rc = kvt_cu_load(&driver, &missing);
 
 	(void)context;
-	kvt_test_send(pipe, kvt_cu_load(&driver, &missing) == 0 && driver.init(0) == 0 &&
-				    driver.device_count(&count) == 0 && count > 0);
+	if (rc == 0)
+		error = driver.init(0);
+	if (rc == 0 && !error)
+		error = driver.device_count(&count);
+	if (rc == -ENOENT)
+		printf("skip: libcuda.so.1 is not found: there is no driver, or LD_LIBRARY_PATH "
+		       "must name its folder\n");
+	else if (rc != 0)
+		printf("skip: the driver is too old: it has no %s\n", missing);
+	else if (error)
+		printf("skip: there is no CUDA device that can be used: %s (error %d)\n",
+		       kvt_cu_text(&driver, error), error);
+	else if (!count)
+		printf("skip: there is no CUDA device\n");
+	kvt_test_send(pipe, count > 0);
 }
 
 /* Skips where there is no device. The stand-in gets memory of its own. */
@@ -154,10 +168,8 @@ static inline void gpu_test_begin(void)
 	kvt_test_child_start(&child, gpu_look, NULL);
 	kvt_test_check(kvt_test_receive(child.pipe, &found));
 	kvt_test_child_finish(&child);
-	if (!found) {
-		printf("skip: there is no CUDA device\n");
+	if (!found)
 		exit(77);
-	}
 }
 
 static inline int gpu_test_end(void)
