@@ -40,6 +40,23 @@ static struct kvt_client *watcher;
 static uint32_t descriptors; /* of the daemon, with these */
 static char log_flag[128];
 
+/* An answer of the daemon: what happened before is over. */
+static void round_trip(void)
+{
+	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
+	struct kvt_admin_status status;
+
+	kvt_test_equal(kvt_admin(watcher, &request, NULL, 0, &status, sizeof(status)), 1);
+}
+
+/* What it holds now that it has done with all who came: a client hears its WELCOME before the daemon
+ * has closed what it sent with it. */
+static void count_descriptors(void)
+{
+	round_trip();
+	descriptors = kvt_test_daemon_descriptors(&daemon_);
+}
+
 /* False: it may not be started as that user. */
 static bool begin_as(uid_t uid, int clock)
 {
@@ -60,7 +77,7 @@ static bool begin_as(uid_t uid, int clock)
 	for (int i = 0; i < N_BUSY; i++)
 		kvt_work_start(&busy[i], &daemon_);
 	watcher = kvt_test_observe(&daemon_);
-	descriptors = kvt_test_daemon_descriptors(&daemon_);
+	count_descriptors();
 	return true;
 }
 
@@ -81,15 +98,6 @@ static void begin_with_clock(void)
 static void let_time_pass(uint64_t n)
 {
 	kvt_test_equal(write(daemon_.clock, &n, sizeof(n)), sizeof(n));
-}
-
-/* An answer of the daemon: what happened before is over. */
-static void round_trip(void)
-{
-	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
-	struct kvt_admin_status status;
-
-	kvt_test_equal(kvt_admin(watcher, &request, NULL, 0, &status, sizeof(status)), 1);
 }
 
 static void expect_said(const char *text)
@@ -450,7 +458,7 @@ static void a_session_that_was_ended_by_it_is_told(void **state)
 	client = kvt_test_connect(&daemon_);
 	other = kvt_test_connect(&daemon_);
 	watcher = kvt_test_observe(&daemon_);
-	descriptors = kvt_test_daemon_descriptors(&daemon_);
+	count_descriptors();
 	victim = kvt_client_info(client)->session;
 	kvt_work_keys(keys, KVT_WORK_KEYS, 1);
 	seq = kvt_work_begin(client, kvt_test_namespace(client, "takeover"), keys);
@@ -559,8 +567,7 @@ static void who_waits_for_an_answer_gets_it_once(void **state)
 	kvt_test_child_start(&ender, ender_run, NULL);
 	kvt_test_send(ender.pipe, kvt_client_info(client)->session);
 	kvt_test_expect(ender.pipe, 1);
-	round_trip(); /* what was sent before it was read */
-	descriptors = kvt_test_daemon_descriptors(&daemon_);
+	count_descriptors();
 	expect_killed(hang_up, "error=\"it hung up\" effect=\"serving on\"");
 	kvt_client_close(client, KVT_IDLE);
 	kvt_test_expect(ender.pipe, 2);
