@@ -47,7 +47,7 @@ stop() { # in order, leaving nothing
 	kill -TERM "$daemon"
 	wait "$daemon" || { daemon=""; fail "the daemon did not end with 0"; }
 	daemon=""
-	left=$(ls /dev/shm "$dir" 2>/dev/null | grep "demo-$$\|\.sock$\|\.lock$")
+	left=$(ls /dev/shm | grep "\.demo-$$\."; ls "$dir" | grep '\.sock$\|\.lock$')
 	[ -z "$left" ] || fail "left behind: $left"
 	echo "nothing left in /dev/shm nor in $dir"
 }

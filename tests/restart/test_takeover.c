@@ -49,8 +49,8 @@ static void round_trip(void)
 	kvt_test_equal(kvt_admin(watcher, &request, NULL, 0, &status, sizeof(status)), 1);
 }
 
-/* What it holds now that it has done with all who came: a client hears its WELCOME before the daemon
- * has closed what it sent with it. */
+/* What it holds now that it has done with all who came: a client hears its WELCOME before the
+ * daemon has closed what it sent with it. */
 static void count_descriptors(void)
 {
 	round_trip();
