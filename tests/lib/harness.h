@@ -41,7 +41,7 @@ struct kvt_test_daemon {
 	int notify;      /* datagram socket that gets sd_notify messages */
 	uid_t uid;       /* of what is spawned, if that may be; 0: this process's */
 	bool traced;     /* what is spawned is traced by this process (ptrace), if that may be */
-	int clock;       /* what is spawned waits by this clock (tests/restart/clock.c); 0: by none */
+	int clock;       /* what is spawned waits by it (tests/restart/clock.c), 0: by none */
 	char dir[64];    /* holds everything below; removed by kvt_test_daemon_remove() */
 	char name[64];   /* instance: its shared memory objects are named after it */
 	char socket[96];
