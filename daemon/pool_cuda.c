@@ -266,7 +266,7 @@ static int find_device(struct cuda_state *state, const char *word, int count, in
 	struct kvt_cu_uuid uuid;
 	char text[48], *end;
 	long number = strtol(word, &end, 10);
-	int error;
+	int error, found = -1;
 
 	if (!*end && end != word && number >= 0 && number < count) {
 		*ret_ordinal = (int)number;
@@ -279,11 +279,20 @@ static int find_device(struct cuda_state *state, const char *word, int count, in
 				    why_size);
 		uuid_text(uuid.bytes, text);
 		/* A MIG instance is called MIG-..., with the same digits. */
-		if (strncmp(word, text, strlen(word)) == 0 ||
-		    (strncmp(word, "MIG-", 4) == 0 && strcmp(word + 4, text + 4) == 0)) {
-			*ret_ordinal = i;
-			return 0;
+		if (strncmp(word, text, strlen(word)) != 0 &&
+		    (strncmp(word, "MIG-", 4) != 0 || strcmp(word + 4, text + 4) != 0))
+			continue;
+		if (found >= 0) {
+			snprintf(why, why_size, "devices names '%.60s', with which the UUIDs of "
+				 "devices %d and %d begin: give more of it (nvidia-smi -L)", word,
+				 found, i);
+			return -EINVAL;
 		}
+		found = i;
+	}
+	if (found >= 0) {
+		*ret_ordinal = found;
+		return 0;
 	}
 	snprintf(why, why_size, "devices names '%.60s', but the driver shows this process %d "
 		 "device%s, numbered from 0%s: see nvidia-smi -L and CUDA_VISIBLE_DEVICES", word,
@@ -302,8 +311,13 @@ static int choose_devices(struct kvt_pool *pool, struct cuda_state *state, char 
 	if (error)
 		return fail(state, error, "devices were counted", why, why_size);
 	snprintf(list, sizeof(list), "%s", pool->devices ? pool->devices : "0");
+	if (strcmp(list, "all") == 0 && count > (int)KVT_MAX_SLABS) {
+		snprintf(why, why_size, "devices is 'all', but the driver shows %d, and a pool has "
+			 "%u slabs at most: name them", count, KVT_MAX_SLABS);
+		return -EINVAL;
+	}
 	if (strcmp(list, "all") == 0) {
-		for (int i = 0; !rc && i < count && i < (int)KVT_MAX_SLABS; i++)
+		for (int i = 0; !rc && i < count; i++)
 			rc = add_device(pool, state, i, why, why_size);
 		return rc;
 	}

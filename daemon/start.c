@@ -827,7 +827,8 @@ static void report_pool(const struct kvt_daemon *daemon)
 			"page_bytes=%llu n_pages=%u positions=%llu n_slabs=%u",
 			(unsigned long long)plan->budget_bytes,
 			(unsigned long long)plan->free_bytes, (unsigned long long)plan->page_bytes,
-			plan->n_pages, (plan->n_pages - 1ull) * plan->page_size, plan->n_slabs);
+			plan->n_pages, (plan->n_pages - 1ull) * plan->page_size,
+			daemon->pool.n_slabs);
 }
 
 static void report(const struct kvt_daemon *daemon)

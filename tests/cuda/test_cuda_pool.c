@@ -189,6 +189,35 @@ static void one_process_opens_a_slab_once_for_all_its_clients(void **state)
 	}
 }
 
+/* Slab 0 of one is not slab 0 of another. */
+static void one_process_serves_two_daemons(void **state)
+{
+	struct kvt_test_daemon first;
+	struct kvt_client *a, *b;
+	struct kvt_pool of_a, of_b;
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		start(backends[i], "");
+		first = daemon_;
+		a = kvt_test_connect(&first);
+		start(backends[i], "");
+		b = kvt_test_connect(&daemon_);
+		of_a = cuda_test_map(a, 0);
+		of_b = cuda_test_map(b, 0);
+		kvt_test_check(of_a.base != of_b.base);
+		*(volatile uint64_t *)of_a.base = 1;
+		*(volatile uint64_t *)of_b.base = 2;
+		kvt_test_equal(*(volatile uint64_t *)of_a.base, 1);
+		kvt_client_close(a, KVT_IDLE);
+		kvt_test_equal(*(volatile uint64_t *)of_b.base, 2);
+		kvt_client_close(b, KVT_IDLE);
+		stop();
+		daemon_ = first;
+		stop();
+	}
+}
+
 static void write_read_only(int pipe, void *context)
 {
 	struct kvt_client *client = kvt_test_connect(&daemon_);
@@ -280,6 +309,10 @@ static void what_a_host_lacks_is_named_with_its_cure(void **state)
 		{ "TRAITS", "mig", "backend = cuda-ipc\ndevices = 0,1\n", "under MIG" },
 		{ "TRAITS", "prohibited", "backend = cuda-ipc\n", "compute mode Prohibited" },
 		{ "TRAITS", "exclusive", "backend = cuda-ipc\n", "Exclusive Process" },
+		{ "TRAITS", "no-unified", "backend = cuda-ipc\n", "no unified addressing" },
+		{ "DEVICES", "2", "backend = cuda-ipc\ndevices = GPU-6b767400\n",
+		  "devices 0 and 1 begin: give more of it" },
+		{ "DEVICES", "17", "backend = cuda-ipc\ndevices = all\n", "16 slabs at most" },
 		{ "TRAITS", "no-ipc", "backend = cuda-ipc\n", "set backend = cuda-vmm" },
 		{ "TRAITS", "no-vmm", "backend = cuda-vmm\n", "set backend = cuda-ipc" },
 		{ "TRAITS", "no-posix-fd", "backend = cuda-vmm\n", "set backend = cuda-ipc" },
@@ -340,32 +373,102 @@ static void devices_are_named_by_number_by_uuid_or_all(void **state)
 		kvt_client_close(client, KVT_IDLE);
 		stop();
 	}
+	setenv("KVT_STANDIN_TRAITS", "mig", 1);
+	start("cuda-vmm", "devices = MIG-6b767400-0000-0000-0000-000000004d01\n");
+	stop();
+}
+
+static void hold_memory(int pipe, void *context)
+{
+	struct kvt_cu_driver driver = cuda_test_driver();
+	uint64_t memory;
+
+	(void)context;
+	kvt_test_equal(driver.primary_retain(&context, 1), 0);
+	kvt_test_equal(driver.context_push(context), 0);
+	kvt_test_equal(driver.memory_alloc(&memory, 10 << 20), 0);
+	kvt_test_send(pipe, 1);
+	kvt_test_expect(pipe, 0); /* never comes */
+}
+
+/* A daemon with this budget has so many pages, in slabs of so many bytes. */
+static void expect_budget(int backend, const char *percent, uint32_t n_pages, uint64_t pool_bytes)
+{
+	struct kvt_client *client;
+	char config[100];
+
+	snprintf(config, sizeof(config), "devices = all\nn_pages = 0\npool_bytes = %s\n", percent);
+	start(backends[backend], config);
+	client = kvt_test_connect(&daemon_);
+	kvt_test_equal(kvt_client_info(client)->n_pages, n_pages);
+	kvt_test_equal(kvt_client_info(client)->pool_bytes, pool_bytes);
+	kvt_client_close(client, KVT_IDLE);
+	stop();
 }
 
 static void a_budget_in_per_cent_is_of_the_fullest_device_s_free_memory(void **state)
 {
-	struct kvt_client *client;
+	struct kvt_test_child holder;
 
 	(void)state;
-	setenv("KVT_STANDIN_DEVICES", "2", 1);
+	setenv("KVT_STANDIN_DEVICES", "3", 1);
 	setenv("KVT_STANDIN_MEMORY", "33554432", 1);
-	for (int i = 0; i < 2; i++) {
-		start(backends[i], "devices = all\nn_pages = 0\npool_bytes = 50%\n");
-		client = kvt_test_connect(&daemon_);
-		kvt_test_equal(kvt_client_info(client)->pool_bytes, 16 << 20);
-		kvt_test_equal(kvt_client_info(client)->n_pages, (32 << 20) / 100 * 50 / 1024);
-		kvt_client_close(client, KVT_IDLE);
-		stop();
-	}
+	for (int i = 0; i < 2; i++)
+		expect_budget(i, "50%", (32 << 20) / 100 * 50 / 1024, 16 << 20);
 	/* All that is free, where a whole number of pages fills it: there is room for the mark. */
 	setenv("KVT_STANDIN_MEMORY", "52428800", 1);
+	for (int i = 0; i < 2; i++)
+		expect_budget(i, "100%", (50 << 10) - (uint32_t)i, 50 << 20);
+	/* What is less than 2 MiB cannot be had. */
+	setenv("KVT_STANDIN_MEMORY", "53477376", 1);
+	for (int i = 0; i < 2; i++)
+		expect_budget(i, "100%", (50 << 10) - (uint32_t)i, 50 << 20);
+	/* The fullest is neither the first nor the last. */
+	kvt_test_child_start(&holder, hold_memory, NULL);
+	kvt_test_expect(holder.pipe, 1);
+	for (int i = 0; i < 2; i++)
+		expect_budget(i, "100%", (40 << 10) - 1, 40 << 20);
+	kvt_test_child_kill(&holder, SIGKILL);
+}
+
+static void slabs_are_in_units_of_2_mib_or_the_driver_s(void **state)
+{
+	(void)state;
+	expect_budget(0, "1M", 1024, 2 << 20);
+	expect_budget(1, "1M", 1024, 2 << 20);
+	expect_budget(1, "2M", 2048, 4 << 20); /* the mark needs another one */
+	setenv("KVT_STANDIN_TRAITS", "coarse", 1);
+	expect_budget(0, "1M", 1024, 2 << 20);
+	expect_budget(1, "1M", 1024, 4 << 20);
+}
+
+static int contexts_of(pid_t pid)
+{
+	char path[128];
+	int n = 0;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/contexts.%d", devices.dir, (int)pid);
+	file = fopen(path, "re");
+	kvt_test_check(file && fscanf(file, "%d", &n) == 1);
+	fclose(file);
+	return n;
+}
+
+/* What clients may have open is left to the end of the process; all else is given back. */
+static void the_daemon_keeps_only_what_its_backend_needs(void **state)
+{
+	(void)state;
+	setenv("KVT_STANDIN_DEVICES", "2", 1);
 	for (int i = 0; i < 2; i++) {
-		start(backends[i], "devices = all\nn_pages = 0\npool_bytes = 100%\n");
-		client = kvt_test_connect(&daemon_);
-		kvt_test_equal(kvt_client_info(client)->pool_bytes, 50 << 20);
-		kvt_test_equal(kvt_client_info(client)->n_pages, (50 << 10) - i);
-		kvt_client_close(client, KVT_IDLE);
+		pid_t pid;
+
+		start(backends[i], "devices = all\nn_pages = 0\npool_bytes = 10%\n");
+		pid = daemon_.pid;
+		kvt_test_equal(contexts_of(pid), i ? 0 : 2);
+		kvt_client_close(kvt_test_connect(&daemon_), KVT_IDLE);
 		stop();
+		kvt_test_equal(cuda_test_left_open(&devices, pid, NULL), i ? 0 : 4);
 	}
 }
 
@@ -572,6 +675,36 @@ static void the_traps_have_names(void **state)
 	stop();
 }
 
+/* The driver refuses the handle with this error. */
+static void expect_refusal_by(const char *call, const char *cu_error, int error, const char *text)
+{
+	setenv("KVT_STANDIN_FAIL_CALL", call, 1);
+	setenv("KVT_STANDIN_FAIL_ERROR", cu_error, 1);
+	*cuda_test_knob("stub_fail_at") = 0;
+	expect_refusal(&daemon_, 0, error, text);
+	kvt_test_equal(*cuda_test_knob("stub_fail_at"), -1);
+	unsetenv("KVT_STANDIN_FAIL_CALL");
+	unsetenv("KVT_STANDIN_FAIL_ERROR");
+}
+
+static void what_the_driver_says_of_a_handle_is_said(void **state)
+{
+	(void)state;
+	start("cuda-ipc", "");
+	expect_refusal_by("cuIpcOpenMemHandle_v2", "2", -ENOMEM, "out of memory");
+	expect_refusal_by("cuIpcOpenMemHandle_v2", "208", -EBUSY, "only one library may");
+	expect_refusal_by("cuIpcOpenMemHandle_v2", "800", -ENOTSUP, "set backend = cuda-vmm");
+	expect_refusal_by("cuIpcOpenMemHandle_v2", "1", -EIO, "invalid argument");
+	expect_refusal_by("cuDevicePrimaryCtxRetain", "2", -ENOMEM, "out of memory");
+	stop();
+	start("cuda-vmm", "");
+	expect_refusal_by("cuMemImportFromShareableHandle", "2", -ENOMEM, "out of memory");
+	expect_refusal_by("cuMemImportFromShareableHandle", "801", -ENOTSUP,
+			  "set backend = cuda-ipc");
+	expect_refusal_by("cuMemMap", "1", -EIO, "invalid argument");
+	stop();
+}
+
 static void a_driver_that_maps_nothing_read_only_is_named(void **state)
 {
 	struct kvt_client *client;
@@ -688,6 +821,18 @@ static void another_user_s_ipc_handle_is_named(void **state)
 	}
 }
 
+/* The driver refuses it, as it often does, and does not say why. */
+static void map_across_namespaces(struct kvt_client *client)
+{
+	struct kvt_pool pool;
+
+	setenv("KVT_STANDIN_FAIL_CALL", "cuIpcOpenMemHandle_v2", 1);
+	*cuda_test_knob("stub_fail_at") = 0;
+	kvt_test_equal(kvt_pool_map_cuda(client, 0, 0, &pool), -ENOTSUP);
+	kvt_test_check(strstr(kvt_client_error(client)->text, "another PID namespace"));
+	cuda_test_map(client, 0); /* and where it does not refuse it, all is well */
+}
+
 /* In a PID namespace of its own, as process number `number`: 77 if that may not be made. */
 static int run_as_number(pid_t number, int backend)
 {
@@ -708,7 +853,9 @@ static int run_as_number(pid_t number, int backend)
 	}
 	kvt_test_equal(getpid(), number);
 	client = kvt_test_connect(&daemon_);
-	if (backend == 0) {
+	if (number != daemon_.pid) {
+		map_across_namespaces(client);
+	} else if (backend == 0) {
 		int rc = kvt_pool_map_cuda(client, 0, 0, &pool);
 
 		if (rc != -ENOTUNIQ || !strstr(kvt_client_error(client)->text, "PID namespaces"))
@@ -721,7 +868,7 @@ static int run_as_number(pid_t number, int backend)
 	_exit(0);
 }
 
-static int in_namespace(int backend)
+static int in_namespace(int backend, pid_t number)
 {
 	pid_t child;
 	int status = 0;
@@ -735,7 +882,7 @@ static int in_namespace(int backend)
 			_exit(77);
 		child = fork(); /* number 1 there, whose end ends the namespace */
 		if (child == 0)
-			_exit(run_as_number(daemon_.pid, backend));
+			_exit(run_as_number(number, backend));
 		waitpid(child, &status, 0);
 		_exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
 	}
@@ -750,12 +897,25 @@ static void the_same_number_in_two_pid_namespaces_is_named(void **state)
 		int status;
 
 		start(backends[i], "");
-		status = in_namespace(i);
+		status = in_namespace(i, daemon_.pid);
 		stop();
 		if (status == 77)
 			cuda_test_skip("PID namespaces and numbers may not be made here");
 		kvt_test_equal(status, 0);
 	}
+}
+
+static void another_pid_namespace_is_named_where_the_driver_refuses_it(void **state)
+{
+	int status;
+
+	(void)state;
+	start("cuda-ipc", "");
+	status = in_namespace(0, daemon_.pid + 1);
+	stop();
+	if (status == 77)
+		cuda_test_skip("PID namespaces and numbers may not be made here");
+	kvt_test_equal(status, 0);
 }
 
 /* ---- writers that die */
@@ -817,40 +977,50 @@ static void await_no_quarantine(void)
 		sched_yield();
 }
 
-static void pages_of_a_killed_client_wait_until_nothing_writes_them(void **state)
+static void kill_who_writes(const char *backend)
+{
+	struct writer writer = { .child_holds = true };
+	struct kvt_test_child child;
+	struct kvt_client *other;
+	struct kvt_pool pool;
+	uint32_t *pages = calloc(4096, sizeof(*pages)), n = 4095 - 64;
+	uint64_t word = 0;
+
+	start(backend, "mps = no\n");
+	kvt_test_child_start(&child, writer_run, &writer);
+	kvt_test_check(kvt_test_receive(child.pipe, &word));
+	kvt_test_child_kill(&child, SIGKILL);
+	kvt_test_session_ended(&daemon_, (uint32_t)word);
+	/* The process has exited; its socket and the writes live on in its child. */
+	kvt_test_equal(counters_now().quarantined_pages, 64);
+	other = kvt_test_connect(&daemon_);
+	pool = cuda_test_map(other, 0);
+	kvt_test_equal(kvt_alloc(other, n + 1, pages), -ENOSPC);
+	kvt_test_equal(kvt_alloc(other, n, pages), 0);
+	for (uint32_t j = 0; j < n; j++)
+		*(volatile uint64_t *)((char *)pool.base + pages[j] * pool.page_bytes) = 1;
+	kvt_test_equal(kill((pid_t)(word >> 32), SIGKILL), 0);
+	await_no_quarantine();
+	for (uint32_t j = 0; j < n; j++)
+		kvt_test_equal(*(volatile uint64_t *)((char *)pool.base +
+						      pages[j] * pool.page_bytes), 1);
+	kvt_test_equal(kvt_alloc(other, 64, pages), 0);
+	kvt_client_close(other, KVT_IDLE);
+	free(pages);
+	stop();
+}
+
+/* In a process of its own for each: who has used CUDA cannot fork. */
+static void ipc_pages_of_a_killed_client_wait_until_nothing_writes_them(void **state)
 {
 	(void)state;
-	for (int i = 0; i < 2; i++) {
-		struct writer writer = { .child_holds = true };
-		struct kvt_test_child child;
-		struct kvt_client *other;
-		struct kvt_pool pool;
-		uint32_t *pages = calloc(4096, sizeof(*pages)), n = 4095 - 64;
-		uint64_t word = 0;
+	kill_who_writes("cuda-ipc");
+}
 
-		start(backends[i], "mps = no\n");
-		kvt_test_child_start(&child, writer_run, &writer);
-		kvt_test_check(kvt_test_receive(child.pipe, &word));
-		kvt_test_child_kill(&child, SIGKILL);
-		kvt_test_session_ended(&daemon_, (uint32_t)word);
-		/* The process has exited; its socket and the writes live on in its child. */
-		kvt_test_equal(counters_now().quarantined_pages, 64);
-		other = kvt_test_connect(&daemon_);
-		pool = cuda_test_map(other, 0);
-		kvt_test_equal(kvt_alloc(other, n + 1, pages), -ENOSPC);
-		kvt_test_equal(kvt_alloc(other, n, pages), 0);
-		for (uint32_t j = 0; j < n; j++)
-			*(volatile uint64_t *)((char *)pool.base + pages[j] * pool.page_bytes) = 1;
-		kvt_test_equal(kill((pid_t)(word >> 32), SIGKILL), 0);
-		await_no_quarantine();
-		for (uint32_t j = 0; j < n; j++)
-			kvt_test_equal(*(volatile uint64_t *)((char *)pool.base +
-							      pages[j] * pool.page_bytes), 1);
-		kvt_test_equal(kvt_alloc(other, 64, pages), 0);
-		kvt_client_close(other, KVT_IDLE);
-		free(pages);
-		stop();
-	}
+static void vmm_pages_of_a_killed_client_wait_until_nothing_writes_them(void **state)
+{
+	(void)state;
+	kill_who_writes("cuda-vmm");
 }
 
 static uint64_t now_ns(void)
@@ -974,6 +1144,7 @@ static void memory_that_lost_its_contents_is_not_taken_up(void **state)
 	struct kvt_pool pool;
 
 	(void)state;
+	setenv("KVT_STANDIN_MEMORY", "8388608", 1); /* room for one */
 	start_supervised("backend = cuda-vmm\n");
 	client = kvt_test_connect(&daemon_);
 	pool = cuda_test_map(client, 0);
@@ -987,6 +1158,39 @@ static void memory_that_lost_its_contents_is_not_taken_up(void **state)
 	kvt_test_equal(serve(client, &pool, 1, 1), 0);
 	kvt_client_close(client, KVT_IDLE);
 	stop();
+}
+
+/* Device memory knows nothing of options, so what is left is taken up only for the same ones. */
+static void slabs_of_other_devices_are_not_taken_up(void **state)
+{
+	static const struct {
+		const char *before, *after, *text;
+	} cases[] = {
+		{ "0 1", "1 0", "slab 0 that was left is not what these options make" },
+		{ "0 1", "0", "the pool that was left has 2 slabs, and devices wants 1" },
+		{ "0", "0 1", "the pool that was left has 1 slabs, and devices wants 2" },
+		{ "0", "1", "slab 0 that was left is not what these options make" },
+	};
+
+	(void)state;
+	setenv("KVT_STANDIN_DEVICES", "2", 1);
+	setenv("KVT_STANDIN_MEMORY", "8388608", 1); /* room for one slab a device */
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		char config[100];
+		FILE *file;
+
+		snprintf(config, sizeof(config), "backend = cuda-vmm\ndevices = %s\n",
+			 cases[i].before);
+		start_supervised(config);
+		file = fopen(daemon_.config, "ae");
+		kvt_test_check(file && fprintf(file, "devices = %s\n", cases[i].after) > 0 &&
+			       fclose(file) == 0);
+		kvt_test_daemon_succeed(&daemon_);
+		if (!kvt_test_daemon_said(&daemon_, cases[i].text))
+			kvt_test_fail("it did not say '%s'", cases[i].text);
+		kvt_test_check(!kvt_test_daemon_said(&daemon_, "waits_for_memory"));
+		stop();
+	}
 }
 
 static void an_ipc_pool_ends_with_its_daemon_and_clients_are_told(void **state)
@@ -1021,6 +1225,7 @@ static void every_call_of_a_successor_s_start_fails_once(void **state)
 	int whole = 0, n;
 
 	(void)state;
+	setenv("KVT_STANDIN_MEMORY", "8388608", 1); /* room for one pool: none may be left */
 	/* Two in a row that nothing happened to: there was no n-th call. (One alone may be the
 	 * question that older drivers refuse.) */
 	for (n = 0; whole < 2; n++) {
@@ -1072,6 +1277,11 @@ static void a_forked_child_touches_nothing_of_its_parent_s(void **state)
 		kvt_test_equal(kvt_pool_map_cuda(client, 0, 0, &again), -ECHILD);
 		kvt_client_close(client, KVT_IDLE);
 		kvt_test_equal(*cuda_test_knob("stub_open"), open);
+		/* Nor has it a driver, for a client of its own. */
+		client = kvt_test_connect(&daemon_);
+		kvt_test_equal(kvt_pool_map_cuda(client, 0, 0, &again), -EIO);
+		kvt_test_check(strstr(kvt_client_error(client)->text, "forked"));
+		kvt_client_close(client, KVT_IDLE);
 		_exit(0);
 	}
 	waitpid(child, &status, 0);
@@ -1094,27 +1304,34 @@ int main(int argc, char **argv)
 		TEST(two_processes_share_pages_in_place),
 		TEST(a_page_number_is_valid_in_every_slab_and_slabs_are_found_by_uuid),
 		TEST(one_process_opens_a_slab_once_for_all_its_clients),
+		TEST(one_process_serves_two_daemons),
 		TEST(a_read_only_mapping_cannot_be_written),
 		TEST(a_host_without_the_driver_is_told_so),
 		TEST(what_a_host_lacks_is_named_with_its_cure),
 		TEST(mps_shares_a_device_that_is_one_process_s),
 		TEST(devices_are_named_by_number_by_uuid_or_all),
 		TEST(a_budget_in_per_cent_is_of_the_fullest_device_s_free_memory),
+		TEST(slabs_are_in_units_of_2_mib_or_the_driver_s),
+		TEST(the_daemon_keeps_only_what_its_backend_needs),
 		TEST(every_call_of_the_daemon_s_start_fails_once),
 		TEST(old_clients_that_still_hold_the_memory_are_named_and_waited_for),
 		TEST(who_is_ending_holds_the_memory_until_it_has_ended),
 		TEST(every_call_of_a_client_s_mapping_fails_once),
 		TEST(the_traps_have_names),
+		TEST(what_the_driver_says_of_a_handle_is_said),
 		TEST(a_driver_that_maps_nothing_read_only_is_named),
 		TEST(another_mig_instance_is_named),
 		TEST(an_exporter_that_is_gone_is_named),
 		TEST(another_user_s_ipc_handle_is_named),
 		TEST(the_same_number_in_two_pid_namespaces_is_named),
-		TEST(pages_of_a_killed_client_wait_until_nothing_writes_them),
+		TEST(another_pid_namespace_is_named_where_the_driver_refuses_it),
+		TEST(ipc_pages_of_a_killed_client_wait_until_nothing_writes_them),
+		TEST(vmm_pages_of_a_killed_client_wait_until_nothing_writes_them),
 		TEST(under_mps_a_time_of_grace_is_added),
 		TEST(mps_is_noticed),
 		TEST(a_successor_takes_up_a_vmm_pool_with_all_that_is_cached),
 		TEST(memory_that_lost_its_contents_is_not_taken_up),
+		TEST(slabs_of_other_devices_are_not_taken_up),
 		TEST(an_ipc_pool_ends_with_its_daemon_and_clients_are_told),
 		TEST(every_call_of_a_successor_s_start_fails_once),
 		TEST(a_forked_child_touches_nothing_of_its_parent_s),

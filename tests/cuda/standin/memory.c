@@ -483,6 +483,11 @@ static int allocation_check(const struct kvt_cu_allocation *allocation)
 		       : 0;
 }
 
+static uint64_t block_bytes(void)
+{
+	return standin_trait("coarse") ? 2 * STANDIN_BLOCK : STANDIN_BLOCK;
+}
+
 EXPORT int cuMemGetAllocationGranularity(size_t *bytes, const struct kvt_cu_allocation *allocation,
 					 int option)
 {
@@ -491,7 +496,7 @@ EXPORT int cuMemGetAllocationGranularity(size_t *bytes, const struct kvt_cu_allo
 	ENTER("cuMemGetAllocationGranularity");
 	error = allocation_check(allocation);
 	if (!error)
-		*bytes = STANDIN_BLOCK;
+		*bytes = block_bytes();
 	return option == 0 || option == 1 ? error : KVT_CU_ERROR_INVALID_VALUE;
 }
 
@@ -505,7 +510,7 @@ EXPORT int cuMemCreate(uint64_t *handle, size_t bytes, const struct kvt_cu_alloc
 	error = allocation_check(allocation);
 	if (error)
 		return error;
-	if (flags || !bytes || bytes % STANDIN_BLOCK)
+	if (flags || !bytes || bytes % block_bytes())
 		return KVT_CU_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&lock);
 	error = memory_create(standin_device(allocation->location.id)->index, bytes, &memory);

@@ -23,7 +23,7 @@ EXPORT int stub_devices = 1;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int open_kinds[STANDIN_KINDS];
 static int n_calls;
-static bool initialized;
+static pid_t initialized_in; /* a forked child has no driver */
 static struct standin_device devices[STANDIN_DEVICES_MAX];
 static int visible[STANDIN_DEVICES_MAX]; /* host indices by ordinal */
 static int n_visible;
@@ -49,11 +49,28 @@ bool standin_trait(const char *word)
 	return false;
 }
 
+/* For tests that look at a process which goes on. */
+static void note_contexts(void)
+{
+	const char *directory = getenv("KVT_STANDIN_DIR");
+	char path[512];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/contexts.%d", directory ? directory : "", (int)getpid());
+	file = directory ? fopen(path, "we") : NULL;
+	if (!file)
+		return;
+	fprintf(file, "%d\n", open_kinds[STANDIN_CONTEXT]);
+	fclose(file);
+}
+
 void standin_opened(enum standin_kind kind, int by)
 {
 	pthread_mutex_lock(&lock);
 	open_kinds[kind] += by;
 	stub_open += by;
+	if (kind == STANDIN_CONTEXT)
+		note_contexts();
 	pthread_mutex_unlock(&lock);
 }
 
@@ -168,8 +185,8 @@ int standin_enter(const char *name)
 	n_calls++;
 	if (stub_fail_at >= 0 && (!only || strcmp(only, name) == 0) && stub_fail_at-- == 0)
 		error = (int)standin_number("KVT_STANDIN_FAIL_ERROR", STANDIN_FAILURE);
-	else if (!initialized && strcmp(name, "cuInit") != 0 &&
-		 strcmp(name, "cuDriverGetVersion") != 0)
+	else if (initialized_in != getpid() && strcmp(name, "cuDriverGetVersion") != 0 &&
+		 (initialized_in || strcmp(name, "cuInit") != 0))
 		error = KVT_CU_ERROR_NOT_INITIALIZED;
 	pthread_mutex_unlock(&lock);
 	return error;
@@ -205,7 +222,7 @@ EXPORT int cuInit(unsigned int flags)
 		return KVT_CU_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&lock);
 	see_devices();
-	initialized = n_visible > 0;
+	initialized_in = n_visible > 0 ? getpid() : 0;
 	pthread_mutex_unlock(&lock);
 	return n_visible ? 0 : KVT_CU_ERROR_NO_DEVICE;
 }
@@ -306,7 +323,7 @@ EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device)
 			 : standin_trait("exclusive") ? KVT_CU_COMPUTE_MODE_EXCLUSIVE_PROCESS
 						      : 0;
 		return 0;
-	case KVT_CU_ATTRIBUTE_UNIFIED_ADDRESSING: *value = 1; return 0;
+	case KVT_CU_ATTRIBUTE_UNIFIED_ADDRESSING: *value = !standin_trait("no-unified"); return 0;
 	case KVT_CU_ATTRIBUTE_MAJOR: *value = stub_major; return 0;
 	case KVT_CU_ATTRIBUTE_MINOR: *value = 0; return 0;
 	case KVT_CU_ATTRIBUTE_SHARED_PER_SM: *value = standin_shared_bytes(); return 0;

@@ -15,7 +15,7 @@
  *   KVT_STANDIN_MEMORY   bytes of memory of each (1 GiB)
  *   KVT_STANDIN_DRIVER   what cuDriverGetVersion says (13000)
  *   KVT_STANDIN_TRAITS   words, separated by commas: mig no-ipc no-vmm no-posix-fd mps prohibited
- *                        exclusive no-read-only
+ *                        exclusive no-read-only no-unified coarse (VMM in units of 4 MiB)
  *                        no-stream-ops no-host-register releases-fail
  *                        What a device must not do: early-fences (host functions and written
  *                        values do not wait for what was queued before) late-writes (a kernel
@@ -27,6 +27,7 @@
  *   KVT_STANDIN_LAG_US   each item of a stream waits a random time below this before it runs
  *   KVT_STANDIN_LOST_AT  the n-th kernel fails, from 1, and with it all that is queued and comes
  *                        later, fences too: memory can still be given back
+ *   DIR/contexts.PID     how many contexts a process has
  *   KVT_STANDIN_REPORT   file to which "calls=N open=N (kind N ...)" is appended at exit
  *   CUDA_VISIBLE_DEVICES ordinals, or GPU-... UUIDs, as for the real one
  */
@@ -38,7 +39,7 @@
 #include "kvt_cuda.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define STANDIN_DEVICES_MAX 16
+#define STANDIN_DEVICES_MAX 20
 #define STANDIN_BLOCK (2u << 20) /* as the real one's granularity */
 #define STANDIN_FAILURE 999
 
