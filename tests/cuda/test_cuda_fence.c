@@ -440,6 +440,19 @@ static void the_environment_chooses_where_the_device_can(void **state)
 	}
 }
 
+/* A daemon that looks at fences once a second only: so often that nobody waits for the end of this
+ * test if host functions did not wake it. */
+static void a_host_function_wakes_the_daemon(void **state)
+{
+	static struct engine engine;
+
+	(void)state;
+	engine_open(&engine, KVT_FENCE_BY_HOST, "fence_poll_us = 1000000\n");
+	for (int i = 0; i < 150; i++)
+		free_test(&engine);
+	engine_close(&engine, false);
+}
+
 /* ---- failures and ends */
 
 static void every_call_of_a_fence_fails_once(void **state)
@@ -754,6 +767,7 @@ int main(int argc, char **argv)
 		TEST(no_operation_overtakes_its_writes),
 		TEST(each_stream_has_a_word_of_its_own),
 		TEST(the_environment_chooses_where_the_device_can),
+		TEST(a_host_function_wakes_the_daemon),
 		TEST(every_call_of_a_fence_fails_once),
 		TEST(fences_may_come_after_the_client_is_gone),
 		TEST(a_group_s_fence_waits_for_the_streams_of_all_ranks),

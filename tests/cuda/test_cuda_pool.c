@@ -1138,6 +1138,48 @@ static void a_successor_takes_up_a_vmm_pool_with_all_that_is_cached(void **state
 	stop();
 }
 
+static void take_over(void)
+{
+	static const char *const takeover[] = { "--takeover", NULL };
+	pid_t old = daemon_.pid;
+	int status;
+
+	kvt_test_daemon_start(&daemon_, takeover);
+	kvt_test_check(waitpid(old, &status, 0) == old && status == 0);
+}
+
+/* A successor does not know since when a dead client's work may have gone on, and begins anew. */
+static void quarantine_outlives_the_daemon(void **state)
+{
+	static const char config[] = "backend = cuda-vmm\nmps = yes\nmps_grace_ms = 86400000\n";
+	uint64_t session;
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		if (i)
+			start("cuda-vmm", strchr(config, '\n') + 1);
+		else
+			start_supervised(config);
+		kill_a_writer(&session);
+		kvt_test_equal(counters_now().quarantined_pages, 64);
+		if (i)
+			take_over();
+		else
+			kvt_test_daemon_succeed(&daemon_);
+		kvt_test_check(!kvt_test_daemon_said(&daemon_, "cold_start"));
+		kvt_test_equal(kvt_test_settled(&daemon_).quarantined_pages, 64);
+		fence_session(session);
+		await_no_quarantine();
+		stop();
+	}
+	/* It asks by itself when the time is over. */
+	start_supervised("backend = cuda-vmm\nmps = yes\nmps_grace_ms = 300\n");
+	kill_a_writer(&session);
+	kvt_test_daemon_succeed(&daemon_);
+	await_no_quarantine();
+	stop();
+}
+
 static void memory_that_lost_its_contents_is_not_taken_up(void **state)
 {
 	struct kvt_client *client;
@@ -1330,6 +1372,7 @@ int main(int argc, char **argv)
 		TEST(under_mps_a_time_of_grace_is_added),
 		TEST(mps_is_noticed),
 		TEST(a_successor_takes_up_a_vmm_pool_with_all_that_is_cached),
+		TEST(quarantine_outlives_the_daemon),
 		TEST(memory_that_lost_its_contents_is_not_taken_up),
 		TEST(slabs_of_other_devices_are_not_taken_up),
 		TEST(an_ipc_pool_ends_with_its_daemon_and_clients_are_told),

@@ -142,6 +142,30 @@ static void contradictions_are_refused_with_cause_and_cure(void **state)
 	start(&config);
 	set(&config, "n_pages", "1073741824");
 	expect_refused(&config, -EINVAL, "more than", "lower n_pages");
+	kvt_config_init(&config);
+	set(&config, "pool_bytes", "256T");
+	set(&config, "page_bytes", "1K");
+	expect_refused(&config, -EINVAL, "274877906944 pages", "change n_pages");
+	start(&config);
+	set(&config, "backend", "cuda-vmm");
+	set(&config, "n_slabs", "2");
+	expect_refused(&config, -EINVAL, "n_slabs is 2", "drop n_slabs");
+}
+
+/* 2^41 bytes a page, of which 2^23 are 2^64 bytes: 0, if nobody looked. */
+static void the_largest_page_times_many_does_not_wrap_around(void **state)
+{
+	struct kvt_config config;
+
+	(void)state;
+	kvt_config_init(&config);
+	set(&config, "n_layers", "256");
+	set(&config, "n_kv_heads", "4096");
+	set(&config, "head_dim", "1024");
+	set(&config, "page_size", "256");
+	set(&config, "kv_type", "fp32");
+	set(&config, "n_pages", "8388608");
+	expect_refused(&config, -EINVAL, "8388608 pages of 2199023255552 bytes", "lower n_pages");
 }
 
 static void the_same_page_bytes_are_no_contradiction(void **state)
@@ -255,6 +279,7 @@ int main(void)
 		cmocka_unit_test(a_share_is_of_the_free_memory_that_the_backend_names),
 		cmocka_unit_test(without_a_geometry_pages_are_bytes),
 		cmocka_unit_test(contradictions_are_refused_with_cause_and_cure),
+		cmocka_unit_test(the_largest_page_times_many_does_not_wrap_around),
 		cmocka_unit_test(the_same_page_bytes_are_no_contradiction),
 		cmocka_unit_test(the_fingerprint_gets_the_geometry_where_it_belongs),
 		cmocka_unit_test(scales_come_as_a_pair_or_a_line_for_each_layer),
