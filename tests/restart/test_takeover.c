@@ -18,15 +18,13 @@
 #include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <linux/ptrace.h>
-
 #include "libclient/client.h"
 #include "tests/lib/harness.h"
+#include "tests/restart/trace.h"
 #include "tests/restart/work.h"
 
 #define N_BUSY 2
@@ -598,35 +596,13 @@ static void who_cannot_be_ended_is_named(void **state)
 
 /* ---- a successor that dies */
 
-/* Resume until the next system call begins or ends. False: it has ended. */
-static bool next_stop(pid_t pid, struct ptrace_syscall_info *ret_info)
-{
-	int status, signal = 0;
-
-	do {
-		kvt_test_equal(ptrace(PTRACE_SYSCALL, pid, NULL, signal), 0);
-		kvt_test_equal(waitpid(pid, &status, 0), pid);
-		if (!WIFSTOPPED(status))
-			return false;
-		signal = WSTOPSIG(status) == SIGTRAP ? 0 : WSTOPSIG(status);
-	} while (WSTOPSIG(status) != (SIGTRAP | 0x80));
-	kvt_test_check(ptrace(PTRACE_GET_SYSCALL_INFO, pid, sizeof(*ret_info), ret_info) > 0);
-	return true;
-}
-
-static bool begins(const struct ptrace_syscall_info *info, uint64_t number)
-{
-	return info->op == PTRACE_SYSCALL_INFO_ENTRY && info->entry.nr == number;
-}
-
 /* Whether it is about to connect to the daemon. */
 static bool connects(pid_t pid, const struct ptrace_syscall_info *info)
 {
 	struct sockaddr_un address = { 0 };
-	struct iovec here = { &address, sizeof(address) };
-	struct iovec there = { (void *)(uintptr_t)info->entry.args[1], sizeof(address) };
 
-	return begins(info, SYS_connect) && process_vm_readv(pid, &here, 1, &there, 1, 0) > 0 &&
+	return kvt_trace_begins(info, SYS_connect) &&
+	       kvt_trace_read(pid, info->entry.args[1], &address, sizeof(address)) &&
 	       strcmp(address.sun_path, daemon_.socket) == 0;
 }
 
@@ -649,23 +625,14 @@ static pid_t start_until(uint32_t n, bool *ret_confirms)
 	kvt_test_equal(ptrace(PTRACE_SETOPTIONS, successor.pid, NULL,
 			      PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL), 0);
 	while (!connects(successor.pid, &info))
-		kvt_test_check(next_stop(successor.pid, &info));
+		kvt_test_check(kvt_trace_next(successor.pid, &info, &status));
 	control = info.entry.args[0];
 	while (n-- > 0 && sent < 3) {
-		kvt_test_check(next_stop(successor.pid, &info));
-		sent += begins(&info, SYS_sendmsg) && info.entry.args[0] == control;
+		kvt_test_check(kvt_trace_next(successor.pid, &info, &status));
+		sent += kvt_trace_begins(&info, SYS_sendmsg) && info.entry.args[0] == control;
 	}
 	*ret_confirms = sent == 3;
 	return successor.pid;
-}
-
-static void kill_traced(pid_t pid)
-{
-	int status;
-
-	kvt_test_equal(kill(pid, SIGKILL), 0);
-	kvt_test_equal(waitpid(pid, &status, 0), pid);
-	kvt_test_check(WIFSIGNALED(status));
 }
 
 static void let_it_take_over(pid_t pid)
@@ -673,7 +640,7 @@ static void let_it_take_over(pid_t pid)
 	pid_t old = daemon_.pid;
 	int status;
 
-	kvt_test_equal(ptrace(PTRACE_DETACH, pid, NULL, NULL), 0);
+	kvt_trace_let_go(pid);
 	daemon_.pid = pid;
 	kvt_test_check(kvt_test_daemon_await(&daemon_, "READY=1"));
 	kvt_test_check(waitpid(old, &status, 0) == old && status == 0);
@@ -718,7 +685,7 @@ static void a_successor_can_die_at_every_system_call(void **state)
 	(void)state;
 	begin();
 	while ((pid = start_until(n, &confirms)) && !confirms) {
-		kill_traced(pid);
+		kvt_trace_kill(pid);
 		expect_nothing_left();
 		n++;
 	}
@@ -727,7 +694,7 @@ static void a_successor_can_die_at_every_system_call(void **state)
 		print_message("skip: processes cannot be traced here\n");
 		skip();
 	}
-	kill_traced(pid); /* all is done, but for the confirmation */
+	kvt_trace_kill(pid); /* all is done, but for the confirmation */
 	expect_nothing_left();
 	expect_said("error=\"it hung up\" effect=\"serving on\"");
 	print_message("killed at %u places\n", n + 1);
@@ -736,7 +703,7 @@ static void a_successor_can_die_at_every_system_call(void **state)
 	let_it_take_over(start_until(UINT32_MAX, &confirms));
 	round_trip(); /* takes the greeting */
 	expect_nothing_left();
-	kill_traced(start_until(UINT32_MAX, &confirms));
+	kvt_trace_kill(start_until(UINT32_MAX, &confirms));
 	expect_nothing_left();
 	let_it_take_over(start_until(UINT32_MAX, &confirms));
 	end();
