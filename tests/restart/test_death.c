@@ -118,8 +118,8 @@ static void run_to_the_handover(struct ptrace_syscall_info *info)
 	} while (!kvt_trace_says(daemon_.pid, info, "event=handing_over"));
 }
 
-/* Places from there to the one before the last descriptors go; it is stopped at the n-th, or at that
- * one. */
+/* Places from there to the one before the last descriptors go; it is stopped at the n-th, or
+ * there. */
 static uint32_t run_before_the_last(uint32_t n)
 {
 	struct ptrace_syscall_info info;
@@ -202,7 +202,7 @@ static void an_old_daemon_that_dies_too_soon_takes_all_with_it(void **state)
 		die_before_the_last(n);
 }
 
-/* Be taken over, and die at the n-th place behind that; the successor goes on. Places there were. */
+/* Be taken over, and die at the n-th place behind that; the successor goes on. Places so far. */
 static uint32_t die_behind_the_last(uint32_t n)
 {
 	const char *const takeover[] = { "--takeover", log_flag, NULL };
@@ -287,8 +287,8 @@ static pid_t next_child(void)
 	return pid;
 }
 
-/* Restart it; the one that comes is killed at place n, its successor at place m if there is one, and
- * the next one serves. Places up to READY, if n is UINT32_MAX. */
+/* Restart it; the one that comes is killed at place n, its successor at place m if there is one,
+ * and the next one serves. Places up to READY, if n is UINT32_MAX. */
 static uint32_t die_at_start(uint32_t n, const uint32_t *m)
 {
 	uint32_t places;
@@ -431,8 +431,8 @@ static bool crash(void)
 
 static bool (*const triggers[])(void) = { upgrade, crash };
 
-/* Places of the supervisor, from the end of its daemon until the next one is ready; it is stopped at
- * the n-th. */
+/* Places of the supervisor, from the end of its daemon until the next one is ready; it is stopped
+ * at the n-th. */
 static uint32_t run_supervisor(uint32_t n, bool (*trigger)(void))
 {
 	struct ptrace_syscall_info info;
