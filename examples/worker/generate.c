@@ -13,6 +13,9 @@
 #define ROOM_WAIT_NS 1000000L /* between two attempts when all pages are locked by others */
 #define ROOM_WAITS 60000      /* a minute */
 #define LOST_DEVICE_NS 100000000L /* for what can still be answered when a device has failed */
+#define RECONNECT_WAIT_NS 20000000L /* between two attempts when the daemon is gone */
+#define RECONNECT_US 30e6 /* for a successor to come */
+#define RECONNECTS 16 /* of one prompt: daemons do not die so often unless it is what they die of */
 
 static double now_us(void)
 {
@@ -72,6 +75,13 @@ static int kvt_failed(struct worker *worker, int error)
 	return error;
 }
 
+/** Whether the daemon has ended and nothing kept what this session had. -ESTALE alone does not
+ * tell: it may be one prefix that is gone, too. */
+static bool is_lost(const struct worker *worker)
+{
+	return kvt_group_check(worker->client) != 0;
+}
+
 /** BEGIN; when all pages are locked by other sequences, wait for some to end. */
 static int begin(struct run *run)
 {
@@ -111,7 +121,7 @@ static int commit(struct run *run, uint32_t computed, uint32_t flags)
 		error = kvt_seq_commit(run->seq, computed, NULL, 0, fence, flags);
 	if (error == 0)
 		error = kvt_seq_poll(run->seq);
-	if (error == -ESTALE) {
+	if (error == -ESTALE && !is_lost(run->worker)) {
 		run->publishing = false; /* reset or removed meanwhile: go on alone */
 		run->generation->unpublished = true;
 		return 0;
@@ -171,18 +181,47 @@ static void emit(struct run *run, uint32_t token)
 	g->tokens[g->n_tokens++] = token;
 }
 
+static int check_numbers(struct worker *worker, const float *logits)
+{
+	for (uint32_t i = 0; i < worker->model.vocab_size; i++) {
+		if (isfinite(logits[i]))
+			continue;
+		snprintf(worker->why, sizeof(worker->why), "the model's results are no numbers any "
+			 "more: is %s whole?", worker->options.model);
+		return -EDOM;
+	}
+	return 0;
+}
+
+/** A page for the position, if it has none. -EAGAIN: there is none to be had. */
+static int grow(struct run *run, uint32_t position)
+{
+	uint32_t n_pages;
+	int error;
+
+	kvt_seq_pages(run->seq, &n_pages);
+	if (position / run->worker->forward.page_size < n_pages)
+		return 0;
+	error = kvt_seq_extend(run->seq, 1);
+	if (error == -ENOSPC || error == -EDQUOT)
+		return -EAGAIN;
+	return error ? kvt_failed(run->worker, error) : 0;
+}
+
 /** From the logits of the last position onwards. -EAGAIN: no page for the next position. */
 static int decode(struct run *run, const float *logits)
 {
 	struct worker *worker = run->worker;
 	struct generation *g = run->generation;
 	uint32_t vocab = worker->model.vocab_size, n_pages;
-	uint32_t ps = worker->forward.page_size;
 
 	for (;;) {
 		uint32_t position = g->n_tokens, step = g->n_tokens - g->n_prompt, token;
 		const uint32_t *pages;
+		int error = check_numbers(worker, logits);
 
+		if (error)
+			return error;
 		if (g->logits)
 			memcpy(g->logits + (size_t)step * vocab, logits, vocab * sizeof(*logits));
 		token = sample(logits, vocab, worker->options.temperature, &run->random);
@@ -190,16 +229,10 @@ static int decode(struct run *run, const float *logits)
 		if (token == TOKEN_BOS || token == TOKEN_EOS ||
 		    step + 1 == worker->options.max_tokens || g->n_tokens == worker->model.context)
 			return 0;
+		error = grow(run, position);
+		if (error)
+			return error;
 		pages = kvt_seq_pages(run->seq, &n_pages);
-		if (position / ps >= n_pages) {
-			int error = kvt_seq_extend(run->seq, 1);
-
-			if (error == -ENOSPC || error == -EDQUOT)
-				return -EAGAIN;
-			if (error)
-				return kvt_failed(worker, error);
-			pages = kvt_seq_pages(run->seq, &n_pages);
-		}
 		logits = forward_run(&worker->forward, &token, position, 1, pages, n_pages,
 				     worker->why);
 		if (!logits)
@@ -238,9 +271,30 @@ static int finish(struct run *run, uint32_t begun_with)
 	else
 		error = kvt_seq_end(run->seq, 0, NULL, 0, fence, 0);
 	run->seq = NULL;
-	if (error == -ESTALE)
-		run->generation->unpublished = true;
-	return error && error != -ESTALE ? kvt_failed(run->worker, error) : 0;
+	if (error == -ESTALE || (error && is_lost(run->worker))) {
+		run->generation->unpublished = true; /* but what it said is all there */
+		return 0;
+	}
+	return error ? kvt_failed(run->worker, error) : 0;
+}
+
+/** Connect to the daemon that comes after the one that ended. Pages and sequences went with it. */
+static int reconnect(struct worker *worker)
+{
+	const struct timespec pause = { .tv_nsec = RECONNECT_WAIT_NS };
+	double until_us = now_us() + RECONNECT_US;
+
+	for (;;) {
+		int error;
+
+		worker_close_cache(worker);
+		error = worker_open_cache(worker);
+		if ((error != -ENOENT && error != -ECONNREFUSED && error != -ECONNRESET &&
+		     error != -EAGAIN && error != -ESHUTDOWN && error != -ETIMEDOUT) ||
+		    now_us() >= until_us)
+			return error;
+		nanosleep(&pause, NULL);
+	}
 }
 
 /** Once through BEGIN, prefill, decode, END. -EAGAIN: the pool is full, begin again. */
@@ -265,19 +319,39 @@ static int attempt(struct run *run)
 	return end_error ? end_error : error;
 }
 
+/** After an attempt that failed: 0 when another one may do better. */
+static int recover(struct run *run, int error)
+{
+	struct worker *worker = run->worker;
+	struct generation *g = run->generation;
+
+	/* A sequence that cannot grow gives everything back and begins again with what it has so
+	 * far: so workers that fill a small pool together never wait for each other in a ring. */
+	if (error == -EAGAIN) {
+		g->restarts++;
+		return 0;
+	}
+	if (worker->compute->error || !is_lost(worker) || g->reconnects == RECONNECTS)
+		return error;
+	g->reconnects++;
+	return reconnect(worker);
+}
+
 int worker_generate(struct worker *worker, struct generation *g, bool cache)
 {
-	struct run run = { .worker = worker, .generation = g, .cache = cache, .publishing = cache,
+	struct run run = { .worker = worker, .generation = g, .cache = cache,
 			   .random = worker->options.seed, .begun_us = now_us() };
 	int error;
 
 	g->n_tokens = g->n_prompt;
-	g->cached = g->prefilled = g->restarts = g->waits = 0;
+	g->cached = g->prefilled = g->restarts = g->reconnects = g->waits = 0;
 	g->unpublished = false;
-	/* A sequence that cannot grow gives everything back and begins again with what it has so
-	 * far: so workers that fill a small pool together never wait for each other in a ring. */
-	while ((error = attempt(&run)) == -EAGAIN)
-		g->restarts++;
+	do {
+		run.publishing = cache;
+		error = attempt(&run);
+	} while (error && (error = recover(&run, error)) == 0);
 	g->total_us = now_us() - run.begun_us;
+	if (!error)
+		worker->why[0] = '\0';
 	return error;
 }

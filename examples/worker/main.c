@@ -3,10 +3,12 @@
 /* worker: an inference process that runs a real model on pages shared through kvtrunk. */
 
 #include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tools/util.h"
 #include "worker.h"
@@ -18,7 +20,8 @@ static const char usage[] =
 	"  --model F          checkpoint, llama2.c version 0\n"
 	"  --tokenizer F      its tokenizer\n"
 	"  --prompt TEXT      a prompt; may be given several times; none: begin from nothing\n"
-	"  --prompts FILE     one prompt a line (\\n inside a line is a line's end); - is stdin\n"
+	"  --prompts FILE     one prompt a line (\\n inside a line is a line's end, \\\\ is \\);\n"
+	"                     - is stdin\n"
 	"  --max-tokens N     new tokens a prompt (64)\n"
 	"  --temperature T    0 is greedy (0)\n"
 	"  --seed N           of sampling (1)\n"
@@ -32,7 +35,7 @@ static const char usage[] =
 	"  --verify           run each prompt with and without the cache and compare: exit 1\n"
 	"                     unless logits are equal to the last bit and texts are equal\n"
 	"  --json             one JSON object a prompt\n"
-	"  --geometry [PAGE]  print the options that kvtrunkd needs for this model and --kv-type,\n"
+	"  --geometry[=PAGE]  print the options that kvtrunkd needs for this model and --kv-type,\n"
 	"                     for pages of PAGE positions (16), and stop\n";
 
 enum {
@@ -76,17 +79,36 @@ static const struct option long_options[] = {
 	{ NULL, 0, NULL, 0 },
 };
 
-static uint32_t number(const char *name, const char *text, uint32_t most)
+/** After what is printed last: the exit status. */
+static int say_last(void)
 {
-	char *end;
-	unsigned long value = strtoul(text, &end, 10);
+	if (fflush(stdout) == 0 && !ferror(stdout))
+		return 0;
+	fprintf(stderr, "worker: standard output: %s\n", strerror(errno));
+	return 1;
+}
 
-	if (*text == '\0' || *end != '\0' || value < 1 || value > most) {
-		fprintf(stderr, "worker: --%s takes a number from 1 to %u, not '%s'\n", name, most,
-			text);
+static uint32_t number(const char *name, const char *text, uint32_t least, uint32_t most)
+{
+	uint64_t value;
+
+	if (kvt_number_parse(text, strlen(text), most, &value) != 0 || value < least) {
+		fprintf(stderr, "worker: --%s takes a number from %u to %u, not '%s'\n", name,
+			least, most, text);
 		exit(2);
 	}
 	return (uint32_t)value;
+}
+
+static uint32_t page_size(const char *text)
+{
+	uint32_t value = number("geometry", text, 1, KVT_MAX_PAGE_SIZE);
+
+	if ((value & (value - 1)) == 0)
+		return value;
+	fprintf(stderr, "worker: --geometry takes a power of two up to %u, not '%s'\n",
+		KVT_MAX_PAGE_SIZE, text);
+	exit(2);
 }
 
 static float temperature(const char *text)
@@ -140,15 +162,15 @@ static void take_option(struct worker_options *o, int option, int argc)
 		o->prompt[o->n_prompts++] = optarg;
 		break;
 	case OPT_PROMPTS: o->prompts = optarg; break;
-	case OPT_MAX: o->max_tokens = number("max-tokens", optarg, 1u << 20); break;
+	case OPT_MAX: o->max_tokens = number("max-tokens", optarg, 1, 1u << 20); break;
 	case OPT_TEMPERATURE: o->temperature = temperature(optarg); break;
-	case OPT_SEED: o->seed = number("seed", optarg, UINT32_MAX); break;
-	case OPT_CHUNK: o->chunk = number("chunk", optarg, 8192); break;
+	case OPT_SEED: o->seed = number("seed", optarg, 0, UINT32_MAX); break;
+	case OPT_CHUNK: o->chunk = number("chunk", optarg, 1, 8192); break;
 	case OPT_DEVICE: take_device(o, optarg); break;
 	case OPT_DEVICES:
 		printf("%s%s\n", compute_cpu_is_built() ? "cpu " : "",
 		       compute_cuda_is_built() ? "cuda" : "");
-		exit(0);
+		exit(say_last());
 	case OPT_KV_TYPE: o->kv_type = kv_type(optarg); break;
 	case OPT_SOCKET: o->socket = optarg; break;
 	case OPT_NO_CACHE: o->no_cache = true; break;
@@ -157,25 +179,39 @@ static void take_option(struct worker_options *o, int option, int argc)
 	case OPT_GEOMETRY:
 		o->geometry = true;
 		if (optarg)
-			o->page_size = number("geometry", optarg, KVT_MAX_PAGE_SIZE);
+			o->page_size = page_size(optarg);
 		break;
-	case OPT_HELP: fputs(usage, stdout); exit(0);
+	case OPT_HELP: fputs(usage, stdout); exit(say_last());
 	default: fputs("Try worker --help.\n", stderr); exit(2);
 	}
 }
 
+/** What is wrong with the options as a whole, NULL if nothing is. */
+static const char *complaint(const struct worker_options *o, bool words_left)
+{
+	if (words_left)
+		return "prompts are given by --prompt, a page size by --geometry=PAGE";
+	if (!o->model || !o->tokenizer)
+		return "--model and --tokenizer are needed";
+	if (o->prompts && o->n_prompts)
+		return "--prompt or --prompts, not both";
+	if (o->no_cache && o->verify)
+		return "--verify compares with --no-cache, so that together they check nothing: "
+		       "give one of them";
+	return NULL;
+}
+
 static void parse(struct worker_options *o, int argc, char **argv)
 {
+	const char *wrong;
 	int option;
 
 	*o = (struct worker_options){ .max_tokens = 64, .chunk = 128, .seed = 1, .page_size = 16 };
 	while ((option = getopt_long(argc, argv, "", long_options, NULL)) != -1)
 		take_option(o, option, argc);
-	if (optind < argc || !o->model || !o->tokenizer || (o->prompts && o->n_prompts)) {
-		fprintf(stderr, "worker: %s\nTry worker --help.\n",
-			optind < argc		    ? "prompts are given by --prompt"
-			: !o->model || !o->tokenizer ? "--model and --tokenizer are needed"
-						     : "--prompt or --prompts, not both");
+	wrong = complaint(o, optind < argc);
+	if (wrong) {
+		fprintf(stderr, "worker: %s\nTry worker --help.\n", wrong);
 		exit(2);
 	}
 }
@@ -187,6 +223,17 @@ struct verdict {
 	bool equal; /* to the last bit */
 	double max_abs, relative_norm;
 };
+
+/** What came of writing, errno being as that left it: nobody reads on, or the disk is full. */
+static int output(struct worker *worker, bool written)
+{
+	int error = errno ? -errno : -EIO;
+
+	if (written && !ferror(stdout))
+		return 0;
+	snprintf(worker->why, sizeof(worker->why), "standard output: %s", strerror(-error));
+	return error;
+}
 
 /** The generated text; the caller frees it. */
 static char *text_of(const struct worker *worker, const struct generation *g)
@@ -206,11 +253,12 @@ static char *text_of(const struct worker *worker, const struct generation *g)
 	return text;
 }
 
-static void print_json(const struct worker *worker, const struct generation *g,
-		       const struct verdict *verdict)
+static int print_json(const struct worker *worker, const struct generation *g,
+		      const struct verdict *verdict)
 {
 	struct kvt_json json = { 0 };
 	char *text = text_of(worker, g);
+	int error;
 
 	kvt_json_open(&json, NULL, '{');
 	kvt_json_string(&json, "text", text ? text : "");
@@ -219,6 +267,7 @@ static void print_json(const struct worker *worker, const struct generation *g,
 	kvt_json_u64(&json, "cached_positions", g->cached);
 	kvt_json_u64(&json, "prefilled_positions", g->prefilled);
 	kvt_json_u64(&json, "restarts", g->restarts);
+	kvt_json_u64(&json, "reconnects", g->reconnects);
 	kvt_json_double(&json, "ttft_us", g->ttft_us);
 	kvt_json_double(&json, "total_us", g->total_us);
 	if (verdict) {
@@ -227,18 +276,19 @@ static void print_json(const struct worker *worker, const struct generation *g,
 		kvt_json_double(&json, "relative_norm", verdict->relative_norm);
 	}
 	kvt_json_close(&json, '}');
-	kvt_json_flush(&json, stdout);
+	error = kvt_json_flush(&json, stdout);
 	kvt_json_free(&json);
 	free(text);
+	return error;
 }
 
-static void print_answer(const struct worker *worker, const struct generation *g,
-			 const struct verdict *verdict)
+/** 0, or a negative errno with worker->why when it could not be written. */
+static int print_answer(struct worker *worker, const struct generation *g,
+			const struct verdict *verdict)
 {
-	if (worker->options.json) {
-		print_json(worker, g, verdict);
-		return;
-	}
+	errno = 0;
+	if (worker->options.json)
+		return output(worker, print_json(worker, g, verdict) == 0);
 	printf("\n[%u of %u prompt positions cached, %u prefilled, %.0f us to the first token, "
 	       "%u tokens]", g->cached, g->n_prompt, g->prefilled, g->ttft_us,
 	       g->n_tokens - g->n_prompt);
@@ -247,6 +297,7 @@ static void print_answer(const struct worker *worker, const struct generation *g
 		       verdict->equal ? "same bits" : "DIFFERENT", verdict->max_abs,
 		       verdict->relative_norm);
 	putchar('\n');
+	return output(worker, fflush(stdout) == 0);
 }
 
 /** Compare with a run that touched no shared page. */
@@ -298,7 +349,7 @@ static int verify(struct worker *worker, struct generation *warm)
 	}
 	if (!error) {
 		verdict = compare(warm, &cold, worker->model.vocab_size);
-		print_answer(worker, warm, &verdict);
+		error = print_answer(worker, warm, &verdict);
 	}
 	free(cold.tokens);
 	free(cold.logits);
@@ -321,7 +372,8 @@ static int serve(struct worker *worker, const char *prompt)
 	error = n < 0 ? n : 0;
 	if (error == -ENOBUFS)
 		snprintf(worker->why, sizeof(worker->why), "the prompt is longer than the model's "
-			 "context of %u positions", worker->model.context);
+			 "context of %u positions, one of which is for an answer",
+			 worker->model.context);
 	if (error)
 		goto out;
 	g.n_prompt = (uint32_t)n;
@@ -331,25 +383,26 @@ static int serve(struct worker *worker, const char *prompt)
 	if (!error && o->verify)
 		error = verify(worker, &g);
 	else if (!error)
-		print_answer(worker, &g, NULL);
-	fflush(stdout);
+		error = print_answer(worker, &g, NULL);
 out:
 	free(g.tokens);
 	free(g.logits);
 	return error;
 }
 
+/** A line without its end, be that \n or \r\n, and with what \n and \\ in it stand for. */
 static void unescape(char *line)
 {
 	char *to = line;
 
-	for (; *line && *line != '\n'; line++) {
-		if (line[0] == '\\' && line[1] == 'n') {
-			*to++ = '\n';
-			line++;
-		} else {
-			*to++ = *line;
-		}
+	line[strcspn(line, "\n")] = '\0';
+	if (*line && line[strlen(line) - 1] == '\r')
+		line[strlen(line) - 1] = '\0';
+	for (; *line; line++) {
+		bool escape = line[0] == '\\' && (line[1] == 'n' || line[1] == '\\');
+
+		line += escape;
+		*to++ = escape && *line == 'n' ? '\n' : *line;
 	}
 	*to = '\0';
 }
@@ -426,11 +479,29 @@ static int serve_all(struct worker *worker)
 	return worst;
 }
 
+/** Descriptors 0 to 2 that are closed become ones that cannot be read or written: else the next
+ * file or socket would get their numbers, and a prompt be read from the daemon's connection, or an
+ * answer be written into it. */
+static void hold_standard_descriptors(void)
+{
+	int fd;
+
+	do {
+		fd = open("/dev/null", O_RDONLY);
+		if (fd == STDIN_FILENO) {
+			close(fd);
+			fd = open("/dev/null", O_WRONLY);
+		}
+	} while (fd >= 0 && fd <= STDERR_FILENO);
+	close(fd);
+}
+
 int main(int argc, char **argv)
 {
 	struct worker worker = { 0 };
 	int error;
 
+	hold_standard_descriptors();
 	parse(&worker.options, argc, argv);
 	error = worker_open_model(&worker);
 	if (!error && worker.options.geometry) {
@@ -446,9 +517,5 @@ int main(int argc, char **argv)
 		fprintf(stderr, "worker: %s\n", worker.why[0] ? worker.why : strerror(-error));
 	worker_close(&worker);
 	free(worker.options.prompt);
-	if (fflush(stdout) != 0 || ferror(stdout)) {
-		fprintf(stderr, "worker: standard output: %s\n", strerror(errno));
-		return 1;
-	}
-	return error != 0;
+	return error ? 1 : say_last();
 }

@@ -28,15 +28,16 @@ static int __attribute__((format(printf, 3, 4))) fail(char *why, int error, cons
 
 static int map_file(const char *path, void **ret_map, size_t *ret_bytes, char *why)
 {
-	int fd = open(path, O_RDONLY | O_CLOEXEC), error;
-	struct stat stat;
+	int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC), error; /* waits for no FIFO */
+	struct stat stat = { 0 };
 	void *map;
 
 	if (fd < 0)
 		return fail(why, -errno, "%s: %s", path, strerror(errno));
-	if (fstat(fd, &stat) != 0 || stat.st_size < HEADER_WORDS * 4) {
+	if (fstat(fd, &stat) != 0 || !S_ISREG(stat.st_mode) || stat.st_size < HEADER_WORDS * 4) {
 		close(fd);
-		return fail(why, -EINVAL, "%s: too short to be a model", path);
+		return fail(why, -EINVAL, "%s: %s", path, S_ISREG(stat.st_mode)
+			    ? "too short to be a model" : "not a file that can be mapped");
 	}
 	map = mmap(NULL, (size_t)stat.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
 	error = errno;
@@ -93,7 +94,7 @@ int model_open(struct model *model, const char *path, char *why)
 {
 	struct model m = { 0 };
 	const int32_t *header;
-	size_t floats;
+	size_t floats, bytes;
 	bool shared;
 	int error = map_file(path, &m.map, &m.map_bytes, why);
 
@@ -106,7 +107,7 @@ int model_open(struct model *model, const char *path, char *why)
 	m.n_heads = (uint32_t)header[3];
 	m.n_kv_heads = (uint32_t)header[4];
 	shared = header[5] > 0;
-	m.vocab_size = (uint32_t)(shared ? header[5] : -header[5]);
+	m.vocab_size = shared ? (uint32_t)header[5] : 0u - (uint32_t)header[5];
 	m.context = (uint32_t)header[6];
 	if (!plausible(&m)) {
 		munmap(m.map, m.map_bytes);
@@ -116,10 +117,12 @@ int model_open(struct model *model, const char *path, char *why)
 	m.head_dim = m.dim / m.n_heads;
 	m.kv_dim = m.head_dim * m.n_kv_heads;
 	floats = lay_tensors(&m, (const float *)(header + HEADER_WORDS), shared);
-	if (HEADER_WORDS * 4 + floats * sizeof(float) > m.map_bytes) {
+	bytes = HEADER_WORDS * 4 + floats * sizeof(float);
+	if (bytes != m.map_bytes) {
 		munmap(m.map, m.map_bytes);
-		return fail(why, -EINVAL, "%s: cut short: its header promises %zu bytes, it has "
-			    "%zu", path, HEADER_WORDS * 4 + floats * sizeof(float), m.map_bytes);
+		return fail(why, -EINVAL, "%s: %s: its header promises %zu bytes, it has %zu", path,
+			    bytes > m.map_bytes ? "cut short" : "not a llama2.c model, version 0",
+			    bytes, m.map_bytes);
 	}
 	kvt_image_hash(m.map, m.map_bytes, m.digest);
 	*model = m;

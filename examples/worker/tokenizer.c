@@ -12,23 +12,52 @@
 #include "model.h"
 
 #define BYTE_TOKENS 3u /* token of byte 0: BOS, EOS and "unknown" come before */
+#define MOST_LENGTH 4096u
 
+/** Whether text is how a byte's token is written; then which byte. */
+static bool is_byte(const char *text, unsigned int *ret_byte)
+{
+	char written[8];
+	unsigned int byte;
+
+	if (sscanf(text, "<0x%2X>", &byte) != 1)
+		return false;
+	snprintf(written, sizeof(written), "<0x%02X>", byte);
+	*ret_byte = byte;
+	return strcmp(text, written) == 0;
+}
+
+static int read_token(struct tokenizer *t, FILE *file, uint32_t token)
+{
+	unsigned int byte;
+	int32_t length;
+
+	if (fread(&t->score[token], sizeof(float), 1, file) != 1 ||
+	    fread(&length, sizeof(length), 1, file) != 1 || length < 1 ||
+	    (uint32_t)length > t->max_length)
+		return -EINVAL;
+	t->text[token] = calloc(1, (size_t)length + 1);
+	if (!t->text[token])
+		return -ENOMEM;
+	if (fread(t->text[token], 1, (size_t)length, file) != (size_t)length ||
+	    strlen(t->text[token]) != (size_t)length)
+		return -EINVAL;
+	if (token < BYTE_TOKENS || token >= BYTE_TOKENS + 256)
+		return 0;
+	return is_byte(t->text[token], &byte) && byte == token - BYTE_TOKENS ? 0 : -EINVAL;
+}
+
+/** All tokens, and nothing behind them: with more or fewer it is another model's. */
 static int read_tokens(struct tokenizer *t, FILE *file)
 {
-	for (uint32_t i = 0; i < t->vocab_size; i++) {
-		int32_t length;
+	int error = 0;
 
-		if (fread(&t->score[i], sizeof(float), 1, file) != 1 ||
-		    fread(&length, sizeof(length), 1, file) != 1 || length < 0 ||
-		    (uint32_t)length > t->max_length)
-			return -EINVAL;
-		t->text[i] = calloc(1, (size_t)length + 1);
-		if (!t->text[i])
-			return -ENOMEM;
-		if (fread(t->text[i], 1, (size_t)length, file) != (size_t)length)
-			return -EINVAL;
-	}
-	return 0;
+	if (fread(&t->max_length, sizeof(t->max_length), 1, file) != 1 ||
+	    t->max_length > MOST_LENGTH)
+		return -EINVAL;
+	for (uint32_t i = 0; i < t->vocab_size && !error; i++)
+		error = read_token(t, file, i);
+	return !error && getc(file) != EOF ? -EINVAL : error;
 }
 
 static int by_text(const void *a, const void *b, void *context)
@@ -39,23 +68,43 @@ static int by_text(const void *a, const void *b, void *context)
 }
 
 /** Hash of all texts and scores: two tokenizers that differ anywhere must not share KV. */
-static void fill_digest(struct tokenizer *t)
+static int fill_digest(struct tokenizer *t)
 {
-	uint64_t (*parts)[2] = calloc(t->vocab_size, sizeof(*parts));
+	uint64_t (*parts)[2] = calloc(t->vocab_size + 1, sizeof(*parts));
 
 	if (!parts)
-		return;
+		return -ENOMEM;
 	for (uint32_t i = 0; i < t->vocab_size; i++)
 		kvt_image_hash(t->text[i], strlen(t->text[i]), parts[i]);
-	kvt_image_hash(parts, t->vocab_size * sizeof(*parts), t->digest);
+	kvt_image_hash(t->score, t->vocab_size * sizeof(*t->score), parts[t->vocab_size]);
+	kvt_image_hash(parts, (t->vocab_size + 1) * sizeof(*parts), t->digest);
 	free(parts);
+	return 0;
+}
+
+static int fill(struct tokenizer *t, FILE *file)
+{
+	int error;
+
+	t->text = calloc(t->vocab_size, sizeof(*t->text));
+	t->score = calloc(t->vocab_size, sizeof(*t->score));
+	t->sorted = calloc(t->vocab_size, sizeof(*t->sorted));
+	if (!t->text || !t->score || !t->sorted)
+		return -ENOMEM;
+	error = read_tokens(t, file);
+	if (error)
+		return error;
+	for (uint32_t i = 0; i < t->vocab_size; i++)
+		t->sorted[i] = i;
+	qsort_r(t->sorted, t->vocab_size, sizeof(*t->sorted), by_text, t);
+	return fill_digest(t);
 }
 
 int tokenizer_open(struct tokenizer *tokenizer, const char *path, uint32_t vocab_size, char *why)
 {
 	struct tokenizer t = { .vocab_size = vocab_size };
 	FILE *file;
-	int error = 0;
+	int error;
 
 	if (vocab_size < BYTE_TOKENS + 256) {
 		snprintf(why, WORKER_WHY_BYTES, "the model's vocabulary of %u tokens has no room "
@@ -68,26 +117,15 @@ int tokenizer_open(struct tokenizer *tokenizer, const char *path, uint32_t vocab
 		snprintf(why, WORKER_WHY_BYTES, "%s: %s", path, strerror(-error));
 		return error;
 	}
-	t.text = calloc(vocab_size, sizeof(*t.text));
-	t.score = calloc(vocab_size, sizeof(*t.score));
-	t.sorted = calloc(vocab_size, sizeof(*t.sorted));
-	if (!t.text || !t.score || !t.sorted)
-		error = -ENOMEM;
-	else if (fread(&t.max_length, sizeof(t.max_length), 1, file) != 1 || t.max_length > 4096)
-		error = -EINVAL;
-	else
-		error = read_tokens(&t, file);
+	error = fill(&t, file);
 	fclose(file);
 	if (error) {
 		tokenizer_close(&t);
-		snprintf(why, WORKER_WHY_BYTES, "%s: not a llama2.c tokenizer of %u tokens, the "
-			 "vocabulary of the model", path, vocab_size);
+		snprintf(why, WORKER_WHY_BYTES, error == -ENOMEM ? "%s: no memory for %u tokens" :
+			 "%s: not a llama2.c tokenizer of %u tokens, the vocabulary of the model",
+			 path, vocab_size);
 		return error;
 	}
-	for (uint32_t i = 0; i < vocab_size; i++)
-		t.sorted[i] = i;
-	qsort_r(t.sorted, vocab_size, sizeof(*t.sorted), by_text, &t);
-	fill_digest(&t);
 	*tokenizer = t;
 	return 0;
 }
@@ -198,7 +236,8 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, uint32_t *ret_
 	if (!joined || !line || !pairs)
 		goto out;
 	result = -ENOBUFS;
-	if (capacity < 1)
+	/* Merging a text that is hopelessly long could take hours. */
+	if (capacity < 1 || strlen(text) / t->max_length >= capacity)
 		goto out;
 	ret_tokens[n++] = TOKEN_BOS;
 	while (*text) {
@@ -207,8 +246,10 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, uint32_t *ret_
 		uint32_t tokens;
 
 		bytes += text[bytes] == '\n';
-		if (asprintf(&copy, "%s%.*s", first ? " " : "", (int)bytes, text) < 0)
+		if (asprintf(&copy, "%s%.*s", first ? " " : "", (int)bytes, text) < 0) {
+			result = -ENOMEM;
 			goto out;
+		}
 		tokens = merge(t, line, pairs, split_text(t, copy, line), joined);
 		free(copy);
 		if (tokens > capacity - n)
@@ -234,7 +275,7 @@ const char *tokenizer_piece(const struct tokenizer *t, uint32_t previous, uint32
 
 	if (previous == TOKEN_BOS && text[0] == ' ')
 		text++;
-	if (sscanf(text, "<0x%02X>", &byte) == 1) {
+	if (is_byte(text, &byte)) {
 		buffer[0] = (char)byte;
 		buffer[1] = '\0';
 		return buffer;

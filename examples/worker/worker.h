@@ -45,6 +45,7 @@ struct generation {
 	uint32_t cached;      /* positions that another sequence's KV served */
 	uint32_t prefilled;   /* positions of the prompt computed here */
 	uint32_t restarts;    /* times it gave way because the pool was full */
+	uint32_t reconnects;  /* times the daemon was gone, and its successor knew nothing */
 	uint32_t waits;       /* for room: times BEGIN was refused because all was locked */
 	bool unpublished;     /* reset or removed meanwhile: it went on alone */
 	double ttft_us;       /* from the request to the first new token */
