@@ -3,6 +3,7 @@
  * the writes that were queued before, and never blocks whoever queued them. */
 #include <errno.h>
 #include <sched.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include "tests/cuda/cuda_test.h"
@@ -440,6 +441,47 @@ static void the_environment_chooses_where_the_device_can(void **state)
 	}
 }
 
+/* A stream is in its own context, whatever is current; a null stream in that which is current. */
+static void streams_of_several_devices_have_words_of_their_own(void **state)
+{
+	(void)state;
+	setenv("KVT_STANDIN_DEVICES", "2", 1);
+	for (int method = KVT_FENCE_BY_HOST; method <= KVT_FENCE_BY_WRITE; method++) {
+		static struct engine engine;
+		struct kvt_fence here, there, null_here, null_there;
+		void *context, *stream, *first;
+		struct kvt_pool pool;
+
+		engine_open(&engine, method, "devices = all\n");
+		pool = cuda_test_map(engine.client, 1);
+		kvt_test_equal(engine.driver.primary_retain(&context, 1), 0);
+		kvt_test_equal(engine.driver.context_push(context), 0);
+		kvt_test_equal(engine.driver.stream_create(&stream, 1), 0);
+		cuda_test_gate(1);
+		here = record(&engine, engine.stream);
+		there = record(&engine, stream);
+		null_there = record(&engine, NULL);
+		kvt_test_equal(engine.driver.memory_upload((uint64_t)(uintptr_t)pool.base, &here,
+							   8, stream), 0);
+		kvt_test_equal(engine.driver.context_pop(&first), 0);
+		null_here = record(&engine, NULL);
+		kvt_test_check(here.slot != there.slot && null_here.slot != null_there.slot);
+		kvt_test_check(null_here.slot != here.slot && null_there.slot != there.slot);
+		there = record(&engine, stream); /* from the other device's context */
+		cuda_test_gate(0);
+		kvt_test_equal(kvt_fence_method(engine.client), method);
+		kvt_test_equal(engine.driver.context_push(context), 0);
+		kvt_test_equal(engine.driver.stream_synchronize(stream), 0);
+		kvt_test_equal(*kvt_fence_word(engine.client, there.slot), there.value);
+		kvt_test_equal(engine.driver.stream_destroy(stream), 0);
+		kvt_test_equal(engine.driver.context_pop(&first), 0);
+		kvt_test_equal(engine.driver.primary_release(1), 0);
+		engine_close(&engine, false);
+		engine.driver.primary_release(0);
+		engine.driver.context_pop(&(void *){ NULL });
+	}
+}
+
 /* A daemon that looks at fences once a second only: so often that nobody waits for the end of this
  * test if host functions did not wake it. */
 static void a_host_function_wakes_the_daemon(void **state)
@@ -455,34 +497,6 @@ static void a_host_function_wakes_the_daemon(void **state)
 
 /* ---- failures and ends */
 
-static void every_call_of_a_fence_fails_once(void **state)
-{
-	int *fail_at = cuda_test_knob("stub_fail_at");
-
-	(void)state;
-	for (int method = KVT_FENCE_BY_HOST; method <= KVT_FENCE_BY_WRITE; method++)
-		for (int n = 0, rc = -EIO; rc != 0 || n < 12; n++) {
-			static struct engine engine;
-			struct kvt_fence fence = { 99, 0 };
-
-			kvt_test_check(n < 40);
-			engine_open(&engine, method, "");
-			*fail_at = n;
-			rc = kvt_fence_record(engine.client, engine.stream, &fence);
-			kvt_test_equal(*cuda_test_knob("stub_pushed"), 1);
-			if (rc != 0) {
-				kvt_test_equal(rc, -EIO);
-				kvt_test_equal(fence.slot, 99);
-				kvt_test_check(strlen(kvt_client_error(engine.client)->text) > 20);
-			}
-			*fail_at = -1;
-			commit_test(&engine); /* and now it works */
-			engine_close(&engine, false);
-			engine.driver.primary_release(0);
-			engine.driver.context_pop(&(void *){ NULL });
-		}
-}
-
 static int segments_mapped(void)
 {
 	FILE *file = fopen("/proc/self/maps", "re");
@@ -496,6 +510,39 @@ static int segments_mapped(void)
 	return n;
 }
 
+static void every_call_of_a_fence_fails_once(void **state)
+{
+	int *fail_at = cuda_test_knob("stub_fail_at");
+
+	(void)state;
+	for (int method = KVT_FENCE_BY_HOST; method <= KVT_FENCE_BY_WRITE; method++)
+		for (int n = 0, rc = -EIO; rc != 0 || n < 12; n++) {
+			static struct engine engine;
+			struct kvt_fence fence = { 99, 0 };
+			int mapped = segments_mapped();
+
+			kvt_test_check(n < 40);
+			engine_open(&engine, method, "");
+			*fail_at = n;
+			rc = kvt_fence_record(engine.client, engine.stream, &fence);
+			kvt_test_equal(*cuda_test_knob("stub_pushed"), 1);
+			if (rc != 0) {
+				kvt_test_equal(rc, -EIO);
+				kvt_test_equal(fence.slot, 99);
+				kvt_test_check(strlen(kvt_client_error(engine.client)->text) > 20);
+				*fail_at = -1;
+				kvt_test_equal(kvt_fence_forget(engine.client, engine.stream),
+					       -ENOENT); /* it got no word */
+			}
+			*fail_at = -1;
+			commit_test(&engine); /* and now it works */
+			engine_close(&engine, false);
+			kvt_test_equal(segments_mapped(), mapped);
+			engine.driver.primary_release(0);
+			engine.driver.context_pop(&(void *){ NULL });
+		}
+}
+
 static void fences_may_come_after_the_client_is_gone(void **state)
 {
 	(void)state;
@@ -503,7 +550,8 @@ static void fences_may_come_after_the_client_is_gone(void **state)
 		static struct engine engine;
 		struct kvt_client *client;
 		struct kvt_fence fence = KVT_IDLE;
-		int mapped;
+		int mapped, others[8];
+		uint64_t count;
 
 		engine_open(&engine, method, "");
 		mapped = segments_mapped();
@@ -514,11 +562,21 @@ static void fences_may_come_after_the_client_is_gone(void **state)
 		kvt_client_set_timeout(client, 20000000);
 		kvt_test_equal(kvt_client_close(client, fence), -ETIMEDOUT);
 		kvt_test_equal(segments_mapped(), mapped + 1);
+		/* Whoever gets the numbers of its descriptors now is not rung, nor closed. */
+		for (int i = 0; i < 8; i++)
+			others[i] = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 		cuda_test_gate(0);
 		kvt_test_equal(engine.driver.stream_synchronize(engine.stream), 0);
+		for (int i = 0; i < 8; i++) {
+			kvt_test_check(read(others[i], &count, sizeof(count)) < 0 &&
+				       errno == EAGAIN);
+			kvt_test_equal(close(others[i]), 0);
+		}
 		/* What a device writes is given back when the next client looks. */
 		client = connect_by(method);
 		kvt_test_equal(kvt_fence_record(client, engine.stream, &fence), 0);
+		if (method == KVT_FENCE_BY_WRITE)
+			kvt_test_equal(segments_mapped(), mapped + 1); /* its own */
 		kvt_test_equal(kvt_client_close(client, fence), 0);
 		kvt_test_equal(engine.driver.stream_synchronize(engine.stream), 0);
 		if (method == KVT_FENCE_BY_HOST) /* its thread may be about to unmap it */
@@ -767,6 +825,7 @@ int main(int argc, char **argv)
 		TEST(no_operation_overtakes_its_writes),
 		TEST(each_stream_has_a_word_of_its_own),
 		TEST(the_environment_chooses_where_the_device_can),
+		TEST(streams_of_several_devices_have_words_of_their_own),
 		TEST(a_host_function_wakes_the_daemon),
 		TEST(every_call_of_a_fence_fails_once),
 		TEST(fences_may_come_after_the_client_is_gone),

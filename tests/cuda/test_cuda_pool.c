@@ -189,6 +189,38 @@ static void one_process_opens_a_slab_once_for_all_its_clients(void **state)
 	}
 }
 
+static struct kvt_client *closing;
+static int n_unmapped;
+
+static void expect_a_connection(void)
+{
+	kvt_test_check(fcntl(kvt_client_control_fd(closing), F_GETFD) >= 0);
+	n_unmapped++;
+}
+
+/* So that a hang-up proves it gone. */
+static void a_mapping_goes_before_the_connection(void **state)
+{
+	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+	void (**hook)(void);
+
+	(void)state;
+	*(void **)&hook = library ? dlsym(library, "stub_on_unmap") : NULL;
+	kvt_test_check(hook);
+	*hook = expect_a_connection;
+	for (int i = 0; i < 4; i++) {
+		start(backends[i % 2], "");
+		closing = kvt_test_connect(&daemon_);
+		cuda_test_map(closing, 0);
+		if (i < 2)
+			kvt_test_equal(kvt_client_close(closing, KVT_IDLE), 0);
+		else
+			kvt_client_abandon(closing);
+		kvt_test_equal(n_unmapped, i + 1);
+		stop();
+	}
+}
+
 /* Slab 0 of one is not slab 0 of another. */
 static void one_process_serves_two_daemons(void **state)
 {
@@ -1346,6 +1378,7 @@ int main(int argc, char **argv)
 		TEST(two_processes_share_pages_in_place),
 		TEST(a_page_number_is_valid_in_every_slab_and_slabs_are_found_by_uuid),
 		TEST(one_process_opens_a_slab_once_for_all_its_clients),
+		TEST(a_mapping_goes_before_the_connection),
 		TEST(one_process_serves_two_daemons),
 		TEST(a_read_only_mapping_cannot_be_written),
 		TEST(a_host_without_the_driver_is_told_so),

@@ -52,6 +52,8 @@ struct ticket {
 };
 _Static_assert(sizeof(struct ticket) == sizeof(struct kvt_cu_ipc_handle), "ticket");
 
+EXPORT void (*stub_on_unmap)(void);
+
 #define TICKET_MAGIC 0x6b766368u
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -461,6 +463,8 @@ EXPORT int cuIpcOpenMemHandle_v2(uint64_t *address, struct kvt_cu_ipc_handle han
 
 EXPORT int cuIpcCloseMemHandle(uint64_t address)
 {
+	if (stub_on_unmap)
+		stub_on_unmap();
 	return range_close(STANDIN_IPC, address, "cuIpcCloseMemHandle");
 }
 
@@ -647,6 +651,8 @@ EXPORT int cuMemUnmap(uint64_t address, size_t bytes)
 	int error = standin_leave("cuMemUnmap");
 	struct range *range;
 
+	if (stub_on_unmap)
+		stub_on_unmap();
 	pthread_mutex_lock(&lock);
 	range = range_at(STANDIN_MAPPING, address);
 	if (range && range->bytes == bytes &&

@@ -80,6 +80,7 @@ extern int stub_fail_at; /* which call from now on fails; -1 for none */
 extern int stub_open;    /* everything that is open in this process */
 extern int stub_pushed;  /* contexts on the calling threads' stacks */
 extern int stub_major;
+extern void (*stub_on_unmap)(void); /* called before device memory of others is unmapped */
 extern int stub_devices;
 
 /** Whether this call is the one that fails. Every exported function asks first. */
