@@ -8,9 +8,11 @@
 #include <cmocka.h>
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,11 +26,13 @@ enum order {
 	ORDER_WRITE,     /* then the page: fills it in its slab with its rank */
 	ORDER_CHECK,     /* answers with the error of kvt_group_check() */
 	ORDER_WAIT_END,  /* until its control socket says something; answers as ORDER_CHECK */
+	ORDER_FORK,      /* answers with the number of a child that holds all and does nothing */
 	ORDER_CLOSE,     /* answers with the result, and ends */
 };
 
 struct member {
 	struct kvt_test_child child;
+	bool in_namespace; /* a PID namespace of its own */
 	const struct kvt_test_daemon *daemon;
 	struct kvt_group_token token;
 	uint32_t rank;
@@ -69,6 +73,41 @@ static uint64_t wait_end(struct kvt_client *client)
 	return (uint64_t)-rc;
 }
 
+static uint64_t leave_a_child(void)
+{
+	pid_t child = fork();
+
+	kvt_test_check(child >= 0);
+	if (child == 0) {
+		prctl(PR_SET_PDEATHSIG, 0);
+		for (;;)
+			pause();
+	}
+	return (uint64_t)child;
+}
+
+/* Go on as process number 1 of a PID namespace, whose end is this process's. 0: may not be made. */
+static bool enter_namespace(int pipe)
+{
+	pid_t child;
+	int status;
+
+	if (unshare(CLONE_NEWPID) != 0) {
+		kvt_test_send(pipe, 0);
+		return false;
+	}
+	child = fork();
+	kvt_test_check(child >= 0);
+	if (child != 0) {
+		close(pipe);
+		kvt_test_equal(waitpid(child, &status, 0), child);
+		_exit(status != 0);
+	}
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	kvt_test_equal(getpid(), 1);
+	return true;
+}
+
 static void member_main(int pipe, void *context)
 {
 	const struct member *self = context;
@@ -76,6 +115,9 @@ static void member_main(int pipe, void *context)
 	struct kvt_error error;
 	struct kvt_pool pool;
 	uint64_t order, word;
+
+	if (self->in_namespace && !enter_namespace(pipe))
+		return;
 
 	kvt_test_equal(join(self->daemon, &self->token, self->rank, &client, &error), 0);
 	kvt_test_equal(kvt_pool_map(client, &pool), 0);
@@ -98,6 +140,9 @@ static void member_main(int pipe, void *context)
 			break;
 		case ORDER_WAIT_END:
 			kvt_test_send(pipe, wait_end(client));
+			break;
+		case ORDER_FORK:
+			kvt_test_send(pipe, leave_a_child());
 			break;
 		case ORDER_CLOSE:
 			kvt_test_send(pipe, (uint64_t)-kvt_client_close(client, KVT_IDLE));
@@ -402,6 +447,76 @@ static void a_killed_rank_0_ends_its_group_and_a_stopped_member_keeps_the_pages(
 	kvt_test_daemon_remove(&world.daemon);
 }
 
+/* A member's child has all that its parent had of the device, the control socket too. */
+static void a_child_of_a_dead_member_keeps_the_pages(void **state)
+{
+	struct kvt_counters counters;
+	struct kvt_test_child leader;
+	struct leader context;
+	struct world world;
+	uint64_t word;
+	pid_t child;
+
+	(void)state;
+	prepare(&world.daemon);
+	kvt_test_daemon_start(&world.daemon, NULL);
+	context.daemon = &world.daemon;
+	kvt_test_child_start(&leader, leader_main, &context);
+	kvt_test_check(kvt_test_receive(leader.pipe, &word));
+	world.session = (uint32_t)word;
+	kvt_test_check(kvt_test_receive(leader.pipe, &world.token.words[0]));
+	kvt_test_check(kvt_test_receive(leader.pipe, &world.token.words[1]));
+	start_member(&world, 1);
+	child = (pid_t)tell(&world.members[0], ORDER_FORK);
+	kvt_test_child_kill(&world.members[0].child, SIGKILL); /* before rank 2 comes */
+	kvt_test_session_ended(&world.daemon, world.session);
+	kvt_test_child_kill(&leader, SIGKILL);
+	kvt_test_equal(quarantined(&world), 5);
+	kvt_test_equal(kill(child, SIGKILL), 0);
+	kvt_test_until(&world.daemon, counters, counters.free_pages == N_PAGES - 1);
+	kvt_test_audit(&world.daemon);
+	kvt_test_daemon_stop(&world.daemon);
+	kvt_test_daemon_remove(&world.daemon);
+}
+
+/* Containers of one engine may each have a PID namespace. */
+static void a_member_may_be_in_another_pid_namespace(void **state)
+{
+	struct member *member;
+	struct world world;
+	uint64_t word = 0;
+
+	(void)state;
+	prepare(&world.daemon);
+	kvt_test_daemon_start(&world.daemon, NULL);
+	world.leader = kvt_test_connect(&world.daemon);
+	world.session = kvt_client_info(world.leader)->session;
+	kvt_test_equal(kvt_group_open(world.leader, 3, &world.token), 0);
+	member = &world.members[0];
+	*member = (struct member){ .daemon = &world.daemon, .token = world.token, .rank = 1,
+				   .in_namespace = true };
+	kvt_test_child_start(&member->child, member_main, member);
+	kvt_test_check(kvt_test_receive(member->child.pipe, &word));
+	if (word) {
+		kvt_test_equal(word, world.session);
+		hold_pages(&world);
+		kvt_test_child_kill(&member->child, SIGKILL); /* and with it who waits for it */
+		kvt_test_session_ended(&world.daemon, world.session);
+		kvt_test_equal(kvt_group_check(world.leader), -ECONNRESET);
+		kvt_test_check(strstr(kvt_client_error(world.leader)->text, "rank 1") != NULL);
+		kvt_test_equal(quarantined(&world), 5);
+		kvt_client_abandon(world.leader);
+	} else {
+		kvt_test_child_finish(&member->child);
+		kvt_client_close(world.leader, KVT_IDLE);
+	}
+	kvt_test_audit(&world.daemon);
+	kvt_test_daemon_stop(&world.daemon);
+	kvt_test_daemon_remove(&world.daemon);
+	if (!word)
+		skip();
+}
+
 /* ---- the daemon's end */
 
 static const char *const supervised[] = { "--supervise", NULL };
@@ -609,6 +724,8 @@ int main(void)
 			the_group_is_over_when_any_rank_is_and_its_pages_free_when_all_are),
 		cmocka_unit_test(
 			a_killed_rank_0_ends_its_group_and_a_stopped_member_keeps_the_pages),
+		cmocka_unit_test(a_child_of_a_dead_member_keeps_the_pages),
+		cmocka_unit_test(a_member_may_be_in_another_pid_namespace),
 		cmocka_unit_test(a_group_goes_on_with_the_successor_of_a_killed_daemon),
 		cmocka_unit_test(a_group_goes_on_after_an_upgrade),
 		cmocka_unit_test(a_group_goes_on_with_a_daemon_that_took_over),
