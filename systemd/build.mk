@@ -24,6 +24,9 @@ INSTALL_UNITS := systemd/kvtrunkd@.service systemd/kvtrunkd@.socket \
 INSTALL_DOCS := README.md systemd/example.conf docs/grafana-dashboard.json \
 	docs/prometheus-alerts.yml $(wildcard docs/*.md)
 put = install -D -m $(1) $(2) $(DESTDIR)$(3)
+# What a command prints, at once where it belongs: others may install from this build just now.
+put_text = install -d -m 755 $(DESTDIR)$(dir $(2)) && $(1) >$(DESTDIR)$(2) && \
+	chmod 644 $(DESTDIR)$(2)
 
 # What a program was built to find, where it is going to be.
 place = sed -e 's|/usr/bin/kvt|$(BINDIR)/kvt|' -e 's|/etc/kvtrunk|$(SYSCONFDIR)/kvtrunk|'
@@ -40,13 +43,13 @@ install: installables
 	@ln -sf libkvtkernels.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libkvtkernels.so.1
 	@ln -sf libkvtkernels.so.1 $(DESTDIR)$(LIBDIR)/libkvtkernels.so
 	@$(foreach f,$(INSTALL_HEADERS),$(call put,644,$(f),$(INCLUDEDIR)/$(notdir $(f))) &&) :
-	@sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@VERSION@|$(VERSION)|' \
-		libclient/libkvtrunk.pc.in >$(O)/install.pc
-	@$(call put,644,$(O)/install.pc,$(LIBDIR)/pkgconfig/libkvtrunk.pc)
+	@$(call put_text,sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' \
+		-e 's|@VERSION@|$(VERSION)|' libclient/libkvtrunk.pc.in,$\
+		$(LIBDIR)/pkgconfig/libkvtrunk.pc)
 	@$(foreach f,$(INSTALL_PAGES),$(call put,644,$(f),$(MANDIR)/man$(patsubst \
 		.%,%,$(suffix $(f)))/$(notdir $(f))) &&) :
-	@$(foreach f,$(INSTALL_UNITS),$(place) $(f) >$(O)/install.unit && \
-		$(call put,644,$(O)/install.unit,$(UNITDIR)/$(notdir $(f))) &&) :
+	@$(foreach f,$(INSTALL_UNITS),$(call put_text,$(place) $(f),$\
+		$(UNITDIR)/$(notdir $(f))) &&) :
 	@$(call put,644,systemd/kvtrunk.sysusers,$(PREFIX)/lib/sysusers.d/kvtrunk.conf)
 	@$(call put,644,systemd/kvtrunk.tmpfiles,$(PREFIX)/lib/tmpfiles.d/kvtrunk.conf)
 	@$(foreach f,$(INSTALL_DOCS),\
