@@ -67,6 +67,75 @@ static void check(uint32_t type, uint32_t layout, uint32_t order)
 	}
 }
 
+/* What nobody else has: exact in a float. */
+static float value_at(uint32_t layer, uint32_t plane, uint32_t slot, uint32_t head, uint32_t x)
+{
+	return (float)((((layer * 2 + plane) * 40 + slot) * 2 + head) * 24 + x + 1);
+}
+
+/* As a tensor of [page][head][position][element] with the view's strides, which is how engines
+ * take it without a copy. */
+static void check_tensor(const struct kvt_pool_view *view, uint32_t layer, uint32_t plane)
+{
+	const uint32_t shape[4] = { view->n_pages, view->n_kv_heads, view->page_size,
+				    view->head_dim };
+	const int64_t strides[4] = {
+		(int64_t)(view->page_stride_bytes / view->element_bytes),
+		(int64_t)(view->head_stride_bytes / view->element_bytes),
+		(int64_t)(view->position_stride_bytes / view->element_bytes), 1,
+	};
+	const float *data = plane ? view->v : view->k;
+	uint32_t n = shape[0] * shape[1] * shape[2] * shape[3];
+
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t x = i % shape[3], t = i / shape[3] % shape[2];
+		uint32_t h = i / shape[3] / shape[2] % shape[1];
+		uint32_t p = i / shape[3] / shape[2] / shape[1];
+		float got = data[p * strides[0] + h * strides[1] + t * strides[2] + x * strides[3]];
+
+		if (got != value_at(layer, plane, p * shape[2] + t, h, x))
+			errx(1, "layer %u, plane %u, page %u, head %u, position %u, element %u: %g",
+			     layer, plane, p, h, t, x, (double)got);
+	}
+}
+
+/* Every element is where the kernels have put it. */
+static void check_elements(uint32_t layout, uint32_t order)
+{
+	struct kvt_pool_geometry pool = { .n_layers = 3, .n_kv_heads = 2, .head_dim = 24,
+					  .type = KVT_ELEMENT_FP32, .layout = layout,
+					  .order = order };
+	struct kvt_attn_geometry kernels = { .n_pages = 5, .page_size = 8, .n_layers = 3,
+					     .n_kv_heads = 2, .head_dim = 24,
+					     .type = KVT_ATTN_F32, .layout = layouts[layout],
+					     .order = orders[order] };
+	static float slab[3 * 2 * 5 * 8 * 2 * 24], planes[2][40][2][24];
+	struct kvt_attn_context *context = NULL;
+	uint64_t slots[40];
+
+	kvt_test_equal(kvt_attn_open(NULL, &context, NULL, 0), 0);
+	for (uint32_t layer = 0; layer < 3; layer++) {
+		struct kvt_attn_append append = { .n_positions = 40, .k = planes[0],
+						  .v = planes[1], .slots = slots };
+
+		for (uint32_t i = 0; i < 2 * 40 * 2 * 24; i++)
+			(&planes[0][0][0][0])[i] = value_at(layer, i / 24 / 2 / 40,
+							    i / 24 / 2 % 40, i / 24 % 2, i % 24);
+		for (uint32_t i = 0; i < 40; i++)
+			slots[i] = i;
+		kvt_test_equal(kvt_attn_geometry_view(&kernels, slab, sizeof(slab), layer,
+						      &append.kv), 0);
+		kvt_test_equal(kvt_attn_kv_append(context, &append, NULL), 0);
+	}
+	for (uint32_t i = 0; i < 6; i++) {
+		struct kvt_pool_view view;
+
+		kvt_pool_geometry_view(&pool, 8, 5, slab, i / 2, &view);
+		check_tensor(&view, i / 2, i % 2);
+	}
+	kvt_attn_close(context);
+}
+
 /* One position of one layer through the kernels: what is stored, and what is read back. */
 static void check_scaled(struct kvt_attn_context *context, const struct kvt_attn_view *view,
 			 float k_scale, float v_scale)
@@ -147,6 +216,8 @@ int main(void)
 {
 	for (uint32_t i = 0; i < 16; i++)
 		check(i % 4, i / 4 % 2, i / 8);
+	for (uint32_t i = 0; i < 4; i++)
+		check_elements(i % 2, i / 2);
 	check_daemons();
 	puts("16 geometries are the same for library and kernels; scales come through");
 	return 0;
