@@ -82,8 +82,13 @@ static int *session_fd(struct kvt_session *session, size_t i)
 	return (int *)((char *)session + session_fds[i].offset);
 }
 
-void kvt_park_session(struct kvt_daemon *daemon, struct kvt_session *session, int control,
-		      bool no_resume)
+/* Of a session that is to end with its daemon others need only what tells of its process's end. */
+static bool outlives(const struct kvt_session *session, enum kvt_parcel_kind kind)
+{
+	return !session->no_resume || kind == KVT_PARCEL_PIDFD;
+}
+
+void kvt_park_session(struct kvt_daemon *daemon, struct kvt_session *session, int control)
 {
 	char name[KVT_PARCEL_NAME_BYTES];
 
@@ -98,11 +103,11 @@ void kvt_park_session(struct kvt_daemon *daemon, struct kvt_session *session, in
 		return;
 	}
 	for (size_t i = 0; i < N_SESSION_FDS; i++)
-		if (!no_resume || session_fds[i].kind == KVT_PARCEL_PIDFD)
+		if (outlives(session, session_fds[i].kind))
 			park(daemon, kvt_parcel_name(name, session_fds[i].kind, session->index,
 						     session->name_generation),
 			     *session_fd(session, i));
-	if (!no_resume && daemon->config.park_connections)
+	if (outlives(session, KVT_PARCEL_CONTROL) && daemon->config.park_connections)
 		park(daemon, kvt_parcel_name(name, KVT_PARCEL_CONTROL, session->index,
 					     session->name_generation), control);
 	session->parked = true;
@@ -178,7 +183,7 @@ void kvt_park_taken(struct kvt_daemon *daemon)
 
 		if (session->used)
 			kvt_park_session(daemon, session,
-					 at ? daemon->connections[at - 1].fd : -1, false);
+					 at ? daemon->connections[at - 1].fd : -1);
 	}
 	for (uint32_t i = 1; i <= daemon->core_config.max_members; i++) {
 		struct kvt_member *member = &daemon->members[i];
@@ -260,9 +265,10 @@ static void each_session(struct kvt_daemon *daemon, kvt_parcel_fn *each, void *c
 		if (!session->used)
 			continue;
 		for (size_t i = 0; i < N_SESSION_FDS; i++)
-			each(context, kvt_parcel_name(name, session_fds[i].kind, s, generation),
-			     *session_fd(session, i));
-		if (session->connection)
+			if (outlives(session, session_fds[i].kind))
+				each(context, kvt_parcel_name(name, session_fds[i].kind, s,
+							      generation), *session_fd(session, i));
+		if (session->connection && outlives(session, KVT_PARCEL_CONTROL))
 			each(context, kvt_parcel_name(name, KVT_PARCEL_CONTROL, s, generation),
 			     daemon->connections[session->connection - 1].fd);
 	}

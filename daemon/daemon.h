@@ -85,6 +85,7 @@ struct kvt_session {
 	bool used;  /* the slot is taken */
 	bool quiet; /* the pool backend has agreed */
 	bool parked; /* the service manager holds its descriptors, too */
+	bool no_resume; /* it is to end with this daemon */
 	uint32_t name_generation; /* the core's: part of their names */
 	uint64_t quiet_again_ns;
 	uint64_t ended_ns;
@@ -260,10 +261,9 @@ void kvt_each_parcel(struct kvt_daemon *daemon, const struct kvt_connection *ask
 void kvt_park_objects(struct kvt_daemon *daemon);
 /** Park all that a daemon handed over which had no manager, or none that keeps anything. */
 void kvt_park_taken(struct kvt_daemon *daemon);
-/** Park a session that has just been opened, with its control socket. `no_resume`: only what tells
+/** Park a session, with its control socket; of one that is to end with this daemon only what tells
  * of its end. */
-void kvt_park_session(struct kvt_daemon *daemon, struct kvt_session *session, int control,
-		      bool no_resume);
+void kvt_park_session(struct kvt_daemon *daemon, struct kvt_session *session, int control);
 void kvt_unpark_session(struct kvt_daemon *daemon, struct kvt_session *session);
 /** Have the manager forget all of it: this daemon ends for good. */
 void kvt_unpark_all(struct kvt_daemon *daemon);
@@ -319,7 +319,7 @@ struct kvt_session_wish {
 	uint32_t sq_entries, cq_entries;
 	uint64_t keys_count, list_count;
 	const char *label;
-	bool no_resume; /* the session is to end with this daemon */
+	bool no_resume; /* the session is to end with this daemon, however it does */
 };
 
 /** Open a session for the process behind `connection`. ret_fds: segment, doorbell, completion, in

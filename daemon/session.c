@@ -301,7 +301,8 @@ int kvt_session_open(struct kvt_daemon *daemon, struct kvt_connection *connectio
 		return error;
 	}
 	session = settle(daemon, connection, &made);
-	kvt_park_session(daemon, session, connection->fd, wish->no_resume);
+	session->no_resume = wish->no_resume;
+	kvt_park_session(daemon, session, connection->fd);
 	memcpy(secret, peer.secret, sizeof(peer.secret));
 	*ret_session = session->index;
 	ret_fds[0] = session->segment.fd;

@@ -320,6 +320,13 @@ static int lock_memory(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error;
 }
 
+static void end_log(struct kvt_daemon *daemon, const char *why)
+{
+	daemon->oplog_failed = true;
+	kvt_log(KVT_LOG_ERROR, "oplog_failed", "file=\"%s\" why=\"%s\" effect=\"the log ends "
+		"here\"", daemon->config.log_file, why);
+}
+
 static void write_record(void *context, const struct kvt_record *record)
 {
 	struct kvt_daemon *daemon = context;
@@ -387,6 +394,11 @@ int kvt_daemon_hand_over_log(struct kvt_daemon *daemon)
 
 	if (!daemon->oplog || daemon->oplog_failed)
 		return 0;
+	error = kvt_oplog_flush(daemon->oplog);
+	if (error) { /* a full disk: a cache is not given up for its log */
+		end_log(daemon, strerror(-error));
+		return 0;
+	}
 	error = kvt_object_create_sealed(&daemon->oplog_tail, "kvtrunk-log",
 					 sizeof(struct kvt_oplog_tail));
 	if (!error)
@@ -778,6 +790,9 @@ static int make_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
  * and so is one that is greeted by it. */
 static void begin_to_listen(struct kvt_daemon *daemon)
 {
+	/* Whoever asks whose socket it is (SO_PEERCRED) hears of the one that listened last. */
+	if (daemon->listen_kept)
+		listen(daemon->listen_fd, LISTEN_BACKLOG);
 	kvt_control_greet(daemon);
 	kvt_loop_accept(&daemon->loop, daemon->listen_fd, kvt_tag(KVT_TAG_ACCEPT, 0, 0));
 	if (daemon->listen_kept || daemon->listen_passed) {
@@ -798,6 +813,7 @@ static int take_signals(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	sigaddset(&set, SIGHUP);
 	sigaddset(&set, SIGUSR2);
 	signal(SIGPIPE, SIG_IGN);
+	signal(SIGXFSZ, SIG_IGN); /* a log that may not grow further ends, and nothing else */
 	sigprocmask(SIG_BLOCK, &set, NULL);
 	daemon->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 	if (daemon->signal_fd >= 0)

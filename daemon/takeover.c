@@ -17,6 +17,7 @@
 
 #define PATIENCE_MS 10000 /* a new one that has not taken up a cache by then hangs */
 #define GRACE_MS 1000     /* one that gave up has ended by then */
+#define HELLO_TRIES 8     /* daemons that are taken over, one after the other, while we ask */
 
 static void fill_head(struct kvt_message *head, uint16_t type, size_t bytes)
 {
@@ -218,6 +219,29 @@ static int take_handover(struct kvt_daemon *daemon, int from, char why[KVT_WHY_B
 	return error;
 }
 
+/* Say HELLO and hear the answer: its bytes, or a negative errno; *ret_fd -1: there is nobody. A
+ * daemon that another one takes over just now leaves with our HELLO, and that one listens. */
+static ssize_t greet(const char *path, const struct kvt_message_hello *hello, int *ret_fd,
+		     void *answer, size_t bytes, pid_t *ret_sender, char why[KVT_WHY_BYTES])
+{
+	ssize_t n = -ECONNRESET;
+	uint32_t n_fds;
+
+	for (int i = 0; i < HELLO_TRIES && (n == -ECONNRESET || n == -EPIPE); i++) {
+		int fd = connect_to(path, why);
+
+		if (i > 0)
+			close(*ret_fd);
+		*ret_fd = fd;
+		if (fd < 0)
+			return fd;
+		n = send_all(fd, hello, sizeof(*hello), NULL, 0, now_ms() + PATIENCE_MS);
+		if (n == 0)
+			n = receive(fd, answer, bytes, NULL, &n_fds, ret_sender);
+	}
+	return n;
+}
+
 int kvt_takeover_ask(struct kvt_daemon *daemon, const char *path, char why[KVT_WHY_BYTES])
 {
 	struct kvt_message_hello hello = {
@@ -233,18 +257,16 @@ int kvt_takeover_ask(struct kvt_daemon *daemon, const char *path, char why[KVT_W
 		struct kvt_message_welcome welcome;
 		struct kvt_message_refused refused;
 	} packet = { 0 };
-	int fd = connect_to(path, why), error;
 	pid_t sender = 0;
-	uint32_t n_fds;
+	int fd, error;
 	ssize_t n;
 
-	if (fd < 0)
-		return fd;
-	daemon->takeover_fd = fd;
 	fill_head(&hello.head, KVT_MSG_HELLO, sizeof(hello));
 	fill_head(&request.head, KVT_MSG_ADMIN, sizeof(request));
-	error = send_all(fd, &hello, sizeof(hello), NULL, 0, now_ms() + PATIENCE_MS);
-	n = error ? error : receive(fd, &packet, sizeof(packet), NULL, &n_fds, &sender);
+	n = greet(path, &hello, &fd, &packet, sizeof(packet), &sender, why);
+	if (fd < 0)
+		return (int)n;
+	daemon->takeover_fd = fd;
 	if (n != sizeof(packet.welcome) || packet.head.type != KVT_MSG_WELCOME)
 		return refused(&packet, n, "speak with this one", why);
 	/* The number is that process's: it is alive, because it will answer what is asked next. */
@@ -451,12 +473,12 @@ void kvt_takeover_serve(struct kvt_daemon *daemon, struct kvt_connection *connec
 	kvt_loop_cancel(&daemon->loop, kvt_tag(KVT_TAG_ACCEPT, 0, 0));
 	kvt_loop_flush(&daemon->loop);
 	/* Without a pidfd (another PID namespace and an old kernel) it cannot be waited for. */
-	if (kvt_peer_pidfd(connection->fd, &connection->peer, connection->accepted_boot_ns, &pidfd,
-			   &start_time) == -ESRCH)
-		why = "it is gone";
-	error = why ? 0 : kvt_daemon_hand_over_log(daemon);
+	error = kvt_peer_pidfd(connection->fd, &connection->peer, connection->accepted_boot_ns,
+			       &pidfd, &start_time);
+	if (!error || error == -ENOTSUP)
+		error = kvt_daemon_hand_over_log(daemon);
 	if (error)
-		why = strerror(-error);
+		why = error == -ESRCH ? "it is gone" : strerror(-error);
 	if (!why) {
 		why = try_successor(daemon, connection, pidfd);
 		if (!why) {

@@ -549,8 +549,12 @@ static void supervise_and_succeed(struct kvt_test_daemon *daemon)
 	static const char *const both[] = { "--takeover", "--supervise", NULL };
 	static bool managed;
 
-	if (!managed)
+	if (!managed) {
 		take_over_with(daemon, both);
+		upgrade(daemon);
+		/* Arena, ledger, log, three slabs; five of the session, three of each member. */
+		kvt_test_check(kvt_test_daemon_said(daemon, "sessions=1 parked=17"));
+	}
 	managed = true;
 	kvt_test_daemon_succeed(daemon);
 }

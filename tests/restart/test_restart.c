@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -730,6 +731,7 @@ static void what_was_taken_over_survives_a_crash(void **state)
 	uint32_t keys[KVT_WORK_KEYS], space;
 	struct kvt_client *client;
 	struct kvt_seq *seq;
+	int queued;
 
 	(void)state;
 	prepare(NULL);
@@ -743,12 +745,18 @@ static void what_was_taken_over_survives_a_crash(void **state)
 	kvt_work_compute(client, seq, keys, 0, 8);
 	kvt_test_equal(kvt_seq_commit(seq, 128, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
 	take_over_supervised();
+	kvt_test_equal(kill(daemon_.pid, SIGUSR2), 0); /* the same command again, in order */
+	await_ready();
+	/* Arena, ledger, log, pool; five of each session. */
+	kvt_test_check(kvt_test_daemon_said(&daemon_, "sessions=3 parked=19"));
 	for (int i = 0; i < 3; i++) {
 		kill_daemon();
 		kvt_test_equal(matched(client, space, keys), 128);
 	}
-	kvt_test_equal(kill(daemon_.pid, SIGUSR2), 0); /* the same command again, in order */
-	await_ready();
+	kill_daemon_for_a_while();
+	kvt_test_equal(kvt_control_open(daemon_.socket, INT64_MAX, &queued, NULL), 0);
+	resume_supervisor();
+	close(queued);
 	kvt_work_compute(client, seq, keys, 8, 16);
 	kvt_test_equal(kvt_seq_end(seq, KVT_WORK_KEYS, NULL, 0, KVT_IDLE, 0), 0);
 	check_prompt(client, keys);
@@ -758,6 +766,97 @@ static void what_was_taken_over_survives_a_crash(void **state)
 	kvt_test_check(!kvt_test_daemon_said(&daemon_, "event=cold_start"));
 	kvt_test_check(!kvt_test_daemon_said(&daemon_, "event=not_parked"));
 	stop_clean();
+}
+
+/* The third and the second ask the first one, or whoever took over from it meanwhile. */
+static void several_take_over_at_once(void **state)
+{
+	const char *const alone[] = { log_flag, NULL };
+	const char *const takeover[] = { "--takeover", log_flag, NULL };
+	struct kvt_test_child children[2];
+	pid_t pids[1 + 3];
+
+	(void)state;
+	prepare(NULL);
+	kvt_test_daemon_start(&daemon_, alone);
+	for (int i = 0; i < 2; i++)
+		kvt_work_start(&children[i], &daemon_);
+	pids[0] = daemon_.pid;
+	for (int round = 0; round < 4; round++) {
+		siginfo_t end;
+
+		for (int i = 1; i <= 3; i++) {
+			kvt_test_daemon_spawn(&daemon_, takeover);
+			pids[i] = daemon_.pid;
+		}
+		for (int n = 0; n < 3; n++) {
+			kvt_test_equal(waitid(P_ALL, 0, &end, WEXITED), 0);
+			kvt_test_equal(end.si_status, 0);
+			for (int i = 0; i <= 3; i++)
+				pids[i] = pids[i] == end.si_pid ? 0 : pids[i];
+		}
+		for (int i = 0; i <= 3; i++)
+			daemon_.pid = pids[i] ? pids[i] : daemon_.pid;
+		pids[0] = daemon_.pid;
+		kvt_test_audit(&daemon_);
+	}
+	for (int i = 0; i < 2; i++)
+		kvt_work_finish(&children[i]);
+	stop_clean();
+}
+
+static void who_wants_to_end_with_its_daemon_is_not_handed_over(void **state)
+{
+	const char *const alone[] = { log_flag, NULL };
+	struct kvt_counters counters;
+	struct kvt_client *client;
+
+	(void)state;
+	prepare(NULL);
+	kvt_test_daemon_start(&daemon_, alone);
+	client = connect_with(KVT_HELLO_NO_RESUME);
+	kvt_test_equal(kvt_stats(client, &counters), 0);
+	take_over_supervised();
+	kvt_test_equal(kvt_stats(client, &counters), -ECONNRESET);
+	kvt_test_session_ended(&daemon_, kvt_client_info(client)->session);
+	kvt_client_close(client, KVT_IDLE);
+	stop();
+}
+
+/* No room for the log, as on a full disk: the cache goes on without it. */
+static void a_full_disk_for_the_log_hinders_no_takeover(void **state)
+{
+	const char *const alone[] = { log_flag, NULL };
+	const char *const takeover[] = { "--takeover", log_flag, NULL };
+	const struct rlimit full = { 4096, RLIM_INFINITY };
+	uint32_t keys[KVT_WORK_KEYS], space;
+	struct kvt_client *client;
+	struct kvt_seq *seq;
+	pid_t old;
+	int status;
+
+	(void)state;
+	prepare("spin_budget_us = -1\n"); /* it writes when it sleeps, or has to */
+	kvt_test_daemon_start(&daemon_, alone);
+	client = kvt_test_connect(&daemon_);
+	space = kvt_test_namespace(client, "restart");
+	for (uint32_t i = 0; i < 8; i++) {
+		kvt_work_keys(keys, KVT_WORK_KEYS, i);
+		seq = kvt_work_begin(client, space, keys);
+		kvt_work_compute(client, seq, keys, 0, 16);
+		kvt_test_equal(kvt_seq_end(seq, KVT_WORK_KEYS, NULL, 0, KVT_IDLE, 0), 0);
+	}
+	old = daemon_.pid;
+	kvt_test_equal(prlimit(old, RLIMIT_FSIZE, &full, NULL), 0);
+	kvt_test_daemon_start(&daemon_, takeover);
+	kvt_test_check(waitpid(old, &status, 0) == old && status == 0);
+	kvt_test_check(kvt_test_daemon_said(&daemon_, "event=oplog_failed"));
+	kvt_test_equal(matched(client, space, keys), KVT_WORK_KEYS);
+	check_prompt(client, keys);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_equal(kvt_test_settled(&daemon_).private_pages, 0);
+	kvt_test_audit(&daemon_);
+	stop();
 }
 
 static void a_managed_daemon_is_not_taken_over(void **state)
@@ -817,7 +916,8 @@ static void when_the_supervisor_stops_clients_are_told_and_nothing_is_left(void 
 	kvt_test_daemon_remove(&daemon_);
 }
 
-int main(void)
+/* A name, or a pattern, runs the tests that it fits. */
+int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_client_goes_on_with_the_successor_of_a_killed_daemon),
@@ -838,10 +938,15 @@ int main(void)
 		cmocka_unit_test(upgrades_and_crashes_under_load_lose_nothing),
 		cmocka_unit_test(a_running_daemon_is_taken_over_under_load),
 		cmocka_unit_test(what_was_taken_over_survives_a_crash),
+		cmocka_unit_test(several_take_over_at_once),
+		cmocka_unit_test(who_wants_to_end_with_its_daemon_is_not_handed_over),
+		cmocka_unit_test(a_full_disk_for_the_log_hinders_no_takeover),
 		cmocka_unit_test(a_managed_daemon_is_not_taken_over),
 		cmocka_unit_test(a_stopped_daemon_is_noticed_by_deadlines_and_by_the_watchdog),
 		cmocka_unit_test(when_the_supervisor_stops_clients_are_told_and_nothing_is_left),
 	};
 
+	if (argc > 1)
+		cmocka_set_test_filter(argv[1]);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
