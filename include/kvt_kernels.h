@@ -55,7 +55,8 @@
  *
  * A context runs one operation at a time: calls from several threads wait for each other.
  * Different contexts are independent. There is no other state: the library has no globals. A
- * context does not survive fork() in the child; open another there.
+ * context does not survive fork() in the child; open another there. The caller's rounding mode has
+ * no influence, nor has a mode in which denormals are taken for 0; both are as before on return.
  *
  *
  * Example: one sequence, 100 cached positions and 28 new ones, fp32
@@ -249,9 +250,9 @@ struct kvt_attn_prefill {
 /*
  * K and V of n_positions new positions, [position][kv head][dim], to be written to slots[i] of
  * the pages. Strides in bytes; 0 means "contiguous". Conversion rounds to nearest even; to fp8,
- * the value is divided by the scale, and what is too large becomes +-448. Two positions with the
- * same slot leave either of them there. (RoPE, where the model has it, was applied by the
- * caller.)
+ * the value is divided by the scale, and what is too large becomes +-448. Elements of pages of the
+ * same type are copied, bits of a NaN too. Two positions with the same slot leave a mixture of both
+ * there. (RoPE, where the model has it, was applied by the caller.)
  */
 struct kvt_attn_append {
 	struct kvt_attn_view kv;

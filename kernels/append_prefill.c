@@ -10,7 +10,6 @@
  */
 
 #include <errno.h>
-#include <fenv.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -308,11 +307,7 @@ static void job_item(void *argument, uint64_t item, uint32_t worker)
 	struct batch *batch = argument;
 	struct kvt_job *job = &batch->jobs[item];
 	void *workspace = batch->context->workspaces[worker].data;
-	fenv_t callers;
 
-	/* Another rounding mode, or denormals taken for zero, would change bits. */
-	fegetenv(&callers);
-	fesetenv(FE_DFL_ENV);
 	batch->path->job_run(job, workspace);
 	/*
 	 * The last of the block's jobs sees what the others wrote: release by each, acquire by
@@ -321,7 +316,6 @@ static void job_item(void *argument, uint64_t item, uint32_t worker)
 	if (job->block->partials &&
 	    atomic_fetch_sub_explicit(&job->block->n_jobs_left, 1, memory_order_acq_rel) == 1)
 		batch->path->block_finish(job->block, workspace);
-	fesetenv(&callers);
 }
 
 int kvt_cpu_append_prefill(struct kvt_attn_context *context, const struct kvt_attn_prefill *prefill)

@@ -5,6 +5,7 @@
  */
 
 #include <errno.h>
+#include <fenv.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -285,13 +286,31 @@ static int stream_check(struct kvt_attn_context *context, const void *stream)
 	return 0;
 }
 
+/*
+ * Between these two, rounding is to nearest, and denormals are numbers, whatever the caller has
+ * set: bits would differ, of results, of conversions, and of the scale that a device is given.
+ */
+static void operation_begin(struct kvt_attn_context *context, fenv_t *callers)
+{
+	pthread_mutex_lock(&context->lock);
+	fegetenv(callers);
+	fesetenv(FE_DFL_ENV);
+}
+
+static void operation_end(struct kvt_attn_context *context, const fenv_t *callers)
+{
+	fesetenv(callers);
+	pthread_mutex_unlock(&context->lock);
+}
+
 int kvt_attn_append_prefill(struct kvt_attn_context *context,
 			    const struct kvt_attn_prefill *prefill, void *stream)
 {
 	struct kvt_attn_prefill filled = *prefill;
+	fenv_t callers;
 	int r;
 
-	pthread_mutex_lock(&context->lock);
+	operation_begin(context, &callers);
 	r = stream_check(context, stream);
 	if (!r)
 		r = kvt_check_prefill(context, prefill);
@@ -301,7 +320,7 @@ int kvt_attn_append_prefill(struct kvt_attn_context *context,
 			    ? kvt_cpu_append_prefill(context, &filled)
 			    : kvt_cuda_append_prefill(context, &filled, stream);
 	}
-	pthread_mutex_unlock(&context->lock);
+	operation_end(context, &callers);
 	return r;
 }
 
@@ -309,9 +328,10 @@ int kvt_attn_kv_append(struct kvt_attn_context *context, const struct kvt_attn_a
 		       void *stream)
 {
 	struct kvt_attn_append filled = *append;
+	fenv_t callers;
 	int r;
 
-	pthread_mutex_lock(&context->lock);
+	operation_begin(context, &callers);
 	r = stream_check(context, stream);
 	if (!r)
 		r = kvt_check_append(context, append);
@@ -320,7 +340,7 @@ int kvt_attn_kv_append(struct kvt_attn_context *context, const struct kvt_attn_a
 		r = context->device == KVT_ATTN_CPU ? kvt_cpu_kv_append(context, &filled)
 						    : kvt_cuda_kv_append(context, &filled, stream);
 	}
-	pthread_mutex_unlock(&context->lock);
+	operation_end(context, &callers);
 	return r;
 }
 
@@ -328,9 +348,10 @@ int kvt_attn_page_copy(struct kvt_attn_context *context, const struct kvt_attn_v
 		       uint32_t n_views, const struct kvt_attn_copy *copies, uint32_t n_copies,
 		       void *stream)
 {
+	fenv_t callers;
 	int r;
 
-	pthread_mutex_lock(&context->lock);
+	operation_begin(context, &callers);
 	r = stream_check(context, stream);
 	if (!r)
 		r = kvt_check_copies(context, views, n_views, copies, n_copies);
@@ -338,6 +359,6 @@ int kvt_attn_page_copy(struct kvt_attn_context *context, const struct kvt_attn_v
 		r = context->device == KVT_ATTN_CPU
 			    ? kvt_cpu_page_copy(context, views, n_views, copies, n_copies)
 			    : kvt_cuda_page_copy(context, views, n_views, copies, n_copies, stream);
-	pthread_mutex_unlock(&context->lock);
+	operation_end(context, &callers);
 	return r;
 }

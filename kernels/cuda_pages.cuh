@@ -6,6 +6,25 @@
 #ifndef KVT_KERNELS_CUDA_PAGES_CUH
 #define KVT_KERNELS_CUDA_PAGES_CUH
 
+/* An element of the source's type, 2 or 4 bytes, as it is: bits of a NaN too. */
+KVT_DEVICE void element_copy(uint64_t to, uint64_t from, uint32_t bytes)
+{
+	if (bytes == 4)
+		*at<uint32_t>(to) = *at<const uint32_t>(from);
+	else
+		*at<uint16_t>(to) = *at<const uint16_t>(from);
+}
+
+KVT_DEVICE void element_convert(const struct kvt_cuda_append *args, uint64_t to, uint64_t from,
+				float scale)
+{
+	float value = kvt_element_load(at<const unsigned char>(from), args->source_type);
+
+	if (args->target_type == KVT_ATTN_F8_E4M3)
+		value = quotient(value, scale);
+	kvt_element_store(at<unsigned char>(to), args->target_type, value);
+}
+
 /* A thread for each element of K, and the same one of V. */
 KVT_DEVICE void append_run(const struct kvt_cuda_append *args, uint64_t first, uint64_t step)
 {
@@ -21,21 +40,19 @@ KVT_DEVICE void append_run(const struct kvt_cuda_append *args, uint64_t first, u
 		uint64_t from = position * args->row_stride + head * args->row_head_stride +
 				dim * source_bytes;
 		uint64_t to;
-		float k, v;
 
 		if (slot == KVT_ATTN_NO_SLOT)
 			continue;
 		to = (slot >> args->page_shift) * args->page_stride +
 		     (slot & ((1u << args->page_shift) - 1)) * args->position_stride +
 		     head * args->head_stride + dim * target_bytes;
-		k = kvt_element_load(at<const unsigned char>(args->k + from), args->source_type);
-		v = kvt_element_load(at<const unsigned char>(args->v + from), args->source_type);
-		if (args->target_type == KVT_ATTN_F8_E4M3) {
-			k = quotient(k, args->k_scale);
-			v = quotient(v, args->v_scale);
+		if (args->source_type == args->target_type) {
+			element_copy(args->k_pages + to, args->k + from, source_bytes);
+			element_copy(args->v_pages + to, args->v + from, source_bytes);
+			continue;
 		}
-		kvt_element_store(at<unsigned char>(args->k_pages + to), args->target_type, k);
-		kvt_element_store(at<unsigned char>(args->v_pages + to), args->target_type, v);
+		element_convert(args, args->k_pages + to, args->k + from, args->k_scale);
+		element_convert(args, args->v_pages + to, args->v + from, args->v_scale);
 	}
 }
 

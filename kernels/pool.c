@@ -6,6 +6,7 @@
  */
 
 #include <errno.h>
+#include <fenv.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -73,6 +74,8 @@ static void *worker_main(void *argument)
 	uint64_t seen = 0;
 
 	free(argument);
+	/* As in the callers of operations (context.c), whatever mode the context was opened in. */
+	fesetenv(FE_DFL_ENV);
 	while (turn_wait(pool, seen)) {
 		/* Turns do not overlap: the next begins when all threads have ended this one. */
 		seen++;

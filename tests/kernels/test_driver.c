@@ -7,6 +7,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <fenv.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -172,6 +173,32 @@ static void round_test(void)
 	kvt_attn_close(cpu);
 	round_free(&on_cuda);
 	round_free(&on_cpu);
+}
+
+/*
+ * Neither what is computed here for the device, such as the product of the scales, nor what it
+ * computes, depends on the caller's rounding mode.
+ */
+static void rounding_test(void)
+{
+	struct kvt_attn_context *context = NULL;
+	struct round expected = round_make(), round = round_make();
+
+	case_begin("driver: caller's rounding mode");
+	round_link(&expected);
+	round_link(&round);
+	expected.prefill.scale = round.prefill.scale = 0.1f;
+	EXPECT_EQUAL(cuda_open(&context, NULL, 0), 0);
+	EXPECT_EQUAL(round_run(context, &expected), 0);
+	fesetround(FE_UPWARD);
+	EXPECT_EQUAL(round_run(context, &round), 0);
+	EXPECT_EQUAL(fegetround(), FE_UPWARD);
+	fesetround(FE_TONEAREST);
+	EXPECT(memcmp(expected.pool.slab.data, round.pool.slab.data, round.pool.slab.bytes) == 0);
+	EXPECT(memcmp(expected.rows.out.data, round.rows.out.data, round.rows.out.bytes) == 0);
+	kvt_attn_close(context);
+	round_free(&expected);
+	round_free(&round);
 }
 
 /* The n-th call fails, for every n until none does. */
@@ -349,6 +376,7 @@ static void pages_test(struct kvt_attn_context *cuda, struct kvt_attn_context *c
 					.order = from & 1,
 					.seed = 3 };
 	static const struct kvt_attn_copy copies[] = { { 1, 7, 5 }, { 2, 8, 8 }, { 3, 6, 1 } };
+	static const uint32_t signaling[] = { 0x7f800001, 0x7c01, 0x7f81 };
 	struct pool pools[2] = { pool_make(&options), pool_make(&options) };
 	struct guarded k = guarded_alloc(30 * 60 * type_bytes(from));
 	struct guarded v = guarded_alloc(30 * 60 * type_bytes(from));
@@ -364,6 +392,8 @@ static void pages_test(struct kvt_attn_context *cuda, struct kvt_attn_context *c
 		element_write((char *)k.data + i * type_bytes(from), from, value);
 		element_write((char *)v.data + i * type_bytes(from), from, -0.7 * value);
 	}
+	/* And one is a signaling NaN, whose bits a copy keeps. */
+	memcpy((char *)k.data + 78 * type_bytes(from), &signaling[from], type_bytes(from));
 	for (uint32_t i = 0; i < 2; i++) {
 		struct kvt_attn_append append = { .kv = pools[i].view,
 						  .n_positions = 30,
@@ -460,6 +490,7 @@ int main(void)
 	}
 	kvt_attn_close(context);
 	round_test();
+	rounding_test();
 	failures_test();
 	capture_test();
 	devices_test();
