@@ -43,7 +43,8 @@ static void usage(FILE *to)
 	      "  agent     long conversations come back, 727 new positions a call; likewise, and\n"
 	      "            private caches each with its own conversations (sticky)\n"
 	      "  same      every process gets the same prompt at once\n"
-	      "  unique    nothing in common: the time without a cache over the time with it\n"
+	      "  unique    nothing in common: the time without a cache, and that without a daemon,\n"
+	      "            over the time with the cache\n"
 	      "  thrash    six lists in turns, room for three and a half: likewise\n"
 	      "  disabled  caching = no: likewise\n", to);
 }
@@ -275,6 +276,14 @@ static void part_same(const struct ttft_options *options, struct worker *worker,
 	serve(options, worker, TTFT_NONE, 4, POOL_PAGES);
 }
 
+static void pair_aim(const char *what, uint32_t chunk, const char *other, double ratio, double aim)
+{
+	char figure[128];
+
+	snprintf(figure, sizeof(figure), "%s, chunks of %u: %s, over cache", what, chunk, other);
+	bench_aim(figure, ratio, "x", aim, true);
+}
+
 /** The three workloads that kvtrunk cannot help: what does it cost there? The more commits, the
  * more. */
 static void part_pair(const struct ttft_options *options, struct worker *worker, const char *name,
@@ -286,16 +295,15 @@ static void part_pair(const struct ttft_options *options, struct worker *worker,
 	workload.name = name;
 	for (unsigned int i = 0; i < sizeof(chunks) / sizeof(chunks[0]); i++) {
 		uint32_t chunk = options->chunk ? options->chunk : chunks[i];
-		char figure[128];
-		double ratio;
+		struct ttft_pair_ratios ratios;
 
 		worker->options.chunk = chunk;
 		make_reference(worker);
-		ratio = ttft_pair(options, worker, &workload, &reference,
-				  !strcmp(name, "thrash") ? THRASH_PAGES : POOL_PAGES, !disabled);
-		snprintf(figure, sizeof(figure), "%s, chunks of %u: without over with", what,
-			 chunk);
-		bench_aim(figure, ratio, "x", aim, true);
+		ttft_pair(options, worker, &workload, &reference,
+			  !strcmp(name, "thrash") ? THRASH_PAGES : POOL_PAGES, !disabled, &ratios);
+		pair_aim(what, chunk, "nothing reused", ratios.miss, aim);
+		pair_aim(what, chunk, "no daemon", ratios.alone, aim);
+		pair_aim(what, chunk, "no daemon, CPU time", ratios.alone_cpu, aim);
 		if (options->chunk)
 			break;
 	}

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* With the cache and without it, request by request in turns, so that a noisy moment of the
- * machine hits both. The better of each request's rounds counts. */
+/* With the cache, without it but through the daemon, and in memory of the process's own without any
+ * daemon: request by request in turns, so that a noisy moment of the machine hits all. The best of
+ * each request's rounds counts. */
 
 #include "bench/ttft/ttft.h"
 
@@ -12,9 +13,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+enum turn { WITH, WITHOUT, ALONE, TURNS };
+
 struct pair {
-	double with_us[TTFT_MAX_REQUESTS], without_us[TTFT_MAX_REQUESTS];
-	double with_cpu_us, without_cpu_us; /* of the worker process alone, all rounds */
+	double us[TURNS][TTFT_MAX_REQUESTS];
+	double cpu_us[TURNS]; /* of the worker process alone, all rounds */
 	uint64_t cached, prefilled, restarts, waits;
 };
 
@@ -38,21 +41,33 @@ static void reset(const char *socket)
 	kvt_client_close(client, KVT_IDLE);
 }
 
-static void serve_both(struct worker *worker, const struct ttft_workload *workload,
-		       const struct ttft_reference *reference, uint32_t round, struct pair *pair)
+static void serve_one(struct worker *worker, struct ttft_slab *slab, enum turn turn,
+		      const struct ttft_request *request, struct ttft_answer *ret_answer)
 {
+	if (turn == ALONE)
+		ttft_slab_generate(slab, request, 0, ret_answer);
+	else
+		ttft_engine_serve(worker, request, turn == WITH, ret_answer);
+}
+
+static void serve_round(struct worker *worker, struct ttft_slab *slab,
+			const struct ttft_workload *workload,
+			const struct ttft_reference *reference, uint32_t round, struct pair *pair)
+{
+	static const char *const where[TURNS] = { "with the cache", "without the cache",
+						  "without a daemon" };
+
 	for (uint32_t i = 0; i < workload->n; i++) {
-		for (uint32_t turn = 0; turn < 2; turn++) {
-			bool cache = (turn + i + round) % 2 == 0;
+		for (uint32_t j = 0; j < TURNS; j++) {
+			enum turn turn = (i + j + round) % TURNS;
 			struct ttft_answer answer = { 0 };
 
-			ttft_engine_serve(worker, &workload->request[i], cache, &answer);
-			*(cache ? &pair->with_cpu_us : &pair->without_cpu_us) += answer.cpu_us;
+			serve_one(worker, slab, turn, &workload->request[i], &answer);
 			ttft_same_output(workload->name, &reference->answer[i], i, &answer,
-					 cache ? "with the cache" : "without the cache");
-			keep_better(cache ? &pair->with_us[i] : &pair->without_us[i],
-				    answer.total_us);
-			if (!cache || round > 0)
+					 where[turn]);
+			pair->cpu_us[turn] += answer.cpu_us;
+			keep_better(&pair->us[turn][i], answer.total_us);
+			if (turn != WITH || round > 0)
 				continue;
 			pair->cached += answer.cached;
 			pair->prefilled += answer.prefilled;
@@ -71,14 +86,59 @@ static double sum(const double *values, uint32_t n)
 	return total;
 }
 
-double ttft_pair(const struct ttft_options *options, struct worker *worker,
-		 const struct ttft_workload *workload, const struct ttft_reference *reference,
-		 uint32_t n_pages, bool caching)
+/** The process that serves. */
+static void serve_rounds(struct worker *worker, const char *socket,
+			 const struct ttft_options *options, const struct ttft_workload *workload,
+			 const struct ttft_reference *reference, struct pair *pair)
+{
+	struct ttft_slab slab;
+
+	ttft_slab_open(&slab, worker);
+	ttft_engine_connect(worker, socket);
+	for (uint32_t round = 0; round < options->rounds; round++) {
+		if (round > 0)
+			reset(socket);
+		serve_round(worker, &slab, workload, reference, round, pair);
+	}
+	worker_close_cache(worker);
+	ttft_slab_close(&slab);
+}
+
+static void report(const struct ttft_options *options, const struct worker *worker,
+		   const struct ttft_workload *workload, uint32_t n_pages, bool caching,
+		   const struct pair *pair, struct ttft_pair_ratios *ret_ratios)
+{
+	double us[TURNS];
+
+	for (unsigned int i = 0; i < TURNS; i++)
+		us[i] = sum(pair->us[i], workload->n);
+	*ret_ratios = (struct ttft_pair_ratios){
+		.miss = us[WITHOUT] / us[WITH],
+		.miss_cpu = pair->cpu_us[WITHOUT] / pair->cpu_us[WITH],
+		.alone = us[ALONE] / us[WITH],
+		.alone_cpu = pair->cpu_us[ALONE] / pair->cpu_us[WITH],
+	};
+	bench_line("pair", "\"workload\":\"%s\",\"chunk\":%u,\"caching\":%s,\"requests\":%u,"
+		   "\"rounds\":%u,\"pool_pages\":%u,\"with_us\":%.0f,\"without_us\":%.0f,"
+		   "\"ratio\":%.4f,\"cpu_ratio\":%.4f,\"floor_us\":%.0f,\"floor_ratio\":%.4f,"
+		   "\"floor_cpu_ratio\":%.4f,"
+		   "\"floor\":\"the same positions computed without a daemon, in turns\","
+		   "\"cached_positions\":%llu,\"prefill_positions\":%llu,\"restarts\":%llu,"
+		   "\"waits\":%llu", workload->name, worker->options.chunk,
+		   caching ? "true" : "false", workload->n, options->rounds, n_pages, us[WITH],
+		   us[WITHOUT], ret_ratios->miss, ret_ratios->miss_cpu, us[ALONE],
+		   ret_ratios->alone, ret_ratios->alone_cpu,
+		   (unsigned long long)pair->cached, (unsigned long long)pair->prefilled,
+		   (unsigned long long)pair->restarts, (unsigned long long)pair->waits);
+}
+
+void ttft_pair(const struct ttft_options *options, struct worker *worker,
+	       const struct ttft_workload *workload, const struct ttft_reference *reference,
+	       uint32_t n_pages, bool caching, struct ttft_pair_ratios *ret_ratios)
 {
 	struct pair *pair = mmap(NULL, sizeof(*pair), PROT_READ | PROT_WRITE,
 				 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	struct kvt_own_daemon daemon;
-	double with_us, without_us;
 	int status;
 	pid_t pid;
 
@@ -88,35 +148,12 @@ double ttft_pair(const struct ttft_options *options, struct worker *worker,
 	fflush(stdout);
 	pid = fork();
 	if (pid == 0) {
-		ttft_engine_connect(worker, daemon.socket_path);
-		for (uint32_t round = 0; round < options->rounds; round++) {
-			if (round > 0)
-				reset(daemon.socket_path);
-			serve_both(worker, workload, reference, round, pair);
-		}
-		worker_close_cache(worker);
+		serve_rounds(worker, daemon.socket_path, options, workload, reference, pair);
 		_exit(0);
 	}
 	if (pid < 0 || waitpid(pid, &status, 0) < 0 || status != 0)
 		bench_die("%s: the worker process failed", workload->name);
 	ttft_daemon_stop(&daemon);
-	with_us = sum(pair->with_us, workload->n);
-	without_us = sum(pair->without_us, workload->n);
-	bench_line("pair", "\"workload\":\"%s\",\"chunk\":%u,\"caching\":%s,\"requests\":%u,"
-		   "\"rounds\":%u,"
-		   "\"pool_pages\":%u,\"with_us\":%.0f,\"without_us\":%.0f,\"ratio\":%.4f,"
-		   "\"cpu_ratio\":%.4f,"
-		   "\"floor_us\":%.0f,\"over_floor\":%.4f,"
-		   "\"floor\":\"the same positions computed without a daemon\","
-		   "\"cached_positions\":%llu,\"prefill_positions\":%llu,\"restarts\":%llu,"
-		   "\"waits\":%llu", workload->name, worker->options.chunk,
-		   caching ? "true" : "false", workload->n, options->rounds, n_pages, with_us,
-		   without_us, without_us / with_us,
-		   pair->without_cpu_us / pair->with_cpu_us, reference->cold_total_us,
-		   with_us / reference->cold_total_us,
-		   (unsigned long long)pair->cached,
-		   (unsigned long long)pair->prefilled, (unsigned long long)pair->restarts,
-		   (unsigned long long)pair->waits);
+	report(options, worker, workload, n_pages, caching, pair, ret_ratios);
 	munmap(pair, sizeof(*pair));
-	return without_us / with_us;
 }

@@ -195,11 +195,16 @@ void ttft_serve(const struct ttft_options *options, struct worker *worker,
 
 /* ---- pair.c ---- */
 
-/** One process serves the workload twice in turns, with the cache and without, several rounds.
- * Returns the time without over the time with. The floor is the reference's sum. */
-double ttft_pair(const struct ttft_options *options, struct worker *worker,
-		 const struct ttft_workload *workload, const struct ttft_reference *reference,
-		 uint32_t n_pages, bool caching);
+/** Another way's time over the time with the cache. */
+struct ttft_pair_ratios {
+	double miss, miss_cpu;   /* through the daemon, reusing and publishing nothing */
+	double alone, alone_cpu; /* in memory of its own, without any daemon */
+};
+/** One process serves the workload three times in turns, several rounds: with the cache, without
+ * it, and without a daemon. */
+void ttft_pair(const struct ttft_options *options, struct worker *worker,
+	       const struct ttft_workload *workload, const struct ttft_reference *reference,
+	       uint32_t n_pages, bool caching, struct ttft_pair_ratios *ret_ratios);
 
 /* ---- agent.c: long conversations that come back with little that is new ---- */
 
