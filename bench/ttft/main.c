@@ -276,7 +276,8 @@ static void part_same(const struct ttft_options *options, struct worker *worker,
 	serve(options, worker, TTFT_NONE, 4, POOL_PAGES);
 }
 
-static void pair_aim(const char *what, uint32_t chunk, const char *other, double ratio, double aim)
+static void pair_aim(const char *what, uint32_t chunk, const char *other, double ratio,
+		     double aim)
 {
 	char figure[128];
 
