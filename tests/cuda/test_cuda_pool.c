@@ -509,7 +509,8 @@ static void every_call_of_the_daemon_s_start_fails_once(void **state)
 {
 	(void)state;
 	setenv("KVT_STANDIN_DEVICES", "2", 1);
-	for (int i = 0; i < 6; i++) {
+	setenv("KVT_STANDIN_MEMORY", "41943040", 1);
+	for (int i = 0; i < 4; i++) {
 		int n = 0, n_failed = 0;
 
 		setenv("KVT_STANDIN_TRAITS", i < 2 ? "none" : "releases-fail", 1);
@@ -518,7 +519,7 @@ static void every_call_of_the_daemon_s_start_fails_once(void **state)
 
 			kvt_test_check(n < 200);
 			snprintf(config, sizeof(config), "backend = %s\ndevices = all\n%s",
-				 backends[i % 2], i < 4 ? "" : "n_pages = 0\npool_bytes = 1%\n");
+				 backends[i % 2], i < 2 ? "" : "n_pages = 0\npool_bytes = 10%\n");
 			snprintf(number, sizeof(number), "%d", n);
 			setenv("KVT_STANDIN_FAIL_AT", number, 1);
 			kvt_test_daemon_prepare(&daemon_, config);
