@@ -955,6 +955,7 @@ static void another_pid_namespace_is_named_where_the_driver_refuses_it(void **st
 
 struct writer {
 	bool child_holds; /* a child of the client holds its socket and goes on writing */
+	bool hangs_up;    /* the client hangs up, and its process goes on */
 };
 
 /* Take pages, then go on writing into them for ever, as a kernel in flight does. */
@@ -979,6 +980,8 @@ static void writer_run(int pipe, void *context)
 						       pages[i] * pool.page_bytes) = n;
 	}
 	kvt_test_send(pipe, (uint64_t)child << 32 | kvt_client_info(client)->session);
+	if (writer->hangs_up)
+		kvt_client_abandon(client);
 	kvt_test_expect(pipe, 0); /* never comes */
 }
 
@@ -1099,10 +1102,39 @@ static void under_mps_a_time_of_grace_is_added(void **state)
 	stop();
 }
 
+/* The time begins with the last of hang-up and exit, however long the other one has been there. */
+static void the_time_of_grace_begins_when_both_signs_are_there(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		struct writer writer = { .child_holds = i == 0, .hangs_up = i == 1 };
+		struct kvt_test_child child;
+		uint64_t session = 0, begin_ns;
+
+		start("cuda-vmm", "mps = yes\nmps_grace_ms = 200\n");
+		kvt_test_child_start(&child, writer_run, &writer);
+		kvt_test_check(kvt_test_receive(child.pipe, &session));
+		if (i == 0)
+			kvt_test_child_kill(&child, SIGKILL);
+		kvt_test_session_ended(&daemon_, (uint32_t)session);
+		begin_ns = now_ns();
+		while (now_ns() - begin_ns < 250000000) /* more than the time, with one sign */
+			kvt_test_equal(counters_now().quarantined_pages, 64);
+		begin_ns = now_ns();
+		if (i == 0)
+			kvt_test_equal(kill((pid_t)(session >> 32), SIGKILL), 0);
+		else
+			kvt_test_child_kill(&child, SIGKILL);
+		await_no_quarantine();
+		kvt_test_check(now_ns() - begin_ns >= 200000000);
+		stop();
+	}
+}
+
 static void mps_is_noticed(void **state)
 {
 	char pipe_dir[100], control[120];
-	uint64_t session;
+	uint64_t session, begin_ns;
 
 	(void)state;
 	/* By its control pipe. */
@@ -1113,6 +1145,19 @@ static void mps_is_noticed(void **state)
 	start("cuda-ipc", "mps = auto\nmps_grace_ms = 86400000\n");
 	kill_a_writer(&session);
 	kvt_test_equal(counters_now().quarantined_pages, 64);
+	fence_session(session);
+	stop();
+	unlink(control);
+	/* It comes later: what was found is known for a second. */
+	start("cuda-ipc", "mps_grace_ms = 86400000\n");
+	kill_a_writer(&session);
+	await_no_quarantine();
+	begin_ns = now_ns();
+	kvt_test_equal(mkfifo(control, 0600), 0);
+	while (now_ns() - begin_ns < 1100000000)
+		counters_now();
+	kill_a_writer(&session);
+	kvt_test_equal(kvt_test_settled(&daemon_).quarantined_pages, 64);
 	fence_session(session);
 	stop();
 	unlink(control);
@@ -1404,6 +1449,7 @@ int main(int argc, char **argv)
 		TEST(ipc_pages_of_a_killed_client_wait_until_nothing_writes_them),
 		TEST(vmm_pages_of_a_killed_client_wait_until_nothing_writes_them),
 		TEST(under_mps_a_time_of_grace_is_added),
+		TEST(the_time_of_grace_begins_when_both_signs_are_there),
 		TEST(mps_is_noticed),
 		TEST(a_successor_takes_up_a_vmm_pool_with_all_that_is_cached),
 		TEST(quarantine_outlives_the_daemon),

@@ -391,6 +391,8 @@ static void the_group_is_over_when_any_rank_is_and_its_pages_free_when_all_are(v
 /* Rank 0 is killed: a member that lives on, stopped even, keeps the pages where they are. */
 struct leader {
 	const struct kvt_test_daemon *daemon;
+	bool leaves_a_child; /* that holds its socket: */
+	pid_t child;
 };
 
 static void leader_main(int pipe, void *context)
@@ -403,6 +405,8 @@ static void leader_main(int pipe, void *context)
 
 	kvt_test_equal(kvt_group_open(client, 3, &token), 0);
 	kvt_test_equal(kvt_alloc(client, 5, pages), 0);
+	word = self->leaves_a_child ? leave_a_child() : 0;
+	kvt_test_send(pipe, word);
 	kvt_test_send(pipe, kvt_client_info(client)->session);
 	kvt_test_send(pipe, token.words[0]);
 	kvt_test_send(pipe, token.words[1]);
@@ -419,6 +423,8 @@ static void begin_with_a_leader_apart(struct world *world, struct kvt_test_child
 	context->daemon = &world->daemon;
 	kvt_test_child_start(leader, leader_main, context);
 	kvt_test_check(kvt_test_receive(leader->pipe, &word));
+	context->child = (pid_t)word;
+	kvt_test_check(kvt_test_receive(leader->pipe, &word));
 	world->session = (uint32_t)word;
 	kvt_test_check(kvt_test_receive(leader->pipe, &world->token.words[0]));
 	kvt_test_check(kvt_test_receive(leader->pipe, &world->token.words[1]));
@@ -428,7 +434,7 @@ static void a_killed_rank_0_ends_its_group_and_a_stopped_member_keeps_the_pages(
 {
 	struct kvt_counters counters;
 	struct kvt_test_child leader;
-	struct leader context;
+	struct leader context = { .leaves_a_child = false };
 	struct world world;
 	int status;
 
@@ -460,7 +466,7 @@ static void a_child_of_a_dead_member_keeps_the_pages(void **state)
 {
 	struct kvt_counters counters;
 	struct kvt_test_child leader;
-	struct leader context;
+	struct leader context = { .leaves_a_child = false };
 	struct world world;
 	pid_t child;
 
@@ -479,6 +485,44 @@ static void a_child_of_a_dead_member_keeps_the_pages(void **state)
 	kvt_test_daemon_remove(&world.daemon);
 }
 
+/* Either sign of rank 0's end is enough: a hang-up of a process that lives, the end of one whose
+ * child holds the socket. Its pages wait for both. */
+static void members_are_told_at_the_first_sign(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		struct leader context = { .leaves_a_child = i == 0 };
+		struct kvt_counters counters;
+		struct kvt_test_child leader;
+		struct world world;
+
+		if (i == 0) {
+			begin_with_a_leader_apart(&world, &leader, &context);
+			start_member(&world, 1);
+			kvt_test_child_kill(&leader, SIGKILL);
+		} else {
+			prepare(&world.daemon);
+			begin_with(&world, NULL);
+			hold_pages(&world);
+			kvt_client_abandon(world.leader);
+			kvt_test_equal(tell(&world.members[1], ORDER_WAIT_END), ECONNRESET);
+			finish_member(&world.members[1]);
+		}
+		kvt_test_equal(tell(&world.members[0], ORDER_WAIT_END), ECONNRESET);
+		kvt_test_session_ended(&world.daemon, world.session);
+		kvt_test_child_kill(&world.members[0].child, SIGKILL);
+		kvt_test_equal(quarantined(&world), 5);
+		if (i == 0) {
+			kvt_test_equal(kill(context.child, SIGKILL), 0);
+			kvt_test_until(&world.daemon, counters,
+				       counters.free_pages == N_PAGES - 1);
+		}
+		kvt_test_audit(&world.daemon);
+		kvt_test_daemon_stop(&world.daemon);
+		kvt_test_daemon_remove(&world.daemon);
+	}
+}
+
 /* An operator who knows better. Nothing of the group is left in the daemon then, although one of
  * its processes lives on. */
 static void an_operator_ends_the_quarantine_of_a_group(void **state)
@@ -486,7 +530,7 @@ static void an_operator_ends_the_quarantine_of_a_group(void **state)
 	struct kvt_message_admin request = { .what = KVT_ADMIN_FENCE };
 	struct kvt_client *observer;
 	struct kvt_test_child leader;
-	struct leader context;
+	struct leader context = { .leaves_a_child = false };
 	struct world world;
 	uint32_t before;
 
@@ -765,6 +809,7 @@ int main(void)
 		cmocka_unit_test(
 			a_killed_rank_0_ends_its_group_and_a_stopped_member_keeps_the_pages),
 		cmocka_unit_test(a_child_of_a_dead_member_keeps_the_pages),
+		cmocka_unit_test(members_are_told_at_the_first_sign),
 		cmocka_unit_test(an_operator_ends_the_quarantine_of_a_group),
 		cmocka_unit_test(a_member_may_be_in_another_pid_namespace),
 		cmocka_unit_test(a_group_goes_on_with_the_successor_of_a_killed_daemon),
