@@ -1044,11 +1044,25 @@ static void forget_lock(struct kvt_daemon *daemon)
 	daemon->lock.fd = -1;
 }
 
+/* Whoever ends us now means this start, not the cache. */
+static bool asked_to_end(void)
+{
+	sigset_t waiting;
+
+	return sigpending(&waiting) == 0 &&
+	       (sigismember(&waiting, SIGTERM) || sigismember(&waiting, SIGINT));
+}
+
 /* All of it is ours now, or still the other one's. What a manager is to keep it has before, so that
  * nothing is lost if we die at once: should that be before the other one knows, whoever is started
  * next finds it alive. */
 static int end_takeover(struct kvt_daemon *daemon, int error, char why[KVT_WHY_BYTES])
 {
+	if (!error && asked_to_end()) {
+		snprintf(why, KVT_WHY_BYTES, "asked to end before everything was taken up: the "
+			 "daemon that has it serves on");
+		error = -ECANCELED;
+	}
 	if (!error) {
 		kvt_park_taken(daemon);
 		error = kvt_takeover_confirm(daemon);

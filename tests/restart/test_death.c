@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,6 +31,7 @@
 
 static struct kvt_test_daemon daemon_;
 static struct kvt_test_child busy[N_BUSY];
+static struct kvt_test_child comer;
 static struct kvt_client *idle[N_IDLE];
 static char log_flag[128];
 
@@ -47,8 +49,29 @@ static void begin(const char *const *arguments)
 	begin_with(NULL, arguments);
 }
 
+/* Comes and goes, and is always let in: what dies between HELLO and WELCOME is asked again. */
+static void comer_run(int pipe, void *context)
+{
+	struct pollfd told = { .fd = pipe, .events = POLLIN };
+	bool first = true;
+
+	(void)context;
+	while (poll(&told, 1, 0) == 0) {
+		struct kvt_client *client = kvt_test_connect(&daemon_);
+		uint32_t page;
+
+		kvt_test_equal(kvt_alloc(client, 1, &page), 0);
+		kvt_client_close(client, KVT_IDLE);
+		if (first)
+			kvt_test_send(pipe, 1);
+		first = false;
+	}
+}
+
 static void start_work(void)
 {
+	kvt_test_child_start(&comer, comer_run, NULL);
+	kvt_test_expect(comer.pipe, 1);
 	for (int i = 0; i < N_BUSY; i++)
 		kvt_work_start(&busy[i], &daemon_);
 }
@@ -56,6 +79,8 @@ static void start_work(void)
 /* Nothing was lost: who worked met nothing wrong, and all of it is in one log. */
 static void end_work(void)
 {
+	kvt_test_send(comer.pipe, 9);
+	kvt_test_child_finish(&comer);
 	for (int i = 0; i < N_BUSY; i++)
 		kvt_work_finish(&busy[i]);
 	kvt_test_equal(kvt_test_settled(&daemon_).private_pages, 0);

@@ -635,6 +635,44 @@ static pid_t start_until(uint32_t n, bool *ret_confirms)
 	return successor.pid;
 }
 
+/* Who listens says so: whoever finds the socket in use is told the right process. */
+static void expect_listener(pid_t pid)
+{
+	struct ucred owner;
+	socklen_t bytes = sizeof(owner);
+	int fd;
+
+	kvt_test_equal(kvt_control_open(daemon_.socket, INT64_MAX, &fd, NULL), 0);
+	kvt_test_equal(getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &owner, &bytes), 0);
+	kvt_test_equal(owner.pid, pid);
+	close(fd);
+}
+
+/* Asked to end while it takes over: it does, and the cache stays where it is. */
+static void who_is_asked_to_end_takes_nothing_over(void **state)
+{
+	bool confirms;
+	int status;
+	pid_t pid;
+
+	(void)state;
+	begin();
+	pid = start_until(1, &confirms);
+	if (pid) {
+		kvt_test_equal(kill(pid, SIGTERM), 0); /* blocked there, so it waits */
+		kvt_trace_let_go(pid);
+		kvt_test_equal(waitpid(pid, &status, 0), pid);
+		kvt_test_check(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+		expect_said("asked to end before everything was taken up");
+		expect_nothing_left();
+	}
+	end();
+	if (!pid) {
+		print_message("skip: processes cannot be traced here\n");
+		skip();
+	}
+}
+
 static void let_it_take_over(pid_t pid)
 {
 	pid_t old = daemon_.pid;
@@ -644,6 +682,7 @@ static void let_it_take_over(pid_t pid)
 	daemon_.pid = pid;
 	kvt_test_check(kvt_test_daemon_await(&daemon_, "READY=1"));
 	kvt_test_check(waitpid(old, &status, 0) == old && status == 0);
+	expect_listener(pid);
 }
 
 /* The lock is the daemon's, as ever: nobody can start beside it. */
@@ -725,6 +764,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(a_session_that_was_ended_by_it_is_told),
 		cmocka_unit_test(a_cache_that_was_damaged_by_it_ends_in_order),
 		cmocka_unit_test(who_waits_for_an_answer_gets_it_once),
+		cmocka_unit_test(who_is_asked_to_end_takes_nothing_over),
 		cmocka_unit_test(a_log_that_is_no_file_hinders_nobody),
 		cmocka_unit_test(a_successor_can_die_at_every_system_call),
 	};
