@@ -108,7 +108,9 @@ void kvt_test_daemon_prepare(struct kvt_test_daemon *daemon, const char *more)
 	*daemon = (struct kvt_test_daemon){ .pid = -1 };
 	snprintf(daemon->dir, sizeof(daemon->dir), "/tmp/kvt-test-XXXXXX");
 	kvt_test_check(mkdtemp(daemon->dir));
-	snprintf(daemon->name, sizeof(daemon->name), "test-%d-%u", (int)getpid(), count++);
+	/* What another process left that had the same number is not ours. */
+	snprintf(daemon->name, sizeof(daemon->name), "test-%d-%u-%s", (int)getpid(), count++,
+		 strrchr(daemon->dir, '-') + 1);
 	snprintf(daemon->socket, sizeof(daemon->socket), "%s/socket", daemon->dir);
 	snprintf(daemon->config, sizeof(daemon->config), "%s/config", daemon->dir);
 	snprintf(daemon->output, sizeof(daemon->output), "%s/output", daemon->dir);
