@@ -42,6 +42,7 @@ enum kvt_cu_constant {
 	KVT_CU_ERROR_NOT_SUPPORTED = 801,
 	KVT_CU_ERROR_SYSTEM_DRIVER_MISMATCH = 803,
 	KVT_CU_ERROR_MPS_CONNECTION_FAILED = 805,
+	KVT_CU_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
 	KVT_CU_ERROR_STREAM_CAPTURE_IMPLICIT = 906,
 
 	KVT_CU_ATTRIBUTE_MULTIPROCESSORS = 16,
@@ -63,6 +64,9 @@ enum kvt_cu_constant {
 	KVT_CU_FUNCTION_SHARED_BYTES = 8,
 	KVT_CU_EVENT_DISABLE_TIMING = 2,
 	KVT_CU_STREAM_NON_BLOCKING = 1,
+	KVT_CU_CAPTURE_MODE_GLOBAL = 0,
+	KVT_CU_CAPTURE_MODE_THREAD_LOCAL = 1,
+	KVT_CU_CAPTURE_MODE_RELAXED = 2,
 	KVT_CU_IPC_LAZY_PEER_ACCESS = 1,
 	KVT_CU_ALLOCATION_PINNED = 1,
 	KVT_CU_HANDLE_POSIX_FD = 1,
@@ -179,6 +183,7 @@ typedef void kvt_cu_host_fn(void *context);
 	FUNCTION(cuStreamWaitEvent, stream_wait, (void *stream, void *event, unsigned int flags)) \
 	FUNCTION(cuStreamGetCtx, stream_context, (void *stream, void **context))                  \
 	FUNCTION(cuStreamIsCapturing, stream_capturing, (void *stream, int *status))              \
+	FUNCTION(cuThreadExchangeStreamCaptureMode, capture_mode_exchange, (int *mode))           \
 	FUNCTION(cuStreamWriteValue64_v2, stream_write,                                           \
 		 (void *stream, uint64_t address, uint64_t value, unsigned int flags))            \
 	FUNCTION(cuLaunchHostFunc, launch_host,                                                   \
@@ -217,6 +222,35 @@ static inline int kvt_cu_load(struct kvt_cu_driver *driver, const char **ret_mis
 	}
 	*driver = made;
 	return 0;
+}
+
+/**
+ * While a thread captures a stream into a graph, the driver takes calls that are not queued on a
+ * stream (for memory, modules, handles, to wait for an event) for calls that ought to have been
+ * captured: it refuses them, in the whole process if the mode of the capture is global, which is
+ * the default, and ends the capture. What kvtrunk does so belongs in nobody's graph. So it does it
+ * between these two, in the calling thread's mode "relaxed", for which there are no such rules;
+ * other threads' modes stay as they are. What would touch a captured stream is refused as ever.
+ *
+ * kvt_cu_relax() needs cuInit(), but no context. When it fails, *ret_mode is what
+ * kvt_cu_restore() leaves alone, for those who have to go on.
+ */
+static inline int kvt_cu_relax(const struct kvt_cu_driver *driver, int *ret_mode)
+{
+	int mode = KVT_CU_CAPTURE_MODE_RELAXED;
+	int error = driver->capture_mode_exchange(&mode);
+
+	*ret_mode = error ? -1 : mode;
+	return error;
+}
+
+static inline void kvt_cu_restore(const struct kvt_cu_driver *driver, int mode)
+{
+	int again = mode;
+
+	/* Worth a second try: the mode would stay with a thread that is not ours. */
+	if (mode >= 0 && driver->capture_mode_exchange(&mode))
+		driver->capture_mode_exchange(&again);
 }
 
 /** What the driver says about an error, never NULL: "out of memory". */

@@ -352,8 +352,12 @@ KVT_ATTN_API int kvt_attn_geometry_view(const struct kvt_attn_geometry *geometry
  * Everything is checked before anything is written:
  *   -EINVAL   a value is out of range, or pointers and counts contradict each other
  *   -ENOMEM   no memory for partial results
- *   -EBUSY    the stream is being captured into a CUDA graph
+ *   -EBUSY    the stream, or one that the default stream waits for, is being captured into a CUDA
+ *             graph, and a call cannot be part of one
  *   -EIO      the CUDA driver failed
+ * Other streams may be captured meanwhile, by whatever thread and in whatever mode: neither these
+ * nor kvt_attn_open() and kvt_attn_close() end a capture, and the calling thread's capture mode is
+ * the same afterwards.
  */
 KVT_ATTN_API int kvt_attn_append_prefill(struct kvt_attn_context *context,
 					 const struct kvt_attn_prefill *prefill, void *stream);

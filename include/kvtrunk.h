@@ -289,6 +289,8 @@ enum kvt_map_flag {
  *          found by the device's UUID.
  * It is opened once in a process and device, however many clients map it, and closed with the last
  * of them: no work on it may be left then. Loads libcuda.so.1; makes the context if there is none.
+ * Streams that this process captures into CUDA graphs meanwhile, on whatever thread, go on to be
+ * captured: neither mapping nor closing ends a capture or becomes part of the graph.
  * Errors: -ENOTSUP host pool, no CUDA IPC here, drivers that differ, or read-only by IPC or where
  * the driver cannot; -ENODEV no driver or no such device; -EXDEV no slab is on it (or it is another
  * MIG instance); -ENOTUNIQ this process and the daemon have one process number in two PID
@@ -359,6 +361,7 @@ enum kvt_fence_method {
  *          downwards of those that kvt_fence_raise() and kvt_fence_word() were not used for;
  *          fences of one stream are reached in their order. The null stream is that of the current
  *          context.
+ * Another stream may be captured into a CUDA graph meanwhile, by whatever thread: that goes on.
  * In a group each rank records a fence for each of rank 0's, streams in the same order: then slots
  * and values agree.
  * A stream whose context has failed reaches no fence any more: its operations wait until the

@@ -82,6 +82,14 @@ static int driver_fail(struct kvt_attn_context *context, int error, const char *
 			return driver_fail(context, error_, doing);                                \
 	} while (0)
 
+/* Whatever is captured into a graph meanwhile, on other streams, goes on: see kvt_cu_relax(). */
+static int captures_spare(struct kvt_attn_context *context, int *ret_mode)
+{
+	int error = kvt_cu_relax(&context->cuda->driver, ret_mode);
+
+	return error ? driver_fail(context, error, "it was told to spare stream captures") : 0;
+}
+
 static int driver_load(struct kvt_attn_context *context)
 {
 	const char *missing;
@@ -195,7 +203,7 @@ static int module_open(struct kvt_attn_context *context, uint32_t index)
 
 int kvt_cuda_open(struct kvt_attn_context *context, uint32_t device_index)
 {
-	int r;
+	int r, mode = 0;
 
 	if (!kvt_cuda_images[0].data)
 		return kvt_attn_fail(context, -ENOTSUP,
@@ -208,17 +216,23 @@ int kvt_cuda_open(struct kvt_attn_context *context, uint32_t device_index)
 	if (!r)
 		r = device_choose(context, device_index);
 	if (!r)
-		r = module_open(context, device_index);
+		r = captures_spare(context, &mode);
+	if (r)
+		return r;
+	r = module_open(context, device_index);
+	kvt_cu_restore(&context->cuda->driver, mode);
 	return r;
 }
 
 void kvt_cuda_close(struct kvt_attn_context *context)
 {
 	struct kvt_cuda *cuda = context->cuda;
+	int mode;
 
 	if (!cuda)
 		return;
 	if (cuda->context) {
+		kvt_cu_relax(&cuda->driver, &mode);
 		cuda->driver.context_push(cuda->context);
 		if (cuda->done)
 			cuda->driver.event_synchronize(cuda->done);
@@ -238,6 +252,7 @@ void kvt_cuda_close(struct kvt_attn_context *context)
 			cuda->driver.module_unload(cuda->module);
 		cuda->driver.context_pop(&(void *){ NULL });
 		cuda->driver.primary_release(cuda->device);
+		kvt_cu_restore(&cuda->driver, mode);
 	}
 	kvt_cuda_plan_free(&cuda->plan);
 	free(cuda);
@@ -494,6 +509,18 @@ static int run_current(struct kvt_attn_context *context, run_fn *run, const void
 	return r;
 }
 
+static int run_sparing(struct kvt_attn_context *context, run_fn *run, const void *operation,
+		       void *stream)
+{
+	int mode, r = captures_spare(context, &mode);
+
+	if (r)
+		return r;
+	r = run_current(context, run, operation, stream);
+	kvt_cu_restore(&context->cuda->driver, mode);
+	return r;
+}
+
 static int prefill_run_any(struct kvt_attn_context *context, const void *operation, void *stream)
 {
 	return prefill_run(context, operation, stream);
@@ -502,7 +529,7 @@ static int prefill_run_any(struct kvt_attn_context *context, const void *operati
 int kvt_cuda_append_prefill(struct kvt_attn_context *context,
 			    const struct kvt_attn_prefill *prefill, void *stream)
 {
-	return run_current(context, prefill_run_any, prefill, stream);
+	return run_sparing(context, prefill_run_any, prefill, stream);
 }
 
 /* A small host array to the device, where the last call's plan was. */
@@ -558,7 +585,7 @@ static int append_run_any(struct kvt_attn_context *context, const void *operatio
 int kvt_cuda_kv_append(struct kvt_attn_context *context, const struct kvt_attn_append *append,
 		       void *stream)
 {
-	return run_current(context, append_run_any, append, stream);
+	return run_sparing(context, append_run_any, append, stream);
 }
 
 struct copies {
@@ -603,5 +630,5 @@ int kvt_cuda_page_copy(struct kvt_attn_context *context, const struct kvt_attn_v
 
 	if (!n_views || !n_copies)
 		return 0;
-	return run_current(context, copies_run_any, &all, stream);
+	return run_sparing(context, copies_run_any, &all, stream);
 }

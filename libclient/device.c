@@ -252,6 +252,19 @@ static int map_retained(struct kvt_client *client, struct kvt_device_mapping *ma
 	return -EREMOTEIO;
 }
 
+/* Whatever this process captures into graphs meanwhile goes on: see kvt_cu_relax(). */
+static int map_sparing_captures(struct kvt_client *client, struct kvt_device_mapping *mapping,
+				int *ret_error)
+{
+	int mode, rc, error = kvt_cu_relax(&driver, &mode);
+
+	if (error)
+		return driver_fail(client, error, "it was told to spare stream captures");
+	rc = map_retained(client, mapping, ret_error);
+	kvt_cu_restore(&driver, mode);
+	return rc;
+}
+
 /* ---------------------------------------------------------------- the process's table */
 
 static struct kvt_device_mapping *find_mapping(const struct kvt_client *client, uint32_t slab,
@@ -289,7 +302,7 @@ static int open_mapping(struct kvt_client *client, uint32_t slab, int device, ui
 		.device = device,
 		.bytes = client->info.pool_bytes,
 	};
-	rc = map_retained(client, mapping, ret_error);
+	rc = map_sparing_captures(client, mapping, ret_error);
 	if (rc != 0) {
 		free(mapping);
 		return rc;
@@ -302,14 +315,17 @@ static int open_mapping(struct kvt_client *client, uint32_t slab, int device, ui
 static void close_mapping(struct kvt_device_mapping *mapping)
 {
 	struct kvt_device_mapping **at = &mappings;
+	int mode;
 
 	if (--mapping->references > 0)
 		return;
 	while (*at != mapping)
 		at = &(*at)->next;
 	*at = mapping->next;
+	kvt_cu_relax(&driver, &mode);
 	unmap(mapping);
 	driver.primary_release(mapping->device);
+	kvt_cu_restore(&driver, mode);
 	free(mapping);
 }
 

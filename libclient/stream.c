@@ -121,6 +121,18 @@ static bool all_reached(const struct kvt_streams *streams)
 	return true;
 }
 
+static void unregister_words(struct kvt_streams *streams)
+{
+	int mode;
+
+	kvt_cu_relax(streams->driver, &mode);
+	if (streams->driver->context_push(streams->registered_in) == 0) {
+		streams->driver->host_unregister(streams->registered);
+		streams->driver->context_pop(&(void *){ NULL });
+	}
+	kvt_cu_restore(streams->driver, mode);
+}
+
 /* Take down those to which no device writes any more. */
 static void reap_left(void)
 {
@@ -135,10 +147,7 @@ static void reap_left(void)
 			continue;
 		}
 		*at = streams->next_left;
-		if (streams->driver->context_push(streams->registered_in) == 0) {
-			streams->driver->host_unregister(streams->registered);
-			streams->driver->context_pop(&(void *){ NULL });
-		}
+		unregister_words(streams);
 		streams_drop(streams);
 	}
 	pthread_mutex_unlock(&left_lock);
@@ -159,7 +168,7 @@ static int open_streams(struct kvt_client *client, const struct kvt_cu_driver *d
 			void *context)
 {
 	struct kvt_streams *streams = calloc(1, sizeof(*streams));
-	int doorbell = fcntl(client->doorbell, F_DUPFD_CLOEXEC, 0);
+	int doorbell = fcntl(client->doorbell, F_DUPFD_CLOEXEC, 0), mode;
 
 	if (!streams || doorbell < 0) {
 		free(streams);
@@ -179,8 +188,10 @@ static int open_streams(struct kvt_client *client, const struct kvt_cu_driver *d
 		word->streams = streams;
 		word->word = &client->ring.fences[i].value;
 	}
-	if (chosen_method(client) == KVT_FENCE_BY_WRITE)
+	if (chosen_method(client) == KVT_FENCE_BY_WRITE && kvt_cu_relax(driver, &mode) == 0) {
 		register_words(client, streams, context);
+		kvt_cu_restore(driver, mode);
+	}
 	client->streams = streams;
 	return 0;
 }

@@ -3,6 +3,7 @@
  * The stand-in refuses what cuda.h says that the driver refuses: else programs that misuse the
  * driver would pass here and fail on the first device.
  */
+#include "tests/cuda/capture.h"
 #include "tests/cuda/cuda_test.h"
 
 static struct cuda_test_devices devices;
@@ -134,6 +135,87 @@ static void host_functions_call_nothing(void **state)
 	kvt_test_child_kill(&child, SIGKILL);
 }
 
+static struct capture capture_make(struct kvt_cu_driver *driver, unsigned int flags)
+{
+	struct capture capture = { .driver = driver };
+
+	kvt_test_equal(driver->primary_retain(&capture.context, 0), 0);
+	kvt_test_equal(driver->stream_create(&capture.stream, flags), 0);
+	kvt_test_equal(driver->memory_alloc(&capture.memory, 4096), 0);
+	return capture;
+}
+
+/* By mode of the thread, by mode of the capture: what cuda.h says of an allocation. */
+static void captures_prohibit_what_is_not_queued(void **state)
+{
+	static const char *const on_this_thread[] = { "--+", "--+", "+++" };
+	static const char *const on_another[] = { "-++", "+++", "+++" };
+	struct kvt_cu_driver driver = cuda_test_driver();
+	struct capture capture = capture_make(&driver, KVT_CU_STREAM_NON_BLOCKING);
+
+	(void)state;
+	for (int i = 0; i < 18; i++) {
+		int mode = i / 3 % 3, before = mode, error;
+		uint64_t memory = 0;
+		bool allowed;
+
+		capture.mode = i % 3;
+		capture.elsewhere = i >= 9;
+		allowed = (capture.elsewhere ? on_another : on_this_thread)[mode][i % 3] == '+';
+		kvt_test_equal(driver.capture_mode_exchange(&mode), 0);
+		capture_begin(&capture);
+		error = driver.memory_alloc(&memory, 4096);
+		capture_end(&capture);
+		kvt_test_equal(driver.capture_mode_exchange(&mode), 0);
+		kvt_test_equal(mode, before);
+		kvt_test_equal(error, allowed ? 0 : KVT_CU_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+		kvt_test_equal(capture.status, allowed ? 1 : 2);
+		kvt_test_equal(capture.end_error, allowed ? 0 : 901);
+		if (allowed)
+			kvt_test_equal(driver.memory_free(memory), 0);
+	}
+}
+
+/* In any mode: what would touch the captured stream itself. */
+static void captured_streams_are_not_waited_for(void **state)
+{
+	struct kvt_cu_driver driver = cuda_test_driver();
+	struct capture capture = capture_make(&driver, 0);
+	int mode = KVT_CU_CAPTURE_MODE_RELAXED, status;
+	struct capture_functions functions;
+	void *event, *graph;
+
+	(void)state;
+	kvt_test_check(capture_functions_find(&driver, &functions));
+	kvt_test_equal(driver.event_create(&event, 0), 0);
+	kvt_test_equal(driver.capture_mode_exchange(&mode), 0);
+	capture_begin(&capture);
+	kvt_test_equal(driver.stream_synchronize(capture.stream),
+		       KVT_CU_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+	capture_end(&capture);
+	kvt_test_equal(capture.end_error, 901);
+	capture_begin(&capture);
+	kvt_test_equal(driver.stream_capturing(NULL, &status),
+		       KVT_CU_ERROR_STREAM_CAPTURE_IMPLICIT);
+	capture_end(&capture);
+	kvt_test_check(capture_is_whole(&capture));
+	capture_begin(&capture);
+	kvt_test_equal(driver.memory_copy(capture.memory + 8, capture.memory, 8, NULL),
+		       KVT_CU_ERROR_STREAM_CAPTURE_IMPLICIT);
+	capture_end(&capture);
+	kvt_test_equal(capture.end_error, 901);
+	capture_begin(&capture);
+	kvt_test_equal(driver.event_record(event, capture.stream), 0);
+	kvt_test_equal(driver.event_synchronize(event), 907);
+	capture_end(&capture);
+	kvt_test_equal(capture.n_nodes, 3);
+	capture.elsewhere = true;
+	capture_begin(&capture);
+	kvt_test_equal(functions.end(capture.stream, &graph), 908);
+	capture_end(&capture);
+	kvt_test_check(capture_is_whole(&capture));
+}
+
 static void run(void **state)
 {
 	cuda_test_run(state, &devices);
@@ -155,6 +237,8 @@ int main(int argc, char **argv)
 		TEST(copies_stay_in_their_memory),
 		TEST(times_are_between_events_that_keep_time),
 		TEST(host_functions_call_nothing),
+		TEST(captures_prohibit_what_is_not_queued),
+		TEST(captured_streams_are_not_waited_for),
 	};
 
 	(void)argc;

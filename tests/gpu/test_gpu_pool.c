@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <sys/stat.h>
 
+#include "tests/cuda/capture.h"
 #include "tests/gpu/gpu_test.h"
 
 #define PAGE 16u
@@ -20,7 +21,8 @@
 static struct kvt_test_daemon daemon_;
 
 struct worker {
-	int method; /* enum kvt_fence_method */
+	int method;     /* enum kvt_fence_method */
+	bool elsewhere; /* who captures does it on another thread */
 };
 
 struct engine {
@@ -178,6 +180,53 @@ static void share_and_commit(const char *backend, int method)
 		   (double)times_ns[COMMITS / 2] / 1e3, (double)times_ns[COMMITS * 99 / 100] / 1e3);
 }
 
+/* An engine captures in mode global while this library maps the pool, records a first fence, and
+ * closes: then the words of the segment are registered and given back. */
+static void capturer_run(int pipe, void *context)
+{
+	const struct worker *worker = context;
+	struct gpu gpu = gpu_open();
+	struct capture capture = { .driver = &gpu.driver, .context = gpu.context,
+				   .elsewhere = worker->elsewhere };
+	struct kvt_client *client = kvt_test_connect(&daemon_);
+	struct kvt_fence fence;
+	struct kvt_pool pool;
+
+	gpu_do(&gpu, stream_create(&capture.stream, KVT_CU_STREAM_NON_BLOCKING));
+	gpu_do(&gpu, memory_alloc(&capture.memory, 4096));
+	kvt_test_equal(kvt_fence_set_method(client, worker->method), 0);
+	capture_begin(&capture);
+	if (kvt_pool_map_cuda(client, KVT_DEVICE_CURRENT, 0, &pool) != 0)
+		kvt_test_fail("map: %s", kvt_client_error(client)->text);
+	kvt_test_equal(kvt_fence_record(client, gpu.stream, &fence), 0);
+	while (kvt_fence_forget(client, gpu.stream) == -EBUSY)
+		sched_yield();
+	kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
+	capture_end(&capture);
+	kvt_test_send(pipe, (uint64_t)capture_is_whole(&capture));
+	kvt_test_send(pipe, (uint64_t)capture.status);
+	kvt_test_send(pipe, (uint64_t)capture.end_error);
+}
+
+static void capture_beside(const char *backend, int method, bool elsewhere)
+{
+	struct worker worker = { .method = method, .elsewhere = elsewhere };
+	uint64_t whole = 0, status = 0, error = 0;
+	struct kvt_test_child child;
+
+	kvt_test_child_start(&child, capturer_run, &worker);
+	kvt_test_check(kvt_test_receive(child.pipe, &whole));
+	kvt_test_check(kvt_test_receive(child.pipe, &status));
+	kvt_test_check(kvt_test_receive(child.pipe, &error));
+	kvt_test_child_finish(&child);
+	gpu_figure("capture beside a first map and fence", "\"backend\": \"%s\", "
+		   "\"asked\": \"%s\", \"thread\": \"%s\", \"whole\": %s, \"error\": %d",
+		   backend, method == KVT_FENCE_BY_WRITE ? "write" : "host",
+		   elsewhere ? "another" : "the same", whole ? "true" : "false", (int)error);
+	kvt_test_check(whole);
+	kvt_test_equal(status, 1);
+}
+
 static uint64_t quarantined(void)
 {
 	struct kvt_client *client = kvt_test_observe(&daemon_);
@@ -224,6 +273,9 @@ int main(void)
 		kvt_test_daemon_start(&daemon_, NULL);
 		share_and_commit(backends[i], KVT_FENCE_BY_HOST);
 		share_and_commit(backends[i], KVT_FENCE_BY_WRITE);
+		for (int j = 0; j < 4; j++)
+			capture_beside(backends[i], j < 2 ? KVT_FENCE_BY_HOST : KVT_FENCE_BY_WRITE,
+				       j % 2);
 		kill_a_writer(backends[i]);
 		kvt_test_audit(&daemon_);
 		kvt_test_daemon_stop(&daemon_);

@@ -14,11 +14,11 @@
 #include <string.h>
 
 #include "kvt_cuda.h"
+#include "tests/cuda/capture.h"
 #include "tests/kernels/support.h"
 
 static int *stub_fail_at, *stub_open, *stub_pushed, *stub_major, *stub_devices;
 static void (*stub_gate)(int closed);
-static void (*stub_capture)(void *stream, int capturing);
 
 static bool stub_load(void)
 {
@@ -32,9 +32,8 @@ static bool stub_load(void)
 	stub_major = dlsym(library, "stub_major");
 	stub_devices = dlsym(library, "stub_devices");
 	*(void **)&stub_gate = dlsym(library, "standin_gate");
-	*(void **)&stub_capture = dlsym(library, "standin_capture");
 	return stub_fail_at && stub_open && stub_pushed && stub_major && stub_devices &&
-	       stub_gate && stub_capture;
+	       stub_gate;
 }
 
 static int cuda_open(struct kvt_attn_context **ret_context, char *text, size_t bytes)
@@ -205,21 +204,27 @@ static void rounding_test(void)
 static void failures_test(void)
 {
 	uint32_t n_failures = 0;
+	struct kvt_cu_driver driver;
+	const char *missing;
 
 	case_begin("driver: every call fails once");
+	EXPECT(!kvt_cu_load(&driver, &missing) && !driver.init(0));
 	for (int n = 0; n < 200; n++) {
 		struct kvt_attn_context *context = NULL;
 		struct round round = round_make();
 		char text[256] = "";
+		bool did_fail;
 		int r;
 
 		round_link(&round);
 		*stub_fail_at = n;
 		r = cuda_open(&context, text, sizeof text);
+		did_fail = *stub_fail_at < 0;
 		if (!r) {
 			r = round_run(context, &round);
 			if (r)
 				snprintf(text, sizeof text, "%s", kvt_attn_error_text(context));
+			did_fail = *stub_fail_at < 0;
 			*stub_fail_at = -1;
 			/* What failed can be done again. */
 			EXPECT_EQUAL(round_run(context, &round), 0);
@@ -227,48 +232,122 @@ static void failures_test(void)
 		}
 		EXPECT_EQUAL(*stub_open, 0);
 		EXPECT_EQUAL(*stub_pushed, 0);
+		EXPECT_EQUAL(capture_mode(&driver), KVT_CU_CAPTURE_MODE_GLOBAL);
 		round_free(&round);
-		if (!r)
+		if (!did_fail)
 			break;
+		if (!r) /* to put the thread's mode back is tried twice */
+			continue;
 		if ((r != -EIO && r != -ENOMEM) || strlen(text) < 20)
 			case_fail(__FILE__, __LINE__, "call %d: %d, \"%s\"", n, r, text);
 		n_failures++;
 	}
 	*stub_fail_at = -1;
-	/* Opening alone makes ten calls, and each operation at least four. */
-	EXPECT(n_failures >= 22 && n_failures < 200);
+	/* Opening alone makes eleven calls, and each operation at least five. */
+	EXPECT(n_failures >= 26 && n_failures < 200);
 }
 
-/* A stream that is being captured is told from others before anything is queued on it. */
+/* A driver, its primary context, a stream and some memory, as an engine has. */
+struct engine {
+	struct kvt_cu_driver driver;
+	struct capture capture;
+	uint64_t memory;
+	void *stream; /* another one than the captured */
+};
+
+static void engine_open(struct engine *engine, unsigned int stream_flags)
+{
+	struct kvt_cu_driver *driver = &engine->driver;
+	const char *missing;
+
+	*engine = (struct engine){ .memory = 0 };
+	EXPECT(!kvt_cu_load(driver, &missing) && !driver->init(0) &&
+	       !driver->primary_retain(&engine->capture.context, 0) &&
+	       !driver->context_push(engine->capture.context) &&
+	       !driver->stream_create(&engine->stream, KVT_CU_STREAM_NON_BLOCKING) &&
+	       !driver->stream_create(&engine->capture.stream, stream_flags) &&
+	       !driver->memory_alloc(&engine->memory, 4096));
+	engine->capture.driver = driver;
+	engine->capture.memory = engine->memory;
+}
+
+static void engine_close(struct engine *engine)
+{
+	struct kvt_cu_driver *driver = &engine->driver;
+
+	driver->stream_synchronize(engine->stream);
+	driver->stream_destroy(engine->stream);
+	driver->stream_destroy(engine->capture.stream);
+	driver->memory_free(engine->memory);
+	driver->context_pop(&(void *){ NULL });
+	driver->primary_release(0);
+	EXPECT_EQUAL(*stub_open, 0);
+	EXPECT_EQUAL(*stub_pushed, 0);
+}
+
+/* A stream that is being captured is told from others before anything is queued on it, and what
+ * that finds out does not end the capture. */
 static void capture_test(void)
 {
 	struct kvt_attn_context *context = NULL;
 	struct round round = round_make();
-	struct kvt_cu_driver driver;
-	const char *missing;
-	void *primary = NULL, *stream = NULL;
+	struct engine engine;
 
 	case_begin("driver: a stream that is being captured is refused");
 	round_link(&round);
 	EXPECT_EQUAL(cuda_open(&context, NULL, 0), 0);
-	EXPECT(!kvt_cu_load(&driver, &missing) && !driver.primary_retain(&primary, 0) &&
-	       !driver.context_push(primary) && !driver.stream_create(&stream, 0));
-	stub_capture(stream, 1);
-	EXPECT_EQUAL(kvt_attn_kv_append(context, &round.append, stream), -EBUSY);
+	engine_open(&engine, 0);
+	capture_begin(&engine.capture);
+	EXPECT_EQUAL(kvt_attn_kv_append(context, &round.append, engine.capture.stream), -EBUSY);
 	EXPECT_EQUAL(kvt_attn_page_copy(context, &round.pool.view, 1, &round.copy, 1, NULL),
 		     -EBUSY);
-	EXPECT_EQUAL(kvt_attn_append_prefill(context, &round.prefill, stream), -EBUSY);
+	EXPECT_EQUAL(kvt_attn_append_prefill(context, &round.prefill, engine.capture.stream),
+		     -EBUSY);
 	EXPECT(strstr(kvt_attn_error_text(context), "captured into a graph"));
-	stub_capture(stream, 0);
-	EXPECT_EQUAL(round_run_on(context, &round, stream), 0);
-	driver.stream_synchronize(stream);
+	capture_end(&engine.capture);
+	EXPECT(capture_is_whole(&engine.capture));
+	EXPECT_EQUAL(round_run_on(context, &round, engine.capture.stream), 0);
+	engine.driver.stream_synchronize(engine.capture.stream);
 	kvt_attn_close(context);
-	driver.stream_destroy(stream);
-	driver.context_pop(&primary);
-	driver.primary_release(0);
-	EXPECT_EQUAL(*stub_open, 0);
-	EXPECT_EQUAL(*stub_pushed, 0);
+	engine_close(&engine);
 	round_free(&round);
+}
+
+/*
+ * A capture of another stream goes on, whatever its mode and thread: while a context is opened, has
+ * its first calls, in which memory grows and is waited for, and is closed.
+ */
+static void capture_beside_test(void)
+{
+	case_begin("driver: captures of other streams go on");
+	for (int i = 0; i < 12; i++) {
+		int before = i % 2 ? KVT_CU_CAPTURE_MODE_THREAD_LOCAL : KVT_CU_CAPTURE_MODE_GLOBAL;
+		struct kvt_attn_context *context = NULL;
+		struct round round = round_make();
+		struct engine engine;
+		int mode = before;
+
+		round_link(&round);
+		engine_open(&engine, KVT_CU_STREAM_NON_BLOCKING);
+		engine.driver.capture_mode_exchange(&mode);
+		engine.capture.mode = i / 2 % 3;
+		engine.capture.elsewhere = i >= 6;
+		capture_begin(&engine.capture);
+		EXPECT_EQUAL(cuda_open(&context, NULL, 0), 0);
+		EXPECT_EQUAL(round_run_on(context, &round, engine.stream), 0);
+		EXPECT_EQUAL(round_run_on(context, &round, NULL), 0);
+		kvt_attn_close(context);
+		EXPECT_EQUAL(capture_mode(&engine.driver), before);
+		capture_end(&engine.capture);
+		if (!capture_is_whole(&engine.capture))
+			case_fail(__FILE__, __LINE__, "mode %d, thread %d: status %d, errors %d %d",
+				  engine.capture.mode, engine.capture.elsewhere,
+				  engine.capture.status, engine.capture.copy_error,
+				  engine.capture.end_error);
+		engine.driver.capture_mode_exchange(&mode);
+		engine_close(&engine);
+		round_free(&round);
+	}
 }
 
 static void open_expect(int error, const char *word)
@@ -493,6 +572,7 @@ int main(void)
 	rounding_test();
 	failures_test();
 	capture_test();
+	capture_beside_test();
 	devices_test();
 	types_test();
 	pages_tests();

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "kvt_cuda.h"
+#include "tests/cuda/capture.h"
 #include "tests/kernels/support.h"
 
 static struct kvt_cu_driver driver;
@@ -88,35 +89,61 @@ static void model_free(struct model *model)
 	scene_free(&model->host);
 }
 
-static struct rows run(struct kvt_attn_context *context, const struct model *model, uint32_t first,
-		       uint32_t n)
+/* One call, with what it reads and writes on the device. */
+struct job {
+	struct rows rows;
+	struct kvt_attn_sequence sequence;
+	struct kvt_attn_prefill prefill;
+	uint64_t q, out;
+};
+
+static struct job job_make(const struct model *model, uint32_t first, uint32_t n)
 {
 	const struct scene_options *is = &model->host.is;
 	uint32_t n_heads = is->n_kv_heads * is->group_heads;
-	struct rows rows = rows_make(n, n_heads, is->head_dim, is->q_type, KVT_ATTN_F32);
-	struct kvt_attn_sequence sequence = { .n_queries = n,
-					      .n_positions = first + n,
-					      .pages = model->host.text.pages,
-					      .n_pages = model->host.text.n_pages };
-	struct kvt_attn_prefill prefill = { .kv = model->view,
-					    .sequences = &sequence,
-					    .n_sequences = 1,
-					    .n_q_heads = n_heads,
-					    .q_type = is->q_type,
-					    .out_type = KVT_ATTN_F32,
-					    .scale = 1.0f / sqrtf((float)is->head_dim) };
-	uint64_t q, out;
+	struct job job = {
+		.rows = rows_make(n, n_heads, is->head_dim, is->q_type, KVT_ATTN_F32),
+		.sequence = { .n_queries = n,
+			      .n_positions = first + n,
+			      .pages = model->host.text.pages,
+			      .n_pages = model->host.text.n_pages },
+		.prefill = { .kv = model->view,
+			     .n_sequences = 1,
+			     .n_q_heads = n_heads,
+			     .q_type = is->q_type,
+			     .out_type = KVT_ATTN_F32,
+			     .scale = 1.0f / sqrtf((float)is->head_dim) },
+	};
 
-	rows_fill(&rows, 0, 1, first, n);
-	q = upload(rows.q.data, rows.q.bytes);
-	out = upload(rows.out.data, rows.out.bytes);
-	prefill.q = (const void *)(uintptr_t)q;
-	prefill.out = (void *)(uintptr_t)out;
-	EXPECT_EQUAL(kvt_attn_append_prefill(context, &prefill, NULL), 0);
-	EXPECT_EQUAL(copy_out(rows.out.data, out, rows.out.bytes), 0);
-	driver.memory_free(q);
-	driver.memory_free(out);
-	return rows;
+	rows_fill(&job.rows, 0, 1, first, n);
+	job.q = upload(job.rows.q.data, job.rows.q.bytes);
+	job.out = upload(job.rows.out.data, job.rows.out.bytes);
+	job.prefill.q = (const void *)(uintptr_t)job.q;
+	job.prefill.out = (void *)(uintptr_t)job.out;
+	return job;
+}
+
+static void job_queue(struct job *job, struct kvt_attn_context *context)
+{
+	job->prefill.sequences = &job->sequence;
+	EXPECT_EQUAL(kvt_attn_append_prefill(context, &job->prefill, NULL), 0);
+}
+
+static struct rows job_end(struct job *job)
+{
+	EXPECT_EQUAL(copy_out(job->rows.out.data, job->out, job->rows.out.bytes), 0);
+	driver.memory_free(job->q);
+	driver.memory_free(job->out);
+	return job->rows;
+}
+
+static struct rows run(struct kvt_attn_context *context, const struct model *model, uint32_t first,
+		       uint32_t n)
+{
+	struct job job = job_make(model, first, n);
+
+	job_queue(&job, context);
+	return job_end(&job);
 }
 
 static void rows_check(const struct model *model, const struct rows *rows, uint32_t first,
@@ -222,6 +249,49 @@ static void poison_test(struct kvt_attn_context *context)
 	model_free(&model);
 }
 
+/*
+ * While an engine captures another stream in mode global, a context is opened, has its first call
+ * and a larger one, for which its memory has to grow, and is closed.
+ */
+static void capture_test(struct kvt_attn_context *context, bool elsewhere)
+{
+	const struct kvt_attn_options options = { .device = KVT_ATTN_CUDA };
+	struct model model = model_make(&(struct scene_options){
+		64, 1, 2, 1300, 16, KVT_ATTN_BF16, KVT_ATTN_BF16 });
+	struct capture capture = { .driver = &driver, .elsewhere = elsewhere };
+	struct job small = job_make(&model, 200, 4), large = job_make(&model, 1240, 60);
+	struct rows rows[2], expected[2];
+	struct kvt_attn_context *second = NULL;
+
+	case_begin("gpu: a capture on %s goes on", elsewhere ? "another thread" : "this thread");
+	EXPECT(!driver.primary_retain(&capture.context, 0) &&
+	       !driver.stream_create(&capture.stream, KVT_CU_STREAM_NON_BLOCKING));
+	capture.memory = model.slab;
+	capture_begin(&capture);
+	EXPECT_EQUAL(kvt_attn_open(&options, &second, NULL, 0), 0);
+	job_queue(&small, second);
+	job_queue(&large, second);
+	kvt_attn_close(second);
+	capture_end(&capture);
+	if (!capture_is_whole(&capture))
+		case_fail(__FILE__, __LINE__, "status %d, nodes %zu, errors %d %d %d",
+			  capture.status, capture.n_nodes, capture.begin_error,
+			  capture.copy_error, capture.end_error);
+	rows[0] = job_end(&small);
+	rows[1] = job_end(&large);
+	expected[0] = run(context, &model, 200, 4);
+	expected[1] = run(context, &model, 1240, 60);
+	rows_compare(&expected[0], 200, &rows[0], 200, 4);
+	rows_compare(&expected[1], 1240, &rows[1], 1240, 60);
+	for (int i = 0; i < 2; i++) {
+		rows_free(&rows[i]);
+		rows_free(&expected[i]);
+	}
+	driver.stream_destroy(capture.stream);
+	driver.primary_release(0);
+	model_free(&model);
+}
+
 int main(int argc, char **argv)
 {
 	struct kvt_attn_options options = { .device = KVT_ATTN_CUDA };
@@ -247,6 +317,8 @@ int main(int argc, char **argv)
 		bits_test(context, 20000, 300, KVT_ATTN_BF16);
 	}
 	poison_test(context);
+	capture_test(context, false);
+	capture_test(context, true);
 	kvt_attn_close(context);
 	return cases_end();
 }

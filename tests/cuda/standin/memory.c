@@ -306,7 +306,7 @@ EXPORT int cuMemAlloc_v2(uint64_t *address, size_t bytes)
 /* Unmap a range and let its memory go, in a context only. */
 static int range_close(enum standin_kind kind, uint64_t address, const char *call)
 {
-	int error = standin_leave(call);
+	LEAVE(call);
 	struct range *range;
 
 	if (standin_context_error())
@@ -528,7 +528,7 @@ EXPORT int cuMemCreate(uint64_t *handle, size_t bytes, const struct kvt_cu_alloc
 
 EXPORT int cuMemRelease(uint64_t handle)
 {
-	int error = standin_leave("cuMemRelease");
+	LEAVE("cuMemRelease");
 
 	pthread_mutex_lock(&lock);
 	memory_drop((struct memory *)(uintptr_t)handle);
@@ -607,7 +607,7 @@ EXPORT int cuMemAddressReserve(uint64_t *address, size_t bytes, size_t alignment
 
 EXPORT int cuMemAddressFree(uint64_t address, size_t bytes)
 {
-	int error = standin_leave("cuMemAddressFree");
+	LEAVE("cuMemAddressFree");
 	struct range *range;
 
 	pthread_mutex_lock(&lock);
@@ -648,7 +648,7 @@ EXPORT int cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t hand
 
 EXPORT int cuMemUnmap(uint64_t address, size_t bytes)
 {
-	int error = standin_leave("cuMemUnmap");
+	LEAVE("cuMemUnmap");
 	struct range *range;
 
 	if (stub_on_unmap)
@@ -714,7 +714,7 @@ EXPORT int cuMemHostAlloc(void **memory, size_t bytes, unsigned int flags)
 
 EXPORT int cuMemFreeHost(void *memory)
 {
-	int error = standin_leave("cuMemFreeHost");
+	LEAVE("cuMemFreeHost");
 	struct range *range;
 
 	if (standin_context_error())
@@ -772,7 +772,7 @@ EXPORT int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned int flags)
 
 EXPORT int cuMemHostUnregister(void *memory)
 {
-	int error = standin_leave("cuMemHostUnregister");
+	LEAVE("cuMemHostUnregister");
 	struct range *range;
 
 	if (standin_context_error())

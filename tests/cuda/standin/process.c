@@ -138,7 +138,7 @@ __attribute__((destructor)) static void report(void)
 {
 	static const char *const names[] = { "contexts", "modules", "memory", "ipc", "handles",
 					     "reservations", "mappings", "registrations",
-					     "pinned", "streams", "events" };
+					     "pinned", "streams", "events", "graphs" };
 	const char *path = getenv("KVT_STANDIN_REPORT");
 	char text[512];
 	int fd, n;
@@ -189,12 +189,12 @@ int standin_enter(const char *name)
 		 (initialized_in || strcmp(name, "cuInit") != 0))
 		error = KVT_CU_ERROR_NOT_INITIALIZED;
 	pthread_mutex_unlock(&lock);
-	return error;
+	return error ? error : standin_capture_check(name);
 }
 
 int standin_leave(const char *name)
 {
-	return standin_trait("releases-fail") ? standin_enter(name) : 0;
+	return standin_trait("releases-fail") ? standin_enter(name) : standin_capture_check(name);
 }
 
 struct standin_device *standin_device(int ordinal)
@@ -360,9 +360,8 @@ EXPORT int cuDevicePrimaryCtxRetain(void **context, int device)
 EXPORT int cuDevicePrimaryCtxRelease_v2(int device)
 {
 	struct standin_device *of = standin_device(device);
-	int error = standin_leave("cuDevicePrimaryCtxRelease_v2");
-
 	int left = -1;
+	LEAVE("cuDevicePrimaryCtxRelease_v2");
 
 	pthread_mutex_lock(&lock);
 	if (of && of->contexts > 0)
@@ -397,7 +396,7 @@ EXPORT int cuCtxPushCurrent_v2(void *context)
 
 EXPORT int cuCtxPopCurrent_v2(void **context)
 {
-	int error = standin_leave("cuCtxPopCurrent_v2");
+	LEAVE("cuCtxPopCurrent_v2");
 
 	if (!stack_depth)
 		return KVT_CU_ERROR_INVALID_CONTEXT;

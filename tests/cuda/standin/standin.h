@@ -52,6 +52,12 @@ enum standin_error { /* beside those in kvt_cuda.h */
 	STANDIN_NOT_REGISTERED = 713,
 	STANDIN_NOT_FOUND = 500,
 	STANDIN_LAUNCH_FAILED = 719,
+	STANDIN_CAPTURE_INVALIDATED = 901,
+	STANDIN_CAPTURE_UNMATCHED = 903,
+	STANDIN_CAPTURE_ISOLATION = 905,
+	STANDIN_CAPTURED_EVENT = 907,
+	STANDIN_CAPTURE_WRONG_THREAD = 908,
+	STANDIN_CAPTURED = -1, /* no error: see standin_capture_put() */
 };
 
 enum standin_kind {
@@ -66,6 +72,7 @@ enum standin_kind {
 	STANDIN_PINNED,
 	STANDIN_STREAM,
 	STANDIN_EVENT,
+	STANDIN_GRAPH,
 	STANDIN_KINDS,
 };
 
@@ -88,6 +95,13 @@ int standin_enter(const char *name);
 /** The same for what gives something back: it does so in any case, and fails on request only with
  * the trait "releases-fail". */
 int standin_leave(const char *name);
+/** Begin a function that gives something back, with its `error`. What a capture prohibits is not
+ * done. */
+#define LEAVE(name)                                                                               \
+	int error = standin_leave(name);                                                          \
+	if (error == KVT_CU_ERROR_STREAM_CAPTURE_UNSUPPORTED)                                     \
+		return error
+
 /** Return from the caller if this call fails, or nothing was initialized. */
 #define ENTER(name)                                                                               \
 	do {                                                                                      \
@@ -113,6 +127,17 @@ void standin_host_function(bool runs);
 bool standin_reachable(uint64_t address, uint64_t bytes);
 /** A context was released for the last time: its memory, and what it had opened, is gone. */
 void standin_context_reset(int device);
+
+/** 0, or the error for a call that the rules for captures prohibit on this thread now: then the
+ * captures that prohibit it are invalidated. */
+int standin_capture_check(const char *name);
+/** 0: what is put on this stream is queued. STANDIN_CAPTURED: it is a node of a graph. Else an
+ * error. NULL is the null stream. */
+int standin_capture_put(void *stream);
+/** 0, or the error for what no capture of this stream allows: then it is invalidated. */
+int standin_capture_break(void *stream);
+/** Whether the null stream waits for this one. */
+bool standin_stream_blocks(const void *stream);
 
 /** Of a multiprocessor of the device; a block may have a KiB less. */
 int standin_shared_bytes(void);

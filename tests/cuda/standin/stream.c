@@ -25,6 +25,7 @@ struct event {
 	uint64_t recorded; /* times it was recorded, and reached */
 	uint64_t reached;
 	struct timespec time; /* when it was last reached */
+	bool captured;        /* last recorded on a stream that is being captured */
 };
 
 struct item {
@@ -46,7 +47,7 @@ struct stream {
 	pthread_t thread;
 	struct standin_device *device;
 	struct item *first, *last;
-	bool busy, over, capturing;
+	bool busy, over;
 	bool blocking; /* the null stream waits for it */
 	uint64_t random;
 };
@@ -65,19 +66,6 @@ EXPORT void standin_gate(int closed)
 	gate_closed = closed;
 	pthread_cond_broadcast(&changed);
 	pthread_mutex_unlock(&lock);
-}
-
-static int n_captured; /* of the blocking ones: how many the null stream cannot wait for */
-
-/** Make a stream look as if it were being captured into a graph. */
-EXPORT void standin_capture(void *stream, int capturing);
-EXPORT void standin_capture(void *stream, int capturing)
-{
-	struct stream *of = stream;
-
-	if (of->blocking && of->capturing != (capturing != 0))
-		n_captured += capturing ? 1 : -1;
-	of->capturing = capturing != 0;
 }
 
 /* ---- running */
@@ -179,18 +167,45 @@ static struct item *item_make(enum item_kind kind, size_t staged)
 	return item;
 }
 
+/*
+ * What was captured, or is refused because of a capture, is not queued. That a stream which waits
+ * for a captured event becomes part of the capture is not done here: it is an error.
+ */
+static int item_drop(void *stream, struct item *item, int why)
+{
+	bool captured = why == STANDIN_CAPTURED;
+	int error = captured ? 0 : why;
+
+	pthread_mutex_lock(&lock);
+	if (item->kind == ITEM_RECORD) {
+		item->event->recorded--;
+		item->event->captured |= captured;
+	}
+	if (captured && item->kind == ITEM_WAIT && !item->event->captured)
+		error = STANDIN_CAPTURE_ISOLATION;
+	pthread_mutex_unlock(&lock);
+	if (error == STANDIN_CAPTURE_ISOLATION)
+		standin_capture_break(stream);
+	free(item);
+	return error;
+}
+
 /* Queue it, or run it now on the null stream. */
 static int item_put(void *handle, struct item *item)
 {
-	struct stream *stream = handle;
+	struct stream *stream = handle == PER_THREAD ? NULL : handle;
+	int why = handle == PER_THREAD ? 0 : standin_capture_put(stream);
 
 	if (kvt_load_relaxed(&lost)) {
 		free(item);
 		return STANDIN_LAUNCH_FAILED;
 	}
-	if (!stream || handle == PER_THREAD ||
-	    ((item->kind == ITEM_HOST || item->kind == ITEM_WRITE) &&
-	     standin_trait("early-fences"))) {
+	if (!why && item->kind == ITEM_WAIT && item->event->captured)
+		why = STANDIN_CAPTURE_ISOLATION;
+	if (why)
+		return item_drop(stream, item, why);
+	if (!stream || ((item->kind == ITEM_HOST || item->kind == ITEM_WRITE) &&
+			standin_trait("early-fences"))) {
 		item_run(item);
 		free(item);
 		return 0;
@@ -214,6 +229,11 @@ static const struct standin_device *device_of(const void *handle)
 	const struct stream *stream = handle;
 
 	return stream && handle != PER_THREAD ? stream->device : standin_current();
+}
+
+bool standin_stream_blocks(const void *stream)
+{
+	return ((const struct stream *)stream)->blocking;
 }
 
 /* The real one may refuse a stream of another context than the current one. */
@@ -249,7 +269,7 @@ EXPORT int cuStreamCreate(void **ret_stream, unsigned int flags)
 /* What is queued still runs. */
 EXPORT int cuStreamDestroy_v2(void *handle)
 {
-	int error = standin_leave("cuStreamDestroy_v2");
+	LEAVE("cuStreamDestroy_v2");
 	struct stream *stream = handle;
 
 	pthread_mutex_lock(&lock);
@@ -263,8 +283,12 @@ EXPORT int cuStreamDestroy_v2(void *handle)
 EXPORT int cuStreamSynchronize(void *handle)
 {
 	const struct stream *stream = handle;
+	int error;
 
 	ENTER_CONTEXT("cuStreamSynchronize");
+	error = standin_capture_break(handle);
+	if (error)
+		return error;
 	pthread_mutex_lock(&lock);
 	while (stream && (stream->first || stream->busy))
 		pthread_cond_wait(&changed, &lock);
@@ -279,19 +303,6 @@ EXPORT int cuStreamGetCtx(void *handle, void **context)
 	ENTER("cuStreamGetCtx");
 	*context = stream && handle != PER_THREAD ? stream->device : standin_current();
 	return *context ? 0 : KVT_CU_ERROR_INVALID_CONTEXT;
-}
-
-EXPORT int cuStreamIsCapturing(void *handle, int *status)
-{
-	const struct stream *stream = handle;
-
-	ENTER("cuStreamIsCapturing");
-	if (!standin_current())
-		return KVT_CU_ERROR_INVALID_CONTEXT;
-	if (!stream && n_captured)
-		return KVT_CU_ERROR_STREAM_CAPTURE_IMPLICIT;
-	*status = stream && handle != PER_THREAD && stream->capturing;
-	return 0;
 }
 
 EXPORT int cuStreamWaitEvent(void *stream, void *handle, unsigned int flags)
@@ -329,7 +340,7 @@ EXPORT int cuEventCreate(void **event, unsigned int flags)
 /* The memory stays: an item that names it may still be queued. */
 EXPORT int cuEventDestroy_v2(void *event)
 {
-	int error = standin_leave("cuEventDestroy_v2");
+	LEAVE("cuEventDestroy_v2");
 
 	(void)event;
 	standin_opened(STANDIN_EVENT, -1);
@@ -348,6 +359,7 @@ EXPORT int cuEventRecord(void *handle, void *stream)
 	item->event = event;
 	pthread_mutex_lock(&lock);
 	item->value = ++event->recorded;
+	event->captured = false;
 	pthread_mutex_unlock(&lock);
 	return item_put(stream, item);
 }
@@ -358,6 +370,8 @@ EXPORT int cuEventSynchronize(void *handle)
 	uint64_t value;
 
 	ENTER_CONTEXT("cuEventSynchronize");
+	if (event->captured)
+		return STANDIN_CAPTURED_EVENT;
 	pthread_mutex_lock(&lock);
 	value = event->recorded;
 	/* What was recorded after the device was lost is never reached. */
@@ -501,7 +515,7 @@ EXPORT int cuModuleLoadData(void **module, const void *image)
 
 EXPORT int cuModuleUnload(void *module)
 {
-	int error = standin_leave("cuModuleUnload");
+	LEAVE("cuModuleUnload");
 
 	(void)module;
 	standin_opened(STANDIN_MODULE, -1);
