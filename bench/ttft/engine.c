@@ -122,6 +122,6 @@ double ttft_cpu_us(void)
 {
 	struct timespec now;
 
-	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
 	return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
 }

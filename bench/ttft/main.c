@@ -304,7 +304,6 @@ static void part_pair(const struct ttft_options *options, struct worker *worker,
 			  !strcmp(name, "thrash") ? THRASH_PAGES : POOL_PAGES, !disabled, &ratios);
 		pair_aim(what, chunk, "nothing reused", ratios.miss, aim);
 		pair_aim(what, chunk, "no daemon", ratios.alone, aim);
-		pair_aim(what, chunk, "no daemon, CPU time", ratios.alone_cpu, aim);
 		if (options->chunk)
 			break;
 	}

@@ -17,7 +17,7 @@ enum turn { WITH, WITHOUT, ALONE, TURNS };
 
 struct pair {
 	double us[TURNS][TTFT_MAX_REQUESTS];
-	double cpu_us[TURNS]; /* of the worker process alone, all rounds */
+	double cpu_us[TURNS]; /* of the worker alone, all rounds */
 	uint64_t cached, prefilled, restarts, waits;
 };
 

@@ -73,7 +73,7 @@ struct ttft_answer {
 	uint64_t begun_ns;
 	double late_us;           /* from its arrival to begun_ns: nobody was free */
 	double ttft_us, total_us; /* from begun_ns on */
-	double cpu_us;            /* of the process that served it; what others took is not in it */
+	double cpu_us;            /* of who served it; what others took is not in it */
 	double token_us[TTFT_MAX_TOKENS];
 	uint64_t logits_digest[2]; /* of every bit that the tokens were chosen from */
 };
@@ -107,7 +107,8 @@ void ttft_digest(const float *logits, uint32_t n_tokens, uint32_t vocab_size,
 void ttft_same_output(const char *workload, const struct ttft_answer *expected, uint32_t request,
 		      const struct ttft_answer *answer, const char *where);
 
-/** CPU time of this process so far. */
+/** CPU time of this thread so far, which is the only one that computes: those that OpenBLAS made when
+ * the program was loaded spin for a while and then sleep, whatever they are told. */
 double ttft_cpu_us(void);
 
 /* ---- random_model.c ---- */
