@@ -373,7 +373,9 @@ enum kvt_fence_method {
 KVT_API int kvt_fence_record(struct kvt_client *client, void *stream, struct kvt_fence *ret_fence);
 
 /** Before a stream is destroyed: its fence word is free for another one. -EBUSY: not all of its
- * fences have been reached yet. -ENOENT: it has none. */
+ * fences have been reached yet. -ENOENT: it has none. A stream that is destroyed without it keeps
+ * its word; then all of its fences must have been reached, because the driver may give its handle
+ * to another stream, which goes on with that word. */
 KVT_API int kvt_fence_forget(struct kvt_client *client, void *stream);
 
 /** Choose how the streams of this client raise fences, before the first kvt_fence_record().

@@ -578,6 +578,53 @@ static void fences_may_come_after_the_client_is_gone(void **state)
 	}
 }
 
+/* An END whose fence is never reached, and a client that is killed with it. */
+static void end_never(int pipe, void *context)
+{
+	struct kvt_request request = { .op = KVT_OP_END, .flags = KVT_F_COMMIT, .arg = N_KEYS,
+				       .user_data = 1 };
+	static struct engine engine;
+	uint32_t pages[4];
+
+	(void)context;
+	engine_enter(&engine, KVT_FENCE_BY_HOST);
+	request.lease = begin(&engine, pages).lease;
+	cuda_test_gate(1);
+	for (uint32_t i = 0; i < 4; i++)
+		write_page(&engine, engine.stream, pages[i], i);
+	request.fence = record(&engine, engine.stream);
+	submit_deferred(&engine, &request);
+	kvt_test_send(pipe, kvt_client_info(engine.client)->session);
+	kvt_test_expect(pipe, 0); /* never comes */
+}
+
+static void a_fence_that_is_never_reached_ends_with_its_client(void **state)
+{
+	struct kvt_counters counters;
+	struct kvt_test_child child;
+	static struct engine engine;
+	uint32_t *pages = calloc(4095, sizeof(*pages));
+	uint64_t session = 0;
+
+	(void)state;
+	start_daemon("mps = yes\nmps_grace_ms = 86400000\n");
+	kvt_test_child_start(&child, end_never, NULL);
+	kvt_test_check(kvt_test_receive(child.pipe, &session));
+	engine_enter(&engine, KVT_FENCE_BY_HOST);
+	kvt_test_equal(kvt_alloc(engine.client, 4092, pages), -ENOSPC); /* four are taken */
+	kvt_test_child_kill(&child, SIGKILL);
+	kvt_test_session_ended(&daemon_, (uint32_t)session);
+	counters = kvt_test_settled(&daemon_);
+	kvt_test_equal(counters.quarantined_pages, 4);
+	kvt_test_equal(counters.cached_pages, 0);
+	kvt_test_equal(counters.live_leases, 0);
+	kvt_test_equal(matched_by_other(&engine), 0);
+	kvt_test_equal(kvt_alloc(engine.client, 4092, pages), -ENOSPC);
+	kvt_test_equal(kvt_alloc(engine.client, 4091, pages), 0);
+	free(pages);
+	engine_close(&engine, false);
+}
+
 /* ---- groups */
 
 static uint64_t word_from(int pipe)
@@ -818,6 +865,7 @@ int main(int argc, char **argv)
 		TEST(a_host_function_wakes_the_daemon),
 		TEST(every_call_of_a_fence_fails_once),
 		TEST(fences_may_come_after_the_client_is_gone),
+		TEST(a_fence_that_is_never_reached_ends_with_its_client),
 		TEST(a_group_s_fence_waits_for_the_streams_of_all_ranks),
 		TEST(late_writes_hit_nobody_s_pages),
 	};
