@@ -43,8 +43,8 @@ static void usage(FILE *to)
 	      "  agent     long conversations come back, 727 new positions a call; likewise, and\n"
 	      "            private caches each with its own conversations (sticky)\n"
 	      "  same      every process gets the same prompt at once\n"
-	      "  unique    nothing in common: the time without a cache, and that without a daemon,\n"
-	      "            over the time with the cache\n"
+	      "  unique    nothing in common: the time without a cache, and that without a\n"
+	      "            daemon, over the time with the cache\n"
 	      "  thrash    six lists in turns, room for three and a half: likewise\n"
 	      "  disabled  caching = no: likewise\n", to);
 }

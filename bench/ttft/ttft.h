@@ -107,8 +107,8 @@ void ttft_digest(const float *logits, uint32_t n_tokens, uint32_t vocab_size,
 void ttft_same_output(const char *workload, const struct ttft_answer *expected, uint32_t request,
 		      const struct ttft_answer *answer, const char *where);
 
-/** CPU time of this thread so far, which is the only one that computes: those that OpenBLAS made when
- * the program was loaded spin for a while and then sleep, whatever they are told. */
+/** CPU time of this thread so far, which is the only one that computes: those that OpenBLAS made
+ * when the program was loaded spin for a while and then sleep, whatever they are told. */
 double ttft_cpu_us(void);
 
 /* ---- random_model.c ---- */
