@@ -126,7 +126,9 @@ static void unregister_words(struct kvt_streams *streams)
 	int mode;
 
 	kvt_cu_relax(streams->driver, &mode);
-	if (streams->driver->context_push(streams->registered_in) == 0) {
+	/* Worth a second try: what is unmapped and still registered stays pinned for good. */
+	if (streams->driver->context_push(streams->registered_in) == 0 ||
+	    streams->driver->context_push(streams->registered_in) == 0) {
 		streams->driver->host_unregister(streams->registered);
 		streams->driver->context_pop(&(void *){ NULL });
 	}

@@ -532,6 +532,38 @@ static void every_call_of_a_fence_fails_once(void **state)
 		}
 }
 
+/* So does every call of forgetting a stream, and of closing: nothing is left open. */
+static void every_call_of_giving_fences_back_fails_once(void **state)
+{
+	int *fail_at = cuda_test_knob("stub_fail_at");
+
+	(void)state;
+	for (int method = KVT_FENCE_BY_HOST; method <= KVT_FENCE_BY_WRITE; method++)
+		for (int n = 0; n < 12; n++) {
+			static struct engine engine;
+			struct kvt_fence fence;
+			int mapped = segments_mapped(), rc;
+
+			engine_open(&engine, method, "");
+			kvt_test_equal(kvt_fence_record(engine.client, engine.stream, &fence), 0);
+			kvt_test_equal(engine.driver.stream_synchronize(engine.stream), 0);
+			*fail_at = n / 2;
+			if (n % 2) {
+				rc = kvt_fence_forget(engine.client, engine.stream);
+				kvt_test_check(rc == 0 || rc == -EIO);
+				*fail_at = rc == 0 ? -1 : *fail_at;
+			}
+			kvt_test_equal(kvt_client_close(engine.client, KVT_IDLE), 0);
+			*fail_at = -1;
+			kvt_test_equal(*cuda_test_knob("stub_pushed"), 1);
+			kvt_test_equal(segments_mapped(), mapped + 1); /* the other client's */
+			engine.client = kvt_test_connect(&daemon_);
+			engine_close(&engine, false);
+			engine.driver.primary_release(0);
+			engine.driver.context_pop(&(void *){ NULL });
+		}
+}
+
 static void fences_may_come_after_the_client_is_gone(void **state)
 {
 	(void)state;
@@ -864,6 +896,7 @@ int main(int argc, char **argv)
 		TEST(streams_of_several_devices_have_words_of_their_own),
 		TEST(a_host_function_wakes_the_daemon),
 		TEST(every_call_of_a_fence_fails_once),
+		TEST(every_call_of_giving_fences_back_fails_once),
 		TEST(fences_may_come_after_the_client_is_gone),
 		TEST(a_fence_that_is_never_reached_ends_with_its_client),
 		TEST(a_group_s_fence_waits_for_the_streams_of_all_ranks),
