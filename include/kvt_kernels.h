@@ -222,8 +222,12 @@ struct kvt_attn_sequence {
  * q and out have one row for each query position of each sequence in order (so rows of sequence i
  * begin behind those of i - 1), n_q_heads heads a row, head_dim elements a head. Strides in
  * bytes; 0 means "contiguous": [row][head][dim]. Sums are in fp32 (on bf16 paths, weights are
- * rounded to bf16 before they meet V). out may be q's own memory, if types and strides are equal;
- * it must not overlap anything else.
+ * rounded to bf16 before they meet V). Numbers below 2^-126, in K, V, or on the way to the result,
+ * lose accuracy, and AVX512_BF16 takes them for 0. out may be q's own memory, if types and strides
+ * are equal; it must not overlap anything else.
+ *
+ * Scores may be infinite or NaN, as IEEE 754 has it: a score of minus infinity is a position
+ * without weight, and a row that sees another one, or nothing else, is NaN, and no other row.
  *
  * On CUDA, tensor cores are used where q is bf16 or fp16 and KV has the same type or fp8. All
  * other combinations are computed by fp32 products and sums, many times slower.
@@ -241,7 +245,8 @@ struct kvt_attn_prefill {
 	uint64_t q_head_stride_bytes;
 	uint64_t out_row_stride_bytes;
 	uint64_t out_head_stride_bytes;
-	float scale; /* finite, above 0; usually 1 / sqrt(head_dim) */
+	/* Finite, above 0, also times kv.k_scale and log2(e); usually 1 / sqrt(head_dim) */
+	float scale;
 };
 
 /* A slot for "write this position nowhere", for padded batches. */

@@ -152,12 +152,11 @@ static size_t workspace_bytes(uint32_t head_dim)
 static void work_begin(struct work *work, const struct kvt_row_block *block, void *workspace)
 {
 	const struct kvt_attn_prefill *prefill = block->prefill;
-	float k_scale = prefill->kv.k_scale == 0 ? 1.0f : prefill->kv.k_scale;
 
 	work_carve(work, workspace, prefill->kv.head_dim);
 	work->block = block;
 	work->kv = &prefill->kv;
-	work->log2_scale = prefill->scale * k_scale * 1.44269504f;
+	work->log2_scale = kvt_log2_scale(prefill);
 }
 
 /* Rows */

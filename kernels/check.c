@@ -145,6 +145,11 @@ static int rows_check(struct kvt_attn_context *context, const struct kvt_attn_pr
 				     "scale is %g: use a finite number above 0, such as "
 				     "1 / sqrt(head_dim)",
 				     (double)prefill->scale);
+	if (!isfinite(kvt_log2_scale(prefill)) || !(kvt_log2_scale(prefill) > 0))
+		return kvt_attn_fail(context, -EINVAL,
+				     "scale %g times kv.k_scale %g times log2(e) is beyond what a "
+				     "float holds: choose both nearer to 1",
+				     (double)prefill->scale, (double)prefill->kv.k_scale);
 	q_bytes = kvt_type_size(prefill->q_type);
 	out_bytes = kvt_type_size(prefill->out_type);
 	if (!pointer_aligned(prefill->q, q_bytes) || !pointer_aligned(prefill->out, out_bytes) ||
@@ -248,7 +253,7 @@ static int copies_apart(struct kvt_attn_context *context, const struct kvt_attn_
 		roles[2 * i] = (uint64_t)copies[i].source << 1;
 		roles[2 * i + 1] = (uint64_t)copies[i].target << 1 | 1;
 	}
-	qsort(roles, 2 * n_copies, sizeof *roles, page_role_compare);
+	qsort(roles, 2 * (size_t)n_copies, sizeof *roles, page_role_compare);
 	for (size_t i = 1; i < 2 * (size_t)n_copies; i++) {
 		if (roles[i] >> 1 == roles[i - 1] >> 1 && roles[i] & 1)
 			return kvt_attn_fail(context, -EINVAL,

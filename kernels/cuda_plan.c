@@ -160,12 +160,12 @@ static void *plan_at(const struct kvt_cuda_plan *plan, size_t offset)
 static struct kvt_cuda_launch *launch_for(struct kvt_cuda_plan *plan, uint32_t n_slots,
 					  uint64_t slots_wanted)
 {
-	struct kvt_cuda_launch *launches = plan->launches.data;
-	struct kvt_cuda_launch *launch = &launches[plan->n_launches - 1];
+	struct kvt_cuda_launch *launch = plan->launches.data;
 
-	if (plan->n_launches && launch->n_slots + (uint64_t)n_slots <= slots_wanted)
-		return launch;
-	launch = &launches[plan->n_launches++];
+	launch += plan->n_launches;
+	if (plan->n_launches && launch[-1].n_slots + (uint64_t)n_slots <= slots_wanted)
+		return launch - 1;
+	plan->n_launches++;
 	*launch = (struct kvt_cuda_launch){ .first_block = plan->n_blocks,
 					    .first_item = plan->n_items };
 	return launch;
@@ -286,7 +286,6 @@ void kvt_cuda_plan_args(const struct kvt_cuda_plan *plan, const struct kvt_cuda_
 			struct kvt_cuda_prefill *ret_args)
 {
 	const struct kvt_attn_view *kv = &prefill->kv;
-	float k_scale = kv->k_scale == 0 ? 1.0f : kv->k_scale;
 
 	*ret_args = (struct kvt_cuda_prefill){
 		.k = (uint64_t)(uintptr_t)kv->k,
@@ -317,7 +316,7 @@ void kvt_cuda_plan_args(const struct kvt_cuda_plan *plan, const struct kvt_cuda_
 		.out_type = prefill->out_type,
 		.lines = lines_of(prefill),
 		.n_stages = plan->n_stages,
-		.log2_scale = prefill->scale * k_scale * 1.44269504f,
+		.log2_scale = kvt_log2_scale(prefill),
 		.v_scale = kv->v_scale == 0 ? 1.0f : kv->v_scale,
 	};
 }

@@ -185,6 +185,14 @@ int kvt_check_copies(struct kvt_attn_context *context, const struct kvt_attn_vie
 /* How many positions each query of a sequence sees, into limits[n_queries]. */
 void kvt_sequence_limits(const struct kvt_attn_sequence *sequence, uint32_t *limits) KVT_HIDDEN;
 
+/* Times this, a product of q and stored K is a score in units of log2. */
+static inline float kvt_log2_scale(const struct kvt_attn_prefill *prefill)
+{
+	float k_scale = prefill->kv.k_scale == 0 ? 1.0f : prefill->kv.k_scale;
+
+	return prefill->scale * k_scale * 1.44269504f;
+}
+
 /* What 0 strides stand for is filled in. */
 void kvt_prefill_strides(struct kvt_attn_prefill *prefill) KVT_HIDDEN;
 void kvt_append_strides(struct kvt_attn_append *append) KVT_HIDDEN;

@@ -252,6 +252,11 @@ static void prefill_tests(struct kvt_attn_context *context)
 	SPOIL(scale, 0, "scale");
 	SPOIL(scale, -1, "scale");
 	SPOIL(scale, INFINITY, "scale");
+	SPOIL(scale, 3e38f, "beyond what a float holds"); /* times log2(e) */
+	bad.scale = 1e-20f;
+	bad.kv.type = KVT_ATTN_F8_E4M3;
+	bad.kv.k_scale = 1e-30f;
+	prefill_expect(context, &good, &bad, "beyond what a float holds");
 	SPOIL(q, NULL, "NULL");
 	SPOIL(out, NULL, "NULL");
 	SPOIL(q, (const char *)good.rows.q.data + 1, "multiple");
