@@ -20,6 +20,7 @@
 
 #include "daemon/log.h"
 #include "daemon/notify.h"
+#include "daemon/object.h"
 #include "daemon/park.h"
 
 #define FDS_START 3
@@ -215,7 +216,7 @@ static bool receive(struct supervisor *supervisor)
 		}
 	}
 	text[n] = '\0';
-	if (sender == supervisor->child) {
+	if (sender > 0 && sender == supervisor->child) { /* 0: somebody whom we do not see */
 		take_message(supervisor, text, fds, n_fds);
 		return true;
 	}
@@ -468,6 +469,29 @@ static void raise_nofile(struct supervisor *supervisor)
 	}
 }
 
+/* The last daemon did not end in order, and no other will come: what it left in the file system
+ * goes, so that clients find nothing rather than a socket on which nobody listens. Who holds the
+ * lock is another's daemon, and the files are its. */
+static void remove_files(struct supervisor *supervisor)
+{
+	const struct kvt_config *config = supervisor->config;
+	int fd = kvt_parcels_take(&supervisor->store, "listen"), stale;
+	struct sockaddr_un name = { 0 };
+	socklen_t bytes = sizeof(name) - 1;
+	struct kvt_lock_file lock;
+	char why[KVT_WHY_BYTES];
+
+	if (fd < 0)
+		return;
+	if (getsockname(fd, (struct sockaddr *)&name, &bytes) == 0 && *name.sun_path &&
+	    kvt_lock_take(&lock, config->runtime_dir, config->instance, &stale, why,
+			  sizeof(why)) == 0) {
+		unlink(name.sun_path);
+		kvt_lock_release(&lock);
+	}
+	close(fd);
+}
+
 int kvt_supervise(const struct kvt_config *config, int argc, char **argv)
 {
 	struct supervisor supervisor = { .config = config, .notify_fd = -1, .signal_fd = -1 };
@@ -488,6 +512,7 @@ int kvt_supervise(const struct kvt_config *config, int argc, char **argv)
 		code = EXIT_FAILURE;
 	} else {
 		code = supervise(&supervisor);
+		remove_files(&supervisor);
 	}
 	kvt_parcels_close(&supervisor.store);
 	kvt_notify_close(&supervisor.above);

@@ -747,8 +747,9 @@ static void what_was_taken_over_survives_a_crash(void **state)
 	take_over_supervised();
 	kvt_test_equal(kill(daemon_.pid, SIGUSR2), 0); /* the same command again, in order */
 	await_ready();
-	/* Arena, ledger, log, pool; five of each session. */
+	/* Arena, ledger, log, pool; five of each session; and the socket. */
 	kvt_test_check(kvt_test_daemon_said(&daemon_, "sessions=3 parked=19"));
+	kvt_test_check(kvt_test_daemon_said(&daemon_, "ready=yes kept=20"));
 	for (int i = 0; i < 3; i++) {
 		kill_daemon();
 		kvt_test_equal(matched(client, space, keys), 128);
@@ -916,6 +917,28 @@ static void when_the_supervisor_stops_clients_are_told_and_nothing_is_left(void 
 	kvt_test_daemon_remove(&daemon_);
 }
 
+/* Its daemon has died, and it is told to end before it has started another one. */
+static void a_supervisor_that_stops_without_a_daemon_leaves_nothing(void **state)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_client *none;
+	char names[1024];
+	int status;
+
+	(void)state;
+	start(NULL);
+	kill_daemon_for_a_while();
+	kvt_test_equal(kill(daemon_.pid, SIGTERM), 0);
+	kvt_test_equal(kill(daemon_.pid, SIGCONT), 0);
+	status = kvt_test_daemon_wait(&daemon_);
+	kvt_test_check(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+	if (kvt_test_daemon_leftovers(&daemon_, names, sizeof(names)))
+		kvt_test_fail("left behind: %s", names);
+	options.socket_path = daemon_.socket;
+	kvt_test_equal(kvt_client_connect(&none, &options, NULL), -ENOENT);
+	kvt_test_daemon_remove(&daemon_);
+}
+
 /* A name, or a pattern, runs the tests that it fits. */
 int main(int argc, char **argv)
 {
@@ -944,6 +967,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(a_managed_daemon_is_not_taken_over),
 		cmocka_unit_test(a_stopped_daemon_is_noticed_by_deadlines_and_by_the_watchdog),
 		cmocka_unit_test(when_the_supervisor_stops_clients_are_told_and_nothing_is_left),
+		cmocka_unit_test(a_supervisor_that_stops_without_a_daemon_leaves_nothing),
 	};
 
 	if (argc > 1)
