@@ -76,7 +76,7 @@ STANDIN_IMAGES := $(if $(filter none,$(NVCC)),$(O)/obj/tests/cuda/standin_images
 KERNELS_CXX := $(shell command -v $(subst gcc,g++,$(subst clang,clang++,$(firstword $(CC)))))
 KERNELS_TEST_SRC := $(filter-out $(if $(KERNELS_CXX),,%/test_cuda.c %/test_driver.c), \
 	$(wildcard tests/kernels/test_*.c))
-KERNELS_TESTLIB := $(O)/obj/tests/kernels/support.o
+KERNELS_TESTLIB := $(O)/obj/tests/kernels/support.o $(O)/obj/tests/kernels/random_bits.o
 KERNELS_TESTS := $(patsubst tests/kernels/%.c,$(O)/tests/kernels/%,$(KERNELS_TEST_SRC))
 $(KERNELS_TESTS): $(O)/tests/kernels/%: $(O)/obj/tests/kernels/%.o $(KERNELS_TESTLIB) \
 		$(O)/libkvtkernels.a

@@ -99,6 +99,24 @@ uint64_t random_next(struct random *random)
 	return z ^ z >> 31;
 }
 
+uint32_t random_seed(void)
+{
+	const char *text = getenv("KVT_SEED");
+	uint32_t seed = text ? (uint32_t)strtoul(text, NULL, 0) : 0;
+
+	if (!text && getentropy(&seed, sizeof seed) < 0)
+		perror("getentropy");
+	printf("random cases from KVT_SEED=%u on\n", seed);
+	return seed;
+}
+
+uint32_t random_cases(uint32_t n)
+{
+	const char *text = getenv("KVT_CASES");
+
+	return text ? (uint32_t)strtoul(text, NULL, 0) : n;
+}
+
 uint32_t random_below(struct random *random, uint32_t n)
 {
 	return (uint32_t)((random_next(random) >> 32) * n >> 32);

@@ -184,6 +184,21 @@ void random_test(const char *what, uint32_t seed,
 		 double (*tolerance)(const struct scene *scene, uint32_t out_type, void *context),
 		 void *context);
 
+/*
+ * A shape that nobody chose, of up to n_positions_max positions, as a whole; and twice more cut into
+ * at most n_parts_max parts in any order, in pages of another size, layout and order: bits are equal.
+ * run computes what it is given, in the caller's rounding mode that it is given, and may draw numbers
+ * of its own. (random_bits.c)
+ */
+#define RANDOM_PARTS_MAX 24
+typedef void random_run_fn(const struct kvt_attn_prefill *prefill, int rounding_mode,
+			   struct random *random, void *context);
+void random_bits_test(const char *what, uint32_t seed, uint32_t n_positions_max,
+		      uint32_t n_parts_max, random_run_fn *run, void *context);
+/* The first seed of random tests: KVT_SEED, or one by chance; and how many, KVT_CASES or n. */
+uint32_t random_seed(void);
+uint32_t random_cases(uint32_t n);
+
 /* How many positions a query at this position sees, said in the plainest way. */
 uint32_t reference_limit(uint32_t position, uint32_t n_positions,
 			 const struct kvt_attn_region *regions, uint32_t n_regions);

@@ -429,9 +429,25 @@ static void isa_test(enum kvt_attn_isa isa, bool quick)
 	callers_test(isa, false);
 }
 
+/* Any number of threads, and of partial results that there is memory for. */
+static void random_run(const struct kvt_attn_prefill *prefill, int mode, struct random *random,
+		       void *isa)
+{
+	static const uint64_t scratch[] = { 0, 0, 1, 100000, 1000000 };
+	struct kvt_attn_context *context = context_for(
+		*(enum kvt_attn_isa *)isa, 1 + random_below(random, 5),
+		scratch[random_below(random, 5)]);
+
+	fesetround(mode);
+	EXPECT_EQUAL(kvt_attn_append_prefill(context, prefill, NULL), 0);
+	fesetround(FE_TONEAREST);
+	kvt_attn_close(context);
+}
+
 int main(int argc, char **argv)
 {
 	bool quick = argc > 1 && strcmp(argv[1], "--quick") == 0;
+	uint32_t seed = random_seed(), n = random_cases(quick ? 4 : 12);
 
 	for (int isa = 1; isa < N_ISAS; isa++) {
 		struct kvt_attn_context *context = context_for((enum kvt_attn_isa)isa, 1, 0);
@@ -443,6 +459,9 @@ int main(int argc, char **argv)
 		}
 		kvt_attn_close(context);
 		isa_test((enum kvt_attn_isa)isa, quick);
+		for (uint32_t i = 0; i < n; i++)
+			random_bits_test(isa_names[isa], seed + i, 6000, RANDOM_PARTS_MAX,
+					 random_run, &isa);
 	}
 	return cases_end();
 }

@@ -469,6 +469,13 @@ static void random_run(const struct kvt_attn_prefill *prefill, struct random *ra
 	batch_run(&whole, 1 + random_below(random, 60), 1 + random_below(random, 12));
 }
 
+static void random_bits_run(const struct kvt_attn_prefill *prefill, int mode, struct random *random,
+			    void *context)
+{
+	(void)mode; /* is the device's own */
+	random_run(prefill, random, context);
+}
+
 static double random_tolerance(const struct scene *scene, uint32_t out_type, void *context)
 {
 	(void)context;
@@ -498,5 +505,8 @@ int main(int argc, char **argv)
 	too_large_test();
 	for (uint32_t seed = 1; seed <= n_random; seed++)
 		random_test("emulated", seed, random_run, random_tolerance, NULL);
+	for (uint32_t i = 0, seed = random_seed(); i < random_cases(8); i++)
+		random_bits_test("emulated", seed + i, i % 8 ? 400 : 2500, 6, random_bits_run,
+				 NULL);
 	return cases_end();
 }
