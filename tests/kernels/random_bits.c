@@ -79,8 +79,9 @@ static struct question question_random(struct random *random, uint32_t n_positio
 		region->start = at + random_below(random, question.n_positions);
 		region->end = at = region->start + 1 + random_below(random, 60);
 	}
-	question.bad_position = random_below(random, 3) ? question.n_positions
-							: random_below(random, question.n_positions);
+	question.bad_position = question.n_positions;
+	if (random_below(random, 3) == 0)
+		question.bad_position = random_below(random, question.n_positions);
 	question.bad_plane = random_below(random, 2);
 	question.bad_dim = random_below(random, question.pool.head_dim);
 	place_random(random, question.n_positions, &question.pool);
@@ -92,7 +93,7 @@ static uint32_t limit_of(const struct question *question, uint32_t position, uin
 	return reference_limit(position, n_positions, question->regions, question->n_regions);
 }
 
-/* Chunks, in any order; then single positions, as decode asks for them, if only they see no more. */
+/* Chunks, and single positions, as decode asks for them (if they see no more); in any order. */
 static uint32_t parts_random(struct random *random, const struct question *question,
 			     struct part *parts, uint32_t n_max)
 {

@@ -185,10 +185,10 @@ void random_test(const char *what, uint32_t seed,
 		 void *context);
 
 /*
- * A shape that nobody chose, of up to n_positions_max positions, as a whole; and twice more cut into
- * at most n_parts_max parts in any order, in pages of another size, layout and order: bits are equal.
- * run computes what it is given, in the caller's rounding mode that it is given, and may draw numbers
- * of its own. (random_bits.c)
+ * A shape that nobody chose, of up to n_positions_max positions, as a whole; and twice more, cut
+ * into at most n_parts_max parts in any order, in pages of another size, layout and order: bits are
+ * equal. run computes what it is given, in the caller's rounding mode that it is given, and may
+ * draw numbers of its own. (random_bits.c)
  */
 #define RANDOM_PARTS_MAX 24
 typedef void random_run_fn(const struct kvt_attn_prefill *prefill, int rounding_mode,
