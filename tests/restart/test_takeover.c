@@ -303,28 +303,31 @@ static void expect_end(struct kvt_test_child *taker, const char *why)
 	expect_said(why);
 }
 
-static void expect_killed(void (*act)(int control), const char *why)
+/* `waits`: of the daemon, that end because time passes; the last one is for the taker's end. */
+static void expect_killed(void (*act)(int control), uint64_t waits, const char *why)
 {
 	struct kvt_test_child taker;
 
 	kvt_test_child_start(&taker, taker_run, &act);
+	kvt_test_expect(taker.pipe, 1); /* it has acted */
+	let_time_pass(waits);
 	expect_end(&taker, why);
 }
 
 static void who_says_something_else_is_ended(void **state)
 {
 	(void)state;
-	begin();
-	expect_killed(say_rubbish, "error=\"it said something else\" effect=\"serving on\"");
+	begin_with_clock();
+	expect_killed(say_rubbish, 1, "error=\"it said something else\" effect=\"serving on\"");
 	end();
 }
 
 static void who_hangs_up_and_lives_is_ended(void **state)
 {
 	(void)state;
-	begin();
-	expect_killed(hang_up, "error=\"it hung up\" effect=\"serving on\"");
-	expect_killed(hang_up, "error=\"it hung up\" effect=\"serving on\""); /* and again */
+	begin_with_clock();
+	for (int i = 0; i < 2; i++)
+		expect_killed(hang_up, 1, "error=\"it hung up\" effect=\"serving on\"");
 	end();
 }
 
@@ -332,8 +335,7 @@ static void who_says_nothing_is_ended(void **state)
 {
 	(void)state;
 	begin_with_clock();
-	let_time_pass(2); /* for its word, and for its end */
-	expect_killed(say_nothing, "error=\"it said nothing for 10 s\" effect=\"serving on\"");
+	expect_killed(say_nothing, 2, "error=\"it said nothing for 10 s\" effect=\"serving on\"");
 	end();
 }
 
@@ -452,6 +454,7 @@ static void a_session_that_was_ended_by_it_is_told(void **state)
 
 	(void)state;
 	kvt_test_daemon_prepare(&daemon_, NULL);
+	daemon_.clock = eventfd(0, EFD_SEMAPHORE);
 	kvt_test_daemon_start(&daemon_, NULL);
 	client = kvt_test_connect(&daemon_);
 	other = kvt_test_connect(&daemon_);
@@ -462,7 +465,7 @@ static void a_session_that_was_ended_by_it_is_told(void **state)
 	seq = kvt_work_begin(client, kvt_test_namespace(client, "takeover"), keys);
 	kvt_test_check(seq);
 	kvt_test_equal(kvt_alloc(other, 1, &page), 0);
-	expect_killed(end_a_session, "error=\"it hung up\" effect=\"serving on\"");
+	expect_killed(end_a_session, 1, "error=\"it hung up\" effect=\"serving on\"");
 	kvt_test_equal(kvt_alloc(client, 1, &page), -ECONNRESET);
 	kvt_test_check(strstr(kvt_client_error(client)->text, "that was to take over and failed"));
 	kvt_client_close(client, KVT_IDLE);
@@ -504,12 +507,15 @@ static void a_cache_that_was_damaged_by_it_ends_in_order(void **state)
 
 	(void)state;
 	kvt_test_daemon_prepare(&daemon_, NULL);
+	daemon_.clock = eventfd(0, EFD_SEMAPHORE);
 	kvt_test_daemon_start(&daemon_, NULL);
 	client = kvt_test_connect(&daemon_);
 	watcher = kvt_test_observe(&daemon_);
 	kvt_work_keys(keys, KVT_WORK_KEYS, 1);
 	kvt_work_begin(client, kvt_test_namespace(client, "takeover"), keys);
 	kvt_test_child_start(&taker, taker_run, &act);
+	kvt_test_expect(taker.pipe, 1);
+	let_time_pass(1);
 	status = kvt_test_daemon_wait(&daemon_);
 	kvt_test_check(WIFEXITED(status) && WEXITSTATUS(status) == 1);
 	expect_said("event=cache_lost");
@@ -560,13 +566,13 @@ static void who_waits_for_an_answer_gets_it_once(void **state)
 	struct kvt_client *client;
 
 	(void)state;
-	begin();
+	begin_with_clock();
 	client = kvt_test_connect(&daemon_);
 	kvt_test_child_start(&ender, ender_run, NULL);
 	kvt_test_send(ender.pipe, kvt_client_info(client)->session);
 	kvt_test_expect(ender.pipe, 1);
 	count_descriptors();
-	expect_killed(hang_up, "error=\"it hung up\" effect=\"serving on\"");
+	expect_killed(hang_up, 1, "error=\"it hung up\" effect=\"serving on\"");
 	kvt_client_close(client, KVT_IDLE);
 	kvt_test_expect(ender.pipe, 2);
 	kvt_test_child_finish(&ender);
