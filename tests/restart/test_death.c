@@ -156,12 +156,15 @@ static uint32_t run_before_the_last(uint32_t n)
 	return at;
 }
 
-/* Places from the one behind the last descriptors to its end. False: it ended before the n-th. */
-static bool run_behind_the_last(uint32_t n, uint32_t *ret_places, int *ret_status)
+/* Places from the one behind the last descriptors to its end. False: it ended before the n-th.
+ * Whoever gets the processors, at the first the successor has not yet said that all came. */
+static bool run_behind_the_last(uint32_t n, pid_t successor, uint32_t *ret_places, int *ret_status)
 {
 	struct ptrace_syscall_info info;
 
 	run_before_the_last(UINT32_MAX);
+	if (n == 0)
+		kvt_test_freeze(successor);
 	for (*ret_places = 0; *ret_places <= n; (*ret_places)++)
 		if (!kvt_trace_next(daemon_.pid, &info, ret_status))
 			return false;
@@ -237,10 +240,11 @@ static uint32_t die_behind_the_last(uint32_t n)
 
 	kvt_trace_stop(daemon_.pid);
 	successor = start_successor(takeover);
-	if (run_behind_the_last(n, &places, &status))
+	if (run_behind_the_last(n, successor, &places, &status))
 		kvt_trace_kill(daemon_.pid);
 	else
 		kvt_test_equal(status, 0);
+	kill(successor, SIGCONT);
 	daemon_.pid = successor;
 	if (!kvt_test_daemon_await(&daemon_, "READY=1"))
 		kvt_test_fail("it gave up what it had, place %u", n);
