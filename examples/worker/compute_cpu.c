@@ -8,9 +8,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "compute.h"
 #include "kernels/convert.h"
+
+#define BLAS_MIB 160   /* it takes 128, and a little */
+#define BLAS_FIRST 128 /* rows and columns: smaller products may do without */
 
 static void cpu_close(struct compute *compute)
 {
@@ -149,6 +153,25 @@ bool compute_cpu_is_built(void)
 	return true;
 }
 
+/* OpenBLAS takes its working memory at its first product, and without it tries again for ever. So
+ * see whether it is there, and have it taken, before pools and buffers take theirs. */
+static int take_blas_memory(void)
+{
+	size_t bytes = (size_t)BLAS_MIB << 20, n = BLAS_FIRST;
+	void *room = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	float *square = calloc(3 * n * n, sizeof(*square));
+
+	if (room != MAP_FAILED)
+		munmap(room, bytes);
+	if (room != MAP_FAILED && square)
+		cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, BLAS_FIRST, BLAS_FIRST,
+			    BLAS_FIRST, 1.0f, square, BLAS_FIRST, square + n * n, BLAS_FIRST, 0.0f,
+			    square + 2 * n * n, BLAS_FIRST);
+	free(square);
+	return room != MAP_FAILED && square ? 0 : -ENOMEM;
+}
+
 int compute_cpu_open(const struct model *model, struct compute **ret_compute, char *why)
 {
 	struct kvt_attn_options options = { .n_threads = 1 };
@@ -162,6 +185,12 @@ int compute_cpu_open(const struct model *model, struct compute **ret_compute, ch
 	}
 	/* One core a worker, and the same order of sums always. */
 	openblas_set_num_threads(1);
+	if (take_blas_memory() != 0) {
+		snprintf(why, WORKER_WHY_BYTES, "no memory for OpenBLAS, which takes %u MiB of "
+			 "address space: raise the limit (ulimit -v)", BLAS_MIB);
+		free(compute);
+		return -ENOMEM;
+	}
 	compute->ops = &cpu_ops;
 	error = kvt_attn_open(&options, &compute->attention, why, WORKER_WHY_BYTES);
 	if (error) {

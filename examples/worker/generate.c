@@ -96,6 +96,12 @@ static int begin(struct run *run)
 
 		if (error == 0)
 			return 0;
+		if (error == -EDQUOT) { /* it has nothing else that it could end */
+			snprintf(worker->why, sizeof(worker->why), "%.300s: this sequence alone "
+				 "needs more: raise kvtrunkd's max_private_pages",
+				 kvt_client_error(worker->client)->text);
+			return error;
+		}
 		if (error != -ENOSPC || tries == ROOM_WAITS ||
 		    kvt_client_error(worker->client)->reason != KVT_REASON_ALL_LOCKED)
 			return kvt_failed(worker, error);
