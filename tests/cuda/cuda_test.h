@@ -86,6 +86,9 @@ static inline void cuda_test_devices_remove(struct cuda_test_devices *devices)
 	rmdir(devices->dir);
 }
 
+/* There where the program is built with ASan. */
+void __lsan_do_leak_check(void) __attribute__((weak));
+
 /* Each case has a process of its own, since the driver is initialized once in a process. */
 static inline void cuda_test_run(void **state, struct cuda_test_devices *devices)
 {
@@ -103,6 +106,8 @@ static inline void cuda_test_run(void **state, struct cuda_test_devices *devices
 		signal(SIGSEGV, SIG_DFL); /* not cmocka's */
 		test(NULL);
 		fflush(NULL);
+		if (__lsan_do_leak_check)
+			__lsan_do_leak_check();
 		_exit(0);
 	}
 	waitpid(child, &status, 0);
