@@ -724,7 +724,7 @@ static void what_the_driver_says_of_a_handle_is_said(void **state)
 {
 	(void)state;
 	start("cuda-ipc", "");
-	expect_refusal_by("cuIpcOpenMemHandle_v2", "2", -ENOMEM, "out of memory");
+	expect_refusal_by("cuIpcOpenMemHandle_v2", "2", -ENOMEM, "while the pool was mapped");
 	expect_refusal_by("cuIpcOpenMemHandle_v2", "208", -EBUSY, "only one library may");
 	expect_refusal_by("cuIpcOpenMemHandle_v2", "800", -ENOTSUP, "set backend = cuda-vmm");
 	expect_refusal_by("cuIpcOpenMemHandle_v2", "1", -EIO, "invalid argument");
