@@ -15,7 +15,7 @@ static const char usage[] =
 	"Prints prompts as worker --prompts reads them: a price list and one question on it each.\n"
 	"\n"
 	"  --words F      the words of the lists (examples/worker/model/words.txt)\n"
-	"  --lines N      lines of the list (100)\n"
+	"  --lines N      lines of the list (100; below 3 the model's answers are often wrong)\n"
 	"  --seed N       of the list (1)\n"
 	"  --prompts N    how many prompts on the same list (1)\n"
 	"  --first N      number of the first of them; equal numbers ask the same (0)\n"
