@@ -84,8 +84,8 @@ METRICS_HTTP := $(shell printf '\043include <microhttpd.h>\n' | $(CC) -E -xc - >
 	echo yes)
 
 # Optional: CUDA kernels are built where nvcc is found. NVCC=... names one, NVCC=none leaves them
-# out. Their binaries do not depend on the C compiler and its flags, so all builds share them, unless
-# this folder cannot be written.
+# out. Their binaries do not depend on the C compiler and its flags, so all builds share them,
+# unless this folder cannot be written.
 NVCC ?= $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc),none)
 CUDA_IMAGES := $(if $(shell [ -w . ] && echo yes),build,$(O))/cuda
 NVCC_COMPILE = $(if $(V),,@echo "  NVCC $@" && )$(NVCC) -O3 -std=c++17 -fmad=false -Iinclude -I. \
