@@ -474,7 +474,11 @@ static void a_child_of_a_dead_member_keeps_the_pages(void **state)
 	begin_with_a_leader_apart(&world, &leader, &context);
 	start_member(&world, 1);
 	child = (pid_t)tell(&world.members[0], ORDER_FORK);
-	kvt_test_child_kill(&world.members[0].child, SIGKILL); /* before rank 2 comes */
+	start_member(&world, 2);
+	kvt_test_child_kill(&world.members[0].child, SIGKILL);
+	/* Its exit is enough to end the group. */
+	kvt_test_equal(tell(&world.members[1], ORDER_WAIT_END), ECONNRESET);
+	kvt_test_child_kill(&world.members[1].child, SIGKILL);
 	kvt_test_session_ended(&world.daemon, world.session);
 	kvt_test_child_kill(&leader, SIGKILL);
 	kvt_test_equal(quarantined(&world), 5);
