@@ -24,6 +24,8 @@
 
 #include "shm/geometry.h"
 
+#define LOCK_POLL_MS 10
+#define ANSWER_MS 10000 /* of a daemon that serves */
 #define HOLDERS_POLL_MS 100
 #define HOLDERS_EXTEND_US 10000000 /* asked anew with each look */
 #define FDS_PER_MEMBER 3  /* connection, segment, pidfd */
@@ -936,6 +938,27 @@ static int take_lock(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error;
 }
 
+/* A daemon that handed over and waits for a confirmation answers nobody. If that had come before
+ * the one before us died, it ends, and the lock is free, of which nobody tells; else it serves on,
+ * and answers. 0: the lock is ours. */
+static int await_lock(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	struct pollfd answer = { .fd = -1, .events = POLLIN };
+	int error = socket_path(daemon, daemon->socket_path);
+
+	if (error)
+		return error;
+	answer.fd = kvt_takeover_hail(daemon->socket_path, why);
+	for (int waited_ms = 0; waited_ms < ANSWER_MS; waited_ms += LOCK_POLL_MS) {
+		error = take_lock(daemon, why);
+		if (error != -EADDRINUSE || poll(&answer, 1, LOCK_POLL_MS) == 1)
+			break;
+	}
+	if (answer.fd >= 0)
+		close(answer.fd);
+	return error;
+}
+
 /* A manager that starts us again, with the same command, keeps what was taken over. Nobody is to be
  * asked then, unless the one before us died while the daemon that it asked served on: what it had
  * parked is that daemon's. Who holds the lock serves. */
@@ -945,6 +968,8 @@ static int look_for_own_cache(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]
 	char name[KVT_PARCEL_NAME_BYTES];
 	int error = kept ? take_lock(daemon, why) : 0;
 
+	if (error == -EADDRINUSE)
+		error = await_lock(daemon, why);
 	if (!kept || !error) {
 		daemon->takeover = !kept;
 		return 0;

@@ -242,7 +242,7 @@ static ssize_t greet(const char *path, const struct kvt_message_hello *hello, in
 	return n;
 }
 
-int kvt_takeover_ask(struct kvt_daemon *daemon, const char *path, char why[KVT_WHY_BYTES])
+static struct kvt_message_hello observer_hello(void)
 {
 	struct kvt_message_hello hello = {
 		.abi_major = KVT_ABI_MAJOR,
@@ -251,6 +251,24 @@ int kvt_takeover_ask(struct kvt_daemon *daemon, const char *path, char why[KVT_W
 		.layout = kvt_abi_layout(),
 		.pid = getpid(),
 	};
+
+	fill_head(&hello.head, KVT_MSG_HELLO, sizeof(hello));
+	return hello;
+}
+
+int kvt_takeover_hail(const char *path, char why[KVT_WHY_BYTES])
+{
+	struct kvt_message_hello hello = observer_hello();
+	int fd = connect_to(path, why);
+
+	if (fd >= 0)
+		send_all(fd, &hello, sizeof(hello), NULL, 0, now_ms() + PATIENCE_MS);
+	return fd;
+}
+
+int kvt_takeover_ask(struct kvt_daemon *daemon, const char *path, char why[KVT_WHY_BYTES])
+{
+	struct kvt_message_hello hello = observer_hello();
 	struct kvt_message_admin request = { .what = KVT_ADMIN_TAKEOVER };
 	union {
 		struct kvt_message head;
@@ -261,7 +279,6 @@ int kvt_takeover_ask(struct kvt_daemon *daemon, const char *path, char why[KVT_W
 	int fd, error;
 	ssize_t n;
 
-	fill_head(&hello.head, KVT_MSG_HELLO, sizeof(hello));
 	fill_head(&request.head, KVT_MSG_ADMIN, sizeof(request));
 	n = greet(path, &hello, &fd, &packet, sizeof(packet), &sender, why);
 	if (fd < 0)

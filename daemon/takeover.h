@@ -27,6 +27,10 @@
 
 #include "daemon/daemon.h"
 
+/** New: say HELLO to the daemon at `path`, whose answer can be read as soon as it serves. A
+ * descriptor, or a negative errno with `why`. */
+int kvt_takeover_hail(const char *path, char why[KVT_WHY_BYTES]);
+
 /** New: ask the daemon at `path`. On success what it has is in daemon->passed, and `takeover_fd`
  * is where to confirm. -EPERM, -ECONNREFUSED, ... with `why`. */
 int kvt_takeover_ask(struct kvt_daemon *daemon, const char *path, char why[KVT_WHY_BYTES]);
