@@ -316,6 +316,7 @@ void ttft_agent_reference(struct ttft_agent *agent, struct ttft_workload *ret_wo
 	ttft_slab_open(&agent->slab, &agent->worker);
 	for (uint32_t i = 0; i < o->conversations; i++)
 		write_conversation(agent, i, ret_workload, ret_reference);
+	ttft_reference_end(ret_reference);
 	set_times(ret_workload, ret_reference);
 	check_answers(ret_workload, ret_reference);
 }

@@ -160,6 +160,10 @@ void ttft_reference_add(struct ttft_reference *reference, const struct ttft_answ
 	r->warm_cpu_us += warm->cpu_us;
 	for (uint32_t i = 1; i < warm->n_tokens; i++)
 		r->token[r->n_steps++] = warm->token_us[i] - warm->token_us[i - 1];
+}
+
+void ttft_reference_end(struct ttft_reference *r)
+{
 	r->cold_ttft_us = ttft_median(r->cold, r->n);
 	r->warm_ttft_us = ttft_median(r->warm, r->n);
 	r->token_us = ttft_median(r->token, r->n_steps);
@@ -184,4 +188,5 @@ void ttft_reference_run(struct worker *worker, const struct ttft_workload *workl
 		r->right += is_right(worker, request, answer);
 	}
 	ttft_slab_close(&slab);
+	ttft_reference_end(r);
 }

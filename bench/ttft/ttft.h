@@ -176,6 +176,8 @@ void ttft_reference_run(struct worker *worker, const struct ttft_workload *workl
  * are there. */
 void ttft_reference_add(struct ttft_reference *reference, const struct ttft_answer *cold,
 			const struct ttft_answer *warm);
+/** All are counted: the medians. */
+void ttft_reference_end(struct ttft_reference *reference);
 double ttft_median(double *values, uint32_t n);
 
 /* ---- serve.c ---- */

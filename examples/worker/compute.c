@@ -25,24 +25,16 @@ void compute_close(struct compute *compute)
 		compute->ops->close(compute);
 }
 
-void compute_append(struct compute *compute, const struct kvt_attn_append *append)
+void compute_attention(struct compute *compute, const struct kvt_attn_append *append,
+		       const struct kvt_attn_prefill *prefill)
 {
 	int error = compute->error;
 
 	if (error)
 		return;
 	error = kvt_attn_kv_append(compute->attention, append, compute->stream);
-	if (error)
-		compute_fail(compute, error, "%s", kvt_attn_error_text(compute->attention));
-}
-
-void compute_attend(struct compute *compute, const struct kvt_attn_prefill *prefill)
-{
-	int error = compute->error;
-
-	if (error)
-		return;
-	error = kvt_attn_append_prefill(compute->attention, prefill, compute->stream);
+	if (!error)
+		error = kvt_attn_append_prefill(compute->attention, prefill, compute->stream);
 	if (error)
 		compute_fail(compute, error, "%s", kvt_attn_error_text(compute->attention));
 }

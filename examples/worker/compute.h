@@ -91,8 +91,8 @@ void compute_close(struct compute *compute);
 void compute_fail(struct compute *compute, int error, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
-/** K and V of n new positions into slots of the pages, and their attention. */
-void compute_append(struct compute *compute, const struct kvt_attn_append *append);
-void compute_attend(struct compute *compute, const struct kvt_attn_prefill *prefill);
+/** K and V of n new positions into slots of the pages, and then their attention. */
+void compute_attention(struct compute *compute, const struct kvt_attn_append *append,
+		       const struct kvt_attn_prefill *prefill);
 
 #endif

@@ -137,8 +137,7 @@ static void attend(struct forward *f, const struct chunk *chunk, uint32_t layer)
 				       prefill.q_type);
 		prefill.q = f->q_rounded;
 	}
-	compute_append(f->compute, &append);
-	compute_attend(f->compute, &prefill);
+	compute_attention(f->compute, &append, &prefill);
 }
 
 static void run_layer(struct forward *f, const struct chunk *chunk, uint32_t layer)

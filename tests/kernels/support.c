@@ -502,6 +502,23 @@ void rows_compare(const struct rows *expected, uint32_t expected_first, const st
 
 /* Scenes */
 
+const struct scene_shape shapes[N_SHAPES] = {
+	{ { 64, 1, 4, 150, 16, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 40 },
+	{ { 80, 2, 3, 100, 1, KVT_ATTN_F16, KVT_ATTN_F16 }, 100 },
+	{ { 96, 1, 7, 90, 32, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 11 },
+	{ { 128, 1, 8, 200, 64, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 17 },
+	{ { 128, 1, 2, 130, 16, KVT_ATTN_F8_E4M3, KVT_ATTN_BF16 }, 33 },
+	{ { 256, 1, 2, 70, 16, KVT_ATTN_F16, KVT_ATTN_F16 }, 35 },
+	{ { 64, 1, 2, 66, 16, KVT_ATTN_F8_E4M3, KVT_ATTN_F16 }, 1 },
+	{ { 17, 1, 2, 70, 4, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 40 }, /* no whole lines */
+	{ { 72, 1, 2, 70, 4, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 20 },
+	{ { 128, 1, 4, 140, 64, KVT_ATTN_F32, KVT_ATTN_F32 }, 20 },
+	{ { 256, 1, 3, 50, 16, KVT_ATTN_F32, KVT_ATTN_F32 }, 25 },
+	{ { 80, 1, 2, 70, 2, KVT_ATTN_F8_E4M3, KVT_ATTN_F32 }, 40 },
+	{ { 96, 1, 2, 70, 32, KVT_ATTN_BF16, KVT_ATTN_F16 }, 3 },
+	{ { 7, 2, 2, 70, 32, KVT_ATTN_F32, KVT_ATTN_F32 }, 40 },
+};
+
 struct scene scene_make(const struct scene_options *options)
 {
 	struct pool_options pool = { .n_pages = options->n_positions / options->page_size + 9,

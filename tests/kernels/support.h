@@ -163,6 +163,14 @@ struct scene_options {
 	uint32_t q_type;
 };
 
+/* What CUDA kernels are compared with the reference for, on a device and on emulated hardware. */
+struct scene_shape {
+	struct scene_options scene;
+	uint32_t n; /* the last ones ask */
+};
+#define N_SHAPES 14
+extern const struct scene_shape shapes[N_SHAPES];
+
 struct scene {
 	struct scene_options is;
 	struct pool pool;

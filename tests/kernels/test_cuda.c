@@ -136,30 +136,10 @@ static void check_rows(const struct scene *scene, const struct rows *rows, uint3
 
 static void reference_tests(void)
 {
-	static const struct {
-		struct scene_options scene;
-		uint32_t n; /* the last ones ask */
-	} cases[] = {
-		{ { 64, 1, 4, 150, 16, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 40 },
-		{ { 80, 2, 3, 100, 1, KVT_ATTN_F16, KVT_ATTN_F16 }, 100 },
-		{ { 96, 1, 7, 90, 32, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 11 },
-		{ { 128, 1, 8, 200, 64, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 17 },
-		{ { 128, 1, 2, 130, 16, KVT_ATTN_F8_E4M3, KVT_ATTN_BF16 }, 33 },
-		{ { 256, 1, 2, 70, 16, KVT_ATTN_F16, KVT_ATTN_F16 }, 35 },
-		{ { 64, 1, 2, 66, 16, KVT_ATTN_F8_E4M3, KVT_ATTN_F16 }, 1 },
-		{ { 17, 1, 2, 70, 4, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 40 }, /* no whole lines */
-		{ { 72, 1, 2, 70, 4, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 20 },
-		{ { 128, 1, 4, 140, 64, KVT_ATTN_F32, KVT_ATTN_F32 }, 20 },
-		{ { 256, 1, 3, 50, 16, KVT_ATTN_F32, KVT_ATTN_F32 }, 25 },
-		{ { 80, 1, 2, 70, 2, KVT_ATTN_F8_E4M3, KVT_ATTN_F32 }, 40 },
-		{ { 96, 1, 2, 70, 32, KVT_ATTN_BF16, KVT_ATTN_F16 }, 3 },
-		{ { 7, 2, 2, 70, 32, KVT_ATTN_F32, KVT_ATTN_F32 }, 40 },
-	};
-
-	for (uint32_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-		const struct scene_options *is = &cases[i].scene;
+	for (uint32_t i = 0; i < N_SHAPES; i++) {
+		const struct scene_options *is = &shapes[i].scene;
 		struct scene scene = scene_make(is);
-		uint32_t n = cases[i].n, first = is->n_positions - n;
+		uint32_t n = shapes[i].n, first = is->n_positions - n;
 		struct rows rows;
 
 		case_begin("emulated: dim %u, group of %u, %u of %u, page size %u, %s KV, %s q",

@@ -170,23 +170,7 @@ static void rows_check(const struct model *model, const struct rows *rows, uint3
 
 static void shapes_test(struct kvt_attn_context *context)
 {
-	static const struct {
-		struct scene_options scene;
-		uint32_t n; /* the last ones ask */
-	} shapes[] = {
-		{ { 64, 2, 4, 150, 16, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 40 },
-		{ { 80, 1, 3, 100, 1, KVT_ATTN_F16, KVT_ATTN_F16 }, 100 },
-		{ { 96, 1, 7, 90, 32, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 11 },
-		{ { 128, 1, 4, 200, 64, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 77 },
-		{ { 128, 1, 2, 130, 16, KVT_ATTN_F8_E4M3, KVT_ATTN_BF16 }, 33 },
-		{ { 256, 1, 2, 70, 16, KVT_ATTN_F16, KVT_ATTN_F16 }, 35 },
-		{ { 17, 1, 2, 70, 4, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 40 },
-		{ { 128, 1, 4, 200, 64, KVT_ATTN_F32, KVT_ATTN_F32 }, 77 },
-		{ { 256, 1, 2, 70, 16, KVT_ATTN_F32, KVT_ATTN_F32 }, 35 },
-		{ { 80, 2, 2, 70, 16, KVT_ATTN_F8_E4M3, KVT_ATTN_F32 }, 35 },
-	};
-
-	for (uint32_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+	for (uint32_t i = 0; i < N_SHAPES; i++) {
 		const struct scene_options *scene = &shapes[i].scene;
 		uint32_t n = shapes[i].n, first = scene->n_positions - n;
 		struct model model = model_make(scene);
