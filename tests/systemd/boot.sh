@@ -65,7 +65,8 @@ boot_bare() {
 }
 
 boot_cleanup() {
-	[ -z "$nspawn" ] || { cat "$root/kvt/out"; kill -9 "$nspawn"; wait "$nspawn"; } 2>/dev/null
+	# A kill would end timeout alone; it hands on what it is asked, and kills 5 s later.
+	[ -z "$nspawn" ] || { cat "$root/kvt/out"; kill "$nspawn"; wait "$nspawn"; } 2>/dev/null
 	umount -R "$root" 2>/dev/null
 	umount "$boot" 2>/dev/null
 	rmdir "$boot" 2>/dev/null
