@@ -285,8 +285,9 @@ struct kvt_attn_options {
 	uint32_t device_index; /* CUDA ordinal */
 	/*
 	 * CPU. Threads that compute, the caller's included; 0: one for each CPU the caller may
-	 * run on. If isa is AUTO and the environment has KVT_ATTN_ISA (portable, avx2, avx512,
-	 * avx512_bf16), that is taken.
+	 * run on. Threads of the context block the signals sent to the process: its handlers
+	 * run on the threads of its own. If isa is AUTO and the environment has KVT_ATTN_ISA
+	 * (portable, avx2, avx512, avx512_bf16), that is taken.
 	 */
 	uint32_t n_threads;
 	uint32_t isa; /* enum kvt_attn_isa */

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fenv.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -88,6 +89,23 @@ static void *worker_main(void *argument)
 	return NULL;
 }
 
+/* Without the signals that are sent to the process: its handlers run on its own threads. What a
+ * thread brings upon itself stays, or it could not be reported. */
+static int thread_create(pthread_t *ret_thread, struct worker_start *start)
+{
+	static const int own[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGABRT, SIGSYS };
+	sigset_t all, before;
+	int error;
+
+	sigfillset(&all);
+	for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
+		sigdelset(&all, own[i]);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	error = pthread_create(ret_thread, NULL, worker_main, start);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return -error;
+}
+
 static int worker_start(struct kvt_pool *pool, uint32_t worker)
 {
 	struct worker_start *start = malloc(sizeof *start);
@@ -96,10 +114,10 @@ static int worker_start(struct kvt_pool *pool, uint32_t worker)
 	if (!start)
 		return -ENOMEM;
 	*start = (struct worker_start){ pool, worker };
-	error = pthread_create(&pool->threads[worker], NULL, worker_main, start);
+	error = thread_create(&pool->threads[worker], start);
 	if (error) {
 		free(start);
-		return -error;
+		return error;
 	}
 	pool->n_started = worker;
 	return 0;

@@ -502,7 +502,7 @@ void rows_compare(const struct rows *expected, uint32_t expected_first, const st
 
 /* Scenes */
 
-const struct scene_shape shapes[N_SHAPES] = {
+const struct scene_shape scene_shapes[N_SCENE_SHAPES] = {
 	{ { 64, 1, 4, 150, 16, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 40 },
 	{ { 80, 2, 3, 100, 1, KVT_ATTN_F16, KVT_ATTN_F16 }, 100 },
 	{ { 96, 1, 7, 90, 32, KVT_ATTN_BF16, KVT_ATTN_BF16 }, 11 },

@@ -168,8 +168,8 @@ struct scene_shape {
 	struct scene_options scene;
 	uint32_t n; /* the last ones ask */
 };
-#define N_SHAPES 14
-extern const struct scene_shape shapes[N_SHAPES];
+#define N_SCENE_SHAPES 14
+extern const struct scene_shape scene_shapes[N_SCENE_SHAPES];
 
 struct scene {
 	struct scene_options is;

@@ -4,8 +4,10 @@
  * anything is written.
  */
 
+#include <dirent.h>
 #include <errno.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -139,6 +141,46 @@ static void open_tests(void)
 		EXPECT_EQUAL(kvt_attn_open(&options, &context, NULL, 0), 0);
 		kvt_attn_close(context);
 	}
+}
+
+/* Signals that a thread of this process blocks: /proc/self/task/TID/status. */
+static unsigned long long blocked_by(const char *tid)
+{
+	char path[300], line[200];
+	unsigned long long blocked = 0;
+	FILE *file;
+
+	snprintf(path, sizeof path, "/proc/self/task/%s/status", tid);
+	file = fopen(path, "r");
+	while (file && fgets(line, sizeof line, file))
+		sscanf(line, "SigBlk: %llx", &blocked);
+	if (file)
+		fclose(file);
+	return blocked;
+}
+
+static void signals_test(void)
+{
+	struct kvt_attn_options options = { .n_threads = 4 };
+	struct kvt_attn_context *context = NULL;
+	unsigned int n = 0;
+	struct dirent *entry;
+	DIR *tasks;
+
+	case_begin("open: threads leave the process's signals to the process's own");
+	EXPECT_EQUAL(kvt_attn_open(&options, &context, NULL, 0), 0);
+	tasks = opendir("/proc/self/task");
+	EXPECT(tasks != NULL);
+	while (tasks && (entry = readdir(tasks))) {
+		if (entry->d_name[0] == '.' || atol(entry->d_name) == (long)getpid())
+			continue;
+		EXPECT(blocked_by(entry->d_name) & 1ull << (SIGTERM - 1));
+		n++;
+	}
+	if (tasks)
+		closedir(tasks);
+	EXPECT(n >= 3);
+	kvt_attn_close(context);
 }
 
 /*
@@ -412,6 +454,7 @@ int main(void)
 	if (!context)
 		return 1;
 	geometry_tests();
+	signals_test(); /* first: no thread of a closed context is still ending */
 	open_tests();
 	cuda_open_test();
 	prefill_tests(context);

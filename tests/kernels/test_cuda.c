@@ -136,10 +136,10 @@ static void check_rows(const struct scene *scene, const struct rows *rows, uint3
 
 static void reference_tests(void)
 {
-	for (uint32_t i = 0; i < N_SHAPES; i++) {
-		const struct scene_options *is = &shapes[i].scene;
+	for (uint32_t i = 0; i < N_SCENE_SHAPES; i++) {
+		const struct scene_options *is = &scene_shapes[i].scene;
 		struct scene scene = scene_make(is);
-		uint32_t n = shapes[i].n, first = is->n_positions - n;
+		uint32_t n = scene_shapes[i].n, first = is->n_positions - n;
 		struct rows rows;
 
 		case_begin("emulated: dim %u, group of %u, %u of %u, page size %u, %s KV, %s q",

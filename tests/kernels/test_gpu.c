@@ -170,9 +170,9 @@ static void rows_check(const struct model *model, const struct rows *rows, uint3
 
 static void shapes_test(struct kvt_attn_context *context)
 {
-	for (uint32_t i = 0; i < N_SHAPES; i++) {
-		const struct scene_options *scene = &shapes[i].scene;
-		uint32_t n = shapes[i].n, first = scene->n_positions - n;
+	for (uint32_t i = 0; i < N_SCENE_SHAPES; i++) {
+		const struct scene_options *scene = &scene_shapes[i].scene;
+		uint32_t n = scene_shapes[i].n, first = scene->n_positions - n;
 		struct model model = model_make(scene);
 		struct rows rows;
 
