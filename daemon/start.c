@@ -938,24 +938,38 @@ static int take_lock(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error;
 }
 
+/* Whether the daemon said anything, given a moment; who hung up will not. */
+static bool has_answered(int *fd)
+{
+	struct pollfd answer = { .fd = *fd, .events = POLLIN };
+	char byte;
+
+	if (poll(&answer, 1, LOCK_POLL_MS) != 1)
+		return false;
+	if (recv(*fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0)
+		return true;
+	close(*fd);
+	*fd = -1;
+	return false;
+}
+
 /* A daemon that handed over and waits for a confirmation answers nobody. If that had come before
  * the one before us died, it ends, and the lock is free, of which nobody tells; else it serves on,
  * and answers. 0: the lock is ours. */
 static int await_lock(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
-	struct pollfd answer = { .fd = -1, .events = POLLIN };
-	int error = socket_path(daemon, daemon->socket_path);
+	int error = socket_path(daemon, daemon->socket_path), fd;
 
 	if (error)
 		return error;
-	answer.fd = kvt_takeover_hail(daemon->socket_path, why);
+	fd = kvt_takeover_hail(daemon->socket_path, why);
 	for (int waited_ms = 0; waited_ms < ANSWER_MS; waited_ms += LOCK_POLL_MS) {
 		error = take_lock(daemon, why);
-		if (error != -EADDRINUSE || poll(&answer, 1, LOCK_POLL_MS) == 1)
+		if (error != -EADDRINUSE || has_answered(&fd))
 			break;
 	}
-	if (answer.fd >= 0)
-		close(answer.fd);
+	if (fd >= 0)
+		close(fd);
 	return error;
 }
 

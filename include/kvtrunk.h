@@ -37,8 +37,10 @@
  *    Every client of an instance can read all of the pool.
  *  - Whoever forks keeps the mapping out of the child (MADV_DONTFORK); the child must connect anew.
  *  - When the daemon dies and nothing keeps its state (kvt_info.kept is false), every waiting call
- *    returns -ECONNRESET, and so does every later one. Else calls go on when its successor is
- *    there, with everything that the session had; only deadlines tell that it took a moment.
+ *    returns -ECONNRESET, and so does every later one; -ESTALE when a successor has come, but
+ *    begun anew (kvt_group_check() tells it from a prefix that was reset). Close and connect
+ *    again. Else calls go on when the successor is there, with everything that the session had;
+ *    only deadlines tell that it took a moment.
  *  - In a forked child every call on the parent's client returns -ECHILD; kvt_client_close() and
  *    kvt_client_abandon() free its memory there and leave the parent's session alone.
  */
@@ -334,7 +336,8 @@ KVT_API int kvt_group_open(struct kvt_client *client, uint32_t n_ranks,
 
 /** Whether the session, and with it the group, still lives. Looks without waiting; for loops that
  * call nothing else, such as a member's: kvt_client_control_fd() is readable when it changes.
- * 0, or -ECONNRESET and kvt_client_error() says who ended it. */
+ * 0, or -ECONNRESET (-ESTALE: the daemon was started anew, without what the session had), and
+ * kvt_client_error() says who ended it. */
 KVT_API int kvt_group_check(struct kvt_client *client);
 
 /* ---------------------------------------------------------------- fences */
