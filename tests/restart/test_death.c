@@ -99,6 +99,18 @@ static void cannot_trace(void)
 	skip();
 }
 
+/* With a log and without a supervisor. False: it cannot be traced, and the test ends. */
+static bool begin_traced(void)
+{
+	const char *const alone[] = { log_flag, NULL };
+
+	begin(alone);
+	if (kvt_trace_seize(daemon_.pid, false))
+		return true;
+	cannot_trace();
+	return false;
+}
+
 /* Whatever was left, the next daemon starts, and is empty. */
 static void expect_a_fresh_start(void)
 {
@@ -254,16 +266,12 @@ static uint32_t die_behind_the_last(uint32_t n)
 
 static void an_old_daemon_that_handed_over_may_die_at_any_system_call(void **state)
 {
-	const char *const alone[] = { log_flag, NULL };
 	struct kvt_sweep sweep;
 	uint32_t places, n;
 
 	(void)state;
-	begin(alone);
-	if (!kvt_trace_seize(daemon_.pid, false)) {
-		cannot_trace();
+	if (!begin_traced())
 		return;
-	}
 	start_work();
 	open_idle();
 	places = die_behind_the_last(UINT32_MAX);
@@ -424,11 +432,8 @@ static void who_takes_over_and_is_supervised_may_die_at_any_system_call(void **s
 	uint32_t places, n;
 
 	(void)state;
-	begin(alone);
-	if (!kvt_trace_seize(daemon_.pid, false)) {
-		cannot_trace();
+	if (!begin_traced())
 		return;
-	}
 	let_go_of_supervisor();
 	start_work();
 	kvt_test_check(die_taking_over(UINT32_MAX, &places));
