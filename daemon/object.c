@@ -371,12 +371,12 @@ static bool maps_path(const char *pid, const char *path)
 	return found;
 }
 
-static void process_name(const char *pid, char *to, size_t size)
+static void process_name(int pid, char *to, size_t size)
 {
-	char path[300];
+	char path[64];
 	FILE *file;
 
-	snprintf(path, sizeof(path), "/proc/%s/comm", pid);
+	snprintf(path, sizeof(path), "/proc/%d/comm", pid);
 	file = fopen(path, "re");
 	if (!file || !fgets(to, (int)size, file))
 		snprintf(to, size, "?");
@@ -388,14 +388,13 @@ static void process_name(const char *pid, char *to, size_t size)
 static void add_holder(struct kvt_object_holders *holders, int pid)
 {
 	size_t used = strlen(holders->names);
-	char number[16], comm[64];
+	char comm[64];
 
-	snprintf(number, sizeof(number), "%d", pid);
 	if (holders->n < sizeof(holders->pids) / sizeof(holders->pids[0]))
 		holders->pids[holders->n] = pid;
 	if (holders->n++ >= 4) /* it will be named when these are gone */
 		return;
-	process_name(number, comm, sizeof(comm));
+	process_name(pid, comm, sizeof(comm));
 	snprintf(holders->names + used, sizeof(holders->names) - used, "%spid %d (%s)",
 		 used ? ", " : "", pid, comm);
 }

@@ -213,6 +213,13 @@ static void end(struct world *world)
 	kvt_test_daemon_remove(&world->daemon);
 }
 
+static void end_without_log(struct world *world)
+{
+	kvt_test_audit(&world->daemon);
+	kvt_test_daemon_stop(&world->daemon);
+	kvt_test_daemon_remove(&world->daemon);
+}
+
 static void finish_member(struct member *member)
 {
 	tell(member, ORDER_CLOSE);
@@ -343,9 +350,7 @@ static void a_late_member_does_not_take_back_a_fence(void **state)
 	kvt_client_set_timeout(world.leader, 0);
 	kvt_test_equal(kvt_client_close(world.leader, KVT_IDLE), 0);
 	finish_member(&world.members[1]);
-	kvt_test_audit(&world.daemon);
-	kvt_test_daemon_stop(&world.daemon);
-	kvt_test_daemon_remove(&world.daemon);
+	end_without_log(&world);
 }
 
 /* ---- ends */
@@ -456,9 +461,7 @@ static void a_killed_rank_0_ends_its_group_and_a_stopped_member_keeps_the_pages(
 	kvt_test_child_kill(&world.members[1].child, SIGKILL);
 	/* The last process is gone: the daemon learns it soon. */
 	kvt_test_until(&world.daemon, counters, counters.free_pages == N_PAGES - 1);
-	kvt_test_audit(&world.daemon);
-	kvt_test_daemon_stop(&world.daemon);
-	kvt_test_daemon_remove(&world.daemon);
+	end_without_log(&world);
 }
 
 /* A member's child has all that its parent had of the device, the control socket too. */
@@ -484,9 +487,7 @@ static void a_child_of_a_dead_member_keeps_the_pages(void **state)
 	kvt_test_equal(quarantined(&world), 5);
 	kvt_test_equal(kill(child, SIGKILL), 0);
 	kvt_test_until(&world.daemon, counters, counters.free_pages == N_PAGES - 1);
-	kvt_test_audit(&world.daemon);
-	kvt_test_daemon_stop(&world.daemon);
-	kvt_test_daemon_remove(&world.daemon);
+	end_without_log(&world);
 }
 
 /* Either sign of rank 0's end is enough: a hang-up of a process that lives, the end of one whose
@@ -521,9 +522,7 @@ static void members_are_told_at_the_first_sign(void **state)
 			kvt_test_until(&world.daemon, counters,
 				       counters.free_pages == N_PAGES - 1);
 		}
-		kvt_test_audit(&world.daemon);
-		kvt_test_daemon_stop(&world.daemon);
-		kvt_test_daemon_remove(&world.daemon);
+		end_without_log(&world);
 	}
 }
 
@@ -558,9 +557,7 @@ static void an_operator_ends_the_quarantine_of_a_group(void **state)
 	kvt_test_equal(tell(&world.members[0], ORDER_CHECK), ECONNRESET);
 	finish_member(&world.members[0]);
 	kvt_client_close(world.leader, KVT_IDLE);
-	kvt_test_audit(&world.daemon);
-	kvt_test_daemon_stop(&world.daemon);
-	kvt_test_daemon_remove(&world.daemon);
+	end_without_log(&world);
 }
 
 /* Containers of one engine may each have a PID namespace. */
@@ -594,9 +591,7 @@ static void a_member_may_be_in_another_pid_namespace(void **state)
 		kvt_test_child_finish(&member->child);
 		kvt_client_close(world.leader, KVT_IDLE);
 	}
-	kvt_test_audit(&world.daemon);
-	kvt_test_daemon_stop(&world.daemon);
-	kvt_test_daemon_remove(&world.daemon);
+	end_without_log(&world);
 	if (!word)
 		skip();
 }
@@ -685,9 +680,7 @@ static void goes_on(const char *const *arguments, void (*succeed)(struct kvt_tes
 	finish_member(&world.members[0]);
 	kvt_test_equal(quarantined(&world), 3); /* rank 0, this process, lives */
 	kvt_client_abandon(world.leader);
-	kvt_test_audit(&world.daemon);
-	kvt_test_daemon_stop(&world.daemon);
-	kvt_test_daemon_remove(&world.daemon);
+	end_without_log(&world);
 }
 
 static void a_group_goes_on_with_the_successor_of_a_killed_daemon(void **state)
