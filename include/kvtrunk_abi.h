@@ -41,7 +41,7 @@
 #error "kvtrunk shares little-endian structures: this byte order is not supported"
 #endif
 
-#define KVT_ABI_MAJOR 1 /* raised when an old client could misread a new daemon's memory */
+#define KVT_ABI_MAJOR 2 /* raised when an old client could misread a new daemon's memory */
 #define KVT_ABI_MINOR 0 /* raised when something was added that an old client may ignore */
 
 /* A line that one side writes and the other polls. 128, not 64: x86 prefetches lines in pairs
