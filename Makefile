@@ -4,7 +4,7 @@
 # make demo       install what is missing (apt), build, run the main job, say how it went
 # make check      the same set-up, then all tests; last line: N passed, N failed, N skipped
 # make gpu-check  what needs a CUDA device: build, tests, figures (docs/gpu.md); skips without one
-# make bench      build and run the daemon's benchmarks (docs/benchmarks.md)
+# make bench      build and run the daemon's benchmarks; AGAINST=REV: beside that commit's
 # make bench-attn the attention kernels on this CPU
 # make bench-ttft processes that run a model, with and without sharing
 # make tests      build the test programs without running them

@@ -20,8 +20,10 @@ PROGRAMS += $(O)/kvtbench $(O)/kvtbench-restart
 # the aims on the terminal. BENCH_FLAGS=--quick makes each short.
 bench_run = $(1) $(BENCH_FLAGS) > $(2); rc=$$?; echo "figures: $(2)"; exit $$rc
 
+# With AGAINST=REV: this tree and that commit in turns (bench/against); ROUNDS=7.
 bench: $(O)/kvtbench $(O)/kvtrunkd
-	$(call bench_run,$<,$(O)/bench.jsonl)
+	$(if $(AGAINST),O=$(O) bench/against $(AGAINST) $(BENCH_FLAGS),$(call \
+		bench_run,$<,$(O)/bench.jsonl))
 
 bench-attn: $(O)/kvtbench-attn
 	$(call bench_run,$<,$(O)/bench-attn.jsonl)
