@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # make            build everything that can be built here, into build/; installs nothing
+# make setup      install what the build and the tests lack (apt, as root or through sudo)
 # make demo       install what is missing (apt), build, run the main job, say how it went
 # make check      the same set-up, then all tests; last line: N passed, N failed, N skipped
 # make gpu-check  what needs a CUDA device: build, tests, figures (docs/gpu.md); skips without one
@@ -19,11 +20,21 @@
 # V=1 (show commands).
 
 O ?= build
+ifneq ($(words $(CURDIR) $(O)),2)
+$(error kvtrunk: make cannot work with a blank in a path. Move the checkout or give another O=: \
+	"$(CURDIR)", O="$(O)")
+endif
 # One name for one folder, however it was given: the files of dependencies name what they are for.
 override O := $(patsubst $(CURDIR)/%,%,$(abspath $(O)))
 CC := $(if $(filter default,$(origin CC)),gcc,$(CC))
 AR := $(if $(filter default,$(origin AR)),ar,$(AR))
 VERSION := 0.1.0
+
+ifneq ($(filter-out help setup missing tidy clean uninstall,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(shell mkdir -p $(O) 2>/dev/null && [ -w $(O) ] || [ -e $(O)/flags ] || echo no),)
+$(error kvtrunk: "$(abspath $(O))" cannot be written. Build elsewhere: make O=/some/folder)
+endif
+endif
 
 WARNINGS := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes \
 	-Wpointer-arith -Wvla -Wundef -Wwrite-strings -Wimplicit-fallthrough
@@ -60,9 +71,15 @@ $(O)/obj/%.o: %.c $(O)/flags
 		-MT '$$(O)/obj/$*.o' -c $< -o $@
 
 $(O)/flags: FORCE
+	$(if $(NO_COMPILER),$(say_no_compiler))
 	@mkdir -p $(@D)
 	@echo '$(CC) $(subst ','\'',$(CFLAGS_BASE))' | cmp -s - $@ || \
 		echo '$(CC) $(subst ','\'',$(CFLAGS_BASE))' > $@
+
+define say_no_compiler
+@echo "kvtrunk: $(CC) compiles nothing here. Install: apt-get install $(NO_COMPILER)" \
+	"  (or: make setup)" >&2; exit 1
+endef
 
 PROGRAMS :=
 PORTABLE := $(O)/libkvtrunk.so $(O)/libkvtrunk.a $(O)/libkvtrunk.pc $(O)/libkvtbase.a
@@ -71,17 +88,14 @@ EXAMPLES :=
 TEST_PROGRAMS :=
 GPU_PROGRAMS :=
 
-# ---- what the programs need beyond libc, as header:Debian package. Libraries need none of it.
-NEEDS := liburing.h:liburing-dev bsd/string.h:libbsd-dev jansson.h:libjansson-dev \
-	ini.h:libinih-dev zlib.h:zlib1g-dev
-MISSING := $(shell for need in $(NEEDS); do \
-	echo "$$need" | { IFS=: read -r header package; \
-	printf '\043include <%s>\n' "$$header" | $(CC) -E -xc - >/dev/null 2>&1 || \
-	echo "$$package"; }; done)
-
-# Optional: kvtmetricsd is left out without it.
-METRICS_HTTP := $(shell printf '\043include <microhttpd.h>\n' | $(CC) -E -xc - >/dev/null 2>&1 && \
-	echo yes)
+# ---- what cannot be built here, as Debian packages that are missing. Libraries need a compiler.
+ABSENT := $(shell CC='$(CC) $(CFLAGS_EXTRA) $(LDFLAGS_EXTRA)' tools/needs.sh compiler programs \
+	metricsd worker)
+NO_COMPILER := $(filter gcc libc6-dev,$(ABSENT))
+MISSING := $(filter-out libmicrohttpd-dev libopenblas-dev,$(ABSENT))
+# Optional: kvtmetricsd and the worker's matrix products on the CPU.
+METRICS_HTTP := $(if $(filter libmicrohttpd-dev,$(ABSENT)),,yes)
+WORKER_BLAS := $(if $(filter libopenblas-dev,$(ABSENT)),,yes)
 
 # Optional: CUDA kernels are built where nvcc is found. NVCC=... names one, NVCC=none leaves them
 # out. Their binaries do not depend on the C compiler and its flags, so all builds share them,

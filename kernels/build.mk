@@ -11,7 +11,7 @@
 # Contraction is off everywhere: where a product and a sum are rounded once, the code says so.
 CFLAGS_kernels = -O3 -ffp-contract=off -fno-math-errno $(CFLAGS_kernels_isa)
 
-KERNELS_ARCH := $(shell $(CC) -dumpmachine)
+KERNELS_ARCH := $(if $(NO_COMPILER),,$(shell $(CC) -dumpmachine))
 KERNELS_SRC := $(addprefix kernels/,append_prefill.c check.c context.c cuda_host.c cuda_images.c \
 	cuda_plan.c geometry.c pages.c path_portable.c pool.c)
 ifneq ($(filter x86_64%,$(KERNELS_ARCH)),)

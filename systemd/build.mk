@@ -31,6 +31,14 @@ put_text = install -d -m 755 $(DESTDIR)$(dir $(2)) && $(1) >$(DESTDIR)$(2) && \
 # What a program was built to find, where it is going to be.
 place = sed -e 's|/usr/bin/kvt|$(BINDIR)/kvt|' -e 's|/etc/kvtrunk|$(SYSCONFDIR)/kvtrunk|'
 
+# Programs find the libraries through the cache of the dynamic linker. Say what is left to do.
+define update_linker
+export PATH="$$PATH:/usr/sbin:/sbin"; \
+	if [ "$$(id -u)" != 0 ]; then echo "  ldconfig   (as root)"; \
+	elif ldconfig && ! ldconfig -p | grep -qF "$(LIBDIR)/libkvtrunk.so.0"; then \
+		echo "  echo $(LIBDIR) >/etc/ld.so.conf.d/kvtrunk.conf; ldconfig"; fi
+endef
+
 installables: $(INSTALL_BIN) $(INSTALL_LIB) $(O)/libkvtrunk.so $(O)/libkvtkernels.so
 
 install: installables
@@ -58,6 +66,7 @@ install: installables
 	@$(call put,644,tools/completions/_kvtctl,$(ZSHDIR)/_kvtctl)
 	@install -d -m 755 $(DESTDIR)$(SYSCONFDIR)/kvtrunk
 	@echo "kvtrunk $(VERSION): installed below $(DESTDIR)$(PREFIX). Next:"
+	@$(if $(DESTDIR),echo "  ldconfig   (on the machine that it is for)",$(update_linker))
 	@echo "  systemd-sysusers; systemd-tmpfiles --create; systemctl daemon-reload"
 	@echo "  cp $(DOCDIR)/example.conf $(SYSCONFDIR)/kvtrunk/NAME.conf, edit it, and"
 	@echo "  systemctl enable --now kvtrunkd@NAME.socket"

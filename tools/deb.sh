@@ -9,12 +9,18 @@ O=$(realpath -m "${O:-build}")
 changelog=$(sed -n '1s/^kvtrunk (\(.*\)) .*/\1/p' debian/changelog)
 [ "$changelog" = "$VERSION" ] ||
 	{ echo "debian/changelog is for $changelog, the Makefile for $VERSION" >&2; exit 1; }
-for program in dpkg-buildpackage dh fakeroot; do
-	command -v "$program" >/dev/null || {
-		echo "make deb needs: apt-get install dpkg-dev debhelper fakeroot" >&2
-		exit 1
-	}
+needs=""
+for pair in dpkg-buildpackage:build-essential dh:debhelper fakeroot:fakeroot; do
+	command -v "${pair%:*}" >/dev/null || needs+=" ${pair#*:}"
 done
+# Its answer: ... Unmet build dependencies: build-essential:native debhelper-compat (= 13) ...
+needs+=$(dpkg-checkbuilddeps debian/control 2>&1 | sed -n 's/.*Unmet build dependencies://p' |
+	sed 's/ ([^)]*)//g; s/:native//g; s/debhelper-compat/debhelper/')
+if [ -n "$needs" ]; then
+	needs=$(printf '%s\n' $needs | sort -u | paste -sd ' ')
+	echo "make deb needs more packages: apt-get install $needs" >&2
+	exit 1
+fi
 if [ -n "${DEB_PREBUILT:-}" ]; then
 	make --no-print-directory -s O="$O" installables >&2
 	export KVT_PREBUILT="$O"

@@ -13,6 +13,10 @@
 #include "compute.h"
 #include "kernels/convert.h"
 
+/* Declared here: where both are installed, cblas.h can be the reference BLAS's. */
+char *openblas_get_config(void);
+void openblas_set_num_threads(int n_threads);
+
 #define BLAS_MIB 160   /* it takes 128, and a little */
 #define BLAS_FIRST 128 /* rows and columns: smaller products may do without */
 

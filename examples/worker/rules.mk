@@ -3,8 +3,6 @@
 # CUDA device, kernels that nvcc compiles (cuBLAS is found at run time). Without either everything
 # else is built.
 PRICES_OBJ := $(call objs,examples/worker/prices_main.c examples/worker/prices.c)
-WORKER_BLAS := $(shell printf '\043include <cblas.h>\n' | $(CC) -E -xc - >/dev/null 2>&1 && \
-	echo yes)
 WORKER_CUDA := $(if $(filter none,$(NVCC)),,yes)
 WORKER_PARTS := $(call objs,$(filter-out %main.c %/prices.c \
 	$(if $(WORKER_BLAS),%/compute_no_cpu.c,%/compute_cpu.c),$(wildcard examples/worker/*.c)))
