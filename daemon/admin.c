@@ -4,14 +4,13 @@
 
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "shm/assert.h"
 
-/* Indices looked at for one page of an answer, so that a sparse table cannot hold up a turn. */
-#define SCAN_PER_PAGE 65536u
+/* Records looked at for one page of an answer: 0.1 ms, however large or sparse the table is. */
+#define SCAN_PER_PAGE 2048u
 #define HISTOGRAM_UNIT_BITS 6 /* histograms count in 64 ns */
 #define PAYLOAD_BYTES (KVT_MESSAGE_MAX - sizeof(struct kvt_message_admin))
 
@@ -69,23 +68,27 @@ static bool answer_add(struct admin_answer *answer, const void *record, size_t b
 
 /* ---- STATUS */
 
-static int compare_bytes(const void *a, const void *b)
+/* The value that `rank` of the samples do not exceed; rank >= 1. */
+static uint32_t nth_sample(const uint32_t counts[256], uint32_t rank)
 {
-	return *(const uint8_t *)a - *(const uint8_t *)b;
+	uint32_t value = 0, seen = counts[0];
+
+	while (seen < rank && value < 255)
+		seen += counts[++value];
+	return value;
 }
 
 static void path_percentiles(const struct kvt_daemon *daemon, struct kvt_admin_status *status)
 {
-	uint8_t sorted[KVT_PATH_SAMPLES];
-	uint32_t n = daemon->stats.n_path_nodes;
+	uint32_t counts[256] = { 0 }, n = daemon->stats.n_path_nodes;
 
 	n = n < KVT_PATH_SAMPLES ? n : KVT_PATH_SAMPLES;
 	if (!n)
 		return;
-	memcpy(sorted, daemon->stats.path_nodes, n);
-	qsort(sorted, n, 1, compare_bytes);
-	status->path_nodes_p50 = sorted[(n + 1) / 2 - 1];
-	status->path_nodes_p99 = sorted[(n * 99 + 99) / 100 - 1];
+	for (uint32_t i = 0; i < n; i++)
+		counts[daemon->stats.path_nodes[i]]++;
+	status->path_nodes_p50 = nth_sample(counts, (n + 1) / 2);
+	status->path_nodes_p99 = nth_sample(counts, (n * 99 + 99) / 100);
 }
 
 static void fill_durations(const struct kvt_daemon *daemon, struct kvt_admin_status *status)
@@ -193,8 +196,8 @@ static bool describe_client(const struct kvt_daemon *daemon, uint32_t index, voi
 		.ended_age_ns = session->ended_ns ? daemon->now_ns - session->ended_ns : 0,
 		.sq_waiting = waiting_entries(ours),
 		.cq_waiting = unread_completions(ours),
+		.n_ranks = ours->n_ranks,
 	};
-	client->n_ranks = kvt_group_ranks(daemon, index);
 	memcpy(client->label, session->label, sizeof(client->label));
 	return true;
 }
@@ -302,10 +305,15 @@ static void audit_problem(void *context, const char *text)
 
 static void answer_audit(struct kvt_daemon *daemon, struct admin_answer *answer)
 {
+	uint64_t before = kvt_cycles(), stood_ns;
+
 	kvt_core_audit(daemon->core, audit_problem, answer);
+	stood_ns = (kvt_cycles() - before) * 1000 / daemon->cycles_per_us;
 	answer->head->record_bytes = 1;
-	kvt_log(answer->head->total ? KVT_LOG_ERROR : KVT_LOG_INFO, "audit", "problems=%llu",
-		(unsigned long long)answer->head->total);
+	answer->head->argument = stood_ns;
+	kvt_log(answer->head->total ? KVT_LOG_ERROR : KVT_LOG_INFO, "audit",
+		"problems=%llu stood_still_us=%llu", (unsigned long long)answer->head->total,
+		(unsigned long long)stood_ns / 1000);
 }
 
 /* ---- changes */

@@ -13,8 +13,11 @@
 #include "shm/assert.h"
 #include "shm/geometry.h"
 
-#define MESSAGES_PER_EVENT 1   /* the rings' clients wait meanwhile */
-#define MESSAGES_AT_HANGUP 16  /* sent before it: requests that wait for no answer */
+#define MESSAGES_AT_HANGUP 16 /* sent before it: requests that wait for no answer */
+/* After a message no other one is taken for four times as long as it took: messages take a fifth of
+ * the thread's time at most. An audit's successor does not wait for ever. */
+#define PAUSE_PER_COST 4
+#define PAUSE_MOST_US 2000
 
 /* ---- slots */
 
@@ -41,6 +44,8 @@ void kvt_control_drop(struct kvt_daemon *daemon, struct kvt_connection *connecti
 	shutdown(connection->fd, SHUT_RDWR);
 	close(connection->fd);
 	forget_kind(daemon, connection);
+	if (connection->queued)
+		TAILQ_REMOVE(&daemon->readable, connection, next_readable);
 	*connection = (struct kvt_connection){ .fd = -1, .generation = ++daemon->generation };
 	daemon->free_connections[daemon->n_free_connections++] = slot_of(daemon, connection);
 	if (member)
@@ -342,6 +347,45 @@ static bool geometry_differs(const struct kvt_daemon *daemon,
 	return true;
 }
 
+static uint32_t observers_of(const struct kvt_daemon *daemon, uid_t uid)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < daemon->n_connections; i++)
+		n += daemon->connections[i].state == KVT_CONNECTION_OBSERVER &&
+		     daemon->connections[i].peer.uid == uid;
+	return n;
+}
+
+/* Whether there is a place for one more observer. An eighth of the places, but one at least, is for
+ * privileged ones, and a quarter of them the most that another uid may have: operators can always
+ * look, and no user keeps others from looking. */
+static int observer_check(const struct kvt_daemon *daemon,
+			  const struct kvt_connection *connection, char *text, size_t size)
+{
+	uint32_t all = (uint32_t)daemon->config.max_observers, kept = (all + 7) / 8;
+	uint32_t own = (all + 3) / 4, uid = connection->peer.uid;
+
+	if (daemon->n_observers >= all) {
+		snprintf(text, size, "max_observers=%u observers are connected: try later", all);
+		return -EUSERS;
+	}
+	if (connection->peer.privileged)
+		return 0;
+	if (daemon->n_observers + kept >= all) {
+		snprintf(text, size, "%u observers are connected, and the last %u of "
+			 "max_observers=%u places are for privileged ones: try later",
+			 daemon->n_observers, kept, all);
+		return -EUSERS;
+	}
+	if (observers_of(daemon, uid) >= own) {
+		snprintf(text, size, "uid %u has %u observers connected, and may have a quarter "
+			 "of max_observers=%u: close some, or raise it", uid, own, all);
+		return -EDQUOT;
+	}
+	return 0;
+}
+
 /* Why this HELLO is refused: 0, or a negative errno with a text. */
 static int hello_check(struct kvt_daemon *daemon, const struct kvt_connection *connection,
 		       const struct kvt_message_hello *hello, char *text, size_t size)
@@ -380,12 +424,7 @@ static int hello_check(struct kvt_daemon *daemon, const struct kvt_connection *c
 			 "KVT_HELLO_OBSERVE, or without a token");
 		return -EINVAL;
 	}
-	if (observe && daemon->n_observers >= (uint32_t)daemon->config.max_observers) {
-		snprintf(text, size, "max_observers=%lld observers are connected: try later",
-			 (long long)daemon->config.max_observers);
-		return -EUSERS;
-	}
-	return 0;
+	return observe ? observer_check(daemon, connection, text, size) : 0;
 }
 
 static uint32_t power_of_two(uint64_t wish, uint64_t least, uint64_t most)
@@ -712,21 +751,56 @@ static enum take_result take_message(struct kvt_daemon *daemon, struct kvt_conne
 void kvt_control_event(struct kvt_daemon *daemon, struct kvt_connection *connection,
 		       uint32_t revents)
 {
-	uint32_t generation = connection->generation;
-	bool over = revents & (POLLHUP | POLLRDHUP | POLLERR);
-	int most = over ? MESSAGES_AT_HANGUP : MESSAGES_PER_EVENT;
-	enum take_result taken = TAKE_ONE;
-
 	connection->armed = false;
-	for (int i = 0; i < most && taken == TAKE_ONE && (revents & POLLIN); i++) {
-		if (connection->waiting || connection->state == KVT_CONNECTION_OVER)
-			break;
-		taken = take_message(daemon, connection);
-		if (connection->generation != generation)
-			return; /* dropped meanwhile */
-	}
-	if (taken == TAKE_HANGUP || over)
+	connection->over = revents & (POLLHUP | POLLRDHUP | POLLERR);
+	/* What a session asked for before it hung up does not matter any more; its pages do. */
+	if (revents & POLLIN && !connection->waiting &&
+	    connection->state != KVT_CONNECTION_OVER &&
+	    !(connection->over && connection->state == KVT_CONNECTION_SESSION)) {
+		connection->queued = true;
+		connection->n_last = 0;
+		TAILQ_INSERT_TAIL(&daemon->readable, connection, next_readable);
+	} else if (connection->over) {
 		kvt_control_drop(daemon, connection);
-	else
+	} else {
 		kvt_control_arm(daemon, connection);
+	}
+}
+
+/* One message of a connection that has one, and what follows from it for the connection. */
+static void serve_readable(struct kvt_daemon *daemon, struct kvt_connection *connection)
+{
+	uint32_t generation = connection->generation;
+	enum take_result taken = take_message(daemon, connection);
+
+	if (connection->generation != generation)
+		return; /* dropped meanwhile */
+	if (connection->over && taken == TAKE_ONE && !connection->waiting &&
+	    connection->state != KVT_CONNECTION_OVER &&
+	    connection->state != KVT_CONNECTION_SESSION &&
+	    ++connection->n_last < MESSAGES_AT_HANGUP) {
+		connection->queued = true;
+		TAILQ_INSERT_TAIL(&daemon->readable, connection, next_readable);
+	} else if (connection->over || taken == TAKE_HANGUP) {
+		kvt_control_drop(daemon, connection);
+	} else {
+		kvt_control_arm(daemon, connection);
+	}
+}
+
+uint32_t kvt_control_work(struct kvt_daemon *daemon)
+{
+	struct kvt_connection *connection = TAILQ_FIRST(&daemon->readable);
+	uint64_t start = kvt_cycles(), pause, most = PAUSE_MOST_US * daemon->cycles_per_us;
+
+	if ((int64_t)(start - daemon->message_after) < 0)
+		return 1; /* soon */
+	TAILQ_REMOVE(&daemon->readable, connection, next_readable);
+	connection->queued = false;
+	kvt_daemon_clock(daemon);
+	serve_readable(daemon, connection);
+	kvt_loop_flush(&daemon->loop);
+	pause = (kvt_cycles() - start) * PAUSE_PER_COST;
+	daemon->message_after = kvt_cycles() + (pause < most ? pause : most);
+	return 1;
 }

@@ -23,6 +23,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include <bsd/sys/queue.h>
+
 #include "daemon/config.h"
 #include "daemon/core/core.h"
 #include "daemon/geometry.h"
@@ -80,6 +82,7 @@ struct kvt_session {
 	uint32_t connections; /* control sockets that have not hung up */
 	uint32_t processes;   /* that have not exited */
 	uint32_t connection;  /* slot of the control connection + 1, 0 = none */
+	uint32_t n_ranks;     /* of its group, 0 = it has none */
 	int pidfd, doorbell, bell; /* -1 = none; bell: the write end of the completion pipe */
 	bool pidfd_armed;
 	bool used;  /* the slot is taken */
@@ -129,11 +132,16 @@ struct kvt_connection {
 	uint64_t accepted_ns; /* monotonic */
 	uint64_t accepted_boot_ns;
 	bool armed;
+	bool queued;  /* in daemon->readable */
+	bool over;    /* it hung up: its last messages are taken, then it goes */
 	bool waiting; /* `request` is answered when it has become true */
 	bool adopted; /* a predecessor accepted it */
+	uint32_t n_last;      /* messages taken since it hung up */
 	uint64_t last_cookie; /* adopted: of the last request, which may come twice */
+	TAILQ_ENTRY(kvt_connection) next_readable;
 	struct kvt_message_admin request;
 };
+TAILQ_HEAD(kvt_readable, kvt_connection);
 
 #define KVT_OP_KINDS 32
 #define KVT_PATH_SAMPLES 1024
@@ -203,6 +211,8 @@ struct kvt_daemon {
 	bool listen_kept; /* the socket is */
 	struct kvt_oplog *oplog;
 	struct kvt_connection *connections;
+	struct kvt_readable readable; /* connections with a message, served in this order */
+	uint64_t message_after;       /* cycles: no message is taken before */
 	uint32_t n_connections; /* slots */
 	uint32_t n_half_open, n_observers;
 	uint32_t *free_connections; /* stack of slots */
@@ -379,8 +389,6 @@ bool kvt_group_adopt(struct kvt_daemon *daemon, struct kvt_session *session);
 void kvt_group_adopted(struct kvt_daemon *daemon, struct kvt_session *session, bool lives);
 /** Give the core the words of all members again. */
 void kvt_group_views(struct kvt_daemon *daemon);
-/** Number of ranks of a session's group, 0 if it has none. */
-uint32_t kvt_group_ranks(const struct kvt_daemon *daemon, uint32_t session);
 /** Tell the members of a session that it is over: once, however often it is called. */
 void kvt_group_over(struct kvt_daemon *daemon, uint32_t session, int error, const char *why);
 void kvt_member_hangup(struct kvt_daemon *daemon, struct kvt_member *member);
@@ -391,8 +399,12 @@ void kvt_group_release(struct kvt_daemon *daemon, uint32_t session);
 /* ---- control.c */
 
 void kvt_control_accepted(struct kvt_daemon *daemon, int fd);
+/** What the poll saw. A message is taken later, by kvt_control_work(). */
 void kvt_control_event(struct kvt_daemon *daemon, struct kvt_connection *connection,
 		       uint32_t revents);
+/** Take one message of the first readable connection; there is one. Not before a pause that the
+ * last message's cost demands. Returns 1: it is not yet time to sleep. */
+uint32_t kvt_control_work(struct kvt_daemon *daemon);
 /** Close and free the slot. Its session, if any, learns of the hang-up. */
 void kvt_control_drop(struct kvt_daemon *daemon, struct kvt_connection *connection);
 /** Send one message, never blocking. False: nobody reads at the other end, so the connection was

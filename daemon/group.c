@@ -21,7 +21,8 @@
 /* A member's segment is a session's of the least size: nobody uses its ring. */
 #define MEMBER_RING 2u
 
-uint32_t kvt_group_ranks(const struct kvt_daemon *daemon, uint32_t session)
+/* Of an adopted session: later its slot knows. */
+static uint32_t find_ranks(const struct kvt_daemon *daemon, uint32_t session)
 {
 	for (uint32_t i = 1; i <= daemon->core_config.max_members; i++) {
 		const struct kvt_member_record *member = kvt_core_member(daemon->core, i);
@@ -77,10 +78,12 @@ int kvt_group_open(struct kvt_daemon *daemon, struct kvt_connection *connection,
 			 "or raise it", daemon->core_config.max_members);
 	else if (error)
 		snprintf(why, why_size, "this session leads a group of %u ranks already",
-			 kvt_group_ranks(daemon, connection->session));
-	else
-		memcpy(ret_token, token, sizeof(token));
-	return error;
+			 daemon->sessions[connection->session].n_ranks);
+	if (error)
+		return error;
+	daemon->sessions[connection->session].n_ranks = n_ranks;
+	memcpy(ret_token, token, sizeof(token));
+	return 0;
 }
 
 /* ---- a member comes */
@@ -258,6 +261,7 @@ bool kvt_group_adopt(struct kvt_daemon *daemon, struct kvt_session *session)
 {
 	bool whole = true;
 
+	session->n_ranks = find_ranks(daemon, session->index);
 	for (uint32_t i = 1; i <= daemon->core_config.max_members; i++) {
 		const struct kvt_member_record *record = kvt_core_member(daemon->core, i);
 		struct kvt_member *member = &daemon->members[i];
@@ -340,6 +344,8 @@ static void tell(struct kvt_daemon *daemon, struct kvt_member *member, int error
 
 void kvt_group_over(struct kvt_daemon *daemon, uint32_t session, int error, const char *why)
 {
+	if (!daemon->sessions[session].n_ranks)
+		return;
 	for (uint32_t i = 1; i <= daemon->core_config.max_members; i++)
 		if (daemon->members[i].session == session && !daemon->members[i].told)
 			tell(daemon, &daemon->members[i], error, why);
@@ -380,6 +386,8 @@ void kvt_member_exited(struct kvt_daemon *daemon, struct kvt_member *member)
 
 void kvt_group_release(struct kvt_daemon *daemon, uint32_t session)
 {
+	if (!daemon->sessions[session].n_ranks)
+		return;
 	for (uint32_t i = 1; i <= daemon->core_config.max_members; i++) {
 		struct kvt_member *member = &daemon->members[i];
 		uint32_t connection = member->connection;

@@ -140,7 +140,8 @@
 	X(NUMBER, max_half_open, "64", 1, 4096, NULL, START,                                      \
 	  "Connections without their first message at a time: beyond it the oldest goes.")        \
 	X(NUMBER, max_observers, "64", 1, 4096, NULL, START,                                      \
-	  "Connections without a session (kvtctl, metrics) at a time.")                           \
+	  "Connections without a session (kvtctl, metrics) at a time. An eighth of the places is " \
+	  "kept for privileged ones, and one other uid gets a quarter.")                         \
 	X(TEXT, log_file, "", 0, 255, NULL, START,                                                \
 	  "Write every operation to this file, for kvtctl verify. Empty: no log.")                \
 	X(CHOICE, log_level, "info", 0, 0, "error|warning|notice|info|debug", RELOAD,             \

@@ -663,6 +663,7 @@ static int make_tables(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		daemon->free_connections[i] = daemon->n_connections - 1 - i;
 	}
 	daemon->n_free_connections = daemon->n_connections;
+	TAILQ_INIT(&daemon->readable);
 	return 0;
 }
 

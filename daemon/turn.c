@@ -615,6 +615,8 @@ void kvt_daemon_run(struct kvt_daemon *daemon)
 			work += poll_fences(daemon);
 		if (unlikely(kvt_loop_ready(&daemon->loop)))
 			work += handle_events(daemon);
+		if (unlikely(!TAILQ_EMPTY(&daemon->readable)))
+			work += kvt_control_work(daemon);
 		if (unlikely(has_background(daemon)))
 			work += background(daemon);
 		if (unlikely(daemon->draining && daemon->counters->live_leases == 0))

@@ -682,7 +682,8 @@ struct kvt_lease_record {
 	uint32_t n_pending;  /* its deferred operations (derived) */
 	uint32_t reserved0;
 	uint64_t ticket; /* order in which leases were made or, free ones, given back */
-	uint64_t reserved;
+	uint32_t older;  /* all leases, oldest to youngest (derived) */
+	uint32_t younger; /* derived */
 } KVT_ALIGNED(KVT_LINE);
 _Static_assert(sizeof(struct kvt_lease_record) == 128, "kvt_lease_record");
 
@@ -965,7 +966,8 @@ enum kvt_admin_what {
 	KVT_ADMIN_NAMESPACES = 3, /* struct kvt_admin_namespace, cursor = namespace number */
 	KVT_ADMIN_NODES = 4,      /* struct kvt_admin_node, cursor = node id */
 	KVT_ADMIN_PAGE = 5,       /* argument = page: struct kvt_admin_page */
-	KVT_ADMIN_AUDIT = 6,      /* text lines; result 0 even if problems: `total` counts them */
+	KVT_ADMIN_AUDIT = 6,      /* text lines; result 0 even if problems: `total` counts them.
+				     Answer: argument = ns for which no client was served */
 	KVT_ADMIN_EVICT = 7,      /* argument = pages; `total` = evicted */
 	KVT_ADMIN_REMOVE = 8,     /* digest: the namespace; payload keys (u32): prefix */
 	KVT_ADMIN_RESET = 9,

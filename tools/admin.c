@@ -185,12 +185,14 @@ int kvt_admin_audit(struct kvt_admin *admin)
 	}
 	if (!admin->json) {
 		printf("%s", text);
-		printf(request.total ? "%llu problems found\n" : "clean\n",
+		printf(request.total ? "%llu problems found" : "clean",
 		       (unsigned long long)request.total);
+		printf("; no client was served for %.1f ms\n", (double)request.argument / 1e6);
 	} else {
 		kvt_json_open(&json, NULL, '{');
 		kvt_json_bool(&json, "clean", request.total == 0);
 		kvt_json_u64(&json, "problems", request.total);
+		kvt_json_u64(&json, "stood_still_ns", request.argument);
 		kvt_json_open(&json, "found", '[');
 		for (char *one = strsep(&rest, "\n"); one && *one; one = strsep(&rest, "\n"))
 			kvt_json_string(&json, NULL, one);

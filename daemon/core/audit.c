@@ -355,6 +355,49 @@ static void check_path(struct kvt_audit *audit, uint32_t i)
 		report(audit, "lease %u: %u pages of its table are not cached", i, lease->done);
 }
 
+/** As kvt_path_detached(), for nodes that may name anything. */
+static bool is_cut(const struct kvt_core *core, uint32_t id)
+{
+	for (uint32_t n = 0; kvt_audit_node_live(core, id) && n < core->config.max_nodes; n++) {
+		if (core->nodes[id].flags & KVT_NODE_DETACHED)
+			return true;
+		id = core->nodes[id].parent;
+	}
+	return false;
+}
+
+/** What STATUS tells of leases: their list by age, and how many can never commit again. */
+static void check_lease_statistics(struct kvt_audit *audit)
+{
+	const struct kvt_core *core = audit->core;
+	uint64_t listed = 0, epoch = 0, cut = 0;
+	uint32_t before = KVT_NONE;
+
+	for (uint32_t i = core->oldest_lease; i != KVT_NONE; i = core->leases[i].younger) {
+		const struct kvt_lease_record *lease = &core->leases[i];
+
+		if (i > core->config.n_leases || !kvt_lease_alive(core, i) ||
+		    lease->older != before || ++listed > core->config.n_leases ||
+		    (before != KVT_NONE && core->leases[before].ticket >= lease->ticket)) {
+			report(audit, "the leases by age are broken at lease %u", i);
+			return;
+		}
+		before = i;
+		if (lease->epoch != core->arena->epoch)
+			continue;
+		epoch++;
+		cut += is_cut(core, lease->node);
+	}
+	if (before != core->youngest_lease || listed != core->count->live_leases)
+		report(audit, "%llu leases are listed by age, %llu live",
+		       (unsigned long long)listed, (unsigned long long)core->count->live_leases);
+	if (epoch != core->epoch_leases || cut != core->cut_leases)
+		report(audit, "%llu leases are of this epoch, %llu of them on detached paths; "
+		       "%llu and %llu counted", (unsigned long long)epoch, (unsigned long long)cut,
+		       (unsigned long long)core->epoch_leases,
+		       (unsigned long long)core->cut_leases);
+}
+
 static void check_leases(struct kvt_audit *audit)
 {
 	const struct kvt_core *core = audit->core;
@@ -380,6 +423,7 @@ static void check_leases(struct kvt_audit *audit)
 	if (live != core->count->live_leases)
 		report(audit, "%llu leases live, %llu counted", (unsigned long long)live,
 		       (unsigned long long)core->count->live_leases);
+	check_lease_statistics(audit);
 }
 
 static void check_free_list(struct kvt_audit *audit)
@@ -536,22 +580,10 @@ bool kvt_core_describe_page(const struct kvt_core *core, uint32_t page,
 void kvt_core_describe_leases(const struct kvt_core *core, uint64_t now_ns,
 			      struct kvt_admin_status *status)
 {
-	status->oldest_lease = 0;
-	status->oldest_lease_session = 0;
-	status->oldest_lease_age_ns = 0;
-	status->stale_locks = 0;
-	for (uint32_t i = 1; i <= core->config.n_leases; i++) {
-		const struct kvt_lease_record *lease = &core->leases[i];
-		uint64_t age = now_ns - lease->begun_ns;
+	const struct kvt_lease_record *oldest = &core->leases[core->oldest_lease];
 
-		if (!kvt_lease_alive(core, i))
-			continue;
-		if (lease->epoch != core->arena->epoch || kvt_path_detached(core, lease->node))
-			status->stale_locks++;
-		if (status->oldest_lease && age <= status->oldest_lease_age_ns)
-			continue;
-		status->oldest_lease = i;
-		status->oldest_lease_session = lease->session;
-		status->oldest_lease_age_ns = age;
-	}
+	status->oldest_lease = core->oldest_lease;
+	status->oldest_lease_session = core->oldest_lease ? oldest->session : 0;
+	status->oldest_lease_age_ns = core->oldest_lease ? now_ns - oldest->begun_ns : 0;
+	status->stale_locks = core->count->live_leases - core->epoch_leases + core->cut_leases;
 }

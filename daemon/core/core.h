@@ -241,8 +241,7 @@ bool kvt_core_describe_namespace(const struct kvt_core *core, uint32_t namespace
 				 struct kvt_admin_namespace *ret_namespace);
 bool kvt_core_describe_page(const struct kvt_core *core, uint32_t page,
 			    struct kvt_admin_page *ret_page);
-/** Oldest live BEGIN or MATCH lease and the number of leases that can never commit again. Scans
- * all leases. */
+/** Oldest live BEGIN or MATCH lease and the number of leases that can never commit again. O(1). */
 void kvt_core_describe_leases(const struct kvt_core *core, uint64_t now_ns,
 			      struct kvt_admin_status *status);
 

@@ -321,9 +321,12 @@ uint32_t kvt_reclaim(struct kvt_core *core, uint32_t *steps, uint32_t pages)
 void kvt_detach(struct kvt_core *core, uint32_t id)
 {
 	struct kvt_node *node = kvt_node_at(core, id);
-	uint32_t parent = node->parent;
+	uint32_t parent = node->parent, cut = node->lock_ref - core->cut_below[id];
 
 	KVT_ASSERT(!(node->flags & KVT_NODE_DETACHED));
+	core->cut_leases += node->epoch == core->arena->epoch ? cut : 0;
+	for (uint32_t up = cut ? parent : KVT_NONE; up != KVT_NONE; up = core->nodes[up].parent)
+		core->cut_below[up] += cut;
 	kvt_event_add(core, KVT_EV_DETACH, id, 0, 0);
 	core->wake_due = true;
 	if (node->flags & KVT_NODE_ROOT)

@@ -121,6 +121,10 @@ struct kvt_core {
 	uint32_t n_slots_due;
 	struct kvt_fifo free_nodes;
 	struct kvt_fifo free_leases;
+	uint32_t oldest_lease, youngest_lease;
+	uint64_t epoch_leases; /* of the running epoch */
+	uint64_t cut_leases;   /* of these: on detached paths */
+	uint32_t *cut_below;   /* [node]: leases across it, with a detached node further down */
 	struct kvt_fifo free_pending;
 	uint32_t free_page;       /* list through owners[].next */
 	uint32_t oldest, youngest; /* recency */
@@ -389,6 +393,8 @@ struct kvt_op_context {
 	uint32_t deferred, before;
 };
 int kvt_lease_quota(struct kvt_core *core, struct kvt_op_context *op);
+/** Behind all younger ones, and counted. */
+void kvt_lease_list(struct kvt_core *core, uint32_t lease);
 uint32_t kvt_lease_make(struct kvt_core *core, uint32_t session, uint32_t kind, uint32_t node,
 			uint32_t path_pages);
 void kvt_lease_free(struct kvt_core *core, uint32_t lease);

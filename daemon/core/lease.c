@@ -21,6 +21,37 @@ int kvt_lease_quota(struct kvt_core *core, struct kvt_op_context *op)
 	return 0;
 }
 
+/* What STATUS tells of leases is kept as they come and go: their list by age, how many are of the
+ * running epoch, and how many of those lost their path. */
+void kvt_lease_list(struct kvt_core *core, uint32_t id)
+{
+	struct kvt_lease_record *lease = &core->leases[id];
+
+	lease->older = core->youngest_lease;
+	lease->younger = KVT_NONE;
+	if (core->youngest_lease != KVT_NONE)
+		core->leases[core->youngest_lease].younger = id;
+	else
+		core->oldest_lease = id;
+	core->youngest_lease = id;
+	core->epoch_leases += lease->epoch == core->arena->epoch;
+	core->count->live_leases++;
+}
+
+static void unlist(struct kvt_core *core, const struct kvt_lease_record *lease)
+{
+	if (lease->older != KVT_NONE)
+		core->leases[lease->older].younger = lease->younger;
+	else
+		core->oldest_lease = lease->younger;
+	if (lease->younger != KVT_NONE)
+		core->leases[lease->younger].older = lease->older;
+	else
+		core->youngest_lease = lease->older;
+	core->epoch_leases -= lease->epoch == core->arena->epoch;
+	core->count->live_leases--;
+}
+
 uint32_t kvt_lease_make(struct kvt_core *core, uint32_t session, uint32_t kind, uint32_t node,
 			uint32_t path_pages)
 {
@@ -48,7 +79,7 @@ uint32_t kvt_lease_make(struct kvt_core *core, uint32_t session, uint32_t kind, 
 		core->leases[owner->first_lease].prev_lease = id;
 	owner->first_lease = id;
 	owner->n_leases++;
-	core->count->live_leases++;
+	kvt_lease_list(core, id);
 	return id;
 }
 
@@ -65,7 +96,7 @@ void kvt_lease_free(struct kvt_core *core, uint32_t id)
 	if (lease->next_lease != KVT_NONE)
 		core->leases[lease->next_lease].prev_lease = lease->prev_lease;
 	owner->n_leases--;
-	core->count->live_leases--;
+	unlist(core, lease);
 	core->wake_due = true;
 	*lease = (struct kvt_lease_record){ .generation = lease->generation + 1,
 					    .ticket = ++core->ledger->tickets };

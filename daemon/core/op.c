@@ -607,6 +607,7 @@ void kvt_reset_all(struct kvt_core *core)
 			kvt_detach(core, core->namespaces[i].root);
 	/* Last: a client that sees it must not see it go back, should we die in between. */
 	kvt_store_release(&core->arena->epoch, core->arena->epoch + 1);
+	core->epoch_leases = core->cut_leases = 0;
 }
 
 static int op_page(struct kvt_core *core, struct kvt_op_context *op)

@@ -158,6 +158,7 @@ static uint64_t carve_scratch(struct kvt_core *core, const struct kvt_core_confi
 	core->views = carve(&scratch, c->max_sessions + 1ull, sizeof(struct kvt_core_view));
 	core->groups = carve(&scratch, c->max_sessions + 1ull, sizeof(*core->groups));
 	core->lock_count = carve(&scratch, c->max_nodes, sizeof(uint32_t));
+	core->cut_below = carve(&scratch, c->max_nodes, sizeof(uint32_t));
 	core->space_tally = carve(&scratch, c->max_namespaces, sizeof(*core->space_tally));
 	core->lease_stamp = carve(&scratch, c->n_leases + 1ull, sizeof(uint32_t));
 	core->progress = carve(&scratch, c->n_leases + 1ull, sizeof(*core->progress));

@@ -149,6 +149,8 @@ static int check_parent(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t
 				 node->parent);
 	if (node->sealed > 0 && up->sealed < up->n_slots)
 		return kvt_doubt(doubt, "node %u is sealed below announced pages", id);
+	if (node->epoch != up->epoch)
+		return kvt_doubt(doubt, "node %u is of another epoch than its parent", id);
 	if (node->touched > up->touched)
 		return kvt_doubt(doubt, "node %u was touched after its parent", id);
 	return 0;
@@ -447,6 +449,8 @@ static int check_lease(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t 
 				 lease->node);
 	if (lease->epoch > core->arena->epoch)
 		return kvt_doubt(doubt, "lease %u is of the future", id);
+	if (lease->node != KVT_NONE && lease->epoch != core->nodes[lease->node].epoch)
+		return kvt_doubt(doubt, "lease %u is of another epoch than its path", id);
 	if (lease->kind == KVT_LEASE_MATCH)
 		return lease->first_page || lease->first_kept || lease->done ?
 			       kvt_doubt(doubt, "lease %u is a lock and has pages", id) :
@@ -463,13 +467,18 @@ static int check_lease(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t 
 static int claim_lease(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id)
 {
 	struct kvt_lease_record *lease = &core->leases[id];
+	bool cut = false;
 	uint32_t last;
 
 	TRY(claim_leased(core, doubt, id, lease->first_page, &lease->n_private,
 			 &lease->last_page));
 	TRY(claim_leased(core, doubt, id, lease->first_kept, &lease->n_kept, &last));
-	for (uint32_t at = lease->node; at != KVT_NONE; at = core->nodes[at].parent)
+	for (uint32_t at = lease->node; at != KVT_NONE; at = core->nodes[at].parent) {
 		core->nodes[at].lock_ref++;
+		core->cut_below[at] += cut;
+		cut = cut || core->nodes[at].flags & KVT_NODE_DETACHED;
+	}
+	core->cut_leases += cut && lease->epoch == core->arena->epoch;
 	return 0;
 }
 
@@ -493,7 +502,7 @@ static void link_lease(struct kvt_core *core, uint32_t id)
 		core->leases[session->first_lease].prev_lease = id;
 	session->first_lease = id;
 	session->n_leases++;
-	core->count->live_leases++;
+	kvt_lease_list(core, id);
 }
 
 static int rebuild_leases(struct kvt_core *core, struct kvt_doubt *doubt)

@@ -102,6 +102,7 @@ uint32_t kvt_node_make(struct kvt_core *core, uint32_t namespace_id, uint32_t pa
 	KVT_SET(node->expiry_ns, KVT_NEVER);
 	node->epoch = core->arena->epoch;
 	node->announcer = KVT_NONE;
+	core->cut_below[id] = 0;
 	node->older = node->younger = KVT_NONE;
 	node->heap_at = node->expiry_at = 0;
 	core->count->live_nodes++;
@@ -249,6 +250,7 @@ uint32_t kvt_node_split(struct kvt_core *core, uint32_t id, uint32_t pages)
 	upper->created = lower->created;
 	upper->epoch = lower->epoch;
 	upper->announcer = lower->announcer;
+	core->cut_below[up] = core->cut_below[id];
 	kvt_node_set_expiry(core, up, lower->expiry_ns);
 
 	/* The upper one takes the place under the parent, then the lower one becomes its child. */
@@ -448,12 +450,18 @@ static void unlock_one(struct kvt_core *core, uint32_t id)
 void kvt_path_unlock(struct kvt_core *core, uint32_t id)
 {
 	uint32_t deepest = id;
-	bool detached = false;
+	bool detached = false, cut = false;
 
 	core->ledger->clock++;
 	while (id != KVT_NONE) {
 		uint32_t parent = core->nodes[id].parent;
 
+		if (cut) {
+			core->cut_below[id]--;
+		} else if (core->nodes[id].flags & KVT_NODE_DETACHED) {
+			cut = true;
+			core->cut_leases -= core->nodes[id].epoch == core->arena->epoch;
+		}
 		unlock_one(core, id);
 		/* Below the top of a detached subtree something became free to reclaim. */
 		if (core->nodes[id].flags & KVT_NODE_DETACHED) {

@@ -9,7 +9,9 @@
 
 #include <errno.h>
 #include <grp.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 
 #include "tests/daemon/spawn.h"
 
@@ -291,6 +293,134 @@ static void what_is_alive_cannot_be_fenced(void **state)
 	kvt_test_equal(ask(observer, KVT_ADMIN_FENCE, UINT64_MAX, NULL, 0), -ENOENT);
 }
 
+/* ---- what administration may cost */
+
+static int start_for_everybody(void **state)
+{
+	(void)state;
+	return start("socket_mode = 0666\nmax_nodes = 100000\nmax_observers = 16\n");
+}
+
+static void an_answer_looks_at_few_records(void **state)
+{
+	static uint8_t records[KVT_MESSAGE_MAX];
+	struct kvt_message_admin request = { .what = KVT_ADMIN_NODES };
+
+	(void)state;
+	kvt_test_equal(kvt_admin(observer, &request, NULL, 0, records, sizeof(records)), 0);
+	kvt_test_check(request.cursor > 0 && request.cursor <= 2048);
+}
+
+static void an_audit_says_how_long_all_stood_still(void **state)
+{
+	struct kvt_message_admin request = { .what = KVT_ADMIN_AUDIT };
+
+	(void)state;
+	kvt_test_equal(kvt_admin(observer, &request, NULL, 0, NULL, 0), 0);
+	kvt_test_check(request.argument > 1000);
+}
+
+/* An observer's socket, without the library's waiting. */
+static int raw_observer(int *ret_result)
+{
+	struct kvt_message_hello hello = {
+		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_HELLO,
+			  .version = KVT_ABI_MAJOR, .bytes = sizeof(hello) },
+		.abi_major = KVT_ABI_MAJOR,
+		.layout = kvt_abi_layout(),
+		.flags = KVT_HELLO_OBSERVE,
+		.pid = getpid(),
+	};
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	static uint8_t answer[KVT_MESSAGE_MAX];
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	memcpy(address.sun_path, daemon_.socket, strlen(daemon_.socket));
+	kvt_test_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+	kvt_test_equal(send(fd, &hello, sizeof(hello), MSG_NOSIGNAL), sizeof(hello));
+	kvt_test_check(recv(fd, answer, sizeof(answer), 0) > 0);
+	*ret_result = ((struct kvt_message *)(void *)answer)->result;
+	return fd;
+}
+
+static void each_message_has_a_turn_of_its_own(void **state)
+{
+	enum { ASKING = 6 };
+	struct kvt_message_admin request = {
+		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_ADMIN,
+			  .version = KVT_ABI_MAJOR, .bytes = sizeof(request) },
+		.what = KVT_ADMIN_STATUS,
+	};
+	static uint8_t answer[KVT_MESSAGE_MAX];
+	const struct kvt_admin_status *status =
+		(void *)(answer + sizeof(struct kvt_message_admin));
+	uint64_t turns[ASKING];
+	int fds[ASKING], result;
+
+	(void)state;
+	for (int i = 0; i < ASKING; i++) {
+		fds[i] = raw_observer(&result);
+		kvt_test_equal(result, 0);
+	}
+	kvt_test_freeze(daemon_.pid);
+	for (int i = 0; i < ASKING; i++)
+		kvt_test_equal(send(fds[i], &request, sizeof(request), 0), sizeof(request));
+	kvt_test_equal(kill(daemon_.pid, SIGCONT), 0);
+	for (int i = 0; i < ASKING; i++) {
+		kvt_test_check(recv(fds[i], answer, sizeof(answer), 0) > 0);
+		turns[i] = status->turns;
+		for (int before = 0; before < i; before++)
+			kvt_test_check(turns[before] != turns[i]);
+		close(fds[i]);
+	}
+}
+
+/* Of 16 places one user gets 4, all users 14. */
+static void observe_as(int pipe, void *context)
+{
+	uint32_t n = 0;
+	int result;
+
+	if (setgroups(0, NULL) != 0 || setresgid(65534, 65534, 65534) != 0 ||
+	    setresuid(*(uid_t *)context, *(uid_t *)context, *(uid_t *)context) != 0) {
+		kvt_test_send(pipe, 77);
+		return;
+	}
+	do {
+		raw_observer(&result);
+		n += result == 0;
+	} while (result == 0 && n < 16);
+	kvt_test_check(result == -EDQUOT || result == -EUSERS);
+	kvt_test_send(pipe, n);
+	kvt_test_receive(pipe, &(uint64_t){ 0 });
+}
+
+static void observers_leave_places_for_others_and_for_operators(void **state)
+{
+	static const uint64_t expected[] = { 4, 4, 4, 1 }; /* `observer` has the fourteenth */
+	struct kvt_test_child children[4];
+	uint64_t n = 0;
+	int result;
+
+	(void)state;
+	kvt_test_check(chmod(daemon_.dir, 0755) == 0);
+	for (unsigned int i = 0; i < 4; i++) {
+		uid_t uid = 65530 + i;
+
+		kvt_test_child_start(&children[i], observe_as, &uid);
+		kvt_test_check(kvt_test_receive(children[i].pipe, &n));
+		if (n == 77)
+			skip();
+		kvt_test_equal(n, expected[i]);
+	}
+	close(raw_observer(&result));
+	kvt_test_equal(result, 0);
+	for (int i = 0; i < 4; i++) {
+		kvt_test_send(children[i].pipe, 1);
+		kvt_test_child_finish(&children[i]);
+	}
+}
+
 /* ---- privilege */
 
 static void as_nobody(int pipe, void *context)
@@ -341,6 +471,7 @@ static void a_hidden_arena_is_not_handed_out(void **state)
 }
 
 #define PLAIN(test) cmocka_unit_test_setup_teardown(test, start_plain, stop)
+#define EVERYBODY(test) cmocka_unit_test_setup_teardown(test, start_for_everybody, stop)
 #define CLOCK(test) cmocka_unit_test_setup_teardown(test, start_with_test_clock, stop)
 #define HIDDEN(test) cmocka_unit_test_setup_teardown(test, start_hidden_for_everybody, stop)
 
@@ -357,6 +488,10 @@ int main(void)
 		PLAIN(real_time_cannot_be_moved),
 		PLAIN(ended_is_answered_when_the_session_has_ended),
 		PLAIN(what_is_alive_cannot_be_fenced),
+		EVERYBODY(an_answer_looks_at_few_records),
+		PLAIN(an_audit_says_how_long_all_stood_still),
+		PLAIN(each_message_has_a_turn_of_its_own),
+		EVERYBODY(observers_leave_places_for_others_and_for_operators),
 		HIDDEN(a_stranger_may_look_but_not_touch),
 		HIDDEN(a_hidden_arena_is_not_handed_out),
 	};

@@ -161,6 +161,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
 		if (send(fds[1], packet, size, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
 			break;
 		kvt_control_event(&victim, connection, POLLIN);
+		while (!TAILQ_EMPTY(&victim.readable)) {
+			victim.message_after = 0;
+			kvt_control_work(&victim);
+		}
 		if (connection->generation == generation && connection->session)
 			session = connection->session;
 		kvt_admin_wake(&victim);

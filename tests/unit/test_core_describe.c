@@ -102,6 +102,43 @@ static void the_oldest_lease_and_the_stale_ones_are_named(void **state)
 	world_free(w);
 }
 
+static uint64_t stale_locks(struct world *w)
+{
+	struct kvt_admin_status status;
+
+	kvt_core_describe_leases(w->core, w->now_ns, &status);
+	return status.stale_locks;
+}
+
+/* A path may be detached in two places: its leases count once, and leave once. */
+static void a_lease_that_lost_its_path_twice_counts_once(void **state)
+{
+	struct world *w = world_small(2, 60);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct seq *deep, *upper, *fresh;
+
+	(void)state;
+	insert(a, ns, range(1, 12));
+	deep = begin(a, ns, range(1, 12), 0, 0);
+	upper = begin(a, ns, range(1, 4), 0, 0);
+	assert_int_equal(stale_locks(w), 0);
+	remove_prefix(a, ns, range(1, 8));
+	assert_int_equal(stale_locks(w), 1);
+	remove_prefix(a, ns, NO_KEYS);
+	assert_int_equal(stale_locks(w), 2);
+	end(deep);
+	assert_int_equal(stale_locks(w), 1);
+	reset(a);
+	fresh = begin(a, ns, range(1, 4), 0, 0);
+	assert_int_equal(stale_locks(w), 1);
+	end(upper);
+	assert_int_equal(stale_locks(w), 0);
+	end(fresh);
+	assert_int_equal(stale_locks(w), 0);
+	world_free(w);
+}
+
 static void stats_are_the_counters(void **state)
 {
 	struct world *w = world_small(2, 60);
@@ -163,6 +200,7 @@ int main(void)
 		CASE(a_node_can_be_described),
 		CASE(a_namespace_can_be_described),
 		CASE(the_oldest_lease_and_the_stale_ones_are_named),
+		CASE(a_lease_that_lost_its_path_twice_counts_once),
 		CASE(stats_are_the_counters),
 		CASE(counters_follow_every_operation),
 	};
