@@ -38,6 +38,7 @@ struct bench_options {
 	int daemon_cpu;
 	const char *daemon; /* program, NULL: beside this one */
 	const char *data;   /* directory with the traces */
+	const char *attack; /* only this one; NULL: all */
 };
 
 /* ---- measure.c: time, samples, results ---- */
@@ -196,6 +197,7 @@ void bench_asleep(const struct bench_options *options);
 void bench_unix(const struct bench_options *options);
 void bench_evict(const struct bench_options *options);
 void bench_arena(void);
+void bench_attacks(const struct bench_options *options);
 void bench_rebuild(const struct bench_options *options);
 int bench_scenarios(void); /* flat against radix; 0 if all figures are as published */
 

@@ -22,7 +22,10 @@ enum part {
 	PART_SCENARIOS = 1u << 11,
 	PART_REBUILD = 1u << 12,
 	PART_ASLEEP = 1u << 13,
+	PART_ATTACKS = 1u << 14,
 };
+/* Asked for by name. */
+#define PARTS_APART (PART_SCENARIOS | PART_ATTACKS)
 #define PARTS_ON_TREES                                                                            \
 	(PART_NOP | PART_MATCH | PART_PROBE | PART_CYCLE | PART_THROUGHPUT | PART_HAMMER |        \
 	 PART_RECLAIM | PART_NODES)
@@ -46,6 +49,7 @@ static const struct {
 	{ "rebuild", PART_REBUILD, "a successor goes on from what a dead daemon left" },
 	{ "nodes", PART_NODES, "nodes per matched path after a replay" },
 	{ "flat-radix", PART_SCENARIOS, "the flat-versus-radix table (not part of the default)" },
+	{ "attacks", PART_ATTACKS, "an innocent client beside attackers (not in the default)" },
 };
 #define N_PARTS (sizeof(parts) / sizeof(parts[0]))
 
@@ -60,8 +64,9 @@ static void usage(FILE *to)
 		    "  --client-cpu N     core of the clients (default: the first allowed)\n"
 		    "  --daemon-cpu N     core of the daemon (default: the last allowed)\n"
 		    "  --daemon PROGRAM   kvtrunkd to run (default: beside this program)\n"
-		    "  --data DIRECTORY   traces (default: $KVT_DATA, then ../shared/data)\n\n"
-		    "Parts (default: all but flat-radix):\n");
+		    "  --data DIRECTORY   traces (default: $KVT_DATA, then ../shared/data)\n"
+		    "  --attack NAME      of the attacks only this one\n\n"
+		    "Parts (default: all but flat-radix and attacks):\n");
 	for (unsigned int i = 0; i < N_PARTS; i++)
 		fprintf(to, "  %-12s %s\n", parts[i].name, parts[i].help);
 }
@@ -102,6 +107,7 @@ static unsigned int parse(int argc, char **argv, struct bench_options *options)
 		{ "daemon-cpu", required_argument, NULL, 'D' },
 		{ "daemon", required_argument, NULL, 'd' },
 		{ "data", required_argument, NULL, 'a' },
+		{ "attack", required_argument, NULL, 'A' },
 		{ "help", no_argument, NULL, 'h' },
 		{ NULL, 0, NULL, 0 },
 	};
@@ -132,6 +138,9 @@ static unsigned int parse(int argc, char **argv, struct bench_options *options)
 		case 'a':
 			options->data = optarg;
 			break;
+		case 'A':
+			options->attack = optarg;
+			break;
 		case 'h':
 			usage(stdout);
 			exit(0);
@@ -146,7 +155,7 @@ static unsigned int parse(int argc, char **argv, struct bench_options *options)
 	}
 	while (optind < argc)
 		wanted |= parse_part(argv[optind++]);
-	return wanted ? wanted : ~(unsigned int)PART_SCENARIOS;
+	return wanted ? wanted : ~(unsigned int)PARTS_APART;
 }
 
 static void run_on_tree(const struct bench_options *options, unsigned int wanted, bool replayed)
@@ -193,6 +202,12 @@ int main(int argc, char **argv)
 		rc = bench_scenarios();
 	if (wanted == PART_SCENARIOS)
 		return rc;
+	if (wanted & PART_ATTACKS) /* before this process is bound to one core */
+		bench_attacks(&options);
+	if (!(wanted & ~(unsigned int)PARTS_APART)) {
+		bench_aims_print();
+		return rc;
+	}
 	bench_clock_init();
 	bench_pin(options.client_cpu);
 	bench_line("machine", "\"client_cpu\":%d,\"daemon_cpu\":%d,\"page_size\":%u,"

@@ -10,7 +10,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#define MAX_AIMS 64
+#define MAX_AIMS 128
 #define CALIBRATE_NS 50000000u
 #define WATCHED 2u
 /* Far above what any undisturbed sample takes, far below the shortest slice of a scheduler. */

@@ -1,0 +1,415 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file scene.c
+ * One attack on a daemon of its own, from its start until everything is back: see attack.h.
+ */
+#include "bench/attacks/attack.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <grp.h>
+#include <linux/userfaultfd.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "shm/atomic.h"
+
+#define LAND_NS 20000000000ull   /* an attack that has not landed by then does not */
+#define SETTLE_NS 30000000000ull /* what is not back by then is left behind */
+#define STILL_NS 15000000000ull  /* more than the innocent client's patience */
+
+struct scene {
+	const struct attack *attack;
+	const struct attack_options *options;
+	struct attack_result *result;
+	struct kvt_own_daemon daemon;
+	struct attack_client *client;
+	struct attack_progress *progress;
+	pid_t attacker, metrics;
+	uint16_t metrics_port;
+};
+
+static __attribute__((format(printf, 2, 3))) void fail(struct scene *scene, const char *format, ...)
+{
+	va_list arguments;
+
+	if (!scene->result->why[0]) {
+		va_start(arguments, format);
+		vsnprintf(scene->result->why, sizeof(scene->result->why), format, arguments);
+		va_end(arguments);
+	}
+	scene->result->failed = true;
+}
+
+void *attack_shared(size_t bytes)
+{
+	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	if (memory == MAP_FAILED) {
+		perror("attacks: mmap");
+		exit(1);
+	}
+	return memory;
+}
+
+void attack_become(uid_t uid, pid_t parent)
+{
+	if (getuid() == 0 && (setgroups(0, NULL) || setgid(uid) || setuid(uid)))
+		_exit(126);
+	/* A change of uid clears both. */
+	prctl(PR_SET_DUMPABLE, 1);
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (getppid() != parent)
+		_exit(1);
+}
+
+/* ---- the daemon */
+
+static bool start_daemon(struct scene *scene)
+{
+	static unsigned int count;
+	char instance[64];
+	const char *flags[16] = { instance, "--socket_mode=0666", "--page_size=16",
+				  "--page_bytes=1024", "--n_pages=16384", "--hugepages=no",
+				  "--spin_budget_us=20", "--log_level=error" };
+	unsigned int n = 8;
+
+	snprintf(instance, sizeof(instance), "--instance=attacks-%d-%u", (int)getpid(), count++);
+	if (scene->attack->flag)
+		flags[n++] = scene->attack->flag;
+	if (scene->attack->needs & ATTACK_SUPERVISE) {
+		flags[n++] = "--supervise";
+		flags[n++] = "--watchdog_ms=2000";
+	}
+	unsetenv("XDG_RUNTIME_DIR"); /* no other uid gets in there */
+	if (kvt_own_daemon_start(&scene->daemon, scene->options->daemon, flags,
+				 scene->options->daemon_cpu, scene->result->why,
+				 sizeof(scene->result->why))) {
+		scene->result->failed = true;
+		return false;
+	}
+	if (chmod(scene->daemon.directory, 0755))
+		fail(scene, "%s: %s", scene->daemon.directory, strerror(errno));
+	return true;
+}
+
+static int remove_one(const char *path, const struct stat *status, int type, struct FTW *at)
+{
+	(void)status;
+	(void)type;
+	(void)at;
+	remove(path);
+	return 0;
+}
+
+static void stop_daemon(struct scene *scene)
+{
+	char directory[sizeof(scene->daemon.directory)];
+	int status;
+
+	memcpy(directory, scene->daemon.directory, sizeof(directory));
+	status = kvt_own_daemon_stop(&scene->daemon);
+	if (status)
+		fail(scene, "the daemon ended with status 0x%x", (unsigned int)status);
+	nftw(directory, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+static void run_metrics(const struct scene *scene, int out)
+{
+	char program[4096] = "", socket_path[128];
+	const char *beside = scene->options->daemon;
+	ssize_t n = -1;
+	char *slash;
+
+	if (beside)
+		n = snprintf(program, sizeof(program), "%s", beside);
+	else
+		n = readlink("/proc/self/exe", program, sizeof(program) - 1);
+	slash = n > 0 ? strrchr(program, '/') : NULL;
+	snprintf(slash ? slash + 1 : program, 16, "kvtmetricsd");
+	snprintf(socket_path, sizeof(socket_path), "--socket=%s", scene->daemon.socket_path);
+	dup2(out, 2);
+	prctl(PR_SET_PDEATHSIG, SIGTERM);
+	execl(program, program, socket_path, "--listen=127.0.0.1:0", (char *)NULL);
+	_exit(127);
+}
+
+/* It says its port on stderr. False: there is no kvtmetricsd, skip. */
+static bool start_metrics(struct scene *scene)
+{
+	unsigned int port = 0;
+	char line[256] = "";
+	int ends[2];
+	FILE *said;
+
+	if (pipe2(ends, O_CLOEXEC))
+		return false;
+	scene->metrics = fork();
+	if (scene->metrics == 0)
+		run_metrics(scene, ends[1]);
+	close(ends[1]);
+	said = fdopen(ends[0], "r");
+	while (!port && said && fgets(line, sizeof(line), said))
+		sscanf(line, "kvtmetricsd: serving http://127.0.0.1:%u/", &port);
+	if (said)
+		fclose(said);
+	scene->metrics_port = (uint16_t)port;
+	return port != 0;
+}
+
+static void stop_metrics(struct scene *scene)
+{
+	if (scene->metrics <= 0)
+		return;
+	kill(scene->metrics, SIGTERM);
+	waitpid(scene->metrics, NULL, 0);
+	scene->metrics = 0;
+}
+
+/* ---- the attacker */
+
+static int open_faults(void)
+{
+	struct uffdio_api api = { .api = UFFD_API };
+	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+
+	if (fd >= 0 && ioctl(fd, UFFDIO_API, &api)) {
+		close(fd);
+		fd = -1;
+	}
+	return fd;
+}
+
+static void keep_off(int daemon_cpu)
+{
+	cpu_set_t set;
+
+	if (daemon_cpu < 0 || sched_getaffinity(0, sizeof(set), &set))
+		return;
+	CPU_CLR((unsigned int)daemon_cpu, &set);
+	if (CPU_COUNT(&set))
+		sched_setaffinity(0, sizeof(set), &set);
+}
+
+/* What wears out here is the daemon, not the processor: how processes share that is the kernel's
+ * business. With `yield` attackers run when nothing else does. */
+static void be_attacker(struct scene *scene, pid_t parent)
+{
+	struct attack_run run = { .socket_path = scene->daemon.socket_path,
+				  .directory = scene->daemon.directory,
+				  .metrics_port = scene->metrics_port,
+				  .faults = -1,
+				  .progress = scene->progress };
+	const struct sched_param none = { 0 };
+	struct rlimit files;
+
+	setpgid(0, 0);
+	if (scene->attack->needs & ATTACK_FAULTS)
+		run.faults = open_faults(); /* of this process's memory */
+	keep_off(scene->options->daemon_cpu);
+	if (scene->options->yield)
+		sched_setscheduler(0, SCHED_IDLE, &none);
+	else
+		setpriority(PRIO_PROCESS, 0, 10);
+	if (!getrlimit(RLIMIT_NOFILE, &files)) {
+		files.rlim_cur = files.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &files);
+	}
+	attack_become(ATTACKER_UID, parent);
+	signal(SIGPIPE, SIG_IGN);
+	scene->attack->run(&run);
+	attack_hold();
+}
+
+static void start_attacker(struct scene *scene)
+{
+	pid_t parent = getpid();
+
+	fflush(NULL);
+	scene->progress = attack_shared(sizeof(*scene->progress));
+	prctl(PR_SET_CHILD_SUBREAPER, 1); /* children of the attacker become ours */
+	scene->attacker = fork();
+	if (scene->attacker == 0)
+		be_attacker(scene, parent);
+	setpgid(scene->attacker, scene->attacker); /* whichever comes first */
+}
+
+static void stop_attacker(struct scene *scene)
+{
+	if (scene->attacker <= 0)
+		return;
+	kill(-scene->attacker, SIGKILL);
+	while (waitpid(-scene->attacker, NULL, 0) > 0 || errno == EINTR)
+		continue;
+	scene->result->rounds = scene->progress->rounds;
+	munmap(scene->progress, sizeof(*scene->progress));
+	scene->attacker = 0;
+}
+
+/* ---- phases */
+
+/* Until the innocent client has done its work in this phase and the time has passed. */
+static bool phase(struct scene *scene, enum attack_phase which)
+{
+	uint64_t begin = attack_now_ns(), seen_ns = begin, seen = 0, cycles;
+
+	attack_client_phase(scene->client, which);
+	do {
+		if (!attack_client_wait(scene->client))
+			return false;
+		cycles = attack_client_cycles(scene->client);
+		seen_ns = cycles != seen ? attack_now_ns() : seen_ns;
+		seen = cycles;
+		if (attack_now_ns() - seen_ns > STILL_NS) {
+			fail(scene, "the innocent client stands still");
+			return false;
+		}
+	} while (cycles < scene->options->cycles ||
+		 attack_now_ns() - begin < scene->options->ns);
+	return true;
+}
+
+/* Until `*word` is at least `least`; false when that takes too long. */
+static bool await(struct scene *scene, const uint32_t *word, uint32_t least)
+{
+	uint64_t begin = attack_now_ns();
+
+	while (kvt_load_acquire(word) < least)
+		if (!attack_client_wait(scene->client) || attack_now_ns() - begin > LAND_NS)
+			return false;
+	return true;
+}
+
+static bool attack(struct scene *scene)
+{
+	pid_t child;
+
+	attack_client_phase(scene->client, ATTACK_SETUP);
+	start_attacker(scene);
+	if (!await(scene, &scene->progress->ready, 1))
+		return false;
+	child = kvt_supervised_daemon(scene->daemon.pid);
+	if (scene->attack->needs & ATTACK_KILL)
+		kill(child, SIGKILL);
+	if (!phase(scene, ATTACK_BESIDE) ||
+	    !await(scene, &scene->progress->rounds, scene->attack->rounds))
+		return false;
+	if (scene->attack->needs & ATTACK_SUPERVISE && !(scene->attack->needs & ATTACK_KILL) &&
+	    kvt_supervised_daemon(scene->daemon.pid) != child)
+		fail(scene, "a healthy daemon was replaced");
+	return true;
+}
+
+/* ---- afterwards */
+
+static struct kvt_client *look(struct scene *scene)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_client *client;
+	struct kvt_error error;
+
+	options.socket_path = scene->daemon.socket_path;
+	options.flags = KVT_HELLO_OBSERVE;
+	options.timeout_ns = STILL_NS;
+	if (!kvt_client_connect(&client, &options, &error))
+		return client;
+	fail(scene, "the operator cannot connect: %s", error.text);
+	return NULL;
+}
+
+/* Wait until `sessions` sessions are left and nothing is in quarantine, then audit. */
+static void settle(struct scene *scene, uint64_t sessions)
+{
+	struct kvt_message_admin request = { .what = KVT_ADMIN_SETTLED }, audit = { 0 };
+	struct kvt_client *client = look(scene);
+	uint64_t begin = attack_now_ns();
+	struct kvt_admin_status status = { 0 };
+	char text[4096] = "";
+	bool settled = false;
+
+	while (client && !settled && attack_now_ns() - begin < SETTLE_NS) {
+		request.what = KVT_ADMIN_SETTLED;
+		if (kvt_admin(client, &request, NULL, 0, &status, sizeof(status)) != 1)
+			break;
+		settled = status.counters.live_sessions <= sessions &&
+			  status.counters.quarantined_pages == 0 &&
+			  (sessions || status.counters.private_pages == 0);
+	}
+	if (client && !settled)
+		fail(scene, "left behind: %llu sessions, %llu private and %llu quarantined pages",
+		     (unsigned long long)status.counters.live_sessions,
+		     (unsigned long long)status.counters.private_pages,
+		     (unsigned long long)status.counters.quarantined_pages);
+	audit.what = KVT_ADMIN_AUDIT;
+	if (settled && (kvt_admin(client, &audit, NULL, 0, text, sizeof(text) - 1) < 0 ||
+			audit.total))
+		fail(scene, "audit: %llu problems: %s", (unsigned long long)audit.total, text);
+	if (client)
+		kvt_client_close(client, KVT_IDLE);
+}
+
+static void play(struct scene *scene)
+{
+	bool works;
+
+	scene->client = attack_client_start(scene->options, scene->daemon.socket_path,
+					    scene->metrics_port);
+	works = phase(scene, ATTACK_ALONE) && attack(scene);
+	if (works)
+		attack_client_phase(scene->client, ATTACK_AFTER);
+	stop_attacker(scene);
+	if (works) {
+		settle(scene, 1); /* newcomers may be there, too, but not always */
+		phase(scene, ATTACK_AFTER);
+	} else {
+		scene->result->failed = true;
+	}
+	attack_client_stop(scene->client, scene->result);
+	if (!works && scene->result->rounds < scene->attack->rounds && !scene->result->why[0])
+		fail(scene, "the attack did not land: %u of %u rounds", scene->result->rounds,
+		     scene->attack->rounds);
+	if (works)
+		settle(scene, 0);
+}
+
+void attack_play(const struct attack *attack, const struct attack_options *options,
+		 struct attack_result *ret_result)
+{
+	struct scene scene = { .attack = attack, .options = options, .result = ret_result };
+
+	*ret_result = (struct attack_result){ .same_uid = getuid() != 0 };
+	if (attack->needs & ATTACK_FAULTS) {
+		int fd = open_faults();
+
+		ret_result->skipped = fd < 0;
+		snprintf(ret_result->why, sizeof(ret_result->why), "no userfaultfd for faults "
+			 "in the kernel here: needs root and CONFIG_USERFAULTFD");
+		if (fd < 0)
+			return;
+		ret_result->why[0] = 0;
+		close(fd);
+	}
+	if (!start_daemon(&scene))
+		return;
+	if (attack->needs & ATTACK_METRICS && !start_metrics(&scene)) {
+		ret_result->skipped = true;
+		snprintf(ret_result->why, sizeof(ret_result->why), "kvtmetricsd is not built");
+	} else {
+		play(&scene);
+	}
+	stop_metrics(&scene);
+	stop_daemon(&scene);
+}

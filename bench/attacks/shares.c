@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/** @file shares.c: all of what there is a limited number of, taken by one uid. */
+#include "bench/attacks/attack.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MOST_SESSIONS 300
+#define QUEUES 100
+#define LONG_KEYS 131072u
+
+struct holder {
+	struct attack_run *run;
+	struct kvt_client *clients[MOST_SESSIONS];
+	uint32_t namespaces[MOST_SESSIONS];
+	uint32_t n;
+};
+
+/* One more session. False: refused, which costs a moment. */
+static bool hold_session(struct holder *holder, uint32_t sq_entries, uint32_t keys)
+{
+	struct kvt_client *client = holder->n < MOST_SESSIONS ?
+				    attack_session(holder->run, sq_entries, keys) : NULL;
+
+	attack_round(holder->run);
+	if (!client) {
+		attack_pause();
+		return false;
+	}
+	holder->namespaces[holder->n] = attack_namespace(client, 1);
+	holder->clients[holder->n++] = client;
+	return true;
+}
+
+void attack_sessions(struct attack_run *run)
+{
+	static struct holder holder;
+
+	holder.run = run;
+	while (hold_session(&holder, 8, 1024))
+		continue;
+	attack_ready(run);
+	for (;;)
+		hold_session(&holder, 8, 1024);
+}
+
+/* Take of one thing what one session gets, then with the next session, until that is refused, too;
+ * then try again and again. `take` is called with the number of the session. */
+static void take_all(struct attack_run *run, bool (*take)(struct holder *holder, uint32_t which))
+{
+	static struct holder holder;
+
+	holder.run = run;
+	while (hold_session(&holder, 64, 4096))
+		while (take(&holder, holder.n - 1))
+			attack_round(run);
+	attack_ready(run);
+	for (uint32_t i = 0; holder.n; i++) {
+		if (!take(&holder, i % holder.n))
+			attack_pause();
+		attack_round(run);
+	}
+}
+
+static bool take_lease(struct holder *holder, uint32_t which)
+{
+	struct kvt_client *client = holder->clients[which];
+	uint32_t keys[ATTACK_PAGE_SIZE];
+	struct kvt_result result;
+
+	if (holder->n == 1 && !holder->run->progress->rounds)
+		return false;
+	for (uint32_t i = 0; i < ATTACK_PAGE_SIZE; i++)
+		keys[i] = 1 + i;
+	if (kvt_match(client, holder->namespaces[which], keys, ATTACK_PAGE_SIZE, KVT_F_LOCK,
+		      &result))
+		return false;
+	kvt_result_release(client, &result);
+	if (result.matched)
+		return true;
+	return attack_cache(client, holder->namespaces[which], 1, 1, ATTACK_PAGE_SIZE);
+}
+
+void attack_leases(struct attack_run *run)
+{
+	take_all(run, take_lease);
+}
+
+static bool take_namespace(struct holder *holder, uint32_t which)
+{
+	static uint64_t number;
+
+	return attack_namespace(holder->clients[which], ++number) != 0;
+}
+
+void attack_namespaces(struct attack_run *run)
+{
+	take_all(run, take_namespace);
+}
+
+static bool take_node(struct holder *holder, uint32_t which)
+{
+	static uint32_t number;
+	uint32_t keys[ATTACK_PAGE_SIZE] = { ++number };
+	struct kvt_seq *seq;
+
+	return !kvt_seq_begin(holder->clients[which], holder->namespaces[which], keys,
+			      ATTACK_PAGE_SIZE, 0, 0, &seq);
+}
+
+void attack_nodes(struct attack_run *run)
+{
+	take_all(run, take_node);
+}
+
+static bool take_pages(struct holder *holder, uint32_t which)
+{
+	uint32_t pages[256];
+
+	return !kvt_alloc(holder->clients[which], 256, pages) ||
+	       !kvt_alloc(holder->clients[which], 1, pages);
+}
+
+void attack_pages(struct attack_run *run)
+{
+	take_all(run, take_pages);
+}
+
+/* The keys lie in the areas for good: copying them would cost the attacker more than the daemon. */
+void attack_queues(struct attack_run *run)
+{
+	static struct holder holder;
+	struct kvt_sqe match = { .op = KVT_OP_MATCH, .fence_slot = KVT_FENCE_IDLE,
+				 .n_keys = LONG_KEYS };
+
+	holder.run = run;
+	while (holder.n < QUEUES && hold_session(&holder, 64, LONG_KEYS)) {
+		if (holder.n == 1)
+			attack_cache(holder.clients[0], holder.namespaces[0], 1, 1, LONG_KEYS);
+		for (uint32_t i = 0; i < LONG_KEYS; i++)
+			holder.clients[holder.n - 1]->ring.keys[i] = 1 + i;
+	}
+	attack_ready(run);
+	for (uint32_t i = 0; holder.n; i = (i + 1) % holder.n) {
+		match.namespace_id = holder.namespaces[i];
+		attack_feed(holder.clients[i], &match);
+		attack_round(run);
+		if (i == 0)
+			attack_pause();
+	}
+}
