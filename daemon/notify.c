@@ -62,6 +62,23 @@ static int notify_connect(struct kvt_notify *notify, const char *name)
 	return 0;
 }
 
+/* The descriptor that a supervisor passed; -1: the variable is not there, or another process's, or
+ * what it names is not the end of a socket pair that our parent made. */
+static int passed_pair(void)
+{
+	const char *text = getenv(KVT_NOTIFY_PAIR);
+	struct ucred maker = { 0 };
+	socklen_t bytes = sizeof(maker);
+	int pid, fd, n = 0;
+
+	if (!text || sscanf(text, "%d:%d%n", &pid, &fd, &n) != 2 || text[n] ||
+	    pid != (int)getpid() ||
+	    getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &maker, &bytes) != 0 ||
+	    maker.pid != getppid() || fcntl(fd, F_SETFD, FD_CLOEXEC) != 0)
+		return -1;
+	return fd;
+}
+
 int kvt_notify_open(struct kvt_notify *notify, char *why, size_t why_size)
 {
 	const char *name = getenv("NOTIFY_SOCKET"), *usec = getenv("WATCHDOG_USEC");
@@ -69,8 +86,8 @@ int kvt_notify_open(struct kvt_notify *notify, char *why, size_t why_size)
 	uint64_t watchdog_usec = 0, store = 0;
 	int error = 0;
 
-	*notify = (struct kvt_notify){ .fd = -1 };
-	if (name && (error = notify_connect(notify, name)) != 0) {
+	*notify = (struct kvt_notify){ .fd = passed_pair() };
+	if (notify->fd < 0 && name && (error = notify_connect(notify, name)) != 0) {
 		snprintf(why, why_size, "cannot reach NOTIFY_SOCKET '%.100s': %s", name,
 			 strerror(-error));
 	} else if (usec && for_us("WATCHDOG_PID")) {
@@ -83,6 +100,7 @@ int kvt_notify_open(struct kvt_notify *notify, char *why, size_t why_size)
 	}
 	if (notify->fd >= 0 && places && parse_u64(places, &store) == 0)
 		notify->store = store < UINT32_MAX ? (uint32_t)store : UINT32_MAX;
+	unsetenv(KVT_NOTIFY_PAIR);
 	unsetenv("FDSTORE");
 	unsetenv("NOTIFY_SOCKET");
 	unsetenv("WATCHDOG_USEC");

@@ -23,10 +23,14 @@ struct kvt_notify {
 	char owed[256];       /* messages that found no room, each with its 0, the oldest first */
 };
 
-/** Read NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID and FDSTORE, and take them out of the
- * environment. A socket name that starts with '@' is abstract. -EINVAL with `why` if a variable is
- * malformed; errno of socket() or connect() if nobody listens. Without the variables: 0, nobody is
- * told. */
+/** Our own `kvtrunkd --supervise` passes its end as "PID:FD" in this variable, instead of a name in
+ * NOTIFY_SOCKET. It counts if PID is this process and FD a socket pair that our parent made. */
+#define KVT_NOTIFY_PAIR "KVTRUNK_SUPERVISOR"
+
+/** Read KVT_NOTIFY_PAIR or else NOTIFY_SOCKET, and WATCHDOG_USEC, WATCHDOG_PID and FDSTORE; take
+ * them out of the environment. A socket name that starts with '@' is abstract. -EINVAL with `why`
+ * if a variable is malformed; errno of socket() or connect() if nobody listens. Without the
+ * variables: 0, nobody is told. */
 int kvt_notify_open(struct kvt_notify *notify, char *why, size_t why_size);
 void kvt_notify_close(struct kvt_notify *notify);
 

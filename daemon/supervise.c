@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -40,14 +39,15 @@ struct supervisor {
 	struct kvt_notify above;  /* our own manager */
 	struct kvt_parcels store;
 	uint32_t store_most;
-	int notify_fd, signal_fd;
-	char notify_name[64];
+	int notify_fd, child_notify_fd; /* the two ends of a socket pair without a name */
+	int signal_fd;
 	sigset_t old_mask;
 	pid_t child;              /* 0: none */
-	bool ready, stopping, upgrading, aborted;
+	bool ready, stopping, upgrading;
+	enum { FED, ABORTED, KILLED, STUCK } hang; /* how far we are with a child that hangs */
 	uint32_t failures;        /* short lives in a row */
 	uint32_t unready;         /* lives in a row that never were READY */
-	uint64_t ready_ns, start_at_ns, fed_ns, watchdog_ns;
+	uint64_t ready_ns, start_at_ns, fed_ns, watchdog_ns, hang_due_ns;
 };
 
 static uint64_t now_ns(void)
@@ -66,7 +66,7 @@ static void become_child(struct supervisor *supervisor)
 	uint32_t n = supervisor->store.n;
 	size_t bytes = 1;
 	char number[32], *names;
-	int *high = calloc(n + 1, sizeof(*high));
+	int *high = calloc(n + 1, sizeof(*high)), notify = FDS_START + (int)n;
 
 	for (uint32_t i = 0; i < n; i++)
 		bytes += strlen(supervisor->store.at[i].name) + 1;
@@ -75,11 +75,12 @@ static void become_child(struct supervisor *supervisor)
 		_exit(EXIT_FAILURE);
 	/* First out of the way of each other, then to their places. */
 	for (uint32_t i = 0; i < n; i++) {
-		high[i] = fcntl(supervisor->store.at[i].fd, F_DUPFD_CLOEXEC, FDS_START + (int)n);
+		high[i] = fcntl(supervisor->store.at[i].fd, F_DUPFD_CLOEXEC, notify + 1);
 		strcat(names, supervisor->store.at[i].name);
 		strcat(names, i + 1 < n ? ":" : "");
 	}
-	for (uint32_t i = 0; i < n; i++)
+	high[n] = fcntl(supervisor->child_notify_fd, F_DUPFD_CLOEXEC, notify + 1);
+	for (uint32_t i = 0; i <= n; i++)
 		if (high[i] < 0 || dup2(high[i], FDS_START + (int)i) < 0)
 			_exit(EXIT_FAILURE);
 	if (n) {
@@ -89,7 +90,8 @@ static void become_child(struct supervisor *supervisor)
 		snprintf(number, sizeof(number), "%d", (int)getpid());
 		setenv("LISTEN_PID", number, 1);
 	}
-	setenv("NOTIFY_SOCKET", supervisor->notify_name, 1);
+	snprintf(number, sizeof(number), "%d:%d", (int)getpid(), notify);
+	setenv(KVT_NOTIFY_PAIR, number, 1);
 	snprintf(number, sizeof(number), "%u", supervisor->store_most);
 	setenv("FDSTORE", number, 1);
 	if (supervisor->watchdog_ns) {
@@ -109,7 +111,8 @@ static void start_child(struct supervisor *supervisor)
 {
 	pid_t pid = fork();
 
-	supervisor->ready = supervisor->aborted = supervisor->upgrading = false;
+	supervisor->ready = supervisor->upgrading = false;
+	supervisor->hang = FED;
 	supervisor->start_at_ns = 0;
 	if (pid == 0)
 		become_child(supervisor);
@@ -345,24 +348,30 @@ static int take_signal(struct supervisor *supervisor, int number)
 }
 
 /* A daemon that feeds nothing hangs. The signal for a core file first; SIGCONT, because a stopped
- * process takes no signal but this one. */
+ * process takes no signal but this one. A killed process can still be stuck in the kernel: that is
+ * said once, and its end is all that is left to wait for. Returns when to look again. */
 static uint64_t watch(struct supervisor *supervisor, uint64_t now)
 {
-	uint64_t due = supervisor->fed_ns + supervisor->watchdog_ns;
+	uint64_t due = supervisor->hang ? supervisor->hang_due_ns :
+					  supervisor->fed_ns + supervisor->watchdog_ns;
+	int pid = (int)supervisor->child;
 
-	if (!supervisor->watchdog_ns || !supervisor->child || !supervisor->ready)
+	if (!supervisor->watchdog_ns || !pid || !supervisor->ready || supervisor->hang == STUCK)
 		return UINT64_MAX;
-	if (supervisor->aborted)
-		due += ABORT_PATIENCE_NS;
 	if (now < due)
 		return due;
-	kvt_log(KVT_LOG_ERROR, "watchdog", "pid=%d silent_ms=%llu signal=%s",
-		(int)supervisor->child, (unsigned long long)(now - supervisor->fed_ns) / 1000000,
-		supervisor->aborted ? "KILL" : "ABRT");
-	kill(supervisor->child, supervisor->aborted ? SIGKILL : SIGABRT);
-	kill(supervisor->child, SIGCONT);
-	supervisor->aborted = true;
-	return due + ABORT_PATIENCE_NS;
+	supervisor->hang_due_ns = now + ABORT_PATIENCE_NS;
+	if (++supervisor->hang == STUCK) {
+		kvt_log(KVT_LOG_ERROR, "child_stuck", "pid=%d effect=\"no successor before it has "
+			"ended\" cure=\"/proc/%d/stack says what it waits for\"", pid, pid);
+		return UINT64_MAX;
+	}
+	kvt_log(KVT_LOG_ERROR, "watchdog", "pid=%d silent_ms=%llu signal=%s", pid,
+		(unsigned long long)(now - supervisor->fed_ns) / 1000000,
+		supervisor->hang == KILLED ? "KILL" : "ABRT");
+	kill(pid, supervisor->hang == KILLED ? SIGKILL : SIGABRT);
+	kill(pid, SIGCONT);
+	return supervisor->hang_due_ns;
 }
 
 static int timeout_ms(struct supervisor *supervisor)
@@ -402,27 +411,18 @@ static int supervise(struct supervisor *supervisor)
 
 /* ---- start */
 
+/* One pair for all children. We keep both ends, so that a child's death is no hang-up: what it said
+ * last is read first. */
 static int open_notify(struct supervisor *supervisor)
 {
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	uint64_t random = 0;
-	int on = 1;
-	size_t n;
+	int ends[2], on = 1;
 
-	if (getrandom(&random, sizeof(random), 0) != sizeof(random))
-		return -EIO;
-	snprintf(supervisor->notify_name, sizeof(supervisor->notify_name), "@kvtrunk-%d-%016llx",
-		 (int)getpid(), (unsigned long long)random);
-	n = strlen(supervisor->notify_name);
-	memcpy(address.sun_path + 1, supervisor->notify_name + 1, n - 1);
-	supervisor->notify_fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (supervisor->notify_fd < 0)
+	if (socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, ends) != 0)
 		return -errno;
-	if (setsockopt(supervisor->notify_fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) != 0 ||
-	    bind(supervisor->notify_fd, (struct sockaddr *)&address,
-		 (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n)) != 0)
-		return -errno;
-	return 0;
+	supervisor->notify_fd = ends[0];
+	supervisor->child_notify_fd = ends[1];
+	/* The kernel then says with each message which process sent it. */
+	return setsockopt(ends[0], SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) != 0 ? -errno : 0;
 }
 
 static int open_all(struct supervisor *supervisor, char *why, size_t why_size)
@@ -494,7 +494,7 @@ static void remove_files(struct supervisor *supervisor)
 
 int kvt_supervise(const struct kvt_config *config, int argc, char **argv)
 {
-	struct supervisor supervisor = { .config = config, .notify_fd = -1, .signal_fd = -1 };
+	struct supervisor supervisor = { .config = config };
 	char why[KVT_WHY_BYTES] = "";
 	int n = 0, code;
 

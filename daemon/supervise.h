@@ -7,9 +7,10 @@
  * `kvtrunkd --supervise`: what a service manager does for kvtrunkd, where there is none.
  *
  * A small parent that starts the daemon, keeps the descriptors that it parks, and starts it again
- * with them when it ended abnormally. It speaks the service manager's protocol (NOTIFY_SOCKET with
- * FDSTORE, LISTEN_FDS, WATCHDOG_USEC), so the daemon knows no difference, and tells its own
- * manager, if it has one, what the daemon tells it.
+ * with them when it ended abnormally. It speaks the service manager's protocol (sd_notify messages,
+ * FDSTORE, LISTEN_FDS, WATCHDOG_USEC), and tells its own manager, if it has one, what the daemon
+ * tells it. The daemon's messages come through an inherited socket pair: no other process can send
+ * there, where a named socket takes messages of every uid (KVT_NOTIFY_PAIR in notify.h).
  *
  *     SIGTERM, SIGINT  stop: the daemon ends in order, and nothing is kept
  *     SIGUSR2          upgrade: the daemon ends between two operations and is started again, from

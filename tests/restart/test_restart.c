@@ -22,6 +22,7 @@
 
 #include "libclient/client.h"
 #include "tests/lib/harness.h"
+#include "tests/restart/trace.h"
 #include "tests/restart/work.h"
 
 #define N_PAGES 4096
@@ -902,6 +903,97 @@ static void a_stopped_daemon_is_noticed_by_deadlines_and_by_the_watchdog(void **
 	stop();
 }
 
+static uint32_t count_said(const char *text)
+{
+	FILE *file = fopen(daemon_.output, "re");
+	char line[2048];
+	uint32_t n = 0;
+
+	while (file && fgets(line, sizeof(line), file))
+		n += strstr(line, text) != NULL;
+	if (file)
+		fclose(file);
+	return n;
+}
+
+/* Have the supervisor go round once: when it sleeps again it has taken the signal. */
+static void go_round(void)
+{
+	char path[64], line[128];
+	unsigned long long pending = 1;
+
+	kvt_test_equal(kill(daemon_.pid, SIGHUP), 0);
+	snprintf(path, sizeof(path), "/proc/%d/status", (int)daemon_.pid);
+	while (pending || kvt_test_process_state(daemon_.pid) != 'S') {
+		FILE *file = fopen(path, "re");
+
+		while (file && fgets(line, sizeof(line), file))
+			sscanf(line, "ShdPnd: %llx", &pending);
+		fclose(file);
+		sched_yield();
+	}
+}
+
+/* As with one that is killed and stuck in the kernel (state D), its parent does not hear that it has
+ * ended: here because somebody who traces it has not waited for it. */
+static void a_killed_child_that_does_not_end_is_said_once(void **state)
+{
+	siginfo_t end;
+	pid_t child;
+
+	(void)state;
+	start("watchdog_ms = 100\n");
+	child = kvt_test_daemon_child(&daemon_);
+	if (!kvt_trace_seize(child, false))
+		skip();
+	kvt_trace_stop(child);
+	/* It stays as it is when SIGABRT comes; SIGKILL ends it. */
+	kvt_test_equal(waitid(P_PID, (id_t)child, &end, WEXITED | WNOWAIT), 0);
+	kvt_test_equal(end.si_status, SIGKILL);
+	for (int i = 0; i < 20; i++)
+		go_round();
+	kvt_test_equal(count_said("event=watchdog"), 2); /* ABRT, KILL */
+	kvt_test_equal(count_said("event=child_stuck"), 0);
+	kvt_test_equal(waitid(P_PID, (id_t)child, &end, WEXITED), 0);
+	await_ready();
+	stop();
+}
+
+/* No socket of the supervisor has a name but the one that clients connect to, which the daemon made:
+ * what strangers send would be counted against its queue. */
+static void no_stranger_can_send_to_the_supervisor(void **state)
+{
+	char line[512], what[64], path[300], target[256];
+	struct dirent *entry;
+	unsigned long inode;
+	FILE *file;
+	DIR *dir;
+
+	(void)state;
+	start(NULL);
+	file = fopen("/proc/net/unix", "re");
+	kvt_test_check(file);
+	while (fgets(line, sizeof(line), file)) {
+		if (sscanf(line, "%*s %*s %*s %*s %*s %*s %lu%*[ ]%255s", &inode, target) != 2 ||
+		    strcmp(target, daemon_.socket) == 0)
+			continue;
+		snprintf(what, sizeof(what), "socket:[%lu]", inode);
+		snprintf(path, sizeof(path), "/proc/%d/fd", (int)daemon_.pid);
+		dir = opendir(path);
+		while ((entry = readdir(dir))) {
+			ssize_t n;
+
+			n = readlinkat(dirfd(dir), entry->d_name, target, sizeof(target) - 1);
+			target[n > 0 ? n : 0] = '\0';
+			if (strcmp(target, what) == 0)
+				kvt_test_fail("descriptor %s has a name: %s", entry->d_name, line);
+		}
+		closedir(dir);
+	}
+	fclose(file);
+	stop();
+}
+
 static void when_the_supervisor_stops_clients_are_told_and_nothing_is_left(void **state)
 {
 	struct kvt_counters counters;
@@ -966,6 +1058,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(a_full_disk_for_the_log_hinders_no_takeover),
 		cmocka_unit_test(a_managed_daemon_is_not_taken_over),
 		cmocka_unit_test(a_stopped_daemon_is_noticed_by_deadlines_and_by_the_watchdog),
+		cmocka_unit_test(a_killed_child_that_does_not_end_is_said_once),
+		cmocka_unit_test(no_stranger_can_send_to_the_supervisor),
 		cmocka_unit_test(when_the_supervisor_stops_clients_are_told_and_nothing_is_left),
 		cmocka_unit_test(a_supervisor_that_stops_without_a_daemon_leaves_nothing),
 	};

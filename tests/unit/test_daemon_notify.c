@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "daemon/notify.h"
@@ -73,6 +74,52 @@ static void messages_arrive_on_an_abstract_socket(void **state)
 {
 	(void)state;
 	messages_arrive(true);
+}
+
+static int open_pair(int fd, int pid)
+{
+	struct kvt_notify notify;
+	char why[256], text[64];
+
+	snprintf(text, sizeof(text), "%d:%d", pid, fd);
+	setenv(KVT_NOTIFY_PAIR, text, 1);
+	if (kvt_notify_open(&notify, why, sizeof(why)) != 0 || getenv(KVT_NOTIFY_PAIR))
+		return 1;
+	if (notify.fd < 0)
+		return 2;
+	return kvt_notify_send(&notify, "READY=1\n") ? 0 : 3;
+}
+
+static int child_opens_pair(int *ends, bool made_by_child)
+{
+	int status = -1;
+	pid_t child = fork();
+
+	if (child == 0) {
+		if (made_by_child && socketpair(AF_UNIX, SOCK_DGRAM, 0, ends) != 0)
+			_exit(9);
+		_exit(open_pair(ends[1], (int)getpid()));
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	return WEXITSTATUS(status);
+}
+
+static void a_socket_pair_counts_if_it_is_for_us_and_of_our_parent(void **state)
+{
+	char text[64] = "";
+	int ends[2];
+
+	(void)state;
+	assert_int_equal(socketpair(AF_UNIX, SOCK_DGRAM, 0, ends), 0);
+	assert_int_equal(child_opens_pair(ends, false), 0);
+	assert_int_equal(recv(ends[0], text, sizeof(text) - 1, MSG_DONTWAIT), 8);
+	assert_string_equal(text, "READY=1\n");
+	assert_int_equal(child_opens_pair(ends, true), 2);
+	assert_int_equal(open_pair(ends[1], (int)getpid()), 2);     /* we made it, no parent */
+	assert_int_equal(open_pair(ends[1], (int)getpid() + 1), 2); /* another process's */
+	assert_int_equal(open_pair(0, (int)getpid()), 2);
+	close(ends[0]);
+	close(ends[1]);
 }
 
 static void a_manager_that_does_not_read_blocks_nobody(void **state)
@@ -326,6 +373,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(messages_arrive_on_a_socket_in_the_file_system),
 		cmocka_unit_test(messages_arrive_on_an_abstract_socket),
+		cmocka_unit_test(a_socket_pair_counts_if_it_is_for_us_and_of_our_parent),
 		cmocka_unit_test(a_manager_that_does_not_read_blocks_nobody),
 		cmocka_unit_test(what_a_manager_must_hear_waits_for_room),
 		cmocka_unit_test(without_a_manager_nothing_happens),
