@@ -16,7 +16,8 @@
 
 /* ---- parking */
 
-static void park(struct kvt_daemon *daemon, const char *name, int fd)
+/* Returns whether the manager has it. */
+static bool park(struct kvt_daemon *daemon, const char *name, int fd)
 {
 	int error = fd < 0 ? 0 : kvt_notify_park(&daemon->notify, name, fd);
 
@@ -24,6 +25,7 @@ static void park(struct kvt_daemon *daemon, const char *name, int fd)
 		kvt_log_limited(&daemon->client_log, 0, daemon->real_ns, KVT_LOG_WARNING,
 				"not_parked", "name=%s error=\"%s\" effect=\"lost when this daemon "
 				"ends\"", name, strerror(-error));
+	return !error;
 }
 
 /* With the size of a page: a pool of other pages is another pool. */
@@ -64,6 +66,44 @@ void kvt_park_objects(struct kvt_daemon *daemon)
 	if (daemon->oplog_tail.base)
 		park(daemon, "log", daemon->oplog_tail.fd);
 	park_pool(daemon);
+}
+
+static const char *lock_name(char to[KVT_PARCEL_NAME_BYTES], int made_directory)
+{
+	snprintf(to, KVT_PARCEL_NAME_BYTES, "lock.%d", made_directory);
+	return to;
+}
+
+void kvt_park_lock(struct kvt_daemon *daemon)
+{
+	char name[KVT_PARCEL_NAME_BYTES];
+
+	if (!daemon->notify.store)
+		return;
+	daemon->n_parked++;
+	lock_name(name, daemon->lock.made_directory);
+	if (!daemon->lock_parked)
+		daemon->lock_parked = park(daemon, name, daemon->lock.fd);
+}
+
+int kvt_adopt_lock(struct kvt_daemon *daemon, int *ret_made_directory)
+{
+	char name[KVT_PARCEL_NAME_BYTES];
+	int fd = -1;
+
+	for (int made = 0; made < 2 && fd < 0; made++) {
+		fd = kvt_parcels_take(&daemon->passed, lock_name(name, made));
+		*ret_made_directory = made;
+	}
+	return fd;
+}
+
+void kvt_unpark_lock(struct kvt_daemon *daemon, int made_directory)
+{
+	char name[KVT_PARCEL_NAME_BYTES];
+
+	kvt_notify_unpark(&daemon->notify, lock_name(name, made_directory));
+	daemon->lock_parked = false;
 }
 
 static const struct {
@@ -210,6 +250,8 @@ void kvt_unpark_all(struct kvt_daemon *daemon)
 	kvt_notify_unpark(&daemon->notify, "log");
 	kvt_notify_unpark(&daemon->notify, "listen");
 	kvt_notify_unpark(&daemon->notify, "socket");
+	if (daemon->lock_parked)
+		kvt_unpark_lock(daemon, daemon->lock.made_directory);
 	for (uint32_t i = 0; i < daemon->pool.n_slabs; i++)
 		kvt_notify_unpark(&daemon->notify, pool_name(name, i, daemon->pool.page_bytes));
 }
@@ -225,8 +267,7 @@ static void each_object(struct kvt_daemon *daemon, kvt_parcel_fn *each, void *co
 	each(context, "ledger", daemon->ledger.fd);
 	each(context, "log", daemon->oplog_tail.fd);
 	each(context, listen_name(daemon), daemon->listen_fd);
-	snprintf(name, sizeof(name), "lock.%d", daemon->lock.made_directory);
-	each(context, name, daemon->lock.fd);
+	each(context, lock_name(name, daemon->lock.made_directory), daemon->lock.fd);
 	if (daemon->pool.ops->export(&daemon->pool, &export) != 0)
 		return;
 	for (uint32_t i = 0; i < export.n_fds; i++)
@@ -515,7 +556,7 @@ void kvt_adopt_rest(struct kvt_daemon *daemon)
 	for (uint32_t i = 0; i < passed->n; i++) {
 		enum kvt_parcel_kind kind = kvt_parcel_kind(passed->at[i].name);
 
-		if (!kvt_parcel_is_socket(kind) && (passed->at[i].fd >= 0 || !daemon->adopted))
+		if (!kvt_parcel_outlives_cache(kind) && (passed->at[i].fd >= 0 || !daemon->adopted))
 			kvt_notify_unpark(&daemon->notify, passed->at[i].name);
 	}
 	kvt_parcels_close(passed);

@@ -209,6 +209,7 @@ struct kvt_daemon {
 	uint32_t n_parked;
 	bool adopted;     /* arena, ledger, pool and sessions are a predecessor's */
 	bool listen_kept; /* the socket is */
+	bool lock_parked; /* the manager holds the lock, too: it outlives this process */
 	struct kvt_oplog *oplog;
 	struct kvt_connection *connections;
 	struct kvt_readable readable; /* connections with a message, served in this order */
@@ -226,6 +227,7 @@ struct kvt_daemon {
 	bool listen_passed, listening, socket_made;
 	uint32_t generation; /* of slots, rising */
 	char socket_path[108];
+	pid_t socket_holder; /* who listened on it when it was refused; 0 = unknown */
 	gid_t admin_gid;
 	char admin_group[KVT_CONFIG_TEXT_BYTES]; /* the name that admin_gid is of */
 	uint64_t started_ns, drain_until_ns, accept_again_ns;
@@ -269,6 +271,12 @@ void kvt_each_parcel(struct kvt_daemon *daemon, const struct kvt_connection *ask
 
 /** Park arena, ledger, pool and listening socket, if the manager keeps descriptors. */
 void kvt_park_objects(struct kvt_daemon *daemon);
+/** Park the lock, if the manager keeps descriptors and has not got it. Not before the instance is
+ * ours alone: the manager's next daemon takes it without a look at who serves. */
+void kvt_park_lock(struct kvt_daemon *daemon);
+void kvt_unpark_lock(struct kvt_daemon *daemon, int made_directory);
+/** The lock that a predecessor parked or handed over, the caller's from now on; -1: none. */
+int kvt_adopt_lock(struct kvt_daemon *daemon, int *ret_made_directory);
 /** Park all that a daemon handed over which had no manager, or none that keeps anything. */
 void kvt_park_taken(struct kvt_daemon *daemon);
 /** Park a session, with its control socket; of one that is to end with this daemon only what tells

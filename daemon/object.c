@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +21,11 @@
 #include <unistd.h>
 
 #define SHM_DIRECTORY "/dev/shm"
-#define PF_EXITING 4u /* in the flags of /proc/PID/stat: include/linux/sched.h */
+#define LOCK_NAME "lock"
+/* In the flags of /proc/PID/stat: include/linux/sched.h. */
+#define PF_EXITING 0x4u
+#define PF_DUMPCORE 0x200u
+#define PF_SIGNALED 0x400u
 
 /* The file may have been unlinked between open and flock by a daemon that just ended: then the
  * lock is on a file that nobody will look at again. */
@@ -32,22 +37,53 @@ static int lock_is_current(int fd, const char *path)
 	       ours.st_dev == there.st_dev;
 }
 
-static int lock_open(const char *path, int *ret_stale)
+/* Open our directory, made if missing. -EACCES: it is another user's; -EAGAIN: an ending daemon has
+ * just removed it. */
+static int open_private(const char *path)
+{
+	struct stat there;
+	int fd, error = 0;
+
+	if (mkdir(path, 0700) != 0 && errno != EEXIST)
+		return -errno;
+	fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (fd < 0)
+		return errno == ENOENT ? -EAGAIN : -errno;
+	if (fstat(fd, &there) != 0)
+		error = -errno;
+	else if (there.st_uid != geteuid())
+		error = -EACCES;
+	else if ((there.st_mode & 0777) != 0700 && fchmod(fd, 0700) != 0)
+		error = -errno;
+	if (error)
+		close(fd);
+	return error ? error : fd;
+}
+
+static int lock_open(const struct kvt_lock_file *lock, int *ret_stale)
 {
 	for (;;) {
+		int private = open_private(lock->private), stale, fd, error;
 		struct stat before;
-		int stale = stat(path, &before) == 0;
-		int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
-		int error;
 
-		if (fd < 0)
-			return -errno;
+		if (private == -EAGAIN)
+			continue;
+		if (private < 0)
+			return private;
+		stale = fstatat(private, LOCK_NAME, &before, AT_SYMLINK_NOFOLLOW) == 0;
+		fd = openat(private, LOCK_NAME, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+		error = fd < 0 ? -errno : 0;
+		close(private);
+		if (error == -ENOENT) /* the directory was removed */
+			continue;
+		if (error)
+			return error;
 		if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
 			error = errno == EWOULDBLOCK ? -EADDRINUSE : -errno;
 			close(fd);
 			return error;
 		}
-		if (lock_is_current(fd, path)) {
+		if (lock_is_current(fd, lock->path)) {
 			*ret_stale = stale;
 			return fd;
 		}
@@ -68,6 +104,13 @@ static long read_pid(const char *path)
 	return atol(text);
 }
 
+static void lock_name(struct kvt_lock_file *lock, const char *directory, const char *instance)
+{
+	strlcpy(lock->directory, directory, sizeof(lock->directory));
+	snprintf(lock->private, sizeof(lock->private), "%s/%s.lock.d", directory, instance);
+	snprintf(lock->path, sizeof(lock->path), "%s/" LOCK_NAME, lock->private);
+}
+
 int kvt_lock_sign(struct kvt_lock_file *lock)
 {
 	return ftruncate(lock->fd, 0) == 0 && lseek(lock->fd, 0, SEEK_SET) == 0 &&
@@ -76,14 +119,34 @@ int kvt_lock_sign(struct kvt_lock_file *lock)
 		       -errno;
 }
 
+static void explain_refusal(struct kvt_lock_file *lock, const char *instance, int error, char *why,
+			    size_t why_size)
+{
+	struct stat there;
+
+	if (error == -EADDRINUSE) {
+		lock->holder = (pid_t)read_pid(lock->path);
+		snprintf(why, why_size, "instance '%s' is already served by a live daemon, pid %ld "
+			 "(it holds %s): stop it, or choose another instance or runtime_dir",
+			 instance, (long)lock->holder, lock->path);
+	} else if (error == -EACCES && stat(lock->private, &there) == 0 &&
+		   there.st_uid != geteuid()) {
+		snprintf(why, why_size, "%s is of uid %u, whose daemon serves instance '%s' or "
+			 "left it: run as that user, remove it, or choose another instance or "
+			 "runtime_dir", lock->private, (unsigned int)there.st_uid, instance);
+	} else {
+		snprintf(why, why_size, "cannot open the lock file %s: %s", lock->path,
+			 strerror(-error));
+	}
+}
+
 int kvt_lock_take(struct kvt_lock_file *lock, const char *directory, const char *instance,
 		  int *ret_stale, char *why, size_t why_size)
 {
 	int error, stale = 0;
 
 	*lock = (struct kvt_lock_file){ .fd = -1 };
-	strlcpy(lock->directory, directory, sizeof(lock->directory));
-	snprintf(lock->path, sizeof(lock->path), "%s/%s.lock", directory, instance);
+	lock_name(lock, directory, instance);
 	if (mkdir(directory, 0755) == 0) {
 		lock->made_directory = 1;
 	} else if (errno != EEXIST) {
@@ -92,19 +155,11 @@ int kvt_lock_take(struct kvt_lock_file *lock, const char *directory, const char 
 			 "user, or choose another", directory, strerror(-error));
 		return error;
 	}
-	lock->fd = lock_open(lock->path, &stale);
-	if (lock->fd == -EADDRINUSE) {
-		snprintf(why, why_size, "instance '%s' is already served by a live daemon, pid %ld "
-			 "(it holds %s): stop it, or choose another instance or runtime_dir",
-			 instance, read_pid(lock->path), lock->path);
-		lock->fd = -1;
-		return -EADDRINUSE;
-	}
+	lock->fd = lock_open(lock, &stale);
 	if (lock->fd < 0) {
 		error = lock->fd;
 		lock->fd = -1;
-		snprintf(why, why_size, "cannot open the lock file %s: %s", lock->path,
-			 strerror(-error));
+		explain_refusal(lock, instance, error, why, why_size);
 		if (lock->made_directory)
 			rmdir(directory);
 		return error;
@@ -124,8 +179,7 @@ int kvt_lock_adopt(struct kvt_lock_file *lock, int fd, const char *directory, co
 		   int made_directory)
 {
 	*lock = (struct kvt_lock_file){ .fd = fd, .made_directory = made_directory };
-	strlcpy(lock->directory, directory, sizeof(lock->directory));
-	snprintf(lock->path, sizeof(lock->path), "%s/%s.lock", directory, instance);
+	lock_name(lock, directory, instance);
 	return lock_is_current(fd, lock->path) ? 0 : -ESTALE;
 }
 
@@ -134,6 +188,7 @@ void kvt_lock_release(struct kvt_lock_file *lock)
 	if (lock->fd < 0)
 		return;
 	unlink(lock->path); /* while we hold it: see lock_is_current() */
+	rmdir(lock->private);
 	close(lock->fd);
 	lock->fd = -1;
 	if (lock->made_directory)
@@ -399,30 +454,63 @@ static void add_holder(struct kvt_object_holders *holders, int pid)
 		 used ? ", " : "", pid, comm);
 }
 
+/* The flags of a process's first thread; 0 if there is none. */
+static unsigned int process_flags(int pid)
+{
+	char path[64], line[512] = "";
+	const char *behind_name;
+	unsigned int flags = 0;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+	file = fopen(path, "re");
+	if (!file)
+		return 0;
+	behind_name = fgets(line, sizeof(line), file) ? strrchr(line, ')') : NULL;
+	fclose(file);
+	/* State, parent, group, session, terminal, its group, flags. */
+	if (!behind_name ||
+	    sscanf(behind_name, ") %*c %*d %*d %*d %*d %*d %u", &flags) != 1)
+		return 0;
+	return flags;
+}
+
 /* Whether the process does not run any more, at least its first thread, but has not ended yet. */
 static bool is_ending(int pid)
 {
 	struct pollfd ended = { .fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN };
-	char path[64], line[512] = "";
-	const char *behind_name;
-	unsigned int flags = 0;
 	bool is_there;
-	FILE *file;
 
 	if (ended.fd < 0)
 		return false;
 	is_there = poll(&ended, 1, 0) == 0;
 	close(ended.fd);
-	snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+	return is_there && (process_flags(pid) & PF_EXITING);
+}
+
+static bool is_being_killed(pid_t pid)
+{
+	unsigned long long pending = 0;
+	char path[64], line[128];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
 	file = fopen(path, "re");
-	if (!file)
+	while (file && fgets(line, sizeof(line), file))
+		if (sscanf(line, "SigPnd: %llx", &pending) == 1)
+			break;
+	if (file)
+		fclose(file);
+	return pending & 1ull << (SIGKILL - 1);
+}
+
+bool kvt_process_ending(pid_t pid)
+{
+	if (pid <= 0)
 		return false;
-	behind_name = fgets(line, sizeof(line), file) ? strrchr(line, ')') : NULL;
-	fclose(file);
-	/* State, parent, group, session, terminal, its group, flags. */
-	return is_there && behind_name &&
-	       sscanf(behind_name, ") %*c %*d %*d %*d %*d %*d %u", &flags) == 1 &&
-	       (flags & PF_EXITING);
+	/* In this order: a signal that is not pending any more is in the flags. */
+	return (kill(pid, 0) != 0 && errno == ESRCH) || is_being_killed(pid) ||
+	       (process_flags(pid) & (PF_EXITING | PF_DUMPCORE | PF_SIGNALED));
 }
 
 static bool is_holder(const struct kvt_object_holders *holders, int pid)

@@ -7,14 +7,17 @@
  * What the daemon leaves in the file system while it lives: a lock file, the control socket, and
  * two POSIX shared-memory objects; and the memory objects that it hands to clients.
  *
- * The lock file (RUNTIME_DIR/INSTANCE.lock, held with flock) decides who is alive. Whoever gets
- * the lock may remove what a dead daemon of the same instance and directory left: the names of
- * the shared-memory objects start with both.
+ * The lock file (RUNTIME_DIR/INSTANCE.lock.d/lock, held with flock) decides who is alive. The lock
+ * holder may remove what a dead daemon of the same instance and directory left: the names of the
+ * shared-memory objects start with both. The file can be opened by the daemon's user only (mode
+ * 0600, in a directory of mode 0700): a shared lock of any other user would keep a successor out.
+ * Its descriptor is parked with the service manager, so that the lock passes on without a gap.
  */
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "kvtrunk_abi.h"
 
@@ -23,22 +26,29 @@
 struct kvt_lock_file {
 	int fd; /* -1: not held */
 	char path[256];
+	char private[192];  /* the directory of mode 0700 */
 	char directory[128];
 	int made_directory; /* 1: ours to remove */
+	pid_t holder;       /* after -EADDRINUSE: as the file says, 0 = unknown */
 };
 
 /** Make the directory if missing and take the lock. -EADDRINUSE with `why` naming the pid if a
- * live daemon holds it. Sets *ret_stale to whether a dead daemon's file was found. */
+ * live daemon holds it, -EACCES if the lock is another user's. Sets *ret_stale to whether a dead
+ * daemon's file was found. */
 int kvt_lock_take(struct kvt_lock_file *lock, const char *directory, const char *instance,
 		  int *ret_stale, char *why, size_t why_size);
 /** Write our pid into it. */
 int kvt_lock_sign(struct kvt_lock_file *lock);
-/** The lock that a predecessor holds and passed: it will be ours. `made_directory` as it was.
+/** The lock that a predecessor held or holds, and passed: it is ours. `made_directory` as it was.
  * -ESTALE: it is not that of this instance and directory. */
 int kvt_lock_adopt(struct kvt_lock_file *lock, int fd, const char *directory, const char *instance,
 		   int made_directory);
 /** Remove the file, and the directory if we made it and it is empty. */
 void kvt_lock_release(struct kvt_lock_file *lock);
+
+/** Whether the process has ended or is about to: it exits, or SIGKILL is on its way. What it holds
+ * is free in a moment. */
+bool kvt_process_ending(pid_t pid);
 
 /** A shared-memory object that this process mapped. */
 struct kvt_object {

@@ -104,11 +104,16 @@ bool kvt_parcel_is_socket(enum kvt_parcel_kind kind)
 	return kind == KVT_PARCEL_OTHER || kind == KVT_PARCEL_LISTEN || kind == KVT_PARCEL_SOCKET;
 }
 
+bool kvt_parcel_outlives_cache(enum kvt_parcel_kind kind)
+{
+	return kvt_parcel_is_socket(kind) || kind == KVT_PARCEL_LOCK;
+}
+
 bool kvt_parcels_left(const struct kvt_parcels *parcels)
 {
 	for (uint32_t i = 0; i < parcels->n; i++)
 		if (parcels->at[i].fd >= 0 &&
-		    !kvt_parcel_is_socket(kvt_parcel_kind(parcels->at[i].name)))
+		    !kvt_parcel_outlives_cache(kvt_parcel_kind(parcels->at[i].name)))
 			return true;
 	return false;
 }

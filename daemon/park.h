@@ -14,7 +14,8 @@
  *
  *     arena  ledger  pool.N.PAGE_BYTES  log
  *     listen  socket                       its file is ours to remove, another's
- *     lock.MADE  observer                  only from daemon to daemon
+ *     lock.MADE                            the lock file; MADE 1: runtime_dir is ours to remove
+ *     observer                             only from daemon to daemon
  *     segment.S.G  pidfd.S.G  doorbell.S.G  bell.S.G  control.S.G     session S of generation G
  *     member-segment.M.G  member-pidfd.M.G  member-control.M.G         member M of generation G
  */
@@ -72,7 +73,10 @@ enum kvt_parcel_kind kvt_parcel_kind(const char *name);
 /** Whether it is for a socket to listen on: whoever connects waits in its queue. */
 bool kvt_parcel_is_socket(enum kvt_parcel_kind kind);
 
-/** Whether a predecessor left anything but a socket. */
+/** Whether it belongs to the instance and not to its cache: a socket or the lock. */
+bool kvt_parcel_outlives_cache(enum kvt_parcel_kind kind);
+
+/** Whether a predecessor left anything of a cache. */
 bool kvt_parcels_left(const struct kvt_parcels *parcels);
 /** The first that a daemon of kvtrunk parked, a socket too; NULL: there is none. */
 const struct kvt_parcel *kvt_parcels_kept(const struct kvt_parcels *parcels);

@@ -26,6 +26,7 @@
 
 #define LOCK_POLL_MS 10
 #define ANSWER_MS 10000 /* of a daemon that serves */
+#define ENDING_MS 10000 /* until a process that was killed has let go of everything */
 #define HOLDERS_POLL_MS 100
 #define HOLDERS_EXTEND_US 10000000 /* asked anew with each look */
 #define FDS_PER_MEMBER 3  /* connection, segment, pidfd */
@@ -667,11 +668,42 @@ static int make_tables(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return 0;
 }
 
+/* ---- what another daemon may hold */
+
+static bool asked_to_end(void)
+{
+	sigset_t waiting;
+
+	return sigpending(&waiting) == 0 &&
+	       (sigismember(&waiting, SIGTERM) || sigismember(&waiting, SIGINT));
+}
+
+/* Take what a daemon holds that is ending just now, as after kill -9: it is free in a moment. Of a
+ * live one, or when the wait was in vain: -EADDRINUSE. `holder` is who has it after a refusal. */
+static int insist(struct kvt_daemon *daemon, int take(struct kvt_daemon *daemon, char *why),
+		  const pid_t *holder, char why[KVT_WHY_BYTES])
+{
+	int error = take(daemon, why);
+
+	for (int waited_ms = 0; error == -EADDRINUSE && waited_ms < ENDING_MS &&
+	     kvt_process_ending(*holder) && !asked_to_end(); waited_ms += LOCK_POLL_MS) {
+		poll(NULL, 0, LOCK_POLL_MS);
+		error = take(daemon, why);
+	}
+	if (!error)
+		why[0] = '\0';
+	else if (error == -EADDRINUSE && kvt_process_ending(*holder))
+		strlcat(why, "; that process has ended, and what it held is kept by its supervisor "
+			"or service manager", KVT_WHY_BYTES);
+	return error;
+}
+
 /* ---- socket */
 
-/* A socket file is in the way. Whoever answers on it is alive; else it is a dead one's. */
-static int clear_socket(const char *path, char why[KVT_WHY_BYTES])
+/* Remove a dead daemon's socket file that is in the way. -EADDRINUSE: a process listens there. */
+static int clear_socket(struct kvt_daemon *daemon, char *why)
 {
+	const char *path = daemon->socket_path;
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	struct ucred owner = { 0 };
 	socklen_t bytes = sizeof(owner);
@@ -693,6 +725,7 @@ static int clear_socket(const char *path, char why[KVT_WHY_BYTES])
 	if (error == 0)
 		getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &owner, &bytes);
 	close(fd);
+	daemon->socket_holder = owner.pid;
 	if (error == -ECONNREFUSED) {
 		unlink(path);
 		return 0;
@@ -730,7 +763,7 @@ static int own_socket(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 static int bind_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	int error = clear_socket(daemon->socket_path, why);
+	int error = insist(daemon, clear_socket, &daemon->socket_holder, why);
 	mode_t mask;
 
 	if (error)
@@ -882,6 +915,14 @@ static void report(const struct kvt_daemon *daemon)
 		(int)getpid(), daemon->config.instance, daemon->socket_path);
 }
 
+/* Another daemon, or the manager, holds it, too. */
+static void forget_lock(struct kvt_daemon *daemon)
+{
+	if (daemon->lock.fd >= 0)
+		close(daemon->lock.fd);
+	daemon->lock.fd = -1;
+}
+
 static void unmake(struct kvt_daemon *daemon)
 {
 	for (uint32_t i = 0; daemon->sessions && i <= daemon->core_config.max_sessions; i++)
@@ -905,7 +946,10 @@ static void unmake(struct kvt_daemon *daemon)
 	unbuild_core(daemon);
 	if (daemon->loop.mode)
 		kvt_loop_close(&daemon->loop);
-	kvt_lock_release(&daemon->lock);
+	if (daemon->lock_parked)
+		forget_lock(daemon);
+	else
+		kvt_lock_release(&daemon->lock);
 	kvt_parcels_close(&daemon->passed);
 	kvt_notify_close(&daemon->notify);
 	free(daemon->sessions);
@@ -917,22 +961,28 @@ static void unmake(struct kvt_daemon *daemon)
 	free(daemon->answer);
 }
 
+/* The lock of a predecessor, or a new one. */
 static int take_lock(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_config *config = &daemon->config;
-	int made = 1, stale = 0, error, fd;
+	int made, stale = 0, error, fd;
 
 	if (daemon->lock.fd >= 0)
 		return 0;
-	fd = kvt_parcels_take(&daemon->passed, "lock.1");
-	if (fd < 0) {
-		fd = kvt_parcels_take(&daemon->passed, "lock.0");
-		made = 0;
-	}
+	fd = kvt_adopt_lock(daemon, &made);
 	if (fd < 0)
 		return kvt_lock_take(&daemon->lock, config->runtime_dir, config->instance, &stale,
 				     why, KVT_WHY_BYTES);
+	daemon->lock_parked = true;
 	error = kvt_lock_adopt(&daemon->lock, fd, config->runtime_dir, config->instance, made);
+	if (!error && !daemon->takeover)
+		error = kvt_lock_sign(&daemon->lock);
+	if (error && !daemon->takeover) { /* removed, or of other options: it protects nothing */
+		close(fd);
+		kvt_unpark_lock(daemon, made);
+		return kvt_lock_take(&daemon->lock, config->runtime_dir, config->instance, &stale,
+				     why, KVT_WHY_BYTES);
+	}
 	if (error)
 		snprintf(why, KVT_WHY_BYTES, "the running daemon is of another instance or "
 			 "runtime_dir: start with its options");
@@ -981,16 +1031,15 @@ static int look_for_own_cache(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]
 {
 	const struct kvt_parcel *kept = kvt_parcels_kept(&daemon->passed);
 	char name[KVT_PARCEL_NAME_BYTES];
-	int error = kept ? take_lock(daemon, why) : 0;
+	int error;
 
+	daemon->takeover = !kept;
+	error = kept ? take_lock(daemon, why) : 0;
 	if (error == -EADDRINUSE)
 		error = await_lock(daemon, why);
-	if (!kept || !error) {
-		daemon->takeover = !kept;
-		return 0;
-	}
 	if (error != -EADDRINUSE)
 		return error;
+	daemon->takeover = true;
 	for (; kept; kept = kvt_parcels_kept(&daemon->passed)) {
 		strlcpy(name, kept->name, sizeof(name));
 		kvt_notify_unpark(&daemon->notify, name);
@@ -1054,7 +1103,7 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (!error)
 		error = check_memory(daemon, why);
 	if (!error)
-		error = take_lock(daemon, why);
+		error = insist(daemon, take_lock, &daemon->lock.holder, why);
 	if (!error)
 		error = kvt_loop_open(&daemon->loop, 0, why, KVT_WHY_BYTES);
 	if (error)
@@ -1076,28 +1125,12 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error;
 }
 
-/* It is another daemon's, too. */
-static void forget_lock(struct kvt_daemon *daemon)
-{
-	if (daemon->lock.fd >= 0)
-		close(daemon->lock.fd);
-	daemon->lock.fd = -1;
-}
-
-/* Whoever ends us now means this start, not the cache. */
-static bool asked_to_end(void)
-{
-	sigset_t waiting;
-
-	return sigpending(&waiting) == 0 &&
-	       (sigismember(&waiting, SIGTERM) || sigismember(&waiting, SIGINT));
-}
-
 /* All of it is ours now, or still the other one's. What a manager is to keep it has before, so that
  * nothing is lost if we die at once: should that be before the other one knows, whoever is started
  * next finds it alive. */
 static int end_takeover(struct kvt_daemon *daemon, int error, char why[KVT_WHY_BYTES])
 {
+	/* A signal during takeover aborts the takeover, not the running daemon. */
 	if (!error && asked_to_end()) {
 		snprintf(why, KVT_WHY_BYTES, "asked to end before everything was taken up: the "
 			 "daemon that has it serves on");
@@ -1112,6 +1145,7 @@ static int end_takeover(struct kvt_daemon *daemon, int error, char why[KVT_WHY_B
 	}
 	if (!error) {
 		kvt_lock_sign(&daemon->lock);
+		daemon->lock_parked = false; /* only by the daemon that had it */
 		let_go_of_log(daemon);
 		return 0;
 	}
@@ -1144,6 +1178,7 @@ int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	kvt_loop_flush(&daemon->loop);
 	if (!daemon->takeover)
 		kvt_park_objects(daemon);
+	kvt_park_lock(daemon);
 	kvt_core_publish(daemon->core, KVT_ARENA_READY);
 	report(daemon);
 	kvt_notify_tell(&daemon->notify, "READY=1\nMAINPID=%d\n", (int)getpid());

@@ -230,7 +230,7 @@ static bool receive(struct supervisor *supervisor)
 
 /* ---- its end */
 
-/* Everything but the socket: clients that connect wait in its queue meanwhile. */
+/* Everything but the socket, in whose queue clients wait meanwhile, and the lock. */
 static void drop_store(struct supervisor *supervisor)
 {
 	struct kvt_parcels kept = { 0 };
@@ -238,10 +238,9 @@ static void drop_store(struct supervisor *supervisor)
 	for (uint32_t i = 0; i < supervisor->store.n; i++) {
 		struct kvt_parcel *parcel = &supervisor->store.at[i];
 
-		if (!kvt_parcel_is_socket(kvt_parcel_kind(parcel->name)))
+		if (!kvt_parcel_outlives_cache(kvt_parcel_kind(parcel->name)))
 			continue;
-		if (kvt_parcels_add(&kept, parcel->name, parcel->fd) != 0)
-			parcel->fd = -1;
+		kvt_parcels_add(&kept, parcel->name, parcel->fd);
 		parcel->fd = -1;
 	}
 	kvt_parcels_close(&supervisor->store);
@@ -469,27 +468,42 @@ static void raise_nofile(struct supervisor *supervisor)
 	}
 }
 
-/* The last daemon did not end in order, and no other will come: what it left in the file system
- * goes, so that clients find nothing rather than a socket on which nobody listens. Who holds the
- * lock is another's daemon, and the files are its. */
-static void remove_files(struct supervisor *supervisor)
+/* The lock that the last daemon parked, or a new one. */
+static int take_lock(struct supervisor *supervisor, struct kvt_lock_file *lock)
 {
 	const struct kvt_config *config = supervisor->config;
-	int fd = kvt_parcels_take(&supervisor->store, "listen"), stale;
+	char name[] = "lock.0", why[KVT_WHY_BYTES];
+	int fd = -1, stale;
+
+	for (; fd < 0 && name[5] <= '1'; name[5]++)
+		fd = kvt_parcels_take(&supervisor->store, name);
+	if (fd >= 0)
+		return kvt_lock_adopt(lock, fd, config->runtime_dir, config->instance,
+				      name[5] - 1 == '1');
+	return kvt_lock_take(lock, config->runtime_dir, config->instance, &stale, why,
+			     sizeof(why));
+}
+
+/* The last daemon did not end in order, and no other will come: remove what it left in the file
+ * system, so that clients find nothing rather than a socket on which nobody listens. If another
+ * daemon has the lock, the files are that one's. */
+static void remove_files(struct supervisor *supervisor)
+{
+	int fd = kvt_parcels_take(&supervisor->store, "listen");
 	struct sockaddr_un name = { 0 };
 	socklen_t bytes = sizeof(name) - 1;
 	struct kvt_lock_file lock;
-	char why[KVT_WHY_BYTES];
 
-	if (fd < 0)
+	if (fd < 0 && !kvt_parcels_kept(&supervisor->store))
 		return;
-	if (getsockname(fd, (struct sockaddr *)&name, &bytes) == 0 && *name.sun_path &&
-	    kvt_lock_take(&lock, config->runtime_dir, config->instance, &stale, why,
-			  sizeof(why)) == 0) {
-		unlink(name.sun_path);
+	if (take_lock(supervisor, &lock) == 0) {
+		if (fd >= 0 && getsockname(fd, (struct sockaddr *)&name, &bytes) == 0 &&
+		    *name.sun_path)
+			unlink(name.sun_path);
 		kvt_lock_release(&lock);
 	}
-	close(fd);
+	if (fd >= 0)
+		close(fd);
 }
 
 int kvt_supervise(const struct kvt_config *config, int argc, char **argv)

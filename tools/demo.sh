@@ -47,7 +47,7 @@ stop() { # in order, leaving nothing
 	kill -TERM "$daemon"
 	wait "$daemon" || { daemon=""; fail "the daemon did not end with 0"; }
 	daemon=""
-	left=$(ls /dev/shm | grep "\.demo-$$\."; ls "$dir" | grep '\.sock$\|\.lock$')
+	left=$(ls /dev/shm | grep "\.demo-$$\."; ls "$dir" | grep '\.sock$\|\.lock\.d$')
 	[ -z "$left" ] || fail "left behind: $left"
 	echo "nothing left in /dev/shm nor in $dir"
 }

@@ -124,12 +124,13 @@ static int await_ready(const struct kvt_own_daemon *daemon, int notify)
 
 static void remove_directory(const struct kvt_own_daemon *daemon)
 {
-	static const char *const left[] = { "notify", "kvt.sock", "default.lock", "default.sock" };
+	static const char *const left[] = { "notify", "kvt.sock", "default.sock",
+					    "default.lock.d/lock", "default.lock.d" };
 	char path[160];
 
 	for (unsigned int i = 0; i < sizeof(left) / sizeof(left[0]); i++) {
 		snprintf(path, sizeof(path), "%s/%s", daemon->directory, left[i]);
-		unlink(path);
+		remove(path);
 	}
 	rmdir(daemon->directory);
 }

@@ -14,6 +14,7 @@
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -229,6 +230,47 @@ static void a_socket_that_somebody_listens_on_is_left_to_him(void **state)
 	kvt_test_daemon_remove(&daemon);
 }
 
+/* SIGKILL has hit it, and it still holds what it held: as when it gives back much memory. */
+static bool kill_halfway(pid_t pid)
+{
+	int status;
+
+	if (ptrace(PTRACE_SEIZE, pid, NULL, PTRACE_O_TRACEEXIT) != 0)
+		return false;
+	kvt_test_equal(kill(pid, SIGKILL), 0);
+	kvt_test_equal(waitpid(pid, &status, __WALL), pid);
+	return WIFSTOPPED(status);
+}
+
+static void a_daemon_that_is_just_ending_is_waited_for(void **state)
+{
+	struct kvt_test_daemon daemon;
+	char at = ' ';
+	pid_t old;
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon, NULL);
+	kvt_test_daemon_start(&daemon, NULL);
+	old = daemon.pid;
+	if (!kill_halfway(old)) {
+		kvt_test_daemon_wait(&daemon);
+		kvt_test_daemon_remove(&daemon);
+		skip();
+	}
+	kvt_test_spawn_changed(&daemon, NULL);
+	while (at != 'S') { /* in its wait, or before */
+		at = kvt_test_process_state(daemon.pid);
+		if (at == 'Z')
+			kvt_test_fail("it gave up");
+		sched_yield();
+	}
+	kvt_test_equal(ptrace(PTRACE_DETACH, old, NULL, NULL), 0);
+	kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
+	kvt_test_equal(waitpid(old, NULL, 0), old);
+	kvt_test_daemon_stop(&daemon);
+	kvt_test_daemon_remove(&daemon);
+}
+
 static void a_dead_socket_is_replaced(void **state)
 {
 	struct kvt_test_daemon daemon;
@@ -274,6 +316,7 @@ int main(void)
 		cmocka_unit_test(bad_options_have_an_exit_status_of_their_own),
 		cmocka_unit_test(a_manager_that_does_not_answer_is_said),
 		cmocka_unit_test(a_socket_that_somebody_listens_on_is_left_to_him),
+		cmocka_unit_test(a_daemon_that_is_just_ending_is_waited_for),
 		cmocka_unit_test(a_dead_socket_is_replaced),
 		cmocka_unit_test(a_file_where_the_socket_should_be_is_left_alone),
 	};

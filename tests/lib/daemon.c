@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -300,20 +301,18 @@ void kvt_test_verify(const struct kvt_test_daemon *daemon)
 		kvt_test_fail("'%s' ended with status 0x%x", command, status);
 }
 
+static int remove_entry(const char *path, const struct stat *there, int kind, struct FTW *where)
+{
+	(void)there;
+	(void)kind;
+	(void)where;
+	remove(path);
+	return 0;
+}
+
 void kvt_test_daemon_remove(struct kvt_test_daemon *daemon)
 {
-	struct dirent *entry;
-	DIR *dir = opendir(daemon->dir);
-	char path[sizeof(daemon->dir) + 1 + sizeof(entry->d_name)];
-
-	kvt_test_check(dir);
-	while ((entry = readdir(dir))) {
-		snprintf(path, sizeof(path), "%s/%s", daemon->dir, entry->d_name);
-		if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-			unlink(path);
-	}
-	closedir(dir);
-	rmdir(daemon->dir);
+	kvt_test_equal(nftw(daemon->dir, remove_entry, 8, FTW_DEPTH | FTW_PHYS), 0);
 	remember_output(daemon->output, "");
 	close(daemon->notify);
 }

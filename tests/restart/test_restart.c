@@ -16,7 +16,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -748,9 +750,9 @@ static void what_was_taken_over_survives_a_crash(void **state)
 	take_over_supervised();
 	kvt_test_equal(kill(daemon_.pid, SIGUSR2), 0); /* the same command again, in order */
 	await_ready();
-	/* Arena, ledger, log, pool; five of each session; and the socket. */
-	kvt_test_check(kvt_test_daemon_said(&daemon_, "sessions=3 parked=19"));
-	kvt_test_check(kvt_test_daemon_said(&daemon_, "ready=yes kept=20"));
+	/* Arena, ledger, log, pool, lock; five of each session; and the socket. */
+	kvt_test_check(kvt_test_daemon_said(&daemon_, "sessions=3 parked=20"));
+	kvt_test_check(kvt_test_daemon_said(&daemon_, "ready=yes kept=21"));
 	for (int i = 0; i < 3; i++) {
 		kill_daemon();
 		kvt_test_equal(matched(client, space, keys), 128);
@@ -934,8 +936,8 @@ static void go_round(void)
 	}
 }
 
-/* As with one that is killed and stuck in the kernel (state D), its parent does not hear that it has
- * ended: here because somebody who traces it has not waited for it. */
+/* As with one that is killed and stuck in the kernel (state D), its parent does not hear that it
+ * has ended: here because its tracer has not waited for it. */
 static void a_killed_child_that_does_not_end_is_said_once(void **state)
 {
 	siginfo_t end;
@@ -959,8 +961,102 @@ static void a_killed_child_that_does_not_end_is_said_once(void **state)
 	stop();
 }
 
-/* No socket of the supervisor has a name but the one that clients connect to, which the daemon made:
- * what strangers send would be counted against its queue. */
+/* Of another user: waits for whatever lock file it can open, and never lets go. */
+static void stranger_run(int pipe, void *context)
+{
+	static const char *const names[] = { "%s/%s.lock", "%s/%s.lock.d/lock" };
+	char path[256];
+	int fd = -1;
+
+	(void)context;
+	kvt_test_check(setgid(65534) == 0 && setuid(65534) == 0);
+	for (size_t i = 0; i < 2 && fd < 0; i++) {
+		snprintf(path, sizeof(path), names[i], daemon_.dir, daemon_.name);
+		fd = open(path, O_RDONLY | O_CLOEXEC);
+	}
+	kvt_test_send(pipe, fd >= 0);
+	if (fd >= 0)
+		flock(fd, LOCK_SH);
+	kvt_test_expect(pipe, 9);
+}
+
+/* A shared lock would come before the successor's. */
+static void a_stranger_does_not_keep_the_successor_out(void **state)
+{
+	struct kvt_test_child stranger;
+	struct kvt_client *client;
+	uint32_t keys[KVT_WORK_KEYS], space;
+	struct kvt_seq *seq;
+	uint64_t opened;
+
+	(void)state;
+	if (getuid() != 0)
+		skip();
+	start(NULL);
+	kvt_test_equal(chmod(daemon_.dir, 0755), 0);
+	client = kvt_test_connect(&daemon_);
+	space = kvt_test_namespace(client, "restart");
+	kvt_work_keys(keys, KVT_WORK_KEYS, 1);
+	seq = kvt_work_begin(client, space, keys);
+	kvt_work_compute(client, seq, keys, 0, 16);
+	kvt_test_equal(kvt_seq_end(seq, KVT_WORK_KEYS, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_child_start(&stranger, stranger_run, NULL);
+	kvt_test_check(kvt_test_receive(stranger.pipe, &opened));
+	while (opened && kvt_test_process_state(stranger.pid) != 'S')
+		sched_yield();
+	for (int i = 0; i < 3; i++)
+		kill_daemon();
+	kvt_test_equal(matched(client, space, keys), KVT_WORK_KEYS);
+	kvt_test_equal(opened, 0);
+	kvt_test_child_kill(&stranger, SIGKILL);
+	kvt_client_close(client, KVT_IDLE);
+	stop_clean();
+}
+
+/* No daemon of the same user can come between one that died and its successor. */
+static void the_lock_outlives_its_daemon(void **state)
+{
+	char path[256];
+	int fd;
+
+	(void)state;
+	start(NULL);
+	for (int i = 0; i < 2; i++) {
+		kill_daemon_for_a_while();
+		snprintf(path, sizeof(path), "%s/%s.lock.d/lock", daemon_.dir, daemon_.name);
+		fd = open(path, O_RDWR | O_CLOEXEC);
+		kvt_test_check(fd >= 0);
+		kvt_test_equal(flock(fd, LOCK_EX | LOCK_NB), -1);
+		close(fd);
+		resume_supervisor();
+	}
+	stop();
+}
+
+/* Removed with everything in /run, say: the successor makes another. */
+static void a_lock_that_was_removed_is_made_again(void **state)
+{
+	const char *const second[] = { NULL };
+	struct kvt_test_daemon other;
+	char path[256];
+	int status;
+
+	(void)state;
+	start(NULL);
+	snprintf(path, sizeof(path), "%s/%s.lock.d/lock", daemon_.dir, daemon_.name);
+	kvt_test_equal(unlink(path), 0);
+	for (int i = 0; i < 2; i++)
+		kill_daemon();
+	other = daemon_;
+	kvt_test_daemon_spawn(&other, second);
+	status = kvt_test_daemon_wait(&other);
+	kvt_test_check(WIFEXITED(status) && WEXITSTATUS(status) == 3);
+	kvt_test_check(!kvt_test_daemon_said(&daemon_, "event=cold_start"));
+	stop();
+}
+
+/* No socket of the supervisor has a name but the one that clients connect to: what strangers send
+ * to a named one takes up its queue. */
 static void no_stranger_can_send_to_the_supervisor(void **state)
 {
 	char line[512], what[64], path[300], target[256];
@@ -1060,6 +1156,9 @@ int main(int argc, char **argv)
 		cmocka_unit_test(a_stopped_daemon_is_noticed_by_deadlines_and_by_the_watchdog),
 		cmocka_unit_test(a_killed_child_that_does_not_end_is_said_once),
 		cmocka_unit_test(no_stranger_can_send_to_the_supervisor),
+		cmocka_unit_test(a_stranger_does_not_keep_the_successor_out),
+		cmocka_unit_test(the_lock_outlives_its_daemon),
+		cmocka_unit_test(a_lock_that_was_removed_is_made_again),
 		cmocka_unit_test(when_the_supervisor_stops_clients_are_told_and_nothing_is_left),
 		cmocka_unit_test(a_supervisor_that_stops_without_a_daemon_leaves_nothing),
 	};

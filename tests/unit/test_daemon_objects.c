@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,6 +74,75 @@ static void a_dead_process_lock_is_taken_over(void **state)
 	assert_int_equal(kvt_lock_take(&lock, directory, "dead", &stale, why, sizeof(why)), 0);
 	assert_int_equal(stale, 1);
 	kvt_lock_release(&lock);
+}
+
+static void the_lock_can_be_opened_by_its_user_only(void **state)
+{
+	struct kvt_lock_file lock, other;
+	char why[512];
+	struct stat there;
+	int stale, status;
+	pid_t child;
+
+	(void)state;
+	if (getuid() != 0)
+		skip();
+	assert_int_equal(chmod(directory, 0777), 0);
+	assert_int_equal(kvt_lock_take(&lock, directory, "mine", &stale, why, sizeof(why)), 0);
+	assert_int_equal(stat(lock.path, &there), 0);
+	assert_int_equal(there.st_mode & 07777, 0600);
+	child = fork();
+	if (child == 0) {
+		if (setuid(65534) != 0 || open(lock.path, O_RDONLY) >= 0 ||
+		    kvt_lock_take(&other, directory, "mine", &stale, why, sizeof(why)) !=
+			    -EACCES || !strstr(why, "is of uid 0"))
+			_exit(1);
+		/* It stays, as it would after a crash. */
+		_exit(kvt_lock_take(&other, directory, "its", &stale, why, sizeof(why)) ? 2 : 0);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	assert_int_equal(kvt_lock_take(&other, directory, "its", &stale, why, sizeof(why)),
+			 -EACCES);
+	assert_non_null(strstr(why, "is of uid 65534"));
+	kvt_lock_release(&lock);
+	assert_int_equal(unlink(other.path), 0);
+	assert_int_equal(rmdir(other.private), 0);
+}
+
+static void a_private_directory_that_is_not_private_is_made_so(void **state)
+{
+	struct kvt_lock_file lock;
+	char why[512], private[128];
+	struct stat there;
+	int stale;
+
+	(void)state;
+	snprintf(private, sizeof(private), "%s/open.lock.d", directory);
+	assert_int_equal(mkdir(private, 0755), 0);
+	assert_int_equal(kvt_lock_take(&lock, directory, "open", &stale, why, sizeof(why)), 0);
+	assert_int_equal(stat(private, &there), 0);
+	assert_int_equal(there.st_mode & 07777, 0700);
+	kvt_lock_release(&lock);
+	assert_int_equal(stat(private, &there), -1);
+}
+
+static void a_killed_process_is_ending_until_it_has_ended_and_after(void **state)
+{
+	pid_t child = fork();
+
+	(void)state;
+	if (child == 0)
+		for (;;)
+			pause();
+	assert_false(kvt_process_ending(child));
+	assert_false(kvt_process_ending(0));
+	kill(child, SIGKILL);
+	assert_true(kvt_process_ending(child)); /* at whatever point it is */
+	assert_int_equal(waitid(P_PID, (id_t)child, NULL, WEXITED | WNOWAIT), 0);
+	assert_true(kvt_process_ending(child));
+	assert_int_equal(waitpid(child, NULL, 0), child);
+	assert_true(kvt_process_ending(child));
 }
 
 static void a_directory_that_the_lock_made_goes_with_it(void **state)
@@ -234,6 +304,9 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(the_second_to_ask_for_a_lock_is_told_the_pid_of_the_first),
 		cmocka_unit_test(a_dead_process_lock_is_taken_over),
+		cmocka_unit_test(the_lock_can_be_opened_by_its_user_only),
+		cmocka_unit_test(a_private_directory_that_is_not_private_is_made_so),
+		cmocka_unit_test(a_killed_process_is_ending_until_it_has_ended_and_after),
 		cmocka_unit_test(a_directory_that_the_lock_made_goes_with_it),
 		cmocka_unit_test(leftovers_are_removed_by_prefix_and_others_stay),
 		cmocka_unit_test(what_a_dead_process_left_is_an_orphan_and_a_live_one_s_is_not),
