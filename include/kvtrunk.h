@@ -117,6 +117,10 @@ struct kvt_options {
 	const struct kvt_group_token *group; /* join that group instead of opening a session */
 	uint32_t rank;           /* with group: 1 to n_ranks - 1, each once */
 	uint32_t reserved;
+	/* How long kvt_client_connect() waits for a daemon that is not there yet, within its
+	 * deadline. Default: 5 s where a socket path was given (here or by $KVTRUNK_SOCKET) or the
+	 * socket is there and nobody listens yet, else not at all. -1: not at all. */
+	int64_t connect_wait_ns;
 };
 #define KVT_OPTIONS_INIT ((struct kvt_options){ .size = sizeof(struct kvt_options) })
 
@@ -163,7 +167,7 @@ KVT_API const char *kvt_attach_state_name(enum kvt_attach_state state);
  *
  * @ret_client  owned by the caller, freed by kvt_client_close().
  * @error       may be NULL; else filled on failure with cause and cure.
- * Errors: -ENOENT / -ECONNREFUSED no daemon, -EACCES permission, -EPROTO version or layout,
+ * Errors: -ENOENT / -ECONNREFUSED no daemon (after options->connect_wait_ns), -EACCES permission, -EPROTO version or layout,
  * -EINVAL geometry, -EAGAIN starting, -EUSERS too many sessions, -ESHUTDOWN draining, -ETIMEDOUT
  * (without options->timeout_ns after 30 s: a daemon that is activated now makes its pool first). */
 KVT_API int kvt_client_connect(struct kvt_client **ret_client, const struct kvt_options *options,

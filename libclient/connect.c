@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "shm/geometry.h"
@@ -18,6 +19,8 @@
 #define DEFAULT_KEYS_COUNT (1u << 20)
 #define DEFAULT_LIST_COUNT (256u << 10)
 #define DEFAULT_SPIN_NS 50000
+#define CONNECT_WAIT_NS 5000000000ll
+#define CONNECT_PAUSE_NS 1000000ll /* between two looks at first; then up to 16 times that */
 #define CONNECT_TIMEOUT_NS 30000000000ll /* a daemon that is activated now makes its pool first */
 #define RESUME_NS 30000000000ll /* for a successor, too */
 #define HELLO_TRIES 8           /* daemons that die between accept and WELCOME */
@@ -422,35 +425,16 @@ static int greet(const char *path, const struct kvt_message_hello *hello, int64_
 	return rc;
 }
 
-int kvt_client_connect(struct kvt_client **ret_client, const struct kvt_options *options,
+/* The same again where the daemon died with our HELLO: its socket may have outlived it. */
+static int greet_again(const char *path, const struct kvt_message_hello *hello,
+		       int64_t deadline_ns, struct welcome *welcome, int *ret_control,
 		       struct kvt_error *error)
 {
-	KVT_KEEP_ERRNO;
-	struct kvt_options chosen = { 0 };
-	struct welcome welcome = { .n_fds = 0 };
-	struct kvt_message_hello hello;
-	struct kvt_error again;
-	int64_t deadline_ns;
-	int control, rc;
+	int rc = greet(path, hello, deadline_ns, welcome, ret_control, error);
 
-	/* A caller built against another version may have a shorter or a longer struct. */
-	if (options)
-		memcpy(&chosen, options,
-		       options->size < sizeof(chosen) ? options->size : sizeof(chosen));
-	if (!chosen.socket_path)
-		chosen.socket_path = secure_getenv("KVTRUNK_SOCKET");
-	if (!chosen.socket_path)
-		chosen.socket_path = DEFAULT_SOCKET;
-	deadline_ns = kvt_client_now_ns() +
-		      (chosen.timeout_ns > 0 ? chosen.timeout_ns : CONNECT_TIMEOUT_NS);
-	rc = fill_hello(&hello, &chosen, error);
-	if (rc != 0)
-		return rc;
-	rc = greet(chosen.socket_path, &hello, deadline_ns, &welcome, &control, error);
-	/* The daemon died with our HELLO. Its socket may have outlived it. */
 	for (int i = 1; rc == -ECONNRESET && i < HELLO_TRIES; i++) {
-		int other = greet(chosen.socket_path, &hello, deadline_ns, &welcome, &control,
-				  &again);
+		struct kvt_error again;
+		int other = greet(path, hello, deadline_ns, welcome, ret_control, &again);
 
 		if (other == -ECONNREFUSED || other == -ENOENT)
 			break;
@@ -458,6 +442,74 @@ int kvt_client_connect(struct kvt_client **ret_client, const struct kvt_options 
 		if (rc != 0 && error)
 			*error = again;
 	}
+	return rc;
+}
+
+/* Sleep until the next look, with pauses that grow. False: `until_ns` has passed. */
+static bool pause_for_daemon(int64_t *pause_ns, int64_t until_ns)
+{
+	int64_t left = until_ns - kvt_client_now_ns();
+	struct timespec pause = { .tv_nsec = *pause_ns < left ? *pause_ns : left };
+
+	if (left <= 0)
+		return false;
+	nanosleep(&pause, NULL);
+	if (*pause_ns < 16 * CONNECT_PAUSE_NS)
+		*pause_ns *= 2;
+	return true;
+}
+
+/* The same, and wait for a daemon that is not there yet. `given`: the caller named the socket. Once
+ * it has been absent, a socket that may not be opened is one whose mode is not set yet. */
+static int greet_when_there(const struct kvt_options *options, bool given,
+			    const struct kvt_message_hello *hello, int64_t deadline_ns,
+			    struct welcome *welcome, int *ret_control, struct kvt_error *error)
+{
+	int64_t wait_ns = options->connect_wait_ns ? options->connect_wait_ns : CONNECT_WAIT_NS;
+	int64_t until_ns = kvt_client_now_ns() + wait_ns, pause_ns = CONNECT_PAUSE_NS;
+	bool absent = false;
+	int rc;
+
+	if (until_ns > deadline_ns)
+		until_ns = deadline_ns;
+	for (;;) {
+		rc = greet_again(options->socket_path, hello, deadline_ns, welcome, ret_control,
+				 error);
+		if (rc != -ECONNREFUSED && !(rc == -EACCES && absent) &&
+		    !(rc == -ENOENT && (given || options->connect_wait_ns)))
+			return rc;
+		absent = true;
+		if (wait_ns < 0 || !pause_for_daemon(&pause_ns, until_ns))
+			return rc;
+	}
+}
+
+int kvt_client_connect(struct kvt_client **ret_client, const struct kvt_options *options,
+		       struct kvt_error *error)
+{
+	KVT_KEEP_ERRNO;
+	struct kvt_options chosen = { 0 };
+	struct welcome welcome = { .n_fds = 0 };
+	struct kvt_message_hello hello;
+	int64_t deadline_ns;
+	int control, rc;
+	bool given;
+
+	/* A caller built against another version may have a shorter or a longer struct. */
+	if (options)
+		memcpy(&chosen, options,
+		       options->size < sizeof(chosen) ? options->size : sizeof(chosen));
+	if (!chosen.socket_path)
+		chosen.socket_path = secure_getenv("KVTRUNK_SOCKET");
+	given = chosen.socket_path;
+	if (!given)
+		chosen.socket_path = DEFAULT_SOCKET;
+	deadline_ns = kvt_client_now_ns() +
+		      (chosen.timeout_ns > 0 ? chosen.timeout_ns : CONNECT_TIMEOUT_NS);
+	rc = fill_hello(&hello, &chosen, error);
+	if (rc != 0)
+		return rc;
+	rc = greet_when_there(&chosen, given, &hello, deadline_ns, &welcome, &control, error);
 	if (rc == 0) {
 		rc = build_client(ret_client, &chosen, &hello, &welcome, control, error);
 		if (rc != 0)

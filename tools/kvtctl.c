@@ -64,6 +64,7 @@ static int run_admin(const struct command *command, struct kvt_admin *admin,
 	options.socket_path = socket_path;
 	options.label = "kvtctl";
 	options.flags = KVT_HELLO_OBSERVE;
+	options.connect_wait_ns = -1;
 	if (kvt_client_connect(&admin->client, &options, &error)) {
 		fprintf(stderr, "kvtctl: %s\n", error.text);
 		return KVT_EXIT_CONNECT;

@@ -150,6 +150,7 @@ int kvt_metrics_scrape(struct kvt_text *text, const char *socket_path, int64_t t
 	options.label = "metrics";
 	options.timeout_ns = timeout_ns;
 	options.flags = KVT_HELLO_OBSERVE;
+	options.connect_wait_ns = -1;
 	rc = kvt_client_connect(&client, &options, ret_error);
 	if (rc)
 		return rc;

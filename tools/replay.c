@@ -359,6 +359,7 @@ static int open_observer(struct replay *replay)
 	options.socket_path = replay->socket_path;
 	options.label = "kvtctl replay";
 	options.flags = KVT_HELLO_OBSERVE;
+	options.connect_wait_ns = -1;
 	rc = kvt_client_connect(&replay->observer, &options, &error);
 	if (rc) {
 		fprintf(stderr, "kvtctl replay: %s\n", error.text);

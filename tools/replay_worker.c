@@ -549,6 +549,7 @@ static void open_client(struct worker *worker, const char *socket_path)
 
 	snprintf(label, sizeof(label), "replay %u", worker->number);
 	connect.socket_path = socket_path;
+	connect.connect_wait_ns = -1;
 	connect.label = label;
 	connect.keys_count = worker->trace->max_input + 64;
 	connect.list_count = worker->trace->max_input + worker->trace->max_output + 64;

@@ -171,6 +171,7 @@ static int do_open(struct child *child, const struct kvt_script_command *command
 		return -EISCONN;
 	child->closed = false;
 	options.socket_path = child->socket_path;
+	options.connect_wait_ns = -1;
 	options.label = command->n_text ? payload->text : child->name;
 	options.sq_entries = SQ_ENTRIES;
 	options.cq_entries = CQ_ENTRIES;

@@ -28,6 +28,7 @@ int kvt_script_observe_open(struct kvt_script *script, struct kvt_error *error)
 	options.socket_path = script->socket_path;
 	options.label = "kvtctl script";
 	options.flags = KVT_HELLO_OBSERVE;
+	options.connect_wait_ns = -1;
 	options.timeout_ns = TIMEOUT_NS;
 	return kvt_client_connect(&script->observer, &options, error);
 }

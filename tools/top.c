@@ -316,6 +316,7 @@ static bool find_again(struct top *top)
 
 	options.label = "kvtctl";
 	options.flags = KVT_HELLO_OBSERVE;
+	options.connect_wait_ns = -1;
 	options.timeout_ns = 1000000000;
 	if (kvt_client_connect(&client, &options, NULL) != 0)
 		return false;

@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -163,6 +164,32 @@ static void a_lease_that_never_ends_holds_a_draining_daemon_only_for_drain_ms(vo
 	kvt_test_daemon_remove(&daemon);
 }
 
+/* As in a shell: the client is started in the line after the daemon. */
+static void early_run(int pipe, void *context)
+{
+	kvt_test_send(pipe, 1);
+	kvt_client_close(kvt_test_connect(context), KVT_IDLE);
+	kvt_test_send(pipe, 2);
+}
+
+static void a_client_waits_for_a_daemon_that_comes_after_it(void **state)
+{
+	struct kvt_test_daemon daemon;
+	struct kvt_test_child early;
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon, NULL);
+	kvt_test_child_start(&early, early_run, &daemon);
+	kvt_test_expect(early.pipe, 1);
+	while (kvt_test_process_state(early.pid) != 'S') /* between two looks */
+		sched_yield();
+	kvt_test_daemon_start(&daemon, NULL);
+	kvt_test_expect(early.pipe, 2);
+	kvt_test_child_finish(&early);
+	kvt_test_daemon_stop(&daemon);
+	kvt_test_daemon_remove(&daemon);
+}
+
 static void two_instances_run_side_by_side(void **state)
 {
 	struct kvt_test_daemon daemons[2];
@@ -227,6 +254,7 @@ int main(void)
 		cmocka_unit_test(a_second_daemon_of_the_same_instance_is_refused_and_harms_nothing),
 		cmocka_unit_test(a_draining_daemon_waits_for_leases_and_takes_nobody_new),
 		cmocka_unit_test(a_lease_that_never_ends_holds_a_draining_daemon_only_for_drain_ms),
+		cmocka_unit_test(a_client_waits_for_a_daemon_that_comes_after_it),
 		cmocka_unit_test(two_instances_run_side_by_side),
 		cmocka_unit_test(a_daemon_that_cannot_start_says_why_and_leaves_nothing),
 	};

@@ -1123,6 +1123,7 @@ static void a_supervisor_that_stops_without_a_daemon_leaves_nothing(void **state
 	if (kvt_test_daemon_leftovers(&daemon_, names, sizeof(names)))
 		kvt_test_fail("left behind: %s", names);
 	options.socket_path = daemon_.socket;
+	options.connect_wait_ns = -1;
 	kvt_test_equal(kvt_client_connect(&none, &options, NULL), -ENOENT);
 	kvt_test_daemon_remove(&daemon_);
 }

@@ -525,6 +525,7 @@ static void a_cache_that_was_damaged_by_it_ends_in_order(void **state)
 	if (kvt_test_daemon_leftovers(&daemon_, names, sizeof(names)))
 		kvt_test_fail("left behind: %s", names);
 	options.socket_path = daemon_.socket;
+	options.connect_wait_ns = -1;
 	kvt_test_equal(kvt_client_connect(&none, &options, &error), -ENOENT);
 	kvt_test_check(strstr(error.text, "no_socket") && strstr(error.text, "start kvtrunkd"));
 	kvt_client_close(client, KVT_IDLE);

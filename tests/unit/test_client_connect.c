@@ -294,6 +294,7 @@ static void nobody_there_is_told_apart(void **state)
 	int stream;
 
 	(void)state;
+	options.connect_wait_ns = -1;
 	options.socket_path = "/tmp/kvt-test-no-such-socket";
 	assert_int_equal(kvt_client_connect(&client, &options, &error), -ENOENT);
 	assert_non_null(strstr(error.text, "no_socket"));
@@ -322,6 +323,38 @@ static void nobody_there_is_told_apart(void **state)
 	assert_non_null(strstr(error.text, "start kvtrunkd"));
 	unlink(other);
 	assert_null(client);
+}
+
+static int64_t connect_ns(int64_t wait_ns, int64_t timeout_ns, const char *where)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_client *client = NULL;
+	int64_t began = kvt_client_now_ns();
+
+	options.connect_wait_ns = wait_ns;
+	options.timeout_ns = timeout_ns;
+	options.socket_path = where;
+	assert_int_equal(kvt_client_connect(&client, &options, NULL), -ENOENT);
+	return kvt_client_now_ns() - began;
+}
+
+/* Bounds that a loaded machine keeps, too: one lower, the other far away. */
+static void nobody_is_waited_for_longer_than_was_said(void **state)
+{
+	const int64_t hour = 3600000000000ll, ms = 1000000;
+	const char *none = "/tmp/kvt-test-no-such-socket";
+
+	(void)state;
+	assert_true(connect_ns(50 * ms, 0, none) >= 50 * ms);
+	assert_true(connect_ns(50 * ms, hour, none) < 4000 * ms);
+	assert_true(connect_ns(hour, 50 * ms, none) >= 50 * ms);
+	assert_true(connect_ns(-1, 0, none) < 4000 * ms);
+	assert_true(connect_ns(0, 50 * ms, none) >= 50 * ms); /* the default waits */
+	setenv("KVTRUNK_SOCKET", none, 1);
+	assert_true(connect_ns(0, 50 * ms, NULL) >= 50 * ms);
+	unsetenv("KVTRUNK_SOCKET");
+	if (access("/run/kvtrunk", F_OK) != 0)
+		assert_true(connect_ns(0, 0, NULL) < 4000 * ms);
 }
 
 static void a_daemon_that_never_answers_meets_the_deadline(void **state)
@@ -760,6 +793,7 @@ int main(void)
 		cmocka_unit_test(a_good_welcome_makes_a_client),
 		cmocka_unit_test(the_daemons_refusal_is_passed_on),
 		cmocka_unit_test(nobody_there_is_told_apart),
+		cmocka_unit_test(nobody_is_waited_for_longer_than_was_said),
 		cmocka_unit_test(a_daemon_that_never_answers_meets_the_deadline),
 		cmocka_unit_test(a_successor_that_greets_instead_is_asked_anew),
 		cmocka_unit_test(a_hang_up_at_hello_is_an_error),
