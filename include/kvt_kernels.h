@@ -151,6 +151,7 @@ enum kvt_attn_isa {
 	KVT_ATTN_ISA_AVX512 = 3, /* AVX-512 F, BW, DQ, VL */
 	KVT_ATTN_ISA_AVX512_BF16 =
 		4, /* and AVX512_BF16, used where q is bf16 and KV is bf16 or fp8 */
+	KVT_ATTN_ISA_AMX_BF16 = 5, /* and AMX_TILE, AMX_BF16, used likewise */
 };
 
 enum kvt_attn_device {
@@ -287,7 +288,7 @@ struct kvt_attn_options {
 	 * CPU. Threads that compute, the caller's included; 0: one for each CPU the caller may
 	 * run on. Threads of the context block the signals sent to the process: its handlers
 	 * run on the threads of its own. If isa is AUTO and the environment has KVT_ATTN_ISA
-	 * (portable, avx2, avx512, avx512_bf16), that is taken.
+	 * (portable, avx2, avx512, avx512_bf16, amx_bf16), that is taken.
 	 */
 	uint32_t n_threads;
 	uint32_t isa; /* enum kvt_attn_isa */

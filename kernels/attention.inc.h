@@ -17,6 +17,13 @@
  *   FEW_ROWS, struct few, few_possible, few_scores, few_values
  *                              for so few rows (if there are such), without packing: few.inc.h
  *
+ * A path that multiplies tiles of matrices defines GEMM_TILES, and instead of b_load, a_broadcast
+ * and dot:
+ *
+ *   STEPS_ALIGN                steps that one instruction adds, first among themselves, then to c
+ *   gemm_run                   the inner kernel, declared below
+ *   job_begin, job_end         around what a thread computes
+ *
  * How results stay the same
  *
  *   Every number below is computed by a chain of operations that depends only on the row's own
@@ -35,9 +42,13 @@
  *   queries: [row][steps of head_dim][STEP], weights likewise [row][position]
  */
 
+#ifndef STEPS_ALIGN
+#define STEPS_ALIGN 1
+#endif
 #define PANEL_KEYS (GEMM_VECTORS * VW)
 #define N_BLOCKS (KVT_ATTN_UNIT / BLOCK)
 #define STRIP (2 * VW)
+#define LAST_KEYS (STEP * STEPS_ALIGN) /* positions of one addition to outputs */
 #define TILE_ROWS (TILE > KVT_HEADS_ROWS ? TILE : KVT_HEADS_ROWS)
 #define INLINE static inline __attribute__((always_inline))
 
@@ -120,7 +131,8 @@ static char *work_carve(struct work *work, char *base, uint32_t head_dim)
 	char *next = base;
 
 	work->head_dim = head_dim;
-	work->key_steps = (head_dim + STEP - 1) / STEP;
+	work->key_steps =
+		(head_dim + STEP * STEPS_ALIGN - 1) / (STEP * STEPS_ALIGN) * STEPS_ALIGN;
 	work->out_dim = padded_dim(head_dim);
 	work->n_panels = (work->out_dim / VW + GEMM_VECTORS - 1) / GEMM_VECTORS;
 	work->queries =
@@ -279,7 +291,14 @@ struct gemm {
 	float *c;
 	size_t c_stride; /* floats from row to row */
 	bool add;
+	bool exact; /* rows behind these are others'; else tiles may write there, up to a band */
 };
+
+#ifdef GEMM_TILES
+
+static void gemm_run(const struct gemm *gemm, uint32_t n_rows, uint32_t n_vectors);
+
+#else
 
 INLINE void gemm_body(const struct gemm *gemm, const uint32_t n_rows, const uint32_t n_vectors)
 {
@@ -325,6 +344,13 @@ typedef void gemm_fn(const struct gemm *gemm);
 
 #define GEMM_ENTRY(rows, vectors) [rows][vectors] = gemm_##rows##_##vectors,
 static gemm_fn *const gemm_table[GEMM_ROWS + 1][GEMM_VECTORS + 1] = { GEMM_CASES(GEMM_ENTRY) };
+
+INLINE void gemm_run(const struct gemm *gemm, uint32_t n_rows, uint32_t n_vectors)
+{
+	gemm_table[n_rows][n_vectors](gemm);
+}
+
+#endif
 
 /* Packing */
 
@@ -394,7 +420,18 @@ INLINE uint32_t bands(const struct tile *tile)
 /* The first row of a band of a head; of one past the last band, the end. */
 INLINE uint32_t band_row(const struct tile *tile, uint32_t head, uint32_t band)
 {
+#ifdef GEMM_TILES
+	/* A tile that is not full takes as long as a full one. */
+	return head * tile->head_rows + minimum(band * GEMM_ROWS, tile->head_rows);
+#else
 	return head * tile->head_rows + share(tile->head_rows, bands(tile), band);
+#endif
+}
+
+/* Whether behind the rows of a head's last band there are those of the next head. */
+INLINE bool heads_follow(const struct tile *tile)
+{
+	return tile->head_rows < tile->n_rows;
 }
 
 /* How many of the positions [start, start + n) a row of the tile sees. */
@@ -423,10 +460,11 @@ static void panel_scores(const struct work *work, const struct tile *tile, uint3
 			.n_steps = work->key_steps,
 			.c = work->scores + row * BLOCK + (panel_start - block_start),
 			.c_stride = BLOCK,
+			.exact = heads_follow(tile),
 		};
 
 		if (n)
-			gemm_table[end - row][(n + VW - 1) / VW](&gemm);
+			gemm_run(&gemm, end - row, (n + VW - 1) / VW);
 	}
 }
 
@@ -537,7 +575,7 @@ static void tile_weights(const struct work *work, const struct tile *tile, uint3
 
 /* Add n_keys weighted values of a chunk to the outputs of n_rows rows. */
 static void chunk_add(const struct work *work, const element *weights, const element *chunk,
-		      uint32_t capacity, uint32_t row, uint32_t n_rows, uint32_t n_keys)
+		      uint32_t capacity, uint32_t row, uint32_t n_rows, uint32_t n_keys, bool exact)
 {
 	uint32_t n_vectors = work->out_dim / VW;
 
@@ -553,26 +591,27 @@ static void chunk_add(const struct work *work, const element *weights, const ele
 			.c = work->tile.outputs + (size_t)row * work->out_dim + first * VW,
 			.c_stride = work->out_dim,
 			.add = true,
+			.exact = exact,
 		};
 
-		gemm_table[n_rows][width](&gemm);
+		gemm_run(&gemm, n_rows, width);
 	}
 }
 
 /*
  * The same for one row of a chunk that has values that are not finite. 0 times infinity is not 0,
- * so the row gets exactly the positions that it sees. In the last step the other positions are
+ * so the row gets exactly the positions that it sees. In the last addition the other positions are
  * replaced by zeros.
  */
 static void chunk_add_exactly(const struct work *work, const element *weights, const element *chunk,
 			      uint32_t capacity, uint32_t row, uint32_t n_keys)
 {
 	uint32_t n_vectors = work->out_dim / VW;
-	uint32_t n_whole = n_keys / STEP * STEP;
-	element last[GEMM_VECTORS * VW * STEP];
+	uint32_t n_whole = n_keys / LAST_KEYS * LAST_KEYS;
+	_Alignas(64) element last[GEMM_VECTORS * VW * LAST_KEYS];
 
 	if (n_whole)
-		chunk_add(work, weights, chunk, capacity, row, 1, n_whole);
+		chunk_add(work, weights, chunk, capacity, row, 1, n_whole, true);
 	if (n_whole == n_keys)
 		return;
 	for (uint32_t panel = 0; panel < work->n_panels; panel++) {
@@ -583,14 +622,19 @@ static void chunk_add_exactly(const struct work *work, const element *weights, c
 		struct gemm gemm = {
 			.a = weights + n_whole,
 			.b = last,
-			.n_steps = 1,
+			.b_stride = (size_t)width * VW * STEP,
+			.n_steps = STEPS_ALIGN,
 			.c = work->tile.outputs + (size_t)row * work->out_dim + first * VW,
 			.add = true,
+			.exact = true,
 		};
 
-		for (uint32_t i = 0; i < width * VW * STEP; i++)
-			last[i] = i % STEP < n_keys - n_whole ? step[i] : 0;
-		gemm_table[1][width](&gemm);
+		for (uint32_t i = 0; i < width * VW * LAST_KEYS; i++) {
+			uint32_t key = i / (width * VW * STEP) * STEP + i % STEP;
+
+			last[i] = key < n_keys - n_whole ? step[i] : 0;
+		}
+		gemm_run(&gemm, 1, width);
 	}
 }
 
@@ -611,7 +655,8 @@ static void chunk_values(const struct work *work, const struct tile *tile, uint3
 		if (!n)
 			continue;
 		if (!not_finite || keys_seen(tile, row, start, capacity) == capacity) {
-			chunk_add(work, weights, chunk, capacity, row, end - row, n);
+			chunk_add(work, weights, chunk, capacity, row, end - row, n,
+				  heads_follow(tile));
 			continue;
 		}
 		for (; row < end; row++, weights += BLOCK) {
@@ -1029,6 +1074,16 @@ static struct partial partial_of_span(const struct kvt_row_block *block, uint32_
 	return (struct partial){ base, base + n_rows, base + 2 * n_rows };
 }
 
+#ifndef GEMM_TILES
+INLINE void job_begin(void)
+{
+}
+
+INLINE void job_end(void)
+{
+}
+#endif
+
 static void job_run(const struct kvt_job *job, void *workspace)
 {
 	const struct kvt_row_block *block = job->block;
@@ -1038,6 +1093,7 @@ static void job_run(const struct kvt_job *job, void *workspace)
 
 	work_begin(&work, block, workspace);
 	queries_load(&work);
+	job_begin();
 	while (unit < end) {
 		uint32_t group = unit;
 		uint32_t group_end =
@@ -1060,9 +1116,10 @@ static void job_run(const struct kvt_job *job, void *workspace)
 		struct partial from = partial_at(result, row, work.out_dim);
 
 		partial_copy(&to, &from, block->n_rows - row, work.out_dim);
-		return;
+	} else {
+		rows_write(&work, result);
 	}
-	rows_write(&work, result);
+	job_end();
 }
 
 /* Merge the span that begins at unit, a group or one unit of it, into work->group. */

@@ -15,13 +15,15 @@ KERNELS_ARCH := $(if $(NO_COMPILER),,$(shell $(CC) -dumpmachine))
 KERNELS_SRC := $(addprefix kernels/,append_prefill.c check.c context.c cuda_host.c cuda_images.c \
 	cuda_plan.c geometry.c pages.c path_portable.c pool.c)
 ifneq ($(filter x86_64%,$(KERNELS_ARCH)),)
-KERNELS_SRC += kernels/path_avx2.c kernels/path_avx512.c kernels/path_avx512_bf16.c
+KERNELS_SRC += kernels/path_avx2.c kernels/path_avx512.c kernels/path_avx512_bf16.c \
+	kernels/path_amx_bf16.c
 endif
 
 KERNELS_AVX512 := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl
 $(O)/obj/kernels/path_avx2.o: CFLAGS_kernels_isa := -mavx2 -mfma -mf16c
 $(O)/obj/kernels/path_avx512.o: CFLAGS_kernels_isa := $(KERNELS_AVX512)
 $(O)/obj/kernels/path_avx512_bf16.o: CFLAGS_kernels_isa := $(KERNELS_AVX512) -mavx512bf16
+$(O)/obj/kernels/path_amx_bf16.o: CFLAGS_kernels_isa := $(KERNELS_AVX512) -mavx512bf16
 
 # CUDA: a binary for each architecture that is chosen at run time, and PTX for later ones.
 ifneq ($(NVCC),none)
@@ -76,7 +78,12 @@ STANDIN_IMAGES := $(if $(filter none,$(NVCC)),$(O)/obj/tests/cuda/standin_images
 KERNELS_CXX := $(shell command -v $(subst gcc,g++,$(subst clang,clang++,$(firstword $(CC)))))
 KERNELS_TEST_SRC := $(filter-out $(if $(KERNELS_CXX),,%/test_cuda.c %/test_driver.c), \
 	$(wildcard tests/kernels/test_*.c))
-KERNELS_TESTLIB := $(O)/obj/tests/kernels/support.o $(O)/obj/tests/kernels/random_bits.o
+KERNELS_TESTLIB := $(O)/obj/tests/kernels/support.o $(O)/obj/tests/kernels/random_bits.o \
+	$(O)/obj/tests/kernels/amx_emulated.o
+ifneq ($(filter x86_64%,$(KERNELS_ARCH)),)
+$(O)/obj/tests/kernels/amx_emulated.o: CFLAGS_tests += $(CFLAGS_kernels) $(KERNELS_AVX512) \
+	-mavx512bf16
+endif
 KERNELS_TESTS := $(patsubst tests/kernels/%.c,$(O)/tests/kernels/%,$(KERNELS_TEST_SRC))
 $(KERNELS_TESTS): $(O)/tests/kernels/%: $(O)/obj/tests/kernels/%.o $(KERNELS_TESTLIB) \
 		$(O)/libkvtkernels.a

@@ -11,6 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -62,7 +64,8 @@ void kvt_buffer_free(struct kvt_buffer *buffer)
 	*buffer = (struct kvt_buffer){ 0 };
 }
 
-static const char *const isa_names[] = { "auto", "portable", "avx2", "avx512", "avx512_bf16" };
+static const char *const isa_names[] = { "auto",   "portable",	  "avx2",
+					 "avx512", "avx512_bf16", "amx_bf16" };
 
 #if defined(__x86_64__)
 /* clang 14 has no name for it. */
@@ -71,6 +74,45 @@ static bool has_f16c(void)
 	uint32_t a, b, c, d;
 
 	return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
+/*
+ * Linux gives the state of tiles to a process that asks for it, and to its threads. It refuses if a
+ * thread has an alternate signal stack that is too small for that state, and under old kernels.
+ */
+#define ARCH_REQ_XCOMP_PERM 0x1023
+#define XFEATURE_XTILEDATA 18
+
+static bool tiles_allowed;
+
+static void tiles_ask(void)
+{
+	tiles_allowed = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+
+/* clang 14 has no names for these either. */
+static bool has_amx_bf16(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	const uint32_t bf16 = 1u << 22, tile = 1u << 24;
+	uint32_t a, b, c, d;
+
+	if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (bf16 | tile)) != (bf16 | tile))
+		return false;
+	pthread_once(&once, tiles_ask);
+	return tiles_allowed;
+}
+
+/*
+ * Whether vdpbf16ps does fewer products a second than fma: it does on Intel's cores, by half, and
+ * twice as many on AMD's.
+ */
+static bool pairs_slow(void)
+{
+	uint32_t a, b, c, d;
+
+	return __get_cpuid(0, &a, &b, &c, &d) && b == signature_INTEL_ebx &&
+	       c == signature_INTEL_ecx && d == signature_INTEL_edx;
 }
 #endif
 
@@ -89,6 +131,8 @@ static bool isa_supported(enum kvt_attn_isa isa)
 		       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 	case KVT_ATTN_ISA_AVX512_BF16:
 		return isa_supported(KVT_ATTN_ISA_AVX512) && __builtin_cpu_supports("avx512bf16");
+	case KVT_ATTN_ISA_AMX_BF16:
+		return isa_supported(KVT_ATTN_ISA_AVX512_BF16) && has_amx_bf16();
 #endif
 	default:
 		return false;
@@ -106,6 +150,8 @@ static struct kvt_isa isa_paths(enum kvt_attn_isa isa)
 	case KVT_ATTN_ISA_AVX512_BF16:
 		return (struct kvt_isa){ "avx512_bf16", &kvt_path_avx512_f32,
 					 &kvt_path_avx512_bf16 };
+	case KVT_ATTN_ISA_AMX_BF16:
+		return (struct kvt_isa){ "amx_bf16", &kvt_path_avx512_f32, &kvt_path_amx_bf16 };
 #endif
 	default:
 		return (struct kvt_isa){ "portable", &kvt_path_portable_f32,
@@ -119,7 +165,7 @@ static int isa_from_environment(struct kvt_attn_context *context, enum kvt_attn_
 
 	if (*isa != KVT_ATTN_ISA_AUTO || !name || !*name)
 		return 0;
-	for (int i = KVT_ATTN_ISA_AUTO; i <= KVT_ATTN_ISA_AVX512_BF16; i++) {
+	for (int i = KVT_ATTN_ISA_AUTO; i <= KVT_ATTN_ISA_AMX_BF16; i++) {
 		if (strcmp(name, isa_names[i]) == 0) {
 			*isa = (enum kvt_attn_isa)i;
 			return 0;
@@ -127,8 +173,25 @@ static int isa_from_environment(struct kvt_attn_context *context, enum kvt_attn_
 	}
 	return kvt_attn_fail(context, -EINVAL,
 			     "KVT_ATTN_ISA=%.40s names no path: use auto, portable, "
-			     "avx2, avx512 or avx512_bf16",
+			     "avx2, avx512, avx512_bf16 or amx_bf16",
 			     name);
+}
+
+/*
+ * The fastest path that this CPU has, by what is known of its family: timing would not choose the
+ * same one each time, and paths differ in bits.
+ */
+static enum kvt_attn_isa isa_best(void)
+{
+	enum kvt_attn_isa isa = KVT_ATTN_ISA_AMX_BF16;
+
+	while (!isa_supported(isa))
+		isa--;
+#if defined(__x86_64__)
+	if (isa == KVT_ATTN_ISA_AVX512_BF16 && pairs_slow())
+		return KVT_ATTN_ISA_AVX512;
+#endif
+	return isa;
 }
 
 static int isa_choose(struct kvt_attn_context *context, uint32_t wanted)
@@ -136,19 +199,17 @@ static int isa_choose(struct kvt_attn_context *context, uint32_t wanted)
 	enum kvt_attn_isa isa = wanted;
 	int r;
 
-	if (wanted > KVT_ATTN_ISA_AVX512_BF16)
+	if (wanted > KVT_ATTN_ISA_AMX_BF16)
 		return kvt_attn_fail(context, -EINVAL,
 				     "options.isa is %u: use a value of enum kvt_attn_isa", wanted);
 	r = isa_from_environment(context, &isa);
 	if (r)
 		return r;
 	if (isa == KVT_ATTN_ISA_AUTO) {
-		isa = KVT_ATTN_ISA_AVX512_BF16;
-		while (!isa_supported(isa))
-			isa--;
+		isa = isa_best();
 	} else if (!isa_supported(isa)) {
 		return kvt_attn_fail(context, -ENOTSUP,
-				     "this CPU cannot run the %s path: "
+				     "this CPU or its kernel cannot run the %s path: "
 				     "use KVT_ATTN_ISA_AUTO, or unset KVT_ATTN_ISA",
 				     isa_names[isa]);
 	}

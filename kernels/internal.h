@@ -106,6 +106,7 @@ extern const struct kvt_path kvt_path_portable_f32 KVT_HIDDEN;
 extern const struct kvt_path kvt_path_avx2_f32 KVT_HIDDEN;
 extern const struct kvt_path kvt_path_avx512_f32 KVT_HIDDEN;
 extern const struct kvt_path kvt_path_avx512_bf16 KVT_HIDDEN;
+extern const struct kvt_path kvt_path_amx_bf16 KVT_HIDDEN;
 #endif
 
 /*

@@ -337,7 +337,8 @@ static uint32_t measure_repeat(const struct measure *measure, struct repetition 
 
 static const char *isa_name(uint32_t isa)
 {
-	static const char *const names[] = { "auto", "portable", "avx2", "avx512", "avx512_bf16" };
+	static const char *const names[] = { "auto",   "portable",	 "avx2",
+					     "avx512", "avx512_bf16", "amx_bf16" };
 
 	return names[isa];
 }
@@ -480,7 +481,7 @@ static uint32_t best_isa(void)
 static enum floor_kind floor_of(uint32_t isa, uint32_t type)
 {
 	static const enum floor_kind floors[] = { FLOOR_VECTOR, FLOOR_VECTOR, FLOOR_AVX2,
-						  FLOOR_AVX512, FLOOR_AVX512 };
+						  FLOOR_AVX512, FLOOR_AVX512, FLOOR_AVX512 };
 
 	return isa == KVT_ATTN_ISA_AVX512_BF16 && type == KVT_ATTN_BF16 ? FLOOR_BF16 : floors[isa];
 }
@@ -535,8 +536,9 @@ static void usage(FILE *to)
 		"figure.\n"
 		"\n"
 		"  --quick          at most 40 seconds\n"
-		"  --isa PATH       portable, avx2, avx512, avx512_bf16; default: the best there "
-		"is\n"
+		"  --isa PATH       portable, avx2, avx512, avx512_bf16, amx_bf16; default: the "
+		"best\n"
+		"                   there is\n"
 		"  --threads N      threads of the runs with all cores; default: all\n"
 		"  --repetitions N  of each figure, up to %d; default 9, with --quick 3\n"
 		"  --only TEXT      only figures whose name contains TEXT\n"
@@ -560,11 +562,11 @@ static uint32_t number(const char *text, uint32_t max)
 
 static uint32_t isa_number(const char *name)
 {
-	for (uint32_t i = 0; i <= KVT_ATTN_ISA_AVX512_BF16; i++) {
+	for (uint32_t i = 0; i <= KVT_ATTN_ISA_AMX_BF16; i++) {
 		if (strcmp(name, isa_name(i)) == 0)
 			return i;
 	}
-	errx(2, "--isa %s: use auto, portable, avx2, avx512 or avx512_bf16", name);
+	errx(2, "--isa %s: use auto, portable, avx2, avx512, avx512_bf16 or amx_bf16", name);
 }
 
 static void options_parse(int argc, char **argv)

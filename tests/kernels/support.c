@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+#include "tests/kernels/amx_emulated.h"
 #include "tests/kernels/support.h"
 
 #include <math.h>
@@ -644,18 +645,23 @@ void random_test(const char *what, uint32_t seed,
 
 /* Contexts */
 
-const char *const isa_names[N_ISAS] = { "auto", "portable", "avx2", "avx512", "avx512_bf16" };
+const char *const isa_names[N_ISAS] = { "auto",	       "portable", "avx2",	       "avx512",
+					"avx512_bf16", "amx_bf16", "amx_bf16 emulated" };
 
-struct kvt_attn_context *context_for(enum kvt_attn_isa isa, uint32_t n_threads,
-				     uint64_t scratch_bytes)
+struct kvt_attn_context *context_for(uint32_t isa, uint32_t n_threads, uint64_t scratch_bytes)
 {
+	bool emulated = isa == ISA_AMX_EMULATED;
 	struct kvt_attn_options options = { .n_threads = n_threads,
-					    .isa = isa,
+					    .isa = emulated ? KVT_ATTN_ISA_AVX512_BF16 : isa,
 					    .scratch_bytes = scratch_bytes };
 	struct kvt_attn_context *context = NULL;
 	char text[256];
 
 	if (kvt_attn_open(&options, &context, text, sizeof text))
 		return NULL;
+#if defined(__x86_64__)
+	if (emulated)
+		context->paths.bf16 = &kvt_path_amx_emulated;
+#endif
 	return context;
 }

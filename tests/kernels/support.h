@@ -211,10 +211,10 @@ uint32_t random_cases(uint32_t n);
 uint32_t reference_limit(uint32_t position, uint32_t n_positions,
 			 const struct kvt_attn_region *regions, uint32_t n_regions);
 
-/* The paths of this CPU, and a context for one; NULL if this CPU has it not. */
-#define N_ISAS 5
+/* The paths, and a context for one; NULL if this CPU lacks it. */
+#define ISA_AMX_EMULATED 6 /* the path amx_bf16 on emulated tiles */
+#define N_ISAS 7
 extern const char *const isa_names[N_ISAS];
-struct kvt_attn_context *context_for(enum kvt_attn_isa isa, uint32_t n_threads,
-				     uint64_t scratch_bytes);
+struct kvt_attn_context *context_for(uint32_t isa, uint32_t n_threads, uint64_t scratch_bytes);
 
 #endif

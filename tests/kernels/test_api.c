@@ -114,7 +114,7 @@ static void open_tests(void)
 	kvt_attn_close(NULL);
 
 	case_begin("open: what is out of range");
-	options.isa = 5;
+	options.isa = 6;
 	open_expect(&options, -EINVAL, "isa");
 	options = (struct kvt_attn_options){ .n_threads = 1025 };
 	open_expect(&options, -EINVAL, "n_threads");

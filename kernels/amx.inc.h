@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Products of tiles of bf16, for queries in bf16 and KV in bf16 or fp8 (which bf16 holds exactly).
+ * All else is done with AVX-512. path_amx_bf16.c includes it with the instructions, the tests once
+ * more with an emulation of them.
+ *
+ * Panels and chunks are laid out in pairs, as tiles want them on the right side: 16 steps of 16
+ * positions, or of 16 dimensions. Queries and weights are rows, as tiles want them on the left.
+ *
+ * With few rows, K goes from its pages into tiles on the left side, and queries are on the right:
+ * nothing is transposed but the queries and the scores. A score is the same sum either way.
+ */
+
+#include "internal.h"
+
+#include "avx512.inc.h"
+
+#define STEP 2
+#define GEMM_TILES
+#define GEMM_ROWS 32
+#define GEMM_VECTORS 4
+#define TILE 64
+#define BLOCK 256
+
+#define STEPS_ALIGN 16
+#define VALUES_ALIGN 32
+
+typedef uint16_t element;
+typedef __m512i vb;
+
+#include "pairs.inc.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#define FEW_ROWS 16
+#define FEW_STRIPS GEMM_VECTORS
+
+struct few {
+	uint32_t type;
+	uint32_t n_keys; /* of a panel */
+	uint32_t n_rows;
+	uint32_t dim;
+	uint32_t out_dim;
+	size_t q_stride; /* elements from row to row of the queries */
+	size_t stride; /* bytes from position to position */
+	size_t next_stride; /* where they are fetched */
+	/* Where strips, VW positions each, begin: those of a panel, and of what is read next. */
+	const char *strips[2 * FEW_STRIPS];
+};
+
+static bool few_possible(uint32_t dim, uint32_t type)
+{
+	(void)dim, (void)type;
+	return true;
+}
+
+static void few_scores(const struct few *few, float *scores, const element *queries);
+static bool few_values(const struct few *few, float *outputs, const element *weights);
+static void job_begin(void);
+static void job_end(void);
+
+#include "attention.inc.h"
+
+/* Tile shapes */
+
+/* Rows of the tiles of sums and of left factors at present; 0: none, other code may have tiles. */
+static __thread uint32_t tiles_rows;
+
+static void tiles_shape(uint32_t n_rows)
+{
+	struct tile_config config = { .palette = 1 };
+
+	if (tiles_rows == n_rows)
+		return;
+	for (uint32_t i = 0; i < 8; i++) {
+		config.row_bytes[i] = 64;
+		config.rows[i] = (uint8_t)(i < 6 ? n_rows : TILE_ROWS_MAX);
+	}
+	tile_config_load(&config);
+	tiles_rows = n_rows;
+}
+
+static void job_begin(void)
+{
+	tiles_rows = 0;
+}
+
+/* The kernel saves no tiles of a thread that has none. */
+static void job_end(void)
+{
+	tile_release();
+}
+
+/* The inner kernel: one or two tiles of rows times one or two of columns */
+
+#define TILES_ADD(two_rows, two_columns)                                                           \
+	do {                                                                                       \
+		for (uint32_t step = 0; step < gemm->n_steps; step += STEPS_ALIGN) {               \
+			tile_load(6, b, b_bytes);                                                  \
+			tile_load(4, a, a_bytes);                                                  \
+			tile_dot(0, 4, 6);                                                         \
+			if (two_columns) {                                                         \
+				tile_load(7, b + 2 * VW, b_bytes);                                 \
+				tile_dot(1, 4, 7);                                                 \
+			}                                                                          \
+			if (two_rows) {                                                            \
+				tile_load(5, a + a_second, a_bytes);                               \
+				tile_dot(2, 5, 6);                                                 \
+			}                                                                          \
+			if (two_rows && two_columns)                                               \
+				tile_dot(3, 5, 7);                                                 \
+			a += STEP * STEPS_ALIGN;                                                   \
+			b += gemm->b_stride * STEPS_ALIGN;                                         \
+		}                                                                                  \
+	} while (0)
+
+/* Begin with what is in c, or with zeros; or write it to c. */
+#define TILES_EACH(two_rows, two_columns, operation)                                               \
+	do {                                                                                       \
+		operation(0, c, c_bytes);                                                          \
+		if (two_columns)                                                                   \
+			operation(1, c + VW, c_bytes);                                             \
+		if (two_rows)                                                                      \
+			operation(2, c + c_second, c_bytes);                                       \
+		if (two_rows && two_columns)                                                       \
+			operation(3, c + c_second + VW, c_bytes);                                  \
+	} while (0)
+#define TILE_BEGIN_0(t, from, stride) tile_zero(t)
+
+INLINE void tiles_body(const struct gemm *gemm, const element *b, float *c, const bool two_rows,
+		       const bool two_columns)
+{
+	const size_t a_bytes = gemm->a_stride * sizeof *b, b_bytes = gemm->b_stride * sizeof *b;
+	const size_t c_bytes = gemm->c_stride * sizeof *c;
+	const size_t a_second = TILE_ROWS_MAX * gemm->a_stride;
+	const size_t c_second = TILE_ROWS_MAX * gemm->c_stride;
+	const element *a = gemm->a;
+
+	if (gemm->add)
+		TILES_EACH(two_rows, two_columns, tile_load);
+	else
+		TILES_EACH(two_rows, two_columns, TILE_BEGIN_0);
+	TILES_ADD(two_rows, two_columns);
+	TILES_EACH(two_rows, two_columns, tile_store);
+}
+
+static void gemm_run(const struct gemm *gemm, uint32_t n_rows, uint32_t n_vectors)
+{
+	const element *b = gemm->b;
+	float *c = gemm->c;
+
+	/* Heads that share a block have 16 rows at most. */
+	tiles_shape(gemm->exact ? n_rows : TILE_ROWS_MAX);
+	for (uint32_t v = 0; v < n_vectors; v += 2, b += 4 * VW, c += 2 * VW) {
+		bool two = v + 1 < n_vectors;
+
+		if (n_rows > TILE_ROWS_MAX && two)
+			tiles_body(gemm, b, c, true, true);
+		else if (n_rows > TILE_ROWS_MAX)
+			tiles_body(gemm, b, c, true, false);
+		else if (two)
+			tiles_body(gemm, b, c, false, true);
+		else
+			tiles_body(gemm, b, c, false, false);
+	}
+}
+
+/* Few rows */
+
+/* Panels of KV as rows of bf16, where tiles cannot read them from their pages. */
+struct few_rows_of_bf16 {
+	_Alignas(64) element at[PANEL_KEYS][KVT_ATTN_HEAD_DIM_MAX];
+};
+
+static inline uint32_t dim_whole(uint32_t dim)
+{
+	return (dim + 31) / 32 * 32;
+}
+
+static void strip_widen(element (*target)[KVT_ATTN_HEAD_DIM_MAX], const char *strip, size_t stride,
+			uint32_t dim, bool f8)
+{
+	for (uint32_t key = 0; key < VW; key++, strip += stride) {
+		for (uint32_t x = 0; x < dim; x += 32)
+			_mm512_store_si512(&target[key][x],
+					   halves_load(strip + x * (f8 ? 1 : 2), dim - x, f8));
+	}
+}
+
+/* What follows rows [row, row + n) of the panel. */
+INLINE void rows_ahead(const struct few *few, uint32_t row, const uint32_t n)
+{
+	uint32_t bytes = few->dim * kvt_type_size(few->type);
+
+	UNROLL_FOR (i, n) {
+		const char *next = few->strips[FEW_STRIPS + (row + i) / VW] +
+				   (row + i) % VW * few->next_stride;
+
+		for (uint32_t j = 0; j < bytes; j += 64)
+			_mm_prefetch(next + j, _MM_HINT_T0);
+	}
+}
+
+/* Queries as pairs: [step][16 rows][2], zeros for rows that are not there. */
+static void queries_across(const struct few *few, const element *queries, element *target)
+{
+	for (uint32_t x = 0; x < dim_whole(few->dim); x += 32) {
+		__m512i t[16];
+
+		UNROLL_FOR (i, 16)
+			t[i] = i < few->n_rows ? _mm512_loadu_si512(queries + i * few->q_stride + x)
+					       : _mm512_setzero_si512();
+		transpose_16(t);
+		UNROLL_FOR (i, 16)
+			_mm512_store_si512(target + (x / 2 + i) * 32, t[i]);
+	}
+}
+
+/* Sixteen positions' scores, [position][row], to rows. */
+static void scores_across(const float (*strip)[16], float *scores, uint32_t n_rows)
+{
+	__m512i t[16];
+
+	UNROLL_FOR (i, 16)
+		t[i] = _mm512_load_si512(strip[i]);
+	transpose_16(t);
+	UNROLL_FOR (i, 16) {
+		if (i < n_rows)
+			_mm512_storeu_si512(scores + i * BLOCK, t[i]);
+	}
+}
+
+static void few_scores(const struct few *few, float *scores, const element *queries)
+{
+	_Alignas(64) element across[KVT_ATTN_HEAD_DIM_MAX / 2][32];
+	_Alignas(64) float strip[16][16];
+	struct few_rows_of_bf16 wide;
+	const bool f8 = few->type == KVT_ATTN_F8_E4M3;
+	const uint32_t n_dims = dim_whole(few->dim);
+	const bool direct = !f8 && n_dims == few->dim;
+
+	tiles_shape(TILE_ROWS_MAX);
+	queries_across(few, queries, across[0]);
+	for (uint32_t i = 0; i * VW < few->n_keys; i++) {
+		const char *keys = few->strips[i];
+		size_t stride = few->stride;
+
+		if (!direct) {
+			strip_widen(wide.at, keys, stride, few->dim, f8);
+			keys = (const char *)wide.at;
+			stride = sizeof wide.at[0];
+		}
+		tile_zero(0);
+		for (uint32_t x = 0; x < n_dims; x += 32) {
+			tile_load(6, across[x / 2], 64);
+			tile_load(4, keys + 2 * x, stride);
+			tile_dot(0, 4, 6);
+			rows_ahead(few, i * VW + x * VW / n_dims, 1);
+		}
+		tile_store(0, strip, sizeof strip[0]);
+		rows_ahead(few, i * VW, VW);
+		scores_across(strip, scores + i * VW, few->n_rows);
+	}
+}
+
+/* Returns whether all outputs are finite, and so all values were. If not, they are no use. */
+static bool few_values(const struct few *few, float *outputs, const element *weights)
+{
+	_Alignas(64) element pairs[PANEL_KEYS / 2][2 * KVT_ATTN_HEAD_DIM_MAX];
+	const bool f8 = few->type == KVT_ATTN_F8_E4M3;
+	const uint32_t bytes = f8 ? 1 : 2, dim = few->dim;
+	const uint32_t n_keys = (few->n_keys + VALUES_ALIGN - 1) / VALUES_ALIGN * VALUES_ALIGN;
+	struct gemm gemm = { .a = weights,
+			     .a_stride = BLOCK,
+			     .b_stride = 2 * KVT_ATTN_HEAD_DIM_MAX,
+			     .n_steps = n_keys / STEP,
+			     .c_stride = few->out_dim,
+			     .add = true,
+			     .exact = true };
+	__mmask16 bad = 0;
+
+	for (uint32_t key = 0; key < n_keys; key += 2) {
+		const char *even = few->strips[key / VW] + key % VW * few->stride;
+
+		for (uint32_t x = 0; x < dim; x += 32) {
+			__m512i *to = (__m512i *)(void *)&pairs[key / 2][2 * x];
+			__m512i both[2];
+
+			pair_interleave(halves_load(even + x * bytes, dim - x, f8),
+					halves_load(even + few->stride + x * bytes, dim - x, f8),
+					both);
+			_mm512_store_si512(to, both[0]);
+			_mm512_store_si512(to + 1, both[1]);
+		}
+		rows_ahead(few, key, 2);
+	}
+	gemm.b = pairs[0];
+	gemm.c = outputs;
+	gemm_run(&gemm, few->n_rows, few->out_dim / VW);
+	for (uint32_t i = 0; i < few->n_rows * few->out_dim; i += VW)
+		/* NaN or infinite */
+		bad |= _mm512_fpclass_ps_mask(v_load(outputs + i), 0x99);
+	return !bad;
+}
