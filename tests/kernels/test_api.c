@@ -445,11 +445,43 @@ static void fork_test(void)
 	kvt_attn_close(context);
 }
 
+/*
+ * Whether a process with an alternate signal stack that is too small for tiles can open a context:
+ * with AUTO on another path, with AMX not. In a process of its own, before the first context: the
+ * kernel's answer is kept, and children have it too.
+ */
+static bool small_signal_stack_opens(void)
+{
+	static char memory[4096];
+	const stack_t stack = { .ss_sp = memory, .ss_size = sizeof memory };
+	struct kvt_attn_context *context, *none;
+
+	/* Kernels that are strict allow no such stack. */
+	if (sigaltstack(&stack, NULL))
+		return errno == ENOMEM;
+	context = context_for(KVT_ATTN_ISA_AUTO, 1, 0);
+	none = context_for(KVT_ATTN_ISA_AMX_BF16, 1, 0);
+	return context && !none && kvt_attn_context_isa(context) != KVT_ATTN_ISA_AMX_BF16;
+}
+
+static void no_tiles_test(void)
+{
+	pid_t child = fork();
+	int status = 0;
+
+	case_begin("open: a process that the kernel refuses tiles runs on another path");
+	if (child == 0)
+		_exit(small_signal_stack_opens() ? 0 : 1);
+	EXPECT(waitpid(child, &status, 0) == child);
+	EXPECT_EQUAL(status, 0);
+}
+
 int main(void)
 {
 	struct kvt_attn_context *context;
 
 	unsetenv("KVT_ATTN_ISA");
+	no_tiles_test();
 	context = context_for(KVT_ATTN_ISA_AUTO, 2, 0);
 	if (!context)
 		return 1;
