@@ -7,8 +7,11 @@
 #include <ini.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/geometry.h"
+
+#define ENVIRONMENT_PREFIX "KVTRUNKD_"
 
 enum option_type {
 	OPTION_TEXT,
@@ -90,7 +93,8 @@ static size_t edit_distance(const char *a, const char *b)
 	return row[n];
 }
 
-static int unknown_key(const char *place, const char *key, char why[KVT_WHY_BYTES])
+/* The option that was probably meant, or NULL. */
+static const char *nearest_key(const char *key)
 {
 	const char *nearest = NULL;
 	size_t least = 3;
@@ -103,6 +107,13 @@ static int unknown_key(const char *place, const char *key, char why[KVT_WHY_BYTE
 			nearest = option_rows[i].key;
 		}
 	}
+	return nearest;
+}
+
+static int unknown_key(const char *place, const char *key, char why[KVT_WHY_BYTES])
+{
+	const char *nearest = nearest_key(key);
+
 	if (nearest)
 		snprintf(why, KVT_WHY_BYTES, "%s: unknown option '%.64s'; did you mean '%s'?",
 			 place, key, nearest);
@@ -419,6 +430,55 @@ int kvt_config_load(struct kvt_config *config, const char *path, char why[KVT_WH
 	return state.error;
 }
 
+/* Kubernetes sets these in every container of a namespace that has a service named kvtrunkd. */
+static bool is_service_link(const char *name)
+{
+	return strncmp(name, "SERVICE_", 8) == 0 || strncmp(name, "PORT=", 5) == 0 ||
+	       strncmp(name, "PORT_", 5) == 0;
+}
+
+static int environment_option(struct kvt_config *config, const char *name, size_t n,
+			      const char *value, char why[KVT_WHY_BYTES])
+{
+	char key[64] = "", place[96];
+	const struct option_row *row;
+
+	snprintf(place, sizeof(place), "$" ENVIRONMENT_PREFIX "%.*s", (int)n, name);
+	for (size_t i = 0; i < n && i + 1 < sizeof(key); i++)
+		key[i] = (char)tolower((unsigned char)name[i]);
+	row = row_find(key, strlen(key));
+	if (row)
+		return row_set(row, config, place, value, why);
+	snprintf(why, KVT_WHY_BYTES, "%s: unknown option", place);
+	if (nearest_key(key)) {
+		strlcpy(key, nearest_key(key), sizeof(key));
+		for (char *c = key; *c; c++)
+			*c = (char)toupper((unsigned char)*c);
+		snprintf(why, KVT_WHY_BYTES, "%s: unknown option; did you mean "
+			 ENVIRONMENT_PREFIX "%s?", place, key);
+	}
+	return -EINVAL;
+}
+
+/* Options as variables, for containers. CONFIG is not among them: see find_config(). */
+static int load_environment(struct kvt_config *config, char why[KVT_WHY_BYTES])
+{
+	const size_t prefix = strlen(ENVIRONMENT_PREFIX);
+
+	for (char **entry = environ; entry && *entry; entry++) {
+		const char *name = *entry + prefix, *equals = strchr(*entry, '=');
+		int error;
+
+		if (!equals || strncmp(*entry, ENVIRONMENT_PREFIX, prefix) != 0 ||
+		    is_service_link(name) || strncmp(name, "CONFIG=", 7) == 0)
+			continue;
+		error = environment_option(config, name, (size_t)(equals - name), equals + 1, why);
+		if (error)
+			return error;
+	}
+	return 0;
+}
+
 /* What no single option can tell. */
 static int config_check(struct kvt_config *config, char why[KVT_WHY_BYTES])
 {
@@ -489,9 +549,10 @@ static int flag_option(struct kvt_config *config, int left, char **argv, char wh
 	return error ? error : used;
 }
 
-/* --config FILE or --config=FILE, the last one. */
+/* --config FILE or --config=FILE, the last one, or else the variable. */
 static int find_config(int argc, char **argv, const char **ret_path, char why[KVT_WHY_BYTES])
 {
+	*ret_path = getenv(ENVIRONMENT_PREFIX "CONFIG");
 	for (int i = 1; i < argc; i++) {
 		if (strncmp(argv[i], "--config=", 9) == 0) {
 			*ret_path = argv[i] + 9;
@@ -551,6 +612,8 @@ int kvt_config_parse(struct kvt_config *config, int argc, char **argv, char why[
 	error = find_config(argc, argv, &path, why);
 	if (!error && path)
 		error = kvt_config_load(config, path, why);
+	if (!error)
+		error = load_environment(config, why);
 	for (int i = 1; i < argc && !error; i++) {
 		if (strncmp(argv[i], "--config=", 9) == 0)
 			continue;
@@ -682,8 +745,10 @@ void kvt_config_help(FILE *to)
 		"  --dump-options      print the table of options, and exit\n"
 		"  --version           print the version, and exit\n"
 		"  -h, --help          print this, and exit\n\n"
-		"Options, also accepted in the file as 'key = value' (there with _ for -). Those\n"
-		"marked * are taken over on SIGHUP.\n\n");
+		"Options, also accepted in the file as 'key = value' (there with _ for -) and in\n"
+		"the environment as KVTRUNKD_KEY (KVTRUNKD_POOL_BYTES=8G; KVTRUNKD_CONFIG is the\n"
+		"file). Flags win over the environment, and that over the file. Those marked *\n"
+		"are taken over on SIGHUP.\n\n");
 	for (size_t i = 0; i < N_ROWS; i++) {
 		const struct option_row *row = &option_rows[i];
 		char flag[64];

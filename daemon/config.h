@@ -4,7 +4,8 @@
 
 /**
  * @file config.h
- * Configuration: defaults, then the file, then flags, all through the table in options.h.
+ * Configuration: defaults, then the file, then the environment (KVTRUNKD_KEY), then flags, all
+ * through the table in options.h.
  *
  * Functions that can fail take `why`, a buffer of KVT_WHY_BYTES: on failure it holds one sentence
  * with place, key, what was given and what is allowed.
@@ -64,8 +65,8 @@ int kvt_config_set(struct kvt_config *config, const char *place, const char *key
 /** Read a file. Keys may stand in a section [kvtrunkd] or in none. */
 int kvt_config_load(struct kvt_config *config, const char *path, char why[KVT_WHY_BYTES]);
 
-/** Defaults, --config's file and flags together, and what is wrong between options. Returns the
- * command, or a negative errno with `why`. */
+/** Defaults, --config's file, environment and flags together, and what is wrong between options.
+ * Returns the command, or a negative errno with `why`. */
 int kvt_config_parse(struct kvt_config *config, int argc, char **argv, char why[KVT_WHY_BYTES]);
 
 /** Take over what may change while running. `ret_fixed` gets the names of options that differ and

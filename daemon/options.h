@@ -4,8 +4,8 @@
 
 /**
  * @file options.h
- * Every option of kvtrunkd, declared once. A row expands into the struct, the parser of file and
- * flags, --help, --dump-options and thereby the check of the man page.
+ * Every option of kvtrunkd, declared once. A row expands into the struct, the parser of file,
+ * environment and flags, --help, --dump-options and thereby the check of the man page.
  *
  * X(type, key, default, minimum, maximum, choices, when, help)
  *   type     TEXT    characters; minimum and maximum are its length

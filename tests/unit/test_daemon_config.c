@@ -220,6 +220,56 @@ static void options_that_do_not_fit_together_are_refused(void **state)
 	assert_non_null(strstr(why, "needs a value"));
 }
 
+static void flags_win_over_the_environment_and_that_over_the_file(void **state)
+{
+	struct kvt_config config;
+	char why[KVT_WHY_BYTES], flag[96];
+
+	(void)state;
+	snprintf(flag, sizeof(flag), "--config=%s",
+		 write_file("page_size = 4\nn_pages = 100\ndrain_ms = 1\n"));
+	setenv("KVTRUNKD_PAGE_SIZE", "8", 1);
+	setenv("KVTRUNKD_N_PAGES", "200", 1);
+	assert_int_equal(parse(&config, why, flag, "--n-pages=300", NULL), KVT_COMMAND_RUN);
+	assert_int_equal(config.page_size, 8);
+	assert_int_equal(config.n_pages, 300);
+	assert_int_equal(config.drain_ms, 1);
+	setenv("KVTRUNKD_CONFIG", path, 1);
+	assert_int_equal(parse(&config, why, NULL, NULL, NULL), KVT_COMMAND_RUN);
+	assert_int_equal(config.drain_ms, 1);
+	setenv("KVTRUNKD_CONFIG", "/does/not/exist", 1);
+	assert_int_equal(parse(&config, why, flag, NULL, NULL), KVT_COMMAND_RUN);
+	assert_int_equal(parse(&config, why, NULL, NULL, NULL), -ENOENT);
+	unsetenv("KVTRUNKD_CONFIG");
+	unsetenv("KVTRUNKD_PAGE_SIZE");
+	unsetenv("KVTRUNKD_N_PAGES");
+}
+
+static void bad_variables_are_named(void **state)
+{
+	struct kvt_config config;
+	char why[KVT_WHY_BYTES];
+
+	(void)state;
+	setenv("KVTRUNKD_POOL_BYTE", "1G", 1);
+	assert_int_equal(parse(&config, why, NULL, NULL, NULL), -EINVAL);
+	assert_non_null(strstr(why, "$KVTRUNKD_POOL_BYTE: unknown option; did you mean "
+				    "KVTRUNKD_POOL_BYTES?"));
+	unsetenv("KVTRUNKD_POOL_BYTE");
+	setenv("KVTRUNKD_PAGE_SIZE", "many", 1);
+	assert_int_equal(parse(&config, why, NULL, NULL, NULL), -EINVAL);
+	assert_non_null(strstr(why, "$KVTRUNKD_PAGE_SIZE: option 'page_size' cannot be 'many'"));
+	unsetenv("KVTRUNKD_PAGE_SIZE");
+	/* What Kubernetes sets for a service of our name. */
+	setenv("KVTRUNKD_SERVICE_HOST", "10.0.0.1", 1);
+	setenv("KVTRUNKD_PORT", "tcp://10.0.0.1:9479", 1);
+	setenv("KVTRUNKD_PORT_9479_TCP_ADDR", "10.0.0.1", 1);
+	assert_int_equal(parse(&config, why, NULL, NULL, NULL), KVT_COMMAND_RUN);
+	unsetenv("KVTRUNKD_SERVICE_HOST");
+	unsetenv("KVTRUNKD_PORT");
+	unsetenv("KVTRUNKD_PORT_9479_TCP_ADDR");
+}
+
 static void commands_are_recognised(void **state)
 {
 	struct kvt_config config;
@@ -265,6 +315,8 @@ int main(void)
 		cmocka_unit_test(an_over_long_line_is_refused_and_not_cut_in_two),
 		cmocka_unit_test(a_missing_file_is_named),
 		cmocka_unit_test(options_that_do_not_fit_together_are_refused),
+		cmocka_unit_test(flags_win_over_the_environment_and_that_over_the_file),
+		cmocka_unit_test(bad_variables_are_named),
 		cmocka_unit_test(commands_are_recognised),
 		cmocka_unit_test(reload_takes_what_may_change_and_names_the_rest),
 	};
