@@ -111,6 +111,16 @@ static void lock_name(struct kvt_lock_file *lock, const char *directory, const c
 	snprintf(lock->path, sizeof(lock->path), "%s/" LOCK_NAME, lock->private);
 }
 
+bool kvt_lock_held(const char *directory, const char *instance)
+{
+	struct kvt_lock_file lock;
+	long pid;
+
+	lock_name(&lock, directory, instance);
+	pid = read_pid(lock.path);
+	return pid > 0 && !kvt_process_ending((pid_t)pid);
+}
+
 int kvt_lock_sign(struct kvt_lock_file *lock)
 {
 	return ftruncate(lock->fd, 0) == 0 && lseek(lock->fd, 0, SEEK_SET) == 0 &&
@@ -267,24 +277,35 @@ int kvt_object_clean_orphans(const char *prefix, int64_t least_age_s)
 	return n;
 }
 
-/* statvfs first, for the message: posix_fallocate alone would fill the file system and then say
+int kvt_object_room(const char *what, uint64_t bytes, uint64_t before, uint64_t back, char *why,
+		    size_t why_size)
+{
+	struct statvfs there;
+	uint64_t room;
+
+	if (statvfs(SHM_DIRECTORY, &there) != 0 || !there.f_blocks)
+		return 0;
+	room = (uint64_t)there.f_bavail * there.f_frsize + back;
+	room = room > before ? room - before : 0;
+	if (bytes <= room)
+		return 0;
+	snprintf(why, why_size, "the %s needs %llu bytes of " SHM_DIRECTORY ", which has %llu free "
+		 "of %llu: enlarge it (docker: --shm-size, Kubernetes: an emptyDir of medium "
+		 "Memory, else mount -o remount,size=) or lower n_pages", what,
+		 (unsigned long long)bytes, (unsigned long long)room,
+		 (unsigned long long)there.f_blocks * there.f_frsize);
+	return -ENOSPC;
+}
+
+/* The room first, for the message: posix_fallocate alone would fill the file system and then say
  * only ENOSPC. */
 static int object_allocate(struct kvt_object *object, const char *what, char *why,
 			   size_t why_size)
 {
-	struct statvfs there;
-	int error;
+	int error = kvt_object_room(what, object->bytes, 0, 0, why, why_size);
 
-	if (fstatvfs(object->fd, &there) == 0 && there.f_blocks &&
-	    (uint64_t)there.f_bavail * there.f_frsize < object->bytes) {
-		snprintf(why, why_size, "the %s needs %llu bytes of " SHM_DIRECTORY ", which has "
-			 "%llu free of %llu: enlarge it (docker: --shm-size, Kubernetes: an "
-			 "emptyDir of medium Memory, else mount -o remount,size=) or lower n_pages",
-			 what, (unsigned long long)object->bytes,
-			 (unsigned long long)there.f_bavail * there.f_frsize,
-			 (unsigned long long)there.f_blocks * there.f_frsize);
-		return -ENOSPC;
-	}
+	if (error)
+		return error;
 	error = -posix_fallocate(object->fd, 0, (off_t)object->bytes);
 	if (error)
 		snprintf(why, why_size, "cannot allocate %llu bytes for the %s in " SHM_DIRECTORY

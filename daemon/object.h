@@ -37,6 +37,8 @@ struct kvt_lock_file {
  * daemon's file was found. */
 int kvt_lock_take(struct kvt_lock_file *lock, const char *directory, const char *instance,
 		  int *ret_stale, char *why, size_t why_size);
+/** Whether the process that wrote its pid into the lock file lives. The lock is not touched. */
+bool kvt_lock_held(const char *directory, const char *instance);
 /** Write our pid into it. */
 int kvt_lock_sign(struct kvt_lock_file *lock);
 /** The lock that a predecessor held or holds, and passed: it is ours. `made_directory` as it was.
@@ -89,6 +91,11 @@ int kvt_object_clean_orphans(const char *prefix, int64_t least_age_s);
  * `why` says what was needed, what is there, and the cure. */
 int kvt_object_create(struct kvt_object *object, const char *prefix, const char *what,
 		      uint64_t bytes, char *why, size_t why_size);
+
+/** Whether /dev/shm has room for `bytes` of `what` beside `before` bytes more, once `back` bytes
+ * have been given back. -ENOSPC with `why`, as kvt_object_create() says it. */
+int kvt_object_room(const char *what, uint64_t bytes, uint64_t before, uint64_t back, char *why,
+		    size_t why_size);
 
 /** A descriptor to the object that cannot write and, unless its holder is the owner or root,
  * cannot be reopened for writing: the object's mode is lowered to 0400. */

@@ -432,6 +432,20 @@ static int open_error(const char *path, int error, char *why, size_t why_bytes)
 	return error;
 }
 
+int kvt_oplog_check(const char *path, char *why, size_t why_bytes)
+{
+	const char *slash = strrchr(path, '/');
+	char directory[256];
+
+	if (euidaccess(path, W_OK) == 0)
+		return 0;
+	snprintf(directory, sizeof(directory), "%.*s", slash ? (int)(slash - path) + 1 : 1,
+		 slash ? path : ".");
+	if (errno == ENOENT && euidaccess(directory, W_OK) == 0)
+		return 0;
+	return open_error(path, -errno, why, why_bytes);
+}
+
 static int open_file(const char *path, char *why, size_t why_bytes)
 {
 	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600), error;

@@ -38,6 +38,9 @@
 
 struct kvt_oplog;
 
+/** Whether the file, or its directory if it is missing, may be written; nothing is changed. */
+int kvt_oplog_check(const char *path, char *why, size_t why_bytes);
+
 /** Create the file, or replace an earlier log. A file that is no log is left alone (-EEXIST).
  * `config` as kvt_core_plan() filled it in. On failure `why` has a sentence. */
 int kvt_oplog_open(const char *path, const struct kvt_core_config *config,

@@ -265,24 +265,6 @@ static int plan_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error;
 }
 
-int kvt_daemon_check(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
-{
-	gid_t gid;
-	int error = plan_core(daemon, why);
-
-	if (!error && kvt_peer_group(daemon->config.socket_group, &gid) != 0) {
-		snprintf(why, KVT_WHY_BYTES, "socket_group '%s' does not exist",
-			 daemon->config.socket_group);
-		error = -ENOENT;
-	}
-	if (!error && kvt_peer_group(daemon->config.admin_group, &gid) != 0) {
-		snprintf(why, KVT_WHY_BYTES, "admin_group '%s' does not exist",
-			 daemon->config.admin_group);
-		error = -ENOENT;
-	}
-	return error;
-}
-
 static int check_memory(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_core_sizes *sizes = &daemon->sizes;
@@ -304,23 +286,26 @@ static int check_memory(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]
 	return -ENOMEM;
 }
 
-static int lock_memory(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+static int cannot_lock(int error, char why[KVT_WHY_BYTES])
 {
 	struct rlimit limit;
-	int error;
 
+	getrlimit(RLIMIT_MEMLOCK, &limit);
+	snprintf(why, KVT_WHY_BYTES, "cannot lock arena, ledger and scratch: %s; RLIMIT_MEMLOCK is "
+		 "%llu: raise it (ulimit -l, LimitMEMLOCK=) or set mlock = no", strerror(-error),
+		 (unsigned long long)limit.rlim_cur);
+	return error;
+}
+
+static int lock_memory(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
 	if (!daemon->config.mlock)
 		return 0;
 	if (mlock(daemon->arena.base, daemon->arena.bytes) == 0 &&
 	    mlock(daemon->ledger.base, daemon->ledger.bytes) == 0 &&
 	    mlock(daemon->scratch, daemon->sizes.scratch_bytes) == 0)
 		return 0;
-	error = -errno;
-	getrlimit(RLIMIT_MEMLOCK, &limit);
-	snprintf(why, KVT_WHY_BYTES, "cannot lock arena, ledger and scratch: %s; RLIMIT_MEMLOCK is "
-		 "%llu: raise it (ulimit -l, LimitMEMLOCK=) or set mlock = no", strerror(-error),
-		 (unsigned long long)limit.rlim_cur);
-	return error;
+	return cannot_lock(-errno, why);
 }
 
 static void end_log(struct kvt_daemon *daemon, const char *why)
@@ -739,16 +724,20 @@ static int clear_socket(struct kvt_daemon *daemon, char *why)
 	return -EADDRINUSE;
 }
 
+static int no_group(const char *option, const char *name, char why[KVT_WHY_BYTES])
+{
+	snprintf(why, KVT_WHY_BYTES, "%s '%s' does not exist: make it (groupadd) or choose another",
+		 option, name);
+	return -ENOENT;
+}
+
 static int own_socket(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_config *config = &daemon->config;
 	gid_t gid;
 
-	if (kvt_peer_group(config->socket_group, &gid) != 0) {
-		snprintf(why, KVT_WHY_BYTES, "socket_group '%s' does not exist: make it (groupadd) "
-			 "or choose another", config->socket_group);
-		return -ENOENT;
-	}
+	if (kvt_peer_group(config->socket_group, &gid) != 0)
+		return no_group("socket_group", config->socket_group, why);
 	if ((gid != (gid_t)-1 && chown(daemon->socket_path, (uid_t)-1, gid) != 0) ||
 	    chmod(daemon->socket_path, (mode_t)config->socket_mode) != 0) {
 		int error = -errno;
@@ -914,6 +903,77 @@ static void report(const struct kvt_daemon *daemon)
 	kvt_log(KVT_LOG_NOTICE, "ready", "version=" KVT_VERSION " pid=%d instance=%s socket=\"%s\"",
 		(int)getpid(), daemon->config.instance, daemon->socket_path);
 }
+
+/* ---- --check-config */
+
+/* Arena and ledger. A running daemon of this instance gives its own back before the next starts. */
+static int check_shm(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	const struct kvt_config *config = &daemon->config;
+	uint64_t arena = daemon->sizes.arena_bytes, ledger = daemon->sizes.ledger_bytes, back = 0;
+	int error;
+
+	if (kvt_lock_held(config->runtime_dir, config->instance))
+		back = arena + ledger;
+	error = kvt_object_room("arena", arena, 0, back, why, KVT_WHY_BYTES);
+	return error ? error : kvt_object_room("ledger", ledger, arena, back, why, KVT_WHY_BYTES);
+}
+
+/* Only what a first page tells: mlock() of all of it would take its time. */
+static int check_mlock(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	const struct kvt_core_sizes *sizes = &daemon->sizes;
+	size_t bytes = sizes->arena_bytes + sizes->ledger_bytes + sizes->scratch_bytes;
+	void *base;
+	int error = 0;
+
+	if (!daemon->config.mlock)
+		return 0;
+	base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	/* On fault: the limit is checked, and no page is made. */
+	if (base == MAP_FAILED || mlock2(base, bytes, MLOCK_ONFAULT) != 0)
+		error = cannot_lock(-errno, why);
+	if (base != MAP_FAILED)
+		munmap(base, bytes);
+	return error;
+}
+
+static int check_names(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	const struct kvt_config *config = &daemon->config;
+	gid_t gid;
+
+	if (kvt_peer_group(config->socket_group, &gid) != 0)
+		return no_group("socket_group", config->socket_group, why);
+	if (kvt_peer_group(config->admin_group, &gid) != 0)
+		return no_group("admin_group", config->admin_group, why);
+	return *config->log_file ? kvt_oplog_check(config->log_file, why, KVT_WHY_BYTES) : 0;
+}
+
+int kvt_daemon_check(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	int error = raise_nofile(daemon, why);
+
+	if (!error)
+		error = pin_to_cpu(daemon, why);
+	if (!error)
+		error = plan_core(daemon, why);
+	if (!error)
+		error = check_memory(daemon, why);
+	if (!error)
+		error = check_shm(daemon, why);
+	if (!error)
+		error = check_mlock(daemon, why);
+	if (!error)
+		error = check_names(daemon, why);
+	if (!error)
+		error = kvt_loop_open(&daemon->loop, 0, why, KVT_WHY_BYTES);
+	if (!error)
+		kvt_loop_close(&daemon->loop);
+	return error;
+}
+
+/* ---- the end */
 
 /* Another daemon, or the manager, holds it, too. */
 static void forget_lock(struct kvt_daemon *daemon)

@@ -24,11 +24,13 @@ typedef bool kvt_test_change_fn(struct kvt_test_daemon *daemon);
 
 #define KVT_TEST_CANNOT_CHANGE 77
 
-static inline void kvt_test_spawn_changed(struct kvt_test_daemon *daemon,
-					  kvt_test_change_fn *change)
+/** `flag` is one argument more, or NULL. */
+static inline void kvt_test_spawn_with(struct kvt_test_daemon *daemon, kvt_test_change_fn *change,
+				       const char *flag)
 {
 	char program[640], notify[96];
-	char *argv[] = { program, (char *)(uintptr_t)"--config", daemon->config, NULL };
+	char *argv[] = { program, (char *)(uintptr_t)"--config", daemon->config,
+			 (char *)(uintptr_t)flag, NULL };
 	int fd;
 
 	snprintf(program, sizeof(program), "%s/kvtrunkd", kvt_test_build());
@@ -47,6 +49,12 @@ static inline void kvt_test_spawn_changed(struct kvt_test_daemon *daemon,
 		_exit(KVT_TEST_CANNOT_CHANGE);
 	execv(program, argv);
 	_exit(126);
+}
+
+static inline void kvt_test_spawn_changed(struct kvt_test_daemon *daemon,
+					  kvt_test_change_fn *change)
+{
+	kvt_test_spawn_with(daemon, change, NULL);
 }
 
 #endif

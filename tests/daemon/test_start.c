@@ -23,6 +23,21 @@
 
 #include "tests/daemon/spawn.h"
 
+/* --check-config says in the same words what the start says. */
+static void check_fails(struct kvt_test_daemon *daemon, kvt_test_change_fn *change,
+			const char *const *words)
+{
+	int ended;
+
+	unlink(daemon->output);
+	kvt_test_spawn_with(daemon, change, "--check-config");
+	ended = kvt_test_daemon_wait(daemon);
+	for (; *words; words++)
+		if (strncmp(*words, "event=", 6) != 0 && !kvt_test_daemon_said(daemon, *words))
+			kvt_test_fail("--check-config does not say: %s", *words);
+	kvt_test_check(WIFEXITED(ended) && WEXITSTATUS(ended) == 2);
+}
+
 /* Start with this configuration in this world; it must end with `status`, having said each of the
  * words. Skips the case where the world cannot be made. */
 static void must_fail(const char *config, kvt_test_change_fn *change, int status,
@@ -41,9 +56,10 @@ static void must_fail(const char *config, kvt_test_change_fn *change, int status
 		kvt_test_daemon_remove(&daemon);
 		skip();
 	}
-	for (; *words; words++)
-		if (!kvt_test_daemon_said(&daemon, *words))
-			kvt_test_fail("not said: %s", *words);
+	for (size_t i = 0; words[i]; i++)
+		if (!kvt_test_daemon_said(&daemon, words[i]))
+			kvt_test_fail("not said: %s", words[i]);
+	check_fails(&daemon, change, words);
 	if (!WIFEXITED(ended) || WEXITSTATUS(ended) != status)
 		kvt_test_fail("wait status 0x%x", ended);
 	if (kvt_test_daemon_leftovers(&daemon, names, sizeof(names)))
