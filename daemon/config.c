@@ -581,19 +581,24 @@ static int command_of(const char *argument)
 		return KVT_COMMAND_SUPERVISE;
 	if (flag_is(argument, "--takeover"))
 		return KVT_COMMAND_TAKEOVER;
+	if (flag_is(argument, "--detach"))
+		return KVT_COMMAND_DETACH;
 	return -1;
 }
 
 /* Whatever their order: a check does nothing else, and what is supervised may take over. */
 static int stronger(int a, int b)
 {
+	int detach = (a | b) & KVT_COMMAND_DETACH;
 	static const int order[] = { KVT_COMMAND_CHECK, KVT_COMMAND_SUPERVISE,
 				     KVT_COMMAND_TAKEOVER };
 
+	a &= ~KVT_COMMAND_DETACH;
+	b &= ~KVT_COMMAND_DETACH;
 	for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++)
 		if (a == order[i] || b == order[i])
-			return order[i];
-	return KVT_COMMAND_RUN;
+			return order[i] | detach;
+	return KVT_COMMAND_RUN | detach;
 }
 
 int kvt_config_parse(struct kvt_config *config, int argc, char **argv, char why[KVT_WHY_BYTES])
@@ -632,6 +637,11 @@ int kvt_config_parse(struct kvt_config *config, int argc, char **argv, char why[
 				return used;
 			i += used - 1;
 		}
+	}
+	if (!error && command == (KVT_COMMAND_CHECK | KVT_COMMAND_DETACH)) {
+		snprintf(why, KVT_WHY_BYTES, "--detach is for a daemon, and --check-config starts "
+			 "none: drop one of them");
+		error = -EINVAL;
 	}
 	if (!error)
 		error = config_check(config, why);
@@ -739,6 +749,9 @@ void kvt_config_help(FILE *to)
 		"  -c, --config FILE   read options from FILE (see kvtrunkd.conf(5))\n"
 		"  --supervise         run the daemon as a child; when it crashes, start it again\n"
 		"                      with all that it had; SIGUSR2 upgrades it\n"
+		"  --detach            return when the daemon serves, and let it run in the\n"
+		"                      background; it logs to RUNTIME_DIR/INSTANCE.log where\n"
+		"                      standard error is a terminal or a pipe\n"
 		"  --takeover          take everything over from this instance's running daemon\n"
 		"  --check-config      say whether the configuration is good and what pool it\n"
 		"                      makes here, and exit\n"

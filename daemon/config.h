@@ -54,6 +54,7 @@ enum kvt_command {
 	KVT_COMMAND_DUMP,
 	KVT_COMMAND_SUPERVISE,
 	KVT_COMMAND_TAKEOVER,
+	KVT_COMMAND_DETACH = 0x100, /* a flag, with RUN, SUPERVISE or TAKEOVER */
 };
 
 void kvt_config_init(struct kvt_config *config);

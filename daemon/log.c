@@ -35,7 +35,7 @@ static const char *level_name(enum kvt_log_level level)
 
 /* JOURNAL_STREAM is "device:inode" of the stream that was connected to the journal. It is inherited
  * by everything below a service, so it is worth nothing without a look at what stderr is. */
-static bool stderr_is_journal(void)
+bool kvt_log_is_journal(void)
 {
 	const char *stream = getenv("JOURNAL_STREAM");
 	unsigned long long device, inode;
@@ -53,7 +53,7 @@ static size_t line_prefix(char *line, size_t size, enum kvt_log_level level)
 	struct tm utc;
 	size_t at;
 
-	if (stderr_is_journal())
+	if (kvt_log_is_journal())
 		return (size_t)snprintf(line, size, "<%d>", (int)level);
 	clock_gettime(CLOCK_REALTIME, &now);
 	gmtime_r(&now.tv_sec, &utc);

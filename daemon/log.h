@@ -13,6 +13,7 @@
  */
 
 #include <stddef.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 enum kvt_log_level {
@@ -44,6 +45,9 @@ struct kvt_log_rates {
 
 /** Lines above `level` are not written. */
 void kvt_log_set_level(int level);
+
+/** Whether standard error is the journal's stream (JOURNAL_STREAM). */
+bool kvt_log_is_journal(void);
 
 /** Write "event=EVENT " and the formatted fields. */
 void kvt_log(enum kvt_log_level level, const char *event, const char *format, ...)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/daemon.h"
+#include "daemon/background.h"
 #include "daemon/supervise.h"
 
 #include <errno.h>
@@ -20,14 +21,21 @@ int main(int argc, char **argv)
 {
 	static struct kvt_daemon daemon; /* large, and zeroed */
 	char why[KVT_WHY_BYTES] = "";
-	int command, error;
+	int command, error, ready = -1, status;
 
 	command = kvt_config_parse(&daemon.config, argc, argv, why);
 	if (command < 0) {
 		fprintf(stderr, "kvtrunkd: %s\n", why);
 		return EXIT_USAGE;
 	}
-	switch ((enum kvt_command)command) {
+	if (command & KVT_COMMAND_DETACH) {
+		error = kvt_background(&daemon.config, &ready, &status, why);
+		if (error < 0)
+			fprintf(stderr, "kvtrunkd: %s\n", why);
+		if (error)
+			return error > 0 ? status : error == -EINVAL ? EXIT_USAGE : EXIT_FAILURE;
+	}
+	switch ((enum kvt_command)(command & ~KVT_COMMAND_DETACH)) {
 	case KVT_COMMAND_HELP:
 		kvt_config_help(stdout);
 		return 0;
@@ -46,11 +54,12 @@ int main(int argc, char **argv)
 		printf("configuration is good\n");
 		return 0;
 	case KVT_COMMAND_SUPERVISE:
-		return kvt_supervise(&daemon.config, argc, argv);
+		return kvt_supervise(&daemon.config, argc, argv, ready);
 	case KVT_COMMAND_TAKEOVER:
 		daemon.takeover = true;
 		break;
 	case KVT_COMMAND_RUN:
+	case KVT_COMMAND_DETACH:
 		break;
 	}
 	daemon.argc = argc;
@@ -60,6 +69,7 @@ int main(int argc, char **argv)
 		kvt_log(KVT_LOG_ERROR, "start_failed", "error=%d why=\"%s\"", -error, why);
 		return exit_code(error);
 	}
+	kvt_background_ready(&ready);
 	kvt_daemon_run(&daemon);
 	if (daemon.keep)
 		kvt_daemon_leave(&daemon);

@@ -17,6 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/background.h"
 #include "daemon/log.h"
 #include "daemon/notify.h"
 #include "daemon/object.h"
@@ -41,6 +42,7 @@ struct supervisor {
 	uint32_t store_most;
 	int notify_fd, child_notify_fd; /* the two ends of a socket pair without a name */
 	int signal_fd;
+	int detach_ready;         /* -1: nobody waits */
 	sigset_t old_mask;
 	pid_t child;              /* 0: none */
 	bool ready, stopping, upgrading;
@@ -145,6 +147,7 @@ static void take_line(struct supervisor *supervisor, const char *line, bool abou
 	if (strcmp(line, "READY=1") == 0) {
 		supervisor->ready = true;
 		supervisor->unready = 0;
+		kvt_background_ready(&supervisor->detach_ready);
 		supervisor->ready_ns = now_ns();
 		supervisor->fed_ns = supervisor->ready_ns;
 	} else if (strcmp(line, "WATCHDOG=1") == 0) {
@@ -506,9 +509,9 @@ static void remove_files(struct supervisor *supervisor)
 		close(fd);
 }
 
-int kvt_supervise(const struct kvt_config *config, int argc, char **argv)
+int kvt_supervise(const struct kvt_config *config, int argc, char **argv, int ready)
 {
-	struct supervisor supervisor = { .config = config };
+	struct supervisor supervisor = { .config = config, .detach_ready = ready };
 	char why[KVT_WHY_BYTES] = "";
 	int n = 0, code;
 
@@ -517,7 +520,7 @@ int kvt_supervise(const struct kvt_config *config, int argc, char **argv)
 	if (!supervisor.argv)
 		return EXIT_FAILURE;
 	for (int i = 0; i < argc; i++)
-		if (strcmp(argv[i], "--supervise") != 0)
+		if (strcmp(argv[i], "--supervise") != 0 && strcmp(argv[i], "--detach") != 0)
 			supervisor.argv[n++] = argv[i];
 	supervisor.watchdog_ns = (uint64_t)config->watchdog_ms * 1000000;
 	raise_nofile(&supervisor);

@@ -21,7 +21,8 @@
 #include "daemon/config.h"
 
 /** Returns the exit status of the process. `config` has the options of the daemon (already checked)
- * and argv its command line. */
-int kvt_supervise(const struct kvt_config *config, int argc, char **argv);
+ * and argv its command line. `ready`: for kvt_background_ready() when the first daemon serves; or
+ * -1. */
+int kvt_supervise(const struct kvt_config *config, int argc, char **argv, int ready);
 
 #endif

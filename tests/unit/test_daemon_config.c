@@ -220,6 +220,22 @@ static void options_that_do_not_fit_together_are_refused(void **state)
 	assert_non_null(strstr(why, "needs a value"));
 }
 
+static void a_detached_command_keeps_what_it_is(void **state)
+{
+	struct kvt_config config;
+	char why[KVT_WHY_BYTES];
+
+	(void)state;
+	assert_int_equal(parse(&config, why, "--detach", NULL, NULL),
+			 KVT_COMMAND_RUN | KVT_COMMAND_DETACH);
+	assert_int_equal(parse(&config, why, "--supervise", "--detach", "--takeover"),
+			 KVT_COMMAND_SUPERVISE | KVT_COMMAND_DETACH);
+	assert_int_equal(parse(&config, why, "--detach", "--takeover", NULL),
+			 KVT_COMMAND_TAKEOVER | KVT_COMMAND_DETACH);
+	assert_int_equal(parse(&config, why, "--detach", "--check-config", NULL), -EINVAL);
+	assert_int_equal(parse(&config, why, "--detach", "--help", NULL), KVT_COMMAND_HELP);
+}
+
 static void flags_win_over_the_environment_and_that_over_the_file(void **state)
 {
 	struct kvt_config config;
@@ -308,6 +324,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(defaults_are_what_the_table_says),
 		cmocka_unit_test(choices_of_policies_are_the_cores_in_its_order),
+		cmocka_unit_test(a_detached_command_keeps_what_it_is),
 		cmocka_unit_test(flags_win_over_the_file_and_the_file_over_defaults),
 		cmocka_unit_test(a_text_may_go_on_in_the_next_line),
 		cmocka_unit_test(a_bool_flag_needs_no_value_and_can_be_denied),
