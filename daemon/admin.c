@@ -138,6 +138,10 @@ static void fill_status(struct kvt_daemon *daemon, struct kvt_admin_status *stat
 	status->refused_connections = daemon->stats.refused;
 	status->log_lines_dropped = kvt_log_dropped();
 	memcpy(status->fingerprint, config->fingerprint, sizeof(status->fingerprint));
+	snprintf(status->version, sizeof(status->version), "%s", KVT_VERSION);
+	snprintf(status->instance_name, sizeof(status->instance_name), "%.63s",
+		 daemon->config.instance);
+	snprintf(status->socket_path, sizeof(status->socket_path), "%s", daemon->socket_path);
 }
 
 static void answer_status(struct kvt_daemon *daemon, struct admin_answer *answer)
@@ -246,6 +250,37 @@ static bool describe_node(const struct kvt_daemon *daemon, uint32_t index, void 
 	return kvt_core_describe_node(daemon->core, index, daemon->now_ns, record);
 }
 
+/* What became of an option that says how to choose a value. */
+static bool describe_option(const struct kvt_daemon *daemon, uint32_t index, void *record)
+{
+	const struct kvt_core_config *config = &daemon->core_config;
+	const struct {
+		const char *key;
+		uint64_t used;
+	} chosen[] = {
+		{ "n_pages", config->n_pages },
+		{ "n_slots", config->n_slots },
+		{ "max_nodes", config->max_nodes },
+		{ "max_private_pages", config->max_private_pages },
+		{ "n_slabs", daemon->pool.n_slabs },
+		{ "page_bytes", daemon->pool.page_bytes },
+		{ "pool_bytes", daemon->pool.bytes },
+	};
+	struct kvt_admin_option *option = record;
+
+	if (!kvt_config_describe(&daemon->config, index, option))
+		return false;
+	for (size_t i = 0; i < sizeof(chosen) / sizeof(chosen[0]); i++)
+		if (strcmp(option->key, chosen[i].key) == 0)
+			snprintf(option->used, sizeof(option->used), "%llu",
+				 (unsigned long long)chosen[i].used);
+	if (strcmp(option->key, "socket_path") == 0)
+		snprintf(option->used, sizeof(option->used), "%s", daemon->socket_path);
+	if (strcmp(option->key, "fingerprint") == 0)
+		snprintf(option->used, sizeof(option->used), "%.255s", config->fingerprint);
+	return true;
+}
+
 typedef bool describe_fn(const struct kvt_daemon *daemon, uint32_t index, void *record);
 
 /* Records from `cursor` on, as many as fit. The answer may hold none and still go on: then a
@@ -258,6 +293,7 @@ static void answer_table(struct kvt_daemon *daemon, struct admin_answer *answer,
 		struct kvt_admin_client client;
 		struct kvt_admin_namespace namespace;
 		struct kvt_admin_node node;
+		struct kvt_admin_option option;
 	} record;
 	uint64_t at = request->cursor, last;
 
@@ -550,6 +586,10 @@ void kvt_admin_handle(struct kvt_daemon *daemon, struct kvt_connection *connecti
 	case KVT_ADMIN_NODES:
 		answer_table(daemon, &answer, request, describe_node, config->max_nodes,
 			     sizeof(struct kvt_admin_node));
+		break;
+	case KVT_ADMIN_CONFIG:
+		answer_table(daemon, &answer, request, describe_option, KVT_OPTION_COUNT,
+			     sizeof(struct kvt_admin_option));
 		break;
 	case KVT_ADMIN_PAGE:
 		answer_page(daemon, &answer, request);

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "daemon/geometry.h"
+#include "shm/nearest.h"
 
 #define ENVIRONMENT_PREFIX "KVTRUNKD_"
 
@@ -44,6 +45,7 @@ struct option_row {
 static const struct option_row option_rows[] = { KVT_DAEMON_OPTIONS(ROW) };
 
 #define N_ROWS (sizeof(option_rows) / sizeof(option_rows[0]))
+_Static_assert(N_ROWS == KVT_OPTION_COUNT, "one row for each option");
 
 static const char *type_name(enum option_type type)
 {
@@ -70,37 +72,14 @@ static const struct option_row *row_find(const char *key, size_t n)
 	return NULL;
 }
 
-static size_t edit_distance(const char *a, const char *b)
-{
-	size_t row[64], n = strlen(b);
-
-	if (n >= 63)
-		return n;
-	for (size_t j = 0; j <= n; j++)
-		row[j] = j;
-	for (size_t i = 1; a[i - 1]; i++) {
-		size_t diagonal = row[0];
-
-		row[0] = i;
-		for (size_t j = 1; j <= n; j++) {
-			size_t change = diagonal + (a[i - 1] != b[j - 1]);
-			size_t best = row[j] + 1 < row[j - 1] + 1 ? row[j] + 1 : row[j - 1] + 1;
-
-			diagonal = row[j];
-			row[j] = change < best ? change : best;
-		}
-	}
-	return row[n];
-}
-
 /* The option that was probably meant, or NULL. */
 static const char *nearest_key(const char *key)
 {
 	const char *nearest = NULL;
-	size_t least = 3;
+	size_t least = KVT_NEAREST_MOST + 1;
 
 	for (size_t i = 0; i < N_ROWS; i++) {
-		size_t distance = edit_distance(key, option_rows[i].key);
+		size_t distance = kvt_edit_distance(key, option_rows[i].key);
 
 		if (distance < least) {
 			least = distance;
@@ -304,7 +283,10 @@ static int row_set(const struct option_row *row, struct kvt_config *config, cons
 		good = parse_share(row, value, field);
 		break;
 	}
-	return good ? 0 : bad_value(row, place, value, why);
+	if (!good)
+		return bad_value(row, place, value, why);
+	strlcpy(config->origins[row - option_rows], place, KVT_ORIGIN_BYTES);
+	return 0;
 }
 
 void kvt_config_init(struct kvt_config *config)
@@ -657,9 +639,12 @@ void kvt_config_reload(struct kvt_config *config, const struct kvt_config *fresh
 		char *list = row->when == WHEN_RELOAD ? ret_changed : ret_fixed;
 		char *field = (char *)config + row->offset;
 		const char *other = (const char *)fresh + row->offset;
-
 		/* Both were zeroed and set through the same function, so bytes decide. */
-		if (memcmp(field, other, row->size) == 0)
+		bool differs = memcmp(field, other, row->size) != 0;
+
+		if (!differs || row->when == WHEN_RELOAD)
+			memcpy(config->origins[i], fresh->origins[i], KVT_ORIGIN_BYTES);
+		if (!differs)
 			continue;
 		if (*list)
 			strlcat(list, " ", KVT_WHY_BYTES);
@@ -718,6 +703,22 @@ const char *kvt_config_get(const struct kvt_config *config, const char *key, cha
 	}
 	}
 	return to;
+}
+
+bool kvt_config_describe(const struct kvt_config *config, uint32_t index,
+			 struct kvt_admin_option *ret_option)
+{
+	const struct option_row *row = &option_rows[index];
+
+	if (index >= N_ROWS)
+		return false;
+	memset(ret_option, 0, sizeof(*ret_option));
+	strlcpy(ret_option->key, row->key, sizeof(ret_option->key));
+	kvt_config_get(config, row->key, ret_option->value, sizeof(ret_option->value));
+	strlcpy(ret_option->used, ret_option->value, sizeof(ret_option->used));
+	strlcpy(ret_option->origin, config->origins[index], sizeof(ret_option->origin));
+	ret_option->reload = row->when == WHEN_RELOAD;
+	return true;
 }
 
 /* Help text in lines of at most 78 columns, indented. */

@@ -17,9 +17,11 @@
 #include <stdio.h>
 
 #include "daemon/options.h"
+#include "kvtrunk_abi.h"
 
 #define KVT_WHY_BYTES 512
 #define KVT_CONFIG_TEXT_BYTES 256
+#define KVT_ORIGIN_BYTES 128
 
 /** A number, or hundredths of something: of the pool, of free memory. */
 struct kvt_share {
@@ -37,8 +39,14 @@ struct kvt_share {
 #define KVT_FIELD_MODE(key) int64_t key;
 #define KVT_FIELD(type, key, fallback, minimum, maximum, choices, when, help) KVT_FIELD_##type(key)
 
+#define KVT_OPTION_ONE(type, key, fallback, minimum, maximum, choices, when, help) +1
+
+enum { KVT_OPTION_COUNT = 0 KVT_DAEMON_OPTIONS(KVT_OPTION_ONE) };
+
 struct kvt_config {
 	KVT_DAEMON_OPTIONS(KVT_FIELD)
+	/* Where each option was set, in the table's order: "default", "--policy", "FILE:12". */
+	char origins[KVT_OPTION_COUNT][KVT_ORIGIN_BYTES];
 };
 
 enum kvt_hugepages { KVT_HUGEPAGES_AUTO = 0, KVT_HUGEPAGES_NO = 1, KVT_HUGEPAGES_REQUIRE = 2 };
@@ -78,6 +86,11 @@ void kvt_config_reload(struct kvt_config *config, const struct kvt_config *fresh
 /** The value as it would stand in a file. */
 const char *kvt_config_get(const struct kvt_config *config, const char *key, char *to,
 			   size_t size);
+
+/** Describe option number `index` of the table for KVT_ADMIN_CONFIG; `used` is as configured.
+ * False: there are fewer. */
+bool kvt_config_describe(const struct kvt_config *config, uint32_t index,
+			 struct kvt_admin_option *ret_option);
 
 /** Name of a choice, e.g. kvt_config_choice("policy", 0) is "lru". */
 const char *kvt_config_choice(const char *key, uint32_t index, char *to, size_t size);

@@ -976,6 +976,7 @@ enum kvt_admin_what {
 	KVT_ADMIN_SETTLED = 12,   /* struct kvt_admin_status once no background work is left */
 	KVT_ADMIN_ENDED = 13,     /* argument = session: answers when it is DEAD or FREE */
 	KVT_ADMIN_TAKEOVER = 14,  /* answered by HANDOVER messages: the asker is the successor */
+	KVT_ADMIN_CONFIG = 15,    /* struct kvt_admin_option, cursor = number of the option */
 };
 
 /** Request and answer. In the answer `count` records of `record_bytes` follow, and `cursor` is
@@ -1023,6 +1024,20 @@ struct kvt_admin_status {
 	struct kvt_pool_geometry geometry;
 	uint32_t n_slabs;
 	uint32_t reserved1;
+	char version[24];
+	char instance_name[64];
+	char socket_path[112];
+};
+
+/** An option of kvtrunkd(8). `value` is as configured, `used` what the daemon made of it (0 pages:
+ * as many as fit). Texts end with NUL and are cut where they do not fit. */
+struct kvt_admin_option {
+	char key[32];
+	char value[256];
+	char used[256];
+	char origin[128]; /* "default", "--policy", "FILE:12" */
+	uint32_t reload;  /* 1: SIGHUP changes it, 0: it takes a restart */
+	uint32_t reserved;
 };
 
 struct kvt_admin_client {
@@ -1086,6 +1101,7 @@ static inline uint64_t kvt_abi_layout(void)
 		sizeof(struct kvt_message_group),
 		sizeof(struct kvt_message_namespace),
 		sizeof(struct kvt_message_admin), sizeof(struct kvt_admin_status),
+		sizeof(struct kvt_admin_option),
 		sizeof(struct kvt_admin_client), sizeof(struct kvt_admin_node),
 	};
 	uint64_t hash = 0xcbf29ce484222325ull;
