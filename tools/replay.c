@@ -78,7 +78,8 @@ static const char usage_text[] =
 	"  --no-verify         do not look at the pattern of reused pages\n"
 	"  --no-private        do not simulate private pools\n"
 	"  --json              one JSON object instead of the table\n"
-	"  --quiet             no progress bar\n";
+	"  --progress          show progress although stderr is no terminal: a line a second\n"
+	"  --quiet             show none\n";
 
 enum option_code {
 	OPT_FORMAT = 256, OPT_WORKERS, OPT_SOCKET, OPT_START, OPT_DAEMON, OPT_PAGES, OPT_PAGE_SIZE,
@@ -86,6 +87,7 @@ enum option_code {
 	OPT_SESSIONS, OPT_SEED, OPT_NAMESPACES, OPT_CHUNK, OPT_CONCURRENCY, OPT_TIME_SCALE,
 	OPT_LOCKSTEP, OPT_FORCE_MISS, OPT_KILL, OPT_SERVED, OPT_WRITE, OPT_VERIFY, OPT_NO_VERIFY,
 	OPT_NO_PRIVATE, OPT_JSON, OPT_QUIET, OPT_HELP, OPT_COALESCE, OPT_BURSTS, OPT_PREFILL,
+	OPT_PROGRESS,
 };
 
 static const struct option long_options[] = {
@@ -121,6 +123,7 @@ static const struct option long_options[] = {
 	{ "no-verify", no_argument, NULL, OPT_NO_VERIFY },
 	{ "no-private", no_argument, NULL, OPT_NO_PRIVATE },
 	{ "json", no_argument, NULL, OPT_JSON },
+	{ "progress", no_argument, NULL, OPT_PROGRESS },
 	{ "quiet", no_argument, NULL, OPT_QUIET },
 	{ "help", no_argument, NULL, OPT_HELP },
 	{ NULL, 0, NULL, 0 },
@@ -209,6 +212,9 @@ static bool set_flag(struct kvt_replay_options *options, int code)
 		return true;
 	case OPT_JSON:
 		options->json = true;
+		return true;
+	case OPT_PROGRESS:
+		options->progress = true;
 		return true;
 	case OPT_QUIET:
 		options->quiet = true;
@@ -468,23 +474,38 @@ static void maybe_kill(struct replay *replay)
 	kvt_replay_crew_bury(&replay->crew, victim);
 }
 
+/* What is left at the rate so far. */
+static const char *time_left(double seconds, uint32_t done, uint32_t n, char *to, size_t bytes)
+{
+	if (!done)
+		snprintf(to, bytes, "?");
+	else
+		snprintf(to, bytes, "%.0f s", seconds / done * (n - done));
+	return to;
+}
+
+/* On a terminal a line that is written over, elsewhere with --progress one a second. */
 static void draw(struct replay *replay, bool last)
 {
 	uint32_t done = kvt_load_relaxed(&replay->crew.shared->done), n = replay->trace->n_requests;
 	int64_t now = kvt_replay_now_ns();
-	uint32_t part = n ? (uint32_t)(40ull * done / n) : 40;
-	char bar[41];
+	double seconds = (double)(now - (int64_t)replay->crew.shared->start_ns) / 1e9;
+	uint32_t part = n ? (uint32_t)(30ull * done / n) : 30;
+	bool terminal = isatty(STDERR_FILENO);
+	char bar[31], left[32];
 
-	if (replay->options.quiet || !isatty(STDERR_FILENO))
+	if (replay->options.quiet || (!terminal && !replay->options.progress))
 		return;
-	if (!last && now - replay->drawn_ns < 200000000)
+	if (!last && now - replay->drawn_ns < (terminal ? 200000000 : 1000000000))
 		return;
 	replay->drawn_ns = now;
 	memset(bar, ' ', sizeof(bar));
 	memset(bar, '=', part);
-	bar[40] = 0;
-	fprintf(stderr, "\r[%s] %u/%u requests, %.0f s%s", bar, done, n,
-		(double)(now - (int64_t)replay->crew.shared->start_ns) / 1e9, last ? "\n" : "");
+	bar[30] = 0;
+	fprintf(stderr, "%s[%s] %u/%u requests, %.0f s, %.0f/s, %s left%s", terminal ? "\r" : "",
+		bar, done, n, seconds, seconds > 0 ? done / seconds : 0.0,
+		time_left(seconds, done, n, left, sizeof(left)),
+		terminal ? last ? "\033[K\n" : "\033[K" : "\n");
 }
 
 static int watch(struct replay *replay)

@@ -49,6 +49,7 @@ struct kvt_replay_options {
 	bool simulate; /* private pools */
 	bool json;
 	bool quiet;
+	bool progress; /* also where stderr is no terminal */
 };
 
 enum kvt_replay_op {

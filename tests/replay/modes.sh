@@ -10,6 +10,13 @@ sound
 is hit_positions 0
 is evictions 0
 
+# Two seconds of work on one device, with stderr in a file.
+replay "${generate[@]}" --no-private --prefill-rate 150000 --progress 2>"$work/progress"
+sound
+grep -q '^\[=* *\] [0-9]*/200 requests, [0-9]* s, [0-9]*/s, [0-9]* s left$' "$work/progress" ||
+	die "no progress: $(cat "$work/progress")"
+grep -q ' 200/200 requests' "$work/progress" || die "the progress does not end"
+
 replay "${generate[@]}" --force-miss --lockstep
 sound
 is hit_positions 0
