@@ -5,23 +5,62 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "shm/nearest.h"
 #include "tools/script.h"
 
 #define MAX_REMOVE_KEYS ((KVT_MESSAGE_MAX - sizeof(struct kvt_message_admin)) / sizeof(uint32_t))
 
 /* ---------------------------------------------------------------- what the commands share */
 
-int kvt_admin_exit(int error)
+int kvt_admin_exit(const struct kvt_admin *admin, int error)
 {
-	return error == -ECONNRESET || error == -ETIMEDOUT ? KVT_EXIT_CONNECT : KVT_EXIT_PROBLEM;
+	return !admin->client || error == -ECONNRESET || error == -ETIMEDOUT ? KVT_EXIT_CONNECT
+									     : KVT_EXIT_PROBLEM;
+}
+
+static void say_silent(const struct kvt_admin *admin)
+{
+	const char *path = admin->socket_path ? admin->socket_path : getenv("KVTRUNK_SOCKET");
+
+	fprintf(stderr, "kvtctl: the daemon on %s does not answer within %.3g s: it is stopped, "
+		"hangs or is busy (--timeout SECONDS waits longer)\n",
+		path && *path ? path : "its default socket", (double)admin->timeout_ns / 1e9);
+}
+
+int kvt_admin_connect(struct kvt_admin *admin)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_error error = { .text = "" };
+	int rc;
+
+	if (admin->client)
+		return 0;
+	options.socket_path = admin->socket_path;
+	options.label = "kvtctl";
+	options.flags = KVT_HELLO_OBSERVE;
+	options.timeout_ns = admin->timeout_ns;
+	options.connect_wait_ns = -1;
+	rc = kvt_client_connect(&admin->client, &options, &error);
+	if (rc == -ETIMEDOUT)
+		say_silent(admin);
+	else if (rc)
+		fprintf(stderr, "kvtctl: %s\n", error.text);
+	else if (admin->patient)
+		kvt_client_set_timeout(admin->client, 0);
+	return rc;
 }
 
 static int ask_with(struct kvt_admin *admin, struct kvt_message_admin *request,
 		    const void *payload, size_t payload_bytes, void *ret_records, size_t bytes)
 {
-	int rc = kvt_admin(admin->client, request, payload, payload_bytes, ret_records, bytes);
+	int rc = kvt_admin_connect(admin);
 
-	if (rc < 0)
+	if (rc)
+		return rc;
+	rc = kvt_admin(admin->client, request, payload, payload_bytes, ret_records, bytes);
+	if (rc == -ETIMEDOUT)
+		say_silent(admin);
+	else if (rc < 0)
 		fprintf(stderr, "kvtctl %s: %s\n", admin->command,
 			kvt_client_error(admin->client)->text);
 	return rc;
@@ -64,33 +103,98 @@ int kvt_admin_table(struct kvt_admin *admin, uint32_t what, size_t record_bytes,
 	return 0;
 }
 
-int kvt_admin_usage(const struct kvt_admin *admin, const char *usage)
+int kvt_admin_usage(const struct kvt_admin *admin)
 {
-	fprintf(stderr, "usage: kvtctl [--socket PATH] [--json] %s %s\n", admin->command, usage);
+	fprintf(stderr, "usage: kvtctl %s%s%s   (kvtctl help %s says more)\n", admin->command,
+		*admin->arguments ? " " : "", admin->arguments, admin->command);
 	return KVT_EXIT_USAGE;
 }
 
-int kvt_admin_options(struct kvt_admin *admin, const char *const *names, const char **values,
-		      const char **words, unsigned int max_words)
+const char *kvt_admin_nearest(const char *typed, const char *(*name_of)(const void *list, size_t i),
+			      const void *list)
 {
+	const char *nearest = NULL, *name;
+	size_t least = KVT_NEAREST_MOST + 1;
+
+	for (size_t i = 0; (name = name_of(list, i)); i++) {
+		size_t distance = kvt_edit_distance(typed, name);
+
+		if (distance < least && distance < strlen(name)) {
+			least = distance;
+			nearest = name;
+		}
+	}
+	return nearest;
+}
+
+static const char *option_name(const void *list, size_t i)
+{
+	return ((const struct kvt_admin_option_word *)list)[i].name;
+}
+
+/* argv[*i] is an option: set it, and step over its value. */
+static int take_option(struct kvt_admin *admin, const struct kvt_admin_option_word *options, int *i)
+{
+	const char *word = admin->argv[*i], *value = strchr(word, '='), *nearest;
+	size_t n = value ? (size_t)(value++ - word) : strlen(word);
+	unsigned int at = 0;
+
+	while (options[at].name && (strncmp(options[at].name, word, n) || options[at].name[n]))
+		at++;
+	if (!options[at].name) {
+		nearest = kvt_admin_nearest(word, option_name, options);
+		fprintf(stderr, "kvtctl %s: no option '%s'%s%s%s\n", admin->command, word,
+			nearest ? "; did you mean '" : "", nearest ? nearest : "",
+			nearest ? "'?" : "");
+		return -EINVAL;
+	}
+	if (!options[at].flag && !value && *i + 1 < admin->argc)
+		value = admin->argv[++*i];
+	if (options[at].flag ? value != NULL : !value) {
+		fprintf(stderr, "kvtctl %s: %s %s\n", admin->command, options[at].name,
+			options[at].flag ? "takes no value" : "needs a value");
+		return -EINVAL;
+	}
+	if (options[at].flag)
+		*options[at].flag = true;
+	else
+		*options[at].value = value;
+	return 0;
+}
+
+int kvt_admin_words(struct kvt_admin *admin, const struct kvt_admin_option_word *options,
+		    const char **words, unsigned int max_words)
+{
+	static const struct kvt_admin_option_word none = { .name = NULL };
 	unsigned int n_words = 0;
 
 	for (int i = 0; i < admin->argc; i++) {
-		const char *word = admin->argv[i];
-		unsigned int at = 0;
-
-		if (word[0] != '-') {
-			if (n_words == max_words)
+		if (admin->argv[i][0] == '-') {
+			if (take_option(admin, options ? options : &none, &i))
 				return -EINVAL;
-			words[n_words++] = word;
-			continue;
-		}
-		while (names[at] && strcmp(names[at], word) != 0)
-			at++;
-		if (!names[at] || i + 1 == admin->argc)
+		} else if (n_words == max_words) {
+			fprintf(stderr, "kvtctl %s: unexpected word '%s'\n", admin->command,
+				admin->argv[i]);
 			return -EINVAL;
-		values[at] = admin->argv[++i];
+		} else {
+			words[n_words++] = admin->argv[i];
+		}
 	}
+	return 0;
+}
+
+int kvt_admin_number(const struct kvt_admin *admin, const char *what, const char *text,
+		     uint64_t least, uint64_t max, uint64_t *ret_number)
+{
+	uint64_t number;
+
+	if (kvt_number_parse(text, strlen(text), max, &number) || number < least) {
+		fprintf(stderr, "kvtctl %s: %s takes a number from %llu to %llu, not '%s'\n",
+			admin->command, what, (unsigned long long)least, (unsigned long long)max,
+			text);
+		return -EINVAL;
+	}
+	*ret_number = number;
 	return 0;
 }
 
@@ -102,16 +206,15 @@ int kvt_admin_print(struct kvt_json *json)
 	return rc ? KVT_EXIT_PROBLEM : KVT_EXIT_OK;
 }
 
-static bool no_words(const struct kvt_admin *admin)
-{
-	return admin->argc == 0;
-}
-
 /* The only word of a command, a number. */
-static bool one_number(const struct kvt_admin *admin, uint64_t max, uint64_t *ret_number)
+static int one_number(struct kvt_admin *admin, uint64_t *ret_number)
 {
-	return admin->argc == 1 && kvt_number_parse(admin->argv[0], strlen(admin->argv[0]), max,
-						    ret_number) == 0;
+	const char *word = NULL;
+
+	if (kvt_admin_words(admin, NULL, &word, 1))
+		return -EINVAL;
+	return word ? kvt_admin_number(admin, admin->arguments, word, 0, UINT32_MAX, ret_number)
+		    : -EINVAL;
 }
 
 /* ---------------------------------------------------------------- commands */
@@ -147,11 +250,11 @@ int kvt_admin_page(struct kvt_admin *admin)
 	struct kvt_admin_page page;
 	int rc;
 
-	if (!one_number(admin, UINT32_MAX, &request.argument))
-		return kvt_admin_usage(admin, "NUMBER");
+	if (one_number(admin, &request.argument))
+		return kvt_admin_usage(admin);
 	rc = kvt_admin_ask(admin, &request, &page, sizeof(page));
 	if (rc < 1)
-		return kvt_admin_exit(rc);
+		return kvt_admin_exit(admin, rc);
 	if (admin->json)
 		return page_json(&page);
 	printf("page %u: %s", page.page, page_state_name(page.state));
@@ -174,14 +277,14 @@ int kvt_admin_audit(struct kvt_admin *admin)
 	int rc;
 
 	memset(text, 0, KVT_MESSAGE_MAX);
-	if (!no_words(admin)) {
+	if (kvt_admin_words(admin, NULL, NULL, 0)) {
 		free(text);
-		return kvt_admin_usage(admin, "");
+		return kvt_admin_usage(admin);
 	}
 	rc = kvt_admin_ask(admin, &request, text, KVT_MESSAGE_MAX - 1);
 	if (rc < 0) {
 		free(text);
-		return kvt_admin_exit(rc);
+		return kvt_admin_exit(admin, rc);
 	}
 	if (!admin->json) {
 		printf("%s", text);
@@ -213,7 +316,7 @@ static int simple(struct kvt_admin *admin, struct kvt_message_admin *request,
 	int rc = ask_with(admin, request, payload, payload_bytes, NULL, 0);
 
 	if (rc < 0)
-		return kvt_admin_exit(rc);
+		return kvt_admin_exit(admin, rc);
 	if (!admin->json) {
 		printf(sentence, (unsigned long long)request->total);
 		printf("\n");
@@ -231,8 +334,8 @@ int kvt_admin_evict(struct kvt_admin *admin)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_EVICT };
 
-	if (!one_number(admin, UINT32_MAX, &request.argument))
-		return kvt_admin_usage(admin, "PAGES");
+	if (one_number(admin, &request.argument))
+		return kvt_admin_usage(admin);
 	return simple(admin, &request, NULL, 0, "evicted", "evicted %llu pages");
 }
 
@@ -240,8 +343,8 @@ int kvt_admin_reset(struct kvt_admin *admin)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_RESET };
 
-	if (!no_words(admin))
-		return kvt_admin_usage(admin, "");
+	if (kvt_admin_words(admin, NULL, NULL, 0))
+		return kvt_admin_usage(admin);
 	return simple(admin, &request, NULL, 0, NULL,
 		      "nothing that was cached before matches any more");
 }
@@ -250,8 +353,8 @@ int kvt_admin_fence(struct kvt_admin *admin)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_FENCE };
 
-	if (!one_number(admin, UINT32_MAX, &request.argument))
-		return kvt_admin_usage(admin, "SESSION   (its number, from `kvtctl clients`)");
+	if (one_number(admin, &request.argument))
+		return kvt_admin_usage(admin);
 	return simple(admin, &request, NULL, 0, NULL,
 		      "declared quiet: its quarantined pages are free");
 }
@@ -281,27 +384,20 @@ static int parse_keys(const char *text, uint32_t **ret_keys, uint32_t *ret_n)
 
 int kvt_admin_remove(struct kvt_admin *admin)
 {
-	static const char *const names[] = { "--keys", NULL };
 	struct kvt_message_admin request = { .what = KVT_ADMIN_REMOVE };
 	const char *namespace = NULL, *keys_text = NULL;
+	const struct kvt_admin_option_word options[] = { { "--keys", &keys_text, NULL }, { 0 } };
 	uint32_t *keys = NULL;
-	char why[KVT_TEXT_BYTES];
 	int rc;
 
-	if (kvt_admin_options(admin, names, &keys_text, &namespace, 1) || !namespace)
-		return kvt_admin_usage(admin, "NAMESPACE [--keys LIST]\n"
-				       "  NAMESPACE is NAME, SALT/ADAPTER, '' for the plain one, "
-				       "or digest:HEX (kvtctl namespaces)\n"
-				       "  LIST is a prefix as in scripts, 1,2,3..9; without it "
-				       "the whole namespace goes");
-	if (kvt_namespace_parse(namespace, request.digest, why, sizeof(why))) {
-		fprintf(stderr, "kvtctl remove: %s\n", why);
-		return KVT_EXIT_USAGE;
-	}
+	if (kvt_admin_words(admin, options, &namespace, 1) || !namespace)
+		return kvt_admin_usage(admin);
 	if (keys_text && parse_keys(keys_text, &keys, &request.count))
 		return KVT_EXIT_USAGE;
-	rc = simple(admin, &request, keys, request.count * sizeof(uint32_t), "removed",
-		    "%llu subtrees detached");
+	rc = kvt_admin_namespace(admin, namespace, request.digest);
+	if (!rc)
+		rc = simple(admin, &request, keys, request.count * sizeof(uint32_t), "removed",
+			    "%llu subtrees detached");
 	free(keys);
 	return rc;
 }

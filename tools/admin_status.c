@@ -45,6 +45,9 @@ static void status_geometry(struct kvt_json *json, const struct kvt_pool_geometr
 
 static void status_identity(struct kvt_json *json, const struct kvt_admin_status *status)
 {
+	kvt_json_string(json, "version", status->version);
+	kvt_json_string(json, "instance_name", status->instance_name);
+	kvt_json_string(json, "socket", status->socket_path);
 	kvt_json_i64(json, "daemon_pid", status->daemon_pid);
 	kvt_json_format(json, "instance", "%016llx%016llx",
 			(unsigned long long)status->instance[0],
@@ -154,7 +157,8 @@ static void status_text(const struct kvt_admin_status *status)
 	const struct kvt_counters *counters = &status->counters;
 	char first[32], second[32], third[32], fourth[32];
 
-	printf("kvtrunkd pid %d, epoch %llu, up %s%s%s\n", status->daemon_pid,
+	printf("kvtrunkd %s, instance %s, pid %d, on %s, epoch %llu, up %s%s%s\n", status->version,
+	       status->instance_name, status->daemon_pid, status->socket_path,
 	       (unsigned long long)status->epoch,
 	       kvt_age_text(status->now_ns - status->started_ns, first, sizeof(first)),
 	       status->disabled ? ", caching disabled" : "", status->draining ? ", draining" : "");
@@ -207,11 +211,11 @@ int kvt_admin_status(struct kvt_admin *admin)
 	struct kvt_admin_status status;
 	int rc;
 
-	if (admin->argc)
-		return kvt_admin_usage(admin, "");
+	if (kvt_admin_words(admin, NULL, NULL, 0))
+		return kvt_admin_usage(admin);
 	rc = kvt_admin_ask(admin, &request, &status, sizeof(status));
 	if (rc < 1)
-		return kvt_admin_exit(rc);
+		return kvt_admin_exit(admin, rc);
 	if (admin->json)
 		return status_json(&status);
 	status_text(&status);
@@ -225,183 +229,13 @@ int kvt_admin_metrics(struct kvt_admin *admin)
 	struct kvt_text text = { 0 };
 	int rc;
 
-	if (admin->argc || admin->json)
-		return kvt_admin_usage(admin, "  (text only)");
+	if (kvt_admin_words(admin, NULL, NULL, 0) || admin->json)
+		return kvt_admin_usage(admin);
 	rc = kvt_admin_ask(admin, &request, &status, sizeof(status));
 	if (rc < 1)
-		return kvt_admin_exit(rc);
+		return kvt_admin_exit(admin, rc);
 	kvt_metrics_print(&text, &status);
 	fwrite(text.bytes, 1, text.used, stdout);
 	kvt_text_free(&text);
-	return KVT_EXIT_OK;
-}
-
-/* ---------------------------------------------------------------- clients, namespaces */
-
-/* A member's place is kept for it before it comes. */
-static const char *client_state(const struct kvt_admin_client *client)
-{
-	return client->rank && client->state == KVT_SESSION_FREE
-		       ? "awaited"
-		       : kvt_session_state_text(client->state);
-}
-
-static void client_json(struct kvt_json *json, const struct kvt_admin_client *client)
-{
-	kvt_json_open(json, NULL, '{');
-	kvt_json_u64(json, "session", client->session);
-	kvt_json_string(json, "state", client_state(client));
-	kvt_json_u64(json, "rank", client->rank);
-	kvt_json_u64(json, "n_ranks", client->n_ranks);
-	kvt_json_i64(json, "pid", client->pid);
-	kvt_json_u64(json, "uid", client->uid);
-	kvt_json_bytes(json, "label", client->label, strnlen(client->label, KVT_LABEL_BYTES));
-	kvt_json_u64(json, "leases", client->n_leases);
-	kvt_json_u64(json, "max_leases", client->max_leases);
-	kvt_json_u64(json, "private", client->n_private);
-	kvt_json_u64(json, "max_private_pages", client->max_private_pages);
-	kvt_json_u64(json, "quarantined", client->n_quarantined);
-	kvt_json_u64(json, "deferred", client->n_pending);
-	kvt_json_u64(json, "operations", client->operations);
-	kvt_json_u64(json, "sq_waiting", client->sq_waiting);
-	kvt_json_u64(json, "cq_waiting", client->cq_waiting);
-	kvt_json_seconds(json, "age_s", client->age_ns);
-	kvt_json_bool(json, "hung_up", client->signs & KVT_SIGN_HANGUP);
-	kvt_json_bool(json, "exited", client->signs & KVT_SIGN_EXITED);
-	kvt_json_bool(json, "quiet", client->signs & KVT_SIGN_QUIET);
-	kvt_json_bool(json, "fenced", client->signs & KVT_SIGN_FENCED);
-	kvt_json_seconds(json, "ended_age_s", client->ended_age_ns);
-	kvt_json_close(json, '}');
-}
-
-/* What a session that is over still waits for. */
-static const char *ended_text(const struct kvt_admin_client *client)
-{
-	if (client->state < KVT_SESSION_DYING)
-		return "";
-	if (!(client->signs & KVT_SIGN_EXITED))
-		return "  its process lives on";
-	if (!(client->signs & KVT_SIGN_HANGUP))
-		return "  a child of it holds the socket";
-	return client->signs & KVT_SIGN_QUIET ? "" : "  work in flight";
-}
-
-/* Members stand below their session, which holds everything. */
-static int compare_clients(const void *a, const void *b)
-{
-	const struct kvt_admin_client *left = a, *right = b;
-
-	if (left->session != right->session)
-		return left->session < right->session ? -1 : 1;
-	return left->rank < right->rank ? -1 : left->rank > right->rank;
-}
-
-static void client_text(const struct kvt_admin_client *client)
-{
-	char age[32];
-
-	if (client->rank) {
-		printf("%7s %-8s %8d %5u %-20.20s rank %u of %u\n", "+", client_state(client),
-		       client->pid, client->uid, client->label, client->rank, client->n_ranks);
-		return;
-	}
-	printf("%7u %-8s %8d %5u %-20.20s %7u %8u %8u %8u %11llu %8s%s\n", client->session,
-	       kvt_session_state_text(client->state), client->pid, client->uid, client->label,
-	       client->n_leases, client->n_private, client->n_quarantined, client->n_pending,
-	       (unsigned long long)client->operations,
-	       kvt_age_text(client->age_ns, age, sizeof(age)), ended_text(client));
-}
-
-int kvt_admin_clients(struct kvt_admin *admin)
-{
-	struct kvt_json json = { .comma = false };
-	struct kvt_admin_client *clients;
-	void *records;
-	uint32_t n;
-	int rc;
-
-	if (admin->argc)
-		return kvt_admin_usage(admin, "");
-	rc = kvt_admin_table(admin, KVT_ADMIN_CLIENTS, sizeof(*clients), &records, &n);
-	if (rc)
-		return kvt_admin_exit(rc);
-	clients = records;
-	if (n)
-		qsort(clients, n, sizeof(*clients), compare_clients);
-	if (!admin->json)
-		printf("%7s %-8s %8s %5s %-20s %7s %8s %8s %8s %11s %8s\n", "session", "state",
-		       "pid", "uid", "label", "leases", "private", "quarant.", "deferred",
-		       "operations", "age");
-	kvt_json_open(&json, NULL, '[');
-	for (uint32_t i = 0; i < n; i++) {
-		clients[i].label[KVT_LABEL_BYTES - 1] = '\0';
-		if (admin->json)
-			client_json(&json, &clients[i]);
-		else
-			client_text(&clients[i]);
-	}
-	kvt_json_close(&json, ']');
-	free(records);
-	if (admin->json)
-		return kvt_admin_print(&json);
-	kvt_json_free(&json);
-	return KVT_EXIT_OK;
-}
-
-static void namespace_json(struct kvt_json *json, const struct kvt_admin_namespace *namespace)
-{
-	kvt_json_open(json, NULL, '{');
-	kvt_json_u64(json, "namespace", namespace->namespace_id);
-	kvt_json_string(json, "label", namespace->label);
-	kvt_json_format(json, "digest", "%016llx%016llx",
-			(unsigned long long)namespace->digest[0],
-			(unsigned long long)namespace->digest[1]);
-	kvt_json_u64(json, "opened", namespace->opened);
-	kvt_json_u64(json, "root", namespace->root);
-	kvt_json_u64(json, "nodes", namespace->nodes);
-	kvt_json_u64(json, "cached", namespace->cached_pages);
-	kvt_json_u64(json, "evictable", namespace->evictable_pages);
-	kvt_json_u64(json, "protected", namespace->protected_pages);
-	kvt_json_close(json, '}');
-}
-
-int kvt_admin_namespaces(struct kvt_admin *admin)
-{
-	struct kvt_json json = { .comma = false };
-	struct kvt_admin_namespace *namespaces;
-	void *records;
-	uint32_t n;
-	int rc;
-
-	if (admin->argc)
-		return kvt_admin_usage(admin, "");
-	rc = kvt_admin_table(admin, KVT_ADMIN_NAMESPACES, sizeof(*namespaces), &records, &n);
-	if (rc)
-		return kvt_admin_exit(rc);
-	namespaces = records;
-	if (!admin->json)
-		printf("%9s %-24s %10s %10s %10s %7s %6s  %s\n", "namespace", "label", "cached",
-		       "evictable", "protected", "nodes", "opened", "digest");
-	kvt_json_open(&json, NULL, '[');
-	for (uint32_t i = 0; i < n; i++) {
-		const struct kvt_admin_namespace *one = &namespaces[i];
-
-		namespaces[i].label[KVT_LABEL_BYTES - 1] = '\0';
-		namespace_json(&json, one);
-		if (!admin->json)
-			printf("%9u %-24.24s %10llu %10llu %10llu %7llu %6u  %016llx%016llx\n",
-			       one->namespace_id, one->label,
-			       (unsigned long long)one->cached_pages,
-			       (unsigned long long)one->evictable_pages,
-			       (unsigned long long)one->protected_pages,
-			       (unsigned long long)one->nodes, one->opened,
-			       (unsigned long long)one->digest[0],
-			       (unsigned long long)one->digest[1]);
-	}
-	kvt_json_close(&json, ']');
-	free(records);
-	if (admin->json)
-		return kvt_admin_print(&json);
-	kvt_json_free(&json);
 	return KVT_EXIT_OK;
 }

@@ -335,18 +335,16 @@ static void draw_detached(struct drawing *drawing)
 }
 
 static int tree_text(const struct tree *tree, uint64_t max_lines, uint64_t max_depth,
-		     const char *only)
+		     const uint64_t *only)
 {
 	struct drawing drawing = { .tree = tree, .max_lines = max_lines, .max_depth = max_depth };
-	bool found = false;
 
 	for (uint32_t i = 0; i < tree->n_namespaces; i++) {
 		struct kvt_admin_namespace *namespace = &tree->namespaces[i];
 
 		namespace->label[KVT_LABEL_BYTES - 1] = '\0';
-		if (only && strcmp(only, namespace->label) != 0)
+		if (only && memcmp(only, namespace->digest, sizeof(namespace->digest)) != 0)
 			continue;
-		found = true;
 		draw_namespace(&drawing, namespace);
 	}
 	if (!only)
@@ -354,35 +352,40 @@ static int tree_text(const struct tree *tree, uint64_t max_lines, uint64_t max_d
 	if (drawing.hidden)
 		printf("... and %llu more nodes (--lines, --depth show more, --json all)\n",
 		       (unsigned long long)drawing.hidden);
-	if (only && !found)
-		fprintf(stderr, "kvtctl tree: no namespace is labelled '%s': see kvtctl "
-			"namespaces\n", only);
-	else if (drawing.lines == 0 && !drawing.hidden)
+	if (drawing.lines == 0 && !drawing.hidden)
 		printf("nothing is cached\n");
 	free(drawing.stack);
 	free(drawing.open);
-	return only && !found ? KVT_EXIT_PROBLEM : KVT_EXIT_OK;
+	return KVT_EXIT_OK;
 }
 
 int kvt_admin_tree(struct kvt_admin *admin)
 {
-	static const char *const names[] = { "--lines", "--depth", "--namespace", NULL };
-	const char *values[3] = { NULL, NULL, NULL };
-	uint64_t max_lines = DEFAULT_LINES, max_depth = UINT32_MAX;
+	const char *lines = NULL, *depth = NULL, *only = NULL;
+	const struct kvt_admin_option_word options[] = {
+		{ "--lines", &lines, NULL },
+		{ "--depth", &depth, NULL },
+		{ "--namespace", &only, NULL },
+		{ 0 },
+	};
+	uint64_t max_lines = DEFAULT_LINES, max_depth = UINT32_MAX, digest[2];
 	struct tree tree = { .nodes = NULL };
 	int rc, status;
 
-	if (kvt_admin_options(admin, names, values, NULL, 0) ||
-	    (values[0] && kvt_number_parse(values[0], strlen(values[0]), UINT32_MAX, &max_lines)) ||
-	    (values[1] && kvt_number_parse(values[1], strlen(values[1]), UINT32_MAX, &max_depth)))
-		return kvt_admin_usage(admin, "[--lines N] [--depth N] [--namespace LABEL]");
+	if (kvt_admin_words(admin, options, NULL, 0) ||
+	    (lines && kvt_admin_number(admin, "--lines", lines, 0, UINT32_MAX, &max_lines)) ||
+	    (depth && kvt_admin_number(admin, "--depth", depth, 0, UINT32_MAX, &max_depth)))
+		return kvt_admin_usage(admin);
+	status = only ? kvt_admin_namespace(admin, only, digest) : KVT_EXIT_OK;
+	if (status)
+		return status;
 	rc = tree_load(admin, &tree);
 	if (rc)
-		status = kvt_admin_exit(rc);
+		status = kvt_admin_exit(admin, rc);
 	else if (admin->json)
 		status = tree_json(&tree);
 	else
-		status = tree_text(&tree, max_lines, max_depth, values[2]);
+		status = tree_text(&tree, max_lines, max_depth, only ? digest : NULL);
 	tree_free(&tree);
 	return status;
 }

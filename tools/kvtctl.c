@@ -5,6 +5,7 @@
  * kvtctl: look at a kvtrunk daemon, change what it caches, drive it by scripts, replay traces.
  */
 
+#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,80 +20,191 @@ int kvt_replay_main(int argc, char **argv);
 int kvt_verify_main(int argc, char **argv);
 #endif
 
+#define DEFAULT_TIMEOUT_NS 3000000000
+#define MAX_TIMEOUT_S 86400
+
+/* Those without `run` have words of their own, and options that are not ours to read. */
 static const struct command {
 	const char *name;
+	const char *arguments;
+	const char *help;    /* one line */
+	const char *details; /* more, for `help COMMAND`; lines that end with '\n' */
 	int (*run)(struct kvt_admin *admin);
-	const char *help;
+	bool patient; /* may take the daemon longer than --timeout */
 } commands[] = {
-	{ "status", kvt_admin_status, "pages, tree, leases, hits, latency by operation" },
-	{ "metrics", kvt_admin_metrics, "the same and more, in the text format of Prometheus" },
-	{ "top", kvt_admin_top, "watch it work [--once] [--interval-ms N]; q leaves" },
-	{ "clients", kvt_admin_clients, "sessions and what they hold" },
-	{ "namespaces", kvt_admin_namespaces, "namespaces and what they cache" },
-	{ "tree", kvt_admin_tree, "draw the tree [--lines N] [--depth N] [--namespace LABEL]" },
-	{ "page", kvt_admin_page, "PAGE: what one page is" },
-	{ "audit", kvt_admin_audit, "check every invariant; exit 1 if one does not hold" },
-	{ "evict", kvt_admin_evict, "PAGES: free so many evictable pages" },
-	{ "remove", kvt_admin_remove, "NAMESPACE [--keys LIST]: forget a namespace or a prefix" },
-	{ "reset", kvt_admin_reset, "forget everything (new weights)" },
-	{ "fence", kvt_admin_fence, "SESSION: declare that a dead session writes no more" },
+	{ "status", "", "version, pages, tree, leases, hits, latency by operation", "",
+	  kvt_admin_status, false },
+	{ "config", "", "what the daemon runs with: each option, its value, where that was set",
+	  "in use      what the daemon made of it (n_pages = 0: as many as fit)\n"
+	  "configured  what was set, where that differs\n"
+	  "from        default, --flag, or FILE:LINE\n"
+	  "change by   reload: SIGHUP after the file was changed; restart\n",
+	  kvt_admin_config, false },
+	{ "metrics", "", "the same as status and more, in the text format of Prometheus", "",
+	  kvt_admin_metrics, false },
+	{ "top", "[--once | --lines] [--interval-ms N]", "watch it work; q leaves",
+	  "--once            one frame, of the time since the daemon's start\n"
+	  "--lines           one line for each interval, until interrupted\n"
+	  "--interval-ms N   50 to 3600000 (1000)\n",
+	  kvt_admin_top, false },
+	{ "clients", "", "sessions and what they hold", "", kvt_admin_clients, false },
+	{ "namespaces", "", "namespaces and what they cache", "", kvt_admin_namespaces, false },
+	{ "tree", "[--lines N] [--depth N] [--namespace NAMESPACE]", "draw the tree",
+	  "NAMESPACE is its label, or as for remove.\n", kvt_admin_tree, false },
+	{ "page", "PAGE", "what one page is", "PAGE is its number.\n", kvt_admin_page, false },
+	{ "audit", "", "check every invariant; exit 1 if one does not hold", "", kvt_admin_audit,
+	  true },
+	{ "evict", "PAGES", "free so many evictable pages", "", kvt_admin_evict, true },
+	{ "remove", "NAMESPACE [--keys LIST]", "forget a namespace or a prefix",
+	  "NAMESPACE is a label or a digest that kvtctl namespaces shows, what the digest is made\n"
+	  "of (NAME or SALT/ADAPTER), or '' for the plain namespace. LIST is a prefix as in\n"
+	  "scripts, 1,2,3..9; without it the whole namespace goes.\n",
+	  kvt_admin_remove, true },
+	{ "reset", "", "forget everything (new weights)", "", kvt_admin_reset, true },
+	{ "fence", "SESSION", "declare that a dead session writes no more",
+	  "SESSION is its number in kvtctl clients. If it is not true, another client's KV is\n"
+	  "overwritten.\n", kvt_admin_fence, false },
+	{ "script", "[--daemon 'name=value ...'] FILE|-", "operations line by line",
+	  "--daemon starts a daemon for this script only. The language: docs/script.md.\n", NULL,
+	  false },
+	{ "replay", "--format FORMAT [FILE] [...]", "replay a trace", NULL, NULL, false },
+	{ "verify", "LOG [--json]", "check a daemon's operation log", NULL, NULL, false },
+	{ "help", "[COMMAND]", "this list, or more about a command", "", NULL, false },
+	{ "version", "", "the version of kvtctl; status shows the daemon's", "", NULL, false },
 };
+
+#define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
 
 static void help(FILE *to)
 {
-	fprintf(to, "usage: kvtctl [--socket PATH] [--json] COMMAND [...]\n\n");
-	for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
+	fprintf(to, "usage: kvtctl [--socket PATH] [--timeout SECONDS] [--json] COMMAND [...]\n\n");
+	for (size_t i = 0; i < N_COMMANDS; i++)
 		fprintf(to, "  %-11s %s\n", commands[i].name, commands[i].help);
-	fprintf(to, "  %-11s %s\n", "script", "[--daemon 'name=value ...'] FILE|-: operations line "
-		"by line");
-	fprintf(to, "  %-11s %s\n", "replay", "--format FORMAT FILE ...: replay a trace");
-	fprintf(to, "  %-11s %s\n", "verify", "LOG: check a daemon's operation log");
-	fprintf(to, "\n  --socket PATH   default: $KVTRUNK_SOCKET, then /run/kvtrunk/default.sock\n"
-		"  --json          one line of JSON instead of text\n"
+	fprintf(to, "\n  --socket PATH       default: $KVTRUNK_SOCKET, then "
+		"/run/kvtrunk/default.sock\n"
+		"  --timeout SECONDS   how long a daemon may take to answer (3); audit, evict,\n"
+		"                      remove and reset may take longer unless this is given\n"
+		"  --json              one line of JSON instead of text\n"
 		"  --help, --version\n\n"
 		"exit: 0 done, 1 a problem was found or the daemon refused, 2 usage, "
 		"3 cannot connect\n");
 }
 
-static int run_admin(const struct command *command, struct kvt_admin *admin,
-		     const char *socket_path)
+static const char *command_name(const void *list, size_t i)
 {
-	struct kvt_options options = KVT_OPTIONS_INIT;
-	struct kvt_error error = { .text = "" };
+	(void)list;
+	return i < N_COMMANDS ? commands[i].name : NULL;
+}
+
+/* NULL after saying what was probably meant. */
+static const struct command *find(const char *name)
+{
+	const char *nearest;
+
+	for (size_t i = 0; i < N_COMMANDS; i++)
+		if (strcmp(name, commands[i].name) == 0)
+			return &commands[i];
+	nearest = kvt_admin_nearest(name, command_name, NULL);
+	if (nearest)
+		fprintf(stderr, "kvtctl: no command '%s'; did you mean '%s'?\n", name, nearest);
+	else
+		fprintf(stderr, "kvtctl: no command '%s'; kvtctl --help lists them\n", name);
+	return NULL;
+}
+
+static int run_replay(int argc, char **argv)
+{
+#ifdef KVT_HAVE_REPLAY
+	return kvt_replay_main(argc, argv);
+#else
+	(void)argc, (void)argv;
+	return KVT_EXIT_USAGE;
+#endif
+}
+
+static int run_verify(int argc, char **argv)
+{
+#ifdef KVT_HAVE_VERIFY
+	return kvt_verify_main(argc, argv);
+#else
+	(void)argc, (void)argv;
+	return KVT_EXIT_USAGE;
+#endif
+}
+
+static int help_of(const struct command *command)
+{
+	char *words[] = { (char *)(uintptr_t)command->name, (char *)(uintptr_t)"--help", NULL };
+
+	if (!command->details)
+		return *command->name == 'r' ? run_replay(2, words) : run_verify(2, words);
+	printf("usage: kvtctl [--socket PATH] [--timeout SECONDS] [--json] %s %s\n%s\n%s%s",
+	       command->name, command->arguments, command->help, *command->details ? "\n" : "",
+	       command->details);
+	return KVT_EXIT_OK;
+}
+
+static int run_help(int argc, char **argv)
+{
+	const struct command *command = NULL;
+
+	if (argc > 1) {
+		fprintf(stderr, "usage: kvtctl help [COMMAND]\n");
+		return KVT_EXIT_USAGE;
+	}
+	if (argc == 0) {
+		help(stdout);
+		return KVT_EXIT_OK;
+	}
+	command = find(argv[0]);
+	return command ? help_of(command) : KVT_EXIT_USAGE;
+}
+
+static int run_admin(const struct command *command, struct kvt_admin *admin, bool timeout_given)
+{
 	int status;
 
-	options.socket_path = socket_path;
-	options.label = "kvtctl";
-	options.flags = KVT_HELLO_OBSERVE;
-	options.connect_wait_ns = -1;
-	if (kvt_client_connect(&admin->client, &options, &error)) {
-		fprintf(stderr, "kvtctl: %s\n", error.text);
-		return KVT_EXIT_CONNECT;
-	}
+	admin->command = command->name;
+	admin->arguments = command->arguments;
+	admin->patient = command->patient && !timeout_given;
 	status = command->run(admin);
-	kvt_client_abandon(admin->client);
+	if (admin->client)
+		kvt_client_abandon(admin->client);
 	return status;
 }
 
-static int run(const char *name, int argc, char **argv, const char *socket_path, bool json)
-{
-	struct kvt_admin admin = { .command = name, .json = json, .argc = argc, .argv = argv };
+/* What stands before the command and beside its words. */
+struct invocation {
+	const char *socket_path;
+	int64_t timeout_ns; /* 0: not given */
+	bool json;
+	int n; /* words: the command and what is its own */
+	char **words;
+};
 
-	if (strcmp(name, "script") == 0)
-		return kvt_script_main(argc, argv, socket_path);
-#ifdef KVT_HAVE_REPLAY
-	if (strcmp(name, "replay") == 0)
-		return kvt_replay_main(argc + 1, argv - 1);
-#endif
-#ifdef KVT_HAVE_VERIFY
-	if (strcmp(name, "verify") == 0)
-		return kvt_verify_main(argc + 1, argv - 1);
-#endif
-	for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
-		if (strcmp(name, commands[i].name) == 0)
-			return run_admin(&commands[i], &admin, socket_path);
-	fprintf(stderr, "kvtctl: no command '%s'; kvtctl --help lists them\n", name);
-	return KVT_EXIT_USAGE;
+static int run(const struct invocation *given)
+{
+	struct kvt_admin admin = {
+		.socket_path = given->socket_path,
+		.timeout_ns = given->timeout_ns ? given->timeout_ns : DEFAULT_TIMEOUT_NS,
+		.json = given->json, .argc = given->n - 1, .argv = given->words + 1,
+	};
+	const struct command *command = find(given->words[0]);
+
+	if (!command)
+		return KVT_EXIT_USAGE;
+	if (command->run)
+		return run_admin(command, &admin, given->timeout_ns != 0);
+	if (strcmp(command->name, "help") == 0)
+		return run_help(admin.argc, admin.argv);
+	if (strcmp(command->name, "script") == 0)
+		return kvt_script_main(admin.argc, admin.argv, given->socket_path);
+	if (strcmp(command->name, "replay") == 0)
+		return run_replay(given->n, given->words);
+	if (strcmp(command->name, "verify") == 0)
+		return run_verify(given->n, given->words);
+	printf("kvtctl %s\n", kvt_version());
+	return KVT_EXIT_OK;
 }
 
 static bool keeps_its_options(const char *name)
@@ -100,42 +212,113 @@ static bool keeps_its_options(const char *name)
 	return strcmp(name, "replay") == 0 || strcmp(name, "verify") == 0;
 }
 
-/* --socket and --json may stand anywhere; what they leave is the command and its words. */
+static int read_timeout(const char *text, int64_t *ret_ns)
+{
+	char *end;
+	double seconds = strtod(text, &end);
+
+	if (end == text || *end || !(seconds >= 0.001) || seconds > MAX_TIMEOUT_S) {
+		fprintf(stderr, "kvtctl: --timeout takes seconds from 0.001 to %d, not '%s'\n",
+			MAX_TIMEOUT_S, text);
+		return -EINVAL;
+	}
+	*ret_ns = (int64_t)(seconds * 1e9);
+	return 0;
+}
+
+/* The value of an option that may be written `--name VALUE` or `--name=VALUE`; NULL if argv[*i] is
+ * not this option. Without a value the text is "". */
+static const char *value_of(const char *name, char **argv, int *i)
+{
+	size_t n = strlen(name);
+
+	if (strncmp(argv[*i], name, n) != 0)
+		return NULL;
+	if (argv[*i][n] == '=')
+		return argv[*i] + n + 1;
+	if (argv[*i][n] || !argv[*i + 1])
+		return argv[*i][n] ? NULL : "";
+	return argv[++*i];
+}
+
+static const char *own_option(const void *list, size_t i)
+{
+	static const char *const names[] = { "--socket", "--timeout", "--json", "--help",
+					     "--version" };
+
+	(void)list;
+	return i < sizeof(names) / sizeof(names[0]) ? names[i] : NULL;
+}
+
+static int unknown_option(const char *word)
+{
+	const char *nearest = kvt_admin_nearest(word, own_option, NULL);
+
+	if (nearest)
+		fprintf(stderr, "kvtctl: no option '%s'; did you mean '%s'?\n", word, nearest);
+	else
+		fprintf(stderr, "kvtctl: no option '%s'; kvtctl --help lists them\n", word);
+	return KVT_EXIT_USAGE;
+}
+
+/* One of our own options, which may stand anywhere. Negative: it is none; 0: taken; 1: it is
+ * wrong, and that was said. */
+static int take_own(struct invocation *given, char **argv, int *i)
+{
+	const char *value;
+
+	if (strcmp(argv[*i], "--json") == 0) {
+		given->json = true;
+		return 0;
+	}
+	value = value_of("--socket", argv, i);
+	if (value) {
+		given->socket_path = value;
+		if (!*value)
+			fprintf(stderr, "kvtctl: --socket needs a path\n");
+		return !*value;
+	}
+	value = value_of("--timeout", argv, i);
+	if (value)
+		return read_timeout(value, &given->timeout_ns) != 0;
+	return -1;
+}
+
 int main(int argc, char **argv)
 {
-	const char *socket_path = NULL;
-	char **words = argv + 1; /* compacted in place */
-	bool json = false;
-	int n = 0, status;
+	/* The words are compacted in place. */
+	struct invocation given = { .words = argv + 1 };
+	const struct command *command;
+	int status;
 
 	signal(SIGPIPE, SIG_IGN);
 	for (int i = 1; i < argc; i++) {
-		bool own = n == 0 || !keeps_its_options(words[0]);
+		bool own = given.n == 0 || !keeps_its_options(given.words[0]);
+		int taken = own ? take_own(&given, argv, &i) : -1;
 
-		if (own && strcmp(argv[i], "--json") == 0) {
-			json = true;
-		} else if (own && strcmp(argv[i], "--socket") == 0 && i + 1 < argc) {
-			socket_path = argv[++i];
-		} else if (own && strncmp(argv[i], "--socket=", 9) == 0) {
-			socket_path = argv[i] + 9;
-		} else if (n == 0 && strcmp(argv[i], "--help") == 0) {
-			help(stdout);
-			return KVT_EXIT_OK;
-		} else if (n == 0 && strcmp(argv[i], "--version") == 0) {
-			printf("kvtctl %s\n", kvt_version());
-			return KVT_EXIT_OK;
-		} else {
-			words[n++] = argv[i];
+		if (taken > 0)
+			return KVT_EXIT_USAGE;
+		if (taken == 0)
+			continue;
+		if (own && (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)) {
+			command = given.n ? find(given.words[0]) : NULL;
+			return command ? help_of(command) : given.n ? KVT_EXIT_USAGE :
+				run_help(0, NULL);
 		}
+		if (given.n == 0 && strcmp(argv[i], "--version") == 0)
+			argv[i] = (char *)(uintptr_t)"version";
+		if (given.n == 0 && argv[i][0] == '-')
+			return unknown_option(argv[i]);
+		given.words[given.n++] = argv[i];
 	}
-	words[n] = NULL;
-	if (n == 0) {
+	given.words[given.n] = NULL;
+	if (given.n == 0) {
 		help(stderr);
 		return KVT_EXIT_USAGE;
 	}
-	if (socket_path)
-		setenv("KVTRUNK_SOCKET", socket_path, 1); /* for replay, which takes it there */
-	status = run(words[0], n - 1, words + 1, socket_path, json);
+	if (given.socket_path)
+		setenv("KVTRUNK_SOCKET", given.socket_path, 1); /* where replay looks */
+	status = run(&given);
 	if (fflush(stdout) && status == KVT_EXIT_OK)
 		status = KVT_EXIT_PROBLEM;
 	return status;

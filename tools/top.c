@@ -2,13 +2,16 @@
 
 /**
  * @file top.c
- * kvtctl top: a daemon at work, frame after frame. Rates and latencies are of the time between
- * two frames; the first frame, and that of --once, is of the time since the daemon's start.
+ * kvtctl top: a daemon at work, frame after frame, or one line for each interval. Rates and
+ * latencies are of the time between two frames; the first frame, and that of --once, is of the time
+ * since the daemon's start. A frame is cut to the window.
  *
  * Plain ANSI sequences: what every terminal and tmux has understood for decades.
  */
 
 #include <errno.h>
+#include <langinfo.h>
+#include <locale.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -20,10 +23,13 @@
 #include <unistd.h>
 
 #include "tools/admin.h"
+#include "tools/table.h"
 
 #define BAR_CELLS 40
 #define CLEAR_TO_EOL "\033[K"
 #define ROWS_WITHOUT_TERMINAL 10000
+#define HISTORY_FRAMES 60
+#define HEADER_EVERY 20 /* lines of --lines */
 
 struct sample {
 	struct kvt_admin_status status;
@@ -31,11 +37,20 @@ struct sample {
 	uint32_t n_clients;
 };
 
+/* The last frames, oldest first. */
+struct history {
+	double hits[HISTORY_FRAMES]; /* per cent of the positions asked for */
+	double operations[HISTORY_FRAMES]; /* a second */
+	unsigned int n;
+};
+
 struct top {
 	struct kvt_admin *admin;
 	struct kvt_text text;
 	const char *end_of_line;
 	unsigned int rows_left;
+	unsigned int columns; /* 0: no limit */
+	struct history history;
 	double seconds;          /* between the two samples */
 	struct sample now, before; /* `before` all zero: since the start */
 };
@@ -104,8 +119,10 @@ static void line(struct top *top, const char *format, ...) __attribute__((format
 
 static void line(struct top *top, const char *format, ...)
 {
-	char text[256];
+	char text[1024];
 	va_list arguments;
+	unsigned int n = 0;
+	size_t end;
 
 	if (!top->rows_left)
 		return;
@@ -113,7 +130,10 @@ static void line(struct top *top, const char *format, ...)
 	va_start(arguments, format);
 	vsnprintf(text, sizeof(text), format, arguments);
 	va_end(arguments);
-	kvt_text_print(&top->text, "%s%s\n", text, top->end_of_line);
+	for (end = 0; text[end]; end++) /* bytes that begin a character in UTF-8 */
+		if ((text[end] & 0xc0) != 0x80 && n++ == top->columns && top->columns)
+			break;
+	kvt_text_print(&top->text, "%.*s%s\n", (int)end, text, top->end_of_line);
 }
 
 static double rate(const struct top *top, uint64_t now, uint64_t before)
@@ -126,13 +146,94 @@ static double percent(uint64_t part, uint64_t all)
 	return all ? 100 * (double)part / (double)all : 0;
 }
 
+static uint64_t all_operations(const struct kvt_admin_status *status)
+{
+	uint64_t n = 0;
+
+	for (int op = 0; op < KVT_OP_COUNT; op++)
+		n += status->op_count[op];
+	return n;
+}
+
+static double hits_percent(const struct top *top)
+{
+	const struct kvt_counters *now = &top->now.status.counters;
+	const struct kvt_counters *before = &top->before.status.counters;
+
+	return percent(now->hit_positions - before->hit_positions,
+		       now->input_positions - before->input_positions);
+}
+
+static double operations_rate(const struct top *top)
+{
+	return rate(top, all_operations(&top->now.status), all_operations(&top->before.status));
+}
+
+static void remember(struct top *top)
+{
+	struct history *history = &top->history;
+
+	if (!top->before.status.daemon_pid) { /* of the whole time since the start: no frame */
+		history->n = 0;
+		return;
+	}
+	if (history->n == HISTORY_FRAMES) {
+		memmove(history->hits, history->hits + 1,
+			sizeof(history->hits) - sizeof(history->hits[0]));
+		memmove(history->operations, history->operations + 1,
+			sizeof(history->operations) - sizeof(history->operations[0]));
+		history->n--;
+	}
+	history->hits[history->n] = hits_percent(top);
+	history->operations[history->n++] = operations_rate(top);
+}
+
+/* A sign for each of the last values that fit, from nothing to `most`. */
+static const char *sparkline(const struct top *top, const double *values, double most,
+			     unsigned int cells, char *to, size_t bytes)
+{
+	static const char *const blocks[] = { " ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█" };
+	static const char *const plain[] = { " ", ".", ":", "-", "=", "+", "*", "#", "@" };
+	const char *const *signs = strcmp(nl_langinfo(CODESET), "UTF-8") == 0 ? blocks : plain;
+	unsigned int n = top->history.n;
+	size_t at = 0;
+
+	to[0] = '\0';
+	for (unsigned int i = n > cells ? n - cells : 0; i < n && at + 4 < bytes; i++) {
+		double part = most > 0 ? values[i] / most : 0;
+		unsigned int level = part > 0 ? 1 + (unsigned int)(part * 7.999) : 0;
+
+		at += (size_t)snprintf(to + at, bytes - at, "%s", signs[level < 9 ? level : 8]);
+	}
+	return to;
+}
+
+static void draw_history(struct top *top)
+{
+	const struct history *history = &top->history;
+	unsigned int cells = top->columns ? top->columns > 40 ? top->columns - 28 : 12
+					  : HISTORY_FRAMES;
+	char text[HISTORY_FRAMES * 3 + 8];
+	double most = 0;
+
+	if (!history->n)
+		return;
+	for (unsigned int i = 0; i < history->n; i++)
+		most = history->operations[i] > most ? history->operations[i] : most;
+	line(top, "hits  of 100 %%           %s",
+	     sparkline(top, history->hits, 100, cells, text, sizeof(text)));
+	line(top, "ops/s of %-15.0f %s", most,
+	     sparkline(top, history->operations, most, cells, text, sizeof(text)));
+}
+
 static void draw_head(struct top *top)
 {
 	const struct kvt_admin_status *status = &top->now.status;
 	char up[32], page[32], pool[32];
 
-	line(top, "kvtrunkd pid %d  up %s  epoch %llu  %s pool %s  policy %s%s%s",
-	     status->daemon_pid, kvt_age_text(status->now_ns - status->started_ns, up, sizeof(up)),
+	line(top, "kvtrunkd pid %d  instance %s  up %s  epoch %llu  %s pool %s  policy %s%s%s",
+	     status->daemon_pid, status->instance_name,
+	     kvt_age_text(status->now_ns - status->started_ns, up, sizeof(up)),
 	     (unsigned long long)status->epoch, kvt_backend_text(status->backend),
 	     kvt_size_text(status->pool_bytes, pool, sizeof(pool)),
 	     kvt_policy_text(status->policy), status->disabled ? "  CACHING DISABLED" : "",
@@ -243,26 +344,48 @@ static int compare_clients(const void *a, const void *b)
 	return left->session < right->session ? -1 : left->session > right->session;
 }
 
-/* Who holds most comes first. */
+static void draw_client(struct top *top, const struct kvt_table *table,
+			const struct kvt_admin_client *client)
+{
+	char session[16], pid[16], leases[16], private[16], quarantined[16], deferred[16], ops[24];
+	const char *const cells[] = { session, kvt_session_state_text(client->state), pid,
+				      client->label, leases, private, quarantined, deferred, ops };
+	struct kvt_text row = { 0 };
+
+	snprintf(session, sizeof(session), "%u", client->session);
+	snprintf(pid, sizeof(pid), "%d", client->pid);
+	snprintf(leases, sizeof(leases), "%u", client->n_leases);
+	snprintf(private, sizeof(private), "%u", client->n_private);
+	snprintf(quarantined, sizeof(quarantined), "%u", client->n_quarantined);
+	snprintf(deferred, sizeof(deferred), "%u", client->n_pending);
+	snprintf(ops, sizeof(ops), "%.0f",
+		 rate(top, client->operations, operations_before(top, client)));
+	kvt_table_row(table, &row, cells);
+	line(top, "%s", row.bytes);
+	kvt_text_free(&row);
+}
+
+/* Most held first. */
 static void draw_clients(struct top *top)
 {
+	static const struct kvt_column columns[] = {
+		{ "session", 7, 0, false }, { "state", -8, 0, false },   { "pid", 8, 0, false },
+		{ "label", -8, 0, true },   { "leases", 7, 0, false },   { "private", 8, 0, false },
+		{ "quarant.", 8, 1, false }, { "deferred", 8, 2, false }, { "ops/s", 9, 0, false },
+	};
 	struct sample *now = &top->now;
+	struct kvt_text titles = { 0 };
+	struct kvt_table table;
 
+	kvt_table_begin(&table, columns, sizeof(columns) / sizeof(columns[0]), top->columns);
 	if (now->n_clients)
 		qsort(now->clients, now->n_clients, sizeof(*now->clients), compare_clients);
-	line(top, "%7s %-8s %8s %-20s %7s %8s %8s %8s %9s", "session", "state", "pid", "label",
-	     "leases", "private", "quarant.", "deferred", "ops/s");
+	kvt_table_row(&table, &titles, NULL);
+	line(top, "%s", titles.bytes);
+	kvt_text_free(&titles);
 	for (uint32_t i = 0; i < now->n_clients; i++) {
-		struct kvt_admin_client *client = &now->clients[i];
-
-		client->label[KVT_LABEL_BYTES - 1] = '\0';
-		for (char *c = client->label; *c; c++) /* no escape of theirs on our screen */
-			*c = *c < 0x20 || *c == 0x7f ? '?' : *c;
-		line(top, "%7u %-8s %8d %-20.20s %7u %8u %8u %8u %9.0f", client->session,
-		     kvt_session_state_text(client->state), client->pid, client->label,
-		     client->n_leases, client->n_private, client->n_quarantined,
-		     client->n_pending,
-		     rate(top, client->operations, operations_before(top, client)));
+		now->clients[i].label[KVT_LABEL_BYTES - 1] = '\0';
+		draw_client(top, &table, &now->clients[i]);
 	}
 }
 
@@ -271,6 +394,7 @@ static void draw(struct top *top)
 	draw_head(top);
 	draw_pages(top);
 	draw_traffic(top);
+	draw_history(top);
 	draw_operations(top);
 	draw_clients(top);
 }
@@ -308,21 +432,33 @@ static bool wait_frame(int64_t interval_ms)
 	return !interrupted;
 }
 
-/* The daemon went away: look for its successor at each frame. */
-static bool find_again(struct top *top)
+/* The daemon went away or is silent: look for one at each frame. */
+static void find_again(struct top *top)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
 	struct kvt_client *client;
 
+	options.socket_path = top->admin->socket_path;
 	options.label = "kvtctl";
 	options.flags = KVT_HELLO_OBSERVE;
 	options.connect_wait_ns = -1;
 	options.timeout_ns = 1000000000;
 	if (kvt_client_connect(&client, &options, NULL) != 0)
-		return false;
+		return;
+	kvt_client_set_timeout(client, top->admin->timeout_ns);
 	kvt_client_abandon(top->admin->client);
 	top->admin->client = client;
-	return true;
+}
+
+static bool is_absent(int error)
+{
+	return error == -ECONNRESET || error == -ETIMEDOUT;
+}
+
+static const char *absent_text(int error)
+{
+	return error == -ETIMEDOUT ? "the daemon does not answer"
+				   : "the daemon is gone; looking for its successor ...";
 }
 
 static int run_live(struct top *top, int64_t interval_ms)
@@ -333,15 +469,16 @@ static int run_live(struct top *top, int64_t interval_ms)
 		int rc = take_sample(top->admin, &fresh);
 
 		top->rows_left = terminal_rows();
+		top->columns = kvt_window_columns();
 		kvt_text_print(&top->text, "\033[H");
 		if (rc == 0) {
 			shift(top, &fresh);
+			remember(top);
 			draw(top);
-		} else if (rc != -ECONNRESET && rc != -ETIMEDOUT) {
+		} else if (!is_absent(rc)) {
 			return rc;
 		} else {
-			line(top, "the daemon is gone (%s); looking for its successor ...",
-			     kvt_errno_name(rc));
+			line(top, "%s", absent_text(rc));
 			find_again(top);
 		}
 		kvt_text_print(&top->text, "\033[J");
@@ -383,42 +520,93 @@ static int once(struct top *top)
 		return rc;
 	shift(top, &fresh);
 	top->rows_left = ROWS_WITHOUT_TERMINAL;
+	top->columns = kvt_window_columns();
 	draw(top);
 	show(top);
 	return 0;
 }
 
-static int parse(struct kvt_admin *admin, bool *ret_once, uint64_t *ret_interval_ms)
-{
-	for (int i = 0; i < admin->argc; i++) {
-		const char *word = admin->argv[i];
+/* ---- one line for each interval */
 
-		if (strcmp(word, "--once") == 0) {
-			*ret_once = true;
-		} else if (strcmp(word, "--interval-ms") == 0 && i + 1 < admin->argc) {
-			word = admin->argv[++i];
-			if (kvt_number_parse(word, strlen(word), 3600000, ret_interval_ms) != 0 ||
-			    *ret_interval_ms < 50)
-				return -EINVAL;
+static void print_line(const struct top *top, unsigned int n)
+{
+	const struct kvt_admin_status *status = &top->now.status;
+	const struct kvt_counters *count = &status->counters;
+	uint64_t all = status->n_pages - 1;
+	char clock[16];
+	time_t now = time(NULL);
+	struct tm local;
+
+	if (n % HEADER_EVERY == 0)
+		printf("%-8s %6s %11s %9s %6s %6s %6s %6s %9s %8s %7s\n", "time", "hits%",
+		       "asked/s", "ops/s", "free%", "priv%", "evict%", "prot%", "evicted/s",
+		       "sessions", "leases");
+	strftime(clock, sizeof(clock), "%H:%M:%S", localtime_r(&now, &local));
+	printf("%-8s %6.1f %11.0f %9.0f %6.1f %6.1f %6.1f %6.1f %9.0f %8llu %7llu\n", clock,
+	       hits_percent(top),
+	       rate(top, count->input_positions, top->before.status.counters.input_positions),
+	       operations_rate(top), percent(count->free_pages, all),
+	       percent(count->private_pages, all), percent(count->evictable_pages, all),
+	       percent(count->protected_pages, all),
+	       rate(top, count->evicted_pages, top->before.status.counters.evicted_pages),
+	       (unsigned long long)count->live_sessions, (unsigned long long)count->live_leases);
+}
+
+static int print_lines(struct top *top, int64_t interval_ms)
+{
+	struct sigaction action = { .sa_handler = on_signal };
+	struct timespec pause = { interval_ms / 1000, interval_ms % 1000 * 1000000 };
+	struct sample fresh;
+
+	sigaction(SIGINT, &action, NULL);
+	sigaction(SIGTERM, &action, NULL);
+	for (unsigned int n = 0; !interrupted;) {
+		int rc = take_sample(top->admin, &fresh);
+
+		if (rc == 0) {
+			shift(top, &fresh);
+			/* The first sample is what the first line is counted from. */
+			if (top->before.status.daemon_pid)
+				print_line(top, n++);
+		} else if (!is_absent(rc)) {
+			return rc;
 		} else {
-			return -EINVAL;
+			printf("%s\n", absent_text(rc));
+			find_again(top);
 		}
+		if (fflush(stdout) != 0)
+			return 0; /* nobody reads on */
+		nanosleep(&pause, NULL);
 	}
-	return admin->json ? -EINVAL : 0;
+	return 0;
 }
 
 int kvt_admin_top(struct kvt_admin *admin)
 {
 	struct top top = { .admin = admin, .end_of_line = "" };
+	const char *interval = NULL;
 	uint64_t interval_ms = 1000;
-	bool only_once = false;
+	bool only_once = false, lines = false;
+	const struct kvt_admin_option_word options[] = {
+		{ "--once", NULL, &only_once },
+		{ "--lines", NULL, &lines },
+		{ "--interval-ms", &interval, NULL },
+		{ 0 },
+	};
 	int rc;
 
-	if (parse(admin, &only_once, &interval_ms) != 0)
-		return kvt_admin_usage(admin, "[--once] [--interval-ms 50..3600000]   (q leaves)");
-	rc = only_once ? once(&top) : live(&top, (int64_t)interval_ms);
+	setlocale(LC_CTYPE, "");
+	if (kvt_admin_words(admin, options, NULL, 0) || admin->json || (only_once && lines) ||
+	    (interval && kvt_admin_number(admin, "--interval-ms", interval, 50, 3600000,
+					  &interval_ms)))
+		return kvt_admin_usage(admin);
+	rc = kvt_admin_connect(admin);
+	if (!rc)
+		rc = only_once ? once(&top) :
+		     lines     ? print_lines(&top, (int64_t)interval_ms) :
+				 live(&top, (int64_t)interval_ms);
 	free(top.now.clients);
 	free(top.before.clients);
 	kvt_text_free(&top.text);
-	return rc ? kvt_admin_exit(rc) : KVT_EXIT_OK;
+	return rc ? kvt_admin_exit(admin, rc) : KVT_EXIT_OK;
 }

@@ -345,6 +345,8 @@ int kvt_namespace_parse(const char *text, uint64_t ret_digest[2], char *why, siz
 	const char *slash = strchr(text, '/'), *adapter = slash ? slash + 1 : "";
 	size_t salt_bytes = slash ? (size_t)(slash - text) : strlen(text);
 
+	if (hex_digest(text, ret_digest) == 0)
+		return 0;
 	if (strncmp(text, "digest:", 7) == 0) {
 		if (hex_digest(text + 7, ret_digest) == 0)
 			return 0;

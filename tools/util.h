@@ -80,8 +80,8 @@ const char *kvt_backend_text(uint32_t backend);
 const char *kvt_session_state_text(uint32_t state);
 
 /** A namespace as people name it: NAME (a cache salt), SALT/ADAPTER (either part may be empty:
- * then the field is absent), or digest: and 32 hex digits as `kvtctl namespaces` shows them. An
- * empty text is the plain namespace. -EINVAL with a sentence in why. */
+ * then the field is absent), or 32 hex digits as `kvtctl namespaces` shows them, also behind
+ * digest:. An empty text is the plain namespace. -EINVAL with a sentence in why. */
 int kvt_namespace_parse(const char *text, uint64_t ret_digest[2], char *why, size_t why_bytes);
 
 #endif

@@ -81,7 +81,7 @@ expect 0 "page 3: private of session 1, lease 1" "$kvtctl" page 3
 expect 0 "page 63: free" "$kvtctl" page 63
 expect 1 "no such page" "$kvtctl" page 64
 expect 2 "usage" "$kvtctl" page
-expect 0 "^clean$" "$kvtctl" audit
+expect 0 "^clean; no client was served for" "$kvtctl" audit
 for command in status clients namespaces tree "page 1" audit; do
 	# shellcheck disable=SC2086
 	json "$kvtctl" $command --json
@@ -101,7 +101,7 @@ expect 0 "0 subtrees" "$kvtctl" remove blue --keys 7..14
 expect 0 "1 subtrees" "$kvtctl" remove blue --keys 1..4
 expect 2 "namespace: 'a/b/c'" "$kvtctl" remove a/b/c
 expect 2 "keys: '1-4'" "$kvtctl" remove blue --keys 1-4
-expect 1 "no such namespace" "$kvtctl" remove unheard-of
+expect 1 "no namespace is labelled" "$kvtctl" remove unheard-of
 say "a s=begin ns=blue keys=1..8" '"matched":0'
 say "a end lease=s computed=8" '"cached":2'
 expect 0 "matches any more" "$kvtctl" reset

@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/**
+ * @file admin_lists.c
+ * Commands that list records: clients, namespaces, options of the configuration. On a terminal a
+ * list fits the window; elsewhere it has all columns.
+ */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tools/admin.h"
+#include "tools/table.h"
+
+/* A list under construction: JSON or rows of text. */
+struct list {
+	struct kvt_json json;
+	struct kvt_text text;
+	struct kvt_table table;
+};
+
+static void list_begin(struct list *list, const struct kvt_admin *admin,
+		       const struct kvt_column *columns, unsigned int n)
+{
+	*list = (struct list){ .json = { .comma = false } };
+	if (admin->json) {
+		kvt_json_open(&list->json, NULL, '[');
+		return;
+	}
+	kvt_table_begin(&list->table, columns, n, kvt_window_columns());
+	kvt_table_row(&list->table, &list->text, NULL);
+	kvt_text_add(&list->text, "\n", 1);
+}
+
+static void list_row(struct list *list, const char *const *cells)
+{
+	kvt_table_row(&list->table, &list->text, cells);
+	kvt_text_add(&list->text, "\n", 1);
+}
+
+static int list_end(struct list *list, const struct kvt_admin *admin)
+{
+	if (admin->json) {
+		kvt_json_close(&list->json, ']');
+		return kvt_admin_print(&list->json);
+	}
+	fwrite(list->text.bytes, 1, list->text.used, stdout);
+	kvt_text_free(&list->text);
+	return KVT_EXIT_OK;
+}
+
+/* ---- clients */
+
+/* A member's place is kept for it before it comes. */
+static const char *client_state(const struct kvt_admin_client *client)
+{
+	return client->rank && client->state == KVT_SESSION_FREE
+		       ? "awaited"
+		       : kvt_session_state_text(client->state);
+}
+
+static void client_json(struct kvt_json *json, const struct kvt_admin_client *client)
+{
+	kvt_json_open(json, NULL, '{');
+	kvt_json_u64(json, "session", client->session);
+	kvt_json_string(json, "state", client_state(client));
+	kvt_json_u64(json, "rank", client->rank);
+	kvt_json_u64(json, "n_ranks", client->n_ranks);
+	kvt_json_i64(json, "pid", client->pid);
+	kvt_json_u64(json, "uid", client->uid);
+	kvt_json_bytes(json, "label", client->label, strnlen(client->label, KVT_LABEL_BYTES));
+	kvt_json_u64(json, "leases", client->n_leases);
+	kvt_json_u64(json, "max_leases", client->max_leases);
+	kvt_json_u64(json, "private", client->n_private);
+	kvt_json_u64(json, "max_private_pages", client->max_private_pages);
+	kvt_json_u64(json, "quarantined", client->n_quarantined);
+	kvt_json_u64(json, "deferred", client->n_pending);
+	kvt_json_u64(json, "operations", client->operations);
+	kvt_json_u64(json, "sq_waiting", client->sq_waiting);
+	kvt_json_u64(json, "cq_waiting", client->cq_waiting);
+	kvt_json_seconds(json, "age_s", client->age_ns);
+	kvt_json_bool(json, "hung_up", client->signs & KVT_SIGN_HANGUP);
+	kvt_json_bool(json, "exited", client->signs & KVT_SIGN_EXITED);
+	kvt_json_bool(json, "quiet", client->signs & KVT_SIGN_QUIET);
+	kvt_json_bool(json, "fenced", client->signs & KVT_SIGN_FENCED);
+	kvt_json_seconds(json, "ended_age_s", client->ended_age_ns);
+	kvt_json_close(json, '}');
+}
+
+/* What a session that is over still waits for. */
+static const char *ended_text(const struct kvt_admin_client *client)
+{
+	if (client->state < KVT_SESSION_DYING)
+		return "";
+	if (!(client->signs & KVT_SIGN_EXITED))
+		return "  its process lives on";
+	if (!(client->signs & KVT_SIGN_HANGUP))
+		return "  a child of it holds the socket";
+	return client->signs & KVT_SIGN_QUIET ? "" : "  work in flight";
+}
+
+/* Members stand below their session, which holds everything. */
+static int compare_clients(const void *a, const void *b)
+{
+	const struct kvt_admin_client *left = a, *right = b;
+
+	if (left->session != right->session)
+		return left->session < right->session ? -1 : 1;
+	return left->rank < right->rank ? -1 : left->rank > right->rank;
+}
+
+static void client_text(struct list *list, const struct kvt_admin_client *client)
+{
+	char session[16], pid[16], uid[16], leases[16], private[16], quarantined[16], deferred[16];
+	char operations[24], age[32], rank[40];
+	const char *const cells[] = { client->rank ? "+" : session, client_state(client), pid, uid,
+				      client->label, leases, private, quarantined, deferred,
+				      operations, client->rank ? "" : age,
+				      client->rank ? rank : ended_text(client) };
+	const struct {
+		char *to;
+		unsigned long long value;
+	} numbers[] = {
+		{ leases, client->n_leases },      { private, client->n_private },
+		{ quarantined, client->n_quarantined }, { deferred, client->n_pending },
+		{ operations, client->operations },
+	};
+
+	snprintf(session, sizeof(session), "%u", client->session);
+	snprintf(pid, sizeof(pid), "%d", client->pid);
+	snprintf(uid, sizeof(uid), "%u", client->uid);
+	snprintf(rank, sizeof(rank), "rank %u of %u", client->rank, client->n_ranks);
+	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+		snprintf(numbers[i].to, 16, client->rank ? "" : "%llu", numbers[i].value);
+	kvt_age_text(client->age_ns, age, sizeof(age));
+	list_row(list, cells);
+}
+
+int kvt_admin_clients(struct kvt_admin *admin)
+{
+	static const struct kvt_column columns[] = {
+		{ "session", 7, 0, false },    { "state", -8, 0, false },
+		{ "pid", 8, 0, false },        { "uid", 5, 5, false },
+		{ "label", -8, 0, true },      { "leases", 7, 0, false },
+		{ "private", 8, 0, false },    { "quarant.", 8, 2, false },
+		{ "deferred", 8, 4, false },   { "operations", 11, 1, false },
+		{ "age", 8, 3, false },        { "", -21, 0, false },
+	};
+	struct kvt_admin_client *clients;
+	struct list list;
+	void *records;
+	uint32_t n;
+	int rc;
+
+	if (kvt_admin_words(admin, NULL, NULL, 0))
+		return kvt_admin_usage(admin);
+	rc = kvt_admin_table(admin, KVT_ADMIN_CLIENTS, sizeof(*clients), &records, &n);
+	if (rc)
+		return kvt_admin_exit(admin, rc);
+	clients = records;
+	if (n)
+		qsort(clients, n, sizeof(*clients), compare_clients);
+	list_begin(&list, admin, columns, sizeof(columns) / sizeof(columns[0]));
+	for (uint32_t i = 0; i < n; i++) {
+		clients[i].label[KVT_LABEL_BYTES - 1] = '\0';
+		if (admin->json)
+			client_json(&list.json, &clients[i]);
+		else
+			client_text(&list, &clients[i]);
+	}
+	free(records);
+	return list_end(&list, admin);
+}
+
+/* ---- namespaces */
+
+static void namespace_json(struct kvt_json *json, const struct kvt_admin_namespace *namespace)
+{
+	kvt_json_open(json, NULL, '{');
+	kvt_json_u64(json, "namespace", namespace->namespace_id);
+	kvt_json_string(json, "label", namespace->label);
+	kvt_json_format(json, "digest", "%016llx%016llx",
+			(unsigned long long)namespace->digest[0],
+			(unsigned long long)namespace->digest[1]);
+	kvt_json_u64(json, "opened", namespace->opened);
+	kvt_json_u64(json, "root", namespace->root);
+	kvt_json_u64(json, "nodes", namespace->nodes);
+	kvt_json_u64(json, "cached", namespace->cached_pages);
+	kvt_json_u64(json, "evictable", namespace->evictable_pages);
+	kvt_json_u64(json, "protected", namespace->protected_pages);
+	kvt_json_close(json, '}');
+}
+
+static void namespace_text(struct list *list, const struct kvt_admin_namespace *namespace)
+{
+	char id[16], cached[24], evictable[24], protected[24], nodes[24], opened[16], digest[40];
+	const char *const cells[] = { id, namespace->label, cached, evictable, protected, nodes,
+				      opened, digest };
+
+	snprintf(id, sizeof(id), "%u", namespace->namespace_id);
+	snprintf(cached, sizeof(cached), "%llu", (unsigned long long)namespace->cached_pages);
+	snprintf(evictable, sizeof(evictable), "%llu",
+		 (unsigned long long)namespace->evictable_pages);
+	snprintf(protected, sizeof(protected), "%llu",
+		 (unsigned long long)namespace->protected_pages);
+	snprintf(nodes, sizeof(nodes), "%llu", (unsigned long long)namespace->nodes);
+	snprintf(opened, sizeof(opened), "%u", namespace->opened);
+	snprintf(digest, sizeof(digest), "%016llx%016llx", (unsigned long long)namespace->digest[0],
+		 (unsigned long long)namespace->digest[1]);
+	list_row(list, cells);
+}
+
+int kvt_admin_namespaces(struct kvt_admin *admin)
+{
+	static const struct kvt_column columns[] = {
+		{ "namespace", 9, 3, false },  { "label", -16, 0, true },
+		{ "cached", 8, 0, false },     { "evictable", 10, 2, false },
+		{ "protected", 10, 1, false }, { "nodes", 7, 4, false },
+		{ "opened", 6, 5, false },     { "digest", -32, 0, false },
+	};
+	struct kvt_admin_namespace *namespaces;
+	struct list list;
+	void *records;
+	uint32_t n;
+	int rc;
+
+	if (kvt_admin_words(admin, NULL, NULL, 0))
+		return kvt_admin_usage(admin);
+	rc = kvt_admin_table(admin, KVT_ADMIN_NAMESPACES, sizeof(*namespaces), &records, &n);
+	if (rc)
+		return kvt_admin_exit(admin, rc);
+	namespaces = records;
+	list_begin(&list, admin, columns, sizeof(columns) / sizeof(columns[0]));
+	for (uint32_t i = 0; i < n; i++) {
+		namespaces[i].label[KVT_LABEL_BYTES - 1] = '\0';
+		if (admin->json)
+			namespace_json(&list.json, &namespaces[i]);
+		else
+			namespace_text(&list, &namespaces[i]);
+	}
+	free(records);
+	return list_end(&list, admin);
+}
+
+/* Both ways to name one at once: a label, which clients chose, and what a digest is made of. */
+int kvt_admin_namespace(struct kvt_admin *admin, const char *text, uint64_t ret_digest[2])
+{
+	struct kvt_admin_namespace *namespaces;
+	uint64_t named[2];
+	char why[KVT_TEXT_BYTES];
+	int parsed = kvt_namespace_parse(text, named, why, sizeof(why));
+	uint32_t n, n_found = 0;
+	void *records;
+	int rc = kvt_admin_table(admin, KVT_ADMIN_NAMESPACES, sizeof(*namespaces), &records, &n);
+
+	if (rc)
+		return kvt_admin_exit(admin, rc);
+	namespaces = records;
+	for (uint32_t i = 0; i < n; i++) {
+		struct kvt_admin_namespace *one = &namespaces[i];
+
+		one->label[KVT_LABEL_BYTES - 1] = '\0';
+		if ((*text && strcmp(one->label, text) == 0) ||
+		    (parsed == 0 && memcmp(one->digest, named, sizeof(named)) == 0)) {
+			memcpy(ret_digest, one->digest, sizeof(one->digest));
+			n_found++;
+		}
+	}
+	free(records);
+	if (n_found == 1)
+		return KVT_EXIT_OK;
+	if (n_found)
+		fprintf(stderr, "kvtctl %s: %u namespaces are called '%s': give the digest that "
+			"kvtctl namespaces shows\n", admin->command, n_found, text);
+	else if (parsed)
+		fprintf(stderr, "kvtctl %s: %s\n", admin->command, why);
+	else
+		fprintf(stderr, "kvtctl %s: no namespace is labelled '%s' or made of it; kvtctl "
+			"namespaces lists labels and digests\n", admin->command, text);
+	return parsed && !n_found ? KVT_EXIT_USAGE : KVT_EXIT_PROBLEM;
+}
+
+/* ---- config */
+
+static void option_json(struct kvt_json *json, const struct kvt_admin_option *option)
+{
+	kvt_json_open(json, NULL, '{');
+	kvt_json_string(json, "option", option->key);
+	kvt_json_string(json, "used", option->used);
+	kvt_json_string(json, "configured", option->value);
+	kvt_json_string(json, "from", option->origin);
+	kvt_json_bool(json, "reload", option->reload);
+	kvt_json_close(json, '}');
+}
+
+static void option_text(struct list *list, const struct kvt_admin_option *option)
+{
+	bool differs = strcmp(option->value, option->used) != 0;
+	const char *const cells[] = { option->key, option->used, differs ? option->value : "",
+				      option->origin, option->reload ? "reload" : "restart" };
+
+	list_row(list, cells);
+}
+
+int kvt_admin_config(struct kvt_admin *admin)
+{
+	static const struct kvt_column columns[] = {
+		{ "option", -18, 0, false },    { "in use", -14, 0, true },
+		{ "configured", -10, 2, false }, { "from", -20, 0, false },
+		{ "change by", -9, 1, false },
+	};
+	struct kvt_admin_option *options;
+	struct list list;
+	void *records;
+	uint32_t n;
+	int rc;
+
+	if (kvt_admin_words(admin, NULL, NULL, 0))
+		return kvt_admin_usage(admin);
+	rc = kvt_admin_table(admin, KVT_ADMIN_CONFIG, sizeof(*options), &records, &n);
+	if (rc)
+		return kvt_admin_exit(admin, rc);
+	options = records;
+	list_begin(&list, admin, columns, sizeof(columns) / sizeof(columns[0]));
+	for (uint32_t i = 0; i < n; i++) {
+		if (admin->json)
+			option_json(&list.json, &options[i]);
+		else
+			option_text(&list, &options[i]);
+	}
+	free(records);
+	return list_end(&list, admin);
+}
