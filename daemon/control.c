@@ -644,6 +644,12 @@ static void handle_namespace(struct kvt_daemon *daemon, struct kvt_connection *c
 		snprintf(answer.text, sizeof(answer.text), "all max_namespaces=%u namespaces are "
 			 "open or hold keys: close some, or raise it",
 			 daemon->core_config.max_namespaces);
+	else if (error == -EDQUOT)
+		snprintf(answer.text, sizeof(answer.text), "uid %u made %u namespaces that are "
+			 "open or hold keys, which is what one uid may (7/8 of max_namespaces=%u): "
+			 "close some, remove some (kvtctl remove), or raise it",
+			 (unsigned int)connection->peer.uid, daemon->core_config.uid_namespaces,
+			 daemon->core_config.max_namespaces);
 	else if (error == -ENOENT)
 		snprintf(answer.text, sizeof(answer.text), "no such namespace");
 	else if (error)

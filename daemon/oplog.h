@@ -33,7 +33,7 @@
 #include "daemon/core/core.h"
 #include "daemon/core/record.h"
 
-#define KVT_OPLOG_VERSION 2u
+#define KVT_OPLOG_VERSION 3u
 #define KVT_OPLOG_BUFFER (1u << 20)
 
 struct kvt_oplog;

@@ -92,7 +92,7 @@
 	  "Ranks of all groups together (a group: the processes of one tensor-parallel engine, "  \
 	  "the first one included).")                                                             \
 	X(NUMBER, max_leases, "4096", 0, 1ll << 24, NULL, START,                                  \
-	  "Leases of one session at a time. 0: no limit.")                                        \
+	  "Leases of one session at a time, and no more than 7/16 of max_nodes. 0: only that.")   \
 	X(SHARE, max_private_pages, "75%", 0, 1ll << 30, NULL, START,                             \
 	  "Private pages of one session at a time, in pages or as a share of the pool. 0: no "    \
 	  "limit.")                                                                               \

@@ -157,7 +157,13 @@ static int open_in_core(struct kvt_daemon *daemon, struct kvt_connection *connec
 	peer->privileged = connection->peer.privileged;
 	peer->label = wish->label;
 	error = kvt_core_session_open(daemon->core, peer, &view, daemon->now_ns, &slot->index);
-	if (error)
+	if (error == -EDQUOT)
+		snprintf(why, why_size, "uid %u has %u sessions, dead ones whose pages are in "
+			 "quarantine included, which is what one uid may have (7/8 of "
+			 "max_sessions=%u): end some, raise it, or run workers as several users",
+			 (unsigned int)peer->uid, daemon->core_config.uid_sessions,
+			 daemon->core_config.max_sessions);
+	else if (error)
 		snprintf(why, why_size, error == -EUSERS
 			 ? "all %u sessions are in use (or their pages still in quarantine): end "
 			   "some, or raise max_sessions"

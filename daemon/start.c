@@ -222,6 +222,28 @@ static int plan_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error;
 }
 
+/* Seven eighths: what one uid may have of what all share, uid 0 too. */
+static uint32_t uid_share(uint32_t all)
+{
+	return all - all / 8;
+}
+
+/* What one uid may have, and one session with it. A lease takes two tree nodes at most, its own and
+ * a root or what a split left: so no uid's leases use up all nodes. */
+static void limit_uids(struct kvt_core_config *config)
+{
+	uint32_t nodes = uid_share(config->max_nodes) / 2;
+
+	config->uid_sessions = uid_share(config->max_sessions);
+	config->uid_leases = uid_share(config->n_leases);
+	if (config->uid_leases > nodes)
+		config->uid_leases = nodes;
+	config->uid_namespaces = uid_share(config->max_namespaces);
+	config->uid_pages = uid_share(config->n_pages - 1);
+	if (!config->max_leases || config->max_leases > config->uid_leases)
+		config->max_leases = config->uid_leases;
+}
+
 static int plan_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_config *from = &daemon->config;
@@ -262,6 +284,8 @@ static int plan_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	error = kvt_core_plan(to, &daemon->sizes, &reason);
 	if (error)
 		snprintf(why, KVT_WHY_BYTES, "these limits do not work together: %s", reason);
+	else
+		limit_uids(to);
 	return error;
 }
 
@@ -890,10 +914,12 @@ static void report(const struct kvt_daemon *daemon)
 		kvt_log(KVT_LOG_NOTICE, "pool", "note=\"%s\"", daemon->pool.note);
 	kvt_log(KVT_LOG_INFO, "limits", "page_size=%u page_bytes=%llu n_pages=%u n_slots=%u "
 		"max_nodes=%u max_namespaces=%u max_sessions=%u max_leases=%u "
-		"max_private_pages=%u total_leases=%u nofile=%llu", core->page_size,
+		"max_private_pages=%u total_leases=%u uid_sessions=%u uid_leases=%u "
+		"uid_namespaces=%u uid_pages=%u nofile=%llu", core->page_size,
 		(unsigned long long)daemon->pool.page_bytes, core->n_pages, core->n_slots,
 		core->max_nodes, core->max_namespaces, core->max_sessions, core->max_leases,
-		core->max_private_pages, core->n_leases, (unsigned long long)nofile.rlim_cur);
+		core->max_private_pages, core->n_leases, core->uid_sessions, core->uid_leases,
+		core->uid_namespaces, core->uid_pages, (unsigned long long)nofile.rlim_cur);
 	kvt_log(KVT_LOG_INFO, "loop", "io_uring=%s spin_budget_us=%lld cpu=%lld policy=%s "
 		"caching=%s test_clock=%s watchdog_ms=%llu", daemon->loop.mode,
 		(long long)daemon->config.spin_budget_us, (long long)daemon->config.cpu,

@@ -168,9 +168,9 @@ KVT_API const char *kvt_attach_state_name(enum kvt_attach_state state);
  * @ret_client  owned by the caller, freed by kvt_client_close().
  * @error       may be NULL; else filled on failure with cause and cure.
  * Errors: -ENOENT / -ECONNREFUSED no daemon (after options->connect_wait_ns), -EACCES permission,
- * -EPROTO version or layout, -EINVAL geometry, -EAGAIN starting, -EUSERS too many sessions,
- * -ESHUTDOWN draining, -ETIMEDOUT (without options->timeout_ns after 30 s: a daemon that is
- * activated now makes its pool first). */
+ * -EPROTO version or layout, -EINVAL geometry, -EAGAIN starting, -EUSERS too many sessions, -EDQUOT
+ * too many of this uid, -ESHUTDOWN draining, -ETIMEDOUT (without options->timeout_ns after 30 s: a
+ * daemon that is activated now makes its pool first). */
 KVT_API int kvt_client_connect(struct kvt_client **ret_client, const struct kvt_options *options,
 			       struct kvt_error *error);
 

@@ -93,7 +93,8 @@ enum kvt_ledger_section {
 	KVT_LSECTION_LABELS = 6, /* of namespaces, KVT_LABEL_BYTES each, by the first opener */
 	KVT_LSECTION_UNDO = 7, /* struct kvt_undo_header, then 64-bit words of entries */
 	KVT_LSECTION_MEMBERS = 8, /* of groups */
-	KVT_LEDGER_SECTIONS = 9,
+	KVT_LSECTION_MAKERS = 9, /* u32: uid of the session that made a namespace */
+	KVT_LEDGER_SECTIONS = 10,
 };
 
 /** One array inside an object. A reader checks offset + bytes against the object's real size
@@ -434,6 +435,12 @@ _Static_assert(sizeof(struct kvt_cqe) == 64, "kvt_cqe");
 	X(KVT_REASON_LIMIT_LEASES, "max_leases", "this session is at its max_leases: END some")  \
 	X(KVT_REASON_LIMIT_PAGES, "max_private_pages",                                           \
 	  "this session is at its max_private_pages: END or FREE some")                          \
+	X(KVT_REASON_UID_LEASES, "uid_leases",                                                    \
+	  "this uid's sessions hold as many leases as one uid may: END some, raise total_leases " \
+	  "and max_nodes, or run engines as several users")                                       \
+	X(KVT_REASON_UID_PAGES, "uid_pages",                                                      \
+	  "this uid's sessions hold as many private pages as one uid may while another one has "  \
+	  "a session: END or FREE some, enlarge the pool, or give each user an instance")         \
 	X(KVT_REASON_LIST_SHORT, "list_short", "the list is too short for the answer")           \
 	X(KVT_REASON_BAD_OP, "bad_op", "unknown operation")                                      \
 	X(KVT_REASON_BAD_FLAGS, "bad_flags", "flags that this operation does not take")          \

@@ -131,11 +131,15 @@ void model_page_set(struct kvt_oracle *o, uint32_t page, uint32_t state, uint32_
 
 	if (p->state == KVT_PAGE_PRIVATE)
 		o->sessions[p->session].n_private--;
+	if (p->state == KVT_PAGE_QUARANTINE)
+		o->sessions[p->session].n_quarantined--;
 	o->in_state[p->state]--;
 	*p = (struct model_page){ .state = state, .session = session, .lease = lease };
 	o->in_state[state]++;
 	if (state == KVT_PAGE_PRIVATE)
 		o->sessions[session].n_private++;
+	if (state == KVT_PAGE_QUARANTINE)
+		o->sessions[session].n_quarantined++;
 }
 
 void model_page_cache(struct kvt_oracle *o, uint32_t page, uint32_t node)

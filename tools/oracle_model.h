@@ -94,7 +94,9 @@ struct model_session {
 	uint32_t signs;
 	bool closed; /* its CLOSE took effect */
 	bool privileged;
+	uint32_t uid;
 	uint32_t n_private;
+	uint32_t n_quarantined;
 	uint32_t n_leases;
 	uint8_t *opened; /* by namespace number */
 };
@@ -104,6 +106,7 @@ struct model_namespace {
 	uint64_t digest[2];
 	uint32_t root;
 	uint32_t opened;
+	uint32_t uid; /* of the session that made it */
 };
 
 /** What a record's operation is about while it is followed. */

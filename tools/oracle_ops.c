@@ -150,12 +150,39 @@ int run_need_nodes(struct kvt_oracle *o, uint64_t most_nodes)
 	return run_refuse(o, -ENOSPC, KVT_REASON_NODES, 0);
 }
 
+/* What all sessions of a uid hold. *ret_others: whether a session of another uid lives. */
+static void sum_uid(const struct kvt_oracle *o, uint32_t uid, uint64_t *ret_leases,
+		    uint64_t *ret_pages, bool *ret_others)
+{
+	*ret_leases = *ret_pages = 0;
+	*ret_others = false;
+	for (uint32_t i = 1; i <= o->config.max_sessions; i++) {
+		const struct model_session *s = &o->sessions[i];
+
+		if (s->state == KVT_SESSION_FREE)
+			continue;
+		if (s->uid != uid) {
+			*ret_others |= s->state == KVT_SESSION_OPEN ||
+				       s->state == KVT_SESSION_CLOSING;
+			continue;
+		}
+		*ret_leases += s->n_leases;
+		*ret_pages += s->n_private + s->n_quarantined;
+	}
+}
+
 int run_need_lease(struct kvt_oracle *o)
 {
 	const struct model_session *session = &o->sessions[o->run.record->session];
+	uint64_t leases, pages;
+	bool others;
+
+	sum_uid(o, session->uid, &leases, &pages, &others);
 
 	if (o->config.max_leases && session->n_leases >= o->config.max_leases)
 		return run_refuse(o, -EDQUOT, KVT_REASON_LIMIT_LEASES, o->config.max_leases);
+	if (o->config.uid_leases && leases >= o->config.uid_leases)
+		return run_refuse(o, -EDQUOT, KVT_REASON_UID_LEASES, o->config.uid_leases);
 	if (o->n_free_leases == 0)
 		return run_refuse(o, -ENOSPC, KVT_REASON_LEASES, 0);
 	return 0;
@@ -165,9 +192,15 @@ int run_need_quota(struct kvt_oracle *o, uint64_t pages)
 {
 	const struct model_session *session = &o->sessions[o->run.record->session];
 	uint32_t limit = o->config.max_private_pages;
+	uint64_t leases, held;
+	bool others;
 
 	if (limit && session->n_private + pages > limit)
 		return run_refuse(o, -EDQUOT, KVT_REASON_LIMIT_PAGES, limit);
+	limit = o->config.uid_pages;
+	sum_uid(o, session->uid, &leases, &held, &others);
+	if (limit && others && pages > 0 && held + pages > limit)
+		return run_refuse(o, -EDQUOT, KVT_REASON_UID_PAGES, limit);
 	return 0;
 }
 

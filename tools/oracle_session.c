@@ -57,9 +57,23 @@ int session_close(struct kvt_oracle *o)
 	return 0;
 }
 
+/* A uid may have one more of what it has `used` of. */
+static int need_share(struct kvt_oracle *o, const char *what, uint32_t uid, uint32_t used,
+		      uint32_t limit)
+{
+	if (!limit || used < limit)
+		return 0;
+	return oracle_fail(o, "uid %u got one more %s than its share of %u", uid, what, limit);
+}
+
 static int apply_session(struct kvt_oracle *o, uint32_t session)
 {
+	uint32_t uid = (uint32_t)(o->run.record->value >> 32), used = 0;
 	struct model_session *s;
+
+	for (uint32_t i = 1; i <= o->config.max_sessions; i++)
+		used += o->sessions[i].state != KVT_SESSION_FREE && o->sessions[i].uid == uid;
+	TRY(need_share(o, "session", uid, used, o->config.uid_sessions));
 
 	if (session == 0 || session > o->config.max_sessions ||
 	    o->sessions[session].state != KVT_SESSION_FREE)
@@ -69,6 +83,7 @@ static int apply_session(struct kvt_oracle *o, uint32_t session)
 	s->signs = 0;
 	s->closed = false;
 	s->privileged = o->run.record->value & 1;
+	s->uid = uid;
 	return 0;
 }
 
@@ -169,6 +184,7 @@ static int apply_namespace(struct kvt_oracle *o, struct model_session *s)
 	const struct kvt_record *record = o->run.record;
 	uint64_t number = record->value, digest[2];
 	struct model_namespace *ns;
+	uint32_t used = 0;
 
 	if (number == 0 || number >= o->config.max_namespaces || record->n_keys != 4)
 		return oracle_fail(o, "namespace %llu was opened", (unsigned long long)number);
@@ -182,6 +198,12 @@ static int apply_namespace(struct kvt_oracle *o, struct model_session *s)
 	if (ns->used && memcmp(ns->digest, digest, sizeof(digest)) != 0)
 		return oracle_fail(o, "namespace %llu is in use by another digest",
 				   (unsigned long long)number);
+	for (uint32_t i = 0; i <= o->config.max_namespaces; i++)
+		used += o->namespaces[i].used && o->namespaces[i].uid == s->uid;
+	if (!ns->used) {
+		TRY(need_share(o, "namespace", s->uid, used, o->config.uid_namespaces));
+		ns->uid = s->uid;
+	}
 	ns->used = true;
 	memcpy(ns->digest, digest, sizeof(digest));
 	if (!s->opened[number]) {

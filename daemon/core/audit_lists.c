@@ -407,6 +407,29 @@ static void check_sessions(struct kvt_audit *audit)
 	check_waiters(audit);
 }
 
+/** What uids hold together. That every session and namespace is counted by one follows from the
+ * sums being whole. */
+static void check_users(struct kvt_audit *audit)
+{
+	const struct kvt_core *core = audit->core;
+	uint64_t live = 0, sessions = 0, namespaces = 0;
+
+	for (uint32_t id = 1; id <= core->n_users; id++) {
+		const struct kvt_user *user = &core->users[id];
+
+		live += user->live > 0;
+		sessions += user->sessions;
+		namespaces += user->namespaces;
+		if (!kvt_user_ok(core, id) ||
+		    ((user->sessions || user->namespaces) && kvt_user_find(core, user->uid) != id))
+			report(audit, "what uid %u holds is not what its sessions hold", user->uid);
+	}
+	if (live != core->live_users || sessions != core->count->live_sessions ||
+	    namespaces != core->count->live_namespaces)
+		report(audit, "uids hold %llu sessions and %llu namespaces",
+		       (unsigned long long)sessions, (unsigned long long)namespaces);
+}
+
 void kvt_audit_lists(struct kvt_audit *audit)
 {
 	const struct kvt_core *core = audit->core;
@@ -420,6 +443,7 @@ void kvt_audit_lists(struct kvt_audit *audit)
 	check_detached_queue(audit);
 	check_namespaces(audit);
 	check_sessions(audit);
+	check_users(audit);
 	for (uint32_t i = 0; i <= core->config.n_pages / 64; i++)
 		if (core->page_mark[i])
 			report(audit, "marks of pages were left behind");

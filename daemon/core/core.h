@@ -33,6 +33,10 @@ struct kvt_core_config {
 	uint32_t n_pending;     /* deferred operations in the whole instance, 0: 4096 */
 	uint32_t max_leases;    /* per session, 0 = no limit */
 	uint32_t max_private_pages; /* per session, 0 = no limit */
+	/* What the sessions of one uid may have together, dead ones in quarantine included; 0 = no
+	 * limit. Pages: private ones and those in quarantine, and only while a session of another
+	 * uid lives. */
+	uint32_t uid_sessions, uid_leases, uid_namespaces, uid_pages;
 	uint32_t max_op_keys;   /* most keys or pages of one operation: sizes scratch; 0: 1 Mi */
 	uint32_t policy;        /* enum kvt_policy */
 	uint32_t slru_threshold; /* 0: 2 */
@@ -131,7 +135,7 @@ struct kvt_core_peer {
 	const char *label;
 };
 
-/** -EUSERS: max_sessions. */
+/** -EUSERS: max_sessions. -EDQUOT: uid_sessions. */
 int kvt_core_session_open(struct kvt_core *core, const struct kvt_core_peer *peer,
 			  const struct kvt_core_view *view, uint64_t now_ns,
 			  uint32_t *ret_session);
@@ -175,7 +179,7 @@ void kvt_core_member_sign(struct kvt_core *core, uint32_t member, uint32_t signs
 const struct kvt_member_record *kvt_core_member(const struct kvt_core *core, uint32_t member);
 
 /** Open a namespace for a session (0: for an observer, nothing is counted; -ENOENT if unknown).
- * Idempotent. -ENOSPC: max_namespaces. */
+ * Idempotent. -ENOSPC: max_namespaces. -EDQUOT: uid_namespaces. */
 int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint64_t digest[2],
 			    const char *label, uint64_t now_ns, uint32_t *ret_namespace);
 

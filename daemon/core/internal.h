@@ -13,6 +13,7 @@
  *   lease.c   BEGIN COMMIT EXTEND END       op.c      the other operations, and the switch
  *   session.c sessions, fences, death       work.c    background: expiry, reclaim, compaction
  *   wait.c    BEGINs that wait for others   audit.c   everything against everything
+ *   user.c    what one uid holds
  *   undo.c    how a mutation is undone
  *   adopt.c   a successor takes over   rebuild.c  what is derived, made again from the facts
  */
@@ -81,6 +82,16 @@ struct kvt_space_tally {
 	uint32_t opened; /* sessions */
 };
 
+/** What the sessions of one uid have together. */
+struct kvt_user {
+	uint32_t uid;
+	uint32_t sessions; /* all that are not FREE */
+	uint32_t live;     /* OPEN or CLOSING */
+	uint32_t leases;
+	uint32_t namespaces; /* that they made, and that are in use */
+	uint64_t pages;      /* private or in quarantine */
+};
+
 /** Fence words of a session's members, beside its own in its view. */
 struct kvt_fence_group {
 	const struct kvt_fence_word *words[KVT_MAX_RANKS - 1];
@@ -112,6 +123,7 @@ struct kvt_core {
 	uint64_t *opened; /* [session][max_namespaces bits] */
 	uint32_t opened_words;
 	char (*labels)[KVT_LABEL_BYTES]; /* of namespaces */
+	uint32_t *makers; /* uid, by namespace */
 
 	struct kvt_member_record *members;
 	struct kvt_fence_group *groups; /* by session */
@@ -141,6 +153,10 @@ struct kvt_core {
 	uint32_t compact_head, compact_count;
 
 	struct kvt_core_view *views; /* by session */
+	struct kvt_user *users;      /* [n_users + 1]: some may be free */
+	uint32_t n_users, live_users;
+	uint32_t *user_of;           /* by session */
+	uint32_t *user_of_space;     /* by namespace */
 	uint32_t *lock_count;        /* audit: leases that cross each node */
 	struct kvt_space_tally *space_tally; /* audit */
 	uint32_t *lease_stamp;       /* poll: lease has an earlier deferred operation */
@@ -430,7 +446,31 @@ bool kvt_op_takes_lease(uint32_t op);
 bool kvt_op_may_wait(const struct kvt_core *core, uint32_t session, const struct kvt_sqe *sqe);
 int kvt_lease_check(struct kvt_core *core, struct kvt_op_context *op, bool deferred);
 
+/* user.c */
+static inline struct kvt_user *kvt_user_of(const struct kvt_core *core, uint32_t session)
+{
+	return &core->users[core->user_of[session]];
+}
+/** The record of a uid, 0 if it has none. */
+uint32_t kvt_user_find(const struct kvt_core *core, uint32_t uid);
+/** A session begins, is over, and is gone. */
+void kvt_user_session(struct kvt_core *core, uint32_t session);
+void kvt_user_session_over(struct kvt_core *core, uint32_t session);
+void kvt_user_session_gone(struct kvt_core *core, uint32_t session);
+/** A namespace is made, and is in use no more. */
+void kvt_user_space(struct kvt_core *core, uint32_t namespace_id, uint32_t uid);
+void kvt_user_space_gone(struct kvt_core *core, uint32_t namespace_id);
+/** Whether the uid may have one more: 0, or -EDQUOT. */
+int kvt_user_check_session(const struct kvt_core *core, uint32_t uid);
+int kvt_user_check_space(const struct kvt_core *core, uint32_t session);
+/** From the records of sessions and namespaces, which are complete. */
+void kvt_users_rebuild(struct kvt_core *core);
+/** Audit: whether a record is the sum of what names it. */
+bool kvt_user_ok(const struct kvt_core *core, uint32_t user);
+
 /* session.c */
+/** A namespace is in no session's map, and no node names it. */
+void kvt_space_free(struct kvt_core *core, uint32_t namespace_id);
 uint32_t kvt_close_now(struct kvt_core *core, uint32_t session);
 bool kvt_defer(struct kvt_core *core, struct kvt_op_context *op);
 uint32_t kvt_pending_take(struct kvt_core *core);

@@ -16,6 +16,9 @@ int kvt_lease_quota(struct kvt_core *core, struct kvt_op_context *op)
 
 	if (session->max_leases && session->n_leases >= session->max_leases)
 		return kvt_refuse(op, -EDQUOT, KVT_REASON_LIMIT_LEASES, session->max_leases);
+	if (core->config.uid_leases &&
+	    kvt_user_of(core, op->session)->leases >= core->config.uid_leases)
+		return kvt_refuse(op, -EDQUOT, KVT_REASON_UID_LEASES, core->config.uid_leases);
 	if (core->free_leases.count == 0)
 		return kvt_refuse(op, -ENOSPC, KVT_REASON_LEASES, 0);
 	return 0;
@@ -79,6 +82,7 @@ uint32_t kvt_lease_make(struct kvt_core *core, uint32_t session, uint32_t kind, 
 		core->leases[owner->first_lease].prev_lease = id;
 	owner->first_lease = id;
 	owner->n_leases++;
+	kvt_user_of(core, session)->leases++;
 	kvt_lease_list(core, id);
 	return id;
 }
@@ -96,6 +100,7 @@ void kvt_lease_free(struct kvt_core *core, uint32_t id)
 	if (lease->next_lease != KVT_NONE)
 		core->leases[lease->next_lease].prev_lease = lease->prev_lease;
 	owner->n_leases--;
+	kvt_user_of(core, lease->session)->leases--;
 	unlist(core, lease);
 	core->wake_due = true;
 	*lease = (struct kvt_lease_record){ .generation = lease->generation + 1,
@@ -194,10 +199,14 @@ void kvt_room_make(struct kvt_core *core, uint32_t n)
 static int page_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t n)
 {
 	const struct kvt_session_record *session = &core->sessions[op->session];
+	uint32_t limit = core->config.uid_pages;
 
 	if (session->max_private_pages && (uint64_t)session->n_private + n >
 						  session->max_private_pages)
 		return kvt_refuse(op, -EDQUOT, KVT_REASON_LIMIT_PAGES, session->max_private_pages);
+	if (limit && n > 0 && core->live_users > 1 &&
+	    kvt_user_of(core, op->session)->pages + n > limit)
+		return kvt_refuse(op, -EDQUOT, KVT_REASON_UID_PAGES, limit);
 	return 0;
 }
 

@@ -21,6 +21,7 @@ uint32_t kvt_page_take(struct kvt_core *core, uint32_t session, uint32_t lease)
 	core->count->free_pages--;
 	core->count->private_pages++;
 	core->sessions[session].n_private++;
+	kvt_user_of(core, session)->pages++;
 	core->effort.pages_moved++;
 	return page;
 }
@@ -30,6 +31,7 @@ void kvt_page_release(struct kvt_core *core, uint32_t page)
 {
 	struct kvt_owner_record *owner = &core->owners[page];
 
+	kvt_user_of(core, owner->session)->pages--;
 	if (core->pages[page].state == KVT_PAGE_PRIVATE) {
 		core->count->private_pages--;
 		core->sessions[owner->session].n_private--;
@@ -47,8 +49,11 @@ void kvt_page_release(struct kvt_core *core, uint32_t page)
 
 void kvt_page_cache(struct kvt_core *core, uint32_t page, uint32_t slot)
 {
+	uint32_t session = core->owners[page].session;
+
 	KVT_ASSERT(core->pages[page].state == KVT_PAGE_PRIVATE);
-	core->sessions[core->owners[page].session].n_private--;
+	core->sessions[session].n_private--;
+	kvt_user_of(core, session)->pages--;
 	core->owners[page] = (struct kvt_owner_record){ 0 };
 	core->pages[page] = (struct kvt_page_record){ slot, KVT_PAGE_CACHED };
 	core->slot_pages[slot] = page;

@@ -694,6 +694,7 @@ int kvt_rebuild(struct kvt_core *core, struct kvt_doubt *doubt)
 	TRY(rebuild_leases(core, doubt));
 	TRY(rebuild_pages(core, doubt));
 	TRY(rebuild_pending(core, doubt));
+	kvt_users_rebuild(core);
 	rebuild_order(core);
 	return 0;
 }

@@ -27,7 +27,7 @@ enum kvt_record_kind {
 				  waits for the lease in cqe, which computes cqe.a positions of
 				  its path; with value != 0 it has waited since that seq, for
 				  another one (or was just answered -EAGAIN: NO_WAIT) */
-	KVT_REC_SESSION = 3,   /* a session opened: session */
+	KVT_REC_SESSION = 3,   /* a session opened: session; value = uid << 32 | privileged */
 	KVT_REC_SIGN = 4,      /* signs reported for session: value = signs (enum), 0 = killed */
 	KVT_REC_NAMESPACE = 5, /* session opened a namespace: value = number, keys = digest */
 	KVT_REC_LEASE_LOST = 6, /* a dead session's lease lost its lock: value = lease index */

@@ -19,8 +19,11 @@ int kvt_core_session_open(struct kvt_core *core, const struct kvt_core_peer *pee
 			  uint32_t *ret_session)
 {
 	struct kvt_session_record *session;
+	int error = kvt_user_check_session(core, peer->uid);
 	uint32_t id = 1;
 
+	if (error)
+		return error;
 	while (id <= core->config.max_sessions && core->sessions[id].state != KVT_SESSION_FREE)
 		id++;
 	if (id > core->config.max_sessions)
@@ -47,7 +50,8 @@ int kvt_core_session_open(struct kvt_core *core, const struct kvt_core_peer *pee
 	core->views[id] = *view;
 	core->groups[id].n = 0;
 	core->count->live_sessions++;
-	kvt_record_emit(core, KVT_REC_SESSION, id, peer->privileged);
+	kvt_user_session(core, id);
+	kvt_record_emit(core, KVT_REC_SESSION, id, (uint64_t)peer->uid << 32 | peer->privileged);
 	kvt_mutation_end(core);
 	*ret_session = id;
 	return 0;
@@ -82,12 +86,13 @@ static uint32_t find_namespace(const struct kvt_core *core, const uint64_t diges
 	return 0;
 }
 
-static void make_namespace(struct kvt_core *core, uint32_t id, const uint64_t digest[2],
-			   const char *label)
+static void make_namespace(struct kvt_core *core, uint32_t id, uint32_t session,
+			   const uint64_t digest[2], const char *label)
 {
 	struct kvt_namespace_record *space = &core->namespaces[id];
 
 	kvt_undo_space(core, id);
+	kvt_user_space(core, id, core->sessions[session].uid);
 	KVT_SET(space->root, KVT_NONE);
 	KVT_SET(space->digest[0], digest[0]);
 	KVT_SET(space->digest[1], digest[1]);
@@ -95,6 +100,15 @@ static void make_namespace(struct kvt_core *core, uint32_t id, const uint64_t di
 	space->opened = 0;
 	space->cached_pages = space->evictable_pages = space->protected_pages = 0;
 	snprintf(core->labels[id], KVT_LABEL_BYTES, "%s", label ? label : "");
+	core->count->live_namespaces++;
+}
+
+void kvt_space_free(struct kvt_core *core, uint32_t id)
+{
+	kvt_undo_space(core, id);
+	core->namespaces[id].flags = 0;
+	core->count->live_namespaces--;
+	kvt_user_space_gone(core, id);
 }
 
 int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint64_t digest[2],
@@ -107,6 +121,8 @@ int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint6
 
 	if (!id && session == 0)
 		return -ENOENT;
+	if (!id && kvt_user_check_space(core, session))
+		return -EDQUOT;
 	if (!id && !place)
 		return -ENOSPC;
 	if (session == 0 || (id && kvt_bit_get(bits, id))) {
@@ -118,8 +134,7 @@ int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint6
 	kvt_mutation_begin(core);
 	if (!id) {
 		id = place;
-		make_namespace(core, id, digest, label);
-		core->count->live_namespaces++;
+		make_namespace(core, id, session, digest, label);
 	}
 	core->namespaces[id].opened++;
 	kvt_undo_opened(core, session, id);
@@ -143,11 +158,8 @@ static void close_namespaces(struct kvt_core *core, uint32_t session)
 			continue;
 		kvt_undo_opened(core, session, i);
 		kvt_bit_clear(bits, i);
-		if (--space->opened == 0 && space->nodes == 0) {
-			kvt_undo_space(core, i);
-			space->flags = 0;
-			core->count->live_namespaces--;
-		}
+		if (--space->opened == 0 && space->nodes == 0)
+			kvt_space_free(core, i);
 	}
 }
 
@@ -356,6 +368,7 @@ static void session_over(struct kvt_core *core, uint32_t id)
 	session->state = KVT_SESSION_DYING;
 	session->ended_ns = core->now_ns;
 	core->dying++;
+	kvt_user_session_over(core, id);
 }
 
 static void session_signal(struct kvt_core *core, uint32_t id, uint32_t signs, uint64_t now_ns)
@@ -483,6 +496,7 @@ static void session_gone(struct kvt_core *core, uint32_t id)
 	close_namespaces(core, id);
 	core->dying--;
 	core->count->live_sessions--;
+	kvt_user_session_gone(core, id);
 	*session = (struct kvt_session_record){ .generation = session->generation };
 	kvt_record_emit(core, KVT_REC_SESSION_GONE, id, 0);
 	kvt_mutation_end(core);

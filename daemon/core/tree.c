@@ -181,11 +181,8 @@ static void recycle(struct kvt_core *core, uint32_t id)
 		core->nodes[core->free_nodes.tail].next_sibling = id;
 	core->free_nodes.tail = id;
 	core->count->live_nodes--;
-	if (--space->nodes == 0 && space->opened == 0) {
-		kvt_undo_space(core, node->namespace_id);
-		space->flags = 0;
-		core->count->live_namespaces--;
-	}
+	if (--space->nodes == 0 && space->opened == 0)
+		kvt_space_free(core, node->namespace_id);
 }
 
 void kvt_root_prune(struct kvt_core *core, uint32_t id)

@@ -56,6 +56,7 @@ struct sim_session {
 	bool open;     /* takes entries */
 	bool closing;  /* CLOSE was submitted */
 	bool present;  /* the core knows it */
+	uint32_t uid;
 	uint32_t signs;
 	uint32_t taken, done; /* entries and completions, as its record should count them */
 	struct kvt_cqe last_cqe;

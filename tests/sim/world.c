@@ -82,6 +82,10 @@ static void choose_config(struct sim *sim)
 	c->n_pending = sim_chance(sim, 300) ? 1 : sim_between(sim, 2, 12);
 	c->max_leases = sim_chance(sim, 300) ? sim_between(sim, 1, 6) : 0;
 	c->max_private_pages = sim_chance(sim, 300) ? sim_between(sim, 1, c->n_pages) : 0;
+	c->uid_sessions = sim_chance(sim, 300) ? sim_between(sim, 1, c->max_sessions) : 0;
+	c->uid_leases = sim_chance(sim, 300) ? sim_between(sim, 1, c->n_leases) : 0;
+	c->uid_namespaces = sim_chance(sim, 300) ? sim_between(sim, 1, c->max_namespaces) : 0;
+	c->uid_pages = sim_chance(sim, 300) ? sim_between(sim, 1, c->n_pages) : 0;
 	c->max_op_keys = SIM_KEYS_AREA;
 	c->policy = sim_chance(sim, 300) ? KVT_POLICY_LRU : sim_below(sim, KVT_POLICY_COUNT);
 	c->slru_threshold = sim_between(sim, 1, 4);
@@ -150,6 +154,10 @@ bool sim_create(struct sim *sim)
 		.n_leases = sim->config.n_leases,
 		.max_leases = sim->config.max_leases,
 		.max_private_pages = sim->config.max_private_pages,
+		.uid_sessions = sim->config.uid_sessions,
+		.uid_leases = sim->config.uid_leases,
+		.uid_namespaces = sim->config.uid_namespaces,
+		.uid_pages = sim->config.uid_pages,
 		.policy = sim->config.policy,
 		.slru_threshold = sim->config.slru_threshold,
 		.disabled = sim->config.disabled,
@@ -254,6 +262,7 @@ void sim_session_open(struct sim *sim)
 {
 	struct kvt_core_peer peer = {
 		.pid = 100 + (int32_t)sim_below(sim, 1000),
+		.uid = 1000 + sim_below(sim, 3),
 		.privileged = sim_chance(sim, 500),
 		.label = "sim",
 	};
@@ -265,18 +274,22 @@ void sim_session_open(struct sim *sim)
 		.fences = calloc(KVT_FENCE_WORDS, sizeof(struct kvt_fence_word)),
 	};
 	uint32_t *pages = calloc(sim->config.n_pages, sizeof(*pages)), session = 0, present = 0;
+	uint32_t own = 0;
 	struct sim_session *s;
 	int error;
 
-	for (uint32_t i = 1; i <= SIM_SESSIONS; i++)
+	for (uint32_t i = 1; i <= SIM_SESSIONS; i++) {
 		present += sim->sessions[i].present;
+		own += sim->sessions[i].present && sim->sessions[i].uid == peer.uid;
+	}
 	error = kvt_core_session_open(sim->core, &peer, &view, sim->now_ns, &session);
 	if (error) {
 		free((void *)(uintptr_t)view.keys);
 		free(view.list);
 		free((void *)(uintptr_t)view.fences);
 		free(pages);
-		if (error != -EUSERS || present < sim->config.max_sessions)
+		if (error == -EDQUOT ? own != sim->config.uid_sessions :
+				       error != -EUSERS || present < sim->config.max_sessions)
 			sim_fail(sim, "session_open: %d with %u of %u sessions", error, present,
 				 sim->config.max_sessions);
 		return;
@@ -289,6 +302,7 @@ void sim_session_open(struct sim *sim)
 	s = &sim->sessions[session];
 	memset(s, 0, sizeof(*s));
 	s->open = s->present = true;
+	s->uid = peer.uid;
 	s->view = view;
 	s->pages = pages;
 	for (uint32_t i = sim_between(sim, 0, 3); i; i--)

@@ -296,8 +296,13 @@ const struct kvt_node *node_at(const struct world *world, uint32_t node)
 
 struct client *client_new(struct world *world)
 {
+	return client_of(world, 0);
+}
+
+struct client *client_of(struct world *world, uint32_t uid)
+{
 	struct client *client = &world->clients[world->n_clients++];
-	struct kvt_core_peer peer = { .pid = 100 + (int32_t)world->n_clients,
+	struct kvt_core_peer peer = { .pid = 100 + (int32_t)world->n_clients, .uid = uid,
 				      .privileged = true, .label = "test" };
 	struct kvt_core_view view;
 

@@ -140,6 +140,7 @@ void expect_pages(const struct world *world, uint64_t cached, uint64_t private_p
 		  uint64_t protected_pages);
 
 struct client *client_new(struct world *world);
+struct client *client_of(struct world *world, uint32_t uid);
 uint32_t space_open(struct client *client, const char *name);
 /** Signs of an end, then background work. */
 void client_dies(struct client *client, uint32_t signs);

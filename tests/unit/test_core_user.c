@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What one uid may hold together: refusals at the limit, and what counts. */
+
+#include "tests/unit/core_world.h"
+
+#define ENGINE 1000u
+#define OTHER 2000u
+
+static struct world *world_of(struct kvt_core_config config)
+{
+	config.page_size = 2;
+	config.n_pages = 61;
+	config.max_sessions = 8;
+	return world_new(config);
+}
+
+static void a_uid_gets_no_session_beyond_its_share(void **state)
+{
+	struct world *w = world_of((struct kvt_core_config){ .uid_sessions = 2 });
+	struct client *a = client_of(w, ENGINE);
+	struct kvt_core_peer peer = { .uid = ENGINE };
+	struct kvt_core_view view = { 0 };
+	uint32_t session;
+
+	(void)state;
+	client_of(w, ENGINE);
+	assert_int_equal(kvt_core_session_open(w->core, &peer, &view, 1, &session), -EDQUOT);
+	client_of(w, OTHER);
+	/* A dead session counts as long as it keeps pages in quarantine. */
+	alloc(a, 3);
+	client_dies(a, KVT_SIGN_EXITED);
+	assert_int_equal(kvt_core_session_open(w->core, &peer, &view, 1, &session), -EDQUOT);
+	client_dies(a, KVT_SIGN_HANGUP | KVT_SIGN_QUIET);
+	client_of(w, ENGINE);
+	assert_int_equal(kvt_core_session_open(w->core, &peer, &view, 1, &session), -EDQUOT);
+	world_free(w);
+}
+
+static void leases_of_all_its_sessions_count(void **state)
+{
+	struct world *w = world_of((struct kvt_core_config){ .uid_leases = 3 });
+	struct client *a = client_of(w, ENGINE), *b = client_of(w, ENGINE);
+	struct client *c = client_of(w, OTHER);
+	uint32_t one = space_open(a, "ns"), two = space_open(b, "ns"), ns = space_open(c, "ns");
+	struct answer lease;
+	struct seq *seq;
+
+	(void)state;
+	insert(c, ns, range(1, 8));
+	begin(a, one, range(1, 8), 0, 0);
+	lease = match_lock(a, one, range(1, 4));
+	match_lock(b, two, range(1, 8));
+	seq = begin(b, two, range(1, 8), 0, 0);
+	expect_refused(seq->a, -EDQUOT, KVT_REASON_UID_LEASES);
+	assert_int_equal(seq->a.number, 3);
+	expect_refused(match_lock(a, one, range(1, 8)), -EDQUOT, KVT_REASON_UID_LEASES);
+	expect_ok(begin(c, ns, range(1, 8), 0, 0)->a);
+	expect_ok(unlock(a, lease));
+	expect_ok(match_lock(b, two, range(1, 8)));
+	world_free(w);
+}
+
+static void pages_count_while_another_uid_lives(void **state)
+{
+	struct world *w = world_of((struct kvt_core_config){ .uid_pages = 52 });
+	struct client *a = client_of(w, ENGINE), *b = client_of(w, ENGINE), *c;
+	uint32_t ns = space_open(a, "ns");
+	struct answer refused;
+	struct seq *seq;
+
+	(void)state;
+	alloc(a, 30);
+	seq = begin(a, ns, range(1, 8), 2, 0);
+	alloc(b, 25); /* all 60: there is only one user */
+	c = client_of(w, OTHER);
+	refused = alloc(c, 1);
+	expect_refused(refused, -ENOSPC, KVT_REASON_ALL_LOCKED);
+	expect_ok(end(seq)); /* 5 come back */
+	refused = extend(begin(a, ns, NO_KEYS, 0, 0), 1);
+	expect_refused(refused, -EDQUOT, KVT_REASON_UID_PAGES);
+	assert_int_equal(refused.number, 52);
+	expect_refused(alloc(b, 1), -EDQUOT, KVT_REASON_UID_PAGES);
+	/* What takes no page is not refused. */
+	expect_ok(begin(a, ns, NO_KEYS, 0, 0)->a);
+	expect_ok(alloc(c, 5));
+	/* What is in quarantine is not free for others, and counts. */
+	client_dies(a, KVT_SIGN_EXITED);
+	expect_refused(alloc(b, 1), -EDQUOT, KVT_REASON_UID_PAGES);
+	client_dies(a, KVT_SIGN_HANGUP | KVT_SIGN_QUIET);
+	expect_ok(alloc(b, 27));
+	expect_refused(alloc(b, 1), -EDQUOT, KVT_REASON_UID_PAGES);
+	client_dies(c, KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET);
+	expect_ok(alloc(b, 8));
+	world_free(w);
+}
+
+static int open_space(struct client *client, uint64_t number, uint32_t *ret_space)
+{
+	uint64_t digest[2] = { number, 77 };
+
+	return kvt_core_namespace_open(client->world->core, client->session, digest, "space",
+				       client->world->now_ns, ret_space);
+}
+
+static void namespaces_are_their_makers(void **state)
+{
+	struct world *w = world_of((struct kvt_core_config){ .uid_namespaces = 2,
+							     .max_namespaces = 8 });
+	struct client *a = client_of(w, ENGINE), *b = client_of(w, ENGINE);
+	struct client *c = client_of(w, OTHER);
+	uint32_t space;
+
+	(void)state;
+	assert_int_equal(open_space(c, 1, &space), 0);
+	assert_int_equal(open_space(a, 1, &space), 0); /* another one's */
+	assert_int_equal(open_space(a, 2, &space), 0);
+	assert_int_equal(open_space(b, 2, &space), 0); /* counted already */
+	assert_int_equal(open_space(b, 3, &space), 0);
+	assert_int_equal(open_space(a, 4, &space), -EDQUOT);
+	assert_int_equal(open_space(c, 4, &space), 0);
+	/* Keys outlive the session that made their namespace, and count on. */
+	assert_int_equal(open_space(b, 3, &space), 0);
+	insert(b, space, range(1, 4));
+	client_dies(b, KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET);
+	assert_int_equal(open_space(a, 5, &space), -EDQUOT);
+	evict(a, 2);
+	assert_int_equal(open_space(a, 5, &space), 0);
+	world_free(w);
+}
+
+static void a_successor_counts_the_same(void **state)
+{
+	struct world *w = world_of((struct kvt_core_config){
+		.uid_sessions = 2, .uid_leases = 2, .uid_namespaces = 1, .uid_pages = 20 });
+	struct client *a = client_of(w, ENGINE), *b = client_of(w, ENGINE);
+	struct client *c = client_of(w, OTHER);
+	struct kvt_core_peer peer = { .uid = ENGINE };
+	struct kvt_core_view view = { 0 };
+	uint32_t ns = space_open(a, "ns"), session;
+	char why[256] = "";
+
+	(void)state;
+	begin(a, ns, range(1, 8), 0, 0);
+	begin(a, ns, range(11, 18), 0, 0);
+	alloc(b, 12);
+	client_dies(b, KVT_SIGN_EXITED);
+	assert_int_equal(world_adopt(w, NULL, why, sizeof(why)), 0);
+	assert_int_equal(kvt_core_session_open(w->core, &peer, &view, 1, &session), -EDQUOT);
+	expect_refused(begin(a, ns, range(1, 8), 0, 0)->a, -EDQUOT, KVT_REASON_UID_LEASES);
+	expect_refused(alloc(a, 1), -EDQUOT, KVT_REASON_UID_PAGES);
+	assert_int_equal(open_space(a, 5, &session), -EDQUOT);
+	expect_ok(alloc(c, 20));
+	world_free(w);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(a_uid_gets_no_session_beyond_its_share),
+		CASE(leases_of_all_its_sessions_count),
+		CASE(pages_count_while_another_uid_lives),
+		CASE(namespaces_are_their_makers),
+		CASE(a_successor_counts_the_same),
+	};
+
+	return RUN_CASES(tests);
+}
