@@ -516,7 +516,7 @@ static void adopt_session(struct kvt_daemon *daemon, uint32_t index,
 		resume_ring(daemon, session, record);
 	kvt_session_adopted(daemon, session, lives);
 	if (control >= 0 && record->signs & KVT_SIGN_HANGUP)
-		close(control);
+		kvt_control_leave_unused(daemon, control);
 	else if ((control < 0 || !kvt_control_adopted(daemon, control, session, NULL)) &&
 		 !lives && !(record->signs & KVT_SIGN_HANGUP))
 		signs |= KVT_SIGN_HANGUP; /* nobody is left who could hold that socket */
@@ -558,6 +558,10 @@ void kvt_adopt_rest(struct kvt_daemon *daemon)
 
 		if (!kvt_parcel_outlives_cache(kind) && (passed->at[i].fd >= 0 || !daemon->adopted))
 			kvt_notify_unpark(&daemon->notify, passed->at[i].name);
+		if (passed->at[i].fd < 0 || !kvt_parcel_is_shared(kind))
+			continue;
+		kvt_control_leave_unused(daemon, passed->at[i].fd);
+		passed->at[i].fd = -1;
 	}
 	kvt_parcels_close(passed);
 }

@@ -13,6 +13,11 @@
 #include "shm/assert.h"
 #include "shm/geometry.h"
 
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83 /* Linux 6.16 */
+#endif
+
+#define LEAVE_AGAIN_NS 5000000ull
 #define MESSAGES_AT_HANGUP 16 /* sent before it: requests that wait for no answer */
 /* After a message no other one is taken for four times as long as it took: messages take a fifth of
  * the thread's time at most. An audit's successor does not wait for ever. */
@@ -26,6 +31,50 @@ static uint32_t slot_of(const struct kvt_daemon *daemon, const struct kvt_connec
 	return (uint32_t)(connection - daemon->connections);
 }
 
+static uint64_t tag_of(const struct kvt_daemon *daemon, const struct kvt_connection *connection)
+{
+	return kvt_tag(KVT_TAG_CONNECTION, slot_of(daemon, connection), connection->generation);
+}
+
+static void hold(struct kvt_daemon *daemon, struct kvt_connection *connection)
+{
+	connection->hold = kvt_closer_hold(&daemon->closer, connection->peer.uid, &connection->fd,
+					   1);
+}
+
+/* The closer ended, which none of its work can cause: begin again with another one. */
+static void replace_closer(struct kvt_daemon *daemon)
+{
+	int error = kvt_closer_start(&daemon->closer, daemon->closer.most);
+
+	kvt_log(KVT_LOG_ERROR, "closer_ended", "successor=%d error=\"%s\"",
+		error ? -1 : (int)daemon->closer.pid, strerror(-error));
+	for (uint32_t i = 0; i < daemon->n_connections; i++)
+		if (daemon->connections[i].fd >= 0)
+			hold(daemon, &daemon->connections[i]);
+	for (uint32_t i = 1; i <= daemon->core_config.max_sessions; i++)
+		if (daemon->sessions[i].used)
+			kvt_session_hold(daemon, &daemon->sessions[i]);
+}
+
+uint64_t kvt_control_leave(struct kvt_daemon *daemon)
+{
+	bool left = kvt_closer_flush(&daemon->closer);
+
+	if (daemon->closer.lost)
+		replace_closer(daemon);
+	return left ? daemon->real_ns + LEAVE_AGAIN_NS : UINT64_MAX;
+}
+
+void kvt_control_refuse_fds(const struct kvt_daemon *daemon, int fd)
+{
+	int off = 0;
+
+	/* An older kernel does not know it: then they lie in the queue until the closer has it. */
+	if (!daemon->config.test_old_kernel)
+		setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof(off));
+}
+
 static void forget_kind(struct kvt_daemon *daemon, const struct kvt_connection *connection)
 {
 	if (connection->state == KVT_CONNECTION_HALF_OPEN)
@@ -37,12 +86,16 @@ static void forget_kind(struct kvt_daemon *daemon, const struct kvt_connection *
 void kvt_control_drop(struct kvt_daemon *daemon, struct kvt_connection *connection)
 {
 	uint32_t session = connection->session, member = connection->member;
+	struct kvt_leaving leaving = { .key = connection->hold, .uid = connection->peer.uid,
+				       .n_fds = 1, .fds = { connection->fd } };
 
 	if (connection->fd < 0)
 		return;
-	/* shutdown() completes our poll, which otherwise would hold the socket open. */
+	/* shutdown() tells the client, and completes our poll. */
 	shutdown(connection->fd, SHUT_RDWR);
-	close(connection->fd);
+	if (connection->armed)
+		leaving.tag = tag_of(daemon, connection);
+	kvt_closer_leave(&daemon->closer, &leaving);
 	forget_kind(daemon, connection);
 	if (connection->queued)
 		TAILQ_REMOVE(&daemon->readable, connection, next_readable);
@@ -82,6 +135,13 @@ static void drop_oldest_half_open(struct kvt_daemon *daemon)
 	kvt_control_drop(daemon, oldest);
 }
 
+void kvt_control_leave_unused(struct kvt_daemon *daemon, int fd)
+{
+	struct kvt_leaving leaving = { .uid = KVT_UID_UNKNOWN, .n_fds = 1, .fds = { fd } };
+
+	kvt_closer_leave(&daemon->closer, &leaving);
+}
+
 void kvt_control_accepted(struct kvt_daemon *daemon, int fd)
 {
 	struct kvt_connection *connection;
@@ -92,9 +152,10 @@ void kvt_control_accepted(struct kvt_daemon *daemon, int fd)
 	/* The kernel then says with each message which process sent it. */
 	if (kvt_peer_read(fd, daemon->admin_gid, &peer) != 0 ||
 	    setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) != 0) {
-		close(fd);
+		kvt_control_leave_unused(daemon, fd);
 		return;
 	}
+	kvt_control_refuse_fds(daemon, fd);
 	if (daemon->n_half_open >= (uint32_t)daemon->config.max_half_open)
 		drop_oldest_half_open(daemon);
 	KVT_ASSERT(daemon->n_free_connections > 0);
@@ -107,6 +168,7 @@ void kvt_control_accepted(struct kvt_daemon *daemon, int fd)
 		.accepted_ns = daemon->real_ns,
 		.accepted_boot_ns = kvt_peer_boot_ns(),
 	};
+	hold(daemon, connection);
 	daemon->n_half_open++;
 	daemon->next_timer_ns = 0;
 	kvt_control_arm(daemon, connection);
@@ -120,9 +182,7 @@ void kvt_control_arm(struct kvt_daemon *daemon, struct kvt_connection *connectio
 		return;
 	if (!connection->waiting && connection->state != KVT_CONNECTION_OVER)
 		events |= POLLIN;
-	kvt_loop_poll(&daemon->loop, connection->fd, events,
-		      kvt_tag(KVT_TAG_CONNECTION, slot_of(daemon, connection),
-			      connection->generation));
+	kvt_loop_poll(&daemon->loop, connection->fd, events, tag_of(daemon, connection));
 	connection->armed = true;
 }
 
@@ -209,9 +269,10 @@ bool kvt_control_adopted(struct kvt_daemon *daemon, int fd, struct kvt_session *
 
 	if (daemon->n_free_connections == 0 ||
 	    kvt_peer_read(fd, daemon->admin_gid, &peer) != 0) {
-		close(fd);
+		kvt_control_leave_unused(daemon, fd);
 		return false;
 	}
+	kvt_control_refuse_fds(daemon, fd);
 	connection = &daemon->connections[daemon->free_connections[--daemon->n_free_connections]];
 	*connection = (struct kvt_connection){
 		.state = !session ? KVT_CONNECTION_OBSERVER :
@@ -225,6 +286,7 @@ bool kvt_control_adopted(struct kvt_daemon *daemon, int fd, struct kvt_session *
 		.accepted_boot_ns = kvt_peer_boot_ns(),
 		.adopted = true,
 	};
+	hold(daemon, connection);
 	if (session) {
 		*(member ? &member->connection : &session->connection) =
 			slot_of(daemon, connection) + 1;
@@ -515,6 +577,7 @@ static void hello_session(struct kvt_daemon *daemon, struct kvt_connection *conn
 	char label[KVT_LABEL_BYTES], text[KVT_TEXT_BYTES];
 	struct kvt_session_wish wish = { .label = label,
 					 .no_resume = hello->flags & KVT_HELLO_NO_RESUME };
+	struct kvt_leaving completion = { .uid = connection->peer.uid, .n_fds = 1 };
 	uint32_t n_fds = 3, session;
 	bool sent;
 
@@ -537,7 +600,8 @@ static void hello_session(struct kvt_daemon *daemon, struct kvt_connection *conn
 			(int)connection->peer.pid, (unsigned int)connection->peer.uid, label);
 	sent = kvt_control_send(daemon, connection, welcome, sizeof(*welcome), fds, n_fds);
 	(void)sent; /* if not, the session has ended with the connection */
-	close(fds[2]); /* the client's end of the completion pipe is the client's */
+	completion.fds[0] = fds[2]; /* the client's end of it is the client's */
+	kvt_closer_leave(&daemon->closer, &completion);
 }
 
 /* Another process of an engine, to hold with it what its first one's session holds. */
@@ -721,8 +785,9 @@ static bool hung_up(int fd)
 	return poll(&look, 1, 0) == 1;
 }
 
-/* Take one message, if there is one. A descriptor that came with it has no room in our control
- * buffer, so the kernel closes it and says that it cut something off. */
+/* Take one message, if there is one. It is looked at where it lies: one that brought descriptors
+ * stays there until the closer releases the socket, because taking it would release them here. (To
+ * receive them would not do either: close() also flushes a file, and that may wait.) */
 static enum take_result take_message(struct kvt_daemon *daemon, struct kvt_connection *connection)
 {
 	union {
@@ -732,25 +797,27 @@ static enum take_result take_message(struct kvt_daemon *daemon, struct kvt_conne
 	struct iovec part = { .iov_base = daemon->message, .iov_len = KVT_MESSAGE_MAX };
 	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
 				  .msg_controllen = sizeof(control) };
-	ssize_t n = recvmsg(connection->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	ssize_t n = recvmsg(connection->fd, &message, MSG_PEEK | MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	struct cmsghdr *extra;
 
 	if (n < 0)
 		return errno == EAGAIN || errno == EINTR ? TAKE_NONE : TAKE_HANGUP;
 	if (n == 0 && hung_up(connection->fd))
 		return TAKE_HANGUP;
-	extra = CMSG_FIRSTHDR(&message);
-	if (message.msg_flags & MSG_TRUNC) {
-		malformed(daemon, connection, "message larger than 65536 bytes");
-	} else if (message.msg_flags & MSG_CTRUNC) {
+	if (message.msg_flags & MSG_CTRUNC) {
 		malformed(daemon, connection, "descriptors are not taken here");
-	} else if (extra && extra->cmsg_type == SCM_CREDENTIALS &&
-		   ((struct ucred *)CMSG_DATA(extra))->pid != connection->peer.pid) {
+		return TAKE_ONE;
+	}
+	recv(connection->fd, NULL, 0, MSG_DONTWAIT);
+	extra = CMSG_FIRSTHDR(&message);
+	if (message.msg_flags & MSG_TRUNC)
+		malformed(daemon, connection, "message larger than 65536 bytes");
+	else if (extra && extra->cmsg_type == SCM_CREDENTIALS &&
+		 ((struct ucred *)CMSG_DATA(extra))->pid != connection->peer.pid)
 		malformed(daemon, connection, "the sender is not the process that connected: a "
 			  "forked child must connect anew");
-	} else {
+	else
 		dispatch(daemon, connection, (size_t)n);
-	}
 	return TAKE_ONE;
 }
 

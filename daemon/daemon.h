@@ -12,6 +12,7 @@
  *     group.c      further processes that hold what one session holds
  *     session.c    a session's segment, descriptors and end
  *     control.c    connections and their messages
+ *     closer.c     another process, for last references to what clients can make slow
  *     admin.c      what kvtctl asks
  *     adopt.c      what outlives the daemon: parked while it runs, taken up by the next
  *     timers.c     everything that happens because time passed
@@ -25,6 +26,7 @@
 
 #include <bsd/sys/queue.h>
 
+#include "daemon/closer.h"
 #include "daemon/config.h"
 #include "daemon/core/core.h"
 #include "daemon/geometry.h"
@@ -83,7 +85,8 @@ struct kvt_session {
 	uint32_t processes;   /* that have not exited */
 	uint32_t connection;  /* slot of the control connection + 1, 0 = none */
 	uint32_t n_ranks;     /* of its group, 0 = it has none */
-	int pidfd, doorbell, bell; /* -1 = none; bell: the write end of the completion pipe */
+	int pidfd, doorbell, bell; /* -1 = none; bell: our end of the completion socket */
+	uint32_t hold; /* key of doorbell, bell and segment with the closer, 0 = none */
 	bool pidfd_armed;
 	bool used;  /* the slot is taken */
 	bool quiet; /* the pool backend has agreed */
@@ -94,6 +97,7 @@ struct kvt_session {
 	uint64_t ended_ns;
 	struct kvt_session_end end;
 	pid_t pid;
+	uid_t uid;
 	struct kvt_object segment;
 	struct kvt_segment_layout layout;
 } KVT_ALIGNED(KVT_LINE);
@@ -125,6 +129,7 @@ enum kvt_connection_state {
 struct kvt_connection {
 	enum kvt_connection_state state;
 	int fd;
+	uint32_t hold; /* its key with the closer, 0 = none */
 	uint32_t generation;
 	uint32_t session; /* 0 = none */
 	uint32_t member;  /* of that session's group; 0 = the session's own */
@@ -190,6 +195,7 @@ struct kvt_daemon {
 	uint64_t next_timer_ns;
 	uint64_t stalled_since_ns;    /* some ring waits for room in its CQ; 0 = none */
 	struct kvt_loop loop;
+	struct kvt_closer closer;
 	struct kvt_daemon_stats stats;
 
 	struct kvt_config config;
@@ -371,6 +377,8 @@ void kvt_session_adopted(struct kvt_daemon *daemon, struct kvt_session *session,
 void kvt_sessions_sweep(struct kvt_daemon *daemon);
 /** Say in the segment that the session is over and wake whoever waits there. */
 void kvt_session_say_gone(struct kvt_session *session, int error);
+/** Have the closer hold what the session shares with its client. */
+void kvt_session_hold(struct kvt_daemon *daemon, struct kvt_session *session);
 /** Wake a client that sleeps on its completion descriptor. */
 void kvt_session_ring_bell(struct kvt_session *session);
 /** Unmap and close all that a slot holds. */
@@ -428,6 +436,12 @@ bool kvt_control_adopted(struct kvt_daemon *daemon, int fd, struct kvt_session *
 			 struct kvt_member *member);
 /** Greet who is at the other end of these, so that they ask again what was not answered. */
 void kvt_control_greet(struct kvt_daemon *daemon);
+/** Go on with descriptors that leave (daemon/closer.h). Returns when to call again. */
+uint64_t kvt_control_leave(struct kvt_daemon *daemon);
+/** Give up a descriptor that a client shares, or did, and that became nothing here. */
+void kvt_control_leave_unused(struct kvt_daemon *daemon, int fd);
+/** Have the kernel refuse descriptors that are sent to this socket, or to one accepted from it. */
+void kvt_control_refuse_fds(const struct kvt_daemon *daemon, int fd);
 /** Arm the poll for what the connection waits for now. */
 void kvt_control_arm(struct kvt_daemon *daemon, struct kvt_connection *connection);
 

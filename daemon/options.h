@@ -147,6 +147,9 @@
 	X(CHOICE, log_level, "info", 0, 0, "error|warning|notice|info|debug", RELOAD,             \
 	  "Least important lines that are written to stderr.")                                    \
 	X(BOOL, test_clock, "no", 0, 0, NULL, START,                                              \
-	  "The cache's time stands still and is moved by clients (kvtctl script: tick). For tests.")
+	  "The cache's time stands still and is moved by clients (kvtctl script: tick). For "   \
+	  "tests.")                                                                               \
+	X(BOOL, test_old_kernel, "no", 0, 0, NULL, START,                                         \
+	  "Do without SO_PASSRIGHTS, as on kernels before 6.16. For tests.")
 
 #endif

@@ -109,6 +109,13 @@ bool kvt_parcel_outlives_cache(enum kvt_parcel_kind kind)
 	return kvt_parcel_is_socket(kind) || kind == KVT_PARCEL_LOCK;
 }
 
+bool kvt_parcel_is_shared(enum kvt_parcel_kind kind)
+{
+	return kind == KVT_PARCEL_CONTROL || kind == KVT_PARCEL_MEMBER_CONTROL ||
+	       kind == KVT_PARCEL_OBSERVER || kind == KVT_PARCEL_DOORBELL ||
+	       kind == KVT_PARCEL_BELL;
+}
+
 bool kvt_parcels_left(const struct kvt_parcels *parcels)
 {
 	for (uint32_t i = 0; i < parcels->n; i++)

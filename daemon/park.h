@@ -7,7 +7,7 @@
  * Descriptors with names: what outlives a daemon.
  *
  * Everything that a client sees of an instance is behind descriptors: arena, ledger, pool, the
- * listening socket, and of each session its segment, its pidfd, its doorbell, its completion pipe
+ * listening socket, and of each session its segment, its pidfd, its doorbell, its completion socket
  * and its control socket. A daemon parks them with its service manager (or `kvtrunkd --supervise`,
  * which speaks the same protocol) as soon as they exist, and its successor gets them back, so that
  * a client does not even lose its connection when the daemon is killed.
@@ -72,6 +72,9 @@ enum kvt_parcel_kind {
 enum kvt_parcel_kind kvt_parcel_kind(const char *name);
 /** Whether it is for a socket to listen on: whoever connects waits in its queue. */
 bool kvt_parcel_is_socket(enum kvt_parcel_kind kind);
+/** Whether a client shares that file, or its other end, and so has a say in how long its release
+ * takes (daemon/closer.h). */
+bool kvt_parcel_is_shared(enum kvt_parcel_kind kind);
 
 /** Whether it belongs to the instance and not to its cache: a socket or the lock. */
 bool kvt_parcel_outlives_cache(enum kvt_parcel_kind kind);

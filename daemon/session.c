@@ -24,20 +24,35 @@ static void close_fd(int *fd)
 	*fd = -1;
 }
 
+void kvt_session_hold(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	const int fds[] = { session->doorbell, session->bell, session->segment.fd };
+
+	session->hold = kvt_closer_hold(&daemon->closer, session->uid, fds,
+					sizeof(fds) / sizeof(fds[0]));
+}
+
 void kvt_session_release(struct kvt_daemon *daemon, struct kvt_session *session)
 {
-	/* A poll in flight holds its file: withdraw it, or the descriptor would live on. */
-	if (session->doorbell_armed)
-		kvt_loop_cancel(&daemon->loop, kvt_tag(KVT_TAG_DOORBELL, session->index,
-						       session->generation));
+	struct kvt_leaving leaving = {
+		.key = session->hold,
+		.uid = session->uid,
+		.n_fds = 3,
+		.fds = { session->doorbell, session->bell, session->segment.fd },
+	};
+
+	if (session->doorbell_armed) {
+		leaving.tag = kvt_tag(KVT_TAG_DOORBELL, session->index, session->generation);
+		kvt_loop_cancel(&daemon->loop, leaving.tag);
+	}
 	if (session->pidfd_armed)
 		kvt_loop_cancel(&daemon->loop, kvt_tag(KVT_TAG_PROCESS, session->index,
 						       session->generation));
 	kvt_unpark_session(daemon, session);
 	close_fd(&session->pidfd);
-	close_fd(&session->doorbell);
-	close_fd(&session->bell);
+	session->segment.fd = -1; /* its memory goes with the last descriptor, not here */
 	kvt_object_destroy(&session->segment);
+	kvt_closer_leave(&daemon->closer, &leaving);
 	memset(session, 0, sizeof(*session));
 	session->pidfd = session->doorbell = session->bell = -1;
 	session->segment.fd = -1;
@@ -253,7 +268,9 @@ static struct kvt_session *settle(struct kvt_daemon *daemon, struct kvt_connecti
 	session->processes = 1;
 	session->connection = (uint32_t)(connection - daemon->connections) + 1;
 	session->pid = connection->peer.pid;
+	session->uid = connection->peer.uid;
 	session->open = true;
+	kvt_session_hold(daemon, session);
 	kvt_segment_format(session->segment.base, &session->layout, session->index);
 	kvt_ring_end_init(&session->ring, session->segment.base, &session->layout);
 	begin_serving(daemon, session);
@@ -263,6 +280,8 @@ static struct kvt_session *settle(struct kvt_daemon *daemon, struct kvt_connecti
 
 void kvt_session_adopted(struct kvt_daemon *daemon, struct kvt_session *session, bool serve)
 {
+	session->uid = kvt_core_session(daemon->core, session->index)->uid;
+	kvt_session_hold(daemon, session);
 	if (serve) {
 		session->open = true;
 		begin_serving(daemon, session);

@@ -30,9 +30,10 @@
 #define HOLDERS_POLL_MS 100
 #define HOLDERS_EXTEND_US 10000000 /* asked anew with each look */
 #define FDS_PER_MEMBER 3  /* connection, segment, pidfd */
-#define FDS_PER_SESSION 5 /* connection, segment, doorbell, completion pipe, pidfd */
+#define FDS_PER_SESSION 5 /* connection, segment, doorbell, completion socket, pidfd */
 #define FDS_BESIDE 48
 #define LISTEN_BACKLOG 256
+#define LEAVING_BESIDE 2048 /* of connections that come and go at once: the loop's queue and more */
 #define CALIBRATE_NS 200000ull /* a clock read of 50 ns is 0.03 % of that */
 #define CLOCK_INTERVAL_US 5
 #define COMPACT_AFTER_US 50
@@ -795,6 +796,7 @@ static int bind_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	}
 	daemon->socket_made = true;
 	error = own_socket(daemon, why);
+	kvt_control_refuse_fds(daemon, daemon->listen_fd); /* before the first connection */
 	if (!error && listen(daemon->listen_fd, LISTEN_BACKLOG) != 0)
 		error = -errno;
 	return error;
@@ -818,6 +820,7 @@ static int make_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 
 	if (daemon->listen_fd >= 0) { /* passed by the service manager, or by a predecessor */
 		daemon->listen_passed = !daemon->listen_kept;
+		kvt_control_refuse_fds(daemon, daemon->listen_fd);
 		if (getsockname(daemon->listen_fd, (struct sockaddr *)&name, &bytes) == 0)
 			strlcpy(daemon->socket_path, name.sun_path, sizeof(daemon->socket_path));
 	} else {
@@ -1032,6 +1035,7 @@ static void unmake(struct kvt_daemon *daemon)
 	unbuild_core(daemon);
 	if (daemon->loop.mode)
 		kvt_loop_close(&daemon->loop);
+	kvt_closer_forget(&daemon->closer);
 	if (daemon->lock_parked)
 		forget_lock(daemon);
 	else
@@ -1045,6 +1049,21 @@ static void unmake(struct kvt_daemon *daemon)
 	free(daemon->free_connections);
 	free(daemon->message);
 	free(daemon->answer);
+}
+
+/* Connections and sessions that are there, and as many again that leave at the same time. */
+static int start_closer(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	const struct kvt_config *config = &daemon->config;
+	uint64_t most = 2ull * (uint64_t)(2 * config->max_sessions + config->max_members +
+					  config->max_half_open + config->max_observers) +
+			LEAVING_BESIDE;
+	int error = kvt_closer_start(&daemon->closer, (uint32_t)most);
+
+	if (error)
+		snprintf(why, KVT_WHY_BYTES, "cannot start the process that closes what clients "
+			 "shared (/proc/self/exe --closer): %s", strerror(-error));
+	return error;
 }
 
 /* The lock of a predecessor, or a new one. */
@@ -1183,6 +1202,8 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (!error)
 		error = raise_nofile(daemon, why);
 	if (!error)
+		error = start_closer(daemon, why);
+	if (!error)
 		error = pin_to_cpu(daemon, why);
 	if (!error)
 		error = plan_core(daemon, why);
@@ -1248,7 +1269,7 @@ int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	daemon->listen_fd = daemon->signal_fd = daemon->arena_readonly = -1;
 	daemon->takeover_fd = daemon->takeover_pidfd = -1;
 	daemon->admin_gid = (gid_t)-1;
-	daemon->notify.fd = daemon->lock.fd = -1;
+	daemon->notify.fd = daemon->lock.fd = daemon->closer.fd = -1;
 	daemon->arena.fd = daemon->ledger.fd = daemon->oplog_tail.fd = -1;
 	daemon->test_clock = daemon->config.test_clock;
 	why[0] = '\0';

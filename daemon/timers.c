@@ -13,6 +13,7 @@
 
 #define STATUS_INTERVAL_NS 2000000000ull
 #define OWED_INTERVAL_NS 10000000ull /* between looks at a manager's queue that was full */
+#define ACCEPT_PAUSE_NS 5000000ull /* while too much leaves */
 #define EXPIRY_BUDGET 4096u
 
 static uint64_t earlier(uint64_t a, uint64_t b)
@@ -123,6 +124,8 @@ static uint64_t accept_again(struct kvt_daemon *daemon)
 {
 	if (!daemon->accept_again_ns || daemon->listen_fd < 0 || daemon->draining)
 		return UINT64_MAX;
+	if (kvt_closer_is_busy(&daemon->closer))
+		daemon->accept_again_ns = daemon->real_ns + ACCEPT_PAUSE_NS;
 	if (daemon->real_ns < daemon->accept_again_ns)
 		return daemon->accept_again_ns;
 	daemon->accept_again_ns = 0;
@@ -139,6 +142,7 @@ void kvt_timers_run(struct kvt_daemon *daemon)
 	next = earlier(next, run_expiry(daemon));
 	next = earlier(next, ask_quiet_again(daemon));
 	next = earlier(next, feed_manager(daemon));
+	next = earlier(next, kvt_control_leave(daemon));
 	if (daemon->draining) {
 		if (daemon->real_ns >= daemon->drain_until_ns)
 			daemon->over = true;
@@ -164,6 +168,7 @@ static void stop_listening(struct kvt_daemon *daemon)
 	if (daemon->socket_made)
 		unlink(daemon->socket_path);
 	daemon->socket_made = false;
+	shutdown(daemon->listen_fd, SHUT_RDWR); /* nothing more comes behind what is taken now */
 	while ((fd = accept4(daemon->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0)
 		kvt_control_accepted(daemon, fd);
 	close(daemon->listen_fd);

@@ -335,6 +335,8 @@ static void handle_accept(struct kvt_daemon *daemon, const struct kvt_loop_event
 				event->result == -EMFILE ? "raise RLIMIT_NOFILE" :
 				event->result == -ENFILE ? "raise sysctl fs.file-max" : "none");
 	}
+	if (event->more && kvt_closer_is_busy(&daemon->closer)) /* accepted faster than closed */
+		kvt_loop_cancel(&daemon->loop, kvt_tag(KVT_TAG_ACCEPT, 0, 0));
 	if (!event->more)
 		daemon->accept_again_ns = daemon->real_ns + (failed ? ACCEPT_PAUSE_NS : 0);
 	daemon->next_timer_ns = 0;
@@ -356,7 +358,8 @@ static void empty_queue(struct kvt_daemon *daemon)
 
 	if (daemon->draining || daemon->listen_fd < 0)
 		return;
-	while ((fd = accept4(daemon->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0)
+	while (!kvt_closer_is_busy(&daemon->closer) &&
+	       (fd = accept4(daemon->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0)
 		kvt_control_accepted(daemon, fd);
 	if (errno == EAGAIN) /* else the request to accept will say why */
 		kvt_daemon_watch_queue(daemon);
@@ -369,6 +372,8 @@ static void handle_event(struct kvt_daemon *daemon, const struct kvt_loop_event 
 	struct kvt_session *session;
 	struct kvt_member *member;
 
+	if (unlikely(daemon->closer.n_leaving))
+		kvt_closer_poll_ended(&daemon->closer, event->tag);
 	switch ((enum kvt_tag_kind)(event->tag >> 56)) {
 	case KVT_TAG_NONE:
 		break;
@@ -414,6 +419,8 @@ static uint32_t handle_events(struct kvt_daemon *daemon)
 	n = kvt_loop_reap(&daemon->loop, events, EVENTS_PER_TURN);
 	for (unsigned int i = 0; i < n; i++)
 		handle_event(daemon, &events[i]);
+	if (unlikely(daemon->closer.n_leaving || daemon->closer.lost))
+		kvt_control_leave(daemon);
 	kvt_loop_flush(&daemon->loop);
 	return n;
 }
