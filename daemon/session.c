@@ -3,12 +3,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "shm/assert.h"
@@ -58,35 +61,34 @@ void kvt_session_release(struct kvt_daemon *daemon, struct kvt_session *session)
 	session->segment.fd = -1;
 }
 
-/* The completion descriptor is a pipe of one packet, not an eventfd: an eventfd's flags and count
- * are shared with whoever holds it, so a client could make our write to it block for ever. The
- * write end of a pipe is ours alone. A bell that has been rung and not been answered takes no
- * second ring, so nothing piles up either. The client's end is opened for writing too: then it is
- * readable when the bell rang and never for another reason, as an eventfd would be; that the
- * daemon is gone shows on the control socket. */
-static int make_bell(int *ret_client, int *ret_write)
+/* The completion descriptor is the client's end of a socket pair. Both ends of an eventfd would be
+ * one file, whose flags and count the client could use to block us; a reader of a pipe holds its
+ * mutex while it waits for its own page, and write() then waits, O_NONBLOCK or not. send() to a
+ * socket takes spin locks only. Nothing can be sent to our end: descriptors that lay in its queue
+ * would be released with it. */
+static int make_bell(int *ret_client, int *ret_daemon)
 {
-	char path[64];
-	int ends[2], both;
+	int ends[2];
 
-	if (pipe2(ends, O_CLOEXEC | O_NONBLOCK | O_DIRECT) != 0)
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
 		return -errno;
-	fcntl(ends[1], F_SETPIPE_SZ, 1);
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", ends[0]);
-	both = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
-	if (both >= 0)
-		close(ends[0]);
-	*ret_client = both >= 0 ? both : ends[0]; /* no /proc: a plain read end does, too */
-	*ret_write = ends[1];
+	shutdown(ends[0], SHUT_RD);
+	*ret_daemon = ends[0];
+	*ret_client = ends[1];
 	return 0;
 }
 
+/* A bell that rang and was not answered takes no second ring, so nothing piles up. */
 void kvt_session_ring_bell(struct kvt_session *session)
 {
 	static const uint64_t one = 1;
+	int unanswered = 0;
 
-	/* EAGAIN: it is ringing already. EPIPE: nobody is left to hear it. */
-	if (session->bell >= 0 && write(session->bell, &one, sizeof(one)) < 0)
+	if (session->bell < 0 ||
+	    (ioctl(session->bell, SIOCOUTQ, &unanswered) == 0 && unanswered > 0))
+		return;
+	/* EPIPE: nobody is left to hear it. */
+	if (send(session->bell, &one, sizeof(one), MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
 		return;
 }
 

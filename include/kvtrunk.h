@@ -200,7 +200,8 @@ KVT_API void kvt_client_set_timeout(struct kvt_client *client, int64_t timeout_n
 KVT_API void kvt_client_set_begin_wait(struct kvt_client *client, int64_t begin_wait_ns);
 
 /** Descriptors for the caller's own loop: readable when a completion came after
- * kvt_client_arm(), and when the daemon hung up. Owned by the client; do not read them. */
+ * kvt_client_arm(), and when the daemon hung up. Both are sockets. Owned by the client; do not read
+ * them. */
 KVT_API int kvt_client_completion_fd(const struct kvt_client *client);
 KVT_API int kvt_client_control_fd(const struct kvt_client *client);
 

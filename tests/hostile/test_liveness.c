@@ -1,0 +1,597 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* System calls whose duration a client chooses: files that it sent, a bell that it reads into a
+ * page that never comes, a doorbell in an epoll set that it holds locked. None of them is made by
+ * the serving thread. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "libclient/client.h"
+#include "tests/lib/harness.h"
+
+enum { LINGER_S = 8, PATIENCE_MS = 60000, BIG_BYTES = 256 << 20, KEYS = 256 };
+#define STALL_NS 1000000000ull
+
+static struct kvt_test_daemon victim;
+static struct kvt_test_child innocent;
+
+/* ---------------------------------------------------------------- an innocent client */
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+/* Works without pause, and says when it is asked how long its slowest operation took. */
+static void innocent_run(int pipe, void *context)
+{
+	struct kvt_client *client = kvt_test_connect(&victim);
+	uint32_t ns = kvt_test_namespace(client, "innocent"), keys[KEYS];
+	uint64_t worst = 0, word;
+
+	(void)context;
+	for (uint32_t i = 0; i < KEYS; i++)
+		keys[i] = i;
+	kvt_test_send(pipe, 1);
+	for (;;) {
+		struct pollfd asked = { .fd = pipe, .events = POLLIN };
+		uint64_t before = now_ns(), took;
+		struct kvt_seq *seq;
+
+		kvt_test_equal(kvt_seq_begin(client, ns, keys, KEYS, 0, 0, &seq), 0);
+		kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+		took = now_ns() - before;
+		worst = took > worst ? took : worst;
+		if (poll(&asked, 1, 0) <= 0)
+			continue;
+		if (!kvt_test_receive(pipe, &word) || word == 0)
+			break;
+		kvt_test_send(pipe, worst);
+		worst = 0;
+	}
+	kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
+	kvt_test_send(pipe, 3);
+}
+
+/* What it waits for longest since the last time it was asked is no stall. */
+static void innocent_was_served(void)
+{
+	struct pollfd answer = { .fd = innocent.pipe, .events = POLLIN };
+	uint64_t worst = 0;
+
+	kvt_test_send(innocent.pipe, 1);
+	if (poll(&answer, 1, PATIENCE_MS) != 1)
+		kvt_test_fail("the daemon serves nobody");
+	kvt_test_check(kvt_test_receive(innocent.pipe, &worst));
+	if (worst > STALL_NS)
+		kvt_test_fail("an operation took %llu ms", (unsigned long long)worst / 1000000);
+}
+
+static int begin(const char *config)
+{
+	kvt_test_daemon_prepare(&victim, config);
+	kvt_test_daemon_start(&victim, NULL);
+	kvt_test_child_start(&innocent, innocent_run, NULL);
+	kvt_test_expect(innocent.pipe, 1);
+	return 0;
+}
+
+static int begin_as_is(void **state)
+{
+	(void)state;
+	return begin(NULL);
+}
+
+static int begin_on_old_kernel(void **state)
+{
+	(void)state;
+	return begin("test_old_kernel = yes\n");
+}
+
+static void innocent_ends(void)
+{
+	kvt_test_send(innocent.pipe, 0);
+	kvt_test_expect(innocent.pipe, 3);
+	kvt_test_child_finish(&innocent);
+}
+
+static int end(void **state)
+{
+	(void)state;
+	innocent_ends();
+	kvt_test_audit(&victim);
+	kvt_test_daemon_stop(&victim);
+	kvt_test_daemon_remove(&victim);
+	return 0;
+}
+
+/* ---------------------------------------------------------------- what attackers have */
+
+static int raw_connect(void)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	kvt_test_check(fd >= 0);
+	memcpy(address.sun_path, victim.socket, strlen(victim.socket));
+	kvt_test_check(connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0);
+	return fd;
+}
+
+static struct kvt_message_hello observer_hello(void)
+{
+	struct kvt_message_hello hello;
+
+	memset(&hello, 0, sizeof(hello));
+	hello.head = (struct kvt_message){ .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_HELLO,
+					   .version = KVT_ABI_MAJOR, .bytes = sizeof(hello),
+					   .cookie = 5 };
+	hello.abi_major = KVT_ABI_MAJOR;
+	hello.abi_minor = KVT_ABI_MINOR;
+	hello.flags = KVT_HELLO_OBSERVE;
+	hello.layout = kvt_abi_layout();
+	hello.pid = getpid();
+	return hello;
+}
+
+static bool send_with(int fd, const void *bytes, size_t n, int descriptor)
+{
+	union {
+		struct cmsghdr header;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control = { 0 };
+	struct iovec part = { (void *)(uintptr_t)bytes, n };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
+				  .msg_controllen = sizeof(control.bytes) };
+
+	control.header.cmsg_level = SOL_SOCKET;
+	control.header.cmsg_type = SCM_RIGHTS;
+	control.header.cmsg_len = CMSG_LEN(sizeof(int));
+	memcpy(CMSG_DATA(&control.header), &descriptor, sizeof(int));
+	return sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)n;
+}
+
+/* A TCP socket whose release waits until the other end has read what it never reads. */
+static int lingering_socket(void)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET,
+				       .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct linger linger = { 1, LINGER_S };
+	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	socklen_t bytes = sizeof(address);
+	static char full[1 << 16];
+
+	kvt_test_check(bind(listener, (struct sockaddr *)&address, sizeof(address)) == 0 &&
+		       listen(listener, 1) == 0 &&
+		       getsockname(listener, (struct sockaddr *)&address, &bytes) == 0);
+	kvt_test_check(connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0);
+	kvt_test_check(accept4(listener, NULL, NULL, SOCK_CLOEXEC) >= 0); /* and is kept */
+	close(listener);
+	while (send(fd, full, sizeof(full), MSG_DONTWAIT) > 0)
+		;
+	kvt_test_check(setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)) == 0);
+	return fd;
+}
+
+static int big_file(void)
+{
+	int fd = memfd_create("big", MFD_CLOEXEC);
+
+	kvt_test_check(fd >= 0 && posix_fallocate(fd, 0, BIG_BYTES) == 0);
+	return fd;
+}
+
+/* A page that never comes, while this process lives: who touches it waits. -1: the kernel does not
+ * offer that here. */
+static int missing_page(void **ret_page)
+{
+	size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
+	struct uffdio_api api = { .api = UFFD_API };
+	struct uffdio_register range = { .mode = UFFDIO_REGISTER_MODE_MISSING };
+	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+
+	*ret_page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	range.range.start = (uintptr_t)*ret_page;
+	range.range.len = bytes;
+	if (fd < 0 || ioctl(fd, UFFDIO_API, &api) != 0 || ioctl(fd, UFFDIO_REGISTER, &range) != 0)
+		return -1;
+	return fd;
+}
+
+static void skip_without_missing_pages(void)
+{
+	void *page;
+	int fd = missing_page(&page);
+
+	if (fd < 0)
+		skip(); /* no userfaultfd(2) for this process here */
+	close(fd);
+}
+
+/* Some thread has touched it, and waits. */
+static void await_fault(int fault)
+{
+	struct pollfd touched = { .fd = fault, .events = POLLIN };
+
+	kvt_test_check(poll(&touched, 1, -1) == 1);
+}
+
+struct set {
+	int epoll, fault;
+	void *page;
+};
+
+static void *wait_in_set(void *context)
+{
+	const struct set *set = context;
+
+	epoll_wait(set->epoll, set->page, 1, -1);
+	return NULL;
+}
+
+/* An epoll set with `fd` in it that stays locked: a thread that collects its events waits for the
+ * page to put them into. Whoever releases that file waits for the lock. */
+static void lock_in_epoll(int fd)
+{
+	static struct set set;
+	struct epoll_event event = { .events = EPOLLOUT };
+	pthread_t thread;
+
+	set.epoll = epoll_create1(EPOLL_CLOEXEC);
+	set.fault = missing_page(&set.page);
+	kvt_test_check(epoll_ctl(set.epoll, EPOLL_CTL_ADD, fd, &event) == 0);
+	kvt_test_check(pthread_create(&thread, NULL, wait_in_set, &set) == 0);
+	await_fault(set.fault);
+}
+
+/* A file that cannot be released while this process lives. */
+static int locked_file(void)
+{
+	int fd = eventfd(0, EFD_CLOEXEC);
+
+	lock_in_epoll(fd);
+	return fd;
+}
+
+/* ---------------------------------------------------------------- descriptors in messages */
+
+/* The daemon, which handles one connection's events after another's, is past this one. */
+static void await_hangup(int fd)
+{
+	char bytes[4096];
+
+	while (recv(fd, bytes, sizeof(bytes), 0) > 0)
+		;
+	close(fd);
+}
+
+/* As the first message; with a good HELLO; behind one; and more than are looked at when the client
+ * hangs up. The daemon stands still until the attacker has no other reference to the file. */
+static void send_everywhere(int (*make)(void))
+{
+	struct kvt_message_hello hello = observer_hello();
+
+	for (int where = 0; where < 4; where++) {
+		int fd = raw_connect(), file = make(), sent = 0;
+
+		kvt_test_freeze(victim.pid);
+		if (where >= 2)
+			kvt_test_check(send(fd, &hello, sizeof(hello), 0) == sizeof(hello));
+		for (int i = 0; i < (where == 3 ? 100 : 1); i++)
+			sent += send_with(fd, where ? (const void *)&hello : "x",
+					  where ? sizeof(hello) : 1, file);
+		if (sent) /* else this would be the last reference */
+			close(file);
+		if (where == 3)
+			close(fd);
+		kill(victim.pid, SIGCONT);
+		if (where < 3 && sent)
+			await_hangup(fd);
+	}
+}
+
+static void send_lingering(int pipe, void *context)
+{
+	(void)context;
+	send_everywhere(lingering_socket);
+	kvt_test_send(pipe, 4);
+	kvt_test_receive(pipe, &(uint64_t){ 0 }); /* until it is killed */
+}
+
+static void send_locked(int pipe, void *context)
+{
+	(void)context;
+	send_everywhere(locked_file);
+	kvt_test_send(pipe, 4);
+	kvt_test_receive(pipe, &(uint64_t){ 0 });
+}
+
+static void attack(kvt_test_child_fn *run)
+{
+	struct kvt_test_child attacker;
+
+	kvt_test_child_start(&attacker, run, NULL);
+	kvt_test_expect(attacker.pipe, 4);
+	kvt_test_settled(&victim);
+	innocent_was_served();
+	kvt_test_child_kill(&attacker, SIGKILL);
+	kvt_test_settled(&victim);
+	innocent_was_served();
+}
+
+static void a_sent_socket_that_lingers_stalls_nobody(void **state)
+{
+	(void)state;
+	attack(send_lingering);
+}
+
+static void a_sent_file_that_cannot_be_released_stalls_nobody(void **state)
+{
+	(void)state;
+	skip_without_missing_pages();
+	attack(send_locked);
+}
+
+static uint64_t cpu_ns(pid_t pid)
+{
+	struct timespec used;
+	clockid_t clock;
+
+	kvt_test_check(clock_getcpuclockid(pid, &clock) == 0 && clock_gettime(clock, &used) == 0);
+	return (uint64_t)used.tv_sec * 1000000000ull + (uint64_t)used.tv_nsec;
+}
+
+/* Its release takes processor time in proportion to its size: nothing of that is the daemon's. */
+static void a_sent_file_of_many_pages_costs_the_daemon_nothing(void **state)
+{
+	enum { TIMES = 6 };
+	uint64_t before, release;
+	int file = big_file();
+
+	(void)state;
+	innocent_ends(); /* nobody is served meanwhile */
+	before = cpu_ns(getpid());
+	close(file);
+	release = cpu_ns(getpid()) - before;
+	before = cpu_ns(victim.pid);
+	for (int i = 0; i < TIMES; i++) {
+		int fd = raw_connect();
+
+		file = big_file();
+		kvt_test_freeze(victim.pid);
+		send_with(fd, "x", 1, file);
+		send(fd, "x", 1, MSG_NOSIGNAL);
+		close(file);
+		kill(victim.pid, SIGCONT);
+		await_hangup(fd);
+	}
+	kvt_test_settled(&victim);
+	if (cpu_ns(victim.pid) - before > TIMES * release / 2)
+		kvt_test_fail("%d files of %llu ms each cost the daemon %llu ms", TIMES,
+			      (unsigned long long)release / 1000000,
+			      (unsigned long long)(cpu_ns(victim.pid) - before) / 1000000);
+	kvt_test_child_start(&innocent, innocent_run, NULL);
+	kvt_test_expect(innocent.pipe, 1);
+}
+
+/* ---------------------------------------------------------------- the bell */
+
+struct reader {
+	int fd;
+	void *page;
+};
+
+static void *read_bell(void *context)
+{
+	const struct reader *reader = context;
+
+	(void)!read(reader->fd, reader->page, 8);
+	return NULL;
+}
+
+/* Have the daemon complete an entry for a client that sleeps, as its ring says. */
+static void be_rung(struct kvt_client *client)
+{
+	struct kvt_sqe nothing = { .op = KVT_OP_FREE, .fence_slot = KVT_FENCE_IDLE };
+	uint32_t tail = kvt_load_acquire(&client->ring.header->cq_tail);
+
+	kvt_store_relaxed(&client->ring.header->cq_need_wakeup, 1);
+	kvt_fence_full();
+	kvt_ring_sq_put(&client->ring, &nothing);
+	if (kvt_ring_sq_publish(&client->ring))
+		eventfd_write(client->doorbell, 1);
+	while (kvt_load_acquire(&client->ring.header->cq_tail) == tail)
+		;
+}
+
+static void hang_in_bell(int pipe, void *context)
+{
+	struct kvt_client *client = kvt_test_connect(&victim);
+	struct reader reader = { .fd = client->completion };
+	struct pollfd bell = { .fd = client->completion, .events = POLLIN };
+	int fault = missing_page(&reader.page);
+	pthread_t thread;
+
+	(void)context;
+	be_rung(client);
+	kvt_test_check(poll(&bell, 1, -1) == 1);
+	kvt_test_check(pthread_create(&thread, NULL, read_bell, &reader) == 0);
+	await_fault(fault);
+	be_rung(client);
+	be_rung(client);
+	kvt_test_send(pipe, 4);
+	kvt_test_receive(pipe, &(uint64_t){ 0 });
+}
+
+static void a_reader_that_hangs_in_its_bell_stalls_nobody(void **state)
+{
+	(void)state;
+	skip_without_missing_pages();
+	attack(hang_in_bell);
+}
+
+static void use_bell(int pipe, void *context)
+{
+	struct kvt_client *client = kvt_test_connect(&victim);
+	struct pollfd bell = { .fd = client->completion, .events = POLLIN };
+	uint64_t word;
+
+	(void)context;
+	/* However often it rings, one answer makes it silent. */
+	for (int i = 0; i < 20; i++)
+		be_rung(client);
+	kvt_test_check(poll(&bell, 1, -1) == 1);
+	kvt_test_equal(read(client->completion, &word, sizeof(word)), sizeof(word));
+	kvt_test_equal(poll(&bell, 1, 0), 0);
+	/* And what is sent back lies nowhere. */
+	kvt_test_check(!send_with(client->completion, "x", 1, 0) && errno == EPIPE);
+	kvt_test_send(pipe, 4);
+	kvt_test_receive(pipe, &(uint64_t){ 0 });
+}
+
+static void a_bell_that_is_not_answered_does_not_pile_up(void **state)
+{
+	(void)state;
+	attack(use_bell);
+}
+
+/* ---------------------------------------------------------------- the doorbell */
+
+/* Ends as a client, with its doorbell in a set that a child of its keeps locked. */
+static void leave_locked_doorbell(int pipe, void *context)
+{
+	struct kvt_client *client = kvt_test_connect(&victim);
+	pid_t child = fork();
+
+	(void)context;
+	if (child == 0) {
+		prctl(PR_SET_PDEATHSIG, 0);
+		lock_in_epoll(client->doorbell);
+		close(client->doorbell);
+		close(client->completion);
+		close(client->control);
+		kvt_test_send(pipe, (uint64_t)getpid());
+		for (;;)
+			pause();
+	}
+	waitpid(child, NULL, 0);
+}
+
+static pid_t make_locked_doorbell(void)
+{
+	struct kvt_test_child attacker;
+	uint64_t child;
+
+	kvt_test_child_start(&attacker, leave_locked_doorbell, NULL);
+	kvt_test_check(kvt_test_receive(attacker.pipe, &child));
+	kvt_test_child_kill(&attacker, SIGKILL);
+	return (pid_t)child;
+}
+
+static void a_doorbell_that_cannot_be_released_stalls_nobody(void **state)
+{
+	struct kvt_counters counters;
+	pid_t children[8];
+
+	(void)state;
+	skip_without_missing_pages();
+	/* More than processes of the closer may wait for at a time. */
+	for (int i = 0; i < 8; i++)
+		children[i] = make_locked_doorbell();
+	kvt_test_until(&victim, counters, counters.live_sessions == 1);
+	innocent_was_served();
+	for (int i = 0; i < 8; i++)
+		kill(children[i], SIGKILL);
+}
+
+/* Nothing that the daemon's exit releases is anybody's choice either. */
+static void the_daemon_ends_although_a_doorbell_cannot_be_released(void **state)
+{
+	pid_t child;
+
+	(void)state;
+	skip_without_missing_pages();
+	child = make_locked_doorbell();
+	innocent_ends();
+	kvt_test_daemon_stop(&victim);
+	kvt_test_daemon_start(&victim, NULL);
+	kill(child, SIGKILL);
+	child = make_locked_doorbell();
+	kvt_test_settled(&victim);
+	kill(victim.pid, SIGKILL);
+	kvt_test_daemon_wait(&victim);
+	kill(child, SIGKILL);
+	kvt_test_daemon_start(&victim, NULL);
+	kvt_test_child_start(&innocent, innocent_run, NULL);
+	kvt_test_expect(innocent.pipe, 1);
+}
+
+static void a_closer_that_was_killed_is_replaced(void **state)
+{
+	pid_t closer = kvt_test_daemon_child(&victim), other;
+
+	(void)state;
+	kvt_test_check(closer > 0 && kill(closer, SIGKILL) == 0);
+	do {
+		kvt_test_settled(&victim); /* a connection that comes and goes */
+		other = kvt_test_daemon_child(&victim);
+	} while (other == closer || other <= 0);
+	kvt_test_check(kvt_test_daemon_said(&victim, "closer_ended"));
+	attack(send_lingering);
+}
+
+#define AS_IS(test) cmocka_unit_test_setup_teardown(test, begin_as_is, end)
+#define OLD(test)                                                                                 \
+	{                                                                                         \
+		#test "_on_old_kernels", test, begin_on_old_kernel, end, NULL                     \
+	}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		AS_IS(a_sent_socket_that_lingers_stalls_nobody),
+		OLD(a_sent_socket_that_lingers_stalls_nobody),
+		AS_IS(a_sent_file_that_cannot_be_released_stalls_nobody),
+		OLD(a_sent_file_that_cannot_be_released_stalls_nobody),
+		AS_IS(a_sent_file_of_many_pages_costs_the_daemon_nothing),
+		OLD(a_sent_file_of_many_pages_costs_the_daemon_nothing),
+		AS_IS(a_reader_that_hangs_in_its_bell_stalls_nobody),
+		AS_IS(a_bell_that_is_not_answered_does_not_pile_up),
+		AS_IS(a_doorbell_that_cannot_be_released_stalls_nobody),
+		AS_IS(the_daemon_ends_although_a_doorbell_cannot_be_released),
+		OLD(a_closer_that_was_killed_is_replaced),
+	};
+
+	if (argc > 1)
+		cmocka_set_test_filter(argv[1]);
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
