@@ -17,7 +17,8 @@ PROGRAMS += $(O)/kvtctl
 # kvtmetricsd needs libmicrohttpd; without it everything else is built.
 PROGRAMS += $(if $(METRICS_HTTP),$(O)/kvtmetricsd,say-no-metricsd)
 
-$(O)/kvtmetricsd: $(call objs,tools/metricsd.c tools/metrics.c tools/util.c) $(O)/libkvtrunk.a
+METRICS_SRC := tools/metricsd.c tools/metrics.c tools/util.c tools/visitors.c
+$(O)/kvtmetricsd: $(call objs,$(METRICS_SRC)) $(O)/libkvtrunk.a
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -lmicrohttpd -o $@
 
 say-no-metricsd:

@@ -8,6 +8,9 @@
  * A process of its own, so that no scrape takes a turn of the daemon's loop beyond one STATUS
  * request, and no HTTP is spoken where pages are owned. Each scrape connects anew: a daemon that
  * was started again is found, and one that is gone or hangs is told as kvtrunk_up 0 in time.
+ *
+ * A thread of libmicrohttpd serves; the main one waits for signals, and for SIGALRM, by which it
+ * ends connections whose time is over. A connection is for one request.
  */
 
 #include <arpa/inet.h>
@@ -22,21 +25,24 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tools/metrics.h"
+#include "tools/visitors.h"
 
 #define DEFAULT_LISTEN "127.0.0.1:9479"
 #define DEFAULT_TIMEOUT_MS 2000
-#define MOST_CONNECTIONS 16
-#define IDLE_TIMEOUT_S 10
+#define REQUEST_TIMEOUT_S 10 /* all of a request, beside the daemon's time */
 #define BACKLOG 16
 
 struct server {
 	const char *socket_path; /* of kvtrunkd; NULL: the library's default */
 	const char *listen;
 	int64_t timeout_ns;
+	struct kvt_visitors visitors;
 	int fd;
 	bool down; /* the daemon did not answer last time, which was said */
 	char unix_path[sizeof(((struct sockaddr_un *)NULL)->sun_path)]; /* ours to remove */
@@ -54,6 +60,7 @@ static enum MHD_Result answer(struct MHD_Connection *connection, unsigned int co
 	if (!response)
 		return MHD_NO;
 	MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+	MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
 	if (code == MHD_HTTP_METHOD_NOT_ALLOWED)
 		MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
 	result = MHD_queue_response(connection, code, response);
@@ -111,6 +118,60 @@ static enum MHD_Result handle(void *context, struct MHD_Connection *connection, 
 	if (strcmp(url, "/") == 0)
 		return answer_text(connection, MHD_HTTP_OK, index);
 	return answer_text(connection, MHD_HTTP_NOT_FOUND, none);
+}
+
+/* ---- who comes */
+
+static int64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
+
+static unsigned int seconds_until(int64_t then_ns)
+{
+	int64_t left = then_ns - now_ns();
+
+	return left <= 0 ? 1 : (unsigned int)(left / 1000000000 + 1);
+}
+
+/* Comes before the first byte is read, and before the descriptor is closed. */
+static void come_or_go(void *context, struct MHD_Connection *connection, void **state,
+		       enum MHD_ConnectionNotificationCode what)
+{
+	const union MHD_ConnectionInfo *info =
+		MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+	struct server *server = context;
+	struct itimerval set;
+	struct ucred peer = { .uid = KVT_VISITORS_ANYONE };
+	socklen_t bytes = sizeof(peer);
+
+	(void)state;
+	if (what == MHD_CONNECTION_NOTIFY_CLOSED) {
+		kvt_visitors_left(&server->visitors, info->connect_fd);
+		return;
+	}
+	if (*server->unix_path)
+		getsockopt(info->connect_fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
+	kvt_visitors_came(&server->visitors, info->connect_fd, peer.uid, now_ns());
+	/* The main thread then sets the time of the next one's end. */
+	if (getitimer(ITIMER_REAL, &set) == 0 && !timerisset(&set.it_value))
+		alarm(1);
+}
+
+/* Without connections nothing wakes us. */
+static void serve_until(const sigset_t *signals, struct server *server)
+{
+	int number;
+
+	while (sigwait(signals, &number) != 0 || number == SIGALRM) {
+		int64_t next = kvt_visitors_expire(&server->visitors, now_ns());
+
+		if (next != INT64_MAX)
+			alarm(seconds_until(next));
+	}
 }
 
 /* ---- where */
@@ -276,6 +337,7 @@ static int parse_options(struct server *server, int argc, char **argv)
 		}
 	}
 	server->timeout_ns = (int64_t)ms * 1000000;
+	server->visitors.patience_ns = server->timeout_ns + REQUEST_TIMEOUT_S * 1000000000ll;
 	if (optind == argc)
 		return -1;
 	usage(stderr);
@@ -285,17 +347,19 @@ static int parse_options(struct server *server, int argc, char **argv)
 int main(int argc, char **argv)
 {
 	const char *listen_at = getenv("KVTRUNK_METRICS_LISTEN");
-	struct server server = { .listen = listen_at && *listen_at ? listen_at : DEFAULT_LISTEN };
+	struct server server = { .listen = listen_at && *listen_at ? listen_at : DEFAULT_LISTEN,
+				 .visitors.lock = PTHREAD_MUTEX_INITIALIZER };
 	struct MHD_Daemon *http;
-	sigset_t ends;
-	int status = parse_options(&server, argc, argv), signal_number;
+	sigset_t signals;
+	int status = parse_options(&server, argc, argv);
 
 	if (status >= 0)
 		return status;
-	sigemptyset(&ends);
-	sigaddset(&ends, SIGTERM);
-	sigaddset(&ends, SIGINT);
-	sigprocmask(SIG_BLOCK, &ends, NULL); /* before the thread that serves is made */
+	sigemptyset(&signals);
+	sigaddset(&signals, SIGTERM);
+	sigaddset(&signals, SIGINT);
+	sigaddset(&signals, SIGALRM);
+	sigprocmask(SIG_BLOCK, &signals, NULL); /* before the thread that serves is made */
 	signal(SIGPIPE, SIG_IGN);
 	server.fd = strncmp(server.listen, "unix:", 5) == 0
 			    ? listen_unix(&server, server.listen + 5) : listen_tcp(&server);
@@ -303,14 +367,14 @@ int main(int argc, char **argv)
 		return EXIT_FAILURE;
 	http = MHD_start_daemon(MHD_USE_AUTO_INTERNAL_THREAD, 0, NULL, NULL, handle, &server,
 				MHD_OPTION_LISTEN_SOCKET, server.fd,
-				MHD_OPTION_CONNECTION_LIMIT, (unsigned int)MOST_CONNECTIONS,
-				MHD_OPTION_CONNECTION_TIMEOUT, (unsigned int)IDLE_TIMEOUT_S,
-				MHD_OPTION_END);
+				MHD_OPTION_CONNECTION_LIMIT, (unsigned int)KVT_VISITORS_ROOM,
+				MHD_OPTION_CONNECTION_TIMEOUT, (unsigned int)REQUEST_TIMEOUT_S,
+				MHD_OPTION_NOTIFY_CONNECTION, come_or_go, &server, MHD_OPTION_END);
 	if (!http) {
 		fprintf(stderr, "kvtmetricsd: cannot serve HTTP: %s\n", strerror(errno));
 		status = EXIT_FAILURE;
 	} else {
-		sigwait(&ends, &signal_number);
+		serve_until(&signals, &server);
 		MHD_stop_daemon(http);
 		status = EXIT_SUCCESS;
 	}

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/visitors.h"
+
+#include <stddef.h>
+#include <sys/socket.h>
+
+static void shut_down(struct kvt_visitor *visitor)
+{
+	shutdown(visitor->fd, SHUT_RDWR);
+	visitor->leaving = true;
+}
+
+static bool is_served(const struct kvt_visitor *visitor)
+{
+	return visitor->came && !visitor->leaving;
+}
+
+static uint32_t count(const struct kvt_visitors *visitors, const uid_t *uid)
+{
+	uint32_t n = 0;
+
+	for (size_t i = 0; i < KVT_VISITORS_ROOM; i++)
+		n += is_served(&visitors->at[i]) && (!uid || visitors->at[i].uid == *uid);
+	return n;
+}
+
+/* The oldest of the user that has most. There is one. */
+static struct kvt_visitor *find_victim(struct kvt_visitors *visitors)
+{
+	struct kvt_visitor *victim = NULL;
+	uint32_t most = 0;
+
+	for (size_t i = 0; i < KVT_VISITORS_ROOM; i++) {
+		struct kvt_visitor *visitor = &visitors->at[i];
+		uint32_t n = is_served(visitor) ? count(visitors, &visitor->uid) : 0;
+
+		if (n > most || (n && n == most && visitor->came < victim->came)) {
+			most = n;
+			victim = visitor;
+		}
+	}
+	return victim;
+}
+
+bool kvt_visitors_came(struct kvt_visitors *visitors, int fd, uid_t uid, int64_t now_ns)
+{
+	struct kvt_visitor *place = NULL;
+
+	pthread_mutex_lock(&visitors->lock);
+	for (size_t i = 0; i < KVT_VISITORS_ROOM && !place; i++)
+		if (!visitors->at[i].came)
+			place = &visitors->at[i];
+	if (place) {
+		*place = (struct kvt_visitor){ .fd = fd, .uid = uid, .came = ++visitors->n_came,
+					       .deadline_ns = now_ns + visitors->patience_ns };
+		if (count(visitors, NULL) > KVT_VISITORS_MOST)
+			shut_down(find_victim(visitors));
+	} else {
+		shutdown(fd, SHUT_RDWR);
+	}
+	pthread_mutex_unlock(&visitors->lock);
+	return place;
+}
+
+void kvt_visitors_left(struct kvt_visitors *visitors, int fd)
+{
+	pthread_mutex_lock(&visitors->lock);
+	for (size_t i = 0; i < KVT_VISITORS_ROOM; i++)
+		if (visitors->at[i].came && visitors->at[i].fd == fd)
+			visitors->at[i].came = 0;
+	pthread_mutex_unlock(&visitors->lock);
+}
+
+int64_t kvt_visitors_expire(struct kvt_visitors *visitors, int64_t now_ns)
+{
+	int64_t next = INT64_MAX;
+
+	pthread_mutex_lock(&visitors->lock);
+	for (size_t i = 0; i < KVT_VISITORS_ROOM; i++) {
+		struct kvt_visitor *visitor = &visitors->at[i];
+
+		if (!is_served(visitor))
+			continue;
+		if (visitor->deadline_ns <= now_ns)
+			shut_down(visitor);
+		else if (visitor->deadline_ns < next)
+			next = visitor->deadline_ns;
+	}
+	pthread_mutex_unlock(&visitors->lock);
+	return next;
+}
