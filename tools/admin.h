@@ -66,6 +66,7 @@ int kvt_admin_print(struct kvt_json *json);
 uint64_t kvt_histogram_ns(const uint64_t *buckets, double share);
 
 int kvt_admin_status(struct kvt_admin *admin);
+int kvt_admin_pid(struct kvt_admin *admin);
 int kvt_admin_config(struct kvt_admin *admin);
 int kvt_admin_metrics(struct kvt_admin *admin);
 int kvt_admin_top(struct kvt_admin *admin);

@@ -205,35 +205,50 @@ static void status_text(const struct kvt_admin_status *status)
 	status_operations_text(status);
 }
 
-int kvt_admin_status(struct kvt_admin *admin)
+/* A command without words that shows the daemon's status: ask for it. KVT_EXIT_OK or what else to
+ * exit with. */
+static int ask_status(struct kvt_admin *admin, struct kvt_admin_status *ret_status)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
-	struct kvt_admin_status status;
 	int rc;
 
 	if (kvt_admin_words(admin, NULL, NULL, 0))
 		return kvt_admin_usage(admin);
-	rc = kvt_admin_ask(admin, &request, &status, sizeof(status));
-	if (rc < 1)
-		return kvt_admin_exit(admin, rc);
+	rc = kvt_admin_ask(admin, &request, ret_status, sizeof(*ret_status));
+	return rc < 1 ? kvt_admin_exit(admin, rc) : KVT_EXIT_OK;
+}
+
+int kvt_admin_status(struct kvt_admin *admin)
+{
+	struct kvt_admin_status status;
+	int rc = ask_status(admin, &status);
+
+	if (rc)
+		return rc;
 	if (admin->json)
 		return status_json(&status);
 	status_text(&status);
 	return KVT_EXIT_OK;
 }
 
+int kvt_admin_pid(struct kvt_admin *admin)
+{
+	struct kvt_admin_status status;
+	int rc = ask_status(admin, &status);
+
+	if (!rc)
+		printf("%d\n", status.daemon_pid);
+	return rc;
+}
+
 int kvt_admin_metrics(struct kvt_admin *admin)
 {
-	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
 	struct kvt_admin_status status;
 	struct kvt_text text = { 0 };
-	int rc;
+	int rc = admin->json ? kvt_admin_usage(admin) : ask_status(admin, &status);
 
-	if (kvt_admin_words(admin, NULL, NULL, 0) || admin->json)
-		return kvt_admin_usage(admin);
-	rc = kvt_admin_ask(admin, &request, &status, sizeof(status));
-	if (rc < 1)
-		return kvt_admin_exit(admin, rc);
+	if (rc)
+		return rc;
 	kvt_metrics_print(&text, &status);
 	fwrite(text.bytes, 1, text.used, stdout);
 	kvt_text_free(&text);

@@ -34,6 +34,7 @@ static const struct command {
 } commands[] = {
 	{ "status", "", "version, pages, tree, leases, hits, latency by operation", "",
 	  kvt_admin_status, false },
+	{ "pid", "", "the daemon's process, as in kill $(kvtctl pid)", "", kvt_admin_pid, false },
 	{ "config", "", "what the daemon runs with: each option, its value, where that was set",
 	  "in use      what the daemon made of it (n_pages = 0: as many as fit)\n"
 	  "configured  what was set, where that differs\n"
