@@ -631,8 +631,8 @@ static void supervise_and_succeed(struct kvt_test_daemon *daemon)
 	if (!managed) {
 		take_over_with(daemon, both);
 		upgrade(daemon);
-		/* Arena, ledger, log, three slabs; five of the session, three of each member. */
-		kvt_test_check(kvt_test_daemon_said(daemon, "sessions=1 parked=17"));
+		/* Arena, ledger, log, lock, three slabs; five of the session, three of each member. */
+		kvt_test_check(kvt_test_daemon_said(daemon, "sessions=1 parked=18"));
 	}
 	managed = true;
 	kvt_test_daemon_succeed(daemon);
