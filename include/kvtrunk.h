@@ -440,9 +440,12 @@ struct kvt_result {
 	struct kvt_lease lease;
 	uint32_t matched, reusable, announced; /* positions */
 	uint32_t next, advanced, existed;      /* positions */
+	uint32_t known; /* COMMIT: positions whose keys the daemon knows: the next begin there */
 	uint32_t inserted, sealed, evicted, freed, duplicates; /* pages */
 	uint32_t available; /* -ENOSPC: pages this very operation could have had */
-	uint32_t needed;    /* -ENOBUFS: list words; -EDQUOT: the limit */
+	/* -ENOSPC for want of pages: pages that it needs, with too_large those of the whole page
+	 * table; -ENOBUFS: list words; -EDQUOT: the limit. */
+	uint32_t needed;
 	uint32_t state, owner, lock_ref, problems; /* PAGE, AUDIT; a notice: enum kvt_notice */
 	uint32_t n_pages, n_twins;
 	const uint32_t *pages; /* page table or page list; until kvt_result_release() */
@@ -580,11 +583,12 @@ KVT_API int kvt_seq_extend(struct kvt_seq *seq, uint32_t n);
 
 /** End: with computed > 0 a last commit first. Frees the handle, whatever it returns. Commits in
  * flight take effect before it.
- * Errors: -ESTALE the last commit published nothing because the prefix was reset or removed,
- * -EINVAL it named positions or keys that do not fit (kvt_client_error() says which), or what an
- * asynchronous commit failed of, if nobody was told yet; in these cases the sequence has ended all
- * the same. -ETIMEDOUT: it ends when its fence is reached and
- * the ring has room. With a fence slot that does not exist it ends with the session. */
+ * Errors: -ESTALE the prefix was removed, expired or reset: the last commit published nothing, and
+ * what earlier ones published is found no more; -EINVAL the last commit named positions or keys
+ * that do not fit (kvt_client_error() says which); or what an asynchronous commit failed of, if it
+ * was not reported yet. In these cases the sequence has ended all the same. -ETIMEDOUT: it ends
+ * when its fence is reached and the ring has room. With a fence slot that does not exist it ends
+ * with the session. */
 KVT_API int kvt_seq_end(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 			uint32_t n_keys, struct kvt_fence fence, uint32_t flags);
 

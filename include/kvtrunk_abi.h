@@ -367,7 +367,7 @@ _Static_assert(sizeof(struct kvt_sqe) == 64, "kvt_sqe");
 
 enum kvt_cqe_flag {
 	KVT_CQE_DEFERRED = 1u << 0, /* the operation waited: for its fence, a BEGIN for others */
-	KVT_CQE_DETACHED = 1u << 1, /* END: its COMMIT sealed nothing, the path was detached */
+	KVT_CQE_DETACHED = 1u << 1, /* END: its path was detached; its COMMIT sealed nothing */
 	KVT_CQE_ASYNC = 1u << 2,    /* BEGIN: the notice that NO_WAIT asked for, not a lease */
 	KVT_CQE_DEADLINE = 1u << 3, /* BEGIN: it waited until its deadline passed */
 	KVT_CQE_TAKEOVER = 1u << 4, /* BEGIN: who computed what it waited for does not any more */
@@ -390,7 +390,7 @@ enum kvt_notice {
  *   ALLOC   -            -       -         -          evicted    -         n_list
  *   INSERT  yes          (LOCK)  existed   inserted   evicted    n_twins   n_list (all words)
  *   BEGIN   of the match yes     matched   reusable   announced  evicted   n_list
- *   COMMIT  -            yes     next      advanced   sealed     duplicates n_list
+ *   COMMIT  pos: known   yes     next      advanced   sealed     duplicates n_list
  *   EXTEND  -            yes     -         -          evicted    -         n_list
  *   END     -            -       -         -          sealed     freed     -
  *   FREE    -            -       -         -          -          freed     -
@@ -402,8 +402,16 @@ enum kvt_notice {
  *   CLOSE   -            -       -         -          -          freed     -
  *
  * On failure `result` is a negative errno, `reason` an enum kvt_reason, and `a` its number:
- * available pages (-ENOSPC), needed list words (-ENOBUFS), the limit (-EDQUOT), positions that
- * others compute (BEGIN with NO_WAIT, -EAGAIN), `next` else.
+ * available pages (-ENOSPC; `b` = pages needed, where it is for want of pages), needed list words
+ * (-ENOBUFS), the limit (-EDQUOT), positions that others compute (BEGIN with NO_WAIT, -EAGAIN),
+ * `next` else. Available is what this very operation could have had: free and evictable pages
+ * without those that it would have locked.
+ *
+ * COMMIT, and END with F_COMMIT: `computed` must lie within the page table, and every position
+ * below it must have a key. Keys are taken as far as the table goes and the rest is left out, as
+ * that of a token just sampled, which has no KV yet. `positions` of COMMIT says how many are known
+ * now: the next ones begin there. A COMMIT with `computed` below `next` changes nothing and takes
+ * no keys. A refused one takes none, either.
  *
  * A BEGIN with NO_WAIT that was answered -EAGAIN has a second completion with the same user_data:
  * result 0, KVT_CQE_ASYNC, no lease, a = matched positions by then, c = enum kvt_notice. */
@@ -449,11 +457,13 @@ _Static_assert(sizeof(struct kvt_cqe) == 64, "kvt_cqe");
 	X(KVT_REASON_BAD_KEYS, "bad_keys", "number of keys and pages do not fit together")       \
 	X(KVT_REASON_KEYS_CHANGED, "keys_changed", "the keys changed while they were read")      \
 	X(KVT_REASON_NAMESPACE, "namespace", "namespace not opened by this session")             \
-	X(KVT_REASON_HANDLE_STALE, "handle_stale", "the prefix this handle named is gone")       \
+	X(KVT_REASON_HANDLE_STALE, "handle_stale",                                               \
+	  "the prefix this handle named is gone: MATCH again")                                   \
 	X(KVT_REASON_HANDLE_BAD, "handle_bad", "no such handle")                                 \
 	X(KVT_REASON_NOT_CONTINUATION, "not_continuation",                                       \
 	  "the start handle is of another namespace or not a place where keys can go on")        \
-	X(KVT_REASON_LEASE_STALE, "lease_stale", "this lease has ended, or its END waits")       \
+	X(KVT_REASON_LEASE_STALE, "lease_stale",                                                 \
+	  "this lease has ended, or its END waits: BEGIN, or MATCH with LOCK, again")            \
 	X(KVT_REASON_LEASE_FOREIGN, "lease_foreign", "this lease belongs to another session")    \
 	X(KVT_REASON_LEASE_KIND, "lease_kind",                                                   \
 	  "MATCH and LOCK leases take UNLOCK, BEGIN leases take COMMIT, EXTEND, END")            \
@@ -465,8 +475,12 @@ _Static_assert(sizeof(struct kvt_cqe) == 64, "kvt_cqe");
 	X(KVT_REASON_PAGE_TWICE, "page_twice", "the same page twice in one list")                \
 	X(KVT_REASON_BEYOND_TABLE, "beyond_table", "positions beyond the page table: EXTEND")    \
 	X(KVT_REASON_BEYOND_KEYS, "beyond_keys", "positions whose keys the daemon does not know") \
-	X(KVT_REASON_DETACHED, "detached", "the path was removed, expired or reset meanwhile")   \
-	X(KVT_REASON_EPOCH, "epoch", "RESET happened after this lease began")                    \
+	X(KVT_REASON_DETACHED, "detached",                                                       \
+	  "the prefix was removed or expired meanwhile: finish with the pages that the "        \
+	  "sequence has, or END and BEGIN again to share")                                       \
+	X(KVT_REASON_EPOCH, "epoch",                                                             \
+	  "RESET happened after this lease began: finish with the pages that the sequence "     \
+	  "has, or END and BEGIN again to share")                                                \
 	X(KVT_REASON_FENCE, "fence", "fence slot out of range")                                  \
 	X(KVT_REASON_PRIVILEGE, "privilege", "needs uid 0, the daemon's uid or admin_group")     \
 	X(KVT_REASON_TTL, "ttl", "a TTL needs the TTL flag, and the flag a TTL above 0")         \

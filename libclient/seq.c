@@ -435,14 +435,15 @@ int kvt_seq_extend(struct kvt_seq *seq, uint32_t n)
 	return 0;
 }
 
-/* END always ends; what became of its last COMMIT is in the answer. */
-static int end_outcome(struct kvt_client *client, const struct kvt_result *result)
+/* END always ends; what became of its last COMMIT, or of its path, is in the answer. */
+static int end_outcome(struct kvt_client *client, const struct kvt_result *result, bool commit)
 {
 	if (result->flags & KVT_CQE_DETACHED)
-		return kvt_client_fail(client, -ESTALE, KVT_REASON_DETACHED,
-				       "end: nothing was published: %s",
-				       kvt_reason_text(result->reason ? (int)result->reason :
-									KVT_REASON_DETACHED));
+		return kvt_client_fail(client, -ESTALE, (int)result->reason,
+				       "end: ended, but %s: %s",
+				       commit ? "nothing was published" :
+						"its prefix is not cached any more",
+				       kvt_reason_text((int)result->reason));
 	if (result->reason)
 		return kvt_client_fail(client, -EINVAL, (int)result->reason,
 				       "end: nothing was published: %s",
@@ -493,7 +494,7 @@ int kvt_seq_end(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys, ui
 		rc = kvt_client_call(client, &request, NULL, &result);
 	if (rc == 0) {
 		kvt_result_release(client, &result);
-		rc = end_outcome(client, &result);
+		rc = end_outcome(client, &result, computed > 0);
 		/* COMMITs of a lease take effect, and are answered, before its END. */
 		rc = rc ? rc : take_failure(seq);
 	} else if (still_to_end(client, rc, fence)) {

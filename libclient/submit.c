@@ -35,10 +35,10 @@ int kvt_client_fail_result(struct kvt_client *client, const struct kvt_result *r
 	const char *text = kvt_reason_text((int)result->reason);
 	int reason = (int)result->reason;
 
-	if (result->error == -ENOSPC)
+	if (result->error == -ENOSPC && result->needed)
 		return kvt_client_fail(client, result->error, reason,
-				       "%s: %s: %s (%u pages were available)", op, name, text,
-				       result->available);
+				       "%s: %s: %s (%u pages needed, %u available)", op, name,
+				       text, result->needed, result->available);
 	if (result->error == -ENOBUFS || result->error == -EDQUOT)
 		return kvt_client_fail(client, result->error, reason, "%s: %s: %s (%s %u)", op,
 				       name, text, result->error == -EDQUOT ? "limit" : "needs",
@@ -394,9 +394,11 @@ static int check_request(struct kvt_client *client, const struct kvt_request *re
 	/* More pages than there are: the daemon would say so, but no list holds the answer. */
 	if (list > client->list.count && list >= client->info.n_pages && !request->list_capacity &&
 	    (request->op == KVT_OP_ALLOC || request->op == KVT_OP_EXTEND))
-		return kvt_client_fail(client, -ENOSPC, KVT_REASON_TOO_LARGE, "%s: %s",
+		return kvt_client_fail(client, -ENOSPC, KVT_REASON_TOO_LARGE,
+				       "%s: ENOSPC: %s (%llu pages needed, the pool has %u)",
 				       kvt_op_name((int)request->op),
-				       kvt_reason_text(KVT_REASON_TOO_LARGE));
+				       kvt_reason_text(KVT_REASON_TOO_LARGE),
+				       (unsigned long long)list, client->info.n_pages - 1);
 	if (key_words > client->keys.count || list > client->list.count)
 		return kvt_client_fail(client, -E2BIG, 0,
 				       "%s needs %llu key and %llu list words, the areas have %u "
@@ -535,6 +537,7 @@ static void decode_counts(struct kvt_result *result, const struct kvt_cqe *cqe)
 		break;
 	case KVT_OP_COMMIT:
 		result->next = cqe->a;
+		result->known = cqe->positions;
 		result->advanced = cqe->b;
 		result->sealed = cqe->c;
 		result->duplicates = cqe->d;
@@ -599,17 +602,21 @@ static int decode(struct kvt_client *client, struct kvt_slot *slot, const struct
 	result->flags = cqe->flags;
 	result->op = slot->op;
 	if (KVT_UNLIKELY(cqe->result != 0)) {
-		if (cqe->result == -ENOSPC)
+		if (cqe->result == -ENOSPC) {
 			result->available = cqe->a;
-		else if (cqe->result == -ENOBUFS || cqe->result == -EDQUOT)
+			result->needed = cqe->b;
+		} else if (cqe->result == -ENOBUFS || cqe->result == -EDQUOT) {
 			result->needed = cqe->a;
-		else if (cqe->reason == KVT_REASON_ANNOUNCED)
+		} else if (cqe->reason == KVT_REASON_ANNOUNCED) {
 			result->announced = cqe->a;
-		else
+		} else {
 			result->next = cqe->a;
+		}
 		return 0;
 	}
-	result->handle = (struct kvt_handle){ cqe->node, cqe->generation, cqe->positions };
+	if (slot->op != KVT_OP_COMMIT)
+		result->handle =
+			(struct kvt_handle){ cqe->node, cqe->generation, cqe->positions };
 	result->lease = (struct kvt_lease){ cqe->lease, cqe->lease_generation };
 	decode_counts(result, cqe);
 	n_list = list_length(result, cqe);

@@ -149,9 +149,7 @@ static int begin_refused(struct kvt_oracle *o, struct begin *b)
 	if (total > 1ull << 31)
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_RANGE, 0);
 	b->table = (uint32_t)((total + ps - 1) / ps);
-	if (b->table > o->config.n_pages - 1)
-		return run_refuse(o, -ENOSPC, KVT_REASON_TOO_LARGE, model_available(o));
-	return run_need_lease(o);
+	return b->table > o->config.n_pages - 1 ? 0 : run_need_lease(o);
 }
 
 /* How far the keys are there, and how much of that is used. */
@@ -168,14 +166,19 @@ static void begin_walk(struct kvt_oracle *o, struct begin *b)
 		b->reuse--;
 }
 
+/* What would be locked cannot be evicted. */
+static uint64_t begin_available(const struct kvt_oracle *o, const struct begin *b)
+{
+	return model_available(o) - model_unlocked_on_path(o, b->walk.node, b->walk.pages);
+}
+
 static int begin_room(struct kvt_oracle *o, struct begin *b)
 {
 	struct model_run *run = &o->run;
 	const struct model_node *last = model_node(o, b->walk.node);
 	uint32_t fresh = b->table - b->reuse;
 	bool split = last && b->walk.pages > 0 && model_end(last) > b->walk.pages;
-	uint64_t available = model_available(o) -
-			     model_unlocked_on_path(o, b->walk.node, b->walk.pages);
+	uint64_t available = begin_available(o, b);
 	/* One in reserve: the last victim of an eviction for pages may keep its node. */
 	uint64_t most = (uint64_t)b->whole - b->walk.pages + split +
 			(b->whole > b->walk.pages);
@@ -183,7 +186,7 @@ static int begin_room(struct kvt_oracle *o, struct begin *b)
 	TRY(run_need_quota(o, fresh));
 	TRY(run_need_list(o, b->table));
 	if (fresh > available)
-		return run_refuse(o, -ENOSPC, KVT_REASON_ALL_LOCKED, available);
+		return run_no_room(o, fresh, available);
 	if (b->whole > 0 && !model_root(o, run->record->sqe.namespace_id))
 		most++;
 	if (b->whole > 0)
@@ -216,6 +219,8 @@ int lease_begin(struct kvt_oracle *o)
 
 	TRY(begin_refused(o, &b));
 	begin_walk(o, &b);
+	if (b.table > o->config.n_pages - 1)
+		return run_no_room(o, b.table, begin_available(o, &b));
 	if ((sqe->flags & (KVT_F_WAIT | KVT_F_NO_WAIT)) && b.table <= sqe->list_capacity)
 		TRY(wait_begin(o, &b.walk));
 	TRY(begin_room(o, &b));
@@ -252,37 +257,50 @@ int lease_begin(struct kvt_oracle *o)
 
 /* ---- COMMIT ---- */
 
-static int commit_refused(struct kvt_oracle *o, const struct model_lease *lease, bool list)
+/* Whether the lease's path can be found by others. */
+static int path_is_attached(struct kvt_oracle *o, const struct model_lease *lease)
 {
-	const struct kvt_sqe *sqe = &o->run.record->sqe;
-	uint64_t table = (uint64_t)lease->n_table * o->config.page_size;
-	uint64_t known = (uint64_t)lease->known + sqe->n_keys;
-
-	if (sqe->arg > table || known > table)
-		return run_refuse(o, -EINVAL, KVT_REASON_BEYOND_TABLE, lease->computed);
-	if (sqe->arg > known)
-		return run_refuse(o, -EINVAL, KVT_REASON_BEYOND_KEYS, lease->computed);
 	if (lease->epoch != o->epoch)
 		return run_refuse(o, -ESTALE, KVT_REASON_EPOCH, lease->computed);
 	if (lease->node && o->nodes[lease->node]->detached)
 		return run_refuse(o, -ESTALE, KVT_REASON_DETACHED, lease->computed);
+	return 0;
+}
+
+/* Of the keys that came, those that have a place in the page table. */
+static uint32_t keys_taken(const struct kvt_oracle *o, const struct model_lease *lease)
+{
+	uint64_t room = (uint64_t)lease->n_table * o->config.page_size - lease->known;
+	uint32_t n = o->run.record->sqe.n_keys;
+
+	return n < room ? n : (uint32_t)room;
+}
+
+static int commit_refused(struct kvt_oracle *o, const struct model_lease *lease, bool list)
+{
+	uint32_t computed = o->run.record->sqe.arg;
+
+	if (computed > (uint64_t)lease->n_table * o->config.page_size)
+		return run_refuse(o, -EINVAL, KVT_REASON_BEYOND_TABLE, lease->computed);
+	if (computed > (uint64_t)lease->known + keys_taken(o, lease))
+		return run_refuse(o, -EINVAL, KVT_REASON_BEYOND_KEYS, lease->computed);
+	TRY(path_is_attached(o, lease));
 	return list ? run_need_list(o, lease->n_table) : 0;
 }
 
 /* The known keys from the last whole page on, followed by the generated ones. */
-static int commit_keys(struct kvt_oracle *o, const struct model_lease *lease)
+static int commit_keys(struct kvt_oracle *o, const struct model_lease *lease, uint32_t n)
 {
-	const struct kvt_record *record = o->run.record;
 	uint32_t tail = lease->known % o->config.page_size;
-	uint32_t *keys = oracle_room(o->scratch, &o->scratch_room,
-				     (uint64_t)tail + record->sqe.n_keys + 1, sizeof(*keys));
+	uint32_t *keys = oracle_room(o->scratch, &o->scratch_room, (uint64_t)tail + n + 1,
+				     sizeof(*keys));
 
 	if (!keys)
 		return oracle_fail(o, "the oracle is out of memory");
 	o->scratch = keys;
 	memcpy(keys, lease->tail, tail * sizeof(*keys));
-	if (record->sqe.n_keys)
-		memcpy(keys + tail, record->keys, record->sqe.n_keys * sizeof(*keys));
+	if (n)
+		memcpy(keys + tail, o->run.record->keys, n * sizeof(*keys));
 	return 0;
 }
 
@@ -290,14 +308,14 @@ static int commit_keys(struct kvt_oracle *o, const struct model_lease *lease)
 static int commit_announce(struct kvt_oracle *o, struct model_lease *lease)
 {
 	struct model_run *run = &o->run;
-	uint32_t ps = o->config.page_size, n_keys = run->record->sqe.n_keys;
+	uint32_t ps = o->config.page_size, n_keys = keys_taken(o, lease);
 	uint32_t from = lease->known / ps, to = (lease->known + n_keys) / ps;
 	uint32_t tail = lease->known % ps, old = lease->node;
 	const struct model_node *last;
 	struct model_walk walk;
 	uint64_t most;
 
-	TRY(commit_keys(o, lease));
+	TRY(commit_keys(o, lease, n_keys));
 	if (to == from || o->config.disabled) {
 		run->cursor = lease->node;
 	} else {
@@ -424,6 +442,7 @@ int lease_commit(struct kvt_oracle *o)
 		TRY(run_want(o, lease->table[i]));
 	run->want.lease = run->record->sqe.node;
 	run->want.lease_generation = run->record->sqe.generation;
+	run->want.positions = lease->known;
 	run->want.a = next;
 	run->want.b = run->advanced;
 	run->want.c = run->sealed;
@@ -441,10 +460,8 @@ int lease_extend(struct kvt_oracle *o)
 	TRY(lease_find(o, true, &lease));
 	TRY(run_need_quota(o, n));
 	TRY(run_need_list(o, n));
-	if (n > o->config.n_pages - 1)
-		return run_refuse(o, -ENOSPC, KVT_REASON_TOO_LARGE, available);
 	if (n > available)
-		return run_refuse(o, -ENOSPC, KVT_REASON_ALL_LOCKED, available);
+		return run_no_room(o, n, available);
 	run->need_pages = n;
 	TRY(events_follow(o, EVENT_BIT(KVT_EV_TRIM) | EVENT_BIT(KVT_EV_FREE)));
 	TRY(table_add_fresh(o, lease, n));
@@ -462,19 +479,20 @@ int lease_end(struct kvt_oracle *o)
 	const struct kvt_sqe *sqe = &run->record->sqe;
 	struct model_lease *lease;
 	uint32_t next;
+	int result = 0;
 
 	TRY(lease_find(o, true, &lease));
-	if (sqe->flags & KVT_F_COMMIT) {
-		int result = commit(o, lease, false, &next);
-
-		if (result < 0)
-			return result;
-		if (result == MODEL_REFUSED && run->want.result == -ESTALE)
-			run->want.flags |= KVT_CQE_DETACHED;
-		run->want.result = 0; /* END always ends; `reason` tells what its COMMIT met */
-		run->want.a = 0;
-		run->want.c = run->sealed;
-	}
+	if (sqe->flags & KVT_F_COMMIT)
+		result = commit(o, lease, false, &next);
+	if (result == 0 && lease->kind == KVT_LEASE_BEGIN)
+		result = path_is_attached(o, lease);
+	if (result < 0)
+		return result;
+	if (result == MODEL_REFUSED && run->want.result == -ESTALE)
+		run->want.flags |= KVT_CQE_DETACHED;
+	run->want.result = 0; /* END always ends; `reason` tells what it met */
+	run->want.a = 0;
+	run->want.c = run->sealed;
 	lease_count_hit(o, lease);
 	TRY(lease_unlock(o, lease));
 	run->want.d = lease_free_pages(o, sqe->node);

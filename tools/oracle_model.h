@@ -257,6 +257,8 @@ int lease_unlock(struct kvt_oracle *o, struct model_lease *lease);
 uint32_t lease_free_pages(struct kvt_oracle *o, uint32_t index);
 
 int run_refuse(struct kvt_oracle *o, int result, uint32_t reason, uint64_t a);
+/* Refuse n pages of which `available` could be had. */
+int run_no_room(struct kvt_oracle *o, uint32_t n, uint64_t available);
 int run_need_list(struct kvt_oracle *o, uint64_t words);
 int run_want(struct kvt_oracle *o, uint32_t word);
 /** The operation may need up to `most_nodes` nodes. Into how many pieces a run falls is the core's

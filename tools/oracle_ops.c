@@ -46,6 +46,15 @@ int run_refuse(struct kvt_oracle *o, int result, uint32_t reason, uint64_t a)
 	return MODEL_REFUSED;
 }
 
+int run_no_room(struct kvt_oracle *o, uint32_t n, uint64_t available)
+{
+	o->run.want.b = n;
+	return run_refuse(o, -ENOSPC,
+			  n > o->config.n_pages - 1 ? KVT_REASON_TOO_LARGE :
+						      KVT_REASON_ALL_LOCKED,
+			  available);
+}
+
 int run_need_list(struct kvt_oracle *o, uint64_t words)
 {
 	if (words > o->run.record->sqe.list_capacity)
@@ -297,10 +306,8 @@ static int op_alloc(struct kvt_oracle *o)
 
 	TRY(run_need_quota(o, n));
 	TRY(run_need_list(o, n));
-	if (n > o->config.n_pages - 1)
-		return run_refuse(o, -ENOSPC, KVT_REASON_TOO_LARGE, available);
 	if (n > available)
-		return run_refuse(o, -ENOSPC, KVT_REASON_ALL_LOCKED, available);
+		return run_no_room(o, n, available);
 	run->need_pages = n;
 	TRY(events_follow(o, EVENT_BIT(KVT_EV_TRIM) | EVENT_BIT(KVT_EV_FREE)));
 	for (uint32_t i = 0; i < n; i++) {

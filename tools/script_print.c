@@ -143,6 +143,7 @@ static void put_commit(struct kvt_script *script, struct kvt_lease lease,
 
 	put_lease(json, lease);
 	kvt_json_u64(json, "next", result->next);
+	kvt_json_u64(json, "known", result->known);
 	kvt_json_u64(json, "advanced", result->advanced);
 	kvt_json_u64(json, "sealed", result->sealed);
 	kvt_json_u64(json, "duplicates", result->duplicates);
@@ -306,7 +307,7 @@ static void put_refusal(struct kvt_json *json, const struct kvt_script_answer *a
 			answer->text[0] ? answer->text : kvt_reason_text((int)result->reason));
 	if (result->error == -ENOSPC)
 		kvt_json_u64(json, "available", result->available);
-	if (result->error == -ENOBUFS)
+	if (result->error == -ENOBUFS || (result->error == -ENOSPC && result->needed))
 		kvt_json_u64(json, "needed", result->needed);
 	if (result->error == -EDQUOT)
 		kvt_json_u64(json, "limit", result->needed);

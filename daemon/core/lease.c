@@ -184,10 +184,11 @@ int kvt_room_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t n,
 
 	if (n <= available)
 		return 0;
-	return kvt_refuse(op, -ENOSPC,
-			  n > core->config.n_pages - 1 ? KVT_REASON_TOO_LARGE :
-							 KVT_REASON_ALL_LOCKED,
-			  (uint32_t)available);
+	kvt_refuse(op, -ENOSPC,
+		   n > core->config.n_pages - 1 ? KVT_REASON_TOO_LARGE : KVT_REASON_ALL_LOCKED,
+		   (uint32_t)available);
+	op->cqe->b = n;
+	return -ENOSPC;
 }
 
 void kvt_room_make(struct kvt_core *core, uint32_t n)
@@ -238,16 +239,14 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 	uint64_t positions = (uint64_t)sqe->n_keys + sqe->arg;
 	const uint32_t *keys = op->keys;
 	uint32_t flags = sqe->flags;
+	bool too_large;
 	int error;
 
 	if (positions > 1u << 31)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_RANGE, 0);
 	plan->table = (uint32_t)((positions + core->ps - 1) / core->ps);
-	if (plan->table > core->config.n_pages - 1)
-		return kvt_refuse(op, -ENOSPC, KVT_REASON_TOO_LARGE,
-				  (uint32_t)(core->count->free_pages +
-					     core->count->evictable_pages));
-	error = kvt_lease_quota(core, op);
+	too_large = plan->table > core->config.n_pages - 1;
+	error = too_large ? 0 : kvt_lease_quota(core, op);
 	if (error)
 		return error;
 	plan->whole = core->config.disabled ? 0 : sqe->n_keys / core->ps;
@@ -258,6 +257,10 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 	if (plan->reuse * core->ps == sqe->n_keys && plan->reuse > 0 && !(flags & KVT_F_FULL))
 		plan->reuse--;
 	plan->fresh = plan->whole - plan->walk.walked;
+	if (too_large) {
+		kvt_need_compute(core, &plan->walk, plan->fresh, true, &plan->need);
+		return kvt_room_check(core, op, plan->table, plan->need.path_pages);
+	}
 	if (flags & (KVT_F_WAIT | KVT_F_NO_WAIT) && plan->table <= sqe->list_capacity &&
 	    kvt_wait_check(core, op, &plan->walk) == KVT_WAITS)
 		return KVT_WAITS;
@@ -414,20 +417,33 @@ static int plan_growth(struct kvt_core *core, struct kvt_op_context *op, struct 
 	return 0;
 }
 
-static int commit_plan(struct kvt_core *core, struct kvt_op_context *op, struct commit_plan *plan)
+/** Whether nothing of the lease's path can be found any more: 0 or the refusal. */
+static int check_attached(const struct kvt_core *core, struct kvt_op_context *op,
+			  const struct kvt_lease_record *lease)
 {
-	const struct kvt_lease_record *lease = plan->lease;
-	uint64_t table = (uint64_t)(lease->done + lease->n_private) * core->ps;
-	uint64_t known = (uint64_t)lease->known + plan->n_keys;
-
-	if (plan->computed > table || known > table)
-		return kvt_refuse(op, -EINVAL, KVT_REASON_BEYOND_TABLE, lease->computed);
-	if (plan->computed > known)
-		return kvt_refuse(op, -EINVAL, KVT_REASON_BEYOND_KEYS, lease->computed);
 	if (lease->epoch != core->arena->epoch)
 		return kvt_refuse(op, -ESTALE, KVT_REASON_EPOCH, lease->computed);
 	if (kvt_path_detached(core, lease->node))
 		return kvt_refuse(op, -ESTALE, KVT_REASON_DETACHED, lease->computed);
+	return 0;
+}
+
+static int commit_plan(struct kvt_core *core, struct kvt_op_context *op, struct commit_plan *plan)
+{
+	const struct kvt_lease_record *lease = plan->lease;
+	uint64_t table = (uint64_t)(lease->done + lease->n_private) * core->ps;
+	int error;
+
+	if (plan->computed > table)
+		return kvt_refuse(op, -EINVAL, KVT_REASON_BEYOND_TABLE, lease->computed);
+	/* Keys have no place beyond the table. The last token sampled has no KV yet, either. */
+	if (plan->n_keys > table - lease->known)
+		plan->n_keys = (uint32_t)(table - lease->known);
+	if (plan->computed > lease->known + plan->n_keys)
+		return kvt_refuse(op, -EINVAL, KVT_REASON_BEYOND_KEYS, lease->computed);
+	error = check_attached(core, op, lease);
+	if (error)
+		return error;
 	if (op->sqe->op == KVT_OP_COMMIT &&
 	    lease->done + lease->n_private > op->sqe->list_capacity)
 		return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT,
@@ -580,6 +596,7 @@ int kvt_op_commit(struct kvt_core *core, struct kvt_op_context *op)
 	if (error)
 		return error;
 	write_table(core, lease, op->view->list + op->sqe->list_offset);
+	op->cqe->positions = lease->known;
 	op->cqe->e = table;
 	return 0;
 }
@@ -634,12 +651,12 @@ uint32_t kvt_lease_end_join(struct kvt_core *core, uint32_t id)
 
 int kvt_op_end(struct kvt_core *core, struct kvt_op_context *op)
 {
-	int error = 0;
+	int error = op->sqe->flags & KVT_F_COMMIT ? commit(core, op) : 0;
 
-	if (op->sqe->flags & KVT_F_COMMIT)
-		error = commit(core, op);
+	if (!error)
+		error = check_attached(core, op, &core->leases[op->sqe->node]);
 	if (error) {
-		/* END always ends; the completion says what became of its COMMIT. */
+		/* END always ends; the completion says what became of its COMMIT or path. */
 		if (error == -ESTALE)
 			op->cqe->flags |= KVT_CQE_DETACHED;
 		op->cqe->a = op->cqe->b = op->cqe->c = op->cqe->d = 0;

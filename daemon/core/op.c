@@ -11,6 +11,7 @@ int kvt_refuse(struct kvt_op_context *op, int error, enum kvt_reason reason, uin
 {
 	op->cqe->reason = (uint16_t)reason;
 	op->cqe->a = number;
+	op->cqe->b = 0;
 	return error;
 }
 
@@ -696,6 +697,7 @@ static void finish(struct kvt_core *core, struct kvt_op_context *op, int error, 
 	if (error)
 		*cqe = (struct kvt_cqe){
 			.result = error, .reason = cqe->reason, .flags = cqe->flags, .a = cqe->a,
+			.b = cqe->b,
 		};
 	kvt_undo_progress(core, op->session);
 	cqe->user_data = op->sqe->user_data;

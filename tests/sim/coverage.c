@@ -24,6 +24,7 @@ static const char *const policy_names[] = { "lru", "slru", "lfu", "fifo", "filo"
 static const char *const rare_names[SIM_RARE_COUNT] = {
 	[SIM_LOOK_ON] = "look-on",
 	[SIM_KEPT] = "duplicates kept",
+	[SIM_KEYS_CUT] = "keys beyond the page table",
 	[SIM_TAKEN_OVER] = "duplicates taken over",
 	[SIM_TWINS] = "twins named",
 	[SIM_TWIN_GIVEN] = "cached page given to INSERT",

@@ -129,9 +129,11 @@ static void learn(struct sim *sim, const struct kvt_record *r)
 		break;
 	case KVT_OP_COMMIT:
 		lease = find_lease(s, r->sqe.node, r->sqe.generation);
-		if (lease && r->cqe.a >= lease->computed) {
-			if (r->sqe.arg >= lease->computed)
-				lease->known += r->sqe.n_keys;
+		if (lease) {
+			sim->coverage->rare[SIM_KEYS_CUT] +=
+				r->sqe.arg >= lease->computed &&
+				lease->known + r->sqe.n_keys > r->cqe.positions;
+			lease->known = r->cqe.positions;
 			lease->computed = r->cqe.a;
 		}
 		break;
@@ -185,7 +187,8 @@ static void count_rare(struct sim *sim, const struct kvt_record *r)
 		break;
 	case KVT_OP_END:
 		rare[SIM_END_DETACHED] += (r->cqe.flags & KVT_CQE_DETACHED) != 0;
-		rare[SIM_END_REASON] += ok && r->cqe.reason != 0;
+		rare[SIM_END_REASON] += ok && r->cqe.reason != 0 &&
+					(r->sqe.flags & KVT_F_COMMIT);
 		break;
 	case KVT_OP_LOCK:
 		rare[SIM_EDGE_LOCKED] +=

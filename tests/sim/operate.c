@@ -365,17 +365,19 @@ static void op_begin(struct shot *shot)
 	put_list(shot, (shot->sqe.n_keys + (shot->sqe.arg & 0xffff) + ps - 1) / ps);
 }
 
-/* What was computed since, and generated keys that fit or nearly fit the table. */
+/* What was computed since, and generated keys, a few of them beyond the table at times. */
 static void put_progress(struct shot *shot, const struct sim_lease *lease)
 {
 	struct sim *sim = shot->sim;
-	uint32_t ps = sim->config.page_size, keys[2 * KVT_MAX_PAGE_SIZE + 2], n = 0, room;
+	uint32_t ps = sim->config.page_size, keys[3 * KVT_MAX_PAGE_SIZE + 2], n = 0, room;
 
 	if (!lease)
 		return;
 	room = lease->table * ps > lease->known ? lease->table * ps - lease->known : 0;
 	if (sim_chance(sim, 500)) {
-		n = sim_below(sim, (room < 2 * ps ? room : 2 * ps) + 1 + sim_chance(sim, 30));
+		n = sim_below(sim, (room < 2 * ps ? room : 2 * ps) + 1);
+		if (room < 2 * ps && sim_chance(sim, 100))
+			n = room + sim_below(sim, ps + 1);
 		for (uint32_t i = 0; i < n; i++)
 			keys[i] = random_key(sim, lease->known + i, i ? keys[i - 1] : 0);
 	}

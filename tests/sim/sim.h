@@ -84,6 +84,7 @@ struct sim_brief { /* of a record, for the history */
 enum sim_rare {
 	SIM_LOOK_ON,
 	SIM_KEPT,
+	SIM_KEYS_CUT,      /* COMMIT with keys beyond the page table */
 	SIM_TAKEN_OVER,    /* COMMIT duplicates */
 	SIM_TWINS,         /* INSERT duplicates */
 	SIM_TWIN_GIVEN,    /* the cached page itself was given to INSERT */

@@ -774,8 +774,7 @@ struct answer commit(struct seq *seq, uint32_t computed, struct keys generated, 
 	seq->a = answer;
 	if (answer.result < 0 || answer.deferred)
 		return answer;
-	if (answer.next == computed + answer.advanced)
-		seq->n_keys += generated.n;
+	seq->n_keys = answer.cqe.positions;
 	assert_int_equal(answer.n_list, seq->n_table);
 	memcpy(seq->table, answer.list, seq->n_table * sizeof(uint32_t));
 	seq->valid = answer.next / client->world->ps;

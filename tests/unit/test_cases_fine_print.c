@@ -334,13 +334,76 @@ static void commit_beyond_table_or_keys_is_refused(void **state)
 	(void)state;
 	expect_refused(commit(seq, 21, NO_KEYS, 0), -EINVAL, KVT_REASON_BEYOND_TABLE);
 	expect_refused(commit(seq, 17, NO_KEYS, 0), -EINVAL, KVT_REASON_BEYOND_KEYS);
-	expect_refused(commit(seq, 16, range(17, 21), 0), -EINVAL, KVT_REASON_BEYOND_TABLE);
+	expect_refused(commit(seq, 21, range(17, 21), 0), -EINVAL, KVT_REASON_BEYOND_TABLE);
+	expect_refused(commit(seq, 20, range(17, 19), 0), -EINVAL, KVT_REASON_BEYOND_KEYS);
 	assert_int_equal(seq->a.number, 0);
 	expect_ok(extend(seq, 1));
 	expect_ok(commit(seq, 21, range(17, 21), 0));
 	expect_refused(commit(seq, UINT32_MAX, NO_KEYS, 0), -EINVAL, KVT_REASON_BEYOND_TABLE);
 	expect_ok(end(seq));
 	world_free(w);
+}
+
+/* The last token sampled has no KV, and often no place in the table, either: its key is left out,
+ * and the answer says up to where keys are known. */
+static void keys_beyond_the_table_are_left_out(void **state)
+{
+	for (uint32_t ps = 1; ps <= 4; ps *= 2) {
+		struct world *w = world_small(ps, 60);
+		struct client *a = client_new(w);
+		uint32_t ns = space_open(a, "ns");
+		struct seq *seq = begin(a, ns, range(1, 6), 2, 0);
+
+		(void)state;
+		expect_ok(commit(seq, 6, NO_KEYS, KVT_F_CHUNKED));
+		expect_ok(commit(seq, 7, range(7, 12), KVT_F_CHUNKED));
+		assert_int_equal(seq->a.cqe.positions, 8);
+		assert_int_equal(seq->a.next, 7);
+		expect_ok(commit(seq, 8, range(9, 12), KVT_F_CHUNKED));
+		assert_int_equal(seq->a.cqe.positions, 8);
+		expect_ok(extend(seq, 4 / ps));
+		/* Given again, now that there is room. */
+		expect_ok(commit(seq, 8, range(9, 13), KVT_F_CHUNKED));
+		assert_int_equal(seq->a.cqe.positions, 12);
+		expect_ok(commit(seq, 12, NO_KEYS, 0));
+		expect_ok(end(seq));
+		expect_matched(a, ns, range(1, 12), 12);
+		/* At END, too. */
+		seq = begin(a, ns, range(101, 106), 2, 0);
+		expect_ok(commit(seq, 6, NO_KEYS, KVT_F_CHUNKED));
+		assert_int_equal(end_commit(seq, 8, range(107, 109), KVT_F_COMMIT).sealed,
+				 8 / ps - 6 / ps);
+		expect_matched(a, ns, range(101, 109), 8);
+		world_free(w);
+	}
+}
+
+/* END says that its path is detached, with a last COMMIT or without one. */
+static void end_of_a_detached_lease_says_so(void **state)
+{
+	static const enum kvt_reason reasons[] = { KVT_REASON_NONE, KVT_REASON_DETACHED,
+						   KVT_REASON_EPOCH };
+
+	(void)state;
+	for (uint32_t i = 0; i < 9; i++) {
+		struct world *w = world_small(4, 60);
+		struct client *a = client_new(w);
+		uint32_t ns = space_open(a, "ns"), how = i % 3, computed = i / 3 * 4;
+		struct seq *seq = begin(a, ns, range(1, 8), 0, 0);
+		struct answer answer;
+
+		expect_ok(commit(seq, 8, NO_KEYS, KVT_F_CHUNKED));
+		if (how == 1)
+			expect_ok(remove_prefix(a, ns, range(1, 4)));
+		if (how == 2)
+			expect_ok(reset(a));
+		/* Without COMMIT, with one that says nothing new, with one of everything. */
+		answer = end_commit(seq, computed, NO_KEYS, computed ? KVT_F_COMMIT : 0);
+		expect_ok(answer);
+		assert_int_equal(answer.cqe.reason, reasons[how]);
+		assert_int_equal(!!(answer.cqe.flags & KVT_CQE_DETACHED), how > 0);
+		world_free(w);
+	}
 }
 
 /* At least one position of what was announced is left, even when others computed it all. */
@@ -407,6 +470,11 @@ static void enospc_names_what_is_available(void **state)
 	seq = begin(a, ns, range(1, 10), 20, 0); /* needs 21, its own 10 are locked */
 	expect_refused(seq->a, -ENOSPC, KVT_REASON_ALL_LOCKED);
 	assert_int_equal(seq->a.number, 15);
+	assert_int_equal(seq->a.cqe.b, 21);
+	seq = begin(a, ns, range(1, 10), 21, 0); /* its own 10 are not available here, either */
+	expect_refused(seq->a, -ENOSPC, KVT_REASON_TOO_LARGE);
+	assert_int_equal(seq->a.number, 15);
+	assert_int_equal(seq->a.cqe.b, 31);
 	seq = begin(a, ns, range(1, 10), 14, 0); /* 15: the last of the ten is computed again */
 	expect_ok(seq->a);
 	expect_refused(extend(seq, 1), -ENOSPC, KVT_REASON_ALL_LOCKED);
@@ -731,6 +799,8 @@ int main(void)
 		CASE(full_gives_the_uncapped_match),
 		CASE(commit_below_next_changes_nothing),
 		CASE(commit_beyond_table_or_keys_is_refused),
+		CASE(keys_beyond_the_table_are_left_out),
+		CASE(end_of_a_detached_lease_says_so),
 		CASE(look_on_leaves_one_position),
 		CASE(look_on_takes_over_the_page_it_is_in),
 		CASE(enospc_names_what_is_available),

@@ -266,7 +266,14 @@ static void an_end_that_published_nothing_says_so(void **state)
 	assert_int_equal(kvt_seq_end(seq, 8, NULL, 0, KVT_IDLE, 0), -ESTALE);
 	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
 	assert_int_equal(kvt_seq_begin(world.client, world.ns, keys, 8, 0, 0, &seq), 0);
-	assert_int_equal(kvt_seq_end(seq, 8, keys, 8, KVT_IDLE, 0), -EINVAL);
+	assert_int_equal(kvt_seq_end(seq, 9, keys, 8, KVT_IDLE, 0), -EINVAL);
+	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
+	/* Nothing was to be published, but what was is not cached any more. */
+	assert_int_equal(kvt_seq_begin(world.client, world.ns, keys, 8, 0, 0, &seq), 0);
+	assert_int_equal(kvt_seq_commit(seq, 8, NULL, 0, KVT_IDLE, 0), 0);
+	assert_int_equal(kvt_remove(world.client, world.ns, keys, 8), 0);
+	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), -ESTALE);
+	assert_int_equal(kvt_client_error(world.client)->reason, KVT_REASON_DETACHED);
 	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
 }
 
