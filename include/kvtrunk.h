@@ -529,14 +529,20 @@ KVT_API uint32_t kvt_seq_matched(const struct kvt_seq *seq);   /* positions cach
 KVT_API uint32_t kvt_seq_reusable(const struct kvt_seq *seq);  /* positions not to compute */
 KVT_API uint32_t kvt_seq_announced(const struct kvt_seq *seq); /* being computed by others */
 KVT_API uint32_t kvt_seq_next(const struct kvt_seq *seq);      /* where to go on computing */
+KVT_API uint32_t kvt_seq_known(const struct kvt_seq *seq);     /* keys given so far */
 KVT_API struct kvt_lease kvt_seq_lease(const struct kvt_seq *seq);
 KVT_API uint64_t kvt_seq_seq(const struct kvt_seq *seq); /* order of its last operation */
 
 /** Publish positions [0, computed): whole pages become visible to everybody. Duplicates are
  * replaced in the page table (with KVT_F_KEEP they stay readable until the end), and pages beyond
  * that others sealed meanwhile are taken over: kvt_seq_next() may jump.
- * @keys  only keys the daemon does not know yet (generated ones), in order.
- * Errors: -ESTALE (reset or removed: decode on, nothing was published), -EINVAL. */
+ * @keys  only keys the sequence was not given yet (generated ones), in order: they begin at
+ *        position kvt_seq_known(). They may go beyond `computed` and beyond the page table, as that
+ *        of a token just sampled: what has no place yet is held back for a later commit.
+ * Errors: -ESTALE the prefix was reset or removed, or expired: nothing more is shared. Go on all
+ * the same: the page table stays valid, kvt_seq_next() is `computed` at least, and each later
+ * commit only advances it and says -ESTALE again. Of other errors nothing changes: -EINVAL beyond
+ * the page table or the keys given; -ENOSPC out of tree nodes. */
 KVT_API int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 			   uint32_t n_keys, struct kvt_fence fence, uint32_t flags);
 
@@ -557,14 +563,15 @@ KVT_API int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_
  * so long, which kvt_seq_commit() gives back at its fence.
  *
  * Any number may be in flight; they take effect in their order, each at its fence.
- * @keys  as for kvt_seq_commit(), copied; of positions below `computed` only.
+ * @keys  as for kvt_seq_commit(), copied.
  * @flags KVT_F_CHUNKED
  * Errors: -EAGAIN rings or areas are full of operations in flight, or a call on this sequence
- * whose deadline passed is still unanswered: kvt_seq_settle() first; and what the daemon said to an
- * earlier asynchronous commit, which kvt_seq_commit(), this call, kvt_seq_poll() and
- * kvt_seq_settle() return in place of doing anything (kvt_seq_end() ends all the same): the first
- * failure, once; commits that were in flight behind a failed one fail in silence. After it
- * kvt_seq_next() is how far commits took effect: generated keys beyond are not known. */
+ * whose deadline passed is still unanswered: kvt_seq_settle() first; -ESTALE as kvt_seq_commit();
+ * and what the daemon said to an earlier asynchronous commit, which kvt_seq_commit(), this call,
+ * kvt_seq_poll() and kvt_seq_settle() return in place of doing anything (kvt_seq_end() ends all the
+ * same): the first failure, once; commits that were in flight behind a failed one fail in silence.
+ * After it kvt_seq_next() is how far commits took effect, and keys from kvt_seq_known() on have to
+ * be given again; but after -ESTALE kvt_seq_next() is how far it was computed. */
 KVT_API int kvt_seq_commit_async(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 				 uint32_t n_keys, struct kvt_fence fence, uint32_t flags);
 
@@ -577,8 +584,9 @@ KVT_API int kvt_seq_poll(struct kvt_seq *seq);
  * return their first failure. */
 KVT_API int kvt_seq_settle(struct kvt_seq *seq);
 
-/** `n` more private pages at the end of the table. Waits for no commit that is in flight, unless
- * the table grows by more than 64 pages and an eighth meanwhile. */
+/** Lengthen the page table by at least `n` positions: by private pages, whole ones, so not for each
+ * token, but when it is full. Waits for no commit that is in flight, unless the table grows by more
+ * than 64 pages and an eighth meanwhile. Errors as kvt_seq_begin(): nothing changed. */
 KVT_API int kvt_seq_extend(struct kvt_seq *seq, uint32_t n);
 
 /** End: with computed > 0 a last commit first. Frees the handle, whatever it returns. Commits in

@@ -247,6 +247,7 @@ struct kvt_seq_view {
 	uint32_t *pages; /* kvt_seq.capacity of them */
 	uint32_t n_pages;
 	uint32_t next; /* the daemon's: where to go on computing */
+	uint32_t known; /* positions whose keys the daemon knows */
 	uint64_t seq;
 };
 
@@ -271,6 +272,10 @@ struct kvt_seq {
 	uint32_t n_ahead; /* asynchronous commits in flight */
 	uint32_t n_muted; /* the next so many of those answers are of commits behind a failed one */
 	uint32_t list_ahead; /* the longest table that all of those have room to answer with */
+	uint32_t known;      /* shown.known, or what commits in flight make of it */
+	uint32_t *held;      /* keys behind those: given, but too early for the daemon */
+	uint32_t n_held, held_capacity;
+	uint32_t stale; /* enum kvt_reason why nothing more is shared; 0: sharing */
 	int failed;          /* the first failure of one that was not reported yet, and why */
 	uint32_t failed_reason;
 };

@@ -51,6 +51,7 @@ void kvt_seq_destroy_all(struct kvt_client *client)
 		client->seqs = seq->next;
 		free(seq->shown.pages);
 		free(seq->coming.pages);
+		free(seq->held);
 		free(seq);
 	}
 }
@@ -112,12 +113,14 @@ static void take_note(struct kvt_seq *seq, const struct kvt_result *result)
 			       seq->shown.n_pages * sizeof(*coming->pages));
 		coming->n_pages = seq->shown.n_pages;
 		coming->next = seq->shown.next;
+		coming->known = seq->shown.known;
 		seq->news = true;
 	}
 	coming->seq = result->seq;
 	if (result->op == KVT_OP_COMMIT) {
 		take_table(seq, coming, result);
 		coming->next = result->next;
+		coming->known = result->known;
 	} else if (result->op == KVT_OP_EXTEND) {
 		append(seq, coming, result);
 	}
@@ -146,6 +149,20 @@ void kvt_seq_answered(struct kvt_seq *seq, const struct kvt_result *result)
 	}
 }
 
+/* With nothing in flight the daemon's word holds: keys of a commit whose deadline passed may have
+ * been taken, those of a failed one were not, and what was held back followed those. */
+static void settle_keys(struct kvt_seq *seq)
+{
+	uint32_t known = seq->shown.known, taken = known > seq->known ? known - seq->known : 0;
+
+	if (known < seq->known || taken > seq->n_held)
+		taken = seq->n_held;
+	seq->n_held -= taken;
+	if (taken && seq->n_held)
+		memmove(seq->held, seq->held + taken, seq->n_held * sizeof(*seq->held));
+	seq->known = known;
+}
+
 /* Let the caller see what answers have brought: in calls on this sequence only. */
 static void show(struct kvt_seq *seq)
 {
@@ -159,6 +176,18 @@ static void show(struct kvt_seq *seq)
 	seq->position = seq->shown.next;
 	if (seq->n_ahead && seq->position < seq->claimed)
 		seq->position = seq->claimed;
+	if (seq->n_ahead + seq->n_late == 0)
+		settle_keys(seq);
+}
+
+/* From now on the sequence computes alone; it has computed so far. */
+static void stop_sharing(struct kvt_seq *seq, uint32_t reason, uint32_t computed)
+{
+	seq->stale = reason ? reason : KVT_REASON_DETACHED;
+	if (seq->shown.next < computed)
+		seq->shown.next = computed;
+	if (seq->position < seq->shown.next)
+		seq->position = seq->shown.next;
 }
 
 /* What an asynchronous commit failed of, once. Others that were behind it at that time most likely
@@ -171,6 +200,9 @@ static int take_failure(struct kvt_seq *seq)
 		return 0;
 	seq->failed = 0;
 	seq->n_muted = seq->n_ahead;
+	settle_keys(seq);
+	if (error == -ESTALE)
+		stop_sharing(seq, seq->failed_reason, seq->claimed);
 	return kvt_client_fail(seq->client, error, (int)seq->failed_reason,
 			       "commit, asynchronous: %s: %s", kvt_errno_name(error),
 			       kvt_reason_text((int)seq->failed_reason));
@@ -240,7 +272,9 @@ int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32
 	seq->reusable = result.reusable;
 	seq->announced = result.announced;
 	seq->position = seq->shown.next = result.reusable;
-	seq->claimed = 0;
+	seq->claimed = seq->stale = 0;
+	seq->known = seq->shown.known = n_keys;
+	seq->n_held = 0;
 	take_table(seq, &seq->shown, &result);
 	kvt_result_release(client, &result);
 	*ret_seq = seq;
@@ -272,6 +306,11 @@ uint32_t kvt_seq_announced(const struct kvt_seq *seq)
 uint32_t kvt_seq_next(const struct kvt_seq *seq)
 {
 	return seq->position;
+}
+
+uint32_t kvt_seq_known(const struct kvt_seq *seq)
+{
+	return seq->known + seq->n_held;
 }
 
 struct kvt_lease kvt_seq_lease(const struct kvt_seq *seq)
@@ -335,6 +374,64 @@ int kvt_seq_poll(struct kvt_seq *seq)
 	return rc ? rc : (int)(seq->n_late + seq->n_ahead);
 }
 
+/* Put the keys that were held back and the caller's into a request, as many as `limit` positions
+ * have; `commit_done` holds the rest. */
+static int commit_keys(struct kvt_seq *seq, const uint32_t *keys, uint32_t n_keys, uint64_t limit,
+		       struct kvt_request *request)
+{
+	KVT_KEEP_ERRNO;
+	uint64_t n = (uint64_t)seq->n_held + n_keys, room = limit - seq->known;
+
+	if (n_keys && !keys)
+		return kvt_client_fail(seq->client, -EINVAL, KVT_REASON_BAD_KEYS,
+				       "commit: a count above 0 without its array");
+	if (limit <= seq->known)
+		room = 0;
+	request->n_keys = (uint32_t)(n < room ? n : room);
+	request->keys = keys;
+	if (seq->n_held == 0 && request->n_keys == n_keys)
+		return 0;
+	if (n > seq->held_capacity) {
+		uint32_t *held = n < 1u << 31 ? realloc(seq->held, n * sizeof(*held)) : NULL;
+
+		if (!held)
+			return kvt_client_fail(seq->client, -ENOMEM, 0,
+					       "out of memory for %llu keys",
+					       (unsigned long long)n);
+		seq->held = held;
+		seq->held_capacity = (uint32_t)n;
+	}
+	if (n_keys)
+		memcpy(seq->held + seq->n_held, keys, n_keys * sizeof(*keys));
+	request->keys = seq->held;
+	return 0;
+}
+
+/* A commit took its keys; those behind them wait for the next one. */
+static void commit_done(struct kvt_seq *seq, uint32_t n_keys, const struct kvt_request *request)
+{
+	uint32_t n = seq->n_held + n_keys - request->n_keys;
+
+	if (n)
+		memmove(seq->held, seq->held + request->n_keys, n * sizeof(*seq->held));
+	seq->n_held = n;
+	seq->known += request->n_keys;
+}
+
+/* What a commit does when nothing is shared any more: only `next` advances. */
+static int commit_alone(struct kvt_seq *seq, uint32_t computed)
+{
+	if (computed > (uint64_t)seq->shown.n_pages << seq->client->page_shift)
+		return kvt_client_fail(seq->client, -EINVAL, KVT_REASON_BEYOND_TABLE,
+				       "commit: %s", kvt_reason_text(KVT_REASON_BEYOND_TABLE));
+	stop_sharing(seq, seq->stale, computed);
+	if (seq->client->dead)
+		return kvt_client_usable(seq->client);
+	return kvt_client_fail(seq->client, -ESTALE, (int)seq->stale,
+			       "commit: nothing more is shared: %s",
+			       kvt_reason_text((int)seq->stale));
+}
+
 /* COMMIT answers with the whole table as it is then, and EXTEND may pass a COMMIT whose fence has
  * not been reached: with some room to spare EXTEND need not wait for it. */
 static uint32_t list_ahead(const struct kvt_seq *seq)
@@ -350,8 +447,6 @@ int kvt_seq_commit_async(struct kvt_seq *seq, uint32_t computed, const uint32_t 
 	struct kvt_request request = {
 		.op = KVT_OP_COMMIT,
 		.flags = flags | KVT_F_KEEP,
-		.keys = keys,
-		.n_keys = n_keys,
 		.arg = computed,
 		.fence = fence,
 	};
@@ -359,17 +454,24 @@ int kvt_seq_commit_async(struct kvt_seq *seq, uint32_t computed, const uint32_t 
 
 	if (rc == 0)
 		rc = look(seq);
+	if (rc == -ESTALE || (rc == 0 && seq->stale))
+		return commit_alone(seq, computed);
 	if (rc != 0)
 		return rc;
 	if (seq->n_late)
 		return kvt_client_fail(seq->client, -EAGAIN, 0,
 				       "commit: a call on this sequence whose deadline passed has "
 				       "not been answered yet: settle first");
+	/* Keys below `computed` only: if an earlier commit fails, this one must, too. */
+	rc = commit_keys(seq, keys, n_keys, computed, &request);
+	if (rc != 0)
+		return rc;
 	request.lease = seq->lease;
 	request.list_capacity = list_ahead(seq);
 	rc = kvt_client_submit_ahead(seq->client, &request, seq);
 	if (rc != 0)
 		return rc;
+	commit_done(seq, n_keys, &request);
 	if (seq->n_ahead++ == 0 || request.list_capacity < seq->list_ahead)
 		seq->list_ahead = request.list_capacity;
 	if (seq->n_ahead == 1 || seq->claimed < computed)
@@ -384,23 +486,38 @@ int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 	struct kvt_request request = {
 		.op = KVT_OP_COMMIT,
 		.flags = flags,
-		.keys = keys,
-		.n_keys = n_keys,
 		.arg = computed,
 		.fence = fence,
 	};
 	struct kvt_result result;
-	int rc = kvt_seq_settle(seq);
+	uint64_t limit;
+	int rc = seq_usable(seq);
 
+	if (rc == 0)
+		rc = kvt_seq_settle(seq);
+	if (rc == -ESTALE || (rc == 0 && seq->stale))
+		return commit_alone(seq, computed);
+	if (rc != 0)
+		return rc;
+	/* One that says nothing new takes no keys. */
+	limit = computed < seq->shown.next ?
+			0 : (uint64_t)seq->shown.n_pages << seq->client->page_shift;
+	rc = commit_keys(seq, keys, n_keys, limit, &request);
 	if (rc != 0)
 		return rc;
 	request.lease = seq->lease;
 	request.list_capacity = seq->shown.n_pages ? seq->shown.n_pages : 1;
 	rc = kvt_client_call(seq->client, &request, seq, &result);
+	if (rc == -ESTALE) {
+		seq->stale = (uint32_t)kvt_client_error(seq->client)->reason;
+		return commit_alone(seq, computed);
+	}
 	if (rc != 0)
 		return rc;
+	commit_done(seq, n_keys, &request);
 	take_table(seq, &seq->shown, &result);
 	seq->shown.next = result.next;
+	seq->shown.known = result.known;
 	seq->shown.seq = result.seq;
 	show(seq);
 	kvt_result_release(seq->client, &result);
@@ -409,21 +526,29 @@ int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 
 int kvt_seq_extend(struct kvt_seq *seq, uint32_t n)
 {
-	struct kvt_request request = { .op = KVT_OP_EXTEND, .arg = n };
+	struct kvt_request request = { .op = KVT_OP_EXTEND };
 	struct kvt_result result;
 	int rc = seq_usable(seq);
+	uint32_t pages = 0;
 
-	if (rc == 0 && (seq->n_late || (seq->n_ahead && (uint64_t)seq->shown.n_pages + n >
-								seq->list_ahead)))
-		rc = settle(seq);
+	if (rc == 0) {
+		pages = (uint32_t)(((uint64_t)n + seq->client->info.page_size - 1) >>
+				   seq->client->page_shift);
+		if (seq->n_late || (seq->n_ahead && (uint64_t)seq->shown.n_pages + pages >
+							    seq->list_ahead))
+			rc = settle(seq);
+	}
 	if (rc != 0)
 		return rc;
 	show(seq);
+	request.arg = pages;
 	request.lease = seq->lease;
-	rc = n < seq->client->info.n_pages ? reserve(seq, (uint64_t)seq->shown.n_pages + n) : 0;
+	rc = pages < seq->client->info.n_pages ?
+		     reserve(seq, (uint64_t)seq->shown.n_pages + pages) : 0;
 	if (rc != 0)
-		return kvt_client_fail(seq->client, rc, 0, "out of memory for %u more pages", n);
-	if (n >= seq->client->info.n_pages)
+		return kvt_client_fail(seq->client, rc, 0, "out of memory for %u more pages",
+				       pages);
+	if (pages >= seq->client->info.n_pages)
 		request.list_capacity = 1;
 	rc = kvt_client_call(seq->client, &request, seq, &result);
 	show(seq); /* of commits that were answered before it */
@@ -483,13 +608,12 @@ int kvt_seq_end(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys, ui
 		return -EINVAL;
 	client = seq->client;
 	request.lease = seq->lease;
-	if (computed > 0) {
+	rc = kvt_client_usable(client);
+	if (rc == 0 && computed > 0 && !seq->stale) {
 		request.flags |= KVT_F_COMMIT;
 		request.arg = computed;
-		request.keys = keys;
-		request.n_keys = n_keys;
+		rc = commit_keys(seq, keys, n_keys, UINT64_MAX, &request);
 	}
-	rc = kvt_client_usable(client);
 	if (rc == 0)
 		rc = kvt_client_call(client, &request, NULL, &result);
 	if (rc == 0) {

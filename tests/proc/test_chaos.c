@@ -181,7 +181,7 @@ static void do_sequence(struct worker *worker, struct running *all)
 	}
 	switch (below(worker, 8)) {
 	case 0:
-		granted(worker, kvt_seq_extend(running->seq, below(worker, 4)), "extend");
+		granted(worker, kvt_seq_extend(running->seq, below(worker, 4) * PAGE), "extend");
 		break;
 	case 1:
 		granted(worker, kvt_seq_end(running->seq, 0, NULL, 0, KVT_IDLE, 0), "end");

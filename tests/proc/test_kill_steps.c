@@ -101,7 +101,7 @@ static void victim_sequences(struct kvt_client *client, const struct kvt_pool *p
 	kvt_test_equal(kvt_seq_begin(client, ns, keys, PROMPT, 16, 0, &seq), 0);
 	fill_pages(seq, pool, keys, kvt_seq_next(seq) / PAGE, PROMPT / PAGE);
 	kvt_test_equal(kvt_seq_commit(seq, PROMPT, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
-	kvt_test_equal(kvt_seq_extend(seq, 4), 0);
+	kvt_test_equal(kvt_seq_extend(seq, 4 * PAGE), 0);
 	fill_pages(seq, pool, keys, PROMPT / PAGE, (PROMPT + 40) / PAGE);
 	kvt_test_equal(kvt_seq_commit(seq, PROMPT + 40, keys + PROMPT, 40, KVT_IDLE, 0), 0);
 	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);

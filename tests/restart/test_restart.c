@@ -139,7 +139,7 @@ static void go_on(const char *more)
 	/* Its lease, its private pages and its namespace are its own, as before. */
 	kvt_work_compute(client, seq, keys, 8, 16);
 	kvt_test_equal(kvt_seq_commit(seq, 256, NULL, 0, KVT_IDLE, 0), 0);
-	kvt_test_equal(kvt_seq_extend(seq, 2), 0);
+	kvt_test_equal(kvt_seq_extend(seq, 32), 0);
 	kill_daemon();
 	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
 	other = kvt_test_connect(&daemon_);

@@ -277,7 +277,7 @@ static void commits_take_effect_in_order_at_their_fences_and_extend_passes(void 
 	assert_int_equal(commit_behind(seq, 8, 1), 0);
 	assert_int_equal(commit_behind(seq, 16, 2), 0);
 	assert_int_equal(commit(seq, 24), 0); /* its fence is reached, its elders' are not */
-	assert_int_equal(kvt_seq_extend(seq, 2), 0);
+	assert_int_equal(kvt_seq_extend(seq, PS + 1), 0);
 	pages = kvt_seq_pages(seq, &n);
 	assert_int_equal(n, TABLE + 2);
 	assert_memory_equal(pages, before, sizeof(before));
@@ -325,45 +325,45 @@ static void a_failure_is_told_once_by_the_next_call_that_commits(void **state)
 	(void)state;
 	assert_int_equal(commit(seq, 4), 0);
 	assert_int_equal(kvt_seq_settle(seq), 0);
-	assert_int_equal(kvt_reset(world.other), 0);
 	/* By poll, and those that were in flight behind it stay silent. */
 	inside_pause(&world.inside, true);
 	for (uint32_t i = 2; i <= 4; i++)
-		assert_int_equal(commit(seq, 4 * i), 0);
+		assert_int_equal(commit(seq, 40 + 4 * i), 0);
 	inside_pause(&world.inside, false);
 	take_answers(0);
-	assert_int_equal(kvt_seq_next(seq), 16);
-	assert_int_equal(kvt_seq_extend(seq, 1), 0); /* decoding goes on */
-	assert_int_equal(kvt_seq_poll(seq), -ESTALE);
-	assert_int_equal(kvt_client_error(world.mine)->reason, KVT_REASON_EPOCH);
+	assert_int_equal(kvt_seq_next(seq), 56);
+	assert_int_equal(kvt_seq_extend(seq, 1), 0);
+	assert_int_equal(kvt_seq_poll(seq), -EINVAL);
+	assert_int_equal(kvt_client_error(world.mine)->reason, KVT_REASON_BEYOND_TABLE);
 	assert_non_null(strstr(kvt_client_error(world.mine)->text, "asynchronous"));
 	assert_int_equal(kvt_seq_next(seq), 4); /* nothing more is claimed */
 	assert_int_equal(kvt_seq_poll(seq), 0);
 	assert_int_equal(kvt_seq_settle(seq), 0);
 	/* By settle, by commit, and by the next one of its kind, which submit nothing then. */
-	assert_int_equal(commit(seq, 8), 0);
-	assert_int_equal(kvt_seq_settle(seq), -ESTALE);
-	assert_int_equal(commit(seq, 8), 0);
-	assert_int_equal(kvt_seq_commit(seq, 64, NULL, 0, KVT_IDLE, 0), -ESTALE);
-	assert_int_equal(kvt_seq_commit(seq, 64, NULL, 0, KVT_IDLE, 0), -EINVAL);
-	assert_int_equal(commit(seq, 8), 0);
+	assert_int_equal(commit(seq, 48), 0);
+	assert_int_equal(kvt_seq_settle(seq), -EINVAL);
+	assert_int_equal(commit(seq, 48), 0);
+	assert_int_equal(kvt_seq_commit(seq, 8, NULL, 0, KVT_IDLE, 0), -EINVAL);
+	assert_int_equal(kvt_seq_next(seq), 4);
+	assert_int_equal(kvt_seq_commit(seq, 8, NULL, 0, KVT_IDLE, 0), 0);
+	assert_int_equal(commit(seq, 48), 0);
 	take_answers(0);
-	assert_int_equal(commit(seq, 8), -ESTALE);
+	assert_int_equal(commit(seq, 12), -EINVAL);
 	assert_int_equal(kvt_seq_poll(seq), 0);
 	/* Two that fail while the first is told: the second belongs to it. */
 	inside_pause(&world.inside, true);
-	assert_int_equal(commit_behind(seq, 8, 1), 0);
-	assert_int_equal(commit_behind(seq, 12, 2), 0);
+	assert_int_equal(commit_behind(seq, 48, 1), 0);
+	assert_int_equal(commit_behind(seq, 52, 2), 0);
 	inside_pause(&world.inside, false);
 	assert_int_equal(kvt_fence_raise(world.mine, 1, 1), 0);
 	while (seq->n_ahead > 1)
 		take_answers(1);
-	assert_int_equal(kvt_seq_poll(seq), -ESTALE);
+	assert_int_equal(kvt_seq_poll(seq), -EINVAL);
 	assert_int_equal(kvt_fence_raise(world.mine, 1, 2), 0);
 	assert_int_equal(kvt_seq_settle(seq), 0);
 	/* And by the end, when nobody was told before. */
-	assert_int_equal(commit(seq, 8), 0);
-	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), -ESTALE);
+	assert_int_equal(commit(seq, 48), 0);
+	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), -EINVAL);
 	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
 	seq = begin(world.mine);
 	assert_int_equal(kvt_seq_commit_async(seq, 64, NULL, 0, KVT_IDLE, 0), 0);
@@ -386,6 +386,119 @@ static void a_failure_is_told_once_by_the_next_call_that_commits(void **state)
 	assert_int_equal(kvt_seq_commit_async(seq, 4, NULL, 0, KVT_IDLE, 0), -EINVAL);
 	assert_int_equal(kvt_seq_poll(seq), -EINVAL);
 	assert_int_equal(kvt_seq_settle(seq), -EINVAL);
+}
+
+/* Prefill as an engine does it, whose prefix goes in the middle of it. */
+static void prefill_alone(bool async, bool by_reset)
+{
+	struct kvt_seq *seq = begin(world.mine);
+	uint32_t before[TABLE], now[TABLE], at, n, rounds = 0, refused = 0;
+
+	copy_table(seq, before);
+	while ((at = kvt_seq_next(seq)) < KEYS) {
+		uint32_t to = at + 8 < KEYS ? at + 8 : KEYS;
+		int rc;
+
+		assert_true(++rounds <= (KEYS + 7) / 8);
+		if (at == 16) {
+			assert_int_equal(kvt_seq_settle(seq), 0);
+			assert_int_equal(by_reset ? kvt_reset(world.other) :
+						    kvt_remove(world.other, world.other_ns,
+							       world.keys, 4), 0);
+		}
+		rc = async ? commit(seq, to) : kvt_seq_commit(seq, to, NULL, 0, KVT_IDLE, 0);
+		assert_true(rc == 0 || (rc == -ESTALE && at >= 16));
+		refused += rc != 0;
+		assert_int_equal(kvt_seq_next(seq), to);
+	}
+	assert_int_equal(kvt_seq_settle(seq), async && !refused ? -ESTALE : 0);
+	assert_int_equal(kvt_seq_next(seq), KEYS); /* not back to what was published */
+	copy_table(seq, now);
+	assert_memory_equal(now, before, sizeof(now));
+	for (uint32_t i = 4; i < TABLE; i++)
+		check_page(now[i], KVT_PAGE_PRIVATE, world.mine);
+	/* Decode goes on, too; what does not fit is told as ever. */
+	assert_int_equal(kvt_seq_extend(seq, PS), 0);
+	kvt_seq_pages(seq, &n);
+	assert_int_equal(n, TABLE + 1);
+	assert_int_equal(kvt_seq_commit(seq, 36, world.keys + KEYS, 3, KVT_IDLE, 0), -ESTALE);
+	assert_non_null(strstr(kvt_client_error(world.mine)->text, "BEGIN again"));
+	assert_int_equal(commit(seq, 41), -EINVAL);
+	assert_int_equal(commit(seq, 40), -ESTALE);
+	assert_int_equal(kvt_seq_next(seq), 40);
+	assert_int_equal(kvt_seq_poll(seq), 0);
+	assert_int_equal(kvt_seq_end(seq, 40, NULL, 0, KVT_IDLE, 0), -ESTALE);
+	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
+	await_cached(0);
+}
+
+static void prefill_goes_on_when_nothing_is_shared_any_more(void **state)
+{
+	(void)state;
+	for (int how = 0; how < 4; how++)
+		prefill_alone(how & 1, how & 2);
+}
+
+/* Each commit brings the key of the token just sampled, whose KV is not computed, and whose
+ * position may lie beyond the table. */
+static void keys_of_sampled_tokens_are_held_back_until_they_have_a_place(void **state)
+{
+	struct kvt_result result;
+
+	(void)state;
+	for (int async = 0; async < 2; async++) {
+		struct kvt_seq *seq = begin(world.mine);
+		uint32_t n;
+
+		for (uint32_t at = KEYS; at < 44; at++) {
+			kvt_seq_pages(seq, &n);
+			if (at > n * PS)
+				assert_int_equal(kvt_seq_extend(seq, 1), 0);
+			assert_int_equal(kvt_seq_known(seq), at);
+			if (async)
+				assert_int_equal(kvt_seq_commit_async(seq, at, world.keys + at, 1,
+								      KVT_IDLE, 0), 0);
+			else
+				assert_int_equal(kvt_seq_commit(seq, at, world.keys + at, 1,
+								KVT_IDLE, 0), 0);
+		}
+		assert_int_equal(kvt_seq_settle(seq), 0);
+		assert_int_equal(kvt_seq_known(seq), 44);
+		/* A refused commit takes none of its keys. */
+		assert_int_equal(kvt_seq_commit(seq, 46, world.keys + 44, 1, KVT_IDLE, 0),
+				 -EINVAL);
+		assert_int_equal(kvt_seq_known(seq), 44);
+		/* One that says nothing new keeps them for later. */
+		assert_int_equal(kvt_seq_commit(seq, 4, world.keys + 44, 1, KVT_IDLE, 0), 0);
+		assert_int_equal(kvt_seq_known(seq), 45);
+		assert_int_equal(kvt_seq_end(seq, 44, world.keys + 45, 1, KVT_IDLE, 0), 0);
+		assert_int_equal(kvt_match(world.other, world.other_ns, world.keys, 48, 0,
+					   &result), 0);
+		assert_int_equal(result.matched, 44);
+		assert_int_equal(kvt_reset(world.mine), 0);
+	}
+}
+
+/* After a failure the keys in flight, and those behind them, have to be given again. */
+static void keys_of_failed_commits_are_given_again(void **state)
+{
+	struct kvt_seq *seq = begin(world.mine);
+	struct kvt_result result;
+
+	(void)state;
+	inside_pause(&world.inside, true);
+	assert_int_equal(kvt_seq_commit_async(seq, KEYS, NULL, 0, KVT_IDLE, 0), 0);
+	assert_int_equal(kvt_seq_commit_async(seq, 34, world.keys + 33, 1, KVT_IDLE, KVT_F_FULL),
+			 0);
+	assert_int_equal(kvt_seq_commit_async(seq, 35, world.keys + 34, 3, KVT_IDLE, 0), 0);
+	assert_int_equal(kvt_seq_known(seq), 37);
+	inside_pause(&world.inside, false);
+	assert_int_equal(kvt_seq_settle(seq), -EINVAL);
+	assert_int_equal(kvt_seq_next(seq), KEYS);
+	assert_int_equal(kvt_seq_known(seq), KEYS);
+	assert_int_equal(kvt_seq_end(seq, 36, world.keys + KEYS, 4, KVT_IDLE, 0), 0);
+	assert_int_equal(kvt_match(world.other, world.other_ns, world.keys, 40, 0, &result), 0);
+	assert_int_equal(result.matched, 36);
 }
 
 static void generated_keys_follow_each_other_in_flight(void **state)
@@ -454,7 +567,7 @@ static void deadlines_and_commits_in_flight(void **state)
 	assert_int_equal(kvt_seq_commit(seq, 12, NULL, 0, KVT_IDLE, 0), -ETIMEDOUT);
 	assert_int_equal(kvt_seq_poll(seq), 1); /* the second was not even submitted */
 	inside_pause(&world.inside, true);
-	assert_int_equal(kvt_seq_extend(seq, 2), -ETIMEDOUT);
+	assert_int_equal(kvt_seq_extend(seq, 2 * PS), -ETIMEDOUT);
 	assert_int_equal(commit(seq, 12), -EAGAIN); /* how long is the table? */
 	assert_non_null(strstr(kvt_client_error(world.mine)->text, "settle"));
 	inside_pause(&world.inside, false);
@@ -571,6 +684,9 @@ int main(void)
 		CASE(commits_take_effect_in_order_at_their_fences_and_extend_passes),
 		CASE(extend_waits_when_an_answer_could_not_hold_the_table),
 		CASE(a_failure_is_told_once_by_the_next_call_that_commits),
+		CASE(prefill_goes_on_when_nothing_is_shared_any_more),
+		CASE(keys_of_sampled_tokens_are_held_back_until_they_have_a_place),
+		CASE(keys_of_failed_commits_are_given_again),
 		CASE(generated_keys_follow_each_other_in_flight),
 		CASE(a_full_ring_is_said_and_recovers),
 		CASE(deadlines_and_commits_in_flight),

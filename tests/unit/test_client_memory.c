@@ -131,7 +131,7 @@ static void a_sequence_is_begun_whole_or_not_at_all(void **state)
 	}
 	assert_true(n >= 2);
 	fail_at = 1;
-	assert_int_equal(kvt_seq_extend(seq, 50), -ENOMEM);
+	assert_int_equal(kvt_seq_extend(seq, 200), -ENOMEM);
 	fail_at = 0;
 	kvt_seq_pages(seq, &n_pages);
 	assert_int_equal(n_pages, 10);

@@ -546,7 +546,7 @@ static void a_sequence_learns_of_its_late_answers(void **state)
 	count_up(keys, 1, 16);
 	assert_int_equal(kvt_seq_begin(client, world.ns, keys, 16, 0, 0, &seq), 0);
 	pause_and_set_deadline();
-	assert_int_equal(kvt_seq_extend(seq, 2), -ETIMEDOUT);
+	assert_int_equal(kvt_seq_extend(seq, 2 * PS), -ETIMEDOUT);
 	/* Until its answer is there the table is not known, so nothing else may pass it. */
 	assert_int_equal(kvt_seq_commit(seq, 8, NULL, 0, KVT_IDLE, 0), -ETIMEDOUT);
 	kvt_client_set_timeout(client, 0);
@@ -661,7 +661,7 @@ static void soak_sequence(struct kvt_seq **seq, const uint32_t *keys, uint32_t n
 		assert_true(may_fail(rc) || rc == -EINVAL);
 		break;
 	case 1:
-		assert_true(may_fail(kvt_seq_extend(*seq, soak_random(3))));
+		assert_true(may_fail(kvt_seq_extend(*seq, soak_random(3 * PS))));
 		break;
 	case 2:
 		rc = kvt_seq_commit_async(*seq, soak_random(16), NULL, 0, KVT_IDLE, 0);
