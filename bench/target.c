@@ -162,6 +162,7 @@ struct kvt_client *bench_connect(const struct bench_target *target, int64_t spin
 
 	options.socket_path = target->daemon.socket_path;
 	options.label = "kvtbench";
+	options.flags = KVT_ANY_GEOMETRY; /* it writes no page */
 	options.spin_budget_ns = spin_budget_ns;
 	options.keys_count = AREA_KEYS;
 	options.list_count = AREA_LIST;

@@ -234,14 +234,20 @@ static void fill_head(struct kvt_message *head, uint16_t type, size_t bytes, int
 	};
 }
 
-bool kvt_control_say(struct kvt_daemon *daemon, struct kvt_connection *connection, uint16_t type,
-		     uint64_t cookie, int error, const char *text)
+static bool say(struct kvt_daemon *daemon, struct kvt_connection *connection, uint16_t type,
+		uint64_t cookie, int error, enum kvt_attach_state state, const char *text)
 {
-	struct kvt_message_refused message = { 0 };
+	struct kvt_message_refused message = { .state = state };
 
 	fill_head(&message.head, type, sizeof(message), error, cookie);
 	strlcpy(message.text, text, sizeof(message.text));
 	return kvt_control_send(daemon, connection, &message, sizeof(message), NULL, 0);
+}
+
+bool kvt_control_say(struct kvt_daemon *daemon, struct kvt_connection *connection, uint16_t type,
+		     uint64_t cookie, int error, const char *text)
+{
+	return say(daemon, connection, type, cookie, error, KVT_ATTACH_OK, text);
 }
 
 static void greet(const struct kvt_daemon *daemon, const struct kvt_connection *connection)
@@ -306,16 +312,22 @@ void kvt_control_greet(struct kvt_daemon *daemon)
 }
 
 /* A HELLO that cannot be granted. The connection ends: the next try is a new one. */
-static void refuse(struct kvt_daemon *daemon, struct kvt_connection *connection, uint64_t cookie,
-		   int error, const char *text)
+static void refuse_as(struct kvt_daemon *daemon, struct kvt_connection *connection,
+		      uint64_t cookie, int error, enum kvt_attach_state state, const char *text)
 {
 	daemon->stats.refused++;
 	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns, KVT_LOG_NOTICE,
 			"refused",
 			"pid=%d uid=%u error=%d why=\"%s\"", (int)connection->peer.pid,
 			(unsigned int)connection->peer.uid, error, text);
-	if (kvt_control_say(daemon, connection, KVT_MSG_REFUSED, cookie, error, text))
+	if (say(daemon, connection, KVT_MSG_REFUSED, cookie, error, state, text))
 		kvt_control_drop(daemon, connection);
+}
+
+static void refuse(struct kvt_daemon *daemon, struct kvt_connection *connection, uint64_t cookie,
+		   int error, const char *text)
+{
+	refuse_as(daemon, connection, cookie, error, KVT_ATTACH_REFUSED, text);
 }
 
 /* A message that no honest client sends. */
@@ -329,6 +341,12 @@ static void malformed(struct kvt_daemon *daemon, struct kvt_connection *connecti
 }
 
 /* ---- HELLO */
+
+static void number_differs(const char *name, uint64_t here, uint64_t there, char *text, size_t size)
+{
+	snprintf(text, size, "geometry differs: the daemon has %s %llu, the client asked for %llu",
+		 name, (unsigned long long)here, (unsigned long long)there);
+}
 
 /* The first difference between what a client takes our pages for and what they are. */
 static bool pages_differ(const struct kvt_pool_geometry *ours,
@@ -348,8 +366,8 @@ static bool pages_differ(const struct kvt_pool_geometry *ours,
 	};
 
 	if (!ours->n_layers) {
-		snprintf(text, size, "geometry differs: the client has one, and the daemon was "
-			 "given page_bytes only: give it n_layers, n_kv_heads, head_dim, kv_type, "
+		snprintf(text, size, "geometry differs: the client has one, the daemon was given "
+			 "page_bytes only: give it n_layers, n_kv_heads, head_dim, kv_type, "
 			 "kv_layout and kv_order");
 		return true;
 	}
@@ -357,21 +375,25 @@ static bool pages_differ(const struct kvt_pool_geometry *ours,
 		if (fields[i].here == fields[i].there)
 			continue;
 		if (fields[i].name_of)
-			snprintf(text, size, "geometry differs: %s is %s here and %s there",
-				 fields[i].name, fields[i].name_of(fields[i].here),
+			snprintf(text, size, "geometry differs: the daemon has %s %s, the client "
+				 "asked for %s", fields[i].name, fields[i].name_of(fields[i].here),
 				 fields[i].name_of(fields[i].there));
 		else
-			snprintf(text, size, "geometry differs: %s is %u here and %u there",
-				 fields[i].name, fields[i].here, fields[i].there);
+			number_differs(fields[i].name, fields[i].here, fields[i].there, text, size);
 		return true;
 	}
 	for (uint32_t i = 0; i < ours->n_layers; i++) {
-		if (memcmp(ours->scales[i], theirs->scales[i], sizeof(ours->scales[i])) == 0)
+		double here[2], there[2];
+
+		for (int plane = 0; plane < 2; plane++) {
+			here[plane] = (double)kvt_pool_geometry_scale(ours, i, plane);
+			there[plane] = (double)kvt_pool_geometry_scale(theirs, i, plane);
+		}
+		if (here[0] == there[0] && here[1] == there[1])
 			continue;
-		snprintf(text, size, "geometry differs: the scales of layer %u are %g,%g here and "
-			 "%g,%g there: see kv_scales", i, (double)ours->scales[i][0],
-			 (double)ours->scales[i][1], (double)theirs->scales[i][0],
-			 (double)theirs->scales[i][1]);
+		snprintf(text, size, "geometry differs: the daemon has scales %g,%g for layer %u, "
+			 "the client asked for %g,%g: see kv_scales", here[0], here[1], i, there[0],
+			 there[1]);
 		return true;
 	}
 	return false;
@@ -382,30 +404,44 @@ static bool geometry_differs(const struct kvt_daemon *daemon,
 			     const struct kvt_message_hello *hello, char *text, size_t size)
 {
 	const struct kvt_core_config *ours = &daemon->core_config;
-	char theirs[KVT_FINGERPRINT_BYTES], mine[KVT_FINGERPRINT_BYTES];
+	const struct {
+		const char *name;
+		uint64_t here, there;
+	} numbers[] = {
+		{ "page_size", ours->page_size, hello->page_size },
+		{ "page_bytes", daemon->pool.page_bytes, hello->page_bytes },
+		{ "n_pages", ours->n_pages, hello->n_pages },
+	};
 
 	if (hello->geometry.n_layers && /* tells more than two unequal fingerprints do */
 	    pages_differ(&daemon->plan.geometry, &hello->geometry, text, size))
 		return true;
-	if (hello->fingerprint[0] &&
-	    strncmp(hello->fingerprint, ours->fingerprint, KVT_FINGERPRINT_BYTES) != 0) {
-		kvt_log_clean(theirs, 160, hello->fingerprint, KVT_FINGERPRINT_BYTES);
-		kvt_log_clean(mine, 160, ours->fingerprint, KVT_FINGERPRINT_BYTES);
-		snprintf(text, size, "geometry differs: fingerprint is '%.160s' here and '%.160s' "
-			 "there; connect to the instance of that model", mine, theirs);
-	} else if (hello->page_size && hello->page_size != ours->page_size) {
-		snprintf(text, size, "geometry differs: page_size is %u positions here and %u "
-			 "there", ours->page_size, hello->page_size);
-	} else if (hello->page_bytes && hello->page_bytes != daemon->pool.page_bytes) {
-		snprintf(text, size, "geometry differs: page_bytes is %llu here and %llu there",
-			 (unsigned long long)daemon->pool.page_bytes,
-			 (unsigned long long)hello->page_bytes);
-	} else if (hello->n_pages && hello->n_pages != ours->n_pages) {
-		snprintf(text, size, "geometry differs: n_pages is %u here and %u there",
-			 ours->n_pages, hello->n_pages);
-	} else {
-		return false;
+	if (kvt_fingerprint_differs(ours->fingerprint, hello->fingerprint, text, size))
+		return true;
+	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+		if (!numbers[i].there || numbers[i].here == numbers[i].there)
+			continue;
+		number_differs(numbers[i].name, numbers[i].here, numbers[i].there, text, size);
+		return true;
 	}
+	return false;
+}
+
+/* Whether a client gets pages to write whose content it has not named, though we know of it. */
+static bool geometry_unnamed(const struct kvt_daemon *daemon,
+			     const struct kvt_message_hello *hello, char *text, size_t size)
+{
+	const char *ours = daemon->core_config.fingerprint; /* has the geometry's fields */
+	char clean[161];
+
+	if (!ours[0] || hello->fingerprint[0] || hello->geometry.n_layers ||
+	    hello->flags & (KVT_HELLO_OBSERVE | KVT_ANY_GEOMETRY))
+		return false;
+	kvt_log_clean(clean, sizeof(clean), ours, KVT_FINGERPRINT_BYTES);
+	snprintf(text, size, "geometry not named: the daemon's pages are of '%s', and the client "
+		 "would share whatever it writes into them: set options.geometry or "
+		 "options.fingerprint, or say KVT_ANY_GEOMETRY if it writes no page or asks "
+		 "kvt_pool_view() where", clean);
 	return true;
 }
 
@@ -448,30 +484,36 @@ static int observer_check(const struct kvt_daemon *daemon,
 	return 0;
 }
 
-/* Why this HELLO is refused: 0, or a negative errno with a text. */
+/* Why this HELLO is refused: 0, or a negative errno with a text and a state. */
 static int hello_check(struct kvt_daemon *daemon, const struct kvt_connection *connection,
-		       const struct kvt_message_hello *hello, char *text, size_t size)
+		       const struct kvt_message_hello *hello, enum kvt_attach_state *ret_state,
+		       char *text, size_t size)
 {
 	bool observe = hello->flags & KVT_HELLO_OBSERVE;
 
+	*ret_state = KVT_ATTACH_REFUSED;
 	if (hello->abi_major != KVT_ABI_MAJOR) {
 		snprintf(text, size, "version differs: the daemon speaks ABI %u.%u, the client "
 			 "%u.%u: install libkvtrunk and kvtrunkd of one release", KVT_ABI_MAJOR,
 			 KVT_ABI_MINOR, hello->abi_major, hello->abi_minor);
+		*ret_state = KVT_ATTACH_WRONG_VERSION;
 		return -EPROTO;
 	}
 	if (hello->layout != kvt_abi_layout()) {
 		snprintf(text, size, "layout differs: both speak ABI %u, but were built with other "
 			 "structures: install libkvtrunk and kvtrunkd of one build",
 			 KVT_ABI_MAJOR);
+		*ret_state = KVT_ATTACH_WRONG_LAYOUT;
 		return -EPROTO;
 	}
-	if (hello->flags & ~(uint32_t)(KVT_HELLO_OBSERVE | KVT_HELLO_NO_RESUME)) {
+	if (hello->flags & ~(uint32_t)(KVT_HELLO_OBSERVE | KVT_HELLO_NO_RESUME |
+				       KVT_ANY_GEOMETRY)) {
 		snprintf(text, size, "unknown flags 0x%x in HELLO", hello->flags);
 		return -EPROTO;
 	}
 	if (daemon->draining && !observe) {
 		snprintf(text, size, "the daemon is shutting down: try its successor");
+		*ret_state = KVT_ATTACH_GONE;
 		return -ESHUTDOWN;
 	}
 	if (!kvt_peer_is_pid(connection->peer.pid, hello->pid)) {
@@ -479,8 +521,11 @@ static int hello_check(struct kvt_daemon *daemon, const struct kvt_connection *c
 			 "child must connect anew", hello->pid, (int)connection->peer.pid);
 		return -EPERM;
 	}
-	if (geometry_differs(daemon, hello, text, size))
+	if (geometry_differs(daemon, hello, text, size) ||
+	    geometry_unnamed(daemon, hello, text, size)) {
+		*ret_state = KVT_ATTACH_WRONG_GEOMETRY;
 		return -EINVAL;
+	}
 	if (observe && (hello->group[0] || hello->group[1])) {
 		snprintf(text, size, "an observer is no member of a group: connect without "
 			 "KVT_HELLO_OBSERVE, or without a token");
@@ -657,13 +702,14 @@ static void handle_hello(struct kvt_daemon *daemon, struct kvt_connection *conne
 			 const struct kvt_message_hello *hello)
 {
 	struct kvt_message_welcome welcome = { 0 };
+	enum kvt_attach_state state;
 	char text[KVT_TEXT_BYTES];
 	uint32_t n_fds = 0;
 	int fds[1], error;
 
-	error = hello_check(daemon, connection, hello, text, sizeof(text));
+	error = hello_check(daemon, connection, hello, &state, text, sizeof(text));
 	if (error) {
-		refuse(daemon, connection, hello->head.cookie, error, text);
+		refuse_as(daemon, connection, hello->head.cookie, error, state, text);
 		return;
 	}
 	fill_welcome(daemon, connection, &welcome);

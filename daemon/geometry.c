@@ -8,6 +8,7 @@
 
 #include <bsd/string.h>
 
+#include "daemon/log.h"
 #include "shm/geometry.h"
 
 #define PLAIN_PAGE_BYTES (16u << 10)
@@ -249,6 +250,44 @@ int kvt_pool_plan_scales(const struct kvt_config *config, struct kvt_pool_plan *
 	int error = take_scales(config, &plan->geometry, why);
 
 	return error ? error : make_fingerprint(config, plan, why);
+}
+
+/* The field of `name`, "name=" or a whole word, in a fingerprint; NULL if there is none. */
+static const char *find_field(const char *fingerprint, const char *name, size_t n)
+{
+	bool word = n == 0 || name[n - 1] != '=';
+
+	for (const char *at = fingerprint; *at; at += strcspn(at, ";"), at += *at == ';')
+		if (strncmp(at, name, n) == 0 && (!word || strcspn(at, ";") == n))
+			return at;
+	return NULL;
+}
+
+bool kvt_fingerprint_differs(const char *ours, const char *theirs, char *text, size_t size)
+{
+	char copy[KVT_FINGERPRINT_BYTES + 1] = { 0 }, *rest = copy;
+
+	memcpy(copy, theirs, strnlen(theirs, KVT_FINGERPRINT_BYTES));
+	for (char *field = strsep(&rest, ";"); field; field = strsep(&rest, ";")) {
+		size_t n = strcspn(field, "="), length = strlen(field), bytes;
+		const char *here = find_field(ours, field, n + (field[n] == '='));
+
+		bytes = here ? strcspn(here, ";") : 0;
+		if (length == 0 || (bytes == length && strncmp(here, field, length) == 0))
+			continue;
+		if (here)
+			snprintf(text, size, "geometry differs: fingerprint: the daemon has "
+				 "'%.*s', the client asked for '%.120s'; connect to the instance "
+				 "of that model", bytes < 120 ? (int)bytes : 120, here, field);
+		else
+			snprintf(text, size, "geometry differs: fingerprint: the client asked for "
+				 "'%.120s', the daemon has '%.160s'; connect to the instance of "
+				 "that model, or add the field to its option fingerprint", field,
+				 ours);
+		kvt_log_clean(text, size, text, size);
+		return true;
+	}
+	return false;
 }
 
 /* ---- pages */

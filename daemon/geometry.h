@@ -12,6 +12,9 @@
 
 #include <stdio.h>
 
+#include <stdbool.h>
+#include <stddef.h>
+
 #include "daemon/config.h"
 #include "kvtrunk_abi.h"
 
@@ -39,6 +42,11 @@ int kvt_pool_plan_scales(const struct kvt_config *config, struct kvt_pool_plan *
  * `free_bytes`, what one slab could have. -EINVAL: too few or too many. */
 int kvt_pool_plan_pages(const struct kvt_config *config, uint32_t left, uint64_t free_bytes,
 			struct kvt_pool_plan *plan, char why[KVT_WHY_BYTES]);
+
+/** Whether a client's fingerprint names a field that is not one of ours: compare by fields, in any
+ * order. `theirs` has at most KVT_FINGERPRINT_BYTES bytes and need not end. `text` gets the
+ * difference as a client's user reads it. */
+bool kvt_fingerprint_differs(const char *ours, const char *theirs, char *text, size_t size);
 
 /** The derivation in lines for people (--check-config). */
 void kvt_pool_plan_print(const struct kvt_config *config, const struct kvt_pool_plan *plan,

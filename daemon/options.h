@@ -35,8 +35,9 @@
 	X(TEXT, admin_group, "", 0, 64, NULL, RELOAD,                                             \
 	  "Members may evict, reset, audit and fence, as uid 0 and the daemon's uid may.")        \
 	X(TEXT, fingerprint, "", 0, 255, NULL, START,                                             \
-	  "What must be equal in all processes for KV to be shared: weights, KV type, layout. A " \
-	  "client that names another one is refused.")                                            \
+	  "What must be equal in all processes for KV to be shared, as fields name=value "        \
+	  "separated by semicolons: weights=, rope=, tokenizer=. A client is refused that names " \
+	  "another value, or a field that is not here, or opens a session and names nothing.")    \
 	X(NUMBER, page_size, "64", 1, 256, NULL, START,                                           \
 	  "Positions per page, a power of two.")                                                  \
 	X(NUMBER, n_layers, "0", 0, 256, NULL, START,                                             \

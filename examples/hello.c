@@ -1,37 +1,64 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
 #include <kvtrunk.h>
 #include <kvtrunk_keys.h>
 #include <stdio.h>
+#include <string.h>
+
+enum { LAYERS = 2, PROMPT = 1000, CHUNK = 512 };
+
+/* In place of your kernel: writes K and V of positions [from, to) of one layer. */
+static void compute(const struct kvt_pool_view *layer, const uint32_t *pages, const uint32_t *keys,
+		    uint32_t from, uint32_t to)
+{
+	for (uint32_t i = from; i < to; i++)
+		for (uint32_t head = 0; head < layer->n_kv_heads; head++) {
+			uint64_t at = pages[i / layer->page_size] * layer->page_stride_bytes +
+				      head * layer->head_stride_bytes +
+				      i % layer->page_size * layer->position_stride_bytes;
+
+			memset((char *)layer->k + at, (int)keys[i],
+			       layer->head_dim * layer->element_bytes);
+			memset((char *)layer->v + at, (int)keys[i],
+			       layer->head_dim * layer->element_bytes);
+		}
+}
 
 int main(void)
 {
+	const struct kvt_pool_geometry geometry = { .n_layers = LAYERS, .n_kv_heads = 2,
+						    .head_dim = 64, .type = KVT_ELEMENT_BF16 };
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_pool_view layers[LAYERS];
 	struct kvt_client *client;
 	struct kvt_error error;
 	struct kvt_pool pool;
 	struct kvt_seq *seq;
-	uint32_t keys[1000], ns, n, page_size;
+	uint32_t keys[PROMPT], ns;
 	uint64_t digest[2];
 
-	for (uint32_t i = 0; i < 1000; i++)
+	for (uint32_t i = 0; i < PROMPT; i++)
 		keys[i] = i; /* the prompt's token ids */
 	kvt_namespace_digest(&(struct kvt_namespace_fields){ .salt = { 0 } }, digest);
-	if (kvt_client_connect(&client, NULL, &error) != 0)
+	options.geometry = &geometry; /* what it takes pages for: as the daemon does, or refused */
+	if (kvt_client_connect(&client, &options, &error) != 0)
 		return fprintf(stderr, "%s\n", error.text), 1;
 	if (kvt_namespace_open(client, digest, "hello", &ns) != 0 ||
 	    kvt_pool_map(client, &pool) != 0 ||
-	    kvt_seq_begin(client, ns, keys, 1000, 64, 0, &seq) != 0)
+	    kvt_pool_view(client, &pool, 0, &layers[0]) != 0 ||
+	    kvt_pool_view(client, &pool, 1, &layers[1]) != 0 ||
+	    kvt_seq_begin(client, ns, keys, PROMPT, 64, 0, &seq) != 0)
 		return fprintf(stderr, "%s\n", kvt_client_error(client)->text), 1;
-	page_size = kvt_client_info(client)->page_size;
-	printf("%u of 1000 positions need no prefill\n", kvt_seq_reusable(seq));
-	for (uint32_t at = kvt_seq_next(seq); at < 1000; at = kvt_seq_next(seq)) {
-		uint32_t end = at + 512 < 1000 ? at + 512 : 1000; /* one chunk of prefill */
-		const uint32_t *pages = kvt_seq_pages(seq, &n);
+	printf("%u of %u positions need no prefill\n", kvt_seq_reusable(seq), PROMPT);
+	for (uint32_t at = kvt_seq_next(seq); at < PROMPT; at = kvt_seq_next(seq)) {
+		uint32_t end = PROMPT - at > CHUNK ? at + CHUNK : PROMPT;
+		int rc;
 
-		for (uint32_t i = at; i < end; i++) /* your kernel writes the KV of position i */
-			*((uint32_t *)((char *)pool.base + pages[i / page_size] * pool.page_bytes) +
-			  i % page_size) = keys[i];
-		if (kvt_seq_commit(seq, end, NULL, 0, KVT_IDLE, KVT_F_CHUNKED) != 0)
-			break; /* nothing more is shared; decode goes on */
+		for (uint32_t i = 0; i < LAYERS; i++)
+			compute(&layers[i], kvt_seq_pages(seq, NULL), keys, at, end);
+		rc = kvt_seq_commit(seq, end, NULL, 0, KVT_IDLE, KVT_F_CHUNKED);
+		if (rc != 0 && rc != -ESTALE) /* ESTALE: reset meanwhile; goes on, unshared */
+			return fprintf(stderr, "%s\n", kvt_client_error(client)->text), 1;
 	}
 	kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0);
 	return kvt_client_close(client, KVT_IDLE) != 0;

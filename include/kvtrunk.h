@@ -88,6 +88,7 @@ struct kvt_fence {
 struct kvt_error {
 	int code;    /* negative errno */
 	int reason;  /* enum kvt_reason */
+	int attach_state; /* enum kvt_attach_state, of a failed kvt_client_connect() */
 	char text[KVT_TEXT_BYTES];
 };
 
@@ -98,7 +99,9 @@ struct kvt_options {
 	size_t size;             /* sizeof(struct kvt_options), set by KVT_OPTIONS_INIT */
 	const char *socket_path; /* default: $KVTRUNK_SOCKET, then /run/kvtrunk/default.sock */
 	const char *label;       /* shown by `kvtctl clients`; default: the program's name */
-	const char *fingerprint; /* geometry that must be equal; NULL: take the daemon's */
+	/* What the model, and with it the content of pages, must be equal in: fields name=value,
+	 * see kvt_geometry_fingerprint(). Each must be one of the daemon's. NULL: take its. */
+	const char *fingerprint;
 	uint32_t page_size;      /* positions; 0: take the daemon's */
 	uint32_t n_pages;
 	uint64_t page_bytes;
@@ -108,7 +111,7 @@ struct kvt_options {
 	uint32_t list_count;     /* u32 elements of the list area; default 256 Ki */
 	int64_t spin_budget_ns;  /* before a wait sleeps; default 50,000; -1: always spin */
 	int64_t timeout_ns;      /* of each blocking call; default: 0 = no deadline */
-	uint32_t flags;          /* enum kvt_hello_flag */
+	uint32_t flags;          /* enum kvt_hello_flag; KVT_ANY_GEOMETRY */
 	/* How long kvt_seq_begin() waits for what other processes compute of the same prompt;
 	 * default 30 s, -1: not at all. */
 	int64_t begin_wait_ns;
@@ -149,28 +152,22 @@ struct kvt_info {
 	uint32_t n_ranks;    /* of the group that a member joined; 0: not a member */
 };
 
-/** State of an instance as seen from outside, from kvt_client_connect() failures. */
-enum kvt_attach_state {
-	KVT_ATTACH_OK = 0,
-	KVT_ATTACH_NO_SOCKET,      /* nothing there: daemon not started, or another path */
-	KVT_ATTACH_STARTING,       /* objects exist, not READY yet: try again */
-	KVT_ATTACH_NO_PERMISSION,
-	KVT_ATTACH_WRONG_VERSION,  /* ABI major differs */
-	KVT_ATTACH_WRONG_LAYOUT,   /* same version, other structures */
-	KVT_ATTACH_WRONG_GEOMETRY,
-	KVT_ATTACH_CORRUPT,        /* sizes or offsets do not fit the object */
-	KVT_ATTACH_GONE,           /* the daemon ended */
-};
+/** "no_socket" of KVT_ATTACH_NO_SOCKET; "unknown" if there is none of this number. */
 KVT_API const char *kvt_attach_state_name(enum kvt_attach_state state);
 
 /** Connect to a daemon and open a session.
  *
  * @ret_client  owned by the caller, freed by kvt_client_close().
  * @error       may be NULL; else filled on failure with cause and cure.
+ *
+ * All who write pages must mean the same by them. Where the daemon has a geometry or a fingerprint,
+ * options->geometry or options->fingerprint must name it, or the connection is refused. Observers
+ * need not; a session that writes no page, or finds its way with kvt_pool_view() whatever the
+ * geometry is, says KVT_ANY_GEOMETRY in options->flags.
  * Errors: -ENOENT / -ECONNREFUSED no daemon (after options->connect_wait_ns), -EACCES permission,
- * -EPROTO version or layout, -EINVAL geometry, -EAGAIN starting, -EUSERS too many sessions, -EDQUOT
- * too many of this uid, -ESHUTDOWN draining, -ETIMEDOUT (without options->timeout_ns after 30 s: a
- * daemon that is activated now makes its pool first). */
+ * -EPROTO version or layout, -EINVAL geometry differs or was not named, -EAGAIN starting, -EUSERS
+ * too many sessions, -EDQUOT too many of this uid, -ESHUTDOWN draining, -ETIMEDOUT (without
+ * options->timeout_ns after 30 s: a daemon that is activated now makes its pool first). */
 KVT_API int kvt_client_connect(struct kvt_client **ret_client, const struct kvt_options *options,
 			       struct kvt_error *error);
 
@@ -218,14 +215,14 @@ KVT_API int kvt_namespace_open(struct kvt_client *client, const uint64_t digest[
 
 /* ---------------------------------------------------------------- pool */
 
-/** One slab, mapped. Without a geometry, and in page-major order, page `p` is the page_bytes bytes
- * at base + p * page_bytes; in layer-major order it is one piece per plane: kvt_pool_view(). */
+/** One slab, mapped. Where a page lies: kvt_pool_view(), and kvt_page_address() if all of it is in
+ * one piece. */
 struct kvt_pool {
 	void *base;
-	uint64_t bytes;      /* at least n_pages * page_bytes */
-	uint64_t page_bytes; /* of this slab */
-	uint32_t n_pages;    /* page 0, the scratch page, included */
-	uint32_t slab;       /* which one this is */
+	uint64_t bytes;    /* at least n_pages * kvt_client_info()->page_bytes */
+	uint32_t n_pages;  /* page 0, the scratch page, included */
+	uint32_t slab;     /* which one this is */
+	uint64_t reserved; /* the library's own */
 };
 
 /** Map slab 0, or for a member of a group that of its rank. Once per client: later calls return the
@@ -238,6 +235,12 @@ KVT_API int kvt_pool_map(struct kvt_client *client, struct kvt_pool *ret_pool);
  * are only kvt_client_info()->n_slabs. */
 KVT_API int kvt_pool_map_slab(struct kvt_client *client, uint32_t slab,
 			      struct kvt_pool *ret_pool);
+
+/** Address of the kvt_client_info()->page_bytes bytes of a page in a mapped slab. NULL if they are
+ * not in one piece: in layer-major order, the default of a daemon with a geometry, each K and V of
+ * each layer is a piece of its own (kvt_pool_view()). NULL, too, if there is no such page. A device
+ * pointer where the pool is device memory. */
+KVT_API void *kvt_page_address(const struct kvt_pool *pool, uint32_t page);
 
 /** One layer of a slab: enough to build a tensor on the pages without a copy.
  *

@@ -833,7 +833,7 @@ struct kvt_pool_geometry {
 	uint32_t layout;   /* enum kvt_page_layout */
 	uint32_t order;    /* enum kvt_page_order */
 	uint32_t reserved[2];
-	float scales[KVT_MAX_LAYERS][2]; /* of K and V per layer; 1 unless the type is fp8 */
+	float scales[KVT_MAX_LAYERS][2]; /* of K and V per layer, 0: 1; 1 unless the type is fp8 */
 };
 _Static_assert(sizeof(struct kvt_pool_geometry) == 32 + 8 * KVT_MAX_LAYERS, "kvt_pool_geometry");
 
@@ -847,10 +847,16 @@ struct kvt_pool_geometry_text {
 enum kvt_hello_flag {
 	KVT_HELLO_OBSERVE = 1u << 0, /* no session: namespaces and admin requests only */
 	KVT_HELLO_NO_RESUME = 1u << 1, /* the session is to end with the daemon, however it does */
+	/* The session leaves the content of pages alone, or asks the daemon what they hold: it need
+	 * not name a geometry or fingerprint. */
+	KVT_ANY_GEOMETRY = 1u << 2,
 };
 
 /** First message on a connection. A size or count of 0 means "as the daemon has it"; anything
- * else must be equal, or the answer is REFUSED with the difference named. */
+ * else must be equal, or the answer is REFUSED with the difference named. Of the fingerprint each
+ * field (name=value, or a word, between semicolons) must be one of the daemon's. Where the daemon
+ * has a geometry or a fingerprint, a session or a member of a group must name one of the two, or
+ * say KVT_ANY_GEOMETRY: it would write its KV where others read theirs. */
 struct kvt_message_hello {
 	struct kvt_message head;
 	uint16_t abi_major;
@@ -958,9 +964,26 @@ struct kvt_message_resumed {
 	uint32_t reserved;
 };
 
+/** State of an instance as seen from outside: why connecting failed. */
+enum kvt_attach_state {
+	KVT_ATTACH_OK = 0,
+	KVT_ATTACH_NO_SOCKET,      /* nothing there: daemon not started, or another path */
+	KVT_ATTACH_STARTING,       /* objects exist, not READY yet: try again */
+	KVT_ATTACH_NO_PERMISSION,
+	KVT_ATTACH_WRONG_VERSION,  /* ABI major differs */
+	KVT_ATTACH_WRONG_LAYOUT,   /* same version, other structures */
+	KVT_ATTACH_WRONG_GEOMETRY, /* or none was named */
+	KVT_ATTACH_CORRUPT,        /* sizes or offsets do not fit the object */
+	KVT_ATTACH_GONE,           /* the daemon ended */
+	KVT_ATTACH_REFUSED,        /* the daemon is there, but at a limit or the like */
+	KVT_ATTACH_FAILED,         /* it was not even asked: out of memory, a path too long */
+};
+
 struct kvt_message_refused {
 	struct kvt_message head;
 	char text[KVT_TEXT_BYTES]; /* cause and cure, one sentence, NUL-terminated */
+	uint32_t state;            /* enum kvt_attach_state; GOODBYE: 0 */
+	uint32_t reserved;
 };
 
 struct kvt_message_namespace {

@@ -320,6 +320,11 @@ int kvt_client_fail(struct kvt_client *client, int code, int reason, const char 
 /** The same for an answer of the daemon. */
 int kvt_client_fail_result(struct kvt_client *client, const struct kvt_result *result)
 	__attribute__((cold));
+/** What a mapped slab is, for whom maps it. */
+void kvt_client_describe_pool(const struct kvt_client *client, uint32_t slab, void *base,
+			      struct kvt_pool *ret_pool);
+
+/** Set an error; its attach_state is what `code` most likely means. */
 void kvt_error_set(struct kvt_error *error, int code, int reason, const char *format, ...)
 	__attribute__((format(printf, 4, 5), cold));
 

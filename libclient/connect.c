@@ -43,6 +43,13 @@ static void welcome_close(struct welcome *welcome)
 	welcome->n_fds = 0;
 }
 
+/* A state that the code does not tell. */
+static void set_state(struct kvt_error *error, enum kvt_attach_state state)
+{
+	if (error)
+		error->attach_state = state;
+}
+
 static int fill_hello(struct kvt_message_hello *hello, const struct kvt_options *options,
 		      struct kvt_error *error)
 {
@@ -55,6 +62,7 @@ static int fill_hello(struct kvt_message_hello *hello, const struct kvt_options 
 			      "fingerprint is longer than %zu bytes: build it with "
 			      "kvt_geometry_fingerprint()",
 			      sizeof(hello->fingerprint) - 1);
+		set_state(error, KVT_ATTACH_WRONG_GEOMETRY);
 		return -EINVAL;
 	}
 	hello->head = (struct kvt_message){
@@ -86,7 +94,8 @@ static int fill_hello(struct kvt_message_hello *hello, const struct kvt_options 
 	if (options->geometry && !kvt_pool_geometry_ok(options->geometry)) {
 		kvt_error_set(error, -EINVAL, 0,
 			      "options->geometry is none: a number is 0 or out of range, or a "
-			      "scale is not above 0 (1 where the type is not fp8)");
+			      "scale is not above 0 (0: 1)");
+		set_state(error, KVT_ATTACH_WRONG_GEOMETRY);
 		return -EINVAL;
 	}
 	if (options->geometry)
@@ -97,10 +106,15 @@ static int fill_hello(struct kvt_message_hello *hello, const struct kvt_options 
 static int refused(const struct kvt_message_refused *message, struct kvt_error *error)
 {
 	int code = message->head.result < 0 ? message->head.result : -EPROTO;
+	bool ours = message->head.version == KVT_ABI_MAJOR &&
+		    message->head.bytes == sizeof(*message);
 
 	kvt_error_set(error, code, 0, "the daemon refused: %.*s",
-		      (int)(message->head.bytes - offsetof(struct kvt_message_refused, text)),
-		      message->text);
+		      (int)sizeof(message->text), message->text);
+	if (ours && message->state > KVT_ATTACH_OK && message->state <= KVT_ATTACH_FAILED)
+		set_state(error, message->state);
+	else if (message->head.version != KVT_ABI_MAJOR)
+		set_state(error, KVT_ATTACH_WRONG_VERSION);
 	return code;
 }
 
@@ -195,6 +209,7 @@ static int receive_welcome(int fd, int64_t deadline_ns, struct welcome *welcome,
 		kvt_error_set(error, -EPROTO, 0,
 			      "corrupt: WELCOME contradicts itself (%u descriptors, page size %u)",
 			      welcome->n_fds, welcome->message.page_size);
+		set_state(error, KVT_ATTACH_CORRUPT);
 		return -EPROTO;
 	}
 	return 0;
@@ -241,6 +256,7 @@ static int map_segment(struct welcome *welcome, struct kvt_client_parts *parts,
 	if (welcome->segment < 0 || welcome->doorbell < 0 ||
 	    (welcome->completion < 0) != member) {
 		kvt_error_set(error, -EPROTO, 0, "corrupt: WELCOME lacks the ring's descriptors");
+		set_state(error, KVT_ATTACH_CORRUPT);
 		return -EPROTO;
 	}
 	rc = kvt_client_sealed_bytes(welcome->segment, &bytes);
@@ -286,6 +302,7 @@ static int map_arena(struct welcome *welcome, struct kvt_client_parts *parts,
 		return 0;
 	kvt_error_set(error, state == KVT_ATTACH_STARTING ? -EAGAIN : -EPROTO, 0, "%s: arena: %s",
 		      kvt_attach_state_name(state), kvt_arena_state_text(state));
+	set_state(error, state);
 	return state == KVT_ATTACH_STARTING ? -EAGAIN : -EPROTO;
 }
 

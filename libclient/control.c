@@ -24,6 +24,32 @@ int64_t kvt_client_now_ns(void)
 	return now.tv_sec * 1000000000ll + now.tv_nsec;
 }
 
+static enum kvt_attach_state attach_state(int code)
+{
+	switch (code) {
+	case 0:
+		return KVT_ATTACH_OK;
+	case -ENOENT:
+	case -ECONNREFUSED:
+	case -EPROTOTYPE:
+		return KVT_ATTACH_NO_SOCKET;
+	case -EACCES:
+	case -EPERM:
+		return KVT_ATTACH_NO_PERMISSION;
+	case -EAGAIN:
+	case -ETIMEDOUT:
+		return KVT_ATTACH_STARTING;
+	case -EPROTO:
+		return KVT_ATTACH_WRONG_VERSION;
+	case -ECONNRESET:
+	case -ESHUTDOWN:
+	case -ESTALE:
+		return KVT_ATTACH_GONE;
+	default:
+		return KVT_ATTACH_FAILED;
+	}
+}
+
 void kvt_error_set(struct kvt_error *error, int code, int reason, const char *format, ...)
 {
 	va_list arguments;
@@ -32,6 +58,7 @@ void kvt_error_set(struct kvt_error *error, int code, int reason, const char *fo
 		return;
 	error->code = code;
 	error->reason = reason;
+	error->attach_state = attach_state(code);
 	va_start(arguments, format);
 	vsnprintf(error->text, sizeof(error->text), format, arguments);
 	va_end(arguments);
@@ -64,7 +91,6 @@ static int wait_for(int fd, short events, int64_t deadline_ns)
 
 static int connect_error(struct kvt_error *error, int code, const char *path)
 {
-	enum kvt_attach_state state = KVT_ATTACH_NO_SOCKET;
 	const char *cure = "start kvtrunkd, or set KVTRUNK_SOCKET to its socket";
 
 	switch (code) {
@@ -75,21 +101,19 @@ static int connect_error(struct kvt_error *error, int code, const char *path)
 		break;
 	case -EACCES:
 	case -EPERM:
-		state = KVT_ATTACH_NO_PERMISSION;
 		cure = "join the group that owns the socket, or run as the daemon's user";
 		break;
 	case -EPROTOTYPE:
 		cure = "this is not a SEQPACKET socket: another program listens here";
 		break;
 	case -ETIMEDOUT:
-		state = KVT_ATTACH_STARTING;
 		cure = "the daemon does not accept: it hangs, or too many connect at once";
 		break;
 	default:
 		cure = "see the errno";
 	}
 	kvt_error_set(error, code, 0, "%s: cannot connect to %s (%s): %s",
-		      kvt_attach_state_name(state), path, kvt_errno_name(code), cure);
+		      kvt_attach_state_name(attach_state(code)), path, kvt_errno_name(code), cure);
 	return code;
 }
 

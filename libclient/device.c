@@ -448,13 +448,7 @@ int kvt_pool_map_cuda(struct kvt_client *client, int device, uint32_t flags,
 		rc = explain(client, slab, flags, error);
 	if (rc != 0)
 		return rc;
-	*ret_pool = (struct kvt_pool){
-		.base = (void *)(uintptr_t)address,
-		.bytes = client->info.pool_bytes,
-		.page_bytes = client->info.page_bytes,
-		.n_pages = client->info.n_pages,
-		.slab = slab,
-	};
+	kvt_client_describe_pool(client, slab, (void *)(uintptr_t)address, ret_pool);
 	return 0;
 }
 

@@ -34,6 +34,10 @@ const char *kvt_attach_state_name(enum kvt_attach_state state)
 		return "corrupt";
 	case KVT_ATTACH_GONE:
 		return "gone";
+	case KVT_ATTACH_REFUSED:
+		return "refused";
+	case KVT_ATTACH_FAILED:
+		return "failed";
 	}
 	return "unknown";
 }

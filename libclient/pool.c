@@ -41,6 +41,28 @@ static int map_slab(struct kvt_client *client, struct kvt_client_slab *slab)
 	return 0;
 }
 
+void kvt_client_describe_pool(const struct kvt_client *client, uint32_t slab, void *base,
+			      struct kvt_pool *ret_pool)
+{
+	const struct kvt_info *info = &client->info;
+	bool by_layer = info->geometry.n_layers && info->geometry.order == KVT_ORDER_LAYER;
+
+	*ret_pool = (struct kvt_pool){
+		.base = base,
+		.bytes = info->pool_bytes,
+		.n_pages = info->n_pages,
+		.slab = slab,
+		.reserved = by_layer ? 0 : info->page_bytes, /* kvt_page_address() */
+	};
+}
+
+void *kvt_page_address(const struct kvt_pool *pool, uint32_t page)
+{
+	if (!pool->base || !pool->reserved || page >= pool->n_pages)
+		return NULL;
+	return (char *)pool->base + page * pool->reserved;
+}
+
 int kvt_pool_map_slab(struct kvt_client *client, uint32_t slab, struct kvt_pool *ret_pool)
 {
 	const struct kvt_info *info = &client->info;
@@ -65,13 +87,7 @@ int kvt_pool_map_slab(struct kvt_client *client, uint32_t slab, struct kvt_pool 
 	rc = from->base ? 0 : map_slab(client, from);
 	if (rc != 0)
 		return rc;
-	*ret_pool = (struct kvt_pool){
-		.base = from->base,
-		.bytes = info->pool_bytes,
-		.page_bytes = info->page_bytes,
-		.n_pages = info->n_pages,
-		.slab = slab,
-	};
+	kvt_client_describe_pool(client, slab, from->base, ret_pool);
 	return 0;
 }
 
@@ -96,7 +112,7 @@ int kvt_pool_view(struct kvt_client *client, const struct kvt_pool *pool, uint32
 	if (layer >= geometry->n_layers)
 		return kvt_client_fail(client, -EINVAL, 0, "layer %u of %u: they are counted from "
 				       "0", layer, geometry->n_layers);
-	if (!pool->base || pool->n_pages != info->n_pages || pool->page_bytes != info->page_bytes)
+	if (!pool->base || pool->n_pages != info->n_pages || pool->bytes != info->pool_bytes)
 		return kvt_client_fail(client, -EINVAL, 0, "this is no slab of this client: get it "
 				       "from kvt_pool_map()");
 	kvt_pool_geometry_view(geometry, info->page_size, info->n_pages, pool->base, layer,

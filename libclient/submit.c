@@ -21,6 +21,7 @@ int kvt_client_fail(struct kvt_client *client, int code, int reason, const char 
 {
 	va_list arguments;
 
+	client->error.attach_state = client->dead ? KVT_ATTACH_GONE : KVT_ATTACH_OK;
 	client->error.code = code;
 	client->error.reason = reason;
 	va_start(arguments, format);

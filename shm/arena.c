@@ -190,6 +190,10 @@ const char *kvt_arena_state_text(enum kvt_attach_state state)
 		       "the daemon";
 	case KVT_ATTACH_GONE:
 		return "the daemon has ended: connect again when it is back";
+	case KVT_ATTACH_REFUSED:
+		return "the daemon refused: see its text";
+	case KVT_ATTACH_FAILED:
+		return "the daemon was not asked: see the errno";
 	}
 	return "unknown state";
 }

@@ -41,6 +41,13 @@ const char *kvt_page_order_name(uint32_t order)
 	return order == KVT_ORDER_LAYER ? "layer" : order == KVT_ORDER_PAGE ? "page" : "?";
 }
 
+float kvt_pool_geometry_scale(const struct kvt_pool_geometry *geometry, uint32_t layer, int plane)
+{
+	float scale = geometry->scales[layer][plane];
+
+	return scale == 0 ? 1 : scale;
+}
+
 bool kvt_pool_geometry_ok(const struct kvt_pool_geometry *geometry)
 {
 	if (geometry->n_layers < 1 || geometry->n_layers > KVT_MAX_LAYERS ||
@@ -51,7 +58,7 @@ bool kvt_pool_geometry_ok(const struct kvt_pool_geometry *geometry)
 		return false;
 	for (uint32_t i = 0; i < geometry->n_layers; i++)
 		for (int plane = 0; plane < 2; plane++)
-			if (!(geometry->scales[i][plane] > 0 &&
+			if (!(geometry->scales[i][plane] >= 0 &&
 			      geometry->scales[i][plane] <= __FLT_MAX__))
 				return false;
 	return true;
@@ -99,13 +106,14 @@ void kvt_pool_geometry_view(const struct kvt_pool_geometry *geometry, uint32_t p
 		.page_size = page_size,
 		.n_kv_heads = geometry->n_kv_heads,
 		.head_dim = geometry->head_dim,
-		.k_scale = geometry->scales[layer][0],
-		.v_scale = geometry->scales[layer][1],
+		.k_scale = kvt_pool_geometry_scale(geometry, layer, 0),
+		.v_scale = kvt_pool_geometry_scale(geometry, layer, 1),
 	};
 }
 
-static uint32_t float_bits(float value)
+static uint32_t scale_bits(const struct kvt_pool_geometry *geometry, uint32_t layer, int plane)
 {
+	float value = kvt_pool_geometry_scale(geometry, layer, plane);
 	uint32_t bits;
 
 	memcpy(&bits, &value, sizeof(bits));
@@ -116,13 +124,12 @@ static uint32_t float_bits(float value)
  * have the same; else a digest of all (FNV-1a). */
 static void describe_scales(const struct kvt_pool_geometry *geometry, char *to, size_t size)
 {
-	uint32_t k = float_bits(geometry->scales[0][0]), v = float_bits(geometry->scales[0][1]);
+	uint32_t k = scale_bits(geometry, 0, 0), v = scale_bits(geometry, 0, 1);
 	uint64_t hash = 0xcbf29ce484222325ull;
 	bool same = true;
 
 	for (uint32_t i = 0; i < geometry->n_layers; i++) {
-		uint32_t pair[2] = { float_bits(geometry->scales[i][0]),
-				     float_bits(geometry->scales[i][1]) };
+		uint32_t pair[2] = { scale_bits(geometry, i, 0), scale_bits(geometry, i, 1) };
 
 		same = same && pair[0] == k && pair[1] == v;
 		hash = (hash ^ pair[0]) * 0x100000001b3ull;

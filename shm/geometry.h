@@ -18,8 +18,11 @@ struct kvt_pool_view; /* kvtrunk.h */
 #define KVT_MAX_KV_HEADS 4096u
 #define KVT_MAX_HEAD_DIM 1024u
 
-/** Whether every number is in its range and every scale is finite and above 0. */
+/** Whether every number is in its range and every scale is finite and not below 0. */
 bool kvt_pool_geometry_ok(const struct kvt_pool_geometry *geometry);
+
+/** Scale of K (plane 0) or V (plane 1) of a layer: 0 means 1. */
+float kvt_pool_geometry_scale(const struct kvt_pool_geometry *geometry, uint32_t layer, int plane);
 
 /** Bytes of one element, 0 if there is no such type. */
 uint32_t kvt_element_bytes(uint32_t type);

@@ -46,7 +46,8 @@ struct worker {
 	struct kvt_replay_worker *mine;
 	uint32_t number;
 	struct kvt_client *client;
-	struct kvt_pool pool;
+	char *piece; /* of page 0: the page, or the first piece of one in layer-major order */
+	uint64_t piece_stride;
 	uint32_t page_size;
 	uint32_t page_words; /* words of a page that are used */
 	uint32_t *namespaces;
@@ -74,10 +75,9 @@ static __attribute__((noreturn)) void fail(struct worker *worker, const char *wh
  * room for all, that is simply one word a position. */
 static uint64_t *word_at(struct worker *worker, uint32_t page, uint32_t position)
 {
-	uint64_t *base = (uint64_t *)((char *)worker->pool.base +
-				      (uint64_t)page * worker->pool.page_bytes);
+	uint64_t *words = (uint64_t *)(worker->piece + page * worker->piece_stride);
 
-	return &base[position % worker->page_size % worker->page_words];
+	return &words[position % worker->page_size % worker->page_words];
 }
 
 static void fill(struct worker *worker, struct run *run, uint32_t from, uint32_t to)
@@ -538,6 +538,30 @@ static void work(struct worker *worker)
 	}
 }
 
+/* Patterns lie in pages that are private, at their beginning: whatever the geometry, no other
+ * page's bytes are there. */
+static void map_pool(struct worker *worker)
+{
+	const struct kvt_info *info = kvt_client_info(worker->client);
+	uint64_t bytes = info->page_bytes;
+	struct kvt_pool_view view;
+	struct kvt_pool pool;
+
+	if (kvt_pool_map(worker->client, &pool))
+		fail(worker, "cannot map the pool");
+	worker->piece = kvt_page_address(&pool, 0);
+	if (!worker->piece) {
+		if (kvt_pool_view(worker->client, &pool, 0, &view))
+			fail(worker, "cannot find the pages");
+		worker->piece = view.k;
+		bytes = view.page_stride_bytes;
+	}
+	worker->piece_stride = bytes;
+	worker->page_words = (uint32_t)(bytes / 8 < info->page_size ? bytes / 8 : info->page_size);
+	if (!worker->page_words)
+		fail(worker, "pages of less than 8 bytes hold no pattern");
+}
+
 static void open_client(struct worker *worker, const char *socket_path)
 {
 	const struct kvt_replay_options *options = worker->options;
@@ -551,6 +575,7 @@ static void open_client(struct worker *worker, const char *socket_path)
 	connect.socket_path = socket_path;
 	connect.connect_wait_ns = -1;
 	connect.label = label;
+	connect.flags = KVT_ANY_GEOMETRY;
 	connect.keys_count = worker->trace->max_input + 64;
 	connect.list_count = worker->trace->max_input + worker->trace->max_output + 64;
 	if (kvt_client_connect(&worker->client, &connect, &error)) {
@@ -560,13 +585,8 @@ static void open_client(struct worker *worker, const char *socket_path)
 	}
 	info = kvt_client_info(worker->client);
 	worker->page_size = info->page_size;
-	worker->page_words = (uint32_t)(info->page_bytes / 8 < info->page_size ?
-					info->page_bytes / 8 : info->page_size);
 	worker->mine->session = info->session;
-	if (!worker->page_words)
-		fail(worker, "pages of less than 8 bytes hold no pattern");
-	if (kvt_pool_map(worker->client, &worker->pool))
-		fail(worker, "cannot map the pool");
+	map_pool(worker);
 	for (uint32_t i = 0; i < options->n_namespaces; i++) {
 		digest[1] = i;
 		snprintf(label, sizeof(label), "replay-%u", i);

@@ -182,6 +182,7 @@ static int do_open(struct child *child, const struct kvt_script_command *command
 	 * one that is always passed. */
 	options.spin_budget_ns = 1;
 	options.timeout_ns = CALL_TIMEOUT_NS;
+	options.flags = KVT_ANY_GEOMETRY; /* it writes no page */
 	rc = kvt_client_connect(&child->client, &options, &error);
 	if (rc) {
 		snprintf(head->text, sizeof(head->text), "%s", error.text);

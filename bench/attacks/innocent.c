@@ -122,15 +122,14 @@ static void visit_pages(struct worker *worker, const struct kvt_seq *seq, const 
 {
 	uint32_t n;
 	const uint32_t *pages = kvt_seq_pages(seq, &n);
-	uint64_t seed = 0;
+	uint64_t n_words = kvt_client_info(worker->client)->page_bytes / 8, seed = 0;
 
 	for (uint32_t i = 0; i < to; i++) {
-		uint64_t *words = (uint64_t *)((char *)worker->pool.base +
-					       pages[i] * worker->pool.page_bytes);
+		uint64_t *words = kvt_page_address(&worker->pool, pages[i]);
 
 		for (uint32_t k = 0; k < ATTACK_PAGE_SIZE; k++)
 			seed = mixed(seed, keys[i * ATTACK_PAGE_SIZE + k] + 1ull);
-		for (uint32_t w = 0; i >= from && w < worker->pool.page_bytes / 8; w++) {
+		for (uint32_t w = 0; i >= from && w < n_words; w++) {
 			if (write)
 				words[w] = mixed(seed, w);
 			else if (words[w] != mixed(seed, w))

@@ -75,6 +75,7 @@ static struct kvt_client *connect_to(void)
 	struct kvt_error error;
 
 	how.socket_path = daemon_.socket_path;
+	how.flags = KVT_ANY_GEOMETRY;
 	if (kvt_client_connect(&client, &how, &error) != 0)
 		die("%s", error.text);
 	return client;

@@ -34,6 +34,7 @@ static void reset(const char *socket)
 	struct kvt_error error;
 
 	options.socket_path = socket;
+	options.flags = KVT_ANY_GEOMETRY;
 	if (kvt_client_connect(&client, &options, &error) != 0)
 		bench_die("%s", error.text);
 	if (kvt_reset(client) != 0)

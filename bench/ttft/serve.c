@@ -199,6 +199,7 @@ static void open_stand(struct stand *stand, uint32_t n_pages)
 				  n_pages / stand->n_daemons, stand->mode != TTFT_DISABLED);
 		options.socket_path = stand->daemon[i].socket_path;
 		options.label = "watcher";
+		options.flags = KVT_ANY_GEOMETRY;
 		if (kvt_client_connect(&stand->watcher[i], &options, &error) != 0)
 			bench_die("%s", error.text);
 	}

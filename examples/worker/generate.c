@@ -117,8 +117,6 @@ static int commit(struct run *run, uint32_t computed, uint32_t flags)
 	struct kvt_fence fence;
 	int error;
 
-	if (!run->publishing)
-		return 0;
 	error = worker_fence(run->worker, &fence);
 	if (error)
 		return error;
@@ -128,7 +126,7 @@ static int commit(struct run *run, uint32_t computed, uint32_t flags)
 	if (error == 0)
 		error = kvt_seq_poll(run->seq);
 	if (error == -ESTALE && !is_lost(run->worker)) {
-		run->publishing = false; /* reset or removed meanwhile: go on alone */
+		run->publishing = false; /* reset or removed meanwhile: compute the rest alone */
 		run->generation->unpublished = true;
 		return 0;
 	}
@@ -156,7 +154,7 @@ static int prefill(struct run *run, const float **ret_logits)
 		error = commit(run, end, end < n ? KVT_F_CHUNKED : 0);
 		if (error)
 			return error;
-		at = run->publishing && end < n ? kvt_seq_next(run->seq) : end;
+		at = end < n ? kvt_seq_next(run->seq) : end;
 		g->cached += at - end; /* taken over from others meanwhile */
 	}
 	if (g->prefilled == prefilled) {

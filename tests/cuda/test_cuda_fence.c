@@ -84,15 +84,15 @@ static void engine_close(struct engine *engine, bool closed)
 static void write_page(struct engine *engine, void *stream, uint32_t page, uint32_t index)
 {
 	char content[4096];
-	struct kvt_pool here = { .base = content, .page_bytes = engine->pool.page_bytes,
-				 .n_pages = 2 };
+	struct kvt_pool here = engine->pool;
+	uint64_t bytes = kvt_test_page_bytes(&here);
 
-	kvt_test_check(engine->pool.page_bytes * 2 <= sizeof(content));
+	here.base = content;
+	kvt_test_check(bytes * 2 <= sizeof(content));
 	kvt_test_page_fill(&here, PAGE, 1, SALT, engine->keys, index);
-	kvt_test_equal(engine->driver.memory_upload((uint64_t)(uintptr_t)engine->pool.base +
-						    page * engine->pool.page_bytes,
-						    content + here.page_bytes, here.page_bytes,
-						    stream), 0);
+	kvt_test_equal(engine->driver.memory_upload(
+			       (uint64_t)(uintptr_t)kvt_page_address(&engine->pool, page),
+			       content + bytes, bytes, stream), 0);
 }
 
 static bool page_right(struct engine *engine, uint32_t page, uint32_t index)
@@ -319,8 +319,8 @@ static void unlock_test(struct engine *engine)
 	cuda_test_gate(1);
 	/* A read that is still to come. */
 	kvt_test_equal(engine->driver.memory_download(read_back,
-						      (uint64_t)(uintptr_t)engine->pool.base +
-						      pages[0] * engine->pool.page_bytes,
+						      (uint64_t)(uintptr_t)kvt_page_address(
+							      &engine->pool, pages[0]),
 						      sizeof(read_back), engine->stream), 0);
 	request.fence = record(engine, engine->stream);
 	submit_deferred(engine, &request);
@@ -758,12 +758,13 @@ static void fill(struct kvt_cu_driver *driver, const struct kvt_pool *pool, uint
 		 const uint32_t *keys, uint32_t index, void *stream)
 {
 	static char content[4096];
-	struct kvt_pool here = { .base = content, .page_bytes = pool->page_bytes, .n_pages = 2 };
+	struct kvt_pool here = *pool;
+	uint64_t bytes = kvt_test_page_bytes(pool);
 
+	here.base = content;
 	kvt_test_page_fill(&here, PAGE, 1, SALT, keys, index);
-	kvt_test_equal(driver->memory_upload((uint64_t)(uintptr_t)pool->base +
-					     page * pool->page_bytes, content + pool->page_bytes,
-					     pool->page_bytes, stream), 0);
+	kvt_test_equal(driver->memory_upload((uint64_t)(uintptr_t)kvt_page_address(pool, page),
+					     content + bytes, bytes, stream), 0);
 }
 
 /* Page by page, each committed behind the stream without waiting for anything: the stream writes

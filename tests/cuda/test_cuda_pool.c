@@ -976,8 +976,7 @@ static void writer_run(int pipe, void *context)
 		prctl(PR_SET_PDEATHSIG, 0);
 		for (uint64_t n = 0;; n++)
 			for (int i = 0; i < 64; i++)
-				*(volatile uint64_t *)((char *)pool.base +
-						       pages[i] * pool.page_bytes) = n;
+				*(volatile uint64_t *)kvt_page_address(&pool, pages[i]) = n;
 	}
 	kvt_test_send(pipe, (uint64_t)child << 32 | kvt_client_info(client)->session);
 	if (writer->hangs_up)
@@ -1034,12 +1033,11 @@ static void kill_who_writes(const char *backend)
 	kvt_test_equal(kvt_alloc(other, n + 1, pages), -ENOSPC);
 	kvt_test_equal(kvt_alloc(other, n, pages), 0);
 	for (uint32_t j = 0; j < n; j++)
-		*(volatile uint64_t *)((char *)pool.base + pages[j] * pool.page_bytes) = 1;
+		*(volatile uint64_t *)kvt_page_address(&pool, pages[j]) = 1;
 	kvt_test_equal(kill((pid_t)(word >> 32), SIGKILL), 0);
 	await_no_quarantine();
 	for (uint32_t j = 0; j < n; j++)
-		kvt_test_equal(*(volatile uint64_t *)((char *)pool.base +
-						      pages[j] * pool.page_bytes), 1);
+		kvt_test_equal(*(volatile uint64_t *)kvt_page_address(&pool, pages[j]), 1);
 	kvt_test_equal(kvt_alloc(other, 64, pages), 0);
 	kvt_client_close(other, KVT_IDLE);
 	free(pages);

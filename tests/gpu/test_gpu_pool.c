@@ -50,7 +50,7 @@ static void engine_open(struct engine *engine, int method)
 
 static uint64_t address_of(const struct engine *engine, uint32_t page)
 {
-	return (uint64_t)(uintptr_t)engine->pool.base + page * engine->pool.page_bytes;
+	return (uint64_t)(uintptr_t)kvt_page_address(&engine->pool, page);
 }
 
 /* What a page of these keys holds, in every word. */

@@ -411,7 +411,7 @@ static void the_witness_notices_a_wrong_byte(void **state)
 	client = kvt_test_connect(&kvt_victim);
 	kvt_test_equal(kvt_pool_map(client, &pool), 0);
 	for (uint32_t page = 1; page < pool.n_pages; page++)
-		((volatile uint8_t *)pool.base)[page * pool.page_bytes + page % 1024] ^= 1;
+		((volatile uint8_t *)kvt_page_address(&pool, page))[page % 1024] ^= 1;
 	kvt_client_close(client, KVT_IDLE);
 	kvt_witness_must_fail();
 }

@@ -24,7 +24,8 @@ static struct kvt_client *connect_with(const struct kvt_test_daemon *daemon, uin
 	options.keys_count = 1u << 16;
 	options.list_count = 1u << 16;
 	options.spin_budget_ns = 20000;
-	options.flags = flags;
+	/* What writes pages asks where they are. */
+	options.flags = flags | KVT_ANY_GEOMETRY;
 	if (kvt_client_connect(&client, &options, &error) != 0)
 		kvt_test_fail("cannot connect: %s", error.text);
 	return client;
@@ -136,15 +137,19 @@ static uint64_t page_seed(uint32_t page_size, uint64_t salt, const uint32_t *key
 	return seed;
 }
 
+uint64_t kvt_test_page_bytes(const struct kvt_pool *pool)
+{
+	return (uint64_t)((char *)kvt_page_address(pool, 1) - (char *)kvt_page_address(pool, 0));
+}
+
 void kvt_test_page_fill(const struct kvt_pool *pool, uint32_t page_size, uint32_t page,
 			uint64_t salt, const uint32_t *keys, uint32_t index)
 {
 	uint64_t seed = page_seed(page_size, salt, keys, index);
-	volatile uint64_t *words =
-		(volatile uint64_t *)((char *)pool->base + page * pool->page_bytes);
+	volatile uint64_t *words = kvt_page_address(pool, page);
 
 	kvt_test_check(page > 0 && page < pool->n_pages);
-	for (uint64_t i = 0; i < pool->page_bytes / 8; i++)
+	for (uint64_t i = 0; i < kvt_test_page_bytes(pool) / 8; i++)
 		words[i] = mixed(seed, i);
 }
 
@@ -152,12 +157,11 @@ bool kvt_test_page_right(const struct kvt_pool *pool, uint32_t page_size, uint32
 			 uint64_t salt, const uint32_t *keys, uint32_t index)
 {
 	uint64_t seed = page_seed(page_size, salt, keys, index);
-	const volatile uint64_t *words =
-		(const volatile uint64_t *)((char *)pool->base + page * pool->page_bytes);
+	const volatile uint64_t *words = kvt_page_address(pool, page);
 
 	if (page == 0 || page >= pool->n_pages)
 		return false;
-	for (uint64_t i = 0; i < pool->page_bytes / 8; i++)
+	for (uint64_t i = 0; i < kvt_test_page_bytes(pool) / 8; i++)
 		if (words[i] != mixed(seed, i))
 			return false;
 	return true;

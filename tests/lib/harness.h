@@ -111,6 +111,8 @@ void kvt_test_session_ended(const struct kvt_test_daemon *daemon, uint32_t sessi
 
 /* ---------------------------------------------------------------- pages with content */
 
+/** Bytes of a page, which must be in one piece. */
+uint64_t kvt_test_page_bytes(const struct kvt_pool *pool);
 /** Fill a page with what depends on the namespace, the page's place and *all* keys up to its end,
  * and check it. `keys` from position 0, at least (index + 1) * page_size of them. */
 void kvt_test_page_fill(const struct kvt_pool *pool, uint32_t page_size, uint32_t page,

@@ -53,6 +53,7 @@ static int join(const struct kvt_test_daemon *daemon, const struct kvt_group_tok
 
 	options.socket_path = daemon->socket;
 	options.label = "member";
+	options.flags = KVT_ANY_GEOMETRY;
 	options.group = token;
 	options.rank = rank;
 	return kvt_client_connect(ret_client, &options, error);
@@ -131,8 +132,8 @@ static void member_main(int pipe, void *context)
 			break;
 		case ORDER_WRITE:
 			kvt_test_check(kvt_test_receive(pipe, &word));
-			memset((char *)pool.base + word * pool.page_bytes, (int)self->rank,
-			       pool.page_bytes);
+			memset(kvt_page_address(&pool, (uint32_t)word), (int)self->rank,
+			       kvt_test_page_bytes(&pool));
 			kvt_test_send(pipe, 0);
 			break;
 		case ORDER_CHECK:
@@ -180,7 +181,8 @@ static void start_member(struct world *world, uint32_t rank)
 static void prepare(struct kvt_test_daemon *daemon)
 {
 	kvt_test_daemon_prepare(daemon, "n_layers = 2\nn_kv_heads = 2\nhead_dim = 8\n"
-				"kv_type = fp16\npage_bytes = 0\nn_slabs = 3\n"
+				"kv_type = fp16\nkv_order = page\npage_bytes = 0\n"
+				"n_slabs = 3\n"
 				"max_members = 6\n");
 }
 

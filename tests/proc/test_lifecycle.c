@@ -61,6 +61,7 @@ static void a_successor_leaves_alone_what_old_clients_map(void **state)
 	struct kvt_client *client, *fresh;
 	struct kvt_counters counters;
 	struct kvt_pool pool;
+	uint8_t *page;
 	uint32_t pages[4];
 
 	(void)state;
@@ -69,14 +70,15 @@ static void a_successor_leaves_alone_what_old_clients_map(void **state)
 	client = kvt_test_connect(&daemon);
 	kvt_test_equal(kvt_pool_map(client, &pool), 0);
 	kvt_test_equal(kvt_alloc(client, 4, pages), 0);
-	memset((char *)pool.base + pages[0] * pool.page_bytes, 0x5a, pool.page_bytes);
+	page = kvt_page_address(&pool, pages[0]);
+	memset(page, 0x5a, kvt_test_page_bytes(&pool));
 	kill(daemon.pid, SIGKILL);
 	kvt_test_daemon_wait(&daemon);
 	kvt_test_daemon_start(&daemon, NULL);
 	fresh = kvt_test_connect(&daemon);
 	kvt_test_equal(kvt_stats(client, &counters), -ECONNRESET);
-	for (uint64_t i = 0; i < pool.page_bytes; i++)
-		kvt_test_equal(((uint8_t *)pool.base)[pages[0] * pool.page_bytes + i], 0x5a);
+	for (uint64_t i = 0; i < kvt_test_page_bytes(&pool); i++)
+		kvt_test_equal(page[i], 0x5a);
 	kvt_client_close(client, KVT_IDLE);
 	kvt_test_equal(kvt_stats(fresh, &counters), 0);
 	kvt_test_equal(counters.free_pages, 4095);

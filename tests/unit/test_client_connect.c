@@ -298,10 +298,12 @@ static void nobody_there_is_told_apart(void **state)
 	options.socket_path = "/tmp/kvt-test-no-such-socket";
 	assert_int_equal(kvt_client_connect(&client, &options, &error), -ENOENT);
 	assert_non_null(strstr(error.text, "no_socket"));
+	assert_int_equal(error.attach_state, KVT_ATTACH_NO_SOCKET);
 	memset(longer, 'x', sizeof(longer));
 	longer[199] = '\0';
 	options.socket_path = longer;
 	assert_int_equal(kvt_client_connect(&client, &options, &error), -ENAMETOOLONG);
+	assert_int_equal(error.attach_state, KVT_ATTACH_FAILED);
 	options.socket_path = "";
 	assert_int_equal(kvt_client_connect(&client, &options, &error), -ENAMETOOLONG);
 	snprintf(other, sizeof(other), "%s-stream", path);
@@ -368,6 +370,7 @@ static void a_daemon_that_never_answers_meets_the_deadline(void **state)
 	options.timeout_ns = 20000000;
 	assert_int_equal(kvt_client_connect(&client, &options, &error), -ETIMEDOUT);
 	assert_non_null(strstr(error.text, "starting"));
+	assert_int_equal(error.attach_state, KVT_ATTACH_STARTING);
 	close(accept4(listener, NULL, NULL, SOCK_CLOEXEC));
 	/* Nor does it, once nobody else fits into its backlog. */
 	for (int i = 0; i < 8; i++)

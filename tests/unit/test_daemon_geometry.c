@@ -272,6 +272,49 @@ static void the_host_backend_knows_what_is_free(void **state)
 	assert_true(four < one / 2);
 }
 
+/* Each field that a client names must be one of ours; those that we alone have do not matter. */
+static void fingerprints_are_compared_by_fields(void **state)
+{
+	static const char ours[] = "weights=abc;sha256:01;kv=bf16.2x2x2;layout=hnd.layer";
+	static const struct {
+		const char *theirs, *daemon_has, *client_asked; /* NULL: nothing differs */
+	} cases[] = {
+		{ "", NULL, NULL },
+		{ ours, NULL, NULL },
+		{ "weights=abc", NULL, NULL },
+		{ ";;layout=hnd.layer;weights=abc;", NULL, NULL },
+		{ "sha256:01", NULL, NULL },
+		{ "weights=abd", "'weights=abc'", "'weights=abd'" },
+		{ "weights=ab", "'weights=abc'", "'weights=ab'" },
+		{ "weights=abcd", "'weights=abc'", "'weights=abcd'" },
+		{ "weights=", "'weights=abc'", "'weights='" },
+		{ "weights=abc;kv=fp16.2x2x2", "'kv=bf16.2x2x2'", "'kv=fp16.2x2x2'" },
+		{ "weights=abc;rope=x", ours, "'rope=x'" },
+		{ "weights", ours, "'weights'" },
+		{ "sha256:0", ours, "'sha256:0'" },
+		{ "sha256:012", ours, "'sha256:012'" },
+		{ "eights=abc", ours, "'eights=abc'" },
+		{ "=abc", ours, "'=abc'" },
+	};
+	char endless[KVT_FINGERPRINT_BYTES], text[KVT_TEXT_BYTES];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		bool differs = kvt_fingerprint_differs(ours, cases[i].theirs, text, sizeof(text));
+
+		assert_int_equal(differs, cases[i].daemon_has != NULL);
+		if (!differs)
+			continue;
+		assert_non_null(strstr(text, cases[i].daemon_has));
+		assert_non_null(strstr(text, cases[i].client_asked));
+	}
+	assert_false(kvt_fingerprint_differs("", "", text, sizeof(text)));
+	assert_true(kvt_fingerprint_differs("", "weights=abc", text, sizeof(text)));
+	memset(endless, '\n', sizeof(endless));
+	assert_true(kvt_fingerprint_differs(ours, endless, text, sizeof(text)));
+	assert_null(strchr(text, '\n'));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -282,6 +325,7 @@ int main(void)
 		cmocka_unit_test(the_largest_page_times_many_does_not_wrap_around),
 		cmocka_unit_test(the_same_page_bytes_are_no_contradiction),
 		cmocka_unit_test(the_fingerprint_gets_the_geometry_where_it_belongs),
+		cmocka_unit_test(fingerprints_are_compared_by_fields),
 		cmocka_unit_test(scales_come_as_a_pair_or_a_line_for_each_layer),
 		cmocka_unit_test(the_host_backend_knows_what_is_free),
 	};

@@ -165,7 +165,7 @@ static void what_is_no_geometry_has_no_page(void **state)
 	bad[6].type = 4;
 	bad[7].layout = 2;
 	bad[8].order = 2;
-	bad[9].scales[2][1] = 0;
+	bad[9].scales[2][1] = -0.5f;
 	bad[10].scales[0][0] = NAN;
 	bad[11].scales[1][0] = INFINITY;
 	for (size_t i = 0; i < 12; i++) {
@@ -207,6 +207,25 @@ static void words_tell_everything_that_differs(void **state)
 	assert_string_equal(text.kv_scales, "3f000000,3e800000");
 }
 
+/* Zero means the default, as everywhere. */
+static void a_scale_that_was_not_given_is_one(void **state)
+{
+	struct kvt_pool_geometry geometry = make(&shapes[1], KVT_ELEMENT_FP8_E4M3, 0, 0);
+	struct kvt_pool_geometry_text ones, zeros;
+	struct kvt_pool_view view;
+
+	(void)state;
+	for (uint32_t i = 0; i < KVT_MAX_LAYERS; i++)
+		geometry.scales[i][0] = geometry.scales[i][1] = 1;
+	assert_int_equal(kvt_pool_geometry_describe(&geometry, &ones), 0);
+	memset(geometry.scales, 0, sizeof(geometry.scales));
+	assert_int_equal(kvt_pool_geometry_describe(&geometry, &zeros), 0);
+	assert_string_equal(zeros.kv_scales, ones.kv_scales);
+	assert_int_not_equal(kvt_pool_geometry_page_bytes(&geometry, 4), 0);
+	kvt_pool_geometry_view(&geometry, 4, 2, &geometry, 1, &view);
+	assert_true(view.k_scale == 1 && view.v_scale == 1);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -215,6 +234,7 @@ int main(void)
 		cmocka_unit_test(the_largest_geometry_does_not_overflow),
 		cmocka_unit_test(what_is_no_geometry_has_no_page),
 		cmocka_unit_test(words_tell_everything_that_differs),
+		cmocka_unit_test(a_scale_that_was_not_given_is_one),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -43,13 +43,16 @@ int main(int argc, char **argv)
 	struct kvt_client *client;
 	struct kvt_error error;
 	struct kvt_pool pool;
-	uint64_t page, offset;
+	uint64_t bytes;
+	uint32_t page;
+	void *at;
 	bool host;
 
 	if (argc != 3)
 		return 2;
 	options.socket_path = argv[1];
-	page = strtoull(argv[2], NULL, 10);
+	options.flags = KVT_ANY_GEOMETRY;
+	page = (uint32_t)strtoul(argv[2], NULL, 10);
 	if (kvt_client_connect(&client, &options, &error) != 0) {
 		fprintf(stderr, "flip: %s\n", error.text);
 		return 1;
@@ -60,10 +63,11 @@ int main(int argc, char **argv)
 		fprintf(stderr, "flip: %s\n", kvt_client_error(client)->text);
 		return 1;
 	}
-	offset = page * pool.page_bytes;
+	bytes = kvt_client_info(client)->page_bytes;
+	at = kvt_page_address(&pool, page);
 	if (host)
-		spoil((unsigned char *)pool.base + offset, pool.page_bytes);
-	else if (spoil_on_device((uint64_t)(uintptr_t)pool.base + offset, pool.page_bytes) != 0)
+		spoil(at, bytes);
+	else if (spoil_on_device((uint64_t)(uintptr_t)at, bytes) != 0)
 		return 1;
 	return kvt_client_close(client, KVT_IDLE) != 0;
 }

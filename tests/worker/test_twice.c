@@ -116,8 +116,8 @@ static void spoil(int pipe, void *context)
 		if (error)
 			continue;
 		for (uint32_t i = 0; i < SPOILED; i++)
-			memset((char *)pool.base + pages[i] * pool.page_bytes, 0xff,
-			       pool.page_bytes);
+			memset(kvt_page_address(&pool, pages[i]), 0xff,
+			       kvt_test_page_bytes(&pool));
 		kvt_test_equal(kvt_free(client, pages, SPOILED, KVT_IDLE), 0);
 	}
 	kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);

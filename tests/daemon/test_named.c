@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What a client must say about pages before it gets them, what it is told, and where pages are. */
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/lib/harness.h"
+
+#define SHAPE "n_layers = 2\nn_kv_heads = 2\nhead_dim = 8\nkv_type = fp16\npage_bytes = 0\n"
+
+static struct kvt_test_daemon daemon_;
+
+static const struct kvt_pool_geometry shape = { .n_layers = 2, .n_kv_heads = 2, .head_dim = 8,
+						.type = KVT_ELEMENT_FP16 };
+
+static void start(const char *config)
+{
+	kvt_test_daemon_prepare(&daemon_, config);
+	kvt_test_daemon_start(&daemon_, NULL);
+}
+
+static void stop(void)
+{
+	kvt_test_audit(&daemon_);
+	kvt_test_daemon_stop(&daemon_);
+	kvt_test_daemon_remove(&daemon_);
+}
+
+static struct kvt_options options_of(uint32_t flags, const char *fingerprint,
+				     const struct kvt_pool_geometry *geometry)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+
+	options.socket_path = daemon_.socket;
+	options.flags = flags;
+	options.fingerprint = fingerprint;
+	options.geometry = geometry;
+	return options;
+}
+
+static void accepted(struct kvt_options options)
+{
+	struct kvt_client *client;
+	struct kvt_error error;
+
+	if (kvt_client_connect(&client, &options, &error) != 0)
+		kvt_test_fail("refused: %s", error.text);
+	kvt_client_close(client, KVT_IDLE);
+}
+
+static void refused(struct kvt_options options, const char *words)
+{
+	struct kvt_error error = { .code = 0 };
+	struct kvt_client *client;
+
+	kvt_test_equal(kvt_client_connect(&client, &options, &error), -EINVAL);
+	kvt_test_equal(error.code, -EINVAL);
+	kvt_test_equal(error.attach_state, KVT_ATTACH_WRONG_GEOMETRY);
+	if (!strstr(error.text, words))
+		kvt_test_fail("'%s' says nothing of '%s'", error.text, words);
+}
+
+static void a_session_names_what_it_takes_pages_for(void **state)
+{
+	static const char *const configs[] = { SHAPE, "fingerprint = weights=abc\n" };
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		start(configs[i]);
+		refused(options_of(0, NULL, NULL), "KVT_ANY_GEOMETRY");
+		refused(options_of(KVT_HELLO_NO_RESUME, "", NULL), "options.fingerprint");
+		accepted(options_of(KVT_ANY_GEOMETRY, NULL, NULL));
+		accepted(options_of(KVT_HELLO_OBSERVE, NULL, NULL));
+		stop();
+	}
+	start(NULL); /* page_bytes: there is nothing to name */
+	accepted(options_of(0, NULL, NULL));
+	stop();
+}
+
+static void a_member_names_it_too(void **state)
+{
+	struct kvt_options options;
+	struct kvt_group_token token;
+	struct kvt_client *leader, *member;
+
+	(void)state;
+	start(SHAPE);
+	options = options_of(0, NULL, &shape);
+	kvt_test_equal(kvt_client_connect(&leader, &options, NULL), 0);
+	kvt_test_equal(kvt_group_open(leader, 2, &token), 0);
+	options = options_of(0, NULL, NULL);
+	options.group = &token;
+	options.rank = 1;
+	refused(options, "KVT_ANY_GEOMETRY");
+	options.geometry = &shape;
+	kvt_test_equal(kvt_client_connect(&member, &options, NULL), 0);
+	kvt_client_close(leader, KVT_IDLE);
+	kvt_client_close(member, KVT_IDLE);
+	stop();
+}
+
+static void a_difference_is_told_as_the_client_sees_it(void **state)
+{
+	struct kvt_pool_geometry other = shape;
+	struct kvt_options options;
+
+	(void)state;
+	start(SHAPE "fingerprint = weights=abc\n");
+	accepted(options_of(0, NULL, &shape)); /* scales of 0 are the default */
+	accepted(options_of(0, "weights=abc", NULL));
+	accepted(options_of(0, "kv=fp16.2x2x8;weights=abc", &shape));
+	refused(options_of(0, "weights=abd", &shape),
+		"the daemon has 'weights=abc', the client asked for 'weights=abd'");
+	refused(options_of(0, "weights=abc;tokenizer=t", NULL), "'tokenizer=t'");
+	other.n_layers = 3;
+	refused(options_of(0, NULL, &other), "the daemon has n_layers 2, the client asked for 3");
+	other = shape;
+	other.order = KVT_ORDER_PAGE;
+	refused(options_of(0, NULL, &other),
+		"the daemon has kv_order layer, the client asked for page");
+	other = shape;
+	other.scales[1][0] = 0.5f;
+	refused(options_of(0, NULL, &other),
+		"the daemon has scales 1,1 for layer 1, the client asked for 0.5,1");
+	options = options_of(KVT_HELLO_OBSERVE, NULL, NULL);
+	options.page_size = 32;
+	refused(options, "the daemon has page_size 16, the client asked for 32");
+	stop();
+}
+
+/* The address of a page that is not in one piece would be that of other pages' KV. */
+static void a_page_has_an_address_where_it_is_in_one_piece(void **state)
+{
+	static const char *const configs[] = { "", SHAPE, SHAPE "kv_order = page\n" };
+
+	(void)state;
+	for (int i = 0; i < 3; i++) {
+		struct kvt_client *client;
+		struct kvt_pool_view view;
+		struct kvt_pool pool;
+		uint64_t bytes;
+
+		start(configs[i]);
+		client = kvt_test_connect(&daemon_);
+		bytes = kvt_client_info(client)->page_bytes;
+		kvt_test_equal(kvt_pool_map(client, &pool), 0);
+		for (uint32_t page = 0; page < pool.n_pages; page++)
+			kvt_test_check(kvt_page_address(&pool, page) ==
+				       (i == 1 ? NULL : (char *)pool.base + page * bytes));
+		kvt_test_check(kvt_page_address(&pool, pool.n_pages) == NULL);
+		kvt_test_check(kvt_page_address(&pool, UINT32_MAX) == NULL);
+		kvt_test_equal(kvt_pool_view(client, &pool, 0, &view), i ? 0 : -ENODATA);
+		kvt_client_close(client, KVT_IDLE);
+		stop();
+	}
+}
+
+static void a_failed_connect_says_in_which_state_the_instance_is(void **state)
+{
+	struct kvt_options options;
+	struct kvt_client *client, *last;
+	struct kvt_error error;
+
+	(void)state;
+	start("max_sessions = 1\n");
+	options = options_of(0, NULL, NULL);
+	kvt_test_equal(kvt_client_connect(&client, &options, &error), 0);
+	kvt_test_equal(kvt_client_error(client)->attach_state, KVT_ATTACH_OK);
+	kvt_test_equal(kvt_client_connect(&last, &options, &error), -EUSERS);
+	kvt_test_equal(error.attach_state, KVT_ATTACH_REFUSED);
+	options.flags = 1u << 31;
+	kvt_test_equal(kvt_client_connect(&last, &options, &error), -EPROTO);
+	kvt_test_equal(error.attach_state, KVT_ATTACH_REFUSED);
+	kvt_client_close(client, KVT_IDLE);
+	stop();
+	options.flags = 0;
+	kvt_test_check(kvt_client_connect(&last, &options, &error) < 0);
+	kvt_test_equal(error.attach_state, KVT_ATTACH_NO_SOCKET);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_session_names_what_it_takes_pages_for),
+		cmocka_unit_test(a_member_names_it_too),
+		cmocka_unit_test(a_difference_is_told_as_the_client_sees_it),
+		cmocka_unit_test(a_page_has_an_address_where_it_is_in_one_piece),
+		cmocka_unit_test(a_failed_connect_says_in_which_state_the_instance_is),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
