@@ -633,7 +633,7 @@ static void supervise_and_succeed(struct kvt_test_daemon *daemon)
 	if (!managed) {
 		take_over_with(daemon, both);
 		upgrade(daemon);
-		/* Arena, ledger, log, lock, three slabs; five of the session, three of each member. */
+		/* Arena, ledger, log, lock, three slabs; five of the session, three a member. */
 		kvt_test_check(kvt_test_daemon_said(daemon, "sessions=1 parked=18"));
 	}
 	managed = true;

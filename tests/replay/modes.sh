@@ -55,6 +55,19 @@ above coalesced_positions 0
 is computed_positions $(($(field input_positions) - $(field prefill_avoided_positions)))
 "$kvtctl" verify "$work/log" >"$work/verified" || die "$(cat "$work/verified")"
 
+# Pages of a daemon with a geometry, in many pieces or in one: patterns stay within their pages.
+for order in layer page; do
+	"$O/kvtrunkd" --detach --runtime-dir="$work/$order" --n_pages=3000 --n_layers=2 \
+		--n_kv_heads=1 --head_dim=8 --kv_order=$order >/dev/null 2>"$work/err" ||
+		die "$(cat "$work/err")"
+	export KVTRUNK_SOCKET=$work/$order/default.sock
+	replay "${generate[@]:0:8}"
+	sound
+	above hit_positions 0
+	kill "$("$kvtctl" pid)"
+	unset KVTRUNK_SOCKET
+done
+
 # What a user can get wrong has a sentence and an exit status.
 wrong() {
 	local expected=$1 status
