@@ -11,6 +11,8 @@
 
 #include <bsd/string.h>
 
+#include "daemon/closer.h"
+
 static const char *const kind_names[] = {
 	[KVT_PARCEL_OTHER] = "",
 	[KVT_PARCEL_ARENA] = "arena",
@@ -32,6 +34,14 @@ static const char *const kind_names[] = {
 };
 #define N_KINDS (sizeof(kind_names) / sizeof(kind_names[0]))
 
+static void hold(struct kvt_parcels *parcels, struct kvt_parcel *parcel)
+{
+	parcel->hold = 0;
+	if (parcels->closer && parcel->fd >= 0 &&
+	    kvt_parcel_is_shared(kvt_parcel_kind(parcel->name)))
+		parcel->hold = kvt_closer_hold(parcels->closer, KVT_UID_UNKNOWN, &parcel->fd, 1);
+}
+
 int kvt_parcels_add(struct kvt_parcels *parcels, const char *name, int fd)
 {
 	if (parcels->n == parcels->room) {
@@ -47,8 +57,28 @@ int kvt_parcels_add(struct kvt_parcels *parcels, const char *name, int fd)
 	}
 	parcels->at[parcels->n].fd = fd;
 	strlcpy(parcels->at[parcels->n].name, name, KVT_PARCEL_NAME_BYTES);
+	hold(parcels, &parcels->at[parcels->n]);
 	parcels->n++;
 	return 0;
+}
+
+void kvt_parcels_hold(struct kvt_parcels *parcels)
+{
+	for (uint32_t i = 0; i < parcels->n; i++)
+		hold(parcels, &parcels->at[i]);
+}
+
+static void release(struct kvt_parcels *parcels, const struct kvt_parcel *parcel)
+{
+	struct kvt_leaving leaving = { .key = parcel->hold, .uid = KVT_UID_UNKNOWN, .n_fds = 1,
+				       .fds = { parcel->fd } };
+
+	if (parcel->fd < 0)
+		return;
+	if (parcels->closer && kvt_parcel_is_shared(kvt_parcel_kind(parcel->name)))
+		kvt_closer_leave(parcels->closer, &leaving);
+	else
+		close(parcel->fd);
 }
 
 int kvt_parcels_take(struct kvt_parcels *parcels, const char *name)
@@ -74,8 +104,8 @@ void kvt_parcels_remove(struct kvt_parcels *parcels, const char *name)
 	for (uint32_t i = 0; i < parcels->n; i++) {
 		if (strcmp(parcels->at[i].name, name) != 0)
 			parcels->at[kept++] = parcels->at[i];
-		else if (parcels->at[i].fd >= 0)
-			close(parcels->at[i].fd);
+		else
+			release(parcels, &parcels->at[i]);
 	}
 	parcels->n = kept;
 }
@@ -83,10 +113,9 @@ void kvt_parcels_remove(struct kvt_parcels *parcels, const char *name)
 void kvt_parcels_close(struct kvt_parcels *parcels)
 {
 	for (uint32_t i = 0; i < parcels->n; i++)
-		if (parcels->at[i].fd >= 0)
-			close(parcels->at[i].fd);
+		release(parcels, &parcels->at[i]);
 	free(parcels->at);
-	*parcels = (struct kvt_parcels){ 0 };
+	*parcels = (struct kvt_parcels){ .closer = parcels->closer };
 }
 
 enum kvt_parcel_kind kvt_parcel_kind(const char *name)

@@ -24,12 +24,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct kvt_closer;
+
 #define KVT_PARCEL_NAME_BYTES 48
 #define KVT_PARCELS_PER_SESSION 5
 #define KVT_PARCELS_PER_MEMBER 3
 
 struct kvt_parcel {
 	int fd; /* -1: taken */
+	uint32_t hold; /* its key with the closer, 0 = none */
 	char name[KVT_PARCEL_NAME_BYTES];
 };
 
@@ -38,12 +41,15 @@ struct kvt_parcels {
 	struct kvt_parcel *at;
 	uint32_t n, room;
 	uint32_t next; /* where the last one was taken: the next one is often behind it */
+	struct kvt_closer *closer; /* releases what clients share; NULL: it is closed here */
 };
 
 /** Takes the descriptor, also on failure (then it is closed). -ENOMEM. */
 int kvt_parcels_add(struct kvt_parcels *parcels, const char *name, int fd);
 /** The descriptor of that name, which is the caller's from now on; -1 if there is none. */
 int kvt_parcels_take(struct kvt_parcels *parcels, const char *name);
+/** Have the (new) closer hold what is there of what clients share. */
+void kvt_parcels_hold(struct kvt_parcels *parcels);
 /** Close all that was not taken, and forget the list. */
 void kvt_parcels_close(struct kvt_parcels *parcels);
 /** Close and forget those of that name. */

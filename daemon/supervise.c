@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "daemon/background.h"
+#include "daemon/closer.h"
 #include "daemon/log.h"
 #include "daemon/notify.h"
 #include "daemon/object.h"
@@ -39,6 +40,7 @@ struct supervisor {
 	char **argv;              /* of the daemon */
 	struct kvt_notify above;  /* our own manager */
 	struct kvt_parcels store;
+	struct kvt_closer closer; /* of what is in it */
 	uint32_t store_most;
 	int notify_fd, child_notify_fd; /* the two ends of a socket pair without a name */
 	int signal_fd;
@@ -236,7 +238,7 @@ static bool receive(struct supervisor *supervisor)
 /* Everything but the socket, in whose queue clients wait meanwhile, and the lock. */
 static void drop_store(struct supervisor *supervisor)
 {
-	struct kvt_parcels kept = { 0 };
+	struct kvt_parcels kept = { .closer = supervisor->store.closer };
 
 	for (uint32_t i = 0; i < supervisor->store.n; i++) {
 		struct kvt_parcel *parcel = &supervisor->store.at[i];
@@ -376,6 +378,19 @@ static uint64_t watch(struct supervisor *supervisor, uint64_t now)
 	return supervisor->hang_due_ns;
 }
 
+/* What the daemon has forgotten, clients may still have a hand in: see closer.h. */
+static bool release_rest(struct supervisor *supervisor)
+{
+	bool left = kvt_closer_flush(&supervisor->closer);
+
+	if (!supervisor->closer.lost)
+		return left;
+	kvt_log(KVT_LOG_ERROR, "closer_ended", "pid=%d", (int)supervisor->closer.pid);
+	kvt_closer_start(&supervisor->closer, supervisor->closer.most);
+	kvt_parcels_hold(&supervisor->store);
+	return left;
+}
+
 static int timeout_ms(struct supervisor *supervisor)
 {
 	uint64_t now = now_ns(), due = watch(supervisor, now);
@@ -383,6 +398,8 @@ static int timeout_ms(struct supervisor *supervisor)
 	if (!supervisor->child && supervisor->start_at_ns && supervisor->start_at_ns < due)
 		due = supervisor->start_at_ns;
 	if (kvt_notify_owes(&supervisor->above) && now + OWED_INTERVAL_NS < due)
+		due = now + OWED_INTERVAL_NS;
+	if (release_rest(supervisor) && now + OWED_INTERVAL_NS < due)
 		due = now + OWED_INTERVAL_NS;
 	if (due == UINT64_MAX)
 		return -1;
@@ -445,6 +462,10 @@ static int open_all(struct supervisor *supervisor, char *why, size_t why_size)
 	sigprocmask(SIG_BLOCK, &set, &supervisor->old_mask);
 	supervisor->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 	error = supervisor->signal_fd < 0 ? -errno : open_notify(supervisor);
+	if (!error)
+		error = kvt_closer_start(&supervisor->closer, supervisor->store_most);
+	supervisor->store.closer = &supervisor->closer;
+	kvt_parcels_hold(&supervisor->store);
 	if (error)
 		snprintf(why, why_size, "cannot supervise: %s", strerror(-error));
 	return error;
@@ -511,7 +532,8 @@ static void remove_files(struct supervisor *supervisor)
 
 int kvt_supervise(const struct kvt_config *config, int argc, char **argv, int ready)
 {
-	struct supervisor supervisor = { .config = config, .detach_ready = ready };
+	struct supervisor supervisor = { .config = config, .detach_ready = ready,
+					 .closer.fd = -1 };
 	char why[KVT_WHY_BYTES] = "";
 	int n = 0, code;
 
@@ -532,6 +554,7 @@ int kvt_supervise(const struct kvt_config *config, int argc, char **argv, int re
 		remove_files(&supervisor);
 	}
 	kvt_parcels_close(&supervisor.store);
+	kvt_closer_forget(&supervisor.closer);
 	kvt_notify_close(&supervisor.above);
 	free(supervisor.argv);
 	return code;

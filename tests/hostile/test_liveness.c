@@ -95,10 +95,12 @@ static void innocent_was_served(void)
 		kvt_test_fail("an operation took %llu ms", (unsigned long long)worst / 1000000);
 }
 
-static int begin(const char *config)
+static int begin(const char *config, const char *argument)
 {
+	const char *const arguments[] = { argument, NULL };
+
 	kvt_test_daemon_prepare(&victim, config);
-	kvt_test_daemon_start(&victim, NULL);
+	kvt_test_daemon_start(&victim, arguments);
 	kvt_test_child_start(&innocent, innocent_run, NULL);
 	kvt_test_expect(innocent.pipe, 1);
 	return 0;
@@ -107,13 +109,19 @@ static int begin(const char *config)
 static int begin_as_is(void **state)
 {
 	(void)state;
-	return begin(NULL);
+	return begin(NULL, NULL);
 }
 
 static int begin_on_old_kernel(void **state)
 {
 	(void)state;
-	return begin("test_old_kernel = yes\n");
+	return begin("test_old_kernel = yes\n", NULL);
+}
+
+static int begin_supervised(void **state)
+{
+	(void)state;
+	return begin(NULL, "--supervise");
 }
 
 static void innocent_ends(void)
@@ -506,13 +514,16 @@ static void leave_locked_doorbell(int pipe, void *context)
 	waitpid(child, NULL, 0);
 }
 
-static pid_t make_locked_doorbell(void)
+/* Process `frozen`, if any, does not hear of its end yet. */
+static pid_t make_locked_doorbell(pid_t frozen)
 {
 	struct kvt_test_child attacker;
-	uint64_t child;
+	uint64_t child = 0;
 
 	kvt_test_child_start(&attacker, leave_locked_doorbell, NULL);
 	kvt_test_check(kvt_test_receive(attacker.pipe, &child));
+	if (frozen)
+		kvt_test_freeze(frozen);
 	kvt_test_child_kill(&attacker, SIGKILL);
 	return (pid_t)child;
 }
@@ -526,7 +537,7 @@ static void a_doorbell_that_cannot_be_released_stalls_nobody(void **state)
 	skip_without_missing_pages();
 	/* More than processes of the closer may wait for at a time. */
 	for (int i = 0; i < 8; i++)
-		children[i] = make_locked_doorbell();
+		children[i] = make_locked_doorbell(0);
 	kvt_test_until(&victim, counters, counters.live_sessions == 1);
 	innocent_was_served();
 	for (int i = 0; i < 8; i++)
@@ -540,12 +551,12 @@ static void the_daemon_ends_although_a_doorbell_cannot_be_released(void **state)
 
 	(void)state;
 	skip_without_missing_pages();
-	child = make_locked_doorbell();
+	child = make_locked_doorbell(0);
 	innocent_ends();
 	kvt_test_daemon_stop(&victim);
 	kvt_test_daemon_start(&victim, NULL);
 	kill(child, SIGKILL);
-	child = make_locked_doorbell();
+	child = make_locked_doorbell(0);
 	kvt_test_settled(&victim);
 	kill(victim.pid, SIGKILL);
 	kvt_test_daemon_wait(&victim);
@@ -555,15 +566,38 @@ static void the_daemon_ends_although_a_doorbell_cannot_be_released(void **state)
 	kvt_test_expect(innocent.pipe, 1);
 }
 
+/* The supervisor has them, too, and forgets them when the daemon says so: here as the last one. */
+static void the_supervisor_releases_nothing_either(void **state)
+{
+	struct kvt_test_daemon serving = { .pid = kvt_test_daemon_child(&victim) };
+	struct kvt_test_daemon closer = { .pid = kvt_test_daemon_closer(&serving) };
+	struct kvt_counters counters;
+	uint32_t descriptors;
+	pid_t child;
+
+	(void)state;
+	skip_without_missing_pages();
+	kvt_test_settled(&victim);
+	descriptors = kvt_test_daemon_descriptors(&closer);
+	child = make_locked_doorbell(victim.pid);
+	kvt_test_until(&victim, counters, counters.live_sessions == 1);
+	while (kvt_test_daemon_descriptors(&closer) > descriptors)
+		kvt_test_settled(&victim);
+	kill(victim.pid, SIGCONT);
+	kvt_test_daemon_succeed(&victim);
+	innocent_was_served();
+	kill(child, SIGKILL);
+}
+
 static void a_closer_that_was_killed_is_replaced(void **state)
 {
-	pid_t closer = kvt_test_daemon_child(&victim), other;
+	pid_t closer = kvt_test_daemon_closer(&victim), other;
 
 	(void)state;
 	kvt_test_check(closer > 0 && kill(closer, SIGKILL) == 0);
 	do {
 		kvt_test_settled(&victim); /* a connection that comes and goes */
-		other = kvt_test_daemon_child(&victim);
+		other = kvt_test_daemon_closer(&victim);
 	} while (other == closer || other <= 0);
 	kvt_test_check(kvt_test_daemon_said(&victim, "closer_ended"));
 	attack(send_lingering);
@@ -574,6 +608,7 @@ static void a_closer_that_was_killed_is_replaced(void **state)
 	{                                                                                         \
 		#test "_on_old_kernels", test, begin_on_old_kernel, end, NULL                     \
 	}
+#define SUPERVISED(test) cmocka_unit_test_setup_teardown(test, begin_supervised, end)
 
 int main(int argc, char **argv)
 {
@@ -588,6 +623,7 @@ int main(int argc, char **argv)
 		AS_IS(a_bell_that_is_not_answered_does_not_pile_up),
 		AS_IS(a_doorbell_that_cannot_be_released_stalls_nobody),
 		AS_IS(the_daemon_ends_although_a_doorbell_cannot_be_released),
+		SUPERVISED(the_supervisor_releases_nothing_either),
 		OLD(a_closer_that_was_killed_is_replaced),
 	};
 

@@ -65,6 +65,8 @@ bool kvt_test_daemon_await(struct kvt_test_daemon *daemon, const char *text);
 int kvt_test_daemon_wait(struct kvt_test_daemon *daemon);
 /** The process that serves, where the daemon was started with --supervise: its child. */
 pid_t kvt_test_daemon_child(const struct kvt_test_daemon *daemon);
+/** Its process that releases what clients shared; 0: there is none just now. */
+pid_t kvt_test_daemon_closer(const struct kvt_test_daemon *daemon);
 /** Its state as in /proc/PID/stat: 'S' sleeps in the kernel, 'Z' has ended, and nobody knows. */
 char kvt_test_process_state(pid_t pid);
 /** SIGSTOP, and wait until the process stands still: it may be running on another core. */
