@@ -40,8 +40,8 @@ static int lingering(void)
 	return fd;
 }
 
-/* Send it along and drop our reference. */
-static void send_descriptor(int to, const struct sockaddr_un *address, socklen_t address_bytes,
+/* Send it along and drop our reference. False: refused. */
+static bool send_descriptor(int to, const struct sockaddr_un *address, socklen_t address_bytes,
 			    void *bytes, size_t n, int fd)
 {
 	const struct linger none = { .l_onoff = 1 };
@@ -55,11 +55,14 @@ static void send_descriptor(int to, const struct sockaddr_un *address, socklen_t
 				  .msg_controllen = sizeof(control),
 				  .msg_name = (void *)(uintptr_t)address,
 				  .msg_namelen = address_bytes };
+	bool sent;
 
 	memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
-	if (sendmsg(to, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
-		setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none)); /* it is still ours */
+	sent = sendmsg(to, &message, MSG_NOSIGNAL | MSG_DONTWAIT) > 0;
+	if (!sent) /* closed here */
+		setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none));
 	close(fd);
+	return sent;
 }
 
 /* So many messages with such a socket, then hang up. */
@@ -73,6 +76,7 @@ static void linger_on(struct attack_run *run, bool hello, uint32_t messages)
 	attack_ready(run);
 	for (uint32_t sent = 0; sent < LINGERING;) {
 		int fd = attack_dial(run);
+		bool went = false;
 
 		if (fd < 0) {
 			attack_pause();
@@ -83,10 +87,10 @@ static void linger_on(struct attack_run *run, bool hello, uint32_t messages)
 			attack_read(fd, messages == 1);
 		}
 		for (uint32_t i = 0; i < messages; i++, sent++) {
-			send_descriptor(fd, NULL, 0, &name, sizeof(name), lingering());
+			went = send_descriptor(fd, NULL, 0, &name, sizeof(name), lingering());
 			attack_round(run);
 		}
-		if (messages == 1)
+		if (went && messages == 1)
 			attack_read(fd, true); /* it has been received: GOODBYE */
 		close(fd);
 	}
@@ -119,8 +123,8 @@ void attack_memory_descriptor(struct attack_run *run)
 			_exit(1);
 		attack_say_hello(fd, KVT_HELLO_OBSERVE);
 		attack_read(fd, true);
-		send_descriptor(fd, NULL, 0, &byte, 1, memory);
-		attack_read(fd, true);
+		if (send_descriptor(fd, NULL, 0, &byte, 1, memory))
+			attack_read(fd, true);
 		close(fd);
 		attack_round(run);
 	}

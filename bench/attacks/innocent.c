@@ -43,6 +43,7 @@ struct report {
 	uint32_t complained; /* `why` is being written or has been */
 	char why[400];
 	uint64_t began_ns[ATTACK_PHASES], ended_ns[ATTACK_PHASES];
+	uint64_t visits_ns[ATTACK_PHASES]; /* with newcomers: no time for cycles */
 	uint32_t n_samples[ATTACK_PHASES];
 	struct attack_figures at[ATTACK_PHASES];
 	uint32_t samples[ATTACK_PHASES][SAMPLES]; /* ns */
@@ -293,6 +294,7 @@ static void visit(struct worker *worker)
 		scrape(worker);
 	worker->newcomer_ns = attack_now_ns();
 	ns = worker->newcomer_ns - start;
+	worker->report->visits_ns[phase] += ns;
 	if (ns > worker->report->at[phase].newcomer_max)
 		worker->report->at[phase].newcomer_max = ns;
 }
@@ -417,7 +419,8 @@ static void summarize(struct report *report, struct attack_result *result)
 	for (int i = 0; i < ATTACK_PHASES; i++) {
 		struct attack_figures *at = &report->at[i];
 		uint32_t n = report->n_samples[i];
-		double seconds = (double)(report->ended_ns[i] - report->began_ns[i]) / 1e9;
+		double seconds = (double)(report->ended_ns[i] - report->began_ns[i] -
+					  report->visits_ns[i]) / 1e9;
 
 		if (n) {
 			qsort(report->samples[i], n, sizeof(uint32_t), compare);

@@ -3,6 +3,8 @@
 #include "bench/attacks/attack.h"
 
 #define MANY_NODES "--max_nodes=65536"
+#define OLD_KERNEL "--test_old_kernel=yes"
+#define LARGE_AREAS "--max_op_keys=16777216"
 
 const struct attack attacks[] = {
 	{ "linger-session", "a session sends TCP sockets that take 8 s to close",
@@ -13,6 +15,14 @@ const struct attack attacks[] = {
 	  0, 8, NULL, attack_linger_close },
 	{ "memory-descriptor", "a memfd of 512 MiB, sent as its last reference",
 	  0, 2, NULL, attack_memory_descriptor },
+	{ "old-linger-session", "linger-session where the kernel cannot refuse descriptors",
+	  0, 3, OLD_KERNEL, attack_linger_session },
+	{ "old-linger-half-open", "linger-half-open there",
+	  0, 3, OLD_KERNEL, attack_linger_half_open },
+	{ "old-linger-close", "linger-close there",
+	  0, 3, OLD_KERNEL, attack_linger_close },
+	{ "old-memory-descriptor", "memory-descriptor there",
+	  0, 2, OLD_KERNEL, attack_memory_descriptor },
 	{ "notify-descriptors", "such sockets to the supervisor's notify socket",
 	  ATTACK_SUPERVISE, 8, NULL, attack_notify_descriptors },
 	{ "bell-punched", "reads its bell into a page of a memfd that is hole-punched",
@@ -29,6 +39,8 @@ const struct attack attacks[] = {
 	  ATTACK_TOGETHER, 10000, NULL, attack_doorbells },
 	{ "punch-areas", "punches holes into its key and list areas while it submits",
 	  ATTACK_TOGETHER, 50, NULL, attack_punch_areas },
+	{ "punch-large", "the same with areas as large as an operator of long prompts allows",
+	  0, 20, LARGE_AREAS, attack_punch_areas },
 	{ "punch-rings", "the same with header, rings and fence words",
 	  0, 50, NULL, attack_punch_rings },
 	{ "areas", "the largest areas in as many sessions as it gets, every page touched",

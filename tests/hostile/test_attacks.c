@@ -2,7 +2,8 @@
 /* Each attack of bench/attacks beside a client that keeps the rules: it gets every byte right, is
  * refused nothing and never waits for long, and afterwards nothing is left of the attacker.
  *
- *     test_attacks [NAME...]    only these; default: all */
+ *     test_attacks [NAME...]     only these; default: all
+ *     test_attacks -NAME...      all but these */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -51,9 +52,9 @@ static void play(void **state)
 static bool wanted(const char *name, int argc, char **argv)
 {
 	for (int i = 1; i < argc; i++)
-		if (!strcmp(name, argv[i]))
-			return true;
-	return argc < 2;
+		if (!strcmp(name, argv[i] + (argv[i][0] == '-')))
+			return argv[i][0] != '-';
+	return argc < 2 || argv[1][0] == '-';
 }
 
 int main(int argc, char **argv)
