@@ -178,8 +178,10 @@ static void run_on_tree(const struct bench_options *options, unsigned int wanted
 		bench_throughput(&target, &tree);
 	if (wanted & PART_HAMMER)
 		bench_hammer(&target, &tree);
-	if (wanted & PART_RECLAIM)
+	if (wanted & PART_RECLAIM) {
 		bench_reclaim(&target, &tree);
+		bench_reclaim_crowd(&target, &tree);
+	}
 	if (wanted & PART_CYCLE)
 		bench_cycle(&target, &tree);
 	bench_tree_free(&tree);

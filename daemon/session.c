@@ -553,6 +553,8 @@ void kvt_session_fence(struct kvt_daemon *daemon, struct kvt_session *session)
 
 void kvt_sessions_sweep(struct kvt_daemon *daemon)
 {
+	/* Unmapping takes its time: first the pages that others wait for come back. */
+	bool first = kvt_core_unsettled(daemon->core);
 	uint32_t released = 0;
 
 	for (uint32_t i = 1; i <= daemon->core_config.max_sessions && daemon->n_dying; i++) {
@@ -560,14 +562,11 @@ void kvt_sessions_sweep(struct kvt_daemon *daemon)
 
 		if (!session->dying)
 			continue;
-		if (in_core(daemon, session)) {
+		if (in_core(daemon, session))
 			ask_quiet(daemon, session);
-			continue;
-		}
-		if (released++ == RELEASES_PER_TURN) { /* unmapping takes its time */
+		else if (first || released++ >= RELEASES_PER_TURN)
 			daemon->sweep_due = true;
-			return;
-		}
-		retire(daemon, session);
+		else
+			retire(daemon, session);
 	}
 }
