@@ -285,7 +285,8 @@ static int child_ended(struct supervisor *supervisor, int status)
 	describe_end(supervisor, status);
 	supervisor->child = 0;
 	if (supervisor->stopping || (status == 0 && !supervisor->upgrading) ||
-	    code == EXIT_USAGE || code == EXIT_IN_USE)
+	    code == EXIT_USAGE ||
+	    (code == EXIT_IN_USE && !kvt_parcels_left(&supervisor->store)))
 		return code;
 	if (supervisor->upgrading && status == 0) {
 		supervisor->failures = 0; /* it served, and ended because it was asked to */

@@ -1055,6 +1055,33 @@ static void a_lock_that_was_removed_is_made_again(void **state)
 	stop();
 }
 
+/* Somebody else has the lock when the successor starts: that is no reason to end with the cache. */
+static void a_successor_that_finds_the_lock_taken_is_started_again(void **state)
+{
+	struct kvt_client *client;
+	uint32_t keys[KVT_WORK_KEYS], space;
+	char path[256];
+	int fd;
+
+	(void)state;
+	start(NULL);
+	client = fill_cache(keys, &space);
+	kvt_client_close(client, KVT_IDLE);
+	snprintf(path, sizeof(path), "%s/%s.lock.d/lock", daemon_.dir, daemon_.name);
+	kvt_test_equal(unlink(path), 0);
+	fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	kvt_test_check(fd >= 0 && flock(fd, LOCK_EX) == 0 && dprintf(fd, "1\n") == 2);
+	kvt_test_equal(kill(kvt_test_daemon_child(&daemon_), SIGKILL), 0);
+	while (!kvt_test_daemon_said(&daemon_, "already served by a live daemon, pid 1 "))
+		sched_yield();
+	close(fd);
+	await_ready();
+	client = kvt_test_connect(&daemon_);
+	kvt_test_equal(matched(client, kvt_test_namespace(client, "doubt"), keys), KVT_WORK_KEYS);
+	kvt_client_close(client, KVT_IDLE);
+	stop();
+}
+
 /* No socket of the supervisor has a name but the one that clients connect to: what strangers send
  * to a named one takes up its queue. */
 static void no_stranger_can_send_to_the_supervisor(void **state)
@@ -1160,6 +1187,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(a_stranger_does_not_keep_the_successor_out),
 		cmocka_unit_test(the_lock_outlives_its_daemon),
 		cmocka_unit_test(a_lock_that_was_removed_is_made_again),
+		cmocka_unit_test(a_successor_that_finds_the_lock_taken_is_started_again),
 		cmocka_unit_test(when_the_supervisor_stops_clients_are_told_and_nothing_is_left),
 		cmocka_unit_test(a_supervisor_that_stops_without_a_daemon_leaves_nothing),
 	};
