@@ -23,7 +23,7 @@ struct bench_floor {
 	uint32_t n;
 	pid_t pid;
 	bool runs; /* the floor's process, not the daemon */
-	void *segment;
+	void *segment, *areas;
 	struct kvt_segment_layout layout;
 	struct kvt_ring_end end;
 };
@@ -81,10 +81,12 @@ static void start_process(struct bench_floor *floor, uint32_t *const *keys)
 		bench_die("segment: %s", strerror(-rc));
 	floor->segment = mmap(NULL, floor->layout.bytes, PROT_READ | PROT_WRITE,
 			      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (floor->segment == MAP_FAILED)
+	floor->areas = mmap(NULL, floor->layout.areas_bytes, PROT_READ | PROT_WRITE,
+			    MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (floor->segment == MAP_FAILED || floor->areas == MAP_FAILED)
 		bench_die("segment: %s", strerror(errno));
 	kvt_segment_format(floor->segment, &floor->layout, 1);
-	kvt_ring_end_init(&floor->end, floor->segment, &floor->layout);
+	kvt_ring_end_init(&floor->end, floor->segment, floor->areas, &floor->layout);
 	fflush(stdout);
 	floor->pid = fork();
 	if (floor->pid < 0)
@@ -123,6 +125,7 @@ void bench_floor_stop(struct bench_floor *floor)
 		kill(floor->pid, SIGKILL);
 		waitpid(floor->pid, NULL, 0);
 		munmap(floor->segment, floor->layout.bytes);
+		munmap(floor->areas, floor->layout.areas_bytes);
 	}
 	for (uint32_t i = 0; floor->copies && i < floor->n_sets; i++)
 		free(floor->copies[i]);

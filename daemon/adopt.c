@@ -111,6 +111,7 @@ static const struct {
 	size_t offset;
 } session_fds[] = {
 	{ KVT_PARCEL_SEGMENT, offsetof(struct kvt_session, segment.fd) },
+	{ KVT_PARCEL_AREAS, offsetof(struct kvt_session, areas.fd) },
 	{ KVT_PARCEL_PIDFD, offsetof(struct kvt_session, pidfd) },
 	{ KVT_PARCEL_DOORBELL, offsetof(struct kvt_session, doorbell) },
 	{ KVT_PARCEL_BELL, offsetof(struct kvt_session, bell) },
@@ -429,9 +430,13 @@ static void take_descriptors(struct kvt_daemon *daemon, struct kvt_session *sess
 {
 	uint32_t index = session->index, generation = record->generation;
 	int segment = kvt_adopt_fd(daemon, KVT_PARCEL_SEGMENT, index, generation);
+	int areas = kvt_adopt_fd(daemon, KVT_PARCEL_AREAS, index, generation);
 
+	session->areas.fd = -1;
+	if (areas >= 0)
+		kvt_object_take(&session->areas, areas);
 	if (segment >= 0 && kvt_object_take(&session->segment, segment) == 0 &&
-	    kvt_segment_check(session->segment.base, session->segment.bytes,
+	    kvt_segment_check(session->segment.base, session->segment.bytes, session->areas.bytes,
 			      &session->layout) != 0)
 		kvt_object_destroy(&session->segment);
 	/* In part, perhaps; what was handed over is yet to be. */
@@ -479,12 +484,12 @@ static bool find_process(struct kvt_session *session, const struct kvt_session_r
 static void resume_ring(struct kvt_daemon *daemon, struct kvt_session *session,
 			const struct kvt_session_record *record)
 {
-	char *base = session->segment.base;
 	struct kvt_core_view view;
 
 	kvt_session_view(session, &view);
 	kvt_core_session_attach(daemon->core, session->index, &view);
-	kvt_ring_end_init(&session->ring, base, &session->layout);
+	kvt_ring_end_init(&session->ring, session->segment.base, session->areas.base,
+			  &session->layout);
 	kvt_ring_end_resume(&session->ring, record->sq_taken, record->cq_done, record->last_cqe);
 	session->deferred = record->n_pending + record->n_waiters;
 }
@@ -510,8 +515,8 @@ static void adopt_session(struct kvt_daemon *daemon, uint32_t index,
 	else if (!(record->signs & KVT_SIGN_EXITED))
 		signs |= KVT_SIGN_EXITED;
 	lives = kvt_group_adopt(daemon, session) && lives; /* in this order: processes count */
-	lives = lives && signs == 0 && session->segment.base && session->doorbell >= 0 &&
-		session->bell >= 0;
+	lives = lives && signs == 0 && session->segment.base && session->areas.base &&
+		session->doorbell >= 0 && session->bell >= 0;
 	if (lives)
 		resume_ring(daemon, session, record);
 	kvt_session_adopted(daemon, session, lives);

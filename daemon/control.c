@@ -193,7 +193,7 @@ bool kvt_control_send(struct kvt_daemon *daemon, struct kvt_connection *connecti
 {
 	union {
 		struct cmsghdr header;
-		char bytes[CMSG_SPACE(sizeof(int) * (4 + KVT_MAX_SLABS))];
+		char bytes[CMSG_SPACE(sizeof(int) * (5 + KVT_MAX_SLABS))];
 	} control = { 0 };
 	struct iovec part = { .iov_base = (void *)message, .iov_len = bytes };
 	struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1 };
@@ -543,21 +543,22 @@ static uint32_t power_of_two(uint64_t wish, uint64_t least, uint64_t most)
 	return (uint32_t)(size < most ? size : most);
 }
 
-/* The client's wishes within the daemon's limits. An area of a whole operation is the most that
- * can be used at once, so a bit more than that is the most that makes sense. */
+/* The client's wishes within the daemon's limits. An area holds at most what one operation can use,
+ * because a client may punch holes into it: INSERT has a page number for each page of keys. */
 static void hello_wish(const struct kvt_daemon *daemon, const struct kvt_message_hello *hello,
 		       struct kvt_session_wish *wish)
 {
-	uint64_t most = power_of_two((uint64_t)daemon->config.max_ring_entries, 8, 32768);
-	uint64_t area = (uint64_t)daemon->core_config.max_op_keys * 4;
+	uint64_t most = power_of_two((uint64_t)daemon->config.max_ring_entries, 8, 256);
+	uint64_t list = daemon->core_config.max_op_keys;
+	uint64_t keys = list + list / daemon->core_config.page_size;
 
 	wish->sq_entries = power_of_two(hello->sq_entries, 8, most);
 	wish->cq_entries = power_of_two(hello->cq_entries ? hello->cq_entries
-							  : 2ull * wish->sq_entries, 8, most);
+							  : 2ull * wish->sq_entries, 8, 2 * most);
 	wish->keys_count = hello->keys_count ? hello->keys_count : 1u << 20;
 	wish->list_count = hello->list_count ? hello->list_count : 1u << 18;
-	wish->keys_count = wish->keys_count < area ? wish->keys_count : area;
-	wish->list_count = wish->list_count < area ? wish->list_count : area;
+	wish->keys_count = wish->keys_count < keys ? wish->keys_count : keys;
+	wish->list_count = wish->list_count < list ? wish->list_count : list;
 }
 
 static void fill_welcome(const struct kvt_daemon *daemon,
@@ -618,12 +619,12 @@ static void hello_session(struct kvt_daemon *daemon, struct kvt_connection *conn
 			  const struct kvt_message_hello *hello,
 			  struct kvt_message_welcome *welcome)
 {
-	int fds[3 + 1 + KVT_MAX_SLABS], error;
+	int fds[4 + 1 + KVT_MAX_SLABS], error;
 	char label[KVT_LABEL_BYTES], text[KVT_TEXT_BYTES];
 	struct kvt_session_wish wish = { .label = label,
 					 .no_resume = hello->flags & KVT_HELLO_NO_RESUME };
 	struct kvt_leaving completion = { .uid = connection->peer.uid, .n_fds = 1 };
-	uint32_t n_fds = 3, session;
+	uint32_t n_fds = 4, session;
 	bool sent;
 
 	kvt_log_clean(label, sizeof(label), hello->label, KVT_LABEL_BYTES);
@@ -636,8 +637,9 @@ static void hello_session(struct kvt_daemon *daemon, struct kvt_connection *conn
 	}
 	admit(daemon, connection, session);
 	welcome->session = session;
-	welcome->fds = KVT_FD_SEGMENT | KVT_FD_DOORBELL | KVT_FD_COMPLETION;
+	welcome->fds = KVT_FD_SEGMENT | KVT_FD_AREAS | KVT_FD_DOORBELL | KVT_FD_COMPLETION;
 	welcome->segment_bytes = daemon->sessions[session].layout.bytes;
+	welcome->areas_bytes = daemon->sessions[session].layout.areas_bytes;
 	add_shared(daemon, welcome, fds, &n_fds);
 	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns, KVT_LOG_INFO,
 			"session_open",
@@ -645,7 +647,7 @@ static void hello_session(struct kvt_daemon *daemon, struct kvt_connection *conn
 			(int)connection->peer.pid, (unsigned int)connection->peer.uid, label);
 	sent = kvt_control_send(daemon, connection, welcome, sizeof(*welcome), fds, n_fds);
 	(void)sent; /* if not, the session has ended with the connection */
-	completion.fds[0] = fds[2]; /* the client's end of it is the client's */
+	completion.fds[0] = fds[3]; /* the client's end of it is the client's */
 	kvt_closer_leave(&daemon->closer, &completion);
 }
 
@@ -691,6 +693,7 @@ static void hello_resume(struct kvt_daemon *daemon, struct kvt_connection *conne
 	welcome->session = session;
 	welcome->flags |= KVT_WELCOME_RESUMED;
 	welcome->segment_bytes = daemon->sessions[session].layout.bytes;
+	welcome->areas_bytes = daemon->sessions[session].layout.areas_bytes;
 	memcpy(welcome->secret, hello->secret, sizeof(welcome->secret));
 	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns,
 			KVT_LOG_INFO, "session_resumed",

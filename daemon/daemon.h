@@ -98,7 +98,7 @@ struct kvt_session {
 	struct kvt_session_end end;
 	pid_t pid;
 	uid_t uid;
-	struct kvt_object segment;
+	struct kvt_object segment, areas;
 	struct kvt_segment_layout layout;
 } KVT_ALIGNED(KVT_LINE);
 
@@ -346,11 +346,11 @@ struct kvt_session_wish {
 	bool no_resume; /* the session is to end with this daemon, however it does */
 };
 
-/** Open a session for the process behind `connection`. ret_fds: segment, doorbell, completion, in
- * this order; the caller closes the last one (`ret_fds[2]`) after sending. */
+/** Open a session for the process behind `connection`. ret_fds: segment, areas, doorbell,
+ * completion, in this order; the caller closes the last one after sending. */
 int kvt_session_open(struct kvt_daemon *daemon, struct kvt_connection *connection,
 		     const struct kvt_session_wish *wish, uint64_t secret[2],
-		     uint32_t *ret_session, int ret_fds[3], char *why, size_t why_size);
+		     uint32_t *ret_session, int ret_fds[4], char *why, size_t why_size);
 /** Its memory, as the core may touch it. */
 void kvt_session_view(const struct kvt_session *session, struct kvt_core_view *ret_view);
 /** Give a session that a predecessor opened to the process behind `connection`, which knows its

@@ -133,7 +133,7 @@ static int make_member(struct kvt_connection *connection, const struct kvt_sessi
 			 (int)connection->peer.pid, strerror(-error));
 		return error;
 	}
-	error = kvt_segment_plan(&made->layout, MEMBER_RING, MEMBER_RING, 1, 1);
+	error = kvt_segment_plan(&made->layout, MEMBER_RING, MEMBER_RING, 0, 0);
 	if (!error)
 		error = kvt_object_create_sealed(&made->segment, "kvtrunk-member",
 						 made->layout.bytes);
@@ -236,7 +236,7 @@ static void take_segment(struct kvt_daemon *daemon, struct kvt_member *member)
 	member->parked = fd >= 0 && !daemon->takeover;
 	daemon->n_parked += member->parked ? KVT_PARCELS_PER_MEMBER : 0;
 	if (fd >= 0 && kvt_object_take(&member->segment, fd) == 0 &&
-	    kvt_segment_check(member->segment.base, member->segment.bytes, &member->layout) != 0)
+	    kvt_segment_check(member->segment.base, member->segment.bytes, 0, &member->layout) != 0)
 		kvt_object_destroy(&member->segment);
 }
 

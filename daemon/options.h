@@ -112,9 +112,10 @@
 	  "A BEGIN does not wait for what others are computing where that is so many positions, " \
 	  "or fewer: computing them again costs about as much as one decode step.")               \
 	X(NUMBER, max_op_keys, "1048576", 256, 1ll << 28, NULL, START,                            \
-	  "Most keys or pages of one operation, and the largest key area of a session.")          \
-	X(NUMBER, max_ring_entries, "4096", 8, 32768, NULL, START,                                \
-	  "Most entries of a session's submission or completion ring.")                           \
+	  "Most keys or pages of one operation. The areas of a session hold as much.")            \
+	X(NUMBER, max_ring_entries, "256", 8, 256, NULL, START,                                   \
+	  "Most entries of a session's submission ring. Its completion ring has at most twice "   \
+	  "as many.")                                                                             \
 	X(BOOL, arena_visible, "yes", 0, 0, NULL, RELOAD,                                         \
 	  "Hand the tree to clients for reading (probe). no: for clients that must not see each " \
 	  "other's keys.")                                                                        \
@@ -135,7 +136,7 @@
 	X(BOOL, park_connections, "yes", 0, 0, NULL, RELOAD,                                      \
 	  "Park control sockets, too, so that clients do not even see that the daemon died. no: " \
 	  "they connect again with the secret of their session, and the service manager holds "  \
-	  "four descriptors a session instead of five.")                                          \
+	  "five descriptors a session instead of six.")                                           \
 	X(NUMBER, hello_timeout_ms, "2000", 10, 600000, NULL, RELOAD,                             \
 	  "How long a connection may stay without its first message.")                            \
 	X(NUMBER, max_half_open, "64", 1, 4096, NULL, START,                                      \

@@ -24,6 +24,7 @@ static const char *const kind_names[] = {
 	[KVT_PARCEL_LOCK] = "lock",
 	[KVT_PARCEL_OBSERVER] = "observer",
 	[KVT_PARCEL_SEGMENT] = "segment",
+	[KVT_PARCEL_AREAS] = "areas",
 	[KVT_PARCEL_PIDFD] = "pidfd",
 	[KVT_PARCEL_DOORBELL] = "doorbell",
 	[KVT_PARCEL_BELL] = "bell",

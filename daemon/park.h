@@ -7,7 +7,7 @@
  * Descriptors with names: what outlives a daemon.
  *
  * Everything that a client sees of an instance is behind descriptors: arena, ledger, pool, the
- * listening socket, and of each session its segment, its pidfd, its doorbell, its completion socket
+ * listening socket, and of each session its segment, its areas, its pidfd, its doorbell, its bell
  * and its control socket. A daemon parks them with its service manager (or `kvtrunkd --supervise`,
  * which speaks the same protocol) as soon as they exist, and its successor gets them back, so that
  * a client does not even lose its connection when the daemon is killed.
@@ -16,7 +16,8 @@
  *     listen  socket                       its file is ours to remove, another's
  *     lock.MADE                            the lock file; MADE 1: runtime_dir is ours to remove
  *     observer                             only from daemon to daemon
- *     segment.S.G  pidfd.S.G  doorbell.S.G  bell.S.G  control.S.G     session S of generation G
+ *     segment.S.G  areas.S.G  pidfd.S.G  doorbell.S.G  bell.S.G  control.S.G
+ *                                          session S of generation G
  *     member-segment.M.G  member-pidfd.M.G  member-control.M.G         member M of generation G
  */
 
@@ -27,7 +28,7 @@
 struct kvt_closer;
 
 #define KVT_PARCEL_NAME_BYTES 48
-#define KVT_PARCELS_PER_SESSION 5
+#define KVT_PARCELS_PER_SESSION 6
 #define KVT_PARCELS_PER_MEMBER 3
 
 struct kvt_parcel {
@@ -67,6 +68,7 @@ enum kvt_parcel_kind {
 	KVT_PARCEL_LOCK,
 	KVT_PARCEL_OBSERVER,
 	KVT_PARCEL_SEGMENT,
+	KVT_PARCEL_AREAS,
 	KVT_PARCEL_PIDFD,
 	KVT_PARCEL_DOORBELL,
 	KVT_PARCEL_BELL,

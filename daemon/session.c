@@ -29,7 +29,8 @@ static void close_fd(int *fd)
 
 void kvt_session_hold(struct kvt_daemon *daemon, struct kvt_session *session)
 {
-	const int fds[] = { session->doorbell, session->bell, session->segment.fd };
+	const int fds[] = { session->doorbell, session->bell, session->segment.fd,
+			    session->areas.fd };
 
 	session->hold = kvt_closer_hold(&daemon->closer, session->uid, fds,
 					sizeof(fds) / sizeof(fds[0]));
@@ -40,8 +41,9 @@ void kvt_session_release(struct kvt_daemon *daemon, struct kvt_session *session)
 	struct kvt_leaving leaving = {
 		.key = session->hold,
 		.uid = session->uid,
-		.n_fds = 3,
-		.fds = { session->doorbell, session->bell, session->segment.fd },
+		.n_fds = 4,
+		.fds = { session->doorbell, session->bell, session->segment.fd,
+			 session->areas.fd },
 	};
 
 	if (session->doorbell_armed) {
@@ -53,12 +55,14 @@ void kvt_session_release(struct kvt_daemon *daemon, struct kvt_session *session)
 						       session->generation));
 	kvt_unpark_session(daemon, session);
 	close_fd(&session->pidfd);
-	session->segment.fd = -1; /* its memory goes with the last descriptor, not here */
+	/* Their memory goes with the last descriptor, not here. */
+	session->segment.fd = session->areas.fd = -1;
 	kvt_object_destroy(&session->segment);
+	kvt_object_destroy(&session->areas);
 	kvt_closer_leave(&daemon->closer, &leaving);
 	memset(session, 0, sizeof(*session));
 	session->pidfd = session->doorbell = session->bell = -1;
-	session->segment.fd = -1;
+	session->segment.fd = session->areas.fd = -1;
 }
 
 /* The completion descriptor is the client's end of a socket pair. Both ends of an eventfd would be
@@ -107,19 +111,23 @@ static int make_segment(struct kvt_session *slot, const struct kvt_session_wish 
 {
 	int error = kvt_segment_plan(&slot->layout, wish->sq_entries, wish->cq_entries,
 				     wish->keys_count, wish->list_count);
-	uint64_t front;
+	uint64_t front = slot->layout.areas_bytes;
 
 	if (error == 0)
 		error = kvt_object_create_sealed(&slot->segment, "kvtrunk-session",
 						 slot->layout.bytes);
+	if (error == 0)
+		error = kvt_object_create_sealed(&slot->areas, "kvtrunk-areas",
+						 slot->layout.areas_bytes);
 	if (error) {
 		snprintf(why, why_size, "cannot make a session segment: %s", strerror(-error));
 		return error;
 	}
-	front = slot->layout.keys_offset + PREFAULT_BYTES;
-	if (front > slot->layout.bytes)
-		front = slot->layout.bytes;
-	madvise(slot->segment.base, front, MADV_POPULATE_WRITE); /* only speed: may fail */
+	if (front > PREFAULT_BYTES)
+		front = PREFAULT_BYTES;
+	/* Only speed: may fail. */
+	madvise(slot->segment.base, slot->layout.bytes, MADV_POPULATE_WRITE);
+	madvise(slot->areas.base, front, MADV_POPULATE_WRITE);
 	return 0;
 }
 
@@ -150,12 +158,12 @@ static int make_descriptors(struct kvt_connection *connection, struct kvt_sessio
 
 void kvt_session_view(const struct kvt_session *session, struct kvt_core_view *ret_view)
 {
-	char *base = session->segment.base;
+	char *base = session->segment.base, *areas = session->areas.base;
 
 	*ret_view = (struct kvt_core_view){
-		.keys = (const uint32_t *)(base + session->layout.keys_offset),
+		.keys = (const uint32_t *)(areas + session->layout.keys_offset),
 		.keys_count = session->layout.keys_count,
-		.list = (uint32_t *)(base + session->layout.list_offset),
+		.list = (uint32_t *)(areas + session->layout.list_offset),
 		.list_count = session->layout.list_count,
 		.fences = (const struct kvt_fence_word *)(base + session->layout.fences_offset),
 	};
@@ -274,7 +282,8 @@ static struct kvt_session *settle(struct kvt_daemon *daemon, struct kvt_connecti
 	session->open = true;
 	kvt_session_hold(daemon, session);
 	kvt_segment_format(session->segment.base, &session->layout, session->index);
-	kvt_ring_end_init(&session->ring, session->segment.base, &session->layout);
+	kvt_ring_end_init(&session->ring, session->segment.base, session->areas.base,
+			  &session->layout);
 	begin_serving(daemon, session);
 	watch_process(daemon, session);
 	return session;
@@ -302,14 +311,14 @@ void kvt_session_adopted(struct kvt_daemon *daemon, struct kvt_session *session,
 
 int kvt_session_open(struct kvt_daemon *daemon, struct kvt_connection *connection,
 		     const struct kvt_session_wish *wish, uint64_t secret[2],
-		     uint32_t *ret_session, int ret_fds[3], char *why, size_t why_size)
+		     uint32_t *ret_session, int ret_fds[4], char *why, size_t why_size)
 {
 	struct kvt_session made = { .pidfd = -1, .doorbell = -1, .bell = -1 };
 	struct kvt_core_peer peer = { 0 };
 	struct kvt_session *session;
 	int completion = -1, error;
 
-	made.segment.fd = -1;
+	made.segment.fd = made.areas.fd = -1;
 	error = make_descriptors(connection, &made, &completion, &peer.start_time, why, why_size);
 	if (!error)
 		error = make_segment(&made, wish, why, why_size);
@@ -325,6 +334,7 @@ int kvt_session_open(struct kvt_daemon *daemon, struct kvt_connection *connectio
 		close_fd(&made.doorbell);
 		close_fd(&made.bell);
 		kvt_object_destroy(&made.segment);
+		kvt_object_destroy(&made.areas);
 		return error;
 	}
 	session = settle(daemon, connection, &made);
@@ -333,8 +343,9 @@ int kvt_session_open(struct kvt_daemon *daemon, struct kvt_connection *connectio
 	memcpy(secret, peer.secret, sizeof(peer.secret));
 	*ret_session = session->index;
 	ret_fds[0] = session->segment.fd;
-	ret_fds[1] = session->doorbell;
-	ret_fds[2] = completion;
+	ret_fds[1] = session->areas.fd;
+	ret_fds[2] = session->doorbell;
+	ret_fds[3] = completion;
 	return 0;
 }
 

@@ -30,7 +30,7 @@
 #define HOLDERS_POLL_MS 100
 #define HOLDERS_EXTEND_US 10000000 /* asked anew with each look */
 #define FDS_PER_MEMBER 3  /* connection, segment, pidfd */
-#define FDS_PER_SESSION 5 /* connection, segment, doorbell, completion socket, pidfd */
+#define FDS_PER_SESSION 6 /* connection, segment, areas, doorbell, bell, pidfd */
 #define FDS_BESIDE 48
 #define LISTEN_BACKLOG 256
 #define LEAVING_BESIDE 2048 /* of connections that come and go at once: the loop's queue and more */
@@ -665,7 +665,8 @@ static int make_tables(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	memset(daemon->sessions, 0, (sessions + 1) * sizeof(struct kvt_session));
 	for (uint32_t i = 0; i <= sessions; i++) {
 		daemon->sessions[i].pidfd = daemon->sessions[i].doorbell = -1;
-		daemon->sessions[i].bell = daemon->sessions[i].segment.fd = -1;
+		daemon->sessions[i].bell = -1;
+		daemon->sessions[i].segment.fd = daemon->sessions[i].areas.fd = -1;
 	}
 	for (uint32_t i = 0; i <= members; i++)
 		daemon->members[i].pidfd = daemon->members[i].segment.fd = -1;
@@ -911,7 +912,8 @@ static void report(const struct kvt_daemon *daemon)
 		"per_session_at_most=%llu backend=%s", (unsigned long long)daemon->pool.bytes,
 		daemon->pool.n_slabs, (unsigned long long)sizes->arena_bytes,
 		(unsigned long long)sizes->ledger_bytes,
-		(unsigned long long)sizes->scratch_bytes, 32ull * core->max_op_keys,
+		(unsigned long long)sizes->scratch_bytes, KVT_SEGMENT_BYTES_MAX + 4ull *
+			(2ull * core->max_op_keys + core->max_op_keys / core->page_size),
 		daemon->pool.ops->name);
 	if (*daemon->pool.note)
 		kvt_log(KVT_LOG_NOTICE, "pool", "note=\"%s\"", daemon->pool.note);

@@ -12,7 +12,8 @@
  *
  *     arena     tree and page records. Written by the daemon alone, mapped read-only by clients.
  *     ledger    sessions, leases, page owners. The daemon's own, never handed out.
- *     segment   one per session: SQ, CQ, fence words, key area, list area. Written by both.
+ *     segment   one per session: SQ, CQ, fence words. Written by both.
+ *     areas     one per session: key area, list area. Written by both.
  *     messages  fixed structs on a SOCK_SEQPACKET socket, one message a packet.
  *
  * All integers are little endian (the two ends share a host, and kvtrunk refuses to build for
@@ -510,7 +511,13 @@ enum kvt_policy {
 
 /* ---------------------------------------------------------------------- session segment */
 
-/** First bytes of a session segment: a memfd that the daemon makes, sizes and seals.
+/* A client can punch holes into its own memory while the daemon uses it, and a fault there waits
+ * until the hole is made. No seal forbids that, so the sizes bound it: what every operation touches
+ * is small, and no area is larger than what one operation can use. */
+#define KVT_SEGMENT_BYTES_MAX 65536u
+
+/** First bytes of a session segment: a memfd that the daemon makes, sizes and seals. The key area
+ * and the list area are in a second one.
  *
  * The four indices are free running and only ever compared by unsigned difference; entry i is at
  * i & (entries - 1). Each is alone on its line because its writer is alone. The daemon reads
@@ -533,12 +540,13 @@ struct kvt_segment_header {
 	uint64_t sq_offset;
 	uint64_t cq_offset;
 	uint64_t fences_offset; /* KVT_FENCE_WORDS lines, the word first on each */
-	uint64_t keys_offset;
+	uint64_t areas_bytes;   /* of the second object; 0: there is none */
+	uint64_t keys_offset;   /* in it */
 	uint64_t keys_count;    /* u32 */
-	uint64_t list_offset;
+	uint64_t list_offset;   /* in it */
 	uint64_t list_count;    /* u32 */
 	uint32_t session;
-	uint32_t reserved0[5];
+	uint32_t reserved0[3];
 	uint32_t sq_head KVT_ALIGNED(KVT_LINE); /* daemon */
 	uint32_t sq_tail KVT_ALIGNED(KVT_LINE); /* client */
 	uint32_t cq_head KVT_ALIGNED(KVT_LINE); /* client */
@@ -882,10 +890,11 @@ struct kvt_message_hello {
 /** Descriptors that come with WELCOME, in this order, those whose bit is set in `fds`. */
 enum kvt_welcome_fd {
 	KVT_FD_SEGMENT = 1u << 0,
-	KVT_FD_DOORBELL = 1u << 1,   /* eventfd: client writes when sq_need_wakeup */
-	KVT_FD_COMPLETION = 1u << 2, /* readable once rung after cq_need_wakeup: read 8 bytes */
-	KVT_FD_ARENA = 1u << 3,      /* O_RDONLY */
-	KVT_FD_POOL = 1u << 4,       /* host and cuda-vmm: one for each slab, in their order */
+	KVT_FD_AREAS = 1u << 1,      /* key area and list area; none for a member of a group */
+	KVT_FD_DOORBELL = 1u << 2,   /* eventfd: client writes when sq_need_wakeup */
+	KVT_FD_COMPLETION = 1u << 3, /* readable once rung after cq_need_wakeup: read 8 bytes */
+	KVT_FD_ARENA = 1u << 4,      /* O_RDONLY */
+	KVT_FD_POOL = 1u << 5,       /* host and cuda-vmm: one for each slab, in their order */
 };
 
 enum kvt_pool_backend {
@@ -928,6 +937,7 @@ struct kvt_message_welcome {
 	uint32_t backend;    /* enum kvt_pool_backend */
 	uint32_t n_slabs;
 	uint64_t segment_bytes;
+	uint64_t areas_bytes;
 	uint64_t arena_bytes;
 	uint64_t epoch;
 	uint64_t instance[2];

@@ -7,9 +7,10 @@
  * The inside of libkvtrunk, shared by its own files and by tests that want to reach behind the
  * public API (raw entries on a live ring, protocol steps). Not installed.
  *
- * A client is private memory around four mappings: the session segment (both sides write), the
- * arena (read-only, may be withheld), the pool (on request) and one page of its own that the
- * kernel wipes in a forked child, which is how a child is told from its parent without a syscall.
+ * A client is private memory around five mappings: the session's segment and areas (both sides
+ * write), the arena (read-only, may be withheld), the pool (on request) and one page of its own
+ * that the kernel wipes in a forked child, which is how a child is told from its parent without a
+ * syscall.
  *
  * Every operation in flight has a *slot*: what it holds of the key and list areas, what the
  * caller wants to be told, and what has to be given back when nobody waits for the answer any
@@ -225,8 +226,8 @@ struct kvt_client {
 	struct kvt_arena_view arena;
 	struct kvt_opened *opened;
 	uint32_t n_opened;
-	void *segment;
-	uint64_t segment_bytes;
+	void *segment, *areas;
+	uint64_t segment_bytes, areas_bytes;
 	uint64_t arena_bytes; /* mapped; 0 = withheld */
 	struct kvt_client_slab slabs[KVT_MAX_SLABS];
 	uint32_t n_slabs; /* 0: observer */
@@ -283,8 +284,8 @@ struct kvt_seq {
 /** What a client is made of, for kvt_client_connect() and for tests that run both ends in one
  * process. The client owns the descriptors (-1 = none) and, with `own_mappings`, unmaps. */
 struct kvt_client_parts {
-	void *segment; /* NULL: observer */
-	uint64_t segment_bytes;
+	void *segment, *areas; /* NULL: observer; a member of a group has no areas */
+	uint64_t segment_bytes, areas_bytes;
 	struct kvt_segment_layout layout;
 	struct kvt_arena_view arena; /* base NULL: withheld */
 	int control, doorbell, completion;

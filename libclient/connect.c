@@ -31,7 +31,7 @@ struct welcome {
 	struct kvt_message_welcome message;
 	int fds[WELCOME_FDS_MAX];
 	unsigned int n_fds;
-	int segment, doorbell, completion, arena, pool; /* among fds, -1 = not sent */
+	int segment, areas, doorbell, completion, arena, pool; /* among fds, -1 = not sent */
 	unsigned int pool_at; /* place of slab 0 among fds */
 };
 
@@ -121,11 +121,11 @@ static int refused(const struct kvt_message_refused *message, struct kvt_error *
 /* Give each descriptor its name. -EPROTO when their number is not what the message says. */
 static int name_fds(struct welcome *welcome)
 {
-	int *const names[] = { &welcome->segment, &welcome->doorbell, &welcome->completion,
-			       &welcome->arena, &welcome->pool };
+	int *const names[] = { &welcome->segment, &welcome->areas, &welcome->doorbell,
+			       &welcome->completion, &welcome->arena, &welcome->pool };
 	unsigned int at = 0;
 
-	for (unsigned int i = 0; i < 5; i++) {
+	for (unsigned int i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
 		*names[i] = -1;
 		if (!(welcome->message.fds & 1u << i))
 			continue;
@@ -245,36 +245,55 @@ int kvt_client_map_shared(int fd, uint64_t bytes, void **ret_base)
 	return 0;
 }
 
+static int map_sealed(int fd, uint64_t least, void **ret_base, uint64_t *ret_bytes,
+		      struct kvt_error *error)
+{
+	uint64_t bytes;
+	int rc = kvt_client_sealed_bytes(fd, &bytes);
+
+	if (rc == 0 && bytes < least)
+		rc = -EPROTO;
+	if (rc == 0)
+		rc = kvt_client_map_shared(fd, bytes, ret_base);
+	if (rc != 0)
+		kvt_error_set(error, rc, 0, "cannot map the session segment: %s",
+			      rc == -EPROTO ? "it is too small or not sealed" :
+					      kvt_errno_name(rc));
+	else
+		*ret_bytes = bytes;
+	return rc;
+}
+
+static void unmap_segment(struct kvt_client_parts *parts)
+{
+	if (parts->segment)
+		munmap(parts->segment, parts->segment_bytes);
+	if (parts->areas)
+		munmap(parts->areas, parts->areas_bytes);
+	parts->segment = parts->areas = NULL;
+}
+
 static int map_segment(struct welcome *welcome, struct kvt_client_parts *parts,
 		       struct kvt_error *error)
 {
-	uint64_t bytes;
+	bool member = welcome->message.rank > 0; /* has fence words, and no ring */
 	int rc;
 
-	bool member = welcome->message.rank > 0; /* has fence words, and no ring */
-
-	if (welcome->segment < 0 || welcome->doorbell < 0 ||
+	if (welcome->segment < 0 || welcome->doorbell < 0 || (welcome->areas < 0) != member ||
 	    (welcome->completion < 0) != member) {
 		kvt_error_set(error, -EPROTO, 0, "corrupt: WELCOME lacks the ring's descriptors");
 		set_state(error, KVT_ATTACH_CORRUPT);
 		return -EPROTO;
 	}
-	rc = kvt_client_sealed_bytes(welcome->segment, &bytes);
-	if (rc == 0 && bytes < sizeof(struct kvt_segment_header))
-		rc = -EPROTO;
-	if (rc == 0)
-		rc = kvt_client_map_shared(welcome->segment, bytes, &parts->segment);
+	rc = map_sealed(welcome->segment, sizeof(struct kvt_segment_header), &parts->segment,
+			&parts->segment_bytes, error);
+	if (rc == 0 && !member)
+		rc = map_sealed(welcome->areas, 0, &parts->areas, &parts->areas_bytes, error);
+	if (rc != 0)
+		return rc; /* the caller unmaps */
+	rc = kvt_segment_check(parts->segment, parts->segment_bytes, parts->areas_bytes,
+			       &parts->layout);
 	if (rc != 0) {
-		kvt_error_set(error, rc, 0, "cannot map the session segment: %s",
-			      rc == -EPROTO ? "it is too small or not sealed" :
-					      kvt_errno_name(rc));
-		return rc;
-	}
-	parts->segment_bytes = bytes;
-	rc = kvt_segment_check(parts->segment, bytes, &parts->layout);
-	if (rc != 0) {
-		munmap(parts->segment, bytes);
-		parts->segment = NULL;
 		kvt_error_set(error, -EPROTO, 0, "%s: session segment",
 			      rc == -EPROTO ? "wrong_layout" : "corrupt");
 		return -EPROTO;
@@ -389,8 +408,7 @@ static int build_client(struct kvt_client **ret_client, const struct kvt_options
 			kvt_error_set(error, rc, 0, "out of memory for the client");
 	}
 	if (rc != 0) {
-		if (parts.segment)
-			munmap(parts.segment, parts.segment_bytes);
+		unmap_segment(&parts);
 		kvt_arena_detach(&parts.arena);
 		return rc;
 	}
@@ -611,7 +629,7 @@ static int create_rings(struct kvt_client *client, const struct kvt_client_parts
 {
 	uint32_t flying = parts->layout.cq_entries;
 
-	kvt_ring_end_init(&client->ring, parts->segment, &parts->layout);
+	kvt_ring_end_init(&client->ring, parts->segment, parts->areas, &parts->layout);
 	if (client->info.rank > 0)
 		return 0;
 	/* As many again may be held by the caller, and one each must always be left for an
@@ -709,6 +727,8 @@ int kvt_client_create(struct kvt_client **ret_client, const struct kvt_client_pa
 	}
 	client->segment = parts->segment;
 	client->segment_bytes = parts->segment_bytes;
+	client->areas = parts->areas;
+	client->areas_bytes = parts->areas_bytes;
 	client->arena = parts->arena;
 	kvt_error_set(&client->error, 0, 0, "no call has failed yet");
 	*ret_client = client;
@@ -730,6 +750,8 @@ void kvt_client_destroy(struct kvt_client *client)
 		kvt_device_unmap_all(client);
 		if (!later && client->segment && client->segment_bytes)
 			munmap(client->segment, client->segment_bytes);
+		if (client->areas && client->areas_bytes)
+			munmap(client->areas, client->areas_bytes);
 		if (client->arena.bytes)
 			kvt_arena_detach(&client->arena);
 		for (uint32_t i = 0; i < client->n_slabs; i++)

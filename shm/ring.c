@@ -4,12 +4,11 @@
 #include <errno.h>
 #include <stddef.h>
 
-#define RING_ENTRIES_MAX 32768u
 #define AREA_COUNT_MAX (1ull << 31) /* entries name places in 32 bits */
 
 static bool ring_size_ok(uint32_t entries)
 {
-	return entries >= 1 && entries <= RING_ENTRIES_MAX && (entries & (entries - 1)) == 0;
+	return entries >= 1 && entries <= KVT_SEGMENT_BYTES_MAX && (entries & (entries - 1)) == 0;
 }
 
 static uint64_t next_line(uint64_t offset)
@@ -34,12 +33,11 @@ int kvt_segment_plan(struct kvt_segment_layout *layout, uint32_t sq_entries, uin
 	layout->cq_offset = at;
 	at = next_line(at + cq_entries * sizeof(struct kvt_cqe));
 	layout->fences_offset = at;
-	at += KVT_FENCE_WORDS * sizeof(struct kvt_fence_word);
-	layout->keys_offset = at;
-	at = next_line(at + keys_count * sizeof(uint32_t));
-	layout->list_offset = at;
-	layout->bytes = next_line(at + list_count * sizeof(uint32_t));
-	return 0;
+	layout->bytes = at + KVT_FENCE_WORDS * sizeof(struct kvt_fence_word);
+	layout->keys_offset = 0;
+	layout->list_offset = next_line(keys_count * sizeof(uint32_t));
+	layout->areas_bytes = next_line(layout->list_offset + list_count * sizeof(uint32_t));
+	return layout->bytes <= KVT_SEGMENT_BYTES_MAX ? 0 : -EINVAL;
 }
 
 void kvt_segment_format(void *base, const struct kvt_segment_layout *layout, uint32_t session)
@@ -56,6 +54,7 @@ void kvt_segment_format(void *base, const struct kvt_segment_layout *layout, uin
 	header->sq_offset = layout->sq_offset;
 	header->cq_offset = layout->cq_offset;
 	header->fences_offset = layout->fences_offset;
+	header->areas_bytes = layout->areas_bytes;
 	header->keys_offset = layout->keys_offset;
 	header->keys_count = layout->keys_count;
 	header->list_offset = layout->list_offset;
@@ -64,7 +63,8 @@ void kvt_segment_format(void *base, const struct kvt_segment_layout *layout, uin
 	header->magic = KVT_SEGMENT_MAGIC;
 }
 
-int kvt_segment_check(const void *base, uint64_t object_bytes, struct kvt_segment_layout *layout)
+int kvt_segment_check(const void *base, uint64_t object_bytes, uint64_t areas_bytes,
+		      struct kvt_segment_layout *layout)
 {
 	const struct kvt_segment_header *header = base;
 
@@ -76,7 +76,8 @@ int kvt_segment_check(const void *base, uint64_t object_bytes, struct kvt_segmen
 	if (kvt_segment_plan(layout, header->sq_entries, header->cq_entries, header->keys_count,
 			     header->list_count) != 0)
 		return -EINVAL;
-	if (layout->bytes > object_bytes || header->sq_offset != layout->sq_offset ||
+	if (layout->bytes > object_bytes || layout->areas_bytes > areas_bytes ||
+	    header->areas_bytes != layout->areas_bytes || header->sq_offset != layout->sq_offset ||
 	    header->cq_offset != layout->cq_offset ||
 	    header->fences_offset != layout->fences_offset ||
 	    header->keys_offset != layout->keys_offset ||
@@ -85,18 +86,19 @@ int kvt_segment_check(const void *base, uint64_t object_bytes, struct kvt_segmen
 	return 0;
 }
 
-void kvt_ring_end_init(struct kvt_ring_end *end, void *base,
+void kvt_ring_end_init(struct kvt_ring_end *end, void *base, void *areas,
 		       const struct kvt_segment_layout *layout)
 {
 	char *bytes = base;
+	uint32_t *words = areas;
 
 	*end = (struct kvt_ring_end){
 		.header = base,
 		.sq = (struct kvt_sqe *)(bytes + layout->sq_offset),
 		.cq = (struct kvt_cqe *)(bytes + layout->cq_offset),
 		.fences = (struct kvt_fence_word *)(bytes + layout->fences_offset),
-		.keys = (uint32_t *)(bytes + layout->keys_offset),
-		.list = (uint32_t *)(bytes + layout->list_offset),
+		.keys = words ? words + layout->keys_offset / sizeof(*words) : NULL,
+		.list = words ? words + layout->list_offset / sizeof(*words) : NULL,
 		.sq_mask = layout->sq_entries - 1,
 		.cq_mask = layout->cq_entries - 1,
 	};

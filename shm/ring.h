@@ -4,7 +4,7 @@
 
 /**
  * @file ring.h
- * The session segment: its layout, and the two ends of its two rings.
+ * The session segment and its areas: their layout, and the two ends of the two rings.
  *
  * A `struct kvt_ring_end` is private memory of one side: pointers into the segment computed once
  * from sizes that this side trusts, and the last value seen of the other side's index, so that
@@ -17,24 +17,29 @@
 #include "kvtrunk_abi.h"
 #include "shm/atomic.h"
 
-/** Where everything is in a segment; computed by both sides from four numbers. */
+/** Where everything is in the two objects; computed by both sides from four numbers. */
 struct kvt_segment_layout {
 	uint32_t sq_entries, cq_entries;
 	uint64_t keys_count, list_count;
-	uint64_t sq_offset, cq_offset, fences_offset, keys_offset, list_offset;
-	uint64_t bytes;
+	uint64_t sq_offset, cq_offset, fences_offset; /* in the segment */
+	uint64_t keys_offset, list_offset;            /* in the areas */
+	uint64_t bytes;       /* of the segment */
+	uint64_t areas_bytes; /* 0: both areas are empty */
 };
 
-/** -EINVAL if a ring size is not a power of two in [1, 32768] or an area is above 2^31 keys. */
+/** -EINVAL if a ring size is not a power of two, the rings make the segment larger than
+ * KVT_SEGMENT_BYTES_MAX, or an area is above 2^31 keys. */
 int kvt_segment_plan(struct kvt_segment_layout *layout, uint32_t sq_entries, uint32_t cq_entries,
 		     uint64_t keys_count, uint64_t list_count);
 
 /** Write the header of a new, zeroed segment (daemon). */
 void kvt_segment_format(void *base, const struct kvt_segment_layout *layout, uint32_t session);
 
-/** Check a received segment of `object_bytes` real bytes and fill the layout (client). Returns 0
- * or -EPROTO (magic, version, layout), -EINVAL (sizes or offsets do not fit). */
-int kvt_segment_check(const void *base, uint64_t object_bytes, struct kvt_segment_layout *layout);
+/** Check a received segment of `object_bytes` real bytes, whose areas have `areas_bytes`, and fill
+ * the layout (client). Returns 0 or -EPROTO (magic, version, layout), -EINVAL (sizes or offsets do
+ * not fit). */
+int kvt_segment_check(const void *base, uint64_t object_bytes, uint64_t areas_bytes,
+		      struct kvt_segment_layout *layout);
 
 struct kvt_ring_end {
 	struct kvt_segment_header *header;
@@ -48,7 +53,8 @@ struct kvt_ring_end {
 	uint32_t cq_head, cq_tail;
 };
 
-void kvt_ring_end_init(struct kvt_ring_end *end, void *base,
+/** `areas` may be NULL if the layout has none. */
+void kvt_ring_end_init(struct kvt_ring_end *end, void *base, void *areas,
 		       const struct kvt_segment_layout *layout);
 
 /* ---- client ---- */

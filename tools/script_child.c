@@ -14,7 +14,7 @@
 #define CALL_TIMEOUT_NS 60000000000ll /* a script must end, even beside a daemon that hangs */
 #define DEFAULT_KEYS_COUNT (16u << 20) /* clamped by the daemon; sparse until used */
 #define SQ_ENTRIES 256u
-#define CQ_ENTRIES 4096u          /* every deferred operation holds one */
+#define CQ_ENTRIES 512u           /* every deferred operation holds one */
 
 /* The session's process. */
 struct child {

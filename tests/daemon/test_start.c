@@ -129,7 +129,7 @@ static void too_few_descriptors_are_said_with_the_number_needed(void **state)
 {
 	(void)state;
 	must_fail("max_sessions = 200\nmax_half_open = 10\nmax_observers = 10\n", few_descriptors,
-		  1, WORDS("RLIMIT_NOFILE is 100", "max_sessions=200 needs 1260"));
+		  1, WORDS("RLIMIT_NOFILE is 100", "max_sessions=200 needs 1460"));
 }
 
 static bool little_lockable(struct kvt_test_daemon *daemon)

@@ -750,9 +750,9 @@ static void what_was_taken_over_survives_a_crash(void **state)
 	take_over_supervised();
 	kvt_test_equal(kill(daemon_.pid, SIGUSR2), 0); /* the same command again, in order */
 	await_ready();
-	/* Arena, ledger, log, pool, lock; five of each session; and the socket. */
-	kvt_test_check(kvt_test_daemon_said(&daemon_, "sessions=3 parked=20"));
-	kvt_test_check(kvt_test_daemon_said(&daemon_, "ready=yes kept=21"));
+	/* Arena, ledger, log, pool, lock; six of each session; and the socket. */
+	kvt_test_check(kvt_test_daemon_said(&daemon_, "sessions=3 parked=23"));
+	kvt_test_check(kvt_test_daemon_said(&daemon_, "ready=yes kept=24"));
 	for (int i = 0; i < 3; i++) {
 		kill_daemon();
 		kvt_test_equal(matched(client, space, keys), 128);

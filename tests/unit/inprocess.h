@@ -38,7 +38,7 @@
 
 struct inside_session {
 	bool used;
-	void *segment;
+	void *segment, *areas;
 	struct kvt_segment_layout layout;
 	struct kvt_ring_end end; /* the daemon's */
 	uint32_t session;
@@ -256,8 +256,9 @@ static inline struct kvt_client *inside_connect(struct inside *inside, uint32_t 
 	INSIDE_CHECK(kvt_segment_plan(&s->layout, sq ? sq : 8, cq ? cq : 16, keys ? keys : 4096,
 				      list ? list : 2048) == 0);
 	s->segment = inside_memory(s->layout.bytes);
+	s->areas = inside_memory(s->layout.areas_bytes);
 	kvt_segment_format(s->segment, &s->layout, 1);
-	kvt_ring_end_init(&s->end, s->segment, &s->layout);
+	kvt_ring_end_init(&s->end, s->segment, s->areas, &s->layout);
 	view = (struct kvt_core_view){ .keys = s->end.keys,
 				       .keys_count = s->layout.keys_count,
 				       .list = s->end.list,
@@ -272,6 +273,7 @@ static inline struct kvt_client *inside_connect(struct inside *inside, uint32_t 
 	s->doorbell = dup(parts.doorbell);
 	s->completion = dup(parts.completion);
 	parts.segment = s->segment;
+	parts.areas = s->areas;
 	parts.layout = s->layout;
 	parts.arena = inside->view;
 	parts.arena.bytes = 0; /* not ours to unmap */
@@ -378,6 +380,7 @@ static inline void inside_forget(struct inside *inside, struct kvt_client *clien
 	close(s->doorbell);
 	close(s->completion);
 	free(s->segment);
+	free(s->areas);
 	s->client = NULL;
 }
 

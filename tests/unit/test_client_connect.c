@@ -64,7 +64,8 @@ static void good_welcome(void)
 	script.welcome = (struct kvt_message_welcome){
 		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_WELCOME,
 			  .version = KVT_ABI_MAJOR, .bytes = sizeof(script.welcome) },
-		.fds = KVT_FD_SEGMENT | KVT_FD_DOORBELL | KVT_FD_COMPLETION | KVT_FD_POOL,
+		.fds = KVT_FD_SEGMENT | KVT_FD_AREAS | KVT_FD_DOORBELL | KVT_FD_COMPLETION |
+		       KVT_FD_POOL,
 		.session = 3,
 		.page_size = PS,
 		.n_pages = N_PAGES,
@@ -80,10 +81,11 @@ static void good_welcome(void)
 	segment = mmap(NULL, layout.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, script.fds[0], 0);
 	assert_true(segment != MAP_FAILED);
 	kvt_segment_format(segment, &layout, 3);
-	script.fds[1] = eventfd(0, EFD_CLOEXEC);
+	script.fds[1] = sealed_memory(layout.areas_bytes, true);
 	script.fds[2] = eventfd(0, EFD_CLOEXEC);
-	script.fds[3] = sealed_memory(N_PAGES * PAGE_BYTES, true);
-	script.n_fds = 4;
+	script.fds[3] = eventfd(0, EFD_CLOEXEC);
+	script.fds[4] = sealed_memory(N_PAGES * PAGE_BYTES, true);
+	script.n_fds = 5;
 	script.answer = &script.welcome;
 	script.bytes = sizeof(script.welcome);
 }
@@ -430,8 +432,8 @@ static void spoil(unsigned int which)
 	case 13: script.welcome.fds |= KVT_FD_ARENA; break; /* one that did not come */
 	case 14: script.welcome.fds &= ~(uint32_t)KVT_FD_POOL; break; /* one too many came */
 	case 15: script.welcome.fds = 0; break;
-	case 16: script.welcome.fds = KVT_FD_DOORBELL | KVT_FD_COMPLETION | KVT_FD_ARENA |
-				      KVT_FD_POOL; break; /* no segment */
+	case 16: script.welcome.fds = KVT_FD_AREAS | KVT_FD_DOORBELL | KVT_FD_COMPLETION |
+				      KVT_FD_ARENA | KVT_FD_POOL; break; /* no segment */
 	case 17: segment->magic++; break;
 	case 18: segment->layout++; break;
 	case 19: segment->keys_count = 1u << 30; break;
@@ -440,6 +442,8 @@ static void spoil(unsigned int which)
 	case 22: script.welcome.n_slabs = 0; break;
 	case 23: script.welcome.n_slabs = 2; break; /* of which one came */
 	case 24: script.welcome.n_slabs = KVT_MAX_SLABS + 1; break;
+	case 25: segment->keys_count += 32; break; /* beyond the areas */
+	case 26: segment->areas_bytes += 128; break;
 	default: break;
 	}
 }
@@ -450,7 +454,7 @@ static void a_welcome_that_is_wrong_in_anything_is_refused(void **state)
 	struct kvt_error error;
 
 	(void)state;
-	for (unsigned int which = 0; which < 25; which++) {
+	for (unsigned int which = 0; which < 27; which++) {
 		good_welcome();
 		spoil(which);
 		if (connect_with(&client, &error, 0) != -EPROTO)
@@ -479,16 +483,16 @@ static void objects_that_could_shrink_are_refused(void **state)
 	assert_int_equal(connect_with(&client, &error, 0), -EPROTO);
 	drop_script();
 	good_welcome();
-	close(script.fds[3]);
-	script.fds[3] = sealed_memory(N_PAGES * PAGE_BYTES, false);
+	close(script.fds[4]);
+	script.fds[4] = sealed_memory(N_PAGES * PAGE_BYTES, false);
 	script.keep = true;
 	assert_int_equal(connect_with(&client, &error, 0), 0);
 	assert_int_equal(kvt_pool_map(client, &pool), -EPROTO);
 	kvt_client_abandon(client);
 	drop_script();
 	good_welcome();
-	close(script.fds[3]);
-	script.fds[3] = sealed_memory(N_PAGES * PAGE_BYTES - 1, true);
+	close(script.fds[4]);
+	script.fds[4] = sealed_memory(N_PAGES * PAGE_BYTES - 1, true);
 	script.keep = true;
 	assert_int_equal(connect_with(&client, &error, 0), 0);
 	assert_int_equal(kvt_pool_map(client, &pool), -EPROTO);
@@ -557,7 +561,7 @@ static void every_slab_s_record_and_descriptor_is_kept(void **state)
 		assert_int_equal(client->slabs[i].record.device, i);
 		assert_int_equal(client->slabs[i].record.ipc_handle[63], 0x80 + i);
 		assert_int_equal(fstat(client->slabs[i].fd, &here), 0);
-		assert_int_equal(fstat(script.fds[3 + i], &there), 0);
+		assert_int_equal(fstat(script.fds[4 + i], &there), 0);
 		assert_int_equal(here.st_ino, there.st_ino);
 	}
 	kvt_client_abandon(client);
@@ -756,9 +760,9 @@ static void an_arena_that_is_not_right_is_named(void **state)
 	for (int i = 0; i < 2; i++) {
 		good_welcome();
 		script.welcome.fds |= KVT_FD_ARENA;
-		script.fds[4] = script.fds[3];
-		script.fds[3] = sealed_memory(i ? 100 : 0, true);
-		script.n_fds = 5;
+		script.fds[5] = script.fds[4];
+		script.fds[4] = sealed_memory(i ? 100 : 0, true);
+		script.n_fds = 6;
 		assert_int_equal(connect_with(&client, &error, 0), i ? -EPROTO : -EAGAIN);
 		assert_non_null(strstr(error.text, i ? "corrupt: arena" : "starting: arena"));
 		drop_script();

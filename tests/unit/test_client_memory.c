@@ -89,6 +89,7 @@ static void a_client_is_made_whole_or_not_at_all(void **state)
 	(void)state;
 	assert_int_equal(kvt_segment_plan(&parts.layout, 8, 16, 1024, 1024), 0);
 	parts.segment = inside_memory(parts.layout.bytes);
+	parts.areas = inside_memory(parts.layout.areas_bytes);
 	kvt_segment_format(parts.segment, &parts.layout, 1);
 	before = live;
 	while (rc != 0) {
@@ -102,6 +103,7 @@ static void a_client_is_made_whole_or_not_at_all(void **state)
 	kvt_client_abandon(client);
 	assert_int_equal(live, before);
 	free(parts.segment);
+	free(parts.areas);
 }
 
 static void a_sequence_is_begun_whole_or_not_at_all(void **state)

@@ -14,7 +14,7 @@
 
 struct segment {
 	struct kvt_segment_layout layout;
-	void *base;
+	void *base, *areas;
 	struct kvt_ring_end client, daemon;
 };
 
@@ -25,8 +25,16 @@ static void segment_create(struct segment *segment, uint32_t sq, uint32_t cq)
 	assert_non_null(segment->base);
 	memset(segment->base, 0, segment->layout.bytes);
 	kvt_segment_format(segment->base, &segment->layout, 7);
-	kvt_ring_end_init(&segment->client, segment->base, &segment->layout);
-	kvt_ring_end_init(&segment->daemon, segment->base, &segment->layout);
+	segment->areas = aligned_alloc(KVT_LINE, segment->layout.areas_bytes);
+	assert_non_null(segment->areas);
+	kvt_ring_end_init(&segment->client, segment->base, segment->areas, &segment->layout);
+	kvt_ring_end_init(&segment->daemon, segment->base, segment->areas, &segment->layout);
+}
+
+static void segment_free(struct segment *segment)
+{
+	free(segment->base);
+	free(segment->areas);
 }
 
 /* Let both sides start at an index, as if so many entries had gone through. */
@@ -42,7 +50,7 @@ static void segment_start_at(struct segment *segment, uint32_t index)
 
 static void plans_refuse_sizes_that_are_no_powers_of_two(void **state)
 {
-	static const uint32_t bad[] = { 0, 3, 6, 100, 32769, 65536, 0x80000000u, UINT32_MAX };
+	static const uint32_t bad[] = { 0, 3, 6, 100, 1024, 65536, 0x80000000u, UINT32_MAX };
 	struct kvt_segment_layout layout;
 
 	(void)state;
@@ -50,8 +58,11 @@ static void plans_refuse_sizes_that_are_no_powers_of_two(void **state)
 		assert_int_equal(kvt_segment_plan(&layout, bad[i], 8, 1, 1), -EINVAL);
 		assert_int_equal(kvt_segment_plan(&layout, 8, bad[i], 1, 1), -EINVAL);
 	}
-	for (uint32_t size = 1; size <= 32768; size *= 2)
-		assert_int_equal(kvt_segment_plan(&layout, size, 32768 / size, 0, 0), 0);
+	for (uint32_t size = 1; size <= 256; size *= 2) {
+		assert_int_equal(kvt_segment_plan(&layout, size, 2 * size, 0, 0), 0);
+		assert_true(layout.bytes <= KVT_SEGMENT_BYTES_MAX);
+	}
+	assert_int_equal(kvt_segment_plan(&layout, 512, 512, 0, 0), -EINVAL); /* above 64 KiB */
 	assert_int_equal(kvt_segment_plan(&layout, 8, 8, (1ull << 31) + 1, 0), -EINVAL);
 	assert_int_equal(kvt_segment_plan(&layout, 8, 8, 0, UINT64_MAX), -EINVAL);
 }
@@ -66,12 +77,13 @@ static void the_parts_of_a_plan_lie_behind_each_other_on_lines_of_their_own(void
 		assert_true(layout.sq_offset >= sizeof(struct kvt_segment_header));
 		assert_true(layout.cq_offset >= layout.sq_offset + sizeof(struct kvt_sqe));
 		assert_true(layout.fences_offset >= layout.cq_offset + 2 * sizeof(struct kvt_cqe));
-		assert_true(layout.keys_offset ==
+		assert_true(layout.bytes ==
 			    layout.fences_offset + KVT_FENCE_WORDS * sizeof(struct kvt_fence_word));
 		assert_true(layout.list_offset >= layout.keys_offset + 4 * count);
-		assert_true(layout.bytes >= layout.list_offset + 4 * 3 * count);
+		assert_true(layout.areas_bytes >= layout.list_offset + 4 * 3 * count);
 		assert_int_equal((layout.sq_offset | layout.cq_offset | layout.fences_offset |
-				  layout.keys_offset | layout.list_offset | layout.bytes) %
+				  layout.keys_offset | layout.list_offset | layout.bytes |
+				  layout.areas_bytes) %
 					 KVT_LINE, 0);
 	}
 }
@@ -83,9 +95,10 @@ static void a_formatted_segment_is_accepted_and_says_the_same_layout(void **stat
 
 	(void)state;
 	segment_create(&segment, 16, 32);
-	assert_int_equal(kvt_segment_check(segment.base, segment.layout.bytes, &layout), 0);
+	assert_int_equal(kvt_segment_check(segment.base, segment.layout.bytes,
+					   segment.layout.areas_bytes, &layout), 0);
 	assert_memory_equal(&layout, &segment.layout, sizeof(layout));
-	free(segment.base);
+	segment_free(&segment);
 }
 
 /* Whatever single field of the header is damaged, and however short the object is: a named error
@@ -99,7 +112,10 @@ static void a_damaged_header_never_leads_outside_the_object(void **state)
 	(void)state;
 	segment_create(&segment, 16, 32);
 	for (uint64_t bytes = 0; bytes < segment.layout.bytes; bytes += 61)
-		assert_int_not_equal(kvt_segment_check(segment.base, bytes, &layout), 0);
+		assert_int_not_equal(kvt_segment_check(segment.base, bytes, UINT64_MAX, &layout),
+				     0);
+	assert_int_not_equal(kvt_segment_check(segment.base, segment.layout.bytes,
+					       segment.layout.areas_bytes - 1, &layout), 0);
 	for (int round = 0; round < 200000; round++) {
 		uint8_t saved[KVT_LINE];
 		uint32_t at, error;
@@ -108,12 +124,14 @@ static void a_damaged_header_never_leads_outside_the_object(void **state)
 		at = (random >> 8) % 104;
 		memcpy(saved, segment.base, sizeof(saved));
 		((uint8_t *)segment.base)[at] ^= (uint8_t)(1 + (random >> 24) % 255);
-		error = (uint32_t)kvt_segment_check(segment.base, segment.layout.bytes, &layout);
+		error = (uint32_t)kvt_segment_check(segment.base, segment.layout.bytes,
+					   segment.layout.areas_bytes, &layout);
 		if (error == 0)
-			assert_true(layout.bytes <= segment.layout.bytes);
+			assert_true(layout.bytes <= segment.layout.bytes &&
+				    layout.areas_bytes <= segment.layout.areas_bytes);
 		memcpy(segment.base, saved, sizeof(saved));
 	}
-	free(segment.base);
+	segment_free(&segment);
 }
 
 static void wrong_magic_version_and_layout_are_a_protocol_error(void **state)
@@ -126,17 +144,21 @@ static void wrong_magic_version_and_layout_are_a_protocol_error(void **state)
 	segment_create(&segment, 1, 1);
 	header = segment.base;
 	header->magic++;
-	assert_int_equal(kvt_segment_check(header, segment.layout.bytes, &layout), -EPROTO);
+	assert_int_equal(kvt_segment_check(header, segment.layout.bytes,
+					   segment.layout.areas_bytes, &layout), -EPROTO);
 	header->magic--;
 	header->abi_major++;
-	assert_int_equal(kvt_segment_check(header, segment.layout.bytes, &layout), -EPROTO);
+	assert_int_equal(kvt_segment_check(header, segment.layout.bytes,
+					   segment.layout.areas_bytes, &layout), -EPROTO);
 	header->abi_major--;
 	header->layout ^= 1;
-	assert_int_equal(kvt_segment_check(header, segment.layout.bytes, &layout), -EPROTO);
+	assert_int_equal(kvt_segment_check(header, segment.layout.bytes,
+					   segment.layout.areas_bytes, &layout), -EPROTO);
 	header->layout ^= 1;
 	header->sq_entries = 3;
-	assert_int_equal(kvt_segment_check(header, segment.layout.bytes, &layout), -EINVAL);
-	free(segment.base);
+	assert_int_equal(kvt_segment_check(header, segment.layout.bytes,
+					   segment.layout.areas_bytes, &layout), -EINVAL);
+	segment_free(&segment);
 }
 
 static void entries_arrive_once_in_order_across_the_wrap_of_the_index(void **state)
@@ -178,7 +200,7 @@ static void entries_arrive_once_in_order_across_the_wrap_of_the_index(void **sta
 		}
 	}
 	assert_true(received > 1000);
-	free(segment.base);
+	segment_free(&segment);
 }
 
 static void a_full_ring_says_so_and_has_room_again_after_one_take(void **state)
@@ -208,7 +230,7 @@ static void a_full_ring_says_so_and_has_room_again_after_one_take(void **state)
 	assert_int_equal(kvt_ring_cq_ready(&segment.client), 2);
 	kvt_ring_cq_take(&segment.client, &cqe);
 	assert_int_equal(kvt_ring_cq_space(&segment.daemon), 1);
-	free(segment.base);
+	segment_free(&segment);
 }
 
 static void an_impossible_index_of_the_client_is_a_protocol_error(void **state)
@@ -232,7 +254,7 @@ static void an_impossible_index_of_the_client_is_a_protocol_error(void **state)
 		kvt_ring_cq_put(&segment.daemon, &cqe);
 	header->cq_head = 7; /* completions that were never given */
 	assert_int_equal(kvt_ring_cq_space(&segment.daemon), -EPROTO);
-	free(segment.base);
+	segment_free(&segment);
 }
 
 static void a_sleeper_is_reported_to_whoever_publishes(void **state)
@@ -251,7 +273,7 @@ static void a_sleeper_is_reported_to_whoever_publishes(void **state)
 	assert_true(kvt_ring_cq_publish(&segment.daemon));
 	header->cq_need_wakeup = 0;
 	assert_false(kvt_ring_cq_publish(&segment.daemon));
-	free(segment.base);
+	segment_free(&segment);
 }
 
 static struct kvt_cqe completion(uint32_t number)
@@ -281,7 +303,7 @@ static void resumed_at(uint32_t start, uint32_t done, uint32_t unpublished)
 			kvt_ring_cq_publish(&segment.daemon);
 		}
 	}
-	kvt_ring_end_init(&segment.daemon, segment.base, &segment.layout); /* the successor */
+	kvt_ring_end_init(&segment.daemon, segment.base, segment.areas, &segment.layout);
 	kvt_ring_end_resume(&segment.daemon, start + 2, start + done, last);
 	for (uint32_t i = start; i != start + done; i++) {
 		assert_int_equal(kvt_ring_cq_ready(&segment.client) > 0, 1);
@@ -296,7 +318,7 @@ static void resumed_at(uint32_t start, uint32_t done, uint32_t unpublished)
 	kvt_ring_sq_take(&segment.daemon, &sqe);
 	assert_int_equal(sqe.user_data, start + 3);
 	assert_int_equal(kvt_load_relaxed(&segment.client.header->sq_head), start + 4);
-	free(segment.base);
+	segment_free(&segment);
 }
 
 static void a_successor_goes_on_where_the_predecessor_stopped(void **state)
