@@ -9,6 +9,7 @@
  *     main.c       command line, signals' start, exit codes
  *     start.c      memory, core, pool, socket: made at start, unmade at the end
  *     turn.c       the loop: rings, fences, background work, spinning and sleeping
+ *     share.c      whose entry runs next
  *     group.c      further processes that hold what one session holds
  *     session.c    a session's segment, descriptors and end
  *     control.c    connections and their messages
@@ -37,6 +38,7 @@
 #include "daemon/oplog.h"
 #include "daemon/peer.h"
 #include "daemon/pool.h"
+#include "daemon/share.h"
 #include "shm/ring.h"
 
 /** What an event of the loop is about; see kvt_tag(). */
@@ -78,6 +80,8 @@ struct kvt_session {
 	bool dying;   /* some sign was seen: no more entries, records until the core is done */
 	uint64_t worked_turn;      /* when it last had an entry */
 	uint64_t waiting_since_ns; /* oldest deferred operation without progress */
+	struct kvt_account *account; /* of its uid, while entries are taken */
+	uint64_t spent;            /* cycles, on the clock of account->floor */
 	struct kvt_sqe held;
 
 	uint32_t generation;
@@ -194,6 +198,7 @@ struct kvt_daemon {
 	uint64_t units_per_cycle;     /* of the histograms' 64 ns, 32 bits after the point */
 	uint64_t next_timer_ns;
 	uint64_t stalled_since_ns;    /* some ring waits for room in its CQ; 0 = none */
+	struct kvt_shares shares;
 	struct kvt_loop loop;
 	struct kvt_closer closer;
 	struct kvt_daemon_stats stats;

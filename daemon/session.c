@@ -249,6 +249,11 @@ static void retire(struct kvt_daemon *daemon, struct kvt_session *session)
 
 static void begin_serving(struct kvt_daemon *daemon, struct kvt_session *session)
 {
+	uint32_t uid = kvt_core_session(daemon->core, session->index)->uid;
+
+	session->account = kvt_shares_account(&daemon->shares, uid);
+	session->spent = session->account->floor;
+	kvt_shares_join(&daemon->shares, session->account);
 	/* New ones are hot: the first cold one moves to the end to make room. */
 	daemon->served[daemon->n_served++] = daemon->served[daemon->n_hot];
 	daemon->served[daemon->n_hot++] = session->index;
@@ -415,6 +420,7 @@ static void stop_serving(struct kvt_daemon *daemon, struct kvt_session *session)
 	if (session->open) {
 		session->open = false;
 		unserve(daemon, session->index);
+		kvt_shares_leave(&daemon->shares, session->account);
 	}
 	daemon->sweep_due = true;
 	if (!session->dying) {

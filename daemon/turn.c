@@ -181,7 +181,7 @@ static void account(struct kvt_daemon *daemon, const struct kvt_sqe *sqe, uint64
 static void run_entry(struct kvt_daemon *daemon, struct kvt_session *session,
 		      const struct kvt_sqe *sqe)
 {
-	uint64_t before = kvt_cycles();
+	uint64_t before = kvt_cycles(), cycles;
 	struct kvt_cqe cqe;
 	bool answered;
 
@@ -208,7 +208,9 @@ static void run_entry(struct kvt_daemon *daemon, struct kvt_session *session,
 		if (sqe->op == KVT_OP_BEGIN)
 			watch_deadline(daemon);
 	}
-	account(daemon, sqe, kvt_cycles() - before);
+	cycles = kvt_cycles() - before;
+	account(daemon, sqe, cycles);
+	kvt_share_charge(&daemon->shares, session->account, &session->spent, cycles);
 }
 
 /* At most one entry of one session. Returns how many were run. */
@@ -242,6 +244,13 @@ static inline uint32_t serve(struct kvt_daemon *daemon, struct kvt_session *sess
 	}
 	run_entry(daemon, session, &sqe);
 	return 1;
+}
+
+/* The same where it is not worth its own copy of the code. */
+static __attribute__((noinline)) uint32_t serve_rarely(struct kvt_daemon *daemon,
+						       struct kvt_session *session)
+{
+	return serve(daemon, session);
 }
 
 /* Sessions that were idle for long are cold: a turn looks at a few of them only, so that hundreds
@@ -284,24 +293,69 @@ static uint32_t look_at_cold(struct kvt_daemon *daemon)
 		session = &daemon->sessions[daemon->served[daemon->cold_next]];
 		if (kvt_ring_sq_pending(&session->ring) != 0) {
 			warm(daemon, daemon->cold_next);
-			work += serve(daemon, session);
+			work += serve_rarely(daemon, session);
 		}
 		daemon->cold_next++;
 	}
 	return work;
 }
 
-static inline uint32_t serve_all(struct kvt_daemon *daemon)
+/* The hot sessions of several uids. Looks at rings count, too: a client that takes the page of its
+ * indices away makes each of them slow. */
+static __attribute__((noinline)) uint32_t serve_uids(struct kvt_daemon *daemon)
+{
+	uint64_t look = daemon->shares.look, before = kvt_cycles(), now;
+	uint32_t work = 0;
+
+	for (uint32_t i = 0; i < daemon->n_hot; i++) {
+		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
+		uint32_t done;
+
+		if (kvt_share_waits(session->account, session->spent))
+			continue;
+		done = serve_rarely(daemon, session);
+		now = kvt_cycles();
+		if (done)
+			session->worked_turn = daemon->stats.turns;
+		else if (unlikely(now - before > look) && session->open)
+			kvt_share_charge(&daemon->shares, session->account, &session->spent,
+					 now - before);
+		work += done;
+		before = now;
+	}
+	return work;
+}
+
+static inline uint32_t serve_uid(struct kvt_daemon *daemon)
 {
 	uint32_t work = 0;
 
 	for (uint32_t i = 0; i < daemon->n_hot; i++) {
 		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
-		uint32_t done = serve(daemon, session);
+		uint32_t done;
 
+		if (unlikely(kvt_share_waits(session->account, session->spent)))
+			continue;
+		done = serve(daemon, session);
 		if (done)
 			session->worked_turn = daemon->stats.turns;
 		work += done;
+	}
+	return work;
+}
+
+static inline uint32_t serve_all(struct kvt_daemon *daemon, uint64_t stamp)
+{
+	struct kvt_shares *shares = &daemon->shares;
+	uint32_t work;
+
+	if (unlikely(shares->n_served > 1)) {
+		work = serve_uids(daemon);
+		kvt_shares_settle(shares, stamp);
+	} else {
+		work = serve_uid(daemon);
+		if (shares->n_served)
+			kvt_share_turn(shares->served[0], shares->lead);
 	}
 	if (unlikely(daemon->n_hot > HOT_AT_LEAST))
 		cool_one(daemon);
@@ -636,7 +690,7 @@ void kvt_daemon_run(struct kvt_daemon *daemon)
 				kvt_timers_run(daemon);
 		}
 		daemon->stats.turns++;
-		work = serve_all(daemon);
+		work = serve_all(daemon, stamp);
 		if (work) /* what was done may have left chains of nodes */
 			daemon->compact_due = true;
 		if (unlikely(daemon->n_deferred))

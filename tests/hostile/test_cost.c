@@ -1,19 +1,134 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attacks that cost the daemon time: holes in shared memory. */
+/* Attacks that cost the daemon time: long queues of large operations, holes in shared memory. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include <cmocka.h>
+
 #include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "libclient/client.h"
 #include "tests/hostile/witness.h"
 
-enum { MAX_OP_KEYS = 65536, PAGE_SIZE = 16 };
+enum { MAX_OP_KEYS = 65536, PAGE_SIZE = 16, LONG = 32768, N_LONG = 8, BATCH = 60 };
+
+#define OTHER_UID 65534
+
+/* ---------------------------------------------------------------- turns */
+
+/* Make everything from here on another user's. Needs root. */
+static void become_other(void)
+{
+	kvt_test_equal(setresgid(OTHER_UID, OTHER_UID, OTHER_UID), 0);
+	kvt_test_equal(setresuid(OTHER_UID, OTHER_UID, OTHER_UID), 0);
+}
+
+static void cache_long_prompt(struct kvt_client *client, uint32_t ns, const uint32_t *keys)
+{
+	struct kvt_seq *seq;
+
+	kvt_test_equal(kvt_seq_begin(client, ns, keys, LONG, 0, KVT_F_FULL, &seq), 0);
+	kvt_test_equal(kvt_seq_commit(seq, LONG, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+}
+
+/* Several sessions whose rings are full of long matches whenever the daemon looks. */
+static void fill_queues(int pipe, void *context)
+{
+	struct kvt_client *clients[N_LONG];
+	struct kvt_sqe match = { .op = KVT_OP_MATCH, .fence_slot = KVT_FENCE_IDLE, .n_keys = LONG };
+	struct kvt_cqe cqe;
+	uint32_t keys[LONG], ns;
+
+	if (*(const bool *)context)
+		become_other();
+	for (uint32_t i = 0; i < LONG; i++)
+		keys[i] = i * 7919u & 0x7fffffffu;
+	for (int i = 0; i < N_LONG; i++) {
+		clients[i] = kvt_test_connect(&kvt_victim);
+		ns = kvt_test_namespace(clients[i], "long");
+		if (i == 0)
+			cache_long_prompt(clients[i], ns, keys);
+		memcpy(clients[i]->ring.keys, keys, sizeof(keys));
+	}
+	match.namespace_id = ns;
+	for (bool told = false;; told = true) {
+		for (int i = 0; i < N_LONG; i++) {
+			struct kvt_ring_end *ring = &clients[i]->ring;
+
+			while (kvt_ring_cq_ready(ring) > 0)
+				kvt_ring_cq_take(ring, &cqe);
+			while (kvt_ring_sq_space(ring) > 0)
+				kvt_ring_sq_put(ring, &match);
+			if (kvt_ring_sq_publish(ring))
+				eventfd_write(clients[i]->doorbell, 1);
+		}
+		if (!told)
+			kvt_test_send(pipe, 5);
+	}
+}
+
+/* How many operations of others ran between those of a batch that was submitted at once. */
+static uint64_t others_within_batch(struct kvt_client *client)
+{
+	struct kvt_sqe nop = { .op = KVT_OP_NOP, .fence_slot = KVT_FENCE_IDLE };
+	uint64_t first = 0;
+	struct kvt_cqe cqe = { .seq = 0 };
+
+	for (int i = 0; i < BATCH; i++)
+		kvt_ring_sq_put(&client->ring, &nop);
+	if (kvt_ring_sq_publish(&client->ring))
+		eventfd_write(client->doorbell, 1);
+	for (int i = 0; i < BATCH; i++) {
+		while (kvt_ring_cq_ready(&client->ring) == 0)
+			;
+		kvt_ring_cq_take(&client->ring, &cqe);
+		first = i == 0 ? cqe.seq : first;
+	}
+	return cqe.seq - first - (BATCH - 1);
+}
+
+/* Operations of the long queues for each of 100 small ones. */
+static uint64_t others_for_each_hundred(bool other_uid)
+{
+	const int rounds = 200;
+	struct kvt_client *client;
+	struct kvt_test_child child;
+	uint64_t n = 0;
+
+	kvt_test_child_start(&child, fill_queues, &other_uid);
+	kvt_test_expect(child.pipe, 5);
+	client = kvt_test_connect(&kvt_victim);
+	for (int i = 0; i < rounds; i++)
+		n += others_within_batch(client);
+	kvt_client_abandon(client);
+	kvt_test_child_kill(&child, SIGKILL);
+	kvt_witness_check();
+	return 100 * n / (uint64_t)(rounds * BATCH);
+}
+
+/* Turn by turn it would be 800, and the other uid's eight sessions together have one uid's part. */
+static void long_queues_leave_small_clients_their_turn(void **state)
+{
+	uint64_t same, other;
+
+	(void)state;
+	same = others_for_each_hundred(false);
+	other = geteuid() == 0 ? others_for_each_hundred(true) : 0;
+	printf("of long queues for each hundred: %u of the same uid, %u of another\n",
+	       (unsigned int)same, (unsigned int)other);
+	kvt_test_check(same < 200);
+	kvt_test_check(other < 100);
+}
 
 /* ---------------------------------------------------------------- own memory */
 
@@ -87,7 +202,8 @@ static void holes_in_its_memory_hurt_only_the_client_that_punches_them(void **st
 static int start(void **state)
 {
 	(void)state;
-	kvt_witness_start("max_op_keys = 65536\n");
+	kvt_witness_start("max_op_keys = 65536\nsocket_mode = 0666\n");
+	kvt_test_equal(chmod(kvt_victim.dir, 0755), 0);
 	return 0;
 }
 
@@ -102,6 +218,7 @@ static int end(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(long_queues_leave_small_clients_their_turn),
 		cmocka_unit_test(memory_is_no_larger_than_what_one_operation_uses),
 		cmocka_unit_test(holes_in_its_memory_hurt_only_the_client_that_punches_them),
 	};
