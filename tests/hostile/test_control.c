@@ -139,7 +139,7 @@ static void open_sessions_without_end(struct kvt_client *client, struct kvt_test
 			welcomed++;
 			break;
 		case KVT_MSG_REFUSED:
-			kvt_test_check(result == -EUSERS || result == -EMFILE ||
+			kvt_test_check(result == -EDQUOT || result == -EUSERS || result == -EMFILE ||
 				       result == -ENFILE || result == -ENOMEM);
 			refused++;
 			break;
