@@ -102,6 +102,7 @@ static void blank_ledger(struct kvt_core *core)
 		if (core->namespaces[id].flags)
 			continue;
 		memset(core->labels[id], 0, sizeof(core->labels[id]));
+		core->makers[id] = 0;
 		core->namespaces[id] = (struct kvt_namespace_record){ 0 };
 	}
 	/* They change outside of effects; members_whole() has looked at them. */
