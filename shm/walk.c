@@ -190,6 +190,15 @@ static bool digest_is(const struct kvt_namespace_record *record, const uint64_t 
 	       kvt_load_relaxed(&record->digest[1]) == digest[1];
 }
 
+/* RESET raises the epoch first of all: what is older never matches again. */
+static bool is_stale(const struct kvt_arena_view *view, uint32_t root)
+{
+	/* Pairs with the owner's release: who knows of the RESET sees its epoch. */
+	uint64_t epoch = kvt_load_acquire(&view->header->epoch);
+
+	return kvt_load_relaxed(&view->nodes[root].epoch) != epoch;
+}
+
 int kvt_walk(const struct kvt_arena_view *view, uint32_t namespace_id, const uint64_t digest[2],
 	     const uint32_t *keys, uint32_t n_keys, uint64_t now_ns,
 	     struct kvt_handle *ret_handle, struct kvt_walk_effort *ret_effort)
@@ -218,7 +227,8 @@ int kvt_walk(const struct kvt_arena_view *view, uint32_t namespace_id, const uin
 		walk.at = (struct snapshot){ .node = KVT_NONE };
 		walk.matched = 0;
 		effort.nodes = 0;
-		if (root == KVT_NONE || root >= view->max_nodes || walk.n_pages == 0)
+		if (root == KVT_NONE || root >= view->max_nodes || walk.n_pages == 0 ||
+		    is_stale(view, root))
 			outcome = OUTCOME_END;
 		else
 			outcome = walk_once(&walk, root, &effort.nodes);

@@ -383,13 +383,10 @@ static void mark_detached(struct kvt_oracle *o, struct model_node *node)
 
 /* Out of reach from above. Leases that hold it still hold what is above it, too: their page tables
  * name those pages. So the way up stays until the last of them is gone. */
-static int follow_detach(struct kvt_oracle *o, const struct kvt_event *event)
+void model_detach(struct kvt_oracle *o, struct model_node *node)
 {
-	struct model_node *node, *parent;
+	struct model_node *parent;
 
-	TRY(need_node(o, "DETACH", event->node, &node));
-	if (node->detached)
-		return oracle_fail(o, "DETACH of node %u, which is detached already", node->id);
 	parent = model_node(o, node->parent);
 	if (parent)
 		model_child_remove(parent, node->id);
@@ -399,6 +396,16 @@ static int follow_detach(struct kvt_oracle *o, const struct kvt_event *event)
 		node->parent = 0;
 	node->top = true;
 	mark_detached(o, node);
+}
+
+static int follow_detach(struct kvt_oracle *o, const struct kvt_event *event)
+{
+	struct model_node *node;
+
+	TRY(need_node(o, "DETACH", event->node, &node));
+	if (node->detached)
+		return oracle_fail(o, "DETACH of node %u, which is detached already", node->id);
+	model_detach(o, node);
 	return 0;
 }
 

@@ -216,6 +216,8 @@ struct model_node *model_covering(const struct kvt_oracle *o, uint32_t node, uin
 uint32_t model_page_at(const struct kvt_oracle *o, uint32_t node, uint32_t page);
 
 void model_touch(struct kvt_oracle *o, uint32_t node);
+/* RESET does it to all roots at once, without events. */
+void model_detach(struct kvt_oracle *o, struct model_node *node);
 void model_lock(struct kvt_oracle *o, uint32_t node, uint32_t stop);
 /** Unlocking is a touch of the whole path. */
 void model_unlock(struct kvt_oracle *o, uint32_t node);

@@ -607,11 +607,9 @@ static int op_evict(struct kvt_oracle *o)
 static int op_reset(struct kvt_oracle *o)
 {
 	o->epoch++;
-	TRY(events_follow(o, EVENT_BIT(KVT_EV_DETACH) | EVENT_BIT(KVT_EV_FREE)));
 	for (uint32_t i = 0; i <= o->config.max_namespaces; i++)
 		if (o->namespaces[i].root)
-			return oracle_fail(o, "namespace %u still has root %u after RESET", i,
-					   o->namespaces[i].root);
+			model_detach(o, o->nodes[o->namespaces[i].root]);
 	return 0;
 }
 

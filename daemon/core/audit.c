@@ -194,8 +194,11 @@ static void tally_node(struct kvt_audit *audit, uint32_t id)
 		tally->protected_pages += node->sealed;
 	else
 		tally->evictable += node->sealed;
-	if ((node->flags & (KVT_NODE_ROOT | KVT_NODE_DETACHED)) == KVT_NODE_ROOT)
+	if ((node->flags & (KVT_NODE_ROOT | KVT_NODE_DETACHED)) == KVT_NODE_ROOT) {
 		tally->root = id;
+		audit->roots++;
+		audit->stale_roots += kvt_is_stale(core, id);
+	}
 	audit->queued += !!(node->flags & KVT_NODE_QUEUED);
 	audit->expiring += node->expiry_at > 0;
 	for (uint32_t n = 0; kvt_audit_node_live(core, top) && n < core->config.max_nodes; n++) {
@@ -204,7 +207,7 @@ static void tally_node(struct kvt_audit *audit, uint32_t id)
 		top = core->nodes[top].parent;
 	}
 	if (!kvt_audit_node_live(core, top)) {
-		if (node->expiry_ns != KVT_NEVER && !node->expiry_at)
+		if (node->expiry_ns != KVT_NEVER && !node->expiry_at && !kvt_is_stale(core, id))
 			report(audit, "node %u will not expire", id);
 	} else if (node->lock_ref == 0 && !(core->nodes[top].flags & KVT_NODE_QUEUED)) {
 		report(audit, "node %u below the detached node %u will not be reclaimed", id, top);
@@ -540,7 +543,7 @@ bool kvt_core_describe_namespace(const struct kvt_core *core, uint32_t id,
 		return false;
 	*ret_namespace = (struct kvt_admin_namespace){
 		.namespace_id = id,
-		.root = space->root,
+		.root = kvt_root_of(core, id),
 		.opened = space->opened,
 		.digest = { space->digest[0], space->digest[1] },
 		.cached_pages = space->cached_pages,

@@ -22,6 +22,7 @@ struct kvt_audit {
 	uint64_t evictable, protected_pages, nodes, locked, evictable_nodes, listed, heaped;
 	uint64_t linked; /* nodes that the child index must hold */
 	uint64_t queued;
+	uint64_t roots, stale_roots;
 	uint64_t expiring; /* nodes with a place in the expiry heap */
 };
 

@@ -193,7 +193,8 @@ static void check_detached_queue(struct kvt_audit *audit)
 			report(audit, "node %u waits for reclaim and is not detached", id);
 	}
 	if (core->detached_count != audit->queued ||
-	    core->detached_count != core->count->detached_pending)
+	    core->detached_count + core->stale_roots != core->count->detached_pending ||
+	    audit->roots != core->n_roots || audit->stale_roots != core->stale_roots)
 		report(audit, "%llu detached nodes wait, %u are queued, %llu counted",
 		       (unsigned long long)audit->queued, core->detached_count,
 		       (unsigned long long)core->count->detached_pending);

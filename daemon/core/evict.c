@@ -327,10 +327,11 @@ void kvt_detach(struct kvt_core *core, uint32_t id)
 	core->cut_leases += node->epoch == core->arena->epoch ? cut : 0;
 	for (uint32_t up = cut ? parent : KVT_NONE; up != KVT_NONE; up = core->nodes[up].parent)
 		core->cut_below[up] += cut;
-	kvt_event_add(core, KVT_EV_DETACH, id, 0, 0);
+	if (!kvt_is_stale(core, id)) /* else its RESET told of it */
+		kvt_event_add(core, KVT_EV_DETACH, id, 0, 0);
 	core->wake_due = true;
 	if (node->flags & KVT_NODE_ROOT)
-		KVT_SET(core->namespaces[node->namespace_id].root, KVT_NONE);
+		kvt_root_leave(core, id);
 	else
 		kvt_node_unlink(core, id);
 	kvt_undo_node(core, &core->undo, id);
@@ -344,6 +345,24 @@ void kvt_detach(struct kvt_core *core, uint32_t id)
 	kvt_detached_queue(core, id);
 	if (parent != KVT_NONE)
 		kvt_root_prune(core, parent);
+}
+
+uint32_t kvt_detach_stale(struct kvt_core *core, uint32_t roots, uint32_t looks)
+{
+	uint32_t looked = 0;
+
+	while (core->stale_roots > 0 && roots > 0 && looked < looks) {
+		uint32_t root;
+
+		core->stale_at = core->stale_at % (core->config.max_namespaces - 1) + 1;
+		root = core->namespaces[core->stale_at].root;
+		looked++;
+		if (root == KVT_NONE || !kvt_is_stale(core, root))
+			continue;
+		kvt_detach(core, root);
+		roots--;
+	}
+	return looked;
 }
 
 /* ---- eviction */
@@ -441,6 +460,10 @@ void kvt_evict_pages(struct kvt_core *core, uint32_t n)
 		n -= take;
 		if (n == 0)
 			return;
+		if (core->stale_roots > 0) {
+			kvt_detach_stale(core, 1, UINT32_MAX);
+			continue;
+		}
 		id = victim(core);
 		KVT_ASSERT(id != KVT_NONE);
 		take = kvt_min(n, core->nodes[id].n_slots);
@@ -456,6 +479,10 @@ void kvt_evict_nodes(struct kvt_core *core, uint32_t n)
 
 		if (core->detached_count > 0) {
 			kvt_reclaim(core, &steps, UINT32_MAX);
+			continue;
+		}
+		if (core->stale_roots > 0) {
+			kvt_detach_stale(core, 1, UINT32_MAX);
 			continue;
 		}
 		id = victim(core);

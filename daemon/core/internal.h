@@ -146,6 +146,9 @@ struct kvt_core {
 
 	uint32_t *detached; /* ring of tops that wait for reclaim */
 	uint32_t detached_head, detached_count;
+	uint32_t n_roots;     /* that their namespaces name */
+	uint32_t stale_roots; /* of these, of earlier epochs: left to background work by RESET */
+	uint32_t stale_at;    /* namespace where that looks next */
 	uint32_t reclaim_cursor; /* next node of the first top to visit, post-order */
 	bool reclaim_again;      /* something was unlocked behind the cursor */
 
@@ -221,6 +224,21 @@ struct kvt_need {
 static inline struct kvt_node *kvt_node_at(const struct kvt_core *core, uint32_t node)
 {
 	return &core->nodes[node];
+}
+
+/** RESET raises the epoch and does no more: every node of an earlier one is as good as detached
+ * from then on, and background work detaches their roots. */
+static inline bool kvt_is_stale(const struct kvt_core *core, uint32_t node)
+{
+	return core->nodes[node].epoch != core->arena->epoch;
+}
+
+/** The root of a namespace's keys, KVT_NONE if there are none. */
+static inline uint32_t kvt_root_of(const struct kvt_core *core, uint32_t namespace_id)
+{
+	uint32_t root = core->namespaces[namespace_id].root;
+
+	return root != KVT_NONE && !kvt_is_stale(core, root) ? root : KVT_NONE;
 }
 
 static inline uint32_t *kvt_keys_at(const struct kvt_core *core, uint32_t slot)
@@ -358,6 +376,11 @@ void kvt_evict_pages(struct kvt_core *core, uint32_t n);
 /** Evict whole leaves until n nodes are free; the caller made sure that this can succeed. */
 void kvt_evict_nodes(struct kvt_core *core, uint32_t n);
 void kvt_detach(struct kvt_core *core, uint32_t node);
+/** Detach up to `roots` stale roots, looking at no more than `looks` namespaces. Returns at how
+ * many it looked. */
+uint32_t kvt_detach_stale(struct kvt_core *core, uint32_t roots, uint32_t looks);
+/** A root that its namespace names is detached or gone. */
+void kvt_root_leave(struct kvt_core *core, uint32_t root);
 void kvt_detached_queue(struct kvt_core *core, uint32_t top);
 /** Post-order successor of the reclaim cursor, called when a node goes. */
 void kvt_reclaim_skip(struct kvt_core *core, uint32_t node);

@@ -603,9 +603,9 @@ static int op_evict(struct kvt_core *core, struct kvt_op_context *op)
 
 void kvt_reset_all(struct kvt_core *core)
 {
-	for (uint32_t i = 1; i < core->config.max_namespaces; i++)
-		if (core->namespaces[i].root != KVT_NONE)
-			kvt_detach(core, core->namespaces[i].root);
+	core->count->detached_pending += core->n_roots - core->stale_roots;
+	core->stale_roots = core->n_roots;
+	core->wake_due = true;
 	/* Last: a client that sees it must not see it go back, should we die in between. */
 	kvt_store_release(&core->arena->epoch, core->arena->epoch + 1);
 	core->epoch_leases = core->cut_leases = 0;

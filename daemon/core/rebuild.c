@@ -167,6 +167,9 @@ static int link_root(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id
 		return kvt_doubt(doubt, "namespace %u has two roots: nodes %u and %u",
 				 node->namespace_id, space->root, id);
 	KVT_SET(space->root, id);
+	core->n_roots++;
+	core->stale_roots += kvt_is_stale(core, id);
+	core->count->detached_pending += kvt_is_stale(core, id);
 	return 0;
 }
 

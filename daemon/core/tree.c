@@ -100,7 +100,7 @@ uint32_t kvt_node_make(struct kvt_core *core, uint32_t namespace_id, uint32_t pa
 	node->touched = node->created = core->ledger->clock;
 	node->touched_ns = core->now_ns;
 	KVT_SET(node->expiry_ns, KVT_NEVER);
-	node->epoch = core->arena->epoch;
+	KVT_SET(node->epoch, core->arena->epoch);
 	node->announcer = KVT_NONE;
 	core->cut_below[id] = 0;
 	node->older = node->younger = KVT_NONE;
@@ -185,6 +185,16 @@ static void recycle(struct kvt_core *core, uint32_t id)
 		kvt_space_free(core, node->namespace_id);
 }
 
+void kvt_root_leave(struct kvt_core *core, uint32_t id)
+{
+	KVT_SET(core->namespaces[core->nodes[id].namespace_id].root, KVT_NONE);
+	core->n_roots--;
+	if (!kvt_is_stale(core, id))
+		return;
+	core->stale_roots--;
+	core->count->detached_pending--;
+}
+
 void kvt_root_prune(struct kvt_core *core, uint32_t id)
 {
 	struct kvt_node *root = kvt_node_at(core, id);
@@ -193,7 +203,7 @@ void kvt_root_prune(struct kvt_core *core, uint32_t id)
 	    (root->flags & KVT_NODE_PINNED))
 		return;
 	if (!(root->flags & KVT_NODE_DETACHED))
-		KVT_SET(core->namespaces[root->namespace_id].root, KVT_NONE);
+		kvt_root_leave(core, id);
 	kvt_event_add(core, KVT_EV_FREE, id, 0, 0);
 	recycle(core, id);
 }
@@ -216,8 +226,12 @@ void kvt_node_drop(struct kvt_core *core, uint32_t id, uint32_t parent)
 
 uint32_t kvt_root_make(struct kvt_core *core, uint32_t namespace_id)
 {
-	uint32_t root = kvt_node_make(core, namespace_id, KVT_NONE);
+	uint32_t stale = core->namespaces[namespace_id].root, root;
 
+	if (stale != KVT_NONE)
+		kvt_detach(core, stale);
+	root = kvt_node_make(core, namespace_id, KVT_NONE);
+	core->n_roots++;
 	KVT_SET(core->nodes[root].flags, core->nodes[root].flags | KVT_NODE_ROOT);
 	KVT_SET(core->namespaces[namespace_id].root, root);
 	kvt_event_add(core, KVT_EV_ROOT, root, namespace_id, 0);
@@ -245,7 +259,7 @@ uint32_t kvt_node_split(struct kvt_core *core, uint32_t id, uint32_t pages)
 	upper->touched = lower->touched;
 	upper->touched_ns = lower->touched_ns;
 	upper->created = lower->created;
-	upper->epoch = lower->epoch;
+	KVT_SET(upper->epoch, lower->epoch);
 	upper->announcer = lower->announcer;
 	core->cut_below[up] = core->cut_below[id];
 	kvt_node_set_expiry(core, up, lower->expiry_ns);
@@ -518,6 +532,8 @@ void kvt_path_raise(struct kvt_core *core, uint32_t id, int32_t priority, uint64
 
 bool kvt_path_detached(const struct kvt_core *core, uint32_t id)
 {
+	if (id != KVT_NONE && kvt_is_stale(core, id))
+		return true;
 	for (; id != KVT_NONE; id = core->nodes[id].parent)
 		if (core->nodes[id].flags & KVT_NODE_DETACHED)
 			return true;

@@ -368,7 +368,7 @@ static void undo_node(struct kvt_core *core, uint32_t id, const struct kvt_node 
 	node->touched = old->touched;
 	node->created = old->created;
 	node->touched_ns = old->touched_ns;
-	node->epoch = old->epoch;
+	KVT_SET(node->epoch, old->epoch);
 	kvt_store_release(&node->version, version + 1); /* pairs with the reader's acquire */
 	if (seen)
 		kvt_event_add(core, KVT_EV_RAISE, id, generation, 0);

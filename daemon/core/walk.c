@@ -61,7 +61,7 @@ void kvt_walk_from(struct kvt_core *core, struct kvt_walk *walk, const uint32_t 
 void kvt_walk_keys(struct kvt_core *core, uint32_t namespace_id, const uint32_t *keys,
 		   uint32_t n_pages, struct kvt_walk *walk)
 {
-	*walk = (struct kvt_walk){ .root = core->namespaces[namespace_id].root };
+	*walk = (struct kvt_walk){ .root = kvt_root_of(core, namespace_id) };
 	walk->node = walk->root;
 	if (walk->root != KVT_NONE)
 		descend(core, walk, keys, 0, n_pages);

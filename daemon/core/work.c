@@ -233,6 +233,18 @@ static uint32_t reclaim(struct kvt_core *core, uint32_t budget)
 	return budget - steps + freed;
 }
 
+/** What RESET left: stale roots become detached subtrees. Nothing that a client can see. */
+static uint32_t detach_stale(struct kvt_core *core, uint32_t budget)
+{
+	uint32_t looked;
+
+	kvt_record_start(core);
+	kvt_mutation_begin(core);
+	looked = kvt_detach_stale(core, budget, budget);
+	kvt_mutation_end(core);
+	return looked;
+}
+
 uint32_t kvt_core_work(struct kvt_core *core, uint32_t budget, bool idle, uint64_t now_ns)
 {
 	uint32_t done = 0;
@@ -245,6 +257,8 @@ uint32_t kvt_core_work(struct kvt_core *core, uint32_t budget, bool idle, uint64
 	done += kvt_wake(core);
 	if (core->dying > 0)
 		done += kvt_session_work(core, budget);
+	if (core->stale_roots > 0 && done < budget)
+		done += detach_stale(core, budget - done);
 	if (core->detached_count > 0 && done < budget)
 		done += reclaim(core, budget - done);
 	if (idle && core->compact_count > 0 && done < budget)
@@ -254,5 +268,5 @@ uint32_t kvt_core_work(struct kvt_core *core, uint32_t budget, bool idle, uint64
 
 bool kvt_core_unsettled(const struct kvt_core *core)
 {
-	return core->detached_count > 0 || kvt_session_unsettled(core);
+	return core->detached_count > 0 || core->stale_roots > 0 || kvt_session_unsettled(core);
 }

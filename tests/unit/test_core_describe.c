@@ -2,6 +2,8 @@
 
 /* What the core tells people: records of nodes, namespaces and leases, counters through STATS. */
 
+#include <stdio.h>
+
 #include "tests/unit/core_world.h"
 
 static void a_node_can_be_described(void **state)
@@ -139,6 +141,42 @@ static void a_lease_that_lost_its_path_twice_counts_once(void **state)
 	world_free(w);
 }
 
+/* RESET costs the same with one namespace and with thirty; none of them matches after it, before
+ * and after the work that it leaves, and a new root takes the place of an old one. */
+static void reset_leaves_its_work_to_the_background(void **state)
+{
+	struct world *w = world_small(2, 200);
+	struct client *a = client_new(w);
+	uint32_t spaces[30];
+	struct seq *old;
+	char name[8];
+
+	(void)state;
+	for (uint32_t i = 0; i < 30; i++) {
+		snprintf(name, sizeof(name), "ns%u", i);
+		spaces[i] = space_open(a, name);
+		insert(a, spaces[i], range(1, 4));
+	}
+	old = begin(a, spaces[7], range(1, 8), 0, 0);
+	reset(a);
+	assert_in_range(w->core->undo.used, 1, 40);
+	assert_int_equal(counters(w)->detached_pending, 30);
+	for (uint32_t i = 0; i < 30; i++)
+		expect_matched(a, spaces[i], range(1, 4), 0);
+	insert(a, spaces[3], range(1, 6));
+	expect_matched(a, spaces[3], range(1, 6), 6);
+	assert_int_equal(world_adopt(w, NULL, name, sizeof(name)), 0);
+	expect_matched(a, spaces[3], range(1, 6), 6);
+	expect_matched(a, spaces[4], range(1, 4), 0);
+	world_settle(w);
+	expect_matched(a, spaces[3], range(1, 6), 6);
+	assert_int_equal(counters(w)->cached_pages, 3 + 2); /* `old` still locks two */
+	expect_ok(end(old));
+	world_settle(w);
+	expect_pages(w, 3, 0, 0);
+	world_free(w);
+}
+
 static void stats_are_the_counters(void **state)
 {
 	struct world *w = world_small(2, 60);
@@ -201,6 +239,7 @@ int main(void)
 		CASE(a_namespace_can_be_described),
 		CASE(the_oldest_lease_and_the_stale_ones_are_named),
 		CASE(a_lease_that_lost_its_path_twice_counts_once),
+		CASE(reset_leaves_its_work_to_the_background),
 		CASE(stats_are_the_counters),
 		CASE(counters_follow_every_operation),
 	};
