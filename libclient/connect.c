@@ -580,7 +580,7 @@ static int check_resumed(struct kvt_client *client, struct welcome *welcome,
 	if (client->has_session && (!same || message->session != client->info.session ||
 				    !(message->flags & KVT_WELCOME_RESUMED))) {
 		kvt_error_set(error, -ESTALE, 0, "the daemon started anew: what this session had "
-			      "is gone");
+			      "is gone: close the handle and connect again");
 		return -ESTALE;
 	}
 	return same || client->has_session ? 0 : change_arena(client, welcome, error);

@@ -658,6 +658,28 @@ static void the_end_of_the_daemon_is_told(void **state)
 	world.mine = NULL;
 }
 
+/* A successor that has nothing of the session: what is being computed is computed to its end. */
+static void prefill_goes_on_when_the_daemon_began_anew(void **state)
+{
+	struct kvt_seq *seq = begin(world.mine);
+
+	(void)state;
+	kvt_client_lost(world.mine, -ESTALE, "began anew: connect again");
+	for (uint32_t at = 0; at < KEYS; at = kvt_seq_next(seq)) {
+		uint32_t to = at + 8 < KEYS ? at + 8 : KEYS;
+
+		assert_int_equal(at % 16 ? commit(seq, to) :
+					   kvt_seq_commit(seq, to, NULL, 0, KVT_IDLE, 0), -ESTALE);
+		assert_int_equal(kvt_seq_next(seq), to);
+		assert_non_null(strstr(kvt_client_error(world.mine)->text, "connect again"));
+		assert_int_equal(kvt_client_error(world.mine)->attach_state, KVT_ATTACH_GONE);
+	}
+	assert_int_equal(kvt_seq_end(seq, KEYS, NULL, 0, KVT_IDLE, 0), -ESTALE);
+	assert_int_equal(kvt_client_close(world.mine, KVT_IDLE), -ESTALE);
+	inside_forget(&world.inside, world.mine);
+	world.mine = NULL;
+}
+
 /* The caller's own loop sleeps on the completion descriptor. */
 static void an_armed_caller_is_woken(void **state)
 {
@@ -693,6 +715,7 @@ int main(void)
 		CASE(an_end_comes_after_the_commits_in_flight),
 		CASE(closing_waits_for_them_and_a_crash_does_not),
 		CASE(the_end_of_the_daemon_is_told),
+		CASE(prefill_goes_on_when_the_daemon_began_anew),
 		CASE(an_armed_caller_is_woken),
 	};
 
