@@ -117,6 +117,8 @@ static int commit(struct run *run, uint32_t computed, uint32_t flags)
 	struct kvt_fence fence;
 	int error;
 
+	if (!run->cache)
+		return 0;
 	error = worker_fence(run->worker, &fence);
 	if (error)
 		return error;
@@ -154,7 +156,7 @@ static int prefill(struct run *run, const float **ret_logits)
 		error = commit(run, end, end < n ? KVT_F_CHUNKED : 0);
 		if (error)
 			return error;
-		at = end < n ? kvt_seq_next(run->seq) : end;
+		at = run->cache && end < n ? kvt_seq_next(run->seq) : end;
 		g->cached += at - end; /* taken over from others meanwhile */
 	}
 	if (g->prefilled == prefilled) {
