@@ -52,16 +52,17 @@ stop() { # in order, leaving nothing
 	echo "nothing left in /dev/shm nor in $dir"
 }
 
-say "a daemon: 16,383 pages of 64 positions, about 1 million positions"
-start --page_size=64 --page_bytes=512 --n_pages=16384 --max_private_pages=0 \
-	--log_file="$dir/operations"
-
-say "the smallest worker, twice (examples/hello.c, the README's)"
+say "a daemon for the smallest worker, which runs twice (examples/hello.c, the README's)"
+start --n_layers=2 --n_kv_heads=2 --head_dim=64 --n_pages=64
 first=$(KVTRUNK_SOCKET=$socket "$O/hello") || fail "hello: $first"
 second=$(KVTRUNK_SOCKET=$socket "$O/hello") || fail "hello: $second"
 printf '%s\n%s\n' "first:  $first" "second: $second"
 [ "$first" != "$second" ] || fail "the second worker found nothing"
-ctl reset >/dev/null || fail "reset"
+stop
+
+say "a daemon: 16,383 pages of 64 positions, about 1 million positions"
+start --page_size=64 --page_bytes=512 --n_pages=16384 --max_private_pages=0 \
+	--log_file="$dir/operations"
 
 agent=${KVT_DATA:-../shared/data}/agent_sessions.jsonl.gz
 if [ -r "$agent" ]; then

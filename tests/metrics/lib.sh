@@ -32,9 +32,9 @@ have() { command -v "$1" >/dev/null 2>&1; }
 
 ctl() { "$O/kvtctl" --socket "$dir/socket" "$@"; }
 
-start_daemon() {
+start_daemon() { # with the geometry of the README's worker
 	"$O/kvtrunkd" --instance="metrics-$$" --runtime_dir="$dir/run" --socket_path="$dir/socket" \
-		--page_bytes=512 --n_pages=512 2>>"$dir/log" &
+		--n_layers=2 --n_kv_heads=2 --head_dim=64 --n_pages=512 2>>"$dir/log" &
 	daemon=$!
 	until ctl status >/dev/null 2>&1; do
 		kill -0 "$daemon" 2>/dev/null || { cat "$dir/log"; exit 1; }

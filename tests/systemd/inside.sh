@@ -47,7 +47,8 @@ add_users() {
 
 # The limits of starts and of patience are scaled down for tests.
 instance() { # name
-	printf '%s\n' "page_bytes = 16K" "n_pages = 1024" "drain_ms = 200" >"/etc/kvtrunk/$1.conf"
+	printf '%s\n' "n_layers = 2" "n_kv_heads = 2" "head_dim = 64" "n_pages = 1024" \
+		"drain_ms = 200" >"/etc/kvtrunk/$1.conf"
 	mkdir -p "/etc/systemd/system/kvtrunkd@$1.service.d"
 	printf '%s\n' "[Unit]" "StartLimitIntervalSec=0" "[Service]" "WatchdogSec=3s" \
 		>"/etc/systemd/system/kvtrunkd@$1.service.d/test.conf"
