@@ -380,7 +380,7 @@ static void open_namespaces_without_end(struct kvt_client *client, struct kvt_te
 		uint64_t digest[2] = { kvt_test_random(random), kvt_test_random(random) };
 		int error = kvt_namespace_open(client, digest, "many", &number);
 
-		kvt_test_check(error == 0 || error == -ENOSPC);
+		kvt_test_check(error == 0 || error == -EDQUOT);
 		refused += error != 0;
 	}
 	kvt_test_check(refused > 0);
