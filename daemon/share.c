@@ -6,6 +6,8 @@
 
 #include "shm/assert.h"
 
+#define KEPT_PART 4 /* those that are ahead run in one part of the time that is kept for others */
+
 int kvt_shares_init(struct kvt_shares *shares, uint32_t max_sessions, uint64_t cycles_per_us)
 {
 	uint32_t places = max_sessions + 1; /* no more uids than sessions */
@@ -95,7 +97,7 @@ void kvt_shares_settle(struct kvt_shares *shares, uint64_t stamp)
 	} else if (worked || next == UINT64_MAX) {
 		shares->floor = least;
 	} else {
-		shares->floor += passed;
+		shares->floor += passed / KEPT_PART;
 	}
 	for (uint32_t i = 0; i < shares->n_served; i++) {
 		struct kvt_account *account = shares->served[i];

@@ -19,15 +19,16 @@
  *
  * A client that waits for each answer wants nothing in the moment after it. So the time of a uid
  * that had an entry within KVT_SHARE_GRACE_US is kept for it while others are ahead: the floor
- * then rises with the clock. Between the sessions of one uid nothing is kept: one uid alone never
- * leaves the daemon idle.
+ * then rises with a quarter of the clock. An entry cannot be interrupted, so half of it is what an
+ * operation of the small client waits when it comes while one runs: that must be seldom. Between
+ * the sessions of one uid nothing is kept: one uid alone never leaves the daemon idle.
  */
 
 #include <stdbool.h>
 #include <stdint.h>
 
 #define KVT_SHARE_LEAD_US 20
-#define KVT_SHARE_GRACE_US 20
+#define KVT_SHARE_GRACE_US 200
 #define KVT_SHARE_MOST_US 1000 /* of one entry: beyond it the thread was not running, mostly */
 #define KVT_SHARE_LOOK_NS 500  /* a look at a ring that takes longer met a missing page */
 

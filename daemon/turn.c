@@ -309,9 +309,10 @@ static __attribute__((noinline)) uint32_t serve_uids(struct kvt_daemon *daemon)
 
 	for (uint32_t i = 0; i < daemon->n_hot; i++) {
 		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
+		struct kvt_account *account = session->account;
 		uint32_t done;
 
-		if (kvt_share_waits(session->account, session->spent))
+		if (kvt_share_waits(account, session->spent))
 			continue;
 		done = serve_rarely(daemon, session);
 		now = kvt_cycles();
@@ -320,6 +321,9 @@ static __attribute__((noinline)) uint32_t serve_uids(struct kvt_daemon *daemon)
 		else if (unlikely(now - before > look) && session->open)
 			kvt_share_charge(&daemon->shares, session->account, &session->spent,
 					 now - before);
+		/* The rest of its sessions wait: a turn is not as long as an entry of each. */
+		if (account->spent > daemon->shares.floor + daemon->shares.lead)
+			account->limit = 0;
 		work += done;
 		before = now;
 	}
@@ -344,14 +348,14 @@ static inline uint32_t serve_uid(struct kvt_daemon *daemon)
 	return work;
 }
 
-static inline uint32_t serve_all(struct kvt_daemon *daemon, uint64_t stamp)
+static inline uint32_t serve_all(struct kvt_daemon *daemon)
 {
 	struct kvt_shares *shares = &daemon->shares;
 	uint32_t work;
 
 	if (unlikely(shares->n_served > 1)) {
 		work = serve_uids(daemon);
-		kvt_shares_settle(shares, stamp);
+		kvt_shares_settle(shares, kvt_cycles());
 	} else {
 		work = serve_uid(daemon);
 		if (shares->n_served)
@@ -690,7 +694,7 @@ void kvt_daemon_run(struct kvt_daemon *daemon)
 				kvt_timers_run(daemon);
 		}
 		daemon->stats.turns++;
-		work = serve_all(daemon, stamp);
+		work = serve_all(daemon);
 		if (work) /* what was done may have left chains of nodes */
 			daemon->compact_due = true;
 		if (unlikely(daemon->n_deferred))
