@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -516,6 +517,9 @@ int kvt_closer_main(void)
 		return 2;
 	}
 	prctl(PR_SET_NAME, "kvtrunkd-closer");
+	/* Give way to the daemon, where both must run on one core. May be forbidden. */
+	sched_setscheduler(0, SCHED_BATCH, &(struct sched_param){ 0 });
+	setpriority(PRIO_PROCESS, 0, 10);
 	if (getrlimit(RLIMIT_NOFILE, &limit) == 0)
 		process.nofile = limit.rlim_max;
 	allow_fds(process.nofile - SPARE_FDS);
