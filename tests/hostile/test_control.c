@@ -139,8 +139,9 @@ static void open_sessions_without_end(struct kvt_client *client, struct kvt_test
 			welcomed++;
 			break;
 		case KVT_MSG_REFUSED:
-			kvt_test_check(result == -EDQUOT || result == -EUSERS || result == -EMFILE ||
-				       result == -ENFILE || result == -ENOMEM);
+			kvt_test_check(result == -EDQUOT || result == -EUSERS ||
+				       result == -EMFILE || result == -ENFILE ||
+				       result == -ENOMEM);
 			refused++;
 			break;
 		default:
