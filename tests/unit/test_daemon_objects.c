@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -50,6 +51,9 @@ static void the_second_to_ask_for_a_lock_is_told_the_pid_of_the_first(void **sta
 			 -EADDRINUSE);
 	snprintf(pid, sizeof(pid), "pid %d ", (int)getpid());
 	assert_non_null(strstr(why, pid));
+	assert_int_equal(second.holder, getpid());
+	assert_true(kvt_lock_held(directory, "a"));
+	assert_false(kvt_lock_held(directory, "b"));
 	kvt_lock_release(&second);
 	assert_int_equal(kvt_lock_take(&second, directory, "b", &stale, why, sizeof(why)), 0);
 	kvt_lock_release(&second);
@@ -71,6 +75,7 @@ static void a_dead_process_lock_is_taken_over(void **state)
 		_exit(kvt_lock_take(&lock, directory, "dead", &stale, why, sizeof(why)) ? 1 : 0);
 	assert_int_equal(waitpid(child, &status, 0), child);
 	assert_int_equal(status, 0);
+	assert_false(kvt_lock_held(directory, "dead"));
 	assert_int_equal(kvt_lock_take(&lock, directory, "dead", &stale, why, sizeof(why)), 0);
 	assert_int_equal(stale, 1);
 	kvt_lock_release(&lock);
@@ -221,6 +226,23 @@ static void what_is_larger_than_the_file_system_is_refused_with_the_cure(void **
 	assert_int_equal(kvt_object_clean(prefix), 0);
 }
 
+static void room_counts_what_comes_before_and_what_is_given_back(void **state)
+{
+	struct statvfs there;
+	uint64_t total;
+	char why[512] = "";
+
+	(void)state;
+	assert_int_equal(statvfs("/dev/shm", &there), 0);
+	total = (uint64_t)there.f_blocks * there.f_frsize;
+	assert_int_equal(kvt_object_room("arena", 1, 0, 0, why, sizeof(why)), 0);
+	assert_int_equal(kvt_object_room("arena", total + 1, 0, 0, why, sizeof(why)), -ENOSPC);
+	assert_non_null(strstr(why, "the arena needs"));
+	assert_int_equal(kvt_object_room("arena", total + 1, 0, total + 1, why, sizeof(why)), 0);
+	assert_int_equal(kvt_object_room("ledger", 1, 2 * total + 1, total + 1, why,
+					 sizeof(why)), -ENOSPC);
+}
+
 static void a_readonly_descriptor_can_neither_write_nor_resize(void **state)
 {
 	struct kvt_object object;
@@ -311,6 +333,7 @@ int main(void)
 		cmocka_unit_test(leftovers_are_removed_by_prefix_and_others_stay),
 		cmocka_unit_test(what_a_dead_process_left_is_an_orphan_and_a_live_one_s_is_not),
 		cmocka_unit_test(what_is_larger_than_the_file_system_is_refused_with_the_cure),
+		cmocka_unit_test(room_counts_what_comes_before_and_what_is_given_back),
 		cmocka_unit_test(a_readonly_descriptor_can_neither_write_nor_resize),
 		cmocka_unit_test(a_sealed_object_keeps_its_size_and_its_seals),
 		cmocka_unit_test(a_host_pool_is_sealed_and_says_how_it_was_made),
