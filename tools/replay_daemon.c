@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -218,6 +219,22 @@ int kvt_own_daemon_stop(struct kvt_own_daemon *daemon)
 	return status;
 }
 
+/* Its other child closes what strangers sent. */
+static bool serves(int pid)
+{
+	char path[64], name[32] = "";
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/comm", pid);
+	file = fopen(path, "re");
+	if (!file)
+		return false;
+	if (!fgets(name, sizeof(name), file))
+		name[0] = '\0';
+	fclose(file);
+	return strcmp(name, "kvtrunkd-closer\n") != 0;
+}
+
 pid_t kvt_supervised_daemon(pid_t supervisor)
 {
 	char path[64];
@@ -229,7 +246,7 @@ pid_t kvt_supervised_daemon(pid_t supervisor)
 	file = fopen(path, "re");
 	if (!file)
 		return 0;
-	if (fscanf(file, "%d", &pid) != 1)
+	while (fscanf(file, "%d", &pid) == 1 && !serves(pid))
 		pid = 0;
 	fclose(file);
 	return pid;
