@@ -535,7 +535,7 @@ static void adopt_session(struct kvt_daemon *daemon, uint32_t index,
 	else if (!lives) /* its descriptors are lost, so it cannot go on */
 		kvt_core_session_kill(daemon->core, index, daemon->now_ns);
 	if (lives) /* whatever it waited for may be there */
-		kvt_session_ring_bell(session);
+		kvt_session_ring_bell(daemon, session);
 }
 
 void kvt_adopt_sessions(struct kvt_daemon *daemon)

@@ -68,6 +68,18 @@ struct kvt_session_end {
 	char label[KVT_LABEL_BYTES]; /* fit to be logged */
 };
 
+/** What waking a session cost the serving thread: its client chooses how many watches a wake-up has
+ * to go through. Processor time, which a busy host does not change. The clock is read only for a
+ * session that took long before. */
+struct kvt_cost {
+	uint64_t level_ns; /* charged; a hundredth of the time since `at_ns` is off */
+	uint64_t at_ns;
+	uint32_t suspect;  /* wake-ups that are still measured */
+	bool over;         /* more than KVT_COST_MOST_NS: it is ended when the turn is over */
+};
+#define KVT_COST_SLOW_US 200            /* what a wake-up may cost */
+#define KVT_COST_MOST_NS 100000000ull   /* beyond that, within ten seconds */
+
 /** One client process as the daemon serves it. The slot number is the core's session index. The
  * first two lines are what a turn looks at. */
 struct kvt_session {
@@ -99,6 +111,7 @@ struct kvt_session {
 	uint32_t name_generation; /* the core's: part of their names */
 	uint64_t quiet_again_ns;
 	uint64_t ended_ns;
+	struct kvt_cost cost;
 	struct kvt_session_end end;
 	pid_t pid;
 	uid_t uid;
@@ -180,6 +193,7 @@ struct kvt_daemon {
 	uint32_t own_places, common_places;
 	bool sweep_due;               /* some dying session may be done with */
 	bool compact_due;
+	bool cost_due;                /* some session cost too much */
 	bool draining;
 	bool test_clock;
 	bool over;                    /* leave the loop */
@@ -381,11 +395,19 @@ void kvt_session_adopted(struct kvt_daemon *daemon, struct kvt_session *session,
 /** Release slots of sessions that the core is done with, and ask backends again. */
 void kvt_sessions_sweep(struct kvt_daemon *daemon);
 /** Say in the segment that the session is over and wake whoever waits there. */
-void kvt_session_say_gone(struct kvt_session *session, int error);
+void kvt_session_say_gone(struct kvt_daemon *daemon, struct kvt_session *session, int error);
 /** Have the closer hold what the session shares with its client. */
 void kvt_session_hold(struct kvt_daemon *daemon, struct kvt_session *session);
 /** Wake a client that sleeps on its completion descriptor. */
-void kvt_session_ring_bell(struct kvt_session *session);
+void kvt_session_ring_bell(struct kvt_daemon *daemon, struct kvt_session *session);
+/** Before and after a system call that wakes whatever watches a descriptor of the session. What
+ * took long is measured the next time, and charged. */
+struct kvt_wake {
+	uint64_t cycles, processor_ns;
+};
+struct kvt_wake kvt_session_wake_begin(const struct kvt_session *session);
+void kvt_session_wake_end(struct kvt_daemon *daemon, struct kvt_session *session,
+			  const struct kvt_wake *wake);
 /** Unmap and close all that a slot holds. */
 void kvt_session_release(struct kvt_daemon *daemon, struct kvt_session *session);
 

@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "shm/assert.h"
@@ -82,28 +83,70 @@ static int make_bell(int *ret_client, int *ret_daemon)
 	return 0;
 }
 
+static uint64_t processor_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+struct kvt_wake kvt_session_wake_begin(const struct kvt_session *session)
+{
+	return (struct kvt_wake){ .cycles = kvt_cycles(),
+				  .processor_ns = session->cost.suspect ? processor_ns() : 0 };
+}
+
+/* The first that takes long is not charged, because the thread may just not have run. */
+void kvt_session_wake_end(struct kvt_daemon *daemon, struct kvt_session *session,
+			  const struct kvt_wake *wake)
+{
+	bool slow = kvt_cycles() - wake->cycles > KVT_COST_SLOW_US * daemon->cycles_per_us;
+	uint64_t ns = wake->processor_ns ? processor_ns() - wake->processor_ns : 0, off;
+	struct kvt_cost *cost = &session->cost;
+
+	if (ns <= KVT_COST_SLOW_US * 1000) {
+		if (wake->processor_ns)
+			cost->suspect--;
+		else if (slow)
+			cost->suspect = 64;
+		return;
+	}
+	off = (daemon->real_ns - cost->at_ns) / 100;
+	cost->level_ns = ns + (cost->level_ns > off ? cost->level_ns - off : 0);
+	cost->at_ns = daemon->real_ns;
+	cost->suspect = 64;
+	if (cost->level_ns > KVT_COST_MOST_NS) {
+		cost->over = true;
+		daemon->cost_due = daemon->sweep_due = true;
+	}
+}
+
 /* A bell that rang and was not answered takes no second ring, so nothing piles up. */
-void kvt_session_ring_bell(struct kvt_session *session)
+void kvt_session_ring_bell(struct kvt_daemon *daemon, struct kvt_session *session)
 {
 	static const uint64_t one = 1;
+	struct kvt_wake wake;
 	int unanswered = 0;
 
-	if (session->bell < 0 ||
+	if (session->bell < 0 || session->cost.over ||
 	    (ioctl(session->bell, SIOCOUTQ, &unanswered) == 0 && unanswered > 0))
 		return;
+	wake = kvt_session_wake_begin(session);
 	/* EPIPE: nobody is left to hear it. */
 	if (send(session->bell, &one, sizeof(one), MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
 		return;
+	kvt_session_wake_end(daemon, session, &wake);
 }
 
-void kvt_session_say_gone(struct kvt_session *session, int error)
+void kvt_session_say_gone(struct kvt_daemon *daemon, struct kvt_session *session, int error)
 {
 	struct kvt_segment_header *header = session->segment.base;
 
 	if (!header)
 		return;
 	kvt_store_release(&header->gone, (uint32_t)-error);
-	kvt_session_ring_bell(session);
+	kvt_session_ring_bell(daemon, session);
 }
 
 static int make_segment(struct kvt_session *slot, const struct kvt_session_wish *wish, char *why,
@@ -550,7 +593,7 @@ void kvt_session_kill(struct kvt_daemon *daemon, struct kvt_session *session, in
 	if (in_core(daemon, session))
 		kvt_core_session_kill(daemon->core, session->index, daemon->now_ns);
 	stop_serving(daemon, session);
-	kvt_session_say_gone(session, error);
+	kvt_session_say_gone(daemon, session, error);
 	kvt_group_over(daemon, session->index, error, why);
 	if (!connection)
 		return;
@@ -568,12 +611,25 @@ void kvt_session_fence(struct kvt_daemon *daemon, struct kvt_session *session)
 		stop_serving(daemon, session);
 }
 
+static void end_costly(struct kvt_daemon *daemon)
+{
+	daemon->cost_due = false;
+	for (uint32_t i = 1; i <= daemon->core_config.max_sessions; i++)
+		if (daemon->sessions[i].open && daemon->sessions[i].cost.over)
+			kvt_session_kill(daemon, &daemon->sessions[i], -ECOMM,
+					 "waking it cost more than 100 ms of the daemon's time "
+					 "within 10 s: something watches its completion socket or "
+					 "its doorbell many times");
+}
+
 void kvt_sessions_sweep(struct kvt_daemon *daemon)
 {
 	/* Unmapping takes its time: first the pages that others wait for come back. */
 	bool first = kvt_core_unsettled(daemon->core);
 	uint32_t released = 0;
 
+	if (daemon->cost_due)
+		end_costly(daemon);
 	for (uint32_t i = 1; i <= daemon->core_config.max_sessions && daemon->n_dying; i++) {
 		struct kvt_session *session = &daemon->sessions[i];
 

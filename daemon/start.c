@@ -1305,7 +1305,7 @@ static void say_goodbye(struct kvt_daemon *daemon, int error, const char *why)
 		if (connection->fd < 0)
 			continue;
 		if (connection->session)
-			kvt_session_say_gone(&daemon->sessions[connection->session], error);
+			kvt_session_say_gone(daemon, &daemon->sessions[connection->session], error);
 		connection->state = KVT_CONNECTION_OVER; /* a failed send drops nothing now */
 		kvt_control_say(daemon, connection, KVT_MSG_GOODBYE, 0, error, why);
 	}

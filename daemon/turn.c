@@ -58,11 +58,12 @@ static int cq_room(struct kvt_session *session)
 	return space < 0 ? space : space - (int)session->deferred;
 }
 
-static void complete(struct kvt_session *session, const struct kvt_cqe *cqe)
+static void complete(struct kvt_daemon *daemon, struct kvt_session *session,
+		     const struct kvt_cqe *cqe)
 {
 	kvt_ring_cq_put(&session->ring, cqe);
 	if (unlikely(kvt_ring_cq_publish(&session->ring)))
-		kvt_session_ring_bell(session);
+		kvt_session_ring_bell(daemon, session);
 }
 
 /* The session ended in order: its pages are free, so members must not touch them any more. They
@@ -86,7 +87,7 @@ void kvt_daemon_complete(void *context, uint32_t index, const struct kvt_cqe *cq
 	session->waiting_since_ns = daemon->real_ns;
 	if (unlikely(kvt_core_session(daemon->core, index)->signs & KVT_SIGN_CLOSED))
 		tell_closed(daemon, session);
-	complete(session, cqe);
+	complete(daemon, session, cqe);
 }
 
 /* BEGINs that wait for others need no looking after, and nothing waits for them: CLOSE cancels
@@ -198,7 +199,7 @@ static void run_entry(struct kvt_daemon *daemon, struct kvt_session *session,
 			session->end.how = NULL; /* it lives on */
 		else if (unlikely(sqe->op == KVT_OP_CLOSE))
 			tell_closed(daemon, session);
-		complete(session, &cqe);
+		complete(daemon, session, &cqe);
 		if (unlikely(cqe.reason == KVT_REASON_ANNOUNCED)) { /* a notice will follow */
 			take_place(daemon, session);
 			watch_deadline(daemon);
@@ -546,11 +547,14 @@ static void arm_doorbells(struct kvt_daemon *daemon)
 		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
 		uint64_t count;
 		struct iovec into = { &count, sizeof(count) };
+		struct kvt_wake wake;
 
-		if (session->doorbell_armed || session->doorbell < 0)
+		if (session->doorbell_armed || session->doorbell < 0 || session->cost.over)
 			continue;
+		wake = kvt_session_wake_begin(session);
 		if (preadv2(session->doorbell, &into, 1, -1, RWF_NOWAIT) < 0)
 			count = 0; /* it had not been rung */
+		kvt_session_wake_end(daemon, session, &wake);
 		kvt_loop_poll(&daemon->loop, session->doorbell, POLLIN,
 			      kvt_tag(KVT_TAG_DOORBELL, session->index, session->generation));
 		session->doorbell_armed = true;

@@ -11,8 +11,10 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -130,6 +132,66 @@ static void long_queues_leave_small_clients_their_turn(void **state)
 	kvt_test_check(other < 100);
 }
 
+/* ---------------------------------------------------------------- wait queues */
+
+/* So many watches on one file that each wake-up goes through them for tens of milliseconds. */
+static void watch_many_times(int fd)
+{
+	enum { SETS = 200, EACH = 1000 };
+	struct rlimit limit = { 4 * EACH, 4 * EACH };
+	struct epoll_event event = { .events = EPOLLIN };
+	int fds[EACH];
+
+	kvt_test_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	for (int i = 0; i < EACH; i++)
+		kvt_test_check((fds[i] = dup(fd)) >= 0);
+	for (int set = 0; set < SETS; set++) {
+		int epoll = epoll_create1(EPOLL_CLOEXEC);
+
+		kvt_test_check(epoll >= 0);
+		for (int i = 0; i < EACH; i++)
+			kvt_test_equal(epoll_ctl(epoll, EPOLL_CTL_ADD, fds[i], &event), 0);
+	}
+}
+
+static bool watch_doorbell;
+
+static void be_woken_dearly(struct kvt_client *client, struct kvt_test_random *random)
+{
+	struct kvt_sqe nop = { .op = KVT_OP_NOP, .fence_slot = KVT_FENCE_IDLE };
+	struct kvt_segment_header *header = client->ring.header;
+	struct kvt_cqe cqe;
+	uint64_t rung;
+
+	(void)random;
+	watch_many_times(watch_doorbell ? client->doorbell : client->completion);
+	while (kvt_load_acquire(&header->gone) == 0) {
+		kvt_store_relaxed(&header->cq_need_wakeup, 1);
+		kvt_ring_sq_put(&client->ring, &nop);
+		if (kvt_ring_sq_publish(&client->ring))
+			eventfd_write(client->doorbell, 1);
+		while (kvt_ring_cq_ready(&client->ring) == 0)
+			if (kvt_load_acquire(&header->gone) != 0)
+				return;
+		kvt_ring_cq_take(&client->ring, &cqe);
+		while (read(client->completion, &rung, sizeof(rung)) > 0)
+			;
+		while (watch_doorbell && !kvt_load_relaxed(&header->sq_need_wakeup) &&
+		       kvt_load_relaxed(&header->gone) == 0)
+			;
+	}
+}
+
+static void a_session_whose_wake_ups_cost_too_much_is_ended_with_the_cause(void **state)
+{
+	(void)state;
+	watch_doorbell = false;
+	kvt_attack(be_woken_dearly, 1);
+	kvt_test_check(kvt_test_daemon_said(&kvt_victim, "something watches its completion"));
+	watch_doorbell = true;
+	kvt_attack(be_woken_dearly, 1);
+}
+
 /* ---------------------------------------------------------------- own memory */
 
 static void memory_is_no_larger_than_what_one_operation_uses(void **state)
@@ -219,6 +281,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(long_queues_leave_small_clients_their_turn),
+		cmocka_unit_test(a_session_whose_wake_ups_cost_too_much_is_ended_with_the_cause),
 		cmocka_unit_test(memory_is_no_larger_than_what_one_operation_uses),
 		cmocka_unit_test(holes_in_its_memory_hurt_only_the_client_that_punches_them),
 	};
