@@ -27,7 +27,7 @@
 
 #include "shm/atomic.h"
 
-#define LAND_NS 20000000000ull   /* an attack that has not landed by then does not */
+#define LAND_NS 60000000000ull   /* an attack that has not landed by then does not */
 #define SETTLE_NS 30000000000ull /* what is not back by then is left behind */
 #define STILL_NS 15000000000ull  /* more than the innocent client's patience */
 
@@ -92,7 +92,7 @@ static bool start_daemon(struct scene *scene)
 		flags[n++] = scene->attack->flag;
 	if (scene->attack->needs & ATTACK_SUPERVISE) {
 		flags[n++] = "--supervise";
-		flags[n++] = "--watchdog_ms=2000";
+		flags[n++] = "--watchdog_ms=4000";
 	}
 	unsetenv("XDG_RUNTIME_DIR"); /* no other uid gets in there */
 	if (kvt_own_daemon_start(&scene->daemon, scene->options->daemon, flags,

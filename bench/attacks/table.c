@@ -78,7 +78,7 @@ const struct attack attacks[] = {
 	{ "lock-file", "flock(LOCK_SH) on what it can open while the daemon is killed",
 	  ATTACK_SUPERVISE | ATTACK_KILL, 1, NULL, attack_lock_file },
 	{ "notify-flood", "floods the notify socket of the supervisor",
-	  ATTACK_SUPERVISE, 10000, NULL, attack_notify_flood },
+	  ATTACK_SUPERVISE, 40000, NULL, attack_notify_flood },
 	{ "metrics-idle", "64 idle connections to kvtmetricsd",
 	  ATTACK_METRICS, 64, NULL, attack_metrics_idle },
 	{ "together", "most of these at once",
