@@ -197,6 +197,9 @@ bool kvt_control_send(struct kvt_daemon *daemon, struct kvt_connection *connecti
 	} control = { 0 };
 	struct iovec part = { .iov_base = (void *)message, .iov_len = bytes };
 	struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1 };
+	struct kvt_session *session = NULL;
+	struct kvt_wake wake = { 0 };
+	ssize_t sent;
 
 	if (n_fds) {
 		header.msg_control = &control;
@@ -206,7 +209,14 @@ bool kvt_control_send(struct kvt_daemon *daemon, struct kvt_connection *connecti
 		control.header.cmsg_len = CMSG_LEN(sizeof(int) * n_fds);
 		memcpy(CMSG_DATA(&control.header), fds, sizeof(int) * n_fds);
 	}
-	if (sendmsg(connection->fd, &header, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)bytes)
+	if (connection->state == KVT_CONNECTION_SESSION)
+		session = &daemon->sessions[connection->session];
+	if (session)
+		wake = kvt_session_wake_begin(session);
+	sent = sendmsg(connection->fd, &header, MSG_DONTWAIT | MSG_NOSIGNAL);
+	if (session)
+		kvt_session_wake_end(daemon, session, &wake);
+	if (sent == (ssize_t)bytes)
 		return true;
 	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns,
 			KVT_LOG_WARNING, "send_failed",

@@ -618,8 +618,8 @@ static void end_costly(struct kvt_daemon *daemon)
 		if (daemon->sessions[i].open && daemon->sessions[i].cost.over)
 			kvt_session_kill(daemon, &daemon->sessions[i], -ECOMM,
 					 "waking it cost more than 100 ms of the daemon's time "
-					 "within 10 s: something watches its completion socket or "
-					 "its doorbell many times");
+					 "within 10 s: its sockets or its doorbell are watched "
+					 "many times");
 }
 
 void kvt_sessions_sweep(struct kvt_daemon *daemon)

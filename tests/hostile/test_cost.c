@@ -182,14 +182,29 @@ static void be_woken_dearly(struct kvt_client *client, struct kvt_test_random *r
 	}
 }
 
+/* Its answers wake what watches its control socket. */
+static void be_answered_dearly(struct kvt_client *client, struct kvt_test_random *random)
+{
+	uint64_t digest[2] = { 1, 0 };
+	uint32_t number;
+
+	(void)random;
+	watch_many_times(client->control);
+	do {
+		digest[1]++; /* one that is open is not asked for again */
+	} while (kvt_namespace_open(client, digest, "another", &number) == 0);
+	kvt_test_check(kvt_load_acquire(&client->ring.header->gone) != 0);
+}
+
 static void a_session_whose_wake_ups_cost_too_much_is_ended_with_the_cause(void **state)
 {
 	(void)state;
 	watch_doorbell = false;
 	kvt_attack(be_woken_dearly, 1);
-	kvt_test_check(kvt_test_daemon_said(&kvt_victim, "something watches its completion"));
+	kvt_test_check(kvt_test_daemon_said(&kvt_victim, "its doorbell are watched"));
 	watch_doorbell = true;
 	kvt_attack(be_woken_dearly, 1);
+	kvt_attack(be_answered_dearly, 1);
 }
 
 /* ---------------------------------------------------------------- own memory */
