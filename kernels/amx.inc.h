@@ -45,7 +45,19 @@ struct few {
 	size_t next_stride; /* where they are fetched */
 	/* Where strips, VW positions each, begin: those of a panel, and of what is read next. */
 	const char *strips[2 * FEW_STRIPS];
+	const element *across; /* queries as pairs: [step][16 rows][2] */
 };
+
+static inline uint32_t dim_whole(uint32_t dim)
+{
+	return (dim + 31) / 32 * 32;
+}
+
+/* Of one head's queries. */
+static inline size_t few_across_elements(uint32_t dim)
+{
+	return (size_t)dim_whole(dim) * TILE_ROWS_MAX;
+}
 
 static bool few_possible(uint32_t dim, uint32_t type)
 {
@@ -63,7 +75,7 @@ static void job_end(void);
 /* Tile shapes */
 
 /* Rows of the tiles of sums and of left factors at present; 0: none, other code may have tiles. */
-static __thread uint32_t tiles_rows;
+static __thread uint32_t tiles_rows __attribute__((tls_model("initial-exec")));
 
 static void tiles_shape(uint32_t n_rows)
 {
@@ -171,11 +183,6 @@ struct few_rows_of_bf16 {
 	_Alignas(64) element at[PANEL_KEYS][KVT_ATTN_HEAD_DIM_MAX];
 };
 
-static inline uint32_t dim_whole(uint32_t dim)
-{
-	return (dim + 31) / 32 * 32;
-}
-
 static void strip_widen(element (*target)[KVT_ATTN_HEAD_DIM_MAX], const char *strip, size_t stride,
 			uint32_t dim, bool f8)
 {
@@ -195,51 +202,91 @@ INLINE void rows_ahead(const struct few *few, uint32_t row, const uint32_t n)
 		const char *next = few->strips[FEW_STRIPS + (row + i) / VW] +
 				   (row + i) % VW * few->next_stride;
 
+		/* Into the second cache: it waits for more lines at a time than the first can. */
 		for (uint32_t j = 0; j < bytes; j += 64)
-			_mm_prefetch(next + j, _MM_HINT_T0);
+			_mm_prefetch(next + j, _MM_HINT_T1);
 	}
 }
 
-/* Queries as pairs: [step][16 rows][2], zeros for rows that are not there. */
-static void queries_across(const struct few *few, const element *queries, element *target)
+/* Zeros for rows that are not there. */
+static void queries_across(const element *queries, size_t stride, uint32_t n_rows, uint32_t dim,
+			   element *across)
 {
-	for (uint32_t x = 0; x < dim_whole(few->dim); x += 32) {
+	for (uint32_t x = 0; x < dim; x += 32, across += 16 * 32) {
 		__m512i t[16];
 
 		UNROLL_FOR (i, 16)
-			t[i] = i < few->n_rows ? _mm512_loadu_si512(queries + i * few->q_stride + x)
-					       : _mm512_setzero_si512();
+			t[i] = i < n_rows ? _mm512_loadu_si512(queries + i * stride + x)
+					  : _mm512_setzero_si512();
 		transpose_16(t);
 		UNROLL_FOR (i, 16)
-			_mm512_store_si512(target + (x / 2 + i) * 32, t[i]);
+			_mm512_store_si512(across + i * 32, t[i]);
+	}
+}
+
+static void few_begin(const struct work *work, const struct tile *tile)
+{
+	size_t stride = (size_t)work->key_steps * STEP;
+
+	for (uint32_t row = 0, head = 0; row < tile->n_rows; row += tile->head_rows, head++)
+		queries_across(work->queries + (tile->first_row + row) * stride, stride,
+			       tile->head_rows, dim_whole(work->head_dim),
+			       work->across + head * few_across_elements(work->head_dim));
+}
+
+INLINE void scores_put(const __m512i *rows, float *scores, uint32_t n_rows, const uint32_t n_most)
+{
+	UNROLL_FOR (i, n_most) {
+		if (i < n_rows)
+			_mm512_storeu_si512(scores + i * BLOCK, rows[i]);
 	}
 }
 
 /* Sixteen positions' scores, [position][row], to rows. */
 static void scores_across(const float (*strip)[16], float *scores, uint32_t n_rows)
 {
+	const char *from = (const char *)strip;
 	__m512i t[16];
 
-	UNROLL_FOR (i, 16)
-		t[i] = _mm512_load_si512(strip[i]);
-	transpose_16(t);
-	UNROLL_FOR (i, 16) {
-		if (i < n_rows)
-			_mm512_storeu_si512(scores + i * BLOCK, t[i]);
+	if (n_rows <= 4) {
+		words_load(from, sizeof strip[0], t);
+		scores_put(t, scores, n_rows, 4);
+	} else if (n_rows <= 8) {
+		words_load_8(from, sizeof strip[0], t);
+		scores_put(t, scores, n_rows, 8);
+	} else {
+		UNROLL_FOR (i, 16)
+			t[i] = _mm512_load_si512(strip[i]);
+		transpose_16(t);
+		scores_put(t, scores, n_rows, 16);
 	}
+}
+
+/* What is fetched meanwhile, spread evenly over n_steps steps: the rows of a panel. */
+struct fetching {
+	uint32_t n_steps;
+	uint32_t step;
+	uint32_t row;
+};
+
+INLINE void fetching_step(const struct few *few, struct fetching *fetching)
+{
+	for (fetching->step++; fetching->row * fetching->n_steps < PANEL_KEYS * fetching->step;
+	     fetching->row++)
+		rows_ahead(few, fetching->row, 1);
 }
 
 static void few_scores(const struct few *few, float *scores, const element *queries)
 {
-	_Alignas(64) element across[KVT_ATTN_HEAD_DIM_MAX / 2][32];
 	_Alignas(64) float strip[16][16];
 	struct few_rows_of_bf16 wide;
 	const bool f8 = few->type == KVT_ATTN_F8_E4M3;
 	const uint32_t n_dims = dim_whole(few->dim);
 	const bool direct = !f8 && n_dims == few->dim;
+	struct fetching fetching = { .n_steps = n_dims / 32 * (PANEL_KEYS / VW) };
 
+	(void)queries;
 	tiles_shape(TILE_ROWS_MAX);
-	queries_across(few, queries, across[0]);
 	for (uint32_t i = 0; i * VW < few->n_keys; i++) {
 		const char *keys = few->strips[i];
 		size_t stride = few->stride;
@@ -251,51 +298,99 @@ static void few_scores(const struct few *few, float *scores, const element *quer
 		}
 		tile_zero(0);
 		for (uint32_t x = 0; x < n_dims; x += 32) {
-			tile_load(6, across[x / 2], 64);
+			tile_load(6, few->across + x * TILE_ROWS_MAX, 64);
 			tile_load(4, keys + 2 * x, stride);
 			tile_dot(0, 4, 6);
-			rows_ahead(few, i * VW + x * VW / n_dims, 1);
+			fetching_step(few, &fetching);
 		}
 		tile_store(0, strip, sizeof strip[0]);
-		rows_ahead(few, i * VW, VW);
 		scores_across(strip, scores + i * VW, few->n_rows);
 	}
+}
+
+struct few_pairs {
+	_Alignas(64) element at[4][16][32];
+};
+
+/* Thirty-two positions of up to 64 dimensions from x on, as four right factors. */
+INLINE void pairs_put(const struct few *few, uint32_t first, uint32_t x, struct few_pairs *pairs,
+		      struct fetching *fetching, const bool whole, const bool f8)
+{
+	const uint32_t bytes = f8 ? 1 : 2;
+
+	for (uint32_t i = 0; i < 16; i++) {
+		uint32_t key = first + 2 * i;
+		const char *even = few->strips[key / VW] + key % VW * few->stride + x * bytes;
+
+		for (uint32_t half = 0; half < 2 && x + 32 * half < few->dim; half++) {
+			uint32_t n = whole ? 32 : few->dim - x - 32 * half;
+			const char *from = even + 32 * half * bytes;
+			__m512i both[2];
+
+			pair_interleave(halves_load(from, n, f8),
+					halves_load(from + few->stride, n, f8), both);
+			_mm512_store_si512(pairs->at[2 * half][i], both[0]);
+			_mm512_store_si512(pairs->at[2 * half + 1][i], both[1]);
+		}
+		fetching_step(few, fetching);
+	}
+}
+
+#define FEW_EACH_TILE(n, operation, c, stride)                                                     \
+	do {                                                                                       \
+		operation(0, c, stride);                                                           \
+		if (n > 1)                                                                         \
+			operation(1, c + VW, stride);                                              \
+		if (n > 2)                                                                         \
+			operation(2, c + 2 * VW, stride);                                          \
+		if (n > 3)                                                                         \
+			operation(3, c + 3 * VW, stride);                                          \
+	} while (0)
+
+/* Add a panel's values, n (at most 4) tiles of dimensions from x on, to the outputs c. */
+INLINE void few_values_some(const struct few *few, float *c, const element *weights, uint32_t x,
+			    uint32_t n, struct fetching *fetching)
+{
+	const size_t c_bytes = few->out_dim * sizeof *c;
+	struct few_pairs pairs;
+
+	FEW_EACH_TILE(n, tile_load, c, c_bytes);
+	for (uint32_t key = 0; key < few->n_keys; key += VALUES_ALIGN) {
+		if (few->type == KVT_ATTN_F8_E4M3)
+			pairs_put(few, key, x, &pairs, fetching, false, true);
+		else if (few->dim - x >= 64)
+			pairs_put(few, key, x, &pairs, fetching, true, false);
+		else
+			pairs_put(few, key, x, &pairs, fetching, false, false);
+		tile_load(4, weights + key, BLOCK * sizeof *weights);
+		tile_load(6, pairs.at[0], 64);
+		tile_dot(0, 4, 6);
+		if (n > 1) {
+			tile_load(7, pairs.at[1], 64);
+			tile_dot(1, 4, 7);
+		}
+		if (n > 2) {
+			tile_load(6, pairs.at[2], 64);
+			tile_dot(2, 4, 6);
+		}
+		if (n > 3) {
+			tile_load(7, pairs.at[3], 64);
+			tile_dot(3, 4, 7);
+		}
+	}
+	FEW_EACH_TILE(n, tile_store, c, c_bytes);
 }
 
 /* Returns whether all outputs are finite, and so all values were. If not, they are no use. */
 static bool few_values(const struct few *few, float *outputs, const element *weights)
 {
-	_Alignas(64) element pairs[PANEL_KEYS / 2][2 * KVT_ATTN_HEAD_DIM_MAX];
-	const bool f8 = few->type == KVT_ATTN_F8_E4M3;
-	const uint32_t bytes = f8 ? 1 : 2, dim = few->dim;
-	const uint32_t n_keys = (few->n_keys + VALUES_ALIGN - 1) / VALUES_ALIGN * VALUES_ALIGN;
-	struct gemm gemm = { .a = weights,
-			     .a_stride = BLOCK,
-			     .b_stride = 2 * KVT_ATTN_HEAD_DIM_MAX,
-			     .n_steps = n_keys / STEP,
-			     .c_stride = few->out_dim,
-			     .add = true,
-			     .exact = true };
+	struct fetching fetching = { .n_steps = (few->out_dim + 63) / 64 * (PANEL_KEYS / 2) };
 	__mmask16 bad = 0;
 
-	for (uint32_t key = 0; key < n_keys; key += 2) {
-		const char *even = few->strips[key / VW] + key % VW * few->stride;
-
-		for (uint32_t x = 0; x < dim; x += 32) {
-			__m512i *to = (__m512i *)(void *)&pairs[key / 2][2 * x];
-			__m512i both[2];
-
-			pair_interleave(halves_load(even + x * bytes, dim - x, f8),
-					halves_load(even + few->stride + x * bytes, dim - x, f8),
-					both);
-			_mm512_store_si512(to, both[0]);
-			_mm512_store_si512(to + 1, both[1]);
-		}
-		rows_ahead(few, key, 2);
-	}
-	gemm.b = pairs[0];
-	gemm.c = outputs;
-	gemm_run(&gemm, few->n_rows, few->out_dim / VW);
+	tiles_shape(few->n_rows);
+	for (uint32_t x = 0; x < few->out_dim; x += 64)
+		few_values_some(few, outputs + x, weights, x, minimum(4, (few->out_dim - x) / VW),
+				&fetching);
 	for (uint32_t i = 0; i < few->n_rows * few->out_dim; i += VW)
 		/* NaN or infinite */
 		bad |= _mm512_fpclass_ps_mask(v_load(outputs + i), 0x99);

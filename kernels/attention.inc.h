@@ -22,6 +22,7 @@
  *
  *   STEPS_ALIGN                steps that one instruction adds, first among themselves, then to c
  *   gemm_run                   the inner kernel, declared below
+ *   few_across_elements, few_begin   how queries of few rows are prepared for a unit
  *   job_begin, job_end         around what a thread computes
  *
  * How results stay the same
@@ -86,6 +87,7 @@ struct work {
 	float *sum_lanes; /* [TILE_ROWS][VW] */
 	float *factors; /* [TILE_ROWS] what a new maximum makes of older sums */
 	float *outputs_before; /* [TILE_ROWS][out_dim] without the block at hand */
+	element *across; /* GEMM_TILES: few rows' queries as right factors */
 	struct partial tile; /* TILE_ROWS rows */
 	struct partial group; /* KVT_JOB_ROWS rows */
 	struct partial total; /* KVT_JOB_ROWS rows */
@@ -147,6 +149,10 @@ static char *work_carve(struct work *work, char *base, uint32_t head_dim)
 	work->factors = carve(&next, TILE_ROWS * sizeof(float));
 	work->outputs_before =
 		carve(&next, (size_t)TILE_ROWS * work->out_dim * sizeof(float));
+#ifdef GEMM_TILES
+	work->across = carve(&next, KVT_HEADS_ROWS * few_across_elements(head_dim) *
+					    sizeof(element));
+#endif
 	partial_carve(&work->tile, &next, TILE_ROWS, work->out_dim);
 	partial_carve(&work->group, &next, KVT_JOB_ROWS, work->out_dim);
 	partial_carve(&work->total, &next, KVT_JOB_ROWS, work->out_dim);
@@ -566,7 +572,8 @@ static void tile_weights(const struct work *work, const struct tile *tile, uint3
 		sums = scores_weights(work->scores + row * BLOCK, work->weights + row * BLOCK, n,
 				      n_fill, work->log2_scale, maximum, sums);
 		v_store(lanes, sums);
-		if (factor == 1.0f)
+		/* Nothing was added to outputs before the first block. */
+		if (factor == 1.0f || !block_start)
 			continue;
 		for (uint32_t i = 0; i < work->out_dim; i += VW)
 			v_store(output + i, v_mul(v_load(output + i), v_set1(factor)));
@@ -832,6 +839,9 @@ static void few_make(const struct work *work, const struct tile *tile, const str
 	few->out_dim = work->out_dim;
 	few->stride = work->kv->position_stride_bytes;
 	few->next_stride = few->stride;
+#ifdef GEMM_TILES
+	few->across = work->across + at->head * few_across_elements(work->head_dim);
+#endif
 	few->n_keys = strips_find(work, at, few->strips);
 	strips_find(work, next, few->strips + PANEL_KEYS / VW);
 	if (few->n_keys < PANEL_KEYS || work->kv->page_size < VW)
@@ -934,6 +944,10 @@ static void block_streamed(const struct work *work, const struct tile *tile, uin
 	}
 }
 
+#ifdef GEMM_TILES
+static void few_begin(const struct work *work, const struct tile *tile);
+#endif
+
 /* One unit for the rows [first_row, first_row + n_rows) of the block, into work->tile. */
 static void tile_unit(const struct work *work, uint32_t first_row, uint32_t n_rows, bool packed)
 {
@@ -949,6 +963,10 @@ static void tile_unit(const struct work *work, uint32_t first_row, uint32_t n_ro
 				 : minimum(limit - work->unit_start, KVT_ATTN_UNIT);
 		tile.n_keys[row] = n_keys;
 	}
+#ifdef GEMM_TILES
+	if (!packed && few_rows(work, &tile))
+		few_begin(work, &tile);
+#endif
 	for (uint32_t row = 0; row < n_rows; row += VW)
 		v_store(work->tile.maxima + row, v_set1(-__builtin_inff()));
 	for (uint32_t i = 0; i < n_rows * VW; i += VW)

@@ -150,9 +150,68 @@ static inline __attribute__((always_inline)) void transpose_16(__m512i *rows)
 	}
 }
 
+static inline __m128i sixteen_load(const char *source)
+{
+	return _mm_loadu_si128((const __m128i *)(const void *)source);
+}
+
+/* In each quarter of four vectors: vector i gets word i of all of them. */
+static inline __attribute__((always_inline)) void
+words_transpose(const __m512i *rows, __m512i *ret_words)
+{
+	__m512i u[4];
+
+	u[0] = _mm512_unpacklo_epi32(rows[0], rows[1]);
+	u[1] = _mm512_unpackhi_epi32(rows[0], rows[1]);
+	u[2] = _mm512_unpacklo_epi32(rows[2], rows[3]);
+	u[3] = _mm512_unpackhi_epi32(rows[2], rows[3]);
+	ret_words[0] = _mm512_unpacklo_epi64(u[0], u[2]);
+	ret_words[1] = _mm512_unpackhi_epi64(u[0], u[2]);
+	ret_words[2] = _mm512_unpacklo_epi64(u[1], u[3]);
+	ret_words[3] = _mm512_unpackhi_epi64(u[1], u[3]);
+}
+
 /*
- * Ask for a row of bytes that will be read soon, into the second cache: the first has work to do.
+ * Sixteen bytes of sixteen rows: vector i gets word i of all rows. Sixteen bytes of four rows
+ * make a vector while they are loaded, which is half of the transposition.
  */
+static inline __attribute__((always_inline)) void
+words_load(const char *strip, size_t stride, __m512i *ret_words)
+{
+	__m512i t[4];
+
+	UNROLL_FOR (i, 4) {
+		const char *row = strip + i * stride;
+
+		t[i] = _mm512_castsi128_si512(sixteen_load(row));
+		t[i] = _mm512_inserti32x4(t[i], sixteen_load(row + 4 * stride), 1);
+		t[i] = _mm512_inserti32x4(t[i], sixteen_load(row + 8 * stride), 2);
+		t[i] = _mm512_inserti32x4(t[i], sixteen_load(row + 12 * stride), 3);
+	}
+	words_transpose(t, ret_words);
+}
+
+/* Likewise, of thirty-two bytes, with fewer loads. */
+static inline __attribute__((always_inline)) void
+words_load_8(const char *strip, size_t stride, __m512i *ret_words)
+{
+	__m512i t[8], u[8];
+
+	UNROLL_FOR (i, 8) {
+		const char *row = strip + (i / 4 * 8 + i % 4) * stride;
+
+		t[i] = _mm512_castsi256_si512(_mm256_loadu_si256((const void *)row));
+		t[i] = _mm512_inserti64x4(
+			t[i], _mm256_loadu_si256((const void *)(row + 4 * stride)), 1);
+	}
+	words_transpose(t, u);
+	words_transpose(t + 4, u + 4);
+	UNROLL_FOR (i, 4) {
+		ret_words[i] = _mm512_shuffle_i32x4(u[i], u[4 + i], 0x88);
+		ret_words[4 + i] = _mm512_shuffle_i32x4(u[i], u[4 + i], 0xdd);
+	}
+}
+
 /*
  * Fetch what will be read soon, row by row, as memory likes it: into the first cache the rows that
  * come next, into the second cache those that come a block later.

@@ -6,6 +6,7 @@
 #ifndef KVT_BENCH_ATTN_FLOOR_H
 #define KVT_BENCH_ATTN_FLOOR_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -14,9 +15,13 @@ enum floor_kind {
 	FLOOR_AVX2, /* fma of 256-bit vectors */
 	FLOOR_AVX512, /* fma of 512-bit vectors */
 	FLOOR_BF16, /* vdpbf16ps of 512-bit vectors */
+	FLOOR_AMX, /* products of tiles, a load for each; only after a context of that path */
 };
 
 const char *floor_name(enum floor_kind kind);
+
+/* Whether this CPU has it. False for FLOOR_AMX: ask for a context of that path. */
+bool floor_has(enum floor_kind kind);
 
 /*
  * Operations per second (a product and a sum are two), in units of 1e9, of n_threads threads at

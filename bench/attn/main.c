@@ -37,6 +37,7 @@
 static struct {
 	bool quick;
 	bool torch;
+	bool peers;
 	bool gpu;
 	bool small;
 	uint32_t n_threads; /* of the runs with all cores */
@@ -445,11 +446,15 @@ static void scaling_run(const struct measure *measure, uint32_t n_threads)
 	pool_free(&pool, measure);
 }
 
-/* PyTorch's own attention, where PyTorch is installed: a program of its own. */
-static void torch_run(void)
+/*
+ * Run a script of this folder on the library beside this program. Returns its exit status: 77 where
+ * what it needs is not installed.
+ */
+static int script_run(const char *python, const char *script, const char *option)
 {
 	char library[PATH_MAX + 32], threads[16];
 	ssize_t n = readlink("/proc/self/exe", library, PATH_MAX);
+	int status = 0;
 	pid_t child;
 
 	while (n > 0 && library[n - 1] != '/')
@@ -459,13 +464,23 @@ static void torch_run(void)
 	fflush(stdout);
 	child = fork();
 	if (child == 0) {
-		execlp("python3", "python3", "bench/attn/sdpa.py", "--device", "cpu", "--threads",
-		       threads, library, (char *)NULL);
-		printf("{\"name\": \"torch\", \"error\": \"python3 is not installed\"}\n");
+		execlp(python, python, script, "--threads", threads, library, option,
+		       (char *)NULL);
+		printf("skip: %s is not installed\n", python);
 		fflush(stdout);
-		_exit(0);
+		_exit(77);
 	}
-	(void)waitpid(child, NULL, 0);
+	if (child < 0 || waitpid(child, &status, 0) != child)
+		err(1, "cannot run %s", script);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}
+
+/* Other libraries that the Python of KVT_PEERS_PYTHON can import. */
+static int peers_run(void)
+{
+	const char *python = getenv("KVT_PEERS_PYTHON");
+
+	return script_run(python ? python : "python3", "bench/attn/peers.py", NULL);
 }
 
 static uint32_t best_isa(void)
@@ -478,12 +493,38 @@ static uint32_t best_isa(void)
 	return (uint32_t)isa;
 }
 
-static enum floor_kind floor_of(uint32_t isa, uint32_t type)
+/* What a path multiplies with. */
+static enum floor_kind floor_of_path(uint32_t isa, uint32_t type)
 {
 	static const enum floor_kind floors[] = { FLOOR_VECTOR, FLOOR_VECTOR, FLOOR_AVX2,
-						  FLOOR_AVX512, FLOOR_AVX512, FLOOR_AVX512 };
+						  FLOOR_AVX512, FLOOR_BF16,   FLOOR_AMX };
 
-	return isa == KVT_ATTN_ISA_AVX512_BF16 && type == KVT_ATTN_BF16 ? FLOOR_BF16 : floors[isa];
+	if (isa > KVT_ATTN_ISA_AVX512 && type != KVT_ATTN_BF16)
+		return FLOOR_AVX512;
+	return floors[isa];
+}
+
+/*
+ * The best that this CPU has for products of a type, whatever path runs: a path that leaves it
+ * unused has a low fraction. With --isa, what that path multiplies with.
+ */
+static enum floor_kind floor_of(uint32_t isa, uint32_t type)
+{
+	enum floor_kind best = floor_of_path(isa, type);
+	double best_rate = floor_gflops(best, 1);
+
+	for (int i = FLOOR_VECTOR; !options.isa && i <= FLOOR_BF16; i++) {
+		enum floor_kind kind = (enum floor_kind)i;
+		double rate = 0;
+
+		if (floor_has(kind) && (kind != FLOOR_BF16 || type == KVT_ATTN_BF16))
+			rate = floor_gflops(kind, 1);
+		if (rate > best_rate) {
+			best_rate = rate;
+			best = kind;
+		}
+	}
+	return best;
 }
 
 static void all_run(uint32_t isa, uint32_t n_threads)
@@ -528,7 +569,7 @@ static void usage(FILE *to)
 {
 	fprintf(to,
 		"usage: kvtbench-attn [--quick] [--isa PATH] [--threads N] [--repetitions N]\n"
-		"                     [--only TEXT] [--torch] [--gpu [--small]]\n"
+		"                     [--only TEXT] [--torch] [--peers] [--gpu [--small]]\n"
 		"\n"
 		"Attention on paged KV: 32 query heads, 8 KV heads, head dim 128, pages of 64 in "
 		"random\n"
@@ -545,6 +586,11 @@ static void usage(FILE *to)
 		"  --torch          also PyTorch's attention, where it is installed, by one "
 		"thread or N:\n"
 		"                   bench/attn/sdpa.py, so from the source folder\n"
+		"  --peers          also OpenVINO and PyTorch in turns with the kernels, where "
+		"they are\n"
+		"                   installed (bench/attn/peers.py, by the Python of "
+		"KVT_PEERS_PYTHON):\n"
+		"                   exit status 1 if one was faster, 77 if there is none\n"
 		"  --gpu            CUDA device 0 instead of the CPU\n"
 		"  --small          with --gpu: sizes for emulated hardware; no figure counts\n",
 		REPETITIONS_MAX);
@@ -578,6 +624,7 @@ static void options_parse(int argc, char **argv)
 		{ "only", required_argument, NULL, 'o' },
 		{ "repetitions", required_argument, NULL, 'r' },
 		{ "torch", no_argument, NULL, 'p' },
+		{ "peers", no_argument, NULL, 'e' },
 		{ "gpu", no_argument, NULL, 'g' },
 		{ "small", no_argument, NULL, 's' },
 		{ "help", no_argument, NULL, 'h' },
@@ -604,6 +651,9 @@ static void options_parse(int argc, char **argv)
 			break;
 		case 'p':
 			options.torch = true;
+			break;
+		case 'e':
+			options.peers = true;
 			break;
 		case 'g':
 			options.gpu = true;
@@ -642,6 +692,6 @@ int main(int argc, char **argv)
 						      .small = options.small });
 	all_run(best_isa(), n_threads);
 	if (options.torch)
-		torch_run();
-	return 0;
+		(void)script_run("python3", "bench/attn/sdpa.py", "--device=cpu");
+	return options.peers ? peers_run() : 0;
 }
