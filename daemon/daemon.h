@@ -176,6 +176,7 @@ struct kvt_daemon_stats {
 	uint8_t path_nodes[KVT_PATH_SAMPLES]; /* of recent BEGINs, 255 = that or more */
 	uint32_t n_path_nodes;
 	uint64_t refused, accepted;
+	uint64_t costly_sessions, costly_ns;
 };
 
 struct kvt_daemon {

@@ -113,6 +113,7 @@ void kvt_session_wake_end(struct kvt_daemon *daemon, struct kvt_session *session
 		return;
 	}
 	off = (daemon->real_ns - cost->at_ns) / 100;
+	daemon->stats.costly_ns += ns;
 	cost->level_ns = ns + (cost->level_ns > off ? cost->level_ns - off : 0);
 	cost->at_ns = daemon->real_ns;
 	cost->suspect = 64;
@@ -615,11 +616,13 @@ static void end_costly(struct kvt_daemon *daemon)
 {
 	daemon->cost_due = false;
 	for (uint32_t i = 1; i <= daemon->core_config.max_sessions; i++)
-		if (daemon->sessions[i].open && daemon->sessions[i].cost.over)
+		if (daemon->sessions[i].open && daemon->sessions[i].cost.over) {
+			daemon->stats.costly_sessions++;
 			kvt_session_kill(daemon, &daemon->sessions[i], -ECOMM,
 					 "waking it cost more than 100 ms of the daemon's time "
 					 "within 10 s: its sockets or its doorbell are watched "
 					 "many times");
+		}
 }
 
 void kvt_sessions_sweep(struct kvt_daemon *daemon)

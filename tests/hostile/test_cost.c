@@ -154,6 +154,18 @@ static void watch_many_times(int fd)
 	}
 }
 
+/* What the daemon tells of costs. */
+static struct kvt_admin_status status_now(void)
+{
+	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
+	struct kvt_client *client = kvt_test_observe(&kvt_victim);
+	struct kvt_admin_status status;
+
+	kvt_test_equal(kvt_admin(client, &request, NULL, 0, &status, sizeof(status)), 1);
+	kvt_client_abandon(client);
+	return status;
+}
+
 static bool watch_doorbell;
 
 static void be_woken_dearly(struct kvt_client *client, struct kvt_test_random *random)
@@ -198,6 +210,8 @@ static void be_answered_dearly(struct kvt_client *client, struct kvt_test_random
 
 static void a_session_whose_wake_ups_cost_too_much_is_ended_with_the_cause(void **state)
 {
+	struct kvt_admin_status before = status_now(), after;
+
 	(void)state;
 	watch_doorbell = false;
 	kvt_attack(be_woken_dearly, 1);
@@ -205,6 +219,9 @@ static void a_session_whose_wake_ups_cost_too_much_is_ended_with_the_cause(void 
 	watch_doorbell = true;
 	kvt_attack(be_woken_dearly, 1);
 	kvt_attack(be_answered_dearly, 1);
+	after = status_now();
+	kvt_test_equal(after.costly_sessions, before.costly_sessions + 3);
+	kvt_test_check(after.costly_ns > before.costly_ns + 3 * 100000000ull);
 }
 
 /* ---------------------------------------------------------------- own memory */
