@@ -65,7 +65,7 @@ static uint64_t now_ns(void)
 /* ---- the child */
 
 /* Only calls that are safe between fork and exec matter here: there is one thread. */
-static void become_child(struct supervisor *supervisor)
+static void become_child(struct supervisor *supervisor, pid_t parent)
 {
 	uint32_t n = supervisor->store.n;
 	size_t bytes = 1;
@@ -104,6 +104,8 @@ static void become_child(struct supervisor *supervisor)
 		setenv("WATCHDOG_USEC", number, 1);
 	}
 	prctl(PR_SET_PDEATHSIG, SIGTERM);
+	if (getppid() != parent) /* it died before that: no signal comes */
+		_exit(EXIT_FAILURE);
 	sigprocmask(SIG_SETMASK, &supervisor->old_mask, NULL);
 	execvp(supervisor->argv[0], supervisor->argv);
 	kvt_log(KVT_LOG_ERROR, "start_failed", "program=\"%s\" error=\"%s\"", supervisor->argv[0],
@@ -113,13 +115,13 @@ static void become_child(struct supervisor *supervisor)
 
 static void start_child(struct supervisor *supervisor)
 {
-	pid_t pid = fork();
+	pid_t parent = getpid(), pid = fork();
 
 	supervisor->ready = supervisor->upgrading = false;
 	supervisor->hang = FED;
 	supervisor->start_at_ns = 0;
 	if (pid == 0)
-		become_child(supervisor);
+		become_child(supervisor, parent);
 	if (pid < 0) {
 		kvt_log(KVT_LOG_ERROR, "fork_failed", "error=\"%s\"", strerror(errno));
 		supervisor->start_at_ns = now_ns() + LONGEST_PAUSE_NS;
@@ -555,8 +557,8 @@ int kvt_supervise(const struct kvt_config *config, int argc, char **argv, int re
 		remove_files(&supervisor);
 	}
 	kvt_parcels_close(&supervisor.store);
-	kvt_closer_forget(&supervisor.closer);
 	kvt_notify_close(&supervisor.above);
 	free(supervisor.argv);
+	kvt_closer_forget(&supervisor.closer);
 	return code;
 }

@@ -542,6 +542,27 @@ static void when_the_supervisor_dies_all_ends_and_nothing_is_in_the_way(void **s
 	kvt_test_equal(prctl(PR_SET_CHILD_SUBREAPER, 0), 0);
 }
 
+static void a_daemon_whose_supervisor_dies_before_it_begins_ends(void **state)
+{
+	const char *const supervised[] = { "--supervise", NULL };
+	pid_t pid;
+
+	(void)state;
+	begin_with("drain_ms = 0\n", supervised);
+	if (!kvt_trace_seize(daemon_.pid, true)) {
+		cannot_trace();
+		return;
+	}
+	kvt_test_equal(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+	kvt_test_equal(kill(daemon_.pid, SIGUSR2), 0);
+	pid = next_child(); /* before its first instruction */
+	kvt_trace_kill(daemon_.pid);
+	kvt_trace_let_go(pid);
+	reap_all();
+	expect_a_fresh_start();
+	kvt_test_equal(prctl(PR_SET_CHILD_SUBREAPER, 0), 0);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -551,6 +572,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(a_restarted_daemon_may_die_while_clients_connect_again),
 		cmocka_unit_test(who_takes_over_and_is_supervised_may_die_at_any_system_call),
 		cmocka_unit_test(when_the_supervisor_dies_all_ends_and_nothing_is_in_the_way),
+		cmocka_unit_test(a_daemon_whose_supervisor_dies_before_it_begins_ends),
 	};
 
 	/* Of daemons that end while they are traced: LeakSanitizer cannot look at these. */
