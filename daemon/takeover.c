@@ -302,27 +302,32 @@ int kvt_takeover_ask(struct kvt_daemon *daemon, const char *path, char why[KVT_W
 /* Whether the old one has ended without a word. It gives up on us, and writes again, when it has
  * waited for PATIENCE_MS, so a hang-up before that is its death; its socket goes a little before
  * the process does. */
-static bool has_died(const struct kvt_daemon *daemon)
+static bool has_died(const struct kvt_daemon *daemon, int patience_ms)
 {
 	struct pollfd gone = { .fd = daemon->takeover_pidfd, .events = POLLIN };
 
-	return daemon->takeover_pidfd >= 0 && poll(&gone, 1, GRACE_MS / 2) == 1 &&
+	return daemon->takeover_pidfd >= 0 && poll(&gone, 1, patience_ms) == 1 &&
 	       now_ms() - daemon->takeover_asked_ms < PATIENCE_MS;
 }
 
 int kvt_takeover_confirm(struct kvt_daemon *daemon)
 {
 	struct kvt_message_handover message = { .last = 1 };
+	bool died;
 	int error;
 
 	fill_head(&message.head, KVT_MSG_HANDOVER, sizeof(message));
-	error = send_all(daemon->takeover_fd, &message, sizeof(message), NULL, 0,
-			 now_ms() + PATIENCE_MS);
-	if ((error == -EPIPE || error == -ECONNRESET) && has_died(daemon)) {
+	/* Its closer may still have its end of the socket. */
+	died = has_died(daemon, 0);
+	error = died ? 0 : send_all(daemon->takeover_fd, &message, sizeof(message), NULL, 0,
+				    now_ms() + PATIENCE_MS);
+	if (error == -EPIPE || error == -ECONNRESET) {
+		died = has_died(daemon, GRACE_MS / 2);
+		error = died ? 0 : error;
+	}
+	if (died)
 		kvt_log(KVT_LOG_WARNING, "predecessor_died", "pid=%d effect=\"it had handed over "
 			"everything: this daemon goes on with it\"", (int)daemon->takeover_pid);
-		error = 0;
-	}
 	forget_predecessor(daemon);
 	close(daemon->takeover_fd);
 	daemon->takeover_fd = -1;
