@@ -29,6 +29,7 @@
 #define BATCH 64   /* groups of descriptors for one process */
 #define RETRY_MS 100
 #define SAY_MS 1000
+#define END_MS 20   /* how long its end is waited for, where nothing keeps it */
 #define SPARE_FDS 16 /* to start workers when there is no room for more to be held */
 
 struct message {
@@ -103,7 +104,7 @@ int kvt_closer_start(struct kvt_closer *closer, uint32_t most)
 		close(closer->fd);
 		waitpid(closer->pid, NULL, WNOHANG);
 	} else {
-		*closer = (struct kvt_closer){ .most = most };
+		*closer = (struct kvt_closer){ .fd = -1, .most = most };
 		closer->free_keys = calloc(most, sizeof(*closer->free_keys));
 		closer->leaving = calloc(most, sizeof(*closer->leaving));
 		if (!closer->free_keys || !closer->leaving) {
@@ -127,10 +128,26 @@ int kvt_closer_start(struct kvt_closer *closer, uint32_t most)
 	return start_process(closer);
 }
 
+/* It ends before its owner does, so that no service manager finds it left over. */
+static void await_end(const struct kvt_closer *closer)
+{
+	struct pollfd ended = { .events = POLLIN };
+
+	ended.fd = (int)syscall(SYS_pidfd_open, closer->pid, 0);
+	if (ended.fd < 0)
+		return;
+	if (poll(&ended, 1, END_MS) == 1)
+		waitpid(closer->pid, NULL, WNOHANG);
+	close(ended.fd);
+}
+
 void kvt_closer_forget(struct kvt_closer *closer)
 {
-	if (closer->fd >= 0)
+	if (closer->fd >= 0) {
 		close(closer->fd);
+		if (closer->n_free_keys == closer->most)
+			await_end(closer);
+	}
 	free(closer->free_keys);
 	free(closer->leaving);
 	*closer = (struct kvt_closer){ .fd = -1 };
@@ -504,6 +521,18 @@ static void await(struct process *process)
 	process->said &= process->n_due != 0;
 }
 
+/* Nothing is held or waits to be released. */
+static bool is_idle(const struct process *process)
+{
+	for (uint32_t i = 0; i < process->n_held; i++)
+		if (process->held[i].n_fds)
+			return false;
+	for (uint32_t i = 0; i < KVT_CLOSER_PROCESSES; i++)
+		if (process->workers[i].pid)
+			return false;
+	return process->n_due == 0;
+}
+
 int kvt_closer_main(void)
 {
 	static struct process process;
@@ -528,6 +557,8 @@ int kvt_closer_main(void)
 		while (receive(&process))
 			;
 		start_workers(&process);
+		if (process.hung_up && is_idle(&process))
+			return 0;
 		await(&process);
 	}
 	for (uint32_t i = 0; i < process.n_held; i++)

@@ -55,7 +55,8 @@ struct kvt_closer {
 /** Start the process; `most` descriptors or groups of them are held or leaving at a time. Also for
  * one whose closer was lost: nothing is held then. -ENOMEM, or why no process can be started. */
 int kvt_closer_start(struct kvt_closer *closer, uint32_t most);
-/** Forget it. It stays until its owner has exited. */
+/** Forget it, as the last thing before the owner exits. It stays until then if it holds anything;
+ * else it ends at once, which is waited for, but not for long. */
 void kvt_closer_forget(struct kvt_closer *closer);
 
 /** Have the closer hold duplicates of `fds`, which were user `uid`'s. Returns their key, 0 if it

@@ -1038,7 +1038,6 @@ static void unmake(struct kvt_daemon *daemon)
 	unbuild_core(daemon);
 	if (daemon->loop.mode)
 		kvt_loop_close(&daemon->loop);
-	kvt_closer_forget(&daemon->closer);
 	if (daemon->lock_parked)
 		forget_lock(daemon);
 	else
@@ -1053,6 +1052,7 @@ static void unmake(struct kvt_daemon *daemon)
 	free(daemon->free_connections);
 	free(daemon->message);
 	free(daemon->answer);
+	kvt_closer_forget(&daemon->closer);
 }
 
 /* Connections and sessions that are there, and as many again that leave at the same time. */

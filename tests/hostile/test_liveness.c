@@ -623,6 +623,33 @@ static void a_closer_that_was_killed_is_replaced(void **state)
 	attack(send_lingering);
 }
 
+/* A service manager would find it left over. Its owner, which is this test, goes on. */
+static void a_closer_that_holds_nothing_ends_before_its_owner(void **state)
+{
+	char program[4096];
+	int ends[2], owner = (int)syscall(SYS_pidfd_open, getpid(), 0), status;
+	pid_t closer;
+
+	(void)state;
+	snprintf(program, sizeof(program), "%s/kvtrunkd", kvt_test_build());
+	kvt_test_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+	kvt_test_check(owner >= 0);
+	closer = fork();
+	if (closer == 0) {
+		int link = fcntl(ends[1], F_DUPFD_CLOEXEC, 10);
+		int high = fcntl(owner, F_DUPFD_CLOEXEC, 10);
+
+		if (dup2(link, 3) == 3 && dup2(high, 4) == 4)
+			execl(program, program, "--closer", NULL);
+		_exit(127);
+	}
+	close(ends[1]);
+	close(ends[0]);
+	kvt_test_equal(waitpid(closer, &status, 0), closer);
+	kvt_test_check(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	close(owner);
+}
+
 #define AS_IS(test) cmocka_unit_test_setup_teardown(test, begin_as_is, end)
 #define OLD(test)                                                                                 \
 	{                                                                                         \
@@ -645,6 +672,7 @@ int main(int argc, char **argv)
 		AS_IS(the_daemon_ends_although_a_doorbell_cannot_be_released),
 		SUPERVISED(the_supervisor_releases_nothing_either),
 		OLD(a_closer_that_was_killed_is_replaced),
+		cmocka_unit_test(a_closer_that_holds_nothing_ends_before_its_owner),
 	};
 
 	if (argc > 1)
