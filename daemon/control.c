@@ -75,6 +75,13 @@ void kvt_control_refuse_fds(const struct kvt_daemon *daemon, int fd)
 		setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof(off));
 }
 
+/* Who pays for what the socket's system calls cost. */
+static struct kvt_cost *cost_of(struct kvt_daemon *daemon, struct kvt_connection *connection)
+{
+	return connection->session ? &daemon->sessions[connection->session].cost :
+				     &connection->cost;
+}
+
 static void forget_kind(struct kvt_daemon *daemon, const struct kvt_connection *connection)
 {
 	if (connection->state == KVT_CONNECTION_HALF_OPEN)
@@ -91,10 +98,14 @@ void kvt_control_drop(struct kvt_daemon *daemon, struct kvt_connection *connecti
 
 	if (connection->fd < 0)
 		return;
-	/* shutdown() tells the client, and completes our poll. */
-	shutdown(connection->fd, SHUT_RDWR);
 	if (connection->armed)
 		leaving.tag = tag_of(daemon, connection);
+	/* shutdown() tells the client, and completes our poll. It also wakes the client's watches:
+	 * where they may be many, the closer's close() does. */
+	if (!connection->costly)
+		shutdown(connection->fd, SHUT_RDWR);
+	else if (connection->armed)
+		kvt_loop_cancel(&daemon->loop, leaving.tag);
 	kvt_closer_leave(&daemon->closer, &leaving);
 	forget_kind(daemon, connection);
 	if (connection->queued)
@@ -105,6 +116,22 @@ void kvt_control_drop(struct kvt_daemon *daemon, struct kvt_connection *connecti
 		kvt_member_hangup(daemon, &daemon->members[member]);
 	else if (session)
 		kvt_session_hangup(daemon, &daemon->sessions[session]);
+}
+
+void kvt_control_drop_costly(struct kvt_daemon *daemon)
+{
+	for (uint32_t i = 0; i < daemon->n_connections; i++) {
+		struct kvt_connection *connection = &daemon->connections[i];
+
+		if (!connection->cost.over)
+			continue;
+		kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns,
+				KVT_LOG_WARNING, "connection_dropped", "pid=%d uid=%u why=\"waking "
+				"it cost more than 100 ms of the daemon's time within 10 s: its "
+				"socket is watched many times\"", (int)connection->peer.pid,
+				(unsigned int)connection->peer.uid);
+		kvt_control_drop(daemon, connection);
+	}
 }
 
 enum take_result { TAKE_ONE, TAKE_NONE, TAKE_HANGUP };
@@ -182,7 +209,8 @@ void kvt_control_arm(struct kvt_daemon *daemon, struct kvt_connection *connectio
 		return;
 	if (!connection->waiting && connection->state != KVT_CONNECTION_OVER)
 		events |= POLLIN;
-	kvt_loop_poll(&daemon->loop, connection->fd, events, tag_of(daemon, connection));
+	kvt_cost_poll(daemon, cost_of(daemon, connection), connection->fd, events,
+		      tag_of(daemon, connection));
 	connection->armed = true;
 }
 
@@ -197,10 +225,12 @@ bool kvt_control_send(struct kvt_daemon *daemon, struct kvt_connection *connecti
 	} control = { 0 };
 	struct iovec part = { .iov_base = (void *)message, .iov_len = bytes };
 	struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1 };
-	struct kvt_session *session = NULL;
-	struct kvt_wake wake = { 0 };
+	struct kvt_cost *cost = cost_of(daemon, connection);
+	struct kvt_wake wake;
 	ssize_t sent;
 
+	if (cost->over && connection->costly)
+		return false;
 	if (n_fds) {
 		header.msg_control = &control;
 		header.msg_controllen = CMSG_SPACE(sizeof(int) * n_fds);
@@ -209,13 +239,9 @@ bool kvt_control_send(struct kvt_daemon *daemon, struct kvt_connection *connecti
 		control.header.cmsg_len = CMSG_LEN(sizeof(int) * n_fds);
 		memcpy(CMSG_DATA(&control.header), fds, sizeof(int) * n_fds);
 	}
-	if (connection->state == KVT_CONNECTION_SESSION)
-		session = &daemon->sessions[connection->session];
-	if (session)
-		wake = kvt_session_wake_begin(session);
+	wake = kvt_cost_begin(cost);
 	sent = sendmsg(connection->fd, &header, MSG_DONTWAIT | MSG_NOSIGNAL);
-	if (session)
-		kvt_session_wake_end(daemon, session, &wake);
+	connection->costly |= kvt_cost_end(daemon, cost, &wake);
 	if (sent == (ssize_t)bytes)
 		return true;
 	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns,
@@ -856,6 +882,8 @@ static enum take_result take_message(struct kvt_daemon *daemon, struct kvt_conne
 	struct iovec part = { .iov_base = daemon->message, .iov_len = KVT_MESSAGE_MAX };
 	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
 				  .msg_controllen = sizeof(control) };
+	struct kvt_cost *cost = cost_of(daemon, connection);
+	struct kvt_wake wake = kvt_cost_begin(cost); /* both wake who waits for room to send */
 	ssize_t n = recvmsg(connection->fd, &message, MSG_PEEK | MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	struct cmsghdr *extra;
 
@@ -868,6 +896,7 @@ static enum take_result take_message(struct kvt_daemon *daemon, struct kvt_conne
 		return TAKE_ONE;
 	}
 	recv(connection->fd, NULL, 0, MSG_DONTWAIT);
+	connection->costly |= kvt_cost_end(daemon, cost, &wake);
 	extra = CMSG_FIRSTHDR(&message);
 	if (message.msg_flags & MSG_TRUNC)
 		malformed(daemon, connection, "message larger than 65536 bytes");

@@ -151,6 +151,8 @@ struct kvt_connection {
 	uint32_t session; /* 0 = none */
 	uint32_t member;  /* of that session's group; 0 = the session's own */
 	struct kvt_peer peer;
+	struct kvt_cost cost; /* while it has no session */
+	bool costly;          /* some system call on it took long */
 	uint64_t accepted_ns; /* monotonic */
 	uint64_t accepted_boot_ns;
 	bool armed;
@@ -401,14 +403,18 @@ void kvt_session_say_gone(struct kvt_daemon *daemon, struct kvt_session *session
 void kvt_session_hold(struct kvt_daemon *daemon, struct kvt_session *session);
 /** Wake a client that sleeps on its completion descriptor. */
 void kvt_session_ring_bell(struct kvt_daemon *daemon, struct kvt_session *session);
-/** Before and after a system call that wakes whatever watches a descriptor of the session. What
- * took long is measured the next time, and charged. */
+/** Before and after a system call that wakes whatever watches a descriptor of a client. What took
+ * long is measured the next time, and charged. */
 struct kvt_wake {
 	uint64_t cycles, processor_ns;
 };
-struct kvt_wake kvt_session_wake_begin(const struct kvt_session *session);
-void kvt_session_wake_end(struct kvt_daemon *daemon, struct kvt_session *session,
-			  const struct kvt_wake *wake);
+struct kvt_wake kvt_cost_begin(const struct kvt_cost *cost);
+/** True: it took long, or the thread may just not have run. */
+bool kvt_cost_end(struct kvt_daemon *daemon, struct kvt_cost *cost, const struct kvt_wake *wake);
+/** kvt_loop_poll() of a client's descriptor: whatever its client does with it at this time holds
+ * the same spin lock. */
+void kvt_cost_poll(struct kvt_daemon *daemon, struct kvt_cost *cost, int fd, uint32_t events,
+		   uint64_t tag);
 /** Unmap and close all that a slot holds. */
 void kvt_session_release(struct kvt_daemon *daemon, struct kvt_session *session);
 
@@ -449,10 +455,13 @@ void kvt_control_event(struct kvt_daemon *daemon, struct kvt_connection *connect
 /** Take one message of the first readable connection; there is one. Not before a pause that the
  * last message's cost demands. Returns 1: it is not yet time to sleep. */
 uint32_t kvt_control_work(struct kvt_daemon *daemon);
+/** Drop observers and newcomers that cost too much. */
+void kvt_control_drop_costly(struct kvt_daemon *daemon);
 /** Close and free the slot. Its session, if any, learns of the hang-up. */
 void kvt_control_drop(struct kvt_daemon *daemon, struct kvt_connection *connection);
 /** Send one message, never blocking. False: nobody reads at the other end, so the connection was
- * dropped, or the session behind it ended. */
+ * dropped, or the session behind it ended. Also false if the client cost too
+ * much and this socket is a part of that. */
 bool kvt_control_send(struct kvt_daemon *daemon, struct kvt_connection *connection,
 		      const void *message, size_t bytes, const int *fds, uint32_t n_fds);
 /** Send GOODBYE or REFUSED with a text. */

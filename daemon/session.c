@@ -91,26 +91,27 @@ static uint64_t processor_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
-struct kvt_wake kvt_session_wake_begin(const struct kvt_session *session)
+struct kvt_wake kvt_cost_begin(const struct kvt_cost *cost)
 {
 	return (struct kvt_wake){ .cycles = kvt_cycles(),
-				  .processor_ns = session->cost.suspect ? processor_ns() : 0 };
+				  .processor_ns = cost->suspect ? processor_ns() : 0 };
 }
 
 /* The first that takes long is not charged, because the thread may just not have run. */
-void kvt_session_wake_end(struct kvt_daemon *daemon, struct kvt_session *session,
-			  const struct kvt_wake *wake)
+bool kvt_cost_end(struct kvt_daemon *daemon, struct kvt_cost *cost, const struct kvt_wake *wake)
 {
 	bool slow = kvt_cycles() - wake->cycles > KVT_COST_SLOW_US * daemon->cycles_per_us;
-	uint64_t ns = wake->processor_ns ? processor_ns() - wake->processor_ns : 0, off;
-	struct kvt_cost *cost = &session->cost;
+	uint64_t ns, off;
 
-	if (ns <= KVT_COST_SLOW_US * 1000) {
-		if (wake->processor_ns)
-			cost->suspect--;
-		else if (slow)
+	if (!wake->processor_ns) {
+		if (slow)
 			cost->suspect = 64;
-		return;
+		return slow;
+	}
+	ns = processor_ns() - wake->processor_ns;
+	if (ns <= KVT_COST_SLOW_US * 1000) {
+		cost->suspect--;
+		return false;
 	}
 	off = (daemon->real_ns - cost->at_ns) / 100;
 	daemon->stats.costly_ns += ns;
@@ -121,6 +122,23 @@ void kvt_session_wake_end(struct kvt_daemon *daemon, struct kvt_session *session
 		cost->over = true;
 		daemon->cost_due = daemon->sweep_due = true;
 	}
+	return true;
+}
+
+void kvt_cost_poll(struct kvt_daemon *daemon, struct kvt_cost *cost, int fd, uint32_t events,
+		   uint64_t tag)
+{
+	struct kvt_wake wake;
+
+	if (!cost->suspect) {
+		kvt_loop_poll(&daemon->loop, fd, events, tag);
+		return;
+	}
+	kvt_loop_flush(&daemon->loop); /* what is queued already is not of this client */
+	wake = kvt_cost_begin(cost);
+	kvt_loop_poll(&daemon->loop, fd, events, tag);
+	kvt_loop_flush(&daemon->loop);
+	kvt_cost_end(daemon, cost, &wake);
 }
 
 /* A bell that rang and was not answered takes no second ring, so nothing piles up. */
@@ -133,11 +151,11 @@ void kvt_session_ring_bell(struct kvt_daemon *daemon, struct kvt_session *sessio
 	if (session->bell < 0 || session->cost.over ||
 	    (ioctl(session->bell, SIOCOUTQ, &unanswered) == 0 && unanswered > 0))
 		return;
-	wake = kvt_session_wake_begin(session);
+	wake = kvt_cost_begin(&session->cost);
 	/* EPIPE: nobody is left to hear it. */
 	if (send(session->bell, &one, sizeof(one), MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
 		return;
-	kvt_session_wake_end(daemon, session, &wake);
+	kvt_cost_end(daemon, &session->cost, &wake);
 }
 
 void kvt_session_say_gone(struct kvt_daemon *daemon, struct kvt_session *session, int error)
@@ -623,6 +641,7 @@ static void end_costly(struct kvt_daemon *daemon)
 					 "within 10 s: its sockets or its doorbell are watched "
 					 "many times");
 		}
+	kvt_control_drop_costly(daemon);
 }
 
 void kvt_sessions_sweep(struct kvt_daemon *daemon)

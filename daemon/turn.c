@@ -551,11 +551,11 @@ static void arm_doorbells(struct kvt_daemon *daemon)
 
 		if (session->doorbell_armed || session->doorbell < 0 || session->cost.over)
 			continue;
-		wake = kvt_session_wake_begin(session);
+		wake = kvt_cost_begin(&session->cost);
 		if (preadv2(session->doorbell, &into, 1, -1, RWF_NOWAIT) < 0)
 			count = 0; /* it had not been rung */
-		kvt_session_wake_end(daemon, session, &wake);
-		kvt_loop_poll(&daemon->loop, session->doorbell, POLLIN,
+		kvt_cost_end(daemon, &session->cost, &wake);
+		kvt_cost_poll(daemon, &session->cost, session->doorbell, POLLIN,
 			      kvt_tag(KVT_TAG_DOORBELL, session->index, session->generation));
 		session->doorbell_armed = true;
 	}

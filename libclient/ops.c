@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define GONE_LOOK_NS 1000000000ll /* how often who waits for an answer looks whether it is over */
+
 /* The calls that are one operation each: fill a request, wait, copy out. */
 
 /* Copy a list out and release the answer. The caller made sure of the room. */
@@ -215,19 +217,39 @@ static int64_t control_deadline(const struct kvt_client *client)
 	return client->timeout_ns > 0 ? kvt_client_now_ns() + client->timeout_ns : INT64_MAX;
 }
 
+/* A daemon that ended the session for the cost of this socket's watches does not write to it any
+ * more. */
+static int receive_answer(struct kvt_client *client, int64_t deadline_ns)
+{
+	unsigned int n_fds;
+	int64_t look_ns;
+	int rc;
+
+	do {
+		look_ns = kvt_client_now_ns() + GONE_LOOK_NS;
+		look_ns = look_ns < deadline_ns ? look_ns : deadline_ns;
+		rc = kvt_control_receive(client->control, client->packet, KVT_MESSAGE_MAX, NULL,
+					 0, &n_fds, look_ns);
+		if (rc == -ETIMEDOUT && kvt_client_has_fences(client) &&
+		    kvt_load_acquire(&client->ring.header->gone)) {
+			kvt_client_look(client);
+			return client->dead;
+		}
+	} while (rc == -ETIMEDOUT && look_ns < deadline_ns);
+	return rc;
+}
+
 /* One question and its answer. -ECONNRESET: the daemon is gone; -ERESTART: a successor is there. */
 static int ask_once(struct kvt_client *client, const struct kvt_message *head, size_t bytes,
 		    const void *more, size_t more_bytes, int64_t deadline_ns)
 {
 	const struct kvt_message *answer = (const void *)client->packet;
-	unsigned int n_fds;
 	int rc = kvt_control_send(client->control, head, bytes, more, more_bytes, deadline_ns);
 
 	if (rc == 0 && head->type == KVT_MSG_NAMESPACE)
 		kvt_client_step(client, KVT_STEP_NAMESPACE_SENT);
 	while (rc == 0) {
-		rc = kvt_control_receive(client->control, client->packet, KVT_MESSAGE_MAX, NULL,
-					 0, &n_fds, deadline_ns);
+		rc = receive_answer(client, deadline_ns);
 		if (rc < 0)
 			break;
 		if (answer->type == head->type && answer->cookie == head->cookie)

@@ -20,6 +20,10 @@ void kvt_client_hung_up(struct kvt_client *client)
 {
 	if (client->dead || client->broken_ns)
 		return;
+	if (kvt_client_has_fences(client) && kvt_load_acquire(&client->ring.header->gone)) {
+		kvt_client_lost(client, -ECONNRESET, "the daemon ended the session");
+		return;
+	}
 	if (!client->path || !client->info.kept || client->hello.flags & KVT_HELLO_NO_RESUME) {
 		kvt_client_lost(client, -ECONNRESET,
 				"the daemon is gone: connect again when it is back");

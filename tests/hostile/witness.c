@@ -6,12 +6,16 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+
+#include "libclient/client.h"
 
 enum { PAGE = 16, PROMPT = 300, HELD = 64 };
 
 struct kvt_test_daemon kvt_victim;
 static struct kvt_test_child witness;
 static uint32_t descriptors; /* of the daemon, with the witness alone */
+static uint64_t *longest_ns;  /* of its rounds; shared with it */
 static char log_flag[128];
 
 static void fill_keys(uint32_t *keys, uint32_t n, uint32_t seed)
@@ -58,6 +62,18 @@ static void witness_round(struct kvt_client *client, const struct kvt_pool *pool
 	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
 }
 
+static void timed_round(struct kvt_client *client, const struct kvt_pool *pool, uint32_t ns,
+			uint32_t round)
+{
+	int64_t start_ns = kvt_client_now_ns();
+	uint64_t took_ns;
+
+	witness_round(client, pool, ns, round);
+	took_ns = (uint64_t)(kvt_client_now_ns() - start_ns);
+	if (took_ns > kvt_load_relaxed(longest_ns))
+		kvt_store_relaxed(longest_ns, took_ns);
+}
+
 /* Works whenever it has nothing to hear; answers a request for n rounds when they are done. */
 static void witness_run(int pipe, void *context)
 {
@@ -80,10 +96,10 @@ static void witness_run(int pipe, void *context)
 			if (!kvt_test_receive(pipe, &wanted) || wanted == 0)
 				break;
 			for (uint64_t i = 0; i < wanted; i++)
-				witness_round(client, &pool, ns, round++);
+				timed_round(client, &pool, ns, round++);
 			kvt_test_send(pipe, 2);
 		}
-		witness_round(client, &pool, ns, round++);
+		timed_round(client, &pool, ns, round++);
 		check_pages(&pool, held, keys, 0, HELD / PAGE, false);
 	}
 	kvt_test_equal(kvt_seq_end(held, 0, NULL, 0, KVT_IDLE, 0), 0);
@@ -104,6 +120,9 @@ void kvt_witness_start(const char *config)
 {
 	const char *arguments[] = { log_flag, NULL };
 
+	longest_ns = mmap(NULL, sizeof(*longest_ns), PROT_READ | PROT_WRITE,
+			  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	kvt_test_check(longest_ns != MAP_FAILED);
 	kvt_test_daemon_prepare(&kvt_victim, config);
 	snprintf(log_flag, sizeof(log_flag), "--log_file=%s/operations", kvt_victim.dir);
 	kvt_test_daemon_start(&kvt_victim, arguments);
@@ -112,6 +131,14 @@ void kvt_witness_start(const char *config)
 	kvt_witness_work(10);
 	settled_alone();
 	descriptors = kvt_test_daemon_descriptors(&kvt_victim);
+}
+
+uint64_t kvt_witness_longest_ns(void)
+{
+	uint64_t longest = kvt_load_relaxed(longest_ns);
+
+	kvt_store_relaxed(longest_ns, 0);
+	return longest;
 }
 
 void kvt_witness_work(uint32_t rounds)

@@ -17,6 +17,8 @@ void kvt_witness_start(const char *config);
 /** Let it do `rounds` more and wait for them. Ends the test if it fails or hangs (by the runner's
  * limit). */
 void kvt_witness_work(uint32_t rounds);
+/** Its longest round since this was asked last. */
+uint64_t kvt_witness_longest_ns(void);
 /** The attackers are gone: wait until only the witness is left, check that every page is back, that
  * the daemon holds no more descriptors than before, and the audit; more work. */
 void kvt_witness_check(void);
