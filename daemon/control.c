@@ -928,11 +928,15 @@ void kvt_control_event(struct kvt_daemon *daemon, struct kvt_connection *connect
 	}
 }
 
-/* One message of a connection that has one, and what follows from it for the connection. */
+/* One message of a connection that has one, and what follows from it for the connection. Its
+ * session may have ended since it was queued: then the message is left where it is. */
 static void serve_readable(struct kvt_daemon *daemon, struct kvt_connection *connection)
 {
 	uint32_t generation = connection->generation;
-	enum take_result taken = take_message(daemon, connection);
+	enum take_result taken = TAKE_NONE;
+
+	if (connection->state != KVT_CONNECTION_OVER)
+		taken = take_message(daemon, connection);
 
 	if (connection->generation != generation)
 		return; /* dropped meanwhile */

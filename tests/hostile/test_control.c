@@ -211,7 +211,7 @@ static size_t random_message(struct kvt_test_random *random, uint8_t *bytes)
 					  sizeof(struct kvt_message_admin), 24, 1, 700, 5000 };
 	size_t n = sizes[kvt_test_random_below(random, sizeof(sizes) / sizeof(sizes[0]))];
 	struct kvt_message head = { .magic = KVT_MESSAGE_MAGIC,
-				    .type = (uint16_t)kvt_test_random_below(random, 8),
+				    .type = (uint16_t)kvt_test_random_below(random, 9),
 				    .version = KVT_ABI_MAJOR };
 
 	if (kvt_test_random_below(random, 4) == 0)
@@ -256,6 +256,39 @@ static void malformed_messages_end_only_their_own_connection(void **state)
 	(void)state;
 	kvt_attack(send_random_messages, 5);
 	kvt_attack(send_random_messages, 6);
+}
+
+/* More connections than may be half open, each with a session's first message, questions behind it
+ * and nobody who reads: the session ends while its connection is in line for the questions. */
+static void ask_and_hang_up(struct kvt_client *client, struct kvt_test_random *random)
+{
+	struct kvt_message_hello hello = good_hello(0);
+	struct kvt_message_namespace question = { .label = "late" };
+	int fds[100];
+
+	(void)client;
+	question.head = (struct kvt_message){ .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_NAMESPACE,
+					      .version = KVT_ABI_MAJOR,
+					      .bytes = sizeof(question) };
+	for (int round = 0; round < 40; round++) {
+		for (int i = 0; i < 100; i++) {
+			fds[i] = raw_connect();
+			send(fds[i], &hello, sizeof(hello), MSG_NOSIGNAL);
+			for (int k = 0; k < 4; k++) {
+				question.digest[0] = kvt_test_random(random);
+				send(fds[i], &question, sizeof(question), MSG_NOSIGNAL);
+			}
+			shutdown(fds[i], SHUT_RD);
+		}
+		for (int i = 0; i < 100; i++)
+			close(fds[i]);
+	}
+}
+
+static void a_session_that_is_over_asks_nothing(void **state)
+{
+	(void)state;
+	kvt_attack(ask_and_hang_up, 7);
 }
 
 /* The largest packet there is, and one with nothing in it. */
@@ -432,6 +465,7 @@ int main(void)
 		cmocka_unit_test(more_sessions_than_there_may_be_are_refused),
 		cmocka_unit_test(a_wrong_hello_is_refused),
 		cmocka_unit_test(malformed_messages_end_only_their_own_connection),
+		cmocka_unit_test(a_session_that_is_over_asks_nothing),
 		cmocka_unit_test(packets_of_any_size_are_survived),
 		cmocka_unit_test(a_socket_that_nobody_reads_stops_only_itself),
 		cmocka_unit_test(descriptors_nobody_asked_for_are_not_kept),
