@@ -45,6 +45,7 @@ const char *kvt_attach_state_name(enum kvt_attach_state state)
 #define REASON_NAME(e, n, t) n,
 #define REASON_TEXT(e, n, t) t,
 static const char *const reason_names[] = { KVT_REASONS(REASON_NAME) };
+/* NOLINTNEXTLINE(bugprone-suspicious-missing-comma): long texts are several literals. */
 static const char *const reason_texts[] = { KVT_REASONS(REASON_TEXT) };
 
 const char *kvt_reason_name(int reason)

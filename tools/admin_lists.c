@@ -131,8 +131,12 @@ static void client_text(struct list *list, const struct kvt_admin_client *client
 	snprintf(pid, sizeof(pid), "%d", client->pid);
 	snprintf(uid, sizeof(uid), "%u", client->uid);
 	snprintf(rank, sizeof(rank), "rank %u of %u", client->rank, client->n_ranks);
-	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
-		snprintf(numbers[i].to, 16, client->rank ? "" : "%llu", numbers[i].value);
+	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+		if (client->rank) /* a member holds nothing itself */
+			numbers[i].to[0] = '\0';
+		else
+			snprintf(numbers[i].to, 16, "%llu", numbers[i].value);
+	}
 	kvt_age_text(client->age_ns, age, sizeof(age));
 	list_row(list, cells);
 }
