@@ -27,6 +27,7 @@
 #define LINK_FD 3  /* where the closer finds them */
 #define OWNER_FD 4 /* a pidfd */
 #define BATCH 64   /* groups of descriptors for one process */
+#define FLUSH_SENDS 32 /* messages of one kvt_closer_flush(), about 2 us each */
 #define RETRY_MS 100
 #define SAY_MS 1000
 #define END_MS 20   /* how long its end is waited for, where nothing keeps it */
@@ -113,7 +114,7 @@ int kvt_closer_start(struct kvt_closer *closer, uint32_t most)
 		}
 	}
 	closer->fd = -1;
-	closer->lost = closer->full = false;
+	closer->lost = closer->full = closer->blocked = false;
 	for (uint32_t i = 0; i < closer->most; i++)
 		closer->free_keys[i] = closer->most - i;
 	closer->n_free_keys = closer->most;
@@ -171,10 +172,19 @@ static bool send_message(struct kvt_closer *closer, const struct message *messag
 		control.header.cmsg_len = CMSG_LEN(sizeof(int) * n_fds);
 		memcpy(CMSG_DATA(&control.header), fds, sizeof(int) * n_fds);
 	}
+	closer->sends++;
 	if (sendmsg(closer->fd, &header, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0)
 		return true;
+	closer->blocked = true;
 	closer->lost |= errno == EPIPE || errno == ECONNRESET;
 	return false;
+}
+
+/* True if a send failed since kvt_closer_flush() tried last. Without anything that leaves, flush is
+ * not called again, so each caller tries. */
+static bool blocked(const struct kvt_closer *closer)
+{
+	return closer->blocked && closer->n_leaving;
 }
 
 uint32_t kvt_closer_hold(struct kvt_closer *closer, uint32_t uid, const int *fds, uint32_t n_fds)
@@ -186,7 +196,7 @@ uint32_t kvt_closer_hold(struct kvt_closer *closer, uint32_t uid, const int *fds
 	for (uint32_t i = 0; i < n_fds; i++)
 		if (fds[i] >= 0)
 			open[n++] = fds[i];
-	if (closer->fd < 0 || closer->lost || !n || !closer->n_free_keys)
+	if (closer->fd < 0 || closer->lost || !n || !closer->n_free_keys || blocked(closer))
 		return 0;
 	message.key = closer->free_keys[closer->n_free_keys - 1];
 	if (!send_message(closer, &message, open, n))
@@ -216,7 +226,7 @@ static bool step(struct kvt_closer *closer, struct kvt_leaving *leaving)
 	if (leaving->tag)
 		return false;
 	release = (struct message){ .key = leaving->key };
-	if (leaving->key && !send_message(closer, &release, NULL, 0))
+	if (leaving->key && (blocked(closer) || !send_message(closer, &release, NULL, 0)))
 		return false;
 	if (leaving->key)
 		closer->free_keys[closer->n_free_keys++] = leaving->key;
@@ -253,10 +263,13 @@ void kvt_closer_poll_ended(struct kvt_closer *closer, uint64_t tag)
 
 bool kvt_closer_flush(struct kvt_closer *closer)
 {
+	uint64_t most = closer->sends + FLUSH_SENDS;
 	uint32_t kept = 0;
 
+	closer->blocked = false;
 	for (uint32_t i = 0; i < closer->n_leaving; i++)
-		if (!step(closer, &closer->leaving[i]))
+		if (closer->blocked || closer->sends >= most ||
+		    !step(closer, &closer->leaving[i]))
 			closer->leaving[kept++] = closer->leaving[i];
 	closer->n_leaving = kept;
 	closer->full &= kept == closer->most;

@@ -45,6 +45,8 @@ struct kvt_closer {
 	pid_t pid;
 	bool lost; /* it ended: start another one and hold everything again */
 	bool full; /* that was said */
+	bool blocked;   /* its socket was full; nothing is sent until kvt_closer_flush() tries */
+	uint64_t sends; /* system calls made to tell it something */
 	uint32_t most;
 	uint32_t *free_keys;
 	uint32_t n_free_keys;
