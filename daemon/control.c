@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -82,10 +83,10 @@ static struct kvt_cost *cost_of(struct kvt_daemon *daemon, struct kvt_connection
 				     &connection->cost;
 }
 
-static void forget_kind(struct kvt_daemon *daemon, const struct kvt_connection *connection)
+static void forget_kind(struct kvt_daemon *daemon, struct kvt_connection *connection)
 {
 	if (connection->state == KVT_CONNECTION_HALF_OPEN)
-		daemon->n_half_open--;
+		kvt_half_open_remove(&daemon->half_open, &connection->half_open);
 	else if (connection->state == KVT_CONNECTION_OBSERVER)
 		daemon->n_observers--;
 }
@@ -137,20 +138,22 @@ void kvt_control_drop_costly(struct kvt_daemon *daemon)
 enum take_result { TAKE_ONE, TAKE_NONE, TAKE_HANGUP };
 static enum take_result take_message(struct kvt_daemon *daemon, struct kvt_connection *connection);
 
-/* Make room. An honest client's HELLO may be there already and wait behind a flood of events. */
-static void drop_oldest_half_open(struct kvt_daemon *daemon)
+static struct kvt_connection *connection_of(struct kvt_half_open *half_open)
 {
-	struct kvt_connection *oldest = NULL;
+	return (void *)((char *)half_open - offsetof(struct kvt_connection, half_open));
+}
+
+/* Make room for one of this uid. An honest client's HELLO may be there already and wait behind a
+ * flood of events. */
+static void make_room(struct kvt_daemon *daemon, uint32_t uid)
+{
+	struct kvt_half_open *first = kvt_half_open_in_the_way(&daemon->half_open, uid);
+	struct kvt_connection *oldest;
 	uint32_t generation;
 
-	for (uint32_t i = 0; i < daemon->n_connections; i++) {
-		struct kvt_connection *connection = &daemon->connections[i];
-
-		if (connection->state == KVT_CONNECTION_HALF_OPEN &&
-		    (!oldest || connection->accepted_ns < oldest->accepted_ns))
-			oldest = connection;
-	}
-	KVT_ASSERT(oldest != NULL);
+	if (!first)
+		return;
+	oldest = connection_of(first);
 	generation = oldest->generation;
 	take_message(daemon, oldest);
 	if (oldest->generation != generation || oldest->state != KVT_CONNECTION_HALF_OPEN)
@@ -160,6 +163,26 @@ static void drop_oldest_half_open(struct kvt_daemon *daemon)
 			"connections without a first message\"", (int)oldest->peer.pid,
 			(long long)daemon->config.max_half_open);
 	kvt_control_drop(daemon, oldest);
+}
+
+uint64_t kvt_control_end_half_open(struct kvt_daemon *daemon)
+{
+	uint64_t patience = (uint64_t)daemon->config.hello_timeout_ms * 1000000;
+	struct kvt_half_open *first;
+
+	while ((first = TAILQ_FIRST(&daemon->half_open.all)) != NULL) {
+		struct kvt_connection *connection = connection_of(first);
+
+		if (daemon->real_ns - connection->accepted_ns < patience)
+			return connection->accepted_ns + patience;
+		kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns,
+				KVT_LOG_WARNING, "half_open_dropped",
+				"pid=%d why=\"no first message within %lld ms\"",
+				(int)connection->peer.pid,
+				(long long)daemon->config.hello_timeout_ms);
+		kvt_control_drop(daemon, connection);
+	}
+	return UINT64_MAX;
 }
 
 void kvt_control_leave_unused(struct kvt_daemon *daemon, int fd)
@@ -173,6 +196,7 @@ void kvt_control_accepted(struct kvt_daemon *daemon, int fd)
 {
 	struct kvt_connection *connection;
 	struct kvt_peer peer;
+	uint64_t due;
 	int on = 1;
 
 	daemon->stats.accepted++;
@@ -183,8 +207,7 @@ void kvt_control_accepted(struct kvt_daemon *daemon, int fd)
 		return;
 	}
 	kvt_control_refuse_fds(daemon, fd);
-	if (daemon->n_half_open >= (uint32_t)daemon->config.max_half_open)
-		drop_oldest_half_open(daemon);
+	make_room(daemon, peer.uid);
 	KVT_ASSERT(daemon->n_free_connections > 0);
 	connection = &daemon->connections[daemon->free_connections[--daemon->n_free_connections]];
 	*connection = (struct kvt_connection){
@@ -196,8 +219,10 @@ void kvt_control_accepted(struct kvt_daemon *daemon, int fd)
 		.accepted_boot_ns = kvt_peer_boot_ns(),
 	};
 	hold(daemon, connection);
-	daemon->n_half_open++;
-	daemon->next_timer_ns = 0;
+	kvt_half_open_add(&daemon->half_open, &connection->half_open, peer.uid);
+	due = daemon->real_ns + (uint64_t)daemon->config.hello_timeout_ms * 1000000;
+	if (due < daemon->next_timer_ns)
+		daemon->next_timer_ns = due;
 	kvt_control_arm(daemon, connection);
 }
 
@@ -646,7 +671,7 @@ static void add_shared(struct kvt_daemon *daemon, struct kvt_message_welcome *we
 /* From now on the connection is a session's, or its member's. */
 static void admit(struct kvt_daemon *daemon, struct kvt_connection *connection, uint32_t session)
 {
-	daemon->n_half_open--;
+	kvt_half_open_remove(&daemon->half_open, &connection->half_open);
 	connection->state = KVT_CONNECTION_SESSION;
 	connection->session = session;
 }
@@ -765,7 +790,7 @@ static void handle_hello(struct kvt_daemon *daemon, struct kvt_connection *conne
 		hello_session(daemon, connection, hello, &welcome);
 		return;
 	}
-	daemon->n_half_open--;
+	kvt_half_open_remove(&daemon->half_open, &connection->half_open);
 	daemon->n_observers++;
 	connection->state = KVT_CONNECTION_OBSERVER;
 	add_shared(daemon, &welcome, fds, &n_fds);

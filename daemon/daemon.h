@@ -13,6 +13,7 @@
  *     group.c      further processes that hold what one session holds
  *     session.c    a session's segment, descriptors and end
  *     control.c    connections and their messages
+ *     half_open.c  those without their first message, by age and uid
  *     closer.c     another process, for last references to what clients can make slow
  *     admin.c      what kvtctl asks
  *     adopt.c      what outlives the daemon: parked while it runs, taken up by the next
@@ -31,6 +32,7 @@
 #include "daemon/config.h"
 #include "daemon/core/core.h"
 #include "daemon/geometry.h"
+#include "daemon/half_open.h"
 #include "daemon/log.h"
 #include "daemon/loop.h"
 #include "daemon/notify.h"
@@ -153,6 +155,7 @@ struct kvt_connection {
 	struct kvt_peer peer;
 	struct kvt_cost cost; /* while it has no session */
 	bool costly;          /* some system call on it took long */
+	struct kvt_half_open half_open;
 	uint64_t accepted_ns; /* monotonic */
 	uint64_t accepted_boot_ns;
 	bool armed;
@@ -243,7 +246,8 @@ struct kvt_daemon {
 	struct kvt_readable readable; /* connections with a message, served in this order */
 	uint64_t message_after;       /* cycles: no message is taken before */
 	uint32_t n_connections; /* slots */
-	uint32_t n_half_open, n_observers;
+	struct kvt_half_opens half_open;
+	uint32_t n_observers;
 	uint32_t *free_connections; /* stack of slots */
 	uint32_t n_free_connections;
 	int listen_fd, signal_fd;
@@ -449,6 +453,9 @@ void kvt_group_release(struct kvt_daemon *daemon, uint32_t session);
 /* ---- control.c */
 
 void kvt_control_accepted(struct kvt_daemon *daemon, int fd);
+/** End connections that are without their first message for too long. Returns when the next one
+ * is. */
+uint64_t kvt_control_end_half_open(struct kvt_daemon *daemon);
 /** What the poll saw. A message is taken later, by kvt_control_work(). */
 void kvt_control_event(struct kvt_daemon *daemon, struct kvt_connection *connection,
 		       uint32_t revents);

@@ -140,7 +140,8 @@
 	X(NUMBER, hello_timeout_ms, "2000", 10, 600000, NULL, RELOAD,                             \
 	  "How long a connection may stay without its first message.")                            \
 	X(NUMBER, max_half_open, "64", 1, 4096, NULL, START,                                      \
-	  "Connections without their first message at a time: beyond it the oldest goes.")        \
+	  "Connections without their first message at a time: beyond it the oldest of the uid "   \
+	  "that has most goes.")                                                                  \
 	X(NUMBER, max_observers, "64", 1, 4096, NULL, START,                                      \
 	  "Connections without a session (kvtctl, metrics) at a time. An eighth of the places is " \
 	  "kept for privileged ones, and one other uid gets a quarter.")                         \

@@ -658,6 +658,8 @@ static int make_tables(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	daemon->message = aligned_alloc(KVT_LINE, KVT_MESSAGE_MAX);
 	daemon->answer = aligned_alloc(KVT_LINE, KVT_MESSAGE_MAX);
 	if (kvt_shares_init(&daemon->shares, sessions, daemon->cycles_per_us) != 0 ||
+	    kvt_half_opens_init(&daemon->half_open,
+				(uint32_t)daemon->config.max_half_open) != 0 ||
 	    !daemon->sessions || !daemon->members || !daemon->served || !daemon->connections ||
 	    !daemon->free_connections || !daemon->message || !daemon->answer) {
 		snprintf(why, KVT_WHY_BYTES, "no memory for %u sessions", sessions);
@@ -1050,6 +1052,7 @@ static void unmake(struct kvt_daemon *daemon)
 	free(daemon->served);
 	free(daemon->connections);
 	free(daemon->free_connections);
+	kvt_half_opens_free(&daemon->half_open);
 	free(daemon->message);
 	free(daemon->answer);
 	kvt_closer_forget(&daemon->closer);

@@ -21,30 +21,6 @@ static uint64_t earlier(uint64_t a, uint64_t b)
 	return a < b ? a : b;
 }
 
-/* Connections that never said HELLO. Returns when the next one is too old. */
-static uint64_t end_half_open(struct kvt_daemon *daemon)
-{
-	uint64_t patience = (uint64_t)daemon->config.hello_timeout_ms * 1000000, next = UINT64_MAX;
-
-	for (uint32_t i = 0; i < daemon->n_connections && daemon->n_half_open; i++) {
-		struct kvt_connection *connection = &daemon->connections[i];
-
-		if (connection->state != KVT_CONNECTION_HALF_OPEN)
-			continue;
-		if (daemon->real_ns - connection->accepted_ns < patience) {
-			next = earlier(next, connection->accepted_ns + patience);
-			continue;
-		}
-		kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns,
-				KVT_LOG_WARNING, "half_open_dropped",
-				"pid=%d why=\"no first message within %lld ms\"",
-				(int)connection->peer.pid,
-				(long long)daemon->config.hello_timeout_ms);
-		kvt_control_drop(daemon, connection);
-	}
-	return next;
-}
-
 /* What is due on the cache's clock. A test clock moves by requests only, which do this too. */
 static uint64_t run_expiry(struct kvt_daemon *daemon)
 {
@@ -135,7 +111,7 @@ static uint64_t accept_again(struct kvt_daemon *daemon)
 
 void kvt_timers_run(struct kvt_daemon *daemon)
 {
-	uint64_t next = end_half_open(daemon);
+	uint64_t next = kvt_control_end_half_open(daemon);
 
 	next = earlier(next, accept_again(daemon));
 	next = earlier(next, kvt_log_flush(&daemon->client_log, daemon->real_ns));

@@ -11,7 +11,10 @@
 #include <errno.h>
 #include <grp.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include "tests/daemon/spawn.h"
 
@@ -279,6 +282,69 @@ static void all_pages_are_not_for_one(void **state)
 	end_taking();
 }
 
+/* ---- connections without a first message */
+
+enum { FLOOD = 100 };
+
+static int start_half_open(void **state)
+{
+	(void)state;
+	return start("socket_mode = 0666\nmax_half_open = 8\nhello_timeout_ms = 600000\n");
+}
+
+static int dial(void)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	kvt_test_check(fd >= 0);
+	memcpy(address.sun_path, daemon_.socket, strlen(daemon_.socket));
+	kvt_test_check(connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0);
+	return fd;
+}
+
+static void flood_half_open(int pipe, void *context)
+{
+	struct kvt_client *client;
+	struct kvt_error error;
+
+	(void)context;
+	if (!become(pipe, HUNGRY))
+		return;
+	for (int i = 0; i < FLOOD; i++)
+		dial();
+	/* Connections are taken in order: with this one, all of these were. */
+	kvt_test_equal(try_connect(&client, &error), 0);
+	kvt_test_send(pipe, 1);
+	kvt_test_receive(pipe, &(uint64_t){ 0 });
+}
+
+static void a_flood_of_half_open_connections_pushes_out_its_own_only(void **state)
+{
+	struct kvt_message_hello hello = {
+		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_HELLO,
+			  .version = KVT_ABI_MAJOR, .bytes = sizeof(hello) },
+		.abi_major = KVT_ABI_MAJOR, .abi_minor = KVT_ABI_MINOR,
+		.flags = KVT_HELLO_OBSERVE, .layout = kvt_abi_layout(), .pid = getpid(),
+	};
+	struct kvt_message_welcome welcome = { 0 };
+	struct kvt_test_child flood;
+	uint64_t word = 0;
+	int slow = dial(); /* its HELLO comes late */
+
+	(void)state;
+	kvt_test_child_start(&flood, flood_half_open, NULL);
+	kvt_test_check(kvt_test_receive(flood.pipe, &word));
+	if (word == CANNOT)
+		skip();
+	kvt_test_equal(send(slow, &hello, sizeof(hello), MSG_NOSIGNAL), sizeof(hello));
+	kvt_test_equal(recv(slow, &welcome, sizeof(welcome), 0), sizeof(welcome));
+	kvt_test_equal(welcome.head.type, KVT_MSG_WELCOME);
+	close(slow);
+	kvt_test_send(flood.pipe, 1);
+	kvt_test_child_finish(&flood);
+}
+
 #define DEFAULT(test) cmocka_unit_test_setup_teardown(test, start_default, stop)
 #define SMALL(test) cmocka_unit_test_setup_teardown(test, start_small, stop)
 
@@ -290,6 +356,9 @@ int main(void)
 		SMALL(all_namespaces_are_not_for_one),
 		SMALL(all_nodes_are_not_for_one),
 		DEFAULT(all_pages_are_not_for_one),
+		cmocka_unit_test_setup_teardown(
+			a_flood_of_half_open_connections_pushes_out_its_own_only, start_half_open,
+			stop),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
