@@ -33,7 +33,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	};
 	char why[KVT_WHY_BYTES] = "", name[32];
 
-	if (*argc == 2 && strcmp((*argv)[1], "--closer") == 0) /* the daemon's, which is this file */
+	/* The closer of its daemon is this file. */
+	if (*argc == 2 && strcmp((*argv)[1], "--closer") == 0)
 		_exit(kvt_closer_main());
 	KVT_ASSERT(mkdtemp(directory));
 	snprintf(name, sizeof(name), "fuzz-%d", (int)getpid());
