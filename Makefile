@@ -3,7 +3,9 @@
 # make            build everything that can be built here, into build/; installs nothing
 # make setup      install what the build and the tests lack (apt, as root or through sudo)
 # make demo       install what is missing (apt), build, run the main job, say how it went
-# make check      the same set-up, then all tests; last line: N passed, N failed, N skipped
+# make check      the same set-up, then the tests for each commit, within 5 minutes of two cores;
+#                 last line: N passed, N failed, N skipped
+# make check-long the tests that take longer; make check-all both
 # make gpu-check  what needs a CUDA device: build, tests, figures (docs/gpu.md); skips without one
 # make bench      build and run the daemon's benchmarks; AGAINST=REV: beside that commit's
 # make bench-attn the attention kernels on this CPU
@@ -52,7 +54,7 @@ LDFLAGS_BASE := $(SANITIZE) $(LDFLAGS_EXTRA)
 # ---- the floors; nothing imports upward
 SHM_SRC := $(wildcard shm/*.c)
 CORE_SRC := $(wildcard daemon/core/*.c)
-DAEMON_SRC := $(wildcard daemon/*.c)
+DAEMON_SRC := $(wildcard daemon/*.c $(addprefix daemon/,$(addsuffix /*.c,log setup keep serve)))
 CLIENT_SRC := $(wildcard libclient/*.c)
 
 objs = $(patsubst %.c,$(O)/obj/%.o,$(1))
@@ -60,6 +62,11 @@ SHM_OBJ := $(call objs,$(SHM_SRC))
 CORE_OBJ := $(call objs,$(CORE_SRC))
 DAEMON_OBJ := $(call objs,$(DAEMON_SRC))
 CLIENT_OBJ := $(call objs,$(CLIENT_SRC))
+
+# Files with a main() are programs, the rest goes into archives for programs and tests.
+LPAREN := (
+sources_without_main = $(if $(1),$(shell grep -LE "^int main[$(LPAREN)]" $(1)))
+archive = @rm -f $@; $(if $^,$(AR) rcs $@ $^,$(AR) cr $@)
 
 # Commands in full with V=1.
 say_cc = $(if $(V),,@echo "  CC  $<" && )
@@ -127,9 +134,12 @@ demo:
 	@+$(MAKE) --no-print-directory -s -j2 O=$(O) all
 	@O=$(O) tools/demo.sh
 
-check:
+check check-long check-all:
 	@tests/setup check
-	@+O=$(O) MAKE='$(MAKE)' tests/check
+	@+O=$(O) MAKE='$(MAKE)' tests/check $(check_rounds)
+check: check_rounds := short
+check-long: check_rounds := long
+check-all: check_rounds := short long
 
 gpu-check:
 	@+O=$(O) MAKE='$(MAKE)' tests/gpu/run || [ $$? = 77 ]
@@ -145,11 +155,11 @@ tidy:
 	@tests/tidy
 
 help:
-	@sed -n 's/^# make/make/p' Makefile
+	@sed -n 's/^# \(make\|    \)/\1/p' Makefile
 
 clean:
 	rm -rf $(O)
 
-.PHONY: all portable say-missing setup demo check gpu-check gpu-programs missing tidy help clean \
-	FORCE
+.PHONY: all portable say-missing setup demo check check-long check-all gpu-check gpu-programs \
+	missing tidy help clean FORCE
 -include $(shell find $(O)/obj -name '*.d' 2>/dev/null)

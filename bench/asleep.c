@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file asleep.c
- * What a commit after a chunk of prefill costs its caller while the daemon sleeps, as it does
- * beside an engine that computes for milliseconds between two operations: waited for, and not.
+ * What a COMMIT after a chunk of prefill costs its caller while the daemon sleeps, as it does
+ * beside an engine that computes for milliseconds between two operations: with and without waiting.
+ *
+ * Inputs: the options. Invariant: each sample begins after the daemon has announced its sleep.
+ * Caller: main.c.
  */
 #include "bench/bench.h"
 
@@ -20,9 +23,9 @@
 
 #define ASLEEP_CHUNK 128u
 #define CHUNKS 64u      /* commits of one sequence */
-#define PAUSE_NS 300000 /* after the daemon said that it is about to sleep */
+#define PAUSE_NS 300000 /* after the daemon announced its sleep */
 
-/* Another process, asleep in read() on an eventfd, which says in memory that it woke. */
+/* A process asleep in read() on an eventfd, which notes in memory that it woke. */
 struct sleeper {
 	pid_t pid;
 	int fd;

@@ -8,10 +8,10 @@
  *
  * A figure is measured against a *target*: the real daemon on its own core, reached through
  * libkvtrunk, or (with --core) the state machine called in this process, for tuning. A floor is
- * what the machine takes for the same data movement without any cache logic; figure and floor are
+ * the machine's cost of the same data movement without cache logic; figure and floor are
  * measured in turns, so that a noisy moment hits both.
  *
- * Results are JSON lines on stdout. Failures end the program: a benchmark that went wrong has no
+ * Results are JSON lines on stdout. Failures end the program: a failed benchmark has no
  * figure.
  */
 
@@ -21,8 +21,8 @@
 
 #include "daemon/core/core.h"
 #include "kvtrunk.h"
-#include "tools/replay_daemon.h"
-#include "tools/trace.h"
+#include "lab/daemon.h"
+#include "lab/trace/trace.h"
 
 #define BENCH_PAGE_SIZE 64u
 #define BENCH_POSITIONS (1u << 20) /* room of the pool: 1 M positions */
@@ -79,14 +79,14 @@ struct bench_summary {
 
 /** Processes on the other core whose preemption spoils a sample: the daemon, a floor. 0: none. */
 void bench_watch(unsigned int which, pid_t pid);
-/** Add a sample, unless it took long and meanwhile the kernel gave this core or the other side's to
- * somebody else: then it is counted and left out. On a machine of one's own there are none. */
+/** Add a sample. Long ones during which this core or the other side's was preempted are counted and
+ * left out. */
 void bench_samples_add(struct bench_samples *samples, uint64_t ticks);
 void bench_samples_add_any(struct bench_samples *samples, uint64_t ticks);
-/** Sorts and empties. */
+/** Sort, summarise and empty the samples. */
 struct bench_summary bench_samples_take(struct bench_samples *samples);
 
-/** One result line. `extra` is JSON members without braces, or "". */
+/** One result line. `extra`: JSON members without braces, or "". */
 struct bench_result {
 	const char *name;
 	const char *kind; /* "case" member, may be NULL */
@@ -94,14 +94,14 @@ struct bench_result {
 	uint32_t keys;    /* 0: left out */
 	struct bench_summary value;
 	struct bench_summary floor; /* n = 0: none */
-	const char *floor_is;       /* what the floor does */
+	const char *floor_is;       /* the floor's work */
 	char extra[256];
 };
 void bench_emit(const struct bench_result *result);
-/** A line without samples: members without braces. */
+/** Print a line without samples: members without braces. */
 void bench_line(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/** Note an aim: remembered for the table at the end. `at_least`: larger is better. */
+/** Record an aim for the table at the end. `at_least`: larger is better. */
 void bench_aim(const char *figure, double value, const char *unit, double aim, bool at_least);
 void bench_aims_print(void);
 void bench_pin(int cpu);
@@ -120,7 +120,7 @@ struct bench_target {
 	uint32_t namespace_id;
 	struct kvt_sqe sqe; /* core: prepared */
 	bool daemon_runs; /* not stopped */
-	bool sleeps; /* set before it is opened: the daemon spins for a while, then sleeps */
+	bool sleeps; /* set before opening: the daemon spins for a while, then sleeps */
 };
 
 void bench_target_open(struct bench_target *target, const struct bench_options *options,
@@ -129,44 +129,44 @@ void bench_target_close(struct bench_target *target);
 struct kvt_client *bench_connect(const struct bench_target *target, int64_t spin_budget_ns,
 				 uint32_t *ret_namespace);
 
-/** What need not be timed: in the core target the keys are put where it reads them. */
+/** Do the untimed part: in the core target the keys are put where it reads them. */
 void bench_prepare(struct bench_target *target, const struct kvt_request *request);
 /** Run the prepared request; dies when it fails. */
 void bench_run(struct bench_target *target, const struct kvt_request *request,
 	       struct kvt_result *ret_result);
-/** Both, failures returned. */
+/** Prepare and run a request. Returns its error. */
 int bench_try(struct bench_target *target, const struct kvt_request *request,
 	      struct kvt_result *ret_result);
 void bench_release(struct bench_target *target, struct kvt_result *result);
-/** Leave the target alone for a moment: `budget` steps of idle work in the core target; the daemon
- * finds its own idle turns in 200 us without an operation. */
+/** Give the target idle time: `budget` steps of idle work in the core target; 200 us without an
+ * operation for the daemon. */
 void bench_idle(struct bench_target *target, uint32_t budget);
 
 /* ---- floor.c ---- */
 
 struct bench_floor;
 
-/** The same data movement without a cache: a process on the daemon's core that takes entries from
- * a session segment, compares keys with private copies and answers through the ring. In the core
- * target it is a comparison in this process. `keys` are n_sets arrays of n keys. */
+/** Start the floor: a process on the daemon's core that takes entries from a session segment,
+ * compares keys with private copies and answers through the ring. For the core target a comparison
+ * in this process. `keys`: n_sets arrays of n keys. */
 struct bench_floor *bench_floor_start(struct bench_target *target, uint32_t *const *keys,
 				      uint32_t n_sets, uint32_t n);
 void bench_floor_stop(struct bench_floor *floor);
 
-/** One of the two spins on its core while the other one is stopped. */
+/** Let the floor or the daemon run, with the other one stopped. */
 void bench_floor_turn(struct bench_floor *floor, bool floor_runs);
 
-/** Ticks of: n_keys of `keys` written, the first `compared` of them compared with copy `set`, the
- * rest copied, an answer. n_keys 0: the empty round trip. */
+/** Measure the ticks of one call: write n_keys of `keys`, compare the first `compared` of them with
+ * copy `set`, copy the rest, answer. n_keys 0: the empty round trip. */
 uint64_t bench_floor_call(struct bench_floor *floor, uint32_t set, const uint32_t *keys,
 			  uint32_t compared, uint32_t n_keys);
-/** `batch` of them submitted at once. */
+/** Measure the ticks of `batch` calls submitted at once. */
 uint64_t bench_floor_batch(struct bench_floor *floor, const uint32_t *keys, uint32_t n_keys,
 			   uint32_t batch);
 
 /* ---- tree.c ---- */
 
-/** Prefixes that are cached in the target, by size. */
+/** Prefixes cached in the target, by size. */
 struct bench_tree {
 	const char *name; /* "fresh" or "replayed" */
 	uint32_t *keys[BENCH_SIZES][BENCH_PREFIXES];
@@ -177,11 +177,11 @@ extern const uint32_t bench_sizes[BENCH_SIZES];
 void bench_tree_fresh(struct bench_target *target, struct bench_tree *tree);
 void bench_tree_replayed(struct bench_target *target, struct bench_tree *tree);
 void bench_tree_free(struct bench_tree *tree);
-/** BEGIN, COMMIT a chunk at a time (0: at once), END. False when refused. *ret_reusable and
- * *ret_path_nodes (core target) may be NULL. */
+/** Cache a sequence: BEGIN, COMMIT a chunk at a time (0: at once), END. False when refused.
+ * *ret_reusable and *ret_path_nodes (core target) may be NULL. */
 bool bench_cache(struct bench_target *target, const uint32_t *keys, uint32_t n, uint32_t chunk,
 		 uint32_t *ret_reusable, uint32_t *ret_path_nodes);
-/** Keys that nothing else uses. */
+/** Make keys that nothing else uses. */
 void bench_new_keys(uint32_t *keys, uint32_t n);
 
 /* ---- the benchmarks ---- */

@@ -3,16 +3,15 @@
 
 BENCH_SRC := $(wildcard bench/*.c bench/attacks/*.c)
 BENCH_OBJ := $(call objs,$(BENCH_SRC))
-BENCH_TOOLS_OBJ := $(call objs,tools/replay_daemon.c tools/trace.c tools/trace_read.c \
-	tools/trace_generate.c tools/trace_context.c tools/private.c)
+LAB_ARCHIVES := $(O)/libkvtlab.a $(O)/libkvttools.a
 
-$(O)/kvtbench: $(BENCH_OBJ) $(BENCH_TOOLS_OBJ) $(CLIENT_OBJ) $(CORE_OBJ) $(SHM_OBJ)
-	$(CC) $(LDFLAGS_BASE) $^ -o $@ -ljansson -lz -lm -lpthread
+$(O)/kvtbench: $(BENCH_OBJ) $(LAB_ARCHIVES) $(CLIENT_OBJ) $(CORE_OBJ) $(SHM_OBJ)
+	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ $(LAB_LIBS) -lpthread
 
-# kvtbench-restart: how long nobody answers while one daemon follows another.
-$(O)/kvtbench-restart: $(call objs,$(wildcard bench/restart/*.c) tools/replay_daemon.c) \
+# kvtbench-restart: how long requests wait while one daemon follows another.
+$(O)/kvtbench-restart: $(call objs,$(wildcard bench/restart/*.c)) $(LAB_ARCHIVES) \
 		$(CLIENT_OBJ) $(SHM_OBJ)
-	$(CC) $(LDFLAGS_BASE) $^ -o $@
+	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@
 
 PROGRAMS += $(O)/kvtbench $(O)/kvtbench-restart
 

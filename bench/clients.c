@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file clients.c
- * Figures with several clients: throughput, a small client beside a large one, a killed one; and
- * what a plain socket would cost.
+ * Figures with several clients: throughput, a small client beside a large one, reclaim after a
+ * kill, and the cost of a plain socket instead of rings.
+ *
+ * Inputs: a target, a tree. Invariant: figure and floor are measured in turns, with the same number
+ * of clients. Caller: main.c.
  */
 #include "bench/bench.h"
 
@@ -29,7 +32,7 @@
 
 /* ---- throughput ---- */
 
-/* A burst takes less than a scheduler's slice, so that most of them are undisturbed. */
+/* Shorter than a scheduler's slice, so that most bursts are undisturbed. */
 #define BURST_OPS 1024u
 #define MAX_BURSTS 400u
 
@@ -38,10 +41,10 @@ struct gate {
 	uint32_t arrived;
 	uint32_t open;
 	uint64_t end_ns[8];
-	uint64_t bursts[MAX_BURSTS]; /* ticks, of a client that is alone */
+	uint64_t bursts[MAX_BURSTS]; /* ticks, of a single client */
 };
 
-/* Operations a second in the middle burst. */
+/* Return the operations a second in the middle burst. */
 static double burst_rate(const uint64_t *ticks, uint32_t n)
 {
 	struct bench_samples samples = { 0 };
@@ -104,8 +107,8 @@ static __attribute__((noreturn)) void client_main(const struct bench_target *tar
 }
 
 struct rates {
-	double wall;  /* operations a second of all, from the common start to the last end */
-	double burst; /* in the middle burst, of one client alone */
+	double wall;  /* operations a second of all clients, first start to last end */
+	double burst; /* of the middle burst, for a single client */
 };
 
 static struct rates throughput(struct bench_target *target, const uint32_t *keys,
@@ -163,8 +166,8 @@ static double floor_throughput(struct bench_target *target, uint32_t *keys, uint
 	return burst_rate(ticks, bursts);
 }
 
-/* One client alone is judged by its middle burst, as its floor is. Several share a core and are
- * given by the wall clock: there the scheduler is part of the matter. */
+/* Measure one case. A single client is judged by its middle burst, as its floor is. Clients that
+ * share a core are judged by the wall clock, scheduler included. */
 static void throughput_case(struct bench_target *target, const struct bench_tree *tree,
 			    uint32_t clients, uint32_t batch, double floor)
 {
@@ -202,16 +205,16 @@ void bench_throughput(struct bench_target *target, const struct bench_tree *tree
 
 #define HAMMER_DEPTH 8u
 
-/* The large client's keys lie in its area for good and its entries are put by hand: copying 512 KiB
- * for each would take longer than the daemon needs for it, and the hammer would come in blows. */
+/* The large client's keys stay in its area and its entries are put by hand: copying 512 KiB for
+ * each would take longer than the daemon needs, and the load would be uneven. */
 struct hammer {
 	struct kvt_client *client;
 	struct kvt_sqe sqe;
 	uint32_t in_flight;
 };
 
-/* Both clients live in this process: on a machine with one core for clients, two processes would
- * measure the scheduler. The large one always has operations queued while the small one waits. */
+/* Keep the large client's queue full while the small one waits. Both live in this process: with one
+ * core for clients, two processes would measure the scheduler. */
 static void hammer_refill(struct hammer *hammer, uint32_t depth)
 {
 	struct kvt_ring_end *ring = &hammer->client->ring;
@@ -220,8 +223,9 @@ static void hammer_refill(struct hammer *hammer, uint32_t depth)
 
 	while (hammer->in_flight && kvt_ring_cq_ready(ring)) {
 		kvt_ring_cq_take(ring, &cqe);
-		if (cqe.result || cqe.a != hammer->sqe.n_keys)
-			bench_die("hammer: result %d, %u positions matched", cqe.result, cqe.a);
+		if (cqe.result || cqe.match.matched != hammer->sqe.n_keys)
+			bench_die("hammer: result %d, %u positions matched", cqe.result,
+				  cqe.match.matched);
 		hammer->in_flight--;
 	}
 	for (; hammer->in_flight < depth && kvt_ring_sq_space(ring); put = true) {
@@ -393,7 +397,7 @@ struct crowd {
 	uint64_t most_cpu_ns; /* of the daemon, for one round */
 };
 
-/* Holds pages and matches, until it is killed wherever it is. */
+/* Hold pages and match until killed, at any point. */
 static __attribute__((noreturn)) void crowd_worker(const struct crowd *crowd)
 {
 	struct kvt_request request = { .op = KVT_OP_BEGIN, .keys = crowd->keys, .n_keys = 4096,
@@ -431,7 +435,7 @@ static void crowd_start(struct crowd *crowd, uint32_t from, uint32_t to)
 			bench_die("reclaim: a worker did not start");
 }
 
-/* CPU time of the daemon, ns: what it did, whatever else the machine does. */
+/* Return the daemon's CPU time in ns: its own work, whatever else the machine does. */
 static uint64_t daemon_cpu_ns(const struct bench_target *target)
 {
 	char path[64];
@@ -447,8 +451,8 @@ static uint64_t daemon_cpu_ns(const struct bench_target *target)
 	return ns;
 }
 
-/* Whether all that dead workers held is free, as the arena says: a question through the ring would
- * wait for its own turn. */
+/* True if the arena shows that all pages of dead workers are free. A question through the ring
+ * would wait for its own turn. */
 static bool all_free(const struct bench_target *target, uint64_t live_sessions)
 {
 	const struct kvt_arena_header *arena = target->client->arena.header;
@@ -458,7 +462,7 @@ static bool all_free(const struct bench_target *target, uint64_t live_sessions)
 	       count->live_leases == live_sessions - 1;
 }
 
-/* The first n_dead of the crowd die. From the last pidfd on until every page is free is ours. */
+/* Kill the first n_dead of the crowd. Timed from the last pidfd until every page is free. */
 static void crowd_round(struct crowd *crowd, struct bench_samples *ours,
 			struct bench_samples *kernel)
 {
@@ -514,8 +518,8 @@ void bench_reclaim_crowd(struct bench_target *target, const struct bench_tree *t
 		bench_die("reclaim: %s", strerror(errno));
 	crowd.ready = ready[0];
 	crowd.report = ready[1];
-	/* The load is the crowd's, not what else this machine does: the daemon goes before that,
-	 * and so does this process, which takes the time. */
+	/* The crowd is the only load wanted: the daemon has priority over other processes, and so
+	 * does this one, which takes the time. */
 	setpriority(PRIO_PROCESS, 0, -20);
 	setpriority(PRIO_PROCESS, (id_t)target->daemon.pid, -20);
 	crowd_start(&crowd, 0, crowd.n);
@@ -543,7 +547,7 @@ void bench_reclaim_crowd(struct bench_target *target, const struct bench_tree *t
 	bench_aim(figure, line.value.p99 / 1e6, "ms", 20, false);
 }
 
-/* ---- what a daemon without rings would cost ---- */
+/* ---- the cost of a daemon without rings ---- */
 
 void bench_unix(const struct bench_options *options)
 {

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file evict.c
- * Eviction of one leaf, under each policy, from 1 K to 300 K leaves; bytes per position. Both on
- * the state machine in this process: a round trip would hide what is to be seen.
+ * Eviction of one leaf under each policy, from 1 K to 300 K leaves; bytes per position. Both on the
+ * state machine in this process: a round trip would hide the difference.
+ *
+ * Inputs: none; it makes its own trees. Invariant: the floor's records are as warm in the caches as
+ * the leaves. Caller: main.c.
  */
 #include "bench/bench.h"
 
@@ -14,9 +17,9 @@
 #define AIM_LRU_NS 300
 #define AIM_HEAP_NS 2000
 
-/* The floor: the oldest of n records of a node's size, in a list whose order has nothing to do with
- * addresses, is unlinked and put on a free list. Its successor is read, as the list's new end must
- * be: that is the one line that no order of memory can have prepared. */
+/* The floor: unlink the oldest of n records of a node's size, in a list whose order is unrelated to
+ * addresses, and put it on a free list. Its successor becomes the list's end and is read: the one
+ * line that cannot be prefetched. */
 struct record {
 	uint32_t older, younger, next_free, filler[13];
 	uint64_t more[8];
@@ -59,7 +62,7 @@ static uint32_t pop(struct record *records)
 	return records[record->younger].younger;
 }
 
-/* The end of a sample waits for what was read; the counter alone would not. */
+/* Read the counter after `value` has arrived: the counter alone does not wait for loads. */
 static uint64_t ticks_after(uint32_t value)
 {
 	__asm__ volatile("" ::"r"(value) : "memory");
@@ -71,8 +74,8 @@ static uint64_t ticks_after(uint32_t value)
 	return bench_ticks();
 }
 
-/* Leaves below one shared first page, each of one page; touched again in an order that has nothing
- * to do with that of their creation. */
+/* Make leaves of one page below a shared first page, and touch them in an order unrelated to that
+ * of their creation. */
 static void grow_leaves(struct bench_target *target, uint32_t *keys, uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++) {

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* The floor of a round trip: the same data movement without a cache.
+ *
+ * Inputs: the target, sets of keys. Invariants: floor and daemon share a core and never run at
+ * once; each copy of keys is private to the floor. Callers: match.c, clients.c. */
+
 #include "bench/bench.h"
 
 #include <errno.h>
@@ -18,7 +24,7 @@
 
 struct bench_floor {
 	struct bench_target *target;
-	uint32_t **copies; /* in the core target: in this process */
+	uint32_t **copies; /* core target: in this process */
 	uint32_t n_sets;
 	uint32_t n;
 	pid_t pid;
@@ -41,8 +47,8 @@ static uint32_t **copy_sets(uint32_t *const *keys, uint32_t n_sets, uint32_t n)
 	return copies;
 }
 
-/* What a daemon cannot do less than: take the entry, read the keys, answer. New keys are copied to
- * private memory, as they must be before anybody may rely on them. */
+/* Do the least work of any daemon: take the entry, read the keys, answer. New keys are copied to
+ * private memory, as a daemon must before it relies on them (TOCTOU). */
 static void serve(const struct bench_floor *floor, const struct kvt_sqe *sqe, uint32_t *fresh,
 		  struct kvt_cqe *cqe)
 {
@@ -50,7 +56,8 @@ static void serve(const struct bench_floor *floor, const struct kvt_sqe *sqe, ui
 
 	*cqe = (struct kvt_cqe){ .user_data = sqe->user_data };
 	if (sqe->n_keys)
-		cqe->a = memcmp(floor->copies[sqe->node], keys, sqe->arg * sizeof(*keys)) == 0;
+		cqe->match.matched = memcmp(floor->copies[sqe->node], keys,
+					    sqe->arg * sizeof(*keys)) == 0;
 	if (sqe->n_keys > sqe->arg)
 		memcpy(fresh, keys + sqe->arg, (sqe->n_keys - sqe->arg) * sizeof(*keys));
 }

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* kvtbench: options, the choice of parts, targets and trees.
+ *
+ * Inputs: the command line. Invariant: the attacks run before this process is bound to a core.
+ * Caller: kvtlab bench executes it. */
+
 #include "bench/bench.h"
 
 #include <getopt.h>
@@ -24,7 +30,7 @@ enum part {
 	PART_ASLEEP = 1u << 13,
 	PART_ATTACKS = 1u << 14,
 };
-/* Asked for by name. */
+/* Parts that run only by name. */
 #define PARTS_APART (PART_SCENARIOS | PART_ATTACKS)
 #define PARTS_ON_TREES                                                                            \
 	(PART_NOP | PART_MATCH | PART_PROBE | PART_CYCLE | PART_THROUGHPUT | PART_HAMMER |        \
@@ -46,7 +52,7 @@ static const struct {
 	{ "unix", PART_UNIX, "a unix socket's round trip, for comparison" },
 	{ "evict", PART_EVICT, "eviction, every policy, 1 K to 300 K leaves (in this process)" },
 	{ "arena", PART_ARENA, "bytes of metadata per position" },
-	{ "rebuild", PART_REBUILD, "a successor goes on from what a dead daemon left" },
+	{ "rebuild", PART_REBUILD, "a successor recovers from a dead daemon" },
 	{ "nodes", PART_NODES, "nodes per matched path after a replay" },
 	{ "flat-radix", PART_SCENARIOS, "the flat-versus-radix table (not part of the default)" },
 	{ "attacks", PART_ATTACKS, "an innocent client beside attackers (not in the default)" },
@@ -204,7 +210,7 @@ int main(int argc, char **argv)
 		rc = bench_scenarios();
 	if (wanted == PART_SCENARIOS)
 		return rc;
-	if (wanted & PART_ATTACKS) /* before this process is bound to one core */
+	if (wanted & PART_ATTACKS) /* before binding this process to one core */
 		bench_attacks(&options);
 	if (!(wanted & ~(unsigned int)PARTS_APART)) {
 		bench_aims_print();

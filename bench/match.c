@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file match.c
- * Figures of one client alone: the empty round trip, MATCH+LOCK and UNLOCK, probe, a cycle.
+ * Figures of a single client: the empty round trip, MATCH+LOCK and UNLOCK, probe, a cycle.
+ *
+ * Inputs: a target, a tree. Invariant: figure and floor are measured in turns, on the same keys.
+ * Caller: main.c.
  */
 #include "bench/bench.h"
 
@@ -16,7 +19,7 @@
 enum { HIT, HALF, MISS, CASES };
 static const char *const case_names[CASES] = { "hit", "half", "miss" };
 
-/* Enough samples for a p99, few enough for the largest size. */
+/* Return a number of samples: enough for a p99, few enough for the largest size. */
 static uint32_t samples_for(const struct bench_target *target, uint32_t n)
 {
 	uint32_t samples = n <= 4096 ? 1000 : n <= 32768 ? 400 : 150;
@@ -87,7 +90,7 @@ static void match_once(struct bench_target *target, const uint32_t *keys, uint32
 	bench_release(target, &result);
 }
 
-/* The query: all of it cached, its first half, nothing. */
+/* Make a query: all of it cached, its first half, or nothing. */
 static void make_query(uint32_t *query, const uint32_t *keys, uint32_t n, int kind)
 {
 	uint32_t kept = kind == HIT ? n : kind == HALF ? n / 2 : 0;
@@ -176,7 +179,7 @@ void bench_match(struct bench_target *target, const struct bench_tree *tree)
 			continue;
 		}
 		for (int kind = HIT; kind < CASES; kind++) {
-			/* Half of one page is no page: the same as a miss. */
+			/* Half of a page is a miss. */
 			if (kind != HALF || bench_sizes[size] >= 2 * BENCH_PAGE_SIZE)
 				match_case(target, tree, size, kind);
 		}

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* Time, samples, result lines and the table of aims.
+ *
+ * Inputs: ticks of the cycle counter. Invariant: a sample during which a watched process was
+ * preempted is counted and left out. Callers: all benchmarks. */
+
 #include "bench/bench.h"
 
 #include <errno.h>
@@ -13,7 +19,7 @@
 #define MAX_AIMS 128
 #define CALIBRATE_NS 50000000u
 #define WATCHED 2u
-/* Far above what any undisturbed sample takes, far below the shortest slice of a scheduler. */
+/* Far above any undisturbed sample, far below the scheduler's shortest slice. */
 #define SUSPICIOUS_NS 100000
 
 static double ns_per_tick = 1;
@@ -61,7 +67,8 @@ uint64_t bench_clock_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* The cycle counter costs a third of a clock call, which shows in figures of 100 ns. */
+/* Calibrate the cycle counter. It costs a third of a clock call, which shows in figures of 100
+ * ns. */
 void bench_clock_init(void)
 {
 	uint64_t ns = bench_clock_ns(), ticks = bench_ticks(), end;
@@ -80,10 +87,10 @@ double bench_ns(uint64_t ticks)
 void bench_watch(unsigned int which, pid_t pid)
 {
 	watched[which] = pid;
-	preempted(); /* what happened until now is nobody's sample */
+	preempted(); /* forget earlier switches */
 }
 
-/* Involuntary switches of a process so far. */
+/* Return a process's involuntary switches so far. */
 static long switches_of(pid_t pid)
 {
 	char path[64], line[128];
@@ -101,7 +108,7 @@ static long switches_of(pid_t pid)
 	return n;
 }
 
-/* Whether anybody who takes part lost its core since the last call. */
+/* True if a participant lost its core since the last call. */
 static bool preempted(void)
 {
 	static long last;

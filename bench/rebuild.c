@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file rebuild.c
- * How long a successor takes to go on from what a dead daemon left: all facts checked, everything
- * derived made again, the full audit. In this process, on memory that is mapped already (as parked
+ * How long recovery takes after a daemon's death: all facts checked, everything
+ * derived rebuilt, the full audit. In this process, on memory that is mapped already (as stored
  * descriptors are after mmap with MAP_POPULATE), with scratch memory that is not.
  */
 #include "bench/bench.h"
+#include "daemon/core/ledger.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +29,7 @@ static void fill(struct bench_target *target, uint32_t n_pages, uint32_t run)
 	free(keys);
 }
 
-/* Once over the bytes that the rebuild has to look at: all but the keys and the undo log. */
+/* Read once the bytes that recovery reads: all but the keys and the undo log. */
 static uint64_t read_all(const void *object, const struct kvt_section *sections, uint32_t n,
 			 uint32_t left_out)
 {
@@ -105,7 +106,7 @@ static void measure(const struct bench_options *options, uint32_t n_pages, uint3
 	if (n_pages == 1u << 16)
 		bench_aim("rebuild of 1 M cached positions, p50", line.value.p50 / 1e6, "ms", 50,
 			  false);
-	target.core = NULL; /* its scratch knows nothing of the successors */
+	target.core = NULL; /* its scratch memory predates the successors */
 	bench_target_close(&target);
 }
 

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file scenarios.c
- * The flat-versus-radix table: small prompts in blocks of 4 through kvtrunk's own core and through
- * a flat cache of hash-chained blocks. With room for everything both must cache the same; with
- * little room the tree, which gives up ends before beginnings, must never be worse.
+ * The flat-versus-radix table: small prompts in blocks of 4 through kvtrunk's core and through a
+ * flat cache of hash-chained blocks.
+ *
+ * Inputs: workloads made here, with published figures. Invariants: with room for everything both
+ * cache the same; with little room the tree, which evicts ends before beginnings, is never worse.
+ * Caller: main.c.
  */
 #include "bench/bench.h"
 
@@ -11,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/private.h"
+#include "lab/replay/private.h"
 
 #define BLOCK 4u
 #define MAX_PROMPT 64u
@@ -27,7 +30,7 @@ struct workload {
 	const char *name;
 	struct prompt prompts[MAX_PROMPTS];
 	uint32_t n;
-	uint32_t published_cached; /* with unlimited room */
+	uint32_t published_cached; /* expected with unlimited room */
 	uint32_t published_prompt;
 };
 
@@ -37,8 +40,8 @@ static void add_piece(struct prompt *prompt, uint32_t piece, uint32_t n)
 		prompt->keys[prompt->n++] = piece * 1000 + i;
 }
 
-/* `groups` system prompts of `shared` positions, each asked `rounds` times with `own` new ones;
- * groups take turns. */
+/* Make `groups` system prompts of `shared` positions, each asked `rounds` times with `own` new
+ * ones; groups take turns. */
 static void grouped(struct workload *workload, uint32_t groups, uint32_t rounds, uint32_t shared,
 		    uint32_t own)
 {
@@ -52,8 +55,8 @@ static void grouped(struct workload *workload, uint32_t groups, uint32_t rounds,
 	}
 }
 
-/* A conversation that forks: one start of 16, two answers to it of 8 each, each of which goes on
- * in two ways, then one more turn on the first way and one more fork at the start. */
+/* Make a conversation that forks: a start of 16, two answers of 8 each, two continuations of each,
+ * then one more turn on the first and one more fork at the start. */
 static void branching(struct workload *workload)
 {
 	static const uint8_t paths[8][3] = {
@@ -72,7 +75,7 @@ static void branching(struct workload *workload)
 	add_piece(&workload->prompts[workload->n++], 30, 16);
 }
 
-/* Each prompt is a lease of its own: begun, computed, ended. */
+/* Serve each prompt by a lease of its own: begun, computed, ended. */
 static uint32_t serve_radix(const struct workload *workload, uint32_t room)
 {
 	struct bench_options options = { .core = true };
@@ -105,7 +108,7 @@ static uint32_t serve_flat(const struct workload *workload, uint32_t room)
 
 		cached = 0;
 		kvt_flat_serve(flat, prompt->keys, prompt->n, &cached);
-		/* One position is always computed, as in the tree. */
+		/* One position is always computed, as with the tree. */
 		if (cached == prompt->n)
 			cached -= BLOCK;
 		total += cached;
@@ -161,8 +164,8 @@ static int compare_unlimited(void)
 	return wrong;
 }
 
-/* Eight system prompts, some much more popular than others, never the same twice in three:
- * with room for little more than one prompt nothing can be found again, whatever the cache. */
+/* Make eight system prompts of uneven popularity, never one twice in three: with room for little
+ * more than one prompt no cache can hit. */
 static void skewed(struct workload *workload, uint32_t rounds)
 {
 	uint32_t last = UINT32_MAX, before = UINT32_MAX, group;

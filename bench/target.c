@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* The two targets: the real daemon on its own core, and the core in this process.
+ *
+ * Inputs: the options. Invariants: a request that fails ends the program, except by bench_try();
+ * the daemon of a benchmark ends with it. Callers: all benchmarks. */
+
 #include "bench/bench.h"
 
 #include <errno.h>
@@ -8,6 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "libclient/client.h"
 #include "shm/atomic.h"
 
 #define AREA_KEYS (1u << 20)
@@ -92,22 +99,9 @@ static void encode(struct bench_target *target, const struct kvt_request *reques
 		sqe->node = request->lease.index;
 		sqe->generation = request->lease.generation;
 	}
-	switch (request->op) {
-	case KVT_OP_MATCH:
-		sqe->list_capacity = request->flags & KVT_F_LOCK ? AREA_LIST : 0;
-		break;
-	case KVT_OP_LOCK:
-	case KVT_OP_ALLOC:
-	case KVT_OP_INSERT:
-	case KVT_OP_BEGIN:
-	case KVT_OP_COMMIT:
-	case KVT_OP_EXTEND:
-	case KVT_OP_STATS:
+	if (kvt_op_takes(request->op) & KVT_TAKES_LIST &&
+	    (request->op != KVT_OP_MATCH || request->flags & KVT_F_LOCK))
 		sqe->list_capacity = AREA_LIST;
-		break;
-	default:
-		break;
-	}
 }
 
 static void decode(struct bench_target *target, const struct kvt_cqe *cqe,
@@ -120,25 +114,9 @@ static void decode(struct bench_target *target, const struct kvt_cqe *cqe,
 	result->handle = (struct kvt_handle){ cqe->node, cqe->generation, cqe->positions };
 	result->lease = (struct kvt_lease){ cqe->lease, cqe->lease_generation };
 	result->pages = target->list;
-	result->n_pages = cqe->e;
-	switch (target->sqe.op) {
-	case KVT_OP_MATCH:
-		result->matched = cqe->a;
-		break;
-	case KVT_OP_BEGIN:
-		result->matched = cqe->a;
-		result->reusable = cqe->b;
-		result->evicted = cqe->d;
-		break;
-	case KVT_OP_COMMIT:
-		result->next = cqe->a;
-		result->advanced = cqe->b;
-		result->sealed = cqe->c;
-		break;
-	default:
-		result->evicted = cqe->c;
-		break;
-	}
+	result->n_pages = cqe->n_list;
+	if (cqe->result == 0)
+		kvt_client_decode_answer(result, cqe);
 }
 
 static int run_core(struct bench_target *target, struct kvt_result *ret_result)
@@ -173,7 +151,7 @@ struct kvt_client *bench_connect(const struct bench_target *target, int64_t spin
 	return client;
 }
 
-/* The daemon of this benchmark, which must not outlive it, however it ends. */
+/* The benchmark's daemon, stopped at exit(). */
 static struct kvt_own_daemon *own_daemon;
 static pid_t own_pid; /* forked clients are not the owner */
 

@@ -1,4 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* The trees that figures are measured on: fresh ones of distinct prefixes, and what a replay
+ * leaves.
+ *
+ * Inputs: a target, a trace. Invariant: a prefix in struct bench_tree is wholly cached. Caller:
+ * main.c. */
+
 #include "bench/bench.h"
 
 #include <errno.h>
@@ -7,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tools/trace_context.h"
+#include "lab/trace/context.h"
 
 #define CHUNK 512u
 #define QUICK_REQUESTS 3000u
@@ -95,7 +102,7 @@ void bench_tree_free(struct bench_tree *tree)
 	memset(tree, 0, sizeof(*tree));
 }
 
-/* ---- the tree that a replay leaves ---- */
+/* ---- the tree after a replay ---- */
 
 struct replay {
 	struct kvt_trace *trace;
@@ -165,7 +172,7 @@ static void replay_one(struct bench_target *target, struct replay *replay, uint3
 	bench_idle(target, IDLE_BUDGET);
 }
 
-/* Distinct prefixes of n keys that are wholly cached, the most recent requests first. */
+/* Pick distinct, wholly cached prefixes of n keys, of the most recent requests first. */
 static void pick_prefixes(struct bench_target *target, struct replay *replay,
 			  struct bench_tree *tree, uint32_t size)
 {
@@ -205,7 +212,7 @@ static int compare(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-/* In the core target every BEGIN is seen; the daemon keeps its own, recent ones. */
+/* Report the nodes per path. The core target sees every BEGIN; the daemon keeps recent ones. */
 static void report_path_nodes(struct bench_target *target, struct replay *replay)
 {
 	uint32_t n = replay->n_path_nodes, p50, p99;

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/daemon.h"
-#include "daemon/background.h"
-#include "daemon/supervise.h"
+#include "daemon/serve/daemon.h"
+#include "daemon/keep/supervise.h"
+#include "daemon/setup/background.h"
+#include "daemon/setup/command.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 
-/* Exit codes: what a service manager may want to tell apart. */
-#define EXIT_USAGE 2   /* bad options: starting again does not help */
+/* Exit codes that a service manager may distinguish. */
+#define EXIT_USAGE 2   /* bad options: a restart does not help */
 #define EXIT_IN_USE 3  /* a live daemon serves this instance or socket */
 
 static int exit_code(int error)
@@ -55,15 +57,20 @@ int main(int argc, char **argv)
 		kvt_pool_plan_print(&daemon.config, &daemon.plan, stdout);
 		printf("configuration is good\n");
 		return 0;
+	case KVT_COMMAND_CHECK_RECOVER:
+		if (kvt_daemon_check_recover(&daemon, why) == 0) {
+			puts(KVT_CHECK_RECOVERED);
+			return 0;
+		}
+		fprintf(stderr, "kvtrunkd: %s\n", why);
+		return EXIT_FAILURE;
 	case KVT_COMMAND_SUPERVISE:
 		return kvt_supervise(&daemon.config, argc, argv, ready);
-	case KVT_COMMAND_TAKEOVER:
-		daemon.takeover = true;
-		break;
 	case KVT_COMMAND_RUN:
 	case KVT_COMMAND_DETACH:
 		break;
 	}
+	prctl(PR_SET_NAME, "kvtrunkd"); /* after exec of a descriptor the name is its number */
 	daemon.argc = argc;
 	daemon.argv = argv;
 	error = kvt_daemon_start(&daemon, why);

@@ -1,6 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/daemon.h"
-#include "daemon/takeover.h"
+/**
+ * @file start.c
+ * Start and stop of the daemon: lock, cache, socket, recovery, checks, and the reverse.
+ *
+ * Inputs are a checked configuration and what the keeper stored. Only the lock holder makes or
+ * recovers a cache. A cache is recovered whole or made new; a trial fails instead of starting cold.
+ * Connections are accepted only once everything is made. On failure all of it is undone. Called by
+ * main.c.
+ */
+#include "daemon/serve/daemon.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,51 +30,20 @@
 
 #include <bsd/string.h>
 
+#include "daemon/setup/memory.h"
 #include "shm/geometry.h"
 
 #define LOCK_POLL_MS 10
-#define ANSWER_MS 10000 /* of a daemon that serves */
-#define ENDING_MS 10000 /* until a process that was killed has let go of everything */
+#define ENDING_MS 10000 /* longest wait for a killed process to release its files */
 #define HOLDERS_POLL_MS 100
-#define HOLDERS_EXTEND_US 10000000 /* asked anew with each look */
-#define FDS_PER_MEMBER 3  /* connection, segment, pidfd */
-#define FDS_PER_SESSION 6 /* connection, segment, areas, doorbell, bell, pidfd */
-#define FDS_BESIDE 48
-#define LISTEN_BACKLOG 256
-#define LEAVING_BESIDE 2048 /* of connections that come and go at once: the loop's queue and more */
+#define HOLDERS_EXTEND_US 10000000 /* requested again with each poll */
+#define LEAVING_BESIDE 2048 /* closed connections that the closer has not taken yet */
 #define CALIBRATE_NS 200000ull /* a clock read of 50 ns is 0.03 % of that */
 #define CLOCK_INTERVAL_US 5
-#define COMPACT_AFTER_US 50
 #define ORPHAN_AGE_S 600
-#define WATCH_QUEUE_NS 30000000000ull
 #define TEST_CLOCK_START_NS 1000000000ull
 
 /* ---- limits of the process */
-
-static int raise_nofile(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
-{
-	const struct kvt_config *config = &daemon->config;
-	uint64_t need = (uint64_t)config->max_sessions * FDS_PER_SESSION +
-			(uint64_t)config->max_members * FDS_PER_MEMBER +
-			(uint64_t)config->max_half_open + (uint64_t)config->max_observers +
-			FDS_BESIDE;
-	struct rlimit limit;
-	rlim_t hard;
-
-	getrlimit(RLIMIT_NOFILE, &limit);
-	hard = limit.rlim_max;
-	if (limit.rlim_cur >= need)
-		return 0;
-	limit.rlim_cur = need;
-	limit.rlim_max = hard > need ? hard : need; /* root may raise that, too */
-	if (setrlimit(RLIMIT_NOFILE, &limit) == 0)
-		return 0;
-	snprintf(why, KVT_WHY_BYTES, "max_sessions=%lld needs %llu descriptors, but the hard "
-		 "RLIMIT_NOFILE is %llu: raise it (ulimit -Hn, LimitNOFILE=) or lower "
-		 "max_sessions, max_half_open or max_observers", (long long)config->max_sessions,
-		 (unsigned long long)need, (unsigned long long)hard);
-	return -EMFILE;
-}
 
 static int pin_to_cpu(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
@@ -100,8 +77,8 @@ struct instant {
 	uint64_t ns, cycles;
 };
 
-/* Both clocks at one time: of some looks the one in which least time passed. In a single one the
- * scheduler may come between the two, and be away a hundred times as long as is measured. */
+/* Read both clocks at one time: the tightest of 16 pairs, because preemption between the two reads
+ * may last a hundred times as long as the calibration. */
 static struct instant look_at_clocks(void)
 {
 	struct instant best = { 0, 0 };
@@ -119,7 +96,7 @@ static struct instant look_at_clocks(void)
 	return best;
 }
 
-/* Cycles a microsecond, to within a per cent or so: budgets and histograms need no more. */
+/* Measure cycles per microsecond, to about one per cent, for budgets and histograms. */
 static void calibrate(struct kvt_daemon *daemon)
 {
 	struct instant begin = look_at_clocks(), end;
@@ -132,41 +109,6 @@ static void calibrate(struct kvt_daemon *daemon)
 		daemon->cycles_per_us = 1;
 	daemon->clock_interval = CLOCK_INTERVAL_US * daemon->cycles_per_us;
 	daemon->units_per_cycle = (1000ull << 32) / (64 * daemon->cycles_per_us);
-}
-
-/* The look-up may go to a directory service, so it is made only when the name is new. */
-static void find_admin_group(struct kvt_daemon *daemon)
-{
-	const char *name = daemon->config.admin_group;
-
-	if (strcmp(daemon->admin_group, name) == 0)
-		return;
-	strlcpy(daemon->admin_group, name, sizeof(daemon->admin_group));
-	if (kvt_peer_group(name, &daemon->admin_gid) != 0)
-		kvt_log(KVT_LOG_WARNING, "no_group", "admin_group=\"%s\" effect=\"only uid 0 and "
-			"the daemon's uid are privileged\"", name);
-}
-
-void kvt_daemon_apply(struct kvt_daemon *daemon)
-{
-	const struct kvt_config *config = &daemon->config;
-	uint64_t settle = COMPACT_AFTER_US * daemon->cycles_per_us;
-
-	kvt_log_set_level(KVT_LOG_ERROR + (int)config->log_level);
-	daemon->pool.mps = config->mps;
-	daemon->pool.mps_grace_ns = (uint64_t)config->mps_grace_ms * 1000000;
-	/* On a single core whoever spins keeps the other from doing what is waited for. */
-	if (config->spin_budget_us > 0 && sysconf(_SC_NPROCESSORS_ONLN) == 1)
-		daemon->spin_most_cycles = 0;
-	else
-		daemon->spin_most_cycles = config->spin_budget_us < 0
-						   ? UINT64_MAX
-						   : (uint64_t)config->spin_budget_us *
-							     daemon->cycles_per_us;
-	daemon->spin_cycles = daemon->spin_most_cycles;
-	daemon->compact_after_cycles = daemon->spin_most_cycles < settle ? daemon->spin_most_cycles
-									 : settle;
-	find_admin_group(daemon);
 }
 
 /* ---- core */
@@ -193,7 +135,7 @@ static void read_boot_id(uint64_t boot_id[2])
 	}
 }
 
-/* The pool that is to be made. What only the backend can tell comes from it. */
+/* Plan the pool. The backend tells how much memory is free. */
 static int plan_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_config *config = &daemon->config;
@@ -223,14 +165,14 @@ static int plan_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error;
 }
 
-/* Seven eighths: what one uid may have of what all share, uid 0 too. */
+/* A uid's share of a common resource, uid 0 included: seven eighths. */
 static uint32_t uid_share(uint32_t all)
 {
 	return all - all / 8;
 }
 
-/* What one uid may have, and one session with it. A lease takes two tree nodes at most, its own and
- * a root or what a split left: so no uid's leases use up all nodes. */
+/* Limit each uid, and thereby each session. A lease takes at most two tree nodes, its own and a
+ * root or the rest of a split, so the leases of one uid cannot use up all nodes. */
 static void limit_uids(struct kvt_core_config *config)
 {
 	uint32_t nodes = uid_share(config->max_nodes) / 2;
@@ -269,7 +211,7 @@ static int plan_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		to->max_private_pages = (uint32_t)((to->n_pages - 1ull) *
 						   (uint64_t)from->max_private_pages.value / 100);
 	if (from->max_private_pages.value && !to->max_private_pages)
-		to->max_private_pages = 1; /* 0 would mean: no limit */
+		to->max_private_pages = 1; /* 0 means no limit */
 	to->max_op_keys = (uint32_t)from->max_op_keys;
 	to->policy = from->policy;
 	to->slru_threshold = (uint32_t)from->slru_threshold;
@@ -293,7 +235,7 @@ static int plan_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 static int check_memory(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_core_sizes *sizes = &daemon->sizes;
-	/* Device memory is asked for by the backend. */
+	/* The backend checks device memory. */
 	uint64_t slabs = daemon->config.backend == KVT_POOL_HOST ? daemon->plan.n_slabs : 0;
 	uint64_t pool = slabs * (daemon->plan.n_pages * daemon->plan.page_bytes);
 	uint64_t rest = sizes->arena_bytes + sizes->ledger_bytes + sizes->scratch_bytes;
@@ -333,11 +275,12 @@ static int lock_memory(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return cannot_lock(-errno, why);
 }
 
-static void end_log(struct kvt_daemon *daemon, const char *why)
+/* End the log: a successor must not continue it, because effects are missing. */
+static void end_log(struct kvt_daemon *daemon)
 {
 	daemon->oplog_failed = true;
-	kvt_log(KVT_LOG_ERROR, "oplog_failed", "file=\"%s\" why=\"%s\" effect=\"the log ends "
-		"here\"", daemon->config.log_file, why);
+	if (daemon->oplog_tail.bytes >= sizeof(struct kvt_oplog_tail))
+		kvt_oplog_end(daemon->oplog_tail.base);
 }
 
 static void write_record(void *context, const struct kvt_record *record)
@@ -349,12 +292,12 @@ static void write_record(void *context, const struct kvt_record *record)
 	daemon->oplog_dirty = true;
 	if (kvt_oplog_write(daemon->oplog, record) == 0)
 		return;
-	daemon->oplog_failed = true;
+	end_log(daemon);
 	kvt_log(KVT_LOG_ERROR, "oplog_failed", "file=\"%s\" seq=%llu effect=\"the log ends here\"",
 		daemon->config.log_file, (unsigned long long)record->seq);
 }
 
-/* The tail of a log that a successor goes on with. */
+/* Make the tail of a log that a successor can continue. */
 static int make_oplog_tail(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	int error = kvt_object_create_sealed(&daemon->oplog_tail, "kvtrunk-log",
@@ -367,7 +310,7 @@ static int make_oplog_tail(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error;
 }
 
-/* A cache is not given up for its log: where that cannot go on, it ends. */
+/* Continue the predecessor's log. If that fails, the log ends and the cache stays. */
 static int continue_oplog(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_arena_header *arena = daemon->arena.base;
@@ -382,7 +325,8 @@ static int continue_oplog(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 					   KVT_WHY_BYTES);
 	if (error == -ENOMEM)
 		return error;
-	daemon->oplog_failed = error != 0;
+	if (error)
+		end_log(daemon);
 	if (error)
 		kvt_log(KVT_LOG_ERROR, "oplog_failed", "file=\"%s\" why=\"%s\" effect=\"there is "
 			"no log from here on\"", daemon->config.log_file, why);
@@ -401,53 +345,7 @@ static int open_oplog(struct kvt_daemon *daemon, bool adopting, char why[KVT_WHY
 	return !error && daemon->notify.store ? make_oplog_tail(daemon, why) : error;
 }
 
-int kvt_daemon_hand_over_log(struct kvt_daemon *daemon)
-{
-	int error;
-
-	if (!daemon->oplog || daemon->oplog_failed)
-		return 0;
-	error = kvt_oplog_flush(daemon->oplog);
-	if (error) { /* a full disk: a cache is not given up for its log */
-		end_log(daemon, strerror(-error));
-		return 0;
-	}
-	error = kvt_object_create_sealed(&daemon->oplog_tail, "kvtrunk-log",
-					 sizeof(struct kvt_oplog_tail));
-	if (!error)
-		error = kvt_oplog_hand_over(daemon->oplog, daemon->oplog_tail.base);
-	if (error)
-		kvt_object_destroy(&daemon->oplog_tail);
-	if (error != -ESPIPE)
-		return error;
-	kvt_log(KVT_LOG_WARNING, "oplog_not_handed_over", "file=\"%s\" why=\"it is no regular "
-		"file\" effect=\"whoever takes over writes none\"", daemon->config.log_file);
-	return 0;
-}
-
-static void take_back_log(struct kvt_daemon *daemon)
-{
-	int error = daemon->oplog_tail.base ? kvt_oplog_take_back(daemon->oplog) : 0;
-
-	if (!error)
-		return;
-	daemon->oplog_failed = true;
-	kvt_log(KVT_LOG_ERROR, "oplog_failed", "file=\"%s\" why=\"who was to take over left it "
-		"in disorder: %s\" effect=\"the log ends here\"", daemon->config.log_file,
-		strerror(-error));
-}
-
-/* The tail was for a takeover, which is over: whoever takes over next gets a new one. */
-static void let_go_of_log(struct kvt_daemon *daemon)
-{
-	if (!daemon->oplog_tail.base || daemon->notify.store)
-		return;
-	if (daemon->oplog)
-		kvt_oplog_let_go(daemon->oplog);
-	kvt_object_destroy(&daemon->oplog_tail);
-}
-
-/* Everything around the core: `adoption` NULL: a new one, else that of a predecessor. */
+/* Make the core and its log. `adoption`: a predecessor's objects; NULL: start cold. */
 static int build_core(struct kvt_daemon *daemon, struct kvt_core_adoption *adoption,
 		      char why[KVT_WHY_BYTES])
 {
@@ -463,9 +361,11 @@ static int build_core(struct kvt_daemon *daemon, struct kvt_core_adoption *adopt
 		return -ENOMEM;
 	}
 	error = lock_memory(daemon, why);
-	if (!error && *daemon->config.log_file) {
+	if (!error && *daemon->config.log_file && !daemon->checking) {
 		error = open_oplog(daemon, adoption != NULL, why);
 		hooks.record = write_record;
+	} else if (!error && adoption && !daemon->checking) {
+		end_log(daemon); /* if the predecessor wrote one */
 	}
 	if (!error && adoption)
 		error = kvt_core_adopt(&daemon->core, &daemon->core_config, daemon->arena.base,
@@ -535,8 +435,8 @@ static int make_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error ? error : build_core(daemon, NULL, why);
 }
 
-/* Device memory of a daemon that died is free when the last client lets go of it: they are told and
- * named, and the manager hears that this takes its time. False: asked to end meanwhile. */
+/* Wait for clients that still map device memory of a dead daemon. Names them to the manager and
+ * extends its timeout. False: a signal asks to end. */
 static bool await_holders(struct kvt_daemon *daemon, const char *names)
 {
 	struct pollfd signals = { .fd = daemon->signal_fd, .events = POLLIN };
@@ -553,7 +453,7 @@ static int create_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	struct kvt_object_holders holders = { 0 };
 	char prefix[KVT_OBJECT_NAME_BYTES], said[sizeof(holders.names)] = "";
-	bool free_now = false; /* nobody held anything when there was no memory last */
+	bool free_now = false; /* there were no holders after the last -ENOMEM */
 	int error;
 
 	kvt_object_prefix(prefix, daemon->config.runtime_dir, daemon->config.instance);
@@ -562,7 +462,7 @@ static int create_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		if (error != -ENOMEM || daemon->config.backend == KVT_POOL_HOST || free_now)
 			return error;
 		free_now = !kvt_object_held(prefix, &holders);
-		if (free_now) /* the last one may have let go between the two looks */
+		if (free_now) /* the last holder may have exited after create() failed */
 			continue;
 		if (strcmp(holders.names, said) != 0)
 			kvt_log(KVT_LOG_WARNING, "waits_for_memory", "holders=\"%s\" error=\"%s\" "
@@ -591,7 +491,7 @@ static int make_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error;
 }
 
-/* ---- a predecessor's */
+/* ---- recovery */
 
 static int adopt_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
@@ -607,7 +507,9 @@ static int adopt_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	daemon->adopted = true;
 	memcpy(daemon->core_config.instance, kvt_core_arena(daemon->core)->instance,
 	       sizeof(daemon->core_config.instance));
-	kvt_adopt_sessions(daemon);
+	error = kvt_adopt_sessions(daemon, why);
+	if (error)
+		return error;
 	kvt_log(KVT_LOG_NOTICE, "adopted", "generation=%llu sessions=%u served=%u leases=%u "
 		"waiting=%u nodes=%u cached_pages=%llu rolled_back=%s",
 		(unsigned long long)adoption.generation, adoption.sessions, daemon->n_served,
@@ -616,18 +518,21 @@ static int adopt_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return 0;
 }
 
-/* What a predecessor left, if it is whole and ours; else new, and nothing of the old. */
+/* Recover the stored cache if it is complete and matches; else drop it and make a new one. */
 static int make_cache(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
-	bool left = kvt_parcels_left(&daemon->passed);
+	bool left = kvt_fdstore_has_cache(&daemon->passed);
 	int error;
 
 	if (left && adopt_core(daemon, why) == 0) {
 		kvt_adopt_rest(daemon);
 		return 0;
 	}
-	if (daemon->takeover)
-		return -ESTALE; /* with its cause: the old one serves on */
+	if (kvt_daemon_is_trial(daemon)) {
+		if (!left)
+			snprintf(why, KVT_WHY_BYTES, "no cache was passed to recover");
+		return -ESTALE;
+	}
 	if (left) {
 		kvt_log(KVT_LOG_WARNING, "cold_start", "why=\"%s\" effect=\"an empty cache on new "
 			"objects; clients of the old one have to connect again\"", why);
@@ -644,11 +549,11 @@ static int make_cache(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 static int make_tables(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	uint32_t sessions = daemon->core_config.max_sessions;
-	uint32_t members = daemon->core_config.max_members;
+	uint32_t members = kvt_core_members(&daemon->core_config);
 
 	daemon->common_places = (uint32_t)daemon->config.total_deferred / 2;
 	daemon->own_places = 1 + daemon->common_places / sessions;
-	daemon->n_connections = sessions + members + (uint32_t)daemon->config.max_half_open +
+	daemon->n_connections = members + (uint32_t)daemon->config.max_half_open +
 				(uint32_t)daemon->config.max_observers;
 	daemon->sessions = aligned_alloc(KVT_LINE, (sessions + 1) * sizeof(struct kvt_session));
 	daemon->members = calloc(members + 1, sizeof(struct kvt_member));
@@ -665,24 +570,21 @@ static int make_tables(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		snprintf(why, KVT_WHY_BYTES, "no memory for %u sessions", sessions);
 		return -ENOMEM;
 	}
-	memset(daemon->sessions, 0, (sessions + 1) * sizeof(struct kvt_session));
-	for (uint32_t i = 0; i <= sessions; i++) {
-		daemon->sessions[i].pidfd = daemon->sessions[i].doorbell = -1;
-		daemon->sessions[i].bell = -1;
-		daemon->sessions[i].segment.fd = daemon->sessions[i].areas.fd = -1;
-	}
+	for (uint32_t i = 0; i <= sessions; i++)
+		daemon->sessions[i] = KVT_SESSION_NONE;
 	for (uint32_t i = 0; i <= members; i++)
-		daemon->members[i].pidfd = daemon->members[i].segment.fd = -1;
+		daemon->members[i] = (struct kvt_member){ .index = i, .pidfd = -1,
+							  .segment.fd = -1 };
 	for (uint32_t i = 0; i < daemon->n_connections; i++) {
 		daemon->connections[i].fd = -1;
 		daemon->free_connections[i] = daemon->n_connections - 1 - i;
 	}
 	daemon->n_free_connections = daemon->n_connections;
-	TAILQ_INIT(&daemon->readable);
+	kvt_readables_init(&daemon->readable);
 	return 0;
 }
 
-/* ---- what another daemon may hold */
+/* ---- lock and socket of another daemon */
 
 static bool asked_to_end(void)
 {
@@ -692,8 +594,8 @@ static bool asked_to_end(void)
 	       (sigismember(&waiting, SIGTERM) || sigismember(&waiting, SIGINT));
 }
 
-/* Take what a daemon holds that is ending just now, as after kill -9: it is free in a moment. Of a
- * live one, or when the wait was in vain: -EADDRINUSE. `holder` is who has it after a refusal. */
+/* Retry `take` while its holder is exiting, as after kill -9. -EADDRINUSE: the holder lives, or the
+ * wait timed out. *holder: its pid after a refusal. */
 static int insist(struct kvt_daemon *daemon, int take(struct kvt_daemon *daemon, char *why),
 		  const pid_t *holder, char why[KVT_WHY_BYTES])
 {
@@ -714,7 +616,7 @@ static int insist(struct kvt_daemon *daemon, int take(struct kvt_daemon *daemon,
 
 /* ---- socket */
 
-/* Remove a dead daemon's socket file that is in the way. -EADDRINUSE: a process listens there. */
+/* Remove a dead daemon's socket file. -EADDRINUSE: a process listens there. */
 static int clear_socket(struct kvt_daemon *daemon, char *why)
 {
 	const char *path = daemon->socket_path;
@@ -790,7 +692,7 @@ static int bind_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	daemon->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (daemon->listen_fd < 0)
 		return -errno;
-	mask = umask(0177); /* nobody gets in before group and mode are right */
+	mask = umask(0177); /* no client before group and mode are set */
 	error = bind(daemon->listen_fd, (struct sockaddr *)&address, sizeof(address)) ? -errno : 0;
 	umask(mask);
 	if (error) {
@@ -800,8 +702,8 @@ static int bind_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	}
 	daemon->socket_made = true;
 	error = own_socket(daemon, why);
-	kvt_control_refuse_fds(daemon, daemon->listen_fd); /* before the first connection */
-	if (!error && listen(daemon->listen_fd, LISTEN_BACKLOG) != 0)
+	kvt_connection_refuse_fds(daemon, daemon->listen_fd); /* before the first connection */
+	if (!error && listen(daemon->listen_fd, KVT_LISTEN_BACKLOG) != 0)
 		error = -errno;
 	return error;
 }
@@ -813,7 +715,7 @@ static int socket_path(const struct kvt_daemon *daemon, char to[108])
 			snprintf(to, 108, "%s", config->socket_path) :
 			snprintf(to, 108, "%s/%s.sock", config->runtime_dir, config->instance);
 
-	return n < 108 ? 0 : -ENAMETOOLONG; /* config_check() made sure that it fits */
+	return n < 108 ? 0 : -ENAMETOOLONG; /* config_check() has checked that it fits */
 }
 
 static int make_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
@@ -824,7 +726,7 @@ static int make_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 
 	if (daemon->listen_fd >= 0) { /* passed by the service manager, or by a predecessor */
 		daemon->listen_passed = !daemon->listen_kept;
-		kvt_control_refuse_fds(daemon, daemon->listen_fd);
+		kvt_connection_refuse_fds(daemon, daemon->listen_fd);
 		if (getsockname(daemon->listen_fd, (struct sockaddr *)&name, &bytes) == 0)
 			strlcpy(daemon->socket_path, name.sun_path, sizeof(daemon->socket_path));
 	} else {
@@ -837,28 +739,24 @@ static int make_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		if (error)
 			return error;
 	}
-	/* Messages that are sent before we accept carry their sender, too. */
+	/* Set before accept(), so that messages sent before it carry their sender. */
 	setsockopt(daemon->listen_fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on));
 	return 0;
 }
 
-/* Not before everything is ours: a connection that is accepted by a process that gives up is lost,
- * and so is one that is greeted by it. */
+/* Start to listen, once everything is made: a connection that a failing start accepted is lost. */
 static void begin_to_listen(struct kvt_daemon *daemon)
 {
-	/* Whoever asks whose socket it is (SO_PEERCRED) hears of the one that listened last. */
-	if (daemon->listen_kept)
-		listen(daemon->listen_fd, LISTEN_BACKLOG);
-	kvt_control_greet(daemon);
-	kvt_loop_accept(&daemon->loop, daemon->listen_fd, kvt_tag(KVT_TAG_ACCEPT, 0, 0));
-	if (daemon->listen_kept || daemon->listen_passed) {
-		daemon->queue_until_ns = daemon->real_ns + WATCH_QUEUE_NS;
-		kvt_daemon_watch_queue(daemon);
-	}
+	/* A stored or passed socket listens already. listen() again sets our queue length and makes
+	 * SO_PEERCRED name this process. */
+	if (daemon->listen_kept || daemon->listen_passed)
+		listen(daemon->listen_fd, KVT_LISTEN_BACKLOG);
+	kvt_connections_greet(daemon);
+	kvt_accept_watch(daemon);
 }
 
-/* Before anything is made, so that a signal during a long start ends it in order as soon as the
- * loop runs, and leaves nothing. */
+/* Block signals before anything is made, so that one during a long start ends the daemon cleanly
+ * as soon as the loop runs. */
 static int take_signals(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	sigset_t set;
@@ -869,7 +767,7 @@ static int take_signals(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	sigaddset(&set, SIGHUP);
 	sigaddset(&set, SIGUSR2);
 	signal(SIGPIPE, SIG_IGN);
-	signal(SIGXFSZ, SIG_IGN); /* a log that may not grow further ends, and nothing else */
+	signal(SIGXFSZ, SIG_IGN); /* a log at its size limit ends; the daemon does not */
 	sigprocmask(SIG_BLOCK, &set, NULL);
 	daemon->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 	if (daemon->signal_fd >= 0)
@@ -878,9 +776,9 @@ static int take_signals(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return -EIO;
 }
 
-/* ---- all of it */
+/* ---- start */
 
-/* How the number of pages came about. */
+/* Log how the number of pages was computed. */
 static void report_pool(const struct kvt_daemon *daemon)
 {
 	const struct kvt_pool_plan *plan = &daemon->plan;
@@ -940,7 +838,7 @@ static void report(const struct kvt_daemon *daemon)
 
 /* ---- --check-config */
 
-/* Arena and ledger. A running daemon of this instance gives its own back before the next starts. */
+/* Check room for arena and ledger. A running daemon of this instance frees its own first. */
 static int check_shm(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_config *config = &daemon->config;
@@ -953,7 +851,7 @@ static int check_shm(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error ? error : kvt_object_room("ledger", ledger, arena, back, why, KVT_WHY_BYTES);
 }
 
-/* Only what a first page tells: mlock() of all of it would take its time. */
+/* Check mlock() on one mapping without populating it: locking all of it would take long. */
 static int check_mlock(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_core_sizes *sizes = &daemon->sizes;
@@ -964,7 +862,7 @@ static int check_mlock(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (!daemon->config.mlock)
 		return 0;
 	base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	/* On fault: the limit is checked, and no page is made. */
+	/* MLOCK_ONFAULT checks the limit and allocates no page. */
 	if (base == MAP_FAILED || mlock2(base, bytes, MLOCK_ONFAULT) != 0)
 		error = cannot_lock(-errno, why);
 	if (base != MAP_FAILED)
@@ -986,7 +884,7 @@ static int check_names(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 
 int kvt_daemon_check(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
-	int error = raise_nofile(daemon, why);
+	int error = kvt_daemon_raise_nofile(daemon, why) < 0 ? -EMFILE : 0;
 
 	if (!error)
 		error = pin_to_cpu(daemon, why);
@@ -1009,7 +907,7 @@ int kvt_daemon_check(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 
 /* ---- the end */
 
-/* Another daemon, or the manager, holds it, too. */
+/* Close the lock without releasing it: the keeper holds it, too. */
 static void forget_lock(struct kvt_daemon *daemon)
 {
 	if (daemon->lock.fd >= 0)
@@ -1020,17 +918,13 @@ static void forget_lock(struct kvt_daemon *daemon)
 static void unmake(struct kvt_daemon *daemon)
 {
 	for (uint32_t i = 0; daemon->sessions && i <= daemon->core_config.max_sessions; i++)
-		if (daemon->sessions[i].used)
+		if (daemon->sessions[i].members)
 			kvt_session_release(daemon, &daemon->sessions[i]);
-	/* Before the groups, which would shut theirs down: they may be a successor's. */
 	for (uint32_t i = 0; daemon->connections && i < daemon->n_connections; i++) {
 		if (daemon->connections[i].fd >= 0)
 			close(daemon->connections[i].fd);
 		daemon->connections[i].fd = -1;
 	}
-	for (uint32_t i = 1; daemon->members && i <= daemon->core_config.max_members; i++)
-		if (daemon->members[i].session)
-			kvt_group_release(daemon, daemon->members[i].session);
 	if (daemon->socket_made)
 		unlink(daemon->socket_path);
 	if (daemon->listen_fd >= 0)
@@ -1040,11 +934,11 @@ static void unmake(struct kvt_daemon *daemon)
 	unbuild_core(daemon);
 	if (daemon->loop.mode)
 		kvt_loop_close(&daemon->loop);
-	if (daemon->lock_parked)
+	if (daemon->lock_kept)
 		forget_lock(daemon);
 	else
 		kvt_lock_release(&daemon->lock);
-	kvt_parcels_close(&daemon->passed);
+	kvt_fdstore_close(&daemon->passed);
 	kvt_notify_close(&daemon->notify);
 	kvt_shares_free(&daemon->shares);
 	free(daemon->sessions);
@@ -1058,14 +952,22 @@ static void unmake(struct kvt_daemon *daemon)
 	kvt_closer_forget(&daemon->closer);
 }
 
-/* Connections and sessions that are there, and as many again that leave at the same time. */
+/* Leave stored descriptors and files to a successor when they are closed here. */
+static void disown(struct kvt_daemon *daemon)
+{
+	daemon->socket_made = false;
+	for (uint32_t i = 1; daemon->members && i <= kvt_core_members(&daemon->core_config); i++)
+		daemon->members[i].kept = false;
+}
+
+/* Start a closer for all connections and sessions, and as many again that leave. */
 static int start_closer(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_config *config = &daemon->config;
 	uint64_t most = 2ull * (uint64_t)(2 * config->max_sessions + config->max_members +
 					  config->max_half_open + config->max_observers) +
 			LEAVING_BESIDE;
-	int error = kvt_closer_start(&daemon->closer, (uint32_t)most);
+	int error = kvt_closer_start(&daemon->closer, (uint32_t)most, KVT_CLOSER_LANES);
 
 	if (error)
 		snprintf(why, KVT_WHY_BYTES, "cannot start the process that closes what clients "
@@ -1073,7 +975,7 @@ static int start_closer(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error;
 }
 
-/* The lock of a predecessor, or a new one. */
+/* Take the lock: a stored one, or a new one. */
 static int take_lock(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_config *config = &daemon->config;
@@ -1081,117 +983,35 @@ static int take_lock(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 
 	if (daemon->lock.fd >= 0)
 		return 0;
-	fd = kvt_adopt_lock(daemon, &made);
+	fd = kvt_fdstore_take_lock(&daemon->passed, &made);
 	if (fd < 0)
 		return kvt_lock_take(&daemon->lock, config->runtime_dir, config->instance, &stale,
 				     why, KVT_WHY_BYTES);
-	daemon->lock_parked = true;
+	daemon->lock_kept = true;
 	error = kvt_lock_adopt(&daemon->lock, fd, config->runtime_dir, config->instance, made);
-	if (!error && !daemon->takeover)
+	if (!error)
 		error = kvt_lock_sign(&daemon->lock);
-	if (error && !daemon->takeover) { /* removed, or of other options: it protects nothing */
+	if (error) { /* its file was removed, or other options: it protects nothing */
 		close(fd);
-		kvt_unpark_lock(daemon, made);
+		kvt_forget_lock(daemon, made);
 		return kvt_lock_take(&daemon->lock, config->runtime_dir, config->instance, &stale,
 				     why, KVT_WHY_BYTES);
 	}
-	if (error)
-		snprintf(why, KVT_WHY_BYTES, "the running daemon is of another instance or "
-			 "runtime_dir: start with its options");
-	return error;
-}
-
-/* Whether the daemon said anything, given a moment; who hung up will not. */
-static bool has_answered(int *fd)
-{
-	struct pollfd answer = { .fd = *fd, .events = POLLIN };
-	char byte;
-
-	if (poll(&answer, 1, LOCK_POLL_MS) != 1)
-		return false;
-	if (recv(*fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0)
-		return true;
-	close(*fd);
-	*fd = -1;
-	return false;
-}
-
-/* A daemon that handed over and waits for a confirmation answers nobody. If that had come before
- * the one before us died, it ends, and the lock is free, of which nobody tells; else it serves on,
- * and answers. 0: the lock is ours. */
-static int await_lock(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
-{
-	int error = socket_path(daemon, daemon->socket_path), fd;
-
-	if (error)
-		return error;
-	fd = kvt_takeover_hail(daemon->socket_path, why);
-	for (int waited_ms = 0; waited_ms < ANSWER_MS; waited_ms += LOCK_POLL_MS) {
-		error = take_lock(daemon, why);
-		if (error != -EADDRINUSE || has_answered(&fd))
-			break;
-	}
-	if (fd >= 0)
-		close(fd);
-	return error;
-}
-
-/* A manager that starts us again, with the same command, keeps what was taken over. Nobody is to be
- * asked then, unless the one before us died while the daemon that it asked served on: what it had
- * parked is that daemon's. Who holds the lock serves. */
-static int look_for_own_cache(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
-{
-	const struct kvt_parcel *kept = kvt_parcels_kept(&daemon->passed);
-	char name[KVT_PARCEL_NAME_BYTES];
-	int error;
-
-	daemon->takeover = !kept;
-	error = kept ? take_lock(daemon, why) : 0;
-	if (error == -EADDRINUSE)
-		error = await_lock(daemon, why);
-	if (error != -EADDRINUSE)
-		return error;
-	daemon->takeover = true;
-	for (; kept; kept = kvt_parcels_kept(&daemon->passed)) {
-		strlcpy(name, kept->name, sizeof(name));
-		kvt_notify_unpark(&daemon->notify, name);
-		kvt_parcels_remove(&daemon->passed, name);
-	}
-	why[0] = '\0';
 	return 0;
 }
 
-/* Its own socket comes with the daemon that runs. */
-static int no_other_socket(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
-{
-	if (!daemon->passed.n)
-		return 0;
-	snprintf(why, KVT_WHY_BYTES, "a socket was passed ('%s'), and whoever connects to it waits "
-		 "for this daemon: --takeover is for a service without a socket unit; start "
-		 "without it", daemon->passed.at[0].name);
-	return -EINVAL;
-}
-
-static int ask_for_cache(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
-{
-	int error = no_other_socket(daemon, why);
-
-	if (!error)
-		error = socket_path(daemon, daemon->socket_path);
-	return error ? error : kvt_takeover_ask(daemon, daemon->socket_path, why);
-}
-
-/* From the service manager, or from the daemon that runs. */
 static int take_passed(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	int error = kvt_notify_passed(&daemon->passed, why, KVT_WHY_BYTES);
 
-	if (!error && daemon->takeover)
-		error = look_for_own_cache(daemon, why);
-	if (!error && daemon->takeover)
-		error = ask_for_cache(daemon, why);
+	if (!error && kvt_fdstore_has_cache(&daemon->passed) && !daemon->notify.store &&
+	    !daemon->checking) {
+		snprintf(why, KVT_WHY_BYTES, "a cache was passed, and no keeper takes what belongs "
+			 "to it from now on: set FDSTORE= beside FileDescriptorStoreMax=");
+		error = -EINVAL;
+	}
 	if (!error)
-		error = kvt_parcels_take_listen(&daemon->passed, &daemon->listen_fd,
+		error = kvt_fdstore_take_listen(&daemon->passed, &daemon->listen_fd,
 						&daemon->socket_made, why, KVT_WHY_BYTES);
 	daemon->listen_kept = daemon->socket_made;
 	return error;
@@ -1207,16 +1027,16 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (!error)
 		error = take_passed(daemon, why);
 	if (!error)
-		error = raise_nofile(daemon, why);
+		error = kvt_daemon_raise_nofile(daemon, why) < 0 ? -EMFILE : 0;
 	if (!error)
 		error = start_closer(daemon, why);
-	if (!error)
+	if (!error && !daemon->checking) /* the running daemon spins on that CPU */
 		error = pin_to_cpu(daemon, why);
 	if (!error)
 		error = plan_core(daemon, why);
 	if (!error)
 		error = check_memory(daemon, why);
-	if (!error)
+	if (!error && !daemon->checking)
 		error = insist(daemon, take_lock, &daemon->lock.holder, why);
 	if (!error)
 		error = kvt_loop_open(&daemon->loop, 0, why, KVT_WHY_BYTES);
@@ -1231,7 +1051,7 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	error = make_tables(daemon, why);
 	if (!error)
 		error = make_cache(daemon, why);
-	if (!error)
+	if (!error && !daemon->checking)
 		error = make_socket(daemon, why);
 	if (!error)
 		kvt_loop_poll(&daemon->loop, daemon->signal_fd, POLLIN,
@@ -1239,33 +1059,29 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error;
 }
 
-/* All of it is ours now, or still the other one's. What a manager is to keep it has before, so that
- * nothing is lost if we die at once: should that be before the other one knows, whoever is started
- * next finds it alive. */
-static int end_takeover(struct kvt_daemon *daemon, int error, char why[KVT_WHY_BYTES])
+static void init(struct kvt_daemon *daemon)
 {
-	/* A signal during takeover aborts the takeover, not the running daemon. */
-	if (!error && asked_to_end()) {
-		snprintf(why, KVT_WHY_BYTES, "asked to end before everything was taken up: the "
-			 "daemon that has it serves on");
-		error = -ECANCELED;
-	}
-	if (!error) {
-		kvt_park_taken(daemon);
-		error = kvt_takeover_confirm(daemon);
-		if (error)
-			snprintf(why, KVT_WHY_BYTES, "the daemon did not wait until everything "
-				 "was taken up");
-	}
-	if (!error) {
-		kvt_lock_sign(&daemon->lock);
-		daemon->lock_parked = false; /* only by the daemon that had it */
-		let_go_of_log(daemon);
-		return 0;
-	}
-	kvt_unpark_all(daemon);
-	daemon->socket_made = false;
-	forget_lock(daemon);
+	daemon->listen_fd = daemon->signal_fd = daemon->arena_readonly = -1;
+	daemon->admin_gid = (gid_t)-1;
+	daemon->notify.fd = daemon->lock.fd = daemon->closer.fd = -1;
+	daemon->arena.fd = daemon->ledger.fd = daemon->oplog_tail.fd = -1;
+	daemon->test_clock = daemon->config.test_clock;
+}
+
+int kvt_daemon_check_recover(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	int error = 0;
+
+	init(daemon);
+	why[0] = '\0';
+	daemon->checking = true;
+	daemon->config.log_level = 0; /* the keeper reads the last line only */
+	if (*daemon->config.log_file)
+		error = kvt_oplog_check(daemon->config.log_file, why, KVT_WHY_BYTES);
+	if (!error)
+		error = make_all(daemon, why);
+	disown(daemon);
+	unmake(daemon);
 	return error;
 }
 
@@ -1273,33 +1089,33 @@ int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	int error;
 
-	daemon->listen_fd = daemon->signal_fd = daemon->arena_readonly = -1;
-	daemon->takeover_fd = daemon->takeover_pidfd = -1;
-	daemon->admin_gid = (gid_t)-1;
-	daemon->notify.fd = daemon->lock.fd = daemon->closer.fd = -1;
-	daemon->arena.fd = daemon->ledger.fd = daemon->oplog_tail.fd = -1;
-	daemon->test_clock = daemon->config.test_clock;
+	init(daemon);
 	why[0] = '\0';
 	error = make_all(daemon, why);
-	if (daemon->takeover)
-		error = end_takeover(daemon, error, why);
 	if (error) {
 		kvt_notify_send(&daemon->notify, "ERRNO=%d\nSTATUS=%s\n", -error, why);
+		if (daemon->adopted)
+			disown(daemon);
 		unmake(daemon);
 		return error;
 	}
 	begin_to_listen(daemon);
 	kvt_loop_flush(&daemon->loop);
-	if (!daemon->takeover)
-		kvt_park_objects(daemon);
-	kvt_park_lock(daemon);
+	kvt_keep_instance(daemon);
 	kvt_core_publish(daemon->core, KVT_ARENA_READY);
+	if (daemon->notify.pair)
+		kvt_loop_poll(&daemon->loop, daemon->notify.fd, POLLIN,
+			      kvt_tag(KVT_TAG_KEEPER, 0, 0));
+	if (!daemon->notify.store)
+		kvt_log(KVT_LOG_NOTICE, "no_keeper", "effect=\"a restart begins with an empty "
+			"cache\" cure=\"kvtrunkd --supervise, or a service manager that stores "
+			"descriptors\"");
 	report(daemon);
 	kvt_notify_tell(&daemon->notify, "READY=1\nMAINPID=%d\n", (int)getpid());
 	return 0;
 }
 
-/* To everybody, before the sockets go. */
+/* Send GOODBYE to all clients before their sockets close. */
 static void say_goodbye(struct kvt_daemon *daemon, int error, const char *why)
 {
 	for (uint32_t i = 0; i < daemon->n_connections; i++) {
@@ -1308,45 +1124,17 @@ static void say_goodbye(struct kvt_daemon *daemon, int error, const char *why)
 		if (connection->fd < 0)
 			continue;
 		if (connection->session)
-			kvt_session_say_gone(daemon, &daemon->sessions[connection->session], error);
-		connection->state = KVT_CONNECTION_OVER; /* a failed send drops nothing now */
-		kvt_control_say(daemon, connection, KVT_MSG_GOODBYE, 0, error, why);
+			kvt_session_say_gone(daemon, &daemon->members[connection->member], error);
+		connection->state = KVT_CONNECTION_OVER;
+		kvt_connection_goodbye(daemon, connection, error, why);
 	}
-}
-
-void kvt_daemon_rebuild(struct kvt_daemon *daemon)
-{
-	struct kvt_core_hooks hooks = { .complete = kvt_daemon_complete, .context = daemon,
-					.record = daemon->oplog ? write_record : NULL };
-	char why[KVT_WHY_BYTES] = "";
-	int error;
-
-	take_back_log(daemon);
-	memset(daemon->scratch, 0, daemon->sizes.scratch_bytes);
-	error = kvt_core_adopt(&daemon->core, &daemon->core_config, daemon->arena.base,
-			       daemon->ledger.base, daemon->scratch, &hooks, daemon->now_ns, NULL,
-			       why, sizeof(why));
-	if (error) { /* the other one broke it: nothing of it may be served */
-		kvt_log(KVT_LOG_ERROR, "cache_lost", "error=%d why=\"%s\" effect=\"this daemon "
-			"ends, and its clients are told\" cure=\"start kvtrunkd again, without "
-			"--takeover: it begins with an empty cache\"", -error, why);
-		kvt_adopt_say_gone(daemon);
-		say_goodbye(daemon, -ECONNRESET, "the cache was damaged by a daemon that was to "
-			    "take over and failed: connect again when kvtrunkd is started anew");
-		unmake(daemon);
-		exit(EXIT_FAILURE);
-	}
-	let_go_of_log(daemon);
-	daemon->counters = kvt_core_counters(daemon->core);
-	kvt_adopt_views(daemon);
-	kvt_core_publish(daemon->core, KVT_ARENA_READY);
 }
 
 void kvt_daemon_stop(struct kvt_daemon *daemon)
 {
 	const struct kvt_counters *counters = daemon->counters;
 
-	kvt_unpark_all(daemon);
+	kvt_forget_all(daemon);
 	kvt_core_publish(daemon->core, KVT_ARENA_GONE);
 	say_goodbye(daemon, -ESHUTDOWN, "the daemon was stopped");
 	kvt_log(KVT_LOG_NOTICE, "stopped", "operations=%llu leases_left=%llu sessions_left=%llu "
@@ -1359,19 +1147,13 @@ void kvt_daemon_stop(struct kvt_daemon *daemon)
 	unmake(daemon);
 }
 
-/* Every effect so far is whole, and nothing that a client sees says that we are gone. */
+/* Between two turns every effect is complete. Publishes nothing, so clients keep waiting. */
 void kvt_daemon_leave(struct kvt_daemon *daemon)
 {
-	kvt_log(KVT_LOG_NOTICE, "left", "operations=%llu leases=%llu sessions=%llu parked=%u",
+	kvt_log(KVT_LOG_NOTICE, "left", "operations=%llu leases=%llu sessions=%llu kept=%u",
 		(unsigned long long)daemon->counters->operations,
 		(unsigned long long)daemon->counters->live_leases,
-		(unsigned long long)daemon->counters->live_sessions, daemon->n_parked);
-	daemon->socket_made = false;
-	if (daemon->handed_over)
-		forget_lock(daemon);
-	for (uint32_t i = 0; i <= daemon->core_config.max_sessions; i++)
-		daemon->sessions[i].parked = false; /* released here, not there */
-	for (uint32_t i = 1; i <= daemon->core_config.max_members; i++)
-		daemon->members[i].parked = false;
+		(unsigned long long)daemon->counters->live_sessions, daemon->n_kept);
+	disown(daemon);
 	unmake(daemon);
 }

@@ -7,7 +7,7 @@
 
 enum { LAYERS = 2, PROMPT = 1000, CHUNK = 512 };
 
-/* In place of your kernel: writes K and V of positions [from, to) of one layer. */
+/* Stands for your kernel: write K and V of positions [from, to) of one layer. */
 static void compute(const struct kvt_pool_view *layer, const uint32_t *pages, const uint32_t *keys,
 		    uint32_t from, uint32_t to)
 {
@@ -40,7 +40,7 @@ int main(void)
 	for (uint32_t i = 0; i < PROMPT; i++)
 		keys[i] = i; /* the prompt's token ids */
 	kvt_namespace_digest(&(struct kvt_namespace_fields){ .salt = { 0 } }, digest);
-	options.geometry = &geometry; /* what it takes pages for: as the daemon does, or refused */
+	options.geometry = &geometry; /* refused if the daemon's differs */
 	if (kvt_client_connect(&client, &options, &error) != 0)
 		return fprintf(stderr, "%s\n", error.text), 1;
 	if (kvt_namespace_open(client, digest, "hello", &ns) != 0 ||
@@ -57,7 +57,7 @@ int main(void)
 		for (uint32_t i = 0; i < LAYERS; i++)
 			compute(&layers[i], kvt_seq_pages(seq, NULL), keys, at, end);
 		rc = kvt_seq_commit(seq, end, NULL, 0, KVT_IDLE, KVT_F_CHUNKED);
-		if (rc != 0 && rc != -ESTALE) /* ESTALE: reset meanwhile; goes on, unshared */
+		if (rc != 0 && rc != -ESTALE) /* ESTALE: reset; its pages stay private */
 			return fprintf(stderr, "%s\n", kvt_client_error(client)->text), 1;
 	}
 	kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0);

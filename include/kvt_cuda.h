@@ -4,14 +4,14 @@
 
 /**
  * @file kvt_cuda.h
- * The part of the CUDA driver API that kvtrunk uses, found at run time. For kvtrunk's own sources:
+ * The part of the CUDA driver API that kvtrunk uses, loaded at run time. For kvtrunk's own sources:
  * the daemon's pools, the library's mappings and fences, and the kernels. Not installed.
  *
  * libcuda.so.1 belongs to the driver, not to the toolkit, so nothing links it: the same binaries
- * run on hosts without it, and a machine without the toolkit builds everything. What is declared
- * here must agree with cuda.h; tests/cuda/declarations compares them where cuda.h is found.
- * Every function returns a CUresult, 0 for success. Names carry the version that is meant
- * (cuMemAlloc_v2), as the macros of cuda.h would add it.
+ * run on hosts without it, and a machine without the toolkit builds everything. Declarations must
+ * agree with cuda.h; tests/cuda/declarations compares them where cuda.h is installed. Every
+ * function returns a CUresult, 0 for success. Names carry the version (cuMemAlloc_v2), as the
+ * macros of cuda.h add it.
  */
 
 #include <dlfcn.h>
@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/** As in cuda.h, which a machine without the toolkit does not have. */
+/** As in cuda.h, which needs the toolkit. */
 enum kvt_cu_constant {
 	KVT_CU_ERROR_INVALID_VALUE = 1,
 	KVT_CU_ERROR_OUT_OF_MEMORY = 2,
@@ -106,7 +106,7 @@ struct kvt_cu_access {
 
 typedef void kvt_cu_host_fn(void *context);
 
-/** Every function of the driver that is used: name in the library, name here, arguments. */
+/** Every driver function in use: name in the library, name here, arguments. */
 #define KVT_CU_FUNCTIONS(FUNCTION)                                                                \
 	FUNCTION(cuInit, init, (unsigned int flags))                                              \
 	FUNCTION(cuDriverGetVersion, driver_version, (int *version))                              \
@@ -198,8 +198,8 @@ struct kvt_cu_driver {
 
 #define KVT_CU_OLDEST "525" /* the first driver of CUDA 12 */
 
-/** Load libcuda.so.1 and find every function. It is never unloaded again: the driver has threads
- * of its own. -ENOENT: no such library; -ENOSYS: it lacks *ret_missing, so it is too old. */
+/** Load libcuda.so.1 and find every function. It is never unloaded: the driver has threads of its
+ * own. -ENOENT: no such library. -ENOSYS: it lacks *ret_missing, so it is too old. */
 static inline int kvt_cu_load(struct kvt_cu_driver *driver, const char **ret_missing)
 {
 	struct kvt_cu_driver made = { .library = NULL };
@@ -208,7 +208,7 @@ static inline int kvt_cu_load(struct kvt_cu_driver *driver, const char **ret_mis
 	made.library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
 	if (!made.library)
 		return -ENOENT;
-		/* A function pointer and a pointer have the same representation wherever there is
+		/* Function and object pointers have the same representation on all systems with
 		 * dlsym. */
 #define KVT_CU_FIND(symbol, name, arguments)                                                      \
 	*(void **)(void *)&made.name = dlsym(made.library, #symbol);                              \
@@ -225,15 +225,15 @@ static inline int kvt_cu_load(struct kvt_cu_driver *driver, const char **ret_mis
 }
 
 /**
- * While a thread captures a stream into a graph, the driver takes calls that are not queued on a
- * stream (for memory, modules, handles, to wait for an event) for calls that ought to have been
- * captured: it refuses them, in the whole process if the mode of the capture is global, which is
- * the default, and ends the capture. What kvtrunk does so belongs in nobody's graph. So it does it
- * between these two, in the calling thread's mode "relaxed", for which there are no such rules;
- * other threads' modes stay as they are. What would touch a captured stream is refused as ever.
+ * While a thread captures a stream into a graph, the driver refuses calls that are not queued on a
+ * stream (memory, modules, handles, waiting for an event), and the capture ends. In capture mode
+ * "global", the default, this holds for the whole process. kvtrunk's own calls belong in no graph.
+ * So it makes them between these two functions, in the calling thread's mode "relaxed", which has
+ * no such rule. Other threads' modes stay unchanged. Calls that touch a captured stream are still
+ * refused.
  *
- * kvt_cu_relax() needs cuInit(), but no context. When it fails, *ret_mode is what
- * kvt_cu_restore() leaves alone, for those who have to go on.
+ * kvt_cu_relax() needs cuInit(), but no context. If it fails, the caller may continue:
+ * kvt_cu_restore() then ignores *ret_mode.
  */
 static inline int kvt_cu_relax(const struct kvt_cu_driver *driver, int *ret_mode)
 {
@@ -248,12 +248,12 @@ static inline void kvt_cu_restore(const struct kvt_cu_driver *driver, int mode)
 {
 	int again = mode;
 
-	/* Worth a second try: the mode would stay with a thread that is not ours. */
+	/* Try twice: on failure the caller's thread would keep the mode. */
 	if (mode >= 0 && driver->capture_mode_exchange(&mode))
 		driver->capture_mode_exchange(&again);
 }
 
-/** What the driver says about an error, never NULL: "out of memory". */
+/** The driver's text for an error, never NULL: "out of memory". */
 static inline const char *kvt_cu_text(const struct kvt_cu_driver *driver, int error)
 {
 	const char *text = NULL;

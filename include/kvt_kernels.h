@@ -91,22 +91,19 @@ extern "C" {
 /* What the shared library exports. */
 #define KVT_ATTN_API __attribute__((visibility("default")))
 
-/*
- * Raised by an incompatible change of this header. kvt_attn_abi() tells what the library was
- * built with.
- */
+/* Raised by an incompatible change of this header. kvt_attn_abi() returns the library's. */
 #define KVT_ATTN_ABI 1
 
 /*
- * Positions that are reduced at once, and positions whose units are merged before they are merged
- * into the result. 1,024 makes the merge cost less than a hundredth of the products at head_dim
- * 128; 8,192 keeps a long decode parallel with few partial results. Part of the result's
- * definition: a change changes bits.
+ * Positions reduced at once, and positions whose units are merged before they are merged into the
+ * result. 1,024 makes the merge cost less than a hundredth of the products at head_dim 128; 8,192
+ * keeps a long decode parallel with few partial results. Part of the result's definition: a change
+ * changes bits.
  */
 #define KVT_ATTN_UNIT 1024
 #define KVT_ATTN_GROUP 8192
 
-/* Limits. Each is checked, and refused by -EINVAL. */
+/* Limits. Each is checked: -EINVAL. */
 #define KVT_ATTN_PAGE_SIZE_MAX 256
 #define KVT_ATTN_HEAD_DIM_MAX 256
 #define KVT_ATTN_HEADS_MAX 4096
@@ -141,8 +138,8 @@ enum kvt_attn_order {
 };
 
 /*
- * CPU code paths. AUTO is the best that this CPU has. Each has every feature; they differ in
- * speed and rounding.
+ * CPU code paths. AUTO is the best that this CPU has. Each has every feature; they differ in speed
+ * and rounding.
  */
 enum kvt_attn_isa {
 	KVT_ATTN_ISA_AUTO = 0,
@@ -172,11 +169,11 @@ struct kvt_attn_geometry {
 };
 
 /*
- * One layer of a pool. kvt_attn_geometry_view() makes one; a caller with another layout fills it
- * in itself. The element of dimension x, position t in page p, KV head h, lies at k + p *
- * page_stride_bytes + h * head_stride_bytes + t * position_stride_bytes + x * (size of type),
- * likewise from v. Pointers and strides are multiples of the element size; elements of a head are
- * contiguous. Pointers belong to the caller, and are of the context's device.
+ * One layer of a pool. kvt_attn_geometry_view() makes one; a caller with another layout fills it in
+ * itself. Element x of position t of KV head h in page p lies at k + p * page_stride_bytes + h *
+ * head_stride_bytes + t * position_stride_bytes + x * (size of type), likewise from v. Pointers and
+ * strides are multiples of the element size; elements of a head are contiguous. Pointers belong to
+ * the caller and are of the context's device.
  */
 struct kvt_attn_view {
 	void *k;
@@ -208,7 +205,7 @@ struct kvt_attn_region {
 /* One sequence of a batch. Its queries are its last n_queries positions. */
 struct kvt_attn_sequence {
 	uint32_t n_queries; /* 0 (sequence is skipped) to n_positions */
-	uint32_t n_positions; /* cached and new ones; their K and V are in the pages already */
+	uint32_t n_positions; /* cached and new; their K and V are already in the pages */
 	const uint32_t *pages; /* host memory; position t is in pages[t / page_size] */
 	uint32_t n_pages; /* entries in pages: at least n_positions / page_size, rounded up */
 	uint32_t n_regions;
@@ -254,11 +251,11 @@ struct kvt_attn_prefill {
 #define KVT_ATTN_NO_SLOT UINT64_MAX
 
 /*
- * K and V of n_positions new positions, [position][kv head][dim], to be written to slots[i] of
- * the pages. Strides in bytes; 0 means "contiguous". Conversion rounds to nearest even; to fp8,
- * the value is divided by the scale, and what is too large becomes +-448. Elements of pages of the
- * same type are copied, bits of a NaN too. Two positions with the same slot leave a mixture of both
- * there. (RoPE, where the model has it, was applied by the caller.)
+ * K and V of n_positions new positions, [position][kv head][dim], to write to slots[i] of the
+ * pages. Strides in bytes; 0 means "contiguous". Conversion rounds to nearest even. For fp8 the
+ * value is divided by the scale, and too large ones become +-448. Elements of the pages' type are
+ * copied, bits of a NaN too. Two positions with the same slot leave a mixture of both there. The
+ * caller has applied RoPE, if the model has it.
  */
 struct kvt_attn_append {
 	struct kvt_attn_view kv;
@@ -271,42 +268,39 @@ struct kvt_attn_append {
 	const uint64_t *slots; /* host memory */
 };
 
-/* The first n_positions positions (1 to page_size) of page source, into page target. */
+/* Copy the first n_positions positions (1 to page_size) of page source into page target. */
 struct kvt_attn_copy {
 	uint32_t source;
 	uint32_t target;
 	uint32_t n_positions;
 };
 
-/*
- * All zero is a good choice: the CPU, its best path, a thread for each core of the affinity mask.
- */
+/* All zero: the CPU, its best path, a thread for each core of the affinity mask. */
 struct kvt_attn_options {
 	uint32_t device; /* enum kvt_attn_device */
 	uint32_t device_index; /* CUDA ordinal */
 	/*
-	 * CPU. Threads that compute, the caller's included; 0: one for each CPU the caller may
-	 * run on. Threads of the context block the signals sent to the process: its handlers
-	 * run on the threads of its own. If isa is AUTO and the environment has KVT_ATTN_ISA
-	 * (portable, avx2, avx512, avx512_bf16, amx_bf16), that is taken.
+	 * CPU: threads that compute, the caller's included; 0: one for each CPU the caller may run
+	 * on. The context's threads block signals sent to the process. If isa is AUTO, the
+	 * environment's KVT_ATTN_ISA decides (portable, avx2, avx512, avx512_bf16, amx_bf16).
 	 */
 	uint32_t n_threads;
 	uint32_t isa; /* enum kvt_attn_isa */
 	/*
-	 * How much memory partial results may take, in bytes; 0: 256 MiB. Less of it means less
-	 * parallel work for long contexts, never another result.
+	 * Most memory for partial results, in bytes; 0: 256 MiB. Less means less parallel work for
+	 * long contexts, never another result.
 	 */
 	uint64_t scratch_bytes;
 };
 
 struct kvt_attn_context;
 
-/* The ABI the library was built with; equal to KVT_ATTN_ABI of the header it came with. */
+/* The library's ABI; equal to the KVT_ATTN_ABI of its header. */
 KVT_ATTN_API int kvt_attn_abi(void);
 
 /*
- * Open a context. options may be NULL, like all zero. On failure *ret_context is untouched, and
- * if error_text is not NULL it gets one line (cut at error_text_bytes) with cause and cure.
+ * Open a context. options may be NULL: as if all zero. On failure *ret_context is untouched, and
+ * error_text, if not NULL, gets one line (cut at error_text_bytes) with cause and cure.
  *   -EINVAL   a field is out of range, or KVT_ATTN_ISA names no path
  *   -ENOTSUP  this CPU lacks the path; this build or this device has no CUDA kernels
  *   -ENODEV   no NVIDIA driver, or no such device
@@ -316,7 +310,7 @@ KVT_ATTN_API int kvt_attn_open(const struct kvt_attn_options *options,
 			       struct kvt_attn_context **ret_context, char *error_text,
 			       size_t error_text_bytes);
 
-/* Close a context: threads end, memory is freed. NULL is fine. No call may be running. */
+/* Close a context: threads end, memory is freed. NULL is allowed. No call may be running. */
 KVT_ATTN_API void kvt_attn_close(struct kvt_attn_context *context);
 
 /*
@@ -325,16 +319,13 @@ KVT_ATTN_API void kvt_attn_close(struct kvt_attn_context *context);
  */
 KVT_ATTN_API const char *kvt_attn_describe(const struct kvt_attn_context *context);
 
-/* The CPU path (enum kvt_attn_isa) that runs; AUTO for a CUDA context. */
+/* The CPU path (enum kvt_attn_isa) in use; AUTO for a CUDA context. */
 KVT_ATTN_API int kvt_attn_context_isa(const struct kvt_attn_context *context);
 
-/*
- * Cause and cure of the last call that failed on this context; "" if none did. Valid until the
- * next call.
- */
+/* Cause and cure of this context's last failed call; "" if none. Valid until the next call. */
 KVT_ATTN_API const char *kvt_attn_error_text(const struct kvt_attn_context *context);
 
-/* Bytes of one element, or -EINVAL if type is none. */
+/* Bytes of one element. -EINVAL: no such type. */
 KVT_ATTN_API int kvt_attn_type_bytes(uint32_t type);
 
 /*
@@ -355,16 +346,16 @@ KVT_ATTN_API int kvt_attn_geometry_view(const struct kvt_attn_geometry *geometry
 /*
  * The three operations. On a CPU they are done when they return, and stream is NULL. On a CUDA
  * device they are queued on stream (a CUstream; NULL is the default stream), host arrays may be
- * reused at once, and errors of the device itself are found where the caller synchronizes.
- * Everything is checked before anything is written:
+ * reused at once, and the caller finds errors of the device when it synchronizes. All checks
+ * precede all writes:
  *   -EINVAL   a value is out of range, or pointers and counts contradict each other
  *   -ENOMEM   no memory for partial results
  *   -EBUSY    the stream, or one that the default stream waits for, is being captured into a CUDA
  *             graph, and a call cannot be part of one
  *   -EIO      the CUDA driver failed
- * Other streams may be captured meanwhile, by whatever thread and in whatever mode: neither these
- * nor kvt_attn_open() and kvt_attn_close() end a capture, and the calling thread's capture mode is
- * the same afterwards.
+ * Other streams may be captured meanwhile, on any thread and in any mode: neither these nor
+ * kvt_attn_open() and kvt_attn_close() end a capture, and the calling thread's capture mode is the
+ * same afterwards.
  */
 KVT_ATTN_API int kvt_attn_append_prefill(struct kvt_attn_context *context,
 					 const struct kvt_attn_prefill *prefill, void *stream);

@@ -28,37 +28,34 @@
  *  - A key is a uint32_t that identifies one KV position (a token id, or see kvtrunk_keys.h).
  *    Counts of keys are positions; `pages` are page numbers in the pool, [1, n_pages).
  *  - The library has no threads and no signal handlers, never logs and never exits. Its only global
- *    state is what is open of device memory, which is the process's, behind a lock. A
- *    client handle belongs to one thread at a time; a process may have several.
+ *    state is the process's open device memory, behind a lock. A client handle belongs to one
+ *    thread at a time; a process may have several.
  *  - Needs Linux >= 6.1 and libc. No io_uring in the client.
  *
  * Caveats
  *  - Page memory is shared by contract: a client may write only pages that are private to it.
  *    Every client of an instance can read all of the pool.
- *  - Whoever forks keeps the mapping out of the child (MADV_DONTFORK); the child must connect anew.
- *  - When the daemon dies and nothing keeps its state (kvt_info.kept is false), every waiting call
- *    returns -ECONNRESET, and so does every later one; -ESTALE when a successor has come, but
- *    begun anew (kvt_group_check() tells it from a prefix that was reset). Close and connect
- *    again. Else calls go on when the successor is there, with everything that the session had;
- *    only deadlines tell that it took a moment.
- *  - In a forked child every call on the parent's client returns -ECHILD; kvt_client_close() and
- *    kvt_client_abandon() free its memory there and leave the parent's session alone.
+ *  - When the daemon dies and no keeper holds its state (kvt_info.kept is false), every waiting and
+ *    every later call returns -ECONNRESET; -ESTALE if a successor started cold (kvt_group_check()
+ *    tells it from a prefix that was reset). Fix: close and connect again.
+ *    With a keeper, calls continue under the successor with all that the session had; only
+ *    deadlines show the pause.
+ *  - A forked child has no mapping (MADV_DONTFORK), and every call on the parent's client returns
+ *    -ECHILD there. Fix: connect in the child. kvt_client_close() and kvt_client_abandon() free
+ *    the handle in the child and leave the parent's session alone.
  */
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(__cplusplus) && !defined(_Static_assert)
-#define _Static_assert static_assert /* so that the shared layouts hold in C++ too */
-#endif
-#include "kvtrunk_abi.h"
+#include "kvtrunk_types.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define KVT_API __attribute__((visibility("default")))
+#pragma GCC visibility push(default)
 
 struct kvt_client; /* one connection; opaque */
 struct kvt_seq;    /* one sequence; opaque */
@@ -70,19 +67,21 @@ struct kvt_handle {
 	uint32_t positions;
 };
 
-/** What a session holds of the tree. */
+/** A session's hold on the tree. */
 struct kvt_lease {
 	uint32_t index;
 	uint32_t generation;
 };
 
-/** When work launched earlier no longer touches a page: when fence word `slot` has reached
- * `value`. KVT_IDLE: nothing launched touches it (right for host pools and finished kernels). */
+/** When work launched earlier no longer touches a page: when fence word `slot` has reached `value`.
+ * KVT_IDLE: no such work (right for host pools and finished kernels). */
 struct kvt_fence {
 	uint32_t slot;
 	uint64_t value;
 };
 #define KVT_IDLE ((struct kvt_fence){ KVT_FENCE_IDLE, 0 })
+/** KVT_IDLE, for languages without macros. */
+struct kvt_fence kvt_fence_idle(void);
 
 /** Why a call failed, for people. */
 struct kvt_error {
@@ -94,13 +93,13 @@ struct kvt_error {
 
 /* ---------------------------------------------------------------- connection */
 
-/** How to connect. Start from KVT_OPTIONS_INIT; 0 means the default everywhere. */
+/** How to connect. Start from KVT_OPTIONS_INIT; 0 always means the default. */
 struct kvt_options {
 	size_t size;             /* sizeof(struct kvt_options), set by KVT_OPTIONS_INIT */
 	const char *socket_path; /* default: $KVTRUNK_SOCKET, then /run/kvtrunk/default.sock */
 	const char *label;       /* shown by `kvtctl clients`; default: the program's name */
-	/* What the model, and with it the content of pages, must be equal in: fields name=value,
-	 * see kvt_geometry_fingerprint(). Each must be one of the daemon's. NULL: take its. */
+	/* What model and content of pages must have in common: fields name=value, see
+	 * kvt_geometry_fingerprint(). Each must be one of the daemon's. NULL: take its. */
 	const char *fingerprint;
 	uint32_t page_size;      /* positions; 0: take the daemon's */
 	uint32_t n_pages;
@@ -121,13 +120,15 @@ struct kvt_options {
 	uint32_t rank;           /* with group: 1 to n_ranks - 1, each once */
 	uint32_t reserved;
 	/* How long kvt_client_connect() waits for a daemon that is not there yet, within its
-	 * deadline. Default: 5 s where a socket path was given (here or by $KVTRUNK_SOCKET) or the
-	 * socket is there and nobody listens yet, else not at all. -1: not at all. */
+	 * deadline. Default: 5 s if a socket path was given (here or by $KVTRUNK_SOCKET), or if the
+	 * socket exists without a listener; else not at all. -1: not at all. */
 	int64_t connect_wait_ns;
 };
 #define KVT_OPTIONS_INIT ((struct kvt_options){ .size = sizeof(struct kvt_options) })
+/** KVT_OPTIONS_INIT, for languages without macros. `size` is sizeof(struct kvt_options) there. */
+void kvt_options_init(struct kvt_options *ret_options, size_t size);
 
-/** What the daemon said at HELLO. */
+/** The daemon's answer to HELLO. */
 struct kvt_info {
 	uint32_t session;
 	uint32_t page_size;  /* positions per page */
@@ -144,74 +145,73 @@ struct kvt_info {
 	bool disabled;
 	bool arena_visible;
 	bool test_clock;
-	bool kept;           /* sessions outlive the daemon: a successor goes on with them */
+	bool kept;           /* sessions outlive the daemon and continue under its successor */
 	int32_t daemon_pid;
 	char fingerprint[KVT_FINGERPRINT_BYTES];
-	struct kvt_pool_geometry geometry; /* n_layers 0: the daemon was told page_bytes only */
+	struct kvt_pool_geometry geometry; /* n_layers 0: the daemon has page_bytes only */
 	uint32_t rank;       /* above 0: a member of rank 0's group, without a ring of its own */
 	uint32_t n_ranks;    /* of the group that a member joined; 0: not a member */
 };
 
-/** "no_socket" of KVT_ATTACH_NO_SOCKET; "unknown" if there is none of this number. */
-KVT_API const char *kvt_attach_state_name(enum kvt_attach_state state);
+/** "no_socket" of KVT_ATTACH_NO_SOCKET; "unknown" for other numbers. */
+const char *kvt_attach_state_name(enum kvt_attach_state state);
 
 /** Connect to a daemon and open a session.
  *
  * @ret_client  owned by the caller, freed by kvt_client_close().
  * @error       may be NULL; else filled on failure with cause and cure.
  *
- * All who write pages must mean the same by them. Where the daemon has a geometry or a fingerprint,
- * options->geometry or options->fingerprint must name it, or the connection is refused. Observers
- * need not; a session that writes no page, or finds its way with kvt_pool_view() whatever the
- * geometry is, says KVT_ANY_GEOMETRY in options->flags.
+ * All writers of pages must agree on their content. If the daemon has a geometry or a fingerprint,
+ * options->geometry or options->fingerprint must name it, or the connection is refused. Exempt are
+ * observers, and sessions with KVT_ANY_GEOMETRY in options->flags: those that write no page, or
+ * follow kvt_pool_view() for any geometry.
  * Errors: -ENOENT / -ECONNREFUSED no daemon (after options->connect_wait_ns), -EACCES permission,
  * -EPROTO version or layout, -EINVAL geometry differs or was not named, -EAGAIN starting, -EUSERS
  * too many sessions, -EDQUOT too many of this uid, -ESHUTDOWN draining, -ETIMEDOUT (without
- * options->timeout_ns after 30 s: a daemon that is activated now makes its pool first). */
-KVT_API int kvt_client_connect(struct kvt_client **ret_client, const struct kvt_options *options,
-			       struct kvt_error *error);
+ * options->timeout_ns after 30 s: a socket-activated daemon makes its pool first). */
+int kvt_client_connect(struct kvt_client **ret_client, const struct kvt_options *options,
+		       struct kvt_error *error);
 
 /** Close the session: ends every lease at `fence`, frees every private page, unmaps, frees the
- * handle (also when it returns an error). Sequences of this client must not be used afterwards.
- * Waits until the fence is reached; past the deadline (-ETIMEDOUT) the connection is dropped and
- * the pages go to quarantine until this process ends. -ECONNRESET: the daemon was gone. */
-KVT_API int kvt_client_close(struct kvt_client *client, struct kvt_fence fence);
+ * handle (also on error). Sequences of this client must not be used afterwards. Waits until the
+ * fence is reached; past the deadline (-ETIMEDOUT) the connection is dropped and the pages stay in
+ * quarantine until this process ends. -ECONNRESET: the daemon was gone. */
+int kvt_client_close(struct kvt_client *client, struct kvt_fence fence);
 
 /** Drop the connection without CLOSE, as a crash would. For tests. Frees the handle. */
-KVT_API void kvt_client_abandon(struct kvt_client *client);
+void kvt_client_abandon(struct kvt_client *client);
 
 /** Valid until the client is closed. */
-KVT_API const struct kvt_info *kvt_client_info(const struct kvt_client *client);
+const struct kvt_info *kvt_client_info(const struct kvt_client *client);
 
 /** Cause of this client's last failed call, never NULL. Valid until the next call. */
-KVT_API const struct kvt_error *kvt_client_error(const struct kvt_client *client);
+const struct kvt_error *kvt_client_error(const struct kvt_client *client);
 
-/** Deadline of each blocking call from its start, 0 = none. On -ETIMEDOUT the library gives back
- * whatever the late completion brings (leases, pages) by itself, during later calls. What the
- * operation itself gives back (UNLOCK, FREE, END, CLOSE) still takes effect. After -ETIMEDOUT of
- * INSERT its pages belong to the library, which frees those that the tree does not take. A call
- * that could not even be submitted in time returns -EAGAIN instead: nothing happened. */
-KVT_API void kvt_client_set_timeout(struct kvt_client *client, int64_t timeout_ns);
+/** Deadline of each blocking call from its start, 0 = none. After -ETIMEDOUT the library itself
+ * frees what the late completion brings (leases, pages), during later calls. What the operation
+ * frees (UNLOCK, FREE, END, CLOSE) still takes effect. After -ETIMEDOUT of INSERT its pages belong
+ * to the library, which frees those that the tree does not take. A call that could not even be
+ * submitted in time returns -EAGAIN instead: nothing happened. */
+void kvt_client_set_timeout(struct kvt_client *client, int64_t timeout_ns);
 
-/** How long kvt_seq_begin() waits from now on: as options->begin_wait_ns, 0 = the default. */
-KVT_API void kvt_client_set_begin_wait(struct kvt_client *client, int64_t begin_wait_ns);
+/** Set how long kvt_seq_begin() waits: as options->begin_wait_ns, 0 = the default. */
+void kvt_client_set_begin_wait(struct kvt_client *client, int64_t begin_wait_ns);
 
-/** Descriptors for the caller's own loop: readable when a completion came after
- * kvt_client_arm(), and when the daemon hung up. Both are sockets. Owned by the client; do not read
- * them. */
-KVT_API int kvt_client_completion_fd(const struct kvt_client *client);
-KVT_API int kvt_client_control_fd(const struct kvt_client *client);
+/** Descriptors for the caller's own loop: readable when a completion came after kvt_client_arm(),
+ * and when the daemon hung up. Both are sockets. Owned by the client; do not read them. */
+int kvt_client_completion_fd(const struct kvt_client *client);
+int kvt_client_control_fd(const struct kvt_client *client);
 
-/** Ask for a wake-up through the completion descriptor. Returns the number of completions that
- * are there already: if above 0, reap before sleeping. kvt_reap() takes the request back and
- * empties the descriptor, blocking calls may: arm again before each sleep. */
-KVT_API int kvt_client_arm(struct kvt_client *client);
+/** Ask for a wake-up through the completion descriptor. Returns the number of completions already
+ * there: if above 0, reap before sleeping. kvt_reap() withdraws the request and empties the
+ * descriptor; blocking calls may. So arm again before each sleep. */
+int kvt_client_arm(struct kvt_client *client);
 
 /** A namespace isolates trees that must never match each other. Opening one twice gives the same
  * number. `digest` from kvt_namespace_digest() (kvtrunk_keys.h). `label` for people, may be NULL.
  * Errors: -ENOSPC max_namespaces, -EACCES policy, -ECONNRESET. */
-KVT_API int kvt_namespace_open(struct kvt_client *client, const uint64_t digest[2],
-			       const char *label, uint32_t *ret_namespace);
+int kvt_namespace_open(struct kvt_client *client, const uint64_t digest[2],
+		       const char *label, uint32_t *ret_namespace);
 
 /* ---------------------------------------------------------------- pool */
 
@@ -225,22 +225,22 @@ struct kvt_pool {
 	uint64_t reserved; /* the library's own */
 };
 
-/** Map slab 0, or for a member of a group that of its rank. Once per client: later calls return the
+/** Map slab 0; a member of a group maps that of its rank. Once per client: later calls return the
  * same mapping. Unmapped by close.
- * Errors: -ENOTSUP backend not mappable here, -ENOMEM, -EPROTO not what WELCOME said. */
-KVT_API int kvt_pool_map(struct kvt_client *client, struct kvt_pool *ret_pool);
+ * Errors: -ENOTSUP backend not mappable here, -ENOMEM, -EPROTO differs from WELCOME. */
+int kvt_pool_map(struct kvt_client *client, struct kvt_pool *ret_pool);
 
-/** The same for one slab of several. The same page number names a page in each: a tensor-parallel
- * rank maps the slab of its rank, one process that drives all ranks maps them all. -EINVAL: there
- * are only kvt_client_info()->n_slabs. */
-KVT_API int kvt_pool_map_slab(struct kvt_client *client, uint32_t slab,
-			      struct kvt_pool *ret_pool);
+/** Map one slab of several. A page number names a page in each: a tensor-parallel rank maps the
+ * slab of its rank, one process that drives all ranks maps them all. -EINVAL: there are only
+ * kvt_client_info()->n_slabs. */
+int kvt_pool_map_slab(struct kvt_client *client, uint32_t slab,
+		      struct kvt_pool *ret_pool);
 
-/** Address of the kvt_client_info()->page_bytes bytes of a page in a mapped slab. NULL if they are
- * not in one piece: in layer-major order, the default of a daemon with a geometry, each K and V of
- * each layer is a piece of its own (kvt_pool_view()). NULL, too, if there is no such page. A device
- * pointer where the pool is device memory. */
-KVT_API void *kvt_page_address(const struct kvt_pool *pool, uint32_t page);
+/** Address of the kvt_client_info()->page_bytes bytes of a page in a mapped slab. NULL if there is
+ * no such page, or if it is not in one piece: in layer-major order, the default of a daemon with a
+ * geometry, each K and V of each layer is a separate piece (kvt_pool_view()). A device pointer if
+ * the pool is device memory. */
+void *kvt_page_address(const struct kvt_pool *pool, uint32_t page);
 
 /** One layer of a slab: enough to build a tensor on the pages without a copy.
  *
@@ -269,25 +269,25 @@ struct kvt_pool_view {
 	float v_scale;
 };
 
-/** Describe layer `layer` of a mapped slab. Pure arithmetic on what the daemon said at HELLO: no
- * memory is touched, so `pool->base` may as well be an address of a device.
- * Errors: -ENODATA the daemon was given page_bytes and no geometry, -EINVAL there is no such layer,
- * or `pool` is none of this client's size, -ECHILD in a forked child. */
-KVT_API int kvt_pool_view(struct kvt_client *client, const struct kvt_pool *pool, uint32_t layer,
-			  struct kvt_pool_view *ret_view);
+/** Describe layer `layer` of a mapped slab. Pure arithmetic on the daemon's answer to HELLO: no
+ * memory is touched, so `pool->base` may be an address of a device.
+ * Errors: -ENODATA the daemon has page_bytes and no geometry, -EINVAL no such layer, or `pool`
+ * is not of this client's size, -ECHILD in a forked child. */
+int kvt_pool_view(struct kvt_client *client, const struct kvt_pool *pool, uint32_t layer,
+		  struct kvt_pool_view *ret_view);
 
-/** A geometry as texts for struct kvt_geometry (kvtrunk_keys.h): the daemon puts the same three
- * into its fingerprint, so a client that names its geometry names it in the same words.
- * -EINVAL: not a geometry (something is 0 or out of range); nothing was written. */
-KVT_API int kvt_pool_geometry_describe(const struct kvt_pool_geometry *geometry,
-				       struct kvt_pool_geometry_text *ret_text);
+/** A geometry as texts for struct kvt_geometry (kvtrunk_keys.h). The daemon puts the same three
+ * into its fingerprint, so both sides use the same words. -EINVAL: not a geometry (a field is 0 or
+ * out of range); nothing was written. */
+int kvt_pool_geometry_describe(const struct kvt_pool_geometry *geometry,
+			       struct kvt_pool_geometry_text *ret_text);
 
 /** Bytes of one page in one slab: 2 * layers * heads * page_size * dim * element. 0: not a
  * geometry, or page_size is no power of two up to 256. */
-KVT_API uint64_t kvt_pool_geometry_page_bytes(const struct kvt_pool_geometry *geometry,
-					      uint32_t page_size);
+uint64_t kvt_pool_geometry_page_bytes(const struct kvt_pool_geometry *geometry,
+				      uint32_t page_size);
 
-#define KVT_DEVICE_CURRENT (-1) /* the device of the calling thread's CUDA context */
+#define KVT_DEVICE_CURRENT -1 /* the device of the calling thread's CUDA context */
 
 enum kvt_map_flag {
 	KVT_MAP_READ_ONLY = 1u << 0, /* cuda-vmm: kernels that write into it fail */
@@ -298,23 +298,22 @@ enum kvt_map_flag {
  *
  * @device  number in this process (CUDA_VISIBLE_DEVICES counts), or KVT_DEVICE_CURRENT. The slab is
  *          found by the device's UUID.
- * It is opened once in a process and device, however many clients map it, and closed with the last
- * of them: no work on it may be left then. Loads libcuda.so.1; makes the context if there is none.
- * Streams that this process captures into CUDA graphs meanwhile, on whatever thread, go on to be
- * captured: neither mapping nor closing ends a capture or becomes part of the graph.
+ * All clients of a process share one mapping per device. It closes with the last of them: no work
+ * on it may be left then. Loads libcuda.so.1; makes the context if there is none. Neither mapping
+ * nor closing ends a capture of this process's streams into CUDA graphs, or becomes part of one.
  * Errors: -ENOTSUP host pool, no CUDA IPC here, drivers that differ, or read-only by IPC or where
  * the driver cannot; -ENODEV no driver or no such device; -EXDEV no slab is on it (or it is another
- * MIG instance); -ENOTUNIQ this process and the daemon have one process number in two PID
- * namespaces; -EPERM by IPC, and the daemon is another user; -ECONNRESET the daemon is gone; -EBUSY
- * opened by somebody else in this process; -ENOMEM; -EIO the driver failed.
- * kvt_client_error() says what to do. */
-KVT_API int kvt_pool_map_cuda(struct kvt_client *client, int device, uint32_t flags,
-			      struct kvt_pool *ret_pool);
+ * MIG instance); -ENOTUNIQ this process and the daemon have the same pid in two PID namespaces;
+ * -EPERM by IPC, and the daemon is another user; -ECONNRESET the daemon is gone; -EBUSY already
+ * opened by other code of this process; -ENOMEM; -EIO the driver failed. kvt_client_error() says
+ * what to do. */
+int kvt_pool_map_cuda(struct kvt_client *client, int device, uint32_t flags,
+		      struct kvt_pool *ret_pool);
 
 /* ---------------------------------------------------------------- groups */
 
-/** What rank 0 hands to the other ranks of its engine, by whatever way they talk. Whoever has it
- * can join, so it is a secret. */
+/** What rank 0 sends to the other ranks of its engine, over their own channel. Its holder can join,
+ * so it is a secret. */
 struct kvt_group_token {
 	uint64_t words[2];
 };
@@ -328,35 +327,34 @@ struct kvt_group_token {
  *
  * A fence (slot, value) of rank 0's operations is reached when the word `slot` of *every* process
  * of the group is at least `value`; for work of some ranks only, the others raise theirs at once. A
- * member's words begin with rank 0's values at that time, and ranks that have not come yet are not
- * waited for: begin work when all have.
+ * member's words begin with rank 0's values. Missing ranks are not waited for: begin work when all
+ * have joined.
  *
- * The group is over when any of its processes closes, exits or is killed: all others are told
- * (-ECONNRESET, kvt_group_check()), leases end, and private pages stay in quarantine until every
- * process is gone. In order: members stop, rank 0 closes, members close.
+ * The group ends when any of its processes closes, exits or is killed. Then the others get
+ * -ECONNRESET (kvt_group_check()), leases end, and private pages stay in quarantine until every
+ * process has ended. In order: members stop, rank 0 closes, members close.
  *
- * @n_ranks  rank 0 included, 2 to KVT_MAX_RANKS. Asked again with the same number, the same token.
+ * @n_ranks  rank 0 included, 2 to KVT_MAX_RANKS. The same number again gives the same token.
  * Errors: -EINVAL n_ranks, -EALREADY a group of another size, -ENOSPC max_members, -ENOTCONN an
- * observer or a member, -ECONNRESET.
- * Connecting with a token: -ESTALE no such group (any more), -ERANGE no such rank, -EEXIST the rank
- * has come already. */
-KVT_API int kvt_group_open(struct kvt_client *client, uint32_t n_ranks,
-			   struct kvt_group_token *ret_token);
+ * observer or a member, -ECONNRESET. Connecting with a token: -ESTALE no such group (any more),
+ * -ERANGE no such rank, -EEXIST the rank has already joined. */
+int kvt_group_open(struct kvt_client *client, uint32_t n_ranks,
+		   struct kvt_group_token *ret_token);
 
-/** Whether the session, and with it the group, still lives. Looks without waiting; for loops that
- * call nothing else, such as a member's: kvt_client_control_fd() is readable when it changes.
- * 0, or -ECONNRESET (-ESTALE: the daemon was started anew, without what the session had), and
- * kvt_client_error() says who ended it. */
-KVT_API int kvt_group_check(struct kvt_client *client);
+/** Check whether the session, and with it the group, still lives, without waiting. For loops that
+ * make no other call, such as a member's: kvt_client_control_fd() is readable on a change. Returns
+ * 0, or -ECONNRESET (-ESTALE: the daemon started cold, the session is lost); kvt_client_error()
+ * names what ended it. */
+int kvt_group_check(struct kvt_client *client);
 
 /* ---------------------------------------------------------------- fences */
 
 /** Raise fence word `slot` to `value` (monotonic) and wake the daemon if it sleeps. */
-KVT_API int kvt_fence_raise(struct kvt_client *client, uint32_t slot, uint64_t value);
+int kvt_fence_raise(struct kvt_client *client, uint32_t slot, uint64_t value);
 
-/** The word itself, for a device that writes it in stream order (then call kvt_client_kick() or
- * let the daemon's next turn see it). NULL if slot is out of range. */
-KVT_API uint64_t *kvt_fence_word(struct kvt_client *client, uint32_t slot);
+/** The word itself, for a device that writes it in stream order (then call kvt_client_kick() or let
+ * the daemon's next turn see it). NULL if slot is out of range. */
+uint64_t *kvt_fence_word(struct kvt_client *client, uint32_t slot);
 
 /** How a stream raises its fence word. */
 enum kvt_fence_method {
@@ -366,52 +364,53 @@ enum kvt_fence_method {
 				   * (cuStreamWriteValue64), where the device can; else as host */
 };
 
-/** Fence for all that was queued on a CUDA stream so far: to be given to COMMIT, INSERT, END, FREE,
- * UNLOCK or CLOSE. Neither the caller nor the device waits.
+/** Fence for all work queued on a CUDA stream so far, for COMMIT, INSERT, END, FREE, UNLOCK or
+ * CLOSE. Neither the caller nor the device waits.
  *
  * @stream  a CUstream or cudaStream_t. Each stream has a fence word of its own, from the last one
  *          downwards of those that kvt_fence_raise() and kvt_fence_word() were not used for;
  *          fences of one stream are reached in their order. The null stream is that of the current
  *          context.
- * Another stream may be captured into a CUDA graph meanwhile, by whatever thread: that goes on.
+ * Another stream may be captured into a CUDA graph meanwhile, on any thread: the capture continues.
  * In a group each rank records a fence for each of rank 0's, streams in the same order: then slots
- * and values agree.
- * A stream whose context has failed reaches no fence any more: its operations wait until the
- * session ends, and its pages go to quarantine.
- * Errors: -ENOSPC all words are taken: kvt_fence_forget() streams that are not used any more;
- * -EBUSY the stream, or one that the null stream waits for, is being captured into a graph; -EINVAL
- * a per-thread default stream, or an observer; -ENODEV no driver; -EIO the driver failed;
- * -ECONNRESET. */
-KVT_API int kvt_fence_record(struct kvt_client *client, void *stream, struct kvt_fence *ret_fence);
+ * and values agree. A stream whose context has failed reaches no fence: its operations wait until
+ * the session ends, and its pages go to quarantine.
+ * Errors: -ENOSPC all words are taken: kvt_fence_forget() unused streams; -EBUSY the stream, or one
+ * that the null stream waits for, is being captured into a graph; -EINVAL a per-thread default
+ * stream, or an observer; -ENODEV no driver; -EIO the driver failed; -ECONNRESET. */
+int kvt_fence_record(struct kvt_client *client, void *stream, struct kvt_fence *ret_fence);
 
-/** Before a stream is destroyed: its fence word is free for another one. -EBUSY: not all of its
- * fences have been reached yet. -ENOENT: it has none. A stream that is destroyed without it keeps
- * its word; then all of its fences must have been reached, because the driver may give its handle
- * to another stream, which goes on with that word. */
-KVT_API int kvt_fence_forget(struct kvt_client *client, void *stream);
+/** Free the fence word of a stream that will be destroyed. -EBUSY: not all of its fences are
+ * reached. -ENOENT: it has none. A stream destroyed without this call keeps its word. Then all of
+ * its fences must have been reached: the driver may reuse its handle for another stream, which
+ * inherits the word. */
+int kvt_fence_forget(struct kvt_client *client, void *stream);
 
-/** Choose how the streams of this client raise fences, before the first kvt_fence_record().
- * -EBUSY: too late. */
-KVT_API int kvt_fence_set_method(struct kvt_client *client, int method);
-/** enum kvt_fence_method that is in use, KVT_FENCE_BY_DEFAULT before the first fence. */
-KVT_API int kvt_fence_method(const struct kvt_client *client);
+/** Choose how this client's streams raise fences, before the first kvt_fence_record(). -EBUSY: too
+ * late. */
+int kvt_fence_set_method(struct kvt_client *client, int method);
+/** The enum kvt_fence_method in use, KVT_FENCE_BY_DEFAULT before the first fence. */
+int kvt_fence_method(const struct kvt_client *client);
 
 /** Wake the daemon if it sleeps. */
-KVT_API void kvt_client_kick(struct kvt_client *client);
+void kvt_client_kick(struct kvt_client *client);
 
 /* ---------------------------------------------------------------- operations */
 
-/** One operation. Fields it does not use stay 0. Pointers are read during kvt_submit() only.
+/** One operation. Unused fields stay 0. Pointers are read during kvt_submit() only.
  *
  * A BEGIN may find that other leases are computing a part of its prompt (`announced`). Plain, it
- * begins all the same, and both compute. With KVT_F_WAIT and ttl_ms it is answered when that part
- * is cached, when nobody computes it any more (KVT_CQE_TAKEOVER), or after ttl_ms milliseconds
- * (KVT_CQE_DEADLINE), whichever comes first; leases of the own session do not count. With
- * KVT_F_NO_WAIT and ttl_ms it is answered -EAGAIN (reason KVT_REASON_ANNOUNCED, `announced`
- * positions), holds nothing, and exactly one more answer with the same user_data follows: result
- * 0, flag KVT_CQE_ASYNC, no lease, `matched` positions, `state` = enum kvt_notice. Then submit it
- * again. Leases of the own session count, too, so that a scheduler can hold back the second of
- * two equal requests. Answered otherwise, it is a plain BEGIN, and nothing follows. */
+ * begins all the same, and both compute.
+ *
+ * With KVT_F_WAIT and ttl_ms it is answered when that part is cached, when no session computes it
+ * any more (KVT_CQE_TAKEOVER), or after ttl_ms milliseconds (KVT_CQE_DEADLINE), whichever comes
+ * first. Leases of its own session do not count.
+ *
+ * With KVT_F_NO_WAIT and ttl_ms it is answered -EAGAIN (reason KVT_REASON_ANNOUNCED, `announced`
+ * positions) and holds nothing. Exactly one more answer with the same user_data follows: result 0,
+ * flag KVT_CQE_ASYNC, no lease, `matched` positions, `state` = enum kvt_notice. Then submit it
+ * again. Leases of its own session count, too, so that a scheduler can hold back the second of two
+ * equal requests. With any other answer it is a plain BEGIN, and no notice follows. */
 struct kvt_request {
 	uint32_t op;    /* enum kvt_op */
 	uint32_t flags; /* enum kvt_sqe_flag */
@@ -431,7 +430,7 @@ struct kvt_request {
 	uint64_t user_data;
 };
 
-/** One answer; fields the operation does not give are 0. */
+/** One answer; fields that the operation does not answer are 0. */
 struct kvt_result {
 	uint64_t user_data;
 	uint64_t seq;   /* the daemon's global order of effects */
@@ -445,8 +444,8 @@ struct kvt_result {
 	uint32_t next, advanced, existed;      /* positions */
 	uint32_t known; /* COMMIT: positions whose keys the daemon knows: the next begin there */
 	uint32_t inserted, sealed, evicted, freed, duplicates; /* pages */
-	uint32_t available; /* -ENOSPC: pages this very operation could have had */
-	/* -ENOSPC for want of pages: pages that it needs, with too_large those of the whole page
+	uint32_t available; /* -ENOSPC: pages that this operation could have had */
+	/* -ENOSPC for lack of pages: pages that it needs, with too_large those of the whole page
 	 * table; -ENOBUFS: list words; -EDQUOT: the limit. */
 	uint32_t needed;
 	uint32_t state, owner, lock_ref, problems; /* PAGE, AUDIT; a notice: enum kvt_notice */
@@ -457,165 +456,167 @@ struct kvt_result {
 };
 
 /** Submit without waiting. Visible to the daemon at once. At most cq_entries operations are in
- * flight. -EAGAIN: rings or areas are full: reap and release first. -E2BIG: larger than the
- * areas. -EINVAL: n_pages of INSERT is not floor(n_keys / page_size), or a count without its
- * array. -ECONNRESET. */
-KVT_API int kvt_submit(struct kvt_client *client, const struct kvt_request *request);
+ * flight. -EAGAIN: rings or areas are full: reap and release first. -E2BIG: larger than the areas.
+ * -EINVAL: n_pages of INSERT is not floor(n_keys / page_size), or a count without its array.
+ * -ECONNRESET. */
+int kvt_submit(struct kvt_client *client, const struct kvt_request *request);
 
-/** Take up to `max` answers, waiting for the first `min` of them (deadline as set). Returns how
- * many; 0 with min 0 if there are none, fewer than `min` when no more are in flight. Each must be
- * released, in any order. An answer may be a refusal: see its `error`. A deadline that passes
- * here (-ETIMEDOUT) leaves the operations in flight: reap again. */
-KVT_API int kvt_reap(struct kvt_client *client, struct kvt_result *ret_results, int min, int max);
-/** Give back the list of an answer. Releasing twice, or an answer without a list, is harmless. */
-KVT_API void kvt_result_release(struct kvt_client *client, struct kvt_result *result);
+/** Take up to `max` answers, waiting for the first `min` of them (deadline as set). Returns their
+ * number: 0 with min 0 if there are none, fewer than `min` if no more are in flight. Each must be
+ * released, in any order. An answer may be a refusal: see its `error`. If the deadline passes
+ * (-ETIMEDOUT) the operations stay in flight: reap again. */
+int kvt_reap(struct kvt_client *client, struct kvt_result *ret_results, int min, int max);
+/** Free the list of an answer. Harmless twice, or for an answer without a list. */
+void kvt_result_release(struct kvt_client *client, struct kvt_result *result);
 
 /** Submit one and wait for its answer. Returns result->error; the result must be released when
  * the return value is 0 (a failed one holds nothing). */
-KVT_API int kvt_call(struct kvt_client *client, const struct kvt_request *request,
-		     struct kvt_result *ret_result);
+int kvt_call(struct kvt_client *client, const struct kvt_request *request,
+	     struct kvt_result *ret_result);
 
 /** Blocking forms, copying lists into the caller's arrays. Each `capacity` and `n` in pages;
  * -ENOBUFS when too short (nothing done, *ret_n = needed). */
-KVT_API int kvt_match(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
-		      uint32_t n_keys, uint32_t flags, struct kvt_result *ret_result);
-KVT_API int kvt_lock(struct kvt_client *client, struct kvt_handle handle,
-		     struct kvt_lease *ret_lease, uint32_t *ret_pages, uint32_t capacity,
-		     uint32_t *ret_n);
-KVT_API int kvt_unlock(struct kvt_client *client, struct kvt_lease lease, struct kvt_fence fence);
-KVT_API int kvt_alloc(struct kvt_client *client, uint32_t n, uint32_t *ret_pages);
-KVT_API int kvt_free(struct kvt_client *client, const uint32_t *pages, uint32_t n,
-		     struct kvt_fence fence);
+int kvt_match(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
+	      uint32_t n_keys, uint32_t flags, struct kvt_result *ret_result);
+int kvt_lock(struct kvt_client *client, struct kvt_handle handle,
+	     struct kvt_lease *ret_lease, uint32_t *ret_pages, uint32_t capacity,
+	     uint32_t *ret_n);
+int kvt_unlock(struct kvt_client *client, struct kvt_lease lease, struct kvt_fence fence);
+int kvt_alloc(struct kvt_client *client, uint32_t n, uint32_t *ret_pages);
+int kvt_free(struct kvt_client *client, const uint32_t *pages, uint32_t n,
+	     struct kvt_fence fence);
 /** Cache pages for keys. `start` of node 0 = from the root. On return the answer names the
  * duplicates; release it. */
-KVT_API int kvt_insert(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
-		       uint32_t n_keys, const uint32_t *pages, struct kvt_handle start,
-		       struct kvt_fence fence, uint32_t flags, struct kvt_result *ret_result);
-KVT_API int kvt_remove(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
-		       uint32_t n_keys);
-KVT_API int kvt_evict(struct kvt_client *client, uint32_t n, uint32_t *ret_evicted);
-KVT_API int kvt_reset(struct kvt_client *client);
-KVT_API int kvt_stats(struct kvt_client *client, struct kvt_counters *ret_counters);
+int kvt_insert(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
+	       uint32_t n_keys, const uint32_t *pages, struct kvt_handle start,
+	       struct kvt_fence fence, uint32_t flags, struct kvt_result *ret_result);
+int kvt_remove(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
+	       uint32_t n_keys);
+int kvt_evict(struct kvt_client *client, uint32_t n, uint32_t *ret_evicted);
+int kvt_reset(struct kvt_client *client);
+int kvt_stats(struct kvt_client *client, struct kvt_counters *ret_counters);
 
 /** Walk the tree in shared memory without the daemon: a few hundred nanoseconds, never more than
  * MATCH would report, sometimes less. A hint: pages may be used only after LOCK of the handle.
  * Errors: -ENOTSUP the arena is withheld, -EAGAIN too many races (use MATCH), -ECONNRESET. */
-KVT_API int kvt_probe(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
-		      uint32_t n_keys, struct kvt_handle *ret_handle, uint32_t *ret_matched);
+int kvt_probe(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
+	      uint32_t n_keys, struct kvt_handle *ret_handle, uint32_t *ret_matched);
 
 /* ---------------------------------------------------------------- sequences */
 
-/** Begin a sequence: match `keys`, lock what matched, announce the rest, and get a page table
- * for n_keys + extra positions. All or nothing.
+/** Begin a sequence: match `keys`, lock the match, announce the rest, and get a page table for
+ * n_keys + extra positions. All or nothing.
  *
  * @extra  positions beyond the prompt to have pages for (decode); kvt_seq_extend() gives more.
  * @flags  KVT_F_FULL, KVT_F_FORCE_MISS.
  *
- * What other processes are computing of the same prompt right now is waited for, so that it is
- * computed once: the call returns when that is cached, or when nobody computes it any more (then
- * this sequence does), or after options->begin_wait_ns, but never later than after three quarters
- * of the client's own deadline. While it waits it holds neither pages nor locks. A sequence of
- * the same client is never waited for, nor is a client that waits for this one. To be told
- * instead of waiting, submit a BEGIN with KVT_F_NO_WAIT (kvt_submit()): see struct kvt_request.
- * Errors: -ENOSPC (kvt_client_error() says why and how much was available), -EDQUOT, -ECONNRESET,
- * -ETIMEDOUT. The sequence is owned by the caller until kvt_seq_end(). */
-KVT_API int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
-			  uint32_t n_keys, uint32_t extra, uint32_t flags,
-			  struct kvt_seq **ret_seq);
+ * If other processes are computing part of the same prompt, it waits, so that each position is
+ * computed once. It returns when that part is cached, when no process computes it any more (then
+ * this sequence does), or after options->begin_wait_ns, at the latest after three quarters of the
+ * client's own deadline. While it waits it holds neither pages nor locks. It never waits for a
+ * sequence of the same client, or for a client that waits for this one. For a notice instead of
+ * waiting, submit a BEGIN with KVT_F_NO_WAIT (kvt_submit()): see struct kvt_request.
+ * Errors: -ENOSPC (kvt_client_error() gives the cause and how much was available), -EDQUOT,
+ * -ECONNRESET, -ETIMEDOUT. The sequence is owned by the caller until kvt_seq_end(). */
+int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
+		  uint32_t n_keys, uint32_t extra, uint32_t flags,
+		  struct kvt_seq **ret_seq);
 
 /** The page table: entry i holds positions [i * page_size, (i + 1) * page_size). Valid until the
- * next call on this sequence; this one and those down to kvt_seq_seq() only look and are none.
- * Entries below kvt_seq_next() / page_size are cached pages of the tree, or are about to be: read
+ * next call on this sequence, other than this one and those down to kvt_seq_seq(), which only read.
+ * Entries below kvt_seq_next() / page_size are cached pages of the tree, or soon will be: read
  * only. */
-KVT_API const uint32_t *kvt_seq_pages(const struct kvt_seq *seq, uint32_t *ret_n);
-KVT_API uint32_t kvt_seq_matched(const struct kvt_seq *seq);   /* positions cached at begin */
-KVT_API uint32_t kvt_seq_reusable(const struct kvt_seq *seq);  /* positions not to compute */
-KVT_API uint32_t kvt_seq_announced(const struct kvt_seq *seq); /* being computed by others */
-KVT_API uint32_t kvt_seq_next(const struct kvt_seq *seq);      /* where to go on computing */
-KVT_API uint32_t kvt_seq_known(const struct kvt_seq *seq);     /* keys given so far */
-KVT_API struct kvt_lease kvt_seq_lease(const struct kvt_seq *seq);
-KVT_API uint64_t kvt_seq_seq(const struct kvt_seq *seq); /* order of its last operation */
+const uint32_t *kvt_seq_pages(const struct kvt_seq *seq, uint32_t *ret_n);
+uint32_t kvt_seq_matched(const struct kvt_seq *seq);   /* positions cached at begin */
+uint32_t kvt_seq_reusable(const struct kvt_seq *seq);  /* positions not to compute */
+uint32_t kvt_seq_announced(const struct kvt_seq *seq); /* being computed by others */
+uint32_t kvt_seq_next(const struct kvt_seq *seq);      /* where to continue computing */
+uint32_t kvt_seq_known(const struct kvt_seq *seq);     /* keys given so far */
+struct kvt_lease kvt_seq_lease(const struct kvt_seq *seq);
+uint64_t kvt_seq_seq(const struct kvt_seq *seq); /* order of its last operation */
 
-/** Publish positions [0, computed): whole pages become visible to everybody. Duplicates are
- * replaced in the page table (with KVT_F_KEEP they stay readable until the end), and pages beyond
- * that others sealed meanwhile are taken over: kvt_seq_next() may jump.
- * @keys  only keys the sequence was not given yet (generated ones), in order: they begin at
- *        position kvt_seq_known(). They may go beyond `computed` and beyond the page table, as that
- *        of a token just sampled: what has no place yet is held back for a later commit.
- * Errors: -ESTALE the prefix was reset or removed, or expired: nothing more is shared. Go on all
- * the same: the page table stays valid, kvt_seq_next() is `computed` at least, and each later
- * commit only advances it and says -ESTALE again. Of other errors nothing changes: -EINVAL beyond
+/** Publish positions [0, computed): whole pages become visible to all. Duplicates are replaced in
+ * the page table (with KVT_F_KEEP they stay readable until the end). Pages beyond that others
+ * sealed meanwhile are taken over: kvt_seq_next() may jump.
+ * @keys  only keys that the sequence does not have yet (generated ones), in order: they begin at
+ *        position kvt_seq_known(). They may go beyond `computed` and beyond the page table, like
+ *        that of a token just sampled: keys without a place wait for a later commit.
+ * Errors: -ESTALE the prefix was reset or removed, or expired: nothing more is shared. Fix:
+ * continue. The page table stays valid, kvt_seq_next() is at least `computed`, and each later
+ * commit only advances it and returns -ESTALE again. Other errors change nothing: -EINVAL beyond
  * the page table or the keys given; -ENOSPC out of tree nodes. */
-KVT_API int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
-			   uint32_t n_keys, struct kvt_fence fence, uint32_t flags);
+int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
+		   uint32_t n_keys, struct kvt_fence fence, uint32_t flags);
 
-/** The same without waiting: submits, and the daemon is woken if it sleeps, but neither its answer
- * nor the fence is waited for. Meanwhile go on with the page table as it is: read [0, computed)
- * and compute what follows.
+/** Publish without waiting: submit, and wake the daemon if it sleeps, but wait neither for its
+ * answer nor for the fence. Meanwhile continue with the page table as it is: read [0, computed) and
+ * compute what follows.
  *
- * Until its outcome is taken nothing changes: page table and kvt_seq_next() stay, but for
- * kvt_seq_next() being at least `computed`. It is taken by the next kvt_seq_commit_async() or
- * kvt_seq_poll() if it is there by then, by kvt_seq_extend() if the daemon gives the pages after
- * it, and in any case by kvt_seq_settle(), kvt_seq_commit() and kvt_seq_end(). Then the table names
- * cached pages for duplicates and for what others computed beyond, and kvt_seq_next() may jump: go
- * on there. Commits go on by what was computed: one whose `computed` such a jump went past
- * publishes nothing, one beyond it publishes what comes after the jump.
+ * Until the outcome is taken, the page table stays and kvt_seq_next() is at least `computed`. The
+ * next kvt_seq_commit_async() or kvt_seq_poll() takes it if it has come by then, kvt_seq_extend()
+ * if the daemon gives the pages after it, and kvt_seq_settle(), kvt_seq_commit() and kvt_seq_end()
+ * in any case. Then the table names cached pages for duplicates and for what others computed
+ * beyond, and kvt_seq_next() may jump: continue there. If it jumped past the `computed` of a later
+ * commit, that commit publishes nothing; one beyond it publishes what comes after the jump.
  *
- * KVT_F_KEEP is implied: pages that the table does not name any more, but that work on its way may
- * still read or write, stay this sequence's until its end. So duplicates take room in the pool for
- * so long, which kvt_seq_commit() gives back at its fence.
+ * KVT_F_KEEP is implied: displaced pages, which queued work may still read or write, stay this
+ * sequence's until its end. So duplicates occupy the pool until then; kvt_seq_commit() frees them
+ * at its fence.
  *
  * Any number may be in flight; they take effect in their order, each at its fence.
  * @keys  as for kvt_seq_commit(), copied.
  * @flags KVT_F_CHUNKED
- * Errors: -EAGAIN rings or areas are full of operations in flight, or a call on this sequence
- * whose deadline passed is still unanswered: kvt_seq_settle() first; -ESTALE as kvt_seq_commit();
- * and what the daemon said to an earlier asynchronous commit, which kvt_seq_commit(), this call,
- * kvt_seq_poll() and kvt_seq_settle() return in place of doing anything (kvt_seq_end() ends all the
- * same): the first failure, once; commits that were in flight behind a failed one fail in silence.
- * After it kvt_seq_next() is how far commits took effect, and keys from kvt_seq_known() on have to
- * be given again; but after -ESTALE kvt_seq_next() is how far it was computed. */
-KVT_API int kvt_seq_commit_async(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
-				 uint32_t n_keys, struct kvt_fence fence, uint32_t flags);
+ * Errors: -EAGAIN rings or areas are full of operations in flight, or a call on this sequence whose
+ * deadline passed is still unanswered: kvt_seq_settle() first; -ESTALE as kvt_seq_commit(); and the
+ * daemon's answer to an earlier asynchronous commit. kvt_seq_commit(), this call, kvt_seq_poll()
+ * and kvt_seq_settle() return that one instead of doing anything (kvt_seq_end() ends all the same):
+ * the first failure, once. Commits in flight behind a failed one fail silently. Afterwards
+ * kvt_seq_next() is how far commits took effect, and keys from kvt_seq_known() on must be given
+ * again; but after -ESTALE kvt_seq_next() is how far it was computed. */
+int kvt_seq_commit_async(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
+			 uint32_t n_keys, struct kvt_fence fence, uint32_t flags);
 
-/** Take the outcome of asynchronous commits as far as it is there, without waiting. Returns how
- * many are still in flight, or their first failure. To sleep until there is one, see
- * kvt_client_arm(). */
-KVT_API int kvt_seq_poll(struct kvt_seq *seq);
+/** Take outcomes of asynchronous commits that have come, without waiting. Returns how many are
+ * still in flight, or their first failure. To sleep until one comes, see kvt_client_arm(). */
+int kvt_seq_poll(struct kvt_seq *seq);
 
-/** Wait until none is in flight (deadline as set; -ETIMEDOUT leaves the rest in flight), and
- * return their first failure. */
-KVT_API int kvt_seq_settle(struct kvt_seq *seq);
+/** Wait until none is in flight (deadline as set; -ETIMEDOUT leaves the rest in flight), and return
+ * their first failure. */
+int kvt_seq_settle(struct kvt_seq *seq);
 
-/** Lengthen the page table by at least `n` positions: by private pages, whole ones, so not for each
- * token, but when it is full. Waits for no commit that is in flight, unless the table grows by more
+/** Lengthen the page table by at least `n` positions: by whole private pages, so call it when the
+ * table is full, not per token. Waits for no commit in flight, unless the table has grown by more
  * than 64 pages and an eighth meanwhile. Errors as kvt_seq_begin(): nothing changed. */
-KVT_API int kvt_seq_extend(struct kvt_seq *seq, uint32_t n);
+int kvt_seq_extend(struct kvt_seq *seq, uint32_t n);
 
-/** End: with computed > 0 a last commit first. Frees the handle, whatever it returns. Commits in
- * flight take effect before it.
+/** End: with computed > 0 after a last commit. Frees the handle in any case. Commits in flight take
+ * effect before it.
  * Errors: -ESTALE the prefix was removed, expired or reset: the last commit published nothing, and
- * what earlier ones published is found no more; -EINVAL the last commit named positions or keys
- * that do not fit (kvt_client_error() says which); or what an asynchronous commit failed of, if it
- * was not reported yet. In these cases the sequence has ended all the same. -ETIMEDOUT: it ends
- * when its fence is reached and the ring has room. With a fence slot that does not exist it ends
- * with the session. */
-KVT_API int kvt_seq_end(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
-			uint32_t n_keys, struct kvt_fence fence, uint32_t flags);
+ * earlier ones are not found any more; -EINVAL the last commit named positions or keys that do not
+ * fit (kvt_client_error() says which); or the failure of an asynchronous commit that was not
+ * reported yet. In these cases the sequence has ended all the same. -ETIMEDOUT: it ends when its
+ * fence is reached and the ring has room. With a fence slot that does not exist it ends with the
+ * session. */
+int kvt_seq_end(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
+		uint32_t n_keys, struct kvt_fence fence, uint32_t flags);
 
 /* ---------------------------------------------------------------- admin, text */
 
-/** One admin request on the control socket (see enum kvt_admin_what). `ret_records` receives up
- * to `bytes` of records. Returns the number of records. Blocking. */
-KVT_API int kvt_admin(struct kvt_client *client, struct kvt_message_admin *request,
-		      const void *payload, size_t payload_bytes, void *ret_records, size_t bytes);
+struct kvt_message_admin; /* kvtrunk_wire.h */
+
+/** Make one admin request on the control socket (enum kvt_admin_what, kvtrunk_wire.h).
+ * `ret_records` receives up to `bytes` of records. Returns the number of records. Blocking. */
+int kvt_admin(struct kvt_client *client, struct kvt_message_admin *request,
+	      const void *payload, size_t payload_bytes, void *ret_records, size_t bytes);
 
 /** Names and sentences; static strings, never NULL. */
-KVT_API const char *kvt_reason_name(int reason); /* "all_locked" */
-KVT_API const char *kvt_reason_text(int reason); /* a sentence with the cure */
-KVT_API const char *kvt_errno_name(int error);   /* "ENOSPC", for either sign */
-KVT_API const char *kvt_op_name(int op);         /* "begin" */
-KVT_API const char *kvt_version(void);
+const char *kvt_reason_name(int reason); /* "all_locked" */
+const char *kvt_reason_text(int reason); /* a sentence with the cure */
+const char *kvt_errno_name(int error);   /* "ENOSPC", for either sign */
+const char *kvt_op_name(int op);         /* "begin" */
+const char *kvt_version(void);
+
+#pragma GCC visibility pop
 
 #ifdef __cplusplus
 }

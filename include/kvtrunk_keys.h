@@ -6,9 +6,9 @@
  * @file kvtrunk_keys.h
  * From prompts to keys, from what isolates prompts to namespaces, from a model to a fingerprint.
  *
- * The tree compares u32 keys and nothing else. All processes of an instance must therefore build
- * the same keys from the same prompt: these functions are that agreement, and each formula is
- * written down so that another language can repeat it.
+ * The tree compares u32 keys and nothing else. So all processes of an instance must build the same
+ * keys from the same prompt. These functions are that agreement; each formula is written down so
+ * that another language can repeat it.
  *
  *     31 30 29 28 ........................ 0
  *      0  token id, 31 bits                     a text token
@@ -16,8 +16,8 @@
  *      1  0  0  0 ... 0  bin, 10 bits           a coordinate in [0, 1]
  *      1  0  1  0 ... 0  width bin, height bin  a pair of sizes, 10 bits each
  *
- * None of these functions needs a connection, touches global state or keeps what it is given.
- * All are safe from any thread.
+ * None of these functions needs a connection, touches global state or keeps its arguments. All are
+ * safe from any thread.
  */
 
 #include <stdbool.h>
@@ -29,6 +29,8 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+#pragma GCC visibility push(default)
 
 /* ---------------------------------------------------------------- single keys */
 
@@ -43,48 +45,48 @@ enum kvt_key_kind {
 	KVT_KIND_IMAGE = 1,
 	KVT_KIND_COORDINATE = 2,
 	KVT_KIND_SIZE = 3,
-	KVT_KIND_INVALID = 4, /* the bits that must be 0 are not */
+	KVT_KIND_INVALID = 4, /* bits that must be 0 are not */
 };
 
 /** What a key stands for. */
-KVT_API enum kvt_key_kind kvt_key_kind(uint32_t key);
+enum kvt_key_kind kvt_key_kind(uint32_t key);
 
-/** A text token. -EINVAL when the id has its top bit set: it would read as something else. */
-KVT_API int kvt_key_text(uint32_t token, uint32_t *ret_key);
-/** Many of them; all or nothing. `ret_keys` may be `tokens`. */
-KVT_API int kvt_keys_text(const uint32_t *tokens, size_t n, uint32_t *ret_keys);
+/** A text token. -EINVAL if the id has its top bit set: it would be another kind of key. */
+int kvt_key_text(uint32_t token, uint32_t *ret_key);
+/** Many tokens; all or nothing. `ret_keys` may be `tokens`. */
+int kvt_keys_text(const uint32_t *tokens, size_t n, uint32_t *ret_keys);
 
 /** A coordinate: bin = round(1023 * x), x clamped to [0, 1]. -EINVAL for NaN. */
-KVT_API int kvt_key_coordinate(double x, uint32_t *ret_key);
-/** Its inverse: bin / 1023. Building a key from the answer gives the same key. -EINVAL for
- * another kind of key. */
-KVT_API int kvt_key_coordinate_value(uint32_t key, double *ret_x);
+int kvt_key_coordinate(double x, uint32_t *ret_key);
+/** Its inverse: bin / 1023. Building a key from the result gives the same key. -EINVAL for another
+ * kind of key. */
+int kvt_key_coordinate_value(uint32_t key, double *ret_x);
 
 /** A pair of sizes, exponential bins: size(bin) = 2^(10 * bin / 1023 - 10), from 2^-10 to 1; the
  * bin is the nearest one on that scale, sizes are clamped to its ends. -EINVAL for NaN. */
-KVT_API int kvt_key_size(double width, double height, uint32_t *ret_key);
+int kvt_key_size(double width, double height, uint32_t *ret_key);
 /** Its inverse, exact on bins. -EINVAL for another kind of key. */
-KVT_API int kvt_key_size_value(uint32_t key, double *ret_width, double *ret_height);
+int kvt_key_size_value(uint32_t key, double *ret_width, double *ret_height);
 
 /* ---------------------------------------------------------------- images */
 
 /** Content hash of an image: the first 16 bytes of the SHA-256 of its bytes, as two big-endian
  * numbers. Hash what the encoder sees (the decoded, resized pixels), not the file. */
-KVT_API void kvt_image_hash(const void *bytes, size_t n, uint64_t ret_hash[2]);
+void kvt_image_hash(const void *bytes, size_t n, uint64_t ret_hash[2]);
 
 /** The keys of an image of `kv_length` positions. Key i holds bits [30 * (i mod 5), + 30) of
  * SHA-256(hash, 16 bytes big endian; kv_length, 4 bytes big endian), most significant bit first.
  * Five positions are the whole identity, its length included.
  *
  * @in_namespace  the hash is also a field of the namespace: then any length is safe.
- * Errors: -EINVAL kv_length is 0, or below 5 without in_namespace: fewer positions could make
- * two images equal. */
-KVT_API int kvt_keys_image(const uint64_t hash[2], uint32_t kv_length, bool in_namespace,
-			   uint32_t *ret_keys);
+ * Errors: -EINVAL kv_length is 0, or below 5 without in_namespace: so few positions could make two
+ * images equal. */
+int kvt_keys_image(const uint64_t hash[2], uint32_t kv_length, bool in_namespace,
+		   uint32_t *ret_keys);
 
-/** Whether `n` keys are the positions [first, first + n) of that image. */
-KVT_API bool kvt_keys_image_is(const uint32_t *keys, size_t n, uint32_t first,
-			       const uint64_t hash[2], uint32_t kv_length);
+/** True if `n` keys are the positions [first, first + n) of that image. */
+bool kvt_keys_image_is(const uint32_t *keys, size_t n, uint32_t first,
+		       const uint64_t hash[2], uint32_t kv_length);
 
 /* ---------------------------------------------------------------- regions */
 
@@ -95,22 +97,22 @@ struct kvt_region {
 	uint32_t end;
 };
 
-/** How many leading regions lie wholly within the first `positions`. */
-KVT_API uint32_t kvt_regions_complete(const struct kvt_region *regions, uint32_t n,
-				      uint32_t positions);
-/** Whether every region does: then no image has to be encoded. */
-KVT_API bool kvt_regions_all_complete(const struct kvt_region *regions, uint32_t n,
-				      uint32_t positions);
-/** Most positions <= `positions` that are whole pages and do not end inside a region, for
- * engines that cannot resume there. page_size 1: token boundaries alone. */
-KVT_API uint32_t kvt_regions_cap(const struct kvt_region *regions, uint32_t n, uint32_t positions,
-				 uint32_t page_size);
-/** Whole tokens among the first `positions`: an image is one token. */
-KVT_API uint32_t kvt_positions_to_tokens(const struct kvt_region *regions, uint32_t n,
-					 uint32_t positions);
+/** Number of leading regions that lie wholly within the first `positions`. */
+uint32_t kvt_regions_complete(const struct kvt_region *regions, uint32_t n,
+			      uint32_t positions);
+/** True if every region does: then no image needs encoding. */
+bool kvt_regions_all_complete(const struct kvt_region *regions, uint32_t n,
+			      uint32_t positions);
+/** Most positions <= `positions` that are whole pages and do not end inside a region, for engines
+ * that cannot resume there. page_size 1: token boundaries alone. */
+uint32_t kvt_regions_cap(const struct kvt_region *regions, uint32_t n, uint32_t positions,
+			 uint32_t page_size);
+/** Whole tokens among the first `positions`; an image is one token. */
+uint32_t kvt_positions_to_tokens(const struct kvt_region *regions, uint32_t n,
+				 uint32_t positions);
 /** Positions of the first `tokens` tokens; the inverse at token boundaries. */
-KVT_API uint32_t kvt_tokens_to_positions(const struct kvt_region *regions, uint32_t n,
-					 uint32_t tokens);
+uint32_t kvt_tokens_to_positions(const struct kvt_region *regions, uint32_t n,
+				 uint32_t tokens);
 
 /* ---------------------------------------------------------------- prompts */
 
@@ -127,15 +129,15 @@ struct kvt_prompt {
 	uint32_t reserved;
 };
 
-/** Each adds to the end or, on an error, nothing. Errors: -EINVAL as above, -ENOMEM, -E2BIG
- * beyond 2^31 positions. */
-KVT_API int kvt_prompt_text(struct kvt_prompt *prompt, const uint32_t *tokens, uint32_t n);
-KVT_API int kvt_prompt_image(struct kvt_prompt *prompt, const uint64_t hash[2],
-			     uint32_t kv_length, bool in_namespace);
-KVT_API int kvt_prompt_coordinate(struct kvt_prompt *prompt, double x);
-KVT_API int kvt_prompt_size(struct kvt_prompt *prompt, double width, double height);
-KVT_API void kvt_prompt_clear(struct kvt_prompt *prompt); /* keeps the memory */
-KVT_API void kvt_prompt_destroy(struct kvt_prompt *prompt);
+/** Append, or on an error change nothing.
+ * Errors: -EINVAL as above, -ENOMEM, -E2BIG beyond 2^31 positions. */
+int kvt_prompt_text(struct kvt_prompt *prompt, const uint32_t *tokens, uint32_t n);
+int kvt_prompt_image(struct kvt_prompt *prompt, const uint64_t hash[2],
+		     uint32_t kv_length, bool in_namespace);
+int kvt_prompt_coordinate(struct kvt_prompt *prompt, double x);
+int kvt_prompt_size(struct kvt_prompt *prompt, double width, double height);
+void kvt_prompt_clear(struct kvt_prompt *prompt); /* keeps the memory */
+void kvt_prompt_destroy(struct kvt_prompt *prompt);
 
 /* ---------------------------------------------------------------- namespaces */
 
@@ -145,7 +147,7 @@ enum kvt_field_kind {
 	KVT_FIELD_BYTES = 2,
 };
 
-/** One field of a namespace. Absent, the number 0 and the empty string are three things. */
+/** One field of a namespace. A missing field, the number 0 and the empty string all differ. */
 struct kvt_field {
 	uint32_t kind; /* enum kvt_field_kind */
 	uint32_t n_bytes;
@@ -156,12 +158,16 @@ struct kvt_field {
 #define KVT_FIELD_OF_BYTES(p, n) ((struct kvt_field){ KVT_FIELD_BYTES, (n), 0, (p) })
 #define KVT_FIELD_OF_TEXT(text)                                                                   \
 	((struct kvt_field){ KVT_FIELD_BYTES, (uint32_t)strlen(text), 0, (text) })
+/** The same for languages without macros. Bytes and text are not copied. */
+struct kvt_field kvt_field_of_number(uint64_t value);
+struct kvt_field kvt_field_of_bytes(const void *bytes, uint32_t n);
+struct kvt_field kvt_field_of_text(const char *text);
 
 /** What isolates prompts that must never share KV. Zeros: the plain namespace. */
 struct kvt_namespace_fields {
 	struct kvt_field adapter; /* LoRA: name or number, with its version */
 	struct kvt_field salt;    /* cache salt: a tenant, a user */
-	struct kvt_field extra;   /* whatever else the application must keep apart */
+	struct kvt_field extra;   /* for any other reason of the application */
 	struct kvt_field image;   /* hash of an image that a whole prompt depends on */
 };
 
@@ -169,13 +175,13 @@ struct kvt_namespace_fields {
  * each field in the order above: its number (1 to 4, one byte), its kind (one byte), the length
  * of its value (8 bytes, big endian), its value (numbers: 8 bytes, big endian). A field's length
  * stands before it, so "a" + "bc" is not "ab" + "c". Errors: -EINVAL unknown kind. */
-KVT_API int kvt_namespace_digest(const struct kvt_namespace_fields *fields,
-				 uint64_t ret_digest[2]);
+int kvt_namespace_digest(const struct kvt_namespace_fields *fields,
+			 uint64_t ret_digest[2]);
 
 /* ---------------------------------------------------------------- geometry */
 
-/** What must be equal in all processes that share pages: if any of it differs, the same keys
- * mean other KV. NULL: does not apply. Free text; name versions and hashes. */
+/** What must be equal in all processes that share pages: if any of it differs, the same keys mean
+ * other KV. NULL: does not apply. Free text; name versions and hashes. */
 struct kvt_geometry {
 	const char *weights;       /* model and revision, or a hash of the weights */
 	const char *rope_scaling;
@@ -188,11 +194,13 @@ struct kvt_geometry {
 };
 
 /** One line for people and for the daemon to compare: `weights=...;rope=...;tokenizer=...;
- * image=...;kv=...;scales=...;layout=...;parallel=...`, fields that are NULL left out. In values
- * `;`, `=`, `#`, `%` and bytes outside printable ASCII are written %XX. Where 255 bytes do not
- * suffice, the longest values become `#` and the first 16 hex digits of their SHA-256. */
-KVT_API void kvt_geometry_fingerprint(const struct kvt_geometry *geometry,
-				      char ret_text[KVT_FINGERPRINT_BYTES]);
+ * image=...;kv=...;scales=...;layout=...;parallel=...`, without fields that are NULL. In values
+ * `;`, `=`, `#`, `%` and bytes outside printable ASCII are written %XX. If 255 bytes are too few,
+ * the longest values become `#` and the first 16 hex digits of their SHA-256. */
+void kvt_geometry_fingerprint(const struct kvt_geometry *geometry,
+			      char ret_text[KVT_FINGERPRINT_BYTES]);
+
+#pragma GCC visibility pop
 
 #ifdef __cplusplus
 }

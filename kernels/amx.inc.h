@@ -29,31 +29,16 @@ typedef uint16_t element;
 typedef __m512i vb;
 
 #include "pairs.inc.h"
+#include "strips.inc.h"
 
-#define INLINE static inline __attribute__((always_inline))
 #define FEW_ROWS 16
-#define FEW_STRIPS GEMM_VECTORS
-
-struct few {
-	uint32_t type;
-	uint32_t n_keys; /* of a panel */
-	uint32_t n_rows;
-	uint32_t dim;
-	uint32_t out_dim;
-	size_t q_stride; /* elements from row to row of the queries */
-	size_t stride; /* bytes from position to position */
-	size_t next_stride; /* where they are fetched */
-	/* Where strips, VW positions each, begin: those of a panel, and of what is read next. */
-	const char *strips[2 * FEW_STRIPS];
-	const element *across; /* queries as pairs: [step][16 rows][2] */
-};
 
 static inline uint32_t dim_whole(uint32_t dim)
 {
 	return (dim + 31) / 32 * 32;
 }
 
-/* Of one head's queries. */
+/* Elements of one head's queries. */
 static inline size_t few_across_elements(uint32_t dim)
 {
 	return (size_t)dim_whole(dim) * TILE_ROWS_MAX;
@@ -74,7 +59,8 @@ static void job_end(void);
 
 /* Tile shapes */
 
-/* Rows of the tiles of sums and of left factors at present; 0: none, other code may have tiles. */
+/* Rows of the configured tiles of sums and left factors; 0: none configured, other code may have
+ * its own. */
 static __thread uint32_t tiles_rows __attribute__((tls_model("initial-exec")));
 
 static void tiles_shape(uint32_t n_rows)
@@ -96,7 +82,7 @@ static void job_begin(void)
 	tiles_rows = 0;
 }
 
-/* The kernel saves no tiles of a thread that has none. */
+/* Release the tiles: the kernel need not save those of a thread that has none. */
 static void job_end(void)
 {
 	tile_release();
@@ -125,7 +111,7 @@ static void job_end(void)
 		}                                                                                  \
 	} while (0)
 
-/* Begin with what is in c, or with zeros; or write it to c. */
+/* Load the sums from c, or zero them; or store them to c. */
 #define TILES_EACH(two_rows, two_columns, operation)                                               \
 	do {                                                                                       \
 		operation(0, c, c_bytes);                                                          \
@@ -193,7 +179,7 @@ static void strip_widen(element (*target)[KVT_ATTN_HEAD_DIM_MAX], const char *st
 	}
 }
 
-/* What follows rows [row, row + n) of the panel. */
+/* Fetch what follows rows [row, row + n) of the panel. */
 INLINE void rows_ahead(const struct few *few, uint32_t row, const uint32_t n)
 {
 	uint32_t bytes = few->dim * kvt_type_size(few->type);
@@ -202,13 +188,13 @@ INLINE void rows_ahead(const struct few *few, uint32_t row, const uint32_t n)
 		const char *next = few->strips[FEW_STRIPS + (row + i) / VW] +
 				   (row + i) % VW * few->next_stride;
 
-		/* Into the second cache: it waits for more lines at a time than the first can. */
+		/* Into L2: it keeps more misses in flight than L1. */
 		for (uint32_t j = 0; j < bytes; j += 64)
 			_mm_prefetch(next + j, _MM_HINT_T1);
 	}
 }
 
-/* Zeros for rows that are not there. */
+/* Lay queries out as right factors, with zeros for missing rows. */
 static void queries_across(const element *queries, size_t stride, uint32_t n_rows, uint32_t dim,
 			   element *across)
 {
@@ -242,7 +228,7 @@ INLINE void scores_put(const __m512i *rows, float *scores, uint32_t n_rows, cons
 	}
 }
 
-/* Sixteen positions' scores, [position][row], to rows. */
+/* Transpose sixteen positions' scores from [position][row] to rows. */
 static void scores_across(const float (*strip)[16], float *scores, uint32_t n_rows)
 {
 	const char *from = (const char *)strip;
@@ -262,7 +248,7 @@ static void scores_across(const float (*strip)[16], float *scores, uint32_t n_ro
 	}
 }
 
-/* What is fetched meanwhile, spread evenly over n_steps steps: the rows of a panel. */
+/* Fetches of a panel's rows, spread evenly over n_steps steps. */
 struct fetching {
 	uint32_t n_steps;
 	uint32_t step;
@@ -312,7 +298,7 @@ struct few_pairs {
 	_Alignas(64) element at[4][16][32];
 };
 
-/* Thirty-two positions of up to 64 dimensions from x on, as four right factors. */
+/* Pack thirty-two positions of up to 64 dimensions, from x on, as four right factors. */
 INLINE void pairs_put(const struct few *few, uint32_t first, uint32_t x, struct few_pairs *pairs,
 		      struct fetching *fetching, const bool whole, const bool f8)
 {
@@ -381,7 +367,7 @@ INLINE void few_values_some(const struct few *few, float *c, const element *weig
 	FEW_EACH_TILE(n, tile_store, c, c_bytes);
 }
 
-/* Returns whether all outputs are finite, and so all values were. If not, they are no use. */
+/* Returns true if all outputs, and so all values, are finite. If not, they must not be used. */
 static bool few_values(const struct few *few, float *outputs, const element *weights)
 {
 	struct fetching fetching = { .n_steps = (few->out_dim + 63) / 64 * (PANEL_KEYS / 2) };

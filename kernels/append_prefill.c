@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Cutting a batch into jobs for CPU threads.
+ * Cuts a batch into jobs for CPU threads and runs them.
  *
- * Rows of one sequence and KV head are cut into blocks of at most KVT_JOB_ROWS. A block is one
- * job if it is small beside a thread's share of the batch; else a job for each group of units, or
- * for each unit, and the job that ends last merges their partial results. How it is cut has no
- * influence on the result: units are merged in groups, and groups into the result, always in the
- * same order. See attention.inc.h.
+ * Rows of one sequence and KV head are cut into blocks of at most KVT_JOB_ROWS. A block is one job
+ * if it is small beside a thread's share of the batch; else a job for each group of units, or for
+ * each unit, and the job that ends last merges their partial results. The cut does not influence
+ * the result: units are merged in groups, and groups into the result, always in the same order. See
+ * attention.inc.h.
+ *
+ * Inputs: a batch that check.c has passed. Invariant: out is written once for each row, after all
+ * jobs of its block. Caller: context.c.
  */
 
 #include <errno.h>
@@ -16,13 +19,13 @@
 #include "convert.h"
 #include "internal.h"
 
-/* Jobs per thread that are wanted, so that threads end at about the same time. */
+/* Wanted jobs per thread, so that threads end at about the same time. */
 #define JOBS_PER_THREAD 8
 
-/* What reading and packing a unit costs, in rows' work. */
+/* Cost of reading and packing a unit, in rows' work. */
 #define PACK_ROWS 8
 
-/* Below this many row units a thread would be woken for less time than waking takes. */
+/* Below this many row units waking a thread costs more than it saves. */
 #define ALONE_COST 64
 
 struct batch {
@@ -50,8 +53,8 @@ static uint64_t block_cost(const struct kvt_row_block *block, uint32_t n_units)
 }
 
 /*
- * bf16 products are exact only where both sides fit into bf16, so that fp8 KV joins bf16 queries,
- * and all else is multiplied as floats.
+ * Choose the path. bf16 products need both sides exact in bf16: fp8 KV with bf16 queries qualifies;
+ * all else is multiplied as floats.
  */
 static const struct kvt_path *path_choose(const struct kvt_attn_context *context,
 					  const struct kvt_attn_prefill *prefill)
@@ -63,7 +66,7 @@ static const struct kvt_path *path_choose(const struct kvt_attn_context *context
 	return context->paths.f32;
 }
 
-/* How many blocks the rows of one sequence and KV head make. Rows: at most 2^30 * 2^12. */
+/* Count the blocks of one sequence and KV head. Rows: at most 2^30 * 2^12. */
 static uint64_t sequence_blocks(const struct kvt_attn_prefill *prefill,
 				const struct kvt_attn_sequence *sequence)
 {
@@ -72,7 +75,7 @@ static uint64_t sequence_blocks(const struct kvt_attn_prefill *prefill,
 	return (sequence->n_queries * group_heads + KVT_JOB_ROWS - 1) / KVT_JOB_ROWS;
 }
 
-/* The limits of all queries, and the number of blocks. */
+/* Compute the limits of all queries and the number of blocks. */
 static int batch_measure(struct batch *batch)
 {
 	struct kvt_attn_context *context = batch->context;
@@ -100,7 +103,7 @@ static int batch_measure(struct batch *batch)
 	return 0;
 }
 
-/* The KV heads [head, head + n_kv_heads) of a sequence. */
+/* Cut the KV heads [head, head + n_kv_heads) of a sequence into blocks. */
 static void heads_cut(struct batch *batch, const struct kvt_attn_sequence *sequence,
 		      const uint32_t *limits, uint64_t first_token, uint32_t head,
 		      uint32_t n_kv_heads)
@@ -133,8 +136,8 @@ static void heads_cut(struct batch *batch, const struct kvt_attn_sequence *seque
 }
 
 /*
- * How many KV heads a block with one query takes: many, since their KV lies side by side, but not
- * so many that there are too few jobs for the threads.
+ * Return the KV heads of a block with one query: many, since their KV is adjacent, but not so many
+ * that threads lack jobs.
  */
 static uint32_t decode_heads(const struct batch *batch)
 {
@@ -194,7 +197,8 @@ static void batch_cut(struct batch *batch)
 }
 
 /*
- * Whether the block may be cut into spans, as far as memory goes; then that memory is spoken for.
+ * Reserve memory for the block's partial results if it is cut into spans. False: too little is
+ * left.
  */
 static bool span_fits(struct batch *batch, const struct kvt_row_block *block, uint32_t span_units)
 {
@@ -207,7 +211,7 @@ static bool span_fits(struct batch *batch, const struct kvt_row_block *block, ui
 	return true;
 }
 
-/* How many units a job of the block takes. */
+/* Return the units of each of the block's jobs. */
 static uint32_t span_choose(struct batch *batch, const struct kvt_row_block *block)
 {
 	uint32_t whole = block->n_units;
@@ -251,7 +255,7 @@ static int job_compare(const void *a, const void *b)
 	return x->cost > y->cost ? -1 : x->cost < y->cost;
 }
 
-/* The list of jobs, the longest first, so that threads end together. */
+/* Make the list of jobs, the longest first, so that threads end together. */
 static int batch_jobs(struct batch *batch)
 {
 	struct kvt_attn_context *context = batch->context;
@@ -310,8 +314,8 @@ static void job_item(void *argument, uint64_t item, uint32_t worker)
 
 	batch->path->job_run(job, workspace);
 	/*
-	 * The last of the block's jobs sees what the others wrote: release by each, acquire by
-	 * the last.
+	 * The block's last job reads the others' partial results: release by each, acquire by the
+	 * last.
 	 */
 	if (job->block->partials &&
 	    atomic_fetch_sub_explicit(&job->block->n_jobs_left, 1, memory_order_acq_rel) == 1)

@@ -4,7 +4,7 @@
  * listed below and includes this file, which defines the functions of a struct kvt_path.
  *
  *   vf, VW                     a vector of VW floats
- *   element, STEP              what products are made of: a step takes STEP elements of each side
+ *   element, STEP              the products' factors: a step takes STEP elements of each side
  *   GEMM_ROWS, GEMM_VECTORS    accumulators of the inner kernel: rows, and vectors in each
  *   TILE                       rows whose scores are held at a time
  *   BLOCK                      positions whose scores are held at a time, a divisor of the unit
@@ -15,7 +15,7 @@
  *   row_load, row_store        one row of head_dim elements to and from the caller's types
  *   keys_pack, values_pack     pages to panels
  *   FEW_ROWS, struct few, few_possible, few_scores, few_values
- *                              for so few rows (if there are such), without packing: few.inc.h
+ *                              few rows (if the path has a way), without packing: few.inc.h
  *
  * A path that multiplies tiles of matrices defines GEMM_TILES, and instead of b_load, a_broadcast
  * and dot:
@@ -23,7 +23,7 @@
  *   STEPS_ALIGN                steps that one instruction adds, first among themselves, then to c
  *   gemm_run                   the inner kernel, declared below
  *   few_across_elements, few_begin   how queries of few rows are prepared for a unit
- *   job_begin, job_end         around what a thread computes
+ *   job_begin, job_end         around a thread's job
  *
  * How results stay the same
  *
@@ -58,7 +58,6 @@ _Static_assert(KVT_ATTN_UNIT % BLOCK == 0 && BLOCK % PANEL_KEYS == 0 && BLOCK % 
 	       "a unit is whole blocks, a block whole panels and strips");
 _Static_assert(TILE_ROWS % VW == 0, "rows of a tile are whole vectors");
 
-/* Maxima, sums, outputs of some rows. */
 struct partial {
 	float *maxima;
 	float *sums;
@@ -74,10 +73,10 @@ struct work {
 	uint32_t n_panels; /* of output dimensions */
 	float log2_scale;
 
-	/* The unit at hand: its first position, and how many of it any row of the block sees. */
+	/* The current unit: its first position, and the most positions of it that any row sees. */
 	uint32_t unit_start;
 	uint32_t unit_keys;
-	uint32_t limit; /* positions that the last row of the block sees, in all units */
+	uint32_t limit; /* the last row's limit, in all units */
 
 	element *queries; /* [KVT_JOB_ROWS][key_steps][STEP] */
 	element *keys; /* a unit, or a panel if the block is one tile */
@@ -85,8 +84,8 @@ struct work {
 	float *scores; /* [TILE_ROWS][BLOCK] */
 	element *weights; /* [TILE_ROWS][BLOCK]; where elements are floats, the scores' memory */
 	float *sum_lanes; /* [TILE_ROWS][VW] */
-	float *factors; /* [TILE_ROWS] what a new maximum makes of older sums */
-	float *outputs_before; /* [TILE_ROWS][out_dim] without the block at hand */
+	float *factors; /* [TILE_ROWS] scale of older sums after a new maximum */
+	float *outputs_before; /* [TILE_ROWS][out_dim] without the current block */
 	element *across; /* GEMM_TILES: few rows' queries as right factors */
 	struct partial tile; /* TILE_ROWS rows */
 	struct partial group; /* KVT_JOB_ROWS rows */
@@ -104,7 +103,7 @@ INLINE uint32_t minimum(uint32_t a, uint32_t b)
 	return a < b ? a : b;
 }
 
-/* Share number i of n things cut into parts as equal as can be. */
+/* Return where part i begins when n is cut into equal parts, give or take 1. */
 INLINE uint32_t share(uint32_t n, uint32_t parts, uint32_t i)
 {
 	return (uint32_t)((uint64_t)n * i / parts);
@@ -179,13 +178,13 @@ static void work_begin(struct work *work, const struct kvt_row_block *block, voi
 
 /* Rows */
 
-/* How many positions a row of the block sees. */
+/* Return how many positions a row of the block sees. */
 INLINE uint32_t row_limit(const struct kvt_row_block *block, uint32_t row)
 {
 	return block->limits[(block->first_row + row) / block->query_rows];
 }
 
-/* The first row that sees position start; n_rows if none does. Limits ascend. */
+/* Find the first row that sees position start; n_rows if none does. Limits ascend. */
 static uint32_t row_first(const struct kvt_row_block *block, uint32_t start)
 {
 	uint32_t low = 0, high = block->n_rows;
@@ -246,13 +245,10 @@ static void rows_write(const struct work *work, const struct partial *result)
 	}
 }
 
-/* What stands for a row that is not there. */
+/* Stands for a missing row. */
 static const char no_row[KVT_ATTN_HEAD_DIM_MAX * sizeof(float)];
 
-/*
- * Where the positions [start, end) of one KV head of the block lie in one plane; n of them, those
- * that are not there too.
- */
+/* Find the positions [start, end) of one KV head in one plane; n of them, missing ones included. */
 static void positions_find(const struct work *work, const char *plane, uint32_t head,
 			   uint32_t start, uint32_t end, const char **ret_rows, uint32_t n)
 {
@@ -360,7 +356,7 @@ INLINE void gemm_run(const struct gemm *gemm, uint32_t n_rows, uint32_t n_vector
 
 /* Packing */
 
-/* Positions of one head that will be packed soon, to be fetched meanwhile. */
+/* Positions of one head to fetch now and pack soon. */
 struct ahead {
 	const char *plane;
 	uint32_t head;
@@ -381,7 +377,7 @@ static void panel_pack(const struct work *work, element *panel, uint32_t head, u
 	keys_pack(panel, &rows, &ahead_rows, work->head_dim, work->kv->type);
 }
 
-/* Likewise for capacity positions of values. Returns whether any is not finite. */
+/* Pack capacity positions of values likewise. Returns true if any is not finite. */
 static bool chunk_pack(const struct work *work, element *chunk, uint32_t head, uint32_t start,
 		       uint32_t capacity, const struct ahead *ahead)
 {
@@ -409,7 +405,7 @@ static void unit_pack(struct work *work)
 
 /* A tile on a block: scores, weights, outputs */
 
-/* Some rows of the block, and how many positions of the unit each sees. */
+/* Some rows of the block, and how many of the unit's positions each sees. */
 struct tile {
 	uint32_t first_row;
 	uint32_t n_rows;
@@ -417,30 +413,30 @@ struct tile {
 	uint32_t n_keys[TILE_ROWS]; /* 0 to KVT_ATTN_UNIT */
 };
 
-/* Rows of one head are done in bands, the rows of one inner kernel. */
+/* Return the number of bands of a head: the rows of one inner kernel each. */
 INLINE uint32_t bands(const struct tile *tile)
 {
 	return (tile->head_rows + GEMM_ROWS - 1) / GEMM_ROWS;
 }
 
-/* The first row of a band of a head; of one past the last band, the end. */
+/* Return the first row of a head's band, or the end for one past the last band. */
 INLINE uint32_t band_row(const struct tile *tile, uint32_t head, uint32_t band)
 {
 #ifdef GEMM_TILES
-	/* A tile that is not full takes as long as a full one. */
+	/* A partial tile takes as long as a full one. */
 	return head * tile->head_rows + minimum(band * GEMM_ROWS, tile->head_rows);
 #else
 	return head * tile->head_rows + share(tile->head_rows, bands(tile), band);
 #endif
 }
 
-/* Whether behind the rows of a head's last band there are those of the next head. */
+/* True if the rows of a head's last band are followed by the next head's. */
 INLINE bool heads_follow(const struct tile *tile)
 {
 	return tile->head_rows < tile->n_rows;
 }
 
-/* How many of the positions [start, start + n) a row of the tile sees. */
+/* Return how many of the positions [start, start + n) a row of the tile sees. */
 INLINE uint32_t keys_seen(const struct tile *tile, uint32_t row, uint32_t start, uint32_t n)
 {
 	uint32_t n_keys = tile->n_keys[row];
@@ -448,7 +444,7 @@ INLINE uint32_t keys_seen(const struct tile *tile, uint32_t row, uint32_t start,
 	return n_keys <= start ? 0 : minimum(n_keys - start, n);
 }
 
-/* Scores of a packed panel of a head's keys, for the rows that see any of it. */
+/* Compute the scores of a packed panel of keys, for the rows that see any of it. */
 static void panel_scores(const struct work *work, const struct tile *tile, uint32_t head,
 			 const element *panel, uint32_t block_start, uint32_t panel_start)
 {
@@ -474,7 +470,7 @@ static void panel_scores(const struct work *work, const struct tile *tile, uint3
 	}
 }
 
-/* The highest of a row's n scores, n at least 1. */
+/* Return the maximum of a row's n scores, n at least 1. */
 INLINE float scores_maximum(const float *scores, uint32_t n)
 {
 	vf lowest = v_set1(-__builtin_inff());
@@ -493,8 +489,8 @@ INLINE float scores_maximum(const float *scores, uint32_t n)
 }
 
 /*
- * Weights of a row's n scores, and zeros up to n_fill; returns lanes of sums with the weights
- * added.
+ * Compute the weights of a row's n scores, and zeros up to n_fill. Returns the lanes of sums with
+ * the weights added.
  */
 INLINE vf scores_weights(const float *scores, element *weights, uint32_t n, uint32_t n_fill,
 			 float log2_scale, float maximum, vf sums)
@@ -526,10 +522,10 @@ INLINE vf scores_weights(const float *scores, element *weights, uint32_t n, uint
 }
 
 /*
- * New maxima of the tile's rows, and the factors for what was summed under the old ones. A row
- * that sees nothing of the block keeps its maximum, and its factor is not used. A row with no
- * finite score yet has the maximum minus infinity; its weights are computed against 0 then, not
- * against infinity minus infinity.
+ * Compute new maxima of the tile's rows, and the factors for sums under the old ones. A row that
+ * sees nothing of the block keeps its maximum; its factor is unused. Without a finite score a row's
+ * maximum is minus infinity; its weights are then computed against 0, not against infinity minus
+ * infinity.
  */
 static void tile_maxima(const struct work *work, const struct tile *tile, uint32_t block_start)
 {
@@ -572,7 +568,7 @@ static void tile_weights(const struct work *work, const struct tile *tile, uint3
 		sums = scores_weights(work->scores + row * BLOCK, work->weights + row * BLOCK, n,
 				      n_fill, work->log2_scale, maximum, sums);
 		v_store(lanes, sums);
-		/* Nothing was added to outputs before the first block. */
+		/* Outputs are empty before the first block. */
 		if (factor == 1.0f || !block_start)
 			continue;
 		for (uint32_t i = 0; i < work->out_dim; i += VW)
@@ -606,9 +602,9 @@ static void chunk_add(const struct work *work, const element *weights, const ele
 }
 
 /*
- * The same for one row of a chunk that has values that are not finite. 0 times infinity is not 0,
- * so the row gets exactly the positions that it sees. In the last addition the other positions are
- * replaced by zeros.
+ * Add one row's weighted values of a chunk that has values that are not finite. 0 times infinity is
+ * not 0, so the row gets exactly the positions that it sees; in the last addition zeros replace the
+ * others.
  */
 static void chunk_add_exactly(const struct work *work, const element *weights, const element *chunk,
 			      uint32_t capacity, uint32_t row, uint32_t n_keys)
@@ -676,7 +672,7 @@ static void chunk_values(const struct work *work, const struct tile *tile, uint3
 
 /* Units */
 
-/* The unit was packed as a whole. */
+/* Run a block of a unit that was packed as a whole. */
 static void block_packed(const struct work *work, const struct tile *tile, uint32_t block_start,
 			 uint32_t block_end)
 {
@@ -693,14 +689,14 @@ static void block_packed(const struct work *work, const struct tile *tile, uint3
 }
 
 /*
- * There is only one tile, as in decode: take a panel, use it while it is in the first cache. Memory
- * is the limit here, so KV is read as it lies there: the keys of a block, then its values, page by
- * page, and of each page all heads of the block; and each panel fetches the next one meanwhile.
+ * A single tile, as in decode: use each panel while it is in L1. Memory is the limit, so KV is read
+ * in its own order: the keys of a block, then its values, page by page, and of each page all heads
+ * of the block. Each panel fetches the next one.
  */
 struct place {
 	bool values;
 	uint32_t head;
-	/* Positions: a block, in it some that are read for all heads, and in them a panel. */
+	/* Positions: a block, in it those read for all heads, in them a panel. */
 	uint32_t block;
 	uint32_t stretch;
 	uint32_t panel;
@@ -712,8 +708,8 @@ INLINE const char *place_plane(const struct work *work, const struct place *at)
 }
 
 /*
- * What is read after the blocks up to start: behind the units of a job, probably those of the
- * thread's next one.
+ * Return the block that is read after start: behind a job's units, probably those of the thread's
+ * next job.
  */
 INLINE uint32_t block_after(const struct kvt_row_block *block, uint32_t start)
 {
@@ -776,15 +772,15 @@ static void panel_values_packed(const struct work *work, const struct tile *tile
 #ifdef FEW_ROWS
 
 /*
- * So few rows that packing would cost more than the products: KV goes from its pages through
- * registers into scores and outputs. The products are the same, in the same order.
+ * True for so few rows that packing would cost more than the products: KV goes from its pages
+ * through registers into scores and outputs. The products are the same, in the same order.
  */
 INLINE bool few_rows(const struct work *work, const struct tile *tile)
 {
 	return tile->head_rows <= FEW_ROWS && few_possible(work->head_dim, work->kv->type);
 }
 
-/* Where the strips of a panel begin. Returns how many of its positions there are. */
+/* Find the strips of a panel. Returns how many of its positions exist. */
 INLINE uint32_t strips_find(const struct work *work, const struct place *at,
 			    const char **ret_strips)
 {
@@ -810,8 +806,8 @@ INLINE uint32_t strips_find(const struct work *work, const struct place *at,
 }
 
 /*
- * Positions that do not lie evenly, sixteen at a time, or are not all there, are put together with
- * rows of zeros.
+ * Gather positions that are not evenly spaced, sixteen at a time, or are partly missing: zero rows
+ * fill the gaps.
  */
 static void strips_gather(const struct work *work, const struct place *at, struct few *few)
 {
@@ -870,7 +866,7 @@ static bool panel_values_few(const struct work *work, const struct tile *tile,
 			  work->weights + row * BLOCK + (at->panel - at->block));
 }
 
-/* The values of a block once more for one head, some of whose values are not finite. */
+/* Redo a block's values for one head, some of whose values are not finite. */
 static void head_values_again(const struct work *work, const struct tile *tile,
 			      const struct place *block, uint32_t head)
 {
@@ -948,7 +944,7 @@ static void block_streamed(const struct work *work, const struct tile *tile, uin
 static void few_begin(const struct work *work, const struct tile *tile);
 #endif
 
-/* One unit for the rows [first_row, first_row + n_rows) of the block, into work->tile. */
+/* Run one unit for the rows [first_row, first_row + n_rows) of the block, into work->tile. */
 static void tile_unit(const struct work *work, uint32_t first_row, uint32_t n_rows, bool packed)
 {
 	struct tile tile = { .first_row = first_row, .n_rows = n_rows };
@@ -1000,7 +996,7 @@ static void partial_copy(const struct partial *target, const struct partial *sou
 	memcpy(target->outputs, source->outputs, (size_t)n_rows * out_dim * sizeof(float));
 }
 
-/* Bring both sides of n rows (at most VW) to their common maximum, and add. */
+/* Merge n rows (at most VW): bring both sides to their common maximum and add. */
 static void partial_merge_some(const struct partial *target, const struct partial *source,
 			       uint32_t n, uint32_t out_dim)
 {
@@ -1044,7 +1040,7 @@ static void partial_merge(const struct partial *target, const struct partial *so
 	}
 }
 
-/* One unit of the block, merged into work->group. */
+/* Run one unit of the block and merge it into work->group. */
 static void unit_run(struct work *work, uint32_t unit, bool first)
 {
 	const struct kvt_row_block *block = work->block;
@@ -1068,9 +1064,8 @@ static void unit_run(struct work *work, uint32_t unit, bool first)
 }
 
 /*
- * Rows that see none of a group have nothing in work->group that was ever written for it; they
- * are the first ones, and are left out. Every row sees position 0, so the first group has all
- * rows.
+ * Merge a group. Rows that see none of it have stale data in work->group; they are the first ones
+ * and are left out. Every row sees position 0, so the first group has all rows.
  */
 static void group_merge(struct work *work, uint32_t first_unit, bool first)
 {
@@ -1082,7 +1077,7 @@ static void group_merge(struct work *work, uint32_t first_unit, bool first)
 	partial_merge(&to, &from, block->n_rows - row, work->out_dim, first);
 }
 
-/* Span number i of the block's partial results. */
+/* Return span number i of the block's partial results. */
 static struct partial partial_of_span(const struct kvt_row_block *block, uint32_t out_dim,
 				      uint32_t i)
 {
@@ -1122,7 +1117,7 @@ static void job_run(const struct kvt_job *job, void *workspace)
 		if (end - job->first_unit > KVT_UNITS_PER_GROUP)
 			group_merge(&work, group, group == job->first_unit);
 	}
-	/* What is one group was not copied into the total. */
+	/* A single group was not copied into the total. */
 	struct partial *result =
 		end - job->first_unit > KVT_UNITS_PER_GROUP ? &work.total : &work.group;
 

@@ -51,7 +51,7 @@ static inline vf v_fma(vf a, vf b, vf c)
 	return _mm512_fmadd_ps(a, b, c);
 }
 
-/* The higher one; b if either is NaN. */
+/* The greater one; b if either is NaN. */
 static inline vf v_max(vf a, vf b)
 {
 	return _mm512_max_ps(a, b);
@@ -120,7 +120,7 @@ static inline vf v_exp2(vf x)
 	return _mm512_scalef_ps(p, x);
 }
 
-/* Sixteen rows of sixteen 32-bit elements: element j of row i becomes element i of row j. */
+/* Transpose sixteen rows of sixteen 32-bit elements. */
 static inline __attribute__((always_inline)) void transpose_16(__m512i *rows)
 {
 	__m512i t[16];
@@ -212,10 +212,7 @@ words_load_8(const char *strip, size_t stride, __m512i *ret_words)
 	}
 }
 
-/*
- * Fetch what will be read soon, row by row, as memory likes it: into the first cache the rows that
- * come next, into the second cache those that come a block later.
- */
+/* Prefetch row by row, in memory's order: the next rows into L1, those of a block later into L2. */
 static inline void rows_fetch(const struct kvt_rows *rows, uint32_t first, uint32_t n,
 			      uint32_t bytes)
 {

@@ -12,14 +12,18 @@
 CFLAGS_kernels = -O3 -ffp-contract=off -fno-math-errno $(CFLAGS_kernels_isa)
 
 KERNELS_ARCH := $(if $(NO_COMPILER),,$(shell $(CC) -dumpmachine))
-KERNELS_SRC := $(addprefix kernels/,append_prefill.c check.c context.c cuda_host.c cuda_images.c \
-	cuda_plan.c geometry.c pages.c path_portable.c pool.c)
+KERNELS_SRC := $(addprefix kernels/,append_prefill.c base.c check.c context.c cuda_host.c \
+	cuda_images.c cuda_plan.c geometry.c pages.c path_portable.c pool.c)
 ifneq ($(filter x86_64%,$(KERNELS_ARCH)),)
 KERNELS_SRC += kernels/path_avx2.c kernels/path_avx512.c kernels/path_avx512_bf16.c \
 	kernels/path_amx_bf16.c
 endif
 
 KERNELS_AVX512 := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl
+# Frames that gcc 12 lays out for use-after-return are aligned for 32 bytes, not for 64 (PR 110027).
+ifneq ($(findstring address,$(SANITIZE)),)
+KERNELS_AVX512 += $(if $(findstring clang,$(CC)),,--param=asan-use-after-return=0)
+endif
 $(O)/obj/kernels/path_avx2.o: CFLAGS_kernels_isa := -mavx2 -mfma -mf16c
 $(O)/obj/kernels/path_avx512.o: CFLAGS_kernels_isa := $(KERNELS_AVX512)
 $(O)/obj/kernels/path_avx512_bf16.o: CFLAGS_kernels_isa := $(KERNELS_AVX512) -mavx512bf16

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Everything a caller can get wrong, found before anything is written. */
+/* Checks every argument that a caller can get wrong.
+ *
+ * Inputs: the caller's structs and host arrays. Invariant: nothing is written before all checks of
+ * an operation have passed. Caller: context.c. */
 
 #include <errno.h>
 #include <math.h>
@@ -238,8 +241,8 @@ static int page_role_compare(const void *a, const void *b)
 }
 
 /*
- * No page may be a target and anything else too. Each page is sorted with its role: 0 source, 1
- * target.
+ * Check that no page is a target and anything else, too. Pages are sorted with their role: 0
+ * source, 1 target.
  */
 static int copies_apart(struct kvt_attn_context *context, const struct kvt_attn_copy *copies,
 			uint32_t n_copies)

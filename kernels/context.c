@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Contexts: which path runs, with which threads and memory; and the way into the three
- * operations.
+ * Contexts: the choice of a path, its threads and memory; and the entry of the three operations.
+ *
+ * Inputs: the caller's options and operations. Invariants: every operation is checked before it
+ * runs; rounding and denormals are the same for all. Callers: applications, by kvt_kernels.h.
  */
 
 #include <errno.h>
 #include <fenv.h>
 #include <sched.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,42 +29,6 @@ int kvt_attn_abi(void)
 	return KVT_ATTN_ABI;
 }
 
-int kvt_attn_fail(struct kvt_attn_context *context, int error, const char *format, ...)
-{
-	va_list arguments;
-
-	va_start(arguments, format);
-	vsnprintf(context->error_text, sizeof context->error_text, format, arguments);
-	va_end(arguments);
-	return error;
-}
-
-int kvt_buffer_reserve(struct kvt_buffer *buffer, size_t bytes)
-{
-	void *data;
-
-	if (bytes <= buffer->bytes)
-		return 0;
-	/*
-	 * Whole pages, and an eighth more, so that a growing context does not allocate at each
-	 * step.
-	 */
-	bytes = (bytes + bytes / 8 + 4095) & ~(size_t)4095;
-	data = aligned_alloc(4096, bytes);
-	if (!data)
-		return -ENOMEM;
-	free(buffer->data);
-	buffer->data = data;
-	buffer->bytes = bytes;
-	return 0;
-}
-
-void kvt_buffer_free(struct kvt_buffer *buffer)
-{
-	free(buffer->data);
-	*buffer = (struct kvt_buffer){ 0 };
-}
-
 static const char *const isa_names[] = { "auto",   "portable",	  "avx2",
 					 "avx512", "avx512_bf16", "amx_bf16" };
 
@@ -77,8 +42,8 @@ static bool has_f16c(void)
 }
 
 /*
- * Linux gives the state of tiles to a process that asks for it, and to its threads. It refuses if a
- * thread has an alternate signal stack that is too small for that state, and under old kernels.
+ * Linux gives tile state to a process that asks, and to its threads. It refuses if a thread's
+ * alternate signal stack is too small for it, and under old kernels.
  */
 #define ARCH_REQ_XCOMP_PERM 0x1023
 #define XFEATURE_XTILEDATA 18
@@ -104,8 +69,8 @@ static bool has_amx_bf16(void)
 }
 
 /*
- * Whether vdpbf16ps does fewer products a second than fma: it does on Intel's cores, by half, and
- * twice as many on AMD's.
+ * True if vdpbf16ps does fewer products a second than fma: half as many on Intel's cores, twice as
+ * many on AMD's.
  */
 static bool pairs_slow(void)
 {
@@ -122,7 +87,7 @@ static bool isa_supported(enum kvt_attn_isa isa)
 	case KVT_ATTN_ISA_PORTABLE:
 		return true;
 #if defined(__x86_64__)
-	/* These ask the operating system too, whether it saves the registers. */
+	/* These also ask the operating system if it saves the registers. */
 	case KVT_ATTN_ISA_AVX2:
 		return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
 		       has_f16c();
@@ -178,8 +143,8 @@ static int isa_from_environment(struct kvt_attn_context *context, enum kvt_attn_
 }
 
 /*
- * The fastest path that this CPU has, by what is known of its family: timing would not choose the
- * same one each time, and paths differ in bits.
+ * Return the CPU's fastest path, by its family: timing would not always choose the same, and paths
+ * differ in bits.
  */
 static enum kvt_attn_isa isa_best(void)
 {
@@ -279,7 +244,7 @@ int kvt_attn_open(const struct kvt_attn_options *options, struct kvt_attn_contex
 	struct kvt_attn_context *context;
 	int r;
 
-	/* The pool inside is aligned to more than malloc gives. */
+	/* The pool inside needs more alignment than malloc gives. */
 	context = aligned_alloc(KVT_CPU_ALIGN, (sizeof *context + KVT_CPU_ALIGN - 1) /
 						       KVT_CPU_ALIGN * KVT_CPU_ALIGN);
 	if (!context) {
@@ -348,8 +313,8 @@ static int stream_check(struct kvt_attn_context *context, const void *stream)
 }
 
 /*
- * Between these two, rounding is to nearest, and denormals are numbers, whatever the caller has
- * set: bits would differ, of results, of conversions, and of the scale that a device is given.
+ * Set rounding to nearest and denormals on until operation_end(), whatever the caller has set: else
+ * the bits of results, conversions and a device's scale would differ.
  */
 static void operation_begin(struct kvt_attn_context *context, fenv_t *callers)
 {

@@ -90,7 +90,7 @@ KVT_INLINE float kvt_f8_to_float(uint8_t bits)
 	return kvt_bits_float(sign | (magnitude + 0x3c0) << 20);
 }
 
-/* Round to nearest even; what is too large becomes +-448, infinities too. */
+/* Round to nearest even; larger values and infinities become +-448. */
 KVT_INLINE uint8_t kvt_float_to_f8(float value)
 {
 	uint32_t bits = kvt_float_bits(value);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the CPU hands to the CUDA kernels. Compiled by the C compiler and by nvcc, so both see one
+ * Arguments of the CUDA kernels. Compiled by the C compiler and by nvcc, so both see one
  * layout.
  */
 #ifndef KVT_KERNELS_CUDA_ARGS_H
@@ -8,14 +8,14 @@
 
 #include <stdint.h>
 
-/* Rows of one thread block: four warps of sixteen, the rows of one mma. */
+/* Rows of one thread block: four warps of sixteen, an mma's rows. */
 #define KVT_CUDA_ROWS 64
 #define KVT_CUDA_THREADS 128
 
 /*
  * Up to KVT_CUDA_ROWS rows of one sequence and KV head, in (query, head of the group) order. Its
- * units are cut into spans of span_units, a unit or a group; each span has a partial result, a
- * slot of KVT_CUDA_ROWS maxima, as many sums, and then as many rows of outputs, padded.
+ * units are cut into spans of span_units, a unit or a group. Each span has a slot for its partial
+ * result: KVT_CUDA_ROWS maxima, as many sums, then as many padded rows of outputs.
  */
 struct kvt_cuda_block {
 	uint32_t first_token; /* of the sequence, in limits, and as row of q and out */
@@ -35,13 +35,13 @@ struct kvt_cuda_item {
 };
 
 /*
- * Blocks of attention that a multiprocessor has registers for, by head dim. The kernels are
- * compiled for that (65,536 registers: 128, 168 or 255 for a thread), and none spills. Shared
- * memory would allow a fourth one at 80 on sm_90, but not the registers.
+ * Attention blocks resident on a multiprocessor, by head dim. The kernels are compiled for that
+ * (65,536 registers: 128, 168 or 255 for a thread), and none spills. At 80 on sm_90 shared memory
+ * would allow a fourth, registers do not.
  */
 #define KVT_CUDA_BLOCKS(dim) ((dim) <= 64 ? 4 : (dim) <= 96 ? 3 : 2)
 
-/* Tiles that are used, or on their way to shared memory, at a time: 2 to this. */
+/* Tiles in use or in flight to shared memory: 2 to this. */
 #define KVT_CUDA_STAGES_MAX 4
 
 #define KVT_CUDA_LINES_Q 1u
@@ -61,11 +61,11 @@ struct kvt_cuda_prefill {
 	uint64_t out_row_stride;
 	uint64_t out_head_stride;
 	uint64_t pages; /* uint32_t[]: all page tables, one behind the other */
-	uint64_t limits; /* uint32_t[]: how many positions each query sees */
+	uint64_t limits; /* uint32_t[]: positions that each query sees */
 	uint64_t blocks; /* struct kvt_cuda_block[] */
 	uint64_t items; /* struct kvt_cuda_item[] */
 	uint64_t partials; /* float[]: slots */
-	uint64_t flags; /* uint32_t[]: one for each block, 0 to begin with */
+	uint64_t flags; /* uint32_t[]: one for each block, initially 0 */
 	uint32_t n_blocks;
 	uint32_t page_shift;
 	uint32_t head_dim;
@@ -73,8 +73,8 @@ struct kvt_cuda_prefill {
 	uint32_t q_type; /* enum kvt_attn_type */
 	uint32_t kv_type;
 	uint32_t out_type;
-	uint32_t lines; /* KVT_CUDA_LINES_*: whose rows can be read 16 bytes at a time */
-	uint32_t n_stages; /* tiles of keys and values that shared memory has place for */
+	uint32_t lines; /* KVT_CUDA_LINES_*: rows readable 16 bytes at a time */
+	uint32_t n_stages; /* tiles of keys and values in shared memory */
 	float log2_scale;
 	float v_scale;
 };

@@ -5,21 +5,20 @@
  * all else, whose queries and KV become fp32 while they are copied.
  *
  * A thread block takes 64 rows through one span of units, in tiles of tile_keys positions that are
- * copied to shared memory while those before are used, as many stages ahead as the host has found
- * place for (cuda_plan.h). A warp has 16 of the rows, so each row's products are made by the same
- * instructions in the same order whatever the other rows are: tiles, units and groups begin at
- * absolute positions, and what a row must not see adds weight 0. That keeps the promise of
- * kvt_kernels.h (same bits, warm or cold).
+ * copied to shared memory while earlier ones are used, as many stages ahead as the host has fitted
+ * (cuda_plan.h). A warp has 16 of the rows. Each row's products use the same instructions in the
+ * same order, whatever the other rows are: tiles, units and groups begin at absolute positions, and
+ * positions that a row must not see add weight 0. So bits are the same, warm or cold, as
+ * kvt_kernels.h promises.
  *
- * The result of a unit is in registers; it is merged into the group's, which lies in the span's
- * slot in global memory (in practice in the second cache), each element always by the same
- * thread. Where a block has several spans, kernel merge puts them together.
+ * A unit's result is in registers. It is merged into the group's in the span's slot in global
+ * memory (in practice in L2), each element always by the same thread. If a block has several
+ * spans, kernel merge combines them.
  *
- * V is multiplied with weights that are 0 for positions that a row must not see, which is wrong
- * where V is not finite. So tiles in which rows end are searched for such values; blocks that
- * have any are flagged and not written out, and kernel repair does them again, row by row. A row
- * alone never meets a position that it must not see. (Nothing is written before it is known to
- * be right, since out may lie where q does.)
+ * Weight 0 does not hide a V that is not finite. So tiles in which rows end are searched for such
+ * values. Blocks that have any are flagged and not written out, and kernel repair redoes them row
+ * by row: a single row never meets a position that it must not see. Nothing is written before it is
+ * known to be right, since out may overlap q.
  *
  * Lane l of a warp has, of a 16 x 8 product, the columns 2 * (l % 4) and the next, of rows l / 4
  * and l / 4 + 8.
@@ -30,7 +29,7 @@
 #define UNIT 1024u
 #define GROUP_UNITS 8u
 
-/* What products are made of. */
+/* The kinds of products. */
 enum kind {
 	KIND_BF16 = 0,
 	KIND_F16 = 1,
@@ -81,15 +80,15 @@ template <int row_chunks> struct swizzle {
 		return row / (8 / run) % run;
 	}
 
-	/* How many chunks before this one, in the tile. */
+	/* Return the number of chunks before this one in the tile. */
 	KVT_MEMBER uint32_t place(uint32_t row, uint32_t chunk)
 	{
 		return row * row_chunks + (chunk ^ twist(row));
 	}
 
 	/*
-	 * chunk ^ twisted for a chunk that the compiler knows and a twisted that the lane knows,
-	 * less than run: what can be part of an instruction's offset is added.
+	 * chunk ^ twisted, for a constant chunk and a lane's twisted, less than run: the constant
+	 * part of the sum fits an instruction's offset.
 	 */
 	KVT_MEMBER uint32_t in_row(uint32_t chunk, uint32_t twisted)
 	{
@@ -109,9 +108,9 @@ template <int dim, int kind> struct shape {
 };
 
 /*
- * A tile as it is copied: elements as above, or fp8 as it lies in the pages, sixteen at a time and
- * not swizzled, from which a tile is made when it is there. Queries, that tile, and two stages of
- * keys and values together are at most 99 KiB, which every device has.
+ * A tile as copied: elements as above, or raw fp8, sixteen at a time and not swizzled, which is
+ * converted to a tile on arrival. Queries, that tile, and two stages of keys and values are at most
+ * 99 KiB, which every device has.
  */
 template <int dim, int kind, bool f8> struct copied_shape {
 	static constexpr int chunk_elements = f8 ? 16 : shape<dim, kind>::chunk_elements;
@@ -122,7 +121,7 @@ template <int dim, int kind, bool f8> struct copied_shape {
 		      "too large");
 };
 
-/* What does not depend on the kind of products. */
+/* The part that does not depend on the kind of products. */
 template <int dim> struct result_shape {
 	static constexpr int dim_tiles = dim / 8;
 	static constexpr int slot_floats = KVT_CUDA_ROWS * (dim + 2);
@@ -130,7 +129,7 @@ template <int dim> struct result_shape {
 
 #define MINUS_INFINITY bits_float(0xff800000u)
 
-/* What one load or store of a device moves at most. */
+/* The most that one load or store moves. */
 struct alignas(16) line_piece {
 	uint32_t words[4];
 };
@@ -145,7 +144,7 @@ KVT_DEVICE uint32_t least(uint32_t a, uint32_t b)
 	return a < b ? a : b;
 }
 
-/* Some rows of a block, of which a warp has 16: what all threads of the thread block know. */
+/* Some rows of a block, 16 for each warp: known to all threads of the thread block. */
 struct rows_at_hand {
 	const struct kvt_cuda_prefill *args;
 	const struct kvt_cuda_block *block;
@@ -176,7 +175,7 @@ KVT_DEVICE struct rows_at_hand rows_take(const struct kvt_cuda_prefill *args,
 	return rows;
 }
 
-/* Where a row of q or out begins. */
+/* Return the offset of a row of q or out. */
 KVT_DEVICE uint64_t row_offset(const struct rows_at_hand *rows, uint32_t row, uint64_t row_stride,
 			       uint64_t head_stride)
 {
@@ -188,7 +187,7 @@ KVT_DEVICE uint64_t row_offset(const struct rows_at_hand *rows, uint32_t row, ui
 	       (rows->block->kv_head * group_heads + in_sequence % group_heads) * head_stride;
 }
 
-/* fp8 by its bits below the sign: those of a number 2^120 too small. Exact. */
+/* Convert fp8, its bits below the sign being those of a number 2^120 too small. Exact. */
 KVT_DEVICE float f8_value(uint32_t bits)
 {
 	uint32_t magnitude = bits & 0x7f, sign = (bits & 0x80) << 24;
@@ -199,15 +198,15 @@ KVT_DEVICE float f8_value(uint32_t bits)
 	return bits_float(float_bits(value) | sign);
 }
 
-/* The type of what lies in memory, for elements of which target_bytes are wanted. */
+/* Return the bytes of an element in memory. */
 template <int kind, bool f8> KVT_DEVICE uint32_t source_bytes(uint32_t type)
 {
 	return kind == KIND_F32 ? kvt_type_size(type) : f8 ? 1 : 2;
 }
 
 /*
- * Sixteen bytes for shared memory, from dimension dim of a row on; what lies beyond n_dims, and
- * rows that are not valid, are zeros. For fp32 products, rows of another type are converted.
+ * Load sixteen bytes for shared memory, from dimension dim of a row on. Zeros beyond n_dims and for
+ * invalid rows. For fp32 products, rows of another type are converted.
  */
 template <int kind, bool f8>
 KVT_DEVICE struct line_piece chunk_load(const unsigned char *row, uint32_t dim, uint32_t n_dims,
@@ -233,7 +232,7 @@ KVT_DEVICE struct line_piece chunk_load(const unsigned char *row, uint32_t dim, 
 	return piece;
 }
 
-/* Whether rows are copied as they are, 16 bytes at a time. */
+/* True if rows are copied unchanged, 16 bytes at a time. */
 template <int kind, bool f8> KVT_DEVICE bool are_copied(bool lines, uint32_t type)
 {
 	return lines && (kind != KIND_F32 || type == KVT_ATTN_F32);
@@ -359,7 +358,7 @@ KVT_DEVICE void tiles_load(const struct rows_at_hand *rows, uint32_t start, unsi
 	}
 }
 
-/* Eight elements of 16 bits from as many of fp8. */
+/* Convert eight elements of fp8 to 16 bits. */
 template <int kind> KVT_DEVICE struct line_piece f8_convert(uint32_t low, uint32_t high)
 {
 	struct line_piece piece;
@@ -400,7 +399,7 @@ KVT_DEVICE void tile_convert(const unsigned char *copied, unsigned char *target)
 		const struct line_piece high = f8_convert<kind>(source.words[2], source.words[3]);
 		struct line_piece pieces[2];
 
-		/* Chosen word by word: what has an address would not be in registers. */
+		/* Chosen word by word: an addressed variable would leave the registers. */
 #pragma unroll
 		for (int j = 0; j < 4; j++) {
 			pieces[0].words[j] = high_first ? high.words[j] : low.words[j];
@@ -509,7 +508,8 @@ KVT_DEVICE void tile_scores_f32(const unsigned char *q, const unsigned char *k, 
 	}
 }
 
-/* Minus infinity for keys that a row must not see; start is the tile's first position. */
+/* Set scores to minus infinity for keys that a row must not see; start is the tile's first
+ * position. */
 template <int dim, int kind>
 KVT_DEVICE void tile_mask(float (*scores)[4], uint32_t start, const uint32_t *limits)
 {
@@ -526,8 +526,8 @@ KVT_DEVICE void tile_mask(float (*scores)[4], uint32_t start, const uint32_t *li
 }
 
 /*
- * Scores become weights; maxima, sums and outputs follow. A row that sees nothing of the tile has
- * only minus infinities: its maximum stays, the factor is 1, the weights are 0.
+ * Turn scores into weights; update maxima, sums and outputs. A row that sees nothing of the tile
+ * has only minus infinities: its maximum stays, the factor is 1, the weights are 0.
  */
 template <int dim, int kind>
 KVT_DEVICE void tile_weights(struct unit_state<dim> *state, float (*scores)[4], float log2_scale)
@@ -625,7 +625,7 @@ KVT_DEVICE void tile_values_f32(struct unit_state<dim> *state, float (*weights)[
 	}
 }
 
-/* Whether one of the elements of a word, one or two, is not finite. */
+/* True if an element of a word, one or two, is not finite. */
 template <int kind> KVT_DEVICE bool not_finite(uint32_t word)
 {
 	const uint32_t high = kind == KIND_F16 ? 0x7c000000u : 0x7f800000u, low = high >> 16;
@@ -671,7 +671,7 @@ template <int dim, int kind, bool f8> struct tiles {
 	unsigned char *converted;
 	unsigned char *stages;
 	uint32_t n_stages;
-	uint32_t stage; /* that is used next */
+	uint32_t stage; /* next one to use */
 };
 
 template <int dim, int kind, bool f8>
@@ -687,7 +687,7 @@ KVT_DEVICE struct tiles<dim, kind, f8> tiles_in_shared(uint32_t n_stages)
 	return tiles;
 }
 
-/* Where a stage's keys are copied to; its values follow. */
+/* Return the place of a stage's keys; its values follow. */
 template <int dim, int kind, bool f8>
 KVT_DEVICE unsigned char *stage_of(const struct tiles<dim, kind, f8> *tiles, uint32_t stage)
 {
@@ -695,8 +695,8 @@ KVT_DEVICE unsigned char *stage_of(const struct tiles<dim, kind, f8> *tiles, uin
 }
 
 /*
- * Begin to copy the positions from start on, none if that is the end. Each call is a group of
- * copies, an empty one too, so that who waits knows how many groups came later.
+ * Begin to copy the positions from start on, none at the end. Each call is a group of copies, even
+ * an empty one, so that the number of later groups is known.
  */
 template <int dim, int kind, bool f8>
 KVT_DEVICE void tiles_fetch(const struct rows_at_hand *rows,
@@ -713,7 +713,7 @@ KVT_DEVICE void tiles_fetch(const struct rows_at_hand *rows,
 	copy_commit();
 }
 
-/* Wait for the first of the n_stages groups of copies that were begun last. */
+/* Wait for the oldest of the last n_stages groups of copies. */
 KVT_DEVICE void stage_wait(uint32_t n_stages)
 {
 	static_assert(KVT_CUDA_STAGES_MAX == 4, "cases are missing");
@@ -726,8 +726,8 @@ KVT_DEVICE void stage_wait(uint32_t n_stages)
 }
 
 /*
- * The elements of the next stage, whose copies by this thread have arrived: keys, and behind them
- * values. Those of other threads are there after a barrier.
+ * Return the next stage's elements, keys and then values, whose copies by this thread have arrived.
+ * Those by other threads arrive by a barrier.
  */
 template <int dim, int kind, bool f8>
 KVT_DEVICE unsigned char *tiles_take(const struct tiles<dim, kind, f8> *tiles)
@@ -744,7 +744,7 @@ KVT_DEVICE unsigned char *tiles_take(const struct tiles<dim, kind, f8> *tiles)
 }
 
 /*
- * The unit from start on, of a span that ends at end: what is copied ahead may be of its next unit.
+ * Run the unit from start on, of a span that ends at end. Copies ahead may belong to its next unit.
  */
 template <int dim, int kind, bool f8>
 KVT_DEVICE void unit_run(const struct rows_at_hand *rows, struct tiles<dim, kind, f8> *tiles,
@@ -767,7 +767,7 @@ KVT_DEVICE void unit_run(const struct rows_at_hand *rows, struct tiles<dim, kind
 		v = k + shape<dim, kind>::tile_chunks * 16;
 		barrier();
 		tile_search<dim, kind>(rows, start, v);
-		/* The same for all lanes of a warp, as its instructions need. */
+		/* Uniform in a warp, as its instructions need. */
 		if (busy) {
 			if constexpr (kind == KIND_F32)
 				tile_scores_f32<dim>(tiles->q, k, scores);
@@ -781,7 +781,7 @@ KVT_DEVICE void unit_run(const struct rows_at_hand *rows, struct tiles<dim, kind
 			else
 				tile_values<dim, kind>(state, scores, v);
 		}
-		/* The next round's copies go to where this one read. */
+		/* The next round's copies overwrite what this one read. */
 		barrier();
 		tiles->stage = tiles->stage == ahead ? 0 : tiles->stage + 1;
 	}
@@ -791,7 +791,7 @@ KVT_DEVICE void unit_run(const struct rows_at_hand *rows, struct tiles<dim, kind
 	}
 }
 
-/* Merging. The same few operations everywhere, or bits would differ. */
+/* Merging. Always the same operations, or bits would differ. */
 
 struct merge_factors {
 	float maximum;
@@ -834,7 +834,7 @@ KVT_DEVICE void output_write(const struct rows_at_hand *rows, uint32_t row, uint
 		((uint16_t *)(void *)out)[column] = (uint16_t)pair_of<false>(value, 0.0f);
 }
 
-/* The maximum and the sum of a row, as they lie in a slot. */
+/* The maximum and the sum of a row, as in a slot. */
 struct row_sums {
 	float maximum;
 	float sum;
@@ -858,8 +858,8 @@ KVT_DEVICE void row_sums_store(float *slot, uint32_t row, const struct row_sums 
 }
 
 /*
- * Merge a unit into the span, whose result is in its slot, not in registers, of which there are not
- * many. Rows that see nothing of the unit are left alone.
+ * Merge a unit into the span's result, which is in its slot for want of registers. Rows that see
+ * nothing of the unit are left alone.
  */
 template <int dim>
 KVT_DEVICE void span_merge(float *slot, const struct unit_state<dim> *unit, const uint32_t *limits,
@@ -872,7 +872,7 @@ KVT_DEVICE void span_merge(float *slot, const struct unit_state<dim> *unit, cons
 	struct row_sums sums[2] = { row_sums_load(slot, row, first),
 				    row_sums_load(slot, row + 8, first) };
 
-	/* The four lanes of a row have read what one of them writes. */
+	/* The four lanes of a row have read what one of them now overwrites. */
 	warp_barrier();
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
@@ -903,7 +903,7 @@ KVT_DEVICE void span_merge(float *slot, const struct unit_state<dim> *unit, cons
 	}
 }
 
-/* The result is complete: write it out, from the slot where this thread has put it. */
+/* Write the complete result out, from the slot where this thread has put it. */
 template <int dim> KVT_DEVICE void span_write(const struct rows_at_hand *rows, const float *slot)
 {
 	const uint32_t lane = thread_index() % 32, warp = thread_index() / 32;
@@ -924,7 +924,7 @@ template <int dim> KVT_DEVICE void span_write(const struct rows_at_hand *rows, c
 	}
 }
 
-/* One span, into a slot. */
+/* Compute one span into a slot. */
 template <int dim, int kind, bool f8>
 KVT_DEVICE void span_run(const struct rows_at_hand *rows, uint32_t first_unit, uint32_t end_unit,
 			 float *slot)
@@ -954,7 +954,7 @@ template <int dim> KVT_DEVICE float *slot_at(float *slots, uint64_t index)
 	return slots + index * result_shape<dim>::slot_floats;
 }
 
-/* The first of a block's slots. */
+/* Return the first of a block's slots. */
 template <int dim>
 KVT_DEVICE float *slots_of(const struct kvt_cuda_prefill &args, const struct kvt_cuda_block *block)
 {
@@ -1033,7 +1033,7 @@ template <int dim, int kind, bool f8> KVT_DEVICE void attend(const struct kvt_cu
 
 	span_run<dim, kind, f8>(&rows, item.first_unit,
 				least(item.first_unit + block->span_units, block->n_units), slot);
-	/* Sums are written by other lanes, as the flag may have been. */
+	/* Other lanes wrote the sums, and maybe the flag. */
 	barrier();
 	block = (const struct kvt_cuda_block *)used_here(block);
 	if (block->n_units <= block->span_units && !*flag_of(&args, block))
@@ -1064,7 +1064,7 @@ template <int dim, int kind, bool f8> KVT_DEVICE void repair(const struct kvt_cu
 		const struct rows_at_hand rows = rows_take(&args, block, row, 1);
 		uint32_t n_units = (rows.limit_high + UNIT - 1) / UNIT;
 
-		/* A slot for each group: there is one at least for each. */
+		/* A slot for each group: every group has at least one. */
 		for (uint32_t first = 0; first < n_units; first += GROUP_UNITS) {
 			span_run<dim, kind, f8>(&rows, first, least(first + GROUP_UNITS, n_units),
 						slot_at<dim>(slots, first / GROUP_UNITS));

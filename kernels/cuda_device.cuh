@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The instructions that the kernels are made of. tests/kernels/emulator.h has the same functions
+ * The kernels' instructions. tests/kernels/emulator.h has the same functions
  * for the CPU, where the kernels' index arithmetic is tested without a GPU.
  */
 #ifndef KVT_KERNELS_CUDA_DEVICE_CUH
@@ -10,7 +10,7 @@
 
 #define KVT_DEVICE static __device__ __forceinline__
 #define KVT_MEMBER static constexpr __device__ __forceinline__
-/* A kernel of which n_blocks thread blocks are to find registers on a multiprocessor. */
+/* A kernel with registers for n_blocks resident thread blocks. */
 #define KVT_KERNEL_BLOCKS(n_blocks)                                                                \
 	extern "C" __global__ __launch_bounds__(KVT_CUDA_THREADS, n_blocks) void
 #define KVT_KERNEL KVT_KERNEL_BLOCKS(2)
@@ -41,8 +41,8 @@ KVT_DEVICE void barrier(void)
 }
 
 /*
- * The same address, of which the compiler knows nothing: so it does not compute ahead of a loop,
- * and keep in registers, what is needed once behind it.
+ * Hide the address from the compiler: a value needed once behind a loop is then not computed before
+ * it and kept in a register.
  */
 KVT_DEVICE const void *used_here(const void *address)
 {
@@ -50,7 +50,7 @@ KVT_DEVICE const void *used_here(const void *address)
 	return address;
 }
 
-/* For the lanes of a warp. */
+/* Synchronise the lanes of a warp. */
 KVT_DEVICE void warp_barrier(void)
 {
 	__syncwarp();
@@ -63,7 +63,7 @@ KVT_DEVICE unsigned char *shared_memory(void)
 	return memory;
 }
 
-/* What lies in shared memory is read and written by these and by the copies and matrices below. */
+/* Access shared memory by these and by the copies and matrices below only. */
 template <typename type> KVT_DEVICE type shared_load(const void *source)
 {
 	return *(const type *)source;
@@ -79,7 +79,7 @@ KVT_DEVICE uint32_t shared_address(const void *pointer)
 	return (uint32_t)__cvta_generic_to_shared(pointer);
 }
 
-/* Copy 16 bytes to shared memory behind the thread's back, or write 16 zeros. */
+/* Start an asynchronous copy of 16 bytes to shared memory, or of 16 zeros. */
 KVT_DEVICE void copy_async(void *target, const void *source, bool valid)
 {
 	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)),
@@ -92,7 +92,7 @@ KVT_DEVICE void copy_commit(void)
 	asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Wait until at most n groups of this thread's copies are on their way. */
+/* Wait until at most n groups of this thread's copies are in flight. */
 template <int n> KVT_DEVICE void copy_wait(void)
 {
 	asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
@@ -162,7 +162,7 @@ KVT_DEVICE float exp2_of(float x)
 	return y;
 }
 
-/* Each rounded once, whatever the compiler would like to contract. */
+/* Each rounded once: the compiler must not contract them. */
 KVT_DEVICE float product(float a, float b)
 {
 	return __fmul_rn(a, b);

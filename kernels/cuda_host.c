@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The three operations on a CUDA device, by the driver API. libcuda.so.1 is loaded when a CUDA
- * context is opened, so that the library runs on hosts without it; the kernels' binaries are
- * inside of this library (cuda_images.c), and which of them runs is decided by the device's
- * compute capability.
+ * The three operations on a CUDA device, by the driver API.
  *
- * Calls follow each other on the device, whatever streams they are queued on: each waits for the
- * one before, since they share the memory for plans and partial results.
+ * libcuda.so.1 is loaded when a CUDA context is opened, so the library runs on hosts without it.
+ * The kernels' binaries are in this library (cuda_images.c); the device's compute capability
+ * selects one.
+ *
+ * Inputs: checked operations, the caller's stream. Invariant: calls run on the device in order,
+ * whatever their streams: each waits for the one before, since they share the memory for plans and
+ * partial results. Caller: context.c.
  */
 
 #include <errno.h>
@@ -24,10 +26,7 @@ struct device_memory {
 	size_t bytes;
 };
 
-/*
- * The kernels for batches of one head dim, kind of products and kind of KV, found when they are
- * needed first.
- */
+/* The kernels for one head dim, kind of products and kind of KV, looked up at first use. */
 struct functions {
 	char name[16];
 	void *attend;
@@ -38,8 +37,8 @@ struct functions {
 #define N_FUNCTIONS 25
 
 /*
- * Host memory that the device reads by itself, whenever it comes to it: what a call uploads lies
- * here until then. From ordinary memory a large copy would make the caller wait for the stream.
+ * Pinned host memory for uploads, which the device reads later. From pageable memory a large copy
+ * would make the caller wait for the stream.
  */
 struct staging {
 	void *memory;
@@ -47,7 +46,7 @@ struct staging {
 	void *copied; /* event: the device has read it */
 };
 
-#define N_STAGINGS 8 /* calls that may be queued ahead of the device */
+#define N_STAGINGS 8 /* calls queued ahead of the device */
 
 struct kvt_cuda {
 	struct kvt_cu_driver driver;
@@ -74,7 +73,7 @@ static int driver_fail(struct kvt_attn_context *context, int error, const char *
 			     kvt_cuda_image_cure(error));
 }
 
-/* Do, or return from the caller with -EIO. */
+/* Call the driver, or return -EIO from the caller. */
 #define DRIVER(context, call, doing)                                                               \
 	do {                                                                                       \
 		int error_ = (context)->cuda->driver.call;                                         \
@@ -82,7 +81,7 @@ static int driver_fail(struct kvt_attn_context *context, int error, const char *
 			return driver_fail(context, error_, doing);                                \
 	} while (0)
 
-/* Whatever is captured into a graph meanwhile, on other streams, goes on: see kvt_cu_relax(). */
+/* Let captures into graphs on other streams continue: see kvt_cu_relax(). */
 static int captures_spare(struct kvt_attn_context *context, int *ret_mode)
 {
 	int error = kvt_cu_relax(&context->cuda->driver, ret_mode);
@@ -312,7 +311,7 @@ static int functions_find(struct kvt_attn_context *context, const struct kvt_att
 	return 0;
 }
 
-/* Device memory of at least that size. The call before may still use what it replaces. */
+/* Reserve device memory. The call before may still use what it replaces. */
 static int device_reserve(struct kvt_attn_context *context, struct device_memory *memory,
 			  size_t bytes)
 {
@@ -336,7 +335,7 @@ static int device_reserve(struct kvt_attn_context *context, struct device_memory
 	return 0;
 }
 
-/* Staging of at least that size that the device does not read any more. */
+/* Take staging memory of at least that size that the device has finished reading. */
 static int staging_take(struct kvt_attn_context *context, size_t bytes,
 			struct staging **ret_staging)
 {
@@ -367,8 +366,8 @@ static int staging_take(struct kvt_attn_context *context, size_t bytes,
 }
 
 /*
- * What a call needs on the device goes to plan_memory, after the last call's work. The caller's
- * memory has been read when this returns, and nothing has been waited for but the eighth-last copy.
+ * Upload a call's plan to plan_memory, after the last call's work. On return the caller's memory
+ * has been read; the only wait was for the eighth-last copy.
  */
 static int plan_upload(struct kvt_attn_context *context, const void *from, size_t bytes,
 		       void *stream)
@@ -388,7 +387,7 @@ static int plan_upload(struct kvt_attn_context *context, const void *from, size_
 	error = cuda->driver.event_record(staging->copied, stream);
 	if (!error)
 		return 0;
-	cuda->driver.stream_synchronize(stream); /* or nobody knew when it was read */
+	cuda->driver.stream_synchronize(stream); /* no event tells when it was read */
 	return driver_fail(context, error, "an event was recorded");
 }
 
@@ -431,7 +430,7 @@ static int prefill_launch(struct kvt_attn_context *context, const struct kvt_att
 	return 0;
 }
 
-/* What was queued, if only a part of it, comes before what the next call does. */
+/* Queue the end of a call. Even a partial call comes before the next one's work. */
 static int work_end(struct kvt_attn_context *context, void *stream, int r)
 {
 	int error = context->cuda->driver.event_record(context->cuda->done, stream);
@@ -478,8 +477,8 @@ static int prefill_run(struct kvt_attn_context *context, const struct kvt_attn_p
 typedef int run_fn(struct kvt_attn_context *context, const void *operation, void *stream);
 
 /*
- * A graph would launch a call's kernels again when the memory of its plan holds another one's. To
- * find that out from the driver would cost the caller the capture: what it refuses ends it.
+ * Refuse a capturing stream: a graph would launch the kernels again after their plan was
+ * overwritten. The driver must not be asked: a refusal by it ends the caller's capture.
  */
 static int stream_check(struct kvt_attn_context *context, void *stream)
 {
@@ -532,7 +531,7 @@ int kvt_cuda_append_prefill(struct kvt_attn_context *context,
 	return run_sparing(context, prefill_run_any, prefill, stream);
 }
 
-/* A small host array to the device, where the last call's plan was. */
+/* Upload a small host array over the last call's plan. */
 static int array_upload(struct kvt_attn_context *context, const void *array, size_t bytes,
 			void *stream)
 {

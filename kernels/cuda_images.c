@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The library's binaries, as nvcc has left them; none, where there is no nvcc. */
+/* The library's binaries made by nvcc; none without nvcc. */
 
 #include "cuda_images.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * CUDA kernels' binaries, as they lie in a library or a program. The build defines KVT_CUDA_IMAGES
- * as the folder where nvcc has put them, or does not, where there is no nvcc.
+ * CUDA kernels' binaries inside a library or a program. The build defines KVT_CUDA_IMAGES
+ * as the folder of nvcc's output; without nvcc it is undefined.
  */
 #ifndef KVT_KERNELS_CUDA_IMAGES_H
 #define KVT_KERNELS_CUDA_IMAGES_H
@@ -17,20 +17,20 @@ struct kvt_cuda_image {
 	bool ptx; /* for later ones */
 };
 
-/* Those of this library. */
+/* This library's binaries. */
 extern const struct kvt_cuda_image kvt_cuda_images[] __attribute__((visibility("hidden")));
 
 /*
- * The binary for a compute capability, NULL if there is none: binaries run on devices of the same
- * major number, of the same minor one or a later one; sm_90a on 9.0 only. Later devices get PTX,
- * which the driver compiles.
+ * Choose the binary for a compute capability; NULL: none. Binaries run on devices of the same major
+ * number and the same or a later minor one; sm_90a on 9.0 only. Later devices get PTX, which the
+ * driver compiles.
  */
 const struct kvt_cuda_image *kvt_cuda_image_choose(const struct kvt_cuda_image *images, int major,
 						   int minor)
 	__attribute__((visibility("hidden")));
 
-/* What to do about an error of the driver that says that it cannot load one of them: a text after
- * "; ", or an empty one for any other error. */
+/* Return the cure for a driver error about loading a binary: a text after "; ", or an empty one for
+ * any other error. */
 const char *kvt_cuda_image_cure(int error) __attribute__((visibility("hidden")));
 
 /* A file of that folder, as an array. */

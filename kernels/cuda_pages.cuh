@@ -6,7 +6,7 @@
 #ifndef KVT_KERNELS_CUDA_PAGES_CUH
 #define KVT_KERNELS_CUDA_PAGES_CUH
 
-/* An element of the source's type, 2 or 4 bytes, as it is: bits of a NaN too. */
+/* Copy an element of the source's type, 2 or 4 bytes, bit for bit, NaN included. */
 KVT_DEVICE void element_copy(uint64_t to, uint64_t from, uint32_t bytes)
 {
 	if (bytes == 4)
@@ -56,7 +56,7 @@ KVT_DEVICE void append_run(const struct kvt_cuda_append *args, uint64_t first, u
 	}
 }
 
-/* The positions of a copy and head, in both planes, in pieces that rows are whole numbers of. */
+/* Copy the positions of a copy and head in both planes, by pieces that divide a row. */
 template <typename piece>
 KVT_DEVICE void copy_pieces(const struct kvt_cuda_copy *args, uint32_t n_positions, uint64_t from,
 			    uint64_t to)

@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Cuts a batch into thread blocks and launches: see cuda_plan.h.
+ *
+ * Inputs: a checked batch, the room on a device. Invariants: the cut changes no result; the plan's
+ * memory is kept from call to call. Callers: cuda_host.c, the tests. */
+
 #include "cuda_plan.h"
 
 #include <errno.h>
@@ -26,7 +31,7 @@ size_t kvt_cuda_slot_bytes(uint32_t dim)
 	return sizeof(float) * KVT_CUDA_ROWS * (dim + 2);
 }
 
-/* Whether tensor cores can do it: queries of 16 bits, and KV of the same type or fp8. */
+/* True if tensor cores apply: queries of 16 bits, and KV of the same type or fp8. */
 static bool on_tensor_cores(const struct kvt_attn_prefill *prefill)
 {
 	return prefill->q_type != KVT_ATTN_F32 &&
@@ -45,7 +50,7 @@ void kvt_cuda_kernel_name(const struct kvt_attn_prefill *prefill, char *name, si
 		snprintf(name, name_bytes, "%u_f32", dim);
 }
 
-/* As struct shape and struct copied_shape in cuda_attention.cuh; test_cuda compares. */
+/* Keep equal to struct shape and struct copied_shape in cuda_attention.cuh; test_cuda compares. */
 size_t kvt_cuda_shared_bytes(const struct kvt_attn_prefill *prefill, uint32_t n_stages)
 {
 	uint32_t dim = kvt_cuda_dim(prefill->kv.head_dim);
@@ -60,7 +65,7 @@ size_t kvt_cuda_shared_bytes(const struct kvt_attn_prefill *prefill, uint32_t n_
 	return (KVT_CUDA_ROWS + 2 * n_stages * tile_keys) * row_bytes;
 }
 
-/* A block has a KiB of its own beside what it asks for. */
+/* Return the resident blocks. Each takes a KiB beyond what it asks for. */
 static uint32_t blocks_at_a_time(const struct kvt_cuda_room *room, uint32_t dim, size_t bytes)
 {
 	uint32_t n_blocks = room->shared_bytes / ((uint32_t)bytes + 1024);
@@ -107,7 +112,7 @@ struct sizes {
 	uint64_t n_blocks;
 	uint64_t n_groups; /* of all blocks */
 	uint64_t n_units; /* likewise; an upper bound of items */
-	uint64_t n_rows; /* of the sequence that has most */
+	uint64_t n_rows; /* of the longest sequence */
 };
 
 static struct sizes sizes_of(const struct kvt_attn_prefill *prefill)
@@ -146,7 +151,7 @@ static int memory_make(struct kvt_cuda_plan *plan, const struct sizes *sizes, ui
 	if (kvt_buffer_reserve(&plan->memory, plan->bytes) ||
 	    kvt_buffer_reserve(&plan->launches, sizes->n_blocks * sizeof(struct kvt_cuda_launch)))
 		return -ENOMEM;
-	/* Flags are 0 to begin with. */
+	/* Flags begin at 0. */
 	memset(plan->memory.data, 0, plan->bytes);
 	return 0;
 }
@@ -156,7 +161,7 @@ static void *plan_at(const struct kvt_cuda_plan *plan, size_t offset)
 	return (char *)plan->memory.data + offset;
 }
 
-/* The launch that the next block goes to: another one if its slots do not fit any more. */
+/* Return the launch of the next block: a new one if its slots do not fit any more. */
 static struct kvt_cuda_launch *launch_for(struct kvt_cuda_plan *plan, uint32_t n_slots,
 					  uint64_t slots_wanted)
 {
@@ -220,8 +225,8 @@ int kvt_cuda_plan_make(struct kvt_cuda_plan *plan, const struct kvt_attn_prefill
 {
 	struct sizes sizes = sizes_of(prefill);
 	/*
-	 * Groups if they keep the device busy twice over, so that its last round is well filled;
-	 * else units.
+	 * Use groups if they fill the device twice, so that its last round is well filled; else
+	 * units.
 	 */
 	uint32_t span_units =
 		sizes.n_groups >= 2 * (uint64_t)fit->n_resident ? KVT_UNITS_PER_GROUP : 1;
@@ -229,7 +234,7 @@ int kvt_cuda_plan_make(struct kvt_cuda_plan *plan, const struct kvt_attn_prefill
 	uint32_t *pages, *limits;
 	int r;
 
-	/* What the kernels count in 32 bits, and how many blocks a launch may have. */
+	/* Limits: the kernels' 32-bit counts, and the blocks of a launch. */
 	if (sizes.n_rows > UINT32_MAX || sizes.n_tokens > UINT32_MAX ||
 	    sizes.n_pages > UINT32_MAX || sizes.n_units > GRID_MAX)
 		return -EINVAL;
@@ -262,7 +267,7 @@ void kvt_cuda_plan_free(struct kvt_cuda_plan *plan)
 	kvt_buffer_free(&plan->launches);
 }
 
-/* Whether rows begin at multiples of 16 bytes and are a multiple of 16 bytes long. */
+/* True if rows are aligned to 16 bytes and a multiple of 16 bytes long. */
 static bool are_lines(uint64_t base, uint64_t strides, uint32_t head_dim, uint32_t type)
 {
 	return (base | strides | (uint64_t)head_dim * kvt_type_size(type)) % 16 == 0;

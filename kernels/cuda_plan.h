@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Cutting a batch into thread blocks. Plain C, without the driver, so that it is tested without a
+ * Cuts a batch into thread blocks. Plain C, without the driver, so that tests need no
  * GPU.
  */
 #ifndef KVT_KERNELS_CUDA_PLAN_H
@@ -23,13 +23,10 @@ struct kvt_cuda_launch {
 	uint32_t n_uneven; /* blocks whose rows see unequally many positions: repair may have */
 };
 
-/*
- * What goes to the device is one piece of memory, in this order; each array begins at a multiple
- * of 16 bytes.
- */
+/* The upload is one piece of memory, in this order; each array is aligned to 16 bytes. */
 struct kvt_cuda_plan {
 	struct kvt_buffer memory;
-	size_t bytes; /* to be copied to the device */
+	size_t bytes; /* to upload */
 	size_t pages_offset;
 	size_t limits_offset;
 	size_t blocks_offset;
@@ -43,28 +40,28 @@ struct kvt_cuda_plan {
 	struct kvt_buffer launches; /* struct kvt_cuda_launch[] */
 };
 
-/* The head dim that kernels exist for; 0 if none does. */
+/* Return the head dim of the kernels that serve this one; 0: none. */
 uint32_t kvt_cuda_dim(uint32_t head_dim) KVT_HIDDEN;
 
 /* Bytes of one slot. */
 size_t kvt_cuda_slot_bytes(uint32_t dim) KVT_HIDDEN;
 
 /*
- * The name of the kernels for a batch behind kvt_attend_ and kvt_repair_, such as 128_bf16_f8, and
- * bytes of shared memory that they need for n_stages stages.
+ * Return the kernels' name behind kvt_attend_ and kvt_repair_, such as 128_bf16_f8, and their bytes
+ * of shared memory for n_stages stages.
  */
 void kvt_cuda_kernel_name(const struct kvt_attn_prefill *prefill, char *name,
 			  size_t name_bytes) KVT_HIDDEN;
 size_t kvt_cuda_shared_bytes(const struct kvt_attn_prefill *prefill, uint32_t n_stages) KVT_HIDDEN;
 
-/* What thread blocks find on a device. */
+/* A device's resources for thread blocks. */
 struct kvt_cuda_room {
 	uint32_t n_multiprocessors;
 	uint32_t shared_bytes; /* of a multiprocessor */
-	uint32_t block_shared_bytes; /* that one block may have of it */
+	uint32_t block_shared_bytes; /* limit of one block */
 };
 
-/* How the blocks of a batch use it. */
+/* Their use by the blocks of a batch. */
 struct kvt_cuda_fit {
 	uint32_t n_resident; /* blocks that the device runs at a time */
 	uint32_t n_stages; /* 2 to KVT_CUDA_STAGES_MAX */
@@ -72,24 +69,22 @@ struct kvt_cuda_fit {
 };
 
 /*
- * As many blocks as find place with two stages, and then as many stages as leave place for all of
- * them: other blocks hide what a block waits for, be it copies, products or exponentials, and
- * stages only hide copies.
+ * Fit as many blocks as have room with two stages, then as many stages as leave all of them room:
+ * other blocks hide every wait, stages only those for copies.
  */
 struct kvt_cuda_fit kvt_cuda_fit(const struct kvt_attn_prefill *prefill,
 				 const struct kvt_cuda_room *room) KVT_HIDDEN;
 
 /*
- * Plan a checked batch for a device where it fits so, with memory for slots_wanted slots (a launch
- * has at least one block, whatever that needs). Returns 0, -ENOMEM, or -EINVAL for a batch with
- * more rows or pieces of work than 32 bits can count. The plan's memory is kept from call to call;
- * kvt_cuda_plan_free() frees it.
+ * Plan a checked batch for a device with this fit and memory for slots_wanted slots (a launch has
+ * at least one block, whatever that needs). Returns 0, -ENOMEM, or -EINVAL for a batch beyond
+ * 32-bit counts. The plan keeps its memory from call to call; kvt_cuda_plan_free() frees it.
  */
 int kvt_cuda_plan_make(struct kvt_cuda_plan *plan, const struct kvt_attn_prefill *prefill,
 		       const struct kvt_cuda_fit *fit, uint64_t slots_wanted) KVT_HIDDEN;
 void kvt_cuda_plan_free(struct kvt_cuda_plan *plan) KVT_HIDDEN;
 
-/* The arguments of a launch; base is where the plan's memory is on the device. */
+/* Make the arguments of a launch; base is the plan's address on the device. */
 void kvt_cuda_plan_args(const struct kvt_cuda_plan *plan, const struct kvt_cuda_launch *launch,
 			const struct kvt_attn_prefill *prefill, uint64_t base, uint64_t partials,
 			struct kvt_cuda_prefill *ret_args) KVT_HIDDEN;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The part of the paths that multiply floats which is the same for all vector widths. Includers
+ * The float paths' part that is the same for all vector widths. Includers
  * define besides the float vectors
  *
  *   floats_load        the first n elements of a row as floats, and zeros; reads nothing more
@@ -57,7 +57,8 @@ static inline __attribute__((always_inline)) void keys_pack_of(element *panel,
 							       uint32_t dim, const uint32_t type)
 {
 	const uint32_t bytes = kvt_type_size(type);
-	/* Spread over the transpositions, so that fetches do not queue up; at least one in each. */
+	/* Spread fetches over the transpositions, at least one in each, so that they do not queue
+	 * up. */
 	const uint32_t n_fetch = (VW + dim / VW - 1) / (dim / VW ? dim / VW : 1);
 
 	for (uint32_t key = 0; key < rows->n; key += VW) {
@@ -86,7 +87,7 @@ static inline __attribute__((always_inline)) void keys_pack_of(element *panel,
 	}
 }
 
-/* Some rows of one panel of values, n_vectors wide, whose first dimension is from. */
+/* Pack some rows of one panel of values, n_vectors wide, whose first dimension is from. */
 static inline __attribute__((always_inline)) bool values_panel_pack(
 	element *panel, const char *const *rows, uint32_t n_rows, uint32_t dim, uint32_t from,
 	const uint32_t n_vectors, const uint32_t type)
@@ -138,7 +139,7 @@ static inline __attribute__((always_inline)) bool values_pack_of(element *chunk,
 	return not_finite;
 }
 
-/* The type is made a constant, so that each loop has one conversion and no choice. */
+/* The type becomes a constant, so that each loop has one conversion and no choice. */
 
 static void keys_pack(element *panel, const struct kvt_rows *rows, const struct kvt_rows *ahead,
 		      uint32_t dim, uint32_t type)

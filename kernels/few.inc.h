@@ -14,32 +14,19 @@
  * lines at a time, and while it waits for none, bandwidth is lost.
  */
 
-#define INLINE static inline __attribute__((always_inline))
-#define FEW_ROWS 8
-#define FEW_STRIPS GEMM_VECTORS
-#define FEW_NEAR 2
-/* What is fetched fits into the first cache, beside what is used. */
-#define FEW_FAR(type) (kvt_type_size(type) == 4 ? 3 : 4)
+#include "strips.inc.h"
 
-struct few {
-	uint32_t type;
-	uint32_t n_keys; /* of a panel */
-	uint32_t n_rows;
-	uint32_t dim;
-	uint32_t out_dim;
-	size_t q_stride; /* elements from row to row of the queries */
-	size_t stride; /* bytes from position to position */
-	size_t next_stride; /* where they are fetched */
-	/* Where strips, VW positions each, begin: those of a panel, and of what is read next. */
-	const char *strips[2 * FEW_STRIPS];
-};
+#define FEW_ROWS 8
+#define FEW_NEAR 2
+/* Fetched data fits into L1 beside the data in use. */
+#define FEW_FAR(type) (kvt_type_size(type) == 4 ? 3 : 4)
 
 static bool few_possible(uint32_t dim, uint32_t type)
 {
 	return FEW_STEPS(type) && dim * kvt_type_size(type) % 16 == 0;
 }
 
-/* Lines of what is used soon, and of what is used later. */
+/* Fetch lines for use soon, and for use later. */
 INLINE void lines_fetch(const char *near, const char *far, uint32_t bytes)
 {
 	for (uint32_t i = 0; i < bytes; i += 64) {
@@ -48,7 +35,7 @@ INLINE void lines_fetch(const char *near, const char *far, uint32_t bytes)
 	}
 }
 
-/* What follows a row of the panel. */
+/* Fetch what follows a row of the panel. */
 INLINE void row_ahead(const struct few *few, uint32_t row, const uint32_t type)
 {
 	size_t within = row % VW * few->next_stride;
@@ -59,9 +46,9 @@ INLINE void row_ahead(const struct few *few, uint32_t row, const uint32_t type)
 }
 
 /*
- * What follows two strips, in steps with their use: at byte x of their rows, 2 * VW bytes for each
- * of the n that are used next. Returns where those begin if rows lie side by side, in *ret_near and
- * *ret_far; if not, they have been fetched, and these are NULL.
+ * Fetch what follows two strips, in step with their use: at byte x of their rows, 2 * VW bytes for
+ * each of the next n. Returns the start of adjacent rows in *ret_near and *ret_far; for other rows
+ * fetches at once and returns NULL.
  */
 INLINE void strips_ahead(const struct few *few, uint32_t strip, uint32_t x, const uint32_t n,
 			 const char **ret_near, const char **ret_far, const uint32_t type)
@@ -86,10 +73,7 @@ INLINE vb keys_step(__m512i word, const uint32_t i, const uint32_t type);
 INLINE void values_load(const char *row, size_t stride, uint32_t dim, uint32_t v, vb *ret_step,
 			const uint32_t n_vectors, const uint32_t type);
 
-/*
- * Words of two strips: c += their products with queries; and for each word, 8 * VW bytes are
- * fetched.
- */
+/* Add the products of two strips' words with queries to c; for each word, fetch 8 * VW bytes. */
 INLINE void words_add(vf (*c)[2], const __m512i *low, const __m512i *high, const element *queries,
 		      size_t q_stride, const char *near, const char *far, const uint32_t n_words,
 		      const uint32_t n_rows, const uint32_t type)
@@ -147,8 +131,8 @@ INLINE void few_scores_of(const struct few *few, float *scores, const element *q
 }
 
 /*
- * Two strips' part in some rows' outputs: n_vectors of them, the first being number v. Of what is
- * fetched meanwhile, this is one of n_passes parts.
+ * Add two strips' part to some rows' outputs: n_vectors of them from number v on. Does one of
+ * n_passes parts of the fetches.
  */
 INLINE bool few_values_some(const struct few *few, float *outputs, const element *weights,
 			    uint32_t first, uint32_t v, uint32_t pass, uint32_t n_passes,
@@ -227,7 +211,8 @@ INLINE bool few_values_of(const struct few *few, float *outputs, const element *
 FEW_TYPES(FEW_SCORES)
 #undef FEW_CASE
 
-/* They return whether all outputs are finite, and so all values were. If not, they are no use. */
+/* These return true if all outputs, and so all values, are finite. If not, they must not be
+ * used. */
 #define FEW_CASE(rows, width, name)                                                                \
 	case rows:                                                                                 \
 		return few_values_of(few, outputs, weights, rows, width, KVT_ATTN_##name);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the KV of one layer lies in a slab. */
+/* The place of one layer's KV in a slab. */
 
 #include <errno.h>
 
@@ -21,7 +21,7 @@ static bool geometry_valid(const struct kvt_attn_geometry *geometry)
 	       geometry->layout <= KVT_ATTN_NHD && geometry->order <= KVT_ATTN_PAGE_MAJOR;
 }
 
-/* Bytes of one page of one plane: at most 256 * 4096 * 256 * 4 = 2^30. */
+/* Return the bytes of one page of one plane: at most 256 * 4096 * 256 * 4 = 2^30. */
 static uint64_t plane_page_bytes(const struct kvt_attn_geometry *geometry)
 {
 	return (uint64_t)geometry->page_size * geometry->n_kv_heads * geometry->head_dim *

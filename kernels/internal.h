@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the files of the kernel library share. Nothing here is installed.
+ * Shared by the files of the kernel library. Nothing here is installed.
  *
  *   context.c         contexts, the thread pool, the choice of a path
+ *   base.c            error text, memory that grows
  *   geometry.c        where KV lies in a slab
  *   check.c           everything a caller can get wrong
  *   append_prefill.c  cuts a batch into jobs and runs them on CPU threads
@@ -28,26 +29,26 @@
 #define KVT_CPU_ALIGN 128
 
 /*
- * Rows that one job takes at most. Packing a unit costs as much as about 8 rows' work, so a
- * thousand rows hide it; more would only make jobs fewer.
+ * Most rows of one job. Packing a unit costs as much as about 8 rows' work, so a thousand rows hide
+ * it; more would only leave fewer jobs.
  */
 #define KVT_JOB_ROWS 1024
 
 /*
- * Rows of a block with several KV heads, at most, and of each head. Their scores of a block of
- * positions stay in the second cache.
+ * Most rows of a block with several KV heads, and of each head. Their scores of a block of
+ * positions stay in L2.
  */
 #define KVT_HEADS_ROWS 64
 #define KVT_HEAD_ROWS 16
 
 /*
- * Rows of one sequence that are computed together, in (query, head) order: those of one KV head,
- * or, where there is one query, of several, so that their KV is read as it lies in its pages.
+ * Rows of one sequence computed together, in (query, head) order: those of one KV head, or, with a
+ * single query, of several, so that their KV is read in its pages' order.
  */
 struct kvt_row_block {
 	const struct kvt_attn_prefill *prefill;
 	const struct kvt_attn_sequence *sequence;
-	const uint32_t *limits; /* of each query of the sequence: how many positions it sees */
+	const uint32_t *limits; /* positions that each query of the sequence sees */
 	uint64_t first_token; /* row of q and out with the sequence's first query */
 	uint32_t kv_head;
 	uint32_t n_kv_heads;
@@ -57,8 +58,8 @@ struct kvt_row_block {
 	uint32_t n_rows;
 	uint32_t n_units; /* up to the last row's limit */
 	uint32_t span_units; /* units of one job: all, a group, or one */
-	uint32_t other_units; /* that other threads take between two jobs of one */
-	float *partials; /* one for each span; NULL if one job does it all */
+	uint32_t other_units; /* taken by other threads between two of a job */
+	float *partials; /* one for each span; NULL: a single job */
 	atomic_uint n_jobs_left;
 };
 
@@ -69,8 +70,8 @@ struct kvt_job {
 };
 
 /*
- * Where n positions of one plane and head lie. Behind them, the positions that follow, or rows of
- * zeros: there are always whole vectors.
+ * The addresses of n positions of one plane and head. The following positions, or zero rows, fill
+ * the last vector.
  */
 #define KVT_ROWS_MAX 256
 #define KVT_ROWS_MORE 16
@@ -81,14 +82,14 @@ struct kvt_rows {
 };
 
 /*
- * One path for one kind of products. A partial result of n rows is n maxima (in units of log2), n
- * sums and then n rows of padded_dim(head_dim) floats.
+ * A path for one kind of products. A partial result of n rows is n maxima (in units of log2), n
+ * sums, then n rows of padded_dim(head_dim) floats.
  */
 struct kvt_path {
 	const char *name;
 	uint32_t (*padded_dim)(uint32_t head_dim);
 	size_t (*workspace_bytes)(uint32_t head_dim);
-	/* One job. With block->partials NULL it writes out, else its partial result. */
+	/* Run one job. Writes its partial result, or out if block->partials is NULL. */
 	void (*job_run)(const struct kvt_job *job, void *workspace);
 	/* Merge all partial results of a block in their order, and write out. */
 	void (*block_finish)(const struct kvt_row_block *block, void *workspace);
@@ -124,8 +125,8 @@ struct kvt_pool {
 	pthread_cond_t idle;
 	bool stop;
 	/*
-	 * Threads that run, and one more for each run: written under the lock, but read without
-	 * it by threads that spin.
+	 * Running threads, and one more for each run. Written under the lock, read without it by
+	 * spinning threads.
 	 */
 	_Alignas(KVT_CPU_ALIGN) atomic_uint n_busy;
 	_Alignas(KVT_CPU_ALIGN) atomic_uint_fast64_t turn;
@@ -140,7 +141,7 @@ void kvt_pool_destroy(struct kvt_pool *pool) KVT_HIDDEN;
 void kvt_pool_run(struct kvt_pool *pool, kvt_pool_run_fn *run, void *argument, uint64_t n_items,
 		  bool alone) KVT_HIDDEN;
 
-/* Memory that grows and is kept from call to call. */
+/* Memory that grows, kept from call to call. */
 struct kvt_buffer {
 	void *data;
 	size_t bytes;
@@ -183,10 +184,10 @@ int kvt_check_copies(struct kvt_attn_context *context, const struct kvt_attn_vie
 		     uint32_t n_views, const struct kvt_attn_copy *copies,
 		     uint32_t n_copies) KVT_HIDDEN;
 
-/* How many positions each query of a sequence sees, into limits[n_queries]. */
+/* Compute how many positions each query of a sequence sees, into limits[n_queries]. */
 void kvt_sequence_limits(const struct kvt_attn_sequence *sequence, uint32_t *limits) KVT_HIDDEN;
 
-/* Times this, a product of q and stored K is a score in units of log2. */
+/* Return the factor that makes a product of q and stored K a score in units of log2. */
 static inline float kvt_log2_scale(const struct kvt_attn_prefill *prefill)
 {
 	float k_scale = prefill->kv.k_scale == 0 ? 1.0f : prefill->kv.k_scale;
@@ -194,7 +195,7 @@ static inline float kvt_log2_scale(const struct kvt_attn_prefill *prefill)
 	return prefill->scale * k_scale * 1.44269504f;
 }
 
-/* What 0 strides stand for is filled in. */
+/* Fill in the strides that are 0. */
 void kvt_prefill_strides(struct kvt_attn_prefill *prefill) KVT_HIDDEN;
 void kvt_append_strides(struct kvt_attn_append *append) KVT_HIDDEN;
 

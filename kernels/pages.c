@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writing positions into pages, and copying pages, on the CPU. */
+/* Writes positions into pages and copies pages, on the CPU. */
 
 #include <math.h>
 #include <string.h>
@@ -18,7 +18,7 @@ struct append_job {
 	bool same_type;
 };
 
-/* The true value is the stored one times the scale. Only fp8 has a scale. */
+/* Convert a row. The true value is the stored one times the scale, which only fp8 has. */
 static void row_convert(char *target, uint32_t target_type, const char *source,
 			uint32_t source_type, uint32_t n, float scale)
 {

@@ -10,10 +10,7 @@
 /* Positions between fetches of values, so that fetches do not queue up. */
 #define VALUES_FETCH 4
 
-/*
- * As v_exp2, but with an error of 9e-5: weights are rounded to bf16, which is twenty times as
- * coarse.
- */
+/* Like v_exp2, with an error of 9e-5: bf16 rounds weights twenty times as coarsely. */
 static inline vf v_exp2_weight(vf x)
 {
 	vf f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
@@ -45,8 +42,8 @@ static inline __mmask32 first_mask_32(uint32_t n)
 		F8_4(120), F8_1(124), F8_1(125), F8_1(126), 0x7fc0
 
 /*
- * fp8 in the low halves of half words to bf16, the bits below the sign by a table of 128: what bf16
- * has for an exponent of 0 is not normal in fp8, and 0x7f is NaN.
+ * Convert fp8 in the low halves of half words to bf16, the bits below the sign by a table of 128:
+ * bf16 numbers with exponent 0 are not normal in fp8, and 0x7f is NaN.
  */
 static inline __m512i f8_bf16(__m512i bits)
 {
@@ -64,10 +61,11 @@ static inline __m512i f8_bf16(__m512i bits)
 	return _mm512_ternarylogic_epi32(value, sign, _mm512_set1_epi16((short)0x8000), 0xf8);
 }
 
-/* The first n (at most 32) elements of a row in bf16, and zeros. Nothing behind them is read. */
+/* Load the first n (at most 32) elements of a row in bf16, then zeros. Reads nothing behind
+ * them. */
 static inline __m512i halves_load(const void *source, uint32_t n, bool f8)
 {
-	/* A load without a mask is cheaper; the branch is the same for all rows. */
+	/* An unmasked load is cheaper; the branch is the same for all rows. */
 	if (!f8 && n >= 32)
 		return _mm512_loadu_si512(source);
 	if (f8)
@@ -92,7 +90,7 @@ static inline __attribute__((always_inline)) void keys_pack_of(element *panel,
 {
 	const uint32_t bytes = f8 ? 1 : 2;
 	const uint32_t n_steps = (dim + 2 * STEPS_ALIGN - 1) / (2 * STEPS_ALIGN) * STEPS_ALIGN;
-	/* Spread over the transpositions, so that fetches do not queue up. */
+	/* Spread fetches over the transpositions, so that they do not queue up. */
 	const uint32_t n_fetch = VW / ((dim + 2 * VW - 1) / (2 * VW));
 
 	for (uint32_t key = 0; key < rows->n; key += VW) {
@@ -142,7 +140,7 @@ static inline void pair_interleave(__m512i even, __m512i odd, __m512i *ret_pairs
 }
 
 /*
- * Some rows of one panel of values, n_vectors wide, whose first dimension is from. Returns the
+ * Pack some rows of one panel of values, n_vectors wide, whose first dimension is from. Returns the
  * lanes' highest bits but the sign: 0x7f80 or more where a value is not finite.
  */
 static inline __attribute__((always_inline)) __m512i values_panel_pack(

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of floats with AVX2 and FMA. */
+/* The float path with AVX2 and FMA: vector macros around attention.inc.h.
+ *
+ * Inputs: jobs of append_prefill.c. Invariant: conversions equal those of convert.h in every bit.
+ * Caller: through kvt_isa by context.c. */
 
 #include <immintrin.h>
 #include <string.h>
@@ -63,7 +66,7 @@ static inline vf v_fma(vf a, vf b, vf c)
 	return _mm256_fmadd_ps(a, b, c);
 }
 
-/* The higher one; b if either is NaN. */
+/* The greater one; b if either is NaN. */
 static inline vf v_max(vf a, vf b)
 {
 	return _mm256_max_ps(a, b);
@@ -110,8 +113,8 @@ static inline float v_maximum(vf value)
 
 /*
  * 2^x for x up to a little above 0: a power of two made of bits, times 2^fraction by a polynomial
- * that is 1 at 0, relative error 1e-7. What is below 2^-126 becomes 0. NaN passes (max takes its
- * second operand).
+ * that is 1 at 0, relative error 1e-7. Below 2^-126 it is 0. NaN passes (max takes its second
+ * operand).
  */
 static inline vf v_exp2(vf x)
 {
@@ -164,10 +167,7 @@ static inline __attribute__((always_inline)) void v_transpose(vf *rows)
 	}
 }
 
-/*
- * Fetch what will be read soon, row by row, as memory likes it: into the first cache the rows that
- * come next, into the second cache those that come a block later.
- */
+/* Prefetch row by row, in memory's order: the next rows into L1, those of a block later into L2. */
 static inline void rows_fetch(const struct kvt_rows *rows, uint32_t first, uint32_t n,
 			      uint32_t bytes)
 {
@@ -204,8 +204,8 @@ static inline vf bf16_floats(__m128i halves)
 }
 
 /*
- * fp8: the bits below the sign, as those of a float 2^120 too small, which the product makes
- * exact.
+ * Convert fp8: the bits below the sign are those of a float 2^120 too small, which a multiplication
+ * corrects exactly.
  */
 static inline vf f8_floats(__m128i bytes)
 {
@@ -220,7 +220,8 @@ static inline vf f8_floats(__m128i bytes)
 	return _mm256_or_ps(value, _mm256_castsi256_ps(sign));
 }
 
-/* The first n (VW at most) elements of a row as floats, and zeros. Nothing behind them is read. */
+/* Load the first n (VW at most) elements of a row as floats, then zeros. Reads nothing behind
+ * them. */
 static inline vf floats_load(const void *source, uint32_t n, uint32_t type)
 {
 	__m128i few = _mm_setzero_si128();

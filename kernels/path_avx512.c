@@ -21,8 +21,8 @@
 		GEMM_CASES_OF(instance, 6)
 
 /*
- * fp8: the bits below the sign, as those of a float 2^120 too small, which the product makes
- * exact.
+ * Convert fp8: the bits below the sign are those of a float 2^120 too small, which a multiplication
+ * corrects exactly.
  */
 static inline vf f8_floats(__m128i bytes)
 {
@@ -37,7 +37,8 @@ static inline vf f8_floats(__m128i bytes)
 	return _mm512_castsi512_ps(_mm512_or_si512(value, sign));
 }
 
-/* The first n (VW at most) elements of a row as floats, and zeros. Nothing behind them is read. */
+/* Load the first n (VW at most) elements of a row as floats, then zeros. Reads nothing behind
+ * them. */
 static inline vf floats_load(const void *source, uint32_t n, uint32_t type)
 {
 	__mmask16 mask = first_mask(n);

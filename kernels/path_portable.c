@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Products of floats on any CPU, with the compiler's own 128-bit vectors: SSE2 on any x86-64,
- * NEON on Arm, scalar code elsewhere. Products and sums are rounded apart, so all CPUs agree,
- * with FMA or without.
+ * The float path for any CPU, with the compiler's 128-bit vectors: SSE2 on any x86-64, NEON on Arm,
+ * scalar code elsewhere.
+ *
+ * Inputs: jobs of append_prefill.c. Invariant: products and sums are rounded apart, so all CPUs
+ * agree, with FMA or without. Caller: through kvt_isa by context.c.
  */
 
 #include <string.h>
@@ -74,7 +76,7 @@ static inline vf v_choose(vi mask, vf x, vf y)
 	return (vf)(((vi)x & mask) | ((vi)y & ~mask));
 }
 
-/* The higher one; b if either is NaN. */
+/* The greater one; b if either is NaN. */
 static inline vf v_max(vf a, vf b)
 {
 	return v_choose(a > b, a, b);
@@ -120,8 +122,8 @@ static inline float v_maximum(vf value)
 
 /*
  * 2^x for x up to a little above 0: a power of two made of bits, times 2^fraction by a polynomial
- * that is 1 at 0, relative error 1e-7. What is below 2^-126 becomes 0; NaN passes. Adding 1.5 *
- * 2^23 rounds to an integer, which is then found in the low bits of the sum.
+ * that is 1 at 0, relative error 1e-7. Below 2^-126 it is 0; NaN passes. Adding 1.5 * 2^23 rounds
+ * to an integer, which is then in the low bits of the sum.
  */
 static inline vf v_exp2(vf x)
 {
@@ -165,7 +167,7 @@ static inline void v_transpose(vf *rows)
 static inline void rows_fetch(const struct kvt_rows *rows, uint32_t first, uint32_t n,
 			      uint32_t bytes)
 {
-	/* Computing is the limit of this path. */
+	/* No prefetch: this path is bound by computing, not memory. */
 	(void)rows, (void)first, (void)n, (void)bytes;
 }
 
@@ -178,7 +180,8 @@ static inline void ahead_fetch(const struct kvt_rows *ahead, uint32_t first, uin
 	}
 }
 
-/* The first n (VW at most) elements of a row as floats, and zeros. Nothing behind them is read. */
+/* Load the first n (VW at most) elements of a row as floats, then zeros. Reads nothing behind
+ * them. */
 static inline vf floats_load(const void *source, uint32_t n, uint32_t type)
 {
 	const char *byte = source;

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The thread pool of a context. The caller computes too. A thread that has nothing to do looks
- * for the next turn a short while, since layers follow each other within microseconds, and then
- * sleeps.
+ * The thread pool of a context.
+ *
+ * A thread without work spins for the next turn for a short while, since layers follow each other
+ * within microseconds, and then sleeps.
+ *
+ * Inputs: a function and a number of items. Invariants: the caller computes, too; turns do not
+ * overlap. Callers: append_prefill.c, pages.c.
  */
 
 #include <errno.h>
@@ -13,10 +17,10 @@
 
 #include "internal.h"
 
-/* About 20 microseconds of looking: half of what waking a sleeping thread takes. */
+/* About 20 microseconds of spinning: half the cost of waking a sleeping thread. */
 #define SPINS 1000
 
-/* Threads end nearly together, so the caller looks longer for the last one: an item's time. */
+/* Threads end nearly together, so the caller spins longer for the last one: an item's time. */
 #define END_SPINS (5 * SPINS)
 
 static inline void relax(void)
@@ -32,8 +36,7 @@ static void items_run(struct kvt_pool *pool, uint32_t worker)
 {
 	for (;;) {
 		/*
-		 * Items are independent; what they wrote is published by the lock at the end of
-		 * the turn.
+		 * Items are independent; the lock at the end of the turn publishes their results.
 		 */
 		uint64_t item =
 			atomic_fetch_add_explicit(&pool->next_item, 1, memory_order_relaxed);
@@ -49,7 +52,7 @@ struct worker_start {
 	uint32_t worker;
 };
 
-/* Wait for the turn after seen. Returns false if the pool ends. */
+/* Wait for the turn after seen. False: the pool ends. */
 static bool turn_wait(struct kvt_pool *pool, uint64_t seen)
 {
 	bool stop;
@@ -75,7 +78,8 @@ static void *worker_main(void *argument)
 	uint64_t seen = 0;
 
 	free(argument);
-	/* As in the callers of operations (context.c), whatever mode the context was opened in. */
+	/* As for the callers of operations (context.c), whatever the mode at the context's
+	 * opening. */
 	fesetenv(FE_DFL_ENV);
 	while (turn_wait(pool, seen)) {
 		/* Turns do not overlap: the next begins when all threads have ended this one. */
@@ -89,8 +93,8 @@ static void *worker_main(void *argument)
 	return NULL;
 }
 
-/* Without the signals that are sent to the process: its handlers run on its own threads. What a
- * thread brings upon itself stays, or it could not be reported. */
+/* Create a thread that blocks signals to the process: its handlers run on its own threads.
+ * Synchronous faults stay unblocked, or they could not be reported. */
 static int thread_create(pthread_t *ret_thread, struct worker_start *start)
 {
 	static const int own[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGABRT, SIGSYS };

@@ -9,7 +9,7 @@
  *
  * A product adds to c[m][n] one number: the sum over even elements, and that over odd ones, each
  * from 0 in ascending order, added to each other. Each step rounds to nearest even, denormals are 0
- * on both sides, and MXCSR has no say.
+ * on both sides; MXCSR has no effect.
  */
 #ifndef KVT_KERNELS_TILES_H
 #define KVT_KERNELS_TILES_H

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One line: what the daemon reads is never on a line that we write for the next operation. */
+/* One line: never write to a line that the daemon still reads. */
 #define GRANULE (KVT_LINE / sizeof(uint32_t))
 
 int kvt_area_init(struct kvt_area *area, uint32_t count, uint32_t max_taken)
@@ -64,6 +64,9 @@ void kvt_area_give(struct kvt_area *area, struct kvt_extent extent)
 	while (i < area->n_holes && area->holes[i].at < extent.at)
 		i++;
 	hole = &area->holes[i];
+	KVT_ASSERT(extent.n <= area->count - extent.at);
+	KVT_ASSERT((i == 0 || hole[-1].at + hole[-1].n <= extent.at) &&
+		   (i == area->n_holes || extent.at + extent.n <= hole->at));
 	if (i > 0 && hole[-1].at + hole[-1].n == extent.at) {
 		hole[-1].n += extent.n;
 		if (i < area->n_holes && extent.at + extent.n == hole->at) {

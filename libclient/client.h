@@ -9,18 +9,16 @@
  *
  * A client is private memory around five mappings: the session's segment and areas (both sides
  * write), the arena (read-only, may be withheld), the pool (on request) and one page of its own
- * that the kernel wipes in a forked child, which is how a child is told from its parent without a
- * syscall.
+ * that the kernel wipes in a forked child, which detects a fork without a system call.
  *
- * Every operation in flight has a *slot*: what it holds of the key and list areas, what the
- * caller wants to be told, and what has to be given back when nobody waits for the answer any
- * more. The entry's user_data is (slot generation << 32 | slot number), so an answer that fits no
- * operation in flight is noticed.
+ * Every operation in flight has a *slot*: its ranges of the key and list areas, the caller's
+ * user_data, and what to give back when its deadline has passed. The entry's user_data is (slot
+ * generation << 32 | slot number), so an answer to no operation in flight is noticed.
  *
  *      free ──submit──► flying ──answer──► done ──reap──► held ──release──► free
  *                         │ deadline                        ▲ kvt_call: directly
  *                         └──► abandoned ──answer──► giving back (UNLOCK, END, FREE) ──► free
- *      free ──commit that nobody waits for──► ahead ──answer──► its sequence takes note ──► free
+ *      free ──asynchronous commit──► ahead ──answer──► its sequence changes ──► free
  */
 
 #include <errno.h>
@@ -51,9 +49,9 @@ static inline void kvt_errno_restore(const int *kept)
 
 /* ---------------------------------------------------------------- areas */
 
-/** Free ranges of the key or the list area, in order of address. First fit: the low end stays
- * warm in both caches. Allocations may be given back in any order; a hole is merged with its
- * neighbours at once, so there are never more holes than operations in flight plus one. */
+/** Free ranges of the key or the list area, in order of address. First fit keeps the low end warm
+ * in both caches. Ranges are given back in any order and merged at once, so there are at most as
+ * many holes as operations in flight plus one. */
 struct kvt_extent {
 	uint32_t at;
 	uint32_t n;
@@ -66,7 +64,7 @@ struct kvt_area {
 	uint32_t count; /* words in all */
 };
 
-/** Takes allocated memory for at most `max_taken` ranges at a time. -ENOMEM. */
+/** Prepare for at most `max_taken` ranges taken at a time. -ENOMEM. */
 int kvt_area_init(struct kvt_area *area, uint32_t count, uint32_t max_taken);
 void kvt_area_destroy(struct kvt_area *area);
 /** Take at least n words (0 is legal and takes none). False when no hole is large enough. */
@@ -117,9 +115,9 @@ void kvt_area_give(struct kvt_area *area, struct kvt_extent extent);
 enum kvt_client_step_id { KVT_CLIENT_STEPS(KVT_STEP_ENUM) KVT_STEP_COUNT };
 #undef KVT_STEP_ENUM
 
-/** Name of a step, NULL beyond the last; for `kill@STEP` and its documentation. */
+/** Name of a step for `kill@STEP`; NULL beyond the last. */
 const char *kvt_client_step_name(unsigned int step);
-/** Number of a step, -EINVAL if there is none of that name. */
+/** Number of a step; -EINVAL: no such name. */
 int kvt_client_step_parse(const char *name);
 
 /** Called at each step in a test build; never elsewhere. `client` is NULL before it exists. */
@@ -142,24 +140,24 @@ static inline void kvt_client_step(struct kvt_client *client, unsigned int step)
 
 enum kvt_slot_state {
 	KVT_SLOT_FREE = 0,
-	KVT_SLOT_FLYING,    /* submitted, somebody wants the answer */
+	KVT_SLOT_FLYING,    /* submitted; the answer is delivered */
 	KVT_SLOT_DONE,      /* answered, not yet reaped */
-	KVT_SLOT_HELD,      /* reaped, its list is still read by the caller */
-	KVT_SLOT_ABANDONED, /* submitted, its deadline passed: undo what the answer brings */
+	KVT_SLOT_HELD,      /* reaped; the caller still reads its list */
+	KVT_SLOT_ABANDONED, /* deadline passed: undo what the answer brings */
 	KVT_SLOT_UNDO,      /* answered; the undoing entry found no room yet */
-	KVT_SLOT_SILENT,    /* an undoing entry in flight: nobody wants its answer */
-	KVT_SLOT_AHEAD,     /* submitted; when the answer comes, its sequence takes note */
-	KVT_SLOT_SPARE,     /* for the first of two answers, of which another slot's `twin` tells */
+	KVT_SLOT_SILENT,    /* an undoing entry in flight; its answer is dropped */
+	KVT_SLOT_AHEAD,     /* submitted; the answer changes its sequence */
+	KVT_SLOT_SPARE,     /* for the first of two answers; another slot's `twin` */
 };
 
 struct kvt_slot {
 	uint64_t user_data; /* the caller's */
 	struct kvt_seq *seq; /* whose page table the answer changes; AHEAD, ABANDONED */
 	struct kvt_fence fence;
-	uint32_t next;      /* free list, list of done ones, or list of those to undo */
+	uint32_t next;      /* in the list of free, done or to-undo slots */
 	uint32_t pages_at;  /* INSERT: where its page numbers are in the key area */
 	uint32_t n_pages;
-	uint32_t twin; /* BEGIN with NO_WAIT, not answered yet: slot for "not now"; or 0 */
+	uint32_t twin; /* unanswered BEGIN with NO_WAIT: slot for "not now"; 0: none */
 	uint16_t generation;
 	uint16_t flags;
 	uint8_t state; /* enum kvt_slot_state */
@@ -194,10 +192,10 @@ struct kvt_client {
 	uint32_t magic;
 	uint32_t page_shift; /* log2 of the page size */
 	const volatile uint32_t *alive; /* KVT_ALIVE, 0 in a forked child */
-	int dead;            /* 0, or why nothing works any more: -ECONNRESET, -EPROTO */
+	int dead;            /* 0, or why every call fails: -ECONNRESET, -EPROTO */
 	bool armed;          /* the caller's loop asked for a wake-up */
 	bool has_session;    /* false: observer */
-	bool ask_pid;        /* this kernel wipes no pages: each call asks for its pid instead */
+	bool ask_pid;        /* this kernel wipes no pages: each call compares pids instead */
 	int32_t pid;
 	struct kvt_ring_end ring;
 	struct kvt_area keys;
@@ -214,12 +212,12 @@ struct kvt_client {
 	int64_t timeout_ns;
 	int64_t begin_wait_ns; /* of kvt_seq_begin(); 0 or less: it does not wait */
 	int64_t resume_ns;
-	int64_t broken_ns; /* since when there is no daemon at the other end; 0: there is one */
+	int64_t broken_ns; /* when the daemon was lost; 0: connected */
 	int64_t tried_ns;  /* when a successor was last looked for */
 	char *path;        /* of the control socket */
 	struct kvt_message_hello hello; /* with the session's secret */
 	int control;
-	int greeting; /* where HELLO went to a successor that has not answered; -1: nowhere */
+	int greeting; /* socket with an unanswered HELLO to a successor; -1: none */
 	int doorbell;
 	int completion;
 	uint64_t cookie;
@@ -231,12 +229,12 @@ struct kvt_client {
 	uint64_t arena_bytes; /* mapped; 0 = withheld */
 	struct kvt_client_slab slabs[KVT_MAX_SLABS];
 	uint32_t n_slabs; /* 0: observer */
-	struct kvt_streams *streams; /* NULL: no stream has raised a fence */
+	struct kvt_streams *streams; /* NULL: no stream recorded a fence */
 	uint32_t fences_taken; /* bits: words that the caller raises by itself */
 	uint32_t fence_method; /* enum kvt_fence_method */
-	struct kvt_seq *seqs;      /* all of them, in use or not */
+	struct kvt_seq *seqs;      /* all, in use or free */
 	struct kvt_seq *free_seqs;
-	struct kvt_seq *ending; /* those whose END found no room yet, by next_free */
+	struct kvt_seq *ending; /* waiting for room for their END; by next_free */
 	uint8_t *packet; /* KVT_MESSAGE_MAX bytes for answers on the control socket */
 	struct kvt_info info;
 	struct kvt_error error;
@@ -247,14 +245,13 @@ struct kvt_client {
 struct kvt_seq_view {
 	uint32_t *pages; /* kvt_seq.capacity of them */
 	uint32_t n_pages;
-	uint32_t next; /* the daemon's: where to go on computing */
+	uint32_t next; /* first position to compute, says the daemon */
 	uint32_t known; /* positions whose keys the daemon knows */
 	uint64_t seq;
 };
 
-/** Answers are taken from the CQ by whatever call on the client comes across them, but what the
- * caller sees of a sequence changes in calls on that sequence only: till then they wait in
- * `coming`. There they come in the order of their effects, as the CQ has them. */
+/** Any call on the client takes answers from the CQ, but only calls on a sequence change what its
+ * caller sees. Until then answers are collected in `coming`, in the order of their effects. */
 struct kvt_seq {
 	uint32_t magic;
 	bool live;
@@ -269,15 +266,15 @@ struct kvt_seq {
 	uint32_t matched, reusable, announced;
 	uint32_t position; /* shown.next, or what a commit in flight claims beyond it */
 	uint32_t claimed;  /* `computed` of the last asynchronous commit */
-	uint32_t n_late;  /* operations whose deadline passed and whose answers are still to come */
+	uint32_t n_late;  /* unanswered operations whose deadline passed */
 	uint32_t n_ahead; /* asynchronous commits in flight */
-	uint32_t n_muted; /* the next so many of those answers are of commits behind a failed one */
-	uint32_t list_ahead; /* the longest table that all of those have room to answer with */
-	uint32_t known;      /* shown.known, or what commits in flight make of it */
-	uint32_t *held;      /* keys behind those: given, but too early for the daemon */
+	uint32_t n_muted; /* that many of these are behind a failed commit */
+	uint32_t list_ahead; /* longest table that fits into all their answers */
+	uint32_t known;      /* shown.known, advanced by commits in flight */
+	uint32_t *held;      /* the caller's next keys, too early for the daemon */
 	uint32_t n_held, held_capacity;
 	uint32_t stale; /* enum kvt_reason why nothing more is shared; 0: sharing */
-	int failed;          /* the first failure of one that was not reported yet, and why */
+	int failed;          /* first unreported failure of an asynchronous commit */
 	uint32_t failed_reason;
 };
 
@@ -292,20 +289,20 @@ struct kvt_client_parts {
 	struct kvt_client_slab slabs[KVT_MAX_SLABS];
 	uint32_t n_slabs;
 	int64_t spin_budget_ns, timeout_ns, begin_wait_ns, resume_ns;
-	const char *path;                      /* NULL: never looked for again */
-	const struct kvt_message_hello *hello; /* what to say there, secret included */
+	const char *path;                      /* NULL: never reconnects */
+	const struct kvt_message_hello *hello; /* sent again there, with the session's secret */
 	struct kvt_info info;
 };
 
-/** -ENOMEM; then everything still belongs to the caller. */
+/** Create a client. -ENOMEM: the caller still owns all parts. */
 int kvt_client_create(struct kvt_client **ret_client, const struct kvt_client_parts *parts);
 /** Unmap (not in a forked child), close, free. */
 void kvt_client_destroy(struct kvt_client *client);
 
 /* ---------------------------------------------------------------- inside */
 
-/** Compare process ids, by a syscall: for calls that are slow anyway, and for kernels and emulators
- * that do not wipe the page. */
+/** Detect a fork by pid, with a system call: for slow calls, and for kernels and emulators that do
+ * not wipe the page. */
 void kvt_client_check_fork(const struct kvt_client *client);
 
 static inline bool kvt_client_forked(const struct kvt_client *client)
@@ -321,30 +318,38 @@ int kvt_client_fail(struct kvt_client *client, int code, int reason, const char 
 /** The same for an answer of the daemon. */
 int kvt_client_fail_result(struct kvt_client *client, const struct kvt_result *result)
 	__attribute__((cold));
-/** What a mapped slab is, for whom maps it. */
+/** Describe a mapped slab. */
 void kvt_client_describe_pool(const struct kvt_client *client, uint32_t slab, void *base,
 			      struct kvt_pool *ret_pool);
 
-/** Set an error; its attach_state is what `code` most likely means. */
+/** Set an error, with the attach_state that `code` most likely means. */
 void kvt_error_set(struct kvt_error *error, int code, int reason, const char *format, ...)
 	__attribute__((format(printf, 4, 5), cold));
 
-/** Bytes of a received object, provided that nobody can shrink it under our feet: -EPROTO if
- * somebody could. */
+/** Get the size of a received object. -EPROTO: it is not sealed against shrinking. */
 int kvt_client_sealed_bytes(int fd, uint64_t *ret_bytes);
-/** Map it for reading and writing, and not into forked children. */
+/** Map an object read-write, out of forked children. */
 int kvt_client_map_shared(int fd, uint64_t bytes, void **ret_base);
 
-/** Whether it has fence words: a session's, or a member's own. */
+/** True for a session and for a member of a group. */
 static inline bool kvt_client_has_fences(const struct kvt_client *client)
 {
 	return client->has_session || client->info.rank > 0;
 }
 
-/** 0, or why this client cannot be used: -ECHILD in a forked child, -ECONNRESET. */
-int kvt_client_usable(struct kvt_client *client);
+/** The cold half of kvt_client_usable(): the client is unusable; say why. */
+int kvt_client_unusable(struct kvt_client *client) __attribute__((cold));
 
-/** How long one blocking call may take; filled when it first has to look at the clock. */
+/** 0, or why this client cannot be used: -ECHILD in a forked child, -ECONNRESET. */
+static inline int kvt_client_usable(struct kvt_client *client)
+{
+	if (KVT_UNLIKELY(!client || client->magic != KVT_CLIENT_MAGIC ||
+			 kvt_client_forked(client) || client->dead))
+		return kvt_client_unusable(client);
+	return 0;
+}
+
+/** The limits of one blocking call, set when it first reads the clock. */
 struct kvt_wait {
 	int64_t deadline_ns;
 	int64_t spin_until_ns;
@@ -355,47 +360,58 @@ struct kvt_wait {
 int64_t kvt_client_now_ns(void);
 /** Wait until the CQ holds something. -ETIMEDOUT, -ECONNRESET (also kvt_client.dead). */
 int kvt_client_wait(struct kvt_client *client, struct kvt_wait *wait);
-/** Look at the control socket without waiting: notices GOODBYE and hang-up. */
+/** Empty the completion descriptor, so that the next sleep sleeps. */
+void kvt_client_drain(struct kvt_client *client);
+/** Poll the control socket for GOODBYE and hang-up. */
 void kvt_client_look(struct kvt_client *client);
-/** The same for callers that poll and found nothing: once in so many calls. */
+/** The same, but only once in many calls: for callers that poll. */
 void kvt_client_look_now_and_then(struct kvt_client *client);
-/** A message of `bytes` bytes is in client->packet that answers nothing: GOODBYE ends the session,
- * anything else is too late. */
+/** Handle a message in client->packet that answers no request: GOODBYE ends the session, anything
+ * else came too late. */
 void kvt_client_take_message(struct kvt_client *client, int bytes);
-/** The session is over for this client. */
+/** End the session for this client. */
 void kvt_client_lost(struct kvt_client *client, int code, const char *why);
+/** Record the lost session as the failure of a call; returns its code. */
+int kvt_client_lost_error(struct kvt_client *client) __attribute__((cold));
 
-/** The control socket hung up: look for a successor from now on, or the session is lost. */
+/** Handle a hang-up: start looking for a successor, or lose the session. */
 void kvt_client_hung_up(struct kvt_client *client);
-/** Look for a successor once, if there is none and the last look was a while ago. */
+/** Look for a successor once, unless connected or the last look was recent. */
 void kvt_client_look_for_successor(struct kvt_client *client);
-/** The same until there is one: 0, -ETIMEDOUT, or why the session is lost. */
+/** Wait for a successor. 0, -ETIMEDOUT, or why the session is lost. */
 int kvt_client_await_successor(struct kvt_client *client, int64_t deadline_ns);
-/** One HELLO to the socket of this client. 0: connected again. -EAGAIN: nobody there yet. Else the
- * session is lost, and `error` says why. */
-int kvt_client_resume(struct kvt_client *client, int64_t deadline_ns, struct kvt_error *error);
 #define KVT_SUCCESSOR_POLL_NS 2000000
 
-/** Submit and wait, for the blocking forms. `seq`: whose table a late answer changes. On success
- * the result is to be released. */
+/** Submit and wait. `seq`: the sequence whose table a late answer changes, or NULL. On success the
+ * caller releases the result. */
 int kvt_client_call(struct kvt_client *client, const struct kvt_request *request,
 		    struct kvt_seq *seq, struct kvt_result *ret_result);
 /** Submit without waiting; the answer goes to kvt_seq_answered(). -EAGAIN: no room. */
 int kvt_client_submit_ahead(struct kvt_client *client, const struct kvt_request *request,
 			    struct kvt_seq *seq);
-/** Take all answers that are there, without waiting. */
+/** Set the fields that result->op has an answer for; the operation succeeded. */
+void kvt_client_decode_answer(struct kvt_result *result, const struct kvt_cqe *cqe);
+/** Take all available answers. */
 int kvt_client_take_ready(struct kvt_client *client);
-/** Take answers in until those of this sequence, late or asynchronous, are all there. */
+/** Wait for all late and asynchronous answers of a sequence. */
 int kvt_client_settle(struct kvt_client *client, const struct kvt_seq *seq);
-/** No answer that is still to come names this sequence any more. */
-void kvt_client_forget(struct kvt_client *client, const struct kvt_seq *seq);
-/** A late COMMIT or EXTEND arrived: take note of the page table. */
+/** Detach a sequence from its outstanding answers. */
+void kvt_seq_forget_answers(struct kvt_seq *seq);
+/** Make room for n pages in both tables. -E2BIG, -ENOMEM. */
+int kvt_seq_reserve(struct kvt_seq *seq, uint64_t n_pages);
+/** Take the whole table (BEGIN, COMMIT), or append what EXTEND adds. Neither exceeds what was
+ * reserved. */
+void kvt_seq_take_table(const struct kvt_seq *seq, struct kvt_seq_view *view,
+			const struct kvt_result *result);
+void kvt_seq_append(const struct kvt_seq *seq, struct kvt_seq_view *view,
+		    const struct kvt_result *result);
+/** Take the page table of a late COMMIT or EXTEND. */
 void kvt_seq_late(struct kvt_seq *seq, const struct kvt_result *result);
-/** The same for an asynchronous COMMIT, whose failure somebody is still to be told of. */
+/** The same for an asynchronous COMMIT; a failure is reported by the next call. */
 void kvt_seq_answered(struct kvt_seq *seq, const struct kvt_result *result);
-/** END this sequence when there is room; takes it over. */
+/** END a sequence as soon as there is room. Takes ownership. */
 void kvt_client_end_later(struct kvt_client *client, struct kvt_seq *seq);
-/** The handle is free for another sequence. */
+/** Free the handle for another sequence. */
 void kvt_seq_recycle(struct kvt_seq *seq);
 void kvt_seq_destroy_all(struct kvt_client *client);
 
@@ -405,10 +421,10 @@ struct kvt_cu_driver;
 
 /** The driver, loaded and initialized. -ENODEV, -EIO. */
 int kvt_device_driver(struct kvt_client *client, const struct kvt_cu_driver **ret_driver);
-/** Take back what this client mapped. */
+/** Unmap what this client mapped. */
 void kvt_device_unmap_all(struct kvt_client *client);
-/** The client goes. True: fences are still on their way, so the segment is not unmapped now but
- * after the last of them. */
+/** Detach the streams from a closing client. True: fences are outstanding, and the last one unmaps
+ * the segment. */
 bool kvt_streams_leave(struct kvt_client *client);
 /** Whether a stream raises this fence word. */
 bool kvt_streams_uses(const struct kvt_client *client, uint32_t slot);

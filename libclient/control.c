@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The control socket: connect, send and receive messages with descriptors, until a deadline. Used
+ * by welcome.c, wait.c and ops.c. Sizes, magic and version of a message are checked here, its
+ * content by the caller. Descriptors of a refused message are closed.
+ */
+
 #include "libclient/client.h"
 
 #include <errno.h>
@@ -13,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The kernel sends no more in one message: with room for all, each can be closed. */
+/* SCM_MAX_FD: with room for all, each can be closed. */
 #define MESSAGE_FDS_MAX 253
 
 int64_t kvt_client_now_ns(void)
@@ -64,7 +70,7 @@ void kvt_error_set(struct kvt_error *error, int code, int reason, const char *fo
 	va_end(arguments);
 }
 
-/* Wait for one descriptor. 0, -ETIMEDOUT, or another errno. */
+/* Wait for one descriptor. 0, -ETIMEDOUT, or another negative errno. */
 static int wait_for(int fd, short events, int64_t deadline_ns)
 {
 	struct pollfd poll_fd = { .fd = fd, .events = events };
@@ -107,7 +113,7 @@ static int connect_error(struct kvt_error *error, int code, const char *path)
 		cure = "this is not a SEQPACKET socket: another program listens here";
 		break;
 	case -ETIMEDOUT:
-		cure = "the daemon does not accept: it hangs, or too many connect at once";
+		cure = "the daemon does not accept: it hangs, or too many clients connect at once";
 		break;
 	default:
 		cure = "see the errno";
@@ -160,7 +166,7 @@ int kvt_control_open(const char *path, int64_t deadline_ns, int *ret_fd, struct 
 		left = 1000000;
 	timeout.tv_sec = left / 1000000000;
 	timeout.tv_usec = left % 1000000000 / 1000;
-	/* A full backlog makes connect() wait, for this long. */
+	/* A full backlog makes connect() wait that long. */
 	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
 	do {
 		rc = connect(fd, (struct sockaddr *)&address, bytes) == 0 ? 0 : -errno;
@@ -207,7 +213,7 @@ static void close_all(const int *fds, unsigned int n)
 		close(fds[i]);
 }
 
-/* Keep up to max_fds of the descriptors that came along. False when there were more. */
+/* Take up to max_fds received descriptors. False: there were more, now closed. */
 static bool take_fds(struct msghdr *header, int *fds, unsigned int max_fds, unsigned int *ret_n)
 {
 	struct cmsghdr *part;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pools in device memory. A handle may be opened once in a process and device, so what is open is
- * the process's, counted, whatever clients use it; the clients' own part is in struct
- * kvt_client_slab. It is opened in the device's primary context, which is that of the CUDA runtime
- * and of every engine, and closed before the control socket: a hang-up proves it gone.
+ * Pools in device memory, for kvt_pool_map_cuda(). A handle may be opened once per process and
+ * device, so open mappings are counted per process; a client's part is in struct kvt_client_slab.
+ * Mappings live in the device's primary context, that of the CUDA runtime and of engines, and are
+ * closed before the control socket: a hang-up proves them closed. `lock` guards the driver and
+ * the list.
  */
 #include "libclient/client.h"
 
@@ -18,7 +19,7 @@
 struct kvt_device_mapping {
 	struct kvt_device_mapping *next;
 	uint32_t references;
-	pid_t pid; /* a forked child has no CUDA: what its parent opened is not the child's */
+	pid_t pid; /* CUDA does not survive a fork: a child ignores it */
 	uint64_t instance[2];
 	uint32_t slab;
 	uint32_t flags; /* enum kvt_map_flag */
@@ -98,7 +99,7 @@ static uint32_t own_pid_namespace(void)
 	return stat("/proc/self/ns/pid", &st) == 0 ? (uint32_t)st.st_ino : 0;
 }
 
-/* Legacy IPC names the exporter by its process number alone. */
+/* Legacy IPC identifies the exporter by its pid alone. */
 static int refuse_same_pid(struct kvt_client *client)
 {
 	return kvt_client_fail(client, -ENOTUNIQ, 0,
@@ -108,23 +109,22 @@ static int refuse_same_pid(struct kvt_client *client)
 			       (int)client->info.daemon_pid);
 }
 
-/* Whether the daemon is gone. A dead one's socket hangs up a little after its end, so this asks it
- * and gets either. */
+/* True if the daemon is gone. Its socket hangs up a little later, so ask it and wait. */
 static bool daemon_gone(struct kvt_client *client)
 {
 	const struct kvt_request request = { .op = KVT_OP_NOP };
 	struct kvt_result result;
 
 	kvt_client_look(client);
-	if (client->dead || !client->has_session) /* a member of a group can only look */
+	if (client->dead || !client->has_session) /* a member of a group cannot ask */
 		return client->dead != 0;
 	if (kvt_client_call(client, &request, NULL, &result) == 0)
 		kvt_result_release(client, &result);
 	return client->dead != 0;
 }
 
-/* The driver refused the handle or the descriptor. It does not say why, so what is known to go
- * wrong is looked at one by one. Called without the lock. */
+/* Explain why the driver refused a handle or descriptor: it does not say, so test the known causes
+ * one by one. Called without the lock. */
 static int explain(struct kvt_client *client, uint32_t slab, uint32_t flags, int error)
 {
 	const struct kvt_slab_record *record = &client->slabs[slab].record;
@@ -169,8 +169,8 @@ static int explain(struct kvt_client *client, uint32_t slab, uint32_t flags, int
 				       error, vmm ? "cuda-ipc" : "cuda-vmm");
 	if (error == KVT_CU_ERROR_ALREADY_MAPPED)
 		return kvt_client_fail(client, -EBUSY, 0,
-				       "somebody else in this process has opened the pool's "
-				       "handle: only one library may (%s)", text);
+				       "another library in this process has opened the pool's "
+				       "handle: only one may (%s)", text);
 	return driver_fail(client, error, vmm ? "the pool's descriptor was imported"
 					      : "the pool's IPC handle was opened");
 }
@@ -203,7 +203,7 @@ static int map_vmm(struct kvt_device_mapping *mapping, int fd)
 		return error;
 	}
 	error = driver.vmm_map(mapping->address, mapping->bytes, 0, handle, 0);
-	driver.vmm_release(handle); /* a mapping holds the memory by itself */
+	driver.vmm_release(handle); /* the mapping holds the memory */
 	if (error) {
 		driver.vmm_unreserve(mapping->address, mapping->bytes);
 		return error;
@@ -216,20 +216,20 @@ static int map_vmm(struct kvt_device_mapping *mapping, int fd)
 	return error;
 }
 
-/* In the reverse order of mapping. What the driver refuses to take back cannot be helped. */
+/* Unmap in reverse order. Errors are ignored: there is no cure. */
 static void unmap(struct kvt_device_mapping *mapping)
 {
 	if (mapping->vmm) {
 		driver.vmm_unmap(mapping->address, mapping->bytes);
 		driver.vmm_unreserve(mapping->address, mapping->bytes);
 	} else if (driver.context_push(mapping->context) == 0 ||
-		   driver.context_push(mapping->context) == 0) { /* worth a second try */
+		   driver.context_push(mapping->context) == 0) { /* try twice */
 		driver.ipc_close(mapping->address);
 		driver.context_pop(&(void *){ NULL });
 	}
 }
 
-/* With the primary context retained for as long as the mapping lasts. -EREMOTEIO: see explain(). */
+/* Map, with the primary context retained while the mapping lasts. -EREMOTEIO: see explain(). */
 static int map_retained(struct kvt_client *client, struct kvt_device_mapping *mapping,
 			int *ret_error)
 {
@@ -252,7 +252,7 @@ static int map_retained(struct kvt_client *client, struct kvt_device_mapping *ma
 	return -EREMOTEIO;
 }
 
-/* Whatever this process captures into graphs meanwhile goes on: see kvt_cu_relax(). */
+/* Map without ending stream captures of this process: see kvt_cu_relax(). */
 static int map_sparing_captures(struct kvt_client *client, struct kvt_device_mapping *mapping,
 				int *ret_error)
 {
@@ -317,6 +317,7 @@ static void close_mapping(struct kvt_device_mapping *mapping)
 	struct kvt_device_mapping **at = &mappings;
 	int mode;
 
+	KVT_ASSERT(mapping->references > 0 && mapping->pid == getpid());
 	if (--mapping->references > 0)
 		return;
 	while (*at != mapping)
@@ -345,7 +346,7 @@ static void uuid_text(const uint8_t *u, char to[40])
 	*at = '\0';
 }
 
-/* The slab on this device: by UUID, since numbers differ from process to process. */
+/* Find a device's slab by UUID: device numbers differ between processes. */
 static int find_slab(struct kvt_client *client, int device, uint32_t *ret_slab)
 {
 	char here[40], there[40], name[64] = "";
@@ -408,8 +409,8 @@ static int map_locked(struct kvt_client *client, int device, uint32_t flags, uin
 		error = driver.context_device(&device);
 		if (error == KVT_CU_ERROR_INVALID_CONTEXT)
 			return kvt_client_fail(client, -EINVAL, 0,
-					       "this thread has no current CUDA context: name the "
-					       "device by its number");
+					       "this thread has no current CUDA context: give the "
+					       "device's number");
 		if (error)
 			return driver_fail(client, error, "the current device was asked for");
 	}

@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kvtrunk_keys.h: keys of images, coordinates and sizes, regions, namespaces, fingerprints. Pure
+ * functions of their arguments, with the formulas of that header: all processes must agree.
+ */
+
 #include "kvtrunk_keys.h"
 
 #include <errno.h>
@@ -215,8 +220,7 @@ uint32_t kvt_regions_cap(const struct kvt_region *regions, uint32_t n, uint32_t 
 {
 	if (page_size > 1)
 		positions -= positions % page_size;
-	/* Going down, each region is met once: in front of it the next page boundary may lie in
-	 * the region before. */
+	/* Downwards: the page boundary before a region may lie in the region before it. */
 	for (uint32_t i = n; i-- > 0;) {
 		if (regions[i].start >= positions || regions[i].end <= positions)
 			continue;
@@ -362,6 +366,21 @@ void kvt_prompt_destroy(struct kvt_prompt *prompt)
 
 /* ---------------------------------------------------------------- namespaces */
 
+struct kvt_field kvt_field_of_number(uint64_t value)
+{
+	return KVT_FIELD_OF_NUMBER(value);
+}
+
+struct kvt_field kvt_field_of_bytes(const void *bytes, uint32_t n)
+{
+	return KVT_FIELD_OF_BYTES(bytes, n);
+}
+
+struct kvt_field kvt_field_of_text(const char *text)
+{
+	return KVT_FIELD_OF_TEXT(text);
+}
+
 int kvt_namespace_digest(const struct kvt_namespace_fields *fields, uint64_t ret_digest[2])
 {
 	static const char domain[] = "kvtrunk namespace 1";
@@ -468,7 +487,7 @@ void kvt_geometry_fingerprint(const struct kvt_geometry *geometry,
 		lengths[i] = values[i] ? escaped_length(values[i]) : 0;
 		total += values[i] ? strlen(names[i]) + lengths[i] + 2 : 0;
 	}
-	/* Eight names with short values always fit, so this ends. */
+	/* Terminates: eight names with short values always fit. */
 	while (total > KVT_FINGERPRINT_BYTES) {
 		unsigned int longest = 0;
 

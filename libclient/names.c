@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Names and sentences for numbers: attach states, reasons, errnos, operations. Inputs: any number;
+ * an unknown one gives "unknown", never NULL. Callers: applications, tools, the library's
+ * messages. */
+
 #include "libclient/client.h"
 
 #include <errno.h>
@@ -42,21 +46,87 @@ const char *kvt_attach_state_name(enum kvt_attach_state state)
 	return "unknown";
 }
 
-#define REASON_NAME(e, n, t) n,
-#define REASON_TEXT(e, n, t) t,
-static const char *const reason_names[] = { KVT_REASONS(REASON_NAME) };
-/* NOLINTNEXTLINE(bugprone-suspicious-missing-comma): long texts are several literals. */
-static const char *const reason_texts[] = { KVT_REASONS(REASON_TEXT) };
+static const struct {
+	const char *name;
+	const char *text;
+} reasons[] = {
+	[KVT_REASON_NONE] = { "none", "no reason given" },
+	[KVT_REASON_ALL_LOCKED] = { "all_locked",
+		"not enough pages: leases lock the cached ones; END some or enlarge the pool" },
+	[KVT_REASON_TOO_LARGE] = { "too_large",
+		"larger than the whole pool: enlarge the pool or shorten the request" },
+	[KVT_REASON_NODES] = { "nodes", "out of tree nodes and all are locked: raise max_nodes" },
+	[KVT_REASON_LEASES] = { "leases", "out of lease records: raise total_leases" },
+	[KVT_REASON_LIMIT_LEASES] = { "max_leases", "this session is at its max_leases: END some" },
+	[KVT_REASON_LIMIT_PAGES] = { "max_private_pages",
+		"this session is at its max_private_pages: END or FREE some" },
+	[KVT_REASON_UID_LEASES] = { "uid_leases",
+		"this uid's sessions hold as many leases as one uid may: END some, raise "
+		"total_leases and max_nodes, or run engines as several users" },
+	[KVT_REASON_UID_PAGES] = { "uid_pages",
+		"this uid's sessions hold or lock as many pages as one uid may while another "
+		"one has a session: END or FREE some, enlarge the pool, or give each user an "
+		"instance" },
+	[KVT_REASON_LIST_SHORT] = { "list_short", "the list is too short for the answer" },
+	[KVT_REASON_BAD_OP] = { "bad_op", "unknown operation" },
+	[KVT_REASON_BAD_FLAGS] = { "bad_flags", "flags that this operation does not take" },
+	[KVT_REASON_BAD_FIELD] = { "bad_field", "a field this operation does not use is not 0" },
+	[KVT_REASON_BAD_RANGE] = { "bad_range", "keys or list lie outside the session's areas" },
+	[KVT_REASON_BAD_KEYS] = { "bad_keys", "the numbers of keys and pages do not match" },
+	[KVT_REASON_KEYS_CHANGED] = { "keys_changed", "the keys changed while they were read" },
+	[KVT_REASON_NAMESPACE] = { "namespace", "namespace not opened by this session" },
+	[KVT_REASON_HANDLE_STALE] = { "handle_stale",
+		"the prefix this handle named is gone: MATCH again" },
+	[KVT_REASON_HANDLE_BAD] = { "handle_bad", "no such handle" },
+	[KVT_REASON_NOT_CONTINUATION] = { "not_continuation",
+		"the start handle is of another namespace, or keys cannot continue there" },
+	[KVT_REASON_LEASE_STALE] = { "lease_stale",
+		"this lease has ended, or its END waits: BEGIN, or MATCH with LOCK, again" },
+	[KVT_REASON_LEASE_FOREIGN] = { "lease_foreign", "this lease belongs to another session" },
+	[KVT_REASON_LEASE_KIND] = { "lease_kind",
+		"MATCH and LOCK leases take UNLOCK, BEGIN leases take COMMIT, EXTEND, END" },
+	[KVT_REASON_PAGE_RANGE] = { "page_range", "no such page" },
+	[KVT_REASON_PAGE_FOREIGN] = { "page_foreign", "a page of another session" },
+	[KVT_REASON_PAGE_FREE] = { "page_free", "a page that is free" },
+	[KVT_REASON_PAGE_CACHED] = { "page_cached", "a page that is already cached" },
+	[KVT_REASON_PAGE_LEASED] = { "page_leased", "a page that belongs to a lease" },
+	[KVT_REASON_PAGE_TWICE] = { "page_twice", "the same page twice in one list" },
+	[KVT_REASON_BEYOND_TABLE] = { "beyond_table", "positions beyond the page table: EXTEND" },
+	[KVT_REASON_BEYOND_KEYS] = { "beyond_keys",
+		"positions whose keys the daemon does not know" },
+	[KVT_REASON_DETACHED] = { "detached",
+		"the prefix was removed or expired meanwhile: finish with the pages that the "
+		"sequence has, or END and BEGIN again to share" },
+	[KVT_REASON_EPOCH] = { "epoch",
+		"RESET happened after this lease began: finish with the pages that the "
+		"sequence has, or END and BEGIN again to share" },
+	[KVT_REASON_FENCE] = { "fence", "fence slot out of range" },
+	[KVT_REASON_PRIVILEGE] = { "privilege", "needs uid 0, the daemon's uid or admin_group" },
+	[KVT_REASON_TTL] = { "ttl", "a TTL needs the TTL flag, and the flag a TTL above 0" },
+	[KVT_REASON_CLOSING] = { "closing", "the session is closing" },
+	[KVT_REASON_DRAINING] = { "draining", "the daemon is shutting down" },
+	[KVT_REASON_DISABLED] = { "disabled", "caching is disabled on this instance" },
+	[KVT_REASON_ANNOUNCED] = { "announced",
+		"others compute a part of it: a notice follows when it is sealed, then BEGIN "
+		"again" },
+	[KVT_REASON_DEADLINE] = { "deadline",
+		"WAIT and NO_WAIT need a deadline (ttl_ms), and a deadline one of them" },
+};
+_Static_assert(sizeof(reasons) / sizeof(reasons[0]) == KVT_REASON_COUNT, "a row for each reason");
+
+static bool is_reason(int reason)
+{
+	return reason >= 0 && reason < KVT_REASON_COUNT && reasons[reason].name;
+}
 
 const char *kvt_reason_name(int reason)
 {
-	return reason >= 0 && reason < KVT_REASON_COUNT ? reason_names[reason] : "unknown";
+	return is_reason(reason) ? reasons[reason].name : "unknown";
 }
 
 const char *kvt_reason_text(int reason)
 {
-	return reason >= 0 && reason < KVT_REASON_COUNT ? reason_texts[reason] :
-							  "unknown reason";
+	return is_reason(reason) ? reasons[reason].text : "unknown reason";
 }
 
 const char *kvt_errno_name(int error)
@@ -68,17 +138,8 @@ const char *kvt_errno_name(int error)
 
 const char *kvt_op_name(int op)
 {
-	static const char *const names[KVT_OP_COUNT] = {
-		[KVT_OP_NOP] = "nop",       [KVT_OP_MATCH] = "match",
-		[KVT_OP_LOCK] = "lock",     [KVT_OP_UNLOCK] = "unlock",
-		[KVT_OP_ALLOC] = "alloc",   [KVT_OP_FREE] = "free",
-		[KVT_OP_INSERT] = "insert", [KVT_OP_BEGIN] = "begin",
-		[KVT_OP_COMMIT] = "commit", [KVT_OP_EXTEND] = "extend",
-		[KVT_OP_END] = "end",       [KVT_OP_REMOVE] = "remove",
-		[KVT_OP_PAGE] = "page",     [KVT_OP_EVICT] = "evict",
-		[KVT_OP_RESET] = "reset",   [KVT_OP_STATS] = "stats",
-		[KVT_OP_AUDIT] = "audit",   [KVT_OP_CLOSE] = "close",
-	};
+#define OP_NAME(NAME, name, takes, flags, list, answer) [KVT_OP_##NAME] = #name,
+	static const char *const names[KVT_OP_COUNT] = { KVT_OPS(OP_NAME, , ) };
 
 	return op >= 0 && op < KVT_OP_COUNT ? names[op] : "unknown";
 }

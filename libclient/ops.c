@@ -1,15 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The calls that are one operation each (fill a request, wait, copy out), fence words, and
+ * requests on the control socket. All operations go through kvt_client_call(); control requests
+ * are sent again after a restart of the daemon, with the same cookie.
+ */
+
 #include "libclient/client.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define GONE_LOOK_NS 1000000000ll /* how often who waits for an answer looks whether it is over */
+#define GONE_LOOK_NS 1000000000ll /* while waiting for an answer: how often to check `gone` */
 
-/* The calls that are one operation each: fill a request, wait, copy out. */
 
-/* Copy a list out and release the answer. The caller made sure of the room. */
+/* Copy a list out and release the answer. The caller checked the room. */
 static void take_list(struct kvt_client *client, struct kvt_result *result, uint32_t *ret_pages,
 		      uint32_t *ret_n)
 {
@@ -171,6 +176,11 @@ int kvt_stats(struct kvt_client *client, struct kvt_counters *ret_counters)
 
 /* ---------------------------------------------------------------- fences */
 
+struct kvt_fence kvt_fence_idle(void)
+{
+	return KVT_IDLE;
+}
+
 uint64_t *kvt_fence_word(struct kvt_client *client, uint32_t slot)
 {
 	if (slot >= KVT_FENCE_WORDS || !kvt_client_has_fences(client) || kvt_client_forked(client))
@@ -184,7 +194,7 @@ int kvt_fence_raise(struct kvt_client *client, uint32_t slot, uint64_t value)
 	uint64_t *word;
 	int rc;
 
-	/* Of a member it may be the only call, so it has to notice the end of the group. */
+	/* A member may make no other call, so this one notices the end of the group. */
 	if (client->info.rank > 0 && kvt_load_relaxed(&client->ring.header->gone))
 		kvt_client_look(client);
 	rc = kvt_client_usable(client);
@@ -201,8 +211,7 @@ int kvt_fence_raise(struct kvt_client *client, uint32_t slot, uint64_t value)
 				       "fence slot %u is raised by a stream: use a lower one",
 				       slot);
 	if (kvt_load_relaxed(word) < value) {
-		/* Pairs with the daemon's acquire of the word: what was written to the pages
-		 * before is there when they change hands. */
+		/* Pairs with the daemon's acquire of the word: page writes come before it. */
 		kvt_store_release(word, value);
 		kvt_client_step(client, KVT_STEP_FENCE_RAISED);
 	}
@@ -217,8 +226,7 @@ static int64_t control_deadline(const struct kvt_client *client)
 	return client->timeout_ns > 0 ? kvt_client_now_ns() + client->timeout_ns : INT64_MAX;
 }
 
-/* A daemon that ended the session for the cost of this socket's watches does not write to it any
- * more. */
+/* Also check `gone`: a daemon that ended the session for costly watches sends nothing more. */
 static int receive_answer(struct kvt_client *client, int64_t deadline_ns)
 {
 	unsigned int n_fds;
@@ -239,7 +247,8 @@ static int receive_answer(struct kvt_client *client, int64_t deadline_ns)
 	return rc;
 }
 
-/* One question and its answer. -ECONNRESET: the daemon is gone; -ERESTART: a successor is there. */
+/* Send one request and receive its answer. -ECONNRESET: the daemon is gone. -ERESTART: a successor
+ * took over; send again. */
 static int ask_once(struct kvt_client *client, const struct kvt_message *head, size_t bytes,
 		    const void *more, size_t more_bytes, int64_t deadline_ns)
 {
@@ -260,7 +269,7 @@ static int ask_once(struct kvt_client *client, const struct kvt_message *head, s
 	return rc;
 }
 
-/* A daemon that died with the question leaves open whether it was heard: it is asked again. */
+/* A daemon that ended may not have read the request: send it again, with the same cookie. */
 int kvt_control_ask(struct kvt_client *client, struct kvt_message *head, size_t bytes,
 		    const void *more, size_t more_bytes)
 {
@@ -268,13 +277,14 @@ int kvt_control_ask(struct kvt_client *client, struct kvt_message *head, size_t 
 	int64_t deadline_ns = control_deadline(client);
 	int rc;
 
+	KVT_ASSERT(bytes + more_bytes <= KVT_MESSAGE_MAX);
 	head->magic = KVT_MESSAGE_MAGIC;
 	head->version = KVT_ABI_MAJOR;
 	head->bytes = (uint32_t)(bytes + more_bytes);
 	head->result = 0;
 	head->cookie = ++client->cookie;
 	do {
-		kvt_client_look(client); /* what lies there is older than the question */
+		kvt_client_look(client); /* unread messages are older than the request */
 		rc = kvt_client_await_successor(client, deadline_ns);
 		if (rc == 0)
 			rc = ask_once(client, head, bytes, more, more_bytes, deadline_ns);

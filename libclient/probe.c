@@ -4,8 +4,8 @@
 
 #include <errno.h>
 
-/* A node with a TTL is trusted only while the daemon's clock is ours: with a test clock it ends
- * the walk, which reports less, never more. */
+/* A test clock is not ours: then a node with a TTL ends the walk, which reports less, never more.
+ */
 static uint64_t expiry_clock(const struct kvt_client *client)
 {
 	return client->info.test_clock ? UINT64_MAX : (uint64_t)kvt_client_now_ns();
@@ -34,7 +34,7 @@ int kvt_probe(struct kvt_client *client, uint32_t namespace_id, const uint32_t *
 	rc = kvt_walk(&client->arena, namespace_id, client->opened[namespace_id].digest, keys,
 		      n_keys, expiry_clock(client), &handle, NULL);
 	if (rc == -ENOENT || rc == -EINVAL) {
-		/* The record is another's by now, so nothing of ours is there. */
+		/* Another namespace has the record now: nothing is cached. */
 		handle = (struct kvt_handle){ 0, 0, 0 };
 		rc = 0;
 	}

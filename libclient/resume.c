@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "libclient/client.h"
+/* Reconnect to the successor of a daemon.
+ *
+ * With a keeper (kvt_info.kept) usually even the control socket survives, and nothing here runs. It
+ * is for connections that hang up: observers, and sessions of a daemon with park_connections = no.
+ * They send HELLO again, with the secret of their session, until a successor answers. Invariant:
+ * rings, fence words, doorbell and completion descriptor stay the same. Callers: wait.c and ops.c,
+ * after a hang-up. */
+
+#include "libclient/welcome.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
-/* A daemon that died, and its successor.
- *
- * Where the daemon's state is kept (kvt_info.kept) its end is nothing that a caller sees: usually
- * even the control socket lives on in the service manager's hands. What is here is for connections
- * that did not: observers, and sessions of a daemon with park_connections = no. They say HELLO
- * again, with the secret of their session, until a successor answers. Rings, fence words, doorbell
- * and completion descriptor stay as they are. */
-
-/* Long enough for a daemon that is busy adopting, short enough for who only wants to look. */
+/* Enough for a daemon that is busy recovering, and not too long for a caller that only polls. */
 #define ANSWER_NS 1000000000ll
 
 void kvt_client_hung_up(struct kvt_client *client)
@@ -33,13 +35,87 @@ void kvt_client_hung_up(struct kvt_client *client)
 	client->tried_ns = 0;
 }
 
+/* Replace an observer's arena: the successor is another instance. */
+static int change_arena(struct kvt_client *client, struct welcome *welcome,
+			struct kvt_error *error)
+{
+	struct kvt_client_parts parts = { .control = -1 };
+	int rc = kvt_welcome_map_arena(welcome, &parts, error);
+
+	if (rc != 0)
+		return rc;
+	if (client->arena.bytes)
+		kvt_arena_detach(&client->arena);
+	client->arena = parts.arena;
+	return 0;
+}
+
+/* Check that the daemon continues our session. -ESTALE: it started cold. */
+static int check_resumed(struct kvt_client *client, struct welcome *welcome,
+			 struct kvt_error *error)
+{
+	const struct kvt_message_welcome *message = &welcome->message;
+	bool same = memcmp(message->instance, client->info.instance,
+			   sizeof(message->instance)) == 0;
+
+	if (client->has_session && (!same || message->session != client->info.session ||
+				    !(message->flags & KVT_WELCOME_RESUMED))) {
+		kvt_error_set(error, -ESTALE, 0, "the daemon started with an empty cache: this "
+			      "session is lost: close the handle and connect again");
+		return -ESTALE;
+	}
+	return same || client->has_session ? 0 : change_arena(client, welcome, error);
+}
+
+/* Send one HELLO to the client's socket. 0: connected. -EAGAIN: no answer yet. Else the session is
+ * lost, and `error` says why. */
+static int resume(struct kvt_client *client, int64_t deadline_ns, struct kvt_error *error)
+{
+	KVT_KEEP_ERRNO;
+	struct welcome welcome = { .n_fds = 0 };
+	int control = client->greeting, rc = 0;
+
+	/* At most one HELLO is outstanding: a second one would look like a closed session to a
+	 * successor that reads both late. */
+	client->greeting = -1;
+	if (control < 0)
+		rc = kvt_hello_send(client->path, &client->hello, deadline_ns, &control, error);
+	if (rc == 0) {
+		rc = kvt_welcome_receive(control, deadline_ns, &welcome, error);
+		if (rc == -ETIMEDOUT)
+			client->greeting = control;
+		else if (rc != 0)
+			close(control);
+		else
+			kvt_client_step(NULL, KVT_STEP_WELCOMED);
+	}
+	if (rc == -ENOENT || rc == -ECONNREFUSED || rc == -ECONNRESET || rc == -ETIMEDOUT ||
+	    rc == -ESHUTDOWN)
+		return -EAGAIN;
+	if (rc != 0)
+		return rc;
+	rc = check_resumed(client, &welcome, error);
+	if (rc == 0) {
+		bool visible = client->info.arena_visible;
+
+		/* Keep the number that kvt_client_control_fd() returned. */
+		if (dup3(control, client->control, O_CLOEXEC) < 0)
+			rc = -errno;
+		kvt_welcome_info(&client->info, &welcome.message, visible);
+	}
+	close(control);
+	kvt_welcome_close(&welcome);
+	return rc;
+}
+
 static void look_once(struct kvt_client *client, int64_t now_ns, int64_t deadline_ns)
 {
 	struct kvt_error error = { .code = 0 };
 	int rc;
 
+	KVT_ASSERT(client->broken_ns && !client->dead);
 	client->tried_ns = now_ns;
-	rc = kvt_client_resume(client, deadline_ns, &error);
+	rc = resume(client, deadline_ns, &error);
 	if (rc == 0)
 		client->broken_ns = 0;
 	else if (rc != -EAGAIN)

@@ -1,11 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sequences: kvt_seq_*, one lease with its page table and keys. Each call settles or polls the
+ * sequence's outstanding answers, submits through submit.c, and shows the result.
+ *
+ * Invariants: `shown` changes only in calls on the sequence (see struct kvt_seq). Keys reach the
+ * daemon once and in order. After -ESTALE the sequence computes on alone and shares nothing.
+ */
+
 #include "libclient/client.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Sequences are recycled with their page tables, so that a steady worker allocates nothing. */
+/* Recycle sequences with their page tables: a steady worker allocates nothing. */
 static struct kvt_seq *seq_take(struct kvt_client *client)
 {
 	KVT_KEEP_ERRNO;
@@ -24,133 +32,8 @@ static struct kvt_seq *seq_take(struct kvt_client *client)
 	return seq;
 }
 
-/* Answers that are still to come are nobody's. */
-static void forget_answers(struct kvt_seq *seq)
-{
-	if (seq->n_late || seq->n_ahead)
-		kvt_client_forget(seq->client, seq);
-	seq->n_late = seq->n_ahead = seq->n_muted = 0;
-	seq->failed = 0;
-	seq->news = false;
-}
-
-void kvt_seq_recycle(struct kvt_seq *seq)
-{
-	forget_answers(seq);
-	seq->magic = 0;
-	seq->live = false;
-	seq->next_free = seq->client->free_seqs;
-	seq->client->free_seqs = seq;
-}
-
-void kvt_seq_destroy_all(struct kvt_client *client)
-{
-	while (client->seqs) {
-		struct kvt_seq *seq = client->seqs;
-
-		client->seqs = seq->next;
-		free(seq->shown.pages);
-		free(seq->coming.pages);
-		free(seq->held);
-		free(seq);
-	}
-}
-
-static bool lengthen(struct kvt_seq_view *view, uint32_t capacity)
-{
-	uint32_t *pages = realloc(view->pages, capacity * sizeof(*pages));
-
-	if (pages)
-		view->pages = pages;
-	return pages != NULL;
-}
-
-static int reserve(struct kvt_seq *seq, uint64_t n_pages)
-{
-	KVT_KEEP_ERRNO;
-	uint32_t capacity;
-
-	if (n_pages <= seq->capacity)
-		return 0;
-	if (n_pages > seq->client->info.n_pages && n_pages > 1u << 31)
-		return -E2BIG;
-	capacity = (uint32_t)(n_pages + n_pages / 2 + 16);
-	if (!lengthen(&seq->shown, capacity) || !lengthen(&seq->coming, capacity))
-		return -ENOMEM;
-	seq->capacity = capacity;
-	return 0;
-}
-
-/* The whole table, as COMMIT and BEGIN answer it; it never grows beyond what was reserved. */
-static void take_table(const struct kvt_seq *seq, struct kvt_seq_view *view,
-		       const struct kvt_result *result)
-{
-	if (result->n_pages > seq->capacity)
-		return;
-	if (result->n_pages)
-		memcpy(view->pages, result->pages, result->n_pages * sizeof(*view->pages));
-	view->n_pages = result->n_pages;
-}
-
-static void append(const struct kvt_seq *seq, struct kvt_seq_view *view,
-		   const struct kvt_result *result)
-{
-	if (result->n_pages > seq->capacity - view->n_pages)
-		return;
-	if (result->n_pages)
-		memcpy(view->pages + view->n_pages, result->pages,
-		       result->n_pages * sizeof(*view->pages));
-	view->n_pages += result->n_pages;
-}
-
-static void take_note(struct kvt_seq *seq, const struct kvt_result *result)
-{
-	struct kvt_seq_view *coming = &seq->coming;
-
-	if (!seq->news) {
-		if (seq->shown.n_pages)
-			memcpy(coming->pages, seq->shown.pages,
-			       seq->shown.n_pages * sizeof(*coming->pages));
-		coming->n_pages = seq->shown.n_pages;
-		coming->next = seq->shown.next;
-		coming->known = seq->shown.known;
-		seq->news = true;
-	}
-	coming->seq = result->seq;
-	if (result->op == KVT_OP_COMMIT) {
-		take_table(seq, coming, result);
-		coming->next = result->next;
-		coming->known = result->known;
-	} else if (result->op == KVT_OP_EXTEND) {
-		append(seq, coming, result);
-	}
-}
-
-void kvt_seq_late(struct kvt_seq *seq, const struct kvt_result *result)
-{
-	KVT_ASSERT(seq->magic == KVT_SEQ_MAGIC && seq->n_late > 0);
-	seq->n_late--;
-	if (result->error == 0)
-		take_note(seq, result);
-}
-
-void kvt_seq_answered(struct kvt_seq *seq, const struct kvt_result *result)
-{
-	bool muted = seq->n_muted > 0;
-
-	KVT_ASSERT(seq->magic == KVT_SEQ_MAGIC && seq->n_ahead > 0);
-	seq->n_ahead--;
-	seq->n_muted -= muted;
-	if (result->error == 0) {
-		take_note(seq, result);
-	} else if (!muted && seq->failed == 0) {
-		seq->failed = result->error;
-		seq->failed_reason = result->reason;
-	}
-}
-
-/* With nothing in flight the daemon's word holds: keys of a commit whose deadline passed may have
- * been taken, those of a failed one were not, and what was held back followed those. */
+/* With nothing in flight, `known` is what the daemon says: it may have taken keys of a commit whose
+ * deadline passed, and did not take those of a failed one. Drop what it took from `held`. */
 static void settle_keys(struct kvt_seq *seq)
 {
 	uint32_t known = seq->shown.known, taken = known > seq->known ? known - seq->known : 0;
@@ -163,7 +46,7 @@ static void settle_keys(struct kvt_seq *seq)
 	seq->known = known;
 }
 
-/* Let the caller see what answers have brought: in calls on this sequence only. */
+/* Show the caller what answers brought: only in calls on this sequence. */
 static void show(struct kvt_seq *seq)
 {
 	if (seq->news) {
@@ -180,7 +63,7 @@ static void show(struct kvt_seq *seq)
 		settle_keys(seq);
 }
 
-/* From now on the sequence computes alone; it has computed so far. */
+/* Stop sharing; positions below `computed` are done. */
 static void stop_sharing(struct kvt_seq *seq, uint32_t reason, uint32_t computed)
 {
 	seq->stale = reason ? reason : KVT_REASON_DETACHED;
@@ -190,8 +73,8 @@ static void stop_sharing(struct kvt_seq *seq, uint32_t reason, uint32_t computed
 		seq->position = seq->shown.next;
 }
 
-/* What an asynchronous commit failed of, once. Others that were behind it at that time most likely
- * failed of the same, or for want of the keys that it brought: they stay silent. */
+/* Report the failure of an asynchronous commit, once. Commits behind it most likely failed for the
+ * same reason or for want of its keys: those are not reported. */
 static int take_failure(struct kvt_seq *seq)
 {
 	int error = seq->failed;
@@ -208,7 +91,7 @@ static int take_failure(struct kvt_seq *seq)
 			       kvt_reason_text((int)seq->failed_reason));
 }
 
-/* How long a BEGIN may wait for others, in ms: its answer must come before the call's deadline. */
+/* How long a BEGIN may wait for others, in ms: less than the call's deadline. */
 static uint32_t begin_wait_ms(const struct kvt_client *client)
 {
 	int64_t wait_ns = client->begin_wait_ns, most_ns = client->timeout_ns / 4 * 3;
@@ -241,16 +124,16 @@ int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32
 		return rc;
 	if (flags & (KVT_F_WAIT | KVT_F_NO_WAIT))
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FLAGS,
-				       "begin: how long it waits is an option of the client; "
-				       "submit a BEGIN to be told instead");
+				       "begin: no WAIT or NO_WAIT here: set begin_wait_ns, or "
+				       "submit a BEGIN (kvt_submit()) for a notice");
 	request.ttl_ms = begin_wait_ms(client);
 	if (request.ttl_ms)
 		request.flags |= KVT_F_WAIT;
 	seq = seq_take(client);
 	rc = seq ? 0 : -ENOMEM;
-	/* What cannot be answered is not asked; the daemon words "too large" better. */
+	/* A table above the pool's size is not reserved: the daemon refuses it as too large. */
 	if (rc == 0 && table < client->info.n_pages)
-		rc = reserve(seq, table);
+		rc = kvt_seq_reserve(seq, table);
 	if (rc != 0) {
 		if (seq)
 			kvt_seq_recycle(seq);
@@ -275,7 +158,7 @@ int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32
 	seq->claimed = seq->stale = 0;
 	seq->known = seq->shown.known = n_keys;
 	seq->n_held = 0;
-	take_table(seq, &seq->shown, &result);
+	kvt_seq_take_table(seq, &seq->shown, &result);
 	kvt_result_release(client, &result);
 	*ret_seq = seq;
 	return 0;
@@ -326,11 +209,11 @@ uint64_t kvt_seq_seq(const struct kvt_seq *seq)
 static int seq_usable(const struct kvt_seq *seq)
 {
 	if (!seq || seq->magic != KVT_SEQ_MAGIC)
-		return -EINVAL; /* ended, or never one */
+		return -EINVAL; /* ended or invalid */
 	return kvt_client_usable(seq->client);
 }
 
-/* Wait for all that is in flight: then the page table is what the daemon has. */
+/* Wait for all outstanding answers: then the page table is the daemon's. */
 static int settle(struct kvt_seq *seq)
 {
 	int rc = 0;
@@ -350,7 +233,7 @@ int kvt_seq_settle(struct kvt_seq *seq)
 	return rc ? rc : take_failure(seq);
 }
 
-/* Take what is there. */
+/* Take available answers. */
 static int look(struct kvt_seq *seq)
 {
 	int rc = seq->n_late || seq->n_ahead ? kvt_client_take_ready(seq->client) : 0;
@@ -369,13 +252,12 @@ int kvt_seq_poll(struct kvt_seq *seq)
 		return rc;
 	if (seq->n_late + seq->n_ahead == 0)
 		return 0;
-	kvt_client_look_now_and_then(seq->client); /* so that a loop is told of the end, too */
+	kvt_client_look_now_and_then(seq->client); /* a loop notices the daemon's end too */
 	rc = kvt_client_usable(seq->client);
 	return rc ? rc : (int)(seq->n_late + seq->n_ahead);
 }
 
-/* Put the keys that were held back and the caller's into a request, as many as `limit` positions
- * have; `commit_done` holds the rest. */
+/* Fill a request with held and new keys, up to position `limit`; commit_done() keeps the rest. */
 static int commit_keys(struct kvt_seq *seq, const uint32_t *keys, uint32_t n_keys, uint64_t limit,
 		       struct kvt_request *request)
 {
@@ -407,18 +289,19 @@ static int commit_keys(struct kvt_seq *seq, const uint32_t *keys, uint32_t n_key
 	return 0;
 }
 
-/* A commit took its keys; those behind them wait for the next one. */
+/* Drop the keys that a commit took; the rest waits for the next one. */
 static void commit_done(struct kvt_seq *seq, uint32_t n_keys, const struct kvt_request *request)
 {
 	uint32_t n = seq->n_held + n_keys - request->n_keys;
 
+	KVT_ASSERT(n <= seq->held_capacity);
 	if (n)
 		memmove(seq->held, seq->held + request->n_keys, n * sizeof(*seq->held));
 	seq->n_held = n;
 	seq->known += request->n_keys;
 }
 
-/* What a commit does when nothing is shared any more: only `next` advances. */
+/* Commit without sharing: only `next` advances. */
 static int commit_alone(struct kvt_seq *seq, uint32_t computed)
 {
 	if (computed > (uint64_t)seq->shown.n_pages << seq->client->page_shift)
@@ -432,8 +315,8 @@ static int commit_alone(struct kvt_seq *seq, uint32_t computed)
 			       kvt_reason_text((int)seq->stale));
 }
 
-/* COMMIT answers with the whole table as it is then, and EXTEND may pass a COMMIT whose fence has
- * not been reached: with some room to spare EXTEND need not wait for it. */
+/* List words for an asynchronous COMMIT, which answers with the whole table. EXTEND may overtake it
+ * while its fence is not reached; with spare room EXTEND need not wait. */
 static uint32_t list_ahead(const struct kvt_seq *seq)
 {
 	uint32_t n_pages = seq->shown.n_pages, more = n_pages + n_pages / 8 + 64;
@@ -462,7 +345,7 @@ int kvt_seq_commit_async(struct kvt_seq *seq, uint32_t computed, const uint32_t 
 		return kvt_client_fail(seq->client, -EAGAIN, 0,
 				       "commit: a call on this sequence whose deadline passed has "
 				       "not been answered yet: settle first");
-	/* Keys below `computed` only: if an earlier commit fails, this one must, too. */
+	/* Keys below `computed` only: then a commit behind a failed one fails too. */
 	rc = commit_keys(seq, keys, n_keys, computed, &request);
 	if (rc != 0)
 		return rc;
@@ -499,7 +382,7 @@ int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 		return commit_alone(seq, computed);
 	if (rc != 0)
 		return rc;
-	/* One that says nothing new takes no keys. */
+	/* A commit without new positions takes no keys. */
 	limit = computed < seq->shown.next ?
 			0 : (uint64_t)seq->shown.n_pages << seq->client->page_shift;
 	rc = commit_keys(seq, keys, n_keys, limit, &request);
@@ -515,7 +398,7 @@ int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 	if (rc != 0)
 		return rc;
 	commit_done(seq, n_keys, &request);
-	take_table(seq, &seq->shown, &result);
+	kvt_seq_take_table(seq, &seq->shown, &result);
 	seq->shown.next = result.next;
 	seq->shown.known = result.known;
 	seq->shown.seq = result.seq;
@@ -544,23 +427,23 @@ int kvt_seq_extend(struct kvt_seq *seq, uint32_t n)
 	request.arg = pages;
 	request.lease = seq->lease;
 	rc = pages < seq->client->info.n_pages ?
-		     reserve(seq, (uint64_t)seq->shown.n_pages + pages) : 0;
+		     kvt_seq_reserve(seq, (uint64_t)seq->shown.n_pages + pages) : 0;
 	if (rc != 0)
 		return kvt_client_fail(seq->client, rc, 0, "out of memory for %u more pages",
 				       pages);
 	if (pages >= seq->client->info.n_pages)
 		request.list_capacity = 1;
 	rc = kvt_client_call(seq->client, &request, seq, &result);
-	show(seq); /* of commits that were answered before it */
+	show(seq); /* commits answered before it */
 	if (rc != 0)
 		return rc;
-	append(seq, &seq->shown, &result);
+	kvt_seq_append(seq, &seq->shown, &result);
 	seq->shown.seq = result.seq;
 	kvt_result_release(seq->client, &result);
 	return 0;
 }
 
-/* END always ends; what became of its last COMMIT, or of its path, is in the answer. */
+/* END always ends; its answer tells the outcome of its last COMMIT and of its path. */
 static int end_outcome(struct kvt_client *client, const struct kvt_result *result, bool commit)
 {
 	if (result->flags & KVT_CQE_DETACHED)
@@ -576,8 +459,8 @@ static int end_outcome(struct kvt_client *client, const struct kvt_result *resul
 	return 0;
 }
 
-/* Whether an END that failed left the lease alive: it was not submitted, or refused for what it
- * said besides. Without a fence that can be understood it is left to the end of the session. */
+/* True if a failed END left the lease alive: not submitted, or refused for its COMMIT. With an
+ * invalid fence the lease is left to the end of the session. */
 static bool still_to_end(const struct kvt_client *client, int error, struct kvt_fence fence)
 {
 	return !client->dead && error != -ETIMEDOUT && error != -ESTALE && error != -ECHILD &&
@@ -588,7 +471,8 @@ static void end_plainly(struct kvt_seq *seq, struct kvt_fence fence)
 {
 	struct kvt_client *client = seq->client;
 
-	forget_answers(seq);
+	KVT_ASSERT(seq->magic == KVT_SEQ_MAGIC);
+	kvt_seq_forget_answers(seq);
 	seq->magic = 0;
 	seq->fence = fence;
 	kvt_client_end_later(client, seq);

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Fences that a CUDA stream raises. Each stream has a fence word and counts: the n-th fence of a
- * stream is the value n above where the word was when the stream got it. What raises it is a host
- * function, which the driver calls on a thread of its own when all before it on the stream is done,
- * or a write that the device does itself.
+ * Fences that a CUDA stream raises. Each stream has a fence word; its n-th fence is the word's
+ * initial value plus n. The word is raised by a host function, which the driver calls on a thread
+ * of its own after all earlier work of the stream, or by a write of the device.
  *
- * Either may come after the client was closed. So what they touch - the segment and the doorbell -
- * belongs to struct kvt_streams from then on, and the last one takes it down.
+ * Either may come after the client was closed. So struct kvt_streams then owns the segment and the
+ * doorbell, and its last reference frees them.
  */
 #include "libclient/client.h"
 
@@ -20,40 +19,40 @@
 #include "kvt_cuda.h"
 #include "shm/atomic.h"
 
-#define STREAM_LEGACY ((void *)1) /* another name of the null stream */
+#define STREAM_LEGACY ((void *)1) /* the null stream */
 #define STREAM_PER_THREAD ((void *)2)
 
 struct stream_word {
 	struct kvt_streams *streams;
 	uint64_t *word; /* in the segment */
 	bool used;
-	void *stream, *context; /* whose it is: null streams differ by their contexts */
-	uint64_t recorded;      /* last value that was promised */
+	void *stream, *context; /* owner: null streams differ by context */
+	uint64_t recorded;      /* value of the last fence */
 	uint64_t raised;        /* by host functions: one thread at a time, in order */
 };
 
 struct kvt_streams {
-	uint32_t references; /* the client, and every host function that is queued */
+	uint32_t references; /* the client, and each queued host function */
 	uint32_t method;     /* enum kvt_fence_method */
 	const struct kvt_cu_driver *driver;
 	const struct kvt_segment_header *header;
 	int doorbell;
 	void *segment; /* NULL: still the client's */
 	uint64_t segment_bytes;
-	void *registered; /* BY_WRITE: what the device may write, and in whose context */
+	void *registered; /* BY_WRITE: memory that the device may write, and its context */
 	void *registered_in;
-	uint64_t device_offset; /* from an address here to the device's */
+	uint64_t device_offset; /* device address minus host address */
 	struct kvt_streams *next_left;
 	struct stream_word words[KVT_FENCE_WORDS];
 };
 
-/* Those of closed clients to which a device still writes. */
+/* Streams of closed clients to which a device still writes. */
 static pthread_mutex_t left_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct kvt_streams *left;
 
 static void streams_drop(struct kvt_streams *streams)
 {
-	/* Pairs with itself: whoever drops the last reference sees what the others did. */
+	/* Pairs with itself: the last drop sees the writes of all others. */
 	if (kvt_add_full(&streams->references, -1u) > 0)
 		return;
 	if (streams->segment)
@@ -63,7 +62,7 @@ static void streams_drop(struct kvt_streams *streams)
 	free(streams);
 }
 
-/* On a thread of the driver. No CUDA call is allowed here. */
+/* Runs on a thread of the driver. CUDA calls are forbidden here. */
 static void raise_word(void *context)
 {
 	struct stream_word *word = context;
@@ -126,7 +125,7 @@ static void unregister_words(struct kvt_streams *streams)
 	int mode;
 
 	kvt_cu_relax(streams->driver, &mode);
-	/* Worth a second try: what is unmapped and still registered stays pinned for good. */
+	/* Try twice: memory that is unmapped while registered stays pinned. */
 	if (streams->driver->context_push(streams->registered_in) == 0 ||
 	    streams->driver->context_push(streams->registered_in) == 0) {
 		streams->driver->host_unregister(streams->registered);
@@ -135,7 +134,7 @@ static void unregister_words(struct kvt_streams *streams)
 	kvt_cu_restore(streams->driver, mode);
 }
 
-/* Take down those to which no device writes any more. */
+/* Free streams of closed clients to which no device writes any more. */
 static void reap_left(void)
 {
 	struct kvt_streams **at = &left;
@@ -270,7 +269,7 @@ static int queue_fence(struct kvt_client *client, struct stream_word *word)
 {
 	struct kvt_streams *streams = word->streams;
 	const struct kvt_cu_driver *driver = streams->driver;
-	/* The stream's own context: the calling thread may be at work in another one. */
+	/* Use the stream's context: the calling thread may have another one. */
 	int error = driver->context_push(word->context);
 
 	if (error)

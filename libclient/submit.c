@@ -1,238 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* Operations on the ring: slots, entries, answers, and giving back what late answers bring.
+ *
+ * Every operation of the library comes through kvt_client_call(), kvt_submit() or
+ * kvt_client_submit_ahead(). Below are waiting (wait.c), page tables (table.c), failures (fail.c);
+ * nothing here is called from there. */
+
 #include "libclient/client.h"
 
 #include <errno.h>
-#include <poll.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
-#define SPINS_BEFORE_CLOCK 200 /* about as long as a busy daemon takes for a small operation */
-#define SPINS_PER_CLOCK 32
-#define LOOK_EVERY_NS 1000000 /* how often endless spinning looks at the control socket */
-#define LOOK_EVERY_REAPS 256  /* the same for callers that poll kvt_reap() */
-#define SLOT_BITS 17          /* of kvt_result.slot; the rest are of the slot's generation */
-
-/* ---------------------------------------------------------------- failures */
-
-int kvt_client_fail(struct kvt_client *client, int code, int reason, const char *format, ...)
-{
-	va_list arguments;
-
-	client->error.attach_state = client->dead ? KVT_ATTACH_GONE : KVT_ATTACH_OK;
-	client->error.code = code;
-	client->error.reason = reason;
-	va_start(arguments, format);
-	vsnprintf(client->error.text, sizeof(client->error.text), format, arguments);
-	va_end(arguments);
-	return code;
-}
-
-int kvt_client_fail_result(struct kvt_client *client, const struct kvt_result *result)
-{
-	const char *op = kvt_op_name((int)result->op), *name = kvt_errno_name(result->error);
-	const char *text = kvt_reason_text((int)result->reason);
-	int reason = (int)result->reason;
-
-	if (result->error == -ENOSPC && result->needed)
-		return kvt_client_fail(client, result->error, reason,
-				       "%s: %s: %s (%u pages needed, %u available)", op, name,
-				       text, result->needed, result->available);
-	if (result->error == -ENOBUFS || result->error == -EDQUOT)
-		return kvt_client_fail(client, result->error, reason, "%s: %s: %s (%s %u)", op,
-				       name, text, result->error == -EDQUOT ? "limit" : "needs",
-				       result->needed);
-	return kvt_client_fail(client, result->error, reason, "%s: %s: %s", op, name, text);
-}
-
-void kvt_client_lost(struct kvt_client *client, int code, const char *why)
-{
-	if (client->dead)
-		return;
-	client->dead = code;
-	if (client->greeting >= 0) /* a successor that comes now need not go on with us */
-		close(client->greeting);
-	client->greeting = -1;
-	if (!client->farewell[0])
-		snprintf(client->farewell, sizeof(client->farewell), "%s", why);
-}
-
-static int lost_error(struct kvt_client *client)
-{
-	return kvt_client_fail(client, client->dead, 0, "session lost: %s", client->farewell);
-}
-
-int kvt_client_usable(struct kvt_client *client)
-{
-	if (KVT_UNLIKELY(!client || client->magic != KVT_CLIENT_MAGIC))
-		return -EINVAL; /* closed, or never one: there is nowhere to say more */
-	if (KVT_UNLIKELY(kvt_client_forked(client)))
-		return kvt_client_fail(client, -ECHILD, 0,
-				       "this client belongs to the parent process: connect anew");
-	if (KVT_UNLIKELY(client->dead))
-		return lost_error(client);
-	return 0;
-}
-
-/* ---------------------------------------------------------------- control socket */
-
-void kvt_client_take_message(struct kvt_client *client, int bytes)
-{
-	const struct kvt_message_refused *message = (const void *)client->packet;
-	size_t head = offsetof(struct kvt_message_refused, text);
-
-	if (message->head.type == KVT_MSG_RESUMED &&
-	    (size_t)bytes == sizeof(struct kvt_message_resumed))
-		client->info.daemon_pid =
-			((const struct kvt_message_resumed *)(const void *)message)->daemon_pid;
-	if (message->head.type != KVT_MSG_GOODBYE)
-		return; /* an answer that came after its deadline, or a successor's greeting */
-	if ((size_t)bytes > head)
-		snprintf(client->farewell, sizeof(client->farewell),
-			 "the daemon ended the session: %.*s", (int)((size_t)bytes - head),
-			 message->text);
-	kvt_client_lost(client, -ECONNRESET, "the daemon ended the session");
-}
-
-void kvt_client_look(struct kvt_client *client)
-{
-	KVT_KEEP_ERRNO;
-	unsigned int n_fds;
-	int rc = 0;
-
-	client->empty_reaps = 0;
-	kvt_client_look_for_successor(client);
-	while (!client->dead && !client->broken_ns && client->control >= 0) {
-		rc = kvt_control_receive(client->control, client->packet, KVT_MESSAGE_MAX, NULL,
-					 0, &n_fds, 0);
-		if (rc == -EAGAIN)
-			break;
-		if (rc < 0)
-			kvt_client_hung_up(client);
-		else
-			kvt_client_take_message(client, rc);
-	}
-	if (!kvt_client_has_fences(client) || client->dead)
-		return;
-	/* The daemon writes it once, when it ends a session for cause, and says GOODBYE. */
-	if (kvt_load_acquire(&client->ring.header->gone))
-		kvt_client_lost(client, -ECONNRESET, "the daemon ended the session");
-	else if (client->arena.base &&
-		 kvt_load_acquire(&client->arena.header->state) == KVT_ARENA_GONE)
-		kvt_client_lost(client, -ECONNRESET,
-				"the daemon has shut down: connect again when it is back");
-}
-
-void kvt_client_look_now_and_then(struct kvt_client *client)
-{
-	if (++client->empty_reaps >= LOOK_EVERY_REAPS)
-		kvt_client_look(client);
-}
-
-/* ---------------------------------------------------------------- waiting */
-
-static void start_wait(struct kvt_client *client, struct kvt_wait *wait, int64_t now_ns)
-{
-	wait->started = true;
-	wait->deadline_ns = client->timeout_ns > 0 ? now_ns + client->timeout_ns : INT64_MAX;
-	wait->spin_until_ns =
-		client->spin_budget_ns < 0 ? INT64_MAX : now_ns + client->spin_budget_ns;
-	wait->look_at_ns = now_ns + LOOK_EVERY_NS;
-}
-
-/* The completion counter says only "look": empty it, so that the next sleep sleeps. */
-static void drain_completion(struct kvt_client *client)
-{
-	KVT_KEEP_ERRNO;
-	uint64_t count;
-
-	while (read(client->completion, &count, sizeof(count)) < 0 && errno == EINTR)
-		;
-}
-
-/* Nobody wakes us when a successor comes. */
-static int64_t sleep_until(const struct kvt_client *client, const struct kvt_wait *wait)
-{
-	int64_t soon_ns;
-
-	if (!client->broken_ns)
-		return wait->deadline_ns;
-	soon_ns = kvt_client_now_ns() + KVT_SUCCESSOR_POLL_NS;
-	return soon_ns < wait->deadline_ns ? soon_ns : wait->deadline_ns;
-}
-
-static void sleep_for_completion(struct kvt_client *client, const struct kvt_wait *wait)
-{
-	struct pollfd fds[2] = {
-		{ .fd = client->completion, .events = POLLIN },
-		{ .fd = client->broken_ns ? -1 : client->control, .events = POLLIN },
-	};
-	KVT_KEEP_ERRNO;
-	int64_t left = sleep_until(client, wait);
-	struct timespec timeout;
-	int n;
-
-	kvt_store_relaxed(&client->ring.header->cq_need_wakeup, 1);
-	/* Pairs with the daemon's full fence in kvt_ring_cq_publish(): either we see its tail or
-	 * it sees our flag. */
-	kvt_fence_full();
-	if (kvt_ring_cq_ready(&client->ring) == 0) {
-		kvt_client_step(client, KVT_STEP_BEFORE_SLEEP);
-		if (left != INT64_MAX) {
-			left -= kvt_client_now_ns();
-			left = left > 0 ? left : 0;
-		}
-		timeout.tv_sec = left / 1000000000;
-		timeout.tv_nsec = left % 1000000000;
-		n = ppoll(fds, 2, left == INT64_MAX ? NULL : &timeout, NULL);
-		if (n > 0 && fds[0].revents)
-			drain_completion(client);
-		if ((n > 0 && fds[1].revents) || client->broken_ns)
-			kvt_client_look(client);
-	}
-	kvt_store_relaxed(&client->ring.header->cq_need_wakeup, 0);
-	client->armed = false;
-}
-
-/* Not found at once: now the clock may be asked. */
-static __attribute__((noinline)) int wait_slowly(struct kvt_client *client,
-						 struct kvt_wait *wait)
-{
-	for (;;) {
-		int64_t now_ns = kvt_client_now_ns();
-
-		if (!wait->started)
-			start_wait(client, wait, now_ns);
-		if (now_ns >= wait->deadline_ns)
-			return kvt_ring_cq_ready(&client->ring) ? 0 : -ETIMEDOUT;
-		if (now_ns >= wait->look_at_ns) {
-			wait->look_at_ns = now_ns + LOOK_EVERY_NS;
-			kvt_client_look(client);
-		}
-		if (now_ns >= wait->spin_until_ns)
-			sleep_for_completion(client, wait);
-		for (unsigned int i = 0; i < SPINS_PER_CLOCK; i++) {
-			if (kvt_ring_cq_ready(&client->ring))
-				return 0;
-			kvt_cpu_relax();
-		}
-		/* What was answered before the end still counts, so this comes last. */
-		if (client->dead)
-			return client->dead;
-	}
-}
-
-int kvt_client_wait(struct kvt_client *client, struct kvt_wait *wait)
-{
-	for (unsigned int i = 0; i < SPINS_BEFORE_CLOCK; i++) {
-		if (kvt_ring_cq_ready(&client->ring))
-			return 0;
-		kvt_cpu_relax();
-	}
-	return wait_slowly(client, wait);
-}
+#define SLOT_BITS 17 /* of kvt_result.slot; the rest are of the slot's generation */
+_Static_assert(2 * (KVT_SEGMENT_BYTES_MAX / sizeof(struct kvt_cqe)) + 2 < 1u << SLOT_BITS,
+	       "a slot's number fits beside its generation");
 
 /* ---------------------------------------------------------------- slots */
 
@@ -262,6 +44,7 @@ static uint32_t slot_take(struct kvt_client *client)
 {
 	uint32_t number = client->free_slot;
 
+	KVT_ASSERT(number > 0 && client->n_free > 0);
 	client->free_slot = client->slots[number].next;
 	client->n_free--;
 	client->slots[number].twin = 0;
@@ -272,6 +55,7 @@ static void slot_free(struct kvt_client *client, uint32_t number)
 {
 	struct kvt_slot *slot = &client->slots[number];
 
+	KVT_ASSERT(slot->state != KVT_SLOT_FREE);
 	kvt_area_give(&client->keys, slot->keys);
 	kvt_area_give(&client->list, slot->list);
 	slot->keys.n = slot->list.n = 0;
@@ -284,25 +68,16 @@ static void slot_free(struct kvt_client *client, uint32_t number)
 
 /* ---------------------------------------------------------------- submission */
 
-static bool op_has_fence(uint32_t op)
+/* Operations that only give something back always find a slot (deadlock). */
+static bool gives_back(uint32_t takes)
 {
-	return op == KVT_OP_UNLOCK || op == KVT_OP_FREE || op == KVT_OP_INSERT ||
-	       op == KVT_OP_COMMIT || op == KVT_OP_END || op == KVT_OP_CLOSE;
+	return takes & KVT_TAKES_FENCE && !(takes & KVT_TAKES_LIST);
 }
 
-static bool op_has_lease(uint32_t op)
-{
-	return op == KVT_OP_UNLOCK || op == KVT_OP_COMMIT || op == KVT_OP_EXTEND ||
-	       op == KVT_OP_END;
-}
+#define LIST_SIZE(NAME, name, takes, flags, list, answer) [KVT_OP_##NAME] = (list),
+static const uint8_t list_sizes[KVT_OP_COUNT] = { KVT_OPS(LIST_SIZE, , ) };
 
-/* Operations that only give something back must always find a slot. */
-static bool op_gives_back(uint32_t op)
-{
-	return op == KVT_OP_UNLOCK || op == KVT_OP_FREE || op == KVT_OP_END || op == KVT_OP_CLOSE;
-}
-
-/* Words that hold any answer to this request. */
+/* List words that are enough for any answer. */
 static uint64_t list_words(const struct kvt_client *client, const struct kvt_request *request)
 {
 	uint32_t shift = client->page_shift;
@@ -311,27 +86,26 @@ static uint64_t list_words(const struct kvt_client *client, const struct kvt_req
 
 	if (request->list_capacity)
 		return request->list_capacity;
-	switch (request->op) {
-	case KVT_OP_MATCH:
+	switch (request->op < KVT_OP_COUNT ? list_sizes[request->op] : KVT_LIST_NONE) {
+	case KVT_LIST_KEYS:
 		return request->flags & KVT_F_LOCK ? keys_pages : 0;
-	case KVT_OP_LOCK:
+	case KVT_LIST_HANDLE:
 		return request->handle.positions >> shift;
-	case KVT_OP_ALLOC:
-	case KVT_OP_EXTEND:
+	case KVT_LIST_ARG:
 		return request->arg;
-	case KVT_OP_INSERT:
+	case KVT_LIST_TWINS:
 		return 2 * keys_pages +
 		       (request->flags & KVT_F_LOCK ?
 				keys_pages + (request->handle.positions >> shift) :
 				0);
-	case KVT_OP_BEGIN:
+	case KVT_LIST_BEGUN:
 		pages = (request->n_keys + (uint64_t)request->arg + page_size - 1) >> shift;
 		return pages < client->info.n_pages ? pages : 1; /* refused: too large */
-	case KVT_OP_COMMIT:
+	case KVT_LIST_TABLE:
 		/* The whole page table, whose length only the daemon and kvt_seq know. */
 		most = client->list.count / 4;
 		return client->info.n_pages < most ? client->info.n_pages : most;
-	case KVT_OP_STATS:
+	case KVT_LIST_COUNTERS:
 		return sizeof(struct kvt_counters) / sizeof(uint32_t);
 	default:
 		return 0;
@@ -342,7 +116,8 @@ static void fill_entry(struct kvt_sqe *sqe, const struct kvt_request *request,
 		       const struct kvt_slot *slot, uint32_t number, uint32_t n_keys,
 		       uint32_t list_capacity)
 {
-	bool fence = op_has_fence(request->op), lease = op_has_lease(request->op);
+	uint32_t takes = kvt_op_takes(request->op);
+	bool fence = takes & KVT_TAKES_FENCE, lease = takes & KVT_TAKES_LEASE;
 
 	*sqe = (struct kvt_sqe){
 		.op = (uint8_t)request->op,
@@ -367,7 +142,7 @@ static void fill_entry(struct kvt_sqe *sqe, const struct kvt_request *request,
 	};
 }
 
-/* What the library itself must refuse, because the entry could not even say it. */
+/* Refuse what an entry cannot express. */
 static int check_request(struct kvt_client *client, const struct kvt_request *request,
 			 uint64_t key_words, uint64_t list)
 {
@@ -379,7 +154,7 @@ static int check_request(struct kvt_client *client, const struct kvt_request *re
 	if (request->op > UINT8_MAX || request->flags > UINT16_MAX || request->reserved)
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FIELD,
 				       "op, flags or reserved field out of range");
-	if (op_has_fence(request->op) && request->fence.slot > KVT_FENCE_IDLE)
+	if (kvt_op_takes(request->op) & KVT_TAKES_FENCE && request->fence.slot > KVT_FENCE_IDLE)
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_FENCE, "%s: fence slot %u: %s",
 				       kvt_op_name((int)request->op), request->fence.slot,
 				       kvt_reason_text(KVT_REASON_FENCE));
@@ -392,7 +167,7 @@ static int check_request(struct kvt_client *client, const struct kvt_request *re
 				       "insert: %u keys are %u whole pages, but %u were given",
 				       request->n_keys, request->n_keys >> client->page_shift,
 				       request->n_pages);
-	/* More pages than there are: the daemon would say so, but no list holds the answer. */
+	/* More pages than the pool has: the daemon would refuse, but no list holds its answer. */
 	if (list > client->list.count && list >= client->info.n_pages && !request->list_capacity &&
 	    (request->op == KVT_OP_ALLOC || request->op == KVT_OP_EXTEND))
 		return kvt_client_fail(client, -ENOSPC, KVT_REASON_TOO_LARGE,
@@ -410,7 +185,7 @@ static int check_request(struct kvt_client *client, const struct kvt_request *re
 	return 0;
 }
 
-/* Two answers may come: the first one, "not now", then has a slot of its own. */
+/* BEGIN with NO_WAIT may have two answers. The first, "not now", gets a slot of its own. */
 static void take_twin(struct kvt_client *client, struct kvt_slot *slot,
 		      const struct kvt_request *request)
 {
@@ -431,8 +206,7 @@ static void ring_doorbell(struct kvt_client *client)
 	KVT_KEEP_ERRNO;
 	const uint64_t one = 1;
 
-	/* A full counter wakes as well as one more; a closed one means that nobody is there,
-	 * which waiting will tell. */
+	/* A full counter wakes too (EAGAIN). Waiting reports a closed one: no daemon. */
 	while (write(client->doorbell, &one, sizeof(one)) < 0 && errno == EINTR)
 		;
 }
@@ -442,17 +216,16 @@ static bool two_answers(const struct kvt_request *request)
 	return request->op == KVT_OP_BEGIN && (request->flags & KVT_F_NO_WAIT);
 }
 
-/* Room for one more entry, for this operation. */
 static bool has_room(struct kvt_client *client, const struct kvt_request *request)
 {
-	uint32_t left = op_gives_back(request->op) ? 1 : 2 + client->ring.cq_mask / 2;
+	uint32_t left = gives_back(kvt_op_takes(request->op)) ? 1 : 2 + client->ring.cq_mask / 2;
 
 	left += two_answers(request);
 	return client->n_free >= left && client->n_flying <= client->ring.cq_mask &&
 	       kvt_ring_sq_space(&client->ring) > 0;
 }
 
-/* -EAGAIN without a text when there is no room; the caller decides what that means. */
+/* Submit one entry. -EAGAIN without a text: no room; the caller decides what that means. */
 static int submit(struct kvt_client *client, const struct kvt_request *request, uint32_t state,
 		  uint32_t *ret_number)
 {
@@ -511,83 +284,32 @@ static int submit(struct kvt_client *client, const struct kvt_request *request, 
 
 /* ---------------------------------------------------------------- answers */
 
-static void decode_counts(struct kvt_result *result, const struct kvt_cqe *cqe)
-{
-	switch (result->op) {
-	case KVT_OP_MATCH:
-	case KVT_OP_LOCK:
-		result->matched = cqe->a;
-		result->announced = cqe->b;
-		break;
-	case KVT_OP_INSERT:
-		result->existed = cqe->a;
-		result->inserted = cqe->b;
-		result->evicted = cqe->c;
-		result->n_twins = cqe->d;
-		result->duplicates = cqe->d;
-		break;
-	case KVT_OP_BEGIN:
-		result->matched = cqe->a;
-		if (cqe->flags & KVT_CQE_ASYNC) {
-			result->state = cqe->c;
-			break;
-		}
-		result->reusable = cqe->b;
-		result->announced = cqe->c;
-		result->evicted = cqe->d;
-		break;
-	case KVT_OP_COMMIT:
-		result->next = cqe->a;
-		result->known = cqe->positions;
-		result->advanced = cqe->b;
-		result->sealed = cqe->c;
-		result->duplicates = cqe->d;
-		break;
-	case KVT_OP_END:
-		result->sealed = cqe->c;
-		result->freed = cqe->d;
-		break;
-	case KVT_OP_FREE:
-	case KVT_OP_CLOSE:
-		result->freed = cqe->d;
-		break;
-	case KVT_OP_ALLOC:
-	case KVT_OP_EXTEND:
-	case KVT_OP_EVICT:
-		result->evicted = cqe->c;
-		break;
-	case KVT_OP_PAGE:
-		result->state = cqe->a;
-		result->owner = cqe->b;
-		result->lock_ref = cqe->d;
-		break;
-	case KVT_OP_AUDIT:
-		result->problems = cqe->a;
-		break;
-	case KVT_OP_REMOVE:
-		result->state = cqe->a;
-		break;
-	default:
-		break;
+#define WORD(word) result->word = words->word;
+#define UNUSED(n)
+#define ANSWER(NAME, name, takes, flags, list, answer)                                   \
+	case KVT_OP_##NAME: {                                                             \
+		const struct kvt_answer_##name *words = &cqe->name;                       \
+		(void)words;                                                              \
+		answer                                                                    \
+		break;                                                                    \
 	}
-}
 
-/* How many list words an answer may have: only these operations write any. */
-static uint32_t list_length(const struct kvt_result *result, const struct kvt_cqe *cqe)
+void kvt_client_decode_answer(struct kvt_result *result, const struct kvt_cqe *cqe)
 {
-	switch (result->op) {
-	case KVT_OP_MATCH:
-	case KVT_OP_LOCK:
-	case KVT_OP_ALLOC:
-	case KVT_OP_INSERT:
-	case KVT_OP_BEGIN:
-	case KVT_OP_COMMIT:
-	case KVT_OP_EXTEND:
-	case KVT_OP_STATS:
-		return cqe->e;
-	default:
-		return 0;
+	if (cqe->flags & KVT_CQE_ASYNC) {
+		result->matched = cqe->notice.matched;
+		result->state = cqe->notice.state;
+		return;
 	}
+	switch (result->op) {
+		KVT_OPS(ANSWER, WORD, UNUSED)
+	default:
+		break;
+	}
+	if (result->op == KVT_OP_COMMIT)
+		result->known = cqe->positions;
+	else if (result->op == KVT_OP_INSERT)
+		result->duplicates = cqe->insert.n_twins;
 }
 
 static int decode(struct kvt_client *client, struct kvt_slot *slot, const struct kvt_cqe *cqe,
@@ -604,14 +326,14 @@ static int decode(struct kvt_client *client, struct kvt_slot *slot, const struct
 	result->op = slot->op;
 	if (KVT_UNLIKELY(cqe->result != 0)) {
 		if (cqe->result == -ENOSPC) {
-			result->available = cqe->a;
-			result->needed = cqe->b;
+			result->available = cqe->refused.number;
+			result->needed = cqe->refused.needed;
 		} else if (cqe->result == -ENOBUFS || cqe->result == -EDQUOT) {
-			result->needed = cqe->a;
+			result->needed = cqe->refused.number;
 		} else if (cqe->reason == KVT_REASON_ANNOUNCED) {
-			result->announced = cqe->a;
+			result->announced = cqe->refused.number;
 		} else {
-			result->next = cqe->a;
+			result->next = cqe->refused.number;
 		}
 		return 0;
 	}
@@ -619,8 +341,8 @@ static int decode(struct kvt_client *client, struct kvt_slot *slot, const struct
 		result->handle =
 			(struct kvt_handle){ cqe->node, cqe->generation, cqe->positions };
 	result->lease = (struct kvt_lease){ cqe->lease, cqe->lease_generation };
-	decode_counts(result, cqe);
-	n_list = list_length(result, cqe);
+	kvt_client_decode_answer(result, cqe);
+	n_list = kvt_op_takes(slot->op) & KVT_TAKES_LIST ? cqe->n_list : 0;
 	if (KVT_UNLIKELY(n_list > slot->list.n || result->n_twins > n_list / 2))
 		return -EPROTO;
 	result->twins = client->ring.list + slot->list.at;
@@ -629,7 +351,7 @@ static int decode(struct kvt_client *client, struct kvt_slot *slot, const struct
 	return 0;
 }
 
-/* The answer has left the CQ. Without a list there is nothing to hold on to. */
+/* The answer has left the CQ. Keep the slot only for its list. */
 static void finish(struct kvt_client *client, uint32_t number, struct kvt_result *result)
 {
 	struct kvt_slot *slot = &client->slots[number];
@@ -648,12 +370,12 @@ static void finish(struct kvt_client *client, uint32_t number, struct kvt_result
 static int broken_answer(struct kvt_client *client)
 {
 	kvt_client_lost(client, -EPROTO,
-			"the daemon answered what was not asked: its ring is damaged");
-	return lost_error(client);
+			"the daemon answered no open request: its ring is damaged");
+	return kvt_client_lost_error(client);
 }
 
-/* Page numbers that a late INSERT left with the caller: all of them if it failed, else those
- * whose twins are cached. Its caller was told that they are ours now. */
+/* Pages that a late INSERT did not take: all if it failed, else those with cached twins. The caller
+ * gave them up when its deadline passed, so the library frees them. */
 static uint32_t late_pages(struct kvt_client *client, const struct kvt_slot *slot,
 			   const struct kvt_result *result, const uint32_t **ret_pages)
 {
@@ -667,9 +389,9 @@ static uint32_t late_pages(struct kvt_client *client, const struct kvt_slot *slo
 	return result->n_twins;
 }
 
-/* The next thing to give back of what an answer brought that nobody waits for any more; marks it
- * as given back. False: nothing (more). Nothing was launched on leases and pages that the caller
- * never saw, so they need no fence; those of INSERT keep theirs. */
+/* Build the next request that undoes an abandoned answer, and mark it as done. False: nothing left.
+ * The caller never saw these leases and pages, so no fence is needed; those of INSERT keep theirs.
+ */
 static bool undo_request(struct kvt_client *client, struct kvt_slot *slot,
 			 const struct kvt_result *result, struct kvt_request *request)
 {
@@ -696,7 +418,7 @@ static bool undo_request(struct kvt_client *client, struct kvt_slot *slot,
 	return request->n_pages > 0;
 }
 
-/* Try to give back all of it; true when the slot is done with. */
+/* Give back all of an abandoned answer. True: the slot is free; false: no room yet. */
 static bool undo(struct kvt_client *client, uint32_t number)
 {
 	struct kvt_slot *slot = &client->slots[number];
@@ -723,7 +445,7 @@ static bool undo(struct kvt_client *client, uint32_t number)
 	return true;
 }
 
-/* What could not be given back when it should have been, for want of room, goes now. */
+/* Retry what found no room to be given back. */
 static __attribute__((noinline)) void undo_waiting(struct kvt_client *client)
 {
 	while (client->undo.first) {
@@ -755,7 +477,7 @@ void kvt_client_end_later(struct kvt_client *client, struct kvt_seq *seq)
 	undo_waiting(client);
 }
 
-/* An answer that a sequence waits for, or will: it takes note at once, and its slot is free. */
+/* Hand an asynchronous answer to its sequence and free the slot. */
 static int take_ahead(struct kvt_client *client, uint32_t number, const struct kvt_cqe *cqe)
 {
 	struct kvt_slot *slot = &client->slots[number];
@@ -771,13 +493,13 @@ static int take_ahead(struct kvt_client *client, uint32_t number, const struct k
 	return rc;
 }
 
-/* The deadline of this one passed: take note of what it brings, and give that back. */
+/* Handle an answer after its deadline: update the sequence, give the rest back. */
 static void take_late(struct kvt_client *client, uint32_t number, const struct kvt_cqe *cqe)
 {
 	struct kvt_slot *slot = &client->slots[number];
 	struct kvt_result result;
 
-	/* A sequence that waits for its page table must not wait for room to give back. */
+	/* Not in undo(): a sequence that waits for its table must not wait for room. */
 	if (slot->seq && decode(client, slot, cqe, &result) == 0)
 		kvt_seq_late(slot->seq, &result);
 	slot->seq = NULL;
@@ -787,8 +509,8 @@ static void take_late(struct kvt_client *client, uint32_t number, const struct k
 	undo_waiting(client);
 }
 
-/* Take one answer from the CQ. Returns its slot when somebody waits for it, 0 when it was for
- * the library itself, -EPROTO when it fits nothing. */
+/* Take one answer from the CQ. Returns the slot of an answer for the caller, 0 for one of the
+ * library's own, -EPROTO for an impossible one. */
 static int take_answer(struct kvt_client *client, struct kvt_cqe *cqe)
 {
 	struct kvt_slot *slot;
@@ -807,7 +529,7 @@ static int take_answer(struct kvt_client *client, struct kvt_cqe *cqe)
 		uint32_t twin = slot->twin;
 
 		slot->twin = 0;
-		if (cqe->reason == KVT_REASON_ANNOUNCED) { /* and the notice is still to come */
+		if (cqe->reason == KVT_REASON_ANNOUNCED) { /* the notice follows */
 			if (slot->state == KVT_SLOT_FLYING)
 				return (int)twin;
 			slot_free(client, twin);
@@ -840,6 +562,8 @@ static int take_answer(struct kvt_client *client, struct kvt_cqe *cqe)
 
 static void stash(struct kvt_client *client, uint32_t number, const struct kvt_cqe *cqe)
 {
+	KVT_ASSERT(client->slots[number].state == KVT_SLOT_FLYING ||
+		   client->slots[number].state == KVT_SLOT_SPARE);
 	client->slots[number].cqe = *cqe;
 	client->slots[number].state = KVT_SLOT_DONE;
 	list_push(client, &client->done, number);
@@ -912,7 +636,7 @@ static int submit_now(struct kvt_client *client, const struct kvt_request *reque
 	rc = submit(client, request, state, ret_number);
 	if (KVT_LIKELY(rc != -EAGAIN))
 		return rc;
-	/* Answers that are there already hold keys that nobody needs any more. */
+	/* Available answers hold key space that is no longer needed. */
 	rc = kvt_client_take_ready(client);
 	if (rc != 0)
 		return rc;
@@ -941,14 +665,14 @@ int kvt_client_submit_ahead(struct kvt_client *client, const struct kvt_request 
 static int wait_failed(struct kvt_client *client, int rc)
 {
 	if (rc != -ETIMEDOUT)
-		return lost_error(client);
+		return kvt_client_lost_error(client);
 	return kvt_client_fail(client, rc, 0,
 			       "no answer within %lld ms: the daemon is stopped or busy, or a "
 			       "fence has not been reached",
 			       (long long)(client->timeout_ns / 1000000));
 }
 
-/* Submit, waiting for room if others hold it. */
+/* Submit; wait for room if other operations hold it. */
 static int submit_waiting(struct kvt_client *client, const struct kvt_request *request,
 			  struct kvt_wait *wait, uint32_t *ret_number)
 {
@@ -958,7 +682,7 @@ static int submit_waiting(struct kvt_client *client, const struct kvt_request *r
 		if (KVT_LIKELY(rc != -EAGAIN))
 			return rc;
 		if (client->n_flying == 0)
-			return no_room(client); /* only the caller can make some */
+			return no_room(client); /* only the caller can make room */
 		rc = kvt_client_wait(client, wait);
 		if (rc == -ETIMEDOUT) /* not submitted: this must not look like a late answer */
 			return no_room(client);
@@ -979,6 +703,7 @@ static int await(struct kvt_client *client, uint32_t number, struct kvt_wait *wa
 	struct kvt_cqe cqe;
 	int got;
 
+	KVT_ASSERT(slot->state == KVT_SLOT_FLYING && !slot->seq);
 	for (;;) {
 		int rc = kvt_client_wait(client, wait);
 
@@ -1022,7 +747,7 @@ int kvt_client_call(struct kvt_client *client, const struct kvt_request *request
 		if (ret_result->error != -ENOBUFS || request->list_capacity != 0 ||
 		    ret_result->needed == 0 || ret_result->needed > client->list.count)
 			return kvt_client_fail_result(client, ret_result);
-		/* The answer is longer than was guessed. Nothing was done: ask again. */
+		/* The answer did not fit and nothing was done: ask again with more room. */
 		longer = *request;
 		longer.list_capacity = ret_result->needed;
 		request = &longer;
@@ -1051,7 +776,7 @@ int kvt_reap(struct kvt_client *client, struct kvt_result *ret_results, int min,
 	if (slept) {
 		kvt_store_relaxed(&client->ring.header->cq_need_wakeup, 0);
 		client->armed = false;
-		drain_completion(client);
+		kvt_client_drain(client);
 	}
 	while (n < max) {
 		uint32_t number = list_pop(client, &client->done);
@@ -1080,13 +805,13 @@ int kvt_reap(struct kvt_client *client, struct kvt_result *ret_results, int min,
 		if (rc < 0)
 			break;
 	}
-	/* Who slept on both descriptors and finds nothing may have been woken by the other one. */
+	/* A caller that slept on both descriptors may have been woken by the control socket. */
 	if (n == 0 && rc == 0 && slept)
 		kvt_client_look(client);
 	else if (n == 0 && rc == 0)
 		kvt_client_look_now_and_then(client);
 	if (n == 0 && rc == 0 && client->dead)
-		rc = lost_error(client);
+		rc = kvt_client_lost_error(client);
 	return n > 0 ? n : rc < 0 ? rc : 0;
 }
 
@@ -1099,7 +824,7 @@ void kvt_result_release(struct kvt_client *client, struct kvt_result *result)
 		return;
 	result->slot = 0;
 	result->pages = result->twins = NULL;
-	/* A copy of a result that was released before names an older generation. */
+	/* A copy of a released result has an older generation. */
 	if (slot->state == KVT_SLOT_HELD &&
 	    ((uint32_t)slot->generation << SLOT_BITS | number) == name)
 		slot_free(client, number);
@@ -1119,13 +844,6 @@ int kvt_client_settle(struct kvt_client *client, const struct kvt_seq *seq)
 			return rc;
 	}
 	return 0;
-}
-
-void kvt_client_forget(struct kvt_client *client, const struct kvt_seq *seq)
-{
-	for (uint32_t i = 1; i < client->n_slots; i++)
-		if (client->slots[i].seq == seq)
-			client->slots[i].seq = NULL;
 }
 
 int kvt_client_arm(struct kvt_client *client)

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Checking and mapping an arena (arena.h). Callers: libclient, tests. Input is untrusted:
+ * header and object may be another build's, half written, or damaged. A view is filled only from a
+ * private copy of the header that passed every check.
+ */
+
 #include "shm/arena.h"
 
 #include <errno.h>
@@ -13,8 +19,7 @@
 
 #define NODES_MAX (1u << 30) /* far above any pool; keeps products of counts in 64 bits */
 
-/* One array: inside the object, behind the header, aligned, and large enough for what the header
- * says it holds. */
+/* Check one array: inside the object, behind the header, aligned, large enough for its count. */
 static bool section_ok(const struct kvt_arena_header *header, unsigned int id, uint64_t count,
 		       uint64_t entry_bytes, uint64_t object_bytes)
 {
@@ -115,8 +120,8 @@ enum kvt_attach_state kvt_arena_view_init(struct kvt_arena_view *ret_view, const
 
 	if (object_bytes < sizeof(header))
 		return KVT_ATTACH_CORRUPT;
-	/* The writer may be at work: the words that change are read as such, and only once. The
-	 * rest is written before the state says READY (release in the core, acquire here). */
+	/* The writer may be active: read changing words once, atomically. All else is written
+	 * before the state becomes READY (release in the core, acquire here). */
 	memset(&header, 0, sizeof(header));
 	header.state = kvt_load_acquire(&((const struct kvt_arena_header *)base)->state);
 	memcpy(&header, base, offsetof(struct kvt_arena_header, state));

@@ -4,18 +4,18 @@
 
 /**
  * @file arena.h
- * Reading an arena that somebody else wrote.
+ * Reading an arena that another process writes.
  *
- * Nothing in it is believed before it was checked: magic, version, layout, and every size and
- * offset against the real size of the object. A view keeps private copies of all numbers that
- * bound an index, so what the owner writes later can at worst give a wrong answer, not a wrong
- * address. The outcome has a name, because "not yet", "no" and "gone" need different cures.
+ * Everything is checked before use: magic, version, layout, and every size and offset against the
+ * real size of the object. A view keeps private copies of all numbers that bound an index, so later
+ * writes of the owner can give a wrong answer, never a wrong address. Outcomes have names, because
+ * "not yet", "no" and "gone" need different cures.
  */
 
 #include <stdint.h>
 
 #include "kvtrunk.h"
-#include "kvtrunk_abi.h"
+#include "kvtrunk_wire.h"
 
 struct kvt_arena_view {
 	const void *base; /* NULL: no arena */
@@ -40,17 +40,17 @@ struct kvt_arena_view {
 enum kvt_attach_state kvt_arena_check(const struct kvt_arena_header *header,
 				      uint64_t object_bytes);
 
-/** View of an arena that is mapped already (same process, tests). */
+/** View an arena that is mapped already (same process, tests). */
 enum kvt_attach_state kvt_arena_view_init(struct kvt_arena_view *ret_view, const void *base,
 					  uint64_t object_bytes);
 
-/** Check the object behind a descriptor and map it read-only, out of forked children. The header
- * is read by a syscall first: an object that is shorter than it says never faults. The caller
- * unmaps with kvt_arena_detach(). */
+/** Check the object behind a descriptor and map it read-only, out of forked children. The header is
+ * first read with pread(), so a truncated object never faults. The caller unmaps with
+ * kvt_arena_detach(). */
 enum kvt_attach_state kvt_arena_attach(struct kvt_arena_view *ret_view, int fd);
 void kvt_arena_detach(struct kvt_arena_view *view);
 
-/** Cause and cure of a state, a sentence. */
+/** Cause and cure of a state. */
 const char *kvt_arena_state_text(enum kvt_attach_state state);
 
 #endif

@@ -20,13 +20,12 @@
 #define kvt_store_release(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
 #define kvt_fence_acquire() __atomic_thread_fence(__ATOMIC_ACQUIRE)
 #define kvt_fence_release() __atomic_thread_fence(__ATOMIC_RELEASE)
-/* Against the compiler alone: for the order in which a successor finds the stores of a process that
- * was killed, which is the order in which it executed them. */
+/* Compiler barrier. Enough for a successor, which reads the stores of a dead process in the order
+ * in which that executed them. */
 #define kvt_fence_signal() __atomic_signal_fence(__ATOMIC_SEQ_CST)
 #define kvt_fence_full() __atomic_thread_fence(__ATOMIC_SEQ_CST)
 
-/* For words that several processes write: tools and tests have such, the rings have none. Both
- * order everything before them and after them. */
+/* For words with several writers (tools, tests; not the rings). Sequentially consistent. */
 #define kvt_add_full(p, n) __atomic_add_fetch((p), (n), __ATOMIC_SEQ_CST)
 static inline bool kvt_replace_u32(uint32_t *word, uint32_t old, uint32_t value)
 {
@@ -40,7 +39,7 @@ static inline bool kvt_replace_u64(uint64_t *word, uint64_t old, uint64_t value)
 					   __ATOMIC_SEQ_CST);
 }
 
-/* Busy waiting: tell the core that nothing useful happens here. */
+/* Hint to the core: busy waiting. */
 static inline void kvt_cpu_relax(void)
 {
 #if defined(__x86_64__)

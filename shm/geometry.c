@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sizes, strides and names of a pool's geometry (geometry.h). Pure functions. Callers: the daemon
+ * and libclient. Products fit 64 bits if kvt_pool_geometry_ok().
+ */
+
 #include "shm/geometry.h"
 
 #include <errno.h>
@@ -6,6 +11,7 @@
 #include <string.h>
 
 #include "kvtrunk.h"
+#include "shm/assert.h"
 
 struct element {
 	const char *name;
@@ -94,6 +100,7 @@ void kvt_pool_geometry_view(const struct kvt_pool_geometry *geometry, uint32_t p
 	uint64_t page_stride = by_layer ? plane : 2 * geometry->n_layers * plane;
 	char *k = (char *)base + 2 * layer * plane_stride;
 
+	KVT_ASSERT(layer < geometry->n_layers && element > 0);
 	*ret_view = (struct kvt_pool_view){
 		.k = k,
 		.v = k + plane_stride,
@@ -120,8 +127,8 @@ static uint32_t scale_bits(const struct kvt_pool_geometry *geometry, uint32_t la
 	return bits;
 }
 
-/* The bits, not decimals, which would depend on the process's locale. One pair where all layers
- * have the same; else a digest of all (FNV-1a). */
+/* Write the bits: decimals depend on the locale. One pair if all layers are equal, else a digest of
+ * all (FNV-1a). */
 static void describe_scales(const struct kvt_pool_geometry *geometry, char *to, size_t size)
 {
 	uint32_t k = scale_bits(geometry, 0, 0), v = scale_bits(geometry, 0, 1);

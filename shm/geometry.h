@@ -4,21 +4,21 @@
 
 /**
  * @file geometry.h
- * What lies where in a slab whose geometry is known: the daemon computes sizes from it, clients
- * addresses. Two of them are public functions of the library: kvtrunk.h documents them.
+ * The layout of a slab, from its geometry: the daemon computes sizes, clients addresses. Two of
+ * these functions are public; kvtrunk.h documents them.
  */
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kvtrunk_abi.h"
+#include "kvtrunk_wire.h"
 
 struct kvt_pool_view; /* kvtrunk.h */
 
 #define KVT_MAX_KV_HEADS 4096u
 #define KVT_MAX_HEAD_DIM 1024u
 
-/** Whether every number is in its range and every scale is finite and not below 0. */
+/** True if every number is in range and every scale is finite and not negative. */
 bool kvt_pool_geometry_ok(const struct kvt_pool_geometry *geometry);
 
 /** Scale of K (plane 0) or V (plane 1) of a layer: 0 means 1. */
@@ -37,7 +37,8 @@ int kvt_pool_geometry_describe(const struct kvt_pool_geometry *geometry,
 uint64_t kvt_pool_geometry_page_bytes(const struct kvt_pool_geometry *geometry,
 				      uint32_t page_size);
 
-/** One layer of a slab at `base`. The geometry must be ok, `layer` one of its. */
+/** Compute the view of one layer of a slab at `base`. The geometry must be ok, `layer` below
+ * n_layers. */
 void kvt_pool_geometry_view(const struct kvt_pool_geometry *geometry, uint32_t page_size,
 			    uint32_t n_pages, void *base, uint32_t layer,
 			    struct kvt_pool_view *ret_view);

@@ -9,11 +9,11 @@
 
 #include <stddef.h>
 
-/** A name further away than this is no typing error. */
+/** Names further away are no typing errors. */
 #define KVT_NEAREST_MOST 2u
 
-/** Count the characters to insert, delete or change that turn `a` into `b`. Names of 63 characters
- * or more are as far away as they are long. */
+/** Edit distance: characters to insert, delete or change. For names of 63 characters or more, their
+ * length. */
 static inline size_t kvt_edit_distance(const char *a, const char *b)
 {
 	size_t row[64], n = 0;

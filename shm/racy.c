@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* ThreadSanitizer is told to look away here, and only here: these are the races we mean. */
+/* Intended races: ThreadSanitizer is off here, and nowhere else. */
 #if defined(__SANITIZE_THREAD__)
 #define KVT_TSAN 1
 #elif defined(__has_feature)
@@ -46,7 +46,7 @@ KVT_RACY uint32_t kvt_racy_equal_pages(const uint32_t *a, const uint32_t *b, uin
 {
 	uint32_t low = 0, high = 0;
 
-	/* The whole run at once is the common case and runs at memory speed. */
+	/* Common case first: all equal, at memory speed. */
 	if (kvt_racy_equal(a, b, (size_t)n_pages * page_size))
 		return n_pages;
 	/* Else gallop, then bisect: a difference at page d costs O(d), whatever the length. */
@@ -76,8 +76,8 @@ static inline uint64_t mix(uint64_t a, uint64_t b)
 	return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
-/* Multiply-and-fold over pairs of words, two lanes: enough to spread token ids, keyed by a seed
- * that each instance draws anew. Equality never rests on it. */
+/* Multiply-and-fold over pairs of words, two lanes: spreads token ids well, keyed by the instance's
+ * seed. Equality never rests on it. */
 KVT_RACY uint32_t kvt_racy_tag(uint64_t seed, uint32_t parent, const uint32_t *keys,
 			       uint32_t page_size)
 {

@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <stddef.h>
 
+#include "shm/assert.h"
+
 #define AREA_COUNT_MAX (1ull << 31) /* entries name places in 32 bits */
 
 static bool ring_size_ok(uint32_t entries)
@@ -44,6 +46,7 @@ void kvt_segment_format(void *base, const struct kvt_segment_layout *layout, uin
 {
 	struct kvt_segment_header *header = base;
 
+	KVT_ASSERT(layout->bytes > layout->fences_offset); /* kvt_segment_plan() */
 	header->abi_major = KVT_ABI_MAJOR;
 	header->abi_minor = KVT_ABI_MINOR;
 	header->header_bytes = sizeof(*header);
@@ -92,6 +95,7 @@ void kvt_ring_end_init(struct kvt_ring_end *end, void *base, void *areas,
 	char *bytes = base;
 	uint32_t *words = areas;
 
+	KVT_ASSERT(ring_size_ok(layout->sq_entries) && ring_size_ok(layout->cq_entries));
 	*end = (struct kvt_ring_end){
 		.header = base,
 		.sq = (struct kvt_sqe *)(bytes + layout->sq_offset),
@@ -109,8 +113,8 @@ void kvt_ring_end_resume(struct kvt_ring_end *end, uint32_t sq_taken, uint32_t c
 {
 	end->sq_head = end->sq_tail = sq_taken;
 	end->cq_head = kvt_load_acquire(&end->header->cq_head);
-	/* Those that were published are the same ones; the place of an older one than the last
-	 * could be the last one's only in a ring of one entry. */
+	/* Rewriting a published completion stores equal bytes. A ring of one entry holds the last
+	 * only. */
 	end->cq_tail = cq_done - 1 - (end->cq_mask != 0);
 	while (end->cq_tail != cq_done)
 		kvt_ring_cq_put(end, &last[end->cq_tail & 1]);

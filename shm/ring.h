@@ -14,7 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kvtrunk_abi.h"
+#include "kvtrunk_wire.h"
 #include "shm/atomic.h"
 
 /** Where everything is in the two objects; computed by both sides from four numbers. */
@@ -116,8 +116,8 @@ static inline int kvt_ring_sq_pending(struct kvt_ring_end *end)
 	return (int)(end->sq_tail - end->sq_head);
 }
 
-/** Copy the oldest entry, once; there must be one. It stays in the ring: who dies before it took
- * effect leaves it there for a successor. */
+/** Copy the oldest entry, once; there must be one. It stays in the ring, for a successor, until
+ * kvt_ring_sq_advance(). */
 static inline void kvt_ring_sq_peek(const struct kvt_ring_end *end, struct kvt_sqe *ret_sqe)
 {
 	const volatile uint64_t *from =
@@ -143,8 +143,8 @@ static inline void kvt_ring_sq_take(struct kvt_ring_end *end, struct kvt_sqe *re
 	kvt_ring_sq_advance(end);
 }
 
-/** Go on where a predecessor stopped: `sq_taken` entries took effect, `cq_done` completions were
- * made, and the last two of them (`last`, completion i at i & 1) may not have been published. */
+/** Continue for a predecessor: `sq_taken` entries took effect and `cq_done` completions were made.
+ * The last two (`last`, completion i at i & 1) may be unpublished. */
 void kvt_ring_end_resume(struct kvt_ring_end *end, uint32_t sq_taken, uint32_t cq_done,
 			 const struct kvt_cqe last[2]);
 

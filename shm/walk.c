@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The lock-free walk (walk.h). Callers: kvt_probe(), tests. The arena is untrusted and changes
+ * meanwhile: every index is compared with its bound before use, every loop is bounded, and what
+ * was read counts only after its version or generation was read again.
+ */
+
 #include "shm/walk.h"
 
 #include <errno.h>
@@ -13,11 +19,11 @@
 #define KVT_WALK_BETWEEN() ((void)0)
 #endif
 
-/* How far to probe before calling it a miss. The index is at most half full, so runs are short;
- * a torn or hostile one must not hold us for long. */
+/* Probes before a miss. The index is at most half full, so runs are short; this bounds a torn or
+ * hostile one. */
 #define PROBES_MAX 4096u
 
-/* What a reader needs of a node, taken at one version of it. */
+/* A node's fields for readers, of one version. */
 struct snapshot {
 	uint32_t node;
 	uint32_t version;
@@ -74,17 +80,17 @@ static bool snapshot_begin(const struct kvt_arena_view *view, uint32_t id, struc
 	return true;
 }
 
-/* Whether nothing of the node, and no key of its run, changed since snapshot_begin(). */
+/* True if neither the node nor a key of its run changed since snapshot_begin(). */
 static bool snapshot_holds(const struct kvt_arena_view *view, const struct snapshot *s)
 {
-	/* Pairs with the owner's release fence behind the odd version: whoever saw a new field or
+	/* Pairs with the owner's release fence behind the odd version: a reader of a new field or
 	 * key sees the new version too. */
 	kvt_fence_acquire();
 	return kvt_load_relaxed(&view->nodes[s->node].version) == s->version;
 }
 
-/* The node we came from is still what it was. Splits keep it so; freeing, trimming and merging
- * do not. Its version does not matter: locks and children come and go. */
+/* True if the previous node still names the same prefix: splits keep it so; freeing, trimming and
+ * merging do not. Its version does not matter: locks and children change it. */
 static bool still_there(const struct kvt_arena_view *view, const struct snapshot *s)
 {
 	kvt_fence_acquire(); /* behind the reads of the child's snapshot */
@@ -158,7 +164,7 @@ static enum outcome step(struct walk *walk)
 	return OUTCOME_END;
 }
 
-/* From the root as far as it goes. */
+/* Walk from the root until no child matches. */
 static enum outcome walk_once(struct walk *walk, uint32_t root, uint32_t *nodes)
 {
 	if (!snapshot_begin(walk->view, root, &walk->at))
@@ -177,7 +183,7 @@ static enum outcome walk_once(struct walk *walk, uint32_t root, uint32_t *nodes)
 		if (outcome == OUTCOME_END)
 			break;
 		(*nodes)++;
-		/* Inside an edge, or at the end of what is sealed of it: nothing follows. */
+		/* Inside an edge, or at its last sealed page: the walk ends. */
 		if (walk->matched < walk->at.start + walk->at.n_slots)
 			break;
 	}
@@ -190,10 +196,10 @@ static bool digest_is(const struct kvt_namespace_record *record, const uint64_t 
 	       kvt_load_relaxed(&record->digest[1]) == digest[1];
 }
 
-/* RESET raises the epoch first of all: what is older never matches again. */
+/* RESET raises the epoch first: older nodes never match again. */
 static bool is_stale(const struct kvt_arena_view *view, uint32_t root)
 {
-	/* Pairs with the owner's release: who knows of the RESET sees its epoch. */
+	/* Pairs with the owner's release: a reader that knows of the RESET sees its epoch. */
 	uint64_t epoch = kvt_load_acquire(&view->header->epoch);
 
 	return kvt_load_relaxed(&view->nodes[root].epoch) != epoch;
@@ -233,7 +239,7 @@ int kvt_walk(const struct kvt_arena_view *view, uint32_t namespace_id, const uin
 		else
 			outcome = walk_once(&walk, root, &effort.nodes);
 		KVT_WALK_BETWEEN();
-		kvt_fence_acquire(); /* all that was read before the digest is read again */
+		kvt_fence_acquire(); /* all reads above, before the second read of the digest */
 		if (!digest_is(record, digest))
 			return -ENOENT;
 		if (outcome == OUTCOME_END)

@@ -6,13 +6,12 @@
  * @file walk.h
  * The lock-free walk of a tree that its owner may be changing.
  *
- * Each step finds a child in the index, takes a snapshot of it under its version word (its parent
- * must be the node we came from, its keys are compared inside the snapshot), and then looks again
- * at the generation of the node we came from: without that last look a recycled node would lead
- * into another prefix. So after each step this holds: at one moment during the walk all that was
- * matched so far was cached, under this namespace, for exactly these keys. The result may be
- * out of date when it is returned, and it may be short (a reader misses entries that are being
- * moved); it is never a prefix that was not there.
+ * Each step (1) finds a child in the index, (2) takes a snapshot of it under its version word: its
+ * parent must be the previous node, its keys are compared inside the snapshot, (3) re-reads the
+ * generation of the previous node: otherwise a recycled node leads into another prefix (ABA).
+ * Invariant after each step: at one moment during the walk all that was matched so far was cached,
+ * under this namespace, for exactly these keys. The result may be stale when it is returned, and
+ * short (a reader misses entries that are being moved), but never a prefix that was not there.
  */
 
 #include <stdint.h>
@@ -22,7 +21,7 @@
 
 #define KVT_WALK_RESTARTS 8
 
-/** What a walk did; for tests and for tuning. */
+/** Effort of a walk, for tests and tuning. */
 struct kvt_walk_effort {
 	uint32_t restarts;
 	uint32_t nodes;

@@ -15,9 +15,10 @@ DOCDIR := $(PREFIX)/share/doc/kvtrunk
 BASHDIR := $(PREFIX)/share/bash-completion/completions
 ZSHDIR := $(PREFIX)/share/zsh/vendor-completions
 
-INSTALL_BIN := $(addprefix $(O)/,kvtrunkd kvtctl $(if $(METRICS_HTTP),kvtmetricsd))
+INSTALL_BIN := $(addprefix $(O)/,kvtrunkd kvtctl kvtlab kvtbench $(if $(METRICS_HTTP),kvtmetricsd))
 INSTALL_LIB := $(addprefix $(O)/,libkvtrunk.a libkvtkernels.a)
-INSTALL_HEADERS := $(addprefix include/,kvtrunk.h kvtrunk_abi.h kvtrunk_keys.h kvt_kernels.h)
+INSTALL_HEADERS := $(addprefix include/,kvtrunk.h kvtrunk_types.h kvtrunk_keys.h \
+	kvtrunk_wire.h kvt_kernels.h)
 INSTALL_PAGES := $(wildcard docs/*.[1-8])
 INSTALL_UNITS := systemd/kvtrunkd@.service systemd/kvtrunkd@.socket \
 	$(if $(METRICS_HTTP),systemd/kvtrunk-metrics@.service)
@@ -28,10 +29,10 @@ put = install -D -m $(1) $(2) $(DESTDIR)$(3)
 put_text = install -d -m 755 $(DESTDIR)$(dir $(2)) && $(1) >$(DESTDIR)$(2) && \
 	chmod 644 $(DESTDIR)$(2)
 
-# What a program was built to find, where it is going to be.
+# Replace the paths that units are written with by the installed ones.
 place = sed -e 's|/usr/bin/kvt|$(BINDIR)/kvt|' -e 's|/etc/kvtrunk|$(SYSCONFDIR)/kvtrunk|'
 
-# Programs find the libraries through the cache of the dynamic linker. Say what is left to do.
+# Programs find the libraries through the linker's cache. Print what root must still do.
 define update_linker
 export PATH="$$PATH:/usr/sbin:/sbin"; \
 	if [ "$$(id -u)" != 0 ]; then echo "  ldconfig   (as root)"; \
@@ -64,6 +65,8 @@ install: installables
 		$(call put,644,$(f),$(DOCDIR)/$(patsubst systemd/%,%,$(f))) &&) :
 	@$(call put,644,tools/completions/kvtctl.bash,$(BASHDIR)/kvtctl)
 	@$(call put,644,tools/completions/_kvtctl,$(ZSHDIR)/_kvtctl)
+	@$(call put,644,lab/completions/kvtlab.bash,$(BASHDIR)/kvtlab)
+	@$(call put,644,lab/completions/_kvtlab,$(ZSHDIR)/_kvtlab)
 	@install -d -m 755 $(DESTDIR)$(SYSCONFDIR)/kvtrunk
 	@echo "kvtrunk $(VERSION): installed below $(DESTDIR)$(PREFIX). Next:"
 	@$(if $(DESTDIR),echo "  ldconfig   (on the machine that it is for)",$(update_linker))
@@ -83,7 +86,8 @@ uninstall:
 		$(foreach f,$(INSTALL_UNITS),$(DESTDIR)$(UNITDIR)/$(notdir $(f))) \
 		$(DESTDIR)$(PREFIX)/lib/sysusers.d/kvtrunk.conf \
 		$(DESTDIR)$(PREFIX)/lib/tmpfiles.d/kvtrunk.conf \
-		$(DESTDIR)$(BASHDIR)/kvtctl $(DESTDIR)$(ZSHDIR)/_kvtctl
+		$(addprefix $(DESTDIR)$(BASHDIR)/,kvtctl kvtlab) \
+		$(addprefix $(DESTDIR)$(ZSHDIR)/_,kvtctl kvtlab)
 	@rm -rf $(DESTDIR)$(DOCDIR)
 	@rmdir $(DESTDIR)$(SYSCONFDIR)/kvtrunk 2>/dev/null || true
 	@echo "kvtrunk $(VERSION): removed from $(DESTDIR)$(PREFIX); configuration was left"

@@ -1,35 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Test programs. Each folder of tests adds what it builds in tests/FOLDER/rules.mk (to
-# TEST_PROGRAMS) and what `make check` runs in tests/FOLDER/list (see tests/run).
+# Test programs. Each folder of tests names what it builds in tests/FOLDER/rules.mk (TEST_PROGRAMS),
+# and what `make check` runs in tests/FOLDER/list (see tests/run).
 #
-# Unit tests need no rule: tests/unit/test_NAME.c is one cmocka program. It is linked with what
-# needs only libc (shm, core, libclient); test_daemon_*.c also gets the daemon without its main(),
-# test_tools_*.c and test_oracle*.c the tools without theirs.
+# Unit tests need no rule: tests/unit/test_NAME.c is one cmocka program. It is linked with all that
+# needs only libc (shm, core, libclient). test_daemon_*.c also gets the daemon without its main(),
+# test_tools_*.c and test_lab_*.c the tools and lab without theirs.
 
 CFLAGS_tests := -Wno-missing-prototypes
 
-# Files with a main() are programs, the rest can be linked into tests.
-LPAREN := (
-sources_without_main = $(if $(1),$(shell grep -LE "^int main[$(LPAREN)]" $(1)))
 DAEMON_PARTS := $(call objs,$(call sources_without_main,$(DAEMON_SRC)))
-TOOLS_PARTS := $(call objs,$(call sources_without_main,$(wildcard tools/*.c)))
 TESTLIB_OBJ := $(call objs,$(wildcard tests/lib/*.c))
 
 $(O)/libkvtbase.a: $(SHM_OBJ) $(CORE_OBJ) $(CLIENT_OBJ)
 $(O)/libkvtdaemon.a: $(DAEMON_PARTS)
-$(O)/libkvttools.a: $(TOOLS_PARTS)
 $(O)/libkvttest.a: $(TESTLIB_OBJ)
-$(O)/libkvtbase.a $(O)/libkvtdaemon.a $(O)/libkvttools.a $(O)/libkvttest.a:
-	@rm -f $@
-	@$(if $^,$(AR) rcs $@ $^,$(AR) cr $@)
+$(addprefix $(O)/libkvt,base.a daemon.a test.a):
+	$(archive)
 
 DAEMON_LIBS ?= -luring -lbsd -linih
-TOOLS_LIBS ?= -ljansson -lz
 
 UNIT_SRC := $(wildcard tests/unit/test_*.c)
 UNIT_DAEMON := $(wildcard tests/unit/test_daemon_*.c)
-UNIT_TOOLS := $(wildcard tests/unit/test_tools_*.c tests/unit/test_oracle*.c)
+UNIT_TOOLS := $(wildcard tests/unit/test_tools_*.c tests/unit/test_lab_*.c)
 unit_programs = $(patsubst tests/unit/%.c,$(O)/tests/unit/%,$(1))
 UNIT_PORTABLE := $(call unit_programs,$(filter-out $(UNIT_DAEMON) $(UNIT_TOOLS),$(UNIT_SRC)))
 
@@ -45,10 +38,11 @@ $(call unit_programs,$(UNIT_DAEMON)): $(O)/tests/unit/%: $(O)/obj/tests/unit/%.o
 	$(link_test) -lcmocka $(DAEMON_LIBS) -lpthread
 
 $(call unit_programs,$(UNIT_TOOLS)): $(O)/tests/unit/%: $(O)/obj/tests/unit/%.o \
-		$(O)/libkvttools.a $(O)/libkvtbase.a
-	$(link_test) -lcmocka $(TOOLS_LIBS) -lpthread -lm
+		$(O)/libkvtlab.a $(O)/libkvttools.a $(O)/libkvtbase.a
+	$(link_test) -lcmocka $(LAB_LIBS) -lpthread
 
 UNIT_PROGRAMS := $(call unit_programs,$(UNIT_SRC))
+$(UNIT_PROGRAMS): $(call objs,tests/lib/cases.c)
 TEST_PROGRAMS += $(UNIT_PROGRAMS)
 
 -include $(wildcard tests/*/rules.mk)

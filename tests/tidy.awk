@@ -2,8 +2,8 @@
 #
 # One file's style. Variables: file, kind (c, make, sh, text).
 #
-# Functions are recognised by the layout that the project uses everywhere: the opening brace of a
-# body and its closing brace are alone in column 1.
+# Functions are recognised by the project's layout: the opening brace of a body and its closing
+# brace are alone in column 1.
 
 function finding(text) { printf "%s:%d: %s\n", file, FNR, text }
 
@@ -22,40 +22,28 @@ function columns(line,    i, c, n) {
 	return n
 }
 
-# The floor of a folder: a source may include only what is on its own floor or below.
-function may_include(what) {
-	if (what !~ /\//) # beside the file that includes it
+# The longest name of a floor (tests/floors.txt) that this path is on.
+function floor_of(path,    floor, longest) {
+	for (floor in floors)
+		if (index(path, floor "/") == 1 && length(floor) > length(longest))
+			longest = floor
+	return longest
+}
+
+# A source may include its own floor, and the floors under it.
+function may_include(what,    on, own) {
+	if (what !~ /\//) # beside the file that includes it, or in include/
 		return 1
-	if (what ~ /^include\//)
-		return 1
-	if (file ~ /^include\//)
-		return 0
-	if (what ~ /^shm\//)
-		return file !~ /^kernels\//
-	if (file ~ /^shm\//)
-		return 0
-	if (what ~ /^daemon\/core\/record\.h$/)
-		return file ~ /^(daemon|tools|tests|bench)\//
-	if (what == "daemon/oplog.h") # tools read the log with the code that writes it
-		return file ~ /^(daemon|tools|tests)\//
-	if (what ~ /^daemon\/core\//)
-		return file ~ /^(daemon|tests|bench|tools)\//
-	if (file ~ /^daemon\/core\//)
-		return 0
-	if (what ~ /^daemon\//)
-		return file ~ /^(daemon|tests|bench)\//
-	if (what ~ /^libclient\//)
-		return file ~ /^(libclient|tests|bench|tools|examples)\//
-	if (what ~ /^kernels\//)
-		return file ~ /^(kernels|tests|bench|examples)\//
-	if (what ~ /^tools\//)
-		return file ~ /^(tools|tests|bench|examples)\//
-	if (what ~ /^tests\//)
-		return file ~ /^(tests|bench)\//
-	return 1
+	own = floor_of(file)
+	on = floor_of(what)
+	return own == "" || own == on || index(floors[own], " " on " ") || \
+		index(floors[own], " " what " ")
 }
 
 BEGIN {
+	while ((getline row < "tests/floors.txt") > 0)
+		if (split(row, word, " ") > 1 && word[1] == "floor")
+			floors[word[2]] = substr(row, length("floor " word[2]) + 1) " "
 	for (i = 128; i < 192; i++)
 		continuation[sprintf("%c", i)] = 1
 	is_header = file ~ /\.h$/
@@ -89,12 +77,11 @@ kind == "c" && /^#[ \t]*include[ \t]*"/ {
 		finding("includes a floor above its own: " what)
 }
 kind == "c" && /^#[ \t]*(ifndef|pragma once)/ && !guard { guard = FNR }
-kind == "c" && file !~ /^(tests|bench|tools|examples)\// && file !~ /^daemon\/[a-z_]*\.c$/ &&
+kind == "c" && file !~ /^(tests|bench|tools|lab|examples)\// &&
 		/(^|[^_a-z])(strcpy|strcat|sprintf|gets|strtok|alloca)\(/ {
 	finding("a function that cannot be used safely")
 }
-# Chaos stops processes for a while: there the time is the test.
-kind == "c" && /(^|[^_a-z])(u?sleep|nanosleep)\(/ && file ~ /^tests\// && file !~ /\/chaos\// {
+kind == "c" && /(^|[^_a-z])(u?sleep|nanosleep)\(/ && file ~ /^tests\// {
 	finding("tests wait for the event itself, not for time")
 }
 
@@ -108,11 +95,11 @@ kind == "c" && /^\}$/ && body {
 
 # Public functions follow a comment, or another function of the same comment.
 kind == "c" && file == "include/kvtrunk.h" {
-	if (/^KVT_API/ && !documented)
+	if (/^[a-z][a-z0-9_ ]* \*?kvt_[a-z0-9_]+\(/ && !documented)
 		finding("a public function without a comment")
 	if (/^\/\*\*|^ \*|\*\//)
 		documented = 1
-	else if (/^$/ && !/^KVT_API/)
+	else if (/^$/)
 		documented = 0
 }
 

@@ -5,7 +5,7 @@
 /**
  * @file admin.h
  * The commands of kvtctl that ask a daemon one thing. Each takes the words after its name and
- * returns an exit code; what it has to say goes to stdout, as text or as one line of JSON.
+ * returns an exit code and prints to stdout, as text or as one line of JSON.
  */
 
 #include <stdbool.h>
@@ -19,7 +19,7 @@ struct kvt_admin {
 	const char *arguments; /* how they are written, for usage */
 	const char *socket_path; /* NULL: the default */
 	int64_t timeout_ns;
-	bool patient; /* no deadline but that of connecting: the daemon may have much to do */
+	bool patient; /* only connecting has a deadline: the daemon may be long at work */
 	bool json;
 	int argc; /* of the command's own words */
 	char **argv;
@@ -32,37 +32,41 @@ struct kvt_admin_option_word {
 	bool *flag;
 };
 
-/** Connect as an observer, unless that was done. 0, or a negative errno after saying why. */
+/** Connect as an observer, once. 0, or a negative errno after printing why. */
 int kvt_admin_connect(struct kvt_admin *admin);
 
-/** One request without payload. Number of records; after saying why on stderr a negative errno. */
+/** Send one request without payload. Returns the number of records, or a negative errno after
+ * printing why. */
 int kvt_admin_ask(struct kvt_admin *admin, struct kvt_message_admin *request, void *ret_records,
 		  size_t bytes);
-/** All records of a table, in one array that the caller frees. Negative errno after saying why. */
+/** The same, with a payload. */
+int kvt_admin_ask_with(struct kvt_admin *admin, struct kvt_message_admin *request,
+		       const void *payload, size_t payload_bytes, void *ret_records, size_t bytes);
+/** Get all records of a table, in an array that the caller frees. Negative errno after printing
+ * why. */
 int kvt_admin_table(struct kvt_admin *admin, uint32_t what, size_t record_bytes,
 		    void **ret_records, uint32_t *ret_n);
-/** Say how the command is used; returns KVT_EXIT_USAGE. */
+/** Print the command's usage; returns KVT_EXIT_USAGE. */
 int kvt_admin_usage(const struct kvt_admin *admin);
 /** Exit code for a failed request: connection lost or refused. */
 int kvt_admin_exit(const struct kvt_admin *admin, int error);
-/** Read the command's words: options, and at most `max_words` others, of which those that are not
- * given stay as they are. `options` may be NULL. -EINVAL after saying what is wrong. */
+/** Read the command's arguments: options, and at most `max_words` others; missing ones stay
+ * unchanged. `options` may be NULL. -EINVAL after printing what is wrong. */
 int kvt_admin_words(struct kvt_admin *admin, const struct kvt_admin_option_word *options,
 		    const char **words, unsigned int max_words);
-/** A decimal number of at most `max`. -EINVAL after saying what was expected. */
+/** Read a decimal number of at most `max`. -EINVAL after printing what was expected. */
 int kvt_admin_number(const struct kvt_admin *admin, const char *what, const char *text,
 		     uint64_t least, uint64_t max, uint64_t *ret_number);
-/** The name nearest to what was typed; NULL where none is near. */
+/** Find the name nearest to what was typed; NULL: none is near. */
 const char *kvt_admin_nearest(const char *typed, const char *(*name_of)(const void *list, size_t i),
 			      const void *list);
-/** The digest of a namespace as people name it: its label, its digest, NAME or SALT/ADAPTER. Asks
- * the daemon. 0, or an exit code after saying why. */
+/** Find the digest of a namespace, given its label, its digest, NAME or SALT/ADAPTER. Asks the
+ * daemon. 0, or an exit code after printing why. */
 int kvt_admin_namespace(struct kvt_admin *admin, const char *text, uint64_t ret_digest[2]);
-/** Write what was collected. Exit code. */
+/** Print the collected JSON. Returns an exit code. */
 int kvt_admin_print(struct kvt_json *json);
 
-/** Upper end of the bucket (of KVT_HISTOGRAM_BUCKETS) in which a share of what was counted lies;
- * 0 when nothing was. */
+/** Quantile of a histogram: the upper end of its bucket in ns; 0: empty. */
 uint64_t kvt_histogram_ns(const uint64_t *buckets, double share);
 
 int kvt_admin_status(struct kvt_admin *admin);
@@ -78,6 +82,7 @@ int kvt_admin_audit(struct kvt_admin *admin);
 int kvt_admin_evict(struct kvt_admin *admin);
 int kvt_admin_remove(struct kvt_admin *admin);
 int kvt_admin_reset(struct kvt_admin *admin);
+int kvt_admin_upgrade(struct kvt_admin *admin);
 int kvt_admin_fence(struct kvt_admin *admin);
 
 #endif

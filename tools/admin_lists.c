@@ -52,7 +52,7 @@ static int list_end(struct list *list, const struct kvt_admin *admin)
 
 /* ---- clients */
 
-/* A member's place is kept for it before it comes. */
+/* A member's place is reserved before it connects. */
 static const char *client_state(const struct kvt_admin_client *client)
 {
 	return client->rank && client->state == KVT_SESSION_FREE
@@ -88,7 +88,7 @@ static void client_json(struct kvt_json *json, const struct kvt_admin_client *cl
 	kvt_json_close(json, '}');
 }
 
-/* What a session that is over still waits for. */
+/* What an ended session still waits for. */
 static const char *ended_text(const struct kvt_admin_client *client)
 {
 	if (client->state < KVT_SESSION_DYING)
@@ -100,7 +100,7 @@ static const char *ended_text(const struct kvt_admin_client *client)
 	return client->signs & KVT_SIGN_QUIET ? "" : "  work in flight";
 }
 
-/* Members stand below their session, which holds everything. */
+/* Members follow their session, which holds everything. */
 static int compare_clients(const void *a, const void *b)
 {
 	const struct kvt_admin_client *left = a, *right = b;
@@ -247,7 +247,7 @@ int kvt_admin_namespaces(struct kvt_admin *admin)
 	return list_end(&list, admin);
 }
 
-/* Both ways to name one at once: a label, which clients chose, and what a digest is made of. */
+/* Try both names: a label, which clients chose, and the parts of a digest. */
 int kvt_admin_namespace(struct kvt_admin *admin, const char *text, uint64_t ret_digest[2])
 {
 	struct kvt_admin_namespace *namespaces;

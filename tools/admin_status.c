@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kvtctl status, pid, metrics: one STATUS request, as text or JSON. Callers: kvtctl.c; the
+ * quantile of a histogram also top.c.
+ */
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +33,7 @@ uint64_t kvt_histogram_ns(const uint64_t *buckets, double share)
 	return 0;
 }
 
-/* Left out where the daemon was given page_bytes only. */
+/* Omitted if the daemon knows page_bytes only. */
 static void status_geometry(struct kvt_json *json, const struct kvt_pool_geometry *geometry)
 {
 	if (!geometry->n_layers)
@@ -211,8 +216,7 @@ static void status_text(const struct kvt_admin_status *status)
 	status_operations_text(status);
 }
 
-/* A command without words that shows the daemon's status: ask for it. KVT_EXIT_OK or what else to
- * exit with. */
+/* Get the status for a command without arguments. Returns an exit code. */
 static int ask_status(struct kvt_admin *admin, struct kvt_admin_status *ret_status)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };

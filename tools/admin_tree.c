@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kvtctl tree: fetch all nodes, link them to a tree, draw it or print JSON. Records are fetched in
+ * pages while the daemon works on, so they may contradict each other; see struct tree.
+ */
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,9 +12,8 @@
 
 #define DEFAULT_LINES 200
 
-/* The tree as the records tell it. A page of records is a moment of its own: between two, nodes
- * may have come and gone, so nothing here trusts that a parent is there or that there is no ring
- * (each node is drawn at most once). */
+/* The tree, built from records. Nodes change between two pages of records, so a parent may be
+ * missing and parents may form a ring: each node is drawn at most once. */
 struct tree {
 	struct kvt_admin_node *nodes; /* in order of node id */
 	struct kvt_admin_namespace *namespaces;
@@ -21,7 +25,7 @@ struct tree {
 	uint32_t page_size;
 };
 
-/* One line of the drawing waiting to be made. */
+/* A line still to be drawn. */
 struct branch {
 	uint32_t node;
 	uint32_t depth;
@@ -32,7 +36,7 @@ struct drawing {
 	const struct tree *tree;
 	struct branch *stack;
 	size_t n, room;
-	bool *open; /* by depth: a line goes on below */
+	bool *open; /* by depth: a line continues below */
 	size_t open_room;
 	uint64_t lines, max_lines, max_depth, hidden;
 };
@@ -52,7 +56,7 @@ static uint32_t tree_find(const struct tree *tree, uint32_t id)
 	return low < tree->n_nodes && tree->nodes[low].node == id ? low : tree->n_nodes;
 }
 
-/* Children in order of their first keys, so that two drawings of one tree are alike. */
+/* Order children by first keys: two drawings of a tree are equal. */
 static bool comes_before(const struct kvt_admin_node *a, const struct kvt_admin_node *b)
 {
 	int order = 0;
@@ -85,7 +89,7 @@ static void tree_link(struct tree *tree)
 		tree->drawn[i] = false;
 	}
 	qsort_r(order, n, sizeof(*order), compare_nodes, tree);
-	/* Put in front, from the last to the first. */
+	/* Prepend from last to first. */
 	for (uint32_t i = n; i-- > 0;) {
 		uint32_t node = order[i];
 		uint32_t up = tree->nodes[node].parent ? tree_find(tree, tree->nodes[node].parent)
@@ -183,8 +187,8 @@ static int tree_json(const struct tree *tree)
 
 /* ---------------------------------------------------------------- drawing */
 
-/* A child that continues its only parent's run under the same locks is the same shared prefix:
- * one line for the whole chain. */
+/* An only child with its parent's locks is part of the same shared prefix: draw the chain as one
+ * line. */
 static bool continues(const struct tree *tree, uint32_t node)
 {
 	const struct kvt_admin_node *upper = &tree->nodes[node];
@@ -258,7 +262,7 @@ static void push_children(struct drawing *drawing, uint32_t node, uint32_t depth
 	if (drawing->n == from)
 		return;
 	drawing->stack[drawing->n - 1].last = true;
-	/* The first child is to be taken first. */
+	/* Push in reverse: the first child is drawn first. */
 	for (size_t i = from, j = drawing->n - 1; i < j; i++, j--) {
 		struct branch swap = drawing->stack[i];
 
@@ -319,7 +323,7 @@ static void draw_detached(struct drawing *drawing)
 		if (!(tree->nodes[i].flags & KVT_NODE_DETACHED))
 			continue;
 		if (!said)
-			printf("detached: never matched again, kept until their locks are gone\n");
+			printf("detached: never match again, kept until their locks end\n");
 		said = true;
 		if (tree->nodes[i].flags & KVT_NODE_ROOT) {
 			tree->drawn[i] = true;

@@ -72,7 +72,7 @@ else
 	say "$requests requests of generated agent sessions, 4 workers, one will be killed"
 	trace=(--format generate)
 fi
-"$O/kvtctl" replay --socket "$socket" "${trace[@]}" --requests "$requests" \
+"$O/kvtlab" replay --socket "$socket" "${trace[@]}" --requests "$requests" \
 	--workers 4 --kill 1 || fail "the replay found something wrong"
 
 say "the tree, its most used part"
@@ -88,7 +88,7 @@ say "an orderly end"
 stop
 
 say "every operation once more, through the model that shares no code with the daemon"
-"$O/kvtctl" verify "$dir/operations" || fail "log and model disagree"
+"$O/kvtlab" verify "$dir/operations" || fail "log and model disagree"
 
 # ---- four processes that run a model
 home=examples/worker/model

@@ -2,7 +2,7 @@
 
 /**
  * @file kvtctl.c
- * kvtctl: look at a kvtrunk daemon, change what it caches, drive it by scripts, replay traces.
+ * kvtctl: look at a kvtrunk daemon, change what it caches. Some commands are kvtlab's.
  */
 
 #include <errno.h>
@@ -11,33 +11,27 @@
 #include <string.h>
 
 #include "tools/admin.h"
-#include "tools/script.h"
-
-#ifdef KVT_HAVE_REPLAY
-int kvt_replay_main(int argc, char **argv);
-#endif
-#ifdef KVT_HAVE_VERIFY
-int kvt_verify_main(int argc, char **argv);
-#endif
+#include "tools/program.h"
 
 #define DEFAULT_TIMEOUT_NS 3000000000
 #define MAX_TIMEOUT_S 86400
 
-/* Those without `run` have words of their own, and options that are not ours to read. */
 static const struct command {
 	const char *name;
 	const char *arguments;
 	const char *help;    /* one line */
-	const char *details; /* more, for `help COMMAND`; lines that end with '\n' */
-	int (*run)(struct kvt_admin *admin);
+	/* More, for `help COMMAND`; lines that end with '\n'. NULL: a command of kvtlab, which
+	 * reads what follows. */
+	const char *details;
+	int (*run)(struct kvt_admin *admin); /* NULL: asks no daemon */
 	bool patient; /* may take the daemon longer than --timeout */
 } commands[] = {
 	{ "status", "", "version, pages, tree, leases, hits, latency by operation", "",
 	  kvt_admin_status, false },
 	{ "pid", "", "the daemon's process, as in kill $(kvtctl pid)", "", kvt_admin_pid, false },
-	{ "config", "", "what the daemon runs with: each option, its value, where that was set",
-	  "in use      what the daemon made of it (n_pages = 0: as many as fit)\n"
-	  "configured  what was set, where that differs\n"
+	{ "config", "", "options in use: value, and where it was set",
+	  "in use      the effective value (n_pages = 0: as many as fit)\n"
+	  "configured  the value that was set, if different\n"
 	  "from        default, --flag, or FILE:LINE\n"
 	  "change by   reload: SIGHUP after the file was changed; restart\n",
 	  kvt_admin_config, false },
@@ -52,7 +46,8 @@ static const struct command {
 	{ "namespaces", "", "namespaces and what they cache", "", kvt_admin_namespaces, false },
 	{ "tree", "[--lines N] [--depth N] [--namespace NAMESPACE]", "draw the tree",
 	  "NAMESPACE is its label, or as for remove.\n", kvt_admin_tree, false },
-	{ "page", "PAGE", "what one page is", "PAGE is its number.\n", kvt_admin_page, false },
+	{ "page", "PAGE", "a page's state, its owner or place", "PAGE is its number.\n",
+	  kvt_admin_page, false },
 	{ "audit", "", "check every invariant; exit 1 if one does not hold", "", kvt_admin_audit,
 	  true },
 	{ "evict", "PAGES", "free so many evictable pages", "", kvt_admin_evict, true },
@@ -62,14 +57,19 @@ static const struct command {
 	  "scripts, 1,2,3..9; without it the whole namespace goes.\n",
 	  kvt_admin_remove, true },
 	{ "reset", "", "forget everything (new weights)", "", kvt_admin_reset, true },
+	{ "upgrade", "[--binary PATH]", "replace the daemon's program; clients see a pause",
+	  "For a daemon under kvtrunkd --supervise; elsewhere it says what to run instead. The\n"
+	  "new program first recovers a copy of the cache. If it cannot, within 5 s, nothing\n"
+	  "happens; if it is not ready in time after that, the old one is started again.\n"
+	  "--binary PATH   this program, for uid 0 and the daemon's uid; without it, the file\n"
+	  "                that the present one was started from, as it is now\n",
+	  kvt_admin_upgrade, true },
 	{ "fence", "SESSION", "declare that a dead session writes no more",
 	  "SESSION is its number in kvtctl clients. If it is not true, another client's KV is\n"
 	  "overwritten.\n", kvt_admin_fence, false },
-	{ "script", "[--daemon 'name=value ...'] FILE|-", "operations line by line",
-	  "--daemon starts a daemon for this script only. The language: docs/script.md.\n", NULL,
-	  false },
-	{ "replay", "--format FORMAT [FILE] [...]", "replay a trace", NULL, NULL, false },
-	{ "verify", "LOG [--json]", "check a daemon's operation log", NULL, NULL, false },
+	{ "script", "", "run kvtlab script: operations line by line", NULL, NULL, false },
+	{ "replay", "", "run kvtlab replay: a trace through worker processes", NULL, NULL, false },
+	{ "verify", "", "run kvtlab verify: check a daemon's operation log", NULL, NULL, false },
 	{ "help", "[COMMAND]", "this list, or more about a command", "", NULL, false },
 	{ "version", "", "the version of kvtctl; status shows the daemon's", "", NULL, false },
 };
@@ -84,7 +84,7 @@ static void help(FILE *to)
 	fprintf(to, "\n  --socket PATH       default: $KVTRUNK_SOCKET, then "
 		"/run/kvtrunk/default.sock\n"
 		"  --timeout SECONDS   how long a daemon may take to answer (3); audit, evict,\n"
-		"                      remove and reset may take longer unless this is given\n"
+		"                      remove, reset, upgrade may take longer unless it is given\n"
 		"  --json              one line of JSON instead of text\n"
 		"  --help, --version\n\n"
 		"exit: 0 done, 1 a problem was found or the daemon refused, 2 usage, "
@@ -97,7 +97,7 @@ static const char *command_name(const void *list, size_t i)
 	return i < N_COMMANDS ? commands[i].name : NULL;
 }
 
-/* NULL after saying what was probably meant. */
+/* Find a command. NULL after printing the nearest. */
 static const struct command *find(const char *name)
 {
 	const char *nearest;
@@ -113,32 +113,34 @@ static const struct command *find(const char *name)
 	return NULL;
 }
 
-static int run_replay(int argc, char **argv)
+/* Replace this program by kvtlab. Returns only on failure. */
+static int run_lab(int n, char **words, bool json)
 {
-#ifdef KVT_HAVE_REPLAY
-	return kvt_replay_main(argc, argv);
-#else
-	(void)argc, (void)argv;
-	return KVT_EXIT_USAGE;
-#endif
-}
+	char **argv = kvt_tool_grow(NULL, (size_t)n + 3, sizeof(*argv));
+	int rc, used = 0;
 
-static int run_verify(int argc, char **argv)
-{
-#ifdef KVT_HAVE_VERIFY
-	return kvt_verify_main(argc, argv);
-#else
-	(void)argc, (void)argv;
+	argv[used++] = (char *)(uintptr_t)"kvtlab";
+	for (int i = 0; i < n; i++)
+		argv[used++] = words[i];
+	if (json)
+		argv[used++] = (char *)(uintptr_t)"--json";
+	argv[used] = NULL;
+	rc = kvt_program_exec("kvtlab", argv);
+	if (rc == -ENOENT)
+		fprintf(stderr, "kvtctl: %s is a command of kvtlab, which is not installed: "
+			"install the package kvtrunk-lab\n", words[0]);
+	else
+		fprintf(stderr, "kvtctl: cannot run kvtlab: %s\n", strerror(-rc));
+	free(argv);
 	return KVT_EXIT_USAGE;
-#endif
 }
 
 static int help_of(const struct command *command)
 {
-	char *words[] = { (char *)(uintptr_t)command->name, (char *)(uintptr_t)"--help", NULL };
+	char *words[] = { (char *)(uintptr_t)command->name, (char *)(uintptr_t)"--help" };
 
 	if (!command->details)
-		return *command->name == 'r' ? run_replay(2, words) : run_verify(2, words);
+		return run_lab(2, words, false);
 	printf("usage: kvtctl [--socket PATH] [--timeout SECONDS] [--json] %s %s\n%s\n%s%s",
 	       command->name, command->arguments, command->help, *command->details ? "\n" : "",
 	       command->details);
@@ -174,12 +176,12 @@ static int run_admin(const struct command *command, struct kvt_admin *admin, boo
 	return status;
 }
 
-/* What stands before the command and beside its words. */
+/* Options before the command, and its words. */
 struct invocation {
 	const char *socket_path;
 	int64_t timeout_ns; /* 0: not given */
 	bool json;
-	int n; /* words: the command and what is its own */
+	int n; /* words: the command and its arguments */
 	char **words;
 };
 
@@ -198,19 +200,18 @@ static int run(const struct invocation *given)
 		return run_admin(command, &admin, given->timeout_ns != 0);
 	if (strcmp(command->name, "help") == 0)
 		return run_help(admin.argc, admin.argv);
-	if (strcmp(command->name, "script") == 0)
-		return kvt_script_main(admin.argc, admin.argv, given->socket_path);
-	if (strcmp(command->name, "replay") == 0)
-		return run_replay(given->n, given->words);
-	if (strcmp(command->name, "verify") == 0)
-		return run_verify(given->n, given->words);
+	if (!command->details)
+		return run_lab(given->n, given->words, given->json);
 	printf("kvtctl %s\n", kvt_version());
 	return KVT_EXIT_OK;
 }
 
 static bool keeps_its_options(const char *name)
 {
-	return strcmp(name, "replay") == 0 || strcmp(name, "verify") == 0;
+	for (size_t i = 0; i < N_COMMANDS; i++)
+		if (!commands[i].details && strcmp(name, commands[i].name) == 0)
+			return true;
+	return false;
 }
 
 static int read_timeout(const char *text, int64_t *ret_ns)
@@ -318,7 +319,7 @@ int main(int argc, char **argv)
 		return KVT_EXIT_USAGE;
 	}
 	if (given.socket_path)
-		setenv("KVTRUNK_SOCKET", given.socket_path, 1); /* where replay looks */
+		setenv("KVTRUNK_SOCKET", given.socket_path, 1); /* where kvtlab looks */
 	status = run(&given);
 	if (fflush(stdout) && status == KVT_EXIT_OK)
 		status = KVT_EXIT_PROBLEM;

@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A status as Prometheus text (metrics.h). Callers: kvtctl metrics, kvtmetricsd. Names, help and
+ * order come from two tables; docs/metrics.md lists them, and a test compares both.
+ */
+
 #include "tools/metrics.h"
 
 #include <errno.h>
@@ -7,8 +12,8 @@
 
 enum metric_kind { GAUGE, COUNTER };
 
-/* What the daemon says of itself beside struct kvt_counters: X(kind, name, value, what it means).
- * Names follow the rules of KVT_COUNTERS. */
+/* Values of a status beside struct kvt_counters: X(kind, name, value, meaning). Names follow the
+ * rules of KVT_COUNTERS. */
 #define STATUS_METRICS(X)                                                                         \
 	X(GAUGE, uptime_ns, status->now_ns - status->started_ns, "Age of the cache.")             \
 	X(GAUGE, epoch, status->epoch, "Rises whenever everything cached became invalid.")        \
@@ -31,7 +36,7 @@ enum metric_kind { GAUGE, COUNTER };
 	X(COUNTER, connections, status->accepted_connections, "Connections accepted.")            \
 	X(COUNTER, refused_connections, status->refused_connections, "Connections refused.")      \
 	X(COUNTER, log_lines_dropped, status->log_lines_dropped,                                  \
-	  "Log lines that nobody read in time.")                                                   \
+	  "Log lines dropped: stderr was full.")                                                   \
 	X(COUNTER, costly_sessions, status->costly_sessions,                                      \
 	  "Sessions ended because waking them cost too much.")                                    \
 	X(COUNTER, costly_ns, status->costly_ns,                                                  \
@@ -67,8 +72,7 @@ static void print_metric(struct kvt_text *text, enum metric_kind kind, const cha
 	kvt_text_add(text, "\n", 1);
 }
 
-/* As the format wants it between double quotes; what is not ASCII is left out, so that no
- * fingerprint can break the encoding. */
+/* Escape for double quotes. Drop what is not ASCII: a fingerprint must not break the encoding. */
 static void print_label(struct kvt_text *text, const char *value, size_t max)
 {
 	for (size_t i = 0; i < max && value[i]; i++) {
@@ -97,7 +101,7 @@ static void print_histogram(struct kvt_text *text, const struct kvt_admin_status
 	const uint64_t *buckets = status->op_histogram[op];
 	uint64_t below = 0;
 
-	/* Bucket i holds what took less than 64 << i ns, the last one whatever took longer. */
+	/* Bucket i counts times below 64 << i ns, the last one all longer times. */
 	for (unsigned int i = 0; i < KVT_HISTOGRAM_BUCKETS; i++) {
 		below += buckets[i];
 		kvt_text_print(text, "%s_bucket{op=\"%s\",le=\"", name, kvt_op_name(op));
@@ -164,7 +168,7 @@ int kvt_metrics_scrape(struct kvt_text *text, const char *socket_path, int64_t t
 	else if (rc < 0)
 		*ret_error = *kvt_client_error(client);
 	else
-		snprintf(ret_error->text, sizeof(ret_error->text), "the daemon told no status");
+		snprintf(ret_error->text, sizeof(ret_error->text), "the daemon sent no status");
 	kvt_client_abandon(client);
 	return rc == 1 ? 0 : rc < 0 ? rc : -EPROTO;
 }

@@ -7,9 +7,9 @@
  * A daemon's status in the text format of Prometheus (version 0.0.4), for `kvtctl metrics` and
  * kvtmetricsd.
  *
- * Counters come from the table KVT_COUNTERS of kvtrunk_abi.h; what else a daemon says of itself
- * from a table in metrics.c; latencies are one histogram with a label for the operation. Every
- * series is there from the first scrape on, so that rates never miss the first increment.
+ * Counters come from the table KVT_COUNTERS, other values from a table in metrics.c; latencies are
+ * one histogram with a label for the operation. Every series exists from the first scrape on, so
+ * rates never miss the first increment.
  */
 
 #include "kvtrunk.h"
@@ -19,7 +19,7 @@
 
 /** Append all metrics of a daemon that answered. */
 void kvt_metrics_print(struct kvt_text *text, const struct kvt_admin_status *status);
-/** Append what can be said when none answered: kvtrunk_up 0. */
+/** Append kvtrunk_up 0: no daemon answered. */
 void kvt_metrics_print_down(struct kvt_text *text);
 /** Connect to the daemon as an observer, ask, and append its metrics. Negative errno with
  * `ret_error`: nothing was appended. Takes at most timeout_ns. */

@@ -5,12 +5,12 @@
  * kvtmetricsd: serves the metrics of one kvtrunkd over HTTP, on a loopback address or a unix
  * socket.
  *
- * A process of its own, so that no scrape takes a turn of the daemon's loop beyond one STATUS
- * request, and no HTTP is spoken where pages are owned. Each scrape connects anew: a daemon that
- * was started again is found, and one that is gone or hangs is told as kvtrunk_up 0 in time.
+ * A process of its own: a scrape costs the daemon one STATUS request, and the owner of the pages
+ * speaks no HTTP. Each scrape connects, so it finds a restarted daemon; a daemon that is gone or
+ * hangs is kvtrunk_up 0 in time.
  *
- * A thread of libmicrohttpd serves; the main one waits for signals, and for SIGALRM, by which it
- * ends connections whose time is over. A connection is for one request.
+ * A thread of libmicrohttpd serves. The main thread waits for signals; on SIGALRM it ends
+ * connections whose time is over. A connection serves one request.
  */
 
 #include <arpa/inet.h>
@@ -35,7 +35,7 @@
 
 #define DEFAULT_LISTEN "127.0.0.1:9479"
 #define DEFAULT_TIMEOUT_MS 2000
-#define REQUEST_TIMEOUT_S 10 /* all of a request, beside the daemon's time */
+#define REQUEST_TIMEOUT_S 10 /* for a whole request, without the daemon's time */
 #define BACKLOG 16
 
 struct server {
@@ -44,7 +44,7 @@ struct server {
 	int64_t timeout_ns;
 	struct kvt_visitors visitors;
 	int fd;
-	bool down; /* the daemon did not answer last time, which was said */
+	bool down; /* the last request had no answer, and that was logged */
 	char unix_path[sizeof(((struct sockaddr_un *)NULL)->sun_path)]; /* ours to remove */
 };
 
@@ -75,7 +75,7 @@ static enum MHD_Result answer_text(struct MHD_Connection *connection, unsigned i
 		      MHD_RESPMEM_PERSISTENT);
 }
 
-/* Whether the daemon answers is told by kvtrunk_up: the scrape itself succeeded. */
+/* The scrape succeeds in any case; kvtrunk_up tells if the daemon answered. */
 static enum MHD_Result answer_metrics(struct server *server, struct MHD_Connection *connection)
 {
 	struct kvt_error error = { .text = "" };
@@ -87,7 +87,7 @@ static enum MHD_Result answer_metrics(struct server *server, struct MHD_Connecti
 	if (down != server->down)
 		fprintf(stderr, "kvtmetricsd: %s\n", down ? error.text : "the daemon answers");
 	server->down = down;
-	/* The text is from malloc() and now the library's to free. */
+	/* The library frees the text. */
 	return answer(connection, MHD_HTTP_OK, KVT_METRICS_CONTENT_TYPE, text.bytes, text.used,
 		      MHD_RESPMEM_MUST_FREE);
 }
@@ -102,7 +102,7 @@ static enum MHD_Result handle(void *context, struct MHD_Connection *connection, 
 
 	(void)version;
 	(void)upload;
-	/* The first call comes with the headers, the last one when a body was read. */
+	/* First call: the headers. Last call: the body was read. */
 	if (!*state) {
 		*state = &seen;
 		return MHD_YES;
@@ -120,7 +120,7 @@ static enum MHD_Result handle(void *context, struct MHD_Connection *connection, 
 	return answer_text(connection, MHD_HTTP_NOT_FOUND, none);
 }
 
-/* ---- who comes */
+/* ---- connections */
 
 static int64_t now_ns(void)
 {
@@ -137,7 +137,7 @@ static unsigned int seconds_until(int64_t then_ns)
 	return left <= 0 ? 1 : (unsigned int)(left / 1000000000 + 1);
 }
 
-/* Comes before the first byte is read, and before the descriptor is closed. */
+/* Called before the first byte is read, and before the descriptor is closed. */
 static void come_or_go(void *context, struct MHD_Connection *connection, void **state,
 		       enum MHD_ConnectionNotificationCode what)
 {
@@ -156,12 +156,12 @@ static void come_or_go(void *context, struct MHD_Connection *connection, void **
 	if (*server->unix_path)
 		getsockopt(info->connect_fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
 	kvt_visitors_came(&server->visitors, info->connect_fd, peer.uid, now_ns());
-	/* The main thread then sets the time of the next one's end. */
+	/* Makes the main thread set the next deadline. */
 	if (getitimer(ITIMER_REAL, &set) == 0 && !timerisset(&set.it_value))
 		alarm(1);
 }
 
-/* Without connections nothing wakes us. */
+/* Without connections no alarm is set. */
 static void serve_until(const sigset_t *signals, struct server *server)
 {
 	int number;
@@ -182,7 +182,7 @@ static int refuse(const char *where, const char *why)
 	return -1;
 }
 
-/* A socket file on which nobody listens is a dead one's. */
+/* A socket file without a listener is left from a dead process. */
 static void clear_stale(const struct sockaddr_un *address)
 {
 	struct stat there;
@@ -263,7 +263,7 @@ static int listen_tcp(struct server *server)
 	if (error == -EPERM)
 		return refuse(server->listen, "the metrics have no access control of their own: "
 			      "only loopback addresses (127.x, [::1]) and unix sockets are "
-			      "served; put a proxy that knows whom to trust in front");
+			      "served; put a proxy with access control in front");
 	if (error)
 		return refuse(server->listen, "give ADDRESS:PORT, [ADDRESS]:PORT or unix:PATH");
 	fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -298,7 +298,7 @@ static void usage(FILE *to)
 		"  --help, --version\n", DEFAULT_TIMEOUT_MS);
 }
 
-/* -1: go on; else the exit code. */
+/* Read the options. -1: continue; else the exit code. */
 static int parse_options(struct server *server, int argc, char **argv)
 {
 	static const struct option options[] = {
@@ -359,7 +359,7 @@ int main(int argc, char **argv)
 	sigaddset(&signals, SIGTERM);
 	sigaddset(&signals, SIGINT);
 	sigaddset(&signals, SIGALRM);
-	sigprocmask(SIG_BLOCK, &signals, NULL); /* before the thread that serves is made */
+	sigprocmask(SIG_BLOCK, &signals, NULL); /* before the serving thread is created */
 	signal(SIGPIPE, SIG_IGN);
 	server.fd = strncmp(server.listen, "unix:", 5) == 0
 			    ? listen_unix(&server, server.listen + 5) : listen_tcp(&server);

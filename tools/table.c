@@ -35,7 +35,7 @@ void kvt_table_begin(struct kvt_table *table, const struct kvt_column *columns, 
 		for (unsigned int i = 0; i < n; i++) {
 			if (table->hidden[i])
 				continue;
-			/* What has no title is a remark, cut where the window ends. */
+			/* A column without a title is a remark, cut at the window's end. */
 			cells += *columns[i].title ? cells_of(table, i) + 1 : 0;
 			if (columns[i].rank > (first == n ? 0 : columns[first].rank))
 				first = i;

@@ -4,7 +4,7 @@
 
 /**
  * @file table.h
- * Rows of text whose columns fit the window: what matters least is left out first.
+ * Rows of text whose columns fit the window: the least important are omitted.
  */
 
 #include "tools/util.h"
@@ -14,8 +14,8 @@
 struct kvt_column {
 	const char *title;
 	int width;         /* cells; negative: left-aligned */
-	unsigned int rank; /* where room lacks the highest goes first; 0: always shown */
-	bool grows;        /* takes room that is left, one such column of a table */
+	unsigned int rank; /* the highest is omitted first; 0: always shown */
+	bool grows;        /* takes the remaining room; at most one column */
 };
 
 struct kvt_table {
@@ -26,7 +26,7 @@ struct kvt_table {
 	unsigned int extra; /* cells for the column that grows */
 };
 
-/** Columns of the terminal that stdout is; 0 if it is none. */
+/** Columns of the terminal on stdout; 0: no terminal. */
 unsigned int kvt_window_columns(void);
 /** Choose from `n` columns (at most KVT_TABLE_COLUMNS) those that fit into `limit` cells. */
 void kvt_table_begin(struct kvt_table *table, const struct kvt_column *columns, unsigned int n,

@@ -2,11 +2,11 @@
 
 /**
  * @file top.c
- * kvtctl top: a daemon at work, frame after frame, or one line for each interval. Rates and
- * latencies are of the time between two frames; the first frame, and that of --once, is of the time
- * since the daemon's start. A frame is cut to the window.
+ * kvtctl top: a daemon at work, in frames or in one line per interval. Rates and latencies are
+ * those between two frames; those of the first frame and of --once, since the daemon's start. A
+ * frame is cut to the window.
  *
- * Plain ANSI sequences: what every terminal and tmux has understood for decades.
+ * Plain ANSI sequences only, for every terminal and tmux.
  */
 
 #include <errno.h>
@@ -88,7 +88,7 @@ static int take_sample(struct kvt_admin *admin, struct sample *ret_sample)
 	return 0;
 }
 
-/* Whether both samples are of one daemon and one cache, so that differences mean something. */
+/* True if both samples are of one daemon and one cache: then differences make sense. */
 static bool comparable(const struct sample *now, const struct sample *before)
 {
 	return before->status.daemon_pid == now->status.daemon_pid &&
@@ -130,7 +130,7 @@ static void line(struct top *top, const char *format, ...)
 	va_start(arguments, format);
 	vsnprintf(text, sizeof(text), format, arguments);
 	va_end(arguments);
-	for (end = 0; text[end]; end++) /* bytes that begin a character in UTF-8 */
+	for (end = 0; text[end]; end++) /* bytes that begin a UTF-8 character */
 		if ((text[end] & 0xc0) != 0x80 && n++ == top->columns && top->columns)
 			break;
 	kvt_text_print(&top->text, "%.*s%s\n", (int)end, text, top->end_of_line);
@@ -188,7 +188,7 @@ static void remember(struct top *top)
 	history->operations[history->n++] = operations_rate(top);
 }
 
-/* A sign for each of the last values that fit, from nothing to `most`. */
+/* Draw the last values that fit, one sign each, scaled to `most`. */
 static const char *sparkline(const struct top *top, const double *values, double most,
 			     unsigned int cells, char *to, size_t bytes)
 {
@@ -246,7 +246,7 @@ static void draw_head(struct top *top)
 	     rate(top, status->sleeps, top->before.status.sleeps));
 }
 
-/* Parts of the pool to scale, what is protected first: it cannot go. */
+/* Draw the parts of the pool to scale, protected pages first: they cannot be evicted. */
 static void draw_pages(struct top *top)
 {
 	const struct kvt_counters *count = &top->now.status.counters;
@@ -417,7 +417,7 @@ static unsigned int terminal_rows(void)
 	return size.ws_row - 1u; /* the last line feed must not scroll */
 }
 
-/* Wait for the next frame. False: the user wants to leave. */
+/* Wait for the next frame. False: the user leaves. */
 static bool wait_frame(int64_t interval_ms)
 {
 	struct pollfd in = { .fd = STDIN_FILENO, .events = POLLIN };
@@ -432,7 +432,7 @@ static bool wait_frame(int64_t interval_ms)
 	return !interrupted;
 }
 
-/* The daemon went away or is silent: look for one at each frame. */
+/* The daemon is gone or silent: reconnect at each frame. */
 static void find_again(struct top *top)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
@@ -565,7 +565,7 @@ static int print_lines(struct top *top, int64_t interval_ms)
 
 		if (rc == 0) {
 			shift(top, &fresh);
-			/* The first sample is what the first line is counted from. */
+			/* The first sample is the base of the first line. */
 			if (top->before.status.daemon_pid)
 				print_line(top, n++);
 		} else if (!is_absent(rc)) {
@@ -575,7 +575,7 @@ static int print_lines(struct top *top, int64_t interval_ms)
 			find_again(top);
 		}
 		if (fflush(stdout) != 0)
-			return 0; /* nobody reads on */
+			return 0; /* the reader has closed the pipe */
 		nanosleep(&pause, NULL);
 	}
 	return 0;

@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Growing text, JSON output, numbers, names (util.h). Callers: the tools and lab/. Input may be
+ * any bytes: output is always valid JSON and UTF-8.
+ */
+
 #include "tools/util.h"
 
 #include <errno.h>
@@ -219,7 +224,7 @@ void kvt_json_u32_list(struct kvt_json *json, const char *name, const uint32_t *
 		char digits[12], *at = digits + sizeof(digits);
 		uint32_t rest = values[i];
 
-		/* Lists have millions of elements: worth doing without printf. */
+		/* Without printf: lists have millions of elements. */
 		do
 			*--at = (char)('0' + rest % 10);
 		while ((rest /= 10) > 0);

@@ -4,9 +4,9 @@
 
 /**
  * @file util.h
- * What the parts of kvtctl share: growing text, JSON output, numbers, exit codes.
+ * Shared by the tools: growing text, JSON output, numbers, exit codes.
  *
- * Tools may end when memory is exhausted: kvt_tool_grow() says so and exits.
+ * Tools may exit when memory is exhausted: kvt_tool_grow() does, with a message.
  */
 
 #include <stdbool.h>
@@ -14,17 +14,17 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "kvtrunk_abi.h"
+#include "kvtrunk_wire.h"
 
 /** Exit codes of every kvtctl command. */
 enum kvt_exit {
 	KVT_EXIT_OK = 0,
 	KVT_EXIT_PROBLEM = 1, /* a problem was found, or the daemon refused */
 	KVT_EXIT_USAGE = 2,
-	KVT_EXIT_CONNECT = 3, /* no daemon, or not one to talk to */
+	KVT_EXIT_CONNECT = 3, /* no daemon, or an unusable one */
 };
 
-/** realloc() of n elements that ends the program when there is no memory. Never NULL for n > 0. */
+/** realloc() n elements, or exit with a message. Never NULL for n > 0. */
 void *kvt_tool_grow(void *old, size_t n, size_t element_bytes);
 char *kvt_tool_copy(const char *text, size_t bytes);
 
@@ -40,9 +40,8 @@ void kvt_text_print(struct kvt_text *text, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 void kvt_text_free(struct kvt_text *text);
 
-/** One JSON value under construction. Members and elements get their commas by themselves.
- * Strings may hold any bytes: what is not UTF-8 becomes U+FFFD. A `name` of NULL adds an element
- * to a list (or the value itself). */
+/** One JSON value under construction. Commas are added. Strings may hold any bytes: invalid UTF-8
+ * becomes U+FFFD. With `name` NULL an element of a list, or the value itself, is added. */
 struct kvt_json {
 	struct kvt_text text;
 	bool comma;
@@ -61,15 +60,15 @@ void kvt_json_bytes(struct kvt_json *json, const char *name, const char *value, 
 void kvt_json_format(struct kvt_json *json, const char *name, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 void kvt_json_u32_list(struct kvt_json *json, const char *name, const uint32_t *values, size_t n);
-/** Write it with a newline, flush, and start anew. 0 or -EPIPE and the like. */
+/** Write it with a newline, flush, and clear it. 0 or a negative errno (-EPIPE). */
 int kvt_json_flush(struct kvt_json *json, FILE *to);
 void kvt_json_free(struct kvt_json *json);
-/** Every counter under its name, as members of the open object. */
+/** Add every counter by name to the open object. */
 void kvt_json_counters(struct kvt_json *json, const struct kvt_counters *counters);
 
-/** Decimal digits only, all of `text`. -EINVAL, -ERANGE above `max`. */
+/** Read `text`, decimal digits only. -EINVAL, -ERANGE above `max`. */
 int kvt_number_parse(const char *text, size_t bytes, uint64_t max, uint64_t *ret_value);
-/** "1.5 s", "3 min", "2 h" into `buffer`, which is returned. */
+/** Write "1.5 s", "3 min", "2 h" into `buffer`, which is returned. */
 const char *kvt_age_text(uint64_t ns, char *buffer, size_t bytes);
 /** "1.5 GiB". */
 const char *kvt_size_text(uint64_t size_bytes, char *buffer, size_t bytes);
@@ -79,9 +78,9 @@ const char *kvt_policy_text(uint32_t policy);
 const char *kvt_backend_text(uint32_t backend);
 const char *kvt_session_state_text(uint32_t state);
 
-/** A namespace as people name it: NAME (a cache salt), SALT/ADAPTER (either part may be empty:
- * then the field is absent), or 32 hex digits as `kvtctl namespaces` shows them, also behind
- * digest:. An empty text is the plain namespace. -EINVAL with a sentence in why. */
+/** Read a namespace: NAME (a cache salt), SALT/ADAPTER (an empty part is an absent field), or 32
+ * hex digits as `kvtctl namespaces` shows them, also behind digest:. Empty: the plain namespace.
+ * -EINVAL with a sentence in `why`. */
 int kvt_namespace_parse(const char *text, uint64_t ret_digest[2], char *why, size_t why_bytes);
 
 #endif

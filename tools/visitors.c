@@ -24,7 +24,7 @@ static uint32_t count(const struct kvt_visitors *visitors, const uid_t *uid)
 	return n;
 }
 
-/* The oldest of the user that has most. There is one. */
+/* Find the oldest connection of the user that has most. There is one. */
 static struct kvt_visitor *find_victim(struct kvt_visitors *visitors)
 {
 	struct kvt_visitor *victim = NULL;

@@ -4,12 +4,12 @@
 
 /**
  * @file visitors.h
- * The connections of a small server that any local user may reach: each has a deadline for all of
- * its request, and when there are too many one gives way, so that idle ones keep nobody out.
+ * The connections of a small server that any local user may reach. Each has a deadline for its
+ * whole request. When there are too many, the oldest connection of the user that has most is shut
+ * down, so idle connections block no user.
  *
- * The oldest connection of the user that has most of them gives way. On TCP users cannot be told
- * apart; there a newcomer is served before KVT_VISITORS_MOST others have come after it. Giving way
- * is a shutdown(): the server reads the end of the connection and closes it.
+ * On TCP users cannot be told apart; there a newcomer is served before KVT_VISITORS_MOST others
+ * have come after it. The server reads the end of a shut-down connection and closes it.
  */
 
 #include <pthread.h>
@@ -29,8 +29,8 @@ struct kvt_visitor {
 	bool leaving;  /* shut down */
 };
 
-/** `patience_ns` is from a connection's beginning to its end. All else begins as zero. Functions
- * may be called by any thread. */
+/** `patience_ns`: from a connection's beginning to its end. The rest starts as zero. Any thread may
+ * call the functions. */
 struct kvt_visitors {
 	pthread_mutex_t lock;
 	int64_t patience_ns;
@@ -38,11 +38,11 @@ struct kvt_visitors {
 	struct kvt_visitor at[KVT_VISITORS_ROOM];
 };
 
-/** A connection was accepted. False: there is no place at all, and it is shut down. */
+/** Add an accepted connection. False: no place, and it was shut down. */
 bool kvt_visitors_came(struct kvt_visitors *visitors, int fd, uid_t uid, int64_t now_ns);
-/** The server is about to close it. */
+/** Remove a connection, before the server closes it. */
 void kvt_visitors_left(struct kvt_visitors *visitors, int fd);
-/** Shut down those whose time is over. Returns when the next one's is, or INT64_MAX. */
+/** Shut down expired connections. Returns the next deadline, or INT64_MAX. */
 int64_t kvt_visitors_expire(struct kvt_visitors *visitors, int64_t now_ns);
 
 #endif

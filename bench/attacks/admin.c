@@ -1,16 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file admin.c: the control socket: floods of requests and of connections, and answers unread. */
+/**
+ * @file admin.c
+ * Attacks on the control socket: floods of requests and of connections, and unread answers.
+ *
+ * Inputs: the attack_run of scene.c. Invariant: an attack runs until it is killed. Caller: scene.c,
+ * through table.c.
+ */
 #include "bench/attacks/attack.h"
 
 #include <poll.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #define OBSERVERS 16
 #define HALF_OPEN 4000
+#define BACKLOG 256
 
-/* As many requests as the sockets take, from several observers; answers are read. */
+/* Send as many requests as several observers' sockets take. Answers are read. */
 static void flood(struct attack_run *run, uint32_t what)
 {
 	struct pollfd fds[OBSERVERS];
@@ -80,7 +89,7 @@ void attack_observers(struct attack_run *run)
 	}
 }
 
-/* Observers and sessions that ask until their sockets are full. */
+/* Observers and sessions that ask until their sockets are full, and never read. */
 void attack_slow_reader(struct attack_run *run)
 {
 	struct kvt_message_namespace name = { .head = { .magic = KVT_MESSAGE_MAGIC,
@@ -125,6 +134,31 @@ void attack_connections(struct attack_run *run)
 		if (attack_random(2))
 			attack_say_hello(fd, KVT_HELLO_OBSERVE);
 		close(fd);
+		attack_round(run);
+	}
+}
+
+/* Fill each free place of the listening queue at once, without waiting in connect(). Each
+ * connection sends HELLO and stays. */
+void attack_backlog(struct attack_run *run)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int fds[BACKLOG], fd = -1;
+
+	memcpy(address.sun_path, run->socket_path, strlen(run->socket_path));
+	attack_ready(run);
+	attack_fork();
+	attack_fork(); /* four of them */
+	memset(fds, -1, sizeof(fds));
+	for (uint32_t n = 0;;) {
+		if (fd < 0)
+			fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+		if (connect(fd, (struct sockaddr *)&address, sizeof(address)))
+			continue;
+		attack_say_hello(fd, KVT_HELLO_OBSERVE);
+		close(fds[n % BACKLOG]);
+		fds[n++ % BACKLOG] = fd;
+		fd = -1;
 		attack_round(run);
 	}
 }

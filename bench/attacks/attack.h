@@ -13,10 +13,10 @@
  *     ALONE    the innocent client works
  *     SETUP    the attacker prepares
  *     BESIDE   the attack runs
- *     AFTER    the attacker was killed, and all that it had is back
+ *     AFTER    the attacker was killed, and its resources are freed
  *
- * The attacker runs under a uid of its own, and so does the innocent client, where this process may
- * change uids (root). Else all have one uid, and what is shared out by uid cannot be seen.
+ * Attacker and innocent client run under different uids where this process may change uids
+ * (root). Else all have one uid, and shares by uid do not show.
  */
 
 #include <netinet/in.h>
@@ -26,7 +26,7 @@
 
 #include "kvtrunk.h"
 #include "libclient/client.h"
-#include "tools/replay_daemon.h"
+#include "lab/daemon.h"
 
 #define ATTACKER_UID 65534
 #define INNOCENT_UID 65533
@@ -40,31 +40,32 @@ enum attack_phase { ATTACK_ALONE, ATTACK_SETUP, ATTACK_BESIDE, ATTACK_AFTER, ATT
 struct attack_options {
 	const char *daemon;       /* program; NULL: beside this one */
 	int daemon_cpu, client_cpu; /* -1: any. Attackers run on any core but the daemon's */
-	bool yield;      /* attackers get only what processor time the others leave */
-	uint64_t ns;     /* least duration of a phase */
-	uint32_t cycles; /* least work of the innocent client in a phase */
+	bool yield;      /* attackers get only processor time that the others leave */
+	uint64_t ns;     /* least duration of a phase, and least work of the innocent client: */
+	uint32_t cycles, visits;
 };
 
-/** What the innocent client measured in one phase; times in ns. */
+/** The innocent client's measurements of one phase; times in ns. */
 struct attack_figures {
 	uint64_t cycles;     /* BEGIN, pages checked or written, COMMIT, END */
 	double cycles_per_s;
-	uint64_t p50, p99, max;  /* of one operation */
-	uint64_t newcomer_max;   /* connect, one cycle, close; ask for the status; scrape */
+	uint64_t p50, p99, max;  /* of one operation of the standing session */
+	uint64_t connect_p50, connect_p99; /* of a new client: until WELCOME */
+	uint64_t visits, visit_max; /* connect, one cycle, close; ask for the status; scrape */
 	uint64_t errors, wrong;  /* refusals and failures; bytes of pages */
 };
 
 struct attack_result {
 	struct attack_figures at[ATTACK_PHASES];
 	uint32_t rounds;   /* of the attack, all phases */
-	bool same_uid;     /* this process may not change uids */
+	bool same_uid;     /* this process cannot change uids */
 	bool skipped;      /* `why`: what this machine lacks */
 	bool failed;       /* `why`: the first error, or what was left behind */
 	char why[640];
 };
 
 struct attack;
-/** Play one scene. Takes down what it started, whatever happens. */
+/** Play one scene. Ends everything that it started, also after a failure. */
 void attack_play(const struct attack *attack, const struct attack_options *options,
 		 struct attack_result *ret_result);
 
@@ -72,16 +73,17 @@ void attack_play(const struct attack *attack, const struct attack_options *optio
 
 enum attack_needs {
 	ATTACK_SUPERVISE = 1u << 0, /* the daemon runs under --supervise */
-	ATTACK_KILL = 1u << 1,      /* the daemon is killed meanwhile, its successor must go on */
+	ATTACK_KILL = 1u << 1,      /* the daemon is killed meanwhile and must be succeeded */
 	ATTACK_METRICS = 1u << 2,   /* a kvtmetricsd, which the innocent client scrapes */
 	ATTACK_FAULTS = 1u << 3,    /* a userfaultfd for faults in the kernel, made by root */
 	ATTACK_TOGETHER = 1u << 4,  /* takes part in `together` */
+	ATTACK_FLOOR = 1u << 5,     /* leaves the daemon alone: no aim holds for it */
 };
 
 /** Written by an attacker and its children, read by the scene. */
 struct attack_progress {
 	uint32_t ready;
-	uint32_t rounds; /* so many times it did what hurts, or was refused it */
+	uint32_t rounds; /* times that it attacked, or was refused */
 };
 
 struct attack_run {
@@ -91,75 +93,79 @@ struct attack_run {
 	struct attack_progress *progress;
 };
 
-/** A row of the table. `run` is called in a process of its own, under the attacker's uid, with
- * RLIMIT_NOFILE raised, and goes on until it is killed; returning is the same as doing nothing
- * more. It uses at most 1 GiB. */
+/** A row of the table. `run` is called in the attacker's own process, under its uid, with a raised
+ * RLIMIT_NOFILE, and runs until it is killed. Returning ends the attack. It uses at most 1 GiB. */
 struct attack {
 	const char *name;
 	const char *text;
 	unsigned int needs;
-	uint32_t rounds;  /* after so many it has landed */
+	uint32_t rounds;  /* the attack has landed after so many */
 	const char *flag; /* of the daemon, or NULL */
 	void (*run)(struct attack_run *run);
 };
 extern const struct attack attacks[];
 extern const unsigned int n_attacks;
 
-/* ---- scene.c, innocent.c: inside */
+/* ---- process.c */
+
+uint64_t attack_now_ns(void);
+/** In a forked process: take the uid if this is root, and die with the parent. */
+void attack_become(uid_t uid, pid_t parent);
+/** Map zeroed memory that forked processes share. */
+void *attack_shared(size_t bytes);
+
+/* ---- innocent.c */
 
 struct attack_client; /* the innocent one */
 struct attack_client *attack_client_start(const struct attack_options *options,
 					  const char *socket_path, uint16_t metrics_port);
-/** What it measures from now on belongs to this phase. */
+/** Assign all measurements from now on to this phase. */
 void attack_client_phase(struct attack_client *client, enum attack_phase phase);
-uint64_t attack_client_cycles(const struct attack_client *client);
-/** Wait a moment. False: it ended. */
+/** Progress in this phase. */
+struct attack_done {
+	uint64_t cycles, visits;
+};
+struct attack_done attack_client_done(const struct attack_client *client);
+/** Wait for a moment. False: one of its processes ended. */
 bool attack_client_wait(struct attack_client *client);
-/** Ask it to leave, or kill it if that takes long; fill figures and why. */
+/** Ask the client to leave, or kill it after a while. Fill figures and why. */
 void attack_client_stop(struct attack_client *client, struct attack_result *result);
 
-uint64_t attack_now_ns(void);
-/** In a forked process: become that uid if this is root, and die with the parent. */
-void attack_become(uid_t uid, pid_t parent);
-/** Shared with forked processes, zeroed. */
-void *attack_shared(size_t bytes);
-
-/* ---- tools.c: what attacks are made of */
+/* ---- tools.c: building blocks of attacks */
 
 void attack_ready(struct attack_run *run);
 void attack_round(struct attack_run *run);
-/** A child of the attacker, killed with it. False in the child. */
+/** Fork a child of the attacker, killed with it. False in the child. */
 bool attack_fork(void);
 void attack_thread(void *(*body)(void *), void *argument);
-/** For ever. */
+/** Sleep for ever. */
 __attribute__((noreturn)) void attack_hold(void);
-/** Leave the processor for a moment. */
+/** Yield the processor for a moment. */
 void attack_pause(void);
 uint32_t attack_random(uint32_t below);
 
-/** A connection without its HELLO. -1: refused. */
+/** Connect without HELLO. -1: refused. */
 int attack_dial(const struct attack_run *run);
 /** Send HELLO with these flags. */
 void attack_say_hello(int fd, uint32_t flags);
-/** An observer that has read its WELCOME. -1: refused. */
+/** Connect an observer and read its WELCOME. -1: refused. */
 int attack_observer(const struct attack_run *run);
 /** Ask for one page of an admin listing, without waiting. False: the socket is full or closed. */
 bool attack_ask(int fd, uint32_t what);
-/** Read one message if there is one, closing what came with it. 0: none, -1: hung up. */
+/** Read one message if there is one, closing received descriptors. 0: none, -1: hung up. */
 int attack_read(int fd, bool wait);
 
-/** A session with areas of so many keys. NULL: refused. */
+/** Open a session with areas of so many keys. NULL: refused. */
 struct kvt_client *attack_session(const struct attack_run *run, uint32_t sq_entries,
 				  uint32_t keys);
 uint32_t attack_namespace(struct kvt_client *client, uint64_t number);
-/** Take what was answered, fill the SQ with this entry, publish, ring the doorbell if the daemon
- * sleeps. Returns how many were put; -1: the session is over. */
+/** Take completions, fill the SQ with this entry, publish, ring the doorbell if the daemon sleeps.
+ * Returns the number of entries; -1: the session is over. */
 int attack_feed(struct kvt_client *client, const struct kvt_sqe *sqe);
 /** Cache a prompt of n keys (first, first + step, ...). */
 bool attack_cache(struct kvt_client *client, uint32_t namespace_id, uint32_t first, uint32_t step,
 		  uint32_t n);
 
-/** The rows. */
 void attack_linger_session(struct attack_run *run);
 void attack_linger_half_open(struct attack_run *run);
 void attack_linger_close(struct attack_run *run);
@@ -169,6 +175,7 @@ void attack_bell_punched(struct attack_run *run);
 void attack_bell_hung(struct attack_run *run);
 void attack_watch_bell(struct attack_run *run);
 void attack_watch_doorbell(struct attack_run *run);
+void attack_watch_own(struct attack_run *run);
 void attack_watch_control(struct attack_run *run);
 void attack_doorbells(struct attack_run *run);
 void attack_punch_areas(struct attack_run *run);
@@ -183,11 +190,13 @@ void attack_observers(struct attack_run *run);
 void attack_slow_reader(struct attack_run *run);
 void attack_connections(struct attack_run *run);
 void attack_half_open(struct attack_run *run);
+void attack_backlog(struct attack_run *run);
 void attack_sessions(struct attack_run *run);
 void attack_leases(struct attack_run *run);
 void attack_namespaces(struct attack_run *run);
 void attack_nodes(struct attack_run *run);
 void attack_pages(struct attack_run *run);
+void attack_locks(struct attack_run *run);
 void attack_queues(struct attack_run *run);
 void attack_lock_file(struct attack_run *run);
 void attack_notify_flood(struct attack_run *run);

@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file bells.c: what daemon and client wake each other with, made slow by the client. */
+/**
+ * @file bells.c
+ * Attacks on wake-ups between daemon and client, made slow by the client.
+ *
+ * Inputs: the attack_run of scene.c. Invariant: an attack runs until it is killed. Caller: scene.c,
+ * through table.c.
+ */
 #include "bench/attacks/attack.h"
 
 #include <fcntl.h>
@@ -23,7 +29,7 @@ struct reader {
 	char *into;
 };
 
-/* A session that wants its bell rung for every answer, and gets one. */
+/* Make the daemon ring the session's bell for an answer. */
 static int ring_my_bell(struct kvt_client *client)
 {
 	const struct kvt_sqe nop = { .op = KVT_OP_NOP, .fence_slot = KVT_FENCE_IDLE };
@@ -42,7 +48,7 @@ static void *read_into(void *argument)
 	return NULL;
 }
 
-/* ---- a read that hangs in a page fault and keeps what the daemon needs */
+/* ---- a read that hangs in a page fault and blocks the daemon */
 
 static void *punch(void *argument)
 {
@@ -50,7 +56,7 @@ static void *punch(void *argument)
 
 	for (;;) {
 		fallocate(fd, 0, 0, PUNCHED_BYTES);
-		/* A fault within the range waits until all of it is gone. */
+		/* A fault within the range waits until the whole range is freed. */
 		fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, PUNCHED_BYTES);
 	}
 	return NULL;
@@ -110,7 +116,7 @@ void attack_bell_hung(struct attack_run *run)
 
 /* ---- wait queues of hundreds of thousands */
 
-/* *ret_epolls: WATCH_EPOLLS of them. */
+/* Watch `fd` from WATCH_EPOLLS epolls: *ret_epolls. */
 static void watch(int fd, int *ret_epolls)
 {
 	static int dups[WATCH_DUPS];
@@ -127,7 +133,7 @@ static void watch(int fd, int *ret_epolls)
 	}
 }
 
-/* Some of them notice: they queue their watches again at the next wake-up. */
+/* Let some of them notice: they queue their watches again at the next wake-up. */
 static void notice(const int *epolls, uint32_t round)
 {
 	static struct epoll_event events[WATCH_DUPS];
@@ -156,21 +162,33 @@ void attack_watch_bell(struct attack_run *run)
 		attack_round(run);
 }
 
-void attack_watch_doorbell(struct attack_run *run)
+/* Write to an eventfd that has many watches. */
+static _Noreturn void write_watched(struct attack_run *run, int fd)
 {
 	static int epolls[WATCH_EPOLLS];
-	struct kvt_client *client = attack_session(run, 8, 1024);
 
-	if (!client)
-		_exit(1);
-	watch(client->doorbell, epolls);
+	watch(fd, epolls);
 	attack_ready(run);
 	for (uint32_t round = 0;; round++) {
-		eventfd_write(client->doorbell, 1);
+		eventfd_write(fd, 1);
 		notice(epolls, round);
 		attack_round(run);
 		attack_pause();
 	}
+}
+
+void attack_watch_doorbell(struct attack_run *run)
+{
+	struct kvt_client *client = attack_session(run, 8, 1024);
+
+	if (!client)
+		_exit(1);
+	write_watched(run, client->doorbell);
+}
+
+void attack_watch_own(struct attack_run *run)
+{
+	write_watched(run, eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
 }
 
 void attack_watch_control(struct attack_run *run)
@@ -192,7 +210,7 @@ void attack_watch_control(struct attack_run *run)
 	}
 }
 
-/* ---- more of them than anybody needs */
+/* ---- more wake-ups than any client needs */
 
 static void *ring_one(void *argument)
 {

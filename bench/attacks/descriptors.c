@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file descriptors.c: descriptors whose last reference takes long to release. */
+/**
+ * @file descriptors.c
+ * Attacks with descriptors that are slow to close.
+ *
+ * Inputs: the attack_run of scene.c. Invariant: an attack runs until it is killed. Caller: scene.c,
+ * through table.c.
+ */
 #include "bench/attacks/attack.h"
 
 #include <fcntl.h>
@@ -11,12 +17,12 @@
 #include <unistd.h>
 
 #define LINGER_S 8
-#define LINGERING 64u /* at a time, so that ports and memory last */
+#define LINGERING 64u /* at a time: bounded by ports and memory */
 #define FLOODERS 15
 #define MEMORY_BYTES (512ul << 20)
 
-/* A TCP socket that waits for LINGER_S when it is closed: its buffer is full, its peer reads
- * nothing. */
+/* Make a TCP socket whose close() lingers for LINGER_S: its buffer is full, its peer does not
+ * read. */
 static int lingering(void)
 {
 	const struct linger linger = { .l_onoff = 1, .l_linger = LINGER_S };
@@ -40,7 +46,7 @@ static int lingering(void)
 	return fd;
 }
 
-/* Send it along and drop our reference. False: refused. */
+/* Send the descriptor and drop our reference. False: refused. */
 static bool send_descriptor(int to, const struct sockaddr_un *address, socklen_t address_bytes,
 			    void *bytes, size_t n, int fd)
 {
@@ -59,13 +65,13 @@ static bool send_descriptor(int to, const struct sockaddr_un *address, socklen_t
 
 	memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
 	sent = sendmsg(to, &message, MSG_NOSIGNAL | MSG_DONTWAIT) > 0;
-	if (!sent) /* closed here */
+	if (!sent) /* last reference: closed here */
 		setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none));
 	close(fd);
 	return sent;
 }
 
-/* So many messages with such a socket, then hang up. */
+/* Send so many messages with such a socket, then hang up. */
 static void linger_on(struct attack_run *run, bool hello, uint32_t messages)
 {
 	struct kvt_message_namespace name = { .head = { .magic = KVT_MESSAGE_MAGIC,
@@ -132,8 +138,8 @@ void attack_memory_descriptor(struct attack_run *run)
 
 /* ---- the supervisor's notify socket */
 
-/* The abstract datagram sockets of the network namespace that are named after us: the number-th.
- * Returns the length of its address, 0 if there is none. */
+/* Find the number-th abstract datagram socket of the network namespace named after us. Returns the
+ * length of its address, 0 if there is none. */
 static socklen_t find_notify(uint32_t number, struct sockaddr_un *ret_address)
 {
 	FILE *file = fopen("/proc/net/unix", "re");
@@ -183,7 +189,7 @@ void attack_notify_flood(struct attack_run *run)
 		n++;
 	memset(text, 'x', sizeof(text));
 	attack_ready(run);
-	for (int i = 0; i < FLOODERS; i++) /* waiting senders fill each place that gets free */
+	for (int i = 0; i < FLOODERS; i++) /* waiting senders fill each freed place */
 		if (!attack_fork())
 			break;
 	for (uint32_t i = 0;; i++) {
@@ -194,7 +200,7 @@ void attack_notify_flood(struct attack_run *run)
 			attack_pause();
 		if (attack_now_ns() - counted_ns < 1000000)
 			continue;
-		counted_ns = attack_now_ns(); /* a round is a millisecond of it */
+		counted_ns = attack_now_ns(); /* one round a millisecond */
 		attack_round(run);
 	}
 }

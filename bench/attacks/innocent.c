@@ -1,13 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file innocent.c
- * A client that keeps the rules and notices everything: each byte that it reuses, each error, and
- * how long every operation takes.
+ * A client that keeps the rules and checks each reused byte, each error, and the time of every
+ * operation.
  *
  * It begins prompts of 64 to 2,048 keys, most of them cached, checks the pages that it reuses,
- * writes the others, commits and ends. It holds one sequence all the time. Now and then it rests,
- * so that daemon and client sleep and wake each other, and sometimes a newcomer of its uid
- * connects, works and leaves, asks for the status, and scrapes the metrics.
+ * writes the others, commits and ends. It always holds one sequence. It rests now and then, so that
+ * daemon and client sleep and wake each other.
+ *
+ * A second process of its uid is a new client every 20 ms: it connects, works, leaves, connects
+ * again for the status, and scrapes the metrics. Its waits are figures of their own and take
+ * nothing from the session's throughput.
+ *
+ * Inputs: the phase, set by the scene. Invariant: the first error or wrong byte is in `why`.
+ * Caller: scene.c.
  */
 #include "bench/attacks/attack.h"
 
@@ -28,31 +34,34 @@
 
 #include "shm/atomic.h"
 
-#define SAMPLES (1u << 20) /* kept of one phase */
+#define SAMPLES (1u << 20) /* of one phase */
 #define PROMPTS 8u         /* of each length */
 #define LONGEST 2048u
 #define HELD 64u
 #define REST_EVERY 32u
 #define REST_NS 300000
-#define NEWCOMER_NS 50000000u
+#define CONNECTS (1u << 14) /* of one phase */
+#define NEWCOMER_NS 20000000 /* between two visits */
 #define PATIENCE_NS 10000000000ll /* of one call: then it is an error */
 #define LEAVE_MS 15000
 
 struct report {
 	uint32_t phase, stop, up;
-	uint32_t complained; /* `why` is being written or has been */
+	uint32_t complained; /* errors; the first fills `why` */
 	char why[400];
 	uint64_t began_ns[ATTACK_PHASES], ended_ns[ATTACK_PHASES];
-	uint64_t visits_ns[ATTACK_PHASES]; /* with newcomers: no time for cycles */
-	uint32_t n_samples[ATTACK_PHASES];
+	uint32_t n_samples[ATTACK_PHASES], n_connects[ATTACK_PHASES];
 	struct attack_figures at[ATTACK_PHASES];
 	uint32_t samples[ATTACK_PHASES][SAMPLES]; /* ns */
+	uint32_t connects[ATTACK_PHASES][CONNECTS];
 };
+
+enum { SESSION, NEWCOMER, PROCESSES };
 
 struct attack_client {
 	struct report *report;
-	pid_t pid;
-	int pidfd;
+	pid_t pids[PROCESSES];
+	struct pollfd ends[PROCESSES]; /* pidfds */
 };
 
 struct worker {
@@ -62,19 +71,11 @@ struct worker {
 	struct kvt_client *client;
 	struct kvt_pool pool;
 	uint32_t namespace_id;
-	uint32_t fresh; /* keys that were never used before */
-	uint64_t newcomer_ns;
+	uint32_t fresh; /* keys never used before */
+	bool newcomer;
 };
 
-uint64_t attack_now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-/* ---- what it notes */
+/* ---- measurements */
 
 static struct attack_figures *figures(struct report *report)
 {
@@ -86,25 +87,33 @@ static __attribute__((format(printf, 2, 3))) void complain(struct report *report
 {
 	va_list arguments;
 
-	figures(report)->errors++;
-	if (report->complained)
+	kvt_add_full(&figures(report)->errors, 1);
+	if (kvt_add_full(&report->complained, 1) > 1)
 		return;
-	report->complained = 1;
 	va_start(arguments, format);
 	vsnprintf(report->why, sizeof(report->why), format, arguments);
 	va_end(arguments);
 }
 
-/* An operation counts where it began. */
-static void note(struct report *report, uint32_t phase, uint64_t begin_ns)
+static uint32_t since(uint64_t begin_ns)
 {
-	struct attack_figures *at = &report->at[phase];
 	uint64_t ns = attack_now_ns() - begin_ns;
 
+	return ns < UINT32_MAX ? (uint32_t)ns : UINT32_MAX;
+}
+
+/* Note an operation in the phase where it began. A visitor's are part of its visit. */
+static void note(struct worker *worker, uint32_t phase, uint64_t begin_ns)
+{
+	struct report *report = worker->report;
+	struct attack_figures *at = &report->at[phase];
+	uint32_t ns = since(begin_ns);
+
+	if (worker->newcomer)
+		return;
 	at->max = ns > at->max ? ns : at->max;
 	if (report->n_samples[phase] < SAMPLES)
-		report->samples[phase][report->n_samples[phase]++] =
-			ns < UINT32_MAX ? (uint32_t)ns : UINT32_MAX;
+		report->samples[phase][report->n_samples[phase]++] = ns;
 }
 
 /* ---- pages */
@@ -117,7 +126,8 @@ static uint64_t mixed(uint64_t a, uint64_t b)
 	return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
-/* Pages [from, to) of a prompt hold what depends on all keys up to their end: write, or check. */
+/* Write or check pages [from, to) of a prompt. Their content depends on all keys up to their
+ * end. */
 static void visit_pages(struct worker *worker, const struct kvt_seq *seq, const uint32_t *keys,
 			uint32_t from, uint32_t to, bool write)
 {
@@ -134,14 +144,14 @@ static void visit_pages(struct worker *worker, const struct kvt_seq *seq, const 
 			if (write)
 				words[w] = mixed(seed, w);
 			else if (words[w] != mixed(seed, w))
-				figures(worker->report)->wrong++;
+				kvt_add_full(&figures(worker->report)->wrong, 1);
 		}
 	}
 }
 
 /* ---- cycles */
 
-/* Prompt `index` of that length; they share their first half. */
+/* Make prompt `index` of that length. All share their first half. */
 static void fill_prompt(uint32_t *keys, uint32_t n, uint32_t index)
 {
 	for (uint32_t i = 0; i < n; i++)
@@ -156,7 +166,7 @@ static bool begin(struct worker *worker, const uint32_t *keys, uint32_t n,
 	int error = kvt_seq_begin(worker->client, worker->namespace_id, keys, n,
 				  ATTACK_PAGE_SIZE, 0, ret_seq);
 
-	note(worker->report, phase, start);
+	note(worker, phase, start);
 	if (error) {
 		complain(worker->report, "begin: %s", kvt_client_error(worker->client)->text);
 		return false;
@@ -173,7 +183,7 @@ static void commit(struct worker *worker, struct kvt_seq *seq, const uint32_t *k
 	uint64_t start = attack_now_ns();
 	int error = kvt_seq_commit(seq, n, NULL, 0, KVT_IDLE, 0);
 
-	note(worker->report, phase, start);
+	note(worker, phase, start);
 	if (error)
 		complain(worker->report, "commit: %s", kvt_client_error(worker->client)->text);
 	else
@@ -186,7 +196,7 @@ static void end(struct worker *worker, struct kvt_seq *seq)
 	uint64_t start = attack_now_ns();
 	int error = kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0);
 
-	note(worker->report, phase, start);
+	note(worker, phase, start);
 	if (error)
 		complain(worker->report, "end: %s", kvt_client_error(worker->client)->text);
 }
@@ -204,11 +214,14 @@ static void one_cycle(struct worker *worker, uint32_t round)
 	kvt_add_full(&figures(worker->report)->cycles, 1);
 }
 
-/* ---- newcomers */
+/* ---- new clients */
 
 static struct kvt_client *come(struct worker *worker, uint32_t flags)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct report *report = worker->report;
+	uint32_t phase = kvt_load_relaxed(&report->phase);
+	uint64_t start = attack_now_ns();
 	struct kvt_client *client;
 	struct kvt_error error;
 
@@ -219,33 +232,35 @@ static struct kvt_client *come(struct worker *worker, uint32_t flags)
 	options.timeout_ns = PATIENCE_NS;
 	options.begin_wait_ns = -1;
 	options.flags = flags;
-	if (!kvt_client_connect(&client, &options, &error))
-		return client;
-	complain(worker->report, "%s: %s", options.label, error.text);
-	return NULL;
+	if (kvt_client_connect(&client, &options, &error)) {
+		complain(report, "%s: %s", options.label, error.text);
+		return NULL;
+	}
+	if (report->n_connects[phase] < CONNECTS)
+		report->connects[phase][report->n_connects[phase]++] = since(start);
+	return client;
 }
 
-static void newcomer(const struct worker *host)
+static void newcomer(struct worker *worker)
 {
-	const uint64_t digest[2] = { 2, host->newcomer_ns }; /* a new one each time */
-	struct worker worker = *host;
+	const uint64_t digest[2] = { 2, attack_now_ns() }; /* new each time */
 	struct kvt_seq *seq;
 	uint32_t keys[64];
 
-	worker.client = come(&worker, 0);
-	if (!worker.client)
+	worker->client = come(worker, 0);
+	if (!worker->client)
 		return;
-	if (kvt_namespace_open(worker.client, digest, "visitors", &worker.namespace_id) ||
-	    kvt_pool_map(worker.client, &worker.pool)) {
-		complain(worker.report, "newcomer: %s", kvt_client_error(worker.client)->text);
+	if (kvt_namespace_open(worker->client, digest, "visitors", &worker->namespace_id) ||
+	    kvt_pool_map(worker->client, &worker->pool)) {
+		complain(worker->report, "newcomer: %s", kvt_client_error(worker->client)->text);
 	} else {
 		fill_prompt(keys, 64, 0);
-		if (begin(&worker, keys, 64, &seq)) {
-			commit(&worker, seq, keys, 64);
-			end(&worker, seq);
+		if (begin(worker, keys, 64, &seq)) {
+			commit(worker, seq, keys, 64);
+			end(worker, seq);
 		}
 	}
-	kvt_client_close(worker.client, KVT_IDLE);
+	kvt_client_close(worker->client, KVT_IDLE);
 }
 
 static void observer(struct worker *worker)
@@ -283,23 +298,19 @@ static void scrape(struct worker *worker)
 
 static void visit(struct worker *worker)
 {
-	uint32_t phase = kvt_load_relaxed(&worker->report->phase);
+	struct attack_figures *at = figures(worker->report);
 	uint64_t start = attack_now_ns(), ns;
 
-	if (start - worker->newcomer_ns < NEWCOMER_NS)
-		return;
 	newcomer(worker);
 	observer(worker);
 	if (worker->metrics_port)
 		scrape(worker);
-	worker->newcomer_ns = attack_now_ns();
-	ns = worker->newcomer_ns - start;
-	worker->report->visits_ns[phase] += ns;
-	if (ns > worker->report->at[phase].newcomer_max)
-		worker->report->at[phase].newcomer_max = ns;
+	ns = attack_now_ns() - start;
+	at->visit_max = ns > at->visit_max ? ns : at->visit_max;
+	kvt_add_full(&at->visits, 1);
 }
 
-/* ---- the process */
+/* ---- the processes */
 
 static void work(struct worker *worker)
 {
@@ -321,14 +332,25 @@ static void work(struct worker *worker)
 			continue;
 		if (held)
 			visit_pages(worker, held, keys, 0, HELD / ATTACK_PAGE_SIZE, false);
-		visit(worker);
 		nanosleep(&rest, NULL);
 	}
 	if (held)
 		end(worker, held);
 }
 
-static int run(struct worker *worker)
+static int run_newcomer(struct worker *worker)
+{
+	const struct timespec pause = { .tv_nsec = NEWCOMER_NS };
+
+	worker->newcomer = true;
+	while (!kvt_load_acquire(&worker->report->stop)) {
+		nanosleep(&pause, NULL);
+		visit(worker);
+	}
+	return 0;
+}
+
+static int run_session(struct worker *worker)
 {
 	const uint64_t digest[2] = { 1, 1 };
 	struct kvt_options options = KVT_OPTIONS_INIT;
@@ -355,42 +377,49 @@ static int run(struct worker *worker)
 	return 0;
 }
 
-struct attack_client *attack_client_start(const struct attack_options *options,
-					  const char *socket_path, uint16_t metrics_port)
+static void start(struct attack_client *client, int which, const struct attack_options *options,
+		  struct worker *worker)
 {
-	struct attack_client *client = calloc(1, sizeof(*client));
-	pid_t parent = getpid();
+	pid_t parent = getpid(), pid;
 	cpu_set_t set;
 
-	if (!client)
-		return NULL;
-	client->report = attack_shared(sizeof(*client->report));
-	client->report->began_ns[ATTACK_ALONE] = attack_now_ns();
 	fflush(NULL);
-	client->pid = fork();
-	if (client->pid == 0) {
-		struct worker worker = { .report = client->report, .socket_path = socket_path,
-					 .metrics_port = metrics_port };
-
+	pid = fork();
+	if (pid == 0) {
 		CPU_ZERO(&set);
 		CPU_SET((unsigned int)options->client_cpu, &set);
 		if (options->client_cpu >= 0)
 			sched_setaffinity(0, sizeof(set), &set);
 		attack_become(INNOCENT_UID, parent);
-		_exit(run(&worker));
+		_exit(which == SESSION ? run_session(worker) : run_newcomer(worker));
 	}
-	client->pidfd = (int)syscall(SYS_pidfd_open, client->pid, 0);
+	client->pids[which] = pid;
+	client->ends[which] = (struct pollfd){ .fd = (int)syscall(SYS_pidfd_open, pid, 0),
+					       .events = POLLIN };
+}
+
+struct attack_client *attack_client_start(const struct attack_options *options,
+					  const char *socket_path, uint16_t metrics_port)
+{
+	struct attack_client *client = calloc(1, sizeof(*client));
+	struct worker worker = { .socket_path = socket_path, .metrics_port = metrics_port };
+
+	if (!client)
+		return NULL;
+	worker.report = client->report = attack_shared(sizeof(*client->report));
+	client->report->began_ns[ATTACK_ALONE] = attack_now_ns();
+	client->ends[NEWCOMER].fd = -1;
+	start(client, SESSION, options, &worker);
 	while (!kvt_load_acquire(&client->report->up) && attack_client_wait(client))
 		continue;
+	start(client, NEWCOMER, options, &worker);
 	attack_client_phase(client, ATTACK_ALONE);
 	return client;
 }
 
 bool attack_client_wait(struct attack_client *client)
 {
-	struct pollfd fd = { .fd = client->pidfd, .events = POLLIN };
-
-	return poll(&fd, 1, 1) <= 0;
+	return poll(client->ends, PROCESSES, 1) <= 0;
 }
 
 void attack_client_phase(struct attack_client *client, enum attack_phase phase)
@@ -402,9 +431,12 @@ void attack_client_phase(struct attack_client *client, enum attack_phase phase)
 	kvt_store_release(&client->report->phase, phase);
 }
 
-uint64_t attack_client_cycles(const struct attack_client *client)
+struct attack_done attack_client_done(const struct attack_client *client)
 {
-	return kvt_load_relaxed(&client->report->at[client->report->phase].cycles);
+	const struct attack_figures *at = figures(client->report);
+
+	return (struct attack_done){ .cycles = kvt_load_relaxed(&at->cycles),
+				     .visits = kvt_load_relaxed(&at->visits) };
 }
 
 static int compare(const void *a, const void *b)
@@ -414,41 +446,52 @@ static int compare(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
+static uint32_t quantile(const uint32_t *sorted, uint32_t n, uint32_t percent)
+{
+	return n ? sorted[(uint64_t)n * percent / 100] : 0;
+}
+
 static void summarize(struct report *report, struct attack_result *result)
 {
 	for (int i = 0; i < ATTACK_PHASES; i++) {
 		struct attack_figures *at = &report->at[i];
-		uint32_t n = report->n_samples[i];
-		double seconds = (double)(report->ended_ns[i] - report->began_ns[i] -
-					  report->visits_ns[i]) / 1e9;
+		uint32_t *ns = report->samples[i], n = report->n_samples[i];
+		double seconds = (double)(report->ended_ns[i] - report->began_ns[i]) / 1e9;
 
-		if (n) {
-			qsort(report->samples[i], n, sizeof(uint32_t), compare);
-			at->p50 = report->samples[i][n / 2];
-			at->p99 = report->samples[i][(uint64_t)n * 99 / 100];
-		}
+		qsort(ns, n, sizeof(*ns), compare);
+		at->p50 = quantile(ns, n, 50);
+		at->p99 = quantile(ns, n, 99);
+		ns = report->connects[i];
+		n = report->n_connects[i];
+		qsort(ns, n, sizeof(*ns), compare);
+		at->connect_p50 = quantile(ns, n, 50);
+		at->connect_p99 = quantile(ns, n, 99);
 		at->cycles_per_s = seconds > 0 ? (double)at->cycles / seconds : 0;
 		result->at[i] = *at;
 		result->failed |= at->errors || at->wrong;
 		if (at->wrong && !report->why[0])
 			snprintf(report->why, sizeof(report->why), "wrong content in pages");
 	}
-	if (report->why[0]) /* the cause of whatever else went wrong */
+	if (report->why[0]) /* the cause of later errors */
 		snprintf(result->why, sizeof(result->why), "%s", report->why);
+}
+
+static void await_end(struct attack_client *client, int which)
+{
+	if (poll(&client->ends[which], 1, LEAVE_MS) <= 0) {
+		kill(client->pids[which], SIGKILL);
+		complain(client->report, "it does not leave: an operation never ends");
+	}
+	waitpid(client->pids[which], NULL, 0);
+	close(client->ends[which].fd);
 }
 
 void attack_client_stop(struct attack_client *client, struct attack_result *result)
 {
-	struct pollfd fd = { .fd = client->pidfd, .events = POLLIN };
-
 	kvt_store_release(&client->report->stop, 1);
-	if (poll(&fd, 1, LEAVE_MS) <= 0) {
-		kill(client->pid, SIGKILL);
-		complain(client->report, "it does not leave: an operation never ends");
-	}
+	await_end(client, SESSION);
 	client->report->ended_ns[client->report->phase] = attack_now_ns();
-	waitpid(client->pid, NULL, 0);
-	close(client->pidfd);
+	await_end(client, NEWCOMER);
 	summarize(client->report, result);
 	munmap(client->report, sizeof(*client->report));
 	free(client);

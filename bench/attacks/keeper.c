@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file keeper.c: what a restart and the metrics depend on. */
+/** @file keeper.c: attacks on what restarts and metrics depend on. */
 #include "bench/attacks/attack.h"
 
 #include <errno.h>
@@ -13,7 +13,7 @@
 
 static uint32_t n_files;
 
-/* Take or wait for a shared lock on whatever can be opened. */
+/* Take or wait for a shared lock on every file that can be opened. */
 static int lock_one(const char *path, const struct stat *status, int type, struct FTW *at)
 {
 	int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
@@ -35,7 +35,7 @@ void attack_lock_file(struct attack_run *run)
 	attack_round(run);
 }
 
-/* Connections that say nothing, and one in four half a request. */
+/* Connections that send nothing, and one in four half a request. */
 void attack_metrics_idle(struct attack_run *run)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET,

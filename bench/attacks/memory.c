@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file memory.c: the session segment under the daemon's hands. */
+/**
+ * @file memory.c
+ * Attacks on the session segment while the daemon reads it.
+ *
+ * Inputs: the attack_run of scene.c. Invariant: an attack runs until it is killed. Caller: scene.c,
+ * through table.c.
+ */
 #include "bench/attacks/attack.h"
 
 #include <stdlib.h>
@@ -38,7 +44,7 @@ static struct hole hole_of(const void *from, uint64_t words)
 	return (struct hole){ (char *)begin, end - begin };
 }
 
-/* A session with the largest areas, and where they are. */
+/* Open a session with the largest areas, and say where they are. */
 static struct kvt_client *open_wide(const struct attack_run *run, struct hole holes[3],
 				    uint32_t *ret_namespace)
 {
@@ -53,8 +59,8 @@ static struct kvt_client *open_wide(const struct attack_run *run, struct hole ho
 	return client;
 }
 
-/* A prompt of zeros is cached, which is what punched pages show: so each MATCH reads all of it, and
- * the daemon takes a fault for every page. */
+/* Punch holes under MATCHes. A prompt of zeros is cached, and punched pages read as zeros: each
+ * MATCH reads all of it, and the daemon faults on every page. */
 static void submit(struct attack_run *run, int n_holes)
 {
 	static struct hole holes[3];
@@ -68,7 +74,7 @@ static void submit(struct attack_run *run, int n_holes)
 		attack_thread(punch, &holes[i]);
 	for (uint32_t round = 0;; round++) {
 		match.keys_offset = round % 8 * MATCHED;
-		if (attack_feed(client, &match) < 0) /* the threads go on with the new one */
+		if (attack_feed(client, &match) < 0) /* the threads continue with the new one */
 			client = open_wide(run, holes, &match.namespace_id);
 		attack_round(run);
 		attack_pause();

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file scene.c
- * One attack on a daemon of its own, from its start until everything is back: see attack.h.
+ * One attack on its own daemon, from start to complete clean-up: see attack.h.
+ *
+ * Inputs: an attack, the options. Invariants: every process started here has ended at the return; a
+ * failure has its reason in the result. Callers: kvtbench attacks, tests/hostile.
  */
 #include "bench/attacks/attack.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
-#include <grp.h>
 #include <linux/userfaultfd.h>
 #include <sched.h>
 #include <signal.h>
@@ -27,8 +29,8 @@
 
 #include "shm/atomic.h"
 
-#define LAND_NS 60000000000ull   /* an attack that has not landed by then does not */
-#define SETTLE_NS 30000000000ull /* what is not back by then is left behind */
+#define LAND_NS 60000000000ull   /* a later attack counts as not landed */
+#define SETTLE_NS 30000000000ull /* what is not freed by then has leaked */
 #define STILL_NS 15000000000ull  /* more than the innocent client's patience */
 
 struct scene {
@@ -54,28 +56,6 @@ static __attribute__((format(printf, 2, 3))) void fail(struct scene *scene, cons
 	scene->result->failed = true;
 }
 
-void *attack_shared(size_t bytes)
-{
-	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-
-	if (memory == MAP_FAILED) {
-		perror("attacks: mmap");
-		exit(1);
-	}
-	return memory;
-}
-
-void attack_become(uid_t uid, pid_t parent)
-{
-	if (getuid() == 0 && (setgroups(0, NULL) || setgid(uid) || setuid(uid)))
-		_exit(126);
-	/* A change of uid clears both. */
-	prctl(PR_SET_DUMPABLE, 1);
-	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	if (getppid() != parent)
-		_exit(1);
-}
-
 /* ---- the daemon */
 
 static bool start_daemon(struct scene *scene)
@@ -94,7 +74,7 @@ static bool start_daemon(struct scene *scene)
 		flags[n++] = "--supervise";
 		flags[n++] = "--watchdog_ms=4000";
 	}
-	unsetenv("XDG_RUNTIME_DIR"); /* no other uid gets in there */
+	unsetenv("XDG_RUNTIME_DIR"); /* closed to other uids */
 	if (kvt_own_daemon_start(&scene->daemon, scene->options->daemon, flags,
 				 scene->options->daemon_cpu, scene->result->why,
 				 sizeof(scene->result->why))) {
@@ -147,7 +127,7 @@ static void run_metrics(const struct scene *scene, int out)
 	_exit(127);
 }
 
-/* It says its port on stderr. False: there is no kvtmetricsd, skip. */
+/* Start kvtmetricsd, which prints its port on stderr. False: there is none, skip. */
 static bool start_metrics(struct scene *scene)
 {
 	unsigned int port = 0;
@@ -204,8 +184,8 @@ static void keep_off(int daemon_cpu)
 		sched_setaffinity(0, sizeof(set), &set);
 }
 
-/* What wears out here is the daemon, not the processor: how processes share that is the kernel's
- * business. With `yield` attackers run when nothing else does. */
+/* Become the attacker. The daemon is under test, not the scheduler: with `yield`, attackers run
+ * only when nothing else does. */
 static void be_attacker(struct scene *scene, pid_t parent)
 {
 	struct attack_run run = { .socket_path = scene->daemon.socket_path,
@@ -240,11 +220,11 @@ static void start_attacker(struct scene *scene)
 
 	fflush(NULL);
 	scene->progress = attack_shared(sizeof(*scene->progress));
-	prctl(PR_SET_CHILD_SUBREAPER, 1); /* children of the attacker become ours */
+	prctl(PR_SET_CHILD_SUBREAPER, 1); /* adopt the attacker's children */
 	scene->attacker = fork();
 	if (scene->attacker == 0)
 		be_attacker(scene, parent);
-	setpgid(scene->attacker, scene->attacker); /* whichever comes first */
+	setpgid(scene->attacker, scene->attacker); /* parent and child both do it (race) */
 }
 
 static void stop_attacker(struct scene *scene)
@@ -261,28 +241,33 @@ static void stop_attacker(struct scene *scene)
 
 /* ---- phases */
 
-/* Until the innocent client has done its work in this phase and the time has passed. */
+/* Run a phase until the innocent client has done its work and the time has passed. */
 static bool phase(struct scene *scene, enum attack_phase which)
 {
-	uint64_t begin = attack_now_ns(), seen_ns = begin, seen = 0, cycles;
+	const struct attack_options *options = scene->options;
+	uint64_t begin = attack_now_ns(), cycle_ns = begin, visit_ns = begin, now;
+	struct attack_done done, seen = { 0 };
 
 	attack_client_phase(scene->client, which);
 	do {
 		if (!attack_client_wait(scene->client))
 			return false;
-		cycles = attack_client_cycles(scene->client);
-		seen_ns = cycles != seen ? attack_now_ns() : seen_ns;
-		seen = cycles;
-		if (attack_now_ns() - seen_ns > STILL_NS) {
-			fail(scene, "the innocent client stands still");
+		done = attack_client_done(scene->client);
+		now = attack_now_ns();
+		cycle_ns = done.cycles != seen.cycles ? now : cycle_ns;
+		visit_ns = done.visits != seen.visits ? now : visit_ns;
+		seen = done;
+		if (now - cycle_ns > STILL_NS || now - visit_ns > STILL_NS) {
+			fail(scene, "the innocent %s stands still",
+			     now - cycle_ns > STILL_NS ? "client" : "newcomer");
 			return false;
 		}
-	} while (cycles < scene->options->cycles ||
-		 attack_now_ns() - begin < scene->options->ns);
+	} while (done.cycles < options->cycles || done.visits < options->visits ||
+		 now - begin < options->ns);
 	return true;
 }
 
-/* Until `*word` is at least `least`; false when that takes too long. */
+/* Wait until `*word` is at least `least`; false when that takes too long. */
 static bool await(struct scene *scene, const uint32_t *word, uint32_t least)
 {
 	uint64_t begin = attack_now_ns();
@@ -372,7 +357,7 @@ static void play(struct scene *scene)
 		attack_client_phase(scene->client, ATTACK_AFTER);
 	stop_attacker(scene);
 	if (works) {
-		settle(scene, 1); /* newcomers may be there, too, but not always */
+		settle(scene, 1); /* a visitor may be connected */
 		phase(scene, ATTACK_AFTER);
 	} else {
 		scene->result->failed = true;

@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file shares.c: all of what there is a limited number of, taken by one uid. */
+/**
+ * @file shares.c
+ * Attacks on limited resources: one uid takes all it can get.
+ *
+ * Inputs: the attack_run of scene.c. Invariant: an attack runs until it is killed. Caller: scene.c,
+ * through table.c.
+ */
 #include "bench/attacks/attack.h"
 
 #include <stdlib.h>
@@ -17,7 +23,7 @@ struct holder {
 	uint32_t n;
 };
 
-/* One more session. False: refused, which costs a moment. */
+/* Open one more session. False: refused, after a short pause. */
 static bool hold_session(struct holder *holder, uint32_t sq_entries, uint32_t keys)
 {
 	struct kvt_client *client = holder->n < MOST_SESSIONS ?
@@ -45,8 +51,8 @@ void attack_sessions(struct attack_run *run)
 		hold_session(&holder, 8, 1024);
 }
 
-/* Take of one thing what one session gets, then with the next session, until that is refused, too;
- * then try again and again. `take` is called with the number of the session. */
+/* Exhaust one resource: take what one session gets, then with the next session, until that is
+ * refused, too; then retry for ever. `take` is called with the number of the session. */
 static void take_all(struct attack_run *run, bool (*take)(struct holder *holder, uint32_t which))
 {
 	static struct holder holder;
@@ -127,7 +133,28 @@ void attack_pages(struct attack_run *run)
 	take_all(run, take_pages);
 }
 
-/* The keys lie in the areas for good: copying them would cost the attacker more than the daemon. */
+/* Publish pages and lock them for good. */
+static bool take_locks(struct holder *holder, uint32_t which)
+{
+	static uint32_t number;
+	uint32_t keys[64 * ATTACK_PAGE_SIZE] = { ++number }, n = 64 * ATTACK_PAGE_SIZE;
+	struct kvt_client *client = holder->clients[which];
+	struct kvt_seq *seq;
+
+	if (kvt_seq_begin(client, holder->namespaces[which], keys, n, 0, 0, &seq)) {
+		n = ATTACK_PAGE_SIZE;
+		if (kvt_seq_begin(client, holder->namespaces[which], keys, n, 0, 0, &seq))
+			return false;
+	}
+	return !kvt_seq_commit(seq, n, NULL, 0, KVT_IDLE, 0);
+}
+
+void attack_locks(struct attack_run *run)
+{
+	take_all(run, take_locks);
+}
+
+/* The keys stay in the areas: copying them would cost the attacker more than the daemon. */
 void attack_queues(struct attack_run *run)
 {
 	static struct holder holder;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file table.c: every attack, a row each; and all of them at once. */
+/** @file table.c: every attack, a row each, and all at once. */
 #include "bench/attacks/attack.h"
 
 #define MANY_NODES "--max_nodes=65536"
@@ -29,6 +29,8 @@ const struct attack attacks[] = {
 	  0, 4, NULL, attack_bell_punched },
 	{ "bell-hung", "reads bell and control socket into pages that never come",
 	  ATTACK_FAULTS, 50, NULL, attack_bell_hung },
+	{ "watch-own", "300,000 epoll watches on a file of its own: the floor of the next three",
+	  ATTACK_FLOOR, 5, NULL, attack_watch_own },
 	{ "watch-bell", "300,000 epoll watches on its bell",
 	  0, 5, NULL, attack_watch_bell },
 	{ "watch-doorbell", "300,000 epoll watches on its doorbell",
@@ -61,6 +63,8 @@ const struct attack attacks[] = {
 	  ATTACK_TOGETHER, 100, NULL, attack_slow_reader },
 	{ "connections", "connects and hangs up without end",
 	  ATTACK_TOGETHER, 1000, NULL, attack_connections },
+	{ "backlog", "takes each place of the socket's queue as soon as it is free",
+	  0, 1000, NULL, attack_backlog },
 	{ "half-open", "thousands of connections without HELLO",
 	  ATTACK_TOGETHER, 3000, NULL, attack_half_open },
 	{ "sessions", "as many sessions as it gets",
@@ -73,6 +77,8 @@ const struct attack attacks[] = {
 	  0, 5000, NULL, attack_nodes },
 	{ "pages", "as many private pages as it gets",
 	  0, 500, NULL, attack_pages },
+	{ "locks", "publishes as many pages as it gets and locks them",
+	  0, 100, NULL, attack_locks },
 	{ "queues", "100 sessions with full queues of 131,072-key MATCHes",
 	  ATTACK_TOGETHER, 200, NULL, attack_queues },
 	{ "lock-file", "flock(LOCK_SH) on what it can open while the daemon is killed",

@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file tools.c: what attacks are made of. An attacker cares for no error but its own progress. */
+/**
+ * @file tools.c
+ * Building blocks of attacks.
+ *
+ * Inputs: the attack_run of scene.c. Invariant: an error tells an attacker to try something else,
+ * and never ends the program. Callers: the attacks.
+ */
 #include "bench/attacks/attack.h"
 
 #include <errno.h>
@@ -188,7 +194,7 @@ int attack_feed(struct kvt_client *client, const struct kvt_sqe *sqe)
 
 	if (is_over(client))
 		return -1;
-	/* Bounded: a punched header says what it likes. */
+	/* Bounded: a punched header may have any index. */
 	for (uint32_t i = 0; i <= ring->cq_mask && kvt_ring_cq_ready(ring); i++)
 		kvt_ring_cq_take(ring, &cqe);
 	for (; kvt_ring_sq_space(ring) && n <= (int)ring->sq_mask; n++)

@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Floors of attention: products and reads, measured by the best of several loops.
+ *
+ * Inputs: a kind of product, or runs of bytes. Invariant: threads begin together, and a rate counts
+ * from the first start to the last end. Callers: main.c; gpu.c for random_next(). */
+
 #include "bench/attn/floor.h"
 
 #include <dirent.h>
@@ -40,13 +45,13 @@ const char *floor_name(enum floor_kind kind)
 	return names[kind];
 }
 
-/* Loops. Each takes a number of rounds and returns how many operations it did. */
+/* Loops. Each takes a number of rounds and returns its number of operations. */
 
 typedef double loop_fn(uint64_t rounds);
 
 typedef float vector __attribute__((vector_size(16)));
 
-/* Chains that the compiler keeps in registers; it cannot see what the empty asm does to them. */
+/* Independent chains in registers. The empty asm hides their values from the compiler. */
 #define VECTOR_LOOP(n)                                                                             \
 	static double loop_vector_##n(uint64_t rounds)                                             \
 	{                                                                                          \
@@ -87,7 +92,7 @@ VECTOR_LOOP(12)
 #define FMA_256(n) "vfmadd231ps %%ymm14, %%ymm15, %%ymm" #n "\n\t"
 #define FMA_512(n) "vfmadd231ps %%zmm30, %%zmm31, %%zmm" #n "\n\t"
 #define DOT_512(n) "vdpbf16ps %%zmm30, %%zmm31, %%zmm" #n "\n\t"
-/* The same with a load for every product, as an inner kernel has it at most. */
+/* The same with a load for every product, the most that an inner kernel has. */
 #define DOT_512_LOAD(n) "vdpbf16ps (%1), %%zmm31, %%zmm" #n "\n\t"
 
 #define LOW_REGISTERS                                                                              \
@@ -124,9 +129,7 @@ ASM_LOOP(loop_bf16_28, "avx512f", ZERO_512, R28(DOT_512), 28 * 64, LOW_REGISTERS
 ASM_LOOP(loop_bf16_load, "avx512f", ZERO_512, R24(DOT_512_LOAD), 24 * 64, LOW_REGISTERS,
 	 HIGH_REGISTERS)
 
-/*
- * Two tiles times two, as an inner kernel has them: a load for each product, from the first cache.
- */
+/* Multiply two tiles by two, as an inner kernel does: a load for each product, from L1. */
 static double loop_tiles(uint64_t rounds)
 {
 	static const char factors[8][1024] __attribute__((aligned(64)));
@@ -186,7 +189,7 @@ bool floor_has(enum floor_kind kind)
 }
 
 /*
- * Best of a loop's short samples: long enough to be timed well, short enough to fall between
+ * Return the best of a loop's short samples: long enough to time well, short enough to fall between
  * interruptions.
  */
 static double loop_best(loop_fn *loop)
@@ -233,7 +236,7 @@ static void *share_main(void *argument)
 	return NULL;
 }
 
-/* Sum of the results of n threads that run at once. */
+/* Run n threads at once and add their results. */
 static double shares_run(struct share *shares, uint32_t n)
 {
 	pthread_barrier_t barrier;
@@ -278,11 +281,11 @@ double floor_gflops(enum floor_kind kind, uint32_t n_threads)
 	return best;
 }
 
-/* Reading. The sums are kept, so that no load can be left out. */
+/* Reading. Sums are kept so that the compiler drops no load. */
 
 static volatile uint64_t read_sink;
 
-/* How far ahead bytes are fetched: into the first cache, and past the others; 0 for not. */
+/* Prefetch distances, into L1 and beyond it; 0: none. */
 struct fetch {
 	size_t near;
 	size_t far;
@@ -295,7 +298,7 @@ static const struct fetch fetches[] = { { 0, 0 },	{ 512, 0 },	{ 2048, 0 },
 #define N_FETCHES (int)(sizeof fetches / sizeof fetches[0])
 #define READ_ROUNDS 5
 
-/* What lies ahead bytes behind position i of a run, which may be in the next run. */
+/* Return the address `ahead` bytes behind position i of a run, maybe in the next run. */
 static const char *ahead_at(const char *run, size_t bytes, const char *next, size_t i, size_t ahead)
 {
 	size_t at = i + ahead;
@@ -371,7 +374,7 @@ static double read_work(struct share *share)
 	return (double)(share->n_runs * share->run_bytes);
 }
 
-/* From when the first thread began to when the last one ended. */
+/* Return the time from the first thread's start to the last one's end. */
 static double shares_seconds(const struct share *shares, uint32_t n)
 {
 	double begin = shares[0].begin, end = shares[0].end;
@@ -412,7 +415,7 @@ static int rate_compare(const void *a, const void *b)
 	return *x < *y ? -1 : *x > *y;
 }
 
-/* Loops in turns, so that all of them see the same machine. */
+/* Measure the loops in turns, so that noise hits all of them. */
 double floor_read_choose(struct floor_runs *runs, uint32_t n_threads)
 {
 	double rates[N_FETCHES][READ_ROUNDS];

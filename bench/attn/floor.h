@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the machine can do at this moment: products per second, and bytes read per second. Each is
+ * The machine's peak at this moment: products per second, and bytes read per second. Each is
  * the best of several loops, since one loop alone may show a third of the real peak.
  */
 #ifndef KVT_BENCH_ATTN_FLOOR_H
@@ -15,21 +15,21 @@ enum floor_kind {
 	FLOOR_AVX2, /* fma of 256-bit vectors */
 	FLOOR_AVX512, /* fma of 512-bit vectors */
 	FLOOR_BF16, /* vdpbf16ps of 512-bit vectors */
-	FLOOR_AMX, /* products of tiles, a load for each; only after a context of that path */
+	FLOOR_AMX, /* tile products, a load for each; only after a context of that path */
 };
 
 const char *floor_name(enum floor_kind kind);
 
-/* Whether this CPU has it. False for FLOOR_AMX: ask for a context of that path. */
+/* True if this CPU has it. False for FLOOR_AMX: ask for a context of that path. */
 bool floor_has(enum floor_kind kind);
 
 /*
- * Operations per second (a product and a sum are two), in units of 1e9, of n_threads threads at
- * once.
+ * Measure operations per second (a product and a sum are two), in units of 1e9, of n_threads
+ * threads at once.
  */
 double floor_gflops(enum floor_kind kind, uint32_t n_threads);
 
-/* What is read: runs of bytes in the order of their offsets, by one of several loops. */
+/* Runs of bytes to read in the order of their offsets, by one of several loops. */
 struct floor_runs {
 	const void *buffer;
 	const uint64_t *offsets;
@@ -40,22 +40,22 @@ struct floor_runs {
 
 /*
  * Choose the fastest loop for n_threads at once, each with its share of the runs: the one with the
- * highest median of some rounds, which is returned: bytes per second, in units of 1e9.
+ * highest median. Returns that median, in units of 1e9 bytes per second.
  */
 double floor_read_choose(struct floor_runs *runs, uint32_t n_threads);
 
-/* The chosen loop's rate, once. */
+/* Measure the chosen loop's rate once. */
 double floor_read(const struct floor_runs *runs, uint32_t n_threads);
 
 /*
- * Seconds that the threads of this process were ready to run but had to wait for a CPU, until
- * now. 0 where the kernel does not say.
+ * Return the seconds that this process's threads have been ready to run but waited for a CPU. 0
+ * where the kernel does not tell.
  */
 double floor_waited_s(void);
 
 double now_s(void);
 
-/* 31 random bits, the same sequence in each run. One thread's. */
+/* Return 31 random bits, the same sequence in each run. For one thread. */
 uint32_t random_next(void);
 
 #endif

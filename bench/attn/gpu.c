@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Attention on a CUDA device, beside what the device can do at best at the same time: a loop of
- * matrix products (mma.sync) that waits for nothing, and a read and a copy of device memory. All
- * times are between two events on the stream. Each repetition measures the floor before and after
- * the kernel, and is dropped if the two differ by more than a tenth.
+ * Attention on a CUDA device, beside the device's peak at the same time: a loop of matrix products
+ * (mma.sync) that waits for nothing, and a read and a copy of device memory. All times are between
+ * two events on the stream. Each repetition measures the floor before and after the kernel, and is
+ * dropped if the two differ by more than a tenth.
  *
- * What paging costs is the ratio of two figures of one repetition: pages in random order against
- * the same positions in one contiguous tensor, which the same kernel reads through a page table in
- * ascending order.
+ * The cost of paging is the ratio of two figures of one repetition: pages in random order, and the
+ * same positions in one contiguous tensor, which the same kernel reads through an ascending page
+ * table.
+ *
+ * Inputs: the options. Invariant: a figure is never printed without its floors. Caller: main.c.
  */
 
 #include "bench/attn/gpu.h"
@@ -61,7 +63,7 @@ static struct {
 	void *end;
 	uint32_t n_multiprocessors;
 	char name[128];
-	/* What reads and copies are measured on. */
+	/* The memory for reads and copies. */
 	uint64_t memory;
 	size_t memory_bytes;
 } gpu;
@@ -159,7 +161,7 @@ static double floor_tflops(void)
 	return best;
 }
 
-/* Bytes read, or read and written by the driver's own copy, whichever is faster. */
+/* Measure bytes read, or read and written by the driver's own copy: the faster of both. */
 static double floor_tbytes(double *ret_copy)
 {
 	struct bench_gpu_args args = { gpu.memory, gpu.memory_bytes, 0, 0 };
@@ -198,7 +200,7 @@ static size_t kv_bytes(const struct gpu_case *c)
 	       (size_t)kvt_attn_type_bytes(c->kv_type) * 2;
 }
 
-/* Pages of all sequences are in random order, so a sequence's are all over the pool. */
+/* Number the pages. Those of all sequences are in random order, spread over the pool. */
 static void pages_order(uint32_t *pages, uint32_t n, bool contiguous)
 {
 	for (uint32_t i = 0; i < n; i++)
@@ -290,7 +292,7 @@ static double bytes_read(const struct gpu_case *c)
 	       ((double)c->n_cached + c->n_queries) * c->n_sequences;
 }
 
-/* Device time of one call. The first call after a pause would include what the host does. */
+/* Measure the device time of one call. The first call after a pause would include host work. */
 static double batch_seconds(const struct gpu_batch *batch, uint32_t n_calls)
 {
 	seconds_begin();
@@ -315,14 +317,14 @@ static double case_floor(const struct gpu_case *c)
 	return is_decode(c) ? floor_tbytes(&copy) : floor_tflops();
 }
 
-/* As many calls as take about 20 ms, so that starting the first one does not count. */
+/* Return how many calls take about 20 ms, so that the first launch does not count. */
 static uint32_t calls_for(const struct gpu_batch *batch)
 {
 	double once;
 
 	if (gpu.options->small)
 		return 1;
-	batch_seconds(batch, 1); /* memory for partial results, kernels loaded */
+	batch_seconds(batch, 1); /* allocate partial results, load kernels */
 	once = batch_seconds(batch, 2);
 	return once > 0.02 ? 1 : once > 0.0002 ? (uint32_t)(0.02 / once) : 100;
 }
@@ -494,7 +496,7 @@ static void gpu_open(void)
 	DO(module_function(&gpu.fill, gpu.module, "bench_fill"));
 	DO(event_create(&gpu.begin, 0));
 	DO(event_create(&gpu.end, 0));
-	/* Many times the second cache. */
+	/* Many times the L2 cache. */
 	gpu.memory_bytes = gpu.options->small ? (size_t)64 << 10 : (size_t)2 << 30;
 	DO(memory_alloc(&gpu.memory, gpu.memory_bytes));
 	memory_fill(gpu.memory, gpu.memory_bytes, KVT_ATTN_BF16);

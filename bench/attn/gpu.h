@@ -11,16 +11,16 @@ struct gpu_options {
 	const char *only; /* figures whose name contains this; NULL for all */
 	bool quick;
 	/*
-	 * Sizes that emulated hardware can do: figures mean nothing then, and say so. Tests of this
-	 * program use it.
+	 * Sizes for emulated hardware, in tests of this program. Figures mean nothing then, and say
+	 * so.
 	 */
 	bool small;
 };
 
 /*
- * Print a JSON object a line for each figure of CUDA device 0, with the device's floors in the
- * same repetition beside it. Returns 0, or 77 (and a line "skip: reason") where there is no
- * device that this build has kernels for. Ends the program when the device fails.
+ * Print a JSON object a line for each figure of CUDA device 0, beside the device's floors in the
+ * same repetition. Returns 0, or 77 (and a line "skip: reason") where no device has kernels in this
+ * build. Ends the program when the device fails.
  */
 int gpu_run(const struct gpu_options *options);
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the floor kernels take. Compiled by the C compiler and by nvcc. */
+/* Arguments of the floor kernels. Compiled by the C compiler and by nvcc. */
 #ifndef KVT_BENCH_ATTN_GPU_ARGS_H
 #define KVT_BENCH_ATTN_GPU_ARGS_H
 
 #include <stdint.h>
 
-/* memory is n_bytes long, a multiple of 16, and at a multiple of 16. */
+/* memory has n_bytes, a multiple of 16, and is aligned to 16. */
 struct bench_gpu_args {
 	uint64_t memory;
 	uint64_t n_bytes;

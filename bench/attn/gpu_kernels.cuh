@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a device can do at best: matrix products that never wait for memory, and a read of memory
- * in order. And filling memory with numbers, since products of zeros take less power and so run
+ * A device's peak: matrix products that never wait for memory, and a read of memory
+ * in order. Memory is filled with numbers, since products of zeros take less power and run
  * at higher clocks than real ones.
  */
 #ifndef KVT_BENCH_ATTN_GPU_KERNELS_CUH
@@ -9,7 +9,7 @@
 
 #include "bench/attn/gpu_args.h"
 
-/* Sixteen bytes that are loaded at once. */
+/* Sixteen bytes, loaded at once. */
 struct alignas(16) line {
 	uint32_t words[4];
 };
@@ -27,7 +27,7 @@ KVT_DEVICE uint32_t bf16_pair(uint32_t seed)
 	return (bits_mix(seed) & 0x80ff80ffu) | 0x3e003e00u;
 }
 
-/* n_chains products that do not depend on each other, n_rounds times. */
+/* Run n_chains independent products, n_rounds times. */
 template <int n_chains> KVT_DEVICE void peak_run(const struct bench_gpu_args *args)
 {
 	const uint32_t seed = block_index() * KVT_CUDA_THREADS + thread_index();
@@ -46,7 +46,7 @@ template <int n_chains> KVT_DEVICE void peak_run(const struct bench_gpu_args *ar
 	}
 	for (int i = 0; i < n_chains; i++)
 		sum += c[i][0] + c[i][1] + c[i][2] + c[i][3];
-	/* Nothing that is summed here is minus infinity, but the compiler cannot know. */
+	/* The sum is never minus infinity, but the compiler cannot know. */
 	if (float_bits(sum) == 0xff800000u)
 		*(float *)(uintptr_t)args->memory = sum;
 }

@@ -12,6 +12,7 @@ repetitions. Exit status 1 if a peer was faster than the kernels in any size, 77
 """
 import argparse
 import ctypes as c
+import importlib.util
 import json
 import math
 import sys
@@ -20,38 +21,14 @@ import time
 try:
     import numpy
 except ImportError as error:
-    print(f"skip: {error}")
+    print(f"skip: {error}", file=sys.stderr)
     sys.exit(77)
+
+from kernels import Kernels, Prefill, Sequence, View
 
 Q_HEADS, KV_HEADS, DIM, PAGE, BF16 = 32, 8, 128, 64, 2
 # New positions, cached ones. A decode step is compared by the bytes of its KV.
 SIZES = ((727, 4096), (2048, 0), (727, 32768), (1, 32767))
-u32, u64, f32, pointer = c.c_uint32, c.c_uint64, c.c_float, c.c_void_p
-
-
-# The structures of include/kvt_kernels.h.
-class View(c.Structure):
-    _fields_ = [("k", pointer), ("v", pointer), ("page_stride", u64), ("head_stride", u64),
-                ("position_stride", u64), ("n_pages", u32), ("page_size", u32),
-                ("n_kv_heads", u32), ("head_dim", u32), ("type", u32), ("k_scale", f32),
-                ("v_scale", f32)]
-
-
-class Sequence(c.Structure):
-    _fields_ = [("n_queries", u32), ("n_positions", u32), ("pages", pointer), ("n_pages", u32),
-                ("n_regions", u32), ("regions", pointer)]
-
-
-class Prefill(c.Structure):
-    _fields_ = [("kv", View), ("sequences", pointer), ("n_sequences", u32), ("n_q_heads", u32),
-                ("q", pointer), ("out", pointer), ("q_type", u32), ("out_type", u32),
-                ("q_row", u64), ("q_head", u64), ("out_row", u64), ("out_head", u64),
-                ("scale", f32)]
-
-
-class Options(c.Structure):
-    _fields_ = [("device", u32), ("device_index", u32), ("n_threads", u32), ("isa", u32),
-                ("scratch_bytes", u64)]
 
 
 def bf16(values):
@@ -91,15 +68,7 @@ class Batch:
 
 
 def ours(batch, library, threads):
-    kernels = c.CDLL(library)
-    for name in ("kvt_attn_describe", "kvt_attn_error_text"):
-        getattr(kernels, name).restype = c.c_char_p
-        getattr(kernels, name).argtypes = [pointer]
-    kernels.kvt_attn_append_prefill.argtypes = [pointer, pointer, pointer]
-    context, text = pointer(), c.create_string_buffer(256)
-    options = Options(n_threads=threads)
-    if kernels.kvt_attn_open(c.byref(options), c.byref(context), text, 256):
-        sys.exit(f"libkvtkernels: {text.value.decode()}")
+    kernels = Kernels(library, threads)
     sequence = Sequence(batch.q, batch.k, batch.table.ctypes.data, len(batch.table), 0, None)
     plane, page = batch.slab[0].nbytes, batch.slab[0, 0].nbytes
     view = View(batch.slab.ctypes.data, batch.slab.ctypes.data + plane, page, PAGE * DIM * 2,
@@ -108,10 +77,9 @@ def ours(batch, library, threads):
                       batch.out.ctypes.data, BF16, BF16, 0, 0, 0, 0, 1 / math.sqrt(DIM))
 
     def run(keep=(sequence, prefill)):
-        if kernels.kvt_attn_append_prefill(context, c.byref(keep[1]), None):
-            sys.exit(kernels.kvt_attn_error_text(context).decode())
+        kernels.run(keep[1])
         return lambda: floats(batch.out).transpose(1, 0, 2)
-    return f"kernels, {kernels.kvt_attn_describe(context).decode()}", run
+    return f"kernels, {kernels.describe()}", run
 
 
 def openvino(batch, _, threads):
@@ -221,12 +189,12 @@ def main():
     parser.add_argument("--threads", type=int, default=1, help="of each (1)")
     parser.add_argument("--repetitions", type=int, default=9)
     arguments = parser.parse_args()
+    if not any(importlib.util.find_spec(name) for name in ("openvino", "torch")):
+        print("skip: this Python has neither OpenVINO nor PyTorch", file=sys.stderr)
+        return 77
     ratios = []
     for size in SIZES:
         ratios += compare(size, arguments.library, arguments.threads, arguments.repetitions)
-    if not ratios:
-        print("skip: this Python has neither OpenVINO nor PyTorch")
-        return 77
     return 1 if min(ratios) < 1 else 0
 
 

@@ -29,6 +29,8 @@ except ImportError as error:
     print(f"skip: {error}")
     sys.exit(77)
 
+from kernels import Kernels, Prefill, Sequence, View
+
 Q_HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 64
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 BACKENDS = {"cuda": (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION),
@@ -40,53 +42,6 @@ SIZES = {"cuda": ((torch.bfloat16, 1, 727, 100000), (torch.bfloat16, 1, 2048, 32
          "cpu": ((torch.bfloat16, 1, 727, 32768), (torch.bfloat16, 1, 727, 4096),
                  (torch.bfloat16, 1, 2048, 0), (torch.bfloat16, 1, 1, 32767),
                  (torch.float32, 1, 727, 4096), (torch.float32, 1, 1, 32767))}
-u32, u64, f32, pointer = c.c_uint32, c.c_uint64, c.c_float, c.c_void_p
-
-
-# The structures of include/kvt_kernels.h.
-class View(c.Structure):
-    _fields_ = [("k", pointer), ("v", pointer), ("page_stride", u64), ("head_stride", u64),
-                ("position_stride", u64), ("n_pages", u32), ("page_size", u32),
-                ("n_kv_heads", u32), ("head_dim", u32), ("type", u32), ("k_scale", f32),
-                ("v_scale", f32)]
-
-
-class Sequence(c.Structure):
-    _fields_ = [("n_queries", u32), ("n_positions", u32), ("pages", pointer), ("n_pages", u32),
-                ("n_regions", u32), ("regions", pointer)]
-
-
-class Prefill(c.Structure):
-    _fields_ = [("kv", View), ("sequences", pointer), ("n_sequences", u32), ("n_q_heads", u32),
-                ("q", pointer), ("out", pointer), ("q_type", u32), ("out_type", u32),
-                ("q_row", u64), ("q_head", u64), ("out_row", u64), ("out_head", u64),
-                ("scale", f32)]
-
-
-class Options(c.Structure):
-    _fields_ = [("device", u32), ("device_index", u32), ("n_threads", u32), ("isa", u32),
-                ("scratch_bytes", u64)]
-
-
-class Kernels:
-    def __init__(self, path, device, threads):
-        self.library = c.CDLL(path)
-        for name in ("kvt_attn_describe", "kvt_attn_error_text"):
-            getattr(self.library, name).restype = c.c_char_p
-            getattr(self.library, name).argtypes = [pointer]
-        self.library.kvt_attn_append_prefill.argtypes = [pointer, pointer, pointer]
-        self.context, text = pointer(), c.create_string_buffer(256)
-        options = Options(device=1 if device == "cuda" else 0, n_threads=threads)
-        if self.library.kvt_attn_open(c.byref(options), c.byref(self.context), text, 256):
-            sys.exit(f"libkvtkernels: {text.value.decode()}")
-        self.stream = torch.cuda.current_stream().cuda_stream if device == "cuda" else None
-
-    def describe(self):
-        return self.library.kvt_attn_describe(self.context).decode()
-
-    def run(self, prefill):
-        if self.library.kvt_attn_append_prefill(self.context, c.byref(prefill), self.stream):
-            sys.exit(self.library.kvt_attn_error_text(self.context).decode())
 
 
 class Batch:
@@ -237,7 +192,8 @@ def main():
         return 77
     torch.manual_seed(1)
     torch.set_num_threads(arguments.threads)
-    kernels = Kernels(arguments.library, device, arguments.threads)
+    stream = torch.cuda.current_stream().cuda_stream if device == "cuda" else None
+    kernels = Kernels(arguments.library, arguments.threads, device, stream)
     say(name="versions", torch=torch.__version__, kernels=kernels.describe(),
         cudnn=torch.backends.cudnn.version(),
         device=torch.cuda.get_device_name() if device == "cuda" else "cpu")

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvtbench-restart: how long nobody answers when the daemon is killed, upgraded or taken over, with
- * a full cache and workers that go on working. */
+/* kvtbench-restart: how long no daemon answers when one is killed, restarted or upgraded, with a
+ * full cache and busy workers.
+ *
+ * Inputs: the command line. Invariants: the daemon runs under --supervise; each gap is the longest
+ * answer of a prober between two daemons. Callers: none; a program. */
 #include <fcntl.h>
 #include <getopt.h>
 #include <signal.h>
@@ -15,8 +18,9 @@
 #include <unistd.h>
 
 #include "kvtrunk.h"
+#include "kvtrunk_wire.h"
 #include "shm/atomic.h"
-#include "tools/replay_daemon.h"
+#include "lab/daemon.h"
 
 #define PAGE_SIZE 16u
 #define SEQUENCE 4096u /* positions of each cached sequence */
@@ -66,7 +70,7 @@ static double ms(const uint64_t *sorted, uint32_t n, uint32_t percent)
 	return (double)sorted[at ? at - 1 : 0] / 1e6;
 }
 
-/* ---- the world */
+/* ---- daemon and workers */
 
 static struct kvt_client *connect_to(void)
 {
@@ -103,12 +107,12 @@ static void use(struct kvt_client *client, uint32_t space, uint32_t number)
 		die("%s", kvt_client_error(client)->text);
 }
 
-static void start_daemon(bool supervised)
+static void start_daemon(void)
 {
 	char pages[64], why[512];
 	const char *flags[] = { "--page-size=16", "--page-bytes=64", "--hugepages=no",
 				"--log-level=error", "--watchdog-ms=0", pages,
-				supervised ? "--supervise" : NULL, NULL };
+				"--supervise", NULL };
 	struct kvt_client *client;
 	uint32_t space;
 
@@ -122,7 +126,7 @@ static void start_daemon(bool supervised)
 	kvt_client_close(client, KVT_IDLE);
 }
 
-/* Sequences of the cache and new ones in turns, until they are killed. */
+/* Fork a worker: cached sequences and new ones in turns, until it is killed. */
 static pid_t start_worker(uint32_t number)
 {
 	pid_t pid = fork();
@@ -138,30 +142,34 @@ static pid_t start_worker(uint32_t number)
 		use(client, space, i % 4 ? i % (options.positions / SEQUENCE) : 1000000 + i);
 }
 
-/* ---- what is measured */
+/* ---- measurements */
 
-enum how { KILLED, UPGRADED, TAKEN_OVER };
+enum how { KILLED, RESTARTED, UPGRADED };
 
-static pid_t take_over(void)
+/* Run `kvtctl upgrade` to the same program, which is checked on a copy first. */
+static void upgrade(void)
 {
-	char run[128], socket[160], pages[64];
-	pid_t old = daemon_.pid;
+	char kvtctl[sizeof(program) + 16];
+	char *slash;
+	pid_t pid;
+	int status;
 
-	snprintf(run, sizeof(run), "--runtime-dir=%s", daemon_.directory);
-	snprintf(socket, sizeof(socket), "--socket-path=%s", daemon_.socket_path);
-	snprintf(pages, sizeof(pages), "--n-pages=%u", options.positions / PAGE_SIZE + 1);
-	daemon_.pid = fork();
-	if (daemon_.pid == 0) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		execl(program, program, "--takeover", run, socket, "--page-size=16",
-		      "--page-bytes=64", "--hugepages=no", "--log-level=error", pages, NULL);
+	snprintf(kvtctl, sizeof(kvtctl), "%s", program);
+	slash = strrchr(kvtctl, '/');
+	snprintf(slash ? slash + 1 : kvtctl, 16, "kvtctl");
+	pid = fork();
+	if (pid == 0) {
+		int quiet = open("/dev/null", O_WRONLY | O_CLOEXEC);
+
+		dup2(quiet, 1);
+		execlp(kvtctl, kvtctl, "--socket", daemon_.socket_path, "upgrade", NULL);
 		_exit(127);
 	}
-	return old;
+	if (waitpid(pid, &status, 0) != pid || status != 0)
+		die("kvtctl upgrade fails");
 }
 
-/* Somebody who asks the daemon something every 200 microseconds, and how long the longest answer
- * took. */
+/* Asks the daemon every 200 us and keeps the longest wait for an answer. */
 struct prober {
 	uint64_t longest_ns;
 	uint64_t answers;
@@ -201,37 +209,34 @@ static int32_t serving_pid(struct kvt_client *client)
 	return status.daemon_pid;
 }
 
-/* The longest that the prober waited while one daemon followed the other. */
+/* Return the prober's longest wait while one daemon followed the other. */
 static uint64_t gap_of(struct kvt_client *client, struct prober *prober, enum how how)
 {
 	int32_t before = serving_pid(client);
 	uint64_t answers;
-	pid_t old = 0;
 
 	kvt_store_relaxed(&prober->longest_ns, 0);
 	switch (how) {
 	case KILLED:
 		kill(kvt_supervised_daemon(daemon_.pid), SIGKILL);
 		break;
-	case UPGRADED:
+	case RESTARTED:
 		kill(daemon_.pid, SIGUSR2);
 		break;
-	case TAKEN_OVER:
-		old = take_over();
+	case UPGRADED:
+		upgrade();
 		break;
 	}
 	while (serving_pid(client) == before)
 		usleep(1000);
-	if (old)
-		waitpid(old, NULL, 0);
 	answers = kvt_load_acquire(&prober->answers);
 	while (kvt_load_acquire(&prober->answers) < answers + 2)
 		usleep(200);
 	return kvt_load_relaxed(&prober->longest_ns);
 }
 
-/* What no successor can do without: a process with the daemon's program, and the bytes of arena and
- * ledger read once. */
+/* Measure the least work of any successor: start the daemon's program, read the bytes of arena and
+ * ledger once. */
 static uint64_t floor_of(uint64_t bytes, const uint64_t *memory)
 {
 	uint64_t before = now_ns(), sum = 0;
@@ -297,7 +302,7 @@ static void measure(const char *name, enum how how)
 
 	prober = mmap(NULL, sizeof(*prober), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
 		      -1, 0);
-	start_daemon(how != TAKEN_OVER);
+	start_daemon();
 	client = connect_to();
 	bytes = object_bytes(client, &positions);
 	memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -308,7 +313,7 @@ static void measure(const char *name, enum how how)
 		workers[i] = start_worker(i);
 	asking = start_prober(prober);
 	for (uint32_t i = 0; i < options.rounds; i++) {
-		usleep(100000); /* the workers go on, and the supervisor sees a life */
+		usleep(100000); /* let the workers run; the supervisor must see a live daemon */
 		gaps[i] = gap_of(client, prober, how);
 		floors[i] = floor_of(bytes, memory);
 	}
@@ -344,12 +349,12 @@ static void find_program(void)
 static void usage(FILE *to)
 {
 	fputs("Usage: kvtbench-restart [options]\n"
-	      "How long nobody answers while one daemon follows another, with a full cache and\n"
+	      "How long requests wait while one daemon follows another, with a full cache and\n"
 	      "workers at work. JSON lines on stdout, a table on stderr.\n"
 	      "\n"
 	      "  --positions N     cached positions (1048576)\n"
 	      "  --rounds N        successions of each kind (60)\n"
-	      "  --workers N       processes that go on working, 0 to 8 (2)\n"
+	      "  --workers N       processes that keep working, 0 to 8 (2)\n"
 	      "  --daemon PROGRAM  kvtrunkd to run (default: beside this program)\n", to);
 }
 
@@ -385,7 +390,7 @@ int main(int argc, char **argv)
 	}
 	find_program();
 	measure("killed", KILLED);
+	measure("restarted", RESTARTED);
 	measure("upgraded", UPGRADED);
-	measure("taken over", TAKEN_OVER);
 	return 0;
 }

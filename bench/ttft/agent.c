@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Agents: a few long conversations, each of which comes back again and again with a little that is
- * new: the answer it got, and what a tool said to it. */
+/* Agents: a few long conversations, each of which returns again and again with a little new text:
+ * the last answer, and a tool's.
+ *
+ * Inputs: options, a random model as long as the conversations. Invariant: answers differ from each
+ * other, and from those that one wrong page gives. Caller: main.c. */
 
 #include "bench/ttft/ttft.h"
 
@@ -15,12 +18,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Of the agent trace: the median call brings so many positions that nobody has computed yet, and
- * comes 10 s after an answer that took 6.1 s. */
+/* From the agent trace: the median call has this many new positions, and comes 10 s after an answer
+ * that took 6.1 s. */
 #define NEW 727u
 #define PAUSE_PER_CALL (10.0 / 6.1)
 #define GROWTH (NEW + TTFT_MAX_TOKENS) /* positions a call, at most */
-#define LONGEST (1u << 20)             /* that the loader takes */
+#define LONGEST (1u << 20)             /* the loader's limit */
 #define FIRST_TOKEN 3u                 /* BOS, EOS and "unknown" come before */
 
 struct conversation {
@@ -32,7 +35,7 @@ struct conversation {
 struct ttft_agent {
 	const struct ttft_options *options;
 	struct worker worker;
-	struct ttft_slab slab; /* of the conversation that was written last */
+	struct ttft_slab slab; /* of the conversation written last */
 	struct conversation last;
 };
 
@@ -58,7 +61,7 @@ static uint32_t context_of(const struct ttft_options *options)
 	return (uint32_t)context;
 }
 
-/** What may still be allocated: of the machine's memory, and of this process's own limit. */
+/** Return the allocatable bytes: of the machine's memory, and of this process's own limit. */
 static uint64_t available_bytes(void)
 {
 	uint64_t bytes = UINT64_MAX, kib;
@@ -159,8 +162,8 @@ static void begin(struct conversation *c, const struct ttft_agent *agent, uint32
 	write_up_to(c, worker, agent->options->cached);
 }
 
-/** What comes after an answer: the last of its tokens has no KV, and only whole pages are cached.
- */
+/** Append the text after an answer. The answer's last token has no KV, and only whole pages are
+ * cached. */
 static void go_on(struct conversation *c, const struct worker *worker,
 		  const struct ttft_answer *answer)
 {
@@ -177,7 +180,7 @@ static struct ttft_request request_of(const struct conversation *c)
 
 /* ---- the reference ---- */
 
-/** Ends the program if a model's numbers have run away, or come to nothing. */
+/** End the program if the logits have overflowed or vanished. */
 static void check_logits(const struct ttft_slab *slab, const struct ttft_answer *answer)
 {
 	uint32_t vocab = slab->worker->model.vocab_size;
@@ -194,7 +197,7 @@ static void check_logits(const struct ttft_slab *slab, const struct ttft_answer 
 	}
 }
 
-/** Ends the program unless another page in the place of one that is cached gives other bits. */
+/** End the program unless a wrong page in place of a cached one changes the bits. */
 static void check_wrong_page(struct ttft_agent *agent, const struct ttft_request *request,
 			     const struct ttft_answer *right)
 {
@@ -215,7 +218,7 @@ static void check_wrong_page(struct ttft_agent *agent, const struct ttft_request
 	ttft_slab_generate(slab, request, request->warm, &wrong);
 }
 
-/** Ends the program unless every answer is its own, and more than one token again and again. */
+/** End the program unless answers differ and none repeats one token. */
 static void check_answers(const struct ttft_workload *workload,
 			  const struct ttft_reference *reference)
 {
@@ -251,7 +254,7 @@ static void put(struct ttft_workload *workload, uint32_t at, const struct conver
 	request->after = after;
 }
 
-/** From nothing a call takes what each part before it took, and then itself. */
+/** Add a part to the cold time of a call: each part before it, then itself. */
 static void add_part(struct ttft_answer *cold, const struct ttft_answer *call)
 {
 	cold->total_us = cold->ttft_us + call->total_us;
@@ -259,8 +262,8 @@ static void add_part(struct ttft_answer *cold, const struct ttft_answer *call)
 	cold->cpu_us += call->cpu_us;
 }
 
-/** One conversation: what is long at its place among the first, its calls behind them, in turns
- * with those of others. */
+/** Write one conversation: its long start among the first, its calls behind them, in turns with
+ * those of others. */
 static void write_conversation(struct ttft_agent *agent, uint32_t which,
 			       struct ttft_workload *workload, struct ttft_reference *r)
 {
@@ -291,7 +294,7 @@ static void write_conversation(struct ttft_agent *agent, uint32_t which,
 	check_wrong_page(agent, &request, &r->answer[at]);
 }
 
-/** The first calls come one after another, all others some time after the answer before. */
+/** Set the times: first calls in a row, all others some time after the answer before. */
 static void set_times(struct ttft_workload *w, const struct ttft_reference *r)
 {
 	uint32_t n = w->n_unmeasured;

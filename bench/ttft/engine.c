@@ -60,7 +60,7 @@ void ttft_engine_connect(struct worker *worker, const char *socket)
 		bench_die("%s", worker->why);
 	for (uint32_t i = 0; i < chunk; i++)
 		tokens[i] = TOKEN_BOS;
-	/* Page 0 is there to be scribbled on. */
+	/* Page 0 is scratch. */
 	for (unsigned int i = 0; i < 3; i++)
 		if (!forward_run(&worker->forward, tokens, 0, chunk, pages, chunk, worker->why))
 			bench_die("%s", worker->why);

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* kvtbench-ttft: options, the parts and their aims.
+ *
+ * Inputs: the command line. Invariant: every mode must give the reference's tokens and logits, or
+ * the program ends. Callers: none; a program. */
+
 #include "bench/ttft/ttft.h"
 
 #include <getopt.h>
@@ -73,8 +79,8 @@ static struct spread spread_of(double *values, uint32_t n)
 }
 
 struct figures {
-	struct spread ttft, between, total; /* from the arrival on */
-	double served_ttft_us;              /* median, from when a process took it */
+	struct spread ttft, between, total; /* from the arrival */
+	double served_ttft_us;              /* median, since a process took it */
 	double cpu_us;
 	uint64_t cached, prefilled, restarts, waits, unpublished, tokens;
 };
@@ -109,7 +115,7 @@ static void sum_up(struct figures *f)
 	f->between = spread_of(between, steps);
 }
 
-/** What came before the requests that are measured. */
+/** The phase before the measured requests. */
 struct unmeasured {
 	double seconds;
 	uint64_t prefilled;
@@ -180,7 +186,7 @@ static void table_head(void)
 		"ratio", "ms", "ms", "ms", "ms", "", "positions", "peak");
 }
 
-/** Every mode must give the reference's tokens; the reference is made once a workload. */
+/** Compute the reference once a workload. Every mode must give its tokens. */
 static void make_reference(struct worker *worker)
 {
 	ttft_reference_run(worker, &workload, &reference);
@@ -226,8 +232,8 @@ static void part_shared(const struct ttft_options *options, struct worker *worke
 	}
 }
 
-/** Ends the program unless every call found what came before it and computed the rest: the
- * reference says how much that is. */
+/** End the program unless every call reused all that came before and computed the rest, as in the
+ * reference. */
 static void check_found(void)
 {
 	for (uint32_t i = workload.n_unmeasured; i < workload.n; i++) {
@@ -285,8 +291,7 @@ static void pair_aim(const char *what, uint32_t chunk, const char *other, double
 	bench_aim(figure, ratio, "x", aim, true);
 }
 
-/** The three workloads that kvtrunk cannot help: what does it cost there? The more commits, the
- * more. */
+/** Measure the overhead on a workload that sharing cannot help. More commits cost more. */
 static void part_pair(const struct ttft_options *options, struct worker *worker, const char *name,
 		      const char *what, double aim)
 {
@@ -468,7 +473,7 @@ int main(int argc, char **argv)
 	bench_line("machine", "\"page_size\":%u,\"pool_pages\":%u,\"requests\":%u,"
 		   "\"per_second\":%.2f,\"context\":%u", TTFT_PAGE_SIZE, POOL_PAGES,
 		   options.requests, options.per_second, worker.model.context);
-	/* What the machine has no room for is refused now, and not some parts later. */
+	/* Refuse now what the machine has no room for, not some parts later. */
 	if (parts[AGENT].wanted)
 		agent = ttft_agent_open(&options, &worker, workers ? workers : AGENT_WORKERS);
 	run(&options, &worker, agent, &prices, workers);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* With the cache, without it but through the daemon, and in memory of the process's own without any
- * daemon: request by request in turns, so that a noisy moment of the machine hits all. The best of
- * each request's rounds counts. */
+/* With the cache, without it but through the daemon, and in private memory without a daemon:
+ * request by request in turns, so that noise hits all. Each request's best round counts.
+ *
+ * Inputs: a workload, rounds. Invariant: all three ways give the same output. Caller: main.c. */
 
 #include "bench/ttft/ttft.h"
 
@@ -17,7 +18,7 @@ enum turn { WITH, WITHOUT, ALONE, TURNS };
 
 struct pair {
 	double us[TURNS][TTFT_MAX_REQUESTS];
-	double cpu_us[TURNS]; /* of the worker alone, all rounds */
+	double cpu_us[TURNS]; /* of the worker, all rounds */
 	uint64_t cached, prefilled, restarts, waits;
 };
 
@@ -87,7 +88,7 @@ static double sum(const double *values, uint32_t n)
 	return total;
 }
 
-/** The process that serves. */
+/** Serve all rounds in a process of its own. */
 static void serve_rounds(struct worker *worker, const char *socket,
 			 const struct ttft_options *options, const struct ttft_workload *workload,
 			 const struct ttft_reference *reference, struct pair *pair)

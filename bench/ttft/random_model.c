@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A model with a long context: random weights, in the llama2.c format, in memory. What it says
- * means nothing, but it computes as a real one does, and all of a prompt has its part in it. */
+/* A model with a long context: random weights, in the llama2.c format, in memory. Its text means
+ * nothing, but it computes as a real one does, and every token of a prompt matters. */
 
 #include "bench/ttft/ttft.h"
 
@@ -18,11 +18,12 @@
 #define DIM (HEADS * HEAD_DIM)
 #define LAYERS 2u
 #define HIDDEN 384u
-/* Of attention's scores over random positions: a softmax over tens of thousands of them then looks
- * at some dozens, and the rest still counts. Narrower ones would average all to nothing, wider ones
- * look at one alone. */
+/* Deviation of attention's scores over random positions: a softmax over tens of thousands then
+ * weighs some dozens and still counts the rest. Less would average everything out; more would leave
+ * one. */
 #define SCORE_DEVIATION 2.5f
-/* What attention adds, against the embedding: else a token alone would decide the next one. */
+/* Weight of attention against the embedding: without it each token alone would decide the next
+ * one. */
 #define ATTENTION_GAIN 4.0f
 
 struct writer {
@@ -30,7 +31,7 @@ struct writer {
 	uint64_t random;
 };
 
-/** n numbers of mean 0 and this deviation. */
+/** Write n numbers of mean 0 and this deviation. */
 static void write_random(struct writer *writer, size_t n, float deviation)
 {
 	const float step = deviation * sqrtf(12.0f) / 65536.0f;
@@ -50,7 +51,7 @@ static void write_ones(struct writer *writer, size_t n)
 		fwrite(&one, sizeof(one), 1, writer->file);
 }
 
-/** Matrices keep the deviation of what they multiply. */
+/** Return the deviation of weights that keeps that of their input. */
 static float keep(uint32_t n_in)
 {
 	return 1.0f / sqrtf((float)n_in);
@@ -58,7 +59,7 @@ static float keep(uint32_t n_in)
 
 static void write_model(struct writer *writer, uint32_t vocab_size, uint32_t context)
 {
-	/* Minus: the classifier is not the embedding, which would answer each token with itself. */
+	/* Negative: a classifier of its own. The embedding would answer each token with itself. */
 	const int32_t header[] = { DIM, HIDDEN, LAYERS, HEADS, KV_HEADS, -(int32_t)vocab_size,
 				   (int32_t)context };
 	const size_t square = (size_t)LAYERS * DIM * DIM;
@@ -77,7 +78,7 @@ static void write_model(struct writer *writer, uint32_t vocab_size, uint32_t con
 	write_random(writer, wide, keep(HIDDEN));
 	write_random(writer, wide, keep(DIM));
 	write_ones(writer, DIM);
-	/* The format's tables of the rotary embedding, which nobody reads: a hole. */
+	/* The format's rotary tables, which are never read: a hole. */
 	fseek(writer->file, (long)((size_t)context * HEAD_DIM * sizeof(float)), SEEK_CUR);
 	write_random(writer, (size_t)vocab_size * DIM, keep(DIM));
 }

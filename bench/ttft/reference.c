@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The floor: one process, no daemon, KV in memory of its own, a page table that counts up. */
+/* The floor: one process, no daemon, private KV, a page table that counts up.
+ *
+ * Inputs: requests, a worker's model. Invariant: kept times are the best of several runs; outputs
+ * are those of the first. Callers: main.c, agent.c, pair.c. */
 
 #include "bench/ttft/ttft.h"
 
@@ -47,7 +50,7 @@ static double since_us(uint64_t begun_ns)
 	return (double)(bench_clock_ns() - begun_ns) / 1e3;
 }
 
-/** Compute these positions. Returns the logits of the last. */
+/** Compute the positions. Returns the logits of the last one. */
 static const float *step(struct ttft_slab *slab, const uint32_t *tokens, uint32_t start,
 			 uint32_t n)
 {
@@ -101,7 +104,7 @@ void ttft_slab_generate(struct ttft_slab *slab, const struct ttft_request *reque
 	answer->done = true;
 }
 
-/* A floor that a busy moment raised is none. */
+/* Keep the quickest run: noise only adds time. */
 void ttft_slab_generate_best(struct ttft_slab *slab, const struct ttft_request *request,
 			     uint32_t from, struct ttft_answer *answer)
 {
@@ -177,7 +180,7 @@ void ttft_reference_run(struct worker *worker, const struct ttft_workload *workl
 
 	memset(r, 0, sizeof(*r));
 	ttft_slab_open(&slab, worker);
-	step(&slab, workload->request[0].tokens, 0, 64); /* first uses are nobody's */
+	step(&slab, workload->request[0].tokens, 0, 64); /* warm up */
 	for (uint32_t i = 0; i < workload->n; i++) {
 		const struct ttft_request *request = &workload->request[i];
 		struct ttft_answer warm = { 0 }, *answer = &r->answer[i];

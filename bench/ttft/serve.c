@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Several worker processes serve one queue of requests. */
+/* Several worker processes serve one queue of requests.
+ *
+ * Inputs: a workload, a mode, the pool's pages. Invariants: requests arrive at fixed times, or some
+ * time after an answer; times count from the arrival. Caller: main.c. */
 
 #include "bench/ttft/ttft.h"
 
@@ -26,17 +29,17 @@ struct stand {
 	struct kvt_own_daemon daemon[TTFT_MAX_WORKERS];
 	struct kvt_client *watcher[TTFT_MAX_WORKERS];
 	pid_t pid[TTFT_MAX_WORKERS];
-	/* The parent writes request numbers: to one for all, or to one for each process. */
+	/* Request numbers from the parent: one pipe for all, or one for each process. */
 	int queue[TTFT_MAX_WORKERS][2];
 	uint32_t n_queues;
-	int events[2]; /* children write READY, and the number of each request they answered */
+	int events[2]; /* children write READY, then each answered request's number */
 	struct ttft_answer *answers; /* shared */
 	bool sent[TTFT_MAX_REQUESTS], answered[TTFT_MAX_REQUESTS];
-	uint64_t start_ns; /* of the requests that are measured */
+	uint64_t start_ns; /* of the measured requests */
 	struct ttft_pool_use *use;
 };
 
-/** A worker process: connects, says so, takes requests until the queue is closed. */
+/** Run a worker process: connect, write READY, take requests until the queue is closed. */
 static void serve_queue(struct stand *stand, uint32_t which)
 {
 	struct worker *worker = stand->worker;
@@ -82,7 +85,7 @@ static void watch_pools(struct stand *stand)
 	use->input_positions = sum.input_positions;
 }
 
-/** Take one event, looking at the pools meanwhile; false at `until_ns`. */
+/** Take one event, sampling the pools meanwhile; false at `until_ns`. */
 static bool take_event(struct stand *stand, uint64_t until_ns, uint32_t *ret_event)
 {
 	struct pollfd fd = { .fd = stand->events[0], .events = POLLIN };
@@ -103,7 +106,7 @@ static bool take_event(struct stand *stand, uint64_t until_ns, uint32_t *ret_eve
 	return false;
 }
 
-/** Wait for an answer. Returns how many came: one, or none until then. */
+/** Wait for an answer. Returns 1, or 0 at `until_ns`. */
 static uint32_t take_answer(struct stand *stand, uint64_t until_ns)
 {
 	uint32_t i;
@@ -123,7 +126,7 @@ static void hand_out(struct stand *stand, uint32_t request)
 		bench_die("no worker takes requests any more");
 }
 
-/** What only fills the cache. */
+/** Run the requests that only fill the cache. */
 static double run_unmeasured(struct stand *stand)
 {
 	uint64_t begun_ns = bench_clock_ns();
@@ -138,7 +141,7 @@ static double run_unmeasured(struct stand *stand)
 	return (double)(bench_clock_ns() - begun_ns) / 1e9;
 }
 
-/** When a request comes; UINT64_MAX as long as it waits for the answer to another one. */
+/** Return a request's due time; UINT64_MAX while it waits for another's answer. */
 static uint64_t due_ns(const struct stand *stand, uint32_t i)
 {
 	const struct ttft_request *request = &stand->workload->request[i];
@@ -167,7 +170,7 @@ static uint32_t next_request(const struct stand *stand, uint64_t *ret_due_ns)
 	return next;
 }
 
-/** Send all requests at their times. Returns when the last answer is there. */
+/** Send all requests at their times. Returns when the last answer has come. */
 static double run_queue(struct stand *stand)
 {
 	const struct ttft_workload *w = stand->workload;

@@ -9,7 +9,7 @@
 #define FEWEST_TURNS 2u
 #define MOST_TURNS 9u /* own: 4 of the list's end, 24 to 108 of turns, 5 of the question */
 
-/** A prompt on `list`: `turns` answered questions, then one that is left open. */
+/** Add a prompt on `list`: `turns` answered questions, then an open one. */
 static struct ttft_request *add(struct ttft_workload *workload, const struct worker *worker,
 				const struct price_list *list, uint32_t turns, uint64_t random)
 {

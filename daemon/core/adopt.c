@@ -1,13 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A successor takes over what the last daemon left behind, or says why it cannot. */
+/* Continuing with the arena and the ledger of a daemon that ended.
+ *
+ * Inputs are the two objects, mapped, and the configuration. Refused before anything is touched:
+ * objects of another build, geometry, model or boot. Refused later, with `mutation` left odd: facts
+ * that contradict each other. The caller is kvtrunkd at its start (daemon/serve/adopt.c). */
 
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/core/internal.h"
+#include "daemon/core/effect.h"
+#include "daemon/core/plan.h"
+#include "daemon/core/recover.h"
+#include "daemon/core/state.h"
 
 static int __attribute__((format(printf, 3, 4))) stale(char *why, size_t why_size,
 						       const char *format, ...)
@@ -22,19 +29,33 @@ static int __attribute__((format(printf, 3, 4))) stale(char *why, size_t why_siz
 	return -ESTALE;
 }
 
-/** What both headers begin with: whether the bytes are of this kind and build. */
-static int check_build(const char *name, uint64_t magic, uint64_t wanted, uint16_t major,
-		       uint64_t layout, uint32_t bytes, uint32_t wanted_bytes, char *why,
-		       size_t why_size)
+/** The common part of both headers. */
+struct build {
+	uint64_t magic;
+	uint16_t abi_major;
+	uint16_t abi_minor;
+	uint32_t header_bytes;
+	uint64_t layout;
+};
+
+/** Check that the bytes are of this kind and build. `wanted` has no magic yet. */
+static int check_build(const char *name, const void *object, uint64_t magic, const void *wanted,
+		       char *why, size_t why_size)
 {
-	if (magic != wanted)
+	struct build found;
+	struct build want;
+
+	memcpy(&found, object, sizeof(found));
+	memcpy(&want, wanted, sizeof(want));
+	if (found.magic != magic)
 		return stale(why, why_size, "the %s is not one: its magic is %llx", name,
-			     (unsigned long long)magic);
-	if (major != KVT_ABI_MAJOR || layout != kvt_abi_layout() || bytes != wanted_bytes)
+			     (unsigned long long)found.magic);
+	if (found.abi_major != want.abi_major || found.layout != want.layout ||
+	    found.header_bytes != want.header_bytes)
 		return stale(why, why_size, "the %s is of another build: ABI %u, layout %llx; this "
-			     "one has ABI %u, layout %llx", name, major,
-			     (unsigned long long)layout, KVT_ABI_MAJOR,
-			     (unsigned long long)kvt_abi_layout());
+			     "one has ABI %u, layout %llx", name, found.abi_major,
+			     (unsigned long long)found.layout, want.abi_major,
+			     (unsigned long long)want.layout);
 	return 0;
 }
 
@@ -100,12 +121,9 @@ int kvt_core_adoptable(const struct kvt_core_config *config, const void *arena_m
 		return error;
 	}
 	kvt_core_layout(&filled, &want, &book);
-	error = check_build("arena", arena->magic, KVT_ARENA_MAGIC, arena->abi_major, arena->layout,
-			    arena->header_bytes, want.header_bytes, why, why_size);
+	error = check_build("arena", arena, KVT_ARENA_MAGIC, &want, why, why_size);
 	if (!error)
-		error = check_build("ledger", ledger->magic, KVT_LEDGER_MAGIC, ledger->abi_major,
-				    ledger->layout, ledger->header_bytes, book.header_bytes, why,
-				    why_size);
+		error = check_build("ledger", ledger, KVT_LEDGER_MAGIC, &book, why, why_size);
 	if (!error)
 		error = check_geometry(arena, ledger, &want, &book, why, why_size);
 	if (error)
@@ -115,8 +133,8 @@ int kvt_core_adoptable(const struct kvt_core_config *config, const void *arena_m
 			     (int)sizeof(want.fingerprint), arena->fingerprint,
 			     (int)sizeof(want.fingerprint), want.fingerprint);
 	if (memcmp(ledger->boot_id, book.boot_id, sizeof(book.boot_id)) != 0)
-		return stale(why, why_size, "the machine was started anew meanwhile: the boot id "
-			     "is another");
+		return stale(why, why_size, "the machine was booted since: the boot id is "
+			     "another");
 	if (memcmp(arena->instance, ledger->instance, sizeof(arena->instance)) != 0)
 		return stale(why, why_size, "arena and ledger are of different instances");
 	if (arena->state == KVT_ARENA_STARTING || arena->state >= KVT_ARENA_GONE)
@@ -125,14 +143,6 @@ int kvt_core_adoptable(const struct kvt_core_config *config, const void *arena_m
 				     "its daemon died before it was ready" :
 				     "its instance has ended");
 	return 0;
-}
-
-static void first_problem(void *context, const char *text)
-{
-	struct kvt_doubt *doubt = context;
-
-	if (doubt->why_size > 0 && doubt->why[0] == '\0')
-		snprintf(doubt->why, doubt->why_size, "%s", text);
 }
 
 static void summarize(const struct kvt_core *core, bool rolled_back,
@@ -153,26 +163,22 @@ static void summarize(const struct kvt_core *core, bool rolled_back,
 	};
 }
 
-/** Facts to state; `mutation` is odd meanwhile, as in every change. Should we die here, the next
- * one finds the same facts, undoes the same log, and tells itself what that raised. */
-static int take_over(struct kvt_core *core, bool *ret_rolled_back, struct kvt_doubt *doubt)
+/** Recover the state from the facts, inside a mutation. After a crash here the next successor finds
+ * the same facts and the same log, and bumps the same generations. */
+static int recover(struct kvt_core *core, bool *ret_rolled_back, struct kvt_why *why)
 {
 	int error = 0;
 
 	kvt_record_start(core);
 	*ret_rolled_back = core->arena->mutation & 1;
 	if (*ret_rolled_back)
-		error = kvt_undo_roll_back(core, doubt);
+		error = kvt_undo_roll_back(core, why);
 	else
 		kvt_mutation_begin(core);
 	if (!error)
-		error = kvt_rebuild(core, doubt);
+		error = kvt_rebuild(core, why);
 	if (error)
 		return error;
-	if (doubt->why_size > 0)
-		doubt->why[0] = '\0';
-	if (kvt_core_audit(core, first_problem, doubt))
-		return -EUCLEAN;
 	core->arena->generation++;
 	core->arena->policy = core->config.policy;
 	kvt_record_emit(core, KVT_REC_ADOPT, 0, *ret_rolled_back);
@@ -185,7 +191,7 @@ int kvt_core_adopt(struct kvt_core **ret_core, const struct kvt_core_config *con
 		   uint64_t now_ns, struct kvt_core_adoption *ret_adoption, char *why,
 		   size_t why_size)
 {
-	struct kvt_doubt doubt = { why, why_size };
+	struct kvt_why problem = { why, why_size };
 	struct kvt_core *core = scratch;
 	int error = kvt_core_adoptable(config, arena, ledger, why, why_size);
 	bool rolled_back = false;
@@ -197,7 +203,7 @@ int kvt_core_adopt(struct kvt_core **ret_core, const struct kvt_core_config *con
 		return error;
 	memcpy(core->config.instance, core->arena->instance, sizeof(core->config.instance));
 	core->config.hash_seed = core->arena->hash_seed;
-	error = take_over(core, &rolled_back, &doubt);
+	error = recover(core, &rolled_back, &problem);
 	if (error)
 		return error;
 	summarize(core, rolled_back, ret_adoption);

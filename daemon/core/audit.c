@@ -1,17 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Everything against everything: each derived fact is computed again from the primary ones and
- * compared. And the records that admin tools show. */
+/* The audit: recompute what is derived from the primary facts, and compare.
+ *
+ * A rebuild, the one of recovery, runs on a shadow: a core with its own copy of all that a rebuild
+ * writes. It refuses facts that contradict each other; the audit then reports the contradiction
+ * and ends. Else the shadow is sound, and each derived field of the core must be equal to it.
+ * Nothing of the core is trusted: an index is compared with its bound before it is followed, and a
+ * list ends after as many steps as the shadow's.
+ *
+ * Not derived, so compared as sets or by their own rule: the order of children, of free pages, of
+ * pages outside of leases, of free deferred operations, of extents in a bin; places in heaps and in
+ * the child index; numbers of records of uids; which detached tops with nothing to reclaim are
+ * queued; what waits in the expiry heap but is out of reach. Not compared: hints (`announcer`, the
+ * ring of compaction), and free records beyond their links.
+ *
+ * A field that is added to what a rebuild writes is added to a table here. Callers: AUDIT, the
+ * operator, tests. */
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "daemon/core/audit.h"
+#include "daemon/core/order.h"
+#include "daemon/core/recover.h"
+#include "daemon/core/slots.h"
+#include "daemon/core/state.h"
 
-#define report kvt_audit_report
+struct audit {
+	const struct kvt_core *core, *shadow;
+	kvt_core_problem_fn *problem;
+	void *context;
+	uint32_t problems;
+};
 
-void kvt_audit_report(struct kvt_audit *audit, const char *format, ...)
+static void __attribute__((format(printf, 2, 3))) report(struct audit *audit, const char *format,
+							 ...)
 {
 	char text[256];
 	va_list args;
@@ -25,451 +49,498 @@ void kvt_audit_report(struct kvt_audit *audit, const char *format, ...)
 	audit->problem(audit->context, text);
 }
 
-/** How many live leases cross each node, by climbing each of them. */
-static void count_locks(const struct kvt_core *core)
+/* ---- the shadow */
+
+static int cast_shadow(const struct kvt_core *core, struct kvt_why *why)
 {
-	memset(core->lock_count, 0, core->config.max_nodes * sizeof(*core->lock_count));
-	for (uint32_t i = 1; i <= core->config.n_leases; i++) {
-		if (!kvt_lease_alive(core, i))
-			continue;
-		for (uint32_t id = core->leases[i].node, n = 0;
-		     id != KVT_NONE && id < core->config.max_nodes && n < core->config.max_nodes;
-		     id = core->nodes[id].parent, n++)
-			core->lock_count[id]++;
+	const struct kvt_core_config *c = &core->config;
+	struct kvt_core *shadow = core->shadow, own = *shadow;
+
+	*shadow = (struct kvt_core){
+		.magic = core->magic, .config = core->config, .ps = core->ps,
+		.bucket_mask = core->bucket_mask, .slot_keys = core->slot_keys,
+		.ledger = core->ledger, .tails = core->tails, .opened = core->opened,
+		.opened_words = core->opened_words, .views = core->views, .sort = core->sort,
+		.n_sort = core->n_sort, .now_ns = core->now_ns, .wake_at_ns = KVT_NEVER,
+		.buckets = own.buckets, .detached = own.detached, .compact = own.compact,
+		.heap.nodes = own.heap.nodes, .expiry = { own.expiry.nodes, 0, true },
+		.slots = own.slots,
+	};
+#define COPY(array_, n_)                                                                          \
+	shadow->array_ = own.array_;                                                              \
+	memcpy(shadow->array_, core->array_, (n_) * sizeof(*own.array_));
+#define ZERO(array_, n_)                                                                          \
+	shadow->array_ = own.array_;                                                              \
+	memset(shadow->array_, 0, (n_) * sizeof(*own.array_));
+	KVT_SHADOW_COPIES(COPY)
+	KVT_SHADOW_ZEROED(ZERO)
+#undef COPY
+#undef ZERO
+	shadow->count = &shadow->arena->counters;
+	kvt_slots_clear(&shadow->slots);
+	return kvt_rebuild(shadow, why);
+}
+
+/* ---- fields that must be equal */
+
+struct field {
+	const char *name;
+	size_t at;
+	size_t bytes;
+};
+
+#define FIELD(type_, name_)                                                                       \
+	{ #name_, offsetof(struct type_, name_), sizeof(((struct type_ *)0)->name_) }
+
+static const struct field node_fields[] = {
+	FIELD(kvt_node, version), FIELD(kvt_node, lock_ref), FIELD(kvt_node, n_children),
+	FIELD(kvt_node, younger),
+};
+static const struct field listed_fields[] = { FIELD(kvt_node, older) };
+static const struct field linked_fields[] = { FIELD(kvt_node, tag) };
+static const struct field free_node_fields[] = {
+	FIELD(kvt_node, version), FIELD(kvt_node, flags), FIELD(kvt_node, next_sibling),
+};
+static const struct field page_fields[] = {
+	FIELD(kvt_page_record, slot), FIELD(kvt_page_record, state),
+};
+static const struct field lease_fields[] = {
+	FIELD(kvt_lease_record, n_private), FIELD(kvt_lease_record, last_page),
+	FIELD(kvt_lease_record, n_kept), FIELD(kvt_lease_record, n_pending),
+	FIELD(kvt_lease_record, next_lease), FIELD(kvt_lease_record, prev_lease),
+};
+static const struct field free_lease_fields[] = { FIELD(kvt_lease_record, next_lease) };
+static const struct field session_fields[] = {
+	FIELD(kvt_session_record, n_leases), FIELD(kvt_session_record, n_private),
+	FIELD(kvt_session_record, n_quarantined), FIELD(kvt_session_record, n_pending),
+	FIELD(kvt_session_record, n_waiters), FIELD(kvt_session_record, first_lease),
+	FIELD(kvt_session_record, last_lease), FIELD(kvt_session_record, first_pending),
+};
+static const struct field waiting_fields[] = { FIELD(kvt_session_record, last_pending) };
+static const struct field pending_fields[] = {
+	FIELD(kvt_pending_record, next), FIELD(kvt_pending_record, prev),
+};
+static const struct field space_fields[] = {
+	FIELD(kvt_namespace_record, root), FIELD(kvt_namespace_record, opened),
+	FIELD(kvt_namespace_record, nodes), FIELD(kvt_namespace_record, cached_pages),
+	FIELD(kvt_namespace_record, evictable_pages),
+	FIELD(kvt_namespace_record, protected_pages),
+};
+static const struct field user_fields[] = {
+	FIELD(kvt_user, uid), FIELD(kvt_user, sessions), FIELD(kvt_user, live),
+	FIELD(kvt_user, namespaces),
+};
+static const struct field counter_fields[] = {
+	FIELD(kvt_counters, free_pages), FIELD(kvt_counters, private_pages),
+	FIELD(kvt_counters, cached_pages), FIELD(kvt_counters, quarantined_pages),
+	FIELD(kvt_counters, evictable_pages), FIELD(kvt_counters, protected_pages),
+	FIELD(kvt_counters, live_nodes), FIELD(kvt_counters, locked_nodes),
+	FIELD(kvt_counters, live_leases), FIELD(kvt_counters, live_sessions),
+	FIELD(kvt_counters, live_namespaces),
+};
+static const struct field core_fields[] = {
+	FIELD(kvt_core, oldest), FIELD(kvt_core, youngest), FIELD(kvt_core, evictable_nodes),
+	FIELD(kvt_core, n_roots), FIELD(kvt_core, stale_roots), FIELD(kvt_core, dying),
+	FIELD(kvt_core, epoch_leases), FIELD(kvt_core, cut_leases), FIELD(kvt_core, live_users),
+	FIELD(kvt_core, first_waiter), FIELD(kvt_core, last_waiter), FIELD(kvt_core, n_waiters),
+	FIELD(kvt_core, free_nodes.head), FIELD(kvt_core, free_nodes.tail),
+	FIELD(kvt_core, free_nodes.count), FIELD(kvt_core, free_leases.head),
+	FIELD(kvt_core, free_leases.tail), FIELD(kvt_core, free_leases.count),
+	FIELD(kvt_core, free_pending.count), FIELD(kvt_core, heap.count),
+	FIELD(kvt_core, slots.free_slots),
+};
+
+static uint64_t value_of(const void *record, const struct field *field)
+{
+	uint32_t small;
+	uint64_t large;
+
+	if (field->bytes == sizeof(large)) {
+		memcpy(&large, (const char *)record + field->at, sizeof(large));
+		return large;
+	}
+	memcpy(&small, (const char *)record + field->at, sizeof(small));
+	return small;
+}
+
+static void compare_fields(struct audit *audit, const char *what, uint32_t id, const void *found,
+			   const void *wanted, const struct field *fields, size_t n)
+{
+	for (const struct field *field = fields; field < fields + n; field++) {
+		uint64_t a = value_of(found, field), b = value_of(wanted, field);
+
+		if (a != b)
+			report(audit, "%s %u: %s is %llu, and recomputed %llu", what, id,
+			       field->name, (unsigned long long)a, (unsigned long long)b);
 	}
 }
 
-static void check_pages(struct kvt_audit *audit)
+#define COMPARE(audit_, what_, id_, found_, wanted_, fields_)                                     \
+	compare_fields(audit_, what_, id_, found_, wanted_, fields_,                              \
+		       sizeof(fields_) / sizeof((fields_)[0]))
+
+/** Compare an array of which every word is derived, where it is used. `used`: a bit for each word,
+ * NULL for all. */
+static void compare_words(struct audit *audit, const char *what, const uint32_t *found,
+			  const uint32_t *wanted, uint32_t n, const uint64_t *used)
 {
-	const struct kvt_core *core = audit->core;
+	for (uint32_t i = 1; i < n; i++)
+		if (found[i] != wanted[i] && (!used || kvt_bit_get(used, i)))
+			report(audit, "%s %u is %u, and recomputed %u", what, i, found[i],
+			       wanted[i]);
+}
 
-	for (uint32_t page = 1; page < core->config.n_pages; page++) {
-		const struct kvt_page_record *record = &core->pages[page];
-		const struct kvt_owner_record *owner = &core->owners[page];
+/* ---- lists in an order that is not derived */
 
-		switch (record->state) {
-		case KVT_PAGE_FREE:
-			audit->free_pages++;
+struct links {
+	const uint32_t *next; /* of record 0 */
+	const uint32_t *prev; /* NULL: singly linked */
+	uint32_t stride;      /* from record to record, in words */
+	uint32_t n;           /* records */
+};
+
+#define LINKS(array_, next_, prev_, n_)                                                           \
+	((struct links){ &(array_)->next_, prev_, sizeof(*(array_)) / sizeof(uint32_t), n_ })
+
+/** Check that a list holds what the shadow's does. Returns its last record. */
+static uint32_t compare_set(struct audit *audit, const char *what, uint32_t id,
+			    struct links links, uint32_t head, const uint32_t *wanted_next,
+			    uint32_t wanted_head)
+{
+	uint64_t *marks = audit->shadow->page_mark;
+	uint32_t missing = 0, last = KVT_NONE, at;
+
+	for (at = wanted_head; at != KVT_NONE; at = wanted_next[(size_t)at * links.stride]) {
+		kvt_bit_set(marks, at);
+		missing++;
+	}
+	for (at = head; at != KVT_NONE; at = links.next[(size_t)at * links.stride]) {
+		if (at >= links.n || !kvt_bit_get(marks, at) ||
+		    (links.prev && links.prev[(size_t)at * links.stride] != last))
 			break;
-		case KVT_PAGE_PRIVATE:
-			audit->private_pages++;
-			if (!owner->session || owner->session > core->config.max_sessions ||
-			    core->sessions[owner->session].state == KVT_SESSION_FREE)
-				report(audit, "private page %u has no owner", page);
-			break;
-		case KVT_PAGE_CACHED:
-			audit->cached++;
-			if (record->slot == 0 || record->slot >= core->config.n_slots ||
-			    core->slot_pages[record->slot] != page)
-				report(audit, "cached page %u is not in its slot %u", page,
-				       record->slot);
-			else if (kvt_slots_node_of(&core->slots, record->slot) == KVT_NONE)
-				report(audit, "cached page %u is in no node", page);
-			break;
-		case KVT_PAGE_QUARANTINE:
-			audit->quarantined++;
-			break;
-		default:
-			report(audit, "page %u has no such state: %u", page, record->state);
-		}
+		kvt_bit_clear(marks, at);
+		missing--;
+		last = at;
 	}
+	if (at != KVT_NONE)
+		report(audit, "%s %u: the list is broken at %u, behind %u", what, id, at, last);
+	else if (missing)
+		report(audit, "%s %u: the list lacks %u", what, id, missing);
+	for (at = wanted_head; at != KVT_NONE; at = wanted_next[(size_t)at * links.stride])
+		kvt_bit_clear(marks, at);
+	return last;
 }
 
-/** Whether a walk that comes to the parent finds this child, and no other, by its first page. As
- * kvt_index_find(), for an index that may name anything. */
-static bool is_found(const struct kvt_core *core, uint32_t id)
+/* ---- nodes */
+
+static bool is_linked(const struct kvt_core *shadow, uint32_t id)
 {
-	const struct kvt_node *node = kvt_node_at(core, id);
-	const uint32_t *keys = kvt_keys_at(core, node->first_slot);
-	uint32_t tag = kvt_racy_tag(core->arena->hash_seed, node->parent, keys, core->ps);
-	uint32_t at = tag & core->bucket_mask;
+	const uint32_t flags = KVT_NODE_LIVE | KVT_NODE_ROOT | KVT_NODE_DETACHED;
 
-	for (uint32_t n = 0; n <= core->bucket_mask && core->buckets[at] != 0;
-	     n++, at = (at + 1) & core->bucket_mask) {
-		uint32_t child = (uint32_t)core->buckets[at];
-		const struct kvt_node *other;
-
-		if (core->buckets[at] >> 32 != tag)
-			continue;
-		if (child == id)
-			return node->tag == tag;
-		if (!kvt_audit_node_live(core, child))
-			return false;
-		other = kvt_node_at(core, child);
-		if (other->parent == node->parent && other->first_slot < core->config.n_slots &&
-		    kvt_racy_equal(keys, kvt_keys_at(core, other->first_slot), core->ps))
-			return false;
-	}
-	return false;
+	return (shadow->nodes[id].flags & flags) == KVT_NODE_LIVE;
 }
 
-static void check_place(struct kvt_audit *audit, uint32_t id)
+/** Check places in heaps and in the queue of detached tops. Each is a subset of what could be
+ * there, and all that matters must be in it. */
+static void check_queues_of_node(struct audit *audit, uint32_t id)
 {
-	const struct kvt_core *core = audit->core;
-	const struct kvt_node *node = kvt_node_at(core, id), *up;
-
-	if (node->flags & (KVT_NODE_ROOT | KVT_NODE_DETACHED)) {
-		bool through = !(node->flags & KVT_NODE_ROOT) && node->lock_ref > 0;
-
-		/* Locks of a detached subtree still cross what was above it. */
-		if (through ? !kvt_audit_node_live(core, node->parent) : node->parent != KVT_NONE)
-			report(audit, "node %u is a top and has parent %u", id, node->parent);
-		return;
-	}
-	audit->linked++;
-	if (!kvt_audit_node_live(core, node->parent)) {
-		report(audit, "node %u has no live parent", id);
-		return;
-	}
-	up = kvt_node_at(core, node->parent);
-	if (node->start != up->start + up->n_slots)
-		report(audit, "node %u starts at page %u, its parent ends at %u", id, node->start,
-		       up->start + up->n_slots);
-	if (node->lock_ref > up->lock_ref)
-		report(audit, "node %u has %u locks, its parent %u", id, node->lock_ref,
-		       up->lock_ref);
-	if (node->sealed > 0 && up->sealed < up->n_slots)
-		report(audit, "node %u is sealed below an unsealed page", id);
-	if (node->namespace_id != up->namespace_id)
-		report(audit, "node %u is of another namespace than its parent", id);
-	if (node->n_slots > 0 && !is_found(core, id))
-		report(audit, "node %u is not found by its first page", id);
-}
-
-static void check_children(struct kvt_audit *audit, uint32_t id)
-{
-	const struct kvt_core *core = audit->core;
-	uint32_t n = 0, before = KVT_NONE;
-
-	for (uint32_t child = core->nodes[id].first_child; child != KVT_NONE;
-	     child = core->nodes[child].next_sibling) {
-		if (!kvt_audit_node_live(core, child) || core->nodes[child].parent != id ||
-		    core->nodes[child].prev_sibling != before || ++n > core->config.max_nodes) {
-			report(audit, "children of node %u are in disorder", id);
-			return;
-		}
-		before = child;
-	}
-	if (n != core->nodes[id].n_children)
-		report(audit, "node %u has %u children and counts %u", id, n,
-		       core->nodes[id].n_children);
-}
-
-/** False: its run cannot be looked at. */
-static bool check_run(struct kvt_audit *audit, uint32_t id)
-{
-	const struct kvt_core *core = audit->core;
-	const struct kvt_node *node = kvt_node_at(core, id);
-
-	if (node->first_slot == 0 || node->sealed > node->n_slots ||
-	    (uint64_t)node->first_slot + node->n_slots > core->config.n_slots) {
-		report(audit, "node %u has an impossible run", id);
-		return false;
-	}
-	if (kvt_slots_node_of(&core->slots, node->first_slot) != id)
-		report(audit, "the run of node %u is not its own", id);
-	for (uint32_t i = 0; i < node->n_slots; i++) {
-		uint32_t page = core->slot_pages[node->first_slot + i];
-
-		if (i >= node->sealed ? page != KVT_NONE :
-					(page == KVT_NONE || page >= core->config.n_pages ||
-					 core->pages[page].state != KVT_PAGE_CACHED ||
-					 core->pages[page].slot != node->first_slot + i))
-			report(audit, "slot %u of node %u names page %u", i, id, page);
-	}
-	return true;
-}
-
-/** What its namespace and the queues should know of a node. */
-static void tally_node(struct kvt_audit *audit, uint32_t id)
-{
-	const struct kvt_core *core = audit->core;
-	const struct kvt_node *node = kvt_node_at(core, id);
-	struct kvt_space_tally *tally = &core->space_tally[node->namespace_id];
+	const struct kvt_core *core = audit->core, *shadow = audit->shadow;
+	const struct kvt_node *node = kvt_node_at(core, id), *wanted = kvt_node_at(shadow, id);
 	uint32_t top = id;
 
-	tally->nodes++;
-	tally->cached += node->sealed;
-	if (node->lock_ref > 0)
-		tally->protected_pages += node->sealed;
-	else
-		tally->evictable += node->sealed;
-	if ((node->flags & (KVT_NODE_ROOT | KVT_NODE_DETACHED)) == KVT_NODE_ROOT) {
-		tally->root = id;
-		audit->roots++;
-		audit->stale_roots += kvt_is_stale(core, id);
-	}
-	audit->queued += !!(node->flags & KVT_NODE_QUEUED);
-	audit->expiring += node->expiry_at > 0;
-	for (uint32_t n = 0; kvt_audit_node_live(core, top) && n < core->config.max_nodes; n++) {
-		if (core->nodes[top].flags & KVT_NODE_DETACHED)
-			break;
-		top = core->nodes[top].parent;
-	}
-	if (!kvt_audit_node_live(core, top)) {
-		if (node->expiry_ns != KVT_NEVER && !node->expiry_at && !kvt_is_stale(core, id))
-			report(audit, "node %u will not expire", id);
-	} else if (node->lock_ref == 0 && !(core->nodes[top].flags & KVT_NODE_QUEUED)) {
+	if (!node->heap_at != !wanted->heap_at)
+		report(audit, "node %u: heap place %u, and recomputed %u", id, node->heap_at,
+		       wanted->heap_at);
+	if (wanted->expiry_at && !node->expiry_at)
+		report(audit, "node %u will not expire", id);
+	if (node->lock_ref > 0 || shadow->detached_count == 0)
+		return;
+	while (top != KVT_NONE && !(shadow->nodes[top].flags & KVT_NODE_DETACHED))
+		top = shadow->nodes[top].parent;
+	if (top != KVT_NONE && !(core->nodes[top].flags & KVT_NODE_QUEUED))
 		report(audit, "node %u below the detached node %u will not be reclaimed", id, top);
+}
+
+static void check_node(struct audit *audit, uint32_t id)
+{
+	const struct kvt_core *core = audit->core, *shadow = audit->shadow;
+	const struct kvt_node *node = kvt_node_at(core, id), *wanted = kvt_node_at(shadow, id);
+
+	if (!(wanted->flags & KVT_NODE_LIVE)) {
+		COMPARE(audit, "free node", id, node, wanted, free_node_fields);
+		return;
+	}
+	COMPARE(audit, "node", id, node, wanted, node_fields);
+	if ((node->flags ^ wanted->flags) & ~(uint32_t)KVT_NODE_QUEUED)
+		report(audit, "node %u: flags are %x, and recomputed %x", id, node->flags,
+		       wanted->flags);
+	if (kvt_node_listed(wanted))
+		COMPARE(audit, "node", id, node, wanted, listed_fields);
+	if (is_linked(shadow, id))
+		COMPARE(audit, "node", id, node, wanted, linked_fields);
+	if (core->cut_below[id] != shadow->cut_below[id])
+		report(audit, "node %u: cut_below is %u, and recomputed %u", id,
+		       core->cut_below[id], shadow->cut_below[id]);
+	compare_set(audit, "children of node", id,
+		    LINKS(core->nodes, next_sibling, &core->nodes->prev_sibling,
+			  core->config.max_nodes),
+		    node->first_child, &shadow->nodes->next_sibling, wanted->first_child);
+	check_queues_of_node(audit, id);
+}
+
+/** Check that each place of a heap holds the node that names it, and none goes before its parent.
+ * `places`: nodes that name one. */
+static void check_heap(struct audit *audit, const struct kvt_heap *heap, uint32_t places)
+{
+	const struct kvt_core *core = audit->core;
+	const struct kvt_policy_row *policy = &kvt_policies[core->config.policy];
+	const char *name = heap->expiry ? "expiry" : "policy";
+
+	if (heap->count != places) {
+		report(audit, "%u nodes in the %s heap, %u have a place", heap->count, name,
+		       places);
+		return;
+	}
+	for (uint32_t i = 0; i < heap->count; i++) {
+		uint32_t id = heap->nodes[i], up = heap->nodes[i ? (i - 1) / 2 : 0];
+		const struct kvt_node *node, *above;
+
+		if (!kvt_node_live(core, id)) {
+			report(audit, "place %u of the %s heap names node %u, which is free", i,
+			       name, id);
+			return;
+		}
+		node = kvt_node_at(core, id);
+		above = kvt_node_at(core, up);
+		if ((heap->expiry ? node->expiry_at : node->heap_at) != i + 1)
+			report(audit, "place %u of the %s heap names node %u", i, name, id);
+		if (heap->expiry ? node->expiry_ns < above->expiry_ns :
+				   policy->before(core, node, above))
+			report(audit, "node %u of the %s heap should go before node %u", id, name,
+			       up);
 	}
 }
 
-static void check_node(struct kvt_audit *audit, uint32_t id, uint32_t locks)
+static void check_detached(struct audit *audit, uint32_t queued)
 {
 	const struct kvt_core *core = audit->core;
-	const struct kvt_node *node = kvt_node_at(core, id);
-	bool root = node->flags & KVT_NODE_ROOT, unlocked = node->lock_ref == 0;
-	bool leaf = unlocked && !root && node->n_children == 0;
+	const uint32_t flags = KVT_NODE_QUEUED | KVT_NODE_DETACHED;
 
-	audit->nodes++;
-	audit->locked += !unlocked;
-	audit->listed += !!(node->flags & KVT_NODE_LISTED);
-	audit->heaped += node->heap_at > 0;
-	if (node->flags >= KVT_NODE_QUEUED << 1)
-		report(audit, "node %u has flags %x", id, node->flags);
-	if (node->version & 1)
-		report(audit, "node %u is being written", id);
-	if (node->flags & KVT_NODE_PINNED)
-		report(audit, "node %u is still pinned", id);
-	if (node->lock_ref != locks)
-		report(audit, "node %u has %u locks, %u leases cross it", id, node->lock_ref,
-		       locks);
-	if (node->namespace_id == 0 || node->namespace_id >= core->config.max_namespaces) {
-		report(audit, "node %u is of no namespace: %u", id, node->namespace_id);
-		return;
+	for (uint32_t i = 0; i < core->detached_count && i < core->config.max_nodes; i++) {
+		uint32_t id = core->detached[(core->detached_head + i) % core->config.max_nodes];
+
+		if (!kvt_node_live(core, id) || (core->nodes[id].flags & flags) != flags)
+			report(audit, "node %u waits for reclaim and is not detached", id);
 	}
-	tally_node(audit, id);
-	check_children(audit, id);
-	if (root) {
-		if (unlocked && node->n_children == 0 && !(node->flags & KVT_NODE_QUEUED))
-			report(audit, "root %u has nothing below", id);
-		if (node->n_slots || node->sealed || node->start || node->first_slot ||
-		    (node->flags & KVT_NODE_LISTED))
-			report(audit, "root %u has a run", id);
-		check_place(audit, id);
-		return;
-	}
-	audit->evictable_nodes += unlocked;
-	if (unlocked) {
-		audit->evictable += node->sealed;
-		if (node->sealed != node->n_slots || node->n_slots == 0)
-			report(audit, "unlocked node %u has %u of %u pages", id, node->sealed,
-			       node->n_slots);
-	} else {
-		audit->protected_pages += node->sealed;
-	}
-	if (unlocked != !!(node->flags & KVT_NODE_LISTED))
-		report(audit, "node %u: %u locks, but listed is %u", id, node->lock_ref,
-		       !!(node->flags & KVT_NODE_LISTED));
-	if (!kvt_policies[core->config.policy].list && leaf != (node->heap_at > 0))
-		report(audit, "node %u: leaf %d, heap place %u", id, leaf, node->heap_at);
-	if (check_run(audit, id))
-		check_place(audit, id);
+	if (core->detached_count != queued ||
+	    queued + core->stale_roots != core->count->detached_pending)
+		report(audit, "%u detached nodes wait, %u are queued, %llu counted", queued,
+		       core->detached_count, (unsigned long long)core->count->detached_pending);
 }
 
-static void check_nodes(struct kvt_audit *audit)
+static void check_nodes(struct audit *audit)
 {
 	const struct kvt_core *core = audit->core;
+	uint32_t queued = 0, in_heap = 0, expiring = 0;
 
-	memset(core->space_tally, 0, core->config.max_namespaces * sizeof(*core->space_tally));
-	count_locks(core);
 	for (uint32_t id = 1; id < core->config.max_nodes; id++) {
-		if (core->nodes[id].flags & KVT_NODE_LIVE)
-			check_node(audit, id, core->lock_count[id]);
-		else if (core->lock_count[id])
-			report(audit, "%u leases cross node %u, which is free",
-			       core->lock_count[id], id);
-		else if (core->nodes[id].flags || core->nodes[id].n_slots)
-			report(audit, "node %u is free and has flags %x, %u slots", id,
-			       core->nodes[id].flags, core->nodes[id].n_slots);
-	}
-}
-
-static void check_recency(struct kvt_audit *audit)
-{
-	const struct kvt_core *core = audit->core;
-	uint32_t before = KVT_NONE;
-	uint64_t n = 0, last = 0;
-
-	for (uint32_t id = core->oldest; id != KVT_NONE; id = core->nodes[id].younger) {
 		const struct kvt_node *node = kvt_node_at(core, id);
 
-		if (!kvt_audit_node_live(core, id) || !(node->flags & KVT_NODE_LISTED) ||
-		    node->older != before || ++n > core->config.max_nodes) {
-			report(audit, "the recency list is broken at node %u", id);
-			return;
-		}
-		if (node->touched < last)
-			report(audit, "node %u is out of order in the recency list", id);
-		last = node->touched;
-		before = id;
-	}
-	if (n != audit->listed || before != core->youngest)
-		report(audit, "the recency list holds %llu nodes of %llu", (unsigned long long)n,
-		       (unsigned long long)audit->listed);
-}
-
-/** Length of a list of a lease's pages, UINT32_MAX if it is broken or ends elsewhere. */
-static uint32_t list_length(const struct kvt_core *core, uint32_t page, uint32_t lease,
-			    const uint32_t *end)
-{
-	uint32_t n = 0, last = KVT_NONE;
-
-	for (; page != KVT_NONE; last = page, page = core->owners[page].next) {
-		if (page >= core->config.n_pages || core->owners[page].lease != lease ||
-		    core->owners[page].session != core->leases[lease].session ||
-		    core->pages[page].state != KVT_PAGE_PRIVATE || ++n > core->config.n_pages)
-			return UINT32_MAX;
-	}
-	return !end || *end == last ? n : UINT32_MAX;
-}
-
-/** What a lease says of its path. */
-static void check_path(struct kvt_audit *audit, uint32_t i)
-{
-	const struct kvt_core *core = audit->core;
-	const struct kvt_lease_record *lease = &core->leases[i];
-	const struct kvt_node *node;
-	uint64_t table = (uint64_t)(lease->done + lease->n_private) * core->ps;
-	uint32_t id = lease->node;
-
-	if (lease->done > lease->path_pages || lease->known > table || lease->computed > table)
-		report(audit, "lease %u: %u positions known, %u computed, %u pages done", i,
-		       lease->known, lease->computed, lease->done);
-	if (id == KVT_NONE) {
-		if (lease->done)
-			report(audit, "lease %u has no path", i);
-		return;
-	}
-	if (!kvt_audit_node_live(core, id)) {
-		report(audit, "lease %u: its path ends in node %u, which is free", i, id);
-		return;
-	}
-	node = kvt_node_at(core, id);
-	if (lease->kind == KVT_LEASE_BEGIN ?
-		    node->start + node->n_slots != lease->path_pages :
-		    node->start + node->n_slots < lease->path_pages)
-		report(audit, "lease %u: its path of %u pages ends in node %u", i,
-		       lease->path_pages, id);
-	for (uint32_t n = 0; node->start >= lease->done && n < core->config.max_nodes &&
-			     kvt_audit_node_live(core, node->parent); n++)
-		node = kvt_node_at(core, node->parent);
-	if (lease->done > 0 && node->start + node->sealed < lease->done)
-		report(audit, "lease %u: %u pages of its table are not cached", i, lease->done);
-}
-
-/** As kvt_path_detached(), for nodes that may name anything. */
-static bool is_cut(const struct kvt_core *core, uint32_t id)
-{
-	for (uint32_t n = 0; kvt_audit_node_live(core, id) && n < core->config.max_nodes; n++) {
-		if (core->nodes[id].flags & KVT_NODE_DETACHED)
-			return true;
-		id = core->nodes[id].parent;
-	}
-	return false;
-}
-
-/** What STATUS tells of leases: their list by age, and how many can never commit again. */
-static void check_lease_statistics(struct kvt_audit *audit)
-{
-	const struct kvt_core *core = audit->core;
-	uint64_t listed = 0, epoch = 0, cut = 0;
-	uint32_t before = KVT_NONE;
-
-	for (uint32_t i = core->oldest_lease; i != KVT_NONE; i = core->leases[i].younger) {
-		const struct kvt_lease_record *lease = &core->leases[i];
-
-		if (i > core->config.n_leases || !kvt_lease_alive(core, i) ||
-		    lease->older != before || ++listed > core->config.n_leases ||
-		    (before != KVT_NONE && core->leases[before].ticket >= lease->ticket)) {
-			report(audit, "the leases by age are broken at lease %u", i);
-			return;
-		}
-		before = i;
-		if (lease->epoch != core->arena->epoch)
+		check_node(audit, id);
+		if (!(node->flags & KVT_NODE_LIVE))
 			continue;
-		epoch++;
-		cut += is_cut(core, lease->node);
+		queued += !!(node->flags & KVT_NODE_QUEUED);
+		in_heap += node->heap_at > 0;
+		expiring += node->expiry_at > 0;
+		if (node->expiry_at && node->expiry_ns == KVT_NEVER)
+			report(audit, "node %u never expires and is in the expiry heap", id);
 	}
-	if (before != core->youngest_lease || listed != core->count->live_leases)
-		report(audit, "%llu leases are listed by age, %llu live",
-		       (unsigned long long)listed, (unsigned long long)core->count->live_leases);
-	if (epoch != core->epoch_leases || cut != core->cut_leases)
-		report(audit, "%llu leases are of this epoch, %llu of them on detached paths; "
-		       "%llu and %llu counted", (unsigned long long)epoch, (unsigned long long)cut,
-		       (unsigned long long)core->epoch_leases,
-		       (unsigned long long)core->cut_leases);
+	check_heap(audit, &core->heap, in_heap);
+	check_heap(audit, &core->expiry, expiring);
+	check_detached(audit, queued);
 }
 
-static void check_leases(struct kvt_audit *audit)
+/** Check that the index holds each linked node once, where a probe from its home gets to it. The
+ * shadow's has the same number, and found no twins. */
+static void check_index(struct audit *audit)
 {
-	const struct kvt_core *core = audit->core;
-	uint64_t live = 0;
+	const struct kvt_core *core = audit->core, *shadow = audit->shadow;
+	uint32_t mask = core->bucket_mask, start = 0, used = 0, wanted = 0, full = 0;
 
-	for (uint32_t i = 1; i <= core->config.n_leases; i++) {
-		const struct kvt_lease_record *lease = &core->leases[i];
+	while (start < mask && core->buckets[start] != 0)
+		start++;
+	for (uint32_t n = 0; n <= mask; n++) {
+		uint32_t at = (start + n) & mask, child = (uint32_t)core->buckets[at];
+		uint32_t tag = (uint32_t)(core->buckets[at] >> 32);
 
-		if (lease->kind == KVT_LEASE_FREE)
-			continue;
-		live++;
-		if (lease->session == 0 || lease->session > core->config.max_sessions) {
-			report(audit, "lease %u is of no session: %u", i, lease->session);
+		wanted += shadow->buckets[n] != 0;
+		if (core->buckets[at] == 0) {
+			full = 0;
 			continue;
 		}
-		if (list_length(core, lease->first_page, i, &lease->last_page) != lease->n_private)
-			report(audit, "lease %u: its pages are not %u", i, lease->n_private);
-		if (list_length(core, lease->first_kept, i, NULL) != lease->n_kept)
-			report(audit, "lease %u: its kept pages are not %u", i, lease->n_kept);
-		if (kvt_lease_alive(core, i))
-			check_path(audit, i);
-	}
-	if (live != core->count->live_leases)
-		report(audit, "%llu leases live, %llu counted", (unsigned long long)live,
-		       (unsigned long long)core->count->live_leases);
-	check_lease_statistics(audit);
-}
-
-static void check_free_list(struct kvt_audit *audit)
-{
-	const struct kvt_core *core = audit->core;
-	uint64_t n = 0;
-
-	for (uint32_t page = core->free_page; page != KVT_NONE; page = core->owners[page].next) {
-		if (page >= core->config.n_pages || core->pages[page].state != KVT_PAGE_FREE ||
-		    core->pages[page].slot != KVT_NONE || ++n > core->config.n_pages) {
-			report(audit, "the free list is broken at page %u", page);
-			return;
+		if (child >= core->config.max_nodes || !is_linked(shadow, child) ||
+		    shadow->nodes[child].tag != tag || kvt_bit_get(shadow->page_mark, child)) {
+			report(audit, "bucket %u names node %u", at, child);
+			continue;
 		}
+		kvt_bit_set(shadow->page_mark, child);
+		if (((at - tag) & mask) > full++)
+			report(audit, "node %u is not found by its first page", child);
+		used++;
 	}
-	if (n != audit->free_pages)
-		report(audit, "%llu pages are free, the free list holds %llu",
-		       (unsigned long long)audit->free_pages, (unsigned long long)n);
+	if (used != wanted)
+		report(audit, "the child index holds %u nodes of %u", used, wanted);
+	memset(shadow->page_mark, 0, (core->config.max_nodes / 64 + 1) * sizeof(uint64_t));
 }
 
-static void compare(struct kvt_audit *audit, const char *name, uint64_t found, uint64_t counted)
+/* ---- slots and pages */
+
+static void check_slots(struct audit *audit)
 {
-	if (found != counted)
-		report(audit, "%s: %llu found, %llu counted", name, (unsigned long long)found,
-		       (unsigned long long)counted);
+	const struct kvt_slots *found = &audit->core->slots, *wanted = &audit->shadow->slots;
+	const struct {
+		const char *what;
+		const uint64_t *found, *wanted;
+	} maps[] = {
+		{ "free extents begin", found->free_head, wanted->free_head },
+		{ "free extents end", found->free_tail, wanted->free_tail },
+		{ "runs begin", found->run_head, wanted->run_head },
+	};
+	uint32_t n = found->n_slots;
+	uint64_t extents = 0;
+
+	for (size_t i = 0; i < sizeof(maps) / sizeof(maps[0]); i++)
+		for (uint32_t word = 0; word <= n / 64; word++)
+			if (maps[i].found[word] != maps[i].wanted[word])
+				report(audit, "in slots %u to %u, %s at %llx, and recomputed %llx",
+				       word * 64, word * 64 + 63, maps[i].what,
+				       (unsigned long long)maps[i].found[word],
+				       (unsigned long long)maps[i].wanted[word]);
+	for (uint32_t word = 0; word <= n / 64; word++)
+		extents += (uint64_t)__builtin_popcountll(wanted->free_head[word]);
+	compare_words(audit, "length of extent", found->length, wanted->length, n,
+		      wanted->free_head);
+	compare_words(audit, "first slot of the extent that ends at", found->first, wanted->first,
+		      n, wanted->free_tail);
+	compare_words(audit, "node of the run at slot", found->run, wanted->run, n,
+		      wanted->run_head);
+	compare_words(audit, "page of slot", audit->core->slot_pages, audit->shadow->slot_pages, n,
+		      NULL);
+	if (!kvt_slots_bins_ok(found, extents))
+		report(audit, "the bins do not hold the %llu free extents",
+		       (unsigned long long)extents);
 }
 
-static void check_counters(struct kvt_audit *audit)
+static void check_pages(struct audit *audit)
+{
+	const struct kvt_core *core = audit->core, *shadow = audit->shadow;
+	uint32_t n = core->config.n_pages;
+
+	if (memcmp(core->pages, shadow->pages, n * sizeof(*core->pages)) != 0)
+		for (uint32_t page = 0; page < n; page++)
+			COMPARE(audit, "page", page, &core->pages[page], &shadow->pages[page],
+				page_fields);
+	compare_set(audit, "free pages", 0, LINKS(core->owners, next, NULL, n), core->free_page,
+		    &shadow->owners->next, shadow->free_page);
+	for (uint32_t i = 0; i <= n / 64; i++)
+		if (core->page_mark[i])
+			report(audit, "marks of pages %u to %u were left behind", i * 64,
+			       i * 64 + 63);
+}
+
+/* ---- sessions, leases, what waits, namespaces, uids */
+
+static void check_leases(struct audit *audit)
+{
+	const struct kvt_core *core = audit->core, *shadow = audit->shadow;
+
+	for (uint32_t id = 1; id <= core->config.n_leases; id++) {
+		const struct kvt_lease_record *found = &core->leases[id];
+		const struct kvt_lease_record *wanted = &shadow->leases[id];
+
+		if (found->kind == KVT_LEASE_FREE)
+			COMPARE(audit, "free lease", id, found, wanted, free_lease_fields);
+		else
+			COMPARE(audit, "lease", id, found, wanted, lease_fields);
+	}
+}
+
+static void check_session(struct audit *audit, uint32_t id)
+{
+	const struct kvt_core *core = audit->core, *shadow = audit->shadow;
+	const struct kvt_session_record *found = &core->sessions[id];
+	const struct kvt_session_record *wanted = &shadow->sessions[id];
+	uint32_t n = core->config.n_pages;
+	/* Pages of an ended session are only taken from the head. */
+	bool doubly = found->state == KVT_SESSION_OPEN || found->state == KVT_SESSION_CLOSING;
+
+	COMPARE(audit, "session", id, found, wanted, session_fields);
+	if (wanted->n_pending)
+		COMPARE(audit, "session", id, found, wanted, waiting_fields);
+	compare_set(audit, "private pages of session", id,
+		    LINKS(core->owners, next, doubly ? &core->owners->prev : NULL, n),
+		    found->first_page, &shadow->owners->next, wanted->first_page);
+	compare_set(audit, "quarantined pages of session", id,
+		    LINKS(core->owners, next, &core->owners->prev, n), found->first_quarantined,
+		    &shadow->owners->next, wanted->first_quarantined);
+	COMPARE(audit, "totals of the uid of session", id, &core->users[core->user_of[id]],
+		&shadow->users[shadow->user_of[id]], user_fields);
+}
+
+static void check_pending(struct audit *audit)
+{
+	const struct kvt_core *core = audit->core, *shadow = audit->shadow;
+	uint32_t last;
+
+	for (uint32_t id = 1; id <= core->config.n_pending; id++)
+		if (core->pending[id].session != KVT_NONE)
+			COMPARE(audit, "deferred operation", id, &core->pending[id],
+				&shadow->pending[id], pending_fields);
+	last = compare_set(audit, "free deferred operations", 0,
+			   LINKS(core->pending, next, NULL, core->config.n_pending + 1),
+			   core->free_pending.head, &shadow->pending->next,
+			   shadow->free_pending.head);
+	if (core->free_pending.tail != last)
+		report(audit, "the last free deferred operation is %u, not %u", last,
+		       core->free_pending.tail);
+	if (!core->wake_due && core->wake_at_ns > shadow->wake_at_ns)
+		report(audit, "a deadline at %llu ns would be seen at %llu ns",
+		       (unsigned long long)shadow->wake_at_ns,
+		       (unsigned long long)core->wake_at_ns);
+}
+
+static void check_names(struct audit *audit)
+{
+	const struct kvt_core *core = audit->core, *shadow = audit->shadow;
+
+	for (uint32_t id = 1; id < core->config.max_namespaces; id++) {
+		COMPARE(audit, "namespace", id, &core->namespaces[id], &shadow->namespaces[id],
+			space_fields);
+		if (core->namespaces[id].flags)
+			COMPARE(audit, "totals of the uid of namespace", id,
+				&core->users[core->user_of_space[id]],
+				&shadow->users[shadow->user_of_space[id]], user_fields);
+	}
+}
+
+/** Check that numbers of records of uids are ones. */
+static bool users_in_bounds(struct audit *audit)
 {
 	const struct kvt_core *core = audit->core;
-	const struct kvt_counters *count = core->count;
+	uint32_t problems = audit->problems, most = core->config.max_sessions +
+						    core->config.max_namespaces;
 
-	compare(audit, "free pages", audit->free_pages, count->free_pages);
-	compare(audit, "private pages", audit->private_pages, count->private_pages);
-	compare(audit, "cached pages", audit->cached, count->cached_pages);
-	compare(audit, "quarantined pages", audit->quarantined, count->quarantined_pages);
-	compare(audit, "evictable pages", audit->evictable, count->evictable_pages);
-	compare(audit, "protected pages", audit->protected_pages, count->protected_pages);
-	compare(audit, "live nodes", audit->nodes, count->live_nodes);
-	compare(audit, "locked nodes", audit->locked, count->locked_nodes);
-	compare(audit, "evictable nodes", audit->evictable_nodes, core->evictable_nodes);
-	compare(audit, "nodes in the policy heap", audit->heaped, core->heap.count);
-	if (!kvt_core_counters_ok(core))
-		report(audit, "the states of pages do not add up to the pool");
+	for (uint32_t id = 1; id <= core->config.max_sessions; id++)
+		if (core->user_of[id] > core->n_users)
+			report(audit, "session %u counts for record %u of uids", id,
+			       core->user_of[id]);
+	for (uint32_t id = 1; id < core->config.max_namespaces; id++)
+		if (core->user_of_space[id] > core->n_users)
+			report(audit, "namespace %u counts for record %u of uids", id,
+			       core->user_of_space[id]);
+	if (core->n_users > most)
+		report(audit, "%u records of uids, of %u", core->n_users, most);
+	return audit->problems == problems;
 }
 
 bool kvt_core_counters_ok(const struct kvt_core *core)
@@ -485,108 +556,26 @@ bool kvt_core_counters_ok(const struct kvt_core *core)
 
 uint32_t kvt_core_audit(const struct kvt_core *core, kvt_core_problem_fn *problem, void *context)
 {
-	struct kvt_audit audit = { .core = core, .problem = problem, .context = context };
+	struct audit audit = { .core = core, .shadow = core->shadow, .problem = problem,
+			       .context = context };
+	char text[256] = "";
 
-	check_pages(&audit);
+	if (cast_shadow(core, &(struct kvt_why){ text, sizeof(text) })) {
+		report(&audit, "%s", text);
+		return audit.problems;
+	}
+	COMPARE(&audit, "core", 0, core, core->shadow, core_fields);
+	COMPARE(&audit, "counters", 0, core->count, core->shadow->count, counter_fields);
 	check_nodes(&audit);
-	check_recency(&audit);
+	check_index(&audit);
+	check_slots(&audit);
+	check_pages(&audit);
 	check_leases(&audit);
-	check_free_list(&audit);
-	check_counters(&audit);
-	kvt_audit_lists(&audit);
+	check_pending(&audit);
+	if (!users_in_bounds(&audit))
+		return audit.problems;
+	for (uint32_t id = 1; id <= core->config.max_sessions; id++)
+		check_session(&audit, id);
+	check_names(&audit);
 	return audit.problems;
-}
-
-/* ---- for people */
-
-bool kvt_core_describe_node(const struct kvt_core *core, uint32_t id, uint64_t now_ns,
-			    struct kvt_admin_node *ret_node)
-{
-	const struct kvt_node *node;
-	uint32_t shown;
-
-	if (!kvt_audit_node_live(core, id))
-		return false;
-	node = kvt_node_at(core, id);
-	shown = kvt_min(4, node->n_slots * core->ps);
-	*ret_node = (struct kvt_admin_node){
-		.node = id,
-		.generation = node->generation,
-		.parent = node->parent,
-		.first_slot = node->first_slot,
-		.n_slots = node->n_slots,
-		.sealed = node->sealed,
-		.start = node->start,
-		.flags = node->flags,
-		.namespace_id = node->namespace_id,
-		.n_children = node->n_children,
-		.lock_ref = node->lock_ref,
-		.hits = node->hits,
-		.priority = node->priority,
-		.first_page = node->sealed ? core->slot_pages[node->first_slot] : KVT_NONE,
-		.age_ns = now_ns > node->touched_ns ? now_ns - node->touched_ns : 0,
-		.expires_in_ns = node->expiry_ns == KVT_NEVER ? KVT_NEVER :
-				 node->expiry_ns > now_ns     ? node->expiry_ns - now_ns :
-								0,
-	};
-	if (shown)
-		memcpy(ret_node->keys, kvt_keys_at(core, node->first_slot), shown * 4);
-	return true;
-}
-
-bool kvt_core_describe_namespace(const struct kvt_core *core, uint32_t id,
-				 struct kvt_admin_namespace *ret_namespace)
-{
-	const struct kvt_namespace_record *space = &core->namespaces[id];
-
-	if (id == 0 || id >= core->config.max_namespaces || !space->flags)
-		return false;
-	*ret_namespace = (struct kvt_admin_namespace){
-		.namespace_id = id,
-		.root = kvt_root_of(core, id),
-		.opened = space->opened,
-		.digest = { space->digest[0], space->digest[1] },
-		.cached_pages = space->cached_pages,
-		.evictable_pages = space->evictable_pages,
-		.protected_pages = space->protected_pages,
-		.nodes = space->nodes,
-	};
-	memcpy(ret_namespace->label, core->labels[id], KVT_LABEL_BYTES);
-	return true;
-}
-
-bool kvt_core_describe_page(const struct kvt_core *core, uint32_t page,
-			    struct kvt_admin_page *ret_page)
-{
-	const struct kvt_page_record *record;
-	const struct kvt_node *node;
-
-	if (page >= core->config.n_pages)
-		return false;
-	record = &core->pages[page];
-	*ret_page = (struct kvt_admin_page){
-		.page = page,
-		.state = record->state,
-		.session = core->owners[page].session,
-		.lease = core->owners[page].lease,
-	};
-	if (record->state != KVT_PAGE_CACHED)
-		return true;
-	ret_page->node = kvt_slots_node_of(&core->slots, record->slot);
-	node = kvt_node_at(core, ret_page->node);
-	ret_page->generation = node->generation;
-	ret_page->position = (node->start + record->slot - node->first_slot) * core->ps;
-	ret_page->lock_ref = node->lock_ref;
-	return true;
-}
-
-void kvt_core_describe_leases(const struct kvt_core *core, uint64_t now_ns,
-			      struct kvt_admin_status *status)
-{
-	const struct kvt_lease_record *oldest = &core->leases[core->oldest_lease];
-
-	status->oldest_lease = core->oldest_lease;
-	status->oldest_lease_session = core->oldest_lease ? oldest->session : 0;
-	status->oldest_lease_age_ns = core->oldest_lease ? now_ns - oldest->begun_ns : 0;
-	status->stale_locks = core->count->live_leases - core->epoch_leases + core->cut_leases;
 }

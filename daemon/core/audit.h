@@ -4,36 +4,33 @@
 
 /**
  * @file audit.h
- * What the two halves of the audit share: audit.c looks at pages, nodes and counters,
- * audit_lists.c at everything that is linked: extents, free lists, heaps, sessions, queues.
- *
- * The audit believes nothing: every index is compared with its bound before it is followed, and
- * every list and climb ends after as many steps as there are records.
+ * The arrays of the audit's shadow, a second core that shares what a rebuild only reads: keys,
+ * tails, opened namespaces, views, room to sort. A row is (array, entries), with `c` the
+ * configuration. Slots, heaps, rings and the index have arrays of their own, too, which a rebuild
+ * fills before it reads them.
  */
 
-#include "daemon/core/internal.h"
+/** Facts and derived fields in the same records: copied before each rebuild. */
+#define KVT_SHADOW_COPIES(X)                                                                      \
+	X(arena, 1)                                                                               \
+	X(nodes, c->max_nodes)                                                                    \
+	X(slot_pages, c->n_slots)                                                                 \
+	X(pages, c->n_pages)                                                                      \
+	X(namespaces, c->max_namespaces)                                                          \
+	X(labels, c->max_namespaces)                                                              \
+	X(makers, c->max_namespaces)                                                              \
+	X(sessions, c->max_sessions + 1ull)                                                       \
+	X(members, kvt_core_members(c) + 1ull)                                                    \
+	X(leases, c->n_leases + 1ull)                                                             \
+	X(owners, c->n_pages)                                                                     \
+	X(pending, c->n_pending + 1ull)
 
-struct kvt_audit {
-	const struct kvt_core *core;
-	kvt_core_problem_fn *problem;
-	void *context;
-	uint32_t problems;
-	uint64_t cached, private_pages, quarantined, free_pages;
-	uint64_t evictable, protected_pages, nodes, locked, evictable_nodes, listed, heaped;
-	uint64_t linked; /* nodes that the child index must hold */
-	uint64_t queued;
-	uint64_t roots, stale_roots;
-	uint64_t expiring; /* nodes with a place in the expiry heap */
-};
-
-void __attribute__((format(printf, 2, 3))) kvt_audit_report(struct kvt_audit *audit,
-							     const char *format, ...);
-void kvt_audit_lists(struct kvt_audit *audit);
-
-static inline bool kvt_audit_node_live(const struct kvt_core *core, uint32_t id)
-{
-	return id != KVT_NONE && id < core->config.max_nodes &&
-	       (core->nodes[id].flags & KVT_NODE_LIVE);
-}
+/** Derived, and counted up from 0. The marks of pages are marks of any records here. */
+#define KVT_SHADOW_ZEROED(X)                                                                      \
+	X(cut_below, c->max_nodes)                                                                \
+	X(users, c->max_sessions + 1ull + c->max_namespaces)                                      \
+	X(user_of, c->max_sessions + 1ull)                                                        \
+	X(user_of_space, c->max_namespaces)                                                       \
+	X(page_mark, ((uint64_t)c->n_pages + c->max_nodes + c->n_pending) / 64 + 1)
 
 #endif

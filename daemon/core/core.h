@@ -15,10 +15,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kvtrunk_abi.h"
+#include "kvtrunk_wire.h"
 #include "record.h"
 
 struct kvt_core; /* lives at the start of the scratch memory */
+struct kvt_ledger_header; /* the ledger's records: ledger.h */
+struct kvt_session_record;
+struct kvt_member_record;
 
 /** Limits, all fixed at start. Zeros are replaced by kvt_core_plan(). */
 struct kvt_core_config {
@@ -76,7 +79,7 @@ int kvt_core_init(struct kvt_core **ret_core, const struct kvt_core_config *conf
 		  uint64_t now_ns);
 void kvt_core_publish(struct kvt_core *core, uint32_t state /* enum kvt_arena_state */);
 
-/** What a successor found. */
+/** The result of a recovery. */
 struct kvt_core_adoption {
 	bool rolled_back; /* the last daemon died inside a mutation, which was undone */
 	uint32_t sessions; /* records in use, dead ones included */
@@ -87,23 +90,23 @@ struct kvt_core_adoption {
 	uint64_t generation; /* of the arena: daemons that served it, this one included */
 };
 
-/** Whether arena and ledger can be adopted by a daemon of this configuration at all: magic, ABI,
- * layout, geometry, sizes, fingerprint, boot and instance. Reads the two headers, changes nothing.
- * 0, or -ESTALE with a sentence in `why` (they are another build's, model's or boot's). The
- * configuration's `instance` and `hash_seed` do not count. */
+/** Check the headers of arena and ledger against this configuration: magic, ABI, layout, geometry,
+ * sizes, fingerprint, boot, and the instance of both. Changes nothing. -ESTALE with a sentence in
+ * `why`: they are of another build, model or boot. Ignores the configuration's `instance` and
+ * `hash_seed`. */
 int kvt_core_adoptable(const struct kvt_core_config *config, const void *arena,
 		       const void *ledger, char *why, size_t why_size);
 
-/** Go on where the last daemon of these objects stopped, however it stopped.
+/** Continue where the last daemon of these objects stopped, even if it crashed.
  *
  * `arena` and `ledger` are writable mappings of at least the planned sizes, `scratch` is zeroed.
- * An unfinished mutation is rolled back; everything derived is made again from the primary facts;
- * these are not trusted: each index and list is checked before it is followed, and a full audit
- * ends it. `mutation` is odd meanwhile; clients may walk the arena and see less than there is.
+ * Rolls back an unfinished mutation, recomputes what is derived, and audits. Facts are not trusted:
+ * each index and list is checked before it is followed. `mutation` is odd meanwhile; clients that
+ * walk the arena may miss nodes.
  *
  * 0: the core is that of the predecessor, between two effects; its hooks get one ADOPT record.
- * Views are missing: kvt_core_session_attach() brings them back one by one, and until then the
- * session's deferred operations wait and it must be given no entry. `ret_adoption` may be NULL.
+ * Views are missing until kvt_core_session_attach(). Until then a session's deferred operations
+ * wait, and none of its entries may be run. `ret_adoption` may be NULL.
  * -ESTALE: see kvt_core_adoptable(); nothing was changed. -EUCLEAN: the facts contradict each
  * other; `why` says where, `mutation` stays odd and the objects must not be used any more.
  * -EINVAL: configuration. */
@@ -140,7 +143,7 @@ int kvt_core_session_open(struct kvt_core *core, const struct kvt_core_peer *pee
 			  const struct kvt_core_view *view, uint64_t now_ns,
 			  uint32_t *ret_session);
 
-/** Give an adopted session its memory back. */
+/** Attach the memory of a recovered session. */
 void kvt_core_session_attach(struct kvt_core *core, uint32_t session,
 			     const struct kvt_core_view *view);
 
@@ -156,10 +159,11 @@ void kvt_core_session_kill(struct kvt_core *core, uint32_t session, uint64_t now
 /** The session's record, for display and to see whether it is DEAD or FREE. */
 const struct kvt_session_record *kvt_core_session(const struct kvt_core *core, uint32_t session);
 
-/** Make the session's process rank 0 of a group of n_ranks processes (2..KVT_MAX_RANKS), and keep
- * places for the others. -EALREADY: it leads one; -ENOSPC: max_members. */
+/** Make the session's process rank 0 of a group of n_ranks processes (2..KVT_MAX_RANKS), and
+ * reserve records for the others. `token` is for a new group; repeated, it gets the first one.
+ * -EALREADY: a group of another size; -ENOSPC: max_members. */
 int kvt_core_group_open(struct kvt_core *core, uint32_t session, uint32_t n_ranks,
-			const uint64_t token[2]);
+			uint64_t token[2]);
 /** The place of a rank that shows this token. -ESTALE: there is no such group (any more), -ERANGE:
  * it has no such rank, or rank 0, -EEXIST: that rank has come already. */
 int kvt_core_group_find(const struct kvt_core *core, const uint64_t token[2], uint32_t rank,
@@ -169,14 +173,21 @@ int kvt_core_group_find(const struct kvt_core *core, const uint64_t token[2], ui
  * least what rank 0's hold, so that no fence that was reached becomes unreached. */
 void kvt_core_member_join(struct kvt_core *core, uint32_t member, const struct kvt_core_peer *peer,
 			  const struct kvt_fence_word *fences);
-/** The words of a member that an adopted core knows, after those of its session. */
+/** Attach a recovered member's fence words, after its session's memory. */
 void kvt_core_member_attach(struct kvt_core *core, uint32_t member,
 			    const struct kvt_fence_word *fences);
-/** Signs of a member's end, for display and for a successor. What they mean for the session is the
- * caller's: kvt_core_session_kill(), and the session's signs when no process is left. */
+/** Record signs of a member's end, for display and for a successor. The caller ends the session:
+ * kvt_core_session_kill(), and the session's signs when no process is left. */
 void kvt_core_member_sign(struct kvt_core *core, uint32_t member, uint32_t signs);
-/** One place, 1..max_members; NULL if no session that lives, or is being taken down, has it. */
+/** A process, 1..kvt_core_members(): a session's number is that of its rank 0. NULL if no session
+ * that lives, or is being taken down, has it. */
 const struct kvt_member_record *kvt_core_member(const struct kvt_core *core, uint32_t member);
+
+/** The highest number of a process. */
+static inline uint32_t kvt_core_members(const struct kvt_core_config *config)
+{
+	return config->max_sessions + config->max_members;
+}
 
 /** Open a namespace for a session (0: for an observer, nothing is counted; -ENOENT if unknown).
  * Idempotent. -ENOSPC: max_namespaces. -EDQUOT: uid_namespaces. */
@@ -190,14 +201,14 @@ bool kvt_core_execute(struct kvt_core *core, uint32_t session, const struct kvt_
 		      uint64_t now_ns, struct kvt_cqe *ret_cqe);
 bool kvt_core_can_defer(const struct kvt_core *core);
 
-/** Whether a BEGIN that is executed next may wait, or leave a notice; else it goes on as if nothing
+/** Say whether a BEGIN executed next may wait, or leave a notice; else it runs as if nothing
  * were announced (KVT_CQE_NO_PLACE). The caller knows whether its completion queue has room for
  * one more completion: of a BEGIN with NO_WAIT that is answered -EAGAIN another one follows. */
 void kvt_core_let_wait(struct kvt_core *core, bool allowed);
 
-/** Let BEGINs go on that need not wait any more, or whose deadlines have passed. Returns how many
+/** Run BEGINs that need not wait any more, or whose deadlines have passed. Returns how many
  * it looked at. All that follow here do this first, so that nothing can evict what they waited
- * for; the daemon calls it so that they need not wait for somebody's next operation. */
+ * for; the daemon calls it so that they need not wait for another operation. */
 uint32_t kvt_core_wake(struct kvt_core *core, uint64_t now_ns);
 
 /** Let deferred operations of a session take effect whose fences are reached. Returns how many. */
@@ -206,7 +217,7 @@ uint32_t kvt_core_poll(struct kvt_core *core, uint32_t session, uint64_t now_ns)
 /** Background work: expiry, dead sessions, detached subtrees, and with `idle` compaction. Does
  * about `budget` small steps (a page, a node) and returns how many it did: 0 = nothing left. */
 uint32_t kvt_core_work(struct kvt_core *core, uint32_t budget, bool idle, uint64_t now_ns);
-/** Whether dead sessions or detached subtrees still have something to reclaim. */
+/** True if dead sessions or detached subtrees are left to reclaim. */
 bool kvt_core_unsettled(const struct kvt_core *core);
 /** When the next expiry or the next deadline of a BEGIN that waits is due, UINT64_MAX if none. */
 uint64_t kvt_core_next_expiry_ns(const struct kvt_core *core);
@@ -228,7 +239,7 @@ const struct kvt_counters *kvt_core_counters(const struct kvt_core *core);
 const struct kvt_arena_header *kvt_core_arena(const struct kvt_core *core);
 const struct kvt_ledger_header *kvt_core_ledger(const struct kvt_core *core);
 
-/** Work of the last operation, for tests of the O(1) claims and for the curious. */
+/** Work of the last operation, for tests of the O(1) claims and statistics. */
 struct kvt_core_effort {
 	uint32_t nodes_touched;
 	uint32_t keys_compared;

@@ -1,12 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Putting new runs into the tree: first count what that needs, then make sure that it is there,
- * and only then change anything. */
+/* Add new runs to the tree: compute what that needs, make room, then change.
+ *
+ * Input is the end of a walk and keys that may be client memory. The first new page is copied
+ * before anything is decided on it (TOCTOU); the others go into slots that no reader sees yet.
+ * Callers: BEGIN, COMMIT, INSERT and REMOVE. */
 
 #include <errno.h>
 #include <string.h>
 
-#include "daemon/core/internal.h"
+#include "daemon/core/detach.h"
+#include "daemon/core/effect.h"
+#include "daemon/core/evict.h"
+#include "daemon/core/grow.h"
+#include "daemon/core/index.h"
+#include "daemon/core/slots.h"
+#include "daemon/core/state.h"
+#include "daemon/core/tree.h"
+#include "daemon/core/undo.h"
+#include "daemon/core/walk.h"
 
 static bool ends_inside(const struct kvt_core *core, const struct kvt_walk *walk)
 {
@@ -65,7 +77,7 @@ static uint32_t nodes_at_most(const struct kvt_core *core, const struct kvt_need
 int kvt_need_nodes(struct kvt_core *core, uint32_t path_node, struct kvt_need *need)
 {
 	/* Announced slots have private pages behind them, so slots are enough - unless, for want of
-	 * nodes, a reader locked a whole edge whose announced tail nobody computes any more. */
+	 * nodes, a reader locked a whole edge whose announced tail no lease computes any more. */
 	if (need->new_pages > core->slots.free_slots + need->evict_pages)
 		return -ENOSPC;
 	if (core->free_nodes.count >= nodes_wanted(need))
@@ -107,6 +119,20 @@ uint32_t kvt_walk_cut(struct kvt_core *core, struct kvt_walk *walk)
 	return walk->node;
 }
 
+uint32_t kvt_root_make(struct kvt_core *core, uint32_t namespace_id)
+{
+	uint32_t stale = core->namespaces[namespace_id].root, root;
+
+	if (stale != KVT_NONE)
+		kvt_detach(core, stale);
+	root = kvt_node_make(core, namespace_id, KVT_NONE);
+	core->n_roots++;
+	KVT_SET(core->nodes[root].flags, core->nodes[root].flags | KVT_NODE_ROOT);
+	KVT_SET(core->namespaces[namespace_id].root, root);
+	kvt_event_add(core, KVT_EV_ROOT, root, namespace_id, 0);
+	return root;
+}
+
 uint32_t kvt_grow(struct kvt_core *core, uint32_t parent, const uint32_t *first,
 		  const uint32_t *keys, uint32_t n, int32_t priority, uint64_t expiry_ns)
 {
@@ -121,7 +147,7 @@ uint32_t kvt_grow(struct kvt_core *core, uint32_t parent, const uint32_t *first,
 		struct kvt_node *node;
 		uint32_t *to = kvt_keys_at(core, slot);
 
-		kvt_undo_keys(core, slot, got);
+		kvt_save_keys(core, slot, got);
 		id = kvt_node_make(core, namespace_id, parent);
 		node = kvt_node_at(core, id);
 		/* The slots are not published yet, so a lying client can only spoil its own. */
@@ -151,8 +177,8 @@ void kvt_grow_run(struct kvt_core *core, uint32_t id, const uint32_t *keys, uint
 	uint32_t slot = slot_behind(core, id);
 
 	kvt_slots_take_at(&core->slots, slot, slot, n);
-	kvt_undo_keys(core, slot, n);
-	kvt_undo_node(core, &core->undo, id);
+	kvt_save_keys(core, slot, n);
+	kvt_save_node(core, id);
 	kvt_racy_copy(kvt_keys_at(core, slot), keys, (size_t)n * core->ps);
 	core->effort.keys_copied += n * core->ps;
 	memset(core->slot_pages + slot, 0, n * sizeof(*core->slot_pages));

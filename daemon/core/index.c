@@ -2,10 +2,11 @@
 
 /* The child index: (parent, first page of keys) -> child. Linear probing; deletion shifts later
  * entries back, so there are no tombstones and a table of twice max_nodes never degrades. Clients
- * probe it while it changes: each bucket is one atomic word, and whatever they read is checked
- * against the child itself. */
+ * probe it while it changes: each bucket is one atomic word, and they check each candidate against
+ * the child itself. */
 
-#include "daemon/core/internal.h"
+#include "daemon/core/index.h"
+#include "daemon/core/state.h"
 
 static uint32_t bucket_child(kvt_bucket bucket)
 {
@@ -36,6 +37,7 @@ static uint32_t place_of(const struct kvt_core *core, uint32_t child)
 
 static void make_tag(struct kvt_core *core, struct kvt_node *node)
 {
+	KVT_ASSERT(node->n_slots > 0 && node->parent != KVT_NONE);
 	node->tag = kvt_racy_tag(core->arena->hash_seed, node->parent,
 				 kvt_keys_at(core, node->first_slot), core->ps);
 }

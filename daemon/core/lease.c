@@ -1,56 +1,76 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Leases, and the four operations of a sequence: BEGIN COMMIT EXTEND END. */
+/* Leases, and the four operations of a sequence: BEGIN COMMIT EXTEND END.
+ *
+ * Input is an operation whose entry was checked. Each decides everything in a plan, refuses or
+ * makes room, and only then changes state. Invariants: a lease's table is `done` cached pages of
+ * its path, then its private pages in order; every announced page of its path has a private page
+ * behind it. Callers: op.c, and the end of a session. */
 
 #include <errno.h>
 #include <string.h>
 
-#include "daemon/core/internal.h"
+#include "daemon/core/compact.h"
+#include "daemon/core/entry.h"
+#include "daemon/core/evict.h"
+#include "daemon/core/grow.h"
+#include "daemon/core/lease.h"
+#include "daemon/core/page.h"
+#include "daemon/core/slots.h"
+#include "daemon/core/state.h"
+#include "daemon/core/tree.h"
+#include "daemon/core/undo.h"
+#include "daemon/core/user.h"
+#include "daemon/core/wait.h"
+#include "daemon/core/walk.h"
 
 /* ---- records */
 
-/** Whether the session may have one more lease: 0 or the refusal. */
+/** Check that the session may have one more lease: 0 or the refusal. */
 int kvt_lease_quota(struct kvt_core *core, struct kvt_op_context *op)
 {
 	const struct kvt_session_record *session = &core->sessions[op->session];
 
 	if (session->max_leases && session->n_leases >= session->max_leases)
 		return kvt_refuse(op, -EDQUOT, KVT_REASON_LIMIT_LEASES, session->max_leases);
-	if (core->config.uid_leases &&
-	    kvt_user_of(core, op->session)->leases >= core->config.uid_leases)
+	if (core->config.uid_leases && core->count->live_leases >= core->config.uid_leases &&
+	    kvt_user_leases(core, op->session) >= core->config.uid_leases)
 		return kvt_refuse(op, -EDQUOT, KVT_REASON_UID_LEASES, core->config.uid_leases);
 	if (core->free_leases.count == 0)
 		return kvt_refuse(op, -ENOSPC, KVT_REASON_LEASES, 0);
 	return 0;
 }
 
-/* What STATUS tells of leases is kept as they come and go: their list by age, how many are of the
- * running epoch, and how many of those lost their path. */
+/* A session's list begins with the lease that it took last. */
 void kvt_lease_list(struct kvt_core *core, uint32_t id)
 {
 	struct kvt_lease_record *lease = &core->leases[id];
+	struct kvt_session_record *owner = &core->sessions[lease->session];
 
-	lease->older = core->youngest_lease;
-	lease->younger = KVT_NONE;
-	if (core->youngest_lease != KVT_NONE)
-		core->leases[core->youngest_lease].younger = id;
+	lease->next_lease = owner->first_lease;
+	if (owner->first_lease != KVT_NONE)
+		core->leases[owner->first_lease].prev_lease = id;
 	else
-		core->oldest_lease = id;
-	core->youngest_lease = id;
+		owner->last_lease = id;
+	owner->first_lease = id;
+	owner->n_leases++;
 	core->epoch_leases += lease->epoch == core->arena->epoch;
 	core->count->live_leases++;
 }
 
 static void unlist(struct kvt_core *core, const struct kvt_lease_record *lease)
 {
-	if (lease->older != KVT_NONE)
-		core->leases[lease->older].younger = lease->younger;
+	struct kvt_session_record *owner = &core->sessions[lease->session];
+
+	if (lease->prev_lease != KVT_NONE)
+		core->leases[lease->prev_lease].next_lease = lease->next_lease;
 	else
-		core->oldest_lease = lease->younger;
-	if (lease->younger != KVT_NONE)
-		core->leases[lease->younger].older = lease->older;
+		owner->first_lease = lease->next_lease;
+	if (lease->next_lease != KVT_NONE)
+		core->leases[lease->next_lease].prev_lease = lease->prev_lease;
 	else
-		core->youngest_lease = lease->older;
+		owner->last_lease = lease->prev_lease;
+	owner->n_leases--;
 	core->epoch_leases -= lease->epoch == core->arena->epoch;
 	core->count->live_leases--;
 }
@@ -58,7 +78,6 @@ static void unlist(struct kvt_core *core, const struct kvt_lease_record *lease)
 uint32_t kvt_lease_make(struct kvt_core *core, uint32_t session, uint32_t kind, uint32_t node,
 			uint32_t path_pages)
 {
-	struct kvt_session_record *owner = &core->sessions[session];
 	uint32_t id = core->free_leases.head;
 	struct kvt_lease_record *lease = &core->leases[id];
 
@@ -66,7 +85,7 @@ uint32_t kvt_lease_make(struct kvt_core *core, uint32_t session, uint32_t kind, 
 	core->free_leases.head = lease->next_lease;
 	if (--core->free_leases.count == 0)
 		core->free_leases.tail = KVT_NONE;
-	kvt_undo_lease_free(core, id, session);
+	kvt_save_lease(core, id);
 	*lease = (struct kvt_lease_record){
 		.kind = kind,
 		.generation = lease->generation,
@@ -75,14 +94,8 @@ uint32_t kvt_lease_make(struct kvt_core *core, uint32_t session, uint32_t kind, 
 		.path_pages = path_pages,
 		.epoch = core->arena->epoch,
 		.begun_ns = core->now_ns,
-		.next_lease = owner->first_lease,
 		.ticket = ++core->ledger->tickets,
 	};
-	if (owner->first_lease != KVT_NONE)
-		core->leases[owner->first_lease].prev_lease = id;
-	owner->first_lease = id;
-	owner->n_leases++;
-	kvt_user_of(core, session)->leases++;
 	kvt_lease_list(core, id);
 	return id;
 }
@@ -90,17 +103,8 @@ uint32_t kvt_lease_make(struct kvt_core *core, uint32_t session, uint32_t kind, 
 void kvt_lease_free(struct kvt_core *core, uint32_t id)
 {
 	struct kvt_lease_record *lease = &core->leases[id];
-	struct kvt_session_record *owner = &core->sessions[lease->session];
 
-	kvt_undo_lease(core, &core->undo, id);
-	if (lease->prev_lease != KVT_NONE)
-		core->leases[lease->prev_lease].next_lease = lease->next_lease;
-	else
-		owner->first_lease = lease->next_lease;
-	if (lease->next_lease != KVT_NONE)
-		core->leases[lease->next_lease].prev_lease = lease->prev_lease;
-	owner->n_leases--;
-	kvt_user_of(core, lease->session)->leases--;
+	kvt_save_lease(core, id);
 	unlist(core, lease);
 	core->wake_due = true;
 	*lease = (struct kvt_lease_record){ .generation = lease->generation + 1,
@@ -112,19 +116,14 @@ void kvt_lease_free(struct kvt_core *core, uint32_t id)
 	core->free_leases.tail = id;
 }
 
-bool kvt_lease_alive(const struct kvt_core *core, uint32_t id)
-{
-	return core->leases[id].kind == KVT_LEASE_MATCH ||
-	       core->leases[id].kind == KVT_LEASE_BEGIN;
-}
-
 /* ---- pages of a lease, in table order */
 
 static void append_pages(struct kvt_core *core, uint32_t id, uint32_t n, uint32_t *list)
 {
 	struct kvt_lease_record *lease = &core->leases[id];
 
-	kvt_undo_lease(core, &core->undo, id);
+	kvt_save_lease(core, id);
+	kvt_save_taker(core, id);
 	for (uint32_t i = 0; i < n; i++) {
 		uint32_t page = kvt_page_take(core, lease->session, id);
 
@@ -153,7 +152,7 @@ static uint32_t release_list(struct kvt_core *core, uint32_t page)
 {
 	uint32_t n = 0;
 
-	kvt_undo_list(core, page, UINT32_MAX);
+	kvt_save_list(core, page, UINT32_MAX);
 	while (page != KVT_NONE) {
 		uint32_t next = core->owners[page].next;
 
@@ -187,7 +186,7 @@ int kvt_room_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t n,
 	kvt_refuse(op, -ENOSPC,
 		   n > core->config.n_pages - 1 ? KVT_REASON_TOO_LARGE : KVT_REASON_ALL_LOCKED,
 		   (uint32_t)available);
-	op->cqe->b = n;
+	op->cqe->refused.needed = n;
 	return -ENOSPC;
 }
 
@@ -197,23 +196,31 @@ void kvt_room_make(struct kvt_core *core, uint32_t n)
 		kvt_evict_pages(core, n - (uint32_t)core->count->free_pages);
 }
 
-static int page_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t n)
+/** Check that the session may take n pages and lock path_pages that could be evicted. */
+static int page_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t n,
+		      uint64_t path_pages)
 {
 	const struct kvt_session_record *session = &core->sessions[op->session];
-	uint32_t limit = core->config.uid_pages;
 
 	if (session->max_private_pages && (uint64_t)session->n_private + n >
 						  session->max_private_pages)
 		return kvt_refuse(op, -EDQUOT, KVT_REASON_LIMIT_PAGES, session->max_private_pages);
-	if (limit && n > 0 && core->live_users > 1 &&
-	    kvt_user_of(core, op->session)->pages + n > limit)
-		return kvt_refuse(op, -EDQUOT, KVT_REASON_UID_PAGES, limit);
+	if (!kvt_user_may_hold(core, op->session, n, path_pages))
+		return kvt_refuse(op, -EDQUOT, KVT_REASON_UID_PAGES, core->config.uid_pages);
 	return 0;
+}
+
+int kvt_lock_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t node, uint32_t pages)
+{
+	if (kvt_user_may_hold(core, op->session, 0, pages) ||
+	    kvt_user_may_hold(core, op->session, 0, kvt_path_evictable(core, node, pages)))
+		return 0;
+	return kvt_refuse(op, -EDQUOT, KVT_REASON_UID_PAGES, core->config.uid_pages);
 }
 
 int kvt_private_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t n)
 {
-	int error = page_quota(core, op, n);
+	int error = page_quota(core, op, n, 0);
 
 	if (!error && n > op->sqe->list_capacity)
 		error = kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, n);
@@ -222,13 +229,13 @@ int kvt_private_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t
 
 /* ---- BEGIN */
 
-/** What a BEGIN will do, decided before anything changes. */
+/** The plan of a BEGIN, made before anything changes. */
 struct begin_plan {
 	uint32_t table;   /* entries of the page table */
 	uint32_t whole;   /* whole pages of keys, 0 when disabled */
 	uint32_t matched; /* pages */
 	uint32_t reuse;   /* pages */
-	uint32_t fresh;   /* pages to announce that nobody has announced */
+	uint32_t fresh;   /* pages to announce that no other lease has */
 	struct kvt_walk walk;
 	struct kvt_need need;
 };
@@ -250,26 +257,26 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 	if (error)
 		return error;
 	plan->whole = core->config.disabled ? 0 : sqe->n_keys / core->ps;
-	kvt_walk_keys(core, sqe->namespace_id, keys, plan->whole, &plan->walk);
+	error = kvt_walk_keys(core, sqe->namespace_id, keys, plan->whole, &plan->walk);
+	if (error)
+		return error;
 	core->effort.path_nodes = plan->walk.path_nodes;
 	plan->matched = plan->walk.matched;
 	plan->reuse = flags & KVT_F_FORCE_MISS ? 0 : plan->matched;
 	if (plan->reuse * core->ps == sqe->n_keys && plan->reuse > 0 && !(flags & KVT_F_FULL))
 		plan->reuse--;
 	plan->fresh = plan->whole - plan->walk.walked;
-	if (too_large) {
-		kvt_need_compute(core, &plan->walk, plan->fresh, true, &plan->need);
+	kvt_need_compute(core, &plan->walk, plan->fresh, true, &plan->need);
+	if (too_large)
 		return kvt_room_check(core, op, plan->table, plan->need.path_pages);
-	}
 	if (flags & (KVT_F_WAIT | KVT_F_NO_WAIT) && plan->table <= sqe->list_capacity &&
 	    kvt_wait_check(core, op, &plan->walk) == KVT_WAITS)
 		return KVT_WAITS;
-	error = page_quota(core, op, plan->table - plan->reuse);
+	error = page_quota(core, op, plan->table - plan->reuse, plan->need.path_pages);
 	if (error)
 		return error;
 	if (plan->table > sqe->list_capacity)
 		return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, plan->table);
-	kvt_need_compute(core, &plan->walk, plan->fresh, true, &plan->need);
 	plan->need.spare = plan->fresh > 0 &&
 			   plan->table - plan->reuse > core->count->free_pages;
 	if (plan->need.spare)
@@ -351,17 +358,17 @@ int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 		op->cqe->generation = core->nodes[op->cqe->node].generation;
 		op->cqe->positions = plan.matched * core->ps;
 	}
-	op->cqe->a = sqe->flags & KVT_F_FORCE_MISS ? 0 : plan.matched * core->ps;
-	op->cqe->b = plan.reuse * core->ps;
-	op->cqe->c = (plan.walk.walked - plan.matched) * core->ps;
-	op->cqe->d = (uint32_t)(core->count->evicted_pages - evicted);
-	op->cqe->e = plan.table;
+	op->cqe->begin.matched = sqe->flags & KVT_F_FORCE_MISS ? 0 : plan.matched * core->ps;
+	op->cqe->begin.reusable = plan.reuse * core->ps;
+	op->cqe->begin.announced = (plan.walk.walked - plan.matched) * core->ps;
+	op->cqe->begin.evicted = (uint32_t)(core->count->evicted_pages - evicted);
+	op->cqe->n_list = plan.table;
 	return 0;
 }
 
 /* ---- COMMIT */
 
-/** What is new about the keys of a COMMIT, in core->op_keys: the lease's tail, then what came. */
+/** The plan of a COMMIT. Its keys are in core->op_keys: the lease's tail, then the new ones. */
 struct commit_plan {
 	struct kvt_lease_record *lease;
 	uint32_t id;
@@ -385,11 +392,12 @@ static bool can_grow_in_place(const struct kvt_core *core, const struct commit_p
 	       kvt_slots_free_at(&core->slots, node->first_slot + node->n_slots) >= plan->fresh;
 }
 
-/** Where the generated keys lead, and what announcing them needs. */
+/** Walk the generated keys, and compute what announcing them needs. */
 static int plan_growth(struct kvt_core *core, struct kvt_op_context *op, struct commit_plan *plan)
 {
 	struct kvt_lease_record *lease = plan->lease;
 	struct kvt_walk *walk = &plan->walk;
+	int error;
 
 	plan->tail = lease->known % core->ps;
 	memcpy(core->op_keys, core->tails + (size_t)plan->id * core->ps,
@@ -400,13 +408,15 @@ static int plan_growth(struct kvt_core *core, struct kvt_op_context *op, struct 
 	if (plan->pages == 0)
 		return 0;
 	if (lease->node == KVT_NONE) {
-		kvt_walk_keys(core, lease->namespace_id, core->op_keys, plan->pages, walk);
+		error = kvt_walk_keys(core, lease->namespace_id, core->op_keys, plan->pages, walk);
 	} else {
 		walk->root = walk->node = lease->node;
 		walk->in_node = core->nodes[lease->node].n_slots;
 		walk->walked = lease->path_pages;
-		kvt_walk_from(core, walk, core->op_keys, plan->pages);
+		error = kvt_walk_from(core, walk, core->op_keys, plan->pages);
 	}
+	if (error)
+		return error;
 	plan->fresh = lease->path_pages + plan->pages - walk->walked;
 	plan->in_place = plan->fresh > 0 && can_grow_in_place(core, plan);
 	if (plan->in_place)
@@ -417,13 +427,13 @@ static int plan_growth(struct kvt_core *core, struct kvt_op_context *op, struct 
 	return 0;
 }
 
-/** Whether nothing of the lease's path can be found any more: 0 or the refusal. */
+/** Check that the lease's path is still attached: 0 or the refusal. */
 static int check_attached(const struct kvt_core *core, struct kvt_op_context *op,
 			  const struct kvt_lease_record *lease)
 {
 	if (lease->epoch != core->arena->epoch)
 		return kvt_refuse(op, -ESTALE, KVT_REASON_EPOCH, lease->computed);
-	if (kvt_path_detached(core, lease->node))
+	if (core->cut_leases && kvt_path_detached(core, lease->node))
 		return kvt_refuse(op, -ESTALE, KVT_REASON_DETACHED, lease->computed);
 	return 0;
 }
@@ -451,7 +461,7 @@ static int commit_plan(struct kvt_core *core, struct kvt_op_context *op, struct 
 	return plan_growth(core, op, plan);
 }
 
-/** For the undo log: the lease, and the pages that it is going to lose at most. */
+/** Save the lease, and all pages that it can lose. */
 static void save_lease(struct kvt_core *core, const struct commit_plan *plan)
 {
 	const struct kvt_lease_record *lease = plan->lease;
@@ -460,11 +470,12 @@ static void save_lease(struct kvt_core *core, const struct commit_plan *plan)
 
 	if (most < known && !(lease->flags & KVT_LEASE_FORCE_MISS))
 		most = known; /* look-on */
-	kvt_undo_lease(core, &core->undo, plan->id);
-	if (plan->n_keys > 0)
-		kvt_undo_tail(core, plan->id);
+	kvt_save_lease(core, plan->id);
+	if (plan->n_keys > 0 && plan->tail > 0)
+		kvt_save(core, core->tails + (size_t)plan->id * core->ps,
+			 plan->tail * sizeof(*core->tails));
 	if (most > lease->done)
-		kvt_undo_list(core, lease->first_page, most - lease->done);
+		kvt_save_list(core, lease->first_page, most - lease->done);
 }
 
 /** Announce the whole pages of generated keys on the lease's path. */
@@ -495,7 +506,7 @@ static void commit_grow(struct kvt_core *core, struct commit_plan *plan)
 	       (plan->tail + plan->n_keys) % core->ps * sizeof(uint32_t));
 }
 
-/** The page at `done` of the table gives way to the cached twin of its place. */
+/** Replace the page at `done` of the table by the cached twin of its place. */
 static void displace(struct kvt_core *core, struct kvt_lease_record *lease, bool keep)
 {
 	uint32_t page = pop_page(core, lease);
@@ -530,11 +541,11 @@ static void commit_seal(struct kvt_core *core, struct commit_plan *plan, bool ke
 			if (lease->done < node->start + node->sealed &&
 			    (lease->done < whole || lease->done < limit)) {
 				displace(core, lease, keep);
-				cqe->d++;
+				cqe->commit.duplicates++;
 			} else if (lease->done < whole) {
 				kvt_node_seal(core, id, pop_page(core, lease));
 				lease->done++;
-				cqe->c++;
+				cqe->commit.sealed++;
 			} else {
 				return;
 			}
@@ -542,7 +553,7 @@ static void commit_seal(struct kvt_core *core, struct commit_plan *plan, bool ke
 	}
 }
 
-/** The COMMIT itself, of a live BEGIN lease. Fills a..d of the completion. */
+/** Commit to a live BEGIN lease. Fills `commit` of the completion. */
 static int commit(struct kvt_core *core, struct kvt_op_context *op)
 {
 	const struct kvt_sqe *sqe = op->sqe;
@@ -557,7 +568,7 @@ static int commit(struct kvt_core *core, struct kvt_op_context *op)
 	int error;
 
 	if (plan.computed < plan.lease->computed) {
-		op->cqe->a = plan.lease->computed;
+		op->cqe->commit.next = plan.lease->computed;
 		return 0;
 	}
 	error = commit_plan(core, op, &plan);
@@ -566,7 +577,7 @@ static int commit(struct kvt_core *core, struct kvt_op_context *op)
 	save_lease(core, &plan);
 	commit_grow(core, &plan);
 	commit_seal(core, &plan, sqe->flags & KVT_F_KEEP, op->cqe);
-	KVT_ASSERT(core->count->duplicate_pages - before == op->cqe->d);
+	KVT_ASSERT(core->count->duplicate_pages - before == op->cqe->commit.duplicates);
 	if (!(sqe->flags & KVT_F_CHUNKED) && !(plan.lease->flags & KVT_LEASE_COUNTED)) {
 		plan.lease->flags |= KVT_LEASE_COUNTED;
 		kvt_path_count_hit(core, plan.lease->node);
@@ -576,8 +587,8 @@ static int commit(struct kvt_core *core, struct kvt_op_context *op)
 	if (next < plan.computed)
 		next = plan.computed;
 	plan.lease->computed = next;
-	op->cqe->a = next;
-	op->cqe->b = next - plan.computed;
+	op->cqe->commit.next = next;
+	op->cqe->commit.advanced = next - plan.computed;
 	core->count->advanced_positions += next - plan.computed;
 	return 0;
 }
@@ -597,7 +608,7 @@ int kvt_op_commit(struct kvt_core *core, struct kvt_op_context *op)
 		return error;
 	write_table(core, lease, op->view->list + op->sqe->list_offset);
 	op->cqe->positions = lease->known;
-	op->cqe->e = table;
+	op->cqe->n_list = table;
 	return 0;
 }
 
@@ -617,8 +628,8 @@ int kvt_op_extend(struct kvt_core *core, struct kvt_op_context *op)
 	kvt_path_touch(core, lease->node);
 	op->cqe->lease = op->sqe->node;
 	op->cqe->lease_generation = op->sqe->generation;
-	op->cqe->c = (uint32_t)(core->count->evicted_pages - evicted);
-	op->cqe->e = n;
+	op->cqe->extend.evicted = (uint32_t)(core->count->evicted_pages - evicted);
+	op->cqe->n_list = n;
 	return 0;
 }
 
@@ -641,7 +652,7 @@ uint32_t kvt_lease_end_join(struct kvt_core *core, uint32_t id)
 	uint32_t node = core->leases[id].node, up = core->nodes[node].parent, freed;
 
 	freed = kvt_lease_end(core, id);
-	/* What was announced only is gone with the lock, and perhaps more. */
+	/* Announced pages go with the lock, and perhaps others. */
 	if (!(core->nodes[node].flags & KVT_NODE_LIVE))
 		node = up;
 	if (node != KVT_NONE && core->nodes[node].flags & KVT_NODE_LIVE)
@@ -653,15 +664,16 @@ int kvt_op_end(struct kvt_core *core, struct kvt_op_context *op)
 {
 	int error = op->sqe->flags & KVT_F_COMMIT ? commit(core, op) : 0;
 
+	if (error == KVT_EXPIRED)
+		return error;
 	if (!error)
 		error = check_attached(core, op, &core->leases[op->sqe->node]);
-	if (error) {
-		/* END always ends; the completion says what became of its COMMIT or path. */
-		if (error == -ESTALE)
-			op->cqe->flags |= KVT_CQE_DETACHED;
-		op->cqe->a = op->cqe->b = op->cqe->c = op->cqe->d = 0;
-	}
-	op->cqe->a = op->cqe->b = 0;
-	op->cqe->d = kvt_lease_end_join(core, op->sqe->node);
+	/* END always ends; the completion says what became of its COMMIT or path. */
+	if (error == -ESTALE)
+		op->cqe->flags |= KVT_CQE_DETACHED;
+	op->cqe->end = (struct kvt_answer_end){
+		.sealed = error ? 0 : op->cqe->commit.sealed,
+		.freed = kvt_lease_end_join(core, op->sqe->node),
+	};
 	return 0;
 }

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A page is in exactly one state, and in exactly one list: free, a lease's, a session's loose or
- * quarantined pages; a cached one is in a slot instead. */
+/* Pages. Each is in exactly one state, and in one list: free, a lease's, a session's loose or
+ * quarantined pages; a cached one is in a slot instead. The caller saves what it changes for undo.
+ * Callers: leases, ALLOC and FREE, sealing and trimming, the end of a session. */
 
-#include "daemon/core/internal.h"
+#include "daemon/core/page.h"
+#include "daemon/core/state.h"
 
 uint32_t kvt_page_take(struct kvt_core *core, uint32_t session, uint32_t lease)
 {
@@ -21,17 +23,14 @@ uint32_t kvt_page_take(struct kvt_core *core, uint32_t session, uint32_t lease)
 	core->count->free_pages--;
 	core->count->private_pages++;
 	core->sessions[session].n_private++;
-	kvt_user_of(core, session)->pages++;
 	core->effort.pages_moved++;
 	return page;
 }
 
-/** PRIVATE or QUARANTINE to FREE; the page is in no list any more. */
 void kvt_page_release(struct kvt_core *core, uint32_t page)
 {
 	struct kvt_owner_record *owner = &core->owners[page];
 
-	kvt_user_of(core, owner->session)->pages--;
 	if (core->pages[page].state == KVT_PAGE_PRIVATE) {
 		core->count->private_pages--;
 		core->sessions[owner->session].n_private--;
@@ -49,11 +48,8 @@ void kvt_page_release(struct kvt_core *core, uint32_t page)
 
 void kvt_page_cache(struct kvt_core *core, uint32_t page, uint32_t slot)
 {
-	uint32_t session = core->owners[page].session;
-
 	KVT_ASSERT(core->pages[page].state == KVT_PAGE_PRIVATE);
-	core->sessions[session].n_private--;
-	kvt_user_of(core, session)->pages--;
+	core->sessions[core->owners[page].session].n_private--;
 	core->owners[page] = (struct kvt_owner_record){ 0 };
 	core->pages[page] = (struct kvt_page_record){ slot, KVT_PAGE_CACHED };
 	core->slot_pages[slot] = page;

@@ -1,12 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Sizes, layout and the first state of arena, ledger and scratch; and the record of an effect. */
+/* Sizes, layout and the first state of arena, ledger and scratch.
+ *
+ * Input is the configuration alone: equal ones give equal layouts, which recovery relies on. There
+ * is no allocation after this. Callers: the daemon's start, recovery, tests. */
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/core/internal.h"
+#include "daemon/core/audit.h"
+#include "daemon/core/plan.h"
+#include "daemon/core/slots.h"
+#include "daemon/core/state.h"
+#include "daemon/core/undo.h"
 
 static uint64_t next_line(uint64_t offset)
 {
@@ -103,7 +110,7 @@ static uint64_t lay_ledger(const struct kvt_core_config *c, struct kvt_section *
 	at = lay(sections, KVT_LSECTION_UNDO, at,
 		 sizeof(struct kvt_undo_header) / sizeof(uint64_t) + kvt_undo_capacity(c),
 		 sizeof(uint64_t));
-	at = lay(sections, KVT_LSECTION_MEMBERS, at, c->max_members + 1ull,
+	at = lay(sections, KVT_LSECTION_MEMBERS, at, kvt_core_members(c) + 1ull,
 		 sizeof(struct kvt_member_record));
 	return lay(sections, KVT_LSECTION_MAKERS, at, c->max_namespaces, sizeof(uint32_t));
 }
@@ -147,6 +154,26 @@ static uint64_t sort_count(const struct kvt_core_config *c)
 	return n > c->n_pending + 1ull ? n : c->n_pending + 1ull;
 }
 
+/** Carve the arrays of the audit's shadow. `shadow`: NULL only counts. */
+static void carve_shadow(struct kvt_core *shadow, const struct kvt_core_config *c,
+			 struct scratch *scratch)
+{
+	struct kvt_core probe;
+
+	if (!shadow)
+		shadow = &probe;
+	carve_slots(&shadow->slots, c, scratch);
+#define CARVE(array_, n_) shadow->array_ = carve(scratch, n_, sizeof(*shadow->array_));
+	KVT_SHADOW_COPIES(CARVE)
+	KVT_SHADOW_ZEROED(CARVE)
+#undef CARVE
+	shadow->buckets = carve(scratch, bucket_count(c), sizeof(kvt_bucket));
+	shadow->heap.nodes = carve(scratch, c->max_nodes, sizeof(uint32_t));
+	shadow->expiry.nodes = carve(scratch, c->max_nodes, sizeof(uint32_t));
+	shadow->detached = carve(scratch, c->max_nodes, sizeof(uint32_t));
+	shadow->compact = carve(scratch, c->max_nodes, sizeof(uint32_t));
+}
+
 static uint64_t carve_scratch(struct kvt_core *core, const struct kvt_core_config *c, void *base)
 {
 	struct scratch scratch = { base, next_line(sizeof(struct kvt_core)) };
@@ -162,9 +189,7 @@ static uint64_t carve_scratch(struct kvt_core *core, const struct kvt_core_confi
 	core->user_of = carve(&scratch, c->max_sessions + 1ull, sizeof(uint32_t));
 	core->user_of_space = carve(&scratch, c->max_namespaces, sizeof(uint32_t));
 	core->groups = carve(&scratch, c->max_sessions + 1ull, sizeof(*core->groups));
-	core->lock_count = carve(&scratch, c->max_nodes, sizeof(uint32_t));
 	core->cut_below = carve(&scratch, c->max_nodes, sizeof(uint32_t));
-	core->space_tally = carve(&scratch, c->max_namespaces, sizeof(*core->space_tally));
 	core->lease_stamp = carve(&scratch, c->n_leases + 1ull, sizeof(uint32_t));
 	core->progress = carve(&scratch, c->n_leases + 1ull, sizeof(*core->progress));
 	core->session_stamp = carve(&scratch, c->max_sessions + 1ull, sizeof(uint32_t));
@@ -185,6 +210,8 @@ static uint64_t carve_scratch(struct kvt_core *core, const struct kvt_core_confi
 	core->undo.freed = carve(&scratch, c->n_slots / 32 + 1ull, sizeof(uint64_t));
 	core->n_sort = (uint32_t)sort_count(c);
 	core->sort = carve(&scratch, 2ull * core->n_sort, sizeof(struct kvt_sort));
+	core->shadow = carve(&scratch, 1, sizeof(*core->shadow));
+	carve_shadow(core->shadow, c, &scratch);
 	return scratch.at;
 }
 
@@ -270,7 +297,7 @@ static void fill_ledger(struct kvt_core *core, void *memory)
 	header->abi_major = KVT_ABI_MAJOR;
 	header->abi_minor = KVT_ABI_MINOR;
 	header->header_bytes = sizeof(*header);
-	header->layout = kvt_abi_layout();
+	header->layout = kvt_ledger_layout();
 	memcpy(header->instance, c->instance, sizeof(header->instance));
 	memcpy(header->boot_id, c->boot_id, sizeof(header->boot_id));
 	header->max_sessions = c->max_sessions;
@@ -280,14 +307,14 @@ static void fill_ledger(struct kvt_core *core, void *memory)
 	header->object_bytes = lay_ledger(c, header->sections);
 }
 
-/** Where the arrays are. What the configuration says, not what the headers say. */
+/** Set the arrays' addresses by the configuration, not by the headers, which are not trusted. */
 static void bind(struct kvt_core *core, void *arena, void *ledger)
 {
 	const struct kvt_core_config *c = &core->config;
 	struct kvt_section sections[KVT_LEDGER_SECTIONS] = { { 0 } };
 	char *bytes = arena;
 
-	lay_arena(c, sections);
+	core->undo.arena_bytes = lay_arena(c, sections);
 	core->arena = arena;
 	core->count = &core->arena->counters;
 	core->nodes = (void *)(bytes + sections[KVT_SECTION_NODES].offset);
@@ -328,6 +355,8 @@ int kvt_core_prepare(struct kvt_core *core, const struct kvt_core_config *config
 	core->magic = KVT_CORE_MAGIC;
 	core->config = filled;
 	core->ps = filled.page_size;
+	if (filled.uid_pages && filled.uid_pages < filled.n_pages - 1)
+		core->uid_reserve = filled.n_pages - 1 - filled.uid_pages;
 	if (hooks)
 		core->hooks = *hooks;
 	core->now_ns = now_ns;
@@ -394,79 +423,4 @@ void kvt_core_publish(struct kvt_core *core, uint32_t state)
 {
 	/* Pairs with the acquire in the attach code: everything before a READY is visible. */
 	kvt_store_release(&core->arena->state, state);
-}
-
-void kvt_mutation_begin(struct kvt_core *core)
-{
-	kvt_undo_begin(core);
-	kvt_fence_signal(); /* what the log says is for a mutation that is odd */
-	kvt_store_relaxed(&core->arena->mutation, core->arena->mutation + 1);
-	kvt_fence_release(); /* pairs with the acquire fence of who reads counters */
-}
-
-void kvt_mutation_end(struct kvt_core *core)
-{
-	kvt_fence_signal();
-	kvt_store_release(&core->arena->mutation, core->arena->mutation + 1);
-	if (core->n_slots_due > 0)
-		kvt_slots_give_due(core, false);
-}
-
-void kvt_event_add(struct kvt_core *core, uint32_t kind, uint32_t node, uint32_t other,
-		   uint32_t n)
-{
-	if (!core->hooks.record)
-		return;
-	KVT_ASSERT(core->n_events < core->max_events);
-	core->events[core->n_events++] = (struct kvt_event){ kind, node, other, n };
-}
-
-void kvt_record_start(struct kvt_core *core)
-{
-	core->n_events = 0;
-	core->n_out = 0;
-	if (core->hooks.record)
-		memset(&core->record, 0, sizeof(core->record));
-}
-
-uint64_t kvt_record_emit(struct kvt_core *core, uint32_t kind, uint32_t session, uint64_t value)
-{
-	uint64_t seq = ++core->ledger->seq;
-
-	if (core->hooks.record) {
-		struct kvt_record *record = &core->record;
-
-		record->kind = kind;
-		record->session = session;
-		record->seq = seq;
-		record->now_ns = core->now_ns;
-		record->value = value;
-		record->events = core->events;
-		record->n_events = core->n_events;
-		record->out = core->out;
-		record->n_out = core->n_out;
-		record->counters = *core->count;
-		core->hooks.record(core->hooks.context, record);
-	}
-	return seq;
-}
-
-const struct kvt_counters *kvt_core_counters(const struct kvt_core *core)
-{
-	return core->count;
-}
-
-const struct kvt_arena_header *kvt_core_arena(const struct kvt_core *core)
-{
-	return core->arena;
-}
-
-const struct kvt_ledger_header *kvt_core_ledger(const struct kvt_core *core)
-{
-	return core->ledger;
-}
-
-const struct kvt_core_effort *kvt_core_effort(const struct kvt_core *core)
-{
-	return &core->effort;
 }

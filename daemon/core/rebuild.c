@@ -1,17 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What is derived, made again from the primary facts alone. The facts come from memory that a dead
- * daemon left behind: each index is compared with its bound before it is followed, each list ends
- * after as many steps as there are records, and whatever contradicts is a doubt, never a guess. The
- * order in which things were queued is part of the facts (tickets, times, tokens), so that the
- * successor makes the choices that its predecessor would have made. */
+/* Recomputing what is derived from the primary facts.
+ *
+ * The facts come from memory that a dead daemon left: each index is compared with its bound before
+ * it is followed, each list ends after as many steps as there are records, and a contradiction is
+ * refused, never guessed away. The order of queues is part of the facts (tickets, times, tokens):
+ * the successor makes the choices that its predecessor would have made. Called by adopt.c, and by
+ * audit.c on a copy of what it writes. */
 
 #include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
-#include "daemon/core/internal.h"
+#include "daemon/core/backlog.h"
+#include "daemon/core/entry.h"
+#include "daemon/core/index.h"
+#include "daemon/core/lease.h"
+#include "daemon/core/order.h"
+#include "daemon/core/page.h"
+#include "daemon/core/recover.h"
+#include "daemon/core/slots.h"
+#include "daemon/core/state.h"
+#include "daemon/core/tree.h"
+#include "daemon/core/user.h"
+#include "daemon/core/wait.h"
 
 #define TRY(call)                                                                                 \
 	do {                                                                                      \
@@ -19,18 +30,6 @@
 		if (try_error)                                                                    \
 			return try_error;                                                         \
 	} while (0)
-
-int kvt_doubt(struct kvt_doubt *doubt, const char *format, ...)
-{
-	va_list args;
-
-	if (doubt->why_size > 0) {
-		va_start(args, format);
-		vsnprintf(doubt->why, doubt->why_size, format, args);
-		va_end(args);
-	}
-	return -EUCLEAN;
-}
 
 /* ---- order: a merge sort inside the scratch area, for the core may not allocate */
 
@@ -71,92 +70,87 @@ static struct kvt_sort *sort(struct kvt_core *core, uint32_t n)
 
 /* ---- nodes */
 
-static bool node_live(const struct kvt_core *core, uint32_t id)
-{
-	return id != KVT_NONE && id < core->config.max_nodes &&
-	       (core->nodes[id].flags & KVT_NODE_LIVE);
-}
-
 static void forget_node(struct kvt_node *node)
 {
 	const uint32_t facts = KVT_NODE_LIVE | KVT_NODE_ROOT | KVT_NODE_DETACHED;
 
 	if (node->flags & ~facts)
 		KVT_SET(node->flags, node->flags & facts);
-	/* Whoever read it when the last daemon died shall notice; and nobody waits for ever. */
+	/* A reader from before the crash retries, and none waits on an odd version for ever. */
 	if (node->version & 1)
 		KVT_SET(node->version, node->version + 1);
 	node->first_child = node->next_sibling = node->prev_sibling = KVT_NONE;
 	node->n_children = node->lock_ref = node->tag = 0;
-	node->older = node->younger = KVT_NONE;
+	node->older = KVT_NONE;
+	node->younger = KVT_NODE_UNLISTED;
 	node->heap_at = node->expiry_at = 0;
 	node->announcer = KVT_NONE;
 }
 
-static int check_free_node(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id)
+static int check_free_node(struct kvt_core *core, struct kvt_why *why, uint32_t id)
 {
 	const struct kvt_node *node = kvt_node_at(core, id);
 
 	if (node->flags || node->parent || node->first_slot || node->n_slots || node->sealed)
-		return kvt_doubt(doubt, "node %u is free, but has flags %x and %u slots", id,
+		return kvt_unclean(why, "node %u is free, but has flags %x and %u slots", id,
 				 node->flags, node->n_slots);
 	if (node->created > core->ledger->tickets)
-		return kvt_doubt(doubt, "node %u has a ticket that was never given", id);
+		return kvt_unclean(why, "node %u has a ticket that was never given", id);
 	return 0;
 }
 
-/** What a live node says of itself. */
-static int check_live_node(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id)
+/** Check a live node's own fields. */
+static int check_live_node(struct kvt_core *core, struct kvt_why *why, uint32_t id)
 {
 	const struct kvt_node *node = kvt_node_at(core, id);
 	const struct kvt_namespace_record *space;
 	bool root = node->flags & KVT_NODE_ROOT;
 
 	if (node->flags >= KVT_NODE_QUEUED << 1)
-		return kvt_doubt(doubt, "node %u has flags %x", id, node->flags);
+		return kvt_unclean(why, "node %u has flags %x", id, node->flags);
 	if (node->namespace_id == 0 || node->namespace_id >= core->config.max_namespaces)
-		return kvt_doubt(doubt, "node %u is of no namespace: %u", id, node->namespace_id);
+		return kvt_unclean(why, "node %u is of no namespace: %u", id, node->namespace_id);
 	space = &core->namespaces[node->namespace_id];
-	if (space->flags != 1)
-		return kvt_doubt(doubt, "node %u is of namespace %u, which is not in use", id,
+	if (space->flags != KVT_NAMESPACE_USED)
+		return kvt_unclean(why, "node %u is of namespace %u, which is not in use", id,
 				 node->namespace_id);
 	if (root ? node->first_slot || node->n_slots || node->sealed || node->start ||
 			   node->parent :
 		   node->first_slot == 0 || node->n_slots == 0 || node->sealed > node->n_slots)
-		return kvt_doubt(doubt, "node %u has an impossible run", id);
+		return kvt_unclean(why, "node %u has an impossible run", id);
 	if ((uint64_t)node->first_slot + node->n_slots > core->config.n_slots ||
 	    (uint64_t)node->start + node->n_slots > core->config.n_slots)
-		return kvt_doubt(doubt, "node %u reaches beyond the last slot", id);
+		return kvt_unclean(why, "node %u reaches beyond the last slot", id);
 	if (node->touched > core->ledger->clock || node->created > core->ledger->clock ||
 	    node->epoch > core->arena->epoch)
-		return kvt_doubt(doubt, "node %u is of the future", id);
+		return kvt_unclean(why, "node %u is of the future", id);
 	if (!root && node->parent == KVT_NONE && !(node->flags & KVT_NODE_DETACHED))
-		return kvt_doubt(doubt, "node %u has no parent", id);
+		return kvt_unclean(why, "node %u has no parent", id);
 	return 0;
 }
 
-/** What it says together with its parent. That a path goes on where the parent ends also makes
- * sure that climbing ends: runs are not empty, so a child starts behind its parent. */
-static int check_parent(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id)
+/** Check a node against its parent. A run begins where the parent ends, and none is empty: so every
+ * climb ends. */
+static int check_parent(struct kvt_core *core, struct kvt_why *why, uint32_t id)
 {
 	const struct kvt_node *node = kvt_node_at(core, id), *up = kvt_node_at(core, node->parent);
 
-	if (!node_live(core, node->parent))
-		return kvt_doubt(doubt, "the parent of node %u is node %u, which is free", id,
+	if (!kvt_node_live(core, node->parent))
+		return kvt_unclean(why, "the parent of node %u is node %u, which is free", id,
 				 node->parent);
 	if (node->start != up->start + up->n_slots || node->namespace_id != up->namespace_id)
-		return kvt_doubt(doubt, "node %u does not go on where node %u ends", id,
+		return kvt_unclean(why, "node %u does not begin where node %u ends", id,
 				 node->parent);
 	if (node->sealed > 0 && up->sealed < up->n_slots)
-		return kvt_doubt(doubt, "node %u is sealed below announced pages", id);
+		return kvt_unclean(why, "node %u is sealed below announced pages", id);
 	if (node->epoch != up->epoch)
-		return kvt_doubt(doubt, "node %u is of another epoch than its parent", id);
+		return kvt_unclean(why, "node %u is of another epoch than its parent", id);
 	if (node->touched > up->touched)
-		return kvt_doubt(doubt, "node %u was touched after its parent", id);
+		return kvt_unclean(why, "node %u was touched after its parent", id);
 	return 0;
 }
 
-static int link_root(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id)
+static int link_root(struct kvt_core *core, struct kvt_why *why, uint32_t id)
 {
 	const struct kvt_node *node = kvt_node_at(core, id);
 	struct kvt_namespace_record *space = &core->namespaces[node->namespace_id];
@@ -164,7 +158,7 @@ static int link_root(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id
 	if (node->flags & KVT_NODE_DETACHED)
 		return 0;
 	if (space->root != KVT_NONE)
-		return kvt_doubt(doubt, "namespace %u has two roots: nodes %u and %u",
+		return kvt_unclean(why, "namespace %u has two roots: nodes %u and %u",
 				 node->namespace_id, space->root, id);
 	KVT_SET(space->root, id);
 	core->n_roots++;
@@ -174,24 +168,24 @@ static int link_root(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id
 }
 
 /** A node under its parent, with all that both say checked: it can be found from now on. */
-static int link_node(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id)
+static int link_node(struct kvt_core *core, struct kvt_why *why, uint32_t id)
 {
 	struct kvt_node *node = kvt_node_at(core, id), *up = kvt_node_at(core, node->parent);
 
 	core->count->live_nodes++;
 	core->namespaces[node->namespace_id].nodes++;
 	if (node->flags & KVT_NODE_ROOT)
-		return link_root(core, doubt, id);
+		return link_root(core, why, id);
 	if (node->parent != KVT_NONE)
-		TRY(check_parent(core, doubt, id));
+		TRY(check_parent(core, why, id));
 	if (kvt_bit_get(core->slots.run_head, node->first_slot))
-		return kvt_doubt(doubt, "nodes %u and %u begin at slot %u", id,
+		return kvt_unclean(why, "nodes %u and %u begin at slot %u", id,
 				 core->slots.run[node->first_slot], node->first_slot);
 	kvt_slots_set_run(&core->slots, node->first_slot, id);
 	if (node->flags & KVT_NODE_DETACHED)
 		return 0;
 	if (!kvt_index_add_new(core, id))
-		return kvt_doubt(doubt, "node %u has a twin below node %u", id, node->parent);
+		return kvt_unclean(why, "node %u has a twin below node %u", id, node->parent);
 	node->next_sibling = up->first_child;
 	if (up->first_child != KVT_NONE)
 		core->nodes[up->first_child].prev_sibling = id;
@@ -200,7 +194,7 @@ static int link_node(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id
 	return 0;
 }
 
-static int rebuild_nodes(struct kvt_core *core, struct kvt_doubt *doubt)
+static int rebuild_nodes(struct kvt_core *core, struct kvt_why *why)
 {
 	for (uint32_t i = 0; i <= core->bucket_mask; i++)
 		kvt_store_relaxed(&core->buckets[i], 0);
@@ -208,18 +202,18 @@ static int rebuild_nodes(struct kvt_core *core, struct kvt_doubt *doubt)
 		KVT_SET(core->namespaces[i].root, KVT_NONE);
 	for (uint32_t id = 1; id < core->config.max_nodes; id++) {
 		if (core->nodes[id].flags & KVT_NODE_LIVE)
-			TRY(check_live_node(core, doubt, id));
+			TRY(check_live_node(core, why, id));
 		else
-			TRY(check_free_node(core, doubt, id));
+			TRY(check_free_node(core, why, id));
 		forget_node(kvt_node_at(core, id));
 	}
 	for (uint32_t id = 1; id < core->config.max_nodes; id++)
 		if (core->nodes[id].flags & KVT_NODE_LIVE)
-			TRY(link_node(core, doubt, id));
+			TRY(link_node(core, why, id));
 	return 0;
 }
 
-/** Ids come back in the order in which they were freed. */
+/** Rebuild the free list, in the order in which ids were freed. */
 static void queue_free_nodes(struct kvt_core *core)
 {
 	struct kvt_fifo *fifo = &core->free_nodes;
@@ -235,7 +229,7 @@ static void queue_free_nodes(struct kvt_core *core)
 	*fifo = (struct kvt_fifo){ n ? list[0].id : KVT_NONE, n ? list[n - 1].id : KVT_NONE, n };
 }
 
-/* ---- slots: what is in no run is free */
+/* ---- slots: those in no run are free */
 
 static uint32_t next_run(const struct kvt_slots *slots, uint32_t at)
 {
@@ -250,7 +244,7 @@ static uint32_t next_run(const struct kvt_slots *slots, uint32_t at)
 	return slots->n_slots;
 }
 
-static int rebuild_slots(struct kvt_core *core, struct kvt_doubt *doubt)
+static int rebuild_slots(struct kvt_core *core, struct kvt_why *why)
 {
 	struct kvt_slots *slots = &core->slots;
 	uint32_t at = 1;
@@ -264,7 +258,7 @@ static int rebuild_slots(struct kvt_core *core, struct kvt_doubt *doubt)
 		at = run + core->nodes[slots->run[run]].n_slots;
 		next = next_run(slots, run + 1);
 		if (next < at)
-			return kvt_doubt(doubt, "the runs of nodes %u and %u overlap",
+			return kvt_unclean(why, "the runs of nodes %u and %u overlap",
 					 slots->run[run], slots->run[next]);
 	}
 	return 0;
@@ -272,8 +266,8 @@ static int rebuild_slots(struct kvt_core *core, struct kvt_doubt *doubt)
 
 /* ---- pages */
 
-/** First all are free; then slots, leases and sessions claim theirs. What is in quarantine is said
- * by the page itself. */
+/** Mark all pages free; slots, leases and sessions claim theirs later. Quarantine is a fact of the
+ * page. */
 static void forget_pages(struct kvt_core *core)
 {
 	for (uint32_t page = 1; page < core->config.n_pages; page++) {
@@ -287,7 +281,7 @@ static void forget_pages(struct kvt_core *core)
 	core->free_page = KVT_NONE;
 }
 
-static int claim_cached(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id)
+static int claim_cached(struct kvt_core *core, struct kvt_why *why, uint32_t id)
 {
 	const struct kvt_node *node = kvt_node_at(core, id);
 
@@ -297,7 +291,7 @@ static int claim_cached(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t
 		if (page == KVT_NONE || page >= core->config.n_pages ||
 		    core->pages[page].state != KVT_PAGE_FREE || core->owners[page].session ||
 		    core->owners[page].lease)
-			return kvt_doubt(doubt, "slot %u of node %u names page %u, which is not "
+			return kvt_unclean(why, "slot %u of node %u names page %u, which is not "
 					 "its own", slot, id, page);
 		core->pages[page] = (struct kvt_page_record){ slot, KVT_PAGE_CACHED };
 		core->owners[page] = (struct kvt_owner_record){ 0 };
@@ -309,8 +303,8 @@ static int claim_cached(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t
 	return 0;
 }
 
-/** A list of a lease's pages. */
-static int claim_leased(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id, uint32_t page,
+/** Claim a list of a lease's pages. */
+static int claim_leased(struct kvt_core *core, struct kvt_why *why, uint32_t id, uint32_t page,
 			uint32_t *ret_n, uint32_t *ret_last)
 {
 	struct kvt_session_record *session = &core->sessions[core->leases[id].session];
@@ -321,7 +315,7 @@ static int claim_leased(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t
 		if (page >= core->config.n_pages || core->pages[page].state != KVT_PAGE_FREE ||
 		    core->owners[page].lease != id ||
 		    core->owners[page].session != core->leases[id].session)
-			return kvt_doubt(doubt, "lease %u lists page %u, which is not its own", id,
+			return kvt_unclean(why, "lease %u lists page %u, which is not its own", id,
 					 page);
 		core->pages[page].state = KVT_PAGE_PRIVATE;
 	}
@@ -332,18 +326,18 @@ static int claim_leased(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t
 	return 0;
 }
 
-static int claim_loose(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t page)
+static int claim_loose(struct kvt_core *core, struct kvt_why *why, uint32_t page)
 {
 	struct kvt_owner_record *owner = &core->owners[page];
 	struct kvt_session_record *session = &core->sessions[owner->session];
 
 	if (owner->session > core->config.max_sessions || session->state == KVT_SESSION_FREE)
-		return kvt_doubt(doubt, "page %u is of no session: %u", page, owner->session);
+		return kvt_unclean(why, "page %u is of no session: %u", page, owner->session);
 	if (owner->lease > core->config.n_leases)
-		return kvt_doubt(doubt, "page %u is of no lease: %u", page, owner->lease);
+		return kvt_unclean(why, "page %u is of no lease: %u", page, owner->lease);
 	if (core->pages[page].state == KVT_PAGE_QUARANTINE) {
 		if (session->state != KVT_SESSION_DYING && session->state != KVT_SESSION_DEAD)
-			return kvt_doubt(doubt, "page %u of session %u, which lives, is in "
+			return kvt_unclean(why, "page %u of session %u, which lives, is in "
 					 "quarantine", page, owner->session);
 		session->n_quarantined++;
 		core->count->quarantined_pages++;
@@ -352,7 +346,7 @@ static int claim_loose(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t 
 		if (owner->lease && (session->state != KVT_SESSION_DYING ||
 				     (core->leases[owner->lease].kind != KVT_LEASE_FREE &&
 				      core->leases[owner->lease].session == owner->session)))
-			return kvt_doubt(doubt, "page %u is not in the list of its lease %u", page,
+			return kvt_unclean(why, "page %u is not in the list of its lease %u", page,
 					 owner->lease);
 		core->pages[page].state = KVT_PAGE_PRIVATE;
 		session->n_private++;
@@ -362,8 +356,8 @@ static int claim_loose(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t 
 	return 0;
 }
 
-/** The rest, lowest numbers first into the hands of who asks next. */
-static int rebuild_pages(struct kvt_core *core, struct kvt_doubt *doubt)
+/** Put unclaimed pages on the free list in ascending order. */
+static int rebuild_pages(struct kvt_core *core, struct kvt_why *why)
 {
 	for (uint32_t page = core->config.n_pages - 1; page > 0; page--) {
 		struct kvt_owner_record *owner = &core->owners[page];
@@ -372,11 +366,11 @@ static int rebuild_pages(struct kvt_core *core, struct kvt_doubt *doubt)
 		if (state != KVT_PAGE_FREE && state != KVT_PAGE_QUARANTINE)
 			continue;
 		if (owner->session != KVT_NONE) {
-			TRY(claim_loose(core, doubt, page));
+			TRY(claim_loose(core, why, page));
 			continue;
 		}
 		if (state != KVT_PAGE_FREE || owner->lease)
-			return kvt_doubt(doubt, "page %u has no owner and is not free", page);
+			return kvt_unclean(why, "page %u has no owner and is not free", page);
 		*owner = (struct kvt_owner_record){ .next = core->free_page };
 		core->free_page = page;
 		core->count->free_pages++;
@@ -405,29 +399,41 @@ static bool signs_ok(const struct kvt_session_record *session)
 	}
 }
 
-static int rebuild_sessions(struct kvt_core *core, struct kvt_doubt *doubt)
+static bool has_process(const struct kvt_core *core, uint32_t session)
+{
+	const struct kvt_member_record *member = kvt_core_member(core, session);
+
+	return member && member->session == session && member->rank == 0 &&
+	       member->state == KVT_MEMBER_JOINED;
+}
+
+static int rebuild_sessions(struct kvt_core *core, struct kvt_why *why)
 {
 	for (uint32_t i = 1; i <= core->config.max_sessions; i++) {
 		struct kvt_session_record *session = &core->sessions[i];
 
 		if (session->state > KVT_SESSION_DEAD || session->signs >= KVT_SIGN_CLOSED << 1 ||
 		    !signs_ok(session))
-			return kvt_doubt(doubt, "session %u is in state %u with signs %x", i,
+			return kvt_unclean(why, "session %u is in state %u with signs %x", i,
 					 session->state, session->signs);
+		if (session->state != KVT_SESSION_FREE && !has_process(core, i))
+			return kvt_unclean(why, "session %u has no process", i);
 		session->n_leases = session->n_private = session->n_quarantined = 0;
-		session->first_lease = session->first_page = KVT_NONE;
+		session->first_lease = session->last_lease = KVT_NONE;
+		session->first_page = KVT_NONE;
 		session->first_quarantined = KVT_NONE;
 		session->first_pending = session->last_pending = KVT_NONE;
 		session->n_pending = session->n_waiters = 0;
-		session->label[KVT_LABEL_BYTES - 1] = '\0';
 		core->count->live_sessions += session->state != KVT_SESSION_FREE;
 		core->dying += session->state == KVT_SESSION_DYING;
 	}
+	for (uint32_t i = 1; i <= kvt_core_members(&core->config); i++)
+		core->members[i].label[KVT_LABEL_BYTES - 1] = '\0';
 	return 0;
 }
 
-/** Numbers of a lease that operations rely on and the audit does not know. */
-static int check_lease(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id)
+/** Check a lease's own fields. */
+static int check_lease(struct kvt_core *core, struct kvt_why *why, uint32_t id)
 {
 	const struct kvt_lease_record *lease = &core->leases[id];
 	const uint32_t flags = KVT_LEASE_COUNTED | KVT_LEASE_FORCE_MISS | KVT_LEASE_ENDING |
@@ -435,47 +441,71 @@ static int check_lease(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t 
 	uint32_t state;
 
 	if (lease->kind > KVT_LEASE_BEGIN || lease->flags & ~flags)
-		return kvt_doubt(doubt, "lease %u has kind %u and flags %x", id, lease->kind,
+		return kvt_unclean(why, "lease %u has kind %u and flags %x", id, lease->kind,
 				 lease->flags);
 	if (lease->ticket > core->ledger->tickets)
-		return kvt_doubt(doubt, "lease %u has a ticket that was never given", id);
+		return kvt_unclean(why, "lease %u has a ticket that was never given", id);
 	if (lease->kind == KVT_LEASE_FREE)
 		return 0;
 	if (lease->session == 0 || lease->session > core->config.max_sessions)
-		return kvt_doubt(doubt, "lease %u is of no session: %u", id, lease->session);
+		return kvt_unclean(why, "lease %u is of no session: %u", id, lease->session);
 	state = core->sessions[lease->session].state;
 	if (state == KVT_SESSION_FREE || state == KVT_SESSION_DEAD)
-		return kvt_doubt(doubt, "lease %u is of session %u, which holds none", id,
+		return kvt_unclean(why, "lease %u is of session %u, which holds none", id,
 				 lease->session);
-	if (lease->node != KVT_NONE && !node_live(core, lease->node))
-		return kvt_doubt(doubt, "lease %u ends in node %u, which is free", id,
+	if (lease->node != KVT_NONE && !kvt_node_live(core, lease->node))
+		return kvt_unclean(why, "lease %u ends in node %u, which is free", id,
 				 lease->node);
 	if (lease->epoch > core->arena->epoch)
-		return kvt_doubt(doubt, "lease %u is of the future", id);
+		return kvt_unclean(why, "lease %u is of the future", id);
 	if (lease->node != KVT_NONE && lease->epoch != core->nodes[lease->node].epoch)
-		return kvt_doubt(doubt, "lease %u is of another epoch than its path", id);
+		return kvt_unclean(why, "lease %u is of another epoch than its path", id);
 	if (lease->kind == KVT_LEASE_MATCH)
 		return lease->first_page || lease->first_kept || lease->done ?
-			       kvt_doubt(doubt, "lease %u is a lock and has pages", id) :
+			       kvt_unclean(why, "lease %u is a lock and has pages", id) :
 			       0;
 	if (lease->namespace_id == 0 || lease->namespace_id >= core->config.max_namespaces ||
 	    (lease->node && lease->namespace_id != core->nodes[lease->node].namespace_id))
-		return kvt_doubt(doubt, "lease %u is of namespace %u", id, lease->namespace_id);
+		return kvt_unclean(why, "lease %u is of namespace %u", id, lease->namespace_id);
 	if (lease->path_pages && lease->path_pages != lease->known / core->ps)
-		return kvt_doubt(doubt, "lease %u knows %u positions and a path of %u pages", id,
+		return kvt_unclean(why, "lease %u knows %u positions and a path of %u pages", id,
 				 lease->known, lease->path_pages);
 	return 0;
 }
 
-static int claim_lease(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id)
+/** Check a lease against its path. */
+static int check_path(struct kvt_core *core, struct kvt_why *why, uint32_t id)
+{
+	const struct kvt_lease_record *lease = &core->leases[id];
+	const struct kvt_node *node = kvt_node_at(core, lease->node);
+	uint64_t table = (uint64_t)(lease->done + lease->n_private) * core->ps;
+	uint32_t end = node->start + node->n_slots;
+
+	if (lease->done > lease->path_pages || lease->known > table || lease->computed > table)
+		return kvt_unclean(why, "lease %u: %u positions known, %u computed, %u pages done",
+				 id, lease->known, lease->computed, lease->done);
+	if (lease->node == KVT_NONE)
+		return lease->done ? kvt_unclean(why, "lease %u has no path", id) : 0;
+	if (lease->kind == KVT_LEASE_BEGIN ? end != lease->path_pages : end < lease->path_pages)
+		return kvt_unclean(why, "lease %u: its path of %u pages ends in node %u", id,
+				 lease->path_pages, lease->node);
+	while (node->start >= lease->done && node->parent != KVT_NONE)
+		node = kvt_node_at(core, node->parent);
+	if (node->start + node->sealed < lease->done)
+		return kvt_unclean(why, "lease %u: %u pages of its table are not cached", id,
+				 lease->done);
+	return 0;
+}
+
+static int claim_lease(struct kvt_core *core, struct kvt_why *why, uint32_t id)
 {
 	struct kvt_lease_record *lease = &core->leases[id];
 	bool cut = false;
 	uint32_t last;
 
-	TRY(claim_leased(core, doubt, id, lease->first_page, &lease->n_private,
+	TRY(claim_leased(core, why, id, lease->first_page, &lease->n_private,
 			 &lease->last_page));
-	TRY(claim_leased(core, doubt, id, lease->first_kept, &lease->n_kept, &last));
+	TRY(claim_leased(core, why, id, lease->first_kept, &lease->n_kept, &last));
 	for (uint32_t at = lease->node; at != KVT_NONE; at = core->nodes[at].parent) {
 		core->nodes[at].lock_ref++;
 		core->cut_below[at] += cut;
@@ -485,11 +515,10 @@ static int claim_lease(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t 
 	return 0;
 }
 
-/** A session's list begins with the lease that it took last; free ones queue up. */
+/** Free ones queue up. */
 static void link_lease(struct kvt_core *core, uint32_t id)
 {
 	struct kvt_lease_record *lease = &core->leases[id];
-	struct kvt_session_record *session = &core->sessions[lease->session];
 	struct kvt_fifo *fifo = &core->free_leases;
 
 	if (lease->kind == KVT_LEASE_FREE) {
@@ -500,27 +529,22 @@ static void link_lease(struct kvt_core *core, uint32_t id)
 		fifo->tail = id;
 		return;
 	}
-	lease->next_lease = session->first_lease;
-	if (session->first_lease != KVT_NONE)
-		core->leases[session->first_lease].prev_lease = id;
-	session->first_lease = id;
-	session->n_leases++;
 	kvt_lease_list(core, id);
 }
 
-static int rebuild_leases(struct kvt_core *core, struct kvt_doubt *doubt)
+static int rebuild_leases(struct kvt_core *core, struct kvt_why *why)
 {
 	struct kvt_sort *list;
 
 	for (uint32_t id = 1; id <= core->config.n_leases; id++) {
 		struct kvt_lease_record *lease = &core->leases[id];
 
-		TRY(check_lease(core, doubt, id));
+		TRY(check_lease(core, why, id));
 		lease->next_lease = lease->prev_lease = KVT_NONE;
 		lease->n_private = lease->n_kept = lease->n_pending = 0;
 		lease->last_page = KVT_NONE;
 		if (lease->kind != KVT_LEASE_FREE)
-			TRY(claim_lease(core, doubt, id));
+			TRY(claim_lease(core, why, id));
 		core->sort[id - 1] = (struct kvt_sort){ lease->ticket, 0, id };
 	}
 	list = sort(core, core->config.n_leases);
@@ -529,38 +553,48 @@ static int rebuild_leases(struct kvt_core *core, struct kvt_doubt *doubt)
 	return 0;
 }
 
-static int check_pending(struct kvt_core *core, struct kvt_doubt *doubt, uint32_t id)
+/** Check the leases' paths, when all pages are claimed. */
+static int check_paths(struct kvt_core *core, struct kvt_why *why)
+{
+	for (uint32_t id = 1; id <= core->config.n_leases; id++)
+		if (core->leases[id].kind != KVT_LEASE_FREE)
+			TRY(check_path(core, why, id));
+	return 0;
+}
+
+static int check_pending(struct kvt_core *core, struct kvt_why *why, uint32_t id)
 {
 	const struct kvt_pending_record *pending = &core->pending[id];
-	uint32_t lease = kvt_op_takes_lease(pending->sqe.op) ? pending->sqe.node : KVT_NONE;
+	bool takes_lease = kvt_op_takes(pending->sqe.op) & KVT_TAKES_LEASE;
+	uint32_t lease = takes_lease ? pending->sqe.node : KVT_NONE;
 	bool waiter = pending->sqe.op == KVT_OP_BEGIN;
 	uint32_t state;
 
 	if (pending->session > core->config.max_sessions)
-		return kvt_doubt(doubt, "deferred operation %u is of no session: %u", id,
+		return kvt_unclean(why, "deferred operation %u is of no session: %u", id,
 				 pending->session);
 	state = core->sessions[pending->session].state;
 	if (state != KVT_SESSION_OPEN && state != KVT_SESSION_CLOSING)
-		return kvt_doubt(doubt, "deferred operation %u is of session %u, which is over",
+		return kvt_unclean(why, "deferred operation %u is of session %u, which is over",
 				 id, pending->session);
 	if (!kvt_op_may_wait(core, pending->session, &pending->sqe))
-		return kvt_doubt(doubt, "deferred operation %u of session %u cannot have been let "
+		return kvt_unclean(why, "deferred operation %u of session %u cannot have been let "
 				 "in", id, pending->session);
 	if (waiter ? pending->lease > core->config.n_leases || state != KVT_SESSION_OPEN :
 		     pending->lease != lease || lease > core->config.n_leases ||
 			     (lease && (core->leases[lease].session != pending->session ||
 					core->leases[lease].generation !=
 						pending->sqe.generation)))
-		return kvt_doubt(doubt, "deferred operation %u is of lease %u", id,
+		return kvt_unclean(why, "deferred operation %u is of lease %u", id,
 				 pending->lease);
 	if (pending->token == 0 || pending->token > core->ledger->seq)
-		return kvt_doubt(doubt, "deferred operation %u has token %llu", id,
+		return kvt_unclean(why, "deferred operation %u has token %llu", id,
 				 (unsigned long long)pending->token);
 	return 0;
 }
 
 /** Tokens are numbers of effects: their order is that of submission. */
-static int rebuild_pending(struct kvt_core *core, struct kvt_doubt *doubt)
+static int rebuild_pending(struct kvt_core *core, struct kvt_why *why)
 {
 	struct kvt_fifo *fifo = &core->free_pending;
 	struct kvt_sort *list;
@@ -571,7 +605,7 @@ static int rebuild_pending(struct kvt_core *core, struct kvt_doubt *doubt)
 
 		pending->next = KVT_NONE;
 		if (pending->session != KVT_NONE) {
-			TRY(check_pending(core, doubt, id));
+			TRY(check_pending(core, why, id));
 			core->sort[n++] = (struct kvt_sort){ pending->token, 0, id };
 			continue;
 		}
@@ -603,7 +637,7 @@ static int rebuild_pending(struct kvt_core *core, struct kvt_doubt *doubt)
 
 /* ---- namespaces */
 
-static int rebuild_opened(struct kvt_core *core, struct kvt_doubt *doubt)
+static int rebuild_opened(struct kvt_core *core, struct kvt_why *why)
 {
 	for (uint32_t s = 0; s <= core->config.max_sessions; s++) {
 		const uint64_t *bits = core->opened + (size_t)s * core->opened_words;
@@ -614,7 +648,7 @@ static int rebuild_opened(struct kvt_core *core, struct kvt_doubt *doubt)
 
 				if (i == 0 || i >= core->config.max_namespaces || s == 0 ||
 				    core->sessions[s].state == KVT_SESSION_FREE)
-					return kvt_doubt(doubt, "session %u has namespace %u open",
+					return kvt_unclean(why, "session %u has namespace %u open",
 							 s, i);
 				core->namespaces[i].opened++;
 			}
@@ -623,23 +657,53 @@ static int rebuild_opened(struct kvt_core *core, struct kvt_doubt *doubt)
 	return 0;
 }
 
-static int rebuild_namespaces(struct kvt_core *core, struct kvt_doubt *doubt)
+static int rebuild_namespaces(struct kvt_core *core, struct kvt_why *why)
 {
 	for (uint32_t i = 0; i < core->config.max_namespaces; i++) {
 		struct kvt_namespace_record *space = &core->namespaces[i];
 
-		if (space->flags > 1)
-			return kvt_doubt(doubt, "namespace %u has flags %x", i, space->flags);
+		if (space->flags & ~(uint32_t)KVT_NAMESPACE_USED)
+			return kvt_unclean(why, "namespace %u has flags %x", i, space->flags);
 		space->opened = 0;
 		space->cached_pages = space->evictable_pages = space->protected_pages = 0;
 		space->nodes = 0;
 		core->labels[i][KVT_LABEL_BYTES - 1] = '\0';
-		core->count->live_namespaces += space->flags;
+		core->count->live_namespaces += space->flags == KVT_NAMESPACE_USED;
 	}
-	return rebuild_opened(core, doubt);
+	return rebuild_opened(core, why);
 }
 
 /* ---- what depends on locks */
+
+/** Check what locks, children and namespaces say of a node: nothing is there for nothing. */
+static int check_use(struct kvt_core *core, struct kvt_why *why, uint32_t id)
+{
+	const struct kvt_node *node = kvt_node_at(core, id);
+	bool root = node->flags & KVT_NODE_ROOT, locked = node->lock_ref > 0;
+
+	/* Locks of a detached subtree still cross what was above it. */
+	if (!root && node->flags & KVT_NODE_DETACHED && locked != (node->parent != KVT_NONE))
+		return kvt_unclean(why, "node %u is a top and has parent %u", id, node->parent);
+	if (root && !(node->flags & KVT_NODE_DETACHED) && !locked && node->n_children == 0)
+		return kvt_unclean(why, "root %u has nothing below", id);
+	if (!locked && node->sealed != node->n_slots)
+		return kvt_unclean(why, "unlocked node %u has %u of %u pages", id, node->sealed,
+				 node->n_slots);
+	return 0;
+}
+
+static int check_spaces(struct kvt_core *core, struct kvt_why *why)
+{
+	for (uint32_t i = 1; i < core->config.max_namespaces; i++) {
+		const struct kvt_namespace_record *space = &core->namespaces[i];
+
+		if (space->flags != (space->opened > 0 || space->nodes > 0))
+			return kvt_unclean(why, "namespace %u: %u sessions, %llu nodes, flags %u",
+					 i, space->opened, (unsigned long long)space->nodes,
+					 space->flags);
+	}
+	return 0;
+}
 
 static void count_node(struct kvt_core *core, const struct kvt_node *node)
 {
@@ -654,7 +718,7 @@ static void count_node(struct kvt_core *core, const struct kvt_node *node)
 }
 
 /** A touch is of a path, deepest first: so time, then depth, is the order of the list. */
-static void rebuild_order(struct kvt_core *core)
+static int rebuild_order(struct kvt_core *core, struct kvt_why *why)
 {
 	struct kvt_sort *list;
 	uint32_t n = 0;
@@ -664,6 +728,7 @@ static void rebuild_order(struct kvt_core *core)
 
 		if (!(node->flags & KVT_NODE_LIVE))
 			continue;
+		TRY(check_use(core, why, id));
 		count_node(core, node);
 		if (node->expiry_ns != KVT_NEVER && !kvt_path_detached(core, id))
 			kvt_heap_update(core, &core->expiry, id);
@@ -680,24 +745,26 @@ static void rebuild_order(struct kvt_core *core)
 		if (core->nodes[list[i].id].n_children == 0)
 			kvt_compact_note(core, list[i].id);
 	}
+	return 0;
 }
 
-int kvt_rebuild(struct kvt_core *core, struct kvt_doubt *doubt)
+int kvt_rebuild(struct kvt_core *core, struct kvt_why *why)
 {
 	memset(core->count, 0, offsetof(struct kvt_counters, operations));
-	TRY(rebuild_sessions(core, doubt));
-	TRY(rebuild_namespaces(core, doubt));
-	TRY(rebuild_nodes(core, doubt));
+	TRY(rebuild_sessions(core, why));
+	TRY(rebuild_namespaces(core, why));
+	TRY(rebuild_nodes(core, why));
 	queue_free_nodes(core);
-	TRY(rebuild_slots(core, doubt));
+	TRY(rebuild_slots(core, why));
 	forget_pages(core);
 	for (uint32_t id = 1; id < core->config.max_nodes; id++)
 		if (core->nodes[id].flags & KVT_NODE_LIVE)
-			TRY(claim_cached(core, doubt, id));
-	TRY(rebuild_leases(core, doubt));
-	TRY(rebuild_pages(core, doubt));
-	TRY(rebuild_pending(core, doubt));
+			TRY(claim_cached(core, why, id));
+	TRY(rebuild_leases(core, why));
+	TRY(rebuild_pages(core, why));
+	TRY(check_paths(core, why));
+	TRY(rebuild_pending(core, why));
 	kvt_users_rebuild(core);
-	rebuild_order(core);
-	return 0;
+	TRY(check_spaces(core, why));
+	return rebuild_order(core, why);
 }

@@ -6,26 +6,25 @@
  * @file record.h
  * One effect of the core, as the operation log, the simulation and the oracle see it.
  *
- * Every change of state is exactly one record with a seq of its own: an operation that took
- * effect or was refused, an operation that began to wait for its fence, or a step of background
- * work. A record carries what went in (entry, keys, pages), what came out (completion, list),
- * the structural events in the order in which they happened, the pages that left the cache, and
- * the counters afterwards. A model that starts from the same configuration and applies the
- * records in order must arrive at the same results; only *where* runs are placed and joined is the
- * core's own choice, so that is what events tell: a checker follows NEW, GROW, SPLIT and MERGE
- * after making sure that they are allowed, and predicts everything else.
+ * Every change of state is exactly one record with its own seq: an operation that took effect or
+ * was refused, an operation that began to wait for its fence, or a step of background work. A
+ * record has the inputs (entry, keys, pages), the outputs (completion, list), the structural events
+ * in their order, the pages that left the cache, and the counters afterwards. A model with the same
+ * configuration that applies the records in order must get the same results. Only *where* runs are
+ * placed and joined is the core's choice. A checker takes NEW, GROW, SPLIT and MERGE from the
+ * events, checks that they are allowed, and predicts everything else.
  */
 
 #include <stdint.h>
 
-#include "kvtrunk_abi.h"
+#include "kvtrunk_wire.h"
 
 enum kvt_record_kind {
 	KVT_REC_OP = 1,        /* sqe was executed: result in cqe (also refusals) */
 	KVT_REC_DEFER = 2,     /* sqe waits for its fence: nothing changed, but an END, UNLOCK or
 				  CLOSE makes its lease or session refuse new operations. A BEGIN
-				  waits for the lease in cqe, which computes cqe.a positions of
-				  its path; with value != 0 it has waited since that seq, for
+				  waits for the lease in cqe, until cqe.begin.matched positions of
+				  its path match; with value != 0 it has waited since that seq, for
 				  another one (or was just answered -EAGAIN: NO_WAIT) */
 	KVT_REC_SESSION = 3,   /* a session opened: session; value = uid << 32 | privileged */
 	KVT_REC_SIGN = 4,      /* signs reported for session: value = signs (enum), 0 = killed */
@@ -40,7 +39,7 @@ enum kvt_record_kind {
 	KVT_REC_ADMIN = 13,    /* EVICT, RESET or REMOVE by the operator: sqe.op says which */
 	KVT_REC_DRAIN = 14,    /* value 1: from here on operations that would begin a lease are
 				  refused, 0: no more */
-	KVT_REC_ADOPT = 15,    /* a successor went on from here: value 1 if it rolled back an
+	KVT_REC_ADOPT = 15,    /* a successor took over here: value 1 if it rolled back an
 				  unfinished effect. Records of its seq or later before it, in
 				  a log that outlives daemons, tell of that effect: skip them */
 	KVT_REC_KINDS = 16,

@@ -1,12 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Sessions: how they come, what waits for their fences, and how what they held comes back. */
+/* Sessions: open, close, reclaim.
+ *
+ * CLOSE frees a session's pages at once. A session that ends by a sign or a kill is DYING:
+ * background work unlocks its leases one by one, and its private pages wait in quarantine until no
+ * process can write them (signs HANGUP, EXITED and QUIET, or FENCED). DEAD means that only
+ * quarantine is left. Each step is an effect. Callers: the daemon when a peer connects or
+ * disconnects, op.c for CLOSE, work.c. */
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/core/internal.h"
+#include "daemon/core/effect.h"
+#include "daemon/core/lease.h"
+#include "daemon/core/page.h"
+#include "daemon/core/pending.h"
+#include "daemon/core/session.h"
+#include "daemon/core/space.h"
+#include "daemon/core/state.h"
+#include "daemon/core/tree.h"
+#include "daemon/core/undo.h"
+#include "daemon/core/user.h"
+#include "daemon/core/wait.h"
 
 const struct kvt_session_record *kvt_core_session(const struct kvt_core *core, uint32_t session)
 {
@@ -19,6 +35,7 @@ int kvt_core_session_open(struct kvt_core *core, const struct kvt_core_peer *pee
 			  uint32_t *ret_session)
 {
 	struct kvt_session_record *session;
+	struct kvt_member_record *member;
 	int error = kvt_user_check_session(core, peer->uid);
 	uint32_t id = 1;
 
@@ -29,24 +46,30 @@ int kvt_core_session_open(struct kvt_core *core, const struct kvt_core_peer *pee
 	if (id > core->config.max_sessions)
 		return -EUSERS;
 	core->now_ns = now_ns;
-	kvt_record_start(core);
-	kvt_mutation_begin(core);
 	session = &core->sessions[id];
-	kvt_undo_session(core, id);
-	*session = (struct kvt_session_record){
-		.state = KVT_SESSION_OPEN,
+	member = &core->members[id];
+	*member = (struct kvt_member_record){ /* valid once the session is open */
+		.state = KVT_MEMBER_JOINED,
+		.session = id,
 		.generation = session->generation + 1,
-		.flags = peer->privileged,
 		.pid = peer->pid,
 		.uid = peer->uid,
-		.max_leases = core->config.max_leases,
-		.max_private_pages = core->config.max_private_pages,
 		.start_time = peer->start_time,
-		.opened_ns = now_ns,
 		.secret = { peer->secret[0], peer->secret[1] },
 	};
 	if (peer->label)
-		snprintf(session->label, sizeof(session->label), "%s", peer->label);
+		snprintf(member->label, sizeof(member->label), "%s", peer->label);
+	kvt_record_start(core);
+	kvt_mutation_begin(core);
+	kvt_save(core, session, KVT_SESSION_FACTS);
+	*session = (struct kvt_session_record){
+		.state = KVT_SESSION_OPEN,
+		.generation = session->generation + 1,
+		.flags = peer->privileged ? KVT_SESSION_PRIVILEGED : 0,
+		.max_leases = core->config.max_leases,
+		.max_private_pages = core->config.max_private_pages,
+		.opened_ns = now_ns,
+	};
 	core->views[id] = *view;
 	core->groups[id].n = 0;
 	core->count->live_sessions++;
@@ -67,273 +90,6 @@ void kvt_core_session_attach(struct kvt_core *core, uint32_t session,
 	core->wake_due = true;
 }
 
-/* ---- namespaces */
-
-static uint32_t find_namespace(const struct kvt_core *core, const uint64_t digest[2],
-			       uint32_t *ret_free)
-{
-	*ret_free = 0;
-	for (uint32_t i = 1; i < core->config.max_namespaces; i++) {
-		const struct kvt_namespace_record *space = &core->namespaces[i];
-
-		if (!space->flags) {
-			if (!*ret_free)
-				*ret_free = i;
-		} else if (space->digest[0] == digest[0] && space->digest[1] == digest[1]) {
-			return i;
-		}
-	}
-	return 0;
-}
-
-static void make_namespace(struct kvt_core *core, uint32_t id, uint32_t session,
-			   const uint64_t digest[2], const char *label)
-{
-	struct kvt_namespace_record *space = &core->namespaces[id];
-
-	kvt_undo_space(core, id);
-	kvt_user_space(core, id, core->sessions[session].uid);
-	KVT_SET(space->root, KVT_NONE);
-	KVT_SET(space->digest[0], digest[0]);
-	KVT_SET(space->digest[1], digest[1]);
-	space->flags = 1;
-	space->opened = 0;
-	space->cached_pages = space->evictable_pages = space->protected_pages = 0;
-	snprintf(core->labels[id], KVT_LABEL_BYTES, "%s", label ? label : "");
-	core->count->live_namespaces++;
-}
-
-void kvt_space_free(struct kvt_core *core, uint32_t id)
-{
-	kvt_undo_space(core, id);
-	core->namespaces[id].flags = 0;
-	core->count->live_namespaces--;
-	kvt_user_space_gone(core, id);
-}
-
-int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint64_t digest[2],
-			    const char *label, uint64_t now_ns, uint32_t *ret_namespace)
-{
-	uint64_t *bits = core->opened + (size_t)session * core->opened_words;
-	uint32_t place, id = find_namespace(core, digest, &place);
-	uint32_t words[4] = { (uint32_t)digest[0], (uint32_t)(digest[0] >> 32),
-			      (uint32_t)digest[1], (uint32_t)(digest[1] >> 32) };
-
-	if (!id && session == 0)
-		return -ENOENT;
-	if (!id && kvt_user_check_space(core, session))
-		return -EDQUOT;
-	if (!id && !place)
-		return -ENOSPC;
-	if (session == 0 || (id && kvt_bit_get(bits, id))) {
-		*ret_namespace = id;
-		return 0;
-	}
-	core->now_ns = now_ns;
-	kvt_record_start(core);
-	kvt_mutation_begin(core);
-	if (!id) {
-		id = place;
-		make_namespace(core, id, session, digest, label);
-	}
-	core->namespaces[id].opened++;
-	kvt_undo_opened(core, session, id);
-	kvt_bit_set(bits, id);
-	core->record.keys = words;
-	core->record.n_keys = 4;
-	kvt_record_emit(core, KVT_REC_NAMESPACE, session, id);
-	kvt_mutation_end(core);
-	*ret_namespace = id;
-	return 0;
-}
-
-static void close_namespaces(struct kvt_core *core, uint32_t session)
-{
-	uint64_t *bits = core->opened + (size_t)session * core->opened_words;
-
-	for (uint32_t i = 1; i < core->config.max_namespaces; i++) {
-		struct kvt_namespace_record *space = &core->namespaces[i];
-
-		if (!kvt_bit_get(bits, i))
-			continue;
-		kvt_undo_opened(core, session, i);
-		kvt_bit_clear(bits, i);
-		if (--space->opened == 0 && space->nodes == 0)
-			kvt_space_free(core, i);
-	}
-}
-
-/* ---- operations that wait for their fence */
-
-bool kvt_core_can_defer(const struct kvt_core *core)
-{
-	return core->free_pending.count > 0;
-}
-
-static bool fence_reached(const struct kvt_core *core, uint32_t session,
-			  const struct kvt_sqe *sqe)
-{
-	const struct kvt_fence_group *group = &core->groups[session];
-	const struct kvt_fence_word *words = core->views[session].fences;
-
-	if (sqe->fence_slot == KVT_FENCE_IDLE)
-		return true;
-	/* Pairs with the release by which the client (or a device) raises the word: whatever it
-	 * wrote into pages before is done. */
-	if (kvt_load_acquire(&words[sqe->fence_slot].value) < sqe->fence_value)
-		return false;
-	for (uint32_t i = 0; i < group->n; i++)
-		if (kvt_load_acquire(&group->words[i][sqe->fence_slot].value) < sqe->fence_value)
-			return false;
-	return true;
-}
-
-/** Whether something submitted earlier has to take effect before this one. */
-static bool has_elders(const struct kvt_core *core, const struct kvt_op_context *op)
-{
-	if (op->sqe->op == KVT_OP_CLOSE)
-		return core->sessions[op->session].n_pending > 0;
-	return kvt_op_takes_lease(op->sqe->op) && core->leases[op->sqe->node].n_pending > 0;
-}
-
-static void mark_ending(struct kvt_core *core, const struct kvt_op_context *op)
-{
-	if (op->sqe->op == KVT_OP_END || op->sqe->op == KVT_OP_UNLOCK) {
-		kvt_undo_lease(core, &core->undo, op->sqe->node);
-		core->leases[op->sqe->node].flags |= KVT_LEASE_ENDING;
-	} else if (op->sqe->op == KVT_OP_CLOSE) {
-		kvt_undo_session(core, op->session);
-		core->sessions[op->session].state = KVT_SESSION_CLOSING;
-	}
-	core->wake_due = true;
-}
-
-uint32_t kvt_pending_take(struct kvt_core *core)
-{
-	uint32_t id = core->free_pending.head;
-
-	KVT_ASSERT(id != KVT_NONE);
-	core->free_pending.head = core->pending[id].next;
-	if (--core->free_pending.count == 0)
-		core->free_pending.tail = KVT_NONE;
-	return id;
-}
-
-void kvt_pending_free(struct kvt_core *core, uint32_t id)
-{
-	kvt_undo_pending(core, id);
-	core->pending[id] = (struct kvt_pending_record){ 0 };
-	if (core->free_pending.count++ == 0)
-		core->free_pending.head = id;
-	else
-		core->pending[core->free_pending.tail].next = id;
-	core->free_pending.tail = id;
-}
-
-/** Queue an operation whose time has not come. False if it may run now. */
-bool kvt_defer(struct kvt_core *core, struct kvt_op_context *op)
-{
-	struct kvt_session_record *session = &core->sessions[op->session];
-	struct kvt_pending_record *pending;
-	uint32_t id;
-
-	if (fence_reached(core, op->session, op->sqe) && !has_elders(core, op))
-		return false;
-	kvt_mutation_begin(core);
-	id = kvt_pending_take(core);
-	pending = &core->pending[id];
-	kvt_undo_pending(core, id);
-	*pending = (struct kvt_pending_record){ .sqe = *op->sqe, .session = op->session };
-	if (session->n_pending++ == 0)
-		session->first_pending = id;
-	else
-		core->pending[session->last_pending].next = id;
-	session->last_pending = id;
-	if (kvt_op_takes_lease(op->sqe->op)) {
-		pending->lease = op->sqe->node;
-		core->leases[pending->lease].n_pending++;
-	}
-	mark_ending(core, op);
-	kvt_undo_progress(core, op->session);
-	session->sq_taken++;
-	core->record.sqe = *op->sqe;
-	pending->token = kvt_record_emit(core, KVT_REC_DEFER, op->session, 0);
-	kvt_mutation_end(core);
-	return true;
-}
-
-/** Take a pending record out of its session's list; `before` is its predecessor. */
-void kvt_pending_forget(struct kvt_core *core, uint32_t id, uint32_t before)
-{
-	struct kvt_pending_record *pending = &core->pending[id];
-	struct kvt_session_record *session = &core->sessions[pending->session];
-
-	if (before != KVT_NONE)
-		core->pending[before].next = pending->next;
-	else
-		session->first_pending = pending->next;
-	if (session->last_pending == id)
-		session->last_pending = before;
-	session->n_pending--;
-	/* An END or UNLOCK is forgotten when its lease has ended. */
-	if (pending->lease != KVT_NONE &&
-	    core->leases[pending->lease].generation == pending->sqe.generation)
-		core->leases[pending->lease].n_pending--;
-	kvt_pending_free(core, id);
-}
-
-static bool may_run(struct kvt_core *core, uint32_t id, uint32_t before)
-{
-	const struct kvt_pending_record *pending = &core->pending[id];
-
-	if (pending->lease != KVT_NONE && core->lease_stamp[pending->lease] == core->stamp)
-		return false;
-	if (pending->sqe.op == KVT_OP_CLOSE && before != KVT_NONE)
-		return false;
-	return fence_reached(core, pending->session, &pending->sqe);
-}
-
-uint32_t kvt_core_poll(struct kvt_core *core, uint32_t session, uint64_t now_ns)
-{
-	uint32_t before = KVT_NONE, id = core->sessions[session].first_pending, ran = 0;
-
-	if (!core->views[session].fences) /* adopted, not attached yet */
-		return 0;
-	core->now_ns = now_ns;
-	core->stamp++;
-	while (id != KVT_NONE) {
-		struct kvt_pending_record entry = core->pending[id];
-		struct kvt_cqe cqe = { .flags = KVT_CQE_DEFERRED };
-		struct kvt_op_context op = {
-			.session = session,
-			.sqe = &entry.sqe,
-			.view = &core->views[session],
-			.cqe = &cqe,
-			.deferred = id,
-			.before = before,
-		};
-
-		if (!may_run(core, id, before)) {
-			if (entry.lease != KVT_NONE)
-				core->lease_stamp[entry.lease] = core->stamp;
-			before = id;
-			id = entry.next;
-			continue;
-		}
-		if (core->expiry.count > 0)
-			kvt_expire_due(core, 16);
-		kvt_wake(core);
-		kvt_record_start(core);
-		kvt_op_run(core, &op, entry.token);
-		cqe.flags |= KVT_CQE_DEFERRED;
-		if (core->hooks.complete)
-			core->hooks.complete(core->hooks.context, session, &cqe);
-		ran++;
-		id = entry.next;
-	}
-	return ran;
-}
-
 /* ---- the end of a session */
 
 uint32_t kvt_close_now(struct kvt_core *core, uint32_t id)
@@ -343,7 +99,7 @@ uint32_t kvt_close_now(struct kvt_core *core, uint32_t id)
 
 	while (session->first_lease != KVT_NONE)
 		freed += kvt_lease_end(core, session->first_lease);
-	kvt_undo_list(core, session->first_page, UINT32_MAX);
+	kvt_save_list(core, session->first_page, UINT32_MAX);
 	while (session->first_page != KVT_NONE) {
 		uint32_t page = session->first_page;
 
@@ -351,7 +107,7 @@ uint32_t kvt_close_now(struct kvt_core *core, uint32_t id)
 		kvt_page_release(core, page);
 		freed++;
 	}
-	kvt_undo_session(core, id);
+	kvt_save(core, session, KVT_SESSION_FACTS);
 	session->state = KVT_SESSION_CLOSING;
 	session->signs |= KVT_SIGN_CLOSED;
 	return freed;
@@ -381,7 +137,7 @@ static void session_signal(struct kvt_core *core, uint32_t id, uint32_t signs, u
 	core->now_ns = now_ns;
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
-	kvt_undo_session(core, id);
+	kvt_save(core, session, KVT_SESSION_FACTS);
 	session->signs |= signs;
 	if (session->state == KVT_SESSION_OPEN || session->state == KVT_SESSION_CLOSING) {
 		if (!signs || (signs & (KVT_SIGN_HANGUP | KVT_SIGN_EXITED)))
@@ -409,7 +165,7 @@ void kvt_core_session_kill(struct kvt_core *core, uint32_t session, uint64_t now
 		session_signal(core, session, 0, now_ns);
 }
 
-/** One lease of a dead session: its lock goes now; its pages join the session's. */
+/** Unlock one lease of a dead session. Its pages join the session's. */
 static void lose_lease(struct kvt_core *core, uint32_t id, uint32_t lease_id)
 {
 	struct kvt_session_record *session = &core->sessions[id];
@@ -419,8 +175,8 @@ static void lose_lease(struct kvt_core *core, uint32_t id, uint32_t lease_id)
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
 	kvt_path_unlock(core, lease->node);
-	kvt_undo_list(core, lease->last_page, 1);
-	kvt_undo_list(core, page, UINT32_MAX);
+	kvt_save_list(core, lease->last_page, 1);
+	kvt_save_list(core, page, UINT32_MAX);
 	if (lease->n_private > 0) {
 		core->owners[lease->last_page].next = session->first_page;
 		session->first_page = lease->first_page;
@@ -444,7 +200,7 @@ static uint32_t quarantine(struct kvt_core *core, uint32_t id, uint32_t limit)
 
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
-	kvt_undo_list(core, session->first_page, limit);
+	kvt_save_list(core, session->first_page, limit);
 	while (n < limit && session->first_page != KVT_NONE) {
 		uint32_t page = session->first_page;
 
@@ -471,7 +227,7 @@ static uint32_t release(struct kvt_core *core, uint32_t id, uint32_t limit)
 
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
-	kvt_undo_list(core, session->first_quarantined, limit);
+	kvt_save_list(core, session->first_quarantined, limit);
 	while (n < limit && session->first_quarantined != KVT_NONE) {
 		uint32_t page = session->first_quarantined;
 
@@ -492,8 +248,8 @@ static void session_gone(struct kvt_core *core, uint32_t id)
 
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
-	kvt_undo_session(core, id);
-	close_namespaces(core, id);
+	kvt_save(core, session, KVT_SESSION_FACTS);
+	kvt_spaces_close(core, id);
 	core->dying--;
 	core->count->live_sessions--;
 	kvt_user_session_gone(core, id);
@@ -502,7 +258,7 @@ static void session_gone(struct kvt_core *core, uint32_t id)
 	kvt_mutation_end(core);
 }
 
-/** A few steps for one dying session. Returns how many pages, leases or records they moved. */
+/** Take a few steps for one dying session. Returns the number of pages, leases or records moved. */
 static uint32_t bury(struct kvt_core *core, uint32_t id, uint32_t limit)
 {
 	const uint32_t all = KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET;
@@ -518,7 +274,7 @@ static uint32_t bury(struct kvt_core *core, uint32_t id, uint32_t limit)
 		if ((session->signs & all) == all || (session->signs & KVT_SIGN_FENCED))
 			return release(core, id, limit);
 		kvt_mutation_begin(core);
-		kvt_undo_session(core, id);
+		kvt_save(core, session, KVT_SESSION_FACTS);
 		session->state = KVT_SESSION_DEAD;
 		core->dying--;
 		kvt_mutation_end(core);
@@ -532,7 +288,7 @@ uint32_t kvt_session_work(struct kvt_core *core, uint32_t budget)
 {
 	uint32_t done = 0, looked = 0;
 
-	/* Round robin, so that one session with a million pages does not hold up another. */
+	/* Round robin, so that a session with a million pages delays no other. */
 	while (core->dying > 0 && done < budget && looked <= core->config.max_sessions) {
 		core->dying_at = core->dying_at % core->config.max_sessions + 1;
 		looked++;

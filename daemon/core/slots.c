@@ -1,10 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Extents of slots. All of it is derived: the runs of the nodes say what is used. */
+/* Extents of slots. All of it is derived: the runs of the nodes say what is used.
+ *
+ * Invariants: every slot but 0 is in one run or one free extent; two free extents never touch.
+ * Callers: the tree and growth, compaction, the mutation's end, recovery. */
 
-#include "daemon/core/internal.h"
+#include <string.h>
 
-#define SCAN_LIMIT 8 /* extents looked at inside one bin before a larger bin is taken */
+#include "daemon/core/slots.h"
+#include "daemon/core/state.h"
+
+#define SCAN_LIMIT 8 /* extents searched in one bin before a larger bin is taken */
 
 static uint32_t bin_of(uint32_t n)
 {
@@ -20,6 +26,7 @@ static void bin_insert(struct kvt_slots *slots, uint32_t first, uint32_t n)
 {
 	uint32_t bin = bin_of(n), head = slots->bins[bin];
 
+	KVT_ASSERT(first > 0 && n > 0 && n <= slots->n_slots - first);
 	slots->length[first] = n;
 	slots->first[first + n - 1] = first;
 	kvt_bit_set(slots->free_head, first);
@@ -37,6 +44,7 @@ static void bin_remove(struct kvt_slots *slots, uint32_t first)
 	uint32_t n = slots->length[first], bin = bin_of(n);
 	uint32_t next = slots->next[first], prev = slots->prev[first];
 
+	KVT_ASSERT(kvt_bit_get(slots->free_tail, first + n - 1));
 	kvt_bit_clear(slots->free_head, first);
 	kvt_bit_clear(slots->free_tail, first + n - 1);
 	if (prev != KVT_NONE)
@@ -55,11 +63,24 @@ void kvt_slots_init(struct kvt_slots *slots)
 	bin_insert(slots, 1, slots->n_slots - 1);
 }
 
+void kvt_slots_clear(struct kvt_slots *slots)
+{
+	size_t bytes = (slots->n_slots / 64 + 1) * sizeof(uint64_t);
+
+	slots->free_slots = 0;
+	memset(slots->free_head, 0, bytes);
+	memset(slots->free_tail, 0, bytes);
+	memset(slots->run_head, 0, bytes);
+	memset(slots->bins, 0, sizeof(slots->bins));
+	memset(slots->bin_used, 0, sizeof(slots->bin_used));
+}
+
 void kvt_slots_give(struct kvt_slots *slots, uint32_t first, uint32_t n)
 {
 	if (n == 0)
 		return;
 	slots->free_slots += n;
+	KVT_ASSERT(slots->free_slots < slots->n_slots && !kvt_bit_get(slots->free_head, first));
 	if (first + n < slots->n_slots && kvt_bit_get(slots->free_head, first + n)) {
 		uint32_t after = slots->length[first + n];
 
@@ -191,6 +212,7 @@ void kvt_slots_set_run(struct kvt_slots *slots, uint32_t first, uint32_t node)
 
 void kvt_slots_clear_run(struct kvt_slots *slots, uint32_t first)
 {
+	KVT_ASSERT(kvt_bit_get(slots->run_head, first));
 	slots->run[first] = KVT_NONE;
 	kvt_bit_clear(slots->run_head, first);
 }

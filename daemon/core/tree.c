@@ -1,75 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Nodes: how they come, go, divide and join, and what a path of them means. */
+/* Nodes and paths: make, link, split, merge, trim, seal; lock, unlock, touch.
+ *
+ * Inputs are node ids of the tree; nothing is refused here. Invariants: a parent's locks are at
+ * least its child's; a listed child is older than its listed parent; pages are sealed front to back
+ * along a path; readers see a node change under its version. Work for idle turns is noted in
+ * backlog.c. Callers: growth, eviction, detaching, compaction, leases. */
 
 #include <string.h>
 
-#include "daemon/core/internal.h"
-
-/* ---- recency: every unlocked node, oldest to youngest; a child is older than its parent */
-
-void kvt_recency_add(struct kvt_core *core, uint32_t id)
-{
-	struct kvt_node *node = kvt_node_at(core, id);
-
-	node->older = core->youngest;
-	node->younger = KVT_NONE;
-	if (core->youngest != KVT_NONE)
-		core->nodes[core->youngest].younger = id;
-	else
-		core->oldest = id;
-	core->youngest = id;
-	KVT_SET(node->flags, node->flags | KVT_NODE_LISTED);
-}
-
-/** Right on the young side of a listed node: where the upper half of a split belongs. */
-static void recency_add_after(struct kvt_core *core, uint32_t id, uint32_t older)
-{
-	struct kvt_node *node = kvt_node_at(core, id);
-
-	node->older = older;
-	node->younger = core->nodes[older].younger;
-	core->nodes[older].younger = id;
-	if (node->younger != KVT_NONE)
-		core->nodes[node->younger].older = id;
-	else
-		core->youngest = id;
-	KVT_SET(node->flags, node->flags | KVT_NODE_LISTED);
-}
-
-void kvt_recency_remove(struct kvt_core *core, uint32_t id)
-{
-	struct kvt_node *node = kvt_node_at(core, id);
-
-	if (node->older != KVT_NONE)
-		core->nodes[node->older].younger = node->younger;
-	else
-		core->oldest = node->younger;
-	if (node->younger != KVT_NONE)
-		core->nodes[node->younger].older = node->older;
-	else
-		core->youngest = node->older;
-	KVT_SET(node->flags, node->flags & ~(uint32_t)KVT_NODE_LISTED);
-}
-
-static void touch(struct kvt_core *core, uint32_t id)
-{
-	struct kvt_node *node = kvt_node_at(core, id);
-
-	core->effort.nodes_touched++;
-	kvt_undo_touch(&core->undo, node, id);
-	node->touched = core->ledger->clock;
-	node->touched_ns = core->now_ns;
-	if (node->lock_ref > 0 || (node->flags & KVT_NODE_ROOT))
-		return;
-	if (core->youngest != id) {
-		if (node->flags & KVT_NODE_LISTED)
-			kvt_recency_remove(core, id);
-		kvt_recency_add(core, id);
-	}
-	if (!kvt_policies[core->config.policy].list)
-		kvt_leaf_check(core, id);
-}
+#include "daemon/core/backlog.h"
+#include "daemon/core/effect.h"
+#include "daemon/core/index.h"
+#include "daemon/core/order.h"
+#include "daemon/core/page.h"
+#include "daemon/core/slots.h"
+#include "daemon/core/space.h"
+#include "daemon/core/state.h"
+#include "daemon/core/tree.h"
+#include "daemon/core/undo.h"
 
 /* ---- making and linking */
 
@@ -79,10 +28,11 @@ uint32_t kvt_node_make(struct kvt_core *core, uint32_t namespace_id, uint32_t pa
 	struct kvt_node *node = kvt_node_at(core, id);
 
 	KVT_ASSERT(id != KVT_NONE && !(node->flags & KVT_NODE_LIVE));
+	KVT_ASSERT(core->namespaces[namespace_id].flags & KVT_NAMESPACE_USED);
 	core->free_nodes.head = node->next_sibling;
 	if (--core->free_nodes.count == 0)
 		core->free_nodes.tail = KVT_NONE;
-	kvt_undo_node_free(core, id);
+	kvt_save_node(core, id);
 	kvt_node_write_begin(node);
 	KVT_SET(node->parent, parent);
 	KVT_SET(node->first_slot, KVT_NONE);
@@ -103,7 +53,8 @@ uint32_t kvt_node_make(struct kvt_core *core, uint32_t namespace_id, uint32_t pa
 	KVT_SET(node->epoch, core->arena->epoch);
 	node->announcer = KVT_NONE;
 	core->cut_below[id] = 0;
-	node->older = node->younger = KVT_NONE;
+	node->older = KVT_NONE;
+	node->younger = KVT_NODE_UNLISTED;
 	node->heap_at = node->expiry_at = 0;
 	core->count->live_nodes++;
 	core->namespaces[namespace_id].nodes++;
@@ -124,7 +75,7 @@ static void add_child(struct kvt_core *core, uint32_t parent, uint32_t child)
 		kvt_leaf_check(core, parent);
 }
 
-/** Make a node with its run findable. */
+/** Link a node with its run, so that walks find it. */
 void kvt_node_link(struct kvt_core *core, uint32_t id)
 {
 	kvt_slots_set_run(&core->slots, core->nodes[id].first_slot, id);
@@ -137,6 +88,8 @@ static void remove_child(struct kvt_core *core, uint32_t parent, uint32_t child)
 	struct kvt_node *up = kvt_node_at(core, parent);
 	struct kvt_node *node = kvt_node_at(core, child);
 
+	KVT_ASSERT(up->n_children > 0 &&
+		   (node->prev_sibling != KVT_NONE || up->first_child == child));
 	if (node->prev_sibling != KVT_NONE)
 		core->nodes[node->prev_sibling].next_sibling = node->next_sibling;
 	else
@@ -148,21 +101,22 @@ static void remove_child(struct kvt_core *core, uint32_t parent, uint32_t child)
 		kvt_leaf_check(core, parent);
 }
 
-/** Out of index and parent, but still with its parent's name: locks go up through it. */
+/** Unlink a node from index and parent. It keeps its `parent`: locks climb through it. */
 void kvt_node_unlink(struct kvt_core *core, uint32_t id)
 {
 	kvt_index_remove(core, id);
 	remove_child(core, core->nodes[id].parent, id);
 }
 
-/** Back to the free list, at its far end: an id should not come back soon. */
+/** Free a node, at the end of the free list: its id should not be reused soon. */
 static void recycle(struct kvt_core *core, uint32_t id)
 {
 	struct kvt_node *node = kvt_node_at(core, id);
 	struct kvt_namespace_record *space = &core->namespaces[node->namespace_id];
 
+	KVT_ASSERT(node->n_children == 0 && space->nodes > 0);
 	kvt_reclaim_skip(core, id);
-	kvt_undo_node(core, &core->undo, id);
+	kvt_save_node(core, id);
 	if (node->expiry_at)
 		kvt_heap_remove(core, &core->expiry, id);
 	kvt_node_write_begin(node);
@@ -187,6 +141,7 @@ static void recycle(struct kvt_core *core, uint32_t id)
 
 void kvt_root_leave(struct kvt_core *core, uint32_t id)
 {
+	KVT_ASSERT(core->namespaces[core->nodes[id].namespace_id].root == id);
 	KVT_SET(core->namespaces[core->nodes[id].namespace_id].root, KVT_NONE);
 	core->n_roots--;
 	if (!kvt_is_stale(core, id))
@@ -213,7 +168,7 @@ void kvt_node_drop(struct kvt_core *core, uint32_t id, uint32_t parent)
 	struct kvt_node *node = kvt_node_at(core, id);
 
 	KVT_ASSERT(node->n_slots == 0 && node->n_children == 0 && node->lock_ref == 0);
-	if (node->flags & KVT_NODE_LISTED)
+	if (kvt_node_listed(node))
 		kvt_recency_remove(core, id);
 	if (node->heap_at)
 		kvt_heap_remove(core, &core->heap, id);
@@ -222,20 +177,6 @@ void kvt_node_drop(struct kvt_core *core, uint32_t id, uint32_t parent)
 	recycle(core, id);
 	if (parent != KVT_NONE)
 		kvt_root_prune(core, parent);
-}
-
-uint32_t kvt_root_make(struct kvt_core *core, uint32_t namespace_id)
-{
-	uint32_t stale = core->namespaces[namespace_id].root, root;
-
-	if (stale != KVT_NONE)
-		kvt_detach(core, stale);
-	root = kvt_node_make(core, namespace_id, KVT_NONE);
-	core->n_roots++;
-	KVT_SET(core->nodes[root].flags, core->nodes[root].flags | KVT_NODE_ROOT);
-	KVT_SET(core->namespaces[namespace_id].root, root);
-	kvt_event_add(core, KVT_EV_ROOT, root, namespace_id, 0);
-	return root;
 }
 
 /* ---- dividing and joining */
@@ -264,12 +205,12 @@ uint32_t kvt_node_split(struct kvt_core *core, uint32_t id, uint32_t pages)
 	core->cut_below[up] = core->cut_below[id];
 	kvt_node_set_expiry(core, up, lower->expiry_ns);
 
-	/* The upper one takes the place under the parent, then the lower one becomes its child. */
+	/* Link the upper node under the parent, then the lower one under the upper. */
 	kvt_index_replace(core, id, up);
 	add_child(core, lower->parent, up);
 	remove_child(core, lower->parent, id);
 	kvt_slots_set_run(&core->slots, upper->first_slot, up);
-	kvt_undo_node(core, &core->undo, id);
+	kvt_save_node(core, id);
 	kvt_node_write_begin(lower);
 	KVT_SET(lower->parent, up);
 	KVT_SET(lower->first_slot, lower->first_slot + pages);
@@ -281,8 +222,8 @@ uint32_t kvt_node_split(struct kvt_core *core, uint32_t id, uint32_t pages)
 	add_child(core, up, id);
 	kvt_index_add(core, id);
 
-	if (lower->flags & KVT_NODE_LISTED)
-		recency_add_after(core, up, id);
+	if (kvt_node_listed(lower))
+		kvt_recency_add_after(core, up, id);
 	if (lower->lock_ref > 0)
 		core->count->locked_nodes++;
 	else
@@ -292,8 +233,8 @@ uint32_t kvt_node_split(struct kvt_core *core, uint32_t id, uint32_t pages)
 	return up;
 }
 
-/** Undo of a split, when the runs are neighbours: the lower one keeps its id, so that every lock
- * and handle that names it still names the same full prefix. */
+/** Undo a split, when the runs are neighbours. The lower node keeps its id, so locks and handles
+ * still name the same full prefix. */
 void kvt_node_merge(struct kvt_core *core, uint32_t up, uint32_t id)
 {
 	struct kvt_node *upper = kvt_node_at(core, up), *lower = kvt_node_at(core, id);
@@ -301,10 +242,11 @@ void kvt_node_merge(struct kvt_core *core, uint32_t up, uint32_t id)
 
 	KVT_ASSERT(upper->first_slot + upper->n_slots == lower->first_slot);
 	KVT_ASSERT(upper->n_children == 1 && upper->lock_ref == lower->lock_ref);
+	KVT_ASSERT(upper->sealed == upper->n_slots && lower->parent == up);
 	kvt_index_remove(core, id);
 	remove_child(core, up, id);
 	kvt_slots_clear_run(&core->slots, lower->first_slot);
-	kvt_undo_node(core, &core->undo, id);
+	kvt_save_node(core, id);
 	kvt_node_write_begin(lower);
 	KVT_SET(lower->parent, parent);
 	KVT_SET(lower->first_slot, upper->first_slot);
@@ -320,7 +262,7 @@ void kvt_node_merge(struct kvt_core *core, uint32_t up, uint32_t id)
 	add_child(core, parent, id);
 	remove_child(core, parent, up);
 
-	if (upper->flags & KVT_NODE_LISTED)
+	if (kvt_node_listed(upper))
 		kvt_recency_remove(core, up);
 	if (upper->heap_at)
 		kvt_heap_remove(core, &core->heap, up);
@@ -335,13 +277,51 @@ void kvt_node_merge(struct kvt_core *core, uint32_t up, uint32_t id)
 		kvt_leaf_check(core, id);
 }
 
+/** Remove the last n pages of an unlocked leaf, and the leaf if none is left. */
+void kvt_node_trim(struct kvt_core *core, uint32_t id, uint32_t n)
+{
+	struct kvt_node *node = kvt_node_at(core, id);
+	struct kvt_namespace_record *space = &core->namespaces[node->namespace_id];
+	uint32_t keep = node->n_slots - n, first = node->first_slot, parent = node->parent;
+
+	KVT_ASSERT(node->lock_ref == 0 && node->n_children == 0);
+	KVT_ASSERT(n > 0 && n <= node->n_slots && node->sealed == node->n_slots);
+	core->effort.nodes_touched++;
+	kvt_event_add(core, KVT_EV_TRIM, id, 0, n);
+	kvt_save_node(core, id);
+	kvt_save(core, core->slot_pages + first + keep, n * sizeof(*core->slot_pages));
+	if (keep == 0) {
+		if (!(node->flags & KVT_NODE_DETACHED))
+			kvt_node_unlink(core, id);
+		kvt_slots_clear_run(&core->slots, first);
+	}
+	kvt_node_write_begin(node);
+	KVT_SET(node->generation, node->generation + 1);
+	KVT_SET(node->n_slots, keep);
+	KVT_SET(node->sealed, keep);
+	kvt_node_write_end(node);
+	for (uint32_t i = n; i-- > 0;) {
+		uint32_t slot = first + keep + i;
+
+		kvt_page_uncache(core, core->slot_pages[slot]);
+		core->slot_pages[slot] = KVT_NONE;
+	}
+	space->cached_pages -= n;
+	space->evictable_pages -= n;
+	core->count->evictable_pages -= n;
+	core->count->evicted_pages += n;
+	kvt_slots_give_later(core, first + keep, n);
+	if (keep == 0)
+		kvt_node_drop(core, id, parent);
+}
+
 void kvt_node_seal(struct kvt_core *core, uint32_t id, uint32_t page)
 {
 	struct kvt_node *node = kvt_node_at(core, id);
 	struct kvt_namespace_record *space = &core->namespaces[node->namespace_id];
 
 	KVT_ASSERT(node->sealed < node->n_slots);
-	kvt_undo_node(core, &core->undo, id);
+	kvt_save_node(core, id);
 	kvt_page_cache(core, page, node->first_slot + node->sealed);
 	/* Pairs with the prober's acquire of sealed: keys and page are there before it counts. */
 	kvt_store_release(&node->sealed, node->sealed + 1);
@@ -360,7 +340,7 @@ void kvt_node_set_expiry(struct kvt_core *core, uint32_t id, uint64_t expiry_ns)
 {
 	struct kvt_node *node = kvt_node_at(core, id);
 
-	kvt_undo_node(core, &core->undo, id);
+	kvt_save_node(core, id);
 	KVT_SET(node->expiry_ns, expiry_ns);
 	if (expiry_ns != KVT_NEVER)
 		kvt_heap_update(core, &core->expiry, id);
@@ -393,15 +373,16 @@ void kvt_path_lock(struct kvt_core *core, uint32_t id, uint32_t until)
 		core->effort.nodes_touched++;
 		if (node->lock_ref++ > 0)
 			continue;
-		if (node->flags & KVT_NODE_LISTED)
+		if (kvt_node_listed(node))
 			kvt_recency_remove(core, id);
 		if (node->heap_at)
 			kvt_heap_remove(core, &core->heap, id);
 		count_locked(core, node, true);
 	}
+	KVT_ASSERT(id == until); /* `until` was on the path */
 }
 
-/** The last lock is gone: what nobody computes any more goes with it. */
+/** Cut the announced tail of a node that lost its last lock: no lease computes it any more. */
 static void cut_tail(struct kvt_core *core, uint32_t id)
 {
 	struct kvt_node *node = kvt_node_at(core, id);
@@ -418,15 +399,15 @@ static void cut_tail(struct kvt_core *core, uint32_t id)
 		}
 		kvt_slots_clear_run(&core->slots, first);
 	}
-	kvt_undo_node(core, &core->undo, id);
-	kvt_undo_slots_freed(core, first + node->sealed, tail);
+	kvt_save_node(core, id);
+	kvt_save_slots_freed(core, first + node->sealed, tail);
 	kvt_node_write_begin(node);
 	KVT_SET(node->n_slots, node->sealed);
 	kvt_node_write_end(node);
 	kvt_slots_give(&core->slots, first + node->sealed, tail);
 }
 
-/** One node of an unlocked path. The root goes last, when it has nothing below. */
+/** Release one node of an unlocked path. A root is freed last, when it has no children. */
 static void unlock_one(struct kvt_core *core, uint32_t id)
 {
 	struct kvt_node *node = kvt_node_at(core, id);
@@ -434,7 +415,7 @@ static void unlock_one(struct kvt_core *core, uint32_t id)
 	uint32_t parent = node->parent;
 
 	KVT_ASSERT(node->lock_ref > 0);
-	kvt_undo_touch(&core->undo, node, id);
+	kvt_save_touch(core, id);
 	node->touched = core->ledger->clock;
 	node->touched_ns = core->now_ns;
 	core->effort.nodes_touched++;
@@ -446,8 +427,8 @@ static void unlock_one(struct kvt_core *core, uint32_t id)
 		return;
 	}
 	if (detached) {
-		kvt_undo_node(core, &core->undo, id);
-		KVT_SET(node->parent, KVT_NONE); /* nothing climbs through it any more */
+		kvt_save_node(core, id);
+		KVT_SET(node->parent, KVT_NONE); /* no lock climbs through it */
 	}
 	cut_tail(core, id);
 	if (node->n_slots == 0) {
@@ -461,28 +442,47 @@ static void unlock_one(struct kvt_core *core, uint32_t id)
 void kvt_path_unlock(struct kvt_core *core, uint32_t id)
 {
 	uint32_t deepest = id;
-	bool detached = false, cut = false;
+	bool cut = false;
 
 	core->ledger->clock++;
 	while (id != KVT_NONE) {
-		uint32_t parent = core->nodes[id].parent;
+		const struct kvt_node *node = kvt_node_at(core, id);
+		uint32_t parent = node->parent;
+		bool detached = node->flags & KVT_NODE_DETACHED;
 
 		if (cut) {
 			core->cut_below[id]--;
-		} else if (core->nodes[id].flags & KVT_NODE_DETACHED) {
+		} else if (detached) {
 			cut = true;
-			core->cut_leases -= core->nodes[id].epoch == core->arena->epoch;
+			core->cut_leases -= node->epoch == core->arena->epoch;
 		}
 		unlock_one(core, id);
-		/* Below the top of a detached subtree something became free to reclaim. */
-		if (core->nodes[id].flags & KVT_NODE_DETACHED) {
+		/* A node of a detached subtree can be reclaimed now. */
+		if (detached && node->flags & KVT_NODE_DETACHED)
 			kvt_detached_queue(core, id);
-			detached = true;
-		}
 		id = parent;
 	}
-	if (!detached && deepest != KVT_NONE)
+	if (!cut && deepest != KVT_NONE)
 		kvt_compact_note(core, deepest);
+}
+
+static void touch(struct kvt_core *core, uint32_t id)
+{
+	struct kvt_node *node = kvt_node_at(core, id);
+
+	core->effort.nodes_touched++;
+	kvt_save_touch(core, id);
+	node->touched = core->ledger->clock;
+	node->touched_ns = core->now_ns;
+	if (node->lock_ref > 0 || (node->flags & KVT_NODE_ROOT))
+		return;
+	if (core->youngest != id) {
+		if (kvt_node_listed(node))
+			kvt_recency_remove(core, id);
+		kvt_recency_add(core, id);
+	}
+	if (!kvt_policies[core->config.policy].list)
+		kvt_leaf_check(core, id);
 }
 
 void kvt_path_touch(struct kvt_core *core, uint32_t id)
@@ -505,7 +505,7 @@ void kvt_path_pin(struct kvt_core *core, uint32_t id, bool on)
 void kvt_path_count_hit(struct kvt_core *core, uint32_t id)
 {
 	for (; id != KVT_NONE; id = core->nodes[id].parent) {
-		kvt_undo_touch(&core->undo, &core->nodes[id], id);
+		kvt_save_touch(core, id);
 		core->nodes[id].hits++;
 		if (core->nodes[id].heap_at)
 			kvt_heap_update(core, &core->heap, id);
@@ -520,7 +520,7 @@ void kvt_path_raise(struct kvt_core *core, uint32_t id, int32_t priority, uint64
 		if (node->flags & KVT_NODE_ROOT)
 			continue;
 		if (priority > node->priority) {
-			kvt_undo_node(core, &core->undo, id);
+			kvt_save_node(core, id);
 			node->priority = priority;
 		}
 		if (expiry_ns > node->expiry_ns)
@@ -528,6 +528,16 @@ void kvt_path_raise(struct kvt_core *core, uint32_t id, int32_t priority, uint64
 		if (node->heap_at)
 			kvt_heap_update(core, &core->heap, id);
 	}
+}
+
+uint64_t kvt_path_evictable(const struct kvt_core *core, uint32_t id, uint32_t pages)
+{
+	uint64_t sum = 0;
+
+	/* The lock count only rises on the way up: above a locked one all are. */
+	for (; id != KVT_NONE && core->nodes[id].lock_ref == 0; id = core->nodes[id].parent)
+		sum += kvt_min(core->nodes[id].sealed, pages - core->nodes[id].start);
+	return sum;
 }
 
 bool kvt_path_detached(const struct kvt_core *core, uint32_t id)

@@ -4,118 +4,138 @@
 
 /**
  * @file undo.h
- * The undo log: what a mutation changes is written down first.
+ * The undo log: save each fact before a mutation changes it.
  *
- * The rule of the core: before the first store to a primary fact inside a mutation, one of these
- * has been called for it. A record is saved once a mutation (a stamp in private memory knows), so
- * calling again costs a comparison. Derived facts need nothing, and neither does what a record did
- * not mean before: pages, nodes, leases, keys of slots that were free before the mutation.
+ * The rule of the core: before the first store to a primary fact inside a mutation, save it with
+ * kvt_save() or one of its forms below. Saving it again is harmless; nodes and leases are saved
+ * once per mutation, by a stamp in private memory, so a further call costs a comparison. Not saved:
+ * derived facts, and what was free before the mutation (pages that a lease takes, slots, keys).
+ * rollback.c has the list of what may be saved.
  *
- * A successor only looks at the log of a process that is dead, so stores have to be ordered by the
- * compiler, not by the CPU. The log has room for the largest operation there is (kvt_core_plan());
- * running over would be a bug of ours and is asserted.
+ * A successor reads the log only after the writer's exit, so compiler ordering is enough; no CPU
+ * fence is needed. The log has room for the largest operation (kvt_core_plan()), which is asserted.
  */
 
-#include "daemon/core/core.h"
-#include "shm/assert.h"
-#include "shm/atomic.h"
+#include <string.h>
 
-#define KVT_UNDO_NODE_WORDS (sizeof(struct kvt_node) / sizeof(uint64_t))
+#include "daemon/core/state.h"
 
-/** The core's part of it. */
-struct kvt_undo {
-	struct kvt_undo_header *header;
-	uint64_t *words;
-	uint64_t used;     /* header->words, where clients of the cache line are not */
-	uint64_t capacity;
-	uint32_t stamp;    /* of the running mutation */
-	uint32_t *nodes;   /* stamp of the mutation that saved it whole */
-	uint32_t *touches; /* the same for times and hits alone */
-	uint32_t *leases;
-	uint64_t *freed;   /* per 32 slots: stamp << 32 | those freed in that mutation */
-};
+/* The parts of records that are saved. */
+#define KVT_TOUCHED offsetof(struct kvt_node, lock_ref) /* of a node, by a touch */
+#define KVT_TOUCHED_BYTES (offsetof(struct kvt_node, older) - KVT_TOUCHED)
+#define KVT_SESSION_FACTS offsetof(struct kvt_session_record, last_cqe)
+#define KVT_PROGRESS_BYTES (2 * sizeof(uint64_t)) /* of a session, from `operations` on */
+#define KVT_MONOTONIC offsetof(struct kvt_counters, operations)
+#define KVT_MONOTONIC_BYTES (sizeof(struct kvt_counters) - KVT_MONOTONIC)
 
-/** Room for an entry of n words and its last one. */
-static inline uint64_t *kvt_undo_room(struct kvt_undo *undo, uint64_t n)
+/** Words for so many bytes. */
+static inline uint64_t kvt_words(uint64_t bytes)
 {
-	KVT_ASSERT(undo->used + n < undo->capacity);
+	return (bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t);
+}
+
+/** Return the place for the bytes of an entry. */
+static inline void *kvt_undo_room(struct kvt_undo *undo, uint64_t bytes)
+{
+	KVT_ASSERT(undo->used + kvt_words(bytes) + 2 <= undo->capacity);
 	return undo->words + undo->used;
 }
 
-static inline void kvt_undo_push(struct kvt_undo *undo, uint64_t kind, uint64_t n, uint32_t id)
+/** Close an entry whose bytes stand in the room already: it counts from now on. */
+static inline void kvt_undo_push(struct kvt_undo *undo, enum kvt_undo_kind kind, uint64_t bytes,
+				 uint64_t place)
 {
-	undo->words[undo->used + n] = kind << 60 | n << 32 | id;
-	undo->used += n + 1;
+	uint64_t *end = undo->words + undo->used + kvt_words(bytes);
+
+	end[0] = place;
+	end[1] = (uint64_t)kind << 60 | bytes;
+	undo->used += kvt_words(bytes) + 2;
 	kvt_fence_signal();
 	kvt_store_relaxed(&undo->header->words, undo->used);
 	kvt_fence_signal();
 }
 
-/* A node: all of it, or only what a touch changes. */
-void kvt_undo_node_save(struct kvt_core *core, uint32_t node);
-/** A free node that is about to be made. */
-void kvt_undo_node_free(struct kvt_core *core, uint32_t node);
-static inline void kvt_undo_node(struct kvt_core *core, struct kvt_undo *undo, uint32_t node)
+static inline void kvt_save_as(struct kvt_core *core, enum kvt_undo_kind kind, const void *at,
+			       uint64_t bytes)
 {
-	if (undo->nodes[node] != undo->stamp)
-		kvt_undo_node_save(core, node);
+	uint64_t in_arena = (uint64_t)((const char *)at - (const char *)core->arena);
+	uint64_t in_ledger = (uint64_t)((const char *)at - (const char *)core->ledger);
+
+	memcpy(kvt_undo_room(&core->undo, bytes), at, bytes);
+	kvt_undo_push(&core->undo, kind, bytes,
+		      in_arena < core->undo.arena_bytes ? in_arena : KVT_UNDO_LEDGER | in_ledger);
 }
 
-static inline void kvt_undo_touch(struct kvt_undo *undo, const struct kvt_node *node, uint32_t id)
+/** Save bytes of the arena or the ledger before they change. */
+static inline void kvt_save(struct kvt_core *core, const void *at, uint64_t bytes)
 {
-	uint64_t *at;
+	kvt_save_as(core, KVT_UNDO_BYTES, at, bytes);
+}
 
-	if (undo->touches[id] == undo->stamp)
+/** Save all of a node, in use or free. */
+static inline void kvt_save_node(struct kvt_core *core, uint32_t node)
+{
+	struct kvt_undo *undo = &core->undo;
+
+	if (undo->nodes[node] == undo->stamp)
 		return;
-	at = kvt_undo_room(undo, 3);
-	at[0] = node->touched;
-	at[1] = node->touched_ns;
-	at[2] = node->hits;
-	undo->touches[id] = undo->stamp;
-	kvt_undo_push(undo, KVT_UNDO_NODE_TOUCHED, 3, id);
+	undo->nodes[node] = undo->touches[node] = undo->stamp;
+	kvt_save_as(core, KVT_UNDO_NODE, &core->nodes[node], sizeof(*core->nodes));
 }
 
-/** Slots that stop naming pages. */
-void kvt_undo_slots(struct kvt_core *core, uint32_t first, uint32_t n);
-/** Slots that stop being a run's: their keys are facts until the mutation ends. */
-void kvt_undo_slots_freed(struct kvt_core *core, uint32_t first, uint32_t n);
-/** Slots whose keys are about to be overwritten: saves them if they were freed just now. */
-void kvt_undo_keys(struct kvt_core *core, uint32_t first, uint32_t n);
-
-/** Pages that change hands; all of one session, lease (or none) and state, in an array. */
-void kvt_undo_pages(struct kvt_core *core, uint32_t session, uint32_t lease, uint32_t state,
-		    const uint32_t *pages, uint32_t n);
-/** The first n pages of a list, or all of it if it is shorter. Owner, lease and state are those of
- * the first one; of loose pages the order does not matter. */
-void kvt_undo_list(struct kvt_core *core, uint32_t page, uint32_t n);
-
-void kvt_undo_lease_save(struct kvt_core *core, uint32_t lease);
-/** A free lease that is about to be made; also stands for the free pages that it will take. */
-void kvt_undo_lease_free(struct kvt_core *core, uint32_t lease, uint32_t session);
-static inline void kvt_undo_lease(struct kvt_core *core, struct kvt_undo *undo, uint32_t lease)
+/** Save what a touch of a node changes. */
+static inline void kvt_save_touch(struct kvt_core *core, uint32_t node)
 {
-	if (undo->leases[lease] != undo->stamp)
-		kvt_undo_lease_save(core, lease);
+	struct kvt_undo *undo = &core->undo;
+
+	if (undo->touches[node] == undo->stamp)
+		return;
+	undo->touches[node] = undo->stamp;
+	kvt_save(core, (const char *)&core->nodes[node] + KVT_TOUCHED, KVT_TOUCHED_BYTES);
 }
-/** The keys of a lease's tail. */
-void kvt_undo_tail(struct kvt_core *core, uint32_t lease);
 
-void kvt_undo_session(struct kvt_core *core, uint32_t session);
-/** What each of its operations changes: counts of entries, completions and operations. */
-void kvt_undo_progress(struct kvt_core *core, uint32_t session);
-void kvt_undo_pending(struct kvt_core *core, uint32_t pending);
-void kvt_undo_space(struct kvt_core *core, uint32_t namespace_id);
-void kvt_undo_opened(struct kvt_core *core, uint32_t session, uint32_t namespace_id);
+/** Save a lease, in use or free. */
+static inline void kvt_save_lease(struct kvt_core *core, uint32_t lease)
+{
+	struct kvt_undo *undo = &core->undo;
 
-/** An empty log, which a mutation of now begins with. */
+	if (undo->leases[lease] == undo->stamp)
+		return;
+	undo->leases[lease] = undo->stamp;
+	kvt_save(core, &core->leases[lease], sizeof(*core->leases));
+}
+
+/** Note the lease that is going to take free pages, one per mutation: its name finds them. */
+static inline void kvt_save_taker(struct kvt_core *core, uint32_t lease)
+{
+	struct kvt_undo_header *header = core->undo.header;
+
+	KVT_ASSERT(header->taker == 0 || (uint32_t)header->taker == lease);
+	header->taker = (uint64_t)core->leases[lease].session << 32 | lease;
+	kvt_fence_signal();
+}
+
+/** Save a session's counts of entries, completions and operations. */
+static inline void kvt_save_progress(struct kvt_core *core, uint32_t session)
+{
+	kvt_save(core, &core->sessions[session].operations, KVT_PROGRESS_BYTES);
+}
+
+/** Note slots that leave a run. Their keys are facts until the mutation ends. */
+void kvt_save_slots_freed(struct kvt_core *core, uint32_t first, uint32_t n);
+/** Save keys before they are overwritten, if the slots were freed in this mutation. */
+void kvt_save_keys(struct kvt_core *core, uint32_t first, uint32_t n);
+
+/** Save the owner of a session's private pages that are in no lease. */
+void kvt_save_pages(struct kvt_core *core, uint32_t session, const uint32_t *pages, uint32_t n);
+/** Save the first n pages of a list, or all of it if it is shorter. Owner, lease and state are
+ * those of the first one; of loose pages the order does not matter. */
+void kvt_save_list(struct kvt_core *core, uint32_t page, uint32_t n);
+
+/** Empty the log at the start of a mutation. */
 void kvt_undo_begin(struct kvt_core *core);
 
-/** Words that the largest mutation can need. */
+/** Words that the largest mutation needs. */
 uint64_t kvt_undo_capacity(const struct kvt_core_config *config);
-
-/** Back to before the mutation that a dead daemon was in. Trusts the log as little as the rest:
- * 0, or -EUCLEAN and nothing changed. Adds RAISE events. */
-struct kvt_doubt;
-int kvt_undo_roll_back(struct kvt_core *core, struct kvt_doubt *doubt);
 
 #endif

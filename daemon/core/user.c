@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What the sessions of one uid hold together, so that one uid cannot hold everything.
+/* Totals per uid, for quotas: no uid can hold everything.
  *
- * All of it is derived: sessions and namespaces name their uids. A record lives as long as its uid
- * has a session, also a dead one whose pages are in quarantine, or made a namespace that is in use.
- * A namespace is counted once, by the uid that made it, until neither a session nor a key needs it:
- * so keys that outlive their session count on. */
+ * All of it is derived: sessions and namespaces name their uids. A record lives while its uid has a
+ * session (a dead one in quarantine, too) or made a namespace that is in use. A namespace counts
+ * for the uid that made it until neither a session nor a key needs it: keys that outlive their
+ * session still count. Callers: session.c and space.c, quotas, recovery. */
 
 #include <errno.h>
 #include <string.h>
 
-#include "daemon/core/internal.h"
+#include "daemon/core/state.h"
+#include "daemon/core/user.h"
 
 uint32_t kvt_user_find(const struct kvt_core *core, uint32_t uid)
 {
@@ -39,7 +40,7 @@ static uint32_t user_take(struct kvt_core *core, uint32_t uid)
 
 void kvt_user_session(struct kvt_core *core, uint32_t session)
 {
-	uint32_t id = user_take(core, core->sessions[session].uid);
+	uint32_t id = user_take(core, core->members[session].uid);
 
 	core->user_of[session] = id;
 	core->users[id].sessions++;
@@ -74,6 +75,70 @@ void kvt_user_space_gone(struct kvt_core *core, uint32_t namespace_id)
 	core->user_of_space[namespace_id] = 0;
 }
 
+/* Sum only when all sessions together come near a limit; other operations skip the cost. */
+uint64_t kvt_user_leases(const struct kvt_core *core, uint32_t session)
+{
+	uint32_t user = core->user_of[session];
+	uint64_t sum = 0;
+
+	for (uint32_t i = 1; i <= core->config.max_sessions; i++)
+		if (core->user_of[i] == user)
+			sum += core->sessions[i].n_leases;
+	return sum;
+}
+
+static uint64_t user_pages(const struct kvt_core *core, uint32_t user)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t i = 1; i <= core->config.max_sessions; i++)
+		if (core->user_of[i] == user)
+			sum += core->sessions[i].n_private + core->sessions[i].n_quarantined;
+	return sum;
+}
+
+/** Pages of a lease's path, but for places where it has a private page. */
+static uint32_t locked_pages(const struct kvt_lease_record *lease)
+{
+	uint32_t table = lease->done + lease->n_private;
+
+	return lease->path_pages > table ? lease->path_pages - lease->n_private : lease->done;
+}
+
+/** True if a uid's leases lock more pages than `most`. Shared pages count once per lease. */
+static bool locks_more(const struct kvt_core *core, uint32_t user, int64_t most)
+{
+	for (uint32_t i = 1; i <= core->config.max_sessions && most >= 0; i++) {
+		if (core->user_of[i] != user)
+			continue;
+		for (uint32_t id = core->sessions[i].first_lease; id != KVT_NONE && most >= 0;
+		     id = core->leases[id].next_lease)
+			most -= locked_pages(&core->leases[id]);
+	}
+	return most < 0;
+}
+
+/* The pool beyond uid_pages is a reserve, for uids that hold less than that much in private pages
+ * and locked paths together. So no uid can shut others out, be its pages private or published and
+ * locked. Private pages of the others are part of the reserve. */
+bool kvt_user_may_hold_more(const struct kvt_core *core, uint32_t session, uint32_t n,
+			    uint64_t path_pages)
+{
+	const struct kvt_counters *count = core->count;
+	int64_t left = (int64_t)(count->free_pages + count->evictable_pages - path_pages) - n;
+	uint32_t user = core->user_of[session];
+	int64_t own, others, few;
+
+	if (!core->uid_reserve || core->live_users < 2 || n + path_pages == 0)
+		return true;
+	own = (int64_t)user_pages(core, user);
+	others = (int64_t)(count->private_pages + count->quarantined_pages) - own;
+	if (left + others >= core->uid_reserve)
+		return true;
+	few = kvt_min(core->uid_reserve, core->config.uid_pages);
+	return !locks_more(core, user, few - own - n - (int64_t)path_pages);
+}
+
 /** `used` of a limit that is 0 where there is none. */
 static bool at_limit(uint64_t used, uint32_t limit)
 {
@@ -103,36 +168,8 @@ void kvt_users_rebuild(struct kvt_core *core)
 		kvt_user_session(core, i);
 		if (session->state == KVT_SESSION_DYING || session->state == KVT_SESSION_DEAD)
 			kvt_user_session_over(core, i);
-		kvt_user_of(core, i)->leases += session->n_leases;
-		kvt_user_of(core, i)->pages += session->n_private + session->n_quarantined;
 	}
 	for (uint32_t i = 1; i < core->config.max_namespaces; i++)
 		if (core->namespaces[i].flags)
 			kvt_user_space(core, i, core->makers[i]);
-}
-
-bool kvt_user_ok(const struct kvt_core *core, uint32_t id)
-{
-	const struct kvt_user *user = &core->users[id];
-	struct kvt_user sum = { .uid = user->uid };
-
-	for (uint32_t i = 1; i <= core->config.max_sessions; i++) {
-		const struct kvt_session_record *session = &core->sessions[i];
-
-		if (core->user_of[i] != id)
-			continue;
-		if (session->state == KVT_SESSION_FREE || session->uid != user->uid)
-			return false;
-		sum.sessions++;
-		sum.live += session->state == KVT_SESSION_OPEN ||
-			    session->state == KVT_SESSION_CLOSING;
-		sum.leases += session->n_leases;
-		sum.pages += session->n_private + session->n_quarantined;
-	}
-	for (uint32_t i = 1; i < core->config.max_namespaces; i++)
-		sum.namespaces += core->user_of_space[i] == id && core->namespaces[i].flags &&
-				  core->makers[i] == user->uid;
-	return sum.sessions == user->sessions && sum.live == user->live &&
-	       sum.leases == user->leases && sum.namespaces == user->namespaces &&
-	       sum.pages == user->pages;
 }

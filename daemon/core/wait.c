@@ -2,20 +2,27 @@
 
 /* BEGINs that wait for what others compute.
  *
- * A waiter holds nothing. It names one lease whose path is its own up to `goal` pages, and it is
- * ready as soon as that lease does not compute them any more, or has sealed them but for a small
- * rest. Ready waiters run before anything else, in the order in which they came; each looks at the
- * tree anew then, so that of many whose owner died the first announces the rest and the others
- * find that it did. */
+ * A waiter holds nothing. It names one lease whose path is its own up to `goal` pages. It is ready
+ * when that lease does not compute them any more, or has sealed all but a small rest. run.c runs
+ * ready waiters before anything else, oldest first. Each walks the tree again: of many whose owner
+ * died, the first announces the rest and the others find it announced. Callers: BEGIN, run.c, the
+ * end of a session, recovery. */
 
 #include <errno.h>
 #include <string.h>
 
-#include "daemon/core/internal.h"
+#include "daemon/core/effect.h"
+#include "daemon/core/entry.h"
+#include "daemon/core/pending.h"
+#include "daemon/core/state.h"
+#include "daemon/core/tree.h"
+#include "daemon/core/undo.h"
+#include "daemon/core/wait.h"
+#include "daemon/core/walk.h"
 
-/* ---- who computes what */
+/* ---- leases that compute */
 
-/** Whether a lease will still seal what its path has announced. */
+/** True if a lease will still seal what its path has announced. */
 static bool computes(const struct kvt_core *core, uint32_t id)
 {
 	const struct kvt_lease_record *lease = &core->leases[id];
@@ -35,9 +42,8 @@ static bool crosses(const struct kvt_core *core, uint32_t lease, uint32_t node)
 	return id == node;
 }
 
-/** Whether a session waits, itself or through those it waits for, for `target`. A synchronous
- * engine goes on only when its BEGIN is answered: two that waited for each other would both sit
- * out their deadlines. */
+/** True if `session` waits for `target`, directly or through others (deadlock). A synchronous
+ * engine blocks until its BEGIN is answered, so a cycle would last until a deadline. */
 static bool waits_for_session(struct kvt_core *core, uint32_t session, uint32_t target)
 {
 	bool more = core->sessions[session].n_waiters > 0;
@@ -67,8 +73,7 @@ static bool waits_for_session(struct kvt_core *core, uint32_t session, uint32_t 
 	return core->session_stamp[target] == core->wait_stamp;
 }
 
-/** Whether a lease computes for who asks: not for its own session, which would wait for itself,
- * unless that asks for a notice only. */
+/** True if waiting for this lease helps the caller. Never its own session, except for NO_WAIT. */
 static bool computes_for(struct kvt_core *core, uint32_t id, const struct kvt_op_context *op)
 {
 	uint32_t owner = core->leases[id].session;
@@ -111,7 +116,7 @@ static uint32_t node_owner(struct kvt_core *core, uint32_t node, const struct kv
 	return KVT_NONE;
 }
 
-/** Who computes the most of what a walk found announced, and up to which page of the walk. */
+/** Find the lease that computes the most of what a walk found announced, and up to which page. */
 static uint32_t find_owner(struct kvt_core *core, const struct kvt_op_context *op,
 			   const struct kvt_walk *walk, uint32_t *ret_goal)
 {
@@ -163,9 +168,11 @@ static bool worth_waiting(const struct kvt_core *core, uint32_t goal, uint32_t m
 
 /* ---- the queue */
 
-/** Who is there no more, or not attached yet, has no deadline to watch. */
-static void watch_deadline(struct kvt_core *core, const struct kvt_pending_record *waiter)
+/* Skip waiters that are answered, or whose session is not attached yet. */
+void kvt_waiter_watch(struct kvt_core *core, uint32_t id)
 {
+	const struct kvt_pending_record *waiter = &core->pending[id];
+
 	if (waiter->session && core->views[waiter->session].fences &&
 	    waiter->deadline_ns < core->wake_at_ns)
 		core->wake_at_ns = waiter->deadline_ns;
@@ -184,7 +191,7 @@ void kvt_waiter_add(struct kvt_core *core, uint32_t id)
 	core->last_waiter = id;
 	core->n_waiters++;
 	core->sessions[waiter->session].n_waiters++;
-	watch_deadline(core, waiter);
+	kvt_waiter_watch(core, id);
 }
 
 static void queue_remove(struct kvt_core *core, uint32_t id)
@@ -235,19 +242,21 @@ int kvt_wait_check(struct kvt_core *core, struct kvt_op_context *op, const struc
 int kvt_wait_notice(struct kvt_core *core, struct kvt_op_context *op)
 {
 	struct kvt_walk walk;
-	int error;
+	int error = kvt_walk_keys(core, op->sqe->namespace_id, op->keys,
+				  op->sqe->n_keys / core->ps, &walk);
 
-	kvt_walk_keys(core, op->sqe->namespace_id, op->keys, op->sqe->n_keys / core->ps, &walk);
+	if (error)
+		return error;
 	core->record.known_node = walk.walked ? walk.node : KVT_NONE;
 	core->record.known_positions = walk.walked * core->ps;
 	error = kvt_wait_check(core, op, &walk);
 	if (error)
 		return error;
 	op->matched = walk.matched;
-	op->cqe->a = walk.matched * core->ps;
-	op->cqe->c = op->cqe->flags & KVT_CQE_DEADLINE ? KVT_NOTICE_DEADLINE :
-		     op->cqe->flags & KVT_CQE_TAKEOVER ? KVT_NOTICE_ABANDONED :
-							 KVT_NOTICE_SEALED;
+	op->cqe->notice.matched = walk.matched * core->ps;
+	op->cqe->notice.state = op->cqe->flags & KVT_CQE_DEADLINE ? KVT_NOTICE_DEADLINE :
+				op->cqe->flags & KVT_CQE_TAKEOVER ? KVT_NOTICE_ABANDONED :
+								    KVT_NOTICE_SEALED;
 	op->cqe->flags &= (uint16_t)~(KVT_CQE_DEADLINE | KVT_CQE_TAKEOVER);
 	op->cqe->flags |= KVT_CQE_ASYNC;
 	return 0;
@@ -262,7 +271,7 @@ void kvt_wait_emit(struct kvt_core *core, const struct kvt_op_context *op, uint6
 		record->cqe = (struct kvt_cqe){
 			.lease = op->awaited,
 			.lease_generation = core->leases[op->awaited].generation,
-			.a = op->goal * core->ps,
+			.begin.matched = op->goal * core->ps,
 		};
 		record->keys = op->keys;
 		record->n_keys = op->sqe->n_keys;
@@ -283,7 +292,7 @@ void kvt_wait_begin(struct kvt_core *core, struct kvt_op_context *op)
 	uint32_t id = op->waiter ? op->waiter : kvt_pending_take(core);
 	struct kvt_pending_record *waiter = &core->pending[id];
 
-	kvt_undo_pending(core, id);
+	kvt_save(core, waiter, sizeof(*waiter));
 	if (op->waiter) {
 		await(core, waiter, op);
 		return;
@@ -302,12 +311,12 @@ void kvt_wait_begin(struct kvt_core *core, struct kvt_op_context *op)
 	op->waiter = id;
 }
 
-/** What a wait was good for. */
+/** Count how the wait ended. */
 static void account(struct kvt_core *core, const struct kvt_op_context *op, int error)
 {
 	const struct kvt_pending_record *waiter = &core->pending[op->waiter];
 	const struct kvt_cqe *cqe = op->cqe;
-	uint32_t there = cqe->flags & KVT_CQE_ASYNC ? cqe->a : cqe->b;
+	uint32_t there = cqe->flags & KVT_CQE_ASYNC ? cqe->notice.matched : cqe->begin.reusable;
 	uint32_t before = waiter->matched * core->ps;
 
 	core->count->wait_ns += core->now_ns - waiter->begun_ns;
@@ -323,11 +332,12 @@ void kvt_wait_end(struct kvt_core *core, struct kvt_op_context *op, int error)
 	struct kvt_lease_record *lease = &core->leases[waiter->lease];
 
 	account(core, op, error);
-	if (notice ? op->cqe->c == KVT_NOTICE_DEADLINE : op->cqe->flags & KVT_CQE_DEADLINE) {
+	if (notice ? op->cqe->notice.state == KVT_NOTICE_DEADLINE :
+		     op->cqe->flags & KVT_CQE_DEADLINE) {
 		core->count->deadline_misses++;
 		if (lease->generation == waiter->lease_generation &&
 		    computes(core, waiter->lease)) {
-			kvt_undo_lease(core, &core->undo, waiter->lease);
+			kvt_save_lease(core, waiter->lease);
 			lease->flags |= KVT_LEASE_LATE;
 			core->wake_due = true;
 		}
@@ -335,9 +345,9 @@ void kvt_wait_end(struct kvt_core *core, struct kvt_op_context *op, int error)
 	queue_remove(core, op->waiter);
 }
 
-/* ---- waking */
+/* ---- ready waiters */
 
-/** How far a lease has come, looked up once in each pass over the queue; 0 if it is of no use. */
+/** Progress of a lease, looked up once in each pass over the queue. 0: no use to wait for it. */
 static uint32_t progress(struct kvt_core *core, uint32_t lease)
 {
 	struct kvt_progress *seen = &core->progress[lease];
@@ -350,72 +360,27 @@ static uint32_t progress(struct kvt_core *core, uint32_t lease)
 	return seen->sealed;
 }
 
-static bool still_waits(struct kvt_core *core, const struct kvt_pending_record *waiter)
+void kvt_waiters_pass(struct kvt_core *core)
 {
+	core->wake_due = false;
+	core->wake_at_ns = KVT_NEVER;
+	core->progress_stamp++;
+}
+
+bool kvt_waiter_ready(struct kvt_core *core, uint32_t id)
+{
+	const struct kvt_pending_record *waiter = &core->pending[id];
 	uint32_t sealed;
 
-	if (!core->views[waiter->session].fences) /* adopted, not attached yet */
-		return true;
+	if (!core->views[waiter->session].fences) /* recovered, not attached yet */
+		return false;
 	sealed = progress(core, waiter->lease);
-	return core->progress[waiter->lease].computes &&
-	       core->leases[waiter->lease].generation == waiter->lease_generation &&
-	       worth_waiting(core, waiter->goal, sealed) && core->now_ns < waiter->deadline_ns;
+	return !core->progress[waiter->lease].computes ||
+	       core->leases[waiter->lease].generation != waiter->lease_generation ||
+	       !worth_waiting(core, waiter->goal, sealed) || core->now_ns >= waiter->deadline_ns;
 }
 
-static void run_waiter(struct kvt_core *core, uint32_t id)
-{
-	struct kvt_pending_record entry = core->pending[id];
-	struct kvt_cqe cqe = { .flags = KVT_CQE_DEFERRED };
-	struct kvt_op_context op = {
-		.session = entry.session,
-		.sqe = &entry.sqe,
-		.view = &core->views[entry.session],
-		.cqe = &cqe,
-		.waiter = id,
-	};
-
-	core->effort = (struct kvt_core_effort){ 0 };
-	kvt_record_start(core);
-	if (kvt_op_run(core, &op, entry.token) && core->hooks.complete)
-		core->hooks.complete(core->hooks.context, entry.session, &cqe);
-}
-
-uint32_t kvt_waiters_run(struct kvt_core *core)
-{
-	uint32_t ran = 0, id;
-
-	do {
-		core->wake_due = false;
-		core->wake_at_ns = KVT_NEVER;
-		core->progress_stamp++;
-		for (id = core->first_waiter; id != KVT_NONE;) {
-			uint32_t next = core->pending[id].next;
-
-			if (!still_waits(core, &core->pending[id])) {
-				run_waiter(core, id);
-				ran++;
-			}
-			if (core->wake_due) /* perhaps for one that came earlier */
-				break;
-			watch_deadline(core, &core->pending[id]);
-			id = next;
-		}
-	} while (core->wake_due);
-	return ran;
-}
-
-uint32_t kvt_core_wake(struct kvt_core *core, uint64_t now_ns)
-{
-	core->now_ns = now_ns;
-	return kvt_wake(core);
-}
-
-void kvt_core_let_wait(struct kvt_core *core, bool allowed)
-{
-	core->no_place = !allowed;
-}
-
-/* ---- the end of who waits */
+/* ---- the end of a session */
 
 void kvt_waiters_forget(struct kvt_core *core, uint32_t session)
 {
@@ -425,29 +390,5 @@ void kvt_waiters_forget(struct kvt_core *core, uint32_t session)
 		if (core->pending[id].session == session)
 			queue_remove(core, id);
 		id = next;
-	}
-}
-
-void kvt_waiters_cancel(struct kvt_core *core, uint32_t session)
-{
-	for (uint32_t id = core->first_waiter; id != KVT_NONE;) {
-		struct kvt_pending_record entry = core->pending[id];
-		struct kvt_cqe cqe = { .flags = KVT_CQE_DEFERRED };
-		struct kvt_op_context op = {
-			.session = session,
-			.sqe = &entry.sqe,
-			.view = &core->views[session],
-			.cqe = &cqe,
-			.waiter = id,
-		};
-
-		id = entry.next;
-		if (entry.session != session)
-			continue;
-		if (entry.sqe.flags & KVT_F_NO_WAIT)
-			cqe.flags |= KVT_CQE_ASYNC;
-		kvt_op_cancel(core, &op, entry.token);
-		if (core->hooks.complete)
-			core->hooks.complete(core->hooks.context, session, &cqe);
 	}
 }

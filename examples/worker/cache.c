@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A worker's model, its connection, and what the two must agree on. */
+/* A worker's model, its connection, and the agreement of the two on geometry and fingerprint.
+ *
+ * Inputs: worker->options. Invariant: pages are mapped only after the daemon has accepted geometry,
+ * fingerprint and arithmetic. Callers: main.c, the benchmarks. */
 
 #include <errno.h>
 #include <string.h>
@@ -8,7 +11,7 @@
 #include "kvtrunk_keys.h"
 #include "worker.h"
 
-/* The kernels' word for a type of KV. */
+/* Convert a pool's type of KV to the kernels'. */
 static uint32_t attention_type(uint32_t element_type)
 {
 	static const uint32_t types[] = {
@@ -21,7 +24,7 @@ static uint32_t attention_type(uint32_t element_type)
 	return types[element_type];
 }
 
-/* And the pool's word for one of the kernels'. */
+/* Convert a kernels' type of KV to the pool's. */
 static uint32_t element_type(uint32_t attention)
 {
 	uint32_t type = KVT_ELEMENT_BF16;
@@ -35,7 +38,7 @@ const char *const worker_kv_types[] = {
 	[KVT_ATTN_F32] = "fp32", [KVT_ATTN_F16] = "fp16", [KVT_ATTN_BF16] = "bf16", NULL
 };
 
-/** What this model's pages hold: all layers of a page together. */
+/** Fill the geometry of this model's pages: all layers of a page together. */
 static void geometry(const struct worker *worker, struct kvt_pool_geometry *ret_geometry)
 {
 	const struct model *model = &worker->model;
@@ -52,7 +55,7 @@ static void geometry(const struct worker *worker, struct kvt_pool_geometry *ret_
 		ret_geometry->scales[i][0] = ret_geometry->scales[i][1] = 1;
 }
 
-/** Everything that must be equal in all processes that share this model's KV. -EINVAL: pages
+/** Print everything that must be equal in all processes that share this model's KV. -EINVAL: pages
  * cannot hold such a model. */
 static int fingerprint(const struct worker *worker, const struct kvt_pool_geometry *pages,
 		       char *ret_text)
@@ -122,7 +125,7 @@ static int kvt_failed(struct worker *worker, int code)
 	return code;
 }
 
-/* Whether the pool's memory is where this computes. */
+/* Check that the pool's memory is on the computing device. */
 static int check_backend(struct worker *worker)
 {
 	bool host = kvt_client_info(worker->client)->backend == KVT_POOL_HOST;
@@ -140,7 +143,7 @@ static int check_backend(struct worker *worker)
 	return -ENOTSUP;
 }
 
-/* The pool as the kernels see it, layer by layer. */
+/* Describe the pool to the kernels, layer by layer. */
 static int map_pool(struct worker *worker, struct kvt_attn_view *views)
 {
 	const struct worker_options *o = &worker->options;
@@ -156,7 +159,7 @@ static int map_pool(struct worker *worker, struct kvt_attn_view *views)
 	return code ? kvt_failed(worker, code) : 0;
 }
 
-/* Connect as what pages of this geometry need. */
+/* Connect with this geometry. */
 static int connect_client(struct worker *worker)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
@@ -183,7 +186,7 @@ static int connect_client(struct worker *worker)
 			 ? " (worker --geometry prints the options that kvtrunkd needs)" : "");
 		return code;
 	}
-	/* The same keys computed another way are other bits: not to be continued by this one. */
+	/* Other arithmetic gives other bits for the same keys: part of the namespace. */
 	kvt_namespace_digest(&(struct kvt_namespace_fields){
 		.extra = KVT_FIELD_OF_TEXT(worker->compute->arithmetic) }, digest);
 	code = kvt_namespace_open(worker->client, digest,
@@ -232,7 +235,7 @@ const char *worker_daemon_flags(const struct worker *worker, uint32_t page_size,
 	char print[KVT_FINGERPRINT_BYTES] = "";
 
 	geometry(worker, &pages);
-	fingerprint(worker, &pages, print); /* what is refused here, connecting refuses, too */
+	fingerprint(worker, &pages, print); /* connecting refuses the same */
 	snprintf(flags, WORKER_FLAGS_BYTES, "--page_size=%u --n_layers=%u --n_kv_heads=%u "
 		 "--head_dim=%u --kv_type=%s --kv_order=page --fingerprint=%s", page_size,
 		 pages.n_layers, pages.n_kv_heads, pages.head_dim,
@@ -242,8 +245,8 @@ const char *worker_daemon_flags(const struct worker *worker, uint32_t page_size,
 
 void worker_close_cache(struct worker *worker)
 {
-	/* Waits: the pool is unmapped with the client, and nothing queued may touch it then. The
-	 * client goes before the stream of its fences, too (compute_close()). */
+	/* Waits: nothing queued may touch the pool when the client unmaps it. The client also goes
+	 * before the stream of its fences (compute_close()). */
 	forward_close(&worker->forward);
 	if (worker->client)
 		kvt_client_close(worker->client, KVT_IDLE);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What both ways to compute have in common: attention, by libkvtkernels, and errors. */
+/* Common to both ways to compute: attention, by libkvtkernels, and errors. */
 
 #include "compute.h"
 

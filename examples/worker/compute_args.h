@@ -4,8 +4,8 @@
 
 /**
  * @file compute_args.h
- * What the CPU hands to the worker's CUDA kernels, compiled by the C compiler and by nvcc, and the
- * kernels by name. All have thread blocks of KVT_CUDA_THREADS and as many of them as they like.
+ * Arguments of the worker's CUDA kernels, compiled by the C compiler and by nvcc, and the
+ * kernels by name. All have thread blocks of KVT_CUDA_THREADS, any number of them.
  */
 
 #include <stdint.h>
@@ -21,7 +21,7 @@
 	KERNEL(add)                                                                               \
 	KERNEL(round)
 
-/* What each operation of compute.h takes, in its words; addresses are the device's. */
+/* The operands of compute.h's operations; addresses are the device's. */
 struct compute_args {
 	uint64_t to;
 	uint64_t from;

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* On one core: matrix products by OpenBLAS, the rest in plain C. Nothing is ever queued. */
+/* Computes on one core: matrix products by OpenBLAS, the rest in plain C.
+ *
+ * Inputs: the operations of compute.h. Invariants: nothing is ever queued; one thread and a fixed
+ * order of sums, so equal shapes give equal bits. Caller: through compute_ops. */
 
 #include <cblas.h>
 #include <errno.h>
@@ -13,12 +16,12 @@
 #include "compute.h"
 #include "kernels/convert.h"
 
-/* Declared here: where both are installed, cblas.h can be the reference BLAS's. */
+/* Declared here: cblas.h may be the reference BLAS's where both are installed. */
 char *openblas_get_config(void);
 void openblas_set_num_threads(int n_threads);
 
-#define BLAS_MIB 160   /* it takes 128, and a little */
-#define BLAS_FIRST 128 /* rows and columns: smaller products may do without */
+#define BLAS_MIB 160   /* it takes a little over 128 */
+#define BLAS_FIRST 128 /* rows and columns: smaller products may need none */
 
 static void cpu_close(struct compute *compute)
 {
@@ -157,8 +160,8 @@ bool compute_cpu_is_built(void)
 	return true;
 }
 
-/* OpenBLAS takes its working memory at its first product, and without it tries again for ever. So
- * see whether it is there, and have it taken, before pools and buffers take theirs. */
+/* Make OpenBLAS take its working memory now, before pools and buffers. It takes it at its first
+ * product, and without it retries for ever. */
 static int take_blas_memory(void)
 {
 	size_t bytes = (size_t)BLAS_MIB << 20, n = BLAS_FIRST;
@@ -182,12 +185,12 @@ int compute_cpu_open(const struct model *model, struct compute **ret_compute, ch
 	struct compute *compute = calloc(1, sizeof(*compute));
 	int error = -ENOMEM;
 
-	(void)model; /* its weights are where they can be read */
+	(void)model; /* its weights are readable in place */
 	if (!compute) {
 		snprintf(why, WORKER_WHY_BYTES, "no memory");
 		return error;
 	}
-	/* One core a worker, and the same order of sums always. */
+	/* One core for a worker, and a fixed order of sums. */
 	openblas_set_num_threads(1);
 	if (take_blas_memory() != 0) {
 		snprintf(why, WORKER_WHY_BYTES, "no memory for OpenBLAS, which takes %u MiB of "

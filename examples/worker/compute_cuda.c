@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * On a CUDA device: matrix products by cuBLAS, attention by libkvtkernels, the rest by kernels of
- * the worker's own, all in the order of one stream. The weights are copied to the device once.
+ * Computes on a CUDA device: matrix products by cuBLAS, attention by libkvtkernels, the rest by the
+ * worker's own kernels. The weights are copied to the device once.
  *
- * The device's primary context is made current on the thread that opens, and stays so until that
- * thread closes: cuBLAS looks for it there.
+ * Inputs: the operations of compute.h. Invariants: all work runs in the order of one stream; the
+ * primary context is current on the opening thread until it closes, as cuBLAS requires. Caller:
+ * through compute_ops.
  */
 
 #include <errno.h>
@@ -19,8 +20,7 @@
 #include "cublas.h"
 #include "kvt_cuda.h"
 
-/* As much as cuBLAS likes to have at most, which it has on Hopper. A workspace of its own keeps it
- * from sharing one that other calls left in another state. */
+/* The most that cuBLAS uses, on Hopper. A workspace of its own does not depend on other calls. */
 #define WORKSPACE_BYTES (32u << 20)
 #define GRID_MOST 8192u
 
@@ -41,20 +41,20 @@ struct cuda {
 	struct cublas cublas;
 	const struct model *model;
 	int device;
-	void *context; /* the primary one, retained and current */
+	void *context; /* the primary context, retained and current */
 	void *module;
 	void *kernels[N_KERNELS];
 	void *handle; /* cuBLAS's */
 	uint64_t workspace;
-	uint64_t weights; /* the model's tensors, as they lie in its file */
+	uint64_t weights; /* the model's tensors, laid out as in its file */
 };
 
 static struct cuda *cuda_of(struct compute *compute)
 {
-	return (struct cuda *)compute; /* its first member */
+	return (struct cuda *)compute; /* base is its first member */
 }
 
-/* Whether the driver did it. */
+/* Record a driver error. Returns true if there was none. */
 static bool done(struct cuda *cuda, int error, const char *doing)
 {
 	if (error)
@@ -94,7 +94,7 @@ static void cuda_release(struct compute *compute, float *memory)
 		cuda->driver.memory_free((uint64_t)(uintptr_t)memory);
 }
 
-/* From memory that is not pinned: the driver has read it when this returns. */
+/* Copy from pageable memory, which the driver has read on return. */
 static void cuda_write(struct compute *compute, void *to, const void *from, size_t bytes)
 {
 	struct cuda *cuda = cuda_of(compute);
@@ -125,7 +125,7 @@ static int cuda_read(struct compute *compute, void *to, const void *from, size_t
 	return compute->error;
 }
 
-/* Where a weight of the model's file is on the device. */
+/* Return a weight's address on the device. */
 static uint64_t weight_address(const struct cuda *cuda, const float *weight)
 {
 	return cuda->weights +
@@ -148,7 +148,7 @@ static void launch(struct compute *compute, unsigned int kernel, uint64_t n_bloc
 				       compute->stream, arguments, NULL), "a kernel was launched");
 }
 
-/* A thread for each of the args->n elements. */
+/* Launch one thread for each of the args->n elements. */
 static void launch_each(struct compute *compute, unsigned int kernel,
 			const struct compute_args *args)
 {
@@ -185,13 +185,13 @@ static void cuda_rms_norm(struct compute *compute, float *to, const float *from,
 				       .constant = RMS_EPSILON });
 }
 
-/* cuBLAS takes a matrix column by column, so ours are transposed ones to it, and the product of
- * what it sees is weight * from^T, which lies as from * weight^T does. */
+/* cuBLAS is column-major, so it sees our matrices transposed. It computes weight * from^T, whose
+ * layout is that of from * weight^T. */
 static void cuda_product(struct compute *compute, float *to, const float *from,
 			 const float *weight, uint32_t n_rows, uint32_t n_in, uint32_t n_out)
 {
 	struct cuda *cuda = cuda_of(compute);
-	/* An address of the device, of which cuBLAS wants to hear as of a pointer. */
+	/* A device address, which cuBLAS takes as a pointer. */
 	const float *w = (const float *)(uintptr_t)weight_address(cuda, weight);
 	const float one = 1.0f, nothing = 0.0f;
 
@@ -285,7 +285,7 @@ static const struct compute_ops cuda_ops = {
 	.round = cuda_round,
 };
 
-/* Attention has the same needs, and says best what is missing. */
+/* Open attention first: it needs the same and has the best messages. */
 static void open_attention(struct cuda *cuda, uint32_t index)
 {
 	struct kvt_attn_options options = { .device = KVT_ATTN_CUDA, .device_index = index };
@@ -337,7 +337,7 @@ static void open_kernels(struct cuda *cuda)
 			     "capability %d.%d: build it with nvcc on PATH", major, minor);
 		return;
 	}
-	/* Not the device's number, which each process may count in its own way. */
+	/* Not the device's number, which differs between processes. */
 	snprintf(cuda->base.arithmetic, sizeof(cuda->base.arithmetic), "cuda sm_%d%d: %s", major,
 		 minor, image->name);
 	if (!done(cuda, driver->module_load(&cuda->module, image->data), "kernels were loaded"))
@@ -369,8 +369,8 @@ static void load_cublas(struct cuda *cuda)
 			     why);
 }
 
-/* The same sums for the same shape always: no TF32, no atomics, one stream, a workspace of its own
- * (set behind the stream, since setting a stream takes cuBLAS's default one). */
+/* Fix the sums for each shape: no TF32, no atomics, one stream, a workspace of its own (set after
+ * the stream, which selects cuBLAS's default one). */
 static void open_cublas(struct cuda *cuda)
 {
 	struct cublas *cublas = &cuda->cublas;

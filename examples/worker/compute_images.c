@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The worker's CUDA kernels, as nvcc has left them; none, where there is no nvcc. */
+/* The worker's CUDA kernels made by nvcc; none without nvcc. */
 
 #include "kernels/cuda_images.h"
 

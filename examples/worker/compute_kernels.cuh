@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a forward pass computes beside attention and matrix products. An element's result depends
- * on nothing but its operands, and a row's sum is always added in the same order: by each lane
+ * The forward pass's kernels beside attention and matrix products. An element's result depends
+ * only on its operands, and a row's sum is always added in the same order: by each lane
  * of a warp, then by lanes in pairs.
  */
 #ifndef KVT_WORKER_COMPUTE_KERNELS_CUH
@@ -14,7 +14,7 @@ KVT_DEVICE float *numbers(uint64_t address)
 	return (float *)(uintptr_t)address;
 }
 
-/* Elements are dealt out to all threads of all blocks. */
+/* Distribute the elements over all threads of all blocks. */
 #define EACH_ELEMENT(i, n)                                                                        \
 	uint64_t i = (uint64_t)block_index() * KVT_CUDA_THREADS + thread_index();                 \
 	i < (n);                                                                                  \

@@ -21,7 +21,7 @@ enum cublas_constant {
 	CUBLAS_NO_TRANSPOSE = 0,
 	CUBLAS_TRANSPOSE = 1,
 	CUBLAS_NO_ATOMICS = 0,
-	CUBLAS_PEDANTIC = 2, /* fp32 means fp32: no TF32, no emulation, no splits by taste */
+	CUBLAS_PEDANTIC = 2, /* true fp32: no TF32, no emulation, no heuristic splits */
 };
 
 #define CUBLAS_FUNCTIONS(FUNCTION)                                                                \
@@ -48,9 +48,9 @@ struct cublas {
 
 #define CUBLAS_WHY_BYTES 200
 
-/** Load the newest cuBLAS that a driver for CUDA `driver_version` (13010: 13.1) can run. It is
- * never unloaded again. -ENOENT: it cannot be loaded, and why not, for each name that it has;
- * -ENOSYS: it lacks a function, which is in why. */
+/** Load the newest cuBLAS that a driver for CUDA `driver_version` (13010: 13.1) can run. Never
+ * unloaded. -ENOENT: not loadable, with the reason for each name; -ENOSYS: it lacks the function in
+ * why. */
 static inline int cublas_load(struct cublas *cublas, int driver_version, char why[CUBLAS_WHY_BYTES])
 {
 	struct cublas made = { .library = NULL };

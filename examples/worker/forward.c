@@ -1,4 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* One forward pass over new positions: the order of layers, on any compute_ops.
+ *
+ * Inputs: tokens, page table, views of the pool. Invariant: matrix products run on whole blocks of
+ * ROW_BLOCK positions aligned to position 0, so a position's bits do not depend on the chunk.
+ * Callers: generate.c, the benchmarks. */
+
 #include "forward.h"
 
 #include <errno.h>
@@ -198,7 +205,7 @@ int forward_queue(struct forward *f, const uint32_t *tokens, uint32_t start, uin
 	return c->error;
 }
 
-/* From the whole block that the last position stands in. */
+/* Compute the logits from the whole block of the last position. */
 const float *forward_logits(struct forward *f, char *why)
 {
 	const struct compute_ops *ops = f->compute->ops;

@@ -20,44 +20,43 @@
 struct forward {
 	const struct model *model;
 	struct compute *compute;
-	struct compute *own;         /* the same, if it ends with this */
+	struct compute *own;         /* compute, if closed with this */
 	struct kvt_attn_view *views; /* one for each layer */
 	uint32_t page_size;
 	uint32_t max_rows; /* of a chunk, padding included */
-	/* Where it is computed. */
+	/* In the computing memory: */
 	float *x, *normed, *q, *k, *v, *out, *gate, *up, *last;
-	void *q_rounded; /* the queries as the KV's type: q itself for fp32 */
+	void *q_rounded; /* queries in the KV's type; q itself for fp32 */
 	uint32_t *there; /* tokens */
-	/* Here. */
+	/* On the host: */
 	float *logits;
 	uint64_t *slots;
-	uint32_t last_row; /* of what was computed last */
+	uint32_t last_row; /* of the last chunk */
 };
 
-/** What a page of this model's KV is: fp32, page-major, HND. */
+/** Fill the geometry of this model's pages: fp32, page-major, HND. */
 void forward_geometry(const struct model *model, uint32_t page_size, uint32_t n_pages,
 		      struct kvt_attn_geometry *ret_geometry);
 
-/** Prepare for chunks of at most `chunk` positions on pages that `views` describe, one for each
- * layer (copied), which are of the device that `compute` computes on. 0 or a negative errno with
- * why. */
+/** Prepare for chunks of at most `chunk` positions on the pages of `views`, one for each layer
+ * (copied), on the device of `compute`. 0 or a negative errno with why. */
 int forward_open_views(struct forward *forward, const struct model *model, struct compute *compute,
 		       const struct kvt_attn_view *views, uint32_t chunk, char *why);
-/** On the CPU, and on a slab of the caller's own, as forward_geometry() says. */
+/** Prepare likewise on the CPU, on the caller's slab laid out by forward_geometry(). */
 int forward_open(struct forward *forward, const struct model *model, uint32_t page_size,
 		 uint32_t n_pages, void *slab, uint64_t slab_bytes, uint32_t chunk, char *why);
-/** Waits for what is queued. */
+/** Close. Waits for queued work. */
 void forward_close(struct forward *forward);
 
-/** Compute positions [start, start + n) of a sequence; pages name where each position's KV is.
- * KV of earlier positions must be there. On a device this is queued: what fails later is told by
- * forward_logits(). 0, or a negative errno with why. */
+/** Compute positions [start, start + n) of a sequence; pages hold each position's KV. KV of earlier
+ * positions must be there. On a device this is queued: later errors are told by forward_logits().
+ * 0, or a negative errno with why. */
 int forward_queue(struct forward *forward, const uint32_t *tokens, uint32_t start, uint32_t n,
 		  const uint32_t *pages, uint32_t n_pages, char *why);
-/** The logits of the last position of the last chunk, valid until the next call, or NULL with why.
- * Waits for what is queued. */
+/** Return the logits of the last chunk's last position, valid until the next call, or NULL with
+ * why. Waits for queued work. */
 const float *forward_logits(struct forward *forward, char *why);
-/** Both. */
+/** Queue and return the logits. */
 const float *forward_run(struct forward *forward, const uint32_t *tokens, uint32_t start,
 			 uint32_t n, const uint32_t *pages, uint32_t n_pages, char *why);
 

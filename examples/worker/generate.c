@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A sequence from BEGIN to END, as an inference engine would run it. */
+/* A sequence from BEGIN to END, as an inference engine runs it.
+ *
+ * Inputs: a worker with an open cache, a prompt. Invariants: after an error no queued work writes
+ * pages that are given up; a full pool makes a sequence give everything back, so workers never
+ * deadlock. Callers: main.c, the benchmarks. */
 
 #include <errno.h>
 #include <math.h>
@@ -10,12 +14,12 @@
 
 #include "worker.h"
 
-#define ROOM_WAIT_NS 1000000L /* between two attempts when all pages are locked by others */
+#define ROOM_WAIT_NS 1000000L /* between two attempts while all pages are locked */
 #define ROOM_WAITS 60000      /* a minute */
-#define LOST_DEVICE_NS 100000000L /* for what can still be answered when a device has failed */
-#define RECONNECT_WAIT_NS 20000000L /* between two attempts when the daemon is gone */
-#define RECONNECT_US 30e6 /* for a successor to come */
-#define RECONNECTS 16 /* of one prompt: daemons do not die so often unless it is what they die of */
+#define LOST_DEVICE_NS 100000000L /* for remaining answers after a device has failed */
+#define RECONNECT_WAIT_NS 20000000L /* between two attempts without a daemon */
+#define RECONNECT_US 30e6 /* limit for a successor */
+#define RECONNECTS 16 /* of one prompt: more, and the prompt may be the cause */
 
 static double now_us(void)
 {
@@ -64,7 +68,7 @@ struct run {
 	struct generation *generation;
 	struct kvt_seq *seq;
 	bool cache;
-	bool publishing; /* until the daemon says that what is computed is out of date */
+	bool publishing; /* false once the daemon calls our pages stale */
 	uint64_t random;
 	double begun_us;
 };
@@ -75,14 +79,14 @@ static int kvt_failed(struct worker *worker, int error)
 	return error;
 }
 
-/** Whether the daemon has ended and nothing kept what this session had. -ESTALE alone does not
- * tell: it may be one prefix that is gone, too. */
+/** True if the daemon ended and nothing kept this session. -ESTALE alone may also mean one removed
+ * prefix. */
 static bool is_lost(const struct worker *worker)
 {
 	return kvt_group_check(worker->client) != 0;
 }
 
-/** BEGIN; when all pages are locked by other sequences, wait for some to end. */
+/** Do BEGIN. While all pages are locked, wait for other sequences to end. */
 static int begin(struct run *run)
 {
 	struct worker *worker = run->worker;
@@ -96,7 +100,7 @@ static int begin(struct run *run)
 
 		if (error == 0)
 			return 0;
-		if (error == -EDQUOT) { /* it has nothing else that it could end */
+		if (error == -EDQUOT) { /* this session has nothing else to end */
 			snprintf(worker->why, sizeof(worker->why), "%.300s: this sequence alone "
 				 "needs more: raise kvtrunkd's max_private_pages",
 				 kvt_client_error(worker->client)->text);
@@ -110,8 +114,8 @@ static int begin(struct run *run)
 	}
 }
 
-/** Publish, and take what others published meanwhile as far as the daemon has answered: who
- * computes waits neither for it nor for a device. */
+/** Publish, and take over twins that the daemon has answered so far. Waits neither for the daemon
+ * nor for a device. */
 static int commit(struct run *run, uint32_t computed, uint32_t flags)
 {
 	struct kvt_fence fence;
@@ -123,20 +127,20 @@ static int commit(struct run *run, uint32_t computed, uint32_t flags)
 	if (error)
 		return error;
 	error = kvt_seq_commit_async(run->seq, computed, NULL, 0, fence, flags);
-	if (error == -EAGAIN) /* too many in flight: waits for them */
+	if (error == -EAGAIN) /* too many in flight: wait for them */
 		error = kvt_seq_commit(run->seq, computed, NULL, 0, fence, flags);
 	if (error == 0)
 		error = kvt_seq_poll(run->seq);
 	if (error == -ESTALE && !is_lost(run->worker)) {
-		run->publishing = false; /* reset or removed meanwhile: compute the rest alone */
+		run->publishing = false; /* reset or removed meanwhile: continue unpublished */
 		run->generation->unpublished = true;
 		return 0;
 	}
 	return error < 0 ? kvt_failed(run->worker, error) : 0;
 }
 
-/** Compute what is not cached, chunk by chunk, publishing each. Leaves the logits of the last
- * position. */
+/** Compute the uncached positions chunk by chunk, publishing each chunk. Leaves the last position's
+ * logits. */
 static int prefill(struct run *run, const float **ret_logits)
 {
 	struct worker *worker = run->worker;
@@ -157,7 +161,7 @@ static int prefill(struct run *run, const float **ret_logits)
 		if (error)
 			return error;
 		at = run->cache && end < n ? kvt_seq_next(run->seq) : end;
-		g->cached += at - end; /* taken over from others meanwhile */
+		g->cached += at - end; /* taken over from others */
 	}
 	if (g->prefilled == prefilled) {
 		snprintf(worker->why, sizeof(worker->why),
@@ -199,7 +203,7 @@ static int check_numbers(struct worker *worker, const float *logits)
 	return 0;
 }
 
-/** A page for the position, if it has none. -EAGAIN: there is none to be had. */
+/** Get a page for the position if it has none. -EAGAIN: none is available. */
 static int grow(struct run *run, uint32_t position)
 {
 	uint32_t n_pages;
@@ -214,7 +218,7 @@ static int grow(struct run *run, uint32_t position)
 	return error ? kvt_failed(run->worker, error) : 0;
 }
 
-/** From the logits of the last position onwards. -EAGAIN: no page for the next position. */
+/** Generate from the last position's logits on. -EAGAIN: no page for the next position. */
 static int decode(struct run *run, const float *logits)
 {
 	struct worker *worker = run->worker;
@@ -246,20 +250,20 @@ static int decode(struct run *run, const float *logits)
 	}
 }
 
-/** END after an error: nothing may write the pages any more when they are given up. */
+/** Do END after an error. Nothing may write the pages once they are given up. */
 static void abandon(struct run *run)
 {
 	struct worker *worker = run->worker;
 
-	/* Of a device that has failed nothing writes any more, but nothing reaches a fence either,
-	 * and END comes after the commits that are in flight: leave those to the session's end. */
+	/* A failed device writes nothing more, but it reaches no fence either, and END comes after
+	 * the commits in flight: leave them to the session's end. */
 	if (worker->compute->ops->wait(worker->compute) != 0)
 		kvt_client_set_timeout(worker->client, LOST_DEVICE_NS);
 	kvt_seq_end(run->seq, 0, NULL, 0, KVT_IDLE, 0);
 	run->seq = NULL;
 }
 
-/** END; publishes what was generated, whose KV is there for all but the last token. */
+/** Do END. Publishes the generated positions, whose KV is complete but for the last token. */
 static int finish(struct run *run, uint32_t begun_with)
 {
 	const struct generation *g = run->generation;
@@ -278,13 +282,13 @@ static int finish(struct run *run, uint32_t begun_with)
 		error = kvt_seq_end(run->seq, 0, NULL, 0, fence, 0);
 	run->seq = NULL;
 	if (error == -ESTALE || (error && is_lost(run->worker))) {
-		run->generation->unpublished = true; /* but what it said is all there */
+		run->generation->unpublished = true; /* but the text is complete */
 		return 0;
 	}
 	return error ? kvt_failed(run->worker, error) : 0;
 }
 
-/** Connect to the daemon that comes after the one that ended. Pages and sequences went with it. */
+/** Connect to the successor of a daemon that ended. Pages and sequences are lost. */
 static int reconnect(struct worker *worker)
 {
 	const struct timespec pause = { .tv_nsec = RECONNECT_WAIT_NS };
@@ -303,7 +307,7 @@ static int reconnect(struct worker *worker)
 	}
 }
 
-/** Once through BEGIN, prefill, decode, END. -EAGAIN: the pool is full, begin again. */
+/** Run BEGIN, prefill, decode, END once. -EAGAIN: the pool is full, begin again. */
 static int attempt(struct run *run)
 {
 	struct generation *g = run->generation;
@@ -325,14 +329,14 @@ static int attempt(struct run *run)
 	return end_error ? end_error : error;
 }
 
-/** After an attempt that failed: 0 when another one may do better. */
+/** Handle a failed attempt. 0: another one may succeed. */
 static int recover(struct run *run, int error)
 {
 	struct worker *worker = run->worker;
 	struct generation *g = run->generation;
 
-	/* A sequence that cannot grow gives everything back and begins again with what it has so
-	 * far: so workers that fill a small pool together never wait for each other in a ring. */
+	/* Give everything back and begin again with all tokens so far, so that workers which fill a
+	 * small pool do not deadlock. */
 	if (error == -EAGAIN) {
 		g->restarts++;
 		return 0;

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* worker: an inference process that runs a real model on pages shared through kvtrunk. */
+/* worker: an inference process that runs a real model on pages shared through kvtrunk.
+ *
+ * Inputs: the command line, prompts from it or from a file. Invariant: status 0 means that every
+ * prompt was answered, its output was written, and --verify found no difference. Callers: none; a
+ * program. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -79,7 +83,7 @@ static const struct option long_options[] = {
 	{ NULL, 0, NULL, 0 },
 };
 
-/** After what is printed last: the exit status. */
+/** Flush the output. Returns the exit status. */
 static int say_last(void)
 {
 	if (fflush(stdout) == 0 && !ferror(stdout))
@@ -186,7 +190,7 @@ static void take_option(struct worker_options *o, int option, int argc)
 	}
 }
 
-/** What is wrong with the options as a whole, NULL if nothing is. */
+/** Return the error of the options as a whole, NULL if there is none. */
 static const char *complaint(const struct worker_options *o, bool words_left)
 {
 	if (words_left)
@@ -218,13 +222,13 @@ static void parse(struct worker_options *o, int argc, char **argv)
 
 /* ---- answers */
 
-/** What --verify found. */
+/** The result of --verify. */
 struct verdict {
 	bool equal; /* to the last bit */
 	double max_abs, relative_norm;
 };
 
-/** What came of writing, errno being as that left it: nobody reads on, or the disk is full. */
+/** Report a failed write, by errno: the reader is gone, or the disk is full. */
 static int output(struct worker *worker, bool written)
 {
 	int error = errno ? -errno : -EIO;
@@ -235,7 +239,7 @@ static int output(struct worker *worker, bool written)
 	return error;
 }
 
-/** The generated text; the caller frees it. */
+/** Return the generated text; the caller frees it. */
 static char *text_of(const struct worker *worker, const struct generation *g)
 {
 	char buffer[2], *text = NULL;
@@ -282,7 +286,7 @@ static int print_json(const struct worker *worker, const struct generation *g,
 	return error;
 }
 
-/** 0, or a negative errno with worker->why when it could not be written. */
+/** Print an answer. 0, or a negative errno with worker->why when it cannot be written. */
 static int print_answer(struct worker *worker, const struct generation *g,
 			const struct verdict *verdict)
 {
@@ -300,7 +304,7 @@ static int print_answer(struct worker *worker, const struct generation *g,
 	return output(worker, fflush(stdout) == 0);
 }
 
-/** Compare with a run that touched no shared page. */
+/** Compare with a run that used no shared page. */
 static struct verdict compare(const struct generation *warm, const struct generation *cold,
 			      uint32_t vocab)
 {
@@ -324,7 +328,7 @@ static struct verdict compare(const struct generation *warm, const struct genera
 	};
 }
 
-/** Room for the logits of all that a sequence can generate. */
+/** Allocate the logits of all that a sequence can generate. */
 static float *logits_alloc(const struct worker *worker)
 {
 	uint32_t n = worker->options.max_tokens;
@@ -356,7 +360,7 @@ static int verify(struct worker *worker, struct generation *warm)
 	return error ? error : (verdict.equal ? 0 : 1);
 }
 
-/** One prompt. 0, 1 when --verify found a difference, or a negative errno. */
+/** Serve one prompt. 0, 1 when --verify found a difference, or a negative errno. */
 static int serve(struct worker *worker, const char *prompt)
 {
 	const struct worker_options *o = &worker->options;
@@ -390,7 +394,7 @@ out:
 	return error;
 }
 
-/** A line without its end, be that \n or \r\n, and with what \n and \\ in it stand for. */
+/** Cut a line's end, \n or \r\n, and replace \n and \\ in it. */
 static void unescape(char *line)
 {
 	char *to = line;
@@ -407,7 +411,7 @@ static void unescape(char *line)
 	*to = '\0';
 }
 
-/** What went wrong with a line of the file of prompts, which may have many. */
+/** Report an error with the line's number: the file of prompts may have many. */
 static int line_failed(struct worker *worker, uint32_t number, int error)
 {
 	char why[sizeof(worker->why)];
@@ -479,9 +483,8 @@ static int serve_all(struct worker *worker)
 	return worst;
 }
 
-/** Descriptors 0 to 2 that are closed become ones that cannot be read or written: else the next
- * file or socket would get their numbers, and a prompt be read from the daemon's connection, or an
- * answer be written into it. */
+/** Replace closed descriptors 0 to 2 by ones that cannot be read or written. Else the daemon's
+ * connection could get such a number, and be read as prompts or written with answers. */
 static void hold_standard_descriptors(void)
 {
 	int fd;

@@ -28,7 +28,7 @@ static int __attribute__((format(printf, 3, 4))) fail(char *why, int error, cons
 
 static int map_file(const char *path, void **ret_map, size_t *ret_bytes, char *why)
 {
-	int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC), error; /* waits for no FIFO */
+	int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC), error; /* no wait on a FIFO */
 	struct stat stat = { 0 };
 	void *map;
 
@@ -49,7 +49,7 @@ static int map_file(const char *path, void **ret_map, size_t *ret_bytes, char *w
 	return 0;
 }
 
-/** Whether header values can be a model, so that sizes below cannot overflow. */
+/** True if the header can be a model's, so that no size below overflows. */
 static bool plausible(const struct model *m)
 {
 	return m->dim > 0 && m->dim <= 16384 && m->hidden_dim > 0 && m->hidden_dim <= 65536 &&
@@ -68,7 +68,7 @@ static const float *take(const float **at, size_t n)
 	return from;
 }
 
-/** Lay the tensors over the file. Returns the floats they take. */
+/** Point the tensors into the file. Returns their floats. */
 static size_t lay_tensors(struct model *m, const float *base, bool shared)
 {
 	const float *at = base;
@@ -85,7 +85,7 @@ static size_t lay_tensors(struct model *m, const float *base, bool shared)
 	m->w2 = take(&at, layers * dim * m->hidden_dim);
 	m->w3 = take(&at, layers * dim * m->hidden_dim);
 	m->rms_final = take(&at, dim);
-	take(&at, (size_t)m->context * m->head_dim); /* tables of the rotary embedding: unused */
+	take(&at, (size_t)m->context * m->head_dim); /* the rotary tables: unused */
 	m->classifier = shared ? m->embedding : take(&at, m->vocab_size * dim);
 	return (size_t)(at - base);
 }

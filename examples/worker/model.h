@@ -28,7 +28,7 @@ struct model {
 	size_t map_bytes;
 };
 
-/** 0, or a negative errno with one line in why. */
+/** Map a model. 0, or a negative errno with one line in why. */
 int model_open(struct model *model, const char *path, char *why);
 void model_close(struct model *model);
 
@@ -47,11 +47,11 @@ struct tokenizer {
 int tokenizer_open(struct tokenizer *tokenizer, const char *path, uint32_t vocab_size, char *why);
 void tokenizer_close(struct tokenizer *tokenizer);
 
-/** BOS and the tokens of text; at most capacity of them. Returns how many, or -ENOBUFS. */
+/** Encode text: BOS and its tokens, at most capacity. Returns their number, or -ENOBUFS. */
 int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, uint32_t *ret_tokens,
 		     uint32_t capacity);
 
-/** What a token adds after `previous`; byte tokens are put into buffer (2 bytes). */
+/** Return the text of a token after `previous`; byte tokens are put into buffer (2 bytes). */
 const char *tokenizer_piece(const struct tokenizer *tokenizer, uint32_t previous, uint32_t token,
 			    char *buffer);
 

@@ -4,7 +4,7 @@
 
 /**
  * @file prices.h
- * Prompts for the model in model/: a price list and questions on it, whose answers are known.
+ * Prompts for the model in model/: a price list and questions on it, with known answers.
  *
  *	Prices:
  *	- tea 47 cents, shelf 12
@@ -16,7 +16,7 @@
  *
  * A list is drawn from a seed; equal seeds give equal lists. In tokens, a list takes
  * PRICES_HEAD + PRICES_LINE * lines, a question with its answer PRICES_TURN, and the question
- * that is left open PRICES_OPEN.
+ * left open PRICES_OPEN.
  */
 
 #include <stdint.h>
@@ -45,19 +45,19 @@ struct price_list {
 /** Read the words, one a line. 0 or a negative errno with why (WORKER_WHY_BYTES). */
 int prices_open(struct prices *ret_prices, const char *path, char *why);
 
-/** A list of n_lines (1 to PRICES_WORDS) different things. `prices` must outlive it. */
+/** Draw a list of n_lines (1 to PRICES_WORDS) different things. `prices` must outlive it. */
 void price_list_draw(struct price_list *ret_list, const struct prices *prices, uint32_t n_lines,
 		     uint64_t seed);
 
 void price_list_write(FILE *to, const struct price_list *list);
-/** A question on line `line`, and its answer. */
+/** Write a question on line `line`, and its answer. */
 void price_list_write_turn(FILE *to, const struct price_list *list, uint32_t line);
-/** A question that the model is to answer. */
+/** Write a question for the model to answer. */
 void price_list_write_question(FILE *to, const struct price_list *list, uint32_t line);
-/** What it must say then. */
+/** Write the expected answer. */
 void price_list_write_answer(FILE *to, const struct price_list *list, uint32_t line);
 
-/** The next number of a seeded sequence, below `below`. */
+/** Return the next number of a seeded sequence, below `below`. */
 uint32_t prices_random(uint64_t *state, uint32_t below);
 
 #endif

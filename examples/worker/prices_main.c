@@ -77,7 +77,7 @@ static void parse(struct ask *ask, int argc, char **argv)
 	}
 }
 
-/** One prompt in one line: what worker reads back as a line's end is written \n. */
+/** Print one prompt in one line, with \n for a line's end as worker reads it. */
 static int print_prompt(const struct ask *ask, const struct price_list *list, uint64_t *random)
 {
 	char *text = NULL;

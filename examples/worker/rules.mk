@@ -40,10 +40,11 @@ $(O)/prices: $(PRICES_OBJ)
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@
 
 # kvtbench-ttft: worker processes under load, with and without sharing.
-TTFT_OBJ := $(call objs,$(wildcard bench/ttft/*.c) bench/measure.c tools/replay_daemon.c \
+TTFT_OBJ := $(call objs,$(wildcard bench/ttft/*.c) bench/measure.c \
 	examples/worker/prices.c)
 
-$(O)/kvtbench-ttft: $(TTFT_OBJ) $(WORKER_PARTS) $(O)/libkvtrunk.a $(O)/libkvtkernels.a
+$(O)/kvtbench-ttft: $(TTFT_OBJ) $(WORKER_PARTS) $(O)/libkvtlab.a $(O)/libkvttools.a \
+		$(O)/libkvtrunk.a $(O)/libkvtkernels.a
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ $(WORKER_LIBS)
 
 say-no-worker:

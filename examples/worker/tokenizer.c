@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The tokenizer of llama2.c: byte-pair merging by score, bytes where nothing else fits. */
+/* The tokenizer of llama2.c: byte-pair merging by score, bytes where no token fits.
+ *
+ * Inputs: a tokenizer file, text. Invariants: a file with more or fewer tokens than the model is
+ * refused; every byte has a token, so encoding never fails but for room. Callers: cache.c, main.c,
+ * generate.c. */
 
 #include <errno.h>
 #include <stdbool.h>
@@ -14,7 +18,7 @@
 #define BYTE_TOKENS 3u /* token of byte 0: BOS, EOS and "unknown" come before */
 #define MOST_LENGTH 4096u
 
-/** Whether text is how a byte's token is written; then which byte. */
+/** True if text is the name of a byte token; *ret_byte is its byte. */
 static bool is_byte(const char *text, unsigned int *ret_byte)
 {
 	char written[8];
@@ -47,7 +51,7 @@ static int read_token(struct tokenizer *t, FILE *file, uint32_t token)
 	return is_byte(t->text[token], &byte) && byte == token - BYTE_TOKENS ? 0 : -EINVAL;
 }
 
-/** All tokens, and nothing behind them: with more or fewer it is another model's. */
+/** Read all tokens up to EOF: with more or fewer it is another model's. */
 static int read_tokens(struct tokenizer *t, FILE *file)
 {
 	int error = 0;
@@ -67,7 +71,7 @@ static int by_text(const void *a, const void *b, void *context)
 	return strcmp(t->text[*(const uint32_t *)a], t->text[*(const uint32_t *)b]);
 }
 
-/** Hash of all texts and scores: two tokenizers that differ anywhere must not share KV. */
+/** Hash all texts and scores: tokenizers that differ must not share KV. */
 static int fill_digest(struct tokenizer *t)
 {
 	uint64_t (*parts)[2] = calloc(t->vocab_size + 1, sizeof(*parts));
@@ -159,7 +163,7 @@ static int64_t look_up(const struct tokenizer *t, const char *text)
 	return -1;
 }
 
-/** One token for each character of UTF-8, or one for each of its bytes. */
+/** Split text: one token for each UTF-8 character, or one for each of its bytes. */
 static uint32_t split_text(const struct tokenizer *t, const char *text, uint32_t *tokens)
 {
 	uint32_t n = 0;
@@ -185,14 +189,14 @@ static uint32_t split_text(const struct tokenizer *t, const char *text, uint32_t
 	return n;
 }
 
-/** The token that these two are together, or -1. */
+/** Return the token that joins these two, or -1. */
 static int64_t join(const struct tokenizer *t, const uint32_t *two, char *joined)
 {
 	snprintf(joined, 2 * t->max_length + 1, "%s%s", t->text[two[0]], t->text[two[1]]);
 	return look_up(t, joined);
 }
 
-/** Join the best-scored pair of neighbours until none can be joined. pairs has room for n. */
+/** Join the best-scored pair of neighbours until none is left. pairs has room for n. */
 static uint32_t merge(const struct tokenizer *t, uint32_t *tokens, int64_t *pairs, uint32_t n,
 		      char *joined)
 {
@@ -224,8 +228,8 @@ static uint32_t merge(const struct tokenizer *t, uint32_t *tokens, int64_t *pair
 int tokenizer_encode(const struct tokenizer *t, const char *text, uint32_t *ret_tokens,
 		     uint32_t capacity)
 {
-	/* Merging goes through all pairs each time, so long texts are taken by paragraphs: no token
-	 * of such vocabularies joins across a line's end. */
+	/* Each merge step scans all pairs, so long texts are encoded by paragraphs: no token of
+	 * such vocabularies spans a line's end. */
 	char *joined = malloc(2 * (size_t)t->max_length + 1);
 	uint32_t *line = malloc((strlen(text) + 2) * sizeof(*line));
 	int64_t *pairs = malloc((strlen(text) + 2) * sizeof(*pairs));
@@ -236,7 +240,7 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, uint32_t *ret_
 	if (!joined || !line || !pairs)
 		goto out;
 	result = -ENOBUFS;
-	/* Merging a text that is hopelessly long could take hours. */
+	/* Refuse a far too long text first: merging it could take hours. */
 	if (capacity < 1 || strlen(text) / t->max_length >= capacity)
 		goto out;
 	ret_tokens[n++] = TOKEN_BOS;

@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What a successor makes of memory at some moment, beside what it made of the last effect. */
+/* Recover a successor from memory at some moment and compare its facts with those of the last
+ * effect.
+ *
+ * Inputs: arena and ledger of the running core, copied. Invariants: all facts are equal byte by
+ * byte after blank_*() cleared what carries no meaning; generations are equal or never seen before.
+ * Caller: main.c, before each store. */
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/core/internal.h"
+#include "daemon/core/state.h"
 #include "tests/crash/crash.h"
 
 static char *zeroed(uint64_t bytes)
@@ -45,7 +50,7 @@ void crash_check_free(struct crash_check *check)
 	free(check->scratch);
 }
 
-/* ---- what means nothing becomes 0, so that the rest can be compared byte by byte */
+/* ---- clear what carries no meaning, so that the rest can be compared byte by byte */
 
 static void blank_nodes(struct kvt_core *core)
 {
@@ -92,7 +97,7 @@ static void blank_ledger(struct kvt_core *core)
 	for (uint32_t id = 0; id <= core->config.max_sessions; id++) {
 		struct kvt_session_record *session = &core->sessions[id];
 
-		/* The one before the last stands in the ring. */
+		/* The last but one is in the ring. */
 		memset(&session->last_cqe[session->cq_done & 1], 0, sizeof(struct kvt_cqe));
 		if (session->state == KVT_SESSION_FREE || session->state == KVT_SESSION_DEAD ||
 		    session->state == KVT_SESSION_DYING || session->cq_done == 0)
@@ -105,8 +110,9 @@ static void blank_ledger(struct kvt_core *core)
 		core->makers[id] = 0;
 		core->namespaces[id] = (struct kvt_namespace_record){ 0 };
 	}
-	/* They change outside of effects; members_whole() has looked at them. */
-	memset(core->members, 0, (core->config.max_members + 1) * sizeof(*core->members));
+	/* They change outside of effects; members_whole() has checked them. */
+	memset(core->members, 0,
+	       (kvt_core_members(&core->config) + 1) * sizeof(*core->members));
 	core->undo.header->words = 0;
 	memset(core->undo.header, 0,
 	       sizeof(*core->undo.header) + core->undo.capacity * sizeof(uint64_t));
@@ -131,7 +137,7 @@ static bool fail(struct crash_check *check, const char *what, uint64_t a, uint64
 	return false;
 }
 
-/** A generation stays, or goes beyond all that anybody can have seen. */
+/** A generation is unchanged, or higher than any that a reader can have seen. */
 static bool generations_ok(struct crash_check *check, struct kvt_core *core)
 {
 	uint64_t nodes = (uint64_t)((char *)core->nodes - (char *)core->arena);
@@ -148,17 +154,16 @@ static bool generations_ok(struct crash_check *check, struct kvt_core *core)
 	return true;
 }
 
-/** What a successor sees of a group is all there: no record shows that was half made. */
+/** A successor sees only complete records of a group. */
 static bool members_whole(struct crash_check *check, const struct kvt_core *core)
 {
-	for (uint32_t id = 1; id <= core->config.max_members; id++) {
+	for (uint32_t id = 1; id <= kvt_core_members(&core->config); id++) {
 		const struct kvt_member_record *member = kvt_core_member(core, id);
 
 		if (!member)
 			continue;
-		if (member->rank >= member->n_ranks ||
-		    (member->state == KVT_MEMBER_LEADER) != (member->rank == 0) ||
-		    (member->state == KVT_MEMBER_LEADER && !member->secret[0]) ||
+		if ((id <= core->config.max_sessions ? member->rank != 0 || member->session != id :
+		     !member->rank || member->rank >= member->n_ranks || !member->secret[0]) ||
 		    (member->state == KVT_MEMBER_JOINED && (!member->pid || !member->label[0])))
 			return fail(check, "half a member", id, member->state);
 	}
@@ -239,7 +244,7 @@ bool crash_check_now(struct crash_check *check, const void *old_at, const void *
 	if (!members_whole(check, core))
 		return false;
 	blank(core);
-	core->ledger->seq--; /* the adoption's own */
+	core->ledger->seq--; /* the recovery's own */
 	if (check->known && (header->mutation & 1 || header->mutation == check->mutation))
 		return compare(check, core);
 	check->known = true;

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* kvtcrash: the simulation with a core that is killed before every store that it makes. Nothing is
- * lost by it: each time a successor takes over a copy of what memory holds, and the core that was
- * to die goes on. */
+/* kvtcrash: the simulation, with the core stopped before each of its stores.
+ *
+ * Two modes. Checking: a successor recovers from a copy of memory before every store, then the core
+ * continues. Killing: the core dies at a random store, and its successor continues the run. Inputs:
+ * seeds and steps on the command line. Invariant: no effect is lost or half done. Callers:
+ * tests/crash/list. */
 
 #include <getopt.h>
 #include <inttypes.h>
@@ -15,7 +18,7 @@
 #include "tests/crash/crash.h"
 #include "tests/sim/sim.h"
 
-#define TORN_MOST 512 /* bytes of the largest store that one instruction of the source makes */
+#define TORN_MOST 512 /* bytes of the largest store that one instruction makes */
 
 struct options {
 	uint64_t seed, seeds, steps, seconds;
@@ -27,10 +30,10 @@ struct killer {
 	struct crash_check check;
 	uint64_t stores, torn;
 	bool inside; /* a check runs */
-	uint64_t kill_at, killed; /* lives: stores until death, deaths */
-	uint64_t heirs;           /* of these, successors before they were one */
+	uint64_t kill_at, killed; /* stores until death (0: never), deaths */
+	uint64_t heirs;           /* of these, during recovery */
 	jmp_buf death;
-	/* The last store, if it was of more than a word. */
+	/* The last store, if longer than a word. */
 	char *wide_at;
 	size_t wide_bytes;
 	char wide_old[TORN_MOST];
@@ -42,7 +45,7 @@ static void give_up(struct killer *killer, const char *when)
 		 killer->check.why);
 }
 
-/* A store of several words may have happened in part. */
+/* A store of several words may be half done. */
 static void tear_last_store(struct killer *killer)
 {
 	for (size_t done = 8; done < killer->wide_bytes; done += 8) {
@@ -74,8 +77,8 @@ static void on_store(void *context, void *at, size_t n)
 	killer->inside = false;
 }
 
-/* The other way: one store is the last one, and what memory holds then is all there is. Of a store
- * of several words a part may have happened. */
+/* Killing: this store is the last one, and memory stays as it is then. A store of several words may
+ * be half done. */
 static void on_store_of_mortal(void *context, void *at, size_t n)
 {
 	struct killer *killer = context;
@@ -108,7 +111,7 @@ static void mortal_step(struct sim *sim, struct killer *killer)
 		sim_settle(sim);
 	} else {
 		killer->killed++;
-		/* A successor may die as well, and comes back here. */
+		/* A successor may die as well, and returns here. */
 		killer->wide_bytes = 0;
 		killer->kill_at = sim_chance(sim, 300) ? 1 + sim_below(sim, 2000) : 0;
 		killer->heirs += killer->kill_at != 0;
@@ -176,7 +179,7 @@ static void usage(FILE *to)
 	fprintf(to, "usage: kvtcrash [--lives] [--seed N] [--seeds N] [--steps N] [--seconds N]\n"
 		    "Kills the core before every store of every step of a simulation and lets a\n"
 		    "successor take over a copy: its facts must be those of the last effect.\n"
-		    "With --lives it dies now and then, and the successor and the oracle go on.\n"
+		    "With --lives it dies now and then, and its successor continues.\n"
 		    "Exit status: 0 they are, 1 they are not, 2 bad usage\n");
 }
 
@@ -250,7 +253,7 @@ int main(int argc, char **argv)
 	else
 		printf("kvtcrash: %s: %" PRIu64 " seeds of %" PRIu64 " steps, %" PRIu64
 		       " stores and %" PRIu64 " places inside of them, %" PRIu64
-		       " successors, %" PRIu64 " of which rolled back\n",
+		       " successors, %" PRIu64 " after a rollback\n",
 		       ok ? "agreed" : "FAILED", done, o.steps, killer->stores, killer->torn,
 		       checks, rolled_back);
 	free(killer);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# kvtcrash: the core compiled once more, so that each of its stores to shared memory is announced
-# (gcc's thread sanitizer calls, answered by a runtime of our own), under the simulation; beside it
-# a core compiled as usual for the successors, of which one function is visible.
+# kvtcrash: the simulation, with the core compiled a second time so that each of its stores to
+# shared memory is announced (gcc's thread sanitizer calls, answered by runtime.c). Successors are a
+# core compiled as usual, with one visible function.
 ifeq ($(SANITIZE),)
 CRASH_SRC := $(wildcard tests/crash/*.c)
 CRASH_CORE := $(patsubst %.c,$(O)/obj/crash/%.o,$(CORE_SRC) $(SHM_SRC))
@@ -21,7 +21,7 @@ $(O)/obj/crash/plain.o: $(CORE_OBJ) $(SHM_OBJ)
 OBJCOPY ?= objcopy
 
 CRASH_SIM := $(filter-out tests/sim/main.c,$(wildcard tests/sim/*.c)) \
-	$(wildcard tools/oracle*.c daemon/oplog*.c)
+	$(wildcard lab/oracle/*.c daemon/log/operations*.c) libclient/names.c
 
 $(O)/tests/kvtcrash: $(call objs,$(CRASH_SRC) $(CRASH_SIM)) $(CRASH_CORE) $(O)/obj/crash/plain.o
 	@mkdir -p $(@D)

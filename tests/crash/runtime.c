@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What a compiler's thread sanitizer calls, without the sanitizer: each store of the instrumented
- * core to watched memory is announced before it happens. A process that is killed there leaves
- * exactly what memory holds at that moment. */
+/* The calls of gcc's thread sanitizer, without the sanitizer: announce each store of the
+ * instrumented core to watched memory before it happens. A process killed there leaves exactly what
+ * memory holds at that moment. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -33,7 +33,7 @@ static void about_to_store(void *at, size_t n)
 			announce(announce_context, at, n);
 }
 
-/* In steps of a word, as a machine might. */
+/* In steps of a word, as a processor may. */
 void *crash_memcpy(void *to, const void *from, size_t n)
 {
 	for (size_t at = 0, step; at < n; at += step) {

@@ -4,8 +4,8 @@
 
 /**
  * @file wrap.h
- * Included before everything else in the instrumented core: the block functions of the C library
- * announce their stores, too, and store in steps.
+ * Included first in the instrumented core: memcpy() and its kin announce their stores, too, and
+ * store in steps.
  */
 
 #include <string.h>

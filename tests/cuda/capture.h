@@ -5,8 +5,8 @@
 /**
  * @file capture.h
  * An engine that captures a stream into a graph while the test does something else, on the test's
- * thread or on one of its own; on a device, or on the stand-in. It captures a copy before and one
- * after, so a capture that went on as if nobody else were there gives a graph of two nodes.
+ * thread or on another; on a device, or on the stand-in. It captures a copy before and one after,
+ * so an undisturbed capture gives a graph of two nodes.
  */
 
 #include <pthread.h>
@@ -17,24 +17,24 @@
 #include "kvt_cuda.h"
 
 struct capture {
-	/* From whoever begins it. */
+	/* Set by the caller before it begins. */
 	const struct kvt_cu_driver *driver;
 	void *context;
 	void *stream;
-	uint64_t memory; /* at least 16 bytes of the device's */
+	uint64_t memory; /* at least 16 bytes of device memory */
 	int mode;        /* KVT_CU_CAPTURE_MODE_... */
 	bool elsewhere;  /* on a thread of its own */
 
-	/* For whoever has ended it: CUresults, or -1 where the driver lacks a function. */
+	/* Results, once it has ended: CUresults, or -1 if the driver lacks a function. */
 	int begin_error, copy_error, end_error;
-	int status; /* as it ended: 1 active, 2 invalidated */
+	int status; /* at the end: 1 active, 2 invalidated */
 	size_t n_nodes;
 
 	pthread_t thread;
 	sem_t begun, enough;
 };
 
-/* The driver's functions for it, which kvtrunk itself does not use. */
+/* The driver's capture functions, which kvtrunk itself does not use. */
 struct capture_functions {
 	int (*begin)(void *stream, int mode);
 	int (*end)(void *stream, void **ret_graph);
@@ -102,7 +102,7 @@ static inline void *capture_main(void *context)
 	return NULL;
 }
 
-/** When this returns the stream is being captured. */
+/** Begin. On return the stream is being captured. */
 static inline void capture_begin(struct capture *capture)
 {
 	sem_init(&capture->begun, 0, 0);
@@ -127,14 +127,14 @@ static inline void capture_end(struct capture *capture)
 	sem_destroy(&capture->enough);
 }
 
-/** Whether it was not disturbed. */
+/** True if the capture was not disturbed. */
 static inline bool capture_is_whole(const struct capture *capture)
 {
 	return !capture->begin_error && !capture->copy_error && !capture->end_error &&
 	       capture->status == 1 && capture->n_nodes == 2;
 }
 
-/** The calling thread's mode, which a call must leave as it was. */
+/** The calling thread's mode, which a call must leave unchanged. */
 static inline int capture_mode(const struct kvt_cu_driver *driver)
 {
 	int mode = KVT_CU_CAPTURE_MODE_RELAXED, before;

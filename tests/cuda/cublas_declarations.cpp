@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Compiled only, where the CUDA toolkit is: examples/worker/cublas.h against cublas_v2.h. */
+/* Compiled only, with the CUDA toolkit: examples/worker/cublas.h against cublas_v2.h. */
 #include <cublas_v2.h>
 
 #include "tests/cuda/declarations.hpp"

@@ -4,16 +4,10 @@
 
 /**
  * @file cuda_test.h
- * What the tests against the stand-in for the driver share: an environment in which every process
- * of a test finds it, devices of their own, and the knobs of the stand-in in this process.
+ * Shared by tests against the stand-in for the driver: an environment in which every process of a
+ * test finds it, separate devices per test, and the stand-in's knobs in this process.
  */
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <dirent.h>
 #include <dlfcn.h>
 #include <signal.h>
@@ -26,9 +20,10 @@
 #include <unistd.h>
 
 #include "kvt_cuda.h"
+#include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
 
-/* The loader reads LD_LIBRARY_PATH when a process starts: start anew with it. */
+/* The loader reads LD_LIBRARY_PATH when a process starts: run the program again with it. */
 static inline void cuda_test_environment(char **argv)
 {
 	const char *now = getenv("LD_LIBRARY_PATH");
@@ -38,17 +33,17 @@ static inline void cuda_test_environment(char **argv)
 	if (!now || strcmp(now, path) != 0) {
 		setenv("LD_LIBRARY_PATH", path, 1);
 		execv("/proc/self/exe", argv);
-		kvt_test_fail("cannot start anew");
+		kvt_test_fail("cannot run the program again");
 	}
 }
 
 /* Devices of one test, in memory that its processes share. */
-struct cuda_test_devices {
+static struct {
 	char dir[64];
 	char report[96]; /* what each process left open, one line each */
-};
+} devices;
 
-static inline void cuda_test_devices_make(struct cuda_test_devices *devices)
+static inline void cuda_test_devices_make(void)
 {
 	static const char *const knobs[] = {
 		"DEVICES", "MEMORY", "DRIVER", "TRAITS", "FAIL_AT", "FAIL_CALL", "FAIL_ERROR",
@@ -63,41 +58,41 @@ static inline void cuda_test_devices_make(struct cuda_test_devices *devices)
 	unsetenv("CUDA_VISIBLE_DEVICES");
 	unsetenv("CUDA_MPS_PIPE_DIRECTORY");
 	unsetenv("KVTRUNK_FENCE");
-	snprintf(devices->dir, sizeof(devices->dir), "/dev/shm/kvt-cuda-XXXXXX");
-	kvt_test_check(mkdtemp(devices->dir));
-	snprintf(devices->report, sizeof(devices->report), "%s/report", devices->dir);
-	setenv("KVT_STANDIN_DIR", devices->dir, 1);
-	setenv("KVT_STANDIN_REPORT", devices->report, 1);
+	snprintf(devices.dir, sizeof(devices.dir), "/dev/shm/kvt-cuda-XXXXXX");
+	kvt_test_check(mkdtemp(devices.dir));
+	snprintf(devices.report, sizeof(devices.report), "%s/report", devices.dir);
+	setenv("KVT_STANDIN_DIR", devices.dir, 1);
+	setenv("KVT_STANDIN_REPORT", devices.report, 1);
 }
 
-static inline void cuda_test_devices_remove(struct cuda_test_devices *devices)
+static inline void cuda_test_devices_remove(void)
 {
 	struct dirent *entry;
 	char path[400];
-	DIR *dir = opendir(devices->dir);
+	DIR *dir = opendir(devices.dir);
 
 	while (dir && (entry = readdir(dir))) {
-		snprintf(path, sizeof(path), "%s/%s", devices->dir, entry->d_name);
+		snprintf(path, sizeof(path), "%s/%s", devices.dir, entry->d_name);
 		if (entry->d_name[0] != '.')
 			unlink(path);
 	}
 	if (dir)
 		closedir(dir);
-	rmdir(devices->dir);
+	rmdir(devices.dir);
 }
 
-/* There where the program is built with ASan. */
+/* It is present if the program is built with ASan. */
 void __lsan_do_leak_check(void) __attribute__((weak));
 
-/* Each case has a process of its own, since the driver is initialized once in a process. */
-static inline void cuda_test_run(void **state, struct cuda_test_devices *devices)
+/* Run each case in its own process: the driver is initialized once per process. */
+static inline void cuda_test_run(void **state)
 {
 	void (*test)(void **) = NULL;
 	int status = 0;
 	pid_t child;
 
 	memcpy(&test, state, sizeof(test));
-	cuda_test_devices_make(devices);
+	cuda_test_devices_make();
 	fflush(NULL);
 	child = fork();
 	kvt_test_check(child >= 0);
@@ -111,11 +106,13 @@ static inline void cuda_test_run(void **state, struct cuda_test_devices *devices
 		_exit(0);
 	}
 	waitpid(child, &status, 0);
-	cuda_test_devices_remove(devices);
+	cuda_test_devices_remove();
 	if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
 		skip();
 	assert_int_equal(status, 0);
 }
+
+#define CUDA_TEST(name) TEST_OF(name, cuda_test_run, NULL, NULL, name)
 
 static inline void cuda_test_skip(const char *why)
 {
@@ -124,10 +121,10 @@ static inline void cuda_test_skip(const char *why)
 	_exit(77);
 }
 
-/* The last report: what process `pid` (0: the last one) left open, -1 if it said nothing. */
-static inline int cuda_test_left_open(const struct cuda_test_devices *devices, int pid, int *calls)
+/* Find the last report: what process `pid` (0: the last one) left open, -1 if there is none. */
+static inline int cuda_test_left_open(int pid, int *calls)
 {
-	FILE *file = fopen(devices->report, "re");
+	FILE *file = fopen(devices.report, "re");
 	int n_calls, n_open, who, found = -1;
 	char line[512];
 
@@ -143,13 +140,13 @@ static inline int cuda_test_left_open(const struct cuda_test_devices *devices, i
 	return found;
 }
 
-/* The n-th call of the next process that loads the stand-in fails. */
-static inline void cuda_test_fail_others_at(const struct cuda_test_devices *devices, const char *n)
+/* Make the n-th call fail in the next process that loads the stand-in. */
+static inline void cuda_test_fail_others_at(const char *n)
 {
 	char path[100];
 	FILE *file;
 
-	snprintf(path, sizeof(path), "%s/fail_at", devices->dir);
+	snprintf(path, sizeof(path), "%s/fail_at", devices.dir);
 	file = fopen(path, "we");
 	kvt_test_check(file && fputs(n, file) >= 0 && fclose(file) == 0);
 }
@@ -174,7 +171,7 @@ static inline void cuda_test_gate(int closed)
 	gate(closed);
 }
 
-/* A driver with a current context on device 0, as an engine has. */
+/* Get a driver with a current context on device 0, like an engine. */
 static inline struct kvt_cu_driver cuda_test_driver(void)
 {
 	struct kvt_cu_driver driver;

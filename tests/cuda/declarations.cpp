@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Compiled only, where the CUDA toolkit is: what include/kvt_cuda.h declares is what cuda.h
- * declares: as many arguments, of the same sizes and kinds, and structures and constants alike. */
+/* Compiled only, with the CUDA toolkit: include/kvt_cuda.h declares what cuda.h does: the same
+ * number of arguments, of the same sizes and kinds, and the same structures and constants. */
 #include <cuda.h>
 
 #include "tests/cuda/declarations.hpp"

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whether two declarations of a function in another language's words can be called alike. */
+/* Tell if two declarations of a function can be called alike. */
 #pragma once
 
 #include <type_traits>
 
 template <class A, class B> struct alike {
-	/* An enumeration travels as the integer of its size, and whatever is pointed to, a pointer
-	 * is a pointer. CUuuid and the IPC handle are structures of bytes. */
+	/* An enumeration is passed as the integer of its size, and all pointers alike. CUuuid and
+	 * the IPC handle are structures of bytes. */
 	static constexpr bool value =
 		sizeof(A) == sizeof(B) &&
 		(std::is_pointer<A>::value == std::is_pointer<B>::value) &&

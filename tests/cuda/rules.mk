@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# The stand-in for the driver, which has the soname of the real one and so a folder of its own;
-# and what runs against it.
+# The stand-in for the driver, with the soname of the real one and so in a separate folder, and its
+# tests.
 STANDIN := $(O)/tests/cuda/standin/libcuda.so.1
 STANDIN_OBJ := $(call objs,$(filter-out %/no_kernels.c,$(wildcard tests/cuda/standin/*.c))) \
 	$(if $(KERNELS_CXX),$(O)/obj/tests/kernels/emulated.o, \

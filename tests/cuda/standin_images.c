@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * In place of the binaries that nvcc makes, where there is no nvcc, for tests on the stand-in for
- * the driver: that goes by names of kernels (tests/kernels/emulated.cpp), and of a binary it sees
- * only how it begins.
+ * Stands for nvcc's binaries if there is no nvcc. The stand-in for the driver goes by names of
+ * kernels (tests/kernels/emulated.cpp) and sees only the beginning of a binary.
  */
 
 #include <stddef.h>
@@ -12,7 +11,7 @@
 static const unsigned char binary[] = "\177ELF of the stand-in";
 static const unsigned char ptx[] = ".version of the stand-in";
 
-/* The same devices as those of the real lists. */
+/* The same devices as in the real lists. */
 #define IMAGES                                                                                     \
 	{                                                                                          \
 		{ binary, "sm_90a binary", 9, 0, true, false },                                    \

@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An engine captures a stream into a graph while this library maps a pool, records fences on other
- * streams and closes: the graph is what it would be without. */
+ * streams and closes. The graph must be the same as without them.
+ *
+ * Inputs: the capture's mode, its thread, and how fences are raised. Invariant: two nodes in the
+ * graph, and the thread's mode unchanged. */
 #include <errno.h>
 
 #include "tests/cuda/capture.h"
 #include "tests/cuda/cuda_test.h"
+#include "tests/lib/cases.h"
 
-static struct cuda_test_devices devices;
 static struct kvt_test_daemon daemon_;
 
-/* What an engine has before it captures. */
+/* An engine's state before it captures. */
 struct engine {
 	struct kvt_cu_driver driver;
 	struct capture capture;
-	void *stream; /* another one than the captured */
+	void *stream; /* not the captured one */
 	uint64_t memory;
 };
 
@@ -40,7 +43,7 @@ static void engine_close(struct engine *engine)
 	kvt_test_equal(*cuda_test_knob("stub_open"), 0);
 }
 
-/* Queues are waited for by the test, too, as somebody who knows of captures. */
+/* Wait for a queue from the test, in relaxed mode because of the capture. */
 static void synchronize(struct engine *engine)
 {
 	int mode;
@@ -50,7 +53,7 @@ static void synchronize(struct engine *engine)
 	kvt_cu_restore(&engine->driver, mode);
 }
 
-/* All of a client's life, from its first allocation to its last. */
+/* A client's whole life, from its first allocation to its last. */
 static void client_live(struct engine *engine, int method)
 {
 	struct kvt_client *client = kvt_test_connect(&daemon_);
@@ -70,7 +73,7 @@ static void client_live(struct engine *engine, int method)
 
 static void live_beside_capture(int capture_mode_, bool elsewhere, int method)
 {
-	/* The thread's own mode is whatever its owner wants. */
+	/* The owner chooses the thread's mode. */
 	int own = elsewhere ? KVT_CU_CAPTURE_MODE_GLOBAL : KVT_CU_CAPTURE_MODE_THREAD_LOCAL;
 	struct engine engine;
 	int mode = own;
@@ -91,12 +94,11 @@ static void live_beside_capture(int capture_mode_, bool elsewhere, int method)
 	engine_close(&engine);
 }
 
-static void captures_of_other_streams_go_on(void **state)
+CUDA_TEST(captures_of_other_streams_go_on)
 {
 	static const char *const configs[] = { "backend = cuda-ipc\nfence_poll_us = 50\n",
 					       "backend = cuda-vmm\nfence_poll_us = 50\n" };
 
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		kvt_test_daemon_prepare(&daemon_, configs[i]);
 		kvt_test_daemon_start(&daemon_, NULL);
@@ -104,20 +106,17 @@ static void captures_of_other_streams_go_on(void **state)
 			live_beside_capture(j % 3, j % 2, j < 6 ? KVT_FENCE_BY_HOST
 								: KVT_FENCE_BY_WRITE);
 		kvt_test_audit(&daemon_);
-		kvt_test_daemon_stop(&daemon_);
-		kvt_test_daemon_remove(&daemon_);
+		kvt_test_daemon_end(&daemon_);
 	}
 }
 
-static void no_fence_is_part_of_a_graph(void **state)
+CUDA_TEST(no_fence_is_part_of_a_graph)
 {
 	struct kvt_client *client;
 	struct kvt_fence fence;
 	struct engine engine;
 
-	(void)state;
-	kvt_test_daemon_prepare(&daemon_, "backend = cuda-vmm\n");
-	kvt_test_daemon_start(&daemon_, NULL);
+	kvt_test_daemon_begin(&daemon_, "backend = cuda-vmm\n");
 	engine_open(&engine);
 	client = kvt_test_connect(&daemon_);
 	capture_begin(&engine.capture);
@@ -131,25 +130,11 @@ static void no_fence_is_part_of_a_graph(void **state)
 	kvt_test_equal(kvt_fence_record(client, engine.capture.stream, &fence), 0);
 	kvt_test_equal(kvt_fence_record(client, NULL, &fence), 0);
 	kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_daemon_remove(&daemon_);
+	kvt_test_daemon_end(&daemon_);
 }
-
-static void run(void **state)
-{
-	cuda_test_run(state, &devices);
-}
-
-#define TEST(name) { #name, run, NULL, NULL, name }
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		TEST(captures_of_other_streams_go_on),
-		TEST(no_fence_is_part_of_a_graph),
-	};
-
-	(void)argc;
 	cuda_test_environment(argv);
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return kvt_tests_run(argc, argv);
 }

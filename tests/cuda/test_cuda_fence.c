@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fences that streams raise, with streams that lag: whatever gives pages away takes effect after
- * the writes that were queued before, and never blocks whoever queued them. */
+/* Fences that streams raise, with streams that lag. A call that gives pages away takes effect after
+ * the writes queued before it, and never blocks its caller. Real daemon, stand-in for the driver,
+ * checked by page content.
+ *
+ * Inputs: the fence method, the stand-in's gate and lag, failing calls. Invariant: no page is
+ * reused before the last write to it. */
 #include <errno.h>
 #include <sched.h>
 #include <sys/eventfd.h>
@@ -8,15 +12,15 @@
 
 #include "tests/cuda/capture.h"
 #include "tests/cuda/cuda_test.h"
+#include "tests/lib/cases.h"
 
 #define PAGE 16u
 #define N_KEYS 64u /* four pages */
 #define SALT 9
 
-static struct cuda_test_devices devices;
 static struct kvt_test_daemon daemon_;
 
-/* A client with its pool, a driver and a stream; and another client that looks on. */
+/* A client with its pool, a driver and a stream; and another client as observer. */
 struct engine {
 	struct kvt_cu_driver driver;
 	struct kvt_client *client, *other;
@@ -39,8 +43,7 @@ static void start_daemon(const char *config)
 	char text[300];
 
 	snprintf(text, sizeof(text), "backend = cuda-vmm\nfence_poll_us = 50\n%s", config);
-	kvt_test_daemon_prepare(&daemon_, text);
-	kvt_test_daemon_start(&daemon_, NULL);
+	kvt_test_daemon_begin(&daemon_, text);
 }
 
 static void engine_enter(struct engine *engine, int method)
@@ -63,7 +66,7 @@ static void engine_open(struct engine *engine, int method, const char *config)
 	engine_enter(engine, method);
 }
 
-/* `closed`: the client's session has ended already. */
+/* `closed`: the client's session has already ended. */
 static void engine_close(struct engine *engine, bool closed)
 {
 	cuda_test_gate(0);
@@ -75,12 +78,11 @@ static void engine_close(struct engine *engine, bool closed)
 		kvt_test_equal(kvt_client_close(engine->client, KVT_IDLE), 0);
 	kvt_test_equal(kvt_client_close(engine->other, KVT_IDLE), 0);
 	kvt_test_audit(&daemon_);
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_daemon_remove(&daemon_);
-	kvt_test_equal(*cuda_test_knob("stub_open"), 1); /* our context */
+	kvt_test_daemon_end(&daemon_);
+	kvt_test_equal(*cuda_test_knob("stub_open"), 1); /* this engine's context */
 }
 
-/* Queue the content of a page. */
+/* Queue a kernel that writes the content of a page. */
 static void write_page(struct engine *engine, void *stream, uint32_t page, uint32_t index)
 {
 	char content[4096];
@@ -106,7 +108,7 @@ static struct kvt_fence record(struct engine *engine, void *stream)
 	void *context = NULL;
 	bool created = (uintptr_t)stream > 2; /* not a name of the default stream */
 
-	/* A created stream names its context: the caller need not be in it. */
+	/* A created stream names its context, which need not be current. */
 	if (created)
 		kvt_test_equal(engine->driver.context_pop(&context), 0);
 	if (kvt_fence_record(engine->client, stream, &fence) != 0)
@@ -127,8 +129,8 @@ static struct kvt_result page_state(struct engine *engine, uint32_t page)
 	return result;
 }
 
-/* Submit it and an empty operation behind it, whose answer comes first: so the daemon has seen the
- * first and waits with it. */
+/* Submit it and an empty operation behind it. Once that is answered, the daemon has seen the first,
+ * which still waits. */
 static void submit_deferred(struct engine *engine, const struct kvt_request *request)
 {
 	struct kvt_request nop = { .op = KVT_OP_NOP, .user_data = 2 };
@@ -236,7 +238,7 @@ static void insert_test(struct engine *engine)
 		kvt_test_check(page_right(engine, pages[i], i));
 }
 
-/* What is given up stays its owner's until the writes into it are done. */
+/* Released pages stay their owner's until the writes into them are done. */
 static void give_up(struct engine *engine, struct kvt_request *request, const uint32_t *pages)
 {
 	cuda_test_gate(1);
@@ -317,7 +319,7 @@ static void unlock_test(struct engine *engine)
 	request.lease = result.lease;
 	kvt_result_release(engine->client, &result);
 	cuda_test_gate(1);
-	/* A read that is still to come. */
+	/* A read that is still queued. */
 	kvt_test_equal(engine->driver.memory_download(read_back,
 						      (uint64_t)(uintptr_t)kvt_page_address(
 							      &engine->pool, pages[0]),
@@ -333,7 +335,7 @@ static void unlock_test(struct engine *engine)
 	kvt_test_equal(evicted, 4);
 }
 
-static void no_operation_overtakes_its_writes(void **state)
+CUDA_TEST(no_operation_overtakes_its_writes)
 {
 	void (*const cases[])(struct engine *) = {
 		commit_test, end_commit_test, insert_test, free_test,
@@ -341,7 +343,6 @@ static void no_operation_overtakes_its_writes(void **state)
 	};
 	const int n_cases = (int)(sizeof(cases) / sizeof(cases[0]));
 
-	(void)state;
 	for (int method = KVT_FENCE_BY_HOST; method <= KVT_FENCE_BY_WRITE; method++)
 		for (int i = 0; i < n_cases; i++) {
 			static struct engine engine;
@@ -356,7 +357,7 @@ static void no_operation_overtakes_its_writes(void **state)
 
 /* ---- words */
 
-static void each_stream_has_a_word_of_its_own(void **state)
+CUDA_TEST(each_stream_has_a_word_of_its_own)
 {
 	static struct engine engine;
 	void *streams[KVT_FENCE_WORDS];
@@ -364,9 +365,8 @@ static void each_stream_has_a_word_of_its_own(void **state)
 	struct kvt_client *observer;
 	uint32_t seen = 0;
 
-	(void)state;
 	engine_open(&engine, KVT_FENCE_BY_DEFAULT, "");
-	/* Two words are the caller's own. */
+	/* Two words belong to the caller. */
 	kvt_test_equal(kvt_fence_raise(engine.client, 15, 3), 0);
 	kvt_test_check(kvt_fence_word(engine.client, 0));
 	for (uint32_t i = 0; i < KVT_FENCE_WORDS - 2; i++) {
@@ -383,7 +383,7 @@ static void each_stream_has_a_word_of_its_own(void **state)
 	kvt_test_equal(kvt_fence_record(engine.client, engine.stream, &fence), -ENOSPC);
 	kvt_test_check(strstr(kvt_client_error(engine.client)->text, "kvt_fence_forget"));
 	kvt_test_equal(kvt_fence_raise(engine.client, again.slot, 100), -EBUSY);
-	/* A word that is forgotten goes on where it was. */
+	/* A forgotten word continues at its value. */
 	cuda_test_gate(1);
 	again = record(&engine, streams[3]);
 	kvt_test_equal(kvt_fence_forget(engine.client, streams[3]), -EBUSY);
@@ -412,12 +412,11 @@ static void each_stream_has_a_word_of_its_own(void **state)
 	engine_close(&engine, false);
 }
 
-static void the_environment_chooses_where_the_device_can(void **state)
+CUDA_TEST(the_environment_chooses_where_the_device_can)
 {
 	static struct engine engine;
 	static const char *const traits[] = { "none", "no-stream-ops", "no-host-register" };
 
-	(void)state;
 	setenv("KVTRUNK_FENCE", "write", 1);
 	for (int i = 0; i < 3; i++) {
 		setenv("KVT_STANDIN_TRAITS", traits[i], 1);
@@ -430,10 +429,9 @@ static void the_environment_chooses_where_the_device_can(void **state)
 	}
 }
 
-/* A stream is in its own context, whatever is current; a null stream in that which is current. */
-static void streams_of_several_devices_have_words_of_their_own(void **state)
+/* A stream is in its own context, whichever is current; a null stream in the current one. */
+CUDA_TEST(streams_of_several_devices_have_words_of_their_own)
 {
-	(void)state;
 	setenv("KVT_STANDIN_DEVICES", "2", 1);
 	for (int method = KVT_FENCE_BY_HOST; method <= KVT_FENCE_BY_WRITE; method++) {
 		static struct engine engine;
@@ -471,13 +469,12 @@ static void streams_of_several_devices_have_words_of_their_own(void **state)
 	}
 }
 
-/* A daemon that looks at fences once a second only: so often that nobody waits for the end of this
- * test if host functions did not wake it. */
-static void a_host_function_wakes_the_daemon(void **state)
+/* This daemon looks at fences only once a second, so the test is slow unless host functions wake
+ * it. */
+CUDA_TEST(a_host_function_wakes_the_daemon)
 {
 	static struct engine engine;
 
-	(void)state;
 	engine_open(&engine, KVT_FENCE_BY_HOST, "fence_poll_us = 1000000\n");
 	for (int i = 0; i < 150; i++)
 		free_test(&engine);
@@ -499,11 +496,10 @@ static int segments_mapped(void)
 	return n;
 }
 
-static void every_call_of_a_fence_fails_once(void **state)
+CUDA_TEST(every_call_of_a_fence_fails_once)
 {
 	int *fail_at = cuda_test_knob("stub_fail_at");
 
-	(void)state;
 	for (int method = KVT_FENCE_BY_HOST; method <= KVT_FENCE_BY_WRITE; method++)
 		for (int n = 0, rc = -EIO; rc != 0 || n < 16; n++) {
 			static struct engine engine;
@@ -532,12 +528,11 @@ static void every_call_of_a_fence_fails_once(void **state)
 		}
 }
 
-/* So does every call of forgetting a stream, and of closing: nothing is left open. */
-static void every_call_of_giving_fences_back_fails_once(void **state)
+/* Every call of forgetting a stream, and of closing, fails once: nothing is left open. */
+CUDA_TEST(every_call_of_giving_fences_back_fails_once)
 {
 	int *fail_at = cuda_test_knob("stub_fail_at");
 
-	(void)state;
 	for (int method = KVT_FENCE_BY_HOST; method <= KVT_FENCE_BY_WRITE; method++)
 		for (int n = 0; n < 12; n++) {
 			static struct engine engine;
@@ -564,9 +559,8 @@ static void every_call_of_giving_fences_back_fails_once(void **state)
 		}
 }
 
-static void fences_may_come_after_the_client_is_gone(void **state)
+CUDA_TEST(fences_may_come_after_the_client_is_gone)
 {
-	(void)state;
 	for (int method = KVT_FENCE_BY_HOST; method <= KVT_FENCE_BY_WRITE; method++) {
 		static struct engine engine;
 		struct kvt_client *client;
@@ -583,7 +577,7 @@ static void fences_may_come_after_the_client_is_gone(void **state)
 		kvt_client_set_timeout(client, 20000000);
 		kvt_test_equal(kvt_client_close(client, fence), -ETIMEDOUT);
 		kvt_test_equal(segments_mapped(), mapped + 1);
-		/* Whoever gets the numbers of its descriptors now is not rung, nor closed. */
+		/* New owners of its descriptor numbers are neither rung nor closed. */
 		for (int i = 0; i < 8; i++)
 			others[i] = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 		cuda_test_gate(0);
@@ -593,7 +587,7 @@ static void fences_may_come_after_the_client_is_gone(void **state)
 				       errno == EAGAIN);
 			kvt_test_equal(close(others[i]), 0);
 		}
-		/* What a device writes is given back when the next client looks. */
+		/* The next client frees what a device writes to. */
 		client = connect_by(method);
 		kvt_test_equal(kvt_fence_record(client, engine.stream, &fence), 0);
 		if (method == KVT_FENCE_BY_WRITE)
@@ -610,7 +604,7 @@ static void fences_may_come_after_the_client_is_gone(void **state)
 	}
 }
 
-/* An END whose fence is never reached, and a client that is killed with it. */
+/* An END whose fence is never reached; its client is killed. */
 static void end_never(int pipe, void *context)
 {
 	struct kvt_request request = { .op = KVT_OP_END, .flags = KVT_F_COMMIT, .arg = N_KEYS,
@@ -630,7 +624,7 @@ static void end_never(int pipe, void *context)
 	kvt_test_expect(pipe, 0); /* never comes */
 }
 
-static void a_fence_that_is_never_reached_ends_with_its_client(void **state)
+CUDA_TEST(a_fence_that_is_never_reached_ends_with_its_client)
 {
 	struct kvt_counters counters;
 	struct kvt_test_child child;
@@ -638,7 +632,6 @@ static void a_fence_that_is_never_reached_ends_with_its_client(void **state)
 	uint32_t *pages = calloc(4095, sizeof(*pages));
 	uint64_t session = 0;
 
-	(void)state;
 	start_daemon("mps = yes\nmps_grace_ms = 86400000\n");
 	kvt_test_child_start(&child, end_never, NULL);
 	kvt_test_check(kvt_test_receive(child.pipe, &session));
@@ -667,7 +660,7 @@ static uint64_t word_from(int pipe)
 	return word;
 }
 
-/* Rank 1: writes its part of four pages, which it is told, into the slab of device 1. */
+/* Rank 1: receives four page numbers and writes its part of them into the slab of device 1. */
 static void rank_run(int pipe, void *context)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
@@ -705,7 +698,7 @@ static void rank_run(int pipe, void *context)
 	kvt_client_close(engine.client, KVT_IDLE);
 }
 
-static void a_group_s_fence_waits_for_the_streams_of_all_ranks(void **state)
+CUDA_TEST(a_group_s_fence_waits_for_the_streams_of_all_ranks)
 {
 	struct kvt_request request = { .op = KVT_OP_COMMIT, .arg = N_KEYS, .user_data = 1 };
 	struct kvt_test_child child;
@@ -713,10 +706,9 @@ static void a_group_s_fence_waits_for_the_streams_of_all_ranks(void **state)
 	struct kvt_group_token token;
 	uint32_t pages[4];
 
-	(void)state;
 	setenv("KVT_STANDIN_DEVICES", "2", 1);
 	start_daemon("devices = all\n");
-	kvt_test_child_start(&child, rank_run, NULL); /* who has used CUDA cannot fork */
+	kvt_test_child_start(&child, rank_run, NULL); /* a process that used CUDA cannot fork */
 	engine_enter(&engine, KVT_FENCE_BY_HOST);
 	kvt_test_equal(kvt_group_open(engine.client, 2, &token), 0);
 	kvt_test_send(child.pipe, token.words[0]);
@@ -728,7 +720,8 @@ static void a_group_s_fence_waits_for_the_streams_of_all_ranks(void **state)
 		kvt_test_send(child.pipe, pages[i]);
 	}
 	request.fence = record(&engine, engine.stream);
-	kvt_test_equal(engine.driver.stream_synchronize(engine.stream), 0); /* ours is reached */
+	kvt_test_equal(engine.driver.stream_synchronize(engine.stream), 0); /* this rank's word is
+									     * reached */
 	kvt_test_expect(child.pipe, (uint64_t)request.fence.slot << 32 | request.fence.value);
 	submit_deferred(&engine, &request);
 	kvt_test_equal(matched_by_other(&engine), 0);
@@ -745,8 +738,7 @@ static void a_group_s_fence_waits_for_the_streams_of_all_ranks(void **state)
 	kvt_test_child_finish(&child);
 	kvt_test_equal(kvt_client_close(engine.other, KVT_IDLE), 0);
 	kvt_test_audit(&daemon_);
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_daemon_remove(&daemon_);
+	kvt_test_daemon_end(&daemon_);
 	kvt_test_equal(*cuda_test_knob("stub_open"), 1);
 }
 
@@ -767,8 +759,8 @@ static void fill(struct kvt_cu_driver *driver, const struct kvt_pool *pool, uint
 					     content + bytes, bytes, stream), 0);
 }
 
-/* Page by page, each committed behind the stream without waiting for anything: the stream writes
- * into pages that others' displace meanwhile. */
+/* Page by page, each committed behind the stream without waiting: the stream writes into pages that
+ * others' pages displace meanwhile. */
 static void fill_ahead(struct kvt_client *client, struct kvt_cu_driver *driver,
 		       const struct kvt_pool *pool, struct kvt_seq *seq, const uint32_t *keys,
 		       void *stream)
@@ -788,8 +780,8 @@ static void fill_ahead(struct kvt_client *client, struct kvt_cu_driver *driver,
 	}
 }
 
-/* Serve prompts of few prefixes from a pool that is far too small, so that pages go round fast:
- * what is cached must be right at once, and no late write may hit a page of somebody else. */
+/* Serve prompts of few prefixes from a pool that is far too small, so that pages are reused fast.
+ * Cached content must be right at once, and no late write may hit a page of another session. */
 static void lagging_worker(int pipe, void *context)
 {
 	struct kvt_test_random random = { (uint64_t)(uintptr_t)context };
@@ -831,7 +823,7 @@ static void lagging_worker(int pipe, void *context)
 		for (uint32_t i = kvt_seq_next(seq) / PAGE; i < 4; i++)
 			fill(&driver, &pool, pages[i], keys, i, stream);
 		kvt_test_equal(kvt_fence_record(client, stream, &fence), 0);
-		if (kvt_test_random_below(&random, 4) == 0) { /* decided otherwise: give all up */
+		if (kvt_test_random_below(&random, 4) == 0) { /* drop all */
 			kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, fence, 0), 0);
 			continue;
 		}
@@ -850,12 +842,11 @@ static void lagging_worker(int pipe, void *context)
 	kvt_test_send(pipe, reused);
 }
 
-static void late_writes_hit_nobody_s_pages(void **state)
+CUDA_TEST(late_writes_hit_no_other_pages)
 {
 	struct kvt_test_child children[3];
 	uint64_t reused = 0;
 
-	(void)state;
 	setenv("KVT_STANDIN_LAG_US", "300", 1);
 	kvt_test_daemon_prepare(&daemon_, "backend = cuda-ipc\nn_pages = 33\n"
 					  "fence_poll_us = 50\n");
@@ -877,34 +868,11 @@ static void late_writes_hit_nobody_s_pages(void **state)
 	kvt_test_check(reused > 0);
 	kvt_test_check(kvt_test_settled(&daemon_).evicted_pages > 100);
 	kvt_test_audit(&daemon_);
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_daemon_remove(&daemon_);
+	kvt_test_daemon_end(&daemon_);
 }
-
-static void run(void **state)
-{
-	cuda_test_run(state, &devices);
-}
-
-#define TEST(name) { #name, run, NULL, NULL, name }
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		TEST(no_operation_overtakes_its_writes),
-		TEST(each_stream_has_a_word_of_its_own),
-		TEST(the_environment_chooses_where_the_device_can),
-		TEST(streams_of_several_devices_have_words_of_their_own),
-		TEST(a_host_function_wakes_the_daemon),
-		TEST(every_call_of_a_fence_fails_once),
-		TEST(every_call_of_giving_fences_back_fails_once),
-		TEST(fences_may_come_after_the_client_is_gone),
-		TEST(a_fence_that_is_never_reached_ends_with_its_client),
-		TEST(a_group_s_fence_waits_for_the_streams_of_all_ranks),
-		TEST(late_writes_hit_nobody_s_pages),
-	};
-
-	(void)argc;
 	cuda_test_environment(argv);
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return kvt_tests_run(argc, argv);
 }

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pools in device memory, between real processes: shared in place, and what is said and done when
- * the driver, the daemon or a client is not as it should be. */
+/* Pools in device memory, between real processes: shared in place, and the errors when the driver,
+ * the daemon or a client misbehaves. Real daemon, stand-in for the driver; each test ends with
+ * nothing open.
+ *
+ * Inputs: backend, options, the stand-in's traits and failing calls. Invariant: pages have the
+ * content of their keys, and errors name cause and cure. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/sched.h>
@@ -14,12 +18,13 @@
 #include <sys/wait.h>
 #include <time.h>
 
+#include "kvtrunk_wire.h"
 #include "tests/cuda/cuda_test.h"
+#include "tests/lib/cases.h"
 
 #define PAGE 16u
 #define N_KEYS 400u
 
-static struct cuda_test_devices devices;
 static struct kvt_test_daemon daemon_;
 static const char *const backends[] = { "cuda-ipc", "cuda-vmm" };
 
@@ -28,15 +33,13 @@ static void start(const char *backend, const char *more)
 	char config[400];
 
 	snprintf(config, sizeof(config), "backend = %s\n%s", backend, more);
-	kvt_test_daemon_prepare(&daemon_, config);
-	kvt_test_daemon_start(&daemon_, NULL);
+	kvt_test_daemon_begin(&daemon_, config);
 }
 
 static void stop(void)
 {
 	kvt_test_audit(&daemon_);
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_daemon_remove(&daemon_);
+	kvt_test_daemon_end(&daemon_);
 }
 
 static void fill_keys(uint32_t *keys, uint32_t seed)
@@ -45,7 +48,7 @@ static void fill_keys(uint32_t *keys, uint32_t seed)
 		keys[i] = (seed * 1000003u + i * 7919u) & 0x7fffffffu;
 }
 
-/* What is cached is checked in every slab, the rest written into every slab. */
+/* Check cached pages in every slab, write the rest into every slab. */
 static uint32_t serve(struct kvt_client *client, const struct kvt_pool *pools, int n_pools,
 		      uint32_t seed)
 {
@@ -114,9 +117,8 @@ static void end_child(struct kvt_test_child *child)
 	kvt_test_child_finish(child);
 }
 
-static void two_processes_share_pages_in_place(void **state)
+CUDA_TEST(two_processes_share_pages_in_place)
 {
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		struct worker worker = { .n_devices = 1 };
 		struct kvt_test_child a, b;
@@ -136,9 +138,8 @@ static void two_processes_share_pages_in_place(void **state)
 	}
 }
 
-static void a_page_number_is_valid_in_every_slab_and_slabs_are_found_by_uuid(void **state)
+CUDA_TEST(a_page_number_is_valid_in_every_slab_and_slabs_are_found_by_uuid)
 {
-	(void)state;
 	setenv("KVT_STANDIN_DEVICES", "3", 1);
 	for (int i = 0; i < 2; i++) {
 		struct worker straight = { .n_devices = 2 };
@@ -160,11 +161,10 @@ static void a_page_number_is_valid_in_every_slab_and_slabs_are_found_by_uuid(voi
 	}
 }
 
-static void one_process_opens_a_slab_once_for_all_its_clients(void **state)
+CUDA_TEST(one_process_opens_a_slab_once_for_all_its_clients)
 {
 	int *open = cuda_test_knob("stub_open");
 
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		struct kvt_client *a, *b;
 		struct kvt_pool pools[3];
@@ -181,7 +181,7 @@ static void one_process_opens_a_slab_once_for_all_its_clients(void **state)
 		kvt_test_equal(*open, once);
 		kvt_test_check(pools[0].base == pools[1].base && pools[0].base == pools[2].base);
 		kvt_client_close(a, KVT_IDLE);
-		*(volatile uint64_t *)pools[2].base = 7; /* still there for the other */
+		*(volatile uint64_t *)pools[2].base = 7; /* still mapped for the other */
 		kvt_test_equal(*open, once);
 		kvt_client_abandon(b);
 		kvt_test_equal(*open, 0);
@@ -198,13 +198,12 @@ static void expect_a_connection(void)
 	n_unmapped++;
 }
 
-/* So that a hang-up proves it gone. */
-static void a_mapping_goes_before_the_connection(void **state)
+/* So that a hang-up proves its end. */
+CUDA_TEST(a_mapping_goes_before_the_connection)
 {
 	void *library = dlopen("libcuda.so.1", RTLD_NOW);
 	void (**hook)(void);
 
-	(void)state;
 	*(void **)&hook = library ? dlsym(library, "stub_on_unmap") : NULL;
 	kvt_test_check(hook);
 	*hook = expect_a_connection;
@@ -222,13 +221,12 @@ static void a_mapping_goes_before_the_connection(void **state)
 }
 
 /* Slab 0 of one is not slab 0 of another. */
-static void one_process_serves_two_daemons(void **state)
+CUDA_TEST(one_process_serves_two_daemons)
 {
 	struct kvt_test_daemon first;
 	struct kvt_client *a, *b;
 	struct kvt_pool of_a, of_b;
 
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		start(backends[i], "");
 		first = daemon_;
@@ -267,7 +265,7 @@ static void write_read_only(int pipe, void *context)
 	kvt_test_send(pipe, 2);
 }
 
-static void a_read_only_mapping_cannot_be_written(void **state)
+CUDA_TEST(a_read_only_mapping_cannot_be_written)
 {
 	struct kvt_test_child child;
 	struct kvt_client *client;
@@ -275,7 +273,6 @@ static void a_read_only_mapping_cannot_be_written(void **state)
 	uint64_t word;
 	int status;
 
-	(void)state;
 	start("cuda-vmm", "");
 	kvt_test_child_start(&child, write_read_only, NULL);
 	kvt_test_expect(child.pipe, 1);
@@ -294,7 +291,7 @@ static void a_read_only_mapping_cannot_be_written(void **state)
 
 /* ---- the daemon's start */
 
-/* Start, expect that it fails, and return whether it said `text`. */
+/* Start, expect failure, and return true if it printed `text`. */
 static void fails_to_start(const char *config, const char *text)
 {
 	int status;
@@ -309,11 +306,10 @@ static void fails_to_start(const char *config, const char *text)
 	kvt_test_daemon_remove(&daemon_);
 }
 
-static void a_host_without_the_driver_is_told_so(void **state)
+CUDA_TEST(a_host_without_the_driver_is_told_so)
 {
 	char *path = strdup(getenv("LD_LIBRARY_PATH"));
 
-	(void)state;
 	if (access("/usr/lib/x86_64-linux-gnu/libcuda.so.1", F_OK) == 0 ||
 	    access("/usr/lib64/libcuda.so.1", F_OK) == 0 ||
 	    access("/usr/lib/aarch64-linux-gnu/libcuda.so.1", F_OK) == 0) {
@@ -328,7 +324,7 @@ static void a_host_without_the_driver_is_told_so(void **state)
 	free(path);
 }
 
-static void what_a_host_lacks_is_named_with_its_cure(void **state)
+CUDA_TEST(what_a_host_lacks_is_named_with_its_cure)
 {
 	static const struct {
 		const char *knob, *value, *config, *text;
@@ -352,7 +348,6 @@ static void what_a_host_lacks_is_named_with_its_cure(void **state)
 		{ "MEMORY", "4M", "backend = cuda-vmm\nn_pages = 8192\n", "no 10485760 bytes" },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		char knob[64];
 
@@ -360,16 +355,15 @@ static void what_a_host_lacks_is_named_with_its_cure(void **state)
 		setenv(knob, strcmp(cases[i].value, "4M") ? cases[i].value : "4194304", 1);
 		fails_to_start(cases[i].config, cases[i].text);
 		unsetenv(knob);
-		kvt_test_equal(cuda_test_left_open(&devices, 0, NULL), 0);
+		kvt_test_equal(cuda_test_left_open(0, NULL), 0);
 	}
 }
 
-/* The one process of a device in mode Exclusive Process is then the MPS server. */
-static void mps_shares_a_device_that_is_one_process_s(void **state)
+/* Then the one process of a device in mode Exclusive Process is the MPS server. */
+CUDA_TEST(mps_shares_a_device_that_is_one_process_s)
 {
 	struct kvt_client *client;
 
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		setenv("KVT_STANDIN_TRAITS", i ? "exclusive,mps" : "exclusive", 1);
 		start(i ? "cuda-ipc" : "cuda-vmm", i ? "pool_bytes = 10%\n" : "mps = yes\n");
@@ -381,7 +375,7 @@ static void mps_shares_a_device_that_is_one_process_s(void **state)
 	fails_to_start("backend = cuda-ipc\nmps = no\n", "Exclusive Process");
 }
 
-static void devices_are_named_by_number_by_uuid_or_all(void **state)
+CUDA_TEST(devices_are_named_by_number_by_uuid_or_all)
 {
 	static const struct {
 		const char *list;
@@ -392,7 +386,6 @@ static void devices_are_named_by_number_by_uuid_or_all(void **state)
 		{ "0 GPU-6b767400-0000-0000-0000-000000000003", 2 },
 	};
 
-	(void)state;
 	setenv("KVT_STANDIN_DEVICES", "3", 1);
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		struct kvt_client *client;
@@ -423,7 +416,7 @@ static void hold_memory(int pipe, void *context)
 	kvt_test_expect(pipe, 0); /* never comes */
 }
 
-/* A daemon with this budget has so many pages, in slabs of so many bytes. */
+/* With this budget a daemon has so many pages, in slabs of so many bytes. */
 static void expect_budget(int backend, const char *percent, uint32_t n_pages, uint64_t pool_bytes)
 {
 	struct kvt_client *client;
@@ -438,20 +431,19 @@ static void expect_budget(int backend, const char *percent, uint32_t n_pages, ui
 	stop();
 }
 
-static void a_budget_in_per_cent_is_of_the_fullest_device_s_free_memory(void **state)
+CUDA_TEST(a_budget_in_per_cent_is_of_the_fullest_device_s_free_memory)
 {
 	struct kvt_test_child holder;
 
-	(void)state;
 	setenv("KVT_STANDIN_DEVICES", "3", 1);
 	setenv("KVT_STANDIN_MEMORY", "33554432", 1);
 	for (int i = 0; i < 2; i++)
 		expect_budget(i, "50%", (32 << 20) / 100 * 50 / 1024, 16 << 20);
-	/* All that is free, where a whole number of pages fills it: there is room for the mark. */
+	/* All free memory, if a whole number of pages fills it: there is room for the mark. */
 	setenv("KVT_STANDIN_MEMORY", "52428800", 1);
 	for (int i = 0; i < 2; i++)
 		expect_budget(i, "100%", (50 << 10) - (uint32_t)i, 50 << 20);
-	/* What is less than 2 MiB cannot be had. */
+	/* Less than 2 MiB is too little. */
 	setenv("KVT_STANDIN_MEMORY", "53477376", 1);
 	for (int i = 0; i < 2; i++)
 		expect_budget(i, "100%", (50 << 10) - (uint32_t)i, 50 << 20);
@@ -463,9 +455,8 @@ static void a_budget_in_per_cent_is_of_the_fullest_device_s_free_memory(void **s
 	kvt_test_child_kill(&holder, SIGKILL);
 }
 
-static void slabs_are_in_units_of_2_mib_or_the_driver_s(void **state)
+CUDA_TEST(slabs_are_in_units_of_2_mib_or_the_driver_s)
 {
-	(void)state;
 	expect_budget(0, "1M", 1024, 2 << 20);
 	expect_budget(1, "1M", 1024, 2 << 20);
 	expect_budget(1, "2M", 2048, 4 << 20); /* the mark needs another one */
@@ -487,10 +478,9 @@ static int contexts_of(pid_t pid)
 	return n;
 }
 
-/* What clients may have open is left to the end of the process; all else is given back. */
-static void the_daemon_keeps_only_what_its_backend_needs(void **state)
+/* What clients may have open stays until the process ends; all else is freed. */
+CUDA_TEST(the_daemon_keeps_only_what_its_backend_needs)
 {
-	(void)state;
 	setenv("KVT_STANDIN_DEVICES", "2", 1);
 	for (int i = 0; i < 2; i++) {
 		pid_t pid;
@@ -500,14 +490,13 @@ static void the_daemon_keeps_only_what_its_backend_needs(void **state)
 		kvt_test_equal(contexts_of(pid), i ? 0 : 2);
 		kvt_client_close(kvt_test_connect(&daemon_), KVT_IDLE);
 		stop();
-		kvt_test_equal(cuda_test_left_open(&devices, pid, NULL), i ? 0 : 4);
+		kvt_test_equal(cuda_test_left_open(pid, NULL), i ? 0 : 4);
 	}
 }
 
-/* The n-th call fails, for every n until the daemon starts all the same. */
-static void every_call_of_the_daemon_s_start_fails_once(void **state)
+/* The n-th call fails, for every n until the daemon starts nevertheless. */
+CUDA_TEST(every_call_of_the_daemon_s_start_fails_once)
 {
-	(void)state;
 	setenv("KVT_STANDIN_DEVICES", "2", 1);
 	setenv("KVT_STANDIN_MEMORY", "41943040", 1);
 	for (int i = 0; i < 4; i++) {
@@ -530,16 +519,16 @@ static void every_call_of_the_daemon_s_start_fails_once(void **state)
 
 				kvt_test_check(WEXITSTATUS(kvt_test_daemon_wait(&daemon_)) != 0);
 				kvt_test_check(kvt_test_daemon_said(&daemon_, "backend cuda-"));
-				kvt_test_equal(cuda_test_left_open(&devices, pid, NULL), 0);
+				kvt_test_equal(cuda_test_left_open(pid, NULL), 0);
 				n_failed++;
 			} else if (n < 10) {
-				ready = false; /* the one question that older drivers refuse */
+				ready = false; /* the one query that older drivers refuse */
 				kvt_test_daemon_stop(&daemon_);
 			} else {
 				int calls = 0, pid = daemon_.pid;
 
 				kvt_test_daemon_stop(&daemon_);
-				kvt_test_check(cuda_test_left_open(&devices, pid, &calls) >= 0);
+				kvt_test_check(cuda_test_left_open(pid, &calls) >= 0);
 				ready = n > calls; /* no call was left to fail */
 			}
 			kvt_test_daemon_remove(&daemon_);
@@ -549,13 +538,12 @@ static void every_call_of_the_daemon_s_start_fails_once(void **state)
 	}
 }
 
-static void old_clients_that_still_hold_the_memory_are_named_and_waited_for(void **state)
+CUDA_TEST(old_clients_that_still_hold_the_memory_are_named_and_waited_for)
 {
 	struct worker worker = { .n_devices = 1 };
 	struct kvt_test_child client;
 	char text[64];
 
-	(void)state;
 	setenv("KVT_STANDIN_MEMORY", "6291456", 1); /* room for one pool of 4 MiB */
 	start("cuda-ipc", "");
 	kvt_test_child_start(&client, worker_run, &worker);
@@ -596,14 +584,13 @@ static void first_thread(int pipe, void *context)
 	pthread_exit(NULL);
 }
 
-/* Whose first thread has ended shows no mappings any more, like a process whose end takes its time,
- * and has the memory. */
-static void who_is_ending_holds_the_memory_until_it_has_ended(void **state)
+/* A process whose first thread has ended shows no mappings any more, but has the memory, like one
+ * that takes long to exit. */
+CUDA_TEST(an_ending_process_holds_memory_until_it_has_ended)
 {
 	struct kvt_test_child client;
 	char text[64];
 
-	(void)state;
 	setenv("KVT_STANDIN_MEMORY", "6291456", 1);
 	start("cuda-ipc", "");
 	kvt_test_child_start(&client, first_thread, NULL);
@@ -617,7 +604,7 @@ static void who_is_ending_holds_the_memory_until_it_has_ended(void **state)
 	kvt_test_await_zombie(client.pid);
 	while (recv(daemon_.notify, &(char){ 0 }, 1, MSG_DONTWAIT) >= 0)
 		continue;
-	/* The look behind the first word may be from before; behind the second it is not. */
+	/* The first log line may come from an earlier look; the second does not. */
 	for (int i = 0; i < 2; i++)
 		if (!kvt_test_daemon_await(&daemon_, text))
 			kvt_test_fail("it did not wait for the last thread");
@@ -629,11 +616,10 @@ static void who_is_ending_holds_the_memory_until_it_has_ended(void **state)
 
 /* ---- a client that maps */
 
-static void every_call_of_a_client_s_mapping_fails_once(void **state)
+CUDA_TEST(every_call_of_a_client_s_mapping_fails_once)
 {
 	int *fail_at = cuda_test_knob("stub_fail_at"), *open = cuda_test_knob("stub_open");
 
-	(void)state;
 	for (int i = 0; i < 4; i++) {
 		int n, rc = -EIO;
 
@@ -651,11 +637,11 @@ static void every_call_of_a_client_s_mapping_fails_once(void **state)
 				kvt_test_check(rc == -EIO || rc == -ENOTSUP || rc == -ENODEV);
 				kvt_test_check(strlen(kvt_client_error(client)->text) > 20);
 				kvt_test_equal(*open, 0);
-				/* It can be done again. */
+				/* A retry succeeds. */
 				pool = cuda_test_map(client, 0);
 				*(volatile uint64_t *)pool.base = 1;
 			}
-			/* What is left of the count fails while it is taken back. */
+			/* The other calls of the count fail during cleanup. */
 			kvt_client_close(client, KVT_IDLE);
 			kvt_test_equal(*open, 0);
 			kvt_test_equal(*cuda_test_knob("stub_pushed"), 0);
@@ -681,12 +667,11 @@ static void expect_refusal(const struct kvt_test_daemon *of, int device, int err
 	kvt_test_equal(*cuda_test_knob("stub_open"), 0);
 }
 
-static void the_traps_have_names(void **state)
+CUDA_TEST(the_traps_have_names)
 {
 	struct kvt_client *observer;
 	struct kvt_pool pool;
 
-	(void)state;
 	setenv("KVT_STANDIN_DEVICES", "2", 1);
 	start("cuda-ipc", "");
 	expect_refusal(&daemon_, 1, -EXDEV, "no slab of the pool is on device 1");
@@ -720,12 +705,11 @@ static void expect_refusal_by(const char *call, const char *cu_error, int error,
 	unsetenv("KVT_STANDIN_FAIL_ERROR");
 }
 
-static void what_the_driver_says_of_a_handle_is_said(void **state)
+CUDA_TEST(what_the_driver_says_of_a_handle_is_said)
 {
-	(void)state;
 	start("cuda-ipc", "");
 	expect_refusal_by("cuIpcOpenMemHandle_v2", "2", -ENOMEM, "while the pool was mapped");
-	expect_refusal_by("cuIpcOpenMemHandle_v2", "208", -EBUSY, "only one library may");
+	expect_refusal_by("cuIpcOpenMemHandle_v2", "208", -EBUSY, "only one may");
 	expect_refusal_by("cuIpcOpenMemHandle_v2", "800", -ENOTSUP, "set backend = cuda-vmm");
 	expect_refusal_by("cuIpcOpenMemHandle_v2", "1", -EIO, "invalid argument");
 	expect_refusal_by("cuDevicePrimaryCtxRetain", "2", -ENOMEM, "out of memory");
@@ -738,12 +722,11 @@ static void what_the_driver_says_of_a_handle_is_said(void **state)
 	stop();
 }
 
-static void a_driver_that_maps_nothing_read_only_is_named(void **state)
+CUDA_TEST(a_driver_that_maps_nothing_read_only_is_named)
 {
 	struct kvt_client *client;
 	struct kvt_pool pool;
 
-	(void)state;
 	start("cuda-vmm", "");
 	setenv("KVT_STANDIN_TRAITS", "no-read-only", 1);
 	client = kvt_test_connect(&daemon_);
@@ -763,11 +746,10 @@ static void see_another_mig_instance(int pipe, void *context)
 	kvt_test_send(pipe, 1);
 }
 
-static void another_mig_instance_is_named(void **state)
+CUDA_TEST(another_mig_instance_is_named)
 {
 	struct kvt_test_child child;
 
-	(void)state;
 	start("cuda-vmm", "");
 	kvt_test_child_start(&child, see_another_mig_instance, NULL);
 	kvt_test_expect(child.pipe, 1);
@@ -796,11 +778,10 @@ static void map_after_the_daemon_s_death(int pipe, void *context)
 	kvt_test_send(pipe, 3);
 }
 
-static void an_exporter_that_is_gone_is_named(void **state)
+CUDA_TEST(an_exporter_that_is_gone_is_named)
 {
 	struct kvt_test_child child;
 
-	(void)state;
 	start("cuda-ipc", "");
 	kvt_test_child_start(&child, map_after_the_daemon_s_death, NULL);
 	kvt_test_expect(child.pipe, 1);
@@ -809,7 +790,7 @@ static void an_exporter_that_is_gone_is_named(void **state)
 	kvt_test_send(child.pipe, 2);
 	kvt_test_expect(child.pipe, 3);
 	kvt_test_child_finish(&child);
-	kvt_test_daemon_start(&daemon_, NULL); /* clears what the dead one left */
+	kvt_test_daemon_start(&daemon_, NULL); /* removes what the dead one left */
 	stop();
 }
 
@@ -822,7 +803,7 @@ static void map_as_another_user(int pipe, void *context)
 	const char *missing;
 	int rc;
 
-	/* Before this user is another one, who may not look into the folder where it is. */
+	/* Before this process changes user: the other user may not read its folder. */
 	kvt_test_equal(kvt_cu_load(&driver, &missing), 0);
 	kvt_test_equal(setresuid(65534, 65534, 65534), 0);
 	rc = kvt_pool_map_cuda(client, 0, 0, &pool);
@@ -836,10 +817,9 @@ static void map_as_another_user(int pipe, void *context)
 	kvt_test_send(pipe, 1);
 }
 
-/* A descriptor may be used by whoever has it; a handle only by the user who made it. */
-static void another_user_s_ipc_handle_is_named(void **state)
+/* Any holder can use a descriptor; a handle works only for the user that made it. */
+CUDA_TEST(another_user_s_ipc_handle_is_named)
 {
-	(void)state;
 	if (geteuid() != 0)
 		cuda_test_skip("only root can become another user");
 	kvt_test_equal(chmod(devices.dir, 0777), 0);
@@ -854,7 +834,7 @@ static void another_user_s_ipc_handle_is_named(void **state)
 	}
 }
 
-/* The driver refuses it, as it often does, and does not say why. */
+/* The driver refuses it without a cause, as it often does. */
 static void map_across_namespaces(struct kvt_client *client)
 {
 	struct kvt_pool pool;
@@ -866,7 +846,7 @@ static void map_across_namespaces(struct kvt_client *client)
 	cuda_test_map(client, 0); /* and where it does not refuse it, all is well */
 }
 
-/* In a PID namespace of its own, as process number `number`: 77 if that may not be made. */
+/* Continue in a PID namespace, as process `number`. Exits with 77 if that is not allowed. */
 static int run_as_number(pid_t number, int backend)
 {
 	struct clone_args arguments = { .exit_signal = SIGCHLD };
@@ -894,7 +874,7 @@ static int run_as_number(pid_t number, int backend)
 		if (rc != -ENOTUNIQ || !strstr(kvt_client_error(client)->text, "PID namespaces"))
 			kvt_test_fail("%d: %s", rc, kvt_client_error(client)->text);
 	} else {
-		cuda_test_map(client, 0); /* descriptors know no process numbers */
+		cuda_test_map(client, 0); /* descriptors do not depend on pids */
 	}
 	kvt_client_close(client, KVT_IDLE);
 	kvt_test_equal(*cuda_test_knob("stub_open"), 0);
@@ -913,7 +893,7 @@ static int in_namespace(int backend, pid_t number)
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		if (unshare(CLONE_NEWPID) != 0)
 			_exit(77);
-		child = fork(); /* number 1 there, whose end ends the namespace */
+		child = fork(); /* process 1 there, whose end ends the namespace */
 		if (child == 0)
 			_exit(run_as_number(number, backend));
 		waitpid(child, &status, 0);
@@ -923,9 +903,8 @@ static int in_namespace(int backend, pid_t number)
 	return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
-static void the_same_number_in_two_pid_namespaces_is_named(void **state)
+CUDA_TEST(the_same_number_in_two_pid_namespaces_is_named)
 {
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		int status;
 
@@ -938,11 +917,10 @@ static void the_same_number_in_two_pid_namespaces_is_named(void **state)
 	}
 }
 
-static void another_pid_namespace_is_named_where_the_driver_refuses_it(void **state)
+CUDA_TEST(another_pid_namespace_is_named_where_the_driver_refuses_it)
 {
 	int status;
 
-	(void)state;
 	start("cuda-ipc", "");
 	status = in_namespace(0, daemon_.pid + 1);
 	stop();
@@ -954,11 +932,11 @@ static void another_pid_namespace_is_named_where_the_driver_refuses_it(void **st
 /* ---- writers that die */
 
 struct writer {
-	bool child_holds; /* a child of the client holds its socket and goes on writing */
-	bool hangs_up;    /* the client hangs up, and its process goes on */
+	bool child_holds; /* a child of the client holds its socket and keeps writing */
+	bool hangs_up;    /* the client hangs up, and its process continues */
 };
 
-/* Take pages, then go on writing into them for ever, as a kernel in flight does. */
+/* Take pages, then write into them forever, like a kernel in flight. */
 static void writer_run(int pipe, void *context)
 {
 	const struct writer *writer = context;
@@ -1004,15 +982,14 @@ static void fence_session(uint64_t session)
 	kvt_client_close(client, KVT_IDLE);
 }
 
-/* Until no page is in quarantine. Each question is answered by the daemon, between which it works:
- * nothing here waits for a time that was guessed. */
+/* Wait until no page is in quarantine. The daemon works between the queries: no time is guessed. */
 static void await_no_quarantine(void)
 {
 	while (counters_now().quarantined_pages)
 		sched_yield();
 }
 
-static void kill_who_writes(const char *backend)
+static void kill_writers(const char *backend)
 {
 	struct writer writer = { .child_holds = true };
 	struct kvt_test_child child;
@@ -1026,7 +1003,7 @@ static void kill_who_writes(const char *backend)
 	kvt_test_check(kvt_test_receive(child.pipe, &word));
 	kvt_test_child_kill(&child, SIGKILL);
 	kvt_test_session_ended(&daemon_, (uint32_t)word);
-	/* The process has exited; its socket and the writes live on in its child. */
+	/* The process has exited; its child has the socket and keeps writing. */
 	kvt_test_equal(counters_now().quarantined_pages, 64);
 	other = kvt_test_connect(&daemon_);
 	pool = cuda_test_map(other, 0);
@@ -1044,17 +1021,15 @@ static void kill_who_writes(const char *backend)
 	stop();
 }
 
-/* In a process of its own for each: who has used CUDA cannot fork. */
-static void ipc_pages_of_a_killed_client_wait_until_nothing_writes_them(void **state)
+/* In a separate process each: one that used CUDA cannot fork. */
+CUDA_TEST(ipc_pages_of_a_killed_client_wait_until_nothing_writes_them)
 {
-	(void)state;
-	kill_who_writes("cuda-ipc");
+	kill_writers("cuda-ipc");
 }
 
-static void vmm_pages_of_a_killed_client_wait_until_nothing_writes_them(void **state)
+CUDA_TEST(vmm_pages_of_a_killed_client_wait_until_nothing_writes_them)
 {
-	(void)state;
-	kill_who_writes("cuda-vmm");
+	kill_writers("cuda-vmm");
 }
 
 static uint64_t now_ns(void)
@@ -1076,11 +1051,10 @@ static void kill_a_writer(uint64_t *ret_session)
 	kvt_test_session_ended(&daemon_, (uint32_t)*ret_session);
 }
 
-static void under_mps_a_time_of_grace_is_added(void **state)
+CUDA_TEST(under_mps_a_time_of_grace_is_added)
 {
 	uint64_t session, begin_ns;
 
-	(void)state;
 	start("cuda-vmm", "mps = yes\nmps_grace_ms = 300\n");
 	begin_ns = now_ns();
 	kill_a_writer(&session);
@@ -1100,10 +1074,9 @@ static void under_mps_a_time_of_grace_is_added(void **state)
 	stop();
 }
 
-/* The time begins with the last of hang-up and exit, however long the other one has been there. */
-static void the_time_of_grace_begins_when_both_signs_are_there(void **state)
+/* The grace time begins with the later of hang-up and exit. */
+CUDA_TEST(the_time_of_grace_begins_when_both_signs_are_there)
 {
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		struct writer writer = { .child_holds = i == 0, .hangs_up = i == 1 };
 		struct kvt_test_child child;
@@ -1129,13 +1102,12 @@ static void the_time_of_grace_begins_when_both_signs_are_there(void **state)
 	}
 }
 
-static void mps_is_noticed(void **state)
+CUDA_TEST(mps_is_noticed)
 {
 	char pipe_dir[100], control[120];
 	uint64_t session, begin_ns;
 
-	(void)state;
-	/* By its control pipe. */
+	/* MPS found by its control pipe. */
 	snprintf(pipe_dir, sizeof(pipe_dir), "%s", devices.dir);
 	snprintf(control, sizeof(control), "%s/control", pipe_dir);
 	kvt_test_equal(mkfifo(control, 0600), 0);
@@ -1146,7 +1118,7 @@ static void mps_is_noticed(void **state)
 	fence_session(session);
 	stop();
 	unlink(control);
-	/* It comes later: what was found is known for a second. */
+	/* MPS starts later: what was found is cached for a second. */
 	start("cuda-ipc", "mps_grace_ms = 86400000\n");
 	kill_a_writer(&session);
 	await_no_quarantine();
@@ -1159,7 +1131,7 @@ static void mps_is_noticed(void **state)
 	fence_session(session);
 	stop();
 	unlink(control);
-	/* By what the driver says. */
+	/* MPS reported by the driver. */
 	setenv("KVT_STANDIN_TRAITS", "mps", 1);
 	start("cuda-vmm", "mps_grace_ms = 86400000\n");
 	kill_a_writer(&session);
@@ -1167,7 +1139,7 @@ static void mps_is_noticed(void **state)
 	fence_session(session);
 	stop();
 	unsetenv("KVT_STANDIN_TRAITS");
-	/* Not there. */
+	/* No MPS. */
 	start("cuda-vmm", "mps_grace_ms = 86400000\n");
 	kill_a_writer(&session);
 	await_no_quarantine();
@@ -1184,12 +1156,11 @@ static void start_supervised(const char *config)
 	kvt_test_daemon_start(&daemon_, supervised);
 }
 
-static void a_successor_takes_up_a_vmm_pool_with_all_that_is_cached(void **state)
+CUDA_TEST(a_successor_takes_up_a_vmm_pool_with_all_that_is_cached)
 {
 	struct kvt_client *client;
 	struct kvt_pool pools[2];
 
-	(void)state;
 	setenv("KVT_STANDIN_DEVICES", "2", 1);
 	start_supervised("backend = cuda-vmm\ndevices = all\n");
 	client = kvt_test_connect(&daemon_);
@@ -1201,7 +1172,7 @@ static void a_successor_takes_up_a_vmm_pool_with_all_that_is_cached(void **state
 	kvt_test_equal(serve(client, pools, 2, 1), N_KEYS - PAGE);
 	kvt_test_equal(serve(client, pools, 2, 2), 0);
 	kvt_client_close(client, KVT_IDLE);
-	/* Held by descriptors alone, with no client at all. */
+	/* Held by descriptors alone, without any client. */
 	kvt_test_daemon_succeed(&daemon_);
 	kvt_test_daemon_succeed(&daemon_);
 	client = kvt_test_connect(&daemon_);
@@ -1214,41 +1185,22 @@ static void a_successor_takes_up_a_vmm_pool_with_all_that_is_cached(void **state
 	stop();
 }
 
-static void take_over(void)
+/* A successor does not know how long a dead client's work has been running: the grace time
+ * restarts. */
+CUDA_TEST(quarantine_outlives_the_daemon)
 {
-	static const char *const takeover[] = { "--takeover", NULL };
-	pid_t old = daemon_.pid;
-	int status;
-
-	kvt_test_daemon_start(&daemon_, takeover);
-	kvt_test_check(waitpid(old, &status, 0) == old && status == 0);
-}
-
-/* A successor does not know since when a dead client's work may have gone on, and begins anew. */
-static void quarantine_outlives_the_daemon(void **state)
-{
-	static const char config[] = "backend = cuda-vmm\nmps = yes\nmps_grace_ms = 86400000\n";
 	uint64_t session;
 
-	(void)state;
-	for (int i = 0; i < 2; i++) {
-		if (i)
-			start("cuda-vmm", strchr(config, '\n') + 1);
-		else
-			start_supervised(config);
-		kill_a_writer(&session);
-		kvt_test_equal(counters_now().quarantined_pages, 64);
-		if (i)
-			take_over();
-		else
-			kvt_test_daemon_succeed(&daemon_);
-		kvt_test_check(!kvt_test_daemon_said(&daemon_, "cold_start"));
-		kvt_test_equal(kvt_test_settled(&daemon_).quarantined_pages, 64);
-		fence_session(session);
-		await_no_quarantine();
-		stop();
-	}
-	/* It asks by itself when the time is over. */
+	start_supervised("backend = cuda-vmm\nmps = yes\nmps_grace_ms = 86400000\n");
+	kill_a_writer(&session);
+	kvt_test_equal(counters_now().quarantined_pages, 64);
+	kvt_test_daemon_succeed(&daemon_);
+	kvt_test_check(!kvt_test_daemon_said(&daemon_, "cold_start"));
+	kvt_test_equal(kvt_test_settled(&daemon_).quarantined_pages, 64);
+	fence_session(session);
+	await_no_quarantine();
+	stop();
+	/* It asks the driver itself after the grace time. */
 	start_supervised("backend = cuda-vmm\nmps = yes\nmps_grace_ms = 300\n");
 	kill_a_writer(&session);
 	kvt_test_daemon_succeed(&daemon_);
@@ -1256,18 +1208,17 @@ static void quarantine_outlives_the_daemon(void **state)
 	stop();
 }
 
-static void memory_that_lost_its_contents_is_not_taken_up(void **state)
+CUDA_TEST(memory_that_lost_its_contents_is_not_taken_up)
 {
 	struct kvt_client *client;
 	struct kvt_pool pool;
 
-	(void)state;
 	setenv("KVT_STANDIN_MEMORY", "8388608", 1); /* room for one */
 	start_supervised("backend = cuda-vmm\n");
 	client = kvt_test_connect(&daemon_);
 	pool = cuda_test_map(client, 0);
 	kvt_test_equal(serve(client, &pool, 1, 1), 0);
-	memset(pool.base, 0, pool.bytes); /* as a driver would that scrubs it */
+	memset(pool.base, 0, pool.bytes); /* like a driver that scrubs it */
 	kvt_client_close(client, KVT_IDLE);
 	kvt_test_daemon_succeed(&daemon_);
 	kvt_test_check(kvt_test_daemon_said(&daemon_, "lost its contents"));
@@ -1278,19 +1229,18 @@ static void memory_that_lost_its_contents_is_not_taken_up(void **state)
 	stop();
 }
 
-/* Device memory knows nothing of options, so what is left is taken up only for the same ones. */
-static void slabs_of_other_devices_are_not_taken_up(void **state)
+/* Device memory does not record options: it is recovered only under the same ones. */
+CUDA_TEST(slabs_of_other_devices_are_not_taken_up)
 {
 	static const struct {
 		const char *before, *after, *text;
 	} cases[] = {
-		{ "0 1", "1 0", "slab 0 that was left is not what these options make" },
-		{ "0 1", "0", "the pool that was left has 2 slabs, and devices wants 1" },
-		{ "0", "0 1", "the pool that was left has 1 slabs, and devices wants 2" },
-		{ "0", "1", "slab 0 that was left is not what these options make" },
+		{ "0 1", "1 0", "stored slab 0 does not fit these options" },
+		{ "0 1", "0", "the stored pool has 2 slabs, but devices wants 1" },
+		{ "0", "0 1", "the stored pool has 1 slabs, but devices wants 2" },
+		{ "0", "1", "stored slab 0 does not fit these options" },
 	};
 
-	(void)state;
 	setenv("KVT_STANDIN_DEVICES", "2", 1);
 	setenv("KVT_STANDIN_MEMORY", "8388608", 1); /* room for one slab a device */
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -1311,14 +1261,13 @@ static void slabs_of_other_devices_are_not_taken_up(void **state)
 	}
 }
 
-static void an_ipc_pool_ends_with_its_daemon_and_clients_are_told(void **state)
+CUDA_TEST(an_ipc_pool_ends_with_its_daemon_and_clients_are_told)
 {
 	struct kvt_client *client;
 	struct kvt_pool pool;
 	uint32_t page;
 	int rc;
 
-	(void)state;
 	start_supervised("backend = cuda-ipc\n");
 	client = kvt_test_connect(&daemon_);
 	kvt_test_check(!kvt_client_info(client)->kept);
@@ -1336,16 +1285,15 @@ static void an_ipc_pool_ends_with_its_daemon_and_clients_are_told(void **state)
 	stop();
 }
 
-/* The n-th call of a successor fails, for every n: it takes all up, or starts cold, or another one
+/* The n-th call of a successor fails, for every n: it recovers all, or starts cold, or the next one
  * does. */
-static void every_call_of_a_successor_s_start_fails_once(void **state)
+CUDA_TEST(every_call_of_a_successor_s_start_fails_once)
 {
 	int whole = 0, n;
 
-	(void)state;
 	setenv("KVT_STANDIN_MEMORY", "8388608", 1); /* room for one pool: none may be left */
-	/* Two in a row that nothing happened to: there was no n-th call. (One alone may be the
-	 * question that older drivers refuse.) */
+	/* Two undisturbed runs in a row: there was no n-th call. (A single one may be the query
+	 * that older drivers refuse.) */
 	for (n = 0; whole < 2; n++) {
 		struct kvt_client *client;
 		struct kvt_pool pool;
@@ -1360,7 +1308,7 @@ static void every_call_of_a_successor_s_start_fails_once(void **state)
 		kvt_test_equal(serve(client, &pool, 1, 1), 0);
 		kvt_client_close(client, KVT_IDLE);
 		snprintf(number, sizeof(number), "%d", n);
-		cuda_test_fail_others_at(&devices, number);
+		cuda_test_fail_others_at(number);
 		kvt_test_daemon_succeed(&daemon_);
 		client = kvt_test_connect(&daemon_);
 		pool = cuda_test_map(client, 0);
@@ -1375,14 +1323,13 @@ static void every_call_of_a_successor_s_start_fails_once(void **state)
 
 /* ---- a forked child */
 
-static void a_forked_child_touches_nothing_of_its_parent_s(void **state)
+CUDA_TEST(a_forked_child_touches_nothing_of_its_parent_s)
 {
 	struct kvt_client *client;
 	struct kvt_pool pool, again;
 	int status = 0;
 	pid_t child;
 
-	(void)state;
 	start("cuda-ipc", "");
 	client = kvt_test_connect(&daemon_);
 	pool = cuda_test_map(client, 0);
@@ -1395,7 +1342,7 @@ static void a_forked_child_touches_nothing_of_its_parent_s(void **state)
 		kvt_test_equal(kvt_pool_map_cuda(client, 0, 0, &again), -ECHILD);
 		kvt_client_close(client, KVT_IDLE);
 		kvt_test_equal(*cuda_test_knob("stub_open"), open);
-		/* Nor has it a driver, for a client of its own. */
+		/* Nor does the child have a driver for a client of its own. */
 		client = kvt_test_connect(&daemon_);
 		kvt_test_equal(kvt_pool_map_cuda(client, 0, 0, &again), -EIO);
 		kvt_test_check(strstr(kvt_client_error(client)->text, "forked"));
@@ -1409,56 +1356,8 @@ static void a_forked_child_touches_nothing_of_its_parent_s(void **state)
 	stop();
 }
 
-static void run(void **state)
-{
-	cuda_test_run(state, &devices);
-}
-
-#define TEST(name) { #name, run, NULL, NULL, name }
-
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		TEST(two_processes_share_pages_in_place),
-		TEST(a_page_number_is_valid_in_every_slab_and_slabs_are_found_by_uuid),
-		TEST(one_process_opens_a_slab_once_for_all_its_clients),
-		TEST(a_mapping_goes_before_the_connection),
-		TEST(one_process_serves_two_daemons),
-		TEST(a_read_only_mapping_cannot_be_written),
-		TEST(a_host_without_the_driver_is_told_so),
-		TEST(what_a_host_lacks_is_named_with_its_cure),
-		TEST(mps_shares_a_device_that_is_one_process_s),
-		TEST(devices_are_named_by_number_by_uuid_or_all),
-		TEST(a_budget_in_per_cent_is_of_the_fullest_device_s_free_memory),
-		TEST(slabs_are_in_units_of_2_mib_or_the_driver_s),
-		TEST(the_daemon_keeps_only_what_its_backend_needs),
-		TEST(every_call_of_the_daemon_s_start_fails_once),
-		TEST(old_clients_that_still_hold_the_memory_are_named_and_waited_for),
-		TEST(who_is_ending_holds_the_memory_until_it_has_ended),
-		TEST(every_call_of_a_client_s_mapping_fails_once),
-		TEST(the_traps_have_names),
-		TEST(what_the_driver_says_of_a_handle_is_said),
-		TEST(a_driver_that_maps_nothing_read_only_is_named),
-		TEST(another_mig_instance_is_named),
-		TEST(an_exporter_that_is_gone_is_named),
-		TEST(another_user_s_ipc_handle_is_named),
-		TEST(the_same_number_in_two_pid_namespaces_is_named),
-		TEST(another_pid_namespace_is_named_where_the_driver_refuses_it),
-		TEST(ipc_pages_of_a_killed_client_wait_until_nothing_writes_them),
-		TEST(vmm_pages_of_a_killed_client_wait_until_nothing_writes_them),
-		TEST(under_mps_a_time_of_grace_is_added),
-		TEST(the_time_of_grace_begins_when_both_signs_are_there),
-		TEST(mps_is_noticed),
-		TEST(a_successor_takes_up_a_vmm_pool_with_all_that_is_cached),
-		TEST(quarantine_outlives_the_daemon),
-		TEST(memory_that_lost_its_contents_is_not_taken_up),
-		TEST(slabs_of_other_devices_are_not_taken_up),
-		TEST(an_ipc_pool_ends_with_its_daemon_and_clients_are_told),
-		TEST(every_call_of_a_successor_s_start_fails_once),
-		TEST(a_forked_child_touches_nothing_of_its_parent_s),
-	};
-
-	(void)argc;
 	cuda_test_environment(argv);
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return kvt_tests_run(argc, argv);
 }

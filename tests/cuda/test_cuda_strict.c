@@ -1,23 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The stand-in refuses what cuda.h says that the driver refuses: else programs that misuse the
- * driver would pass here and fail on the first device.
+ * The stand-in refuses what the driver refuses according to cuda.h, so that misuse fails here and
+ * not first on a device.
+ *
+ * Inputs: misuses of the driver, one per case. Invariant: the CUresult of cuda.h.
  */
 #include "tests/cuda/capture.h"
 #include "tests/cuda/cuda_test.h"
 
-static struct cuda_test_devices devices;
 
 #define KERNEL "kvt_test_spin"
 #define PTX ".version 7.0\n"
 
-static void contexts_must_be_there(void **state)
+CUDA_TEST(contexts_must_be_there)
 {
-	struct kvt_cu_driver driver = cuda_test_driver();
+	struct kvt_cu_driver driver;
 	void *context, *event, *stream, *module, *other;
 	uint64_t memory;
 
-	(void)state;
+	setenv("KVT_STANDIN_DEVICES", "2", 1);
+	driver = cuda_test_driver();
 	kvt_test_equal(driver.memory_alloc(&memory, 4096), 0);
 	kvt_test_equal(driver.event_create(&event, 0), 0);
 	kvt_test_equal(driver.stream_create(&stream, 0), 0);
@@ -26,19 +28,19 @@ static void contexts_must_be_there(void **state)
 	kvt_test_equal(driver.module_load(&module, PTX), KVT_CU_ERROR_INVALID_CONTEXT);
 	kvt_test_equal(driver.event_record(event, NULL), KVT_CU_ERROR_INVALID_CONTEXT);
 	kvt_test_equal(driver.stream_synchronize(NULL), KVT_CU_ERROR_INVALID_CONTEXT);
-	/* One of each device: they have nothing in common. */
+	/* One of each device: they share nothing. */
 	kvt_test_equal(driver.primary_retain(&other, 1), 0);
 	kvt_test_equal(driver.context_push(other), 0);
 	kvt_test_equal(driver.event_record(event, NULL), KVT_CU_ERROR_INVALID_HANDLE);
 	kvt_test_equal(driver.memory_upload(memory, PTX, 8, stream), KVT_CU_ERROR_INVALID_VALUE);
 	kvt_test_equal(driver.context_pop(&other), 0);
-	/* What was released for the last time is no context any more. */
+	/* After its last release a context is gone. */
 	kvt_test_equal(driver.primary_release(0), 0);
 	kvt_test_check(driver.context_push(context) != 0);
 	kvt_test_equal(driver.primary_release(0), KVT_CU_ERROR_INVALID_CONTEXT);
 }
 
-static void launches_have_limits(void **state)
+CUDA_TEST(launches_have_limits)
 {
 	struct kvt_cu_driver driver = cuda_test_driver();
 	static uint64_t words[128], stop = 1;
@@ -48,7 +50,6 @@ static void launches_have_limits(void **state)
 	void *arguments[] = { &spin }, *module, *function, *stream;
 	unsigned int much = 90 << 10;
 
-	(void)state;
 	kvt_test_equal(driver.module_load(&module, PTX), 0);
 	kvt_test_equal(driver.module_function(&function, module, KERNEL), 0);
 	kvt_test_equal(driver.stream_create(&stream, 0), 0);
@@ -64,12 +65,11 @@ static void launches_have_limits(void **state)
 	kvt_test_equal(driver.stream_synchronize(stream), 0);
 }
 
-static void copies_stay_in_their_memory(void **state)
+CUDA_TEST(copies_stay_in_their_memory)
 {
 	struct kvt_cu_driver driver = cuda_test_driver();
 	uint64_t memory, word = 1;
 
-	(void)state;
 	kvt_test_equal(driver.memory_alloc(&memory, 4096), 0);
 	kvt_test_equal(driver.memory_upload(memory + 4088, &word, 8, NULL), 0);
 	kvt_test_check(driver.memory_upload(memory + 4092, &word, 8, NULL));
@@ -79,18 +79,17 @@ static void copies_stay_in_their_memory(void **state)
 	kvt_test_check(driver.memory_free(memory));
 }
 
-static void times_are_between_events_that_keep_time(void **state)
+CUDA_TEST(times_are_between_events_that_keep_time)
 {
 	struct kvt_cu_driver driver = cuda_test_driver();
 	void *timed, *plain, *late, *stream;
 	float ms;
 
-	(void)state;
 	kvt_test_equal(driver.event_create(&timed, 0), 0);
 	kvt_test_equal(driver.event_create(&late, 0), 0);
 	kvt_test_equal(driver.event_create(&plain, KVT_CU_EVENT_DISABLE_TIMING), 0);
 	kvt_test_equal(driver.stream_create(&stream, 0), 0);
-	/* Never recorded: there is nothing to wait for. */
+	/* Never recorded: no wait. */
 	kvt_test_equal(driver.event_synchronize(timed), 0);
 	kvt_test_equal(driver.event_record(timed, stream), 0);
 	kvt_test_equal(driver.event_record(plain, stream), 0);
@@ -124,12 +123,11 @@ static void misuse(int pipe, void *context)
 	kvt_test_send(pipe, 1);
 }
 
-static void host_functions_call_nothing(void **state)
+CUDA_TEST(host_functions_call_nothing)
 {
 	struct kvt_test_child child;
 	uint64_t word;
 
-	(void)state;
 	kvt_test_child_start(&child, misuse, NULL);
 	kvt_test_check(!kvt_test_receive(child.pipe, &word));
 	kvt_test_child_kill(&child, SIGKILL);
@@ -145,15 +143,14 @@ static struct capture capture_make(struct kvt_cu_driver *driver, unsigned int fl
 	return capture;
 }
 
-/* By mode of the thread, by mode of the capture: what cuda.h says of an allocation. */
-static void captures_prohibit_what_is_not_queued(void **state)
+/* By mode of the thread, by mode of the capture: what cuda.h says about an allocation. */
+CUDA_TEST(captures_prohibit_what_is_not_queued)
 {
 	static const char *const on_this_thread[] = { "--+", "--+", "+++" };
 	static const char *const on_another[] = { "-++", "+++", "+++" };
 	struct kvt_cu_driver driver = cuda_test_driver();
 	struct capture capture = capture_make(&driver, KVT_CU_STREAM_NON_BLOCKING);
 
-	(void)state;
 	for (int i = 0; i < 18; i++) {
 		int mode = i / 3 % 3, before = mode, error;
 		uint64_t memory = 0;
@@ -176,8 +173,8 @@ static void captures_prohibit_what_is_not_queued(void **state)
 	}
 }
 
-/* In any mode: what would touch the captured stream itself. */
-static void captured_streams_are_not_waited_for(void **state)
+/* In any mode: calls that touch the captured stream itself. */
+CUDA_TEST(captured_streams_are_not_waited_for)
 {
 	struct kvt_cu_driver driver = cuda_test_driver();
 	struct capture capture = capture_make(&driver, 0);
@@ -185,7 +182,6 @@ static void captured_streams_are_not_waited_for(void **state)
 	struct capture_functions functions;
 	void *event, *graph;
 
-	(void)state;
 	kvt_test_check(capture_functions_find(&driver, &functions));
 	kvt_test_equal(driver.event_create(&event, 0), 0);
 	kvt_test_equal(driver.capture_mode_exchange(&mode), 0);
@@ -216,32 +212,8 @@ static void captured_streams_are_not_waited_for(void **state)
 	kvt_test_check(capture_is_whole(&capture));
 }
 
-static void run(void **state)
-{
-	cuda_test_run(state, &devices);
-}
-
-static void run_with_two_devices(void **state)
-{
-	setenv("KVT_STANDIN_DEVICES", "2", 1);
-	contexts_must_be_there(state);
-}
-
-#define TEST(name) { #name, run, NULL, NULL, name }
-
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		{ "contexts_must_be_there", run, NULL, NULL, run_with_two_devices },
-		TEST(launches_have_limits),
-		TEST(copies_stay_in_their_memory),
-		TEST(times_are_between_events_that_keep_time),
-		TEST(host_functions_call_nothing),
-		TEST(captures_prohibit_what_is_not_queued),
-		TEST(captured_streams_are_not_waited_for),
-	};
-
-	(void)argc;
 	cuda_test_environment(argv);
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return kvt_tests_run(argc, argv);
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the daemon does before it serves, around it, and when the host is in its way.
+# What the daemon does before and around serving, and on hosts that refuse it something.
 DAEMON_TEST_PROGRAMS := $(patsubst tests/%.c,$(O)/tests/%,$(wildcard tests/daemon/test_*.c))
 
 $(DAEMON_TEST_PROGRAMS): $(O)/tests/daemon/%: $(O)/obj/tests/daemon/%.o $(O)/libkvttest.a \

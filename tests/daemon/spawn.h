@@ -4,8 +4,8 @@
 
 /**
  * @file spawn.h
- * A daemon that starts in a changed world: `change` runs in the new process before it becomes
- * kvtrunkd, with the test's own namespaces, limits and filters to set.
+ * Start a daemon in a changed environment: `change` runs in the new process before exec, with
+ * namespaces, limits and filters of the test.
  */
 
 #include <fcntl.h>
@@ -19,12 +19,12 @@
 
 #include "tests/lib/harness.h"
 
-/** Returns false if this host does not let the test change that. */
+/** Returns false if this host does not allow the change. */
 typedef bool kvt_test_change_fn(struct kvt_test_daemon *daemon);
 
 #define KVT_TEST_CANNOT_CHANGE 77
 
-/** `flag` is one argument more, or NULL. */
+/** `flag`: one more argument, or NULL. */
 static inline void kvt_test_spawn_with(struct kvt_test_daemon *daemon, kvt_test_change_fn *change,
 				       const char *flag)
 {

@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Admin requests: what they tell, who may make them, and answers that wait until they are true. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
+/* Admin requests: what they answer, who may make them, and answers that wait until they are true.
+ * Each runs against a real daemon.
+ *
+ * Inputs: requests of several users. Invariant: an answer is true when it comes. */
 #include <errno.h>
 #include <grp.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 
 #include "tests/daemon/spawn.h"
+#include "tests/lib/cases.h"
+#include "tests/lib/raw.h"
 
 #define PAGE 16
 
@@ -23,8 +20,7 @@ static uint32_t namespace_id;
 
 static int start(const char *more)
 {
-	kvt_test_daemon_prepare(&daemon_, more);
-	kvt_test_daemon_start(&daemon_, NULL);
+	kvt_test_daemon_begin(&daemon_, more);
 	worker = kvt_test_connect(&daemon_);
 	observer = kvt_test_observe(&daemon_);
 	namespace_id = kvt_test_namespace(worker, "admin");
@@ -55,8 +51,7 @@ static int stop(void **state)
 	kvt_client_close(worker, KVT_IDLE);
 	kvt_client_close(observer, KVT_IDLE);
 	kvt_test_audit(&daemon_);
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_daemon_remove(&daemon_);
+	kvt_test_daemon_end(&daemon_);
 	return 0;
 }
 
@@ -90,12 +85,17 @@ static void cache(uint32_t first, uint32_t n)
 	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
 }
 
-static void status_tells_what_was_done(void **state)
+static int start_for_everybody(void **state)
+{
+	(void)state;
+	return start("socket_mode = 0666\nmax_nodes = 100000\nmax_observers = 16\n");
+}
+
+TEST_WITH(status_tells_what_was_done, start_plain, stop)
 {
 	struct kvt_admin_status status;
 	uint64_t counted = 0;
 
-	(void)state;
 	cache(1000, 10 * PAGE);
 	cache(1000, 20 * PAGE);
 	status = status_now();
@@ -114,7 +114,7 @@ static void status_tells_what_was_done(void **state)
 	kvt_test_equal(status.counters.live_sessions, 1);
 }
 
-static void tables_are_complete_over_several_pages(void **state)
+TEST_WITH(tables_are_complete_over_several_pages, start_plain, stop)
 {
 	static uint8_t records[KVT_MESSAGE_MAX];
 	struct kvt_message_admin request = { .what = KVT_ADMIN_NODES };
@@ -122,7 +122,6 @@ static void tables_are_complete_over_several_pages(void **state)
 	uint64_t nodes = 0, pages = 0;
 	int n, rounds = 0;
 
-	(void)state;
 	for (uint32_t i = 0; i < 900; i++)
 		cache(1u << 20 | i << 8, 2 * PAGE);
 	do {
@@ -140,13 +139,12 @@ static void tables_are_complete_over_several_pages(void **state)
 	kvt_test_check(rounds > 1);
 }
 
-static void clients_and_namespaces_are_listed(void **state)
+TEST_WITH(clients_and_namespaces_are_listed, start_plain, stop)
 {
 	struct kvt_admin_client clients[8];
 	struct kvt_admin_namespace namespaces[8];
 	uint32_t session = kvt_client_info(worker)->session, page;
 
-	(void)state;
 	kvt_test_equal(kvt_alloc(worker, 1, &page), 0);
 	kvt_test_equal(ask(observer, KVT_ADMIN_CLIENTS, 0, clients, sizeof(clients)), 1);
 	kvt_test_equal(clients[0].session, session);
@@ -159,12 +157,11 @@ static void clients_and_namespaces_are_listed(void **state)
 	kvt_test_equal(kvt_free(worker, &page, 1, KVT_IDLE), 0);
 }
 
-static void a_page_is_described(void **state)
+TEST_WITH(a_page_is_described, start_plain, stop)
 {
 	struct kvt_admin_page record;
 	uint32_t page;
 
-	(void)state;
 	kvt_test_equal(kvt_alloc(worker, 1, &page), 0);
 	kvt_test_equal(ask(observer, KVT_ADMIN_PAGE, page, &record, sizeof(record)), 1);
 	kvt_test_equal(record.page, page);
@@ -175,13 +172,12 @@ static void a_page_is_described(void **state)
 	kvt_test_equal(kvt_free(worker, &page, 1, KVT_IDLE), 0);
 }
 
-static void an_operator_may_evict_remove_and_reset(void **state)
+TEST_WITH(an_operator_may_evict_remove_and_reset, start_plain, stop)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_EVICT, .argument = 3 };
 	uint64_t epoch = status_now().epoch;
 	uint32_t keys[PAGE];
 
-	(void)state;
 	cache(5000, 8 * PAGE);
 	cache(9000, 8 * PAGE);
 	kvt_test_equal(kvt_admin(observer, &request, NULL, 0, NULL, 0), 0);
@@ -199,18 +195,17 @@ static void an_operator_may_evict_remove_and_reset(void **state)
 	kvt_test_equal(ask(observer, 77, 0, NULL, 0), -EINVAL);
 }
 
-static void the_test_clock_moves_only_where_there_is_one(void **state)
+TEST_WITH(the_test_clock_moves_only_where_there_is_one, start_with_test_clock, stop)
 {
 	struct kvt_admin_status before = status_now();
 
-	(void)state;
 	kvt_test_equal(ask(observer, KVT_ADMIN_TICK, 5000000, NULL, 0), 0);
 	kvt_test_equal(status_now().now_ns, before.now_ns + 5000000);
 	kvt_test_equal(ask(observer, KVT_ADMIN_TICK, UINT64_MAX, NULL, 0), -ERANGE);
 	kvt_test_equal(status_now().now_ns, before.now_ns + 5000000);
 }
 
-static void a_tick_expires_what_is_due(void **state)
+TEST_WITH(a_tick_expires_what_is_due, start_with_test_clock, stop)
 {
 	uint32_t keys[PAGE] = { 77 }, page;
 	struct kvt_result result;
@@ -218,7 +213,6 @@ static void a_tick_expires_what_is_due(void **state)
 				       .keys = keys, .n_keys = PAGE, .pages = &page, .n_pages = 1,
 				       .fence = KVT_IDLE, .flags = KVT_F_TTL, .ttl_ms = 10 };
 
-	(void)state;
 	kvt_test_equal(kvt_alloc(worker, 1, &page), 0);
 	kvt_test_equal(kvt_call(worker, &request, &result), 0);
 	kvt_result_release(worker, &result);
@@ -229,9 +223,8 @@ static void a_tick_expires_what_is_due(void **state)
 	kvt_test_equal(status_now().counters.expired_nodes, 1);
 }
 
-static void real_time_cannot_be_moved(void **state)
+TEST_WITH(real_time_cannot_be_moved, start_plain, stop)
 {
-	(void)state;
 	kvt_test_equal(ask(observer, KVT_ADMIN_TICK, 1, NULL, 0), -EPERM);
 }
 
@@ -261,12 +254,11 @@ static void wait_for_the_end(int pipe, void *context)
 	kvt_test_send(pipe, 2);
 }
 
-static void ended_is_answered_when_the_session_has_ended(void **state)
+TEST_WITH(ended_is_answered_when_the_session_has_ended, start_plain, stop)
 {
 	struct kvt_test_child holder, waiters[4];
 	uint64_t session;
 
-	(void)state;
 	kvt_test_child_start(&holder, hold_pages, NULL);
 	kvt_test_check(kvt_test_receive(holder.pipe, &session));
 	for (int i = 0; i < 4; i++) {
@@ -284,66 +276,45 @@ static void ended_is_answered_when_the_session_has_ended(void **state)
 	kvt_test_equal(ask(observer, KVT_ADMIN_ENDED, UINT32_MAX, NULL, 0), -EINVAL);
 }
 
-static void what_is_alive_cannot_be_fenced(void **state)
+TEST_WITH(what_is_alive_cannot_be_fenced, start_plain, stop)
 {
-	(void)state;
 	kvt_test_equal(ask(observer, KVT_ADMIN_FENCE, kvt_client_info(worker)->session, NULL, 0),
 		       -EBUSY);
 	kvt_test_equal(ask(observer, KVT_ADMIN_FENCE, 200, NULL, 0), -ENOENT);
 	kvt_test_equal(ask(observer, KVT_ADMIN_FENCE, UINT64_MAX, NULL, 0), -ENOENT);
 }
 
-/* ---- what administration may cost */
+/* ---- cost of administration */
 
-static int start_for_everybody(void **state)
-{
-	(void)state;
-	return start("socket_mode = 0666\nmax_nodes = 100000\nmax_observers = 16\n");
-}
-
-static void an_answer_looks_at_few_records(void **state)
+TEST_WITH(an_answer_looks_at_few_records, start_for_everybody, stop)
 {
 	static uint8_t records[KVT_MESSAGE_MAX];
 	struct kvt_message_admin request = { .what = KVT_ADMIN_NODES };
 
-	(void)state;
 	kvt_test_equal(kvt_admin(observer, &request, NULL, 0, records, sizeof(records)), 0);
 	kvt_test_check(request.cursor > 0 && request.cursor <= 2048);
 }
 
-static void an_audit_says_how_long_all_stood_still(void **state)
+TEST_WITH(an_audit_says_how_long_all_stood_still, start_plain, stop)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_AUDIT };
 
-	(void)state;
 	kvt_test_equal(kvt_admin(observer, &request, NULL, 0, NULL, 0), 0);
 	kvt_test_check(request.argument > 1000);
 }
 
-/* An observer's socket, without the library's waiting. */
+/* An observer's socket, non-blocking. */
 static int raw_observer(int *ret_result)
 {
-	struct kvt_message_hello hello = {
-		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_HELLO,
-			  .version = KVT_ABI_MAJOR, .bytes = sizeof(hello) },
-		.abi_major = KVT_ABI_MAJOR,
-		.layout = kvt_abi_layout(),
-		.flags = KVT_HELLO_OBSERVE,
-		.pid = getpid(),
-	};
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	static uint8_t answer[KVT_MESSAGE_MAX];
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	struct kvt_message_hello hello = kvt_test_hello(KVT_HELLO_OBSERVE);
+	int fd = kvt_test_dial(&daemon_);
 
-	memcpy(address.sun_path, daemon_.socket, strlen(daemon_.socket));
-	kvt_test_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
 	kvt_test_equal(send(fd, &hello, sizeof(hello), MSG_NOSIGNAL), sizeof(hello));
-	kvt_test_check(recv(fd, answer, sizeof(answer), 0) > 0);
-	*ret_result = ((struct kvt_message *)(void *)answer)->result;
+	kvt_test_check(kvt_test_answer(fd, ret_result) != 0);
 	return fd;
 }
 
-static void each_message_has_a_turn_of_its_own(void **state)
+TEST_WITH(each_message_has_a_turn_of_its_own, start_plain, stop)
 {
 	enum { ASKING = 6 };
 	struct kvt_message_admin request = {
@@ -357,7 +328,6 @@ static void each_message_has_a_turn_of_its_own(void **state)
 	uint64_t turns[ASKING];
 	int fds[ASKING], result;
 
-	(void)state;
 	for (int i = 0; i < ASKING; i++) {
 		fds[i] = raw_observer(&result);
 		kvt_test_equal(result, 0);
@@ -395,14 +365,13 @@ static void observe_as(int pipe, void *context)
 	kvt_test_receive(pipe, &(uint64_t){ 0 });
 }
 
-static void observers_leave_places_for_others_and_for_operators(void **state)
+TEST_WITH(observers_leave_places_for_others_and_for_operators, start_for_everybody, stop)
 {
 	static const uint64_t expected[] = { 4, 4, 4, 1 }; /* `observer` has the fourteenth */
 	struct kvt_test_child children[4];
 	uint64_t n = 0;
 	int result;
 
-	(void)state;
 	kvt_test_check(chmod(daemon_.dir, 0755) == 0);
 	for (unsigned int i = 0; i < 4; i++) {
 		uid_t uid = 65530 + i;
@@ -423,7 +392,7 @@ static void observers_leave_places_for_others_and_for_operators(void **state)
 
 /* ---- privilege */
 
-static void as_nobody(int pipe, void *context)
+static void as_another_user(int pipe, void *context)
 {
 	static const uint32_t forbidden[] = { KVT_ADMIN_AUDIT, KVT_ADMIN_EVICT, KVT_ADMIN_REMOVE,
 					      KVT_ADMIN_RESET, KVT_ADMIN_FENCE, KVT_ADMIN_NODES };
@@ -445,14 +414,13 @@ static void as_nobody(int pipe, void *context)
 	kvt_test_send(pipe, 1);
 }
 
-static void a_stranger_may_look_but_not_touch(void **state)
+TEST_WITH(a_stranger_may_look_but_not_touch, start_hidden_for_everybody, stop)
 {
 	struct kvt_test_child child;
 	uint64_t word = 0;
 
-	(void)state;
 	kvt_test_check(chmod(daemon_.dir, 0755) == 0);
-	kvt_test_child_start(&child, as_nobody, NULL);
+	kvt_test_child_start(&child, as_another_user, NULL);
 	kvt_test_check(kvt_test_receive(child.pipe, &word));
 	kvt_test_child_finish(&child);
 	if (word == 77)
@@ -460,41 +428,11 @@ static void a_stranger_may_look_but_not_touch(void **state)
 	kvt_test_equal(word, 1);
 }
 
-static void a_hidden_arena_is_not_handed_out(void **state)
+TEST_WITH(a_hidden_arena_is_not_handed_out, start_hidden_for_everybody, stop)
 {
 	uint32_t keys[PAGE] = { 0 }, matched;
 	struct kvt_handle handle;
 
-	(void)state;
 	kvt_test_check(!kvt_client_info(worker)->arena_visible);
 	kvt_test_equal(kvt_probe(worker, namespace_id, keys, PAGE, &handle, &matched), -ENOTSUP);
-}
-
-#define PLAIN(test) cmocka_unit_test_setup_teardown(test, start_plain, stop)
-#define EVERYBODY(test) cmocka_unit_test_setup_teardown(test, start_for_everybody, stop)
-#define CLOCK(test) cmocka_unit_test_setup_teardown(test, start_with_test_clock, stop)
-#define HIDDEN(test) cmocka_unit_test_setup_teardown(test, start_hidden_for_everybody, stop)
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		PLAIN(status_tells_what_was_done),
-		PLAIN(tables_are_complete_over_several_pages),
-		PLAIN(clients_and_namespaces_are_listed),
-		PLAIN(a_page_is_described),
-		PLAIN(an_operator_may_evict_remove_and_reset),
-		CLOCK(the_test_clock_moves_only_where_there_is_one),
-		CLOCK(a_tick_expires_what_is_due),
-		PLAIN(real_time_cannot_be_moved),
-		PLAIN(ended_is_answered_when_the_session_has_ended),
-		PLAIN(what_is_alive_cannot_be_fenced),
-		EVERYBODY(an_answer_looks_at_few_records),
-		PLAIN(an_audit_says_how_long_all_stood_still),
-		PLAIN(each_message_has_a_turn_of_its_own),
-		EVERYBODY(observers_leave_places_for_others_and_for_operators),
-		HIDDEN(a_stranger_may_look_but_not_touch),
-		HIDDEN(a_hidden_arena_is_not_handed_out),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What a client must say about pages before it gets them, what it is told, and where pages are. */
-
+/* What a client must name about pages before it gets them, what the daemon answers, and where pages
+ * lie.
+ *
+ * Inputs: the daemon's options, and the geometry or fingerprint of the client. Invariant: a client
+ * that could write other KV is refused, with the difference named. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,8 +12,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
 
+#include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
 
 #define SHAPE "n_layers = 2\nn_kv_heads = 2\nhead_dim = 8\nkv_type = fp16\npage_bytes = 0\n"
@@ -22,15 +25,13 @@ static const struct kvt_pool_geometry shape = { .n_layers = 2, .n_kv_heads = 2, 
 
 static void start(const char *config)
 {
-	kvt_test_daemon_prepare(&daemon_, config);
-	kvt_test_daemon_start(&daemon_, NULL);
+	kvt_test_daemon_begin(&daemon_, config);
 }
 
 static void stop(void)
 {
 	kvt_test_audit(&daemon_);
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_daemon_remove(&daemon_);
+	kvt_test_daemon_end(&daemon_);
 }
 
 static struct kvt_options options_of(uint32_t flags, const char *fingerprint,
@@ -67,11 +68,10 @@ static void refused(struct kvt_options options, const char *words)
 		kvt_test_fail("'%s' says nothing of '%s'", error.text, words);
 }
 
-static void a_session_names_what_it_takes_pages_for(void **state)
+TEST(a_session_names_what_it_takes_pages_for)
 {
 	static const char *const configs[] = { SHAPE, "fingerprint = weights=abc\n" };
 
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		start(configs[i]);
 		refused(options_of(0, NULL, NULL), "KVT_ANY_GEOMETRY");
@@ -80,18 +80,17 @@ static void a_session_names_what_it_takes_pages_for(void **state)
 		accepted(options_of(KVT_HELLO_OBSERVE, NULL, NULL));
 		stop();
 	}
-	start(NULL); /* page_bytes: there is nothing to name */
+	start(NULL); /* page_bytes: no geometry to name */
 	accepted(options_of(0, NULL, NULL));
 	stop();
 }
 
-static void a_member_names_it_too(void **state)
+TEST(a_member_names_it_too)
 {
 	struct kvt_options options;
 	struct kvt_group_token token;
 	struct kvt_client *leader, *member;
 
-	(void)state;
 	start(SHAPE);
 	options = options_of(0, NULL, &shape);
 	kvt_test_equal(kvt_client_connect(&leader, &options, NULL), 0);
@@ -107,12 +106,11 @@ static void a_member_names_it_too(void **state)
 	stop();
 }
 
-static void a_difference_is_told_as_the_client_sees_it(void **state)
+TEST(a_difference_is_told_as_the_client_sees_it)
 {
 	struct kvt_pool_geometry other = shape;
 	struct kvt_options options;
 
-	(void)state;
 	start(SHAPE "fingerprint = weights=abc\n");
 	accepted(options_of(0, NULL, &shape)); /* scales of 0 are the default */
 	accepted(options_of(0, "weights=abc", NULL));
@@ -136,12 +134,11 @@ static void a_difference_is_told_as_the_client_sees_it(void **state)
 	stop();
 }
 
-/* The address of a page that is not in one piece would be that of other pages' KV. */
-static void a_page_has_an_address_where_it_is_in_one_piece(void **state)
+/* The address of a page that is not in one piece would be inside other pages. */
+TEST(a_page_has_an_address_where_it_is_in_one_piece)
 {
 	static const char *const configs[] = { "", SHAPE, SHAPE "kv_order = page\n" };
 
-	(void)state;
 	for (int i = 0; i < 3; i++) {
 		struct kvt_client *client;
 		struct kvt_pool_view view;
@@ -163,18 +160,17 @@ static void a_page_has_an_address_where_it_is_in_one_piece(void **state)
 	}
 }
 
-static void a_failed_connect_says_in_which_state_the_instance_is(void **state)
+TEST(a_failed_connect_says_in_which_state_the_instance_is)
 {
 	struct kvt_options options;
 	struct kvt_client *client, *last;
 	struct kvt_error error;
 
-	(void)state;
 	start("max_sessions = 1\n");
 	options = options_of(0, NULL, NULL);
 	kvt_test_equal(kvt_client_connect(&client, &options, &error), 0);
 	kvt_test_equal(kvt_client_error(client)->attach_state, KVT_ATTACH_OK);
-	kvt_test_check(kvt_client_connect(&last, &options, &error) < 0); /* no place */
+	kvt_test_check(kvt_client_connect(&last, &options, &error) < 0); /* no address */
 	kvt_test_equal(error.attach_state, KVT_ATTACH_REFUSED);
 	options.flags = 1u << 31;
 	kvt_test_equal(kvt_client_connect(&last, &options, &error), -EPROTO);
@@ -184,17 +180,4 @@ static void a_failed_connect_says_in_which_state_the_instance_is(void **state)
 	options.flags = 0;
 	kvt_test_check(kvt_client_connect(&last, &options, &error) < 0);
 	kvt_test_equal(error.attach_state, KVT_ATTACH_NO_SOCKET);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_session_names_what_it_takes_pages_for),
-		cmocka_unit_test(a_member_names_it_too),
-		cmocka_unit_test(a_difference_is_told_as_the_client_sees_it),
-		cmocka_unit_test(a_page_has_an_address_where_it_is_in_one_piece),
-		cmocka_unit_test(a_failed_connect_says_in_which_state_the_instance_is),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

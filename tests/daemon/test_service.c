@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The daemon as a service: passed sockets, reload, watchdog, and how it spends its time. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
+/* The daemon as a service: passed sockets, clients' processes, limits, reload, a busy service
+ * manager, watchdog, system calls, logs. Each test has a daemon of its own, some in a namespace or
+ * under a filter.
+ *
+ * Invariant: clients' requests are answered meanwhile, and the daemon ends with status 0. */
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -22,6 +19,7 @@
 
 #include "shm/atomic.h"
 #include "tests/daemon/spawn.h"
+#include "tests/lib/cases.h"
 
 static void append_config(const struct kvt_test_daemon *daemon, const char *text)
 {
@@ -43,7 +41,7 @@ static bool pass_socket(struct kvt_test_daemon *daemon)
 	return dup2(daemon->notify + 1, 3) == 3; /* where the test put the listening socket */
 }
 
-static void a_passed_socket_is_served_and_stays(void **state)
+TEST(a_passed_socket_is_served_and_stays)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	struct kvt_test_daemon daemon;
@@ -51,7 +49,6 @@ static void a_passed_socket_is_served_and_stays(void **state)
 	struct stat there;
 	int fd, status;
 
-	(void)state;
 	kvt_test_daemon_prepare(&daemon, NULL);
 	snprintf(address.sun_path, sizeof(address.sun_path), "%s", daemon.socket);
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -101,7 +98,7 @@ static void hold_pages(int pipe, void *context)
 	_exit(0);
 }
 
-/* Connect, take pages, be killed: the daemon must notice both ends and get the pages back. */
+/* Connect, take pages, be killed. The daemon must see both signs and reclaim the pages. */
 static void live_and_die(struct kvt_test_daemon *daemon)
 {
 	struct kvt_test_child child;
@@ -114,8 +111,8 @@ static void live_and_die(struct kvt_test_daemon *daemon)
 	kvt_test_equal(kvt_test_settled(daemon).free_pages, 4095);
 }
 
-/* A full completion descriptor, made blocking by its holder: ringing it must not block. */
-static void a_client_that_stuffs_its_bell_stops_nobody(void **state)
+/* A full completion descriptor, made blocking by its holder: the daemon must not block on it. */
+TEST(a_client_that_stuffs_its_bell_stops_no_other)
 {
 	struct kvt_test_daemon daemon;
 	struct kvt_client *client, *witness;
@@ -124,9 +121,7 @@ static void a_client_that_stuffs_its_bell_stops_nobody(void **state)
 	const uint64_t words[2] = { UINT64_MAX - 1, 1 };
 	int bell;
 
-	(void)state;
-	kvt_test_daemon_prepare(&daemon, NULL);
-	kvt_test_daemon_start(&daemon, NULL);
+	kvt_test_daemon_begin(&daemon, NULL);
 	witness = kvt_test_connect(&daemon);
 	client = kvt_test_connect(&daemon);
 	bell = kvt_client_completion_fd(client);
@@ -151,41 +146,89 @@ static void a_client_that_stuffs_its_bell_stops_nobody(void **state)
 		n += got;
 	}
 	kvt_client_close(client, KVT_IDLE);
-	kvt_test_daemon_stop(&daemon);
-	kvt_test_daemon_remove(&daemon);
+	kvt_test_daemon_end(&daemon);
 }
 
-/* Somebody lowers the limit of a running daemon below what it uses: those who are connected are
- * served, the next is told why not, and all is well when there are descriptors again. */
-static void a_daemon_out_of_descriptors_says_so_and_goes_on(void **state)
+/* Lower the limit of a running daemon below what it uses. */
+static void lower_nofile(struct kvt_test_daemon *daemon, struct rlimit *ret_before)
+{
+	struct rlimit low = { 3, 3 };
+
+	kvt_test_equal(prlimit(daemon->pid, RLIMIT_NOFILE, NULL, ret_before), 0);
+	low.rlim_max = ret_before->rlim_max;
+	kvt_test_equal(prlimit(daemon->pid, RLIMIT_NOFILE, &low, NULL), 0);
+}
+
+TEST(a_daemon_raises_the_limit_of_descriptors_that_it_needs)
+{
+	struct kvt_test_daemon daemon;
+	struct kvt_client *client;
+	struct rlimit before;
+
+	kvt_test_daemon_begin(&daemon, NULL);
+	client = kvt_test_connect(&daemon);
+	for (int i = 0; i < 3; i++) {
+		lower_nofile(&daemon, &before);
+		kvt_client_close(kvt_test_connect(&daemon), KVT_IDLE);
+		many_operations(client, kvt_test_namespace(client, "continues"), 5);
+	}
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_daemon_end(&daemon);
+}
+
+/* It first gets enough descriptors: without them it would not start. */
+static bool no_limits(struct kvt_test_daemon *daemon)
+{
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_prlimit64, 0, 5),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, RLIMIT_NOFILE, 0, 3),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
+	struct rlimit limit;
+
+	(void)daemon;
+	if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+		return false;
+	limit.rlim_cur = limit.rlim_max;
+	return setrlimit(RLIMIT_NOFILE, &limit) == 0 &&
+	       prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+	       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+/* Connected clients are served, others wait, and the log gives the reason. */
+TEST(a_daemon_out_of_descriptors_logs_it_and_continues)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
 	struct kvt_test_daemon daemon;
 	struct kvt_client *client, *late;
 	struct kvt_error error;
-	struct rlimit low = { 3, 3 }, before;
+	struct rlimit before;
 
-	(void)state;
 	kvt_test_daemon_prepare(&daemon, NULL);
-	kvt_test_daemon_start(&daemon, NULL);
+	kvt_test_spawn_changed(&daemon, no_limits);
+	kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
 	client = kvt_test_connect(&daemon);
-	kvt_test_equal(prlimit(daemon.pid, RLIMIT_NOFILE, NULL, &before), 0);
-	low.rlim_max = before.rlim_max;
-	kvt_test_equal(prlimit(daemon.pid, RLIMIT_NOFILE, &low, NULL), 0);
+	lower_nofile(&daemon, &before);
 	options.socket_path = daemon.socket;
-	for (int i = 0; i < 10; i++) {
-		kvt_test_check(kvt_client_connect(&late, &options, &error) < 0);
-		kvt_test_check(strstr(error.text, "RLIMIT_NOFILE"));
-		many_operations(client, kvt_test_namespace(client, "goes on"), 5);
+	options.timeout_ns = 50000000;
+	for (int i = 0; i < 3; i++) {
+		kvt_test_equal(kvt_client_connect(&late, &options, &error), -ETIMEDOUT);
+		many_operations(client, kvt_test_namespace(client, "continues"), 5);
 	}
+	kvt_test_check(kvt_test_daemon_said(&daemon, "cure=\"raise RLIMIT_NOFILE\""));
 	kvt_test_equal(prlimit(daemon.pid, RLIMIT_NOFILE, &before, NULL), 0);
 	kvt_client_close(kvt_test_connect(&daemon), KVT_IDLE);
 	kvt_client_close(client, KVT_IDLE);
-	kvt_test_daemon_stop(&daemon);
-	kvt_test_daemon_remove(&daemon);
+	kvt_test_daemon_end(&daemon);
 }
 
-/* What a kernel before 6.5 says to SO_PEERPIDFD. */
+/* SO_PEERPIDFD fails as on a kernel before 6.5. */
 static bool no_peer_pidfd(struct kvt_test_daemon *daemon)
 {
 	struct sock_filter filter[] = {
@@ -203,20 +246,18 @@ static bool no_peer_pidfd(struct kvt_test_daemon *daemon)
 	       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-static void an_older_kernel_without_peer_pidfds_sees_death_too(void **state)
+TEST(an_older_kernel_without_peer_pidfds_sees_death_too)
 {
 	struct kvt_test_daemon daemon;
 
-	(void)state;
 	kvt_test_daemon_prepare(&daemon, NULL);
 	kvt_test_spawn_changed(&daemon, no_peer_pidfd);
 	kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
 	live_and_die(&daemon);
-	kvt_test_daemon_stop(&daemon);
-	kvt_test_daemon_remove(&daemon);
+	kvt_test_daemon_end(&daemon);
 }
 
-/* The child of this one has the number 1 in a namespace of its own. */
+/* Fork a child that is process 1 of a PID namespace. */
 static void enter_namespace(int pipe, void *context)
 {
 	if (unshare(CLONE_NEWPID) != 0) {
@@ -228,22 +269,19 @@ static void enter_namespace(int pipe, void *context)
 	kvt_test_send(pipe, 2);
 }
 
-static void a_client_in_a_pid_namespace_of_its_own_is_a_client_like_others(void **state)
+TEST(a_client_in_a_pid_namespace_of_its_own_is_a_client_like_others)
 {
 	struct kvt_test_daemon daemon;
 	struct kvt_test_child child;
 	uint64_t word;
 
-	(void)state;
-	kvt_test_daemon_prepare(&daemon, NULL);
-	kvt_test_daemon_start(&daemon, NULL);
+	kvt_test_daemon_begin(&daemon, NULL);
 	kvt_test_child_start(&child, enter_namespace, &daemon);
 	kvt_test_check(kvt_test_receive(child.pipe, &word));
 	if (word)
 		kvt_test_expect(child.pipe, 2);
 	kvt_test_child_finish(&child);
-	kvt_test_daemon_stop(&daemon);
-	kvt_test_daemon_remove(&daemon);
+	kvt_test_daemon_end(&daemon);
 	if (!word)
 		skip();
 }
@@ -255,8 +293,8 @@ static void forward(int signal_number)
 	kill(inner, signal_number);
 }
 
-/* The daemon becomes a child with a namespace of its own, in which clients have no number. SIGTERM
- * may come as soon as it is ready, which may be before its parent runs again. */
+/* Continue as a child in a PID namespace of its own, where clients have no number. SIGTERM may
+ * arrive as soon as it is ready, before its parent runs again. */
 static bool own_pid_namespace(struct kvt_test_daemon *daemon)
 {
 	sigset_t termination;
@@ -280,13 +318,12 @@ static bool own_pid_namespace(struct kvt_test_daemon *daemon)
 	_exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
 }
 
-static void a_daemon_that_does_not_see_its_clients_numbers_sees_their_death(void **state)
+TEST(a_daemon_that_does_not_see_its_clients_numbers_sees_their_death)
 {
 	struct kvt_test_daemon daemon;
 	int status, pair[2], pidfd;
 	socklen_t bytes = sizeof(pidfd);
 
-	(void)state;
 	kvt_test_check(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0);
 	status = getsockopt(pair[0], SOL_SOCKET, 77 /* SO_PEERPIDFD */, &pidfd, &bytes);
 	close(pair[0]);
@@ -303,20 +340,17 @@ static void a_daemon_that_does_not_see_its_clients_numbers_sees_their_death(void
 		skip();
 	}
 	live_and_die(&daemon);
-	kvt_test_daemon_stop(&daemon);
-	kvt_test_daemon_remove(&daemon);
+	kvt_test_daemon_end(&daemon);
 }
 
 /* ---- reload */
 
-static void sighup_takes_over_what_may_change_and_names_the_rest(void **state)
+TEST(sighup_takes_over_what_may_change_and_names_the_rest)
 {
 	struct kvt_test_daemon daemon;
 	struct kvt_client *client;
 
-	(void)state;
-	kvt_test_daemon_prepare(&daemon, NULL);
-	kvt_test_daemon_start(&daemon, NULL);
+	kvt_test_daemon_begin(&daemon, NULL);
 	client = kvt_test_connect(&daemon);
 	append_config(&daemon, "spin_budget_us = 33\npage_size = 32\n");
 	kill(daemon.pid, SIGHUP);
@@ -330,8 +364,7 @@ static void sighup_takes_over_what_may_change_and_names_the_rest(void **state)
 	kvt_test_check(kvt_test_daemon_said(&daemon, "'fast'"));
 	kvt_test_namespace(client, "still here");
 	kvt_client_close(client, KVT_IDLE);
-	kvt_test_daemon_stop(&daemon);
-	kvt_test_daemon_remove(&daemon);
+	kvt_test_daemon_end(&daemon);
 }
 
 /* ---- a manager that is busy */
@@ -349,7 +382,7 @@ static void fill_queue(const struct kvt_test_daemon *daemon)
 	close(fd);
 }
 
-/* It serves already: what it says to its manager has been said, or has found no room. */
+/* Once it serves, each message to its manager was sent or found no room. */
 static void await_service(const struct kvt_test_daemon *daemon)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
@@ -361,12 +394,11 @@ static void await_service(const struct kvt_test_daemon *daemon)
 	kvt_client_close(client, KVT_IDLE);
 }
 
-static void a_manager_whose_queue_was_full_hears_all_that_matters(void **state)
+TEST(a_manager_whose_queue_was_full_gets_all_that_matters)
 {
 	static const char *const supervised[] = { "--supervise", NULL };
 	struct kvt_test_daemon daemon;
 
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		kvt_test_daemon_prepare(&daemon, NULL);
 		fill_queue(&daemon);
@@ -379,8 +411,7 @@ static void a_manager_whose_queue_was_full_hears_all_that_matters(void **state)
 			await_service(&daemon);
 		kvt_test_check(kvt_test_daemon_await(&daemon, "RELOADING=1"));
 		kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
-		kvt_test_daemon_stop(&daemon);
-		kvt_test_daemon_remove(&daemon);
+		kvt_test_daemon_end(&daemon);
 	}
 }
 
@@ -392,26 +423,24 @@ static bool with_watchdog(struct kvt_test_daemon *daemon)
 	return setenv("WATCHDOG_USEC", "100000", 1) == 0;
 }
 
-static void the_watchdog_is_fed_asleep_and_spinning(void **state)
+TEST(the_watchdog_is_fed_asleep_and_spinning)
 {
 	static const char *const budgets[] = { "spin_budget_us = 0\n", "spin_budget_us = -1\n" };
 	struct kvt_test_daemon daemon;
 
-	(void)state;
 	for (size_t i = 0; i < 2; i++) {
 		kvt_test_daemon_prepare(&daemon, budgets[i]);
 		kvt_test_spawn_changed(&daemon, with_watchdog);
 		kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
 		for (int fed = 0; fed < 5; fed++)
 			kvt_test_check(kvt_test_daemon_await(&daemon, "WATCHDOG=1"));
-		kvt_test_daemon_stop(&daemon);
-		kvt_test_daemon_remove(&daemon);
+		kvt_test_daemon_end(&daemon);
 	}
 }
 
 /* ---- system calls */
 
-/* A child that keeps a ring busy, so that the daemon is at work while it is watched. */
+/* A child that keeps a ring busy, so that the daemon works while it is traced. */
 static void busy_child(int pipe, void *context)
 {
 	const struct kvt_test_daemon *daemon = context;
@@ -433,8 +462,8 @@ static void busy_child(int pipe, void *context)
 	kvt_client_close(client, KVT_IDLE);
 }
 
-/* Wait for the child's word while the daemon is traced. The one system call that may stop it is
- * its word to the service manager, every ten seconds. */
+/* Wait for the child's word while the daemon is traced. The daemon may make one system call: its
+ * message to the service manager, every ten seconds. */
 static void expect_while_traced(const struct kvt_test_daemon *daemon, int signals, int pipe,
 				uint64_t word)
 {
@@ -463,22 +492,19 @@ static void expect_while_traced(const struct kvt_test_daemon *daemon, int signal
 	}
 }
 
-static void a_spinning_daemon_serves_without_a_system_call(void **state)
+TEST(a_spinning_daemon_serves_without_a_system_call)
 {
 	struct kvt_test_daemon daemon;
 	struct kvt_test_child child;
 	sigset_t child_signal;
 	int status, signals;
 
-	(void)state;
-	kvt_test_daemon_prepare(&daemon, "spin_budget_us = -1\n");
-	kvt_test_daemon_start(&daemon, NULL);
+	kvt_test_daemon_begin(&daemon, "spin_budget_us = -1\n");
 	kvt_test_child_start(&child, busy_child, &daemon);
 	kvt_test_expect(child.pipe, 1);
 	if (ptrace(PTRACE_SEIZE, daemon.pid, NULL, PTRACE_O_TRACESYSGOOD) != 0) {
 		kvt_test_child_kill(&child, SIGKILL);
-		kvt_test_daemon_stop(&daemon);
-		kvt_test_daemon_remove(&daemon);
+		kvt_test_daemon_end(&daemon);
 		skip();
 	}
 	kvt_test_equal(ptrace(PTRACE_INTERRUPT, daemon.pid, NULL, NULL), 0);
@@ -500,21 +526,18 @@ static void a_spinning_daemon_serves_without_a_system_call(void **state)
 	kvt_test_equal(ptrace(PTRACE_DETACH, daemon.pid, NULL, NULL), 0);
 	kvt_test_send(child.pipe, 4);
 	kvt_test_child_finish(&child);
-	kvt_test_daemon_stop(&daemon);
-	kvt_test_daemon_remove(&daemon);
+	kvt_test_daemon_end(&daemon);
 }
 
-/* Nobody spins: every operation wakes the daemon, every answer wakes the client. */
-static void a_daemon_that_never_spins_misses_no_entry(void **state)
+/* No side spins: every operation wakes the daemon, every answer wakes the client. */
+TEST(a_daemon_that_never_spins_misses_no_entry)
 {
 	struct kvt_test_daemon daemon;
 	struct kvt_options options = KVT_OPTIONS_INIT;
 	struct kvt_client *clients[3];
 	uint32_t namespaces[3], page;
 
-	(void)state;
-	kvt_test_daemon_prepare(&daemon, "spin_budget_us = 0\n");
-	kvt_test_daemon_start(&daemon, NULL);
+	kvt_test_daemon_begin(&daemon, "spin_budget_us = 0\n");
 	options.socket_path = daemon.socket;
 	options.spin_budget_ns = 1;
 	for (int i = 0; i < 3; i++) {
@@ -538,21 +561,18 @@ static void a_daemon_that_never_spins_misses_no_entry(void **state)
 	for (int i = 0; i < 3; i++)
 		kvt_client_close(clients[i], KVT_IDLE);
 	kvt_test_audit(&daemon);
-	kvt_test_daemon_stop(&daemon);
-	kvt_test_daemon_remove(&daemon);
+	kvt_test_daemon_end(&daemon);
 }
 
-/* More sessions than are looked at in every turn: the others' entries are seen all the same. */
-static void many_idle_sessions_are_served_when_they_wake(void **state)
+/* More sessions than a turn looks at: each entry is still seen. */
+TEST(many_idle_sessions_are_served_when_they_wake)
 {
 	enum { N = 60 };
 	struct kvt_test_daemon daemon;
 	struct kvt_client *clients[N];
 	uint32_t namespaces[N];
 
-	(void)state;
-	kvt_test_daemon_prepare(&daemon, "spin_budget_us = 1000\n");
-	kvt_test_daemon_start(&daemon, NULL);
+	kvt_test_daemon_begin(&daemon, "spin_budget_us = 1000\n");
 	for (int i = 0; i < N; i++) {
 		clients[i] = kvt_test_connect(&daemon);
 		namespaces[i] = kvt_test_namespace(clients[i], "many");
@@ -562,13 +582,12 @@ static void many_idle_sessions_are_served_when_they_wake(void **state)
 		many_operations(clients[i], namespaces[i], 3);
 	for (int i = 0; i < N - 5; i++)
 		kvt_client_close(clients[i], KVT_IDLE);
-	for (int i = N - 5; i < N; i++) { /* few are left, and all of them had cooled */
+	for (int i = N - 5; i < N; i++) { /* few are left, none of them looked at lately */
 		many_operations(clients[i], namespaces[i], 3);
 		kvt_client_close(clients[i], KVT_IDLE);
 	}
 	kvt_test_audit(&daemon);
-	kvt_test_daemon_stop(&daemon);
-	kvt_test_daemon_remove(&daemon);
+	kvt_test_daemon_end(&daemon);
 }
 
 /* ---- what the log says */
@@ -589,8 +608,8 @@ static void hold_a_lease_and_pages(int pipe, void *context)
 	_exit(0);
 }
 
-/* 10 pages and the 4 of its sequence; page size 16. */
-static void the_end_of_a_session_says_what_came_back(void **state)
+/* 10 pages and 4 of its sequence; page size 16. */
+TEST(the_end_of_a_session_says_what_came_back)
 {
 	struct kvt_test_daemon daemon;
 	struct kvt_counters counters;
@@ -599,9 +618,7 @@ static void the_end_of_a_session_says_what_came_back(void **state)
 	char line[128];
 	int pid;
 
-	(void)state;
-	kvt_test_daemon_prepare(&daemon, NULL);
-	kvt_test_daemon_start(&daemon, NULL);
+	kvt_test_daemon_begin(&daemon, NULL);
 	for (int killed = 0; killed < 2; killed++) {
 		kvt_test_child_start(&child, hold_a_lease_and_pages, &daemon);
 		kvt_test_check(kvt_test_receive(child.pipe, &session));
@@ -621,25 +638,4 @@ static void the_end_of_a_session_says_what_came_back(void **state)
 	kvt_test_daemon_stop(&daemon);
 	kvt_test_check(kvt_test_daemon_said(&daemon, "operations=2 leases=1 pages=14 "));
 	kvt_test_daemon_remove(&daemon);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_passed_socket_is_served_and_stays),
-		cmocka_unit_test(a_client_that_stuffs_its_bell_stops_nobody),
-		cmocka_unit_test(a_daemon_out_of_descriptors_says_so_and_goes_on),
-		cmocka_unit_test(an_older_kernel_without_peer_pidfds_sees_death_too),
-		cmocka_unit_test(a_client_in_a_pid_namespace_of_its_own_is_a_client_like_others),
-		cmocka_unit_test(a_daemon_that_does_not_see_its_clients_numbers_sees_their_death),
-		cmocka_unit_test(sighup_takes_over_what_may_change_and_names_the_rest),
-		cmocka_unit_test(a_manager_whose_queue_was_full_hears_all_that_matters),
-		cmocka_unit_test(the_watchdog_is_fed_asleep_and_spinning),
-		cmocka_unit_test(a_spinning_daemon_serves_without_a_system_call),
-		cmocka_unit_test(a_daemon_that_never_spins_misses_no_entry),
-		cmocka_unit_test(many_idle_sessions_are_served_when_they_wake),
-		cmocka_unit_test(the_end_of_a_session_says_what_came_back),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,22 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What one user may have of an instance: two engines never notice, one that takes all leaves others
- * their eighth. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
+/* What one user may have of an instance: two engines stay unaffected, and one that takes all leaves
+ * others their eighth. Clients are children that become other users.
+ *
+ * Invariant: the audit is clean, and refusals name the limit. */
 #include <errno.h>
 #include <grp.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "tests/daemon/spawn.h"
+#include "tests/lib/cases.h"
+#include "tests/lib/raw.h"
 
 #define PAGE 16
 #define HUNGRY 65531u
@@ -27,8 +23,7 @@ static struct kvt_test_daemon daemon_;
 
 static int start(const char *more)
 {
-	kvt_test_daemon_prepare(&daemon_, more);
-	kvt_test_daemon_start(&daemon_, NULL);
+	kvt_test_daemon_begin(&daemon_, more);
 	kvt_test_check(chmod(daemon_.dir, 0755) == 0);
 	return 0;
 }
@@ -50,12 +45,11 @@ static int stop(void **state)
 {
 	(void)state;
 	kvt_test_audit(&daemon_);
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_daemon_remove(&daemon_);
+	kvt_test_daemon_end(&daemon_);
 	return 0;
 }
 
-/* False: this test may not become another user. */
+/* Returns false if this test may not become another user. */
 static bool become(int pipe, uid_t uid)
 {
 	if (setgroups(0, NULL) == 0 && setresgid(uid, uid, uid) == 0 &&
@@ -100,13 +94,18 @@ static void hold_a_session(int pipe, void *context)
 	kvt_test_receive(pipe, &(uint64_t){ 0 });
 }
 
-static void two_engines_of_one_user_meet_no_limit(void **state)
+static int start_half_open(void **state)
+{
+	(void)state;
+	return start("socket_mode = 0666\nmax_half_open = 8\nhello_timeout_ms = 600000\n");
+}
+
+TEST_WITH(two_engines_of_one_user_meet_no_limit, start_default, stop)
 {
 	struct kvt_client *engines[2];
 	struct kvt_test_child other;
 	uint64_t word = 0;
 
-	(void)state;
 	kvt_test_child_start(&other, hold_a_session, NULL);
 	kvt_test_check(kvt_test_receive(other.pipe, &word));
 	if (word == CANNOT)
@@ -129,7 +128,7 @@ static void two_engines_of_one_user_meet_no_limit(void **state)
 	kvt_test_child_finish(&other);
 }
 
-/* ---- one that takes all it gets */
+/* ---- one that takes all it can get */
 
 static void take_sessions(int pipe, void *context)
 {
@@ -169,7 +168,7 @@ static void take_namespaces(int pipe, void *context)
 	kvt_test_receive(pipe, &(uint64_t){ 0 });
 }
 
-/* Two nodes a lease: its own, and what is left of one that it parted. */
+/* Two nodes per lease: its own, and the rest of one that it split. */
 static void take_nodes(int pipe, void *context)
 {
 	struct kvt_client *clients[3];
@@ -209,7 +208,7 @@ static void take_pages(int pipe, void *context)
 	for (int i = 0; i < 2; i++)
 		kvt_test_equal(kvt_client_connect(&clients[i], &options, &error), 0);
 	kvt_test_send(pipe, 1);
-	kvt_test_receive(pipe, &(uint64_t){ 0 }); /* now another user is there */
+	kvt_test_receive(pipe, &(uint64_t){ 0 }); /* another user is present now */
 	while (n < 4096 && kvt_alloc(clients[n / 64 % 2], 64, pages) == 0)
 		n += 64;
 	kvt_test_equal(n, 3584);
@@ -245,35 +244,31 @@ static void use_the_rest(struct kvt_client *client)
 	kvt_client_close(client, KVT_IDLE);
 }
 
-static void all_sessions_are_not_for_one(void **state)
+TEST_WITH(all_sessions_are_not_for_one, start_small, stop)
 {
-	(void)state;
 	begin_taking(take_sessions);
 	use_the_rest(kvt_test_connect(&daemon_));
 	end_taking();
 }
 
-static void all_namespaces_are_not_for_one(void **state)
+TEST_WITH(all_namespaces_are_not_for_one, start_small, stop)
 {
-	(void)state;
 	begin_taking(take_namespaces);
 	use_the_rest(kvt_test_connect(&daemon_));
 	end_taking();
 }
 
-static void all_nodes_are_not_for_one(void **state)
+TEST_WITH(all_nodes_are_not_for_one, start_small, stop)
 {
-	(void)state;
 	begin_taking(take_nodes);
 	use_the_rest(kvt_test_connect(&daemon_));
 	end_taking();
 }
 
-static void all_pages_are_not_for_one(void **state)
+TEST_WITH(all_pages_are_not_for_one, start_default, stop)
 {
 	struct kvt_client *client;
 
-	(void)state;
 	begin_taking(take_pages);
 	client = kvt_test_connect(&daemon_);
 	kvt_test_send(hungry.pipe, 1);
@@ -286,23 +281,6 @@ static void all_pages_are_not_for_one(void **state)
 
 enum { FLOOD = 100 };
 
-static int start_half_open(void **state)
-{
-	(void)state;
-	return start("socket_mode = 0666\nmax_half_open = 8\nhello_timeout_ms = 600000\n");
-}
-
-static int dial(void)
-{
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-	kvt_test_check(fd >= 0);
-	memcpy(address.sun_path, daemon_.socket, strlen(daemon_.socket));
-	kvt_test_check(connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0);
-	return fd;
-}
-
 static void flood_half_open(int pipe, void *context)
 {
 	struct kvt_client *client;
@@ -312,27 +290,21 @@ static void flood_half_open(int pipe, void *context)
 	if (!become(pipe, HUNGRY))
 		return;
 	for (int i = 0; i < FLOOD; i++)
-		dial();
-	/* Connections are taken in order: with this one, all of these were. */
+		kvt_test_dial(&daemon_);
+	/* Connections are accepted in order: after this one, all of these are. */
 	kvt_test_equal(try_connect(&client, &error), 0);
 	kvt_test_send(pipe, 1);
 	kvt_test_receive(pipe, &(uint64_t){ 0 });
 }
 
-static void a_flood_of_half_open_connections_pushes_out_its_own_only(void **state)
+TEST_WITH(a_flood_of_half_open_connections_pushes_out_its_own_only, start_half_open, stop)
 {
-	struct kvt_message_hello hello = {
-		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_HELLO,
-			  .version = KVT_ABI_MAJOR, .bytes = sizeof(hello) },
-		.abi_major = KVT_ABI_MAJOR, .abi_minor = KVT_ABI_MINOR,
-		.flags = KVT_HELLO_OBSERVE, .layout = kvt_abi_layout(), .pid = getpid(),
-	};
+	struct kvt_message_hello hello = kvt_test_hello(KVT_HELLO_OBSERVE);
 	struct kvt_message_welcome welcome = { 0 };
 	struct kvt_test_child flood;
 	uint64_t word = 0;
-	int slow = dial(); /* its HELLO comes late */
+	int slow = kvt_test_dial(&daemon_); /* its HELLO is late */
 
-	(void)state;
 	kvt_test_child_start(&flood, flood_half_open, NULL);
 	kvt_test_check(kvt_test_receive(flood.pipe, &word));
 	if (word == CANNOT)
@@ -343,23 +315,4 @@ static void a_flood_of_half_open_connections_pushes_out_its_own_only(void **stat
 	close(slow);
 	kvt_test_send(flood.pipe, 1);
 	kvt_test_child_finish(&flood);
-}
-
-#define DEFAULT(test) cmocka_unit_test_setup_teardown(test, start_default, stop)
-#define SMALL(test) cmocka_unit_test_setup_teardown(test, start_small, stop)
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		DEFAULT(two_engines_of_one_user_meet_no_limit),
-		SMALL(all_sessions_are_not_for_one),
-		SMALL(all_namespaces_are_not_for_one),
-		SMALL(all_nodes_are_not_for_one),
-		DEFAULT(all_pages_are_not_for_one),
-		cmocka_unit_test_setup_teardown(
-			a_flood_of_half_open_connections_pushes_out_its_own_only, start_half_open,
-			stop),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

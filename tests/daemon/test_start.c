@@ -1,13 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hosts on which the daemon cannot start: each has its sentence with cause and cure, and nothing
- * is left behind. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
+/* Hosts on which the daemon cannot start: each gets its sentence with cause and cure, and nothing
+ * is left behind. Inputs: a configuration and a change of the environment (spawn.h).
+ *
+ * Invariant: exit status, words, and no file or object left. */
 #include <errno.h>
 #include <linux/capability.h>
 #include <linux/filter.h>
@@ -22,8 +17,9 @@
 #include <sys/un.h>
 
 #include "tests/daemon/spawn.h"
+#include "tests/lib/cases.h"
 
-/* --check-config says in the same words what the start says. */
+/* --check-config prints the same words as a start. */
 static void check_fails(struct kvt_test_daemon *daemon, kvt_test_change_fn *change,
 			const char *const *words)
 {
@@ -38,8 +34,8 @@ static void check_fails(struct kvt_test_daemon *daemon, kvt_test_change_fn *chan
 	kvt_test_check(WIFEXITED(ended) && WEXITSTATUS(ended) == 2);
 }
 
-/* Start with this configuration in this world; it must end with `status`, having said each of the
- * words. Skips the case where the world cannot be made. */
+/* Start with this configuration in this environment. It must exit with `status` and print each of
+ * the words. Skips if the environment cannot be made. */
 static void must_fail(const char *config, kvt_test_change_fn *change, int status,
 		      const char *const *words)
 {
@@ -97,16 +93,14 @@ static bool io_uring_unknown(struct kvt_test_daemon *daemon)
 	return forbid_io_uring(ENOSYS);
 }
 
-static void io_uring_forbidden_by_seccomp_is_said_so(void **state)
+TEST(io_uring_forbidden_by_seccomp_is_said_so)
 {
-	(void)state;
 	must_fail(NULL, io_uring_not_permitted, 1,
 		  WORDS("event=start_failed", "seccomp", "io_uring_setup"));
 }
 
-static void a_kernel_without_io_uring_is_said_so(void **state)
+TEST(a_kernel_without_io_uring_is_said_so)
 {
-	(void)state;
 	must_fail(NULL, io_uring_unknown, 1, WORDS("no io_uring here", "6.1 or newer"));
 }
 
@@ -125,11 +119,10 @@ static bool few_descriptors(struct kvt_test_daemon *daemon)
 	return without_capability(CAP_SYS_RESOURCE) && setrlimit(RLIMIT_NOFILE, &limit) == 0;
 }
 
-static void too_few_descriptors_are_said_with_the_number_needed(void **state)
+TEST(too_few_descriptors_are_said_with_the_number_needed)
 {
-	(void)state;
 	must_fail("max_sessions = 200\nmax_half_open = 10\nmax_observers = 10\n", few_descriptors,
-		  1, WORDS("RLIMIT_NOFILE is 100", "max_sessions=200 needs 1460"));
+		  1, WORDS("RLIMIT_NOFILE is 100", "max_sessions=200 needs 1660"));
 }
 
 static bool little_lockable(struct kvt_test_daemon *daemon)
@@ -143,14 +136,13 @@ static bool little_lockable(struct kvt_test_daemon *daemon)
 	return without_capability(CAP_IPC_LOCK) && setrlimit(RLIMIT_MEMLOCK, &limit) == 0;
 }
 
-static void memory_that_cannot_be_locked_is_said_with_the_limit(void **state)
+TEST(memory_that_cannot_be_locked_is_said_with_the_limit)
 {
-	(void)state;
 	must_fail("mlock = yes\n", little_lockable, 1,
 		  WORDS("RLIMIT_MEMLOCK is 65536", "mlock = no"));
 }
 
-/* Docker's 64 MB, in small. */
+/* Docker's 64 MB, smaller. */
 static bool small_shm(struct kvt_test_daemon *daemon)
 {
 	(void)daemon;
@@ -158,49 +150,42 @@ static bool small_shm(struct kvt_test_daemon *daemon)
 	       mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=256k") == 0;
 }
 
-static void a_small_dev_shm_is_said_with_what_is_needed_and_the_cure(void **state)
+TEST(a_small_dev_shm_is_said_with_what_is_needed_and_the_cure)
 {
-	(void)state;
 	must_fail(NULL, small_shm, 1, WORDS("the arena needs", "262144", "--shm-size"));
 }
 
-static void a_pool_larger_than_memory_is_refused(void **state)
+TEST(a_pool_larger_than_memory_is_refused)
 {
-	(void)state;
 	must_fail("n_pages = 100000\npage_bytes = 1G\n", NULL, 1,
 		  WORDS("more memory is needed", "pool 107374182400000", "n_pages"));
 }
 
-static void a_core_that_does_not_exist_is_refused(void **state)
+TEST(a_core_that_does_not_exist_is_refused)
 {
-	(void)state;
 	must_fail("cpu = 8191\n", NULL, 1, WORDS("cannot run on cpu 8191"));
 }
 
-static void a_group_that_does_not_exist_is_refused(void **state)
+TEST(a_group_that_does_not_exist_is_refused)
 {
-	(void)state;
 	must_fail("socket_group = no-such-group\n", NULL, 1, WORDS("'no-such-group'", "groupadd"));
 }
 
-static void a_log_that_cannot_be_written_is_refused(void **state)
+TEST(a_log_that_cannot_be_written_is_refused)
 {
-	(void)state;
 	must_fail("log_file = /no-such-directory/log\n", NULL, 1, WORDS("/no-such-directory/log"));
 }
 
-static void bad_options_have_an_exit_status_of_their_own(void **state)
+TEST(bad_options_have_an_exit_status_of_their_own)
 {
-	(void)state;
 	must_fail("page_size = 3\n", NULL, 2, WORDS("page_size"));
 }
 
-static void a_manager_that_does_not_answer_is_said(void **state)
+TEST(a_manager_that_does_not_answer_is_said)
 {
 	struct kvt_test_daemon daemon;
 	char path[128];
 
-	(void)state;
 	kvt_test_daemon_prepare(&daemon, NULL);
 	snprintf(path, sizeof(path), "%s/notify", daemon.dir);
 	unlink(path);
@@ -224,15 +209,14 @@ static int make_socket(const char *path, bool listening)
 	return fd;
 }
 
-/* Whoever listens is left alone, and named. */
-static void a_socket_that_somebody_listens_on_is_left_to_him(void **state)
+/* A listener on the path stays, and the message names it. */
+TEST(a_socket_with_a_listener_is_left_alone)
 {
 	struct kvt_test_daemon daemon;
 	struct stat there;
 	char pid[64];
 	int fd, status;
 
-	(void)state;
 	kvt_test_daemon_prepare(&daemon, NULL);
 	fd = make_socket(daemon.socket, true);
 	kvt_test_spawn_changed(&daemon, NULL);
@@ -246,8 +230,8 @@ static void a_socket_that_somebody_listens_on_is_left_to_him(void **state)
 	kvt_test_daemon_remove(&daemon);
 }
 
-/* SIGKILL has hit it, and it still holds what it held: as when it gives back much memory. False: it
- * has ended instead. */
+/* Wait until SIGKILL has arrived while the process still holds everything, as one does that frees
+ * much memory. Returns false if it has ended. */
 static bool kill_halfway(pid_t pid)
 {
 	int status;
@@ -258,15 +242,13 @@ static bool kill_halfway(pid_t pid)
 	return WIFSTOPPED(status);
 }
 
-static void a_daemon_that_is_just_ending_is_waited_for(void **state)
+TEST(a_daemon_that_is_just_ending_is_waited_for)
 {
 	struct kvt_test_daemon daemon;
 	char at = ' ';
 	pid_t old;
 
-	(void)state;
-	kvt_test_daemon_prepare(&daemon, NULL);
-	kvt_test_daemon_start(&daemon, NULL);
+	kvt_test_daemon_begin(&daemon, NULL);
 	old = daemon.pid;
 	if (!kill_halfway(old)) {
 		kvt_test_daemon_remove(&daemon);
@@ -282,30 +264,26 @@ static void a_daemon_that_is_just_ending_is_waited_for(void **state)
 	kvt_test_equal(ptrace(PTRACE_DETACH, old, NULL, NULL), 0);
 	kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
 	kvt_test_equal(waitpid(old, NULL, 0), old);
-	kvt_test_daemon_stop(&daemon);
-	kvt_test_daemon_remove(&daemon);
+	kvt_test_daemon_end(&daemon);
 }
 
-static void a_dead_socket_is_replaced(void **state)
+TEST(a_dead_socket_is_replaced)
 {
 	struct kvt_test_daemon daemon;
 
-	(void)state;
 	kvt_test_daemon_prepare(&daemon, NULL);
 	close(make_socket(daemon.socket, true));
 	kvt_test_daemon_start(&daemon, NULL);
 	kvt_client_close(kvt_test_connect(&daemon), KVT_IDLE);
-	kvt_test_daemon_stop(&daemon);
-	kvt_test_daemon_remove(&daemon);
+	kvt_test_daemon_end(&daemon);
 }
 
-static void a_file_where_the_socket_should_be_is_left_alone(void **state)
+TEST(a_file_where_the_socket_should_be_is_left_alone)
 {
 	struct kvt_test_daemon daemon;
 	struct stat there;
 	FILE *file;
 
-	(void)state;
 	kvt_test_daemon_prepare(&daemon, NULL);
 	file = fopen(daemon.socket, "we");
 	kvt_test_check(file && fputs("precious", file) >= 0 && fclose(file) == 0);
@@ -314,27 +292,4 @@ static void a_file_where_the_socket_should_be_is_left_alone(void **state)
 	kvt_test_check(kvt_test_daemon_said(&daemon, "is not a socket"));
 	kvt_test_check(stat(daemon.socket, &there) == 0 && there.st_size == 8);
 	kvt_test_daemon_remove(&daemon);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(io_uring_forbidden_by_seccomp_is_said_so),
-		cmocka_unit_test(a_kernel_without_io_uring_is_said_so),
-		cmocka_unit_test(too_few_descriptors_are_said_with_the_number_needed),
-		cmocka_unit_test(memory_that_cannot_be_locked_is_said_with_the_limit),
-		cmocka_unit_test(a_small_dev_shm_is_said_with_what_is_needed_and_the_cure),
-		cmocka_unit_test(a_pool_larger_than_memory_is_refused),
-		cmocka_unit_test(a_core_that_does_not_exist_is_refused),
-		cmocka_unit_test(a_group_that_does_not_exist_is_refused),
-		cmocka_unit_test(a_log_that_cannot_be_written_is_refused),
-		cmocka_unit_test(bad_options_have_an_exit_status_of_their_own),
-		cmocka_unit_test(a_manager_that_does_not_answer_is_said),
-		cmocka_unit_test(a_socket_that_somebody_listens_on_is_left_to_him),
-		cmocka_unit_test(a_daemon_that_is_just_ending_is_waited_for),
-		cmocka_unit_test(a_dead_socket_is_replaced),
-		cmocka_unit_test(a_file_where_the_socket_should_be_is_left_alone),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

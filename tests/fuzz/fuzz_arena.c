@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An arena that somebody damaged: header, nodes, index, anything. Attaching names a state, and a
- * walk gives an answer; neither ever reads outside the object (the sanitizer watches). */
+/* A damaged arena: header, nodes, index. Attaching must name a state, and a walk must answer;
+ * neither reads outside the object (the sanitizer watches). */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 enum { PAGE = 4, PAGES = 64, KEYS = 64 };
 
-static void *good, *ledger, *scratch; /* an arena with a few branches, and what goes with it */
+static void *good, *ledger, *scratch; /* an arena with a few branches, and its size */
 static struct kvt_core *core;
 static struct kvt_core_sizes sizes;
 static uint32_t namespace_id, area[KEYS + PAGES], list[PAGES];
@@ -83,7 +83,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
 	arena = zeroed(used + KVT_LINE);
 	memcpy(arena, good, used);
 	for (size_t i = 2; i + 4 <= n; i += 4) {
-		/* Three bytes say where (the header more often than by chance), one says what. */
+		/* Each change is three bytes of place (more often the header than by chance) and
+		 * one of value. */
 		uint64_t at = ((uint64_t)bytes[i] << 16 | (uint64_t)bytes[i + 1] << 8 |
 			       bytes[i + 2]) % (bytes[i] & 1 ? sizes.arena_bytes : 1024);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Configuration files: whatever one holds, it is either taken or refused with a sentence. */
+/* Configuration files: any content is accepted, or refused with a sentence. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "daemon/config.h"
+#include "daemon/setup/config.h"
 #include "shm/assert.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n);

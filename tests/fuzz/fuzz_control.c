@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Messages on the control socket, against the daemon's own code in this process: each input is a
- * connection that sends some packets, well begun or not, and hangs up. */
+/* Messages on the control socket, against the daemon's own code in this process. Each input is a
+ * connection that sends some packets, with valid headers or not, and hangs up. Invariant: the
+ * audit is clean after each input. Caller: libFuzzer. */
 #include <fcntl.h>
 #include <poll.h>
 #include <stdint.h>
@@ -10,7 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "daemon/daemon.h"
+#include "daemon/serve/daemon.h"
 #include "shm/assert.h"
 
 static struct kvt_daemon victim;
@@ -33,7 +34,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	};
 	char why[KVT_WHY_BYTES] = "", name[32];
 
-	/* The closer of its daemon is this file. */
+	/* This file is the closer of its daemon. */
 	if (*argc == 2 && strcmp((*argv)[1], "--closer") == 0)
 		_exit(kvt_closer_main());
 	KVT_ASSERT(mkdtemp(directory));
@@ -52,7 +53,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	return 0;
 }
 
-/* Give requests to the kernel and drop its answers: this file calls the handlers itself. */
+/* Submit requests to the kernel and drop the answers: this file calls the handlers itself. */
 static void flush(void)
 {
 	struct kvt_loop_event events[64];
@@ -96,7 +97,7 @@ static void drain(int fd)
 	}
 }
 
-/* One packet: a good start of some type, then the input's bytes over it. */
+/* One packet: a valid beginning of some type, then the input's bytes over it. */
 static size_t build(const uint8_t **at, const uint8_t *end, uint8_t *packet)
 {
 	static const uint32_t sizes[] = { 0, sizeof(struct kvt_message_hello),
@@ -120,7 +121,7 @@ static size_t build(const uint8_t **at, const uint8_t *end, uint8_t *packet)
 		hello->pid = getpid();
 		hello->flags = more & 1;
 	}
-	/* Where and what, for a few bytes. */
+	/* Place and value, for a few bytes. */
 	for (uint32_t i = more; i > 1 && end - *at >= 3; i--, *at += 3) {
 		uint32_t where = ((uint32_t)(*at)[0] << 8 | (*at)[1]) % (n + 1);
 
@@ -135,7 +136,7 @@ static void settle(uint32_t session)
 	struct kvt_session *slot = &victim.sessions[session];
 
 	if (session && slot->processes > 0)
-		kvt_session_exited(&victim, slot);
+		kvt_session_lost(&victim, slot->members, true);
 	while (kvt_core_work(victim.core, 64, false, victim.now_ns))
 		;
 	kvt_sessions_sweep(&victim);
@@ -161,14 +162,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
 
 		if (send(fds[1], packet, size, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
 			break;
-		kvt_control_event(&victim, connection, POLLIN);
-		while (!TAILQ_EMPTY(&victim.readable)) {
+		if (connection->armed) /* a new one is queued */
+			kvt_control_event(&victim, connection, POLLIN);
+		while (victim.readable.filled) {
 			victim.message_after = 0;
 			kvt_control_work(&victim);
 		}
 		if (connection->generation == generation && connection->session)
 			session = connection->session;
-		kvt_admin_wake(&victim);
+		kvt_control_answer(&victim);
 		drain(fds[1]);
 		flush();
 	}

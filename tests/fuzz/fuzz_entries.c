@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring entries, as two clients may write them: a run of entries (with keys, fence words and signs
- * of death in between) goes through kvt_core_execute(). After each the counters hold, and at the
- * end, when both clients are gone, the audit is clean and every page is free or cached. */
+/* Ring entries of two clients, with keys, fence words and signs of death in between, through
+ * kvt_core_execute(). Invariants: counters add up after each; at the end, when both clients are
+ * gone, the audit is clean and every page is free or cached.
+ *
+ * Inputs: bytes, mostly shaped into honest entries. Caller: libFuzzer. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,7 +40,7 @@ struct client {
 	struct kvt_fence_word fences[KVT_FENCE_WORDS];
 	uint32_t namespaces[2];
 	bool open;
-	/* What the daemon gave, so that entries can name it. */
+	/* What the daemon gave, for entries to name. */
 	uint32_t lease[4], lease_generation[4];
 	uint32_t node, generation, positions;
 	uint32_t n_answers;
@@ -94,15 +96,15 @@ static void remember(struct client *client, const struct kvt_sqe *sqe, const str
 		client->generation = cqe->generation;
 		client->positions = cqe->positions;
 	}
-	if (sqe->op == KVT_OP_ALLOC && cqe->e <= 16) {
-		memcpy(client->keys + LOOSE, client->list, cqe->e * sizeof(uint32_t));
-		client->n_loose = cqe->e;
+	if (sqe->op == KVT_OP_ALLOC && cqe->n_list <= 16) {
+		memcpy(client->keys + LOOSE, client->list, cqe->n_list * sizeof(uint32_t));
+		client->n_loose = cqe->n_list;
 	} else if (sqe->op == KVT_OP_FREE || sqe->op == KVT_OP_INSERT) {
 		client->n_loose = 0;
 	}
 }
 
-/* What each operation takes. */
+/* The arguments of each operation. */
 enum { NS = 1, KEYS_ = 2, ARG = 4, LEASE = 8, HANDLE = 16, FENCE = 32, LIST_ = 64 };
 static const struct {
 	uint8_t takes;
@@ -125,12 +127,12 @@ static const struct {
 	[KVT_OP_CLOSE] = { FENCE, 0 },
 };
 
-/* An entry as an honest client would write it, its values from the input. */
+/* An entry as an honest client would write it, with values from the input. */
 static void honest(struct client *client, struct input *input, struct kvt_sqe *sqe)
 {
 	uint32_t op = take(input, 1) % KVT_OP_COUNT, how = take(input, 1), takes, at = how & 3;
 
-	/* Ends of everything are rare, or nothing grows. */
+	/* Ends of everything are rare, else nothing grows. */
 	if ((op == KVT_OP_CLOSE || op == KVT_OP_RESET) && how > 16)
 		op = how & 1 ? KVT_OP_BEGIN : KVT_OP_END;
 	if (op == KVT_OP_EVICT && how & 1)
@@ -172,7 +174,7 @@ static void honest(struct client *client, struct input *input, struct kvt_sqe *s
 	}
 }
 
-/* Mostly honest entries, or nothing would be there to break; some have any field changed. */
+/* Mostly honest entries, else there is no state to break; some have a field changed. */
 static void run_entry(struct client *client, struct input *input)
 {
 	struct kvt_sqe sqe;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Script lines: understood or refused with a sentence, within the promised size. */
+/* Script lines: parsed, or refused with a sentence, within the promised size. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "shm/assert.h"
-#include "tools/script.h"
+#include "lab/script/script.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n);
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)

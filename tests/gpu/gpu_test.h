@@ -4,12 +4,11 @@
 
 /**
  * @file gpu_test.h
- * What the tests of shared device memory have in common. They need a device; with
- * KVT_TEST_EMULATED=1 they run against the stand-in for the driver, which tests the tests: then
- * every figure they print says so.
+ * Shared by tests of shared device memory. They need a device. With KVT_TEST_EMULATED=1 they run
+ * against the stand-in for the driver, to test the tests; then every figure is marked so.
  *
- * The first process of a test never touches CUDA, because whoever did cannot fork: all work is done
- * in children.
+ * A process that used CUDA cannot fork. So the first process of a test never does, and children do
+ * all work.
  */
 
 #include <stdio.h>
@@ -26,7 +25,7 @@
 
 #define GPU_THREADS 128u
 
-/* What kvt_test_spin takes: thread t writes first + 1, first + 2, ... to words[t], until it has
+/* Argument of kvt_test_spin: thread t writes first + 1, first + 2, ... to words[t], until it has
  * written `limit` or finds *stop other than 0. */
 struct gpu_spin {
 	uint64_t words;
@@ -98,7 +97,7 @@ static inline struct gpu gpu_open(void)
 	return gpu;
 }
 
-/* Queue one write of `value` to 128 words, or, with a limit beyond it, writes without end. */
+/* Queue one write of `value` to 128 words, or, with a limit beyond it, endless writes. */
 static inline void gpu_write(struct gpu *gpu, uint64_t words, uint64_t stop, uint64_t value,
 			     uint64_t limit)
 {
@@ -127,7 +126,7 @@ static inline bool gpu_emulated(void)
 	return getenv("KVT_TEST_EMULATED") != NULL;
 }
 
-/* Whether there is a device that can be used: if not, the line that says why. */
+/* True if a device can be used; else prints the reason. */
 static inline void gpu_look(int pipe, void *context)
 {
 	struct kvt_cu_driver driver;
@@ -152,7 +151,7 @@ static inline void gpu_look(int pipe, void *context)
 	kvt_test_send(pipe, count > 0);
 }
 
-/* Skips where there is no device. The stand-in gets memory of its own. */
+/* Skips without a device. The stand-in gets separate memory. */
 static inline void gpu_test_begin(void)
 {
 	static char dir[] = "/dev/shm/kvt-gpu-XXXXXX";
@@ -161,7 +160,7 @@ static inline void gpu_test_begin(void)
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	if (gpu_emulated()) {
-		/* For all users: one test becomes another one. */
+		/* For all users: one test changes its user. */
 		kvt_test_check(mkdtemp(dir) && chmod(dir, 0777) == 0);
 		setenv("KVT_STANDIN_DIR", dir, 1);
 	}
@@ -182,7 +181,7 @@ static inline int gpu_test_end(void)
 	return system(command) != 0;
 }
 
-/* One line that is a JSON object: `format` gives the members after the name. */
+/* Print one line that is a JSON object; `format` gives the members after the name. */
 #define gpu_figure(name, format, ...)                                                             \
 	printf("{\"name\": \"%s\", \"emulated\": %s, " format "}\n", name,                        \
 	       gpu_emulated() ? "true" : "false", __VA_ARGS__)

@@ -1,19 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * kvtrunkd with a pool in device memory, on a device: two processes share pages in place, a killed
- * writer's pages come back when its writes have stopped, and what a commit costs behind a fence.
- * Needs the daemon beside the driver.
+ * writer's pages become free after its last write, and what a commit behind a fence costs. Needs
+ * the daemon beside the driver.
+ *
+ * Inputs: backend and fence method. Invariant: every reused page has the content of its keys.
+ * Figures go to stdout as JSON lines.
  */
 #include <errno.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/stat.h>
 
+#include "kvtrunk_wire.h"
 #include "tests/cuda/capture.h"
 #include "tests/gpu/gpu_test.h"
 
 #define PAGE 16u
-#define PAGE_BYTES 1024u /* what kvt_test_spin writes */
+#define PAGE_BYTES 1024u /* written by kvt_test_spin */
 #define N_KEYS 256u
 #define COMMITS 200
 #define SPIN_LIMIT 30000000ull
@@ -22,7 +26,7 @@ static struct kvt_test_daemon daemon_;
 
 struct worker {
 	int method;     /* enum kvt_fence_method */
-	bool elsewhere; /* who captures does it on another thread */
+	bool elsewhere; /* capture on another thread */
 };
 
 struct engine {
@@ -53,7 +57,7 @@ static uint64_t address_of(const struct engine *engine, uint32_t page)
 	return (uint64_t)(uintptr_t)kvt_page_address(&engine->pool, page);
 }
 
-/* What a page of these keys holds, in every word. */
+/* Content of a page of these keys, in every word. */
 static uint64_t content_of(uint32_t seed, uint32_t index)
 {
 	return (uint64_t)seed << 20 | (index + 1);
@@ -70,8 +74,8 @@ static bool page_right(struct engine *engine, uint32_t page, uint32_t seed, uint
 	return true;
 }
 
-/* As a worker serves a prompt: what is cached is checked, the rest written by kernels and committed
- * behind a fence at once. Returns the positions that were reused. */
+/* Serve a prompt like a worker: check cached pages, write the rest by kernels, commit it behind a
+ * fence at once. Returns the positions reused. */
 static uint32_t serve(struct engine *engine, uint32_t seed, uint64_t *ret_commit_ns)
 {
 	uint32_t keys[N_KEYS], n, reusable;
@@ -118,7 +122,7 @@ static void worker_run(int pipe, void *context)
 	kvt_test_equal(kvt_client_close(engine.client, KVT_IDLE), 0);
 }
 
-/* Write into private pages without end. */
+/* Write into private pages forever. */
 static void spinner_run(int pipe, void *context)
 {
 	struct engine engine;
@@ -181,7 +185,7 @@ static void share_and_commit(const char *backend, int method)
 }
 
 /* An engine captures in mode global while this library maps the pool, records a first fence, and
- * closes: then the words of the segment are registered and given back. */
+ * closes: then the words of the segment are registered and freed. */
 static void capturer_run(int pipe, void *context)
 {
 	const struct worker *worker = context;
@@ -269,8 +273,7 @@ int main(void)
 	for (int i = 0; i < 2; i++) {
 		snprintf(config, sizeof(config), "backend = %s\npage_size = %u\npage_bytes = %u\n"
 			 "n_pages = 32768\n", backends[i], PAGE, PAGE_BYTES);
-		kvt_test_daemon_prepare(&daemon_, config);
-		kvt_test_daemon_start(&daemon_, NULL);
+		kvt_test_daemon_begin(&daemon_, config);
 		share_and_commit(backends[i], KVT_FENCE_BY_HOST);
 		share_and_commit(backends[i], KVT_FENCE_BY_WRITE);
 		for (int j = 0; j < 4; j++)
@@ -278,8 +281,7 @@ int main(void)
 				       j % 2);
 		kill_a_writer(backends[i]);
 		kvt_test_audit(&daemon_);
-		kvt_test_daemon_stop(&daemon_);
-		kvt_test_daemon_remove(&daemon_);
+		kvt_test_daemon_end(&daemon_);
 	}
 	return gpu_test_end();
 }

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Device memory between real processes, by IPC handles and by descriptors, and what kvtrunk builds
- * on it: whether it outlives its exporter, what opening costs, what a write to a read-only mapping
- * does, whether a fence raised by a stream comes after the writes before it, and when the writes
- * of a killed process stop. Needs nothing but the driver.
+ * Device memory between real processes, by IPC handles and by descriptors, and what kvtrunk assumes
+ * about it. Questions: does it outlive its exporter, what does opening cost, what does a write to a
+ * read-only mapping do, does a fence come after the writes before it, when do a killed process's
+ * writes stop. Needs the driver only; each question runs in a process of its own.
+ *
+ * Inputs: none but the device. Invariant: an answer is measured, or its question fails; figures go
+ * to stdout as JSON lines.
  */
 #include <poll.h>
 #include <signal.h>
@@ -14,18 +17,18 @@
 #include "tests/gpu/gpu_test.h"
 
 #define MIB (1ull << 20)
-#define SPIN_LIMIT 30000000ull /* the longest that a kernel goes on by itself: about a minute */
+#define SPIN_LIMIT 30000000ull /* the longest that a kernel runs by itself: about a minute */
 #define ORDERED_WRITES 2000
-#define AHEAD_MOST 16 /* of whoever looks at the fences */
+#define AHEAD_MOST 16 /* of the process that watches fences */
 #define LATE_NS (gpu_emulated() ? 150000000ull : 500000000ull)
-#define ANSWER_S 240 /* for one question; the longest kernel goes on for about a minute */
+#define ANSWER_S 240 /* for one question; the longest kernel runs for about a minute */
 #define NOBODY 65534
 
-/* Seen by all processes of a test. */
+/* Shared by all processes of a test. */
 static struct {
 	uint64_t fence;          /* raised by a stream */
-	uint64_t fence_seen;     /* the last one that was looked at */
-	uint64_t last_change_ns; /* when the watched memory was last seen to change */
+	uint64_t fence_seen;     /* the last one seen */
+	uint64_t last_change_ns; /* last change of the watched memory, in ns */
 	uint64_t looks, changes, first_look_ns, last_look_ns;
 } *shared;
 
@@ -49,7 +52,7 @@ static struct kvt_cu_allocation allocation_on(const struct gpu *gpu)
 					   .location = { KVT_CU_LOCATION_DEVICE, gpu->device } };
 }
 
-/* Returns the driver's error if it does not give these rights. */
+/* Returns the driver's error if it does not grant these rights. */
 static int map_handle(struct gpu *gpu, struct memory *memory, uint64_t handle, int rights)
 {
 	struct kvt_cu_access access = { { KVT_CU_LOCATION_DEVICE, gpu->device }, rights };
@@ -142,7 +145,7 @@ static struct memory memory_receive(int pipe)
 	return memory;
 }
 
-/* ---- a process that does what it is told */
+/* ---- a process that takes orders */
 
 enum {
 	DO_MAKE = 1,   /* backend, bytes: answers with the export */
@@ -152,8 +155,8 @@ enum {
 	DO_READ,       /* answers with the error, and the first word */
 	DO_TIME_OPEN,  /* export: answers with ns of opening and of closing */
 	DO_WRITE_READ_ONLY, /* export: answers with the errors of mapping, of a kernel's write */
-	DO_FREE,       /* answers with the bytes that the device has left */
-	DO_SPIN,       /* write without end */
+	DO_FREE,       /* answers with the device's free bytes */
+	DO_SPIN,       /* write forever */
 	DO_WATCH,      /* look at the memory until told to stop, then for LATE_NS more */
 };
 
@@ -188,7 +191,7 @@ static void watch(struct gpu *gpu, const struct memory *memory, int pipe)
 	while (poll(&told, 1, 0) == 0)
 		look(gpu, memory, seen);
 	kvt_test_expect(pipe, 0);
-	look(gpu, memory, seen); /* what came before both signs may show only now */
+	look(gpu, memory, seen); /* what came before both signs may become visible only now */
 	before = shared->changes;
 	end_ns = gpu_now_ns() + LATE_NS;
 	while (gpu_now_ns() < end_ns)
@@ -334,7 +337,7 @@ static uint64_t order_free(struct kvt_test_child *child)
 	return argument(child->pipe);
 }
 
-/* ---- what is asked */
+/* ---- questions */
 
 static void exporter_test(bool vmm)
 {
@@ -400,9 +403,9 @@ static void cost_test(bool vmm)
 	}
 }
 
-/* A process of another user, who opens what root has exported. Answers whether the driver starts
- * for it at all, then with the error. */
-static void open_as_nobody(int pipe, void *context)
+/* A process of another user opens what root has exported. Answers if the driver starts for it at
+ * all, then with the error. */
+static void open_as_another_user(int pipe, void *context)
 {
 	struct kvt_cu_driver driver;
 	const char *missing;
@@ -434,7 +437,7 @@ static void user_test(bool vmm)
 	}
 	exporter = helper();
 	memory = order_make(&exporter, vmm, 4 * MIB);
-	kvt_test_child_start(&importer, open_as_nobody, NULL);
+	kvt_test_child_start(&importer, open_as_another_user, NULL);
 	memory_send(importer.pipe, &memory);
 	if (argument(importer.pipe))
 		gpu_figure("opened by another user", "\"backend\": \"%s\", \"asked\": true, "
@@ -490,7 +493,7 @@ struct ordered {
 	bool by_write;
 };
 
-/* Where the device may write the fence; false if it cannot. */
+/* Map the word where the device may write the fence; false if it cannot. */
 static bool register_fence(struct gpu *gpu, uint64_t *ret_address)
 {
 	int able = 0;
@@ -503,8 +506,8 @@ static bool register_fence(struct gpu *gpu, uint64_t *ret_address)
 	       gpu->driver.host_pointer(ret_address, shared, 0) == 0;
 }
 
-/* Makes memory, then writes 1, 2, ... into it, each followed by the fence of that number. Answers
- * 0 if the device cannot do that, and with the mean ns of queueing a fence. */
+/* Make memory, then write 1, 2, ... into it, each followed by the fence of that number. Answers 0
+ * if the device cannot, and with the mean ns of queueing a fence. */
 static void ordered_writer(int pipe, void *context)
 {
 	const struct ordered *ordered = context;
@@ -519,7 +522,7 @@ static void ordered_writer(int pipe, void *context)
 	for (uint64_t n = 1; able && n <= ORDERED_WRITES; n++) {
 		uint64_t begin_ns;
 
-		/* What is looked at when all is done shows nothing. */
+		/* Looks after the last write show nothing. */
 		while (n > kvt_load_acquire(&shared->fence_seen) + AHEAD_MOST)
 			kvt_cpu_relax();
 		gpu_write(&gpu, memory.address, memory.address + memory.bytes - 8, n, n);
@@ -535,7 +538,7 @@ static void ordered_writer(int pipe, void *context)
 	kvt_test_expect(pipe, 2);
 }
 
-/* What is there when a fence has been reached must be what was written before it, or later. */
+/* When a fence is reached, memory must have what was written before it, or later values. */
 static void ordered_reader(int pipe, void *context)
 {
 	struct gpu gpu = gpu_open();
@@ -661,7 +664,7 @@ static void quiesce_test(bool vmm)
 		kill_a_writer(vmm);
 }
 
-/* ---- one question after the other */
+/* ---- one question after another */
 
 static void ask_once(bool vmm)
 {
@@ -681,8 +684,8 @@ static const struct question {
 	void (*ask)(bool which);
 	bool which;
 } questions[] = {
-	{ "who keeps memory, cuda-ipc", ask_once, false },
-	{ "who keeps memory, cuda-vmm", ask_once, true },
+	{ "what keeps memory, cuda-ipc", ask_once, false },
+	{ "what keeps memory, cuda-vmm", ask_once, true },
 	{ "the end of a writer, cuda-ipc", quiesce_test, false },
 	{ "the end of a writer, cuda-vmm", quiesce_test, true },
 	{ "read-only mappings", ask_read_only, false },
@@ -699,7 +702,7 @@ static void ask_one(int pipe, void *context)
 	kvt_test_send(pipe, 1);
 }
 
-/* In a process of its own, so that a bad answer, or none, leaves the others to be asked. */
+/* In a separate process each, so that a bad answer, or none, does not stop the others. */
 static bool answered(const struct question *question)
 {
 	struct kvt_test_child child;

@@ -3,7 +3,7 @@
 HOSTILE_PROGRAMS := $(patsubst tests/%.c,$(O)/tests/%,$(wildcard tests/hostile/test_*.c))
 HOSTILE_PARTS := $(call objs,$(filter-out $(wildcard tests/hostile/test_*.c),\
 	$(wildcard tests/hostile/*.c)))
-ATTACK_PARTS := $(call objs,$(wildcard bench/attacks/*.c) tools/replay_daemon.c)
+ATTACK_PARTS := $(call objs,$(wildcard bench/attacks/*.c)) $(O)/libkvtlab.a $(O)/libkvttools.a
 
 $(O)/tests/hostile/test_attacks: $(ATTACK_PARTS)
 $(HOSTILE_PROGRAMS): $(O)/tests/hostile/%: $(O)/obj/tests/hostile/%.o $(HOSTILE_PARTS) \

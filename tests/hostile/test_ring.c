@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attacks through the session segment: header, entries, keys, fences, doorbell. */
+/* Attacks through the session segment: header, entries, keys, fences, doorbell.
+ *
+ * Inputs: a seed. Invariant: each attack is refused or ends its own session only; the witness's
+ * bytes stay right. Caller: tests/run hostile. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +30,7 @@ static void ring_doorbell(struct kvt_client *client)
 	eventfd_write(client->doorbell, 1);
 }
 
-/* Whether the daemon ended this session. */
+/* True if the daemon ended this session. */
 static bool is_over(struct kvt_client *client)
 {
 	struct pollfd fd = { .fd = client->control, .events = POLLIN };
@@ -35,8 +38,8 @@ static bool is_over(struct kvt_client *client)
 	return kvt_load_relaxed(&client->ring.header->gone) != 0 || poll(&fd, 1, 0) != 0;
 }
 
-/* Put entries as they are, take and drop whatever is answered, until all are answered or the
- * session is over. Entries that wait for fences are let go at the end. */
+/* Put entries unchecked and drop completions until all are answered or the session is over. Raise
+ * the fences at the end. */
 static void push(struct kvt_client *client, const struct kvt_sqe *entries, uint32_t n)
 {
 	uint32_t put = 0, answered = 0;
@@ -68,7 +71,7 @@ static struct kvt_client *again(struct kvt_client *client)
 
 /* ---------------------------------------------------------------- header */
 
-/* Some word of the header, or any byte of it, becomes something else. */
+/* Overwrite a word or a byte of the header at random. */
 static void write_header_garbage(struct kvt_client *client, struct kvt_test_random *random)
 {
 	for (int round = 0; round < 150; round++) {
@@ -105,7 +108,7 @@ static void garbage_in_the_header_ends_only_that_session(void **state)
 	kvt_attack(write_header_garbage, 12);
 }
 
-/* An index beyond the ring is a violation: the daemon must notice, say so, and end the session. */
+/* Claim an index beyond the ring: the daemon must notice, say so, and end the session. */
 static void claim_impossible_index(struct kvt_client *client, struct kvt_test_random *random)
 {
 	struct pollfd fd = { .fd = client->control, .events = POLLIN };
@@ -162,7 +165,7 @@ static void random_entries_change_nothing_for_others(void **state)
 		kvt_test_check(kvt_attack(submit_random_entries, seed) > 1000);
 }
 
-/* A number that may well mean something to the daemon. */
+/* Draw a number that is likely to mean something to the daemon. */
 static uint32_t telling(struct kvt_test_random *random)
 {
 	static const uint32_t edges[] = { 0, 1, 2, 15, 16, 17, 4094, 4095, 4096, 65535, 65536,
@@ -178,8 +181,8 @@ static uint32_t telling(struct kvt_test_random *random)
 	}
 }
 
-/* An entry that is right but for one or two fields; leases, pages and handles are guessed, and
- * often those of the witness. */
+/* Make an entry with one or two wrong fields; leases, pages and handles are guessed, often the
+ * witness's. */
 static void almost_valid(struct kvt_sqe *sqe, struct kvt_test_random *random, uint32_t ns)
 {
 	uint32_t n = kvt_test_random_below(random, 200);
@@ -190,7 +193,7 @@ static void almost_valid(struct kvt_sqe *sqe, struct kvt_test_random *random, ui
 		.list_capacity = 1024,
 	};
 	switch (sqe->op) {
-	case KVT_OP_CLOSE: /* too short a life */
+	case KVT_OP_CLOSE: /* would end the session too soon */
 	case KVT_OP_RESET: /* would spoil the witness's hits, rightly */
 		sqe->op = KVT_OP_NOP;
 		break;
@@ -364,7 +367,7 @@ static void never_read_completions(struct kvt_client *client, struct kvt_test_ra
 		if (kvt_ring_sq_publish(&client->ring))
 			ring_doorbell(client);
 	}
-	/* As many as there was room for, and no more however long it is asked. */
+	/* Exactly as many as there was room for. */
 	while (kvt_load_acquire(&client->ring.header->cq_tail) != client->ring.cq_head + cq)
 		ring_doorbell(client);
 	for (int i = 0; i < 1000; i++)
@@ -373,13 +376,13 @@ static void never_read_completions(struct kvt_client *client, struct kvt_test_ra
 	kvt_test_equal(kvt_load_acquire(&client->ring.header->sq_head), client->ring.sq_tail - sq);
 }
 
-static void completions_that_nobody_reads_stop_only_their_own_ring(void **state)
+static void unread_completions_stop_only_their_own_ring(void **state)
 {
 	(void)state;
 	kvt_attack(never_read_completions, 1);
 }
 
-/* Deferred operations without end: places to wait in are limited for each session. */
+/* Defer operations without end: the places of each session are limited. */
 static void defer_everything(struct kvt_client *client, struct kvt_test_random *random)
 {
 	struct kvt_sqe free_nothing = { .op = KVT_OP_FREE, .fence_slot = 3, .fence_value = 1 };
@@ -395,7 +398,7 @@ static void defer_everything(struct kvt_client *client, struct kvt_test_random *
 		if (kvt_ring_sq_publish(&client->ring))
 			ring_doorbell(client);
 	}
-	/* Words that go back and forth are only words. */
+	/* Fence words may go backwards: they have no other effect. */
 	for (int i = 0; i < 100000; i++)
 		kvt_store_relaxed(&client->ring.fences[3].value, (uint64_t)(i & 1) << 62);
 }
@@ -415,11 +418,11 @@ static void resize_and_remap(struct kvt_client *client, struct kvt_test_random *
 	(void)random;
 	kvt_test_equal(kvt_pool_map(client, &pool), 0);
 	kvt_test_check(client->slabs[0].fd < 0 || ftruncate(client->slabs[0].fd, 0) != 0);
-	/* The arena cannot be made writable through what was handed out. */
+	/* The received descriptor cannot make the arena writable. */
 	kvt_test_check(client->arena.base);
 	kvt_test_check(mprotect((void *)(uintptr_t)client->arena.base, 4096,
 				PROT_READ | PROT_WRITE) != 0);
-	/* Of all descriptors that this process got, none can be resized or sealed. */
+	/* No descriptor of this process can be resized or sealed. */
 	for (int fd = 3; fd < 64; fd++)
 		if (fcntl(fd, F_GET_SEALS) >= 0) {
 			kvt_test_check(ftruncate(fd, 0) != 0);
@@ -428,7 +431,7 @@ static void resize_and_remap(struct kvt_client *client, struct kvt_test_random *
 		}
 }
 
-static void nobody_can_resize_or_rewrite_what_others_map(void **state)
+static void no_client_can_resize_or_rewrite_what_others_map(void **state)
 {
 	(void)state;
 	kvt_attack(resize_and_remap, 1);
@@ -448,7 +451,7 @@ static int end(void **state)
 	return 0;
 }
 
-/* What keys were when they were compared, nobody can know once they have changed. */
+/* Keys that changed since their comparison are unknown: no log to verify. */
 static int end_without_log(void **state)
 {
 	(void)state;
@@ -464,9 +467,9 @@ int main(void)
 		cmocka_unit_test(random_entries_change_nothing_for_others),
 		cmocka_unit_test(almost_valid_entries_change_nothing_for_others),
 		cmocka_unit_test(a_flooded_doorbell_does_not_stop_others),
-		cmocka_unit_test(completions_that_nobody_reads_stop_only_their_own_ring),
+		cmocka_unit_test(unread_completions_stop_only_their_own_ring),
 		cmocka_unit_test(operations_that_wait_for_ever_do_not_use_up_the_daemon),
-		cmocka_unit_test(nobody_can_resize_or_rewrite_what_others_map),
+		cmocka_unit_test(no_client_can_resize_or_rewrite_what_others_map),
 	};
 	const struct CMUnitTest racing[] = {
 		cmocka_unit_test(keys_that_change_while_they_are_read_hurt_only_the_liar),

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* The witness: see witness.h.
+ *
+ * Inputs: orders over a pipe. Invariant: a wrong byte, an unexpected error or a hang ends the test.
+ * Callers: the tests of this folder. */
+
 #include "tests/hostile/witness.h"
 
 #include <errno.h>
@@ -14,8 +20,8 @@ enum { PAGE = 16, PROMPT = 300, HELD = 64 };
 
 struct kvt_test_daemon kvt_victim;
 static struct kvt_test_child witness;
-static uint32_t descriptors; /* of the daemon, with the witness alone */
-static uint64_t *longest_ns;  /* of its rounds; shared with it */
+static uint32_t descriptors; /* the daemon's, with the witness alone */
+static uint64_t *longest_ns;  /* of the witness's rounds; shared with it */
 static char log_flag[128];
 
 static void fill_keys(uint32_t *keys, uint32_t n, uint32_t seed)
@@ -47,7 +53,7 @@ static void witness_round(struct kvt_client *client, const struct kvt_pool *pool
 
 	fill_keys(keys, PROMPT, 100 + round % 8);
 	error = kvt_seq_begin(client, ns, keys, PROMPT, 16, 0, &seq);
-	if (error == -ENOSPC) /* somebody holds all pages: allowed, and over when he is gone */
+	if (error == -ENOSPC) /* attackers hold all pages: allowed while they live */
 		return;
 	if (error != 0)
 		kvt_test_fail("witness: begin: %s", kvt_client_error(client)->text);
@@ -74,7 +80,7 @@ static void timed_round(struct kvt_client *client, const struct kvt_pool *pool, 
 		kvt_store_relaxed(longest_ns, took_ns);
 }
 
-/* Works whenever it has nothing to hear; answers a request for n rounds when they are done. */
+/* Work between orders; answer a request for n rounds when they are done. */
 static void witness_run(int pipe, void *context)
 {
 	struct kvt_client *client = kvt_test_connect(&kvt_victim);
@@ -158,7 +164,7 @@ void kvt_witness_check(void)
 	kvt_test_audit(&kvt_victim);
 	kvt_witness_work(50);
 	settled_alone();
-	/* The observer that asked may not be closed yet: then a moment later. */
+	/* The observer that asked may still be open: retry. */
 	for (uint32_t asked = 0; kvt_test_daemon_descriptors(&kvt_victim) > descriptors; asked++) {
 		if (asked == 10000) {
 			kvt_test_daemon_print_descriptors(&kvt_victim);
@@ -172,10 +178,9 @@ void kvt_witness_must_fail(void)
 {
 	uint64_t word;
 
-	kvt_test_check(!kvt_test_receive(witness.pipe, &word)); /* it ended by itself */
+	kvt_test_check(!kvt_test_receive(witness.pipe, &word)); /* the witness ended by itself */
 	kvt_test_check(kvt_test_child_kill(&witness, SIGKILL) != 0);
-	kvt_test_daemon_stop(&kvt_victim);
-	kvt_test_daemon_remove(&kvt_victim);
+	kvt_test_daemon_end(&kvt_victim);
 }
 
 void kvt_witness_end(bool verify)

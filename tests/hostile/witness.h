@@ -14,22 +14,23 @@ extern struct kvt_test_daemon kvt_victim; /* the daemon under attack */
 
 /** Start the daemon and the witness. */
 void kvt_witness_start(const char *config);
-/** Let it do `rounds` more and wait for them. Ends the test if it fails or hangs (by the runner's
- * limit). */
+/** Make the witness do `rounds` more and wait for them. Ends the test if it fails or hangs (by the
+ * runner's limit). */
 void kvt_witness_work(uint32_t rounds);
-/** Its longest round since this was asked last. */
+/** Return its longest round since the last call. */
 uint64_t kvt_witness_longest_ns(void);
-/** The attackers are gone: wait until only the witness is left, check that every page is back, that
- * the daemon holds no more descriptors than before, and the audit; more work. */
+/** Call after the attackers' end. Waits until only the witness is left; checks that every page is
+ * back, that the daemon holds no more descriptors than before, and the audit; then runs more
+ * rounds. */
 void kvt_witness_check(void);
-/** Let it work until it fails: for the test that it can. Ends witness and daemon. */
+/** Let the witness work until it fails, to test that it can. Ends witness and daemon. */
 void kvt_witness_must_fail(void);
 /** Finish the witness, stop the daemon, and let the model check its operation log. */
 void kvt_witness_end(bool verify);
 
-/** Run an attack in a process of its own, with the witness working meanwhile; the attacker is
- * killed when it has done. Then kvt_witness_check(). Returns how many entries the daemon refused
- * as violations, so that a test can see that its attack arrived. */
+/** Run an attack in a process of its own beside the witness, kill the attacker when it has done,
+ * call kvt_witness_check(). Returns the number of entries that the daemon refused as violations, to
+ * prove that the attack arrived. */
 typedef void kvt_attack_fn(struct kvt_client *client, struct kvt_test_random *random);
 uint64_t kvt_attack(kvt_attack_fn *attack, uint64_t seed);
 

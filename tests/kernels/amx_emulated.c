@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The amx_bf16 path once more, on emulated tiles. */
+/* The amx_bf16 path, compiled a second time on emulated tiles. */
 
 #include "tests/kernels/amx_emulated.h"
 

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The CUDA kernels, run on the CPU. They are found by the names that kernels/cuda_kernels.cu gives
- * them.
- */
+/* The CUDA kernels, run on the CPU. They are found by their names in kernels/cuda_kernels.cu. */
 
 #include "tests/kernels/emulated.h"
 #include "tests/kernels/emulator.h"

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The tile instructions of kernels/tiles.h, emulated as Intel's manual describes them: a file that
- * includes this instead runs without AMX. Products are done with AVX-512, which the path needs
- * anyway.
+ * The tile instructions of kernels/tiles.h, emulated as in Intel's manual. A file that includes
+ * this instead runs without AMX. Products use AVX-512, which the path needs anyway.
  */
 #ifndef KVT_TESTS_KERNELS_EMULATED_TILES_H
 #define KVT_TESTS_KERNELS_EMULATED_TILES_H
@@ -76,7 +75,7 @@ static inline void tile_store(int t, void *to, uint64_t stride)
 		memcpy((char *)to + row * stride, emulated_tiles[t].at.halves[row], 64);
 }
 
-/* One row of sums, with denormals taken for 0 and made 0, and rounding to nearest even. */
+/* One row of sums, with denormals read and written as 0, and rounding to nearest even. */
 static inline void emulated_row_dot(float *c, const uint16_t *a, const uint16_t (*b)[32])
 {
 	const __m512i high = _mm512_set1_epi32((int)0xffff0000u);

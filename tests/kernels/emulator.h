@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The instructions of kernels/cuda_device.cuh on the CPU. A thread block is as many fibers as it
- * has threads. What a warp does together (matrix instructions, exchanges) and barriers are places
- * where fibers wait for each other; operands are laid out among lanes as the PTX manual says.
+ * The instructions of kernels/cuda_device.cuh on the CPU.
  *
- * Asynchronous copies happen as late as they may, and threads take turns; or, with a schedule, each
- * copy happens at once or as late as it may, and one warp runs far ahead while others stand still:
- * who needs a barrier that is not there reads what is not there yet, or no more.
+ * A thread block is as many fibers as it has threads. Fibers wait for each other at barriers and at
+ * warp-wide instructions (matrix instructions, exchanges); operands lie among lanes as in the PTX
+ * manual.
  *
- * Shared memory can only be reached by the functions that cuda_device.cuh has for it, since the
- * kernels get addresses where nothing is. So when bank conflicts are counted (emulated.h), none is
- * missed.
+ * Asynchronous copies are as late as possible, and threads take turns. With a schedule, each copy
+ * happens at once or as late as possible, and one warp runs far ahead while others stand still. So
+ * a missing barrier shows as a torn or stale read.
+ *
+ * Shared memory can only be reached by the functions of cuda_device.cuh, since kernels get unmapped
+ * addresses. So counts of bank conflicts (emulated.h) are complete.
  */
 #ifndef KVT_TESTS_KERNELS_EMULATOR_H
 #define KVT_TESTS_KERNELS_EMULATOR_H
@@ -39,18 +40,18 @@ constexpr size_t stack_bytes = 256 << 10;
 constexpr size_t shared_bytes = 256 << 10;
 
 struct fiber {
-	ucontext_t context; /* how it begins */
-	jmp_buf place; /* where it goes on; unlike swapcontext, jumps make no system calls */
-	bool begun; /* with its first block; it goes on with the next ones */
+	ucontext_t context; /* its beginning */
+	jmp_buf place; /* where it continues; unlike swapcontext, jumps make no system calls */
+	bool begun; /* with its first block; later blocks continue it */
 	bool done;
 	bool stuck; /* at a barrier */
-	uint64_t warp_waits; /* how often it waited for its warp, and for the block */
+	uint64_t warp_waits; /* number of waits for its warp, and for the block */
 	uint64_t block_waits;
 	/* Operands that the warp's other lanes read. */
 	uint32_t operands[8];
 	const void *row;
 	float value;
-	/* Copies that are on their way: they happen when they are waited for, or never. */
+	/* Copies in flight: they happen when they are waited for, or never. */
 	struct pending {
 		void *target;
 		const void *source;
@@ -81,7 +82,7 @@ struct block {
 	uint32_t grid;
 	void (*run)(void *);
 	void *argument;
-	unsigned char *window; /* the address of shared memory for the kernels */
+	unsigned char *window; /* the kernels' address of shared memory */
 	alignas(128) unsigned char shared[shared_bytes];
 };
 
@@ -147,7 +148,7 @@ inline void copies_finish(uint32_t groups_left)
 	me.n_pending = kept;
 }
 
-/* Let a fiber run until it yields. */
+/* Run a fiber until it yields. */
 inline void fiber_resume(uint32_t index)
 {
 	fiber &fiber = the_block->fibers[index];
@@ -189,7 +190,7 @@ inline void fibers_make()
 	}
 }
 
-/* Let each of these threads run until it yields. Returns how many have not come to their end. */
+/* Run each of these threads until it yields. Returns how many have not ended. */
 inline uint32_t threads_turn(uint32_t first, uint32_t n)
 {
 	uint32_t left = 0;
@@ -204,7 +205,7 @@ inline uint32_t threads_turn(uint32_t first, uint32_t n)
 }
 
 /*
- * Lanes of a warp do the same in shared memory, though not at the same time here: access number n
+ * Lanes of a warp access shared memory together, though not at the same time here: access number n
  * of one belongs to access number n of the others.
  */
 struct access {
@@ -212,7 +213,7 @@ struct access {
 	uint32_t line;
 	uint32_t bytes;
 	uint32_t number;
-	uint32_t n_lanes; /* that have come */
+	uint32_t n_lanes; /* arrived so far */
 	uint32_t offsets[32];
 };
 
@@ -221,7 +222,7 @@ struct traffic {
 	uint32_t used_bytes;
 	uint32_t n_places;
 	emulated_place places[32];
-	access accesses[n_threads / 32][8192]; /* how far one lane may be ahead of another */
+	access accesses[n_threads / 32][8192]; /* the most that one lane may be ahead of another */
 };
 
 inline traffic *the_traffic;
@@ -257,7 +258,7 @@ inline emulated_place &place_of(const access &access)
 	return traffic.places[i];
 }
 
-/* How often the busiest bank is needed, each time for another word. */
+/* How many different words the busiest bank must serve. */
 inline uint32_t transactions_of(const uint32_t *offsets, uint32_t n_lanes, uint32_t bytes)
 {
 	uint32_t words[32][32], n_words[32] = {}, most = 0;
@@ -319,7 +320,7 @@ inline void access_note(uint32_t offset, uint32_t bytes, const char *file, uint3
 	}
 }
 
-/* After a block: all lanes of a warp have done the same. */
+/* After a block all lanes of a warp must have made the same accesses. */
 inline void traffic_check()
 {
 	for (uint32_t i = 0; i < n_threads; i++) {
@@ -330,7 +331,7 @@ inline void traffic_check()
 	}
 }
 
-/* Where that really is. Each access of a lane is asked for here. */
+/* The real address. Each access of a lane passes here. */
 inline unsigned char *shared_at(const void *address, uint32_t bytes, const char *file, int line)
 {
 	size_t offset = (uintptr_t)address - (uintptr_t)the_block->window;
@@ -474,7 +475,7 @@ KVT_DEVICE unsigned char *shared_memory(void)
 	return emulator::the_block->window;
 }
 
-/* Who calls these is where bank conflicts are counted. */
+/* Bank conflicts are counted at the callers of these. */
 #define KVT_CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 template <typename type> KVT_DEVICE type shared_load(const void *source, KVT_CALLER)

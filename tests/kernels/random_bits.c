@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A shape, a batch and places in memory that nobody chose, asked twice: each position's result has
- * the same bits whichever way it was asked.
+ * A random shape, batch and places in memory, computed twice: each position's result has the same
+ * bits for any chunks, order and layout. Callers: test_bits.c, test_gpu.c, test_cuda.c, through
+ * support.h.
+ *
+ * Inputs: a seed, and the caller's operation. Invariant: bits are equal.
  */
 
 #include <fenv.h>
@@ -13,22 +16,22 @@
 
 #define SEED 1 /* of the text */
 
-/* Queries at the positions [first, n_positions) of a text, some of which see ahead. */
+/* Queries at the positions [first, n_positions) of a text; some see ahead. */
 struct question {
-	struct pool_options pool; /* page size, layout and order are those of the first asking */
+	struct pool_options pool; /* page size, layout and order are those of the first run */
 	uint32_t group_heads;
 	uint32_t q_type;
 	uint32_t n_positions;
 	uint32_t first;
 	uint32_t n_regions;
 	struct kvt_attn_region regions[4];
-	/* One position whose K or V, in one dimension, is no number; n_positions: none. */
+	/* One position whose K or V is NaN or infinite in one dimension; n_positions: none. */
 	uint32_t bad_position;
 	uint32_t bad_plane;
 	uint32_t bad_dim;
 };
 
-/* A part of it, as one sequence of a batch: with the positions before n_positions there. */
+/* A part of it, as one sequence of a batch that has the positions before n_positions. */
 struct part {
 	uint32_t first;
 	uint32_t n;
@@ -93,7 +96,7 @@ static uint32_t limit_of(const struct question *question, uint32_t position, uin
 	return reference_limit(position, n_positions, question->regions, question->n_regions);
 }
 
-/* Chunks, and single positions, as decode asks for them (if they see no more); in any order. */
+/* Chunks, and single positions as in decode (if they see no more), in any order. */
 static uint32_t parts_random(struct random *random, const struct question *question,
 			     struct part *parts, uint32_t n_max)
 {
@@ -180,7 +183,7 @@ static void batch_run(struct batch *batch, struct random *random, random_run_fn 
 	run(&prefill, modes[random_below(random, 4)], random, context);
 }
 
-/* Equal bits; or both are NaN, of which no bits are promised. */
+/* Equal bits; or both are NaN, whose bits are not promised. */
 static bool row_same(const struct rows *a, uint32_t row_a, const struct rows *b, uint32_t row_b)
 {
 	uint32_t n = a->n_heads * a->head_dim;
@@ -194,7 +197,7 @@ static bool row_same(const struct rows *a, uint32_t row_a, const struct rows *b,
 	return true;
 }
 
-/* Rows that see the same in both. */
+/* Compare rows that see the same in both. */
 static void batches_compare(const struct question *question, const struct batch *whole,
 			    const struct batch *batch)
 {

@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the kernel tests share (support.h). Inputs: seeds and sizes; everything else follows from
+ * them. Invariant: element types, layouts and the reference are written independently of kernels/,
+ * so a mistake there is not repeated here. Callers: tests/kernels/test_*.c.
+ */
 
 #include "tests/kernels/amx_emulated.h"
 #include "tests/kernels/support.h"
@@ -60,7 +65,7 @@ void case_fail(const char *file, int line, const char *format, ...)
 {
 	va_list arguments;
 
-	/* One wrong number seldom comes alone. */
+	/* One wrong number is rarely alone. */
 	if (cases.n_failures++ >= 5)
 		return;
 	printf("%s:%d: %s: ", file, line, cases.name);
@@ -123,7 +128,7 @@ uint32_t random_below(struct random *random, uint32_t n)
 	return (uint32_t)((random_next(random) >> 32) * n >> 32);
 }
 
-/* The sum of four uniform numbers, scaled; near enough to normal. */
+/* The sum of four uniform numbers, scaled; close enough to normal. */
 static float normal_of(uint64_t bits)
 {
 	int32_t sum = 0;
@@ -187,7 +192,7 @@ const char *type_name(uint32_t type)
 	return types[type].name;
 }
 
-/* Any of the formats, from its definition. */
+/* Decode any of the formats, from its definition. */
 double element_read(const void *element, uint32_t type)
 {
 	int mantissa_bits = types[type].mantissa_bits;
@@ -211,7 +216,7 @@ double element_read(const void *element, uint32_t type)
 	return bits >> (8 * types[type].bytes - 1) ? -value : value;
 }
 
-/* The nearest of the format's numbers, the even one of two, from the format's definition. */
+/* Round to the nearest number of the format, ties to even, from its definition. */
 void element_write(void *element, uint32_t type, double value)
 {
 	int mantissa_bits = types[type].mantissa_bits;
@@ -299,7 +304,7 @@ void *pool_element(const struct pool *pool, uint32_t plane, uint32_t page, uint3
 	const struct kvt_attn_geometry *g = &pool->geometry;
 	uint64_t within, index;
 
-	/* The layouts, written down once more: [page][layer][plane] or [layer][plane][page]. */
+	/* The layouts, written a second time: [page][layer][plane] or [layer][plane][page]. */
 	if (g->layout == KVT_ATTN_HND)
 		within = ((uint64_t)head * g->page_size + position) * g->head_dim + dim;
 	else
@@ -541,7 +546,7 @@ void scene_free(struct scene *scene)
 	pool_free(&scene->pool);
 }
 
-/* Shapes that nobody chose */
+/* Random shapes */
 
 struct shape {
 	struct scene_options is;
@@ -562,7 +567,7 @@ static struct shape shape_random(struct random *random)
 			       .out_type = random_below(random, 3) };
 	uint32_t at = 0;
 
-	/* Now and then across the end of a unit. */
+	/* Rarely across the end of a unit. */
 	shape.is.n_positions = random_below(random, 8) ? 1 + random_below(random, 150)
 						       : 1000 + random_below(random, 60);
 	while (shape.n_regions < 4 && random_below(random, 2)) {
@@ -574,7 +579,7 @@ static struct shape shape_random(struct random *random)
 	return shape;
 }
 
-/* The rows of one sequence of a batch, whose first is row first_row. */
+/* The rows of one sequence of a batch, beginning with first_row. */
 static void random_rows_check(const struct scene *scene, const struct rows *rows,
 			      uint32_t first_row, const struct kvt_attn_sequence *sequence,
 			      struct random *random, double tolerance)

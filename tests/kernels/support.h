@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the kernel tests share: cases that are counted, memory with guard pages, random numbers,
- * element types written a second time (slowly and plainly), a pool with sequences in it, and
- * attention in double precision.
+ * Shared by the kernel tests: cases that are counted, memory with guard pages, random numbers,
+ * element types written a second time (slow and plain), a pool with sequences in it, and attention
+ * in double precision.
  */
 #ifndef KVT_TESTS_KERNELS_SUPPORT_H
 #define KVT_TESTS_KERNELS_SUPPORT_H
@@ -17,12 +17,12 @@
 
 /* Begin a case; ends the one before. */
 void case_begin(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* End the case; it is counted as skipped, with the reason. */
+/* End the case as skipped, with the reason. */
 void case_skip(const char *reason);
-/* Note a failure of the case at hand. */
+/* Record a failure of the current case. */
 void case_fail(const char *file, int line, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
-/* Print the counts; the exit status of the program. */
+/* Print the counts. Returns the program's exit status. */
 int cases_end(void);
 
 #define EXPECT(condition)                                                                          \
@@ -37,7 +37,7 @@ int cases_end(void);
 			case_fail(__FILE__, __LINE__, "%s is %lld, not %lld", #a, a_, b_);         \
 	} while (0)
 
-/* Random numbers, the same for each seed everywhere. */
+/* Random numbers, equal for equal seeds on every machine. */
 
 struct random {
 	uint64_t state;
@@ -48,9 +48,7 @@ uint32_t random_below(struct random *random, uint32_t n);
 /* About normal: mean 0, deviation 1. */
 float random_normal(struct random *random);
 
-/*
- * Memory that ends where an unreadable page begins, and begins behind another if its size allows.
- */
+/* Memory that ends at an unreadable page, and begins after another if its size allows. */
 
 struct guarded {
 	void *data;
@@ -78,7 +76,7 @@ struct pool {
 	struct kvt_attn_geometry geometry;
 	struct guarded slab;
 	struct kvt_attn_view view;
-	uint32_t *free_pages; /* in random order; page 0 is never among them */
+	uint32_t *free_pages; /* in random order, without page 0 */
 	uint32_t n_free;
 };
 
@@ -113,7 +111,7 @@ void *pool_element(const struct pool *pool, uint32_t plane, uint32_t page, uint3
 /* An element of a query vector of the text with this seed. */
 float text_query(uint64_t seed, uint32_t position, uint32_t head, uint32_t dim);
 
-/* Queries of a batch, and a poisoned place for the result; rows are [query][head][dim]. */
+/* Queries of a batch, and poisoned memory for the result; rows are [query][head][dim]. */
 
 struct rows {
 	struct guarded q;
@@ -138,8 +136,8 @@ void reference_row(const struct pool *pool, const struct text *text, const void 
 		   uint32_t kv_head, uint32_t limit, double scale, double *result);
 
 /*
- * How far out of one query head of one row is from that: the norm of the difference by the norm of
- * the reference. group_heads query heads use one KV head.
+ * Relative error of one query head of one row: the norm of the difference by the norm of the
+ * reference. group_heads query heads use one KV head.
  */
 double rows_error(const struct rows *rows, uint32_t row, uint32_t head, const struct pool *pool,
 		  const struct text *text, uint32_t group_heads, uint32_t limit, double scale);
@@ -151,22 +149,23 @@ double rows_error(const struct rows *rows, uint32_t row, uint32_t head, const st
 void rows_compare(const struct rows *expected, uint32_t expected_first, const struct rows *result,
 		  uint32_t first, uint32_t n);
 
-/* A text in a pool, and what asks about it. */
+/* A text in a pool, and queries about it. */
 
 struct scene_options {
 	uint32_t head_dim;
 	uint32_t n_kv_heads;
-	uint32_t group_heads; /* query heads of a KV head */
+	uint32_t group_heads; /* query heads per KV head */
 	uint32_t n_positions;
 	uint32_t page_size;
 	uint32_t kv_type;
 	uint32_t q_type;
 };
 
-/* What CUDA kernels are compared with the reference for, on a device and on emulated hardware. */
+/* Cases in which CUDA kernels are compared with the reference, on a device and on emulated
+ * hardware. */
 struct scene_shape {
 	struct scene_options scene;
-	uint32_t n; /* the last ones ask */
+	uint32_t n; /* the last ones have queries */
 };
 #define N_SCENE_SHAPES 14
 extern const struct scene_shape scene_shapes[N_SCENE_SHAPES];
@@ -181,10 +180,10 @@ struct scene scene_make(const struct scene_options *options);
 void scene_free(struct scene *scene);
 
 /*
- * A case with a shape that nobody chose: any head dim, page size, group and types, up to four
- * regions, one of which may be cut by the end; two sequences that share their pages, and one
- * without queries between them. run computes it, and may draw numbers of its own; tolerance says
- * how far out a row may be.
+ * A case with a random shape: head dim, page size, group and types, up to four regions, one of
+ * which the end may cut; two sequences that share their pages, and one without queries between
+ * them. run computes it, and may draw random numbers; tolerance is the largest relative error of a
+ * row.
  */
 void random_test(const char *what, uint32_t seed,
 		 void (*run)(const struct kvt_attn_prefill *prefill, struct random *random,
@@ -193,21 +192,21 @@ void random_test(const char *what, uint32_t seed,
 		 void *context);
 
 /*
- * A shape that nobody chose, of up to n_positions_max positions, as a whole; and twice more, cut
- * into at most n_parts_max parts in any order, in pages of another size, layout and order: bits are
- * equal. run computes what it is given, in the caller's rounding mode that it is given, and may
- * draw numbers of its own. (random_bits.c)
+ * A random shape of up to n_positions_max positions, as a whole; and twice more, cut into at most
+ * n_parts_max parts in any order, in pages of another size, layout and order. Bits must be equal.
+ * run computes what it gets, in the rounding mode that it gets, and may draw random numbers.
+ * (random_bits.c)
  */
 #define RANDOM_PARTS_MAX 24
 typedef void random_run_fn(const struct kvt_attn_prefill *prefill, int rounding_mode,
 			   struct random *random, void *context);
 void random_bits_test(const char *what, uint32_t seed, uint32_t n_positions_max,
 		      uint32_t n_parts_max, random_run_fn *run, void *context);
-/* The first seed of random tests: KVT_SEED, or one by chance; and how many, KVT_CASES or n. */
+/* The first seed of random tests: KVT_SEED, or a random one; and their number, KVT_CASES or n. */
 uint32_t random_seed(void);
 uint32_t random_cases(uint32_t n);
 
-/* How many positions a query at this position sees, said in the plainest way. */
+/* How many positions a query at this position sees, in the plainest code. */
 uint32_t reference_limit(uint32_t position, uint32_t n_positions,
 			 const struct kvt_attn_region *regions, uint32_t n_regions);
 

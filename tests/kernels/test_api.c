@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Geometry, contexts, and that every mistake of a caller is refused with a reason, before
- * anything is written.
+ * Geometry, contexts, and callers' mistakes: each is refused with a reason, before anything is
+ * written.
+ *
+ * Inputs: one bad field at a time. Invariant: the errno, a text, and untouched output.
  */
 
 #include <dirent.h>
@@ -70,8 +72,7 @@ static void geometry_tests(void)
 		good.order = variant >> 1;
 		EXPECT_EQUAL(kvt_attn_geometry_view(&good, slab, sizeof slab, 2, &view), 0);
 		/*
-		 * The last element of the last page of the last layer's V is the last of the
-		 * slab.
+		 * The last element of the last page of the last layer's V is the last of the slab.
 		 */
 		EXPECT((char *)view.v + 4 * view.page_stride_bytes + 1 * view.head_stride_bytes +
 			       15 * view.position_stride_bytes + 64 * 2 ==
@@ -143,7 +144,7 @@ static void open_tests(void)
 	}
 }
 
-/* Signals that a thread of this process blocks: /proc/self/task/TID/status. */
+/* Read the signals that a thread of this process blocks: /proc/self/task/TID/status. */
 static unsigned long long blocked_by(const char *tid)
 {
 	char path[300], line[200];
@@ -183,10 +184,7 @@ static void signals_test(void)
 	kvt_attn_close(context);
 }
 
-/*
- * A CUDA context on a machine without a device, or a build without kernels, is refused with a
- * reason.
- */
+/* Without a device, or in a build without kernels, a CUDA context is refused with a reason. */
 static void cuda_open_test(void)
 {
 	struct kvt_attn_options options = { .device = KVT_ATTN_CUDA, .device_index = 4000 };
@@ -201,7 +199,7 @@ static void cuda_open_test(void)
 	EXPECT(context == NULL);
 }
 
-/* A good batch, to be spoilt in one place at a time. */
+/* A valid batch. Tests spoil one field at a time. */
 struct good {
 	struct pool pool;
 	struct text text;
@@ -424,7 +422,7 @@ static void copy_tests(struct kvt_attn_context *context)
 	good_free(&good);
 }
 
-/* A child of fork() opens its own. */
+/* A child of fork() opens another. */
 static void fork_test(void)
 {
 	struct kvt_attn_context *context = context_for(KVT_ATTN_ISA_AUTO, 2, 0);
@@ -446,9 +444,9 @@ static void fork_test(void)
 }
 
 /*
- * Whether a process with an alternate signal stack that is too small for tiles can open a context:
- * with AUTO on another path, with AMX not. In a process of its own, before the first context: the
- * kernel's answer is kept, and children have it too.
+ * True if a process with an alternate signal stack too small for tiles can open a context: AUTO
+ * takes another path, AMX fails. In a separate process, before the first context: the kernel's
+ * answer is kept, and children inherit it.
  */
 static bool small_signal_stack_opens(void)
 {
@@ -456,7 +454,7 @@ static bool small_signal_stack_opens(void)
 	const stack_t stack = { .ss_sp = memory, .ss_size = sizeof memory };
 	struct kvt_attn_context *context, *none;
 
-	/* Kernels that are strict allow no such stack. */
+	/* Strict kernels allow no such stack. */
 	if (sigaltstack(&stack, NULL))
 		return errno == ENOMEM;
 	context = context_for(KVT_ATTN_ISA_AUTO, 1, 0);

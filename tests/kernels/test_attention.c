@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* append_prefill against attention in double precision: all paths, types, layouts, sizes, masks. */
+/* append_prefill against attention in double precision: all paths, types, layouts, sizes, masks. A
+ * row passes if its relative norm of the error is within the path's tolerance.
+ *
+ * Inputs: shapes from tables and from seeds. Invariant: no byte outside of valid elements is read
+ * (guard pages, poison). */
 
 #include <math.h>
 #include <stdio.h>
@@ -27,8 +31,7 @@ struct shape {
 };
 
 /*
- * Sizes that are multiples of nothing, borders of pages, panels, blocks and units from both
- * sides.
+ * Sizes that are multiples of nothing; borders of pages, panels, blocks and units from both sides.
  */
 static const struct shape shapes[] = {
 	{ "one position", 64, 1, 1, 16, 1, { { 1, 1, 0, { { 0 } } } } },
@@ -102,7 +105,7 @@ struct types {
 	uint32_t q;
 	uint32_t out;
 	double tolerance; /* of the relative norm of a row */
-	double tolerance_bf16; /* where products are of bf16 */
+	double tolerance_bf16; /* if products are bf16 */
 };
 
 static const struct types type_sets[] = {
@@ -188,7 +191,7 @@ static void batch_free(struct batch *batch, const struct shape *shape)
 	pool_free(&batch->pool);
 }
 
-/* How far a row's result is from the reference. */
+/* Relative error of a row. */
 static double row_error(const struct batch *batch, uint32_t sequence, uint32_t query, uint32_t row,
 			uint32_t head)
 {
@@ -241,10 +244,7 @@ static void shape_test(const struct shape *shape, const struct types *types, uin
 
 		if (!contexts[isa])
 			continue;
-		/*
-		 * The largest cases would take the portable path too long, and have been seen by
-		 * it in part.
-		 */
+		/* The largest cases take the portable path too long; it ran them in part. */
 		if (isa == KVT_ATTN_ISA_PORTABLE && shape->sequences[0].n_positions > 10000 &&
 		    variant)
 			continue;
@@ -253,17 +253,14 @@ static void shape_test(const struct shape *shape, const struct types *types, uin
 			   variant & 1 ? "NHD" : "HND", variant & 2 ? "page" : "layer");
 		memset(batch.rows.out.data, 0xff, batch.rows.out.bytes);
 		EXPECT_EQUAL(kvt_attn_append_prefill(contexts[isa], &batch.prefill, NULL), 0);
-		/*
-		 * In one dimension weighted values may cancel each other, which makes the norm
-		 * small.
-		 */
+		/* In one dimension weighted values may cancel each other, so the norm is small. */
 		batch_check(&batch, (bf16 ? types->tolerance_bf16 : types->tolerance) *
 					    (shape->head_dim == 1 ? 4 : 1));
 	}
 	batch_free(&batch, shape);
 }
 
-/* Rows of q and out that are not contiguous; what lies between must not change. */
+/* Rows of q and out that are not contiguous; bytes between them must not change. */
 static void strides_test(struct kvt_attn_context *context, const char *name)
 {
 	static const struct shape shape = {
@@ -277,8 +274,7 @@ static void strides_test(struct kvt_attn_context *context, const char *name)
 	batch_make(&batch, &shape, &type_sets[0], 0, 0);
 	EXPECT_EQUAL(kvt_attn_append_prefill(context, &batch.prefill, NULL), 0);
 	/*
-	 * Heads apart from each other, in an order of their own: [head][query], 80 and 72
-	 * elements a row.
+	 * Heads apart from each other, in another order: [head][query], 80 and 72 elements a row.
 	 */
 	for (uint32_t i = 0; i < n; i++)
 		memcpy((float *)q.data + (i % 4 * 9 + i / 4) * 80,
@@ -338,8 +334,7 @@ static void sharp_test(struct kvt_attn_context *context, const char *name)
 }
 
 /*
- * A slab whose last byte is the last byte of the last valid position: nothing behind it may be
- * touched.
+ * A slab that ends with the last byte of the last valid position: no byte behind it may be touched.
  */
 static void last_byte_test(struct kvt_attn_context *context, const char *name, uint32_t type)
 {
@@ -394,7 +389,7 @@ static void random_run(const struct kvt_attn_prefill *prefill, struct random *ra
 	EXPECT_EQUAL(kvt_attn_append_prefill(context, prefill, NULL), 0);
 }
 
-/* In few dimensions values may cancel each other, which makes the norm small. */
+/* In few dimensions values may cancel each other, so the norm is small. */
 static double random_tolerance(const struct scene *scene, uint32_t out_type, void *context)
 {
 	bool pairs = kvt_attn_context_isa(context) >= KVT_ATTN_ISA_AVX512_BF16 &&
@@ -417,7 +412,7 @@ int main(int argc, char **argv)
 			case_skip("this CPU does not have the path");
 		}
 	}
-	/* Every shape with every set of types; layouts take turns, and the default one sees all. */
+	/* Every shape with every set of types. Layouts take turns; the default one gets all. */
 	for (uint32_t i = 0; i < N_SHAPES; i++) {
 		if (quick && shapes[i].sequences[0].n_positions > 2000)
 			continue;

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Same bits, warm or cold: a row's result does not depend on what was cached, on chunks, batch,
- * page order, layout, page size, threads, or memory for partial results; and positions it may not
- * see do not touch it.
+ * page order, layout, page size, threads, or memory for partial results. Positions that it may not
+ * see do not influence it.
+ *
+ * Inputs: one text, asked in many ways. Invariant: bits of each row are equal on one path.
  */
 
 #include <math.h>
@@ -16,7 +18,7 @@
 
 #define SEED 11
 
-/* The same text in a pool of its own. */
+/* The same text in another pool. */
 struct setting {
 	struct pool pool;
 	struct text text;
@@ -30,7 +32,7 @@ struct model {
 	uint32_t kv_type;
 	uint32_t q_type;
 	uint32_t n_positions;
-	uint32_t n_expected; /* rows that are computed at once as what is expected: the last ones */
+	uint32_t n_expected; /* rows computed at once as the expected result: the last ones */
 	const struct kvt_attn_region *regions;
 	uint32_t n_regions;
 };
@@ -62,12 +64,12 @@ static void setting_free(struct setting *setting)
 	pool_free(&setting->pool);
 }
 
-/* The caller's rounding mode while an operation runs. Only one test changes it. */
+/* The caller's rounding mode during an operation. Only one test changes it. */
 static int rounding_mode = FE_TONEAREST;
 
 /*
- * Results of the positions [first, first + n), computed with n_positions positions there;
- * rows_free() them.
+ * Compute the positions [first, first + n) when n_positions positions exist. Free the result with
+ * rows_free().
  */
 static struct rows run(struct kvt_attn_context *context, const struct model *model,
 		       const struct setting *setting, uint32_t first, uint32_t n, bool crowded)
@@ -126,7 +128,7 @@ static struct rows run(struct kvt_attn_context *context, const struct model *mod
 	return rows;
 }
 
-/* Chunks of the given sizes, in turn, over all rows that are expected. */
+/* Chunks of the given sizes, in turn, over all expected rows. */
 static void chunks_test(struct kvt_attn_context *context, const struct model *model,
 			const struct setting *setting, const struct rows *expected,
 			const uint32_t *sizes, uint32_t n_sizes, bool crowded)
@@ -222,8 +224,8 @@ static void model_test(const char *name, enum kvt_attn_isa isa, const struct mod
 }
 
 /*
- * Chunk borders inside of a region change nothing for rows outside of it, nor for those of a
- * whole region.
+ * Chunk borders inside a region change nothing for rows outside of it, nor for those of a whole
+ * region.
  */
 static void region_chunks_test(enum kvt_attn_isa isa)
 {
@@ -246,7 +248,7 @@ static void region_chunks_test(enum kvt_attn_isa isa)
 		first = borders[i];
 	}
 	/*
-	 * The cached boundary cuts the second region at 100; all its KV is there by the end of
+	 * The cached boundary cuts the second region at 100; all its KV is present by the end of
 	 * this chunk.
 	 */
 	struct rows result = run(context, &model, &setting, 100, 60, false);
@@ -278,7 +280,7 @@ static void poison_test(enum kvt_attn_isa isa, uint32_t kv_type, uint32_t q_type
 	poisoned = run(context, &model, &setting, 0, 1200, false);
 	if (at)
 		rows_compare(&clean, 0, &poisoned, 0, at);
-	/* Few rows at a time go through other loops. */
+	/* Few rows at a time take other loops. */
 	for (uint32_t n = 1; n <= 9; n += n < 3 ? 1 : 2) {
 		uint32_t first = at < n / 2 ? 0 : at - n / 2;
 		struct rows few = run(context, &model, &setting, first, n, false);
@@ -286,7 +288,7 @@ static void poison_test(enum kvt_attn_isa isa, uint32_t kv_type, uint32_t q_type
 		rows_compare(&poisoned, 0, &few, first, n);
 		rows_free(&few);
 	}
-	/* And it does reach the others of its head, or this test could not fail. */
+	/* It does reach later rows of its head, or this test could not fail. */
 	out = poisoned.out.data;
 	EXPECT(!isfinite(out[at * row_floats + head_floats + 77]));
 	EXPECT(!isfinite(out[1199 * row_floats + head_floats + 77]));
@@ -297,7 +299,7 @@ static void poison_test(enum kvt_attn_isa isa, uint32_t kv_type, uint32_t q_type
 	setting_free(&setting);
 }
 
-/* The caller's rounding mode, in one of the threads only, has no say. */
+/* The caller's rounding mode, in one of the threads only, has no influence. */
 static void rounding_test(enum kvt_attn_isa isa)
 {
 	struct model model = { 64, 1, 4, KVT_ATTN_F32, KVT_ATTN_F32, 1500, 200, NULL, 0 };
@@ -317,7 +319,7 @@ static void rounding_test(enum kvt_attn_isa isa)
 	setting_free(&setting);
 }
 
-/* Two threads on one context, and each on one of its own. */
+/* Two threads share a context, and then have one each. */
 struct caller {
 	struct kvt_attn_context *context;
 	const struct model *model;
@@ -429,7 +431,7 @@ static void isa_test(enum kvt_attn_isa isa, bool quick)
 	callers_test(isa, false);
 }
 
-/* Any number of threads, and of partial results that there is memory for. */
+/* Any number of threads, and any room for partial results. */
 static void random_run(const struct kvt_attn_prefill *prefill, int mode, struct random *random,
 		       void *isa)
 {

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The CUDA kernels on emulated hardware: their index arithmetic, masks, paging, merging and
- * planning. Rounding of a real device is not what is tested here, but that equal rows get equal
- * bits is.
+ * planning. It does not test a device's rounding, but that equal rows get equal bits.
+ *
+ * Inputs: shapes, plans and schedules. Invariant: results within tolerance of the reference, equal
+ * bits for equal rows.
  */
 
 #include <errno.h>
@@ -27,7 +29,7 @@ static void launch(const char *kernel, const char *name, const struct kvt_cuda_p
 /* Of the batches that follow. */
 static uint32_t n_stages = 2;
 
-/* A batch, with what is planned for a device of n_resident blocks, as cuda_host.c does it. */
+/* A batch, with the plan for a device of n_resident blocks, as in cuda_host.c. */
 static void batch_run(const struct kvt_attn_prefill *prefill, uint32_t n_resident, uint64_t slots)
 {
 	uint32_t dim = kvt_cuda_dim(prefill->kv.head_dim);
@@ -96,7 +98,7 @@ static struct rows attend(const struct scene *scene, uint32_t first, uint32_t n,
 	return rows;
 }
 
-/* How far results may be off: by rounding of weights, and of out. */
+/* Largest relative error: rounding of weights, and of out. */
 static double tolerance_of(const struct scene *scene, uint32_t out_type)
 {
 	bool same = scene->is.kv_type == scene->is.q_type || scene->is.kv_type == KVT_ATTN_F8_E4M3;
@@ -108,7 +110,7 @@ static double tolerance_of(const struct scene *scene, uint32_t out_type)
 	return products + rounding;
 }
 
-/* Row number row of the result against double precision; its query is at a position. */
+/* Compare row number row of the result, whose query is at a position, with double precision. */
 static void check_row(const struct scene *scene, const struct rows *rows, uint32_t row,
 		      uint32_t head, uint32_t limit)
 {
@@ -184,7 +186,7 @@ static void bits_test(uint32_t kv_type, uint32_t type)
 	result = attend(&scene, 1240, 60, 1000, 1000, NULL, 0); /* spans of units */
 	rows_compare(&expected, 1240, &result, 1240, 60);
 	rows_free(&result);
-	result = attend(&scene, 1240, 60, 1000, 1, NULL, 0); /* a launch for each block */
+	result = attend(&scene, 1240, 60, 1000, 1, NULL, 0); /* a launch per block */
 	rows_compare(&expected, 1240, &result, 1240, 60);
 	rows_free(&result);
 	for (uint32_t i = 0; i < 5; i++) {
@@ -201,7 +203,7 @@ static void bits_test(uint32_t kv_type, uint32_t type)
 
 /*
  * Threads and copies in other orders, over the end of a unit. With many rows all warps have work;
- * with few, and a value that is not finite, the kernel that repairs has.
+ * with few, and a value that is not finite, the repairing kernel has.
  */
 static void schedules_test(uint32_t n, bool poison, uint64_t n_seeds, uint32_t kv_type,
 			   uint32_t type)
@@ -275,7 +277,7 @@ static void poison_test(uint32_t at, uint32_t n_resident, uint32_t kv_type, uint
 	scene_free(&scene);
 }
 
-/* out in place of q, also where a block is done again since a value was not finite. */
+/* out in place of q, also if a block is repeated because a value was not finite. */
 static void in_place_test(uint32_t n_positions, uint32_t n_resident)
 {
 	struct scene scene = scene_make(&(struct scene_options){
@@ -305,7 +307,7 @@ static void in_place_test(uint32_t n_positions, uint32_t n_resident)
 	scene_free(&scene);
 }
 
-/* More rows than 32 bits count are refused before anything of the batch is read. */
+/* More rows than 32 bits count are refused before the batch is read. */
 static void too_large_test(void)
 {
 	struct scene scene = scene_make(&(struct scene_options){
@@ -342,8 +344,8 @@ static void place_check(const struct emulated_place *place)
 }
 
 /*
- * All of a block's accesses to shared memory, each without bank conflicts, and no further than the
- * host says. Four tiles go through every stage, rows end in the last ones, so these are searched.
+ * All of a block's accesses to shared memory: no bank conflicts, and none beyond the host's size.
+ * Four tiles use every stage, and rows end in the last ones, so these are searched.
  */
 static void traffic_test(uint32_t head_dim, uint32_t kv_type, uint32_t q_type, uint32_t n_places)
 {
@@ -394,7 +396,7 @@ static void traffic_tests(void)
 	}
 }
 
-/* Blocks of a multiprocessor, stages, and KiB of a block, as docs/kernels.md lists them. */
+/* Blocks per multiprocessor, stages, and KiB per block, as docs/kernels.md lists them. */
 static void fit_test(void)
 {
 	static const struct kvt_cuda_room rooms[] = { { 1, 164 << 10, 163 << 10 },
@@ -438,7 +440,7 @@ static void fit_test(void)
 	}
 }
 
-/* Shapes that nobody chose, planned for devices and memory that nobody has. */
+/* Random shapes, planned for imaginary devices and memory. */
 static void random_run(const struct kvt_attn_prefill *prefill, struct random *random, void *context)
 {
 	struct kvt_attn_prefill whole = *prefill;
@@ -452,7 +454,7 @@ static void random_run(const struct kvt_attn_prefill *prefill, struct random *ra
 static void random_bits_run(const struct kvt_attn_prefill *prefill, int mode, struct random *random,
 			    void *context)
 {
-	(void)mode; /* is the device's own */
+	(void)mode; /* the device's default */
 	random_run(prefill, random, context);
 }
 

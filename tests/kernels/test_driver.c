@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * CUDA contexts from open to close against the stand-in for the driver (tests/cuda/standin), which
- * LD_LIBRARY_PATH must name: the three operations give what the CPU gives, every call of the
- * driver may fail, and nothing stays open.
+ * LD_LIBRARY_PATH must name. The three operations give the CPU's results, every call of the driver
+ * may fail, and nothing stays open.
+ *
+ * Inputs: the call that fails, the stream that lags or is captured. Invariant: all or nothing is
+ * written.
  */
 
 #include <dlfcn.h>
@@ -43,9 +46,7 @@ static int cuda_open(struct kvt_attn_context **ret_context, char *text, size_t b
 	return kvt_attn_open(&options, ret_context, text, bytes);
 }
 
-/*
- * What one round does: positions are appended, a page is copied, attention is computed over both.
- */
+/* Work of one round: append positions, copy a page, compute attention over both. */
 struct round {
 	struct pool pool;
 	struct rows rows;
@@ -81,7 +82,7 @@ static struct round round_make(void)
 	return round;
 }
 
-/* Pointers inside of a round point to itself, so they are set where it has come to rest. */
+/* Pointers inside a round point to itself: set them once it stays at one place. */
 static void round_link(struct round *round)
 {
 	for (uint32_t i = 0; i < 24; i++)
@@ -92,7 +93,7 @@ static void round_link(struct round *round)
 						  .k = round->k.data,
 						  .v = round->v.data,
 						  .slots = round->slots };
-	/* The first page becomes what the second is, but for its last positions. */
+	/* The first page becomes a copy of the second, but for its last positions. */
 	round->copy = (struct kvt_attn_copy){ round->text.pages[1], round->text.pages[0], 5 };
 	round->sequence = (struct kvt_attn_sequence){
 		.n_queries = 24, .n_positions = 32, .pages = round->text.pages, .n_pages = 4
@@ -175,8 +176,8 @@ static void round_test(void)
 }
 
 /*
- * Neither what is computed here for the device, such as the product of the scales, nor what it
- * computes, depends on the caller's rounding mode.
+ * The caller's rounding mode influences neither what the host computes for the device, such as the
+ * product of the scales, nor the device.
  */
 static void rounding_test(void)
 {
@@ -226,7 +227,7 @@ static void failures_test(void)
 				snprintf(text, sizeof text, "%s", kvt_attn_error_text(context));
 			did_fail = *stub_fail_at < 0;
 			*stub_fail_at = -1;
-			/* What failed can be done again. */
+			/* What failed can be repeated. */
 			EXPECT_EQUAL(round_run(context, &round), 0);
 			kvt_attn_close(context);
 		}
@@ -236,7 +237,7 @@ static void failures_test(void)
 		round_free(&round);
 		if (!did_fail)
 			break;
-		if (!r) /* to put the thread's mode back is tried twice */
+		if (!r) /* restoring the thread's mode is tried twice */
 			continue;
 		if ((r != -EIO && r != -ENOMEM) || strlen(text) < 20)
 			case_fail(__FILE__, __LINE__, "call %d: %d, \"%s\"", n, r, text);
@@ -247,12 +248,12 @@ static void failures_test(void)
 	EXPECT(n_failures >= 26 && n_failures < 200);
 }
 
-/* A driver, its primary context, a stream and some memory, as an engine has. */
+/* An engine's driver, primary context, stream and memory. */
 struct engine {
 	struct kvt_cu_driver driver;
 	struct capture capture;
 	uint64_t memory;
-	void *stream; /* another one than the captured */
+	void *stream; /* not the captured one */
 };
 
 static void engine_open(struct engine *engine, unsigned int stream_flags)
@@ -285,8 +286,8 @@ static void engine_close(struct engine *engine)
 	EXPECT_EQUAL(*stub_pushed, 0);
 }
 
-/* A stream that is being captured is told from others before anything is queued on it, and what
- * that finds out does not end the capture. */
+/* Whether a stream is being captured is found out before queueing on it, and without ending the
+ * capture. */
 static void capture_test(void)
 {
 	struct kvt_attn_context *context = NULL;
@@ -314,12 +315,12 @@ static void capture_test(void)
 }
 
 /*
- * A capture of another stream goes on, whatever its mode and thread: while a context is opened, has
- * its first calls, in which memory grows and is waited for, and is closed.
+ * A capture of another stream, in any mode and thread, survives opening a context, its first calls,
+ * in which memory grows and is waited for, and closing it.
  */
 static void capture_beside_test(void)
 {
-	case_begin("driver: captures of other streams go on");
+	case_begin("driver: captures of other streams continue");
 	for (int i = 0; i < 12; i++) {
 		int before = i % 2 ? KVT_CU_CAPTURE_MODE_THREAD_LOCAL : KVT_CU_CAPTURE_MODE_GLOBAL;
 		struct kvt_attn_context *context = NULL;
@@ -400,7 +401,7 @@ static void devices_test(void)
 	round_free(&round);
 }
 
-/* Queries, KV and results may each have another type; on the device as on the CPU. */
+/* Queries, KV and results may each have another type, on the device as on the CPU. */
 static void types_test(void)
 {
 	static const uint32_t types[][2] = { { KVT_ATTN_F32, KVT_ATTN_F32 },
@@ -442,7 +443,7 @@ static void types_test(void)
 	kvt_attn_close(cpu);
 }
 
-/* Positions of one type into pages of another, in any layout, then pages copied: as on the CPU. */
+/* Positions of one type into pages of another, in any layout, then page copies: as on the CPU. */
 static void pages_test(struct kvt_attn_context *cuda, struct kvt_attn_context *cpu, uint32_t from,
 		       uint32_t to)
 {
@@ -465,13 +466,13 @@ static void pages_test(struct kvt_attn_context *cuda, struct kvt_attn_context *c
 	for (uint32_t i = 0; i < 30; i++)
 		slots[i] = i % 7 == 3 ? KVT_ATTN_NO_SLOT : 8 + i * 11 % 32;
 	for (uint32_t i = 0; i < 30 * 60; i++) {
-		/* Some are too large for fp8, one is no number. */
+		/* Some are too large for fp8, one is NaN or infinite. */
 		double value = i == 77 ? NAN : (i % 13 ? 3.0 : 3000.0) * text_value(1, 0, i, 0, 0);
 
 		element_write((char *)k.data + i * type_bytes(from), from, value);
 		element_write((char *)v.data + i * type_bytes(from), from, -0.7 * value);
 	}
-	/* And one is a signaling NaN, whose bits a copy keeps. */
+	/* One is a signaling NaN, whose bits a copy keeps. */
 	memcpy((char *)k.data + 78 * type_bytes(from), &signaling[from], type_bytes(from));
 	for (uint32_t i = 0; i < 2; i++) {
 		struct kvt_attn_append append = { .kv = pools[i].view,
@@ -506,9 +507,9 @@ static void pages_tests(void)
 }
 
 /*
- * Calls that are queued on a stream that stands still: the caller goes on, may use its arrays again
- * at once, and all are done when the stream moves. More of them than there is staging for come
- * later, when the stream does move.
+ * Calls queued on a stream that stands still: the caller continues, may reuse its arrays at once,
+ * and all are done when the stream moves. Calls beyond the staging memory wait until the stream
+ * moves.
  */
 static void queued_test(void)
 {
@@ -526,7 +527,7 @@ static void queued_test(void)
 	EXPECT_EQUAL(driver.primary_retain(&primary, 0), 0);
 	EXPECT_EQUAL(driver.context_push(primary), 0);
 	EXPECT_EQUAL(driver.stream_create(&stream, 1), 0);
-	/* Memory that has to grow is waited for, so the first round is not one that is queued. */
+	/* Growing memory waits, so the first round is not queued. */
 	EXPECT_EQUAL(round_run_on(context, &on_cuda, stream), 0);
 	EXPECT_EQUAL(driver.stream_synchronize(stream), 0);
 	stub_gate(1);

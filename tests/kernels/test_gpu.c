@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The kernels on a real CUDA device: results against double precision, the same bits warm and
- * cold, poison. Without a device it skips. (With LD_LIBRARY_PATH at the stub of the driver it
- * runs on emulated hardware, which tests the test.)
+ * The kernels on a real CUDA device: results against double precision, the same bits warm and cold,
+ * poison. Skips without a device. (With LD_LIBRARY_PATH at the stub of the driver it runs on
+ * emulated hardware, which tests the test.)
+ *
+ * Inputs: the shapes of support.h, on device 0. Invariant: as in test_attention.c and test_bits.c.
  */
 
 #include <errno.h>
@@ -65,7 +67,7 @@ static void model_upload(struct model *model)
 		case_fail(__FILE__, __LINE__, "upload");
 }
 
-/* Where on the device is what is at this place of the slab. */
+/* The device address of this place of the slab. */
 static void *on_device(const struct model *model, const void *place)
 {
 	return (void *)(uintptr_t)(model->slab + (uint64_t)((const char *)place -
@@ -89,7 +91,7 @@ static void model_free(struct model *model)
 	scene_free(&model->host);
 }
 
-/* One call, with what it reads and writes on the device. */
+/* One call, with its input and output on the device. */
 struct job {
 	struct rows rows;
 	struct kvt_attn_sequence sequence;
@@ -234,8 +236,8 @@ static void poison_test(struct kvt_attn_context *context)
 }
 
 /*
- * While an engine captures another stream in mode global, a context is opened, has its first call
- * and a larger one, for which its memory has to grow, and is closed.
+ * While an engine captures another stream in mode global, open a context, make its first call and a
+ * larger one, for which its memory grows, and close it.
  */
 static void capture_test(struct kvt_attn_context *context, bool elsewhere)
 {
@@ -247,7 +249,7 @@ static void capture_test(struct kvt_attn_context *context, bool elsewhere)
 	struct rows rows[2], expected[2];
 	struct kvt_attn_context *second = NULL;
 
-	case_begin("gpu: a capture on %s goes on", elsewhere ? "another thread" : "this thread");
+	case_begin("gpu: a capture on %s continues", elsewhere ? "another thread" : "this thread");
 	EXPECT(!driver.primary_retain(&capture.context, 0) &&
 	       !driver.stream_create(&capture.stream, KVT_CU_STREAM_NON_BLOCKING));
 	capture.memory = model.slab;
@@ -292,7 +294,7 @@ int main(int argc, char **argv)
 	shapes_test(context);
 	bits_test(context, 1100, 60, KVT_ATTN_BF16);
 	bits_test(context, 1100, 20, KVT_ATTN_F32);
-	/* Emulated hardware, and a sanitizer, take too long for what a device does at once. */
+	/* Emulated hardware, and a sanitizer, are too slow for a device's workload. */
 	quick = getenv("KVT_TEST_EMULATED") || (argc > 1 && strcmp(argv[1], "--quick") == 0);
 	if (!quick) {
 		bits_test(context, 3000, 2900, KVT_ATTN_BF16);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_append and page_copy: what is written, where, and that nothing else is. */
+/* kv_append and page_copy: what is written, where, and that nothing else changes. Inputs: random K
+ * and V; poison everywhere else.
+ *
+ * Invariant: positions written have the rounded input; all other bytes still hold poison. */
 
 #include <fenv.h>
 #include <math.h>
@@ -50,7 +53,8 @@ static const void *source_element(const struct source *source, uint32_t plane, u
 	return (char *)(plane ? source->v.data : source->k.data) + index * type_bytes(source->type);
 }
 
-/* Compare the pool with what it must hold: written[slot] is a source position, or -1 for poison. */
+/* Compare the pool with the expected content: written[slot] is a source position, or -1 for
+ * poison. */
 static void pool_compare(const struct pool *pool, const struct source *source, const int *written)
 {
 	const struct kvt_attn_geometry *g = &pool->geometry;
@@ -64,10 +68,7 @@ static void pool_compare(const struct pool *pool, const struct source *source, c
 			float value;
 
 			if (written[slot] >= 0) {
-				/*
-				 * What the library divides is a float, so the quotient is one
-				 * too.
-				 */
+				/* The library divides by a float, so the quotient is one too. */
 				value = (float)element_read(source_element(source, plane,
 									   (uint32_t)written[slot],
 									   head, dim),
@@ -127,7 +128,7 @@ static void append_test(struct kvt_attn_context *context, uint32_t from, uint32_
 	for (uint32_t i = 0; i < n_slots; i++)
 		written[i] = -1;
 	for (uint32_t i = 0; i < 70; i++) {
-		/* Every seventh nowhere; 37 and the number of slots have no common divisor. */
+		/* Every seventh to no slot; 37 and the number of slots have no common divisor. */
 		uint64_t slot = i % 7 == 3 ? KVT_ATTN_NO_SLOT : (i * 37 + 11) % n_slots;
 
 		((uint64_t *)slots.data)[i] = slot;
@@ -148,7 +149,7 @@ static void append_test(struct kvt_attn_context *context, uint32_t from, uint32_
 	pool_free(&pool);
 }
 
-/* Large enough to be shared between threads; strides of K and V as of a fused projection. */
+/* Large enough to be shared between threads; strides of K and V as in a fused projection. */
 static void append_large_test(struct kvt_attn_context *context)
 {
 	uint32_t n = 2000, heads = 4, dim = 64;
@@ -241,7 +242,7 @@ static void conversion_test(struct kvt_attn_context *context, uint32_t from, uin
 
 		element_write(&expected, to, value);
 		memcpy(&found, element, type_bytes(to));
-		if (from == to) /* as they are: bits of a NaN too */
+		if (from == to) /* unchanged: bits of a NaN too */
 			memcpy(&expected, (char *)source.data + i * type_bytes(from),
 			       type_bytes(from));
 		if (isnan(value) && from != to ? !isnan(element_read(element, to))
@@ -254,7 +255,7 @@ static void conversion_test(struct kvt_attn_context *context, uint32_t from, uin
 }
 
 /*
- * The rounding mode of the caller, and of the thread that opened the context, has no say.
+ * The rounding modes of the caller, and of the thread that opened the context, have no influence.
  */
 static void rounding_test(uint32_t from, uint32_t to, int mode)
 {
@@ -280,7 +281,7 @@ static void rounding_test(uint32_t from, uint32_t to, int mode)
 	case_begin("kv_append: %s to %s in rounding mode %x", type_name(from), type_name(to), mode);
 	for (uint32_t i = 0; i < n; i++)
 		slots[i] = i + 1;
-	/* Between 1 and 2^-39, where the shorter types have denormals and then nothing. */
+	/* Between 1 and 2^-39, where the shorter types have denormals and then underflow. */
 	for (uint32_t i = 0; i < n * dim; i++)
 		element_write((char *)source.data + i * type_bytes(from), from,
 			      (double)ldexpf(random_normal(&random), -(int)(i % 40)));

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Emulated tiles, on which the amx_bf16 path is tested where there is no AMX, against real ones:
- * equal bits of one product of tiles, and of whole results.
+ * Emulated tiles, which test the amx_bf16 path without AMX, against real ones: equal bits of one
+ * product of tiles, and of whole results.
+ *
+ * Inputs: random bits in tiles, and batches. Needs AMX; skips without it.
  */
 
 #include <stdio.h>
@@ -92,7 +94,7 @@ static void products_test(uint32_t kind)
 	}
 }
 
-/* The same batch on both; the result is that of real tiles. */
+/* The same batch on both; keep the result of real tiles. */
 static void both_run(const struct kvt_attn_prefill *prefill, struct random *random, void *context)
 {
 	struct kvt_attn_context *const *both = context;

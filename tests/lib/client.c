@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Clients, children and pages with content, for tests with real processes. */
+/* Clients, children and pages with content, for tests with real processes.
+ *
+ * Inputs: a running daemon. Invariant: a failure ends the test program with a message. Callers: the
+ * tests, by harness.h. */
+#include "kvtrunk_wire.h"
 #include "tests/lib/harness.h"
 
 #include <errno.h>
@@ -24,7 +28,7 @@ static struct kvt_client *connect_with(const struct kvt_test_daemon *daemon, uin
 	options.keys_count = 1u << 16;
 	options.list_count = 1u << 16;
 	options.spin_budget_ns = 20000;
-	/* What writes pages asks where they are. */
+	/* A test that writes pages must ask for their addresses. */
 	options.flags = flags | KVT_ANY_GEOMETRY;
 	if (kvt_client_connect(&client, &options, &error) != 0)
 		kvt_test_fail("cannot connect: %s", error.text);
@@ -78,7 +82,7 @@ struct kvt_counters kvt_test_settled(const struct kvt_test_daemon *daemon)
 void kvt_test_patience(const char *file, int line, const char *condition,
 		       const struct kvt_counters *counters, uint32_t asked)
 {
-	if (asked < 50000) /* many seconds of doing nothing but to ask */
+	if (asked < 50000) /* many seconds of asking */
 		return;
 #define PRINT_GAUGE(name) fprintf(stderr, "%s=%llu\n", #name, (unsigned long long)counters->name);
 #define PRINT_COUNTER(name)
@@ -127,7 +131,7 @@ static uint64_t mixed(uint64_t a, uint64_t b)
 	return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
-/* One word for everything that the content of a page must depend on. */
+/* Return one word that depends on all that a page's content must depend on. */
 static uint64_t page_seed(uint32_t page_size, uint64_t salt, const uint32_t *keys, uint32_t index)
 {
 	uint64_t seed = mixed(salt, index + 1);
@@ -178,7 +182,7 @@ void kvt_test_child_start(struct kvt_test_child *child, kvt_test_child_fn *run, 
 	child->pid = fork();
 	kvt_test_check(child->pid >= 0);
 	if (child->pid == 0) {
-		/* Nothing of the parent's: a hang-up must be one. */
+		/* Close the parent's descriptors: a hang-up must be one. */
 		close_range(3, (unsigned int)ends[1] - 1, 0);
 		close_range((unsigned int)ends[1] + 1, ~0u, 0);
 		prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A daemon for one test, in a directory of its own. */
+/* A daemon for one test, in a directory of its own.
+ *
+ * Inputs: a configuration, arguments. Invariants: no wait is timed; after kvt_test_daemon_stop()
+ * nothing of the daemon is left. Callers: the tests, by harness.h. */
 #include "tests/lib/harness.h"
 
 #include <dirent.h>
@@ -22,7 +25,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Where daemons of this process, or of the one that forked it, say what happens; "" is free. */
+/* Output files of this process's daemons, and of its parent's; "": free. */
 static char outputs[8][sizeof(((struct kvt_test_daemon *)NULL)->output)];
 
 static void remember_output(const char *from, const char *to)
@@ -34,7 +37,7 @@ static void remember_output(const char *from, const char *to)
 		}
 }
 
-/* The last lines of what they said. */
+/* Print the last lines of each output. */
 static void print_outputs(void)
 {
 	char text[2048];
@@ -109,7 +112,7 @@ void kvt_test_daemon_prepare(struct kvt_test_daemon *daemon, const char *more)
 	*daemon = (struct kvt_test_daemon){ .pid = -1 };
 	snprintf(daemon->dir, sizeof(daemon->dir), "/tmp/kvt-test-XXXXXX");
 	kvt_test_check(mkdtemp(daemon->dir));
-	/* What another process left that had the same number is not ours. */
+	/* Remove leftovers of an earlier process with the same number. */
 	snprintf(daemon->name, sizeof(daemon->name), "test-%d-%u-%s", (int)getpid(), count++,
 		 strrchr(daemon->dir, '-') + 1);
 	snprintf(daemon->socket, sizeof(daemon->socket), "%s/socket", daemon->dir);
@@ -125,17 +128,12 @@ void kvt_test_daemon_prepare(struct kvt_test_daemon *daemon, const char *more)
 
 static void become_daemon(const struct kvt_test_daemon *daemon, const char *const *arguments)
 {
-	char program[640], notify[96], number[16];
+	char program[640], notify[96];
 	const char *argv[32] = { program, "--config", daemon->config };
 	int n = 3, fd = open(daemon->output, O_WRONLY | O_CREAT | O_APPEND, 0600);
 
-	snprintf(program, sizeof(program), "%s/%skvtrunkd", kvt_test_build(),
-		 daemon->clock ? "tests/restart/" : "");
+	snprintf(program, sizeof(program), "%s/kvtrunkd", kvt_test_build());
 	snprintf(notify, sizeof(notify), "%s/notify", daemon->dir);
-	if (daemon->clock) {
-		snprintf(number, sizeof(number), "%d", daemon->clock);
-		setenv("KVT_TEST_CLOCK", number, 1);
-	}
 	for (; arguments && *arguments; arguments++) {
 		kvt_test_check(n < 31);
 		argv[n++] = *arguments;
@@ -255,7 +253,7 @@ void kvt_test_daemon_stop(struct kvt_test_daemon *daemon)
 		kvt_test_fail("left behind: %s", names);
 }
 
-/* How many it holds; prints what each is if `print`. */
+/* Count the daemon's descriptors; prints each if `print`. */
 static uint32_t look_at_descriptors(const struct kvt_test_daemon *daemon, bool print)
 {
 	struct dirent *entry;
@@ -293,7 +291,7 @@ void kvt_test_verify(const struct kvt_test_daemon *daemon)
 	char command[1200];
 	int status;
 
-	snprintf(command, sizeof(command), "'%s/kvtctl' verify %s/operations", kvt_test_build(),
+	snprintf(command, sizeof(command), "'%s/kvtlab' verify %s/operations", kvt_test_build(),
 		 daemon->dir);
 	fflush(NULL);
 	status = system(command);
@@ -407,4 +405,16 @@ void kvt_test_daemon_succeed(struct kvt_test_daemon *daemon)
 {
 	kvt_test_equal(kill(kvt_test_daemon_child(daemon), SIGKILL), 0);
 	kvt_test_check(kvt_test_daemon_await(daemon, "READY=1"));
+}
+
+void kvt_test_daemon_begin(struct kvt_test_daemon *daemon, const char *more)
+{
+	kvt_test_daemon_prepare(daemon, more);
+	kvt_test_daemon_start(daemon, NULL);
+}
+
+void kvt_test_daemon_end(struct kvt_test_daemon *daemon)
+{
+	kvt_test_daemon_stop(daemon);
+	kvt_test_daemon_remove(daemon);
 }

@@ -4,7 +4,7 @@
 
 /**
  * @file harness.h
- * What tests with real processes need: a daemon of their own in a directory of its own, child
+ * For tests with real processes: a daemon of their own in a directory of its own, child
  * processes that talk over a pipe, and the questions that end every test (is all settled, is the
  * audit clean, is anything left behind).
  *
@@ -18,7 +18,7 @@
 
 #include "kvtrunk.h"
 
-/** Print where and what, and the end of what the daemons here said; then end the process. */
+/** Print place, message and the end of the daemons' output; then end the process. */
 #define kvt_test_fail(...) kvt_test_fail_at(__FILE__, __LINE__, __VA_ARGS__)
 #define kvt_test_check(condition)                                                                 \
 	do {                                                                                      \
@@ -38,10 +38,9 @@ void kvt_test_fail_at(const char *file, int line, const char *format, ...)
 
 struct kvt_test_daemon {
 	pid_t pid;
-	int notify;      /* datagram socket that gets sd_notify messages */
-	uid_t uid;       /* of what is spawned, if that may be; 0: this process's */
-	bool traced;     /* what is spawned is traced by this process (ptrace), if that may be */
-	int clock;       /* what is spawned waits by it (tests/restart/clock.c), 0: by none */
+	int notify;      /* datagram socket for */
+	uid_t uid;       /* of spawned processes, if permitted; 0: this process's */
+	bool traced;     /* spawned processes are traced by this one, if permitted */
 	char dir[64];    /* holds everything below; removed by kvt_test_daemon_remove() */
 	char name[64];   /* instance: its shared memory objects are named after it */
 	char socket[96];
@@ -49,60 +48,62 @@ struct kvt_test_daemon {
 	char output[96]; /* stdout and stderr */
 };
 
-/** Directory of the build this program is part of: where kvtrunkd and kvtctl are. */
+/** Return the build directory of this program, with kvtrunkd and the tools. */
 const char *kvt_test_build(void);
 
 /** Make the directory and write the configuration: socket, small pool (4,096 pages of 16
  * positions, 1,024 bytes each), then `more` lines ("key = value\n..."), which may repeat a key. */
 void kvt_test_daemon_prepare(struct kvt_test_daemon *daemon, const char *more);
-/** Start it and wait for READY=1; `arguments` end with NULL, may be NULL. */
+/** Start the daemon and wait for READY=1; `arguments` end with NULL, may be NULL. */
 void kvt_test_daemon_start(struct kvt_test_daemon *daemon, const char *const *arguments);
-/** Start without waiting. */
+/** Start the daemon without waiting. */
 void kvt_test_daemon_spawn(struct kvt_test_daemon *daemon, const char *const *arguments);
 /** Wait for a notification that contains `text`. False: the daemon ended before. */
 bool kvt_test_daemon_await(struct kvt_test_daemon *daemon, const char *text);
-/** Wait for its end and return the wait status. */
+/** Wait for the daemon's end. Returns the wait status. */
 int kvt_test_daemon_wait(struct kvt_test_daemon *daemon);
-/** The process that serves, where the daemon was started with --supervise: its child. */
+/** Return the serving child of a daemon started with --supervise. */
 pid_t kvt_test_daemon_child(const struct kvt_test_daemon *daemon);
-/** Its process that releases what clients shared; 0: there is none just now. */
+/** Return the daemon's process that closes what clients shared; 0: none at the moment. */
 pid_t kvt_test_daemon_closer(const struct kvt_test_daemon *daemon);
-/** Its state as in /proc/PID/stat: 'S' sleeps in the kernel, 'Z' has ended, and nobody knows. */
+/** Return the state in /proc/PID/stat: 'S' sleeps, 'Z' has ended but was not waited for. */
 char kvt_test_process_state(pid_t pid);
-/** SIGSTOP, and wait until the process stands still: it may be running on another core. */
+/** Stop a process and wait until it stands still: it may be running on another core. */
 void kvt_test_freeze(pid_t pid);
-/** Wait until it has ended; somebody who does nothing just now has still to hear of it. */
+/** Wait until a process has ended, though its parent, stopped, has not waited for it. */
 void kvt_test_await_zombie(pid_t pid);
-/** Kill that child and wait until its successor is ready. */
+/** Kill the serving child and wait until its successor is ready. */
 void kvt_test_daemon_succeed(struct kvt_test_daemon *daemon);
-/** SIGTERM, wait, check that it exits with 0 and leaves nothing behind. */
+/** Send SIGTERM, wait, check that the daemon exits with 0 and leaves nothing behind. */
 void kvt_test_daemon_stop(struct kvt_test_daemon *daemon);
-/** Shared memory objects and files that are left: one name a line. */
+/** List shared memory objects and files that are left: one name a line. */
 bool kvt_test_daemon_leftovers(const struct kvt_test_daemon *daemon, char *ret_names,
 			       size_t bytes);
-/** Descriptors that it has open: how many; print what each is. */
+/** Count, or print, the daemon's open descriptors. */
 uint32_t kvt_test_daemon_descriptors(const struct kvt_test_daemon *daemon);
 void kvt_test_daemon_print_descriptors(const struct kvt_test_daemon *daemon);
-/** Check the operation log DIR/operations with `kvtctl verify`; ends the test if they disagree. */
+/** Check the operation log DIR/operations with `kvtlab verify`; ends the test if they disagree. */
 void kvt_test_verify(const struct kvt_test_daemon *daemon);
+/** Prepare and start; stop and remove. */
+void kvt_test_daemon_begin(struct kvt_test_daemon *daemon, const char *more);
+void kvt_test_daemon_end(struct kvt_test_daemon *daemon);
 /** Remove the directory. The daemon must have ended. */
 void kvt_test_daemon_remove(struct kvt_test_daemon *daemon);
-/** Whether its output so far contains `text`. */
+/** True if the output so far contains `text`. */
 bool kvt_test_daemon_said(const struct kvt_test_daemon *daemon, const char *text);
 
 /* ---------------------------------------------------------------- clients */
 
 struct kvt_client *kvt_test_connect(const struct kvt_test_daemon *daemon);
 struct kvt_client *kvt_test_observe(const struct kvt_test_daemon *daemon);
-/** The namespace that tests use for `name`. */
+/** Return the tests' namespace for `name`. */
 uint32_t kvt_test_namespace(struct kvt_client *client, const char *name);
 /** Wait until no background work is left, then audit: ends the test if anything is wrong. */
 void kvt_test_audit(const struct kvt_test_daemon *daemon);
-/** Counters once everything is settled. */
+/** Return the counters once background work is done. */
 struct kvt_counters kvt_test_settled(const struct kvt_test_daemon *daemon);
-/** Ask for settled counters until `condition`, which looks at them, holds. What a test waits for in
- * this way is soon noticed by a daemon that has nothing else to do: when it has answered very often
- * and the condition still does not hold, the test ends with the condition and the counters. */
+/** Ask for settled counters until `condition` on them holds. An idle daemon soon notices what a
+ * test waits for: after very many answers the test ends with the condition and the counters. */
 #define kvt_test_until(daemon, counters, condition)                                               \
 	for (uint32_t kvt_asked = 0; (counters) = kvt_test_settled(daemon), !(condition);)        \
 		kvt_test_patience(__FILE__, __LINE__, #condition, &(counters), ++kvt_asked)
@@ -113,10 +114,10 @@ void kvt_test_session_ended(const struct kvt_test_daemon *daemon, uint32_t sessi
 
 /* ---------------------------------------------------------------- pages with content */
 
-/** Bytes of a page, which must be in one piece. */
+/** Return the bytes of a page, which must be in one piece. */
 uint64_t kvt_test_page_bytes(const struct kvt_pool *pool);
-/** Fill a page with what depends on the namespace, the page's place and *all* keys up to its end,
- * and check it. `keys` from position 0, at least (index + 1) * page_size of them. */
+/** Fill a page with content that depends on the namespace, the page's place and *all* keys up to
+ * its end; check it. `keys` from position 0, at least (index + 1) * page_size of them. */
 void kvt_test_page_fill(const struct kvt_pool *pool, uint32_t page_size, uint32_t page,
 			uint64_t salt, const uint32_t *keys, uint32_t index);
 bool kvt_test_page_right(const struct kvt_pool *pool, uint32_t page_size, uint32_t page,
@@ -134,21 +135,21 @@ typedef void kvt_test_child_fn(int pipe, void *context);
 
 void kvt_test_child_start(struct kvt_test_child *child, kvt_test_child_fn *run, void *context);
 void kvt_test_send(int pipe, uint64_t word);
-/** False when the other side is gone. */
+/** Receive a word. False: the other side is gone. */
 bool kvt_test_receive(int pipe, uint64_t *ret_word);
-/** The other side must send exactly this. */
+/** Receive a word, which must be this one. */
 void kvt_test_expect(int pipe, uint64_t word);
-/** Signal and wait; returns the wait status. */
+/** Signal the child and wait. Returns the wait status. */
 int kvt_test_child_kill(struct kvt_test_child *child, int signal_number);
-/** Wait; the child must have exited with 0. */
+/** Wait for the child, which must exit with 0. */
 void kvt_test_child_finish(struct kvt_test_child *child);
 
-/* A small generator: the same numbers everywhere for a seed. */
+/* A small generator: a seed gives the same numbers everywhere. */
 struct kvt_test_random {
 	uint64_t state;
 };
 uint64_t kvt_test_random(struct kvt_test_random *random);
-/** In [0, n). */
+/** Draw a number in [0, n). */
 uint32_t kvt_test_random_below(struct kvt_test_random *random, uint32_t n);
 
 #endif

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the tests here share: a daemon in a directory of its own, and checks that are counted.
+# Shared by the tests here: a daemon in a directory of its own, and counted checks.
 cd "$(dirname "$0")/../.." || exit 1
 O=$(realpath -m "${O:-build}")
 dir=$(mktemp -d /tmp/kvt-metrics-XXXXXX) || exit 1
@@ -45,7 +45,7 @@ stop_daemon() {
 	wait "$daemon"
 	daemon=""
 }
-await() { # file pattern pid: until the file has the pattern, or the process ended
+await() { # file pattern pid: until the file has the pattern, or the process has ended
 	until grep -aq -- "$2" "$1"; do
 		kill -0 "$3" 2>/dev/null || { grep -aq -- "$2" "$1"; return; }
 	done

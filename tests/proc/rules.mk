@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Each tests/proc/test_*.c is a program that starts real daemons and real processes. They link the
+# Each tests/proc/test_*.c is a program that starts real daemons and processes. They link the
 # library with protocol steps, so that a process can be killed at any of them.
 PROC_PROGRAMS := $(patsubst tests/%.c,$(O)/tests/%,$(wildcard tests/proc/test_*.c))
 

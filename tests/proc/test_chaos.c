@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Many processes do random operations and are killed at random: the pool stays whole, no page
- * ever shows the wrong content, and the operation log agrees with the model exactly. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+/* Many processes do random operations and are killed at random. Invariants: the pool stays whole,
+ * no page ever has wrong content, and the operation log agrees with the model exactly.
+ *
+ * Inputs: an eviction policy and a seed per case. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -14,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
 
 enum { PAGE = 4, WORKERS = 5, KILLS = 60, MOST_KEYS = 400, MOST_SEQS = 4, MOST_PAGES = 24 };
@@ -26,7 +23,7 @@ struct worker {
 	struct kvt_pool pool;
 	struct kvt_test_random random;
 	uint32_t namespaces[2];
-	uint32_t loose[MOST_PAGES]; /* private pages in no lease */
+	uint32_t loose[MOST_PAGES]; /* private pages without a lease */
 	uint32_t n_loose;
 	uint64_t refused;
 };
@@ -49,7 +46,7 @@ static uint32_t random_keys(struct worker *worker, uint32_t *keys)
 	return n;
 }
 
-/* What a busy pool may answer; anything else is a failure. */
+/* Answers of a busy pool; anything else is a failure. */
 static bool granted(struct worker *worker, int error, const char *what)
 {
 	if (error == 0)
@@ -72,7 +69,7 @@ static void check_pages(struct worker *worker, uint64_t salt, const uint32_t *pa
 struct running {
 	struct kvt_seq *seq;
 	uint32_t keys[MOST_KEYS + 64];
-	uint32_t n_keys, known, at; /* positions: with keys; that the daemon knows; computed */
+	uint32_t n_keys, known, at; /* positions: with keys; known to the daemon; computed */
 	uint32_t which;             /* namespace */
 };
 
@@ -97,7 +94,7 @@ static void sequence_start(struct worker *worker, struct running *running)
 		    running->at / PAGE);
 }
 
-/* Of the commits in flight one was refused: go on where the daemon is. */
+/* One of the commits in flight was refused: continue where the daemon is. */
 static void fall_back(struct worker *worker, struct running *running)
 {
 	uint32_t next;
@@ -108,8 +105,8 @@ static void fall_back(struct worker *worker, struct running *running)
 	running->known = next > running->n_keys ? next : running->n_keys;
 }
 
-/* What came of commits that were not waited for. Until here the table was the old one, and its
- * pages, displaced ones too, showed what was computed into them whatever happened meanwhile. */
+/* Settle commits in flight. Until here the table was the old one, and its pages, displaced ones
+ * too, kept what was computed into them. */
 static bool sequence_look(struct worker *worker, struct running *running)
 {
 	uint32_t n_pages;
@@ -207,7 +204,7 @@ static void do_insert(struct worker *worker)
 					worker->loose, (struct kvt_handle){ 0, 0, 0 }, KVT_IDLE, 0,
 					&result), "insert"))
 		return;
-	/* Duplicates stay ours; what was taken is not any more. */
+	/* Duplicates stay private; pages that were taken do not. */
 	for (uint32_t i = 0; i < result.n_twins; i++)
 		worker->loose[kept++] = result.twins[2 * i];
 	kvt_test_equal(result.inserted + result.n_twins, n);
@@ -278,7 +275,7 @@ static void worker_run(int pipe, void *context)
 	static struct running running[MOST_SEQS];
 
 	worker.client = kvt_test_connect(&daemon_);
-	kvt_client_set_begin_wait(worker.client, 2000000); /* deadlines are missed, too */
+	kvt_client_set_begin_wait(worker.client, 2000000); /* deadlines pass, too */
 	worker.namespaces[0] = kvt_test_namespace(worker.client, "one");
 	worker.namespaces[1] = kvt_test_namespace(worker.client, "two");
 	kvt_test_equal(kvt_pool_map(worker.client, &worker.pool), 0);
@@ -343,31 +340,17 @@ static void random_work_with_kills(const char *policy, uint64_t seed)
 	kvt_test_daemon_remove(&daemon_);
 }
 
-static void random_operations_and_kills_under_lru_agree_with_the_model(void **state)
+TEST(random_operations_and_kills_under_lru_agree_with_the_model)
 {
-	(void)state;
 	random_work_with_kills("lru", 1);
 }
 
-static void random_operations_and_kills_under_slru_agree_with_the_model(void **state)
+TEST(random_operations_and_kills_under_slru_agree_with_the_model)
 {
-	(void)state;
 	random_work_with_kills("slru", 2);
 }
 
-static void random_operations_and_kills_under_lfu_agree_with_the_model(void **state)
+TEST(random_operations_and_kills_under_lfu_agree_with_the_model)
 {
-	(void)state;
 	random_work_with_kills("lfu", 3);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(random_operations_and_kills_under_lru_agree_with_the_model),
-		cmocka_unit_test(random_operations_and_kills_under_slru_agree_with_the_model),
-		cmocka_unit_test(random_operations_and_kills_under_lfu_agree_with_the_model),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Many processes ask for the same prompt at the same moment: one computes it, the others wait for
- * it; also when the one is killed or stopped at any chunk. Positions are counted by who computes
- * them, page content is checked by who reuses it, and the oracle repeats the operation log. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+/* Many processes ask for the same prompt at the same moment. One computes it and the others wait,
+ * also if it is killed or stopped at any chunk. Each process reports the positions that it computed
+ * and checks the pages that it reuses; the oracle replays the operation log.
+ *
+ * Invariant: positions computed and reused add up, and no reused page has wrong content. */
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -16,14 +12,16 @@
 #include <string.h>
 #include <sys/wait.h>
 
+#include "kvtrunk_wire.h"
+#include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
 
 #define PAGE 16u
-#define PROMPT 4096u /* positions that all share */
-#define TAIL 40u     /* and that each one has of its own, behind them */
+#define PROMPT 4096u /* positions shared by all */
+#define TAIL 40u     /* further positions of each one's own */
 #define CHUNK 512u
 #define MOST 32
-#define HOUR_NS 3600000000000ll /* no deadline passes, however slow or long asleep the machine is */
+#define HOUR_NS 3600000000000ll /* no deadline passes, however slow the machine is */
 
 static struct kvt_test_daemon daemon_;
 static struct kvt_test_child children[MOST];
@@ -51,7 +49,7 @@ static void check_pages(const struct kvt_pool *pool, const struct kvt_seq *seq,
 		kvt_test_check(kvt_test_page_right(pool, PAGE, pages[i], 'c', keys, i));
 }
 
-/* One chunk. Returns the positions that were computed for it. */
+/* Compute one chunk. Returns its positions. */
 static uint32_t compute(const struct kvt_pool *pool, struct kvt_seq *seq, const uint32_t *keys,
 			uint32_t n)
 {
@@ -66,8 +64,8 @@ static uint32_t compute(const struct kvt_pool *pool, struct kvt_seq *seq, const 
 	return end - at;
 }
 
-/* Says how much it need not compute, then computes as many chunks as it is told, and says how
- * many positions that were; until it is done. */
+/* Report the reusable positions. Then compute as many chunks as told and report their positions,
+ * until done. */
 static void worker_run(int pipe, void *context)
 {
 	const struct worker *worker = context;
@@ -128,14 +126,14 @@ static struct kvt_counters counters_now(struct kvt_client *observer)
 	return status.counters;
 }
 
-/* Everybody but the one that computes has asked and got no answer. */
+/* Wait until all but the computing process have asked and got no answer. */
 static void until_waiting(struct kvt_client *observer, uint64_t waits)
 {
 	while (counters_now(observer).waits < waits)
 		;
 }
 
-/* The next child that has something to say: who has not said a word since its start. */
+/* Find the next child that reports for the first time. */
 static uint32_t next_word(const bool *quiet, uint32_t n, uint64_t *ret_word)
 {
 	struct pollfd polls[MOST];
@@ -149,7 +147,7 @@ static uint32_t next_word(const bool *quiet, uint32_t n, uint64_t *ret_word)
 		kvt_test_check(kvt_test_receive(children[i].pipe, ret_word));
 		return i;
 	}
-	kvt_test_fail("nobody says anything");
+	kvt_test_fail("no child reports");
 }
 
 static uint64_t ask(uint32_t child, uint64_t chunks)
@@ -161,7 +159,7 @@ static uint64_t ask(uint32_t child, uint64_t chunks)
 	return computed;
 }
 
-/* All the others have been told that the prompt is there. Returns what they compute. */
+/* All others have been answered: the prompt is there. Returns what they compute. */
 static uint64_t finish_others(bool *quiet, uint32_t n, uint32_t left, uint32_t *finished)
 {
 	uint64_t computed = 0, reused;
@@ -189,7 +187,7 @@ static void end_burst(struct kvt_client *observer)
 	kvt_test_audit(&daemon_);
 }
 
-/* `deaths` owners are killed, each at a chunk of its own, before one gets through. */
+/* `deaths` owners are killed, each at another chunk, before one finishes. */
 static void burst(uint32_t n, uint32_t deaths)
 {
 	struct kvt_client *observer = kvt_test_observe(&daemon_);
@@ -206,14 +204,14 @@ static void burst(uint32_t n, uint32_t deaths)
 		uint32_t owner = next_word(quiet, n, &reused);
 
 		quiet[owner] = false;
-		kvt_test_equal(reused, at); /* nothing that anybody has computed is lost */
+		kvt_test_equal(reused, at); /* nothing computed is lost */
 		until_waiting(observer, n - 1);
 		if (dead == deaths) {
 			computed += ask(owner, UINT64_MAX);
 			finished[owner] = 1;
 			break;
 		}
-		/* At least one chunk stays to be taken over. */
+		/* At least one chunk is left to take over. */
 		computed += ask(owner, kvt_test_random_below(&random, (PROMPT - at) / CHUNK));
 		at = (uint32_t)computed;
 		kvt_test_child_kill(&children[owner], SIGKILL);
@@ -233,45 +231,61 @@ static void burst(uint32_t n, uint32_t deaths)
 	end_burst(observer);
 }
 
-static void a_prompt_asked_for_by_2_processes_at_once_is_computed_once(void **state)
+static int start(void **state)
+{
+	const char *arguments[] = { NULL, NULL };
+	char flag[128];
+
+	(void)state;
+	kvt_test_daemon_prepare(&daemon_, "coalesce_threshold = 0\n");
+	snprintf(flag, sizeof(flag), "--log_file=%s/operations", daemon_.dir);
+	arguments[0] = flag;
+	kvt_test_daemon_start(&daemon_, arguments);
+	return 0;
+}
+
+static int stop(void **state)
 {
 	(void)state;
+	kvt_test_daemon_stop(&daemon_);
+	kvt_test_verify(&daemon_);
+	kvt_test_daemon_remove(&daemon_);
+	return 0;
+}
+
+TEST_WITH(a_prompt_asked_for_by_2_processes_at_once_is_computed_once, start, stop)
+{
 	burst(2, 0);
 }
 
-static void a_prompt_asked_for_by_8_processes_at_once_is_computed_once(void **state)
+TEST_WITH(a_prompt_asked_for_by_8_processes_at_once_is_computed_once, start, stop)
 {
-	(void)state;
 	burst(8, 0);
 }
 
-static void a_prompt_asked_for_by_32_processes_at_once_is_computed_once(void **state)
+TEST_WITH(a_prompt_asked_for_by_32_processes_at_once_is_computed_once, start, stop)
 {
-	(void)state;
 	burst(32, 0);
 }
 
-static void one_of_2_takes_over_where_the_owner_was_killed(void **state)
+TEST_WITH(one_of_2_takes_over_where_the_owner_was_killed, start, stop)
 {
-	(void)state;
 	burst(2, 1);
 }
 
-static void one_of_8_takes_over_from_each_owner_that_is_killed(void **state)
+TEST_WITH(one_of_8_takes_over_from_each_owner_that_is_killed, start, stop)
 {
-	(void)state;
 	burst(8, 3);
 }
 
-static void one_of_32_takes_over_from_each_owner_that_is_killed(void **state)
+TEST_WITH(one_of_32_takes_over_from_each_owner_that_is_killed, start, stop)
 {
-	(void)state;
 	burst(32, 5);
 }
 
-/* Those that wait come through while the owner stands still, and nobody waits for it again. They
- * begin when it stands: before that, their deadline could pass on a busy machine. */
-static void a_stopped_owner_delays_nobody_beyond_the_deadline(void **state)
+/* Waiters continue while the owner is stopped, and none waits for it again. They begin after the
+ * stop: before it, their deadline could pass on a busy machine. */
+TEST_WITH(a_stopped_owner_delays_none_beyond_the_deadline, start, stop)
 {
 	struct kvt_client *observer = kvt_test_observe(&daemon_);
 	const uint32_t n = 8;
@@ -280,7 +294,6 @@ static void a_stopped_owner_delays_nobody_beyond_the_deadline(void **state)
 	uint64_t reused;
 	int status;
 
-	(void)state;
 	for (uint32_t i = 0; i < n; i++)
 		quiet[i] = i != owner;
 	start_workers(n, 300000000);
@@ -301,13 +314,13 @@ static void a_stopped_owner_delays_nobody_beyond_the_deadline(void **state)
 	}
 	kvt_test_check(counters_now(observer).deadline_misses >= 1);
 	kvt_test_equal(kill(children[owner].pid, SIGCONT), 0);
-	/* What others sealed meanwhile is taken over at its next COMMIT. */
+	/* Its next COMMIT takes over what others sealed meanwhile. */
 	kvt_test_equal(ask(owner, UINT64_MAX), CHUNK + TAIL);
 	kvt_test_child_finish(&children[owner]);
 	end_burst(observer);
 }
 
-/* Answers of BEGINs with NO_WAIT: refused for now, begun all the same, and notices. */
+/* Answers of BEGINs with NO_WAIT: refused for now, begun at once, and notices. */
 struct answers {
 	uint32_t not_now, begun, notices;
 };
@@ -340,8 +353,8 @@ static void take_answers(struct kvt_client *client, struct answers *answers, int
 	}
 }
 
-/* Each may have two answers, and both have room: what finds none begins at once. */
-static void a_small_completion_queue_holds_both_answers(void **state)
+/* Each may have two answers, and both have room. A BEGIN without that room begins at once. */
+TEST_WITH(a_small_completion_queue_holds_both_answers, start, stop)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
 	struct worker worker = { .number = 0 };
@@ -353,7 +366,6 @@ static void a_small_completion_queue_holds_both_answers(void **state)
 	struct kvt_pool pool;
 	struct kvt_seq *seq;
 
-	(void)state;
 	prompt_keys(&worker, keys);
 	options.socket_path = daemon_.socket;
 	options.sq_entries = options.cq_entries = 8;
@@ -362,7 +374,7 @@ static void a_small_completion_queue_holds_both_answers(void **state)
 	kvt_test_equal(kvt_pool_map(owner, &pool), 0);
 	kvt_test_equal(kvt_seq_begin(owner, kvt_test_namespace(owner, "burst"), keys, PROMPT, 0, 0,
 				     &seq), 0);
-	/* No answer is taken before the client itself has no room for more. */
+	/* Take no answer before the client itself is full. */
 	for (uint32_t round = 0; round < 3; round++) {
 		while (kvt_submit(client, &request) == 0)
 			submitted++;
@@ -383,43 +395,8 @@ static void a_small_completion_queue_holds_both_answers(void **state)
 	kvt_test_audit(&daemon_);
 }
 
-static int start(void **state)
-{
-	const char *arguments[] = { NULL, NULL };
-	char flag[128];
-
-	(void)state;
-	kvt_test_daemon_prepare(&daemon_, "coalesce_threshold = 0\n");
-	snprintf(flag, sizeof(flag), "--log_file=%s/operations", daemon_.dir);
-	arguments[0] = flag;
-	kvt_test_daemon_start(&daemon_, arguments);
-	return 0;
-}
-
-static int stop(void **state)
-{
-	(void)state;
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_verify(&daemon_);
-	kvt_test_daemon_remove(&daemon_);
-	return 0;
-}
-
-#define BURST(test) cmocka_unit_test_setup_teardown(test, start, stop)
-
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		BURST(a_prompt_asked_for_by_2_processes_at_once_is_computed_once),
-		BURST(a_prompt_asked_for_by_8_processes_at_once_is_computed_once),
-		BURST(a_prompt_asked_for_by_32_processes_at_once_is_computed_once),
-		BURST(one_of_2_takes_over_where_the_owner_was_killed),
-		BURST(one_of_8_takes_over_from_each_owner_that_is_killed),
-		BURST(one_of_32_takes_over_from_each_owner_that_is_killed),
-		BURST(a_stopped_owner_delays_nobody_beyond_the_deadline),
-		BURST(a_small_completion_queue_holds_both_answers),
-	};
-
 	kill_seed = argc > 1 ? strtoull(argv[1], NULL, 0) : 1;
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return kvt_tests_run(1, argv);
 }

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The daemon dies under clients that wait in every way there is: each comes back with
- * -ECONNRESET, and so does every later call. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+/* The daemon dies under clients that wait in every possible way: each wait returns -ECONNRESET, and
+ * so does every later call.
+ *
+ * Inputs: the step or call in which a client is when the daemon is killed. Invariant: each call
+ * returns. */
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
@@ -16,6 +13,7 @@
 #include <sys/wait.h>
 
 #include "libclient/client.h"
+#include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
 
 static struct kvt_test_daemon daemon_;
@@ -26,12 +24,12 @@ struct waiter {
 	void (*wait)(struct kvt_client *client, uint32_t namespace_id);
 	bool sleeps;  /* reaches the step before-sleep */
 	bool observer;
-	bool when_stopped; /* calls only once the daemon is stopped: no answer can come */
+	bool when_stopped; /* calls while the daemon is stopped: no answer can come */
 };
 
 static int waiter_pipe = -1;
 static bool told = true;
-static bool tell; /* that it is about to sleep, once it has said that it is about to wait */
+static bool tell; /* wait for the step just before sleeping, after the word that it will wait */
 
 /* The step just before a blocking call sleeps. */
 static void at_step(struct kvt_client *client, unsigned int step, void *context)
@@ -183,7 +181,7 @@ static void waiter_run(int pipe, void *context)
 	kvt_test_send(pipe, 3);
 }
 
-/* Whether a process sleeps in the kernel. */
+/* True if a process sleeps in the kernel. */
 static bool asleep(pid_t pid)
 {
 	char path[64], line[256];
@@ -224,14 +222,12 @@ static void finish_waiters(struct kvt_test_child *children)
 	}
 }
 
-static void every_waiter_returns_econnreset_when_the_daemon_is_killed(void **state)
+TEST(every_waiter_returns_econnreset_when_the_daemon_is_killed)
 {
 	struct kvt_test_child children[N_WAITERS];
 	int status;
 
-	(void)state;
-	kvt_test_daemon_prepare(&daemon_, NULL);
-	kvt_test_daemon_start(&daemon_, NULL);
+	kvt_test_daemon_begin(&daemon_, NULL);
 	start_waiters(children);
 	kill(daemon_.pid, SIGSTOP);
 	kvt_test_check(waitpid(daemon_.pid, &status, WUNTRACED) == daemon_.pid &&
@@ -242,11 +238,10 @@ static void every_waiter_returns_econnreset_when_the_daemon_is_killed(void **sta
 	kill(daemon_.pid, SIGKILL);
 	kvt_test_daemon_wait(&daemon_);
 	finish_waiters(children);
-	/* What the dead one left is cleaned up by the next. */
+	/* The next daemon removes what the dead one left. */
 	kvt_test_daemon_start(&daemon_, NULL);
 	kvt_test_audit(&daemon_);
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_daemon_remove(&daemon_);
+	kvt_test_daemon_end(&daemon_);
 }
 
 static void connecting_run(int pipe, void *context)
@@ -278,14 +273,12 @@ static void hello_run(int pipe, void *context)
 	connecting_run(pipe, context);
 }
 
-static void a_client_that_waits_for_its_welcome_is_told_too(void **state)
+TEST(a_client_that_waits_for_its_welcome_is_told_too)
 {
 	struct kvt_test_child child;
 	int status;
 
-	(void)state;
-	kvt_test_daemon_prepare(&daemon_, NULL);
-	kvt_test_daemon_start(&daemon_, NULL);
+	kvt_test_daemon_begin(&daemon_, NULL);
 	kill(daemon_.pid, SIGSTOP);
 	kvt_test_check(waitpid(daemon_.pid, &status, WUNTRACED) == daemon_.pid &&
 		       WIFSTOPPED(status));
@@ -297,19 +290,16 @@ static void a_client_that_waits_for_its_welcome_is_told_too(void **state)
 	kvt_test_expect(child.pipe, 3);
 	kvt_test_child_finish(&child);
 	kvt_test_daemon_start(&daemon_, NULL);
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_daemon_remove(&daemon_);
+	kvt_test_daemon_end(&daemon_);
 }
 
-static void a_deadline_passes_although_the_daemon_hangs(void **state)
+TEST(a_deadline_passes_although_the_daemon_hangs)
 {
 	struct kvt_client *client;
 	struct kvt_counters counters;
 	int status;
 
-	(void)state;
-	kvt_test_daemon_prepare(&daemon_, NULL);
-	kvt_test_daemon_start(&daemon_, NULL);
+	kvt_test_daemon_begin(&daemon_, NULL);
 	client = kvt_test_connect(&daemon_);
 	kill(daemon_.pid, SIGSTOP);
 	kvt_test_check(waitpid(daemon_.pid, &status, WUNTRACED) == daemon_.pid &&
@@ -321,17 +311,5 @@ static void a_deadline_passes_although_the_daemon_hangs(void **state)
 	kvt_test_equal(kvt_stats(client, &counters), 0);
 	kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
 	kvt_test_audit(&daemon_);
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_daemon_remove(&daemon_);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_waiter_returns_econnreset_when_the_daemon_is_killed),
-		cmocka_unit_test(a_client_that_waits_for_its_welcome_is_told_too),
-		cmocka_unit_test(a_deadline_passes_although_the_daemon_hangs),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	kvt_test_daemon_end(&daemon_);
 }

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Several slabs, and groups: processes of one engine that hold together what one session holds. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+/* Several slabs, and groups: processes of one engine that share one session. Ranks are child
+ * processes that take orders over a pipe; pages must return only after the last process.
+ *
+ * Inputs: orders to ranks, and signals. Invariant: no page is free while a process that could write
+ * it lives. */
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
@@ -16,17 +14,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "kvtrunk_wire.h"
+#include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
 
 enum { SLOT = 3, PAGE_SIZE = 16, N_PAGES = 4096 };
 
-/* What a rank is told to do over its pipe, one word each; it answers with a word. */
+/* Orders to a rank over its pipe, one word each. It answers with a word. */
 enum order {
 	ORDER_RAISE = 1, /* then the value */
 	ORDER_WRITE,     /* then the page: fills it in its slab with its rank */
 	ORDER_CHECK,     /* answers with the error of kvt_group_check() */
-	ORDER_WAIT_END,  /* until its control socket says something; answers as ORDER_CHECK */
-	ORDER_FORK,      /* answers with the number of a child that holds all and does nothing */
+	ORDER_WAIT_END,  /* until its control socket is readable; answers like ORDER_CHECK */
+	ORDER_FORK,      /* answers with the pid of a child that inherits all and does nothing */
 	ORDER_CLOSE,     /* answers with the result, and ends */
 };
 
@@ -67,7 +67,7 @@ static uint64_t wait_end(struct kvt_client *client)
 
 	int rc = 0;
 
-	while (rc == 0) { /* a successor's greeting is no end */
+	while (rc == 0) { /* a successor's RESUMED is no end */
 		kvt_test_equal(poll(&look, 1, -1), 1);
 		rc = kvt_group_check(client);
 	}
@@ -87,7 +87,7 @@ static uint64_t leave_a_child(void)
 	return (uint64_t)child;
 }
 
-/* Go on as process number 1 of a PID namespace, whose end is this process's. 0: may not be made. */
+/* Continue as process 1 of a PID namespace that ends with this process. False: not allowed. */
 static bool enter_namespace(int pipe)
 {
 	pid_t child;
@@ -218,8 +218,7 @@ static void end(struct world *world)
 static void end_without_log(struct world *world)
 {
 	kvt_test_audit(&world->daemon);
-	kvt_test_daemon_stop(&world->daemon);
-	kvt_test_daemon_remove(&world->daemon);
+	kvt_test_daemon_end(&world->daemon);
 }
 
 static void finish_member(struct member *member)
@@ -230,7 +229,7 @@ static void finish_member(struct member *member)
 
 /* ---- slabs */
 
-static void the_same_page_is_another_memory_in_each_slab(void **state)
+TEST(the_same_page_is_another_memory_in_each_slab)
 {
 	struct kvt_test_daemon daemon;
 	struct kvt_client *writer, *reader;
@@ -238,7 +237,6 @@ static void the_same_page_is_another_memory_in_each_slab(void **state)
 	struct kvt_pool pool;
 	uint32_t page;
 
-	(void)state;
 	prepare(&daemon);
 	kvt_test_daemon_start(&daemon, NULL);
 	writer = kvt_test_connect(&daemon);
@@ -263,8 +261,7 @@ static void the_same_page_is_another_memory_in_each_slab(void **state)
 	kvt_client_close(writer, KVT_IDLE);
 	kvt_client_close(reader, KVT_IDLE);
 	kvt_test_audit(&daemon);
-	kvt_test_daemon_stop(&daemon);
-	kvt_test_daemon_remove(&daemon);
+	kvt_test_daemon_end(&daemon);
 }
 
 /* ---- fences */
@@ -283,7 +280,7 @@ static uint32_t visible(struct world *world, const uint32_t *keys, uint32_t n)
 }
 
 /* A COMMIT behind word 3 takes effect when rank 0, 1 and 2 have raised theirs, in any order. */
-static void a_fence_waits_for_the_words_of_all_ranks(void **state)
+TEST(a_fence_waits_for_the_words_of_all_ranks)
 {
 	static uint32_t keys[PAGE_SIZE * 2];
 	struct kvt_request request = { .op = KVT_OP_COMMIT, .fence = { SLOT, 7 },
@@ -293,7 +290,6 @@ static void a_fence_waits_for_the_words_of_all_ranks(void **state)
 	struct kvt_seq *seq;
 	uint32_t n;
 
-	(void)state;
 	begin(&world);
 	for (uint32_t i = 0; i < PAGE_SIZE * 2; i++)
 		keys[i] = 1000 + i;
@@ -315,10 +311,10 @@ static void a_fence_waits_for_the_words_of_all_ranks(void **state)
 	kvt_result_release(world.leader, &result);
 	kvt_test_equal(visible(&world, keys, PAGE_SIZE * 2), PAGE_SIZE);
 	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
-	/* In order: rank 0 closes, members learn it, and are no longer a group. */
+	/* In order: rank 0 closes, members see it and leave the group. */
 	kvt_test_equal(kvt_client_close(world.leader, (struct kvt_fence){ SLOT, 7 }), 0);
 	for (int i = 0; i < 2; i++) {
-		if (i == 0) /* one that looks at its socket; the other finds the mark */
+		if (i == 0) /* one sees it on its socket, the other finds the mark */
 			kvt_test_equal(tell(&world.members[i], ORDER_WAIT_END), ECONNRESET);
 		kvt_test_equal(tell_with(&world.members[i], ORDER_RAISE, 9), ECONNRESET);
 		finish_member(&world.members[i]);
@@ -327,13 +323,12 @@ static void a_fence_waits_for_the_words_of_all_ranks(void **state)
 	end(&world);
 }
 
-/* Words of a late member begin with rank 0's, so what was reached stays reached. */
-static void a_late_member_does_not_take_back_a_fence(void **state)
+/* Words of a late member begin with rank 0's, so reached fences stay reached. */
+TEST(a_late_member_does_not_take_back_a_fence)
 {
 	struct world world;
 	uint32_t pages[2];
 
-	(void)state;
 	prepare(&world.daemon);
 	kvt_test_daemon_start(&world.daemon, NULL);
 	world.leader = kvt_test_connect(&world.daemon);
@@ -370,13 +365,12 @@ static uint64_t quarantined(struct world *world)
 	return kvt_test_settled(&world->daemon).quarantined_pages;
 }
 
-/* One rank is killed: the others are told who; pages wait for the last process. */
-static void the_group_is_over_when_any_rank_is_and_its_pages_free_when_all_are(void **state)
+/* One rank is killed: the others learn which; pages wait for the last process. */
+TEST(the_group_is_over_when_any_rank_is_and_its_pages_free_when_all_are)
 {
 	struct pollfd look = { .events = POLLIN };
 	struct world world;
 
-	(void)state;
 	begin(&world);
 	hold_pages(&world);
 	kvt_test_child_kill(&world.members[0].child, SIGKILL);
@@ -395,7 +389,7 @@ static void the_group_is_over_when_any_rank_is_and_its_pages_free_when_all_are(v
 	end(&world);
 }
 
-/* Rank 0 is killed: a member that lives on, stopped even, keeps the pages where they are. */
+/* Rank 0 is killed. A member that lives, even stopped, keeps its pages from being reused. */
 struct leader {
 	const struct kvt_test_daemon *daemon;
 	bool leaves_a_child; /* that holds its socket: */
@@ -437,7 +431,7 @@ static void begin_with_a_leader_apart(struct world *world, struct kvt_test_child
 	kvt_test_check(kvt_test_receive(leader->pipe, &world->token.words[1]));
 }
 
-static void a_killed_rank_0_ends_its_group_and_a_stopped_member_keeps_the_pages(void **state)
+TEST(a_killed_rank_0_ends_its_group_and_a_stopped_member_keeps_the_pages)
 {
 	struct kvt_counters counters;
 	struct kvt_test_child leader;
@@ -445,7 +439,6 @@ static void a_killed_rank_0_ends_its_group_and_a_stopped_member_keeps_the_pages(
 	struct world world;
 	int status;
 
-	(void)state;
 	begin_with_a_leader_apart(&world, &leader, &context);
 	start_member(&world, 1);
 	start_member(&world, 2);
@@ -461,13 +454,13 @@ static void a_killed_rank_0_ends_its_group_and_a_stopped_member_keeps_the_pages(
 	kvt_test_equal(tell(&world.members[1], ORDER_CHECK), ECONNRESET);
 	kvt_test_equal(quarantined(&world), 5);
 	kvt_test_child_kill(&world.members[1].child, SIGKILL);
-	/* The last process is gone: the daemon learns it soon. */
+	/* The last process has ended: the daemon learns it soon. */
 	kvt_test_until(&world.daemon, counters, counters.free_pages == N_PAGES - 1);
 	end_without_log(&world);
 }
 
-/* A member's child has all that its parent had of the device, the control socket too. */
-static void a_child_of_a_dead_member_keeps_the_pages(void **state)
+/* A member's child holds all device mappings of its parent, and the control socket. */
+TEST(a_child_of_a_dead_member_keeps_the_pages)
 {
 	struct kvt_counters counters;
 	struct kvt_test_child leader;
@@ -475,13 +468,12 @@ static void a_child_of_a_dead_member_keeps_the_pages(void **state)
 	struct world world;
 	pid_t child;
 
-	(void)state;
 	begin_with_a_leader_apart(&world, &leader, &context);
 	start_member(&world, 1);
 	child = (pid_t)tell(&world.members[0], ORDER_FORK);
 	start_member(&world, 2);
 	kvt_test_child_kill(&world.members[0].child, SIGKILL);
-	/* Its exit is enough to end the group. */
+	/* Its exit suffices to end the group. */
 	kvt_test_equal(tell(&world.members[1], ORDER_WAIT_END), ECONNRESET);
 	kvt_test_child_kill(&world.members[1].child, SIGKILL);
 	kvt_test_session_ended(&world.daemon, world.session);
@@ -492,11 +484,10 @@ static void a_child_of_a_dead_member_keeps_the_pages(void **state)
 	end_without_log(&world);
 }
 
-/* Either sign of rank 0's end is enough: a hang-up of a process that lives, the end of one whose
- * child holds the socket. Its pages wait for both. */
-static void members_are_told_at_the_first_sign(void **state)
+/* Either sign of rank 0's end suffices: hang-up of a live process, or exit of one whose child holds
+ * the socket. Its pages wait for both. */
+TEST(members_are_told_at_the_first_sign)
 {
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		struct leader context = { .leaves_a_child = i == 0 };
 		struct kvt_counters counters;
@@ -528,9 +519,9 @@ static void members_are_told_at_the_first_sign(void **state)
 	}
 }
 
-/* An operator who knows better. Nothing of the group is left in the daemon then, although one of
- * its processes lives on. */
-static void an_operator_ends_the_quarantine_of_a_group(void **state)
+/* An operator's fence. It leaves nothing of the group in the daemon, although one of its processes
+ * lives. */
+TEST(an_operator_ends_the_quarantine_of_a_group)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_FENCE };
 	struct kvt_client *observer;
@@ -539,7 +530,6 @@ static void an_operator_ends_the_quarantine_of_a_group(void **state)
 	struct world world;
 	uint32_t before;
 
-	(void)state;
 	begin_with_a_leader_apart(&world, &leader, &context);
 	before = kvt_test_daemon_descriptors(&world.daemon);
 	start_member(&world, 1);
@@ -563,13 +553,12 @@ static void an_operator_ends_the_quarantine_of_a_group(void **state)
 }
 
 /* Containers of one engine may each have a PID namespace. */
-static void a_member_may_be_in_another_pid_namespace(void **state)
+TEST(a_member_may_be_in_another_pid_namespace)
 {
 	struct member *member;
 	struct world world;
 	uint64_t word = 0;
 
-	(void)state;
 	prepare(&world.daemon);
 	kvt_test_daemon_start(&world.daemon, NULL);
 	world.leader = kvt_test_connect(&world.daemon);
@@ -583,7 +572,7 @@ static void a_member_may_be_in_another_pid_namespace(void **state)
 	if (word) {
 		kvt_test_equal(word, world.session);
 		hold_pages(&world);
-		kvt_test_child_kill(&member->child, SIGKILL); /* and with it who waits for it */
+		kvt_test_child_kill(&member->child, SIGKILL); /* and with it its waiting parent */
 		kvt_test_session_ended(&world.daemon, world.session);
 		kvt_test_equal(kvt_group_check(world.leader), -ECONNRESET);
 		kvt_test_check(strstr(kvt_client_error(world.leader)->text, "rank 1") != NULL);
@@ -608,51 +597,8 @@ static void upgrade(struct kvt_test_daemon *daemon)
 	kvt_test_check(kvt_test_daemon_await(daemon, "READY=1"));
 }
 
-static void take_over_with(struct kvt_test_daemon *daemon, const char *const *arguments)
-{
-	pid_t old = daemon->pid;
-	int status;
-
-	kvt_test_daemon_start(daemon, arguments);
-	kvt_test_check(waitpid(old, &status, 0) == old && status == 0);
-}
-
-static void take_over(struct kvt_test_daemon *daemon)
-{
-	static const char *const takeover[] = { "--takeover", NULL };
-
-	take_over_with(daemon, takeover);
-}
-
-/* From one that nobody supervises; and who took over is killed at once. */
-static void supervise_and_succeed(struct kvt_test_daemon *daemon)
-{
-	static const char *const both[] = { "--takeover", "--supervise", NULL };
-	static bool managed;
-
-	if (!managed) {
-		take_over_with(daemon, both);
-		upgrade(daemon);
-		/* Arena, ledger, log, lock, three slabs; six of the session, three a member. */
-		kvt_test_check(kvt_test_daemon_said(daemon, "sessions=1 parked=19"));
-	}
-	managed = true;
-	kvt_test_daemon_succeed(daemon);
-}
-
-/* The daemon has handed everything over, and takes it back. */
-static void fail_to_take_over(struct kvt_test_daemon *daemon)
-{
-	static const char *const other[] = { "--takeover", "--n-pages=2048", NULL };
-	pid_t old = daemon->pid;
-
-	kvt_test_daemon_spawn(daemon, other);
-	kvt_test_check(WEXITSTATUS(kvt_test_daemon_wait(daemon)) == 1);
-	daemon->pid = old;
-}
-
-/* A FREE waits for all words; another daemon comes; the words are raised under that one. */
-static void goes_on(const char *const *arguments, void (*succeed)(struct kvt_test_daemon *))
+/* A FREE waits for all words. A successor takes over; the words are raised after that. */
+static void continues(const char *const *arguments, void (*succeed)(struct kvt_test_daemon *))
 {
 	struct kvt_request request = { .op = KVT_OP_FREE, .fence = { SLOT, 7 }, .n_pages = 2 };
 	struct kvt_result result;
@@ -674,7 +620,7 @@ static void goes_on(const char *const *arguments, void (*succeed)(struct kvt_tes
 	kvt_test_equal(result.error, 0);
 	kvt_result_release(world.leader, &result);
 	kvt_test_equal(kvt_test_settled(&world.daemon).private_pages, 3);
-	/* The successor knows the processes, too. */
+	/* The successor watches the processes, too. */
 	kvt_test_child_kill(&world.members[1].child, SIGKILL);
 	kvt_test_equal(tell(&world.members[0], ORDER_WAIT_END), ECONNRESET);
 	succeed(&world.daemon);
@@ -685,34 +631,14 @@ static void goes_on(const char *const *arguments, void (*succeed)(struct kvt_tes
 	end_without_log(&world);
 }
 
-static void a_group_goes_on_with_the_successor_of_a_killed_daemon(void **state)
+TEST(a_group_outlives_a_killed_daemon)
 {
-	(void)state;
-	goes_on(supervised, kvt_test_daemon_succeed);
+	continues(supervised, kvt_test_daemon_succeed);
 }
 
-static void a_group_goes_on_after_an_upgrade(void **state)
+TEST(a_group_outlives_an_upgrade)
 {
-	(void)state;
-	goes_on(supervised, upgrade);
-}
-
-static void a_group_goes_on_with_a_daemon_that_took_over(void **state)
-{
-	(void)state;
-	goes_on(NULL, take_over);
-}
-
-static void a_group_goes_on_when_who_took_over_is_killed(void **state)
-{
-	(void)state;
-	goes_on(NULL, supervise_and_succeed);
-}
-
-static void a_group_goes_on_when_a_takeover_fails(void **state)
-{
-	(void)state;
-	goes_on(NULL, fail_to_take_over);
+	continues(supervised, upgrade);
 }
 
 /* ---- refusals */
@@ -728,7 +654,7 @@ static void refused(const struct kvt_test_daemon *daemon, const struct kvt_group
 		kvt_test_fail("'%s' is not in: %s", words, error.text);
 }
 
-static void who_may_not_join_is_told_why(void **state)
+TEST(a_refused_join_names_its_cause)
 {
 	struct kvt_group_token wrong, again;
 	struct kvt_client *other, *more;
@@ -736,14 +662,13 @@ static void who_may_not_join_is_told_why(void **state)
 	struct kvt_error error;
 	struct world world;
 
-	(void)state;
 	begin(&world);
 	wrong = world.token;
 	wrong.words[1] ^= 1ull << 63;
 	refused(&world.daemon, &wrong, 1, -ESTALE, "no group has this token");
-	refused(&world.daemon, &world.token, 0, -ERANGE, "rank 0 is who opened it");
-	refused(&world.daemon, &world.token, 3, -ERANGE, "rank 3 is none of this group");
-	refused(&world.daemon, &world.token, 2, -EEXIST, "has come already");
+	refused(&world.daemon, &world.token, 0, -ERANGE, "rank 0 opened the group");
+	refused(&world.daemon, &world.token, 3, -ERANGE, "rank 3 is not in this group");
+	refused(&world.daemon, &world.token, 2, -EEXIST, "has already joined");
 	kvt_test_equal(kvt_group_open(world.leader, 3, &again), 0);
 	kvt_test_equal(memcmp(&again, &world.token, sizeof(again)), 0);
 	kvt_test_equal(kvt_group_open(world.leader, 4, &again), -EALREADY);
@@ -756,7 +681,7 @@ static void who_may_not_join_is_told_why(void **state)
 	kvt_test_equal(join(&world.daemon, &again, 2, &more, &error), 0);
 	kvt_test_equal(kvt_submit(more, &request), -ENOTCONN);
 	kvt_test_equal(kvt_group_open(more, 2, &again), -ENOTCONN);
-	/* Places are free again when a group has ended, and its token is worth nothing. */
+	/* Places are free again when a group has ended, and its token is invalid. */
 	kvt_test_equal(kvt_client_close(other, KVT_IDLE), 0);
 	kvt_test_equal(kvt_group_check(more), -ECONNRESET);
 	kvt_test_check(strstr(kvt_client_error(more)->text, "rank 0 closed it") != NULL);
@@ -766,22 +691,21 @@ static void who_may_not_join_is_told_why(void **state)
 	kvt_test_settled(&world.daemon);
 	kvt_test_equal(kvt_group_open(other, 3, &again), 0);
 	kvt_client_close(other, KVT_IDLE);
-	kvt_test_equal(tell(&world.members[0], ORDER_CHECK), 0); /* the first is as it was */
+	kvt_test_equal(tell(&world.members[0], ORDER_CHECK), 0); /* the first is unchanged */
 	kvt_client_close(world.leader, KVT_IDLE);
 	finish_member(&world.members[0]);
 	finish_member(&world.members[1]);
 	end(&world);
 }
 
-/* Rows of kvtctl clients: rank 0 holds, members are named, those who are to come as well. */
-static void clients_shows_members(void **state)
+/* Rows of kvtctl clients: rank 0 holds, members are named, and so are missing ones. */
+TEST(clients_shows_members)
 {
 	char command[256], line[512];
 	struct world world;
 	int found = 0;
 	FILE *out;
 
-	(void)state;
 	begin(&world);
 	snprintf(command, sizeof(command), "%s/kvtctl --socket %s clients", kvt_test_build(),
 		 world.daemon.socket);
@@ -795,30 +719,4 @@ static void clients_shows_members(void **state)
 	finish_member(&world.members[0]);
 	finish_member(&world.members[1]);
 	end(&world);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(the_same_page_is_another_memory_in_each_slab),
-		cmocka_unit_test(a_fence_waits_for_the_words_of_all_ranks),
-		cmocka_unit_test(a_late_member_does_not_take_back_a_fence),
-		cmocka_unit_test(
-			the_group_is_over_when_any_rank_is_and_its_pages_free_when_all_are),
-		cmocka_unit_test(
-			a_killed_rank_0_ends_its_group_and_a_stopped_member_keeps_the_pages),
-		cmocka_unit_test(a_child_of_a_dead_member_keeps_the_pages),
-		cmocka_unit_test(members_are_told_at_the_first_sign),
-		cmocka_unit_test(an_operator_ends_the_quarantine_of_a_group),
-		cmocka_unit_test(a_member_may_be_in_another_pid_namespace),
-		cmocka_unit_test(a_group_goes_on_with_the_successor_of_a_killed_daemon),
-		cmocka_unit_test(a_group_goes_on_after_an_upgrade),
-		cmocka_unit_test(a_group_goes_on_with_a_daemon_that_took_over),
-		cmocka_unit_test(a_group_goes_on_when_who_took_over_is_killed),
-		cmocka_unit_test(a_group_goes_on_when_a_takeover_fails),
-		cmocka_unit_test(who_may_not_join_is_told_why),
-		cmocka_unit_test(clients_shows_members),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kill -9 at every protocol step of every operation: nothing is lost, nobody else notices.
+/* kill -9 at every protocol step of every operation: nothing is lost, other clients continue.
  *
  * The victim runs one scenario that uses all operations, over a library whose steps call a hook. A
- * first run counts the steps it passes; then it is run once for each of them, stops itself there
- * and is killed. Beside it a survivor holds a sequence with content throughout and serves the
- * same prefix after each kill. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+ * first run counts the steps. Then it runs once per step, stops itself there and is killed. A
+ * survivor holds a sequence with content throughout and serves the same prefix after each kill.
+ *
+ * Invariant: after each kill the audit is clean and the survivor's pages have their content. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -19,6 +14,7 @@
 #include <unistd.h>
 
 #include "libclient/client.h"
+#include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
 
 #define PAGE 16u
@@ -30,9 +26,9 @@ static struct kvt_test_daemon daemon_;
 enum { WORD_STEP = 1000, WORD_SESSION = 1000000, WORD_DONE = 3 };
 
 struct victim {
-	uint32_t stop_at; /* number of the step at which it stops, from 1; 0 = none */
-	uint32_t kind;    /* or: the first step of this kind, from 1 */
-	bool reset;       /* with RESET, which the survivor's sequence feels */
+	uint32_t stop_at; /* number of the step at which it stops, from 1; 0: none */
+	uint32_t kind;    /* or the first step of this kind, from 1 */
+	bool reset;       /* with RESET, which affects the survivor's sequence */
 };
 
 struct steps {
@@ -105,7 +101,7 @@ static void victim_sequences(struct kvt_client *client, const struct kvt_pool *p
 	fill_pages(seq, pool, keys, PROMPT / PAGE, (PROMPT + 40) / PAGE);
 	kvt_test_equal(kvt_seq_commit(seq, PROMPT + 40, keys + PROMPT, 40, KVT_IDLE, 0), 0);
 	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
-	/* The same keys again, in commits that are not waited for: what they displace is kept. */
+	/* The same keys again, in commits in flight: what they displace is kept. */
 	kvt_test_equal(kvt_seq_begin(client, ns, keys, PROMPT, 16, KVT_F_FORCE_MISS, &seq), 0);
 	fill_pages(seq, pool, keys, 0, PROMPT / PAGE);
 	for (uint32_t end = 64; end < PROMPT; end += 64)
@@ -116,7 +112,7 @@ static void victim_sequences(struct kvt_client *client, const struct kvt_pool *p
 	kvt_test_equal(kvt_seq_settle(seq), 0);
 	kvt_test_equal(kvt_seq_commit_async(seq, PROMPT, NULL, 0, KVT_IDLE, 0), 0);
 	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
-	/* Keys of its own, left half done, ended behind a fence. */
+	/* Keys of its own, half done, ended behind a fence. */
 	fill_keys(keys, PROMPT, own_seed(0));
 	kvt_test_equal(kvt_seq_begin(client, ns, keys, PROMPT, 0, 0, &seq), 0);
 	fill_pages(seq, pool, keys, 0, 4);
@@ -151,7 +147,7 @@ static void victim_pages(struct kvt_client *client, const struct kvt_pool *pool,
 	kvt_test_equal(kvt_evict(client, 1, &ignored), 0);
 }
 
-/* The answer to a locking INSERT comes after the caller gave up: the library gives it back. */
+/* The answer to a locking INSERT comes after the caller's deadline: the library unlocks it. */
 static void victim_late_answer(struct kvt_client *client, uint32_t ns)
 {
 	uint32_t keys[16], page;
@@ -295,7 +291,7 @@ static uint32_t count_steps(struct victim victim, uint8_t *ret_seen)
 	return (uint32_t)passed;
 }
 
-/* Returns false when the victim got through without reaching that step: it was the last. */
+/* Returns false if the victim finished without reaching that step: it was the last. */
 static bool kill_at(struct victim victim, uint8_t *ret_killed)
 {
 	struct kvt_test_child child;
@@ -335,8 +331,7 @@ static void kill_everywhere(bool reset)
 	uint32_t steps, kills = 0;
 	bool stopped = true;
 
-	kvt_test_daemon_prepare(&daemon_, NULL);
-	kvt_test_daemon_start(&daemon_, NULL);
+	kvt_test_daemon_begin(&daemon_, NULL);
 	steps = count_steps((struct victim){ .reset = reset }, seen);
 	survivor_start(&survivor);
 	survivor_serve(&survivor);
@@ -359,28 +354,15 @@ static void kill_everywhere(bool reset)
 				      kvt_client_step_name(i), seen[i] ? "passed" : "never passed");
 	kvt_test_equal(wait_for_sessions(0).private_pages, 0);
 	kvt_test_audit(&daemon_);
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_daemon_remove(&daemon_);
+	kvt_test_daemon_end(&daemon_);
 }
 
-static void a_process_killed_at_any_protocol_step_loses_no_page(void **state)
+TEST(a_process_killed_at_any_protocol_step_loses_no_page)
 {
-	(void)state;
 	kill_everywhere(false);
 }
 
-static void nor_one_that_is_killed_around_a_reset(void **state)
+TEST(nor_one_that_is_killed_around_a_reset)
 {
-	(void)state;
 	kill_everywhere(true);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_process_killed_at_any_protocol_step_loses_no_page),
-		cmocka_unit_test(nor_one_that_is_killed_around_a_reset),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

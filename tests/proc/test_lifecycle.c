@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Start, stop, crash, drain: what is left behind, and who is refused. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+/* Start, stop, crash, drain: what is left behind, and which clients are refused. Each test starts
+ * and ends daemons of its own.
+ *
+ * Invariant: nothing is left in the runtime folder and in /dev/shm, and messages name cause and
+ * cure. */
 #include <errno.h>
 #include <sched.h>
 #include <signal.h>
@@ -14,15 +12,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
 
-static void a_stopped_daemon_leaves_nothing_behind(void **state)
+TEST(a_stopped_daemon_leaves_nothing_behind)
 {
 	struct kvt_test_daemon daemon;
 	struct kvt_client *client;
 	char names[1024];
 
-	(void)state;
 	kvt_test_daemon_prepare(&daemon, NULL);
 	for (int round = 0; round < 3; round++) {
 		kvt_test_daemon_start(&daemon, NULL);
@@ -34,12 +32,11 @@ static void a_stopped_daemon_leaves_nothing_behind(void **state)
 	kvt_test_daemon_remove(&daemon);
 }
 
-static void what_a_crashed_daemon_left_is_cleaned_up_by_the_next(void **state)
+TEST(what_a_crashed_daemon_left_is_cleaned_up_by_the_next)
 {
 	struct kvt_test_daemon daemon;
 	char names[1024];
 
-	(void)state;
 	kvt_test_daemon_prepare(&daemon, NULL);
 	for (int round = 0; round < 3; round++) {
 		kvt_test_daemon_start(&daemon, NULL);
@@ -50,12 +47,11 @@ static void what_a_crashed_daemon_left_is_cleaned_up_by_the_next(void **state)
 	}
 	kvt_test_daemon_start(&daemon, NULL);
 	kvt_test_audit(&daemon);
-	kvt_test_daemon_stop(&daemon);
-	kvt_test_daemon_remove(&daemon);
+	kvt_test_daemon_end(&daemon);
 }
 
-/* The old clients of a crashed daemon keep their mappings; the successor never touches them. */
-static void a_successor_leaves_alone_what_old_clients_map(void **state)
+/* Old clients of a crashed daemon keep their mappings; the successor never touches them. */
+TEST(a_successor_leaves_alone_what_old_clients_map)
 {
 	struct kvt_test_daemon daemon;
 	struct kvt_client *client, *fresh;
@@ -64,9 +60,7 @@ static void a_successor_leaves_alone_what_old_clients_map(void **state)
 	uint8_t *page;
 	uint32_t pages[4];
 
-	(void)state;
-	kvt_test_daemon_prepare(&daemon, NULL);
-	kvt_test_daemon_start(&daemon, NULL);
+	kvt_test_daemon_begin(&daemon, NULL);
 	client = kvt_test_connect(&daemon);
 	kvt_test_equal(kvt_pool_map(client, &pool), 0);
 	kvt_test_equal(kvt_alloc(client, 4, pages), 0);
@@ -83,20 +77,17 @@ static void a_successor_leaves_alone_what_old_clients_map(void **state)
 	kvt_test_equal(kvt_stats(fresh, &counters), 0);
 	kvt_test_equal(counters.free_pages, 4095);
 	kvt_client_close(fresh, KVT_IDLE);
-	kvt_test_daemon_stop(&daemon);
-	kvt_test_daemon_remove(&daemon);
+	kvt_test_daemon_end(&daemon);
 }
 
-static void a_second_daemon_of_the_same_instance_is_refused_and_harms_nothing(void **state)
+TEST(a_second_daemon_of_the_same_instance_is_refused_and_harms_nothing)
 {
 	struct kvt_test_daemon daemon, second;
 	struct kvt_client *client;
 	struct kvt_counters counters;
 	int status;
 
-	(void)state;
-	kvt_test_daemon_prepare(&daemon, NULL);
-	kvt_test_daemon_start(&daemon, NULL);
+	kvt_test_daemon_begin(&daemon, NULL);
 	client = kvt_test_connect(&daemon);
 	second = daemon;
 	kvt_test_daemon_spawn(&second, NULL);
@@ -107,12 +98,11 @@ static void a_second_daemon_of_the_same_instance_is_refused_and_harms_nothing(vo
 	kvt_test_equal(kvt_stats(client, &counters), 0);
 	kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
 	kvt_client_close(kvt_test_connect(&daemon), KVT_IDLE);
-	kvt_test_daemon_stop(&daemon);
-	kvt_test_daemon_remove(&daemon);
+	kvt_test_daemon_end(&daemon);
 }
 
-/* A client that has a lease when SIGTERM comes may finish; nobody new gets in. */
-static void a_draining_daemon_waits_for_leases_and_takes_nobody_new(void **state)
+/* A client that has a lease when SIGTERM comes may finish; new clients are refused. */
+TEST(a_draining_daemon_waits_for_leases_and_refuses_clients)
 {
 	struct kvt_test_daemon daemon;
 	struct kvt_options options = KVT_OPTIONS_INIT;
@@ -123,9 +113,7 @@ static void a_draining_daemon_waits_for_leases_and_takes_nobody_new(void **state
 	struct kvt_seq *seq;
 	int code;
 
-	(void)state;
-	kvt_test_daemon_prepare(&daemon, "drain_ms = 3600000\n");
-	kvt_test_daemon_start(&daemon, NULL);
+	kvt_test_daemon_begin(&daemon, "drain_ms = 3600000\n");
 	client = kvt_test_connect(&daemon);
 	kvt_test_equal(kvt_seq_begin(client, kvt_test_namespace(client, "drain"), keys, 32, 0, 0,
 				     &seq), 0);
@@ -143,7 +131,7 @@ static void a_draining_daemon_waits_for_leases_and_takes_nobody_new(void **state
 	kvt_test_daemon_remove(&daemon);
 }
 
-static void a_lease_that_never_ends_holds_a_draining_daemon_only_for_drain_ms(void **state)
+TEST(a_lease_that_never_ends_holds_a_draining_daemon_only_for_drain_ms)
 {
 	struct kvt_test_daemon daemon;
 	struct kvt_client *client;
@@ -152,9 +140,7 @@ static void a_lease_that_never_ends_holds_a_draining_daemon_only_for_drain_ms(vo
 	char names[1024];
 	struct kvt_seq *seq;
 
-	(void)state;
-	kvt_test_daemon_prepare(&daemon, "drain_ms = 20\n");
-	kvt_test_daemon_start(&daemon, NULL);
+	kvt_test_daemon_begin(&daemon, "drain_ms = 20\n");
 	client = kvt_test_connect(&daemon);
 	kvt_test_equal(kvt_seq_begin(client, kvt_test_namespace(client, "drain"), keys, 32, 0, 0,
 				     &seq), 0);
@@ -166,7 +152,7 @@ static void a_lease_that_never_ends_holds_a_draining_daemon_only_for_drain_ms(vo
 	kvt_test_daemon_remove(&daemon);
 }
 
-/* As in a shell: the client is started in the line after the daemon. */
+/* As in a shell: the client starts in the line after the daemon. */
 static void early_run(int pipe, void *context)
 {
 	kvt_test_send(pipe, 1);
@@ -174,12 +160,11 @@ static void early_run(int pipe, void *context)
 	kvt_test_send(pipe, 2);
 }
 
-static void a_client_waits_for_a_daemon_that_comes_after_it(void **state)
+TEST(a_client_waits_for_a_daemon_that_comes_after_it)
 {
 	struct kvt_test_daemon daemon;
 	struct kvt_test_child early;
 
-	(void)state;
 	kvt_test_daemon_prepare(&daemon, NULL);
 	kvt_test_child_start(&early, early_run, &daemon);
 	kvt_test_expect(early.pipe, 1);
@@ -188,32 +173,28 @@ static void a_client_waits_for_a_daemon_that_comes_after_it(void **state)
 	kvt_test_daemon_start(&daemon, NULL);
 	kvt_test_expect(early.pipe, 2);
 	kvt_test_child_finish(&early);
-	kvt_test_daemon_stop(&daemon);
-	kvt_test_daemon_remove(&daemon);
+	kvt_test_daemon_end(&daemon);
 }
 
-static void two_instances_run_side_by_side(void **state)
+TEST(two_instances_run_side_by_side)
 {
 	struct kvt_test_daemon daemons[2];
 	struct kvt_client *clients[2];
 
-	(void)state;
 	for (int i = 0; i < 2; i++) {
-		kvt_test_daemon_prepare(&daemons[i], NULL);
-		kvt_test_daemon_start(&daemons[i], NULL);
+		kvt_test_daemon_begin(&daemons[i], NULL);
 		clients[i] = kvt_test_connect(&daemons[i]);
 	}
 	kvt_test_check(memcmp(kvt_client_info(clients[0])->instance,
 			      kvt_client_info(clients[1])->instance, 16) != 0);
 	for (int i = 0; i < 2; i++) {
 		kvt_test_equal(kvt_client_close(clients[i], KVT_IDLE), 0);
-		kvt_test_daemon_stop(&daemons[i]);
-		kvt_test_daemon_remove(&daemons[i]);
+		kvt_test_daemon_end(&daemons[i]);
 	}
 }
 
-/* Anything that is wrong before the daemon is ready: its own sentence, and nothing left. */
-static void a_daemon_that_cannot_start_says_why_and_leaves_nothing(void **state)
+/* An error before READY: its own sentence, and nothing left behind. */
+TEST(a_daemon_that_cannot_start_says_why_and_leaves_nothing)
 {
 	static const struct {
 		const char *config;
@@ -231,7 +212,6 @@ static void a_daemon_that_cannot_start_says_why_and_leaves_nothing(void **state)
 	char names[1024];
 	int status;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		kvt_test_daemon_prepare(&daemon, cases[i].config);
 		kvt_test_daemon_spawn(&daemon, NULL);
@@ -245,21 +225,4 @@ static void a_daemon_that_cannot_start_says_why_and_leaves_nothing(void **state)
 			kvt_test_fail("'%.20s...': left behind: %s", cases[i].config, names);
 		kvt_test_daemon_remove(&daemon);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_stopped_daemon_leaves_nothing_behind),
-		cmocka_unit_test(what_a_crashed_daemon_left_is_cleaned_up_by_the_next),
-		cmocka_unit_test(a_successor_leaves_alone_what_old_clients_map),
-		cmocka_unit_test(a_second_daemon_of_the_same_instance_is_refused_and_harms_nothing),
-		cmocka_unit_test(a_draining_daemon_waits_for_leases_and_takes_nobody_new),
-		cmocka_unit_test(a_lease_that_never_ends_holds_a_draining_daemon_only_for_drain_ms),
-		cmocka_unit_test(a_client_waits_for_a_daemon_that_comes_after_it),
-		cmocka_unit_test(two_instances_run_side_by_side),
-		cmocka_unit_test(a_daemon_that_cannot_start_says_why_and_leaves_nothing),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Processes that fork, stop, lose their connection or die: when their pages come back. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+/* Processes that fork, stop, lose their connection or die: when their pages become free. Pages that
+ * a live process can write must not be reused.
+ *
+ * Inputs: what a client process does, and when it is stopped or killed. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -15,6 +12,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "kvtrunk_wire.h"
+#include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
 
 #define PAGE 16u
@@ -31,7 +30,7 @@ static struct kvt_counters wait_for_quarantined(uint64_t n)
 
 /* ---------------------------------------------------------------- fork */
 
-/* Connects, takes pages, forks a child that only holds what it inherited, and says so. */
+/* Connect, take pages, fork a child that only holds what it inherited, report. */
 static void forking_run(int pipe, void *context)
 {
 	struct kvt_client *client = kvt_test_connect(&daemon_);
@@ -44,7 +43,7 @@ static void forking_run(int pipe, void *context)
 	kvt_test_send(pipe, kvt_client_info(client)->session);
 	fflush(NULL);
 	if (fork() == 0) {
-		/* The child cannot use the handle, and says so instead of crashing. */
+		/* The child cannot use the handle: an error, no crash. */
 		kvt_test_equal(kvt_stats(client, &counters), -ECHILD);
 		kvt_test_send(pipe, 2);
 		kvt_test_receive(pipe, &word);
@@ -54,13 +53,26 @@ static void forking_run(int pipe, void *context)
 		pause();
 }
 
-static void a_forked_child_keeps_its_parents_pages_in_quarantine_until_it_exits(void **state)
+static int start(void **state)
+{
+	(void)state;
+	kvt_test_daemon_begin(&daemon_, NULL);
+	return 0;
+}
+
+static int stop(void **state)
+{
+	(void)state;
+	kvt_test_daemon_end(&daemon_);
+	return 0;
+}
+
+TEST_WITH(a_forked_child_keeps_its_parents_pages_in_quarantine_until_it_exits, start, stop)
 {
 	struct kvt_test_child child;
 	struct kvt_counters counters;
 	uint64_t session;
 
-	(void)state;
 	kvt_test_child_start(&child, forking_run, NULL);
 	kvt_test_check(kvt_test_receive(child.pipe, &session));
 	kvt_test_expect(child.pipe, 2);
@@ -70,7 +82,7 @@ static void a_forked_child_keeps_its_parents_pages_in_quarantine_until_it_exits(
 	counters = wait_for_quarantined(5);
 	kvt_test_equal(counters.private_pages, 0);
 	kvt_test_audit(&daemon_);
-	/* Work of others goes on, and never gets those pages. */
+	/* Others continue, and never get those pages. */
 	for (int round = 0; round < 3; round++) {
 		struct kvt_client *client = kvt_test_connect(&daemon_);
 		uint32_t *pages = calloc(4096, sizeof(*pages));
@@ -89,7 +101,7 @@ static void a_forked_child_keeps_its_parents_pages_in_quarantine_until_it_exits(
 	kvt_test_audit(&daemon_);
 }
 
-/* A client that connected in the parent is of no use in the child; the child connects anew. */
+/* A client connected in the parent is useless in the child; the child connects itself. */
 static void reconnecting_run(int pipe, void *context)
 {
 	struct kvt_client *old = kvt_test_connect(&daemon_), *fresh;
@@ -120,11 +132,10 @@ static void reconnecting_run(int pipe, void *context)
 	kvt_test_send(pipe, 1);
 }
 
-static void a_forked_child_connects_anew_and_leaves_its_parent_alone(void **state)
+TEST_WITH(a_forked_child_connects_itself_and_leaves_its_parent_alone, start, stop)
 {
 	struct kvt_test_child child;
 
-	(void)state;
 	kvt_test_child_start(&child, reconnecting_run, NULL);
 	kvt_test_expect(child.pipe, 1);
 	kvt_test_child_finish(&child);
@@ -160,24 +171,22 @@ static uint32_t drop(struct kvt_test_child *child)
 	return (uint32_t)session;
 }
 
-static void a_process_that_lost_its_connection_keeps_quarantine_until_it_ends(void **state)
+TEST_WITH(a_process_that_lost_its_connection_keeps_quarantine_until_it_ends, start, stop)
 {
 	struct kvt_test_child child;
 
-	(void)state;
 	drop(&child);
 	kvt_test_equal(kvt_test_child_kill(&child, SIGKILL), SIGKILL);
 	kvt_test_equal(wait_for_quarantined(0).free_pages, 4095);
 	kvt_test_audit(&daemon_);
 }
 
-static void an_operator_may_fence_a_process_that_lives_on(void **state)
+TEST_WITH(an_operator_may_fence_a_process_that_lives_on, start, stop)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_FENCE };
 	struct kvt_client *observer = kvt_test_observe(&daemon_);
 	struct kvt_test_child child;
 
-	(void)state;
 	request.argument = drop(&child);
 	kvt_test_check(kvt_admin(observer, &request, NULL, 0, NULL, 0) >= 0);
 	kvt_test_equal(wait_for_quarantined(0).free_pages, 4095);
@@ -220,21 +229,18 @@ static void sleepy_run(int pipe, void *context)
 	kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
 }
 
-static void a_stopped_process_is_not_a_dead_one(void **state)
+TEST_WITH(a_stopped_process_is_not_a_dead_one, start, stop)
 {
 	struct kvt_client *client = kvt_test_connect(&daemon_);
 	uint32_t ns = kvt_test_namespace(client, "sleepy"), keys[1600];
 	struct kvt_counters counters;
 	struct kvt_test_child child;
 	struct kvt_result result;
-	int status;
 
-	(void)state;
 	kvt_test_child_start(&child, sleepy_run, NULL);
 	kvt_test_expect(child.pipe, 1);
-	kill(child.pid, SIGSTOP);
-	kvt_test_check(waitpid(child.pid, &status, WUNTRACED) == child.pid && WIFSTOPPED(status));
-	/* Others use up the pool several times over. */
+	kvt_test_freeze(child.pid);
+	/* Others cycle through the whole pool several times. */
 	for (uint32_t round = 0; round < 200; round++) {
 		struct kvt_seq *seq;
 
@@ -261,52 +267,17 @@ static void a_stopped_process_is_not_a_dead_one(void **state)
 	kvt_test_audit(&daemon_);
 }
 
-/* A stopped process that is killed gives everything back. */
-static void a_stopped_process_that_is_killed_is_a_dead_one(void **state)
+/* A stopped process that is killed loses everything. */
+TEST_WITH(a_stopped_process_that_is_killed_is_a_dead_one, start, stop)
 {
 	struct kvt_counters counters;
 	struct kvt_test_child child;
-	int status;
 
-	(void)state;
 	kvt_test_child_start(&child, sleepy_run, NULL);
 	kvt_test_expect(child.pipe, 1);
-	kill(child.pid, SIGSTOP);
-	kvt_test_check(waitpid(child.pid, &status, WUNTRACED) == child.pid && WIFSTOPPED(status));
+	kvt_test_freeze(child.pid);
 	kvt_test_child_kill(&child, SIGKILL);
 	kvt_test_until(&daemon_, counters, counters.private_pages == 0);
 	kvt_test_equal(wait_for_quarantined(0).protected_pages, 0);
 	kvt_test_audit(&daemon_);
-}
-
-static int start(void **state)
-{
-	(void)state;
-	kvt_test_daemon_prepare(&daemon_, NULL);
-	kvt_test_daemon_start(&daemon_, NULL);
-	return 0;
-}
-
-static int stop(void **state)
-{
-	(void)state;
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_daemon_remove(&daemon_);
-	return 0;
-}
-
-#define WITH_DAEMON(test) cmocka_unit_test_setup_teardown(test, start, stop)
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		WITH_DAEMON(a_forked_child_keeps_its_parents_pages_in_quarantine_until_it_exits),
-		WITH_DAEMON(a_forked_child_connects_anew_and_leaves_its_parent_alone),
-		WITH_DAEMON(a_process_that_lost_its_connection_keeps_quarantine_until_it_ends),
-		WITH_DAEMON(an_operator_may_fence_a_process_that_lives_on),
-		WITH_DAEMON(a_stopped_process_is_not_a_dead_one),
-		WITH_DAEMON(a_stopped_process_that_is_killed_is_a_dead_one),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

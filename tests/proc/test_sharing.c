@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Several processes share prefixes through the pool, with real page content. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+/* Several processes share prefixes through the pool, with real page content. Each checks what it
+ * reuses, position by position.
+ *
+ * Inputs: prompts with common beginnings. Invariant: content of reused pages, and a clean audit. */
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 
+#include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
 
 #define PAGE 16u
@@ -23,8 +21,8 @@ static void fill_keys(uint32_t *keys, uint32_t n, uint32_t seed)
 		keys[i] = (seed * 1000003u + i * 7919u) & 0x7fffffffu;
 }
 
-/* One request as a worker serves it: what is cached is checked, the rest computed, all of it
- * published. Returns the positions that need not be computed. */
+/* One request as a worker serves it: check what is cached, compute the rest, publish all of it.
+ * Returns the positions that need no computing. */
 static uint32_t serve(struct kvt_client *client, const struct kvt_pool *pool, uint32_t namespace_id,
 		      uint64_t salt, const uint32_t *keys, uint32_t n)
 {
@@ -54,7 +52,7 @@ struct worker {
 	const char *name;
 };
 
-/* A process that serves one prompt each time it is asked, and says how much it reused. */
+/* A process that serves one prompt when asked, and reports how much it reused. */
 static void worker_run(int pipe, void *context)
 {
 	const struct worker *worker = context;
@@ -91,13 +89,26 @@ static void end_workers(struct kvt_test_child *children, int n)
 		kvt_test_child_finish(&children[i]);
 }
 
-static void a_prefix_computed_by_one_process_is_reused_in_place_by_the_others(void **state)
+static int start(void **state)
+{
+	(void)state;
+	kvt_test_daemon_begin(&daemon_, NULL);
+	return 0;
+}
+
+static int stop(void **state)
+{
+	(void)state;
+	kvt_test_daemon_end(&daemon_);
+	return 0;
+}
+
+TEST_WITH(a_prefix_computed_by_one_process_is_reused_in_place_by_the_others, start, stop)
 {
 	struct worker worker = { .n = 1000, .name = "shared" };
 	struct kvt_test_child children[3];
 	struct kvt_counters counters;
 
-	(void)state;
 	for (int i = 0; i < 3; i++)
 		kvt_test_child_start(&children[i], worker_run, &worker);
 	for (int i = 0; i < 3; i++)
@@ -114,12 +125,11 @@ static void a_prefix_computed_by_one_process_is_reused_in_place_by_the_others(vo
 	kvt_test_audit(&daemon_);
 }
 
-static void another_namespace_shares_nothing(void **state)
+TEST_WITH(another_namespace_shares_nothing, start, stop)
 {
 	struct worker one = { .n = 320, .name = "a-adapter" }, other = { .n = 320, .name = "base" };
 	struct kvt_test_child children[2];
 
-	(void)state;
 	kvt_test_child_start(&children[0], worker_run, &one);
 	kvt_test_child_start(&children[1], worker_run, &other);
 	kvt_test_expect(children[0].pipe, 1);
@@ -134,7 +144,7 @@ static void another_namespace_shares_nothing(void **state)
 }
 
 /* Two processes compute the same new prefix at the same time, chunk by chunk. */
-static void a_prefix_computed_twice_is_stored_once_and_both_tables_stay_right(void **state)
+TEST_WITH(a_prefix_computed_twice_is_stored_once_and_both_tables_stay_right, start, stop)
 {
 	struct kvt_client *clients[2];
 	struct kvt_seq *seqs[2];
@@ -142,7 +152,6 @@ static void a_prefix_computed_twice_is_stored_once_and_both_tables_stay_right(vo
 	uint32_t keys[640], namespaces[2], n_pages, at[2] = { 0, 0 };
 	struct kvt_counters counters;
 
-	(void)state;
 	fill_keys(keys, 640, 4711);
 	for (int i = 0; i < 2; i++) {
 		clients[i] = kvt_test_connect(&daemon_);
@@ -184,7 +193,7 @@ static void a_prefix_computed_twice_is_stored_once_and_both_tables_stay_right(vo
 	kvt_test_audit(&daemon_);
 }
 
-/* More processes than pages: exactly one gets the last, the others are told, nothing is lost. */
+/* More processes than pages: exactly one gets the last, the others are refused, nothing is lost. */
 static void grabber_run(int pipe, void *context)
 {
 	struct kvt_client *client = kvt_test_connect(&daemon_);
@@ -206,16 +215,15 @@ static void grabber_run(int pipe, void *context)
 	kvt_client_close(client, KVT_IDLE);
 }
 
-static void the_last_page_goes_to_exactly_one_of_those_who_want_it(void **state)
+TEST_WITH(the_last_page_goes_to_exactly_one_process, start, stop)
 {
 	enum { GRABBERS = 6, ROUNDS = 200 };
 	struct kvt_test_child children[GRABBERS];
 	struct kvt_client *hog = kvt_test_connect(&daemon_);
 	uint32_t *pages = calloc(4096, sizeof(*pages));
 
-	(void)state;
 	kvt_test_check(pages);
-	/* Everything but one page; what is cached is evicted for it. */
+	/* All but one page; cached ones are evicted for it. */
 	kvt_test_equal(kvt_alloc(hog, 4094, pages), 0);
 	for (int i = 0; i < GRABBERS; i++)
 		kvt_test_child_start(&children[i], grabber_run, NULL);
@@ -242,8 +250,8 @@ static void the_last_page_goes_to_exactly_one_of_those_who_want_it(void **state)
 	kvt_test_audit(&daemon_);
 }
 
-/* A reader decodes from its prefix while the prefix is evicted, removed and reset around it. */
-static void a_locked_prefix_stays_readable_whatever_others_do(void **state)
+/* A reader decodes from its prefix while the prefix is evicted, removed and reset. */
+TEST_WITH(a_locked_prefix_stays_readable_whatever_others_do, start, stop)
 {
 	struct kvt_client *reader = kvt_test_connect(&daemon_), *other = kvt_test_connect(&daemon_);
 	uint32_t namespaces[2] = { kvt_test_namespace(reader, "keep"),
@@ -253,7 +261,6 @@ static void a_locked_prefix_stays_readable_whatever_others_do(void **state)
 	struct kvt_pool pool;
 	struct kvt_seq *seq;
 
-	(void)state;
 	fill_keys(keys, 320, 31);
 	kvt_test_equal(kvt_pool_map(reader, &pool), 0);
 	kvt_test_equal(serve(reader, &pool, namespaces[0], 'k', keys, 320), 0);
@@ -275,39 +282,4 @@ static void a_locked_prefix_stays_readable_whatever_others_do(void **state)
 	kvt_test_equal(kvt_client_close(other, KVT_IDLE), 0);
 	kvt_test_equal(kvt_test_settled(&daemon_).free_pages, 4095);
 	kvt_test_audit(&daemon_);
-}
-
-static int start(void **state)
-{
-	(void)state;
-	kvt_test_daemon_prepare(&daemon_, NULL);
-	kvt_test_daemon_start(&daemon_, NULL);
-	return 0;
-}
-
-static int stop(void **state)
-{
-	(void)state;
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_daemon_remove(&daemon_);
-	return 0;
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(
-			a_prefix_computed_by_one_process_is_reused_in_place_by_the_others, start,
-			stop),
-		cmocka_unit_test_setup_teardown(another_namespace_shares_nothing, start, stop),
-		cmocka_unit_test_setup_teardown(
-			a_prefix_computed_twice_is_stored_once_and_both_tables_stay_right, start,
-			stop),
-		cmocka_unit_test_setup_teardown(
-			the_last_page_goes_to_exactly_one_of_those_who_want_it, start, stop),
-		cmocka_unit_test_setup_teardown(a_locked_prefix_stays_readable_whatever_others_do,
-						start, stop),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# The beginning of the agent trace, under eviction, in lockstep: exactly what the simulation says,
-# and far above private pools of the same total size.
+# The beginning of the agent trace, under eviction, in lockstep: exactly the simulated figures, and
+# far above private pools of the same total size.
 . "$(dirname "$0")/lib.sh"
 
 file=$(data agent_sessions.jsonl.gz) || exit $?

@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# The benchmark runs to its end and prints what it promises; figures are not judged here. The
+# The benchmark runs to its end and prints all promised figures, which are not judged here. The
 # flat-versus-radix table must be as published.
 . "$(dirname "$0")/lib.sh"
 

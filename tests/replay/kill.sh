@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Workers killed in the middle of requests, under eviction: the others go on, nothing is lost, and
-# the oracle reproduces the daemon's log exactly.
+# Workers are killed in the middle of requests, under eviction: the others continue, nothing is
+# lost, and the oracle reproduces the daemon's log exactly.
 . "$(dirname "$0")/lib.sh"
 
 for seed in 1 2 3; do
@@ -11,7 +11,7 @@ for seed in 1 2 3; do
 	is requests 500
 	is workers_lost 3
 	above evictions 0
-	"$kvtctl" verify "$work/log" || die "the oracle disagrees"
+	"$kvtlab" verify "$work/log" || die "the oracle disagrees"
 	rm -f "$work/log"
 done
 echo ok

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# One request at a time through real processes gives what a page cache with per-page LRU gives, to
-# the position: hits, evictions and refusals.
+# One request at a time through real processes gives exactly the figures of a page cache with
+# per-page LRU: hits, evictions and refusals.
 . "$(dirname "$0")/lib.sh"
 
 exact() {

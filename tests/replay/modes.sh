@@ -29,7 +29,7 @@ for policy in lru slru lfu fifo filo mru priority; do
 	above hit_positions 0
 done
 
-# Turns of one request begin and end in order; all of them are there.
+# Turns of one request begin and end in order, and none is missing.
 replay "${generate[@]}" --served "$work/served"
 awk '$1 == "B" { if (seen[$2]++) exit 1; open[$2] = 1; n++ }
 	$1 == "E" { if (!open[$2]) exit 1; delete open[$2] }
@@ -45,7 +45,7 @@ is requests 3
 is hit_positions 80
 
 # Sub-agents that start together, on one device: BEGINs wait for each other, and the oracle agrees
-# that each of them had to. Whatever was reused or taken over was not computed.
+# that each had to. Positions reused or taken over were not computed.
 replay "${generate[@]}" --pages 20000 --bursts 6 --workers 8 --prefill-rate 2000000 \
 	--coalesce 60000 --no-private --log "$work/log"
 sound
@@ -53,7 +53,7 @@ above requests 200
 above waits 0
 above coalesced_positions 0
 is computed_positions $(($(field input_positions) - $(field prefill_avoided_positions)))
-"$kvtctl" verify "$work/log" >"$work/verified" || die "$(cat "$work/verified")"
+"$kvtlab" verify "$work/log" >"$work/verified" || die "$(cat "$work/verified")"
 
 # Pages of a daemon with a geometry, in many pieces or in one: patterns stay within their pages.
 for order in layer page; do
@@ -68,11 +68,11 @@ for order in layer page; do
 	unset KVTRUNK_SOCKET
 done
 
-# What a user can get wrong has a sentence and an exit status.
+# Each mistake of a user has a sentence and an exit status.
 wrong() {
 	local expected=$1 status
 	shift
-	"$kvtctl" replay "$@" >"$work/out" 2>&1
+	"$kvtlab" replay "$@" >"$work/out" 2>&1
 	status=$?
 	[ $status = 2 ] || die "replay $*: exit status $status"
 	grep -q -e "$expected" "$work/out" || { cat "$work/out"; die "replay $*: no '$expected'"; }
@@ -89,6 +89,6 @@ wrong "time-scale" --format generate --time-scale x
 KVTRUNK_SOCKET=/none/such wrong "daemon of our own" --format generate --disabled
 KVTRUNK_SOCKET=/none/such replay --format generate --requests 5 --start-daemon
 sound
-"$kvtctl" replay --format generate --requests 5 --socket "$work/none" >"$work/out" 2>&1
+"$kvtlab" replay --format generate --requests 5 --socket "$work/none" >"$work/out" 2>&1
 [ $? = 3 ] || die "no daemon: wrong exit status"
 echo ok

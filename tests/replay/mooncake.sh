@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# The chat trace: with room for everything the hit rate is the ideal one of its publication less
-# the last page of what is wholly cached; in little room nothing is ever wrong.
+# The chat trace. With room for everything the hit rate is the ideal one of its publication, less
+# the last page of fully cached prompts. In little room no page is ever wrong.
 . "$(dirname "$0")/lib.sh"
 
 file=$(data mooncake_conversation.jsonl.gz) || exit $?

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A daemon under `kvtrunkd --supervise` is killed, stopped, upgraded, taken over, or finds that
- * what it left cannot be used; its clients go on or are told why not. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+/* A daemon under `kvtrunkd --supervise` is killed, stopped, upgraded, or finds its objects damaged.
+ * Its clients continue or learn why not.
+ *
+ * Inputs: a configuration, and what happens to daemon, supervisor or lock file. Invariant: after
+ * each test nothing is lost, the audit is clean, and the oracle agrees with one log of all daemons.
+ */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +20,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "daemon/core/ledger.h"
 #include "libclient/client.h"
+#include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
 #include "tests/restart/trace.h"
 #include "tests/restart/work.h"
@@ -51,8 +51,7 @@ static void start(const char *more)
 
 static void stop(void)
 {
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_daemon_remove(&daemon_);
+	kvt_test_daemon_end(&daemon_);
 }
 
 static void await_ready(void)
@@ -67,7 +66,7 @@ static void kill_daemon(void)
 	await_ready();
 }
 
-/* Nobody starts the next one until resume_supervisor(). */
+/* Stop the supervisor, then kill the daemon: no successor until resume_supervisor(). */
 static void kill_daemon_for_a_while(void)
 {
 	pid_t pid = kvt_test_daemon_child(&daemon_);
@@ -102,7 +101,7 @@ static uint32_t matched(struct kvt_client *client, uint32_t space, const uint32_
 	return result.matched;
 }
 
-/* What others computed of a prompt is there, and right. */
+/* What others computed of a prompt is there, with the right content. */
 static void check_prompt(struct kvt_client *client, const uint32_t *keys)
 {
 	struct kvt_seq *seq = kvt_work_begin(client, kvt_test_namespace(client, "restart"), keys);
@@ -110,7 +109,7 @@ static void check_prompt(struct kvt_client *client, const uint32_t *keys)
 	kvt_work_check(client, seq, keys, 15);
 }
 
-/* All clients are gone: nothing is lost, and the log of all daemons is what the oracle says. */
+/* All clients are gone: nothing is lost, and the oracle agrees with the log of all daemons. */
 static void stop_clean(void)
 {
 	kvt_test_equal(kvt_test_settled(&daemon_).private_pages, 0);
@@ -136,7 +135,7 @@ static void go_on(const char *more)
 	kvt_work_compute(client, seq, keys, 0, 8);
 	kvt_test_equal(kvt_seq_commit(seq, 128, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
 	kill_daemon();
-	/* Its lease, its private pages and its namespace are its own, as before. */
+	/* Its lease, private pages and namespace are unchanged. */
 	kvt_work_compute(client, seq, keys, 8, 16);
 	kvt_test_equal(kvt_seq_commit(seq, 256, NULL, 0, KVT_IDLE, 0), 0);
 	kvt_test_equal(kvt_seq_extend(seq, 32), 0);
@@ -150,20 +149,18 @@ static void go_on(const char *more)
 	stop_clean();
 }
 
-static void a_client_goes_on_with_the_successor_of_a_killed_daemon(void **state)
+TEST(a_client_continues_after_a_kill)
 {
-	(void)state;
 	go_on(NULL);
 }
 
-static void a_client_connects_again_with_its_secret(void **state)
+TEST(a_client_connects_again_with_its_secret)
 {
-	(void)state;
 	go_on("park_connections = no\n");
 }
 
-/* Commits that were not waited for while nobody was there to take them. The successor answers, and
- * knows which pages they displaced; its own successor, too. */
+/* Commits in flight while no daemon runs. The successor answers them and knows which pages they
+ * displaced; so does the next one. */
 static void commits_in_flight_go_on(const char *more)
 {
 	struct kvt_client *client, *other;
@@ -210,19 +207,17 @@ static void commits_in_flight_go_on(const char *more)
 	stop_clean();
 }
 
-static void commits_that_nobody_waits_for_survive(void **state)
+TEST(commits_in_flight_survive)
 {
-	(void)state;
 	commits_in_flight_go_on(NULL);
 }
 
-static void commits_that_nobody_waits_for_survive_a_new_connection(void **state)
+TEST(commits_in_flight_survive_a_new_connection)
 {
-	(void)state;
 	commits_in_flight_go_on("park_connections = no\n");
 }
 
-/* Waiters of every kind, asleep when the daemon dies; what they wait for comes after it. */
+/* Waiters of every kind, asleep when the daemon dies. What they wait for comes later. */
 static void wait_for_a_fence(struct kvt_client *client, int pipe)
 {
 	uint32_t page;
@@ -268,8 +263,8 @@ static void (*const waits[])(struct kvt_client *, int) = { wait_for_a_fence, wai
 							   wait_in_own_loop };
 #define N_WAITS (sizeof(waits) / sizeof(waits[0]))
 
-/* A thread of the child would do, but the fence word is in shared memory: another process that has
- * the same segment can raise it. Here the parent does, through the supervisor's descriptor. */
+/* The fence word is in shared memory, so any process with the segment can raise it. Here the parent
+ * does, through the supervisor's descriptor. */
 static void waiter_run(int pipe, void *context)
 {
 	struct kvt_client *client = connect_with(0);
@@ -281,7 +276,7 @@ static void waiter_run(int pipe, void *context)
 	kvt_test_send(pipe, 2);
 }
 
-/* A descriptor that the supervisor keeps, whose name begins with `what`. */
+/* Find a descriptor of the supervisor whose name begins with `what`. */
 static int open_kept(const char *what, uint32_t nth)
 {
 	char path[300], target[256];
@@ -305,8 +300,8 @@ static int open_kept(const char *what, uint32_t nth)
 	return fd;
 }
 
-/* Fence word 0 of every session, through the segments that the supervisor keeps. It lets go of one
- * whose session ends, which may be at once: so all are opened before any is raised. */
+/* Raise fence word 0 of every session, through the segments that the supervisor holds. It closes
+ * one whose session ends, perhaps at once: so open all before raising any. */
 static void raise_fences(void)
 {
 	struct kvt_segment_header header;
@@ -347,15 +342,13 @@ static void waiters_go_on(const char *more)
 	stop();
 }
 
-static void every_waiter_goes_on(void **state)
+TEST(every_waiter_continues)
 {
-	(void)state;
 	waiters_go_on(NULL);
 }
 
-static void every_waiter_goes_on_with_a_new_connection(void **state)
+TEST(every_waiter_continues_with_a_new_connection)
 {
-	(void)state;
 	waiters_go_on("park_connections = no\n");
 }
 
@@ -380,17 +373,16 @@ static void asking_run(int pipe, void *context)
 	kvt_test_send(pipe, 2);
 }
 
-static void what_was_asked_on_the_control_socket_is_asked_again(void **state)
+TEST(what_was_asked_on_the_control_socket_is_asked_again)
 {
 	struct kvt_test_child children[2];
 
-	(void)state;
 	start(NULL);
 	for (size_t i = 0; i < 2; i++) {
 		kvt_test_child_start(&children[i], asking_run, (void *)(uintptr_t)i);
 		kvt_test_expect(children[i].pipe, 1);
 	}
-	kvt_test_freeze(kvt_test_daemon_child(&daemon_)); /* nobody reads the question */
+	kvt_test_freeze(kvt_test_daemon_child(&daemon_)); /* no one reads the question */
 	for (size_t i = 0; i < 2; i++)
 		kvt_test_send(children[i].pipe, 9);
 	kill_daemon();
@@ -414,13 +406,12 @@ static void ender_run(int pipe, void *context)
 	kvt_test_send(pipe, 2);
 }
 
-/* The daemon has read this question and waits with the answer, and takes that with it. */
-static void what_was_heard_and_not_answered_is_asked_again(void **state)
+/* The daemon dies between reading this question and answering it. */
+TEST(what_was_heard_and_not_answered_is_asked_again)
 {
 	struct kvt_test_child child;
 	struct kvt_client *client;
 
-	(void)state;
 	start(NULL);
 	client = kvt_test_connect(&daemon_);
 	kvt_test_child_start(&child, ender_run, NULL);
@@ -428,7 +419,7 @@ static void what_was_heard_and_not_answered_is_asked_again(void **state)
 	kvt_test_expect(child.pipe, 1);
 	while (kvt_test_process_state(child.pid) != 'S')
 		sched_yield();
-	kvt_test_audit(&daemon_); /* a round trip: what was sent before it was read */
+	kvt_test_audit(&daemon_); /* a round trip: all earlier messages have been read */
 	kill_daemon();
 	kvt_client_close(client, KVT_IDLE);
 	kvt_test_expect(child.pipe, 2);
@@ -436,7 +427,25 @@ static void what_was_heard_and_not_answered_is_asked_again(void **state)
 	stop();
 }
 
-/* ---- those who are not there any more */
+/* A daemon handles a message before a lane removes it, and may be killed in between. */
+TEST(a_hello_that_was_left_in_the_queue_is_ignored)
+{
+	const uint64_t digest[2] = { 17, 18 };
+	struct kvt_client *client;
+	uint32_t number;
+
+	start(NULL);
+	client = kvt_test_connect(&daemon_);
+	kvt_test_freeze(kvt_test_daemon_child(&daemon_));
+	kvt_test_equal(kvt_control_send(client->control, &client->hello, sizeof(client->hello),
+					NULL, 0, INT64_MAX), 0);
+	kill_daemon();
+	kvt_test_equal(kvt_namespace_open(client, digest, "late", &number), 0);
+	kvt_client_close(client, KVT_IDLE);
+	stop();
+}
+
+/* ---- clients that died */
 
 static void holder_run(int pipe, void *context)
 {
@@ -454,13 +463,12 @@ static void holder_run(int pipe, void *context)
 	kvt_test_expect(pipe, 9);
 }
 
-static void an_owner_that_died_while_no_daemon_lived_is_found(void **state)
+TEST(an_owner_that_died_while_no_daemon_lived_is_found)
 {
 	struct kvt_counters counters;
 	struct kvt_test_child child;
 	uint64_t session;
 
-	(void)state;
 	start(NULL);
 	kvt_test_child_start(&child, holder_run, NULL);
 	kvt_test_check(kvt_test_receive(child.pipe, &session) && session > 0);
@@ -476,14 +484,13 @@ static void an_owner_that_died_while_no_daemon_lived_is_found(void **state)
 	stop();
 }
 
-/* While nobody lives the socket listens: who asks is in its queue, and stays there. */
-static void who_asked_before_a_successor_came_goes_on(void **state)
+/* Without a daemon the socket still listens: a connecting client waits in its queue. */
+TEST(a_client_that_asked_before_the_successor_came_continues)
 {
 	struct kvt_counters counters;
 	struct kvt_client *client;
 	uint32_t page;
 
-	(void)state;
 	start("park_connections = no\n");
 	client = kvt_test_connect(&daemon_);
 	kvt_test_equal(kvt_alloc(client, 1, &page), 0);
@@ -500,12 +507,11 @@ static void who_asked_before_a_successor_came_goes_on(void **state)
 	stop();
 }
 
-static void who_does_not_want_to_go_on_is_told_at_once(void **state)
+TEST(a_client_without_resume_gets_the_end_at_once)
 {
 	struct kvt_client *client;
 	struct kvt_counters counters;
 
-	(void)state;
 	start(NULL);
 	client = connect_with(KVT_HELLO_NO_RESUME);
 	kvt_test_equal(kvt_stats(client, &counters), 0);
@@ -518,13 +524,12 @@ static void who_does_not_want_to_go_on_is_told_at_once(void **state)
 
 /* ---- secrets */
 
-static void a_wrong_secret_resumes_nothing(void **state)
+TEST(a_wrong_secret_resumes_nothing)
 {
 	const uint64_t digest[2] = { 17, 18 };
 	struct kvt_client *client;
 	uint32_t number;
 
-	(void)state;
 	start("park_connections = no\n");
 	client = kvt_test_connect(&daemon_);
 	client->hello.secret[1] ^= 1;
@@ -535,7 +540,7 @@ static void a_wrong_secret_resumes_nothing(void **state)
 	stop();
 }
 
-/* Says HELLO with a secret that it was told. */
+/* Sends HELLO with a given secret. */
 static void thief_run(int pipe, void *context)
 {
 	struct kvt_message_hello *hello = context;
@@ -557,14 +562,13 @@ static void thief_run(int pipe, void *context)
 	kvt_test_send(pipe, 2);
 }
 
-static void the_right_secret_of_another_process_resumes_nothing(void **state)
+TEST(the_right_secret_of_another_process_resumes_nothing)
 {
 	struct kvt_counters counters;
 	struct kvt_message_hello hello;
 	struct kvt_test_child thief;
 	struct kvt_client *client;
 
-	(void)state;
 	start("park_connections = no\n");
 	client = kvt_test_connect(&daemon_);
 	hello = client->hello;
@@ -579,9 +583,9 @@ static void the_right_secret_of_another_process_resumes_nothing(void **state)
 	stop();
 }
 
-/* ---- doubt */
+/* ---- damage */
 
-/* The old cache is not served: a new one, and the clients of the old one know. */
+/* The old cache is not served: the daemon starts cold, and the old cache's clients learn it. */
 static void expect_cold_start(struct kvt_client *client, const uint32_t *keys, const char *why)
 {
 	struct kvt_counters counters;
@@ -613,7 +617,7 @@ static struct kvt_client *fill_cache(uint32_t *keys, uint32_t *ret_space)
 	return client;
 }
 
-static void damage_in_the_ledger_is_a_cold_start(void **state)
+TEST(damage_in_the_ledger_is_a_cold_start)
 {
 	uint32_t keys[KVT_WORK_KEYS], space;
 	struct kvt_client *client;
@@ -621,7 +625,6 @@ static void damage_in_the_ledger_is_a_cold_start(void **state)
 	struct kvt_owner_record wrong = { 77, 88, 0xffffffffu, 0xffffffffu };
 	int fd;
 
-	(void)state;
 	start(NULL);
 	client = fill_cache(keys, &space);
 	kill_daemon_for_a_while();
@@ -645,29 +648,27 @@ static void damage_in_the_ledger_is_a_cold_start(void **state)
 	expect_cold_start(client, keys, "why=");
 }
 
-static void another_geometry_is_a_cold_start(void **state)
+TEST(another_geometry_is_a_cold_start)
 {
 	uint32_t keys[KVT_WORK_KEYS], space;
 	struct kvt_client *client;
 	FILE *file;
 
-	(void)state;
 	start(NULL);
 	client = fill_cache(keys, &space);
 	file = fopen(daemon_.config, "ae");
 	kvt_test_check(file && fputs("n_pages = 2048\n", file) >= 0 && fclose(file) == 0);
 	kill(daemon_.pid, SIGUSR2);
 	await_ready();
-	expect_cold_start(client, keys, "the arena that was left has");
+	expect_cold_start(client, keys, "the stored arena has");
 }
 
 /* ---- upgrades */
 
-static void upgrades_and_crashes_under_load_lose_nothing(void **state)
+TEST(upgrades_and_crashes_under_load_lose_nothing)
 {
 	struct kvt_test_child children[3];
 
-	(void)state;
 	start(NULL);
 	for (int i = 0; i < 3; i++)
 		kvt_work_start(&children[i], &daemon_);
@@ -679,216 +680,22 @@ static void upgrades_and_crashes_under_load_lose_nothing(void **state)
 			await_ready();
 		}
 	}
+	/* Arena, ledger, log, pool, lock; six per session; and the socket. */
+	kvt_test_check(kvt_test_daemon_said(&daemon_, "sessions=3 kept=24"));
+	kvt_test_check(kvt_test_daemon_said(&daemon_, "ready=yes kept=24"));
 	for (int i = 0; i < 3; i++)
 		kvt_work_finish(&children[i]);
 	kvt_test_check(!kvt_test_daemon_said(&daemon_, "event=cold_start"));
 	stop_clean();
 }
 
-static void a_running_daemon_is_taken_over_under_load(void **state)
-{
-	const char *const alone[] = { log_flag, NULL };
-	const char *const takeover[] = { "--takeover", log_flag, NULL };
-	const char *const other[] = { "--takeover", "--n-pages=2048", log_flag, NULL };
-	struct kvt_test_child children[2];
-	int status;
-
-	(void)state;
-	prepare(NULL);
-	kvt_test_daemon_start(&daemon_, alone);
-	for (int i = 0; i < 2; i++)
-		kvt_work_start(&children[i], &daemon_);
-	for (int i = 0; i < 6; i++) {
-		pid_t old = daemon_.pid;
-
-		kvt_test_daemon_spawn(&daemon_, i % 2 ? other : takeover);
-		if (i % 2) { /* it cannot: the old one serves on */
-			status = kvt_test_daemon_wait(&daemon_);
-			kvt_test_check(WIFEXITED(status) && WEXITSTATUS(status) == 1);
-			daemon_.pid = old;
-		} else {
-			await_ready();
-			kvt_test_check(waitpid(old, &status, 0) == old && status == 0);
-		}
-	}
-	for (int i = 0; i < 2; i++)
-		kvt_work_finish(&children[i]);
-	stop_clean();
-}
-
-/* From a daemon that nobody supervises to one that somebody does. */
-static void take_over_supervised(void)
-{
-	const char *const both[] = { "--supervise", "--takeover", log_flag, NULL };
-	pid_t old = daemon_.pid;
-	int status;
-
-	kvt_test_daemon_start(&daemon_, both);
-	kvt_test_check(waitpid(old, &status, 0) == old && status == 0);
-}
-
-static void what_was_taken_over_survives_a_crash(void **state)
-{
-	const char *const alone[] = { log_flag, NULL };
-	struct kvt_test_child children[2];
-	uint32_t keys[KVT_WORK_KEYS], space;
-	struct kvt_client *client;
-	struct kvt_seq *seq;
-	int queued;
-
-	(void)state;
-	prepare(NULL);
-	kvt_test_daemon_start(&daemon_, alone);
-	for (int i = 0; i < 2; i++)
-		kvt_work_start(&children[i], &daemon_);
-	client = kvt_test_connect(&daemon_);
-	space = kvt_test_namespace(client, "restart");
-	kvt_work_keys(keys, KVT_WORK_KEYS, 1);
-	seq = kvt_work_begin(client, space, keys);
-	kvt_work_compute(client, seq, keys, 0, 8);
-	kvt_test_equal(kvt_seq_commit(seq, 128, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
-	take_over_supervised();
-	kvt_test_equal(kill(daemon_.pid, SIGUSR2), 0); /* the same command again, in order */
-	await_ready();
-	/* Arena, ledger, log, pool, lock; six of each session; and the socket. */
-	kvt_test_check(kvt_test_daemon_said(&daemon_, "sessions=3 parked=23"));
-	kvt_test_check(kvt_test_daemon_said(&daemon_, "ready=yes kept=24"));
-	for (int i = 0; i < 3; i++) {
-		kill_daemon();
-		kvt_test_equal(matched(client, space, keys), 128);
-	}
-	kill_daemon_for_a_while();
-	kvt_test_equal(kvt_control_open(daemon_.socket, INT64_MAX, &queued, NULL), 0);
-	resume_supervisor();
-	close(queued);
-	kvt_work_compute(client, seq, keys, 8, 16);
-	kvt_test_equal(kvt_seq_end(seq, KVT_WORK_KEYS, NULL, 0, KVT_IDLE, 0), 0);
-	check_prompt(client, keys);
-	kvt_client_close(client, KVT_IDLE);
-	for (int i = 0; i < 2; i++)
-		kvt_work_finish(&children[i]);
-	kvt_test_check(!kvt_test_daemon_said(&daemon_, "event=cold_start"));
-	kvt_test_check(!kvt_test_daemon_said(&daemon_, "event=not_parked"));
-	stop_clean();
-}
-
-/* The third and the second ask the first one, or whoever took over from it meanwhile. */
-static void several_take_over_at_once(void **state)
-{
-	const char *const alone[] = { log_flag, NULL };
-	const char *const takeover[] = { "--takeover", log_flag, NULL };
-	struct kvt_test_child children[2];
-	pid_t pids[1 + 3];
-
-	(void)state;
-	prepare(NULL);
-	kvt_test_daemon_start(&daemon_, alone);
-	for (int i = 0; i < 2; i++)
-		kvt_work_start(&children[i], &daemon_);
-	pids[0] = daemon_.pid;
-	for (int round = 0; round < 4; round++) {
-		siginfo_t end;
-
-		for (int i = 1; i <= 3; i++) {
-			kvt_test_daemon_spawn(&daemon_, takeover);
-			pids[i] = daemon_.pid;
-		}
-		for (int n = 0; n < 3; n++) {
-			kvt_test_equal(waitid(P_ALL, 0, &end, WEXITED), 0);
-			kvt_test_equal(end.si_status, 0);
-			for (int i = 0; i <= 3; i++)
-				pids[i] = pids[i] == end.si_pid ? 0 : pids[i];
-		}
-		for (int i = 0; i <= 3; i++)
-			daemon_.pid = pids[i] ? pids[i] : daemon_.pid;
-		pids[0] = daemon_.pid;
-		kvt_test_audit(&daemon_);
-	}
-	for (int i = 0; i < 2; i++)
-		kvt_work_finish(&children[i]);
-	stop_clean();
-}
-
-static void who_wants_to_end_with_its_daemon_is_not_handed_over(void **state)
-{
-	const char *const alone[] = { log_flag, NULL };
-	struct kvt_counters counters;
-	struct kvt_client *client;
-
-	(void)state;
-	prepare(NULL);
-	kvt_test_daemon_start(&daemon_, alone);
-	client = connect_with(KVT_HELLO_NO_RESUME);
-	kvt_test_equal(kvt_stats(client, &counters), 0);
-	take_over_supervised();
-	kvt_test_equal(kvt_stats(client, &counters), -ECONNRESET);
-	kvt_test_session_ended(&daemon_, kvt_client_info(client)->session);
-	kvt_client_close(client, KVT_IDLE);
-	stop();
-}
-
-/* No room for the log, as on a full disk: the cache goes on without it. */
-static void a_full_disk_for_the_log_hinders_no_takeover(void **state)
-{
-	const char *const alone[] = { log_flag, NULL };
-	const char *const takeover[] = { "--takeover", log_flag, NULL };
-	const struct rlimit full = { 4096, RLIM_INFINITY };
-	uint32_t keys[KVT_WORK_KEYS], space;
-	struct kvt_client *client;
-	struct kvt_seq *seq;
-	pid_t old;
-	int status;
-
-	(void)state;
-	prepare("spin_budget_us = -1\n"); /* it writes when it sleeps, or has to */
-	kvt_test_daemon_start(&daemon_, alone);
-	client = kvt_test_connect(&daemon_);
-	space = kvt_test_namespace(client, "restart");
-	for (uint32_t i = 0; i < 8; i++) {
-		kvt_work_keys(keys, KVT_WORK_KEYS, i);
-		seq = kvt_work_begin(client, space, keys);
-		kvt_work_compute(client, seq, keys, 0, 16);
-		kvt_test_equal(kvt_seq_end(seq, KVT_WORK_KEYS, NULL, 0, KVT_IDLE, 0), 0);
-	}
-	old = daemon_.pid;
-	kvt_test_equal(prlimit(old, RLIMIT_FSIZE, &full, NULL), 0);
-	kvt_test_daemon_start(&daemon_, takeover);
-	kvt_test_check(waitpid(old, &status, 0) == old && status == 0);
-	kvt_test_check(kvt_test_daemon_said(&daemon_, "event=oplog_failed"));
-	kvt_test_equal(matched(client, space, keys), KVT_WORK_KEYS);
-	check_prompt(client, keys);
-	kvt_client_close(client, KVT_IDLE);
-	kvt_test_equal(kvt_test_settled(&daemon_).private_pages, 0);
-	kvt_test_audit(&daemon_);
-	stop();
-}
-
-static void a_managed_daemon_is_not_taken_over(void **state)
-{
-	static const char *const takeover[] = { "--takeover", NULL };
-	pid_t supervisor;
-	int status;
-
-	(void)state;
-	start(NULL);
-	supervisor = daemon_.pid;
-	kvt_test_daemon_spawn(&daemon_, takeover);
-	status = kvt_test_daemon_wait(&daemon_);
-	kvt_test_check(WIFEXITED(status) && WEXITSTATUS(status) == 1);
-	kvt_test_check(kvt_test_daemon_said(&daemon_, "SIGUSR2 to kvtrunkd --supervise"));
-	daemon_.pid = supervisor;
-	kvt_test_audit(&daemon_);
-	stop();
-}
-
 /* ---- hanging */
 
-static void a_stopped_daemon_is_noticed_by_deadlines_and_by_the_watchdog(void **state)
+TEST(a_stopped_daemon_is_noticed_by_deadlines_and_by_the_watchdog)
 {
 	struct kvt_counters counters;
 	struct kvt_client *client;
 
-	(void)state;
 	start("watchdog_ms = 1000\n");
 	client = kvt_test_connect(&daemon_);
 	kvt_test_freeze(daemon_.pid); /* else its watchdog may be as quick as the deadline */
@@ -918,7 +725,7 @@ static uint32_t count_said(const char *text)
 	return n;
 }
 
-/* Have the supervisor go round once: when it sleeps again it has taken the signal. */
+/* Wake the supervisor once. When it sleeps again it has taken the signal. */
 static void go_round(void)
 {
 	char path[64], line[128];
@@ -936,20 +743,19 @@ static void go_round(void)
 	}
 }
 
-/* As with one that is killed and stuck in the kernel (state D), its parent does not hear that it
- * has ended: here because its tracer has not waited for it. */
-static void a_killed_child_that_does_not_end_is_said_once(void **state)
+/* A killed process that is stuck in the kernel (state D): its parent does not see it end. Here
+ * because its tracer has not waited for it. */
+TEST(a_killed_child_that_does_not_end_is_said_once)
 {
 	siginfo_t end;
 	pid_t child;
 
-	(void)state;
 	start("watchdog_ms = 100\n");
 	child = kvt_test_daemon_child(&daemon_);
 	if (!kvt_trace_seize(child, false))
 		skip();
 	kvt_trace_stop(child);
-	/* It stays as it is when SIGABRT comes; SIGKILL ends it. */
+	/* SIGABRT leaves it unchanged; SIGKILL ends it. */
 	kvt_test_equal(waitid(P_PID, (id_t)child, &end, WEXITED | WNOWAIT), 0);
 	kvt_test_equal(end.si_status, SIGKILL);
 	for (int i = 0; i < 20; i++)
@@ -961,7 +767,7 @@ static void a_killed_child_that_does_not_end_is_said_once(void **state)
 	stop();
 }
 
-/* Of another user: waits for whatever lock file it can open, and never lets go. */
+/* Another user's process: waits for whichever lock file it can open, and never releases it. */
 static void stranger_run(int pipe, void *context)
 {
 	static const char *const names[] = { "%s/%s.lock", "%s/%s.lock.d/lock" };
@@ -980,8 +786,8 @@ static void stranger_run(int pipe, void *context)
 	kvt_test_expect(pipe, 9);
 }
 
-/* A shared lock would come before the successor's. */
-static void a_stranger_does_not_keep_the_successor_out(void **state)
+/* A shared lock would precede the successor's. */
+TEST(a_stranger_does_not_keep_the_successor_out)
 {
 	struct kvt_test_child stranger;
 	struct kvt_client *client;
@@ -989,7 +795,6 @@ static void a_stranger_does_not_keep_the_successor_out(void **state)
 	struct kvt_seq *seq;
 	uint64_t opened;
 
-	(void)state;
 	if (getuid() != 0)
 		skip();
 	start(NULL);
@@ -1013,13 +818,12 @@ static void a_stranger_does_not_keep_the_successor_out(void **state)
 	stop_clean();
 }
 
-/* No daemon of the same user can come between one that died and its successor. */
-static void the_lock_outlives_its_daemon(void **state)
+/* No daemon of the same user can start between a dead one and its successor. */
+TEST(the_lock_outlives_its_daemon)
 {
 	char path[256];
 	int fd;
 
-	(void)state;
 	start(NULL);
 	for (int i = 0; i < 2; i++) {
 		kill_daemon_for_a_while();
@@ -1033,15 +837,14 @@ static void the_lock_outlives_its_daemon(void **state)
 	stop();
 }
 
-/* Removed with everything in /run, say: the successor makes another. */
-static void a_lock_that_was_removed_is_made_again(void **state)
+/* Removed with all of /run, for example: the successor makes another. */
+TEST(a_lock_that_was_removed_is_made_again)
 {
 	const char *const second[] = { NULL };
 	struct kvt_test_daemon other;
 	char path[256];
 	int status;
 
-	(void)state;
 	start(NULL);
 	snprintf(path, sizeof(path), "%s/%s.lock.d/lock", daemon_.dir, daemon_.name);
 	kvt_test_equal(unlink(path), 0);
@@ -1055,15 +858,14 @@ static void a_lock_that_was_removed_is_made_again(void **state)
 	stop();
 }
 
-/* Somebody else has the lock when the successor starts: that is no reason to end with the cache. */
-static void a_successor_that_finds_the_lock_taken_is_started_again(void **state)
+/* Another process has the lock when the successor starts: the cache must survive that. */
+TEST(a_successor_that_finds_the_lock_taken_is_started_again)
 {
 	struct kvt_client *client;
 	uint32_t keys[KVT_WORK_KEYS], space;
 	char path[256];
 	int fd;
 
-	(void)state;
 	start(NULL);
 	client = fill_cache(keys, &space);
 	kvt_client_close(client, KVT_IDLE);
@@ -1082,9 +884,8 @@ static void a_successor_that_finds_the_lock_taken_is_started_again(void **state)
 	stop();
 }
 
-/* No socket of the supervisor has a name but the one that clients connect to: what strangers send
- * to a named one takes up its queue. */
-static void no_stranger_can_send_to_the_supervisor(void **state)
+/* Only the socket that clients connect to has a name: strangers fill the queue of a named one. */
+TEST(no_stranger_can_send_to_the_supervisor)
 {
 	char line[512], what[64], path[300], target[256];
 	struct dirent *entry;
@@ -1092,7 +893,6 @@ static void no_stranger_can_send_to_the_supervisor(void **state)
 	FILE *file;
 	DIR *dir;
 
-	(void)state;
 	start(NULL);
 	file = fopen("/proc/net/unix", "re");
 	kvt_test_check(file);
@@ -1117,12 +917,11 @@ static void no_stranger_can_send_to_the_supervisor(void **state)
 	stop();
 }
 
-static void when_the_supervisor_stops_clients_are_told_and_nothing_is_left(void **state)
+TEST(when_the_supervisor_stops_clients_are_told_and_nothing_is_left)
 {
 	struct kvt_counters counters;
 	struct kvt_client *client;
 
-	(void)state;
 	start(NULL);
 	client = kvt_test_connect(&daemon_);
 	kill_daemon();
@@ -1132,15 +931,14 @@ static void when_the_supervisor_stops_clients_are_told_and_nothing_is_left(void 
 	kvt_test_daemon_remove(&daemon_);
 }
 
-/* Its daemon has died, and it is told to end before it has started another one. */
-static void a_supervisor_that_stops_without_a_daemon_leaves_nothing(void **state)
+/* Its daemon has died, and it gets SIGTERM before it has started another one. */
+TEST(a_supervisor_that_stops_without_a_daemon_leaves_nothing)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
 	struct kvt_client *none;
 	char names[1024];
 	int status;
 
-	(void)state;
 	start(NULL);
 	kill_daemon_for_a_while();
 	kvt_test_equal(kill(daemon_.pid, SIGTERM), 0);
@@ -1155,44 +953,4 @@ static void a_supervisor_that_stops_without_a_daemon_leaves_nothing(void **state
 	kvt_test_daemon_remove(&daemon_);
 }
 
-/* A name, or a pattern, runs the tests that it fits. */
-int main(int argc, char **argv)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_client_goes_on_with_the_successor_of_a_killed_daemon),
-		cmocka_unit_test(a_client_connects_again_with_its_secret),
-		cmocka_unit_test(commits_that_nobody_waits_for_survive),
-		cmocka_unit_test(commits_that_nobody_waits_for_survive_a_new_connection),
-		cmocka_unit_test(every_waiter_goes_on),
-		cmocka_unit_test(every_waiter_goes_on_with_a_new_connection),
-		cmocka_unit_test(what_was_asked_on_the_control_socket_is_asked_again),
-		cmocka_unit_test(what_was_heard_and_not_answered_is_asked_again),
-		cmocka_unit_test(an_owner_that_died_while_no_daemon_lived_is_found),
-		cmocka_unit_test(who_asked_before_a_successor_came_goes_on),
-		cmocka_unit_test(who_does_not_want_to_go_on_is_told_at_once),
-		cmocka_unit_test(a_wrong_secret_resumes_nothing),
-		cmocka_unit_test(the_right_secret_of_another_process_resumes_nothing),
-		cmocka_unit_test(damage_in_the_ledger_is_a_cold_start),
-		cmocka_unit_test(another_geometry_is_a_cold_start),
-		cmocka_unit_test(upgrades_and_crashes_under_load_lose_nothing),
-		cmocka_unit_test(a_running_daemon_is_taken_over_under_load),
-		cmocka_unit_test(what_was_taken_over_survives_a_crash),
-		cmocka_unit_test(several_take_over_at_once),
-		cmocka_unit_test(who_wants_to_end_with_its_daemon_is_not_handed_over),
-		cmocka_unit_test(a_full_disk_for_the_log_hinders_no_takeover),
-		cmocka_unit_test(a_managed_daemon_is_not_taken_over),
-		cmocka_unit_test(a_stopped_daemon_is_noticed_by_deadlines_and_by_the_watchdog),
-		cmocka_unit_test(a_killed_child_that_does_not_end_is_said_once),
-		cmocka_unit_test(no_stranger_can_send_to_the_supervisor),
-		cmocka_unit_test(a_stranger_does_not_keep_the_successor_out),
-		cmocka_unit_test(the_lock_outlives_its_daemon),
-		cmocka_unit_test(a_lock_that_was_removed_is_made_again),
-		cmocka_unit_test(a_successor_that_finds_the_lock_taken_is_started_again),
-		cmocka_unit_test(when_the_supervisor_stops_clients_are_told_and_nothing_is_left),
-		cmocka_unit_test(a_supervisor_that_stops_without_a_daemon_leaves_nothing),
-	};
-
-	if (argc > 1)
-		cmocka_set_test_filter(argv[1]);
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+/* Arguments: a name, or a pattern, of the tests to run. */

@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Processes stopped at their system calls (trace.h). Inputs: pids that this test may trace.
+ * Invariant: each call needs the process in one state, stopped or running. Callers: test_death.c,
+ * test_upgrade.c, test_restart.c. */
+
 #include "tests/restart/trace.h"
 
 #include <errno.h>
@@ -8,6 +12,7 @@
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/user.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -43,9 +48,19 @@ void kvt_trace_stop(pid_t pid)
 	kvt_test_check(WIFSTOPPED(status));
 }
 
+/* Returns false if it was killed after it stopped. waitpid() then tells. */
+static bool ask(enum __ptrace_request request, pid_t pid, void *data)
+{
+	bool asked = ptrace(request, pid, NULL, data) == 0;
+
+	if (!asked)
+		kvt_test_equal(errno, ESRCH);
+	return asked;
+}
+
 void kvt_trace_let_go(pid_t pid)
 {
-	kvt_test_equal(ptrace(PTRACE_DETACH, pid, NULL, NULL), 0);
+	ask(PTRACE_DETACH, pid, NULL);
 }
 
 bool kvt_trace_next(pid_t pid, struct ptrace_syscall_info *ret_info, int *ret_status)
@@ -53,21 +68,62 @@ bool kvt_trace_next(pid_t pid, struct ptrace_syscall_info *ret_info, int *ret_st
 	int status, signal = 0;
 
 	do {
-		kvt_test_equal(ptrace(PTRACE_SYSCALL, pid, NULL, signal), 0);
+		ask(PTRACE_SYSCALL, pid, (void *)(intptr_t)signal);
 		kvt_test_equal(waitpid(pid, &status, __WALL), pid);
 		*ret_status = status;
 		if (!WIFSTOPPED(status))
 			return false;
 		signal = status >> 16 || WSTOPSIG(status) == SIGTRAP ? 0 : WSTOPSIG(status);
 	} while (WSTOPSIG(status) != (SIGTRAP | 0x80));
-	kvt_test_check(ptrace(PTRACE_GET_SYSCALL_INFO, pid, sizeof(*ret_info), ret_info) > 0);
-	return true;
+	if (ptrace(PTRACE_GET_SYSCALL_INFO, pid, sizeof(*ret_info), ret_info) > 0)
+		return true;
+	kvt_test_equal(errno, ESRCH);
+	return false;
 }
 
 bool kvt_trace_begins(const struct ptrace_syscall_info *info, uint64_t number)
 {
 	return info->op == PTRACE_SYSCALL_INFO_ENTRY && info->entry.nr == number;
 }
+
+#if defined(__x86_64__)
+
+bool kvt_trace_can_fail(void)
+{
+	return true;
+}
+
+bool kvt_trace_fail(pid_t pid, int error)
+{
+	struct ptrace_syscall_info info;
+	struct user_regs_struct regs;
+	int status;
+
+	if (!ask(PTRACE_GETREGS, pid, &regs))
+		return true;
+	regs.orig_rax = (unsigned long long)-1;
+	if (!ask(PTRACE_SETREGS, pid, &regs) || !kvt_trace_next(pid, &info, &status) ||
+	    !ask(PTRACE_GETREGS, pid, &regs))
+		return true;
+	regs.rax = (unsigned long long)-error;
+	ask(PTRACE_SETREGS, pid, &regs);
+	return true;
+}
+
+#else
+
+bool kvt_trace_can_fail(void)
+{
+	return false;
+}
+
+bool kvt_trace_fail(pid_t pid, int error)
+{
+	(void)pid, (void)error;
+	return false;
+}
+
+#endif
 
 bool kvt_trace_read(pid_t pid, uint64_t address, void *to, size_t bytes)
 {
@@ -135,9 +191,9 @@ void kvt_sweep_start(struct kvt_sweep *sweep, const char *what, uint32_t n, uint
 	sweep->left = sweep->all || few > n ? n : few;
 	sweep->state = seed ? strtoull(seed, NULL, 0) : (uint64_t)getpid();
 	if (sweep->all)
-		printf("%s: killed at each of %u places\n", what, n);
+		printf("%s: each of %u places\n", what, n);
 	else
-		printf("%s: killed at %u of %u places, KVT_SEED=%llu\n", what, sweep->left, n,
+		printf("%s: %u of %u places, KVT_SEED=%llu\n", what, sweep->left, n,
 		       (unsigned long long)sweep->state);
 	fflush(stdout);
 }

@@ -77,3 +77,15 @@ void kvt_work_finish(struct kvt_test_child *child)
 	kvt_test_check(kvt_test_receive(child->pipe, &rounds) && rounds > 0);
 	kvt_test_child_finish(child);
 }
+
+void kvt_work_end(struct kvt_test_child *children, int n, struct kvt_test_daemon *daemon)
+{
+	for (int i = 0; i < n; i++)
+		kvt_work_finish(&children[i]);
+	kvt_test_equal(kvt_test_settled(daemon).private_pages, 0);
+	kvt_test_audit(daemon);
+	kvt_test_check(!kvt_test_daemon_said(daemon, "event=cold_start"));
+	kvt_test_daemon_stop(daemon);
+	kvt_test_verify(daemon);
+	kvt_test_daemon_remove(daemon);
+}

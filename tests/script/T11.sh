@@ -12,7 +12,7 @@ for at in 1 2 63 64 65 127 128 511 512 513 1234 1999; do
 	same=$((at / ps * ps))
 	[ $same -lt $((pages * ps)) ] || same=$((pages * ps))
 	fresh=$(((2000 - same) / ps))
-	# The first `at` keys are the base's, the rest are not.
+	# The first `at` keys are the base's, the rest differ.
 	first=$((10000 * at))
 	keys="1..$at,$first..$((first + 1999 - at))"
 	echo "a match keys=$keys"

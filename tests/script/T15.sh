@@ -11,7 +11,7 @@ done
 echo "a commit lease=s computed=32"
 echo "a end lease=s"
 echo "#= cached=8"
-# A younger entry with one hit of its own: if the first had two, the younger one would go first.
+# A younger entry with one hit of its own: if the first had two, the younger one would be evicted.
 echo "a t=begin keys=101..104"
 echo "a end lease=t computed=4"
 echo "a evict n=8"

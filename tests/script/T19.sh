@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# T19 POLICY [THRESHOLD]: which of four entries goes first. Each is one page:
+# T19 POLICY [THRESHOLD]: which of four entries is evicted first. Each is one page:
 #        hits  created  touched  priority
 #   A     1       1        8         1
 #   B     3       2        6         0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# T21: 10,000 sequences of 10,000 common positions and 100 of their own: what is common is stored
+# T21: 10,000 sequences of 10,000 common positions and 100 of their own: the common ones are stored
 # once. Page 4; each continues at the handle of the common prefix.
 echo "#daemon page_size=4 n_pages=252600"
 echo "a open"

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The commands of kvtctl against a live daemon, and the script tool driven line by line through
-# pipes: an answer comes before the next line is written.
+# pipes: each answer comes before the next line is written.
 set -u
 kvtctl=$O/kvtctl
+kvtlab=$O/kvtlab
 failed=0
 
 fail() {
@@ -21,28 +22,28 @@ expect() { # status regex command...
 	grep -qE -- "$regex" <<<"$output" || fail "$* said, without '$regex': $output"
 }
 
-json() { # command...: one line that is JSON, checked by the parser at hand
+json() { # command...: one line that is JSON, checked by the available parser
 	local output
 	output=$("$@") || fail "$* ended with $?"
 	[ "$(wc -l <<<"$output")" = 1 ] || fail "$* printed more than one line"
 	"$O/tests/script/run" --json <<<"$output" || fail "$*: no JSON: $output"
 }
 
-# ---- usage, and nobody there
+# ---- usage, and no daemon
 expect 2 "usage: kvtctl" "$kvtctl"
 expect 0 "usage: kvtctl" "$kvtctl" --help
 expect 0 "^kvtctl [0-9]" "$kvtctl" --version
 expect 2 "no command 'dance'" "$kvtctl" dance
 expect 3 "kvtctl: .*/nowhere" "$kvtctl" --socket /nowhere/at.all status
-expect 3 "kvtctl script: " "$kvtctl" --socket /nowhere/at.all script - </dev/null
-expect 2 "cannot open /nowhere" "$kvtctl" script /nowhere
-expect 2 "cannot read the script: Is a directory" "$kvtctl" script --daemon page_bytes=64 /
-expect 2 "no FILE" "$kvtctl" script
-expect 3 "no_such_option" "$kvtctl" script --daemon no_such_option=1 - </dev/null
+expect 3 "kvtlab script: " "$kvtctl" --socket /nowhere/at.all script - </dev/null
+expect 2 "cannot open /nowhere" "$kvtlab" script /nowhere
+expect 2 "cannot read the script: Is a directory" "$kvtlab" script --daemon page_bytes=64 /
+expect 2 "no FILE" "$kvtlab" script
+expect 3 "no_such_option" "$kvtlab" script --daemon no_such_option=1 - </dev/null
 
 # ---- line by line
 options="drain_ms=0 page_size=4 n_pages=64 page_bytes=64 hugepages=no test_clock=yes"
-coproc script { exec "$kvtctl" script --daemon "$options" -; }
+coproc script { exec "$kvtlab" script --daemon "$options" -; }
 script_pid=$script_PID
 exec 3>&"${script[1]}" 4<&"${script[0]}"
 eval "exec ${script[1]}>&- ${script[0]}<&-"

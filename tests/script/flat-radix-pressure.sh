@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # flat-radix-pressure BLOCKS: eviction pressure, with room for that many blocks of 4 positions. The
-# flat cache (in awk) evicts the block that was used longest ago, blocks of one request being used
-# from the first to the last: so it loses the heads of chains, whose tails are then dead weight.
-# The radix tree loses leaves. Radix is never below flat.
+# flat cache (in awk) evicts the least recently used block, blocks of one request being used from
+# the first to the last. So it loses the heads of chains, whose tails are then dead weight. The
+# radix tree loses leaves. Radix is never below flat.
 blocks=$1
 echo "#daemon page_size=4 n_pages=$((blocks + 1))"
 awk -v room="$blocks" '
@@ -30,7 +30,7 @@ function request(head, user,    chain, i, n, broken, hit, key, drop) {
 			broken = 1
 		}
 	}
-	# What does not fit beside what is pinned cannot be served.
+	# A request that does not fit beside the pinned blocks is skipped.
 	for (i = 0; i < n; i++) {
 		if (!(block[i] in used)) {
 			if (size == room) {

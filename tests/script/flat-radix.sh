@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# flat-radix: the flat-versus-radix scenarios. Block 4; every request matches, then inserts what was
-# not cached. The same requests go through a flat cache of hash-chained blocks (here, in awk); with
-# an unlimited pool both hit the same: 112/192, 552/672, 168/256, 320/576, 0/192.
+# flat-radix: the flat-versus-radix scenarios. Block 4; every request matches, then inserts the
+# rest. The same requests pass through a flat cache of hash-chained blocks (here, in awk). With an
+# unlimited pool both have equal hits: 112/192, 552/672, 168/256, 320/576, 0/192.
 echo "#daemon page_size=4 n_pages=1000"
 awk '
 function prompt(ns, keys, want,    n, key, i, run, ends, chain, hit, cut) {
-	# Expand keys, walk the flat cache block by block.
+	# Expand keys; walk the flat cache block by block.
 	n = 0
 	split(keys, run, ",")
 	for (i = 1; i in run; i++) {

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# kill-connect: a process dies while it connects, opens a namespace, raises a fence, or has closed.
+# kill-connect: a process dies while it connects, opens a namespace, raises a fence, or after it
+# closed.
 echo "#daemon page_size=2 n_pages=64"
+echo "#daemon-only"
 echo "a open"
 for step in connected hello-sent welcomed attached; do
 	echo "v kill@$step open"
@@ -18,7 +20,7 @@ echo "v kill@fence-raised"
 echo "#= op=kill ok=true armed=true"
 echo "v raise slot=0 value=1"
 echo "#=-1 op=raise ok=false reason=killed step=fence-raised"
-echo "#= op=free async=true line=24"
+echo "#= op=free async=true line=25"
 echo "v open"
 echo "v p=alloc n=3"
 echo "v kill@closed close"

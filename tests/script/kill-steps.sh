@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# kill-steps OPERATION: a process dies at every protocol step of an operation. Whatever the daemon
-# had made of it: nothing of it is held any more, nothing cached is lost, the survivor goes on.
+# kill-steps OPERATION: a process dies at every protocol step of an operation. Afterwards it holds
+# nothing, nothing cached is lost, and the survivor continues.
 op=$1
 echo "#daemon page_size=2 n_pages=64"
+echo "#daemon-only"
 echo "a open"
 echo "a x=alloc n=4"
 echo "a keep=insert keys=1..8 pages=x lock"
-prepare() { # what the victim holds before, and the operation that it dies in
+prepare() { # what the victim holds before, and the operation in which it dies
 	echo "v open"
 	case $op in
 	match) operation="match keys=1..8 lock" ;;

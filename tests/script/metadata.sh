@@ -1,12 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Of T21: the tree's shared memory stays within the promised bytes: at most 5.5 for each position of
-# the pool at page 64 and 1 Mi positions or more. A position's key alone is 4.
+# After T21: the tree's shared memory stays within the promised bytes: at most 5.5 for each position
+# of the pool at page 64 and 1 Mi positions or more. A position's key alone is 4.
 set -u
 failed=0
 for pages in 16385 65537; do
-	coproc script { exec "$O/kvtctl" script --daemon \
+	coproc script { exec "$O/kvtlab" script --daemon \
 		"page_size=64 n_pages=$pages page_bytes=64 hugepages=no" -; }
 	script_pid=$script_PID
 	exec 3>&"${script[1]}" 4<&"${script[0]}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# random SEED LINES [OPTION...]: operations of four processes at random, with fences, deaths, lost
-# connections, expiry, reset, too few pages; nothing is expected of single answers. An audit follows
-# every line (in the first 1,000), and when all have gone nothing may be held by anybody.
+# random SEED LINES [OPTION...]: random operations of four processes, with fences, deaths, lost
+# connections, expiry, reset, too few pages. No single answer is expected. An audit follows every
+# line (in the first 1,000). After all sessions end nothing may be held.
 seed=$1
 lines=$2
 shift 2
@@ -29,13 +29,13 @@ function fence(s,    slot) {
 	slot = any(2)
 	return " fence=" slot ":" (raised[s, slot] + any(3))
 }
-function lease(kind, s) { # a name of that kind, if there is any; mostly of that session
+function lease(kind, s) { # a name of that kind, if any; mostly of that session
 	if (!any(8))
 		s = sessions[1 + any(4)]
 	kind = kind s
 	return names[kind] ? kind any(names[kind] < 4 ? names[kind] : 4) : ""
 }
-function bind(kind, s,    name) { # a name to bind; what it held before is given back first
+function bind(kind, s,    name) { # a name to bind; release its old value first
 	name = kind s (names[kind s] % 4)
 	if (names[kind s]++ >= 4)
 		printf "%s %s lease=%s\n", s, kind == "b" ? "end" : "unlock", name

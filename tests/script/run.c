@@ -4,14 +4,16 @@
  * @file run.c
  * run FILE [ARGUMENT...]: run one scenario of tests/script and check its answers.
  *
- * A scenario is a script of `kvtctl script`; what is expected stands in comments, which pass
- * through to the output and so follow the answer they are about. FILE.sh is a shell script that
- * prints the scenario. It runs against a daemon of its own. A session `auditor` is added, which
- * audits after every line, in long scenarios only at the end: conservation of pages and the other
- * invariants are checked after each step of every case.
+ * A scenario is a script of `kvtlab script`. Expectations are comments, which pass through to the
+ * output and so follow their answer. FILE.sh is a shell script that prints the scenario. It runs
+ * twice: on a core in one process (core.c), then against a daemon of its own with a process for
+ * each session. A session `auditor` is added, which audits after every line, in long scenarios only
+ * at the end: conservation of pages and the other invariants are checked after each step of every
+ * case.
  *
- *     #daemon NAME=VALUE ...   options of that daemon
- *     #exit N                  expected exit status of kvtctl, else 0
+ *     #daemon NAME=VALUE ...   options of the daemon and of the core
+ *     #daemon-only             it needs processes: not on a core alone
+ *     #exit N                  expected exit status of kvtlab, else 0
  *     #= FIELD=VALUE ...       the last answer has these; #=-1 is the one before it, and so on
  *     #let NAME                keep the last answer as $NAME
  *     #sum NAME FIELD          add a number of the last answer to a sum
@@ -20,10 +22,9 @@
  *
  * `run --json` only checks that its input is JSON.
  *
- * Between field and value stands = != < > <= or >=. A field may be LIST.n, the length of a list,
- * or OBJECT.FIELD.
- * A value is JSON without blanks, a bare word, `absent`, or parts of kept answers joined with
- * '+': $x.pages, $x.pages[2..5], [7,8].
+ * Between field and value stands = != < > <= or >=. A field may be LIST.n, the length of a list, or
+ * OBJECT.FIELD. A value is JSON without blanks, a bare word, `absent`, or parts of kept answers
+ * joined with '+': $x.pages, $x.pages[2..5], [7,8].
  */
 
 #include <errno.h>
@@ -47,15 +48,22 @@ struct variable {
 	json_t *value;
 };
 
+/* The program that runs a scenario, in BUILD. */
+enum { ON_CORE, ON_DAEMON };
+static const char *const programs[] = { "tests/script/core", "kvtlab" };
+static const char *const program_names[] = { "core", "daemon" };
+
 struct scenario {
 	const char *path;
+	int program;
+	bool daemon_only;
 	json_t *last[KEPT_ANSWERS]; /* [0] is the last answer */
 	struct variable kept[MAX_NAMES], sums[MAX_NAMES];
 	unsigned int n_kept, n_sums;
 	char daemon[512];
 	int exit_status;
 	unsigned int line, n_answers, n_checks, n_failed, n_audits;
-	unsigned int *source_line; /* of each line that kvtctl reads, as the scenario has it */
+	unsigned int *source_line; /* of each line that kvtlab reads, unchanged */
 	unsigned int n_lines;
 };
 
@@ -66,7 +74,8 @@ static void fail(struct scenario *scenario, const char *format, ...)
 	char *answer = scenario->last[0] ? json_dumps(scenario->last[0], JSON_COMPACT) : NULL;
 	va_list arguments;
 
-	printf("%s: output line %u: ", scenario->path, scenario->line);
+	printf("%s: %s: output line %u: ", scenario->path, program_names[scenario->program],
+	       scenario->line);
 	va_start(arguments, format);
 	vprintf(format, arguments);
 	va_end(arguments);
@@ -120,7 +129,7 @@ static json_t *part_value(struct scenario *scenario, const char *text)
 	return slice;
 }
 
-/* A new reference, NULL if the text names something that is not there. */
+/* A new reference, NULL if there is no such field or item. */
 static json_t *value_of(struct scenario *scenario, char *text)
 {
 	json_t *sum = NULL, *value;
@@ -347,7 +356,8 @@ static bool is_operation(const char *text)
 	return text[0] != '#' && text[0] != '\n' && strncmp(text, "echo", 4) != 0;
 }
 
-/* The scenario into a descriptor that kvtctl reads as its standard input, and its head parsed. */
+/* Write the scenario to a descriptor that kvtlab reads as its standard input, and parse its
+ * head. */
 static int put_scenario(struct scenario *scenario, FILE *from, FILE *to)
 {
 	unsigned int source = 0;
@@ -361,6 +371,8 @@ static int put_scenario(struct scenario *scenario, FILE *from, FILE *to)
 				 sizeof(scenario->daemon) - strlen(scenario->daemon), " %s",
 				 text + 7);
 		sscanf(text, "#exit %d", &scenario->exit_status);
+		if (strcmp(text, "#daemon-only\n") == 0)
+			scenario->daemon_only = true;
 		put_line(scenario, to, text, ++source);
 		if (is_operation(text) && source <= AUDITED_LINES)
 			put_line(scenario, to, AUDITOR " audit\n", source);
@@ -397,25 +409,26 @@ static int read_scenario(struct scenario *scenario, int argc, char **argv)
 
 static FILE *start(const struct scenario *scenario, int input, pid_t *ret_pid)
 {
-	char kvtctl[4096], *slash;
-	ssize_t n = readlink("/proc/self/exe", kvtctl, sizeof(kvtctl) - 32);
+	char program[4096], *slash;
+	ssize_t n = readlink("/proc/self/exe", program, sizeof(program) - 32);
 	int ends[2];
 
 	if (n < 0 || pipe(ends))
 		return NULL;
-	kvtctl[n] = '\0';
-	/* BUILD/tests/script/run: kvtctl is in BUILD. */
-	for (int i = 0; i < 3 && (slash = strrchr(kvtctl, '/')); i++)
+	program[n] = '\0';
+	/* BUILD, from the path of this program: BUILD/tests/script/run. */
+	for (int i = 0; i < 3 && (slash = strrchr(program, '/')); i++)
 		*slash = '\0';
-	strcat(kvtctl, "/kvtctl");
+	strcat(program, "/");
+	strcat(program, programs[scenario->program]);
 	*ret_pid = fork();
 	if (*ret_pid == 0) {
 		dup2(input, 0);
 		dup2(ends[1], 1);
 		close(ends[0]);
 		close(ends[1]);
-		execl(kvtctl, kvtctl, "script", "--daemon", scenario->daemon, "-", NULL);
-		fprintf(stderr, "cannot run %s: %s\n", kvtctl, strerror(errno));
+		execl(program, program, "script", "--daemon", scenario->daemon, "-", NULL);
+		fprintf(stderr, "cannot run %s: %s\n", program, strerror(errno));
 		_exit(127);
 	}
 	close(ends[1]);
@@ -428,8 +441,8 @@ static void finish(struct scenario *scenario, pid_t pid)
 
 	waitpid(pid, &status, 0);
 	if (!WIFEXITED(status) || WEXITSTATUS(status) != scenario->exit_status)
-		fail(scenario, "kvtctl ended with wait status 0x%x, expected exit %d", status,
-		     scenario->exit_status);
+		fail(scenario, "%s ended with wait status 0x%x, expected exit %d",
+		     programs[scenario->program], status, scenario->exit_status);
 	if (scenario->n_audits == 0)
 		fail(scenario, "no audit was answered");
 	if (scenario->n_checks == 0)
@@ -445,43 +458,74 @@ static bool is_json(FILE *input)
 	return is;
 }
 
-int main(int argc, char **argv)
+static void scenario_free(struct scenario *scenario)
 {
-	struct scenario scenario = {
-		.path = argv[argc > 1], .daemon = "page_bytes=64 test_clock=yes hugepages=no "
-			  "max_leases=0 max_private_pages=0",
-	};
+	for (unsigned int i = 0; i < KEPT_ANSWERS; i++)
+		json_decref(scenario->last[i]);
+	for (unsigned int i = 0; i < scenario->n_kept; i++)
+		json_decref(scenario->kept[i].value);
+	for (unsigned int i = 0; i < scenario->n_sums; i++)
+		json_decref(scenario->sums[i].value);
+	free(scenario->source_line);
+}
+
+static void take_output(struct scenario *scenario, int input)
+{
+	pid_t pid = 0;
+	FILE *output = start(scenario, input, &pid);
 	char *text = NULL;
 	size_t room = 0;
-	int input;
-	FILE *output;
-	pid_t pid = 0;
+
+	while (output && getline(&text, &room, output) >= 0) {
+		scenario->line++;
+		if (text[0] == '{')
+			take_answer(scenario, text);
+		else
+			take_directive(scenario, text);
+	}
+	finish(scenario, pid);
+	free(text);
+	if (output)
+		fclose(output);
+	printf("%s: %s: %u answers, %u checks, %u audits, %u failed\n", scenario->path,
+	       program_names[scenario->program], scenario->n_answers, scenario->n_checks,
+	       scenario->n_audits, scenario->n_failed);
+}
+
+/* 0: passed, 1: failed, 2: cannot run. */
+static int run_on(int program, int argc, char **argv)
+{
+	struct scenario scenario = {
+		.path = argv[1], .program = program,
+		.daemon = "page_bytes=64 test_clock=yes hugepages=no "
+			  "max_leases=0 max_private_pages=0",
+	};
+	int input = read_scenario(&scenario, argc, argv), status = 2;
+
+	if (input < 0) {
+		fprintf(stderr, "run FILE [ARGUMENT...]: cannot run the scenario\n");
+	} else {
+		if (program == ON_DAEMON || !scenario.daemon_only)
+			take_output(&scenario, input);
+		status = scenario.n_failed > 0;
+		close(input);
+	}
+	scenario_free(&scenario);
+	return status;
+}
+
+int main(int argc, char **argv)
+{
+	int on_core, on_daemon;
 
 	if (argc == 2 && strcmp(argv[1], "--json") == 0)
 		return is_json(stdin) ? 0 : 1;
-	if (argc < 2 || (input = read_scenario(&scenario, argc, argv)) < 0 ||
-	    !(output = start(&scenario, input, &pid))) {
-		fprintf(stderr, "run FILE [ARGUMENT...]: cannot run the scenario\n");
+	if (argc < 2) {
+		fprintf(stderr, "run FILE [ARGUMENT...]: no scenario\n");
 		return 2;
 	}
-	while (getline(&text, &room, output) >= 0) {
-		scenario.line++;
-		if (text[0] == '{')
-			take_answer(&scenario, text);
-		else
-			take_directive(&scenario, text);
-	}
-	finish(&scenario, pid);
-	printf("%s: %u answers, %u checks, %u audits, %u failed\n", scenario.path,
-	       scenario.n_answers, scenario.n_checks, scenario.n_audits, scenario.n_failed);
-	for (unsigned int i = 0; i < KEPT_ANSWERS; i++)
-		json_decref(scenario.last[i]);
-	for (unsigned int i = 0; i < scenario.n_kept; i++)
-		json_decref(scenario.kept[i].value);
-	for (unsigned int i = 0; i < scenario.n_sums; i++)
-		json_decref(scenario.sums[i].value);
-	free(scenario.source_line);
-	free(text);
-	fclose(output);
-	return scenario.n_failed > 0;
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	on_core = run_on(ON_CORE, argc, argv);
+	on_daemon = on_core == 2 ? 2 : run_on(ON_DAEMON, argc, argv);
+	return on_core > on_daemon ? on_core : on_daemon;
 }

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The core's memory against the oracle's model: each node with its keys and pages, each page, each
- * namespace, the order of recency; and what a client would find by walking the arena itself. */
+/* Compare the core's memory with the oracle's model: each node with its keys and pages, each page,
+ * each namespace, the order of recency, and what a client would find by walking the arena.
+ * Callers: main.c and tests/crash/main.c, every so many steps. */
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "shm/walk.h"
 #include "tests/sim/sim.h"
-#include "tools/oracle_model.h"
+#include "lab/oracle/model.h"
 
 static bool differs(struct sim *sim, const char *what, uint32_t id, uint64_t model, uint64_t core)
 {
@@ -33,7 +34,7 @@ static bool compare_run(struct sim *sim, const struct kvt_arena_view *view,
 	return true;
 }
 
-/* Detached, by an effect of its own or with all roots by RESET. */
+/* Detached, by its own effect or with all roots by RESET. */
 static bool is_top(const struct kvt_arena_view *view, const struct kvt_node *node)
 {
 	return node->flags & KVT_NODE_DETACHED ||
@@ -126,7 +127,7 @@ static bool compare_namespace(struct sim *sim, const struct kvt_arena_view *view
 	return true;
 }
 
-/* The clocks differ, the order may not. */
+/* The clocks differ, the order must not. */
 static bool compare_recency(struct sim *sim, const struct kvt_arena_view *view)
 {
 	const struct kvt_oracle *o = sim->oracle;
@@ -153,7 +154,7 @@ static bool compare_recency(struct sim *sim, const struct kvt_arena_view *view)
 	return true;
 }
 
-/* While nothing moves, a probe finds exactly what MATCH would. */
+/* With nothing in flight, a probe finds exactly what MATCH would. */
 static bool compare_probe(struct sim *sim, const struct kvt_arena_view *view)
 {
 	const struct sim_sequence *q = &sim->sequences[sim_below(sim, SIM_SEQUENCES)];

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Whether the interesting things really happened. */
+/* What a run must have seen, so that a simulation that stops exercising something fails.
+ *
+ * Inputs: counts of a run, by observe.c and operate.c. Caller: main.c. */
 
 #include <inttypes.h>
 #include <string.h>
 
+#include "kvtrunk.h"
 #include "tests/sim/sim.h"
 
-static const char *const op_names[KVT_OP_COUNT + 1] = {
-	"NOP",	  "MATCH", "LOCK",  "UNLOCK", "ALLOC",	"FREE", "INSERT",
-	"BEGIN",  "COMMIT", "EXTEND", "END",  "REMOVE", "PAGE", "EVICT",
-	"RESET",  "STATS", "AUDIT", "CLOSE",  "unknown",
-};
+#define OP_NAME(NAME, name, takes, flags, list, answer) [KVT_OP_##NAME] = #NAME,
+static const char *const op_names[] = { KVT_OPS(OP_NAME, , ) "unknown" };
 static const char *const kind_names[] = {
 	"?",	      "op",	    "defer",   "session",      "sign",	  "namespace", "lease-lost",
 	"quarantine", "release",    "session-gone", "expire", "reclaim", "compact", "admin",
@@ -56,9 +56,10 @@ static const char *const rare_names[SIM_RARE_COUNT] = {
 	[SIM_NOTICE_CANCELED] = "notice canceled",
 };
 
-#define REASON_NAME(enumerator, name, text) name,
-static const char *const reason_names[KVT_REASON_COUNT + 1] = { KVT_REASONS(REASON_NAME) "ok" };
-#undef REASON_NAME
+static const char *reason_name(uint32_t reason)
+{
+	return reason == KVT_REASON_COUNT ? "ok" : kvt_reason_name((int)reason);
+}
 
 static void print_counts(const char *title, const char *const *names, const uint64_t *counts,
 			 uint32_t n, FILE *to)
@@ -79,7 +80,7 @@ void sim_coverage_print(const struct sim_coverage *c, FILE *to)
 				c->deferred[op], c->waited[op]);
 		for (uint32_t reason = 0; reason < KVT_REASON_COUNT; reason++)
 			if (c->op[op][reason])
-				fprintf(to, ", %s %" PRIu64, reason_names[reason],
+				fprintf(to, ", %s %" PRIu64, reason_name(reason),
 					c->op[op][reason]);
 		fprintf(to, "\n");
 	}
@@ -92,7 +93,7 @@ void sim_coverage_print(const struct sim_coverage *c, FILE *to)
 		fprintf(to, "%-40s %" PRIu64 "\n", rare_names[i], c->rare[i]);
 }
 
-/* Outcomes that a run of some size must have seen, beside one success of every operation. */
+/* Outcomes that a run of some size must have seen, besides one success of every operation. */
 static const struct {
 	uint8_t op;
 	uint8_t reason;
@@ -167,7 +168,7 @@ uint32_t sim_coverage_missing(const struct sim_coverage *c, FILE *to)
 		n += missing(c->op[op][KVT_REASON_COUNT], op_names[op], "ok", to);
 	for (size_t i = 0; i < sizeof(outcomes) / sizeof(outcomes[0]); i++)
 		n += missing(c->op[outcomes[i].op][outcomes[i].reason], op_names[outcomes[i].op],
-			     reason_names[outcomes[i].reason], to);
+			     reason_name(outcomes[i].reason), to);
 	static const uint8_t waiting[] = { KVT_OP_COMMIT, KVT_OP_INSERT, KVT_OP_FREE,
 					   KVT_OP_UNLOCK, KVT_OP_END, KVT_OP_CLOSE,
 					   KVT_OP_BEGIN };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Where the core may be killed, a record is only a promise until its mutation has ended: it is held
- * back, and forgotten if the core dies before. */
+/* Hold back records of an unfinished mutation: if the core is killed inside it, they are
+ * dropped. */
 
 #include <stdlib.h>
 #include <string.h>
@@ -65,7 +65,7 @@ void sim_settle(struct sim *sim)
 	sim->n_held = 0;
 }
 
-/* What the simulation believed of a session, and what became true of it. */
+/* Set what the simulation believes about a session to what became true. */
 static void learn_session(struct sim *sim, uint32_t id)
 {
 	const struct kvt_session_record *record = kvt_core_session(sim->core, id);
@@ -91,7 +91,7 @@ void sim_killed(struct sim *sim)
 	sim_settle(sim);
 	for (uint32_t i = 1; i <= sim->config.max_sessions && !sim->failed; i++) {
 		learn_session(sim, i);
-		/* It was opened, but nobody was told: its client never hears of it. */
+		/* It was opened, but its client never learns of it. */
 		if (sim->sessions[i].present && !sim->sessions[i].open)
 			kvt_core_session_sign(sim->core, i, KVT_SIGN_HANGUP | KVT_SIGN_EXITED,
 					      sim->now_ns);

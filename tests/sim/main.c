@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* kvtsim: many seeds, one after the other. A failure names the command that repeats it. */
+/* kvtsim: many seeds, one after the other. A failure prints the command that repeats it. Inputs:
+ * command line only; all else follows from the seed. */
 
 #include <getopt.h>
 #include <inttypes.h>
@@ -38,7 +39,7 @@ static void print_failure(const struct sim *sim, FILE *to)
 		running_steps);
 }
 
-/* An assertion of the core: say where we were, then let it be fatal. */
+/* An assertion of the core failed: print the seed and step, then abort. */
 static void on_abort(int number)
 {
 	signal(number, SIG_DFL);
@@ -109,7 +110,7 @@ static void usage(FILE *to)
 		"  --seeds N            how many seeds (1)\n"
 		"  --steps N            steps of each seed (20000)\n"
 		"  --seconds N          start no seed after this time\n"
-		"  --log FILE           write the last seed's operation log (kvtctl verify)\n"
+		"  --log FILE           write the last seed's operation log (kvtlab verify)\n"
 		"  --coverage           print what happened how often\n"
 		"  --require-coverage   fail if something on the list never happened\n"
 		"  --verbose            a line for each seed, and the last records of the last\n"

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Each record goes through the oracle; what sessions hold is learnt from it. */
+/* Apply each record to the oracle, and learn from it what sessions hold. Inputs: records of the
+ * core, through its hook. Invariant: the oracle agrees with each, or the run fails. Callers: the
+ * core's hook, hold.c. */
 
 #include <errno.h>
 #include <inttypes.h>
@@ -41,7 +43,7 @@ static void learn_lease(struct sim *sim, const struct kvt_record *r, uint32_t ki
 	struct sim_session *s = &sim->sessions[r->session];
 	struct sim_lease *lease;
 
-	if (s->n_leases == SIM_LEASES) /* forget one: its lease lives on until the session ends */
+	if (s->n_leases == SIM_LEASES) /* forget one: its lease lives until the session ends */
 		s->leases[sim_below(sim, SIM_LEASES)] = s->leases[--s->n_leases];
 	lease = &s->leases[s->n_leases++];
 	memset(lease, 0, offsetof(struct sim_lease, list));
@@ -52,10 +54,10 @@ static void learn_lease(struct sim *sim, const struct kvt_record *r, uint32_t ki
 	lease->sequence = sim->sequence_in_use;
 	if (kind == KVT_LEASE_BEGIN) {
 		lease->known = r->sqe.n_keys;
-		lease->computed = r->cqe.b;
+		lease->computed = r->cqe.begin.reusable;
 		lease->table = r->n_list;
 	} else {
-		uint32_t skip = r->sqe.op == KVT_OP_INSERT ? 2 * r->cqe.d : 0;
+		uint32_t skip = r->sqe.op == KVT_OP_INSERT ? 2 * r->cqe.insert.n_twins : 0;
 
 		lease->n_list = r->n_list - skip;
 		memcpy(lease->list, r->list + skip, lease->n_list * sizeof(uint32_t));
@@ -88,7 +90,7 @@ static void lose_page(struct sim_session *s, uint32_t page)
 
 static bool in_twins(const struct kvt_record *r, uint32_t page)
 {
-	for (uint32_t i = 0; i < r->cqe.d; i++)
+	for (uint32_t i = 0; i < r->cqe.insert.n_twins; i++)
 		if (r->list[2 * i] == page)
 			return true;
 	return false;
@@ -121,7 +123,7 @@ static void learn(struct sim *sim, const struct kvt_record *r)
 			lose_page(s, r->keys[i]);
 		break;
 	case KVT_OP_INSERT:
-		for (uint32_t i = 0; i < r->n_pages && r->cqe.b; i++)
+		for (uint32_t i = 0; i < r->n_pages && r->cqe.insert.inserted; i++)
 			if (!in_twins(r, r->pages[i]))
 				lose_page(s, r->pages[i]);
 		if (r->cqe.lease)
@@ -134,7 +136,7 @@ static void learn(struct sim *sim, const struct kvt_record *r)
 				r->sqe.arg >= lease->computed &&
 				lease->known + r->sqe.n_keys > r->cqe.positions;
 			lease->known = r->cqe.positions;
-			lease->computed = r->cqe.a;
+			lease->computed = r->cqe.commit.next;
 		}
 		break;
 	case KVT_OP_EXTEND:
@@ -159,9 +161,9 @@ static void count_wait(uint64_t *rare, const struct kvt_record *r)
 		plain && !(r->cqe.flags & (KVT_CQE_DEADLINE | KVT_CQE_TAKEOVER));
 	rare[SIM_WAIT_REFUSED] += r->value != 0 && !done && r->cqe.result != -ECANCELED;
 	rare[notice ? SIM_NOTICE_CANCELED : SIM_WAIT_CANCELED] += r->cqe.result == -ECANCELED;
-	rare[SIM_NOTICE_SEALED] += notice && done && r->cqe.c == KVT_NOTICE_SEALED;
-	rare[SIM_NOTICE_ABANDONED] += notice && done && r->cqe.c == KVT_NOTICE_ABANDONED;
-	rare[SIM_NOTICE_DEADLINE] += notice && done && r->cqe.c == KVT_NOTICE_DEADLINE;
+	rare[SIM_NOTICE_SEALED] += notice && done && r->cqe.notice.state == KVT_NOTICE_SEALED;
+	rare[SIM_NOTICE_ABANDONED] += notice && done && r->cqe.notice.state == KVT_NOTICE_ABANDONED;
+	rare[SIM_NOTICE_DEADLINE] += notice && done && r->cqe.notice.state == KVT_NOTICE_DEADLINE;
 }
 
 static void count_rare(struct sim *sim, const struct kvt_record *r)
@@ -171,19 +173,21 @@ static void count_rare(struct sim *sim, const struct kvt_record *r)
 
 	switch (r->sqe.op) {
 	case KVT_OP_COMMIT:
-		rare[SIM_LOOK_ON] += ok && r->cqe.b > 0;
-		rare[SIM_TAKEN_OVER] += ok && r->cqe.d > 0;
-		rare[SIM_KEPT] += ok && r->cqe.d > 0 && (r->sqe.flags & KVT_F_KEEP);
+		rare[SIM_LOOK_ON] += ok && r->cqe.commit.advanced > 0;
+		rare[SIM_TAKEN_OVER] += ok && r->cqe.commit.duplicates > 0;
+		rare[SIM_KEPT] +=
+			ok && r->cqe.commit.duplicates > 0 && (r->sqe.flags & KVT_F_KEEP);
 		break;
 	case KVT_OP_INSERT:
-		rare[SIM_TWINS] += ok && r->cqe.d > 0;
-		rare[SIM_TWIN_GIVEN] += ok && r->n_pages > r->cqe.b + r->cqe.d;
-		rare[SIM_START_HANDLE] += ok && r->sqe.node && r->cqe.b > 0;
+		rare[SIM_TWINS] += ok && r->cqe.insert.n_twins > 0;
+		rare[SIM_TWIN_GIVEN] +=
+			ok && r->n_pages > r->cqe.insert.inserted + r->cqe.insert.n_twins;
+		rare[SIM_START_HANDLE] += ok && r->sqe.node && r->cqe.insert.inserted > 0;
 		break;
 	case KVT_OP_BEGIN:
 		count_wait(rare, r);
-		rare[SIM_CAPPED] += ok && r->cqe.b < r->cqe.a;
-		rare[SIM_SHARED_ANNOUNCE] += ok && r->cqe.c > 0;
+		rare[SIM_CAPPED] += ok && r->cqe.begin.reusable < r->cqe.begin.matched;
+		rare[SIM_SHARED_ANNOUNCE] += ok && r->cqe.begin.announced > 0;
 		break;
 	case KVT_OP_END:
 		rare[SIM_END_DETACHED] += (r->cqe.flags & KVT_CQE_DETACHED) != 0;
@@ -248,7 +252,7 @@ static void remember(struct sim *sim, const struct kvt_record *r)
 		memcpy(b->list, r->list, n * sizeof(*b->list));
 }
 
-/* What the oracle cannot know: the words of the fences, and what stands in the list area. */
+/* What the oracle cannot know: fence words, and the list area. */
 static void check_outside(struct sim *sim, const struct kvt_record *r)
 {
 	const struct sim_session *s = &sim->sessions[r->session];
@@ -265,7 +269,7 @@ static void check_outside(struct sim *sim, const struct kvt_record *r)
 			 r->session);
 }
 
-/* What the session's record must say of it. */
+/* What the session's record must contain. */
 static void count_progress(struct sim_session *s, const struct kvt_record *r)
 {
 	bool done = r->kind == KVT_REC_OP;
@@ -344,9 +348,8 @@ void sim_on_complete(void *context, uint32_t session, const struct kvt_cqe *cqe)
 	sim->last_completed = cqe->seq;
 }
 
-static const char *const op_names[] = { "NOP", "MATCH", "LOCK", "UNLOCK", "ALLOC", "FREE",
-					"INSERT", "BEGIN", "COMMIT", "EXTEND", "END", "REMOVE",
-					"PAGE", "EVICT", "RESET", "STATS", "AUDIT", "CLOSE" };
+#define OP_NAME(NAME, name, takes, flags, list, answer) [KVT_OP_##NAME] = #NAME,
+static const char *const op_names[] = { KVT_OPS(OP_NAME, , ) };
 static const char *const kind_names[] = { "?", "op", "defer", "session", "sign", "namespace",
 					  "lease-lost", "quarantine", "release", "session-gone",
 					  "expire", "reclaim", "compact", "admin", "drain",
@@ -369,10 +372,10 @@ static void print_brief(const struct sim_brief *b, FILE *to)
 			q->positions, q->list_capacity, q->fence_slot, q->fence_value,
 			q->priority, q->ttl_ms);
 	if (r->kind == KVT_REC_OP)
-		fprintf(to, "\n         -> %d reason %u flags %x lease %u:%u handle %u:%u:%u a %u "
-			"b %u c %u d %u e %u", c->result, c->reason, c->flags, c->lease,
-			c->lease_generation, c->node, c->generation, c->positions, c->a, c->b,
-			c->c, c->d, c->e);
+		fprintf(to, "\n         -> %d reason %u flags %x lease %u:%u handle %u:%u:%u "
+			"words %u %u %u %u list %u", c->result, c->reason, c->flags, c->lease,
+			c->lease_generation, c->node, c->generation, c->positions, c->words[0],
+			c->words[1], c->words[2], c->words[3], c->n_list);
 	if (r->n_list) {
 		fprintf(to, "\n         list");
 		for (uint32_t i = 0; i < r->n_list && i < 12; i++)

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* One random thing happens: mostly an operation of a session, right or wrong. */
+/* One random step: mostly an operation of a session, valid or not.
+ *
+ * Inputs: the run's random numbers, and what each session holds. Invariants: every choice follows
+ * from the seed; after each step records agree with the oracle. Callers: main.c,
+ * tests/crash/main.c. */
 
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +14,7 @@
 
 /* ---- keys: few values, shared beginnings */
 
-/* With large pages a page is one random symbol and its keys follow, but for a rare slip. */
+/* With large pages a page is one random symbol from which its keys follow, but for a rare slip. */
 static uint32_t random_key(struct sim *sim, uint32_t at, uint32_t before)
 {
 	if (!sim->wide || at % sim->config.page_size == 0 || sim_chance(sim, 1))
@@ -26,7 +30,7 @@ static void random_keys(struct sim *sim, struct sim_sequence *to, uint32_t n)
 	}
 }
 
-/* A sequence as traffic has them: one seen before, or its beginning with another end, or new. */
+/* A sequence as traffic has them: an old one, its beginning with another end, or a new one. */
 static uint32_t make_sequence(struct sim *sim)
 {
 	uint32_t at = sim_below(sim, SIM_SEQUENCES), how = sim_below(sim, 100), n;
@@ -72,7 +76,7 @@ static uint32_t *keys_of(struct shot *shot)
 	return (uint32_t *)(uintptr_t)shot->s->view.keys;
 }
 
-/* Put keys into the key area, at a place that an earlier operation seldom still needs. */
+/* Put keys into the key area, where earlier operations rarely still need theirs. */
 static void put_keys(struct shot *shot, const uint32_t *keys, uint32_t n)
 {
 	shot->sqe.keys_offset = sim_below(shot->sim, SIM_KEYS_AREA / 2 - n);
@@ -127,12 +131,12 @@ static struct sim_lease *put_lease(struct shot *shot, uint32_t kind)
 	struct sim_session *s = shot->s;
 	struct sim_lease *lease = NULL;
 
-	if (sim_chance(shot->sim, 15)) { /* anybody's */
+	if (sim_chance(shot->sim, 15)) { /* of any session */
 		shot->sqe.node = sim_below(shot->sim, shot->sim->config.n_leases + 2);
 		shot->sqe.generation = sim_below(shot->sim, 4);
 		return NULL;
 	}
-	if (sim_chance(shot->sim, 15)) { /* another session's, alive perhaps */
+	if (sim_chance(shot->sim, 15)) { /* another session's, perhaps live */
 		s = &shot->sim->sessions[1 + sim_below(shot->sim, SIM_SESSIONS)];
 		if (!s->present)
 			s = shot->s;
@@ -149,7 +153,7 @@ static struct sim_lease *put_lease(struct shot *shot, uint32_t kind)
 	return lease;
 }
 
-/* After an END the session forgets most of its leases, but tries an old one now and then. */
+/* After an END the session forgets most of its leases, but rarely tries an old one. */
 static void forget_lease(struct shot *shot)
 {
 	struct sim_session *s = shot->s;
@@ -164,7 +168,7 @@ static void forget_lease(struct shot *shot)
 	}
 }
 
-/* ---- one function an operation */
+/* ---- one function per operation */
 
 static void op_match(struct shot *shot)
 {
@@ -221,7 +225,7 @@ static void op_alloc(struct shot *shot)
 	put_list(shot, shot->sqe.arg);
 }
 
-/* Pages to name: the session's own loose ones, and now and then something else. */
+/* Pages to name: the session's own without a lease, and rarely others. */
 static uint32_t put_pages(struct shot *shot, uint32_t *pages, uint32_t n)
 {
 	struct sim *sim = shot->sim;
@@ -269,7 +273,7 @@ static void put_weight(struct shot *shot)
 		shot->sqe.flags |= KVT_F_LOCK;
 }
 
-/* Keys that go on behind a handle: those of the sequence that it was made with, or others. */
+/* Keys that follow a handle: those of its own sequence, or others. */
 static uint32_t keys_behind(struct shot *shot, const struct sim_handle *h, uint32_t *keys)
 {
 	struct sim *sim = shot->sim;
@@ -330,7 +334,7 @@ static void op_insert(struct shot *shot)
 	put_fence(shot);
 }
 
-/* It may have to wait for others, or be told later: its keys stay until then. */
+/* It may be deferred: its keys stay until then. */
 static void put_wait(struct shot *shot)
 {
 	struct sim *sim = shot->sim;
@@ -365,7 +369,7 @@ static void op_begin(struct shot *shot)
 	put_list(shot, (shot->sqe.n_keys + (shot->sqe.arg & 0xffff) + ps - 1) / ps);
 }
 
-/* What was computed since, and generated keys, a few of them beyond the table at times. */
+/* Commit new positions with generated keys, sometimes a few beyond the table. */
 static void put_progress(struct shot *shot, const struct sim_lease *lease)
 {
 	struct sim *sim = shot->sim;
@@ -505,7 +509,7 @@ static size_t choose_row(struct sim *sim)
 	return i;
 }
 
-/* Whether an operation makes sense for what the session holds; senseless ones are rare. */
+/* True if an operation makes sense for what the session holds. Senseless ones are rare. */
 static bool sensible(const struct shot *shot, uint32_t op)
 {
 	uint32_t sequences = leases_of_kind(shot->s, KVT_LEASE_BEGIN);
@@ -548,13 +552,13 @@ static void fill(struct shot *shot)
 	shot->sqe.user_data = shot->sim->step;
 }
 
-/* ---- a stream goes on: fences rise, and what waited takes effect */
+/* ---- a stream advances: fences rise, and deferred operations take effect */
 
-/* A rank more, whose words begin with rank 0's. */
+/* One more rank, whose words begin with rank 0's. */
 static void member_joins(struct sim *sim, uint32_t session)
 {
 	struct sim_session *s = &sim->sessions[session];
-	const uint64_t token[2] = { session, 1 + s->view.keys_count };
+	uint64_t token[2] = { session, 1 + s->view.keys_count };
 	const struct kvt_core_peer peer = { .pid = 7, .label = "rank" };
 	uint32_t n = s->n_members, place;
 
@@ -573,7 +577,7 @@ static void member_joins(struct sim *sim, uint32_t session)
 	sim->coverage->rare[SIM_MEMBER]++;
 }
 
-/* Members' streams come after rank 0's, at some time. */
+/* Members' streams follow rank 0's, some time later. */
 static void raise_members(struct sim *sim, const struct sim_session *s)
 {
 	for (uint32_t m = 0; m < s->n_members; m++)
@@ -639,7 +643,7 @@ static void shoot(struct sim *sim, uint32_t session)
 		s->closing = true;
 }
 
-/* ---- what happens besides operations */
+/* ---- other events */
 
 static void die(struct sim *sim, uint32_t session)
 {
@@ -649,7 +653,7 @@ static void die(struct sim *sim, uint32_t session)
 	sim_session_end(sim, session, signs[sim_below(sim, 5)]);
 }
 
-/* A session that is over gets the signs that are still missing, in any order. */
+/* A session that has ended gets its missing signs, in any order. */
 static void sign_more(struct sim *sim, uint32_t session)
 {
 	static const uint32_t signs[] = { KVT_SIGN_HANGUP, KVT_SIGN_EXITED, KVT_SIGN_QUIET,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# kvtsim: the seeded simulation of the core against the oracle. It shares the core and nothing else
-# of the daemon but the operation log.
+# kvtsim: the seeded simulation of the core against the oracle. Of the daemon it has the core and
+# the operation log; names of reasons are the library's.
 SIM_SRC := $(wildcard tests/sim/*.c)
-SIM_OBJ := $(call objs,$(SIM_SRC) $(wildcard tools/oracle*.c daemon/oplog*.c)) $(CORE_OBJ) \
-	$(SHM_OBJ)
+SIM_OBJ := $(call objs,$(SIM_SRC) $(wildcard lab/oracle/*.c daemon/log/operations*.c) \
+	libclient/names.c) $(CORE_OBJ) $(SHM_OBJ)
 
 $(O)/tests/kvtsim: $(SIM_OBJ)
 	@mkdir -p $(@D)

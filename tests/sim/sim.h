@@ -6,9 +6,9 @@
  * @file sim.h
  * Seeded simulation of the core against the oracle.
  *
- * Everything a run does follows from its seed: the configuration, what each session asks for, when
- * fences are raised, when who dies, how much background work is done. Each record that the core
- * emits is applied to the oracle at once; what the sessions hold is learnt from the records, too.
+ * A run follows from its seed: the configuration, what each session asks for, when fences rise,
+ * when sessions die, how much background work is done. Each record of the core is applied to the
+ * oracle at once, and tells what the sessions hold.
  */
 
 #include <stdbool.h>
@@ -16,17 +16,18 @@
 #include <stdio.h>
 
 #include "daemon/core/core.h"
-#include "daemon/oplog.h"
-#include "tools/oracle.h"
+#include "daemon/core/ledger.h"
+#include "daemon/log/operations.h"
+#include "lab/oracle/oracle.h"
 
 #define SIM_MAX_KEYS 6144 /* of one sequence */
 #define SIM_KEYS_AREA 16384
-#define SIM_KEPT_KEYS 4 /* sequences whose keys stay where they are for long */
+#define SIM_KEPT_KEYS 4 /* sequences with long-lived keys */
 #define SIM_KEPT_AREA (SIM_KEPT_KEYS * SIM_MAX_KEYS) /* behind the other keys */
 #define SIM_LIST_AREA 1024
 #define SIM_SEQUENCES 24
 #define SIM_HANDLES 24
-#define SIM_LEASES 24  /* that a session remembers, dead ones too */
+#define SIM_LEASES 24  /* remembered by a session, dead ones too */
 #define SIM_HISTORY 48 /* records shown at a failure */
 #define SIM_SESSIONS 6
 #define SIM_HELD 4 /* records of one mutation, at most */
@@ -42,7 +43,7 @@ struct sim_lease {
 	uint32_t known, computed, table; /* positions, positions, pages */
 	uint32_t n_list;                 /* MATCH leases: pages of the locked prefix */
 	uint32_t list[SIM_LIST_AREA];
-	uint32_t sequence; /* place of the keys that it was made with, as they may be still */
+	uint32_t sequence; /* place of its keys, if they are still there */
 };
 
 struct sim_handle {
@@ -55,21 +56,21 @@ struct sim_handle {
 struct sim_session {
 	bool open;     /* takes entries */
 	bool closing;  /* CLOSE was submitted */
-	bool present;  /* the core knows it */
+	bool present;  /* known to the core */
 	uint32_t uid;
 	uint32_t signs;
-	uint32_t taken, done; /* entries and completions, as its record should count them */
+	uint32_t taken, done; /* entries and completions that its record must count */
 	struct kvt_cqe last_cqe;
 	struct kvt_core_view view;
-	/* Ranks of its group that have come, each with words of its own. */
+	/* Ranks of its group that joined, each with its own words. */
 	uint32_t n_members;
 	uint32_t members[SIM_RANKS - 1]; /* the core's places */
 	struct kvt_fence_word *words[SIM_RANKS - 1];
 	uint32_t n_leases;
 	struct sim_lease leases[SIM_LEASES];
 	uint32_t n_pages;
-	uint32_t *pages; /* loose ones */
-	uint32_t n_waiting; /* deferred operations that have not answered */
+	uint32_t *pages; /* private ones without a lease */
+	uint32_t n_waiting; /* deferred operations without an answer */
 	uint32_t kept_next; /* place of the keys of the next BEGIN that may wait */
 	uint32_t n_namespaces;
 	uint32_t namespaces[8]; /* opened by it */
@@ -87,13 +88,13 @@ enum sim_rare {
 	SIM_KEYS_CUT,      /* COMMIT with keys beyond the page table */
 	SIM_TAKEN_OVER,    /* COMMIT duplicates */
 	SIM_TWINS,         /* INSERT duplicates */
-	SIM_TWIN_GIVEN,    /* the cached page itself was given to INSERT */
-	SIM_START_HANDLE,  /* INSERT that went on from a handle */
+	SIM_TWIN_GIVEN,    /* INSERT was given the cached page itself */
+	SIM_START_HANDLE,  /* INSERT that continued from a handle */
 	SIM_END_DETACHED,
 	SIM_END_REASON,
 	SIM_CAPPED,        /* reusable < matched */
 	SIM_SHARED_ANNOUNCE,
-	SIM_NODE_EVICTION, /* evicted for want of nodes */
+	SIM_NODE_EVICTION, /* evicted for lack of nodes */
 	SIM_TRIM_PART,
 	SIM_TRIM_WHOLE,
 	SIM_DETACHED_TRIM,
@@ -101,11 +102,11 @@ enum sim_rare {
 	SIM_EDGE_LOCKED,   /* LOCK inside an edge without a free node */
 	SIM_DEAD_WITH_DEFERRED,
 	SIM_NO_DEFER_ROOM,
-	SIM_WAIT_SEALED,    /* a BEGIN waited until others had sealed all it waited for */
+	SIM_WAIT_SEALED,    /* a BEGIN waited until others had sealed everything it waited for */
 	SIM_WAIT_TAKEOVER,
 	SIM_WAIT_DEADLINE,
 	SIM_WAIT_REFUSED,   /* it waited, and then could not begin */
-	SIM_WAIT_AGAIN,     /* it went on to wait for another lease */
+	SIM_WAIT_AGAIN,     /* it then waited for another lease */
 	SIM_WAIT_CANCELED,
 	SIM_WAIT_NO_PLACE,
 	SIM_NOTICE_SEALED,
@@ -113,7 +114,7 @@ enum sim_rare {
 	SIM_NOTICE_DEADLINE,
 	SIM_NOTICE_CANCELED,
 	SIM_MEMBER,        /* a rank joined a group */
-	SIM_MEMBER_WAITED, /* an operation waited for a member's word alone */
+	SIM_MEMBER_WAITED, /* an operation waited only for a member's word */
 	SIM_RARE_COUNT,
 };
 
@@ -137,14 +138,14 @@ struct sim {
 	struct kvt_core_config config;
 	struct kvt_core *core;
 	void *arena, *ledger, *scratch;
-	void *heir; /* scratch of a successor that does not yet go on */
+	void *heir; /* scratch of a successor that has not taken over */
 	uint64_t arena_bytes, scratch_bytes;
 	bool draining;
 	bool mortal; /* the core may be killed at any store: records are held back */
 	uint32_t n_held;
 	uint64_t held_mutation;
 	struct kvt_record held[SIM_HELD];
-	bool tiny; /* set before sim_create(): small enough to be looked at store by store */
+	bool tiny; /* set before sim_create(): small enough to check at every store */
 	struct kvt_oracle *oracle;
 	struct kvt_oplog *log; /* or NULL */
 	struct sim_coverage *coverage;
@@ -180,7 +181,7 @@ void sim_session_open(struct sim *sim);
 void sim_session_end(struct sim *sim, uint32_t session, uint32_t signs);
 void sim_restart(struct sim *sim);
 void sim_view_free(struct sim_session *session);
-/** Everything ends: sessions, leases, cache. False when something is left. */
+/** End everything: sessions, leases, cache. Returns false if something is left. */
 bool sim_drain(struct sim *sim);
 
 /* operate.c */
@@ -197,19 +198,19 @@ void sim_observe(struct sim *sim, const struct kvt_record *record);
 
 /* hold.c */
 void sim_hold(struct sim *sim, const struct kvt_record *record);
-/** What was held back is true by now. */
+/** The mutation has ended: observe what was held back. */
 void sim_settle(struct sim *sim);
-/** The core was killed, inside a mutation or not: a successor goes on. */
+/** The core was killed, inside a mutation or not: a successor continues. */
 void sim_killed(struct sim *sim);
 void sim_check_progress(struct sim *sim);
 
 /* compare.c */
-/** The core's memory against the model, all of it. */
+/** Compare all of the core's memory with the model. */
 bool sim_compare(struct sim *sim);
 
 /* coverage.c */
 void sim_coverage_print(const struct sim_coverage *coverage, FILE *to);
-/** How many of the required things never happened; names them. */
+/** Name the required things that never happened. Returns their number. */
 uint32_t sim_coverage_missing(const struct sim_coverage *coverage, FILE *to);
 
 #endif

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# What tests on a booted systemd share. The machine is a container of this very system: an overlay
-# of / that keeps what is written in memory, booted by systemd-nspawn without network, without any
-# service of the host, for one script that runs as root inside.
+# Shared by tests on a booted systemd. The machine is a container of this very system: an overlay of
+# / that keeps changes in memory, booted by systemd-nspawn without network, without the host's
+# services, for one script that runs as root inside.
 #
 #     boot_prepare        or skip with the reason; afterwards $root is the overlay, $upper what
 #                         it changed
@@ -16,7 +16,7 @@ boot_prepare() {
 	[ "$(id -u)" = 0 ] || boot_skip "booting a container needs root"
 	command -v systemd-nspawn >/dev/null ||
 		boot_skip "systemd-nspawn is not installed (Debian package systemd-container)"
-	# Mounts are seen by this process and its children only, and go with them.
+	# Mounts are visible to this process and its children only, and end with them.
 	if [ -z "${BOOT_PRIVATE:-}" ]; then
 		unshare -m true 2>/dev/null || boot_skip "no mount namespaces here"
 		BOOT_PRIVATE=yes exec unshare -m --propagation private bash "$0" "$@"
@@ -33,7 +33,7 @@ boot_prepare() {
 	boot_bare
 }
 
-# Nothing of the host's own services and settings of its units.
+# Without the host's own services and unit settings.
 boot_bare() {
 	local unit=$root/etc/systemd/system
 	rm -rf "$unit" "$root/etc/systemd/network" "$root/etc/fstab" "$root/run/systemd" \
@@ -65,7 +65,7 @@ boot_bare() {
 }
 
 boot_cleanup() {
-	# A kill would end timeout alone; it hands on what it is asked, and kills 5 s later.
+	# SIGKILL would end timeout alone. SIGTERM it forwards, and it kills 5 s later.
 	[ -z "$nspawn" ] || { cat "$root/kvt/out"; kill "$nspawn"; wait "$nspawn"; } 2>/dev/null
 	umount -R "$root" 2>/dev/null
 	umount "$boot" 2>/dev/null

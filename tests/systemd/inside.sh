@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the scripts that run inside a booted container share. /kvt/hello is the README's worker.
+# Shared by scripts that run inside a booted container. /kvt/hello is the README's worker.
 failures=0
 check() { # what, then a command
 	local what=$1
@@ -32,20 +32,20 @@ journal() { # instance pattern [arguments]: some line of the daemon matches
 	journalctl -q -u "kvtrunkd@$1.service" -o cat "${@:3}" | tail
 	return 1
 }
-await() { # command...: until it holds, or the test's time is over
+await() { # command...: until it succeeds, or the test's time is over
 	until "$@" >/dev/null 2>&1; do :; done
 }
 ctl() { kvtctl --socket "/run/kvtrunk/$1.sock" "${@:2}"; }
 
 
-# ---- who and what is served
+# ---- services and sockets
 
 add_users() {
 	useradd --system --groups kvtrunk --user-group worker
 	useradd --system --user-group stranger
 }
 
-# The limits of starts and of patience are scaled down for tests.
+# Limits of starts and timeouts are scaled down for tests.
 instance() { # name
 	printf '%s\n' "n_layers = 2" "n_kv_heads = 2" "head_dim = 64" "n_pages = 1024" \
 		"drain_ms = 200" >"/etc/kvtrunk/$1.conf"
@@ -57,7 +57,7 @@ instance() { # name
 
 # ---- workers at work: a replay in the background is $workers
 
-start_workers() { # more to do than a test has time for
+start_workers() { # more work than a test has time for
 	kvtctl --socket /run/kvtrunk/a.sock replay --format generate --workers 2 --quiet \
 		--sessions 1000 --context 16000 --prefill-rate 100000 --no-private \
 		>/kvt/replay 2>&1 &
@@ -68,7 +68,7 @@ stop_workers() {
 	wait $workers
 }
 operations() { ctl a status --json | grep -o '"operations":[0-9]*' | grep -o '[0-9]*$'; }
-goes_on() { # until operations are done after now
+continues() { # until operations are done after now
 	local from
 	from=$(operations)
 	until [ "$(operations)" -gt $((from + 200)) ]; do
@@ -78,7 +78,7 @@ goes_on() { # until operations are done after now
 	done
 }
 settled() { ctl a status --json | grep -q '"live_sessions":0'; }
-read_right() { # what replay reports when it is ended
+read_right() { # replay's report at its end
 	cat /kvt/replay
 	grep -E 'patterns +[1-9][0-9]* pages verified, 0 wrong$' /kvt/replay &&
 		grep -E 'workers +2, 0 killed, 0 failed$' /kvt/replay

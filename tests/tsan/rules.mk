@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Both ends of the rings, the fences and the probe in one process, for ThreadSanitizer:
 #     make O=build/tsan OPT='-O1 -g' SANITIZE=-fsanitize=thread tsan
-# They are tests without it, too; the tests of the client library are run with it.
+# They are tests without it, too, and the client library's tests run with it.
 
 TSAN_PROGRAMS := $(patsubst tests/tsan/%.c,$(O)/tests/tsan/%,$(wildcard tests/tsan/test_*.c))
 TEST_PROGRAMS += $(TSAN_PROGRAMS)
 
-# gcc says that it does not model fences. What they order is atomic, or read by shm/racy.c.
+# gcc warns that it does not model fences. What they order is atomic, or read by shm/racy.c.
 ifneq ($(findstring thread,$(SANITIZE)),)
 ifeq ($(findstring clang,$(CC)),)
 CFLAGS_BASE += -Wno-tsan

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The lock-free walk beside a tree that changes all the time: never more than the truth.
+/* The lock-free walk beside a tree that changes all the time: it never reports more than the truth.
  *
- * What is true at a moment cannot be asked from outside, so the tree is only ever given paths of
- * a language: pages are symbols, and in namespace n a symbol may be followed by those that are
- * 1 + 2n or 2 + 2n higher (mod N). The same symbols stand under many parents and in both
- * namespaces, nodes are few and recycled at once, so a walk that followed a recycled node, a
- * moved bucket or a half-written run would report a path that was never there. Probers ask for
- * paths with one forbidden step: nothing beyond it may ever be reported.
+ * The truth at a moment cannot be read from outside. So the tree only ever has paths of a language:
+ * pages are symbols, and in namespace n a symbol may be followed by those that are 1 + 2n or 2 + 2n
+ * higher (mod N). The same symbols stand under many parents and in both namespaces; nodes are few
+ * and recycled at once. A walk that followed a recycled node, a moved bucket or a half-written run
+ * would report a path that never existed. Probers ask for paths with one forbidden step: nothing
+ * beyond it may be reported.
  *
- * A prober then locks what it was told. When that succeeds, the handle must name exactly its
- * keys: a MATCH under the lock finds at least as much, unless the path was removed since. */
+ * A prober then locks the reported prefix. If that succeeds, the handle must name exactly its keys:
+ * a MATCH under the lock finds at least as much, unless the path was removed since.
+ *
+ * Inputs: random trees and paths. Invariant: no race report, and no path that never existed. */
 #include "shm/walk.h"
 #include "tests/unit/inprocess.h"
 
@@ -39,8 +41,8 @@ static void put_page(uint32_t *keys, uint32_t page, uint32_t symbol)
 		keys[page * PS + i] = symbol * 100 + i;
 }
 
-/* A path of the language of namespace `which`, `pages` long. With `break_at` < pages the step
- * into that page is one of the other language or of none. */
+/* A path of the language of namespace `which`, `pages` long. With `break_at` < pages the step into
+ * that page is of the other language, or of none. */
 static void make_path(struct actor *actor, uint32_t which, uint32_t pages, uint32_t break_at,
 		      uint32_t *keys)
 {
@@ -57,7 +59,7 @@ static void make_path(struct actor *actor, uint32_t which, uint32_t pages, uint3
 	}
 }
 
-/* The step that leads into page i is allowed. */
+/* True if the step into page i is allowed. */
 static bool step_allowed(const uint32_t *keys, uint32_t i, uint32_t which)
 {
 	uint32_t to = keys[i * PS] / 100, from, up;
@@ -78,7 +80,7 @@ static uint32_t allowed_pages(const uint32_t *keys, uint32_t pages, uint32_t whi
 	return i;
 }
 
-/* One change of the tree. */
+/* Make one change of the tree. */
 static void change(struct actor *actor)
 {
 	uint32_t keys[DEPTH * PS], which = random_below(actor, 2), evicted;
@@ -135,8 +137,8 @@ static void lock_and_compare(struct actor *actor, uint32_t ns, const uint32_t *k
 	if (result.matched < handle.positions) {
 		struct kvt_lease second;
 
-		/* A lock keeps pages, not a place in the tree: only REMOVE or RESET can have taken
-		 * that meanwhile, and then the handle is stale. */
+		/* A lock keeps pages, not a place in the tree. Only REMOVE or RESET can take that,
+		 * and then the handle is stale. */
 		rc = kvt_lock(actor->client, handle, &second, pages, DEPTH, &n);
 		INSIDE_CHECK(rc == -ESTALE);
 		actor->detached++;
@@ -171,7 +173,7 @@ static void probe(struct actor *actor, bool lock)
 		lock_and_compare(actor, actor->ns[which], keys, pages * PS, handle);
 }
 
-/* How much that takes depends on who gets the cores: the tree changes until then. */
+/* How long that takes depends on the scheduler: the tree changes until then. */
 static bool saw_enough(const struct actor *actor)
 {
 	return actor->hits > 1000 && actor->misses > 1000 && actor->locked > 10 &&

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rings and fence words between threads, for ThreadSanitizer.
  *
- * Two workers share prefixes through a core on a third thread. Page memory is read and written
- * by plain loads and stores: whoever reads a cached page must be ordered behind whoever wrote
- * it, by nothing but ring indices and fence words. Commits are submitted *before* their pages
- * are written and wait for a fence that is raised afterwards, as a GPU would, or page by page after
- * they are written, and not waited for. One worker spins, the other sleeps at every wait. */
+ * Two workers share prefixes through a core on a third thread. Page memory is read and written by
+ * plain loads and stores: only ring indices and fence words order the reader of a cached page
+ * behind its writer. Some commits are submitted *before* their pages are written and wait for a
+ * fence raised afterwards, as a GPU would. Others are sent page by page after writing, without
+ * waiting. One worker spins; the other sleeps at every wait.
+ *
+ * Inputs: prompts with few branches. Invariant: no race report, and every page read has its
+ * content. */
 #include "tests/unit/inprocess.h"
 
 enum { PS = 8, N_PAGES = 40, ROUNDS = 3000, PROMPT = 40 };
@@ -27,7 +30,7 @@ static uint32_t random_below(struct worker *worker, uint32_t n)
 	return (uint32_t)(worker->seed >> 33) % n;
 }
 
-/* What the page with the keys [0, i * PS + PS) must hold. */
+/* Content of the page with the keys [0, i * PS + PS). */
 static uint32_t content(const uint32_t *keys, uint32_t page, uint32_t at)
 {
 	uint32_t hash = 2166136261u;
@@ -61,7 +64,7 @@ static uint32_t choose_prompt(struct worker *worker, uint32_t *keys)
 	return n;
 }
 
-/* Commit behind a fence: submit, then write, then raise, then take the answer. */
+/* Commit behind a fence: submit, write, raise, take the answer. */
 static void commit_late(struct worker *worker, struct kvt_seq *seq, const uint32_t *keys,
 			uint32_t computed, uint64_t fence)
 {
@@ -84,7 +87,7 @@ static void commit_late(struct worker *worker, struct kvt_seq *seq, const uint32
 	kvt_result_release(client, &result);
 }
 
-/* Commit page by page without waiting, and read all pages through the table as it is meanwhile. */
+/* Commit page by page without waiting, and read all pages through the current table. */
 static void commit_ahead(struct worker *worker, struct kvt_seq *seq, const uint32_t *keys,
 			 uint32_t n)
 {

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The pretended clients of core_world.h. */
+/* The pretended clients of core_world.h: worlds, clients, operations and sequences.
+ *
+ * Inputs: a small configuration, key ranges, flags. Invariants, checked after each operation: clean
+ * audit, counters that add up, no trace of a refusal. Callers: tests/unit/test_core_*.c. */
 
 #include "tests/unit/core_world.h"
+#include "tests/unit/refusal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -76,7 +80,7 @@ struct keys after(struct keys keys, uint32_t n)
 	return (struct keys){ keys.at + n, keys.n - n };
 }
 
-/** What the page that ends at position `n` of these keys holds. */
+/** Content of the page that ends at position `n` of these keys. */
 static uint64_t digest(uint32_t space, const uint32_t *keys, uint32_t n)
 {
 	uint64_t hash = 0xcbf29ce484222325ull ^ space;
@@ -107,9 +111,9 @@ static void record(void *context, const struct kvt_record *rec)
 	struct world *world = context;
 	uint32_t all = 0;
 
-	/* Odd while anything changes; a refusal changes tallies. */
+	/* Odd while facts change. Refusals count: they change tallies. */
 	assert_int_equal(((struct kvt_arena_header *)world->arena)->mutation & 1, 1);
-	/* Whoever writes a log reads all of it, whatever the entry was. */
+	/* Read all of the record, as a log writer does. */
 	for (uint32_t i = 0; i < rec->n_keys && !world->quick; i++)
 		all ^= rec->keys[i];
 	for (uint32_t i = 0; i < rec->n_pages; i++)
@@ -134,6 +138,8 @@ static void *zeroed(uint64_t bytes)
 	return memory;
 }
 
+static struct world *worlds; /* of this test */
+
 struct world *world_new(struct kvt_core_config config)
 {
 	struct world *world = calloc(1, sizeof(*world));
@@ -141,6 +147,8 @@ struct world *world_new(struct kvt_core_config config)
 	const char *why = NULL;
 
 	assert_non_null(world);
+	world->next = worlds;
+	worlds = world;
 	if (!config.max_namespaces)
 		config.max_namespaces = 32;
 	if (!config.max_sessions)
@@ -176,6 +184,11 @@ struct world *world_small(uint32_t page_size, uint32_t n_pages)
 
 void world_leave(struct world *world)
 {
+	struct world **at = &worlds;
+
+	while (*at != world)
+		at = &(*at)->next;
+	*at = world->next;
 	world_audit(world);
 	for (uint32_t i = 0; i < world->n_clients; i++) {
 		free(world->clients[i].keys);
@@ -195,6 +208,14 @@ void world_free(struct world *world)
 {
 	world_leave(world);
 	keys_free();
+}
+
+int world_end(void **state)
+{
+	(void)state;
+	while (worlds)
+		world_free(worlds);
+	return 0;
 }
 
 static struct kvt_core_view view_of(const struct client *client)
@@ -355,70 +376,23 @@ void raise_fence(struct client *client, uint8_t slot, uint64_t value)
 
 /* ---- one operation */
 
+#define WORD(word) answer->word = words->word;
+#define UNUSED(n)
+#define ANSWER(NAME, name, takes, flags, list, answer)                                   \
+	case KVT_OP_##NAME: {                                                             \
+		const struct kvt_answer_##name *words = &cqe->name;                       \
+		(void)words;                                                              \
+		answer                                                                    \
+		break;                                                                    \
+	}
+
 static void name_results(struct answer *answer, uint32_t op)
 {
 	const struct kvt_cqe *cqe = &answer->cqe;
 
+	answer->n_list = cqe->n_list;
 	switch (op) {
-	case KVT_OP_MATCH:
-	case KVT_OP_LOCK:
-		answer->matched = cqe->a;
-		answer->announced = cqe->b;
-		break;
-	case KVT_OP_INSERT:
-		answer->existed = cqe->a;
-		answer->inserted = cqe->b;
-		answer->evicted = cqe->c;
-		answer->n_twins = cqe->d;
-		break;
-	case KVT_OP_BEGIN:
-		answer->matched = cqe->a;
-		answer->reusable = cqe->b;
-		answer->announced = cqe->c;
-		answer->evicted = cqe->d;
-		break;
-	case KVT_OP_COMMIT:
-		answer->next = cqe->a;
-		answer->advanced = cqe->b;
-		answer->sealed = cqe->c;
-		answer->duplicates = cqe->d;
-		break;
-	case KVT_OP_END:
-	case KVT_OP_FREE:
-	case KVT_OP_CLOSE:
-		answer->sealed = cqe->c;
-		answer->freed = cqe->d;
-		break;
-	default:
-		answer->evicted = cqe->c;
-	}
-	answer->n_list = cqe->e;
-}
-
-/** Fields that count the refusal itself; and the places in the expiry heap, which forgets what is
- * due and detached already before any operation. */
-static void blank_tallies(struct world *world, void *arena, void *ledger)
-{
-	struct kvt_arena_header *header = arena;
-	struct kvt_ledger_header *book = ledger;
-	struct kvt_session_record *sessions =
-		(void *)((char *)ledger + book->sections[KVT_LSECTION_SESSIONS].offset);
-
-	struct kvt_node *nodes =
-		(void *)((char *)arena + header->sections[KVT_SECTION_NODES].offset);
-
-	for (uint32_t id = 0; id < world->config.max_nodes; id++)
-		nodes[id].expiry_at = 0;
-	header->mutation = 0;
-	header->counters.operations = 0;
-	header->counters.violations = 0;
-	book->seq = 0;
-	memset((char *)ledger + book->sections[KVT_LSECTION_UNDO].offset, 0,
-	       book->sections[KVT_LSECTION_UNDO].bytes);
-	for (uint32_t i = 0; i <= world->config.max_sessions; i++) {
-		sessions[i].operations = 0;
-		sessions[i].sq_taken = sessions[i].cq_done = 0;
-		memset(sessions[i].last_cqe, 0, sizeof(sessions[i].last_cqe));
+		KVT_OPS(ANSWER, WORD, UNUSED)
 	}
 }
 
@@ -429,8 +403,8 @@ static void expect_unchanged(struct world *world)
 
 	memcpy(arena, world->arena, world->sizes.arena_bytes);
 	memcpy(ledger, world->ledger, world->sizes.ledger_bytes);
-	blank_tallies(world, arena, ledger);
-	blank_tallies(world, world->arena_before, world->ledger_before);
+	refusal_blank(&world->config, arena, ledger);
+	refusal_blank(&world->config, world->arena_before, world->ledger_before);
 	assert_memory_equal(arena, world->arena_before, world->sizes.arena_bytes);
 	assert_memory_equal(ledger, world->ledger_before, world->sizes.ledger_bytes);
 	free(arena);
@@ -458,7 +432,7 @@ struct answer submit(struct client *client, const struct kvt_sqe *sqe)
 	answer.result = answer.cqe.result;
 	answer.reason = answer.cqe.reason;
 	if (answer.result < 0) {
-		answer.number = answer.cqe.a;
+		answer.number = answer.cqe.refused.number;
 		if (!world->quick && kvt_core_ledger(world->core)->seq == seq + 1)
 			expect_unchanged(world);
 		return answer;
@@ -496,7 +470,7 @@ static struct kvt_sqe entry(struct client *client, uint8_t op, uint16_t flags)
 {
 	struct kvt_sqe sqe = { .op = op, .flags = flags };
 
-	if (kvt_op_takes_fence(op)) {
+	if (kvt_op_takes(op) & KVT_TAKES_FENCE) {
 		sqe.fence_slot = client->fence_slot;
 		sqe.fence_value = client->fence_value;
 	}
@@ -741,13 +715,13 @@ struct seq *begin(struct client *client, uint32_t space, struct keys keys, uint3
 	return seq;
 }
 
-/** Compute up to a position: fill the private pages before it. */
+/** Fill private pages up to a position, as computing would. */
 static void compute(struct seq *seq, uint32_t computed, struct keys generated)
 {
 	struct world *world = seq->client->world;
 
 	if (world->core->leases[seq->lease].generation != seq->generation)
-		return; /* it has ended: the pages are not its own any more */
+		return; /* ended: its pages are free */
 	if (generated.n)
 		memcpy(seq->keys + seq->n_keys, generated.at, generated.n * sizeof(uint32_t));
 	for (uint32_t i = seq->valid; i < computed / world->ps && i < seq->n_table; i++) {

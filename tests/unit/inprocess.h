@@ -4,12 +4,12 @@
 
 /**
  * @file inprocess.h
- * Both ends in one process: a core, and a thread that serves rings as the daemon does, without
- * sockets, sessions of other processes or io_uring. Memory is shared by address, so that a
- * thread sanitizer sees every access of both ends.
+ * Both ends in one process: a core, and a thread that serves rings like the daemon, without
+ * sockets, processes of clients or io_uring. Memory is shared by address, so a thread sanitizer
+ * sees every access of both ends.
  *
  * The thread takes entries round robin, lets deferred operations take effect, works in the
- * background, and sleeps on an eventfd under the same protocol as the daemon.
+ * background, and sleeps on an eventfd under the daemon's protocol.
  */
 
 #include <errno.h>
@@ -27,7 +27,9 @@
 #include "daemon/core/core.h"
 #include "libclient/client.h"
 
+#ifndef INSIDE_CLIENTS
 #define INSIDE_CLIENTS 4u
+#endif
 #define INSIDE_CHECK(condition)                                                                   \
 	do {                                                                                      \
 		if (!(condition)) {                                                               \
@@ -43,7 +45,7 @@ struct inside_session {
 	struct kvt_ring_end end; /* the daemon's */
 	uint32_t session;
 	int control; /* the daemon's end */
-	int doorbell, completion; /* owned by the client, and copies of it kept here */
+	int doorbell, completion; /* duplicates of the client's */
 	struct kvt_client *client;
 };
 
@@ -58,7 +60,7 @@ struct inside {
 	pthread_t thread;
 	pthread_mutex_t lock; /* the core; the thread holds it while it works */
 	bool running;
-	bool paused;  /* atomic: the thread serves nothing, as a stopped daemon */
+	bool paused;  /* atomic: the thread serves nothing, like a stopped daemon */
 	bool stop;    /* atomic */
 	bool sleeping_allowed;
 	int wake; /* for stop and pause */
@@ -122,7 +124,7 @@ static inline void inside_init(struct inside *inside, const struct kvt_core_conf
 	inside->sleeping_allowed = true;
 }
 
-/* One entry of one session. Returns whether there was any. */
+/* Take one entry of one session. Returns false if there is none. */
 static inline bool inside_serve_one(struct inside *inside, struct inside_session *s)
 {
 	struct kvt_sqe sqe;
@@ -150,8 +152,8 @@ static inline uint32_t inside_turn_locked(struct inside *inside)
 	return done + kvt_core_work(inside->core, 64, done == 0, inside->now_ns);
 }
 
-/* A turn of the serving thread. Whether it may run is asked under the lock: once
- * inside_pause(true) has returned, none runs and none begins. */
+/* One turn of the serving thread. It checks `pause` under the lock: after inside_pause(true) no
+ * turn runs or begins. */
 static inline uint32_t inside_turn(struct inside *inside)
 {
 	uint32_t done = 0;
@@ -235,7 +237,7 @@ static inline void inside_pause(struct inside *inside, bool paused)
 {
 	kvt_store_release(&inside->paused, paused);
 	inside_wake(inside);
-	/* Whatever turn was running has ended. */
+	/* Any turn that was running has ended. */
 	pthread_mutex_lock(&inside->lock);
 	pthread_mutex_unlock(&inside->lock);
 }
@@ -276,7 +278,7 @@ static inline struct kvt_client *inside_connect(struct inside *inside, uint32_t 
 	parts.areas = s->areas;
 	parts.layout = s->layout;
 	parts.arena = inside->view;
-	parts.arena.bytes = 0; /* not ours to unmap */
+	parts.arena.bytes = 0; /* not for this side to unmap */
 	parts.info = (struct kvt_info){ .page_size = inside->config.page_size,
 					.n_pages = inside->config.n_pages,
 					.arena_visible = true,
@@ -289,7 +291,7 @@ static inline struct kvt_client *inside_connect(struct inside *inside, uint32_t 
 	parts.info.session = s->session;
 	INSIDE_CHECK(kvt_client_create(&s->client, &parts) == 0);
 	if (inside->running)
-		inside_wake(inside); /* its doorbell must be among those slept on */
+		inside_wake(inside); /* its doorbell must be one of those watched asleep */
 	return s->client;
 }
 
@@ -303,18 +305,20 @@ static inline struct inside_session *inside_session_of(struct inside *inside,
 	return s;
 }
 
-/* A namespace, for a client and for its probes. */
-static inline uint32_t inside_namespace(struct inside *inside, struct kvt_client *client,
-					uint64_t name)
+/* Open a namespace for a client and its probes. Returns 0 or the core's -errno. */
+static inline int inside_namespace_open(struct inside *inside, struct kvt_client *client,
+					const uint64_t digest[2], const char *name,
+					uint32_t *ret_number)
 {
-	const uint64_t digest[2] = { name, ~name };
 	uint32_t number;
+	int rc;
 
 	pthread_mutex_lock(&inside->lock);
-	INSIDE_CHECK(kvt_core_namespace_open(inside->core,
-					     inside_session_of(inside, client)->session, digest,
-					     "test", inside->now_ns, &number) == 0);
+	rc = kvt_core_namespace_open(inside->core, inside_session_of(inside, client)->session,
+				     digest, name, inside->now_ns, &number);
 	pthread_mutex_unlock(&inside->lock);
+	if (rc)
+		return rc;
 	if (number >= client->n_opened) {
 		client->opened = realloc(client->opened, (number + 1) * sizeof(*client->opened));
 		INSIDE_CHECK(client->opened);
@@ -322,11 +326,22 @@ static inline uint32_t inside_namespace(struct inside *inside, struct kvt_client
 		       (number + 1 - client->n_opened) * sizeof(*client->opened));
 		client->n_opened = number + 1;
 	}
-	client->opened[number] = (struct kvt_opened){ { name, ~name }, true };
+	client->opened[number] = (struct kvt_opened){ { digest[0], digest[1] }, true };
+	*ret_number = number;
+	return 0;
+}
+
+static inline uint32_t inside_namespace(struct inside *inside, struct kvt_client *client,
+					uint64_t name)
+{
+	const uint64_t digest[2] = { name, ~name };
+	uint32_t number;
+
+	INSIDE_CHECK(inside_namespace_open(inside, client, digest, "test", &number) == 0);
 	return number;
 }
 
-/* The daemon's view of the end: its socket hangs up. */
+/* Hang up a client's socket, as the end of the daemon does. */
 static inline void inside_hang_up(struct inside *inside, struct kvt_client *client)
 {
 	struct inside_session *s = inside_session_of(inside, client);
@@ -361,11 +376,9 @@ static inline uint32_t inside_audit(struct inside *inside)
 	return problems;
 }
 
-/* The client has been closed or abandoned: end its session and give back its memory. */
-static inline void inside_forget(struct inside *inside, struct kvt_client *client)
+/* End the session of a closed or abandoned client and free its memory. */
+static inline void inside_remove(struct inside *inside, struct inside_session *s)
 {
-	struct inside_session *s = inside_session_of(inside, client);
-
 	pthread_mutex_lock(&inside->lock);
 	kvt_core_session_sign(inside->core, s->session,
 			      KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET,
@@ -382,6 +395,11 @@ static inline void inside_forget(struct inside *inside, struct kvt_client *clien
 	free(s->segment);
 	free(s->areas);
 	s->client = NULL;
+}
+
+static inline void inside_forget(struct inside *inside, struct kvt_client *client)
+{
+	inside_remove(inside, inside_session_of(inside, client));
 }
 
 static inline void inside_destroy(struct inside *inside)

@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shm/arena.c: attaching to an arena that may be anything. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+/* shm/arena.c: attach to an arena with arbitrary content. A header is accepted only if everything
+ * that its numbers promise lies inside the object.
+ *
+ * Inputs: a valid header with one word, or the size, changed. */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "daemon/core/ledger.h"
 #include "shm/arena.h"
+#include "tests/lib/cases.h"
 
 enum { PAGE_SIZE = 16, N_PAGES = 8, N_SLOTS = 12, MAX_NODES = 6, N_BUCKETS = 16, MAX_NS = 3 };
 
@@ -27,7 +26,7 @@ static uint64_t add_section(struct kvt_arena_header *header, uint32_t id, uint64
 	return (at + count * entry_bytes + KVT_LINE - 1) / KVT_LINE * KVT_LINE;
 }
 
-/* A small arena that is right in everything. */
+/* A small valid arena. */
 static void good_header(struct kvt_arena_header *header)
 {
 	uint64_t at = sizeof(*header);
@@ -79,13 +78,12 @@ static enum kvt_attach_state attach_to(const struct kvt_arena_header *header, ui
 	return state;
 }
 
-static void a_good_arena_is_mapped_read_only_and_complete(void **state)
+TEST(a_good_arena_is_mapped_read_only_and_complete)
 {
 	struct kvt_arena_header header;
 	struct kvt_arena_view view;
 	int fd;
 
-	(void)state;
 	good_header(&header);
 	fd = make_object(&header, header.object_bytes);
 	assert_int_equal(kvt_arena_attach(&view, fd), KVT_ATTACH_OK);
@@ -99,12 +97,11 @@ static void a_good_arena_is_mapped_read_only_and_complete(void **state)
 	close(fd);
 }
 
-static void every_state_has_its_name(void **state)
+TEST(every_state_has_its_name)
 {
 	struct kvt_arena_header header;
 	uint64_t bytes;
 
-	(void)state;
 	good_header(&header);
 	bytes = header.object_bytes;
 	assert_int_equal(attach_to(&header, bytes), KVT_ATTACH_OK);
@@ -136,11 +133,10 @@ static void every_state_has_its_name(void **state)
 	}
 }
 
-static void an_object_shorter_than_it_says_never_faults(void **state)
+TEST(an_object_shorter_than_it_says_never_faults)
 {
 	struct kvt_arena_header header;
 
-	(void)state;
 	good_header(&header);
 	assert_int_equal(attach_to(&header, 0), KVT_ATTACH_STARTING);
 	for (uint64_t bytes = 1; bytes < header.object_bytes; bytes += 97)
@@ -149,12 +145,11 @@ static void an_object_shorter_than_it_says_never_faults(void **state)
 	assert_int_equal(attach_to(&header, header.object_bytes + 12345), KVT_ATTACH_OK);
 }
 
-static void a_descriptor_that_is_no_object_is_refused(void **state)
+TEST(a_descriptor_that_is_no_object_is_refused)
 {
 	struct kvt_arena_view view;
 	int fd = open("/dev/null", O_WRONLY | O_CLOEXEC), pipes[2];
 
-	(void)state;
 	assert_int_not_equal(kvt_arena_attach(&view, -1), KVT_ATTACH_OK);
 	assert_int_not_equal(kvt_arena_attach(&view, fd), KVT_ATTACH_OK);
 	assert_int_equal(pipe(pipes), 0);
@@ -171,7 +166,7 @@ static const uint64_t edges[] = {
 };
 enum { N_EDGES = sizeof(edges) / sizeof(edges[0]) };
 
-/* If the check says yes, everything that the numbers promise must really be inside. */
+/* If the check accepts it, everything that the numbers promise must lie inside. */
 static void check_promise(const struct kvt_arena_header *header, uint64_t object_bytes)
 {
 	const struct kvt_section *s = header->sections;
@@ -196,17 +191,16 @@ static void check_promise(const struct kvt_arena_header *header, uint64_t object
 	assert_true(header->n_buckets && (header->n_buckets & (header->n_buckets - 1)) == 0);
 }
 
-static void damaged_numbers_never_lead_outside(void **state)
+TEST(damaged_numbers_never_lead_outside)
 {
 	struct kvt_arena_header header;
 	uint64_t bytes;
 	size_t field = offsetof(struct kvt_arena_header, header_bytes);
 	unsigned int refused = 0, tried = 0;
 
-	(void)state;
 	good_header(&header);
 	bytes = header.object_bytes;
-	/* Each aligned word of the header, 4 and 8 bytes wide, set to each edge. */
+	/* Set each aligned word of the header, 4 and 8 bytes wide, to each edge. */
 	for (; field < offsetof(struct kvt_arena_header, fingerprint); field += 4) {
 		for (unsigned int i = 0; i < N_EDGES; i++) {
 			for (size_t width = 4; width <= 8; width += 4) {
@@ -221,12 +215,11 @@ static void damaged_numbers_never_lead_outside(void **state)
 	assert_true(refused > tried / 4);
 }
 
-static void random_damage_never_leads_outside(void **state)
+TEST(random_damage_never_leads_outside)
 {
 	struct kvt_arena_header header;
 	uint64_t seed = 88172645463325252ull, bytes;
 
-	(void)state;
 	good_header(&header);
 	bytes = header.object_bytes;
 	for (int round = 0; round < 200000; round++) {
@@ -243,12 +236,11 @@ static void random_damage_never_leads_outside(void **state)
 	}
 }
 
-static void a_section_that_does_not_fit_is_refused(void **state)
+TEST(a_section_that_does_not_fit_is_refused)
 {
 	struct kvt_arena_header header;
 	uint64_t bytes;
 
-	(void)state;
 	for (int i = 0; i < KVT_ARENA_SECTIONS; i++) {
 		good_header(&header);
 		bytes = header.object_bytes;
@@ -272,19 +264,4 @@ static void a_section_that_does_not_fit_is_refused(void **state)
 	assert_int_equal(kvt_arena_check(&header, bytes), KVT_ATTACH_CORRUPT);
 	header.n_sections = 9;
 	assert_int_equal(kvt_arena_check(&header, bytes), KVT_ATTACH_CORRUPT);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_good_arena_is_mapped_read_only_and_complete),
-		cmocka_unit_test(every_state_has_its_name),
-		cmocka_unit_test(an_object_shorter_than_it_says_never_faults),
-		cmocka_unit_test(a_descriptor_that_is_no_object_is_refused),
-		cmocka_unit_test(damaged_numbers_never_lead_outside),
-		cmocka_unit_test(random_damage_never_leads_outside),
-		cmocka_unit_test(a_section_that_does_not_fit_is_refused),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* libclient/area.c: ranges of the key and list areas, against a map of every word. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "libclient/client.h"
+#include "tests/lib/cases.h"
 
 enum { TAKEN_MAX = 40, LINE_WORDS = KVT_LINE / 4 };
 
@@ -79,9 +74,8 @@ static void random_ranges(uint32_t count)
 	free(map);
 }
 
-static void ranges_given_back_in_any_order_leave_one_hole(void **state)
+TEST(ranges_given_back_in_any_order_leave_one_hole)
 {
-	(void)state;
 	random_ranges(1);
 	random_ranges(31);
 	random_ranges(32);
@@ -89,12 +83,11 @@ static void ranges_given_back_in_any_order_leave_one_hole(void **state)
 	random_ranges(4096);
 }
 
-static void nothing_is_always_there(void **state)
+TEST(nothing_is_always_there)
 {
 	struct kvt_extent taken = { 5, 5 };
 	struct kvt_area area;
 
-	(void)state;
 	assert_int_equal(kvt_area_init(&area, 0, 4), 0);
 	assert_true(kvt_area_take(&area, 0, &taken));
 	assert_int_equal(taken.n, 0);
@@ -102,14 +95,4 @@ static void nothing_is_always_there(void **state)
 	kvt_area_give(&area, (struct kvt_extent){ 0, 0 });
 	assert_int_equal(area.n_holes, 0);
 	kvt_area_destroy(&area);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(ranges_given_back_in_any_order_leave_one_hole),
-		cmocka_unit_test(nothing_is_always_there),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

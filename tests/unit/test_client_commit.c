@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Commits that nobody waits for: what is seen of them, when, and what they leave alone. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+/* Commits in flight (kvt_seq_commit_async()): what they change, when the caller sees it, and what
+ * they leave alone. Two clients of a core in this process; no page may be lost or shared by
+ * mistake. */
 
-#include <cmocka.h>
-
+#include "tests/lib/cases.h"
 #include "tests/unit/inprocess.h"
 
 enum { PS = 4, N_PAGES = 65, KEYS = 33, TABLE = 9 };
 
-/* `mine` commits without waiting, `other` computes the same keys. */
+/* `mine` commits without waiting; `other` computes the same keys. */
 struct world {
 	struct inside inside;
 	struct kvt_client *mine, *other;
@@ -103,7 +100,7 @@ static void copy_table(const struct kvt_seq *seq, uint32_t *ret_table)
 	assert_int_equal(n, TABLE);
 }
 
-/* What the daemon says of a page. */
+/* Compare the daemon's record of a page. */
 static void check_page(uint32_t page, uint32_t state, const struct kvt_client *owner)
 {
 	struct kvt_request request = { .op = KVT_OP_PAGE, .arg = page };
@@ -115,7 +112,7 @@ static void check_page(uint32_t page, uint32_t state, const struct kvt_client *o
 		assert_int_equal(result.owner, inside_session_of(&world.inside, owner)->session);
 }
 
-/* Let the daemon work until `n` positions of the keys are cached. */
+/* Run the daemon until `n` positions of the keys are cached. */
 static void await_cached(uint32_t n)
 {
 	struct kvt_result result;
@@ -127,7 +124,7 @@ static void await_cached(uint32_t n)
 	assert_int_equal(result.matched, n);
 }
 
-/* An answer is taken from the ring, by a call that is none on a sequence. */
+/* Take answers from the ring, by a call that concerns no sequence. */
 static void take_answers(uint32_t left)
 {
 	struct kvt_counters counters;
@@ -137,13 +134,12 @@ static void take_answers(uint32_t left)
 	while (world.mine->n_flying > left);
 }
 
-static void a_commit_does_not_wait_for_a_daemon_that_is_away(void **state)
+TEST_WITH(a_commit_does_not_wait_for_a_daemon_that_is_away, setup, teardown)
 {
 	struct kvt_seq *seq = begin(world.mine);
 	const uint32_t *pages = kvt_seq_pages(seq, NULL);
 	uint32_t table[TABLE], now[TABLE];
 
-	(void)state;
 	copy_table(seq, table);
 	inside_pause(&world.inside, true);
 	assert_int_equal(commit(seq, 8), 0);
@@ -164,12 +160,11 @@ static void a_commit_does_not_wait_for_a_daemon_that_is_away(void **state)
 	end(seq);
 }
 
-static void a_commit_wakes_a_daemon_that_sleeps(void **state)
+TEST_WITH(a_commit_wakes_a_daemon_that_sleeps, setup, teardown)
 {
 	struct kvt_ring_end *ring = &world.mine->ring;
 	struct kvt_seq *seq;
 
-	(void)state;
 	for (uint32_t i = 0; i < 20; i++) {
 		seq = begin(world.mine);
 		while (!kvt_load_relaxed(&ring->header->sq_need_wakeup))
@@ -184,12 +179,11 @@ static void a_commit_wakes_a_daemon_that_sleeps(void **state)
 	}
 }
 
-static void what_others_computed_is_seen_in_a_call_on_the_sequence_only(void **state)
+TEST_WITH(what_others_computed_is_seen_in_a_call_on_the_sequence_only, setup, teardown)
 {
 	struct kvt_seq *seq = begin(world.mine), *others = begin(world.other);
 	uint32_t before[TABLE], theirs[TABLE], now[TABLE];
 
-	(void)state;
 	copy_table(seq, before);
 	assert_int_equal(kvt_seq_commit(others, 16, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
 	copy_table(others, theirs);
@@ -198,8 +192,8 @@ static void what_others_computed_is_seen_in_a_call_on_the_sequence_only(void **s
 	assert_int_equal(kvt_seq_next(seq), 8);
 	copy_table(seq, now);
 	assert_memory_equal(now, before, sizeof(before));
-	/* The table that is still read names pages that are still this sequence's: duplicates,
-	 * and those that it may be writing while the daemon looks on. */
+	/* The table in use still names pages of this sequence: duplicates, and pages that it may be
+	 * writing meanwhile. */
 	for (uint32_t i = 0; i < TABLE; i++)
 		check_page(before[i], KVT_PAGE_PRIVATE, world.mine);
 	assert_int_equal(kvt_seq_poll(seq), 0);
@@ -209,7 +203,7 @@ static void what_others_computed_is_seen_in_a_call_on_the_sequence_only(void **s
 	assert_memory_equal(now + 4, before + 4, (TABLE - 4) * sizeof(*now));
 	for (uint32_t i = 0; i < 4; i++)
 		check_page(before[i], KVT_PAGE_PRIVATE, world.mine);
-	/* A plain commit gives back its own duplicates, and leaves what was kept alone. */
+	/* A plain commit frees its own duplicates, not the ones kept. */
 	assert_int_equal(kvt_seq_commit(others, 24, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
 	assert_int_equal(kvt_seq_commit(seq, 20, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
 	assert_int_equal(kvt_seq_next(seq), 24);
@@ -223,7 +217,7 @@ static void what_others_computed_is_seen_in_a_call_on_the_sequence_only(void **s
 	end(others);
 }
 
-/* Others sealed 20 positions. 10 is inside a page; 14 is past by then; 26 goes on behind the jump
+/* Others sealed 20 positions. 10 is inside a page; 14 is already past; 26 continues behind the jump
  * with what was computed through the old table. */
 static void go_past(bool answer_is_there)
 {
@@ -259,24 +253,22 @@ static void go_past(bool answer_is_there)
 	assert_int_equal(kvt_remove(world.mine, world.ns, NULL, 0), 0);
 }
 
-static void a_commit_that_a_jump_went_past_changes_nothing(void **state)
+TEST_WITH(a_commit_that_a_jump_went_past_changes_nothing, setup, teardown)
 {
-	(void)state;
 	go_past(true);
 	go_past(false);
 }
 
-static void commits_take_effect_in_order_at_their_fences_and_extend_passes(void **state)
+TEST_WITH(commits_take_effect_in_order_at_their_fences_and_extend_passes, setup, teardown)
 {
 	struct kvt_seq *seq = begin(world.mine);
 	uint32_t before[TABLE], n;
 	const uint32_t *pages;
 
-	(void)state;
 	copy_table(seq, before);
 	assert_int_equal(commit_behind(seq, 8, 1), 0);
 	assert_int_equal(commit_behind(seq, 16, 2), 0);
-	assert_int_equal(commit(seq, 24), 0); /* its fence is reached, its elders' are not */
+	assert_int_equal(commit(seq, 24), 0); /* its fence is reached, older ones are not */
 	assert_int_equal(kvt_seq_extend(seq, PS + 1), 0);
 	pages = kvt_seq_pages(seq, &n);
 	assert_int_equal(n, TABLE + 2);
@@ -298,13 +290,12 @@ static void commits_take_effect_in_order_at_their_fences_and_extend_passes(void 
 	end(seq);
 }
 
-static void extend_waits_when_an_answer_could_not_hold_the_table(void **state)
+TEST_WITH(extend_waits_when_an_answer_could_not_hold_the_table, setup, teardown)
 {
 	struct kvt_seq *seq;
 
-	(void)state;
 	close_world();
-	open_world(0, 0, 128); /* no room to spare in a list of this size */
+	open_world(0, 0, 128); /* the list is too small for a longer table */
 	seq = begin(world.mine);
 	assert_int_equal(commit_behind(seq, 8, 1), 0);
 	kvt_client_set_timeout(world.mine, 2000000);
@@ -318,14 +309,13 @@ static void extend_waits_when_an_answer_could_not_hold_the_table(void **state)
 	end(seq);
 }
 
-static void a_failure_is_told_once_by_the_next_call_that_commits(void **state)
+TEST_WITH(a_failure_is_told_once_by_the_next_call_that_commits, setup, teardown)
 {
 	struct kvt_seq *seq = begin(world.mine);
 
-	(void)state;
 	assert_int_equal(commit(seq, 4), 0);
 	assert_int_equal(kvt_seq_settle(seq), 0);
-	/* By poll, and those that were in flight behind it stay silent. */
+	/* Reported by poll. Later ones in flight fail silently. */
 	inside_pause(&world.inside, true);
 	for (uint32_t i = 2; i <= 4; i++)
 		assert_int_equal(commit(seq, 40 + 4 * i), 0);
@@ -336,10 +326,10 @@ static void a_failure_is_told_once_by_the_next_call_that_commits(void **state)
 	assert_int_equal(kvt_seq_poll(seq), -EINVAL);
 	assert_int_equal(kvt_client_error(world.mine)->reason, KVT_REASON_BEYOND_TABLE);
 	assert_non_null(strstr(kvt_client_error(world.mine)->text, "asynchronous"));
-	assert_int_equal(kvt_seq_next(seq), 4); /* nothing more is claimed */
+	assert_int_equal(kvt_seq_next(seq), 4); /* no more keys are claimed */
 	assert_int_equal(kvt_seq_poll(seq), 0);
 	assert_int_equal(kvt_seq_settle(seq), 0);
-	/* By settle, by commit, and by the next one of its kind, which submit nothing then. */
+	/* Reported by settle, commit, and the next async commit. None of them submits then. */
 	assert_int_equal(commit(seq, 48), 0);
 	assert_int_equal(kvt_seq_settle(seq), -EINVAL);
 	assert_int_equal(commit(seq, 48), 0);
@@ -350,7 +340,7 @@ static void a_failure_is_told_once_by_the_next_call_that_commits(void **state)
 	take_answers(0);
 	assert_int_equal(commit(seq, 12), -EINVAL);
 	assert_int_equal(kvt_seq_poll(seq), 0);
-	/* Two that fail while the first is told: the second belongs to it. */
+	/* Two fail while the first is reported: the second belongs to the same report. */
 	inside_pause(&world.inside, true);
 	assert_int_equal(commit_behind(seq, 48, 1), 0);
 	assert_int_equal(commit_behind(seq, 52, 2), 0);
@@ -361,7 +351,7 @@ static void a_failure_is_told_once_by_the_next_call_that_commits(void **state)
 	assert_int_equal(kvt_seq_poll(seq), -EINVAL);
 	assert_int_equal(kvt_fence_raise(world.mine, 1, 2), 0);
 	assert_int_equal(kvt_seq_settle(seq), 0);
-	/* And by the end, when nobody was told before. */
+	/* Reported by END, if not before. */
 	assert_int_equal(commit(seq, 48), 0);
 	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), -EINVAL);
 	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
@@ -369,7 +359,7 @@ static void a_failure_is_told_once_by_the_next_call_that_commits(void **state)
 	assert_int_equal(kvt_seq_commit_async(seq, 64, NULL, 0, KVT_IDLE, 0), 0);
 	assert_int_equal(kvt_seq_settle(seq), -EINVAL);
 	assert_int_equal(kvt_client_error(world.mine)->reason, KVT_REASON_BEYOND_TABLE);
-	/* The first of several, whatever the others failed of. */
+	/* The first error is reported, whatever the later ones. */
 	inside_pause(&world.inside, true);
 	assert_int_equal(commit(seq, 64), 0);
 	assert_int_equal(commit(seq, 35), 0);
@@ -388,7 +378,7 @@ static void a_failure_is_told_once_by_the_next_call_that_commits(void **state)
 	assert_int_equal(kvt_seq_settle(seq), -EINVAL);
 }
 
-/* Prefill as an engine does it, whose prefix goes in the middle of it. */
+/* Prefill like an engine, with the prefix removed in the middle. */
 static void prefill_alone(bool async, bool by_reset)
 {
 	struct kvt_seq *seq = begin(world.mine);
@@ -417,7 +407,7 @@ static void prefill_alone(bool async, bool by_reset)
 	assert_memory_equal(now, before, sizeof(now));
 	for (uint32_t i = 4; i < TABLE; i++)
 		check_page(now[i], KVT_PAGE_PRIVATE, world.mine);
-	/* Decode goes on, too; what does not fit is told as ever. */
+	/* Decode continues, too. What does not fit is refused as before. */
 	assert_int_equal(kvt_seq_extend(seq, PS), 0);
 	kvt_seq_pages(seq, &n);
 	assert_int_equal(n, TABLE + 1);
@@ -432,20 +422,18 @@ static void prefill_alone(bool async, bool by_reset)
 	await_cached(0);
 }
 
-static void prefill_goes_on_when_nothing_is_shared_any_more(void **state)
+TEST_WITH(prefill_continues_when_nothing_is_shared_any_more, setup, teardown)
 {
-	(void)state;
 	for (int how = 0; how < 4; how++)
 		prefill_alone(how & 1, how & 2);
 }
 
-/* Each commit brings the key of the token just sampled, whose KV is not computed, and whose
- * position may lie beyond the table. */
-static void keys_of_sampled_tokens_are_held_back_until_they_have_a_place(void **state)
+/* Each commit brings the key of the token just sampled. Its KV is not computed, and its position
+ * may lie beyond the table. */
+TEST_WITH(keys_of_sampled_tokens_are_held_back_until_they_have_a_place, setup, teardown)
 {
 	struct kvt_result result;
 
-	(void)state;
 	for (int async = 0; async < 2; async++) {
 		struct kvt_seq *seq = begin(world.mine);
 		uint32_t n;
@@ -468,7 +456,7 @@ static void keys_of_sampled_tokens_are_held_back_until_they_have_a_place(void **
 		assert_int_equal(kvt_seq_commit(seq, 46, world.keys + 44, 1, KVT_IDLE, 0),
 				 -EINVAL);
 		assert_int_equal(kvt_seq_known(seq), 44);
-		/* One that says nothing new keeps them for later. */
+		/* A commit that publishes nothing keeps its keys for later. */
 		assert_int_equal(kvt_seq_commit(seq, 4, world.keys + 44, 1, KVT_IDLE, 0), 0);
 		assert_int_equal(kvt_seq_known(seq), 45);
 		assert_int_equal(kvt_seq_end(seq, 44, world.keys + 45, 1, KVT_IDLE, 0), 0);
@@ -479,13 +467,12 @@ static void keys_of_sampled_tokens_are_held_back_until_they_have_a_place(void **
 	}
 }
 
-/* After a failure the keys in flight, and those behind them, have to be given again. */
-static void keys_of_failed_commits_are_given_again(void **state)
+/* After a failure the caller must give the keys in flight, and those behind them, again. */
+TEST_WITH(keys_of_failed_commits_are_given_again, setup, teardown)
 {
 	struct kvt_seq *seq = begin(world.mine);
 	struct kvt_result result;
 
-	(void)state;
 	inside_pause(&world.inside, true);
 	assert_int_equal(kvt_seq_commit_async(seq, KEYS, NULL, 0, KVT_IDLE, 0), 0);
 	assert_int_equal(kvt_seq_commit_async(seq, 34, world.keys + 33, 1, KVT_IDLE, KVT_F_FULL),
@@ -501,12 +488,11 @@ static void keys_of_failed_commits_are_given_again(void **state)
 	assert_int_equal(result.matched, 36);
 }
 
-static void generated_keys_follow_each_other_in_flight(void **state)
+TEST_WITH(generated_keys_follow_each_other_in_flight, setup, teardown)
 {
 	struct kvt_seq *seq = begin(world.mine);
 	struct kvt_result result;
 
-	(void)state;
 	inside_pause(&world.inside, true);
 	assert_int_equal(kvt_seq_commit_async(seq, KEYS, NULL, 0, KVT_IDLE, 0), 0);
 	for (uint32_t i = KEYS; i < 36; i++) /* copied: the caller's may change at once */
@@ -519,13 +505,12 @@ static void generated_keys_follow_each_other_in_flight(void **state)
 	end(seq);
 }
 
-static void a_full_ring_is_said_and_recovers(void **state)
+TEST_WITH(a_full_ring_is_said_and_recovers, setup, teardown)
 {
 	struct kvt_result results[4];
 	struct kvt_seq *seq, *second;
 	uint32_t n = 0;
 
-	(void)state;
 	close_world();
 	open_world(4, 8, 0);
 	seq = begin(world.mine);
@@ -541,11 +526,11 @@ static void a_full_ring_is_said_and_recovers(void **state)
 	inside_pause(&world.inside, false);
 	assert_int_equal(kvt_seq_settle(seq), 0);
 	assert_int_equal(commit(seq, 20), 0);
-	/* Nobody's kvt_reap() waits for these for longer than they take, or gets them. */
+	/* kvt_reap() neither waits longer for these nor returns them. */
 	assert_int_equal(kvt_reap(world.mine, results, 1, 4), 0);
 	assert_int_equal(seq->n_ahead, 0);
 	assert_int_equal(kvt_seq_poll(seq), 0);
-	/* Answers that nobody has taken yet hold no room: more commits than there are slots. */
+	/* Answers not taken yet use no slot: more commits than slots are possible. */
 	for (n = 0; n < 100; n++) {
 		assert_int_equal(commit(second, 20), 0);
 		take_answers(0);
@@ -555,12 +540,11 @@ static void a_full_ring_is_said_and_recovers(void **state)
 	end(seq);
 }
 
-static void deadlines_and_commits_in_flight(void **state)
+TEST_WITH(deadlines_and_commits_in_flight, setup, teardown)
 {
 	struct kvt_seq *seq = begin(world.mine);
 	uint32_t n;
 
-	(void)state;
 	assert_int_equal(commit_behind(seq, 8, 1), 0);
 	kvt_client_set_timeout(world.mine, 2000000);
 	assert_int_equal(kvt_seq_settle(seq), -ETIMEDOUT);
@@ -568,7 +552,7 @@ static void deadlines_and_commits_in_flight(void **state)
 	assert_int_equal(kvt_seq_poll(seq), 1); /* the second was not even submitted */
 	inside_pause(&world.inside, true);
 	assert_int_equal(kvt_seq_extend(seq, 2 * PS), -ETIMEDOUT);
-	assert_int_equal(commit(seq, 12), -EAGAIN); /* how long is the table? */
+	assert_int_equal(commit(seq, 12), -EAGAIN); /* the table's length is not known yet */
 	assert_non_null(strstr(kvt_client_error(world.mine)->text, "settle"));
 	inside_pause(&world.inside, false);
 	kvt_client_set_timeout(world.mine, 0);
@@ -583,18 +567,17 @@ static void deadlines_and_commits_in_flight(void **state)
 	end(seq);
 }
 
-static void an_end_comes_after_the_commits_in_flight(void **state)
+TEST_WITH(an_end_comes_after_the_commits_in_flight, setup, teardown)
 {
 	struct kvt_seq *seq = begin(world.mine);
 	struct kvt_counters counters;
 
-	(void)state;
 	inside_pause(&world.inside, true);
 	assert_int_equal(commit(seq, 8), 0);
 	inside_pause(&world.inside, false);
 	assert_int_equal(kvt_seq_end(seq, 16, NULL, 0, KVT_IDLE, 0), 0);
 	await_cached(16);
-	/* One that gives up on a fence leaves all to the library. */
+	/* If an END gives up on its fence, the library frees everything. */
 	assert_int_equal(kvt_remove(world.mine, world.ns, NULL, 0), 0);
 	seq = begin(world.mine);
 	assert_int_equal(commit_behind(seq, 8, 1), 0);
@@ -603,7 +586,7 @@ static void an_end_comes_after_the_commits_in_flight(void **state)
 	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), -ETIMEDOUT);
 	kvt_client_set_timeout(world.mine, 0);
 	assert_int_equal(inside_counters(&world.inside).private_pages, TABLE);
-	/* The handle may be another sequence's before the answers come. */
+	/* The handle may be reused before the answers come. */
 	assert_int_equal(kvt_seq_begin(world.mine, world.ns, world.keys + 40, 8, 0, 0, &seq), 0);
 	assert_int_equal(kvt_fence_raise(world.mine, 1, 1), 0);
 	take_answers(0);
@@ -615,11 +598,10 @@ static void an_end_comes_after_the_commits_in_flight(void **state)
 	assert_int_equal(counters.private_pages + counters.live_leases, 0);
 }
 
-static void closing_waits_for_them_and_a_crash_does_not(void **state)
+TEST_WITH(closing_waits_for_them_and_a_crash_does_not, setup, teardown)
 {
 	struct kvt_seq *seq = begin(world.mine);
 
-	(void)state;
 	inside_pause(&world.inside, true);
 	assert_int_equal(commit(seq, 8), 0);
 	inside_pause(&world.inside, false);
@@ -636,12 +618,11 @@ static void closing_waits_for_them_and_a_crash_does_not(void **state)
 	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
 }
 
-static void the_end_of_the_daemon_is_told(void **state)
+TEST_WITH(the_end_of_the_daemon_is_told, setup, teardown)
 {
 	struct kvt_seq *seq = begin(world.mine);
 	int rc;
 
-	(void)state;
 	inside_pause(&world.inside, true);
 	assert_int_equal(commit(seq, 8), 0);
 	inside_hang_up(&world.inside, world.mine);
@@ -658,13 +639,12 @@ static void the_end_of_the_daemon_is_told(void **state)
 	world.mine = NULL;
 }
 
-/* A successor that has nothing of the session: what is being computed is computed to its end. */
-static void prefill_goes_on_when_the_daemon_began_anew(void **state)
+/* The successor has lost the session: computing continues, nothing is published. */
+TEST_WITH(prefill_continues_when_the_daemon_started_cold, setup, teardown)
 {
 	struct kvt_seq *seq = begin(world.mine);
 
-	(void)state;
-	kvt_client_lost(world.mine, -ESTALE, "began anew: connect again");
+	kvt_client_lost(world.mine, -ESTALE, "started cold: connect again");
 	for (uint32_t at = 0; at < KEYS; at = kvt_seq_next(seq)) {
 		uint32_t to = at + 8 < KEYS ? at + 8 : KEYS;
 
@@ -681,43 +661,15 @@ static void prefill_goes_on_when_the_daemon_began_anew(void **state)
 }
 
 /* The caller's own loop sleeps on the completion descriptor. */
-static void an_armed_caller_is_woken(void **state)
+TEST_WITH(an_armed_caller_is_woken, setup, teardown)
 {
 	struct pollfd fd = { .fd = kvt_client_completion_fd(world.mine), .events = POLLIN };
 	struct kvt_seq *seq = begin(world.mine);
 
-	(void)state;
 	assert_int_equal(commit_behind(seq, 8, 1), 0);
 	assert_int_equal(kvt_client_arm(world.mine), 0);
 	assert_int_equal(kvt_fence_raise(world.mine, 1, 1), 0);
 	assert_int_equal(poll(&fd, 1, -1), 1);
 	assert_int_equal(kvt_seq_poll(seq), 0);
 	end(seq);
-}
-
-int main(void)
-{
-#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-	const struct CMUnitTest tests[] = {
-		CASE(a_commit_does_not_wait_for_a_daemon_that_is_away),
-		CASE(a_commit_wakes_a_daemon_that_sleeps),
-		CASE(what_others_computed_is_seen_in_a_call_on_the_sequence_only),
-		CASE(a_commit_that_a_jump_went_past_changes_nothing),
-		CASE(commits_take_effect_in_order_at_their_fences_and_extend_passes),
-		CASE(extend_waits_when_an_answer_could_not_hold_the_table),
-		CASE(a_failure_is_told_once_by_the_next_call_that_commits),
-		CASE(prefill_goes_on_when_nothing_is_shared_any_more),
-		CASE(keys_of_sampled_tokens_are_held_back_until_they_have_a_place),
-		CASE(keys_of_failed_commits_are_given_again),
-		CASE(generated_keys_follow_each_other_in_flight),
-		CASE(a_full_ring_is_said_and_recovers),
-		CASE(deadlines_and_commits_in_flight),
-		CASE(an_end_comes_after_the_commits_in_flight),
-		CASE(closing_waits_for_them_and_a_crash_does_not),
-		CASE(the_end_of_the_daemon_is_told),
-		CASE(prefill_goes_on_when_the_daemon_began_anew),
-		CASE(an_armed_caller_is_woken),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libclient/connect.c and control.c against a daemon that answers HELLO with anything. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+/* libclient/connect.c and control.c against a pretended daemon that answers HELLO with anything. A
+ * bad answer fails with a named error and leaks no descriptor.
+ *
+ * Inputs: a script for the daemon's answers, and connect options. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -22,6 +19,7 @@
 #include <unistd.h>
 
 #include "libclient/client.h"
+#include "tests/lib/cases.h"
 
 enum { PS = 16, N_PAGES = 8, PAGE_BYTES = 1024, FDS_MAX = 40 };
 
@@ -33,8 +31,8 @@ struct script {
 	unsigned int n_fds;
 	const void *answer; /* NULL: hang up */
 	size_t bytes;
-	bool keep; /* the connection stays open, for what the test does next */
-	int n_died;  /* so many daemons die before they answer, and a successor greets */
+	bool keep; /* keep the connection open for the test */
+	int n_died;  /* so many daemons die before they answer; the next one sends RESUMED */
 };
 
 static char path[64];
@@ -55,7 +53,7 @@ static int sealed_memory(uint64_t bytes, bool sealed)
 	return fd;
 }
 
-/* A WELCOME that is right in everything, with segment, eventfds and pool. */
+/* A valid WELCOME, with segment, eventfds and pool. */
 static void good_welcome(void)
 {
 	struct kvt_segment_layout layout;
@@ -120,13 +118,13 @@ static void serve_one(void)
 	memset(&hello, 0, sizeof(hello));
 	(void)!recv(fd, &hello, sizeof(hello), 0);
 	if (script.n_died) {
-		struct kvt_message_resumed greeting = {
+		struct kvt_message_resumed resumed = {
 			.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_RESUMED,
-				  .version = KVT_ABI_MAJOR, .bytes = sizeof(greeting) },
+				  .version = KVT_ABI_MAJOR, .bytes = sizeof(resumed) },
 		};
 
 		script.n_died--;
-		(void)!send(fd, &greeting, sizeof(greeting), MSG_NOSIGNAL);
+		(void)!send(fd, &resumed, sizeof(resumed), MSG_NOSIGNAL);
 		close(fd);
 		return;
 	}
@@ -138,7 +136,7 @@ static void serve_one(void)
 		close(fd);
 }
 
-/* The library tries again when it is hung up on, so every try is served until `stop` is written. */
+/* The library tries again after a hang-up, so serve every try until `stop` is written. */
 static void *serve_all(void *context)
 {
 	const int *stop = context;
@@ -178,10 +176,10 @@ static int connect_with(struct kvt_client **ret_client, struct kvt_error *error,
 	memset(error, 0, sizeof(*error));
 	errno = 4321;
 	rc = kvt_client_connect(ret_client, &options, error);
-	assert_int_equal(errno, 4321); /* the caller's is left alone */
+	assert_int_equal(errno, 4321); /* the caller's is unchanged */
 	assert_int_equal(eventfd_write(stop, 1), 0);
 	pthread_join(thread, NULL);
-	if (rc != 0) { /* nothing stays open that came along */
+	if (rc != 0) { /* no descriptor is left open */
 		if (connection >= 0)
 			close(connection);
 		connection = -1;
@@ -226,7 +224,7 @@ static int teardown(void **state)
 
 /* ---------------------------------------------------------------- tests */
 
-static void a_good_welcome_makes_a_client(void **state)
+TEST(a_good_welcome_makes_a_client)
 {
 	struct kvt_client *client;
 	struct kvt_error error;
@@ -234,7 +232,6 @@ static void a_good_welcome_makes_a_client(void **state)
 	struct kvt_handle handle;
 	uint32_t key = 1, matched;
 
-	(void)state;
 	good_welcome();
 	script.keep = true;
 	assert_int_equal(connect_with(&client, &error, 0), 0);
@@ -261,12 +258,11 @@ static void a_good_welcome_makes_a_client(void **state)
 	drop_script();
 }
 
-static void the_daemons_refusal_is_passed_on(void **state)
+TEST(the_daemons_refusal_is_passed_on)
 {
 	struct kvt_client *client = NULL;
 	struct kvt_error error;
 
-	(void)state;
 	memset(&script, 0, sizeof(script));
 	script.refused = (struct kvt_message_refused){
 		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_REFUSED,
@@ -278,7 +274,7 @@ static void the_daemons_refusal_is_passed_on(void **state)
 	script.bytes = sizeof(script.refused);
 	assert_int_equal(connect_with(&client, &error, 0), -EUSERS);
 	assert_non_null(strstr(error.text, "page_size is 64, not 16"));
-	/* Text that does not end is cut, not followed. */
+	/* Unterminated text is cut, not followed. */
 	memset(script.refused.text, 'x', sizeof(script.refused.text));
 	assert_int_equal(connect_with(&client, &error, 0), -EUSERS);
 	script.refused.head.result = 0;
@@ -286,7 +282,7 @@ static void the_daemons_refusal_is_passed_on(void **state)
 	assert_null(client);
 }
 
-static void nobody_there_is_told_apart(void **state)
+TEST(absent_daemons_are_told_apart)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
 	struct kvt_client *client = NULL;
@@ -295,7 +291,6 @@ static void nobody_there_is_told_apart(void **state)
 	char longer[200], other[108];
 	int stream;
 
-	(void)state;
 	options.connect_wait_ns = -1;
 	options.socket_path = "/tmp/kvt-test-no-such-socket";
 	assert_int_equal(kvt_client_connect(&client, &options, &error), -ENOENT);
@@ -342,13 +337,12 @@ static int64_t connect_ns(int64_t wait_ns, int64_t timeout_ns, const char *where
 	return kvt_client_now_ns() - began;
 }
 
-/* Bounds that a loaded machine keeps, too: one lower, the other far away. */
-static void nobody_is_waited_for_longer_than_was_said(void **state)
+/* Bounds that hold on a loaded machine, too: one tight, the other far away. */
+TEST(no_wait_exceeds_its_deadline)
 {
 	const int64_t hour = 3600000000000ll, ms = 1000000;
 	const char *none = "/tmp/kvt-test-no-such-socket";
 
-	(void)state;
 	assert_true(connect_ns(50 * ms, 0, none) >= 50 * ms);
 	assert_true(connect_ns(50 * ms, hour, none) < 4000 * ms);
 	assert_true(connect_ns(hour, 50 * ms, none) >= 50 * ms);
@@ -361,34 +355,31 @@ static void nobody_is_waited_for_longer_than_was_said(void **state)
 		assert_true(connect_ns(0, 0, NULL) < 4000 * ms);
 }
 
-static void a_daemon_that_never_answers_meets_the_deadline(void **state)
+TEST(a_daemon_that_never_answers_meets_the_deadline)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
 	struct kvt_client *client = NULL;
 	struct kvt_error error;
 
-	(void)state;
-	options.socket_path = path; /* it listens, and nobody accepts */
+	options.socket_path = path; /* it listens, and no one accepts */
 	options.timeout_ns = 20000000;
 	assert_int_equal(kvt_client_connect(&client, &options, &error), -ETIMEDOUT);
 	assert_non_null(strstr(error.text, "starting"));
 	assert_int_equal(error.attach_state, KVT_ATTACH_STARTING);
 	close(accept4(listener, NULL, NULL, SOCK_CLOEXEC));
-	/* Nor does it, once nobody else fits into its backlog. */
+	/* Nor is there a wait when its backlog is full. */
 	for (int i = 0; i < 8; i++)
 		assert_int_equal(kvt_client_connect(&client, &options, &error), -ETIMEDOUT);
 	teardown(NULL);
 	setup(NULL);
 }
 
-/* A daemon took the client up and died before its answer; the successor, which has the connection,
- * greets. */
-static void a_successor_that_greets_instead_is_asked_anew(void **state)
+/* The daemon died between HELLO and answer. Its successor has the connection and sends RESUMED. */
+TEST(a_hello_is_repeated_after_resumed)
 {
 	struct kvt_client *client;
 	struct kvt_error error;
 
-	(void)state;
 	good_welcome();
 	script.n_died = 1000;
 	assert_int_equal(connect_with(&client, &error, 0), -ECONNRESET);
@@ -402,17 +393,16 @@ static void a_successor_that_greets_instead_is_asked_anew(void **state)
 	connection = -1;
 }
 
-static void a_hang_up_at_hello_is_an_error(void **state)
+TEST(a_hang_up_at_hello_is_an_error)
 {
 	struct kvt_client *client;
 	struct kvt_error error;
 
-	(void)state;
 	memset(&script, 0, sizeof(script));
 	assert_int_equal(connect_with(&client, &error, 0), -ECONNRESET);
 }
 
-/* Each of these makes one thing of a good WELCOME wrong. */
+/* Each makes one part of a valid WELCOME wrong. */
 static void spoil(unsigned int which)
 {
 	switch (which) {
@@ -440,7 +430,7 @@ static void spoil(unsigned int which)
 	case 20: segment->sq_offset += 128; break;
 	case 21: segment->sq_entries = 3; break;
 	case 22: script.welcome.n_slabs = 0; break;
-	case 23: script.welcome.n_slabs = 2; break; /* of which one came */
+	case 23: script.welcome.n_slabs = 2; break; /* one of them came */
 	case 24: script.welcome.n_slabs = KVT_MAX_SLABS + 1; break;
 	case 25: segment->keys_count += 32; break; /* beyond the areas */
 	case 26: segment->areas_bytes += 128; break;
@@ -448,12 +438,11 @@ static void spoil(unsigned int which)
 	}
 }
 
-static void a_welcome_that_is_wrong_in_anything_is_refused(void **state)
+TEST(a_welcome_that_is_wrong_in_anything_is_refused)
 {
 	struct kvt_client *client = NULL;
 	struct kvt_error error;
 
-	(void)state;
 	for (unsigned int which = 0; which < 27; which++) {
 		good_welcome();
 		spoil(which);
@@ -464,13 +453,12 @@ static void a_welcome_that_is_wrong_in_anything_is_refused(void **state)
 	assert_null(client);
 }
 
-static void objects_that_could_shrink_are_refused(void **state)
+TEST(objects_that_could_shrink_are_refused)
 {
 	struct kvt_client *client = NULL;
 	struct kvt_error error;
 	struct kvt_pool pool;
 
-	(void)state;
 	good_welcome();
 	close(script.fds[0]);
 	script.fds[0] = sealed_memory(1 << 16, false);
@@ -501,7 +489,7 @@ static void objects_that_could_shrink_are_refused(void **state)
 }
 
 /* 1,024 bytes a page: two planes of 16 positions of 16 elements of 2 bytes. */
-static void a_view_needs_a_geometry_and_it_must_fit_the_pages(void **state)
+TEST(a_view_needs_a_geometry_and_it_must_fit_the_pages)
 {
 	struct kvt_pool_geometry geometry = { .n_layers = 1, .n_kv_heads = 1, .head_dim = 16,
 					      .type = KVT_ELEMENT_FP16,
@@ -511,7 +499,6 @@ static void a_view_needs_a_geometry_and_it_must_fit_the_pages(void **state)
 	struct kvt_error error;
 	struct kvt_pool pool;
 
-	(void)state;
 	for (int known = 0; known < 2; known++) {
 		good_welcome();
 		if (known)
@@ -539,13 +526,12 @@ static void a_view_needs_a_geometry_and_it_must_fit_the_pages(void **state)
 	drop_script();
 }
 
-static void every_slab_s_record_and_descriptor_is_kept(void **state)
+TEST(every_slab_s_record_and_descriptor_is_kept)
 {
 	struct kvt_client *client = NULL;
 	struct stat there, here;
 	struct kvt_error error;
 
-	(void)state;
 	good_welcome();
 	script.welcome.n_slabs = KVT_MAX_SLABS;
 	for (uint32_t i = 0; i < KVT_MAX_SLABS; i++) {
@@ -568,12 +554,11 @@ static void every_slab_s_record_and_descriptor_is_kept(void **state)
 	drop_script();
 }
 
-static void descriptors_nobody_asked_for_are_closed(void **state)
+TEST(unexpected_descriptors_are_closed)
 {
 	struct kvt_client *client = NULL;
 	struct kvt_error error;
 
-	(void)state;
 	good_welcome();
 	while (script.n_fds < FDS_MAX)
 		script.fds[script.n_fds++] = eventfd(0, EFD_CLOEXEC);
@@ -582,14 +567,13 @@ static void descriptors_nobody_asked_for_are_closed(void **state)
 	assert_null(client);
 }
 
-static void an_observer_needs_no_ring(void **state)
+TEST(an_observer_needs_no_ring)
 {
 	struct kvt_request request = { .op = KVT_OP_NOP };
 	struct kvt_client *client;
 	struct kvt_result result;
 	struct kvt_error error;
 
-	(void)state;
 	good_welcome();
 	drop_script();
 	script.n_fds = 0;
@@ -606,7 +590,7 @@ static void an_observer_needs_no_ring(void **state)
 	drop_script();
 }
 
-/* Answers one question on the control socket, after some that nobody asked any more. */
+/* Answers one question on the control socket, after stale answers. */
 static void *answer_one(void *context)
 {
 	struct kvt_message_namespace question, answer;
@@ -624,7 +608,7 @@ static void *answer_one(void *context)
 	return NULL;
 }
 
-static void late_answers_on_the_socket_are_passed_over(void **state)
+TEST(late_answers_on_the_socket_are_passed_over)
 {
 	const uint64_t digest[2] = { 1, 2 }, other[2] = { 3, 4 };
 	struct kvt_client *client;
@@ -632,7 +616,6 @@ static void late_answers_on_the_socket_are_passed_over(void **state)
 	uint32_t number = 0;
 	pthread_t thread;
 
-	(void)state;
 	good_welcome();
 	script.keep = true;
 	assert_int_equal(connect_with(&client, &error, 0), 0);
@@ -644,7 +627,7 @@ static void late_answers_on_the_socket_are_passed_over(void **state)
 	assert_int_equal(kvt_namespace_open(client, digest, "now", &number), 0);
 	pthread_join(thread, NULL);
 	assert_int_equal(number, 17);
-	number = 0; /* known by now: nobody is asked */
+	number = 0; /* known by now: no question is sent */
 	assert_int_equal(kvt_namespace_open(client, digest, "again", &number), 0);
 	assert_int_equal(number, 17);
 	assert_int_equal(pthread_create(&thread, NULL, answer_one, &number), 0);
@@ -659,7 +642,7 @@ static void late_answers_on_the_socket_are_passed_over(void **state)
 	drop_script();
 }
 
-static void a_goodbye_instead_of_an_answer_tells_why(void **state)
+TEST(a_goodbye_instead_of_an_answer_tells_why)
 {
 	const uint64_t digest[2] = { 1, 2 };
 	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
@@ -667,7 +650,6 @@ static void a_goodbye_instead_of_an_answer_tells_why(void **state)
 	struct kvt_error error;
 	uint32_t number = 0;
 
-	(void)state;
 	good_welcome();
 	script.keep = true;
 	assert_int_equal(connect_with(&client, &error, 0), 0);
@@ -726,13 +708,12 @@ static int ask_admin(struct kvt_client *client, uint32_t count, uint32_t record_
 	return rc;
 }
 
-static void admin_answers_are_measured_before_they_are_copied(void **state)
+TEST(admin_answers_are_measured_before_they_are_copied)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
 	struct kvt_client *client;
 	struct kvt_error error;
 
-	(void)state;
 	good_welcome();
 	script.keep = true;
 	assert_int_equal(connect_with(&client, &error, KVT_HELLO_OBSERVE), 0);
@@ -751,12 +732,11 @@ static void admin_answers_are_measured_before_they_are_copied(void **state)
 	drop_script();
 }
 
-static void an_arena_that_is_not_right_is_named(void **state)
+TEST(an_arena_that_is_not_right_is_named)
 {
 	struct kvt_client *client = NULL;
 	struct kvt_error error;
 
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		good_welcome();
 		script.welcome.fds |= KVT_FD_ARENA;
@@ -770,9 +750,8 @@ static void an_arena_that_is_not_right_is_named(void **state)
 	assert_null(client);
 }
 
-static void names_cover_every_number(void **state)
+TEST(names_cover_every_number)
 {
-	(void)state;
 	for (int i = 0; i < KVT_REASON_COUNT; i++) {
 		assert_string_not_equal(kvt_reason_name(i), "unknown");
 		assert_true(strlen(kvt_reason_text(i)) > 5);
@@ -794,28 +773,4 @@ static void names_cover_every_number(void **state)
 	assert_string_not_equal(kvt_version(), "unknown");
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_good_welcome_makes_a_client),
-		cmocka_unit_test(the_daemons_refusal_is_passed_on),
-		cmocka_unit_test(nobody_there_is_told_apart),
-		cmocka_unit_test(nobody_is_waited_for_longer_than_was_said),
-		cmocka_unit_test(a_daemon_that_never_answers_meets_the_deadline),
-		cmocka_unit_test(a_successor_that_greets_instead_is_asked_anew),
-		cmocka_unit_test(a_hang_up_at_hello_is_an_error),
-		cmocka_unit_test(a_welcome_that_is_wrong_in_anything_is_refused),
-		cmocka_unit_test(objects_that_could_shrink_are_refused),
-		cmocka_unit_test(a_view_needs_a_geometry_and_it_must_fit_the_pages),
-		cmocka_unit_test(every_slab_s_record_and_descriptor_is_kept),
-		cmocka_unit_test(descriptors_nobody_asked_for_are_closed),
-		cmocka_unit_test(an_observer_needs_no_ring),
-		cmocka_unit_test(late_answers_on_the_socket_are_passed_over),
-		cmocka_unit_test(a_goodbye_instead_of_an_answer_tells_why),
-		cmocka_unit_test(admin_answers_are_measured_before_they_are_copied),
-		cmocka_unit_test(an_arena_that_is_not_right_is_named),
-		cmocka_unit_test(names_cover_every_number),
-	};
-
-	return cmocka_run_group_tests(tests, setup, teardown);
-}
+TEST_GROUP(setup, teardown)

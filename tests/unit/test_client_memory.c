@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* libclient when memory runs out: each allocation fails once, and nothing is lost or half done.
  *
- * The allocator of this program counts and fails on demand. A sanitizer brings its own, so there
- * is nothing to test with one. */
+ * This program's allocator counts and fails on demand. Skipped under a sanitizer, which brings its
+ * own.
+ *
+ * Inputs: the number of the allocation that fails. Invariant: the next try succeeds, and no memory
+ * or page is lost. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -99,7 +102,7 @@ static void a_client_is_made_whole_or_not_at_all(void **state)
 		assert_true(rc == 0 || rc == -ENOMEM);
 		assert_true(rc == 0 || (client == NULL && live == before));
 	}
-	assert_true(n >= 5); /* that many allocations it has, at least */
+	assert_true(n >= 5); /* it makes at least that many allocations */
 	kvt_client_abandon(client);
 	assert_int_equal(live, before);
 	free(parts.segment);
@@ -128,7 +131,7 @@ static void a_sequence_is_begun_whole_or_not_at_all(void **state)
 		rc = kvt_seq_begin(client, ns, keys, 40, 0, 0, &seq);
 		fail_at = 0;
 		assert_true(rc == 0 || (rc == -ENOMEM && seq == NULL));
-		assert_int_equal(errno, 4321); /* the caller's is left alone */
+		assert_int_equal(errno, 4321); /* the caller's is unchanged */
 		assert_int_equal(inside_counters(inside).live_leases, rc == 0);
 	}
 	assert_true(n >= 2);
@@ -138,7 +141,7 @@ static void a_sequence_is_begun_whole_or_not_at_all(void **state)
 	kvt_seq_pages(seq, &n_pages);
 	assert_int_equal(n_pages, 10);
 	assert_int_equal(inside_counters(inside).private_pages, 10);
-	/* A steady worker allocates nothing: the handle and its table are used again. */
+	/* A steady worker allocates nothing: handle and table are reused. */
 	for (int i = 0; i < 100; i++) {
 		fail_at = 1;
 		assert_int_equal(kvt_seq_commit(seq, 40, NULL, 0, KVT_IDLE, 0), 0);

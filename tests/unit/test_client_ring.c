@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libclient on a live ring, with the core behind it in the same process. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+/* libclient on a live ring, with the core behind it in the same process (inprocess.h). Each test
+ * ends with an audit and no page or lease left.
+ *
+ * Inputs: operations, deadlines and pauses of the daemon. */
 #include <sys/mman.h>
 #include <sys/wait.h>
 
+#include "tests/lib/cases.h"
 #include "tests/unit/inprocess.h"
 
 enum { PS = 4, N_PAGES = 65 };
@@ -31,7 +29,7 @@ static void open_world(uint32_t sq, uint32_t cq, uint64_t keys, uint64_t list)
 	world.ns = inside_namespace(&world.inside, world.client, 1);
 }
 
-/* Ends with an audit, and with every page free or cached: nothing was lost on the way. */
+/* Ends with an audit and with every page free or cached. */
 static void close_world(void)
 {
 	struct kvt_counters counters;
@@ -70,7 +68,7 @@ static void count_up(uint32_t *to, uint32_t from, uint32_t n)
 		to[i] = from + i;
 }
 
-/* Put n keys from `from` on into the tree. */
+/* Insert n keys from `from` on. */
 static void insert(uint32_t from, uint32_t n)
 {
 	uint32_t keys[64], pages[16];
@@ -84,7 +82,7 @@ static void insert(uint32_t from, uint32_t n)
 	kvt_result_release(world.client, &result);
 }
 
-static void each_operation_answers_under_its_names(void **state)
+TEST_WITH(each_operation_answers_under_its_names, setup, teardown)
 {
 	struct kvt_client *client = world.client;
 	uint32_t keys[16], pages[4], list[4], n, evicted;
@@ -92,7 +90,6 @@ static void each_operation_answers_under_its_names(void **state)
 	struct kvt_result result;
 	struct kvt_lease lease;
 
-	(void)state;
 	count_up(keys, 1, 16);
 	assert_int_equal(kvt_alloc(client, 4, pages), 0);
 	assert_int_equal(kvt_insert(client, world.ns, keys, 16, pages,
@@ -122,14 +119,13 @@ static void each_operation_answers_under_its_names(void **state)
 	assert_int_equal(kvt_reset(client), 0);
 }
 
-static void the_rare_operations_answer_too(void **state)
+TEST_WITH(the_rare_operations_answer_too, setup, teardown)
 {
 	struct kvt_client *client = inside_connect(&world.inside, 4, 8, 256, 64, 20000);
 	uint32_t ns = inside_namespace(&world.inside, client, 1), keys[80], pages[2];
 	struct kvt_request request = { .op = KVT_OP_PAGE };
 	struct kvt_result result;
 
-	(void)state;
 	insert(1, 8);
 	assert_int_equal(kvt_alloc(client, 1, pages), 0);
 	request.arg = pages[0];
@@ -140,8 +136,8 @@ static void the_rare_operations_answer_too(void **state)
 	request = (struct kvt_request){ .op = KVT_OP_AUDIT };
 	assert_int_equal(kvt_call(client, &request, &result), 0);
 	assert_int_equal(result.problems, 0);
-	/* A page table of 20 pages is more than a quarter of this list area, which is what is
-	 * guessed for a COMMIT whose table only the daemon knows: it asks again. */
+	/* A COMMIT guesses a quarter of the list area for a table that only the daemon knows. This
+	 * table of 20 pages is longer, so the client asks again. */
 	count_up(keys, 1, 80);
 	request = (struct kvt_request){ .op = KVT_OP_BEGIN, .namespace_id = ns, .keys = keys,
 					.n_keys = 80 };
@@ -158,7 +154,7 @@ static void the_rare_operations_answer_too(void **state)
 	assert_int_equal(kvt_call(client, &request, &result), -ENOBUFS);
 	assert_int_equal(result.needed, 20);
 	assert_non_null(strstr(kvt_client_error(client)->text, "needs 20"));
-	/* Too large for the pool is the daemon's to say, however short the list area is. */
+	/* Only the daemon refuses what is too large for the pool, however short the list area. */
 	request = (struct kvt_request){ .op = KVT_OP_BEGIN, .namespace_id = ns, .arg = 1u << 30 };
 	assert_int_equal(kvt_call(client, &request, &result), -ENOSPC);
 	assert_int_equal(result.reason, KVT_REASON_TOO_LARGE);
@@ -168,13 +164,12 @@ static void the_rare_operations_answer_too(void **state)
 	inside_forget(&world.inside, client);
 }
 
-static void duplicates_are_named_with_their_twins(void **state)
+TEST_WITH(duplicates_are_named_with_their_twins, setup, teardown)
 {
 	struct kvt_client *client = world.client;
 	uint32_t keys[8], first[2], second[2];
 	struct kvt_result result;
 
-	(void)state;
 	count_up(keys, 1, 8);
 	assert_int_equal(kvt_alloc(client, 2, first), 0);
 	assert_int_equal(kvt_insert(client, world.ns, keys, 8, first,
@@ -197,13 +192,12 @@ static void duplicates_are_named_with_their_twins(void **state)
 	assert_int_equal(kvt_free(client, second, 2, KVT_IDLE), 0);
 }
 
-static void a_sequence_lives_from_begin_to_end(void **state)
+TEST_WITH(a_sequence_lives_from_begin_to_end, setup, teardown)
 {
 	struct kvt_client *client = world.client;
 	uint32_t keys[20], n, generated[4] = { 90, 91, 92, 93 };
 	struct kvt_seq *seq, *again;
 
-	(void)state;
 	count_up(keys, 1, 20);
 	assert_int_equal(kvt_seq_begin(client, world.ns, keys, 10, 2, 0, &seq), 0);
 	assert_int_equal(kvt_seq_matched(seq) + kvt_seq_reusable(seq) + kvt_seq_next(seq), 0);
@@ -230,20 +224,19 @@ static void a_sequence_lives_from_begin_to_end(void **state)
 	assert_int_equal(kvt_client_error(client)->reason, KVT_REASON_TOO_LARGE);
 }
 
-static void a_sequence_that_has_ended_is_refused(void **state)
+TEST_WITH(a_sequence_that_has_ended_is_refused, setup, teardown)
 {
 	const uint32_t keys[4] = { 1, 2, 3, 4 };
 	struct kvt_result result;
 	struct kvt_seq *seq;
 
-	(void)state;
 	assert_int_equal(kvt_seq_begin(world.client, world.ns, keys, 4, 0, 0, &seq), 0);
 	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
 	assert_int_equal(kvt_seq_commit(seq, 4, NULL, 0, KVT_IDLE, 0), -EINVAL);
 	assert_int_equal(kvt_seq_extend(seq, 1), -EINVAL);
 	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), -EINVAL);
 	assert_int_equal(kvt_seq_end(NULL, 0, NULL, 0, KVT_IDLE, 0), 0);
-	/* An END that is refused for what it says besides ends all the same. */
+	/* An END with bad extra arguments is refused, yet ends the lease. */
 	assert_int_equal(kvt_seq_begin(world.client, world.ns, keys, 4, 0, 0, &seq), 0);
 	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, KVT_F_FULL), -EINVAL);
 	while (world.client->n_flying)
@@ -253,12 +246,11 @@ static void a_sequence_that_has_ended_is_refused(void **state)
 	assert_int_equal(kvt_submit(NULL, &(struct kvt_request){ .op = KVT_OP_NOP }), -EINVAL);
 }
 
-static void an_end_that_published_nothing_says_so(void **state)
+TEST_WITH(an_end_that_published_nothing_says_so, setup, teardown)
 {
 	uint32_t keys[8];
 	struct kvt_seq *seq;
 
-	(void)state;
 	count_up(keys, 1, 8);
 	assert_int_equal(kvt_seq_begin(world.client, world.ns, keys, 8, 0, 0, &seq), 0);
 	assert_int_equal(kvt_reset(world.client), 0);
@@ -268,7 +260,7 @@ static void an_end_that_published_nothing_says_so(void **state)
 	assert_int_equal(kvt_seq_begin(world.client, world.ns, keys, 8, 0, 0, &seq), 0);
 	assert_int_equal(kvt_seq_end(seq, 9, keys, 8, KVT_IDLE, 0), -EINVAL);
 	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
-	/* Nothing was to be published, but what was is not cached any more. */
+	/* Nothing was left to publish, but the published prefix is not cached any more. */
 	assert_int_equal(kvt_seq_begin(world.client, world.ns, keys, 8, 0, 0, &seq), 0);
 	assert_int_equal(kvt_seq_commit(seq, 8, NULL, 0, KVT_IDLE, 0), 0);
 	assert_int_equal(kvt_remove(world.client, world.ns, keys, 8), 0);
@@ -279,7 +271,7 @@ static void an_end_that_published_nothing_says_so(void **state)
 
 /* ---------------------------------------------------------------- submit and reap */
 
-static void answers_come_in_any_order_and_block_nobody(void **state)
+TEST_WITH(answers_come_in_any_order_and_block_no_other, setup, teardown)
 {
 	enum { WAITING = 5, ROUNDS = 300 };
 	struct kvt_client *client = world.client;
@@ -287,7 +279,6 @@ static void answers_come_in_any_order_and_block_nobody(void **state)
 	struct kvt_result results[8], held[8];
 	uint32_t keys[64], seen = 0, which = 0, n_held = 0, pages[1];
 
-	(void)state;
 	count_up(keys, 1, 64);
 	insert(1, 16);
 	/* Frees that wait for their fence keep their page numbers in the key area ... */
@@ -298,7 +289,7 @@ static void answers_come_in_any_order_and_block_nobody(void **state)
 		assert_int_equal(kvt_alloc(client, 1, pages), 0);
 		assert_int_equal(kvt_submit(client, &wait), 0);
 	}
-	/* ... while many times the area's size goes past them. */
+	/* ... while many times its size passes through it. */
 	for (uint64_t round = 0; round < ROUNDS; round++) {
 		request.user_data = round;
 		request.keys = keys;
@@ -332,7 +323,7 @@ static void answers_come_in_any_order_and_block_nobody(void **state)
 	assert_int_equal(kvt_reap(client, results, 1, 8), 0); /* nothing is in flight */
 }
 
-static void full_rings_and_areas_push_back_and_recover(void **state)
+TEST_WITH(full_rings_and_areas_push_back_and_recover, setup, teardown)
 {
 	struct kvt_client *client = world.client;
 	struct kvt_request request = { .op = KVT_OP_NOP };
@@ -340,7 +331,6 @@ static void full_rings_and_areas_push_back_and_recover(void **state)
 	uint32_t keys[4097], submitted = 0;
 	int rc, reaped = 0;
 
-	(void)state;
 	inside_pause(&world.inside, true);
 	while ((rc = kvt_submit(client, &request)) == 0)
 		submitted++;
@@ -367,14 +357,13 @@ static void full_rings_and_areas_push_back_and_recover(void **state)
 	assert_int_equal(kvt_reap(client, results, 1, 1), 1);
 }
 
-static void a_call_passes_what_others_wait_for(void **state)
+TEST_WITH(a_call_passes_what_others_wait_for, setup, teardown)
 {
 	struct kvt_client *client = world.client;
 	struct kvt_request request = { .op = KVT_OP_NOP };
 	struct kvt_counters counters;
 	struct kvt_result results[4];
 
-	(void)state;
 	for (uint64_t i = 0; i < 4; i++) {
 		request.user_data = 70 + i;
 		assert_int_equal(kvt_submit(client, &request), 0);
@@ -385,7 +374,7 @@ static void a_call_passes_what_others_wait_for(void **state)
 		assert_int_equal(results[i].user_data, 70 + i);
 }
 
-static void what_the_library_cannot_say_it_refuses(void **state)
+TEST_WITH(what_the_library_cannot_say_it_refuses, setup, teardown)
 {
 	struct kvt_client *client = world.client;
 	uint32_t keys[8] = { 0 }, pages[2] = { 1, 2 };
@@ -401,7 +390,6 @@ static void what_the_library_cannot_say_it_refuses(void **state)
 	};
 	struct kvt_result result;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		assert_int_equal(kvt_submit(client, &bad[i]), -EINVAL);
 		assert_int_equal(kvt_call(client, &bad[i], &result), -EINVAL);
@@ -409,13 +397,12 @@ static void what_the_library_cannot_say_it_refuses(void **state)
 	}
 }
 
-static void results_released_twice_or_never_given_are_harmless(void **state)
+TEST_WITH(results_released_twice_or_never_given_are_harmless, setup, teardown)
 {
 	struct kvt_client *client = world.client;
 	struct kvt_result result, copy, none = { 0 };
 	uint32_t keys[16], free_before;
 
-	(void)state;
 	count_up(keys, 1, 16);
 	insert(1, 16);
 	free_before = client->n_free;
@@ -436,14 +423,13 @@ static void results_released_twice_or_never_given_are_harmless(void **state)
 	assert_int_equal(client->n_free, free_before);
 }
 
-static void answers_that_are_held_leave_room_to_give_back(void **state)
+TEST_WITH(answers_that_are_held_leave_room_to_give_back, setup, teardown)
 {
 	struct kvt_client *client = world.client;
 	struct kvt_result held[64];
 	uint32_t keys[16], n = 0;
 	int rc;
 
-	(void)state;
 	count_up(keys, 1, 16);
 	insert(1, 16);
 	while ((rc = kvt_match(client, world.ns, keys, 16, KVT_F_LOCK, &held[n])) == 0)
@@ -458,7 +444,7 @@ static void answers_that_are_held_leave_room_to_give_back(void **state)
 
 /* ---------------------------------------------------------------- deadlines */
 
-/* Let one call pass its deadline, then let the daemon go on and settle. */
+/* Let one call pass its deadline, then resume the daemon and settle. */
 static void miss_deadline(int expected)
 {
 	struct kvt_counters counters;
@@ -466,7 +452,7 @@ static void miss_deadline(int expected)
 	assert_int_equal(expected, -ETIMEDOUT);
 	kvt_client_set_timeout(world.client, 0);
 	inside_pause(&world.inside, false);
-	do { /* the first call takes the late answer, the next ones what was given back */
+	do { /* the first call takes the late answer, later ones what was given back */
 		assert_int_equal(kvt_stats(world.client, &counters), 0);
 	} while (world.client->n_flying);
 }
@@ -477,7 +463,7 @@ static void pause_and_set_deadline(void)
 	kvt_client_set_timeout(world.client, 2000000);
 }
 
-static void late_leases_and_pages_are_given_back(void **state)
+TEST_WITH(late_leases_and_pages_are_given_back, setup, teardown)
 {
 	struct kvt_client *client = world.client;
 	uint32_t keys[16], pages[8], n;
@@ -487,7 +473,6 @@ static void late_leases_and_pages_are_given_back(void **state)
 	struct kvt_lease lease;
 	struct kvt_seq *seq;
 
-	(void)state;
 	count_up(keys, 1, 16);
 	insert(1, 16);
 	assert_int_equal(kvt_match(client, world.ns, keys, 16, 0, &result), 0);
@@ -509,7 +494,7 @@ static void late_leases_and_pages_are_given_back(void **state)
 	assert_int_equal(counters.cached_pages, 4);
 }
 
-static void late_inserts_give_back_what_the_tree_did_not_take(void **state)
+TEST_WITH(late_inserts_give_back_what_the_tree_did_not_take, setup, teardown)
 {
 	struct kvt_client *client = world.client;
 	struct kvt_handle root = { 0, 0, 0 }, nowhere = { 9, 9, 4 };
@@ -517,10 +502,9 @@ static void late_inserts_give_back_what_the_tree_did_not_take(void **state)
 	struct kvt_result result;
 	uint32_t keys[16], pages[4];
 
-	(void)state;
 	count_up(keys, 1, 16);
 	insert(1, 8);
-	/* Two duplicates, two new ones, and a lock that nobody learns of. */
+	/* Two duplicates, two new pages, and a lock whose handle the caller never gets. */
 	assert_int_equal(kvt_alloc(client, 4, pages), 0);
 	pause_and_set_deadline();
 	miss_deadline(kvt_insert(client, world.ns, keys, 16, pages, root, KVT_IDLE, KVT_F_LOCK,
@@ -529,25 +513,24 @@ static void late_inserts_give_back_what_the_tree_did_not_take(void **state)
 	assert_int_equal(counters.cached_pages, 4);
 	assert_int_equal(counters.private_pages, 0);
 	assert_int_equal(counters.live_leases, 0);
-	/* And one that is refused: all of its pages come back. */
+	/* One that is refused: all of its pages return. */
 	assert_int_equal(kvt_alloc(client, 4, pages), 0);
 	pause_and_set_deadline();
 	miss_deadline(kvt_insert(client, world.ns, keys, 16, pages, nowhere, KVT_IDLE, 0, &result));
 	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
 }
 
-static void a_sequence_learns_of_its_late_answers(void **state)
+TEST_WITH(a_sequence_learns_of_its_late_answers, setup, teardown)
 {
 	struct kvt_client *client = world.client;
 	uint32_t keys[16], n, table[6];
 	struct kvt_seq *seq;
 
-	(void)state;
 	count_up(keys, 1, 16);
 	assert_int_equal(kvt_seq_begin(client, world.ns, keys, 16, 0, 0, &seq), 0);
 	pause_and_set_deadline();
 	assert_int_equal(kvt_seq_extend(seq, 2 * PS), -ETIMEDOUT);
-	/* Until its answer is there the table is not known, so nothing else may pass it. */
+	/* The table is unknown until its answer comes, so nothing may overtake it. */
 	assert_int_equal(kvt_seq_commit(seq, 8, NULL, 0, KVT_IDLE, 0), -ETIMEDOUT);
 	kvt_client_set_timeout(client, 0);
 	inside_pause(&world.inside, false);
@@ -558,7 +541,7 @@ static void a_sequence_learns_of_its_late_answers(void **state)
 	for (int i = 0; i < 6; i++)
 		for (int j = 0; j < i; j++)
 			assert_int_not_equal(table[i], table[j]);
-	/* A sequence that ends before its answer comes is no trouble either. */
+	/* A sequence may end before its answer comes. */
 	pause_and_set_deadline();
 	assert_int_equal(kvt_seq_extend(seq, 1), -ETIMEDOUT);
 	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), -ETIMEDOUT);
@@ -567,7 +550,7 @@ static void a_sequence_learns_of_its_late_answers(void **state)
 	assert_int_equal(inside_counters(&world.inside).live_leases, 0);
 }
 
-static void what_is_to_be_given_back_waits_for_room(void **state)
+TEST_WITH(what_is_to_be_given_back_waits_for_room, setup, teardown)
 {
 	struct kvt_client *client = world.client;
 	struct kvt_request nop = { .op = KVT_OP_NOP };
@@ -575,7 +558,6 @@ static void what_is_to_be_given_back_waits_for_room(void **state)
 	struct kvt_result results[16];
 	struct kvt_seq *seq;
 
-	(void)state;
 	pause_and_set_deadline();
 	assert_int_equal(kvt_alloc(client, 8, pages), -ETIMEDOUT);
 	assert_int_equal(kvt_seq_begin(client, world.ns, NULL, 0, 8, 0, &seq), -ETIMEDOUT);
@@ -595,7 +577,7 @@ static void what_is_to_be_given_back_waits_for_room(void **state)
 	assert_int_equal(kvt_reap(client, results, 0, 16), 0);
 	assert_true(client->undo.first);
 	assert_int_equal(kvt_submit(client, &nop), -EAGAIN);
-	/* Entries that went past the library are answered past it. */
+	/* Entries that bypassed the library get answers that bypass it. */
 	inside_pause(&world.inside, false);
 	while (reaped < submitted) {
 		struct kvt_cqe cqe;
@@ -630,7 +612,7 @@ static bool may_fail(int rc)
 	return rc == 0 || rc == -ETIMEDOUT || rc == -ENOSPC || rc == -ESTALE || rc == -EAGAIN;
 }
 
-/* What could not be submitted in time has not happened: again, without a deadline. */
+/* What was not submitted in time did not happen: repeat without a deadline. */
 static void give_back(struct kvt_lease lease, const uint32_t *pages, uint32_t n)
 {
 	int rc = lease.index ? kvt_unlock(world.client, lease, KVT_IDLE) :
@@ -656,7 +638,7 @@ static void soak_sequence(struct kvt_seq **seq, const uint32_t *keys, uint32_t n
 		return;
 	}
 	switch (soak_random(6)) {
-	case 0: /* the keys are those of another sequence: a position beyond them is refused */
+	case 0: /* keys of another sequence: a position beyond them is refused */
 		rc = kvt_seq_commit(*seq, soak_random(16), NULL, 0, KVT_IDLE, 0);
 		assert_true(may_fail(rc) || rc == -EINVAL);
 		break;
@@ -721,20 +703,19 @@ static void soak_lock(const uint32_t *keys, uint32_t n_keys)
 	give_back(result.lease, NULL, 0);
 }
 
-static void random_deadlines_lose_nothing(void **state)
+TEST_WITH(random_deadlines_lose_nothing, setup, teardown)
 {
 	struct kvt_seq *seqs[SEQS] = { NULL };
 	struct kvt_counters counters;
 	uint32_t keys[32], timeouts = 0;
 
-	(void)state;
 	for (uint32_t round = 0; round < 4000; round++) {
 		uint32_t n_keys = PS * (1 + soak_random(8));
 		bool paused = soak_random(8) == 0;
 
 		for (uint32_t i = 0; i < n_keys; i++)
 			keys[i] = i % PS ? keys[i - 1] : soak_random(2);
-		/* From "hardly ever in time" to "always"; with nobody there, never. */
+		/* From "hardly ever in time" to "always"; with a stopped daemon, never. */
 		kvt_client_set_timeout(world.client,
 				       paused || soak_random(4) ? 1 + soak_random(3000) : 0);
 		inside_pause(&world.inside, paused);
@@ -764,13 +745,12 @@ static void random_deadlines_lose_nothing(void **state)
 	assert_true(timeouts > 100);
 }
 
-static void a_fence_that_is_not_reached_holds_only_its_own(void **state)
+TEST_WITH(a_fence_that_is_not_reached_holds_only_its_own, setup, teardown)
 {
 	struct kvt_client *client = world.client;
 	struct kvt_counters counters;
 	uint32_t pages[2];
 
-	(void)state;
 	assert_int_equal(kvt_alloc(client, 2, pages), 0);
 	kvt_client_set_timeout(client, 2000000);
 	assert_int_equal(kvt_free(client, pages, 1, (struct kvt_fence){ 2, 10 }), -ETIMEDOUT);
@@ -792,7 +772,7 @@ static void a_fence_that_is_not_reached_holds_only_its_own(void **state)
 
 /* ---------------------------------------------------------------- the end */
 
-/* The daemon is gone; the client says so for ever after. */
+/* The daemon is gone: every later call says so. */
 static void check_lost(const char *text)
 {
 	struct kvt_request request = { .op = KVT_OP_NOP };
@@ -811,24 +791,22 @@ static void check_lost(const char *text)
 	world.client = NULL;
 }
 
-static void a_hang_up_wakes_a_sleeping_call(void **state)
+TEST_WITH(a_hang_up_wakes_a_sleeping_call, setup, teardown)
 {
 	uint32_t page;
 
-	(void)state;
 	inside_pause(&world.inside, true);
 	inside_hang_up(&world.inside, world.client);
 	errno = 4321;
 	assert_int_equal(kvt_alloc(world.client, 1, &page), -ECONNRESET);
-	assert_int_equal(errno, 4321); /* the caller's is left alone */
+	assert_int_equal(errno, 4321); /* the caller's is unchanged */
 	check_lost("gone");
 }
 
-static void a_spinning_call_notices_too(void **state)
+TEST_WITH(a_spinning_call_notices_too, setup, teardown)
 {
 	uint32_t page;
 
-	(void)state;
 	world.client->spin_budget_ns = -1;
 	inside_pause(&world.inside, true);
 	inside_hang_up(&world.inside, world.client);
@@ -836,12 +814,11 @@ static void a_spinning_call_notices_too(void **state)
 	check_lost("gone");
 }
 
-static void a_poller_notices_too(void **state)
+TEST_WITH(a_poller_notices_too, setup, teardown)
 {
 	struct kvt_result result;
 	int rc;
 
-	(void)state;
 	inside_hang_up(&world.inside, world.client);
 	do
 		rc = kvt_reap(world.client, &result, 0, 1);
@@ -850,7 +827,7 @@ static void a_poller_notices_too(void **state)
 	check_lost("gone");
 }
 
-static void a_goodbye_tells_why(void **state)
+TEST_WITH(a_goodbye_tells_why, setup, teardown)
 {
 	struct kvt_message_refused message = {
 		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_GOODBYE,
@@ -860,7 +837,6 @@ static void a_goodbye_tells_why(void **state)
 	};
 	uint32_t page;
 
-	(void)state;
 	inside_pause(&world.inside, true);
 	assert_int_equal(send(inside_session_of(&world.inside, world.client)->control, &message,
 			      sizeof(message), 0), sizeof(message));
@@ -868,22 +844,20 @@ static void a_goodbye_tells_why(void **state)
 	check_lost("upside down");
 }
 
-static void the_gone_word_ends_the_session(void **state)
+TEST_WITH(the_gone_word_ends_the_session, setup, teardown)
 {
 	uint32_t page;
 
-	(void)state;
 	kvt_store_release(&inside_session_of(&world.inside, world.client)->end.header->gone, 71u);
 	assert_int_equal(kvt_alloc(world.client, 1, &page), -ECONNRESET);
 	check_lost("ended the session");
 }
 
-static void an_arena_that_is_gone_ends_the_probes(void **state)
+TEST_WITH(an_arena_that_is_gone_ends_the_probes, setup, teardown)
 {
 	struct kvt_handle handle;
 	uint32_t key = 1, matched;
 
-	(void)state;
 	pthread_mutex_lock(&world.inside.lock);
 	kvt_core_publish(world.inside.core, KVT_ARENA_GONE);
 	pthread_mutex_unlock(&world.inside.lock);
@@ -892,12 +866,11 @@ static void an_arena_that_is_gone_ends_the_probes(void **state)
 	check_lost("shut down");
 }
 
-static void answers_before_the_end_still_count(void **state)
+TEST_WITH(answers_before_the_end_still_count, setup, teardown)
 {
 	struct kvt_request request = { .op = KVT_OP_NOP, .user_data = 5 };
 	struct kvt_result result;
 
-	(void)state;
 	assert_int_equal(kvt_submit(world.client, &request), 0);
 	while (kvt_client_arm(world.client) == 0)
 		kvt_cpu_relax();
@@ -909,11 +882,10 @@ static void answers_before_the_end_still_count(void **state)
 	check_lost("gone");
 }
 
-static void answers_to_nothing_end_the_session(void **state)
+TEST_WITH(answers_to_nothing_end_the_session, setup, teardown)
 {
 	static const uint64_t wrong[] = { 0, 1, 99999, 0xffffffffffffffffull, 1ull << 32 | 1 };
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
 		struct kvt_cqe cqe = { .user_data = wrong[i] };
 		struct kvt_result result;
@@ -931,13 +903,12 @@ static void answers_to_nothing_end_the_session(void **state)
 	}
 }
 
-static void an_answer_longer_than_its_list_ends_the_session(void **state)
+TEST_WITH(an_answer_longer_than_its_list_ends_the_session, setup, teardown)
 {
 	struct kvt_request request = { .op = KVT_OP_ALLOC, .arg = 2 };
-	struct kvt_cqe cqe = { .e = 1000 };
+	struct kvt_cqe cqe = { .n_list = 1000 };
 	struct kvt_result result;
 
-	(void)state;
 	inside_pause(&world.inside, true);
 	assert_int_equal(kvt_submit(world.client, &request), 0);
 	cqe.user_data = world.client->ring.sq[0].user_data;
@@ -948,7 +919,7 @@ static void an_answer_longer_than_its_list_ends_the_session(void **state)
 	world.client = NULL;
 }
 
-static void a_callers_own_loop_is_woken(void **state)
+TEST_WITH(a_callers_own_loop_is_woken, setup, teardown)
 {
 	struct kvt_request request = { .op = KVT_OP_FREE, .fence = { 1, 1 } };
 	struct pollfd fds[2] = {
@@ -957,7 +928,6 @@ static void a_callers_own_loop_is_woken(void **state)
 	};
 	struct kvt_result result;
 
-	(void)state;
 	for (uint64_t round = 1; round <= 20; round++) {
 		request.fence.value = round;
 		errno = 4321;
@@ -968,10 +938,10 @@ static void a_callers_own_loop_is_woken(void **state)
 		assert_int_equal(fds[0].revents, POLLIN);
 		assert_int_equal(kvt_reap(world.client, &result, 0, 1), 1);
 		assert_int_equal(errno, 4321);
-		/* Reaping emptied it and took the wish back. */
+		/* Reaping emptied it and withdrew the wake-up request. */
 		assert_int_equal(poll(fds, 2, 0), 0);
 	}
-	/* The other descriptor wakes it too, and then the first reap says why. */
+	/* The other descriptor wakes it too; the first reap then gives the cause. */
 	assert_int_equal(kvt_client_arm(world.client), 0);
 	inside_hang_up(&world.inside, world.client);
 	assert_int_equal(poll(fds, 2, -1), 1);
@@ -998,7 +968,7 @@ static int in_child(void)
 	       kvt_fence_word(world.client, 0) == NULL &&
 	       kvt_pool_map(world.client, &pool) == -ECHILD &&
 	       kvt_client_arm(world.client) == -ECHILD &&
-	       strstr(kvt_client_error(world.client)->text, "connect anew") &&
+	       strstr(kvt_client_error(world.client)->text, "connect in this one") &&
 	       kvt_client_close(world.client, KVT_IDLE) == -ECHILD;
 }
 
@@ -1028,7 +998,7 @@ static void fork_and_try(void)
 	int status;
 	pid_t pid;
 
-	/* What a real client maps is not even there in a child; here it would be. */
+	/* A child does not inherit a real client's mappings; here it would. */
 	pid = fork();
 	if (pid == 0)
 		_exit(in_child() ? 0 : 1);
@@ -1038,24 +1008,22 @@ static void fork_and_try(void)
 	assert_int_equal(kvt_free(world.client, &page, 1, KVT_IDLE), 0);
 }
 
-static void a_forked_child_is_refused_and_harms_nobody(void **state)
+TEST_WITH(a_forked_child_is_refused_and_harmless, setup, teardown)
 {
-	(void)state;
 	if (kernel_wipes_on_fork())
 		fork_and_try();
-	/* Where the kernel cannot do it, each call asks for its pid. */
+	/* Without kernel support, each call asks for its pid. */
 	world.client->ask_pid = true;
 	fork_and_try();
 }
 
-static void clients_of_one_process_share_prefixes(void **state)
+TEST_WITH(clients_of_one_process_share_prefixes, setup, teardown)
 {
 	struct kvt_client *other = inside_connect(&world.inside, 0, 0, 0, 0, 20000);
 	uint32_t keys[16], ns = inside_namespace(&world.inside, other, 1), matched;
 	struct kvt_handle handle;
 	struct kvt_result result;
 
-	(void)state;
 	count_up(keys, 1, 16);
 	insert(1, 16);
 	assert_int_equal(ns, world.ns);
@@ -1064,46 +1032,7 @@ static void clients_of_one_process_share_prefixes(void **state)
 	kvt_result_release(other, &result);
 	assert_int_equal(kvt_probe(other, ns, keys, 16, &handle, &matched), 0);
 	assert_int_equal(matched, 16);
-	/* Dropped without CLOSE: its lock goes when its end is seen. */
+	/* Dropped without CLOSE: its lock is freed when its end is seen. */
 	kvt_client_abandon(other);
 	inside_forget(&world.inside, other);
-}
-
-int main(void)
-{
-#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-	const struct CMUnitTest tests[] = {
-		CASE(each_operation_answers_under_its_names),
-		CASE(the_rare_operations_answer_too),
-		CASE(duplicates_are_named_with_their_twins),
-		CASE(a_sequence_lives_from_begin_to_end),
-		CASE(a_sequence_that_has_ended_is_refused),
-		CASE(an_end_that_published_nothing_says_so),
-		CASE(answers_come_in_any_order_and_block_nobody),
-		CASE(full_rings_and_areas_push_back_and_recover),
-		CASE(a_call_passes_what_others_wait_for),
-		CASE(what_the_library_cannot_say_it_refuses),
-		CASE(results_released_twice_or_never_given_are_harmless),
-		CASE(answers_that_are_held_leave_room_to_give_back),
-		CASE(late_leases_and_pages_are_given_back),
-		CASE(late_inserts_give_back_what_the_tree_did_not_take),
-		CASE(a_sequence_learns_of_its_late_answers),
-		CASE(what_is_to_be_given_back_waits_for_room),
-		CASE(random_deadlines_lose_nothing),
-		CASE(a_fence_that_is_not_reached_holds_only_its_own),
-		CASE(a_hang_up_wakes_a_sleeping_call),
-		CASE(a_spinning_call_notices_too),
-		CASE(a_poller_notices_too),
-		CASE(a_goodbye_tells_why),
-		CASE(the_gone_word_ends_the_session),
-		CASE(an_arena_that_is_gone_ends_the_probes),
-		CASE(answers_before_the_end_still_count),
-		CASE(answers_to_nothing_end_the_session),
-		CASE(an_answer_longer_than_its_list_ends_the_session),
-		CASE(a_callers_own_loop_is_woken),
-		CASE(a_forked_child_is_refused_and_harms_nobody),
-		CASE(clients_of_one_process_share_prefixes),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What a successor accepts and refuses. That it finds the right facts at every store is shown by
- * tests/crash, that it goes on like its predecessor by test_core_rebuild.c and the simulation. */
+/* What a successor accepts and refuses. tests/crash shows that it finds the right facts at every
+ * store; test_core_rebuild.c and the simulation show that it then behaves like its predecessor.
+ *
+ * Inputs: images of arena and ledger, with other headers, contradictions and random damage.
+ * Invariant: recovery refuses with a sentence, or ends with a clean audit. */
 
 #include "tests/unit/core_world.h"
 
 #include <stdlib.h>
 
-/* A world with something of everything in it: a branching tree, locks, announced pages, kept
- * duplicates, loose pages, a TTL, what waits, a dying session and one with quarantined pages. */
+/* A world with some of everything: a branching tree, locks, announced pages, kept duplicates, pages
+ * without a lease, a TTL, waiters, a dying session and one with quarantined pages. */
 static struct world *busy_world(void)
 {
 	struct world *w = world_new((struct kvt_core_config){
@@ -50,14 +53,14 @@ static int adopt(struct world *w, char *why, size_t why_size)
 	return world_adopt(w, NULL, why, why_size);
 }
 
-/* ---- what is of somebody else */
+/* ---- objects of another configuration or instance */
 
 static void *arena_field(struct world *w, size_t offset)
 {
 	return (char *)w->arena + offset;
 }
 
-static void refuses_what_is_of_another_build_model_or_boot(void **state)
+TEST(refuses_what_is_of_another_build_model_or_boot)
 {
 	const struct {
 		size_t offset;
@@ -84,7 +87,6 @@ static void refuses_what_is_of_another_build_model_or_boot(void **state)
 	};
 	struct world *w = busy_world();
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
 		char *byte = (char *)(fields[i].ledger ? w->ledger : w->arena) + fields[i].offset;
 		char why[256];
@@ -99,15 +101,13 @@ static void refuses_what_is_of_another_build_model_or_boot(void **state)
 		assert_memory_equal(w->ledger, w->ledger_before, w->sizes.ledger_bytes);
 		*byte ^= 1;
 	}
-	world_free(w);
 }
 
-static void refuses_what_was_never_ready_and_what_has_ended(void **state)
+TEST(refuses_what_was_never_ready_and_what_has_ended)
 {
 	struct world *w = busy_world();
 	char why[256];
 
-	(void)state;
 	kvt_core_publish(w->core, KVT_ARENA_STARTING);
 	assert_int_equal(adopt(w, why, sizeof(why)), -ESTALE);
 	assert_non_null(strstr(why, "before it was ready"));
@@ -116,22 +116,19 @@ static void refuses_what_was_never_ready_and_what_has_ended(void **state)
 	assert_non_null(strstr(why, "has ended"));
 	kvt_core_publish(w->core, KVT_ARENA_DRAINING);
 	assert_int_equal(adopt(w, why, sizeof(why)), 0);
-	world_free(w);
 }
 
-static void another_policy_and_other_limits_are_no_other_geometry(void **state)
+TEST(another_policy_and_other_limits_are_no_other_geometry)
 {
 	struct world *w = busy_world();
 	char why[256];
 
-	(void)state;
 	w->config.policy = KVT_POLICY_LFU;
 	w->config.max_leases = 3;
 	assert_int_equal(adopt(w, why, sizeof(why)), 0);
 	world_audit(w);
 	assert_int_equal(kvt_core_arena(w->core)->policy, KVT_POLICY_LFU);
 	assert_int_equal(kvt_core_arena(w->core)->generation, 2);
-	world_free(w);
 }
 
 /* ---- what contradicts itself */
@@ -169,14 +166,13 @@ static uint32_t some_node(const struct world *w, bool locked)
 	return 0;
 }
 
-static void doubts_nodes_that_contradict(void **state)
+TEST(doubts_nodes_that_contradict)
 {
 	struct world *w = busy_world();
 	uint32_t id = some_node(w, true);
 	struct kvt_node *node = &w->core->nodes[id];
 
-	(void)state;
-	expect_doubt(w, &node->parent, id, "go on where");
+	expect_doubt(w, &node->parent, id, "begin where");
 	expect_doubt(w, &node->parent, 39, "free");
 	expect_doubt(w, &node->parent, 4000000000u, "free");
 	expect_doubt(w, &node->first_slot, w->core->nodes[node->parent].first_slot, "begin at");
@@ -184,23 +180,21 @@ static void doubts_nodes_that_contradict(void **state)
 	expect_doubt(w, &node->n_slots, 4000000000u, "beyond");
 	expect_doubt(w, &node->n_slots, 0, "impossible run");
 	expect_doubt(w, &node->sealed, node->n_slots + 1, "impossible run");
-	expect_doubt(w, &node->start, node->start + 1, "go on where");
+	expect_doubt(w, &node->start, node->start + 1, "begin where");
 	expect_doubt(w, &node->namespace_id, 0, "no namespace");
 	expect_doubt(w, &node->namespace_id, 5, "not in use");
 	expect_doubt(w, &node->flags, node->flags | 1u << 20, "flags");
 	expect_doubt(w, &node->flags, 0, "");
 	expect_doubt(w, (uint32_t *)&node->touched + 1, 1, "future");
-	world_free(w);
 }
 
-static void doubts_pages_that_contradict(void **state)
+TEST(doubts_pages_that_contradict)
 {
 	struct world *w = busy_world();
 	const struct kvt_node *node = &w->core->nodes[some_node(w, true)];
 	uint32_t *slots = w->core->slot_pages + node->first_slot, page = slots[0];
 	uint32_t lease = 1;
 
-	(void)state;
 	while (w->core->leases[lease].kind != KVT_LEASE_BEGIN ||
 	       w->core->leases[lease].n_private < 2)
 		lease++;
@@ -215,15 +209,13 @@ static void doubts_pages_that_contradict(void **state)
 	expect_doubt(w, &w->core->owners[page].session, 0, "lists page");
 	expect_doubt(w, &w->core->owners[page].lease, 0, "lists page");
 	expect_doubt(w, &w->core->owners[page].next, 0, "its lease");
-	world_free(w);
 }
 
-static void doubts_ledger_records_that_contradict(void **state)
+TEST(doubts_ledger_records_that_contradict)
 {
 	struct world *w = busy_world();
 	uint32_t lease = 1, pending = 1;
 
-	(void)state;
 	while (w->core->leases[lease].kind != KVT_LEASE_BEGIN || !w->core->leases[lease].node)
 		lease++;
 	while (!w->core->pending[pending].session)
@@ -242,10 +234,9 @@ static void doubts_ledger_records_that_contradict(void **state)
 	expect_doubt(w, (uint32_t *)&w->core->pending[pending].token + 1, 9, "token");
 	expect_doubt(w, (uint32_t *)&w->core->opened[3 * w->core->opened_words], 1u << 5,
 		     "");
-	world_free(w);
 }
 
-/* ---- chance: whatever is damaged, there is a doubt or a sound core */
+/* ---- random damage: refused, or a sound core */
 
 struct image {
 	char *arena, *ledger;
@@ -300,7 +291,7 @@ static void operate_on_lease(struct kvt_core *core, uint32_t session, uint32_t i
 	operate(core, session, sqe);
 }
 
-/** Whoever lives works a little. */
+/** A few operations of each live session. */
 static void work_a_little(struct kvt_core *core)
 {
 	struct kvt_core_view view = { area, 1024, answers, 1024, raised };
@@ -328,7 +319,7 @@ static void work_a_little(struct kvt_core *core)
 	assert_int_equal(kvt_core_audit(core, print_finding, NULL), 0);
 }
 
-/** It was adopted: then all can end in order. */
+/** Recovered: every session can end in order. */
 static void end_everything(struct kvt_core *core)
 {
 	uint32_t all = KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET;
@@ -347,7 +338,7 @@ static void end_everything(struct kvt_core *core)
 	assert_int_equal(kvt_core_counters(core)->free_pages, core->config.n_pages - 1);
 }
 
-/** One word of some record becomes something that could stand there, or nonsense. */
+/** One word of some record becomes a plausible value, or nonsense. */
 static void damage(const struct image *image, char *arena, char *ledger, uint64_t *random)
 {
 	bool in_arena = next_random(random) % 2;
@@ -438,18 +429,16 @@ static void image_free(struct image *image)
 	free(image->ledger);
 }
 
-static void any_damage_is_doubted_or_harmless(void **state)
+TEST(any_damage_is_doubted_or_harmless)
 {
 	struct world *w = busy_world();
 	struct image image;
 	uint32_t adopted;
 
-	(void)state;
 	image_take(&image, w);
 	adopted = damage_often(&image, 20000, 1);
-	assert_in_range(adopted, 1000, 19000); /* neither all nor none of it matters */
+	assert_in_range(adopted, 1000, 19000); /* neither all nor none of the damage matters */
 	image_free(&image);
-	world_free(w);
 }
 
 /* The moment before an effect ends: its log is full. */
@@ -464,7 +453,7 @@ static void take_unfinished(void *context, const struct kvt_record *record)
 	record_before(context, record);
 }
 
-/* An image from the middle of a BEGIN that evicts, too. */
+/* Take an image in the middle of a BEGIN that evicts. */
 static void begin_unfinished(struct world *w)
 {
 	watched = w;
@@ -474,26 +463,214 @@ static void begin_unfinished(struct world *w)
 	w->core->hooks.record = record_before;
 }
 
-static void a_damaged_undo_log_is_doubted_or_harmless(void **state)
+TEST(a_damaged_undo_log_is_doubted_or_harmless)
 {
 	struct world *w = busy_world();
 
-	(void)state;
 	begin_unfinished(w);
 	assert_non_null(unfinished.arena);
 	assert_int_equal(((struct kvt_arena_header *)unfinished.arena)->mutation & 1, 1);
 	assert_in_range(damage_often(&unfinished, 20000, 7), 1000, 19500);
 	image_free(&unfinished);
 	unfinished.arena = NULL;
-	world_free(w);
+}
+
+/* One more entry at the end of the log: the first that is checked, the first undone. */
+static void append_entry(char *ledger, uint64_t kind, uint64_t place, const uint32_t *old,
+			 uint64_t bytes)
+{
+	const struct kvt_ledger_header *header = (const void *)ledger;
+	struct kvt_undo_header *log = (void *)(ledger + header->sections[KVT_LSECTION_UNDO].offset);
+	uint64_t *words = (uint64_t *)(log + 1) + log->words, n = kvt_words(bytes);
+
+	memcpy(words, old, n <= 64 ? bytes : 0);
+	words[n <= 64 ? n : 0] = place;
+	words[n <= 64 ? n + 1 : 1] = kind << 60 | bytes;
+	log->words += n <= 64 ? n + 2 : 2;
+}
+
+static void expect_impossible(const char *ledger, const char *word)
+{
+	char *arena = keep(unfinished.arena, unfinished.sizes.arena_bytes);
+	char *copy = keep(ledger, unfinished.sizes.ledger_bytes);
+	char *scratch = aligned_alloc(KVT_LINE, (unfinished.sizes.scratch_bytes + KVT_LINE) /
+							KVT_LINE * KVT_LINE);
+	struct kvt_core *core;
+	char why[256] = "";
+
+	memset(scratch, 0, unfinished.sizes.scratch_bytes);
+	assert_int_equal(kvt_core_adopt(&core, &unfinished.config, arena, copy, scratch, NULL,
+					2000000, NULL, why, sizeof(why)), -EUCLEAN);
+	if (!strstr(why, word))
+		fail_msg("expected a doubt with a word of %s: %s", word, why);
+	assert_memory_equal(arena, unfinished.arena, unfinished.sizes.arena_bytes);
+	assert_memory_equal(copy, ledger, unfinished.sizes.ledger_bytes);
+	free(arena);
+	free(copy);
+	free(scratch);
+}
+
+static void doubts_an_entry(uint64_t kind, uint64_t place, const uint32_t *old, uint64_t bytes)
+{
+	char *ledger = keep(unfinished.ledger, unfinished.sizes.ledger_bytes);
+
+	append_entry(ledger, kind, place, old, bytes);
+	expect_impossible(ledger, "impossible entry");
+	free(ledger);
+}
+
+/** Where a record stands, as entries say it. */
+static uint64_t place_of(bool in_ledger, uint32_t section, uint64_t record, uint64_t byte)
+{
+	const struct kvt_section *s =
+		in_ledger ? &((struct kvt_ledger_header *)unfinished.ledger)->sections[section] :
+			    &((struct kvt_arena_header *)unfinished.arena)->sections[section];
+
+	return (in_ledger ? KVT_UNDO_LEDGER : 0) + s->offset + record * s->entry_bytes + byte;
+}
+
+/* Bytes of anything but facts: what is derived, what readers rely on, record 0, the log itself. */
+TEST(doubts_an_undo_log_that_would_write_what_is_no_fact)
+{
+	const uint64_t in_node = offsetof(struct kvt_node, lock_ref);
+	const uint64_t last_cqe = offsetof(struct kvt_session_record, last_cqe);
+	struct world *w = busy_world();
+	const struct {
+		bool ledger;
+		uint32_t section, record;
+		uint64_t byte, bytes;
+	} all[] = {
+		{ false, KVT_SECTION_NODES, 0, in_node, 24 },
+		{ false, KVT_SECTION_NODES, 1, 0, 8 },
+		{ false, KVT_SECTION_NODES, 1, 0, 128 },
+		{ false, KVT_SECTION_NODES, 1, in_node - 8, 24 },
+		{ false, KVT_SECTION_NODES, 1, in_node, 32 },
+		{ false, KVT_SECTION_NODES, 1, in_node + 4, 8 },
+		{ false, KVT_SECTION_NODES, 1, in_node, 12 },
+		{ false, KVT_SECTION_NODES, w->config.max_nodes, in_node, 24 },
+		{ false, KVT_SECTION_BUCKETS, 1, 0, 8 },
+		{ false, KVT_SECTION_SLOT_KEYS, 0, 0, 8 },
+		{ false, KVT_SECTION_SLOT_KEYS, 1, 4, 8 },
+		{ false, KVT_SECTION_SLOT_KEYS, 1, 0, 4 },
+		{ false, KVT_SECTION_SLOT_KEYS, w->core->config.n_slots - 1, 0, 16 },
+		{ false, KVT_SECTION_SLOT_PAGES, 0, 0, 4 },
+		{ false, KVT_SECTION_SLOT_PAGES, 1, 2, 4 },
+		{ false, KVT_SECTION_SLOT_PAGES, w->core->config.n_slots - 1, 0, 8 },
+		{ false, KVT_SECTION_PAGES, 1, 0, 8 },
+		{ false, KVT_SECTION_NAMESPACES, 0, 0, 64 },
+		{ false, KVT_SECTION_NAMESPACES, 1, 32, 64 },
+		{ true, KVT_LSECTION_SESSIONS, 0, 0, 8 },
+		{ true, KVT_LSECTION_SESSIONS, 1, last_cqe, 8 },
+		{ true, KVT_LSECTION_SESSIONS, 1, 0, last_cqe + 8 },
+		{ true, KVT_LSECTION_LEASES, 0, 0, 128 },
+		{ true, KVT_LSECTION_LEASES, 1, 64, 128 },
+		{ true, KVT_LSECTION_LEASES, 1, 4, 8 },
+		{ true, KVT_LSECTION_TAILS, 0, 0, 4 },
+		{ true, KVT_LSECTION_TAILS, 1, 4, 8 },
+		{ true, KVT_LSECTION_OWNERS, 1, 0, 16 },
+		{ true, KVT_LSECTION_PENDING, 0, 0, 128 },
+		{ true, KVT_LSECTION_PENDING, w->config.n_pending + 1, 0, 128 },
+		{ true, KVT_LSECTION_OPENED, 0, 0, 8 },
+		{ true, KVT_LSECTION_LABELS, 1, 0, 8 },
+		{ true, KVT_LSECTION_UNDO, 0, 0, 8 },
+		{ true, KVT_LSECTION_MEMBERS, 1, 0, 8 },
+		{ true, KVT_LSECTION_MAKERS, 1, 0, 4 },
+		{ true, KVT_LSECTION_LEASES, 1, 0, 0 },
+	};
+	uint32_t old[128] = { 0 };
+
+	begin_unfinished(w);
+	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+		doubts_an_entry(KVT_UNDO_BYTES,
+				place_of(all[i].ledger, all[i].section, all[i].record, all[i].byte),
+				old, all[i].bytes);
+	doubts_an_entry(KVT_UNDO_BYTES, 0, old, 8);
+	doubts_an_entry(KVT_UNDO_BYTES, KVT_UNDO_LEDGER, old, 8);
+	doubts_an_entry(KVT_UNDO_BYTES, KVT_UNDO_LEDGER - 8, old, 8);
+	doubts_an_entry(KVT_UNDO_BYTES, UINT64_MAX, old, 8);
+	doubts_an_entry(KVT_UNDO_BYTES, place_of(true, KVT_LSECTION_LEASES, 1, 0), old, 1ull << 40);
+	doubts_an_entry(KVT_UNDO_BYTES, place_of(true, KVT_LSECTION_LEASES, 1, 0), old,
+			(1ull << 60) - 1);
+	doubts_an_entry(KVT_UNDO_NODE, place_of(false, KVT_SECTION_NODES, 0, 0), old, 128);
+	doubts_an_entry(KVT_UNDO_NODE, place_of(false, KVT_SECTION_NODES, 1, 64), old, 128);
+	doubts_an_entry(KVT_UNDO_NODE, place_of(false, KVT_SECTION_NODES, 1, 0), old, 256);
+	doubts_an_entry(KVT_UNDO_NODE, place_of(true, KVT_LSECTION_LEASES, 1, 0), old, 128);
+	doubts_an_entry(0, place_of(true, KVT_LSECTION_LEASES, 1, 0), old, 128);
+	doubts_an_entry(4, place_of(true, KVT_LSECTION_LEASES, 1, 0), old, 128);
+	image_free(&unfinished);
+	unfinished.arena = NULL;
+}
+
+TEST(doubts_an_undo_log_with_impossible_pages)
+{
+	struct world *w = busy_world();
+	const uint64_t mine = 1ull << 48, quarantine = (uint64_t)KVT_PAGE_QUARANTINE << 32;
+	const uint64_t private = (uint64_t)KVT_PAGE_PRIVATE << 32;
+	const uint64_t cached = (uint64_t)KVT_PAGE_CACHED << 32;
+	const uint64_t nobody = w->config.max_sessions + 1ull;
+	const struct {
+		uint64_t place;
+		uint32_t pages[3];
+		uint64_t bytes;
+	} all[] = {
+		{ mine | private, { 1, 0, 2 }, 12 },
+		{ mine | private, { 1, w->config.n_pages, 2 }, 12 },
+		{ mine | private, { 1, 2, w->config.n_pages }, 12 },
+		{ mine | private, { 1, 2, 0 }, 11 },
+		{ mine | private, { 0 }, 4 },
+		{ mine | private, { 0 }, 0 },
+		{ mine | private | (w->config.n_leases + 1), { 1, 2, 0 }, 12 },
+		{ nobody << 48 | private, { 1, 2, 0 }, 12 },
+		{ mine | cached, { 1, 2, 0 }, 12 },
+		{ mine, { 1, 2, 0 }, 12 },
+		{ private, { 1, 2, 0 }, 12 },
+		{ quarantine, { 1, 2, 0 }, 12 },
+		{ mine | 1ull << 47 | private, { 1, 2, 0 }, 12 },
+	};
+
+	begin_unfinished(w);
+	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+		doubts_an_entry(KVT_UNDO_PAGES, all[i].place, all[i].pages, all[i].bytes);
+	image_free(&unfinished);
+	unfinished.arena = NULL;
+}
+
+TEST(doubts_an_undo_log_whose_header_is_impossible)
+{
+	struct world *w = busy_world();
+	struct kvt_undo_header *log;
+	uint64_t words, taker;
+
+	begin_unfinished(w);
+	log = (void *)(unfinished.ledger +
+		       ((struct kvt_ledger_header *)unfinished.ledger)
+			       ->sections[KVT_LSECTION_UNDO].offset);
+	words = log->words;
+	taker = log->taker;
+	assert_true(taker != 0);
+	log->words = w->core->undo.capacity + 1;
+	expect_impossible(unfinished.ledger, "words");
+	log->words = UINT64_MAX;
+	expect_impossible(unfinished.ledger, "words");
+	log->words = 1;
+	expect_impossible(unfinished.ledger, "impossible entry");
+	log->words = words;
+	log->taker = 1ull << 32;
+	expect_impossible(unfinished.ledger, "took pages");
+	log->taker = taker - (uint32_t)taker + w->config.n_leases + 1;
+	expect_impossible(unfinished.ledger, "took pages");
+	log->taker = (w->config.max_sessions + 1ull) << 32 | (uint32_t)taker;
+	expect_impossible(unfinished.ledger, "took pages");
+	image_free(&unfinished);
+	unfinished.arena = NULL;
 }
 
 /* ---- a successor that dies, too */
 
 static struct told {
-	uint32_t n, generations[64]; /* by node; 0: not told */
+	uint32_t n, generations[64]; /* by node; 0: no RAISE event */
 } told;
-static struct image half; /* where the first successor was when it said that it had adopted */
+static struct image half; /* the first successor's memory when it reported its rollback */
 
 static void take_raised(void *context, const struct kvt_record *record)
 {
@@ -535,14 +712,13 @@ static const struct kvt_node *node_of(const char *arena, uint32_t id)
 	return (const struct kvt_node *)(arena + header->sections[KVT_SECTION_NODES].offset) + id;
 }
 
-/* The first one rolled back, said so and died before that was an effect: what it said is cut off,
- * so the second one must say it. */
-static void what_was_rolled_back_is_told_by_who_ends_it(void **state)
+/* The first successor rolled back, wrote its RAISE events and died before that became an effect.
+ * The record is cut off, so the second one must write it. */
+TEST(the_successor_that_ends_a_rollback_records_it)
 {
 	struct world *w = busy_world();
 	char *before = keep(w->arena, w->sizes.arena_bytes);
 
-	(void)state;
 	begin_unfinished(w);
 	half = unfinished;
 	adopt_image(&unfinished, take_half);
@@ -561,12 +737,11 @@ static void what_was_rolled_back_is_told_by_who_ends_it(void **state)
 	image_free(&unfinished);
 	unfinished.arena = NULL;
 	free(before);
-	world_free(w);
 }
 
-/* ---- what goes on */
+/* ---- operations after recovery */
 
-static void deferred_operations_wait_for_their_session_to_be_attached(void **state)
+TEST(deferred_operations_wait_for_their_session_to_be_attached)
 {
 	struct world *w = world_small(2, 40);
 	struct kvt_core_hooks hooks = { 0 };
@@ -576,7 +751,6 @@ static void deferred_operations_wait_for_their_session_to_be_attached(void **sta
 	struct kvt_core_view view;
 	char why[256] = "";
 
-	(void)state;
 	fence(a, 1, 5);
 	end(seq);
 	assert_int_equal(counters(w)->live_leases, 1);
@@ -592,17 +766,15 @@ static void deferred_operations_wait_for_their_session_to_be_attached(void **sta
 	assert_int_equal(kvt_core_poll(w->core, a->session, w->now_ns), 1);
 	assert_int_equal(counters(w)->live_leases, 0);
 	assert_int_equal(w->n_done, 1);
-	world_free(w);
 }
 
-static void a_session_counts_entries_and_completions(void **state)
+TEST(a_session_counts_entries_and_completions)
 {
 	struct world *w = world_small(2, 40);
 	struct client *a = client_new(w);
 	const struct kvt_session_record *session = kvt_core_session(w->core, a->session);
 	struct answer last;
 
-	(void)state;
 	alloc(a, 1);
 	alloc(a, 99); /* refused */
 	assert_int_equal(session->sq_taken, 2);
@@ -619,10 +791,9 @@ static void a_session_counts_entries_and_completions(void **state)
 	assert_int_equal(session->cq_done, 4);
 	assert_memory_equal(&session->last_cqe[3 & 1], &w->done[0], sizeof(w->done[0]));
 	assert_memory_equal(&session->last_cqe[2 & 1], &last.cqe, sizeof(last.cqe));
-	world_free(w);
 }
 
-static void draining_refuses_what_would_begin_a_lease(void **state)
+TEST(draining_refuses_what_would_begin_a_lease)
 {
 	struct world *w = world_small(2, 40);
 	struct client *a = client_new(w);
@@ -630,7 +801,6 @@ static void draining_refuses_what_would_begin_a_lease(void **state)
 	struct seq *seq = begin(a, space, range(1, 9), 0, 0);
 	uint64_t violations = counters(w)->violations;
 
-	(void)state;
 	insert(a, space, range(20, 30));
 	kvt_core_drain(w->core, true, w->now_ns);
 	expect_refused(begin(a, space, range(1, 9), 0, 0)->a, -ESHUTDOWN, KVT_REASON_DRAINING);
@@ -642,25 +812,4 @@ static void draining_refuses_what_would_begin_a_lease(void **state)
 	assert_int_equal(counters(w)->violations, violations);
 	kvt_core_drain(w->core, false, w->now_ns);
 	expect_ok(match_lock(a, space, range(20, 30)));
-	world_free(w);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		CASE(refuses_what_is_of_another_build_model_or_boot),
-		CASE(refuses_what_was_never_ready_and_what_has_ended),
-		CASE(another_policy_and_other_limits_are_no_other_geometry),
-		CASE(doubts_nodes_that_contradict),
-		CASE(doubts_pages_that_contradict),
-		CASE(doubts_ledger_records_that_contradict),
-		CASE(any_damage_is_doubted_or_harmless),
-		CASE(a_damaged_undo_log_is_doubted_or_harmless),
-		CASE(what_was_rolled_back_is_told_by_who_ends_it),
-		CASE(deferred_operations_wait_for_their_session_to_be_attached),
-		CASE(a_session_counts_entries_and_completions),
-		CASE(draining_refuses_what_would_begin_a_lease),
-	};
-
-	return RUN_CASES(tests);
 }

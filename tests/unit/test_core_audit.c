@@ -1,22 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The audit notices what is wrong: every word of every record of a busy core is changed, one at a
- * time, and each change must be found, unless the word is on the list of those that nothing can
- * be compared with. */
+/* The audit finds damage.
+ *
+ * Every word of every record of a busy core is changed, one at a time. Each change must be found,
+ * unless nothing can be compared with this word. Then a table of corruptions that change several
+ * words so that they agree with each other, as an operation would that forgets a step. */
 
 #include "tests/unit/core_world.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-/** A core with something of everything: locks, announced and kept pages, a detached subtree under
- * a lock and one that waits for reclaim, deferred operations, expiry, a dead session. */
+/** Let a BEGIN wait for what another session computes. */
+static void wait_for(struct client *client, uint32_t space, struct keys keys, uint32_t ttl_ms)
+{
+	struct kvt_sqe sqe = {
+		.op = KVT_OP_BEGIN, .flags = KVT_F_WAIT, .namespace_id = space, .n_keys = keys.n,
+		.list_capacity = keys.n / client->world->ps + 1, .ttl_ms = ttl_ms,
+	};
+
+	memcpy(client->keys, keys.at, keys.n * sizeof(uint32_t));
+	assert_true(submit(client, &sqe).deferred);
+}
+
+/** A core with some of everything: locks, announced and kept pages, a detached subtree under a lock
+ * and one that waits for reclaim, deferred operations, waiting BEGINs, expiry, a dead session, two
+ * uids. */
 static struct world *busy(uint32_t policy)
 {
 	struct world *w = world_new((struct kvt_core_config){
-		.page_size = 2, .n_pages = 120, .max_nodes = 40, .policy = policy,
-		.max_sessions = 5, .n_leases = 12, .n_pending = 6, .max_namespaces = 6 });
+		.page_size = 2, .n_pages = 140, .max_nodes = 40, .policy = policy,
+		.max_sessions = 6, .n_leases = 14, .n_pending = 8, .max_namespaces = 6 });
 	struct client *a = client_new(w), *b = client_new(w), *c = client_new(w);
+	struct client *d = client_of(w, 7);
 	uint32_t ns = space_open(a, "ns"), other = space_open(b, "other"), list[2];
 	struct seq *one, *two;
 
@@ -46,7 +62,23 @@ static struct world *busy(uint32_t policy)
 	assert_true(give(a, list, 2).deferred);
 	alloc(c, 4);
 	client_dies(c, KVT_SIGN_HANGUP);
+	space_open(d, "ns");
+	space_open(d, "third");
+	begin(a, ns, range(500, 519), 0, 0);
+	wait_for(b, ns, range(500, 519), 1000);
+	wait_for(d, ns, range(500, 519), 2000);
 	remove_prefix(a, ns, range(400, 401)); /* waits for reclaim */
+	world_audit(w);
+	return w;
+}
+
+/** The same after a RESET: everything is of an earlier epoch and waits for background work. */
+static struct world *stale(uint32_t policy)
+{
+	struct world *w = busy(policy);
+
+	reset(&w->clients[0]);
+	insert(&w->clients[1], space_open(&w->clients[1], "ns"), range(600, 603));
 	world_audit(w);
 	return w;
 }
@@ -57,16 +89,18 @@ struct change {
 	uint32_t tried, missed;
 };
 
-/** Flip bits of one word and look; put it back. `skip`: nothing can tell. */
-static void change(struct change *change, uint32_t *word, const char *field, uint32_t at, bool skip)
+/** Flip bits of one word, audit, put it back. `bits`: those that an audit can tell. */
+static void change(struct change *change, uint32_t *word, const char *field, uint32_t at,
+		   uint32_t bits)
 {
-	static const uint32_t flips[] = { 1, 2, 0x40, 0x80000000u, 0xffffffffu };
 	uint32_t before = *word;
 
-	if (skip)
-		return;
-	for (size_t i = 0; i < sizeof(flips) / sizeof(flips[0]); i++) {
-		*word = before ^ flips[i];
+	for (uint32_t bit = 0; bit <= 32; bit++) {
+		uint32_t flip = bit < 32 ? 1u << bit : UINT32_MAX;
+
+		if (!(flip & bits) || (bit == 32 && bits != UINT32_MAX))
+			continue;
+		*word = before ^ flip;
 		change->tried++;
 		if (world_problems(change->world) == 0) {
 			change->missed++;
@@ -77,8 +111,10 @@ static void change(struct change *change, uint32_t *word, const char *field, uin
 	}
 }
 
+#define CHANGE_BITS(record_, field_, bits_, at_, skip_)                                           \
+	change(&c, (uint32_t *)(void *)&(record_)->field_, #field_, at_, (skip_) ? 0 : (bits_))
 #define CHANGE(record_, field_, at_, skip_)                                                       \
-	change(&c, (uint32_t *)(void *)&(record_)->field_, #field_, at_, skip_)
+	CHANGE_BITS(record_, field_, UINT32_MAX, at_, skip_)
 
 static void changes_of_nodes(struct world *w)
 {
@@ -89,6 +125,7 @@ static void changes_of_nodes(struct world *w)
 		bool live = node->flags & KVT_NODE_LIVE;
 
 		CHANGE(node, flags, id, false);
+		CHANGE_BITS(node, version, 1, id, !live);
 		CHANGE(node, parent, id, !live);
 		CHANGE(node, first_slot, id, !live);
 		CHANGE(node, n_slots, id, !live);
@@ -102,8 +139,8 @@ static void changes_of_nodes(struct world *w)
 		       (node->flags & KVT_NODE_DETACHED));
 		CHANGE(node, n_children, id, !live);
 		CHANGE(node, lock_ref, id, !live);
-		CHANGE(node, older, id, !(node->flags & KVT_NODE_LISTED));
-		CHANGE(node, younger, id, !(node->flags & KVT_NODE_LISTED));
+		CHANGE(node, older, id, !live || !kvt_node_listed(node));
+		CHANGE(node, younger, id, !live);
 		CHANGE(node, heap_at, id, !live);
 		CHANGE(node, expiry_at, id, !live);
 		CHANGE(node, tag, id, !live || !node->parent ||
@@ -132,7 +169,7 @@ static void changes_of_pages(struct world *w)
 	}
 	for (uint32_t slot = 1; slot < w->config.n_slots; slot++)
 		if (w->core->slot_pages[slot])
-			change(&c, &w->core->slot_pages[slot], "slot_pages", slot, false);
+			change(&c, &w->core->slot_pages[slot], "slot_pages", slot, UINT32_MAX);
 	assert_int_equal(c.missed, 0);
 	assert_true(c.tried > 1000);
 }
@@ -156,6 +193,10 @@ static void changes_of_leases_and_sessions(struct world *w)
 		CHANGE(lease, n_kept, i, !live);
 		CHANGE(lease, next_lease, i, false);
 		CHANGE(lease, prev_lease, i, !live);
+		CHANGE_BITS(lease, done, 0xffff0000, i, !live);
+		CHANGE_BITS(lease, known, 0xffff0000, i, !live);
+		CHANGE_BITS(lease, computed, 0xffff0000, i, !live);
+		CHANGE(lease, epoch, i, !live || lease->epoch != w->core->arena->epoch);
 		CHANGE(lease, n_pending, i, !live);
 	}
 	c.what = "session";
@@ -165,7 +206,9 @@ static void changes_of_leases_and_sessions(struct world *w)
 		CHANGE(session, n_leases, i, false);
 		CHANGE(session, n_private, i, false);
 		CHANGE(session, n_quarantined, i, false);
+		CHANGE(session, n_waiters, i, false);
 		CHANGE(session, first_lease, i, false);
+		CHANGE(session, last_lease, i, false);
 		CHANGE(session, first_page, i, false);
 		CHANGE(session, first_quarantined, i, false);
 		CHANGE(session, first_pending, i, false);
@@ -178,10 +221,44 @@ static void changes_of_leases_and_sessions(struct world *w)
 
 		CHANGE(pending, session, i, false);
 		CHANGE(pending, next, i, false);
-		CHANGE(pending, lease, i, !pending->session);
+		CHANGE_BITS(pending, lease,
+			    pending->sqe.op == KVT_OP_BEGIN ? 0xffff0000 : UINT32_MAX, i,
+			    !pending->session);
+		CHANGE(pending, prev, i, pending->sqe.op != KVT_OP_BEGIN);
 	}
 	assert_int_equal(c.missed, 0);
 	assert_true(c.tried > 300);
+}
+
+static void changes_of_users(struct world *w)
+{
+	struct kvt_core *core = w->core;
+	struct change c = { w, "user", 0, 0 };
+
+	for (uint32_t i = 1; i <= core->n_users; i++) {
+		struct kvt_user *user = &core->users[i];
+
+		CHANGE(user, uid, i, false);
+		CHANGE(user, sessions, i, false);
+		CHANGE(user, live, i, false);
+		CHANGE(user, namespaces, i, false);
+	}
+	for (uint32_t i = 1; i <= w->config.max_sessions; i++) {
+		bool used = core->sessions[i].state != KVT_SESSION_FREE;
+
+		CHANGE(core, user_of[i], i, !used);
+		CHANGE(core, members[i].uid, i, !used);
+		CHANGE_BITS(core, opened[i * core->opened_words],
+			    (1u << w->config.max_namespaces) - 2, i, false);
+	}
+	for (uint32_t i = 1; i < w->config.max_namespaces; i++) {
+		bool used = core->namespaces[i].flags;
+
+		CHANGE(core, user_of_space[i], i, !used);
+		CHANGE(core, makers[i], i, !used);
+	}
+	assert_int_equal(c.missed, 0);
+	assert_true(c.tried > 500);
 }
 
 static void changes_of_namespaces_and_counters(struct world *w)
@@ -237,73 +314,811 @@ static void changes_of_the_core_itself(struct world *w)
 	CHANGE(core, expiry.count, 0, false);
 	CHANGE(core, heap.count, 0, kvt_policies[w->config.policy].list);
 	CHANGE(core, detached_count, 0, false);
+	CHANGE(core, n_roots, 0, false);
+	CHANGE(core, stale_roots, 0, false);
+	CHANGE(core, epoch_leases, 0, false);
+	CHANGE(core, cut_leases, 0, false);
 	CHANGE(core, dying, 0, false);
+	CHANGE(core, live_users, 0, false);
+	CHANGE(core, first_waiter, 0, false);
+	CHANGE(core, last_waiter, 0, false);
+	CHANGE(core, n_waiters, 0, false);
 	CHANGE(core, slots.free_slots, 0, false);
 	for (uint32_t i = 0; i < core->heap.count; i++)
-		change(&c, &core->heap.nodes[i], "heap", i, false);
+		change(&c, &core->heap.nodes[i], "heap", i, UINT32_MAX);
 	for (uint32_t i = 0; i < core->expiry.count; i++)
-		change(&c, &core->expiry.nodes[i], "expiry", i, false);
+		change(&c, &core->expiry.nodes[i], "expiry", i, UINT32_MAX);
+	for (uint32_t i = 0; i < core->detached_count; i++)
+		CHANGE(core, detached[(core->detached_head + i) % w->config.max_nodes], i, false);
+	for (uint32_t i = 0; i < KVT_BINS / 32; i++)
+		change(&c, (uint32_t *)core->slots.bin_used + i, "bin_used", i, UINT32_MAX);
 	for (uint32_t i = 0; i < KVT_BINS; i++)
-		change(&c, &core->slots.bins[i], "bins", i, false);
+		change(&c, &core->slots.bins[i], "bins", i, UINT32_MAX);
 	for (uint32_t at = 1; at < w->config.n_slots; at++) {
 		bool free_head = kvt_bit_get(core->slots.free_head, at);
 
-		change(&c, &core->slots.length[at], "length", at, !free_head);
+		change(&c, &core->slots.length[at], "length", at, free_head ? UINT32_MAX : 0);
 		change(&c, &core->slots.first[at], "first", at,
-		       !kvt_bit_get(core->slots.free_tail, at));
-		change(&c, &core->slots.next[at], "next", at, !free_head);
-		change(&c, &core->slots.prev[at], "prev", at, !free_head);
+		       kvt_bit_get(core->slots.free_tail, at) ? UINT32_MAX : 0);
+		change(&c, &core->slots.next[at], "next", at, free_head ? UINT32_MAX : 0);
+		change(&c, &core->slots.prev[at], "prev", at, free_head ? UINT32_MAX : 0);
 		change(&c, &core->slots.run[at], "run", at,
-		       !kvt_bit_get(core->slots.run_head, at));
+		       kvt_bit_get(core->slots.run_head, at) ? UINT32_MAX : 0);
 	}
 	for (uint32_t i = 0; i <= core->bucket_mask; i++)
-		change(&c, (uint32_t *)(void *)&core->buckets[i], "bucket", i, false);
+		change(&c, (uint32_t *)(void *)&core->buckets[i], "bucket", i, UINT32_MAX);
 	for (uint32_t i = 0; i < w->config.n_slots / 32; i++) {
-		change(&c, (uint32_t *)core->slots.free_head + i, "free_head", i, false);
-		change(&c, (uint32_t *)core->slots.free_tail + i, "free_tail", i, false);
-		change(&c, (uint32_t *)core->slots.run_head + i, "run_head", i, false);
+		change(&c, (uint32_t *)core->slots.free_head + i, "free_head", i, UINT32_MAX);
+		change(&c, (uint32_t *)core->slots.free_tail + i, "free_tail", i, UINT32_MAX);
+		change(&c, (uint32_t *)core->slots.run_head + i, "run_head", i, UINT32_MAX);
 	}
-	change(&c, (uint32_t *)core->page_mark, "page_mark", 0, false);
+	change(&c, (uint32_t *)core->page_mark, "page_mark", 0, UINT32_MAX);
 	assert_int_equal(c.missed, 0);
 }
 
-static void every_change_is_noticed(void **state)
+TEST(every_change_is_noticed)
 {
 	static const uint32_t policies[] = { KVT_POLICY_LRU, KVT_POLICY_LFU };
 
-	(void)state;
-	for (int i = 0; i < 2; i++) {
-		struct world *w = busy(policies[i]);
+	for (int i = 0; i < 4; i++) {
+		struct world *w = i < 2 ? busy(policies[i]) : stale(policies[i - 2]);
 
 		changes_of_nodes(w);
 		changes_of_pages(w);
 		changes_of_leases_and_sessions(w);
+		changes_of_users(w);
 		changes_of_namespaces_and_counters(w);
 		changes_of_the_core_itself(w);
 		world_free(w);
 	}
 }
 
+/* ---- corruptions whose words agree with each other */
+
+/** The next node after `id` with these flags and no others, or KVT_NONE. */
+static uint32_t node_with(const struct kvt_core *core, uint32_t id, uint32_t flags)
+{
+	while (++id < core->config.max_nodes)
+		if (core->nodes[id].flags == flags)
+			return id;
+	return KVT_NONE;
+}
+
+/** The next evictable leaf after `id`. */
+static uint32_t leaf_after(const struct kvt_core *core, uint32_t id)
+{
+	do
+		id = node_with(core, id, KVT_NODE_LIVE);
+	while (id != KVT_NONE && (core->nodes[id].lock_ref || core->nodes[id].n_children));
+	return id;
+}
+
+static uint32_t lease_with(const struct kvt_core *core, uint32_t kind, bool kept)
+{
+	for (uint32_t id = 1; id <= core->config.n_leases; id++)
+		if (core->leases[id].kind == kind && (!kept || core->leases[id].first_kept))
+			return id;
+	return KVT_NONE;
+}
+
+static uint32_t session_in(const struct kvt_core *core, uint32_t state)
+{
+	for (uint32_t id = 1; id <= core->config.max_sessions; id++)
+		if (core->sessions[id].state == state)
+			return id;
+	return KVT_NONE;
+}
+
+static uint32_t cached_slot(const struct kvt_core *core, uint32_t after)
+{
+	while (++after < core->config.n_slots)
+		if (core->slot_pages[after])
+			return after;
+	return KVT_NONE;
+}
+
+static void swap(uint32_t *a, uint32_t *b)
+{
+	uint32_t was = *a;
+
+	*a = *b;
+	*b = was;
+}
+
+static bool a_leaf_leaves_the_recency_list(struct kvt_core *core)
+{
+	kvt_recency_remove(core, leaf_after(core, 0));
+	return true;
+}
+
+static bool a_locked_node_enters_the_recency_list(struct kvt_core *core)
+{
+	kvt_recency_add(core, core->leases[lease_with(core, KVT_LEASE_BEGIN, false)].node);
+	return true;
+}
+
+static bool the_oldest_node_becomes_the_youngest(struct kvt_core *core)
+{
+	uint32_t oldest = core->oldest;
+
+	kvt_recency_remove(core, oldest);
+	kvt_recency_add(core, oldest);
+	return true;
+}
+
+static bool a_leaf_leaves_the_policy_heap(struct kvt_core *core)
+{
+	if (core->heap.count)
+		kvt_heap_remove(core, &core->heap, leaf_after(core, 0));
+	return core->heap.count;
+}
+
+static bool a_locked_node_enters_the_policy_heap(struct kvt_core *core)
+{
+	if (core->heap.count)
+		kvt_heap_update(core, &core->heap,
+				core->leases[lease_with(core, KVT_LEASE_BEGIN, false)].node);
+	return core->heap.count;
+}
+
+static bool two_places_of_the_policy_heap_are_exchanged(struct kvt_core *core)
+{
+	uint32_t *nodes = core->heap.nodes;
+
+	if (core->heap.count < 2 || core->nodes[nodes[0]].touched == core->nodes[nodes[1]].touched)
+		return false;
+	swap(&nodes[0], &nodes[1]);
+	swap(&core->nodes[nodes[0]].heap_at, &core->nodes[nodes[1]].heap_at);
+	return true;
+}
+
+/* Of an earlier epoch, a node need not expire. */
+static bool a_node_leaves_the_expiry_heap(struct kvt_core *core)
+{
+	if (core->stale_roots)
+		return false;
+	kvt_heap_remove(core, &core->expiry, core->expiry.nodes[0]);
+	return true;
+}
+
+static bool a_node_that_never_expires_enters_the_expiry_heap(struct kvt_core *core)
+{
+	uint32_t id = leaf_after(core, 0);
+
+	while (core->nodes[id].expiry_ns != KVT_NEVER)
+		id = leaf_after(core, id);
+	kvt_heap_update(core, &core->expiry, id);
+	return true;
+}
+
+static bool two_places_of_the_expiry_heap_are_exchanged(struct kvt_core *core)
+{
+	uint32_t *nodes = core->expiry.nodes;
+
+	if (core->expiry.count < 2)
+		return false;
+	swap(&nodes[0], &nodes[1]);
+	swap(&core->nodes[nodes[0]].expiry_at, &core->nodes[nodes[1]].expiry_at);
+	return true;
+}
+
+static bool a_node_expires_later(struct kvt_core *core)
+{
+	if (core->expiry.count > 1)
+		core->nodes[core->expiry.nodes[0]].expiry_ns = KVT_NEVER - 1;
+	return core->expiry.count > 1;
+}
+
+static bool a_child_leaves_the_index(struct kvt_core *core)
+{
+	kvt_index_remove(core, leaf_after(core, 0));
+	return true;
+}
+
+static bool a_child_is_in_the_index_twice(struct kvt_core *core)
+{
+	kvt_index_add(core, leaf_after(core, 0));
+	return true;
+}
+
+static bool a_child_is_in_the_index_out_of_reach(struct kvt_core *core)
+{
+	uint32_t id = leaf_after(core, 0), at = core->nodes[id].tag & core->bucket_mask;
+	kvt_bucket bucket = (kvt_bucket)core->nodes[id].tag << 32 | id;
+
+	kvt_index_remove(core, id);
+	while (core->buckets[(at - 1) & core->bucket_mask] || core->buckets[at])
+		at = (at - 1) & core->bucket_mask;
+	core->buckets[(at - 1) & core->bucket_mask] = bucket;
+	return true;
+}
+
+static bool a_child_gets_the_keys_of_its_sibling(struct kvt_core *core)
+{
+	for (uint32_t id = leaf_after(core, 0); id != KVT_NONE; id = leaf_after(core, id)) {
+		const struct kvt_node *node = &core->nodes[id];
+
+		if (node->next_sibling == KVT_NONE)
+			continue;
+		kvt_index_remove(core, id);
+		memcpy(kvt_keys_at(core, node->first_slot),
+		       kvt_keys_at(core, core->nodes[node->next_sibling].first_slot),
+		       core->ps * sizeof(uint32_t));
+		kvt_index_add(core, id);
+		return true;
+	}
+	return false;
+}
+
+static bool a_child_has_another_parent(struct kvt_core *core)
+{
+	uint32_t id = leaf_after(core, 0);
+
+	core->nodes[id].parent = core->nodes[id].parent == 1 ? 2 : 1;
+	return true;
+}
+
+static bool a_child_is_not_linked(struct kvt_core *core)
+{
+	for (uint32_t id = leaf_after(core, 0); id != KVT_NONE; id = leaf_after(core, id)) {
+		struct kvt_node *node = &core->nodes[id], *up = &core->nodes[node->parent];
+
+		if (up->n_children < 2 || up->first_child != id)
+			continue;
+		up->first_child = node->next_sibling;
+		core->nodes[node->next_sibling].prev_sibling = KVT_NONE;
+		up->n_children--;
+		return true;
+	}
+	return false;
+}
+
+static bool a_detached_node_waits_no_more(struct kvt_core *core)
+{
+	uint32_t id = core->detached[core->detached_head];
+
+	kvt_detached_forget(core, 0);
+	core->nodes[id].flags &= ~(uint32_t)KVT_NODE_QUEUED;
+	return true;
+}
+
+static bool a_detached_node_waits_twice(struct kvt_core *core)
+{
+	uint32_t id = core->detached[core->detached_head];
+
+	core->nodes[id].flags &= ~(uint32_t)KVT_NODE_QUEUED;
+	kvt_detached_queue(core, id);
+	return true;
+}
+
+static bool two_slots_exchange_their_pages(struct kvt_core *core)
+{
+	uint32_t a = cached_slot(core, 0), b = cached_slot(core, a);
+
+	swap(&core->slot_pages[a], &core->slot_pages[b]);
+	return true;
+}
+
+static bool a_page_is_in_two_slots(struct kvt_core *core)
+{
+	uint32_t a = cached_slot(core, 0), b = cached_slot(core, a);
+
+	core->slot_pages[a] = core->slot_pages[b];
+	return true;
+}
+
+static bool a_cached_page_is_in_no_slot(struct kvt_core *core)
+{
+	uint32_t page = core->free_page;
+
+	core->free_page = core->owners[page].next;
+	core->pages[page] = (struct kvt_page_record){ 1, KVT_PAGE_CACHED };
+	core->slot_pages[1] = page;
+	core->count->free_pages--;
+	core->count->cached_pages++;
+	core->count->evictable_pages++;
+	return true;
+}
+
+static bool a_page_lies_beyond_the_seal(struct kvt_core *core)
+{
+	for (uint32_t id = node_with(core, 0, KVT_NODE_LIVE); id != KVT_NONE;
+	     id = node_with(core, id, KVT_NODE_LIVE)) {
+		const struct kvt_node *node = &core->nodes[id];
+
+		if (node->sealed == node->n_slots)
+			continue;
+		core->slot_pages[node->first_slot + node->sealed] = core->free_page;
+		return true;
+	}
+	return false;
+}
+
+static bool a_node_is_sealed_below_announced_pages(struct kvt_core *core)
+{
+	struct kvt_node *node = &core->nodes[leaf_after(core, 0)];
+	struct kvt_node *up = &core->nodes[node->parent];
+
+	if (up->sealed == 0)
+		return false;
+	up->sealed--;
+	return true;
+}
+
+static bool a_free_page_is_lost(struct kvt_core *core)
+{
+	core->free_page = core->owners[core->free_page].next;
+	core->count->free_pages--;
+	return true;
+}
+
+static bool a_free_page_has_a_slot(struct kvt_core *core)
+{
+	core->pages[core->free_page].slot = 1;
+	return true;
+}
+
+static bool a_free_node_is_lost(struct kvt_core *core)
+{
+	core->free_nodes.head = core->nodes[core->free_nodes.head].next_sibling;
+	core->free_nodes.count--;
+	return true;
+}
+
+static bool a_free_node_has_slots(struct kvt_core *core)
+{
+	core->nodes[core->free_nodes.head].n_slots = 1;
+	return true;
+}
+
+static bool a_free_lease_is_lost(struct kvt_core *core)
+{
+	core->free_leases.head = core->leases[core->free_leases.head].next_lease;
+	core->free_leases.count--;
+	return true;
+}
+
+static bool a_free_deferred_operation_is_lost(struct kvt_core *core)
+{
+	core->free_pending.head = core->pending[core->free_pending.head].next;
+	core->free_pending.count--;
+	return true;
+}
+
+static bool a_free_extent_is_lost(struct kvt_core *core)
+{
+	uint32_t extent = kvt_slots_find(&core->slots, 1);
+
+	kvt_slots_take_at(&core->slots, extent, extent, core->slots.length[extent]);
+	return true;
+}
+
+static bool two_free_extents_touch(struct kvt_core *core)
+{
+	struct kvt_slots *slots = &core->slots;
+	uint32_t extent = kvt_slots_find(slots, 4), n = slots->length[extent];
+
+	kvt_slots_take_at(slots, extent, extent, n);
+	kvt_slots_give(slots, extent, 2);
+	kvt_bit_clear(slots->free_tail, extent + 1);
+	kvt_slots_give(slots, extent + 2, n - 2);
+	kvt_bit_set(slots->free_tail, extent + 1);
+	return true;
+}
+
+static bool a_free_extent_is_a_run(struct kvt_core *core)
+{
+	uint32_t extent = kvt_slots_find(&core->slots, 1);
+
+	kvt_slots_take_at(&core->slots, extent, extent, core->slots.length[extent]);
+	kvt_slots_set_run(&core->slots, extent, leaf_after(core, 0));
+	return true;
+}
+
+static bool a_run_has_a_head_inside(struct kvt_core *core)
+{
+	const struct kvt_node *node = &core->nodes[leaf_after(core, 0)];
+
+	kvt_slots_set_run(&core->slots, node->first_slot + 1, leaf_after(core, 0));
+	return true;
+}
+
+static bool a_lease_leaves_its_session(struct kvt_core *core)
+{
+	uint32_t id = lease_with(core, KVT_LEASE_BEGIN, false);
+	struct kvt_session_record *session = &core->sessions[core->leases[id].session];
+
+	id = session->first_lease;
+	session->first_lease = core->leases[id].next_lease;
+	core->leases[session->first_lease].prev_lease = KVT_NONE;
+	session->n_leases--;
+	return true;
+}
+
+static bool two_leases_exchange_their_tickets(struct kvt_core *core)
+{
+	uint32_t id = core->sessions[1].first_lease, next = core->leases[id].next_lease;
+	uint64_t ticket = core->leases[id].ticket;
+
+	core->leases[id].ticket = core->leases[next].ticket;
+	core->leases[next].ticket = ticket;
+	return true;
+}
+
+static bool a_lease_ends_in_a_free_node(struct kvt_core *core)
+{
+	core->leases[lease_with(core, KVT_LEASE_BEGIN, false)].node = core->free_nodes.head;
+	return true;
+}
+
+static bool a_lease_crosses_another_path(struct kvt_core *core)
+{
+	core->leases[lease_with(core, KVT_LEASE_MATCH, false)].node = leaf_after(core, 0);
+	return true;
+}
+
+static bool a_lease_has_pages_and_no_path(struct kvt_core *core)
+{
+	for (uint32_t id = 1; id <= core->config.n_leases; id++) {
+		struct kvt_lease_record *lease = &core->leases[id];
+
+		if (lease->kind != KVT_LEASE_BEGIN || lease->done == 0)
+			continue;
+		for (uint32_t at = lease->node; at != KVT_NONE; at = core->nodes[at].parent)
+			core->nodes[at].lock_ref--;
+		lease->node = KVT_NONE;
+		return true;
+	}
+	return false;
+}
+
+static bool a_table_has_a_page_that_is_not_sealed(struct kvt_core *core)
+{
+	for (uint32_t id = 1; id <= core->config.n_leases; id++) {
+		struct kvt_lease_record *lease = &core->leases[id];
+		const struct kvt_node *node = &core->nodes[lease->node];
+
+		if (lease->kind != KVT_LEASE_BEGIN || node->start + node->sealed != lease->done ||
+		    lease->done == lease->path_pages || lease->node == KVT_NONE)
+			continue;
+		lease->done++;
+		return true;
+	}
+	return false;
+}
+
+static bool a_path_is_longer_than_its_nodes(struct kvt_core *core)
+{
+	struct kvt_lease_record *lease =
+		&core->leases[lease_with(core, KVT_LEASE_MATCH, false)];
+
+	lease->path_pages = core->nodes[lease->node].start + core->nodes[lease->node].n_slots + 1;
+	return true;
+}
+
+static bool a_table_knows_more_than_it_has(struct kvt_core *core)
+{
+	struct kvt_lease_record *lease =
+		&core->leases[lease_with(core, KVT_LEASE_BEGIN, false)];
+
+	lease->computed = (lease->done + lease->n_private) * core->ps + 1;
+	return true;
+}
+
+static bool a_private_page_is_lost(struct kvt_core *core)
+{
+	for (uint32_t id = 1; id <= core->config.max_sessions; id++) {
+		struct kvt_session_record *session = &core->sessions[id];
+		uint32_t page = session->first_page;
+
+		if (page == KVT_NONE)
+			continue;
+		session->first_page = core->owners[page].next;
+		core->owners[core->owners[page].next].prev = KVT_NONE;
+		session->n_private--;
+		return true;
+	}
+	return false;
+}
+
+static bool a_kept_page_is_lost(struct kvt_core *core)
+{
+	struct kvt_lease_record *lease = &core->leases[lease_with(core, KVT_LEASE_BEGIN, true)];
+
+	lease->first_kept = core->owners[lease->first_kept].next;
+	lease->n_kept--;
+	core->sessions[lease->session].n_private--;
+	return true;
+}
+
+static bool a_page_leaves_quarantine_alone(struct kvt_core *core)
+{
+	struct kvt_session_record *session = &core->sessions[session_in(core, KVT_SESSION_DEAD)];
+	uint32_t page = session->first_quarantined;
+
+	session->first_quarantined = core->owners[page].next;
+	core->owners[session->first_quarantined].prev = KVT_NONE;
+	session->n_quarantined--;
+	return true;
+}
+
+static bool a_private_page_has_a_free_session(struct kvt_core *core)
+{
+	for (uint32_t page = 1; page < core->config.n_pages; page++) {
+		if (core->pages[page].state != KVT_PAGE_PRIVATE)
+			continue;
+		core->owners[page].session = session_in(core, KVT_SESSION_FREE);
+		return true;
+	}
+	return false;
+}
+
+static bool a_namespace_lives_without_an_opener(struct kvt_core *core)
+{
+	for (uint32_t i = 1; i < core->config.max_namespaces; i++) {
+		if (core->namespaces[i].flags)
+			continue;
+		core->namespaces[i].flags = KVT_NAMESPACE_USED;
+		core->count->live_namespaces++;
+		kvt_user_space(core, i, 0);
+		return true;
+	}
+	return false;
+}
+
+static bool a_namespace_in_use_is_free(struct kvt_core *core)
+{
+	core->namespaces[1].flags = 0;
+	core->count->live_namespaces--;
+	kvt_user_space_gone(core, 1);
+	return true;
+}
+
+static bool a_free_session_is_open(struct kvt_core *core)
+{
+	core->sessions[session_in(core, KVT_SESSION_FREE)].state = KVT_SESSION_OPEN;
+	core->count->live_sessions++;
+	return true;
+}
+
+static bool an_open_session_is_dying(struct kvt_core *core)
+{
+	core->sessions[session_in(core, KVT_SESSION_OPEN)].state = KVT_SESSION_DYING;
+	core->dying++;
+	return true;
+}
+
+static bool a_dying_session_is_not_counted(struct kvt_core *core)
+{
+	core->sessions[session_in(core, KVT_SESSION_DEAD)].state = KVT_SESSION_DYING;
+	return true;
+}
+
+static bool a_uid_has_two_records(struct kvt_core *core)
+{
+	uint32_t id = ++core->n_users;
+
+	core->users[id] = (struct kvt_user){ core->members[1].uid, 1, 1, 0 };
+	core->users[core->user_of[1]].sessions--;
+	core->users[core->user_of[1]].live--;
+	core->user_of[1] = id;
+	core->live_users++;
+	return true;
+}
+
+static bool a_waiter_leaves_the_queue(struct kvt_core *core)
+{
+	uint32_t id = core->first_waiter;
+
+	core->first_waiter = core->pending[id].next;
+	core->pending[core->first_waiter].prev = KVT_NONE;
+	core->n_waiters--;
+	core->sessions[core->pending[id].session].n_waiters--;
+	return true;
+}
+
+static bool two_waiters_exchange_their_places(struct kvt_core *core)
+{
+	uint64_t token = core->pending[core->first_waiter].token;
+
+	if (core->n_waiters < 2)
+		return false;
+	core->pending[core->first_waiter].token = core->pending[core->last_waiter].token;
+	core->pending[core->last_waiter].token = token;
+	return true;
+}
+
+static bool a_waiter_is_no_BEGIN(struct kvt_core *core)
+{
+	core->pending[core->first_waiter].sqe.op = KVT_OP_COMMIT;
+	return true;
+}
+
+static bool a_waiter_is_of_a_session_that_is_over(struct kvt_core *core)
+{
+	struct kvt_pending_record *waiter = &core->pending[core->first_waiter];
+
+	core->sessions[waiter->session].n_waiters--;
+	waiter->session = session_in(core, KVT_SESSION_DEAD);
+	core->sessions[waiter->session].n_waiters++;
+	return true;
+}
+
+static bool a_deadline_comes_before_the_next_wake(struct kvt_core *core)
+{
+	core->pending[core->first_waiter].deadline_ns = 0;
+	return core->wake_at_ns > 0 && !core->wake_due;
+}
+
+static bool an_operation_waits_for_no_session(struct kvt_core *core)
+{
+	struct kvt_session_record *session = &core->sessions[1];
+
+	session->first_pending = core->pending[session->first_pending].next;
+	session->n_pending--;
+	return true;
+}
+
+static bool a_node_is_of_another_namespace(struct kvt_core *core)
+{
+	uint32_t id = leaf_after(core, 0), from = core->nodes[id].namespace_id;
+	uint32_t to = from == 1 ? 2 : 1, n = core->nodes[id].sealed;
+
+	core->nodes[id].namespace_id = to;
+	core->namespaces[from].nodes--, core->namespaces[to].nodes++;
+	core->namespaces[from].cached_pages -= n, core->namespaces[to].cached_pages += n;
+	core->namespaces[from].evictable_pages -= n, core->namespaces[to].evictable_pages += n;
+	return true;
+}
+
+static bool a_root_is_of_an_earlier_epoch(struct kvt_core *core)
+{
+	uint32_t root = KVT_NONE;
+
+	for (uint32_t i = 1; i < core->config.max_namespaces && root == KVT_NONE; i++)
+		root = core->namespaces[i].root;
+	core->nodes[root].epoch ^= 1u << 20;
+	return core->stale_roots == 0;
+}
+
+#define CORRUPTION(function_) { #function_, function_ }
+
+static const struct corruption {
+	const char *name;
+	bool (*apply)(struct kvt_core *core); /* false: the core has nothing of the kind */
+} corruptions[] = {
+	CORRUPTION(a_leaf_leaves_the_recency_list),
+	CORRUPTION(a_locked_node_enters_the_recency_list),
+	CORRUPTION(the_oldest_node_becomes_the_youngest),
+	CORRUPTION(a_leaf_leaves_the_policy_heap),
+	CORRUPTION(a_locked_node_enters_the_policy_heap),
+	CORRUPTION(two_places_of_the_policy_heap_are_exchanged),
+	CORRUPTION(a_node_leaves_the_expiry_heap),
+	CORRUPTION(a_node_that_never_expires_enters_the_expiry_heap),
+	CORRUPTION(two_places_of_the_expiry_heap_are_exchanged),
+	CORRUPTION(a_node_expires_later),
+	CORRUPTION(a_child_leaves_the_index),
+	CORRUPTION(a_child_is_in_the_index_twice),
+	CORRUPTION(a_child_is_in_the_index_out_of_reach),
+	CORRUPTION(a_child_gets_the_keys_of_its_sibling),
+	CORRUPTION(a_child_has_another_parent),
+	CORRUPTION(a_child_is_not_linked),
+	CORRUPTION(a_detached_node_waits_no_more),
+	CORRUPTION(a_detached_node_waits_twice),
+	CORRUPTION(two_slots_exchange_their_pages),
+	CORRUPTION(a_page_is_in_two_slots),
+	CORRUPTION(a_cached_page_is_in_no_slot),
+	CORRUPTION(a_page_lies_beyond_the_seal),
+	CORRUPTION(a_node_is_sealed_below_announced_pages),
+	CORRUPTION(a_free_page_is_lost),
+	CORRUPTION(a_free_page_has_a_slot),
+	CORRUPTION(a_free_node_is_lost),
+	CORRUPTION(a_free_node_has_slots),
+	CORRUPTION(a_free_lease_is_lost),
+	CORRUPTION(a_free_deferred_operation_is_lost),
+	CORRUPTION(a_free_extent_is_lost),
+	CORRUPTION(two_free_extents_touch),
+	CORRUPTION(a_free_extent_is_a_run),
+	CORRUPTION(a_run_has_a_head_inside),
+	CORRUPTION(a_lease_leaves_its_session),
+	CORRUPTION(two_leases_exchange_their_tickets),
+	CORRUPTION(a_lease_ends_in_a_free_node),
+	CORRUPTION(a_lease_crosses_another_path),
+	CORRUPTION(a_lease_has_pages_and_no_path),
+	CORRUPTION(a_table_has_a_page_that_is_not_sealed),
+	CORRUPTION(a_path_is_longer_than_its_nodes),
+	CORRUPTION(a_table_knows_more_than_it_has),
+	CORRUPTION(a_private_page_is_lost),
+	CORRUPTION(a_kept_page_is_lost),
+	CORRUPTION(a_page_leaves_quarantine_alone),
+	CORRUPTION(a_private_page_has_a_free_session),
+	CORRUPTION(a_namespace_lives_without_an_opener),
+	CORRUPTION(a_namespace_in_use_is_free),
+	CORRUPTION(a_free_session_is_open),
+	CORRUPTION(an_open_session_is_dying),
+	CORRUPTION(a_dying_session_is_not_counted),
+	CORRUPTION(a_uid_has_two_records),
+	CORRUPTION(a_waiter_leaves_the_queue),
+	CORRUPTION(two_waiters_exchange_their_places),
+	CORRUPTION(a_waiter_is_no_BEGIN),
+	CORRUPTION(a_waiter_is_of_a_session_that_is_over),
+	CORRUPTION(a_deadline_comes_before_the_next_wake),
+	CORRUPTION(an_operation_waits_for_no_session),
+	CORRUPTION(a_node_is_of_another_namespace),
+	CORRUPTION(a_root_is_of_an_earlier_epoch),
+};
+
+/** Copy what is all of a core into `copy`, or back. */
+static void copy_world(struct world *w, char *copy, bool back)
+{
+	const struct {
+		void *memory;
+		uint64_t bytes;
+	} pieces[] = {
+		{ w->arena, w->sizes.arena_bytes },
+		{ w->ledger, w->sizes.ledger_bytes },
+		{ w->scratch, w->sizes.scratch_bytes },
+	};
+
+	for (int i = 0; i < 3; copy += pieces[i++].bytes)
+		memcpy(back ? pieces[i].memory : copy, back ? copy : pieces[i].memory,
+		       pieces[i].bytes);
+}
+
+#define N_CORRUPTIONS (sizeof(corruptions) / sizeof(corruptions[0]))
+
+static uint32_t corrupt(struct world *w, uint32_t *applied)
+{
+	char *copy = malloc(w->sizes.arena_bytes + w->sizes.ledger_bytes +
+			    w->sizes.scratch_bytes);
+	uint32_t missed = 0;
+
+	assert_non_null(copy);
+	copy_world(w, copy, false);
+	for (size_t i = 0; i < N_CORRUPTIONS; i++, copy_world(w, copy, true)) {
+		if (!corruptions[i].apply(w->core))
+			continue;
+		applied[i]++;
+		if (world_problems(w) > 0)
+			continue;
+		missed++;
+		print_error("%s: is not noticed\n", corruptions[i].name);
+	}
+	free(copy);
+	world_free(w);
+	return missed;
+}
+
+TEST(corruptions_that_agree_with_themselves_are_noticed)
+{
+	uint32_t applied[N_CORRUPTIONS] = { 0 }, missed = 0;
+
+	missed += corrupt(busy(KVT_POLICY_LRU), applied);
+	missed += corrupt(busy(KVT_POLICY_LFU), applied);
+	missed += corrupt(stale(KVT_POLICY_LRU), applied);
+	for (size_t i = 0; i < N_CORRUPTIONS; i++)
+		if (!applied[i])
+			fail_msg("%s: no core has anything of the kind", corruptions[i].name);
+	assert_int_equal(missed, 0);
+}
+
 /* Recency: a listed child is older than its listed parent, and the list follows `touched`. */
-static void an_order_that_is_wrong_is_noticed(void **state)
+TEST(an_order_that_is_wrong_is_noticed)
 {
 	struct world *w = busy(KVT_POLICY_LRU);
 	struct kvt_node *oldest = &w->core->nodes[w->core->oldest];
 	uint64_t before = oldest->touched;
 
-	(void)state;
 	oldest->touched = UINT64_MAX;
 	assert_true(world_problems(w) > 0);
 	oldest->touched = before;
-	world_free(w);
 }
 
-static void keys_that_changed_in_the_arena_are_noticed(void **state)
+TEST(keys_that_changed_in_the_arena_are_noticed)
 {
 	struct world *w = busy(KVT_POLICY_LRU);
 	uint32_t changed = 0;
 
-	(void)state;
 	for (uint32_t id = 1; id < w->config.max_nodes; id++) {
 		struct kvt_node *node = &w->core->nodes[id];
 		uint32_t *keys = kvt_keys_at(w->core, node->first_slot);
@@ -318,7 +1133,6 @@ static void keys_that_changed_in_the_arena_are_noticed(void **state)
 		}
 	}
 	assert_true(changed > 8);
-	world_free(w);
 }
 
 static void count_problem(void *context, const char *text)
@@ -327,29 +1141,15 @@ static void count_problem(void *context, const char *text)
 	++*(uint32_t *)context;
 }
 
-static void each_finding_has_a_sentence(void **state)
+TEST(each_finding_has_a_sentence)
 {
 	struct world *w = busy(KVT_POLICY_LRU);
 	uint32_t said = 0, found;
 
-	(void)state;
 	w->core->count->free_pages++;
 	found = kvt_core_audit(w->core, count_problem, &said);
 	assert_int_equal(said, found);
 	assert_true(found >= 1);
 	assert_false(kvt_core_counters_ok(w->core));
 	w->core->count->free_pages--;
-	world_free(w);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		CASE(every_change_is_noticed),
-		CASE(an_order_that_is_wrong_is_noticed),
-		CASE(keys_that_changed_in_the_arena_are_noticed),
-		CASE(each_finding_has_a_sentence),
-	};
-
-	return RUN_CASES(tests);
 }

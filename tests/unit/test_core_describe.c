@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What the core tells people: records of nodes, namespaces and leases, counters through STATS. */
-
+/* What the core reports: records of nodes, namespaces and leases, and counters through STATS.
+ *
+ * Inputs: small worlds of core_world.h. Invariant: reports agree with what the operations did. */
 #include <stdio.h>
 
 #include "tests/unit/core_world.h"
 
-static void a_node_can_be_described(void **state)
+TEST(a_node_can_be_described)
 {
 	struct world *w = world_small(2, 60);
 	struct client *a = client_new(w);
@@ -14,7 +15,6 @@ static void a_node_can_be_described(void **state)
 	struct kvt_admin_node node;
 	struct answer lease;
 
-	(void)state;
 	insert(a, ns, range(1, 8));
 	a->priority = -3;
 	a->ttl_ms = 40;
@@ -33,7 +33,7 @@ static void a_node_can_be_described(void **state)
 	assert_int_equal(node.expires_in_ns, 30000000);
 	assert_int_equal(node.first_page, lease.list[4]);
 	assert_memory_equal(node.keys, range(9, 12).at, sizeof(node.keys));
-	w->now_ns += 100000000; /* due, but nothing has looked yet */
+	w->now_ns += 100000000; /* due, but not looked at yet */
 	assert_true(kvt_core_describe_node(w->core, id, w->now_ns, &node));
 	assert_int_equal(node.expires_in_ns, 0);
 	assert_true(kvt_core_describe_node(w->core, node.parent, w->now_ns, &node));
@@ -42,17 +42,15 @@ static void a_node_can_be_described(void **state)
 		seen += kvt_core_describe_node(w->core, id, w->now_ns, &node);
 	assert_int_equal(seen, 3);
 	assert_false(kvt_core_describe_node(w->core, UINT32_MAX, w->now_ns, &node));
-	world_free(w);
 }
 
-static void a_namespace_can_be_described(void **state)
+TEST(a_namespace_can_be_described)
 {
 	struct world *w = world_small(2, 60);
 	struct client *a = client_new(w), *b = client_new(w);
 	uint32_t one = space_open(a, "one"), two = space_open(b, "two");
 	struct kvt_admin_namespace space;
 
-	(void)state;
 	space_open(b, "one");
 	insert(a, one, range(1, 8));
 	insert(b, two, range(1, 4));
@@ -70,10 +68,9 @@ static void a_namespace_can_be_described(void **state)
 	assert_false(kvt_core_describe_namespace(w->core, two + 1, &space));
 	assert_false(kvt_core_describe_namespace(w->core, 32, &space));
 	assert_false(kvt_core_describe_namespace(w->core, UINT32_MAX, &space));
-	world_free(w);
 }
 
-static void the_oldest_lease_and_the_stale_ones_are_named(void **state)
+TEST(the_oldest_lease_and_the_stale_ones_are_named)
 {
 	struct world *w = world_small(2, 60);
 	struct client *a = client_new(w);
@@ -81,7 +78,6 @@ static void the_oldest_lease_and_the_stale_ones_are_named(void **state)
 	struct kvt_admin_status status;
 	struct answer first;
 
-	(void)state;
 	kvt_core_describe_leases(w->core, w->now_ns, &status);
 	assert_int_equal(status.oldest_lease, 0);
 	insert(a, ns, range(1, 8));
@@ -101,7 +97,6 @@ static void the_oldest_lease_and_the_stale_ones_are_named(void **state)
 	reset(a);
 	kvt_core_describe_leases(w->core, w->now_ns, &status);
 	assert_int_equal(status.stale_locks, 2);
-	world_free(w);
 }
 
 static uint64_t stale_locks(struct world *w)
@@ -112,15 +107,14 @@ static uint64_t stale_locks(struct world *w)
 	return status.stale_locks;
 }
 
-/* A path may be detached in two places: its leases count once, and leave once. */
-static void a_lease_that_lost_its_path_twice_counts_once(void **state)
+/* A path may be detached in two places: its leases count once and leave once. */
+TEST(a_lease_that_lost_its_path_twice_counts_once)
 {
 	struct world *w = world_small(2, 60);
 	struct client *a = client_new(w);
 	uint32_t ns = space_open(a, "ns");
 	struct seq *deep, *upper, *fresh;
 
-	(void)state;
 	insert(a, ns, range(1, 12));
 	deep = begin(a, ns, range(1, 12), 0, 0);
 	upper = begin(a, ns, range(1, 4), 0, 0);
@@ -138,12 +132,11 @@ static void a_lease_that_lost_its_path_twice_counts_once(void **state)
 	assert_int_equal(stale_locks(w), 0);
 	end(fresh);
 	assert_int_equal(stale_locks(w), 0);
-	world_free(w);
 }
 
-/* RESET costs the same with one namespace and with thirty; none of them matches after it, before
- * and after the work that it leaves, and a new root takes the place of an old one. */
-static void reset_leaves_its_work_to_the_background(void **state)
+/* RESET costs the same with one namespace and with thirty. None of them matches after it, before or
+ * after its background work, and a new root takes the old one's place. */
+TEST(reset_leaves_its_work_to_the_background)
 {
 	struct world *w = world_small(2, 200);
 	struct client *a = client_new(w);
@@ -151,7 +144,6 @@ static void reset_leaves_its_work_to_the_background(void **state)
 	struct seq *old;
 	char name[8];
 
-	(void)state;
 	for (uint32_t i = 0; i < 30; i++) {
 		snprintf(name, sizeof(name), "ns%u", i);
 		spaces[i] = space_open(a, name);
@@ -174,10 +166,9 @@ static void reset_leaves_its_work_to_the_background(void **state)
 	expect_ok(end(old));
 	world_settle(w);
 	expect_pages(w, 3, 0, 0);
-	world_free(w);
 }
 
-static void stats_are_the_counters(void **state)
+TEST(stats_are_the_counters)
 {
 	struct world *w = world_small(2, 60);
 	struct client *a = client_new(w);
@@ -186,7 +177,6 @@ static void stats_are_the_counters(void **state)
 	struct kvt_counters got;
 	struct answer answer;
 
-	(void)state;
 	insert(a, ns, range(1, 8));
 	begin(a, ns, range(1, 8), 4, 0);
 	answer = submit(a, &sqe);
@@ -199,19 +189,17 @@ static void stats_are_the_counters(void **state)
 	memcpy(&got, answer.list, sizeof(got));
 	got.operations = counters(w)->operations; /* STATS itself is counted after it */
 	assert_memory_equal(&got, counters(w), sizeof(got));
-	world_free(w);
 }
 
-/* Counters per namespace and of all are right at every moment: the audit compares them with the
- * tree after each step, here through everything that moves pages between them. */
-static void counters_follow_every_operation(void **state)
+/* Counters per namespace and in total are right at every moment: after each operation that moves
+ * pages between them, the audit compares them with the tree. */
+TEST(counters_follow_every_operation)
 {
 	struct world *w = world_small(2, 40);
 	struct client *a = client_new(w);
 	uint32_t ns = space_open(a, "ns");
 	struct seq *seq;
 
-	(void)state;
 	seq = begin(a, ns, range(1, 20), 6, 0);
 	assert_int_equal(counters(w)->input_positions, 20);
 	commit(seq, 20, NO_KEYS, 0);
@@ -229,20 +217,4 @@ static void counters_follow_every_operation(void **state)
 	world_settle(w);
 	assert_int_equal(counters(w)->evicted_pages, 11); /* reclaim counts, too */
 	assert_int_equal(counters(w)->cached_pages, 1);
-	world_free(w);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		CASE(a_node_can_be_described),
-		CASE(a_namespace_can_be_described),
-		CASE(the_oldest_lease_and_the_stale_ones_are_named),
-		CASE(a_lease_that_lost_its_path_twice_counts_once),
-		CASE(reset_leaves_its_work_to_the_background),
-		CASE(stats_are_the_counters),
-		CASE(counters_follow_every_operation),
-	};
-
-	return RUN_CASES(tests);
 }

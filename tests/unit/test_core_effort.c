@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What operations cost, by the core's own counts of nodes touched, keys compared, keys copied and
- * pages moved: the claims that do not depend on a machine. */
+/* What operations cost, in the core's own counts: nodes touched, keys compared, keys copied, pages
+ * moved. These claims depend on no machine.
+ *
+ * Inputs: worlds of growing size. Invariant: counts stay within the bounds claimed. */
 
 #include "tests/unit/core_world.h"
 
@@ -22,7 +24,8 @@ static struct kvt_core_effort effort(const struct world *w)
 	return *kvt_core_effort(w->core);
 }
 
-/** `n` leaves of one page below a trunk of `trunk` keys; returns the number of keys of a path. */
+/** Make `n` leaves of one page below a trunk of `trunk` keys. Returns the number of keys of a
+ * path. */
 static void plant(struct client *a, uint32_t ns, uint32_t trunk, uint32_t n)
 {
 	uint32_t *keys = calloc(trunk + 1, sizeof(*keys));
@@ -36,9 +39,8 @@ static void plant(struct client *a, uint32_t ns, uint32_t trunk, uint32_t n)
 	free(keys);
 }
 
-static void evicting_one_leaf_costs_the_same_among_10_and_30000(void **state)
+TEST(evicting_one_leaf_costs_the_same_among_10_and_30000)
 {
-	(void)state;
 	for (uint32_t policy = 0; policy < KVT_POLICY_COUNT; policy++) {
 		struct kvt_core_effort few, many;
 
@@ -58,11 +60,10 @@ static void evicting_one_leaf_costs_the_same_among_10_and_30000(void **state)
 	}
 }
 
-static void detaching_costs_the_same_for_10_and_30000_nodes(void **state)
+TEST(detaching_costs_the_same_for_10_and_30000_nodes)
 {
 	struct kvt_core_effort removed[2], reset_[2];
 
-	(void)state;
 	for (int round = 0; round < 2; round++) {
 		uint32_t n = round ? 30000 : 10;
 		struct world *w = large(1, 2 * n + 100, 2 * n + 100, KVT_POLICY_LRU);
@@ -70,13 +71,13 @@ static void detaching_costs_the_same_for_10_and_30000_nodes(void **state)
 		uint32_t ns = space_open(a, "ns"), work = 0;
 
 		plant(a, ns, 3, n);
-		assert_int_equal(remove_prefix(a, ns, range(7, 9)).cqe.a, 1);
+		assert_int_equal(remove_prefix(a, ns, range(7, 9)).state, 1);
 		removed[round] = effort(w);
 		assert_int_equal(counters(w)->cached_pages, n + 3);
 		plant(a, ns, 3, n - 5);
 		expect_ok(reset(a));
 		reset_[round] = effort(w);
-		while (kvt_core_unsettled(w->core)) { /* and the rest is done in small turns */
+		while (kvt_core_unsettled(w->core)) { /* small turns do the rest */
 			uint64_t before = counters(w)->free_pages;
 
 			kvt_core_work(w->core, 50, false, w->now_ns);
@@ -94,15 +95,15 @@ static void detaching_costs_the_same_for_10_and_30000_nodes(void **state)
 	assert_int_equal(reset_[1].nodes_touched + reset_[1].pages_moved, 0);
 }
 
-/* A path of many nodes: every key of the query is compared once, the page that differs included. */
-static void match_compares_each_key_once(void **state)
+/* A path of many nodes: every key of the query is compared once, and so is the page that
+ * differs. */
+TEST(match_compares_each_key_once)
 {
 	struct world *w = large(4, 3000, 600, KVT_POLICY_LRU);
 	struct client *a = client_new(w);
 	uint32_t ns = space_open(a, "ns");
 	struct keys all = range(1, 4096);
 
-	(void)state;
 	for (uint32_t n = 512; n <= 4096; n += 512)
 		insert(a, ns, join(head(all, n), range(100000 + n, 100000 + n + 3)));
 	match(a, ns, all);
@@ -115,13 +116,11 @@ static void match_compares_each_key_once(void **state)
 	match(a, ns, join(head(all, 2001), range(1, 2000)));
 	assert_int_equal(effort(w).keys_compared, 2004);
 	match(a, ns, range(5000, 9000));
-	assert_int_equal(effort(w).keys_compared, 0); /* the index tells */
-	world_free(w);
+	assert_int_equal(effort(w).keys_compared, 0); /* found by the index */
 }
 
-static void a_split_copies_no_keys_and_moves_no_pages(void **state)
+TEST(a_split_copies_no_keys_and_moves_no_pages)
 {
-	(void)state;
 	for (uint32_t n = 40; n <= 4000; n *= 10) {
 		struct world *w = large(4, 3000, 600, KVT_POLICY_LRU);
 		struct client *a = client_new(w);
@@ -138,14 +137,13 @@ static void a_split_copies_no_keys_and_moves_no_pages(void **state)
 	}
 }
 
-static void a_sequence_copies_its_keys_once(void **state)
+TEST(a_sequence_copies_its_keys_once)
 {
 	struct world *w = large(4, 3000, 600, KVT_POLICY_LRU);
 	struct client *a = client_new(w);
 	uint32_t ns = space_open(a, "ns");
 	struct seq *seq;
 
-	(void)state;
 	insert(a, ns, range(1, 4096));
 	seq = begin(a, ns, join(range(1, 4096), range(10001, 10727)), 64, 0);
 	assert_int_equal(seq->a.reusable, 4096);
@@ -159,7 +157,7 @@ static void a_sequence_copies_its_keys_once(void **state)
 	commit(seq, 4096 + 727, NO_KEYS, 0);
 	assert_int_equal(effort(w).keys_copied, 0);
 	commit(seq, 4096 + 727 + 9, range(20001, 20009), 0);
-	assert_int_equal(effort(w).keys_copied, 12); /* 3 of the tail and 9 generated */
+	assert_int_equal(effort(w).keys_copied, 12); /* 3 from the tail and 9 generated */
 	assert_int_equal(effort(w).keys_compared, 0);
 	extend(seq, 5);
 	assert_int_equal(effort(w).keys_copied + effort(w).keys_compared, 0);
@@ -167,30 +165,27 @@ static void a_sequence_copies_its_keys_once(void **state)
 	end(seq);
 	assert_int_equal(effort(w).keys_copied + effort(w).keys_compared, 0);
 	assert_in_range(effort(w).nodes_touched, 2, 4); /* its path */
-	world_free(w);
 }
 
-/* Decoding grows the sequence's own run: the path does not get longer by a node a page. */
-static void decoding_lengthens_a_run_in_place(void **state)
+/* Decoding grows the sequence's own run: the path does not gain a node per page. */
+TEST(decoding_lengthens_a_run_in_place)
 {
 	struct world *w = large(4, 3000, 600, KVT_POLICY_LRU);
 	struct client *a = client_new(w);
 	uint32_t ns = space_open(a, "ns");
 	struct seq *seq = begin(a, ns, range(1, 400), 2000, 0);
 
-	(void)state;
 	commit(seq, 400, NO_KEYS, 0);
 	for (uint32_t at = 400; at < 2400; at++)
 		expect_ok(commit(seq, at + 1, K(50000 + at), 0));
 	assert_int_equal(path_length(a, ns, (struct keys){ seq->keys, 2400 }), 1);
 	assert_int_equal(counters(w)->cached_pages, 600);
 	end(seq);
-	world_free(w);
 }
 
-/* Sixteen growing conversations in turns: idle turns keep every path short, and copy a bounded
- * number of pages for each page that was stored. */
-static void compaction_keeps_paths_short_at_a_bounded_price(void **state)
+/* Sixteen growing conversations, interleaved: idle turns keep every path short, and copy a bounded
+ * number of pages per page stored. */
+TEST(compaction_keeps_paths_short_at_a_bounded_price)
 {
 	enum { USERS = 16, TURNS = 60, GROWTH = 40 };
 	struct world *w = large(4, 20000, 4000, KVT_POLICY_LRU);
@@ -198,7 +193,6 @@ static void compaction_keeps_paths_short_at_a_bounded_price(void **state)
 	uint32_t ns = space_open(a, "ns"), longest = 0;
 	uint64_t moved = 0;
 
-	(void)state;
 	for (uint32_t turn = 1; turn <= TURNS; turn++) {
 		for (uint32_t user = 0; user < USERS; user++) {
 			struct keys keys = range(100000 * (user + 1),
@@ -221,33 +215,14 @@ static void compaction_keeps_paths_short_at_a_bounded_price(void **state)
 	assert_int_equal(counters(w)->cached_pages, USERS * TURNS * GROWTH / 4);
 	assert_in_range(longest, 1, 16);
 	assert_true(moved <= 16 * counters(w)->cached_pages);
-	world_free(w);
 }
 
-static void refusals_cost_nothing_that_grows(void **state)
+TEST(refusals_cost_nothing_that_grows)
 {
 	struct world *w = large(1, 31000, 31000, KVT_POLICY_LRU);
 	struct client *a = client_new(w);
 
-	(void)state;
 	plant(a, space_open(a, "ns"), 3, 30000);
 	expect_refused(alloc(a, 31000), -ENOSPC, KVT_REASON_TOO_LARGE);
 	assert_int_equal(effort(w).nodes_touched + effort(w).pages_moved, 0);
-	world_free(w);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		CASE(evicting_one_leaf_costs_the_same_among_10_and_30000),
-		CASE(detaching_costs_the_same_for_10_and_30000_nodes),
-		CASE(match_compares_each_key_once),
-		CASE(a_split_copies_no_keys_and_moves_no_pages),
-		CASE(a_sequence_copies_its_keys_once),
-		CASE(decoding_lengthens_a_run_in_place),
-		CASE(compaction_keeps_paths_short_at_a_bounded_price),
-		CASE(refusals_cost_nothing_that_grows),
-	};
-
-	return RUN_CASES(tests);
 }

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* daemon/core/evict.c: the indexed heap, the policies' victims, trims, detached subtrees. */
+/* daemon/core/order.c, evict.c, detach.c: the heap, victims, trims, detached subtrees. Random use
+ * is compared with naive lists.
+ *
+ * Invariant: the victim is the one that the policy names, and never below a lock. */
 
 #include "tests/unit/core_world.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-static void the_heap_agrees_with_a_sorted_list(void **state)
+TEST(the_heap_agrees_with_a_sorted_list)
 {
 	enum { NODES = 200 };
 
-	(void)state;
 	for (uint64_t seed = 1; seed <= 8; seed++) {
 		struct world *w = world_new((struct kvt_core_config){
 			.page_size = 1, .n_pages = 400, .max_nodes = NODES,
@@ -80,12 +82,11 @@ static bool goes_before(uint32_t policy, const struct leaf *a, const struct leaf
 	}
 }
 
-/* Leaves below one root, used at random: each policy evicts what a naive list says. */
-static void each_policy_evicts_what_a_naive_list_says(void **state)
+/* Leaves below one root, used at random: each policy evicts what a naive list names. */
+TEST(each_policy_evicts_what_a_naive_list_says)
 {
 	enum { LEAVES = 40 };
 
-	(void)state;
 	for (uint32_t policy = 0; policy < KVT_POLICY_COUNT; policy++) {
 		struct world *w = world_new((struct kvt_core_config){
 			.page_size = 1, .n_pages = 100, .max_nodes = 64, .policy = policy });
@@ -129,14 +130,13 @@ static void each_policy_evicts_what_a_naive_list_says(void **state)
 	}
 }
 
-/* Exactly as many pages as are needed, from the last one backwards, leaf by leaf. */
-static void victims_are_trimmed_from_their_ends(void **state)
+/* Exactly as many pages as needed, leaf by leaf, each from its last page backwards. */
+TEST(victims_are_trimmed_from_their_ends)
 {
 	struct world *w = world_small(2, 41);
 	struct client *a = client_new(w);
 	uint32_t ns = space_open(a, "ns");
 
-	(void)state;
 	insert(a, ns, range(1, 40));
 	insert(a, ns, range(101, 140));
 	for (uint32_t left = 20; left-- > 0;) {
@@ -144,17 +144,15 @@ static void victims_are_trimmed_from_their_ends(void **state)
 		expect_matched(a, ns, range(1, 40), 2 * left);
 		expect_matched(a, ns, range(101, 140), 40);
 	}
-	world_free(w);
 }
 
-static void a_locked_leaf_protects_its_path_and_nothing_else(void **state)
+TEST(a_locked_leaf_protects_its_path_and_nothing_else)
 {
 	struct world *w = world_small(1, 60);
 	struct client *a = client_new(w);
 	uint32_t ns = space_open(a, "ns");
 	struct answer lease;
 
-	(void)state;
 	insert(a, ns, range(1, 10));
 	insert(a, ns, join(range(1, 5), range(50, 54)));
 	insert(a, ns, join(range(1, 5), range(60, 64)));
@@ -164,14 +162,12 @@ static void a_locked_leaf_protects_its_path_and_nothing_else(void **state)
 	expect_matched(a, ns, join(range(1, 5), range(50, 54)), 8);
 	expect_ok(unlock(a, lease));
 	assert_int_equal(evict(a, 100).evicted, 8);
-	world_free(w);
 }
 
-/* A detached subtree with locks inside: what is not below a lock goes, the rest when the locks
- * go, in whatever order that is. */
-static void detached_subtrees_are_reclaimed_around_their_locks(void **state)
+/* A detached subtree with locks inside: what is not below a lock is freed at once, the rest when
+ * its locks end, in any order. */
+TEST(detached_subtrees_are_reclaimed_around_their_locks)
 {
-	(void)state;
 	for (uint64_t seed = 1; seed <= 40; seed++) {
 		struct world *w = world_new((struct kvt_core_config){
 			.page_size = 1, .n_pages = 400, .max_nodes = 300,
@@ -213,11 +209,10 @@ static void detached_subtrees_are_reclaimed_around_their_locks(void **state)
 	}
 }
 
-static void policies_have_names(void **state)
+TEST(policies_have_names)
 {
 	uint32_t policy = 99;
 
-	(void)state;
 	for (uint32_t i = 0; i < KVT_POLICY_COUNT; i++) {
 		assert_int_equal(kvt_policy_parse(kvt_policy_name(i), &policy), 0);
 		assert_int_equal(policy, i);
@@ -225,18 +220,4 @@ static void policies_have_names(void **state)
 	assert_int_equal(kvt_policy_parse("best", &policy), -EINVAL);
 	assert_int_equal(policy, KVT_POLICY_COUNT - 1);
 	assert_non_null(kvt_policy_name(KVT_POLICY_COUNT));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		CASE(the_heap_agrees_with_a_sorted_list),
-		CASE(each_policy_evicts_what_a_naive_list_says),
-		CASE(victims_are_trimmed_from_their_ends),
-		CASE(a_locked_leaf_protects_its_path_and_nothing_else),
-		CASE(detached_subtrees_are_reclaimed_around_their_locks),
-		CASE(policies_have_names),
-	};
-
-	return RUN_CASES(tests);
 }

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* daemon/core/index.c: the child index, against a list of every child. */
+/* daemon/core/index.c: the child index, compared with a list of every child.
+ *
+ * Inputs: random parents and keys, from fixed seeds. Invariant: each child is found, and no other.
+ */
 
 #include "tests/unit/core_world.h"
 
 #include <stdlib.h>
 
-/* Nodes are made by hand: only what the index reads is filled in. */
+/* Nodes made by hand, with only what the index reads. */
 static void hang(struct world *w, uint32_t id, uint32_t parent, uint32_t key)
 {
 	struct kvt_node *node = &w->core->nodes[id];
@@ -38,8 +41,8 @@ static void clear(struct world *w)
 		w->core->nodes[id].next_sibling = id + 1 < w->config.max_nodes ? id + 1 : 0;
 }
 
-/** Random additions, removals and replacements; `parents` and `keys` small so that children of
- * different parents share keys; `seed_of_hash` is any, the buckets are few. */
+/** Random additions, removals and replacements. Small `parents` and `keys` let children of
+ * different parents share keys. There are few buckets; `seed_of_hash` is arbitrary. */
 static void random_changes(uint32_t ps, uint64_t seed, uint32_t max_nodes)
 {
 	struct world *w = world_new((struct kvt_core_config){
@@ -63,7 +66,7 @@ static void random_changes(uint32_t ps, uint64_t seed, uint32_t max_nodes)
 			parent_of[id] = parent;
 			key_of[id] = key;
 		} else if (parent_of[id] && !parent_of[other] && step % 3 == 0) {
-			/* As a split does: another node takes the place, with the same keys. */
+			/* Like a split: another node takes the place, with the same keys. */
 			w->core->nodes[other].parent = parent_of[id];
 			w->core->nodes[other].first_slot = other;
 			w->core->nodes[other].n_slots = 1;
@@ -88,15 +91,14 @@ static void random_changes(uint32_t ps, uint64_t seed, uint32_t max_nodes)
 	world_free(w);
 }
 
-static void random_changes_agree_with_a_list(void **state)
+TEST(random_changes_agree_with_a_list)
 {
-	(void)state;
 	for (uint64_t seed = 0; seed < 12; seed++)
 		random_changes(seed % 2 ? 1 : 16, seed, seed % 3 ? 64 : 300);
 }
 
-/* Equal tags of different keys: the keys decide, not the hash. A pair is found by trying. */
-static void equal_hashes_of_different_keys_are_told_apart(void **state)
+/* Equal tags of different keys: the keys decide, not the hash. Find such a pair by trying. */
+TEST(equal_hashes_of_different_keys_are_told_apart)
 {
 	enum { TRIED = 300000 };
 	struct world *w = world_new((struct kvt_core_config){ .page_size = 1, .n_pages = 40,
@@ -104,7 +106,6 @@ static void equal_hashes_of_different_keys_are_told_apart(void **state)
 	uint32_t *tags = malloc(TRIED * sizeof(*tags)), *heads = calloc(1 << 19, sizeof(*heads));
 	uint32_t *next = malloc(TRIED * sizeof(*next)), a = 0, b = 0;
 
-	(void)state;
 	for (uint32_t key = 1; key < TRIED && !a; key++) {
 		uint32_t tag = kvt_racy_tag(w->core->arena->hash_seed, 1, &key, 1);
 
@@ -129,16 +130,14 @@ static void equal_hashes_of_different_keys_are_told_apart(void **state)
 	free(heads);
 	free(next);
 	clear(w);
-	world_free(w);
 }
 
-static void a_find_counts_the_equal_pages_of_the_edge(void **state)
+TEST(a_find_counts_the_equal_pages_of_the_edge)
 {
 	struct world *w = world_small(2, 60);
 	struct client *a = client_new(w);
 	uint32_t ns = space_open(a, "ns"), equal = 0, root, child;
 
-	(void)state;
 	child = insert(a, ns, range(1, 20)).handle.node;
 	root = w->core->namespaces[ns].root;
 	for (uint32_t pages = 1; pages <= 12; pages++) {
@@ -150,16 +149,4 @@ static void a_find_counts_the_equal_pages_of_the_edge(void **state)
 			 child);
 	assert_int_equal(equal, 2);
 	assert_int_equal(kvt_index_find(w->core, root, K(1, 3).at, 1, &equal), KVT_NONE);
-	world_free(w);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		CASE(random_changes_agree_with_a_list),
-		CASE(equal_hashes_of_different_keys_are_told_apart),
-		CASE(a_find_counts_the_equal_pages_of_the_edge),
-	};
-
-	return RUN_CASES(tests);
 }

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* daemon/core/page.c: a page is in one state and in one list, whatever is done with it. */
+/* daemon/core/page.c: a page is always in one state and in one list. */
 
 #include "tests/unit/core_world.h"
 
 #include <stdlib.h>
 
-/* Random ALLOC, FREE and INSERT of several sessions against an array of who owns what. */
-static void random_allocations_agree_with_an_array(void **state)
+/* Random ALLOC, FREE and INSERT of several sessions, compared with an array of owners. */
+TEST(random_allocations_agree_with_an_array)
 {
 	enum { PAGES = 60, SESSIONS = 3 };
 
-	(void)state;
 	for (uint64_t seed = 1; seed <= 10; seed++) {
 		struct world *w = world_small(1, PAGES);
 		struct client *clients[SESSIONS];
@@ -64,8 +63,8 @@ static void random_allocations_agree_with_an_array(void **state)
 	}
 }
 
-/* PAGE tells state, owner, node and position. */
-static void a_page_can_be_described(void **state)
+/* PAGE answers state, owner, node and position. */
+TEST(a_page_can_be_described)
 {
 	struct world *w = world_small(4, 40);
 	struct client *a = client_new(w), *b = client_new(w);
@@ -74,16 +73,15 @@ static void a_page_can_be_described(void **state)
 	struct kvt_admin_page described;
 	struct seq *seq;
 
-	(void)state;
 	insert(a, ns, range(1, 20));
 	insert(a, ns, join(range(1, 8), range(50, 57)));
 	found = match_lock(a, ns, range(1, 20));
 	memcpy(pages, found.list, sizeof(pages));
 	for (uint32_t i = 0; i < 5; i++) {
 		told = page_of(a, pages[i]);
-		assert_int_equal(told.cqe.a, KVT_PAGE_CACHED);
+		assert_int_equal(told.state, KVT_PAGE_CACHED);
 		assert_int_equal(told.handle.positions, 4 * i);
-		assert_int_equal(told.cqe.d, 1);
+		assert_int_equal(told.lock_ref, 1);
 		assert_int_equal(told.handle.generation,
 				 node_at(w, told.handle.node)->generation);
 	}
@@ -92,21 +90,19 @@ static void a_page_can_be_described(void **state)
 	assert_int_equal(described.state, KVT_PAGE_PRIVATE);
 	assert_int_equal(described.session, b->session);
 	assert_int_equal(described.lease, seq->lease);
-	assert_int_equal(page_of(a, 0).cqe.a, KVT_PAGE_SCRATCH);
-	assert_int_equal(page_of(a, 39).cqe.a, KVT_PAGE_FREE);
+	assert_int_equal(page_of(a, 0).state, KVT_PAGE_SCRATCH);
+	assert_int_equal(page_of(a, 39).state, KVT_PAGE_FREE);
 	expect_refused(page_of(a, 40), -EINVAL, KVT_REASON_PAGE_RANGE);
 	expect_refused(page_of(a, UINT32_MAX), -EINVAL, KVT_REASON_PAGE_RANGE);
-	world_free(w);
 }
 
-/* The last page wanted by all: one gets it, the others are told what there is. */
-static void the_last_page_goes_to_one(void **state)
+/* All want the last page: one gets it, the others learn how many are left. */
+TEST(the_last_page_goes_to_one)
 {
 	struct world *w = world_small(1, 12);
 	struct client *clients[5];
 	uint32_t got = 0;
 
-	(void)state;
 	for (int i = 0; i < 5; i++)
 		clients[i] = client_new(w);
 	expect_ok(alloc(clients[0], 10));
@@ -119,31 +115,16 @@ static void the_last_page_goes_to_one(void **state)
 			assert_int_equal(one.number, 0);
 	}
 	assert_int_equal(got, 1);
-	world_free(w);
 }
 
-/* No page number leaves the daemon that a client could mistake for the scratch page. */
-static void the_scratch_page_is_never_given(void **state)
+/* The daemon hands out no page number that a client could take for the scratch page. */
+TEST(the_scratch_page_is_never_given)
 {
 	struct world *w = world_small(1, 20);
 	struct client *a = client_new(w);
 	struct answer all = alloc(a, 19);
 
-	(void)state;
 	for (uint32_t i = 0; i < 19; i++)
 		assert_in_range(all.list[i], 1, 19);
 	expect_refused(give(a, (uint32_t[]){ 0 }, 1), -EINVAL, KVT_REASON_PAGE_RANGE);
-	world_free(w);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		CASE(random_allocations_agree_with_an_array),
-		CASE(a_page_can_be_described),
-		CASE(the_last_page_goes_to_one),
-		CASE(the_scratch_page_is_never_given),
-	};
-
-	return RUN_CASES(tests);
 }

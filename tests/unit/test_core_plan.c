@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* daemon/core/plan.c: sizes, layout and the first state. */
+/* daemon/core/plan.c: sizes, layout and the first state. Configurations go in; sections must not
+ * overlap, and equal inputs give equal bytes. */
 
 #include "tests/unit/core_world.h"
 
 #include <stdlib.h>
 
-static void limits_outside_their_range_are_refused_with_a_sentence(void **state)
+TEST(limits_outside_their_range_are_refused_with_a_sentence)
 {
 	const struct kvt_core_config good = { .page_size = 16, .n_pages = 100 };
 	static const struct { size_t at; uint32_t value; } bad[] = {
@@ -21,7 +22,6 @@ static void limits_outside_their_range_are_refused_with_a_sentence(void **state)
 		BAD(policy, KVT_POLICY_COUNT), BAD(policy, UINT32_MAX),
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		struct kvt_core_config config = good;
 		struct kvt_core_sizes sizes = { 1, 2, 3 };
@@ -38,12 +38,11 @@ static void limits_outside_their_range_are_refused_with_a_sentence(void **state)
 	}
 }
 
-static void defaults_are_filled_in(void **state)
+TEST(defaults_are_filled_in)
 {
 	struct kvt_core_config config = { .page_size = 64, .n_pages = 16384 };
 	struct kvt_core_sizes sizes;
 
-	(void)state;
 	assert_int_equal(kvt_core_plan(&config, &sizes, NULL), 0);
 	assert_int_equal(config.n_slots, 16384 + 1024 + 1);
 	assert_int_equal(config.max_nodes, 4096);
@@ -73,12 +72,11 @@ static void check_sections(const struct kvt_section *sections, uint32_t n, uint6
 	assert_true(object - end < KVT_LINE);
 }
 
-/* Sections lie in order, on lines of their own, inside the object, for sizes of every kind. */
-static void sections_lie_behind_each_other(void **state)
+/* For sizes of every kind, sections lie in order, inside the object, and share no line. */
+TEST(sections_lie_behind_each_other)
 {
 	uint64_t random = 9;
 
-	(void)state;
 	for (int round = 0; round < 60; round++) {
 		struct world *w = world_new((struct kvt_core_config){
 			.page_size = 1u << next_random(&random) % 9,
@@ -104,14 +102,13 @@ static void sections_lie_behind_each_other(void **state)
 	}
 }
 
-static void a_new_core_is_empty_and_says_who_it_is(void **state)
+TEST(a_new_core_is_empty_and_has_its_identity)
 {
 	struct world *w = world_new((struct kvt_core_config){
 		.page_size = 4, .n_pages = 33, .hash_seed = 77, .instance = { 5, 6 },
 		.boot_id = { 7, 8 }, .fingerprint = "model-x", .policy = KVT_POLICY_LFU });
 	const struct kvt_arena_header *arena = kvt_core_arena(w->core);
 
-	(void)state;
 	assert_int_equal(arena->magic, KVT_ARENA_MAGIC);
 	assert_int_equal(arena->layout, kvt_abi_layout());
 	assert_int_equal(arena->abi_major, KVT_ABI_MAJOR);
@@ -126,15 +123,13 @@ static void a_new_core_is_empty_and_says_who_it_is(void **state)
 	assert_int_equal(counters(w)->free_pages, 32);
 	assert_int_equal(w->core->pages[0].state, KVT_PAGE_SCRATCH);
 	expect_pages(w, 0, 0, 0);
-	world_free(w);
 }
 
-/* The same calls on the same configuration give the same states, byte for byte. */
-static void the_same_calls_give_the_same_bytes(void **state)
+/* The same calls on the same configuration give the same state, byte for byte. */
+TEST(the_same_calls_give_the_same_bytes)
 {
 	struct world *worlds[2];
 
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		struct world *w = worlds[i] = world_small(2, 90);
 		struct client *a = client_new(w);
@@ -159,17 +154,4 @@ static void the_same_calls_give_the_same_bytes(void **state)
 	assert_memory_equal(worlds[0]->ledger, worlds[1]->ledger, worlds[0]->sizes.ledger_bytes);
 	world_leave(worlds[0]);
 	world_free(worlds[1]);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		CASE(limits_outside_their_range_are_refused_with_a_sentence),
-		CASE(defaults_are_filled_in),
-		CASE(sections_lie_behind_each_other),
-		CASE(a_new_core_is_empty_and_says_who_it_is),
-		CASE(the_same_calls_give_the_same_bytes),
-	};
-
-	return RUN_CASES(tests);
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Random workers over a small pool, each page with the content that belongs to its place: the
- * harness compares what is reused with what was computed, after each operation the audit is clean,
- * and in the end nothing is left. */
+/* Random workers over a small pool. The harness compares reused content with what was computed,
+ * audits after each operation, and finds nothing left at the end.
+ *
+ * Inputs: seeds; deaths and fences at random. */
 
 #include "tests/unit/core_world.h"
 
@@ -28,7 +29,7 @@ static uint32_t below(struct town *town, uint32_t n)
 	return next_random(&town->random) % n;
 }
 
-/* Few keys, so that prompts share heads and meet again. */
+/* Few keys, so that prompts share heads. */
 static struct keys some_keys(struct town *town, uint32_t most)
 {
 	uint32_t n = below(town, most + 1);
@@ -46,7 +47,7 @@ static void settle_in(struct town *town, struct worker *worker)
 	town->spaces[1] = space_open(worker->client, "two");
 }
 
-/* Another worker takes the place of a dead one: its record in the harness is used again. */
+/* A new worker replaces a dead one and reuses its record in the harness. */
 static void replace(struct town *town, struct worker *worker, uint32_t signs)
 {
 	struct world *w = town->world;
@@ -67,7 +68,7 @@ static void replace(struct town *town, struct worker *worker, uint32_t signs)
 	space_open(client, "two");
 }
 
-/* One operation on a sequence; computing always goes on where COMMIT said. */
+/* One operation on a sequence. Computing continues where COMMIT said. */
 static void work_on(struct town *town, struct worker *worker, uint32_t i)
 {
 	struct seq *seq = worker->seqs[i];
@@ -92,7 +93,7 @@ static void work_on(struct town *town, struct worker *worker, uint32_t i)
 		end_commit(seq, at, NO_KEYS, KVT_F_COMMIT);
 		worker->seqs[i] = NULL;
 		break;
-	case 2: { /* decode, where there is room in the table */
+	case 2: { /* decode, if the table has room */
 		struct keys more = head(some_keys(town, 5), seq->n_table * ps - known);
 
 		commit(seq, known + more.n, more, 0);
@@ -173,18 +174,8 @@ static void life_of_a_town(uint64_t seed)
 	world_free(town.world);
 }
 
-static void what_is_reused_is_what_was_computed(void **state)
+TEST(what_is_reused_is_what_was_computed)
 {
-	(void)state;
 	for (uint64_t seed = 1; seed <= 30; seed++)
 		life_of_a_town(seed);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		CASE(what_is_reused_is_what_was_computed),
-	};
-
-	return RUN_CASES(tests);
 }

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What kvtrunk_abi.h calls derived really follows from the primary facts: after random operations
- * all of it is spoilt, and a successor makes it again from node records, slots, namespaces,
- * sessions, leases and page owners alone. Then the audit must be clean, the recency list must be
- * the same, and the successor must go on as an untouched twin does. */
+/* Derived state follows from primary facts. After random operations all of it is spoilt, and a
+ * successor recomputes it from node records, slots, namespaces, sessions, leases and page owners.
+ * Then the audit must be clean, the recency list the same, and the successor must behave like an
+ * untouched twin.
+ *
+ * Inputs: seeds, and the moment of the take-over. */
 
 #include "tests/unit/core_world.h"
 
-/* ---- forgetting: what is derived becomes nonsense */
+/* ---- derived state becomes nonsense */
 
 static void forget_nodes(struct kvt_core *core)
 {
@@ -15,7 +17,7 @@ static void forget_nodes(struct kvt_core *core)
 		struct kvt_node *node = &core->nodes[id];
 
 		if (node->flags & KVT_NODE_LIVE)
-			node->flags ^= KVT_NODE_LISTED | KVT_NODE_PINNED | KVT_NODE_QUEUED;
+			node->flags ^= KVT_NODE_PINNED | KVT_NODE_QUEUED;
 		node->first_child = node->next_sibling = node->prev_sibling = 0x55555555;
 		node->n_children = node->lock_ref = node->tag = 0x55555555;
 		node->older = node->younger = 0x55555555;
@@ -50,7 +52,8 @@ static void forget_ledger(struct kvt_core *core)
 	}
 	for (uint32_t i = 1; i <= core->config.n_pending; i++)
 		core->pending[i].next = 0x55555555;
-	/* The lists of leases' pages are primary; free and loose pages are found by their owner. */
+	/* The lists of leases' pages are primary. Free pages, and private ones without a lease, are
+	 * found by owner. */
 	for (uint32_t page = 1; page < core->config.n_pages; page++) {
 		if (core->owners[page].lease == KVT_NONE)
 			core->owners[page].next = 0x55555555;
@@ -90,7 +93,7 @@ static uint32_t read_recency(const struct kvt_core *core, uint32_t *list)
 	return n;
 }
 
-/** Random operations of two clients; what they answer goes into a digest. */
+/** Random operations of two clients, with a digest of their answers. */
 static void live(struct world *w, struct client *clients[2], uint32_t ns, uint64_t *random,
 		 int steps, uint64_t *digest)
 {
@@ -148,8 +151,7 @@ static void live(struct world *w, struct client *clients[2], uint32_t ns, uint64
 	}
 }
 
-/** One life; with `again` a successor takes over on the way. Returns the digest of
- * all answers. */
+/** One run; `again`: a successor takes over midway. Returns the digest of all answers. */
 static uint64_t life(uint64_t seed, bool again)
 {
 	struct world *w = world_new((struct kvt_core_config){
@@ -167,7 +169,7 @@ static uint64_t life(uint64_t seed, bool again)
 	for (int round = 0; round < 6; round++) {
 		live(w, clients, ns, &random, 30, &digest);
 		fence(clients[0], 1, (uint64_t)round + 1);
-		give(clients[0], NULL, 0); /* something always waits */
+		give(clients[0], NULL, 0); /* some operation always waits */
 		n = read_recency(w->core, before);
 		count = *counters(w);
 		if (again)
@@ -175,7 +177,7 @@ static uint64_t life(uint64_t seed, bool again)
 		world_audit(w);
 		assert_int_equal(read_recency(w->core, now), n);
 		assert_memory_equal(before, now, n * sizeof(*before));
-		/* A top whose rest is locked need not wait in the queue, but may. */
+		/* A top whose rest is locked may wait in the queue, but need not. */
 		count.detached_pending = counters(w)->detached_pending;
 		assert_memory_equal(&count, counters(w), sizeof(count));
 		raise_fence(clients[0], 1, (uint64_t)round + 1);
@@ -187,18 +189,8 @@ static uint64_t life(uint64_t seed, bool again)
 	return digest;
 }
 
-static void all_that_is_derived_follows_from_the_facts(void **state)
+TEST(all_that_is_derived_follows_from_the_facts)
 {
-	(void)state;
 	for (uint64_t seed = 1; seed <= 40; seed++)
 		assert_int_equal(life(seed, false), life(seed, true));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		CASE(all_that_is_derived_follows_from_the_facts),
-	};
-
-	return RUN_CASES(tests);
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* daemon/core/slots.c: extents, against a map of every slot. */
+/* daemon/core/slots.c: extents, compared with a map of every slot.
+ *
+ * Inputs: random takes and frees, from fixed seeds. */
 
 #include "tests/unit/core_world.h"
 
@@ -45,7 +47,7 @@ static uint32_t free_run_at(const struct field *field, uint32_t at)
 	return n;
 }
 
-/** Every extent is as long as it can be, in one bin, and nothing else is. */
+/** Every extent is as long as possible and in one bin. There are no other entries. */
 static void expect_exact(struct field *field)
 {
 	const struct kvt_slots *slots = &field->slots;
@@ -100,18 +102,17 @@ static uint32_t take(struct field *field, uint32_t n, uint32_t wish)
 		assert_int_equal(first, wish);
 	if (wish_fits)
 		assert_int_equal(got, n);
-	/* Less than asked only if nothing surely fits: bins are a quarter wide at most. */
+	/* Less than asked only if surely nothing fits: bins are at most a quarter wide. */
 	if (got < n)
 		assert_true(longest < n + n / 4 + 1);
 	return first;
 }
 
-static void random_takes_and_gives_agree_with_a_map(void **state)
+TEST(random_takes_and_gives_agree_with_a_map)
 {
 	enum { RUNS = 4000 };
 	static struct { uint32_t first, n; } runs[RUNS];
 
-	(void)state;
 	for (uint64_t seed = 1; seed <= 12; seed++) {
 		struct field *field = field_new(64 + (uint32_t)seed * 200);
 		uint32_t n_runs = 0;
@@ -149,11 +150,10 @@ static void random_takes_and_gives_agree_with_a_map(void **state)
 	}
 }
 
-static void taking_at_a_place_leaves_both_ends(void **state)
+TEST(taking_at_a_place_leaves_both_ends)
 {
 	struct field *field = field_new(1000);
 
-	(void)state;
 	kvt_slots_take_at(&field->slots, 1, 400, 100);
 	mark(field, 400, 100, true);
 	expect_exact(field);
@@ -172,10 +172,9 @@ static void taking_at_a_place_leaves_both_ends(void **state)
 	free(field);
 }
 
-/* What `runs` promises is enough: a greedy taker needs no more pieces. */
-static void runs_is_an_upper_bound_of_what_taking_needs(void **state)
+/* `runs` is a true bound: a greedy taker needs no more pieces. */
+TEST(runs_is_an_upper_bound_of_what_taking_needs)
 {
-	(void)state;
 	for (uint64_t seed = 1; seed <= 300; seed++) {
 		struct field *field = field_new(600);
 		uint64_t random = seed;
@@ -209,11 +208,10 @@ static void runs_is_an_upper_bound_of_what_taking_needs(void **state)
 	}
 }
 
-static void a_slot_knows_its_run(void **state)
+TEST(a_slot_knows_its_run)
 {
 	struct field *field = field_new(2000);
 
-	(void)state;
 	for (uint32_t node = 1; node * 37 < 1900; node++)
 		kvt_slots_set_run(&field->slots, node * 37, node);
 	for (uint32_t slot = 1; slot < 37; slot++)
@@ -223,16 +221,4 @@ static void a_slot_knows_its_run(void **state)
 	kvt_slots_clear_run(&field->slots, 370);
 	assert_int_equal(kvt_slots_node_of(&field->slots, 380), 9);
 	free(field);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		CASE(random_takes_and_gives_agree_with_a_map),
-		CASE(taking_at_a_place_leaves_both_ends),
-		CASE(runs_is_an_upper_bound_of_what_taking_needs),
-		CASE(a_slot_knows_its_run),
-	};
-
-	return RUN_CASES(tests);
 }

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /* daemon/core/tree.c, walk.c and grow.c: splits and merges, paths, runs that do not fit in one
- * piece; and random sequences against a map from every prefix to its page. */
+ * piece. Random sequences are compared with a map from every prefix to its page.
+ *
+ * Invariant: each cached prefix has its page, and no other prefix matches. */
 
 #include "tests/unit/core_world.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-static void a_split_divides_the_run_and_nothing_else(void **state)
+TEST(a_split_divides_the_run_and_nothing_else)
 {
 	struct world *w = world_small(2, 60);
 	struct client *a = client_new(w);
 	uint32_t ns = space_open(a, "ns"), id;
 	struct kvt_node before;
 
-	(void)state;
 	a->priority = 4;
 	a->ttl_ms = 500;
 	id = insert(a, ns, range(1, 20)).handle.node;
@@ -50,17 +51,15 @@ static void a_split_divides_the_run_and_nothing_else(void **state)
 		expect_matched(a, ns, range(1, 20), 20);
 	}
 	assert_int_equal(path_length(a, ns, range(1, 20)), 10);
-	world_free(w);
 }
 
-static void a_merge_undoes_a_split(void **state)
+TEST(a_merge_undoes_a_split)
 {
 	struct world *w = world_small(2, 60);
 	struct client *a = client_new(w);
 	uint32_t ns = space_open(a, "ns"), id = insert(a, ns, range(1, 20)).handle.node, up;
 	struct kvt_node before = *node_at(w, id);
 
-	(void)state;
 	for (uint32_t cut = 1; cut < 10; cut++) {
 		kvt_mutation_begin(w->core);
 		up = kvt_node_split(w->core, id, cut);
@@ -75,11 +74,10 @@ static void a_merge_undoes_a_split(void **state)
 		assert_int_equal(node_at(w, up)->flags, 0);
 		expect_matched(a, ns, range(1, 20), 20);
 	}
-	world_free(w);
 }
 
-/* Free slots in pieces: the run becomes a chain of nodes, and works as one. */
-static void a_run_without_room_becomes_a_chain(void **state)
+/* Free slots in pieces: the run becomes a chain of nodes, and acts as one. */
+TEST(a_run_without_room_becomes_a_chain)
 {
 	struct world *w = world_new((struct kvt_core_config){
 		.page_size = 1, .n_pages = 60, .n_slots = 61, .max_nodes = 64 });
@@ -87,10 +85,9 @@ static void a_run_without_room_becomes_a_chain(void **state)
 	uint32_t ns = space_open(a, "ns"), length;
 	struct answer lease;
 
-	(void)state;
 	for (uint32_t i = 0; i < 19; i++)
 		insert(a, ns, range(100 * i + 1, 100 * i + 3));
-	for (uint32_t i = 0; i < 19; i += 2) /* every other one is old, and goes */
+	for (uint32_t i = 0; i < 19; i += 2) /* every other one is old, and is evicted */
 		match(a, ns, range(100 * i + 1, 100 * i + 3));
 	assert_int_equal(evict(a, 27).evicted, 27);
 	insert(a, ns, range(5001, 5029));
@@ -99,7 +96,7 @@ static void a_run_without_room_becomes_a_chain(void **state)
 	lease = match_lock(a, ns, range(5001, 5029));
 	assert_int_equal(lease.matched, 29);
 	expect_ok(unlock(a, lease));
-	/* When there is room again, idle turns make it one. */
+	/* Once there is room, idle turns join the chain. */
 	match(a, ns, range(5001, 5029));
 	evict(a, 30);
 	match(a, ns, range(5001, 5029));
@@ -107,11 +104,10 @@ static void a_run_without_room_becomes_a_chain(void **state)
 	world_compact(w);
 	assert_true(path_length(a, ns, range(5001, 5029)) < length);
 	assert_int_equal(match_lock(a, ns, range(5001, 5029)).matched, 29);
-	world_free(w);
 }
 
-/* A continuation goes right behind its parent when that is free. */
-static void a_continuation_lies_behind_its_parent(void **state)
+/* A continuation lies right behind its parent if those slots are free. */
+TEST(a_continuation_lies_behind_its_parent)
 {
 	struct world *w = world_small(1, 60);
 	struct client *a = client_new(w);
@@ -119,17 +115,15 @@ static void a_continuation_lies_behind_its_parent(void **state)
 	const struct kvt_node *one = node_at(w, insert(a, ns, range(1, 5)).handle.node);
 	const struct kvt_node *two = node_at(w, insert(a, ns, range(1, 9)).handle.node);
 
-	(void)state;
 	assert_int_equal(two->first_slot, one->first_slot + one->n_slots);
 	assert_int_equal(two->start, 5);
-	world_free(w);
 }
 
-/* ---- against a map: a prefix is cached or not, under one page */
+/* ---- compared with a map: a prefix is cached or not, under one page */
 
 enum { DEPTH = 8, WIDTH = 2, PREFIXES = 1 << (DEPTH + 1) };
 
-/** Prefixes of 0/1 keys are numbered like a heap: 1 is empty, 2n and 2n + 1 go on with 0 and 1. */
+/** Prefixes of 0/1 keys are numbered like a heap: 1 is empty, 2n and 2n + 1 append 0 and 1. */
 struct oracle {
 	uint32_t page[PREFIXES];
 };
@@ -181,9 +175,8 @@ static void check_insert(struct client *a, uint32_t ns, struct oracle *o, const 
 	expect_ok(give(a, fresh, existed));
 }
 
-static void random_prefixes_agree_with_a_map(void **state)
+TEST(random_prefixes_agree_with_a_map)
 {
-	(void)state;
 	for (uint64_t seed = 1; seed <= 14; seed++) {
 		struct world *w = world_new((struct kvt_core_config){
 			.page_size = 1, .n_pages = seed % 2 ? 80 : 600, .max_nodes = 600,
@@ -211,15 +204,14 @@ static void random_prefixes_agree_with_a_map(void **state)
 	}
 }
 
-/* A conversation that grows turn by turn, without an idle moment in between. */
-static void a_growing_path_stays_short_without_idle_turns(void **state)
+/* A conversation that grows turn by turn, never idle in between. */
+TEST(a_growing_path_stays_short_without_idle_turns)
 {
 	struct world *w = world_new((struct kvt_core_config){ .page_size = 2, .n_pages = 900,
 							      .max_nodes = 256 });
 	struct client *a = client_new(w);
 	uint32_t ns = space_open(a, "ns");
 
-	(void)state;
 	for (uint32_t turn = 1; turn <= 40; turn++) {
 		struct seq *seq = begin(a, ns, range(1, 10 * turn), 0, 0);
 		struct seq *other = begin(a, ns, range(1000 * turn, 1000 * turn + 9), 0, 0);
@@ -231,19 +223,4 @@ static void a_growing_path_stays_short_without_idle_turns(void **state)
 		assert_in_range(path_length(a, ns, range(1, 10 * turn)), 1, 8);
 	}
 	expect_matched(a, ns, range(1, 400), 400);
-	world_free(w);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		CASE(a_split_divides_the_run_and_nothing_else),
-		CASE(a_merge_undoes_a_split),
-		CASE(a_run_without_room_becomes_a_chain),
-		CASE(a_continuation_lies_behind_its_parent),
-		CASE(random_prefixes_agree_with_a_map),
-		CASE(a_growing_path_stays_short_without_idle_turns),
-	};
-
-	return RUN_CASES(tests);
 }

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What one uid may hold together: refusals at the limit, and what counts. */
+/* What one uid may hold in total: refusals at the limit, and what counts.
+ *
+ * Inputs: sessions of one uid and of two. Invariant: a refusal names the limit and what is
+ * available. */
 
 #include "tests/unit/core_world.h"
 
@@ -15,7 +18,7 @@ static struct world *world_of(struct kvt_core_config config)
 	return world_new(config);
 }
 
-static void a_uid_gets_no_session_beyond_its_share(void **state)
+TEST(a_uid_gets_no_session_beyond_its_share)
 {
 	struct world *w = world_of((struct kvt_core_config){ .uid_sessions = 2 });
 	struct client *a = client_of(w, ENGINE);
@@ -23,21 +26,19 @@ static void a_uid_gets_no_session_beyond_its_share(void **state)
 	struct kvt_core_view view = { 0 };
 	uint32_t session;
 
-	(void)state;
 	client_of(w, ENGINE);
 	assert_int_equal(kvt_core_session_open(w->core, &peer, &view, 1, &session), -EDQUOT);
 	client_of(w, OTHER);
-	/* A dead session counts as long as it keeps pages in quarantine. */
+	/* A dead session counts while it has pages in quarantine. */
 	alloc(a, 3);
 	client_dies(a, KVT_SIGN_EXITED);
 	assert_int_equal(kvt_core_session_open(w->core, &peer, &view, 1, &session), -EDQUOT);
 	client_dies(a, KVT_SIGN_HANGUP | KVT_SIGN_QUIET);
 	client_of(w, ENGINE);
 	assert_int_equal(kvt_core_session_open(w->core, &peer, &view, 1, &session), -EDQUOT);
-	world_free(w);
 }
 
-static void leases_of_all_its_sessions_count(void **state)
+TEST(leases_of_all_its_sessions_count)
 {
 	struct world *w = world_of((struct kvt_core_config){ .uid_leases = 3 });
 	struct client *a = client_of(w, ENGINE), *b = client_of(w, ENGINE);
@@ -46,7 +47,6 @@ static void leases_of_all_its_sessions_count(void **state)
 	struct answer lease;
 	struct seq *seq;
 
-	(void)state;
 	insert(c, ns, range(1, 8));
 	begin(a, one, range(1, 8), 0, 0);
 	lease = match_lock(a, one, range(1, 4));
@@ -58,10 +58,9 @@ static void leases_of_all_its_sessions_count(void **state)
 	expect_ok(begin(c, ns, range(1, 8), 0, 0)->a);
 	expect_ok(unlock(a, lease));
 	expect_ok(match_lock(b, two, range(1, 8)));
-	world_free(w);
 }
 
-static void pages_count_while_another_uid_lives(void **state)
+TEST(pages_count_while_another_uid_lives)
 {
 	struct world *w = world_of((struct kvt_core_config){ .uid_pages = 52 });
 	struct client *a = client_of(w, ENGINE), *b = client_of(w, ENGINE), *c;
@@ -69,7 +68,6 @@ static void pages_count_while_another_uid_lives(void **state)
 	struct answer refused;
 	struct seq *seq;
 
-	(void)state;
 	alloc(a, 30);
 	seq = begin(a, ns, range(1, 8), 2, 0);
 	alloc(b, 25); /* all 60: there is only one user */
@@ -84,7 +82,7 @@ static void pages_count_while_another_uid_lives(void **state)
 	/* What takes no page is not refused. */
 	expect_ok(begin(a, ns, NO_KEYS, 0, 0)->a);
 	expect_ok(alloc(c, 5));
-	/* What is in quarantine is not free for others, and counts. */
+	/* Quarantined pages count: they are not free for others. */
 	client_dies(a, KVT_SIGN_EXITED);
 	expect_refused(alloc(b, 1), -EDQUOT, KVT_REASON_UID_PAGES);
 	client_dies(a, KVT_SIGN_HANGUP | KVT_SIGN_QUIET);
@@ -92,7 +90,39 @@ static void pages_count_while_another_uid_lives(void **state)
 	expect_refused(alloc(b, 1), -EDQUOT, KVT_REASON_UID_PAGES);
 	client_dies(c, KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET);
 	expect_ok(alloc(b, 8));
-	world_free(w);
+}
+
+/* Published and locked pages count like private ones: others cannot have them either. */
+TEST(locked_paths_count_while_another_uid_lives)
+{
+	struct world *w = world_of((struct kvt_core_config){ .uid_pages = 52 });
+	struct client *a = client_of(w, ENGINE), *b = client_of(w, ENGINE);
+	struct client *c = client_of(w, OTHER);
+	uint32_t ns = space_open(a, "ns"), other = space_open(c, "other");
+	struct answer first, last;
+	struct seq *seq;
+
+	assert_int_equal(space_open(b, "ns"), ns);
+	for (uint32_t i = 0; i < 7; i++) /* 56 of 60 pages: cached, and no lease has them */
+		expect_ok(insert(a, ns, range(100 * i + 1, 100 * i + 16)));
+	for (uint32_t i = 0; i < 6; i++)
+		last = match_lock(i % 2 ? a : b, ns, range(100 * i + 1, 100 * i + 16));
+	assert_int_equal(last.matched, 16);
+	first = match_lock(a, ns, range(601, 616)); /* would leave 4 */
+	expect_refused(first, -EDQUOT, KVT_REASON_UID_PAGES);
+	assert_int_equal(first.number, 52);
+	expect_refused(lock(b, match(b, ns, range(601, 616)).handle), -EDQUOT,
+		       KVT_REASON_UID_PAGES);
+	expect_refused(begin(a, ns, range(601, 616), 0, 0)->a, -EDQUOT, KVT_REASON_UID_PAGES);
+	expect_refused(alloc(a, 5), -EDQUOT, KVT_REASON_UID_PAGES);
+	expect_ok(match_lock(a, ns, range(1, 16))); /* is locked already */
+	expect_ok(match(a, ns, range(601, 616)));
+	seq = begin(c, other, range(1, 16), 0, 0);
+	expect_ok(seq->a);
+	assert_int_equal(seq->a.reusable, 0);
+	expect_refused(alloc(c, 1), -EDQUOT, KVT_REASON_UID_PAGES);
+	expect_ok(unlock(a, last));
+	expect_ok(alloc(c, 1));
 }
 
 static int open_space(struct client *client, uint64_t number, uint32_t *ret_space)
@@ -103,7 +133,7 @@ static int open_space(struct client *client, uint64_t number, uint32_t *ret_spac
 				       client->world->now_ns, ret_space);
 }
 
-static void namespaces_are_their_makers(void **state)
+TEST(namespaces_are_their_makers)
 {
 	struct world *w = world_of((struct kvt_core_config){ .uid_namespaces = 2,
 							     .max_namespaces = 8 });
@@ -111,25 +141,23 @@ static void namespaces_are_their_makers(void **state)
 	struct client *c = client_of(w, OTHER);
 	uint32_t space;
 
-	(void)state;
 	assert_int_equal(open_space(c, 1, &space), 0);
-	assert_int_equal(open_space(a, 1, &space), 0); /* another one's */
+	assert_int_equal(open_space(a, 1, &space), 0); /* of another uid */
 	assert_int_equal(open_space(a, 2, &space), 0);
 	assert_int_equal(open_space(b, 2, &space), 0); /* counted already */
 	assert_int_equal(open_space(b, 3, &space), 0);
 	assert_int_equal(open_space(a, 4, &space), -EDQUOT);
 	assert_int_equal(open_space(c, 4, &space), 0);
-	/* Keys outlive the session that made their namespace, and count on. */
+	/* Keys outlive the session that made their namespace, and still count. */
 	assert_int_equal(open_space(b, 3, &space), 0);
 	insert(b, space, range(1, 4));
 	client_dies(b, KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET);
 	assert_int_equal(open_space(a, 5, &space), -EDQUOT);
 	evict(a, 2);
 	assert_int_equal(open_space(a, 5, &space), 0);
-	world_free(w);
 }
 
-static void a_successor_counts_the_same(void **state)
+TEST(a_successor_counts_the_same)
 {
 	struct world *w = world_of((struct kvt_core_config){
 		.uid_sessions = 2, .uid_leases = 2, .uid_namespaces = 1, .uid_pages = 20 });
@@ -140,7 +168,6 @@ static void a_successor_counts_the_same(void **state)
 	uint32_t ns = space_open(a, "ns"), session;
 	char why[256] = "";
 
-	(void)state;
 	begin(a, ns, range(1, 8), 0, 0);
 	begin(a, ns, range(11, 18), 0, 0);
 	alloc(b, 12);
@@ -151,18 +178,5 @@ static void a_successor_counts_the_same(void **state)
 	expect_refused(alloc(a, 1), -EDQUOT, KVT_REASON_UID_PAGES);
 	assert_int_equal(open_space(a, 5, &session), -EDQUOT);
 	expect_ok(alloc(c, 20));
-	world_free(w);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		CASE(a_uid_gets_no_session_beyond_its_share),
-		CASE(leases_of_all_its_sessions_count),
-		CASE(pages_count_while_another_uid_lives),
-		CASE(namespaces_are_their_makers),
-		CASE(a_successor_counts_the_same),
-	};
-
-	return RUN_CASES(tests);
+	expect_refused(alloc(c, 1), -EDQUOT, KVT_REASON_UID_PAGES);
 }

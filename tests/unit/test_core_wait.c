@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /* BEGINs that wait for what another session computes: what scenarios through a daemon
- * (tests/script/W*.kvt) cannot reach. */
+ * (tests/script/W*.kvt) cannot reach. Waiters form one queue; each is answered once.
+ *
+ * Inputs: the cache's clock, commits and deaths of owners. */
 
 #include "tests/unit/core_world.h"
 
@@ -48,11 +50,11 @@ static void expect_begun(const struct world *w, uint32_t i, uint32_t matched, ui
 	assert_true(i < w->n_done);
 	assert_int_equal(w->done[i].result, 0);
 	assert_int_not_equal(w->done[i].lease, 0);
-	assert_int_equal(w->done[i].a, matched);
+	assert_int_equal(w->done[i].begin.matched, matched);
 	assert_int_equal(w->done[i].flags, KVT_CQE_DEFERRED | flags);
 }
 
-static void who_waited_goes_before_whatever_could_evict_it(void **state)
+TEST(a_ready_waiter_precedes_what_could_evict_its_prefix)
 {
 	struct world *w = world_small(4, 10);
 	struct client *a = client_new(w), *b = client_new(w), *c = client_new(w);
@@ -60,12 +62,11 @@ static void who_waited_goes_before_whatever_could_evict_it(void **state)
 	struct seq *seq = begin(a, ns, range(1, 16), 0, 0);
 	struct answer answer;
 
-	(void)state;
 	space_open(b, "ns");
 	waiting(b, ns, range(1, 16));
 	expect_ok(end_commit(seq, 16, NO_KEYS, KVT_F_COMMIT));
 	assert_int_equal(w->n_done, 0);
-	/* Nobody has looked at the waiter since. This one wants every page there is. */
+	/* The waiter has not been looked at since. This BEGIN wants every page. */
 	answer = alloc(c, 9);
 	expect_refused(answer, -ENOSPC, KVT_REASON_ALL_LOCKED);
 	assert_int_equal(w->n_done, 1);
@@ -73,17 +74,15 @@ static void who_waited_goes_before_whatever_could_evict_it(void **state)
 	assert_true(w->done[0].seq < answer.cqe.seq);
 	expect_pages(w, 4, 1, 4);
 	end_lease(b, &w->done[0]);
-	world_free(w);
 }
 
-static void a_hint_that_is_wrong_changes_nothing(void **state)
+TEST(a_hint_that_is_wrong_changes_nothing)
 {
 	struct world *w = world_small(4, 60);
 	struct client *a = client_new(w), *b = client_new(w), *c = client_new(w);
 	uint32_t ns = space_open(a, "ns"), other;
 	struct seq *seq, *else_;
 
-	(void)state;
 	space_open(b, "ns");
 	space_open(c, "ns");
 	for (uint32_t wrong = 0; wrong < 3; wrong++) {
@@ -103,10 +102,9 @@ static void a_hint_that_is_wrong_changes_nothing(void **state)
 		expect_ok(end(seq));
 		expect_ok(end(else_));
 	}
-	world_free(w);
 }
 
-static void a_successor_finds_who_waits(void **state)
+TEST(a_successor_finds_the_waiters)
 {
 	struct world *w = world_small(4, 60);
 	struct client *a = client_new(w), *b = client_new(w), *c = client_new(w);
@@ -115,7 +113,6 @@ static void a_successor_finds_who_waits(void **state)
 	struct seq *seq = begin(a, ns, range(1, 16), 0, 0);
 	char why[256];
 
-	(void)state;
 	space_open(b, "ns");
 	space_open(c, "ns");
 	waiting(b, ns, range(1, 16));
@@ -126,22 +123,21 @@ static void a_successor_finds_who_waits(void **state)
 	kvt_core_wake(w->core, w->now_ns);
 	assert_int_equal(w->n_done, 0);
 	expect_ok(commit(seq, 8, NO_KEYS, KVT_F_CHUNKED));
-	/* The time goes on while nobody is there. */
+	/* Time passes while no daemon runs. */
 	assert_int_equal(world_adopt(w, &adoption, why, sizeof(why)), 0);
 	w->now_ns += SECOND / 2;
 	kvt_core_wake(w->core, w->now_ns);
 	assert_int_equal(w->n_done, 2);
 	assert_int_equal(w->done[0].flags, KVT_CQE_DEFERRED | KVT_CQE_ASYNC);
-	assert_int_equal(w->done[0].c, KVT_NOTICE_DEADLINE);
-	assert_int_equal(w->done[0].a, 8);
-	/* The owner is late now, also for who waited for it before. */
+	assert_int_equal(w->done[0].notice.state, KVT_NOTICE_DEADLINE);
+	assert_int_equal(w->done[0].notice.matched, 8);
+	/* The owner is late now, also for those who waited before. */
 	expect_begun(w, 1, 8, KVT_CQE_TAKEOVER);
 	assert_int_equal(counters(w)->deadline_misses, 1);
 	assert_int_equal(counters(w)->takeovers, 1);
-	world_free(w);
 }
 
-static void a_late_owner_is_let_go_by_all(void **state)
+TEST(a_late_owner_is_let_go_by_all)
 {
 	struct world *w = world_small(4, 60);
 	struct client *a = client_new(w), *b = client_new(w), *c = client_new(w);
@@ -149,7 +145,6 @@ static void a_late_owner_is_let_go_by_all(void **state)
 	uint32_t ns = space_open(a, "ns");
 	struct seq *seq = begin(a, ns, range(1, 16), 0, 0);
 
-	(void)state;
 	space_open(b, "ns");
 	space_open(c, "ns");
 	space_open(d, "ns");
@@ -160,12 +155,12 @@ static void a_late_owner_is_let_go_by_all(void **state)
 	assert_int_equal(kvt_core_next_expiry_ns(w->core), w->now_ns + SECOND / 2);
 	w->now_ns += SECOND / 2;
 	kvt_core_wake(w->core, w->now_ns);
-	/* The notice made the owner late; b, which came first and could wait longer, goes on, and
-	 * d, which came last, waits for b. */
+	/* The notice made the owner late. b came first and could wait longer: it continues. d came
+	 * last: it waits for b. */
 	assert_int_equal(w->n_done, 2);
-	assert_int_equal(w->done[0].c, KVT_NOTICE_DEADLINE);
+	assert_int_equal(w->done[0].notice.state, KVT_NOTICE_DEADLINE);
 	expect_begun(w, 1, 0, KVT_CQE_TAKEOVER);
-	assert_int_equal(w->done[1].c, 16); /* announced by a, and shared */
+	assert_int_equal(w->done[1].begin.announced, 16); /* announced by a, and shared */
 	assert_int_equal(w->core->pending[w->core->first_waiter].lease, w->done[1].lease);
 	assert_int_equal(kvt_core_next_expiry_ns(w->core), w->now_ns + 5 * SECOND / 2);
 	end_lease(b, &w->done[1]);
@@ -173,10 +168,9 @@ static void a_late_owner_is_let_go_by_all(void **state)
 	expect_begun(w, 2, 0, KVT_CQE_TAKEOVER);
 	assert_int_equal(kvt_core_next_expiry_ns(w->core), UINT64_MAX);
 	expect_ok(end(seq));
-	world_free(w);
 }
 
-static void three_that_would_wait_in_a_circle_do_not(void **state)
+TEST(three_that_would_wait_in_a_circle_do_not)
 {
 	struct world *w = world_small(4, 100);
 	struct client *clients[3];
@@ -184,7 +178,6 @@ static void three_that_would_wait_in_a_circle_do_not(void **state)
 	struct answer answer;
 	uint32_t ns = 0;
 
-	(void)state;
 	for (uint32_t i = 0; i < 3; i++) {
 		clients[i] = client_new(w);
 		ns = space_open(clients[i], "ns");
@@ -197,7 +190,7 @@ static void three_that_would_wait_in_a_circle_do_not(void **state)
 	assert_int_equal(answer.announced, 16);
 	assert_int_equal(answer.cqe.flags, 0);
 	end_lease(clients[2], &answer.cqe);
-	/* A notice holds up nobody, so it closes no circle. */
+	/* A notice delays no session, so it closes no circle. */
 	expect_refused(begin_waiting(clients[2], ns, range(1, 16), KVT_F_NO_WAIT, 1000), -EAGAIN,
 		       KVT_REASON_ANNOUNCED);
 	expect_ok(commit(seqs[2], 16, NO_KEYS, 0));
@@ -208,10 +201,9 @@ static void three_that_would_wait_in_a_circle_do_not(void **state)
 	expect_ok(commit(seqs[1], 16, NO_KEYS, 0));
 	kvt_core_wake(w->core, w->now_ns);
 	expect_begun(w, 1, 16, 0);
-	world_free(w);
 }
 
-static void without_a_place_to_wait_in_it_begins(void **state)
+TEST(without_a_place_to_wait_in_it_begins)
 {
 	struct world *w = world_new((struct kvt_core_config){ .page_size = 4, .n_pages = 60,
 							      .n_pending = 1 });
@@ -220,7 +212,6 @@ static void without_a_place_to_wait_in_it_begins(void **state)
 	struct seq *seq = begin(a, ns, range(1, 16), 0, 0);
 	struct answer answer;
 
-	(void)state;
 	space_open(b, "ns");
 	kvt_core_let_wait(w->core, false);
 	answer = begin_waiting(b, ns, range(1, 16), KVT_F_NO_WAIT, 1000);
@@ -235,17 +226,15 @@ static void without_a_place_to_wait_in_it_begins(void **state)
 	assert_int_equal(answer.cqe.flags, KVT_CQE_NO_PLACE);
 	end_lease(b, &answer.cqe);
 	raise_fence(a, 0, 1);
-	world_free(w);
 }
 
-static void what_waits_for_its_fence_is_not_sealed(void **state)
+TEST(what_waits_for_its_fence_is_not_sealed)
 {
 	struct world *w = world_small(4, 60);
 	struct client *a = client_new(w), *b = client_new(w);
 	uint32_t ns = space_open(a, "ns");
 	struct seq *seq = begin(a, ns, range(1, 16), 0, 0);
 
-	(void)state;
 	space_open(b, "ns");
 	fence(a, 0, 1);
 	assert_true(commit(seq, 16, NO_KEYS, 0).deferred);
@@ -258,17 +247,15 @@ static void what_waits_for_its_fence_is_not_sealed(void **state)
 	expect_begun(w, 1, 16, 0);
 	end_lease(b, &w->done[1]);
 	expect_ok(end(seq));
-	world_free(w);
 }
 
-static void it_goes_on_to_wait_for_who_announced_more(void **state)
+TEST(a_waiter_then_waits_for_the_lease_that_announced_more)
 {
 	struct world *w = world_small(4, 60);
 	struct client *a = client_new(w), *b = client_new(w), *c = client_new(w);
 	uint32_t ns = space_open(a, "ns"), waits;
 	struct seq *first = begin(a, ns, range(1, 16), 0, 0), *second;
 
-	(void)state;
 	space_open(b, "ns");
 	space_open(c, "ns");
 	waiting(c, ns, range(1, 40));
@@ -287,17 +274,15 @@ static void it_goes_on_to_wait_for_who_announced_more(void **state)
 	end_lease(c, &w->done[0]);
 	expect_ok(end(first));
 	expect_ok(end(second));
-	world_free(w);
 }
 
-static void a_lease_record_that_is_used_again_is_another_lease(void **state)
+TEST(a_lease_record_that_is_used_again_is_another_lease)
 {
 	struct world *w = world_new((struct kvt_core_config){ .page_size = 4, .n_pages = 60,
 							      .n_leases = 3 });
 	struct client *a = client_new(w), *b = client_new(w), *c = client_new(w);
 	uint32_t ns = space_open(a, "ns"), record;
 
-	(void)state;
 	space_open(b, "ns");
 	space_open(c, "ns");
 	begin(a, ns, range(1, 16), 0, 0);
@@ -312,23 +297,5 @@ static void a_lease_record_that_is_used_again_is_another_lease(void **state)
 	assert_int_equal(w->n_done, 2);
 	expect_begun(w, 0, 0, KVT_CQE_TAKEOVER);
 	assert_int_equal(w->done[0].lease, record);
-	assert_int_equal(w->done[1].c, KVT_NOTICE_ABANDONED);
-	world_free(w);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(who_waited_goes_before_whatever_could_evict_it),
-		cmocka_unit_test(a_hint_that_is_wrong_changes_nothing),
-		cmocka_unit_test(a_successor_finds_who_waits),
-		cmocka_unit_test(a_late_owner_is_let_go_by_all),
-		cmocka_unit_test(three_that_would_wait_in_a_circle_do_not),
-		cmocka_unit_test(without_a_place_to_wait_in_it_begins),
-		cmocka_unit_test(what_waits_for_its_fence_is_not_sealed),
-		cmocka_unit_test(it_goes_on_to_wait_for_who_announced_more),
-		cmocka_unit_test(a_lease_record_that_is_used_again_is_another_lease),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	assert_int_equal(w->done[1].notice.state, KVT_NOTICE_ABANDONED);
 }

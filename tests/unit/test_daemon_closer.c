@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The owner's side of the closer, when the closer reads nothing. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
+/* The owner's side of the closer, when the closer reads nothing: bounded queues, held descriptors,
+ * and pauses between restarts.
+ *
+ * Invariant: the owner never blocks, and each descriptor is sent once or held. */
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-#include "daemon/closer.h"
+#include "daemon/keep/closer.h"
+#include "tests/lib/cases.h"
+
+#define MS 1000000ull
 
 enum { MOST = 4096, WAITING = 200, AT_ONCE = 32 };
 
@@ -70,7 +72,7 @@ static void fill(struct link *link)
 		leave_one(&link->closer);
 }
 
-static void what_leaves_while_the_socket_is_full_is_not_sent_again_each_time(void **state)
+TEST_WITH(what_leaves_while_the_socket_is_full_is_not_sent_again_each_time, start, end)
 {
 	struct link *link = *state;
 	uint64_t sends;
@@ -85,7 +87,7 @@ static void what_leaves_while_the_socket_is_full_is_not_sent_again_each_time(voi
 	assert_int_equal(link->closer.sends, sends + 1);
 }
 
-static void a_flush_is_a_bounded_piece_of_work_and_all_leaves_in_the_end(void **state)
+TEST_WITH(a_flush_is_a_bounded_piece_of_work_and_all_leaves_in_the_end, start, end)
 {
 	struct link *link = *state;
 	uint32_t flushes = 0;
@@ -105,15 +107,86 @@ static void a_flush_is_a_bounded_piece_of_work_and_all_leaves_in_the_end(void **
 	assert_int_equal(link->closer.n_free_keys, MOST);
 }
 
-int main(void)
+/* Hold descriptors until the end of the process is seen. */
+static void lose(struct kvt_closer *closer)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(
-			what_leaves_while_the_socket_is_full_is_not_sent_again_each_time, start,
-			end),
-		cmocka_unit_test_setup_teardown(
-			a_flush_is_a_bounded_piece_of_work_and_all_leaves_in_the_end, start, end),
-	};
+	assert_int_equal(waitpid(closer->pid, NULL, 0), closer->pid);
+	while (!closer->lost)
+		kvt_closer_hold(closer, 0, (int[]){ STDIN_FILENO }, 1);
+}
 
-	return cmocka_run_group_tests(tests, NULL, NULL);
+static uint32_t lines_logged(int fd)
+{
+	char text[4096];
+	ssize_t bytes = pread(fd, text, sizeof(text), 0);
+	uint32_t n = 0;
+
+	for (ssize_t i = 0; i < bytes; i++)
+		n += text[i] == '\n';
+	return n;
+}
+
+/* Count processes started within ten seconds if each ends at once. */
+static uint32_t starts(struct kvt_closer *closer, uint64_t *now_ns)
+{
+	uint64_t end = *now_ns + 10000 * MS;
+	uint32_t n = 0;
+
+	for (; *now_ns < end; *now_ns += MS) {
+		if (!kvt_closer_replace(closer, *now_ns))
+			continue;
+		n++;
+		lose(closer);
+	}
+	return n;
+}
+
+TEST(a_process_that_ends_at_once_is_replaced_after_growing_pauses)
+{
+	struct kvt_closer closer = { .fd = -1 };
+	int errors = memfd_create("stderr", 0), saved = dup(STDERR_FILENO);
+	uint64_t now = 1000 * MS;
+
+	assert_true(errors >= 0 && saved >= 0 && dup2(errors, STDERR_FILENO) >= 0);
+	assert_int_equal(kvt_closer_start(&closer, MOST, 0), 0);
+	lose(&closer);
+	now += 100000 * MS;
+	assert_false(kvt_closer_replace(&closer, now)); /* due in a millisecond */
+	assert_in_range(starts(&closer, &now), 15, 20); /* 1 + 2 + ... + 512 ms, then each second */
+	assert_int_equal(lines_logged(errors), 2);
+	now = closer.start_at_ns;
+	assert_true(kvt_closer_replace(&closer, now));
+	now += 100000 * MS; /* this one lived long */
+	lose(&closer);
+	assert_in_range(starts(&closer, &now), 15, 20);
+	assert_int_equal(lines_logged(errors), 4);
+	dup2(saved, STDERR_FILENO);
+	close(saved);
+	close(errors);
+	closer.lost = false;
+	kvt_closer_forget(&closer);
+}
+
+TEST_WITH(what_leaves_stays_open_while_the_process_is_lost, start, end)
+{
+	struct link *link = *state;
+	struct kvt_closer *closer = &link->closer;
+	struct kvt_leaving leaving = { .n_fds = 1, .fds = { open("/dev/null", O_RDONLY) } };
+
+	leaving.key = kvt_closer_hold(closer, 0, leaving.fds, 1);
+	assert_int_not_equal(leaving.key, 0);
+	close(link->other);
+	assert_int_equal(kvt_closer_hold(closer, 0, leaving.fds, 1), 0);
+	kvt_closer_leave(closer, &leaving);
+	assert_true(kvt_closer_flush(closer));
+	assert_int_not_equal(fcntl(leaving.fds[0], F_GETFD), -1);
+	close(leaving.fds[0]);
+	link->other = open("/dev/null", O_RDONLY);
+}
+
+int main(int argc, char **argv)
+{
+	if (argc > 1 && strcmp(argv[1], "--closer") == 0)
+		return EXIT_FAILURE; /* the process that ends at once */
+	return kvt_tests_run(argc, argv);
 }

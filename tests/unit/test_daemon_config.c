@@ -1,20 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Options: the table, files, flags, errors that name place and cure, and what SIGHUP may change. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
+/* Options: the table, files, flags, errors that name place and cure, and what SIGHUP may change.
+ * Each bad input must be refused with its words, and change nothing. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/config.h"
 #include "daemon/core/core.h"
+#include "daemon/setup/command.h"
+#include "tests/lib/cases.h"
 
 static char path[64];
 
@@ -58,12 +53,11 @@ static int parse(struct kvt_config *config, char why[KVT_WHY_BYTES], const char 
 	return kvt_config_parse(config, argc, argv, why);
 }
 
-static void defaults_are_what_the_table_says(void **state)
+TEST(defaults_are_what_the_table_says)
 {
 	struct kvt_config config;
 	char why[KVT_WHY_BYTES], text[64];
 
-	(void)state;
 	assert_int_equal(parse(&config, why, NULL, NULL, NULL), KVT_COMMAND_RUN);
 	assert_string_equal(config.instance, "default");
 	assert_int_equal(config.page_size, 64);
@@ -78,23 +72,21 @@ static void defaults_are_what_the_table_says(void **state)
 	assert_string_equal(kvt_config_get(&config, "socket_mode", text, sizeof(text)), "0660");
 }
 
-static void choices_of_policies_are_the_cores_in_its_order(void **state)
+TEST(choices_of_policies_are_the_cores_in_its_order)
 {
 	char name[32];
 
-	(void)state;
 	for (uint32_t i = 0; i < KVT_POLICY_COUNT; i++)
 		assert_string_equal(kvt_config_choice("policy", i, name, sizeof(name)),
 				    kvt_policy_name(i));
 	assert_string_equal(kvt_config_choice("policy", KVT_POLICY_COUNT, name, sizeof(name)), "");
 }
 
-static void flags_win_over_the_file_and_the_file_over_defaults(void **state)
+TEST(flags_win_over_the_file_and_the_file_over_defaults)
 {
 	struct kvt_config config;
 	char why[KVT_WHY_BYTES];
 
-	(void)state;
 	write_file("# geometry\n[kvtrunkd]\npage_size = 16\npolicy=slru ; the one we measured\n"
 		   "pool-bytes = 64M\n");
 	assert_int_equal(parse(&config, why, "--config", path, "--page-size=32"),
@@ -105,12 +97,11 @@ static void flags_win_over_the_file_and_the_file_over_defaults(void **state)
 	assert_int_equal(config.max_sessions, 256);
 }
 
-static void a_text_may_go_on_in_the_next_line(void **state)
+TEST(a_text_may_go_on_in_the_next_line)
 {
 	struct kvt_config config;
 	char why[KVT_WHY_BYTES];
 
-	(void)state;
 	kvt_config_init(&config);
 	write_file("fingerprint = sha256:0123\n  4567\n\tend\npage_size = 1\n");
 	assert_int_equal(kvt_config_load(&config, path, why), 0);
@@ -120,12 +111,11 @@ static void a_text_may_go_on_in_the_next_line(void **state)
 	assert_non_null(strstr(why, ":2: "));
 }
 
-static void a_bool_flag_needs_no_value_and_can_be_denied(void **state)
+TEST(a_bool_flag_needs_no_value_and_can_be_denied)
 {
 	struct kvt_config config;
 	char why[KVT_WHY_BYTES];
 
-	(void)state;
 	assert_int_equal(parse(&config, why, "--test-clock", "--no-compaction", "--mlock=no"),
 			 KVT_COMMAND_RUN);
 	assert_true(config.test_clock);
@@ -134,7 +124,7 @@ static void a_bool_flag_needs_no_value_and_can_be_denied(void **state)
 	assert_int_equal(parse(&config, why, "--no-policy", NULL, NULL), -EINVAL);
 }
 
-/* A file with one bad line: the error must hold every one of these words. */
+/* A file with one bad line: the error must contain each of these words. */
 static const struct {
 	const char *text;
 	const char *words[4];
@@ -157,9 +147,8 @@ static const struct {
 	{ "n_pages = 99999999999999999999999\n", { ":1:", "n_pages" } },
 };
 
-static void a_bad_line_is_named_with_file_line_key_and_what_is_allowed(void **state)
+TEST(a_bad_line_is_named_with_file_line_key_and_what_is_allowed)
 {
-	(void)state;
 	for (size_t i = 0; i < sizeof(bad_files) / sizeof(bad_files[0]); i++) {
 		struct kvt_config config;
 		char why[KVT_WHY_BYTES] = "";
@@ -174,12 +163,11 @@ static void a_bad_line_is_named_with_file_line_key_and_what_is_allowed(void **st
 	}
 }
 
-static void an_over_long_line_is_refused_and_not_cut_in_two(void **state)
+TEST(an_over_long_line_is_refused_and_not_cut_in_two)
 {
 	struct kvt_config config;
 	char why[KVT_WHY_BYTES], text[400];
 
-	(void)state;
 	memset(text, 'x', sizeof(text));
 	memcpy(text, "fingerprint = ", 14);
 	memcpy(text + 300, "\npage_size = 1\n", 16);
@@ -190,23 +178,21 @@ static void an_over_long_line_is_refused_and_not_cut_in_two(void **state)
 	assert_int_equal(config.page_size, 64);
 }
 
-static void a_missing_file_is_named(void **state)
+TEST(a_missing_file_is_named)
 {
 	struct kvt_config config;
 	char why[KVT_WHY_BYTES];
 
-	(void)state;
 	assert_int_equal(parse(&config, why, "--config=/does/not/exist.conf", NULL, NULL), -ENOENT);
 	assert_non_null(strstr(why, "/does/not/exist.conf"));
 	assert_int_equal(parse(&config, why, "--config", NULL, NULL), -EINVAL);
 }
 
-static void options_that_do_not_fit_together_are_refused(void **state)
+TEST(options_that_do_not_fit_together_are_refused)
 {
 	struct kvt_config config;
 	char why[KVT_WHY_BYTES];
 
-	(void)state;
 	assert_int_equal(parse(&config, why, "--page-size=24", NULL, NULL), -EINVAL);
 	assert_non_null(strstr(why, "power of two"));
 	assert_int_equal(parse(&config, why, "--pool-bytes=16K", NULL, NULL), -EINVAL);
@@ -220,28 +206,24 @@ static void options_that_do_not_fit_together_are_refused(void **state)
 	assert_non_null(strstr(why, "needs a value"));
 }
 
-static void a_detached_command_keeps_what_it_is(void **state)
+TEST(a_detached_command_keeps_what_it_is)
 {
 	struct kvt_config config;
 	char why[KVT_WHY_BYTES];
 
-	(void)state;
 	assert_int_equal(parse(&config, why, "--detach", NULL, NULL),
 			 KVT_COMMAND_RUN | KVT_COMMAND_DETACH);
-	assert_int_equal(parse(&config, why, "--supervise", "--detach", "--takeover"),
+	assert_int_equal(parse(&config, why, "--supervise", "--detach", NULL),
 			 KVT_COMMAND_SUPERVISE | KVT_COMMAND_DETACH);
-	assert_int_equal(parse(&config, why, "--detach", "--takeover", NULL),
-			 KVT_COMMAND_TAKEOVER | KVT_COMMAND_DETACH);
 	assert_int_equal(parse(&config, why, "--detach", "--check-config", NULL), -EINVAL);
 	assert_int_equal(parse(&config, why, "--detach", "--help", NULL), KVT_COMMAND_HELP);
 }
 
-static void flags_win_over_the_environment_and_that_over_the_file(void **state)
+TEST(flags_win_over_the_environment_and_that_over_the_file)
 {
 	struct kvt_config config;
 	char why[KVT_WHY_BYTES], flag[96];
 
-	(void)state;
 	snprintf(flag, sizeof(flag), "--config=%s",
 		 write_file("page_size = 4\nn_pages = 100\ndrain_ms = 1\n"));
 	setenv("KVTRUNKD_PAGE_SIZE", "8", 1);
@@ -261,12 +243,11 @@ static void flags_win_over_the_environment_and_that_over_the_file(void **state)
 	unsetenv("KVTRUNKD_N_PAGES");
 }
 
-static void bad_variables_are_named(void **state)
+TEST(bad_variables_are_named)
 {
 	struct kvt_config config;
 	char why[KVT_WHY_BYTES];
 
-	(void)state;
 	setenv("KVTRUNKD_POOL_BYTE", "1G", 1);
 	assert_int_equal(parse(&config, why, NULL, NULL, NULL), -EINVAL);
 	assert_non_null(strstr(why, "$KVTRUNKD_POOL_BYTE: unknown option; did you mean "
@@ -276,7 +257,7 @@ static void bad_variables_are_named(void **state)
 	assert_int_equal(parse(&config, why, NULL, NULL, NULL), -EINVAL);
 	assert_non_null(strstr(why, "$KVTRUNKD_PAGE_SIZE: option 'page_size' cannot be 'many'"));
 	unsetenv("KVTRUNKD_PAGE_SIZE");
-	/* What Kubernetes sets for a service of our name. */
+	/* Kubernetes sets these for a service of this name. */
 	setenv("KVTRUNKD_SERVICE_HOST", "10.0.0.1", 1);
 	setenv("KVTRUNKD_PORT", "tcp://10.0.0.1:9479", 1);
 	setenv("KVTRUNKD_PORT_9479_TCP_ADDR", "10.0.0.1", 1);
@@ -286,12 +267,11 @@ static void bad_variables_are_named(void **state)
 	unsetenv("KVTRUNKD_PORT_9479_TCP_ADDR");
 }
 
-static void commands_are_recognised(void **state)
+TEST(commands_are_recognised)
 {
 	struct kvt_config config;
 	char why[KVT_WHY_BYTES];
 
-	(void)state;
 	assert_int_equal(parse(&config, why, "--check-config", "--page-size=8", NULL),
 			 KVT_COMMAND_CHECK);
 	assert_int_equal(parse(&config, why, "--help", "--nonsense", NULL), KVT_COMMAND_HELP);
@@ -299,12 +279,11 @@ static void commands_are_recognised(void **state)
 	assert_int_equal(parse(&config, why, "--check-config", "--page-size=7", NULL), -EINVAL);
 }
 
-static void reload_takes_what_may_change_and_names_the_rest(void **state)
+TEST(reload_takes_what_may_change_and_names_the_rest)
 {
 	struct kvt_config config, fresh;
 	char why[KVT_WHY_BYTES], changed[KVT_WHY_BYTES], fixed[KVT_WHY_BYTES];
 
-	(void)state;
 	assert_int_equal(parse(&config, why, "--admin-group=a-long-name", NULL, NULL), 0);
 	write_file("spin_budget_us = 7\npage_size = 16\nadmin_group = ops\n"
 		   "max_private_pages = 75%\n");
@@ -319,24 +298,4 @@ static void reload_takes_what_may_change_and_names_the_rest(void **state)
 	assert_string_equal(changed, "");
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(defaults_are_what_the_table_says),
-		cmocka_unit_test(choices_of_policies_are_the_cores_in_its_order),
-		cmocka_unit_test(a_detached_command_keeps_what_it_is),
-		cmocka_unit_test(flags_win_over_the_file_and_the_file_over_defaults),
-		cmocka_unit_test(a_text_may_go_on_in_the_next_line),
-		cmocka_unit_test(a_bool_flag_needs_no_value_and_can_be_denied),
-		cmocka_unit_test(a_bad_line_is_named_with_file_line_key_and_what_is_allowed),
-		cmocka_unit_test(an_over_long_line_is_refused_and_not_cut_in_two),
-		cmocka_unit_test(a_missing_file_is_named),
-		cmocka_unit_test(options_that_do_not_fit_together_are_refused),
-		cmocka_unit_test(flags_win_over_the_environment_and_that_over_the_file),
-		cmocka_unit_test(bad_variables_are_named),
-		cmocka_unit_test(commands_are_recognised),
-		cmocka_unit_test(reload_takes_what_may_change_and_names_the_rest),
-	};
-
-	return cmocka_run_group_tests(tests, make_path, remove_path);
-}
+TEST_GROUP(make_path, remove_path)

@@ -1,20 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/geometry.c: the pool that options ask for, and options that contradict each other. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
+/* daemon/setup/geometry.c: the pool that options ask for, and options that contradict each other.
+ * Overflows and contradictions are refused with a cause.
+ *
+ * Inputs: options as text. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/geometry.h"
-#include "daemon/pool.h"
+#include "daemon/setup/geometry.h"
+#include "daemon/setup/memory.h"
+#include "daemon/setup/pool.h"
+#include "tests/lib/cases.h"
 
 static const char *const llama[] = { "n_layers", "32", "n_kv_heads", "8", "head_dim", "128" };
 
@@ -54,13 +52,12 @@ static void expect_refused(const struct kvt_config *config, int error, const cha
 		fail_msg("'%s' or '%s' is not in: %s", a, b, why);
 }
 
-static void page_and_count_follow_from_geometry_and_budget(void **state)
+TEST(page_and_count_follow_from_geometry_and_budget)
 {
 	struct kvt_config config;
 	struct kvt_pool_plan plan;
 	char why[KVT_WHY_BYTES];
 
-	(void)state;
 	start(&config);
 	set(&config, "pool_bytes", "1G");
 	assert_int_equal(plan_all(&config, 0, &plan, why), 0);
@@ -79,31 +76,29 @@ static void page_and_count_follow_from_geometry_and_budget(void **state)
 	assert_int_equal(plan.budget_bytes, 0);
 }
 
-static void a_share_is_of_the_free_memory_that_the_backend_names(void **state)
+TEST(a_share_is_of_the_free_memory_that_the_backend_names)
 {
 	struct kvt_config config;
 	struct kvt_pool_plan plan;
 	char why[KVT_WHY_BYTES];
 
-	(void)state;
 	start(&config);
 	set(&config, "pool_bytes", "25%");
 	assert_int_equal(plan_all(&config, 4ull << 30, &plan, why), 0);
 	assert_int_equal(plan.budget_bytes, (4ull << 30) / 100 * 25);
 	assert_int_equal(plan.n_pages, 127); /* 25 per cent rounded down, then whole pages */
 	assert_int_equal(kvt_pool_plan_pages(&config, 1234, 4ull << 30, &plan, why), 0);
-	assert_int_equal(plan.n_pages, 1234); /* as a predecessor's, with less free memory */
+	assert_int_equal(plan.n_pages, 1234); /* a predecessor's pool, with less free memory */
 	assert_int_equal(plan_all(&config, 16 << 20, &plan, why), -EINVAL);
 	assert_non_null(strstr(why, "a share of free memory"));
 }
 
-static void without_a_geometry_pages_are_bytes(void **state)
+TEST(without_a_geometry_pages_are_bytes)
 {
 	struct kvt_config config;
 	struct kvt_pool_plan plan;
 	char why[KVT_WHY_BYTES];
 
-	(void)state;
 	kvt_config_init(&config);
 	set(&config, "fingerprint", "whatever");
 	assert_int_equal(plan_all(&config, 0, &plan, why), 0);
@@ -116,11 +111,10 @@ static void without_a_geometry_pages_are_bytes(void **state)
 	assert_int_equal(plan.n_pages, 256);
 }
 
-static void contradictions_are_refused_with_cause_and_cure(void **state)
+TEST(contradictions_are_refused_with_cause_and_cure)
 {
 	struct kvt_config config;
 
-	(void)state;
 	for (int i = 0; i < 6; i += 2) { /* each of the three alone */
 		kvt_config_init(&config);
 		set(&config, llama[i], llama[i + 1]);
@@ -152,12 +146,11 @@ static void contradictions_are_refused_with_cause_and_cure(void **state)
 	expect_refused(&config, -EINVAL, "n_slabs is 2", "drop n_slabs");
 }
 
-/* 2^41 bytes a page, of which 2^23 are 2^64 bytes: 0, if nobody looked. */
-static void the_largest_page_times_many_does_not_wrap_around(void **state)
+/* 2^41 bytes a page, 2^23 of them: 2^64 bytes, which wraps to 0. */
+TEST(the_largest_page_times_many_does_not_wrap_around)
 {
 	struct kvt_config config;
 
-	(void)state;
 	kvt_config_init(&config);
 	set(&config, "n_layers", "256");
 	set(&config, "n_kv_heads", "4096");
@@ -168,13 +161,12 @@ static void the_largest_page_times_many_does_not_wrap_around(void **state)
 	expect_refused(&config, -EINVAL, "8388608 pages of 2199023255552 bytes", "lower n_pages");
 }
 
-static void the_same_page_bytes_are_no_contradiction(void **state)
+TEST(the_same_page_bytes_are_no_contradiction)
 {
 	struct kvt_config config;
 	struct kvt_pool_plan plan;
 	char why[KVT_WHY_BYTES];
 
-	(void)state;
 	start(&config);
 	set(&config, "page_bytes", "8M");
 	assert_int_equal(plan_all(&config, 0, &plan, why), 0);
@@ -195,13 +187,12 @@ static const struct {
 	{ "layout=nhd.layer", NULL },
 };
 
-static void the_fingerprint_gets_the_geometry_where_it_belongs(void **state)
+TEST(the_fingerprint_gets_the_geometry_where_it_belongs)
 {
 	struct kvt_config config;
 	struct kvt_pool_plan plan;
 	char why[KVT_WHY_BYTES], text[256];
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(fingerprints) / sizeof(fingerprints[0]); i++) {
 		start(&config);
 		set(&config, "fingerprint", fingerprints[i].given);
@@ -220,14 +211,13 @@ static void the_fingerprint_gets_the_geometry_where_it_belongs(void **state)
 	expect_refused(&config, -EINVAL, "289 characters; 255 are allowed", "shorten");
 }
 
-static void scales_come_as_a_pair_or_a_line_for_each_layer(void **state)
+TEST(scales_come_as_a_pair_or_a_line_for_each_layer)
 {
 	char path[] = "/tmp/kvt-scales-XXXXXX", why[KVT_WHY_BYTES];
 	int fd = mkstemp(path);
 	struct kvt_config config;
 	struct kvt_pool_plan plan;
 
-	(void)state;
 	assert_true(fd >= 0);
 	start(&config);
 	set(&config, "n_layers", "2");
@@ -258,13 +248,12 @@ static void scales_come_as_a_pair_or_a_line_for_each_layer(void **state)
 	expect_refused(&config, -ENOENT, path, "cannot read");
 }
 
-static void the_host_backend_knows_what_is_free(void **state)
+TEST(the_host_backend_knows_what_is_free)
 {
 	struct kvt_pool pool = { .n_slabs = 1 };
 	uint64_t one, four;
 	char why[KVT_WHY_BYTES];
 
-	(void)state;
 	assert_int_equal(kvt_pool_host_ops.free_bytes(&pool, &one, why, sizeof(why)), 0);
 	assert_true(one > 0 && one <= kvt_memory_limit_bytes());
 	pool.n_slabs = 4; /* of all slabs together */
@@ -272,8 +261,9 @@ static void the_host_backend_knows_what_is_free(void **state)
 	assert_true(four < one / 2);
 }
 
-/* Each field that a client names must be one of ours; those that we alone have do not matter. */
-static void fingerprints_are_compared_by_fields(void **state)
+/* Each field that a client names must equal the daemon's. Fields that only the daemon has do not
+ * matter. */
+TEST(fingerprints_are_compared_by_fields)
 {
 	static const char ours[] = "weights=abc;sha256:01;kv=bf16.2x2x2;layout=hnd.layer";
 	static const struct {
@@ -298,7 +288,6 @@ static void fingerprints_are_compared_by_fields(void **state)
 	};
 	char endless[KVT_FINGERPRINT_BYTES], text[KVT_TEXT_BYTES];
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		bool differs = kvt_fingerprint_differs(ours, cases[i].theirs, text, sizeof(text));
 
@@ -313,22 +302,4 @@ static void fingerprints_are_compared_by_fields(void **state)
 	memset(endless, '\n', sizeof(endless));
 	assert_true(kvt_fingerprint_differs(ours, endless, text, sizeof(text)));
 	assert_null(strchr(text, '\n'));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(page_and_count_follow_from_geometry_and_budget),
-		cmocka_unit_test(a_share_is_of_the_free_memory_that_the_backend_names),
-		cmocka_unit_test(without_a_geometry_pages_are_bytes),
-		cmocka_unit_test(contradictions_are_refused_with_cause_and_cure),
-		cmocka_unit_test(the_largest_page_times_many_does_not_wrap_around),
-		cmocka_unit_test(the_same_page_bytes_are_no_contradiction),
-		cmocka_unit_test(the_fingerprint_gets_the_geometry_where_it_belongs),
-		cmocka_unit_test(fingerprints_are_compared_by_fields),
-		cmocka_unit_test(scales_come_as_a_pair_or_a_line_for_each_layer),
-		cmocka_unit_test(the_host_backend_knows_what_is_free),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
-
-#include "daemon/half_open.h"
+#include "daemon/serve/half_open.h"
+#include "tests/lib/cases.h"
 
 enum { MOST = 8, FLOOD = 1000, ATTACKER = 65534, VICTIM = 1000 };
 
@@ -24,7 +19,7 @@ static int end(void **state)
 	return 0;
 }
 
-/* Add one as the daemon does. Returns what had to go. */
+/* Add a connection as the daemon does. Returns the one dropped. */
 static struct kvt_half_open *come(struct kvt_half_opens *set, struct kvt_half_open *one,
 				  uint32_t uid)
 {
@@ -36,7 +31,7 @@ static struct kvt_half_open *come(struct kvt_half_opens *set, struct kvt_half_op
 	return gone;
 }
 
-static void a_flood_pushes_out_its_own_oldest(void **state)
+TEST_WITH(a_flood_pushes_out_its_own_oldest, start, end)
 {
 	static struct kvt_half_open flood[FLOOD], victim[2];
 	struct kvt_half_opens *set = *state;
@@ -46,14 +41,14 @@ static void a_flood_pushes_out_its_own_oldest(void **state)
 		assert_null(come(set, &flood[i], ATTACKER));
 	for (uint32_t i = MOST - 1; i < FLOOD; i++)
 		assert_ptr_equal(come(set, &flood[i], ATTACKER), &flood[i - (MOST - 1)]);
-	/* A second one of the other uid gets its place from the flood, too. */
+	/* A second connection of the other uid also takes its place from the flood. */
 	assert_ptr_equal(come(set, &victim[1], VICTIM), &flood[FLOOD - (MOST - 1)]);
 	assert_ptr_equal(TAILQ_FIRST(&set->all), &victim[0]);
 	assert_int_equal(set->n, MOST);
 }
 
-/* Each has half: the one that wants more loses its own. */
-static void a_flood_takes_no_place_from_a_uid_that_has_as_many(void **state)
+/* Each has half: a uid that wants more loses its own. */
+TEST_WITH(a_flood_takes_no_place_from_a_uid_that_has_as_many, start, end)
 {
 	static struct kvt_half_open mine[MOST / 2], flood[FLOOD];
 	struct kvt_half_opens *set = *state;
@@ -72,7 +67,7 @@ static void a_flood_takes_no_place_from_a_uid_that_has_as_many(void **state)
 	assert_int_equal(set->n, MOST / 2);
 }
 
-static void among_equal_uids_the_oldest_goes(void **state)
+TEST_WITH(among_equal_uids_the_oldest_goes, start, end)
 {
 	static struct kvt_half_open ones[MOST], late;
 	struct kvt_half_opens *set = *state;
@@ -84,16 +79,4 @@ static void among_equal_uids_the_oldest_goes(void **state)
 	kvt_half_open_add(set, &ones[0], 0);
 	assert_ptr_equal(come(set, &late, MOST), &ones[1]);
 	assert_int_equal(set->n_uids, MOST);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(a_flood_pushes_out_its_own_oldest, start, end),
-		cmocka_unit_test_setup_teardown(
-			a_flood_takes_no_place_from_a_uid_that_has_as_many, start, end),
-		cmocka_unit_test_setup_teardown(among_equal_uids_the_oldest_goes, start, end),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is logged, how it looks, and how much of it. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
+/* What is logged, how it looks, and how much of it. stderr is a pipe that the test reads.
+ *
+ * Inputs: lines, and a clock made by the test. Invariant: one line per event, within the limits. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,14 +9,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/log.h"
+#include "daemon/log/lines.h"
+#include "tests/lib/cases.h"
 
 #define SECOND 1000000000ull
 
 static char out[1 << 16];
 static int saved_stderr, reader;
 
-/* From here on stderr is a pipe of ours. */
+/* From here on stderr is a pipe. */
 static int capture(void **state)
 {
 	int ends[2];
@@ -78,27 +74,24 @@ static void claim_journal(ino_t off)
 	setenv("JOURNAL_STREAM", text, 1);
 }
 
-static void for_people_a_line_has_time_and_level(void **state)
+TEST_WITH(for_people_a_line_has_time_and_level, capture, release)
 {
-	(void)state;
 	kvt_log(KVT_LOG_NOTICE, "ready", "pid=%d", 42);
 	assert_non_null(strstr(written(), "Z level=notice event=ready pid=42\n"));
 	assert_int_equal(out[4], '-');
 	assert_int_equal(out[10], 'T');
 }
 
-static void for_the_journal_it_has_its_priority(void **state)
+TEST_WITH(for_the_journal_it_has_its_priority, capture, release)
 {
-	(void)state;
 	claim_journal(0);
 	kvt_log(KVT_LOG_WARNING, "pool", "note=\"%s\"", "none");
 	assert_string_equal(written(), "<4>event=pool note=\"none\"\n");
 }
 
-/* The variable is inherited by whatever a service starts, also with stderr in a file. */
-static void another_stream_is_not_the_journal(void **state)
+/* Services inherit the variable, even with stderr in a file. */
+TEST_WITH(another_stream_is_not_the_journal, capture, release)
 {
-	(void)state;
 	claim_journal(1);
 	kvt_log(KVT_LOG_WARNING, "pool", "note=1");
 	assert_non_null(strstr(written(), "level=warning event=pool"));
@@ -107,11 +100,10 @@ static void another_stream_is_not_the_journal(void **state)
 	assert_non_null(strstr(written(), "level=warning event=pool"));
 }
 
-static void less_important_lines_are_left_out(void **state)
+TEST_WITH(less_important_lines_are_left_out, capture, release)
 {
 	struct kvt_log_rates rates = { 0 };
 
-	(void)state;
 	kvt_log(KVT_LOG_DEBUG, "quiet", "n=1");
 	kvt_log_limited(&rates, 7, SECOND, KVT_LOG_DEBUG, "quiet", "n=1");
 	assert_string_equal(written(), "");
@@ -120,12 +112,11 @@ static void less_important_lines_are_left_out(void **state)
 	assert_int_equal(lines(written()), 1);
 }
 
-static void a_noisy_client_silences_itself_and_nobody_else(void **state)
+TEST_WITH(a_noisy_client_silences_only_itself, capture, release)
 {
 	struct kvt_log_rates rates = { 0 };
 	uint64_t now = 5 * SECOND;
 
-	(void)state;
 	for (int i = 0; i < 100; i++)
 		kvt_log_limited(&rates, 7, now, KVT_LOG_INFO, "noise", "pid=7 n=%d", i);
 	assert_int_equal(lines(written()), 20);
@@ -140,12 +131,11 @@ static void a_noisy_client_silences_itself_and_nobody_else(void **state)
 	assert_int_equal(lines(written()), 1);
 }
 
-static void what_was_left_out_is_said_when_the_client_goes_on(void **state)
+TEST_WITH(omitted_lines_are_counted_in_the_next_one, capture, release)
 {
 	struct kvt_log_rates rates = { 0 };
 	uint64_t now = 5 * SECOND;
 
-	(void)state;
 	for (int i = 0; i < 21; i++)
 		kvt_log_limited(&rates, 7, now, KVT_LOG_INFO, "noise", "n=%d", i);
 	written();
@@ -155,13 +145,12 @@ static void what_was_left_out_is_said_when_the_client_goes_on(void **state)
 	assert_true(kvt_log_flush(&rates, now + SECOND) == UINT64_MAX);
 }
 
-/* Who forks for each line is many clients: all together have a limit, too. */
-static void many_clients_have_a_limit_together(void **state)
+/* A client that forks for each line counts as many clients: all together have a limit, too. */
+TEST_WITH(many_clients_have_a_limit_together, capture, release)
 {
 	struct kvt_log_rates rates = { 0 };
 	uint64_t now = 5 * SECOND;
 
-	(void)state;
 	for (int i = 0; i < 1000; i++)
 		kvt_log_limited(&rates, 1000 + i, now, KVT_LOG_INFO, "noise", "n=%d", i);
 	assert_int_equal(lines(written()), 200);
@@ -169,40 +158,20 @@ static void many_clients_have_a_limit_together(void **state)
 	assert_non_null(strstr(written(), "event=suppressed lines=800\n"));
 }
 
-static void what_a_client_named_itself_cannot_break_a_line(void **state)
+TEST_WITH(what_a_client_named_itself_cannot_break_a_line, capture, release)
 {
 	char to[16];
 
-	(void)state;
 	assert_string_equal(kvt_log_clean(to, sizeof(to), "a\"b\\c\nd\033e\177", 64), "a?b?c?d?e?");
 	assert_string_equal(kvt_log_clean(to, 4, "abcdef", 6), "abc");
 	assert_string_equal(kvt_log_clean(to, sizeof(to), "abcdef", 2), "ab");
 }
 
-static void a_line_that_stderr_cannot_take_is_counted(void **state)
+TEST_WITH(a_line_that_stderr_cannot_take_is_counted, capture, release)
 {
 	uint64_t before = kvt_log_dropped();
 
-	(void)state;
 	for (int i = 0; i < 10000 && kvt_log_dropped() == before; i++)
 		kvt_log(KVT_LOG_INFO, "fill", "n=%d text=\"%0100d\"", i, 0);
 	assert_true(kvt_log_dropped() > before);
-}
-
-int main(void)
-{
-#define CASE(name) cmocka_unit_test_setup_teardown(name, capture, release)
-	const struct CMUnitTest tests[] = {
-		CASE(for_people_a_line_has_time_and_level),
-		CASE(for_the_journal_it_has_its_priority),
-		CASE(another_stream_is_not_the_journal),
-		CASE(less_important_lines_are_left_out),
-		CASE(a_noisy_client_silences_itself_and_nobody_else),
-		CASE(what_was_left_out_is_said_when_the_client_goes_on),
-		CASE(many_clients_have_a_limit_together),
-		CASE(what_a_client_named_itself_cannot_break_a_line),
-		CASE(a_line_that_stderr_cannot_take_is_counted),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The event loop in each of its set-ups, from the best that a kernel may have to the plainest. */
+/* The event loop with each kernel feature on and off. Events, wake-ups and withdrawals must be the
+ * same in every mode.
+ *
+ * Inputs: sockets and eventfds of the test. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +18,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "daemon/loop.h"
+#include "daemon/serve/loop.h"
 
 static struct kvt_loop loop;
 
@@ -51,7 +54,7 @@ static int close_loop(void **state)
 	return 0;
 }
 
-/* Events are seen by looking at memory only: nothing here enters the kernel by itself. */
+/* Events are found in memory: nothing here enters the kernel by itself. */
 static struct kvt_loop_event spin_for_one(void)
 {
 	struct kvt_loop_event event = { 0 };
@@ -90,7 +93,7 @@ static void a_sleeping_loop_wakes_for_an_event_and_for_its_timeout(void **state)
 	(void)state;
 	kvt_loop_sleep(&loop, 1000);
 	assert_int_equal(kvt_loop_reap(&loop, &event, 1), 0);
-	kvt_loop_poll(&loop, fd, POLLIN, 7); /* not flushed: sleeping hands it over */
+	kvt_loop_poll(&loop, fd, POLLIN, 7); /* not flushed: sleeping submits it */
 	kvt_loop_sleep(&loop, UINT64_MAX);
 	assert_int_equal(kvt_loop_reap(&loop, &event, 1), 1);
 	assert_int_equal(event.tag, 7);
@@ -118,33 +121,6 @@ static void a_withdrawn_poll_lets_its_descriptor_go(void **state)
 	other = (struct pollfd){ .fd = pair[1], .events = POLLRDHUP };
 	assert_int_equal(poll(&other, 1, -1), 1);
 	close(pair[1]);
-}
-
-static void every_connection_is_one_event_of_one_request(void **state)
-{
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	socklen_t bytes = sizeof(address);
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0), clients[5];
-
-	(void)state;
-	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(sa_family_t)), 0);
-	assert_int_equal(listen(fd, 8), 0);
-	assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
-	kvt_loop_accept(&loop, fd, 3);
-	kvt_loop_flush(&loop);
-	for (int i = 0; i < 5; i++) {
-		struct kvt_loop_event event;
-
-		clients[i] = socket(AF_UNIX, SOCK_SEQPACKET, 0);
-		assert_int_equal(connect(clients[i], (struct sockaddr *)&address, bytes), 0);
-		event = spin_for_one();
-		assert_int_equal(event.tag, 3);
-		assert_true(event.result >= 0);
-		assert_true(event.more);
-		close(event.result);
-		close(clients[i]);
-	}
-	close(fd);
 }
 
 /* More requests than the submission ring has entries, more events than its completions. */
@@ -184,7 +160,6 @@ int main(void)
 		IN_EACH(a_spinning_loop_sees_what_becomes_ready),
 		IN_EACH(a_sleeping_loop_wakes_for_an_event_and_for_its_timeout),
 		IN_EACH(a_withdrawn_poll_lets_its_descriptor_go),
-		IN_EACH(every_connection_is_one_event_of_one_request),
 		IN_EACH(more_events_than_the_rings_hold_are_kept),
 	};
 	char why[256] = "";

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the service manager says and hears. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
+/* Messages to the service manager, and what arrives from it: descriptors, sockets, its answers. The
+ * manager is a socket of the test.
+ *
+ * Invariant: the caller never blocks, and what cannot be sent is kept or dropped in the stated
+ * order. */
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +16,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "daemon/notify.h"
+#include "daemon/keep/notify.h"
+#include "tests/lib/cases.h"
 
 static void set_number(const char *name, long long value)
 {
@@ -28,7 +27,7 @@ static void set_number(const char *name, long long value)
 	setenv(name, text, 1);
 }
 
-/* A manager's socket; `name` is written as NOTIFY_SOCKET wants it. */
+/* Open a manager's socket. `name` receives its NOTIFY_SOCKET value. */
 static int make_manager(char *name, size_t size, bool abstract)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -64,15 +63,13 @@ static void messages_arrive(bool abstract)
 		unlink(name);
 }
 
-static void messages_arrive_on_a_socket_in_the_file_system(void **state)
+TEST(messages_arrive_on_a_socket_in_the_file_system)
 {
-	(void)state;
 	messages_arrive(false);
 }
 
-static void messages_arrive_on_an_abstract_socket(void **state)
+TEST(messages_arrive_on_an_abstract_socket)
 {
-	(void)state;
 	messages_arrive(true);
 }
 
@@ -104,31 +101,82 @@ static int child_opens_pair(int *ends, bool made_by_child)
 	return WEXITSTATUS(status);
 }
 
-static void a_socket_pair_counts_if_it_is_for_us_and_of_our_parent(void **state)
+TEST(a_socket_pair_counts_if_it_is_for_us_and_of_our_parent)
 {
 	char text[64] = "";
 	int ends[2];
 
-	(void)state;
 	assert_int_equal(socketpair(AF_UNIX, SOCK_DGRAM, 0, ends), 0);
 	assert_int_equal(child_opens_pair(ends, false), 0);
 	assert_int_equal(recv(ends[0], text, sizeof(text) - 1, MSG_DONTWAIT), 8);
 	assert_string_equal(text, "READY=1\n");
 	assert_int_equal(child_opens_pair(ends, true), 2);
-	assert_int_equal(open_pair(ends[1], (int)getpid()), 2);     /* we made it, no parent */
+	assert_int_equal(open_pair(ends[1], (int)getpid()), 2);     /* made here, no parent */
 	assert_int_equal(open_pair(ends[1], (int)getpid() + 1), 2); /* another process's */
 	assert_int_equal(open_pair(0, (int)getpid()), 2);
 	close(ends[0]);
 	close(ends[1]);
 }
 
-static void a_manager_that_does_not_read_blocks_nobody(void **state)
+/* In a child, whose parent holds the other end. Returns which question had a wrong answer. */
+static int child_reads_upgrade(int end)
+{
+	struct kvt_notify notify;
+	char why[256], text[64];
+
+	snprintf(text, sizeof(text), "%d:%d", (int)getpid(), end);
+	setenv(KVT_NOTIFY_PAIR, text, 1);
+	setenv(KVT_NOTIFY_UPGRADE, "1f:try:", 1);
+	if (kvt_notify_open(&notify, why, sizeof(why)) != 0 || getenv(KVT_NOTIFY_UPGRADE))
+		return 1;
+	if (!notify.pair || notify.upgrade.id != 0x1f || !notify.upgrade.trial ||
+	    *notify.upgrade.why)
+		return 2;
+	setenv(KVT_NOTIFY_PAIR, text, 1);
+	setenv(KVT_NOTIFY_UPGRADE, "20:done:no: two colons", 1);
+	if (kvt_notify_open(&notify, why, sizeof(why)) != 0 || notify.upgrade.id != 0x20 ||
+	    notify.upgrade.trial || strcmp(notify.upgrade.why, "no: two colons") != 0)
+		return 3;
+	if (kvt_notify_receive(&notify)) /* these are for another daemon */
+		return 4;
+	if (kvt_notify_upgrade(&notify, 0x21, "/a/b", (const int[]){ end, end }) != 0 ||
+	    !notify.upgrade.asked || *notify.upgrade.why)
+		return 5;
+	while (!kvt_notify_receive(&notify))
+		sched_yield();
+	return notify.upgrade.asked || strcmp(notify.upgrade.why, "it: cannot") != 0 ? 6 : 0;
+}
+
+TEST(an_upgrade_is_asked_for_and_answered_by_its_number)
+{
+	static const char early[] = "KVTRUNK_UPGRADE=21 WHY=too early";
+	static const char other[] = "KVTRUNK_UPGRADE=22 WHY=another";
+	static const char answer[] = "KVTRUNK_UPGRADE=21 WHY=it: cannot";
+	int ends[2], status = -1;
+	char text[256] = "";
+	pid_t child;
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_DGRAM, 0, ends), 0);
+	assert_true(send(ends[0], early, sizeof(early) - 1, 0) > 0);
+	child = fork();
+	if (child == 0)
+		_exit(child_reads_upgrade(ends[1]));
+	assert_true(recv(ends[0], text, sizeof(text) - 1, 0) > 0);
+	assert_string_equal(text, "KVTRUNK_UPGRADE=21\nKVTRUNK_BINARY=/a/b\n");
+	assert_true(send(ends[0], other, sizeof(other) - 1, 0) > 0);
+	assert_true(send(ends[0], answer, sizeof(answer) - 1, 0) > 0);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	close(ends[0]);
+	close(ends[1]);
+}
+
+TEST(a_manager_that_does_not_read_blocks_no_sender)
 {
 	struct kvt_notify notify;
 	char name[108], why[256];
 	int manager = make_manager(name, sizeof(name), true), sent = 0;
 
-	(void)state;
 	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), 0);
 	while (kvt_notify_send(&notify, "STATUS=%d\n", sent))
 		assert_true(++sent < 1000000);
@@ -145,25 +193,24 @@ static void expect(int manager, const char *expected)
 	assert_string_equal(text, expected);
 }
 
-/* In its order; of more than can be kept, the newest. */
-static void what_a_manager_must_hear_waits_for_room(void **state)
+/* In order. If not all can be kept, the newest. */
+TEST(what_a_manager_must_hear_waits_for_room)
 {
 	struct kvt_notify notify;
 	char name[108], why[256], text[256];
 	int manager = make_manager(name, sizeof(name), true), sent = 0;
 
-	(void)state;
 	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), 0);
 	assert_false(kvt_notify_owes(&notify));
 	while (kvt_notify_send(&notify, "STATUS=%d\n", sent))
 		sent++;
-	kvt_notify_tell(&notify, "%0200d\n", 1); /* gives way */
+	kvt_notify_tell(&notify, "%0200d\n", 1); /* is dropped */
 	kvt_notify_tell(&notify, "RELOADING=1\n");
 	kvt_notify_tell(&notify, "READY=1\nMAINPID=%d\n", 42);
 	assert_true(kvt_notify_owes(&notify));
 	kvt_notify_tell(&notify, "%0100d\n", 2);
 	assert_true(recv(manager, text, sizeof(text), MSG_DONTWAIT) > 0);
-	assert_true(kvt_notify_owes(&notify)); /* for one there was room */
+	assert_true(kvt_notify_owes(&notify)); /* room for one */
 	for (; sent > 1; sent--)
 		assert_true(recv(manager, text, sizeof(text), MSG_DONTWAIT) > 0);
 	expect(manager, "RELOADING=1\n");
@@ -174,33 +221,32 @@ static void what_a_manager_must_hear_waits_for_room(void **state)
 	expect(manager, "READY=1\n");
 	assert_true(kvt_notify_send(&notify, "STATUS=\n"));
 	close(manager);
-	kvt_notify_tell(&notify, "READY=1\n"); /* to nobody: not kept */
+	kvt_notify_tell(&notify, "READY=1\n"); /* no manager: not kept */
 	assert_false(kvt_notify_owes(&notify));
 	kvt_notify_close(&notify);
 }
 
-/* The socket among what is passed. */
+/* Find the socket among those passed. */
 static int passed_socket(int *ret_fd, char *why, size_t why_size)
 {
-	struct kvt_parcels parcels = { 0 };
+	struct kvt_fdstore store = { 0 };
 	bool own = false;
-	int result = kvt_notify_passed(&parcels, why, why_size);
+	int result = kvt_notify_passed(&store, why, why_size);
 
 	if (result == 0)
-		result = kvt_parcels_take_listen(&parcels, ret_fd, &own, why, why_size);
-	kvt_parcels_close(&parcels);
+		result = kvt_fdstore_take_listen(&store, ret_fd, &own, why, why_size);
+	kvt_fdstore_close(&store);
 	return result;
 }
 
-static void without_a_manager_nothing_happens(void **state)
+TEST(without_a_manager_nothing_happens)
 {
 	struct kvt_notify notify;
 	char why[256];
 	int fd = 0;
 
-	(void)state;
 	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), 0);
-	assert_int_equal(kvt_notify_park(&notify, "arena", 0), -ENOTCONN);
+	assert_int_equal(kvt_notify_keep(&notify, "arena", 0), -ENOTCONN);
 	assert_int_equal(notify.fd, -1);
 	assert_int_equal(notify.watchdog_ns, 0);
 	assert_int_equal(kvt_notify_send(&notify, "READY=1\n"), 0);
@@ -208,12 +254,11 @@ static void without_a_manager_nothing_happens(void **state)
 	assert_int_equal(fd, -1);
 }
 
-static void a_manager_that_is_not_there_is_an_error(void **state)
+TEST(a_manager_that_is_not_there_is_an_error)
 {
 	struct kvt_notify notify;
 	char why[256] = "";
 
-	(void)state;
 	setenv("NOTIFY_SOCKET", "/tmp/kvt-no-such-manager", 1);
 	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), -ENOENT);
 	assert_non_null(strstr(why, "/tmp/kvt-no-such-manager"));
@@ -221,12 +266,11 @@ static void a_manager_that_is_not_there_is_an_error(void **state)
 	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), -EINVAL);
 }
 
-static void the_watchdog_counts_only_when_it_is_for_this_process(void **state)
+TEST(the_watchdog_counts_only_when_it_is_for_this_process)
 {
 	struct kvt_notify notify;
 	char why[256];
 
-	(void)state;
 	set_number("WATCHDOG_USEC", 3000000);
 	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), 0);
 	assert_int_equal(notify.watchdog_ns, 3000000000ull);
@@ -242,8 +286,8 @@ static void the_watchdog_counts_only_when_it_is_for_this_process(void **state)
 	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), -EINVAL);
 }
 
-/* Put a socket of some type where LISTEN_FDS passes it. The test's own descriptor 3, if any, is
- * given back afterwards. */
+/* Put a socket of some type where LISTEN_FDS passes it. Then restore the test's own descriptor
+ * 3. */
 static int listen_on(int type, bool do_listen, char *why, size_t why_size, int *ret_fd)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -266,12 +310,11 @@ static int listen_on(int type, bool do_listen, char *why, size_t why_size, int *
 	return result;
 }
 
-static void a_passed_socket_is_taken_if_it_is_the_right_kind(void **state)
+TEST(a_passed_socket_is_taken_if_it_is_the_right_kind)
 {
 	char why[256] = "";
 	int fd = -1;
 
-	(void)state;
 	assert_int_equal(listen_on(SOCK_SEQPACKET, true, why, sizeof(why), &fd), 0);
 	assert_int_equal(fd, 3);
 	assert_null(getenv("LISTEN_FDS"));
@@ -287,8 +330,8 @@ static void a_passed_socket_is_taken_if_it_is_the_right_kind(void **state)
 	assert_int_equal(fd, -1);
 }
 
-/* What arrives with a message: its text, and the descriptor that came along. */
-static int take_parked(int manager, char *text, size_t size)
+/* Receive a message: its text, and the descriptor with it. */
+static int take_stored(int manager, char *text, size_t size)
 {
 	union {
 		struct cmsghdr header;
@@ -307,26 +350,25 @@ static int take_parked(int manager, char *text, size_t size)
 	return fd;
 }
 
-static void what_is_parked_arrives_with_its_name(void **state)
+TEST(what_is_stored_arrives_with_its_name)
 {
 	char name[108], why[256], text[256], byte = 'x';
 	struct kvt_notify notify;
 	int manager = make_manager(name, sizeof(name), true), ends[2], fd;
 
-	(void)state;
 	setenv("FDSTORE", "12", 1);
 	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), 0);
 	assert_int_equal(notify.store, 12);
 	assert_null(getenv("FDSTORE"));
 	assert_int_equal(pipe(ends), 0);
-	assert_int_equal(kvt_notify_park(&notify, "bell.3.7", ends[1]), 0);
-	fd = take_parked(manager, text, sizeof(text));
+	assert_int_equal(kvt_notify_keep(&notify, "bell.3.7", ends[1]), 0);
+	fd = take_stored(manager, text, sizeof(text));
 	assert_string_equal(text, "FDSTORE=1\nFDNAME=bell.3.7\nFDPOLL=0\n");
 	assert_int_equal(write(fd, &byte, 1), 1);
 	assert_int_equal(read(ends[0], &byte, 1), 1);
 	close(fd);
-	assert_int_equal(kvt_notify_unpark(&notify, "bell.3.7"), 0);
-	assert_int_equal(take_parked(manager, text, sizeof(text)), -1);
+	assert_int_equal(kvt_notify_forget(&notify, "bell.3.7"), 0);
+	assert_int_equal(take_stored(manager, text, sizeof(text)), -1);
 	assert_string_equal(text, "FDSTOREREMOVE=1\nFDNAME=bell.3.7\n");
 	kvt_notify_close(&notify);
 	close(ends[0]);
@@ -334,56 +376,41 @@ static void what_is_parked_arrives_with_its_name(void **state)
 	close(manager);
 }
 
-static void parcels_are_found_by_name(void **state)
+TEST(stored_descriptors_are_found_by_name)
 {
-	struct kvt_parcels parcels = { 0 };
-	char name[KVT_PARCEL_NAME_BYTES], why[256] = "";
+	struct kvt_fdstore store = { 0 };
+	char name[KVT_STORED_NAME_BYTES], why[256] = "";
 	int fd = -1, first, second;
 	bool own = false;
 
-	(void)state;
-	kvt_parcel_name(name, KVT_PARCEL_SEGMENT, 12, 4294967295u);
+	kvt_stored_name(name, KVT_STORED_SEGMENT, 12, 4294967295u);
 	assert_string_equal(name, "segment.12.4294967295");
-	assert_int_equal(kvt_parcel_kind(name), KVT_PARCEL_SEGMENT);
-	assert_int_equal(kvt_parcel_kind("segments.1.1"), KVT_PARCEL_OTHER);
-	assert_int_equal(kvt_parcel_kind("kvtrunkd@a.socket"), KVT_PARCEL_OTHER);
+	assert_int_equal(kvt_stored_kind(name), KVT_STORED_SEGMENT);
+	assert_int_equal(kvt_stored_kind("segments.1.1"), KVT_STORED_OTHER);
+	assert_int_equal(kvt_stored_kind("kvtrunkd@a.socket"), KVT_STORED_OTHER);
 	first = dup(0);
 	second = dup(0);
-	assert_int_equal(kvt_parcels_add(&parcels, name, first), 0);
-	assert_int_equal(kvt_parcels_add(&parcels, "arena", second), 0);
-	assert_int_equal(kvt_parcels_take(&parcels, "ledger"), -1);
-	assert_int_equal(kvt_parcels_take(&parcels, "arena"), second);
-	assert_int_equal(kvt_parcels_take(&parcels, "arena"), -1);
+	assert_int_equal(kvt_fdstore_add(&store, name, first), 0);
+	assert_int_equal(kvt_fdstore_add(&store, "arena", second), 0);
+	assert_int_equal(kvt_fdstore_take(&store, "ledger"), -1);
+	assert_int_equal(kvt_fdstore_take(&store, "arena"), second);
+	assert_int_equal(kvt_fdstore_take(&store, "arena"), -1);
 	close(second);
-	kvt_parcels_remove(&parcels, name);
-	assert_int_equal(parcels.n, 1);
+	kvt_fdstore_remove(&store, name);
+	assert_int_equal(store.n, 1);
 	assert_int_equal(fcntl(first, F_GETFD), -1);
-	assert_int_equal(kvt_parcels_take_listen(&parcels, &fd, &own, why, sizeof(why)), 0);
+	assert_int_equal(kvt_fdstore_take_listen(&store, &fd, &own, why, sizeof(why)), 0);
 	assert_int_equal(fd, -1);
-	assert_int_equal(kvt_parcels_add(&parcels, "listen", dup(0)), 0);
-	assert_int_equal(kvt_parcels_take_listen(&parcels, &fd, &own, why, sizeof(why)), -EINVAL);
-	assert_int_equal(kvt_parcels_add(&parcels, "other", dup(0)), 0);
-	assert_int_equal(kvt_parcels_take_listen(&parcels, &fd, &own, why, sizeof(why)), -EINVAL);
+	assert_int_equal(kvt_fdstore_add(&store, "listen", dup(0)), 0);
+	assert_int_equal(kvt_fdstore_take_listen(&store, &fd, &own, why, sizeof(why)), -EINVAL);
+	assert_int_equal(kvt_fdstore_add(&store, "other", dup(0)), 0);
+	assert_int_equal(kvt_fdstore_take_listen(&store, &fd, &own, why, sizeof(why)), -EINVAL);
 	assert_non_null(strstr(why, "more than one"));
-	kvt_parcels_close(&parcels);
+	kvt_fdstore_close(&store);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(messages_arrive_on_a_socket_in_the_file_system),
-		cmocka_unit_test(messages_arrive_on_an_abstract_socket),
-		cmocka_unit_test(a_socket_pair_counts_if_it_is_for_us_and_of_our_parent),
-		cmocka_unit_test(a_manager_that_does_not_read_blocks_nobody),
-		cmocka_unit_test(what_a_manager_must_hear_waits_for_room),
-		cmocka_unit_test(without_a_manager_nothing_happens),
-		cmocka_unit_test(a_manager_that_is_not_there_is_an_error),
-		cmocka_unit_test(the_watchdog_counts_only_when_it_is_for_this_process),
-		cmocka_unit_test(a_passed_socket_is_taken_if_it_is_the_right_kind),
-		cmocka_unit_test(what_is_parked_arrives_with_its_name),
-		cmocka_unit_test(parcels_are_found_by_name),
-	};
-
 	unsetenv("NOTIFY_SOCKET");
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return kvt_tests_run(argc, argv);
 }

@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lock files, shared memory objects and the host pool: who lives, what is left, who may write. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
+/* Lock files, shared memory objects and the host pool: which daemon lives, what a dead one left,
+ * which side may write. Every test leaves /dev/shm and its folder empty.
+ *
+ * Inputs: files and objects of dead, live and foreign daemons. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -19,9 +15,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "daemon/config.h"
-#include "daemon/object.h"
-#include "daemon/pool.h"
+#include "daemon/setup/config.h"
+#include "daemon/setup/object.h"
+#include "daemon/setup/pool.h"
+#include "tests/lib/cases.h"
 
 static char directory[64];
 
@@ -38,13 +35,12 @@ static int remove_directory(void **state)
 	return rmdir(directory); /* fails if a test left something */
 }
 
-static void the_second_to_ask_for_a_lock_is_told_the_pid_of_the_first(void **state)
+TEST(the_second_to_ask_for_a_lock_is_told_the_pid_of_the_first)
 {
 	struct kvt_lock_file first, second;
 	char why[512], pid[32];
 	int stale = 7;
 
-	(void)state;
 	assert_int_equal(kvt_lock_take(&first, directory, "a", &stale, why, sizeof(why)), 0);
 	assert_int_equal(stale, 0);
 	assert_int_equal(kvt_lock_take(&second, directory, "a", &stale, why, sizeof(why)),
@@ -63,14 +59,13 @@ static void the_second_to_ask_for_a_lock_is_told_the_pid_of_the_first(void **sta
 	kvt_lock_release(&first);
 }
 
-static void a_dead_process_lock_is_taken_over(void **state)
+TEST(a_dead_process_lock_is_taken_over)
 {
 	struct kvt_lock_file lock;
 	char why[512];
 	int stale = 0, status;
 	pid_t child = fork();
 
-	(void)state;
 	if (child == 0)
 		_exit(kvt_lock_take(&lock, directory, "dead", &stale, why, sizeof(why)) ? 1 : 0);
 	assert_int_equal(waitpid(child, &status, 0), child);
@@ -81,7 +76,7 @@ static void a_dead_process_lock_is_taken_over(void **state)
 	kvt_lock_release(&lock);
 }
 
-static void the_lock_can_be_opened_by_its_user_only(void **state)
+TEST(the_lock_can_be_opened_by_its_user_only)
 {
 	struct kvt_lock_file lock, other;
 	char why[512];
@@ -89,7 +84,6 @@ static void the_lock_can_be_opened_by_its_user_only(void **state)
 	int stale, status;
 	pid_t child;
 
-	(void)state;
 	if (getuid() != 0)
 		skip();
 	assert_int_equal(chmod(directory, 0777), 0);
@@ -102,7 +96,7 @@ static void the_lock_can_be_opened_by_its_user_only(void **state)
 		    kvt_lock_take(&other, directory, "mine", &stale, why, sizeof(why)) !=
 			    -EACCES || !strstr(why, "is of uid 0"))
 			_exit(1);
-		/* It stays, as it would after a crash. */
+		/* It stays, as after a crash. */
 		_exit(kvt_lock_take(&other, directory, "its", &stale, why, sizeof(why)) ? 2 : 0);
 	}
 	assert_int_equal(waitpid(child, &status, 0), child);
@@ -115,14 +109,13 @@ static void the_lock_can_be_opened_by_its_user_only(void **state)
 	assert_int_equal(rmdir(other.private), 0);
 }
 
-static void a_private_directory_that_is_not_private_is_made_so(void **state)
+TEST(a_private_directory_that_is_not_private_is_made_so)
 {
 	struct kvt_lock_file lock;
 	char why[512], private[128];
 	struct stat there;
 	int stale;
 
-	(void)state;
 	snprintf(private, sizeof(private), "%s/open.lock.d", directory);
 	assert_int_equal(mkdir(private, 0755), 0);
 	assert_int_equal(kvt_lock_take(&lock, directory, "open", &stale, why, sizeof(why)), 0);
@@ -132,32 +125,30 @@ static void a_private_directory_that_is_not_private_is_made_so(void **state)
 	assert_int_equal(stat(private, &there), -1);
 }
 
-static void a_killed_process_is_ending_until_it_has_ended_and_after(void **state)
+TEST(a_killed_process_is_ending_until_it_has_ended_and_after)
 {
 	pid_t child = fork();
 
-	(void)state;
 	if (child == 0)
 		for (;;)
 			pause();
 	assert_false(kvt_process_ending(child));
 	assert_false(kvt_process_ending(0));
 	kill(child, SIGKILL);
-	assert_true(kvt_process_ending(child)); /* at whatever point it is */
+	assert_true(kvt_process_ending(child)); /* at any point */
 	assert_int_equal(waitid(P_PID, (id_t)child, NULL, WEXITED | WNOWAIT), 0);
 	assert_true(kvt_process_ending(child));
 	assert_int_equal(waitpid(child, NULL, 0), child);
 	assert_true(kvt_process_ending(child));
 }
 
-static void a_directory_that_the_lock_made_goes_with_it(void **state)
+TEST(a_directory_that_the_lock_made_goes_with_it)
 {
 	struct kvt_lock_file lock;
 	char why[512], deeper[128];
 	struct stat there;
 	int stale;
 
-	(void)state;
 	snprintf(deeper, sizeof(deeper), "%s/made", directory);
 	assert_int_equal(kvt_lock_take(&lock, deeper, "x", &stale, why, sizeof(why)), 0);
 	assert_int_equal(stat(deeper, &there), 0);
@@ -165,13 +156,12 @@ static void a_directory_that_the_lock_made_goes_with_it(void **state)
 	assert_int_equal(stat(deeper, &there), -1);
 }
 
-static void leftovers_are_removed_by_prefix_and_others_stay(void **state)
+TEST(leftovers_are_removed_by_prefix_and_others_stay)
 {
 	struct kvt_object a, b, other;
 	char prefix[KVT_OBJECT_NAME_BYTES], foreign[KVT_OBJECT_NAME_BYTES], why[512];
 	int fd;
 
-	(void)state;
 	kvt_object_prefix(prefix, directory, "one");
 	kvt_object_prefix(foreign, directory, "one-more");
 	assert_int_equal(kvt_object_create(&a, prefix, "arena", 8192, why, sizeof(why)), 0);
@@ -188,14 +178,13 @@ static void leftovers_are_removed_by_prefix_and_others_stay(void **state)
 	assert_int_equal(kvt_object_clean(foreign), 0);
 }
 
-static void what_a_dead_process_left_is_an_orphan_and_a_live_one_s_is_not(void **state)
+TEST(what_a_dead_process_left_is_an_orphan_and_a_live_one_s_is_not)
 {
 	struct kvt_object mine, its;
 	char prefix[KVT_OBJECT_NAME_BYTES], other[KVT_OBJECT_NAME_BYTES], why[512];
 	int status, fd;
 	pid_t child;
 
-	(void)state;
 	kvt_object_prefix(prefix, directory, "orphan");
 	snprintf(other, sizeof(other), "%.90sx.", prefix);
 	assert_int_equal(kvt_object_create(&mine, prefix, "arena", 8192, why, sizeof(why)), 0);
@@ -212,13 +201,12 @@ static void what_a_dead_process_left_is_an_orphan_and_a_live_one_s_is_not(void *
 	kvt_object_destroy(&mine);
 }
 
-static void what_is_larger_than_the_file_system_is_refused_with_the_cure(void **state)
+TEST(what_is_larger_than_the_file_system_is_refused_with_the_cure)
 {
 	struct kvt_object object;
 	char prefix[KVT_OBJECT_NAME_BYTES], why[512] = "";
 	int error;
 
-	(void)state;
 	kvt_object_prefix(prefix, directory, "large");
 	error = kvt_object_create(&object, prefix, "arena", 1ull << 50, why, sizeof(why));
 	assert_true(error < 0);
@@ -226,13 +214,12 @@ static void what_is_larger_than_the_file_system_is_refused_with_the_cure(void **
 	assert_int_equal(kvt_object_clean(prefix), 0);
 }
 
-static void room_counts_what_comes_before_and_what_is_given_back(void **state)
+TEST(room_counts_what_comes_before_and_what_is_given_back)
 {
 	struct statvfs there;
 	uint64_t total;
 	char why[512] = "";
 
-	(void)state;
 	assert_int_equal(statvfs("/dev/shm", &there), 0);
 	total = (uint64_t)there.f_blocks * there.f_frsize;
 	assert_int_equal(kvt_object_room("arena", 1, 0, 0, why, sizeof(why)), 0);
@@ -243,14 +230,13 @@ static void room_counts_what_comes_before_and_what_is_given_back(void **state)
 					 sizeof(why)), -ENOSPC);
 }
 
-static void a_readonly_descriptor_can_neither_write_nor_resize(void **state)
+TEST(a_readonly_descriptor_can_neither_write_nor_resize)
 {
 	struct kvt_object object;
 	char prefix[KVT_OBJECT_NAME_BYTES], why[512];
 	struct stat there;
 	int fd;
 
-	(void)state;
 	kvt_object_prefix(prefix, directory, "readonly");
 	assert_int_equal(kvt_object_create(&object, prefix, "arena", 8192, why, sizeof(why)), 0);
 	fd = kvt_object_open_readonly(&object);
@@ -260,16 +246,15 @@ static void a_readonly_descriptor_can_neither_write_nor_resize(void **state)
 	assert_int_equal(write(fd, "x", 1), -1);
 	assert_int_equal(ftruncate(fd, 0), -1);
 	assert_ptr_equal(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
-	*(volatile char *)object.base = 1; /* ours still is writable */
+	*(volatile char *)object.base = 1; /* the daemon's own is still writable */
 	close(fd);
 	kvt_object_destroy(&object);
 }
 
-static void a_sealed_object_keeps_its_size_and_its_seals(void **state)
+TEST(a_sealed_object_keeps_its_size_and_its_seals)
 {
 	struct kvt_object object;
 
-	(void)state;
 	assert_int_equal(kvt_object_create_sealed(&object, "test", 8192), 0);
 	assert_int_equal(fcntl(object.fd, F_GET_SEALS),
 			 F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
@@ -279,7 +264,44 @@ static void a_sealed_object_keeps_its_size_and_its_seals(void **state)
 	kvt_object_destroy(&object);
 }
 
-static void a_host_pool_is_sealed_and_says_how_it_was_made(void **state)
+TEST(a_copy_does_not_change_with_its_object)
+{
+	struct kvt_object object, copy;
+	uint8_t *bytes;
+
+	assert_int_equal(kvt_object_create_sealed(&object, "test", 3 * 8192), 0);
+	bytes = object.base;
+	bytes[0] = bytes[3 * 8192 - 1] = 1;
+	assert_int_equal(kvt_object_take(&copy, kvt_object_copy(&object)), 0);
+	assert_int_equal(copy.bytes, object.bytes);
+	bytes[0] = 2;
+	assert_int_equal(((uint8_t *)copy.base)[0], 1);
+	assert_int_equal(((uint8_t *)copy.base)[3 * 8192 - 1], 1);
+	kvt_object_destroy(&copy);
+	kvt_object_destroy(&object);
+}
+
+TEST(what_is_taken_for_reading_keeps_stores_to_itself)
+{
+	struct kvt_object object, taken;
+	uint8_t *bytes;
+	char path[64];
+
+	assert_int_equal(kvt_object_create_sealed(&object, "test", 8192), 0);
+	bytes = object.base;
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", object.fd);
+	assert_int_equal(kvt_object_take(&taken, open(path, O_RDONLY | O_CLOEXEC)), 0);
+	((uint8_t *)taken.base)[0] = 1;
+	assert_int_equal(bytes[0], 0);
+	kvt_object_destroy(&taken);
+	assert_int_equal(kvt_object_take(&taken, open(path, O_RDWR | O_CLOEXEC)), 0);
+	((uint8_t *)taken.base)[0] = 1;
+	assert_int_equal(bytes[0], 1);
+	kvt_object_destroy(&taken);
+	kvt_object_destroy(&object);
+}
+
+TEST(a_host_pool_is_sealed_and_says_how_it_was_made)
 {
 	struct kvt_pool pool = { .n_slabs = 3, .page_bytes = 4096, .n_pages = 16,
 				 .hugepages = KVT_HUGEPAGES_AUTO };
@@ -287,7 +309,6 @@ static void a_host_pool_is_sealed_and_says_how_it_was_made(void **state)
 	char why[512];
 	uint64_t again;
 
-	(void)state;
 	pool.ops = kvt_pool_backend_find(KVT_POOL_HOST);
 	assert_non_null(pool.ops);
 	assert_int_equal(pool.ops->create(&pool, why, sizeof(why)), 0);
@@ -302,43 +323,22 @@ static void a_host_pool_is_sealed_and_says_how_it_was_made(void **state)
 		assert_int_equal(export.slabs[i].device, -1);
 		assert_int_equal(pwrite(export.fds[i], &mark, 1, 0), 1);
 		assert_int_equal(pread(export.fds[0], &back, 1, 0), 1);
-		assert_int_equal(back, 'a'); /* each is memory of its own */
+		assert_int_equal(back, 'a'); /* each is separate memory */
 	}
 	assert_true(pool.ops->quiesce(&pool, &(struct kvt_pool_writer){ 0 }, 0, &again));
 	pool.ops->destroy(&pool);
 }
 
-static void a_pool_larger_than_memory_is_refused_with_the_numbers(void **state)
+TEST(a_pool_larger_than_memory_is_refused_with_the_numbers)
 {
 	struct kvt_pool pool = { .n_slabs = 1, .page_bytes = 1ull << 40, .n_pages = 1024,
 				 .hugepages = KVT_HUGEPAGES_NO };
 	char why[512] = "";
 
-	(void)state;
 	pool.ops = kvt_pool_backend_find(KVT_POOL_HOST);
 	assert_int_equal(pool.ops->create(&pool, why, sizeof(why)), -ENOMEM);
 	assert_non_null(strstr(why, "1125899906842624"));
 	assert_non_null(strstr(why, "n_pages"));
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(the_second_to_ask_for_a_lock_is_told_the_pid_of_the_first),
-		cmocka_unit_test(a_dead_process_lock_is_taken_over),
-		cmocka_unit_test(the_lock_can_be_opened_by_its_user_only),
-		cmocka_unit_test(a_private_directory_that_is_not_private_is_made_so),
-		cmocka_unit_test(a_killed_process_is_ending_until_it_has_ended_and_after),
-		cmocka_unit_test(a_directory_that_the_lock_made_goes_with_it),
-		cmocka_unit_test(leftovers_are_removed_by_prefix_and_others_stay),
-		cmocka_unit_test(what_a_dead_process_left_is_an_orphan_and_a_live_one_s_is_not),
-		cmocka_unit_test(what_is_larger_than_the_file_system_is_refused_with_the_cure),
-		cmocka_unit_test(room_counts_what_comes_before_and_what_is_given_back),
-		cmocka_unit_test(a_readonly_descriptor_can_neither_write_nor_resize),
-		cmocka_unit_test(a_sealed_object_keeps_its_size_and_its_seals),
-		cmocka_unit_test(a_host_pool_is_sealed_and_says_how_it_was_made),
-		cmocka_unit_test(a_pool_larger_than_memory_is_refused_with_the_numbers),
-	};
-
-	return cmocka_run_group_tests(tests, make_directory, remove_directory);
-}
+TEST_GROUP(make_directory, remove_directory)

@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The operation log's codec: what is written is read, what is damaged is noticed. */
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+/* The operation log's codec: it reads what it wrote and detects damage, cut ends and full disks.
+ * Files are made here, cut and changed byte by byte.
+ *
+ * Invariant: what is read was written, in order, and the rest is named. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -18,8 +14,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/oplog.h"
-#include "daemon/oplog_format.h"
+#include "daemon/log/operations.h"
+#include "daemon/log/operations_format.h"
+#include "tests/lib/cases.h"
 
 #define N_RECORDS 60
 #define N_KEYS 300
@@ -56,7 +53,7 @@ static int remove_file(void **state)
 	return unlink(path);
 }
 
-/* Record i of a made-up log; what it points to is in `store`. */
+/* Make record i of a log. Its arrays are in `store`. */
 struct store {
 	uint32_t list[64], pages[8], out[8];
 	struct kvt_event events[4];
@@ -77,7 +74,7 @@ static struct kvt_record make_record(uint32_t i, struct store *store)
 	r.sqe.user_data = i;
 	r.sqe.node = i;
 	r.n_list = i % 65;
-	for (uint32_t k = 0; k < r.n_list; k++) /* up, down, apart, and the largest there is */
+	for (uint32_t k = 0; k < r.n_list; k++) /* up, down, apart, and the largest */
 		store->list[k] = k < 20 ? 100 + k : k < 40 ? 4000 - k : k * i;
 	if (r.n_list > 2)
 		store->list[r.n_list - 1] = UINT32_MAX;
@@ -92,7 +89,7 @@ static struct kvt_record make_record(uint32_t i, struct store *store)
 		store->out[k] = 50 - k;
 	if (r.kind == KVT_REC_OP) {
 		r.cqe = (struct kvt_cqe){ .user_data = i, .result = i % 3 ? 0 : -(int)i,
-					  .lease = 1 + i % 11, .e = UINT32_MAX };
+					  .lease = 1 + i % 11, .n_list = UINT32_MAX };
 		r.sqe.op = i % 6 ? KVT_OP_COMMIT : KVT_OP_BEGIN;
 		r.keys = all_keys;
 		r.n_keys = (i * 13) % N_KEYS;
@@ -110,7 +107,7 @@ static struct kvt_record make_record(uint32_t i, struct store *store)
 }
 
 static uint32_t wrong_key_at = UINT32_MAX;
-static uint64_t ends[N_RECORDS + 1]; /* offsets at which n records are whole */
+static uint64_t ends[N_RECORDS + 1]; /* offsets where n records are whole */
 
 static int path_keys(void *context, uint32_t node, uint32_t positions, uint32_t *ret_keys)
 {
@@ -170,7 +167,7 @@ static void assert_same(const struct kvt_record *got, uint32_t i)
 	assert_memory_equal(&got->counters, &want.counters, sizeof(want.counters));
 }
 
-/* Reads the file; every record that comes out must be right. Returns how many did. */
+/* Read the file. Each record must be right. Returns their number. */
 static uint32_t read_log(int *ret_end, bool *ret_truncated)
 {
 	struct kvt_oplog_reader *reader;
@@ -199,13 +196,12 @@ static uint32_t read_log(int *ret_end, bool *ret_truncated)
 	return n;
 }
 
-static void reads_what_was_written(void **state)
+TEST_WITH(reads_what_was_written, make_file, remove_file)
 {
 	bool truncated;
 	struct stat st;
 	int end;
 
-	(void)state;
 	write_log(N_RECORDS);
 	assert_int_equal(read_log(&end, &truncated), N_RECORDS);
 	assert_int_equal(end, 0);
@@ -214,12 +210,11 @@ static void reads_what_was_written(void **state)
 	assert_int_equal(st.st_mode & 0777, 0600);
 }
 
-static void leaves_known_keys_out(void **state)
+TEST_WITH(leaves_known_keys_out, make_file, remove_file)
 {
 	struct stat st;
 	uint64_t keys = 0;
 
-	(void)state;
 	write_log(N_RECORDS);
 	for (uint32_t i = 0; i < N_RECORDS; i++) {
 		struct store store;
@@ -230,15 +225,14 @@ static void leaves_known_keys_out(void **state)
 	assert_true((uint64_t)st.st_size < keys * sizeof(uint32_t) * 3 / 4 + N_RECORDS * 300);
 }
 
-/* Wherever a crash cuts the file, what is whole before it is read and the rest is named. */
-static void tolerates_a_cut_at_any_byte(void **state)
+/* A crash may cut the file anywhere: whole records before it are read, and the rest is reported. */
+TEST_WITH(tolerates_a_cut_at_any_byte, make_file, remove_file)
 {
 	bool truncated = false;
 	struct stat st;
 	off_t size;
 	int end;
 
-	(void)state;
 	write_log(12);
 	assert_int_equal(read_log(&end, &truncated), 12);
 	ends[0] = sizeof(struct oplog_header);
@@ -252,7 +246,7 @@ static void tolerates_a_cut_at_any_byte(void **state)
 		assert_int_equal(truncate(path, size), 0);
 		assert_int_equal(read_log(&end, &truncated), whole);
 		if ((uint64_t)size < ends[0]) {
-			assert_int_equal(end, -EINVAL); /* not even the header is there */
+			assert_int_equal(end, -EINVAL); /* the header itself is cut */
 			continue;
 		}
 		assert_int_equal(end, 0);
@@ -260,14 +254,13 @@ static void tolerates_a_cut_at_any_byte(void **state)
 	}
 }
 
-/* No changed bit gets through as a record that was never written: read_log() compares them all. */
-static void notices_any_changed_bit(void **state)
+/* No changed bit yields a record that was never written: read_log() compares them all. */
+TEST_WITH(notices_any_changed_bit, make_file, remove_file)
 {
 	uint32_t noticed = 0, tried = 0;
 	struct stat st;
 	int fd;
 
-	(void)state;
 	write_log(12);
 	assert_int_equal(stat(path, &st), 0);
 	fd = open(path, O_RDWR | O_CLOEXEC);
@@ -289,12 +282,11 @@ static void notices_any_changed_bit(void **state)
 	assert_int_equal(noticed, tried);
 }
 
-static void notices_keys_that_are_not_those_of_the_path(void **state)
+TEST_WITH(notices_keys_that_are_not_those_of_the_path, make_file, remove_file)
 {
 	bool truncated;
 	int end;
 
-	(void)state;
 	write_log(N_RECORDS);
 	wrong_key_at = 3;
 	assert_true(read_log(&end, &truncated) < N_RECORDS);
@@ -302,7 +294,7 @@ static void notices_keys_that_are_not_those_of_the_path(void **state)
 	wrong_key_at = UINT32_MAX;
 }
 
-static void a_full_disk_ends_the_log_and_nothing_else(void **state)
+TEST_WITH(a_full_disk_ends_the_log_and_nothing_else, make_file, remove_file)
 {
 	struct rlimit small = { .rlim_cur = 300000, .rlim_max = RLIM_INFINITY }, old;
 	struct kvt_core_config c = config();
@@ -312,10 +304,9 @@ static void a_full_disk_ends_the_log_and_nothing_else(void **state)
 	int error = 0, again, end;
 	bool truncated;
 
-	(void)state;
 	assert_int_equal(kvt_oplog_open("/dev/full", &c, &log, why, sizeof(why)), -ENOSPC);
 	assert_non_null(strstr(why, "/dev/full"));
-	/* A file that may not grow any more is a full disk, too. */
+	/* A file at its size limit counts as a full disk. */
 	signal(SIGXFSZ, SIG_IGN);
 	assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
 	small.rlim_max = old.rlim_max;
@@ -337,7 +328,7 @@ static void a_full_disk_ends_the_log_and_nothing_else(void **state)
 	assert_int_equal(end, 0);
 }
 
-static void replaces_logs_and_nothing_else(void **state)
+TEST_WITH(replaces_logs_and_nothing_else, make_file, remove_file)
 {
 	struct kvt_core_config c = config();
 	struct kvt_oplog *log = NULL;
@@ -346,7 +337,6 @@ static void replaces_logs_and_nothing_else(void **state)
 	FILE *file;
 	int end;
 
-	(void)state;
 	write_log(20);
 	write_log(3);
 	assert_int_equal(read_log(&end, &truncated), 3);
@@ -376,8 +366,8 @@ static void write_some(struct kvt_oplog *log, uint32_t from, uint32_t to)
 	}
 }
 
-/* A daemon died inside its `lost`-th last record, which was written or half written. */
-static void goes_on(uint32_t lost, bool half)
+/* A daemon died in its `lost`-th last record, which was complete or half written. */
+static void continues_after(uint32_t lost, bool half)
 {
 	struct kvt_core_config c = config();
 	const uint64_t other[2] = { 1, 1 };
@@ -404,14 +394,14 @@ static void goes_on(uint32_t lost, bool half)
 	assert_int_equal(kvt_oplog_continue(path, &c, c.instance, &tail, &log, why, sizeof(why)),
 			 0);
 	write_some(log, 20 - lost, 21 - lost);
-	/* Nothing of the old end is behind the first new record. */
+	/* No old bytes follow the first new record. */
 	assert_int_equal(read_log(&end, &truncated), 21 - lost);
 	assert_false(truncated);
 	write_some(log, 21 - lost, 30);
 	assert_int_equal(kvt_oplog_close(log), 0);
 	assert_int_equal(read_log(&end, &truncated), 30);
 	assert_false(truncated);
-	/* And once more, by a third one that finds nothing to cut. */
+	/* And again by a third daemon that finds nothing to cut. */
 	assert_int_equal(kvt_oplog_continue(path, &c, c.instance, &tail, &log, why, sizeof(why)),
 			 0);
 	write_some(log, 30, 40);
@@ -419,131 +409,29 @@ static void goes_on(uint32_t lost, bool half)
 	assert_int_equal(read_log(&end, &truncated), 40);
 }
 
-static void a_successor_goes_on_behind_the_last_whole_effect(void **state)
+TEST_WITH(a_successor_continues_behind_the_last_whole_effect, make_file, remove_file)
 {
-	(void)state;
 	for (uint32_t lost = 0; lost <= 2; lost++) {
-		goes_on(lost, false);
-		goes_on(lost, true);
+		continues_after(lost, false);
+		continues_after(lost, true);
 	}
 }
 
-static void a_log_that_was_buffered_can_be_handed_over(void **state)
+TEST_WITH(a_log_that_ended_is_not_continued, make_file, remove_file)
 {
 	struct kvt_core_config c = config();
 	struct kvt_oplog_tail tail;
 	struct kvt_oplog *log;
 	char why[256] = "";
-	bool truncated;
-	int end;
 
-	(void)state;
 	assert_int_equal(kvt_oplog_open(path, &c, &log, why, sizeof(why)), 0);
+	kvt_oplog_keep(log, &tail);
 	write_some(log, 0, 10);
-	assert_int_equal(kvt_oplog_hand_over(log, &tail), 0);
 	assert_int_equal(kvt_oplog_close(log), 0);
 	assert_int_equal(kvt_oplog_continue(path, &c, c.instance, &tail, &log, why, sizeof(why)),
 			 0);
-	write_some(log, 10, 20);
 	assert_int_equal(kvt_oplog_close(log), 0);
-	assert_int_equal(read_log(&end, &truncated), 20);
-	assert_int_equal(kvt_oplog_open("/dev/null", &c, &log, why, sizeof(why)), 0);
-	assert_int_equal(kvt_oplog_hand_over(log, &tail), -ESPIPE);
-	assert_int_equal(kvt_oplog_close(log), 0);
-}
-
-/* The other one wrote `written` records and half of another before it failed. */
-static void is_taken_back(uint32_t written, bool half)
-{
-	struct kvt_core_config c = config();
-	struct kvt_oplog *log, *other;
-	struct kvt_oplog_tail tail;
-	char why[256] = "";
-	bool truncated;
-	int end;
-
-	assert_int_equal(kvt_oplog_open(path, &c, &log, why, sizeof(why)), 0);
-	write_some(log, 0, 10);
-	assert_int_equal(kvt_oplog_hand_over(log, &tail), 0);
-	assert_int_equal(kvt_oplog_continue(path, &c, c.instance, &tail, &other, why, sizeof(why)),
-			 0);
-	write_some(other, 10, 10 + written);
-	assert_int_equal(kvt_oplog_close(other), 0);
-	if (half) {
-		FILE *file = fopen(path, "a");
-
-		assert_non_null(file);
-		fputs("half a record", file);
-		fclose(file);
-	}
-	assert_int_equal(kvt_oplog_take_back(log), 0);
-	write_some(log, 10 + written, 11 + written);
-	assert_int_equal(read_log(&end, &truncated), 11 + written);
-	assert_false(truncated);
-	kvt_oplog_let_go(log);
-	memset(&tail, 0xff, sizeof(tail));
-	write_some(log, 11 + written, 20);
-	assert_int_equal(read_log(&end, &truncated), 11 + written); /* it is buffered again */
-	assert_int_equal(kvt_oplog_close(log), 0);
-	assert_int_equal(read_log(&end, &truncated), 20);
-	assert_false(truncated);
-}
-
-static void a_log_that_was_handed_over_can_be_taken_back(void **state)
-{
-	(void)state;
-	for (uint32_t written = 0; written <= 2; written++) {
-		is_taken_back(written, false);
-		is_taken_back(written, true);
-	}
-}
-
-/* Whoever failed may have left anything there. */
-static void a_tail_that_cannot_be_ends_the_log(void **state)
-{
-	const int64_t wrong[] = { -1, 1, 1 << 20 };
-	struct kvt_core_config c = config();
-	char why[256] = "";
-	bool truncated;
-	int end;
-
-	(void)state;
-	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
-		struct kvt_record record;
-		struct kvt_oplog_tail tail;
-		struct kvt_oplog *log;
-		struct store store;
-
-		assert_int_equal(kvt_oplog_open(path, &c, &log, why, sizeof(why)), 0);
-		write_some(log, 0, 10);
-		assert_int_equal(kvt_oplog_hand_over(log, &tail), 0);
-		tail.end = (uint64_t)((int64_t)tail.end + wrong[i]);
-		assert_int_equal(kvt_oplog_take_back(log), -ESTALE);
-		record = make_record(10, &store);
-		assert_int_equal(kvt_oplog_write(log, &record), -ESTALE);
-		kvt_oplog_let_go(log);
-		assert_int_equal(kvt_oplog_close(log), -ESTALE);
-		assert_int_equal(read_log(&end, &truncated), 10);
-	}
-}
-
-#define CASE(function) cmocka_unit_test_setup_teardown(function, make_file, remove_file)
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		CASE(reads_what_was_written),
-		CASE(leaves_known_keys_out),
-		CASE(tolerates_a_cut_at_any_byte),
-		CASE(notices_any_changed_bit),
-		CASE(notices_keys_that_are_not_those_of_the_path),
-		CASE(a_full_disk_ends_the_log_and_nothing_else),
-		CASE(replaces_logs_and_nothing_else),
-		CASE(a_successor_goes_on_behind_the_last_whole_effect),
-		CASE(a_log_that_was_buffered_can_be_handed_over),
-		CASE(a_log_that_was_handed_over_can_be_taken_back),
-		CASE(a_tail_that_cannot_be_ends_the_log),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	kvt_oplog_end(&tail);
+	assert_int_equal(kvt_oplog_continue(path, &c, c.instance, &tail, &log, why, sizeof(why)),
+			 -ESTALE);
 }

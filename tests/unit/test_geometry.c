@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shm/geometry.c: where each element of a slab lies, for every layout, order and type. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
+/* shm/geometry.c: where each element of a slab lies, for every layout, order and type. Compared
+ * with a naive formula; elements must cover the slab without overlap.
+ *
+ * Inputs: geometries from a table, and the largest. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -14,6 +10,7 @@
 
 #include "kvtrunk.h"
 #include "shm/geometry.h"
+#include "tests/lib/cases.h"
 
 struct shape {
 	uint32_t n_layers, n_kv_heads, head_dim, page_size, n_pages;
@@ -39,7 +36,7 @@ static struct kvt_pool_geometry make(const struct shape *shape, uint32_t type, u
 	return geometry;
 }
 
-/* One index after the other, as the arrays' names say it: the formula that nobody can get wrong. */
+/* One index after the other, in the order of the arrays' names: an obviously right formula. */
 static uint64_t naive(const struct shape *s, uint32_t type, uint32_t layout, uint32_t order,
 		      const uint32_t at[6] /* layer, plane, page, head, position, element */)
 {
@@ -57,7 +54,8 @@ static uint64_t naive(const struct shape *s, uint32_t type, uint32_t layout, uin
 	return (index * s->head_dim + at[5]) * bytes[type];
 }
 
-/* Visit every element of a plane: its address is the naive one, its bytes were nobody's before. */
+/* Visit every element of a plane: its address is the naive one, and no other element has its
+ * bytes. */
 static void check_plane(const struct shape *s, const struct kvt_pool_geometry *geometry,
 			const struct kvt_pool_view *view, char *slab, uint32_t layer,
 			uint32_t plane, uint8_t *seen)
@@ -84,10 +82,9 @@ static void check_plane(const struct shape *s, const struct kvt_pool_geometry *g
 				}
 }
 
-/* All elements of all planes together are exactly the slab: no overlap, no hole, no end beyond. */
-static void every_element_has_bytes_of_its_own_and_all_are_the_slab(void **state)
+/* All elements of all planes cover the slab exactly: no overlap, no hole, no end beyond. */
+TEST(every_element_has_bytes_of_its_own_and_all_are_the_slab)
 {
-	(void)state;
 	for (uint32_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]) * 16; i++) {
 		const struct shape *s = &shapes[i / 16];
 		struct kvt_pool_geometry geometry = make(s, i % 4, i / 4 % 2, i / 8 % 2);
@@ -119,7 +116,7 @@ static void every_element_has_bytes_of_its_own_and_all_are_the_slab(void **state
 	}
 }
 
-static void a_page_of_a_page_major_slab_is_one_piece(void **state)
+TEST(a_page_of_a_page_major_slab_is_one_piece)
 {
 	struct kvt_pool_geometry geometry = make(&shapes[1], KVT_ELEMENT_FP16, KVT_LAYOUT_NHD,
 						 KVT_ORDER_PAGE);
@@ -127,33 +124,30 @@ static void a_page_of_a_page_major_slab_is_one_piece(void **state)
 	struct kvt_pool_view view;
 	char slab[1];
 
-	(void)state;
 	assert_int_equal(bytes, 2 * 3 * 4 * 2 * 5 * 2);
 	kvt_pool_geometry_view(&geometry, 4, 3, slab, 0, &view);
 	assert_ptr_equal(view.k, slab);
 	assert_int_equal(view.page_stride_bytes, bytes);
 }
 
-/* The largest that passes: nothing wraps around on the way to its end. */
-static void the_largest_geometry_does_not_overflow(void **state)
+/* The largest accepted: no product wraps. */
+TEST(the_largest_geometry_does_not_overflow)
 {
 	const struct shape s = { 256, 4096, 1024, 256, 1u << 6 };
 	struct kvt_pool_geometry geometry = make(&s, KVT_ELEMENT_FP32, 0, KVT_ORDER_LAYER);
 	struct kvt_pool_view view;
 
-	(void)state;
 	assert_int_equal(kvt_pool_geometry_page_bytes(&geometry, 256), 1ull << 41);
 	kvt_pool_geometry_view(&geometry, 256, s.n_pages, NULL, 255, &view);
 	assert_int_equal((uintptr_t)view.v, 511ull * (1ull << 32) * s.n_pages);
 }
 
-static void what_is_no_geometry_has_no_page(void **state)
+TEST(what_is_no_geometry_has_no_page)
 {
 	const struct kvt_pool_geometry good = make(&shapes[1], KVT_ELEMENT_FP8_E4M3, 0, 0);
 	struct kvt_pool_geometry_text text = { .layout = "untouched" };
 	struct kvt_pool_geometry bad[12];
 
-	(void)state;
 	for (size_t i = 0; i < 12; i++)
 		bad[i] = good;
 	bad[0].n_layers = 0;
@@ -179,12 +173,11 @@ static void what_is_no_geometry_has_no_page(void **state)
 	assert_int_equal(kvt_pool_geometry_page_bytes(&good, 512), 0);
 }
 
-static void words_tell_everything_that_differs(void **state)
+TEST(words_tell_everything_that_differs)
 {
 	struct kvt_pool_geometry geometry = make(&shapes[1], KVT_ELEMENT_BF16, 0, KVT_ORDER_PAGE);
 	struct kvt_pool_geometry_text text, other;
 
-	(void)state;
 	assert_int_equal(kvt_pool_geometry_describe(&geometry, &text), 0);
 	assert_string_equal(text.kv_type, "bf16.3x2x5");
 	assert_string_equal(text.layout, "hnd.page");
@@ -207,14 +200,13 @@ static void words_tell_everything_that_differs(void **state)
 	assert_string_equal(text.kv_scales, "3f000000,3e800000");
 }
 
-/* Zero means the default, as everywhere. */
-static void a_scale_that_was_not_given_is_one(void **state)
+/* Zero means the default. */
+TEST(a_scale_that_was_not_given_is_one)
 {
 	struct kvt_pool_geometry geometry = make(&shapes[1], KVT_ELEMENT_FP8_E4M3, 0, 0);
 	struct kvt_pool_geometry_text ones, zeros;
 	struct kvt_pool_view view;
 
-	(void)state;
 	for (uint32_t i = 0; i < KVT_MAX_LAYERS; i++)
 		geometry.scales[i][0] = geometry.scales[i][1] = 1;
 	assert_int_equal(kvt_pool_geometry_describe(&geometry, &ones), 0);
@@ -224,18 +216,4 @@ static void a_scale_that_was_not_given_is_one(void **state)
 	assert_int_not_equal(kvt_pool_geometry_page_bytes(&geometry, 4), 0);
 	kvt_pool_geometry_view(&geometry, 4, 2, &geometry, 1, &view);
 	assert_true(view.k_scale == 1 && view.v_scale == 1);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_element_has_bytes_of_its_own_and_all_are_the_slab),
-		cmocka_unit_test(a_page_of_a_page_major_slab_is_one_piece),
-		cmocka_unit_test(the_largest_geometry_does_not_overflow),
-		cmocka_unit_test(what_is_no_geometry_has_no_page),
-		cmocka_unit_test(words_tell_everything_that_differs),
-		cmocka_unit_test(a_scale_that_was_not_given_is_one),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

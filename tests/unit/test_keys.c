@@ -1,17 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Key builders: each formula against its inverse and against independent arithmetic. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+/* Key builders: each formula against its inverse and against independent arithmetic. Refused inputs
+ * must leave the output unchanged. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kvtrunk_keys.h"
 #include "libclient/sha256.h"
+#include "tests/lib/cases.h"
 
 static void hex(const uint8_t digest[32], char text[65])
 {
@@ -38,7 +34,7 @@ static void check_sha256(const void *bytes, size_t n, size_t part, const char *e
 	assert_string_equal(text, expected);
 }
 
-static void sha256_gives_the_published_digests(void **state)
+TEST(sha256_gives_the_published_digests)
 {
 	static const struct {
 		const char *text, *digest;
@@ -53,7 +49,6 @@ static void sha256_gives_the_published_digests(void **state)
 	};
 	char *million = malloc(1000000);
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(vectors) / sizeof(vectors[0]); i++)
 		for (size_t part = 1; part <= 130; part += 43)
 			check_sha256(vectors[i].text, strlen(vectors[i].text), part,
@@ -64,12 +59,11 @@ static void sha256_gives_the_published_digests(void **state)
 	free(million);
 }
 
-static void text_keys_are_the_tokens_and_refuse_the_top_bit(void **state)
+TEST(text_keys_are_the_tokens_and_refuse_the_top_bit)
 {
 	const uint32_t tokens[] = { 0, 1, 0x7fffffffu }, bad[] = { 1, 0x80000000u, 2 };
 	uint32_t keys[3] = { 9, 9, 9 }, key = 9;
 
-	(void)state;
 	assert_int_equal(kvt_keys_text(tokens, 3, keys), 0);
 	assert_memory_equal(keys, tokens, sizeof(keys));
 	for (int i = 0; i < 3; i++)
@@ -83,12 +77,11 @@ static void text_keys_are_the_tokens_and_refuse_the_top_bit(void **state)
 	assert_int_equal(kvt_keys_text(NULL, 0, NULL), 0);
 }
 
-static void every_coordinate_bin_survives_its_inverse(void **state)
+TEST(every_coordinate_bin_survives_its_inverse)
 {
 	double x, last = -1;
 	uint32_t key, again;
 
-	(void)state;
 	for (uint32_t bin = 0; bin < 1024; bin++) {
 		key = 0x80000000u | bin;
 		assert_int_equal(kvt_key_kind(key), KVT_KIND_COORDINATE);
@@ -97,7 +90,7 @@ static void every_coordinate_bin_survives_its_inverse(void **state)
 		last = x;
 		assert_int_equal(kvt_key_coordinate(x, &again), 0);
 		assert_int_equal(again, key);
-		/* Anything nearer to this bin than to its neighbours is this bin. */
+		/* Any value nearer to this bin than to its neighbours gets this bin. */
 		kvt_key_coordinate(x + 0.49 / 1023, &again);
 		assert_int_equal(again, key);
 		kvt_key_coordinate(x - 0.49 / 1023, &again);
@@ -106,12 +99,11 @@ static void every_coordinate_bin_survives_its_inverse(void **state)
 	assert_true(last == 1.0);
 }
 
-static void coordinates_are_clamped_and_nan_is_refused(void **state)
+TEST(coordinates_are_clamped_and_nan_is_refused)
 {
 	double nan_value = strtod("nan", NULL), huge = strtod("inf", NULL), x = 5;
 	uint32_t key = 1;
 
-	(void)state;
 	assert_int_equal(kvt_key_coordinate(-3, &key), 0);
 	assert_int_equal(key, 0x80000000u);
 	assert_int_equal(kvt_key_coordinate(huge, &key), 0);
@@ -124,13 +116,12 @@ static void coordinates_are_clamped_and_nan_is_refused(void **state)
 	assert_true(x == 5);
 }
 
-static void every_size_bin_survives_its_inverse(void **state)
+TEST(every_size_bin_survives_its_inverse)
 {
 	/* 2^(10 / 1023) found by bisection on its 1023rd power, which is 2^10. */
 	double low = 1, high = 2, width, height, expected = 1.0 / 1024;
 	uint32_t again;
 
-	(void)state;
 	for (int i = 0; i < 60; i++) {
 		double middle = (low + high) / 2, power = 1;
 
@@ -154,12 +145,11 @@ static void every_size_bin_survives_its_inverse(void **state)
 	assert_true(width == 1.0 && height == 1.0 / 1024);
 }
 
-static void sizes_are_clamped_and_nan_is_refused(void **state)
+TEST(sizes_are_clamped_and_nan_is_refused)
 {
 	double nan_value = strtod("nan", NULL), width = 5, height = 6;
 	uint32_t key = 1;
 
-	(void)state;
 	assert_int_equal(kvt_key_size(0, 17, &key), 0);
 	assert_int_equal(key, 0xa00003ffu);
 	assert_int_equal(kvt_key_size(-1, 1, &key), 0);
@@ -172,9 +162,8 @@ static void sizes_are_clamped_and_nan_is_refused(void **state)
 	assert_true(width == 5 && height == 6);
 }
 
-static void kinds_never_overlap(void **state)
+TEST(kinds_never_overlap)
 {
-	(void)state;
 	assert_int_equal(kvt_key_kind(0), KVT_KIND_TEXT);
 	assert_int_equal(kvt_key_kind(0x7fffffffu), KVT_KIND_TEXT);
 	assert_int_equal(kvt_key_kind(0x80000000u), KVT_KIND_COORDINATE);
@@ -197,7 +186,7 @@ static uint32_t bit_of(const uint8_t *digest, unsigned int i)
 	return digest[i / 8] >> (7 - i % 8) & 1;
 }
 
-static void image_keys_are_thirty_bits_of_the_digest_each(void **state)
+TEST(image_keys_are_thirty_bits_of_the_digest_each)
 {
 	const uint64_t image[2] = { 0x0011223344556677ull, 0x8899aabbccddeeffull };
 	const uint8_t identity[20] = { 0x00, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0x99,
@@ -206,7 +195,6 @@ static void image_keys_are_thirty_bits_of_the_digest_each(void **state)
 	uint8_t digest[32];
 	uint32_t keys[730];
 
-	(void)state;
 	kvt_sha256_init(&hash);
 	kvt_sha256_add(&hash, identity, sizeof(identity));
 	kvt_sha256_finish(&hash, digest);
@@ -228,12 +216,11 @@ static void image_keys_are_thirty_bits_of_the_digest_each(void **state)
 	assert_false(kvt_keys_image_is(keys, 5, 0, image, 729));
 }
 
-static void another_image_or_length_differs_within_five_positions(void **state)
+TEST(another_image_or_length_differs_within_five_positions)
 {
 	const uint64_t base[2] = { 1, 2 };
 	uint32_t keys[64], other[64];
 
-	(void)state;
 	assert_int_equal(kvt_keys_image(base, 64, false, keys), 0);
 	for (unsigned int bit = 0; bit < 128; bit++) {
 		uint64_t image[2] = { base[0], base[1] };
@@ -248,12 +235,11 @@ static void another_image_or_length_differs_within_five_positions(void **state)
 	}
 }
 
-static void images_shorter_than_their_identity_need_the_namespace(void **state)
+TEST(images_shorter_than_their_identity_need_the_namespace)
 {
 	const uint64_t image[2] = { 7, 8 };
 	uint32_t keys[5] = { 0 };
 
-	(void)state;
 	assert_int_equal(kvt_keys_image(image, 0, true, keys), -EINVAL);
 	for (uint32_t length = 1; length < 5; length++) {
 		assert_int_equal(kvt_keys_image(image, length, false, keys), -EINVAL);
@@ -264,25 +250,23 @@ static void images_shorter_than_their_identity_need_the_namespace(void **state)
 		assert_int_equal(kvt_keys_image(image, length, true, keys), 0);
 }
 
-static void the_content_hash_is_the_head_of_sha256(void **state)
+TEST(the_content_hash_is_the_head_of_sha256)
 {
 	uint64_t hash[2];
 
-	(void)state;
 	kvt_image_hash("abc", 3, hash);
 	assert_true(hash[0] == 0xba7816bf8f01cfeaull && hash[1] == 0x414140de5dae2223ull);
 }
 
 /* ---------------------------------------------------------------- regions, prompts */
 
-static void a_prompt_knows_its_regions_and_tokens(void **state)
+TEST(a_prompt_knows_its_regions_and_tokens)
 {
 	static const uint32_t text[100] = { 1, 2, 3 };
 	const uint64_t image1[2] = { 1, 1 }, image2[2] = { 2, 2 };
 	struct kvt_prompt prompt = { 0 };
 	uint32_t bad = 0x80000000u;
 
-	(void)state;
 	assert_int_equal(kvt_prompt_text(&prompt, text, 100), 0);
 	assert_int_equal(kvt_prompt_image(&prompt, image1, 1024, false), 0);
 	assert_int_equal(kvt_prompt_image(&prompt, image2, 768, false), 0);
@@ -290,7 +274,7 @@ static void a_prompt_knows_its_regions_and_tokens(void **state)
 	assert_int_equal(prompt.n_tokens, 102);
 	assert_int_equal(kvt_prompt_coordinate(&prompt, 0.5), 0);
 	assert_int_equal(kvt_prompt_size(&prompt, 0.5, 0.25), 0);
-	/* What is refused adds nothing. */
+	/* A refused part adds nothing. */
 	assert_int_equal(kvt_prompt_text(&prompt, &bad, 1), -EINVAL);
 	assert_int_equal(kvt_prompt_image(&prompt, image1, 4, false), -EINVAL);
 	assert_int_equal(kvt_prompt_coordinate(&prompt, strtod("nan", NULL)), -EINVAL);
@@ -317,13 +301,12 @@ static void a_prompt_knows_its_regions_and_tokens(void **state)
 /* Two neighbours, a gap, and one at the very start: [0,4) [4,9) 9 10 [11,16) 16 17. */
 static const struct kvt_region regions[3] = { { 0, 4 }, { 4, 9 }, { 11, 16 } };
 
-static void positions_and_tokens_are_inverse_at_token_boundaries(void **state)
+TEST(positions_and_tokens_are_inverse_at_token_boundaries)
 {
 	static const uint32_t tokens_of[19] = { 0, 0, 0, 0, 1, 1, 1, 1, 1, 2,
 						3, 4, 4, 4, 4, 4, 5, 6, 7 };
 	static const uint32_t positions_of[8] = { 0, 4, 9, 10, 11, 16, 17, 18 };
 
-	(void)state;
 	for (uint32_t i = 0; i < 19; i++)
 		assert_int_equal(kvt_positions_to_tokens(regions, 3, i), tokens_of[i]);
 	for (uint32_t i = 0; i < 8; i++) {
@@ -334,9 +317,8 @@ static void positions_and_tokens_are_inverse_at_token_boundaries(void **state)
 	assert_int_equal(kvt_tokens_to_positions(NULL, 0, 17), 17);
 }
 
-static void a_region_is_complete_when_its_last_position_is_there(void **state)
+TEST(a_region_is_complete_when_its_last_position_is_there)
 {
-	(void)state;
 	for (uint32_t i = 0; i < 19; i++) {
 		uint32_t expected = i < 4 ? 0 : i < 9 ? 1 : i < 16 ? 2 : 3;
 
@@ -359,9 +341,8 @@ static uint32_t slow_cap(uint32_t positions, uint32_t page_size)
 	}
 }
 
-static void caps_end_at_tokens_and_pages(void **state)
+TEST(caps_end_at_tokens_and_pages)
 {
-	(void)state;
 	for (uint32_t page_size = 1; page_size <= 16; page_size *= 2)
 		for (uint32_t i = 0; i < 40; i++)
 			assert_int_equal(kvt_regions_cap(regions, 3, i, page_size),
@@ -403,12 +384,11 @@ static struct kvt_namespace_fields fields_of(unsigned int which)
 	return fields;
 }
 
-static void namespaces_that_differ_have_different_digests(void **state)
+TEST(namespaces_that_differ_have_different_digests)
 {
 	enum { N = 16 };
 	uint64_t digests[N][2], again[2];
 
-	(void)state;
 	for (unsigned int i = 0; i < N; i++) {
 		struct kvt_namespace_fields fields = fields_of(i);
 
@@ -420,7 +400,7 @@ static void namespaces_that_differ_have_different_digests(void **state)
 	}
 }
 
-static void the_namespace_digest_is_the_documented_hash(void **state)
+TEST(the_namespace_digest_is_the_documented_hash)
 {
 	static const uint8_t message[] =
 		"kvtrunk namespace 1"
@@ -435,7 +415,6 @@ static void the_namespace_digest_is_the_documented_hash(void **state)
 	};
 	uint64_t digest[2], expected[2];
 
-	(void)state;
 	kvt_image_hash(message, sizeof(message) - 1, expected);
 	assert_int_equal(kvt_namespace_digest(&fields, digest), 0);
 	assert_memory_equal(digest, expected, sizeof(digest));
@@ -448,7 +427,7 @@ static void the_namespace_digest_is_the_documented_hash(void **state)
 
 /* ---------------------------------------------------------------- geometry */
 
-static void the_fingerprint_reads_like_the_geometry(void **state)
+TEST(the_fingerprint_reads_like_the_geometry)
 {
 	struct kvt_geometry geometry = {
 		.weights = "toy-7b@a1b2",
@@ -457,7 +436,6 @@ static void the_fingerprint_reads_like_the_geometry(void **state)
 	};
 	char text[KVT_FINGERPRINT_BYTES];
 
-	(void)state;
 	kvt_geometry_fingerprint(&geometry, text);
 	assert_string_equal(text, "weights=toy-7b@a1b2;tokenizer=;kv=bf16%20x%3b8%3d%23%25");
 	geometry = (struct kvt_geometry){ 0 };
@@ -465,7 +443,7 @@ static void the_fingerprint_reads_like_the_geometry(void **state)
 	assert_string_equal(text, "");
 }
 
-static void long_fingerprints_keep_their_differences(void **state)
+TEST(long_fingerprints_keep_their_differences)
 {
 	char value[400], text[8][KVT_FINGERPRINT_BYTES], whole[KVT_FINGERPRINT_BYTES];
 	struct kvt_geometry geometry = { 0 };
@@ -475,7 +453,6 @@ static void long_fingerprints_keep_their_differences(void **state)
 				   &geometry.layout,        &geometry.parallel };
 	char other[400];
 
-	(void)state;
 	memset(value, 'v', sizeof(value));
 	value[399] = '\0';
 	memcpy(other, value, sizeof(other));
@@ -493,7 +470,7 @@ static void long_fingerprints_keep_their_differences(void **state)
 		for (int j = 0; j < i; j++)
 			assert_string_not_equal(text[i], text[j]);
 	}
-	/* Exactly as long as fits is left alone; one more byte is not. */
+	/* Exactly as long as fits is unchanged; one more byte is not. */
 	geometry = (struct kvt_geometry){ .weights = value + 399 - 247 };
 	kvt_geometry_fingerprint(&geometry, whole);
 	assert_int_equal(strlen(whole), KVT_FINGERPRINT_BYTES - 1);
@@ -501,31 +478,4 @@ static void long_fingerprints_keep_their_differences(void **state)
 	geometry.weights--;
 	kvt_geometry_fingerprint(&geometry, whole);
 	assert_int_equal(strlen(whole), strlen("weights=#0123456789abcdef"));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(sha256_gives_the_published_digests),
-		cmocka_unit_test(text_keys_are_the_tokens_and_refuse_the_top_bit),
-		cmocka_unit_test(every_coordinate_bin_survives_its_inverse),
-		cmocka_unit_test(coordinates_are_clamped_and_nan_is_refused),
-		cmocka_unit_test(every_size_bin_survives_its_inverse),
-		cmocka_unit_test(sizes_are_clamped_and_nan_is_refused),
-		cmocka_unit_test(kinds_never_overlap),
-		cmocka_unit_test(image_keys_are_thirty_bits_of_the_digest_each),
-		cmocka_unit_test(another_image_or_length_differs_within_five_positions),
-		cmocka_unit_test(images_shorter_than_their_identity_need_the_namespace),
-		cmocka_unit_test(the_content_hash_is_the_head_of_sha256),
-		cmocka_unit_test(a_prompt_knows_its_regions_and_tokens),
-		cmocka_unit_test(positions_and_tokens_are_inverse_at_token_boundaries),
-		cmocka_unit_test(a_region_is_complete_when_its_last_position_is_there),
-		cmocka_unit_test(caps_end_at_tokens_and_pages),
-		cmocka_unit_test(namespaces_that_differ_have_different_digests),
-		cmocka_unit_test(the_namespace_digest_is_the_documented_hash),
-		cmocka_unit_test(the_fingerprint_reads_like_the_geometry),
-		cmocka_unit_test(long_fingerprints_keep_their_differences),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shm/racy.c: comparing and hashing keys that may be changing. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+/* shm/racy.c: compare and hash keys that may change meanwhile. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "shm/racy.h"
+#include "tests/lib/cases.h"
 
 #define MOST 4096u
 
@@ -21,7 +16,7 @@ static void fill(uint32_t n)
 		left[i] = right[i] = i * 2654435761u;
 }
 
-/* The slow truth. */
+/* The slow reference. */
 static uint32_t equal_pages(uint32_t n_pages, uint32_t page_size)
 {
 	uint32_t i = 0;
@@ -31,11 +26,10 @@ static uint32_t equal_pages(uint32_t n_pages, uint32_t page_size)
 	return i / page_size;
 }
 
-static void every_single_difference_is_found_at_its_page(void **state)
+TEST(every_single_difference_is_found_at_its_page)
 {
 	static const uint32_t sizes[] = { 1, 2, 4, 16, 64, 256 };
 
-	(void)state;
 	for (unsigned int s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++) {
 		uint32_t n_pages = 300 / sizes[s] + 3;
 
@@ -50,11 +44,10 @@ static void every_single_difference_is_found_at_its_page(void **state)
 	}
 }
 
-static void several_differences_count_up_to_the_first(void **state)
+TEST(several_differences_count_up_to_the_first)
 {
 	uint32_t random = 1;
 
-	(void)state;
 	for (int round = 0; round < 20000; round++) {
 		uint32_t page_size = 1u << (random >> 8) % 6, n_pages;
 
@@ -70,16 +63,14 @@ static void several_differences_count_up_to_the_first(void **state)
 	}
 }
 
-static void nothing_compares_equal_to_nothing(void **state)
+TEST(nothing_compares_equal_to_nothing)
 {
-	(void)state;
 	assert_true(kvt_racy_equal(left, right, 0));
 	assert_int_equal(kvt_racy_equal_pages(left, right, 0, 64), 0);
 }
 
-static void a_copy_is_exact_and_stays_in_bounds(void **state)
+TEST(a_copy_is_exact_and_stays_in_bounds)
 {
-	(void)state;
 	fill(MOST);
 	for (uint32_t n = 0; n < 70; n++) {
 		memset(right, 0xee, sizeof(right));
@@ -90,12 +81,11 @@ static void a_copy_is_exact_and_stays_in_bounds(void **state)
 	}
 }
 
-/* A tag decides nothing but where to look; still it must depend on all that it is made of. */
-static void a_tag_depends_on_seed_parent_and_each_key(void **state)
+/* A tag only says where to look; still it must depend on all its inputs. */
+TEST(a_tag_depends_on_seed_parent_and_each_key)
 {
 	static const uint32_t sizes[] = { 1, 2, 3, 4, 7, 16, 64, 256 };
 
-	(void)state;
 	fill(MOST);
 	for (unsigned int s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++) {
 		uint32_t n = sizes[s], tag = kvt_racy_tag(5, 9, left, n);
@@ -111,12 +101,11 @@ static void a_tag_depends_on_seed_parent_and_each_key(void **state)
 	}
 }
 
-static void a_tag_is_never_zero_and_spreads_over_buckets(void **state)
+TEST(a_tag_is_never_zero_and_spreads_over_buckets)
 {
 	enum { BUCKETS = 1024, KEYS = 65536 };
 	static uint32_t load[BUCKETS];
 
-	(void)state;
 	for (uint32_t i = 0; i < KEYS; i++) {
 		uint32_t key[4] = { i, i & 7, 1, 0 }, tag = kvt_racy_tag(77, 3, key, 4);
 
@@ -126,18 +115,4 @@ static void a_tag_is_never_zero_and_spreads_over_buckets(void **state)
 	/* 64 expected in each; ten standard deviations are 80. */
 	for (uint32_t i = 0; i < BUCKETS; i++)
 		assert_in_range(load[i], 1, 64 + 80);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_single_difference_is_found_at_its_page),
-		cmocka_unit_test(several_differences_count_up_to_the_first),
-		cmocka_unit_test(nothing_compares_equal_to_nothing),
-		cmocka_unit_test(a_copy_is_exact_and_stays_in_bounds),
-		cmocka_unit_test(a_tag_depends_on_seed_parent_and_each_key),
-		cmocka_unit_test(a_tag_is_never_zero_and_spreads_over_buckets),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shm/ring.c: the session segment and the two ends of its two rings. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+/* shm/ring.c: the session segment and the two ends of its two rings. A damaged header or a lying
+ * peer gives a named error, never an access outside the segment.
+ *
+ * Inputs: sizes, indices near overflow, damaged headers. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "shm/ring.h"
+#include "tests/lib/cases.h"
 
 struct segment {
 	struct kvt_segment_layout layout;
@@ -37,7 +35,7 @@ static void segment_free(struct segment *segment)
 	free(segment->areas);
 }
 
-/* Let both sides start at an index, as if so many entries had gone through. */
+/* Let both sides start at an index, as if that many entries had passed. */
 static void segment_start_at(struct segment *segment, uint32_t index)
 {
 	struct kvt_segment_header *header = segment->base;
@@ -48,12 +46,11 @@ static void segment_start_at(struct segment *segment, uint32_t index)
 		ends[i]->sq_head = ends[i]->sq_tail = ends[i]->cq_head = ends[i]->cq_tail = index;
 }
 
-static void plans_refuse_sizes_that_are_no_powers_of_two(void **state)
+TEST(plans_refuse_sizes_that_are_no_powers_of_two)
 {
 	static const uint32_t bad[] = { 0, 3, 6, 100, 1024, 65536, 0x80000000u, UINT32_MAX };
 	struct kvt_segment_layout layout;
 
-	(void)state;
 	for (unsigned int i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		assert_int_equal(kvt_segment_plan(&layout, bad[i], 8, 1, 1), -EINVAL);
 		assert_int_equal(kvt_segment_plan(&layout, 8, bad[i], 1, 1), -EINVAL);
@@ -67,11 +64,10 @@ static void plans_refuse_sizes_that_are_no_powers_of_two(void **state)
 	assert_int_equal(kvt_segment_plan(&layout, 8, 8, 0, UINT64_MAX), -EINVAL);
 }
 
-static void the_parts_of_a_plan_lie_behind_each_other_on_lines_of_their_own(void **state)
+TEST(the_parts_of_a_plan_lie_behind_each_other_on_lines_of_their_own)
 {
 	struct kvt_segment_layout layout;
 
-	(void)state;
 	for (uint64_t count = 0; count < 200; count++) {
 		assert_int_equal(kvt_segment_plan(&layout, 1, 2, count, count * 3), 0);
 		assert_true(layout.sq_offset >= sizeof(struct kvt_segment_header));
@@ -88,12 +84,11 @@ static void the_parts_of_a_plan_lie_behind_each_other_on_lines_of_their_own(void
 	}
 }
 
-static void a_formatted_segment_is_accepted_and_says_the_same_layout(void **state)
+TEST(a_formatted_segment_is_accepted_and_says_the_same_layout)
 {
 	struct kvt_segment_layout layout;
 	struct segment segment;
 
-	(void)state;
 	segment_create(&segment, 16, 32);
 	assert_int_equal(kvt_segment_check(segment.base, segment.layout.bytes,
 					   segment.layout.areas_bytes, &layout), 0);
@@ -101,15 +96,14 @@ static void a_formatted_segment_is_accepted_and_says_the_same_layout(void **stat
 	segment_free(&segment);
 }
 
-/* Whatever single field of the header is damaged, and however short the object is: a named error
- * or a layout that lies within the object. */
-static void a_damaged_header_never_leads_outside_the_object(void **state)
+/* For any damaged field of the header and any shorter object: a named error, or a layout inside the
+ * object. */
+TEST(a_damaged_header_never_leads_outside_the_object)
 {
 	struct segment segment;
 	struct kvt_segment_layout layout;
 	uint32_t random = 12345;
 
-	(void)state;
 	segment_create(&segment, 16, 32);
 	for (uint64_t bytes = 0; bytes < segment.layout.bytes; bytes += 61)
 		assert_int_not_equal(kvt_segment_check(segment.base, bytes, UINT64_MAX, &layout),
@@ -134,13 +128,12 @@ static void a_damaged_header_never_leads_outside_the_object(void **state)
 	segment_free(&segment);
 }
 
-static void wrong_magic_version_and_layout_are_a_protocol_error(void **state)
+TEST(wrong_magic_version_and_layout_are_a_protocol_error)
 {
 	struct kvt_segment_layout layout;
 	struct kvt_segment_header *header;
 	struct segment segment;
 
-	(void)state;
 	segment_create(&segment, 1, 1);
 	header = segment.base;
 	header->magic++;
@@ -161,13 +154,12 @@ static void wrong_magic_version_and_layout_are_a_protocol_error(void **state)
 	segment_free(&segment);
 }
 
-static void entries_arrive_once_in_order_across_the_wrap_of_the_index(void **state)
+TEST(entries_arrive_once_in_order_across_the_wrap_of_the_index)
 {
 	struct segment segment;
 	uint64_t sent = 0, taken = 0, answered = 0, received = 0;
 	uint32_t random = 99;
 
-	(void)state;
 	segment_create(&segment, 8, 16);
 	segment_start_at(&segment, UINT32_MAX - 50);
 	for (int round = 0; round < 2000; round++) {
@@ -203,13 +195,12 @@ static void entries_arrive_once_in_order_across_the_wrap_of_the_index(void **sta
 	segment_free(&segment);
 }
 
-static void a_full_ring_says_so_and_has_room_again_after_one_take(void **state)
+TEST(a_full_ring_says_so_and_has_room_again_after_one_take)
 {
 	struct segment segment;
 	struct kvt_sqe sqe = { .op = KVT_OP_NOP };
 	struct kvt_cqe cqe = { .result = 0 };
 
-	(void)state;
 	segment_create(&segment, 4, 2);
 	for (uint32_t left = 4; left > 0; left--) {
 		assert_int_equal(kvt_ring_sq_space(&segment.client), left);
@@ -233,13 +224,12 @@ static void a_full_ring_says_so_and_has_room_again_after_one_take(void **state)
 	segment_free(&segment);
 }
 
-static void an_impossible_index_of_the_client_is_a_protocol_error(void **state)
+TEST(an_impossible_index_of_the_client_is_a_protocol_error)
 {
 	struct segment segment;
 	struct kvt_segment_header *header;
 	struct kvt_cqe cqe = { .result = 0 };
 
-	(void)state;
 	segment_create(&segment, 8, 8);
 	header = segment.base;
 	for (uint32_t lie = 9; lie != 0; lie *= 2) { /* ends when it overflows to 0 */
@@ -252,17 +242,16 @@ static void an_impossible_index_of_the_client_is_a_protocol_error(void **state)
 	segment_start_at(&segment, 0);
 	for (int i = 0; i < 6; i++)
 		kvt_ring_cq_put(&segment.daemon, &cqe);
-	header->cq_head = 7; /* completions that were never given */
+	header->cq_head = 7; /* completions never given */
 	assert_int_equal(kvt_ring_cq_space(&segment.daemon), -EPROTO);
 	segment_free(&segment);
 }
 
-static void a_sleeper_is_reported_to_whoever_publishes(void **state)
+TEST(a_sleeper_is_reported_to_the_publisher)
 {
 	struct segment segment;
 	struct kvt_segment_header *header;
 
-	(void)state;
 	segment_create(&segment, 8, 8);
 	header = segment.base;
 	header->sq_need_wakeup = 1;
@@ -281,8 +270,8 @@ static struct kvt_cqe completion(uint32_t number)
 	return (struct kvt_cqe){ .user_data = 1000 + number, .seq = number };
 }
 
-/* The daemon died after `done` completions, of which it had published one or two less; `taken`
- * entries took effect, and their places were not all given back. */
+/* The daemon died after `done` completions. It had published all but one or two of them; `taken`
+ * entries took effect, and not all their places were given back. */
 static void resumed_at(uint32_t start, uint32_t done, uint32_t unpublished)
 {
 	struct kvt_cqe last[2] = { { 0 }, { 0 } }, cqe;
@@ -321,32 +310,13 @@ static void resumed_at(uint32_t start, uint32_t done, uint32_t unpublished)
 	segment_free(&segment);
 }
 
-static void a_successor_goes_on_where_the_predecessor_stopped(void **state)
+TEST(a_successor_continues_where_the_predecessor_stopped)
 {
 	static const uint32_t starts[] = { 0, 1, 6, 7, 1000, 0xfffffffeu, UINT32_MAX };
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(starts) / sizeof(starts[0]); i++)
 		for (uint32_t done = 0; done <= 4; done++)
 			for (uint32_t unpublished = 0; unpublished <= 2; unpublished++)
 				if (unpublished <= done)
 					resumed_at(starts[i], done, unpublished);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(plans_refuse_sizes_that_are_no_powers_of_two),
-		cmocka_unit_test(the_parts_of_a_plan_lie_behind_each_other_on_lines_of_their_own),
-		cmocka_unit_test(a_formatted_segment_is_accepted_and_says_the_same_layout),
-		cmocka_unit_test(a_damaged_header_never_leads_outside_the_object),
-		cmocka_unit_test(wrong_magic_version_and_layout_are_a_protocol_error),
-		cmocka_unit_test(entries_arrive_once_in_order_across_the_wrap_of_the_index),
-		cmocka_unit_test(a_full_ring_says_so_and_has_room_again_after_one_take),
-		cmocka_unit_test(an_impossible_index_of_the_client_is_a_protocol_error),
-		cmocka_unit_test(a_sleeper_is_reported_to_whoever_publishes),
-		cmocka_unit_test(a_successor_goes_on_where_the_predecessor_stopped),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

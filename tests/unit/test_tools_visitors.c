@@ -1,17 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which connections of kvtmetricsd give way, and when. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
+/* Which connections kvtmetricsd drops, and when. */
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "tools/visitors.h"
+#include "tests/lib/cases.h"
 
 static struct kvt_visitors visitors;
 static int peers[KVT_VISITORS_ROOM + 1], ours[KVT_VISITORS_ROOM + 1];
@@ -48,9 +42,8 @@ static bool is_shut(size_t i)
 	return recv(peers[i], &byte, 1, MSG_DONTWAIT) == 0;
 }
 
-static void the_oldest_gives_way_when_there_are_too_many(void **state)
+TEST_WITH(the_oldest_gives_way_when_there_are_too_many, begin, end)
 {
-	(void)state;
 	for (size_t i = 0; i < KVT_VISITORS_MOST; i++)
 		assert_true(kvt_visitors_came(&visitors, ours[i], KVT_VISITORS_ANYONE, 0));
 	assert_false(is_shut(0));
@@ -59,15 +52,14 @@ static void the_oldest_gives_way_when_there_are_too_many(void **state)
 		assert_true(is_shut(i - KVT_VISITORS_MOST));
 		assert_false(is_shut(i - KVT_VISITORS_MOST + 1));
 	}
-	/* One that was closed makes room. */
+	/* A closed one makes room. */
 	kvt_visitors_left(&visitors, ours[KVT_VISITORS_MOST]);
 	assert_true(kvt_visitors_came(&visitors, ours[40], KVT_VISITORS_ANYONE, 0));
 	assert_false(is_shut(5));
 }
 
-static void a_user_with_many_does_not_push_out_one_with_few(void **state)
+TEST_WITH(a_user_with_many_does_not_push_out_one_with_few, begin, end)
 {
-	(void)state;
 	assert_true(kvt_visitors_came(&visitors, ours[0], 1000, 0)); /* the oldest of all */
 	for (size_t i = 1; i < 40; i++)
 		assert_true(kvt_visitors_came(&visitors, ours[i], 65534, 0));
@@ -77,9 +69,8 @@ static void a_user_with_many_does_not_push_out_one_with_few(void **state)
 	assert_false(is_shut(25));
 }
 
-static void all_of_a_request_has_a_deadline(void **state)
+TEST_WITH(all_of_a_request_has_a_deadline, begin, end)
 {
-	(void)state;
 	assert_true(kvt_visitors_expire(&visitors, 0) == INT64_MAX);
 	assert_true(kvt_visitors_came(&visitors, ours[0], 1, 10));
 	assert_true(kvt_visitors_came(&visitors, ours[1], 1, 20));
@@ -93,26 +84,10 @@ static void all_of_a_request_has_a_deadline(void **state)
 	assert_false(is_shut(1));
 }
 
-static void without_a_place_a_connection_is_shut_down_at_once(void **state)
+TEST_WITH(without_a_place_a_connection_is_shut_down_at_once, begin, end)
 {
-	(void)state;
 	for (size_t i = 0; i < KVT_VISITORS_ROOM; i++)
 		assert_true(kvt_visitors_came(&visitors, ours[i], 1, 0));
 	assert_false(kvt_visitors_came(&visitors, ours[KVT_VISITORS_ROOM], 1, 0));
 	assert_true(is_shut(KVT_VISITORS_ROOM));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(the_oldest_gives_way_when_there_are_too_many,
-						begin, end),
-		cmocka_unit_test_setup_teardown(a_user_with_many_does_not_push_out_one_with_few,
-						begin, end),
-		cmocka_unit_test_setup_teardown(all_of_a_request_has_a_deadline, begin, end),
-		cmocka_unit_test_setup_teardown(without_a_place_a_connection_is_shut_down_at_once,
-						begin, end),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

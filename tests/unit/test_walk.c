@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shm/walk.c against the core: alone, with the tree changing between any two of its looks, and
- * on arenas full of garbage.
+/* shm/walk.c against the core: alone, with the tree changing between any two of its looks, and on
+ * arenas full of garbage.
  *
- * The walk is compiled into this program with a call between its looks. There the tree is changed
- * at random, by real operations, on this very thread: every interleaving that two processors
- * could produce at these places, repeatable by its seed. MATCH is asked after each change, so
- * the truth is known for every moment of the walk, and a probe must not report more than the
- * most that was ever true meanwhile. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+ * The walk is compiled into this program with a call between its looks. There, real operations on
+ * the same thread change the tree at random. So every interleaving that two processors could
+ * produce at these places is repeatable by its seed. MATCH follows each change, so the truth is
+ * known at every moment of the walk. A probe must not report more than the maximum meanwhile.
+ *
+ * Inputs: seeds. */
 #include <errno.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -23,6 +18,7 @@ static void between(void);
 #include "shm/walk.c"
 
 #include "daemon/core/core.h"
+#include "tests/lib/cases.h"
 
 enum { PS = 2, N_PAGES = 40, SYMBOLS = 3, DEPTH = 10, LIST = 256 };
 
@@ -151,10 +147,10 @@ static uint32_t match(uint32_t ns, const uint32_t *keys, uint32_t n_keys)
 	memcpy(w.keys, keys, n_keys * 4);
 	assert_int_equal(execute((struct kvt_sqe){ .op = KVT_OP_MATCH, .flags = KVT_F_NO_TOUCH,
 						   .namespace_id = ns, .n_keys = n_keys }), 0);
-	return w.cqe.a;
+	return w.cqe.match.matched;
 }
 
-/* Keys of few symbols, so that everything stands below everything. */
+/* Keys of few symbols, so that prefixes overlap much. */
 static uint32_t random_keys(uint32_t *keys)
 {
 	uint32_t pages = 1 + random_below(DEPTH);
@@ -180,7 +176,7 @@ static void insert_with_ttl(uint32_t ns, const uint32_t *keys, uint32_t n_keys)
 				      .arg = n_keys, .fence_slot = KVT_FENCE_IDLE,
 				      .flags = KVT_F_TTL, .ttl_ms = 1 + random_below(3),
 				      .list_capacity = LIST }) == 0) {
-		uint32_t duplicates = w.cqe.d;
+		uint32_t duplicates = w.cqe.insert.n_twins;
 
 		for (uint32_t i = 0; i < duplicates; i++)
 			w.keys[i] = w.list[2 * i];
@@ -266,7 +262,7 @@ static void between(void)
 
 	if (!w.watching || random_below(w.change_one_in))
 		return;
-	/* Now and then so many that node ids come round: they are recycled first in, first out. */
+	/* Now and then enough of them to recycle node ids, first in, first out. */
 	n = 1 + (random_below(8) ? random_below(3) : random_below(60));
 	for (; n > 0; n--) {
 		change();
@@ -283,13 +279,12 @@ static int walk_now(uint32_t which, const uint32_t *keys, uint32_t n_keys,
 
 /* ---------------------------------------------------------------- tests */
 
-static void a_walk_alone_reports_what_match_reports(void **state)
+TEST_WITH(a_walk_alone_reports_what_match_reports, setup, teardown)
 {
 	struct kvt_walk_effort effort;
 	struct kvt_handle handle;
 	uint64_t found = 0;
 
-	(void)state;
 	for (uint32_t i = 0; i < 30000; i++) {
 		uint32_t which = random_below(2), matched;
 
@@ -336,24 +331,22 @@ static void watch(uint32_t rounds, uint32_t change_one_in)
 		short_of += handle.positions < w.most;
 	}
 	assert_true(found > rounds / 20 && raced > rounds / 20);
-	assert_true(short_of > 0); /* else nothing raced where it matters */
+	assert_true(short_of > 0); /* else nothing raced at the right places */
 }
 
-static void a_walk_never_reports_more_than_was_there(void **state)
+TEST_WITH(a_walk_never_reports_more_than_was_there, setup, teardown)
 {
-	(void)state;
 	watch(20000, 2);
 	watch(40000, 8);
 	watch(60000, 25);
 }
 
-static void a_namespace_record_of_another_is_noticed(void **state)
+TEST_WITH(a_namespace_record_of_another_is_noticed, setup, teardown)
 {
 	const uint64_t other[2] = { 1, 2 };
 	struct kvt_handle handle = { 7, 7, 7 };
 	uint32_t keys[PS] = { 0 };
 
-	(void)state;
 	assert_int_equal(kvt_walk(&w.view, w.ns[0], other, keys, PS, 0, &handle, NULL), -ENOENT);
 	assert_int_equal(kvt_walk(&w.view, w.view.max_namespaces, other, keys, PS, 0, &handle,
 				  NULL), -EINVAL);
@@ -364,33 +357,31 @@ static void a_namespace_record_of_another_is_noticed(void **state)
 	assert_int_equal(handle.positions, 0);
 }
 
-static void a_node_with_a_ttl_ends_the_walk_where_the_clock_is_unknown(void **state)
+TEST_WITH(a_node_with_a_ttl_ends_the_walk_where_the_clock_is_unknown, setup, teardown)
 {
 	const uint32_t keys[4] = { 1, 1, 2, 2 };
 	struct kvt_handle handle;
 
-	(void)state;
 	insert_with_ttl(w.ns[0], keys, 4);
 	assert_int_equal(walk_now(0, keys, 4, &handle, NULL), 0);
 	assert_int_equal(handle.positions, 4);
 	assert_int_equal(kvt_walk(&w.view, w.ns[0], w.digests[0], keys, 4, UINT64_MAX, &handle,
 				  NULL), 0);
 	assert_int_equal(handle.positions, 0);
-	/* Past its time it is gone for a reader even before the daemon has noticed. */
+	/* An expired node is gone for readers before the daemon has noticed. */
 	w.now_ns += 10000000;
 	assert_int_equal(walk_now(0, keys, 4, &handle, NULL), 0);
 	assert_int_equal(handle.positions, 0);
 }
 
-/* A node that changes for ever: a reader gives up instead of waiting. */
-static void a_writer_that_stands_still_does_not_hold_a_reader(void **state)
+/* A node that never stops changing: a reader gives up. */
+TEST_WITH(a_writer_that_stands_still_does_not_hold_a_reader, setup, teardown)
 {
 	const uint32_t keys[2] = { 1, 1 };
 	struct kvt_walk_effort effort;
 	struct kvt_handle handle;
 	struct kvt_lease lease;
 
-	(void)state;
 	assert_int_equal(begin(w.ns[0], keys, 2, &lease), 0);
 	assert_int_equal(commit(lease, 2), 0);
 	assert_int_equal(walk_now(0, keys, 2, &handle, &effort), 0);
@@ -400,7 +391,7 @@ static void a_writer_that_stands_still_does_not_hold_a_reader(void **state)
 	assert_int_equal(effort.restarts, KVT_WALK_RESTARTS);
 }
 
-/* Words that look like something: indices in and out of range, flags, plausible counts. */
+/* Plausible words: indices in and out of range, flags, counts. */
 static uint64_t plausible(void)
 {
 	switch (random_below(6)) {
@@ -419,7 +410,7 @@ static uint64_t plausible(void)
 	}
 }
 
-static void garbage_in_an_arena_never_leads_outside(void **state)
+TEST_WITH(garbage_in_an_arena_never_leads_outside, setup, teardown)
 {
 	struct kvt_arena_header *header = w.arena;
 	struct kvt_namespace_record *record;
@@ -428,10 +419,9 @@ static void garbage_in_an_arena_never_leads_outside(void **state)
 	uint32_t keys[DEPTH * PS];
 	struct kvt_handle handle;
 
-	(void)state;
 	record = (struct kvt_namespace_record *)(uintptr_t)&w.view.namespaces[w.ns[0]];
 	for (uint32_t round = 0; round < 300; round++) {
-		/* A real tree, damaged here and there, more in every round. */
+		/* A real tree, damaged at random places, more in every round. */
 		for (uint32_t i = 0; i < 20; i++)
 			change();
 		for (uint32_t i = 0; i < 1 + round * 4; i++)
@@ -447,7 +437,7 @@ static void garbage_in_an_arena_never_leads_outside(void **state)
 				found += handle.positions;
 			assert_true(handle.positions <= n_keys);
 		}
-		teardown(NULL); /* what the core does with garbage is not asked here */
+		teardown(NULL); /* the core is not asked about garbage */
 		setup(NULL);
 		w.seed = round + 2;
 		header = w.arena;
@@ -455,19 +445,4 @@ static void garbage_in_an_arena_never_leads_outside(void **state)
 		record = (struct kvt_namespace_record *)(uintptr_t)&w.view.namespaces[w.ns[0]];
 	}
 	assert_true(found > 0);
-}
-
-int main(void)
-{
-#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-	const struct CMUnitTest tests[] = {
-		CASE(a_walk_alone_reports_what_match_reports),
-		CASE(a_walk_never_reports_more_than_was_there),
-		CASE(a_namespace_record_of_another_is_noticed),
-		CASE(a_node_with_a_ttl_ends_the_walk_where_the_clock_is_unknown),
-		CASE(a_writer_that_stands_still_does_not_hold_a_reader),
-		CASE(garbage_in_an_arena_never_leads_outside),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* flip SOCKET PAGE: spoil one page of the pool, as a broken client could: in host memory, or on
- * CUDA device 0. */
+/* flip SOCKET PAGE: spoil one page of the pool like a broken client: in host memory, or on CUDA
+ * device 0. */
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# What the tests of the example worker share: a daemon for a model, checks by name, JSON fields.
-# Set `model` (the worker's flags for it) before start; daemon_flags and worker_flags if need be.
-# With DEVICE=cuda nothing of it computes on the CPU. With STANDINS the worker may be one whose
-# kernels only a stand-in for the driver has.
+# Shared by tests of the example worker: a daemon for a model, checks by name, JSON fields. Set
+# `model` (the worker's flags for it) before start; daemon_flags and worker_flags if needed. With
+# DEVICE=cuda all computing is on the device. With STANDINS the worker may be one whose kernels only
+# a stand-in for the driver has.
 O=$(realpath -m "${O:-build}")
 home=${home:-examples/worker/model}
 program=$O/worker
@@ -46,11 +46,11 @@ field() { sed -n "s/.*\"$1\":\(\"\(\\\\.\|[^\"]\)*\"\|[0-9a-z.+-]*\).*/\1/p"; }
 
 total() { field "$1" | awk '{ sum += $1 } END { print sum + 0 }'; }
 
-texts() { # JSON of the worker -> one answer a line
+texts() { # JSON of the worker -> one answer per line
 	field text | sed 's/^"//; s/"$//; s/\\u000a$//'
 }
 
-spoil() { # the first pages that an empty daemon gave: the beginning of the first prompt
+spoil() { # the first pages of an empty daemon: the beginning of the first prompt
 	local page
 	for page in 1 2 3 4; do
 		"$O/tests/worker/flip" "$dir/s" "$page" || return

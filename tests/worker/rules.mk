@@ -5,7 +5,7 @@ $(O)/tests/worker/flip: $(O)/obj/tests/worker/flip.o $(O)/libkvtrunk.a
 TEST_PROGRAMS += $(O)/tests/worker/flip
 GPU_PROGRAMS += $(O)/tests/worker/flip
 
-# The worker's conversion from the library's view of a pool to the kernels', where it is built.
+# The worker's conversion from the library's view of a pool to the kernels'.
 ifneq ($(WORKER_BLAS)$(WORKER_CUDA),)
 $(O)/tests/worker/test_view: $(O)/obj/tests/worker/test_view.o $(WORKER_PARTS) \
 		$(O)/libkvttest.a $(O)/libkvtrunk.a $(O)/libkvtkernels.a $(O)/libkvtbase.a
@@ -23,7 +23,7 @@ $(O)/tests/worker/test_twice: $(O)/obj/tests/worker/test_twice.o $(WORKER_PARTS)
 TEST_PROGRAMS += $(O)/tests/worker/test_twice
 endif
 
-# Where there is no nvcc: the worker that runs on stand-ins only.
+# Without nvcc: the worker that runs on stand-ins only.
 ifneq ($(STANDIN_IMAGES),)
 $(O)/tests/worker/worker: $(call objs,examples/worker/main.c tools/util.c) \
 		$(filter-out %/compute_images.o,$(WORKER_PARTS)) $(STANDIN_IMAGES) \

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Two processes compute the same prompts at the same time, neither waiting for the other, and
- * publish in commits that are not waited for: pages that one was quicker with displace the other's
- * while that reads them and writes behind them. Each must get the logits that it gets alone, to the
- * last bit, also when the other is killed somewhere on its way. A third process takes whatever page
- * is free and spoils it. */
+/* Two processes compute the same prompts at the same time, without waiting for each other or for
+ * their commits. Pages of the faster one displace the other's while that reads them and writes
+ * behind them. Each must get the logits that it gets alone, to the last bit, also if the other is
+ * killed at some point. A third process takes every free page and spoils it.
+ *
+ * Inputs: prompt numbers over pipes. Invariant: equal logits, bit for bit. */
 
 #include <errno.h>
 #include <signal.h>
@@ -65,7 +66,7 @@ static void make(struct generation *g)
 	kvt_test_check(g->tokens && g->logits);
 }
 
-/* Serves the prompt of each number that it is sent, with the cache, then alone; until 0. */
+/* Serve the prompt of each number received, with the cache, then alone; until 0. */
 static void serve(int pipe, void *context)
 {
 	struct generation shared, alone;
@@ -99,7 +100,7 @@ static void serve(int pipe, void *context)
 	free(alone.logits);
 }
 
-/* Until something is sent. */
+/* Wait until something is sent. */
 static void spoil(int pipe, void *context)
 {
 	struct kvt_client *client = kvt_test_connect(&daemon_);
@@ -139,8 +140,8 @@ static void expect_same(struct kvt_test_child *child)
 	kvt_test_check(n > PROMPT);
 }
 
-/* Rounds until enough of them had duplicates, and COMMIT has looked on over pages that the other
- * process was quicker with. */
+/* Repeat until enough rounds had duplicates, and COMMIT has looked on over pages of the faster
+ * process. */
 static void both_compute(struct kvt_test_child *children)
 {
 	uint64_t duplicates = 0, cached = 0, seed;
@@ -165,7 +166,7 @@ static void both_compute(struct kvt_test_child *children)
 	       (unsigned long long)counters.advanced_positions);
 }
 
-/* One of the two dies with commits in flight, as soon as something of its prompt is cached. */
+/* One of the two dies with commits in flight, as soon as part of its prompt is cached. */
 static void one_is_killed(struct kvt_test_child *children, uint64_t seed)
 {
 	uint64_t before = kvt_test_settled(&daemon_).inserted_pages, cached;
@@ -204,7 +205,6 @@ int main(int argc, char **argv)
 	}
 	kvt_test_equal(kvt_test_settled(&daemon_).private_pages, 0);
 	kvt_test_audit(&daemon_);
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_daemon_remove(&daemon_);
+	kvt_test_daemon_end(&daemon_);
 	return 0;
 }

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What the library says about a slab and what the kernels take it for are the same addresses, for
- * every layout, order and type, and the scales of fp8 come from a daemon's options to the kernels.
- * Neither depends on the other, so this is the place to compare. */
+/* The library's view of a slab and the kernels' have the same addresses, for every layout, order
+ * and type, and the scales of fp8 pass from a daemon's options to the kernels. Neither includes the
+ * other, so they are compared here.
+ *
+ * Inputs: every layout, order and type. Invariant: equal addresses and values. */
 
 #include <err.h>
 #include <inttypes.h>
@@ -19,7 +21,7 @@ static const uint32_t types[] = { KVT_ATTN_BF16, KVT_ATTN_F16, KVT_ATTN_F32, KVT
 static const uint32_t layouts[] = { KVT_ATTN_HND, KVT_ATTN_NHD };
 static const uint32_t orders[] = { KVT_ATTN_LAYER_MAJOR, KVT_ATTN_PAGE_MAJOR };
 
-/* A scale of its own for each plane and layer, where the type has any. */
+/* A different scale for each plane and layer, if the type has any. */
 static float scale_of(uint32_t type, uint32_t layer, uint32_t plane)
 {
 	return types[type] == KVT_ATTN_F8_E4M3 ? (float)(2 + 10 * layer + plane) : 1;
@@ -67,14 +69,14 @@ static void check(uint32_t type, uint32_t layout, uint32_t order)
 	}
 }
 
-/* What nobody else has: exact in a float. */
+/* Unique values, exact in a float. */
 static float value_at(uint32_t layer, uint32_t plane, uint32_t slot, uint32_t head, uint32_t x)
 {
 	return (float)((((layer * 2 + plane) * 40 + slot) * 2 + head) * 24 + x + 1);
 }
 
-/* As a tensor of [page][head][position][element] with the view's strides, which is how engines
- * take it without a copy. */
+/* As a tensor of [page][head][position][element] with the view's strides: this is how engines use
+ * it without a copy. */
 static void check_tensor(const struct kvt_pool_view *view, uint32_t layer, uint32_t plane)
 {
 	const uint32_t shape[4] = { view->n_pages, view->n_kv_heads, view->page_size,
@@ -136,7 +138,7 @@ static void check_elements(uint32_t layout, uint32_t order)
 	kvt_attn_close(context);
 }
 
-/* One position of one layer through the kernels: what is stored, and what is read back. */
+/* One position of one layer through the kernels: stored, and read back. */
 static void check_scaled(struct kvt_attn_context *context, const struct kvt_attn_view *view,
 			 float k_scale, float v_scale)
 {
@@ -165,7 +167,7 @@ static void check_scaled(struct kvt_attn_context *context, const struct kvt_attn
 		kvt_test_check(out[i] == 3);
 }
 
-/* From the daemon's options through the pool's view to what the kernels store and read. */
+/* From the daemon's options through the pool's view to the kernels' values. */
 static void check_daemon(const char *kv_scales, const float scales[2][2])
 {
 	struct kvt_attn_context *context = NULL;
@@ -176,8 +178,7 @@ static void check_daemon(const char *kv_scales, const float scales[2][2])
 
 	snprintf(config, sizeof(config), "n_layers = 2\nn_kv_heads = 1\nhead_dim = 16\n"
 		 "kv_type = fp8_e4m3\nkv_scales = %s\n", kv_scales);
-	kvt_test_daemon_prepare(&daemon, config);
-	kvt_test_daemon_start(&daemon, NULL);
+	kvt_test_daemon_begin(&daemon, config);
 	client = kvt_test_connect(&daemon);
 	kvt_test_equal(kvt_pool_map(client, &pool), 0);
 	kvt_test_equal(kvt_attn_open(NULL, &context, NULL, 0), 0);
@@ -193,8 +194,7 @@ static void check_daemon(const char *kv_scales, const float scales[2][2])
 	}
 	kvt_attn_close(context);
 	kvt_client_close(client, KVT_IDLE);
-	kvt_test_daemon_stop(&daemon);
-	kvt_test_daemon_remove(&daemon);
+	kvt_test_daemon_end(&daemon);
 }
 
 static void check_daemons(void)

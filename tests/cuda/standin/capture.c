@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Captures of streams into graphs, with the rules that cuda.h gives for them at
- * cuThreadExchangeStreamCaptureMode(): a prohibited call gets an error, and ends all captures that
- * prohibit it. A graph is only the number of its nodes.
+ * Captures of streams into graphs, with the rules of cuda.h at cuThreadExchangeStreamCaptureMode():
+ * a prohibited call gets an error, and ends all captures that prohibit it. A graph is only the
+ * number of its nodes.
+ *
+ * Inputs: calls of the program under test, by thread and stream. Invariant: one lock guards all
+ * captures. Callers: every exported function (standin.h: ENTER, LEAVE).
  */
 #include "tests/cuda/standin/standin.h"
 
@@ -34,9 +37,9 @@ static uint32_t n_captures;
 static __thread int thread_mode = KVT_CU_CAPTURE_MODE_GLOBAL; /* its address names the thread */
 
 /*
- * "Potentially unsafe API calls". No document has a list; cuMemAlloc is named, of cuEventQuery it
- * is known. Here it is whatever is not queued on a stream and makes or gives back something that
- * lasts, or waits. Streams and events are not among it: who captures makes them.
+ * "Potentially unsafe API calls". No document lists them: cuMemAlloc is named, cuEventQuery is
+ * known. Here: all that is not queued on a stream and makes or frees something lasting, or waits.
+ * Not streams and events: a capturing engine makes them.
  */
 static const char *const unsafe[] = {
 	"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2",
@@ -91,7 +94,7 @@ static struct capture *capture_of(const void *stream)
 	return NULL;
 }
 
-/* Called with the lock held. The null stream waits for streams that are not non-blocking. */
+/* Call with the lock held. The null stream waits for streams that are not non-blocking. */
 static int null_stream_check(bool invalidate)
 {
 	int error = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernel of tests/gpu, by hand; all others are those of tests/kernels/emulated.cpp. */
+/* The kernel of tests/gpu, by hand. All others are in tests/kernels/emulated.cpp. */
 #include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
@@ -48,7 +48,7 @@ static uint64_t now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
-/* Somebody who has nothing of this process but its memory. */
+/* Fork a process that has only this one's memory. */
 static void leave_behind(struct spin spin)
 {
 	pid_t maker = getpid();

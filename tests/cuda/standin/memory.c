@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Device memory: each allocation is a file, mapped where the device pointer says. Whoever uses it,
- * in whatever process, holds a shared lock on the file through an open description, which lives
- * as long as a descriptor or a mapping of it does; what nobody locks any more is free again. The
- * exporter of an IPC handle holds another lock as well, by which an importer sees that it lives.
+ * Device memory: each allocation is a file, mapped at the device pointer.
+ *
+ * A user of the memory, in any process, holds a shared lock on the file through an open
+ * description, which lives as long as its descriptors and mappings. A file without a lock is free.
+ * The exporter of an IPC handle holds a second lock: an importer sees by it that the exporter
+ * lives.
+ *
+ * Inputs: calls of the program under test, and standin.h's environment. Invariant: what a process
+ * has open is counted, and gone when it ends. Callers: the program under test, process.c, stream.c.
  */
 #include "tests/cuda/standin/standin.h"
 
@@ -31,21 +36,21 @@ struct memory {
 	char name[64];
 };
 
-/** A range of addresses that this process has. */
+/** A range of this process's addresses. */
 struct range {
 	enum standin_kind kind; /* MEMORY, IPC, RESERVATION, MAPPING, REGISTRATION, PINNED */
 	char *base;
 	uint64_t bytes;
 	struct memory *memory;
-	uint32_t references; /* IPC: how often it was opened */
+	uint32_t references; /* IPC: number of opens */
 };
 
-/** What travels as an IPC handle. */
+/** The content of an IPC handle. */
 struct ticket {
 	uint32_t magic;
-	int32_t pid; /* of the exporter, in its own PID namespace: the real one's trap */
+	int32_t pid; /* of the exporter, in its own PID namespace: a trap of the real driver */
 	uint32_t driver;
-	uint32_t uid; /* the kernel's module lets only this one have the memory */
+	uint32_t uid; /* the kernel module gives the memory to this uid only */
 	uint64_t bytes;
 	int32_t device;
 	char name[36];
@@ -85,7 +90,7 @@ static void range_remove(struct range *range)
 	range->base = NULL;
 }
 
-/* The process that made it is named by the file, whoever holds it now. */
+/* True if its maker has ended: the file names the process that made it. */
 static bool is_forgotten(const struct memory *memory)
 {
 	char link[32], path[512] = "";
@@ -116,7 +121,7 @@ bool standin_reachable(uint64_t address, uint64_t bytes)
 	return reachable;
 }
 
-/* What is left open stays counted, but whoever touches it is killed. */
+/* What is left open stays counted, but an access to it is fatal. */
 void standin_context_reset(int device)
 {
 	pthread_mutex_lock(&lock);
@@ -136,7 +141,7 @@ static const char *directory(void)
 
 /* ---- how full a device is */
 
-/* Bytes of a file that somebody still has; a file that nobody has is removed. */
+/* Bytes of a file that is in use. An unused file is removed. */
 static uint64_t file_bytes(int dir, const char *name, int device)
 {
 	int of = -1, fd;
@@ -155,7 +160,7 @@ static uint64_t file_bytes(int dir, const char *name, int device)
 	return bytes;
 }
 
-/* Without a directory: what this process has. */
+/* Without a directory: the memory of this process. */
 static uint64_t own_bytes(int device)
 {
 	uint64_t used = 0;
@@ -189,7 +194,7 @@ static uint64_t total_bytes(void)
 	return standin_number("KVT_STANDIN_MEMORY", 1u << 30);
 }
 
-/* One process at a time counts and takes memory. */
+/* Lock out other processes while counting and taking memory. */
 static int devices_lock(void)
 {
 	char path[512];
@@ -303,7 +308,7 @@ EXPORT int cuMemAlloc_v2(uint64_t *address, size_t bytes)
 	return error;
 }
 
-/* Unmap a range and let its memory go, in a context only. */
+/* Unmap a range and release its memory; needs a context. */
 static int range_close(enum standin_kind kind, uint64_t address, const char *call)
 {
 	LEAVE(call);
@@ -366,7 +371,7 @@ EXPORT int cuIpcGetMemHandle(struct kvt_cu_ipc_handle *handle, uint64_t address)
 	return error;
 }
 
-/* The exporter's file, provided that it still has it. */
+/* Find the exporter's file, if it still has it. */
 static int ticket_open(const struct ticket *ticket)
 {
 	struct flock exported = export_lock(F_WRLCK);
@@ -384,8 +389,8 @@ static int ticket_open(const struct ticket *ticket)
 	return -1;
 }
 
-/* Traps of the real one: a process with the exporter's number is taken for it, wherever it lives,
- * a driver of another version does not know the handle, and another user may not have it. */
+/* Traps of the real driver: a process with the exporter's pid is taken for it, in any PID
+ * namespace; a driver of another version does not know the handle; another user may not have it. */
 static int ticket_check(const struct ticket *ticket)
 {
 	if (ticket->magic != TICKET_MAGIC || !directory())
@@ -403,7 +408,7 @@ static int ticket_check(const struct ticket *ticket)
 	return 0;
 }
 
-/* What this process has opened already: it gets the same address again. */
+/* A handle that this process has already opened gives the same address again. */
 static struct range *ticket_opened(const struct ticket *ticket)
 {
 	for (int i = 0; i < RANGES_MAX; i++)
@@ -677,7 +682,7 @@ EXPORT int cuMemSetAccess(uint64_t address, size_t bytes, const struct kvt_cu_ac
 	if (n_accesses != 1 || access->location.type != KVT_CU_LOCATION_DEVICE ||
 	    !standin_device(access->location.id))
 		return KVT_CU_ERROR_INVALID_VALUE;
-	/* No document says that devices take it. */
+	/* Not documented: some devices do not take it. */
 	if (access->flags == KVT_CU_ACCESS_READ && standin_trait("no-read-only"))
 		return KVT_CU_ERROR_NOT_SUPPORTED;
 	protection = access->flags == KVT_CU_ACCESS_READ_WRITE || standin_trait("writable")
@@ -722,7 +727,7 @@ EXPORT int cuMemFreeHost(void *memory)
 	pthread_mutex_lock(&lock);
 	range = range_at(STANDIN_PINNED, (uint64_t)(uintptr_t)memory);
 	if (range) {
-		memset(range->base, 0xff, range->bytes); /* nobody may read it any more */
+		memset(range->base, 0xff, range->bytes); /* unreadable from now on */
 		free(range->base);
 		range_remove(range);
 	} else {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where no C++ compiler builds the emulated kernels, there are none. */
+/* No kernels: for builds without a C++ compiler. */
 #include "tests/kernels/emulated.h"
 
 int emulated_known(const char *name)

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What belongs to the process: its devices, contexts and modules, failures on request, the count
- * of what is open. */
+/* State of the process: devices, contexts and modules, failures on request, the count of what is
+ * open.
+ *
+ * Inputs: standin.h's environment, and calls of the program under test. Invariant: an exported
+ * function first asks if it must fail. Callers: the program under test, and the other files of this
+ * folder. */
 #include "tests/cuda/standin/standin.h"
 
 #include <fcntl.h>
@@ -49,7 +53,7 @@ bool standin_trait(const char *word)
 	return false;
 }
 
-/* For tests that look at a process which goes on. */
+/* Write the number of contexts, for tests that watch a running process. */
 static void note_contexts(void)
 {
 	const char *directory = getenv("KVT_STANDIN_DIR");
@@ -110,7 +114,7 @@ static void see_devices(void)
 	     at += strcspn(at, ","), at += *at == ',') {
 		int index = index_of(at, n);
 
-		if (index < 0) /* as the real one: what comes after a wrong one is not seen */
+		if (index < 0) /* as in the real one: later entries are not seen */
 			break;
 		visible[n_visible++] = index;
 	}
@@ -304,8 +308,8 @@ EXPORT int cuDeviceGetUuid_v2(struct kvt_cu_uuid *uuid, int device)
 	return 0;
 }
 
-/* Bytes of shared memory of a multiprocessor, of which a block may have all but a KiB: as in the
- * programming guide's table for 8.0, 9.0 and 12.0. */
+/* Bytes of shared memory of a multiprocessor; a block may have all but a KiB. From the programming
+ * guide's table for 8.0, 9.0 and 12.0. */
 int standin_shared_bytes(void)
 {
 	return (stub_major == 8 ? 164 : stub_major == 12 ? 100 : 228) << 10;

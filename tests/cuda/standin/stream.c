@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Streams: each has a thread that runs its items in order, as late as the gate and the lag make
- * it. The null stream runs at once, on the caller's thread: one of the orders that the real one may
- * choose. Events are counters that a stream reaches. Modules and kernels are the emulated ones.
+ * Streams: each has a thread that runs its items in order, delayed by the gate and the lag. The
+ * null stream runs at once, on the caller's thread: one of the orders that the real one may choose.
+ * Events are counters that a stream reaches. Modules and kernels are the emulated ones.
+ *
+ * Inputs: calls of the program under test. Invariant: one lock and one condition guard all streams.
+ * Callers: the program under test, memory.c.
  */
 #include "tests/cuda/standin/standin.h"
 
@@ -25,7 +28,7 @@ struct event {
 	uint64_t recorded; /* times it was recorded, and reached */
 	uint64_t reached;
 	struct timespec time; /* when it was last reached */
-	bool captured;        /* last recorded on a stream that is being captured */
+	bool captured;        /* last recorded on a captured stream */
 };
 
 struct item {
@@ -56,7 +59,7 @@ struct stream {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static bool gate_closed;
-static bool lost; /* a kernel has failed: no stream does anything any more */
+static bool lost; /* a kernel has failed: no stream runs any more */
 
 /** While the gate is closed no stream begins another item. For tests, by dlsym. */
 EXPORT void standin_gate(int closed);
@@ -93,7 +96,7 @@ static void item_run(struct item *item)
 		item->function(item->context);
 		standin_host_function(false);
 		break;
-	case ITEM_WRITE: /* with the barrier that it has by default */
+	case ITEM_WRITE: /* with its default barrier */
 		kvt_store_release((uint64_t *)item->target, item->value);
 		break;
 	case ITEM_RECORD:
@@ -125,7 +128,7 @@ static void lag(struct stream *stream)
 		return;
 	stream->random = stream->random * 6364136223846793005ull + 1442695040888963407ull;
 	pause.tv_nsec = (long)((stream->random >> 33) % most_us * 1000);
-	clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, NULL); /* the device is slow: nobody waits */
+	clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, NULL); /* a slow device: no one waits */
 }
 
 static void *stream_main(void *context)
@@ -168,8 +171,8 @@ static struct item *item_make(enum item_kind kind, size_t staged)
 }
 
 /*
- * What was captured, or is refused because of a capture, is not queued. That a stream which waits
- * for a captured event becomes part of the capture is not done here: it is an error.
+ * Captured work, and work refused because of a capture, is not queued. Simplification: a stream
+ * that waits for a captured event gets an error instead of joining the capture.
  */
 static int item_drop(void *stream, struct item *item, int why)
 {
@@ -190,7 +193,7 @@ static int item_drop(void *stream, struct item *item, int why)
 	return error;
 }
 
-/* Queue it, or run it now on the null stream. */
+/* Queue it, or run it at once on the null stream. */
 static int item_put(void *handle, struct item *item)
 {
 	struct stream *stream = handle == PER_THREAD ? NULL : handle;
@@ -223,7 +226,7 @@ static int item_put(void *handle, struct item *item)
 
 /* ---- streams and events */
 
-/* Whose the stream is; the null stream is that of the current context. */
+/* The stream's context; for the null stream the current one. */
 static const struct standin_device *device_of(const void *handle)
 {
 	const struct stream *stream = handle;
@@ -236,7 +239,7 @@ bool standin_stream_blocks(const void *stream)
 	return ((const struct stream *)stream)->blocking;
 }
 
-/* The real one may refuse a stream of another context than the current one. */
+/* The real one may refuse a stream of another context. */
 static bool is_elsewhere(const void *handle)
 {
 	return device_of(handle) != standin_current();
@@ -266,7 +269,7 @@ EXPORT int cuStreamCreate(void **ret_stream, unsigned int flags)
 	return 0;
 }
 
-/* What is queued still runs. */
+/* Queued items still run. */
 EXPORT int cuStreamDestroy_v2(void *handle)
 {
 	LEAVE("cuStreamDestroy_v2");
@@ -337,7 +340,7 @@ EXPORT int cuEventCreate(void **event, unsigned int flags)
 	return 0;
 }
 
-/* The memory stays: an item that names it may still be queued. */
+/* Keep the memory: a queued item may still name it. */
 EXPORT int cuEventDestroy_v2(void *event)
 {
 	LEAVE("cuEventDestroy_v2");
@@ -374,7 +377,7 @@ EXPORT int cuEventSynchronize(void *handle)
 		return STANDIN_CAPTURED_EVENT;
 	pthread_mutex_lock(&lock);
 	value = event->recorded;
-	/* What was recorded after the device was lost is never reached. */
+	/* Records after the loss of the device are never reached. */
 	while (event->reached < value && !kvt_load_relaxed(&lost))
 		pthread_cond_wait(&changed, &lock);
 	pthread_mutex_unlock(&lock);
@@ -428,8 +431,8 @@ EXPORT int cuStreamWriteValue64_v2(void *stream, uint64_t address, uint64_t valu
 }
 
 /*
- * From memory that is not page-locked: it has been read when this returns, as with the real one.
- * Else it is read when the stream comes to it.
+ * Pageable memory is read before this returns, as with the real one. Page-locked memory is read
+ * when the stream reaches the item.
  */
 EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t bytes, void *stream)
 {
@@ -497,7 +500,7 @@ EXPORT int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t bytes)
 
 static struct function {
 	char name[64];
-	uint32_t shared_bytes; /* that a launch may ask for beyond the plain ones */
+	uint32_t shared_bytes; /* more shared memory than a plain launch has */
 } functions[N_NAMES];
 
 /* A binary is an ELF file, PTX is text. */

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The part of libcublas.so.13 that the worker uses, for hosts with the stand-in for the driver
- * (tests/cuda/standin): a product is computed by a function of the stream, so it lags with what
- * else is there, and is wrong if something overtakes it. It fills the workspace that it was given
- * with garbage, as the real one may.
+ * (tests/cuda/standin). A product is a function queued on the stream, so it lags like other work,
+ * and is wrong if something overtakes it. It fills its workspace with garbage, as the real one may.
  *
- * What a process sees is set by its environment:
+ * The environment says what a process sees:
  *   KVT_STANDIN_CUBLAS_FAIL_AT  the n-th call fails, from 0
  *   KVT_STANDIN_CUBLAS_TRAITS   no-start: cublasCreate fails, as with a driver that is too old
- *   KVT_STANDIN_CUBLAS_VERSION  the version that it says it is; 130000
+ *   KVT_STANDIN_CUBLAS_VERSION  its version; 130000
+ * Callers: examples/worker, which finds it by LD_LIBRARY_PATH.
  */
 #include <stdbool.h>
 #include <stdlib.h>
@@ -25,7 +25,7 @@ enum {
 	INTERNAL_ERROR = 14,
 };
 
-/* Of the stand-in for the driver, which is loaded with this. */
+/* Symbols of the stand-in for the driver, which is loaded with this. */
 int cuLaunchHostFunc(void *stream, kvt_cu_host_fn *function, void *context);
 
 struct handle {
@@ -106,7 +106,7 @@ int cublasDestroy_v2(void *handle)
 	return 0;
 }
 
-/* As the real one: a stream takes the workspace away. */
+/* As the real one: setting a stream resets the workspace. */
 int cublasSetStream_v2(void *handle, void *stream)
 {
 	struct handle *h = handle;
@@ -147,7 +147,7 @@ int cublasSetAtomicsMode(void *handle, int mode)
 	return 0;
 }
 
-/* Only what the worker promises to ask for: any other arithmetic, or shape, is refused. */
+/* Only what the worker uses: any other arithmetic, or shape, is refused. */
 int cublasSgemm_v2(void *handle, int transpose_a, int transpose_b, int m, int n, int k,
 		   const float *alpha, const float *a, int lda, const float *b, int ldb,
 		   const float *beta, float *c, int ldc)

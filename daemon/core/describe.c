@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Read access for the rest of the daemon: records for tools, counters and headers. */
+
+#include <string.h>
+
+#include "daemon/core/slots.h"
+#include "daemon/core/state.h"
+
+const struct kvt_counters *kvt_core_counters(const struct kvt_core *core)
+{
+	return core->count;
+}
+
+const struct kvt_arena_header *kvt_core_arena(const struct kvt_core *core)
+{
+	return core->arena;
+}
+
+const struct kvt_ledger_header *kvt_core_ledger(const struct kvt_core *core)
+{
+	return core->ledger;
+}
+
+const struct kvt_core_effort *kvt_core_effort(const struct kvt_core *core)
+{
+	return &core->effort;
+}
+
+bool kvt_core_describe_node(const struct kvt_core *core, uint32_t id, uint64_t now_ns,
+			    struct kvt_admin_node *ret_node)
+{
+	const struct kvt_node *node;
+	uint32_t shown;
+
+	if (!kvt_node_live(core, id))
+		return false;
+	node = kvt_node_at(core, id);
+	shown = kvt_min(4, node->n_slots * core->ps);
+	*ret_node = (struct kvt_admin_node){
+		.node = id,
+		.generation = node->generation,
+		.parent = node->parent,
+		.first_slot = node->first_slot,
+		.n_slots = node->n_slots,
+		.sealed = node->sealed,
+		.start = node->start,
+		.flags = node->flags,
+		.namespace_id = node->namespace_id,
+		.n_children = node->n_children,
+		.lock_ref = node->lock_ref,
+		.hits = node->hits,
+		.priority = node->priority,
+		.first_page = node->sealed ? core->slot_pages[node->first_slot] : KVT_NONE,
+		.age_ns = now_ns > node->touched_ns ? now_ns - node->touched_ns : 0,
+		.expires_in_ns = node->expiry_ns == KVT_NEVER ? KVT_NEVER :
+				 node->expiry_ns > now_ns     ? node->expiry_ns - now_ns :
+								0,
+	};
+	if (shown)
+		memcpy(ret_node->keys, kvt_keys_at(core, node->first_slot), shown * 4);
+	return true;
+}
+
+bool kvt_core_describe_namespace(const struct kvt_core *core, uint32_t id,
+				 struct kvt_admin_namespace *ret_namespace)
+{
+	const struct kvt_namespace_record *space = &core->namespaces[id];
+
+	if (id == 0 || id >= core->config.max_namespaces || !space->flags)
+		return false;
+	*ret_namespace = (struct kvt_admin_namespace){
+		.namespace_id = id,
+		.root = kvt_root_of(core, id),
+		.opened = space->opened,
+		.digest = { space->digest[0], space->digest[1] },
+		.cached_pages = space->cached_pages,
+		.evictable_pages = space->evictable_pages,
+		.protected_pages = space->protected_pages,
+		.nodes = space->nodes,
+	};
+	memcpy(ret_namespace->label, core->labels[id], KVT_LABEL_BYTES);
+	return true;
+}
+
+bool kvt_core_describe_page(const struct kvt_core *core, uint32_t page,
+			    struct kvt_admin_page *ret_page)
+{
+	const struct kvt_page_record *record;
+	const struct kvt_node *node;
+
+	if (page >= core->config.n_pages)
+		return false;
+	record = &core->pages[page];
+	*ret_page = (struct kvt_admin_page){
+		.page = page,
+		.state = record->state,
+		.session = core->owners[page].session,
+		.lease = core->owners[page].lease,
+	};
+	if (record->state != KVT_PAGE_CACHED)
+		return true;
+	ret_page->node = kvt_slots_node_of(&core->slots, record->slot);
+	node = kvt_node_at(core, ret_page->node);
+	ret_page->generation = node->generation;
+	ret_page->position = (node->start + record->slot - node->first_slot) * core->ps;
+	ret_page->lock_ref = node->lock_ref;
+	return true;
+}
+
+void kvt_core_describe_leases(const struct kvt_core *core, uint64_t now_ns,
+			      struct kvt_admin_status *status)
+{
+	const struct kvt_lease_record *oldest = NULL;
+
+	status->oldest_lease = status->oldest_lease_session = 0;
+	status->oldest_lease_age_ns = 0;
+	for (uint32_t i = 1; i <= core->config.max_sessions; i++) {
+		uint32_t id = core->sessions[i].last_lease;
+
+		if (id == KVT_NONE || (oldest && oldest->ticket < core->leases[id].ticket))
+			continue;
+		oldest = &core->leases[id];
+		status->oldest_lease = id;
+		status->oldest_lease_session = i;
+		status->oldest_lease_age_ns = now_ns - oldest->begun_ns;
+	}
+	status->stale_locks = core->count->live_leases - core->epoch_leases + core->cut_leases;
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_CORE_ENTRY_H
+#define KVT_CORE_ENTRY_H
+
+/**
+ * @file entry.h
+ * An entry on its way through the core: what it takes, and how it is refused.
+ */
+
+#include "daemon/core/state.h"
+
+/** One operation under way. */
+struct kvt_op_context {
+	uint32_t session;
+	const struct kvt_sqe *sqe;
+	const struct kvt_core_view *view;
+	struct kvt_cqe *cqe;
+	const uint32_t *keys; /* of the entry: client memory, or the copy that the log gets */
+	/* Of a BEGIN that waits, or that found that it must (KVT_WAITS): */
+	uint32_t waiter; /* its pending record, KVT_NONE before it has one */
+	uint32_t awaited, goal, matched;
+	/* Of one that waited for its fence: its pending record, and the session's before it. */
+	uint32_t deferred, before;
+};
+
+/** Fill a refusal into the completion. Returns `error`. */
+int kvt_refuse(struct kvt_op_context *op, int error, enum kvt_reason reason, uint32_t number);
+
+/** Check what can be judged before the entry's fence is reached: 0 or a refusal. */
+int kvt_entry_check(struct kvt_core *core, struct kvt_op_context *op);
+/** Check the lease that an entry names: 0 or a refusal. `deferred`: it was let in before. */
+int kvt_entry_check_lease(struct kvt_core *core, struct kvt_op_context *op, bool deferred);
+/** True if the entry would begin a lease: refused while the daemon drains. */
+bool kvt_entry_begins_lease(const struct kvt_sqe *sqe);
+
+/** True if an entry found deferred after a restart can be one that was let in. */
+bool kvt_op_may_wait(const struct kvt_core *core, uint32_t session, const struct kvt_sqe *sqe);
+
+/** True if an entry's keys, list and page numbers lie inside the session's areas. */
+static inline bool kvt_entry_areas_ok(const struct kvt_op_context *op, uint32_t ps)
+{
+	const struct kvt_sqe *sqe = op->sqe;
+
+	if ((uint64_t)sqe->keys_offset + sqe->n_keys > op->view->keys_count ||
+	    (uint64_t)sqe->list_offset + sqe->list_capacity > op->view->list_count)
+		return false;
+	return sqe->op != KVT_OP_INSERT ||
+	       (uint64_t)sqe->arg + sqe->n_keys / ps <= op->view->keys_count;
+}
+
+/** Set op->keys to where the operation reads its keys; NULL if they lie outside the key area. A
+ * client may change its keys at any moment, and a log must hold those that were acted on: so a
+ * logged operation runs on a copy. */
+static inline void kvt_entry_keys(struct kvt_core *core, struct kvt_op_context *op)
+{
+	op->keys = NULL;
+	if (!kvt_entry_areas_ok(op, core->ps) || op->sqe->n_keys > core->config.max_op_keys)
+		return;
+	op->keys = op->view->keys + op->sqe->keys_offset;
+	if (!core->hooks.record)
+		return;
+	kvt_racy_copy(core->log_keys, op->keys, op->sqe->n_keys);
+	op->keys = core->log_keys;
+}
+
+#endif

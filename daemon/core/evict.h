@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_CORE_EVICT_H
+#define KVT_CORE_EVICT_H
+
+/**
+ * @file evict.h
+ * Making room.
+ */
+
+#include "daemon/core/state.h"
+
+/** Free exactly n pages; n <= evictable. */
+void kvt_evict_pages(struct kvt_core *core, uint32_t n);
+/** Evict whole leaves until n nodes are free; the caller made sure that this can succeed. */
+void kvt_evict_nodes(struct kvt_core *core, uint32_t n);
+
+#endif

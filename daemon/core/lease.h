@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_CORE_LEASE_H
+#define KVT_CORE_LEASE_H
+
+/**
+ * @file lease.h
+ * Leases, and the four operations of a sequence.
+ */
+
+#include "daemon/core/entry.h"
+
+/** Check that the session may have one more lease: 0 or a refusal. */
+int kvt_lease_quota(struct kvt_core *core, struct kvt_op_context *op);
+/** Take a free lease, which kvt_lease_quota() found. */
+uint32_t kvt_lease_make(struct kvt_core *core, uint32_t session, uint32_t kind, uint32_t node,
+			uint32_t path_pages);
+/** List a lease with its session, before all older ones, and count it. */
+void kvt_lease_list(struct kvt_core *core, uint32_t lease);
+/** Free a lease that holds nothing any more. */
+void kvt_lease_free(struct kvt_core *core, uint32_t lease);
+
+/** Check that n pages can be made free, with `path_pages` evictable ones about to be locked: 0, or
+ * -ENOSPC with reason, a and b set. */
+int kvt_room_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t n,
+		   uint64_t path_pages);
+/** Check that an operation may have n private pages and list them: quota, list, room. */
+int kvt_private_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t n);
+/** Check that the session may lock this path: 0 or a refusal. */
+int kvt_lock_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t node,
+		   uint32_t pages);
+/** Evict until n pages are free, which kvt_room_check() found possible. */
+void kvt_room_make(struct kvt_core *core, uint32_t n);
+
+int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op);
+int kvt_op_commit(struct kvt_core *core, struct kvt_op_context *op);
+int kvt_op_extend(struct kvt_core *core, struct kvt_op_context *op);
+int kvt_op_end(struct kvt_core *core, struct kvt_op_context *op);
+
+/** End a lease without an entry: unlock, free what is private. Returns pages freed. */
+uint32_t kvt_lease_end(struct kvt_core *core, uint32_t lease);
+/** The same, and join what its path leaves where that is cheap. */
+uint32_t kvt_lease_end_join(struct kvt_core *core, uint32_t lease);
+
+#endif

@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_CORE_LEDGER_H
+#define KVT_CORE_LEDGER_H
+
+/**
+ * @file ledger.h
+ * The ledger: the daemon's private records of sessions, leases and page owners, in an object that a
+ * successor recovers from. Clients never get it.
+ *
+ * Primary facts in the arena: node records (parent, run, sealed count, flags, generation, times,
+ * policy fields), keys and pages of their runs, namespaces in use, the epoch, monotonic counters.
+ * Primary facts in the ledger: sessions, their processes and namespaces, leases with tails and
+ * lists of pages, page owners, pending operations, labels, and the last numbers given (seq, clock,
+ * tickets). Everything else is derived, and marked so below: a successor recomputes it without
+ * reading it. Orders are facts, kept as numbers: recency as times, free records and a session's
+ * leases as tickets, pending operations as tokens. Of a free record only generation and ticket are
+ * valid; of slots in no run, nothing is.
+ *
+ * Facts change only while `mutation` is odd. If a successor finds it odd, it undoes the whole
+ * effect: see struct kvt_undo_header.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kvtrunk_wire.h"
+
+#define KVT_LEDGER_MAGIC 0x313047454c54564bull /* "KVTLEG01" */
+
+enum kvt_ledger_section {
+	KVT_LSECTION_SESSIONS = 0,
+	KVT_LSECTION_LEASES = 1,
+	KVT_LSECTION_TAILS = 2,
+	KVT_LSECTION_OWNERS = 3,
+	KVT_LSECTION_PENDING = 4,
+	KVT_LSECTION_OPENED = 5,
+	KVT_LSECTION_LABELS = 6, /* of namespaces, KVT_LABEL_BYTES each, by the first opener */
+	KVT_LSECTION_UNDO = 7, /* struct kvt_undo_header, then 64-bit words of entries */
+	KVT_LSECTION_MEMBERS = 8, /* processes: rank 0 of each session, then ranks of groups */
+	KVT_LSECTION_MAKERS = 9, /* u32: uid of the session that made a namespace */
+	KVT_LEDGER_SECTIONS = 10,
+};
+
+/** First bytes of the ledger; the same rules as for the arena header. */
+struct kvt_ledger_header {
+	uint64_t magic;
+	uint16_t abi_major;
+	uint16_t abi_minor;
+	uint32_t header_bytes;
+	uint64_t layout; /* kvt_ledger_layout() of the writer */
+	uint64_t object_bytes;
+	uint64_t instance[2]; /* that of the arena it belongs to */
+	uint64_t boot_id[2];
+	uint64_t seq;         /* last effect */
+	uint64_t clock;       /* logical time of the last touch */
+	uint64_t tickets;     /* given so far: the order of queues that a successor restores */
+	uint32_t max_sessions;
+	uint32_t n_leases;
+	uint32_t n_pending;
+	uint32_t n_sections;
+	struct kvt_section sections[12];
+} KVT_ALIGNED(KVT_LINE);
+
+enum kvt_session_flag {
+	KVT_SESSION_PRIVILEGED = 1u << 0, /* may EVICT, RESET and AUDIT */
+};
+
+/** What the processes of a session hold together. Index 0 is unused. */
+struct kvt_session_record {
+	uint32_t state; /* enum kvt_session_state */
+	uint32_t signs; /* enum kvt_session_sign */
+	uint32_t generation;
+	uint32_t flags; /* enum kvt_session_flag */
+	uint32_t max_leases;        /* 0 = no limit */
+	uint32_t max_private_pages; /* 0 = no limit */
+	uint32_t n_leases;
+	uint32_t n_private; /* pages in leases included (derived) */
+	uint32_t n_quarantined; /* derived */
+	uint32_t first_lease;   /* derived */
+	uint32_t first_page;    /* pages in no lease: ALLOCed, or in quarantine (derived) */
+	uint32_t first_pending; /* derived */
+	uint32_t last_pending;  /* derived */
+	uint32_t n_pending;     /* derived */
+	uint64_t opened_ns;
+	uint64_t ended_ns;
+	uint64_t operations;
+	uint32_t sq_taken; /* entries that took effect, were refused or wait */
+	uint32_t cq_done;  /* completions made; completion i is last_cqe[i & 1] until i + 2 is */
+	uint32_t first_quarantined; /* derived */
+	uint32_t n_waiters; /* BEGINs that wait for others (derived) */
+	uint32_t last_lease; /* the oldest (derived) */
+	uint32_t reserved[6];
+	/* sq_taken and cq_done count like the ring's indices and change in the mutation that they
+	 * count: entry i took effect iff i < sq_taken. Completions before cq_done - 1 are in the
+	 * ring, because each is published before the next is made. So a successor knows the fate
+	 * of every entry. */
+	struct kvt_cqe last_cqe[2];
+} KVT_ALIGNED(KVT_LINE);
+_Static_assert(sizeof(struct kvt_session_record) == 256, "kvt_session_record");
+
+enum kvt_member_state {
+	KVT_MEMBER_FREE = 0,
+	KVT_MEMBER_AWAITED = 1, /* a rank that has not joined yet */
+	KVT_MEMBER_JOINED = 2,
+};
+
+/** One process of a session: rank 0, which opened it, or another rank of its group. The index of
+ * rank 0 is its session's; ranks of groups have the indices above max_sessions. A record is valid
+ * while its session has the generation that it names, so it ends with the session. It is written
+ * outside of mutations, `state` last. */
+struct kvt_member_record {
+	uint32_t state; /* enum kvt_member_state */
+	uint32_t session;
+	uint32_t generation; /* of the session */
+	uint32_t rank;
+	uint32_t n_ranks; /* of the group, rank 0 included; 0 = none. Rank 0's is set last */
+	uint32_t signs;   /* enum kvt_session_sign: HANGUP and EXITED of this process */
+	int32_t pid;      /* in the daemon's PID namespace, 0 if unknown there */
+	uint32_t uid;
+	uint64_t start_time; /* of the process, clock ticks since boot */
+	uint64_t secret[2];  /* rank 0 resumes the session with it; of others: the group's token */
+	uint64_t reserved;
+	char label[KVT_LABEL_BYTES];
+} KVT_ALIGNED(KVT_LINE);
+_Static_assert(sizeof(struct kvt_member_record) == 128, "kvt_member_record");
+
+enum kvt_lease_kind {
+	KVT_LEASE_FREE = 0,
+	KVT_LEASE_MATCH = 1, /* MATCH with LOCK, LOCK, INSERT with LOCK: a lock, nothing else */
+	KVT_LEASE_BEGIN = 2, /* a sequence */
+};
+
+enum kvt_lease_flag {
+	KVT_LEASE_COUNTED = 1u << 0,    /* its hit has been counted */
+	KVT_LEASE_FORCE_MISS = 1u << 1,
+	KVT_LEASE_ENDING = 1u << 2,     /* END or UNLOCK waits behind a fence */
+	KVT_LEASE_FULL = 1u << 3,
+	KVT_LEASE_LATE = 1u << 4, /* a waiter missed its deadline: no BEGIN waits for it again */
+};
+
+/** A session's lock on a path of the tree, and the private pages of its sequence. The path is named
+ * by its deepest node: a node id keeps its full prefix through splits and merges.
+ *
+ *   page table of a BEGIN lease:   [ tree pages 0..done )[ private pages, in order ... )
+ *   path:                          [ 0 .. path_pages )  (may be longer or shorter than done)
+ */
+struct kvt_lease_record {
+	uint32_t kind; /* enum kvt_lease_kind */
+	uint32_t flags;
+	uint32_t generation;
+	uint32_t session;
+	uint32_t node;       /* deepest locked node, KVT_NONE if nothing is locked */
+	uint32_t path_pages; /* pages from the root to the end of that node */
+	uint32_t namespace_id;
+	uint32_t done;       /* leading table entries that are cached pages of the path */
+	uint32_t n_private;  /* table entries after that (derived) */
+	uint32_t first_page; /* private pages in table order: list in the owners section */
+	uint32_t last_page;  /* derived */
+	uint32_t first_kept; /* displaced under KEEP, private until END */
+	uint32_t n_kept;     /* derived */
+	uint32_t known;      /* positions whose keys the daemon knows */
+	uint32_t computed;   /* highest `next` answered */
+	uint32_t own_start;  /* first page of the path whose nodes this lease created */
+	uint64_t epoch;      /* of its BEGIN */
+	uint64_t begun_ns;
+	uint32_t next_lease; /* of the session (derived) */
+	uint32_t prev_lease; /* derived */
+	uint32_t n_pending;  /* its deferred operations (derived) */
+	uint32_t reserved0;
+	uint64_t ticket; /* order in which leases were made or, free ones, given back */
+	uint64_t reserved1;
+} KVT_ALIGNED(KVT_LINE);
+_Static_assert(sizeof(struct kvt_lease_record) == 128, "kvt_lease_record");
+
+/** The owner of a page that is neither free nor cached, and its place in a list. FREE pages use
+ * `next` for the free list. Pages of a dying session may still name leases that have ended. */
+struct kvt_owner_record {
+	uint32_t lease;   /* lease index, or KVT_NONE */
+	uint32_t session; /* session index, or KVT_NONE */
+	uint32_t next;    /* derived, but in the two lists of a lease */
+	uint32_t prev;    /* derived */
+};
+_Static_assert(sizeof(struct kvt_owner_record) == 16, "kvt_owner_record");
+
+/** A pending operation: it waits for its fence or, a BEGIN, for pages that another lease computes.
+ *
+ * A waiting BEGIN holds neither page nor lock. It names the lease that it waits for and how far
+ * that path is its own. All waiters are one queue in order of their tokens. Ready ones run before
+ * any other operation. */
+struct kvt_pending_record {
+	struct kvt_sqe sqe;
+	uint32_t session;
+	uint32_t next; /* in its session's list, the waiters' queue or the free list (derived) */
+	uint32_t lease; /* of the operation; of a waiter: the one it waits for */
+	uint32_t prev;  /* of a waiter, in the queue (derived) */
+	uint64_t token; /* seq of the DEFER record, for the operation log */
+	uint64_t deadline_ns; /* of a waiter */
+	uint64_t begun_ns;    /* when it began to wait */
+	uint32_t matched;     /* pages that it matched when it began to wait */
+	uint32_t goal;        /* pages of the awaited lease's path that are the waiter's own */
+	uint32_t lease_generation; /* of the awaited lease */
+	uint32_t reserved;
+	uint64_t reserved1;
+} KVT_ALIGNED(KVT_LINE);
+_Static_assert(sizeof(struct kvt_pending_record) == 128, "kvt_pending_record");
+
+/** Kinds of entries of the undo log. An entry is the old bytes, padded to words, then their place,
+ * then kind << 60 | how many bytes. The log is undone from its end. A place is an offset in the
+ * arena, or KVT_UNDO_LEDGER | one in the ledger: a successor maps them elsewhere. */
+enum kvt_undo_kind {
+	KVT_UNDO_BYTES = 1, /* written back as they are */
+	KVT_UNDO_NODE = 2,  /* a whole node: its version and generation rise instead */
+	KVT_UNDO_PAGES = 3, /* u32 pages in the order of their list, and what followed. No place,
+			       but session << 48 | state << 32 | lease */
+};
+#define KVT_UNDO_LEDGER (1ull << 63)
+
+/** The undo log: the old value of every primary fact that the running mutation changes. If a
+ * successor finds `mutation` odd, it writes them back. Facts that every mutation changes are in the
+ * header. What was free before (records, pages) is not saved. */
+struct kvt_undo_header {
+	uint64_t words; /* of entries, since `mutation` became odd */
+	uint64_t seq;   /* as in the headers, when it did */
+	uint64_t clock;
+	uint64_t tickets;
+	uint64_t epoch;
+	uint64_t taker; /* session << 32 | the lease that takes free pages, 0: none does */
+	uint64_t reserved[10];
+	struct kvt_counters counters; /* the monotonic ones */
+} KVT_ALIGNED(KVT_LINE);
+_Static_assert(sizeof(struct kvt_undo_header) == 384, "kvt_undo_header");
+
+/** Fingerprint of the ledger's structures. A daemon with another one does not recover from it. */
+static inline uint64_t kvt_ledger_layout(void)
+{
+	static const uint32_t facts[] = {
+		KVT_LEDGER_SECTIONS, KVT_LABEL_BYTES, sizeof(struct kvt_ledger_header),
+		offsetof(struct kvt_ledger_header, sections), sizeof(struct kvt_session_record),
+		offsetof(struct kvt_session_record, operations),
+		offsetof(struct kvt_session_record, last_cqe), sizeof(struct kvt_member_record),
+		offsetof(struct kvt_member_record, secret), sizeof(struct kvt_lease_record),
+		offsetof(struct kvt_lease_record, ticket), sizeof(struct kvt_owner_record),
+		sizeof(struct kvt_pending_record), offsetof(struct kvt_pending_record, token),
+		sizeof(struct kvt_undo_header), offsetof(struct kvt_undo_header, taker),
+		offsetof(struct kvt_undo_header, counters),
+	};
+
+	return kvt_layout_fold(facts, sizeof(facts) / sizeof(facts[0]));
+}
+
+#endif

@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Running operations: the top floor.
+ *
+ * An operation's way is down once and up once: its entry is checked (entry.c), it runs (op.c and
+ * below), its effect is recorded, and it is answered. It runs at once, or when its fence is reached
+ * (kvt_core_poll()), or, a BEGIN that waits, when what it waited for is there (kvt_core_wake()).
+ *
+ * Before each operation, expired nodes are detached and ready waiters run, so nothing can evict
+ * what they waited for. Both are effects of their own. An operation that comes upon an expired node
+ * runs again once that is detached. Callers: the daemon's turn, and its operator commands. */
+
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/core/detach.h"
+#include "daemon/core/effect.h"
+#include "daemon/core/entry.h"
+#include "daemon/core/evict.h"
+#include "daemon/core/op.h"
+#include "daemon/core/order.h"
+#include "daemon/core/pending.h"
+#include "daemon/core/run.h"
+#include "daemon/core/state.h"
+#include "daemon/core/tree.h"
+#include "daemon/core/undo.h"
+#include "daemon/core/wait.h"
+#include "daemon/core/walk.h"
+
+#define EXPIRE_AT_ONCE 16 /* nodes, before an operation */
+
+/* ---- expiry */
+
+static void expire(struct kvt_core *core, uint32_t id)
+{
+	kvt_mutation_begin(core);
+	kvt_detach(core, id);
+	core->count->expired_nodes++;
+	kvt_record_emit(core, KVT_REC_EXPIRE, 0, id);
+	kvt_mutation_end(core);
+}
+
+/** Expire a node inside the bracket of an operation that has changed nothing, and runs again: its
+ * record is empty, or is filled again. */
+static void expire_inside(struct kvt_core *core, uint32_t id)
+{
+	kvt_mutation_end(core);
+	kvt_record_start(core);
+	expire(core, id);
+	kvt_record_start(core);
+	kvt_mutation_begin(core);
+}
+
+void kvt_expire_due(struct kvt_core *core, uint32_t limit)
+{
+	for (uint32_t i = 0; i < limit && core->expiry.count > 0; i++) {
+		uint32_t id = core->expiry.nodes[0];
+
+		if (core->nodes[id].expiry_ns > core->now_ns)
+			return;
+		if (kvt_path_detached(core, id)) {
+			kvt_heap_remove(core, &core->expiry, id);
+			continue;
+		}
+		kvt_record_start(core);
+		expire(core, id);
+	}
+}
+
+/* ---- one operation */
+
+/** Answer an operation, and emit its record. `token`: seq of its DEFER record, or 0. */
+static void finish(struct kvt_core *core, struct kvt_op_context *op, int error, uint64_t token)
+{
+	struct kvt_session_record *session = &core->sessions[op->session];
+	struct kvt_cqe *cqe = op->cqe;
+
+	if (error)
+		*cqe = (struct kvt_cqe){
+			.result = error, .reason = cqe->reason, .flags = cqe->flags,
+			.refused = cqe->refused,
+		};
+	kvt_save_progress(core, op->session);
+	cqe->user_data = op->sqe->user_data;
+	cqe->seq = core->ledger->seq + 1;
+	if (!(cqe->flags & KVT_CQE_ASYNC)) { /* counted when it was answered first */
+		core->count->operations++;
+		session->operations++;
+	}
+	session->sq_taken += token == 0;
+	session->last_cqe[session->cq_done & 1] = *cqe;
+	session->cq_done++;
+	if (core->hooks.record) {
+		struct kvt_record *record = &core->record;
+
+		record->sqe = *op->sqe;
+		record->cqe = *cqe;
+		/* An entry that was refused for something else may name keys that are not there. */
+		if (kvt_entry_areas_ok(op, core->ps) &&
+		    op->sqe->n_keys <= core->config.max_op_keys) {
+			record->keys = op->keys;
+			record->n_keys = op->sqe->n_keys;
+			record->list = op->view->list + op->sqe->list_offset;
+			record->n_list = error ? 0 : cqe->n_list;
+		}
+	}
+	kvt_record_emit(core, KVT_REC_OP, op->session, token);
+}
+
+/** Let a BEGIN wait. Returns true if there is a completion: with NO_WAIT, -EAGAIN. */
+static bool begin_waits(struct kvt_core *core, struct kvt_op_context *op)
+{
+	uint32_t announced = (op->goal - op->matched) * core->ps;
+	bool again = op->waiter != KVT_NONE;
+	uint64_t token;
+
+	kvt_wait_begin(core, op);
+	token = core->pending[op->waiter].token;
+	if (!again && (op->sqe->flags & KVT_F_WAIT)) {
+		kvt_save_progress(core, op->session);
+		core->sessions[op->session].sq_taken++;
+	}
+	if (again || (op->sqe->flags & KVT_F_WAIT)) {
+		kvt_wait_emit(core, op, again ? token : 0);
+		return false;
+	}
+	finish(core, op, kvt_refuse(op, -EAGAIN, KVT_REASON_ANNOUNCED, announced), 0);
+	kvt_record_start(core);
+	kvt_wait_emit(core, op, token);
+	return true;
+}
+
+/** Run an operation, and again after each expired node that it meets. Expiry is a separate effect:
+ * the operation has changed nothing so far. */
+static int run_op(struct kvt_core *core, struct kvt_op_context *op)
+{
+	int error;
+
+	while ((error = kvt_op_run(core, op)) == KVT_EXPIRED)
+		expire_inside(core, core->expired);
+	return error;
+}
+
+/** Run an operation as one effect. Returns true if it is answered, false if it waits. */
+static bool take_effect(struct kvt_core *core, struct kvt_op_context *op, uint64_t token)
+{
+	bool answered = true;
+	int error = 0;
+
+	if (token) /* it waited: the keys are read now */
+		kvt_entry_keys(core, op);
+	kvt_mutation_begin(core);
+	/* A session may come back from a restart with smaller areas. */
+	if (token && !kvt_entry_areas_ok(op, core->ps))
+		error = kvt_refuse(op, -EINVAL, KVT_REASON_BAD_RANGE, 0);
+	else if (token && kvt_op_takes(op->sqe->op) & KVT_TAKES_LEASE)
+		error = kvt_entry_check_lease(core, op, true);
+	if (!error)
+		error = run_op(core, op);
+	if (error == KVT_WAITS) {
+		answered = begin_waits(core, op);
+	} else {
+		if (op->waiter)
+			kvt_wait_end(core, op, error);
+		if (op->deferred)
+			kvt_pending_forget(core, op->deferred, op->before);
+		finish(core, op, error, token);
+	}
+	kvt_mutation_end(core);
+	return answered;
+}
+
+/** End the operation of a waiter with -ECANCELED: its session closes. */
+static void cancel(struct kvt_core *core, struct kvt_op_context *op, uint64_t token)
+{
+	kvt_record_start(core);
+	kvt_entry_keys(core, op);
+	kvt_mutation_begin(core);
+	kvt_wait_end(core, op, -ECANCELED);
+	finish(core, op, kvt_refuse(op, -ECANCELED, KVT_REASON_CLOSING, 0), token);
+	kvt_mutation_end(core);
+}
+
+/** An operation that runs in no queue; callers name its place in one. */
+static inline struct kvt_op_context context_of(const struct kvt_core *core, uint32_t session,
+					       const struct kvt_sqe *sqe, struct kvt_cqe *cqe)
+{
+	return (struct kvt_op_context){
+		.session = session,
+		.sqe = sqe,
+		.view = &core->views[session],
+		.cqe = cqe,
+	};
+}
+
+/* ---- BEGINs that wait */
+
+static void run_waiter(struct kvt_core *core, uint32_t id)
+{
+	struct kvt_pending_record entry = core->pending[id];
+	struct kvt_cqe cqe = { .flags = KVT_CQE_DEFERRED };
+	struct kvt_op_context op = context_of(core, entry.session, &entry.sqe, &cqe);
+
+	op.waiter = id;
+	core->effort = (struct kvt_core_effort){ 0 };
+	kvt_record_start(core);
+	if (take_effect(core, &op, entry.token) && core->hooks.complete)
+		core->hooks.complete(core->hooks.context, entry.session, &cqe);
+}
+
+static uint32_t run_waiters(struct kvt_core *core)
+{
+	uint32_t ran = 0, id;
+
+	do {
+		kvt_waiters_pass(core);
+		for (id = core->first_waiter; id != KVT_NONE;) {
+			uint32_t next = core->pending[id].next;
+
+			if (kvt_waiter_ready(core, id)) {
+				run_waiter(core, id);
+				ran++;
+			}
+			if (core->wake_due) /* perhaps for an earlier one */
+				break;
+			kvt_waiter_watch(core, id);
+			id = next;
+		}
+	} while (core->wake_due);
+	return ran;
+}
+
+static inline uint32_t wake(struct kvt_core *core)
+{
+	if (core->n_waiters == 0 || (!core->wake_due && core->now_ns < core->wake_at_ns))
+		return 0;
+	return run_waiters(core);
+}
+
+uint32_t kvt_core_wake(struct kvt_core *core, uint64_t now_ns)
+{
+	core->now_ns = now_ns;
+	return wake(core);
+}
+
+void kvt_core_let_wait(struct kvt_core *core, bool allowed)
+{
+	core->no_place = !allowed;
+}
+
+/** Answer all waiters of a session that closes. */
+static void cancel_waiters(struct kvt_core *core, uint32_t session)
+{
+	for (uint32_t id = core->first_waiter; id != KVT_NONE;) {
+		struct kvt_pending_record entry = core->pending[id];
+		struct kvt_cqe cqe = { .flags = KVT_CQE_DEFERRED };
+		struct kvt_op_context op = context_of(core, session, &entry.sqe, &cqe);
+
+		op.waiter = id;
+		id = entry.next;
+		if (entry.session != session)
+			continue;
+		if (entry.sqe.flags & KVT_F_NO_WAIT)
+			cqe.flags |= KVT_CQE_ASYNC;
+		cancel(core, &op, entry.token);
+		if (core->hooks.complete)
+			core->hooks.complete(core->hooks.context, session, &cqe);
+	}
+}
+
+/* ---- entries */
+
+bool kvt_core_execute(struct kvt_core *core, uint32_t session, const struct kvt_sqe *sqe,
+		      uint64_t now_ns, struct kvt_cqe *ret_cqe)
+{
+	struct kvt_op_context op = context_of(core, session, sqe, ret_cqe);
+	int error;
+
+	KVT_ASSERT(session > 0 && session <= core->config.max_sessions);
+	core->now_ns = now_ns;
+	if (core->expiry.count > 0)
+		kvt_expire_due(core, EXPIRE_AT_ONCE);
+	wake(core);
+	core->effort = (struct kvt_core_effort){ 0 };
+	kvt_record_start(core);
+	memset(ret_cqe, 0, sizeof(*ret_cqe));
+	kvt_entry_keys(core, &op);
+	error = kvt_entry_check(core, &op);
+	if (error || (core->draining && kvt_entry_begins_lease(sqe))) {
+		kvt_mutation_begin(core);
+		if (error)
+			core->count->violations++;
+		else
+			error = kvt_refuse(&op, -ESHUTDOWN, KVT_REASON_DRAINING, 0);
+		finish(core, &op, error, 0);
+		kvt_mutation_end(core);
+		return true;
+	}
+	if (sqe->op == KVT_OP_CLOSE && core->sessions[session].n_waiters > 0) {
+		cancel_waiters(core, session);
+		kvt_record_start(core);
+	}
+	if (kvt_op_takes(sqe->op) & KVT_TAKES_FENCE && kvt_defer(core, &op))
+		return false;
+	return take_effect(core, &op, 0);
+}
+
+static bool may_run(struct kvt_core *core, uint32_t id, uint32_t before)
+{
+	const struct kvt_pending_record *pending = &core->pending[id];
+
+	if (pending->lease != KVT_NONE && core->lease_stamp[pending->lease] == core->stamp)
+		return false;
+	if (pending->sqe.op == KVT_OP_CLOSE && before != KVT_NONE)
+		return false;
+	return kvt_fence_reached(core, pending->session, &pending->sqe);
+}
+
+uint32_t kvt_core_poll(struct kvt_core *core, uint32_t session, uint64_t now_ns)
+{
+	uint32_t before = KVT_NONE, id = core->sessions[session].first_pending, ran = 0;
+
+	if (!core->views[session].fences) /* adopted, not attached yet */
+		return 0;
+	core->now_ns = now_ns;
+	core->stamp++;
+	while (id != KVT_NONE) {
+		struct kvt_pending_record entry = core->pending[id];
+		struct kvt_cqe cqe = { .flags = KVT_CQE_DEFERRED };
+		struct kvt_op_context op = context_of(core, session, &entry.sqe, &cqe);
+
+		op.deferred = id;
+		op.before = before;
+		if (!may_run(core, id, before)) {
+			if (entry.lease != KVT_NONE)
+				core->lease_stamp[entry.lease] = core->stamp;
+			before = id;
+			id = entry.next;
+			continue;
+		}
+		if (core->expiry.count > 0)
+			kvt_expire_due(core, EXPIRE_AT_ONCE);
+		wake(core);
+		kvt_record_start(core);
+		take_effect(core, &op, entry.token);
+		cqe.flags |= KVT_CQE_DEFERRED;
+		if (core->hooks.complete)
+			core->hooks.complete(core->hooks.context, session, &cqe);
+		ran++;
+		id = entry.next;
+	}
+	return ran;
+}
+
+/* ---- the operator */
+
+void kvt_core_drain(struct kvt_core *core, bool draining, uint64_t now_ns)
+{
+	if (core->draining == draining)
+		return;
+	core->now_ns = now_ns;
+	kvt_record_start(core);
+	kvt_mutation_begin(core);
+	core->draining = draining;
+	kvt_record_emit(core, KVT_REC_DRAIN, 0, draining);
+	kvt_mutation_end(core);
+}
+
+uint32_t kvt_core_evict(struct kvt_core *core, uint32_t n, uint64_t now_ns)
+{
+	core->now_ns = now_ns;
+	wake(core);
+	kvt_record_start(core);
+	kvt_mutation_begin(core);
+	if (n > core->count->evictable_pages)
+		n = (uint32_t)core->count->evictable_pages;
+	kvt_evict_pages(core, n);
+	core->record.sqe = (struct kvt_sqe){ .op = KVT_OP_EVICT, .arg = n };
+	core->record.cqe = (struct kvt_cqe){ .evict.evicted = n };
+	kvt_record_emit(core, KVT_REC_ADMIN, 0, 0);
+	kvt_mutation_end(core);
+	return n;
+}
+
+void kvt_core_reset(struct kvt_core *core, uint64_t now_ns)
+{
+	core->now_ns = now_ns;
+	wake(core);
+	kvt_record_start(core);
+	kvt_mutation_begin(core);
+	kvt_reset_all(core);
+	core->record.sqe = (struct kvt_sqe){ .op = KVT_OP_RESET };
+	kvt_record_emit(core, KVT_REC_ADMIN, 0, 0);
+	kvt_mutation_end(core);
+}
+
+int kvt_core_remove(struct kvt_core *core, uint32_t namespace_id, const uint32_t *keys,
+		    uint32_t n_keys, uint64_t now_ns, bool *ret_removed)
+{
+	struct kvt_sqe sqe = { .op = KVT_OP_REMOVE, .namespace_id = namespace_id,
+			       .n_keys = n_keys };
+	struct kvt_cqe cqe = { 0 };
+	struct kvt_op_context op = { .sqe = &sqe, .cqe = &cqe, .keys = keys };
+	int error;
+
+	if (namespace_id == 0 || namespace_id >= core->config.max_namespaces ||
+	    !core->namespaces[namespace_id].flags)
+		return -ENOENT;
+	core->now_ns = now_ns;
+	wake(core);
+	kvt_record_start(core);
+	kvt_mutation_begin(core);
+	while ((error = kvt_remove_prefix(core, &op, namespace_id, keys, n_keys, ret_removed)) ==
+	       KVT_EXPIRED)
+		expire_inside(core, core->expired);
+	if (!error)
+		cqe.remove.state = *ret_removed;
+	cqe.result = error;
+	core->record.sqe = sqe;
+	core->record.cqe = cqe;
+	core->record.keys = keys;
+	core->record.n_keys = n_keys;
+	kvt_record_emit(core, KVT_REC_ADMIN, 0, 0);
+	kvt_mutation_end(core);
+	return error;
+}

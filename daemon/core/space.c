@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Namespaces: a record is in use while a session has it open or a node names it. */
+
+#include <errno.h>
+#include <stdio.h>
+
+#include "daemon/core/effect.h"
+#include "daemon/core/space.h"
+#include "daemon/core/state.h"
+#include "daemon/core/undo.h"
+#include "daemon/core/user.h"
+
+static uint32_t find_namespace(const struct kvt_core *core, const uint64_t digest[2],
+			       uint32_t *ret_free)
+{
+	*ret_free = 0;
+	for (uint32_t i = 1; i < core->config.max_namespaces; i++) {
+		const struct kvt_namespace_record *space = &core->namespaces[i];
+
+		if (!space->flags) {
+			if (!*ret_free)
+				*ret_free = i;
+		} else if (space->digest[0] == digest[0] && space->digest[1] == digest[1]) {
+			return i;
+		}
+	}
+	return 0;
+}
+
+static void make_namespace(struct kvt_core *core, uint32_t id, uint32_t session,
+			   const uint64_t digest[2], const char *label)
+{
+	struct kvt_namespace_record *space = &core->namespaces[id];
+
+	KVT_ASSERT(!(space->flags & KVT_NAMESPACE_USED) && space->nodes == 0);
+	kvt_save(core, space, sizeof(*space));
+	kvt_user_space(core, id, core->members[session].uid);
+	KVT_SET(space->root, KVT_NONE);
+	KVT_SET(space->digest[0], digest[0]);
+	KVT_SET(space->digest[1], digest[1]);
+	space->flags = KVT_NAMESPACE_USED;
+	space->opened = 0;
+	space->cached_pages = space->evictable_pages = space->protected_pages = 0;
+	snprintf(core->labels[id], KVT_LABEL_BYTES, "%s", label ? label : "");
+	core->count->live_namespaces++;
+}
+
+void kvt_space_free(struct kvt_core *core, uint32_t id)
+{
+	struct kvt_namespace_record *space = &core->namespaces[id];
+
+	KVT_ASSERT(space->opened == 0 && space->nodes == 0);
+	kvt_save(core, space, sizeof(*space));
+	space->flags = 0;
+	core->count->live_namespaces--;
+	kvt_user_space_gone(core, id);
+}
+
+int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint64_t digest[2],
+			    const char *label, uint64_t now_ns, uint32_t *ret_namespace)
+{
+	uint64_t *bits = core->opened + (size_t)session * core->opened_words;
+	uint32_t place, id = find_namespace(core, digest, &place);
+	uint32_t words[4] = { (uint32_t)digest[0], (uint32_t)(digest[0] >> 32),
+			      (uint32_t)digest[1], (uint32_t)(digest[1] >> 32) };
+
+	if (!id && session == 0)
+		return -ENOENT;
+	if (!id && kvt_user_check_space(core, session))
+		return -EDQUOT;
+	if (!id && !place)
+		return -ENOSPC;
+	if (session == 0 || (id && kvt_bit_get(bits, id))) {
+		*ret_namespace = id;
+		return 0;
+	}
+	core->now_ns = now_ns;
+	kvt_record_start(core);
+	kvt_mutation_begin(core);
+	if (!id) {
+		id = place;
+		make_namespace(core, id, session, digest, label);
+	}
+	core->namespaces[id].opened++;
+	kvt_save(core, &bits[id / 64], sizeof(*bits));
+	kvt_bit_set(bits, id);
+	core->record.keys = words;
+	core->record.n_keys = 4;
+	kvt_record_emit(core, KVT_REC_NAMESPACE, session, id);
+	kvt_mutation_end(core);
+	*ret_namespace = id;
+	return 0;
+}
+
+void kvt_spaces_close(struct kvt_core *core, uint32_t session)
+{
+	uint64_t *bits = core->opened + (size_t)session * core->opened_words;
+
+	kvt_save(core, bits, core->opened_words * sizeof(*bits));
+	for (uint32_t i = 1; i < core->config.max_namespaces; i++) {
+		struct kvt_namespace_record *space = &core->namespaces[i];
+
+		if (!kvt_bit_get(bits, i))
+			continue;
+		kvt_bit_clear(bits, i);
+		if (--space->opened == 0 && space->nodes == 0)
+			kvt_space_free(core, i);
+	}
+}

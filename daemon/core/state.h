@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_CORE_STATE_H
+#define KVT_CORE_STATE_H
+
+/**
+ * @file state.h
+ * The core's state, which every file of it sees. What a file does to it for others is declared in
+ * the header of the same name. Nothing outside daemon/core/ includes these, tests excepted.
+ *
+ * A file calls files below it only, and the way of an operation is down once and up once:
+ *
+ *   run, work                        execute, poll, wake; background work
+ *   op                               the switch, and the operations that are not a sequence's
+ *   session                          sessions: open, end, reclaim
+ *   lease                            BEGIN COMMIT EXTEND END
+ *   grow                             new runs; what they need, before anything changes
+ *   evict                            victims
+ *   compact, detach, wait            joining runs; detached subtrees; BEGINs that wait
+ *   tree                             nodes and paths
+ *   space, pending                   namespaces; operations that wait for a fence
+ *   effect, walk                     mutations and records; keys to a place
+ *   entry, order, index, page, slots, user, backlog, undo
+ *
+ * Beside them: plan (sizes, layout, first state), group (processes of sessions), describe (what is
+ * shown), audit, and recovery: adopt, rollback, rebuild (recover.h).
+ */
+
+#include "daemon/core/core.h"
+#include "daemon/core/ledger.h"
+#include "daemon/core/slots.h"
+#include "shm/assert.h"
+#include "shm/atomic.h"
+#include "shm/racy.h"
+
+#define KVT_CORE_MAGIC 0x4b56544bu
+#define KVT_NEVER UINT64_MAX
+struct kvt_fifo { /* free records, recycled first in, first out */
+	uint32_t head;
+	uint32_t tail;
+	uint32_t count;
+};
+
+struct kvt_run { /* of slots */
+	uint32_t first;
+	uint32_t n;
+};
+
+struct kvt_heap {
+	uint32_t *nodes; /* smallest first */
+	uint32_t count;
+	bool expiry; /* which of a node's two places it uses */
+};
+
+/** One record in the order that a rebuild restores: by `first`, then `second`. */
+struct kvt_sort {
+	uint64_t first;
+	uint32_t second;
+	uint32_t id;
+};
+
+/** Progress of a lease along its path, cached for one pass over the waiters. */
+struct kvt_progress {
+	uint32_t stamp;
+	uint32_t sealed; /* leading pages */
+	bool computes;   /* it will still seal what is announced */
+};
+
+/** Totals over the sessions of one uid. */
+struct kvt_user {
+	uint32_t uid;
+	uint32_t sessions; /* all that are not FREE */
+	uint32_t live;     /* OPEN or CLOSING */
+	uint32_t namespaces; /* that they made, and that are in use */
+};
+
+/** Fence words of a session's members, beside its own in its view. */
+struct kvt_fence_group {
+	const struct kvt_fence_word *words[KVT_MAX_RANKS - 1];
+	uint32_t n;
+};
+
+/** The undo log, while it is written (undo.h). */
+struct kvt_undo {
+	struct kvt_undo_header *header;
+	uint64_t *words;
+	uint64_t used;     /* header->words, where clients of the cache line are not */
+	uint64_t capacity;
+	uint64_t arena_bytes;
+	uint32_t stamp;    /* of the running mutation */
+	uint32_t *nodes;   /* stamp of the mutation that saved it whole */
+	uint32_t *touches; /* the same for times and hits alone */
+	uint32_t *leases;
+	uint64_t *freed;   /* per 32 slots: stamp << 32 | those freed in that mutation */
+};
+
+struct kvt_core {
+	uint32_t magic;
+	struct kvt_core_config config;
+	struct kvt_core_hooks hooks;
+	uint32_t ps; /* page size */
+
+	struct kvt_arena_header *arena;
+	struct kvt_node *nodes;
+	kvt_bucket *buckets;
+	uint32_t bucket_mask;
+	uint32_t *slot_keys;
+	uint32_t *slot_pages;
+	struct kvt_page_record *pages;
+	struct kvt_namespace_record *namespaces;
+	struct kvt_counters *count;
+
+	struct kvt_ledger_header *ledger;
+	struct kvt_session_record *sessions;
+	struct kvt_lease_record *leases;
+	uint32_t *tails; /* [lease][page_size]: keys known beyond the last whole page */
+	struct kvt_owner_record *owners;
+	struct kvt_pending_record *pending;
+	uint64_t *opened; /* [session][max_namespaces bits] */
+	uint32_t opened_words;
+	char (*labels)[KVT_LABEL_BYTES]; /* of namespaces */
+	uint32_t *makers; /* uid, by namespace */
+
+	struct kvt_member_record *members;
+	struct kvt_fence_group *groups; /* by session */
+	struct kvt_undo undo;
+	struct kvt_slots slots;
+	struct kvt_run *slots_due; /* of victims: free when the mutation ends */
+	uint32_t n_slots_due;
+	struct kvt_fifo free_nodes;
+	struct kvt_fifo free_leases;
+	uint64_t epoch_leases; /* of the running epoch */
+	uint64_t cut_leases;   /* of these: on detached paths */
+	uint32_t *cut_below;   /* [node]: leases across it, with a detached node further down */
+	struct kvt_fifo free_pending;
+	uint32_t free_page;       /* list through owners[].next */
+	uint32_t oldest, youngest; /* recency */
+	uint32_t evictable_nodes; /* unlocked, not roots */
+	struct kvt_heap heap;     /* evictable leaves, other policies than LRU */
+	struct kvt_heap expiry;
+
+	uint32_t *detached; /* ring of tops that wait for reclaim */
+	uint32_t detached_head, detached_count;
+	uint32_t n_roots;     /* roots of namespaces */
+	uint32_t stale_roots; /* of these, of earlier epochs: left to background work by RESET */
+	uint32_t stale_at;    /* namespace that background work checks next */
+	uint32_t reclaim_cursor; /* next node of the first top to visit, post-order */
+	bool reclaim_again;      /* something was unlocked behind the cursor */
+
+	uint32_t *compact; /* ring of nodes that may be joined */
+	uint32_t compact_head, compact_count;
+
+	struct kvt_core_view *views; /* by session */
+	struct kvt_user *users;      /* [n_users + 1]: some may be free */
+	uint32_t n_users, live_users;
+	uint32_t uid_reserve;        /* pages that only uids with few of them get, 0 = none */
+	uint32_t *user_of;           /* by session */
+	uint32_t *user_of_space;     /* by namespace */
+	struct kvt_core *shadow;     /* audit: what a rebuild writes, again. Untouched otherwise */
+	uint32_t *lease_stamp;       /* poll: lease has an earlier deferred operation */
+	uint32_t stamp;
+	uint32_t expired; /* the node for which KVT_EXPIRED was returned */
+	uint32_t dying;  /* sessions that background work must reclaim */
+	uint32_t dying_at; /* session that it checks next */
+	bool draining;   /* refuse what begins a lease */
+
+	uint32_t first_waiter, last_waiter, n_waiters; /* BEGINs that wait, oldest first */
+	bool wake_due; /* one of them may have become ready */
+	bool no_place; /* the next BEGIN cannot wait */
+	uint64_t wake_at_ns; /* no deadline is earlier */
+	struct kvt_progress *progress; /* by lease */
+	uint32_t progress_stamp;
+	uint32_t *session_stamp; /* which sessions wait for which */
+	uint32_t wait_stamp;
+
+	uint32_t *op_pages;  /* pages of an INSERT or FREE, copied */
+	uint32_t *op_keys;   /* generated keys, copied */
+	uint32_t *log_keys;  /* keys of a logged operation, copied: it runs on what is logged */
+	uint32_t *path_list; /* pages of an INSERT's path as they are before it */
+	uint64_t *page_mark; /* bit per page: seen in this list */
+	uint32_t first_page[KVT_MAX_PAGE_SIZE]; /* keys that decide where a new run goes */
+
+	struct kvt_sort *sort; /* rebuild: two halves of n_sort each, untouched otherwise */
+	uint32_t n_sort;
+	struct kvt_event *events;
+	uint32_t n_events, max_events;
+	uint32_t *out;
+	uint32_t n_out;
+	uint64_t now_ns;
+	uint64_t op_now_ns;
+	struct kvt_core_effort effort;
+	struct kvt_record record; /* of the running effect */
+	bool recording;
+};
+
+static inline struct kvt_node *kvt_node_at(const struct kvt_core *core, uint32_t node)
+{
+	return &core->nodes[node];
+}
+
+/** True if `node` is the number of a node in use; for numbers that may be anything. */
+static inline bool kvt_node_live(const struct kvt_core *core, uint32_t node)
+{
+	return node != KVT_NONE && node < core->config.max_nodes &&
+	       (core->nodes[node].flags & KVT_NODE_LIVE);
+}
+
+/** True if the node is of an earlier epoch. RESET only raises the epoch: such nodes count as
+ * detached, and background work detaches their roots. */
+static inline bool kvt_is_stale(const struct kvt_core *core, uint32_t node)
+{
+	return core->nodes[node].epoch != core->arena->epoch;
+}
+
+/** The root of a namespace's keys, KVT_NONE if there are none. */
+static inline uint32_t kvt_root_of(const struct kvt_core *core, uint32_t namespace_id)
+{
+	uint32_t root = core->namespaces[namespace_id].root;
+
+	return core->stale_roots == 0 || !kvt_is_stale(core, root) ? root : KVT_NONE;
+}
+
+static inline uint32_t *kvt_keys_at(const struct kvt_core *core, uint32_t slot)
+{
+	return core->slot_keys + (size_t)slot * core->ps;
+}
+
+static inline bool kvt_lease_alive(const struct kvt_core *core, uint32_t lease)
+{
+	return core->leases[lease].kind == KVT_LEASE_MATCH ||
+	       core->leases[lease].kind == KVT_LEASE_BEGIN;
+}
+
+/* A field that clients read while it changes: one store, of the whole value. */
+#define KVT_SET(field, value) kvt_store_relaxed(&(field), (value))
+
+/* Readers check `version` around what they read of a node's first line. */
+static inline void kvt_node_write_begin(struct kvt_node *node)
+{
+	kvt_store_relaxed(&node->version, node->version + 1);
+	kvt_fence_release(); /* pairs with the reader's acquire fence before its second look */
+}
+
+static inline void kvt_node_write_end(struct kvt_node *node)
+{
+	kvt_store_release(&node->version, node->version + 1); /* pairs with the reader's acquire */
+}
+
+#endif

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_CORE_TREE_H
+#define KVT_CORE_TREE_H
+
+/**
+ * @file tree.h
+ * Nodes and paths of them.
+ */
+
+#include "daemon/core/state.h"
+
+/** Take a free node, there must be one: no run, no locks, not linked. */
+uint32_t kvt_node_make(struct kvt_core *core, uint32_t namespace_id, uint32_t parent);
+/** Make a node with its run findable. */
+void kvt_node_link(struct kvt_core *core, uint32_t node);
+/** Take it out of the index and of its parent's children; locks still go up through it. */
+void kvt_node_unlink(struct kvt_core *core, uint32_t node);
+/** Recycle an empty, unlinked node; prunes the root that was its parent if it was the last. */
+void kvt_node_drop(struct kvt_core *core, uint32_t node, uint32_t parent);
+/** Free a root that has no children, locks or pin. No root: nothing. */
+void kvt_root_prune(struct kvt_core *core, uint32_t root);
+/** Take a root off its namespace: it is detached or gone. */
+void kvt_root_leave(struct kvt_core *core, uint32_t root);
+
+/** Give the first `pages` pages to a new upper node; `node` keeps its id and the rest. */
+uint32_t kvt_node_split(struct kvt_core *core, uint32_t node, uint32_t pages);
+/** Join neighbouring runs: `lower` keeps its id, so locks and handles name the same prefix. */
+void kvt_node_merge(struct kvt_core *core, uint32_t upper, uint32_t lower);
+/** Take the last n pages off an unlocked, sealed leaf; with none left it goes. */
+void kvt_node_trim(struct kvt_core *core, uint32_t node, uint32_t n);
+/** Give the first announced slot of a node its page: readers see it from now on. */
+void kvt_node_seal(struct kvt_core *core, uint32_t node, uint32_t page);
+/** Set when a node expires, KVT_NEVER included. */
+void kvt_node_set_expiry(struct kvt_core *core, uint32_t node, uint64_t expiry_ns);
+
+/** Lock every node from `node` up to, not including, `until`. */
+void kvt_path_lock(struct kvt_core *core, uint32_t node, uint32_t until);
+/** Unlock a whole path: a touch. Cuts unsealed tails of nodes that lose their last lock. */
+void kvt_path_unlock(struct kvt_core *core, uint32_t node);
+/** Make a path the youngest, deepest node first. */
+void kvt_path_touch(struct kvt_core *core, uint32_t node);
+/** Keep eviction off a path, or let it on again. */
+void kvt_path_pin(struct kvt_core *core, uint32_t node, bool on);
+/** Count a hit on each node of a path. */
+void kvt_path_count_hit(struct kvt_core *core, uint32_t node);
+/** Raise priority and expiry along a path; neither is ever lowered. */
+void kvt_path_raise(struct kvt_core *core, uint32_t node, int32_t priority, uint64_t expiry_ns);
+/** True if the path to a node is detached, or of an earlier epoch. */
+bool kvt_path_detached(const struct kvt_core *core, uint32_t node);
+/** Copy the pages [0, pages) of the path to `node` into list. */
+void kvt_path_pages(const struct kvt_core *core, uint32_t node, uint32_t pages, uint32_t *list);
+/** Pages of the first `pages` pages of a path that could be evicted now. */
+uint64_t kvt_path_evictable(const struct kvt_core *core, uint32_t node, uint32_t pages);
+/** The node on the path to `node` that holds page `page`. */
+uint32_t kvt_path_node(const struct kvt_core *core, uint32_t node, uint32_t page);
+
+#endif

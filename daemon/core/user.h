@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_CORE_USER_H
+#define KVT_CORE_USER_H
+
+/**
+ * @file user.h
+ * What the sessions of one uid hold together.
+ */
+
+#include "daemon/core/state.h"
+
+/** The record of a session's uid. */
+static inline struct kvt_user *kvt_user_of(const struct kvt_core *core, uint32_t session)
+{
+	return &core->users[core->user_of[session]];
+}
+
+/** Leases of all sessions of this one's uid. */
+uint64_t kvt_user_leases(const struct kvt_core *core, uint32_t session);
+/** The slow half of kvt_user_may_hold(). */
+bool kvt_user_may_hold_more(const struct kvt_core *core, uint32_t session, uint32_t n,
+			    uint64_t path_pages);
+/** True if the session's uid may take n pages and lock path_pages evictable ones: it leaves other
+ * uids what is theirs, or has little itself. */
+static inline bool kvt_user_may_hold(const struct kvt_core *core, uint32_t session, uint32_t n,
+				     uint64_t path_pages)
+{
+	return core->count->free_pages + core->count->evictable_pages >=
+		       core->uid_reserve + path_pages + n ||
+	       kvt_user_may_hold_more(core, session, n, path_pages);
+}
+
+/** The record of a uid, 0 if it has none. */
+uint32_t kvt_user_find(const struct kvt_core *core, uint32_t uid);
+/** Count a session that begins, is over, is gone. */
+void kvt_user_session(struct kvt_core *core, uint32_t session);
+void kvt_user_session_over(struct kvt_core *core, uint32_t session);
+void kvt_user_session_gone(struct kvt_core *core, uint32_t session);
+/** Count a namespace that is made, is in use no more. */
+void kvt_user_space(struct kvt_core *core, uint32_t namespace_id, uint32_t uid);
+void kvt_user_space_gone(struct kvt_core *core, uint32_t namespace_id);
+/** Check that the uid may have one more: 0, or -EDQUOT. */
+int kvt_user_check_session(const struct kvt_core *core, uint32_t uid);
+int kvt_user_check_space(const struct kvt_core *core, uint32_t session);
+/** Count all of it from complete records of sessions and namespaces. */
+void kvt_users_rebuild(struct kvt_core *core);
+
+#endif

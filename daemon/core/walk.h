@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_CORE_WALK_H
+#define KVT_CORE_WALK_H
+
+/**
+ * @file walk.h
+ * From keys to a place in the tree.
+ */
+
+#include "daemon/core/state.h"
+
+/* Returned through an operation that has changed nothing: core->expired names a node whose time has
+ * come. run.c expires it and runs the operation again. */
+#define KVT_EXPIRED 2
+
+/** The place in the tree that keys lead to. */
+struct kvt_walk {
+	uint32_t root;     /* KVT_NONE: the namespace has no keys */
+	uint32_t node;     /* deepest node reached, the root included */
+	uint32_t in_node;  /* pages walked inside it */
+	uint32_t walked;   /* pages that exist, announced ones included */
+	uint32_t matched;  /* leading pages that are sealed */
+	uint32_t match_node; /* deepest node with matched pages, KVT_NONE if none */
+	uint32_t path_nodes;
+};
+
+/** True if a node's time has come: core->expired names it then. */
+static inline bool kvt_is_expired(struct kvt_core *core, uint32_t node)
+{
+	if (core->nodes[node].expiry_ns > core->now_ns)
+		return false;
+	core->expired = node;
+	return true;
+}
+
+/** Walk from the root of a namespace. 0, or KVT_EXPIRED. */
+int kvt_walk_keys(struct kvt_core *core, uint32_t namespace_id, const uint32_t *keys,
+		  uint32_t n_pages, struct kvt_walk *walk);
+/** Continue from a place inside the tree. 0, or KVT_EXPIRED. */
+int kvt_walk_from(struct kvt_core *core, struct kvt_walk *walk, const uint32_t *keys,
+		  uint32_t n_pages);
+
+#endif

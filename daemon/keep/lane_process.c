@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/keep/lane_process.h"
+
+#include <errno.h>
+#include <linux/sockios.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/keep/rights.h"
+#include "shm/assert.h"
+
+static uint64_t processor_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+/* Carry out a request. Returns 0 or a positive errno. */
+static int perform(const struct kvt_lane_request *request, const struct kvt_rights *rights)
+{
+	static const uint64_t one = 1;
+	int fd = rights->fds[0], unanswered = 0;
+	ssize_t n = 0;
+
+	KVT_ASSERT(rights->n_fds > 0 && request->bytes <= sizeof(request->data));
+	switch ((enum kvt_lane_op)request->op) {
+	case KVT_LANE_RING:
+		if (ioctl(fd, SIOCOUTQ, &unanswered) != 0 || unanswered == 0)
+			n = send(fd, &one, sizeof(one), MSG_DONTWAIT | MSG_NOSIGNAL);
+		break;
+	case KVT_LANE_TAKE:
+		n = recv(fd, NULL, 0, MSG_DONTWAIT);
+		break;
+	case KVT_LANE_SEND:
+	case KVT_LANE_TELL:
+		n = kvt_rights_send(fd, request->data, request->bytes, rights->fds + 1,
+				    rights->n_fds - 1);
+		break;
+	case KVT_LANE_SHUT:
+		n = shutdown(fd, SHUT_RDWR);
+		break;
+	case KVT_LANE_LOST:
+		break;
+	}
+	return n < 0 ? errno : 0;
+}
+
+/* Carry out a request and answer it. True: it was slow. */
+static bool serve(int link, const struct kvt_lane_request *request, const struct kvt_rights *rights,
+		  struct kvt_lane_answer *in_hand)
+{
+	struct kvt_lane_answer answer = { .tag = request->tag, .op = request->op };
+	uint64_t before = processor_ns();
+
+	*in_hand = answer;
+	in_hand->error = ECONNRESET;
+	answer.error = rights->n_fds ? perform(request, rights) : EMFILE;
+	in_hand->error = answer.error;
+	answer.cost_ns = processor_ns() - before;
+	for (uint32_t i = 0; i < rights->n_fds; i++) /* before the answer, which promises it */
+		close(rights->fds[i]);
+	send(link, &answer, sizeof(answer), MSG_NOSIGNAL);
+	in_hand->op = 0;
+	return answer.cost_ns > KVT_WAKE_SLOW_NS;
+}
+
+void kvt_lane_main(int link, struct kvt_lane_answer *in_hand)
+{
+	static struct kvt_lane_request request;
+	struct pollfd asked = { .fd = link, .events = POLLIN };
+	struct sched_param normal = { 0 };
+	struct kvt_rights rights;
+	bool slow = false;
+
+	prctl(PR_SET_NAME, "kvtrunkd-lane");
+	sched_setscheduler(0, SCHED_OTHER, &normal);
+	for (;;) {
+		ssize_t n = kvt_rights_receive(link, &request, sizeof(request), 0,
+					       KVT_RIGHTS_MOST, &rights);
+
+		if (n < 0 && errno == EAGAIN && slow)
+			_exit(1);
+		else if (n < 0 && (errno == EAGAIN || errno == EINTR))
+			poll(&asked, 1, -1);
+		else if (n <= 0)
+			_exit(0);
+		else if (serve(link, &request, &rights, in_hand) && !slow) {
+			slow = true;
+			setpriority(PRIO_PROCESS, 0, 10);
+		}
+	}
+}

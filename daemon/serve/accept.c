@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file accept.c
+ * Accept connections without starving the rings.
+ *
+ * The kernel's queue is FIFO over all uids, and connect() waits while it is full. So a new
+ * connection waits behind at most KVT_LISTEN_BACKLOG others. They are accepted in batches of
+ * ACCEPT_US, longer than a process takes to wake up: a waiting connect() finds a free place even
+ * beside a process that retries without pause.
+ *
+ * Accepting only takes a slot. The first message is taken in its uid's turn (readable.h). If no
+ * slot is free, the uid with the most half-open connections loses its oldest. If the message of
+ * that one has not been looked for yet, the queue waits for kvt_control_work().
+ */
+#include "daemon/serve/daemon.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#define ACCEPT_US 250
+/* Pause after a batch: four times its duration, and at most PAUSE_MOST_US, because the duration
+ * includes time in which the thread did not run. */
+#define PAUSE_PER_COST 4
+#define PAUSE_MOST_US 2000
+#define FAILED_PAUSE_NS 100000000ull
+#define LEAVING_PAUSE_NS 5000000ull
+
+void kvt_accept_watch(struct kvt_daemon *daemon)
+{
+	kvt_loop_poll(&daemon->loop, daemon->listen_fd, POLLIN, kvt_tag(KVT_TAG_ACCEPT, 0, 0));
+}
+
+void kvt_accept_event(struct kvt_daemon *daemon)
+{
+	daemon->accept_due = !daemon->draining && daemon->listen_fd >= 0;
+}
+
+void kvt_accept_stop(struct kvt_daemon *daemon)
+{
+	kvt_loop_cancel(&daemon->loop, kvt_tag(KVT_TAG_ACCEPT, 0, 0));
+	daemon->accept_due = false;
+	daemon->accept_again_ns = 0;
+}
+
+static void pause_for(struct kvt_daemon *daemon, uint64_t ns)
+{
+	daemon->accept_due = false;
+	daemon->accept_again_ns = daemon->real_ns + ns;
+	daemon->next_timer_ns = 0;
+}
+
+uint64_t kvt_accept_again(struct kvt_daemon *daemon)
+{
+	if (!daemon->accept_again_ns)
+		return UINT64_MAX;
+	if (daemon->real_ns < daemon->accept_again_ns)
+		return daemon->accept_again_ns;
+	daemon->accept_again_ns = 0;
+	kvt_accept_event(daemon);
+	return UINT64_MAX;
+}
+
+static void failed(struct kvt_daemon *daemon, int error)
+{
+	char why[KVT_WHY_BYTES];
+
+	/* The limit was lowered after start. */
+	if (error == EMFILE && kvt_daemon_raise_nofile(daemon, why) > 0)
+		return;
+	kvt_log_limited(&daemon->client_log, 0, daemon->real_ns, KVT_LOG_ERROR, "accept_failed",
+			"error=\"%s\" cure=\"%s\"", strerror(error),
+			error == EMFILE ? "raise RLIMIT_NOFILE" :
+			error == ENFILE ? "raise sysctl fs.file-max" : "none");
+	pause_for(daemon, FAILED_PAUSE_NS);
+}
+
+/* Accept one connection. False: the queue is empty or must wait. */
+static bool accept_one(struct kvt_daemon *daemon)
+{
+	int fd;
+
+	if (kvt_closer_is_busy(&daemon->closer)) { /* accepted faster than closed */
+		pause_for(daemon, LEAVING_PAUSE_NS);
+		return false;
+	}
+	if (!kvt_control_has_room(daemon))
+		return false;
+	fd = accept4(daemon->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	if (fd >= 0) {
+		kvt_control_accepted(daemon, fd);
+		return true;
+	}
+	if (errno == EAGAIN) {
+		daemon->accept_due = false;
+		kvt_accept_watch(daemon);
+	} else if (errno != EINTR && errno != ECONNABORTED) {
+		failed(daemon, errno);
+	}
+	return false;
+}
+
+uint32_t kvt_accept_work(struct kvt_daemon *daemon)
+{
+	uint64_t start = kvt_cycles(), pause, most = PAUSE_MOST_US * daemon->cycles_per_us;
+	uint64_t end = start + ACCEPT_US * daemon->cycles_per_us;
+
+	if ((int64_t)(start - daemon->accept_after) < 0)
+		return 1; /* soon */
+	kvt_daemon_clock(daemon);
+	while (accept_one(daemon) && kvt_cycles() < end)
+		continue;
+	kvt_loop_flush(&daemon->loop);
+	pause = (kvt_cycles() - start) * PAUSE_PER_COST;
+	daemon->accept_after = kvt_cycles() + (pause < most ? pause : most);
+	return 1;
+}

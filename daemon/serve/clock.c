@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/serve/daemon.h"
+
+#include <time.h>
+
+static uint64_t clock_ns(clockid_t id)
+{
+	struct timespec now;
+
+	clock_gettime(id, &now);
+	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+void kvt_daemon_clock(struct kvt_daemon *daemon)
+{
+	daemon->real_ns = clock_ns(CLOCK_MONOTONIC);
+	if (!daemon->test_clock)
+		daemon->now_ns = daemon->real_ns;
+	daemon->clock_stamp = kvt_cycles();
+}

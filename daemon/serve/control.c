@@ -1,0 +1,1005 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file control.c
+ * Messages on control connections: HELLO, NAMESPACE, GROUP and admin requests, and hang-ups.
+ *
+ * One message is taken per turn, from the next uid that has one (readable.h), with a pause after
+ * it. A message that no honest client sends ends the connection. A connection belongs to a session
+ * or member from admit() until kvt_control_drop(), which tells them of the hang-up. Called by
+ * turn.c, timers.c and accept.c.
+ */
+#include "daemon/serve/daemon.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <bsd/string.h>
+
+#include "daemon/keep/rights.h"
+#include "shm/assert.h"
+#include "shm/geometry.h"
+
+#define LEAVE_AGAIN_NS 5000000ull
+#define MESSAGES_AT_HANGUP 16 /* still taken after the peer hung up */
+/* Pause after a message: four times its duration, at most PAUSE_MOST_US. So messages take a fifth
+ * of the thread's time, and the one after an audit does not wait for seconds. */
+#define PAUSE_PER_COST 4
+#define PAUSE_MOST_US 2000
+
+/* ---- ends */
+
+/* Give a new closer all that the last one held. */
+static void hold_all(struct kvt_daemon *daemon)
+{
+	for (uint32_t i = 0; i < daemon->n_connections; i++)
+		if (daemon->connections[i].fd >= 0)
+			kvt_connection_hold(daemon, &daemon->connections[i]);
+	for (uint32_t i = 1; i <= daemon->core_config.max_sessions; i++)
+		if (daemon->sessions[i].members)
+			kvt_session_hold(daemon, &daemon->sessions[i]);
+}
+
+static void lane_lost(struct kvt_daemon *daemon, uint32_t slot);
+
+uint64_t kvt_control_leave(struct kvt_daemon *daemon)
+{
+	uint64_t again;
+
+	if (kvt_closer_replace(&daemon->closer, daemon->real_ns)) {
+		hold_all(daemon);
+		for (uint32_t i = 0; i < daemon->closer.n_lanes; i++) {
+			kvt_lane_reset(daemon, i);
+			lane_lost(daemon, i);
+			kvt_control_lane(daemon, i, daemon->lanes[i].generation);
+		}
+	}
+	if (!kvt_closer_flush(&daemon->closer))
+		return UINT64_MAX;
+	again = daemon->real_ns + LEAVE_AGAIN_NS;
+	if (again < daemon->next_timer_ns)
+		daemon->next_timer_ns = again;
+	return again;
+}
+
+/* The account that wake-ups of this socket are charged to. */
+static struct kvt_cost *cost_of(struct kvt_daemon *daemon, struct kvt_connection *connection)
+{
+	return connection->session ? &daemon->sessions[connection->session].cost :
+				     &connection->cost;
+}
+
+void kvt_control_drop(struct kvt_daemon *daemon, struct kvt_connection *connection)
+{
+	uint32_t member = connection->member;
+
+	if (connection->fd < 0)
+		return;
+	kvt_connection_drop(daemon, connection);
+	if (member)
+		kvt_session_lost(daemon, &daemon->members[member], false);
+}
+
+/* End a session or connection whose client does not read its socket. */
+static void end_unsent(struct kvt_daemon *daemon, struct kvt_connection *connection)
+{
+	if (!connection->unsent)
+		return;
+	if (connection->state == KVT_CONNECTION_SESSION)
+		kvt_session_kill(daemon, &daemon->sessions[connection->session], -ECOMM,
+				 "the control socket is not read: the session is over");
+	else if (connection->state != KVT_CONNECTION_OVER)
+		kvt_control_drop(daemon, connection);
+}
+
+void kvt_control_drop_costly(struct kvt_daemon *daemon)
+{
+	for (uint32_t i = 0; i < daemon->n_connections; i++) {
+		struct kvt_connection *connection = &daemon->connections[i];
+
+		if (!connection->cost.over)
+			continue;
+		kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns,
+				KVT_LOG_WARNING, "connection_dropped", "pid=%d uid=%u why=\"waking "
+				"it cost more than 100 ms of the daemon's time within 10 s: its "
+				"socket is watched many times\"", (int)connection->peer.pid,
+				(unsigned int)connection->peer.uid);
+		kvt_control_drop(daemon, connection);
+	}
+}
+
+enum take_result { TAKE_ONE, TAKE_NONE, TAKE_HANGUP };
+static enum take_result take_message(struct kvt_daemon *daemon, struct kvt_connection *connection);
+
+static struct kvt_connection *connection_of(const struct kvt_half_open *half_open)
+{
+	return (void *)((char *)(uintptr_t)half_open -
+			offsetof(struct kvt_connection, half_open));
+}
+
+bool kvt_control_has_room(const struct kvt_daemon *daemon)
+{
+	struct kvt_half_open *first =
+		kvt_half_open_in_the_way(&daemon->half_open, KVT_UID_UNKNOWN);
+	const struct kvt_connection *oldest = first ? connection_of(first) : NULL;
+
+	return !oldest || !(oldest->readable.queued || oldest->postponed);
+}
+
+/* Drop the connection that must make room for one of this uid, unless its HELLO has arrived. */
+static void make_room(struct kvt_daemon *daemon, uint32_t uid)
+{
+	struct kvt_half_open *first = kvt_half_open_in_the_way(&daemon->half_open, uid);
+	struct kvt_connection *oldest;
+	uint32_t generation;
+
+	if (!first)
+		return;
+	oldest = connection_of(first);
+	generation = oldest->generation;
+	take_message(daemon, oldest);
+	if (oldest->generation != generation || oldest->state != KVT_CONNECTION_HALF_OPEN)
+		return;
+	kvt_log_limited(&daemon->client_log, oldest->peer.pid, daemon->real_ns, KVT_LOG_WARNING,
+			"half_open_dropped", "pid=%d why=\"more than max_half_open=%lld "
+			"connections without a first message\"", (int)oldest->peer.pid,
+			(long long)daemon->config.max_half_open);
+	kvt_control_drop(daemon, oldest);
+}
+
+uint64_t kvt_control_end_half_open(struct kvt_daemon *daemon)
+{
+	uint64_t patience = (uint64_t)daemon->config.hello_timeout_ms * 1000000;
+	struct kvt_half_open *first;
+
+	while ((first = TAILQ_FIRST(&daemon->half_open.all)) != NULL) {
+		struct kvt_connection *connection = connection_of(first);
+
+		if (daemon->real_ns - connection->accepted_ns < patience)
+			return connection->accepted_ns + patience;
+		kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns,
+				KVT_LOG_WARNING, "half_open_dropped",
+				"pid=%d why=\"no first message within %lld ms\"",
+				(int)connection->peer.pid,
+				(long long)daemon->config.hello_timeout_ms);
+		kvt_control_drop(daemon, connection);
+	}
+	return UINT64_MAX;
+}
+
+void kvt_control_accepted(struct kvt_daemon *daemon, int fd)
+{
+	struct kvt_connection *connection;
+	struct kvt_peer peer;
+	uint64_t start = kvt_cycles(), due;
+	int on = 1;
+
+	daemon->stats.accepted++;
+	/* SO_PASSCRED: each message then names its sending process. */
+	if (kvt_peer_read(fd, daemon->admin_gid, &peer) != 0 ||
+	    setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) != 0) {
+		kvt_connection_leave_unused(daemon, fd);
+		return;
+	}
+	kvt_connection_refuse_fds(daemon, fd);
+	make_room(daemon, peer.uid);
+	connection = kvt_connection_take(daemon, fd, &peer);
+	kvt_half_open_add(&daemon->half_open, &connection->half_open, peer.uid);
+	due = daemon->real_ns + (uint64_t)daemon->config.hello_timeout_ms * 1000000;
+	if (due < daemon->next_timer_ns)
+		daemon->next_timer_ns = due;
+	kvt_connection_queue(daemon, connection); /* mostly, HELLO has arrived already */
+	kvt_shares_charge_uid(&daemon->shares, peer.uid, kvt_cycles() - start);
+}
+
+/* ---- refusing */
+
+/* Refuse a HELLO and drop the connection. A retry needs a new one. */
+static void refuse_as(struct kvt_daemon *daemon, struct kvt_connection *connection,
+		      uint64_t cookie, int error, enum kvt_attach_state state, const char *text)
+{
+	struct kvt_message_refused message = { .state = state };
+
+	daemon->stats.refused++;
+	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns, KVT_LOG_NOTICE,
+			"refused",
+			"pid=%d uid=%u error=%d why=\"%s\"", (int)connection->peer.pid,
+			(unsigned int)connection->peer.uid, error, text);
+	kvt_message_fill(&message.head, KVT_MSG_REFUSED, sizeof(message), error, cookie);
+	strlcpy(message.text, text, sizeof(message.text));
+	kvt_connection_send(daemon, connection, &message, sizeof(message), NULL, 0);
+	kvt_control_drop(daemon, connection);
+}
+
+static void refuse(struct kvt_daemon *daemon, struct kvt_connection *connection, uint64_t cookie,
+		   int error, const char *text)
+{
+	refuse_as(daemon, connection, cookie, error, KVT_ATTACH_REFUSED, text);
+}
+
+/* End a connection after a message that no honest client sends. */
+static void malformed(struct kvt_daemon *daemon, struct kvt_connection *connection,
+		      const char *text)
+{
+	if (connection->state == KVT_CONNECTION_SESSION)
+		kvt_session_kill(daemon, &daemon->sessions[connection->session], -EPROTO, text);
+	else
+		refuse(daemon, connection, 0, -EPROTO, text);
+}
+
+/* ---- HELLO */
+
+static void number_differs(const char *name, uint64_t here, uint64_t there, char *text, size_t size)
+{
+	snprintf(text, size, "geometry differs: the daemon has %s %llu, the client asked for %llu",
+		 name, (unsigned long long)here, (unsigned long long)there);
+}
+
+/* Name the first difference between the client's page geometry and ours. */
+static bool pages_differ(const struct kvt_pool_geometry *ours,
+			 const struct kvt_pool_geometry *theirs, char *text, size_t size)
+{
+	const struct {
+		const char *name;
+		uint32_t here, there;
+		const char *(*name_of)(uint32_t);
+	} fields[] = {
+		{ "n_layers", ours->n_layers, theirs->n_layers, NULL },
+		{ "n_kv_heads", ours->n_kv_heads, theirs->n_kv_heads, NULL },
+		{ "head_dim", ours->head_dim, theirs->head_dim, NULL },
+		{ "kv_type", ours->type, theirs->type, kvt_element_name },
+		{ "kv_layout", ours->layout, theirs->layout, kvt_page_layout_name },
+		{ "kv_order", ours->order, theirs->order, kvt_page_order_name },
+	};
+
+	if (!ours->n_layers) {
+		snprintf(text, size, "geometry differs: the client has one, the daemon was given "
+			 "page_bytes only: give it n_layers, n_kv_heads, head_dim, kv_type, "
+			 "kv_layout and kv_order");
+		return true;
+	}
+	for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+		if (fields[i].here == fields[i].there)
+			continue;
+		if (fields[i].name_of)
+			snprintf(text, size, "geometry differs: the daemon has %s %s, the client "
+				 "asked for %s", fields[i].name, fields[i].name_of(fields[i].here),
+				 fields[i].name_of(fields[i].there));
+		else
+			number_differs(fields[i].name, fields[i].here, fields[i].there, text, size);
+		return true;
+	}
+	for (uint32_t i = 0; i < ours->n_layers; i++) {
+		double here[2], there[2];
+
+		for (int plane = 0; plane < 2; plane++) {
+			here[plane] = (double)kvt_pool_geometry_scale(ours, i, plane);
+			there[plane] = (double)kvt_pool_geometry_scale(theirs, i, plane);
+		}
+		if (here[0] == there[0] && here[1] == there[1])
+			continue;
+		snprintf(text, size, "geometry differs: the daemon has scales %g,%g for layer %u, "
+			 "the client asked for %g,%g: see kv_scales", here[0], here[1], i, there[0],
+			 there[1]);
+		return true;
+	}
+	return false;
+}
+
+/* Describe how the client's geometry differs from ours. False: it does not. */
+static bool geometry_differs(const struct kvt_daemon *daemon,
+			     const struct kvt_message_hello *hello, char *text, size_t size)
+{
+	const struct kvt_core_config *ours = &daemon->core_config;
+	const struct {
+		const char *name;
+		uint64_t here, there;
+	} numbers[] = {
+		{ "page_size", ours->page_size, hello->page_size },
+		{ "page_bytes", daemon->pool.page_bytes, hello->page_bytes },
+		{ "n_pages", ours->n_pages, hello->n_pages },
+	};
+
+	if (hello->geometry.n_layers && /* says more than two unequal fingerprints */
+	    pages_differ(&daemon->plan.geometry, &hello->geometry, text, size))
+		return true;
+	if (kvt_fingerprint_differs(ours->fingerprint, hello->fingerprint, text, size))
+		return true;
+	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+		if (!numbers[i].there || numbers[i].here == numbers[i].there)
+			continue;
+		number_differs(numbers[i].name, numbers[i].here, numbers[i].there, text, size);
+		return true;
+	}
+	return false;
+}
+
+/* True if the client would write pages without naming a geometry that we have. */
+static bool geometry_unnamed(const struct kvt_daemon *daemon,
+			     const struct kvt_message_hello *hello, char *text, size_t size)
+{
+	const char *ours = daemon->core_config.fingerprint; /* has the geometry's fields */
+	char clean[161];
+
+	if (!ours[0] || hello->fingerprint[0] || hello->geometry.n_layers ||
+	    hello->flags & (KVT_HELLO_OBSERVE | KVT_ANY_GEOMETRY))
+		return false;
+	kvt_log_clean(clean, sizeof(clean), ours, KVT_FINGERPRINT_BYTES);
+	snprintf(text, size, "geometry not named: the daemon's pages are of '%s', and others "
+		 "would read what this client writes: set options.geometry or "
+		 "options.fingerprint, or KVT_ANY_GEOMETRY if it writes no page or follows "
+		 "kvt_pool_view()", clean);
+	return true;
+}
+
+static uint32_t observers_of(const struct kvt_daemon *daemon, uid_t uid)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < daemon->n_connections; i++)
+		n += daemon->connections[i].state == KVT_CONNECTION_OBSERVER &&
+		     daemon->connections[i].peer.uid == uid;
+	return n;
+}
+
+/* Check for a free observer slot. An eighth of the slots (at least one) is reserved for privileged
+ * peers; any other uid may have a quarter. So operators can always look, and no user can keep
+ * others out. */
+static int observer_check(const struct kvt_daemon *daemon,
+			  const struct kvt_connection *connection, char *text, size_t size)
+{
+	uint32_t all = (uint32_t)daemon->config.max_observers, kept = (all + 7) / 8;
+	uint32_t own = (all + 3) / 4, uid = connection->peer.uid;
+
+	if (daemon->n_observers >= all) {
+		snprintf(text, size, "max_observers=%u observers are connected: try later", all);
+		return -EUSERS;
+	}
+	if (connection->peer.privileged)
+		return 0;
+	if (daemon->n_observers + kept >= all) {
+		snprintf(text, size, "%u observers are connected, and the last %u of "
+			 "max_observers=%u places are for privileged ones: try later",
+			 daemon->n_observers, kept, all);
+		return -EUSERS;
+	}
+	if (observers_of(daemon, uid) >= own) {
+		snprintf(text, size, "uid %u has %u observers connected, and may have a quarter "
+			 "of max_observers=%u: close some, or raise it", uid, own, all);
+		return -EDQUOT;
+	}
+	return 0;
+}
+
+/* Check a HELLO. Negative errno with a text and a state: refuse it. */
+static int hello_check(struct kvt_daemon *daemon, const struct kvt_connection *connection,
+		       const struct kvt_message_hello *hello, enum kvt_attach_state *ret_state,
+		       char *text, size_t size)
+{
+	bool observe = hello->flags & KVT_HELLO_OBSERVE;
+
+	*ret_state = KVT_ATTACH_REFUSED;
+	if (hello->abi_major != KVT_ABI_MAJOR) {
+		snprintf(text, size, "version differs: the daemon speaks ABI %u.%u, the client "
+			 "%u.%u: install libkvtrunk and kvtrunkd of one release", KVT_ABI_MAJOR,
+			 KVT_ABI_MINOR, hello->abi_major, hello->abi_minor);
+		*ret_state = KVT_ATTACH_WRONG_VERSION;
+		return -EPROTO;
+	}
+	if (hello->layout != kvt_abi_layout()) {
+		snprintf(text, size, "layout differs: both speak ABI %u, but were built with other "
+			 "structures: install libkvtrunk and kvtrunkd of one build",
+			 KVT_ABI_MAJOR);
+		*ret_state = KVT_ATTACH_WRONG_LAYOUT;
+		return -EPROTO;
+	}
+	if (hello->flags & ~(uint32_t)(KVT_HELLO_OBSERVE | KVT_HELLO_NO_RESUME |
+				       KVT_ANY_GEOMETRY)) {
+		snprintf(text, size, "unknown flags 0x%x in HELLO", hello->flags);
+		return -EPROTO;
+	}
+	if (daemon->draining && !observe) {
+		snprintf(text, size, "the daemon is shutting down: try its successor");
+		*ret_state = KVT_ATTACH_GONE;
+		return -ESHUTDOWN;
+	}
+	if (!kvt_peer_is_pid(connection->peer.pid, hello->pid)) {
+		snprintf(text, size, "HELLO comes from pid %d, but pid %d connected: a forked "
+			 "child must connect itself", hello->pid, (int)connection->peer.pid);
+		return -EPERM;
+	}
+	if (geometry_differs(daemon, hello, text, size) ||
+	    geometry_unnamed(daemon, hello, text, size)) {
+		*ret_state = KVT_ATTACH_WRONG_GEOMETRY;
+		return -EINVAL;
+	}
+	if (observe && (hello->group[0] || hello->group[1])) {
+		snprintf(text, size, "an observer is no member of a group: connect without "
+			 "KVT_HELLO_OBSERVE, or without a token");
+		return -EINVAL;
+	}
+	return observe ? observer_check(daemon, connection, text, size) : 0;
+}
+
+static uint32_t power_of_two(uint64_t wish, uint64_t least, uint64_t most)
+{
+	uint64_t size = least;
+
+	while (size < wish && size < most)
+		size *= 2;
+	return (uint32_t)(size < most ? size : most);
+}
+
+/* Clamp the requested sizes to the daemon's limits. An area holds at most what one operation can
+ * use: a client may punch holes into it, and each missing page costs the serving thread a fault.
+ * INSERT lists a page number for each page of keys. */
+static void hello_wish(const struct kvt_daemon *daemon, const struct kvt_message_hello *hello,
+		       struct kvt_session_wish *wish)
+{
+	uint64_t most = power_of_two((uint64_t)daemon->config.max_ring_entries, 8, 256);
+	uint64_t list = daemon->core_config.max_op_keys;
+	uint64_t keys = list + list / daemon->core_config.page_size;
+
+	wish->sq_entries = power_of_two(hello->sq_entries, 8, most);
+	wish->cq_entries = power_of_two(hello->cq_entries ? hello->cq_entries
+							  : 2ull * wish->sq_entries, 8, 2 * most);
+	wish->keys_count = hello->keys_count ? hello->keys_count : 1u << 20;
+	wish->list_count = hello->list_count ? hello->list_count : 1u << 18;
+	wish->keys_count = wish->keys_count < keys ? wish->keys_count : keys;
+	wish->list_count = wish->list_count < list ? wish->list_count : list;
+}
+
+static void fill_welcome(const struct kvt_daemon *daemon,
+			 const struct kvt_connection *connection,
+			 struct kvt_message_welcome *welcome)
+{
+	const struct kvt_core_config *config = &daemon->core_config;
+
+	welcome->page_size = config->page_size;
+	welcome->n_pages = config->n_pages;
+	welcome->page_bytes = daemon->pool.page_bytes;
+	welcome->pool_bytes = daemon->pool.bytes;
+	welcome->backend = daemon->pool.ops->backend;
+	welcome->n_slabs = daemon->pool.n_slabs;
+	welcome->arena_bytes = daemon->arena.bytes;
+	welcome->epoch = kvt_core_arena(daemon->core)->epoch;
+	memcpy(welcome->instance, config->instance, sizeof(welcome->instance));
+	welcome->max_leases = config->max_leases;
+	welcome->max_private_pages = config->max_private_pages;
+	welcome->policy = config->policy;
+	welcome->flags = (connection->peer.privileged ? KVT_WELCOME_PRIVILEGED : 0u) |
+			 (config->disabled ? KVT_WELCOME_DISABLED : 0u) |
+			 (daemon->test_clock ? KVT_WELCOME_TEST_CLOCK : 0u) |
+			 (daemon->notify.store && daemon->pool.ops->adopt ? KVT_WELCOME_KEPT : 0u);
+	welcome->daemon_pid = getpid();
+	memcpy(welcome->fingerprint, config->fingerprint, sizeof(welcome->fingerprint));
+	welcome->geometry = daemon->plan.geometry;
+}
+
+/* Add descriptors: the arena if it may be seen, the pool for sessions. */
+static void add_shared(struct kvt_daemon *daemon, struct kvt_message_welcome *welcome, int *fds,
+		       uint32_t *n_fds)
+{
+	struct kvt_pool_export export;
+
+	if (daemon->config.arena_visible) {
+		welcome->fds |= KVT_FD_ARENA;
+		fds[(*n_fds)++] = daemon->arena_readonly;
+	}
+	if (!welcome->session || daemon->pool.ops->export(&daemon->pool, &export) != 0)
+		return;
+	if (export.n_fds)
+		welcome->fds |= KVT_FD_POOL;
+	for (uint32_t i = 0; i < export.n_fds; i++)
+		fds[(*n_fds)++] = export.fds[i];
+	memcpy(welcome->slabs, export.slabs, sizeof(welcome->slabs));
+}
+
+/* The connection is a session's now: name it, and the memory of this process. */
+static void admit(struct kvt_daemon *daemon, struct kvt_connection *connection,
+		  struct kvt_message_welcome *welcome)
+{
+	const struct kvt_member *member = &daemon->members[connection->member];
+
+	KVT_ASSERT(connection->state == KVT_CONNECTION_HALF_OPEN && member->session);
+	kvt_half_open_remove(&daemon->half_open, &connection->half_open);
+	connection->state = KVT_CONNECTION_SESSION;
+	welcome->session = member->session;
+	welcome->segment_bytes = member->layout.bytes;
+	welcome->areas_bytes = member->layout.areas_bytes;
+}
+
+static void hello_session(struct kvt_daemon *daemon, struct kvt_connection *connection,
+			  const struct kvt_message_hello *hello,
+			  struct kvt_message_welcome *welcome)
+{
+	int fds[4 + 1 + KVT_MAX_SLABS], error;
+	char label[KVT_LABEL_BYTES], text[KVT_TEXT_BYTES];
+	struct kvt_session_wish wish = { .label = label,
+					 .no_resume = hello->flags & KVT_HELLO_NO_RESUME };
+	struct kvt_leaving completion = { .uid = connection->peer.uid, .n_fds = 1 };
+	uint32_t n_fds = 4;
+
+	kvt_log_clean(label, sizeof(label), hello->label, KVT_LABEL_BYTES);
+	hello_wish(daemon, hello, &wish);
+	error = kvt_session_open(daemon, connection, &wish, welcome->secret, fds, text,
+				 sizeof(text));
+	if (error) {
+		refuse(daemon, connection, hello->head.cookie, error, text);
+		return;
+	}
+	admit(daemon, connection, welcome);
+	welcome->fds = KVT_FD_SEGMENT | KVT_FD_AREAS | KVT_FD_DOORBELL | KVT_FD_COMPLETION;
+	add_shared(daemon, welcome, fds, &n_fds);
+	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns, KVT_LOG_INFO,
+			"session_open",
+			"session=%u pid=%d uid=%u label=\"%s\"", welcome->session,
+			(int)connection->peer.pid, (unsigned int)connection->peer.uid, label);
+	kvt_connection_send(daemon, connection, welcome, sizeof(*welcome), fds, n_fds);
+	completion.fds[0] = fds[3]; /* our copy of the client's end */
+	kvt_lane_guard(daemon, &completion);
+	kvt_closer_leave(&daemon->closer, &completion);
+}
+
+/* Add a process as a rank of an existing group. */
+static void hello_member(struct kvt_daemon *daemon, struct kvt_connection *connection,
+			 const struct kvt_message_hello *hello,
+			 struct kvt_message_welcome *welcome)
+{
+	char label[KVT_LABEL_BYTES], text[KVT_TEXT_BYTES];
+	int fds[2 + 1 + KVT_MAX_SLABS], error;
+	uint32_t n_fds = 2;
+
+	kvt_log_clean(label, sizeof(label), hello->label, KVT_LABEL_BYTES);
+	error = kvt_group_join(daemon, connection, hello, label, welcome, fds, text, sizeof(text));
+	if (error) {
+		refuse(daemon, connection, hello->head.cookie, error, text);
+		return;
+	}
+	admit(daemon, connection, welcome);
+	welcome->fds = KVT_FD_SEGMENT | KVT_FD_DOORBELL;
+	add_shared(daemon, welcome, fds, &n_fds);
+	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns, KVT_LOG_INFO,
+			"member_joined", "session=%u rank=%u pid=%d label=\"%s\"",
+			welcome->session, welcome->rank, (int)connection->peer.pid, label);
+	kvt_connection_send(daemon, connection, welcome, sizeof(*welcome), fds, n_fds);
+}
+
+/* Resume a session whose client lost only the connection. */
+static void hello_resume(struct kvt_daemon *daemon, struct kvt_connection *connection,
+			 const struct kvt_message_hello *hello,
+			 struct kvt_message_welcome *welcome)
+{
+	char text[KVT_TEXT_BYTES];
+	int error = kvt_session_resume(daemon, connection, hello->secret, text, sizeof(text));
+
+	if (error) {
+		refuse(daemon, connection, hello->head.cookie, error, text);
+		return;
+	}
+	admit(daemon, connection, welcome);
+	welcome->flags |= KVT_WELCOME_RESUMED;
+	memcpy(welcome->secret, hello->secret, sizeof(welcome->secret));
+	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns,
+			KVT_LOG_INFO, "session_resumed",
+			"session=%u pid=%d", welcome->session, (int)connection->peer.pid);
+	kvt_connection_send(daemon, connection, welcome, sizeof(*welcome), NULL, 0);
+}
+
+static void handle_hello(struct kvt_daemon *daemon, struct kvt_connection *connection,
+			 const struct kvt_message_hello *hello)
+{
+	struct kvt_message_welcome welcome = { 0 };
+	enum kvt_attach_state state;
+	char text[KVT_TEXT_BYTES];
+	uint32_t n_fds = 0;
+	int fds[1], error;
+
+	error = hello_check(daemon, connection, hello, &state, text, sizeof(text));
+	if (error) {
+		refuse_as(daemon, connection, hello->head.cookie, error, state, text);
+		return;
+	}
+	fill_welcome(daemon, connection, &welcome);
+	kvt_message_fill(&welcome.head, KVT_MSG_WELCOME, sizeof(welcome), 0, hello->head.cookie);
+	if (hello->secret[0] || hello->secret[1]) {
+		hello_resume(daemon, connection, hello, &welcome);
+		return;
+	}
+	if (hello->group[0] || hello->group[1]) {
+		hello_member(daemon, connection, hello, &welcome);
+		return;
+	}
+	if (!(hello->flags & KVT_HELLO_OBSERVE)) {
+		hello_session(daemon, connection, hello, &welcome);
+		return;
+	}
+	kvt_half_open_remove(&daemon->half_open, &connection->half_open);
+	daemon->n_observers++;
+	connection->state = KVT_CONNECTION_OBSERVER;
+	add_shared(daemon, &welcome, fds, &n_fds);
+	kvt_connection_send(daemon, connection, &welcome, sizeof(welcome), fds, n_fds);
+}
+
+/* ---- NAMESPACE */
+
+static void handle_namespace(struct kvt_daemon *daemon, struct kvt_connection *connection,
+			     const struct kvt_message_namespace *request)
+{
+	struct kvt_message_namespace answer = *request;
+	uint32_t number = 0;
+	char label[KVT_LABEL_BYTES];
+	int error;
+
+	kvt_log_clean(label, sizeof(label), request->label, KVT_LABEL_BYTES);
+	error = kvt_core_namespace_open(daemon->core, connection->session, request->digest, label,
+					daemon->now_ns, &number);
+	kvt_message_fill(&answer.head, KVT_MSG_NAMESPACE, sizeof(answer), error,
+			 request->head.cookie);
+	answer.namespace_id = number;
+	answer.reserved = 0;
+	memset(answer.text, 0, sizeof(answer.text));
+	if (error == -ENOSPC)
+		snprintf(answer.text, sizeof(answer.text), "all max_namespaces=%u namespaces are "
+			 "open or hold keys: close some, or raise it",
+			 daemon->core_config.max_namespaces);
+	else if (error == -EDQUOT)
+		snprintf(answer.text, sizeof(answer.text), "uid %u made %u namespaces that are "
+			 "open or hold keys, the most for one uid (7/8 of max_namespaces=%u): "
+			 "close some, remove some (kvtctl remove), or raise it",
+			 (unsigned int)connection->peer.uid, daemon->core_config.uid_namespaces,
+			 daemon->core_config.max_namespaces);
+	else if (error == -ENOENT)
+		snprintf(answer.text, sizeof(answer.text), "no such namespace");
+	else if (error)
+		snprintf(answer.text, sizeof(answer.text), "%s", strerror(-error));
+	kvt_connection_send(daemon, connection, &answer, sizeof(answer), NULL, 0);
+}
+
+/* ---- GROUP */
+
+static void handle_group(struct kvt_daemon *daemon, struct kvt_connection *connection,
+			 const struct kvt_message_group *request)
+{
+	struct kvt_message_group answer = { .n_ranks = request->n_ranks };
+	int error = kvt_group_open(daemon, connection, request->n_ranks, answer.token, answer.text,
+				   sizeof(answer.text));
+
+	kvt_message_fill(&answer.head, KVT_MSG_GROUP, sizeof(answer), error, request->head.cookie);
+	kvt_connection_send(daemon, connection, &answer, sizeof(answer), NULL, 0);
+}
+
+/* ---- receiving */
+
+static void dispatch(struct kvt_daemon *daemon, struct kvt_connection *connection, size_t bytes)
+{
+	const struct kvt_message *head = (const struct kvt_message *)daemon->message;
+
+	if (connection->adopted && bytes >= sizeof(*head) && head->cookie != 0) {
+		/* A repeat of a request that the predecessor had not answered: answer once. */
+		if (head->cookie == connection->last_cookie)
+			return;
+		connection->last_cookie = head->cookie;
+	}
+	if (bytes < sizeof(*head) || head->magic != KVT_MESSAGE_MAGIC || head->bytes != bytes) {
+		malformed(daemon, connection, "not a kvtrunk message, or its length is wrong");
+	} else if (head->version != KVT_ABI_MAJOR) {
+		char text[KVT_TEXT_BYTES];
+
+		snprintf(text, sizeof(text), "version differs: the daemon speaks ABI %u, the "
+			 "client %u: install libkvtrunk and kvtrunkd of one release",
+			 KVT_ABI_MAJOR, head->version);
+		malformed(daemon, connection, text);
+	} else if (connection->state == KVT_CONNECTION_HALF_OPEN) {
+		if (head->type != KVT_MSG_HELLO)
+			malformed(daemon, connection, "the first message must be HELLO");
+		else if (bytes != sizeof(struct kvt_message_hello))
+			malformed(daemon, connection, "HELLO has another size here: install "
+				  "libkvtrunk and kvtrunkd of one release");
+		else
+			handle_hello(daemon, connection, (const void *)daemon->message);
+	} else if (connection->adopted && head->type == KVT_MSG_HELLO) {
+		return; /* handled by the predecessor, whose lane had not removed it yet */
+	} else if (head->type == KVT_MSG_NAMESPACE &&
+		   bytes == sizeof(struct kvt_message_namespace)) {
+		handle_namespace(daemon, connection, (const void *)daemon->message);
+	} else if (head->type == KVT_MSG_GROUP && bytes == sizeof(struct kvt_message_group)) {
+		handle_group(daemon, connection, (const void *)daemon->message);
+	} else if (head->type == KVT_MSG_ADMIN && bytes >= sizeof(struct kvt_message_admin)) {
+		size_t header = sizeof(struct kvt_message_admin);
+
+		kvt_admin_handle(daemon, connection, (const void *)daemon->message,
+				 daemon->message + header, bytes - header);
+	} else {
+		malformed(daemon, connection, "unexpected message, or its size is wrong");
+	}
+}
+
+/* POLLRDHUP: the client will send nothing more. POLLHUP: nor will it read. */
+static bool hung_up(int fd, short how)
+{
+	struct pollfd look = { .fd = fd, .events = POLLRDHUP };
+
+	return poll(&look, 1, 0) == 1 && look.revents & how;
+}
+
+/* Remove the first message. Wakes senders that wait for room, so it may be left to a lane. */
+static void remove_first(struct kvt_daemon *daemon, struct kvt_connection *connection)
+{
+	struct kvt_lane *lane = kvt_lane_for(daemon, &connection->wake, connection->peer.uid);
+	uint64_t stamp;
+
+	if (lane && kvt_connection_ask(daemon, connection, lane, KVT_LANE_TAKE, NULL, 0, NULL, 0)) {
+		connection->taking = true;
+		return;
+	}
+	stamp = kvt_cycles();
+	recv(connection->fd, NULL, 0, MSG_DONTWAIT);
+	kvt_wake_done(daemon, &connection->wake, stamp);
+}
+
+/* Take one message, if there is one. It is peeked at first: a message with descriptors stays queued
+ * until the closer releases the socket. Taking it would release them on this thread, and closing
+ * received ones may block too (close() flushes). */
+static enum take_result take_message(struct kvt_daemon *daemon, struct kvt_connection *connection)
+{
+	struct kvt_rights rights;
+	ssize_t n;
+
+	if (connection->taking)
+		return TAKE_NONE;
+	n = kvt_rights_receive(connection->fd, daemon->message, KVT_MESSAGE_MAX, MSG_PEEK, 0,
+			       &rights);
+	if (n < 0)
+		return errno == EAGAIN || errno == EINTR ? TAKE_NONE : TAKE_HANGUP;
+	if (n == 0 && hung_up(connection->fd, POLLRDHUP | POLLHUP))
+		return TAKE_HANGUP;
+	/* The peer is gone: no HELLO needs an answer. */
+	if (connection->state == KVT_CONNECTION_HALF_OPEN && hung_up(connection->fd, POLLHUP)) {
+		connection->hung_up = true;
+		return TAKE_HANGUP;
+	}
+	if (rights.flags & MSG_CTRUNC) {
+		malformed(daemon, connection, "descriptors are not taken here");
+		return TAKE_ONE;
+	}
+	remove_first(daemon, connection);
+	if (rights.flags & MSG_TRUNC)
+		malformed(daemon, connection, "message larger than 65536 bytes");
+	else if (rights.sender >= 0 && rights.sender != connection->peer.pid)
+		malformed(daemon, connection, "the sender is not the process that connected: a "
+			  "forked child must connect itself");
+	else
+		dispatch(daemon, connection, (size_t)n);
+	end_unsent(daemon, connection);
+	return TAKE_ONE;
+}
+
+void kvt_control_event(struct kvt_daemon *daemon, struct kvt_connection *connection, int result)
+{
+	uint32_t revents = result >= 0 ? (uint32_t)result : result == -ECANCELED ? 0 : POLLHUP;
+
+	connection->armed = false;
+	connection->over = revents & (POLLHUP | POLLRDHUP | POLLERR);
+	connection->hung_up = revents & POLLHUP;
+	/* A session's last requests are dropped at hang-up, so that its pages come back sooner. */
+	if (revents & POLLIN && !connection->waiting &&
+	    connection->state != KVT_CONNECTION_OVER &&
+	    !(connection->over && connection->state == KVT_CONNECTION_SESSION)) {
+		connection->n_last = 0;
+		kvt_connection_queue(daemon, connection);
+	} else if (connection->over) {
+		kvt_control_drop(daemon, connection);
+	} else {
+		kvt_connection_arm(daemon, connection);
+	}
+}
+
+/* Queue the connection again, arm its poll, or drop it. */
+static void settle(struct kvt_daemon *daemon, struct kvt_connection *connection,
+		   enum take_result taken)
+{
+	KVT_ASSERT(connection->fd >= 0 && !connection->taking);
+	if (connection->over && taken == TAKE_ONE && !connection->waiting &&
+	    connection->state != KVT_CONNECTION_OVER &&
+	    connection->state != KVT_CONNECTION_SESSION &&
+	    ++connection->n_last < MESSAGES_AT_HANGUP) {
+		kvt_connection_queue(daemon, connection);
+	} else if (connection->over || taken == TAKE_HANGUP) {
+		kvt_control_drop(daemon, connection);
+	} else {
+		kvt_connection_arm(daemon, connection);
+	}
+}
+
+/* ---- lanes */
+
+static void charge(struct kvt_daemon *daemon, struct kvt_cost *cost, uint64_t ns)
+{
+	uint64_t off = (daemon->real_ns - cost->at_ns) / 100;
+
+	cost->level_ns = ns + (cost->level_ns > off ? cost->level_ns - off : 0);
+	cost->at_ns = daemon->real_ns;
+	if (cost->level_ns > KVT_COST_MOST_NS) {
+		cost->over = true;
+		daemon->cost_due = daemon->sweep_due = true;
+	}
+}
+
+static void take_answer(struct kvt_daemon *daemon, struct kvt_wake *wake, struct kvt_cost *cost,
+			const struct kvt_lane_answer *answer)
+{
+	bool slow = answer->cost_ns > KVT_WAKE_SLOW_NS;
+
+	if (wake->outstanding)
+		wake->outstanding--;
+	wake->cheap_until_ns = slow ? 0 : daemon->real_ns + KVT_WAKE_CHEAP_NS;
+	if (slow)
+		charge(daemon, cost, answer->cost_ns);
+}
+
+static void answered(struct kvt_daemon *daemon, struct kvt_connection *connection, uint32_t op,
+		     int error)
+{
+	uint32_t generation = connection->generation;
+	bool taken = connection->taking && op == KVT_LANE_TAKE;
+
+	if (taken)
+		connection->taking = false;
+	if (error && (op == KVT_LANE_SEND || (op == KVT_LANE_TAKE && error == ECONNRESET))) {
+		kvt_connection_unsent(daemon, connection, error);
+		end_unsent(daemon, connection);
+	}
+	if (taken && connection->generation == generation && !connection->armed &&
+	    !connection->readable.queued)
+		settle(daemon, connection, TAKE_ONE);
+}
+
+/* Finish the requests of a lost lane. Bells are rung again. */
+static void lane_lost(struct kvt_daemon *daemon, uint32_t slot)
+{
+	for (uint32_t i = 1; i <= daemon->core_config.max_sessions; i++) {
+		struct kvt_wake *wake = &daemon->sessions[i].wake;
+
+		if (!wake->outstanding || wake->lane != slot)
+			continue;
+		wake->outstanding = 0;
+		wake->owed = true;
+	}
+	for (uint32_t i = 0; i < daemon->n_connections; i++) {
+		struct kvt_connection *connection = &daemon->connections[i];
+
+		if (!connection->wake.outstanding || connection->wake.lane != slot)
+			continue;
+		connection->wake.outstanding = 0;
+		answered(daemon, connection, KVT_LANE_TAKE, ECONNRESET);
+	}
+}
+
+/* Retry bells and messages that waited for a lane. */
+static void lane_has_room(struct kvt_daemon *daemon)
+{
+	for (uint32_t i = 1; i <= daemon->core_config.max_sessions; i++)
+		if (daemon->sessions[i].wake.owed && !daemon->sessions[i].wake.outstanding)
+			kvt_session_ring_bell(daemon, &daemon->sessions[i]);
+	for (uint32_t i = 0; i < daemon->n_connections; i++) {
+		struct kvt_connection *connection = &daemon->connections[i];
+
+		if (!connection->postponed)
+			continue;
+		connection->postponed = false;
+		kvt_connection_queue(daemon, connection);
+	}
+}
+
+static void lane_answered(struct kvt_daemon *daemon, const struct kvt_lane_answer *answer)
+{
+	uint32_t slot = answer->tag >> 32 & 0xffffffu, generation = (uint32_t)answer->tag;
+	struct kvt_connection *connection;
+	struct kvt_session *session;
+
+	if (answer->tag >> 56 == KVT_TAG_BELL) {
+		KVT_ASSERT(slot <= daemon->core_config.max_sessions);
+		session = &daemon->sessions[slot];
+		if (session->generation != generation)
+			return;
+		take_answer(daemon, &session->wake, &session->cost, answer);
+		if (session->wake.owed || answer->error == ECONNRESET)
+			kvt_session_ring_bell(daemon, session);
+	} else if (answer->tag) {
+		KVT_ASSERT(slot < daemon->n_connections);
+		connection = &daemon->connections[slot];
+		if (connection->generation != generation)
+			return;
+		take_answer(daemon, &connection->wake, cost_of(daemon, connection), answer);
+		answered(daemon, connection, answer->op, answer->error);
+	}
+}
+
+void kvt_control_lane(struct kvt_daemon *daemon, uint32_t slot, uint32_t generation)
+{
+	struct kvt_lane *lane = &daemon->lanes[slot];
+	struct kvt_lane_answer answer;
+
+	while (kvt_lane_next(daemon, slot, generation, &answer))
+		if (answer.op == KVT_LANE_LOST)
+			lane_lost(daemon, slot);
+		else
+			lane_answered(daemon, &answer);
+	if (!lane->full)
+		return;
+	lane->full = false;
+	lane_has_room(daemon);
+}
+
+/* ---- receiving in turns */
+
+/* Take one message of a queued connection. If its session ended since, the message stays unread. */
+static void serve_readable(struct kvt_daemon *daemon, struct kvt_connection *connection)
+{
+	struct kvt_lane *lane = kvt_lane_for(daemon, &connection->wake, connection->peer.uid);
+	uint32_t generation = connection->generation;
+	enum take_result taken = TAKE_NONE;
+
+	if (lane && kvt_lane_is_busy(lane, connection->peer.uid)) {
+		lane->full = connection->postponed = true;
+		return;
+	}
+	if (connection->state != KVT_CONNECTION_OVER)
+		taken = take_message(daemon, connection);
+	if (connection->generation == generation && !connection->taking) /* not dropped */
+		settle(daemon, connection, taken);
+}
+
+uint32_t kvt_control_work(struct kvt_daemon *daemon)
+{
+	struct kvt_readable *next;
+	uint64_t start = kvt_cycles(), cost, most = PAUSE_MOST_US * daemon->cycles_per_us;
+	uint32_t uid;
+
+	if ((int64_t)(start - daemon->message_after) < 0)
+		return 1; /* soon */
+	next = kvt_readable_take(&daemon->readable);
+	uid = next->uid; /* read now: the connection may be dropped */
+	kvt_daemon_clock(daemon);
+	serve_readable(daemon, (void *)((char *)next - offsetof(struct kvt_connection, readable)));
+	kvt_loop_flush(&daemon->loop);
+	cost = kvt_cycles() - start;
+	kvt_shares_charge_uid(&daemon->shares, uid, cost);
+	cost *= PAUSE_PER_COST;
+	daemon->message_after = kvt_cycles() + (cost < most ? cost : most);
+	return 1;
+}
+
+/* ---- answers that wait */
+
+void kvt_control_answer(struct kvt_daemon *daemon)
+{
+	bool left = false;
+
+	for (uint32_t i = 0; i < daemon->n_connections; i++) {
+		struct kvt_connection *connection = &daemon->connections[i];
+
+		if (!connection->waiting)
+			continue;
+		if (!kvt_admin_answer(daemon, connection)) {
+			left = true;
+			continue;
+		}
+		end_unsent(daemon, connection);
+		if (connection->fd < 0)
+			continue;
+		connection->waiting = false;
+		/* A poll in flight lacks POLLIN: its end arms another. */
+		if (connection->armed)
+			kvt_connection_disarm(daemon, connection);
+		else
+			kvt_connection_arm(daemon, connection);
+	}
+	daemon->waiters = left;
+	kvt_loop_flush(&daemon->loop);
+}

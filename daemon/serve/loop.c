@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file loop.c
+ * The io_uring event loop of loop.h: set-up with fallbacks, polls, sleeps.
+ *
+ * A request waits in the SQ until a flush or a sleep; a full SQ is submitted at once. Called by
+ * the serving thread only.
+ */
+#include "daemon/serve/loop.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "shm/assert.h"
+
+/* Both rings count against RLIMIT_MEMLOCK, which may be as low as 64 KiB. */
+#define SQ_ENTRIES 256
+#define CQ_ENTRIES 1024
+
+static int read_sysctl(const char *path)
+{
+	FILE *file = fopen(path, "re");
+	int value = -1;
+
+	if (file && fscanf(file, "%d", &value) != 1)
+		value = -1;
+	if (file)
+		fclose(file);
+	return value;
+}
+
+static void explain(int error, char *why, size_t why_size)
+{
+	int disabled = read_sysctl("/proc/sys/kernel/io_uring_disabled");
+
+	if (error == -EPERM && disabled == 2)
+		snprintf(why, why_size, "io_uring is disabled on this host: sysctl "
+			 "kernel.io_uring_disabled is 2; set it to 0");
+	else if (error == -EPERM && disabled == 1)
+		snprintf(why, why_size, "io_uring is disabled for this user: sysctl "
+			 "kernel.io_uring_disabled is 1; set it to 0, run with CAP_SYS_ADMIN, or "
+			 "join the group of kernel.io_uring_group");
+	else if (error == -EPERM || error == -EACCES)
+		snprintf(why, why_size, "io_uring is forbidden to this process, most likely by a "
+			 "seccomp profile (containers): allow io_uring_setup, io_uring_enter and "
+			 "io_uring_register for the daemon; clients do not need them");
+	else if (error == -ENOSYS)
+		snprintf(why, why_size, "no io_uring here: the kernel lacks it (6.1 or newer with "
+			 "CONFIG_IO_URING is needed) or a seccomp profile hides it");
+	else if (error == -ENOMEM)
+		snprintf(why, why_size, "no memory for io_uring: raise RLIMIT_MEMLOCK (ulimit -l, "
+			 "LimitMEMLOCK=) or the memory limit");
+	else
+		snprintf(why, why_size, "io_uring cannot be set up: %s", strerror(-error));
+}
+
+int kvt_loop_open(struct kvt_loop *loop, uint32_t first_way, char *why, size_t why_size)
+{
+	/* DEFER_TASKRUN keeps the kernel from interrupting a turn. With TASKRUN_FLAG a spinning
+	 * loop sees in memory that completions wait. */
+	static const struct {
+		unsigned int flags;
+		const char *mode;
+	} ways[KVT_LOOP_WAYS] = {
+		{ IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
+			  IORING_SETUP_TASKRUN_FLAG, "single_issuer,defer_taskrun,taskrun_flag" },
+		{ IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG,
+		  "coop_taskrun,taskrun_flag" },
+		{ 0, "plain" },
+	};
+	int error = -EINVAL;
+
+	memset(loop, 0, sizeof(*loop));
+	for (uint32_t i = first_way; i < KVT_LOOP_WAYS && error == -EINVAL; i++) {
+		struct io_uring_params params = {
+			.flags = ways[i].flags | IORING_SETUP_CQSIZE | IORING_SETUP_CLAMP,
+			.cq_entries = CQ_ENTRIES,
+		};
+
+		error = io_uring_queue_init_params(SQ_ENTRIES, &loop->ring, &params);
+		loop->mode = ways[i].mode;
+	}
+	if (error) {
+		explain(error, why, why_size);
+		return error;
+	}
+	if (!(loop->ring.features & IORING_FEAT_EXT_ARG) ||
+	    !(loop->ring.features & IORING_FEAT_NODROP)) {
+		io_uring_queue_exit(&loop->ring);
+		snprintf(why, why_size, "this kernel's io_uring is too old: 6.1 or newer is "
+			 "needed");
+		return -ENOTSUP;
+	}
+	return 0;
+}
+
+void kvt_loop_close(struct kvt_loop *loop)
+{
+	io_uring_queue_exit(&loop->ring);
+}
+
+static struct io_uring_sqe *loop_sqe(struct kvt_loop *loop)
+{
+	struct io_uring_sqe *sqe = io_uring_get_sqe(&loop->ring);
+
+	for (int tries = 0; !sqe && tries < 16; tries++) {
+		kvt_loop_flush(loop);
+		sqe = io_uring_get_sqe(&loop->ring);
+	}
+	KVT_ASSERT(sqe != NULL);
+	return sqe;
+}
+
+void kvt_loop_poll(struct kvt_loop *loop, int fd, uint32_t events, uint64_t tag)
+{
+	struct io_uring_sqe *sqe = loop_sqe(loop);
+
+	KVT_ASSERT(fd >= 0);
+	io_uring_prep_poll_add(sqe, fd, events);
+	io_uring_sqe_set_data64(sqe, tag);
+}
+
+void kvt_loop_cancel(struct kvt_loop *loop, uint64_t tag)
+{
+	struct io_uring_sqe *sqe = loop_sqe(loop);
+
+	io_uring_prep_cancel64(sqe, tag, 0);
+	io_uring_sqe_set_data64(sqe, 0);
+}
+
+void kvt_loop_flush(struct kvt_loop *loop)
+{
+	if (!io_uring_sq_ready(&loop->ring))
+		return;
+	loop->enters++;
+	io_uring_submit(&loop->ring);
+}
+
+unsigned int kvt_loop_reap(struct kvt_loop *loop, struct kvt_loop_event *ret_events,
+			   unsigned int max)
+{
+	struct io_uring_cqe *cqe;
+	unsigned int head, n = 0;
+
+	if (!io_uring_cq_ready(&loop->ring) && kvt_loop_ready(loop)) {
+		loop->enters++;
+		io_uring_get_events(&loop->ring);
+	}
+	io_uring_for_each_cqe(&loop->ring, head, cqe) {
+		if (n == max)
+			break;
+		ret_events[n++] = (struct kvt_loop_event){
+			.tag = cqe->user_data,
+			.result = cqe->res,
+		};
+	}
+	io_uring_cq_advance(&loop->ring, n);
+	return n;
+}
+
+void kvt_loop_sleep(struct kvt_loop *loop, uint64_t timeout_ns)
+{
+	struct __kernel_timespec timeout = {
+		.tv_sec = (int64_t)(timeout_ns / 1000000000ull),
+		.tv_nsec = (long long)(timeout_ns % 1000000000ull),
+	};
+	struct io_uring_cqe *cqe;
+
+	loop->enters++;
+	/* After EINTR, ETIME and EBUSY alike, the caller polls again. */
+	io_uring_submit_and_wait_timeout(&loop->ring, &cqe, 1,
+					 timeout_ns == UINT64_MAX ? NULL : &timeout, NULL);
+}

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/serve/daemon.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <bsd/string.h>
+
+#define FDS_PER_MEMBER 3  /* connection, segment, pidfd */
+#define FDS_PER_SESSION 7 /* connection, segment, areas, doorbell, its set, bell, pidfd */
+#define FDS_BESIDE 48
+#define COMPACT_AFTER_US 50
+
+int kvt_daemon_raise_nofile(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	const struct kvt_config *config = &daemon->config;
+	uint64_t need = (uint64_t)config->max_sessions * FDS_PER_SESSION +
+			(uint64_t)config->max_members * FDS_PER_MEMBER +
+			(uint64_t)config->max_half_open + (uint64_t)config->max_observers +
+			FDS_BESIDE;
+	struct rlimit limit;
+	rlim_t hard;
+
+	getrlimit(RLIMIT_NOFILE, &limit);
+	hard = limit.rlim_max;
+	if (limit.rlim_cur >= need)
+		return 0;
+	limit.rlim_cur = need;
+	limit.rlim_max = hard > need ? hard : need; /* root may raise it */
+	if (setrlimit(RLIMIT_NOFILE, &limit) == 0)
+		return 1;
+	snprintf(why, KVT_WHY_BYTES, "max_sessions=%lld needs %llu descriptors, but the hard "
+		 "RLIMIT_NOFILE is %llu: raise it (ulimit -Hn, LimitNOFILE=) or lower "
+		 "max_sessions, max_half_open or max_observers", (long long)config->max_sessions,
+		 (unsigned long long)need, (unsigned long long)hard);
+	return -EMFILE;
+}
+
+/* Look the admin group up if its name changed: the look-up may ask a directory service. */
+static void find_admin_group(struct kvt_daemon *daemon)
+{
+	const char *name = daemon->config.admin_group;
+
+	if (strcmp(daemon->admin_group, name) == 0)
+		return;
+	strlcpy(daemon->admin_group, name, sizeof(daemon->admin_group));
+	if (kvt_peer_group(name, &daemon->admin_gid) != 0)
+		kvt_log(KVT_LOG_WARNING, "no_group", "admin_group=\"%s\" effect=\"only uid 0 and "
+			"the daemon's uid are privileged\"", name);
+}
+
+void kvt_daemon_apply(struct kvt_daemon *daemon)
+{
+	const struct kvt_config *config = &daemon->config;
+	uint64_t settle = COMPACT_AFTER_US * daemon->cycles_per_us;
+
+	kvt_log_set_level(KVT_LOG_ERROR + (int)config->log_level);
+	daemon->pool.mps = config->mps;
+	daemon->pool.mps_grace_ns = (uint64_t)config->mps_grace_ms * 1000000;
+	/* On a single core, spinning keeps the client from running. */
+	if (config->spin_budget_us > 0 && sysconf(_SC_NPROCESSORS_ONLN) == 1)
+		daemon->spin_most_cycles = 0;
+	else
+		daemon->spin_most_cycles = config->spin_budget_us < 0
+						   ? UINT64_MAX
+						   : (uint64_t)config->spin_budget_us *
+							     daemon->cycles_per_us;
+	daemon->spin_cycles = daemon->spin_most_cycles;
+	daemon->compact_after_cycles = daemon->spin_most_cycles < settle ? daemon->spin_most_cycles
+									 : settle;
+	find_admin_group(daemon);
+}

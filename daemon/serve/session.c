@@ -1,0 +1,626 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file session.c
+ * A session's areas, doorbell and bell, from open to release, and its end.
+ *
+ * The core owns the session's leases and pages; the slot here has the same index. A session ends
+ * at the first sign (a kill, or hang-up or exit of one of its processes): no further entry is
+ * taken, and the slot stays until the core is done with it (kvt_sessions_sweep()). Private pages
+ * leave quarantine after the last hang-up and the last exit. Clients share every descriptor made
+ * here, so none is read, polled or closed on this thread where a client could make that slow.
+ * Called by control.c, group.c, adopt.c and turn.c.
+ */
+#include "daemon/serve/daemon.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "shm/assert.h"
+
+/* Faulted in before the first operation. */
+#define PREFAULT_BYTES (256u << 10)
+#define RELEASES_PER_TURN 2
+
+static void close_fd(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
+
+void kvt_session_hold(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	const int fds[] = { session->doorbell, session->doorbell_set, session->bell,
+			    session->members->segment.fd, session->areas.fd };
+
+	session->hold = kvt_closer_hold(&daemon->closer, session->uid, fds,
+					sizeof(fds) / sizeof(fds[0]));
+}
+
+void kvt_session_release(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	struct kvt_leaving leaving = {
+		.key = session->hold,
+		.uid = session->uid,
+		.n_fds = 5,
+		.fds = { session->doorbell, session->doorbell_set, session->bell,
+			 session->members->segment.fd, session->areas.fd },
+	};
+	struct kvt_member *member = session->members, *next;
+
+	if (session->doorbell_armed) {
+		leaving.tag = kvt_tag(KVT_TAG_DOORBELL, session->index, session->generation);
+		kvt_loop_cancel(&daemon->loop, leaving.tag);
+	}
+	/* The closer drops the last reference, which frees the memory. */
+	member->segment.fd = session->areas.fd = -1;
+	for (; member; member = next) {
+		next = member->next;
+		kvt_member_release(daemon, member);
+	}
+	kvt_object_destroy(&session->areas);
+	kvt_lane_guard(daemon, &leaving);
+	kvt_closer_leave(&daemon->closer, &leaving);
+	*session = KVT_SESSION_NONE;
+}
+
+/* Make the completion descriptor: a socket pair, because a client can block the writer of others.
+ * An eventfd is one file for both, so the client could clear O_NONBLOCK and fill it. A reader of a
+ * pipe holds its mutex across a page fault, and write() then waits. send() takes spin locks only.
+ * Our end receives nothing: descriptors in its queue would be released with it. */
+static int make_bell(int *ret_client, int *ret_daemon)
+{
+	int ends[2];
+
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
+		return -errno;
+	shutdown(ends[0], SHUT_RD);
+	*ret_daemon = ends[0];
+	*ret_client = ends[1];
+	return 0;
+}
+
+int kvt_session_watch_doorbell(struct kvt_session *session)
+{
+	struct epoll_event rung = { .events = EPOLLIN | EPOLLET };
+
+	session->doorbell_set = epoll_create1(EPOLL_CLOEXEC);
+	if (session->doorbell_set < 0 ||
+	    epoll_ctl(session->doorbell_set, EPOLL_CTL_ADD, session->doorbell, &rung) != 0)
+		return -errno;
+	return 0;
+}
+
+/* Ring the client's bell, unless an earlier ring is unread. */
+void kvt_session_ring_bell(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	static const uint64_t one = 1;
+	uint64_t tag = kvt_tag(KVT_TAG_BELL, session->index, session->generation);
+	struct kvt_wake *wake = &session->wake;
+	struct kvt_lane *lane;
+	uint64_t stamp;
+	int unanswered = 0;
+
+	wake->owed = false;
+	if (session->bell < 0 ||
+	    (ioctl(session->bell, SIOCOUTQ, &unanswered) == 0 && unanswered > 0))
+		return;
+	if (wake->outstanding) { /* that ring may come before this completion: ring again after */
+		wake->owed = true;
+		return;
+	}
+	lane = kvt_lane_for(daemon, wake, session->uid);
+	if (lane && kvt_lane_ask(daemon, lane, wake, session->uid, KVT_LANE_RING, tag,
+				 &session->bell, 1, NULL, 0))
+		return;
+	if (lane && errno == EAGAIN) {
+		wake->owed = true;
+		return;
+	}
+	stamp = kvt_cycles();
+	/* EPIPE: the client is gone. */
+	if (send(session->bell, &one, sizeof(one), MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+		return;
+	kvt_wake_done(daemon, wake, stamp);
+}
+
+void kvt_session_say_gone(struct kvt_daemon *daemon, const struct kvt_member *member, int error)
+{
+	struct kvt_segment_header *header = member->segment.base;
+
+	if (!header)
+		return;
+	kvt_store_release(&header->gone, (uint32_t)-error);
+	if (!member->rank)
+		kvt_session_ring_bell(daemon, &daemon->sessions[member->session]);
+}
+
+static int make_areas_and_bells(struct kvt_session *made, int *ret_completion, char *why,
+				size_t why_size)
+{
+	const struct kvt_segment_layout *layout = &made->members->layout;
+	uint64_t front = layout->areas_bytes < PREFAULT_BYTES ? layout->areas_bytes :
+								PREFAULT_BYTES;
+	int error = kvt_object_create_sealed(&made->areas, "kvtrunk-areas", layout->areas_bytes);
+
+	if (!error) {
+		/* An optimization: it may fail. */
+		madvise(made->members->segment.base, layout->bytes, MADV_POPULATE_WRITE);
+		madvise(made->areas.base, front, MADV_POPULATE_WRITE);
+		made->doorbell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+		error = made->doorbell < 0 ? -errno : kvt_session_watch_doorbell(made);
+	}
+	if (!error)
+		error = make_bell(ret_completion, &made->bell);
+	if (error)
+		snprintf(why, why_size, "cannot make descriptors for the session: %s%s",
+			 strerror(-error),
+			 error == -EMFILE ? " (raise the daemon's RLIMIT_NOFILE)" :
+			 error == -ENOSPC ? " (the daemon's user has as many epoll watches as it "
+					    "may: raise sysctl fs.epoll.max_user_watches)" : "");
+	return error;
+}
+
+void kvt_session_view(const struct kvt_session *session, struct kvt_core_view *ret_view)
+{
+	const struct kvt_segment_layout *layout = &session->members->layout;
+	char *areas = session->areas.base;
+
+	*ret_view = (struct kvt_core_view){
+		.keys = (const uint32_t *)(areas + layout->keys_offset),
+		.keys_count = layout->keys_count,
+		.list = (uint32_t *)(areas + layout->list_offset),
+		.list_count = layout->list_count,
+		.fences = kvt_member_fences(session->members),
+	};
+}
+
+static int open_in_core(struct kvt_daemon *daemon, struct kvt_connection *connection,
+			struct kvt_session *slot, const struct kvt_session_wish *wish,
+			struct kvt_core_peer *peer, char *why, size_t why_size)
+{
+	struct kvt_core_view view;
+	int error;
+
+	kvt_session_view(slot, &view);
+	peer->pid = connection->peer.pid;
+	peer->uid = connection->peer.uid;
+	peer->privileged = connection->peer.privileged;
+	peer->label = wish->label;
+	error = kvt_core_session_open(daemon->core, peer, &view, daemon->now_ns, &slot->index);
+	if (error == -EDQUOT)
+		snprintf(why, why_size, "uid %u has %u sessions (dead ones with pages in "
+			 "quarantine count), the most for one uid (7/8 of "
+			 "max_sessions=%u): end some, raise it, or run workers as several users",
+			 (unsigned int)peer->uid, daemon->core_config.uid_sessions,
+			 daemon->core_config.max_sessions);
+	else if (error)
+		snprintf(why, why_size, error == -EUSERS
+			 ? "all %u sessions are in use (or their pages still in quarantine): end "
+			   "some, or raise max_sessions"
+			 : "the session was refused (max_sessions %u)",
+			 daemon->core_config.max_sessions);
+	return error;
+}
+
+void kvt_session_note_end(struct kvt_daemon *daemon, struct kvt_session *session,
+			  const char *how)
+{
+	const struct kvt_session_record *record = kvt_core_session(daemon->core, session->index);
+	const struct kvt_member_record *first = kvt_core_member(daemon->core, session->index);
+	struct kvt_session_end *end = &session->end;
+
+	if (end->how)
+		return;
+	*end = (struct kvt_session_end){
+		.how = how,
+		.at_ns = daemon->real_ns,
+		.operations = record->operations,
+		.leases = record->n_leases,
+		.pages = record->n_private + record->n_quarantined,
+	};
+	kvt_log_clean(end->label, sizeof(end->label), first ? first->label : "",
+		      sizeof(first->label));
+}
+
+/* Log the session's life in one line: how it ended, what it held, how long its pages stayed in
+ * quarantine. */
+static void log_free(struct kvt_daemon *daemon, const struct kvt_session *session)
+{
+	const struct kvt_session_end *end = &session->end;
+	pid_t pid = session->members->pid;
+
+	if (!end->how)
+		return;
+	kvt_log_limited(&daemon->client_log, pid, daemon->real_ns, KVT_LOG_INFO,
+			"session_free", "session=%u pid=%d end=%s label=\"%s\" operations=%llu "
+			"leases=%u pages=%u returned_ms=%llu", session->index, (int)pid, end->how,
+			end->label, (unsigned long long)end->operations, end->leases, end->pages,
+			(unsigned long long)(daemon->real_ns - end->at_ns) / 1000000);
+}
+
+/* Free the slots of a session that the core is done with. */
+static void retire(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	KVT_ASSERT(session->dying && !session->open && daemon->n_dying > 0);
+	log_free(daemon, session);
+	daemon->n_dying--;
+	/* Clients see the hang-up, if they still have their sockets. */
+	for (struct kvt_member *member = session->members; member; member = member->next)
+		if (member->connection)
+			kvt_connection_drop(daemon, &daemon->connections[member->connection - 1]);
+	kvt_session_release(daemon, session);
+}
+
+void kvt_session_vacate(struct kvt_daemon *daemon, uint32_t member)
+{
+	if (daemon->members[member].session)
+		retire(daemon, &daemon->sessions[daemon->members[member].session]);
+}
+
+static void begin_serving(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	KVT_ASSERT(session->open && daemon->n_served < daemon->core_config.max_sessions);
+	session->account = kvt_shares_account(&daemon->shares, session->uid);
+	session->spent = session->account->floor;
+	kvt_shares_join(&daemon->shares, session->account);
+	/* New sessions are hot: move the first cold one to the end. */
+	daemon->served[daemon->n_served++] = daemon->served[daemon->n_hot];
+	daemon->served[daemon->n_hot++] = session->index;
+	session->worked_turn = daemon->stats.turns;
+}
+
+/* Fill the slot that the core chose and start serving. */
+static struct kvt_session *settle(struct kvt_daemon *daemon, struct kvt_connection *connection,
+				  const struct kvt_session *made)
+{
+	struct kvt_session *session = &daemon->sessions[made->index];
+	struct kvt_member *first = made->members;
+
+	kvt_session_vacate(daemon, made->index);
+	*session = *made;
+	session->members = NULL;
+	session->generation = ++daemon->generation;
+	session->name_generation = kvt_core_session(daemon->core, made->index)->generation;
+	session->uid = connection->peer.uid;
+	session->open = true;
+	first->index = made->index;
+	kvt_member_settle(daemon, connection, session, first);
+	kvt_session_hold(daemon, session);
+	kvt_segment_format(first->segment.base, &first->layout, session->index);
+	kvt_ring_end_init(&session->ring, first->segment.base, session->areas.base,
+			  &first->layout);
+	begin_serving(daemon, session);
+	return session;
+}
+
+void kvt_session_adopted(struct kvt_daemon *daemon, struct kvt_session *session, bool serve)
+{
+	session->uid = kvt_core_member(daemon->core, session->index)->uid;
+	kvt_session_hold(daemon, session);
+	if (serve) {
+		session->open = true;
+		begin_serving(daemon, session);
+		daemon->n_deferred += session->deferred;
+		if (session->deferred > daemon->own_places)
+			daemon->n_common += session->deferred - daemon->own_places;
+		session->waiting_since_ns = daemon->real_ns;
+	} else {
+		session->dying = true;
+		daemon->n_dying++;
+		daemon->sweep_due = true;
+	}
+}
+
+int kvt_session_open(struct kvt_daemon *daemon, struct kvt_connection *connection,
+		     const struct kvt_session_wish *wish, uint64_t secret[2], int ret_fds[4],
+		     char *why, size_t why_size)
+{
+	struct kvt_session made = KVT_SESSION_NONE, *session;
+	struct kvt_member first = { .pidfd = -1, .segment.fd = -1 };
+	struct kvt_core_peer peer = { 0 };
+	int completion = -1, error;
+
+	made.members = &first;
+	made.no_resume = wish->no_resume;
+	kvt_segment_plan(&first.layout, wish->sq_entries, wish->cq_entries, wish->keys_count,
+			 wish->list_count);
+	error = kvt_member_make(connection, "kvtrunk-session", &first, &peer.start_time, why,
+				why_size);
+	if (!error)
+		error = make_areas_and_bells(&made, &completion, why, why_size);
+	if (!error && getrandom(peer.secret, sizeof(peer.secret), 0) != sizeof(peer.secret)) {
+		snprintf(why, why_size, "no randomness for the session's secret");
+		error = -EIO;
+	}
+	if (!error)
+		error = open_in_core(daemon, connection, &made, wish, &peer, why, why_size);
+	if (error) {
+		close_fd(&completion);
+		close_fd(&made.doorbell);
+		close_fd(&made.doorbell_set);
+		close_fd(&made.bell);
+		kvt_object_destroy(&made.areas);
+		kvt_member_release(daemon, &first);
+		return error;
+	}
+	session = settle(daemon, connection, &made);
+	memcpy(secret, peer.secret, sizeof(peer.secret));
+	ret_fds[0] = first.segment.fd;
+	ret_fds[1] = session->areas.fd;
+	ret_fds[2] = session->doorbell;
+	ret_fds[3] = completion;
+	return 0;
+}
+
+static struct kvt_session *find_secret(struct kvt_daemon *daemon, const uint64_t secret[2])
+{
+	for (uint32_t i = 1; i <= daemon->core_config.max_sessions; i++) {
+		const struct kvt_member_record *record = kvt_core_member(daemon->core, i);
+
+		if (daemon->sessions[i].members && record &&
+		    !((record->secret[0] ^ secret[0]) | (record->secret[1] ^ secret[1])))
+			return &daemon->sessions[i];
+	}
+	return NULL;
+}
+
+int kvt_session_resume(struct kvt_daemon *daemon, struct kvt_connection *connection,
+		       const uint64_t secret[2], char *why, size_t why_size)
+{
+	struct kvt_session *session = find_secret(daemon, secret);
+	const struct kvt_member_record *record;
+	uint64_t start_time = 0;
+	int pidfd = -1;
+
+	if (!session || !session->open || session->members->connection) {
+		snprintf(why, why_size, "no session with this secret waits to be resumed: %s; "
+			 "connect without a secret", !session ? "the daemon started cold" :
+			 session->open ? "it is connected" : "it is over");
+		return -ESTALE;
+	}
+	record = kvt_core_member(daemon->core, session->index);
+	if (kvt_peer_pidfd(connection->fd, &connection->peer, connection->accepted_boot_ns,
+			   &pidfd, &start_time) != 0 ||
+	    record->pid != connection->peer.pid || record->uid != connection->peer.uid ||
+	    record->start_time != start_time) {
+		close_fd(&pidfd);
+		snprintf(why, why_size, "the session of this secret is another process's (pid %d): "
+			 "connect without a secret", (int)record->pid);
+		return -ESTALE;
+	}
+	close_fd(&pidfd);
+	kvt_member_connect(daemon, session->members, connection);
+	return 0;
+}
+
+/* Remove it from `served`, whose first n_hot are polled in every turn. */
+static void unserve(struct kvt_daemon *daemon, uint32_t index)
+{
+	uint32_t *served = daemon->served;
+	uint32_t at = 0;
+
+	while (at < daemon->n_served && served[at] != index)
+		at++;
+	KVT_ASSERT(at < daemon->n_served && daemon->n_hot <= daemon->n_served);
+	if (at < daemon->n_hot) {
+		served[at] = served[--daemon->n_hot];
+		at = daemon->n_hot;
+	}
+	served[at] = served[--daemon->n_served];
+}
+
+/* Stop taking entries. The core drops the deferred ones. */
+static void stop_serving(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	if (session->open) {
+		session->open = false;
+		unserve(daemon, session->index);
+		kvt_shares_leave(&daemon->shares, session->account);
+	}
+	daemon->sweep_due = true;
+	if (!session->dying) {
+		session->dying = true;
+		daemon->n_dying++;
+	}
+	KVT_ASSERT(daemon->n_deferred >= session->deferred);
+	daemon->n_deferred -= session->deferred;
+	if (session->deferred > daemon->own_places)
+		daemon->n_common -= session->deferred - daemon->own_places;
+	session->deferred = 0;
+	session->holding = false;
+	daemon->compact_due = true;
+}
+
+static bool in_core(const struct kvt_daemon *daemon, const struct kvt_session *session)
+{
+	return session->members &&
+	       kvt_core_session(daemon->core, session->index)->state != KVT_SESSION_FREE;
+}
+
+/* Ask the pool whether private pages can be freed. That needs every socket hung up, every process
+ * exited, and no launched kernel or DMA that still writes. */
+static void ask_quiet(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	struct kvt_pool_writer writer = { session->index, session->members->pid,
+					  session->ended_ns };
+	uint64_t again_ns = UINT64_MAX;
+
+	if (session->quiet || session->connections || session->processes ||
+	    !in_core(daemon, session))
+		return;
+	if (!session->ended_ns)
+		writer.ended_ns = session->ended_ns = daemon->real_ns;
+	if (daemon->real_ns < session->quiet_again_ns)
+		return;
+	if (!daemon->pool.ops->quiesce(&daemon->pool, &writer, daemon->real_ns, &again_ns)) {
+		session->quiet_again_ns = again_ns;
+		if (again_ns < daemon->next_timer_ns)
+			daemon->next_timer_ns = again_ns;
+		return;
+	}
+	session->quiet = true;
+	kvt_core_session_sign(daemon->core, session->index, KVT_SIGN_QUIET, daemon->now_ns);
+}
+
+/* Log the first sign of the session's end. */
+static void log_over(struct kvt_daemon *daemon, struct kvt_session *session, const char *sign)
+{
+	const struct kvt_session_record *record = kvt_core_session(daemon->core, session->index);
+
+	if (session->dying)
+		return;
+	kvt_session_note_end(daemon, session, "died");
+	kvt_log_limited(&daemon->client_log, session->members->pid, daemon->real_ns, KVT_LOG_INFO,
+			"session_over", "session=%u pid=%d sign=%s leases=%u private_pages=%u",
+			session->index, (int)session->members->pid, sign, record->n_leases,
+			record->n_private);
+}
+
+/* KVT_SIGN_HANGUP if the session was recovered without its socket: the exit is its only sign. */
+static uint32_t lost_hangup(const struct kvt_daemon *daemon, const struct kvt_session *session)
+{
+	uint32_t signs = kvt_core_session(daemon->core, session->index)->signs;
+
+	return session->connections || signs & KVT_SIGN_HANGUP ? 0 : KVT_SIGN_HANGUP;
+}
+
+/* Tell a process that its session is over. */
+static void tell(struct kvt_daemon *daemon, struct kvt_member *member, int error, const char *why)
+{
+	struct kvt_connection *connection;
+
+	member->told = true;
+	kvt_session_say_gone(daemon, member, error);
+	if (!member->connection)
+		return;
+	connection = &daemon->connections[member->connection - 1];
+	if (connection->state == KVT_CONNECTION_OVER)
+		return;
+	/* Keep our end open: its hang-up tells that no process holds the other. */
+	connection->state = KVT_CONNECTION_OVER;
+	kvt_connection_goodbye(daemon, connection, error, why);
+}
+
+void kvt_session_tell_group(struct kvt_daemon *daemon, struct kvt_session *session, int error,
+			    const char *why)
+{
+	for (struct kvt_member *member = session->members->next; member; member = member->next)
+		if (!member->told)
+			tell(daemon, member, error, why);
+}
+
+void kvt_session_kill(struct kvt_daemon *daemon, struct kvt_session *session, int error,
+		      const char *why)
+{
+	if (!session->open)
+		return;
+	kvt_session_note_end(daemon, session, "killed");
+	kvt_log_limited(&daemon->client_log, session->members->pid, daemon->real_ns,
+			KVT_LOG_WARNING, "session_ended", "session=%u pid=%d why=\"%s\"",
+			session->index, (int)session->members->pid, why);
+	if (in_core(daemon, session))
+		kvt_core_session_kill(daemon->core, session->index, daemon->now_ns);
+	stop_serving(daemon, session);
+	tell(daemon, session->members, error, why);
+	kvt_session_tell_group(daemon, session, error, why);
+}
+
+/* End the group of a process that is gone. */
+static void end_group(struct kvt_daemon *daemon, struct kvt_member *member, const char *how)
+{
+	struct kvt_session *session = &daemon->sessions[member->session];
+	char why[KVT_TEXT_BYTES];
+
+	member->told = true; /* send it nothing */
+	snprintf(why, sizeof(why), "the group is over: rank %u (pid %d) %s", member->rank,
+		 (int)member->pid, how);
+	if (!member->rank)
+		kvt_session_tell_group(daemon, session, -ECONNRESET, why);
+	else if (in_core(daemon, session) &&
+		 !(kvt_core_session(daemon->core, session->index)->signs & KVT_SIGN_CLOSED))
+		kvt_session_kill(daemon, session, -ECONNRESET, why);
+}
+
+void kvt_session_lost(struct kvt_daemon *daemon, struct kvt_member *member, bool exited)
+{
+	struct kvt_session *session = &daemon->sessions[member->session];
+	uint32_t *left = exited ? &session->processes : &session->connections;
+	uint32_t signs = exited ? KVT_SIGN_EXITED : KVT_SIGN_HANGUP;
+
+	KVT_ASSERT(member->session && (exited || member->connection));
+	if (exited)
+		member->pidfd_armed = false;
+	else
+		member->connection = 0;
+	if (member->connection) /* another process has inherited the socket */
+		daemon->connections[member->connection - 1].state = KVT_CONNECTION_OVER;
+	end_group(daemon, member, exited ? "exited" : "hung up");
+	kvt_core_member_sign(daemon->core, member->index, signs);
+	KVT_ASSERT(*left > 0);
+	(*left)--;
+	if (in_core(daemon, session)) {
+		log_over(daemon, session, exited ? "exited" : "hangup");
+		if (*left)
+			kvt_core_session_kill(daemon->core, session->index, daemon->now_ns);
+		else
+			kvt_core_session_sign(daemon->core, session->index,
+					      exited ? signs | lost_hangup(daemon, session) : signs,
+					      daemon->now_ns);
+	}
+	stop_serving(daemon, session);
+	ask_quiet(daemon, session);
+}
+
+void kvt_session_fence(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	KVT_ASSERT(session->members); /* as long as the core has the session */
+	kvt_core_session_sign(daemon->core, session->index, KVT_SIGN_FENCED, daemon->now_ns);
+	kvt_log(KVT_LOG_NOTICE, "session_fenced", "session=%u pid=%d", session->index,
+		(int)session->members->pid);
+	stop_serving(daemon, session);
+}
+
+static void end_costly(struct kvt_daemon *daemon)
+{
+	daemon->cost_due = false;
+	for (uint32_t i = 1; i <= daemon->core_config.max_sessions; i++)
+		if (daemon->sessions[i].open && daemon->sessions[i].cost.over) {
+			daemon->stats.costly_sessions++;
+			kvt_session_kill(daemon, &daemon->sessions[i], -ECOMM,
+					 "waking it cost more than 100 ms of the daemon's time "
+					 "within 10 s: its sockets are watched many times");
+		}
+}
+
+void kvt_sessions_sweep(struct kvt_daemon *daemon)
+{
+	/* Unmapping is slow: first return the pages that others wait for. */
+	bool first = kvt_core_unsettled(daemon->core);
+	uint32_t released = 0;
+
+	if (daemon->cost_due)
+		end_costly(daemon);
+	for (uint32_t i = 1; i <= daemon->core_config.max_sessions && daemon->n_dying; i++) {
+		struct kvt_session *session = &daemon->sessions[i];
+
+		if (!session->dying)
+			continue;
+		if (in_core(daemon, session))
+			ask_quiet(daemon, session);
+		else if (first || released++ >= RELEASES_PER_TURN)
+			daemon->sweep_due = true;
+		else
+			retire(daemon, session);
+	}
+}

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file timers.c
+ * Work that is due by time: expiry, status, watchdog, drain; and signals.
+ *
+ * Each timer returns when it is due next; daemon->next_timer_ns is the least. Code that makes
+ * something due earlier lowers next_timer_ns itself. Called by turn.c.
+ */
+#include "daemon/serve/daemon.h"
+#include "daemon/setup/command.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "shm/assert.h"
+
+#define STATUS_INTERVAL_NS 2000000000ull
+#define OWED_INTERVAL_NS 10000000ull /* between retries after the manager's queue was full */
+#define EXPIRY_BUDGET 4096u
+
+static uint64_t earlier(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
+/* Expire what is due on the cache's clock. A test clock moves by requests, which expire too. */
+static uint64_t run_expiry(struct kvt_daemon *daemon)
+{
+	uint64_t due = kvt_core_next_expiry_ns(daemon->core);
+
+	if (daemon->test_clock)
+		return UINT64_MAX;
+	if (due <= daemon->now_ns) {
+		kvt_core_work(daemon->core, EXPIRY_BUDGET, false, daemon->now_ns);
+		due = kvt_core_next_expiry_ns(daemon->core);
+		due = due > daemon->now_ns ? due : daemon->now_ns;
+	}
+	return due;
+}
+
+static uint64_t ask_quiet_again(struct kvt_daemon *daemon)
+{
+	uint64_t next = UINT64_MAX;
+
+	for (uint32_t i = 1; i <= daemon->core_config.max_sessions && daemon->n_dying; i++) {
+		const struct kvt_session *session = &daemon->sessions[i];
+
+		if (!session->dying || session->quiet || !session->quiet_again_ns)
+			continue;
+		if (session->quiet_again_ns <= daemon->real_ns)
+			daemon->sweep_due = true;
+		else
+			next = earlier(next, session->quiet_again_ns);
+	}
+	return next;
+}
+
+/* Send STATUS if it changed: the manager forwards each to all its subscribers. */
+void kvt_status_send(struct kvt_daemon *daemon)
+{
+	const struct kvt_counters *count = daemon->counters;
+	uint64_t hit = count->hit_positions, input = count->input_positions;
+	char text[sizeof(daemon->status_text)];
+
+	snprintf(text, sizeof(text),
+		 "%s%llu sessions, %llu leases; %llu of %u pages cached, %llu quarantined; "
+		 "hit rate %.1f %%", daemon->draining ? "stopping: " : "",
+		 (unsigned long long)count->live_sessions, (unsigned long long)count->live_leases,
+		 (unsigned long long)count->cached_pages, daemon->core_config.n_pages - 1,
+		 (unsigned long long)count->quarantined_pages,
+		 input ? 100.0 * (double)hit / (double)input : 0.0);
+	if (strcmp(text, daemon->status_text) != 0 &&
+	    kvt_notify_send(&daemon->notify, "STATUS=%s\n", text))
+		memcpy(daemon->status_text, text, sizeof(text));
+}
+
+/* Feed the watchdog, only if a turn was made since the last time: a hung loop must starve it. */
+static uint64_t feed_manager(struct kvt_daemon *daemon)
+{
+	uint64_t half = daemon->notify.watchdog_ns / 2, next = UINT64_MAX;
+
+	if (daemon->notify.fd < 0)
+		return UINT64_MAX;
+	if (kvt_notify_owes(&daemon->notify))
+		next = daemon->real_ns + OWED_INTERVAL_NS;
+	if (daemon->real_ns >= daemon->status_at_ns) {
+		kvt_status_send(daemon);
+		daemon->status_at_ns = daemon->real_ns + STATUS_INTERVAL_NS;
+	}
+	if (half && daemon->real_ns >= daemon->watchdog_at_ns &&
+	    daemon->fed_turn != daemon->stats.turns) {
+		daemon->fed_turn = daemon->stats.turns;
+		kvt_notify_send(&daemon->notify, "WATCHDOG=1\n");
+		daemon->watchdog_at_ns = daemon->real_ns + half;
+	}
+	next = earlier(next, daemon->status_at_ns);
+	return half ? earlier(next, daemon->watchdog_at_ns) : next;
+}
+
+void kvt_timers_run(struct kvt_daemon *daemon)
+{
+	uint64_t next = kvt_control_end_half_open(daemon);
+
+	next = earlier(next, kvt_accept_again(daemon));
+	next = earlier(next, kvt_log_flush(&daemon->client_log, daemon->real_ns));
+	next = earlier(next, run_expiry(daemon));
+	next = earlier(next, ask_quiet_again(daemon));
+	next = earlier(next, feed_manager(daemon));
+	next = earlier(next, kvt_control_leave(daemon));
+	if (daemon->draining) {
+		if (daemon->real_ns >= daemon->drain_until_ns)
+			daemon->over = true;
+		next = earlier(next, daemon->drain_until_ns);
+	}
+	daemon->next_timer_ns = next;
+	kvt_loop_flush(&daemon->loop);
+}
+
+/* ---- signals */
+
+/* Stop listening. Queued connections are accepted and get ESHUTDOWN instead of a reset. A passed
+ * socket stays open: its queue is the successor's. */
+static void stop_listening(struct kvt_daemon *daemon)
+{
+	int fd;
+
+	kvt_accept_stop(daemon);
+	daemon->next_timer_ns = 0;
+	if (daemon->listen_passed || daemon->listen_fd < 0)
+		return;
+	if (daemon->socket_made)
+		unlink(daemon->socket_path);
+	daemon->socket_made = false;
+	shutdown(daemon->listen_fd, SHUT_RDWR); /* the queue grows no more */
+	while ((fd = accept4(daemon->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0)
+		kvt_control_accepted(daemon, fd);
+	close(daemon->listen_fd);
+	daemon->listen_fd = -1;
+}
+
+static void begin_drain(struct kvt_daemon *daemon, int signal)
+{
+	KVT_ASSERT(!daemon->draining);
+	kvt_log(KVT_LOG_NOTICE, "stopping", "signal=%s leases=%llu drain_ms=%lld",
+		signal == SIGINT ? "SIGINT" : "SIGTERM",
+		(unsigned long long)daemon->counters->live_leases,
+		(long long)daemon->config.drain_ms);
+	daemon->draining = true;
+	daemon->drain_until_ns = daemon->real_ns + (uint64_t)daemon->config.drain_ms * 1000000;
+	kvt_core_drain(daemon->core, true, daemon->now_ns);
+	kvt_core_publish(daemon->core, KVT_ARENA_DRAINING);
+	stop_listening(daemon);
+	kvt_notify_tell(&daemon->notify, "STOPPING=1\n");
+	kvt_status_send(daemon);
+}
+
+static void reload(struct kvt_daemon *daemon)
+{
+	char why[KVT_WHY_BYTES], changed[KVT_WHY_BYTES], fixed[KVT_WHY_BYTES];
+	struct kvt_config fresh;
+	struct timespec now;
+	int command;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	kvt_notify_tell(&daemon->notify, "RELOADING=1\nMONOTONIC_USEC=%llu\n",
+			(unsigned long long)now.tv_sec * 1000000ull +
+				(unsigned long long)now.tv_nsec / 1000);
+	command = kvt_config_parse(&fresh, daemon->argc, daemon->argv, why);
+	if (command < 0) {
+		kvt_log(KVT_LOG_ERROR, "reload_failed", "why=\"%s\" effect=\"the old options "
+			"stay\"", why);
+	} else {
+		kvt_config_reload(&daemon->config, &fresh, changed, fixed);
+		kvt_daemon_apply(daemon);
+		kvt_log(KVT_LOG_NOTICE, "reloaded", "changed=\"%s\" need_restart=\"%s\"", changed,
+			fixed);
+	}
+	kvt_notify_tell(&daemon->notify, "READY=1\n");
+	daemon->next_timer_ns = 0;
+}
+
+/* Exit after this turn and leave everything to the successor that the keeper starts. */
+static void leave(struct kvt_daemon *daemon)
+{
+	if (!daemon->notify.store) {
+		kvt_log(KVT_LOG_WARNING, "not_left", "signal=SIGUSR2 why=\"no keeper holds this "
+			"daemon's descriptors\" cure=\"kvtrunkd --supervise, or "
+			"FileDescriptorStoreMax= and Environment=FDSTORE=\"");
+		return;
+	}
+	daemon->keep = daemon->over = true;
+}
+
+void kvt_signal_handle(struct kvt_daemon *daemon)
+{
+	struct signalfd_siginfo info;
+
+	while (read(daemon->signal_fd, &info, sizeof(info)) == sizeof(info)) {
+		if (info.ssi_signo == SIGHUP)
+			reload(daemon);
+		else if (info.ssi_signo == SIGUSR2)
+			leave(daemon);
+		else if (daemon->draining)
+			daemon->over = true; /* second signal: end the drain */
+		else
+			begin_drain(daemon, (int)info.ssi_signo);
+	}
+	kvt_loop_poll(&daemon->loop, daemon->signal_fd, POLLIN, kvt_tag(KVT_TAG_SIGNAL, 0, 0));
+}

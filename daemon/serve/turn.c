@@ -1,0 +1,665 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file turn.c
+ * The serving loop: rings, fences, events, background work, then spinning or sleeping.
+ *
+ * A turn takes at most one entry of each session. Work beside the rings has its part of the turn's
+ * time, so neither starves. An entry is deferred only if it has a pending place and a CQ slot. The
+ * loop sleeps only after a last look with sq_need_wakeup set. Called by main.c; the core calls
+ * kvt_daemon_complete().
+ */
+#include "daemon/serve/daemon.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include "shm/assert.h"
+
+#define unlikely(x) __builtin_expect(!!(x), 0)
+
+#define EVENTS_AT_ONCE 8          /* rings first: an event may cost microseconds */
+/* Events and background work each get a quarter of the time since the turn began. So pages of dead
+ * workers come back as fast under load, where a turn of many sessions takes milliseconds. */
+#define OTHERS_PART 4
+#define HOT_AT_LEAST 8            /* sessions polled in every turn, busy or not */
+#define COLD_AFTER_TURNS 4096
+#define COLD_PER_TURN 2
+#define LATE_PART 16              /* polled waits end late by at most length / LATE_PART */
+#define POLL_MOST_NS 20000000ull
+
+/* ---- one entry */
+
+/* Free CQ slots that no deferred operation will need. Negative: a broken index. */
+static int cq_room(struct kvt_session *session)
+{
+	struct kvt_ring_end *ring = &session->ring;
+	int space = kvt_ring_cq_space(ring);
+
+	if (unlikely(space >= 0 && (uint32_t)space <= session->deferred)) {
+		/* The cached index may be old. Pairs with the client's release of cq_head. */
+		ring->cq_head = kvt_load_acquire(&ring->header->cq_head);
+		if (ring->cq_tail - ring->cq_head > ring->cq_mask + 1)
+			return -EPROTO;
+		space = (int)(ring->cq_mask + 1 - (ring->cq_tail - ring->cq_head));
+	}
+	return space < 0 ? space : space - (int)session->deferred;
+}
+
+static void complete(struct kvt_daemon *daemon, struct kvt_session *session,
+		     const struct kvt_cqe *cqe)
+{
+	kvt_ring_cq_put(&session->ring, cqe);
+	if (unlikely(kvt_ring_cq_publish(&session->ring)))
+		kvt_session_ring_bell(daemon, session);
+}
+
+/* Tell members that rank 0 closed the session, before rank 0 is answered: its pages are free, and
+ * members must not touch them any more. */
+static void tell_closed(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	kvt_session_tell_group(daemon, session, -ESHUTDOWN, "the group is over: rank 0 closed it");
+}
+
+void kvt_daemon_complete(void *context, uint32_t index, const struct kvt_cqe *cqe)
+{
+	struct kvt_daemon *daemon = context;
+	struct kvt_session *session = &daemon->sessions[index];
+
+	if (!session->open)
+		return;
+	KVT_ASSERT(session->deferred > 0);
+	daemon->n_common -= session->deferred > daemon->own_places;
+	session->deferred--;
+	daemon->n_deferred--;
+	session->waiting_since_ns = daemon->real_ns;
+	if (unlikely(kvt_core_session(daemon->core, index)->signs & KVT_SIGN_CLOSED))
+		tell_closed(daemon, session);
+	complete(daemon, session, cqe);
+}
+
+/* True if an operation waits for a fence. Waiting BEGINs do not count: they need no polling, and
+ * CLOSE cancels them instead of waiting. */
+static bool waits_for_fence(const struct kvt_daemon *daemon, const struct kvt_session *session)
+{
+	return session->deferred &&
+	       session->deferred > kvt_core_session(daemon->core, session->index)->n_waiters;
+}
+
+/* True if an entry may be deferred and so needs a pending place. Does not read the fence word
+ * (TOCTOU: the client could lower it before the core reads it). */
+static bool may_defer(const struct kvt_daemon *daemon, const struct kvt_session *session,
+		      const struct kvt_sqe *sqe)
+{
+	return kvt_op_takes(sqe->op) & KVT_TAKES_FENCE &&
+	       (waits_for_fence(daemon, session) || sqe->fence_slot < KVT_FENCE_WORDS);
+}
+
+/* True if the session can defer no further operation. Each has `own_places` of its own, so fences
+ * that are never reached cannot stop other sessions; the common rest is shared. */
+static bool no_place(const struct kvt_daemon *daemon, const struct kvt_session *session)
+{
+	if (!kvt_core_can_defer(daemon->core))
+		return true;
+	return session->deferred >= daemon->own_places &&
+	       (daemon->n_common >= daemon->common_places ||
+		session->deferred >= daemon->own_places + daemon->common_places / 4);
+}
+
+static bool no_place_to_wait(const struct kvt_daemon *daemon, const struct kvt_session *session,
+			     const struct kvt_sqe *sqe)
+{
+	return may_defer(daemon, session, sqe) && no_place(daemon, session);
+}
+
+/* Waiting needs a pending place and a CQ slot; NO_WAIT needs two CQ slots. */
+static bool may_wait(const struct kvt_daemon *daemon, struct kvt_session *session,
+		     const struct kvt_sqe *sqe)
+{
+	return !no_place(daemon, session) &&
+	       (!(sqe->flags & KVT_F_NO_WAIT) || cq_room(session) > 1);
+}
+
+static void take_place(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	if (!session->deferred)
+		session->waiting_since_ns = daemon->real_ns;
+	session->deferred++;
+	daemon->n_deferred++;
+	daemon->n_common += session->deferred > daemon->own_places;
+}
+
+/* Bring the next timer forward to the deadline of a BEGIN that waits. */
+static void watch_deadline(struct kvt_daemon *daemon)
+{
+	uint64_t due = kvt_core_next_expiry_ns(daemon->core);
+
+	if (!daemon->test_clock && due < daemon->next_timer_ns)
+		daemon->next_timer_ns = due;
+}
+
+static void account(struct kvt_daemon *daemon, const struct kvt_sqe *sqe, uint64_t cycles)
+{
+	struct kvt_daemon_stats *stats = &daemon->stats;
+	uint32_t op = sqe->op < KVT_OP_KINDS ? sqe->op : 0;
+	uint64_t units = (uint64_t)((unsigned __int128)cycles * daemon->units_per_cycle >> 32);
+	uint32_t bucket = units ? 64 - (uint32_t)__builtin_clzll(units) : 0;
+
+	stats->op_count[op]++;
+	stats->op_cycles[op] += cycles;
+	stats->op_histogram[op][bucket < KVT_HISTOGRAM_BUCKETS ? bucket
+							       : KVT_HISTOGRAM_BUCKETS - 1]++;
+	if (op == KVT_OP_BEGIN) {
+		uint32_t nodes = kvt_core_effort(daemon->core)->path_nodes;
+
+		stats->path_nodes[stats->n_path_nodes++ % KVT_PATH_SAMPLES] =
+			(uint8_t)(nodes < 255 ? nodes : 255);
+	}
+}
+
+static void run_entry(struct kvt_daemon *daemon, struct kvt_session *session,
+		      const struct kvt_sqe *sqe)
+{
+	uint64_t before = kvt_cycles(), cycles;
+	struct kvt_cqe cqe;
+	bool answered;
+
+	if (unlikely(sqe->flags & (KVT_F_WAIT | KVT_F_NO_WAIT)))
+		kvt_core_let_wait(daemon->core, may_wait(daemon, session, sqe));
+	if (unlikely(sqe->op == KVT_OP_CLOSE))
+		kvt_session_note_end(daemon, session, "closed");
+	answered = kvt_core_execute(daemon->core, session->index, sqe, daemon->now_ns, &cqe);
+	/* After the effect: a crash between the two would lose the entry. Before the answer: the
+	 * client may count on the slot. */
+	kvt_ring_sq_advance(&session->ring);
+	if (answered) {
+		KVT_ASSERT(session->ring.cq_tail - session->ring.cq_head <= session->ring.cq_mask);
+		if (unlikely(sqe->op == KVT_OP_CLOSE && cqe.result))
+			session->end.how = NULL; /* CLOSE failed */
+		else if (unlikely(sqe->op == KVT_OP_CLOSE))
+			tell_closed(daemon, session);
+		complete(daemon, session, &cqe);
+		if (unlikely(cqe.reason == KVT_REASON_ANNOUNCED)) { /* a notice will follow */
+			take_place(daemon, session);
+			watch_deadline(daemon);
+		}
+	} else {
+		take_place(daemon, session);
+		if (sqe->op == KVT_OP_BEGIN)
+			watch_deadline(daemon);
+	}
+	cycles = kvt_cycles() - before;
+	account(daemon, sqe, cycles);
+	kvt_share_charge(&daemon->shares, session->account, &session->spent, cycles);
+}
+
+/* Run at most one entry of a session. Returns the number run. */
+static inline uint32_t serve(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	struct kvt_sqe sqe;
+	int n, room;
+
+	if (unlikely(session->holding)) {
+		if (no_place_to_wait(daemon, session, &session->held) || cq_room(session) <= 0)
+			return 0;
+		session->holding = false;
+		run_entry(daemon, session, &session->held);
+		return 1;
+	}
+	n = kvt_ring_sq_pending(&session->ring);
+	if (n == 0)
+		return 0;
+	room = n < 0 ? n : cq_room(session);
+	if (unlikely(room <= 0)) {
+		if (room < 0)
+			kvt_session_kill(daemon, session, -EPROTO,
+					 "a ring index is impossible: the session is over");
+		return 0;
+	}
+	kvt_ring_sq_peek(&session->ring, &sqe);
+	if (unlikely(no_place_to_wait(daemon, session, &sqe))) {
+		session->held = sqe;
+		session->holding = true;
+		return 0;
+	}
+	run_entry(daemon, session, &sqe);
+	return 1;
+}
+
+/* serve() out of line, for cold callers. */
+static __attribute__((noinline)) uint32_t serve_rarely(struct kvt_daemon *daemon,
+						       struct kvt_session *session)
+{
+	return serve(daemon, session);
+}
+
+/* Sessions that were idle for long are cold. A turn polls only a few of them, so hundreds of idle
+ * clients do not slow a busy one. `served` holds the hot ones first. */
+static void swap_served(struct kvt_daemon *daemon, uint32_t a, uint32_t b)
+{
+	uint32_t other = daemon->served[a];
+
+	daemon->served[a] = daemon->served[b];
+	daemon->served[b] = other;
+}
+
+static void warm(struct kvt_daemon *daemon, uint32_t at)
+{
+	KVT_ASSERT(at >= daemon->n_hot && at < daemon->n_served);
+	daemon->sessions[daemon->served[at]].worked_turn = daemon->stats.turns;
+	swap_served(daemon, at, daemon->n_hot++);
+}
+
+static void cool_one(struct kvt_daemon *daemon)
+{
+	uint32_t at = daemon->cool_next < daemon->n_hot ? daemon->cool_next : 0;
+	const struct kvt_session *session = &daemon->sessions[daemon->served[at]];
+
+	daemon->cool_next = at + 1;
+	if (daemon->stats.turns - session->worked_turn < COLD_AFTER_TURNS || session->deferred ||
+	    session->holding)
+		return;
+	swap_served(daemon, at, --daemon->n_hot);
+}
+
+static uint32_t look_at_cold(struct kvt_daemon *daemon)
+{
+	uint32_t work = 0;
+
+	for (int i = 0; i < COLD_PER_TURN && daemon->n_hot < daemon->n_served; i++) {
+		struct kvt_session *session;
+
+		if (daemon->cold_next < daemon->n_hot || daemon->cold_next >= daemon->n_served)
+			daemon->cold_next = daemon->n_hot;
+		session = &daemon->sessions[daemon->served[daemon->cold_next]];
+		if (kvt_ring_sq_pending(&session->ring) != 0) {
+			warm(daemon, daemon->cold_next);
+			work += serve_rarely(daemon, session);
+		}
+		daemon->cold_next++;
+	}
+	return work;
+}
+
+/* Serve the hot sessions of several uids. Polling a ring is charged if it took long: a client can
+ * punch out the page of its indices. */
+static __attribute__((noinline)) uint32_t serve_uids(struct kvt_daemon *daemon)
+{
+	uint64_t look = daemon->shares.look, before = kvt_cycles(), now;
+	uint32_t work = 0;
+
+	for (uint32_t i = 0; i < daemon->n_hot; i++) {
+		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
+		struct kvt_account *account = session->account;
+		uint32_t done;
+
+		if (kvt_share_waits(account, session->spent))
+			continue;
+		done = serve_rarely(daemon, session);
+		now = kvt_cycles();
+		if (done)
+			session->worked_turn = daemon->stats.turns;
+		else if (unlikely(now - before > look) && session->open)
+			kvt_share_charge(&daemon->shares, session->account, &session->spent,
+					 now - before);
+		/* Over its share: the rest of its sessions wait for the next turn. */
+		if (account->spent > daemon->shares.floor + daemon->shares.lead)
+			account->limit = 0;
+		work += done;
+		before = now;
+	}
+	return work;
+}
+
+static inline uint32_t serve_uid(struct kvt_daemon *daemon)
+{
+	uint32_t work = 0;
+
+	for (uint32_t i = 0; i < daemon->n_hot; i++) {
+		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
+		uint32_t done;
+
+		if (unlikely(kvt_share_waits(session->account, session->spent)))
+			continue;
+		done = serve(daemon, session);
+		if (done)
+			session->worked_turn = daemon->stats.turns;
+		work += done;
+	}
+	return work;
+}
+
+static inline uint32_t serve_all(struct kvt_daemon *daemon)
+{
+	struct kvt_shares *shares = &daemon->shares;
+	uint32_t work;
+
+	if (unlikely(shares->n_served > 1)) {
+		work = serve_uids(daemon);
+		kvt_shares_settle(shares, kvt_cycles());
+	} else {
+		work = serve_uid(daemon);
+		if (shares->n_served)
+			kvt_share_turn(shares->served[0], shares->lead);
+	}
+	if (unlikely(daemon->n_hot > HOT_AT_LEAST))
+		cool_one(daemon);
+	if (unlikely(daemon->n_hot < daemon->n_served))
+		work += look_at_cold(daemon);
+	return work;
+}
+
+/* ---- fences, events, background */
+
+static uint32_t poll_fences(struct kvt_daemon *daemon)
+{
+	uint64_t before = kvt_cycles(), now;
+	uint32_t work = 0;
+
+	for (uint32_t i = 0; i < daemon->n_hot; i++) { /* a waiting session stays hot */
+		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
+
+		/* A limit of 0: the uid is over its share. */
+		if (!session->deferred || !session->account->limit)
+			continue;
+		work += kvt_core_poll(daemon->core, session->index, daemon->now_ns);
+		now = kvt_cycles();
+		kvt_share_charge_account(&daemon->shares, session->account, now - before);
+		before = now;
+	}
+	work += kvt_core_wake(daemon->core, daemon->now_ns);
+	return work;
+}
+
+static void handle_event(struct kvt_daemon *daemon, const struct kvt_loop_event *event)
+{
+	uint32_t slot = event->tag >> 32 & 0xffffffu, generation = (uint32_t)event->tag;
+	struct kvt_connection *connection;
+	struct kvt_session *session;
+	struct kvt_member *member;
+
+	if (unlikely(daemon->closer.n_leaving))
+		kvt_closer_poll_ended(&daemon->closer, event->tag);
+	switch ((enum kvt_tag_kind)(event->tag >> 56)) {
+	case KVT_TAG_NONE:
+		break;
+	case KVT_TAG_ACCEPT:
+		kvt_accept_event(daemon);
+		break;
+	case KVT_TAG_SIGNAL:
+		kvt_signal_handle(daemon);
+		break;
+	case KVT_TAG_KEEPER:
+		if (kvt_notify_receive(&daemon->notify))
+			kvt_control_answer(daemon);
+		kvt_loop_poll(&daemon->loop, daemon->notify.fd, POLLIN,
+			      kvt_tag(KVT_TAG_KEEPER, 0, 0));
+		break;
+	case KVT_TAG_CONNECTION:
+		connection = &daemon->connections[slot];
+		if (connection->generation == generation && connection->fd >= 0)
+			kvt_control_event(daemon, connection, event->result);
+		break;
+	case KVT_TAG_DOORBELL:
+		session = &daemon->sessions[slot];
+		if (session->generation == generation)
+			session->doorbell_armed = false;
+		break;
+	case KVT_TAG_PROCESS:
+		member = &daemon->members[slot];
+		if (daemon->sessions[member->session].generation == generation &&
+		    member->pidfd_armed)
+			kvt_session_lost(daemon, member, true);
+		break;
+	case KVT_TAG_LANE:
+		kvt_control_lane(daemon, slot, generation);
+		break;
+	case KVT_TAG_BELL:
+		break;
+	}
+}
+
+/* The end of the time that work starting now gets in a turn that began at `stamp`. */
+static inline uint64_t until(uint64_t stamp)
+{
+	uint64_t now = kvt_cycles();
+
+	return now + (now - stamp) / OTHERS_PART;
+}
+
+static uint32_t handle_events(struct kvt_daemon *daemon, uint64_t stamp)
+{
+	struct kvt_loop_event events[EVENTS_AT_ONCE];
+	uint64_t end = until(stamp);
+	unsigned int n, work = 0;
+
+	kvt_daemon_clock(daemon);
+	do {
+		n = kvt_loop_reap(&daemon->loop, events, EVENTS_AT_ONCE);
+		for (unsigned int i = 0; i < n; i++)
+			handle_event(daemon, &events[i]);
+		work += n;
+	} while (n == EVENTS_AT_ONCE && kvt_cycles() < end);
+	if (unlikely(daemon->closer.n_leaving || daemon->closer.lost))
+		kvt_control_leave(daemon);
+	kvt_loop_flush(&daemon->loop);
+	return work;
+}
+
+static inline bool has_background(const struct kvt_daemon *daemon)
+{
+	return daemon->sweep_due || daemon->counters->detached_pending != 0 ||
+	       (daemon->n_dying && kvt_core_unsettled(daemon->core));
+}
+
+/* Release a bounded part of ended sessions and detached subtrees. */
+static uint32_t background(struct kvt_daemon *daemon, uint64_t stamp)
+{
+	uint32_t work = 0, done = 1;
+	uint64_t end = until(stamp);
+
+	while (done && kvt_core_unsettled(daemon->core)) {
+		done = kvt_core_work(daemon->core, (uint32_t)daemon->config.work_budget, false,
+				     daemon->now_ns);
+		work += done;
+		if (kvt_cycles() >= end)
+			break;
+	}
+	if (daemon->sweep_due || work) {
+		bool costly = daemon->cost_due;
+
+		daemon->sweep_due = false;
+		kvt_sessions_sweep(daemon);
+		if (costly)
+			kvt_control_drop_costly(daemon);
+	}
+	if (daemon->waiters)
+		kvt_control_answer(daemon);
+	return work;
+}
+
+/* ---- nothing to do */
+
+static void set_need_wakeup(struct kvt_daemon *daemon, uint32_t value)
+{
+	for (uint32_t i = 0; i < daemon->n_served; i++) {
+		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
+
+		kvt_store_relaxed(&session->ring.header->sq_need_wakeup, value);
+	}
+}
+
+/* Poll the doorbells that rang again. */
+static void arm_doorbells(struct kvt_daemon *daemon)
+{
+	for (uint32_t i = 0; i < daemon->n_served; i++) {
+		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
+		struct epoll_event rung;
+
+		if (session->doorbell_armed || session->doorbell_set < 0)
+			continue;
+		epoll_wait(session->doorbell_set, &rung, 1, 0);
+		kvt_loop_poll(&daemon->loop, session->doorbell_set, POLLIN,
+			      kvt_tag(KVT_TAG_DOORBELL, session->index, session->generation));
+		session->doorbell_armed = true;
+	}
+}
+
+/* Time to sleep while polling for something since `since_ns`: proportional to the time waited, so
+ * that it ends late by at most 1 / LATE_PART. */
+static uint64_t polled_wait_ns(const struct kvt_daemon *daemon, uint64_t since_ns)
+{
+	uint64_t wait = (daemon->real_ns - since_ns) / LATE_PART;
+	uint64_t least = (uint64_t)daemon->config.fence_poll_us * 1000;
+
+	if (wait > POLL_MOST_NS)
+		wait = POLL_MOST_NS;
+	return wait > least ? wait : least;
+}
+
+/* Look once more for work, after need_wakeup is visible. False: there is some. *ret_timeout_ns: the
+ * longest sleep, for waits that no doorbell ends. */
+static bool last_look(struct kvt_daemon *daemon, uint64_t *ret_timeout_ns)
+{
+	uint64_t timeout = UINT64_MAX;
+	bool stalled = false;
+
+	for (uint32_t i = 0; i < daemon->n_served; i++) {
+		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
+		int n = session->holding ? 1 : kvt_ring_sq_pending(&session->ring);
+
+		if (n < 0 || (n && cq_room(session) != 0 &&
+			      !(session->holding &&
+				no_place_to_wait(daemon, session, &session->held))))
+			return false; /* an entry, or a broken index */
+		stalled |= n != 0;
+		if (waits_for_fence(daemon, session)) {
+			uint64_t wait = polled_wait_ns(daemon, session->waiting_since_ns);
+
+			if (kvt_core_poll(daemon->core, session->index, daemon->now_ns))
+				return false;
+			timeout = wait < timeout ? wait : timeout;
+		}
+	}
+	if (kvt_core_wake(daemon->core, daemon->now_ns))
+		return false;
+	if (!stalled) {
+		daemon->stalled_since_ns = 0;
+	} else {
+		uint64_t wait;
+
+		if (!daemon->stalled_since_ns)
+			daemon->stalled_since_ns = daemon->real_ns;
+		wait = polled_wait_ns(daemon, daemon->stalled_since_ns);
+		timeout = wait < timeout ? wait : timeout;
+	}
+	*ret_timeout_ns = timeout;
+	return true;
+}
+
+/* Spin longer after a short sleep, shorter after a long one. */
+static void adapt_spinning(struct kvt_daemon *daemon, uint64_t slept_ns)
+{
+	uint64_t most = daemon->spin_most_cycles;
+
+	if (slept_ns * daemon->cycles_per_us / 1000 < most)
+		daemon->spin_cycles *= 2;
+	else
+		daemon->spin_cycles /= 2;
+	if (daemon->spin_cycles > most)
+		daemon->spin_cycles = most;
+	if (daemon->spin_cycles < most / 16)
+		daemon->spin_cycles = most / 16;
+}
+
+static void sleep_now(struct kvt_daemon *daemon)
+{
+	uint64_t timeout, timer, before = daemon->real_ns;
+
+	if (unlikely(daemon->oplog_dirty)) { /* write while idle */
+		daemon->oplog_dirty = false;
+		if (!daemon->oplog_failed)
+			kvt_oplog_flush(daemon->oplog);
+	}
+	arm_doorbells(daemon);
+	set_need_wakeup(daemon, 1);
+	/* Pairs with the client's full fence between publishing and its look at sq_need_wakeup. */
+	kvt_fence_full();
+	if (last_look(daemon, &timeout) && !kvt_loop_ready(&daemon->loop)) {
+		timer = daemon->next_timer_ns > before ? daemon->next_timer_ns - before : 0;
+		daemon->stats.sleeps++;
+		kvt_loop_sleep(&daemon->loop, timer < timeout ? timer : timeout);
+		kvt_daemon_clock(daemon);
+		if (kvt_loop_ready(&daemon->loop))
+			adapt_spinning(daemon, daemon->real_ns - before);
+	}
+	set_need_wakeup(daemon, 0);
+	/* Leave idle_since: a sleep that ended without an event is followed by a sleep. */
+}
+
+/* Compact, spin or sleep after a turn without work. */
+static void idle(struct kvt_daemon *daemon, uint64_t stamp)
+{
+	uint64_t idle_cycles;
+
+	if (!daemon->idle_since)
+		daemon->idle_since = stamp;
+	idle_cycles = stamp - daemon->idle_since;
+	if (daemon->compact_due && idle_cycles >= daemon->compact_after_cycles) {
+		if (!daemon->config.compaction ||
+		    !kvt_core_work(daemon->core, (uint32_t)daemon->config.work_budget, true,
+				   daemon->now_ns))
+			daemon->compact_due = false;
+		return;
+	}
+	if (idle_cycles < daemon->spin_cycles || daemon->spin_most_cycles == UINT64_MAX) {
+		daemon->stats.spins++;
+		kvt_cpu_relax();
+		return;
+	}
+	if (daemon->compact_due)
+		return;
+	kvt_daemon_clock(daemon);
+	if (daemon->real_ns >= daemon->next_timer_ns)
+		kvt_timers_run(daemon);
+	else
+		sleep_now(daemon);
+}
+
+void kvt_daemon_run(struct kvt_daemon *daemon)
+{
+	kvt_daemon_clock(daemon);
+	kvt_timers_run(daemon);
+	while (!daemon->over) {
+		uint64_t stamp = kvt_cycles();
+		uint32_t work;
+
+		if (unlikely(stamp - daemon->clock_stamp >= daemon->clock_interval)) {
+			kvt_daemon_clock(daemon);
+			if (daemon->real_ns >= daemon->next_timer_ns)
+				kvt_timers_run(daemon);
+		}
+		daemon->stats.turns++;
+		work = serve_all(daemon);
+		if (work) /* it may have left chains of nodes */
+			daemon->compact_due = true;
+		if (unlikely(daemon->n_deferred))
+			work += poll_fences(daemon);
+		if (unlikely(kvt_loop_ready(&daemon->loop)))
+			work += handle_events(daemon, stamp);
+		if (unlikely(daemon->accept_due))
+			work += kvt_accept_work(daemon);
+		if (unlikely(daemon->readable.filled))
+			work += kvt_control_work(daemon);
+		if (unlikely(has_background(daemon)))
+			work += background(daemon, stamp);
+		if (unlikely(daemon->draining && daemon->counters->live_leases == 0))
+			daemon->over = true;
+		if (work)
+			daemon->idle_since = 0;
+		else if (!daemon->over)
+			idle(daemon, stamp);
+	}
+}

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_DAEMON_SETUP_OBJECT_H
+#define KVT_DAEMON_SETUP_OBJECT_H
+
+/**
+ * @file object.h
+ * Files of an instance (lock file, control socket, two POSIX shared-memory objects), and memory
+ * objects that clients get.
+ *
+ * The holder of the lock (flock on RUNTIME_DIR/INSTANCE.lock.d/lock) serves the instance. It may
+ * remove what a dead daemon of the same instance and directory left: the names of shared-memory
+ * objects start with both. Only the daemon's user can open the file (mode 0600, in a directory of
+ * mode 0700): another user's shared lock would keep a successor out. Its descriptor is stored with
+ * the keeper, so a restart leaves no gap.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "kvtrunk_wire.h"
+
+#define KVT_OBJECT_NAME_BYTES 128
+
+struct kvt_lock_file {
+	int fd; /* -1: not held */
+	char path[256];
+	char private[192];  /* the directory of mode 0700 */
+	char directory[128];
+	int made_directory; /* 1: ours to remove */
+	pid_t holder;       /* after -EADDRINUSE: pid in the file, 0 = unknown */
+};
+
+/** Make the directory if missing and take the lock. -EADDRINUSE with `why` naming the pid if a
+ * live daemon holds it, -EACCES if the lock is another user's. Sets *ret_stale to whether a dead
+ * daemon's file was found. */
+int kvt_lock_take(struct kvt_lock_file *lock, const char *directory, const char *instance,
+		  int *ret_stale, char *why, size_t why_size);
+/** True if the process whose pid is in the lock file lives. Does not touch the lock. */
+bool kvt_lock_held(const char *directory, const char *instance);
+/** Write our pid into the lock file. */
+int kvt_lock_sign(struct kvt_lock_file *lock);
+/** Take a stored lock. `made_directory` as it was stored. -ESTALE: the lock of another instance or
+ * directory. */
+int kvt_lock_adopt(struct kvt_lock_file *lock, int fd, const char *directory, const char *instance,
+		   int made_directory);
+/** Remove the file, and the directory if we made it and it is empty. */
+void kvt_lock_release(struct kvt_lock_file *lock);
+
+/** True if the process has exited, is exiting, or has SIGKILL pending: its files are free soon. */
+bool kvt_process_ending(pid_t pid);
+
+/** A shared-memory object that this process mapped. */
+struct kvt_object {
+	int fd; /* -1: none */
+	void *base;
+	uint64_t bytes;
+	char name[KVT_OBJECT_NAME_BYTES]; /* as for shm_open(); "" if it has none */
+};
+
+/** Format the prefix of an instance's object names, "/kvtrunk.NAME.HASH.". */
+void kvt_object_prefix(char to[KVT_OBJECT_NAME_BYTES], const char *directory,
+		       const char *instance);
+
+/** Unlink every object in /dev/shm whose name starts with `prefix`. Returns the number. */
+int kvt_object_clean(const char *prefix);
+
+/** Processes that still map objects of a dead daemon. Zero-initialise it. */
+struct kvt_object_holders {
+	uint32_t n;
+	int pids[64];    /* of the first ones */
+	char names[160]; /* of the first four: "pid 12 (python3), pid 13 (python3)" */
+};
+
+/** Find processes that map objects of that prefix, this daemon's own excepted. A holder of the last
+ * call counts until it has exited: mappings are released first, descriptors and device memory
+ * later. True if there are any. */
+bool kvt_object_held(const char *prefix, struct kvt_object_holders *holders);
+
+#define KVT_OBJECT_PREFIX "/kvtrunk."
+
+/** Unlink this user's objects with that prefix and age that no live daemon holds: crashed daemons
+ * left them that are not started again under the same name. Returns the number. */
+int kvt_object_clean_orphans(const char *prefix, int64_t least_age_s);
+
+/** Make, allocate (no SIGBUS later), zero and map an object of mode 0600, named PREFIX + `what` + a
+ * random suffix. The name is temporary: see kvt_object_forget_name(). On failure `why` has the
+ * size needed, the size available, and the cure. */
+int kvt_object_create(struct kvt_object *object, const char *prefix, const char *what,
+		      uint64_t bytes, char *why, size_t why_size);
+
+/** Check that /dev/shm has room for `bytes` of `what` after `before` other bytes, once `back` bytes
+ * are freed. -ENOSPC with `why`, as of kvt_object_create(). */
+int kvt_object_room(const char *what, uint64_t bytes, uint64_t before, uint64_t back, char *why,
+		    size_t why_size);
+
+/** Open a read-only descriptor of the object. Lowers its mode to 0400, so that only owner and root
+ * can reopen it for writing. */
+int kvt_object_open_readonly(const struct kvt_object *object);
+
+/** Unlink the name. Descriptors keep the object, so a crash leaves no file behind. */
+void kvt_object_forget_name(struct kvt_object *object);
+
+/** Map an object of another process, in its whole size. Consumes `fd`, on failure too. If `fd` is
+ * read-only, the mapping is MAP_PRIVATE: stores stay in this process. -EINVAL: no memory object. */
+int kvt_object_take(struct kvt_object *object, int fd);
+
+/** Make and map a memfd, sealed against SHRINK, GROW and further seals. */
+int kvt_object_create_sealed(struct kvt_object *object, const char *what, uint64_t bytes);
+
+/** Copy the object into a new memfd. Negative errno. */
+int kvt_object_copy(const struct kvt_object *object);
+
+/** Unmap, close, and unlink if it has a name. */
+void kvt_object_destroy(struct kvt_object *object);
+
+#endif

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_DAEMON_SETUP_POOL_H
+#define KVT_DAEMON_SETUP_POOL_H
+
+/**
+ * @file pool.h
+ * The memory of pages. The daemon never reads them: it makes the slabs, exports them, and asks
+ * whether a dead writer can still reach them.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kvtrunk_wire.h"
+
+struct kvt_pool_backend_ops;
+
+/** A pool: n_slabs slabs of `bytes` bytes, each with room for n_pages pages of page_bytes. */
+struct kvt_pool {
+	const struct kvt_pool_backend_ops *ops; /* NULL: not created */
+	uint64_t page_bytes;
+	uint32_t n_pages;
+	uint32_t n_slabs; /* 1..KVT_MAX_SLABS, before create() */
+	uint64_t bytes;  /* per slab, rounded up to the backend's mapping unit */
+	bool mlock;
+	uint32_t hugepages; /* enum kvt_hugepages */
+	const char *devices;   /* cuda: option `devices`, which sets n_slabs */
+	uint32_t mps;          /* enum kvt_mps */
+	uint64_t mps_grace_ns; /* cuda under MPS: time for a dead client's work to finish */
+	char note[256];  /* for the operator: how it was made, or "" */
+	void *state;     /* private to the backend */
+};
+
+/** The pool's part of WELCOME. Descriptors stay the pool's: the client gets duplicates. */
+struct kvt_pool_export {
+	int fds[KVT_MAX_SLABS]; /* none, or one for each slab */
+	uint32_t n_fds;
+	struct kvt_slab_record slabs[KVT_MAX_SLABS];
+};
+
+/** A dead session's processes, which may have written to private pages. */
+struct kvt_pool_writer {
+	uint32_t session;
+	int32_t pid;
+	uint64_t ended_ns; /* when the last process exited and the last connection hung up */
+};
+
+struct kvt_pool_backend_ops {
+	const char *name;
+	uint32_t backend; /* enum kvt_pool_backend */
+	/** Free bytes for each slab: the base of a budget in per cent. Negative errno with `why`.
+	 * May be called before create(), with the pool's options set. */
+	int (*free_bytes)(struct kvt_pool *pool, uint64_t *ret_bytes, char *why, size_t why_size);
+	/** Make the slabs. Negative errno, with cause and cure in `why`. */
+	int (*create)(struct kvt_pool *pool, char *why, size_t why_size);
+	/** Recover a predecessor's slabs, in their order. Consumes the descriptors, on failure
+	 * too. NULL: slabs of this backend end with the daemon. */
+	int (*adopt)(struct kvt_pool *pool, const int *fds, uint32_t n_fds, char *why,
+		     size_t why_size);
+	int (*export)(struct kvt_pool *pool, struct kvt_pool_export *ret_export);
+	/** True if nothing that `writer` launched can still write to the pool. Called once its
+	 * sockets have hung up and its processes have exited. False: ask again at *ret_again_ns. */
+	bool (*quiesce)(struct kvt_pool *pool, const struct kvt_pool_writer *writer,
+			uint64_t now_ns, uint64_t *ret_again_ns);
+	void (*destroy)(struct kvt_pool *pool);
+};
+
+extern const struct kvt_pool_backend_ops kvt_pool_host_ops;
+extern const struct kvt_pool_backend_ops kvt_pool_cuda_ipc_ops;
+extern const struct kvt_pool_backend_ops kvt_pool_cuda_vmm_ops;
+
+/** Find a backend by enum kvt_pool_backend. NULL: not in this build. */
+const struct kvt_pool_backend_ops *kvt_pool_backend_find(uint32_t backend);
+
+#endif

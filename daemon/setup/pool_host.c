@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file pool_host.c
+ * Pools in host memory: a sealed memfd for each slab.
+ *
+ * The daemon maps a slab only to lock it; pages are allocated when a client first writes them, huge
+ * ones at start. All slabs have pages of one size. Called through struct kvt_pool_backend_ops.
+ */
+#include "daemon/setup/pool.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/setup/config.h"
+#include "daemon/setup/memory.h"
+#include "shm/assert.h"
+
+struct host_state {
+	int fds[KVT_MAX_SLABS];
+	void *locked[KVT_MAX_SLABS]; /* NULL: not locked */
+	uint32_t n_slabs;            /* made so far */
+	uint64_t bytes;              /* of each slab */
+};
+
+static uint64_t huge_page_bytes(void)
+{
+	char line[128];
+	uint64_t kib = 0;
+	FILE *file = fopen("/proc/meminfo", "re");
+
+	if (!file)
+		return 0;
+	while (fgets(line, sizeof(line), file))
+		if (sscanf(line, "Hugepagesize: %lu kB", &kib) == 1)
+			break;
+	fclose(file);
+	return kib * 1024;
+}
+
+static uint64_t round_up(uint64_t bytes, uint64_t unit)
+{
+	return (bytes + unit - 1) / unit * unit;
+}
+
+/* Make a sealed memfd of at least the pool's size. Negative errno. Huge pages are allocated now: a
+ * missing one would raise SIGBUS in the client that first touches it. */
+static int make_slab(struct kvt_pool *pool, bool huge, uint64_t *ret_bytes)
+{
+	const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+	uint64_t unit = huge ? huge_page_bytes() : (uint64_t)sysconf(_SC_PAGESIZE);
+	uint64_t bytes;
+	int fd, error;
+
+	if (!unit)
+		return -ENOTSUP;
+	bytes = round_up(pool->n_pages * pool->page_bytes, unit);
+	fd = memfd_create("kvtrunk-pool",
+			  MFD_CLOEXEC | MFD_ALLOW_SEALING | (huge ? MFD_HUGETLB : 0u));
+	if (fd < 0)
+		return -errno;
+	if (ftruncate(fd, (off_t)bytes) != 0 || (huge && fallocate(fd, 0, 0, (off_t)bytes) != 0) ||
+	    fcntl(fd, F_ADD_SEALS, seals) != 0) {
+		error = -errno;
+		close(fd);
+		return error;
+	}
+	*ret_bytes = bytes;
+	return fd;
+}
+
+static int lock_slab(struct host_state *state, uint32_t slab, char *why, size_t why_size)
+{
+	struct rlimit limit = { 0 };
+	void *base = mmap(NULL, state->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, state->fds[slab],
+			  0);
+	int error;
+
+	KVT_ASSERT(slab < state->n_slabs && !state->locked[slab]);
+	if (base == MAP_FAILED) {
+		error = -errno;
+		snprintf(why, why_size, "cannot map a slab of %llu bytes to lock it: %s",
+			 (unsigned long long)state->bytes, strerror(-error));
+		return error;
+	}
+	if (mlock(base, state->bytes) != 0) {
+		error = -errno;
+		getrlimit(RLIMIT_MEMLOCK, &limit);
+		munmap(base, state->bytes);
+		snprintf(why, why_size, "cannot lock a slab of %llu bytes: %s; RLIMIT_MEMLOCK is "
+			 "%llu: raise it (ulimit -l, LimitMEMLOCK=) or set mlock = no",
+			 (unsigned long long)state->bytes, strerror(-error),
+			 (unsigned long long)limit.rlim_cur);
+		return error;
+	}
+	state->locked[slab] = base;
+	return 0;
+}
+
+static uint64_t wanted_bytes(const struct kvt_pool *pool)
+{
+	return pool->n_slabs * (pool->n_pages * pool->page_bytes);
+}
+
+static int host_too_large(const struct kvt_pool *pool, char *why, size_t why_size)
+{
+	uint64_t want = wanted_bytes(pool), limit = kvt_memory_limit_bytes();
+
+	if (want <= limit)
+		return 0;
+	snprintf(why, why_size, "a pool of %u pages of %llu bytes in %u slabs needs %llu bytes, "
+		 "more than the %llu bytes this process can have: lower n_pages, pool_bytes or the "
+		 "size of a page, or raise the memory limit", pool->n_pages,
+		 (unsigned long long)pool->page_bytes, pool->n_slabs, (unsigned long long)want,
+		 (unsigned long long)limit);
+	return -ENOMEM;
+}
+
+static void drop_slabs(struct host_state *state)
+{
+	for (uint32_t i = 0; i < state->n_slabs; i++) {
+		if (state->locked[i])
+			munmap(state->locked[i], state->bytes);
+		close(state->fds[i]);
+	}
+	*state = (struct host_state){ 0 };
+}
+
+/* Make all slabs with one page size. On failure none is left. */
+static int make_slabs(struct kvt_pool *pool, struct host_state *state, bool huge)
+{
+	KVT_ASSERT(state->n_slabs == 0 && pool->n_slabs <= KVT_MAX_SLABS);
+	while (state->n_slabs < pool->n_slabs) {
+		int fd = make_slab(pool, huge, &state->bytes);
+
+		if (fd < 0) {
+			drop_slabs(state);
+			return fd;
+		}
+		state->fds[state->n_slabs++] = fd;
+	}
+	return 0;
+}
+
+/* Make all slabs, on huge pages if configured and available. */
+static int make_all_slabs(struct kvt_pool *pool, struct host_state *state, char *why,
+			  size_t why_size)
+{
+	int error = -ENOTSUP;
+
+	if (pool->hugepages != KVT_HUGEPAGES_NO) {
+		error = make_slabs(pool, state, true);
+		if (error)
+			snprintf(pool->note, sizeof(pool->note), "no huge pages for %llu bytes "
+				 "(%s): reserve them with vm.nr_hugepages, or set hugepages = no",
+				 (unsigned long long)wanted_bytes(pool), strerror(-error));
+		if (error && pool->hugepages == KVT_HUGEPAGES_REQUIRE) {
+			snprintf(why, why_size, "%s", pool->note);
+			return error;
+		}
+	}
+	if (error)
+		error = make_slabs(pool, state, false);
+	if (error)
+		snprintf(why, why_size, "cannot make the pool: %s", strerror(-error));
+	return error;
+}
+
+/* Set the pool's slabs. Consumes them, on failure too. */
+static int host_hold(struct kvt_pool *pool, const struct host_state *slabs, char *why,
+		     size_t why_size)
+{
+	struct host_state *state = malloc(sizeof(*state)), dropped = *slabs;
+	int error = 0;
+
+	if (!state) {
+		drop_slabs(&dropped);
+		snprintf(why, why_size, "out of memory");
+		return -ENOMEM;
+	}
+	*state = *slabs;
+	for (uint32_t i = 0; i < state->n_slabs && pool->mlock && !error; i++)
+		error = lock_slab(state, i, why, why_size);
+	if (error) {
+		drop_slabs(state);
+		free(state);
+		return error;
+	}
+	pool->bytes = state->bytes;
+	pool->state = state;
+	return 0;
+}
+
+static int host_create(struct kvt_pool *pool, char *why, size_t why_size)
+{
+	struct host_state slabs = { 0 };
+	int error = host_too_large(pool, why, why_size);
+
+	if (!error)
+		error = make_all_slabs(pool, &slabs, why, why_size);
+	return error ? error : host_hold(pool, &slabs, why, why_size);
+}
+
+/* True if `fd` is a slab that make_slab() could have made for this pool. */
+static bool is_slab(const struct kvt_pool *pool, int fd, uint64_t *ret_bytes)
+{
+	uint64_t need = pool->n_pages * pool->page_bytes;
+	struct stat there;
+	int seals = fcntl(fd, F_GET_SEALS);
+
+	if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &there) != 0 ||
+	    (uint64_t)there.st_size != round_up(need, (uint64_t)there.st_blksize))
+		return false;
+	*ret_bytes = (uint64_t)there.st_size;
+	return true;
+}
+
+static int host_adopt(struct kvt_pool *pool, const int *fds, uint32_t n_fds, char *why,
+		      size_t why_size)
+{
+	struct host_state slabs = { .n_slabs = n_fds };
+	bool good = n_fds == pool->n_slabs;
+	uint64_t first = 0;
+
+	for (uint32_t i = 0; i < n_fds; i++) {
+		slabs.fds[i] = fds[i];
+		good = good && is_slab(pool, fds[i], &slabs.bytes);
+		first = i ? first : slabs.bytes;
+		good = good && slabs.bytes == first; /* huge pages for all or for none */
+	}
+	if (good)
+		return host_hold(pool, &slabs, why, why_size);
+	snprintf(why, why_size, "the stored pool has %u slabs where %u are needed, or "
+		 "another size than the %llu bytes of each", n_fds, pool->n_slabs,
+		 (unsigned long long)(pool->n_pages * pool->page_bytes));
+	drop_slabs(&slabs);
+	return -ESTALE;
+}
+
+static int host_free_bytes(struct kvt_pool *pool, uint64_t *ret_bytes, char *why,
+			   size_t why_size)
+{
+	uint64_t bytes = kvt_memory_free_bytes();
+
+	if (!bytes) {
+		snprintf(why, why_size, "cannot tell how much memory is free: give pool_bytes in "
+			 "bytes, or n_pages");
+		return -ENODATA;
+	}
+	*ret_bytes = bytes / pool->n_slabs;
+	return 0;
+}
+
+static int host_export(struct kvt_pool *pool, struct kvt_pool_export *ret_export)
+{
+	const struct host_state *state = pool->state;
+
+	*ret_export = (struct kvt_pool_export){ .n_fds = state->n_slabs };
+	for (uint32_t i = 0; i < state->n_slabs; i++) {
+		ret_export->fds[i] = state->fds[i];
+		ret_export->slabs[i].device = -1;
+	}
+	return 0;
+}
+
+/* Only processes write host memory, so after their exit no writer is left. */
+static bool host_quiesce(struct kvt_pool *pool, const struct kvt_pool_writer *writer,
+			 uint64_t now_ns, uint64_t *ret_again_ns)
+{
+	(void)pool;
+	(void)writer;
+	(void)now_ns;
+	(void)ret_again_ns;
+	return true;
+}
+
+static void host_destroy(struct kvt_pool *pool)
+{
+	struct host_state *state = pool->state;
+
+	if (!state)
+		return;
+	drop_slabs(state);
+	free(state);
+	pool->state = NULL;
+}
+
+const struct kvt_pool_backend_ops kvt_pool_host_ops = {
+	.name = "host",
+	.backend = KVT_POOL_HOST,
+	.free_bytes = host_free_bytes,
+	.create = host_create,
+	.adopt = host_adopt,
+	.export = host_export,
+	.quiesce = host_quiesce,
+	.destroy = host_destroy,
+};

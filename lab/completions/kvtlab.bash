@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+# bash completion for kvtlab
+_kvtlab() {
+	local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} words=""
+	case $previous in
+	--socket | --log | --served | --write-trace | --daemon)
+		mapfile -t COMPREPLY < <(compgen -f -- "$word")
+		return ;;
+	--policy) words="lru slru lfu fifo filo mru priority" ;;
+	--format) words="mooncake agent jsonl generate" ;;
+	esac
+	if [ -n "$words" ]; then
+		mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
+		return
+	fi
+	if [ "$COMP_CWORD" = 1 ]; then
+		words="script replay verify chaos bench help --help --version"
+	else
+		case ${COMP_WORDS[1]} in
+		script) words="--socket --daemon --help" ;;
+		replay) words="--format --workers --socket --start-daemon --daemon --pages --page-size
+			--page-bytes --policy --disabled --log --requests --users --context --sessions
+			--seed --namespaces --chunk --concurrency --time-scale --lockstep --force-miss
+			--kill --coalesce --bursts --prefill-rate --served --write-trace --no-verify
+			--no-private --json --quiet --progress --help" ;;
+		verify) words="--json --help" ;;
+		chaos) words="--seconds --seed --workers --pages --keep --help" ;;
+		bench) words="attn ttft restart --help" ;;
+		esac
+	fi
+	mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
+	[[ $COMP_CWORD = 1 || $word == -* ]] ||
+		mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -f -- "$word")
+}
+complete -F _kvtlab kvtlab

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/**
+ * @file main.c
+ * kvtlab, the developers' program: drives daemons by scripts and traces, checks their logs,
+ * kills them under load, measures them.
+ */
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kvtrunk.h"
+#include "lab/chaos/chaos.h"
+#include "lab/replay/replay.h"
+#include "lab/script/script.h"
+#include "lab/verify.h"
+#include "tools/program.h"
+#include "tools/util.h"
+
+/* Execute kvtbench. It is a separate program: it measures the library without protocol steps, and
+ * parts of it need more libraries than kvtlab. */
+static int bench(int argc, char **argv)
+{
+	static const char *const apart[] = { "attn", "ttft", "restart" };
+	char name[32] = "kvtbench";
+	int rc;
+
+	for (size_t i = 0; i < sizeof(apart) / sizeof(apart[0]); i++) {
+		if (argc < 2 || strcmp(argv[1], apart[i]) != 0)
+			continue;
+		snprintf(name, sizeof(name), "kvtbench-%s", apart[i]);
+		argv++;
+		break;
+	}
+	argv[0] = name;
+	signal(SIGPIPE, SIG_DFL);
+	rc = kvt_program_exec(name, argv);
+	fprintf(stderr, "kvtlab: cannot run %s: %s; make bench and the like build it\n", name,
+		strerror(-rc));
+	return KVT_EXIT_USAGE;
+}
+
+static const struct command {
+	const char *name;
+	const char *help;
+	int (*run)(int argc, char **argv); /* argv[0] is the command */
+} commands[] = {
+	{ "script", "drive a daemon, one operation a line", kvt_script_main },
+	{ "replay", "send a trace through worker processes", kvt_replay_main },
+	{ "verify", "compare a daemon's operation log with the model", kvt_verify_main },
+	{ "chaos", "kill and stop workers and the daemon under load", kvt_chaos_main },
+	{ "bench", "measure: kvtbench; bench attn, ttft, restart the others", bench },
+};
+
+#define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
+
+static int usage(FILE *to)
+{
+	fprintf(to, "usage: kvtlab COMMAND [...]\n\n");
+	for (size_t i = 0; i < N_COMMANDS; i++)
+		fprintf(to, "  %-8s %s\n", commands[i].name, commands[i].help);
+	fprintf(to, "\nkvtlab COMMAND --help says more. --version prints the version.\n");
+	return to == stdout ? KVT_EXIT_OK : KVT_EXIT_USAGE;
+}
+
+int main(int argc, char **argv)
+{
+	signal(SIGPIPE, SIG_IGN);
+	if (argc < 2)
+		return usage(stderr);
+	if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "help") == 0)
+		return usage(stdout);
+	if (strcmp(argv[1], "--version") == 0) {
+		printf("kvtlab %s\n", kvt_version());
+		return KVT_EXIT_OK;
+	}
+	for (size_t i = 0; i < N_COMMANDS; i++) {
+		int status;
+
+		if (strcmp(argv[1], commands[i].name) != 0)
+			continue;
+		status = commands[i].run(argc - 1, argv + 1);
+		if (fflush(stdout) && status == KVT_EXIT_OK)
+			status = KVT_EXIT_PROBLEM;
+		return status;
+	}
+	fprintf(stderr, "kvtlab: no command '%s'; kvtlab --help lists them\n", argv[1]);
+	return KVT_EXIT_USAGE;
+}

@@ -1,0 +1,484 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Follows the structural events of a record.
+ *
+ * Where runs lie and when they merge is the core's choice. NEW, GROW, SPLIT and MERGE are followed,
+ * after a check that they are allowed there. TRIM is predicted: victim, order and pages must be
+ * those that the policy names.
+ *
+ * Inputs: the record's events, the running operation. Invariant: the model's tree equals the core's
+ * after each event. Callers: ops.c, lease.c, session.c. */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lab/oracle/model.h"
+
+static int need_node(struct kvt_oracle *o, const char *what, uint32_t id,
+		     struct model_node **ret_node)
+{
+	*ret_node = model_node(o, id);
+	if (!*ret_node)
+		return oracle_fail(o, "%s event names node %u, which is not in use", what, id);
+	return 0;
+}
+
+static int follow_root(struct kvt_oracle *o, const struct kvt_event *event)
+{
+	struct model_run *run = &o->run;
+	struct model_node *node;
+	uint32_t ns = event->other;
+
+	if (ns != run->record->sqe.namespace_id &&
+	    !(run->record->sqe.op == KVT_OP_COMMIT || run->record->sqe.op == KVT_OP_END))
+		return oracle_fail(o, "ROOT for namespace %u, the operation is in %u", ns,
+				   run->record->sqe.namespace_id);
+	if (ns >= o->config.max_namespaces + 1 || !o->namespaces[ns].used ||
+	    o->namespaces[ns].root)
+		return oracle_fail(o, "ROOT for namespace %u, which cannot get one", ns);
+	if (run->target == 0)
+		return oracle_fail(o, "ROOT without anything to store");
+	TRY(model_node_take(o, event->node, &node));
+	node->root = true;
+	node->namespace_id = ns;
+	node->own = o->stamp;
+	o->namespaces[ns].root = node->id;
+	run->cursor = node->id;
+	return 0;
+}
+
+static int take_keys(struct kvt_oracle *o, struct model_node *node, uint32_t n)
+{
+	struct model_run *run = &o->run;
+	uint32_t ps = o->config.page_size;
+	uint32_t from = run->reached - run->base;
+
+	if (n == 0 || n > run->target || run->reached > run->target - n)
+		return oracle_fail(o, "%u new pages behind page %u, but the path shall have %u", n,
+				   run->reached, run->target);
+	if (!model_node_reserve(node, node->n + n, ps))
+		return oracle_fail(o, "the oracle is out of memory");
+	memcpy(node->keys + (size_t)node->n * ps, run->keys + (size_t)from * ps,
+	       (size_t)n * ps * sizeof(*node->keys));
+	node->n += n;
+	run->reached += n;
+	return 0;
+}
+
+static int follow_new(struct kvt_oracle *o, const struct kvt_event *event)
+{
+	struct model_run *run = &o->run;
+	struct model_node *parent, *node;
+	uint32_t ps = o->config.page_size;
+
+	TRY(need_node(o, "NEW", event->other, &parent));
+	TRY(oracle_expect(o, "parent of the new node", run->cursor, event->other));
+	TRY(oracle_expect(o, "page behind which the new node goes", model_end(parent),
+			  run->reached));
+	TRY(model_node_take(o, event->node, &node));
+	node->parent = parent->id;
+	node->namespace_id = parent->namespace_id;
+	node->start = model_end(parent);
+	node->priority = run->priority;
+	node->expiry_ns = run->expiry_ns;
+	node->created = node->touched = run->tick;
+	node->own = o->stamp;
+	TRY(take_keys(o, node, event->n));
+	for (uint32_t i = 0; i < parent->n_children; i++) {
+		if (memcmp(o->nodes[parent->children[i]]->keys, node->keys,
+			   ps * sizeof(*node->keys)) == 0)
+			return oracle_fail(o, "NEW node %u repeats the first page of its sibling "
+					   "%u", node->id, parent->children[i]);
+	}
+	if (!model_child_add(parent, node->id))
+		return oracle_fail(o, "the oracle is out of memory");
+	run->cursor = node->id;
+	return 0;
+}
+
+static int follow_grow(struct kvt_oracle *o, const struct kvt_event *event)
+{
+	struct model_run *run = &o->run;
+	struct model_node *node;
+
+	TRY(need_node(o, "GROW", event->node, &node));
+	TRY(oracle_expect(o, "node that may grow", run->grow_node, event->node));
+	TRY(oracle_expect(o, "end of the path that grows", run->cursor, event->node));
+	if (node->locks != 1 || node->n_children || node->root)
+		return oracle_fail(o, "GROW of node %u with %u locks and %u children", node->id,
+				   node->locks, node->n_children);
+	return take_keys(o, node, event->n);
+}
+
+/* Split `lower` after `n` pages. The upper part becomes a new node; the lower part keeps its id. */
+static int split(struct kvt_oracle *o, struct model_node *lower, uint32_t upper_id, uint32_t n)
+{
+	struct model_node *parent = model_node(o, lower->parent), *upper;
+	uint32_t ps = o->config.page_size;
+
+	TRY(model_node_take(o, upper_id, &upper));
+	if (!model_node_reserve(upper, n, ps) || !model_child_add(upper, lower->id))
+		return oracle_fail(o, "the oracle is out of memory");
+	upper->parent = lower->parent;
+	upper->namespace_id = lower->namespace_id;
+	upper->start = lower->start;
+	upper->n = n;
+	upper->sealed = lower->sealed < n ? lower->sealed : n;
+	upper->locks = lower->locks;
+	upper->hits = lower->hits;
+	upper->priority = lower->priority;
+	upper->touched = lower->touched;
+	upper->created = lower->created;
+	upper->expiry_ns = lower->expiry_ns;
+	upper->own = lower->own;
+	upper->detached = lower->detached;
+	memcpy(upper->keys, lower->keys, (size_t)n * ps * sizeof(*upper->keys));
+	memcpy(upper->pages, lower->pages, n * sizeof(*upper->pages));
+	for (uint32_t i = 0; i < upper->sealed; i++)
+		o->pages[upper->pages[i]].node = upper->id;
+	model_child_remove(parent, lower->id);
+	model_child_add(parent, upper->id);
+	lower->parent = upper->id;
+	lower->start += n;
+	lower->n -= n;
+	lower->sealed -= upper->sealed;
+	memmove(lower->keys, lower->keys + (size_t)n * ps,
+		(size_t)lower->n * ps * sizeof(*lower->keys));
+	memmove(lower->pages, lower->pages + n, lower->n * sizeof(*lower->pages));
+	return 0;
+}
+
+static int follow_split(struct kvt_oracle *o, const struct kvt_event *event)
+{
+	struct model_run *run = &o->run;
+	struct model_node *lower;
+
+	TRY(need_node(o, "SPLIT", event->node, &lower));
+	if (lower->root || lower->detached || event->n == 0 || event->n >= lower->n)
+		return oracle_fail(o, "SPLIT of node %u with %u pages at %u", lower->id, lower->n,
+				   event->n);
+	TRY(oracle_expect(o, "node to split", run->cursor, lower->id));
+	TRY(oracle_expect(o, "page at which to split", run->split_at, lower->start + event->n));
+	TRY(split(o, lower, event->other, event->n));
+	o->counters.split_nodes++;
+	lower->own = 0; /* below the split is off the operation's path */
+	run->cursor = event->other;
+	run->split_at = UINT32_MAX;
+	return 0;
+}
+
+static bool same_class(const struct kvt_oracle *o, const struct model_node *upper,
+		       const struct model_node *lower)
+{
+	uint32_t threshold = o->config.slru_threshold;
+	bool touched = upper->locks > 0 || upper->touched == lower->touched;
+
+	switch (o->config.policy) {
+	case KVT_POLICY_SLRU:
+		return touched && (upper->hits == lower->hits ||
+				   (upper->hits >= threshold && lower->hits >= threshold));
+	case KVT_POLICY_LFU:
+		return touched && upper->hits == lower->hits;
+	case KVT_POLICY_FIFO:
+	case KVT_POLICY_FILO:
+		return upper->created == lower->created;
+	default:
+		return touched;
+	}
+}
+
+static int follow_merge(struct kvt_oracle *o, const struct kvt_event *event)
+{
+	struct model_node *lower, *upper, *parent;
+	uint32_t ps = o->config.page_size;
+
+	TRY(need_node(o, "MERGE", event->node, &lower));
+	TRY(need_node(o, "MERGE", event->other, &upper));
+	if (lower->parent != upper->id || upper->n_children != 1 || upper->root || lower->root)
+		return oracle_fail(o, "MERGE of node %u into %u, which is not its only child",
+				   upper->id, lower->id);
+	if (upper->locks != lower->locks || upper->sealed != upper->n ||
+	    upper->priority != lower->priority || upper->expiry_ns != lower->expiry_ns ||
+	    !same_class(o, upper, lower))
+		return oracle_fail(o, "MERGE of node %u into %u, which differ", upper->id,
+				   lower->id);
+	parent = model_node(o, upper->parent);
+	if (!model_node_reserve(lower, upper->n + lower->n, ps))
+		return oracle_fail(o, "the oracle is out of memory");
+	memmove(lower->keys + (size_t)upper->n * ps, lower->keys,
+		(size_t)lower->n * ps * sizeof(*lower->keys));
+	memcpy(lower->keys, upper->keys, (size_t)upper->n * ps * sizeof(*lower->keys));
+	memmove(lower->pages + upper->n, lower->pages, lower->n * sizeof(*lower->pages));
+	memcpy(lower->pages, upper->pages, upper->n * sizeof(*lower->pages));
+	for (uint32_t i = 0; i < upper->n; i++)
+		o->pages[upper->pages[i]].node = lower->id;
+	lower->n += upper->n;
+	lower->sealed += upper->n;
+	lower->start = upper->start;
+	lower->created = upper->created;
+	lower->hits = upper->hits > lower->hits ? upper->hits : lower->hits;
+	lower->parent = upper->parent;
+	lower->top = upper->top;
+	if (parent && !upper->top) {
+		model_child_remove(parent, upper->id);
+		model_child_add(parent, lower->id);
+	}
+	model_node_drop(o, upper);
+	o->counters.merged_nodes++;
+	return 0;
+}
+
+/* Compute the pair of numbers by which the policy orders victims, smallest first. */
+static void policy_key(const struct kvt_oracle *o, const struct model_node *node, uint64_t *ret_1,
+		       uint64_t *ret_2)
+{
+	*ret_1 = 0;
+	*ret_2 = node->touched;
+	switch (o->config.policy) {
+	case KVT_POLICY_SLRU:
+		*ret_1 = node->hits >= o->config.slru_threshold;
+		break;
+	case KVT_POLICY_LFU:
+		*ret_1 = node->hits;
+		break;
+	case KVT_POLICY_FIFO:
+		*ret_2 = node->created;
+		break;
+	case KVT_POLICY_FILO:
+		*ret_2 = UINT64_MAX - node->created;
+		break;
+	case KVT_POLICY_MRU:
+		*ret_2 = UINT64_MAX - node->touched;
+		break;
+	case KVT_POLICY_PRIORITY:
+		*ret_1 = (uint64_t)((int64_t)node->priority - INT32_MIN);
+		break;
+	default:
+		break;
+	}
+}
+
+/* Find the next victim: an unlocked detached leaf if there is one, else the policy's choice. 0:
+ * nothing can be evicted. */
+static uint32_t victim(const struct kvt_oracle *o, bool *ret_any_detached)
+{
+	uint64_t best_1 = UINT64_MAX, best_2 = UINT64_MAX;
+	uint32_t best = 0;
+
+	*ret_any_detached = false;
+	for (uint32_t i = 0; i < o->n_live; i++) {
+		const struct model_node *node = o->nodes[o->live[i]];
+		uint64_t key_1, key_2;
+
+		if (node->root || node->locks || node->n_children || node->own == o->stamp)
+			continue;
+		if (node->detached) {
+			*ret_any_detached = true;
+			continue;
+		}
+		policy_key(o, node, &key_1, &key_2);
+		if (!best || key_1 < best_1 || (key_1 == best_1 && key_2 < best_2)) {
+			best = node->id;
+			best_1 = key_1;
+			best_2 = key_2;
+		}
+	}
+	return best;
+}
+
+/* Check the amount: exactly the missing pages, or a whole node where nodes are missing. */
+static int trim_amount(struct kvt_oracle *o, const struct model_node *node, uint32_t n)
+{
+	struct model_run *run = &o->run;
+	uint64_t missing = run->need_pages > o->in_state[KVT_PAGE_FREE] ?
+				   run->need_pages - o->in_state[KVT_PAGE_FREE] : 0;
+	uint64_t want = missing < node->sealed ? missing : node->sealed;
+
+	if (n == node->sealed && o->n_free_ids < run->most_nodes)
+		return 0;
+	if (run->record->kind == KVT_REC_RECLAIM)
+		return n >= 1 && n <= node->sealed ? 0 : oracle_fail(o, "RECLAIM of %u pages", n);
+	if (missing == 0)
+		return oracle_fail(o, "TRIM of %u pages from node %u: neither pages nor nodes are "
+				   "missing (%llu free, %llu needed)", n, node->id,
+				   (unsigned long long)o->in_state[KVT_PAGE_FREE],
+				   (unsigned long long)run->need_pages);
+	return oracle_expect(o, "pages trimmed from the victim", want, n);
+}
+
+static int follow_trim(struct kvt_oracle *o, const struct kvt_event *event)
+{
+	struct model_run *run = &o->run;
+	struct model_node *node;
+	bool any_detached;
+	uint32_t best;
+
+	TRY(need_node(o, "TRIM", event->node, &node));
+	if (node->root || node->locks || node->n_children || node->own == o->stamp)
+		return oracle_fail(o, "TRIM of node %u: root %d, %u locks, %u children, own %d",
+				   node->id, node->root, node->locks, node->n_children,
+				   node->own == o->stamp);
+	best = victim(o, &any_detached);
+	if (run->record->kind == KVT_REC_RECLAIM && !node->detached)
+		return oracle_fail(o, "RECLAIM of node %u, which is not detached", node->id);
+	if (!node->detached) {
+		if (any_detached)
+			return oracle_fail(o, "victim %u, though detached pages are left",
+					   node->id);
+		TRY(oracle_expect(o, "victim", best, node->id));
+	}
+	TRY(trim_amount(o, node, event->n));
+	for (uint32_t i = 0; i < event->n; i++) {
+		uint32_t page = node->pages[--node->sealed];
+
+		if (run->out >= run->record->n_out)
+			return oracle_fail(o, "TRIM names more pages than the record lists");
+		TRY(oracle_expect(o, "evicted page", page, run->record->out[run->out++]));
+		model_page_set(o, page, KVT_PAGE_FREE, 0, 0);
+	}
+	node->n = node->sealed;
+	node->generation++;
+	run->evicted += event->n;
+	o->counters.evicted_pages += event->n;
+	return 0;
+}
+
+static int follow_cut(struct kvt_oracle *o, const struct kvt_event *event)
+{
+	struct model_node *node;
+
+	TRY(need_node(o, "CUT", event->node, &node));
+	if (node->locks || node->n_children)
+		return oracle_fail(o, "CUT of node %u with %u locks and %u children", node->id,
+				   node->locks, node->n_children);
+	TRY(oracle_expect(o, "unsealed pages that are cut", node->n - node->sealed, event->n));
+	node->n = node->sealed;
+	return 0;
+}
+
+static int follow_free(struct kvt_oracle *o, const struct kvt_event *event)
+{
+	struct model_node *node, *parent;
+	uint32_t ns;
+
+	TRY(need_node(o, "FREE", event->node, &node));
+	if (node->n || node->locks || node->n_children || node->own == o->stamp)
+		return oracle_fail(o, "FREE of node %u with %u pages, %u locks, %u children",
+				   node->id, node->n, node->locks, node->n_children);
+	ns = node->namespace_id;
+	parent = node->top ? NULL : model_node(o, node->parent);
+	if (parent)
+		model_child_remove(parent, node->id);
+	if (node->root && o->namespaces[ns].root == node->id)
+		o->namespaces[ns].root = 0;
+	model_node_drop(o, node);
+	model_namespace_settle(o, ns);
+	return 0;
+}
+
+static void mark_detached(struct kvt_oracle *o, struct model_node *node)
+{
+	node->detached = true;
+	for (uint32_t i = 0; i < node->n_children; i++)
+		mark_detached(o, o->nodes[node->children[i]]);
+}
+
+/* Detach a node. Leases below it still hold the pages above it in their page tables, so the way up
+ * stays until their last lock is released. */
+void model_detach(struct kvt_oracle *o, struct model_node *node)
+{
+	struct model_node *parent;
+
+	parent = model_node(o, node->parent);
+	if (parent)
+		model_child_remove(parent, node->id);
+	if (node->root)
+		o->namespaces[node->namespace_id].root = 0;
+	if (node->locks == 0)
+		node->parent = 0;
+	node->top = true;
+	mark_detached(o, node);
+}
+
+static int follow_detach(struct kvt_oracle *o, const struct kvt_event *event)
+{
+	struct model_node *node;
+
+	TRY(need_node(o, "DETACH", event->node, &node));
+	if (node->detached)
+		return oracle_fail(o, "DETACH of node %u, which is detached already", node->id);
+	model_detach(o, node);
+	return 0;
+}
+
+/* Follow a raised generation: readers may have seen the node in an undone effect (ABA). */
+static int follow_raise(struct kvt_oracle *o, const struct kvt_event *event)
+{
+	struct model_node *node = model_node(o, event->node);
+	uint32_t *generation;
+
+	if (event->node == 0 || event->node >= o->config.max_nodes)
+		return oracle_fail(o, "no such node: %u", event->node);
+	generation = node ? &node->generation : &o->generations[event->node];
+	if (event->other <= *generation)
+		return oracle_fail(o, "the generation of node %u goes from %u to %u", event->node,
+				   *generation, event->other);
+	*generation = event->other;
+	return 0;
+}
+
+static int follow(struct kvt_oracle *o, const struct kvt_event *event)
+{
+	switch (event->kind) {
+	case KVT_EV_ROOT:
+		return follow_root(o, event);
+	case KVT_EV_NEW:
+		return follow_new(o, event);
+	case KVT_EV_GROW:
+		return follow_grow(o, event);
+	case KVT_EV_SPLIT:
+		return follow_split(o, event);
+	case KVT_EV_MERGE:
+		return follow_merge(o, event);
+	case KVT_EV_TRIM:
+		return follow_trim(o, event);
+	case KVT_EV_CUT:
+		return follow_cut(o, event);
+	case KVT_EV_FREE:
+		return follow_free(o, event);
+	case KVT_EV_DETACH:
+		return follow_detach(o, event);
+	case KVT_EV_RAISE:
+		return follow_raise(o, event);
+	default:
+		return oracle_fail(o, "unknown event kind %u", event->kind);
+	}
+}
+
+int events_follow(struct kvt_oracle *o, uint32_t mask)
+{
+	struct model_run *run = &o->run;
+
+	while (run->event < run->record->n_events) {
+		const struct kvt_event *event = &run->record->events[run->event];
+
+		if (event->kind >= KVT_EV_KINDS || !(mask & EVENT_BIT(event->kind)))
+			break;
+		run->event++;
+		TRY(follow(o, event));
+	}
+	return 0;
+}
+
+int events_done(struct kvt_oracle *o)
+{
+	const struct kvt_record *record = o->run.record;
+
+	if (o->run.event < record->n_events)
+		return oracle_fail(o, "event %u of %u (kind %u, node %u) has no cause",
+				   o->run.event, record->n_events,
+				   record->events[o->run.event].kind,
+				   record->events[o->run.event].node);
+	return oracle_expect(o, "pages that left the cache", o->run.out, record->n_out);
+}

@@ -1,0 +1,511 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The lease operations BEGIN, COMMIT, EXTEND and END: holding a path and releasing it.
+ *
+ * Inputs: the running operation of a record. Invariant: every path from a lease's node to the root
+ * (or a detached top) is locked once per lease. Callers: ops.c, session.c (CLOSE). */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lab/oracle/model.h"
+
+#define BUILD_EVENTS                                                                              \
+	(EVENT_BIT(KVT_EV_ROOT) | EVENT_BIT(KVT_EV_NEW) | EVENT_BIT(KVT_EV_GROW) |               \
+	 EVENT_BIT(KVT_EV_SPLIT) | EVENT_BIT(KVT_EV_TRIM) | EVENT_BIT(KVT_EV_FREE))
+
+/* Find the lease that an entry names. It may be ending: then the deferred operation is the END that
+ * waited. */
+int lease_find(struct kvt_oracle *o, bool effect, struct model_lease **ret_lease)
+{
+	const struct kvt_record *record = o->run.record;
+	const struct kvt_sqe *sqe = &record->sqe;
+	uint32_t want = sqe->op == KVT_OP_UNLOCK ? MODEL_LEASE_MATCH : MODEL_LEASE_BEGIN;
+	struct model_lease *lease;
+
+	if (sqe->node == 0 || sqe->node > o->config.n_leases)
+		return run_refuse(o, -ESTALE, KVT_REASON_LEASE_STALE, 0);
+	lease = &o->leases[sqe->node];
+	if ((lease->kind != MODEL_LEASE_MATCH && lease->kind != MODEL_LEASE_BEGIN) ||
+	    lease->generation != sqe->generation || (lease->ending && !effect))
+		return run_refuse(o, -ESTALE, KVT_REASON_LEASE_STALE, 0);
+	if (lease->session != record->session)
+		return run_refuse(o, -EPERM, KVT_REASON_LEASE_FOREIGN, 0);
+	if (lease->kind != want)
+		return run_refuse(o, -EINVAL, KVT_REASON_LEASE_KIND, 0);
+	*ret_lease = lease;
+	return 0;
+}
+
+/* Create a lease and lock the path to `node`. Records are recycled first in, first out, and each
+ * end raises the generation, so both are predicted. */
+int lease_make(struct kvt_oracle *o, uint32_t kind, uint32_t node, struct model_lease **ret)
+{
+	const struct kvt_record *record = o->run.record;
+	uint32_t index = o->free_leases[o->free_lease];
+	struct model_lease *lease = &o->leases[index];
+
+	if (record->cqe.result != 0)
+		return oracle_fail(o, "expected success, the record says %d (reason %u, number %u)",
+				   record->cqe.result, record->cqe.reason,
+				   record->cqe.refused.number);
+	o->free_lease = (o->free_lease + 1) % o->config.n_leases;
+	o->n_free_leases--;
+	lease->kind = kind;
+	lease->session = record->session;
+	lease->namespace_id = record->sqe.namespace_id;
+	lease->node = node;
+	lease->counted = lease->force_miss = lease->ending = lease->late = false;
+	lease->epoch = o->epoch;
+	lease->order = ++o->lease_order;
+	lease->known = lease->computed = lease->done = 0;
+	lease->n_table = lease->n_kept = 0;
+	o->sessions[record->session].n_leases++;
+	o->run.want.lease = index;
+	o->run.want.lease_generation = lease->generation;
+	model_lock(o, node, 0);
+	*ret = lease;
+	return 0;
+}
+
+void lease_drop(struct kvt_oracle *o, uint32_t index)
+{
+	struct model_lease *lease = &o->leases[index];
+
+	o->sessions[lease->session].n_leases--;
+	lease->kind = MODEL_LEASE_FREE;
+	lease->generation++;
+	lease->node = 0;
+	o->free_leases[(o->free_lease + o->n_free_leases++) % o->config.n_leases] = index;
+	lease->n_table = 0;
+}
+
+static uint32_t lease_index(const struct kvt_oracle *o, const struct model_lease *lease)
+{
+	return (uint32_t)(lease - o->leases);
+}
+
+/* Append a new private page to the lease's table. */
+static int table_add(struct kvt_oracle *o, struct model_lease *lease, uint32_t page)
+{
+	lease->table = oracle_room(lease->table, &lease->table_room, lease->n_table + 1ull,
+				   sizeof(*lease->table));
+	if (!lease->table)
+		return oracle_fail(o, "the oracle is out of memory");
+	lease->table[lease->n_table++] = page;
+	return 0;
+}
+
+static int table_add_fresh(struct kvt_oracle *o, struct model_lease *lease, uint32_t n)
+{
+	uint32_t page;
+
+	for (uint32_t i = 0; i < n; i++) {
+		TRY(run_fresh_page(o, o->run.n_want, &page));
+		TRY(run_want(o, 0));
+		model_page_set(o, page, KVT_PAGE_PRIVATE, o->run.record->session,
+			       lease_index(o, lease));
+		TRY(table_add(o, lease, page));
+	}
+	return 0;
+}
+
+/* Unlock the lease's path, which touches it. Nodes that lose their last lock also lose their
+ * unsealed tail. */
+int lease_unlock(struct kvt_oracle *o, struct model_lease *lease)
+{
+	uint32_t node = lease->node;
+
+	model_unlock(o, node);
+	lease->node = 0;
+	o->stamp++; /* its path is no longer the operation's own */
+	return events_follow(o, EVENT_BIT(KVT_EV_CUT) | EVENT_BIT(KVT_EV_FREE));
+}
+
+uint32_t lease_free_pages(struct kvt_oracle *o, uint32_t index)
+{
+	uint32_t freed = 0;
+
+	for (uint32_t page = 1; page < o->config.n_pages; page++) {
+		if (o->pages[page].state == KVT_PAGE_PRIVATE && o->pages[page].lease == index) {
+			model_page_set(o, page, KVT_PAGE_FREE, 0, 0);
+			freed++;
+		}
+	}
+	return freed;
+}
+
+/* ---- BEGIN ---- */
+
+struct begin {
+	uint32_t table; /* pages */
+	uint32_t whole; /* pages of keys */
+	uint32_t reuse; /* pages */
+	struct model_walk walk;
+};
+
+static int begin_refused(struct kvt_oracle *o, struct begin *b)
+{
+	const struct kvt_sqe *sqe = &o->run.record->sqe;
+	uint64_t total = (uint64_t)sqe->n_keys + sqe->arg;
+	uint32_t ps = o->config.page_size;
+
+	if (total > 1ull << 31)
+		return run_refuse(o, -EINVAL, KVT_REASON_BAD_RANGE, 0);
+	b->table = (uint32_t)((total + ps - 1) / ps);
+	return b->table > o->config.n_pages - 1 ? 0 : run_need_lease(o);
+}
+
+/* Walk the keys: how many pages are cached, and how many of those are reused. */
+static void begin_walk(struct kvt_oracle *o, struct begin *b)
+{
+	const struct kvt_record *record = o->run.record;
+	const struct kvt_sqe *sqe = &record->sqe;
+	uint32_t ps = o->config.page_size;
+
+	b->whole = o->config.disabled ? 0 : sqe->n_keys / ps;
+	model_walk(o, model_root(o, sqe->namespace_id), 0, record->keys, b->whole, &b->walk);
+	b->reuse = sqe->flags & KVT_F_FORCE_MISS ? 0 : b->walk.matched;
+	if (b->reuse > 0 && b->reuse * ps == sqe->n_keys && !(sqe->flags & KVT_F_FULL))
+		b->reuse--;
+}
+
+/* Count the pages that BEGIN could get: free and evictable, without those it would lock. */
+static uint64_t begin_available(const struct kvt_oracle *o, const struct begin *b)
+{
+	return model_available(o) - model_unlocked_on_path(o, b->walk.node, b->walk.pages);
+}
+
+static int begin_room(struct kvt_oracle *o, struct begin *b)
+{
+	struct model_run *run = &o->run;
+	const struct model_node *last = model_node(o, b->walk.node);
+	uint32_t fresh = b->table - b->reuse;
+	bool split = last && b->walk.pages > 0 && model_end(last) > b->walk.pages;
+	uint64_t available = begin_available(o, b);
+	/* One in reserve: an eviction for pages may leave its last victim's node in use. */
+	uint64_t most = (uint64_t)b->whole - b->walk.pages + split +
+			(b->whole > b->walk.pages);
+
+	TRY(run_need_quota(o, fresh, model_unlocked_on_path(o, b->walk.node, b->walk.pages)));
+	TRY(run_need_list(o, b->table));
+	if (fresh > available)
+		return run_no_room(o, fresh, available);
+	if (b->whole > 0 && !model_root(o, run->record->sqe.namespace_id))
+		most++;
+	if (b->whole > 0)
+		model_own(o, b->walk.node);
+	run->cursor = b->walk.node;
+	run->reached = b->walk.pages;
+	run->target = b->whole;
+	run->split_at = split ? b->walk.pages : UINT32_MAX;
+	run->need_pages = fresh;
+	run->keys = run->record->keys;
+	run->base = 0;
+	return run_need_nodes(o, most);
+}
+
+static void keep_tail(struct kvt_oracle *o, struct model_lease *lease, const uint32_t *keys,
+		      uint32_t n)
+{
+	uint32_t ps = o->config.page_size;
+
+	memcpy(lease->tail, keys + (n - n % ps), n % ps * sizeof(*keys));
+}
+
+int lease_begin(struct kvt_oracle *o)
+{
+	struct model_run *run = &o->run;
+	const struct kvt_sqe *sqe = &run->record->sqe;
+	uint32_t ps = o->config.page_size;
+	struct begin b = { 0 };
+	struct model_lease *lease;
+
+	TRY(begin_refused(o, &b));
+	begin_walk(o, &b);
+	if (b.table > o->config.n_pages - 1)
+		return run_no_room(o, b.table, begin_available(o, &b));
+	if ((sqe->flags & (KVT_F_WAIT | KVT_F_NO_WAIT)) && b.table <= sqe->list_capacity)
+		TRY(wait_begin(o, &b.walk));
+	TRY(begin_room(o, &b));
+	TRY(events_follow(o, BUILD_EVENTS));
+	if (b.whole > 0)
+		TRY(run_check_path(o));
+	else
+		run->cursor = 0;
+	TRY(lease_make(o, MODEL_LEASE_BEGIN, run->cursor, &lease));
+	model_touch(o, run->cursor);
+	lease->force_miss = sqe->flags & KVT_F_FORCE_MISS;
+	lease->known = sqe->n_keys;
+	lease->done = b.reuse;
+	lease->computed = b.reuse * ps;
+	if (sqe->n_keys % ps)
+		keep_tail(o, lease, run->record->keys, sqe->n_keys);
+	TRY(run_want_path(o, run->cursor, b.reuse));
+	for (uint32_t i = 0; i < b.reuse; i++)
+		TRY(table_add(o, lease, run->want_list[i]));
+	TRY(table_add_fresh(o, lease, b.table - b.reuse));
+	run->want.begin = (struct kvt_answer_begin){
+		.matched = sqe->flags & KVT_F_FORCE_MISS ? 0 : b.walk.matched * ps,
+		.reusable = b.reuse * ps,
+		.announced = (b.walk.pages - b.walk.matched) * ps,
+		.evicted = run->evicted,
+	};
+	if (run->want.begin.matched) {
+		const struct model_node *m = model_covering(o, run->cursor, b.walk.matched - 1);
+
+		run_want_handle(o, m->id, run->want.begin.matched);
+	}
+	o->counters.input_positions += sqe->n_keys;
+	o->counters.hit_positions += run->want.begin.reusable;
+	return 0;
+}
+
+/* ---- COMMIT ---- */
+
+/* True if other sessions can find the lease's path. */
+static int path_is_attached(struct kvt_oracle *o, const struct model_lease *lease)
+{
+	if (lease->epoch != o->epoch)
+		return run_refuse(o, -ESTALE, KVT_REASON_EPOCH, lease->computed);
+	if (lease->node && o->nodes[lease->node]->detached)
+		return run_refuse(o, -ESTALE, KVT_REASON_DETACHED, lease->computed);
+	return 0;
+}
+
+/* Return how many of the given keys have a place in the page table. */
+static uint32_t keys_taken(const struct kvt_oracle *o, const struct model_lease *lease)
+{
+	uint64_t room = (uint64_t)lease->n_table * o->config.page_size - lease->known;
+	uint32_t n = o->run.record->sqe.n_keys;
+
+	return n < room ? n : (uint32_t)room;
+}
+
+static int commit_refused(struct kvt_oracle *o, const struct model_lease *lease, bool list)
+{
+	uint32_t computed = o->run.record->sqe.arg;
+
+	if (computed > (uint64_t)lease->n_table * o->config.page_size)
+		return run_refuse(o, -EINVAL, KVT_REASON_BEYOND_TABLE, lease->computed);
+	if (computed > (uint64_t)lease->known + keys_taken(o, lease))
+		return run_refuse(o, -EINVAL, KVT_REASON_BEYOND_KEYS, lease->computed);
+	TRY(path_is_attached(o, lease));
+	return list ? run_need_list(o, lease->n_table) : 0;
+}
+
+/* Collect the known keys from the last whole page on, followed by the generated ones. */
+static int commit_keys(struct kvt_oracle *o, const struct model_lease *lease, uint32_t n)
+{
+	uint32_t tail = lease->known % o->config.page_size;
+	uint32_t *keys = oracle_room(o->scratch, &o->scratch_room, (uint64_t)tail + n + 1,
+				     sizeof(*keys));
+
+	if (!keys)
+		return oracle_fail(o, "the oracle is out of memory");
+	o->scratch = keys;
+	memcpy(keys, lease->tail, tail * sizeof(*keys));
+	if (n)
+		memcpy(keys + tail, o->run.record->keys, n * sizeof(*keys));
+	return 0;
+}
+
+/* Announce the whole pages among the generated keys, which continue the lease's path. */
+static int commit_announce(struct kvt_oracle *o, struct model_lease *lease)
+{
+	struct model_run *run = &o->run;
+	uint32_t ps = o->config.page_size, n_keys = keys_taken(o, lease);
+	uint32_t from = lease->known / ps, to = (lease->known + n_keys) / ps;
+	uint32_t tail = lease->known % ps, old = lease->node;
+	const struct model_node *last;
+	struct model_walk walk;
+	uint64_t most;
+
+	TRY(commit_keys(o, lease, n_keys));
+	if (to == from || o->config.disabled) {
+		run->cursor = lease->node;
+	} else {
+		uint32_t at = lease->node ? lease->node : model_root(o, lease->namespace_id);
+
+		model_walk(o, at, from, o->scratch, to - from, &walk);
+		last = model_node(o, walk.node);
+		run->cursor = walk.node;
+		run->reached = walk.pages;
+		run->target = to;
+		run->keys = o->scratch;
+		run->base = from;
+		run->grow_node = walk.node == old && walk.pages == from ? old : 0;
+		most = to - walk.pages + (at == 0);
+		if (last && walk.pages > from && model_end(last) > walk.pages) {
+			run->split_at = walk.pages;
+			most++;
+		}
+		model_own(o, walk.node);
+		TRY(run_need_nodes(o, most));
+		TRY(events_follow(o, BUILD_EVENTS));
+		TRY(run_check_path(o));
+		model_lock(o, run->cursor, old);
+		lease->node = run->cursor;
+	}
+	keep_tail(o, lease, o->scratch, tail + n_keys);
+	lease->known += n_keys;
+	return 0;
+}
+
+/* Replace the lease's page `i` by `twin`, which another lease sealed first. */
+static void displace(struct kvt_oracle *o, struct model_lease *lease, uint32_t i, uint32_t twin)
+{
+	uint32_t page = lease->table[i];
+
+	lease->table[i] = twin;
+	o->run.duplicates++;
+	o->counters.duplicate_pages++;
+	if (o->run.record->sqe.flags & KVT_F_KEEP) {
+		o->pages[page].kept = true;
+		lease->n_kept++;
+	} else {
+		model_page_set(o, page, KVT_PAGE_FREE, 0, 0);
+	}
+}
+
+static int commit_seal(struct kvt_oracle *o, struct model_lease *lease, uint32_t computed)
+{
+	uint32_t ps = o->config.page_size;
+	uint32_t i;
+
+	for (i = lease->done; (uint64_t)(i + 1) * ps <= computed; i++) {
+		struct model_node *node = model_covering(o, lease->node, i);
+		uint32_t at = i - node->start;
+
+		if (at < node->sealed) {
+			displace(o, lease, i, node->pages[at]);
+			continue;
+		}
+		if (at != node->sealed)
+			return oracle_fail(o, "page %u of the path is not next to be sealed", i);
+		node->pages[node->sealed++] = lease->table[i];
+		model_page_cache(o, lease->table[i], node->id);
+		o->run.sealed++;
+	}
+	for (; !lease->force_miss && (uint64_t)(i + 1) * ps < lease->known; i++) {
+		uint32_t twin = model_page_at(o, lease->node, i);
+
+		if (!twin)
+			break;
+		displace(o, lease, i, twin);
+	}
+	lease->done = i;
+	return 0;
+}
+
+/* Count a sequence's hit once: at its first COMMIT without CHUNKED, at the latest at its END. The
+ * CHUNKED flag of END applies to its COMMIT only. */
+void lease_count_hit(struct kvt_oracle *o, struct model_lease *lease)
+{
+	if (lease->counted || lease->kind != MODEL_LEASE_BEGIN)
+		return;
+	lease->counted = true;
+	model_count_hit(o, lease->node);
+}
+
+/* Do COMMIT, or the COMMIT of END with F_COMMIT. `list`: the answer has the page table. */
+static int commit(struct kvt_oracle *o, struct model_lease *lease, bool list, uint32_t *ret_next)
+{
+	uint32_t computed = o->run.record->sqe.arg, next = computed;
+
+	if (computed < lease->computed) {
+		if (list)
+			TRY(run_need_list(o, lease->n_table));
+		*ret_next = lease->computed;
+		return 0;
+	}
+	TRY(commit_refused(o, lease, list));
+	TRY(commit_announce(o, lease));
+	if (!o->config.disabled) {
+		TRY(commit_seal(o, lease, computed));
+		if ((uint64_t)lease->done * o->config.page_size > next)
+			next = lease->done * o->config.page_size;
+	}
+	lease->computed = next;
+	o->run.advanced = next - computed;
+	o->counters.advanced_positions += next - computed;
+	if (!(o->run.record->sqe.flags & KVT_F_CHUNKED))
+		lease_count_hit(o, lease);
+	model_touch(o, lease->node);
+	*ret_next = next;
+	return 0;
+}
+
+int lease_commit(struct kvt_oracle *o)
+{
+	struct model_run *run = &o->run;
+	struct model_lease *lease;
+	uint32_t next;
+
+	TRY(lease_find(o, true, &lease));
+	TRY(commit(o, lease, true, &next));
+	for (uint32_t i = 0; i < lease->n_table; i++)
+		TRY(run_want(o, lease->table[i]));
+	run->want.lease = run->record->sqe.node;
+	run->want.lease_generation = run->record->sqe.generation;
+	run->want.positions = lease->known;
+	run->want.commit = (struct kvt_answer_commit){
+		.next = next,
+		.advanced = run->advanced,
+		.sealed = run->sealed,
+		.duplicates = run->duplicates,
+	};
+	return 0;
+}
+
+int lease_extend(struct kvt_oracle *o)
+{
+	struct model_run *run = &o->run;
+	uint32_t n = run->record->sqe.arg;
+	uint64_t available = model_available(o);
+	struct model_lease *lease;
+
+	TRY(lease_find(o, true, &lease));
+	TRY(run_need_quota(o, n, 0));
+	TRY(run_need_list(o, n));
+	if (n > available)
+		return run_no_room(o, n, available);
+	run->need_pages = n;
+	TRY(events_follow(o, EVENT_BIT(KVT_EV_TRIM) | EVENT_BIT(KVT_EV_FREE)));
+	TRY(table_add_fresh(o, lease, n));
+	model_touch(o, lease->node);
+	run->want.lease = run->record->sqe.node;
+	run->want.lease_generation = run->record->sqe.generation;
+	run->want.extend.evicted = run->evicted;
+	return 0;
+}
+
+/* END and UNLOCK. */
+int lease_end(struct kvt_oracle *o)
+{
+	struct model_run *run = &o->run;
+	const struct kvt_sqe *sqe = &run->record->sqe;
+	struct model_lease *lease;
+	uint32_t next;
+	int result = 0;
+
+	TRY(lease_find(o, true, &lease));
+	if (sqe->flags & KVT_F_COMMIT)
+		result = commit(o, lease, false, &next);
+	if (result == 0 && lease->kind == MODEL_LEASE_BEGIN)
+		result = path_is_attached(o, lease);
+	if (result < 0)
+		return result;
+	if (result == MODEL_REFUSED && run->want.result == -ESTALE)
+		run->want.flags |= KVT_CQE_DETACHED;
+	run->want.result = 0; /* END always succeeds; `reason` has the trouble */
+	lease_count_hit(o, lease);
+	TRY(lease_unlock(o, lease));
+	run->want.end = (struct kvt_answer_end){
+		.sealed = run->sealed,
+		.freed = lease_free_pages(o, sqe->node),
+	};
+	lease_drop(o, sqe->node);
+	return 0;
+}

@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Nodes, pages and walks of the oracle's model, and how a mismatch is reported.
+ *
+ * Inputs: the model of model.h. Invariant: children are found by linear search and page counters by
+ * recounting, so nothing here can be stale. Callers: every other file of the oracle; nothing here
+ * calls them. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lab/oracle/model.h"
+
+int oracle_fail(struct kvt_oracle *o, const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(o->why, o->why_bytes, format, args);
+	va_end(args);
+	return -EBADMSG;
+}
+
+int oracle_expect(struct kvt_oracle *o, const char *what, uint64_t want, uint64_t got)
+{
+	if (want == got)
+		return 0;
+	return oracle_fail(o, "%s: expected %llu, the record says %llu", what,
+			   (unsigned long long)want, (unsigned long long)got);
+}
+
+void *oracle_room(void *array, uint32_t *room, uint64_t want, size_t bytes)
+{
+	uint64_t more = *room ? *room : 8;
+	void *grown;
+
+	if (want <= *room)
+		return array;
+	while (more < want)
+		more *= 2;
+	grown = realloc(array, more * bytes);
+	if (grown)
+		*room = (uint32_t)more;
+	return grown;
+}
+
+struct model_node *model_node(const struct kvt_oracle *o, uint32_t id)
+{
+	return id && id < o->config.max_nodes ? o->nodes[id] : NULL;
+}
+
+uint32_t model_end(const struct model_node *node)
+{
+	return node->start + node->n;
+}
+
+uint32_t model_root(const struct kvt_oracle *o, uint32_t namespace_id)
+{
+	return o->namespaces[namespace_id].root;
+}
+
+/* Record 0 is never used. */
+uint32_t model_usable_nodes(const struct kvt_oracle *o)
+{
+	return o->config.max_nodes - 1;
+}
+
+/* Take a node. Ids are recycled first in, first out, so the next one is predicted. */
+int model_node_take(struct kvt_oracle *o, uint32_t id, struct model_node **ret_node)
+{
+	struct model_node *node;
+
+	if (o->n_free_ids == 0)
+		return oracle_fail(o, "node %u was made, but all %u nodes are in use", id,
+				   model_usable_nodes(o));
+	TRY(oracle_expect(o, "id of the new node", o->free_ids[o->free_head], id));
+	node = calloc(1, sizeof(*node));
+	if (!node)
+		return oracle_fail(o, "the oracle is out of memory");
+	o->free_head = (o->free_head + 1) % o->config.max_nodes;
+	o->n_free_ids--;
+	node->id = id;
+	node->generation = o->generations[id];
+	node->expiry_ns = UINT64_MAX;
+	node->live_at = o->n_live;
+	o->live[o->n_live++] = id;
+	o->nodes[id] = node;
+	*ret_node = node;
+	return 0;
+}
+
+void model_node_drop(struct kvt_oracle *o, struct model_node *node)
+{
+	uint32_t id = node->id;
+	uint32_t last = o->live[--o->n_live];
+
+	o->live[node->live_at] = last;
+	o->nodes[last]->live_at = node->live_at;
+	o->nodes[id] = NULL;
+	o->generations[id] = node->generation + 1;
+	o->free_ids[(o->free_head + o->n_free_ids++) % o->config.max_nodes] = id;
+	free(node->keys);
+	free(node->pages);
+	free(node->children);
+	free(node);
+}
+
+bool model_node_reserve(struct model_node *node, uint32_t n, uint32_t page_size)
+{
+	uint32_t *keys, *pages;
+
+	if (n <= node->room)
+		return true;
+	keys = realloc(node->keys, (size_t)n * page_size * sizeof(*keys));
+	if (keys)
+		node->keys = keys;
+	pages = realloc(node->pages, (size_t)n * sizeof(*pages));
+	if (pages)
+		node->pages = pages;
+	if (!keys || !pages)
+		return false;
+	node->room = n;
+	return true;
+}
+
+bool model_child_add(struct model_node *parent, uint32_t child)
+{
+	uint32_t *children = oracle_room(parent->children, &parent->children_room,
+					 parent->n_children + 1ull, sizeof(*children));
+
+	if (!children)
+		return false;
+	parent->children = children;
+	children[parent->n_children++] = child;
+	return true;
+}
+
+void model_child_remove(struct model_node *parent, uint32_t child)
+{
+	for (uint32_t i = 0; i < parent->n_children; i++) {
+		if (parent->children[i] == child) {
+			parent->children[i] = parent->children[--parent->n_children];
+			return;
+		}
+	}
+}
+
+void model_page_set(struct kvt_oracle *o, uint32_t page, uint32_t state, uint32_t session,
+		    uint32_t lease)
+{
+	struct model_page *p = &o->pages[page];
+
+	if (p->state == KVT_PAGE_PRIVATE)
+		o->sessions[p->session].n_private--;
+	if (p->state == KVT_PAGE_QUARANTINE)
+		o->sessions[p->session].n_quarantined--;
+	o->in_state[p->state]--;
+	*p = (struct model_page){ .state = state, .session = session, .lease = lease };
+	o->in_state[state]++;
+	if (state == KVT_PAGE_PRIVATE)
+		o->sessions[session].n_private++;
+	if (state == KVT_PAGE_QUARANTINE)
+		o->sessions[session].n_quarantined++;
+}
+
+void model_page_cache(struct kvt_oracle *o, uint32_t page, uint32_t node)
+{
+	model_page_set(o, page, KVT_PAGE_CACHED, 0, 0);
+	o->pages[page].node = node;
+	o->counters.inserted_pages++;
+}
+
+static uint32_t model_child_find(const struct kvt_oracle *o, const struct model_node *parent,
+				 const uint32_t *keys)
+{
+	size_t bytes = o->config.page_size * sizeof(*keys);
+
+	for (uint32_t i = 0; i < parent->n_children; i++) {
+		const struct model_node *child = o->nodes[parent->children[i]];
+
+		if (child->keys[0] == keys[0] && memcmp(child->keys, keys, bytes) == 0)
+			return child->id;
+	}
+	return 0;
+}
+
+void model_walk(const struct kvt_oracle *o, uint32_t from, uint32_t from_pages,
+		const uint32_t *keys, uint32_t n_pages, struct model_walk *ret_walk)
+{
+	uint32_t ps = o->config.page_size;
+	size_t bytes = ps * sizeof(*keys);
+	struct model_walk walk = { .node = from, .pages = from_pages, .matched = from_pages };
+	const struct model_node *node = model_node(o, from);
+	bool sealed = true;
+	uint32_t i = 0;
+
+	if (from_pages > 0)
+		walk.matched_node = from;
+	while (node && i < n_pages) {
+		uint32_t at = walk.pages - node->start;
+
+		if (at == node->n) {
+			node = model_node(o, model_child_find(o, node, keys + (size_t)i * ps));
+			continue;
+		}
+		if (memcmp(node->keys + (size_t)at * ps, keys + (size_t)i * ps, bytes) != 0)
+			break;
+		sealed = sealed && at < node->sealed;
+		walk.pages++;
+		walk.node = node->id;
+		if (sealed) {
+			walk.matched++;
+			walk.matched_node = node->id;
+		}
+		i++;
+	}
+	*ret_walk = walk;
+}
+
+int model_path(struct kvt_oracle *o, uint32_t node)
+{
+	uint32_t n = 0;
+
+	for (uint32_t id = node; id; id = o->nodes[id]->parent)
+		n++;
+	o->path = oracle_room(o->path, &o->path_room, n + 1ull, sizeof(*o->path));
+	if (!o->path)
+		return oracle_fail(o, "the oracle is out of memory");
+	o->n_path = n;
+	for (uint32_t id = node; id; id = o->nodes[id]->parent)
+		o->path[--n] = id;
+	return 0;
+}
+
+struct model_node *model_covering(const struct kvt_oracle *o, uint32_t node, uint32_t page)
+{
+	struct model_node *n = model_node(o, node);
+
+	while (n && page < n->start)
+		n = model_node(o, n->parent);
+	return n;
+}
+
+uint32_t model_page_at(const struct kvt_oracle *o, uint32_t node, uint32_t page)
+{
+	const struct model_node *n = model_covering(o, node, page);
+
+	return n && page - n->start < n->sealed ? n->pages[page - n->start] : 0;
+}
+
+void model_touch(struct kvt_oracle *o, uint32_t node)
+{
+	o->clock++;
+	for (; node; node = o->nodes[node]->parent)
+		o->nodes[node]->touched = o->clock;
+}
+
+/* Lock the path to `node`, up to but without `stop`. */
+void model_lock(struct kvt_oracle *o, uint32_t node, uint32_t stop)
+{
+	for (; node && node != stop; node = o->nodes[node]->parent)
+		o->nodes[node]->locks++;
+}
+
+void model_unlock(struct kvt_oracle *o, uint32_t node)
+{
+	uint32_t up;
+
+	model_touch(o, node);
+	for (; node; node = up) {
+		struct model_node *n = o->nodes[node];
+
+		up = n->parent;
+		if (--n->locks == 0 && n->top)
+			n->parent = 0;
+	}
+}
+
+void model_count_hit(struct kvt_oracle *o, uint32_t node)
+{
+	for (; node; node = o->nodes[node]->parent)
+		o->nodes[node]->hits++;
+}
+
+void model_own(struct kvt_oracle *o, uint32_t node)
+{
+	for (; node; node = o->nodes[node]->parent)
+		o->nodes[node]->own = o->stamp;
+}
+
+uint64_t model_evictable(const struct kvt_oracle *o)
+{
+	uint64_t pages = 0;
+
+	for (uint32_t i = 0; i < o->n_live; i++) {
+		const struct model_node *node = o->nodes[o->live[i]];
+
+		if (node->locks == 0)
+			pages += node->sealed;
+	}
+	return pages;
+}
+
+uint32_t model_unlocked_on_path(const struct kvt_oracle *o, uint32_t node, uint32_t pages)
+{
+	uint32_t sum = 0;
+
+	for (; node; node = o->nodes[node]->parent) {
+		const struct model_node *n = o->nodes[node];
+		uint32_t covered = pages > n->start ? pages - n->start : 0;
+
+		if (n->locks == 0)
+			sum += covered < n->sealed ? covered : n->sealed;
+	}
+	return sum;
+}
+
+/* Free a namespace record once no session has it open and the tree has no keys of it. */
+void model_namespace_settle(struct kvt_oracle *o, uint32_t namespace_id)
+{
+	struct model_namespace *ns = &o->namespaces[namespace_id];
+	bool named = ns->opened > 0;
+
+	for (uint32_t i = 0; i < o->n_live && !named; i++)
+		named = o->nodes[o->live[i]]->namespace_id == namespace_id;
+	ns->used = named;
+}

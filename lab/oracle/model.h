@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_LAB_ORACLE_MODEL_H
+#define KVT_LAB_ORACLE_MODEL_H
+
+/**
+ * @file model.h
+ * Inside of the oracle: the model's objects and the steps on them.
+ *
+ * The model is meant to be read and believed. A node owns its keys and pages as plain arrays,
+ * children are a list that is searched from the front, victims are found by looking at every node,
+ * and page counters are recounted from the nodes after each record. Only three sums are kept as
+ * they change (pages by state, locks of a node, private pages of a session), and
+ * kvt_oracle_check() recounts those, too.
+ *
+ * Steps return 0, or -EBADMSG after oracle_fail() has written down what was expected.
+ */
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "lab/oracle/oracle.h"
+
+struct model_node {
+	uint32_t id;
+	uint32_t parent; /* 0: a root, or the unlocked top of a detached subtree */
+	uint32_t namespace_id;
+	uint32_t generation;
+	bool root;
+	bool detached; /* this node or an ancestor was detached */
+	bool top;      /* this node was: `parent` only leads its locks up */
+	uint32_t start; /* pages above the node */
+	uint32_t n;
+	uint32_t sealed;
+	uint32_t locks;
+	uint32_t hits;
+	int32_t priority;
+	uint64_t touched;
+	uint64_t created;
+	uint64_t expiry_ns;
+	uint64_t own; /* == oracle.stamp: on the path of the operation that runs */
+	uint32_t live_at; /* place in oracle.live */
+	uint32_t *keys;  /* n * page_size */
+	uint32_t *pages; /* n, the first `sealed` are meaningful */
+	uint32_t room;   /* pages that the two arrays have room for */
+	uint32_t *children;
+	uint32_t n_children;
+	uint32_t children_room;
+};
+
+struct model_page {
+	uint32_t state; /* enum kvt_page_state */
+	uint32_t session; /* PRIVATE, QUARANTINE */
+	uint32_t lease;   /* PRIVATE: index or 0 */
+	uint32_t node;    /* CACHED */
+	bool kept;        /* displaced under KEEP: the lease's, not in its table */
+};
+
+enum model_lease_kind {
+	MODEL_LEASE_FREE = 0,
+	MODEL_LEASE_MATCH, /* only a lock */
+	MODEL_LEASE_BEGIN, /* a sequence */
+};
+
+struct model_lease {
+	enum model_lease_kind kind;
+	uint32_t generation;
+	uint32_t session;
+	uint32_t namespace_id;
+	uint32_t node; /* deepest locked node or 0 */
+	bool counted, force_miss, ending, late;
+	uint64_t epoch;
+	uint64_t order; /* of creation, among all leases */
+	uint32_t known;    /* positions */
+	uint32_t computed; /* highest `next` */
+	uint32_t done;     /* leading table entries that are cached */
+	uint32_t *table;
+	uint32_t n_table;
+	uint32_t table_room;
+	uint32_t n_kept;
+	uint32_t tail[KVT_MAX_PAGE_SIZE]; /* the known % page_size last keys */
+};
+
+struct model_pending {
+	uint64_t seq; /* of its DEFER record */
+	uint32_t session;
+	uint32_t lease; /* 0: names none */
+	struct kvt_sqe sqe;
+	/* A BEGIN that waits for other leases' pages: */
+	bool waits;
+	uint64_t deadline_ns, begun_ns;
+	uint32_t matched;             /* pages, when it began to wait */
+	uint32_t awaited, generation; /* the lease; 0: its answer is due */
+	uint32_t goal;                /* its path's pages that this BEGIN needs */
+};
+
+struct model_session {
+	uint32_t state; /* enum kvt_session_state */
+	uint32_t signs;
+	bool closed; /* its CLOSE took effect */
+	bool privileged;
+	uint32_t uid;
+	uint32_t n_private;
+	uint32_t n_quarantined;
+	uint32_t n_leases;
+	uint8_t *opened; /* by namespace number */
+};
+
+struct model_namespace {
+	bool used;
+	uint64_t digest[2];
+	uint32_t root;
+	uint32_t opened;
+	uint32_t uid; /* creator */
+};
+
+/** The operation of the current record. */
+struct model_run {
+	const struct kvt_record *record;
+	uint32_t event; /* the next one to follow */
+	uint32_t out;   /* the next page of record.out */
+	struct kvt_cqe want;
+	uint32_t *want_list; /* 0 stands for any page that was FREE */
+	uint32_t n_want;
+	uint32_t want_room;
+	/* The path under construction: pages [0, reached) exist, `cursor` holds the last. */
+	uint32_t cursor;
+	uint32_t reached;
+	uint32_t target;      /* pages of the finished path */
+	const uint32_t *keys; /* of page `base` on */
+	uint32_t base;
+	uint32_t split_at;    /* the only allowed SPLIT; UINT32_MAX: none */
+	int32_t priority;     /* of new nodes */
+	uint64_t expiry_ns;
+	uint64_t tick;        /* the logical time of this operation */
+	uint32_t grow_node;   /* GROW may lengthen it; 0: none */
+	uint64_t need_pages;  /* free pages that the operation wants to see */
+	uint64_t most_nodes;  /* free nodes that it may require: runs can fragment */
+	uint32_t evicted;     /* evicted by TRIM */
+	uint32_t sealed, duplicates, advanced;
+	struct model_pending waiter; /* the waiting BEGIN that takes effect */
+};
+
+struct kvt_oracle {
+	struct kvt_oracle_config config;
+	uint64_t seq, clock, epoch, stamp, lease_order;
+	bool draining;
+	struct model_node **nodes; /* by id */
+	uint32_t *live;            /* ids in use, in no order */
+	uint32_t n_live;
+	uint32_t *free_ids; /* first in, first out; a ring of max_nodes */
+	uint32_t free_head, n_free_ids;
+	uint32_t *generations; /* by id */
+	struct model_page *pages;
+	uint64_t in_state[KVT_PAGE_SCRATCH + 1];
+	struct model_lease *leases;
+	uint32_t *free_leases; /* first in, first out; a ring of n_leases */
+	uint32_t free_lease, n_free_leases;
+	struct model_session *sessions;
+	struct model_namespace *namespaces;
+	struct model_pending *pending;
+	uint32_t n_pending, pending_room;
+	bool expired;      /* the record before was an EXPIRE */
+	uint32_t canceled; /* this session had a BEGIN canceled: its CLOSE must follow */
+	struct kvt_counters counters; /* the monotonic ones; the others are recounted */
+	struct model_run run;
+	uint32_t *scratch; /* keys of a COMMIT */
+	uint32_t scratch_room;
+	uint32_t *path; /* node ids, root first */
+	uint32_t n_path, path_room;
+	char *why;
+	size_t why_bytes;
+};
+
+#define TRY(step)                                                                                 \
+	do {                                                                                      \
+		int try_result = (step);                                                          \
+		if (try_result != 0)                                                              \
+			return try_result;                                                        \
+	} while (0)
+
+/** Returned by a step that refused the operation. Not a mismatch; the record is done. */
+#define MODEL_REFUSED 1
+
+int oracle_fail(struct kvt_oracle *o, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+int oracle_expect(struct kvt_oracle *o, const char *what, uint64_t want, uint64_t got);
+void *oracle_room(void *array, uint32_t *room, uint64_t want, size_t bytes);
+
+/* ---- model.c: nodes, pages, walks ---- */
+
+struct model_node *model_node(const struct kvt_oracle *o, uint32_t id); /* NULL if not in use */
+uint32_t model_end(const struct model_node *node);
+uint32_t model_root(const struct kvt_oracle *o, uint32_t namespace_id);
+uint32_t model_usable_nodes(const struct kvt_oracle *o);
+
+int model_node_take(struct kvt_oracle *o, uint32_t id, struct model_node **ret_node);
+void model_node_drop(struct kvt_oracle *o, struct model_node *node);
+bool model_node_reserve(struct model_node *node, uint32_t n, uint32_t page_size);
+bool model_child_add(struct model_node *parent, uint32_t child);
+void model_child_remove(struct model_node *parent, uint32_t child);
+
+void model_page_set(struct kvt_oracle *o, uint32_t page, uint32_t state, uint32_t session,
+		    uint32_t lease);
+void model_page_cache(struct kvt_oracle *o, uint32_t page, uint32_t node);
+
+struct model_walk {
+	uint32_t node;    /* deepest node that holds a walked page; the root, or 0, if none does */
+	uint32_t pages;   /* walked: equal keys, sealed or not; counted from the root */
+	uint32_t matched; /* of those, leading sealed ones */
+	uint32_t matched_node; /* deepest node that holds a matched page, 0 if none does */
+};
+/** Walk `n_pages` pages of keys down from page `from_pages`, which lies in, or at the end of,
+ * `from`. */
+void model_walk(const struct kvt_oracle *o, uint32_t from, uint32_t from_pages,
+		const uint32_t *keys, uint32_t n_pages, struct model_walk *ret_walk);
+/** Fill o->path with the nodes from the root (or detached top) to `node`. */
+int model_path(struct kvt_oracle *o, uint32_t node);
+/** Return the node that covers page `page`, given any node at or below it. */
+struct model_node *model_covering(const struct kvt_oracle *o, uint32_t node, uint32_t page);
+uint32_t model_page_at(const struct kvt_oracle *o, uint32_t node, uint32_t page);
+
+void model_touch(struct kvt_oracle *o, uint32_t node);
+/* RESET detaches all roots at once, without events. */
+void model_detach(struct kvt_oracle *o, struct model_node *node);
+void model_lock(struct kvt_oracle *o, uint32_t node, uint32_t stop);
+/** Unlock a path, which touches it. */
+void model_unlock(struct kvt_oracle *o, uint32_t node);
+void model_count_hit(struct kvt_oracle *o, uint32_t node);
+/** Mark a path as the operation's own: this operation may evict nothing on it. */
+void model_own(struct kvt_oracle *o, uint32_t node);
+uint64_t model_evictable(const struct kvt_oracle *o);
+/** Count the sealed pages in unlocked nodes on the first `pages` pages of the path to `node`. */
+uint32_t model_unlocked_on_path(const struct kvt_oracle *o, uint32_t node, uint32_t pages);
+void model_namespace_settle(struct kvt_oracle *o, uint32_t namespace_id);
+
+/* ---- events.c ---- */
+
+#define EVENT_BIT(kind) (1u << (kind))
+/** Follow events as long as their kinds are in `mask`. */
+int events_follow(struct kvt_oracle *o, uint32_t mask);
+/** Check that all events and out pages were followed. */
+int events_done(struct kvt_oracle *o);
+
+/* ---- ops.c, session.c ---- */
+
+int ops_apply(struct kvt_oracle *o);   /* OP */
+int admin_apply(struct kvt_oracle *o); /* ADMIN */
+int ops_defer(struct kvt_oracle *o);     /* DEFER */
+int session_apply(struct kvt_oracle *o); /* all other kinds */
+int session_close(struct kvt_oracle *o); /* the effect of CLOSE */
+
+/* ---- lease.c ---- */
+
+int lease_find(struct kvt_oracle *o, bool effect, struct model_lease **ret_lease);
+int lease_make(struct kvt_oracle *o, uint32_t kind, uint32_t node, struct model_lease **ret);
+void lease_drop(struct kvt_oracle *o, uint32_t index);
+int lease_begin(struct kvt_oracle *o);
+int lease_commit(struct kvt_oracle *o);
+int lease_extend(struct kvt_oracle *o);
+int lease_end(struct kvt_oracle *o);
+void lease_count_hit(struct kvt_oracle *o, struct model_lease *lease);
+/** Unlock a lease's path and cut unsealed tails. */
+int lease_unlock(struct kvt_oracle *o, struct model_lease *lease);
+/** Free all private pages of a lease. Returns their number. */
+uint32_t lease_free_pages(struct kvt_oracle *o, uint32_t index);
+
+/* ---- run.c ---- */
+
+int run_refuse(struct kvt_oracle *o, int result, uint32_t reason, uint64_t number);
+/* Refuse n pages when only `available` can be supplied. */
+int run_no_room(struct kvt_oracle *o, uint32_t n, uint64_t available);
+int run_need_list(struct kvt_oracle *o, uint64_t words);
+int run_want(struct kvt_oracle *o, uint32_t word);
+/** Announce that the operation may need up to `most_nodes` nodes. How a run fragments is the core's
+ * choice, so -ENOSPC for nodes is accepted if it is possible. */
+int run_need_nodes(struct kvt_oracle *o, uint64_t most_nodes);
+int run_need_lease(struct kvt_oracle *o);
+/* Check the session's quota. `locked`: pages of the path that were evictable until now. */
+int run_need_quota(struct kvt_oracle *o, uint64_t pages, uint64_t locked);
+/** Put pages [0, n) of the path to `node` into the wanted list. */
+int run_want_path(struct kvt_oracle *o, uint32_t node, uint32_t n);
+void run_want_handle(struct kvt_oracle *o, uint32_t node, uint64_t positions);
+uint64_t model_available(const struct kvt_oracle *o);
+/** Take the page at place `at` of the record's list. It must be free. */
+int run_fresh_page(struct kvt_oracle *o, uint32_t at, uint32_t *ret_page);
+/** Check that the path ends at exactly `target`. */
+int run_check_path(struct kvt_oracle *o);
+
+/* ---- wait.c ---- */
+
+/** Check that this record passes over no ready waiter. */
+int wait_check_order(struct kvt_oracle *o);
+/** Follow the DEFER of a BEGIN. */
+int wait_defer(struct kvt_oracle *o);
+/** Decide after a BEGIN's walk, under WAIT or NO_WAIT, if it must wait or may run. */
+int wait_begin(struct kvt_oracle *o, const struct model_walk *walk);
+/** Follow the second completion of a BEGIN with NO_WAIT. */
+int wait_notice(struct kvt_oracle *o);
+int wait_cancel(struct kvt_oracle *o);
+/** Count a finished wait. */
+void wait_end(struct kvt_oracle *o);
+
+/* ---- check.c ---- */
+int check_counters(struct kvt_oracle *o);
+int check_settled(struct kvt_oracle *o);
+
+#endif

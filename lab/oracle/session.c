@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Sessions from HELLO to their last freed page, and background work.
+ *
+ * Inputs: records of sessions, signs, namespaces, limits, reclaim. Invariant: a session's pages are
+ * PRIVATE, then QUARANTINE, then FREE. Caller: oracle.c. */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lab/oracle/model.h"
+
+#define SIGNS_OF_PEACE (KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET)
+
+static void drop_pending_of(struct kvt_oracle *o, uint32_t session)
+{
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < o->n_pending; i++)
+		if (o->pending[i].session != session)
+			o->pending[kept++] = o->pending[i];
+	o->n_pending = kept;
+}
+
+/* Close a session: end every lease without a COMMIT, newest first, and free every page. */
+int session_close(struct kvt_oracle *o)
+{
+	struct model_run *run = &o->run;
+	uint32_t session = run->record->session, freed = 0;
+
+	for (;;) {
+		struct model_lease *first = NULL;
+
+		for (uint32_t i = 1; i <= o->config.n_leases; i++) {
+			struct model_lease *lease = &o->leases[i];
+
+			if (lease->kind != MODEL_LEASE_FREE && lease->session == session &&
+			    (!first || lease->order > first->order))
+				first = lease;
+		}
+		if (!first)
+			break;
+		lease_count_hit(o, first);
+		model_unlock(o, first->node);
+		first->node = 0;
+		freed += lease_free_pages(o, (uint32_t)(first - o->leases));
+		lease_drop(o, (uint32_t)(first - o->leases));
+	}
+	TRY(events_follow(o, EVENT_BIT(KVT_EV_CUT) | EVENT_BIT(KVT_EV_FREE)));
+	for (uint32_t page = 1; page < o->config.n_pages; page++) {
+		if (o->pages[page].state == KVT_PAGE_PRIVATE && o->pages[page].session == session) {
+			model_page_set(o, page, KVT_PAGE_FREE, 0, 0);
+			freed++;
+		}
+	}
+	o->sessions[session].state = KVT_SESSION_CLOSING;
+	o->sessions[session].closed = true;
+	run->want.close.freed = freed;
+	return 0;
+}
+
+/* Check that a uid may have one more, given how many it has `used`. */
+static int need_share(struct kvt_oracle *o, const char *what, uint32_t uid, uint32_t used,
+		      uint32_t limit)
+{
+	if (!limit || used < limit)
+		return 0;
+	return oracle_fail(o, "uid %u got one more %s than its share of %u", uid, what, limit);
+}
+
+static int apply_session(struct kvt_oracle *o, uint32_t session)
+{
+	uint32_t uid = (uint32_t)(o->run.record->value >> 32), used = 0;
+	struct model_session *s;
+
+	for (uint32_t i = 1; i <= o->config.max_sessions; i++)
+		used += o->sessions[i].state != KVT_SESSION_FREE && o->sessions[i].uid == uid;
+	TRY(need_share(o, "session", uid, used, o->config.uid_sessions));
+
+	if (session == 0 || session > o->config.max_sessions ||
+	    o->sessions[session].state != KVT_SESSION_FREE)
+		return oracle_fail(o, "session %u was opened, but it is not free", session);
+	s = &o->sessions[session];
+	s->state = KVT_SESSION_OPEN;
+	s->signs = 0;
+	s->closed = false;
+	s->privileged = o->run.record->value & 1;
+	s->uid = uid;
+	return 0;
+}
+
+static int apply_sign(struct kvt_oracle *o, struct model_session *s, uint32_t session)
+{
+	uint64_t signs = o->run.record->value;
+
+	s->signs |= (uint32_t)signs;
+	/* QUIET alone does not prove an exit; 0 is a kill for a violation. */
+	if (signs && !(signs & (KVT_SIGN_HANGUP | KVT_SIGN_EXITED)))
+		return 0;
+	if (s->state != KVT_SESSION_OPEN && s->state != KVT_SESSION_CLOSING)
+		return 0;
+	s->state = KVT_SESSION_DYING;
+	drop_pending_of(o, session);
+	return 0;
+}
+
+static int apply_lease_lost(struct kvt_oracle *o, const struct model_session *s, uint32_t session)
+{
+	uint64_t index = o->run.record->value;
+	struct model_lease *lease;
+
+	if (s->state != KVT_SESSION_DYING)
+		return oracle_fail(o, "session %u lost a lease in state %u", session, s->state);
+	if (index == 0 || index > o->config.n_leases)
+		return oracle_fail(o, "lease %llu was lost", (unsigned long long)index);
+	lease = &o->leases[index];
+	if ((lease->kind != MODEL_LEASE_MATCH && lease->kind != MODEL_LEASE_BEGIN) ||
+	    lease->session != session)
+		return oracle_fail(o, "lease %llu of session %u was lost, it is of kind %u",
+				   (unsigned long long)index, session, lease->kind);
+	TRY(lease_unlock(o, lease));
+	for (uint32_t page = 1; page < o->config.n_pages; page++)
+		if (o->pages[page].state == KVT_PAGE_PRIVATE && o->pages[page].lease == index)
+			o->pages[page].lease = 0; /* the session's until it is in quarantine */
+	lease_drop(o, (uint32_t)index);
+	return 0;
+}
+
+/* Move a list of the dead session's pages from one state to another. */
+static int move_pages(struct kvt_oracle *o, uint32_t session, uint32_t from, uint32_t to)
+{
+	const struct kvt_record *record = o->run.record;
+
+	for (uint32_t i = 0; i < record->n_list; i++) {
+		uint32_t page = record->list[i];
+
+		if (page == 0 || page >= o->config.n_pages || o->pages[page].state != from ||
+		    o->pages[page].session != session)
+			return oracle_fail(o, "page %u of a dead session: state %u of session %u, "
+					   "expected state %u of session %u", page,
+					   page < o->config.n_pages ? o->pages[page].state : 0,
+					   page < o->config.n_pages ? o->pages[page].session : 0,
+					   from, session);
+		if (from == KVT_PAGE_PRIVATE && o->pages[page].lease)
+			return oracle_fail(o, "page %u goes before its lease %u lost its lock",
+					   page, o->pages[page].lease);
+		model_page_set(o, page, to, to == KVT_PAGE_FREE ? 0 : session, 0);
+	}
+	return 0;
+}
+
+static int apply_release(struct kvt_oracle *o, const struct model_session *s, uint32_t session)
+{
+	if ((s->signs & SIGNS_OF_PEACE) != SIGNS_OF_PEACE && !(s->signs & KVT_SIGN_FENCED))
+		return oracle_fail(o, "pages of session %u left quarantine with signs %x only",
+				   session, s->signs);
+	return move_pages(o, session, KVT_PAGE_QUARANTINE, KVT_PAGE_FREE);
+}
+
+static int apply_session_gone(struct kvt_oracle *o, struct model_session *s, uint32_t session)
+{
+	for (uint32_t page = 1; page < o->config.n_pages; page++)
+		if ((o->pages[page].state == KVT_PAGE_PRIVATE ||
+		     o->pages[page].state == KVT_PAGE_QUARANTINE) &&
+		    o->pages[page].session == session)
+			return oracle_fail(o, "session %u is gone, but page %u is still its own",
+					   session, page);
+	if (s->n_leases)
+		return oracle_fail(o, "session %u is gone with %u leases", session, s->n_leases);
+	if (s->state == KVT_SESSION_OPEN)
+		return oracle_fail(o, "session %u is gone without a sign", session);
+	for (uint32_t ns = 0; ns <= o->config.max_namespaces; ns++) {
+		if (!s->opened[ns])
+			continue;
+		s->opened[ns] = 0;
+		o->namespaces[ns].opened--;
+		model_namespace_settle(o, ns);
+	}
+	drop_pending_of(o, session);
+	s->state = KVT_SESSION_FREE;
+	return 0;
+}
+
+static int apply_namespace(struct kvt_oracle *o, struct model_session *s)
+{
+	const struct kvt_record *record = o->run.record;
+	uint64_t number = record->value, digest[2];
+	struct model_namespace *ns;
+	uint32_t used = 0;
+
+	if (number == 0 || number >= o->config.max_namespaces || record->n_keys != 4)
+		return oracle_fail(o, "namespace %llu was opened", (unsigned long long)number);
+	memcpy(digest, record->keys, sizeof(digest));
+	ns = &o->namespaces[number];
+	for (uint32_t i = 0; i <= o->config.max_namespaces; i++)
+		if (i != number && o->namespaces[i].used &&
+		    memcmp(o->namespaces[i].digest, digest, sizeof(digest)) == 0)
+			return oracle_fail(o, "one digest is namespace %u and %llu", i,
+					   (unsigned long long)number);
+	if (ns->used && memcmp(ns->digest, digest, sizeof(digest)) != 0)
+		return oracle_fail(o, "namespace %llu is in use by another digest",
+				   (unsigned long long)number);
+	for (uint32_t i = 0; i <= o->config.max_namespaces; i++)
+		used += o->namespaces[i].used && o->namespaces[i].uid == s->uid;
+	if (!ns->used) {
+		TRY(need_share(o, "namespace", s->uid, used, o->config.uid_namespaces));
+		ns->uid = s->uid;
+	}
+	ns->used = true;
+	memcpy(ns->digest, digest, sizeof(digest));
+	if (!s->opened[number]) {
+		s->opened[number] = 1;
+		ns->opened++;
+	}
+	return 0;
+}
+
+static int apply_expire(struct kvt_oracle *o)
+{
+	const struct kvt_record *record = o->run.record;
+	const struct model_node *node;
+
+	if (record->n_events == 0 || record->events[0].kind != KVT_EV_DETACH)
+		return oracle_fail(o, "EXPIRE without a DETACH");
+	node = model_node(o, record->events[0].node);
+	if (!node || node->detached || node->expiry_ns > record->now_ns)
+		return oracle_fail(o, "node %u expired, which is not due", record->events[0].node);
+	o->counters.expired_nodes++;
+	return events_follow(o, EVENT_BIT(KVT_EV_DETACH) | EVENT_BIT(KVT_EV_FREE));
+}
+
+static int apply_background(struct kvt_oracle *o)
+{
+	switch (o->run.record->kind) {
+	case KVT_REC_EXPIRE:
+		return apply_expire(o);
+	case KVT_REC_RECLAIM:
+		return events_follow(o, EVENT_BIT(KVT_EV_TRIM) | EVENT_BIT(KVT_EV_FREE));
+	case KVT_REC_COMPACT:
+		return events_follow(o, EVENT_BIT(KVT_EV_MERGE));
+	default:
+		return oracle_fail(o, "unknown record kind %u", o->run.record->kind);
+	}
+}
+
+int session_apply(struct kvt_oracle *o)
+{
+	const struct kvt_record *record = o->run.record;
+	uint32_t session = record->session;
+	struct model_session *s;
+
+	if (record->kind == KVT_REC_SESSION)
+		return apply_session(o, session);
+	if (record->kind == KVT_REC_DRAIN || record->kind == KVT_REC_ADOPT) {
+		o->draining = record->kind == KVT_REC_DRAIN && record->value;
+		if (record->kind == KVT_REC_ADOPT && record->value)
+			TRY(events_follow(o, EVENT_BIT(KVT_EV_RAISE)));
+		return events_done(o);
+	}
+	if (record->kind == KVT_REC_EXPIRE || record->kind == KVT_REC_RECLAIM ||
+	    record->kind == KVT_REC_COMPACT) {
+		TRY(apply_background(o));
+		return events_done(o);
+	}
+	if (session == 0 || session > o->config.max_sessions ||
+	    o->sessions[session].state == KVT_SESSION_FREE)
+		return oracle_fail(o, "no such session: %u", session);
+	s = &o->sessions[session];
+	switch (record->kind) {
+	case KVT_REC_NAMESPACE:
+		TRY(apply_namespace(o, s));
+		break;
+	case KVT_REC_SIGN:
+		TRY(apply_sign(o, s, session));
+		break;
+	case KVT_REC_LEASE_LOST:
+		TRY(apply_lease_lost(o, s, session));
+		break;
+	case KVT_REC_QUARANTINE:
+		TRY(move_pages(o, session, KVT_PAGE_PRIVATE, KVT_PAGE_QUARANTINE));
+		break;
+	case KVT_REC_RELEASE:
+		TRY(apply_release(o, s, session));
+		break;
+	case KVT_REC_SESSION_GONE:
+		TRY(apply_session_gone(o, s, session));
+		break;
+	default:
+		return oracle_fail(o, "unknown record kind %u", record->kind);
+	}
+	return events_done(o);
+}

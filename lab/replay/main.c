@@ -1,0 +1,661 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* kvtlab replay: options, the daemon, the parent's loop over its workers, the final audit.
+ *
+ * Inputs: the command line. Invariant: whatever fails, workers and a daemon of our own are ended
+ * before the return. Caller: lab/main.c. */
+
+#include "lab/replay/replay.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "shm/atomic.h"
+#include "tools/util.h"
+
+#define LOOK_EVERY_MS 25 /* samples of the pool, progress bar */
+#define DEFAULT_POSITIONS (1u << 20)
+#define OP_KEYS_DEFAULT (1u << 20)
+
+struct replay {
+	struct kvt_replay_options options;
+	struct kvt_trace *trace;
+	struct kvt_own_daemon daemon;
+	const char *socket_path;
+	struct kvt_client *observer;
+	struct kvt_replay_crew crew;
+	uint32_t n_killed;
+	int64_t drawn_ns;
+	struct kvt_replay_report report;
+};
+
+static volatile sig_atomic_t interrupted;
+
+static void on_interrupt(int signal_number)
+{
+	(void)signal_number;
+	interrupted = 1;
+}
+
+/* ---- options ---- */
+
+static const char usage_text[] =
+	"Usage: kvtlab replay --format FORMAT [FILE] [options]\n"
+	"Replays a request trace through worker processes that share one daemon.\n\n"
+	"  --format F          mooncake, agent, jsonl (plain or gzip FILE), or generate (no FILE)\n"
+	"  --workers N         worker processes (4)\n"
+	"  --socket PATH       use this daemon (KVTRUNK_SOCKET); default: start one of our own\n"
+	"  --start-daemon      start one of our own even if --socket or KVTRUNK_SOCKET is given\n"
+	"  --daemon PROGRAM    kvtrunkd to start (default: beside kvtlab)\n"
+	"  --pages N           pages of our own daemon, the scratch page included\n"
+	"                      (as many as hold 1 Mi positions)\n"
+	"  --page-size N       positions per page of our own daemon (64)\n"
+	"  --page-bytes N      bytes per page of our own daemon (8 a position)\n"
+	"  --policy P          lru, slru, lfu, fifo, filo, mru or priority (lru)\n"
+	"  --disabled          our own daemon caches nothing\n"
+	"  --log FILE          our own daemon writes its operation log, for kvtlab verify\n"
+	"  --requests N        stop after so many requests\n"
+	"  --users N           agent, generate: users active at once (16)\n"
+	"  --context N         leave out requests of more positions, answer included\n"
+	"  --sessions N        generate: how many sessions (64)\n"
+	"  --seed N            of generate and of all keys (0)\n"
+	"  --namespaces N      spread sessions over so many namespaces (1)\n"
+	"  --chunk N           positions computed between two COMMITs (512)\n"
+	"  --concurrency N     requests in flight in each worker (1)\n"
+	"  --time-scale X      keep to the trace's times, X times as fast; 0: no pauses (0)\n"
+	"  --lockstep          one request at a time, request i by worker i mod N\n"
+	"  --force-miss        reuse nothing, compute and publish everything\n"
+	"  --kill N            kill so many workers on the way\n"
+	"  --coalesce MS       a BEGIN waits so long for what other workers compute (0: not)\n"
+	"  --bursts N          agent, generate: each sub-agent starts N times at once (1)\n"
+	"  --prefill-rate N    positions a second that one device computes for all workers\n"
+	"                      together (0: as fast as patterns are written)\n"
+	"  --served FILE       write 'B index' and 'E index' lines in the daemon's order\n"
+	"  --write-trace FILE  write the trace (generate) in the agent format, and stop\n"
+	"  --no-verify         do not look at the pattern of reused pages\n"
+	"  --no-private        do not simulate private pools\n"
+	"  --json              one JSON object instead of the table\n"
+	"  --progress          show progress although stderr is no terminal: a line a second\n"
+	"  --quiet             show none\n";
+
+enum option_code {
+	OPT_FORMAT = 256, OPT_WORKERS, OPT_SOCKET, OPT_START, OPT_DAEMON, OPT_PAGES, OPT_PAGE_SIZE,
+	OPT_PAGE_BYTES, OPT_POLICY, OPT_DISABLED, OPT_LOG, OPT_REQUESTS, OPT_USERS, OPT_CONTEXT,
+	OPT_SESSIONS, OPT_SEED, OPT_NAMESPACES, OPT_CHUNK, OPT_CONCURRENCY, OPT_TIME_SCALE,
+	OPT_LOCKSTEP, OPT_FORCE_MISS, OPT_KILL, OPT_SERVED, OPT_WRITE, OPT_VERIFY, OPT_NO_VERIFY,
+	OPT_NO_PRIVATE, OPT_JSON, OPT_QUIET, OPT_HELP, OPT_COALESCE, OPT_BURSTS, OPT_PREFILL,
+	OPT_PROGRESS,
+};
+
+static const struct option long_options[] = {
+	{ "format", required_argument, NULL, OPT_FORMAT },
+	{ "workers", required_argument, NULL, OPT_WORKERS },
+	{ "socket", required_argument, NULL, OPT_SOCKET },
+	{ "start-daemon", no_argument, NULL, OPT_START },
+	{ "daemon", required_argument, NULL, OPT_DAEMON },
+	{ "pages", required_argument, NULL, OPT_PAGES },
+	{ "page-size", required_argument, NULL, OPT_PAGE_SIZE },
+	{ "page-bytes", required_argument, NULL, OPT_PAGE_BYTES },
+	{ "policy", required_argument, NULL, OPT_POLICY },
+	{ "disabled", no_argument, NULL, OPT_DISABLED },
+	{ "log", required_argument, NULL, OPT_LOG },
+	{ "requests", required_argument, NULL, OPT_REQUESTS },
+	{ "users", required_argument, NULL, OPT_USERS },
+	{ "context", required_argument, NULL, OPT_CONTEXT },
+	{ "sessions", required_argument, NULL, OPT_SESSIONS },
+	{ "seed", required_argument, NULL, OPT_SEED },
+	{ "namespaces", required_argument, NULL, OPT_NAMESPACES },
+	{ "chunk", required_argument, NULL, OPT_CHUNK },
+	{ "concurrency", required_argument, NULL, OPT_CONCURRENCY },
+	{ "time-scale", required_argument, NULL, OPT_TIME_SCALE },
+	{ "lockstep", no_argument, NULL, OPT_LOCKSTEP },
+	{ "force-miss", no_argument, NULL, OPT_FORCE_MISS },
+	{ "kill", required_argument, NULL, OPT_KILL },
+	{ "coalesce", required_argument, NULL, OPT_COALESCE },
+	{ "bursts", required_argument, NULL, OPT_BURSTS },
+	{ "prefill-rate", required_argument, NULL, OPT_PREFILL },
+	{ "served", required_argument, NULL, OPT_SERVED },
+	{ "write-trace", required_argument, NULL, OPT_WRITE },
+	{ "verify", no_argument, NULL, OPT_VERIFY },
+	{ "no-verify", no_argument, NULL, OPT_NO_VERIFY },
+	{ "no-private", no_argument, NULL, OPT_NO_PRIVATE },
+	{ "json", no_argument, NULL, OPT_JSON },
+	{ "progress", no_argument, NULL, OPT_PROGRESS },
+	{ "quiet", no_argument, NULL, OPT_QUIET },
+	{ "help", no_argument, NULL, OPT_HELP },
+	{ NULL, 0, NULL, 0 },
+};
+
+static __attribute__((noreturn, format(printf, 1, 2))) void usage_error(const char *format, ...)
+{
+	va_list arguments;
+
+	fprintf(stderr, "kvtlab replay: ");
+	va_start(arguments, format);
+	vfprintf(stderr, format, arguments);
+	va_end(arguments);
+	fprintf(stderr, "; kvtlab replay --help lists the options\n");
+	exit(KVT_EXIT_USAGE);
+}
+
+static uint64_t number_of(const char *name, const char *text, uint64_t least, uint64_t most)
+{
+	uint64_t value;
+
+	if (kvt_number_parse(text, strlen(text), most, &value) || value < least)
+		usage_error("--%s takes a number from %llu to %llu, not '%s'", name,
+			    (unsigned long long)least, (unsigned long long)most, text);
+	return value;
+}
+
+/* Store a numeric option after a check of its range. */
+static bool set_number(struct kvt_replay_options *options, int code, const char *text)
+{
+	const struct {
+		int code;
+		const char *name;
+		uint32_t *value;
+		uint64_t least, most;
+	} rows[] = {
+		{ OPT_WORKERS, "workers", &options->workers, 1, KVT_REPLAY_MAX_WORKERS },
+		{ OPT_PAGES, "pages", &options->n_pages, 2, 1u << 30 },
+		{ OPT_PAGE_SIZE, "page-size", &options->page_size, 1, KVT_MAX_PAGE_SIZE },
+		{ OPT_PAGE_BYTES, "page-bytes", &options->page_bytes, 8, 1u << 30 },
+		{ OPT_REQUESTS, "requests", &options->trace.requests, 0, UINT32_MAX },
+		{ OPT_USERS, "users", &options->trace.users, 1, 1u << 20 },
+		{ OPT_CONTEXT, "context", &options->trace.context, 0, UINT32_MAX },
+		{ OPT_SESSIONS, "sessions", &options->trace.sessions, 1, 1u << 20 },
+		{ OPT_NAMESPACES, "namespaces", &options->n_namespaces, 1, 4096 },
+		{ OPT_CHUNK, "chunk", &options->chunk, 1, 1u << 30 },
+		{ OPT_CONCURRENCY, "concurrency", &options->concurrency, 1,
+		  KVT_REPLAY_MAX_CONCURRENCY },
+		{ OPT_KILL, "kill", &options->kills, 0, KVT_REPLAY_MAX_WORKERS },
+		{ OPT_COALESCE, "coalesce", &options->coalesce_ms, 0, UINT32_MAX },
+		{ OPT_BURSTS, "bursts", &options->trace.bursts, 1, 64 },
+		{ OPT_PREFILL, "prefill-rate", &options->prefill_rate, 0, UINT32_MAX },
+	};
+
+	for (unsigned int i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+		if (rows[i].code == code) {
+			*rows[i].value = (uint32_t)number_of(rows[i].name, text, rows[i].least,
+							     rows[i].most);
+			return true;
+		}
+	}
+	return false;
+}
+
+static bool set_flag(struct kvt_replay_options *options, int code)
+{
+	switch (code) {
+	case OPT_START:
+		options->socket_path = NULL;
+		return true;
+	case OPT_DISABLED:
+		options->disabled = true;
+		return true;
+	case OPT_LOCKSTEP:
+		options->lockstep = true;
+		return true;
+	case OPT_FORCE_MISS:
+		options->force_miss = true;
+		return true;
+	case OPT_VERIFY:
+	case OPT_NO_VERIFY:
+		options->verify = code == OPT_VERIFY;
+		return true;
+	case OPT_NO_PRIVATE:
+		options->simulate = false;
+		return true;
+	case OPT_JSON:
+		options->json = true;
+		return true;
+	case OPT_PROGRESS:
+		options->progress = true;
+		return true;
+	case OPT_QUIET:
+		options->quiet = true;
+		return true;
+	default:
+		return false;
+	}
+}
+
+static void set_text(struct kvt_replay_options *options, int code, const char *text,
+		     const char **ret_write)
+{
+	char *end;
+
+	switch (code) {
+	case OPT_FORMAT:
+		if (kvt_trace_format_parse(text, &options->trace.format))
+			usage_error("--format takes mooncake, agent, jsonl or generate, not '%s'",
+				    text);
+		break;
+	case OPT_SOCKET:
+		options->socket_path = text;
+		break;
+	case OPT_DAEMON:
+		options->daemon = text;
+		break;
+	case OPT_POLICY:
+		options->policy = text;
+		break;
+	case OPT_LOG:
+		options->log_path = text;
+		break;
+	case OPT_SERVED:
+		options->served_path = text;
+		break;
+	case OPT_WRITE:
+		*ret_write = text;
+		break;
+	case OPT_SEED:
+		options->trace.seed = number_of("seed", text, 0, UINT64_MAX);
+		break;
+	case OPT_TIME_SCALE:
+		options->time_scale = strtod(text, &end);
+		if (*end || end == text || !(options->time_scale >= 0) ||
+		    options->time_scale > 1e9)
+			usage_error("--time-scale takes a factor that is not negative, not '%s'",
+				    text);
+		break;
+	case OPT_HELP:
+		fputs(usage_text, stdout);
+		exit(KVT_EXIT_OK);
+	default:
+		fputs("kvtlab replay --help lists the options\n", stderr);
+		exit(KVT_EXIT_USAGE);
+	}
+}
+
+static void check(struct kvt_replay_options *options, bool format_given)
+{
+	bool generate = options->trace.format == KVT_TRACE_GENERATE;
+
+	if (!format_given)
+		usage_error("--format is missing");
+	if (generate && options->trace.path)
+		usage_error("--format generate reads no file, but '%s' is given",
+			    options->trace.path);
+	if (!generate && !options->trace.path)
+		usage_error("this format needs a FILE");
+	if (options->trace.bursts > 1 && options->trace.format != KVT_TRACE_AGENT && !generate)
+		usage_error("--bursts is for traces with sub-agents: agent or generate");
+	if (options->page_size & (options->page_size - 1))
+		usage_error("--page-size must be a power of two, not %u", options->page_size);
+	if (options->page_bytes % 8)
+		usage_error("--page-bytes must be a multiple of 8, not %u", options->page_bytes);
+	if (options->kills >= options->workers)
+		usage_error("--kill %u would leave no worker of %u", options->kills,
+			    options->workers);
+	if (options->socket_path && (options->log_path || options->disabled))
+		usage_error("--log and --disabled are for a daemon of our own: add "
+			    "--start-daemon, or leave out --socket and KVTRUNK_SOCKET");
+	if (!options->n_pages)
+		options->n_pages = DEFAULT_POSITIONS / options->page_size + 1;
+	if (!options->page_bytes)
+		options->page_bytes = options->page_size * 8;
+}
+
+static void parse(int argc, char **argv, struct kvt_replay_options *options,
+		  const char **ret_write)
+{
+	bool format_given = false;
+	int c;
+
+	optind = 0;
+	while ((c = getopt_long(argc, argv, "", long_options, NULL)) >= 0) {
+		format_given |= c == OPT_FORMAT;
+		if (!set_number(options, c, optarg) && !set_flag(options, c))
+			set_text(options, c, optarg, ret_write);
+	}
+	if (optind < argc)
+		options->trace.path = argv[optind++];
+	if (optind < argc)
+		usage_error("one FILE at a time, not also '%s'", argv[optind]);
+	check(options, format_given);
+	if (*ret_write && options->trace.bursts > 1)
+		usage_error("--write-trace cannot write down --bursts");
+}
+
+/* ---- the daemon ---- */
+
+static int start_daemon(struct replay *replay)
+{
+	const struct kvt_replay_options *options = &replay->options;
+	char pages[32], size[32], bytes[32], policy[64], keys[32], log[4200], why[512] = "";
+	const char *flags[16] = { pages, size, bytes, policy, keys, "--max_private_pages=0",
+				  "--max_leases=0", "--log_level=error" };
+	uint64_t most = (uint64_t)replay->trace->max_input + replay->trace->max_output + 64;
+	unsigned int n = 8;
+	int rc;
+
+	snprintf(pages, sizeof(pages), "--n_pages=%u", options->n_pages);
+	snprintf(size, sizeof(size), "--page_size=%u", options->page_size);
+	snprintf(bytes, sizeof(bytes), "--page_bytes=%u", options->page_bytes);
+	snprintf(policy, sizeof(policy), "--policy=%s", options->policy);
+	snprintf(keys, sizeof(keys), "--max_op_keys=%llu", (unsigned long long)
+		 (most > OP_KEYS_DEFAULT ? most : OP_KEYS_DEFAULT));
+	if (options->log_path) {
+		snprintf(log, sizeof(log), "--log_file=%s", options->log_path);
+		flags[n++] = log;
+	}
+	if (options->disabled)
+		flags[n++] = "--caching=no";
+	rc = kvt_own_daemon_start(&replay->daemon, options->daemon, flags, -1, why, sizeof(why));
+	if (rc) {
+		fprintf(stderr, "kvtlab replay: %s\n", why);
+		return rc;
+	}
+	replay->socket_path = replay->daemon.socket_path;
+	return 0;
+}
+
+static int open_observer(struct replay *replay)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	const struct kvt_info *info;
+	struct kvt_error error;
+	int rc;
+
+	options.socket_path = replay->socket_path;
+	options.label = "kvtlab replay";
+	options.flags = KVT_HELLO_OBSERVE;
+	options.connect_wait_ns = -1;
+	rc = kvt_client_connect(&replay->observer, &options, &error);
+	if (rc) {
+		fprintf(stderr, "kvtlab replay: %s\n", error.text);
+		return rc;
+	}
+	info = kvt_client_info(replay->observer);
+	replay->report.page_size = info->page_size;
+	replay->report.n_pages = info->n_pages;
+	return 0;
+}
+
+static int status(struct replay *replay, uint32_t what, struct kvt_counters *ret_counters)
+{
+	struct kvt_message_admin request = { .what = what };
+	struct kvt_admin_status now;
+	int rc = kvt_admin(replay->observer, &request, NULL, 0, &now, sizeof(now));
+
+	if (rc < 1) {
+		fprintf(stderr, "kvtlab replay: status: %s\n",
+			kvt_client_error(replay->observer)->text);
+		return rc < 0 ? rc : -EPROTO;
+	}
+	*ret_counters = now.counters;
+	return 0;
+}
+
+static int sample(struct replay *replay)
+{
+	struct kvt_counters *peak = &replay->report.peak, now;
+	int rc = status(replay, KVT_ADMIN_STATUS, &now);
+
+	if (rc)
+		return rc;
+	kvt_replay_raise(&peak->free_pages, now.free_pages);
+	kvt_replay_raise(&peak->private_pages, now.private_pages);
+	kvt_replay_raise(&peak->cached_pages, now.cached_pages);
+	kvt_replay_raise(&peak->quarantined_pages, now.quarantined_pages);
+	kvt_replay_raise(&peak->evictable_pages, now.evictable_pages);
+	kvt_replay_raise(&peak->protected_pages, now.protected_pages);
+	return 0;
+}
+
+/* Compare the counters once reclaim is done, then audit every invariant. */
+static int audit(struct replay *replay)
+{
+	struct kvt_message_admin request = { .what = KVT_ADMIN_AUDIT };
+	char lines[4096] = "", *end;
+	int rc = status(replay, KVT_ADMIN_SETTLED, &replay->report.after);
+
+	if (rc)
+		return rc;
+	rc = kvt_admin(replay->observer, &request, NULL, 0, lines, sizeof(lines) - 1);
+	if (rc < 0) {
+		fprintf(stderr, "kvtlab replay: audit: %s\n",
+			kvt_client_error(replay->observer)->text);
+		return rc;
+	}
+	replay->report.problems = request.total;
+	end = strchr(lines, '\n');
+	if (end)
+		*end = 0;
+	snprintf(replay->report.first_problem, sizeof(replay->report.first_problem), "%s", lines);
+	return 0;
+}
+
+/* ---- workers ---- */
+
+static int start_crew(struct replay *replay)
+{
+	char why[256] = "";
+	int rc = kvt_replay_crew_create(&replay->crew, &replay->options, replay->trace,
+					replay->socket_path, why, sizeof(why));
+
+	replay->report.shared = replay->crew.shared;
+	fflush(stdout);
+	for (uint32_t i = 0; !rc && i < replay->options.workers; i++)
+		rc = kvt_replay_crew_start(&replay->crew, i, why, sizeof(why));
+	if (rc) {
+		fprintf(stderr, "kvtlab replay: %s\n", why);
+		if (replay->crew.shared)
+			kvt_store_release(&replay->crew.shared->stop, 1);
+	}
+	return rc;
+}
+
+/* Kill a worker when one is due. Kills are spread evenly over the trace, each in the middle of a
+ * request; near the end any live worker will do. */
+static void maybe_kill(struct replay *replay)
+{
+	uint64_t done = kvt_load_relaxed(&replay->crew.shared->done), n = replay->trace->n_requests;
+	uint32_t kills = replay->options.kills, victim;
+
+	if (replay->n_killed == kills ||
+	    done * (kills + 1) < n * (replay->n_killed + 1))
+		return;
+	victim = kvt_replay_crew_busy(&replay->crew);
+	for (uint32_t i = 0; victim == KVT_TRACE_NONE && done * 20 > n * 19 &&
+	     i < replay->options.workers; i++) {
+		if (replay->crew.pids[i])
+			victim = i;
+	}
+	if (victim == KVT_TRACE_NONE)
+		return;
+	kill(replay->crew.pids[victim], SIGKILL);
+	replay->n_killed++;
+	kvt_replay_crew_bury(&replay->crew, victim);
+}
+
+/* Format the remaining time at the rate so far. */
+static const char *time_left(double seconds, uint32_t done, uint32_t n, char *to, size_t bytes)
+{
+	if (!done)
+		snprintf(to, bytes, "?");
+	else
+		snprintf(to, bytes, "%.0f s", seconds / done * (n - done));
+	return to;
+}
+
+/* Draw progress: on a terminal one line in place, elsewhere with --progress a line a second. */
+static void draw(struct replay *replay, bool last)
+{
+	uint32_t done = kvt_load_relaxed(&replay->crew.shared->done), n = replay->trace->n_requests;
+	int64_t now = kvt_replay_now_ns();
+	double seconds = (double)(now - (int64_t)replay->crew.shared->start_ns) / 1e9;
+	uint32_t part = n ? (uint32_t)(30ull * done / n) : 30;
+	bool terminal = isatty(STDERR_FILENO);
+	char bar[31], left[32];
+
+	if (replay->options.quiet || (!terminal && !replay->options.progress))
+		return;
+	if (!last && now - replay->drawn_ns < (terminal ? 200000000 : 1000000000))
+		return;
+	replay->drawn_ns = now;
+	memset(bar, ' ', sizeof(bar));
+	memset(bar, '=', part);
+	bar[30] = 0;
+	fprintf(stderr, "%s[%s] %u/%u requests, %.0f s, %.0f/s, %s left%s", terminal ? "\r" : "",
+		bar, done, n, seconds, seconds > 0 ? done / seconds : 0.0,
+		time_left(seconds, done, n, left, sizeof(left)),
+		terminal ? last ? "\033[K\n" : "\033[K" : "\n");
+}
+
+static int watch(struct replay *replay)
+{
+	struct kvt_replay_crew *crew = &replay->crew;
+	struct pollfd fds[KVT_REPLAY_MAX_WORKERS];
+	int rc = 0;
+
+	while (crew->n_alive) {
+		for (uint32_t i = 0; i < replay->options.workers; i++)
+			fds[i] = (struct pollfd){ crew->pids[i] ? crew->pidfds[i] : -1, POLLIN, 0 };
+		poll(fds, replay->options.workers, LOOK_EVERY_MS);
+		for (uint32_t i = 0; i < replay->options.workers; i++) {
+			if (crew->pids[i] && fds[i].revents)
+				kvt_replay_crew_bury(crew, i);
+		}
+		maybe_kill(replay);
+		if (!rc && replay->observer)
+			rc = sample(replay);
+		if (rc || interrupted) {
+			kvt_store_release(&crew->shared->stop, 1);
+			kvt_replay_notify(crew->shared);
+		}
+		draw(replay, false);
+	}
+	draw(replay, true);
+	return rc;
+}
+
+/* ---- all of it ---- */
+
+static bool keep_simulating(void *context, uint32_t done)
+{
+	(void)context;
+	(void)done;
+	return !interrupted;
+}
+
+static int simulate(struct replay *replay)
+{
+	struct kvt_private_options options = {
+		.page_size = replay->report.page_size,
+		.usable_pages = replay->report.n_pages - 1,
+		.n_pools = replay->options.workers,
+		.n_namespaces = replay->options.n_namespaces,
+	};
+	int rc;
+
+	if (!replay->options.simulate)
+		return 0;
+	rc = kvt_private_simulate(replay->trace, &options, replay->report.private, keep_simulating,
+				  NULL);
+	if (rc && rc != -ECANCELED)
+		fprintf(stderr, "kvtlab replay: simulation: %s\n", strerror(-rc));
+	replay->report.simulated = !rc;
+	return rc;
+}
+
+static int run(struct replay *replay)
+{
+	int rc = replay->socket_path ? 0 : start_daemon(replay);
+
+	if (!rc)
+		rc = open_observer(replay);
+	if (rc)
+		return KVT_EXIT_CONNECT;
+	rc = status(replay, KVT_ADMIN_STATUS, &replay->report.before);
+	if (!rc)
+		rc = start_crew(replay);
+	if (replay->crew.shared) {
+		if (watch(replay))
+			rc = -EIO;
+		replay->report.seconds = (double)(kvt_replay_now_ns() -
+						  (int64_t)replay->crew.shared->start_ns) / 1e9;
+	}
+	if (!rc)
+		rc = audit(replay);
+	replay->report.workers_lost = replay->crew.n_lost;
+	replay->report.workers_failed = replay->crew.n_failed;
+	if (rc)
+		return KVT_EXIT_PROBLEM;
+	simulate(replay);
+	kvt_replay_print(&replay->report);
+	if (replay->options.served_path) {
+		rc = kvt_replay_write_served(&replay->report);
+		if (rc) {
+			fprintf(stderr, "kvtlab replay: %s: %s\n", replay->options.served_path,
+				strerror(-rc));
+			return KVT_EXIT_PROBLEM;
+		}
+	}
+	return kvt_replay_good(&replay->report) ? KVT_EXIT_OK : KVT_EXIT_PROBLEM;
+}
+
+static void defaults(struct kvt_replay_options *options)
+{
+	const char *socket_path = getenv("KVTRUNK_SOCKET");
+
+	*options = (struct kvt_replay_options){
+		.socket_path = socket_path && *socket_path ? socket_path : NULL,
+		.policy = "lru", .workers = 4, .page_size = 64, .chunk = 512, .concurrency = 1,
+		.n_namespaces = 1, .verify = true, .simulate = true,
+		.trace = { .users = 16 },
+	};
+}
+
+int kvt_replay_main(int argc, char **argv)
+{
+	struct sigaction action = { .sa_handler = on_interrupt };
+	const char *write_path = NULL;
+	struct replay replay = { 0 };
+	char why[512] = "";
+	int rc;
+
+	defaults(&replay.options);
+	parse(argc, argv, &replay.options, &write_path);
+	rc = kvt_trace_load(&replay.options.trace, &replay.trace, why, sizeof(why));
+	if (rc) {
+		fprintf(stderr, "kvtlab replay: %s\n", why);
+		return KVT_EXIT_USAGE;
+	}
+	if (write_path) {
+		rc = kvt_trace_write(replay.trace, write_path);
+		if (rc)
+			fprintf(stderr, "kvtlab replay: %s: %s\n", write_path, strerror(-rc));
+		kvt_trace_free(replay.trace);
+		return rc ? KVT_EXIT_PROBLEM : KVT_EXIT_OK;
+	}
+	replay.socket_path = replay.options.socket_path;
+	replay.report.options = &replay.options;
+	replay.report.trace = replay.trace;
+	sigaction(SIGINT, &action, NULL);
+	sigaction(SIGTERM, &action, NULL);
+	rc = run(&replay);
+	if (replay.observer)
+		kvt_client_close(replay.observer, KVT_IDLE);
+	if (replay.daemon.pid) {
+		int ended = kvt_own_daemon_stop(&replay.daemon);
+
+		if (ended && rc == KVT_EXIT_OK) {
+			fprintf(stderr, "kvtlab replay: the daemon ended with status %d\n", ended);
+			rc = KVT_EXIT_PROBLEM;
+		}
+	}
+	kvt_replay_crew_destroy(&replay.crew);
+	kvt_trace_free(replay.trace);
+	return rc;
+}

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* kvtlab script: options, the daemon, reading lines.
+ *
+ * Inputs: a script on stdin or in a file. Invariant: before the return every session's process has
+ * ended and a daemon of our own is stopped. Caller: lab/main.c. */
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "lab/daemon.h"
+#include "lab/script/engine.h"
+
+#define MAX_DAEMON_FLAGS 60
+
+/* End the remaining processes: in order, unless an operation waits for a fence that will never be
+ * raised. */
+static void sessions_end(struct kvt_script *script)
+{
+	struct kvt_script_command close_command = {
+		.order = KVT_ORDER_CALL, .op = KVT_OP_CLOSE, .fence = KVT_IDLE,
+	};
+	struct kvt_script_returned reply;
+
+	while (script->sessions) {
+		struct kvt_script_session *session = script->sessions;
+		bool force = session->stopped;
+
+		script->sessions = session->next;
+		if (session->state == KVT_SCRIPT_OPEN && !session->stopped && !session->waiting &&
+		    kvt_script_order(session, &close_command, NULL, NULL, NULL, &reply) == 0) {
+			force = reply.head.stopped;
+			kvt_script_reply_free(&reply);
+		}
+		kvt_script_process_end(script, session, force);
+		kvt_script_waiting_cancel(script, session);
+		free(session->ids);
+		free(session->name);
+		free(session);
+	}
+}
+
+static int run_file(struct kvt_script *script, FILE *file)
+{
+	char *text = NULL;
+	size_t room = 0;
+	int error = 0;
+	ssize_t n;
+
+	while (!script->broken && (n = getline(&text, &room, file)) >= 0) {
+		script->line++;
+		kvt_script_run_line(script, text, (size_t)n);
+	}
+	if (ferror(file))
+		error = errno;
+	free(text);
+	sessions_end(script);
+	kvt_script_names_free(&script->names);
+	kvt_json_free(&script->json);
+	if (script->observer)
+		kvt_client_abandon(script->observer);
+	if (script->broken) {
+		fprintf(stderr, "kvtlab script: cannot write the answers to stdout\n");
+		return KVT_EXIT_PROBLEM;
+	}
+	if (error) {
+		fprintf(stderr, "kvtlab script: cannot read the script: %s\n", strerror(error));
+		return KVT_EXIT_USAGE;
+	}
+	return script->misunderstood ? KVT_EXIT_PROBLEM : KVT_EXIT_OK;
+}
+
+static int run_path(struct kvt_script *script, const char *path)
+{
+	FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "re");
+	struct kvt_error error;
+	int status;
+
+	if (!file) {
+		fprintf(stderr, "kvtlab script: cannot open %s: %s\n", path, strerror(errno));
+		return KVT_EXIT_USAGE;
+	}
+	if (kvt_script_observe_open(script, &error)) {
+		fprintf(stderr, "kvtlab script: %s\n", error.text);
+		status = KVT_EXIT_CONNECT;
+	} else {
+		status = run_file(script, file);
+	}
+	if (file != stdin)
+		fclose(file);
+	return status;
+}
+
+static int daemon_start(struct kvt_own_daemon *daemon, const char *options)
+{
+	/* The daemon's usual log lines would clutter the answers, and script lines may have
+	 * millions of keys. A later flag wins. */
+	const char *flags[MAX_DAEMON_FLAGS + 3] = {
+		kvt_tool_copy("--log_level=warning", 19),
+		kvt_tool_copy("--max_op_keys=4194304", 21),
+	};
+	char *copy = kvt_tool_copy(options, strlen(options)), *rest = NULL;
+	char why[512] = "";
+	unsigned int n = 2;
+	int rc;
+
+	for (char *word = strtok_r(copy, " \t\n", &rest); word && n < MAX_DAEMON_FLAGS + 2;
+	     word = strtok_r(NULL, " \t\n", &rest)) {
+		char *flag = kvt_tool_grow(NULL, strlen(word) + 3, 1);
+
+		sprintf(flag, "--%s", word);
+		flags[n++] = flag;
+	}
+	rc = kvt_own_daemon_start(daemon, NULL, flags, -1, why, sizeof(why));
+	if (rc)
+		fprintf(stderr, "kvtlab script: no private daemon: %s\n", why);
+	while (n > 0)
+		free((char *)flags[--n]);
+	free(copy);
+	return rc;
+}
+
+static int daemon_stop(struct kvt_own_daemon *daemon)
+{
+	int status = kvt_own_daemon_stop(daemon);
+
+	if (status == 0)
+		return KVT_EXIT_OK;
+	if (status > 0 && WIFSIGNALED(status))
+		fprintf(stderr, "kvtlab script: the private daemon died by signal %d\n",
+			WTERMSIG(status));
+	else
+		fprintf(stderr, "kvtlab script: the private daemon ended with status %d\n",
+			status > 0 ? WEXITSTATUS(status) : status);
+	return KVT_EXIT_PROBLEM;
+}
+
+static const char usage_text[] =
+	"usage: kvtlab script [--socket PATH | --daemon 'name=value ...'] FILE|-\n";
+
+static int usage(const char *why)
+{
+	fprintf(stderr, "kvtlab script: %s\n%s", why, usage_text);
+	return KVT_EXIT_USAGE;
+}
+
+static int help(void)
+{
+	fputs(usage_text, stdout);
+	fputs("Runs operations line by line, each answered with one JSON object.\n\n"
+	      "  --socket PATH   the daemon; default: $KVTRUNK_SOCKET, then\n"
+	      "                  /run/kvtrunk/default.sock\n"
+	      "  --daemon OPTS   start a daemon with these options for this script only\n\n"
+	      "The language: docs/script.md.\n", stdout);
+	return KVT_EXIT_OK;
+}
+
+int kvt_script_main(int argc, char **argv)
+{
+	struct kvt_own_daemon daemon = { .pid = 0 };
+	struct kvt_script *script;
+	const char *options = NULL, *path = NULL, *socket_path = NULL;
+	int status;
+
+	for (int i = 1; i < argc; i++) {
+		if (strcmp(argv[i], "--daemon") == 0 && i + 1 < argc)
+			options = argv[++i];
+		else if (strcmp(argv[i], "--socket") == 0 && i + 1 < argc)
+			socket_path = argv[++i];
+		else if (strcmp(argv[i], "--help") == 0)
+			return help();
+		else if (strcmp(argv[i], "--json") == 0)
+			; /* accepted; answers are always JSON */
+		else if (argv[i][0] == '-' && argv[i][1])
+			return usage("unknown option, or one without its value");
+		else if (path)
+			return usage("one FILE, or - for standard input");
+		else
+			path = argv[i];
+	}
+	if (!path)
+		return usage("no FILE given; - is standard input");
+	if (options && daemon_start(&daemon, options))
+		return KVT_EXIT_CONNECT;
+	script = kvt_tool_grow(NULL, 1, sizeof(*script));
+	*script = (struct kvt_script){ .socket_path = options ? daemon.socket_path : socket_path };
+	status = run_path(script, path);
+	free(script);
+	if (options && daemon_stop(&daemon))
+		status = KVT_EXIT_PROBLEM;
+	return status;
+}

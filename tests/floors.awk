@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# awk -f tests/floors.awk tests/floors.txt NM: NM is the output of nm -A for all objects. Prints
+# each circle of files that call each other, with a symbol for each call, and each file that the
+# table lists as part of one but is not.
+
+function folder(file) { sub(/\/[^\/]*$/, "", file); return file }
+
+# The file that defines a symbol, as `user` sees it: programs may use the same name for different
+# things. The nearest one: of the same folder, of a folder above, any.
+function definition(symbol, user,    n, list, i, at) {
+	n = split(defined[symbol], list, " ")
+	for (at = folder(user); n > 1 && at != ""; at = at ~ /\// ? folder(at) : "")
+		for (i = 1; i <= n; i++)
+			if (index(list[i], at "/") == 1)
+				return list[i]
+	return list[1]
+}
+
+FILENAME ~ /floors\.txt$/ {
+	if ($1 == "circle")
+		known[$2] = 1
+	next
+}
+{
+	file = $1
+	sub(/\.o:.*/, ".c", file)
+	symbol = $NF
+	kind = $(NF - 1)
+	if (kind == "U")
+		uses[++n_uses] = file " " symbol
+	else if (kind ~ /^[A-TV-Z]$/ && symbol != "main")
+		defined[symbol] = defined[symbol] " " file
+}
+
+# True if `from` reaches `to` through the remaining files.
+function reaches(from, to,    queue, head, tail, seen, file, i, n, list) {
+	queue[tail = 1] = from
+	for (head = 1; head <= tail; head++) {
+		n = split(calls[queue[head]], list, " ")
+		for (i = 1; i <= n; i++) {
+			file = list[i]
+			if (file == to)
+				return 1
+			if (!(file in seen)) {
+				seen[file] = 1
+				queue[++tail] = file
+			}
+		}
+	}
+	return 0
+}
+
+END {
+	for (u = 1; u <= n_uses; u++) {
+		split(uses[u], word, " ")
+		if (!(word[2] in defined))
+			continue
+		to = definition(word[2], word[1])
+		edge = word[1] " " to
+		if (to == word[1])
+			continue
+		if (!(edge in through))
+			calls[word[1]] = calls[word[1]] " " to
+		through[edge] = through[edge] " " word[2]
+	}
+	for (file in calls)
+		if (reaches(file, file))
+			circular[file] = 1
+	for (file in circular)
+		if (!(file in known))
+			for (edge in through) {
+				split(edge, word, " ")
+				if (word[1] == file && word[2] in circular && reaches(word[2], file))
+					print file ": in a circle: calls " word[2] ":" through[edge]
+			}
+	for (file in known)
+		if (!(file in circular))
+			print "tests/floors.txt: " file " is in no circle any more: take it out"
+}

@@ -1,0 +1,425 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* `kvtctl upgrade`: a new program serves with all of the old one's state, or nothing has changed.
+ * Under the name "impostor" this program is the new one: see impostor().
+ *
+ * Inputs: good, bad and hanging programs, callers of several users, and failures at each system
+ * call. Invariants: clients meet no error, and one log agrees with the oracle. */
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/lib/cases.h"
+#include "tests/lib/harness.h"
+#include "tests/restart/trace.h"
+#include "tests/restart/work.h"
+
+#define N_BUSY 2
+#define GROUP 12345 /* without members */
+#define NOBODY 65534
+#define FEW 12
+
+static struct kvt_test_daemon daemon_;
+static struct kvt_test_child busy[N_BUSY];
+static char log_flag[128], program[640], impostor_path[96];
+
+/* ---- the world */
+
+static void begin(const char *options)
+{
+	const char *const supervised[] = { "--supervise", log_flag, NULL };
+
+	kvt_test_daemon_prepare(&daemon_, options);
+	snprintf(log_flag, sizeof(log_flag), "--log_file=%s/operations", daemon_.dir);
+	snprintf(program, sizeof(program), "%s/kvtrunkd", kvt_test_build());
+	kvt_test_daemon_start(&daemon_, supervised);
+}
+
+static void start_work(void)
+{
+	for (int i = 0; i < N_BUSY; i++)
+		kvt_work_start(&busy[i], &daemon_);
+}
+
+/* Nothing was lost: clients met no error, and one log has the operations of all daemons. */
+static void end_work(void)
+{
+	static const char *const ours[] = { "impostor", "impostor.how", "script" };
+	char path[128];
+
+	for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++) {
+		snprintf(path, sizeof(path), "%s/%s", daemon_.dir, ours[i]);
+		unlink(path);
+	}
+	kvt_work_end(busy, N_BUSY, &daemon_);
+}
+
+static pid_t serving(void)
+{
+	return kvt_test_daemon_child(&daemon_);
+}
+
+static void expect_program(const char *path)
+{
+	char link[64], target[640];
+	ssize_t n;
+
+	snprintf(link, sizeof(link), "/proc/%d/exe", (int)serving());
+	n = readlink(link, target, sizeof(target) - 1);
+	kvt_test_check(n > 0);
+	target[n] = '\0';
+	if (strcmp(target, path) != 0)
+		kvt_test_fail("%s serves, not %s", target, path);
+}
+
+/* Run `kvtctl upgrade` as `uid`; 0: as this user. `binary` NULL: without the option. */
+static pid_t start_upgrade(const char *binary, uid_t uid)
+{
+	const gid_t group = GROUP;
+	char kvtctl[640];
+	pid_t pid;
+	int fd;
+
+	snprintf(kvtctl, sizeof(kvtctl), "%s/kvtctl", kvt_test_build());
+	fflush(NULL);
+	pid = fork();
+	kvt_test_check(pid >= 0);
+	if (pid)
+		return pid;
+	fd = open(daemon_.output, O_WRONLY | O_APPEND | O_CLOEXEC);
+	dup2(fd, 1);
+	dup2(fd, 2);
+	if (uid && (setgroups(1, &group) != 0 || setgid(GROUP) != 0 || setuid(uid) != 0 ||
+		    access(kvtctl, X_OK) != 0))
+		_exit(77);
+	execl(kvtctl, "kvtctl", "--socket", daemon_.socket, "upgrade", binary ? "--binary" : NULL,
+	      binary, NULL);
+	_exit(126);
+}
+
+static int exit_status(pid_t pid)
+{
+	int status;
+
+	kvt_test_equal(waitpid(pid, &status, 0), pid);
+	kvt_test_check(WIFEXITED(status));
+	return WEXITSTATUS(status);
+}
+
+static void upgrade(const char *binary)
+{
+	pid_t before = serving();
+
+	kvt_test_equal(exit_status(start_upgrade(binary, 0)), 0);
+	kvt_test_check(kvt_test_daemon_await(&daemon_, "READY=1"));
+	kvt_test_check(serving() != before);
+}
+
+/* The same daemon serves still, and kvtctl printed `text`. */
+static void expect_refused(const char *binary, const char *text)
+{
+	pid_t before = serving();
+
+	kvt_test_equal(exit_status(start_upgrade(binary, 0)), 1);
+	if (!kvt_test_daemon_said(&daemon_, text))
+		kvt_test_fail("not said: %s", text);
+	kvt_test_equal(serving(), before);
+	expect_program(program);
+}
+
+static void copy(const char *from, const char *to, mode_t mode)
+{
+	char bytes[65536];
+	int in = open(from, O_RDONLY | O_CLOEXEC);
+	int out = open(to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode);
+	ssize_t n;
+
+	kvt_test_check(in >= 0 && out >= 0);
+	while ((n = read(in, bytes, sizeof(bytes))) > 0)
+		kvt_test_equal(write(out, bytes, (size_t)n), n);
+	close(in);
+	close(out);
+}
+
+/* ---- a bad program */
+
+/* Its task is in a file beside it: this test cannot change the keeper's environment. */
+static void use_impostor(const char *how)
+{
+	char path[128];
+	FILE *file;
+
+	snprintf(impostor_path, sizeof(impostor_path), "%s/impostor", daemon_.dir);
+	copy("/proc/self/exe", impostor_path, 0700);
+	snprintf(path, sizeof(path), "%s.how", impostor_path);
+	file = fopen(path, "we");
+	kvt_test_check(file && fputs(how, file) >= 0 && fclose(file) == 0);
+}
+
+/* Pretend to be a kvtrunkd that ends, or hangs, in its check or at its start. */
+static int impostor(const char *path, bool checks)
+{
+	char file[700], how[32] = "";
+	FILE *from;
+
+	snprintf(file, sizeof(file), "%s.how", path);
+	from = fopen(file, "re");
+	if (!from || !fgets(how, sizeof(how), from))
+		return 1;
+	fclose(from);
+	if (checks && strcmp(how, "check hangs") == 0)
+		pause();
+	if (checks && strcmp(how, "check crashes") == 0)
+		abort();
+	if (checks) {
+		puts(strcmp(how, "check is silent") == 0 ? "" :
+		     "kvtrunkd: the cache can be recovered");
+		return 0;
+	}
+	if (strcmp(how, "start hangs") == 0)
+		pause();
+	return 1;
+}
+
+/* ---- upgrades */
+
+TEST(an_upgrade_under_load_is_a_pause)
+{
+	char path[128], deleted[144];
+
+	begin(NULL);
+	start_work();
+	expect_program(program);
+	for (int i = 0; i < 3; i++)
+		upgrade(NULL);
+	expect_program(program);
+	snprintf(path, sizeof(path), "%s/newer", daemon_.dir);
+	copy(program, path, 0700);
+	upgrade(path);
+	expect_program(path);
+	/* After a crash the supervisor starts the program that ran, whatever became of its file. */
+	kvt_test_equal(unlink(path), 0);
+	kvt_test_daemon_succeed(&daemon_);
+	snprintf(deleted, sizeof(deleted), "%s (deleted)", path);
+	expect_program(deleted);
+	upgrade(program);
+	expect_program(program);
+	end_work();
+}
+
+TEST(a_program_that_cannot_recover_is_refused)
+{
+	const char *const cannot[] = { "/bin/true", "/bin/false", "/", "/proc/self/status" };
+	char text[128];
+
+	begin(NULL);
+	start_work();
+	expect_refused(cannot[0], "is it kvtrunkd?");
+	expect_refused(cannot[1], "is it kvtrunkd?");
+	expect_refused(cannot[2], "cannot be opened: Permission denied");
+	expect_refused(cannot[3], "cannot be opened: Permission denied");
+	snprintf(text, sizeof(text), "%s/script", daemon_.dir);
+	copy("/dev/null", text, 0700);
+	expect_refused(text, "it cannot be run: Exec format error");
+	use_impostor("check is silent");
+	expect_refused(impostor_path, "is it kvtrunkd?");
+	use_impostor("check crashes");
+	expect_refused(impostor_path, "its check was ended by SIGABRT");
+	use_impostor("check hangs");
+	expect_refused(impostor_path, "did not recover a copy of the cache within 5 s");
+	end_work();
+}
+
+TEST(options_that_would_lose_the_cache_are_refused)
+{
+	FILE *file;
+
+	begin(NULL);
+	start_work();
+	file = fopen(daemon_.config, "ae");
+	kvt_test_check(file && fputs("n_pages = 2048\n", file) >= 0 && fclose(file) == 0);
+	expect_refused(NULL, "the stored arena has");
+	end_work();
+}
+
+TEST(a_program_that_is_not_ready_is_replaced_by_the_old_one)
+{
+	static const char *const hows[] = { "start hangs", "start ends" };
+
+	begin("watchdog_ms = 500\n");
+	start_work();
+	for (size_t i = 0; i < 2; i++) {
+		pid_t before = serving();
+
+		use_impostor(hows[i]);
+		kvt_test_equal(exit_status(start_upgrade(impostor_path, 0)), 1);
+		kvt_test_check(kvt_test_daemon_said(&daemon_, i ? "was not ready: it ended" :
+							"was not ready in time: it ended"));
+		expect_program(program);
+		kvt_test_check(serving() != before);
+	}
+	upgrade(NULL);
+	end_work();
+}
+
+/* ---- permissions */
+
+TEST(a_member_of_the_admin_group_does_not_choose_the_program)
+{
+	char options[96];
+	int status;
+
+	if (getuid() != 0) {
+		print_message("skip: not root\n");
+		skip();
+	}
+	snprintf(options, sizeof(options), "admin_group = %d\nsocket_mode = 0666\n", GROUP);
+	begin(options);
+	kvt_test_equal(chmod(daemon_.dir, 0755), 0);
+	kvt_test_equal(chmod(daemon_.output, 0666), 0);
+	status = exit_status(start_upgrade("/bin/true", NOBODY));
+	if (status != 77) {
+		kvt_test_equal(status, 1);
+		kvt_test_check(kvt_test_daemon_said(&daemon_, "only uid 0 and the daemon's uid"));
+		kvt_test_equal(exit_status(start_upgrade(NULL, NOBODY)), 0);
+	}
+	kvt_test_daemon_end(&daemon_);
+	if (status == 77) {
+		print_message("skip: another user cannot run kvtctl here\n");
+		skip();
+	}
+}
+
+TEST(without_a_keeper_of_ours_it_says_what_to_run)
+{
+	kvt_test_daemon_begin(&daemon_, NULL);
+	kvt_test_check(kvt_test_daemon_said(&daemon_, "event=no_keeper"));
+	kvt_test_equal(exit_status(start_upgrade(NULL, 0)), 1);
+	kvt_test_check(kvt_test_daemon_said(&daemon_, "start it with kvtrunkd --supervise"));
+	kvt_test_daemon_stop(&daemon_);
+	setenv("FDSTORE", "100", 1);
+	kvt_test_daemon_start(&daemon_, NULL);
+	unsetenv("FDSTORE");
+	kvt_test_equal(exit_status(start_upgrade(NULL, 0)), 1);
+	kvt_test_check(kvt_test_daemon_said(&daemon_, "systemctl restart kvtrunkd@"));
+	kvt_test_daemon_end(&daemon_);
+}
+
+/* ---- failures */
+
+enum which { CHECKER, SUCCESSOR };
+
+/* Let a process run to its end, or to the place before it sends READY. Its n-th system call fails;
+ * every third time the process is killed instead. Returns how many it made. */
+static uint32_t run_failing(pid_t pid, uint32_t n)
+{
+	struct ptrace_syscall_info info;
+	uint32_t at = 0;
+	int status;
+
+	while (kvt_trace_next(pid, &info, &status)) {
+		if (info.op != PTRACE_SYSCALL_INFO_ENTRY)
+			continue;
+		if (at == n && n % 3 == 0) {
+			kvt_trace_kill(pid);
+			return at;
+		}
+		if (at == n)
+			kvt_trace_fail(pid, ENOMEM);
+		if (kvt_trace_says(pid, &info, "READY=1")) {
+			kvt_trace_let_go(pid);
+			return at + 1;
+		}
+		if (at++ == n) { /* any reaction to it is allowed */
+			kvt_trace_let_go(pid);
+			return at;
+		}
+	}
+	return at;
+}
+
+/* Upgrade while a system call of one of the two processes fails. Other children of the supervisor
+ * run untraced. Returns how many calls it made, and kvtctl's exit status. */
+static uint32_t upgrade_failing(enum which which, uint32_t n, int *ret_exit)
+{
+	pid_t kvtctl = start_upgrade(NULL, 0);
+	uint32_t places = 0, started = 0;
+	int status;
+
+	for (;;) {
+		pid_t pid = waitpid(-1, &status, __WALL);
+		int signal = 0;
+
+		kvt_test_check(pid > 0);
+		if (pid == kvtctl && WIFEXITED(status))
+			break;
+		if (!WIFSTOPPED(status))
+			continue;
+		if (pid != daemon_.pid) { /* it has just been started */
+			if (started++ == (uint32_t)which)
+				places = run_failing(pid, n);
+			else
+				kvt_trace_let_go(pid);
+			continue;
+		}
+		if (!(status >> 16) && WSTOPSIG(status) != SIGTRAP)
+			signal = WSTOPSIG(status);
+		kvt_test_equal(ptrace(PTRACE_CONT, pid, NULL, signal), 0);
+	}
+	*ret_exit = WEXITSTATUS(status);
+	return places;
+}
+
+static void sweep(enum which which, const char *what)
+{
+	struct kvt_sweep places;
+	uint32_t n, refused = 0;
+	int code;
+
+	kvt_sweep_start(&places, what, upgrade_failing(which, UINT32_MAX, &code), FEW);
+	kvt_test_equal(code, 0);
+	while (kvt_sweep_next(&places, &n)) {
+		upgrade_failing(which, n, &code);
+		if (code != 0 && code != 1)
+			kvt_test_fail("place %u: kvtctl ends with %d", n, code);
+		refused += code == 1;
+	}
+	print_message("%s: %u came to nothing\n", what, refused);
+}
+
+TEST(any_system_call_may_fail)
+{
+	begin("watchdog_ms = 1000\n");
+	if (!kvt_trace_can_fail() || !kvt_trace_seize(daemon_.pid, true)) {
+		kvt_test_daemon_end(&daemon_);
+		print_message("skip: processes cannot be traced here\n");
+		skip();
+	}
+	start_work();
+	sweep(CHECKER, "system calls of a check that fail");
+	sweep(SUCCESSOR, "system calls of a new program that fail");
+	kvt_trace_stop(daemon_.pid);
+	kvt_trace_let_go(daemon_.pid);
+	end_work();
+}
+
+/* Arguments: a name, or a pattern, of the tests to run. */
+int main(int argc, char **argv)
+{
+	char self[640];
+	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+
+	self[n > 0 ? n : 0] = '\0';
+	if (n > 9 && strcmp(self + n - 9, "/impostor") == 0)
+		return impostor(self, strcmp(argv[argc - 1], "--check-recover") == 0);
+	/* For processes that end while traced: LeakSanitizer cannot look at these. */
+	setenv("LSAN_OPTIONS", "detect_leaks=0", 1);
+	return kvt_tests_run(argc, argv);
+}

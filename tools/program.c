@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/program.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+void kvt_program_find(const char *name, char *ret_path, size_t bytes)
+{
+	char self[PATH_MAX];
+	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+	char *slash;
+
+	if (n > 0) {
+		self[n] = '\0';
+		slash = strrchr(self, '/');
+		if (slash) {
+			snprintf(ret_path, bytes, "%.*s/%s", (int)(slash - self), self, name);
+			if (access(ret_path, X_OK) == 0)
+				return;
+		}
+	}
+	snprintf(ret_path, bytes, "%s", name);
+}
+
+int kvt_program_exec(const char *name, char **argv)
+{
+	char path[PATH_MAX + 64];
+
+	kvt_program_find(name, path, sizeof(path));
+	execvp(path, argv);
+	return -errno;
+}
