@@ -310,20 +310,23 @@ static int make_oplog_tail(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error;
 }
 
-/* Continue the predecessor's log. If that fails, the log ends and the cache stays. */
+/* Continue the predecessor's log. If that fails, the log ends and the cache stays; but a trial
+ * fails, and leaves a log that had not ended to the program before it. */
 static int continue_oplog(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_arena_header *arena = daemon->arena.base;
 	const struct kvt_object *tail = &daemon->oplog_tail;
+	bool there = tail->bytes >= sizeof(struct kvt_oplog_tail);
 	int error = -ESTALE;
 
-	if (tail->bytes < sizeof(struct kvt_oplog_tail))
+	if (!there)
 		snprintf(why, KVT_WHY_BYTES, "the last daemon wrote none");
 	else
 		error = kvt_oplog_continue(daemon->config.log_file, &daemon->core_config,
 					   arena->instance, tail->base, &daemon->oplog, why,
 					   KVT_WHY_BYTES);
-	if (error == -ENOMEM)
+	if (error == -ENOMEM || (error && there && kvt_daemon_is_trial(daemon) &&
+				 !kvt_oplog_ended(tail->base)))
 		return error;
 	if (error)
 		end_log(daemon);

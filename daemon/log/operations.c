@@ -543,6 +543,11 @@ void kvt_oplog_end(struct kvt_oplog_tail *tail)
 	tail->end = 0; /* not even a header */
 }
 
+bool kvt_oplog_ended(const struct kvt_oplog_tail *tail)
+{
+	return tail->end == 0;
+}
+
 /* True if the file has this configuration's header and is as long as its tail says. */
 static bool is_that_log(int fd, const struct oplog_header *want, const struct kvt_oplog_tail *tail)
 {

@@ -60,9 +60,6 @@ struct kvt_oplog_tail {
  * then reaches the kernel before kvt_oplog_write() returns. Call before the first record. */
 void kvt_oplog_keep(struct kvt_oplog *log, struct kvt_oplog_tail *tail);
 
-
-
-
 /** Continue a predecessor's log by its tail. `instance`: of its arena. The first record must be the
  * ADOPT: records of its seq and later are cut off. -ESTALE with `why`: another log, or ended. */
 int kvt_oplog_continue(const char *path, const struct kvt_core_config *config,
@@ -71,6 +68,7 @@ int kvt_oplog_continue(const char *path, const struct kvt_core_config *config,
 
 /** Mark the log of this tail as ended: it lacks later effects, so no daemon may continue it. */
 void kvt_oplog_end(struct kvt_oplog_tail *tail);
+bool kvt_oplog_ended(const struct kvt_oplog_tail *tail);
 
 /** Append one record. The first error (-ENOSPC, -EIO, ...) is final: later calls write nothing and
  * return it again. */

@@ -135,10 +135,11 @@ static bool adopt_member(struct kvt_daemon *daemon, struct kvt_session *session,
 	member->pid = record->pid;
 	kvt_member_link(session, member);
 	kvt_take_member(daemon, member, NULL);
+	/* Before they are mapped: a descriptor that cannot be is closed. */
+	stored = member->segment.fd >= 0 && (member->rank || session->areas.fd >= 0);
 	if (!member->rank && session->areas.fd >= 0)
 		kvt_object_take(&session->areas, session->areas.fd);
-	stored = member->segment.fd >= 0;
-	if (stored && kvt_object_take(&member->segment, member->segment.fd) == 0 &&
+	if (member->segment.fd >= 0 && kvt_object_take(&member->segment, member->segment.fd) == 0 &&
 	    kvt_segment_check(member->segment.base, member->segment.bytes,
 			      member->rank ? 0 : session->areas.bytes, &member->layout) != 0)
 		kvt_object_destroy(&member->segment);
@@ -202,7 +203,7 @@ static bool adopt_members(struct kvt_daemon *daemon, struct kvt_session *session
 {
 	bool lives;
 
-	lives = adopt_member(daemon, session, session->index, ret_lost) && session->areas.fd >= 0 &&
+	lives = adopt_member(daemon, session, session->index, ret_lost) &&
 		session->doorbell >= 0 && session->bell >= 0;
 	for (uint32_t i = daemon->core_config.max_sessions + 1;
 	     i <= kvt_core_members(&daemon->core_config); i++) {
