@@ -122,32 +122,43 @@ static bool find_process(struct kvt_member *member, const struct kvt_member_reco
 	return kvt_peer_pidfd_of(record->pid, record->start_time, &member->pidfd) == 0;
 }
 
+/* Map what rank 0 and its session share, or a member's segment. True if all of it is mapped. */
+static bool map_segment(struct kvt_session *session, struct kvt_member *member)
+{
+	bool mapped = member->segment.fd >= 0 &&
+		      kvt_object_take(&member->segment, member->segment.fd) == 0;
+
+	if (member->rank || session->areas.fd < 0)
+		return mapped;
+	return kvt_object_take(&session->areas, session->areas.fd) == 0 && mapped;
+}
+
 /* Recover a process, but for its socket. False: its session must end, because a descriptor was not
- * stored, or the process is gone. *ret_lost: a stored descriptor cannot be used here. */
+ * stored, the process is gone, or damaged its segment (which must not refuse an upgrade).
+ * *ret_lost: a stored descriptor cannot be used here. */
 static bool adopt_member(struct kvt_daemon *daemon, struct kvt_session *session, uint32_t index,
 			 bool *ret_lost)
 {
 	const struct kvt_member_record *record = kvt_core_member(daemon->core, index);
 	struct kvt_member *member = &daemon->members[index];
-	bool lives, stored;
+	bool lives, stored, mapped, sound;
 
 	member->rank = record->rank;
 	member->pid = record->pid;
 	kvt_member_link(session, member);
 	kvt_take_member(daemon, member, NULL);
-	/* Before they are mapped: a descriptor that cannot be is closed. */
 	stored = member->segment.fd >= 0 && (member->rank || session->areas.fd >= 0);
-	if (!member->rank && session->areas.fd >= 0)
-		kvt_object_take(&session->areas, session->areas.fd);
-	if (member->segment.fd >= 0 && kvt_object_take(&member->segment, member->segment.fd) == 0 &&
-	    kvt_segment_check(member->segment.base, member->segment.bytes,
-			      member->rank ? 0 : session->areas.bytes, &member->layout) != 0)
+	mapped = map_segment(session, member);
+	sound = mapped && kvt_segment_check(member->segment.base, member->segment.bytes,
+					    member->rank ? 0 : session->areas.bytes,
+					    &member->layout) == 0;
+	if (!sound)
 		kvt_object_destroy(&member->segment);
 	lives = find_process(member, record);
 	session->processes += lives;
 	lives = lives && stored && !record->signs;
-	*ret_lost |= lives && !member->segment.base;
-	return lives;
+	*ret_lost |= lives && !mapped;
+	return lives && (sound || !mapped);
 }
 
 /* Recover its socket and fence words. -ESTALE (trial only): another process could recover it. */
@@ -162,7 +173,7 @@ static int adopt_socket(struct kvt_daemon *daemon, struct kvt_session *session,
 	if (fd >= 0 && record->signs & KVT_SIGN_HANGUP)
 		kvt_connection_leave_unused(daemon, fd);
 	else if (fd >= 0)
-		connection = kvt_connection_adopted(daemon, fd, !session->open);
+		connection = kvt_connection_adopted(daemon, fd);
 	if (connection)
 		kvt_member_connect(daemon, member, connection);
 	else if (lives && fd >= 0 && kvt_daemon_is_trial(daemon))
@@ -213,7 +224,7 @@ static bool adopt_members(struct kvt_daemon *daemon, struct kvt_session *session
 		    record->state == KVT_MEMBER_JOINED)
 			lives = adopt_member(daemon, session, i, ret_lost) && lives;
 	}
-	*ret_lost |= lives && (!session->areas.base || kvt_session_watch_doorbell(session) != 0);
+	*ret_lost |= lives && kvt_session_watch_doorbell(session) != 0;
 	return lives;
 }
 
@@ -241,6 +252,10 @@ static int adopt_session(struct kvt_daemon *daemon, uint32_t index,
 		error = adopt_socket(daemon, session, member, lives);
 	if (error)
 		return error;
+	if (!lives && session->processes && !(record->signs & KVT_SIGN_CLOSED))
+		kvt_session_tell(daemon, session->members, -ECONNRESET,
+				 "it could not be continued after the daemon's restart: connect "
+				 "again");
 	if (!session->processes)
 		signs |= KVT_SIGN_EXITED;
 	if (!lives && !session->connections)

@@ -86,7 +86,7 @@ struct kvt_connection *kvt_connection_take(struct kvt_daemon *daemon, int fd,
 	return connection;
 }
 
-struct kvt_connection *kvt_connection_adopted(struct kvt_daemon *daemon, int fd, bool over)
+struct kvt_connection *kvt_connection_adopted(struct kvt_daemon *daemon, int fd)
 {
 	struct kvt_connection *connection;
 	struct kvt_peer peer;
@@ -98,7 +98,7 @@ struct kvt_connection *kvt_connection_adopted(struct kvt_daemon *daemon, int fd,
 	}
 	kvt_connection_refuse_fds(daemon, fd);
 	connection = kvt_connection_take(daemon, fd, &peer);
-	connection->state = over ? KVT_CONNECTION_OVER : KVT_CONNECTION_SESSION;
+	connection->state = KVT_CONNECTION_SESSION;
 	connection->adopted = true;
 	kvt_connection_arm(daemon, connection);
 	return connection;

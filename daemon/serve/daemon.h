@@ -358,9 +358,8 @@ void kvt_take_member(struct kvt_daemon *daemon, struct kvt_member *member, int *
 /** Take a slot for `fd`, which has sent no message yet. A slot must be free. */
 struct kvt_connection *kvt_connection_take(struct kvt_daemon *daemon, int fd,
 					   const struct kvt_peer *peer);
-/** Recover a stored control socket of a session, which may be over. Consumes `fd`. NULL: unusable
- * and closed. */
-struct kvt_connection *kvt_connection_adopted(struct kvt_daemon *daemon, int fd, bool over);
+/** Recover a stored control socket of a session. Consumes `fd`. NULL: unusable and closed. */
+struct kvt_connection *kvt_connection_adopted(struct kvt_daemon *daemon, int fd);
 /** Have the closer hold its socket. */
 void kvt_connection_hold(struct kvt_daemon *daemon, struct kvt_connection *connection);
 /** Queue a connection that has a message for its uid's turn. */
@@ -442,9 +441,10 @@ void kvt_session_note_end(struct kvt_daemon *daemon, struct kvt_session *session
 /** A process hung up, or (`exited`) exited. The first ends the session; after the last hang-up and
  * the last exit private pages can be freed. */
 void kvt_session_lost(struct kvt_daemon *daemon, struct kvt_member *member, bool exited);
-/** Tell the other ranks than 0 that the session is over. Idempotent. */
-void kvt_session_tell_group(struct kvt_daemon *daemon, struct kvt_session *session, int error,
-			    const char *why);
+/** Tell this process and those after it in the session's list that the session is over.
+ * Idempotent. */
+void kvt_session_tell(struct kvt_daemon *daemon, struct kvt_member *member, int error,
+		      const char *why);
 /** End a session that broke the rules. `why` goes to the client and the log. */
 void kvt_session_kill(struct kvt_daemon *daemon, struct kvt_session *session, int error,
 		      const char *why);

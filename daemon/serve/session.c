@@ -495,7 +495,6 @@ static uint32_t lost_hangup(const struct kvt_daemon *daemon, const struct kvt_se
 	return session->connections || signs & KVT_SIGN_HANGUP ? 0 : KVT_SIGN_HANGUP;
 }
 
-/* Tell a process that its session is over. */
 static void tell(struct kvt_daemon *daemon, struct kvt_member *member, int error, const char *why)
 {
 	struct kvt_connection *connection;
@@ -512,10 +511,10 @@ static void tell(struct kvt_daemon *daemon, struct kvt_member *member, int error
 	kvt_connection_goodbye(daemon, connection, error, why);
 }
 
-void kvt_session_tell_group(struct kvt_daemon *daemon, struct kvt_session *session, int error,
-			    const char *why)
+void kvt_session_tell(struct kvt_daemon *daemon, struct kvt_member *member, int error,
+		      const char *why)
 {
-	for (struct kvt_member *member = session->members->next; member; member = member->next)
+	for (; member; member = member->next)
 		if (!member->told)
 			tell(daemon, member, error, why);
 }
@@ -532,8 +531,7 @@ void kvt_session_kill(struct kvt_daemon *daemon, struct kvt_session *session, in
 	if (in_core(daemon, session))
 		kvt_core_session_kill(daemon->core, session->index, daemon->now_ns);
 	stop_serving(daemon, session);
-	tell(daemon, session->members, error, why);
-	kvt_session_tell_group(daemon, session, error, why);
+	kvt_session_tell(daemon, session->members, error, why);
 }
 
 /* End the group of a process that is gone. */
@@ -546,7 +544,7 @@ static void end_group(struct kvt_daemon *daemon, struct kvt_member *member, cons
 	snprintf(why, sizeof(why), "the group is over: rank %u (pid %d) %s", member->rank,
 		 (int)member->pid, how);
 	if (!member->rank)
-		kvt_session_tell_group(daemon, session, -ECONNRESET, why);
+		kvt_session_tell(daemon, member->next, -ECONNRESET, why);
 	else if (in_core(daemon, session) &&
 		 !(kvt_core_session(daemon->core, session->index)->signs & KVT_SIGN_CLOSED))
 		kvt_session_kill(daemon, session, -ECONNRESET, why);

@@ -60,7 +60,8 @@ static void complete(struct kvt_daemon *daemon, struct kvt_session *session,
  * members must not touch them any more. */
 static void tell_closed(struct kvt_daemon *daemon, struct kvt_session *session)
 {
-	kvt_session_tell_group(daemon, session, -ESHUTDOWN, "the group is over: rank 0 closed it");
+	kvt_session_tell(daemon, session->members->next, -ESHUTDOWN,
+			 "the group is over: rank 0 closed it");
 }
 
 void kvt_daemon_complete(void *context, uint32_t index, const struct kvt_cqe *cqe)

@@ -522,6 +522,22 @@ TEST(a_client_without_resume_gets_the_end_at_once)
 	stop();
 }
 
+TEST(a_client_that_damaged_its_segment_is_told_that_the_session_is_over)
+{
+	struct kvt_client *client;
+	struct kvt_counters counters;
+
+	start(NULL);
+	client = kvt_test_connect(&daemon_);
+	kvt_client_set_timeout(client, 10000000000ll);
+	client->ring.header->magic++;
+	kill_daemon();
+	kvt_test_equal(kvt_stats(client, &counters), -ECONNRESET);
+	kvt_test_check(strstr(kvt_client_error(client)->text, "could not be continued"));
+	kvt_client_close(client, KVT_IDLE);
+	stop();
+}
+
 /* ---- secrets */
 
 TEST(a_wrong_secret_resumes_nothing)
