@@ -522,19 +522,31 @@ TEST(a_client_without_resume_gets_the_end_at_once)
 	stop();
 }
 
-TEST(a_client_that_damaged_its_segment_is_told_that_the_session_is_over)
+static void damage_run(int pipe, void *context)
 {
-	struct kvt_client *client;
-	struct kvt_counters counters;
+	struct kvt_client *client = connect_with(0);
+	uint32_t page;
 
-	start(NULL);
-	client = kvt_test_connect(&daemon_);
-	kvt_client_set_timeout(client, 10000000000ll);
+	(void)context;
+	kvt_test_equal(kvt_alloc(client, 1, &page), 0);
 	client->ring.header->magic++;
-	kill_daemon();
-	kvt_test_equal(kvt_stats(client, &counters), -ECONNRESET);
+	kvt_test_send(pipe, 1);
+	kvt_test_equal(kvt_free(client, &page, 1, (struct kvt_fence){ 0, 1 }), -ECONNRESET);
 	kvt_test_check(strstr(kvt_client_error(client)->text, "could not be continued"));
 	kvt_client_close(client, KVT_IDLE);
+	kvt_test_send(pipe, 2);
+}
+
+TEST(a_waiter_that_damaged_its_segment_is_told_that_the_session_is_over)
+{
+	struct kvt_test_child child;
+
+	start(NULL);
+	kvt_test_child_start(&child, damage_run, NULL);
+	kvt_test_expect(child.pipe, 1);
+	kill_daemon();
+	kvt_test_expect(child.pipe, 2);
+	kvt_test_child_finish(&child);
 	stop();
 }
 
