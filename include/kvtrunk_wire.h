@@ -746,7 +746,7 @@ struct kvt_admin_status {
 	uint64_t stale_locks; /* leases on detached paths or older epochs */
 	uint64_t sleeps, spins, turns;
 	int32_t daemon_pid;
-	uint32_t reserved;
+	int32_t nice; /* -20 (goes first) to 19; on a shared core this decides who waits */
 	uint64_t op_count[32];
 	uint64_t op_histogram[32][KVT_HISTOGRAM_BUCKETS]; /* by enum kvt_op, in the daemon */
 	uint64_t op_ns[32];                               /* total time in it */

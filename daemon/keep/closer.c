@@ -693,6 +693,8 @@ int kvt_closer_main(void)
 	}
 	prctl(PR_SET_NAME, "kvtrunkd-closer");
 	/* Yield to the daemon on a shared core. May be forbidden. */
+	if (getpriority(PRIO_PROCESS, 0) < 0)
+		setpriority(PRIO_PROCESS, 0, 0);
 	sched_setscheduler(0, SCHED_BATCH, &(struct sched_param){ 0 });
 	leave_processor();
 	process.in_hand = mmap(NULL, KVT_CLOSER_LANES * sizeof(*process.in_hand),

@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "daemon/setup/memory.h"
@@ -141,6 +142,7 @@ static void fill_status(struct kvt_daemon *daemon, struct kvt_admin_status *stat
 	status->spins = daemon->stats.spins;
 	status->turns = daemon->stats.turns;
 	status->daemon_pid = getpid();
+	status->nice = getpriority(PRIO_PROCESS, 0);
 	memcpy(status->op_count, daemon->stats.op_count, sizeof(status->op_count));
 	memcpy(status->op_histogram, daemon->stats.op_histogram, sizeof(status->op_histogram));
 	fill_durations(daemon, status);
