@@ -136,7 +136,7 @@ static void emit(const char *kind, struct bench_samples *value, struct bench_sam
 void bench_asleep(const struct bench_options *options)
 {
 	struct bench_samples waited = { 0 }, not_waited = { 0 }, written = { 0 }, woken = { 0 };
-	struct bench_target target = { .sleeps = true };
+	struct bench_target target = { .spin_us = 20 };
 	struct sleeper sleeper = { 0 };
 
 	if (options->core)

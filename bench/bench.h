@@ -28,6 +28,7 @@
 #define BENCH_POSITIONS (1u << 20) /* room of the pool: 1 M positions */
 #define BENCH_SIZES 5u
 #define BENCH_PREFIXES 16u
+#define BENCH_SPIN_DEFAULT INT64_MAX /* as the program chooses */
 
 struct bench_options {
 	bool quick;
@@ -120,7 +121,9 @@ struct bench_target {
 	uint32_t namespace_id;
 	struct kvt_sqe sqe; /* core: prepared */
 	bool daemon_runs; /* not stopped */
-	bool sleeps; /* set before opening: the daemon spins for a while, then sleeps */
+	/* Set before opening: */
+	int64_t spin_us; /* the daemon's spin_budget_us */
+	bool unbound;    /* it may run on any core */
 };
 
 void bench_target_open(struct bench_target *target, const struct bench_options *options,
@@ -199,6 +202,7 @@ void bench_unix(const struct bench_options *options);
 void bench_evict(const struct bench_options *options);
 void bench_arena(void);
 void bench_attacks(const struct bench_options *options);
+void bench_crowd(const struct bench_options *options);
 void bench_rebuild(const struct bench_options *options);
 int bench_scenarios(void); /* flat against radix; 0 if all figures are as published */
 

@@ -29,9 +29,10 @@ enum part {
 	PART_REBUILD = 1u << 12,
 	PART_ASLEEP = 1u << 13,
 	PART_ATTACKS = 1u << 14,
+	PART_CROWD = 1u << 15,
 };
 /* Parts that run only by name. */
-#define PARTS_APART (PART_SCENARIOS | PART_ATTACKS)
+#define PARTS_APART (PART_SCENARIOS | PART_ATTACKS | PART_CROWD)
 #define PARTS_ON_TREES                                                                            \
 	(PART_NOP | PART_MATCH | PART_PROBE | PART_CYCLE | PART_THROUGHPUT | PART_HAMMER |        \
 	 PART_RECLAIM | PART_NODES)
@@ -56,6 +57,7 @@ static const struct {
 	{ "nodes", PART_NODES, "nodes per matched path after a replay" },
 	{ "flat-radix", PART_SCENARIOS, "the flat-versus-radix table (not part of the default)" },
 	{ "attacks", PART_ATTACKS, "an innocent client beside attackers (not in the default)" },
+	{ "crowd", PART_CROWD, "1 to 32 clients, ways to spin, priorities (not in the default)" },
 };
 #define N_PARTS (sizeof(parts) / sizeof(parts[0]))
 
@@ -72,7 +74,7 @@ static void usage(FILE *to)
 		    "  --daemon PROGRAM   kvtrunkd to run (default: beside this program)\n"
 		    "  --data DIRECTORY   traces (default: $KVT_DATA, then ../shared/data)\n"
 		    "  --attack NAME      of the attacks only this one\n\n"
-		    "Parts (default: all but flat-radix and attacks):\n");
+		    "Parts (default: all but flat-radix, attacks and crowd):\n");
 	for (unsigned int i = 0; i < N_PARTS; i++)
 		fprintf(to, "  %-12s %s\n", parts[i].name, parts[i].help);
 }
@@ -166,7 +168,7 @@ static unsigned int parse(int argc, char **argv, struct bench_options *options)
 
 static void run_on_tree(const struct bench_options *options, unsigned int wanted, bool replayed)
 {
-	struct bench_target target = { 0 };
+	struct bench_target target = { .spin_us = -1 };
 	struct bench_tree tree;
 
 	bench_target_open(&target, options, BENCH_POSITIONS / BENCH_PAGE_SIZE + 1);
@@ -210,8 +212,11 @@ int main(int argc, char **argv)
 		rc = bench_scenarios();
 	if (wanted == PART_SCENARIOS)
 		return rc;
-	if (wanted & PART_ATTACKS) /* before binding this process to one core */
+	/* These before binding this process to one core. */
+	if (wanted & PART_ATTACKS)
 		bench_attacks(&options);
+	if (wanted & PART_CROWD)
+		bench_crowd(&options);
 	if (!(wanted & ~(unsigned int)PARTS_APART)) {
 		bench_aims_print();
 		return rc;

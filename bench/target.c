@@ -185,15 +185,16 @@ static void watch_over(struct kvt_own_daemon *daemon)
 
 static void open_daemon(struct bench_target *target, uint32_t n_pages)
 {
-	char pages[32], why[512] = "";
+	char pages[32], spin[40], why[512] = "";
 	const char *flags[] = { pages, "--page_size=64", "--page_bytes=4096",
-				target->sleeps ? "--spin_budget_us=20" : "--spin_budget_us=-1",
-				"--max_private_pages=0",
-				"--log_level=error", NULL };
+				"--max_private_pages=0", "--log_level=error",
+				target->spin_us == BENCH_SPIN_DEFAULT ? NULL : spin, NULL };
 
 	snprintf(pages, sizeof(pages), "--n_pages=%u", n_pages);
+	snprintf(spin, sizeof(spin), "--spin_budget_us=%lld", (long long)target->spin_us);
 	if (kvt_own_daemon_start(&target->daemon, target->options->daemon, flags,
-				 target->options->daemon_cpu, why, sizeof(why)))
+				 target->unbound ? -1 : target->options->daemon_cpu, why,
+				 sizeof(why)))
 		bench_die("%s", why);
 	watch_over(&target->daemon);
 	bench_watch(0, target->daemon.pid);
