@@ -28,7 +28,7 @@ static bool scale_valid(float scale, uint32_t type)
 	return scale == 0 || scale == 1;
 }
 
-int kvt_check_view(struct kvt_attn_context *context, const struct kvt_attn_view *view)
+static int check_view(struct kvt_attn_context *context, const struct kvt_attn_view *view)
 {
 	uint32_t bytes;
 
@@ -169,7 +169,7 @@ static int rows_check(struct kvt_attn_context *context, const struct kvt_attn_pr
 int kvt_check_prefill(struct kvt_attn_context *context, const struct kvt_attn_prefill *prefill)
 {
 	uint64_t n_rows = 0;
-	int r = kvt_check_view(context, &prefill->kv);
+	int r = check_view(context, &prefill->kv);
 
 	if (!r)
 		r = rows_check(context, prefill);
@@ -195,7 +195,7 @@ int kvt_check_append(struct kvt_attn_context *context, const struct kvt_attn_app
 {
 	uint64_t n_slots;
 	uint32_t bytes;
-	int r = kvt_check_view(context, &append->kv);
+	int r = check_view(context, &append->kv);
 
 	if (r)
 		return r;
@@ -275,7 +275,7 @@ int kvt_check_copies(struct kvt_attn_context *context, const struct kvt_attn_vie
 				     "views or copies is NULL, but there are %u and %u", n_views,
 				     n_copies);
 	for (uint32_t i = 0; i < n_views; i++) {
-		int r = kvt_check_view(context, &views[i]);
+		int r = check_view(context, &views[i]);
 
 		if (r)
 			return r;

@@ -175,7 +175,6 @@ int kvt_attn_fail(struct kvt_attn_context *context, int error, const char *forma
 	__attribute__((format(printf, 3, 4)));
 
 /* Checks. Each returns 0, or a negative errno with the context's error text set. */
-int kvt_check_view(struct kvt_attn_context *context, const struct kvt_attn_view *view) KVT_HIDDEN;
 int kvt_check_prefill(struct kvt_attn_context *context,
 		      const struct kvt_attn_prefill *prefill) KVT_HIDDEN;
 int kvt_check_append(struct kvt_attn_context *context,

@@ -113,7 +113,8 @@ int kvt_client_create(struct kvt_client **ret_client, const struct kvt_client_pa
 	return 0;
 }
 
-void kvt_client_destroy(struct kvt_client *client)
+/* Unmap (not in a forked child), close, free. */
+static void destroy(struct kvt_client *client)
 {
 	KVT_KEEP_ERRNO;
 	const int fds[] = { client->control, client->greeting, client->doorbell,
@@ -147,7 +148,7 @@ void kvt_client_destroy(struct kvt_client *client)
 void kvt_client_abandon(struct kvt_client *client)
 {
 	if (client)
-		kvt_client_destroy(client);
+		destroy(client);
 }
 
 int kvt_client_close(struct kvt_client *client, struct kvt_fence fence)
@@ -164,7 +165,7 @@ int kvt_client_close(struct kvt_client *client, struct kvt_fence fence)
 		rc = kvt_client_call(client, &request, NULL, &result);
 	if (rc == 0)
 		kvt_client_step(client, KVT_STEP_CLOSED);
-	kvt_client_destroy(client);
+	destroy(client);
 	return rc;
 }
 

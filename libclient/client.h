@@ -296,8 +296,6 @@ struct kvt_client_parts {
 
 /** Create a client. -ENOMEM: the caller still owns all parts. */
 int kvt_client_create(struct kvt_client **ret_client, const struct kvt_client_parts *parts);
-/** Unmap (not in a forked child), close, free. */
-void kvt_client_destroy(struct kvt_client *client);
 
 /* ---------------------------------------------------------------- inside */
 

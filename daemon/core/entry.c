@@ -80,7 +80,7 @@ int kvt_entry_check_lease(struct kvt_core *core, struct kvt_op_context *op, bool
 	if (sqe->node == 0 || sqe->node > core->config.n_leases)
 		return kvt_refuse(op, -ESTALE, KVT_REASON_LEASE_STALE, 0);
 	lease = &core->leases[sqe->node];
-	if (!kvt_lease_alive(core, sqe->node) || lease->generation != sqe->generation ||
+	if (lease->kind == KVT_LEASE_FREE || lease->generation != sqe->generation ||
 	    (!deferred && (lease->flags & KVT_LEASE_ENDING)))
 		return kvt_refuse(op, -ESTALE, KVT_REASON_LEASE_STALE, 0);
 	if (lease->session != op->session)

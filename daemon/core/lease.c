@@ -176,8 +176,9 @@ static void write_table(const struct kvt_core *core, const struct kvt_lease_reco
 
 /* ---- room */
 
-int kvt_room_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t n,
-		   uint64_t path_pages)
+/** Check that n pages can be made free, with `path_pages` evictable ones about to be locked. */
+static int room_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t n,
+		      uint64_t path_pages)
 {
 	uint64_t available = core->count->free_pages + core->count->evictable_pages - path_pages;
 
@@ -224,7 +225,7 @@ int kvt_private_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t
 
 	if (!error && n > op->sqe->list_capacity)
 		error = kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, n);
-	return error ? error : kvt_room_check(core, op, n, 0);
+	return error ? error : room_check(core, op, n, 0);
 }
 
 /* ---- BEGIN */
@@ -268,7 +269,7 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 	plan->fresh = plan->whole - plan->walk.walked;
 	kvt_need_compute(core, &plan->walk, plan->fresh, true, &plan->need);
 	if (too_large)
-		return kvt_room_check(core, op, plan->table, plan->need.path_pages);
+		return room_check(core, op, plan->table, plan->need.path_pages);
 	if (flags & (KVT_F_WAIT | KVT_F_NO_WAIT) && plan->table <= sqe->list_capacity &&
 	    kvt_wait_check(core, op, &plan->walk) == KVT_WAITS)
 		return KVT_WAITS;
@@ -282,7 +283,7 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 	if (plan->need.spare)
 		plan->need.evict_pages = plan->table - plan->reuse -
 					 (uint32_t)core->count->free_pages;
-	error = kvt_room_check(core, op, plan->table - plan->reuse, plan->need.path_pages);
+	error = room_check(core, op, plan->table - plan->reuse, plan->need.path_pages);
 	if (error)
 		return error;
 	if (plan->fresh && !kvt_walk_ends_new(core, &plan->walk,

@@ -19,16 +19,12 @@ void kvt_lease_list(struct kvt_core *core, uint32_t lease);
 /** Free a lease that holds nothing any more. */
 void kvt_lease_free(struct kvt_core *core, uint32_t lease);
 
-/** Check that n pages can be made free, with `path_pages` evictable ones about to be locked: 0, or
- * -ENOSPC with reason, a and b set. */
-int kvt_room_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t n,
-		   uint64_t path_pages);
 /** Check that an operation may have n private pages and list them: quota, list, room. */
 int kvt_private_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t n);
 /** Check that the session may lock this path: 0 or a refusal. */
 int kvt_lock_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t node,
 		   uint32_t pages);
-/** Evict until n pages are free, which kvt_room_check() found possible. */
+/** Evict until n pages are free, which was found possible. */
 void kvt_room_make(struct kvt_core *core, uint32_t n);
 
 int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op);

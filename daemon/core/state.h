@@ -224,12 +224,6 @@ static inline uint32_t *kvt_keys_at(const struct kvt_core *core, uint32_t slot)
 	return core->slot_keys + (size_t)slot * core->ps;
 }
 
-static inline bool kvt_lease_alive(const struct kvt_core *core, uint32_t lease)
-{
-	return core->leases[lease].kind == KVT_LEASE_MATCH ||
-	       core->leases[lease].kind == KVT_LEASE_BEGIN;
-}
-
 /* A field that clients read while it changes: one store, of the whole value. */
 #define KVT_SET(field, value) kvt_store_relaxed(&(field), (value))
 

@@ -163,7 +163,8 @@ void kvt_root_prune(struct kvt_core *core, uint32_t id)
 	recycle(core, id);
 }
 
-void kvt_node_drop(struct kvt_core *core, uint32_t id, uint32_t parent)
+/** Recycle an empty, unlinked node; prunes the root that was its parent if it was the last. */
+static void node_drop(struct kvt_core *core, uint32_t id, uint32_t parent)
 {
 	struct kvt_node *node = kvt_node_at(core, id);
 
@@ -312,7 +313,7 @@ void kvt_node_trim(struct kvt_core *core, uint32_t id, uint32_t n)
 	core->count->evicted_pages += n;
 	kvt_slots_give_later(core, first + keep, n);
 	if (keep == 0)
-		kvt_node_drop(core, id, parent);
+		node_drop(core, id, parent);
 }
 
 void kvt_node_seal(struct kvt_core *core, uint32_t id, uint32_t page)
@@ -432,7 +433,7 @@ static void unlock_one(struct kvt_core *core, uint32_t id)
 	}
 	cut_tail(core, id);
 	if (node->n_slots == 0) {
-		kvt_node_drop(core, id, detached ? KVT_NONE : parent);
+		node_drop(core, id, detached ? KVT_NONE : parent);
 		return;
 	}
 	kvt_recency_add(core, id);

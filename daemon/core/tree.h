@@ -15,8 +15,6 @@ uint32_t kvt_node_make(struct kvt_core *core, uint32_t namespace_id, uint32_t pa
 void kvt_node_link(struct kvt_core *core, uint32_t node);
 /** Take it out of the index and of its parent's children; locks still go up through it. */
 void kvt_node_unlink(struct kvt_core *core, uint32_t node);
-/** Recycle an empty, unlinked node; prunes the root that was its parent if it was the last. */
-void kvt_node_drop(struct kvt_core *core, uint32_t node, uint32_t parent);
 /** Free a root that has no children, locks or pin. No root: nothing. */
 void kvt_root_prune(struct kvt_core *core, uint32_t root);
 /** Take a root off its namespace: it is detached or gone. */

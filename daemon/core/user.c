@@ -13,7 +13,14 @@
 #include "daemon/core/state.h"
 #include "daemon/core/user.h"
 
-uint32_t kvt_user_find(const struct kvt_core *core, uint32_t uid)
+/** The record of a session's uid. */
+static struct kvt_user *user_of(const struct kvt_core *core, uint32_t session)
+{
+	return &core->users[core->user_of[session]];
+}
+
+/** The number of a uid's record, 0 if it has none. */
+static uint32_t user_find(const struct kvt_core *core, uint32_t uid)
 {
 	for (uint32_t i = 1; i <= core->n_users; i++)
 		if ((core->users[i].sessions || core->users[i].namespaces) &&
@@ -25,7 +32,7 @@ uint32_t kvt_user_find(const struct kvt_core *core, uint32_t uid)
 /** The uid's record, a new one if it has none. */
 static uint32_t user_take(struct kvt_core *core, uint32_t uid)
 {
-	uint32_t id = kvt_user_find(core, uid);
+	uint32_t id = user_find(core, uid);
 
 	if (id)
 		return id;
@@ -50,13 +57,13 @@ void kvt_user_session(struct kvt_core *core, uint32_t session)
 
 void kvt_user_session_over(struct kvt_core *core, uint32_t session)
 {
-	if (--kvt_user_of(core, session)->live == 0)
+	if (--user_of(core, session)->live == 0)
 		core->live_users--;
 }
 
 void kvt_user_session_gone(struct kvt_core *core, uint32_t session)
 {
-	kvt_user_of(core, session)->sessions--;
+	user_of(core, session)->sessions--;
 	core->user_of[session] = 0;
 }
 
@@ -147,14 +154,14 @@ static bool at_limit(uint64_t used, uint32_t limit)
 
 int kvt_user_check_session(const struct kvt_core *core, uint32_t uid)
 {
-	uint32_t sessions = core->users[kvt_user_find(core, uid)].sessions;
+	uint32_t sessions = core->users[user_find(core, uid)].sessions;
 
 	return at_limit(sessions, core->config.uid_sessions) ? -EDQUOT : 0;
 }
 
 int kvt_user_check_space(const struct kvt_core *core, uint32_t session)
 {
-	return at_limit(kvt_user_of(core, session)->namespaces, core->config.uid_namespaces) ?
+	return at_limit(user_of(core, session)->namespaces, core->config.uid_namespaces) ?
 		       -EDQUOT : 0;
 }
 

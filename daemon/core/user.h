@@ -9,12 +9,6 @@
 
 #include "daemon/core/state.h"
 
-/** The record of a session's uid. */
-static inline struct kvt_user *kvt_user_of(const struct kvt_core *core, uint32_t session)
-{
-	return &core->users[core->user_of[session]];
-}
-
 /** Leases of all sessions of this one's uid. */
 uint64_t kvt_user_leases(const struct kvt_core *core, uint32_t session);
 /** The slow half of kvt_user_may_hold(). */
@@ -30,8 +24,6 @@ static inline bool kvt_user_may_hold(const struct kvt_core *core, uint32_t sessi
 	       kvt_user_may_hold_more(core, session, n, path_pages);
 }
 
-/** The record of a uid, 0 if it has none. */
-uint32_t kvt_user_find(const struct kvt_core *core, uint32_t uid);
 /** Count a session that begins, is over, is gone. */
 void kvt_user_session(struct kvt_core *core, uint32_t session);
 void kvt_user_session_over(struct kvt_core *core, uint32_t session);

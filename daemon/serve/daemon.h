@@ -552,7 +552,5 @@ void kvt_timers_run(struct kvt_daemon *daemon);
 /** Handle signals. SIGTERM, SIGINT: drain, or exit on the second. SIGHUP: reload. SIGUSR2:
  * leave. */
 void kvt_signal_handle(struct kvt_daemon *daemon);
-/** Send STATUS to the service manager, if it changed. */
-void kvt_status_send(struct kvt_daemon *daemon);
 
 #endif

@@ -63,7 +63,7 @@ static uint64_t ask_quiet_again(struct kvt_daemon *daemon)
 }
 
 /* Send STATUS if it changed: the manager forwards each to all its subscribers. */
-void kvt_status_send(struct kvt_daemon *daemon)
+static void send_status(struct kvt_daemon *daemon)
 {
 	const struct kvt_counters *count = daemon->counters;
 	uint64_t hit = count->hit_positions, input = count->input_positions;
@@ -91,7 +91,7 @@ static uint64_t feed_manager(struct kvt_daemon *daemon)
 	if (kvt_notify_owes(&daemon->notify))
 		next = daemon->real_ns + OWED_INTERVAL_NS;
 	if (daemon->real_ns >= daemon->status_at_ns) {
-		kvt_status_send(daemon);
+		send_status(daemon);
 		daemon->status_at_ns = daemon->real_ns + STATUS_INTERVAL_NS;
 	}
 	if (half && daemon->real_ns >= daemon->watchdog_at_ns &&
@@ -158,7 +158,7 @@ static void begin_drain(struct kvt_daemon *daemon, int signal)
 	kvt_core_publish(daemon->core, KVT_ARENA_DRAINING);
 	stop_listening(daemon);
 	kvt_notify_tell(&daemon->notify, "STOPPING=1\n");
-	kvt_status_send(daemon);
+	send_status(daemon);
 }
 
 static void reload(struct kvt_daemon *daemon)

@@ -61,12 +61,6 @@ uint32_t model_root(const struct kvt_oracle *o, uint32_t namespace_id)
 	return o->namespaces[namespace_id].root;
 }
 
-/* Record 0 is never used. */
-uint32_t model_usable_nodes(const struct kvt_oracle *o)
-{
-	return o->config.max_nodes - 1;
-}
-
 /* Take a node. Ids are recycled first in, first out, so the next one is predicted. */
 int model_node_take(struct kvt_oracle *o, uint32_t id, struct model_node **ret_node)
 {
@@ -74,7 +68,7 @@ int model_node_take(struct kvt_oracle *o, uint32_t id, struct model_node **ret_n
 
 	if (o->n_free_ids == 0)
 		return oracle_fail(o, "node %u was made, but all %u nodes are in use", id,
-				   model_usable_nodes(o));
+				   o->config.max_nodes - 1); /* record 0 is never used */
 	TRY(oracle_expect(o, "id of the new node", o->free_ids[o->free_head], id));
 	node = calloc(1, sizeof(*node));
 	if (!node)

@@ -193,7 +193,6 @@ void *oracle_room(void *array, uint32_t *room, uint64_t want, size_t bytes);
 struct model_node *model_node(const struct kvt_oracle *o, uint32_t id); /* NULL if not in use */
 uint32_t model_end(const struct model_node *node);
 uint32_t model_root(const struct kvt_oracle *o, uint32_t namespace_id);
-uint32_t model_usable_nodes(const struct kvt_oracle *o);
 
 int model_node_take(struct kvt_oracle *o, uint32_t id, struct model_node **ret_node);
 void model_node_drop(struct kvt_oracle *o, struct model_node *node);

@@ -122,6 +122,17 @@ static struct kvt_counters settled_alone(void)
 	return counters;
 }
 
+/* Make the witness do `rounds` more and wait for them. Ends the test if it fails or hangs (by the
+ * runner's limit). */
+static void work(uint32_t rounds)
+{
+	uint64_t word = 0;
+
+	kvt_test_send(witness.pipe, rounds);
+	if (!kvt_test_receive(witness.pipe, &word) || word != 2)
+		kvt_test_fail("the witness failed");
+}
+
 void kvt_witness_start(const char *config)
 {
 	const char *arguments[] = { log_flag, NULL };
@@ -134,7 +145,7 @@ void kvt_witness_start(const char *config)
 	kvt_test_daemon_start(&kvt_victim, arguments);
 	kvt_test_child_start(&witness, witness_run, NULL);
 	kvt_test_expect(witness.pipe, 1);
-	kvt_witness_work(10);
+	work(10);
 	settled_alone();
 	descriptors = kvt_test_daemon_descriptors(&kvt_victim);
 }
@@ -147,22 +158,13 @@ uint64_t kvt_witness_longest_ns(void)
 	return longest;
 }
 
-void kvt_witness_work(uint32_t rounds)
-{
-	uint64_t word = 0;
-
-	kvt_test_send(witness.pipe, rounds);
-	if (!kvt_test_receive(witness.pipe, &word) || word != 2)
-		kvt_test_fail("the witness failed");
-}
-
 void kvt_witness_check(void)
 {
 	struct kvt_counters counters = settled_alone();
 
 	kvt_test_equal(counters.free_pages + counters.cached_pages + counters.private_pages, 4095);
 	kvt_test_audit(&kvt_victim);
-	kvt_witness_work(50);
+	work(50);
 	settled_alone();
 	/* The observer that asked may still be open: retry. */
 	for (uint32_t asked = 0; kvt_test_daemon_descriptors(&kvt_victim) > descriptors; asked++) {
@@ -220,9 +222,9 @@ uint64_t kvt_attack(kvt_attack_fn *attack, uint64_t seed)
 	struct kvt_test_child child;
 
 	kvt_test_child_start(&child, attacker_run, &attacker);
-	kvt_witness_work(20);
+	work(20);
 	kvt_test_expect(child.pipe, 4);
-	kvt_witness_work(20);
+	work(20);
 	kvt_test_child_kill(&child, SIGKILL);
 	kvt_witness_check();
 	return kvt_test_settled(&kvt_victim).violations - before;

@@ -14,9 +14,6 @@ extern struct kvt_test_daemon kvt_victim; /* the daemon under attack */
 
 /** Start the daemon and the witness. */
 void kvt_witness_start(const char *config);
-/** Make the witness do `rounds` more and wait for them. Ends the test if it fails or hangs (by the
- * runner's limit). */
-void kvt_witness_work(uint32_t rounds);
 /** Return its longest round since the last call. */
 uint64_t kvt_witness_longest_ns(void);
 /** Call after the attackers' end. Waits until only the witness is left; checks that every page is

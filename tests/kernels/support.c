@@ -329,7 +329,8 @@ float text_value(uint64_t seed, uint32_t plane, uint32_t position, uint32_t head
 	return value_of(seed * 7 + 1 + plane, position, head, dim);
 }
 
-float text_query(uint64_t seed, uint32_t position, uint32_t head, uint32_t dim)
+/* An element of a query vector of the text with this seed. */
+static float text_query(uint64_t seed, uint32_t position, uint32_t head, uint32_t dim)
 {
 	return value_of(seed * 7 + 3, position, head, dim);
 }
@@ -431,8 +432,11 @@ uint32_t reference_limit(uint32_t position, uint32_t n_positions,
 	return limit < n_positions ? limit : n_positions;
 }
 
-void reference_row(const struct pool *pool, const struct text *text, const void *q, uint32_t q_type,
-		   uint32_t kv_head, uint32_t limit, double scale, double *result)
+/* Attention of one query head of one row, in double precision, straight from the pages:
+ * result[head_dim]. The row sees positions 0 .. limit - 1. */
+static void reference_row(const struct pool *pool, const struct text *text, const void *q,
+			  uint32_t q_type, uint32_t kv_head, uint32_t limit, double scale,
+			  double *result)
 {
 	const struct kvt_attn_geometry *g = &pool->geometry;
 	double *scores = must(malloc(limit * sizeof *scores));

@@ -108,8 +108,6 @@ void text_free(struct text *text);
 float text_value(uint64_t seed, uint32_t plane, uint32_t position, uint32_t head, uint32_t dim);
 void *pool_element(const struct pool *pool, uint32_t plane, uint32_t page, uint32_t head,
 		   uint32_t position, uint32_t dim);
-/* An element of a query vector of the text with this seed. */
-float text_query(uint64_t seed, uint32_t position, uint32_t head, uint32_t dim);
 
 /* Queries of a batch, and poisoned memory for the result; rows are [query][head][dim]. */
 
@@ -127,13 +125,6 @@ struct rows rows_make(uint32_t n_rows, uint32_t n_heads, uint32_t head_dim, uint
 void rows_free(struct rows *rows);
 /* Fill queries of positions [first, first + n) of a text into rows from row on. */
 void rows_fill(struct rows *rows, uint32_t row, uint64_t seed, uint32_t first, uint32_t n);
-
-/*
- * Attention of one query head of one row, in double precision, straight from the pages:
- * result[head_dim]. The row sees positions 0 .. limit - 1.
- */
-void reference_row(const struct pool *pool, const struct text *text, const void *q, uint32_t q_type,
-		   uint32_t kv_head, uint32_t limit, double scale, double *result);
 
 /*
  * Relative error of one query head of one row: the norm of the difference by the norm of the

@@ -26,19 +26,6 @@ bool kvt_trace_seize(pid_t pid, bool children)
 		      OPTIONS | (children ? PTRACE_O_TRACEFORK : 0)) == 0;
 }
 
-bool kvt_trace_begin(pid_t pid)
-{
-	int status;
-
-	kvt_test_equal(waitpid(pid, &status, 0), pid);
-	if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
-		return false;
-	kvt_test_check(WIFSTOPPED(status));
-	kvt_test_equal(ptrace(PTRACE_SETOPTIONS, pid, NULL, OPTIONS | PTRACE_O_TRACEFORK), 0);
-	kvt_test_equal(ptrace(PTRACE_CONT, pid, NULL, NULL), 0);
-	return true;
-}
-
 void kvt_trace_stop(pid_t pid)
 {
 	int status;
@@ -81,7 +68,7 @@ bool kvt_trace_next(pid_t pid, struct ptrace_syscall_info *ret_info, int *ret_st
 	return false;
 }
 
-bool kvt_trace_begins(const struct ptrace_syscall_info *info, uint64_t number)
+static bool begins(const struct ptrace_syscall_info *info, uint64_t number)
 {
 	return info->op == PTRACE_SYSCALL_INFO_ENTRY && info->entry.nr == number;
 }
@@ -138,7 +125,7 @@ bool kvt_trace_says(pid_t pid, const struct ptrace_syscall_info *info, const cha
 	char said[256];
 	size_t n;
 
-	if (!kvt_trace_begins(info, SYS_write) && !kvt_trace_begins(info, SYS_sendto))
+	if (!begins(info, SYS_write) && !begins(info, SYS_sendto))
 		return false;
 	n = info->entry.args[2] < sizeof(said) ? info->entry.args[2] : sizeof(said) - 1;
 	if (!kvt_trace_read(pid, info->entry.args[1], said, n))

@@ -19,9 +19,6 @@
 /** Trace a running process and, with `children`, all that it starts. Returns false if it cannot be
  * traced. */
 bool kvt_trace_seize(pid_t pid, bool children);
-/** The same for a process that asks for it (PTRACE_TRACEME), from its beginning, with its
- * children. */
-bool kvt_trace_begin(pid_t pid);
 /** Stop a seized process that runs. */
 void kvt_trace_stop(pid_t pid);
 /** Let a stopped process run untraced. */
@@ -29,8 +26,6 @@ void kvt_trace_let_go(pid_t pid);
 /** Resume a stopped process until the next place. Returns false if it has ended, as *ret_status
  * says. */
 bool kvt_trace_next(pid_t pid, struct ptrace_syscall_info *ret_info, int *ret_status);
-/** True if this is the place before that system call. */
-bool kvt_trace_begins(const struct ptrace_syscall_info *info, uint64_t number);
 /** True if this is the place before one that hands `text` to the kernel: write(), send(). */
 bool kvt_trace_says(pid_t pid, const struct ptrace_syscall_info *info, const char *text);
 /** Skip the system call at whose place it stands, and make it return -error. It then stands behind

@@ -167,7 +167,6 @@ struct sim {
 };
 
 /* random.c */
-void sim_seed(struct sim *sim);
 uint32_t sim_below(struct sim *sim, uint32_t n); /* 0 if n is 0 */
 bool sim_chance(struct sim *sim, uint32_t per_mille);
 uint32_t sim_between(struct sim *sim, uint32_t least, uint32_t most);

@@ -27,7 +27,7 @@ static uint64_t next_random(struct sim *sim)
 	return result;
 }
 
-void sim_seed(struct sim *sim)
+static void seed_random(struct sim *sim)
 {
 	uint64_t x = sim->seed;
 
@@ -132,7 +132,7 @@ bool sim_create(struct sim *sim)
 	const char *why = "";
 	int error;
 
-	sim_seed(sim);
+	seed_random(sim);
 	choose_config(sim);
 	if (kvt_core_plan(&sim->config, &sizes, &why))
 		return sim_fail(sim, "plan: %s", why);
