@@ -463,16 +463,10 @@ int lease_extend(struct kvt_oracle *o)
 {
 	struct model_run *run = &o->run;
 	uint32_t n = run->record->sqe.arg;
-	uint64_t available = model_available(o);
 	struct model_lease *lease;
 
 	TRY(lease_find(o, true, &lease));
-	TRY(run_need_quota(o, n, 0));
-	TRY(run_need_list(o, n));
-	if (n > available)
-		return run_no_room(o, n, available);
-	run->need_pages = n;
-	TRY(events_follow(o, EVENT_BIT(KVT_EV_TRIM) | EVENT_BIT(KVT_EV_FREE)));
+	TRY(run_need_private(o, n));
 	TRY(table_add_fresh(o, lease, n));
 	model_touch(o, lease->node);
 	run->want.lease = run->record->sqe.node;

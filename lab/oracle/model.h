@@ -278,6 +278,8 @@ int run_need_nodes(struct kvt_oracle *o, uint64_t most_nodes);
 int run_need_lease(struct kvt_oracle *o);
 /* Check the session's quota. `locked`: pages of the path that were evictable until now. */
 int run_need_quota(struct kvt_oracle *o, uint64_t pages, uint64_t locked);
+/** Check that the session may have n private pages and list them, and follow the evictions. */
+int run_need_private(struct kvt_oracle *o, uint32_t n);
 /** Put pages [0, n) of the path to `node` into the wanted list. */
 int run_want_path(struct kvt_oracle *o, uint32_t node, uint32_t n);
 void run_want_handle(struct kvt_oracle *o, uint32_t node, uint64_t positions);

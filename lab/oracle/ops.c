@@ -131,14 +131,8 @@ static int op_alloc(struct kvt_oracle *o)
 {
 	struct model_run *run = &o->run;
 	uint32_t n = run->record->sqe.arg, page;
-	uint64_t available = model_available(o);
 
-	TRY(run_need_quota(o, n, 0));
-	TRY(run_need_list(o, n));
-	if (n > available)
-		return run_no_room(o, n, available);
-	run->need_pages = n;
-	TRY(events_follow(o, EVENT_BIT(KVT_EV_TRIM) | EVENT_BIT(KVT_EV_FREE)));
+	TRY(run_need_private(o, n));
 	for (uint32_t i = 0; i < n; i++) {
 		TRY(run_want(o, 0));
 		TRY(run_fresh_page(o, i, &page));

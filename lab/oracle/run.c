@@ -202,3 +202,15 @@ int run_need_quota(struct kvt_oracle *o, uint64_t pages, uint64_t locked)
 		return run_refuse(o, -EDQUOT, KVT_REASON_UID_PAGES, limit);
 	return 0;
 }
+
+int run_need_private(struct kvt_oracle *o, uint32_t n)
+{
+	uint64_t available = model_available(o);
+
+	TRY(run_need_quota(o, n, 0));
+	TRY(run_need_list(o, n));
+	if (n > available)
+		return run_no_room(o, n, available);
+	o->run.need_pages = n;
+	return events_follow(o, EVENT_BIT(KVT_EV_TRIM) | EVENT_BIT(KVT_EV_FREE));
+}
