@@ -69,19 +69,19 @@ uint64_t kvt_control_leave(struct kvt_daemon *daemon)
 /* The account that wake-ups of this socket are charged to. */
 static struct kvt_cost *cost_of(struct kvt_daemon *daemon, struct kvt_connection *connection)
 {
-	return connection->session ? &daemon->sessions[connection->session].cost :
-				     &connection->cost;
+	return connection->member ? &daemon->sessions[connection->member->session].cost :
+				    &connection->cost;
 }
 
 void kvt_control_drop(struct kvt_daemon *daemon, struct kvt_connection *connection)
 {
-	uint32_t member = connection->member;
+	struct kvt_member *member = connection->member;
 
 	if (connection->fd < 0)
 		return;
 	kvt_connection_drop(daemon, connection);
 	if (member)
-		kvt_session_lost(daemon, &daemon->members[member], false);
+		kvt_session_lost(daemon, member, false);
 }
 
 /* End a session or connection whose client does not read its socket. */
@@ -90,7 +90,7 @@ static void end_unsent(struct kvt_daemon *daemon, struct kvt_connection *connect
 	if (!connection->unsent)
 		return;
 	if (connection->state == KVT_CONNECTION_SESSION)
-		kvt_session_kill(daemon, &daemon->sessions[connection->session], -ECOMM,
+		kvt_session_kill(daemon, &daemon->sessions[connection->member->session], -ECOMM,
 				 "the control socket is not read: the session is over");
 	else if (connection->state != KVT_CONNECTION_OVER)
 		kvt_control_drop(daemon, connection);
@@ -226,7 +226,8 @@ static void malformed(struct kvt_daemon *daemon, struct kvt_connection *connecti
 		      const char *text)
 {
 	if (connection->state == KVT_CONNECTION_SESSION)
-		kvt_session_kill(daemon, &daemon->sessions[connection->session], -EPROTO, text);
+		kvt_session_kill(daemon, &daemon->sessions[connection->member->session], -EPROTO,
+				 text);
 	else
 		refuse(daemon, connection, 0, -EPROTO, text);
 }
@@ -503,7 +504,7 @@ static void add_shared(struct kvt_daemon *daemon, struct kvt_message_welcome *we
 static void admit(struct kvt_daemon *daemon, struct kvt_connection *connection,
 		  struct kvt_message_welcome *welcome)
 {
-	const struct kvt_member *member = &daemon->members[connection->member];
+	const struct kvt_member *member = connection->member;
 
 	KVT_ASSERT(connection->state == KVT_CONNECTION_HALF_OPEN && member->session);
 	kvt_half_open_remove(&daemon->half_open, &connection->half_open);
@@ -636,8 +637,9 @@ static void handle_namespace(struct kvt_daemon *daemon, struct kvt_connection *c
 	int error;
 
 	kvt_log_clean(label, sizeof(label), request->label, KVT_LABEL_BYTES);
-	error = kvt_core_namespace_open(daemon->core, connection->session, request->digest, label,
-					daemon->now_ns, &number);
+	error = kvt_core_namespace_open(daemon->core,
+					connection->member ? connection->member->session : 0,
+					request->digest, label, daemon->now_ns, &number);
 	kvt_message_fill(&answer.head, KVT_MSG_NAMESPACE, sizeof(answer), error,
 			 request->head.cookie);
 	answer.namespace_id = number;

@@ -161,8 +161,7 @@ struct kvt_connection {
 	int fd;
 	uint32_t hold; /* its key with the closer, 0 = none */
 	uint32_t generation;
-	uint32_t session; /* 0 = none */
-	uint32_t member;  /* process of that session */
+	struct kvt_member *member; /* a session's process, NULL: none */
 	struct kvt_peer peer;
 	struct kvt_wake wake;
 	struct kvt_cost cost; /* while it has no session */

@@ -19,13 +19,13 @@
 int kvt_group_open(struct kvt_daemon *daemon, struct kvt_connection *connection, uint32_t n_ranks,
 		   uint64_t ret_token[2], char *why, size_t why_size)
 {
-	uint32_t session = connection->session;
+	const struct kvt_member *member = connection->member;
 	uint64_t token[2];
 	int error;
 
-	if (!session || connection->member != session) {
+	if (!member || member->rank) {
 		snprintf(why, why_size, "only a process that opened a session can make a group of "
-			 "it: %s", session ? "this one is a member" : "an observer has none");
+			 "it: %s", member ? "this one is a member" : "an observer has none");
 		return -ENOTCONN;
 	}
 	if (n_ranks < 2 || n_ranks > KVT_MAX_RANKS) {
@@ -38,13 +38,13 @@ int kvt_group_open(struct kvt_daemon *daemon, struct kvt_connection *connection,
 		return -EIO;
 	}
 	token[0] |= !(token[0] | token[1]); /* 0 means no token */
-	error = kvt_core_group_open(daemon->core, session, n_ranks, token);
+	error = kvt_core_group_open(daemon->core, member->session, n_ranks, token);
 	if (error == -ENOSPC)
 		snprintf(why, why_size, "all max_members=%u places are taken by groups: end some, "
 			 "or raise it", daemon->core_config.max_members);
 	else if (error)
 		snprintf(why, why_size, "this session leads a group of %u ranks already",
-			 kvt_core_member(daemon->core, session)->n_ranks);
+			 kvt_core_member(daemon->core, member->index)->n_ranks);
 	else
 		memcpy(ret_token, token, sizeof(token));
 	return error;

@@ -58,8 +58,7 @@ void kvt_member_connect(struct kvt_daemon *daemon, struct kvt_member *member,
 			struct kvt_connection *connection)
 {
 	KVT_ASSERT(!member->connection);
-	connection->session = member->session;
-	connection->member = member->index;
+	connection->member = member;
 	member->connection = (uint32_t)(connection - daemon->connections) + 1;
 	daemon->sessions[member->session].connections++;
 }

@@ -168,8 +168,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
 			victim.message_after = 0;
 			kvt_control_work(&victim);
 		}
-		if (connection->generation == generation && connection->session)
-			session = connection->session;
+		if (connection->generation == generation && connection->member)
+			session = connection->member->session;
 		kvt_control_answer(&victim);
 		drain(fds[1]);
 		flush();
