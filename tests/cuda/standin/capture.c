@@ -9,7 +9,6 @@
  */
 #include "tests/cuda/standin/standin.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,7 +67,7 @@ int standin_capture_check(const char *name)
 	if (!kvt_load_relaxed(&n_captures) || thread_mode == KVT_CU_CAPTURE_MODE_RELAXED ||
 	    !is_unsafe(name))
 		return 0;
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	for (int i = 0; i < CAPTURES_MAX; i++) {
 		struct capture *capture = &captures[i];
 		bool own = capture->thread == &thread_mode;
@@ -82,7 +81,6 @@ int standin_capture_check(const char *name)
 		capture->invalidated = true;
 		error = KVT_CU_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 	}
-	pthread_mutex_unlock(&lock);
 	return error;
 }
 
@@ -111,37 +109,29 @@ static int null_stream_check(bool invalidate)
 int standin_capture_put(void *stream)
 {
 	struct capture *capture;
-	int error = 0;
 
-	pthread_mutex_lock(&lock);
-	capture = stream ? capture_of(stream) : NULL;
+	LOCKED;
 	if (!stream)
-		error = null_stream_check(true);
-	else if (capture && capture->invalidated)
-		error = STANDIN_CAPTURE_INVALIDATED;
-	else if (capture)
-		error = STANDIN_CAPTURED;
-	if (error == STANDIN_CAPTURED)
-		capture->n_nodes++;
-	pthread_mutex_unlock(&lock);
-	return error;
+		return null_stream_check(true);
+	capture = capture_of(stream);
+	if (!capture || capture->invalidated)
+		return capture ? STANDIN_CAPTURE_INVALIDATED : 0;
+	capture->n_nodes++;
+	return STANDIN_CAPTURED;
 }
 
 int standin_capture_break(void *stream)
 {
 	struct capture *capture;
-	int error = 0;
 
-	pthread_mutex_lock(&lock);
-	capture = stream ? capture_of(stream) : NULL;
+	LOCKED;
 	if (!stream)
-		error = null_stream_check(true);
-	if (capture) {
-		capture->invalidated = true;
-		error = KVT_CU_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-	}
-	pthread_mutex_unlock(&lock);
-	return error;
+		return null_stream_check(true);
+	capture = capture_of(stream);
+	if (!capture)
+		return 0;
+	capture->invalidated = true;
+	return KVT_CU_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
 EXPORT int cuStreamIsCapturing(void *stream, int *status)
@@ -152,7 +142,7 @@ EXPORT int cuStreamIsCapturing(void *stream, int *status)
 	ENTER("cuStreamIsCapturing");
 	if (!standin_current())
 		return KVT_CU_ERROR_INVALID_CONTEXT;
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	if (!stream)
 		error = null_stream_check(false);
 	capture = stream ? capture_of(stream) : NULL;
@@ -160,7 +150,6 @@ EXPORT int cuStreamIsCapturing(void *stream, int *status)
 		*status = !capture		 ? STATUS_NONE
 			  : capture->invalidated ? STATUS_INVALIDATED
 						 : STATUS_ACTIVE;
-	pthread_mutex_unlock(&lock);
 	return error;
 }
 
@@ -172,39 +161,34 @@ EXPORT int cuStreamBeginCapture_v2(void *stream, int mode)
 	ENTER("cuStreamBeginCapture_v2");
 	if (!stream || mode < KVT_CU_CAPTURE_MODE_GLOBAL || mode > KVT_CU_CAPTURE_MODE_RELAXED)
 		return KVT_CU_ERROR_INVALID_VALUE;
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	capture = capture_of(stream) ? NULL : capture_of(NULL);
-	if (capture) {
-		*capture = (struct capture){ stream, &thread_mode, mode, false, 0 };
-		kvt_store_relaxed(&n_captures, n_captures + 1);
-	}
-	pthread_mutex_unlock(&lock);
-	return capture ? 0 : KVT_CU_ERROR_INVALID_VALUE;
+	if (!capture)
+		return KVT_CU_ERROR_INVALID_VALUE;
+	*capture = (struct capture){ stream, &thread_mode, mode, false, 0 };
+	kvt_store_relaxed(&n_captures, n_captures + 1);
+	return 0;
 }
 
 EXPORT int cuStreamEndCapture(void *stream, void **ret_graph);
 EXPORT int cuStreamEndCapture(void *stream, void **ret_graph)
 {
-	struct capture *capture, ended = { .stream = NULL };
+	struct capture *capture, ended;
 	struct graph *graph;
-	int error = 0;
 
 	ENTER("cuStreamEndCapture");
 	*ret_graph = NULL;
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	capture = stream ? capture_of(stream) : NULL;
 	if (!capture)
-		error = STANDIN_CAPTURE_UNMATCHED;
-	else if (capture->mode != KVT_CU_CAPTURE_MODE_RELAXED && capture->thread != &thread_mode)
-		error = STANDIN_CAPTURE_WRONG_THREAD;
-	if (!error) {
-		ended = *capture;
-		*capture = (struct capture){ .stream = NULL };
-		kvt_store_relaxed(&n_captures, n_captures - 1);
-	}
-	pthread_mutex_unlock(&lock);
-	if (error || ended.invalidated)
-		return error ? error : STANDIN_CAPTURE_INVALIDATED;
+		return STANDIN_CAPTURE_UNMATCHED;
+	if (capture->mode != KVT_CU_CAPTURE_MODE_RELAXED && capture->thread != &thread_mode)
+		return STANDIN_CAPTURE_WRONG_THREAD;
+	ended = *capture;
+	*capture = (struct capture){ .stream = NULL };
+	kvt_store_relaxed(&n_captures, n_captures - 1);
+	if (ended.invalidated)
+		return STANDIN_CAPTURE_INVALIDATED;
 	graph = malloc(sizeof(*graph));
 	if (!graph)
 		return KVT_CU_ERROR_OUT_OF_MEMORY;

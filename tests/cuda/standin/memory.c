@@ -14,7 +14,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -109,27 +108,25 @@ static bool is_forgotten(const struct memory *memory)
 bool standin_reachable(uint64_t address, uint64_t bytes)
 {
 	const char *at = (const char *)(uintptr_t)address;
-	bool reachable = false;
 
-	pthread_mutex_lock(&lock);
-	for (int i = 0; i < RANGES_MAX && !reachable; i++)
-		reachable = ranges[i].base && ranges[i].kind != STANDIN_RESERVATION &&
-			    at >= ranges[i].base && at <= ranges[i].base + ranges[i].bytes &&
-			    bytes <= (uint64_t)(ranges[i].base + ranges[i].bytes - at) &&
-			    !is_forgotten(ranges[i].memory);
-	pthread_mutex_unlock(&lock);
-	return reachable;
+	LOCKED;
+	for (int i = 0; i < RANGES_MAX; i++)
+		if (ranges[i].base && ranges[i].kind != STANDIN_RESERVATION &&
+		    at >= ranges[i].base && at <= ranges[i].base + ranges[i].bytes &&
+		    bytes <= (uint64_t)(ranges[i].base + ranges[i].bytes - at) &&
+		    !is_forgotten(ranges[i].memory))
+			return true;
+	return false;
 }
 
 /* What is left open stays counted, but an access to it is fatal. */
 void standin_context_reset(int device)
 {
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	for (int i = 0; i < RANGES_MAX; i++)
 		if (ranges[i].base && ranges[i].memory && ranges[i].memory->device == device &&
 		    (ranges[i].kind == STANDIN_MEMORY || ranges[i].kind == STANDIN_IPC))
 			mprotect(ranges[i].base, ranges[i].bytes, PROT_NONE);
-	pthread_mutex_unlock(&lock);
 }
 
 static const char *directory(void)
@@ -268,12 +265,11 @@ EXPORT int cuMemGetInfo_v2(size_t *available, size_t *total)
 	int fd;
 
 	ENTER_CONTEXT("cuMemGetInfo_v2");
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	fd = devices_lock();
 	used = used_bytes(standin_current()->index);
 	if (fd >= 0)
 		close(fd);
-	pthread_mutex_unlock(&lock);
 	*total = total_bytes();
 	*available = total_bytes() - used;
 	return 0;
@@ -291,24 +287,22 @@ EXPORT int cuMemAlloc_v2(uint64_t *address, size_t bytes)
 	if (!bytes)
 		return KVT_CU_ERROR_INVALID_VALUE;
 	bytes = (bytes + 4095) / 4096 * 4096;
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	error = memory_create(standin_current()->index, bytes, &memory);
-	if (!error) {
-		base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
-		if (base == MAP_FAILED || !range_add(STANDIN_MEMORY, base, bytes, memory)) {
-			memory_drop(memory);
-			error = KVT_CU_ERROR_OPERATING_SYSTEM;
-		} else {
-			if (bytes <= FILL_MAX)
-				memset(base, 0xff, bytes);
-			*address = (uint64_t)(uintptr_t)base;
-		}
+	if (error)
+		return error;
+	base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
+	if (base == MAP_FAILED || !range_add(STANDIN_MEMORY, base, bytes, memory)) {
+		memory_drop(memory);
+		return KVT_CU_ERROR_OPERATING_SYSTEM;
 	}
-	pthread_mutex_unlock(&lock);
-	return error;
+	if (bytes <= FILL_MAX)
+		memset(base, 0xff, bytes);
+	*address = (uint64_t)(uintptr_t)base;
+	return 0;
 }
 
-/* Unmap a range and release its memory; needs a context. */
+/* Release a range and what is behind it; needs a context. */
 static int range_close(enum standin_kind kind, uint64_t address, const char *call)
 {
 	LEAVE(call);
@@ -316,20 +310,21 @@ static int range_close(enum standin_kind kind, uint64_t address, const char *cal
 
 	if (standin_context_error())
 		return standin_context_error();
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	range = range_at(kind, address);
-	if (range && --range->references > 0) {
-		pthread_mutex_unlock(&lock);
+	if (!range)
+		return kind == STANDIN_REGISTRATION ? STANDIN_NOT_REGISTERED :
+						      KVT_CU_ERROR_INVALID_VALUE;
+	if (--range->references > 0)
 		return error;
-	}
-	if (range) {
+	if (kind == STANDIN_PINNED) {
+		memset(range->base, 0xff, range->bytes); /* unreadable from now on */
+		free(range->base);
+	} else if (range->memory) {
 		munmap(range->base, range->bytes);
 		memory_drop(range->memory);
-		range_remove(range);
-	} else {
-		error = KVT_CU_ERROR_INVALID_VALUE;
 	}
-	pthread_mutex_unlock(&lock);
+	range_remove(range);
 	return error;
 }
 
@@ -351,24 +346,20 @@ EXPORT int cuIpcGetMemHandle(struct kvt_cu_ipc_handle *handle, uint64_t address)
 				 .uid = geteuid() };
 	struct flock exported = export_lock(F_WRLCK);
 	struct range *range;
-	int error = 0;
 
 	ENTER_CONTEXT("cuIpcGetMemHandle");
 	if (standin_trait("no-ipc") || !directory())
 		return KVT_CU_ERROR_NOT_SUPPORTED;
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	range = range_at(STANDIN_MEMORY, address);
-	if (!range || fcntl(range->memory->fd, F_OFD_SETLK, &exported) != 0) {
-		error = KVT_CU_ERROR_INVALID_VALUE;
-	} else {
-		ticket.driver = (uint32_t)standin_number("KVT_STANDIN_DRIVER", 13000);
-		ticket.bytes = range->bytes;
-		ticket.device = range->memory->device;
-		memcpy(ticket.name, range->memory->name, sizeof(ticket.name));
-		memcpy(handle, &ticket, sizeof(*handle));
-	}
-	pthread_mutex_unlock(&lock);
-	return error;
+	if (!range || fcntl(range->memory->fd, F_OFD_SETLK, &exported) != 0)
+		return KVT_CU_ERROR_INVALID_VALUE;
+	ticket.driver = (uint32_t)standin_number("KVT_STANDIN_DRIVER", 13000);
+	ticket.bytes = range->bytes;
+	ticket.device = range->memory->device;
+	memcpy(ticket.name, range->memory->name, sizeof(ticket.name));
+	memcpy(handle, &ticket, sizeof(*handle));
+	return 0;
 }
 
 /* Find the exporter's file, if it still has it. */
@@ -453,17 +444,16 @@ EXPORT int cuIpcOpenMemHandle_v2(uint64_t *address, struct kvt_cu_ipc_handle han
 	if (flags != KVT_CU_IPC_LAZY_PEER_ACCESS)
 		return KVT_CU_ERROR_INVALID_VALUE;
 	memcpy(&ticket, &handle, sizeof(ticket));
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	error = ticket_check(&ticket);
-	opened = error ? NULL : ticket_opened(&ticket);
-	if (opened) {
-		opened->references++;
-		*address = (uint64_t)(uintptr_t)opened->base;
-	} else if (!error) {
-		error = ticket_map(&ticket, address);
-	}
-	pthread_mutex_unlock(&lock);
-	return error;
+	if (error)
+		return error;
+	opened = ticket_opened(&ticket);
+	if (!opened)
+		return ticket_map(&ticket, address);
+	opened->references++;
+	*address = (uint64_t)(uintptr_t)opened->base;
+	return 0;
 }
 
 EXPORT int cuIpcCloseMemHandle(uint64_t address)
@@ -521,9 +511,8 @@ EXPORT int cuMemCreate(uint64_t *handle, size_t bytes, const struct kvt_cu_alloc
 		return error;
 	if (flags || !bytes || bytes % block_bytes())
 		return KVT_CU_ERROR_INVALID_VALUE;
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	error = memory_create(standin_device(allocation->location.id)->index, bytes, &memory);
-	pthread_mutex_unlock(&lock);
 	if (error)
 		return error;
 	standin_opened(STANDIN_HANDLE, 1);
@@ -535,9 +524,8 @@ EXPORT int cuMemRelease(uint64_t handle)
 {
 	LEAVE("cuMemRelease");
 
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	memory_drop((struct memory *)(uintptr_t)handle);
-	pthread_mutex_unlock(&lock);
 	standin_opened(STANDIN_HANDLE, -1);
 	return error;
 }
@@ -587,7 +575,6 @@ EXPORT int cuMemAddressReserve(uint64_t *address, size_t bytes, size_t alignment
 {
 	uint64_t unit = alignment ? alignment : STANDIN_BLOCK, at;
 	char *base;
-	bool added;
 
 	ENTER("cuMemAddressReserve");
 	if (!bytes || bytes % STANDIN_BLOCK || flags || (unit & (unit - 1)))
@@ -601,10 +588,8 @@ EXPORT int cuMemAddressReserve(uint64_t *address, size_t bytes, size_t alignment
 	if (at > (uint64_t)(uintptr_t)base)
 		munmap(base, at - (uint64_t)(uintptr_t)base);
 	munmap((char *)(uintptr_t)at + bytes, (uint64_t)(uintptr_t)base + unit - at);
-	pthread_mutex_lock(&lock);
-	added = range_add(STANDIN_RESERVATION, (void *)(uintptr_t)at, bytes, NULL);
-	pthread_mutex_unlock(&lock);
-	if (!added)
+	LOCKED;
+	if (!range_add(STANDIN_RESERVATION, (void *)(uintptr_t)at, bytes, NULL))
 		return KVT_CU_ERROR_OUT_OF_MEMORY;
 	*address = at;
 	return 0;
@@ -615,15 +600,12 @@ EXPORT int cuMemAddressFree(uint64_t address, size_t bytes)
 	LEAVE("cuMemAddressFree");
 	struct range *range;
 
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	range = range_at(STANDIN_RESERVATION, address);
-	if (range && range->bytes == bytes && !range_at(STANDIN_MAPPING, address)) {
-		munmap(range->base, range->bytes);
-		range_remove(range);
-	} else {
-		error = KVT_CU_ERROR_INVALID_VALUE;
-	}
-	pthread_mutex_unlock(&lock);
+	if (!range || range->bytes != bytes || range_at(STANDIN_MAPPING, address))
+		return KVT_CU_ERROR_INVALID_VALUE;
+	munmap(range->base, range->bytes);
+	range_remove(range);
 	return error;
 }
 
@@ -633,22 +615,19 @@ EXPORT int cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t hand
 	struct memory *memory = (struct memory *)(uintptr_t)handle;
 	const struct range *range;
 	void *base = (void *)(uintptr_t)address;
-	int error = 0;
 
 	ENTER("cuMemMap");
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	range = range_at(STANDIN_RESERVATION, address);
 	if (!range || range->bytes < bytes || offset || flags || bytes > memory->bytes)
-		error = KVT_CU_ERROR_INVALID_VALUE;
-	else if (range_at(STANDIN_MAPPING, address))
-		error = KVT_CU_ERROR_ALREADY_MAPPED;
-	else if (mmap(base, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->fd, 0) != base ||
-		 !range_add(STANDIN_MAPPING, base, bytes, memory))
-		error = KVT_CU_ERROR_MAP_FAILED;
-	else
-		memory->references++;
-	pthread_mutex_unlock(&lock);
-	return error;
+		return KVT_CU_ERROR_INVALID_VALUE;
+	if (range_at(STANDIN_MAPPING, address))
+		return KVT_CU_ERROR_ALREADY_MAPPED;
+	if (mmap(base, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->fd, 0) != base ||
+	    !range_add(STANDIN_MAPPING, base, bytes, memory))
+		return KVT_CU_ERROR_MAP_FAILED;
+	memory->references++;
+	return 0;
 }
 
 EXPORT int cuMemUnmap(uint64_t address, size_t bytes)
@@ -658,17 +637,14 @@ EXPORT int cuMemUnmap(uint64_t address, size_t bytes)
 
 	if (stub_on_unmap)
 		stub_on_unmap();
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	range = range_at(STANDIN_MAPPING, address);
-	if (range && range->bytes == bytes &&
-	    mmap(range->base, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
-		    range->base) {
-		memory_drop(range->memory);
-		range_remove(range);
-	} else {
-		error = KVT_CU_ERROR_INVALID_VALUE;
-	}
-	pthread_mutex_unlock(&lock);
+	if (!range || range->bytes != bytes ||
+	    mmap(range->base, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) !=
+		    range->base)
+		return KVT_CU_ERROR_INVALID_VALUE;
+	memory_drop(range->memory);
+	range_remove(range);
 	return error;
 }
 
@@ -676,7 +652,7 @@ EXPORT int cuMemSetAccess(uint64_t address, size_t bytes, const struct kvt_cu_ac
 			  size_t n_accesses)
 {
 	const struct range *range;
-	int protection, error = 0;
+	int protection;
 
 	ENTER("cuMemSetAccess");
 	if (n_accesses != 1 || access->location.type != KVT_CU_LOCATION_DEVICE ||
@@ -689,20 +665,17 @@ EXPORT int cuMemSetAccess(uint64_t address, size_t bytes, const struct kvt_cu_ac
 			     ? PROT_READ | PROT_WRITE
 		     : access->flags == KVT_CU_ACCESS_READ     ? PROT_READ
 							       : PROT_NONE;
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	range = range_at(STANDIN_MAPPING, address);
 	if (!range || range->bytes != bytes || mprotect(range->base, bytes, protection) != 0)
-		error = KVT_CU_ERROR_INVALID_VALUE;
-	pthread_mutex_unlock(&lock);
-	return error;
+		return KVT_CU_ERROR_INVALID_VALUE;
+	return 0;
 }
 
 /* ---- page-locked host memory */
 
 EXPORT int cuMemHostAlloc(void **memory, size_t bytes, unsigned int flags)
 {
-	int error = 0;
-
 	ENTER_CONTEXT("cuMemHostAlloc");
 	if (!bytes || flags)
 		return KVT_CU_ERROR_INVALID_VALUE;
@@ -710,45 +683,25 @@ EXPORT int cuMemHostAlloc(void **memory, size_t bytes, unsigned int flags)
 	if (!*memory)
 		return KVT_CU_ERROR_OUT_OF_MEMORY;
 	memset(*memory, 0xff, bytes);
-	pthread_mutex_lock(&lock);
-	if (!range_add(STANDIN_PINNED, *memory, bytes, NULL))
-		error = KVT_CU_ERROR_OPERATING_SYSTEM;
-	pthread_mutex_unlock(&lock);
-	return error;
+	LOCKED;
+	return range_add(STANDIN_PINNED, *memory, bytes, NULL) ? 0 : KVT_CU_ERROR_OPERATING_SYSTEM;
 }
 
 EXPORT int cuMemFreeHost(void *memory)
 {
-	LEAVE("cuMemFreeHost");
-	struct range *range;
-
-	if (standin_context_error())
-		return standin_context_error();
-	pthread_mutex_lock(&lock);
-	range = range_at(STANDIN_PINNED, (uint64_t)(uintptr_t)memory);
-	if (range) {
-		memset(range->base, 0xff, range->bytes); /* unreadable from now on */
-		free(range->base);
-		range_remove(range);
-	} else {
-		error = KVT_CU_ERROR_INVALID_VALUE;
-	}
-	pthread_mutex_unlock(&lock);
-	return error;
+	return range_close(STANDIN_PINNED, (uint64_t)(uintptr_t)memory, "cuMemFreeHost");
 }
 
 bool standin_pinned(const void *memory)
 {
 	const char *at = memory;
-	bool pinned = false;
 
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	for (int i = 0; i < RANGES_MAX; i++)
 		if (ranges[i].base && ranges[i].kind == STANDIN_PINNED && at >= ranges[i].base &&
 		    at < ranges[i].base + ranges[i].bytes)
-			pinned = true;
-	pthread_mutex_unlock(&lock);
-	return pinned;
+			return true;
+	return false;
 }
 
 /* ---- registered host memory */
@@ -756,7 +709,6 @@ bool standin_pinned(const void *memory)
 EXPORT int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned int flags)
 {
 	char *at = memory;
-	int error = 0;
 
 	ENTER_CONTEXT("cuMemHostRegister_v2");
 	if (standin_trait("no-host-register"))
@@ -764,45 +716,27 @@ EXPORT int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned int flags)
 	if ((uintptr_t)memory % 4096 || bytes % 4096 ||
 	    flags != (KVT_CU_HOST_REGISTER_PORTABLE | KVT_CU_HOST_REGISTER_DEVICEMAP))
 		return KVT_CU_ERROR_INVALID_VALUE;
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	for (int i = 0; i < RANGES_MAX; i++)
 		if (ranges[i].base && ranges[i].kind == STANDIN_REGISTRATION &&
 		    at < ranges[i].base + ranges[i].bytes && ranges[i].base < at + bytes)
-			error = KVT_CU_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-	if (!error && !range_add(STANDIN_REGISTRATION, memory, bytes, NULL))
-		error = KVT_CU_ERROR_OPERATING_SYSTEM;
-	pthread_mutex_unlock(&lock);
-	return error;
+			return KVT_CU_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+	return range_add(STANDIN_REGISTRATION, memory, bytes, NULL) ?
+		       0 : KVT_CU_ERROR_OPERATING_SYSTEM;
 }
 
 EXPORT int cuMemHostUnregister(void *memory)
 {
-	LEAVE("cuMemHostUnregister");
-	struct range *range;
-
-	if (standin_context_error())
-		return standin_context_error();
-	pthread_mutex_lock(&lock);
-	range = range_at(STANDIN_REGISTRATION, (uint64_t)(uintptr_t)memory);
-	if (range)
-		range_remove(range);
-	else
-		error = STANDIN_NOT_REGISTERED;
-	pthread_mutex_unlock(&lock);
-	return error;
+	return range_close(STANDIN_REGISTRATION, (uint64_t)(uintptr_t)memory,
+			   "cuMemHostUnregister");
 }
 
 EXPORT int cuMemHostGetDevicePointer_v2(uint64_t *address, void *memory, unsigned int flags)
 {
-	int error;
-
 	ENTER_CONTEXT("cuMemHostGetDevicePointer_v2");
-	pthread_mutex_lock(&lock);
-	error = range_at(STANDIN_REGISTRATION, (uint64_t)(uintptr_t)memory) && !flags
-			? 0
-			: STANDIN_NOT_REGISTERED;
-	pthread_mutex_unlock(&lock);
-	if (!error)
-		*address = (uint64_t)(uintptr_t)memory;
-	return error;
+	LOCKED;
+	if (!range_at(STANDIN_REGISTRATION, (uint64_t)(uintptr_t)memory) || flags)
+		return STANDIN_NOT_REGISTERED;
+	*address = (uint64_t)(uintptr_t)memory;
+	return 0;
 }

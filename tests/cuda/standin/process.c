@@ -8,7 +8,6 @@
 #include "tests/cuda/standin/standin.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,12 +69,11 @@ static void note_contexts(void)
 
 void standin_opened(enum standin_kind kind, int by)
 {
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	open_kinds[kind] += by;
 	stub_open += by;
 	if (kind == STANDIN_CONTEXT)
 		note_contexts();
-	pthread_mutex_unlock(&lock);
 }
 
 /* Host device number `index` has its number in its UUID; under MIG the instance has another. */
@@ -224,10 +222,9 @@ EXPORT int cuInit(unsigned int flags)
 	ENTER("cuInit");
 	if (flags)
 		return KVT_CU_ERROR_INVALID_VALUE;
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	see_devices();
 	initialized_in = n_visible > 0 ? getpid() : 0;
-	pthread_mutex_unlock(&lock);
 	return n_visible ? 0 : KVT_CU_ERROR_NO_DEVICE;
 }
 
@@ -381,9 +378,8 @@ EXPORT int cuDevicePrimaryCtxRelease_v2(int device)
 
 static void pushed(int by)
 {
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	stub_pushed += by;
-	pthread_mutex_unlock(&lock);
 }
 
 EXPORT int cuCtxPushCurrent_v2(void *context)

@@ -32,6 +32,7 @@
  *   CUDA_VISIBLE_DEVICES ordinals, or GPU-... UUIDs, as for the real one
  */
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -118,6 +119,15 @@ int standin_leave(const char *name);
 		if (error_)                                                                       \
 			return error_;                                                            \
 	} while (0)
+
+/** Hold the file's `lock` until the end of the block. */
+#define LOCKED                                                                                    \
+	pthread_mutex_t *locked_ __attribute__((cleanup(standin_unlock), unused)) =               \
+		(pthread_mutex_lock(&lock), &lock)
+static inline void standin_unlock(pthread_mutex_t **held)
+{
+	pthread_mutex_unlock(*held);
+}
 
 /** 0 if a context is current. */
 int standin_context_error(void);

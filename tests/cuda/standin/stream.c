@@ -9,7 +9,6 @@
  */
 #include "tests/cuda/standin/standin.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,10 +64,9 @@ static bool lost; /* a kernel has failed: no stream runs any more */
 EXPORT void standin_gate(int closed);
 EXPORT void standin_gate(int closed)
 {
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	gate_closed = closed;
 	pthread_cond_broadcast(&changed);
-	pthread_mutex_unlock(&lock);
 }
 
 /* ---- running */
@@ -213,14 +211,13 @@ static int item_put(void *handle, struct item *item)
 		free(item);
 		return 0;
 	}
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	if (stream->first)
 		stream->last->next = item;
 	else
 		stream->first = item;
 	stream->last = item;
 	pthread_cond_broadcast(&changed);
-	pthread_mutex_unlock(&lock);
 	return 0;
 }
 
@@ -275,10 +272,9 @@ EXPORT int cuStreamDestroy_v2(void *handle)
 	LEAVE("cuStreamDestroy_v2");
 	struct stream *stream = handle;
 
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	stream->over = true;
 	pthread_cond_broadcast(&changed);
-	pthread_mutex_unlock(&lock);
 	standin_opened(STANDIN_STREAM, -1);
 	return error;
 }
@@ -292,10 +288,9 @@ EXPORT int cuStreamSynchronize(void *handle)
 	error = standin_capture_break(handle);
 	if (error)
 		return error;
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	while (stream && (stream->first || stream->busy))
 		pthread_cond_wait(&changed, &lock);
-	pthread_mutex_unlock(&lock);
 	return kvt_load_relaxed(&lost) ? STANDIN_LAUNCH_FAILED : 0;
 }
 
@@ -375,12 +370,11 @@ EXPORT int cuEventSynchronize(void *handle)
 	ENTER_CONTEXT("cuEventSynchronize");
 	if (event->captured)
 		return STANDIN_CAPTURED_EVENT;
-	pthread_mutex_lock(&lock);
+	LOCKED;
 	value = event->recorded;
 	/* Records after the loss of the device are never reached. */
 	while (event->reached < value && !kvt_load_relaxed(&lost))
 		pthread_cond_wait(&changed, &lock);
-	pthread_mutex_unlock(&lock);
 	return kvt_load_relaxed(&lost) ? STANDIN_LAUNCH_FAILED : 0;
 }
 
