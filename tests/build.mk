@@ -7,7 +7,8 @@
 # needs only libc (shm, core, libclient). test_daemon_*.c also gets the daemon without its main(),
 # test_tools_*.c and test_lab_*.c the tools and lab without theirs.
 
-CFLAGS_tests := -Wno-missing-prototypes
+# Callbacks have more parameters than most tests need.
+CFLAGS_tests := -Wno-missing-prototypes -Wno-unused-parameter
 
 DAEMON_PARTS := $(call objs,$(call sources_without_main,$(DAEMON_SRC)))
 TESTLIB_OBJ := $(call objs,$(wildcard tests/lib/*.c))

@@ -62,7 +62,6 @@ void __tsan_init(void)
 
 void __tsan_func_entry(void *caller)
 {
-	(void)caller;
 }
 
 void __tsan_func_exit(void)
@@ -101,8 +100,6 @@ WRITE(__tsan_unaligned_write16, 16)
 
 void __tsan_read_range(void *at, size_t n)
 {
-	(void)at;
-	(void)n;
 }
 
 void __tsan_write_range(void *at, size_t n)
@@ -130,10 +127,8 @@ ATOMIC(64, uint64_t)
 
 void __tsan_atomic_thread_fence(int order)
 {
-	(void)order;
 }
 
 void __tsan_atomic_signal_fence(int order)
 {
-	(void)order;
 }

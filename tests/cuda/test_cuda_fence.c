@@ -612,7 +612,6 @@ static void end_never(int pipe, void *context)
 	static struct engine engine;
 	uint32_t pages[4];
 
-	(void)context;
 	engine_enter(&engine, KVT_FENCE_BY_HOST);
 	request.lease = begin(&engine, pages).lease;
 	cuda_test_gate(1);
@@ -668,7 +667,6 @@ static void rank_run(int pipe, void *context)
 	static struct engine engine;
 	struct kvt_fence fence;
 
-	(void)context;
 	token.words[0] = word_from(pipe);
 	token.words[1] = word_from(pipe);
 	options.socket_path = daemon_.socket;

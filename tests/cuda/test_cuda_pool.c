@@ -253,8 +253,6 @@ static void write_read_only(int pipe, void *context)
 	struct kvt_client *client = kvt_test_connect(&daemon_);
 	struct kvt_pool pool, both;
 
-	(void)context;
-
 	kvt_test_equal(kvt_pool_map_cuda(client, 0, KVT_MAP_READ_ONLY, &pool), 0);
 	both = cuda_test_map(client, 0);
 	kvt_test_check(pool.base != both.base);
@@ -408,7 +406,6 @@ static void hold_memory(int pipe, void *context)
 	struct kvt_cu_driver driver = cuda_test_driver();
 	uint64_t memory;
 
-	(void)context;
 	kvt_test_equal(driver.primary_retain(&context, 1), 0);
 	kvt_test_equal(driver.context_push(context), 0);
 	kvt_test_equal(driver.memory_alloc(&memory, 10 << 20), 0);
@@ -576,7 +573,6 @@ static void first_thread(int pipe, void *context)
 	static int last_pipe; /* longer there than the stack */
 	pthread_t last;
 
-	(void)context;
 	last_pipe = pipe;
 	kvt_test_send(pipe, cuda_test_map(client, 0).slab);
 	kvt_test_expect(pipe, 1);
@@ -740,7 +736,6 @@ CUDA_TEST(a_driver_that_maps_nothing_read_only_is_named)
 
 static void see_another_mig_instance(int pipe, void *context)
 {
-	(void)context;
 	setenv("KVT_STANDIN_TRAITS", "mig", 1);
 	expect_refusal(&daemon_, 0, -EXDEV, "MIG instances do not share memory");
 	kvt_test_send(pipe, 1);
@@ -764,7 +759,6 @@ static void map_after_the_daemon_s_death(int pipe, void *context)
 	struct kvt_pool mapped, pool;
 	int rc;
 
-	(void)context;
 	mapped = cuda_test_map(early, 0);
 	*(volatile uint64_t *)mapped.base = 4711;
 	kvt_test_send(pipe, 1);

@@ -29,25 +29,21 @@ static int start(const char *more)
 
 static int start_plain(void **state)
 {
-	(void)state;
 	return start(NULL);
 }
 
 static int start_with_test_clock(void **state)
 {
-	(void)state;
 	return start("test_clock = yes\n");
 }
 
 static int start_hidden_for_everybody(void **state)
 {
-	(void)state;
 	return start("arena_visible = no\nsocket_mode = 0666\n");
 }
 
 static int stop(void **state)
 {
-	(void)state;
 	kvt_client_close(worker, KVT_IDLE);
 	kvt_client_close(observer, KVT_IDLE);
 	kvt_test_audit(&daemon_);
@@ -87,7 +83,6 @@ static void cache(uint32_t first, uint32_t n)
 
 static int start_for_everybody(void **state)
 {
-	(void)state;
 	return start("socket_mode = 0666\nmax_nodes = 100000\nmax_observers = 16\n");
 }
 
@@ -236,7 +231,6 @@ static void hold_pages(int pipe, void *context)
 	uint32_t pages[10];
 	uint64_t word;
 
-	(void)context;
 	kvt_test_equal(kvt_alloc(client, 10, pages), 0);
 	kvt_test_send(pipe, kvt_client_info(client)->session);
 	kvt_test_receive(pipe, &word);
@@ -399,7 +393,6 @@ static void as_another_user(int pipe, void *context)
 	struct kvt_admin_status status;
 	struct kvt_client *client;
 
-	(void)context;
 	if (setgroups(0, NULL) != 0 || setresgid(65534, 65534, 65534) != 0 ||
 	    setresuid(65534, 65534, 65534) != 0) {
 		kvt_test_send(pipe, 77);

@@ -34,7 +34,6 @@ static bool pass_socket(struct kvt_test_daemon *daemon)
 {
 	char pid[32];
 
-	(void)daemon;
 	snprintf(pid, sizeof(pid), "%d", (int)getpid());
 	setenv("LISTEN_PID", pid, 1);
 	setenv("LISTEN_FDS", "1", 1);
@@ -192,7 +191,6 @@ static bool no_limits(struct kvt_test_daemon *daemon)
 	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
 	struct rlimit limit;
 
-	(void)daemon;
 	if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
 		return false;
 	limit.rlim_cur = limit.rlim_max;
@@ -241,7 +239,6 @@ static bool no_peer_pidfd(struct kvt_test_daemon *daemon)
 	};
 	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
 
-	(void)daemon;
 	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
 	       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
@@ -300,7 +297,6 @@ static bool own_pid_namespace(struct kvt_test_daemon *daemon)
 	sigset_t termination;
 	int status;
 
-	(void)daemon;
 	if (unshare(CLONE_NEWPID) != 0)
 		return false;
 	sigemptyset(&termination);
@@ -419,7 +415,6 @@ TEST(a_manager_whose_queue_was_full_gets_all_that_matters)
 
 static bool with_watchdog(struct kvt_test_daemon *daemon)
 {
-	(void)daemon;
 	return setenv("WATCHDOG_USEC", "100000", 1) == 0;
 }
 

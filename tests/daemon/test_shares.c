@@ -30,20 +30,17 @@ static int start(const char *more)
 
 static int start_default(void **state)
 {
-	(void)state;
 	return start("socket_mode = 0666\n");
 }
 
 static int start_small(void **state)
 {
-	(void)state;
 	return start("socket_mode = 0666\nmax_sessions = 16\nmax_namespaces = 16\n"
 		     "max_nodes = 64\n");
 }
 
 static int stop(void **state)
 {
-	(void)state;
 	kvt_test_audit(&daemon_);
 	kvt_test_daemon_end(&daemon_);
 	return 0;
@@ -86,7 +83,6 @@ static void hold_a_session(int pipe, void *context)
 	struct kvt_client *client;
 	struct kvt_error error;
 
-	(void)context;
 	if (!become(pipe, OTHER))
 		return;
 	kvt_test_equal(try_connect(&client, &error), 0);
@@ -96,7 +92,6 @@ static void hold_a_session(int pipe, void *context)
 
 static int start_half_open(void **state)
 {
-	(void)state;
 	return start("socket_mode = 0666\nmax_half_open = 8\nhello_timeout_ms = 600000\n");
 }
 
@@ -136,7 +131,6 @@ static void take_sessions(int pipe, void *context)
 	struct kvt_error error = { 0 };
 	uint32_t n = 0;
 
-	(void)context;
 	if (!become(pipe, HUNGRY))
 		return;
 	while (n < 16 && try_connect(&client, &error) == 0)
@@ -155,7 +149,6 @@ static void take_namespaces(int pipe, void *context)
 	struct kvt_error error;
 	uint32_t space;
 
-	(void)context;
 	if (!become(pipe, HUNGRY))
 		return;
 	kvt_test_equal(try_connect(&client, &error), 0);
@@ -176,7 +169,6 @@ static void take_nodes(int pipe, void *context)
 	uint32_t n = 0, space;
 	int result = 0;
 
-	(void)context;
 	if (!become(pipe, HUNGRY))
 		return;
 	for (int i = 0; i < 3; i++)
@@ -200,7 +192,6 @@ static void take_pages(int pipe, void *context)
 	struct kvt_options options = KVT_OPTIONS_INIT;
 	uint32_t n = 0;
 
-	(void)context;
 	if (!become(pipe, HUNGRY))
 		return;
 	options.socket_path = daemon_.socket;
@@ -286,7 +277,6 @@ static void flood_half_open(int pipe, void *context)
 	struct kvt_client *client;
 	struct kvt_error error;
 
-	(void)context;
 	if (!become(pipe, HUNGRY))
 		return;
 	for (int i = 0; i < FLOOD; i++)

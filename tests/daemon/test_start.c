@@ -83,13 +83,11 @@ static bool forbid_io_uring(uint32_t error)
 
 static bool io_uring_not_permitted(struct kvt_test_daemon *daemon)
 {
-	(void)daemon;
 	return forbid_io_uring(EPERM);
 }
 
 static bool io_uring_unknown(struct kvt_test_daemon *daemon)
 {
-	(void)daemon;
 	return forbid_io_uring(ENOSYS);
 }
 
@@ -115,7 +113,6 @@ static bool few_descriptors(struct kvt_test_daemon *daemon)
 {
 	struct rlimit limit = { 100, 100 };
 
-	(void)daemon;
 	return without_capability(CAP_SYS_RESOURCE) && setrlimit(RLIMIT_NOFILE, &limit) == 0;
 }
 
@@ -129,7 +126,6 @@ static bool little_lockable(struct kvt_test_daemon *daemon)
 {
 	struct rlimit limit = { 65536, 65536 };
 
-	(void)daemon;
 #ifdef __SANITIZE_ADDRESS__
 	return false; /* its mlock() does nothing */
 #endif
@@ -145,7 +141,6 @@ TEST(memory_that_cannot_be_locked_is_said_with_the_limit)
 /* Docker's 64 MB, smaller. */
 static bool small_shm(struct kvt_test_daemon *daemon)
 {
-	(void)daemon;
 	return unshare(CLONE_NEWNS) == 0 && mount("", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
 	       mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=256k") == 0;
 }

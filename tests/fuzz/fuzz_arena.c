@@ -54,8 +54,6 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	uint32_t session;
 	const char *why;
 
-	(void)argc;
-	(void)argv;
 	KVT_ASSERT(kvt_core_plan(&config, &sizes, &why) == 0);
 	good = zeroed(sizes.arena_bytes);
 	ledger = zeroed(sizes.ledger_bytes);

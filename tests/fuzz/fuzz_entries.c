@@ -53,14 +53,11 @@ static uint64_t now_ns;
 
 static void complete(void *context, uint32_t session, const struct kvt_cqe *cqe)
 {
-	(void)context;
-	(void)cqe;
 	KVT_ASSERT(session == clients[0].session || session == clients[1].session);
 }
 
 static void problem(void *context, const char *text)
 {
-	(void)context;
 	fprintf(stderr, "audit: %s\n", text);
 }
 

@@ -133,7 +133,6 @@ static inline void gpu_look(int pipe, void *context)
 	const char *missing = NULL;
 	int count = 0, error = 0, rc = kvt_cu_load(&driver, &missing);
 
-	(void)context;
 	if (rc == 0)
 		error = driver.init(0);
 	if (rc == 0 && !error)

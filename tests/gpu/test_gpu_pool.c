@@ -128,7 +128,6 @@ static void spinner_run(int pipe, void *context)
 	struct engine engine;
 	uint32_t pages[4];
 
-	(void)context;
 	engine_open(&engine, KVT_FENCE_BY_HOST);
 	kvt_test_equal(kvt_alloc(engine.client, 4, pages), 0);
 	gpu_write(&engine.gpu, address_of(&engine, pages[0]), engine.stop, 1, SPIN_LIMIT);

@@ -236,7 +236,6 @@ static void serve(int pipe, void *context)
 	bool vmm;
 	int error;
 
-	(void)context;
 	kvt_test_send(pipe, 1);
 	while (kvt_test_receive(pipe, &word)) {
 		switch (word) {
@@ -412,7 +411,6 @@ static void open_as_another_user(int pipe, void *context)
 	struct memory memory;
 	struct gpu gpu;
 
-	(void)context;
 	kvt_test_equal(setresgid(NOBODY, NOBODY, NOBODY), 0);
 	kvt_test_equal(setresuid(NOBODY, NOBODY, NOBODY), 0);
 	memory = memory_receive(pipe);
@@ -545,7 +543,6 @@ static void ordered_reader(int pipe, void *context)
 	struct memory memory = memory_receive(pipe);
 	uint64_t now[GPU_THREADS], last = 0, early = 0, seen = 0;
 
-	(void)context;
 	kvt_test_equal(memory_open(&gpu, &memory, KVT_CU_ACCESS_READ_WRITE), 0);
 	kvt_test_send(pipe, 1);
 	while (last < ORDERED_WRITES) {
@@ -675,7 +672,6 @@ static void ask_once(bool vmm)
 
 static void ask_read_only(bool unused)
 {
-	(void)unused;
 	read_only_test();
 }
 

@@ -100,7 +100,6 @@ static void a_killed_program_leaves_no_directory_of_its_daemon(void **state)
 	int ends[2];
 	pid_t child;
 
-	(void)state;
 	kvt_test_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
 	child = fork();
 	if (child == 0)

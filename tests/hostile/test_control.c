@@ -32,8 +32,6 @@ static void leave_half_open(struct kvt_client *client, struct kvt_test_random *r
 	struct rlimit limit;
 	enum { MANY = 4000 };
 
-	(void)client;
-	(void)random;
 	kvt_test_check(getrlimit(RLIMIT_NOFILE, &limit) == 0);
 	limit.rlim_cur = limit.rlim_max < MANY + 100 ? limit.rlim_max : MANY + 100;
 	kvt_test_check(setrlimit(RLIMIT_NOFILE, &limit) == 0);
@@ -46,13 +44,11 @@ static void leave_half_open(struct kvt_client *client, struct kvt_test_random *r
 
 static void thousands_of_half_open_connections_keep_no_client_out(void **state)
 {
-	(void)state;
 	kvt_attack(leave_half_open, 1);
 }
 
 static void come_and_go(struct kvt_client *client, struct kvt_test_random *random)
 {
-	(void)client;
 	for (int i = 0; i < 2000; i++) {
 		struct kvt_message_hello hello = kvt_test_hello(0);
 		int fd = kvt_test_dial(&kvt_victim);
@@ -67,7 +63,6 @@ static void come_and_go(struct kvt_client *client, struct kvt_test_random *rando
 
 static void connections_that_come_and_go_leave_nothing(void **state)
 {
-	(void)state;
 	kvt_attack(come_and_go, 2);
 }
 
@@ -75,8 +70,6 @@ static void open_sessions_without_end(struct kvt_client *client, struct kvt_test
 {
 	uint32_t welcomed = 0, refused = 0;
 
-	(void)client;
-	(void)random;
 	for (int i = 0; i < 300; i++) {
 		struct kvt_message_hello hello = kvt_test_hello(0);
 		int fd = kvt_test_dial(&kvt_victim);
@@ -102,7 +95,6 @@ static void open_sessions_without_end(struct kvt_client *client, struct kvt_test
 
 static void more_sessions_than_there_may_be_are_refused(void **state)
 {
-	(void)state;
 	kvt_attack(open_sessions_without_end, 3);
 }
 
@@ -111,8 +103,6 @@ static void more_sessions_than_there_may_be_are_refused(void **state)
 /* Send HELLOs with one error each: refused or hung up on, never welcomed. */
 static void send_wrong_hellos(struct kvt_client *client, struct kvt_test_random *random)
 {
-	(void)client;
-	(void)random;
 	for (int wrong = 0; wrong < 16; wrong++) {
 		struct kvt_message_hello hello = kvt_test_hello(0);
 		size_t bytes = sizeof(hello);
@@ -148,7 +138,6 @@ static void send_wrong_hellos(struct kvt_client *client, struct kvt_test_random 
 
 static void a_wrong_hello_is_refused(void **state)
 {
-	(void)state;
 	kvt_attack(send_wrong_hellos, 1);
 }
 
@@ -185,7 +174,6 @@ static void send_random_messages(struct kvt_client *client, struct kvt_test_rand
 {
 	static uint8_t bytes[8192] KVT_ALIGNED(8);
 
-	(void)client;
 	for (int i = 0; i < 1500; i++) {
 		struct kvt_message_hello hello = kvt_test_hello(i % 2 ? KVT_HELLO_OBSERVE : 0);
 		int fd = kvt_test_dial(&kvt_victim);
@@ -200,7 +188,6 @@ static void send_random_messages(struct kvt_client *client, struct kvt_test_rand
 
 static void malformed_messages_end_only_their_own_connection(void **state)
 {
-	(void)state;
 	kvt_attack(send_random_messages, 5);
 	kvt_attack(send_random_messages, 6);
 }
@@ -214,7 +201,6 @@ static void ask_and_hang_up(struct kvt_client *client, struct kvt_test_random *r
 	struct kvt_message_namespace question = { .label = "late" };
 	int fds[100];
 
-	(void)client;
 	question.head = (struct kvt_message){ .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_NAMESPACE,
 					      .version = KVT_ABI_MAJOR,
 					      .bytes = sizeof(question) };
@@ -235,7 +221,6 @@ static void ask_and_hang_up(struct kvt_client *client, struct kvt_test_random *r
 
 static void a_session_that_is_over_asks_nothing(void **state)
 {
-	(void)state;
 	kvt_attack(ask_and_hang_up, 7);
 }
 
@@ -245,8 +230,6 @@ static void send_extreme_sizes(struct kvt_client *client, struct kvt_test_random
 	static uint8_t bytes[200000];
 	int size = sizeof(bytes) + 4096;
 
-	(void)client;
-	(void)random;
 	for (int i = 0; i < 50; i++) {
 		struct kvt_message_hello hello = kvt_test_hello(0);
 		int fd = kvt_test_dial(&kvt_victim);
@@ -262,7 +245,6 @@ static void send_extreme_sizes(struct kvt_client *client, struct kvt_test_random
 
 static void packets_of_any_size_are_survived(void **state)
 {
-	(void)state;
 	kvt_attack(send_extreme_sizes, 1);
 }
 
@@ -274,8 +256,6 @@ static void never_read_answers(struct kvt_client *client, struct kvt_test_random
 	struct kvt_message_admin request = { .what = KVT_ADMIN_NODES };
 	int fds[20];
 
-	(void)client;
-	(void)random;
 	request.head = (struct kvt_message){ .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_ADMIN,
 					     .version = KVT_ABI_MAJOR, .bytes = sizeof(request) };
 	for (int i = 0; i < 20; i++) {
@@ -289,7 +269,6 @@ static void never_read_answers(struct kvt_client *client, struct kvt_test_random
 
 static void an_unread_socket_stops_only_itself(void **state)
 {
-	(void)state;
 	kvt_attack(never_read_answers, 1);
 }
 
@@ -305,7 +284,6 @@ static void send_odd_descriptors(struct kvt_client *client, struct kvt_test_rand
 	struct kvt_message_hello hello = kvt_test_hello(0);
 	int kinds[6], fds[253], pair[2];
 
-	(void)client;
 	kinds[0] = eventfd(0, EFD_CLOEXEC);
 	kinds[1] = memfd_create("odd", MFD_CLOEXEC);
 	kvt_test_check(pipe2(pair, O_CLOEXEC) == 0);
@@ -329,7 +307,6 @@ static void send_odd_descriptors(struct kvt_client *client, struct kvt_test_rand
 
 static void unexpected_descriptors_are_not_kept(void **state)
 {
-	(void)state;
 	kvt_attack(send_odd_descriptors, 9); /* the check counts the daemon's descriptors */
 }
 
@@ -350,14 +327,12 @@ static void open_namespaces_without_end(struct kvt_client *client, struct kvt_te
 
 static void namespaces_are_limited_and_given_back(void **state)
 {
-	(void)state;
 	kvt_attack(open_namespaces_without_end, 9);
 	kvt_attack(open_namespaces_without_end, 10);
 }
 
 static int start(void **state)
 {
-	(void)state;
 	kvt_witness_start("log_level = warning\n");
 	return 0;
 }
@@ -368,7 +343,6 @@ static void the_witness_notices_a_wrong_byte(void **state)
 	struct kvt_client *client;
 	struct kvt_pool pool;
 
-	(void)state;
 	kvt_witness_start(NULL);
 	client = kvt_test_connect(&kvt_victim);
 	kvt_test_equal(kvt_pool_map(client, &pool), 0);
@@ -380,7 +354,6 @@ static void the_witness_notices_a_wrong_byte(void **state)
 
 static int end(void **state)
 {
-	(void)state;
 	kvt_witness_end(true);
 	return 0;
 }

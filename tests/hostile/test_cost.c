@@ -172,7 +172,6 @@ static void be_woken_dearly(struct kvt_client *client, struct kvt_test_random *r
 	struct kvt_cqe cqe;
 	uint64_t rung;
 
-	(void)random;
 	watch_many_times(client->completion);
 	while (kvt_load_acquire(&header->gone) == 0) {
 		kvt_store_relaxed(&header->cq_need_wakeup, 1);
@@ -194,7 +193,6 @@ static void be_answered_dearly(struct kvt_client *client, struct kvt_test_random
 	uint64_t digest[2] = { 1, 0 };
 	uint32_t number;
 
-	(void)random;
 	watch_many_times(client->control);
 	do {
 		digest[1]++; /* a new namespace: an open one is not asked for again */
@@ -225,7 +223,6 @@ static void observe_dearly(struct kvt_client *client, struct kvt_test_random *ra
 	struct kvt_client *observer = kvt_test_observe(&kvt_victim);
 	struct kvt_admin_status status;
 
-	(void)random;
 	watch_many_times(observer->control);
 	while (kvt_admin(observer, &request, NULL, 0, &status, sizeof(status)) == 1)
 		;
@@ -267,7 +264,6 @@ static void keep_processors_busy(int pipe, void *context)
 	uint32_t never = 0;
 	pthread_t thread;
 
-	(void)context;
 	for (int i = 0; i < N_BUSY; i++)
 		kvt_test_equal(pthread_create(&thread, NULL, spin, &never), 0);
 	kvt_test_send(pipe, 5);
@@ -367,7 +363,6 @@ TEST(holes_in_its_memory_hurt_only_the_client_that_punches_them)
 
 static int start(void **state)
 {
-	(void)state;
 	kvt_witness_start("max_op_keys = 65536\nsocket_mode = 0666\n");
 	kvt_test_equal(chmod(kvt_victim.dir, 0755), 0);
 	return 0;
@@ -376,7 +371,6 @@ static int start(void **state)
 /* Keys change while they are compared, so the log may have others. */
 static int end(void **state)
 {
-	(void)state;
 	kvt_witness_end(false);
 	return 0;
 }

@@ -53,7 +53,6 @@ static void innocent_run(int pipe, void *context)
 	uint32_t ns = kvt_test_namespace(client, "innocent"), keys[KEYS];
 	uint64_t worst = 0, word;
 
-	(void)context;
 	for (uint32_t i = 0; i < KEYS; i++)
 		keys[i] = i;
 	kvt_test_send(pipe, 1);
@@ -104,19 +103,16 @@ static int begin(const char *config, const char *argument)
 
 static int begin_as_is(void **state)
 {
-	(void)state;
 	return begin(NULL, NULL);
 }
 
 static int begin_on_old_kernel(void **state)
 {
-	(void)state;
 	return begin("test_old_kernel = yes\n", NULL);
 }
 
 static int begin_supervised(void **state)
 {
-	(void)state;
 	return begin(NULL, "--supervise");
 }
 
@@ -129,7 +125,6 @@ static void innocent_ends(void)
 
 static int end(void **state)
 {
-	(void)state;
 	innocent_ends();
 	kvt_test_audit(&victim);
 	kvt_test_daemon_end(&victim);
@@ -282,7 +277,6 @@ static void send_everywhere(int (*make)(void))
 
 static void send_lingering(int pipe, void *context)
 {
-	(void)context;
 	send_everywhere(lingering_socket);
 	kvt_test_send(pipe, 4);
 	kvt_test_receive(pipe, &(uint64_t){ 0 }); /* until it is killed */
@@ -290,7 +284,6 @@ static void send_lingering(int pipe, void *context)
 
 static void send_locked(int pipe, void *context)
 {
-	(void)context;
 	send_everywhere(locked_file);
 	kvt_test_send(pipe, 4);
 	kvt_test_receive(pipe, &(uint64_t){ 0 });
@@ -311,13 +304,11 @@ static void attack(kvt_test_child_fn *run)
 
 static void a_sent_socket_that_lingers_stalls_no_other(void **state)
 {
-	(void)state;
 	attack(send_lingering);
 }
 
 static void a_sent_file_that_cannot_be_released_stalls_no_other(void **state)
 {
-	(void)state;
 	skip_without_missing_pages();
 	attack(send_locked);
 }
@@ -338,7 +329,6 @@ static void a_sent_file_of_many_pages_costs_the_daemon_nothing(void **state)
 	uint64_t before, release;
 	int file = big_file();
 
-	(void)state;
 	innocent_ends(); /* no client is served meanwhile */
 	before = cpu_ns(getpid());
 	close(file);
@@ -402,7 +392,6 @@ static void hang_in_bell(int pipe, void *context)
 	int fault = missing_page(&reader.page);
 	pthread_t thread;
 
-	(void)context;
 	be_rung(client);
 	kvt_test_check(poll(&bell, 1, -1) == 1);
 	kvt_test_check(pthread_create(&thread, NULL, read_bell, &reader) == 0);
@@ -415,7 +404,6 @@ static void hang_in_bell(int pipe, void *context)
 
 static void a_reader_that_hangs_in_its_bell_stalls_no_other(void **state)
 {
-	(void)state;
 	skip_without_missing_pages();
 	attack(hang_in_bell);
 }
@@ -426,7 +414,6 @@ static void use_bell(int pipe, void *context)
 	struct pollfd bell = { .fd = client->completion, .events = POLLIN };
 	uint64_t word;
 
-	(void)context;
 	/* One read silences it, however often it rang. */
 	for (int i = 0; i < 20; i++)
 		be_rung(client);
@@ -442,7 +429,6 @@ static void use_bell(int pipe, void *context)
 
 static void a_bell_that_is_not_answered_does_not_pile_up(void **state)
 {
-	(void)state;
 	attack(use_bell);
 }
 
@@ -454,7 +440,6 @@ static void leave_locked_doorbell(int pipe, void *context)
 	struct kvt_client *client = kvt_test_connect(&victim);
 	pid_t child = fork();
 
-	(void)context;
 	if (child == 0) {
 		prctl(PR_SET_PDEATHSIG, 0);
 		lock_in_epoll(client->doorbell);
@@ -487,7 +472,6 @@ static void a_doorbell_that_cannot_be_released_stalls_no_other(void **state)
 	struct kvt_counters counters;
 	pid_t children[8];
 
-	(void)state;
 	skip_without_missing_pages();
 	/* More than the closer's processes may wait for at a time. */
 	for (int i = 0; i < 8; i++)
@@ -503,7 +487,6 @@ static void the_daemon_ends_although_a_doorbell_cannot_be_released(void **state)
 {
 	pid_t child;
 
-	(void)state;
 	skip_without_missing_pages();
 	child = make_locked_doorbell(0);
 	innocent_ends();
@@ -550,7 +533,6 @@ static void the_supervisor_releases_nothing_either(void **state)
 	pid_t closer = kvt_test_daemon_closer(&serving), child;
 	struct kvt_counters counters;
 
-	(void)state;
 	skip_without_missing_pages();
 	child = make_locked_doorbell(victim.pid);
 	kvt_test_until(&victim, counters, counters.live_sessions == 1);
@@ -566,7 +548,6 @@ static void a_closer_that_was_killed_is_replaced(void **state)
 {
 	pid_t closer = kvt_test_daemon_closer(&victim), other;
 
-	(void)state;
 	kvt_test_check(closer > 0 && kill(closer, SIGKILL) == 0);
 	do {
 		kvt_test_settled(&victim); /* a connection that comes and goes */
@@ -583,7 +564,6 @@ static void a_closer_that_holds_nothing_ends_before_its_owner(void **state)
 	int ends[2], owner = (int)syscall(SYS_pidfd_open, getpid(), 0), status;
 	pid_t closer;
 
-	(void)state;
 	snprintf(program, sizeof(program), "%s/kvtrunkd", kvt_test_build());
 	kvt_test_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
 	kvt_test_check(owner >= 0);

@@ -103,7 +103,6 @@ static void write_header_garbage(struct kvt_client *client, struct kvt_test_rand
 
 static void garbage_in_the_header_ends_only_that_session(void **state)
 {
-	(void)state;
 	kvt_attack(write_header_garbage, 11);
 	kvt_attack(write_header_garbage, 12);
 }
@@ -115,7 +114,6 @@ static void claim_impossible_index(struct kvt_client *client, struct kvt_test_ra
 	uint8_t packet[2048];
 	ssize_t n;
 
-	(void)random;
 	kvt_store_release(&client->ring.header->sq_tail, client->ring.sq_tail + 100000);
 	ring_doorbell(client);
 	kvt_test_check(poll(&fd, 1, -1) == 1);
@@ -127,7 +125,6 @@ static void claim_impossible_index(struct kvt_client *client, struct kvt_test_ra
 
 static void an_impossible_index_ends_the_session_with_a_reason(void **state)
 {
-	(void)state;
 	kvt_attack(claim_impossible_index, 1);
 }
 
@@ -160,7 +157,6 @@ static void submit_random_entries(struct kvt_client *client, struct kvt_test_ran
 
 static void random_entries_change_nothing_for_others(void **state)
 {
-	(void)state;
 	for (uint64_t seed = 1; seed <= 3; seed++)
 		kvt_test_check(kvt_attack(submit_random_entries, seed) > 1000);
 }
@@ -252,7 +248,6 @@ static void submit_almost_valid_entries(struct kvt_client *client, struct kvt_te
 
 static void almost_valid_entries_change_nothing_for_others(void **state)
 {
-	(void)state;
 	for (uint64_t seed = 1; seed <= 4; seed++)
 		kvt_test_check(kvt_attack(submit_almost_valid_entries, seed) > 1000);
 }
@@ -321,7 +316,6 @@ static void change_keys_during_operations(struct kvt_client *client,
 
 static void keys_that_change_while_they_are_read_hurt_only_the_liar(void **state)
 {
-	(void)state;
 	kvt_attack(change_keys_during_operations, 21);
 	kvt_attack(change_keys_during_operations, 22);
 }
@@ -349,7 +343,6 @@ static void flood_doorbell(struct kvt_client *client, struct kvt_test_random *ra
 
 static void a_flooded_doorbell_does_not_stop_others(void **state)
 {
-	(void)state;
 	kvt_attack(flood_doorbell, 1);
 }
 
@@ -359,7 +352,6 @@ static void never_read_completions(struct kvt_client *client, struct kvt_test_ra
 				 .list_capacity = 8 };
 	uint32_t cq = client->ring.cq_mask + 1, sq = client->ring.sq_mask + 1;
 
-	(void)random;
 	for (uint32_t i = 0; i < cq + sq; i++) {
 		while (kvt_ring_sq_space(&client->ring) == 0)
 			kvt_test_check(!is_over(client));
@@ -378,7 +370,6 @@ static void never_read_completions(struct kvt_client *client, struct kvt_test_ra
 
 static void unread_completions_stop_only_their_own_ring(void **state)
 {
-	(void)state;
 	kvt_attack(never_read_completions, 1);
 }
 
@@ -388,7 +379,6 @@ static void defer_everything(struct kvt_client *client, struct kvt_test_random *
 	struct kvt_sqe free_nothing = { .op = KVT_OP_FREE, .fence_slot = 3, .fence_value = 1 };
 	uint32_t put = 0;
 
-	(void)random;
 	for (int quiet = 0; quiet < 200000 && put < 100000; quiet++) {
 		if (kvt_ring_sq_space(&client->ring) == 0)
 			continue;
@@ -405,7 +395,6 @@ static void defer_everything(struct kvt_client *client, struct kvt_test_random *
 
 static void operations_that_wait_for_ever_do_not_use_up_the_daemon(void **state)
 {
-	(void)state;
 	kvt_attack(defer_everything, 1);
 }
 
@@ -415,7 +404,6 @@ static void resize_and_remap(struct kvt_client *client, struct kvt_test_random *
 {
 	struct kvt_pool pool;
 
-	(void)random;
 	kvt_test_equal(kvt_pool_map(client, &pool), 0);
 	kvt_test_check(client->slabs[0].fd < 0 || ftruncate(client->slabs[0].fd, 0) != 0);
 	/* The received descriptor cannot make the arena writable. */
@@ -433,20 +421,17 @@ static void resize_and_remap(struct kvt_client *client, struct kvt_test_random *
 
 static void no_client_can_resize_or_rewrite_what_others_map(void **state)
 {
-	(void)state;
 	kvt_attack(resize_and_remap, 1);
 }
 
 static int start(void **state)
 {
-	(void)state;
 	kvt_witness_start(NULL);
 	return 0;
 }
 
 static int end(void **state)
 {
-	(void)state;
 	kvt_witness_end(true);
 	return 0;
 }
@@ -454,7 +439,6 @@ static int end(void **state)
 /* Keys that changed since their comparison are unknown: no log to verify. */
 static int end_without_log(void **state)
 {
-	(void)state;
 	kvt_witness_end(false);
 	return 0;
 }

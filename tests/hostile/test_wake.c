@@ -130,7 +130,6 @@ static void connect_as_other(int pipe, void *context)
 {
 	struct kvt_client *client;
 
-	(void)context;
 	become_other();
 	client = kvt_test_connect(&victim);
 	kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
@@ -328,7 +327,6 @@ TEST(watches_on_a_control_socket_cost_the_serving_thread_nothing)
 
 static int start(void **state)
 {
-	(void)state;
 	kvt_test_daemon_prepare(&victim, "socket_mode = 0666\nspin_budget_us = 20\n");
 	kvt_test_equal(chmod(victim.dir, 0755), 0);
 	kvt_test_daemon_start(&victim, NULL);
@@ -337,7 +335,6 @@ static int start(void **state)
 
 static int end(void **state)
 {
-	(void)state;
 	kvt_test_daemon_end(&victim);
 	return 0;
 }

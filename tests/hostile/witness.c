@@ -89,7 +89,6 @@ static void witness_run(int pipe, void *context)
 	struct kvt_seq *held;
 	uint64_t wanted;
 
-	(void)context;
 	kvt_test_equal(kvt_pool_map(client, &pool), 0);
 	fill_keys(keys, HELD, 1);
 	kvt_test_equal(kvt_seq_begin(client, ns, keys, HELD, 0, 0, &held), 0);

@@ -385,7 +385,6 @@ static void last_byte_test(struct kvt_attn_context *context, const char *name, u
 
 static void random_run(const struct kvt_attn_prefill *prefill, struct random *random, void *context)
 {
-	(void)random;
 	EXPECT_EQUAL(kvt_attn_append_prefill(context, prefill, NULL), 0);
 }
 

@@ -445,7 +445,6 @@ static void random_run(const struct kvt_attn_prefill *prefill, struct random *ra
 {
 	struct kvt_attn_prefill whole = *prefill;
 
-	(void)context;
 	kvt_prefill_strides(&whole);
 	n_stages = 2 + random_below(random, 3);
 	batch_run(&whole, 1 + random_below(random, 60), 1 + random_below(random, 12));
@@ -460,7 +459,6 @@ static void random_bits_run(const struct kvt_attn_prefill *prefill, int mode, st
 
 static double random_tolerance(const struct scene *scene, uint32_t out_type, void *context)
 {
-	(void)context;
 	return tolerance_of(scene, out_type);
 }
 

@@ -102,7 +102,6 @@ static void both_run(const struct kvt_attn_prefill *prefill, struct random *rand
 	size_t bytes;
 	void *real;
 
-	(void)random;
 	for (uint32_t i = 0; i < prefill->n_sequences; i++)
 		n += prefill->sequences[i].n_queries;
 	bytes = n * prefill->n_q_heads * prefill->kv.head_dim * type_bytes(prefill->out_type);

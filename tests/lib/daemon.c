@@ -301,9 +301,6 @@ void kvt_test_verify(const struct kvt_test_daemon *daemon)
 
 static int remove_entry(const char *path, const struct stat *there, int kind, struct FTW *where)
 {
-	(void)there;
-	(void)kind;
-	(void)where;
 	remove(path);
 	return 0;
 }

@@ -236,7 +236,6 @@ static int start(void **state)
 	const char *arguments[] = { NULL, NULL };
 	char flag[128];
 
-	(void)state;
 	kvt_test_daemon_prepare(&daemon_, "coalesce_threshold = 0\n");
 	snprintf(flag, sizeof(flag), "--log_file=%s/operations", daemon_.dir);
 	arguments[0] = flag;
@@ -246,7 +245,6 @@ static int start(void **state)
 
 static int stop(void **state)
 {
-	(void)state;
 	kvt_test_daemon_stop(&daemon_);
 	kvt_test_verify(&daemon_);
 	kvt_test_daemon_remove(&daemon_);

@@ -34,8 +34,6 @@ static bool tell; /* wait for the step just before sleeping, after the word that
 /* The step just before a blocking call sleeps. */
 static void at_step(struct kvt_client *client, unsigned int step, void *context)
 {
-	(void)client;
-	(void)context;
 	if (step == KVT_STEP_BEFORE_SLEEP && !told) {
 		told = true;
 		kvt_test_send(waiter_pipe, 2);
@@ -52,7 +50,6 @@ static void wait_in_call(struct kvt_client *client, uint32_t namespace_id)
 {
 	struct kvt_counters counters;
 
-	(void)namespace_id;
 	going_to_wait();
 	kvt_test_expect(waiter_pipe, 9);
 	kvt_test_equal(kvt_stats(client, &counters), -ECONNRESET);
@@ -62,7 +59,6 @@ static void wait_for_a_fence(struct kvt_client *client, uint32_t namespace_id)
 {
 	uint32_t page;
 
-	(void)namespace_id;
 	kvt_test_equal(kvt_alloc(client, 1, &page), 0);
 	going_to_wait();
 	kvt_test_equal(kvt_free(client, &page, 1, (struct kvt_fence){ 0, 1 }), -ECONNRESET);
@@ -73,7 +69,6 @@ static void wait_in_reap(struct kvt_client *client, uint32_t namespace_id)
 	struct kvt_request request = { .op = KVT_OP_FREE, .fence = { 0, 1 } };
 	struct kvt_result result;
 
-	(void)namespace_id;
 	kvt_test_equal(kvt_submit(client, &request), 0);
 	going_to_wait();
 	kvt_test_equal(kvt_reap(client, &result, 1, 1), -ECONNRESET);
@@ -86,7 +81,6 @@ static void wait_in_the_callers_own_loop(struct kvt_client *client, uint32_t nam
 	struct pollfd fds[2] = { { .fd = kvt_client_completion_fd(client), .events = POLLIN },
 				 { .fd = kvt_client_control_fd(client), .events = POLLIN } };
 
-	(void)namespace_id;
 	kvt_test_equal(kvt_submit(client, &request), 0);
 	kvt_test_equal(kvt_client_arm(client), 0);
 	going_to_wait();
@@ -101,7 +95,6 @@ static void wait_for_a_namespace(struct kvt_client *client, uint32_t namespace_i
 	const uint64_t digest[2] = { 17, 18 };
 	uint32_t number;
 
-	(void)namespace_id;
 	going_to_wait();
 	kvt_test_expect(waiter_pipe, 9);
 	kvt_test_equal(kvt_namespace_open(client, digest, "late", &number), -ECONNRESET);
@@ -112,7 +105,6 @@ static void wait_for_an_admin_answer(struct kvt_client *client, uint32_t namespa
 	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
 	struct kvt_admin_status status;
 
-	(void)namespace_id;
 	going_to_wait();
 	kvt_test_expect(waiter_pipe, 9);
 	kvt_test_equal(kvt_admin(client, &request, NULL, 0, &status, sizeof(status)), -ECONNRESET);
@@ -133,7 +125,6 @@ static void wait_in_a_sequence(struct kvt_client *client, uint32_t namespace_id)
 
 static void wait_in_close(struct kvt_client *client, uint32_t namespace_id)
 {
-	(void)namespace_id;
 	going_to_wait();
 	kvt_test_equal(kvt_client_close(client, (struct kvt_fence){ 2, 1 }), -ECONNRESET);
 }
@@ -250,7 +241,6 @@ static void connecting_run(int pipe, void *context)
 	struct kvt_error error = { .code = 0 };
 	struct kvt_client *client;
 
-	(void)context;
 	waiter_pipe = pipe;
 	options.socket_path = daemon_.socket;
 	kvt_test_send(pipe, 1);
@@ -261,8 +251,6 @@ static void connecting_run(int pipe, void *context)
 
 static void connecting_at_step(struct kvt_client *client, unsigned int step, void *context)
 {
-	(void)client;
-	(void)context;
 	if (step == KVT_STEP_HELLO_SENT)
 		kvt_test_send(waiter_pipe, 2);
 }

@@ -38,7 +38,6 @@ static void forking_run(int pipe, void *context)
 	uint32_t pages[5];
 	uint64_t word;
 
-	(void)context;
 	kvt_test_equal(kvt_alloc(client, 5, pages), 0);
 	kvt_test_send(pipe, kvt_client_info(client)->session);
 	fflush(NULL);
@@ -55,14 +54,12 @@ static void forking_run(int pipe, void *context)
 
 static int start(void **state)
 {
-	(void)state;
 	kvt_test_daemon_begin(&daemon_, NULL);
 	return 0;
 }
 
 static int stop(void **state)
 {
-	(void)state;
 	kvt_test_daemon_end(&daemon_);
 	return 0;
 }
@@ -110,7 +107,6 @@ static void reconnecting_run(int pipe, void *context)
 	uint32_t page;
 	int status;
 
-	(void)context;
 	kvt_test_equal(kvt_pool_map(old, &pool), 0);
 	kvt_test_equal(kvt_alloc(old, 1, &page), 0);
 	fflush(NULL);
@@ -151,7 +147,6 @@ static void dropping_run(int pipe, void *context)
 	uint32_t pages[3];
 	uint64_t word;
 
-	(void)context;
 	kvt_test_equal(kvt_alloc(client, 3, pages), 0);
 	kvt_test_send(pipe, kvt_client_info(client)->session);
 	kvt_client_abandon(client);
@@ -212,7 +207,6 @@ static void sleepy_run(int pipe, void *context)
 	struct kvt_pool pool;
 	struct kvt_seq *seq;
 
-	(void)context;
 	fill_keys(keys, 160, 1);
 	kvt_test_equal(kvt_pool_map(client, &pool), 0);
 	kvt_test_equal(kvt_seq_begin(client, ns, keys, 160, 0, 0, &seq), 0);

@@ -91,14 +91,12 @@ static void end_workers(struct kvt_test_child *children, int n)
 
 static int start(void **state)
 {
-	(void)state;
 	kvt_test_daemon_begin(&daemon_, NULL);
 	return 0;
 }
 
 static int stop(void **state)
 {
-	(void)state;
 	kvt_test_daemon_end(&daemon_);
 	return 0;
 }
@@ -200,7 +198,6 @@ static void grabber_run(int pipe, void *context)
 	uint32_t page = 0;
 	uint64_t word;
 
-	(void)context;
 	kvt_test_send(pipe, 1);
 	while (kvt_test_receive(pipe, &word)) {
 		int error = kvt_alloc(client, 1, &page);

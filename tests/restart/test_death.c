@@ -46,7 +46,6 @@ static void comer_run(int pipe, void *context)
 	struct pollfd told = { .fd = pipe, .events = POLLIN };
 	bool first = true;
 
-	(void)context;
 	while (poll(&told, 1, 0) == 0) {
 		struct kvt_client *client = kvt_test_connect(&daemon_);
 		uint32_t page;

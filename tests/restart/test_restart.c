@@ -398,7 +398,6 @@ static void ender_run(int pipe, void *context)
 	struct kvt_message_admin request = { .what = KVT_ADMIN_ENDED };
 	struct kvt_client *client = connect_with(0);
 
-	(void)context;
 	kvt_test_check(kvt_test_receive(pipe, &request.argument));
 	kvt_test_send(pipe, 1);
 	kvt_test_equal(kvt_admin(client, &request, NULL, 0, NULL, 0), 0);
@@ -453,7 +452,6 @@ static void holder_run(int pipe, void *context)
 	uint32_t keys[KVT_WORK_KEYS], pages[8], space;
 	struct kvt_seq *seq;
 
-	(void)context;
 	kvt_work_keys(keys, KVT_WORK_KEYS, 2);
 	space = kvt_test_namespace(client, "holder");
 	seq = kvt_work_begin(client, space, keys);
@@ -802,7 +800,6 @@ static void stranger_run(int pipe, void *context)
 	char path[256];
 	int fd = -1;
 
-	(void)context;
 	kvt_test_check(setgid(65534) == 0 && setuid(65534) == 0);
 	for (size_t i = 0; i < 2 && fd < 0; i++) {
 		snprintf(path, sizeof(path), names[i], daemon_.dir, daemon_.name);

@@ -139,7 +139,6 @@ static int start(const char *options)
 
 int kvt_script_process_start(struct kvt_script *script, struct kvt_script_session *session)
 {
-	(void)script;
 	session->state = KVT_SCRIPT_IDLE;
 	session->pid = NO_PROCESS;
 	session->n_ids = 0;
@@ -158,8 +157,6 @@ static void hang_up(struct inside_session *s)
 int kvt_script_process_end(struct kvt_script *script, struct kvt_script_session *session,
 			   bool force)
 {
-	(void)script;
-	(void)force;
 	for (uint32_t i = 0; i < INSIDE_CLIENTS; i++) {
 		if (owners[i] != session)
 			continue;
@@ -367,8 +364,6 @@ int kvt_script_admin(struct kvt_script *script, uint32_t what, uint64_t argument
 {
 	struct problems problems = { .text = ret_records, .room = bytes };
 
-	(void)script;
-	(void)ret_answer;
 	switch (what) {
 	case KVT_ADMIN_TICK:
 		inside.now_ns += argument;
@@ -383,7 +378,6 @@ int kvt_script_admin(struct kvt_script *script, uint32_t what, uint64_t argument
 
 int kvt_script_settled(struct kvt_script *script, struct kvt_admin_status *ret_status)
 {
-	(void)script;
 	serve();
 	ret_status->counters = *kvt_core_counters(inside.core);
 	return 0;
@@ -391,10 +385,6 @@ int kvt_script_settled(struct kvt_script *script, struct kvt_admin_status *ret_s
 
 int kvt_script_ended(struct kvt_script *script, uint32_t session, int pid, bool exited)
 {
-	(void)script;
-	(void)session;
-	(void)pid;
-	(void)exited;
 	return 0;
 }
 

@@ -458,7 +458,6 @@ static void op_close(struct shot *shot)
 
 static void op_plain(struct shot *shot)
 {
-	(void)shot;
 }
 
 static void op_garbage(struct shot *shot)

@@ -101,7 +101,6 @@ static void complete(void *context, uint32_t session, const struct kvt_cqe *cqe)
 {
 	struct world *world = context;
 
-	(void)session;
 	assert_in_range(world->n_done, 0, 63);
 	world->done[world->n_done++] = *cqe;
 }
@@ -212,7 +211,6 @@ void world_free(struct world *world)
 
 int world_end(void **state)
 {
-	(void)state;
 	while (worlds)
 		world_free(worlds);
 	return 0;
@@ -252,7 +250,6 @@ int world_adopt(struct world *world, struct kvt_core_adoption *ret_adoption, cha
 
 static void print_problem(void *context, const char *text)
 {
-	(void)context;
 	print_error("audit: %s\n", text);
 }
 

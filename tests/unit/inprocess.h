@@ -362,7 +362,6 @@ static inline struct kvt_counters inside_counters(struct inside *inside)
 
 static inline void inside_print(void *context, const char *text)
 {
-	(void)context;
 	fprintf(stderr, "audit: %s\n", text);
 }
 

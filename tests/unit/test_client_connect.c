@@ -204,7 +204,6 @@ static int setup(void **state)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 
-	(void)state;
 	snprintf(path, sizeof(path), "/tmp/kvt-test-connect-%d", (int)getpid());
 	unlink(path);
 	memcpy(address.sun_path, path, sizeof(path));
@@ -216,7 +215,6 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-	(void)state;
 	close(listener);
 	unlink(path);
 	return 0;
@@ -679,7 +677,6 @@ static void *answer_admin(void *context)
 {
 	struct kvt_message_admin question;
 
-	(void)context;
 	(void)!recv(connection, &question, sizeof(question), 0);
 	admin_answer.head.head = question.head;
 	admin_answer.head.head.bytes = (uint32_t)admin_bytes;

@@ -89,7 +89,6 @@ static void a_client_is_made_whole_or_not_at_all(void **state)
 	int64_t before, n = 0;
 	int rc = -ENOMEM;
 
-	(void)state;
 	assert_int_equal(kvt_segment_plan(&parts.layout, 8, 16, 1024, 1024), 0);
 	parts.segment = inside_memory(parts.layout.bytes);
 	parts.areas = inside_memory(parts.layout.areas_bytes);
@@ -120,7 +119,6 @@ static void a_sequence_is_begun_whole_or_not_at_all(void **state)
 	int64_t n = 0;
 	int rc = -ENOMEM;
 
-	(void)state;
 	inside_init(inside, &config);
 	inside_start(inside);
 	client = inside_connect(inside, 0, 0, 0, 0, 20000);
@@ -164,7 +162,6 @@ static void a_prompt_that_cannot_grow_stays_as_it_is(void **state)
 	struct kvt_prompt prompt = { 0 };
 	int64_t before = live;
 
-	(void)state;
 	fail_at = 1;
 	assert_int_equal(kvt_prompt_text(&prompt, text, 3), -ENOMEM);
 	fail_at = 1;

@@ -50,14 +50,12 @@ static void close_world(void)
 
 static int setup(void **state)
 {
-	(void)state;
 	open_world(0, 0, 0, 0);
 	return 0;
 }
 
 static int teardown(void **state)
 {
-	(void)state;
 	close_world();
 	return 0;
 }

@@ -255,7 +255,6 @@ static char *keep(const void *memory, uint64_t bytes)
 
 static void print_finding(void *context, const char *text)
 {
-	(void)context;
 	print_error("audit: %s\n", text);
 }
 
@@ -674,7 +673,6 @@ static struct image half; /* the first successor's memory when it reported its r
 
 static void take_raised(void *context, const struct kvt_record *record)
 {
-	(void)context;
 	told.n = 0;
 	memset(told.generations, 0, sizeof(told.generations));
 	for (uint32_t i = 0; i < record->n_events; i++)

@@ -27,7 +27,6 @@ static int make_path(void **state)
 {
 	int fd;
 
-	(void)state;
 	snprintf(path, sizeof(path), "/tmp/kvt-config-XXXXXX");
 	fd = mkstemp(path);
 	return fd < 0 ? -1 : close(fd);
@@ -35,7 +34,6 @@ static int make_path(void **state)
 
 static int remove_path(void **state)
 {
-	(void)state;
 	return unlink(path);
 }
 

@@ -22,7 +22,6 @@ static int capture(void **state)
 {
 	int ends[2];
 
-	(void)state;
 	if (pipe2(ends, O_NONBLOCK) != 0)
 		return -1;
 	fflush(stderr);
@@ -37,7 +36,6 @@ static int capture(void **state)
 
 static int release(void **state)
 {
-	(void)state;
 	dup2(saved_stderr, STDERR_FILENO);
 	close(saved_stderr);
 	close(reader);

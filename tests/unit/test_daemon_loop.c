@@ -31,25 +31,21 @@ static int open_way(uint32_t way)
 
 static int open_best(void **state)
 {
-	(void)state;
 	return open_way(0);
 }
 
 static int open_coop(void **state)
 {
-	(void)state;
 	return open_way(1);
 }
 
 static int open_plain(void **state)
 {
-	(void)state;
 	return open_way(2);
 }
 
 static int close_loop(void **state)
 {
-	(void)state;
 	kvt_loop_close(&loop);
 	return 0;
 }
@@ -72,7 +68,6 @@ static void a_spinning_loop_sees_what_becomes_ready(void **state)
 	int fd = eventfd(0, EFD_NONBLOCK);
 	uint64_t one = 1, count;
 
-	(void)state;
 	for (uint64_t tag = 1; tag < 100; tag++) {
 		kvt_loop_poll(&loop, fd, POLLIN, tag);
 		kvt_loop_flush(&loop);
@@ -90,7 +85,6 @@ static void a_sleeping_loop_wakes_for_an_event_and_for_its_timeout(void **state)
 	struct kvt_loop_event event;
 	int fd = eventfd(1, EFD_NONBLOCK);
 
-	(void)state;
 	kvt_loop_sleep(&loop, 1000);
 	assert_int_equal(kvt_loop_reap(&loop, &event, 1), 0);
 	kvt_loop_poll(&loop, fd, POLLIN, 7); /* not flushed: sleeping submits it */
@@ -107,7 +101,6 @@ static void a_withdrawn_poll_lets_its_descriptor_go(void **state)
 	unsigned int n = 0;
 	int pair[2];
 
-	(void)state;
 	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair), 0);
 	kvt_loop_poll(&loop, pair[0], POLLIN, 9);
 	kvt_loop_flush(&loop);
@@ -132,7 +125,6 @@ static void more_events_than_the_rings_hold_are_kept(void **state)
 	uint64_t sum = 0;
 	unsigned int n = 0;
 
-	(void)state;
 	for (uint64_t tag = 1; tag <= N; tag++)
 		kvt_loop_poll(&loop, fd, POLLIN, tag);
 	kvt_loop_flush(&loop);

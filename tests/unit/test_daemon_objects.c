@@ -24,14 +24,12 @@ static char directory[64];
 
 static int make_directory(void **state)
 {
-	(void)state;
 	snprintf(directory, sizeof(directory), "/tmp/kvt-objects-XXXXXX");
 	return mkdtemp(directory) ? 0 : -1;
 }
 
 static int remove_directory(void **state)
 {
-	(void)state;
 	return rmdir(directory); /* fails if a test left something */
 }
 

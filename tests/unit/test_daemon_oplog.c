@@ -37,7 +37,6 @@ static int make_file(void **state)
 {
 	int fd;
 
-	(void)state;
 	strcpy(path + sizeof(path) - 7, "XXXXXX");
 	fd = mkstemp(path);
 	if (fd < 0)
@@ -49,7 +48,6 @@ static int make_file(void **state)
 
 static int remove_file(void **state)
 {
-	(void)state;
 	return unlink(path);
 }
 
@@ -111,7 +109,6 @@ static uint64_t ends[N_RECORDS + 1]; /* offsets where n records are whole */
 
 static int path_keys(void *context, uint32_t node, uint32_t positions, uint32_t *ret_keys)
 {
-	(void)context;
 	if (node != 5)
 		return -ENOENT;
 	memcpy(ret_keys, all_keys, positions * sizeof(*ret_keys));

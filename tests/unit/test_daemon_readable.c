@@ -9,7 +9,6 @@ static struct kvt_readables set;
 
 static int start(void **state)
 {
-	(void)state;
 	kvt_readables_init(&set);
 	return 0;
 }

@@ -13,13 +13,11 @@ static int ends[2];
 
 static int open_pair(void **state)
 {
-	(void)state;
 	return socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends);
 }
 
 static int close_pair(void **state)
 {
-	(void)state;
 	close(ends[0]);
 	close(ends[1]);
 	return 0;

@@ -54,9 +54,6 @@ static void remember(void *context, const struct kvt_record *record)
 
 static void completed(void *context, uint32_t session, const struct kvt_cqe *cqe)
 {
-	(void)context;
-	(void)session;
-	(void)cqe;
 }
 
 static void *zeroed(uint64_t bytes)

@@ -27,7 +27,6 @@ static int parse(const char *text)
 
 static int clear(void **state)
 {
-	(void)state;
 	kvt_script_line_clear(&line);
 	return 0;
 }

@@ -12,7 +12,6 @@ static int peers[KVT_VISITORS_ROOM + 1], ours[KVT_VISITORS_ROOM + 1];
 
 static int begin(void **state)
 {
-	(void)state;
 	visitors = (struct kvt_visitors){ .lock = PTHREAD_MUTEX_INITIALIZER, .patience_ns = 100 };
 	for (size_t i = 0; i <= KVT_VISITORS_ROOM; i++) {
 		int ends[2];
@@ -27,7 +26,6 @@ static int begin(void **state)
 
 static int end(void **state)
 {
-	(void)state;
 	for (size_t i = 0; i <= KVT_VISITORS_ROOM; i++) {
 		close(ours[i]);
 		close(peers[i]);

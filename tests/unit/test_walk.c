@@ -61,9 +61,6 @@ static void *memory(uint64_t bytes)
 
 static void no_completion(void *context, uint32_t session, const struct kvt_cqe *cqe)
 {
-	(void)context;
-	(void)session;
-	(void)cqe;
 	fail();
 }
 
@@ -77,7 +74,6 @@ static int setup(void **state)
 	struct kvt_core_sizes sizes;
 	const char *why;
 
-	(void)state;
 	memset(&w, 0, sizeof(w));
 	w.seed = 1;
 	w.now_ns = 1000;
@@ -101,7 +97,6 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-	(void)state;
 	free(w.arena);
 	free(w.ledger);
 	free(w.scratch);

@@ -72,7 +72,6 @@ static void serve(int pipe, void *context)
 	struct generation shared, alone;
 	uint64_t seed;
 
-	(void)context;
 	worker.options.socket = daemon_.socket;
 	if (worker_open_cache(&worker) != 0)
 		kvt_test_fail("%s", worker.why);
@@ -108,7 +107,6 @@ static void spoil(int pipe, void *context)
 	struct kvt_pool pool;
 	char byte;
 
-	(void)context;
 	kvt_test_equal(kvt_pool_map(client, &pool), 0);
 	while (recv(pipe, &byte, 1, MSG_DONTWAIT) < 0) {
 		int error = kvt_alloc(client, SPOILED, pages);

@@ -579,7 +579,6 @@ EXPORT int cuMemAddressReserve(uint64_t *address, size_t bytes, size_t alignment
 	ENTER("cuMemAddressReserve");
 	if (!bytes || bytes % STANDIN_BLOCK || flags || (unit & (unit - 1)))
 		return KVT_CU_ERROR_INVALID_VALUE;
-	(void)wish;
 	base = mmap(NULL, bytes + unit, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
 		    -1, 0);
 	if (base == MAP_FAILED)

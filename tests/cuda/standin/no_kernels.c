@@ -4,13 +4,11 @@
 
 int emulated_known(const char *name)
 {
-	(void)name;
 	return 0;
 }
 
 uint32_t emulated_args_bytes(const char *name)
 {
-	(void)name;
 	return 0;
 }
 

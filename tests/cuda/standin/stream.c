@@ -309,7 +309,6 @@ EXPORT int cuStreamWaitEvent(void *stream, void *handle, unsigned int flags)
 	struct item *item;
 
 	ENTER_CONTEXT("cuStreamWaitEvent");
-	(void)flags;
 	item = item_make(ITEM_WAIT, 0);
 	item->event = event;
 	pthread_mutex_lock(&lock);
@@ -340,7 +339,6 @@ EXPORT int cuEventDestroy_v2(void *event)
 {
 	LEAVE("cuEventDestroy_v2");
 
-	(void)event;
 	standin_opened(STANDIN_EVENT, -1);
 	return error;
 }
@@ -514,7 +512,6 @@ EXPORT int cuModuleUnload(void *module)
 {
 	LEAVE("cuModuleUnload");
 
-	(void)module;
 	standin_opened(STANDIN_MODULE, -1);
 	return error;
 }
@@ -522,7 +519,6 @@ EXPORT int cuModuleUnload(void *module)
 EXPORT int cuModuleGetFunction(void **function, void *module, const char *name)
 {
 	ENTER_CONTEXT("cuModuleGetFunction");
-	(void)module;
 	if (!standin_kernel_known(name) || strlen(name) >= sizeof(functions[0].name))
 		return STANDIN_NOT_FOUND;
 	for (int i = 0; i < N_NAMES; i++) {
