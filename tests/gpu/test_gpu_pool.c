@@ -230,17 +230,6 @@ static void capture_beside(const char *backend, int method, bool elsewhere)
 	kvt_test_equal(status, 1);
 }
 
-static uint64_t quarantined(void)
-{
-	struct kvt_client *client = kvt_test_observe(&daemon_);
-	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
-	struct kvt_admin_status status;
-
-	kvt_test_equal(kvt_admin(client, &request, NULL, 0, &status, sizeof(status)), 1);
-	kvt_client_close(client, KVT_IDLE);
-	return status.counters.quarantined_pages;
-}
-
 static void kill_a_writer(const char *backend)
 {
 	struct kvt_test_child child;
@@ -251,7 +240,7 @@ static void kill_a_writer(const char *backend)
 	begin_ns = gpu_now_ns();
 	kvt_test_child_kill(&child, SIGKILL);
 	kvt_test_session_ended(&daemon_, (uint32_t)session);
-	while (quarantined())
+	while (kvt_test_status(&daemon_).counters.quarantined_pages)
 		sched_yield();
 	gpu_figure("pages of a killed writer are free", "\"backend\": \"%s\", \"after_us\": %.0f",
 		   backend, (double)(gpu_now_ns() - begin_ns) / 1e3);

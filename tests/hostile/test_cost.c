@@ -154,17 +154,6 @@ static void watch_many_times(int fd)
 	}
 }
 
-static struct kvt_admin_status status_now(void)
-{
-	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
-	struct kvt_client *client = kvt_test_observe(&kvt_victim);
-	struct kvt_admin_status status;
-
-	kvt_test_equal(kvt_admin(client, &request, NULL, 0, &status, sizeof(status)), 1);
-	kvt_client_abandon(client);
-	return status;
-}
-
 static void be_woken_dearly(struct kvt_client *client, struct kvt_test_random *random)
 {
 	struct kvt_sqe nop = { .op = KVT_OP_NOP, .fence_slot = KVT_FENCE_IDLE };
@@ -231,23 +220,23 @@ static void observe_dearly(struct kvt_client *client, struct kvt_test_random *ra
 
 TEST(a_session_whose_wake_ups_cost_too_much_is_ended_with_the_cause)
 {
-	struct kvt_admin_status before = status_now(), after;
+	struct kvt_admin_status before = kvt_test_status(&kvt_victim), after;
 
 	attack_and_bound(be_woken_dearly);
 	kvt_test_check(kvt_test_daemon_said(&kvt_victim, "its sockets are watched"));
 	attack_and_bound(be_answered_dearly);
-	after = status_now();
+	after = kvt_test_status(&kvt_victim);
 	kvt_test_check(after.costly_sessions >= before.costly_sessions + 2);
 	kvt_test_check(after.costly_ns > before.costly_ns + 2 * 100000000ull);
 }
 
 TEST(an_observer_that_costs_too_much_is_dropped)
 {
-	uint64_t before = status_now().costly_sessions;
+	uint64_t before = kvt_test_status(&kvt_victim).costly_sessions;
 
 	attack_and_bound(observe_dearly);
 	kvt_test_check(kvt_test_daemon_said(&kvt_victim, "its socket is watched many times"));
-	kvt_test_equal(status_now().costly_sessions, before);
+	kvt_test_equal(kvt_test_status(&kvt_victim).costly_sessions, before);
 }
 
 /* ---------------------------------------------------------------- honest clients */
@@ -273,7 +262,7 @@ static void keep_processors_busy(int pipe, void *context)
 /* Preempt the daemon for milliseconds in the middle of wake-ups. */
 TEST(a_busy_machine_charges_no_client)
 {
-	struct kvt_admin_status before = status_now(), after;
+	struct kvt_admin_status before = kvt_test_status(&kvt_victim), after;
 	struct kvt_counters counters;
 	struct kvt_test_child child;
 	struct kvt_client *client;
@@ -287,7 +276,7 @@ TEST(a_busy_machine_charges_no_client)
 	}
 	kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
 	kvt_test_child_kill(&child, SIGKILL);
-	after = status_now();
+	after = kvt_test_status(&kvt_victim);
 	kvt_test_equal(after.costly_sessions, before.costly_sessions);
 	/* By the clock they cost seconds; of processor time a host may steal some for itself. */
 	kvt_test_check(after.costly_ns - before.costly_ns < MOST_STOLEN_NS);

@@ -24,12 +24,6 @@ static uint32_t descriptors; /* the daemon's, with the witness alone */
 static uint64_t *longest_ns;  /* of the witness's rounds; shared with it */
 static char log_flag[128];
 
-static void fill_keys(uint32_t *keys, uint32_t n, uint32_t seed)
-{
-	for (uint32_t i = 0; i < n; i++)
-		keys[i] = (seed * 1000003u + i * 7919u) & 0x7fffffffu;
-}
-
 static void check_pages(const struct kvt_pool *pool, struct kvt_seq *seq, const uint32_t *keys,
 			uint32_t from, uint32_t to, bool fill)
 {
@@ -51,7 +45,7 @@ static void witness_round(struct kvt_client *client, const struct kvt_pool *pool
 	struct kvt_seq *seq;
 	int error;
 
-	fill_keys(keys, PROMPT, 100 + round % 8);
+	kvt_test_keys(keys, PROMPT, 100 + round % 8);
 	error = kvt_seq_begin(client, ns, keys, PROMPT, 16, 0, &seq);
 	if (error == -ENOSPC) /* attackers hold all pages: allowed while they live */
 		return;
@@ -90,7 +84,7 @@ static void witness_run(int pipe, void *context)
 	uint64_t wanted;
 
 	kvt_test_equal(kvt_pool_map(client, &pool), 0);
-	fill_keys(keys, HELD, 1);
+	kvt_test_keys(keys, HELD, 1);
 	kvt_test_equal(kvt_seq_begin(client, ns, keys, HELD, 0, 0, &held), 0);
 	check_pages(&pool, held, keys, 0, HELD / PAGE, true);
 	kvt_test_send(pipe, 1);

@@ -3,7 +3,6 @@
  *
  * Inputs: a running daemon. Invariant: a failure ends the test program with a message. Callers: the
  * tests, by harness.h. */
-#include "kvtrunk_wire.h"
 #include "tests/lib/harness.h"
 
 #include <errno.h>
@@ -59,21 +58,31 @@ uint32_t kvt_test_namespace(struct kvt_client *client, const char *name)
 	return number;
 }
 
-static struct kvt_admin_status settled(struct kvt_client *observer)
+/* `what`: KVT_ADMIN_STATUS, or KVT_ADMIN_SETTLED, which is answered once work is done. */
+static struct kvt_admin_status status_of(struct kvt_client *observer, uint32_t what)
 {
-	struct kvt_message_admin request = { .what = KVT_ADMIN_SETTLED };
+	struct kvt_message_admin request = { .what = what };
 	struct kvt_admin_status status;
 	int n = kvt_admin(observer, &request, NULL, 0, &status, sizeof(status));
 
 	if (n != 1)
-		kvt_test_fail("settled: %d, %s", n, kvt_client_error(observer)->text);
+		kvt_test_fail("status: %d, %s", n, kvt_client_error(observer)->text);
+	return status;
+}
+
+struct kvt_admin_status kvt_test_status(const struct kvt_test_daemon *daemon)
+{
+	struct kvt_client *observer = kvt_test_observe(daemon);
+	struct kvt_admin_status status = status_of(observer, KVT_ADMIN_STATUS);
+
+	kvt_client_close(observer, KVT_IDLE);
 	return status;
 }
 
 struct kvt_counters kvt_test_settled(const struct kvt_test_daemon *daemon)
 {
 	struct kvt_client *observer = kvt_test_observe(daemon);
-	struct kvt_admin_status status = settled(observer);
+	struct kvt_admin_status status = status_of(observer, KVT_ADMIN_SETTLED);
 
 	kvt_client_close(observer, KVT_IDLE);
 	return status.counters;
@@ -96,7 +105,7 @@ void kvt_test_audit(const struct kvt_test_daemon *daemon)
 	struct kvt_client *observer = kvt_test_observe(daemon);
 	struct kvt_message_admin request = { .what = KVT_ADMIN_AUDIT };
 	static char text[KVT_MESSAGE_MAX];
-	struct kvt_counters counters = settled(observer).counters;
+	struct kvt_counters counters = status_of(observer, KVT_ADMIN_SETTLED).counters;
 	int n;
 
 	memset(text, 0, sizeof(text));
@@ -139,6 +148,12 @@ static uint64_t page_seed(uint32_t page_size, uint64_t salt, const uint32_t *key
 	for (uint32_t i = 0; i < (index + 1) * page_size; i++)
 		seed = mixed(seed, keys[i] + 1ull);
 	return seed;
+}
+
+void kvt_test_keys(uint32_t *keys, uint32_t n, uint32_t seed)
+{
+	for (uint32_t i = 0; i < n; i++)
+		keys[i] = (seed * 1000003u + i * 7919u) & 0x7fffffffu;
 }
 
 uint64_t kvt_test_page_bytes(const struct kvt_pool *pool)

@@ -17,6 +17,7 @@
 #include <sys/types.h>
 
 #include "kvtrunk.h"
+#include "kvtrunk_wire.h"
 
 /** Print place, message and the end of the daemons' output; then end the process. */
 #define kvt_test_fail(...) kvt_test_fail_at(__FILE__, __LINE__, __VA_ARGS__)
@@ -100,6 +101,8 @@ struct kvt_client *kvt_test_observe(const struct kvt_test_daemon *daemon);
 uint32_t kvt_test_namespace(struct kvt_client *client, const char *name);
 /** Wait until no background work is left, then audit: ends the test if anything is wrong. */
 void kvt_test_audit(const struct kvt_test_daemon *daemon);
+/** Return the status, background work done or not. */
+struct kvt_admin_status kvt_test_status(const struct kvt_test_daemon *daemon);
 /** Return the counters once background work is done. */
 struct kvt_counters kvt_test_settled(const struct kvt_test_daemon *daemon);
 /** Ask for settled counters until `condition` on them holds. An idle daemon soon notices what a
@@ -114,6 +117,8 @@ void kvt_test_session_ended(const struct kvt_test_daemon *daemon, uint32_t sessi
 
 /* ---------------------------------------------------------------- pages with content */
 
+/** Make the prompt that `seed` names. */
+void kvt_test_keys(uint32_t *keys, uint32_t n, uint32_t seed);
 /** Return the bytes of a page, which must be in one piece. */
 uint64_t kvt_test_page_bytes(const struct kvt_pool *pool);
 /** Fill a page with content that depends on the namespace, the page's place and *all* keys up to

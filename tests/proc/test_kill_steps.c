@@ -52,12 +52,6 @@ static void at_step(struct kvt_client *client, unsigned int step, void *context)
 		pause();
 }
 
-static void fill_keys(uint32_t *keys, uint32_t n, uint32_t seed)
-{
-	for (uint32_t i = 0; i < n; i++)
-		keys[i] = (seed * 1000003u + i * 7919u) & 0x7fffffffu;
-}
-
 /* Keys that no other victim uses. */
 static uint32_t own_seed(uint32_t which)
 {
@@ -92,7 +86,7 @@ static void victim_sequences(struct kvt_client *client, const struct kvt_pool *p
 	uint32_t keys[PROMPT + 64];
 	struct kvt_seq *seq;
 
-	fill_keys(keys, PROMPT + 64, 1);
+	kvt_test_keys(keys, PROMPT + 64, 1);
 	kvt_test_equal(kvt_seq_begin(client, ns, keys, PROMPT, 16, 0, &seq), 0);
 	fill_pages(seq, pool, keys, kvt_seq_next(seq) / PAGE, PROMPT / PAGE);
 	kvt_test_equal(kvt_seq_commit(seq, PROMPT, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);
@@ -112,7 +106,7 @@ static void victim_sequences(struct kvt_client *client, const struct kvt_pool *p
 	kvt_test_equal(kvt_seq_commit_async(seq, PROMPT, NULL, 0, KVT_IDLE, 0), 0);
 	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
 	/* Keys of its own, half done, ended behind a fence. */
-	fill_keys(keys, PROMPT, own_seed(0));
+	kvt_test_keys(keys, PROMPT, own_seed(0));
 	kvt_test_equal(kvt_seq_begin(client, ns, keys, PROMPT, 0, 0, &seq), 0);
 	fill_pages(seq, pool, keys, 0, 4);
 	kvt_test_equal(kvt_seq_commit(seq, 64, NULL, 0, KVT_IDLE, KVT_F_KEEP), 0);
@@ -126,7 +120,7 @@ static void victim_pages(struct kvt_client *client, const struct kvt_pool *pool,
 	struct kvt_handle handle;
 	struct kvt_lease lease;
 
-	fill_keys(keys, 64, own_seed(1));
+	kvt_test_keys(keys, 64, own_seed(1));
 	kvt_test_equal(kvt_alloc(client, 8, pages), 0);
 	for (uint32_t i = 0; i < 4; i++)
 		kvt_test_page_fill(pool, PAGE, pages[i], 's', keys, i);
@@ -156,7 +150,7 @@ static void victim_late_answer(struct kvt_client *client, uint32_t ns)
 	struct kvt_result result;
 	struct kvt_counters counters;
 
-	fill_keys(keys, 16, own_seed(2));
+	kvt_test_keys(keys, 16, own_seed(2));
 	kvt_test_equal(kvt_alloc(client, 1, &page), 0);
 	kvt_client_set_timeout(client, 1000);
 	kvt_test_equal(kvt_call(client, &request, &result), -ETIMEDOUT);
@@ -222,7 +216,7 @@ static void survivor_start(struct survivor *survivor)
 	survivor->client = kvt_test_connect(&daemon_);
 	survivor->namespace_id = kvt_test_namespace(survivor->client, "steps");
 	kvt_test_equal(kvt_pool_map(survivor->client, &survivor->pool), 0);
-	fill_keys(survivor->held, 3 * PAGE, 77);
+	kvt_test_keys(survivor->held, 3 * PAGE, 77);
 	kvt_test_equal(kvt_seq_begin(survivor->client, survivor->namespace_id, survivor->held,
 				     3 * PAGE, 0, 0, &survivor->seq), 0);
 	fill_pages(survivor->seq, &survivor->pool, survivor->held, 0, 3);
@@ -244,7 +238,7 @@ static void survivor_serve(struct survivor *survivor)
 	uint32_t keys[PROMPT];
 	struct kvt_seq *seq;
 
-	fill_keys(keys, PROMPT, 1);
+	kvt_test_keys(keys, PROMPT, 1);
 	kvt_test_equal(kvt_seq_begin(survivor->client, survivor->namespace_id, keys, PROMPT, 0, 0,
 				     &seq), 0);
 	check_pages(survivor, seq, keys, kvt_seq_reusable(seq) / PAGE);

@@ -193,12 +193,6 @@ TEST_WITH(an_operator_may_fence_a_process_that_lives_on, start, stop)
 
 /* ---------------------------------------------------------------- stopped */
 
-static void fill_keys(uint32_t *keys, uint32_t n, uint32_t seed)
-{
-	for (uint32_t i = 0; i < n; i++)
-		keys[i] = (seed * 1000003u + i * 7919u) & 0x7fffffffu;
-}
-
 static void sleepy_run(int pipe, void *context)
 {
 	struct kvt_client *client = kvt_test_connect(&daemon_);
@@ -207,7 +201,7 @@ static void sleepy_run(int pipe, void *context)
 	struct kvt_pool pool;
 	struct kvt_seq *seq;
 
-	fill_keys(keys, 160, 1);
+	kvt_test_keys(keys, 160, 1);
 	kvt_test_equal(kvt_pool_map(client, &pool), 0);
 	kvt_test_equal(kvt_seq_begin(client, ns, keys, 160, 0, 0, &seq), 0);
 	pages = kvt_seq_pages(seq, &n);
@@ -238,7 +232,7 @@ TEST_WITH(a_stopped_process_is_not_a_dead_one, start, stop)
 	for (uint32_t round = 0; round < 200; round++) {
 		struct kvt_seq *seq;
 
-		fill_keys(keys, 1600, round + 2);
+		kvt_test_keys(keys, 1600, round + 2);
 		kvt_test_equal(kvt_seq_begin(client, ns, keys, 1600, 0, 0, &seq), 0);
 		kvt_test_equal(kvt_seq_end(seq, 1600, NULL, 0, KVT_IDLE, 0), 0);
 	}
@@ -246,7 +240,7 @@ TEST_WITH(a_stopped_process_is_not_a_dead_one, start, stop)
 	kvt_test_equal(counters.private_pages, 5);
 	kvt_test_equal(counters.protected_pages, 5);
 	kvt_test_equal(counters.live_sessions, 2);
-	fill_keys(keys, 160, 1);
+	kvt_test_keys(keys, 160, 1);
 	kvt_test_equal(kvt_match(client, ns, keys, 160, 0, &result), 0);
 	kvt_test_equal(result.matched, 80);
 	kvt_test_equal(result.announced, 80);

@@ -15,12 +15,6 @@
 
 static struct kvt_test_daemon daemon_;
 
-static void fill_keys(uint32_t *keys, uint32_t n, uint32_t seed)
-{
-	for (uint32_t i = 0; i < n; i++)
-		keys[i] = (seed * 1000003u + i * 7919u) & 0x7fffffffu;
-}
-
 /* One request as a worker serves it: check what is cached, compute the rest, publish all of it.
  * Returns the positions that need no computing. */
 static uint32_t serve(struct kvt_client *client, const struct kvt_pool *pool, uint32_t namespace_id,
@@ -65,7 +59,7 @@ static void worker_run(int pipe, void *context)
 	kvt_test_equal(kvt_pool_map(client, &pool), 0);
 	kvt_test_send(pipe, 1);
 	while (kvt_test_receive(pipe, &seed)) {
-		fill_keys(keys, worker->n, (uint32_t)seed);
+		kvt_test_keys(keys, worker->n, (uint32_t)seed);
 		kvt_test_send(pipe, serve(client, &pool, namespace_id, worker->name[0], keys,
 					  worker->n));
 	}
@@ -150,7 +144,7 @@ TEST_WITH(a_prefix_computed_twice_is_stored_once_and_both_tables_stay_right, sta
 	uint32_t keys[640], namespaces[2], n_pages, at[2] = { 0, 0 };
 	struct kvt_counters counters;
 
-	fill_keys(keys, 640, 4711);
+	kvt_test_keys(keys, 640, 4711);
 	for (int i = 0; i < 2; i++) {
 		clients[i] = kvt_test_connect(&daemon_);
 		kvt_client_set_begin_wait(clients[i], -1); /* both compute it */
@@ -258,7 +252,7 @@ TEST_WITH(a_locked_prefix_stays_readable_whatever_others_do, start, stop)
 	struct kvt_pool pool;
 	struct kvt_seq *seq;
 
-	fill_keys(keys, 320, 31);
+	kvt_test_keys(keys, 320, 31);
 	kvt_test_equal(kvt_pool_map(reader, &pool), 0);
 	kvt_test_equal(serve(reader, &pool, namespaces[0], 'k', keys, 320), 0);
 	kvt_test_equal(kvt_seq_begin(reader, namespaces[0], keys, 320, 64, KVT_F_FULL, &seq), 0);
@@ -271,7 +265,7 @@ TEST_WITH(a_locked_prefix_stays_readable_whatever_others_do, start, stop)
 	pages = kvt_seq_pages(seq, &n_pages);
 	for (uint32_t i = 0; i < 20; i++)
 		kvt_test_check(kvt_test_page_right(&pool, PAGE, pages[i], 'k', keys, i));
-	fill_keys(keys, 16, 1);
+	kvt_test_keys(keys, 16, 1);
 	kvt_test_equal(kvt_seq_commit(seq, 336, keys, 16, KVT_IDLE, 0), -ESTALE);
 	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), -ESTALE);
 	kvt_test_equal(kvt_free(other, more, 64, KVT_IDLE), 0);

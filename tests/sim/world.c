@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/lib/zeroed.h"
 #include "tests/sim/sim.h"
 
 static uint64_t next_random(struct sim *sim)
@@ -115,16 +116,6 @@ static void choose_config(struct sim *sim)
 	sim->gentle = sim_chance(sim, 500);
 }
 
-static void *zeroed(uint64_t bytes)
-{
-	size_t rounded = (bytes + KVT_LINE - 1) / KVT_LINE * KVT_LINE;
-	void *memory = aligned_alloc(KVT_LINE, rounded);
-
-	if (memory)
-		memset(memory, 0, rounded);
-	return memory;
-}
-
 bool sim_create(struct sim *sim)
 {
 	struct kvt_core_hooks hooks = { sim_on_complete, sim_on_record, sim };
@@ -141,8 +132,6 @@ bool sim_create(struct sim *sim)
 	sim->arena = zeroed(sizes.arena_bytes);
 	sim->ledger = zeroed(sizes.ledger_bytes);
 	sim->scratch = zeroed(sizes.scratch_bytes);
-	if (!sim->arena || !sim->ledger || !sim->scratch)
-		return sim_fail(sim, "out of memory");
 	sim->now_ns = 1000;
 	error = kvt_core_init(&sim->core, &sim->config, sim->arena, sim->ledger, sim->scratch,
 			      &hooks, sim->now_ns);
@@ -198,9 +187,8 @@ void sim_restart(struct sim *sim)
 
 	free(sim->heir); /* of one that died before it took over */
 	sim->heir = zeroed(sim->scratch_bytes);
-	error = sim->heir ? kvt_core_adopt(&core, &sim->config, sim->arena, sim->ledger, sim->heir,
-					   &hooks, sim->now_ns, NULL, why, sizeof(why)) :
-			    -ENOMEM;
+	error = kvt_core_adopt(&core, &sim->config, sim->arena, sim->ledger, sim->heir, &hooks,
+			       sim->now_ns, NULL, why, sizeof(why));
 	if (error) {
 		sim_fail(sim, "adoption: %d, %s", error, why);
 		return;

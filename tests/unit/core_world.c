@@ -5,6 +5,7 @@
  * Inputs: a small configuration, key ranges, flags. Invariants, checked after each operation: clean
  * audit, counters that add up, no trace of a refusal. Callers: tests/unit/test_core_*.c. */
 
+#include "tests/lib/zeroed.h"
 #include "tests/unit/core_world.h"
 #include "tests/unit/refusal.h"
 
@@ -126,15 +127,6 @@ static void record(void *context, const struct kvt_record *rec)
 		world->freed_nodes += rec->events[i].kind == KVT_EV_FREE;
 		world->detached += rec->events[i].kind == KVT_EV_DETACH;
 	}
-}
-
-static void *zeroed(uint64_t bytes)
-{
-	void *memory = aligned_alloc(KVT_LINE, (bytes + KVT_LINE - 1) / KVT_LINE * KVT_LINE);
-
-	assert_non_null(memory);
-	memset(memory, 0, (bytes + KVT_LINE - 1) / KVT_LINE * KVT_LINE);
-	return memory;
 }
 
 static struct world *worlds; /* of this test */

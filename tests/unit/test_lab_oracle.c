@@ -12,6 +12,7 @@
 #include "daemon/core/core.h"
 #include "lab/oracle/oracle.h"
 #include "tests/lib/cases.h"
+#include "tests/lib/zeroed.h"
 
 #define MAX_RECORDS 256
 #define AREA 256
@@ -54,16 +55,6 @@ static void remember(void *context, const struct kvt_record *record)
 
 static void completed(void *context, uint32_t session, const struct kvt_cqe *cqe)
 {
-}
-
-static void *zeroed(uint64_t bytes)
-{
-	size_t rounded = (bytes + KVT_LINE - 1) / KVT_LINE * KVT_LINE;
-	void *memory = aligned_alloc(KVT_LINE, rounded);
-
-	assert_non_null(memory);
-	memset(memory, 0, rounded);
-	return memory;
 }
 
 static struct story *story_new(uint32_t policy)
