@@ -63,11 +63,22 @@ void bench_nop(struct bench_target *target)
 }
 
 struct match_samples {
-	struct bench_samples match, unlock, floor, empty;
+	struct bench_samples match, sent, unlock, floor, empty;
 };
 
+/* kvt_match(), which probes first, or the bare operation. */
+static void run_match(struct bench_target *target, const struct kvt_request *match, bool sent,
+		      struct kvt_result *ret_result)
+{
+	if (target->core || sent)
+		bench_run(target, match, ret_result);
+	else if (kvt_match(target->client, match->namespace_id, match->keys, match->n_keys,
+			   match->flags, ret_result) != 0)
+		bench_die("match: %s", kvt_client_error(target->client)->text);
+}
+
 static void match_once(struct bench_target *target, const uint32_t *keys, uint32_t n,
-		       uint32_t expected, struct match_samples *samples)
+		       uint32_t expected, bool sent, struct match_samples *samples)
 {
 	struct kvt_request match = { .op = KVT_OP_MATCH, .flags = KVT_F_LOCK, .keys = keys,
 				     .n_keys = n, .namespace_id = target->namespace_id };
@@ -77,8 +88,8 @@ static void match_once(struct bench_target *target, const uint32_t *keys, uint32
 
 	bench_prepare(target, &match);
 	start = bench_ticks();
-	bench_run(target, &match, &result);
-	bench_samples_add(&samples->match, bench_ticks() - start);
+	run_match(target, &match, sent, &result);
+	bench_samples_add(sent ? &samples->sent : &samples->match, bench_ticks() - start);
 	if (result.matched != expected)
 		bench_die("match: %u positions instead of %u", result.matched, expected);
 	unlock.lease = result.lease;
@@ -125,8 +136,13 @@ static void emit_match(struct bench_target *target, const struct bench_tree *tre
 	line.floor = bench_samples_take(&samples->floor);
 	line.floor_is = floor_is(target);
 	bench_emit(&line);
-	if (kind == HIT && !target->core)
-		match_aims(tree, n, &line);
+	if (!target->core) {
+		line.name = "match_sent";
+		line.value = bench_samples_take(&samples->sent);
+		bench_emit(&line);
+		if (kind == HIT)
+			match_aims(tree, n, &line);
+	}
 	line.name = "unlock";
 	line.value = bench_samples_take(&samples->unlock);
 	line.floor = bench_samples_take(&samples->empty);
@@ -162,7 +178,9 @@ static void match_case(struct bench_target *target, const struct bench_tree *tre
 		}
 		bench_floor_turn(floor, false);
 		for (uint32_t i = 0; i < count; i++, set = (set + 1) % sets)
-			match_once(target, queries[set], n, expected, &samples);
+			match_once(target, queries[set], n, expected, false, &samples);
+		for (uint32_t i = 0; i < count && !target->core; i++, set = (set + 1) % sets)
+			match_once(target, queries[set], n, expected, true, &samples);
 	}
 	bench_floor_stop(floor);
 	for (uint32_t i = 0; i < sets; i++)
@@ -188,11 +206,28 @@ void bench_match(struct bench_target *target, const struct bench_tree *tree)
 
 /* ---- probe ---- */
 
-static void probe_size(struct bench_target *target, const struct bench_tree *tree, uint32_t size)
+/* Lock and unlock what was probed: that writes to the lines that the next probe reads. */
+static void lock_between(struct bench_target *target, struct kvt_handle handle)
+{
+	struct kvt_request lock = { .op = KVT_OP_LOCK, .handle = handle };
+	struct kvt_request unlock = { .op = KVT_OP_UNLOCK, .fence = KVT_IDLE };
+	struct kvt_result result;
+
+	bench_run(target, &lock, &result);
+	unlock.lease = result.lease;
+	bench_release(target, &result);
+	bench_run(target, &unlock, &result);
+	bench_release(target, &result);
+}
+
+static void probe_size(struct bench_target *target, const struct bench_tree *tree, uint32_t size,
+		       bool locked)
 {
 	uint32_t n = bench_sizes[size], sets = tree->n_sets[size];
 	uint32_t count = samples_for(target, n) * 4;
-	struct bench_result line = { .name = "probe", .kind = "hit", .tree = tree->name, .keys = n,
+	struct bench_result line = { .name = "probe",
+				     .kind = locked ? "locked between" : "hit",
+				     .tree = tree->name, .keys = n,
 				     .floor_is = "memcmp of the keys, same core" };
 	struct bench_samples values = { 0 }, floors = { 0 };
 	uint32_t *copies[BENCH_PREFIXES], less = 0;
@@ -216,6 +251,8 @@ static void probe_size(struct bench_target *target, const struct bench_tree *tre
 		rc = kvt_probe(target->client, target->namespace_id, keys, n, &handle, &matched);
 		bench_samples_add(&values, bench_ticks() - start);
 		less += rc || matched != n;
+		if (locked && rc == 0)
+			lock_between(target, handle);
 	}
 	for (uint32_t i = 0; i < sets; i++)
 		free(copies[i]);
@@ -230,8 +267,10 @@ void bench_probe(struct bench_target *target, const struct bench_tree *tree)
 	if (target->core)
 		return;
 	for (uint32_t size = 0; size < BENCH_SIZES; size++) {
-		if (tree->n_sets[size])
-			probe_size(target, tree, size);
+		if (tree->n_sets[size]) {
+			probe_size(target, tree, size, false);
+			probe_size(target, tree, size, true);
+		}
 	}
 }
 

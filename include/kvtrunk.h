@@ -399,6 +399,10 @@ void kvt_client_kick(struct kvt_client *client);
 
 /** One operation. Unused fields stay 0. Pointers are read during kvt_submit() only.
  *
+ * A MATCH whose handle names what kvt_probe() found needs only the keys that follow, and its answer
+ * is that of all of them. -ESTALE: the handle's prefix is gone, nothing happened. Fix: submit it
+ * with all keys and no handle.
+ *
  * A BEGIN may find that other leases are computing a part of its prompt (`announced`). Plain, it
  * begins all the same, and both compute.
  *
@@ -420,7 +424,7 @@ struct kvt_request {
 	const uint32_t *pages; /* INSERT: floor(n_keys / page_size); FREE: n_pages */
 	uint32_t n_pages;
 	uint32_t arg;          /* extra, computed, n or page, by op: see struct kvt_sqe */
-	struct kvt_handle handle;
+	struct kvt_handle handle; /* LOCK; INSERT and MATCH: the prefix that `keys` continue */
 	struct kvt_lease lease;
 	struct kvt_fence fence; /* ops that take none ignore it; all 0: slot 0, value 0 */
 	int32_t priority;
@@ -475,7 +479,10 @@ int kvt_call(struct kvt_client *client, const struct kvt_request *request,
 	     struct kvt_result *ret_result);
 
 /** Blocking forms, copying lists into the caller's arrays. Each `capacity` and `n` in pages;
- * -ENOBUFS when too short (nothing done, *ret_n = needed). */
+ * -ENOBUFS when too short (nothing done, *ret_n = needed).
+ *
+ * kvt_match() of 1,024 keys or more probes first, as kvt_probe(), and sends only the keys that the
+ * probe did not find; the answer is the same. */
 int kvt_match(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
 	      uint32_t n_keys, uint32_t flags, struct kvt_result *ret_result);
 int kvt_lock(struct kvt_client *client, struct kvt_handle handle,

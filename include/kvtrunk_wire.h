@@ -37,7 +37,8 @@
 #endif
 
 #define KVT_ABI_MAJOR 2 /* raised when an old client could misread a new daemon's memory */
-#define KVT_ABI_MINOR 0 /* raised for additions that an old client may ignore */
+#define KVT_ABI_MINOR 1 /* raised for additions that an old client may ignore */
+#define KVT_ABI_MINOR_HANDLES 1 /* since then: MATCH takes a handle */
 
 /* A line that one side writes and the other polls. 128, not 64: x86 prefetches lines in pairs
  * and Arm server cores have 128-byte granules, so 64 would still ping-pong. */
@@ -257,7 +258,7 @@ _Static_assert(sizeof(struct kvt_namespace_record) == 64, "kvt_namespace_record"
  * Offsets and lengths of keys are u32 elements in the key area, those of lists u32 elements in the
  * list area. Unused fields must be 0 (fence_slot: KVT_FENCE_IDLE or 0).
  *
- *   MATCH   namespace keys list(with LOCK)
+ *   MATCH   namespace keys list(with LOCK); node generation positions (start, as INSERT's)
  *   LOCK    node generation positions, list
  *   UNLOCK  lease fence
  *   ALLOC   arg = pages, list
@@ -313,7 +314,7 @@ enum kvt_takes {
 /** How many list words an answer has at most. */
 enum kvt_list_size {
 	KVT_LIST_NONE,
-	KVT_LIST_KEYS,     /* with LOCK, pages of the keys */
+	KVT_LIST_KEYS,     /* with LOCK, pages of the handle and the keys */
 	KVT_LIST_HANDLE,   /* pages of the handle */
 	KVT_LIST_ARG,      /* arg */
 	KVT_LIST_TWINS,    /* two a page of the keys; with LOCK, the pages of the path */
@@ -329,7 +330,7 @@ enum kvt_list_size {
 #define KVT_OPS(X, W, U)                                                                  \
 	X(NOP, nop, 0, 0, KVT_LIST_NONE, U(0) U(1) U(2) U(3))                             \
 	X(MATCH, match,                                                                   \
-	  KVT_TAKES_NAMESPACE | KVT_TAKES_KEYS | KVT_TAKES_LIST,                          \
+	  KVT_TAKES_NAMESPACE | KVT_TAKES_KEYS | KVT_TAKES_LIST | KVT_TAKES_HANDLE,       \
 	  KVT_F_LOCK | KVT_F_NO_TOUCH, KVT_LIST_KEYS,                                     \
 	  W(matched) W(announced) U(2) U(3))                                              \
 	X(LOCK, lock, KVT_TAKES_HANDLE | KVT_TAKES_LIST, 0, KVT_LIST_HANDLE,              \

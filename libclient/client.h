@@ -33,7 +33,10 @@
 #define KVT_CLIENT_MAGIC 0x4b56434cu /* "KVCL" */
 #define KVT_SEQ_MAGIC 0x4b565351u    /* "KVSQ" */
 #define KVT_BEGIN_WAIT_NS 30000000000ll /* kvt_seq_begin() waits so long for others */
-#define KVT_ALIVE 0x616c6976u        /* content of the page that a fork wipes */
+/* From so many keys on the library probes by itself. Below, few lines cross between the cores, and
+ * a probe costs about what it saves. */
+#define KVT_PROBE_KEYS 1024u
+#define KVT_ALIVE 0x616c6976u /* content of the page that a fork wipes */
 
 #define KVT_LIKELY(x) __builtin_expect(!!(x), 1)
 #define KVT_UNLIKELY(x) __builtin_expect(!!(x), 0)
@@ -384,6 +387,13 @@ int kvt_client_await_successor(struct kvt_client *client, int64_t deadline_ns);
  * caller releases the result. */
 int kvt_client_call(struct kvt_client *client, const struct kvt_request *request,
 		    struct kvt_seq *seq, struct kvt_result *ret_result);
+/** The same, of an operation whose keys may begin behind a handle: send only those that the tree
+ * lacks. If the handle goes stale meanwhile, send them all within the same deadline. */
+int kvt_client_call_known(struct kvt_client *client, const struct kvt_request *request,
+			  struct kvt_result *ret_result);
+/** Probe for a request's keys and shorten it: its handle names those found. False: unchanged,
+ * because nothing was found, or too few keys, or the tree cannot be read. */
+bool kvt_client_shorten(struct kvt_client *client, struct kvt_request *request);
 /** Submit without waiting; the answer goes to kvt_seq_answered(). -EAGAIN: no room. */
 int kvt_client_submit_ahead(struct kvt_client *client, const struct kvt_request *request,
 			    struct kvt_seq *seq);

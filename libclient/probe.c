@@ -3,12 +3,34 @@
 #include "shm/walk.h"
 
 #include <errno.h>
+#include <stddef.h>
 
 /* A test clock is not ours: then a node with a TTL ends the walk, which reports less, never more.
  */
 static uint64_t expiry_clock(const struct kvt_client *client)
 {
 	return client->info.test_clock ? UINT64_MAX : (uint64_t)kvt_client_now_ns();
+}
+
+bool kvt_client_shorten(struct kvt_client *client, struct kvt_request *request)
+{
+	const struct kvt_arena_header *header = client->arena.header;
+	uint32_t id = request->namespace_id;
+
+	if (request->n_keys < KVT_PROBE_KEYS || !request->keys || request->handle.node ||
+	    request->handle.generation || request->handle.positions ||
+	    kvt_client_usable(client) != 0)
+		return false;
+	if (!client->arena.base || header->abi_minor < KVT_ABI_MINOR_HANDLES ||
+	    id >= client->n_opened || !client->opened[id].open)
+		return false;
+	if (kvt_walk(&client->arena, id, client->opened[id].digest, request->keys,
+		     request->n_keys, expiry_clock(client), &request->handle, NULL) != 0 ||
+	    request->handle.positions == 0)
+		return false;
+	request->keys += request->handle.positions;
+	request->n_keys -= request->handle.positions;
+	return true;
 }
 
 int kvt_probe(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,

@@ -88,7 +88,9 @@ static uint64_t list_words(const struct kvt_client *client, const struct kvt_req
 		return request->list_capacity;
 	switch (request->op < KVT_OP_COUNT ? list_sizes[request->op] : KVT_LIST_NONE) {
 	case KVT_LIST_KEYS:
-		return request->flags & KVT_F_LOCK ? keys_pages : 0;
+		return request->flags & KVT_F_LOCK ?
+			       keys_pages + (request->handle.positions >> shift) :
+			       0;
 	case KVT_LIST_HANDLE:
 		return request->handle.positions >> shift;
 	case KVT_LIST_ARG:
@@ -726,8 +728,10 @@ static int await(struct kvt_client *client, uint32_t number, struct kvt_wait *wa
 	}
 }
 
-int kvt_client_call(struct kvt_client *client, const struct kvt_request *request,
-		    struct kvt_seq *seq, struct kvt_result *ret_result)
+/* `whole`: the same request with all its keys, or NULL. */
+static int call(struct kvt_client *client, const struct kvt_request *request,
+		const struct kvt_request *whole, struct kvt_seq *seq,
+		struct kvt_result *ret_result)
 {
 	struct kvt_wait wait = { .started = false };
 	struct kvt_request longer;
@@ -744,6 +748,11 @@ int kvt_client_call(struct kvt_client *client, const struct kvt_request *request
 			return rc;
 		if (KVT_LIKELY(ret_result->error == 0))
 			return 0;
+		if (ret_result->reason == KVT_REASON_HANDLE_STALE && whole) {
+			request = whole;
+			whole = NULL;
+			continue;
+		}
 		if (ret_result->error != -ENOBUFS || request->list_capacity != 0 ||
 		    ret_result->needed == 0 || ret_result->needed > client->list.count)
 			return kvt_client_fail_result(client, ret_result);
@@ -752,6 +761,24 @@ int kvt_client_call(struct kvt_client *client, const struct kvt_request *request
 		longer.list_capacity = ret_result->needed;
 		request = &longer;
 	}
+}
+
+int kvt_client_call(struct kvt_client *client, const struct kvt_request *request,
+		    struct kvt_seq *seq, struct kvt_result *ret_result)
+{
+	return call(client, request, NULL, seq, ret_result);
+}
+
+int kvt_client_call_known(struct kvt_client *client, const struct kvt_request *request,
+			  struct kvt_result *ret_result)
+{
+	struct kvt_request rest;
+
+	if (request->n_keys < KVT_PROBE_KEYS)
+		return call(client, request, NULL, NULL, ret_result);
+	rest = *request;
+	return call(client, &rest, kvt_client_shorten(client, &rest) ? request : NULL, NULL,
+		    ret_result);
 }
 
 int kvt_call(struct kvt_client *client, const struct kvt_request *request,

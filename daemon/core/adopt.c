@@ -181,6 +181,7 @@ static int recover(struct kvt_core *core, bool *ret_rolled_back, struct kvt_why 
 		return error;
 	core->arena->generation++;
 	core->arena->policy = core->config.policy;
+	core->arena->abi_minor = KVT_ABI_MINOR;
 	kvt_record_emit(core, KVT_REC_ADOPT, 0, *ret_rolled_back);
 	kvt_mutation_end(core);
 	return 0;

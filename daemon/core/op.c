@@ -59,12 +59,9 @@ static int op_match(struct kvt_core *core, struct kvt_op_context *op)
 	struct kvt_walk walk;
 	int error;
 
-	error = kvt_walk_keys(core, sqe->namespace_id, op->keys, pages, &walk);
+	error = kvt_walk_entry(core, op, pages, &walk);
 	if (error)
 		return error;
-	core->effort.path_nodes = walk.path_nodes;
-	core->record.known_node = walk.walked ? walk.node : KVT_NONE;
-	core->record.known_positions = walk.walked * core->ps;
 	if (sqe->flags & KVT_F_LOCK) {
 		error = kvt_lease_quota(core, op);
 		if (!error)
@@ -86,38 +83,10 @@ static int op_match(struct kvt_core *core, struct kvt_op_context *op)
 	return 0;
 }
 
-/** A live handle's node, or the refusal. *ret_node is the shallowest node that covers it. */
-static int handle_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t *ret_node)
-{
-	const struct kvt_sqe *sqe = op->sqe;
-	uint32_t id = sqe->node, pages = sqe->positions / core->ps, holder;
-	const struct kvt_node *node;
-
-	if (id == KVT_NONE || id >= core->config.max_nodes)
-		return kvt_refuse(op, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
-	node = kvt_node_at(core, id);
-	if (!(node->flags & KVT_NODE_LIVE) || node->generation != sqe->generation ||
-	    kvt_path_detached(core, id))
-		return kvt_refuse(op, -ESTALE, KVT_REASON_HANDLE_STALE, 0);
-	if ((node->flags & KVT_NODE_ROOT) || pages == 0 || sqe->positions % core->ps)
-		return kvt_refuse(op, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
-	/* Below announced pages a node has none that are sealed: what counts is the node that holds
-	 * the handle's last page, not the one that it names. */
-	holder = kvt_path_node(core, id, pages - 1);
-	if (pages > core->nodes[holder].start + core->nodes[holder].sealed)
-		return kvt_refuse(op, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
-	/* A node without a TTL may stand below one whose time has come. */
-	for (uint32_t up = id; up != KVT_NONE; up = core->nodes[up].parent)
-		if (kvt_is_expired(core, up))
-			return KVT_EXPIRED;
-	*ret_node = holder;
-	return 0;
-}
-
 static int op_lock(struct kvt_core *core, struct kvt_op_context *op)
 {
 	uint32_t node = KVT_NONE, pages = op->sqe->positions / core->ps;
-	int error = handle_check(core, op, &node);
+	int error = kvt_handle_check(core, op, &node);
 
 	if (!error)
 		error = kvt_lease_quota(core, op);
@@ -175,7 +144,6 @@ static int op_free(struct kvt_core *core, struct kvt_op_context *op)
 /* ---- INSERT */
 
 struct insert_plan {
-	uint32_t base;  /* pages before the given keys (start handle) */
 	uint32_t pages; /* given */
 	uint32_t fresh; /* of those, without a slot */
 	uint32_t twins; /* of those, duplicates */
@@ -183,65 +151,36 @@ struct insert_plan {
 	struct kvt_need need;
 };
 
-static int insert_walk(struct kvt_core *core, struct kvt_op_context *op, struct insert_plan *plan)
-{
-	const struct kvt_sqe *sqe = op->sqe;
-	const uint32_t *keys = op->keys;
-	struct kvt_walk *walk = &plan->walk;
-	uint32_t node = KVT_NONE;
-	int error;
-
-	plan->pages = sqe->n_keys / core->ps;
-	if (sqe->node == KVT_NONE) {
-		if (sqe->generation || sqe->positions)
-			return kvt_refuse(op, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
-		return kvt_walk_keys(core, sqe->namespace_id, keys, plan->pages, walk);
-	}
-	error = handle_check(core, op, &node);
-	if (error)
-		return error;
-	if (core->nodes[node].namespace_id != sqe->namespace_id)
-		return kvt_refuse(op, -EINVAL, KVT_REASON_NOT_CONTINUATION, 0);
-	plan->base = sqe->positions / core->ps;
-	*walk = (struct kvt_walk){
-		.root = node,
-		.node = node,
-		.match_node = node,
-		.in_node = plan->base - core->nodes[node].start,
-		.walked = plan->base,
-		.matched = plan->base,
-	};
-	return kvt_walk_from(core, walk, keys, plan->pages);
-}
-
 static int insert_plan(struct kvt_core *core, struct kvt_op_context *op, struct insert_plan *plan)
 {
 	const struct kvt_sqe *sqe = op->sqe;
 	const uint32_t *keys;
 	uint32_t existing, words;
-	int error = insert_walk(core, op, plan), reason;
+	int error, reason;
 
+	plan->pages = sqe->n_keys / core->ps;
+	error = kvt_walk_entry(core, op, plan->pages, &plan->walk);
 	if (error)
 		return error;
-	existing = plan->walk.matched - plan->base;
-	plan->fresh = plan->base + plan->pages - plan->walk.walked;
+	existing = plan->walk.matched - plan->walk.named;
+	plan->fresh = plan->walk.named + plan->pages - plan->walk.walked;
 	kvt_path_pages(core, plan->walk.node, plan->walk.matched, core->path_list);
 	reason = kvt_pages_check(core, op->session, op->view->keys + sqe->arg, plan->pages,
-				 core->path_list + plan->base, existing);
+				 core->path_list + plan->walk.named, existing);
 	if (reason)
 		return kvt_refuse(op, -EINVAL, (enum kvt_reason)reason, 0);
 	for (uint32_t i = 0; i < existing; i++)
-		plan->twins += core->op_pages[i] != core->path_list[plan->base + i];
+		plan->twins += core->op_pages[i] != core->path_list[plan->walk.named + i];
 	words = 2 * plan->twins;
 	if (sqe->flags & KVT_F_LOCK) {
 		error = kvt_lease_quota(core, op);
 		if (error)
 			return error;
-		words += plan->base + plan->pages;
+		words += plan->walk.named + plan->pages;
 	}
 	if (words > sqe->list_capacity)
 		return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, words);
-	keys = op->keys + (size_t)(plan->walk.walked - plan->base) * core->ps;
+	keys = op->keys + (size_t)(plan->walk.walked - plan->walk.named) * core->ps;
 	if (plan->fresh > 0 && !kvt_walk_ends_new(core, &plan->walk, keys))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_KEYS_CHANGED, 0);
 	kvt_need_compute(core, &plan->walk, plan->fresh, sqe->flags & KVT_F_LOCK, &plan->need);
@@ -254,16 +193,16 @@ static int insert_plan(struct kvt_core *core, struct kvt_op_context *op, struct 
 static void insert_seal(struct kvt_core *core, struct kvt_op_context *op,
 			const struct insert_plan *plan, uint32_t deepest)
 {
-	uint32_t end = plan->base + plan->pages;
+	uint32_t end = plan->walk.named + plan->pages;
 
-	kvt_save_pages(core, op->session, core->op_pages + plan->walk.matched - plan->base,
+	kvt_save_pages(core, op->session, core->op_pages + plan->walk.matched - plan->walk.named,
 		       end - plan->walk.matched);
 	for (uint32_t page = plan->walk.matched; page < end;) {
 		uint32_t id = kvt_path_node(core, deepest, page);
 		uint32_t stop = kvt_min(end, core->nodes[id].start + core->nodes[id].n_slots);
 
 		for (; page < stop; page++) {
-			uint32_t given = core->op_pages[page - plan->base];
+			uint32_t given = core->op_pages[page - plan->walk.named];
 
 			kvt_loose_remove(core, op->session, given);
 			kvt_node_seal(core, id, given);
@@ -278,8 +217,8 @@ static void insert_list(struct kvt_core *core, struct kvt_op_context *op,
 {
 	uint32_t *list = op->view->list + op->sqe->list_offset, n = 0;
 
-	for (uint32_t i = 0; i < plan->walk.matched - plan->base; i++) {
-		uint32_t twin = core->path_list[plan->base + i];
+	for (uint32_t i = 0; i < plan->walk.matched - plan->walk.named; i++) {
+		uint32_t twin = core->path_list[plan->walk.named + i];
 
 		if (core->op_pages[i] == twin)
 			continue;
@@ -294,7 +233,7 @@ static void insert_lock(struct kvt_core *core, struct kvt_op_context *op,
 			const struct insert_plan *plan, uint32_t deepest)
 {
 	uint32_t *list = op->view->list + op->sqe->list_offset + op->cqe->n_list, id;
-	uint32_t pages = plan->base + plan->pages;
+	uint32_t pages = plan->walk.named + plan->pages;
 
 	if (pages > 0) {
 		kvt_path_lock(core, deepest, KVT_NONE);
@@ -337,17 +276,13 @@ static int op_insert(struct kvt_core *core, struct kvt_op_context *op)
 	error = insert_plan(core, op, &plan);
 	core->record.pages = core->op_pages;
 	core->record.n_pages = plan.pages;
-	if (sqe->node == KVT_NONE && plan.walk.walked > 0) {
-		core->record.known_node = plan.walk.node;
-		core->record.known_positions = plan.walk.walked * core->ps;
-	}
 	if (error)
 		return error;
-	if (plan.base + plan.pages > 0) {
+	if (plan.walk.named + plan.pages > 0) {
 		if (plan.need.root)
 			plan.walk.node = kvt_root_make(core, sqe->namespace_id);
 		deepest = plan.need.split ? kvt_walk_cut(core, &plan.walk) : plan.walk.node;
-		keys = op->keys + (size_t)(plan.walk.walked - plan.base) * core->ps;
+		keys = op->keys + (size_t)(plan.walk.walked - plan.walk.named) * core->ps;
 		if (plan.fresh > 0)
 			deepest = kvt_grow(core, deepest, core->first_page, keys, plan.fresh,
 					   sqe->priority, expiry);
@@ -358,7 +293,7 @@ static int op_insert(struct kvt_core *core, struct kvt_op_context *op)
 		kvt_path_touch(core, deepest);
 		op->cqe->node = deepest;
 		op->cqe->generation = core->nodes[deepest].generation;
-		op->cqe->positions = (plan.base + plan.pages) * core->ps;
+		op->cqe->positions = (plan.walk.named + plan.pages) * core->ps;
 	}
 	insert_list(core, op, &plan);
 	if (sqe->flags & KVT_F_LOCK)

@@ -3,8 +3,12 @@
 /* Keys to a place in the tree. Keys may be client memory: they are compared, never trusted. A walk
  * changes nothing. */
 
+#include <errno.h>
+
+#include "daemon/core/entry.h"
 #include "daemon/core/index.h"
 #include "daemon/core/state.h"
+#include "daemon/core/tree.h"
 #include "daemon/core/walk.h"
 
 /** Go down from the end of walk->node. */
@@ -66,4 +70,81 @@ int kvt_walk_keys(struct kvt_core *core, uint32_t namespace_id, const uint32_t *
 	*walk = (struct kvt_walk){ .root = kvt_root_of(core, namespace_id) };
 	walk->node = walk->root;
 	return walk->root != KVT_NONE ? descend(core, walk, keys, 0, n_pages) : 0;
+}
+
+int kvt_handle_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t *ret_node)
+{
+	const struct kvt_sqe *sqe = op->sqe;
+	uint32_t id = sqe->node, pages = sqe->positions / core->ps, holder;
+	const struct kvt_node *node;
+
+	if (id == KVT_NONE || id >= core->config.max_nodes)
+		return kvt_refuse(op, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
+	node = kvt_node_at(core, id);
+	if (!(node->flags & KVT_NODE_LIVE) || node->generation != sqe->generation ||
+	    kvt_path_detached(core, id))
+		return kvt_refuse(op, -ESTALE, KVT_REASON_HANDLE_STALE, 0);
+	if ((node->flags & KVT_NODE_ROOT) || pages == 0 || sqe->positions % core->ps)
+		return kvt_refuse(op, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
+	/* Below announced pages a node has none that are sealed: what counts is the node that holds
+	 * the handle's last page, not the one that it names. */
+	holder = kvt_path_node(core, id, pages - 1);
+	if (pages > core->nodes[holder].start + core->nodes[holder].sealed)
+		return kvt_refuse(op, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
+	/* A node without a TTL may stand below one whose time has come. */
+	for (uint32_t up = id; up != KVT_NONE; up = core->nodes[up].parent)
+		if (kvt_is_expired(core, up))
+			return KVT_EXPIRED;
+	*ret_node = holder;
+	return 0;
+}
+
+/** Stand at the end of the entry's start handle. */
+static int start(struct kvt_core *core, struct kvt_op_context *op, struct kvt_walk *walk)
+{
+	const struct kvt_sqe *sqe = op->sqe;
+	uint32_t pages = sqe->positions / core->ps, node = KVT_NONE;
+	int error = kvt_handle_check(core, op, &node);
+
+	if (error)
+		return error;
+	if (core->nodes[node].namespace_id != sqe->namespace_id)
+		return kvt_refuse(op, -EINVAL, KVT_REASON_NOT_CONTINUATION, 0);
+	*walk = (struct kvt_walk){
+		.root = node,
+		.node = node,
+		.match_node = node,
+		.in_node = pages - core->nodes[node].start,
+		.named = pages,
+		.walked = pages,
+		.matched = pages,
+	};
+	for (; core->nodes[node].n_slots > 0; node = core->nodes[node].parent)
+		walk->path_nodes++;
+	return 0;
+}
+
+int kvt_walk_entry(struct kvt_core *core, struct kvt_op_context *op, uint32_t n_pages,
+		   struct kvt_walk *walk)
+{
+	const struct kvt_sqe *sqe = op->sqe;
+	int error;
+
+	if (sqe->node != KVT_NONE) {
+		error = start(core, op, walk);
+		if (!error)
+			error = kvt_walk_from(core, walk, op->keys, n_pages);
+	} else if (sqe->generation || sqe->positions) {
+		error = kvt_refuse(op, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
+	} else {
+		error = kvt_walk_keys(core, sqe->namespace_id, op->keys, n_pages, walk);
+	}
+	if (error)
+		return error;
+	core->effort.path_nodes = walk->path_nodes;
+	if (sqe->node == KVT_NONE && walk->walked > 0) {
+		core->record.known_node = walk->node;
+		core->record.known_positions = walk->walked * core->ps;
+	}
+	return 0;
 }

@@ -7,6 +7,7 @@
  * From keys to a place in the tree.
  */
 
+#include "daemon/core/entry.h"
 #include "daemon/core/state.h"
 
 /* Returned through an operation that has changed nothing: core->expired names a node whose time has
@@ -18,6 +19,7 @@ struct kvt_walk {
 	uint32_t root;     /* KVT_NONE: the namespace has no keys */
 	uint32_t node;     /* deepest node reached, the root included */
 	uint32_t in_node;  /* pages walked inside it */
+	uint32_t named;    /* pages of the entry's start handle: its keys follow them */
 	uint32_t walked;   /* pages that exist, announced ones included */
 	uint32_t matched;  /* leading pages that are sealed */
 	uint32_t match_node; /* deepest node with matched pages, KVT_NONE if none */
@@ -33,6 +35,14 @@ static inline bool kvt_is_expired(struct kvt_core *core, uint32_t node)
 	return true;
 }
 
+/** Check an entry's handle. *ret_node is the shallowest node that covers it. 0, KVT_EXPIRED, or a
+ * refusal: -EINVAL it names nothing, -ESTALE its prefix is gone. */
+int kvt_handle_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t *ret_node);
+/** Walk `n_pages` pages of an entry's keys: from its start handle, or without one from the root of
+ * its namespace. Tells the record which keys the tree knows. 0, KVT_EXPIRED, or a refusal of the
+ * handle, which must be of the entry's namespace. */
+int kvt_walk_entry(struct kvt_core *core, struct kvt_op_context *op, uint32_t n_pages,
+		   struct kvt_walk *walk);
 /** Walk from the root of a namespace. 0, or KVT_EXPIRED. */
 int kvt_walk_keys(struct kvt_core *core, uint32_t namespace_id, const uint32_t *keys,
 		  uint32_t n_pages, struct kvt_walk *walk);

@@ -286,6 +286,10 @@ void run_want_handle(struct kvt_oracle *o, uint32_t node, uint64_t positions);
 uint64_t model_available(const struct kvt_oracle *o);
 /** Take the page at place `at` of the record's list. It must be free. */
 int run_fresh_page(struct kvt_oracle *o, uint32_t at, uint32_t *ret_page);
+/** Check the entry's handle. *ret_node: the shallowest node that covers it. */
+int run_handle(struct kvt_oracle *o, uint32_t *ret_node);
+/** Find where the entry's keys begin: at the root of its namespace, or behind its start handle. */
+int run_start(struct kvt_oracle *o, uint32_t *ret_node, uint32_t *ret_pages);
 /** Check that the path ends at exactly `target`. */
 int run_check_path(struct kvt_oracle *o);
 

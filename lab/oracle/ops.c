@@ -18,7 +18,8 @@ struct op_rule {
 };
 
 static const struct op_rule rules[KVT_OP_COUNT] = {
-	[KVT_OP_MATCH] = { .flags = KVT_F_LOCK | KVT_F_NO_TOUCH, .ns = 1, .keys = 1, .list = 1 },
+	[KVT_OP_MATCH] = { .flags = KVT_F_LOCK | KVT_F_NO_TOUCH, .ns = 1, .keys = 1, .list = 1,
+			   .handle = 1 },
 	[KVT_OP_LOCK] = { .handle = 1, .list = 1 },
 	[KVT_OP_UNLOCK] = { .lease = 1, .fence = 1 },
 	[KVT_OP_ALLOC] = { .arg = 1, .list = 1 },
@@ -45,14 +46,14 @@ static int op_match(struct kvt_oracle *o)
 {
 	struct model_run *run = &o->run;
 	const struct kvt_sqe *sqe = &run->record->sqe;
-	uint32_t ps = o->config.page_size;
+	uint32_t ps = o->config.page_size, at, from;
 	bool lock = sqe->flags & KVT_F_LOCK;
 	struct model_walk walk = { 0 };
 	struct model_lease *lease;
 
+	TRY(run_start(o, &at, &from));
 	if (!o->config.disabled)
-		model_walk(o, model_root(o, sqe->namespace_id), 0, run->record->keys,
-			   sqe->n_keys / ps, &walk);
+		model_walk(o, at, from, run->record->keys, sqe->n_keys / ps, &walk);
 	if (lock) {
 		TRY(run_need_lease(o));
 		TRY(run_need_quota(o, 0, model_unlocked_on_path(o, walk.matched_node,
@@ -79,27 +80,6 @@ static int op_match(struct kvt_oracle *o)
 	return 0;
 }
 
-/* Check a handle. *ret_node: the shallowest node that covers it. */
-static int check_handle(struct kvt_oracle *o, uint32_t *ret_node)
-{
-	const struct kvt_sqe *sqe = &o->run.record->sqe;
-	uint32_t ps = o->config.page_size;
-	const struct model_node *node, *covering;
-
-	if (sqe->node == 0 || sqe->node >= o->config.max_nodes)
-		return run_refuse(o, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
-	node = model_node(o, sqe->node);
-	if (!node || node->generation != sqe->generation || node->detached)
-		return run_refuse(o, -ESTALE, KVT_REASON_HANDLE_STALE, 0);
-	if (sqe->positions == 0 || sqe->positions % ps)
-		return run_refuse(o, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
-	covering = model_covering(o, sqe->node, sqe->positions / ps - 1);
-	if (!covering || sqe->positions / ps > covering->start + covering->sealed)
-		return run_refuse(o, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
-	*ret_node = covering->id;
-	return 0;
-}
-
 static int op_lock(struct kvt_oracle *o)
 {
 	struct model_run *run = &o->run;
@@ -109,7 +89,7 @@ static int op_lock(struct kvt_oracle *o)
 	uint32_t node;
 	bool must_split;
 
-	TRY(check_handle(o, &node));
+	TRY(run_handle(o, &node));
 	TRY(run_need_lease(o));
 	TRY(run_need_quota(o, 0, model_unlocked_on_path(o, node, pages)));
 	TRY(run_need_list(o, pages));
@@ -197,24 +177,6 @@ struct insert {
 	uint32_t at;     /* node of the start, the root without a handle */
 	struct model_walk walk;
 };
-
-static int insert_start(struct kvt_oracle *o, struct insert *in)
-{
-	const struct kvt_sqe *sqe = &o->run.record->sqe;
-
-	in->at = model_root(o, sqe->namespace_id);
-	in->from = 0;
-	if (sqe->node == 0) {
-		if (sqe->generation || sqe->positions)
-			return run_refuse(o, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
-		return 0;
-	}
-	TRY(check_handle(o, &in->at));
-	if (o->nodes[in->at]->namespace_id != sqe->namespace_id)
-		return run_refuse(o, -EINVAL, KVT_REASON_NOT_CONTINUATION, 0);
-	in->from = sqe->positions / o->config.page_size;
-	return 0;
-}
 
 /* Find the cached twins of the given pages: the sealed ones among the walked pages. */
 static int insert_twins(struct kvt_oracle *o, const struct insert *in, uint32_t **ret_twins,
@@ -349,7 +311,7 @@ static int op_insert(struct kvt_oracle *o)
 		return lease_make(o, MODEL_LEASE_MATCH, 0, &lease);
 	}
 	in.pages = sqe->n_keys / ps;
-	TRY(insert_start(o, &in));
+	TRY(run_start(o, &in.at, &in.from));
 	in.end = in.from + in.pages;
 	model_walk(o, in.at, in.from, run->record->keys, in.pages, &in.walk);
 	TRY(insert_twins(o, &in, &twins, &n_twins));

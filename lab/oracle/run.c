@@ -88,6 +88,44 @@ int run_fresh_page(struct kvt_oracle *o, uint32_t at, uint32_t *ret_page)
 	return 0;
 }
 
+int run_handle(struct kvt_oracle *o, uint32_t *ret_node)
+{
+	const struct kvt_sqe *sqe = &o->run.record->sqe;
+	uint32_t ps = o->config.page_size;
+	const struct model_node *node, *covering;
+
+	if (sqe->node == 0 || sqe->node >= o->config.max_nodes)
+		return run_refuse(o, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
+	node = model_node(o, sqe->node);
+	if (!node || node->generation != sqe->generation || node->detached)
+		return run_refuse(o, -ESTALE, KVT_REASON_HANDLE_STALE, 0);
+	if (sqe->positions == 0 || sqe->positions % ps)
+		return run_refuse(o, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
+	covering = model_covering(o, sqe->node, sqe->positions / ps - 1);
+	if (!covering || sqe->positions / ps > covering->start + covering->sealed)
+		return run_refuse(o, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
+	*ret_node = covering->id;
+	return 0;
+}
+
+int run_start(struct kvt_oracle *o, uint32_t *ret_node, uint32_t *ret_pages)
+{
+	const struct kvt_sqe *sqe = &o->run.record->sqe;
+
+	*ret_node = model_root(o, sqe->namespace_id);
+	*ret_pages = 0;
+	if (sqe->node == 0) {
+		if (sqe->generation || sqe->positions)
+			return run_refuse(o, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
+		return 0;
+	}
+	TRY(run_handle(o, ret_node));
+	if (o->nodes[*ret_node]->namespace_id != sqe->namespace_id)
+		return run_refuse(o, -EINVAL, KVT_REASON_NOT_CONTINUATION, 0);
+	*ret_pages = sqe->positions / o->config.page_size;
+	return 0;
+}
+
 int run_check_path(struct kvt_oracle *o)
 {
 	struct model_run *run = &o->run;

@@ -40,7 +40,7 @@
 	X(COMMENT, "#", -1, 0, 0, 0)                                                             \
 	X(PROBE, "probe", -1, P_NS | P_KEYS, 0, 0)                                               \
 	X(NOP, "nop", KVT_OP_NOP, 0, 0, 0)                                                       \
-	X(MATCH, "match", KVT_OP_MATCH, P_NS | P_KEYS, 0, 1)                                     \
+	X(MATCH, "match", KVT_OP_MATCH, P_NS | P_KEYS | P_HANDLE, 0, 1)                          \
 	X(LOCK, "lock", KVT_OP_LOCK, P_HANDLE, P_HANDLE, 1)                                      \
 	X(UNLOCK, "unlock", KVT_OP_UNLOCK, P_LEASE | P_FENCE, P_LEASE, 1)                        \
 	X(ALLOC, "alloc", KVT_OP_ALLOC, P_N, P_N, 1)                                             \

@@ -172,6 +172,10 @@ static void count_rare(struct sim *sim, const struct kvt_record *r)
 	bool ok = r->cqe.result == 0;
 
 	switch (r->sqe.op) {
+	case KVT_OP_MATCH:
+		rare[SIM_MATCH_BEHIND] +=
+			ok && r->sqe.node && r->cqe.match.matched > r->sqe.positions;
+		break;
 	case KVT_OP_COMMIT:
 		rare[SIM_LOOK_ON] += ok && r->cqe.commit.advanced > 0;
 		rare[SIM_TAKEN_OVER] += ok && r->cqe.commit.duplicates > 0;

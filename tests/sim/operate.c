@@ -170,17 +170,6 @@ static void forget_lease(struct shot *shot)
 
 /* ---- one function per operation */
 
-static void op_match(struct shot *shot)
-{
-	put_sequence(shot);
-	if (sim_chance(shot->sim, 500)) {
-		shot->sqe.flags = KVT_F_LOCK;
-		put_list(shot, shot->sqe.n_keys / shot->sim->config.page_size);
-	} else if (sim_chance(shot->sim, 300)) {
-		shot->sqe.flags = KVT_F_NO_TOUCH;
-	}
-}
-
 static const struct sim_handle *put_handle(struct shot *shot)
 {
 	struct sim *sim = shot->sim;
@@ -202,6 +191,55 @@ static const struct sim_handle *put_handle(struct shot *shot)
 	if (sim_chance(sim, 10))
 		shot->sqe.node = sim_below(sim, sim->config.max_nodes + 2);
 	return h;
+}
+
+/* Keys that follow a handle: those of its own sequence, or others. */
+static uint32_t keys_behind(struct shot *shot, const struct sim_handle *h, uint32_t *keys)
+{
+	struct sim *sim = shot->sim;
+	const struct sim_sequence *q = &sim->sequences[h->sequence];
+	uint32_t n = 0, at = shot->sqe.positions;
+
+	if (sim_chance(sim, 600))
+		while (at + n < q->n) {
+			keys[n] = q->keys[at + n];
+			n++;
+		}
+	n = sim_below(sim, n + 1);
+	for (uint32_t more = sim_below(sim, 3 * sim->config.page_size); more; more--) {
+		keys[n] = random_key(sim, at + n, n ? keys[n - 1] : 0);
+		n++;
+	}
+	return n;
+}
+
+/* Keys from the root, or behind a handle. Returns the handle. */
+static const struct sim_handle *put_path(struct shot *shot, uint32_t behind)
+{
+	uint32_t keys[SIM_MAX_KEYS + 3 * KVT_MAX_PAGE_SIZE];
+	const struct sim_handle *h = NULL;
+
+	put_sequence(shot);
+	if (sim_chance(shot->sim, behind))
+		h = put_handle(shot);
+	if (h) {
+		put_keys(shot, keys, keys_behind(shot, h, keys));
+		if (!sim_chance(shot->sim, 20))
+			shot->sqe.namespace_id = h->namespace_id;
+	}
+	return h;
+}
+
+static void op_match(struct shot *shot)
+{
+	put_path(shot, 300);
+	if (sim_chance(shot->sim, 500)) {
+		shot->sqe.flags = KVT_F_LOCK;
+		put_list(shot, (shot->sqe.n_keys + shot->sqe.positions) /
+				       shot->sim->config.page_size);
+	} else if (sim_chance(shot->sim, 300)) {
+		shot->sqe.flags = KVT_F_NO_TOUCH;
+	}
 }
 
 static void op_lock(struct shot *shot)
@@ -273,44 +311,14 @@ static void put_weight(struct shot *shot)
 		shot->sqe.flags |= KVT_F_LOCK;
 }
 
-/* Keys that follow a handle: those of its own sequence, or others. */
-static uint32_t keys_behind(struct shot *shot, const struct sim_handle *h, uint32_t *keys)
-{
-	struct sim *sim = shot->sim;
-	const struct sim_sequence *q = &sim->sequences[h->sequence];
-	uint32_t n = 0, at = shot->sqe.positions;
-
-	if (sim_chance(sim, 600))
-		while (at + n < q->n) {
-			keys[n] = q->keys[at + n];
-			n++;
-		}
-	n = sim_below(sim, n + 1);
-	for (uint32_t more = sim_below(sim, 3 * sim->config.page_size); more; more--) {
-		keys[n] = random_key(sim, at + n, n ? keys[n - 1] : 0);
-		n++;
-	}
-	return n;
-}
-
 static void op_insert(struct shot *shot)
 {
 	struct sim *sim = shot->sim;
-	uint32_t ps = sim->config.page_size, keys[SIM_MAX_KEYS + 3 * KVT_MAX_PAGE_SIZE],
-		 pages[SIM_MAX_KEYS + 3 * KVT_MAX_PAGE_SIZE];
-	const struct sim_handle *h = NULL;
+	uint32_t ps = sim->config.page_size, pages[SIM_MAX_KEYS + 3 * KVT_MAX_PAGE_SIZE];
+	const struct sim_handle *h = put_path(shot, 300);
 	const struct sim_lease *lease;
 	uint32_t n;
 
-	put_sequence(shot);
-	if (sim_chance(sim, 300))
-		h = put_handle(shot);
-	if (h) {
-		n = keys_behind(shot, h, keys);
-		put_keys(shot, keys, n);
-		if (!sim_chance(sim, 20))
-			shot->sqe.namespace_id = h->namespace_id;
-	}
 	if (!sim_chance(sim, 100) && shot->sqe.n_keys / ps > shot->s->n_pages) {
 		uint32_t cut = shot->s->n_pages * ps + sim_below(sim, ps);
 

@@ -90,6 +90,7 @@ enum sim_rare {
 	SIM_TWINS,         /* INSERT duplicates */
 	SIM_TWIN_GIVEN,    /* INSERT was given the cached page itself */
 	SIM_START_HANDLE,  /* INSERT that continued from a handle */
+	SIM_MATCH_BEHIND,  /* MATCH that found more behind its handle */
 	SIM_END_DETACHED,
 	SIM_END_REASON,
 	SIM_CAPPED,        /* reusable < matched */

@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Calls that probe first and send only the keys that the tree lacks. Their answers are compared
+ * with those of a client that cannot read the tree and sends all keys. Both share a core in this
+ * process.
+ *
+ * Inputs: what is cached and announced, and a handle that goes stale before its entry is taken. */
+
+#include "tests/lib/cases.h"
+#include "tests/unit/inprocess.h"
+
+enum { PS = 16, N_PAGES = 513, CACHED = 2048, MORE = 512, KEYS = CACHED + MORE };
+
+/* `mine` reads the tree, `blind` does not. */
+struct world {
+	struct inside inside;
+	struct kvt_client *mine, *blind;
+	uint32_t ns, blind_ns;
+	uint32_t keys[KEYS];
+};
+
+static struct world world;
+
+static void cache_keys(void)
+{
+	uint32_t pages[CACHED / PS];
+	struct kvt_result result;
+
+	assert_int_equal(kvt_alloc(world.mine, CACHED / PS, pages), 0);
+	assert_int_equal(kvt_insert(world.mine, world.ns, world.keys, CACHED, pages,
+				    (struct kvt_handle){ 0, 0, 0 }, KVT_IDLE, 0, &result), 0);
+	kvt_result_release(world.mine, &result);
+}
+
+static int setup(void **state)
+{
+	struct kvt_core_config config = { .page_size = PS, .n_pages = N_PAGES, .hash_seed = 7 };
+
+	(void)state;
+	inside_init(&world.inside, &config);
+	inside_start(&world.inside);
+	world.mine = inside_connect(&world.inside, 0, 0, 16384, 4096, 20000);
+	world.blind = inside_connect(&world.inside, 0, 0, 16384, 4096, 20000);
+	world.blind->arena.base = NULL;
+	world.ns = inside_namespace(&world.inside, world.mine, 1);
+	world.blind_ns = inside_namespace(&world.inside, world.blind, 1);
+	for (uint32_t i = 0; i < KEYS; i++)
+		world.keys[i] = 1 + i;
+	cache_keys();
+	return 0;
+}
+
+static void close_client(struct kvt_client *client)
+{
+	assert_int_equal(kvt_client_close(client, KVT_IDLE), 0);
+	inside_forget(&world.inside, client);
+}
+
+static int teardown(void **state)
+{
+	struct kvt_counters counters;
+
+	(void)state;
+	close_client(world.mine);
+	close_client(world.blind);
+	counters = inside_counters(&world.inside);
+	assert_int_equal(counters.private_pages + counters.quarantined_pages, 0);
+	assert_int_equal(counters.live_leases, 0);
+	assert_int_equal(counters.violations, 0);
+	assert_int_equal(inside_audit(&world.inside), 0);
+	inside_destroy(&world.inside);
+	return 0;
+}
+
+/* The entry that `mine` submitted last. */
+static const struct kvt_sqe *last_entry(void)
+{
+	const struct kvt_ring_end *end = &world.mine->ring;
+
+	return &end->sq[(end->sq_tail - 1) & end->sq_mask];
+}
+
+static void match(struct kvt_client *client, const uint32_t *keys, uint32_t n, uint32_t flags,
+		  struct kvt_result *ret_result)
+{
+	uint32_t ns = client == world.mine ? world.ns : world.blind_ns;
+
+	assert_int_equal(kvt_match(client, ns, keys, n, flags, ret_result), 0);
+}
+
+static void let_go(struct kvt_client *client, struct kvt_result *result)
+{
+	if (result->lease.index)
+		assert_int_equal(kvt_unlock(client, result->lease, KVT_IDLE), 0);
+	kvt_result_release(client, result);
+}
+
+/* Both clients must get the same answer. `expected`: positions that `mine` names by a handle. */
+static void match_alike(const uint32_t *keys, uint32_t n, uint32_t expected, uint32_t flags)
+{
+	struct kvt_result a, b;
+
+	match(world.blind, keys, n, flags, &b);
+	match(world.mine, keys, n, flags, &a);
+	assert_int_equal(last_entry()->positions, expected);
+	assert_int_equal(last_entry()->n_keys, n - expected);
+	assert_int_equal(a.matched, b.matched);
+	assert_int_equal(a.announced, b.announced);
+	assert_int_equal(a.handle.node, b.handle.node);
+	assert_int_equal(a.handle.generation, b.handle.generation);
+	assert_int_equal(a.handle.positions, b.handle.positions);
+	assert_int_equal(a.n_pages, b.n_pages);
+	if (b.n_pages)
+		assert_memory_equal(a.pages, b.pages, b.n_pages * sizeof(*b.pages));
+	let_go(world.mine, &a);
+	let_go(world.blind, &b);
+}
+
+TEST_WITH(a_match_sends_only_keys_that_the_tree_lacks, setup, teardown)
+{
+	uint32_t other[KEYS];
+
+	for (uint32_t flags = 0; flags <= KVT_F_LOCK; flags += KVT_F_LOCK) {
+		match_alike(world.keys, CACHED, CACHED, flags);
+		match_alike(world.keys, KEYS, CACHED, flags);
+		match_alike(world.keys, CACHED - 1, CACHED - PS, flags);
+		memcpy(other, world.keys, sizeof(other));
+		other[1000] = 0;
+		match_alike(other, CACHED, 1000 / PS * PS, flags);
+		other[3] = 0;
+		match_alike(other, CACHED, 0, flags);
+	}
+}
+
+TEST_WITH(a_short_match_sends_all_keys, setup, teardown)
+{
+	match_alike(world.keys, KVT_PROBE_KEYS - 1, 0, KVT_F_LOCK);
+	match_alike(world.keys, KVT_PROBE_KEYS, KVT_PROBE_KEYS, KVT_F_LOCK);
+}
+
+TEST_WITH(a_match_of_an_older_daemon_sends_all_keys, setup, teardown)
+{
+	((struct kvt_arena_header *)world.inside.arena)->abi_minor = 0;
+	match_alike(world.keys, CACHED, 0, KVT_F_LOCK);
+}
+
+TEST_WITH(a_match_behind_a_probe_counts_what_others_announced, setup, teardown)
+{
+	struct kvt_result result;
+	struct kvt_seq *seq;
+
+	assert_int_equal(kvt_seq_begin(world.mine, world.ns, world.keys, KEYS, 0, 0, &seq), 0);
+	match_alike(world.keys, KEYS, CACHED, 0);
+	match(world.mine, world.keys, KEYS - PS, KVT_F_LOCK, &result);
+	assert_int_equal(result.matched, CACHED);
+	assert_int_equal(result.announced, MORE - PS);
+	let_go(world.mine, &result);
+	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+}
+
+/* ---------------------------------------------------------------- stale handles */
+
+struct caller {
+	pthread_t thread;
+	struct kvt_result result;
+	int rc;
+};
+
+static void *call_match(void *context)
+{
+	struct caller *caller = context;
+
+	caller->rc = kvt_match(world.mine, world.ns, world.keys, KEYS, KVT_F_LOCK,
+			       &caller->result);
+	return NULL;
+}
+
+/* Run a call until its entry lies in the ring of a daemon that does not look. */
+static void call_unseen(struct caller *caller, void *(*body)(void *))
+{
+	const uint32_t *tail = &world.mine->ring.header->sq_tail;
+	uint32_t before = kvt_load_acquire(tail);
+
+	inside_pause(&world.inside, true);
+	assert_int_equal(pthread_create(&caller->thread, NULL, body, caller), 0);
+	while (kvt_load_acquire(tail) == before)
+		sched_yield();
+}
+
+static void answer(struct caller *caller)
+{
+	inside_pause(&world.inside, false);
+	assert_int_equal(pthread_join(caller->thread, NULL), 0);
+}
+
+TEST_WITH(a_match_whose_handle_goes_stale_sends_all_keys, setup, teardown)
+{
+	struct caller caller = { .rc = 1 };
+
+	call_unseen(&caller, call_match);
+	assert_int_equal(last_entry()->positions, CACHED);
+	kvt_core_evict(world.inside.core, 2, world.inside.now_ns);
+	answer(&caller);
+	assert_int_equal(caller.rc, 0);
+	assert_int_equal(last_entry()->positions, 0);
+	assert_int_equal(last_entry()->n_keys, KEYS);
+	assert_int_equal(caller.result.matched, CACHED - 2 * PS);
+	assert_int_equal(caller.result.n_pages, CACHED / PS - 2);
+	let_go(world.mine, &caller.result);
+}
+
+TEST_WITH(a_match_whose_prefix_is_reset_finds_nothing, setup, teardown)
+{
+	struct caller caller = { .rc = 1 };
+
+	call_unseen(&caller, call_match);
+	kvt_core_reset(world.inside.core, world.inside.now_ns);
+	answer(&caller);
+	assert_int_equal(caller.rc, 0);
+	assert_int_equal(caller.result.matched, 0);
+	let_go(world.mine, &caller.result);
+}
+
+TEST_WITH(a_submitted_match_with_a_stale_handle_is_refused, setup, teardown)
+{
+	struct kvt_request request = { .op = KVT_OP_MATCH, .flags = KVT_F_LOCK,
+				       .namespace_id = world.ns, .keys = world.keys + CACHED,
+				       .n_keys = MORE };
+	uint32_t matched, evicted, other;
+	struct kvt_result result;
+
+	assert_int_equal(kvt_probe(world.mine, world.ns, world.keys, KEYS, &request.handle,
+				   &matched), 0);
+	assert_int_equal(matched, CACHED);
+	assert_int_equal(kvt_call(world.mine, &request, &result), 0);
+	assert_int_equal(result.matched, CACHED);
+	let_go(world.mine, &result);
+	other = inside_namespace(&world.inside, world.mine, 2);
+	request.namespace_id = other;
+	assert_int_equal(kvt_call(world.mine, &request, &result), -EINVAL);
+	assert_int_equal(kvt_client_error(world.mine)->reason, KVT_REASON_NOT_CONTINUATION);
+	request.namespace_id = world.ns;
+	assert_int_equal(kvt_evict(world.mine, 1, &evicted), 0);
+	assert_int_equal(kvt_call(world.mine, &request, &result), -ESTALE);
+	assert_int_equal(kvt_client_error(world.mine)->reason, KVT_REASON_HANDLE_STALE);
+}
