@@ -399,9 +399,9 @@ void kvt_client_kick(struct kvt_client *client);
 
 /** One operation. Unused fields stay 0. Pointers are read during kvt_submit() only.
  *
- * A MATCH whose handle names what kvt_probe() found needs only the keys that follow, and its answer
- * is that of all of them. -ESTALE: the handle's prefix is gone, nothing happened. Fix: submit it
- * with all keys and no handle.
+ * A MATCH or BEGIN whose handle names what kvt_probe() found needs only the keys that follow, and
+ * its answer is that of all of them. -ESTALE: the handle's prefix is gone, if it waited perhaps
+ * meanwhile; nothing happened. Fix: submit it with all keys and no handle.
  *
  * A BEGIN may find that other leases are computing a part of its prompt (`announced`). Plain, it
  * begins all the same, and both compute.
@@ -413,8 +413,9 @@ void kvt_client_kick(struct kvt_client *client);
  * With KVT_F_NO_WAIT and ttl_ms it is answered -EAGAIN (reason KVT_REASON_ANNOUNCED, `announced`
  * positions) and holds nothing. Exactly one more answer with the same user_data follows: result 0,
  * flag KVT_CQE_ASYNC, no lease, `matched` positions, `state` = enum kvt_notice. Then submit it
- * again. Leases of its own session count, too, so that a scheduler can hold back the second of two
- * equal requests. With any other answer it is a plain BEGIN, and no notice follows. */
+ * again. With a handle that went stale meanwhile that answer is -ESTALE: submit all keys. Leases of
+ * its own session count, too, so that a scheduler can hold back the second of two equal requests.
+ * With any other answer it is a plain BEGIN, and no notice follows. */
 struct kvt_request {
 	uint32_t op;    /* enum kvt_op */
 	uint32_t flags; /* enum kvt_sqe_flag */
@@ -424,7 +425,7 @@ struct kvt_request {
 	const uint32_t *pages; /* INSERT: floor(n_keys / page_size); FREE: n_pages */
 	uint32_t n_pages;
 	uint32_t arg;          /* extra, computed, n or page, by op: see struct kvt_sqe */
-	struct kvt_handle handle; /* LOCK; INSERT and MATCH: the prefix that `keys` continue */
+	struct kvt_handle handle; /* LOCK; INSERT, MATCH, BEGIN: what `keys` continue */
 	struct kvt_lease lease;
 	struct kvt_fence fence; /* ops that take none ignore it; all 0: slot 0, value 0 */
 	int32_t priority;
@@ -512,7 +513,8 @@ int kvt_probe(struct kvt_client *client, uint32_t namespace_id, const uint32_t *
 /* ---------------------------------------------------------------- sequences */
 
 /** Begin a sequence: match `keys`, lock the match, announce the rest, and get a page table for
- * n_keys + extra positions. All or nothing.
+ * n_keys + extra positions. All or nothing. As kvt_match(), it sends only keys that a probe does
+ * not find.
  *
  * @extra  positions beyond the prompt to have pages for (decode); kvt_seq_extend() gives more.
  * @flags  KVT_F_FULL, KVT_F_FORCE_MISS.

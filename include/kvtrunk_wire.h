@@ -38,7 +38,7 @@
 
 #define KVT_ABI_MAJOR 2 /* raised when an old client could misread a new daemon's memory */
 #define KVT_ABI_MINOR 1 /* raised for additions that an old client may ignore */
-#define KVT_ABI_MINOR_HANDLES 1 /* since then: MATCH takes a handle */
+#define KVT_ABI_MINOR_HANDLES 1 /* since then: MATCH and BEGIN take a handle */
 
 /* A line that one side writes and the other polls. 128, not 64: x86 prefetches lines in pairs
  * and Arm server cores have 128-byte granules, so 64 would still ping-pong. */
@@ -266,8 +266,8 @@ _Static_assert(sizeof(struct kvt_namespace_record) == 64, "kvt_namespace_record"
  *   INSERT  namespace keys; arg = offset of the page numbers in the key area; node generation
  *           positions (start, node KVT_NONE = from the root); fence priority ttl_ms; list = twins
  *           as pairs (yours, cached), followed with LOCK by the page list
- *   BEGIN   namespace keys; arg = extra positions; list = page table; ttl_ms = deadline, with WAIT
- *           or NO_WAIT only
+ *   BEGIN   namespace keys; arg = extra positions; node generation positions (start, as
+ *           INSERT's); list = page table; ttl_ms = deadline, with WAIT or NO_WAIT only
  *   COMMIT  lease; arg = computed positions; keys = generated keys; fence; list = page table
  *   EXTEND  lease; arg = pages; list = the new pages
  *   END     lease; fence; with F_COMMIT arg and keys as COMMIT
@@ -318,7 +318,7 @@ enum kvt_list_size {
 	KVT_LIST_HANDLE,   /* pages of the handle */
 	KVT_LIST_ARG,      /* arg */
 	KVT_LIST_TWINS,    /* two a page of the keys; with LOCK, the pages of the path */
-	KVT_LIST_BEGUN,    /* pages of the keys and of arg positions behind them */
+	KVT_LIST_BEGUN,    /* pages of the handle, the keys, and arg positions behind them */
 	KVT_LIST_TABLE,    /* the lease's page table */
 	KVT_LIST_COUNTERS, /* struct kvt_counters */
 };
@@ -348,7 +348,7 @@ enum kvt_list_size {
 	  W(existed) W(inserted) W(evicted) W(n_twins))                                   \
 	X(BEGIN, begin,                                                                   \
 	  KVT_TAKES_NAMESPACE | KVT_TAKES_KEYS | KVT_TAKES_LIST | KVT_TAKES_ARG |         \
-	  KVT_TAKES_DEADLINE,                                                             \
+	  KVT_TAKES_HANDLE | KVT_TAKES_DEADLINE,                                          \
 	  KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT, KVT_LIST_BEGUN,     \
 	  W(matched) W(reusable) W(announced) W(evicted))                                 \
 	X(COMMIT, commit,                                                                 \
@@ -440,7 +440,7 @@ struct kvt_answer_notice {
  * no keys. A refused one takes none, either.
  *
  * A BEGIN with NO_WAIT that was answered -EAGAIN has a second completion with the same user_data:
- * result 0, KVT_CQE_ASYNC, no lease, and `notice`. */
+ * KVT_CQE_ASYNC, no lease, result 0 and `notice`; -ESTALE if its handle went stale meanwhile. */
 struct kvt_cqe {
 	uint64_t user_data;
 	uint64_t seq;

@@ -142,7 +142,7 @@ int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32
 	}
 	if (table >= client->info.n_pages)
 		request.list_capacity = 1;
-	rc = kvt_client_call(client, &request, NULL, &result);
+	rc = kvt_client_call_known(client, &request, &result);
 	if (rc != 0) {
 		kvt_seq_recycle(seq);
 		return rc;

@@ -101,7 +101,8 @@ static uint64_t list_words(const struct kvt_client *client, const struct kvt_req
 				keys_pages + (request->handle.positions >> shift) :
 				0);
 	case KVT_LIST_BEGUN:
-		pages = (request->n_keys + (uint64_t)request->arg + page_size - 1) >> shift;
+		pages = ((uint64_t)request->handle.positions + request->n_keys + request->arg +
+			 page_size - 1) >> shift;
 		return pages < client->info.n_pages ? pages : 1; /* refused: too large */
 	case KVT_LIST_TABLE:
 		/* The whole page table, whose length only the daemon and kvt_seq know. */
@@ -728,10 +729,28 @@ static int await(struct kvt_client *client, uint32_t number, struct kvt_wait *wa
 	}
 }
 
-/* `whole`: the same request with all its keys, or NULL. */
+/* A request as it was before it was shortened. */
+struct whole {
+	struct kvt_request request;
+	int64_t begun_ns;
+};
+
+/* Send all keys after all. A BEGIN that has waited waits for the rest of its time only. */
+static const struct kvt_request *lengthen(struct whole *whole)
+{
+	struct kvt_request *request = &whole->request;
+	int64_t waited_ms = (kvt_client_now_ns() - whole->begun_ns) / 1000000;
+
+	if (request->ttl_ms)
+		request->ttl_ms = waited_ms < request->ttl_ms ?
+					  request->ttl_ms - (uint32_t)waited_ms :
+					  1;
+	return request;
+}
+
+/* `whole`: of a shortened request; else NULL. */
 static int call(struct kvt_client *client, const struct kvt_request *request,
-		const struct kvt_request *whole, struct kvt_seq *seq,
-		struct kvt_result *ret_result)
+		struct whole *whole, struct kvt_seq *seq, struct kvt_result *ret_result)
 {
 	struct kvt_wait wait = { .started = false };
 	struct kvt_request longer;
@@ -749,7 +768,7 @@ static int call(struct kvt_client *client, const struct kvt_request *request,
 		if (KVT_LIKELY(ret_result->error == 0))
 			return 0;
 		if (ret_result->reason == KVT_REASON_HANDLE_STALE && whole) {
-			request = whole;
+			request = lengthen(whole);
 			whole = NULL;
 			continue;
 		}
@@ -773,12 +792,16 @@ int kvt_client_call_known(struct kvt_client *client, const struct kvt_request *r
 			  struct kvt_result *ret_result)
 {
 	struct kvt_request rest;
+	struct whole whole;
 
 	if (request->n_keys < KVT_PROBE_KEYS)
 		return call(client, request, NULL, NULL, ret_result);
 	rest = *request;
-	return call(client, &rest, kvt_client_shorten(client, &rest) ? request : NULL, NULL,
-		    ret_result);
+	if (!kvt_client_shorten(client, &rest))
+		return call(client, request, NULL, NULL, ret_result);
+	whole.request = *request;
+	whole.begun_ns = request->ttl_ms ? kvt_client_now_ns() : 0;
+	return call(client, &rest, &whole, NULL, ret_result);
 }
 
 int kvt_call(struct kvt_client *client, const struct kvt_request *request,

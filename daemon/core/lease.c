@@ -232,6 +232,7 @@ int kvt_private_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t
 
 /** The plan of a BEGIN, made before anything changes. */
 struct begin_plan {
+	uint32_t n_keys;  /* those of the handle included */
 	uint32_t table;   /* entries of the page table */
 	uint32_t whole;   /* whole pages of keys, 0 when disabled */
 	uint32_t matched; /* pages */
@@ -244,7 +245,7 @@ struct begin_plan {
 static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct begin_plan *plan)
 {
 	const struct kvt_sqe *sqe = op->sqe;
-	uint64_t positions = (uint64_t)sqe->n_keys + sqe->arg;
+	uint64_t positions = (uint64_t)sqe->positions + sqe->n_keys + sqe->arg;
 	const uint32_t *keys = op->keys;
 	uint32_t flags = sqe->flags;
 	bool too_large;
@@ -252,19 +253,20 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 
 	if (positions > 1u << 31)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_RANGE, 0);
+	plan->n_keys = sqe->positions + sqe->n_keys;
 	plan->table = (uint32_t)((positions + core->ps - 1) / core->ps);
 	too_large = plan->table > core->config.n_pages - 1;
 	error = too_large ? 0 : kvt_lease_quota(core, op);
 	if (error)
 		return error;
-	plan->whole = core->config.disabled ? 0 : sqe->n_keys / core->ps;
-	error = kvt_walk_keys(core, sqe->namespace_id, keys, plan->whole, &plan->walk);
+	plan->whole = core->config.disabled ? 0 : plan->n_keys / core->ps;
+	error = kvt_walk_entry(core, op, core->config.disabled ? 0 : sqe->n_keys / core->ps,
+			       &plan->walk);
 	if (error)
 		return error;
-	core->effort.path_nodes = plan->walk.path_nodes;
 	plan->matched = plan->walk.matched;
 	plan->reuse = flags & KVT_F_FORCE_MISS ? 0 : plan->matched;
-	if (plan->reuse * core->ps == sqe->n_keys && plan->reuse > 0 && !(flags & KVT_F_FULL))
+	if (plan->reuse * core->ps == plan->n_keys && plan->reuse > 0 && !(flags & KVT_F_FULL))
 		plan->reuse--;
 	plan->fresh = plan->whole - plan->walk.walked;
 	kvt_need_compute(core, &plan->walk, plan->fresh, true, &plan->need);
@@ -286,8 +288,8 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 	error = room_check(core, op, plan->table - plan->reuse, plan->need.path_pages);
 	if (error)
 		return error;
-	if (plan->fresh && !kvt_walk_ends_new(core, &plan->walk,
-					      keys + (size_t)plan->walk.walked * core->ps))
+	keys += (size_t)(plan->walk.walked - plan->walk.named) * core->ps;
+	if (plan->fresh && !kvt_walk_ends_new(core, &plan->walk, keys))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_KEYS_CHANGED, 0);
 	if (kvt_need_nodes(core, plan->walk.node, &plan->need))
 		return kvt_refuse(op, -ENOSPC, KVT_REASON_NODES, 0);
@@ -313,7 +315,7 @@ static uint32_t begin_path(struct kvt_core *core, struct kvt_op_context *op,
 	if (plan->fresh == 0)
 		return end;
 	deepest = kvt_grow(core, end, core->first_page,
-			   op->keys + (size_t)walk->walked * core->ps,
+			   op->keys + (size_t)(walk->walked - walk->named) * core->ps,
 			   plan->fresh, 0, KVT_NEVER);
 	kvt_path_lock(core, deepest, end);
 	return deepest;
@@ -328,8 +330,6 @@ int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 	struct kvt_lease_record *lease;
 	int error = begin_plan(core, op, &plan);
 
-	core->record.known_node = plan.walk.walked ? plan.walk.node : KVT_NONE;
-	core->record.known_positions = plan.walk.walked * core->ps;
 	if (error)
 		return error;
 	node = begin_path(core, op, &plan, plan.table - plan.reuse);
@@ -340,7 +340,7 @@ int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 		       (sqe->flags & KVT_F_FULL ? KVT_LEASE_FULL : 0);
 	lease->namespace_id = sqe->namespace_id;
 	lease->done = plan.reuse;
-	lease->known = sqe->n_keys;
+	lease->known = plan.n_keys;
 	lease->computed = plan.reuse * core->ps;
 	lease->own_start = plan.walk.walked;
 	kvt_racy_copy(core->tails + (size_t)id * core->ps,
@@ -350,7 +350,7 @@ int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 	kvt_path_pages(core, node, plan.reuse, list);
 	append_pages(core, id, plan.table - plan.reuse, list + plan.reuse);
 
-	core->count->input_positions += sqe->n_keys;
+	core->count->input_positions += plan.n_keys;
 	core->count->hit_positions += (uint64_t)plan.reuse * core->ps;
 	op->cqe->lease = id;
 	op->cqe->lease_generation = lease->generation;

@@ -242,13 +242,12 @@ int kvt_wait_check(struct kvt_core *core, struct kvt_op_context *op, const struc
 int kvt_wait_notice(struct kvt_core *core, struct kvt_op_context *op)
 {
 	struct kvt_walk walk;
-	int error = kvt_walk_keys(core, op->sqe->namespace_id, op->keys,
-				  op->sqe->n_keys / core->ps, &walk);
+	int error = kvt_walk_entry(core, op, op->sqe->n_keys / core->ps, &walk);
 
+	if (error < 0) /* its handle went stale */
+		op->cqe->flags |= KVT_CQE_ASYNC;
 	if (error)
 		return error;
-	core->record.known_node = walk.walked ? walk.node : KVT_NONE;
-	core->record.known_positions = walk.walked * core->ps;
 	error = kvt_wait_check(core, op, &walk);
 	if (error)
 		return error;

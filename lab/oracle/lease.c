@@ -139,6 +139,8 @@ uint32_t lease_free_pages(struct kvt_oracle *o, uint32_t index)
 /* ---- BEGIN ---- */
 
 struct begin {
+	uint32_t n_keys; /* those of the handle included */
+	uint32_t from;   /* pages named by the handle */
 	uint32_t table; /* pages */
 	uint32_t whole; /* pages of keys */
 	uint32_t reuse; /* pages */
@@ -148,27 +150,30 @@ struct begin {
 static int begin_refused(struct kvt_oracle *o, struct begin *b)
 {
 	const struct kvt_sqe *sqe = &o->run.record->sqe;
-	uint64_t total = (uint64_t)sqe->n_keys + sqe->arg;
+	uint64_t total = (uint64_t)sqe->positions + sqe->n_keys + sqe->arg;
 	uint32_t ps = o->config.page_size;
 
 	if (total > 1ull << 31)
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_RANGE, 0);
+	b->n_keys = sqe->positions + sqe->n_keys;
 	b->table = (uint32_t)((total + ps - 1) / ps);
 	return b->table > o->config.n_pages - 1 ? 0 : run_need_lease(o);
 }
 
 /* Walk the keys: how many pages are cached, and how many of those are reused. */
-static void begin_walk(struct kvt_oracle *o, struct begin *b)
+static int begin_walk(struct kvt_oracle *o, struct begin *b)
 {
 	const struct kvt_record *record = o->run.record;
 	const struct kvt_sqe *sqe = &record->sqe;
-	uint32_t ps = o->config.page_size;
+	uint32_t ps = o->config.page_size, at;
 
-	b->whole = o->config.disabled ? 0 : sqe->n_keys / ps;
-	model_walk(o, model_root(o, sqe->namespace_id), 0, record->keys, b->whole, &b->walk);
+	TRY(run_start(o, &at, &b->from));
+	b->whole = o->config.disabled ? 0 : b->n_keys / ps;
+	model_walk(o, at, b->from, record->keys, b->whole - b->from, &b->walk);
 	b->reuse = sqe->flags & KVT_F_FORCE_MISS ? 0 : b->walk.matched;
-	if (b->reuse > 0 && b->reuse * ps == sqe->n_keys && !(sqe->flags & KVT_F_FULL))
+	if (b->reuse > 0 && b->reuse * ps == b->n_keys && !(sqe->flags & KVT_F_FULL))
 		b->reuse--;
+	return 0;
 }
 
 /* Count the pages that BEGIN could get: free and evictable, without those it would lock. */
@@ -202,7 +207,7 @@ static int begin_room(struct kvt_oracle *o, struct begin *b)
 	run->split_at = split ? b->walk.pages : UINT32_MAX;
 	run->need_pages = fresh;
 	run->keys = run->record->keys;
-	run->base = 0;
+	run->base = b->from;
 	return run_need_nodes(o, most);
 }
 
@@ -223,7 +228,7 @@ int lease_begin(struct kvt_oracle *o)
 	struct model_lease *lease;
 
 	TRY(begin_refused(o, &b));
-	begin_walk(o, &b);
+	TRY(begin_walk(o, &b));
 	if (b.table > o->config.n_pages - 1)
 		return run_no_room(o, b.table, begin_available(o, &b));
 	if ((sqe->flags & (KVT_F_WAIT | KVT_F_NO_WAIT)) && b.table <= sqe->list_capacity)
@@ -237,7 +242,7 @@ int lease_begin(struct kvt_oracle *o)
 	TRY(lease_make(o, MODEL_LEASE_BEGIN, run->cursor, &lease));
 	model_touch(o, run->cursor);
 	lease->force_miss = sqe->flags & KVT_F_FORCE_MISS;
-	lease->known = sqe->n_keys;
+	lease->known = b.n_keys;
 	lease->done = b.reuse;
 	lease->computed = b.reuse * ps;
 	if (sqe->n_keys % ps)
@@ -257,7 +262,7 @@ int lease_begin(struct kvt_oracle *o)
 
 		run_want_handle(o, m->id, run->want.begin.matched);
 	}
-	o->counters.input_positions += sqe->n_keys;
+	o->counters.input_positions += b.n_keys;
 	o->counters.hit_positions += run->want.begin.reusable;
 	return 0;
 }

@@ -27,7 +27,7 @@ static const struct op_rule rules[KVT_OP_COUNT] = {
 	[KVT_OP_INSERT] = { .flags = KVT_F_LOCK | KVT_F_CHUNKED | KVT_F_TTL, .ns = 1, .keys = 1,
 			    .list = 1, .arg = 1, .handle = 1, .fence = 1, .weight = 1 },
 	[KVT_OP_BEGIN] = { .flags = KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT,
-			   .ns = 1, .keys = 1, .list = 1, .arg = 1, .deadline = 1 },
+			   .ns = 1, .keys = 1, .list = 1, .arg = 1, .handle = 1, .deadline = 1 },
 	[KVT_OP_COMMIT] = { .flags = KVT_F_CHUNKED | KVT_F_KEEP, .keys = 1, .list = 1, .arg = 1,
 			    .lease = 1, .fence = 1 },
 	[KVT_OP_EXTEND] = { .list = 1, .arg = 1, .lease = 1 },
@@ -660,7 +660,8 @@ static void count_violation(struct kvt_oracle *o)
 	const struct kvt_record *record = o->run.record;
 
 	if (record->sqe.op == KVT_OP_BEGIN && range_refused(record) &&
-	    (uint64_t)record->sqe.n_keys + record->sqe.arg > 1ull << 31 &&
+	    (uint64_t)record->sqe.positions + record->sqe.n_keys + record->sqe.arg >
+		    1ull << 31 &&
 	    record->counters.violations == o->counters.violations)
 		return;
 	o->counters.violations++;

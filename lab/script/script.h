@@ -47,7 +47,7 @@
 	X(FREE, "free", KVT_OP_FREE, P_PAGES | P_FENCE, P_PAGES, 1)                              \
 	X(INSERT, "insert", KVT_OP_INSERT,                                                       \
 	  P_NS | P_KEYS | P_PAGES | P_HANDLE | P_FENCE | P_PRIORITY | P_TTL, 0, 1)               \
-	X(BEGIN, "begin", KVT_OP_BEGIN, P_NS | P_KEYS | P_EXTRA | P_DEADLINE, 0, 1)              \
+	X(BEGIN, "begin", KVT_OP_BEGIN, P_NS | P_KEYS | P_HANDLE | P_EXTRA | P_DEADLINE, 0, 1)   \
 	X(COMMIT, "commit", KVT_OP_COMMIT, P_LEASE | P_COMPUTED | P_KEYS | P_FENCE,              \
 	  P_LEASE | P_COMPUTED, 1)                                                               \
 	X(EXTEND, "extend", KVT_OP_EXTEND, P_LEASE | P_N, P_LEASE | P_N, 1)                      \

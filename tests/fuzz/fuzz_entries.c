@@ -148,7 +148,8 @@ static void honest(struct client *client, struct input *input, struct kvt_sqe *s
 		sqe->node = client->lease[at];
 		sqe->generation = client->lease_generation[at];
 	} else if (takes & HANDLE ||
-		   ((op == KVT_OP_INSERT || op == KVT_OP_MATCH) && how & 8)) {
+		   ((op == KVT_OP_INSERT || op == KVT_OP_MATCH || op == KVT_OP_BEGIN) &&
+		    how & 8)) {
 		sqe->node = client->node;
 		sqe->generation = client->generation;
 		sqe->positions = client->positions;

@@ -30,6 +30,7 @@ static const char *const rare_names[SIM_RARE_COUNT] = {
 	[SIM_TWIN_GIVEN] = "cached page given to INSERT",
 	[SIM_START_HANDLE] = "INSERT behind a handle",
 	[SIM_MATCH_BEHIND] = "MATCH of more behind a handle",
+	[SIM_BEGIN_BEHIND] = "BEGIN with more behind a handle",
 	[SIM_END_DETACHED] = "END on a detached path",
 	[SIM_END_REASON] = "END with a refused COMMIT",
 	[SIM_CAPPED] = "reuse capped or forced to miss",
@@ -48,6 +49,7 @@ static const char *const rare_names[SIM_RARE_COUNT] = {
 	[SIM_WAIT_TAKEOVER] = "BEGIN waited and took over",
 	[SIM_WAIT_DEADLINE] = "BEGIN waited until its deadline",
 	[SIM_WAIT_REFUSED] = "BEGIN waited and was refused",
+	[SIM_WAIT_STALE] = "BEGIN waited, its handle went stale",
 	[SIM_WAIT_AGAIN] = "waits for another lease",
 	[SIM_WAIT_CANCELED] = "waiting BEGIN canceled",
 	[SIM_WAIT_NO_PLACE] = "no place to wait",
@@ -55,6 +57,7 @@ static const char *const rare_names[SIM_RARE_COUNT] = {
 	[SIM_NOTICE_ABANDONED] = "notice: abandoned",
 	[SIM_NOTICE_DEADLINE] = "notice: deadline",
 	[SIM_NOTICE_CANCELED] = "notice canceled",
+	[SIM_NOTICE_STALE] = "notice: stale handle",
 };
 
 static const char *reason_name(uint32_t reason)
@@ -148,6 +151,9 @@ static const struct {
 	{ KVT_OP_MATCH, KVT_REASON_BAD_FLAGS },
 	{ KVT_OP_MATCH, KVT_REASON_BAD_FIELD },
 	{ KVT_OP_MATCH, KVT_REASON_CLOSING },
+	{ KVT_OP_BEGIN, KVT_REASON_HANDLE_STALE },
+	{ KVT_OP_BEGIN, KVT_REASON_HANDLE_BAD },
+	{ KVT_OP_BEGIN, KVT_REASON_NOT_CONTINUATION },
 	{ KVT_OP_MATCH, KVT_REASON_HANDLE_STALE },
 	{ KVT_OP_MATCH, KVT_REASON_HANDLE_BAD },
 	{ KVT_OP_MATCH, KVT_REASON_NOT_CONTINUATION },

@@ -53,7 +53,7 @@ static void learn_lease(struct sim *sim, const struct kvt_record *r, uint32_t ki
 	lease->namespace_id = r->sqe.namespace_id;
 	lease->sequence = sim->sequence_in_use;
 	if (kind == KVT_LEASE_BEGIN) {
-		lease->known = r->sqe.n_keys;
+		lease->known = r->sqe.positions + r->sqe.n_keys;
 		lease->computed = r->cqe.begin.reusable;
 		lease->table = r->n_list;
 	} else {
@@ -160,6 +160,8 @@ static void count_wait(uint64_t *rare, const struct kvt_record *r)
 	rare[SIM_WAIT_SEALED] +=
 		plain && !(r->cqe.flags & (KVT_CQE_DEADLINE | KVT_CQE_TAKEOVER));
 	rare[SIM_WAIT_REFUSED] += r->value != 0 && !done && r->cqe.result != -ECANCELED;
+	rare[notice ? SIM_NOTICE_STALE : SIM_WAIT_STALE] +=
+		r->value != 0 && r->cqe.reason == KVT_REASON_HANDLE_STALE;
 	rare[notice ? SIM_NOTICE_CANCELED : SIM_WAIT_CANCELED] += r->cqe.result == -ECANCELED;
 	rare[SIM_NOTICE_SEALED] += notice && done && r->cqe.notice.state == KVT_NOTICE_SEALED;
 	rare[SIM_NOTICE_ABANDONED] += notice && done && r->cqe.notice.state == KVT_NOTICE_ABANDONED;
@@ -190,6 +192,8 @@ static void count_rare(struct sim *sim, const struct kvt_record *r)
 		break;
 	case KVT_OP_BEGIN:
 		count_wait(rare, r);
+		rare[SIM_BEGIN_BEHIND] +=
+			ok && r->sqe.node && r->cqe.begin.matched > r->sqe.positions;
 		rare[SIM_CAPPED] += ok && r->cqe.begin.reusable < r->cqe.begin.matched;
 		rare[SIM_SHARED_ANNOUNCE] += ok && r->cqe.begin.announced > 0;
 		break;

@@ -206,7 +206,8 @@ static uint32_t keys_behind(struct shot *shot, const struct sim_handle *h, uint3
 			n++;
 		}
 	n = sim_below(sim, n + 1);
-	for (uint32_t more = sim_below(sim, 3 * sim->config.page_size); more; more--) {
+	for (uint32_t more = sim_below(sim, 3 * sim->config.page_size); more && n < SIM_MAX_KEYS;
+	     more--) {
 		keys[n] = random_key(sim, at + n, n ? keys[n - 1] : 0);
 		n++;
 	}
@@ -364,7 +365,7 @@ static void op_begin(struct shot *shot)
 	struct sim *sim = shot->sim;
 	uint32_t ps = sim->config.page_size;
 
-	put_sequence(shot);
+	put_path(shot, 300);
 	if (sim_chance(sim, 600))
 		put_wait(shot);
 	shot->sqe.arg = sim_chance(sim, 500) ? sim_below(sim, 3 * ps + 1) : 0;
@@ -374,7 +375,8 @@ static void op_begin(struct shot *shot)
 		shot->sqe.flags |= KVT_F_FULL;
 	if (sim_chance(sim, 100))
 		shot->sqe.flags |= KVT_F_FORCE_MISS;
-	put_list(shot, (shot->sqe.n_keys + (shot->sqe.arg & 0xffff) + ps - 1) / ps);
+	put_list(shot, (shot->sqe.positions + shot->sqe.n_keys + (shot->sqe.arg & 0xffff) + ps -
+			1) / ps);
 }
 
 /* Commit new positions with generated keys, sometimes a few beyond the table. */

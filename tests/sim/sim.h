@@ -91,6 +91,7 @@ enum sim_rare {
 	SIM_TWIN_GIVEN,    /* INSERT was given the cached page itself */
 	SIM_START_HANDLE,  /* INSERT that continued from a handle */
 	SIM_MATCH_BEHIND,  /* MATCH that found more behind its handle */
+	SIM_BEGIN_BEHIND,  /* BEGIN likewise */
 	SIM_END_DETACHED,
 	SIM_END_REASON,
 	SIM_CAPPED,        /* reusable < matched */
@@ -107,6 +108,7 @@ enum sim_rare {
 	SIM_WAIT_TAKEOVER,
 	SIM_WAIT_DEADLINE,
 	SIM_WAIT_REFUSED,   /* it waited, and then could not begin */
+	SIM_WAIT_STALE,     /* it waited, and its handle went stale */
 	SIM_WAIT_AGAIN,     /* it then waited for another lease */
 	SIM_WAIT_CANCELED,
 	SIM_WAIT_NO_PLACE,
@@ -114,6 +116,7 @@ enum sim_rare {
 	SIM_NOTICE_ABANDONED,
 	SIM_NOTICE_DEADLINE,
 	SIM_NOTICE_CANCELED,
+	SIM_NOTICE_STALE,
 	SIM_MEMBER,        /* a rank joined a group */
 	SIM_MEMBER_WAITED, /* an operation waited only for a member's word */
 	SIM_RARE_COUNT,

@@ -162,6 +162,7 @@ TEST_WITH(a_match_behind_a_probe_counts_what_others_announced, setup, teardown)
 struct caller {
 	pthread_t thread;
 	struct kvt_result result;
+	struct kvt_seq *seq;
 	int rc;
 };
 
@@ -242,4 +243,125 @@ TEST_WITH(a_submitted_match_with_a_stale_handle_is_refused, setup, teardown)
 	assert_int_equal(kvt_evict(world.mine, 1, &evicted), 0);
 	assert_int_equal(kvt_call(world.mine, &request, &result), -ESTALE);
 	assert_int_equal(kvt_client_error(world.mine)->reason, KVT_REASON_HANDLE_STALE);
+}
+
+/* ---------------------------------------------------------------- BEGIN */
+
+static struct kvt_seq *begin(struct kvt_client *client, const uint32_t *keys, uint32_t n,
+			     uint32_t flags)
+{
+	uint32_t ns = client == world.mine ? world.ns : world.blind_ns;
+	struct kvt_seq *seq;
+
+	assert_int_equal(kvt_seq_begin(client, ns, keys, n, 20, flags, &seq), 0);
+	return seq;
+}
+
+/* Begin with both clients, one after the other: same answer, same counters, same tree. */
+static void begin_alike(const uint32_t *keys, uint32_t n, uint32_t expected, uint32_t flags)
+{
+	struct kvt_counters before = inside_counters(&world.inside), middle, after;
+	uint32_t matched, reusable, announced, n_pages, cached[N_PAGES], n_mine;
+	struct kvt_seq *seq = begin(world.blind, keys, n, flags);
+	const uint32_t *pages = kvt_seq_pages(seq, &n_pages);
+
+	matched = kvt_seq_matched(seq);
+	reusable = kvt_seq_reusable(seq);
+	announced = kvt_seq_announced(seq);
+	memcpy(cached, pages, n_pages * sizeof(*pages));
+	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	middle = inside_counters(&world.inside);
+	seq = begin(world.mine, keys, n, flags);
+	assert_int_equal(last_entry()->positions, expected);
+	assert_int_equal(last_entry()->n_keys, n - expected);
+	assert_int_equal(kvt_seq_matched(seq), matched);
+	assert_int_equal(kvt_seq_reusable(seq), reusable);
+	assert_int_equal(kvt_seq_announced(seq), announced);
+	assert_int_equal(kvt_seq_known(seq), n);
+	pages = kvt_seq_pages(seq, &n_mine);
+	assert_int_equal(n_mine, n_pages);
+	assert_memory_equal(pages, cached, reusable / PS * sizeof(*pages));
+	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	after = inside_counters(&world.inside);
+	assert_int_equal(after.input_positions - middle.input_positions,
+			 middle.input_positions - before.input_positions);
+	assert_int_equal(after.hit_positions - middle.hit_positions,
+			 middle.hit_positions - before.hit_positions);
+	assert_int_equal(after.operations - middle.operations,
+			 middle.operations - before.operations);
+}
+
+TEST_WITH(a_begin_sends_only_keys_that_the_tree_lacks, setup, teardown)
+{
+	uint32_t other[KEYS];
+
+	memcpy(other, world.keys, sizeof(other));
+	other[1000] = 0;
+	begin_alike(world.keys, CACHED, CACHED, 0);
+	begin_alike(world.keys, CACHED, CACHED, KVT_F_FULL);
+	begin_alike(world.keys, CACHED, CACHED, KVT_F_FORCE_MISS);
+	begin_alike(world.keys, KEYS, CACHED, 0);
+	begin_alike(world.keys, KEYS - 7, CACHED, 0);
+	begin_alike(other, CACHED, 1000 / PS * PS, 0);
+	begin_alike(world.keys, KVT_PROBE_KEYS - 1, 0, 0);
+}
+
+TEST_WITH(what_a_begin_behind_a_handle_commits_is_found, setup, teardown)
+{
+	struct kvt_result result;
+	struct kvt_seq *seq = begin(world.mine, world.keys, KEYS - 5, 0);
+	uint32_t found;
+
+	assert_int_equal(last_entry()->positions, CACHED);
+	assert_int_equal(kvt_seq_end(seq, KEYS, world.keys + KEYS - 5, 5, KVT_IDLE, 0), 0);
+	match(world.blind, world.keys, KEYS, 0, &result);
+	found = result.matched;
+	let_go(world.blind, &result);
+	assert_int_equal(found, KEYS);
+}
+
+static void *call_begin(void *context)
+{
+	struct caller *caller = context;
+
+	caller->rc = kvt_seq_begin(world.mine, world.ns, world.keys, KEYS, 0, 0, &caller->seq);
+	return NULL;
+}
+
+TEST_WITH(a_begin_whose_handle_goes_stale_sends_all_keys, setup, teardown)
+{
+	struct caller caller = { .rc = 1 };
+
+	call_unseen(&caller, call_begin);
+	assert_int_equal(last_entry()->positions, CACHED);
+	kvt_core_evict(world.inside.core, 2, world.inside.now_ns);
+	answer(&caller);
+	assert_int_equal(caller.rc, 0);
+	assert_int_equal(last_entry()->n_keys, KEYS);
+	assert_int_equal(kvt_seq_matched(caller.seq), CACHED - 2 * PS);
+	assert_int_equal(kvt_seq_end(caller.seq, KEYS, NULL, 0, KVT_IDLE, 0), 0);
+}
+
+/* The lease that it waits for is of an older epoch after the reset, so it is ready, and the prefix
+ * that its handle names is gone. */
+TEST_WITH(a_begin_whose_handle_goes_stale_while_it_waits_sends_all_keys, setup, teardown)
+{
+	struct kvt_seq *first = begin(world.blind, world.keys, KEYS, 0);
+	struct caller caller = { .rc = 1 };
+
+	kvt_client_set_begin_wait(world.mine, 30000000000ll);
+	assert_int_equal(pthread_create(&caller.thread, NULL, call_begin, &caller), 0);
+	while (inside_counters(&world.inside).waits == 0)
+		sched_yield();
+	pthread_mutex_lock(&world.inside.lock);
+	kvt_core_reset(world.inside.core, world.inside.now_ns);
+	kvt_core_wake(world.inside.core, world.inside.now_ns);
+	pthread_mutex_unlock(&world.inside.lock);
+	assert_int_equal(pthread_join(caller.thread, NULL), 0);
+	assert_int_equal(caller.rc, 0);
+	assert_int_equal(last_entry()->positions, 0);
+	assert_in_range(last_entry()->ttl_ms, 1, 30000);
+	assert_int_equal(kvt_seq_matched(caller.seq), 0);
+	assert_int_equal(kvt_seq_end(caller.seq, KEYS, NULL, 0, KVT_IDLE, 0), 0);
+	assert_int_equal(kvt_seq_end(first, 0, NULL, 0, KVT_IDLE, 0), -ESTALE);
 }
