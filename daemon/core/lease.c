@@ -260,8 +260,7 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 	if (error)
 		return error;
 	plan->whole = core->config.disabled ? 0 : plan->n_keys / core->ps;
-	error = kvt_walk_entry(core, op, core->config.disabled ? 0 : sqe->n_keys / core->ps,
-			       &plan->walk);
+	error = kvt_walk_entry(core, op, sqe->n_keys / core->ps, &plan->walk);
 	if (error)
 		return error;
 	plan->matched = plan->walk.matched;

@@ -55,11 +55,10 @@ static void lock_and_list(struct kvt_core *core, struct kvt_op_context *op, uint
 static int op_match(struct kvt_core *core, struct kvt_op_context *op)
 {
 	const struct kvt_sqe *sqe = op->sqe;
-	uint32_t pages = core->config.disabled ? 0 : sqe->n_keys / core->ps;
 	struct kvt_walk walk;
 	int error;
 
-	error = kvt_walk_entry(core, op, pages, &walk);
+	error = kvt_walk_entry(core, op, sqe->n_keys / core->ps, &walk);
 	if (error)
 		return error;
 	if (sqe->flags & KVT_F_LOCK) {

@@ -130,7 +130,9 @@ int kvt_walk_entry(struct kvt_core *core, struct kvt_op_context *op, uint32_t n_
 	const struct kvt_sqe *sqe = op->sqe;
 	int error;
 
-	if (sqe->node != KVT_NONE) {
+	if (core->config.disabled) { /* also what was cached before a restart misses */
+		error = kvt_walk_keys(core, sqe->namespace_id, op->keys, 0, walk);
+	} else if (sqe->node != KVT_NONE) {
 		error = start(core, op, walk);
 		if (!error)
 			error = kvt_walk_from(core, walk, op->keys, n_pages);

@@ -114,6 +114,8 @@ int run_start(struct kvt_oracle *o, uint32_t *ret_node, uint32_t *ret_pages)
 
 	*ret_node = model_root(o, sqe->namespace_id);
 	*ret_pages = 0;
+	if (o->config.disabled)
+		return 0;
 	if (sqe->node == 0) {
 		if (sqe->generation || sqe->positions)
 			return run_refuse(o, -EINVAL, KVT_REASON_HANDLE_BAD, 0);

@@ -133,6 +133,31 @@ TEST(another_policy_and_other_limits_are_no_other_geometry)
 
 /* ---- what contradicts itself */
 
+/* Handles of the tree that a successor without caching recovers: everything misses. */
+TEST(without_caching_a_handle_of_what_was_cached_misses)
+{
+	struct world *w = world_small(2, 16);
+	struct client *a = client_new(w);
+	uint32_t space = space_open(a, "s");
+	struct handle cached = insert(a, space, range(1, 8)).handle;
+	struct kvt_sqe sqe = { .op = KVT_OP_MATCH, .namespace_id = space, .node = cached.node,
+			       .generation = cached.generation, .positions = cached.positions };
+	struct answer answer;
+
+	w->config.disabled = true;
+	assert_int_equal(world_adopt(w, NULL, NULL, 0), 0);
+	answer = submit(a, &sqe);
+	expect_ok(answer);
+	assert_int_equal(answer.matched, 0);
+	sqe.op = KVT_OP_BEGIN;
+	sqe.list_capacity = 16;
+	answer = submit(a, &sqe);
+	expect_ok(answer);
+	assert_int_equal(answer.reusable, 0);
+	assert_int_equal(answer.n_list, 4);
+	world_audit(w);
+}
+
 static void expect_doubt(struct world *w, uint32_t *fact, uint32_t value, const char *word)
 {
 	uint32_t keep = *fact;
