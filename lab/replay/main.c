@@ -78,7 +78,7 @@ static const char usage_text[] =
 	"  --bursts N          agent, generate: each sub-agent starts N times at once (1)\n"
 	"  --prefill-rate N    positions a second that one device computes for all workers\n"
 	"                      together (0: as fast as patterns are written)\n"
-	"  --served FILE       write 'B index' and 'E index' lines in the daemon's order\n"
+	"  --served FILE       write 'B index line hit' and 'E index line' in the daemon's order\n"
 	"  --write-trace FILE  write the trace (generate) in the agent format, and stop\n"
 	"  --no-verify         do not look at the pattern of reused pages\n"
 	"  --no-private        do not simulate private pools\n"

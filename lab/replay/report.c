@@ -335,6 +335,20 @@ static int by_seq(const void *a, const void *b)
 	return x->kind - y->kind; /* a refused request has one number for begin and end */
 }
 
+/* With the line of the trace's file, from 1, and what the cache gave, another program can replay
+ * the same requests in the same order and compare. */
+static void write_event(FILE *file, const struct kvt_replay_report *report,
+			const struct event *event)
+{
+	uint32_t line = report->trace->requests[event->index].line + 1;
+
+	if (event->kind == 'B')
+		fprintf(file, "B %u %u %u\n", event->index, line,
+			report->shared->slots[event->index].hit);
+	else
+		fprintf(file, "E %u %u\n", event->index, line);
+}
+
 int kvt_replay_write_served(const struct kvt_replay_report *report)
 {
 	uint32_t n = report->trace->n_requests, n_events = 0;
@@ -358,7 +372,7 @@ int kvt_replay_write_served(const struct kvt_replay_report *report)
 		rc = -errno;
 	} else {
 		for (uint32_t i = 0; i < n_events; i++)
-			fprintf(file, "%c %u\n", events[i].kind, events[i].index);
+			write_event(file, report, &events[i]);
 		rc = ferror(file) ? -EIO : 0;
 		if (fclose(file))
 			rc = -errno;

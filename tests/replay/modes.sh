@@ -37,12 +37,17 @@ awk '$1 == "B" { if (seen[$2]++) exit 1; open[$2] = 1; n++ }
 replay "${generate[@]}" --lockstep --served "$work/served"
 awk '{ if ($2 != int((NR - 1) / 2) || $1 != (NR % 2 ? "B" : "E")) exit 1 }
 	END { exit NR != 400 }' "$work/served" || die "served file in lockstep"
+hits=$(awk '$1 == "B" { n += $4 } END { print n }' "$work/served")
+is hit_positions "$hits"
 
 printf '{"keys":[[1,100]],"output":3}\n{"keys":[[1,80],7],"output":0}\n{"keys":[]}\n' >"$work/t"
 replay --format jsonl "$work/t" --page-size 8 --lockstep --workers 2
 sound
 is requests 3
 is hit_positions 80
+replay --format jsonl "$work/t" --page-size 8 --lockstep --served "$work/served"
+[ "$(tr '\n' ' ' <"$work/served")" = "B 0 1 0 E 0 1 B 1 2 80 E 1 2 B 2 3 0 E 2 3 " ] ||
+	die "$(cat "$work/served")"
 
 # Sub-agents that start together, on one device: BEGINs wait for each other, and the oracle agrees
 # that each had to. Positions reused or taken over were not computed.
