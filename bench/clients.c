@@ -177,9 +177,10 @@ static void throughput_case(struct bench_target *target, const struct bench_tree
 
 	bench_line("throughput", "\"keys\":64,\"tree\":\"%s\",\"clients\":%u,\"batch\":%u,"
 		   "\"ops_per_s\":%.0f,\"wall_ops_per_s\":%.0f,\"floor_ops_per_s\":%.0f,"
+		   "\"ratio\":%.2f,"
 		   "\"floor\":\"one client, keys compared, no cache logic\",\"cores\":"
 		   "\"daemon alone on core %d, all clients on core %d\"", tree->name, clients,
-		   batch, rate, rates.wall, floor, target->options->daemon_cpu,
+		   batch, rate, rates.wall, floor, rate / floor, target->options->daemon_cpu,
 		   target->options->client_cpu);
 	if (batch != 32 || clients != 1)
 		return;
