@@ -3,7 +3,7 @@
  * with those of a client that cannot read the tree and sends all keys. Both share a core in this
  * process.
  *
- * Inputs: what is cached and announced, and a handle that goes stale before its entry is taken. */
+ * Inputs: what is cached and announced, and handles that go stale before their entry is taken. */
 
 #include "tests/lib/cases.h"
 #include "tests/unit/inprocess.h"
@@ -364,4 +364,69 @@ TEST_WITH(a_begin_whose_handle_goes_stale_while_it_waits_sends_all_keys, setup, 
 	assert_int_equal(kvt_seq_matched(caller.seq), 0);
 	assert_int_equal(kvt_seq_end(caller.seq, KEYS, NULL, 0, KVT_IDLE, 0), 0);
 	assert_int_equal(kvt_seq_end(first, 0, NULL, 0, KVT_IDLE, 0), -ESTALE);
+}
+
+/* ---------------------------------------------------------------- a race */
+
+enum { ROUNDS = 300 };
+
+static uint32_t content[N_PAGES]; /* of each page: its place in the prompt, from 1 */
+static bool over;
+
+/* Evict pages of the prompt and compute them again. */
+static void *evict_and_compute(void *context)
+{
+	(void)context;
+	for (uint32_t n = 1; !kvt_load_acquire(&over); n = n % 7 + 1) {
+		struct kvt_seq *seq;
+		const uint32_t *pages;
+		uint32_t evicted;
+
+		assert_int_equal(kvt_evict(world.blind, n, &evicted), 0);
+		seq = begin(world.blind, world.keys, CACHED, 0);
+		pages = kvt_seq_pages(seq, NULL);
+		for (uint32_t i = kvt_seq_reusable(seq) / PS; i < CACHED / PS; i++)
+			kvt_store_relaxed(&content[pages[i]], i + 1);
+		assert_int_equal(kvt_seq_end(seq, CACHED, NULL, 0, KVT_IDLE, 0), 0);
+	}
+	return NULL;
+}
+
+/* BEGIN, look at what is reused, spoil what is to be computed, END. */
+static void begin_and_look(void)
+{
+	struct kvt_seq *seq = begin(world.mine, world.keys, KEYS, 0);
+	uint32_t reusable = kvt_seq_reusable(seq) / PS;
+	const uint32_t *pages = kvt_seq_pages(seq, NULL);
+
+	for (uint32_t i = 0; i < reusable; i++)
+		assert_int_equal(kvt_load_relaxed(&content[pages[i]]), i + 1);
+	for (uint32_t i = reusable; i < KEYS / PS; i++)
+		kvt_store_relaxed(&content[pages[i]], UINT32_MAX);
+	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+}
+
+/* Whatever becomes of a handle between its probe and its BEGIN: a page that is reused has what
+ * belongs there. */
+TEST_WITH(begins_race_with_evictions, setup, teardown)
+{
+	uint32_t rounds = 0, entries = 0, from, evicted;
+	pthread_t thread;
+
+	kvt_client_set_begin_wait(world.mine, -1);
+	kvt_client_set_begin_wait(world.blind, -1);
+	assert_int_equal(kvt_evict(world.mine, CACHED / PS, &evicted), 0);
+	assert_int_equal(evicted, CACHED / PS);
+	over = false;
+	from = world.mine->ring.sq_tail;
+	assert_int_equal(pthread_create(&thread, NULL, evict_and_compute, NULL), 0);
+	/* Until more was sent than a BEGIN and an END each: a handle went stale. */
+	while (rounds < ROUNDS || entries == 2 * rounds) {
+		begin_and_look();
+		rounds++;
+		entries = world.mine->ring.sq_tail - from;
+	}
+	kvt_store_release(&over, true);
+	assert_int_equal(pthread_join(thread, NULL), 0);
+	print_message("%u handles of %u went stale\n", entries - 2 * rounds, rounds);
 }
