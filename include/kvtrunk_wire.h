@@ -703,7 +703,8 @@ enum kvt_admin_what {
 	KVT_ADMIN_FENCE = 10,     /* argument = session: its quarantine is declared quiet */
 	KVT_ADMIN_TICK = 11,      /* argument = ns: moves the test clock */
 	KVT_ADMIN_SETTLED = 12,   /* struct kvt_admin_status once no background work is left */
-	KVT_ADMIN_ENDED = 13,     /* argument = session: answers when it is DEAD or FREE */
+	KVT_ADMIN_ENDED = 13,     /* argument = session | generation << 32 (0: any): answers when it
+				     is DEAD, FREE or, of another generation, another client's */
 	/* The keeper tries a program. argument = a random number that names the request; payload =
 	 * its absolute path, or nothing: the present one's. Afterwards the daemon that serves
 	 * answers; total = its pid. */

@@ -167,13 +167,35 @@ static uint32_t some_worker(struct chaos *chaos, bool stopped)
 	return KVT_TRACE_NONE;
 }
 
-/* Wait until the daemon holds nothing of `session` any more. The daemon must be serving. */
-static bool await_reclaim(struct chaos *chaos, uint32_t session, int64_t from_ns)
+/* Find the generation of a worker's session. 1, or 0 if it has ended: its number may be that of
+ * another worker by now. */
+static int find_session(struct kvt_client *client, uint32_t session, pid_t pid,
+			uint32_t *ret_generation)
 {
-	struct kvt_message_admin request = { .what = KVT_ADMIN_ENDED, .argument = session };
+	struct kvt_message_admin request = { .what = KVT_ADMIN_CLIENTS };
+	struct kvt_admin_client clients[32];
+	int n;
+
+	do {
+		n = kvt_admin(client, &request, NULL, 0, clients, sizeof(clients));
+		for (int i = 0; i < n; i++)
+			if (!clients[i].rank && clients[i].session == session &&
+			    clients[i].pid == pid) {
+				*ret_generation = clients[i].generation;
+				return 1;
+			}
+	} while (n >= 0 && request.cursor);
+	return n < 0 ? n : 0;
+}
+
+/* Wait until the daemon holds nothing of a worker's session any more. The daemon must be serving. */
+static bool await_reclaim(struct chaos *chaos, uint32_t session, pid_t pid, int64_t from_ns)
+{
+	struct kvt_message_admin request = { .what = KVT_ADMIN_ENDED };
 	struct kvt_options options = KVT_OPTIONS_INIT;
 	struct kvt_client *client;
 	struct kvt_error error;
+	uint32_t generation;
 	int rc;
 
 	options.socket_path = chaos->daemon.socket_path;
@@ -183,7 +205,11 @@ static bool await_reclaim(struct chaos *chaos, uint32_t session, int64_t from_ns
 		chaos_wrong(chaos, "an observer cannot connect: %s", error.text);
 		return false;
 	}
-	rc = kvt_admin(client, &request, NULL, 0, NULL, 0);
+	rc = find_session(client, session, pid, &generation);
+	if (rc > 0) {
+		request.argument = session | (uint64_t)generation << 32;
+		rc = kvt_admin(client, &request, NULL, 0, NULL, 0);
+	}
 	if (rc < 0)
 		chaos_wrong(chaos, "waiting for the end of session %u: %s", session,
 			    kvt_client_error(client)->text);
@@ -219,14 +245,16 @@ static bool kill_worker(struct chaos *chaos)
 {
 	uint32_t worker = victim(chaos), session;
 	int64_t from_ns;
+	pid_t pid;
 
 	if (worker == KVT_TRACE_NONE)
 		return true;
 	session = kvt_load_acquire(&chaos->crew.shared->workers[worker].session);
-	kill(chaos->crew.pids[worker], SIGKILL);
-	await_end(chaos->crew.pids[worker]);
+	pid = chaos->crew.pids[worker];
+	kill(pid, SIGKILL);
+	await_end(pid);
 	from_ns = kvt_replay_now_ns();
-	if (session && !await_reclaim(chaos, session, from_ns))
+	if (session && !await_reclaim(chaos, session, pid, from_ns))
 		return false;
 	kvt_store_release(&chaos->crew.shared->workers[worker].session, 0);
 	return restart_worker(chaos, worker);
