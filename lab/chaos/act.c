@@ -188,7 +188,7 @@ static int find_session(struct kvt_client *client, uint32_t session, pid_t pid,
 	return n < 0 ? n : 0;
 }
 
-/* Wait until the daemon holds nothing of a worker's session any more. The daemon must be serving. */
+/* Wait until the daemon, which must be serving, holds nothing of a worker's session any more. */
 static bool await_reclaim(struct chaos *chaos, uint32_t session, pid_t pid, int64_t from_ns)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_ENDED };
