@@ -1126,10 +1126,10 @@ static void say_goodbye(struct kvt_daemon *daemon, int error, const char *why)
 
 		if (connection->fd < 0)
 			continue;
-		if (connection->member)
-			kvt_session_say_gone(daemon, connection->member, error);
 		connection->state = KVT_CONNECTION_OVER;
 		kvt_connection_goodbye(daemon, connection, error, why);
+		if (connection->member)
+			kvt_session_say_gone(daemon, connection->member, error);
 	}
 }
 

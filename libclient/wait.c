@@ -36,14 +36,12 @@ void kvt_client_take_message(struct kvt_client *client, int bytes)
 	kvt_client_lost(client, -ECONNRESET, "the daemon ended the session");
 }
 
-void kvt_client_look(struct kvt_client *client)
+/* Take what has come on the control socket. */
+static void take_messages(struct kvt_client *client)
 {
-	KVT_KEEP_ERRNO;
 	unsigned int n_fds;
-	int rc = 0;
+	int rc;
 
-	client->empty_reaps = 0;
-	kvt_client_look_for_successor(client);
 	while (!client->dead && !client->broken_ns && client->control >= 0) {
 		rc = kvt_control_receive(client->control, client->packet, KVT_MESSAGE_MAX, NULL,
 					 0, &n_fds, 0);
@@ -54,15 +52,27 @@ void kvt_client_look(struct kvt_client *client)
 		else
 			kvt_client_take_message(client, rc);
 	}
+}
+
+void kvt_client_look(struct kvt_client *client)
+{
+	KVT_KEEP_ERRNO;
+
+	client->empty_reaps = 0;
+	kvt_client_look_for_successor(client);
+	take_messages(client);
 	if (!kvt_client_has_fences(client) || client->dead)
 		return;
-	/* The daemon writes it once, when it ends a session for cause, and says GOODBYE. */
-	if (kvt_load_acquire(&client->ring.header->gone))
-		kvt_client_lost(client, -ECONNRESET, "the daemon ended the session");
-	else if (client->arena.base &&
-		 kvt_load_acquire(&client->arena.header->state) == KVT_ARENA_GONE)
+	/* The daemon writes it once, when it ends a session for cause, after GOODBYE. */
+	if (kvt_load_acquire(&client->ring.header->gone)) {
+		take_messages(client);
+		if (!client->dead)
+			kvt_client_lost(client, -ECONNRESET, "the daemon ended the session");
+	} else if (client->arena.base &&
+		   kvt_load_acquire(&client->arena.header->state) == KVT_ARENA_GONE) {
 		kvt_client_lost(client, -ECONNRESET,
 				"the daemon has shut down: connect again when it is back");
+	}
 }
 
 void kvt_client_look_now_and_then(struct kvt_client *client)

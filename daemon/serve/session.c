@@ -495,20 +495,19 @@ static uint32_t lost_hangup(const struct kvt_daemon *daemon, const struct kvt_se
 	return session->connections || signs & KVT_SIGN_HANGUP ? 0 : KVT_SIGN_HANGUP;
 }
 
+/* The mark comes last: who sees it finds GOODBYE, with the cause, in its socket. */
 static void tell(struct kvt_daemon *daemon, struct kvt_member *member, int error, const char *why)
 {
-	struct kvt_connection *connection;
+	struct kvt_connection *connection =
+		member->connection ? &daemon->connections[member->connection - 1] : NULL;
 
 	member->told = true;
+	if (connection && connection->state != KVT_CONNECTION_OVER) {
+		/* Keep our end open: its hang-up tells that no process holds the other. */
+		connection->state = KVT_CONNECTION_OVER;
+		kvt_connection_goodbye(daemon, connection, error, why);
+	}
 	kvt_session_say_gone(daemon, member, error);
-	if (!member->connection)
-		return;
-	connection = &daemon->connections[member->connection - 1];
-	if (connection->state == KVT_CONNECTION_OVER)
-		return;
-	/* Keep our end open: its hang-up tells that no process holds the other. */
-	connection->state = KVT_CONNECTION_OVER;
-	kvt_connection_goodbye(daemon, connection, error, why);
 }
 
 void kvt_session_tell(struct kvt_daemon *daemon, struct kvt_member *member, int error,
