@@ -11,6 +11,7 @@
 # make bench-attn the attention kernels on this CPU
 # make bench-ttft processes that run a model, with and without sharing
 # make tests      build the test programs without running them
+# make wheel      build/wheel/kvtrunk-*.whl: the Python package, the daemon and tools inside
 # make portable   what needs nothing but libc: the libraries (for cross builds)
 # make tidy       the style test alone
 # make install    [DESTDIR=] [PREFIX=/usr/local]; make uninstall removes it

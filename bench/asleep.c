@@ -46,11 +46,11 @@ static void sleeper_start(struct sleeper *sleeper, int cpu)
 		uint64_t count;
 
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		bench_pin(cpu);
 		for (uint32_t n = 1; read(sleeper->fd, &count, sizeof(count)) > 0; n++)
 			kvt_store_release(sleeper->woken, n);
 		_exit(0);
 	}
+	bench_pin(sleeper->pid, cpu);
 }
 
 static void sleeper_stop(struct sleeper *sleeper)

@@ -105,7 +105,7 @@ void bench_line(const char *name, const char *format, ...) __attribute__((format
 /** Record an aim for the table at the end. `at_least`: larger is better. */
 void bench_aim(const char *figure, double value, const char *unit, double aim, bool at_least);
 void bench_aims_print(void);
-void bench_pin(int cpu);
+void bench_pin(pid_t pid, int cpu);
 
 /* ---- target.c ---- */
 
@@ -115,6 +115,7 @@ struct bench_target {
 	struct kvt_client *client;
 	struct kvt_core *core;
 	struct kvt_core_config config;
+	struct kvt_core_sizes sizes;
 	void *arena, *ledger, *scratch, *fences;
 	uint32_t *keys, *list; /* core: the areas */
 	uint32_t session;
@@ -201,6 +202,7 @@ void bench_asleep(const struct bench_options *options);
 void bench_unix(const struct bench_options *options);
 void bench_evict(const struct bench_options *options);
 void bench_arena(void);
+void bench_memory(const struct bench_options *options);
 void bench_attacks(const struct bench_options *options);
 void bench_crowd(const struct bench_options *options);
 void bench_rebuild(const struct bench_options *options);

@@ -94,7 +94,7 @@ static __attribute__((noreturn)) void client_main(const struct bench_target *tar
 	match_batch(client, &match, batch);
 	kvt_add_full(&gate->arrived, 1);
 	while (!kvt_load_acquire(&gate->open))
-		kvt_cpu_relax();
+		sched_yield();
 	for (uint32_t i = 0; i < bursts; i++) {
 		start = bench_ticks();
 		for (uint32_t j = 0; j < BURST_OPS / batch; j++)
@@ -566,7 +566,7 @@ void bench_unix(const struct bench_options *options)
 	pid = fork();
 	if (pid == 0) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		bench_pin(options->daemon_cpu);
+		bench_pin(0, options->daemon_cpu);
 		close(pair[0]);
 		while (read(pair[1], message, sizeof(message)) > 0) {
 			if (write(pair[1], message, sizeof(message)) < 0)

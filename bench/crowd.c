@@ -2,7 +2,8 @@
 /**
  * @file crowd.c
  * Who gets the processor: closed-loop clients on an idle, a busy and an
- * oversubscribed host, for each way to spin and both priorities of the daemon.
+ * oversubscribed host and in a container with a CPU quota, for each way to
+ * spin and both priorities of the daemon.
  *
  * Every way is measured in turns with the others. The floor of a row is the
  * best way in it, so `ratio` is what a wrong choice costs. Inputs: the options;
@@ -10,6 +11,7 @@
  */
 #include "bench/bench.h"
 
+#include <err.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -18,6 +20,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,6 +31,7 @@
 #define LATEST 16384u /* samples that a client keeps */
 #define MOST_ROUNDS 5u
 #define MOST_THREADS 64u
+#define QUOTA_PERIOD_US 100000u
 
 struct way {
 	const char *name; /* of its spin */
@@ -35,28 +39,32 @@ struct way {
 	int nice;         /* of the daemon */
 };
 
+/* Those that need a privilege come last. */
 static const struct way ways[] = {
 	{ "default", BENCH_SPIN_DEFAULT, 0 },
-	{ "default", BENCH_SPIN_DEFAULT, -20 },
 	{ "0", 0, 0 },
-	{ "0", 0, -20 },
 	{ "50", 50, 0 },
-	{ "50", 50, -20 },
 	{ "200", 200, 0 },
-	{ "200", 200, -20 },
 	{ "always", -1, 0 },
+	{ "default", BENCH_SPIN_DEFAULT, -20 },
+	{ "0", 0, -20 },
+	{ "50", 50, -20 },
+	{ "200", 200, -20 },
 	{ "always", -1, -20 },
 };
 #define N_WAYS (sizeof(ways) / sizeof(ways[0]))
+#define N_UNPRIVILEGED (N_WAYS / 2)
 
 static const struct host {
 	const char *name;
 	uint32_t per_core; /* threads that compute, beside the clients */
 	bool pinned;       /* the daemon on one core, its clients on another */
-} hosts[] = { { "idle", 0, false },
-	      { "pinned", 0, true },
-	      { "busy", 1, false },
-	      { "oversubscribed", 4, false } };
+	bool quota;        /* daemon and clients in a control group that may use one core's time */
+} hosts[] = { { "idle", .per_core = 0 },
+	      { "pinned", .pinned = true },
+	      { "busy", .per_core = 1 },
+	      { "oversubscribed", .per_core = 4 },
+	      { "quota", .quota = true } };
 
 struct figure {
 	double pairs_per_s, p99_us, fairness;
@@ -67,17 +75,20 @@ struct gate {
 	uint32_t arrived, open, over;
 	struct {
 		uint64_t pairs;
-		uint32_t ns[LATEST];
+		uint64_t ticks[LATEST];
 	} of[MOST];
 };
 
 /* ---- the processes */
 
-static void pin(const struct host *host, const struct bench_options *options)
+/* As an option of a client, where 0 means the default. */
+static int64_t client_spin_ns(const struct way *way)
 {
-	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	if (host->pinned)
-		bench_pin(options->client_cpu);
+	if (way->spin_us == BENCH_SPIN_DEFAULT)
+		return 0;
+	if (way->spin_us == 0)
+		return 1;
+	return way->spin_us < 0 ? -1 : way->spin_us * 1000;
 }
 
 static void run_pair(struct kvt_client *client, struct kvt_request *match)
@@ -97,25 +108,20 @@ static __attribute__((noreturn)) void client_main(const struct bench_target *tar
 						  const struct way *way, struct gate *gate,
 						  uint32_t index, const uint32_t *keys)
 {
-	struct kvt_request match = {
-		.op = KVT_OP_MATCH, .flags = KVT_F_LOCK, .keys = keys, .n_keys = KEYS
-	};
-	int64_t spin_ns = way->spin_us == BENCH_SPIN_DEFAULT ? 0
-			  : way->spin_us > 0                 ? way->spin_us * 1000
-			  : way->spin_us < 0                 ? -1
-							     : 1;
-	struct kvt_client *client = bench_connect(target, spin_ns, &match.namespace_id);
+	struct kvt_request match = { .op = KVT_OP_MATCH, .flags = KVT_F_LOCK, .keys = keys,
+				     .n_keys = KEYS };
+	struct kvt_client *client = bench_connect(target, client_spin_ns(way), &match.namespace_id);
 	uint64_t from, to;
 
 	run_pair(client, &match);
 	kvt_add_full(&gate->arrived, 1);
 	while (!kvt_load_acquire(&gate->open))
 		usleep(100);
-	from = bench_clock_ns();
+	from = bench_ticks();
 	for (uint64_t n = 0; !kvt_load_relaxed(&gate->over); n++, from = to) {
 		run_pair(client, &match);
-		to = bench_clock_ns();
-		gate->of[index].ns[n % LATEST] = (uint32_t)(to - from);
+		to = bench_ticks();
+		gate->of[index].ticks[n % LATEST] = to - from;
 		gate->of[index].pairs = n + 1;
 	}
 	_exit(0);
@@ -127,6 +133,7 @@ static __attribute__((noreturn)) void compute(void)
 		;
 }
 
+/* Fork a process that dies with this one. */
 static pid_t begin(void)
 {
 	pid_t pid;
@@ -135,6 +142,8 @@ static pid_t begin(void)
 	pid = fork();
 	if (pid < 0)
 		bench_die("fork: %s", strerror(errno));
+	if (pid == 0)
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
 	return pid;
 }
 
@@ -146,45 +155,87 @@ static void end(const pid_t *pids, uint32_t n)
 		waitpid(pids[i], NULL, 0);
 }
 
-/* ---- one figure */
+/* ---- a container */
 
-static int by_value(const void *a, const void *b)
+static const struct quota {
+	const char *folder, *file, *value;
+} quotas[] = { { "/sys/fs/cgroup/kvtbench", "cpu.max", "100000 100000" },
+	       { "/sys/fs/cgroup/cpu/kvtbench", "cpu.cfs_quota_us", "100000" } };
+static const struct quota *quota; /* NULL: this host has none for us */
+
+static bool write_file(const char *folder, const char *name, const char *value)
 {
-	const uint32_t *x = a, *y = b;
+	char path[128];
+	bool written;
+	FILE *file;
 
-	return (*x > *y) - (*x < *y);
+	snprintf(path, sizeof(path), "%s/%s", folder, name);
+	file = fopen(path, "we");
+	if (!file)
+		return false;
+	written = fputs(value, file) >= 0;
+	return fclose(file) == 0 && written;
 }
 
-/* Take the figure of a window of `ns`. Fairness: Jain's index of the clients'
- * pairs. */
-static struct figure take(struct gate *gate, uint32_t clients, uint64_t ns)
+static void quota_make(void)
 {
-	static uint32_t all[MOST * LATEST];
+	for (size_t i = 0; !quota && i < sizeof(quotas) / sizeof(quotas[0]); i++) {
+		if (mkdir(quotas[i].folder, 0755) != 0 && errno != EEXIST)
+			continue;
+		if (write_file(quotas[i].folder, quotas[i].file, quotas[i].value))
+			quota = &quotas[i];
+		else
+			rmdir(quotas[i].folder);
+	}
+}
+
+static void quota_join(pid_t pid)
+{
+	char value[16];
+
+	snprintf(value, sizeof(value), "%d", (int)pid);
+	if (!write_file(quota->folder, "cgroup.procs", value))
+		bench_die("%s: %s", quota->folder, strerror(errno));
+}
+
+static void quota_remove(void)
+{
+	if (quota)
+		rmdir(quota->folder);
+	quota = NULL;
+}
+
+/* ---- one figure */
+
+/* Take the figure of a window of `ns`. Fairness: Jain's index of the clients' pairs. */
+static struct figure take(const struct gate *gate, uint32_t clients, uint64_t ns)
+{
+	struct bench_samples samples = { 0 };
 	double sum = 0, squares = 0;
-	size_t n = 0;
 
 	for (uint32_t i = 0; i < clients; i++) {
-		double pairs = (double)gate->of[i].pairs;
-		size_t kept = gate->of[i].pairs < LATEST ? gate->of[i].pairs : LATEST;
+		uint64_t pairs = gate->of[i].pairs;
 
-		sum += pairs;
-		squares += pairs * pairs;
-		memcpy(all + n, gate->of[i].ns, kept * sizeof(*all));
-		n += kept;
+		sum += (double)pairs;
+		squares += (double)pairs * (double)pairs;
+		for (uint64_t k = 0; k < pairs && k < LATEST; k++)
+			bench_samples_add_any(&samples, gate->of[i].ticks[k]);
 	}
-	if (!n)
+	if (sum == 0)
 		return (struct figure){ 0 };
-	qsort(all, n, sizeof(*all), by_value);
-	return (struct figure){ sum * 1e9 / (double)ns, all[n * 99 / 100] / 1e3,
+	return (struct figure){ sum * 1e9 / (double)ns, bench_samples_take(&samples).p99 / 1e3,
 				sum * sum / (clients * squares) };
 }
 
 static struct figure crowd(struct bench_target *target, const struct way *way,
-			     const struct host *host, uint32_t clients, const uint32_t *keys)
+			   const struct host *host, uint32_t clients, const uint32_t *keys)
 {
 	struct gate *gate = mmap(NULL, sizeof(*gate), PROT_READ | PROT_WRITE,
 				 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	uint32_t window_us = target->options->quick ? 50000 : 250000, n_threads;
+	uint32_t window_us = host->quota            ? 5 * QUOTA_PERIOD_US
+			     : target->options->quick ? 50000
+						      : 250000;
+	uint32_t n_threads;
 	pid_t pids[MOST], threads[MOST_THREADS];
 	struct figure figure;
 	uint64_t start;
@@ -196,7 +247,10 @@ static struct figure crowd(struct bench_target *target, const struct way *way,
 	for (uint32_t i = 0; i < clients; i++) {
 		pids[i] = begin();
 		if (pids[i] == 0) {
-			pin(host, target->options);
+			if (host->pinned)
+				bench_pin(0, target->options->client_cpu);
+			if (host->quota)
+				quota_join(getpid());
 			client_main(target, way, gate, i, keys);
 		}
 	}
@@ -204,10 +258,8 @@ static struct figure crowd(struct bench_target *target, const struct way *way,
 		usleep(1000);
 	for (uint32_t i = 0; i < n_threads; i++) {
 		threads[i] = begin();
-		if (threads[i] == 0) {
-			prctl(PR_SET_PDEATHSIG, SIGKILL);
+		if (threads[i] == 0)
 			compute();
-		}
 	}
 	start = bench_clock_ns();
 	kvt_store_release(&gate->open, 1);
@@ -230,6 +282,8 @@ static struct figure measure(const struct bench_options *options, const struct w
 	bench_target_open(&target, options, 1024);
 	if (way->nice && setpriority(PRIO_PROCESS, (id_t)target.daemon.pid, way->nice) != 0)
 		bench_die("nice %d: %s", way->nice, strerror(errno));
+	if (host->quota)
+		quota_join(target.daemon.pid);
 	if (!bench_cache(&target, keys, KEYS, 0, NULL, NULL))
 		bench_die("crowd: the keys were refused");
 	figure = crowd(&target, way, host, clients, keys);
@@ -246,42 +300,31 @@ static int by_rate(const void *a, const void *b)
 	return (x->pairs_per_s > y->pairs_per_s) - (x->pairs_per_s < y->pairs_per_s);
 }
 
-static bool allowed(const struct way *way)
-{
-	return way->nice == 0 || geteuid() == 0;
-}
-
 /* Measure all ways in turns, `rounds` times; the middle round by its rate counts. */
 static void row(const struct bench_options *options, const struct host *host, uint32_t clients,
 		const uint32_t *keys)
 {
+	size_t n_ways = geteuid() == 0 ? N_WAYS : N_UNPRIVILEGED;
 	uint32_t rounds = options->quick ? 1 : MOST_ROUNDS;
 	struct figure figures[N_WAYS][MOST_ROUNDS];
 	double best = 0;
 
 	for (uint32_t r = 0; r < rounds; r++)
-		for (size_t w = 0; w < N_WAYS; w++)
-			if (allowed(&ways[w]))
-				figures[w][r] = measure(options, &ways[w], host, clients, keys);
-	for (size_t w = 0; w < N_WAYS; w++) {
-		if (!allowed(&ways[w]))
-			continue;
+		for (size_t w = 0; w < n_ways; w++)
+			figures[w][r] = measure(options, &ways[w], host, clients, keys);
+	for (size_t w = 0; w < n_ways; w++) {
 		qsort(figures[w], rounds, sizeof(figures[w][0]), by_rate);
 		if (figures[w][rounds / 2].pairs_per_s > best)
 			best = figures[w][rounds / 2].pairs_per_s;
 	}
-	for (size_t w = 0; w < N_WAYS; w++) {
+	for (size_t w = 0; w < n_ways; w++) {
 		const struct figure *middle = &figures[w][rounds / 2];
 
-		if (!allowed(&ways[w]))
-			continue;
-		bench_line("crowd",
-			   "\"host\":\"%s\",\"clients\":%u,\"spin_us\":\"%s\",\"nice\":%d,"
+		bench_line("crowd", "\"host\":\"%s\",\"clients\":%u,\"spin_us\":\"%s\",\"nice\":%d,"
 			   "\"pairs_per_s\":%.0f,\"p99_us\":%.1f,\"fairness\":%.2f,"
 			   "\"floor_pairs_per_s\":%.0f,\"floor\":\"the best way in this row\","
-			   "\"ratio\":%.2f",
-			   host->name, clients, ways[w].name, ways[w].nice, middle->pairs_per_s,
-			   middle->p99_us, middle->fairness, best,
+			   "\"ratio\":%.2f", host->name, clients, ways[w].name, ways[w].nice,
+			   middle->pairs_per_s, middle->p99_us, middle->fairness, best,
 			   best / (middle->pairs_per_s + 1));
 	}
 }
@@ -292,7 +335,12 @@ void bench_crowd(const struct bench_options *options)
 	uint32_t keys[KEYS];
 
 	bench_new_keys(keys, KEYS);
+	quota_make();
 	for (size_t h = 0; h < sizeof(hosts) / sizeof(hosts[0]); h++)
 		for (size_t c = 0; c < sizeof(clients) / sizeof(clients[0]); c++)
-			row(options, &hosts[h], clients[c], keys);
+			if (!hosts[h].quota || quota)
+				row(options, &hosts[h], clients[c], keys);
+	if (!quota)
+		warnx("crowd: no rows with a CPU quota: no control group can be made (root?)");
+	quota_remove();
 }

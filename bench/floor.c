@@ -79,6 +79,24 @@ static __attribute__((noreturn)) void serve_forever(struct bench_floor *floor)
 	}
 }
 
+static void stop(pid_t pid)
+{
+	int status;
+
+	kill(pid, SIGSTOP);
+	if (waitpid(pid, &status, WUNTRACED) != pid || !WIFSTOPPED(status))
+		bench_die("process %d ended", (int)pid);
+}
+
+/* Only one of the two runs at any time, to the last: under a real-time policy the daemon, which
+ * spins, would never let the floor's process begin, stop or end. */
+static void daemon_stop(struct bench_target *target)
+{
+	if (target->daemon_runs)
+		stop(target->daemon.pid);
+	target->daemon_runs = false;
+}
+
 static void start_process(struct bench_floor *floor, uint32_t *const *keys)
 {
 	int rc = kvt_segment_plan(&floor->layout, RING_ENTRIES, RING_ENTRIES * 2,
@@ -95,16 +113,18 @@ static void start_process(struct bench_floor *floor, uint32_t *const *keys)
 	kvt_segment_format(floor->segment, &floor->layout, 1);
 	kvt_ring_end_init(&floor->end, floor->segment, floor->areas, &floor->layout);
 	fflush(stdout);
+	daemon_stop(floor->target);
 	floor->pid = fork();
 	if (floor->pid < 0)
 		bench_die("fork: %s", strerror(errno));
 	if (floor->pid == 0) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		bench_pin(floor->target->options->daemon_cpu);
 		floor->copies = copy_sets(keys, floor->n_sets, floor->n);
 		serve_forever(floor);
 	}
 	floor->runs = true;
+	/* From here: under a real-time policy the child would not begin on this core. */
+	bench_pin(floor->pid, floor->target->options->daemon_cpu);
 	bench_watch(1, floor->pid);
 	bench_floor_turn(floor, false);
 }
@@ -127,10 +147,12 @@ struct bench_floor *bench_floor_start(struct bench_target *target, uint32_t *con
 void bench_floor_stop(struct bench_floor *floor)
 {
 	if (floor->pid) {
-		bench_floor_turn(floor, false);
+		bench_floor_turn(floor, true);
 		bench_watch(1, 0);
 		kill(floor->pid, SIGKILL);
 		waitpid(floor->pid, NULL, 0);
+		kill(floor->target->daemon.pid, SIGCONT);
+		floor->target->daemon_runs = true;
 		munmap(floor->segment, floor->layout.bytes);
 		munmap(floor->areas, floor->layout.areas_bytes);
 	}
@@ -138,15 +160,6 @@ void bench_floor_stop(struct bench_floor *floor)
 		free(floor->copies[i]);
 	free(floor->copies);
 	free(floor);
-}
-
-static void stop(pid_t pid)
-{
-	int status;
-
-	kill(pid, SIGSTOP);
-	if (waitpid(pid, &status, WUNTRACED) != pid || !WIFSTOPPED(status))
-		bench_die("process %d ended", (int)pid);
 }
 
 void bench_floor_turn(struct bench_floor *floor, bool floor_runs)
@@ -157,10 +170,10 @@ void bench_floor_turn(struct bench_floor *floor, bool floor_runs)
 
 	if (!floor->pid || floor->runs == floor_runs)
 		return;
-	if (!floor_runs)
+	if (floor_runs)
+		daemon_stop(target);
+	else
 		stop(floor->pid);
-	else if (target->daemon_runs)
-		stop(target->daemon.pid);
 	kill(floor_runs ? floor->pid : target->daemon.pid, SIGCONT);
 	floor->runs = floor_runs;
 	target->daemon_runs = !floor_runs;

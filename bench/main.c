@@ -30,6 +30,7 @@ enum part {
 	PART_ASLEEP = 1u << 13,
 	PART_ATTACKS = 1u << 14,
 	PART_CROWD = 1u << 15,
+	PART_MEMORY = 1u << 16,
 };
 /* Parts that run only by name. */
 #define PARTS_APART (PART_SCENARIOS | PART_ATTACKS | PART_CROWD)
@@ -53,6 +54,7 @@ static const struct {
 	{ "unix", PART_UNIX, "a unix socket's round trip, for comparison" },
 	{ "evict", PART_EVICT, "eviction, every policy, 1 K to 300 K leaves (in this process)" },
 	{ "arena", PART_ARENA, "bytes of metadata per position" },
+	{ "memory", PART_MEMORY, "resident bytes of a daemon per position" },
 	{ "rebuild", PART_REBUILD, "a successor recovers from a dead daemon" },
 	{ "nodes", PART_NODES, "nodes per matched path after a replay" },
 	{ "flat-radix", PART_SCENARIOS, "the flat-versus-radix table (not part of the default)" },
@@ -212,6 +214,7 @@ int main(int argc, char **argv)
 		rc = bench_scenarios();
 	if (wanted == PART_SCENARIOS)
 		return rc;
+	bench_clock_init();
 	/* These before binding this process to one core. */
 	if (wanted & PART_ATTACKS)
 		bench_attacks(&options);
@@ -221,8 +224,7 @@ int main(int argc, char **argv)
 		bench_aims_print();
 		return rc;
 	}
-	bench_clock_init();
-	bench_pin(options.client_cpu);
+	bench_pin(0, options.client_cpu);
 	bench_line("machine", "\"client_cpu\":%d,\"daemon_cpu\":%d,\"page_size\":%u,"
 		   "\"pool_positions\":%u,\"target\":\"%s\"", options.client_cpu,
 		   options.daemon_cpu, BENCH_PAGE_SIZE, BENCH_POSITIONS,
@@ -239,6 +241,8 @@ int main(int argc, char **argv)
 		bench_evict(&options);
 	if (wanted & PART_ARENA)
 		bench_arena();
+	if (wanted & PART_MEMORY && !options.core)
+		bench_memory(&options);
 	if (wanted & PART_REBUILD)
 		bench_rebuild(&options);
 	bench_aims_print();

@@ -291,8 +291,9 @@ static void add_cycle(struct cycle_samples *samples, uint64_t begin, uint64_t co
 	bench_samples_add(&samples->whole, begin + commit + end);
 }
 
-/* As a worker does it: kvt_seq_begin() sends what a probe does not find. */
-static void seq_once(struct bench_target *target, const uint32_t *keys,
+/* As a worker does it: kvt_seq_begin() sends what a probe does not find, kvt_seq_continue() what is
+ * behind the handle of the turn before. */
+static void seq_once(struct bench_target *target, struct kvt_handle start, const uint32_t *keys,
 		     struct cycle_samples *samples)
 {
 	uint32_t n = CYCLE_CACHED + CYCLE_NEW;
@@ -301,7 +302,7 @@ static void seq_once(struct bench_target *target, const uint32_t *keys,
 	int rc;
 
 	t0 = bench_ticks();
-	rc = kvt_seq_begin(target->client, target->namespace_id, keys, n, 0, 0, &seq);
+	rc = kvt_seq_continue(target->client, target->namespace_id, start, keys, n, 0, 0, &seq);
 	t1 = bench_ticks();
 	if (rc)
 		bench_die("cycle: BEGIN: %s", kvt_client_error(target->client)->text);
@@ -318,6 +319,20 @@ static void seq_once(struct bench_target *target, const uint32_t *keys,
 	if (rc)
 		bench_die("cycle: END: %s", kvt_client_error(target->client)->text);
 	add_cycle(samples, t1 - t0, t3 - t2, t5 - t4);
+}
+
+/* What the END of a turn with the cached keys alone gives. */
+static struct kvt_handle last_turn(struct bench_target *target, const uint32_t *keys)
+{
+	struct kvt_handle handle;
+	struct kvt_seq *seq;
+
+	if (kvt_seq_begin(target->client, target->namespace_id, keys, CYCLE_CACHED, 0, 0, &seq) ||
+	    kvt_seq_end_handle(seq, 0, NULL, 0, KVT_IDLE, 0, &handle))
+		bench_die("cycle: %s", kvt_client_error(target->client)->text);
+	if (handle.positions != CYCLE_CACHED)
+		bench_die("cycle: END's handle has %u positions", handle.positions);
+	return handle;
 }
 
 /* By single entries, with all keys. */
@@ -382,7 +397,7 @@ void bench_cycle(struct bench_target *target, const struct bench_tree *tree)
 {
 	uint32_t n = CYCLE_CACHED + CYCLE_NEW, sets = tree->n_sets[2], set = 0;
 	uint32_t count = samples_for(target, n), *query = bench_alloc(n, sizeof(*query));
-	struct cycle_samples samples = { 0 }, sent = { 0 };
+	struct cycle_samples samples = { 0 }, sent = { 0 }, next = { 0 };
 	struct bench_samples floors = { 0 };
 	struct bench_summary summary;
 	struct bench_floor *floor;
@@ -412,13 +427,17 @@ void bench_cycle(struct bench_target *target, const struct bench_tree *tree)
 			if (target->core)
 				continue;
 			bench_new_keys(query + CYCLE_CACHED, CYCLE_NEW);
-			seq_once(target, query, &samples);
+			seq_once(target, (struct kvt_handle){ 0, 0, 0 }, query, &samples);
+			bench_new_keys(query + CYCLE_CACHED, CYCLE_NEW);
+			seq_once(target, last_turn(target, query), query, &next);
 		}
 	}
 	bench_floor_stop(floor);
 	free(query);
 	summary = bench_samples_take(&floors);
 	emit_cycle(target, tree, "cycle", &samples, &summary);
-	if (!target->core)
-		emit_cycle(target, tree, "cycle_sent", &sent, &summary);
+	if (target->core)
+		return;
+	emit_cycle(target, tree, "cycle_next", &next, &summary);
+	emit_cycle(target, tree, "cycle_sent", &sent, &summary);
 }

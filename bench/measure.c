@@ -242,7 +242,7 @@ void bench_aims_print(void)
 	fflush(stdout);
 }
 
-void bench_pin(int cpu)
+void bench_pin(pid_t pid, int cpu)
 {
 	cpu_set_t set;
 
@@ -250,6 +250,6 @@ void bench_pin(int cpu)
 		return;
 	CPU_ZERO(&set);
 	CPU_SET((unsigned int)cpu, &set);
-	if (sched_setaffinity(0, sizeof(set), &set))
+	if (sched_setaffinity(pid, sizeof(set), &set))
 		bench_die("cannot run on core %d: %s", cpu, strerror(errno));
 }

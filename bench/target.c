@@ -12,25 +12,31 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "libclient/client.h"
 #include "shm/atomic.h"
+#include "shm/map.h"
 
 #define AREA_KEYS (1u << 20)
 #define AREA_LIST (1u << 18)
+#define FENCE_BYTES (sizeof(struct kvt_fence_word) * KVT_FENCE_WORDS)
+#define KEY_BYTES (AREA_KEYS * sizeof(uint32_t))
+#define LIST_BYTES (AREA_LIST * 4 * sizeof(uint32_t))
 #define IDLE_NS 200000 /* between two requests of a replay: far less than an engine computes */
 #define DIGEST ((const uint64_t[2]){ 0x62656e6368ull, 1 })
 
 /* ---- the core in this process ---- */
 
-static void *aligned_zeros(uint64_t bytes)
+/* As the daemon has it: the first `huge` bytes on huge pages, as far as the machine has some. */
+static void *zeros(uint64_t bytes, uint64_t huge)
 {
-	void *memory = aligned_alloc(2u << 20, (bytes + (2u << 20) - 1) & ~((2ull << 20) - 1));
+	void *memory = kvt_map(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
 
 	if (!memory)
 		bench_die("no memory for %llu bytes", (unsigned long long)bytes);
-	memset(memory, 0, bytes);
+	kvt_map_huge(memory, huge);
 	return memory;
 }
 
@@ -56,12 +62,13 @@ static void open_core(struct bench_target *target, uint32_t n_pages)
 	target->config.hash_seed = 12345;
 	if (kvt_core_plan(&target->config, &sizes, &why))
 		bench_die("core: %s", why);
-	target->arena = aligned_zeros(sizes.arena_bytes);
-	target->ledger = aligned_zeros(sizes.ledger_bytes);
-	target->scratch = aligned_zeros(sizes.scratch_bytes);
-	target->fences = aligned_zeros(sizeof(struct kvt_fence_word) * KVT_FENCE_WORDS);
-	target->keys = aligned_zeros(AREA_KEYS * sizeof(uint32_t));
-	target->list = aligned_zeros(AREA_LIST * 4 * sizeof(uint32_t));
+	target->arena = zeros(sizes.arena_bytes, sizes.arena_bytes);
+	target->ledger = zeros(sizes.ledger_bytes, 0);
+	target->scratch = zeros(sizes.scratch_bytes, sizes.scratch_hot_bytes);
+	target->fences = zeros(FENCE_BYTES, 0);
+	target->keys = zeros(KEY_BYTES, 0);
+	target->list = zeros(LIST_BYTES, 0);
+	target->sizes = sizes;
 	view = (struct kvt_core_view){ target->keys, AREA_KEYS, target->list, AREA_LIST * 4,
 				       target->fences };
 	if (kvt_core_init(&target->core, &target->config, target->arena, target->ledger,
@@ -221,12 +228,14 @@ void bench_target_close(struct bench_target *target)
 		bench_watch(0, 0);
 		stop_daemon();
 	}
-	free(target->arena);
-	free(target->ledger);
-	free(target->scratch);
-	free(target->fences);
-	free(target->keys);
-	free(target->list);
+	if (target->core) {
+		munmap(target->arena, target->sizes.arena_bytes);
+		munmap(target->ledger, target->sizes.ledger_bytes);
+		munmap(target->scratch, target->sizes.scratch_bytes);
+		munmap(target->fences, FENCE_BYTES);
+		munmap(target->keys, KEY_BYTES);
+		munmap(target->list, LIST_BYTES);
+	}
 	memset(target, 0, sizeof(*target));
 }
 

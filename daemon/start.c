@@ -32,6 +32,7 @@
 
 #include "daemon/setup/memory.h"
 #include "shm/geometry.h"
+#include "shm/map.h"
 
 #define LOCK_POLL_MS 10
 #define ENDING_MS 10000 /* longest wait for a killed process to release its files */
@@ -42,6 +43,7 @@
 #define CLOCK_INTERVAL_US 5
 #define ORPHAN_AGE_S 600
 #define TEST_CLOCK_START_NS 1000000000ull
+#define POLLS_BESIDE 8 /* socket, signals, keeper */
 
 /* ---- limits of the process */
 
@@ -62,6 +64,31 @@ static int pin_to_cpu(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	snprintf(why, KVT_WHY_BYTES, "cannot run on cpu %lld: %s; it must exist (%ld here) and be "
 		 "in the process's cpuset", (long long)cpu, strerror(-error),
 		 sysconf(_SC_NPROCESSORS_CONF));
+	return error;
+}
+
+/* Open the event loop. It polls each connection, member and session, the lanes and a few more. */
+static int open_loop(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	const struct kvt_config *config = &daemon->config;
+	uint64_t room = (uint64_t)config->max_half_open + (uint64_t)config->max_observers +
+			3 * (uint64_t)config->max_sessions + 2 * (uint64_t)config->max_members +
+			KVT_CLOSER_LANES + POLLS_BESIDE;
+	enum kvt_loop_way first = KVT_LOOP_IO_URING, last = KVT_LOOP_EPOLL;
+	char reason[KVT_WHY_BYTES];
+	int error;
+
+	if (config->event_loop == KVT_EVENT_LOOP_IO_URING)
+		last = KVT_LOOP_IO_URING_PLAIN;
+	else if (config->event_loop == KVT_EVENT_LOOP_EPOLL)
+		first = KVT_LOOP_EPOLL;
+	error = kvt_loop_open(&daemon->loop, first, last, (uint32_t)room, reason, sizeof(reason));
+	if (error)
+		strlcpy(why, reason, KVT_WHY_BYTES);
+	else if (*reason && !daemon->checking)
+		kvt_log(KVT_LOG_NOTICE, "no_io_uring", "why=\"%s\" effect=\"epoll instead: while "
+			"busy, new connections and control messages wait up to 50 us longer\"",
+			reason);
 	return error;
 }
 
@@ -355,14 +382,14 @@ static int build_core(struct kvt_daemon *daemon, struct kvt_core_adoption *adopt
 	struct kvt_core_hooks hooks = { .complete = kvt_daemon_complete, .context = daemon };
 	int error;
 
-	daemon->scratch = mmap(NULL, daemon->sizes.scratch_bytes, PROT_READ | PROT_WRITE,
-			       MAP_PRIVATE | MAP_ANONYMOUS | (adoption ? 0 : MAP_POPULATE), -1, 0);
-	if (daemon->scratch == MAP_FAILED) {
-		daemon->scratch = NULL;
+	daemon->scratch = kvt_map(daemon->sizes.scratch_bytes, PROT_READ | PROT_WRITE,
+				  MAP_PRIVATE | MAP_ANONYMOUS, -1);
+	if (!daemon->scratch) {
 		snprintf(why, KVT_WHY_BYTES, "no memory for %llu bytes of scratch",
 			 (unsigned long long)daemon->sizes.scratch_bytes);
 		return -ENOMEM;
 	}
+	kvt_map_huge(daemon->scratch, daemon->sizes.scratch_hot_bytes);
 	error = lock_memory(daemon, why);
 	if (!error && *daemon->config.log_file && !daemon->checking) {
 		error = open_oplog(daemon, adoption != NULL, why);
@@ -390,7 +417,6 @@ static int build_core(struct kvt_daemon *daemon, struct kvt_core_adoption *adopt
 		return daemon->arena_readonly;
 	}
 	kvt_object_forget_name(&daemon->arena);
-	kvt_object_forget_name(&daemon->ledger);
 	return 0;
 }
 
@@ -432,9 +458,12 @@ static int make_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 			"instances died and were not started again\"", old);
 	error = kvt_object_create(&daemon->arena, prefix, "arena", daemon->sizes.arena_bytes, why,
 				  KVT_WHY_BYTES);
-	if (!error)
-		error = kvt_object_create(&daemon->ledger, prefix, "ledger",
-					  daemon->sizes.ledger_bytes, why, KVT_WHY_BYTES);
+	if (error)
+		return error;
+	error = kvt_object_create_private(&daemon->ledger, "kvtrunk-ledger",
+					  daemon->sizes.ledger_bytes);
+	if (error)
+		snprintf(why, KVT_WHY_BYTES, "no memory for the ledger: %s", strerror(-error));
 	return error ? error : build_core(daemon, NULL, why);
 }
 
@@ -829,7 +858,7 @@ static void report(const struct kvt_daemon *daemon)
 		core->max_nodes, core->max_namespaces, core->max_sessions, core->max_leases,
 		core->max_private_pages, core->n_leases, core->uid_sessions, core->uid_leases,
 		core->uid_namespaces, core->uid_pages, (unsigned long long)nofile.rlim_cur);
-	kvt_log(KVT_LOG_INFO, "loop", "io_uring=%s spin_budget_us=%lld cpu=%lld policy=%s "
+	kvt_log(KVT_LOG_INFO, "loop", "event_loop=%s spin_budget_us=%lld cpu=%lld policy=%s "
 		"caching=%s test_clock=%s watchdog_ms=%llu", daemon->loop.mode,
 		(long long)daemon->config.spin_budget_us, (long long)daemon->config.cpu,
 		kvt_policy_name(core->policy), core->disabled ? "no" : "yes",
@@ -841,17 +870,14 @@ static void report(const struct kvt_daemon *daemon)
 
 /* ---- --check-config */
 
-/* Check room for arena and ledger. A running daemon of this instance frees its own first. */
+/* Check room for the arena. A running daemon of this instance frees its own first. */
 static int check_shm(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_config *config = &daemon->config;
-	uint64_t arena = daemon->sizes.arena_bytes, ledger = daemon->sizes.ledger_bytes, back = 0;
-	int error;
+	uint64_t arena = daemon->sizes.arena_bytes;
+	bool running = kvt_lock_held(config->runtime_dir, config->instance);
 
-	if (kvt_lock_held(config->runtime_dir, config->instance))
-		back = arena + ledger;
-	error = kvt_object_room("arena", arena, 0, back, why, KVT_WHY_BYTES);
-	return error ? error : kvt_object_room("ledger", ledger, arena, back, why, KVT_WHY_BYTES);
+	return kvt_object_room(arena, running ? arena : 0, why, KVT_WHY_BYTES);
 }
 
 /* Check mlock() on one mapping without populating it: locking all of it would take long. */
@@ -902,7 +928,7 @@ int kvt_daemon_check(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (!error)
 		error = check_names(daemon, why);
 	if (!error)
-		error = kvt_loop_open(&daemon->loop, 0, why, KVT_WHY_BYTES);
+		error = open_loop(daemon, why);
 	if (!error)
 		kvt_loop_close(&daemon->loop);
 	return error;
@@ -1042,7 +1068,7 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (!error && !daemon->checking)
 		error = insist(daemon, take_lock, &daemon->lock.holder, why);
 	if (!error)
-		error = kvt_loop_open(&daemon->loop, 0, why, KVT_WHY_BYTES);
+		error = open_loop(daemon, why);
 	if (error)
 		return error;
 	calibrate(daemon);

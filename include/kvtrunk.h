@@ -30,7 +30,7 @@
  *  - The library has no threads and no signal handlers, never logs and never exits. Its only global
  *    state is the process's open device memory, behind a lock. A client handle belongs to one
  *    thread at a time; a process may have several.
- *  - Needs Linux >= 6.1 and libc. No io_uring in the client.
+ *  - Needs Linux >= 5.14 and libc. No io_uring in the client.
  *
  * Caveats
  *  - Page memory is shared by contract: a client may write only pages that are private to it.
@@ -88,6 +88,7 @@ struct kvt_error {
 	int code;    /* negative errno */
 	int reason;  /* enum kvt_reason */
 	int attach_state; /* enum kvt_attach_state, of a failed kvt_client_connect() */
+	uint32_t available, needed; /* as in struct kvt_result: -ENOSPC, -ENOBUFS, -EDQUOT */
 	char text[KVT_TEXT_BYTES];
 };
 
@@ -108,7 +109,7 @@ struct kvt_options {
 	uint32_t cq_entries;     /* default 2 * sq_entries */
 	uint32_t keys_count;     /* u32 elements of the key area; default 1 Mi (4 MiB) */
 	uint32_t list_count;     /* u32 elements of the list area; default 256 Ki */
-	int64_t spin_budget_ns;  /* before a wait sleeps; default 50,000; -1: always spin */
+	int64_t spin_budget_ns;  /* most before a wait sleeps; default 50,000; -1: no limit */
 	int64_t timeout_ns;      /* of each blocking call; default: 0 = no deadline */
 	uint32_t flags;          /* enum kvt_hello_flag; KVT_ANY_GEOMETRY */
 	/* How long kvt_seq_begin() waits for what other processes compute of the same prompt;
@@ -504,6 +505,12 @@ int kvt_evict(struct kvt_client *client, uint32_t n, uint32_t *ret_evicted);
 int kvt_reset(struct kvt_client *client);
 int kvt_stats(struct kvt_client *client, struct kvt_counters *ret_counters);
 
+/** Read the counters in shared memory, without the daemon and a round trip: for a scheduler that
+ * looks at them each step. They agree with each other, as of the end of some operation; those
+ * of this client's answered operations are in. Errors: -ENOTSUP the arena is withheld, -EAGAIN the
+ * daemon is inside a long operation (kvt_stats() waits for it), -ECONNRESET. */
+int kvt_counters_read(struct kvt_client *client, struct kvt_counters *ret_counters);
+
 /** Walk the tree in shared memory without the daemon: a few hundred nanoseconds, never more than
  * MATCH would report, sometimes less. A hint: pages may be used only after LOCK of the handle.
  * Errors: -ENOTSUP the arena is withheld, -EAGAIN too many races (use MATCH), -ECONNRESET. */
@@ -530,6 +537,19 @@ int kvt_probe(struct kvt_client *client, uint32_t namespace_id, const uint32_t *
 int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
 		  uint32_t n_keys, uint32_t extra, uint32_t flags,
 		  struct kvt_seq **ret_seq);
+
+/** Begin a sequence that continues one that has ended, as the next turn of a conversation does:
+ * `start` is what kvt_seq_end_handle() gave, and `keys` are all keys. Only those behind `start` are
+ * sent, so that a long conversation costs what its new turn does.
+ *
+ * The first start.positions keys MUST be those of the sequence that `start` is from, and that must
+ * have been this client's. They are not compared unless the handle is stale, so with other keys
+ * this sequence reuses wrong KV. Fix: forget handles when you connect again.
+ * A stale handle, or one of 0 positions, costs time only: then as kvt_seq_begin(), within the same
+ * deadline. Errors as kvt_seq_begin(); -EINVAL the handle is of another namespace, or of none. */
+int kvt_seq_continue(struct kvt_client *client, uint32_t namespace_id, struct kvt_handle start,
+		     const uint32_t *keys, uint32_t n_keys, uint32_t extra, uint32_t flags,
+		     struct kvt_seq **ret_seq);
 
 /** The page table: entry i holds positions [i * page_size, (i + 1) * page_size). Valid until the
  * next call on this sequence, other than this one and those down to kvt_seq_seq(), which only read.
@@ -608,6 +628,13 @@ int kvt_seq_extend(struct kvt_seq *seq, uint32_t n);
  * session. */
 int kvt_seq_end(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 		uint32_t n_keys, struct kvt_fence fence, uint32_t flags);
+
+/** The same, and name what stays cached of the sequence's keys: their leading whole pages. The next
+ * turn begins there, see kvt_seq_continue(). *ret_handle is set in any case, to 0 positions if
+ * nothing stays or the daemon did not answer. It gives no right to the pages. */
+int kvt_seq_end_handle(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
+		       uint32_t n_keys, struct kvt_fence fence, uint32_t flags,
+		       struct kvt_handle *ret_handle);
 
 /* ---------------------------------------------------------------- admin, text */
 

@@ -37,7 +37,7 @@
 #endif
 
 #define KVT_ABI_MAJOR 2 /* raised when an old client could misread a new daemon's memory */
-#define KVT_ABI_MINOR 1 /* raised for additions that an old client may ignore */
+#define KVT_ABI_MINOR 2 /* raised for additions that an old client may ignore */
 #define KVT_ABI_MINOR_HANDLES 1 /* since then: MATCH and BEGIN take a handle */
 
 /* A line that one side writes and the other polls. 128, not 64: x86 prefetches lines in pairs
@@ -101,7 +101,7 @@ _Static_assert(sizeof(struct kvt_section) == 32, "kvt_section");
 	X(COUNTER, input_positions, "Positions asked for (keys of BEGIN).")                       \
 	X(COUNTER, hit_positions, "Positions that needed no prefill (reusable of BEGIN).")        \
 	X(COUNTER, inserted_pages, "Pages that became cached.")                                   \
-	X(COUNTER, duplicate_pages, "Pages not cached: another session sealed first.")            \
+	X(COUNTER, duplicate_pages, "Pages not cached: their keys were already.")                 \
 	X(COUNTER, evicted_pages, "Cached pages evicted to make room.")                           \
 	X(COUNTER, advanced_positions, "Positions that COMMIT saved: others had sealed them.")    \
 	X(COUNTER, expired_nodes, "Tree nodes that reached their time to live.")                  \
@@ -428,8 +428,9 @@ struct kvt_answer_notice {
 
 /** One completion. `seq` is the daemon's global order of effects.
  *
- * A handle: MATCH, LOCK, INSERT, BEGIN (of the match), PAGE. A lease: LOCK, BEGIN, COMMIT, EXTEND;
- * MATCH and INSERT with LOCK. Counts are in the answer that has the operation's name, as
+ * A handle: MATCH, LOCK, INSERT, BEGIN (of the match), END (since minor version 2: of the leading
+ * pages of its path that stay cached; 0 if they are detached), PAGE. A lease: LOCK, BEGIN, COMMIT,
+ * EXTEND; MATCH and INSERT with LOCK. Counts are in the answer that has the operation's name, as
  * cqe.begin.reusable: its row of KVT_OPS. On failure `result` is a negative errno, `reason` an enum
  * kvt_reason, and only `refused` holds something.
  *
@@ -506,8 +507,10 @@ struct kvt_segment_header {
 	uint32_t reserved0[3];
 	uint32_t sq_head KVT_ALIGNED(KVT_LINE); /* daemon */
 	uint32_t sq_tail KVT_ALIGNED(KVT_LINE); /* client */
+	uint32_t client_cpu; /* where it last submitted: number + 1; 0 = unknown */
 	uint32_t cq_head KVT_ALIGNED(KVT_LINE); /* client */
 	uint32_t cq_tail KVT_ALIGNED(KVT_LINE); /* daemon */
+	uint32_t daemon_cpu; /* where it last answered: number + 1; 0 = unknown */
 	uint32_t sq_need_wakeup KVT_ALIGNED(KVT_LINE); /* daemon: "ring my eventfd" */
 	uint32_t cq_need_wakeup KVT_ALIGNED(KVT_LINE); /* client: "ring mine" */
 	uint32_t gone KVT_ALIGNED(KVT_LINE); /* daemon: session over, errno in the low bits */
@@ -758,7 +761,7 @@ struct kvt_admin_status {
 	char fingerprint[KVT_FINGERPRINT_BYTES];
 	struct kvt_pool_geometry geometry;
 	uint32_t n_slabs;
-	uint32_t reserved1;
+	uint32_t event_loop; /* 1: io_uring, 2: epoll; 0: a daemon that does not say */
 	char version[24];
 	char instance_name[64];
 	char socket_path[112];

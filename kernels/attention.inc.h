@@ -6,6 +6,7 @@
  *   vf, VW                     a vector of VW floats
  *   element, STEP              the products' factors: a step takes STEP elements of each side
  *   GEMM_ROWS, GEMM_VECTORS    accumulators of the inner kernel: rows, and vectors in each
+ *   GEMM_UNROLL                a pragma for its loop, or nothing
  *   TILE                       rows whose scores are held at a time
  *   BLOCK                      positions whose scores are held at a time, a divisor of the unit
  *   v_*                        float vector operations
@@ -14,8 +15,9 @@
  *   weights_store              2 * VW weights as elements
  *   row_load, row_store        one row of head_dim elements to and from the caller's types
  *   keys_pack, values_pack     pages to panels
- *   FEW_ROWS, struct few, few_possible, few_scores, few_values
- *                              few rows (if the path has a way), without packing: few.inc.h
+ *   FEW_ROWS, FEW_STRIPS, struct few, few_possible, few_scores, few_values
+ *                              few rows (if the path has a way), without packing, FEW_STRIPS times
+ *                              VW positions at a time: few.inc.h
  *
  * A path that multiplies tiles of matrices defines GEMM_TILES, and instead of b_load, a_broadcast
  * and dot:
@@ -46,7 +48,15 @@
 #ifndef STEPS_ALIGN
 #define STEPS_ALIGN 1
 #endif
+#ifndef GEMM_UNROLL
+#define GEMM_UNROLL
+#endif
 #define PANEL_KEYS (GEMM_VECTORS * VW)
+#ifdef FEW_ROWS
+#define FEW_KEYS (FEW_STRIPS * VW)
+#else
+#define FEW_KEYS PANEL_KEYS
+#endif
 #define N_BLOCKS (KVT_ATTN_UNIT / BLOCK)
 #define STRIP (2 * VW)
 #define LAST_KEYS (STEP * STEPS_ALIGN) /* positions of one addition to outputs */
@@ -54,7 +64,7 @@
 #define INLINE static inline __attribute__((always_inline))
 
 _Static_assert(KVT_ATTN_UNIT % BLOCK == 0 && BLOCK % PANEL_KEYS == 0 && BLOCK % STRIP == 0 &&
-		       BLOCK <= KVT_ROWS_MAX,
+		       BLOCK % FEW_KEYS == 0 && BLOCK <= KVT_ROWS_MAX,
 	       "a unit is whole blocks, a block whole panels and strips");
 _Static_assert(TILE_ROWS % VW == 0, "rows of a tile are whole vectors");
 
@@ -304,10 +314,12 @@ static void gemm_run(const struct gemm *gemm, uint32_t n_rows, uint32_t n_vector
 
 INLINE void gemm_body(const struct gemm *gemm, const uint32_t n_rows, const uint32_t n_vectors)
 {
-	const element *a = gemm->a;
-	const element *b = gemm->b;
 	const size_t a_stride = gemm->a_stride;
-	const size_t b_stride = gemm->b_stride;
+	const uint32_t n_low = (n_rows + 1) / 2;
+	const element *low = gemm->a, *high = low + n_low * a_stride;
+	const element *b = gemm->b;
+	const size_t b_stride =
+		n_vectors == GEMM_VECTORS ? PANEL_KEYS * STEP : gemm->b_stride;
 	vf c[GEMM_ROWS][GEMM_VECTORS];
 
 	UNROLL_FOR (r, n_rows)
@@ -315,18 +327,23 @@ INLINE void gemm_body(const struct gemm *gemm, const uint32_t n_rows, const uint
 			c[r][v] = gemm->add ? v_load(gemm->c + r * gemm->c_stride + v * VW)
 					    : v_zero();
 
+	/* Two pointers reach six rows by scaled strides, if the compiler cannot merge them. */
+	__asm__("" : "+r"(high));
+	GEMM_UNROLL
 	for (uint32_t step = gemm->n_steps; step; step--) {
 		vb bv[GEMM_VECTORS];
 
 		UNROLL_FOR (v, n_vectors)
 			bv[v] = b_load(b + v * VW * STEP);
 		UNROLL_FOR (r, n_rows) {
-			vb av = a_broadcast(a + r * a_stride);
+			vb av = a_broadcast(r < n_low ? low + r * a_stride
+						      : high + (r - n_low) * a_stride);
 
 			UNROLL_FOR (v, n_vectors)
 				c[r][v] = dot(c[r][v], bv[v], av);
 		}
-		a += STEP;
+		low += STEP;
+		high += STEP;
 		b += b_stride;
 	}
 
@@ -410,24 +427,29 @@ struct tile {
 	uint32_t first_row;
 	uint32_t n_rows;
 	uint32_t head_rows; /* rows of each KV head */
+	uint32_t n_bands; /* of a head: the rows of one inner kernel each */
+	/* Where each band of a head begins, and where the last one ends. */
+	uint32_t band_rows[TILE_ROWS / GEMM_ROWS + 2];
 	uint32_t n_keys[TILE_ROWS]; /* 0 to KVT_ATTN_UNIT */
 };
 
-/* Return the number of bands of a head: the rows of one inner kernel each. */
-INLINE uint32_t bands(const struct tile *tile)
+static void bands_cut(struct tile *tile)
 {
-	return (tile->head_rows + GEMM_ROWS - 1) / GEMM_ROWS;
+	tile->n_bands = (tile->head_rows + GEMM_ROWS - 1) / GEMM_ROWS;
+	for (uint32_t band = 0; band <= tile->n_bands; band++) {
+#ifdef GEMM_TILES
+		/* A partial tile takes as long as a full one. */
+		tile->band_rows[band] = minimum(band * GEMM_ROWS, tile->head_rows);
+#else
+		tile->band_rows[band] = share(tile->head_rows, tile->n_bands, band);
+#endif
+	}
 }
 
 /* Return the first row of a head's band, or the end for one past the last band. */
 INLINE uint32_t band_row(const struct tile *tile, uint32_t head, uint32_t band)
 {
-#ifdef GEMM_TILES
-	/* A partial tile takes as long as a full one. */
-	return head * tile->head_rows + minimum(band * GEMM_ROWS, tile->head_rows);
-#else
-	return head * tile->head_rows + share(tile->head_rows, bands(tile), band);
-#endif
+	return head * tile->head_rows + tile->band_rows[band];
 }
 
 /* True if the rows of a head's last band are followed by the next head's. */
@@ -450,7 +472,7 @@ static void panel_scores(const struct work *work, const struct tile *tile, uint3
 {
 	size_t q_stride = (size_t)work->key_steps * STEP;
 
-	for (uint32_t band = 0; band < bands(tile); band++) {
+	for (uint32_t band = 0; band < tile->n_bands; band++) {
 		uint32_t row = band_row(tile, head, band);
 		uint32_t end = band_row(tile, head, band + 1);
 		uint32_t n = keys_seen(tile, end - 1, panel_start, PANEL_KEYS);
@@ -649,7 +671,7 @@ static void chunk_values(const struct work *work, const struct tile *tile, uint3
 			 const element *chunk, uint32_t block_start, uint32_t start,
 			 uint32_t capacity, bool not_finite)
 {
-	for (uint32_t band = 0; band < bands(tile); band++) {
+	for (uint32_t band = 0; band < tile->n_bands; band++) {
 		uint32_t row = band_row(tile, head, band);
 		uint32_t end = band_row(tile, head, band + 1);
 		uint32_t n = keys_seen(tile, end - 1, start, capacity);
@@ -700,6 +722,7 @@ struct place {
 	uint32_t block;
 	uint32_t stretch;
 	uint32_t panel;
+	uint32_t panel_keys;
 };
 
 INLINE const char *place_plane(const struct work *work, const struct place *at)
@@ -721,12 +744,12 @@ INLINE uint32_t block_after(const struct kvt_row_block *block, uint32_t start)
 INLINE struct place place_after(const struct work *work, const struct tile *tile, struct place at)
 {
 	uint32_t page_size = work->kv->page_size;
-	uint32_t stretch = page_size < PANEL_KEYS ? PANEL_KEYS : minimum(page_size, BLOCK);
+	uint32_t stretch = page_size < at.panel_keys ? at.panel_keys : minimum(page_size, BLOCK);
 	uint32_t block_end = minimum(at.block + BLOCK, work->limit);
 
 	if (tile->head_rows == tile->n_rows)
 		stretch = BLOCK;
-	at.panel += PANEL_KEYS;
+	at.panel += at.panel_keys;
 	if (at.panel < minimum(at.stretch + stretch, block_end))
 		return at;
 	at.panel = at.stretch;
@@ -785,9 +808,9 @@ INLINE uint32_t strips_find(const struct work *work, const struct place *at,
 			    const char **ret_strips)
 {
 	const struct kvt_attn_view *kv = work->kv;
-	uint32_t n = at->panel < work->limit ? minimum(work->limit - at->panel, PANEL_KEYS) : 0;
+	uint32_t n = at->panel < work->limit ? minimum(work->limit - at->panel, FEW_KEYS) : 0;
 
-	if (n == PANEL_KEYS && kv->page_size >= PANEL_KEYS) {
+	if (n == FEW_KEYS && kv->page_size >= FEW_KEYS) {
 		uint32_t shift = (uint32_t)__builtin_ctz(kv->page_size);
 		const char *base =
 			place_plane(work, at) +
@@ -795,11 +818,11 @@ INLINE uint32_t strips_find(const struct work *work, const struct place *at,
 			work->block->sequence->pages[at->panel >> shift] * kv->page_stride_bytes +
 			(at->panel & (kv->page_size - 1)) * kv->position_stride_bytes;
 
-		for (uint32_t i = 0; i < PANEL_KEYS / VW; i++)
+		for (uint32_t i = 0; i < FEW_KEYS / VW; i++)
 			ret_strips[i] = base + i * VW * kv->position_stride_bytes;
 		return n;
 	}
-	for (uint32_t i = 0; i < PANEL_KEYS; i += VW)
+	for (uint32_t i = 0; i < FEW_KEYS; i += VW)
 		positions_find(work, place_plane(work, at), at->head, at->panel + i, at->panel + n,
 			       ret_strips + i / VW, 1);
 	return n;
@@ -813,12 +836,12 @@ static void strips_gather(const struct work *work, const struct place *at, struc
 {
 	uint32_t row_bytes = work->head_dim * (uint32_t)kvt_type_size(work->kv->type);
 	char *to = (char *)work->keys;
-	const char *rows[PANEL_KEYS];
+	const char *rows[FEW_KEYS];
 
 	positions_find(work, place_plane(work, at), at->head, at->panel, at->panel + few->n_keys,
-		       rows, PANEL_KEYS);
+		       rows, FEW_KEYS);
 	few->stride = row_bytes;
-	for (uint32_t i = 0; i < PANEL_KEYS; i++, to += row_bytes) {
+	for (uint32_t i = 0; i < FEW_KEYS; i++, to += row_bytes) {
 		memcpy(to, rows[i], row_bytes);
 		if (i % VW == 0)
 			few->strips[i / VW] = to;
@@ -839,8 +862,8 @@ static void few_make(const struct work *work, const struct tile *tile, const str
 	few->across = work->across + at->head * few_across_elements(work->head_dim);
 #endif
 	few->n_keys = strips_find(work, at, few->strips);
-	strips_find(work, next, few->strips + PANEL_KEYS / VW);
-	if (few->n_keys < PANEL_KEYS || work->kv->page_size < VW)
+	strips_find(work, next, few->strips + FEW_STRIPS);
+	if (few->n_keys < FEW_KEYS || work->kv->page_size < VW)
 		strips_gather(work, at, few);
 }
 
@@ -913,9 +936,10 @@ static void head_values_again(const struct work *work, const struct tile *tile,
 static void block_streamed(const struct work *work, const struct tile *tile, uint32_t block_start)
 {
 	uint32_t start = work->unit_start + block_start;
-	struct place at = { false, 0, start, start, start }, next, values;
 	bool few = few_rows(work, tile), again[TILE_ROWS] = { false };
+	struct place at = { .block = start, .stretch = start, .panel = start }, next, values;
 
+	at.panel_keys = few ? FEW_KEYS : PANEL_KEYS;
 	for (; !at.values; at = next) {
 		next = place_after(work, tile, at);
 		if (few)
@@ -951,6 +975,7 @@ static void tile_unit(const struct work *work, uint32_t first_row, uint32_t n_ro
 	uint32_t n_keys = 0;
 
 	tile.head_rows = n_rows / work->block->n_kv_heads;
+	bands_cut(&tile);
 	for (uint32_t row = 0; row < n_rows; row++) {
 		uint32_t limit = row_limit(work->block, first_row + row);
 

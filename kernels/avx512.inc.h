@@ -9,7 +9,20 @@
 #define VW 16
 #define UNROLL_FOR(i, n) _Pragma("GCC unroll 16") for (uint32_t i = 0; i < (n); i++)
 
+/* Few rows: few.inc.h, amx.inc.h */
+#define FEW_STRIPS 4
+#define FEW_WORDS 8
+#define FEW_NEAR 2
+/* Fetched data fits into L1 beside the data in use. */
+#define FEW_FAR(type) (kvt_type_size(type) == 4 ? 3 : 4)
+#define FEW_SPAN (2 * VW)
+#define FEW_STEPS_AT_ONCE 1
+#define FEW_EACH(instance, type)                                                                   \
+	instance(1, 4, type) instance(2, 4, type) instance(3, 4, type) instance(4, 4, type)        \
+		instance(5, 2, type) instance(6, 2, type) instance(7, 2, type) instance(8, 2, type)
+
 typedef __m512 vf;
+typedef __m512i words;
 
 static inline vf v_zero(void)
 {
@@ -102,6 +115,14 @@ static inline float v_maximum(vf value)
 	return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
 }
 
+static inline bool v_any_not_finite(vf value)
+{
+	const __m512i exponent = _mm512_set1_epi32(0x7f800000);
+
+	return _mm512_cmpeq_epi32_mask(_mm512_and_si512(_mm512_castps_si512(value), exponent),
+				       exponent) != 0;
+}
+
 /*
  * 2^x for x up to a little above 0. 2^fraction by a polynomial that is 1 at 0 (so 2^0 is 1
  * exactly), relative error 1e-7; scalef takes the floor of x, underflows to 0, and lets NaN
@@ -176,7 +197,7 @@ words_transpose(const __m512i *rows, __m512i *ret_words)
  * make a vector while they are loaded, which is half of the transposition.
  */
 static inline __attribute__((always_inline)) void
-words_load(const char *strip, size_t stride, __m512i *ret_words)
+words_load(const char *strip, size_t stride, words *ret_words)
 {
 	__m512i t[4];
 
@@ -193,7 +214,7 @@ words_load(const char *strip, size_t stride, __m512i *ret_words)
 
 /* Likewise, of thirty-two bytes, with fewer loads. */
 static inline __attribute__((always_inline)) void
-words_load_8(const char *strip, size_t stride, __m512i *ret_words)
+words_load_8(const char *strip, size_t stride, words *ret_words)
 {
 	__m512i t[8], u[8];
 

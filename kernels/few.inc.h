@@ -1,14 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Few rows, as in decode, with AVX-512: KV goes straight from its pages through registers into
- * scores and outputs. Includers define besides what attention.inc.h asks for
+ * Few rows, as in decode: KV goes straight from its pages through registers into scores and
+ * outputs. Includers define besides what attention.inc.h asks for
  *
+ *   words            a vector of VW words of 4 bytes
+ *   words_load, words_load_8  the first four or eight words of VW rows: vector i has word i of all
+ *   FEW_WORDS        words loaded at a time, 4 or 8, for which there are registers
+ *   FEW_EACH(instance, type)  rows, and vectors of outputs that fit into registers beside them
  *   FEW_STEPS(type)  steps in 4 bytes of a row of KV of this type, 0 if there is no such way
- *   keys_step        step i of sixteen positions, of 4 bytes of them
+ *   keys_step        step i of VW positions, of 4 bytes of them
  *   values_load      n_vectors vectors of one step of positions
  *   FEW_TYPES        a case for each type that is taken, by its name
+ *   FEW_NEAR, FEW_FAR(type)  how many strips ahead fetches are
+ *   FEW_SPAN         positions of values that are added to outputs in registers
+ *   FEW_STEPS_AT_ONCE  steps of them without a loop
  *
- * Memory is the limit here. While two strips are used, those after them are fetched into the first
+ * Memory is the limit here. While strips are used, those after them are fetched into the first
  * cache, twice: FEW_FAR strips ahead, and again FEW_NEAR strips ahead, since a core drops fetches
  * when it has too many. Fetches are spread evenly over the products: the core can wait for few
  * lines at a time, and while it waits for none, bandwidth is lost.
@@ -17,9 +24,6 @@
 #include "strips.inc.h"
 
 #define FEW_ROWS 8
-#define FEW_NEAR 2
-/* Fetched data fits into L1 beside the data in use. */
-#define FEW_FAR(type) (kvt_type_size(type) == 4 ? 3 : 4)
 
 static bool few_possible(uint32_t dim, uint32_t type)
 {
@@ -29,9 +33,9 @@ static bool few_possible(uint32_t dim, uint32_t type)
 /* Fetch lines for use soon, and for use later. */
 INLINE void lines_fetch(const char *near, const char *far, uint32_t bytes)
 {
-	for (uint32_t i = 0; i < bytes; i += 64) {
-		_mm_prefetch(near + i, _MM_HINT_T0);
-		_mm_prefetch(far + i, _MM_HINT_T0);
+	_Pragma("GCC unroll 4") for (uint32_t i = 0; i < bytes; i += 64) {
+		__builtin_prefetch(near + i);
+		__builtin_prefetch(far + i);
 	}
 }
 
@@ -51,13 +55,14 @@ INLINE void row_ahead(const struct few *few, uint32_t row, const uint32_t type)
  * fetches at once and returns NULL.
  */
 INLINE void strips_ahead(const struct few *few, uint32_t strip, uint32_t x, const uint32_t n,
-			 const char **ret_near, const char **ret_far, const uint32_t type)
+			 const char **ret_near, const char **ret_far, const uint32_t type,
+			 const bool adjacent)
 {
 	uint32_t row_bytes = few->dim * kvt_type_size(type), strip_bytes = VW * row_bytes;
 	uint32_t at = 2 * VW * x;
 
 	*ret_near = *ret_far = NULL;
-	if (few->next_stride == row_bytes) {
+	if (adjacent) {
 		strip += at >= strip_bytes;
 		at -= at >= strip_bytes ? strip_bytes : 0;
 		*ret_near = few->strips[strip + FEW_NEAR] + at;
@@ -68,15 +73,16 @@ INLINE void strips_ahead(const struct few *few, uint32_t strip, uint32_t x, cons
 		row_ahead(few, strip * VW + row, type);
 }
 
-INLINE vb keys_step(__m512i word, const uint32_t i, const uint32_t type);
+INLINE vb keys_step(words word, const uint32_t i, const uint32_t type);
 
 INLINE void values_load(const char *row, size_t stride, uint32_t dim, uint32_t v, vb *ret_step,
 			const uint32_t n_vectors, const uint32_t type);
 
 /* Add the products of two strips' words with queries to c; for each word, fetch 8 * VW bytes. */
-INLINE void words_add(vf (*c)[2], const __m512i *low, const __m512i *high, const element *queries,
-		      size_t q_stride, const char *near, const char *far, const uint32_t n_words,
-		      const uint32_t n_rows, const uint32_t type)
+INLINE void words_add(vf (*c)[2], const words *low, const words *high,
+		      const element *const *queries, const char *near, const char *far,
+		      const uint32_t n_words, const uint32_t n_rows, const uint32_t type,
+		      const bool fetch)
 {
 	const uint32_t n_steps = n_words * FEW_STEPS(type), bytes = 8 * VW;
 
@@ -85,89 +91,130 @@ INLINE void words_add(vf (*c)[2], const __m512i *low, const __m512i *high, const
 		vb a = keys_step(low[word], step, type), b = keys_step(high[word], step, type);
 
 		UNROLL_FOR (r, n_rows) {
-			vb q = a_broadcast(queries + r * q_stride + i * STEP);
+			vb q = a_broadcast(queries[r] + i * STEP);
 
 			c[r][0] = dot(c[r][0], a, q);
 			c[r][1] = dot(c[r][1], b, q);
 		}
-		if (near && step == 0)
+		if (fetch && step == 0)
 			lines_fetch(near + word * bytes, far + word * bytes, bytes);
+	}
+}
+
+/* Compute the scores of two strips. Rows of KV that are fetched lie side by side, or not. */
+INLINE void strips_scores(const struct few *few, uint32_t strip, float *scores,
+			  const element *queries, const uint32_t n_rows, const uint32_t type,
+			  const bool adjacent)
+{
+	const uint32_t row_bytes = few->dim * kvt_type_size(type);
+	const uint32_t word_elements = 4 / kvt_type_size(type);
+	const char *a = few->strips[strip], *b = few->strips[strip + 1], *near, *far;
+	const element *q[FEW_ROWS];
+	words low[FEW_WORDS], high[FEW_WORDS];
+	vf c[FEW_ROWS][2];
+	uint32_t x = 0;
+
+	UNROLL_FOR (r, n_rows) {
+		q[r] = queries + r * few->q_stride;
+		/* Else the compiler makes one pointer and more offsets than there are registers. */
+		__asm__("" : "+r"(q[r]));
+		c[r][0] = c[r][1] = v_zero();
+	}
+	for (; FEW_WORDS == 8 && x + 32 <= row_bytes; x += 32) {
+		strips_ahead(few, strip, x, 32, &near, &far, type, adjacent);
+		words_load_8(a + x, few->stride, low);
+		words_load_8(b + x, few->stride, high);
+		words_add(c, low, high, q, near, far, 8, n_rows, type, adjacent);
+		UNROLL_FOR (r, n_rows)
+			q[r] += 8 * word_elements;
+	}
+	for (; x < row_bytes; x += 16) {
+		strips_ahead(few, strip, x, 16, &near, &far, type, adjacent);
+		words_load(a + x, few->stride, low);
+		words_load(b + x, few->stride, high);
+		words_add(c, low, high, q, near, far, 4, n_rows, type, adjacent);
+		UNROLL_FOR (r, n_rows)
+			q[r] += 4 * word_elements;
+	}
+	UNROLL_FOR (r, n_rows) {
+		v_store(scores + r * BLOCK + strip * VW, c[r][0]);
+		v_store(scores + r * BLOCK + strip * VW + VW, c[r][1]);
 	}
 }
 
 INLINE void few_scores_of(const struct few *few, float *scores, const element *queries,
 			  const uint32_t n_rows, const uint32_t type)
 {
-	const uint32_t row_bytes = few->dim * kvt_type_size(type);
-	const uint32_t word_elements = 4 / kvt_type_size(type);
+	const bool adjacent = few->next_stride == few->dim * kvt_type_size(type);
 
 	for (uint32_t strip = 0; strip * VW < few->n_keys; strip += 2) {
-		const char *a = few->strips[strip], *b = few->strips[strip + 1];
-		const char *near, *far;
-		const element *q = queries;
-		uint32_t x = 0;
-		__m512i low[8], high[8];
-		vf c[FEW_ROWS][2];
+		if (adjacent)
+			strips_scores(few, strip, scores, queries, n_rows, type, true);
+		else
+			strips_scores(few, strip, scores, queries, n_rows, type, false);
+	}
+}
 
-		UNROLL_FOR (r, n_rows)
-			c[r][0] = c[r][1] = v_zero();
-		for (; x + 32 <= row_bytes; x += 32, q += 8 * word_elements) {
-			strips_ahead(few, strip, x, 32, &near, &far, type);
-			words_load_8(a + x, few->stride, low);
-			words_load_8(b + x, few->stride, high);
-			words_add(c, low, high, q, few->q_stride, near, far, 8, n_rows, type);
-		}
-		for (; x < row_bytes; x += 16, q += 4 * word_elements) {
-			strips_ahead(few, strip, x, 16, &near, &far, type);
-			words_load(a + x, few->stride, low);
-			words_load(b + x, few->stride, high);
-			words_add(c, low, high, q, few->q_stride, near, far, 4, n_rows, type);
-		}
+/* Add n_steps weighted steps of positions, which begin at row, to c. */
+INLINE void values_add(const struct few *few, vf (*c)[4], const element *weights, const char *row,
+		       uint32_t v, const uint32_t n_steps, const uint32_t n_rows,
+		       const uint32_t n_vectors, const uint32_t type)
+{
+	const size_t stride = few->stride;
+
+	UNROLL_FOR (j, n_steps) {
+		vb step[4];
+
+		values_load(row, stride, few->dim, v, step, n_vectors, type);
 		UNROLL_FOR (r, n_rows) {
-			v_store(scores + r * BLOCK + strip * VW, c[r][0]);
-			v_store(scores + r * BLOCK + strip * VW + VW, c[r][1]);
+			vb weight = a_broadcast(weights + r * BLOCK + j * STEP);
+
+			UNROLL_FOR (i, n_vectors)
+				c[r][i] = dot(c[r][i], step[i], weight);
 		}
+		row += STEP * stride;
 	}
 }
 
 /*
- * Add two strips' part to some rows' outputs: n_vectors of them from number v on. Does one of
+ * Add a span's part to some rows' outputs: n_vectors of them from number v on. Does one of
  * n_passes parts of the fetches.
  */
 INLINE bool few_values_some(const struct few *few, float *outputs, const element *weights,
 			    uint32_t first, uint32_t v, uint32_t pass, uint32_t n_passes,
 			    const uint32_t n_rows, const uint32_t n_vectors, const uint32_t type)
 {
-	uint32_t end = few->n_keys - first < 2 * VW ? few->n_keys : first + 2 * VW;
-	uint32_t ahead = first + 2 * VW * pass / n_passes, due = 0;
+	uint32_t end = few->n_keys - first < FEW_SPAN ? few->n_keys : first + FEW_SPAN;
+	uint32_t ahead = first + FEW_SPAN * pass / n_passes, due = 0;
+	const char *row = NULL;
 	vf c[FEW_ROWS][4];
-	__mmask16 bad = 0;
+	vf marks = v_zero();
 
 	outputs += v * VW;
 	UNROLL_FOR (r, n_rows)
 		UNROLL_FOR (i, n_vectors)
 			c[r][i] = v_load(outputs + r * few->out_dim + i * VW);
-	for (uint32_t key = first; key < end; key += STEP) {
-		const char *row = few->strips[key / VW] + key % VW * few->stride;
-		vb step[4];
+	for (uint32_t key = first; key < end;) {
+		uint32_t left = (end - key + STEP - 1) / STEP;
 
-		values_load(row, few->stride, few->dim, v, step, n_vectors, type);
-		UNROLL_FOR (r, n_rows) {
-			vb weight = a_broadcast(weights + r * BLOCK + key);
-
-			UNROLL_FOR (i, n_vectors)
-				c[r][i] = dot(c[r][i], step[i], weight);
-		}
-		for (due += STEP; due >= n_passes; due -= n_passes)
+		if (key % VW == 0)
+			row = few->strips[key / VW];
+		if (left >= FEW_STEPS_AT_ONCE)
+			values_add(few, c, weights + key, row, v, FEW_STEPS_AT_ONCE, n_rows,
+				   n_vectors, type);
+		else
+			values_add(few, c, weights + key, row, v, left, n_rows, n_vectors, type);
+		key += FEW_STEPS_AT_ONCE * STEP;
+		row += FEW_STEPS_AT_ONCE * STEP * few->stride;
+		for (due += FEW_STEPS_AT_ONCE * STEP; due >= n_passes; due -= n_passes)
 			row_ahead(few, ahead++, type);
 	}
 	UNROLL_FOR (r, n_rows)
 		UNROLL_FOR (i, n_vectors) {
-			/* NaN or infinite */
-			bad |= _mm512_fpclass_ps_mask(c[r][i], 0x99);
+			marks = v_fma(c[r][i], v_zero(), marks);
 			v_store(outputs + r * few->out_dim + i * VW, c[r][i]);
 		}
-	return !bad;
+	return !v_any_not_finite(marks);
 }
 
 INLINE bool few_values_of(const struct few *few, float *outputs, const element *weights,
@@ -177,7 +224,7 @@ INLINE bool few_values_of(const struct few *few, float *outputs, const element *
 	const uint32_t n_passes = n_whole + n_vectors - n_whole * width;
 	bool good = true;
 
-	for (uint32_t key = 0; key < few->n_keys; key += 2 * VW) {
+	for (uint32_t key = 0; key < few->n_keys; key += FEW_SPAN) {
 		uint32_t pass = 0;
 
 		for (; pass < n_whole; pass++)
@@ -190,11 +237,6 @@ INLINE bool few_values_of(const struct few *few, float *outputs, const element *
 	}
 	return good;
 }
-
-/* Rows, and vectors of outputs that fit into registers beside them. */
-#define FEW_EACH(instance, type)                                                                   \
-	instance(1, 4, type) instance(2, 4, type) instance(3, 4, type) instance(4, 4, type)        \
-		instance(5, 2, type) instance(6, 2, type) instance(7, 2, type) instance(8, 2, type)
 
 #define FEW_CASE(rows, width, name)                                                                \
 	case rows:                                                                                 \

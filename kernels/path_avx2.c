@@ -14,6 +14,7 @@
 #define UNROLL_FOR(i, n) _Pragma("GCC unroll 8") for (uint32_t i = 0; i < (n); i++)
 #define GEMM_ROWS 6
 #define GEMM_VECTORS 2
+#define GEMM_UNROLL _Pragma("GCC unroll 2")
 #define TILE 24
 #define BLOCK 128
 
@@ -24,7 +25,19 @@
 	GEMM_CASES_OF(instance, 3) GEMM_CASES_OF(instance, 4) GEMM_CASES_OF(instance, 5)           \
 		GEMM_CASES_OF(instance, 6)
 
+/* Few rows: few.inc.h. More words at a time do not fit into registers. */
+#define FEW_STRIPS 8
+#define FEW_WORDS 4
+#define FEW_SPAN (4 * VW)
+#define FEW_STEPS_AT_ONCE VW
+#define FEW_NEAR 2
+#define FEW_FAR(type) (kvt_type_size(type) == 4 ? 4 : 8)
+#define FEW_EACH(instance, type)                                                                   \
+	instance(1, 4, type) instance(2, 4, type) instance(3, 2, type) instance(4, 2, type)        \
+		instance(5, 2, type) instance(6, 2, type) instance(7, 1, type) instance(8, 1, type)
+
 typedef __m256 vf;
+typedef __m256i words;
 
 static inline vf v_zero(void)
 {
@@ -114,15 +127,16 @@ static inline float v_maximum(vf value)
 /*
  * 2^x for x up to a little above 0: a power of two made of bits, times 2^fraction by a polynomial
  * that is 1 at 0, relative error 1e-7. Below 2^-126 it is 0. NaN passes (max takes its second
- * operand).
+ * operand). Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits of the sum.
  */
 static inline vf v_exp2(vf x)
 {
+	const vf magic = v_set1(12582912.0f);
 	vf clamped = v_max(v_set1(-127.0f), x);
-	vf whole = _mm256_round_ps(clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-	vf f = v_sub(clamped, whole);
+	vf sum = v_add(clamped, magic);
+	vf f = v_sub(clamped, v_sub(sum, magic));
 	__m256i power = _mm256_slli_epi32(
-		_mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23);
+		_mm256_add_epi32(_mm256_castps_si256(sum), _mm256_set1_epi32(127)), 23);
 	vf p = v_set1(0.001326472731307149f);
 
 	p = v_fma(p, f, v_set1(0.009671512991189957f));
@@ -135,7 +149,10 @@ static inline vf v_exp2(vf x)
 
 static inline void v_store_first(float *target, uint32_t n, vf value)
 {
-	_mm256_maskstore_ps(target, first_mask(n), value);
+	if (n >= VW)
+		_mm256_storeu_ps(target, value); /* far cheaper where a masked store is microcode */
+	else
+		_mm256_maskstore_ps(target, first_mask(n), value);
 }
 
 static inline bool v_any_not_finite(vf value)
@@ -228,7 +245,8 @@ static inline vf floats_load(const void *source, uint32_t n, uint32_t type)
 	uint32_t lanes = n < VW ? n : VW;
 
 	if (type == KVT_ATTN_F32)
-		return _mm256_maskload_ps(source, first_mask(n));
+		return lanes == VW ? _mm256_loadu_ps(source)
+				   : _mm256_maskload_ps(source, first_mask(n));
 	if (lanes == VW && type != KVT_ATTN_F8_E4M3)
 		few = _mm_loadu_si128(source);
 	else if (lanes == VW)
@@ -263,6 +281,62 @@ static inline void row_store(void *target, const float *source, uint32_t n, uint
 }
 
 #include "f32.inc.h"
+
+/* Sixteen bytes of eight rows: vector i gets word i of all rows. */
+static inline __attribute__((always_inline)) void
+words_load(const char *strip, size_t stride, words *ret_words)
+{
+	words t[4], u[4];
+
+	UNROLL_FOR (i, 4) {
+		const __m128i *low = (const void *)(strip + i * stride);
+		const __m128i *high = (const void *)(strip + (i + 4) * stride);
+
+		t[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(low)),
+					       _mm_loadu_si128(high), 1);
+	}
+	u[0] = _mm256_unpacklo_epi32(t[0], t[1]);
+	u[1] = _mm256_unpackhi_epi32(t[0], t[1]);
+	u[2] = _mm256_unpacklo_epi32(t[2], t[3]);
+	u[3] = _mm256_unpackhi_epi32(t[2], t[3]);
+	ret_words[0] = _mm256_unpacklo_epi64(u[0], u[2]);
+	ret_words[1] = _mm256_unpackhi_epi64(u[0], u[2]);
+	ret_words[2] = _mm256_unpacklo_epi64(u[1], u[3]);
+	ret_words[3] = _mm256_unpackhi_epi64(u[1], u[3]);
+}
+
+static inline __attribute__((always_inline)) void
+words_load_8(const char *strip, size_t stride, words *ret_words)
+{
+	words_load(strip, stride, ret_words);
+	words_load(strip + 16, stride, ret_words + 4);
+}
+
+#define FEW_STEPS(type) ((type) == KVT_ATTN_F32 ? 1 : (type) == KVT_ATTN_BF16 ? 2 : 0)
+#define FEW_TYPES(instance) instance(F32) instance(BF16)
+
+#include "few.inc.h"
+
+INLINE vb keys_step(words word, const uint32_t i, const uint32_t type)
+{
+	if (type == KVT_ATTN_F32)
+		return _mm256_castsi256_ps(word);
+	if (i)
+		return _mm256_castsi256_ps(
+			_mm256_and_si256(word, _mm256_set1_epi32((int)0xffff0000)));
+	return _mm256_castsi256_ps(_mm256_slli_epi32(word, 16));
+}
+
+INLINE void values_load(const char *row, size_t stride, uint32_t dim, uint32_t v, vb *ret_step,
+			const uint32_t n_vectors, const uint32_t type)
+{
+	(void)stride;
+	UNROLL_FOR (i, n_vectors) {
+		uint32_t x = (v + i) * VW, n = n_vectors > 1 ? VW : dim - x;
+
+		ret_step[i] = floats_load(row + x * kvt_type_size(type), n, type);
+	}
+}
 
 #include "attention.inc.h"
 

@@ -62,14 +62,6 @@ static inline void v_store_first(float *target, uint32_t n, vf value)
 	_mm512_mask_storeu_ps(target, first_mask(n), value);
 }
 
-static inline bool v_any_not_finite(vf value)
-{
-	const __m512i exponent = _mm512_set1_epi32(0x7f800000);
-
-	return _mm512_cmpeq_epi32_mask(_mm512_and_si512(_mm512_castps_si512(value), exponent),
-				       exponent) != 0;
-}
-
 static inline __attribute__((always_inline)) void v_transpose(vf *rows)
 {
 	__m512i bits[16];
@@ -88,7 +80,7 @@ static inline __attribute__((always_inline)) void v_transpose(vf *rows)
 
 #include "few.inc.h"
 
-INLINE vb keys_step(__m512i word, const uint32_t i, const uint32_t type)
+INLINE vb keys_step(words word, const uint32_t i, const uint32_t type)
 {
 	if (type == KVT_ATTN_F32)
 		return _mm512_castsi512_ps(word);

@@ -55,7 +55,7 @@ static inline vf dot(vf c, vb b, vb a)
 
 #include "few.inc.h"
 
-INLINE vb keys_step(__m512i word, const uint32_t i, const uint32_t type)
+INLINE vb keys_step(words word, const uint32_t i, const uint32_t type)
 {
 	/* Two bytes of four to the low half of each half word, or the other two. */
 	const __m512i low = _mm512_broadcast_i32x4(_mm_setr_epi8(

@@ -211,7 +211,8 @@ struct kvt_client {
 	uint32_t empty_reaps; /* since the control socket was last looked at */
 	struct kvt_slot_list done;
 	struct kvt_slot_list undo;
-	int64_t spin_budget_ns;
+	int64_t spin_budget_ns; /* most; below 0: for ever */
+	int64_t spin_ns;        /* before the next sleep, as recent sleeps taught */
 	int64_t timeout_ns;
 	int64_t begin_wait_ns; /* of kvt_seq_begin(); 0 or less: it does not wait */
 	int64_t resume_ns;
@@ -387,13 +388,17 @@ int kvt_client_await_successor(struct kvt_client *client, int64_t deadline_ns);
  * caller releases the result. */
 int kvt_client_call(struct kvt_client *client, const struct kvt_request *request,
 		    struct kvt_seq *seq, struct kvt_result *ret_result);
-/** The same, of an operation whose keys may begin behind a handle: send only those that the tree
- * lacks. If the handle goes stale meanwhile, send them all within the same deadline. */
+/** The same, of an operation whose keys may begin behind a handle: send only those behind `start`,
+ * or without one those that the tree lacks. If the handle is stale, send more within the same
+ * deadline. `request` has all keys and no handle. */
 int kvt_client_call_known(struct kvt_client *client, const struct kvt_request *request,
-			  struct kvt_result *ret_result);
+			  struct kvt_handle start, struct kvt_result *ret_result);
 /** Probe for a request's keys and shorten it: its handle names those found. False: unchanged,
  * because nothing was found, or too few keys, or the tree cannot be read. */
 bool kvt_client_shorten(struct kvt_client *client, struct kvt_request *request);
+/** Shorten a request to what follows `start`. False: unchanged, `start` does not fit it. */
+bool kvt_client_shorten_to(struct kvt_client *client, struct kvt_request *request,
+			   struct kvt_handle start);
 /** Submit without waiting; the answer goes to kvt_seq_answered(). -EAGAIN: no room. */
 int kvt_client_submit_ahead(struct kvt_client *client, const struct kvt_request *request,
 			    struct kvt_seq *seq);

@@ -64,6 +64,7 @@ void kvt_error_set(struct kvt_error *error, int code, int reason, const char *fo
 		return;
 	error->code = code;
 	error->reason = reason;
+	error->available = error->needed = 0;
 	error->attach_state = attach_state(code);
 	va_start(arguments, format);
 	vsnprintf(error->text, sizeof(error->text), format, arguments);

@@ -15,13 +15,14 @@ int kvt_client_fail(struct kvt_client *client, int code, int reason, const char 
 	client->error.attach_state = client->dead ? KVT_ATTACH_GONE : KVT_ATTACH_OK;
 	client->error.code = code;
 	client->error.reason = reason;
+	client->error.available = client->error.needed = 0;
 	va_start(arguments, format);
 	vsnprintf(client->error.text, sizeof(client->error.text), format, arguments);
 	va_end(arguments);
 	return code;
 }
 
-int kvt_client_fail_result(struct kvt_client *client, const struct kvt_result *result)
+static int fail_result(struct kvt_client *client, const struct kvt_result *result)
 {
 	const char *op = kvt_op_name((int)result->op), *name = kvt_errno_name(result->error);
 	const char *text = kvt_reason_text((int)result->reason);
@@ -36,6 +37,14 @@ int kvt_client_fail_result(struct kvt_client *client, const struct kvt_result *r
 				       name, text, result->error == -EDQUOT ? "limit" : "needs",
 				       result->needed);
 	return kvt_client_fail(client, result->error, reason, "%s: %s: %s", op, name, text);
+}
+
+int kvt_client_fail_result(struct kvt_client *client, const struct kvt_result *result)
+{
+	fail_result(client, result);
+	client->error.available = result->available;
+	client->error.needed = result->needed;
+	return result->error;
 }
 
 void kvt_client_lost(struct kvt_client *client, int code, const char *why)

@@ -46,7 +46,7 @@ int kvt_match(struct kvt_client *client, uint32_t namespace_id, const uint32_t *
 		.n_keys = n_keys,
 	};
 
-	return kvt_client_call_known(client, &request, ret_result);
+	return kvt_client_call_known(client, &request, request.handle, ret_result);
 }
 
 int kvt_lock(struct kvt_client *client, struct kvt_handle handle, struct kvt_lease *ret_lease,

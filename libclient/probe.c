@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "libclient/client.h"
+#include "shm/racy.h"
 #include "shm/walk.h"
 
 #include <errno.h>
 #include <stddef.h>
+
+/* About as long as the longest common operations take. */
+#define COUNTER_TRIES 4096u
 
 /* A test clock is not ours: then a node with a TTL ends the walk, which reports less, never more.
  */
@@ -12,44 +16,61 @@ static uint64_t expiry_clock(const struct kvt_client *client)
 	return client->info.test_clock ? UINT64_MAX : (uint64_t)kvt_client_now_ns();
 }
 
-bool kvt_client_shorten(struct kvt_client *client, struct kvt_request *request)
+bool kvt_client_shorten_to(struct kvt_client *client, struct kvt_request *request,
+			   struct kvt_handle start)
 {
-	const struct kvt_arena_header *header = client->arena.header;
-	uint32_t id = request->namespace_id;
-
-	if (request->n_keys < KVT_PROBE_KEYS || !request->keys || request->handle.node ||
-	    request->handle.generation || request->handle.positions ||
-	    kvt_client_usable(client) != 0)
+	if (!request->keys || start.positions == 0 || start.positions > request->n_keys)
 		return false;
-	if (!client->arena.base || header->abi_minor < KVT_ABI_MINOR_HANDLES ||
-	    id >= client->n_opened || !client->opened[id].open)
+	/* A withheld arena does not tell: then the handle must come from such a daemon. */
+	if (client->arena.base && client->arena.header->abi_minor < KVT_ABI_MINOR_HANDLES)
 		return false;
-	if (kvt_walk(&client->arena, id, client->opened[id].digest, request->keys,
-		     request->n_keys, expiry_clock(client), &request->handle, NULL) != 0 ||
-	    request->handle.positions == 0)
-		return false;
-	request->keys += request->handle.positions;
-	request->n_keys -= request->handle.positions;
+	request->handle = start;
+	request->keys += start.positions;
+	request->n_keys -= start.positions;
 	return true;
 }
 
-int kvt_probe(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
-	      uint32_t n_keys, struct kvt_handle *ret_handle, uint32_t *ret_matched)
+bool kvt_client_shorten(struct kvt_client *client, struct kvt_request *request)
 {
-	struct kvt_handle handle;
+	struct kvt_handle found;
+	uint32_t id = request->namespace_id;
+
+	if (request->n_keys < KVT_PROBE_KEYS || !request->keys || kvt_client_usable(client) != 0)
+		return false;
+	if (!client->arena.base || id >= client->n_opened || !client->opened[id].open)
+		return false;
+	return kvt_walk(&client->arena, id, client->opened[id].digest, request->keys,
+			request->n_keys, expiry_clock(client), &found, NULL) == 0 &&
+	       kvt_client_shorten_to(client, request, found);
+}
+
+/* 0, or why the arena cannot be read. `instead`: the operation that asks the daemon. */
+static int arena_readable(struct kvt_client *client, const char *what, const char *instead)
+{
 	int rc = kvt_client_usable(client);
 
 	if (rc != 0)
 		return rc;
 	if (!client->arena.base)
 		return kvt_client_fail(client, -ENOTSUP, 0,
-				       "probe: the daemon withholds its arena "
-				       "(arena_visible = no): use MATCH");
+				       "%s: the daemon withholds its arena (arena_visible = no): "
+				       "use %s", what, instead);
 	if (kvt_load_acquire(&client->arena.header->state) == KVT_ARENA_GONE) {
 		kvt_client_look(client);
 		kvt_client_lost(client, -ECONNRESET, "the daemon has shut down");
 		return kvt_client_usable(client);
 	}
+	return 0;
+}
+
+int kvt_probe(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
+	      uint32_t n_keys, struct kvt_handle *ret_handle, uint32_t *ret_matched)
+{
+	struct kvt_handle handle;
+	int rc = arena_readable(client, "probe", "MATCH");
+
+	if (rc != 0)
+		return rc;
 	if (namespace_id >= client->n_opened || !client->opened[namespace_id].open)
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_NAMESPACE, "probe: %s",
 				       kvt_reason_text(KVT_REASON_NAMESPACE));
@@ -66,4 +87,33 @@ int kvt_probe(struct kvt_client *client, uint32_t namespace_id, const uint32_t *
 	*ret_handle = handle;
 	*ret_matched = handle.positions;
 	return 0;
+}
+
+int kvt_counters_read(struct kvt_client *client, struct kvt_counters *ret_counters)
+{
+	const struct kvt_arena_header *header = client->arena.header;
+	int rc = arena_readable(client, "counters", "kvt_stats()");
+	struct kvt_counters copy;
+
+	for (uint32_t tries = 0; rc == 0 && tries < COUNTER_TRIES; tries++) {
+		/* Pairs with the release that ends a mutation: its counters are there. */
+		uint64_t before = kvt_load_acquire(&header->mutation);
+
+		if (before & 1) {
+			kvt_cpu_relax();
+			continue;
+		}
+		kvt_racy_copy((uint32_t *)&copy, (const uint32_t *)&header->counters,
+			      sizeof(copy) / sizeof(uint32_t));
+		/* Pairs with the release fence that begins a mutation: if a counter of it was read,
+		 * so is its odd number. */
+		kvt_fence_acquire();
+		if (kvt_load_relaxed(&header->mutation) == before) {
+			*ret_counters = copy;
+			return 0;
+		}
+	}
+	return rc ? rc : kvt_client_fail(client, -EAGAIN, 0,
+					 "counters: they changed under every attempt: try again, "
+					 "or use kvt_stats()");
 }

@@ -106,6 +106,14 @@ static uint32_t begin_wait_ms(const struct kvt_client *client)
 int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
 		  uint32_t n_keys, uint32_t extra, uint32_t flags, struct kvt_seq **ret_seq)
 {
+	return kvt_seq_continue(client, namespace_id, (struct kvt_handle){ 0, 0, 0 }, keys, n_keys,
+				extra, flags, ret_seq);
+}
+
+int kvt_seq_continue(struct kvt_client *client, uint32_t namespace_id, struct kvt_handle start,
+		     const uint32_t *keys, uint32_t n_keys, uint32_t extra, uint32_t flags,
+		     struct kvt_seq **ret_seq)
+{
 	struct kvt_request request = {
 		.op = KVT_OP_BEGIN,
 		.flags = flags,
@@ -142,7 +150,7 @@ int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32
 	}
 	if (table >= client->info.n_pages)
 		request.list_capacity = 1;
-	rc = kvt_client_call_known(client, &request, &result);
+	rc = kvt_client_call_known(client, &request, start, &result);
 	if (rc != 0) {
 		kvt_seq_recycle(seq);
 		return rc;
@@ -481,11 +489,21 @@ static void end_plainly(struct kvt_seq *seq, struct kvt_fence fence)
 int kvt_seq_end(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys, uint32_t n_keys,
 		struct kvt_fence fence, uint32_t flags)
 {
+	struct kvt_handle handle;
+
+	return kvt_seq_end_handle(seq, computed, keys, n_keys, fence, flags, &handle);
+}
+
+int kvt_seq_end_handle(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
+		       uint32_t n_keys, struct kvt_fence fence, uint32_t flags,
+		       struct kvt_handle *ret_handle)
+{
 	struct kvt_client *client;
 	struct kvt_request request = { .op = KVT_OP_END, .flags = flags, .fence = fence };
 	struct kvt_result result;
 	int rc;
 
+	*ret_handle = (struct kvt_handle){ 0, 0, 0 };
 	if (!seq)
 		return 0;
 	if (seq->magic != KVT_SEQ_MAGIC)
@@ -501,6 +519,7 @@ int kvt_seq_end(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys, ui
 	if (rc == 0)
 		rc = kvt_client_call(client, &request, NULL, &result);
 	if (rc == 0) {
+		*ret_handle = result.handle;
 		kvt_result_release(client, &result);
 		rc = end_outcome(client, &result, computed > 0);
 		/* COMMITs of a lease take effect, and are answered, before its END. */

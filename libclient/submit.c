@@ -172,12 +172,16 @@ static int check_request(struct kvt_client *client, const struct kvt_request *re
 				       request->n_pages);
 	/* More pages than the pool has: the daemon would refuse, but no list holds its answer. */
 	if (list > client->list.count && list >= client->info.n_pages && !request->list_capacity &&
-	    (request->op == KVT_OP_ALLOC || request->op == KVT_OP_EXTEND))
-		return kvt_client_fail(client, -ENOSPC, KVT_REASON_TOO_LARGE,
-				       "%s: ENOSPC: %s (%llu pages needed, the pool has %u)",
-				       kvt_op_name((int)request->op),
-				       kvt_reason_text(KVT_REASON_TOO_LARGE),
-				       (unsigned long long)list, client->info.n_pages - 1);
+	    (request->op == KVT_OP_ALLOC || request->op == KVT_OP_EXTEND)) {
+		kvt_client_fail(client, -ENOSPC, KVT_REASON_TOO_LARGE,
+				"%s: ENOSPC: %s (%llu pages needed, the pool has %u)",
+				kvt_op_name((int)request->op),
+				kvt_reason_text(KVT_REASON_TOO_LARGE), (unsigned long long)list,
+				client->info.n_pages - 1);
+		client->error.needed = (uint32_t)list; /* request->arg */
+		client->error.available = client->info.n_pages - 1;
+		return -ENOSPC;
+	}
 	if (key_words > client->keys.count || list > client->list.count)
 		return kvt_client_fail(client, -E2BIG, 0,
 				       "%s needs %llu key and %llu list words, the areas have %u "
@@ -733,19 +737,23 @@ static int await(struct kvt_client *client, uint32_t number, struct kvt_wait *wa
 struct whole {
 	struct kvt_request request;
 	int64_t begun_ns;
+	bool given; /* the handle is the caller's: if it is stale, a probe finds what is left */
 };
 
-/* Send all keys after all. A BEGIN that has waited waits for the rest of its time only. */
-static const struct kvt_request *lengthen(struct whole *whole)
+/* Send more keys, or all. A BEGIN that has waited waits for the rest of its time only. Returns true
+ * if they may turn out to be too few again. */
+static bool lengthen(struct kvt_client *client, struct whole *whole, struct kvt_request *request)
 {
-	struct kvt_request *request = &whole->request;
 	int64_t waited_ms = (kvt_client_now_ns() - whole->begun_ns) / 1000000;
+	bool given = whole->given;
 
+	*request = whole->request;
 	if (request->ttl_ms)
 		request->ttl_ms = waited_ms < request->ttl_ms ?
 					  request->ttl_ms - (uint32_t)waited_ms :
 					  1;
-	return request;
+	whole->given = false;
+	return given && kvt_client_shorten(client, request);
 }
 
 /* `whole`: of a shortened request; else NULL. */
@@ -753,7 +761,7 @@ static int call(struct kvt_client *client, const struct kvt_request *request,
 		struct whole *whole, struct kvt_seq *seq, struct kvt_result *ret_result)
 {
 	struct kvt_wait wait = { .started = false };
-	struct kvt_request longer;
+	struct kvt_request longer, rest;
 	uint32_t number;
 	int rc = check_alive(client);
 
@@ -768,8 +776,8 @@ static int call(struct kvt_client *client, const struct kvt_request *request,
 		if (KVT_LIKELY(ret_result->error == 0))
 			return 0;
 		if (ret_result->reason == KVT_REASON_HANDLE_STALE && whole) {
-			request = lengthen(whole);
-			whole = NULL;
+			whole = lengthen(client, whole, &rest) ? whole : NULL;
+			request = &rest;
 			continue;
 		}
 		if (ret_result->error != -ENOBUFS || request->list_capacity != 0 ||
@@ -789,15 +797,16 @@ int kvt_client_call(struct kvt_client *client, const struct kvt_request *request
 }
 
 int kvt_client_call_known(struct kvt_client *client, const struct kvt_request *request,
-			  struct kvt_result *ret_result)
+			  struct kvt_handle start, struct kvt_result *ret_result)
 {
 	struct kvt_request rest;
 	struct whole whole;
 
-	if (request->n_keys < KVT_PROBE_KEYS)
+	if (request->n_keys < KVT_PROBE_KEYS && start.positions == 0)
 		return call(client, request, NULL, NULL, ret_result);
 	rest = *request;
-	if (!kvt_client_shorten(client, &rest))
+	whole.given = kvt_client_shorten_to(client, &rest, start);
+	if (!whole.given && !kvt_client_shorten(client, &rest))
 		return call(client, request, NULL, NULL, ret_result);
 	whole.request = *request;
 	whole.begun_ns = request->ttl_ms ? kvt_client_now_ns() : 0;

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "shm/atomic.h"
+#include "shm/map.h"
 
 #define NODES_MAX (1u << 30) /* far above any pool; keeps products of counts in 64 bits */
 
@@ -153,8 +154,8 @@ enum kvt_attach_state kvt_arena_attach(struct kvt_arena_view *ret_view, int fd)
 	state = kvt_arena_check(&header, (uint64_t)st.st_size);
 	if (state != KVT_ATTACH_OK)
 		return state;
-	base = mmap(NULL, header.object_bytes, PROT_READ, MAP_SHARED, fd, 0);
-	if (base == MAP_FAILED)
+	base = kvt_map(header.object_bytes, PROT_READ, MAP_SHARED, fd);
+	if (!base)
 		return errno == EACCES || errno == EPERM ? KVT_ATTACH_NO_PERMISSION :
 							   KVT_ATTACH_CORRUPT;
 	if (madvise(base, header.object_bytes, MADV_DONTFORK) != 0) {

@@ -11,6 +11,7 @@
  * most calls touch no foreign line at all.
  */
 
+#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -51,11 +52,25 @@ struct kvt_ring_end {
 	uint32_t sq_mask, cq_mask;
 	uint32_t sq_head, sq_tail; /* own index is exact, the other side's is a cached copy */
 	uint32_t cq_head, cq_tail;
+	uint32_t cpu;         /* that the other side was told: number + 1; 0 = none */
+	uint32_t client_cpu;  /* the daemon's copy, read with sq_tail: they share a line */
 };
 
 /** `areas` may be NULL if the layout has none. */
 void kvt_ring_end_init(struct kvt_ring_end *end, void *base, void *areas,
 		       const struct kvt_segment_layout *layout);
+
+/** Tell the other side in `word` on which CPU the caller runs: neither spins on the CPU that the
+ * other needs. A lie costs only the liar. */
+static inline void kvt_ring_tell_cpu(struct kvt_ring_end *end, uint32_t *word)
+{
+	uint32_t cpu = (uint32_t)(sched_getcpu() + 1);
+
+	if (cpu == end->cpu)
+		return;
+	end->cpu = cpu;
+	kvt_store_relaxed(word, cpu);
+}
 
 /* ---- client ---- */
 
@@ -80,6 +95,7 @@ static inline void kvt_ring_sq_put(struct kvt_ring_end *end, const struct kvt_sq
 /** Publish what was put. Returns true when the daemon sleeps and its doorbell must be rung. */
 static inline bool kvt_ring_sq_publish(struct kvt_ring_end *end)
 {
+	kvt_ring_tell_cpu(end, &end->header->client_cpu);
 	/* Pairs with the daemon's acquire of sq_tail: keys and entries before the index. */
 	kvt_store_release(&end->header->sq_tail, end->sq_tail);
 	/* Pairs with the daemon's full fence between its sq_need_wakeup and its last look. */
@@ -93,6 +109,12 @@ static inline uint32_t kvt_ring_cq_ready(struct kvt_ring_end *end)
 	if (end->cq_tail == end->cq_head) /* pairs with the daemon's release of cq_tail */
 		end->cq_tail = kvt_load_acquire(&end->header->cq_tail);
 	return end->cq_tail - end->cq_head;
+}
+
+/** True if the daemon last answered on the CPU where the client last submitted. */
+static inline bool kvt_ring_daemon_here(const struct kvt_ring_end *end)
+{
+	return end->cpu && kvt_load_relaxed(&end->header->daemon_cpu) == end->cpu;
 }
 
 /** Take one; there must be one. */
@@ -110,6 +132,7 @@ static inline int kvt_ring_sq_pending(struct kvt_ring_end *end)
 {
 	if (end->sq_tail == end->sq_head) { /* pairs with the client's release of sq_tail */
 		end->sq_tail = kvt_load_acquire(&end->header->sq_tail);
+		end->client_cpu = kvt_load_relaxed(&end->header->client_cpu);
 		if (end->sq_tail - end->sq_head > end->sq_mask + 1)
 			return -71; /* EPROTO */
 	}
@@ -144,7 +167,7 @@ static inline void kvt_ring_sq_take(struct kvt_ring_end *end, struct kvt_sqe *re
 }
 
 /** Continue for a predecessor: `sq_taken` entries took effect and `cq_done` completions were made.
- * The last two (`last`, completion i at i & 1) may be unpublished. */
+ * The last two (`last`, completion i at i & 1) may be missing; those before are in the ring. */
 void kvt_ring_end_resume(struct kvt_ring_end *end, uint32_t sq_taken, uint32_t cq_done,
 			 const struct kvt_cqe last[2]);
 
@@ -171,11 +194,18 @@ static inline void kvt_ring_cq_put(struct kvt_ring_end *end, const struct kvt_cq
 /** Publish. Returns true when the client sleeps and must be woken. */
 static inline bool kvt_ring_cq_publish(struct kvt_ring_end *end)
 {
+	kvt_ring_tell_cpu(end, &end->header->daemon_cpu);
 	/* Pairs with the client's acquire of cq_tail. */
 	kvt_store_release(&end->header->cq_tail, end->cq_tail);
 	/* Pairs with the client's full fence between its cq_need_wakeup and its last look. */
 	kvt_fence_full();
 	return kvt_load_relaxed(&end->header->cq_need_wakeup) != 0;
+}
+
+/** True if the client submitted on the CPU where the daemon last answered. */
+static inline bool kvt_ring_client_here(const struct kvt_ring_end *end)
+{
+	return end->cpu && end->client_cpu == end->cpu;
 }
 
 #endif

@@ -48,6 +48,13 @@ static void status_geometry(struct kvt_json *json, const struct kvt_pool_geometr
 	kvt_json_close(json, '}');
 }
 
+static const char *event_loop_text(uint32_t event_loop)
+{
+	static const char *const names[] = { "unknown", "io_uring", "epoll" };
+
+	return event_loop < sizeof(names) / sizeof(names[0]) ? names[event_loop] : names[0];
+}
+
 static void status_identity(struct kvt_json *json, const struct kvt_admin_status *status)
 {
 	kvt_json_string(json, "version", status->version);
@@ -55,6 +62,7 @@ static void status_identity(struct kvt_json *json, const struct kvt_admin_status
 	kvt_json_string(json, "socket", status->socket_path);
 	kvt_json_i64(json, "daemon_pid", status->daemon_pid);
 	kvt_json_i64(json, "nice", status->nice);
+	kvt_json_string(json, "event_loop", event_loop_text(status->event_loop));
 	kvt_json_format(json, "instance", "%016llx%016llx",
 			(unsigned long long)status->instance[0],
 			(unsigned long long)status->instance[1]);
@@ -165,9 +173,9 @@ static void status_text(const struct kvt_admin_status *status)
 	const struct kvt_counters *counters = &status->counters;
 	char first[32], second[32], third[32], fourth[32];
 
-	printf("kvtrunkd %s, instance %s, pid %d, nice %d, on %s, epoch %llu, up %s%s%s\n",
+	printf("kvtrunkd %s, instance %s, pid %d, nice %d, %s, on %s, epoch %llu, up %s%s%s\n",
 	       status->version, status->instance_name, status->daemon_pid, status->nice,
-	       status->socket_path,
+	       event_loop_text(status->event_loop), status->socket_path,
 	       (unsigned long long)status->epoch,
 	       kvt_age_text(status->now_ns - status->started_ns, first, sizeof(first)),
 	       status->disabled ? ", caching disabled" : "", status->draining ? ", draining" : "");

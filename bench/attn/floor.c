@@ -51,15 +51,23 @@ typedef double loop_fn(uint64_t rounds);
 
 typedef float vector __attribute__((vector_size(16)));
 
-/* Independent chains in registers. The empty asm hides their values from the compiler. */
+/*
+ * Independent chains in registers. The empty asm hides their values from the compiler, which else
+ * computes equal chains once.
+ */
 #define VECTOR_LOOP(n)                                                                             \
 	static double loop_vector_##n(uint64_t rounds)                                             \
 	{                                                                                          \
 		vector c[n], a = { 0 }, b = { 0 };                                                 \
 		memset(c, 0, sizeof c);                                                            \
 		for (uint64_t i = 0; i < rounds; i++) {                                            \
-			__asm__ volatile("" : "+" VECTOR_REGISTER(a), "+" VECTOR_REGISTER(b));     \
-			_Pragma("GCC unroll 16") for (int j = 0; j < n; j++) c[j] += a * b;        \
+			_Pragma("GCC unroll 16") for (int j = 0; j < n; j++)                       \
+			{                                                                          \
+				__asm__ volatile(""                                                \
+						 : "+" VECTOR_REGISTER(a),                         \
+						   "+" VECTOR_REGISTER(c[j]));                     \
+				c[j] += a * b;                                                     \
+			}                                                                          \
 		}                                                                                  \
 		_Pragma("GCC unroll 16") for (int j = 0; j < n;                                    \
 					      j++) __asm__ volatile("" : : VECTOR_REGISTER(c[j])); \

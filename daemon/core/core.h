@@ -55,6 +55,7 @@ struct kvt_core_sizes {
 	uint64_t arena_bytes;
 	uint64_t ledger_bytes;
 	uint64_t scratch_bytes;
+	uint64_t scratch_hot_bytes; /* leading bytes of it: operations look up anywhere in them */
 };
 
 /** Fill in defaults and compute sizes. -EINVAL with *ret_why (a static sentence) otherwise. */

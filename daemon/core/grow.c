@@ -95,12 +95,13 @@ int kvt_need_nodes(struct kvt_core *core, uint32_t path_node, struct kvt_need *n
 	return 0;
 }
 
-bool kvt_walk_ends_new(struct kvt_core *core, const struct kvt_walk *walk, const uint32_t *keys)
+bool kvt_walk_ends_new(struct kvt_core *core, const struct kvt_op_context *op,
+		       const struct kvt_walk *walk)
 {
 	const struct kvt_node *node = kvt_node_at(core, walk->node);
 	uint32_t equal;
 
-	kvt_racy_copy(core->first_page, keys, core->ps);
+	kvt_racy_copy(core->first_page, kvt_walk_rest(core, op, walk), core->ps);
 	if (walk->node == KVT_NONE)
 		return true;
 	if (ends_inside(core, walk))

@@ -75,6 +75,19 @@ static void unlist(struct kvt_core *core, const struct kvt_lease_record *lease)
 	core->count->live_leases--;
 }
 
+/* Between free leases next_lease KVT_NONE stands for the next number: so one that was never used
+ * is never written, and takes no memory. */
+void kvt_lease_queue(struct kvt_core *core, uint32_t id)
+{
+	struct kvt_fifo *fifo = &core->free_leases;
+
+	if (fifo->count++ == 0)
+		fifo->head = id;
+	else if (id != fifo->tail + 1)
+		core->leases[fifo->tail].next_lease = id;
+	fifo->tail = id;
+}
+
 uint32_t kvt_lease_make(struct kvt_core *core, uint32_t session, uint32_t kind, uint32_t node,
 			uint32_t path_pages)
 {
@@ -82,9 +95,10 @@ uint32_t kvt_lease_make(struct kvt_core *core, uint32_t session, uint32_t kind, 
 	struct kvt_lease_record *lease = &core->leases[id];
 
 	KVT_ASSERT(id != KVT_NONE && lease->kind == KVT_LEASE_FREE);
-	core->free_leases.head = lease->next_lease;
 	if (--core->free_leases.count == 0)
-		core->free_leases.tail = KVT_NONE;
+		core->free_leases = (struct kvt_fifo){ 0 };
+	else
+		core->free_leases.head = lease->next_lease ? lease->next_lease : id + 1;
 	kvt_save_lease(core, id);
 	*lease = (struct kvt_lease_record){
 		.kind = kind,
@@ -109,11 +123,7 @@ void kvt_lease_free(struct kvt_core *core, uint32_t id)
 	core->wake_due = true;
 	*lease = (struct kvt_lease_record){ .generation = lease->generation + 1,
 					    .ticket = ++core->ledger->tickets };
-	if (core->free_leases.count++ == 0)
-		core->free_leases.head = id;
-	else
-		core->leases[core->free_leases.tail].next_lease = id;
-	core->free_leases.tail = id;
+	kvt_lease_queue(core, id);
 }
 
 /* ---- pages of a lease, in table order */
@@ -246,7 +256,6 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 {
 	const struct kvt_sqe *sqe = op->sqe;
 	uint64_t positions = (uint64_t)sqe->positions + sqe->n_keys + sqe->arg;
-	const uint32_t *keys = op->keys;
 	uint32_t flags = sqe->flags;
 	bool too_large;
 	int error;
@@ -287,8 +296,7 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 	error = room_check(core, op, plan->table - plan->reuse, plan->need.path_pages);
 	if (error)
 		return error;
-	keys += (size_t)(plan->walk.walked - plan->walk.named) * core->ps;
-	if (plan->fresh && !kvt_walk_ends_new(core, &plan->walk, keys))
+	if (plan->fresh && !kvt_walk_ends_new(core, op, &plan->walk))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_KEYS_CHANGED, 0);
 	if (kvt_need_nodes(core, plan->walk.node, &plan->need))
 		return kvt_refuse(op, -ENOSPC, KVT_REASON_NODES, 0);
@@ -313,9 +321,8 @@ static uint32_t begin_path(struct kvt_core *core, struct kvt_op_context *op,
 	kvt_room_make(core, pages);
 	if (plan->fresh == 0)
 		return end;
-	deepest = kvt_grow(core, end, core->first_page,
-			   op->keys + (size_t)(walk->walked - walk->named) * core->ps,
-			   plan->fresh, 0, KVT_NEVER);
+	deepest = kvt_grow(core, end, core->first_page, kvt_walk_rest(core, op, walk), plan->fresh,
+			   0, KVT_NEVER);
 	kvt_path_lock(core, deepest, end);
 	return deepest;
 }
@@ -427,15 +434,24 @@ static int plan_growth(struct kvt_core *core, struct kvt_op_context *op, struct 
 	return 0;
 }
 
+/** Why nothing of the lease's path is found any more: KVT_REASON_NONE if it still is. */
+static enum kvt_reason why_detached(const struct kvt_core *core,
+				    const struct kvt_lease_record *lease)
+{
+	if (lease->epoch != core->arena->epoch)
+		return KVT_REASON_EPOCH;
+	if (core->cut_leases && kvt_path_detached(core, lease->node))
+		return KVT_REASON_DETACHED;
+	return KVT_REASON_NONE;
+}
+
 /** Check that the lease's path is still attached: 0 or the refusal. */
 static int check_attached(const struct kvt_core *core, struct kvt_op_context *op,
 			  const struct kvt_lease_record *lease)
 {
-	if (lease->epoch != core->arena->epoch)
-		return kvt_refuse(op, -ESTALE, KVT_REASON_EPOCH, lease->computed);
-	if (core->cut_leases && kvt_path_detached(core, lease->node))
-		return kvt_refuse(op, -ESTALE, KVT_REASON_DETACHED, lease->computed);
-	return 0;
+	enum kvt_reason reason = why_detached(core, lease);
+
+	return reason ? kvt_refuse(op, -ESTALE, reason, lease->computed) : 0;
 }
 
 static int commit_plan(struct kvt_core *core, struct kvt_op_context *op, struct commit_plan *plan)
@@ -647,9 +663,10 @@ uint32_t kvt_lease_end(struct kvt_core *core, uint32_t id)
 	return freed;
 }
 
-uint32_t kvt_lease_end_join(struct kvt_core *core, uint32_t id)
+uint32_t kvt_lease_end_join(struct kvt_core *core, uint32_t id, uint32_t *holder)
 {
 	uint32_t node = core->leases[id].node, up = core->nodes[node].parent, freed;
+	uint32_t generation = core->nodes[*holder].generation, start = core->nodes[*holder].start;
 
 	freed = kvt_lease_end(core, id);
 	/* Announced pages go with the lock, and perhaps others. */
@@ -657,23 +674,46 @@ uint32_t kvt_lease_end_join(struct kvt_core *core, uint32_t id)
 		node = up;
 	if (node != KVT_NONE && core->nodes[node].flags & KVT_NODE_LIVE)
 		kvt_path_join(core, node);
+	if (core->nodes[*holder].generation != generation) /* merged into one below */
+		*holder = kvt_path_node(core, node, start);
 	return freed;
+}
+
+/** Leading pages of a lease's path that are cached, whether it sealed them or another. */
+static uint32_t cached_pages(const struct kvt_core *core, const struct kvt_lease_record *lease)
+{
+	uint32_t id = lease->node;
+
+	while (id != KVT_NONE && core->nodes[id].sealed == 0)
+		id = core->nodes[id].parent;
+	return id == KVT_NONE ? 0 :
+				kvt_min(core->nodes[id].start + core->nodes[id].sealed,
+					lease->path_pages);
 }
 
 int kvt_op_end(struct kvt_core *core, struct kvt_op_context *op)
 {
+	const struct kvt_lease_record *lease = &core->leases[op->sqe->node];
 	int error = op->sqe->flags & KVT_F_COMMIT ? commit(core, op) : 0;
+	uint32_t pages, holder;
 
 	if (error == KVT_EXPIRED)
 		return error;
 	if (!error)
-		error = check_attached(core, op, &core->leases[op->sqe->node]);
+		error = check_attached(core, op, lease);
 	/* END always ends; the completion says what became of its COMMIT or path. */
 	if (error == -ESTALE)
 		op->cqe->flags |= KVT_CQE_DETACHED;
+	pages = why_detached(core, lease) ? 0 : cached_pages(core, lease);
+	holder = pages ? kvt_path_node(core, lease->node, pages - 1) : KVT_NONE;
 	op->cqe->end = (struct kvt_answer_end){
 		.sealed = error ? 0 : op->cqe->commit.sealed,
-		.freed = kvt_lease_end_join(core, op->sqe->node),
+		.freed = kvt_lease_end_join(core, op->sqe->node, &holder),
 	};
+	if (pages) {
+		op->cqe->node = holder;
+		op->cqe->generation = core->nodes[holder].generation;
+		op->cqe->positions = pages * core->ps;
+	}
 	return 0;
 }

@@ -18,6 +18,8 @@ uint32_t kvt_lease_make(struct kvt_core *core, uint32_t session, uint32_t kind, 
 void kvt_lease_list(struct kvt_core *core, uint32_t lease);
 /** Free a lease that holds nothing any more. */
 void kvt_lease_free(struct kvt_core *core, uint32_t lease);
+/** Append a lease to the free ones. */
+void kvt_lease_queue(struct kvt_core *core, uint32_t lease);
 
 /** Check that an operation may have n private pages and list them: quota, list, room. */
 int kvt_private_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t n);
@@ -34,7 +36,8 @@ int kvt_op_end(struct kvt_core *core, struct kvt_op_context *op);
 
 /** End a lease without an entry: unlock, free what is private. Returns pages freed. */
 uint32_t kvt_lease_end(struct kvt_core *core, uint32_t lease);
-/** The same, and join what its path leaves where that is cheap. */
-uint32_t kvt_lease_end_join(struct kvt_core *core, uint32_t lease);
+/** The same, and join what its path leaves where that is cheap. *holder is a node of the path that
+ * stays cached, or KVT_NONE: afterwards the node that has its pages. */
+uint32_t kvt_lease_end_join(struct kvt_core *core, uint32_t lease, uint32_t *holder);
 
 #endif

@@ -163,7 +163,7 @@ struct kvt_lease_record {
 	uint32_t own_start;  /* first page of the path whose nodes this lease created */
 	uint64_t epoch;      /* of its BEGIN */
 	uint64_t begun_ns;
-	uint32_t next_lease; /* of the session (derived) */
+	uint32_t next_lease; /* of the session; free: 0 is the next number (derived) */
 	uint32_t prev_lease; /* derived */
 	uint32_t n_pending;  /* its deferred operations (derived) */
 	uint32_t reserved0;

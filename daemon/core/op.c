@@ -153,7 +153,6 @@ struct insert_plan {
 static int insert_plan(struct kvt_core *core, struct kvt_op_context *op, struct insert_plan *plan)
 {
 	const struct kvt_sqe *sqe = op->sqe;
-	const uint32_t *keys;
 	uint32_t existing, words;
 	int error, reason;
 
@@ -179,8 +178,7 @@ static int insert_plan(struct kvt_core *core, struct kvt_op_context *op, struct 
 	}
 	if (words > sqe->list_capacity)
 		return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, words);
-	keys = op->keys + (size_t)(plan->walk.walked - plan->walk.named) * core->ps;
-	if (plan->fresh > 0 && !kvt_walk_ends_new(core, &plan->walk, keys))
+	if (plan->fresh > 0 && !kvt_walk_ends_new(core, op, &plan->walk))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_KEYS_CHANGED, 0);
 	kvt_need_compute(core, &plan->walk, plan->fresh, sqe->flags & KVT_F_LOCK, &plan->need);
 	if (kvt_need_nodes(core, plan->walk.node, &plan->need))
@@ -267,7 +265,6 @@ static int op_insert(struct kvt_core *core, struct kvt_op_context *op)
 	uint64_t evicted = core->count->evicted_pages;
 	struct insert_plan plan = { 0 };
 	uint32_t deepest = KVT_NONE;
-	const uint32_t *keys;
 	int error;
 
 	if (core->config.disabled)
@@ -281,9 +278,9 @@ static int op_insert(struct kvt_core *core, struct kvt_op_context *op)
 		if (plan.need.root)
 			plan.walk.node = kvt_root_make(core, sqe->namespace_id);
 		deepest = plan.need.split ? kvt_walk_cut(core, &plan.walk) : plan.walk.node;
-		keys = op->keys + (size_t)(plan.walk.walked - plan.walk.named) * core->ps;
 		if (plan.fresh > 0)
-			deepest = kvt_grow(core, deepest, core->first_page, keys, plan.fresh,
+			deepest = kvt_grow(core, deepest, core->first_page,
+					   kvt_walk_rest(core, op, &plan.walk), plan.fresh,
 					   sqe->priority, expiry);
 		insert_seal(core, op, &plan, deepest);
 		kvt_path_raise(core, deepest, sqe->priority, expiry);
@@ -295,6 +292,7 @@ static int op_insert(struct kvt_core *core, struct kvt_op_context *op)
 		op->cqe->positions = (plan.walk.named + plan.pages) * core->ps;
 	}
 	insert_list(core, op, &plan);
+	core->count->duplicate_pages += plan.twins;
 	if (sqe->flags & KVT_F_LOCK)
 		insert_lock(core, op, &plan, deepest);
 	op->cqe->insert.existed = plan.walk.matched * core->ps;
@@ -401,6 +399,8 @@ static int op_stats(struct kvt_core *core, struct kvt_op_context *op)
 
 int kvt_op_run(struct kvt_core *core, struct kvt_op_context *op)
 {
+	uint32_t none = KVT_NONE;
+
 	switch (op->sqe->op) {
 	case KVT_OP_NOP:
 		return 0;
@@ -409,7 +409,7 @@ int kvt_op_run(struct kvt_core *core, struct kvt_op_context *op)
 	case KVT_OP_LOCK:
 		return op_lock(core, op);
 	case KVT_OP_UNLOCK:
-		kvt_lease_end_join(core, op->sqe->node);
+		kvt_lease_end_join(core, op->sqe->node, &none);
 		return 0;
 	case KVT_OP_ALLOC:
 		return op_alloc(core, op);

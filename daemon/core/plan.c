@@ -174,11 +174,25 @@ static void carve_shadow(struct kvt_core *shadow, const struct kvt_core_config *
 	shadow->compact = carve(scratch, c->max_nodes, sizeof(uint32_t));
 }
 
-static uint64_t carve_scratch(struct kvt_core *core, const struct kvt_core_config *c, void *base)
+/** Carve what operations look up anywhere in: the caller may put it on huge pages. */
+static void carve_hot(struct kvt_core *core, const struct kvt_core_config *c,
+		      struct scratch *scratch)
+{
+	carve_slots(&core->slots, c, scratch);
+	core->cut_below = carve(scratch, c->max_nodes, sizeof(uint32_t));
+	core->undo.nodes = carve(scratch, c->max_nodes, sizeof(uint32_t));
+	core->undo.touches = carve(scratch, c->max_nodes, sizeof(uint32_t));
+	core->undo.freed = carve(scratch, c->n_slots / 32 + 1ull, sizeof(uint64_t));
+}
+
+static struct kvt_core_sizes carve_scratch(struct kvt_core *core, const struct kvt_core_config *c,
+					   void *base)
 {
 	struct scratch scratch = { base, next_line(sizeof(struct kvt_core)) };
+	uint64_t hot;
 
-	carve_slots(&core->slots, c, &scratch);
+	carve_hot(core, c, &scratch);
+	hot = scratch.at;
 	core->heap.nodes = carve(&scratch, c->max_nodes, sizeof(uint32_t));
 	core->expiry.nodes = carve(&scratch, c->max_nodes, sizeof(uint32_t));
 	core->detached = carve(&scratch, c->max_nodes, sizeof(uint32_t));
@@ -189,7 +203,6 @@ static uint64_t carve_scratch(struct kvt_core *core, const struct kvt_core_confi
 	core->user_of = carve(&scratch, c->max_sessions + 1ull, sizeof(uint32_t));
 	core->user_of_space = carve(&scratch, c->max_namespaces, sizeof(uint32_t));
 	core->groups = carve(&scratch, c->max_sessions + 1ull, sizeof(*core->groups));
-	core->cut_below = carve(&scratch, c->max_nodes, sizeof(uint32_t));
 	core->lease_stamp = carve(&scratch, c->n_leases + 1ull, sizeof(uint32_t));
 	core->progress = carve(&scratch, c->n_leases + 1ull, sizeof(*core->progress));
 	core->session_stamp = carve(&scratch, c->max_sessions + 1ull, sizeof(uint32_t));
@@ -204,15 +217,12 @@ static uint64_t carve_scratch(struct kvt_core *core, const struct kvt_core_confi
 	core->events = carve(&scratch, core->max_events, sizeof(struct kvt_event));
 	core->out = carve(&scratch, c->n_pages, sizeof(uint32_t));
 	core->slots_due = carve(&scratch, c->max_nodes, sizeof(struct kvt_run));
-	core->undo.nodes = carve(&scratch, c->max_nodes, sizeof(uint32_t));
-	core->undo.touches = carve(&scratch, c->max_nodes, sizeof(uint32_t));
 	core->undo.leases = carve(&scratch, c->n_leases + 1ull, sizeof(uint32_t));
-	core->undo.freed = carve(&scratch, c->n_slots / 32 + 1ull, sizeof(uint64_t));
 	core->n_sort = (uint32_t)sort_count(c);
 	core->sort = carve(&scratch, 2ull * core->n_sort, sizeof(struct kvt_sort));
 	core->shadow = carve(&scratch, 1, sizeof(*core->shadow));
 	carve_shadow(core->shadow, c, &scratch);
-	return scratch.at;
+	return (struct kvt_core_sizes){ .scratch_bytes = scratch.at, .scratch_hot_bytes = hot };
 }
 
 static const char *config_problem(const struct kvt_core_config *c)
@@ -257,9 +267,9 @@ int kvt_core_plan(struct kvt_core_config *config, struct kvt_core_sizes *ret_siz
 			*ret_why = why;
 		return -EINVAL;
 	}
+	*ret_sizes = carve_scratch(&probe, config, NULL);
 	ret_sizes->arena_bytes = lay_arena(config, sections);
 	ret_sizes->ledger_bytes = lay_ledger(config, sections);
-	ret_sizes->scratch_bytes = carve_scratch(&probe, config, NULL);
 	return 0;
 }
 
@@ -393,8 +403,6 @@ static void fill_free_lists(struct kvt_core *core)
 	for (uint32_t node = 1; node < c->max_nodes; node++)
 		core->nodes[node].next_sibling = node + 1 < c->max_nodes ? node + 1 : KVT_NONE;
 	core->free_leases = (struct kvt_fifo){ 1, c->n_leases, c->n_leases };
-	for (uint32_t lease = 1; lease <= c->n_leases; lease++)
-		core->leases[lease].next_lease = lease < c->n_leases ? lease + 1 : KVT_NONE;
 	core->free_pending = (struct kvt_fifo){ 1, c->n_pending, c->n_pending };
 	for (uint32_t i = 1; i <= c->n_pending; i++)
 		core->pending[i].next = i < c->n_pending ? i + 1 : KVT_NONE;

@@ -518,18 +518,10 @@ static int claim_lease(struct kvt_core *core, struct kvt_why *why, uint32_t id)
 /** Free ones queue up. */
 static void link_lease(struct kvt_core *core, uint32_t id)
 {
-	struct kvt_lease_record *lease = &core->leases[id];
-	struct kvt_fifo *fifo = &core->free_leases;
-
-	if (lease->kind == KVT_LEASE_FREE) {
-		if (fifo->count++ == 0)
-			fifo->head = id;
-		else
-			core->leases[fifo->tail].next_lease = id;
-		fifo->tail = id;
-		return;
-	}
-	kvt_lease_list(core, id);
+	if (core->leases[id].kind == KVT_LEASE_FREE)
+		kvt_lease_queue(core, id);
+	else
+		kvt_lease_list(core, id);
 }
 
 static int rebuild_leases(struct kvt_core *core, struct kvt_why *why)

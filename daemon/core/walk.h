@@ -43,6 +43,14 @@ int kvt_handle_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t 
  * handle, which must be of the entry's namespace. */
 int kvt_walk_entry(struct kvt_core *core, struct kvt_op_context *op, uint32_t n_pages,
 		   struct kvt_walk *walk);
+/** The entry's keys behind what its walk has found. */
+static inline const uint32_t *kvt_walk_rest(const struct kvt_core *core,
+					    const struct kvt_op_context *op,
+					    const struct kvt_walk *walk)
+{
+	return op->keys + (size_t)(walk->walked - walk->named) * core->ps;
+}
+
 /** Walk from the root of a namespace. 0, or KVT_EXPIRED. */
 int kvt_walk_keys(struct kvt_core *core, uint32_t namespace_id, const uint32_t *keys,
 		  uint32_t n_pages, struct kvt_walk *walk);

@@ -39,7 +39,7 @@ void kvt_accept_event(struct kvt_daemon *daemon)
 
 void kvt_accept_stop(struct kvt_daemon *daemon)
 {
-	kvt_loop_cancel(&daemon->loop, kvt_tag(KVT_TAG_ACCEPT, 0, 0));
+	kvt_loop_cancel(&daemon->loop, daemon->listen_fd, kvt_tag(KVT_TAG_ACCEPT, 0, 0), true);
 	daemon->accept_due = false;
 	daemon->accept_again_ns = 0;
 }

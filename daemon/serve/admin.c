@@ -142,6 +142,8 @@ static void fill_status(struct kvt_daemon *daemon, struct kvt_admin_status *stat
 	status->spins = daemon->stats.spins;
 	status->turns = daemon->stats.turns;
 	status->daemon_pid = getpid();
+	status->event_loop = daemon->loop.way == KVT_LOOP_EPOLL ? KVT_EVENT_LOOP_EPOLL
+								 : KVT_EVENT_LOOP_IO_URING;
 	status->nice = getpriority(PRIO_PROCESS, 0);
 	memcpy(status->op_count, daemon->stats.op_count, sizeof(status->op_count));
 	memcpy(status->op_histogram, daemon->stats.op_histogram, sizeof(status->op_histogram));

@@ -38,6 +38,23 @@ static int map_object(struct kvt_object *object, const char *name, uint64_t need
 	return -ESTALE;
 }
 
+/* Map the log's tail. If it cannot be mapped, this start fails: a later one would continue the log
+ * behind a gap. */
+static int take_log_tail(struct kvt_daemon *daemon, char *why)
+{
+	struct kvt_object *tail = &daemon->oplog_tail;
+	int error = tail->fd < 0 ? 0 : kvt_object_take(tail, tail->fd);
+
+	if (error == -EINVAL) { /* no memory object */
+		kvt_log(KVT_LOG_WARNING, "no_log_tail", "effect=\"the log ends\"");
+		return 0;
+	}
+	if (error)
+		snprintf(why, KVT_WHY_BYTES, "cannot map the stored log's tail: %s",
+			 strerror(-error));
+	return error;
+}
+
 /* Map the pool. Consumes `slabs`, on failure too. */
 static int adopt_pool(struct kvt_daemon *daemon, const int *slabs, char *why)
 {
@@ -86,9 +103,8 @@ int kvt_adopt_objects(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (!error)
 		error = kvt_core_adoptable(&daemon->core_config, daemon->arena.base,
 					   daemon->ledger.base, why, KVT_WHY_BYTES);
-	if (daemon->oplog_tail.fd >= 0 &&
-	    kvt_object_take(&daemon->oplog_tail, daemon->oplog_tail.fd) != 0)
-		kvt_log(KVT_LOG_WARNING, "no_log_tail", "effect=\"the log ends\"");
+	if (!error)
+		error = take_log_tail(daemon, why);
 	if (!error)
 		return adopt_pool(daemon, slabs, why);
 	daemon->pool.ops = NULL;

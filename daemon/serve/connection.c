@@ -117,9 +117,13 @@ void kvt_connection_arm(struct kvt_daemon *daemon, struct kvt_connection *connec
 	connection->armed = true;
 }
 
-void kvt_connection_disarm(struct kvt_daemon *daemon, struct kvt_connection *connection)
+void kvt_connection_rearm(struct kvt_daemon *daemon, struct kvt_connection *connection)
 {
-	kvt_loop_cancel(&daemon->loop, tag_of(daemon, connection));
+	if (kvt_loop_cancel(&daemon->loop, connection->fd, tag_of(daemon, connection),
+			    connection->armed))
+		return;
+	connection->armed = false;
+	kvt_connection_arm(daemon, connection);
 }
 
 static void forget_kind(struct kvt_daemon *daemon, struct kvt_connection *connection)
@@ -150,13 +154,12 @@ void kvt_connection_drop(struct kvt_daemon *daemon, struct kvt_connection *conne
 
 	if (connection->fd < 0)
 		return;
-	if (connection->armed)
-		leaving.tag = tag_of(daemon, connection);
 	/* shutdown() wakes the client's watches, which may take long. */
 	if (!connection->hung_up)
 		shut(daemon, connection);
-	if (connection->armed)
-		kvt_loop_cancel(&daemon->loop, leaving.tag);
+	if (kvt_loop_cancel(&daemon->loop, connection->fd, tag_of(daemon, connection),
+			    connection->armed))
+		leaving.tag = tag_of(daemon, connection);
 	kvt_lane_guard(daemon, &leaving);
 	kvt_closer_leave(&daemon->closer, &leaving);
 	forget_kind(daemon, connection);

@@ -996,11 +996,8 @@ void kvt_control_answer(struct kvt_daemon *daemon)
 		if (connection->fd < 0)
 			continue;
 		connection->waiting = false;
-		/* A poll in flight lacks POLLIN: its end arms another. */
-		if (connection->armed)
-			kvt_connection_disarm(daemon, connection);
-		else
-			kvt_connection_arm(daemon, connection);
+		/* A poll in flight lacks POLLIN. */
+		kvt_connection_rearm(daemon, connection);
 	}
 	daemon->waiters = left;
 	kvt_loop_flush(&daemon->loop);

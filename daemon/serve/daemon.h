@@ -16,6 +16,7 @@
  *     options.c    options that change process limits or the turn
  *     turn.c       the loop: rings, fences, background work, spinning and sleeping
  *     share.c      fair scheduling between uids and sessions
+ *     spin.c       whether to spin or to sleep
  *     group.c      groups: several processes of one session
  *     session.c    a session's areas, bells and end
  *     member.c     the processes of sessions
@@ -51,6 +52,7 @@
 #include "daemon/serve/peer.h"
 #include "daemon/serve/readable.h"
 #include "daemon/serve/share.h"
+#include "daemon/serve/spin.h"
 #include "daemon/setup/config.h"
 #include "daemon/setup/geometry.h"
 #include "daemon/setup/object.h"
@@ -222,8 +224,8 @@ struct kvt_daemon {
 	uint64_t real_ns;             /* CLOCK_MONOTONIC, refreshed every few microseconds */
 	uint64_t clock_stamp, clock_interval; /* cycles */
 	uint64_t idle_since;          /* cycles; 0 = not idle */
-	uint64_t spin_cycles;         /* current budget; UINT64_MAX = for ever */
-	uint64_t spin_most_cycles;
+	uint64_t turn_stamp;          /* cycles, when this turn began */
+	struct kvt_spin spin;
 	uint64_t compact_after_cycles;
 	uint64_t cycles_per_us;
 	uint64_t units_per_cycle;     /* of the histograms' 64 ns, 32 bits after the point */
@@ -365,8 +367,9 @@ void kvt_connection_hold(struct kvt_daemon *daemon, struct kvt_connection *conne
 void kvt_connection_queue(struct kvt_daemon *daemon, struct kvt_connection *connection);
 /** Arm the poll for what the connection waits for. */
 void kvt_connection_arm(struct kvt_daemon *daemon, struct kvt_connection *connection);
-/** Cancel the armed poll. kvt_control_event() then gets -ECANCELED, and arms another. */
-void kvt_connection_disarm(struct kvt_daemon *daemon, struct kvt_connection *connection);
+/** Replace an armed poll by one for what the connection waits for now: here, or in
+ * kvt_control_event(), which gets -ECANCELED. */
+void kvt_connection_rearm(struct kvt_daemon *daemon, struct kvt_connection *connection);
 /** Close and free the slot, without telling session or member: see kvt_control_drop(). */
 void kvt_connection_drop(struct kvt_daemon *daemon, struct kvt_connection *connection);
 /** Have the closer close an unused descriptor that a client may share. */

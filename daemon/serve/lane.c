@@ -191,8 +191,8 @@ void kvt_lane_reset(struct kvt_daemon *daemon, uint32_t slot)
 {
 	struct kvt_lane *lane = &daemon->lanes[slot];
 
-	if (lane->armed)
-		kvt_loop_cancel(&daemon->loop, kvt_tag(KVT_TAG_LANE, slot, lane->generation));
+	kvt_loop_cancel(&daemon->loop, daemon->closer.lanes[slot],
+			kvt_tag(KVT_TAG_LANE, slot, lane->generation), lane->armed);
 	lane->generation++;
 	lane->armed = false;
 	forget(daemon, slot);

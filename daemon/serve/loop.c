@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file loop.c
- * The io_uring event loop of loop.h: set-up with fallbacks, polls, sleeps.
+ * The event loop of loop.h: set-up with fallbacks, polls, sleeps.
  *
- * A request waits in the SQ until a flush or a sleep; a full SQ is submitted at once. Called by
- * the serving thread only.
+ * io_uring is here, epoll in loop_epoll.c. A request waits in the SQ until a flush or a sleep; a
+ * full SQ is submitted at once. Called by the serving thread only.
  */
 #include "daemon/serve/loop.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,7 +49,7 @@ static void explain(int error, char *why, size_t why_size)
 			 "seccomp profile (containers): allow io_uring_setup, io_uring_enter and "
 			 "io_uring_register for the daemon; clients do not need them");
 	else if (error == -ENOSYS)
-		snprintf(why, why_size, "no io_uring here: the kernel lacks it (6.1 or newer with "
+		snprintf(why, why_size, "no io_uring here: the kernel lacks it (5.11 or newer with "
 			 "CONFIG_IO_URING is needed) or a seccomp profile hides it");
 	else if (error == -ENOMEM)
 		snprintf(why, why_size, "no memory for io_uring: raise RLIMIT_MEMLOCK (ulimit -l, "
@@ -57,30 +58,33 @@ static void explain(int error, char *why, size_t why_size)
 		snprintf(why, why_size, "io_uring cannot be set up: %s", strerror(-error));
 }
 
-int kvt_loop_open(struct kvt_loop *loop, uint32_t first_way, char *why, size_t why_size)
+/* Set io_uring up in the first way from `first` to `last` that this kernel has. */
+static int open_io_uring(struct kvt_loop *loop, enum kvt_loop_way first, enum kvt_loop_way last,
+			 char *why, size_t why_size)
 {
 	/* DEFER_TASKRUN keeps the kernel from interrupting a turn. With TASKRUN_FLAG a spinning
 	 * loop sees in memory that completions wait. */
 	static const struct {
 		unsigned int flags;
 		const char *mode;
-	} ways[KVT_LOOP_WAYS] = {
+	} ways[KVT_LOOP_EPOLL] = {
 		{ IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
-			  IORING_SETUP_TASKRUN_FLAG, "single_issuer,defer_taskrun,taskrun_flag" },
+			  IORING_SETUP_TASKRUN_FLAG,
+		  "io_uring:single_issuer,defer_taskrun,taskrun_flag" },
 		{ IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG,
-		  "coop_taskrun,taskrun_flag" },
-		{ 0, "plain" },
+		  "io_uring:coop_taskrun,taskrun_flag" },
+		{ 0, "io_uring:plain" },
 	};
 	int error = -EINVAL;
 
-	memset(loop, 0, sizeof(*loop));
-	for (uint32_t i = first_way; i < KVT_LOOP_WAYS && error == -EINVAL; i++) {
+	for (uint32_t i = first; i <= last && i < KVT_LOOP_EPOLL && error == -EINVAL; i++) {
 		struct io_uring_params params = {
 			.flags = ways[i].flags | IORING_SETUP_CQSIZE | IORING_SETUP_CLAMP,
 			.cq_entries = CQ_ENTRIES,
 		};
 
 		error = io_uring_queue_init_params(SQ_ENTRIES, &loop->ring, &params);
+		loop->way = i;
 		loop->mode = ways[i].mode;
 	}
 	if (error) {
@@ -90,16 +94,41 @@ int kvt_loop_open(struct kvt_loop *loop, uint32_t first_way, char *why, size_t w
 	if (!(loop->ring.features & IORING_FEAT_EXT_ARG) ||
 	    !(loop->ring.features & IORING_FEAT_NODROP)) {
 		io_uring_queue_exit(&loop->ring);
-		snprintf(why, why_size, "this kernel's io_uring is too old: 6.1 or newer is "
+		snprintf(why, why_size, "this kernel's io_uring is too old: 5.11 or newer is "
 			 "needed");
 		return -ENOTSUP;
 	}
 	return 0;
 }
 
+int kvt_loop_open(struct kvt_loop *loop, enum kvt_loop_way first, enum kvt_loop_way last,
+		  uint32_t room, char *why, size_t why_size)
+{
+	int error = -EINVAL;
+
+	memset(loop, 0, sizeof(*loop));
+	why[0] = '\0';
+	if (first < KVT_LOOP_EPOLL)
+		error = open_io_uring(loop, first, last, why, why_size);
+	if (error && last == KVT_LOOP_EPOLL) {
+		error = kvt_loop_epoll_open(&loop->epoll, room);
+		loop->way = KVT_LOOP_EPOLL;
+		loop->mode = "epoll";
+		if (error)
+			snprintf(why, why_size, "cannot make an epoll set: %s", strerror(-error));
+	}
+	if (error)
+		loop->mode = NULL;
+	return error;
+}
+
 void kvt_loop_close(struct kvt_loop *loop)
 {
-	io_uring_queue_exit(&loop->ring);
+	if (loop->way == KVT_LOOP_EPOLL)
+		kvt_loop_epoll_close(&loop->epoll);
+	else
+		io_uring_queue_exit(&loop->ring);
+	loop->mode = NULL;
 }
 
 static struct io_uring_sqe *loop_sqe(struct kvt_loop *loop)
@@ -116,24 +145,45 @@ static struct io_uring_sqe *loop_sqe(struct kvt_loop *loop)
 
 void kvt_loop_poll(struct kvt_loop *loop, int fd, uint32_t events, uint64_t tag)
 {
-	struct io_uring_sqe *sqe = loop_sqe(loop);
+	struct io_uring_sqe *sqe;
 
 	KVT_ASSERT(fd >= 0);
+	if (loop->way == KVT_LOOP_EPOLL) {
+		kvt_loop_epoll_poll(&loop->epoll, fd, events, tag);
+		return;
+	}
+	sqe = loop_sqe(loop);
 	io_uring_prep_poll_add(sqe, fd, events);
 	io_uring_sqe_set_data64(sqe, tag);
 }
 
-void kvt_loop_cancel(struct kvt_loop *loop, uint64_t tag)
+void kvt_loop_poll_set(struct kvt_loop *loop, int fd, uint64_t tag)
 {
-	struct io_uring_sqe *sqe = loop_sqe(loop);
+	if (loop->way == KVT_LOOP_EPOLL)
+		kvt_loop_epoll_poll_set(&loop->epoll, fd, tag);
+	else
+		kvt_loop_poll(loop, fd, POLLIN, tag);
+}
 
+bool kvt_loop_cancel(struct kvt_loop *loop, int fd, uint64_t tag, bool armed)
+{
+	struct io_uring_sqe *sqe;
+
+	if (loop->way == KVT_LOOP_EPOLL) {
+		kvt_loop_epoll_cancel(&loop->epoll, fd, tag);
+		return false;
+	}
+	if (!armed)
+		return false;
+	sqe = loop_sqe(loop);
 	io_uring_prep_cancel64(sqe, tag, 0);
 	io_uring_sqe_set_data64(sqe, 0);
+	return true;
 }
 
 void kvt_loop_flush(struct kvt_loop *loop)
 {
-	if (!io_uring_sq_ready(&loop->ring))
+	if (loop->way == KVT_LOOP_EPOLL || !io_uring_sq_ready(&loop->ring))
 		return;
 	loop->enters++;
 	io_uring_submit(&loop->ring);
@@ -145,7 +195,9 @@ unsigned int kvt_loop_reap(struct kvt_loop *loop, struct kvt_loop_event *ret_eve
 	struct io_uring_cqe *cqe;
 	unsigned int head, n = 0;
 
-	if (!io_uring_cq_ready(&loop->ring) && kvt_loop_ready(loop)) {
+	if (loop->way == KVT_LOOP_EPOLL)
+		return kvt_loop_epoll_reap(&loop->epoll, ret_events, max);
+	if (!io_uring_cq_ready(&loop->ring) && kvt_loop_ready(loop, 0)) {
 		loop->enters++;
 		io_uring_get_events(&loop->ring);
 	}
@@ -169,6 +221,10 @@ void kvt_loop_sleep(struct kvt_loop *loop, uint64_t timeout_ns)
 	};
 	struct io_uring_cqe *cqe;
 
+	if (loop->way == KVT_LOOP_EPOLL) {
+		kvt_loop_epoll_sleep(&loop->epoll, timeout_ns);
+		return;
+	}
 	loop->enters++;
 	/* After EINTR, ETIME and EBUSY alike, the caller polls again. */
 	io_uring_submit_and_wait_timeout(&loop->ring, &cqe, 1,

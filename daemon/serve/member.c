@@ -91,11 +91,12 @@ void kvt_member_settle(struct kvt_daemon *daemon, struct kvt_connection *connect
 
 void kvt_member_release(struct kvt_daemon *daemon, struct kvt_member *member)
 {
-	if (member->pidfd_armed)
-		kvt_loop_cancel(&daemon->loop, tag_of(daemon, member));
 	kvt_forget_member(daemon, member);
-	if (member->pidfd >= 0)
+	if (member->pidfd >= 0) {
+		kvt_loop_cancel(&daemon->loop, member->pidfd, tag_of(daemon, member),
+				member->pidfd_armed);
 		close(member->pidfd);
+	}
 	kvt_object_destroy(&member->segment);
 	*member = (struct kvt_member){ .index = member->index, .pidfd = -1, .segment.fd = -1 };
 }

@@ -54,21 +54,11 @@ static void find_admin_group(struct kvt_daemon *daemon)
 void kvt_daemon_apply(struct kvt_daemon *daemon)
 {
 	const struct kvt_config *config = &daemon->config;
-	uint64_t settle = COMPACT_AFTER_US * daemon->cycles_per_us;
 
 	kvt_log_set_level(KVT_LOG_ERROR + (int)config->log_level);
 	daemon->pool.mps = config->mps;
 	daemon->pool.mps_grace_ns = (uint64_t)config->mps_grace_ms * 1000000;
-	/* On a single core, spinning keeps the client from running. */
-	if (config->spin_budget_us > 0 && sysconf(_SC_NPROCESSORS_ONLN) == 1)
-		daemon->spin_most_cycles = 0;
-	else
-		daemon->spin_most_cycles = config->spin_budget_us < 0
-						   ? UINT64_MAX
-						   : (uint64_t)config->spin_budget_us *
-							     daemon->cycles_per_us;
-	daemon->spin_cycles = daemon->spin_most_cycles;
-	daemon->compact_after_cycles = daemon->spin_most_cycles < settle ? daemon->spin_most_cycles
-									 : settle;
+	kvt_spin_configure(&daemon->spin, config->spin_budget_us, daemon->cycles_per_us);
+	daemon->compact_after_cycles = COMPACT_AFTER_US * daemon->cycles_per_us;
 	find_admin_group(daemon);
 }

@@ -49,6 +49,7 @@ void kvt_session_hold(struct kvt_daemon *daemon, struct kvt_session *session)
 
 void kvt_session_release(struct kvt_daemon *daemon, struct kvt_session *session)
 {
+	uint64_t tag = kvt_tag(KVT_TAG_DOORBELL, session->index, session->generation);
 	struct kvt_leaving leaving = {
 		.key = session->hold,
 		.uid = session->uid,
@@ -58,10 +59,8 @@ void kvt_session_release(struct kvt_daemon *daemon, struct kvt_session *session)
 	};
 	struct kvt_member *member = session->members, *next;
 
-	if (session->doorbell_armed) {
-		leaving.tag = kvt_tag(KVT_TAG_DOORBELL, session->index, session->generation);
-		kvt_loop_cancel(&daemon->loop, leaving.tag);
-	}
+	if (kvt_loop_cancel(&daemon->loop, session->doorbell_set, tag, session->doorbell_armed))
+		leaving.tag = tag;
 	/* The closer drops the last reference, which frees the memory. */
 	member->segment.fd = session->areas.fd = -1;
 	for (; member; member = next) {

@@ -3,10 +3,10 @@
  * @file turn.c
  * The serving loop: rings, fences, events, background work, then spinning or sleeping.
  *
- * A turn takes at most one entry of each session. Work beside the rings has its part of the turn's
- * time, so neither starves. An entry is deferred only if it has a pending place and a CQ slot. The
- * loop sleeps only after a last look with sq_need_wakeup set. Called by main.c; the core calls
- * kvt_daemon_complete().
+ * A turn takes a short run of entries of each session, and publishes their answers at its end. Work
+ * beside the rings has its part of the turn's time, so neither starves. An entry is
+ * deferred only if it has a pending place and a CQ slot. The loop sleeps only after a last look
+ * with sq_need_wakeup set. Called by main.c; the core calls kvt_daemon_complete().
  */
 #include "daemon/serve/daemon.h"
 
@@ -25,10 +25,13 @@
  * workers come back as fast under load, where a turn of many sessions takes milliseconds. */
 #define OTHERS_PART 4
 #define HOT_AT_LEAST 8            /* sessions polled in every turn, busy or not */
+#define RUN_ENTRIES 8             /* of one session in one turn */
+#define RUN_KEYS 1024             /* an entry with more is a run by itself */
 #define COLD_AFTER_TURNS 4096
 #define COLD_PER_TURN 2
 #define LATE_PART 16              /* polled waits end late by at most length / LATE_PART */
 #define POLL_MOST_NS 20000000ull
+#define COMPACT_ASLEEP_NS 50000   /* sleep no longer while nodes may wait for compaction */
 
 /* ---- one entry */
 
@@ -48,12 +51,16 @@ static int cq_room(struct kvt_session *session)
 	return space < 0 ? space : space - (int)session->deferred;
 }
 
-static void complete(struct kvt_daemon *daemon, struct kvt_session *session,
-		     const struct kvt_cqe *cqe)
+static void publish(struct kvt_daemon *daemon, struct kvt_session *session)
 {
-	kvt_ring_cq_put(&session->ring, cqe);
 	if (unlikely(kvt_ring_cq_publish(&session->ring)))
 		kvt_session_ring_bell(daemon, session);
+}
+
+/* Spin for the session's next entry, if that may pay. */
+static void expect_entry(struct kvt_daemon *daemon, const struct kvt_session *session)
+{
+	kvt_spin_expect(&daemon->spin, kvt_ring_client_here(&session->ring), daemon->turn_stamp);
 }
 
 /* Tell members that rank 0 closed the session, before rank 0 is answered: its pages are free, and
@@ -78,7 +85,9 @@ void kvt_daemon_complete(void *context, uint32_t index, const struct kvt_cqe *cq
 	session->waiting_since_ns = daemon->real_ns;
 	if (unlikely(kvt_core_session(daemon->core, index)->signs & KVT_SIGN_CLOSED))
 		tell_closed(daemon, session);
-	complete(daemon, session, cqe);
+	kvt_ring_cq_put(&session->ring, cqe);
+	publish(daemon, session);
+	expect_entry(daemon, session);
 }
 
 /* True if an operation waits for a fence. Waiting BEGINs do not count: they need no polling, and
@@ -160,11 +169,12 @@ static void account(struct kvt_daemon *daemon, const struct kvt_sqe *sqe, uint64
 	}
 }
 
-static void run_entry(struct kvt_daemon *daemon, struct kvt_session *session,
-		      const struct kvt_sqe *sqe)
+/* Run one entry; its answer is published by the caller. Returns the cycle counter after it. */
+static uint64_t run_entry(struct kvt_daemon *daemon, struct kvt_session *session,
+			  const struct kvt_sqe *sqe, uint64_t before)
 {
-	uint64_t before = kvt_cycles(), cycles;
 	struct kvt_cqe cqe;
+	uint64_t after;
 	bool answered;
 
 	if (unlikely(sqe->flags & (KVT_F_WAIT | KVT_F_NO_WAIT)))
@@ -181,7 +191,7 @@ static void run_entry(struct kvt_daemon *daemon, struct kvt_session *session,
 			session->end.how = NULL; /* CLOSE failed */
 		else if (unlikely(sqe->op == KVT_OP_CLOSE))
 			tell_closed(daemon, session);
-		complete(daemon, session, &cqe);
+		kvt_ring_cq_put(&session->ring, &cqe);
 		if (unlikely(cqe.reason == KVT_REASON_ANNOUNCED)) { /* a notice will follow */
 			take_place(daemon, session);
 			watch_deadline(daemon);
@@ -191,42 +201,64 @@ static void run_entry(struct kvt_daemon *daemon, struct kvt_session *session,
 		if (sqe->op == KVT_OP_BEGIN)
 			watch_deadline(daemon);
 	}
-	cycles = kvt_cycles() - before;
-	account(daemon, sqe, cycles);
-	kvt_share_charge(&daemon->shares, session->account, &session->spent, cycles);
+	after = kvt_cycles();
+	account(daemon, sqe, after - before);
+	return after;
 }
 
-/* Run at most one entry of a session. Returns the number run. */
+/* Take the next entry of a run, if it can be run now. */
+static inline bool take_entry(struct kvt_daemon *daemon, struct kvt_session *session, bool first,
+			      struct kvt_sqe *ret_sqe)
+{
+	if (unlikely(cq_room(session) <= 0))
+		return false;
+	if (unlikely(session->holding)) {
+		*ret_sqe = session->held;
+		if (no_place_to_wait(daemon, session, ret_sqe))
+			return false;
+		session->holding = false;
+		return true;
+	}
+	kvt_ring_sq_peek(&session->ring, ret_sqe);
+	if (ret_sqe->n_keys > RUN_KEYS && !first)
+		return false;
+	if (unlikely(no_place_to_wait(daemon, session, ret_sqe))) {
+		session->held = *ret_sqe;
+		session->holding = true;
+		return false;
+	}
+	return true;
+}
+
+/* Run some entries of a session. Returns the number run. */
 static inline uint32_t serve(struct kvt_daemon *daemon, struct kvt_session *session)
 {
+	int n = kvt_ring_sq_pending(&session->ring), done = 0;
+	uint64_t start, now;
 	struct kvt_sqe sqe;
-	int n, room;
 
-	if (unlikely(session->holding)) {
-		if (no_place_to_wait(daemon, session, &session->held) || cq_room(session) <= 0)
-			return 0;
-		session->holding = false;
-		run_entry(daemon, session, &session->held);
-		return 1;
-	}
-	n = kvt_ring_sq_pending(&session->ring);
 	if (n == 0)
 		return 0;
-	room = n < 0 ? n : cq_room(session);
-	if (unlikely(room <= 0)) {
-		if (room < 0)
-			kvt_session_kill(daemon, session, -EPROTO,
-					 "a ring index is impossible: the session is over");
+	if (unlikely(n < 0 || cq_room(session) < 0)) {
+		kvt_session_kill(daemon, session, -EPROTO,
+				 "a ring index is impossible: the session is over");
 		return 0;
 	}
-	kvt_ring_sq_peek(&session->ring, &sqe);
-	if (unlikely(no_place_to_wait(daemon, session, &sqe))) {
-		session->held = sqe;
-		session->holding = true;
-		return 0;
+	n = n < RUN_ENTRIES ? n : RUN_ENTRIES;
+	start = now = kvt_cycles();
+	while (done < n && take_entry(daemon, session, done == 0, &sqe)) {
+		now = run_entry(daemon, session, &sqe, now);
+		done++;
+		if (sqe.n_keys > RUN_KEYS || sqe.op == KVT_OP_CLOSE ||
+		    now - start > daemon->shares.lead)
+			break;
 	}
-	run_entry(daemon, session, &sqe);
-	return 1;
+	if (done == 0)
+		return 0;
+	publish(daemon, session);
+	expect_entry(daemon, session);
+	kvt_share_charge(&daemon->shares, session->account, &session->spent, now - start);
+	return (uint32_t)done;
 }
 
 /* serve() out of line, for cold callers. */
@@ -502,8 +534,8 @@ static void arm_doorbells(struct kvt_daemon *daemon)
 		if (session->doorbell_armed || session->doorbell_set < 0)
 			continue;
 		epoll_wait(session->doorbell_set, &rung, 1, 0);
-		kvt_loop_poll(&daemon->loop, session->doorbell_set, POLLIN,
-			      kvt_tag(KVT_TAG_DOORBELL, session->index, session->generation));
+		kvt_loop_poll_set(&daemon->loop, session->doorbell_set,
+				  kvt_tag(KVT_TAG_DOORBELL, session->index, session->generation));
 		session->doorbell_armed = true;
 	}
 }
@@ -560,21 +592,6 @@ static bool last_look(struct kvt_daemon *daemon, uint64_t *ret_timeout_ns)
 	return true;
 }
 
-/* Spin longer after a short sleep, shorter after a long one. */
-static void adapt_spinning(struct kvt_daemon *daemon, uint64_t slept_ns)
-{
-	uint64_t most = daemon->spin_most_cycles;
-
-	if (slept_ns * daemon->cycles_per_us / 1000 < most)
-		daemon->spin_cycles *= 2;
-	else
-		daemon->spin_cycles /= 2;
-	if (daemon->spin_cycles > most)
-		daemon->spin_cycles = most;
-	if (daemon->spin_cycles < most / 16)
-		daemon->spin_cycles = most / 16;
-}
-
 static void sleep_now(struct kvt_daemon *daemon)
 {
 	uint64_t timeout, timer, before = daemon->real_ns;
@@ -588,13 +605,16 @@ static void sleep_now(struct kvt_daemon *daemon)
 	set_need_wakeup(daemon, 1);
 	/* Pairs with the client's full fence between publishing and its look at sq_need_wakeup. */
 	kvt_fence_full();
-	if (last_look(daemon, &timeout) && !kvt_loop_ready(&daemon->loop)) {
+	if (last_look(daemon, &timeout) && !kvt_loop_ready(&daemon->loop, before)) {
+		if (daemon->compact_due && timeout > COMPACT_ASLEEP_NS)
+			timeout = COMPACT_ASLEEP_NS;
 		timer = daemon->next_timer_ns > before ? daemon->next_timer_ns - before : 0;
 		daemon->stats.sleeps++;
 		kvt_loop_sleep(&daemon->loop, timer < timeout ? timer : timeout);
 		kvt_daemon_clock(daemon);
-		if (kvt_loop_ready(&daemon->loop))
-			adapt_spinning(daemon, daemon->real_ns - before);
+		if (kvt_loop_ready(&daemon->loop, daemon->real_ns))
+			kvt_spin_slept(&daemon->spin, (daemon->real_ns - before) *
+							      daemon->cycles_per_us / 1000);
 	}
 	set_need_wakeup(daemon, 0);
 	/* Leave idle_since: a sleep that ended without an event is followed by a sleep. */
@@ -615,13 +635,10 @@ static void idle(struct kvt_daemon *daemon, uint64_t stamp)
 			daemon->compact_due = false;
 		return;
 	}
-	if (idle_cycles < daemon->spin_cycles || daemon->spin_most_cycles == UINT64_MAX) {
+	if (kvt_spin_once(&daemon->spin, stamp)) {
 		daemon->stats.spins++;
-		kvt_cpu_relax();
 		return;
 	}
-	if (daemon->compact_due)
-		return;
 	kvt_daemon_clock(daemon);
 	if (daemon->real_ns >= daemon->next_timer_ns)
 		kvt_timers_run(daemon);
@@ -631,12 +648,15 @@ static void idle(struct kvt_daemon *daemon, uint64_t stamp)
 
 void kvt_daemon_run(struct kvt_daemon *daemon)
 {
+	kvt_spin_shorten_slices();
 	kvt_daemon_clock(daemon);
 	kvt_timers_run(daemon);
 	while (!daemon->over) {
 		uint64_t stamp = kvt_cycles();
 		uint32_t work;
 
+		kvt_spin_turn(&daemon->spin, stamp);
+		daemon->turn_stamp = stamp;
 		if (unlikely(stamp - daemon->clock_stamp >= daemon->clock_interval)) {
 			kvt_daemon_clock(daemon);
 			if (daemon->real_ns >= daemon->next_timer_ns)
@@ -648,7 +668,7 @@ void kvt_daemon_run(struct kvt_daemon *daemon)
 			daemon->compact_due = true;
 		if (unlikely(daemon->n_deferred))
 			work += poll_fences(daemon);
-		if (unlikely(kvt_loop_ready(&daemon->loop)))
+		if (unlikely(kvt_loop_ready(&daemon->loop, daemon->real_ns)))
 			work += handle_events(daemon, stamp);
 		if (unlikely(daemon->accept_due))
 			work += kvt_accept_work(daemon);

@@ -52,6 +52,12 @@ struct kvt_config {
 
 enum kvt_hugepages { KVT_HUGEPAGES_AUTO = 0, KVT_HUGEPAGES_NO = 1, KVT_HUGEPAGES_REQUIRE = 2 };
 
+enum kvt_event_loop {
+	KVT_EVENT_LOOP_AUTO = 0,
+	KVT_EVENT_LOOP_IO_URING = 1,
+	KVT_EVENT_LOOP_EPOLL = 2,
+};
+
 enum kvt_mps { KVT_MPS_AUTO = 0, KVT_MPS_YES = 1, KVT_MPS_NO = 2 };
 
 void kvt_config_init(struct kvt_config *config);

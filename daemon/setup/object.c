@@ -30,6 +30,7 @@
 #include <unistd.h>
 
 #include "shm/assert.h"
+#include "shm/map.h"
 
 #define SHM_DIRECTORY "/dev/shm"
 #define LOCK_NAME "lock"
@@ -282,8 +283,7 @@ int kvt_object_clean_orphans(const char *prefix, int64_t least_age_s)
 	return clean(prefix, true, least_age_s);
 }
 
-int kvt_object_room(const char *what, uint64_t bytes, uint64_t before, uint64_t back, char *why,
-		    size_t why_size)
+int kvt_object_room(uint64_t bytes, uint64_t back, char *why, size_t why_size)
 {
 	struct statvfs there;
 	uint64_t room;
@@ -291,12 +291,11 @@ int kvt_object_room(const char *what, uint64_t bytes, uint64_t before, uint64_t 
 	if (statvfs(SHM_DIRECTORY, &there) != 0 || !there.f_blocks)
 		return 0;
 	room = (uint64_t)there.f_bavail * there.f_frsize + back;
-	room = room > before ? room - before : 0;
 	if (bytes <= room)
 		return 0;
-	snprintf(why, why_size, "the %s needs %llu bytes of " SHM_DIRECTORY ", which has %llu free "
-		 "of %llu: enlarge it (docker: --shm-size, Kubernetes: an emptyDir of medium "
-		 "Memory, else mount -o remount,size=) or lower n_pages", what,
+	snprintf(why, why_size, "the arena needs %llu bytes of " SHM_DIRECTORY ", which has %llu "
+		 "free of %llu: enlarge it (docker: --shm-size, Kubernetes: an emptyDir of medium "
+		 "Memory, else mount -o remount,size=) or lower n_pages",
 		 (unsigned long long)bytes, (unsigned long long)room,
 		 (unsigned long long)there.f_blocks * there.f_frsize);
 	return -ENOSPC;
@@ -307,7 +306,7 @@ int kvt_object_room(const char *what, uint64_t bytes, uint64_t before, uint64_t 
 static int object_allocate(struct kvt_object *object, const char *what, char *why,
 			   size_t why_size)
 {
-	int error = kvt_object_room(what, object->bytes, 0, 0, why, why_size);
+	int error = kvt_object_room(object->bytes, 0, why, why_size);
 
 	if (error)
 		return error;
@@ -340,11 +339,12 @@ int kvt_object_create(struct kvt_object *object, const char *prefix, const char 
 	flock(object->fd, LOCK_EX); /* see is_orphan() */
 	error = object_allocate(object, what, why, why_size);
 	if (!error) {
-		object->base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
-				    object->fd, 0);
-		if (object->base == MAP_FAILED) {
+		object->base = kvt_map(bytes, PROT_READ | PROT_WRITE,
+				       MAP_SHARED | MAP_POPULATE, object->fd);
+		if (object->base) {
+			kvt_map_huge(object->base, bytes);
+		} else {
 			error = -errno;
-			object->base = NULL;
 			snprintf(why, why_size, "cannot map %llu bytes of the %s: %s",
 				 (unsigned long long)bytes, what, strerror(-error));
 		}
@@ -392,12 +392,27 @@ int kvt_object_take(struct kvt_object *object, int fd)
 		error = -EINVAL;
 	object->bytes = error ? 0 : (uint64_t)there.st_size;
 	if (!error) {
-		object->base = mmap(NULL, object->bytes, PROT_READ | PROT_WRITE,
-				    private ? MAP_PRIVATE : MAP_SHARED, fd, 0);
-		if (object->base == MAP_FAILED) {
+		object->base = kvt_map(object->bytes, PROT_READ | PROT_WRITE,
+				       private ? MAP_PRIVATE : MAP_SHARED, fd);
+		if (!object->base)
 			error = -errno;
-			object->base = NULL;
-		}
+	}
+	if (error)
+		kvt_object_destroy(object);
+	return error;
+}
+
+int kvt_object_create_private(struct kvt_object *object, const char *what, uint64_t bytes)
+{
+	int error = 0;
+
+	*object = (struct kvt_object){ .fd = memfd_create(what, MFD_CLOEXEC), .bytes = bytes };
+	if (object->fd < 0 || ftruncate(object->fd, (off_t)bytes) != 0) {
+		error = -errno;
+	} else {
+		object->base = kvt_map(bytes, PROT_READ | PROT_WRITE, MAP_SHARED, object->fd);
+		if (!object->base)
+			error = -errno;
 	}
 	if (error)
 		kvt_object_destroy(object);
@@ -428,26 +443,44 @@ int kvt_object_create_sealed(struct kvt_object *object, const char *what, uint64
 	return 0;
 }
 
+/* Copy [from, to). Without memory, write() fails where a store would raise SIGBUS. */
+static int copy_bytes(const struct kvt_object *object, int fd, off_t from, off_t to)
+{
+	while (from < to) {
+		ssize_t n = pwrite(fd, (const char *)object->base + from, (size_t)(to - from),
+				   from);
+
+		if (n <= 0)
+			return n < 0 ? -errno : -ENOSPC;
+		from += n;
+	}
+	return 0;
+}
+
 int kvt_object_copy(const struct kvt_object *object)
 {
-	int fd = memfd_create("kvtrunk-copy", MFD_CLOEXEC), error;
-	uint64_t done = 0;
+	int fd = memfd_create("kvtrunk-copy", MFD_CLOEXEC), error = 0;
+	off_t at = 0, end = (off_t)object->bytes;
 
 	if (fd < 0)
 		return -errno;
 	KVT_ASSERT(object->base);
-	/* Without memory, write() fails where a store would raise SIGBUS. */
-	while (done < object->bytes) {
-		ssize_t n = write(fd, (const char *)object->base + done, object->bytes - done);
+	if (ftruncate(fd, end) != 0)
+		error = -errno;
+	/* What was never written stays unallocated: reading it would allocate it. */
+	while (!error && at < end) {
+		off_t data = lseek(object->fd, at, SEEK_DATA);
 
-		if (n <= 0) {
-			error = n < 0 ? -errno : -ENOSPC;
-			close(fd);
-			return error;
+		if (data < 0) {
+			error = errno == ENXIO ? 0 : -errno;
+			break;
 		}
-		done += (uint64_t)n;
+		at = lseek(object->fd, data, SEEK_HOLE);
+		error = at < 0 ? -errno : copy_bytes(object, fd, data, at < end ? at : end);
 	}
-	return fd;
+	if (error)
+		close(fd);
+	return error ? error : fd;
 }
 
 void kvt_object_destroy(struct kvt_object *object)

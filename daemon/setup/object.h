@@ -90,10 +90,9 @@ int kvt_object_clean_orphans(const char *prefix, int64_t least_age_s);
 int kvt_object_create(struct kvt_object *object, const char *prefix, const char *what,
 		      uint64_t bytes, char *why, size_t why_size);
 
-/** Check that /dev/shm has room for `bytes` of `what` after `before` other bytes, once `back` bytes
- * are freed. -ENOSPC with `why`, as of kvt_object_create(). */
-int kvt_object_room(const char *what, uint64_t bytes, uint64_t before, uint64_t back, char *why,
-		    size_t why_size);
+/** Check that /dev/shm has room for an arena of `bytes`, once `back` bytes are freed. -ENOSPC with
+ * `why`, as of kvt_object_create(). */
+int kvt_object_room(uint64_t bytes, uint64_t back, char *why, size_t why_size);
 
 /** Open a read-only descriptor of the object. Lowers its mode to 0400, so that only owner and root
  * can reopen it for writing. */
@@ -105,6 +104,9 @@ void kvt_object_forget_name(struct kvt_object *object);
 /** Map an object of another process, in its whole size. Consumes `fd`, on failure too. If `fd` is
  * read-only, the mapping is MAP_PRIVATE: stores stay in this process. -EINVAL: no memory object. */
 int kvt_object_take(struct kvt_object *object, int fd);
+
+/** Make and map a memfd that no other process maps. Its pages are allocated as they are written. */
+int kvt_object_create_private(struct kvt_object *object, const char *what, uint64_t bytes);
 
 /** Make and map a memfd, sealed against SHRINK, GROW and further seals. */
 int kvt_object_create_sealed(struct kvt_object *object, const char *what, uint64_t bytes);

@@ -119,10 +119,14 @@
 	X(BOOL, arena_visible, "yes", 0, 0, NULL, RELOAD,                                         \
 	  "Let clients read the tree (probe). no: clients must not see each other's keys.")       \
 	X(NUMBER, spin_budget_us, "200", -1, 10000000, NULL, RELOAD,                              \
-	  "How long the daemon looks for work before it sleeps. 0: never, -1: always.")           \
+	  "How long the daemon spins at most before it sleeps. 0: not at all, -1: for ever. It "  \
+	  "spins shorter if that does not pay or if others need the CPU.")                        \
 	X(NUMBER, fence_poll_us, "100", 1, 1000000, NULL, RELOAD,                                 \
 	  "Longest sleep while operations wait for fences: a device raises them without a "       \
 	  "wake-up.")                                                                             \
+	X(CHOICE, event_loop, "auto", 0, 0, "auto|io_uring|epoll", START,                         \
+	  "How the daemon waits for events beside the rings. auto: io_uring where the host "      \
+	  "allows it, else epoll, and one line in the log.")                                      \
 	X(NUMBER, cpu, "-1", -1, 8191, NULL, START, "Core to run on. -1: any.")                   \
 	X(BOOL, compaction, "yes", 0, 0, NULL, RELOAD, "Join chains of nodes when idle.")         \
 	X(NUMBER, work_budget, "64", 1, 1000000, NULL, RELOAD,                                    \

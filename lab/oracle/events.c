@@ -213,6 +213,8 @@ static int follow_merge(struct kvt_oracle *o, const struct kvt_event *event)
 	memcpy(lower->pages, upper->pages, upper->n * sizeof(*lower->pages));
 	for (uint32_t i = 0; i < upper->n; i++)
 		o->pages[upper->pages[i]].node = lower->id;
+	if (o->run.kept_node == upper->id)
+		o->run.kept_node = lower->id;
 	lower->n += upper->n;
 	lower->sealed += upper->n;
 	lower->start = upper->start;

@@ -140,7 +140,6 @@ uint32_t lease_free_pages(struct kvt_oracle *o, uint32_t index)
 
 struct begin {
 	uint32_t n_keys; /* those of the handle included */
-	uint32_t from;   /* pages named by the handle */
 	uint32_t table; /* pages */
 	uint32_t whole; /* pages of keys */
 	uint32_t reuse; /* pages */
@@ -163,13 +162,11 @@ static int begin_refused(struct kvt_oracle *o, struct begin *b)
 /* Walk the keys: how many pages are cached, and how many of those are reused. */
 static int begin_walk(struct kvt_oracle *o, struct begin *b)
 {
-	const struct kvt_record *record = o->run.record;
-	const struct kvt_sqe *sqe = &record->sqe;
-	uint32_t ps = o->config.page_size, at;
+	const struct kvt_sqe *sqe = &o->run.record->sqe;
+	uint32_t ps = o->config.page_size;
 
-	TRY(run_start(o, &at, &b->from));
+	TRY(run_walk(o, &b->walk));
 	b->whole = o->config.disabled ? 0 : b->n_keys / ps;
-	model_walk(o, at, b->from, record->keys, b->whole - b->from, &b->walk);
 	b->reuse = sqe->flags & KVT_F_FORCE_MISS ? 0 : b->walk.matched;
 	if (b->reuse > 0 && b->reuse * ps == b->n_keys && !(sqe->flags & KVT_F_FULL))
 		b->reuse--;
@@ -207,7 +204,7 @@ static int begin_room(struct kvt_oracle *o, struct begin *b)
 	run->split_at = split ? b->walk.pages : UINT32_MAX;
 	run->need_pages = fresh;
 	run->keys = run->record->keys;
-	run->base = b->from;
+	run->base = b->walk.named;
 	return run_need_nodes(o, most);
 }
 
@@ -480,6 +477,20 @@ int lease_extend(struct kvt_oracle *o)
 	return 0;
 }
 
+/* Find which leading pages of an ending sequence's path are cached, and stay so. */
+static void end_keeps(struct kvt_oracle *o, const struct model_lease *lease)
+{
+	uint32_t n = 0;
+
+	if (lease->node == 0 || lease->kind != MODEL_LEASE_BEGIN || lease->epoch != o->epoch ||
+	    o->nodes[lease->node]->detached)
+		return;
+	while (n < lease->known / o->config.page_size && model_page_at(o, lease->node, n))
+		n++;
+	o->run.kept_pages = n;
+	o->run.kept_node = n ? model_covering(o, lease->node, n - 1)->id : 0;
+}
+
 /* END and UNLOCK. */
 int lease_end(struct kvt_oracle *o)
 {
@@ -500,6 +511,7 @@ int lease_end(struct kvt_oracle *o)
 		run->want.flags |= KVT_CQE_DETACHED;
 	run->want.result = 0; /* END always succeeds; `reason` has the trouble */
 	lease_count_hit(o, lease);
+	end_keeps(o, lease);
 	TRY(lease_unlock(o, lease));
 	run->want.end = (struct kvt_answer_end){
 		.sealed = run->sealed,

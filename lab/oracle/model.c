@@ -185,7 +185,8 @@ void model_walk(const struct kvt_oracle *o, uint32_t from, uint32_t from_pages,
 {
 	uint32_t ps = o->config.page_size;
 	size_t bytes = ps * sizeof(*keys);
-	struct model_walk walk = { .node = from, .pages = from_pages, .matched = from_pages };
+	struct model_walk walk = { .named = from_pages, .node = from, .pages = from_pages,
+				   .matched = from_pages };
 	const struct model_node *node = model_node(o, from);
 	bool sealed = true;
 	uint32_t i = 0;

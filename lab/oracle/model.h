@@ -139,6 +139,7 @@ struct model_run {
 	uint64_t most_nodes;  /* free nodes that it may require: runs can fragment */
 	uint32_t evicted;     /* evicted by TRIM */
 	uint32_t sealed, duplicates, advanced;
+	uint32_t kept_pages, kept_node; /* END: cached pages of its path, the last one's node */
 	struct model_pending waiter; /* the waiting BEGIN that takes effect */
 };
 
@@ -205,6 +206,7 @@ void model_page_set(struct kvt_oracle *o, uint32_t page, uint32_t state, uint32_
 void model_page_cache(struct kvt_oracle *o, uint32_t page, uint32_t node);
 
 struct model_walk {
+	uint32_t named;   /* pages before where it began, as a start handle names them */
 	uint32_t node;    /* deepest node that holds a walked page; the root, or 0, if none does */
 	uint32_t pages;   /* walked: equal keys, sealed or not; counted from the root */
 	uint32_t matched; /* of those, leading sealed ones */
@@ -288,8 +290,9 @@ uint64_t model_available(const struct kvt_oracle *o);
 int run_fresh_page(struct kvt_oracle *o, uint32_t at, uint32_t *ret_page);
 /** Check the entry's handle. *ret_node: the shallowest node that covers it. */
 int run_handle(struct kvt_oracle *o, uint32_t *ret_node);
-/** Find where the entry's keys begin: at the root of its namespace, or behind its start handle. */
-int run_start(struct kvt_oracle *o, uint32_t *ret_node, uint32_t *ret_pages);
+/** Walk the entry's whole pages of keys from the root of its namespace, or behind its start handle.
+ * Without caching none is walked. */
+int run_walk(struct kvt_oracle *o, struct model_walk *ret_walk);
 /** Check that the path ends at exactly `target`. */
 int run_check_path(struct kvt_oracle *o);
 

@@ -46,14 +46,12 @@ static int op_match(struct kvt_oracle *o)
 {
 	struct model_run *run = &o->run;
 	const struct kvt_sqe *sqe = &run->record->sqe;
-	uint32_t ps = o->config.page_size, at, from;
+	uint32_t ps = o->config.page_size;
 	bool lock = sqe->flags & KVT_F_LOCK;
-	struct model_walk walk = { 0 };
+	struct model_walk walk;
 	struct model_lease *lease;
 
-	TRY(run_start(o, &at, &from));
-	if (!o->config.disabled)
-		model_walk(o, at, from, run->record->keys, sqe->n_keys / ps, &walk);
+	TRY(run_walk(o, &walk));
 	if (lock) {
 		TRY(run_need_lease(o));
 		TRY(run_need_quota(o, 0, model_unlocked_on_path(o, walk.matched_node,
@@ -171,10 +169,8 @@ static int op_free(struct kvt_oracle *o)
 /* ---- INSERT ---- */
 
 struct insert {
-	uint32_t from;   /* pages named by the start handle */
 	uint32_t pages;  /* pages given */
-	uint32_t end;    /* from + pages */
-	uint32_t at;     /* node of the start, the root without a handle */
+	uint32_t end;    /* those of the start handle included */
 	struct model_walk walk;
 };
 
@@ -182,13 +178,13 @@ struct insert {
 static int insert_twins(struct kvt_oracle *o, const struct insert *in, uint32_t **ret_twins,
 			uint32_t *ret_n)
 {
-	uint32_t n = in->walk.matched > in->from ? in->walk.matched - in->from : 0;
+	uint32_t n = in->walk.matched > in->walk.named ? in->walk.matched - in->walk.named : 0;
 	uint32_t *twins = calloc(n + 1ull, sizeof(*twins));
 
 	if (!twins)
 		return oracle_fail(o, "the oracle is out of memory");
 	for (uint32_t i = 0; i < n; i++)
-		twins[i] = model_page_at(o, in->walk.matched_node, in->from + i);
+		twins[i] = model_page_at(o, in->walk.matched_node, in->walk.named + i);
 	*ret_twins = twins;
 	*ret_n = n;
 	return 0;
@@ -222,7 +218,7 @@ static int insert_seal(struct kvt_oracle *o, const struct insert *in, const uint
 	const uint32_t *pages = run->record->pages;
 
 	for (uint32_t i = 0; i < in->pages; i++) {
-		struct model_node *node = model_covering(o, run->cursor, in->from + i);
+		struct model_node *node = model_covering(o, run->cursor, in->walk.named + i);
 
 		if (i < n_twins) {
 			if (pages[i] == twins[i])
@@ -232,9 +228,9 @@ static int insert_seal(struct kvt_oracle *o, const struct insert *in, const uint
 			run->duplicates++;
 			continue;
 		}
-		if (in->from + i - node->start != node->sealed)
+		if (in->walk.named + i - node->start != node->sealed)
 			return oracle_fail(o, "page %u of the path cannot be sealed: node %u has "
-					   "%u sealed from %u on", in->from + i, node->id,
+					   "%u sealed from %u on", in->walk.named + i, node->id,
 					   node->sealed, node->start);
 		node->pages[node->sealed++] = pages[i];
 		model_page_cache(o, pages[i], node->id);
@@ -275,7 +271,7 @@ static int insert_into_tree(struct kvt_oracle *o, struct insert *in, const uint3
 	TRY(run_need_list(o, 2ull * duplicates + (sqe->flags & KVT_F_LOCK ? in->end : 0)));
 	TRY(insert_nodes(o, in));
 	run->keys = run->record->keys;
-	run->base = in->from;
+	run->base = in->walk.named;
 	run->priority = sqe->priority;
 	run->expiry_ns = sqe->flags & KVT_F_TTL ?
 				 run->record->now_ns + sqe->ttl_ms * 1000000ull : UINT64_MAX;
@@ -286,6 +282,7 @@ static int insert_into_tree(struct kvt_oracle *o, struct insert *in, const uint3
 	if (run->split_at != UINT32_MAX)
 		return oracle_fail(o, "no split at page %u", run->split_at);
 	TRY(insert_seal(o, in, twins, n_twins));
+	o->counters.duplicate_pages += duplicates;
 	insert_weigh(o, sqe, run->expiry_ns);
 	if (sqe->flags & KVT_F_LOCK) {
 		TRY(lease_make(o, MODEL_LEASE_MATCH, run->cursor, &lease));
@@ -311,9 +308,8 @@ static int op_insert(struct kvt_oracle *o)
 		return lease_make(o, MODEL_LEASE_MATCH, 0, &lease);
 	}
 	in.pages = sqe->n_keys / ps;
-	TRY(run_start(o, &in.at, &in.from));
-	in.end = in.from + in.pages;
-	model_walk(o, in.at, in.from, run->record->keys, in.pages, &in.walk);
+	TRY(run_walk(o, &in.walk));
+	in.end = in.walk.named + in.pages;
 	TRY(insert_twins(o, &in, &twins, &n_twins));
 	result = insert_into_tree(o, &in, twins, n_twins);
 	free(twins);
@@ -728,6 +724,9 @@ int ops_apply(struct kvt_oracle *o)
 		run->want.n_list = run->n_want;
 	} else { /* nodes off the path may merge at once */
 		TRY(events_follow(o, EVENT_BIT(KVT_EV_MERGE)));
+		if (run->kept_pages)
+			run_want_handle(o, run->kept_node,
+					(uint64_t)run->kept_pages * o->config.page_size);
 	}
 	TRY(events_done(o));
 	TRY(compare_cqe(o));

@@ -108,7 +108,8 @@ int run_handle(struct kvt_oracle *o, uint32_t *ret_node)
 	return 0;
 }
 
-int run_start(struct kvt_oracle *o, uint32_t *ret_node, uint32_t *ret_pages)
+/* Find where the entry's keys begin. */
+static int start(struct kvt_oracle *o, uint32_t *ret_node, uint32_t *ret_pages)
 {
 	const struct kvt_sqe *sqe = &o->run.record->sqe;
 
@@ -125,6 +126,17 @@ int run_start(struct kvt_oracle *o, uint32_t *ret_node, uint32_t *ret_pages)
 	if (o->nodes[*ret_node]->namespace_id != sqe->namespace_id)
 		return run_refuse(o, -EINVAL, KVT_REASON_NOT_CONTINUATION, 0);
 	*ret_pages = sqe->positions / o->config.page_size;
+	return 0;
+}
+
+int run_walk(struct kvt_oracle *o, struct model_walk *ret_walk)
+{
+	const struct kvt_record *record = o->run.record;
+	uint32_t at, from;
+
+	TRY(start(o, &at, &from));
+	model_walk(o, at, from, record->keys,
+		   o->config.disabled ? 0 : record->sqe.n_keys / o->config.page_size, ret_walk);
 	return 0;
 }
 

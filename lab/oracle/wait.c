@@ -225,17 +225,6 @@ static int wait_follow(struct kvt_oracle *o, const struct model_walk *walk,
 	return 0;
 }
 
-static int walk_entry(struct kvt_oracle *o, struct model_walk *walk)
-{
-	const struct kvt_record *record = o->run.record;
-	uint32_t at, from;
-
-	TRY(run_start(o, &at, &from));
-	model_walk(o, at, from, record->keys,
-		   o->config.disabled ? 0 : record->sqe.n_keys / o->config.page_size, walk);
-	return 0;
-}
-
 int wait_defer(struct kvt_oracle *o)
 {
 	const struct kvt_record *record = o->run.record;
@@ -246,7 +235,7 @@ int wait_defer(struct kvt_oracle *o)
 			      memcmp(&p->sqe, &record->sqe, sizeof(p->sqe)) != 0))
 		return oracle_fail(o, "no such BEGIN waits since seq %llu",
 				   (unsigned long long)record->value);
-	if (walk_entry(o, &walk) != 0)
+	if (run_walk(o, &walk) != 0)
 		return oracle_fail(o, "it waits, but its handle is refused (reason %u)",
 				   o->run.want.reason);
 	if (!p) {
@@ -299,7 +288,7 @@ int wait_notice(struct kvt_oracle *o)
 	struct model_walk walk;
 	uint32_t goal;
 
-	TRY(walk_entry(o, &walk));
+	TRY(run_walk(o, &walk));
 	goal = wait_goal(o, &walk);
 	if (goal && o->run.record->now_ns < o->run.waiter.deadline_ns)
 		return oracle_fail(o, "a notice came, though %u pages are computed by a lease",

@@ -124,7 +124,7 @@ void kvt_script_bound_fill(struct kvt_script_names *names, struct kvt_script_bou
 	bound->lease = result->lease;
 	bound->has_handle = result->op == KVT_OP_MATCH || result->op == KVT_OP_LOCK ||
 			    result->op == KVT_OP_INSERT || result->op == KVT_OP_BEGIN ||
-			    result->op == KVT_OP_PAGE;
+			    result->op == KVT_OP_END || result->op == KVT_OP_PAGE;
 	bound->handle = result->handle;
 	table = bound->has_lease ? kvt_script_table_find(names, result->lease) : NULL;
 	if (table && result->op != KVT_OP_EXTEND) {
@@ -177,8 +177,9 @@ static bool verb_gives(int verb, const char *part)
 	case KVT_VERB_PAGE:
 		return strcmp(part, "handle") == 0;
 	case KVT_VERB_UNLOCK:
-	case KVT_VERB_END:
 		return strcmp(part, "lease") == 0;
+	case KVT_VERB_END:
+		return strcmp(part, "pages") != 0;
 	default:
 		return false;
 	}

@@ -251,6 +251,7 @@ static void put_end(struct kvt_script *script, const struct kvt_script_waiting *
 	struct kvt_json *json = &script->json;
 
 	put_lease(json, waiting->lease);
+	put_handle(json, result->handle);
 	kvt_json_u64(json, "sealed", result->sealed);
 	kvt_json_u64(json, "freed", result->freed);
 	kvt_json_bool(json, "detached", result->flags & KVT_CQE_DETACHED);

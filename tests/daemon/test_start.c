@@ -93,13 +93,52 @@ static bool io_uring_unknown(struct kvt_test_daemon *daemon)
 
 TEST(io_uring_forbidden_by_seccomp_is_said_so)
 {
-	must_fail(NULL, io_uring_not_permitted, 1,
+	must_fail("event_loop = io_uring\n", io_uring_not_permitted, 1,
 		  WORDS("event=start_failed", "seccomp", "io_uring_setup"));
 }
 
 TEST(a_kernel_without_io_uring_is_said_so)
 {
-	must_fail(NULL, io_uring_unknown, 1, WORDS("no io_uring here", "6.1 or newer"));
+	must_fail("event_loop = io_uring\n", io_uring_unknown, 1,
+		  WORDS("no io_uring here", "5.11 or newer"));
+}
+
+/* The log says once why, and the daemon serves. */
+static void must_use_epoll(kvt_test_change_fn *change, const char *cause)
+{
+	struct kvt_test_daemon daemon;
+	struct kvt_client *client;
+
+	kvt_test_daemon_prepare(&daemon, NULL);
+	kvt_test_spawn_changed(&daemon, change);
+	if (!kvt_test_daemon_await(&daemon, "READY=1"))
+		kvt_test_fail("it did not start");
+	kvt_test_check(kvt_test_daemon_said(&daemon, cause));
+	kvt_test_check(kvt_test_daemon_said(&daemon, "event_loop=epoll"));
+	kvt_test_equal(kvt_test_daemon_count(&daemon, "event=no_io_uring"), 1);
+	client = kvt_test_connect(&daemon);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_daemon_end(&daemon);
+}
+
+TEST(where_seccomp_forbids_io_uring_the_daemon_uses_epoll)
+{
+	must_use_epoll(io_uring_not_permitted, "seccomp");
+}
+
+TEST(on_a_kernel_without_io_uring_the_daemon_uses_epoll)
+{
+	must_use_epoll(io_uring_unknown, "no io_uring here");
+}
+
+TEST(epoll_by_option_is_no_news)
+{
+	struct kvt_test_daemon daemon;
+
+	kvt_test_daemon_begin(&daemon, "event_loop = epoll\n");
+	kvt_test_check(kvt_test_daemon_said(&daemon, "event_loop=epoll"));
+	kvt_test_equal(kvt_test_daemon_count(&daemon, "event=no_io_uring"), 0);
+	kvt_test_daemon_end(&daemon);
 }
 
 /* ---- limits */

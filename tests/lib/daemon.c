@@ -312,17 +312,22 @@ void kvt_test_daemon_remove(struct kvt_test_daemon *daemon)
 	close(daemon->notify);
 }
 
-bool kvt_test_daemon_said(const struct kvt_test_daemon *daemon, const char *text)
+uint32_t kvt_test_daemon_count(const struct kvt_test_daemon *daemon, const char *text)
 {
 	FILE *file = fopen(daemon->output, "re");
 	char line[2048];
-	bool found = false;
+	uint32_t n = 0;
 
-	while (file && !found && fgets(line, sizeof(line), file))
-		found = strstr(line, text) != NULL;
+	while (file && fgets(line, sizeof(line), file))
+		n += strstr(line, text) != NULL;
 	if (file)
 		fclose(file);
-	return found;
+	return n;
+}
+
+bool kvt_test_daemon_said(const struct kvt_test_daemon *daemon, const char *text)
+{
+	return kvt_test_daemon_count(daemon, text) != 0;
 }
 
 static bool is_closer(int pid)

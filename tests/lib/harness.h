@@ -92,6 +92,8 @@ void kvt_test_daemon_end(struct kvt_test_daemon *daemon);
 void kvt_test_daemon_remove(struct kvt_test_daemon *daemon);
 /** True if the output so far contains `text`. */
 bool kvt_test_daemon_said(const struct kvt_test_daemon *daemon, const char *text);
+/** Count the lines of its output that contain `text`. */
+uint32_t kvt_test_daemon_count(const struct kvt_test_daemon *daemon, const char *text);
 
 /* ---------------------------------------------------------------- clients */
 

@@ -654,7 +654,7 @@ TEST(damage_in_the_ledger_is_a_cold_start)
 	start(NULL);
 	client = fill_cache(keys, &space);
 	kill_daemon_for_a_while();
-	fd = open_kept(".ledger.", 0);
+	fd = open_kept("kvtrunk-ledger", 0);
 	kvt_test_check(fd >= 0);
 	kvt_test_equal(pread(fd, &ledger, sizeof(ledger), 0), sizeof(ledger));
 	for (uint32_t page = 1; page < N_PAGES; page++)

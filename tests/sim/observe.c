@@ -64,18 +64,29 @@ static void learn_lease(struct sim *sim, const struct kvt_record *r, uint32_t ki
 	}
 }
 
-static void learn_handle(struct sim *sim, const struct kvt_record *r)
+static void learn_handle(struct sim *sim, const struct kvt_record *r, uint32_t namespace_id,
+			 uint32_t sequence)
 {
 	uint32_t at = sim->n_handles < SIM_HANDLES ? sim->n_handles++ :
 						     sim_below(sim, SIM_HANDLES);
 
 	sim->handles[at] = (struct sim_handle){
-		.namespace_id = r->sqe.namespace_id,
+		.namespace_id = namespace_id,
 		.node = r->cqe.node,
 		.generation = r->cqe.generation,
 		.positions = r->cqe.positions,
-		.sequence = sim->sequence_in_use,
+		.sequence = sequence,
 	};
+}
+
+/* The next turn of a conversation may begin there. */
+static void learn_end(struct sim *sim, const struct kvt_record *r)
+{
+	const struct sim_lease *lease = find_lease(&sim->sessions[r->session], r->sqe.node,
+						   r->sqe.generation);
+
+	if (lease && r->cqe.positions)
+		learn_handle(sim, r, lease->namespace_id, lease->sequence);
 }
 
 static void lose_page(struct sim_session *s, uint32_t page)
@@ -102,8 +113,8 @@ static void learn(struct sim *sim, const struct kvt_record *r)
 	struct sim_session *s = &sim->sessions[r->session];
 	struct sim_lease *lease;
 
-	if (r->cqe.node && r->cqe.positions)
-		learn_handle(sim, r);
+	if (r->cqe.node && r->cqe.positions && r->sqe.op != KVT_OP_END)
+		learn_handle(sim, r, r->sqe.namespace_id, sim->sequence_in_use);
 	switch (r->sqe.op) {
 	case KVT_OP_MATCH:
 	case KVT_OP_LOCK:
@@ -144,6 +155,9 @@ static void learn(struct sim *sim, const struct kvt_record *r)
 		if (lease)
 			lease->table += r->n_list;
 		break;
+	case KVT_OP_END:
+		learn_end(sim, r);
+		break;
 	default:
 		break;
 	}
@@ -166,6 +180,14 @@ static void count_wait(uint64_t *rare, const struct kvt_record *r)
 	rare[SIM_NOTICE_SEALED] += notice && done && r->cqe.notice.state == KVT_NOTICE_SEALED;
 	rare[SIM_NOTICE_ABANDONED] += notice && done && r->cqe.notice.state == KVT_NOTICE_ABANDONED;
 	rare[SIM_NOTICE_DEADLINE] += notice && done && r->cqe.notice.state == KVT_NOTICE_DEADLINE;
+}
+
+static bool merged_into(const struct kvt_record *r, uint32_t node)
+{
+	for (uint32_t i = 0; i < r->n_events; i++)
+		if (r->events[i].kind == KVT_EV_MERGE && r->events[i].node == node)
+			return true;
+	return false;
 }
 
 static void count_rare(struct sim *sim, const struct kvt_record *r)
@@ -201,6 +223,8 @@ static void count_rare(struct sim *sim, const struct kvt_record *r)
 		rare[SIM_END_DETACHED] += (r->cqe.flags & KVT_CQE_DETACHED) != 0;
 		rare[SIM_END_REASON] += ok && r->cqe.reason != 0 &&
 					(r->sqe.flags & KVT_F_COMMIT);
+		rare[SIM_END_HANDLE] += ok && r->cqe.positions > 0;
+		rare[SIM_END_MERGED] += ok && merged_into(r, r->cqe.node);
 		break;
 	case KVT_OP_LOCK:
 		rare[SIM_EDGE_LOCKED] +=

@@ -94,6 +94,8 @@ enum sim_rare {
 	SIM_BEGIN_BEHIND,  /* BEGIN likewise */
 	SIM_END_DETACHED,
 	SIM_END_REASON,
+	SIM_END_HANDLE,    /* END left something cached */
+	SIM_END_MERGED,    /* in a node that it merged others into */
 	SIM_CAPPED,        /* reusable < matched */
 	SIM_SHARED_ANNOUNCE,
 	SIM_NODE_EVICTION, /* evicted for lack of nodes */

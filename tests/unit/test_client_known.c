@@ -19,6 +19,7 @@ struct world {
 };
 
 static struct world world;
+static bool over; /* threads of a test end */
 
 static void cache_keys(void)
 {
@@ -77,6 +78,21 @@ static const struct kvt_sqe *last_entry(void)
 	const struct kvt_ring_end *end = &world.mine->ring;
 
 	return &end->sq[(end->sq_tail - 1) & end->sq_mask];
+}
+
+static void evict(uint32_t n_pages)
+{
+	pthread_mutex_lock(&world.inside.lock);
+	kvt_core_evict(world.inside.core, n_pages, world.inside.now_ns);
+	pthread_mutex_unlock(&world.inside.lock);
+}
+
+static void reset(void)
+{
+	pthread_mutex_lock(&world.inside.lock);
+	kvt_core_reset(world.inside.core, world.inside.now_ns);
+	kvt_core_wake(world.inside.core, world.inside.now_ns);
+	pthread_mutex_unlock(&world.inside.lock);
 }
 
 static void match(struct kvt_client *client, const uint32_t *keys, uint32_t n, uint32_t flags,
@@ -199,7 +215,7 @@ TEST_WITH(a_match_whose_handle_goes_stale_sends_all_keys, setup, teardown)
 
 	call_unseen(&caller, call_match);
 	assert_int_equal(last_entry()->positions, CACHED);
-	kvt_core_evict(world.inside.core, 2, world.inside.now_ns);
+	evict(2);
 	answer(&caller);
 	assert_int_equal(caller.rc, 0);
 	assert_int_equal(last_entry()->positions, 0);
@@ -214,7 +230,7 @@ TEST_WITH(a_match_whose_prefix_is_reset_finds_nothing, setup, teardown)
 	struct caller caller = { .rc = 1 };
 
 	call_unseen(&caller, call_match);
-	kvt_core_reset(world.inside.core, world.inside.now_ns);
+	reset();
 	answer(&caller);
 	assert_int_equal(caller.rc, 0);
 	assert_int_equal(caller.result.matched, 0);
@@ -334,7 +350,7 @@ TEST_WITH(a_begin_whose_handle_goes_stale_sends_all_keys, setup, teardown)
 
 	call_unseen(&caller, call_begin);
 	assert_int_equal(last_entry()->positions, CACHED);
-	kvt_core_evict(world.inside.core, 2, world.inside.now_ns);
+	evict(2);
 	answer(&caller);
 	assert_int_equal(caller.rc, 0);
 	assert_int_equal(last_entry()->n_keys, KEYS);
@@ -353,10 +369,7 @@ TEST_WITH(a_begin_whose_handle_goes_stale_while_it_waits_sends_all_keys, setup, 
 	assert_int_equal(pthread_create(&caller.thread, NULL, call_begin, &caller), 0);
 	while (inside_counters(&world.inside).waits == 0)
 		sched_yield();
-	pthread_mutex_lock(&world.inside.lock);
-	kvt_core_reset(world.inside.core, world.inside.now_ns);
-	kvt_core_wake(world.inside.core, world.inside.now_ns);
-	pthread_mutex_unlock(&world.inside.lock);
+	reset();
 	assert_int_equal(pthread_join(caller.thread, NULL), 0);
 	assert_int_equal(caller.rc, 0);
 	assert_int_equal(last_entry()->positions, 0);
@@ -366,12 +379,203 @@ TEST_WITH(a_begin_whose_handle_goes_stale_while_it_waits_sends_all_keys, setup, 
 	assert_int_equal(kvt_seq_end(first, 0, NULL, 0, KVT_IDLE, 0), -ESTALE);
 }
 
+/* ---------------------------------------------------------------- the next turn */
+
+/* The entry that `client` submitted last, or the one before it. */
+static const struct kvt_sqe *entry_of(const struct kvt_client *client, uint32_t before)
+{
+	const struct kvt_ring_end *end = &client->ring;
+
+	return &end->sq[(end->sq_tail - 1 - before) & end->sq_mask];
+}
+
+/* Run a turn of `n` keys, all computed. Returns the handle that its END gives. */
+static struct kvt_handle turn(struct kvt_client *client, uint32_t n)
+{
+	struct kvt_seq *seq = begin(client, world.keys, n, 0);
+	struct kvt_handle handle;
+
+	assert_int_equal(kvt_seq_end_handle(seq, n, NULL, 0, KVT_IDLE, 0, &handle), 0);
+	return handle;
+}
+
+static struct kvt_seq *next_turn(struct kvt_client *client, struct kvt_handle start, uint32_t n)
+{
+	uint32_t ns = client == world.mine ? world.ns : world.blind_ns;
+	struct kvt_seq *seq;
+
+	assert_int_equal(kvt_seq_continue(client, ns, start, world.keys, n, 20, 0, &seq), 0);
+	return seq;
+}
+
+static void end(struct kvt_seq *seq)
+{
+	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+}
+
+TEST_WITH(a_next_turn_sends_only_its_own_keys, setup, teardown)
+{
+	struct kvt_client *clients[] = { world.mine, world.blind };
+
+	for (uint32_t i = 0; i < 2; i++) {
+		uint32_t old = CACHED + (i + 1) * 100, known = old / PS * PS;
+		struct kvt_handle handle = turn(clients[i], old);
+		struct kvt_seq *seq;
+
+		assert_int_equal(handle.positions, known);
+		seq = next_turn(clients[i], handle, KEYS);
+		assert_int_equal(entry_of(clients[i], 0)->positions, known);
+		assert_int_equal(entry_of(clients[i], 0)->n_keys, KEYS - known);
+		assert_int_equal(kvt_seq_matched(seq), known);
+		assert_int_equal(kvt_seq_known(seq), KEYS);
+		end(seq);
+	}
+}
+
+TEST_WITH(a_next_turn_of_a_short_conversation_is_short, setup, teardown)
+{
+	struct kvt_handle handle = turn(world.mine, 100);
+	struct kvt_seq *seq = next_turn(world.mine, handle, 200);
+
+	assert_int_equal(handle.positions, 96);
+	assert_int_equal(last_entry()->n_keys, 104);
+	assert_int_equal(kvt_seq_matched(seq), 192);
+	end(seq);
+}
+
+/* A turn as long as its handle: one position is left to compute. */
+TEST_WITH(a_turn_without_keys_of_its_own_begins, setup, teardown)
+{
+	struct kvt_seq *seq = next_turn(world.mine, turn(world.mine, CACHED), CACHED);
+
+	assert_int_equal(last_entry()->n_keys, 0);
+	assert_int_equal(kvt_seq_matched(seq), CACHED);
+	assert_int_equal(kvt_seq_reusable(seq), CACHED - PS);
+	end(seq);
+}
+
+TEST_WITH(a_next_turn_behind_a_stale_handle_finds_what_is_left, setup, teardown)
+{
+	struct kvt_handle handle = turn(world.mine, CACHED);
+	struct kvt_seq *seq;
+
+	evict(2);
+	seq = next_turn(world.mine, handle, KEYS);
+	assert_int_equal(entry_of(world.mine, 1)->positions, CACHED);
+	assert_int_equal(last_entry()->positions, CACHED - 2 * PS);
+	assert_int_equal(kvt_seq_matched(seq), CACHED - 2 * PS);
+	end(seq);
+	seq = next_turn(world.blind, handle, KEYS);
+	assert_int_equal(entry_of(world.blind, 1)->positions, CACHED);
+	assert_int_equal(entry_of(world.blind, 0)->positions, 0);
+	assert_int_equal(entry_of(world.blind, 0)->n_keys, KEYS);
+	assert_int_equal(kvt_seq_matched(seq), CACHED - 2 * PS);
+	end(seq);
+}
+
+TEST_WITH(a_next_turn_with_fewer_keys_than_its_handle_sends_all, setup, teardown)
+{
+	struct kvt_seq *seq = next_turn(world.mine, turn(world.mine, CACHED), CACHED / 4);
+
+	assert_int_equal(last_entry()->positions, 0);
+	assert_int_equal(kvt_seq_matched(seq), CACHED / 4);
+	end(seq);
+}
+
+TEST_WITH(a_next_turn_in_another_namespace_is_refused, setup, teardown)
+{
+	uint32_t other = inside_namespace(&world.inside, world.mine, 2);
+	struct kvt_handle handle = turn(world.mine, CACHED);
+	struct kvt_seq *seq = NULL;
+
+	assert_int_equal(kvt_seq_continue(world.mine, other, handle, world.keys, KEYS, 0, 0, &seq),
+			 -EINVAL);
+	assert_int_equal(kvt_client_error(world.mine)->reason, KVT_REASON_NOT_CONTINUATION);
+	assert_null(seq);
+}
+
+TEST_WITH(a_sequence_that_leaves_nothing_ends_without_a_handle, setup, teardown)
+{
+	struct kvt_handle handle = turn(world.mine, PS - 1);
+	struct kvt_seq *seq = begin(world.mine, world.keys, CACHED, 0);
+
+	assert_int_equal(handle.node + handle.generation + handle.positions, 0);
+	reset();
+	handle.positions = 1;
+	assert_int_equal(kvt_seq_end_handle(seq, 0, NULL, 0, KVT_IDLE, 0, &handle), -ESTALE);
+	assert_int_equal(handle.positions, 0);
+	handle.positions = 1;
+	assert_int_equal(kvt_seq_end_handle(NULL, 0, NULL, 0, KVT_IDLE, 0, &handle), 0);
+	assert_int_equal(handle.positions, 0);
+}
+
+/* ---------------------------------------------------------------- counters */
+
+TEST_WITH(counters_read_are_those_that_the_daemon_answers, setup, teardown)
+{
+	struct kvt_counters asked, read;
+
+	assert_int_equal(kvt_stats(world.mine, &asked), 0);
+	assert_int_equal(kvt_counters_read(world.mine, &read), 0);
+	asked.operations = read.operations; /* STATS itself counts when it is answered */
+	assert_memory_equal(&read, &asked, sizeof(read));
+	assert_int_equal(kvt_counters_read(world.blind, &read), -ENOTSUP);
+}
+
+TEST_WITH(counters_inside_an_operation_are_not_read, setup, teardown)
+{
+	struct kvt_arena_header *arena = world.inside.arena;
+	struct kvt_counters read;
+
+	arena->mutation++;
+	assert_int_equal(kvt_counters_read(world.mine, &read), -EAGAIN);
+	arena->mutation++;
+	assert_int_equal(kvt_counters_read(world.mine, &read), 0);
+}
+
+static void *allocate_and_free(void *context)
+{
+	uint32_t pages[7], n = 0;
+
+	(void)context;
+	for (; !kvt_load_acquire(&over); n = n % 7 + 1) {
+		assert_int_equal(kvt_alloc(world.blind, n, pages), 0);
+		assert_int_equal(kvt_free(world.blind, pages, n, KVT_IDLE), 0);
+	}
+	return NULL;
+}
+
+TEST_WITH(counters_read_while_they_change_agree, setup, teardown)
+{
+	struct kvt_counters counters = { 0 };
+	uint32_t private = 0, free_only = 0;
+	pthread_t thread;
+
+	over = false;
+	assert_int_equal(pthread_create(&thread, NULL, allocate_and_free, NULL), 0);
+	while (private == 0 || free_only == 0 || private + free_only < 20000) {
+		int rc = kvt_counters_read(world.mine, &counters);
+
+		if (rc == -EAGAIN)
+			continue;
+		assert_int_equal(rc, 0);
+		assert_int_equal(counters.free_pages + counters.private_pages +
+					 counters.cached_pages + counters.quarantined_pages,
+				 N_PAGES - 1);
+		if (counters.private_pages)
+			private++;
+		else
+			free_only++;
+	}
+	kvt_store_release(&over, true);
+	assert_int_equal(pthread_join(thread, NULL), 0);
+}
+
 /* ---------------------------------------------------------------- a race */
 
 enum { ROUNDS = 300 };
 
 static uint32_t content[N_PAGES]; /* of each page: its place in the prompt, from 1 */
-static bool over;
 
 /* Evict pages of the prompt and compute them again. */
 static void *evict_and_compute(void *context)

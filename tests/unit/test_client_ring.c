@@ -3,7 +3,9 @@
  * ends with an audit and no page or lease left.
  *
  * Inputs: operations, deadlines and pauses of the daemon. */
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include "tests/lib/cases.h"
@@ -158,6 +160,8 @@ TEST_WITH(the_rare_operations_answer_too, setup, teardown)
 	assert_int_equal(result.reason, KVT_REASON_TOO_LARGE);
 	assert_int_equal(kvt_alloc(client, 1u << 30, pages), -ENOSPC);
 	assert_int_equal(kvt_client_error(client)->reason, KVT_REASON_TOO_LARGE);
+	assert_int_equal(kvt_client_error(client)->needed, 1u << 30);
+	assert_int_equal(kvt_client_error(client)->available, kvt_client_info(client)->n_pages - 1);
 	assert_int_equal(kvt_client_close(client, KVT_IDLE), 0);
 	inside_forget(&world.inside, client);
 }
@@ -220,6 +224,8 @@ TEST_WITH(a_sequence_lives_from_begin_to_end, setup, teardown)
 	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
 	assert_int_equal(kvt_seq_begin(client, world.ns, keys, 14, 400, 0, &seq), -ENOSPC);
 	assert_int_equal(kvt_client_error(client)->reason, KVT_REASON_TOO_LARGE);
+	assert_int_equal(kvt_client_error(client)->needed, (14 + 400 + 3) / 4);
+	assert_true(kvt_client_error(client)->available < (14 + 400 + 3) / 4);
 }
 
 TEST_WITH(a_sequence_that_has_ended_is_refused, setup, teardown)
@@ -546,6 +552,40 @@ TEST_WITH(a_sequence_learns_of_its_late_answers, setup, teardown)
 	miss_deadline(-ETIMEDOUT);
 	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
 	assert_int_equal(inside_counters(&world.inside).live_leases, 0);
+}
+
+static long sleeps(void)
+{
+	struct rusage usage;
+
+	assert_int_equal(getrusage(RUSAGE_THREAD, &usage), 0);
+	return usage.ru_nvcsw;
+}
+
+TEST_WITH(a_client_on_the_daemons_cpu_sleeps_instead_of_spinning_for_ever, setup, teardown)
+{
+	struct kvt_client *client = world.client;
+	struct kvt_request nop = { .op = KVT_OP_NOP };
+	struct kvt_result result;
+	unsigned int cpu = (unsigned int)sched_getcpu();
+	cpu_set_t allowed, here;
+	long before;
+
+	assert_int_equal(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+	CPU_ZERO(&here);
+	CPU_SET(cpu, &here);
+	assert_int_equal(sched_setaffinity(0, sizeof(here), &here), 0);
+	client->spin_budget_ns = -1;
+	pause_and_set_deadline();
+	kvt_store_relaxed(&client->ring.header->daemon_cpu, cpu + 2);
+	before = sleeps();
+	assert_int_equal(kvt_call(client, &nop, &result), -ETIMEDOUT);
+	assert_int_equal(sleeps(), before);
+	kvt_store_relaxed(&client->ring.header->daemon_cpu, cpu + 1);
+	assert_int_equal(kvt_call(client, &nop, &result), -ETIMEDOUT);
+	assert_int_not_equal(sleeps(), before);
+	miss_deadline(-ETIMEDOUT);
+	assert_int_equal(sched_setaffinity(0, sizeof(allowed), &allowed), 0);
 }
 
 TEST_WITH(what_is_to_be_given_back_waits_for_room, setup, teardown)

@@ -211,6 +211,8 @@ TEST(counters_follow_every_operation)
 	commit(seq, 24, NO_KEYS, 0);
 	assert_int_equal(counters(w)->duplicate_pages, 1);
 	end(seq);
+	insert(a, ns, range(1, 8));
+	assert_int_equal(counters(w)->duplicate_pages, 5);
 	evict(a, 5);
 	assert_int_equal(counters(w)->evicted_pages, 5);
 	remove_prefix(a, ns, range(1, 4));

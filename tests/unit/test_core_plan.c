@@ -24,7 +24,7 @@ TEST(limits_outside_their_range_are_refused_with_a_sentence)
 
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		struct kvt_core_config config = good;
-		struct kvt_core_sizes sizes = { 1, 2, 3 };
+		struct kvt_core_sizes sizes = { .arena_bytes = 1 };
 		const char *why = NULL;
 
 		memcpy((char *)&config + bad[i].at, &bad[i].value, sizeof(uint32_t));

@@ -220,12 +220,10 @@ TEST(room_counts_what_comes_before_and_what_is_given_back)
 
 	assert_int_equal(statvfs("/dev/shm", &there), 0);
 	total = (uint64_t)there.f_blocks * there.f_frsize;
-	assert_int_equal(kvt_object_room("arena", 1, 0, 0, why, sizeof(why)), 0);
-	assert_int_equal(kvt_object_room("arena", total + 1, 0, 0, why, sizeof(why)), -ENOSPC);
+	assert_int_equal(kvt_object_room(1, 0, why, sizeof(why)), 0);
+	assert_int_equal(kvt_object_room(total + 1, 0, why, sizeof(why)), -ENOSPC);
 	assert_non_null(strstr(why, "the arena needs"));
-	assert_int_equal(kvt_object_room("arena", total + 1, 0, total + 1, why, sizeof(why)), 0);
-	assert_int_equal(kvt_object_room("ledger", 1, 2 * total + 1, total + 1, why,
-					 sizeof(why)), -ENOSPC);
+	assert_int_equal(kvt_object_room(total + 1, total + 1, why, sizeof(why)), 0);
 }
 
 TEST(a_readonly_descriptor_can_neither_write_nor_resize)

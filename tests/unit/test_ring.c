@@ -310,6 +310,30 @@ static void resumed_at(uint32_t start, uint32_t done, uint32_t unpublished)
 	segment_free(&segment);
 }
 
+TEST(each_side_says_on_which_cpu_it_runs)
+{
+	struct segment segment;
+	uint32_t client, daemon;
+
+	segment_create(&segment, 8, 16);
+	assert_false(kvt_ring_daemon_here(&segment.client));
+	assert_false(kvt_ring_client_here(&segment.daemon));
+	kvt_ring_sq_publish(&segment.client);
+	assert_false(kvt_ring_daemon_here(&segment.client));
+	kvt_ring_cq_publish(&segment.daemon);
+	client = segment.client.header->client_cpu;
+	daemon = segment.client.header->daemon_cpu;
+	assert_int_not_equal(client, 0);
+	assert_int_not_equal(daemon, 0);
+	assert_int_equal(kvt_ring_sq_pending(&segment.daemon), 0);
+	assert_int_equal(kvt_ring_daemon_here(&segment.client), client == daemon);
+	assert_int_equal(kvt_ring_client_here(&segment.daemon), client == daemon);
+	segment.client.header->client_cpu = daemon + 1;
+	assert_int_equal(kvt_ring_sq_pending(&segment.daemon), 0);
+	assert_false(kvt_ring_client_here(&segment.daemon));
+	segment_free(&segment);
+}
+
 TEST(a_successor_continues_where_the_predecessor_stopped)
 {
 	static const uint32_t starts[] = { 0, 1, 6, 7, 1000, 0xfffffffeu, UINT32_MAX };

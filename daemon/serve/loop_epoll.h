@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_DAEMON_SERVE_LOOP_EPOLL_H
+#define KVT_DAEMON_SERVE_LOOP_EPOLL_H
+
+/**
+ * @file loop_epoll.h
+ * The event loop of loop.h on hosts that refuse io_uring: one epoll set, and poll() to sleep.
+ *
+ * A poll is a one-shot registration: MOD arms it again, ADD only the first time. An epoll set is
+ * never added to ours: ADD of a set, or of a file that another set watches, takes a lock of the
+ * whole kernel, which a client can hold for ever (a page fault under the mutex of a set of its
+ * own). So the doorbells' sets are listed, and poll() waits for our set and for them: 0.15 us each
+ * for every sleep. A descriptor that cannot be registered (out of memory, or of watches) is listed,
+ * too, and each look polls the list while it has one.
+ *
+ * ppoll() sleeps because its timeout has nanoseconds; epoll_pwait2() is of Linux 5.11, and older
+ * seccomp profiles do not know it.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct kvt_loop_event;
+struct pollfd;
+
+/** While the daemon is busy, events are looked for this often: a look takes 0.2 us, and what an
+ * event leads to takes 20 to 100 us. */
+#define KVT_LOOP_LOOK_NS 50000ull
+#define KVT_LOOP_SEEN 8 /* events of one look */
+
+struct kvt_loop_epoll {
+	uint64_t look_at_ns; /* of the next look */
+	uint32_t n_seen, n_rung; /* to be reaped: of the set, of the list */
+	int fd;
+	struct {
+		uint64_t tag;
+		uint32_t events;
+	} seen[KVT_LOOP_SEEN];
+	struct pollfd *listed; /* [0]: our set; then [1 .. n_listed] */
+	struct kvt_loop_listed {
+		uint64_t tag;
+		bool unwatched; /* each look must poll it */
+	} *about; /* of the same index */
+	uint32_t n_listed, room;
+	uint32_t n_unwatched;
+	uint64_t calls;
+};
+
+int kvt_loop_epoll_open(struct kvt_loop_epoll *loop, uint32_t room);
+void kvt_loop_epoll_close(struct kvt_loop_epoll *loop);
+
+/** Look now if it is time. True: there is something to reap. */
+bool kvt_loop_epoll_look(struct kvt_loop_epoll *loop, uint64_t now_ns);
+/** Poll `fd` once. */
+void kvt_loop_epoll_poll(struct kvt_loop_epoll *loop, int fd, uint32_t events, uint64_t tag);
+/** Poll `fd` once for POLLIN, in a sleep only. */
+void kvt_loop_epoll_poll_set(struct kvt_loop_epoll *loop, int fd, uint64_t tag);
+/** End the poll of `fd` with this tag, and its registration. No event of it comes. */
+void kvt_loop_epoll_cancel(struct kvt_loop_epoll *loop, int fd, uint64_t tag);
+/** Take up to `max` events; look first if none is known. */
+unsigned int kvt_loop_epoll_reap(struct kvt_loop_epoll *loop, struct kvt_loop_event *ret_events,
+				 unsigned int max);
+/** Sleep until an event or the timeout, and look. UINT64_MAX: no timeout. */
+void kvt_loop_epoll_sleep(struct kvt_loop_epoll *loop, uint64_t timeout_ns);
+
+#endif

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_DAEMON_SERVE_SPIN_H
+#define KVT_DAEMON_SERVE_SPIN_H
+
+/**
+ * @file spin.h
+ * Whether the serving thread spins or sleeps after a turn without work.
+ *
+ * Spinning saves a client the wake-up, but takes the CPU from whoever else needs it. So the thread
+ * decides from what happened:
+ *  - It spins after it served a client on another CPU, up to the budget. Short sleeps double the
+ *    budget, up to the configured one; long sleeps halve it.
+ *  - It does not spin for a client on its own CPU. It moves to another CPU. Where it may use no
+ *    other, or moved a moment ago, it sleeps.
+ *  - It sleeps for a while after another thread preempted it while it spun. A hypervisor that takes
+ *    the CPU away does not count.
+ * A budget of "always" overrides all of it. Stamps and durations are cycles. Used by the serving
+ * thread only.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "shm/atomic.h"
+
+struct kvt_spin {
+	uint64_t stamp;       /* of the last turn if it spun, else 0 */
+	uint64_t until;       /* a client on another CPU was served lately */
+	uint64_t not_before;  /* after a preemption */
+	uint64_t move_again;  /* the next move is not before */
+	uint64_t budget;      /* current; UINT64_MAX: always */
+	uint64_t most;        /* configured */
+	uint64_t preempted;   /* a spinning turn that takes longer was interrupted */
+	uint64_t move_every;
+	int64_t preemptions;  /* of this thread, when last looked at */
+	bool here;            /* the client last served is on this thread's CPU */
+};
+
+/** Take the configured budget, below 0: always. */
+void kvt_spin_configure(struct kvt_spin *spin, int64_t budget_us, uint64_t cycles_per_us);
+/** Make this thread run sooner after a wake-up on a busy host: ask the scheduler for short slices.
+ * Linux 6.12; no effect before. */
+void kvt_spin_shorten_slices(void);
+
+/** Note that an entry was taken or answered, of a client on this CPU or elsewhere, in the turn that
+ * began at `stamp`. */
+static inline void kvt_spin_expect(struct kvt_spin *spin, bool here, uint64_t stamp)
+{
+	spin->here = here;
+	if (!here)
+		spin->until = stamp + spin->budget;
+}
+
+/** The cold half of kvt_spin_turn(). */
+void kvt_spin_interrupted(struct kvt_spin *spin, uint64_t stamp);
+
+/** Begin a turn at `stamp`. */
+static inline void kvt_spin_turn(struct kvt_spin *spin, uint64_t stamp)
+{
+	if (__builtin_expect(spin->stamp && stamp - spin->stamp > spin->preempted, 0))
+		kvt_spin_interrupted(spin, stamp);
+	spin->stamp = 0;
+}
+
+/** Move this thread off its CPU. False: it may use no other. */
+bool kvt_spin_move(void);
+
+/** Spin for this turn, if that may pay. False: sleep. */
+static inline bool kvt_spin_once(struct kvt_spin *spin, uint64_t stamp)
+{
+	if (spin->most != UINT64_MAX) {
+		if (stamp < spin->not_before)
+			return false;
+		if (spin->here && spin->most && stamp >= spin->move_again) {
+			spin->here = false;
+			spin->move_again = stamp + spin->move_every;
+			if (kvt_spin_move())
+				spin->until = stamp + spin->budget;
+		}
+		if (stamp >= spin->until)
+			return false;
+		spin->stamp = stamp;
+	}
+	kvt_cpu_relax();
+	return true;
+}
+
+/** Adapt the budget to a sleep that an event ended. */
+void kvt_spin_slept(struct kvt_spin *spin, uint64_t cycles);
+
+#endif

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One KV cache for all LLM inference processes of a host.
+
+A daemon, kvtrunkd, owns a pool of KV pages and a radix tree over token prefixes. A worker begins a
+sequence with its prompt and gets a page table: cached pages to read, then private pages for the
+rest. It computes the rest into them with its own kernels and commits. From then on every process
+on the host reads those pages in place.
+
+    import kvtrunk
+
+    with kvtrunk.connect() as client:
+        layers = [client.pool.layer(i) for i in range(client.info.geometry.n_layers)]
+        ns = client.namespace(model="prices", salt="tenant 7")
+        with ns.begin(tokens, extra=64) as seq:
+            while seq.next < len(tokens):
+                end = min(seq.next + 512, len(tokens))
+                compute(layers, seq.pages, seq.next, end)    # yours
+                seq.commit(end)
+
+Positions count keys (tokens), pages are numbers in the pool, times are seconds. A client may be used
+by several threads; calls on one client wait for each other, so give threads that wait a client each.
+Waits let other threads run. A forked child must connect itself.
+"""
+from ._client import (Client, Counters, Info, Match, Namespace, Request, Result, Lease, connect,
+                      version)
+from ._errors import (Again, Closed, ConnectionLost, DaemonUnreachable, Error, Forked,
+                      GeometryMismatch, InvalidArgument, NoSpace, PermissionDenied, QuotaExceeded,
+                      Stale, Timeout, TooLarge, Unsupported, VersionMismatch)
+from ._geometry import Geometry
+from ._keys import image_hash, image_keys
+from ._pool import Layer, Pool
+from ._seq import AsyncSequence, Sequence
+from ._view import Array
+
+__version__ = version()
+
+__all__ = [
+    "Again", "Array", "AsyncSequence", "Client", "Closed", "ConnectionLost", "Counters",
+    "DaemonUnreachable", "Error", "Forked", "Geometry", "GeometryMismatch", "Info",
+    "InvalidArgument", "Layer", "Lease", "Match", "Namespace", "NoSpace", "PermissionDenied",
+    "Pool", "QuotaExceeded", "Request", "Result", "Sequence", "Stale", "Timeout", "TooLarge",
+    "Unsupported", "VersionMismatch", "__version__", "connect", "image_hash", "image_keys",
+    "version",
+]

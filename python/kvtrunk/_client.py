@@ -1,0 +1,862 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections: connect(), Client, Namespace, and operations many at a time."""
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import errno
+import os
+import sys
+import threading
+import warnings
+import weakref
+from array import array
+from types import TracebackType
+from typing import Any, Iterable, NamedTuple, Optional, Union
+
+from . import _aio
+from ._errors import (Closed, ConnectionLost, Error, InvalidArgument, from_error, from_parts,
+                      from_result)
+from ._geometry import Geometry
+from ._keys import Tokens, keys_of
+from ._native import ffi, lib
+from ._pool import Pool
+from ._seq import AsyncSequence, Fence, Sequence, fence_of
+
+FieldValue = Union[str, bytes, int]
+
+OPS = {name[len("KVT_OP_"):].lower(): getattr(lib, name) for name in dir(lib)
+       if name.startswith("KVT_OP_") and name != "KVT_OP_COUNT"}
+
+
+_begin, _FULL, _FORCE_MISS = lib.kvt_seq_begin, lib.KVT_F_FULL, lib.KVT_F_FORCE_MISS
+
+
+def version() -> str:
+    """Version of the library in this package."""
+    return ffi.string(lib.kvt_version()).decode()
+
+
+class Handle(NamedTuple):
+    """The prefix of `positions` keys on the path to a node. A name, not a right."""
+
+    node: int
+    generation: int
+    positions: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Info:
+    """The daemon's answer to connecting. Counts of bytes are per slab."""
+
+    session: int
+    page_size: int
+    n_pages: int
+    page_bytes: int
+    pool_bytes: int
+    epoch: int
+    instance: str
+    backend: str
+    n_slabs: int
+    max_leases: int
+    max_private_pages: int
+    kept: bool
+    daemon_pid: int
+    fingerprint: str
+    geometry: Optional[Geometry]
+    rank: int
+    n_ranks: int
+
+
+_BACKENDS = {lib.KVT_POOL_HOST: "host", lib.KVT_POOL_CUDA_IPC: "cuda-ipc",
+             lib.KVT_POOL_CUDA_VMM: "cuda-vmm"}
+
+
+def _info_of(native: Any) -> Info:
+    return Info(
+        session=native.session, page_size=native.page_size, n_pages=native.n_pages,
+        page_bytes=native.page_bytes, pool_bytes=native.pool_bytes, epoch=native.epoch,
+        instance=f"{native.instance[0]:016x}{native.instance[1]:016x}",
+        backend=_BACKENDS.get(native.backend, str(native.backend)), n_slabs=native.n_slabs,
+        max_leases=native.max_leases, max_private_pages=native.max_private_pages,
+        kept=native.kept, daemon_pid=native.daemon_pid,
+        fingerprint=ffi.string(native.fingerprint).decode("utf-8", "replace"),
+        geometry=Geometry.of_native(native.geometry), rank=native.rank, n_ranks=native.n_ranks)
+
+
+class Counters(dict[str, int]):
+    """The daemon's counters by name, which are attributes, too: see struct kvt_counters."""
+
+    def __getattr__(self, name: str) -> int:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def _pages_of(result: Any) -> memoryview:
+    if not result.n_pages:
+        return memoryview(b"").cast("I")
+    return memoryview(bytes(ffi.buffer(result.pages, 4 * result.n_pages))).cast("I")
+
+
+class Lease:
+    """A session's hold on a cached prefix: from Namespace.match(lock=True), Client.lock()."""
+
+    def __init__(self, client: Client, number: tuple[int, int], pages: memoryview,
+                 positions: int) -> None:
+        self._client = client
+        self._id: Optional[tuple[int, int]] = number
+        self.pages = pages
+        """Page table of the prefix, u32, read only."""
+        self.positions = positions
+        """Positions that are cached and locked."""
+
+    def unlock(self, fence: Optional[Fence] = None) -> None:
+        """Give the lease back when `fence` is reached. A second time: nothing happens."""
+        if self._id is None:
+            return
+        lease = ffi.new("struct kvt_lease *", self._id)
+        slot, value = fence_of(fence)
+        with self._client._lock:
+            handle = self._client._open()
+            self._id = None
+            self._client._check(lib.kvt_unlock(
+                handle, lease[0], ffi.new("struct kvt_fence *", (slot, value))[0]))
+
+    def __del__(self) -> None:
+        number = getattr(self, "_id", None)
+        if number is not None and not self._client.closed:
+            # Not ended here: this may run inside any call, on any thread.
+            self._client._orphans.append(number)
+            self._client._slow = True
+            warnings.warn("a kvtrunk.Lease was not unlocked", ResourceWarning, source=self)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
+                 trace: Optional[TracebackType]) -> None:
+        if not self._client.closed:
+            self.unlock()
+
+
+class Match(NamedTuple):
+    """What of a prompt is cached: `positions` of it, in whole pages. `lease` with lock=True."""
+
+    positions: int
+    handle: Handle
+    lease: Optional[Lease] = None
+
+
+@dataclasses.dataclass
+class Request:
+    """One operation for Client.submit(): struct kvt_request. `op` by name ("match"), `tag` comes
+    back with the answer. Fields that an operation does not take stay as they are."""
+
+    op: str
+    namespace: Optional[Namespace] = None
+    keys: Tokens = None
+    pages: Tokens = None
+    arg: int = 0
+    flags: int = 0
+    handle: Optional[Handle] = None
+    lease: Optional[tuple[int, int]] = None
+    fence: Optional[Fence] = None
+    priority: int = 0
+    ttl: float = 0.0
+    tag: Any = None
+
+
+class Result(NamedTuple):
+    """One answer. `error` is None, or the exception that a waiting call would raise. The other
+    fields are those of struct kvt_result; `pages` is a copy, u32."""
+
+    op: str
+    tag: Any
+    error: Optional[Error]
+    flags: int
+    handle: Handle
+    lease: tuple[int, int]
+    matched: int
+    reusable: int
+    announced: int
+    next: int
+    known: int
+    state: int
+    pages: memoryview
+    order: int
+
+
+_OP_NAMES = {number: name for name, number in OPS.items()}
+
+
+def _result_of(native: Any, tag: Any) -> Result:
+    return Result(
+        op=_OP_NAMES.get(native.op, str(native.op)), tag=tag,
+        error=from_result(native) if native.error else None, flags=native.flags,
+        handle=Handle(native.handle.node, native.handle.generation, native.handle.positions),
+        lease=(native.lease.index, native.lease.generation), matched=native.matched,
+        reusable=native.reusable, announced=native.announced, next=native.next,
+        known=native.known, state=native.state, pages=_pages_of(native), order=native.seq)
+
+
+class Namespace:
+    """A tree that matches no other: Client.namespace()."""
+
+    def __init__(self, client: Client, number: int, label: str) -> None:
+        self._client = client
+        self._id = number
+        self.label = label
+        """For people."""
+
+    def begin(self, tokens: Tokens, extra: int = 0, *, full: bool = False,
+              force_miss: bool = False) -> Sequence:
+        """Begin a sequence: match the prompt, lock the match, announce the rest, and get a page
+        table for len(tokens) + extra positions. All or nothing.
+
+        tokens: keys, one a position: see Tokens. extra: positions beyond the prompt (decode).
+        full: reuse may reach the last position. force_miss: reuse nothing. Waits up to begin_wait
+        for what other processes compute of the same prompt.
+        Raises NoSpace, QuotaExceeded, ConnectionLost, Timeout.
+        """
+        keys, n = keys_of(tokens)
+        flags = (_FULL if full else 0) | (_FORCE_MISS if force_miss else 0)
+        client = self._client
+        with client._lock:
+            handle = client._open() if client._slow else client._handle
+            out = client._out
+            rc = _begin(handle, self._id, keys, n, extra, flags, out)
+            if rc != 0:
+                raise client._failure(rc)
+            return Sequence(client, out[0])
+
+    async def begin_async(self, tokens: Tokens, extra: int = 0, *, full: bool = False,
+                          force_miss: bool = False) -> AsyncSequence:
+        """begin() in an event loop. Thousands may wait at a time. A cancelled call holds nothing.
+
+        The tokens are copied before the first await.
+        """
+        client = self._client
+        keys, n = keys_of(tokens)
+        request = ffi.new("struct kvt_request *")
+        request.op = lib.KVT_OP_BEGIN
+        request.flags = ((lib.KVT_F_FULL if full else 0) |
+                         (lib.KVT_F_FORCE_MISS if force_miss else 0))
+        wait_ms = int(client._begin_wait * 1000)
+        if wait_ms > 0:
+            request.flags |= lib.KVT_F_WAIT
+            request.ttl_ms = min(wait_ms, 0xffffffff)
+        request.namespace_id, request.arg = self._id, extra
+        request.n_keys, request.keys = n, keys
+        future = client._loop().call(request, keys)
+        try:
+            answer = await future
+        except asyncio.CancelledError:
+            if not future.cancelled() and future.exception() is None:
+                client._leases_lost.append(future.result().lease)
+            raise
+        return AsyncSequence(client, answer)
+
+    def match(self, tokens: Tokens, *, lock: bool = False) -> Match:
+        """How much of a prompt is cached. lock: take a lease on it, whose pages may be read."""
+        keys, n = keys_of(tokens)
+        client = self._client
+        result = ffi.new("struct kvt_result *")
+        with client._lock:
+            handle = client._open()
+            client._check(lib.kvt_match(handle, self._id, keys, n,
+                                        lib.KVT_F_LOCK if lock else 0, result))
+            match = client._match_of(result, lock)
+            lib.kvt_result_release(handle, result)
+            return match
+
+    def match_many(self, prompts: Iterable[Tokens], *, lock: bool = False) -> list[Match]:
+        """match() of many prompts: all are submitted before the first answer is taken."""
+        client = self._client
+        request = ffi.new("struct kvt_request *")
+        request.op, request.namespace_id = lib.KVT_OP_MATCH, self._id
+        request.flags = lib.KVT_F_LOCK if lock else 0
+        found: dict[int, Match] = {}
+        failure: Optional[Error] = None
+        for number, answer in client._call_many(request, [keys_of(prompt) for prompt in prompts]):
+            if answer.error is not None:
+                failure = failure or answer.error
+                continue
+            lease = None
+            if lock:
+                lease = Lease(client, answer.lease, answer.pages, answer.matched)
+            found[number] = Match(answer.matched, answer.handle, lease)
+        if failure is not None:
+            for match in found.values():
+                if match.lease is not None:
+                    match.lease.unlock()
+            raise failure
+        return [found[number] for number in sorted(found)]
+
+    def probe(self, tokens: Tokens) -> Match:
+        """match() in shared memory, without the daemon: a hint, which may be too low. Unsupported:
+        the daemon withholds its tree."""
+        keys, n = keys_of(tokens)
+        out, matched = ffi.new("struct kvt_handle *"), ffi.new("uint32_t *")
+        client = self._client
+        with client._lock:
+            client._check(lib.kvt_probe(client._open(), self._id, keys, n, out, matched))
+        return Match(matched[0], Handle(out.node, out.generation, out.positions))
+
+    def insert(self, tokens: Tokens, pages: Tokens, *, fence: Optional[Fence] = None,
+               ttl: Optional[float] = None) -> list[tuple[int, int]]:
+        """Cache private pages (Client.alloc()) for a prompt, one for each whole page of it. Returns
+        the duplicates: (your page, the cached twin); yours stay private: free them. ttl: seconds."""
+        keys, n = keys_of(tokens)
+        numbers, n_pages = keys_of(pages)
+        request, result = ffi.new("struct kvt_request *"), ffi.new("struct kvt_result *")
+        request.op, request.namespace_id = lib.KVT_OP_INSERT, self._id
+        request.n_keys, request.keys = n, keys
+        request.n_pages, request.pages = n_pages, numbers
+        request.fence.slot, request.fence.value = fence_of(fence)
+        if ttl is not None:
+            request.flags, request.ttl_ms = lib.KVT_F_TTL, int(ttl * 1000)
+        client = self._client
+        with client._lock:
+            handle = client._open()
+            client._check(lib.kvt_call(handle, request, result))
+            twins = [(result.twins[2 * i], result.twins[2 * i + 1])
+                     for i in range(result.n_twins)]
+            lib.kvt_result_release(handle, result)
+            return twins
+
+    def remove(self, tokens: Tokens) -> None:
+        """Remove the last page of this prefix and all behind it. No tokens: all of the
+        namespace."""
+        keys, n = keys_of(tokens)
+        client = self._client
+        with client._lock:
+            client._check(lib.kvt_remove(client._open(), self._id, keys, n))
+
+    def __repr__(self) -> str:
+        return f"<kvtrunk.Namespace {self._id} {self.label!r}>"
+
+
+class Client:
+    """A connection: connect(). Threads may share it; calls wait for each other. Use one for each
+    thread that waits, and one for an event loop."""
+
+    def __init__(self, handle: Any, begin_wait: float) -> None:
+        self._handle = handle
+        self._lock = threading.Lock()
+        self._out, self._out_n = ffi.new("struct kvt_seq **"), ffi.new("uint32_t *")
+        self._natives = ffi.new("struct kvt_result[]", _REAP)
+        self._begin_wait = begin_wait
+        # Closed, or something to do before the next call: see _open().
+        self._slow = False
+        self._pid = os.getpid()
+        self._pools: list[Pool] = []
+        self._pool: Optional[Pool] = None
+        self._orphans: collections.deque[Any] = collections.deque()
+        self._leases_lost: collections.deque[tuple[int, int]] = collections.deque()
+        self._aio: Optional[_aio.Loop] = None
+        self._tags: dict[int, Any] = {}
+        self._next_tag = 1
+        self._call = 0
+        self._results: collections.deque[Result] = collections.deque()
+        self.info = _info_of(lib.kvt_client_info(handle))
+        """The daemon's answer."""
+        _clients.add(self)
+
+    # ---- inside; with the lock
+
+    def _open(self) -> Any:
+        handle = self._handle
+        if handle is None:
+            raise Closed("the client was closed")
+        if self._slow:
+            self._slow = self._aio is not None
+            self._end_orphans()
+            if self._aio is not None:
+                self._aio.look_later()
+        return handle
+
+    def _end_orphans(self) -> None:
+        """End sequences and leases whose objects are gone."""
+        while self._orphans:
+            orphan = self._orphans.popleft()
+            if isinstance(orphan, tuple):
+                lib.kvt_unlock(self._handle, ffi.new("struct kvt_lease *", orphan)[0],
+                               lib.kvt_fence_idle())
+            else:
+                lib.kvtpy_end(orphan, 0, ffi.NULL, 0, lib.KVT_FENCE_IDLE, 0, 0)
+
+    def _take_lost(self) -> list[tuple[int, int]]:
+        """Leases of AsyncSequences whose objects are gone."""
+        lost = []
+        while self._leases_lost:
+            lost.append(self._leases_lost.popleft())
+        return lost
+
+    def _failure(self, code: int) -> Error:
+        return from_error(lib.kvt_client_error(self._handle), code)
+
+    def _check(self, code: int) -> int:
+        if code < 0:
+            raise self._failure(code)
+        return code
+
+    def _match_of(self, result: Any, lock: bool) -> Match:
+        handle = Handle(result.handle.node, result.handle.generation, result.handle.positions)
+        lease = None
+        if lock:
+            lease = Lease(self, (result.lease.index, result.lease.generation), _pages_of(result),
+                          result.matched)
+        return Match(result.matched, handle, lease)
+
+    def _loop(self) -> _aio.Loop:
+        if self._handle is None:
+            raise Closed("the client was closed")
+        aio = _aio.current(self, self._aio)
+        self._aio = aio
+        self._slow = True
+        return aio
+
+    # ---- life
+
+    @property
+    def closed(self) -> bool:
+        """True after close()."""
+        return self._handle is None
+
+    def close(self, fence: Optional[Fence] = None) -> None:
+        """End the session: its sequences and leases end at `fence`, its private pages are freed.
+
+        Arrays of the pool stay valid: from now on they are on empty memory of their own. Only
+        those of device memory and of huge pages cannot: while one lives, BufferError is raised and
+        nothing happens. A second call does nothing. ConnectionLost and Timeout: it is closed all
+        the same.
+        """
+        slot, value = fence_of(fence)
+        with self._lock:
+            if self._handle is None:
+                return
+            if self._pid == os.getpid() and not all([pool._end() for pool in self._pools]):
+                raise BufferError("arrays of the pool still exist, and memory of this kind (huge "
+                                  "pages, a device) cannot be detached from them: drop them first")
+            handle, self._handle = self._handle, None
+            self._slow = True
+            if self._aio is not None:
+                self._aio.close()
+            self._orphans.clear()
+            rc = lib.kvtpy_close(handle, slot, value)
+        if rc == -errno.ECONNRESET:
+            raise from_parts(rc, 0, "close: the daemon was gone")
+        if rc < 0 and rc != -errno.ECHILD:
+            raise from_parts(rc, 0, f"close: {os.strerror(-rc)}: the connection was dropped")
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
+                 trace: Optional[TracebackType]) -> None:
+        try:
+            self.close()
+        except ConnectionLost:
+            pass
+        except (Error, BufferError):
+            if error is None:
+                raise
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is None or self._pid != os.getpid():
+            return
+        handle, self._handle = self._handle, None
+        if all([pool._end() for pool in self._pools]):
+            lib.kvt_client_set_timeout(handle, 1_000_000_000)
+            lib.kvtpy_close(handle, lib.KVT_FENCE_IDLE, 0)
+        warnings.warn(f"session {self.info.session} of kvtrunk was not closed", ResourceWarning,
+                      source=self)
+
+    def __repr__(self) -> str:
+        return f"<kvtrunk.Client session {self.info.session}{', closed' if self.closed else ''}>"
+
+    # ---- namespaces, pool
+
+    def namespace(self, *, model: Optional[FieldValue] = None,
+                  adapter: Optional[FieldValue] = None, salt: Optional[FieldValue] = None,
+                  extra: Optional[FieldValue] = None, image: Optional[FieldValue] = None,
+                  label: Optional[str] = None) -> Namespace:
+        """Open a namespace: prompts of different namespaces never match each other.
+
+        adapter: a LoRA's identity, with its version. salt: a tenant, a user. image: hash of an
+        image that a whole prompt depends on. extra: any other reason. model: for instances that
+        several models share by page size alone; it is the beginning of `extra`
+        ("model=MODEL;EXTRA"). Text counts as its UTF-8; a missing field, 0 and "" all differ. label:
+        for people. NoSpace: max_namespaces.
+        """
+        if model is not None:
+            extra = b"model=%b;%b" % (_field_bytes(model), _field_bytes(b"" if extra is None else extra))
+        values = {"adapter": adapter, "salt": salt, "extra": extra, "image": image}
+        fields, keep = ffi.new("struct kvt_namespace_fields *"), []
+        for name, value in values.items():
+            if value is None:
+                continue
+            field = getattr(fields, name)
+            if isinstance(value, int):
+                field.kind, field.number = lib.KVT_FIELD_NUMBER, value
+                continue
+            data = ffi.from_buffer("char[]", _field_bytes(value))
+            keep.append(data)
+            field.kind, field.n_bytes, field.bytes = lib.KVT_FIELD_BYTES, len(data), data
+        digest, number = ffi.new("uint64_t[2]"), ffi.new("uint32_t *")
+        if lib.kvt_namespace_digest(fields, digest) != 0:
+            raise InvalidArgument("namespace: a field is of no known kind")
+        if label is None:
+            label = ", ".join(f"{name} {value!r}" for name, value in
+                              (("model", model), ("adapter", adapter)) if value is not None)
+        text = ffi.new("char[]", label.encode("utf-8", "replace").replace(b"\0", b"?"))
+        with self._lock:
+            self._check(lib.kvt_namespace_open(self._open(), digest, text, number))
+        return Namespace(self, number[0], label)
+
+    @property
+    def pool(self) -> Pool:
+        """The pool of this rank in host memory, mapped at the first use. Unsupported: it is device
+        memory: map_pool(device=...)."""
+        if self._pool is None:
+            self._pool = self.map_pool()
+        return self._pool
+
+    def map_pool(self, slab: Optional[int] = None, *, device: Optional[int] = None,
+                 readonly: bool = False) -> Pool:
+        """Map a slab. slab: of several, in host memory. device: the slab that is on the CUDA
+        device of this number in this process. readonly: mapped to read (devices by cuda-vmm), or, in host
+        memory, arrays that numpy and torch take as read only."""
+        native = ffi.new("struct kvt_pool *")
+        with self._lock:
+            handle = self._open()
+            if device is not None:
+                if device < 0:
+                    raise InvalidArgument(f"device {device}: they are counted from 0")
+                flags = lib.KVT_MAP_READ_ONLY if readonly else 0
+                self._check(lib.kvt_pool_map_cuda(handle, device, flags, native))
+            elif slab is not None:
+                self._check(lib.kvt_pool_map_slab(handle, slab, native))
+            else:
+                self._check(lib.kvt_pool_map(handle, native))
+            pool = Pool(self, native, device, readonly)
+            self._pools.append(pool)
+            return pool
+
+    # ---- groups and fences
+
+    def group(self, n_ranks: int) -> bytes:
+        """Make this client rank 0 of a group; returns the token, a secret, with which the others
+        connect (connect(group=, rank=))."""
+        token = ffi.new("struct kvt_group_token *")
+        with self._lock:
+            self._check(lib.kvt_group_open(self._open(), n_ranks, token))
+        return bytes(ffi.buffer(token))
+
+    def check(self) -> None:
+        """Raise ConnectionLost or Stale if the session, or its group, has ended. Does not wait."""
+        with self._lock:
+            self._check(lib.kvt_group_check(self._open()))
+
+    def raise_fence(self, slot: int, value: int) -> None:
+        """Raise fence word `slot` of 16 to `value`: work up to it has ended."""
+        with self._lock:
+            self._check(lib.kvt_fence_raise(self._open(), slot, value))
+
+    def record_fence(self, stream: int) -> Fence:
+        """A fence for all work queued so far on a CUDA stream, given by its handle
+        (torch.cuda.Stream.cuda_stream). Does not wait."""
+        fence = ffi.new("struct kvt_fence *")
+        with self._lock:
+            self._check(lib.kvt_fence_record(self._open(), ffi.cast("void *", stream), fence))
+        return fence.slot, fence.value
+
+    def forget_stream(self, stream: int) -> None:
+        """Free the fence word of a CUDA stream that will be destroyed."""
+        with self._lock:
+            self._check(lib.kvt_fence_forget(self._open(), ffi.cast("void *", stream)))
+
+    # ---- single operations
+
+    def lock(self, handle: Handle) -> Lease:
+        """Take a lease on what a match or a probe found. Stale: it is gone; match again."""
+        n_pages = handle.positions // self.info.page_size
+        if not 0 <= n_pages < self.info.n_pages:
+            raise InvalidArgument(f"lock: a handle of {handle.positions} positions")
+        pages = array("I", bytes(4 * n_pages))
+        lease, n = ffi.new("struct kvt_lease *"), ffi.new("uint32_t *")
+        with self._lock:
+            self._check(lib.kvt_lock(
+                self._open(), ffi.new("struct kvt_handle *", tuple(handle))[0], lease,
+                ffi.from_buffer("uint32_t[]", pages), len(pages), n))
+        return Lease(self, (lease.index, lease.generation), memoryview(pages)[:n[0]].toreadonly(),
+                     handle.positions)
+
+    def alloc(self, n: int) -> array[int]:
+        """n private pages of this session, as array('I'). All or nothing: NoSpace."""
+        if not 0 <= n < 1 << 31:
+            raise InvalidArgument(f"alloc: {n} pages")
+        pages = array("I", bytes(4 * min(n, self.info.n_pages)))
+        with self._lock:
+            self._check(lib.kvt_alloc(self._open(), n, ffi.from_buffer("uint32_t[]", pages)))
+        return pages
+
+    def free(self, pages: Tokens, fence: Optional[Fence] = None) -> None:
+        """Free private pages when `fence` is reached."""
+        numbers, n = keys_of(pages)
+        with self._lock:
+            self._check(lib.kvt_free(self._open(), numbers, n,
+                                     ffi.new("struct kvt_fence *", fence_of(fence))[0]))
+
+    def evict(self, n: int) -> int:
+        """Evict up to n cached pages; returns how many. Needs privilege."""
+        out = ffi.new("uint32_t *")
+        with self._lock:
+            self._check(lib.kvt_evict(self._open(), n, out))
+        return int(out[0])
+
+    def reset(self) -> None:
+        """Drop every cached prefix of the instance. Needs privilege."""
+        with self._lock:
+            self._check(lib.kvt_reset(self._open()))
+
+    def stats(self) -> Counters:
+        """The daemon's counters, by a round trip."""
+        native = ffi.new("struct kvt_counters *")
+        with self._lock:
+            self._check(lib.kvt_stats(self._open(), native))
+        return Counters((name, getattr(native, name))
+                        for name, _ in ffi.typeof("struct kvt_counters").fields
+                        if name != "reserved")
+
+    def set_timeout(self, seconds: Optional[float]) -> None:
+        """Deadline of each waiting call from its start; None: none."""
+        with self._lock:
+            lib.kvt_client_set_timeout(self._open(), _ns(seconds))
+
+    # ---- many operations
+
+    def submit(self, requests: Iterable[Request]) -> int:
+        """Submit without waiting. Returns how many were taken: fewer than given when rings or areas
+        are full (reap first)."""
+        n = 0
+        with self._lock:
+            handle = self._open()
+            for request in requests:
+                native, keep = _native_request(request)
+                if not self._submit_one(handle, native, request.tag):
+                    break
+                del keep
+                n += 1
+        return n
+
+    def _submit_one(self, handle: Any, native: Any, tag: Any) -> bool:
+        number = self._next_tag
+        native.user_data = number
+        rc = lib.kvt_submit(handle, native)
+        if rc == -errno.EAGAIN:
+            return False
+        self._check(rc)
+        self._next_tag = number + 2
+        self._tags[number] = tag
+        return True
+
+    def reap(self, min: int = 0, max: int = 64) -> list[Result]:  # pylint: disable=W0622
+        """Take up to `max` answers of submit(), waiting for the first `min` of them; fewer if no
+        more are in flight."""
+        with self._lock:
+            handle = self._open()
+            found: list[Result] = []
+            while len(found) < max:
+                if self._results:
+                    found.append(self._results.popleft())
+                    continue
+                wanted = 1 if len(found) < min and self._tags else 0
+                if self._take(handle, wanted, max - len(found)) == 0:
+                    break
+            return found
+
+    def _take(self, handle: Any, wanted: int, most: int) -> int:
+        """Take answers: those of submit() into self._results, others to their futures."""
+        natives = self._natives
+        n = int(self._check(lib.kvt_reap(handle, natives, wanted, min(most, _REAP))))
+        for i in range(n):
+            native = natives[i]
+            number = native.user_data
+            if number & 1:
+                # BEGIN with NO_WAIT: "not now" is followed by a notice.
+                first = (native.error == -errno.EAGAIN and
+                         native.reason == lib.KVT_REASON_ANNOUNCED)
+                tag = self._tags.get(number) if first else self._tags.pop(number, None)
+                self._keep_result(_result_of(native, tag))
+            elif self._aio is not None:
+                self._aio.answer(native)
+            lib.kvt_result_release(handle, ffi.addressof(natives, i))
+        return n
+
+    def _keep_result(self, result: Result) -> None:
+        if not isinstance(result.tag, _Mark) or result.tag.call == self._call:
+            self._results.append(result)
+        elif result.error is None and result.lease != (0, 0):
+            self._orphans.append(result.lease)  # of a call that failed meanwhile
+            self._slow = True
+
+    def _call_many(self, request: Any,
+                   many: list[tuple[Any, int]]) -> list[tuple[int, Result]]:
+        """Submit a request with each of these keys, as far as there is room at a time, and take all
+        answers: (index, answer), in no order."""
+        mine: list[tuple[int, Result]] = []
+        others: list[Result] = []
+        sent = 0
+        with self._lock:
+            handle = self._open()
+            self._call += 1
+            while len(mine) < len(many):
+                while sent < len(many):
+                    request.keys, request.n_keys = many[sent]
+                    if not self._submit_one(handle, request, _Mark(self._call, sent)):
+                        break
+                    sent += 1
+                if self._take(handle, 1, _REAP) == 0:
+                    raise from_parts(-errno.EAGAIN, 0, "no room in rings or areas")
+                while self._results:
+                    answer = self._results.popleft()
+                    if isinstance(answer.tag, _Mark):
+                        mine.append((answer.tag.number, answer))
+                    else:
+                        others.append(answer)
+            self._results.extend(others)
+        return mine
+
+
+class _Mark(NamedTuple):
+    """The tag of an operation of _call_many()."""
+
+    call: int
+    number: int
+
+
+_REAP = 64
+
+
+def _field_bytes(value: FieldValue) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, int):
+        return str(value).encode()
+    raise TypeError(f"a field of a namespace is text, bytes or a number, not "
+                    f"{type(value).__name__}")
+
+
+def _native_request(request: Request) -> tuple[Any, Any]:
+    if request.op not in OPS:
+        raise ValueError(f"no operation {request.op!r}: {', '.join(OPS)}")
+    native = ffi.new("struct kvt_request *")
+    keep: list[Any] = []  # the structure holds addresses only
+    native.op, native.flags, native.arg = OPS[request.op], request.flags, request.arg
+    if request.namespace is not None:
+        native.namespace_id = request.namespace._id
+    if request.keys is not None:
+        keys, native.n_keys = keys_of(request.keys)
+        native.keys = keys
+        keep.append(keys)
+    if request.pages is not None:
+        pages, native.n_pages = keys_of(request.pages)
+        native.pages = pages
+        keep.append(pages)
+    if request.handle is not None:
+        native.handle.node, native.handle.generation, native.handle.positions = request.handle
+    if request.lease is not None:
+        native.lease.index, native.lease.generation = request.lease
+    native.fence.slot, native.fence.value = fence_of(request.fence)
+    native.priority, native.ttl_ms = request.priority, int(request.ttl * 1000)
+    return native, keep
+
+
+def _ns(seconds: Optional[float]) -> int:
+    return 0 if seconds is None else max(1, int(seconds * 1e9))
+
+
+def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optional[str] = None,
+            geometry: Optional[Geometry] = None, fingerprint: Optional[str] = None,
+            any_geometry: bool = False, observe: bool = False, resume: Optional[float] = None,
+            timeout: Optional[float] = None, begin_wait: Optional[float] = None,
+            connect_wait: Optional[float] = None, spin: Optional[float] = None,
+            sq_entries: int = 0, cq_entries: int = 0, keys_count: int = 0, list_count: int = 0,
+            group: Optional[bytes] = None, rank: int = 0) -> Client:
+    """Connect to a daemon and open a session.
+
+    socket: default $KVTRUNK_SOCKET, then /run/kvtrunk/default.sock. label: shown by `kvtctl
+    clients`. geometry, fingerprint: what your pages hold; a daemon that has one refuses a session
+    that names neither, unless any_geometry: it writes no page, or follows Pool.layer() for any
+    geometry. observe: no session. Times are seconds: timeout of each waiting call (none), begin_wait
+    for what others compute of a prompt (30; 0: not at all), resume for a daemon's successor (30),
+    connect_wait for a daemon that is not there yet, spin before a wait sleeps (50e-6).
+    sq_entries, cq_entries, keys_count, list_count: sizes of rings and areas (64, twice that, 1 Mi and
+    256 Ki words). group, rank: join that group (Client.group()).
+
+    Raises DaemonUnreachable, GeometryMismatch, PermissionDenied, VersionMismatch, QuotaExceeded,
+    Timeout.
+    """
+    options = ffi.new("struct kvt_options *")
+    lib.kvt_options_init(options, ffi.sizeof("struct kvt_options"))
+    keep: list[Any] = []
+
+    def text(value: Union[str, bytes]) -> Any:
+        data = ffi.new("char[]", value.encode() if isinstance(value, str) else value)
+        keep.append(data)
+        return data
+
+    if socket is not None:
+        options.socket_path = text(os.fspath(socket))
+    options.label = text(label if label is not None else _program())
+    if fingerprint is not None:
+        options.fingerprint = text(fingerprint)
+    if geometry is not None:
+        native = geometry.to_native()
+        keep.append(native)
+        options.geometry = native
+    if group is not None:
+        token = ffi.new("struct kvt_group_token *")
+        if len(group) != ffi.sizeof("struct kvt_group_token"):
+            raise ValueError("group: a token of Client.group() has 16 bytes")
+        ffi.memmove(token, group, len(group))
+        keep.append(token)
+        options.group, options.rank = token, rank
+    options.sq_entries, options.cq_entries = sq_entries, cq_entries
+    options.keys_count, options.list_count = keys_count, list_count
+    options.timeout_ns, options.resume_ns = _ns(timeout), _ns(resume)
+    options.begin_wait_ns = -1 if begin_wait == 0 else _ns(begin_wait)
+    options.connect_wait_ns = -1 if connect_wait == 0 else _ns(connect_wait)
+    options.spin_budget_ns = _ns(spin)
+    options.flags = ((lib.KVT_HELLO_OBSERVE if observe else 0) |
+                     (lib.KVT_ANY_GEOMETRY if any_geometry else 0))
+    out, error = ffi.new("struct kvt_client **"), ffi.new("struct kvt_error *")
+    rc = lib.kvt_client_connect(out, options, error)
+    if rc != 0:
+        raise from_error(error, rc, attach=True)
+    return Client(out[0], 30.0 if begin_wait is None else begin_wait)
+
+
+def _program() -> str:
+    """The script's name: all Python programs share one executable."""
+    name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
+    return name.replace("\0", "?")[:63]
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A lock that another thread of the parent held would never be released here."""
+    for client in list(_clients):
+        client._lock = threading.Lock()
+        client._aio = None
+
+
+os.register_at_fork(after_in_child=_after_fork)

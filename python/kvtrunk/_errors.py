@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Failures as classes. The texts are the library's: they name the cause and the cure."""
+from __future__ import annotations
+
+import errno as _errno
+from typing import Any
+
+from ._native import ffi, lib
+
+
+class Error(Exception):
+    """A call failed.
+
+    errno: positive, as in the errno module. reason: the daemon's cause ("all_locked"), "none"
+    without one. attach_state: why connecting failed ("no_socket"), "ok" for other calls.
+    """
+
+    def __init__(self, text: str, *, errno: int = 0, reason: str = "none",
+                 attach_state: str = "ok", available: int = 0, needed: int = 0) -> None:
+        super().__init__(text)
+        self.errno = errno
+        self.reason = reason
+        self.attach_state = attach_state
+        self.available = available
+        self.needed = needed
+
+    def __reduce__(self) -> Any:
+        return (_rebuild, (type(self), str(self), self.errno, self.reason, self.attach_state,
+                           self.available, self.needed))
+
+
+class InvalidArgument(Error, ValueError):
+    """EINVAL: an argument does not fit; nothing happened."""
+
+
+class NoSpace(Error):
+    """ENOSPC: not enough pages, nodes or namespaces; nothing happened. `needed` pages were asked
+    for, `available` could have been had; both 0 if it is not about pages."""
+
+
+class QuotaExceeded(Error):
+    """EDQUOT: this session or this user is at its limit, `needed`."""
+
+
+class Stale(Error):
+    """ESTALE: the prefix was reset, removed or expired. A sequence continues with its pages, and
+    shares nothing more."""
+
+
+class ConnectionLost(Error, ConnectionError):
+    """ECONNRESET: the daemon ended and nothing continues its sessions. Close and connect again."""
+
+
+class Timeout(Error, TimeoutError):
+    """ETIMEDOUT: the deadline passed. What the operation frees is freed all the same."""
+
+
+class Again(Error):
+    """EAGAIN: no room in rings or areas, or not now."""
+
+
+class TooLarge(Error):
+    """E2BIG, ENOBUFS: larger than the areas of the connection (keys_count, list_count)."""
+
+
+class Unsupported(Error):
+    """ENOTSUP, ENODATA, ENOTCONN: this pool, daemon or kind of connection has no such thing."""
+
+
+class PermissionDenied(Error, PermissionError):
+    """EACCES, EPERM."""
+
+
+class DaemonUnreachable(Error, ConnectionError):
+    """No daemon serves at this socket, or it starts or drains: see attach_state."""
+
+
+class VersionMismatch(Error):
+    """EPROTO: the daemon is of another version or layout."""
+
+
+class GeometryMismatch(Error, ValueError):
+    """The daemon's pages differ from what was named, or nothing was named."""
+
+
+class Forked(Error):
+    """ECHILD: the client is the parent process's. Connect in this one."""
+
+
+class Closed(Error, ValueError):
+    """The client or the sequence has ended."""
+
+
+_CLASSES: dict[int, type[Error]] = {
+    _errno.EINVAL: InvalidArgument,
+    _errno.ENOSPC: NoSpace,
+    _errno.EDQUOT: QuotaExceeded,
+    _errno.ESTALE: Stale,
+    _errno.ECONNRESET: ConnectionLost,
+    _errno.ETIMEDOUT: Timeout,
+    _errno.EAGAIN: Again,
+    _errno.EBUSY: Again,
+    _errno.E2BIG: TooLarge,
+    _errno.ENOBUFS: TooLarge,
+    _errno.ENOTSUP: Unsupported,
+    _errno.ENODATA: Unsupported,
+    _errno.ENOTCONN: Unsupported,
+    _errno.EACCES: PermissionDenied,
+    _errno.EPERM: PermissionDenied,
+    _errno.EPROTO: VersionMismatch,
+    _errno.ECHILD: Forked,
+    _errno.ECONNREFUSED: DaemonUnreachable,
+    _errno.ESHUTDOWN: DaemonUnreachable,
+    _errno.EUSERS: QuotaExceeded,
+}
+
+
+def _rebuild(kind: type[Error], text: str, errno: int, reason: str, attach_state: str,
+             available: int, needed: int) -> Error:
+    return kind(text, errno=errno, reason=reason, attach_state=attach_state, available=available,
+                needed=needed)
+
+
+def _text(pointer: Any) -> str:
+    return ffi.string(pointer).decode("utf-8", "replace")
+
+
+def from_parts(code: int, reason: int, text: str, *, attach_state: int = 0, available: int = 0,
+               needed: int = 0) -> Error:
+    """The exception for a negative errno."""
+    kind = _CLASSES.get(-code, Error)
+    if attach_state == lib.KVT_ATTACH_WRONG_GEOMETRY:
+        kind = GeometryMismatch
+    elif attach_state in (lib.KVT_ATTACH_STARTING, lib.KVT_ATTACH_NO_SOCKET):
+        kind = DaemonUnreachable
+    return kind(text, errno=-code, reason=_text(lib.kvt_reason_name(reason)),
+                attach_state=_text(lib.kvt_attach_state_name(attach_state)), available=available,
+                needed=needed)
+
+
+def from_error(error: Any, code: int, attach: bool = False) -> Error:
+    """The exception for a struct kvt_error, or for `code` alone if it does not describe it."""
+    if error.code != code:
+        return from_parts(code, 0, _text(lib.kvt_errno_name(code)))
+    return from_parts(code, error.reason, _text(error.text),
+                      attach_state=error.attach_state if attach else 0,
+                      available=error.available, needed=error.needed)
+
+
+def from_result(result: Any) -> Error:
+    """The exception for a refused answer."""
+    op = _text(lib.kvt_op_name(result.op))
+    name = _text(lib.kvt_errno_name(result.error))
+    text = f"{op}: {name}: {_text(lib.kvt_reason_text(result.reason))}"
+    if result.error == -_errno.ENOSPC and result.needed:
+        text += f" ({result.needed} pages needed, {result.available} available)"
+    return from_parts(result.error, result.reason, text, available=result.available,
+                      needed=result.needed)

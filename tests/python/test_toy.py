@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/python/toy.py works, and is the text of docs/python.md."""
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from kvtrunk import testing
+
+pytest.importorskip("numpy")
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TOY = ROOT / "examples/python/toy.py"
+PROMPT = "All work and no play makes Jack a dull boy. " * 8
+
+
+def play(daemon, prompt=PROMPT):
+    said = subprocess.run([sys.executable, str(TOY), prompt], check=True, text=True,
+                          capture_output=True, env={"KVTRUNK_SOCKET": daemon.socket,
+                                                    "PYTHONPATH": ":".join(sys.path)}).stdout
+    computed, positions, tokens = re.fullmatch(
+        r"computed (\d+) of (\d+) positions: \[(.*)\]\n", said).groups()
+    return int(computed), int(positions), tokens
+
+
+def test_the_second_process_computes_the_rest_only():
+    with testing.daemon(n_layers=2, n_kv_heads=2, head_dim=16, kv_type="fp32", n_pages=256) as daemon:
+        computed, positions, tokens = play(daemon)
+        assert computed == positions == len(PROMPT) + 8
+        again, _, same = play(daemon)
+        assert again <= 16 + 8 and same == tokens
+        longer, positions, other = play(daemon, PROMPT + "And so on.")
+        assert longer <= 16 + 10 + 8 + 16 and other != tokens
+
+
+def test_the_document_has_its_text():
+    page = (ROOT / "docs/python.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    text = TOY.read_text()
+    assert text.count("\n") <= 100
+    assert any(block == text[text.index('"""'):] for block in blocks)
