@@ -131,10 +131,12 @@ static inline void kvt_ring_cq_take(struct kvt_ring_end *end, struct kvt_cqe *re
 static inline int kvt_ring_sq_pending(struct kvt_ring_end *end)
 {
 	if (end->sq_tail == end->sq_head) { /* pairs with the client's release of sq_tail */
-		end->sq_tail = kvt_load_acquire(&end->header->sq_tail);
+		uint32_t tail = kvt_load_acquire(&end->header->sq_tail);
+
+		if (tail - end->sq_head > end->sq_mask + 1)
+			return -71; /* EPROTO; not kept, so the next look says it again */
+		end->sq_tail = tail;
 		end->client_cpu = kvt_load_relaxed(&end->header->client_cpu);
-		if (end->sq_tail - end->sq_head > end->sq_mask + 1)
-			return -71; /* EPROTO */
 	}
 	return (int)(end->sq_tail - end->sq_head);
 }
