@@ -26,7 +26,7 @@ $(WHEEL)/kvtrunkd: $(DAEMON_OBJ) $(CORE_OBJ) $(SHM_OBJ)
 	$(call wheel_link,-luring -linih -lbsd -lmd)
 
 $(WHEEL)/kvtctl: $(O)/obj/tools/kvtctl.o $(O)/libkvttools.a $(O)/libkvtrunk.a
-	$(call wheel_link)
+	$(call wheel_link,-ljansson)
 
 $(WHEEL)/kvtlab: $(O)/obj/lab/main.o $(OPLOG_OBJ) $(O)/libkvtlab.a $(O)/libkvttools.a \
 		$(O)/libkvtrunk-steps.a

@@ -5,7 +5,7 @@ $(O)/libkvttools.a: $(call objs,$(call sources_without_main,$(wildcard tools/*.c
 	$(archive)
 
 $(O)/kvtctl: $(O)/obj/tools/kvtctl.o $(O)/libkvttools.a $(O)/libkvtrunk.a
-	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@
+	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -ljansson -o $@
 
 PROGRAMS += $(O)/kvtctl
 

@@ -67,6 +67,14 @@ static const struct command {
 	{ "fence", "SESSION", "declare that a dead session writes no more",
 	  "SESSION is its number in kvtctl clients. If it is not true, another client's KV is\n"
 	  "overwritten.\n", kvt_admin_fence, false },
+	{ "geometry", "MODEL [--tensor-parallel N] [--kv-type TYPE] [--page-size N]",
+	  "kvtrunkd's options for a model; asks no daemon",
+	  "MODEL is a folder with a config.json, or such a file, as Hugging Face has them.\n"
+	  "--tensor-parallel N   ranks, each with a slab and its part of the KV heads (1)\n"
+	  "--kv-type TYPE        bf16, fp16, fp32, fp8_e4m3 (that of the weights)\n"
+	  "--page-size N         positions a page, the engine's block size (64)\n"
+	  "As in: kvtrunkd $(kvtctl geometry MODEL) --pool-bytes=8G\n",
+	  kvt_admin_geometry, false },
 	{ "script", "", "run kvtlab script: operations line by line", NULL, NULL, false },
 	{ "replay", "", "run kvtlab replay: a trace through worker processes", NULL, NULL, false },
 	{ "verify", "", "run kvtlab verify: check a daemon's operation log", NULL, NULL, false },
