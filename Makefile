@@ -6,6 +6,7 @@
 # make check      the same set-up, then the tests for each commit, within 5 minutes of two cores;
 #                 last line: N passed, N failed, N skipped
 # make check-long the tests that take longer; make check-all both
+# make check-engines whole inference engines on one daemon, on the CPU (docs/testing.md)
 # make gpu-check  what needs a CUDA device: build, tests, figures (docs/gpu.md); skips without one
 # make bench      build and run the daemon's benchmarks; AGAINST=REV: beside that commit's
 # make bench-attn the attention kernels on this CPU
@@ -135,12 +136,13 @@ demo:
 	@+$(MAKE) --no-print-directory -s -j2 O=$(O) all
 	@O=$(O) tools/demo.sh
 
-check check-long check-all:
+check check-long check-all check-engines:
 	@tests/setup check
 	@+O=$(O) MAKE='$(MAKE)' tests/check $(check_rounds)
 check: check_rounds := short
 check-long: check_rounds := long
 check-all: check_rounds := short long
+check-engines: check_rounds := engines
 
 gpu-check:
 	@+O=$(O) MAKE='$(MAKE)' tests/gpu/run || [ $$? = 77 ]
@@ -161,6 +163,6 @@ help:
 clean:
 	rm -rf $(O)
 
-.PHONY: all portable say-missing setup demo check check-long check-all gpu-check gpu-programs \
-	missing tidy help clean FORCE
+.PHONY: all portable say-missing setup demo check check-long check-all check-engines gpu-check \
+	gpu-programs missing tidy help clean FORCE
 -include $(shell find $(O)/obj -name '*.d' 2>/dev/null)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write a tiny Llama with random weights as a Hugging Face folder: config, safetensors, tokenizer.
+
+Weights have a standard deviation of 0.12, so that the greedy text depends on all tokens before it:
+a wrong page gives another text. Tokens are bytes, and ids from 256 on are <256>, <257>, ...
+"""
+import argparse
+import json
+import pathlib
+
+import numpy as np
+
+DEVIATION = 0.12
+
+
+def config(layers=2, heads=4, kv_heads=2, head_dim=64, vocabulary=512, **overrides):
+    """What config.json holds."""
+    return {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float32",
+        "hidden_size": heads * head_dim, "intermediate_size": 2 * heads * head_dim,
+        "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "head_dim": head_dim, "vocab_size": vocabulary,
+        "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": False,
+        "bos_token_id": 0, "eos_token_id": 1, **overrides,
+    }
+
+
+def shapes(values):
+    """Name and shape of each tensor."""
+    width, inner, dim = values["hidden_size"], values["intermediate_size"], values["head_dim"]
+    queries, pairs = values["num_attention_heads"] * dim, values["num_key_value_heads"] * dim
+    yield "model.embed_tokens.weight", (values["vocab_size"], width)
+    for layer in range(values["num_hidden_layers"]):
+        at = f"model.layers.{layer}."
+        yield at + "input_layernorm.weight", (width,)
+        yield at + "self_attn.q_proj.weight", (queries, width)
+        yield at + "self_attn.k_proj.weight", (pairs, width)
+        yield at + "self_attn.v_proj.weight", (pairs, width)
+        yield at + "self_attn.o_proj.weight", (width, queries)
+        yield at + "post_attention_layernorm.weight", (width,)
+        yield at + "mlp.gate_proj.weight", (inner, width)
+        yield at + "mlp.up_proj.weight", (inner, width)
+        yield at + "mlp.down_proj.weight", (width, inner)
+    yield "model.norm.weight", (width,)
+    yield "lm_head.weight", (values["vocab_size"], width)
+
+
+def safetensors(tensors):
+    """The bytes of a safetensors file of fp32 tensors."""
+    header, at = {}, 0
+    for name, tensor in tensors.items():
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape),
+                        "data_offsets": [at, at + tensor.nbytes]}
+        at += tensor.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text,
+                     *(tensor.tobytes() for tensor in tensors.values())])
+
+
+def byte_names():
+    """The printable character that byte-level tokenizers use for each byte."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(0xa1, 0xad), *range(0xae, 0x100)]
+    rest = iter(range(0x100, 0x200))
+    return [chr(byte if byte in plain else next(rest)) for byte in range(256)]
+
+
+def tokenizer(vocabulary):
+    """What tokenizer.json holds: one token a byte."""
+    names = byte_names() + [f"<{token}>" for token in range(256, vocabulary)]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+             "use_regex": False}
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
+        "normalizer": None, "pre_tokenizer": level, "post_processor": None, "decoder": level,
+        "model": {"type": "BPE", "dropout": None, "unk_token": None,
+                  "continuing_subword_prefix": None, "end_of_word_suffix": None,
+                  "fuse_unk": False, "byte_fallback": False, "merges": [],
+                  "vocab": {name: token for token, name in enumerate(names)}},
+    }
+
+
+def write(folder, seed=0, **shape):
+    """Make the folder of a model, and return its path. Equal arguments give equal bytes."""
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    values = config(**shape)
+    random = np.random.default_rng(seed)
+    tensors = {
+        name: np.ones(size, np.float32) if len(size) == 1 else
+        random.normal(0, DEVIATION, size).astype(np.float32) for name, size in shapes(values)}
+    files = {
+        "config.json": json.dumps(values, indent=1),
+        "generation_config.json": json.dumps({"bos_token_id": 0, "eos_token_id": 1}),
+        "tokenizer.json": json.dumps(tokenizer(values["vocab_size"])),
+        "tokenizer_config.json": json.dumps({
+            "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 8192,
+            "chat_template": "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n"
+                             "{% endfor %}"}),
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    (folder / "model.safetensors").write_bytes(safetensors(tensors))
+    return folder
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder")
+    parser.add_argument("--seed", type=int, default=0)
+    for name in ("layers", "heads", "kv-heads", "head-dim", "vocabulary"):
+        parser.add_argument("--" + name, type=int)
+    arguments = vars(parser.parse_args())
+    print(write(**{name: value for name, value in arguments.items() if value is not None}))
+
+
+if __name__ == "__main__":
+    main()
