@@ -239,7 +239,7 @@ int kvt_pool_map_slab(struct kvt_client *client, uint32_t slab,
 
 /** Address of the kvt_client_info()->page_bytes bytes of a page in a mapped slab. NULL if there is
  * no such page, or if it is not in one piece: in layer-major order, the default of a daemon with a
- * geometry, each K and V of each layer is a separate piece (kvt_pool_view()). A device pointer if
+ * geometry, each layer of it is elsewhere (kvt_pool_view()). A device pointer if
  * the pool is device memory. */
 void *kvt_page_address(const struct kvt_pool *pool, uint32_t page);
 

@@ -184,13 +184,17 @@ enum kvt_element_type {
 	KVT_ELEMENT_FP8_E4M3 = 3, /* the "fn" kind, no infinities; value = stored * scale */
 };
 
-/** How the positions and KV heads of a page lie in each of its K and V planes. */
+/** How one layer of a page lies. Two planes, K and then V, or packed: a layer of a page is one
+ * piece with both. A client of ABI 2.2 or older does not connect to a daemon with a packed one. */
 enum kvt_page_layout {
-	KVT_LAYOUT_HND = 0, /* [kv head][position][dim] */
-	KVT_LAYOUT_NHD = 1, /* [position][kv head][dim] */
+	KVT_LAYOUT_HND = 0,  /* two planes: [kv head][position][dim] */
+	KVT_LAYOUT_NHD = 1,  /* two planes: [position][kv head][dim] */
+	KVT_LAYOUT_HNKD = 2, /* packed: [kv head][position][K, V][dim] */
+	KVT_LAYOUT_NHKD = 3, /* packed: [position][kv head][K, V][dim] */
+	KVT_LAYOUT_HKND = 4, /* packed: [kv head][K, V][position][dim] */
 };
 
-/** How planes lie in a slab; each layer has two, K and then V. */
+/** How the pages of all layers lie in a slab. [K, V]: the planes, if the layout is not packed. */
 enum kvt_page_order {
 	KVT_ORDER_LAYER = 0, /* [layer][K, V][page][...]: a layer is one tensor */
 	KVT_ORDER_PAGE = 1,  /* [page][layer][K, V][...]: all layers of a page are contiguous */

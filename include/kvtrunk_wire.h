@@ -37,8 +37,9 @@
 #endif
 
 #define KVT_ABI_MAJOR 2 /* raised when an old client could misread a new daemon's memory */
-#define KVT_ABI_MINOR 2 /* raised for additions that an old client may ignore */
+#define KVT_ABI_MINOR 3 /* raised for additions that an old client may ignore */
 #define KVT_ABI_MINOR_HANDLES 1 /* since then: MATCH and BEGIN take a handle */
+#define KVT_ABI_MINOR_PACKED 3  /* since then: layouts with K and V packed */
 
 /* A line that one side writes and the other polls. 128, not 64: x86 prefetches lines in pairs
  * and Arm server cores have 128-byte granules, so 64 would still ping-pong. */

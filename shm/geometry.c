@@ -39,7 +39,12 @@ const char *kvt_element_name(uint32_t type)
 
 const char *kvt_page_layout_name(uint32_t layout)
 {
-	return layout == KVT_LAYOUT_HND ? "hnd" : layout == KVT_LAYOUT_NHD ? "nhd" : "?";
+	static const char *const names[] = {
+		[KVT_LAYOUT_HND] = "hnd", [KVT_LAYOUT_NHD] = "nhd", [KVT_LAYOUT_HNKD] = "hnkd",
+		[KVT_LAYOUT_NHKD] = "nhkd", [KVT_LAYOUT_HKND] = "hknd",
+	};
+
+	return layout < sizeof(names) / sizeof(names[0]) ? names[layout] : "?";
 }
 
 const char *kvt_page_order_name(uint32_t order)
@@ -59,7 +64,7 @@ bool kvt_pool_geometry_ok(const struct kvt_pool_geometry *geometry)
 	if (geometry->n_layers < 1 || geometry->n_layers > KVT_MAX_LAYERS ||
 	    geometry->n_kv_heads < 1 || geometry->n_kv_heads > KVT_MAX_KV_HEADS ||
 	    geometry->head_dim < 1 || geometry->head_dim > KVT_MAX_HEAD_DIM ||
-	    geometry->type >= N_ELEMENTS || geometry->layout > KVT_LAYOUT_NHD ||
+	    geometry->type >= N_ELEMENTS || geometry->layout > KVT_LAYOUT_HKND ||
 	    geometry->order > KVT_ORDER_PAGE)
 		return false;
 	for (uint32_t i = 0; i < geometry->n_layers; i++)
@@ -86,28 +91,50 @@ uint64_t kvt_pool_geometry_page_bytes(const struct kvt_pool_geometry *geometry,
 	return 2 * geometry->n_layers * plane_bytes(geometry, page_size);
 }
 
+/* Bytes from an index to the next, of each that one layer of a page has. */
+struct steps {
+	uint64_t plane, head, position;
+};
+
+static struct steps layout_steps(const struct kvt_pool_geometry *geometry, uint32_t page_size,
+				 uint64_t plane_stride)
+{
+	uint64_t row = (uint64_t)geometry->head_dim * kvt_element_bytes(geometry->type);
+	uint64_t n_heads = geometry->n_kv_heads;
+
+	switch (geometry->layout) {
+	case KVT_LAYOUT_HND:
+		return (struct steps){ plane_stride, row * page_size, row };
+	case KVT_LAYOUT_NHD:
+		return (struct steps){ plane_stride, row, row * n_heads };
+	case KVT_LAYOUT_HNKD:
+		return (struct steps){ row, 2 * row * page_size, 2 * row };
+	case KVT_LAYOUT_NHKD:
+		return (struct steps){ row, 2 * row, 2 * row * n_heads };
+	default: /* HKND */
+		return (struct steps){ row * page_size, 2 * row * page_size, row };
+	}
+}
+
 void kvt_pool_geometry_view(const struct kvt_pool_geometry *geometry, uint32_t page_size,
 			    uint32_t n_pages, void *base, uint32_t layer,
 			    struct kvt_pool_view *ret_view)
 {
 	uint64_t plane = plane_bytes(geometry, page_size);
-	uint32_t element = kvt_element_bytes(geometry->type);
-	uint64_t row = (uint64_t)geometry->head_dim * element;
 	bool by_layer = geometry->order == KVT_ORDER_LAYER;
-	bool by_head = geometry->layout == KVT_LAYOUT_HND;
-	/* From one plane to the next, and from one page to the next of the same plane. */
-	uint64_t plane_stride = by_layer ? plane * n_pages : plane;
-	uint64_t page_stride = by_layer ? plane : 2 * geometry->n_layers * plane;
-	char *k = (char *)base + 2 * layer * plane_stride;
+	bool packed = geometry->layout > KVT_LAYOUT_NHD;
+	struct steps steps = layout_steps(geometry, page_size, by_layer ? plane * n_pages : plane);
+	uint64_t page_stride = by_layer ? plane * (packed ? 2 : 1) : 2 * geometry->n_layers * plane;
+	char *k = (char *)base + layer * 2 * plane * (by_layer ? n_pages : 1);
 
-	KVT_ASSERT(layer < geometry->n_layers && element > 0);
+	KVT_ASSERT(layer < geometry->n_layers && kvt_element_bytes(geometry->type) > 0);
 	*ret_view = (struct kvt_pool_view){
 		.k = k,
-		.v = k + plane_stride,
+		.v = k + steps.plane,
 		.page_stride_bytes = page_stride,
-		.head_stride_bytes = by_head ? row * page_size : row,
-		.position_stride_bytes = by_head ? row : row * geometry->n_kv_heads,
-		.element_bytes = element,
+		.head_stride_bytes = steps.head,
+		.position_stride_bytes = steps.position,
+		.element_bytes = kvt_element_bytes(geometry->type),
 		.type = geometry->type,
 		.n_pages = n_pages,
 		.page_size = page_size,

@@ -319,6 +319,20 @@ static bool geometry_differs(const struct kvt_daemon *daemon,
 	return false;
 }
 
+/* True if the client is older than our layout, which its kvt_pool_view() does not know. */
+static bool geometry_unknown(const struct kvt_daemon *daemon,
+			     const struct kvt_message_hello *hello, char *text, size_t size)
+{
+	uint32_t layout = daemon->plan.geometry.layout;
+
+	if (layout <= KVT_LAYOUT_NHD || hello->abi_minor >= KVT_ABI_MINOR_PACKED)
+		return false;
+	snprintf(text, size, "geometry differs: the daemon has kv_layout %s, which a client of ABI "
+		 "%u.%u cannot address: install libkvtrunk of the daemon's release",
+		 kvt_page_layout_name(layout), hello->abi_major, hello->abi_minor);
+	return true;
+}
+
 /* True if the client would write pages without naming a geometry that we have. */
 static bool geometry_unnamed(const struct kvt_daemon *daemon,
 			     const struct kvt_message_hello *hello, char *text, size_t size)
@@ -413,7 +427,8 @@ static int hello_check(struct kvt_daemon *daemon, const struct kvt_connection *c
 			 "child must connect itself", hello->pid, (int)connection->peer.pid);
 		return -EPERM;
 	}
-	if (geometry_differs(daemon, hello, text, size) ||
+	if (geometry_unknown(daemon, hello, text, size) ||
+	    geometry_differs(daemon, hello, text, size) ||
 	    geometry_unnamed(daemon, hello, text, size)) {
 		*ret_state = KVT_ATTACH_WRONG_GEOMETRY;
 		return -EINVAL;

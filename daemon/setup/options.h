@@ -52,12 +52,14 @@
 	  "Scales of fp8_e4m3 (value = stored value * scale): K,V for all layers, as in "         \
 	  "0.5,0.25, or the path of a file (beginning with /) with a line 'K V' for each layer. " \
 	  "Empty: 1.")                                                                            \
-	X(CHOICE, kv_layout, "hnd", 0, 0, "hnd|nhd", START,                                       \
-	  "How a page lies in its K and V planes. hnd: [kv head][position][dim]. nhd: "           \
-	  "[position][kv head][dim].")                                                            \
+	X(CHOICE, kv_layout, "hnd", 0, 0, "hnd|nhd|hnkd|nhkd|hknd", START,                        \
+	  "How one layer of a page lies. In two planes, K and V, hnd: [kv head][position][dim], " \
+	  "nhd: [position][kv head][dim]. As one piece with both, hnkd: [kv head][position]"      \
+	  "[K, V][dim], nhkd: [position][kv head][K, V][dim], hknd: [kv head][K, V][position]"    \
+	  "[dim].")                                                                               \
 	X(CHOICE, kv_order, "layer", 0, 0, "layer|page", START,                                   \
-	  "How planes lie in the slab. layer: each layer's K and V planes are one piece with all " \
-	  "pages. page: all layers of a page are contiguous.")                                    \
+	  "How pages lie in the slab. layer: each layer's K plane and V plane (or both packed) "  \
+	  "is one piece with all pages. page: all layers of a page are contiguous.")               \
 	X(BYTES, page_bytes, "0", 0, 1ll << 40, NULL, START,                                      \
 	  "Bytes of KV per page and slab. 0: as the geometry says, or 16K without one.")          \
 	X(NUMBER, n_pages, "0", 0, 1ll << 30, NULL, START,                                        \

@@ -166,7 +166,7 @@ class Pool:
             self._client._open()
             address = int(ffi.cast("uintptr_t", lib.kvt_page_address(self._native, number)))
             if address == 0:
-                raise from_parts(-errno.ENOTSUP, 0, "a page is not in one piece here: each layer has its K "
-                                 "and its V (Pool.layer())")
+                raise from_parts(-errno.ENOTSUP, 0, "a page is not in one piece here: each layer of "
+                                 "it is elsewhere (Pool.layer())")
             return self._array(address, (self._client.info.page_bytes,), (1,), "B", 1,
                                _UNSIGNED_CODE)

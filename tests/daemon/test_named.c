@@ -11,10 +11,12 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
+#include "tests/lib/raw.h"
 
 #define SHAPE "n_layers = 2\nn_kv_heads = 2\nhead_dim = 8\nkv_type = fp16\npage_bytes = 0\n"
 
@@ -125,6 +127,10 @@ TEST(a_difference_is_told_as_the_client_sees_it)
 	refused(options_of(0, NULL, &other),
 		"the daemon has kv_order layer, the client asked for page");
 	other = shape;
+	other.layout = KVT_LAYOUT_HNKD;
+	refused(options_of(0, NULL, &other),
+		"the daemon has kv_layout hnd, the client asked for hnkd");
+	other = shape;
 	other.scales[1][0] = 0.5f;
 	refused(options_of(0, NULL, &other),
 		"the daemon has scales 1,1 for layer 1, the client asked for 0.5,1");
@@ -134,12 +140,33 @@ TEST(a_difference_is_told_as_the_client_sees_it)
 	stop();
 }
 
+/* An old library would take a packed layout for another one. */
+TEST(an_old_library_gets_no_packed_pool)
+{
+	for (uint32_t minor = KVT_ABI_MINOR_PACKED - 1; minor <= KVT_ABI_MINOR; minor++) {
+		struct kvt_message_hello hello = kvt_test_hello(KVT_ANY_GEOMETRY);
+		int32_t result = 0;
+		int fd;
+
+		start(SHAPE "kv_layout = nhkd\n");
+		fd = kvt_test_dial(&daemon_);
+		hello.abi_minor = (uint16_t)minor;
+		kvt_test_check(send(fd, &hello, sizeof(hello), 0) == sizeof(hello));
+		kvt_test_equal(kvt_test_answer(fd, &result),
+			       minor < KVT_ABI_MINOR_PACKED ? KVT_MSG_REFUSED : KVT_MSG_WELCOME);
+		kvt_test_equal(result, minor < KVT_ABI_MINOR_PACKED ? -EINVAL : 0);
+		close(fd);
+		stop();
+	}
+}
+
 /* The address of a page that is not in one piece would be inside other pages. */
 TEST(a_page_has_an_address_where_it_is_in_one_piece)
 {
-	static const char *const configs[] = { "", SHAPE, SHAPE "kv_order = page\n" };
+	static const char *const configs[] = { "", SHAPE, SHAPE "kv_order = page\n",
+					       SHAPE "kv_order = page\nkv_layout = hnkd\n" };
 
-	for (int i = 0; i < 3; i++) {
+	for (int i = 0; i < 4; i++) {
 		struct kvt_client *client;
 		struct kvt_pool_view view;
 		struct kvt_pool pool;

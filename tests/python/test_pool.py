@@ -19,6 +19,7 @@ except ImportError:
     torch = None
 
 SHAPE = {"n_layers": 3, "n_kv_heads": 2, "head_dim": 4}
+LAYOUTS = ("hnd", "nhd", "hnkd", "nhkd", "hknd")
 SIZES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8_e4m3": 1}
 
 
@@ -39,7 +40,7 @@ def expected(raw, native, view, plane):
     return raw[at]
 
 
-@pytest.fixture(scope="module", params=itertools.product(("hnd", "nhd"), ("layer", "page"), SIZES),
+@pytest.fixture(scope="module", params=itertools.product(LAYOUTS, ("layer", "page"), SIZES),
                 ids="-".join)
 def pooled(request):
     layout, order, kind = request.param

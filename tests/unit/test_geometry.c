@@ -43,6 +43,20 @@ static uint64_t naive(const struct shape *s, uint32_t type, uint32_t layout, uin
 	static const uint64_t bytes[] = { 2, 2, 4, 1 };
 	uint64_t index;
 
+	if (layout > KVT_LAYOUT_NHD) { /* a piece has both planes */
+		index = order == KVT_ORDER_LAYER ? at[0] * (uint64_t)s->n_pages + at[2]
+						 : at[2] * (uint64_t)s->n_layers + at[0];
+		if (layout == KVT_LAYOUT_NHKD)
+			index = (index * s->page_size + at[4]) * s->n_kv_heads + at[3];
+		else
+			index = index * s->n_kv_heads + at[3];
+		if (layout == KVT_LAYOUT_HNKD)
+			index = index * s->page_size + at[4];
+		index = index * 2 + at[1];
+		if (layout == KVT_LAYOUT_HKND)
+			index = index * s->page_size + at[4];
+		return (index * s->head_dim + at[5]) * bytes[type];
+	}
 	if (order == KVT_ORDER_LAYER)
 		index = (at[0] * 2ull + at[1]) * s->n_pages + at[2];
 	else
@@ -85,9 +99,9 @@ static void check_plane(const struct shape *s, const struct kvt_pool_geometry *g
 /* All elements of all planes cover the slab exactly: no overlap, no hole, no end beyond. */
 TEST(every_element_has_bytes_of_its_own_and_all_are_the_slab)
 {
-	for (uint32_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]) * 16; i++) {
-		const struct shape *s = &shapes[i / 16];
-		struct kvt_pool_geometry geometry = make(s, i % 4, i / 4 % 2, i / 8 % 2);
+	for (uint32_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]) * 40; i++) {
+		const struct shape *s = &shapes[i / 40];
+		struct kvt_pool_geometry geometry = make(s, i % 4, i / 4 % 5, i / 20 % 2);
 		uint64_t bytes = kvt_pool_geometry_page_bytes(&geometry, s->page_size) *
 				 s->n_pages;
 		char *slab = malloc(bytes);
@@ -157,7 +171,7 @@ TEST(what_is_no_geometry_has_no_page)
 	bad[4].head_dim = 0;
 	bad[5].head_dim = 1025;
 	bad[6].type = 4;
-	bad[7].layout = 2;
+	bad[7].layout = 5;
 	bad[8].order = 2;
 	bad[9].scales[2][1] = -0.5f;
 	bad[10].scales[0][0] = NAN;

@@ -101,18 +101,16 @@ static void check_tensor(const struct kvt_pool_view *view, uint32_t layer, uint3
 	}
 }
 
-/* Every element is where the kernels have put it. */
+/* Every element is where the kernels have put it, in packed layouts too: the kernels follow any
+ * strides. */
 static void check_elements(uint32_t layout, uint32_t order)
 {
 	struct kvt_pool_geometry pool = { .n_layers = 3, .n_kv_heads = 2, .head_dim = 24,
 					  .type = KVT_ELEMENT_FP32, .layout = layout,
 					  .order = order };
-	struct kvt_attn_geometry kernels = { .n_pages = 5, .page_size = 8, .n_layers = 3,
-					     .n_kv_heads = 2, .head_dim = 24,
-					     .type = KVT_ATTN_F32, .layout = layouts[layout],
-					     .order = orders[order] };
 	static float slab[3 * 2 * 5 * 8 * 2 * 24], planes[2][40][2][24];
 	struct kvt_attn_context *context = NULL;
+	struct kvt_pool_view view;
 	uint64_t slots[40];
 
 	kvt_test_equal(kvt_attn_open(NULL, &context, NULL, 0), 0);
@@ -125,16 +123,65 @@ static void check_elements(uint32_t layout, uint32_t order)
 							    i / 24 / 2 % 40, i / 24 % 2, i % 24);
 		for (uint32_t i = 0; i < 40; i++)
 			slots[i] = i;
-		kvt_test_equal(kvt_attn_geometry_view(&kernels, slab, sizeof(slab), layer,
-						      &append.kv), 0);
+		kvt_pool_geometry_view(&pool, 8, 5, slab, layer, &view);
+		worker_attention_view(&view, &append.kv);
 		kvt_test_equal(kvt_attn_kv_append(context, &append, NULL), 0);
 	}
 	for (uint32_t i = 0; i < 6; i++) {
-		struct kvt_pool_view view;
-
 		kvt_pool_geometry_view(&pool, 8, 5, slab, i / 2, &view);
 		check_tensor(&view, i / 2, i % 2);
 	}
+	kvt_attn_close(context);
+}
+
+/* Fill the middle layer of a slab with K and V of 40 positions and attend to 33 of them. */
+static void attend(struct kvt_attn_context *context, const struct kvt_pool_geometry *pool,
+		   float out[5 * 4 * 24])
+{
+	static const uint32_t pages[5] = { 4, 1, 3, 0, 2 };
+	static float keys[40 * 2 * 24], values[40 * 2 * 24], queries[5 * 4 * 24];
+	static char slab[3 * 2 * 5 * 8 * 2 * 24 * sizeof(float)];
+	struct kvt_attn_append append = { .n_positions = 40, .k = keys, .v = values };
+	struct kvt_attn_sequence sequence = { .n_queries = 5, .n_positions = 33, .pages = pages,
+					      .n_pages = 5 };
+	struct kvt_attn_prefill prefill = { .sequences = &sequence, .n_sequences = 1,
+					    .n_q_heads = 4, .q = queries, .out = out,
+					    .scale = 0.2f };
+	struct kvt_pool_view view;
+	uint64_t slots[40];
+
+	memset(slab, 0, sizeof(slab));
+	for (uint32_t i = 0; i < 40; i++)
+		slots[i] = pages[i / 8] * 8 + i % 8;
+	for (uint32_t i = 0; i < 40 * 2 * 24; i++) {
+		keys[i] = (float)(i * 7 % 31) / 16 - 1;
+		values[i] = (float)(i * 5 % 37) / 16 - 1;
+	}
+	for (uint32_t i = 0; i < 5 * 4 * 24; i++)
+		queries[i] = (float)(i * 3 % 29) / 16 - 1;
+	append.slots = slots;
+	kvt_pool_geometry_view(pool, 8, 5, slab, 1, &view);
+	worker_attention_view(&view, &append.kv);
+	prefill.kv = append.kv;
+	kvt_test_equal(kvt_attn_kv_append(context, &append, NULL), 0);
+	kvt_test_equal(kvt_attn_append_prefill(context, &prefill, NULL), 0);
+}
+
+/* Attention is bit for bit that of hnd in layer-major order, wherever the elements lie. */
+static void check_attention(uint32_t type, uint32_t layout, uint32_t order)
+{
+	struct kvt_pool_geometry pool = { .n_layers = 3, .n_kv_heads = 2, .head_dim = 24,
+					  .type = type, .layout = KVT_LAYOUT_HND };
+	struct kvt_attn_context *context = NULL;
+	float want[5 * 4 * 24], got[5 * 4 * 24];
+
+	kvt_test_equal(kvt_attn_open(NULL, &context, NULL, 0), 0);
+	attend(context, &pool, want);
+	pool.layout = layout;
+	pool.order = order;
+	attend(context, &pool, got);
+	if (memcmp(want, got, sizeof(want)) != 0)
+		errx(1, "type %u: attention differs in layout %u, order %u", type, layout, order);
 	kvt_attn_close(context);
 }
 
@@ -216,9 +263,12 @@ int main(void)
 {
 	for (uint32_t i = 0; i < 16; i++)
 		check(i % 4, i / 4 % 2, i / 8);
-	for (uint32_t i = 0; i < 4; i++)
-		check_elements(i % 2, i / 2);
+	for (uint32_t i = 0; i < 10; i++)
+		check_elements(i % 5, i / 5);
+	for (uint32_t i = 0; i < 4 * 10; i++)
+		check_attention(i % 4, i / 4 % 5, i / 20);
 	check_daemons();
-	puts("16 geometries are the same for library and kernels; scales come through");
+	puts("16 geometries are the same for library and kernels, all 40 give the same attention; "
+	     "scales come through");
 	return 0;
 }
