@@ -187,7 +187,6 @@ int run_need_nodes(struct kvt_oracle *o, uint64_t most_nodes)
 /* Holdings of one uid, and of all others. */
 struct sums {
 	uint64_t leases, pages; /* pages: private or in quarantine */
-	uint64_t paths; /* of leases: pages not in private twins; shared ones again */
 	uint64_t others_pages;
 	bool others_live;
 };
@@ -209,6 +208,13 @@ static void sum_uid(const struct kvt_oracle *o, uint32_t uid, struct sums *sums)
 		sums->leases += s->n_leases;
 		sums->pages += s->n_private + s->n_quarantined;
 	}
+}
+
+/* Pages of a uid's leases that are not in private twins; shared ones again for each lease. */
+static uint64_t sum_paths(const struct kvt_oracle *o, uint32_t uid)
+{
+	uint64_t paths = 0;
+
 	for (uint32_t i = 1; i <= o->config.n_leases; i++) {
 		const struct model_lease *lease = &o->leases[i];
 		uint32_t own = lease->n_table - lease->done, end;
@@ -216,8 +222,9 @@ static void sum_uid(const struct kvt_oracle *o, uint32_t uid, struct sums *sums)
 		if (lease->kind == MODEL_LEASE_FREE || o->sessions[lease->session].uid != uid)
 			continue;
 		end = lease->node ? model_end(o->nodes[lease->node]) : 0;
-		sums->paths += end > lease->n_table ? end - own : lease->done;
+		paths += end > lease->n_table ? end - own : lease->done;
 	}
+	return paths;
 }
 
 int run_need_lease(struct kvt_oracle *o)
@@ -250,7 +257,7 @@ int run_need_quota(struct kvt_oracle *o, uint64_t pages, uint64_t locked)
 	sum_uid(o, session->uid, &sums);
 	if (limit && reserve > 0 && sums.others_live && pages + locked > 0 &&
 	    model_available(o) + sums.others_pages < reserve + pages + locked &&
-	    sums.pages + sums.paths + pages + locked > few)
+	    sums.pages + sum_paths(o, session->uid) + pages + locked > few)
 		return run_refuse(o, -EDQUOT, KVT_REASON_UID_PAGES, limit);
 	return 0;
 }
