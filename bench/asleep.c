@@ -3,8 +3,10 @@
  * @file asleep.c
  * What a COMMIT after a chunk of prefill costs its caller while the daemon sleeps, as it does
  * beside an engine that computes for milliseconds between two operations: with and without waiting.
+ * And what the BEGIN of a scheduler costs that announced its pace, beside one that did not.
  *
- * Inputs: the options. Invariant: each sample begins after the daemon has announced its sleep.
+ * Inputs: the options. Invariant: each sample begins after the daemon has announced its sleep, or
+ * after the same pause if a pace keeps it from sleeping.
  * Caller: main.c.
  */
 #include "bench/bench.h"
@@ -122,22 +124,69 @@ static void one_sequence(struct bench_target *target, struct bench_samples *wait
 		bench_die("asleep: %s", kvt_client_error(client)->text);
 }
 
-static void emit(const char *kind, struct bench_samples *value, struct bench_samples *floor,
-		 const char *floor_is)
+#define BEGIN_KEYS 128u
+#define STEP_NS 2000000 /* a scheduler's step: 100 times the daemon's budget */
+
+static void begin_once(struct bench_target *target, struct bench_samples *samples)
 {
-	struct bench_result line = { .name = "asleep", .kind = kind, .keys = ASLEEP_CHUNK,
-				     .floor_is = floor_is };
+	struct kvt_client *client = target->client;
+	uint32_t keys[BEGIN_KEYS];
+	struct kvt_seq *seq;
+	uint64_t start;
+	int rc;
+
+	bench_new_keys(keys, BEGIN_KEYS);
+	compute_for(STEP_NS);
+	start = bench_ticks();
+	rc = kvt_seq_begin(client, target->namespace_id, keys, BEGIN_KEYS, 0, 0, &seq);
+	bench_samples_add(samples, bench_ticks() - start);
+	if (rc || kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0))
+		bench_die("asleep: %s", kvt_client_error(client)->text);
+}
+
+/* The floor serves the same keys after the same pause, and never sleeps. */
+static void begin_steps(struct bench_target *target, uint32_t count, struct bench_samples *plain,
+			struct bench_samples *paced, struct bench_samples *floor_ticks)
+{
+	uint32_t keys[BEGIN_KEYS], *set = keys;
+	struct bench_floor *floor;
+
+	kvt_client_set_pace(target->client, 2 * STEP_NS);
+	for (uint32_t i = 0; i < count; i++)
+		begin_once(target, paced);
+	kvt_client_set_pace(target->client, 0);
+	for (uint32_t i = 0; i < count; i++)
+		begin_once(target, plain);
+	bench_new_keys(keys, BEGIN_KEYS);
+	floor = bench_floor_start(target, &set, 1, BEGIN_KEYS);
+	bench_floor_turn(floor, true);
+	for (uint32_t i = 0; i < count; i++) {
+		compute_for(STEP_NS);
+		bench_samples_add(floor_ticks, bench_floor_call(floor, 0, keys, 0, BEGIN_KEYS));
+	}
+	bench_floor_stop(floor);
+}
+
+/* Returns the median in microseconds. */
+static double emit(const char *kind, uint32_t keys, struct bench_samples *value,
+		 struct bench_summary floor, const char *floor_is)
+{
+	struct bench_result line = { .name = "asleep", .kind = kind, .keys = keys,
+				     .floor = floor, .floor_is = floor_is };
 
 	line.value = bench_samples_take(value);
-	line.floor = bench_samples_take(floor);
 	bench_emit(&line);
+	return line.value.p50 / 1000;
 }
 
 void bench_asleep(const struct bench_options *options)
 {
 	struct bench_samples waited = { 0 }, not_waited = { 0 }, written = { 0 }, woken = { 0 };
+	struct bench_samples plain = { 0 }, paced = { 0 }, served = { 0 };
 	struct bench_target target = { .spin_us = 20 };
 	struct sleeper sleeper = { 0 };
+	struct bench_summary floor;
+	double us;
 
 	if (options->core)
 		return;
@@ -149,9 +198,16 @@ void bench_asleep(const struct bench_options *options)
 		one_sequence(&target, &waited, &not_waited);
 	}
 	sleeper_stop(&sleeper);
+	begin_steps(&target, options->quick ? 200 : 1000, &plain, &paced, &served);
 	bench_target_close(&target);
-	emit("commit, waited for", &waited, &woken,
+	emit("commit, waited for", ASLEEP_CHUNK, &waited, bench_samples_take(&woken),
 	     "an eventfd written, until the process that slept on it says so in memory");
-	emit("commit, not waited for", &not_waited, &written,
+	emit("commit, not waited for", ASLEEP_CHUNK, &not_waited, bench_samples_take(&written),
 	     "an eventfd written on which a process sleeps");
+	floor = bench_samples_take(&served);
+	emit("begin, no pace announced", BEGIN_KEYS, &plain, floor,
+	     "a process that spins on a ring and copies the keys, after the same pause");
+	us = emit("begin, pace announced", BEGIN_KEYS, &paced, floor,
+		  "a process that spins on a ring and copies the keys, after the same pause");
+	bench_aim("BEGIN 2 ms after the last call, pace announced", us, "us", 10, false);
 }

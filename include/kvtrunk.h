@@ -198,6 +198,14 @@ void kvt_client_set_timeout(struct kvt_client *client, int64_t timeout_ns);
 /** Set how long kvt_seq_begin() waits: as options->begin_wait_ns, 0 = the default. */
 void kvt_client_set_begin_wait(struct kvt_client *client, int64_t begin_wait_ns);
 
+/** Announce that from now on each call is followed by another within `pace_ns`: the time of a
+ * scheduler's step, with some slack. The daemon then spins meanwhile instead of sleeping, so a call
+ * costs microseconds instead of a wake-up. 0, the default: not announced; set it when the engine
+ * has nothing to do. Takes effect with the next call and costs no message. The daemon believes its
+ * option pace_us at most, sleeps while others need its CPU, and does not believe a client that was
+ * late for 16 times its pace. A daemon of ABI 2.2 or older ignores it. */
+void kvt_client_set_pace(struct kvt_client *client, int64_t pace_ns);
+
 /** Descriptors for the caller's own loop: readable when a completion came after kvt_client_arm(),
  * and when the daemon hung up. Both are sockets. Owned by the client; do not read them. */
 int kvt_client_completion_fd(const struct kvt_client *client);

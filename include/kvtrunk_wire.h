@@ -39,7 +39,7 @@
 #define KVT_ABI_MAJOR 2 /* raised when an old client could misread a new daemon's memory */
 #define KVT_ABI_MINOR 3 /* raised for additions that an old client may ignore */
 #define KVT_ABI_MINOR_HANDLES 1 /* since then: MATCH and BEGIN take a handle */
-#define KVT_ABI_MINOR_PACKED 3  /* since then: layouts with K and V packed */
+#define KVT_ABI_MINOR_PACKED 3  /* since then: layouts with K and V packed, pace_us */
 
 /* A line that one side writes and the other polls. 128, not 64: x86 prefetches lines in pairs
  * and Arm server cores have 128-byte granules, so 64 would still ping-pong. */
@@ -509,6 +509,7 @@ struct kvt_segment_header {
 	uint32_t sq_head KVT_ALIGNED(KVT_LINE); /* daemon */
 	uint32_t sq_tail KVT_ALIGNED(KVT_LINE); /* client */
 	uint32_t client_cpu; /* where it last submitted: number + 1; 0 = unknown */
+	uint32_t pace_us;    /* client: its next entry comes within; 0 = unknown */
 	uint32_t cq_head KVT_ALIGNED(KVT_LINE); /* client */
 	uint32_t cq_tail KVT_ALIGNED(KVT_LINE); /* daemon */
 	uint32_t daemon_cpu; /* where it last answered: number + 1; 0 = unknown */

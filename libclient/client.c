@@ -179,6 +179,15 @@ void kvt_client_set_begin_wait(struct kvt_client *client, int64_t begin_wait_ns)
 	client->begin_wait_ns = begin_wait_ns ? begin_wait_ns : KVT_BEGIN_WAIT_NS;
 }
 
+void kvt_client_set_pace(struct kvt_client *client, int64_t pace_ns)
+{
+	int64_t us = pace_ns > 0 ? (pace_ns - 1) / 1000 + 1 : 0;
+
+	if (client->has_session && !kvt_client_forked(client))
+		kvt_store_relaxed(&client->ring.header->pace_us,
+				  us < UINT32_MAX ? (uint32_t)us : UINT32_MAX);
+}
+
 void kvt_client_set_timeout(struct kvt_client *client, int64_t timeout_ns)
 {
 	client->timeout_ns = timeout_ns > 0 ? timeout_ns : 0;

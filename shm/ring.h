@@ -54,6 +54,7 @@ struct kvt_ring_end {
 	uint32_t cq_head, cq_tail;
 	uint32_t cpu;         /* that the other side was told: number + 1; 0 = none */
 	uint32_t client_cpu;  /* the daemon's copy, read with sq_tail: they share a line */
+	uint32_t pace_us;     /* likewise */
 };
 
 /** `areas` may be NULL if the layout has none. */
@@ -137,6 +138,7 @@ static inline int kvt_ring_sq_pending(struct kvt_ring_end *end)
 			return -71; /* EPROTO; not kept, so the next look says it again */
 		end->sq_tail = tail;
 		end->client_cpu = kvt_load_relaxed(&end->header->client_cpu);
+		end->pace_us = kvt_load_relaxed(&end->header->pace_us);
 	}
 	return (int)(end->sq_tail - end->sq_head);
 }

@@ -109,6 +109,7 @@ struct kvt_session {
 	uint64_t waiting_since_ns; /* oldest deferred operation without progress */
 	struct kvt_account *account; /* of its uid, while open */
 	uint64_t spent;            /* cycles, on the clock of account->floor */
+	struct kvt_pace pace;
 	struct kvt_sqe held;
 
 	struct kvt_member *members; /* rank 0 first; NULL: the slot is free */

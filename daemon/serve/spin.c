@@ -10,10 +10,14 @@
 #define PREEMPTED_US 100  /* longer than an interrupt, shorter than a time slice */
 #define PREEMPTED_TIMES 8 /* sleep for this many times what a preemption took */
 #define MOVE_EVERY_US 2000 /* a move costs some microseconds */
+#define PACE_DOUBT 16     /* so a liar takes 1/17 of a CPU at most */
 #define SLICE_NS 100000   /* the shortest that Linux takes; by default some milliseconds */
 
-void kvt_spin_configure(struct kvt_spin *spin, int64_t budget_us, uint64_t cycles_per_us)
+void kvt_spin_configure(struct kvt_spin *spin, int64_t budget_us, uint64_t pace_us,
+			uint64_t cycles_per_us)
 {
+	spin->most_pace_us = budget_us ? pace_us : 0;
+	spin->per_us = cycles_per_us;
 	spin->most = budget_us < 0 ? UINT64_MAX : (uint64_t)budget_us * cycles_per_us;
 	spin->budget = spin->most;
 	spin->preempted = PREEMPTED_US * cycles_per_us;
@@ -36,6 +40,20 @@ void kvt_spin_shorten_slices(void)
 		return;
 	attr.runtime = SLICE_NS;
 	syscall(SYS_sched_setattr, 0, &attr, 0);
+}
+
+void kvt_spin_pace(struct kvt_spin *spin, struct kvt_pace *pace, uint32_t pace_us,
+		   uint64_t stamp)
+{
+	if (pace->due && stamp > pace->due)
+		pace->not_before = pace->due + PACE_DOUBT * pace->length;
+	pace->due = 0;
+	if (!pace_us || pace_us > spin->most_pace_us || stamp < pace->not_before)
+		return;
+	pace->length = pace_us * spin->per_us;
+	pace->due = stamp + pace->length;
+	if (spin->paced < pace->due)
+		spin->paced = pace->due;
 }
 
 void kvt_spin_interrupted(struct kvt_spin *spin, uint64_t stamp)

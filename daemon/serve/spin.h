@@ -14,6 +14,8 @@
  *    other, or moved a moment ago, it sleeps.
  *  - It sleeps for a while after another thread preempted it while it spun. A hypervisor that takes
  *    the CPU away does not count.
+ *  - It spins longer for a client elsewhere that announced when its next entry comes (its pace), up
+ *    to a configured limit. A session that was late is not believed for PACE_DOUBT times its pace.
  * A budget of "always" overrides all of it. Stamps and durations are cycles. Used by the serving
  * thread only.
  */
@@ -26,18 +28,29 @@
 struct kvt_spin {
 	uint64_t stamp;       /* of the last turn if it spun, else 0 */
 	uint64_t until;       /* a client on another CPU was served lately */
+	uint64_t paced;       /* until then an announced entry is due */
 	uint64_t not_before;  /* after a preemption */
 	uint64_t move_again;  /* the next move is not before */
 	uint64_t budget;      /* current; UINT64_MAX: always */
 	uint64_t most;        /* configured */
+	uint64_t most_pace_us; /* configured; 0: no pace is believed */
+	uint64_t per_us;      /* cycles */
 	uint64_t preempted;   /* a spinning turn that takes longer was interrupted */
 	uint64_t move_every;
 	int64_t preemptions;  /* of this thread, when last looked at */
 	bool here;            /* the client last served is on this thread's CPU */
 };
 
-/** Take the configured budget, below 0: always. */
-void kvt_spin_configure(struct kvt_spin *spin, int64_t budget_us, uint64_t cycles_per_us);
+/** What a session announced. */
+struct kvt_pace {
+	uint64_t due;        /* its next entry; 0: not announced, or not believed */
+	uint64_t length;     /* the announced time up to it */
+	uint64_t not_before; /* it was late: not believed earlier */
+};
+
+/** Take the configured budget, below 0: always, and the longest pace that is believed. */
+void kvt_spin_configure(struct kvt_spin *spin, int64_t budget_us, uint64_t pace_us,
+			uint64_t cycles_per_us);
 /** Make this thread run sooner after a wake-up on a busy host: ask the scheduler for short slices.
  * Linux 6.12; no effect before. */
 void kvt_spin_shorten_slices(void);
@@ -50,6 +63,10 @@ static inline void kvt_spin_expect(struct kvt_spin *spin, bool here, uint64_t st
 	if (!here)
 		spin->until = stamp + spin->budget;
 }
+
+/** Note a session's entry, after which it announces the next one within `pace_us` (0: does not). */
+void kvt_spin_pace(struct kvt_spin *spin, struct kvt_pace *pace, uint32_t pace_us,
+		   uint64_t stamp);
 
 /** The cold half of kvt_spin_turn(). */
 void kvt_spin_interrupted(struct kvt_spin *spin, uint64_t stamp);
@@ -72,12 +89,13 @@ static inline bool kvt_spin_once(struct kvt_spin *spin, uint64_t stamp)
 		if (stamp < spin->not_before)
 			return false;
 		if (spin->here && spin->most && stamp >= spin->move_again) {
-			spin->here = false;
 			spin->move_again = stamp + spin->move_every;
-			if (kvt_spin_move())
+			if (kvt_spin_move()) {
+				spin->here = false;
 				spin->until = stamp + spin->budget;
+			}
 		}
-		if (stamp >= spin->until)
+		if (stamp >= spin->until && (spin->here || stamp >= spin->paced))
 			return false;
 		spin->stamp = stamp;
 	}

@@ -257,6 +257,8 @@ static inline uint32_t serve(struct kvt_daemon *daemon, struct kvt_session *sess
 		return 0;
 	publish(daemon, session);
 	expect_entry(daemon, session);
+	if (unlikely(session->ring.pace_us || session->pace.due))
+		kvt_spin_pace(&daemon->spin, &session->pace, session->ring.pace_us, start);
 	kvt_share_charge(&daemon->shares, session->account, &session->spent, now - start);
 	return (uint32_t)done;
 }

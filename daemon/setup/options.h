@@ -123,6 +123,10 @@
 	X(NUMBER, spin_budget_us, "200", -1, 10000000, NULL, RELOAD,                              \
 	  "How long the daemon spins at most before it sleeps. 0: not at all, -1: for ever. It "  \
 	  "spins shorter if that does not pay or if others need the CPU.")                        \
+	X(NUMBER, pace_us, "50000", 0, 1000000, NULL, RELOAD,                                     \
+	  "Longest pause between two calls of a client through which the daemon spins, if the "   \
+	  "client announced it (kvt_client_set_pace()) and others leave it the CPU. A client "    \
+	  "that was late is not believed for 16 times its pause. 0: no pause.")                   \
 	X(NUMBER, fence_poll_us, "100", 1, 1000000, NULL, RELOAD,                                 \
 	  "Longest sleep while operations wait for fences: a device raises them without a "       \
 	  "wake-up.")                                                                             \

@@ -632,6 +632,13 @@ class Client:
                         for name, _ in ffi.typeof("struct kvt_counters").fields
                         if name != "reserved")
 
+    def set_pace(self, seconds: float) -> None:
+        """Announce that from now on a call follows each call within `seconds`: the time of a
+        scheduler's step, with some slack. The daemon spins meanwhile, up to its option pace_us. 0:
+        not announced, the default and right while the engine has nothing to do."""
+        with self._lock:
+            lib.kvt_client_set_pace(self._open(), _ns(seconds) if seconds > 0 else 0)
+
     def set_timeout(self, seconds: Optional[float]) -> None:
         """Deadline of each waiting call from its start; None: none."""
         with self._lock:

@@ -2,8 +2,11 @@
 """Connecting, sequences, matches, and every class of error."""
 import errno
 import gc
+import json
+import os
 import pickle
 import threading
+import time
 import warnings
 from array import array
 
@@ -246,6 +249,31 @@ def test_arguments_that_do_not_fit(client, ns):
         client.group(1)
     with pytest.raises(kvtrunk.InvalidArgument):
         client.map_pool(slab=5)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a CPU for the daemon")
+def test_a_pace_keeps_the_daemon_awake(shared):
+    with testing.daemon(spin_budget_us=1, pace_us=1000000) as daemon, daemon.connect() as client:
+        ns = client.namespace()
+
+        def spins():
+            return json.loads(daemon.kvtctl("status", "--json"))["spins"]
+
+        def gained(calls):
+            before = spins()
+            for _ in range(calls):
+                ns.match(range(64))
+                time.sleep(0.002)
+            return spins() - before
+
+        plain = gained(20)
+        client.set_pace(0.5)
+        deadline = time.monotonic() + 30  # others may need the CPU for a while
+        while gained(20) < 100 * (plain + 20):
+            assert time.monotonic() < deadline
+        client.set_pace(0)
+        with pytest.raises((TypeError, OverflowError)):
+            client.set_pace(1e300)
 
 
 def test_limits_deadlines_and_areas(shared):

@@ -312,7 +312,7 @@ static void resumed_at(uint32_t start, uint32_t done, uint32_t unpublished)
 	segment_free(&segment);
 }
 
-TEST(each_side_says_on_which_cpu_it_runs)
+TEST(each_side_says_on_which_cpu_it_runs_and_the_client_its_pace)
 {
 	struct segment segment;
 	uint32_t client, daemon;
@@ -331,7 +331,9 @@ TEST(each_side_says_on_which_cpu_it_runs)
 	assert_int_equal(kvt_ring_daemon_here(&segment.client), client == daemon);
 	assert_int_equal(kvt_ring_client_here(&segment.daemon), client == daemon);
 	segment.client.header->client_cpu = daemon + 1;
+	segment.client.header->pace_us = 7;
 	assert_int_equal(kvt_ring_sq_pending(&segment.daemon), 0);
+	assert_int_equal(segment.daemon.pace_us, 7);
 	assert_false(kvt_ring_client_here(&segment.daemon));
 	segment_free(&segment);
 }
