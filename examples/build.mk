@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# hello.c is the README's example: built as an application would, from the public headers and the
-# library alone.
-EXAMPLES += $(O)/hello
+# hello.c is the README's example, engine.c that of docs/engine-authors.md: built as an application
+# would, from the public headers and the library alone.
+EXAMPLES += $(O)/hello $(O)/engine
 
-$(O)/hello: examples/hello.c $(O)/libkvtrunk.a
+$(O)/hello $(O)/engine: $(O)/%: examples/%.c $(O)/libkvtrunk.a
 	$(if $(V),,@echo "  CC  $<" && )$(CC) -std=gnu11 $(WARNINGS) $(OPT) $(SANITIZE) -Iinclude \
 		$< $(O)/libkvtrunk.a -o $@
 
