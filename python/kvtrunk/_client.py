@@ -30,6 +30,7 @@ OPS = {name[len("KVT_OP_"):].lower(): getattr(lib, name) for name in dir(lib)
        if name.startswith("KVT_OP_") and name != "KVT_OP_COUNT"}
 
 
+_COUNTERS = [name for name, _ in ffi.typeof("struct kvt_counters").fields if name != "reserved"]
 _begin, _FULL, _FORCE_MISS = lib.kvt_seq_begin, lib.KVT_F_FULL, lib.KVT_F_FORCE_MISS
 
 
@@ -170,8 +171,9 @@ class Request:
 
 
 class Result(NamedTuple):
-    """One answer. `error` is None, or the exception that a waiting call would raise. The other
-    fields are those of struct kvt_result; `pages` is a copy, u32."""
+    """One answer. `error` is None, or the exception that a waiting call would raise. `notice`: the
+    second answer to a BEGIN with NO_WAIT. The other fields are those of struct kvt_result; `pages`
+    is a copy, u32."""
 
     op: str
     tag: Any
@@ -187,6 +189,7 @@ class Result(NamedTuple):
     state: int
     pages: memoryview
     order: int
+    notice: bool
 
 
 _OP_NAMES = {number: name for name, number in OPS.items()}
@@ -199,7 +202,8 @@ def _result_of(native: Any, tag: Any) -> Result:
         handle=Handle(native.handle.node, native.handle.generation, native.handle.positions),
         lease=(native.lease.index, native.lease.generation), matched=native.matched,
         reusable=native.reusable, announced=native.announced, next=native.next,
-        known=native.known, state=native.state, pages=_pages_of(native), order=native.seq)
+        known=native.known, state=native.state, pages=_pages_of(native), order=native.seq,
+        notice=bool(native.flags & lib.KVT_CQE_ASYNC))
 
 
 class Namespace:
@@ -628,9 +632,19 @@ class Client:
         native = ffi.new("struct kvt_counters *")
         with self._lock:
             self._check(lib.kvt_stats(self._open(), native))
-        return Counters((name, getattr(native, name))
-                        for name, _ in ffi.typeof("struct kvt_counters").fields
-                        if name != "reserved")
+        return Counters((name, getattr(native, name)) for name in _COUNTERS)
+
+    def counters(self) -> Counters:
+        """The daemon's counters, from shared memory: a consistent set without a round trip. By a
+        round trip where the daemon withholds its tree or is inside a long operation."""
+        native = ffi.new("struct kvt_counters *")
+        with self._lock:
+            handle = self._open()
+            rc = lib.kvt_counters_read(handle, native)
+            if rc in (-errno.EAGAIN, -errno.ENOTSUP):
+                rc = lib.kvt_stats(handle, native)
+            self._check(rc)
+        return Counters((name, getattr(native, name)) for name in _COUNTERS)
 
     def set_pace(self, seconds: float) -> None:
         """Announce that from now on a call follows each call within `seconds`: the time of a
@@ -659,6 +673,26 @@ class Client:
                 del keep
                 n += 1
         return n
+
+    def call(self, request: Request) -> Result:
+        """Submit one operation and wait for its answer, which may be a refusal: see its `error`.
+        Answers of submit() and notices that come meanwhile are kept for reap(), with their tags.
+
+        Raises Again: no room in rings or areas; ConnectionLost, Timeout.
+        """
+        with self._lock:
+            handle = self._open()
+            native, keep = _native_request(request)
+            number = self._next_tag
+            if not self._submit_one(handle, native, _Call(number, request.tag)):
+                raise from_parts(-errno.EAGAIN, 0, "no room in rings or areas: reap() first")
+            del keep
+            while True:
+                for at, answer in enumerate(self._results):
+                    if isinstance(answer.tag, _Call) and answer.tag.number == number:
+                        del self._results[at]
+                        return answer._replace(tag=request.tag)
+                self._take(handle, 1, _REAP)
 
     def _submit_one(self, handle: Any, native: Any, tag: Any) -> bool:
         number = self._next_tag
@@ -705,6 +739,8 @@ class Client:
         return n
 
     def _keep_result(self, result: Result) -> None:
+        if result.notice and isinstance(result.tag, _Call):
+            result = result._replace(tag=result.tag.tag)
         if not isinstance(result.tag, _Mark) or result.tag.call == self._call:
             self._results.append(result)
         elif result.error is None and result.lease != (0, 0):
@@ -744,6 +780,13 @@ class _Mark(NamedTuple):
 
     call: int
     number: int
+
+
+class _Call(NamedTuple):
+    """The tag of an operation of call(), which has the caller's."""
+
+    number: int
+    tag: Any
 
 
 _REAP = 64

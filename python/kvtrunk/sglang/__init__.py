@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's KV pool and prefix cache on kvtrunk's pages: --radix-cache-backend kvtrunk.
+
+SGLang finds this as a plug-in (entry point group "sglang.srt.plugins") in each of its processes.
+Without the flag, or with --disable-radix-cache, SGLang runs as if it were not installed.
+
+    __init__    the plug-in: which of SGLang's functions are wrapped
+    _leases     what requests hold: BEGIN, COMMIT, EXTEND, END, and their sizes (no SGLang, no torch)
+    _keys       tokens as keys; which requests must not share
+    _pool       tensors on the pool, their proof, the allocator
+    _cache      SGLang's prefix cache interface; admission
+    _identity   what makes KV equal: weights, config, kernels
+    _refusals   what does not work, in words
+    compat      the names of SGLang that all of this uses
+"""
+from __future__ import annotations
+
+from typing import Any
+
+NAME = "kvtrunk"
+
+
+def wanted() -> bool:
+    """Whether this engine was started with the flag, and with a prefix cache."""
+    from sglang.srt.runtime_context import get_memory
+    memory = get_memory()
+    return bool(memory.radix_cache_backend == NAME and not memory.disable_radix_cache)
+
+
+def register() -> None:
+    """The plug-in: called by SGLang in each process. Imports nothing heavy unless it is used."""
+    from sglang.srt.mem_cache.registry import register_radix_cache_backend
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    register_radix_cache_backend(NAME, make_cache)
+    for target, hook in HOOKS.items():
+        HookRegistry.register(target, hook, HookType.AROUND)
+
+
+def make_cache(ctx: Any) -> Any:
+    """The factory of --radix-cache-backend kvtrunk."""
+    if not wanted():
+        from sglang.srt.mem_cache.registry import default_radix_cache_factory
+        return default_radix_cache_factory(ctx)
+    from . import _cache
+    return _cache.make(ctx)
+
+
+# SGLang ignores a plug-in that raises, and hooks that cannot be applied. So a hook does nothing
+# but decide whether it is wanted, and _cache.make() checks that each is in place.
+
+def _buffers(original: Any, pool: Any) -> Any:
+    if not wanted():
+        return original(pool)
+    from . import _pool
+    return _pool.attach(pool)
+
+
+def _allocator(original: Any, configurator: Any, **arguments: Any) -> Any:
+    if not wanted() or arguments.get("token_to_kv_pool_allocator") is not None:
+        return original(configurator, **arguments)
+    from . import _pool
+    return _pool.make_allocator(configurator, **arguments)
+
+
+def _extend(original: Any, batch: Any, *arguments: Any, **options: Any) -> Any:
+    return _with_batch(original, batch, arguments, options, 0)
+
+
+def _decode(original: Any, batch: Any, *arguments: Any, **options: Any) -> Any:
+    return _with_batch(original, batch, arguments, options, 1)
+
+
+def _with_batch(original: Any, batch: Any, arguments: Any, options: Any, decoded: int) -> Any:
+    allocator = batch.tree_cache.token_to_kv_pool_allocator
+    if getattr(allocator, "leases", None) is None:
+        return original(batch, *arguments, **options)
+    with allocator.rows_of(batch, decoded):
+        return original(batch, *arguments, **options)
+
+
+def _admit(original: Any, adder: Any, req: Any, *arguments: Any, **options: Any) -> Any:
+    admit = getattr(adder.tree_cache, "admit", None)
+    if admit is None:
+        return original(adder, req, *arguments, **options)
+    return admit(adder, req, lambda: original(adder, req, *arguments, **options))
+
+
+def _retract(original: Any, batch: Any, *arguments: Any, **options: Any) -> Any:
+    retract = getattr(batch.tree_cache, "retract", None)
+    if retract is None:
+        return original(batch, *arguments, **options)
+    return retract(batch)
+
+
+def _new_weights(original: Any, scheduler: Any, *arguments: Any, **options: Any) -> Any:
+    new_epoch = getattr(scheduler.tree_cache, "new_epoch", None)
+    if new_epoch is not None:
+        new_epoch("new weights")
+    return original(scheduler, *arguments, **options)
+
+
+HOOKS = {
+    "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool._create_buffers_normal": _buffers,
+    "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator."
+    "_build_token_to_kv_pool_allocator": _allocator,
+    "sglang.srt.mem_cache.allocation.alloc_for_extend": _extend,
+    "sglang.srt.mem_cache.allocation.alloc_for_decode_default": _decode,
+    "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req": _admit,
+    "sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode": _retract,
+    "sglang.srt.managers.scheduler.Scheduler.record_weight_version_change": _new_weights,
+}

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's prefix cache interface on a tree that other processes change, too; and admission.
+
+Waiting requests look (probe) and hold nothing. Admission begins a lease, which is the request's
+tree node from then on: what it matched, and pages for the whole prompt. SGLang locks the node; with
+the last lock the lease ends.
+"""
+from __future__ import annotations
+
+import logging
+import pkgutil
+import secrets
+from typing import Any, Optional
+
+import numpy as np
+from sglang.srt.environ import envs
+from sglang.srt.managers.schedule_policy import AddReqResult
+from sglang.srt.mem_cache.base_prefix_cache import (BasePrefixCache, DecLockRefResult, EvictResult,
+                                                    IncLockRefResult, MatchResult)
+
+from .. import Client, Error, Namespace
+from . import HOOKS, _identity, _pool, _refusals, compat
+from ._keys import grown, keys_of
+from ._leases import Lease
+
+logger = logging.getLogger(__name__)
+
+_NO_KEYS = np.empty(0, np.uint32)
+
+
+def make(ctx: Any) -> KvtrunkCache:
+    """The cache of an engine, once all that it stands on is proved. Refused: in a sentence."""
+    _refusals.check(ctx.server_args)
+    _refusals.check_context(ctx)
+    compat.check()
+    for target in HOOKS:
+        path, name = target.rsplit(".", 1)
+        if not hasattr(getattr(pkgutil.resolve_name(path), name), "__wrapped__"):
+            raise _refusals.Refused(f"SGLang did not let kvtrunk wrap {target}: see its log for the "
+                                    "cause; leave --radix-cache-backend out")
+    pool = ctx.params.token_to_kv_pool_allocator.get_kvcache()
+    _pool.prove(pool)
+    identity = _identity.identity(ctx.server_args, ctx.model_config.hf_config,
+                                  str(pool.device))
+    cache = KvtrunkCache(ctx.params, identity)
+    info = pool.kvtrunk.client.info
+    logger.info("kvtrunk: K and V of %d layers are on the pool of daemon %d: %d pages of %d "
+                "positions; session %d, identity %s", pool.layer_num, info.daemon_pid, info.n_pages,
+                info.page_size, info.session, identity.hex()[:16])
+    return cache
+
+
+class KvtrunkCache(BasePrefixCache):
+    """The prefix cache of one scheduler."""
+
+    def __init__(self, params: Any, identity: bytes) -> None:
+        self.disable = params.disable
+        self.req_to_token_pool = params.req_to_token_pool
+        self.token_to_kv_pool_allocator = self.allocator = params.token_to_kv_pool_allocator
+        self.page_size = params.page_size
+        self.sliding_window_size = None
+        self.device = self.allocator.device
+        self.leases = self.allocator.leases
+        self.client: Client = self.leases.client
+        self.root_node = Lease()
+        self._identity = identity
+        self._epoch = ""
+        self._spaces: dict[Any, Optional[Namespace]] = {}
+        if params.enable_metrics:
+            self.init_metrics_collector()
+
+    # ---- namespaces
+
+    def new_epoch(self, why: str) -> None:
+        """Forget what was computed so far, in this engine only: others keep it. A random number,
+        so that no two engines are ever in one epoch with different weights."""
+        self._epoch = secrets.token_hex(16)
+        self._spaces.clear()
+        self.leases.unshare()
+        logger.info("kvtrunk: %s: what was cached so far is not used here any more", why)
+
+    def reset(self) -> None:
+        """SGLang's flush_cache: nothing runs."""
+        self.new_epoch("flush")
+
+    def _space(self, extra_key: Any, cache_salt: Any) -> Optional[Namespace]:
+        """The namespace of a request. None: there can be no more."""
+        name = (extra_key or None, cache_salt or None)
+        if name not in self._spaces:
+            extra = b"sglang\0%b\0%b\0%b" % (self._identity, self._epoch.encode(),
+                                            (name[0] or "").encode())
+            try:
+                self._spaces[name] = self.client.namespace(
+                    extra=extra, salt=name[1], label=f"sglang {self._identity.hex()[:8]}")
+            except Error as error:
+                logger.warning("kvtrunk: requests of another salt or adapter share nothing: %s",
+                               error)
+                return None
+        return self._spaces[name]
+
+    # ---- looking
+
+    def match_prefix(self, params: Any) -> MatchResult:
+        key = params.key
+        positions = 0
+        space = self._space(key.extra_key, key.cache_salt) if len(key) >= self.page_size else None
+        if space is not None:
+            keys = keys_of(key.token_ids)
+            if keys is not None:
+                found = self.leases.probe(space, keys[:len(key)])
+                positions = min(found, len(key)) // self.page_size * self.page_size
+        node = Lease(positions) if positions else self.root_node
+        return MatchResult(device_prefix_len=positions, last_device_node=node, last_host_node=node,
+                           best_match_node=node, full_kv_hit_length=positions)
+
+    def dfs_weight_order(self, node_handles: Any) -> list[int]:
+        """Longest prefix first: the tree is the daemon's, so there is no walk."""
+        handles = list(node_handles)
+        return sorted(range(len(handles)), key=lambda i: -int(handles[i].positions))
+
+    def path_device_indices(self, node: Any) -> Any:
+        return self.allocator.slots(node, 0, node.cached * self.page_size)
+
+    # ---- admission
+
+    def admit(self, adder: Any, req: Any, original: Any) -> Any:
+        """PrefillAdder.add_one_req(): begin a lease, and let SGLang decide on that."""
+        leases = self.leases
+        if adder.prefill_max_requests is not None and \
+                len(adder.can_run_list) >= adder.prefill_max_requests:
+            return AddReqResult.OTHER
+        if req.beam_group is not None:
+            req.set_finish_with_abort("beam search does not go with --radix-cache-backend kvtrunk")
+        if leases.is_held_back(req.rid):
+            return AddReqResult.CONTINUE  # the next request; this one stays in the queue
+        length = len(req.full_untruncated_fill_ids)
+        wish = max(req.sampling_params.max_new_tokens - len(req.output_ids), 0)
+        if length - req.prefix_len + min(wish, 4096) + self.page_size >= adder.rem_total_tokens:
+            return AddReqResult.NO_TOKEN
+        lease = self._begin(req, length)
+        if lease is None:
+            held = leases.is_held_back(req.rid)
+            return AddReqResult.CONTINUE if held else AddReqResult.NO_TOKEN
+        self._adopt(req, lease, lease.positions, length)
+        try:
+            return original()
+        finally:
+            if lease.locks == 0:
+                leases.end(lease)  # not admitted
+                self._adopt(req, self.root_node, 0, length)
+
+    def _begin(self, req: Any, length: int) -> Optional[Lease]:
+        tokens = grown(req)
+        space = self._space(req.extra_key, req.cache_salt)
+        keys = keys_of(tokens) if tokens is not None and space is not None else None
+        reuse = req._compute_max_prefix_len(length) == length - 1 and \
+            not envs.SGLANG_RADIX_FORCE_MISS.get()
+        if keys is None:
+            keys, space = _NO_KEYS, space or self._space(None, None)
+            if space is None:
+                return None
+        return self.leases.begin(req.rid, space, keys, length, reuse=reuse)
+
+    @staticmethod
+    def _adopt(req: Any, node: Lease, positions: int, length: int) -> None:
+        req.prefix_len = positions
+        req.last_node = req.last_host_node = req.best_match_node = node
+        req.host_hit_length = 0
+        req.num_matched_prefix_tokens = min(positions, max(length - 1, 0))
+        req.kv.cache_protected_len = positions
+
+    def inc_lock_ref(self, node: Any) -> IncLockRefResult:
+        node.locks += 1
+        return IncLockRefResult(delta=0)
+
+    def dec_lock_ref(self, node: Any, params: Any = None) -> DecLockRefResult:
+        node.locks -= 1
+        if node.locks == 0:
+            self.leases.end(node)
+        return DecLockRefResult(delta=0)
+
+    def release_aborted_request(self, handle: Any) -> None:
+        self.leases.forget(handle.rid)
+
+    # ---- publishing
+
+    def checkpoint(self, req: Any, *, up_to: int, **_: Any) -> None:
+        lease = req.last_node
+        if not isinstance(lease, Lease) or lease.number is None:
+            return
+        ids = req.full_untruncated_fill_ids
+        up_to = min(up_to, len(ids))
+        keys = _NO_KEYS
+        if lease.shared and up_to > lease.known:
+            keys = keys_of(ids[lease.known:up_to])
+            if keys is None:
+                lease.shared, keys = False, _NO_KEYS
+        if req.finished():
+            self.leases.end(lease, up_to, keys)
+            return
+        done = req.kv.cache_protected_len
+        now = self.leases.commit(lease, up_to, keys, last=up_to >= len(ids))
+        if now > done:
+            row = self.req_to_token_pool.req_to_token
+            self.req_to_token_pool.write((req.kv.req_pool_idx, slice(done, now)),
+                                         self.allocator.slots(lease, done, now).to(row.dtype))
+            req.kv.cache_protected_len = now
+            req.kv.cache_inserted_len = max(req.kv.cache_inserted_len, now)
+
+    # ---- room
+
+    def retract(self, batch: Any) -> Any:
+        """ScheduleBatch.retract_decode(): give back requests until the others have room; all of
+        them if need be, because another engine may hold the pool. SGLang would abort the last one.
+        """
+        from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import (
+            NewTokenRatioTracker)
+        keep = batch._get_decode_retraction_order(batch.reqs)
+        retracted: list[Any] = []
+        while keep and (not retracted or not batch.check_decode_mem(selected_indices=keep)):
+            index = keep.pop()
+            retracted.append(batch.reqs[index])
+            batch.release_req(index, len(keep))
+        batch.filter_batch(keep_indices=keep)
+        ratio = NewTokenRatioTracker.estimate_new_token_ratio_after_retract(batch.reqs)
+        return retracted, ratio, []
+
+    def evict(self, params: Any) -> EvictResult:
+        """The daemon evicts when a lease needs room."""
+        return EvictResult()
+
+    # ---- sizes, of the allocator's last reading
+
+    def evictable_size(self) -> int:
+        return int(self.allocator.reading.evictable) * self.page_size
+
+    def protected_size(self) -> int:
+        """All that is neither available nor evictable nor a row's alone: what others hold, too."""
+        others = self.allocator.reading.others - self.leases.spare - self.leases.rows
+        return int(others) * self.page_size
+
+    def total_size(self) -> int:
+        reading = self.leases.reading()
+        return int(reading.evictable) * self.page_size
+
+    def supports_prefix_sharing(self) -> bool:
+        return not self.disable
+
+    def pretty_print(self) -> None:
+        print(self.available_and_evictable_str())
+
+

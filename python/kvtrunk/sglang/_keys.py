@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's token ids as keys. A text token is its id. An image is a run of one 62-bit number, its
+content's hash, which becomes the keys of kvt_keys_image(): never cut to 32 bits."""
+from __future__ import annotations
+
+from array import array
+from typing import Any, Optional
+
+import numpy as np
+
+from .._keys import image_keys
+
+
+def keys_of(tokens: Any) -> Optional[Any]:
+    """Keys of array('q'), as numpy uint32. None: they cannot be told apart safely, because an image
+    has too few positions for its identity."""
+    ids = np.frombuffer(tokens, np.int64)
+    keys = ids.astype(np.uint32)
+    if not len(ids) or (ids == keys).all():
+        return keys
+    large = np.flatnonzero(ids != keys)
+    edges = np.flatnonzero((np.diff(large) != 1) | (np.diff(ids[large]) != 0)) + 1
+    for run in np.split(large, edges):
+        number = int(ids[run[0]]) & 0xffffffffffffffff
+        try:
+            image = image_keys((number, 0x73676c616e67), len(run))
+        except ValueError:
+            return None
+        keys[run[0]:run[-1] + 1] = image
+    return keys
+
+
+def grown(req: Any) -> Optional[array[int]]:
+    """All token ids of a request whose keys are wanted; None: it must share nothing."""
+    if req.positional_embed_overrides is not None or req.skip_radix_cache_insert:
+        return None
+    if getattr(req, "input_embeds", None) is not None:
+        return None
+    ids: array[int] = req.full_untruncated_fill_ids
+    return ids

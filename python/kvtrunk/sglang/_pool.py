@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's KV tensors on the pool, the proof that they are, and its allocator."""
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+from typing import Any, Iterator, Optional
+
+import numpy as np
+import torch
+from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
+
+from .. import Client, Geometry, Pool, connect
+from . import _refusals
+from ._leases import Lease, Leases, Reading
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+PROOF_TRIES = 1000
+
+
+class Attached:
+    """The pool of this process: one connection, and the tensors on its pages."""
+
+    def __init__(self, client: Client, pool: Any) -> None:
+        self.client = client
+        self.pool = pool
+        self.witness: Pool = client.map_pool()
+        """A second mapping of the pool, to see what the tensors write."""
+
+
+def attach(pool: Any) -> None:
+    """In place of MHATokenToKVPool._create_buffers_normal(): connect, and put K and V on the pool."""
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+    from sglang.srt.runtime_context import get_server_args
+    _refusals.check(get_server_args())
+    if type(pool) is not MHATokenToKVPool or pool.kv_cache_layout != "nhd":
+        raise _refusals.Refused(
+            f"--radix-cache-backend kvtrunk shares pools of plain K and V rows; this is a "
+            f"{type(pool).__name__} of layout {pool.kv_cache_layout!r}: leave the flag out, or "
+            "SGLANG_USE_HND_KVCACHE and SGLANG_AITER_KV_CACHE_LAYOUT")
+    if pool.store_dtype != pool.dtype or pool.dtype not in DTYPES:
+        raise _refusals.Refused(f"--radix-cache-backend kvtrunk does not share KV of type "
+                                f"{pool.dtype}: use --kv-cache-dtype auto or bf16")
+    if pool.head_dim != pool.v_head_dim:
+        raise _refusals.Refused(f"--radix-cache-backend kvtrunk shares K and V of one size; this "
+                                f"model's have {pool.head_dim} and {pool.v_head_dim}")
+    geometry = Geometry(pool.layer_num, pool.head_num, pool.head_dim, DTYPES[pool.dtype], "nhd",
+                        "layer")
+    client = connect(label="sglang", geometry=geometry, sq_entries=512, cq_entries=2048)
+    check_sizes(client, pool.page_size, pool.size)
+    attached = Attached(client, pool)
+    shape = (client.info.n_pages * pool.page_size, pool.head_num, pool.head_dim)
+    layers = [client.pool.layer(i) for i in range(pool.layer_num)]
+    pool.k_buffer = [torch.from_dlpack(layer.k).permute(0, 2, 1, 3).view(shape) for layer in layers]
+    pool.v_buffer = [torch.from_dlpack(layer.v).permute(0, 2, 1, 3).view(shape) for layer in layers]
+    pool.kvtrunk = attached
+
+
+def check_sizes(client: Client, page_size: int, size: int) -> None:
+    """Raise Refused unless page size and number of pages are the daemon's."""
+    info = client.info
+    if page_size != info.page_size:
+        raise _refusals.Refused(f"pages have {page_size} positions here and {info.page_size} in the "
+                                f"daemon's pool: start SGLang with --page-size {info.page_size}")
+    wanted = (info.n_pages - 1) * info.page_size
+    if size != wanted:
+        raise _refusals.Refused(
+            f"SGLang would use {size} positions, the daemon's pool has {wanted}: start it with "
+            f"--max-total-tokens {wanted}, and with a --mem-fraction-static that allows them "
+            "(python -m kvtrunk.sglang flags MODEL prints both)")
+
+
+def prove(pool: Any) -> None:
+    """Raise Refused unless K and V of every layer that the model writes lie in the pool: address,
+    strides, size, and a pattern that is written through the tensor and read through the witness.
+
+    Page 0 is scratch, which other engines write, too: so it is tried more than once.
+    """
+    attached: Optional[Attached] = getattr(pool, "kvtrunk", None)
+    if attached is None:
+        raise _refusals.Refused(
+            "the KV tensors are not on kvtrunk's pages: SGLang did not make them where kvtrunk "
+            "expects it (python -m kvtrunk.sglang doctor); leave --radix-cache-backend out")
+    for i in range(pool.layer_num):
+        there, seen = attached.client.pool.layer(i), attached.witness.layer(i)
+        for name, tensor, array, bits in (
+                ("K", pool.get_key_buffer(pool.start_layer + i), there.k, seen.k_bits),
+                ("V", pool.get_value_buffer(pool.start_layer + i), there.v, seen.v_bits)):
+            _prove_tensor(f"{name} of layer {i}", tensor, torch.from_dlpack(array),
+                          torch.from_dlpack(bits), pool.page_size)
+
+
+def _prove_tensor(what: str, tensor: Any, there: Any, bits: Any, page_size: int) -> None:
+    rows = there.shape[0] * page_size
+    strides = (there.stride(2), there.stride(1), there.stride(3))
+    if tensor.data_ptr() != there.data_ptr() or tensor.stride() != strides or \
+            tensor.shape[0] != rows or tensor.element_size() != there.element_size():
+        raise _refusals.Refused(
+            f"{what} does not lie in kvtrunk's pool: address {tensor.data_ptr():#x}, strides "
+            f"{tuple(tensor.stride())}, {tensor.shape[0]} rows; expected {there.data_ptr():#x}, "
+            f"{strides}, {rows}. Leave --radix-cache-backend out and report it")
+    for _ in range(PROOF_TRIES):
+        pattern = torch.tensor([secrets.randbelow(1 << 10) for _ in range(tensor.shape[2])],
+                               dtype=tensor.dtype)
+        tensor[0, 0] = pattern
+        read = bits[0, 0, 0].clone().view(tensor.dtype)
+        if torch.equal(read, pattern):
+            return
+    raise _refusals.Refused(
+        f"{what} has the address of kvtrunk's pool, but what is written there does not arrive: "
+        "leave --radix-cache-backend out and report it")
+
+
+def make_allocator(configurator: Any, *, sizes: Any, token_to_kv_pool: Any, **_: Any) -> Any:
+    """In place of KVCacheConfigurator._build_token_to_kv_pool_allocator()."""
+    from sglang.srt.runtime_context import get_schedule
+    attached = getattr(token_to_kv_pool, "kvtrunk", None)
+    if attached is None:
+        prove(token_to_kv_pool)
+    return KvtrunkAllocator(sizes.max_total_num_tokens, get_schedule().page_size,
+                            configurator.kv_cache_dtype, configurator.device, token_to_kv_pool)
+
+
+class KvtrunkAllocator(BaseTokenToKVPoolAllocator):
+    """Hands out pages that requests' leases own, for page sizes 1 and above.
+
+    Nothing is allocated here that was not promised before: at admission (BEGIN), or by
+    check_decode_capacity() (EXTEND), which may say no.
+    """
+
+    def __init__(self, size: int, page_size: int, dtype: Any, device: str, kvcache: Any) -> None:
+        super().__init__(size, page_size, dtype, device, kvcache, False)
+        self.num_pages = size // page_size
+        self.leases = Leases(kvcache.kvtrunk.client)
+        self.reading = Reading(0, 0, self.num_pages)
+        self._batch: Any = None
+        self._decoded = 0
+        self.clear()
+
+    # ---- what SGLang's own allocators have
+
+    def clear(self) -> None:
+        """Nothing is held without a lease: no free list."""
+        self.free_pages = torch.empty(0, dtype=torch.int64)
+        self.free_group = None
+
+    def resize(self, config: Any) -> None:
+        raise _refusals.Refused("kvtrunk's pool has one size: leave --radix-cache-backend out")
+
+    def available_size(self) -> int:
+        """Positions that are free, or promised and in no row yet. Takes the reading that
+        evictable_size() and protected_size() of the cache are from: the sum is exact."""
+        self.reading = self.leases.reading()
+        return (self.reading.free + self.leases.spare) * self.page_size
+
+    def evict_to_free_tokens(self, tree_cache: Any, num_tokens: int) -> bool:
+        """Leases have their pages already; the daemon evicts for them."""
+        return True
+
+    def check_decode_capacity(self, *, num_tokens: int, tree_cache: Any, requests: Any = None,
+                              spec_algorithm: Any = None) -> bool:
+        """Get the pages of the next decode step. False: SGLang retracts requests."""
+        return all(self.leases.room(req.last_node, req.kv.kv_allocated_len + 1)
+                   for req in requests or ())
+
+    # ---- rows
+
+    @contextlib.contextmanager
+    def rows_of(self, batch: Any, decoded: int) -> Iterator[None]:
+        """What is allocated meanwhile is for this batch: `decoded` positions behind each of its
+        requests' sequences, or with 0 what it extends them by."""
+        self._batch, self._decoded = batch, decoded
+        try:
+            yield
+        finally:
+            self._batch = None
+
+    def alloc(self, need_size: int) -> Any:
+        return self._slots()
+
+    def alloc_extend(self, *_arguments: Any, **_options: Any) -> Any:
+        return self._slots()
+
+    def alloc_decode(self, *_arguments: Any, **_options: Any) -> Any:
+        return self._slots()
+
+    def _slots(self) -> Any:
+        """int64 slots of all positions, in the order of the batch's requests."""
+        batch = self._batch
+        if batch is None:
+            raise RuntimeError("SGLang allocates KV outside of a batch, which kvtrunk does not "
+                               "expect: leave --radix-cache-backend out and report it")
+        ends = batch.seq_lens_cpu.tolist()
+        if self._decoded:
+            starts, ends = ends, [end + 1 for end in ends]
+        else:
+            starts = list(batch.prefix_lens)
+        if not all(self.leases.room(req.last_node, end) for req, end in zip(batch.reqs, ends)):
+            return None
+        parts = []
+        for req, start, end in zip(batch.reqs, starts, ends):
+            self.leases.give(req.last_node, end)
+            parts.append(self.slots(req.last_node, start, end))
+        return torch.cat(parts)
+
+    def slots(self, lease: Lease, start: int, end: int) -> Any:
+        """Slots of positions [start, end) of a lease."""
+        size = self.page_size
+        if end == start + 1:
+            return torch.tensor([lease.pages[start // size] * size + start % size])
+        first = start // size
+        pages = torch.from_numpy(np.array(lease.pages[first:-(-end // size)], np.int64))
+        slots = (pages[:, None] * size + torch.arange(size)).reshape(-1)
+        return slots[start - first * size:end - first * size]
+
+    def free(self, free_index: Any) -> None:
+        if free_index.numel():
+            self.leases.take_back(int(torch.unique(free_index // self.page_size).numel()))
+
+    def free_segment(self, free_index: Any, *, start_pos: int) -> None:
+        self.leases.take_back(-(-free_index.numel() // self.page_size))
+
+    def free_page_ids(self, page_ids: Any) -> None:
+        """Pages, no page twice."""
+        self.leases.take_back(int(page_ids.numel()))
+
+    def free_group_end(self) -> None:
+        self.free_group = None
+
+

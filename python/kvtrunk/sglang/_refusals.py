@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What kvtrunk.sglang does not do, each in a sentence that names the flag."""
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from .. import Error
+
+
+class Refused(Error):
+    """This engine cannot share its KV: the text names the flag and what to do."""
+
+
+def _is_set(name: str) -> Callable[[Any], bool]:
+    return lambda args: bool(getattr(args, name, None))
+
+
+def _above_one(name: str) -> Callable[[Any], bool]:
+    return lambda args: bool(getattr(args, name, 1) not in (None, 0, 1))
+
+
+# (what is refused, does it hold, what to do)
+REFUSALS: list[tuple[str, Callable[[Any], bool], str]] = [
+    ("--speculative-algorithm", _is_set("speculative_algorithm"),
+     "draft layers have no place in the shared pages: leave it out"),
+    ("--enable-hierarchical-cache", _is_set("enable_hierarchical_cache"),
+     "kvtrunk's pool is the only tier: leave it out"),
+    ("--enable-lmcache", _is_set("enable_lmcache"), "it is another prefix cache: leave it out"),
+    ("--enable-flexkv", _is_set("enable_flexkv"), "it is another prefix cache: leave it out"),
+    ("--enable-hisparse", _is_set("enable_hisparse"), "it moves KV out of its pages: leave it out"),
+    ("--enable-unified-memory", _is_set("enable_unified_memory"),
+     "its pool is not made of one kind of page: leave it out"),
+    ("--enable-page-major-kv-layout", _is_set("enable_page_major_kv_layout"),
+     "kvtrunk shares the plain layout (kv_layout=nhd, kv_order=layer): leave it out"),
+    ("--enable-unified-cache-external-linker", _is_set("enable_unified_cache_external_linker"),
+     "it is another store behind the prefix cache: leave it out"),
+    ("--enable-memory-saver", _is_set("enable_memory_saver"),
+     "the pool belongs to the daemon and cannot be released by an engine: leave it out"),
+    ("--disaggregation-mode", lambda args: bool(args.disaggregation_mode not in (None, "null")),
+     "two engines on one pool need no transfer: start them without it"),
+    ("--enable-pdmux", _is_set("enable_pdmux"), "it is not supported: leave it out"),
+    ("--tp-size", _above_one("tp_size"),
+     "tensor parallelism is not supported yet: start one engine of one rank"),
+    ("--pp-size", _above_one("pp_size"), "pipeline parallelism is not supported: leave it out"),
+    ("--dp-size", _above_one("dp_size"),
+     "start one engine for each replica: they share the pool all the same"),
+    ("--attn-cp-size", _above_one("attn_cp_size"), "KV sharding is not supported: leave it out"),
+    ("--dcp-size", _above_one("dcp_size"), "KV sharding is not supported: leave it out"),
+    ("--enable-kv-cache-sharding", _is_set("enable_kv_cache_sharding"),
+     "KV sharding is not supported: leave it out"),
+    ("--kv-events-config", _is_set("kv_events_config"),
+     "pages of other engines have no events here: leave it out"),
+    ("--dllm-algorithm", _is_set("dllm_algorithm"), "diffusion models are not supported"),
+    ("--enable-streaming-session", _is_set("enable_streaming_session"),
+     "it keeps rows between requests: leave it out"),
+    ("--enable-session-radix-cache", _is_set("enable_session_radix_cache"),
+     "it is not supported: leave it out"),
+    ("--kv-canary", lambda args: bool(getattr(args, "kv_canary", "none") not in (None, "none")),
+     "it writes into pages of others: leave it out"),
+    ("--prefill-only-disable-kv-cache", _is_set("prefill_only_disable_kv_cache"),
+     "then there is no KV to share: leave it, or --radix-cache-backend kvtrunk, out"),
+    ("--device", lambda args: bool(args.device != "cpu"),
+     "only --device cpu has been run so far (docs/sglang.md): leave --radix-cache-backend out"),
+]
+
+
+def check(server_args: Any) -> None:
+    """Raise Refused for the first thing that does not work."""
+    for what, holds, cure in REFUSALS:
+        if holds(server_args):
+            raise Refused(f"--radix-cache-backend kvtrunk does not go with {what}: {cure}")
+
+
+def check_context(ctx: Any) -> None:
+    """The same for what is known when the model is loaded."""
+    if ctx.is_hybrid_swa or ctx.is_hybrid_ssm or ctx.is_dsa:
+        raise Refused("--radix-cache-backend kvtrunk shares models whose layers all have full "
+                      "attention; this one has sliding windows, recurrent state or sparse "
+                      "attention: leave the flag out")
+    if ctx.params.is_eagle:
+        raise Refused("--radix-cache-backend kvtrunk does not go with EAGLE: its draft layers have "
+                      "no place in the shared pages")

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of SGLang that kvtrunk.sglang uses, checked against the installed release.
+
+check() imports SGLang. check_files() reads an unpacked wheel, for releases that do not run here.
+"""
+from __future__ import annotations
+
+import ast
+import inspect
+import pathlib
+from typing import Any, Optional
+
+from .. import Error
+
+RELEASES = "0.5.23"
+"""What it was tested with."""
+
+# Each name, and arguments that it must take (by this name, or by **).
+NAMES: dict[str, tuple[str, ...]] = {
+    "sglang.srt.mem_cache.registry.register_radix_cache_backend": ("name", "factory"),
+    "sglang.srt.mem_cache.registry.default_radix_cache_factory": ("ctx",),
+    "sglang.srt.plugins.hook_registry.HookRegistry.register": ("target", "hook", "hook_type"),
+    "sglang.srt.runtime_context.get_memory": (),
+    "sglang.srt.runtime_context.get_schedule": (),
+    "sglang.srt.runtime_context.get_server_args": (),
+    "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool._create_buffers_normal": ("self",),
+    "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool.get_key_buffer": ("layer_id",),
+    "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool.get_value_buffer": ("layer_id",),
+    "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator."
+    "_build_token_to_kv_pool_allocator": ("sizes", "token_to_kv_pool",
+                                          "token_to_kv_pool_allocator"),
+    "sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.__init__": (
+        "size", "page_size", "dtype", "device", "kvcache", "need_sort"),
+    "sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.check_decode_capacity": (
+        "num_tokens", "tree_cache", "requests"),
+    "sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.free_segment": (
+        "free_index", "start_pos"),
+    "sglang.srt.mem_cache.allocation.alloc_for_extend": ("batch",),
+    "sglang.srt.mem_cache.allocation.alloc_for_decode_default": ("batch", "token_per_req"),
+    "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req": ("req",),
+    "sglang.srt.managers.schedule_policy.PrefillAdder.rem_total_tokens": (),
+    "sglang.srt.managers.schedule_policy.AddReqResult.CONTINUE": (),
+    "sglang.srt.managers.schedule_policy.AddReqResult.NO_TOKEN": (),
+    "sglang.srt.managers.schedule_policy.AddReqResult.OTHER": (),
+    "sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode": ("self",),
+    "sglang.srt.managers.schedule_batch.ScheduleBatch.release_req": ("idx",),
+    "sglang.srt.managers.schedule_batch.ScheduleBatch.filter_batch": ("keep_indices",),
+    "sglang.srt.managers.schedule_batch.ScheduleBatch.check_decode_mem": ("selected_indices",),
+    "sglang.srt.managers.schedule_batch.ScheduleBatch._get_decode_retraction_order": ("reqs",),
+    "sglang.srt.managers.schedule_batch.Req._compute_max_prefix_len": ("input_len",),
+    "sglang.srt.managers.schedule_batch.Req.set_finish_with_abort": (),
+    "sglang.srt.managers.scheduler.Scheduler.record_weight_version_change": ("self",),
+    "sglang.srt.managers.scheduler_components.new_token_ratio_tracker.NewTokenRatioTracker."
+    "estimate_new_token_ratio_after_retract": ("reqs",),
+    "sglang.srt.mem_cache.base_prefix_cache.BasePrefixCache.checkpoint": ("req", "up_to"),
+    "sglang.srt.mem_cache.base_prefix_cache.BasePrefixCache.lock": ("node",),
+    "sglang.srt.mem_cache.base_prefix_cache.BasePrefixCache.unlock": ("lock",),
+    "sglang.srt.mem_cache.base_prefix_cache.BasePrefixCache.prefix_device_indices": ("req",),
+    "sglang.srt.mem_cache.base_prefix_cache.BasePrefixCache.release_aborted_request": ("handle",),
+    "sglang.srt.mem_cache.base_prefix_cache.MatchResult": (),
+    "sglang.srt.environ.envs": (),
+}
+
+
+class Incompatible(Error):
+    """This release of SGLang lacks what kvtrunk.sglang uses."""
+
+
+def _missing(name: str) -> str:
+    return (f"this SGLang has no {name}: kvtrunk.sglang was written for {RELEASES}; install that "
+            "release, or leave --radix-cache-backend out")
+
+
+def check() -> None:
+    """Raise Incompatible for the first name that is missing."""
+    import pkgutil
+    for name, arguments in NAMES.items():
+        try:
+            found = pkgutil.resolve_name(name)
+        except (ImportError, AttributeError):
+            raise Incompatible(_missing(name)) from None
+        if arguments:
+            # Behind the wrappers of plug-ins.
+            have = inspect.signature(found).parameters
+            for argument in arguments:
+                if argument not in have:
+                    raise Incompatible(_missing(f"argument {argument!r} of {name}"))
+
+
+def check_files(root: pathlib.Path) -> list[str]:
+    """What an unpacked wheel lacks: sentences, none if it has everything."""
+    return [text for text in (_in_file(root, name, arguments) for name, arguments in NAMES.items())
+            if text is not None]
+
+
+def _in_file(root: pathlib.Path, name: str, arguments: tuple[str, ...]) -> Optional[str]:
+    parts = name.split(".")
+    for n in range(len(parts) - 1, 0, -1):
+        file = root.joinpath(*parts[:n]).with_suffix(".py")
+        if file.is_file():
+            break
+    else:
+        return _missing(name)
+    scope: Any = ast.parse(file.read_text("utf-8"))
+    for part in parts[n:]:
+        scope = _member(scope, part)
+        if scope is None:
+            return _missing(name)
+    if arguments and isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        spec = scope.args
+        have = {arg.arg for arg in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)}
+        for argument in arguments:
+            if argument not in have:
+                return _missing(f"argument {argument!r} of {name}")
+    return None
+
+
+def _member(scope: Any, name: str) -> Any:
+    """The definition or assignment of a name in a module or class, also inside an `if`."""
+    for node in getattr(scope, "body", []):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            if node.name == name:
+                return node
+        elif isinstance(node, ast.Assign):
+            if any(isinstance(target, ast.Name) and target.id == name for target in node.targets):
+                return node
+        elif isinstance(node, ast.AnnAssign):
+            if isinstance(node.target, ast.Name) and node.target.id == name:
+                return node
+        elif isinstance(node, (ast.If, ast.Try)):
+            found = _member(node, name)
+            if found is not None:
+                return found
+    return None

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What does not work is refused, in a sentence that names the flag."""
+import sys
+import types
+
+import pytest
+import sglang
+import torch
+
+from kvtrunk.sglang import _refusals, compat
+from pathlib import Path
+
+
+def arguments(**more):
+    return types.SimpleNamespace(**{"device": "cpu", "disaggregation_mode": "null", **more})
+
+
+@pytest.mark.parametrize("option, value, flag", [
+    ("speculative_algorithm", "EAGLE", "--speculative-algorithm"),
+    ("enable_hierarchical_cache", True, "--enable-hierarchical-cache"),
+    ("disaggregation_mode", "decode", "--disaggregation-mode"),
+    ("tp_size", 2, "--tp-size"),
+    ("pp_size", 2, "--pp-size"),
+    ("kv_events_config", "{}", "--kv-events-config"),
+    ("enable_memory_saver", True, "--enable-memory-saver"),
+    ("enable_streaming_session", True, "--enable-streaming-session"),
+    ("device", "cuda", "--device"),
+])
+def test_an_option_is_refused_by_its_flag(option, value, flag):
+    _refusals.check(arguments())
+    with pytest.raises(_refusals.Refused, match=flag):
+        _refusals.check(arguments(**{option: value}))
+
+
+@pytest.mark.parametrize("what", ["is_hybrid_swa", "is_hybrid_ssm", "is_dsa"])
+def test_hybrid_trees_are_refused(what):
+    params = types.SimpleNamespace(is_eagle=False)
+    context = {"is_hybrid_swa": False, "is_hybrid_ssm": False, "is_dsa": False, "params": params}
+    _refusals.check_context(types.SimpleNamespace(**context))
+    with pytest.raises(_refusals.Refused, match="full attention"):
+        _refusals.check_context(types.SimpleNamespace(**{**context, what: True}))
+
+
+def test_the_installed_release_has_every_name():
+    assert compat.check_files(Path(sglang.__file__).parent.parent) == []
+
+
+def test_a_missing_name_is_a_sentence(monkeypatch):
+    monkeypatch.setitem(compat.NAMES, "sglang.srt.mem_cache.registry.no_such_name", ())
+    said = compat.check_files(Path(sglang.__file__).parent.parent)
+    assert len(said) == 1 and "no_such_name" in said[0]
+
+
+class Pool:
+    """A KV pool whose tensors are where the test puts them."""
+
+    layer_num, start_layer = 1, 0
+
+    def __init__(self, client, page_size):
+        self.page_size = page_size
+        self.kvtrunk = types.SimpleNamespace(client=client, witness=client.map_pool())
+        layer = client.pool.layer(0)
+        self.k, self.v = (torch.from_dlpack(array).permute(0, 2, 1, 3).flatten(0, 1)
+                          for array in (layer.k, layer.v))
+
+    def get_key_buffer(self, _layer):
+        return self.k
+
+    def get_value_buffer(self, _layer):
+        return self.v
+
+
+def test_tensors_that_are_not_on_the_pool_are_found():
+    sys.path.insert(0, str(Path(__file__).parent / "standin"))
+    from conftest import PAGE, geometry
+
+    from kvtrunk import testing
+    from kvtrunk.sglang import _pool
+
+    with testing.daemon(**geometry(n_layers=1)) as daemon:
+        with daemon.connect(any_geometry=True) as client:
+            pool = Pool(client, PAGE)
+            _pool.prove(pool)
+            there = pool.v
+            pool.v = there.clone()
+            with pytest.raises(_refusals.Refused, match="V of layer 0 does not lie"):
+                _pool.prove(pool)
+            pool.v = there
+            other = client.pool.layer(0)
+            pool.kvtrunk.witness = types.SimpleNamespace(layer=lambda _: types.SimpleNamespace(
+                k_bits=torch.zeros(other.k.shape, dtype=torch.int32), v_bits=other.v_bits))
+            with pytest.raises(_refusals.Refused, match="does not arrive"):
+                _pool.prove(pool)
+            del pool.kvtrunk
+            with pytest.raises(_refusals.Refused, match="not on kvtrunk's pages"):
+                _pool.prove(pool)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two whole SGLang engines on one pool: what one computed, the other reads in place."""
+import itertools
+import time
+
+import pytest
+from conftest import PAGE, prompt
+
+SEEDS = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def engines(daemon, start):
+    """One with a cache of its own, and two that share the daemon's pool."""
+    made = start(), start(daemon), start(daemon)
+    for engine in made:
+        engine.wait()
+    return made
+
+
+def whole(tokens):
+    """Positions of a prompt that can be reused: whole pages, but one position is left."""
+    return (len(tokens) - 1) // PAGE * PAGE
+
+
+def expect_nothing_held(daemon):
+    """END is not waited for, so for a moment something may be."""
+    end = time.monotonic() + 20
+    while True:
+        with daemon.connect(observe=True) as observer:
+            counters = observer.stats()
+        if counters.private_pages == 0 and counters.protected_pages == 0:
+            break
+        assert time.monotonic() < end, counters
+    assert daemon.kvtctl("audit").startswith("clean")
+
+
+def test_b_reuses_what_only_a_computed(daemon, engines):
+    private, a, b = engines
+    text = prompt(next(SEEDS))
+    expected = private.generate(text)[0]
+    assert expected["cached"] == 0
+    assert a.generate(text)[0] == {"tokens": expected["tokens"], "cached": 0}
+    assert b.generate(text)[0] == {"tokens": expected["tokens"], "cached": whole(text)}
+    expect_nothing_held(daemon)
+
+
+def test_the_next_turn_reuses_what_another_engine_generated(engines):
+    private, a, b = engines
+    first = prompt(next(SEEDS), 100)
+    said = a.generate(first, max_tokens=40)[0]["tokens"]
+    turn = first + said + prompt(next(SEEDS), 40)
+    expected = private.generate(turn)[0]["tokens"]
+    answer = b.generate(turn)[0]
+    # The last generated token's KV is computed only when something follows it.
+    assert answer["tokens"] == expected and answer["cached"] == (len(first) + 39) // PAGE * PAGE
+
+
+def test_one_prompt_in_both_at_once_is_computed_once(daemon, engines):
+    private, a, b = engines
+    for _ in range(3):
+        text = prompt(next(SEEDS), 1500)
+        expected = private.generate(text)[0]["tokens"]
+        for engine in (a, b):
+            engine.ask(do="generate", prompts=[text])
+        answers = [engine.answer()[0] for engine in (a, b)]
+        assert [answer["tokens"] for answer in answers] == [expected] * 2
+        assert sorted(answer["cached"] for answer in answers) == [0, whole(text)]
+    expect_nothing_held(daemon)
+
+
+def test_one_prompt_twice_in_one_engine_is_computed_once(engines):
+    private, a, _ = engines
+    text = prompt(next(SEEDS), 600)
+    answers = a.generate(text, text)
+    assert [answer["tokens"] for answer in answers] == [private.generate(text)[0]["tokens"]] * 2
+    assert sorted(answer["cached"] for answer in answers) == [0, whole(text)]
+
+
+def test_a_salt_isolates(engines):
+    private, a, b = engines
+    text = prompt(next(SEEDS))
+    expected = private.generate(text)[0]["tokens"]
+    assert a.generate(text, salt="one")[0] == {"tokens": expected, "cached": 0}
+    assert b.generate(text, salt="two")[0] == {"tokens": expected, "cached": 0}
+    assert b.generate(text)[0] == {"tokens": expected, "cached": 0}
+    assert b.generate(text, salt="one")[0] == {"tokens": expected, "cached": whole(text)}
+
+
+def test_prompt_logprobs_read_nothing_from_the_cache(engines):
+    _, a, b = engines
+    text = prompt(next(SEEDS))
+    first = a.generate(text)[0]["tokens"]
+    assert b.generate(text, return_logprob=True, logprob_start_len=0)[0] == {
+        "tokens": first, "cached": 0}
+
+
+def test_a_pool_too_small_for_both_gives_the_private_texts(daemon, engines):
+    private, a, b = engines
+    asked = {engine: [prompt(next(SEEDS), 240 + 16 * i) for i in range(10)] for engine in (a, b)}
+    expected = {}
+    for engine, texts in asked.items():
+        expected[engine] = [private.generate(text, max_tokens=24)[0]["tokens"] for text in texts]
+    for engine, texts in asked.items():
+        engine.ask(do="generate", prompts=texts, max_tokens=24)
+    for engine in asked:
+        assert [answer["tokens"] for answer in engine.answer()] == expected[engine]
+    expect_nothing_held(daemon)
+
+
+def test_a_daemon_that_is_killed_under_load_is_a_pause(daemon, engines):
+    private, a, b = engines
+    texts = [prompt(next(SEEDS), 300 + 40 * i) for i in range(4)]
+    expected = [answer["tokens"] for answer in private.generate(*texts)]
+    for engine in (a, b):
+        engine.ask(do="generate", prompts=texts)
+    daemon.kill()
+    for engine in (a, b):
+        assert [answer["tokens"] for answer in engine.answer()] == expected
+    expect_nothing_held(daemon)
+
+
+def test_flush_forgets_for_one_engine_and_not_for_the_other(engines):
+    _, a, b = engines
+    text = prompt(next(SEEDS))
+    expected = a.generate(text)[0]["tokens"]
+    a.ask(do="flush")
+    assert a.answer() is True
+    assert a.generate(text)[0] == {"tokens": expected, "cached": 0}
+    assert a.generate(text)[0]["cached"] == whole(text)
+    assert b.generate(text)[0]["cached"] == whole(text)
+
+
+def test_an_engine_killed_in_prefill_holds_nobody_up(daemon, engines, start):
+    private, a, b = engines
+    text = prompt(next(SEEDS), 1900)
+    expected = private.generate(text)[0]["tokens"]
+    with daemon.connect(observe=True) as observer:
+        before = observer.stats().inserted_pages
+        a.ask(do="generate", prompts=[text])
+        while observer.stats().inserted_pages == before:
+            pass
+    a.kill()
+    assert b.generate(text)[0]["tokens"] == expected
+    expect_nothing_held(daemon)
+    assert start(daemon).generate(text)[0] == {"tokens": expected, "cached": whole(text)}

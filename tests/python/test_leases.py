@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a scheduler's requests hold: kvtrunk.sglang._leases, without SGLang."""
+import contextlib
+from array import array
+
+import pytest
+
+from kvtrunk import ConnectionLost, NoSpace, Request, _weights, testing
+from kvtrunk.sglang._leases import DECODE_POSITIONS, Leases
+
+PAGE, PAGES = 16, 64
+NONE = array("I")
+
+
+def keys(n, seed=0):
+    return array("I", range(1000 * seed, 1000 * seed + n))
+
+
+class Engine:
+    """A scheduler's side of a connection."""
+
+    def __init__(self, daemon):
+        self.client = daemon.connect(any_geometry=True)
+        self.leases = Leases(self.client)
+        self.space = self.client.namespace(model="leases")
+
+    def begin(self, name, n, seed=0, **more):
+        return self.leases.begin(name, self.space, keys(n, seed), n, **more)
+
+    def sum(self):
+        """The parts of the pool, as SGLang adds them; rows are added by it."""
+        reading, leases = self.leases.reading(), self.leases
+        available = reading.free + leases.spare
+        protected = reading.others - leases.spare - leases.rows
+        assert min(available, reading.evictable, protected, leases.spare) >= 0
+        return available + reading.evictable + protected + leases.rows
+
+
+@pytest.fixture
+def engines():
+    with testing.daemon(page_size=PAGE, n_pages=PAGES) as daemon:
+        made = [Engine(daemon), Engine(daemon)]
+        yield made
+        for engine in made:
+            engine.client.close()
+
+
+def await_notice(engine, name):
+    while engine.leases.is_held_back(name):
+        pass
+
+
+def test_what_one_computes_holds_the_other_back_and_is_then_its(engines):
+    a, b = engines
+    first = a.begin("one", 100)
+    assert first.positions == 0 and len(first.pages) == 7 + DECODE_POSITIONS // PAGE
+    assert b.begin("two", 100) is None and b.leases.is_held_back("two")
+    a.leases.give(first, 100)
+    assert a.leases.commit(first, 100, NONE, last=True) == 96
+    await_notice(b, "two")
+    second = b.begin("two", 100)
+    assert second.positions == 96 and second.pages[:6] == first.pages[:6]
+    assert a.sum() == b.sum() == PAGES - 1
+
+
+def test_a_second_request_of_the_same_engine_is_held_back_too(engines):
+    a, _ = engines
+    first = a.begin("one", 100)
+    assert a.begin("two", 100) is None and a.leases.is_held_back("two")
+    a.leases.end(first)
+    await_notice(a, "two")
+    assert a.begin("two", 100).positions == 0
+
+
+def test_no_room_is_none_and_not_held_back(engines):
+    a, b = engines
+    a.begin("one", 800)
+    assert b.begin("two", 300, seed=2) is None and not b.leases.is_held_back("two")
+
+
+def test_a_lease_grows_until_the_pool_is_full(engines):
+    a, b = engines
+    first = a.begin("one", 40)
+    assert a.leases.room(first, 500) and len(first.pages) >= 32
+    assert not a.leases.room(first, PAGE * PAGES)
+    assert len(b.begin("two", 200, seed=2).pages) >= 13
+    assert a.sum() == b.sum() == PAGES - 1
+
+
+def test_the_parts_of_the_pool_always_add_up(engines):
+    a, b = engines
+    leases = a.leases
+    one, other = a.begin("one", 70), b.begin("other", 50, seed=2)
+    leases.give(one, 64)
+    leases.commit(one, 64, NONE, last=False)
+    leases.give(one, 70)
+    assert leases.commit(one, 70, NONE, last=True) == 64 and leases.rows == 1
+    leases.give(one, 81)
+    assert leases.rows == 2 and a.sum() == b.sum() == PAGES - 1
+    leases.end(one, 81, keys(81)[70:])
+    leases.take_back(2)
+    assert leases.rows == leases.spare == 0
+    b.leases.end(other)
+    again = a.begin("two", 90)
+    assert again.positions == 80 and a.sum() == PAGES - 1
+
+
+def test_what_was_computed_twice_is_cached_once(engines):
+    a, b = engines
+    one, two = a.begin("one", 64), b.begin("two", 64, reuse=False)
+    a.leases.give(one, 64)
+    b.leases.give(two, 64)
+    a.leases.commit(one, 64, NONE, last=True)
+    assert b.leases.commit(two, 64, NONE, last=True) == 64
+    assert one.pages[:4] == two.pages[:4] and b.sum() == PAGES - 1
+
+
+def test_pages_of_a_chunk_in_flight_stay_its_own(engines):
+    """Another lease seals beyond the first chunk: what the second is launched on does not move."""
+    a, b = engines
+    one, two = a.begin("one", 128), b.begin("two", 128, reuse=False)
+    mine = array("I", two.pages)
+    a.leases.commit(one, 128, NONE, last=True)
+    assert b.leases.commit(two, 64, NONE, last=False) == 64
+    assert two.pages[:4] == one.pages[:4] and two.pages[4:] == mine[4:]
+    assert b.leases.commit(two, 128, NONE, last=True) == 128
+    assert two.pages[:8] == one.pages[:8]
+
+
+def test_without_keys_nothing_is_shared(engines):
+    a, b = engines
+    lease = a.leases.begin("one", a.space, NONE, 50)
+    assert len(lease.pages) >= 4
+    assert a.leases.commit(lease, 50, NONE, last=True) == 0
+    a.leases.end(lease, 50, NONE)
+    assert b.begin("two", 50).positions == 0
+
+
+def test_after_new_weights_what_runs_publishes_nothing(engines):
+    a, b = engines
+    lease = a.begin("one", 100)
+    assert b.begin("two", 100) is None
+    a.leases.unshare()
+    assert a.leases.commit(lease, 100, NONE, last=True) == 0
+    a.leases.end(lease, 100)
+    await_notice(b, "two")
+    assert b.begin("two", 100).positions == 0
+
+
+def test_without_a_daemon_every_answer_is_that_of_a_full_pool(caplog):
+    with testing.daemon(page_size=PAGE, n_pages=PAGES) as daemon:
+        engine = Engine(daemon)
+        lease = engine.begin("one", 100)
+        engine.leases.give(lease, 100)
+        daemon.kill()
+        assert engine.leases.commit(lease, 100, NONE, last=True) == 0 and engine.leases.lost
+        assert engine.begin("two", 10) is None and not engine.leases.room(lease, 5000)
+        assert engine.leases.probe(engine.space, keys(50)) == 0
+        engine.leases.end(lease, 100)
+        assert engine.sum() == PAGES - 1
+        assert [record.message for record in caplog.records if "gone" in record.message]
+        with contextlib.suppress(ConnectionLost):
+            engine.client.close()
+
+
+def test_weights_are_told_apart_by_what_files_hold(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder, last in ((one, b"a"), (two, b"b")):
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes((8).to_bytes(8, "little") + b"{}      " +
+                                                   bytes(1 << 20) + last)
+    assert _weights.digest(one) != _weights.digest(two)
+    (two / "model.safetensors").rename(two / "other-name.safetensors")
+    (two / "other-name.safetensors").write_bytes((one / "model.safetensors").read_bytes())
+    assert _weights.digest(one) == _weights.digest(two)
+    with pytest.raises(FileNotFoundError, match="no weight file"):
+        _weights.digest(tmp_path)
+
+
+def test_a_call_keeps_answers_of_others_for_reap(engines):
+    a, _ = engines
+    assert a.client.submit([Request("alloc", arg=3, tag="mine")]) == 1
+    answer = a.client.call(Request("alloc", arg=2, tag="now"))
+    assert answer.tag == "now" and len(answer.pages) == 2 and not answer.notice
+    kept = a.client.reap(min=1)
+    assert [one.tag for one in kept] == ["mine"] and len(kept[0].pages) == 3
+
+
+def test_a_refused_call_is_an_answer(engines):
+    a, _ = engines
+    assert isinstance(a.client.call(Request("alloc", arg=PAGES + 5)).error, NoSpace)
+
+
+def test_counters_are_those_of_a_round_trip(engines):
+    a, _ = engines
+    a.client.alloc(5)
+    assert a.client.counters()["private_pages"] == a.client.stats()["private_pages"] == 5
