@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import pkgutil
 import secrets
+import time
 from typing import Any, Optional
 
 import numpy as np
@@ -65,6 +66,7 @@ class KvtrunkCache(BasePrefixCache):
         self.root_node = Lease()
         self._identity = identity
         self._epoch = ""
+        self._look_again = 0.0
         self._spaces: dict[Any, Optional[Namespace]] = {}
         if params.enable_metrics:
             self.init_metrics_collector()
@@ -131,6 +133,8 @@ class KvtrunkCache(BasePrefixCache):
             return AddReqResult.OTHER
         if req.beam_group is not None:
             req.set_finish_with_abort("beam search does not go with --radix-cache-backend kvtrunk")
+        if leases.lost and not self._recover():
+            return AddReqResult.NO_TOKEN
         if leases.is_held_back(req.rid):
             return AddReqResult.CONTINUE  # the next request; this one stays in the queue
         length = len(req.full_untruncated_fill_ids)
@@ -148,6 +152,26 @@ class KvtrunkCache(BasePrefixCache):
             if lease.locks == 0:
                 leases.end(lease)  # not admitted
                 self._adopt(req, self.root_node, 0, length)
+
+    def _recover(self) -> bool:
+        """Go on with a new daemon, once every request has given back what it had of the old one."""
+        now = time.monotonic()
+        if not self.leases.idle or now < self._look_again:
+            return False
+        self._look_again = now + 1
+        pool = self.allocator.get_kvcache()
+        try:
+            self.client = _pool.connect_again(pool)
+        except _refusals.Refused as error:
+            logger.error("kvtrunk: the new daemon's pool is not the old one's: %s", error)
+            return False
+        except Error:
+            return False
+        self.leases.continue_with(self.client)
+        self._spaces.clear()
+        logger.warning("kvtrunk: connected to daemon %d; its cache is empty, requests are computed "
+                       "again", self.client.info.daemon_pid)
+        return True
 
     def _begin(self, req: Any, length: int) -> Optional[Lease]:
         tokens = grown(req)

@@ -88,6 +88,18 @@ class Leases:
         self._late: set[str] = set()
         self._live: dict[tuple[int, int], Lease] = {}
 
+    def continue_with(self, client: Client) -> None:
+        """The connection to a new daemon, which knows nothing of the old one's. Nothing is held."""
+        self.client = client
+        self.lost = False
+        self._waiting.clear()
+        self._late.clear()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request holds anything."""
+        return not self._live
+
     # ---- what requests do
 
     def probe(self, namespace: Namespace, keys: Any) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
 
-from .. import Client, Geometry, Pool, connect
+from .. import Client, Error, Geometry, Pool, connect
 from . import _refusals
 from ._leases import Lease, Leases, Reading
 
@@ -47,16 +47,36 @@ def attach(pool: Any) -> None:
     if pool.head_dim != pool.v_head_dim:
         raise _refusals.Refused(f"--radix-cache-backend kvtrunk shares K and V of one size; this "
                                 f"model's have {pool.head_dim} and {pool.v_head_dim}")
+    _connect(pool)
+
+
+def _connect(pool: Any, **options: Any) -> None:
     geometry = Geometry(pool.layer_num, pool.head_num, pool.head_dim, DTYPES[pool.dtype], "nhd",
                         "layer")
-    client = connect(label="sglang", geometry=geometry, sq_entries=512, cq_entries=2048)
-    check_sizes(client, pool.page_size, pool.size)
-    attached = Attached(client, pool)
+    client = connect(label="sglang", geometry=geometry, sq_entries=512, cq_entries=2048, **options)
+    try:
+        check_sizes(client, pool.page_size, pool.size)
+    except Error:
+        client.close()
+        raise
     shape = (client.info.n_pages * pool.page_size, pool.head_num, pool.head_dim)
     layers = [client.pool.layer(i) for i in range(pool.layer_num)]
     pool.k_buffer = [torch.from_dlpack(layer.k).permute(0, 2, 1, 3).view(shape) for layer in layers]
     pool.v_buffer = [torch.from_dlpack(layer.v).permute(0, 2, 1, 3).view(shape) for layer in layers]
-    pool.kvtrunk = attached
+    pool.kvtrunk = Attached(client, pool)
+
+
+def connect_again(pool: Any) -> Client:
+    """Put the tensors on the pool of a new daemon, when nothing uses them. Error: there is none
+    yet; nothing changed. Refused: its pool is another one."""
+    old = pool.kvtrunk.client
+    _connect(pool, connect_wait=0)
+    pool._init_data_ptrs_and_strides()
+    prove(pool)
+    with contextlib.suppress(Error, BufferError):
+        old.close()
+    client: Client = pool.kvtrunk.client
+    return client
 
 
 def check_sizes(client: Client, page_size: int, size: int) -> None:
@@ -162,8 +182,9 @@ class KvtrunkAllocator(BaseTokenToKVPoolAllocator):
 
     def check_decode_capacity(self, *, num_tokens: int, tree_cache: Any, requests: Any = None,
                               spec_algorithm: Any = None) -> bool:
-        """Get the pages of the next decode step. False: SGLang retracts requests."""
-        return all(self.leases.room(req.last_node, req.kv.kv_allocated_len + 1)
+        """Get the pages of the next decode step. False: SGLang retracts requests; all of them when
+        the daemon is gone, to compute them again on the pool of the next."""
+        return not self.leases.lost and all(self.leases.room(req.last_node, req.kv.kv_allocated_len + 1)
                    for req in requests or ())
 
     # ---- rows

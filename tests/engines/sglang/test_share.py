@@ -28,7 +28,7 @@ def expect_nothing_held(daemon):
     end = time.monotonic() + 20
     while True:
         with daemon.connect(observe=True) as observer:
-            counters = observer.stats()
+            counters = observer.counters()
         if counters.private_pages == 0 and counters.protected_pages == 0:
             break
         assert time.monotonic() < end, counters
@@ -136,11 +136,27 @@ def test_an_engine_killed_in_prefill_holds_nobody_up(daemon, engines, start):
     text = prompt(next(SEEDS), 1900)
     expected = private.generate(text)[0]["tokens"]
     with daemon.connect(observe=True) as observer:
-        before = observer.stats().inserted_pages
+        before = observer.counters().inserted_pages
         a.ask(do="generate", prompts=[text])
-        while observer.stats().inserted_pages == before:
+        while observer.counters().inserted_pages == before:
             pass
     a.kill()
     assert b.generate(text)[0]["tokens"] == expected
     expect_nothing_held(daemon)
     assert start(daemon).generate(text)[0] == {"tokens": expected, "cached": whole(text)}
+
+
+def test_after_a_new_daemon_requests_are_computed_again(daemon, engines):
+    """Without what the old one knew: a stop ends its sessions and its cache."""
+    private, _, b = engines
+    texts = [prompt(next(SEEDS), 300 + 40 * i) for i in range(4)]
+    expected = [answer["tokens"] for answer in private.generate(*texts, max_tokens=40)]
+    with daemon.connect(observe=True) as observer:
+        before = observer.counters().inserted_pages
+        b.ask(do="generate", prompts=texts, max_tokens=40)
+        while observer.counters().inserted_pages == before:
+            pass
+    daemon.restart()
+    assert [answer["tokens"] for answer in b.answer()] == expected
+    assert b.generate(texts[0])[0]["cached"] == whole(texts[0])
+    expect_nothing_held(daemon)
