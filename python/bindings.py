@@ -38,6 +38,7 @@ int kvtpy_close(struct kvt_client *client, uint32_t slot, uint64_t value);
 int64_t kvtpy_narrow(const void *source, uint32_t bytes, bool is_signed, size_t n,
 		     uint32_t *ret_keys);
 int kvtpy_map_again(void *base, uint64_t bytes, uintptr_t *ret_base);
+int kvtpy_map_at(uintptr_t base, uint64_t bytes, uintptr_t at);
 int kvtpy_unmap(uintptr_t base, uint64_t bytes);
 int kvtpy_blank(uintptr_t base, uint64_t bytes);
 int kvtpy_end_with_parent(int parent);
@@ -118,6 +119,14 @@ int kvtpy_map_again(void *base, uint64_t bytes, uintptr_t *ret_base)
 		return -errno;
 	*ret_base = (uintptr_t)again;
 	return 0;
+}
+
+/* Map a shared mapping a second time, in place of what is mapped at `at`. */
+int kvtpy_map_at(uintptr_t base, uint64_t bytes, uintptr_t at)
+{
+	void *again = mremap((void *)base, 0, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)at);
+
+	return again == MAP_FAILED ? -errno : 0;
 }
 
 int kvtpy_unmap(uintptr_t base, uint64_t bytes)

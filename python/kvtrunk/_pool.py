@@ -24,7 +24,7 @@ _ELEMENTS = {
     lib.KVT_ELEMENT_FP8_E4M3: ("fp8_e4m3", "B", 10),
 }
 _UNSIGNED = {1: "B", 2: "H", 4: "I"}
-_UNSIGNED_CODE = 1
+_SIGNED_CODE, _UNSIGNED_CODE = 0, 1
 _HOST, _CUDA = 1, 2
 
 
@@ -124,6 +124,32 @@ class Pool:
         moved = address - self._library_base + self._owner.base
         return make(self._owner, moved, shape, strides, fmt, n_bytes, code, self.readonly,
                     *self._device)
+
+    @property
+    def raw(self) -> Array:
+        """All bytes of the slab, shape [n_pages * page_bytes], as signed integers."""
+        with self._client._lock:
+            self._client._open()
+            n_bytes = self.n_pages * self._client.info.page_bytes
+            return self._array(self._library_base, (n_bytes,), (1,), "b", 1, _SIGNED_CODE)
+
+    def replace(self, closed: Pool) -> None:
+        """Put this pool in place of a closed client's: that one's arrays, at their addresses, are on
+        this pool's memory from now on. For engines whose tensors outlive a daemon.
+
+        InvalidArgument: it is not closed, or of another size. Unsupported: device memory or huge
+        pages.
+        """
+        theirs = closed._owner
+        if not closed._client.closed or closed.n_bytes != self.n_bytes:
+            raise from_parts(-errno.EINVAL, 0, f"replace: a pool of {closed.n_bytes} bytes, closed or "
+                             f"not, cannot become one of {self.n_bytes}")
+        if not isinstance(theirs, _Mapping) or not isinstance(self._owner, _Mapping):
+            raise from_parts(-errno.ENOTSUP, 0, "replace: memory of this kind (huge pages, a device) "
+                             "cannot be mapped twice: start the process again")
+        rc = lib.kvtpy_map_at(self._owner.base, self.n_bytes, theirs.base)
+        if rc != 0:
+            raise OSError(-rc, "the pool cannot be mapped in place of another")
 
     def layer(self, index: int) -> Layer:
         """K and V of a layer, counted from 0.

@@ -243,3 +243,39 @@ def test_device_memory_on_a_stand_in():
                            env={**os.environ, "LD_LIBRARY_PATH": folder}, capture_output=True,
                            check=False)
     assert ended.stdout == "works\n", ended.stderr
+
+
+def test_raw_is_all_bytes_of_the_slab(pooled):
+    client, raw, _, _ = pooled
+    size = client.info.n_pages * client.info.page_bytes
+    assert numpy.array_equal(numpy.asarray(client.pool.raw).view("u1"), raw[:size])
+
+
+def test_arrays_follow_to_another_daemons_pool():
+    with testing.daemon(n_pages=16, page_size=4, **SHAPE) as daemon:
+        lost = daemon.connect(any_geometry=True)
+        old, array = lost.pool, numpy.asarray(lost.pool.raw)
+        array[:] = 1
+        with pytest.raises(kvtrunk.InvalidArgument, match="closed"):
+            old.replace(old)
+        daemon.kill()
+        daemon.start()
+        with pytest.raises(kvtrunk.ConnectionLost):
+            lost.close()
+        with daemon.connect(any_geometry=True) as client:
+            client.pool.replace(old)
+            now = numpy.asarray(client.pool.raw)
+            assert not array.any()  # the new pool, at the old address
+            array[5], now[7] = 2, 3
+            assert now[5] == 2 and array[7] == 3
+            with daemon.connect(any_geometry=True) as other:
+                assert list(numpy.asarray(other.pool.raw)[5:8]) == [2, 0, 3]
+
+
+def test_a_pool_of_another_size_is_no_replacement():
+    with testing.daemon(n_pages=16) as one, testing.daemon(n_pages=32) as two:
+        lost = one.connect()
+        old = lost.pool
+        lost.close()
+        with two.connect() as client, pytest.raises(kvtrunk.InvalidArgument, match="bytes"):
+            client.pool.replace(old)
