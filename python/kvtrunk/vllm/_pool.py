@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KV tensors of a worker on kvtrunk's pool, and the proof that they lie there.
+
+vLLM allocates all KV of a worker by one torch.zeros(n, dtype=int8). Within allocation() that call
+gets the pool, which is not zeroed: other engines' pages are in it.
+"""
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from .._client import Client
+from .._errors import Error
+from .._geometry import Geometry
+from .._pool import Pool
+from ._refuse import refuse
+
+# vLLM's layouts: L layers, B blocks, H heads, N positions, C the K and V of one. Ours: see
+# docs/geometry.md.
+_LAYOUTS = {"LBHNC": ("hnkd", "layer"), "LBNHC": ("nhkd", "layer"),
+            "BLHNC": ("hnkd", "page"), "BLNHC": ("nhkd", "page")}
+_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32",
+           torch.uint8: "fp8_e4m3", torch.int8: "fp8_e4m3"}
+
+
+def wanted_layout(geometry: Optional[Geometry]) -> Optional[str]:
+    """vLLM's layout for a daemon's pages. None: they have no geometry, any. Refused: none."""
+    if geometry is None:
+        return None
+    ours = ("hnkd" if geometry.layout == "hknd" else geometry.layout, geometry.order)
+    for layout, ours_too in _LAYOUTS.items():
+        if ours == ours_too:
+            return layout
+    refuse(f"the daemon keeps K and V apart (kv_layout {geometry.layout}), vLLM together: start it "
+           "with what `python -m kvtrunk.vllm flags MODEL` prints")
+
+
+def page_layout(layout: str, backend: str) -> tuple[str, str]:
+    """kv_layout and kv_order for a layout of vLLM's. Refused: unknown."""
+    if layout not in _LAYOUTS:
+        refuse(f"vLLM chose the KV layout {layout}: set VLLM_ATTENTION_BACKEND to a backend that "
+               f"can do with one of {', '.join(_LAYOUTS)}")
+    if backend == "CPU_ATTN":  # the same memory, split another way inside a head
+        return "hknd", _LAYOUTS[layout][1]
+    return _LAYOUTS[layout]
+
+
+class _Allocation(TorchFunctionMode):
+    """Answer vLLM's one allocation of KV."""
+
+    def __init__(self, pool: WorkerPool) -> None:
+        super().__init__()
+        self._pool = pool
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (),
+                           kwargs: Optional[dict[str, Any]] = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch.zeros or kwargs.get("dtype") is not torch.int8:
+            return func(*args, **kwargs)
+        size = args[0] if args else kwargs.get("size")
+        memory = self._pool.memory
+        if size != memory.numel():
+            refuse(f"vLLM wants {size} bytes of KV, the pool has {memory.numel()}: the daemon's "
+                   "pages are not this model's (python -m kvtrunk.vllm flags MODEL)")
+        return memory
+
+
+class WorkerPool:
+    """A worker's slab."""
+
+    def __init__(self, client: Client, rank: int) -> None:
+        self.client = client
+        self._rank = rank
+        self._pool = self._map(client)
+        self.memory = torch.from_dlpack(self._pool.raw)
+        """All of it, int8."""
+
+    def _map(self, client: Client) -> Pool:
+        if client.info.backend == "host":
+            return client.map_pool(self._rank if client.info.n_slabs > 1 else None)
+        return client.map_pool(device=torch.accelerator.current_device_index())
+
+    def allocation(self) -> TorchFunctionMode:
+        """Context in which vLLM allocates its KV."""
+        return _Allocation(self)
+
+    def follow(self, client: Client) -> None:
+        """Another session, after the first one was lost: its pool, at the same addresses. No work
+        may be in flight. RuntimeError: not with this memory."""
+        old_client, old = self.client, self._pool
+        try:
+            try:
+                old_client.close()
+            except Error:
+                pass  # it was lost; its pool is detached all the same
+            new = self._map(client)
+            new.replace(old)
+        except (Error, BufferError, OSError) as error:
+            raise RuntimeError(f"kvtrunk: the pool of the new daemon cannot take the place of the "
+                               f"lost one: {error}. Start the engine again") from None
+        # The old mapping's object has the address from now on.
+        self.client, self._kept = client, new
+
+    # ---- the proof
+
+    def prove(self, tensors: dict[str, torch.Tensor], layout: str, backend: str) -> None:
+        """Refused: K or V of a layer is not where the daemon and other engines expect it."""
+        if not tensors:
+            refuse("vLLM registered no KV tensors")
+        info = self.client.info
+        names = sorted(tensors, key=_layer_number)
+        shapes = {(tuple(tensor.shape), tensor.dtype) for tensor in tensors.values()}
+        if len(shapes) != 1:
+            refuse(f"KV tensors of {len(shapes)} kinds: only models with equal layers are supported")
+        (n_blocks, heads, size, both), dtype = shapes.pop()
+        kv_layout, kv_order = page_layout(layout, backend)
+        ours = Geometry(len(names), heads, both // 2, _DTYPES.get(dtype, str(dtype)), kv_layout,
+                        kv_order)
+        theirs = info.geometry
+        if theirs is not None and _plain(theirs) != _plain(ours):
+            refuse(f"the daemon has pages of {_text(theirs)}, this engine's are {_text(ours)}: start "
+                   "the daemon with what `python -m kvtrunk.vllm flags MODEL` prints")
+        if (n_blocks, size) != (info.n_pages, info.page_size):
+            refuse(f"KV tensors of {n_blocks} blocks of {size} on {info.n_pages} pages of "
+                   f"{info.page_size}")
+        piece = heads * size * both * tensors[names[0]].element_size()
+        for number, name in enumerate(names):
+            self._prove_place(number, name, tensors[name], piece, kv_order, len(names))
+        for number, name in enumerate(names):
+            self._prove_pattern(number, tensors[name], kv_layout, theirs is not None)
+
+    def _prove_place(self, number: int, name: str, tensor: torch.Tensor, piece: int, order: str,
+                     n_layers: int) -> None:
+        """Address, strides and size of each layer."""
+        info = self.client.info
+        stride, first = (piece * n_layers, piece * number) if order == "page" else (
+            piece, piece * info.n_pages * number)
+        at = tensor.data_ptr() - self.memory.data_ptr()
+        found = (at, tensor.stride(0) * tensor.element_size(), piece * n_layers)
+        if found != (first, stride, info.page_bytes):
+            refuse(f"K and V of {name} do not lie in the pool: (offset, block stride, page bytes) "
+                   f"are {found}, not {(first, stride, info.page_bytes)}. Another plug-in, or a "
+                   "version of vLLM that allocates KV in another way")
+
+    def _prove_pattern(self, number: int, tensor: torch.Tensor, layout: str,
+                       has_geometry: bool) -> None:
+        """What is written to page 0 through vLLM's tensor is read through kvtrunk's view, and in a
+        mapping that has nothing to do with it."""
+        bits = tensor[0].view(torch.uint8)
+        pattern = torch.arange(bits.numel(), device=bits.device).add(7 * number + 1).remainder(251)
+        bits.copy_(pattern.to(torch.uint8).view(bits.shape))
+        written = tensor[0]
+        if has_geometry:
+            layer = self._pool.layer(number)
+            k, v = (torch.from_dlpack(part)[0] for part in (layer.k_bits, layer.v_bits))
+            # In the order of memory: head, position, dim of K and V.
+            heads, size, both = written.shape
+            if layout == "hknd":
+                halves = written.reshape(heads, 2, size, both // 2)
+                want_k, want_v = halves[:, 0], halves[:, 1]
+            else:
+                want_k, want_v = written[..., :both // 2], written[..., both // 2:]
+            same = all(torch.equal(part.contiguous().view(torch.uint8),
+                                   want.contiguous().view(torch.uint8))
+                       for part, want in ((k, want_k), (v, want_v)))
+        else:
+            at = tensor.data_ptr() - self.memory.data_ptr()
+            flat = torch.from_dlpack(self._pool.raw)[at:at + bits.numel()]
+            order = torch.as_strided(bits, (bits.numel(),), (1,), bits.storage_offset())
+            same = torch.equal(flat.view(torch.uint8), order)
+        if not same:
+            refuse("what vLLM writes to page 0 is not what kvtrunk reads there: this layout of "
+                   "vLLM's is not the pool's")
+        bits.zero_()
+
+
+def _layer_number(name: str) -> tuple[int, str]:
+    numbers = [int(part) for part in name.split(".") if part.isdigit()]
+    return (numbers[0] if numbers else 0, name)
+
+
+def _plain(geometry: Geometry) -> tuple[Any, ...]:
+    return (geometry.n_layers, geometry.n_kv_heads, geometry.head_dim, geometry.dtype,
+            geometry.layout, geometry.order)
+
+
+def _text(geometry: Geometry) -> str:
+    return (f"{geometry.n_layers} layers, {geometry.n_kv_heads} KV heads of {geometry.head_dim}, "
+            f"{geometry.dtype}, {geometry.layout}.{geometry.order}")

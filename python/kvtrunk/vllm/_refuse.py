@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the adapter refuses, each in one sentence with what to do."""
+from __future__ import annotations
+
+from typing import Any, Callable, NoReturn
+
+NAME = "KvtrunkConnector"
+
+
+class Refused(ValueError):
+    """This engine cannot use kvtrunk as it was started."""
+
+
+def refuse(why: str) -> NoReturn:
+    """End the start of the engine."""
+    raise Refused(f"kvtrunk: {why}")
+
+
+def _other_connector(config: Any) -> bool:
+    transfer = config.kv_transfer_config
+    return bool(transfer.kv_connector != NAME or config.cache_config.kv_offloading_size)
+
+
+Rule = tuple[Callable[[Any], Any], str]
+
+RULES: tuple[Rule, ...] = (
+    (_other_connector,
+     "a second KV connector would move pages that other engines read: name KvtrunkConnector alone "
+     "in --kv-transfer-config, and remove --kv-offloading-size"),
+    (lambda c: c.kv_transfer_config.kv_role != "kv_both",
+     'prefill and decode need no transfer here: set "kv_role":"kv_both" in --kv-transfer-config, in '
+     "all engines"),
+    (lambda c: c.ec_transfer_config is not None,
+     "encoder disaggregation is not supported: remove --ec-transfer-config"),
+    (lambda c: c.speculative_config is not None,
+     "draft models and other speculative decoding are not supported, because their KV is not in the "
+     "pool: remove --speculative-config"),
+    (lambda c: c.parallel_config.data_parallel_size > 1,
+     "data-parallel attention is not supported: remove --data-parallel-size, and start one engine "
+     "for each replica, which share one pool"),
+    (lambda c: c.parallel_config.enable_elastic_ep,
+     "elastic expert parallelism is not supported: remove --enable-elastic-ep"),
+    (lambda c: c.parallel_config.tensor_parallel_size > 1,
+     "tensor parallelism is not supported yet: set --tensor-parallel-size 1"),
+    (lambda c: c.parallel_config.pipeline_parallel_size > 1,
+     "pipeline parallelism is not supported: set --pipeline-parallel-size 1"),
+    (lambda c: c.parallel_config.decode_context_parallel_size > 1
+     or c.parallel_config.prefill_context_parallel_size > 1,
+     "context parallelism shards the KV of a page: remove --decode-context-parallel-size and "
+     "--prefill-context-parallel-size"),
+    (lambda c: c.parallel_config.distributed_executor_backend not in ("uni", "mp"),
+     "workers must be processes of this host: set --distributed-executor-backend mp"),
+    (lambda c: c.kv_events_config is not None and c.kv_events_config.enable_kv_cache_events,
+     "KV events are not supported, because other engines cache and evict, too: remove "
+     "--kv-events-config"),
+    (lambda c: not c.cache_config.enable_prefix_caching,
+     "without prefix caching there is nothing to share: remove --no-enable-prefix-caching, or "
+     "--kv-transfer-config"),
+    (lambda c: "per_token" in str(c.cache_config.cache_dtype)
+     or str(c.cache_config.cache_dtype) not in (
+         "auto", "bfloat16", "float16", "fp8", "fp8_e4m3"),
+     "KV of this type, or with scales for each token, does not fit the pages: set --kv-cache-dtype "
+     "to auto, bfloat16, float16 or fp8_e4m3"),
+    (lambda c: c.cache_config.kv_sharing_fast_prefill,
+     "layers that share KV are not supported: remove --kv-sharing-fast-prefill"),
+    (lambda c: c.model_config.runner_type != "generate",
+     "only models that generate are supported: set --runner generate, or remove "
+     "--kv-transfer-config"),
+    (lambda c: c.model_config.enable_sleep_mode,
+     "sleep mode is not supported: remove --enable-sleep-mode"),
+    (lambda c: c.model_config.use_mla,
+     "MLA models keep one latent vector where the pages have K and V: remove --kv-transfer-config "
+     "for this model"),
+    (lambda c: c.model_config.is_hybrid or c.model_config.is_attention_free,
+     "hybrid models keep states that are not in the pages: remove --kv-transfer-config for this "
+     "model"),
+    (lambda c: c.model_config.is_encoder_decoder,
+     "encoder-decoder models are not supported: remove --kv-transfer-config for this model"),
+    (lambda c: c.model_config.is_multimodal_model
+     and not getattr(c.model_config.multimodal_config, "language_model_only", False),
+     "images are not supported: add --language-model-only, or remove --kv-transfer-config for this "
+     "model"),
+    (lambda c: c.model_config.get_sliding_window() is not None,
+     "layers with a sliding window are not supported: remove --kv-transfer-config for this model"),
+)
+
+
+def check_config(config: Any) -> None:
+    """Refused: by a vLLM configuration."""
+    for applies, why in RULES:
+        if applies(config):
+            refuse(why)
+
+
+def check_pages(config: Any, info: Any) -> None:
+    """Refused: the daemon's pages do not fit the engine's blocks."""
+    cache, model, size = config.cache_config, config.model_config, info.page_size
+    if cache.block_size != size:
+        refuse(f"start vLLM with --block-size {size}, the daemon's page_size (it has "
+               f"{cache.block_size}), or the daemon with --page-size={cache.block_size}")
+    if cache.num_gpu_blocks_override not in (None, info.n_pages):
+        refuse(f"remove --num-gpu-blocks-override: the daemon has {info.n_pages} pages")
+    most = info.max_private_pages or info.n_pages - 1
+    most = min(most, info.n_pages - 1) * size
+    if model.max_model_len > most:
+        refuse(f"a request of --max-model-len {model.max_model_len} may need more pages than one "
+               f"session gets: set it to at most {most // size * size}, or give the daemon more "
+               "n_pages or max_private_pages")
+
+
+def check_groups(kv_cache_config: Any, info: Any) -> None:
+    """Refused: by vLLM's plan of its KV."""
+    groups = kv_cache_config.kv_cache_groups
+    kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})
+    if len(groups) != 1 or kinds != ["FullAttentionSpec"]:
+        refuse(f"only models with full attention in all layers are supported, this one has "
+               f"{len(groups)} groups of {', '.join(kinds)}: remove --kv-transfer-config for it")
+    spec = groups[0].kv_cache_spec
+    if spec.sliding_window is not None or spec.attention_chunk_size is not None or spec.non_causal:
+        refuse("layers with a window, chunks or non-causal attention are not supported: remove "
+               "--kv-transfer-config for this model")
+    if spec.block_size != info.page_size or kv_cache_config.num_blocks != info.n_pages:
+        refuse(f"vLLM plans {kv_cache_config.num_blocks} blocks of {spec.block_size}, the daemon has "
+               f"{info.n_pages} pages of {info.page_size}: start vLLM with --block-size "
+               f"{info.page_size} and without VLLM_KV_CACHE_LAYOUT")
+    if kv_cache_config.needs_kv_cache_zeroing:
+        refuse("vLLM would zero pages that other engines read: remove --kv-transfer-config for this "
+               "model")

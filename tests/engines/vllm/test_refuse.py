@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cannot work is refused at the start, in a sentence that names the flag to change."""
+import copy
+import importlib.metadata
+import pathlib
+import subprocess
+import sys
+import types
+
+import model
+import pytest
+from conftest import BLOCK, TRANSFER, Engine, geometry, prompt
+
+from kvtrunk import testing
+from kvtrunk.vllm import compat
+from kvtrunk.vllm import _refuse as rules
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    from vllm.engine.arg_utils import EngineArgs
+
+    folder = model.write(tmp_path_factory.mktemp("model"))
+    return EngineArgs(model=str(folder), dtype="float32", block_size=BLOCK, max_model_len=512,
+                      skip_tokenizer_init=True,
+                      kv_transfer_config=TRANSFER).create_engine_config()
+
+
+def changed(config, path, value):
+    """A copy of a configuration with one field set."""
+    made = copy.copy(config)
+    *way, name = path.split(".")
+    at = made
+    for step in way:
+        setattr(at, step, copy.copy(getattr(at, step)))
+        at = getattr(at, step)
+    object.__setattr__(at, name, value)
+    return made
+
+
+REFUSED = [
+    ("kv_transfer_config.kv_connector", "MultiConnector", "--kv-transfer-config"),
+    ("cache_config.kv_offloading_size", 1.0, "--kv-offloading-size"),
+    ("kv_transfer_config.kv_role", "kv_consumer", "kv_both"),
+    ("ec_transfer_config", object(), "--ec-transfer-config"),
+    ("speculative_config", object(), "--speculative-config"),
+    ("parallel_config.data_parallel_size", 2, "--data-parallel-size"),
+    ("parallel_config.enable_elastic_ep", True, "--enable-elastic-ep"),
+    ("parallel_config.tensor_parallel_size", 2, "--tensor-parallel-size"),
+    ("parallel_config.pipeline_parallel_size", 2, "--pipeline-parallel-size"),
+    ("parallel_config.decode_context_parallel_size", 2, "--decode-context-parallel-size"),
+    ("parallel_config.distributed_executor_backend", "ray", "--distributed-executor-backend"),
+    ("kv_events_config", types.SimpleNamespace(enable_kv_cache_events=True),
+     "--kv-events-config"),
+    ("cache_config.enable_prefix_caching", False, "--no-enable-prefix-caching"),
+    ("cache_config.cache_dtype", "int8_per_token_head", "--kv-cache-dtype"),
+    ("cache_config.cache_dtype", "fp8_e5m2", "--kv-cache-dtype"),
+    ("cache_config.kv_sharing_fast_prefill", True, "--kv-sharing-fast-prefill"),
+    ("model_config.runner_type", "pooling", "--runner"),
+    ("model_config.enable_sleep_mode", True, "--enable-sleep-mode"),
+]
+
+
+def test_a_plain_configuration_passes(config):
+    rules.check_config(config)
+
+
+@pytest.mark.parametrize("path,value,says", REFUSED, ids=[
+    f"{path.split('.')[-1]}={value if isinstance(value, (str, int)) else 'set'}"
+    for path, value, _ in REFUSED])
+def test_refused(config, path, value, says):
+    with pytest.raises(rules.Refused) as refused:
+        rules.check_config(changed(config, path, value))
+    assert says in str(refused.value) and str(refused.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("kind,value,says", [
+    ("use_mla", True, "MLA"), ("is_hybrid", True, "hybrid"), ("is_attention_free", True, "hybrid"),
+    ("is_encoder_decoder", True, "encoder"), ("is_multimodal_model", True, "images"),
+    ("get_sliding_window", lambda: 128, "sliding window")])
+def test_refused_models(config, kind, value, says):
+    plain = {name: getattr(config.model_config, name) for name in (
+        "runner_type", "enable_sleep_mode", "use_mla", "is_hybrid", "is_attention_free",
+        "is_encoder_decoder", "is_multimodal_model", "multimodal_config", "get_sliding_window")}
+    made = copy.copy(config)
+    object.__setattr__(made, "model_config", types.SimpleNamespace(**{**plain, kind: value}))
+    with pytest.raises(rules.Refused, match=says):
+        rules.check_config(made)
+
+
+@pytest.mark.parametrize("pages,says", [
+    ({"page_size": 64}, "--block-size 64"),
+    ({"max_private_pages": 15}, "--max-model-len"),
+    ({"n_pages": 16}, "--max-model-len")])
+def test_pages_that_do_not_fit(config, pages, says):
+    info = {"page_size": BLOCK, "n_pages": 256, "max_private_pages": 255, **pages}
+    with pytest.raises(rules.Refused, match=says):
+        rules.check_pages(config, types.SimpleNamespace(**info))
+
+
+def test_a_model_with_windows_is_refused_by_its_kv_groups():
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    info = types.SimpleNamespace(page_size=BLOCK, n_pages=256)
+
+    def plan(*specs, n_blocks=256):
+        return types.SimpleNamespace(
+            num_blocks=n_blocks, needs_kv_cache_zeroing=False,
+            kv_cache_groups=[types.SimpleNamespace(kv_cache_spec=spec) for spec in specs])
+
+    import torch
+    full = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=64, dtype=torch.float32)
+    window = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=64,
+                               dtype=torch.float32, sliding_window=128)
+    rules.check_groups(plan(full), info)
+    for bad, says in ((plan(full, full), "2 groups"), (plan(window), "window"),
+                      (plan(full, n_blocks=255), "255 blocks")):
+        with pytest.raises(rules.Refused, match=says):
+            rules.check_groups(bad, info)
+
+
+# ---- names
+
+def test_the_installed_vllm_has_all_names():
+    assert compat.problems(compat.installed()) == []
+
+
+@pytest.mark.parametrize("file,old,new,says", [
+    ("v1/core/kv_cache_manager.py", "def pop_blocks_for_free(", "def take_blocks(",
+     "pop_blocks_for_free"),
+    ("v1/core/kv_cache_manager.py", "num_lookahead_tokens: int", "lookahead: int",
+     "num_lookahead_tokens"),
+    ("v1/core/sched/scheduler.py", "self.connector.take_events()", "None", "take_events"),
+    ("v1/core/sched/scheduler.py", "self.kv_cache_manager.free(",
+     "self.kv_cache_manager.release_now(", "release_now"),
+    ("v1/worker/utils.py", "torch.zeros(", "torch.empty(", "zeros")])
+def test_a_renamed_name_is_found(tmp_path, file, old, new, says):
+    names = {file, *compat.METHODS, *(name for name, _ in compat.CALLS)}
+    for name in names:
+        text = (compat.installed() / name).read_text()
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        assert name != file or old in text
+        (tmp_path / name).write_text(text.replace(old, new) if name == file else text)
+    found = compat.problems(tmp_path)
+    assert found and all(says in line for line in found), found
+
+
+# ---- whole engines
+
+def refusal(daemon, folder, tmp_path, **options):
+    """What an engine says that does not start."""
+    engine = Engine(folder, tmp_path / "log", daemon, **options)
+    try:
+        with pytest.raises(RuntimeError):
+            engine.wait()
+        return engine.said()
+    finally:
+        engine.kill()
+
+
+def test_another_models_pages_end_the_engine(folder, tmp_path):
+    with testing.daemon(**geometry(layers=3)) as other:
+        said = refusal(other, folder, tmp_path, processes=1)
+    assert "kvtrunk: " in said and "python -m kvtrunk.vllm flags MODEL" in said
+
+
+SABOTAGE = """
+def register():
+    from kvtrunk.vllm import _pool
+
+    _pool._Allocation.__torch_function__ = (
+        lambda self, func, types, args=(), kwargs=None: func(*args, **(kwargs or {})))
+"""
+
+
+def test_kv_outside_the_pool_ends_the_engine(daemon, folder, tmp_path):
+    """A plug-in takes the hook away: vLLM allocates KV of its own."""
+    (tmp_path / "sabotage.py").write_text(SABOTAGE)
+    info = tmp_path / "sabotage-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sabotage\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[vllm.general_plugins]\nsabotage = sabotage:register\n")
+    path = ":".join([str(tmp_path), *sys.path])
+    said = refusal(daemon, folder, tmp_path, processes=1,
+                       environment={"PYTHONPATH": path})
+    assert "do not lie in the pool" in said
+
+
+def test_flags_start_a_daemon_and_an_engine(folder, tmp_path):
+    """What `flags` prints is what the engine accepts."""
+    command = [sys.executable, "-m", "kvtrunk.vllm"]
+    said = subprocess.run([*command, "flags", str(folder), "--block-size", str(BLOCK),
+                           "--device", "cpu", "--pool-bytes", "16M"], check=True,
+                          capture_output=True, text=True).stdout
+    line = next(line for line in said.splitlines() if line.startswith("kvtrunkd "))
+    options = dict(word[2:].split("=", 1) for word in line.split()[1:])
+    with testing.daemon(**{**{name.replace("-", "_"): value for name, value in options.items()},
+                           "n_pages": 0}) as made:
+        engine = Engine(folder, tmp_path / "log", made, processes=1, max_model_len=512)
+        try:
+            text = prompt(1, 100)
+            assert engine.generate(text)[0]["cached"] == 0
+            assert engine.generate(text)[0]["cached"] == 96
+        finally:
+            engine.kill()
+        doctor = subprocess.run([*command, "doctor", "--socket", made.socket], check=False,
+                                capture_output=True, text=True)
+    assert doctor.returncode == 0, doctor.stdout
+    assert "vLLM finds the plug-in" in doctor.stdout
+    gone = subprocess.run([*command, "doctor", "--socket", str(tmp_path / "none")], check=False,
+                          capture_output=True, text=True)
+    assert gone.returncode == 1 and "WRONG no daemon" in gone.stdout
+
+
+def test_the_plug_in_is_an_entry_point():
+    points = importlib.metadata.entry_points(group="vllm.general_plugins")
+    assert "kvtrunk.vllm:register" in [point.value for point in points]
+    assert pathlib.Path(__import__("kvtrunk.vllm").__file__).exists()

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two whole vLLM engines on one pool: what one computed, the other reads in place."""
+import itertools
+
+import pytest
+from conftest import BLOCK, all_pages_are_back, prompt, until
+
+SEEDS = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def engines(daemon, start):
+    """One with a cache of its own, and two that share the daemon's pool."""
+    made = start(processes=1), start(daemon), start(daemon, processes=1)
+    for engine in made:
+        engine.wait()
+    return made
+
+
+def whole(tokens):
+    """Positions of a prompt that can be reused: whole pages, but one position is left."""
+    return (len(tokens) - 1) // BLOCK * BLOCK
+
+
+def expect_nothing_held(daemon):
+    until(all_pages_are_back, daemon)
+    assert daemon.kvtctl("audit").startswith("clean")
+
+
+def test_b_reuses_what_only_a_computed(daemon, engines):
+    private, a, b = engines
+    text = prompt(next(SEEDS))
+    expected = private.generate(text)[0]
+    assert expected["cached"] == 0
+    assert a.generate(text)[0] == {"tokens": expected["tokens"], "cached": 0}
+    assert b.generate(text)[0] == {"tokens": expected["tokens"], "cached": whole(text)}
+    expect_nothing_held(daemon)
+
+
+def test_the_next_turn_reuses_what_another_engine_generated(engines):
+    private, a, b = engines
+    first = prompt(next(SEEDS), 100)
+    said = a.generate(first, max_tokens=64)[0]["tokens"]
+    turn = first + said + prompt(next(SEEDS), 40)
+    expected = private.generate(turn)[0]["tokens"]
+    # The last generated token's KV is computed only when something follows it.
+    assert b.generate(turn)[0] == {"tokens": expected,
+                                   "cached": (len(first) + 63) // BLOCK * BLOCK}
+
+
+def test_one_prompt_in_both_at_once_is_computed_once(daemon, engines):
+    private, a, b = engines
+    for _ in range(3):
+        text = prompt(next(SEEDS), 1500)
+        expected = private.generate(text)[0]["tokens"]
+        for engine in (a, b):
+            engine.ask(do="generate", prompts=[text])
+        answers = [engine.answer()[0] for engine in (a, b)]
+        assert [answer["tokens"] for answer in answers] == [expected] * 2
+        assert sorted(answer["cached"] for answer in answers) == [0, whole(text)]
+    expect_nothing_held(daemon)
+
+
+def test_one_prompt_twice_in_one_engine_is_computed_once(engines):
+    private, a, _ = engines
+    text = prompt(next(SEEDS), 600)
+    answers = a.generate(text, text)
+    assert [answer["tokens"] for answer in answers] == [private.generate(text)[0]["tokens"]] * 2
+    assert sorted(answer["cached"] for answer in answers) == [0, whole(text)]
+
+
+def test_many_requests_in_both_are_the_private_engines(daemon, engines):
+    private, a, b = engines
+    system = prompt(next(SEEDS), 300)
+    asked = [system + prompt(next(SEEDS), 20 + 13 * i) for i in range(12)]
+    expected = [answer["tokens"] for answer in private.generate(*asked, max_tokens=40)]
+    for engine in (a, b):
+        engine.ask(do="generate", prompts=asked, max_tokens=40)
+    for engine in (a, b):
+        assert [answer["tokens"] for answer in engine.answer()] == expected
+    expect_nothing_held(daemon)
+
+
+def test_a_salt_isolates(engines):
+    private, a, b = engines
+    text = prompt(next(SEEDS))
+    expected = private.generate(text)[0]["tokens"]
+    assert a.generate(text, salt="one")[0] == {"tokens": expected, "cached": 0}
+    assert b.generate(text, salt="two")[0] == {"tokens": expected, "cached": 0}
+    assert b.generate(text)[0] == {"tokens": expected, "cached": 0}
+    assert b.generate(text, salt="one")[0] == {"tokens": expected, "cached": whole(text)}
+
+
+def test_prompt_logprobs_read_nothing_from_the_cache(engines):
+    _, a, b = engines
+    text = prompt(next(SEEDS))
+    first = a.generate(text)[0]["tokens"]
+    assert b.generate(text, prompt_logprobs=1)[0] == {"tokens": first, "cached": 0}
+
+
+def test_reset_forgets_for_one_engine_and_not_for_the_other(engines):
+    _, a, b = engines
+    text = prompt(next(SEEDS))
+    expected = a.generate(text)[0]["tokens"]
+    a.ask(do="reset")
+    assert a.answer() is True
+    assert a.generate(text)[0] == {"tokens": expected, "cached": 0}
+    assert a.generate(text)[0]["cached"] == whole(text)
+    assert b.generate(text)[0]["cached"] == whole(text)
+
+
+def test_engines_with_other_weights_share_nothing(daemon, engines, start, tmp_path):
+    import model
+
+    _, a, _ = engines
+    text = prompt(next(SEEDS))
+    first = a.generate(text)[0]["tokens"]
+    other = start(daemon, processes=1, folder=model.write(tmp_path / "model", seed=1))
+    answer = other.generate(text)[0]
+    assert answer["cached"] == 0 and answer["tokens"] != first
