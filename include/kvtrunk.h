@@ -463,6 +463,7 @@ struct kvt_result {
 	 * table; -ENOBUFS: list words; -EDQUOT: the limit. */
 	uint32_t needed;
 	uint32_t state, owner, lock_ref, problems; /* PAGE, AUDIT; a notice: enum kvt_notice */
+	uint32_t shared; /* BEGIN: of the reusable positions, those that another session sealed */
 	uint32_t n_pages, n_twins;
 	const uint32_t *pages; /* page table or page list; until kvt_result_release() */
 	const uint32_t *twins; /* 2 * n_twins: (yours, the cached twin) */
@@ -567,6 +568,7 @@ const uint32_t *kvt_seq_pages(const struct kvt_seq *seq, uint32_t *ret_n);
 uint32_t kvt_seq_matched(const struct kvt_seq *seq);   /* positions cached at begin */
 uint32_t kvt_seq_reusable(const struct kvt_seq *seq);  /* positions not to compute */
 uint32_t kvt_seq_announced(const struct kvt_seq *seq); /* being computed by others */
+uint32_t kvt_seq_shared(const struct kvt_seq *seq);    /* reusable ones that others sealed */
 uint32_t kvt_seq_next(const struct kvt_seq *seq);      /* where to continue computing */
 uint32_t kvt_seq_known(const struct kvt_seq *seq);     /* keys given so far */
 struct kvt_lease kvt_seq_lease(const struct kvt_seq *seq);

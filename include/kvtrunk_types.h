@@ -162,7 +162,8 @@ struct kvt_counters {
 	uint64_t wait_ns;
 	uint64_t takeovers;
 	uint64_t deadline_misses;
-	uint64_t reserved[4]; /* so that a new counter moves nothing */
+	uint64_t shared_hit_positions;
+	uint64_t reserved[3]; /* so that a new counter moves nothing */
 };
 
 /** Eviction policies: the smallest key of the table goes first. */

@@ -39,7 +39,8 @@
 #define KVT_ABI_MAJOR 2 /* raised when an old client could misread a new daemon's memory */
 #define KVT_ABI_MINOR 3 /* raised for additions that an old client may ignore */
 #define KVT_ABI_MINOR_HANDLES 1 /* since then: MATCH and BEGIN take a handle */
-#define KVT_ABI_MINOR_PACKED 3  /* since then: layouts with K and V packed, pace_us */
+#define KVT_ABI_MINOR_PACKED 3  /* since then: layouts with K and V packed, pace_us,
+				    a sealer of pages and BEGIN's word of it */
 
 /* A line that one side writes and the other polls. 128, not 64: x86 prefetches lines in pairs
  * and Arm server cores have 128-byte granules, so 64 would still ping-pong. */
@@ -113,7 +114,8 @@ _Static_assert(sizeof(struct kvt_section) == 32, "kvt_section");
 	X(COUNTER, waits, "BEGINs that waited for what others computed, or asked for a notice.")  \
 	X(COUNTER, wait_ns, "Time that BEGINs waited, added when a wait ends.")                   \
 	X(COUNTER, takeovers, "Waits that ended because no session computed the rest.")           \
-	X(COUNTER, deadline_misses, "Waits that ended with their deadline.")
+	X(COUNTER, deadline_misses, "Waits that ended with their deadline.")                      \
+	X(COUNTER, shared_hit_positions, "Of hit_positions: those that another session sealed.")
 
 enum kvt_counter_place {
 #define KVT_COUNTER_PLACE(kind, name, text) KVT_COUNTER_##name,
@@ -221,11 +223,14 @@ _Static_assert(offsetof(struct kvt_node, lock_ref) == 64, "readers use line 1 on
 typedef uint64_t kvt_bucket;
 
 /** What a page is. The owner of a private one is in the ledger. All derived (from slots and owners)
- * but one fact: whether an owned page is PRIVATE or in QUARANTINE. */
+ * but two facts: whether an owned page is PRIVATE or in QUARANTINE, and the sealer of a CACHED one.
+ * 0 in QUARANTINE, the sealer is left over in other states. */
 struct kvt_page_record {
-	uint32_t slot;   /* its slot when CACHED, else KVT_NONE */
-	uint32_t state;  /* enum kvt_page_state in the low 8 bits; 24 bits reserved, 0 */
+	uint32_t slot;        /* its slot when CACHED, else KVT_NONE */
+	uint32_t state : 8;   /* enum kvt_page_state: the low bits */
+	uint32_t sealer : 24; /* number of the session that sealed it; 0: unknown */
 };
+#define KVT_SEALER_MASK 0xffffffu
 _Static_assert(sizeof(struct kvt_page_record) == 8, "kvt_page_record");
 
 enum kvt_namespace_flag {
@@ -268,7 +273,9 @@ _Static_assert(sizeof(struct kvt_namespace_record) == 64, "kvt_namespace_record"
  *           positions (start, node KVT_NONE = from the root); fence priority ttl_ms; list = twins
  *           as pairs (yours, cached), followed with LOCK by the page list
  *   BEGIN   namespace keys; arg = extra positions; node generation positions (start, as
- *           INSERT's); list = page table; ttl_ms = deadline, with WAIT or NO_WAIT only
+ *           INSERT's); list = page table and, if there is room, a word behind its n_list: the
+ *           reused positions that other sessions sealed; ttl_ms = deadline, with WAIT or NO_WAIT
+ *           only
  *   COMMIT  lease; arg = computed positions; keys = generated keys; fence; list = page table
  *   EXTEND  lease; arg = pages; list = the new pages
  *   END     lease; fence; with F_COMMIT arg and keys as COMMIT

@@ -267,7 +267,7 @@ struct kvt_seq {
 	struct kvt_fence fence; /* of an END that found no room yet */
 	struct kvt_seq_view shown, coming;
 	uint32_t capacity;
-	uint32_t matched, reusable, announced;
+	uint32_t matched, reusable, announced, shared;
 	uint32_t position; /* shown.next, or what a commit in flight claims beyond it */
 	uint32_t claimed;  /* `computed` of the last asynchronous commit */
 	uint32_t n_late;  /* unanswered operations whose deadline passed */

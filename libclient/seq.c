@@ -162,6 +162,7 @@ int kvt_seq_continue(struct kvt_client *client, uint32_t namespace_id, struct kv
 	seq->matched = result.matched;
 	seq->reusable = result.reusable;
 	seq->announced = result.announced;
+	seq->shared = result.shared;
 	seq->position = seq->shown.next = result.reusable;
 	seq->claimed = seq->stale = 0;
 	seq->known = seq->shown.known = n_keys;
@@ -192,6 +193,11 @@ uint32_t kvt_seq_reusable(const struct kvt_seq *seq)
 uint32_t kvt_seq_announced(const struct kvt_seq *seq)
 {
 	return seq->announced;
+}
+
+uint32_t kvt_seq_shared(const struct kvt_seq *seq)
+{
+	return seq->shared;
 }
 
 uint32_t kvt_seq_next(const struct kvt_seq *seq)

@@ -77,12 +77,20 @@ static bool gives_back(uint32_t takes)
 #define LIST_SIZE(NAME, name, takes, flags, list, answer) [KVT_OP_##NAME] = (list),
 static const uint8_t list_sizes[KVT_OP_COUNT] = { KVT_OPS(LIST_SIZE, , ) };
 
+/* Pages in the table of a BEGIN. */
+static uint64_t begin_table(const struct kvt_client *client, const struct kvt_request *request)
+{
+	uint32_t shift = client->page_shift;
+
+	return ((uint64_t)request->handle.positions + request->n_keys + request->arg +
+		(1ull << shift) - 1) >> shift;
+}
+
 /* List words that are enough for any answer. */
 static uint64_t list_words(const struct kvt_client *client, const struct kvt_request *request)
 {
 	uint32_t shift = client->page_shift;
-	uint64_t page_size = 1ull << shift, keys_pages = request->n_keys >> shift;
-	uint64_t pages, most;
+	uint64_t keys_pages = request->n_keys >> shift, pages, most;
 
 	if (request->list_capacity)
 		return request->list_capacity;
@@ -101,9 +109,10 @@ static uint64_t list_words(const struct kvt_client *client, const struct kvt_req
 				keys_pages + (request->handle.positions >> shift) :
 				0);
 	case KVT_LIST_BEGUN:
-		pages = ((uint64_t)request->handle.positions + request->n_keys + request->arg +
-			 page_size - 1) >> shift;
-		return pages < client->info.n_pages ? pages : 1; /* refused: too large */
+		pages = begin_table(client, request);
+		if (pages >= client->info.n_pages)
+			return 1; /* refused: too large */
+		return pages + (pages < client->list.count); /* a word for `shared` */
 	case KVT_LIST_TABLE:
 		/* The whole page table, whose length only the daemon and kvt_seq know. */
 		most = client->list.count / 4;
@@ -276,6 +285,8 @@ static int submit(struct kvt_client *client, const struct kvt_request *request, 
 	if (slot->n_pages)
 		memcpy(client->ring.keys + slot->pages_at, request->pages,
 		       slot->n_pages * sizeof(uint32_t));
+	if (request->op == KVT_OP_BEGIN && begin_table(client, request) < list)
+		client->ring.list[slot->list.at + begin_table(client, request)] = 0;
 	kvt_client_step(client, KVT_STEP_KEYS_WRITTEN);
 	fill_entry(&sqe, request, slot, number, n_keys, (uint32_t)list);
 	kvt_ring_sq_put(&client->ring, &sqe);
@@ -352,6 +363,9 @@ static int decode(struct kvt_client *client, struct kvt_slot *slot, const struct
 	n_list = kvt_op_takes(slot->op) & KVT_TAKES_LIST ? cqe->n_list : 0;
 	if (KVT_UNLIKELY(n_list > slot->list.n || result->n_twins > n_list / 2))
 		return -EPROTO;
+	/* Behind the table, if there was room; a daemon of ABI 2.2 leaves the 0. */
+	if (slot->op == KVT_OP_BEGIN && n_list < slot->list.n)
+		result->shared = client->ring.list[slot->list.at + n_list];
 	result->twins = client->ring.list + slot->list.at;
 	result->pages = result->twins + 2 * (size_t)result->n_twins;
 	result->n_pages = n_list - 2 * result->n_twins;

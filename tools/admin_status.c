@@ -208,11 +208,13 @@ static void status_text(const struct kvt_admin_status *status)
 		printf("\n  costly wake-ups took %s, %llu sessions were ended for theirs",
 		       kvt_age_text(status->costly_ns, first, sizeof(first)),
 		       (unsigned long long)status->costly_sessions);
-	printf("\nhits\n  %llu of %llu positions (%.1f %%), %llu more by looking on; evicted %llu "
-	       "pages, expired %llu nodes\n", (unsigned long long)counters->hit_positions,
+	printf("\nhits\n  %llu of %llu positions (%.1f %%), %llu of them computed by another "
+	       "session, %llu more by looking on; evicted %llu pages, expired %llu nodes\n",
+	       (unsigned long long)counters->hit_positions,
 	       (unsigned long long)counters->input_positions,
 	       counters->input_positions ? 100 * (double)counters->hit_positions /
 						   (double)counters->input_positions : 0.0,
+	       (unsigned long long)counters->shared_hit_positions,
 	       (unsigned long long)counters->advanced_positions,
 	       (unsigned long long)counters->evicted_pages,
 	       (unsigned long long)counters->expired_nodes);

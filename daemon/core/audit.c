@@ -102,7 +102,8 @@ static const struct field free_node_fields[] = {
 	FIELD(kvt_node, version), FIELD(kvt_node, flags), FIELD(kvt_node, next_sibling),
 };
 static const struct field page_fields[] = {
-	FIELD(kvt_page_record, slot), FIELD(kvt_page_record, state),
+	FIELD(kvt_page_record, slot),
+	{ "state", sizeof(uint32_t), sizeof(uint32_t) }, /* with the sealer, which is kept */
 };
 static const struct field lease_fields[] = {
 	FIELD(kvt_lease_record, n_private), FIELD(kvt_lease_record, last_page),

@@ -330,7 +330,7 @@ static uint32_t begin_path(struct kvt_core *core, struct kvt_op_context *op,
 int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 {
 	const struct kvt_sqe *sqe = op->sqe;
-	uint32_t *list = op->view->list + sqe->list_offset, node, id;
+	uint32_t *list = op->view->list + sqe->list_offset, node, id, shared;
 	uint64_t evicted = core->count->evicted_pages;
 	struct begin_plan plan = { 0 };
 	struct kvt_lease_record *lease;
@@ -355,9 +355,14 @@ int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 	kvt_path_announce(core, id);
 	kvt_path_pages(core, node, plan.reuse, list);
 	append_pages(core, id, plan.table - plan.reuse, list + plan.reuse);
+	shared = core->ps * kvt_path_shared(core, node, plan.reuse,
+					    core->sessions[op->session].sealer);
+	if (sqe->list_capacity > plan.table)
+		list[plan.table] = shared;
 
 	core->count->input_positions += plan.n_keys;
 	core->count->hit_positions += (uint64_t)plan.reuse * core->ps;
+	core->count->shared_hit_positions += shared;
 	op->cqe->lease = id;
 	op->cqe->lease_generation = lease->generation;
 	if (plan.matched > 0 && !(sqe->flags & KVT_F_FORCE_MISS)) {

@@ -89,7 +89,8 @@ struct kvt_session_record {
 	uint32_t first_quarantined; /* derived */
 	uint32_t n_waiters; /* BEGINs that wait for others (derived) */
 	uint32_t last_lease; /* the oldest (derived) */
-	uint32_t reserved[6];
+	uint32_t sealer;     /* its number in the pages that it seals; 0: opened before minor 3 */
+	uint32_t reserved[5];
 	/* sq_taken and cq_done count like the ring's indices and change in the mutation that they
 	 * count: entry i took effect iff i < sq_taken. Completions before cq_done - 1 are in the
 	 * ring, because each is published before the next is made. So a successor knows the fate

@@ -48,10 +48,12 @@ void kvt_page_release(struct kvt_core *core, uint32_t page)
 
 void kvt_page_cache(struct kvt_core *core, uint32_t page, uint32_t slot)
 {
+	struct kvt_session_record *session = &core->sessions[core->owners[page].session];
+
 	KVT_ASSERT(core->pages[page].state == KVT_PAGE_PRIVATE);
-	core->sessions[core->owners[page].session].n_private--;
+	session->n_private--;
 	core->owners[page] = (struct kvt_owner_record){ 0 };
-	core->pages[page] = (struct kvt_page_record){ slot, KVT_PAGE_CACHED };
+	core->pages[page] = (struct kvt_page_record){ slot, KVT_PAGE_CACHED, session->sealer };
 	core->slot_pages[slot] = page;
 	core->count->private_pages--;
 	core->count->cached_pages++;
@@ -62,7 +64,9 @@ void kvt_page_cache(struct kvt_core *core, uint32_t page, uint32_t slot)
 void kvt_page_uncache(struct kvt_core *core, uint32_t page)
 {
 	KVT_ASSERT(core->pages[page].state == KVT_PAGE_CACHED);
-	core->pages[page] = (struct kvt_page_record){ KVT_NONE, KVT_PAGE_FREE };
+	/* Not the sealer, which no undo log has: it is there if this is rolled back. */
+	core->pages[page].slot = KVT_NONE;
+	core->pages[page].state = KVT_PAGE_FREE;
 	core->owners[page] = (struct kvt_owner_record){ .next = core->free_page };
 	core->free_page = page;
 	core->count->cached_pages--;

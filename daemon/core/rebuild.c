@@ -277,7 +277,7 @@ static void forget_pages(struct kvt_core *core)
 		if (record->state != KVT_PAGE_QUARANTINE)
 			record->state = KVT_PAGE_FREE;
 	}
-	core->pages[0] = (struct kvt_page_record){ KVT_NONE, KVT_PAGE_SCRATCH };
+	core->pages[0] = (struct kvt_page_record){ KVT_NONE, KVT_PAGE_SCRATCH, 0 };
 	core->free_page = KVT_NONE;
 }
 
@@ -293,7 +293,8 @@ static int claim_cached(struct kvt_core *core, struct kvt_why *why, uint32_t id)
 		    core->owners[page].lease)
 			return kvt_unclean(why, "slot %u of node %u names page %u, which is not "
 					 "its own", slot, id, page);
-		core->pages[page] = (struct kvt_page_record){ slot, KVT_PAGE_CACHED };
+		core->pages[page].slot = slot;
+		core->pages[page].state = KVT_PAGE_CACHED;
 		core->owners[page] = (struct kvt_owner_record){ 0 };
 	}
 	/* Behind them a seal that was rolled back may have left its page. */

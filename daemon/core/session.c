@@ -30,6 +30,14 @@ const struct kvt_session_record *kvt_core_session(const struct kvt_core *core, u
 	return &core->sessions[session];
 }
 
+/** A number that no page has yet, but for a chance of 2^-24. */
+static uint32_t next_sealer(struct kvt_core *core)
+{
+	uint32_t number = (uint32_t)++core->ledger->tickets & KVT_SEALER_MASK;
+
+	return number ? number : 1;
+}
+
 int kvt_core_session_open(struct kvt_core *core, const struct kvt_core_peer *peer,
 			  const struct kvt_core_view *view, uint64_t now_ns,
 			  uint32_t *ret_session)
@@ -69,6 +77,7 @@ int kvt_core_session_open(struct kvt_core *core, const struct kvt_core_peer *pee
 		.max_leases = core->config.max_leases,
 		.max_private_pages = core->config.max_private_pages,
 		.opened_ns = now_ns,
+		.sealer = next_sealer(core),
 	};
 	core->views[id] = *view;
 	core->groups[id].n = 0;
@@ -205,6 +214,7 @@ static uint32_t quarantine(struct kvt_core *core, uint32_t id, uint32_t limit)
 		uint32_t page = session->first_page;
 
 		session->first_page = core->owners[page].next;
+		core->pages[page].sealer = 0; /* ABI 2.2 reads all 32 bits as the state */
 		core->pages[page].state = KVT_PAGE_QUARANTINE;
 		kvt_loose_add(core, id, page);
 		session->n_private--;

@@ -563,6 +563,25 @@ void kvt_path_pages(const struct kvt_core *core, uint32_t id, uint32_t pages, ui
 	}
 }
 
+uint32_t kvt_path_shared(const struct kvt_core *core, uint32_t id, uint32_t pages, uint32_t sealer)
+{
+	uint32_t shared = 0;
+
+	for (; id != KVT_NONE && pages > 0; id = core->nodes[id].parent) {
+		const struct kvt_node *node = kvt_node_at(core, id);
+		const uint32_t *at = core->slot_pages + node->first_slot;
+
+		if (node->start >= pages)
+			continue;
+		for (uint32_t i = kvt_min(node->n_slots, pages - node->start); i-- > 0;) {
+			uint32_t other = core->pages[at[i]].sealer;
+
+			shared += other != sealer && other != 0;
+		}
+	}
+	return shared;
+}
+
 uint32_t kvt_path_node(const struct kvt_core *core, uint32_t id, uint32_t page)
 {
 	while (core->nodes[id].start > page)

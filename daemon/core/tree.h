@@ -47,6 +47,10 @@ void kvt_path_raise(struct kvt_core *core, uint32_t node, int32_t priority, uint
 bool kvt_path_detached(const struct kvt_core *core, uint32_t node);
 /** Copy the pages [0, pages) of the path to `node` into list. */
 void kvt_path_pages(const struct kvt_core *core, uint32_t node, uint32_t pages, uint32_t *list);
+/** How many of the first `pages` pages of a path another session than `sealer` is known to have
+ * sealed. */
+uint32_t kvt_path_shared(const struct kvt_core *core, uint32_t node, uint32_t pages,
+			 uint32_t sealer);
 /** Pages of the first `pages` pages of a path that could be evicted now. */
 uint64_t kvt_path_evictable(const struct kvt_core *core, uint32_t node, uint32_t pages);
 /** The node on the path to `node` that holds page `page`. */

@@ -89,6 +89,7 @@ int check_counters(struct kvt_oracle *o)
 	EXPECT_COUNTER(wait_ns);
 	EXPECT_COUNTER(takeovers);
 	EXPECT_COUNTER(deadline_misses);
+	EXPECT_COUNTER(shared_hit_positions);
 	count_detached(o, &least, &most);
 	if (got->detached_pending < least || got->detached_pending > most)
 		return oracle_fail(o, "counter detached_pending: expected %llu to %llu, the record "

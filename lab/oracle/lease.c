@@ -261,6 +261,9 @@ int lease_begin(struct kvt_oracle *o)
 	}
 	o->counters.input_positions += b.n_keys;
 	o->counters.hit_positions += run->want.begin.reusable;
+	for (uint32_t i = 0; i < b.reuse; i++)
+		if (o->pages[lease->table[i]].sealer != o->sessions[run->record->session].number)
+			o->counters.shared_hit_positions += ps;
 	return 0;
 }
 

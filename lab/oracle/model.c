@@ -161,8 +161,11 @@ void model_page_set(struct kvt_oracle *o, uint32_t page, uint32_t state, uint32_
 
 void model_page_cache(struct kvt_oracle *o, uint32_t page, uint32_t node)
 {
+	uint64_t sealer = o->sessions[o->pages[page].session].number;
+
 	model_page_set(o, page, KVT_PAGE_CACHED, 0, 0);
 	o->pages[page].node = node;
+	o->pages[page].sealer = sealer;
 	o->counters.inserted_pages++;
 }
 

@@ -54,6 +54,7 @@ struct model_page {
 	uint32_t session; /* PRIVATE, QUARANTINE */
 	uint32_t lease;   /* PRIVATE: index or 0 */
 	uint32_t node;    /* CACHED */
+	uint64_t sealer;  /* CACHED: `number` of the session that sealed it */
 	bool kept;        /* displaced under KEEP: the lease's, not in its table */
 };
 
@@ -101,6 +102,7 @@ struct model_session {
 	bool closed; /* its CLOSE took effect */
 	bool privileged;
 	uint32_t uid;
+	uint64_t number; /* of all sessions so far */
 	uint32_t n_private;
 	uint32_t n_quarantined;
 	uint32_t n_leases;
@@ -145,7 +147,7 @@ struct model_run {
 
 struct kvt_oracle {
 	struct kvt_oracle_config config;
-	uint64_t seq, clock, epoch, stamp, lease_order;
+	uint64_t seq, clock, epoch, stamp, lease_order, session_numbers;
 	bool draining;
 	struct model_node **nodes; /* by id */
 	uint32_t *live;            /* ids in use, in no order */

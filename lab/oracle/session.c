@@ -87,6 +87,7 @@ static int apply_session(struct kvt_oracle *o, uint32_t session)
 	s->closed = false;
 	s->privileged = o->run.record->value & 1;
 	s->uid = uid;
+	s->number = ++o->session_numbers;
 	return 0;
 }
 

@@ -136,6 +136,7 @@ static void put_begin(struct kvt_script *script, uint32_t page_size,
 	kvt_json_u64(json, "matched", result->matched);
 	kvt_json_u64(json, "reusable", result->reusable);
 	kvt_json_u64(json, "announced", result->announced);
+	kvt_json_u64(json, "shared", result->shared);
 	kvt_json_u64(json, "evicted", result->evicted);
 	put_table(json, table);
 	put_wait(json, result);

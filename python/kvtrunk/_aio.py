@@ -25,6 +25,7 @@ class Answer(NamedTuple):
     matched: int
     reusable: int
     announced: int
+    shared: int
     next: int
     known: int
     flags: int
@@ -124,8 +125,8 @@ class Loop:
             return
         pages = bytes(ffi.buffer(native.pages, 4 * native.n_pages)) if native.n_pages else b""
         answer = Answer((native.lease.index, native.lease.generation), pages, native.matched,
-                        native.reusable, native.announced, native.next, native.known, native.flags,
-                        native.reason, request.n_keys)
+                        native.reusable, native.announced, native.shared, native.next, native.known,
+                        native.flags, native.reason, request.n_keys)
         self._set(future, answer, None)
 
     def _set(self, future: Any, answer: Optional[Answer], error: Optional[Error]) -> None:

@@ -184,6 +184,7 @@ class Result(NamedTuple):
     matched: int
     reusable: int
     announced: int
+    shared: int
     next: int
     known: int
     state: int
@@ -201,9 +202,9 @@ def _result_of(native: Any, tag: Any) -> Result:
         error=from_result(native) if native.error else None, flags=native.flags,
         handle=Handle(native.handle.node, native.handle.generation, native.handle.positions),
         lease=(native.lease.index, native.lease.generation), matched=native.matched,
-        reusable=native.reusable, announced=native.announced, next=native.next,
-        known=native.known, state=native.state, pages=_pages_of(native), order=native.seq,
-        notice=bool(native.flags & lib.KVT_CQE_ASYNC))
+        reusable=native.reusable, announced=native.announced, shared=native.shared,
+        next=native.next, known=native.known, state=native.state, pages=_pages_of(native),
+        order=native.seq, notice=bool(native.flags & lib.KVT_CQE_ASYNC))
 
 
 class Namespace:

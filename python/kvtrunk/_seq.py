@@ -102,6 +102,12 @@ class Sequence:
             return int(lib.kvt_seq_announced(self._open()))
 
     @property
+    def shared(self) -> int:
+        """Reusable positions that other sessions sealed."""
+        with self._client._lock:
+            return int(lib.kvt_seq_shared(self._open()))
+
+    @property
     def known(self) -> int:
         """Keys given so far: keys of the next commit begin at this position."""
         with self._client._lock:
@@ -232,6 +238,8 @@ class AsyncSequence:
         """Positions that needed no computing at begin."""
         self.announced = begun.announced
         """Positions that others were computing at begin."""
+        self.shared = begun.shared
+        """Reusable positions that other sessions sealed."""
         self.next = begun.reusable
         """Where to continue computing."""
         self._known = begun.n_keys

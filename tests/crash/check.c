@@ -75,6 +75,13 @@ static void blank_slots(struct kvt_core *core)
 	}
 }
 
+static void blank_pages(struct kvt_core *core)
+{
+	for (uint32_t page = 0; page < core->config.n_pages; page++)
+		if (core->pages[page].state != KVT_PAGE_CACHED)
+			core->pages[page].sealer = 0;
+}
+
 static void blank_ledger(struct kvt_core *core)
 {
 	for (uint32_t id = 0; id <= core->config.n_leases; id++) {
@@ -112,6 +119,7 @@ static void blank(struct kvt_core *core)
 {
 	blank_nodes(core);
 	blank_slots(core);
+	blank_pages(core);
 	blank_ledger(core);
 	core->arena->mutation = 0;
 	core->arena->generation = 0;

@@ -60,7 +60,7 @@ static void forget_ledger(struct kvt_core *core)
 		core->owners[page].prev = 0x55555555;
 		core->pages[page].slot = 0x55555555;
 		if (core->pages[page].state != KVT_PAGE_QUARANTINE)
-			core->pages[page].state = 0x55555555;
+			core->pages[page].state = 0x55;
 	}
 }
 
