@@ -149,6 +149,8 @@ enum kvt_attn_isa {
 	KVT_ATTN_ISA_AVX512_BF16 =
 		4, /* and AVX512_BF16, used where q is bf16 and KV is bf16 or fp8 */
 	KVT_ATTN_ISA_AMX_BF16 = 5, /* and AMX_TILE, AMX_BF16, used likewise */
+	KVT_ATTN_ISA_NEON = 6, /* 64-bit Arm */
+	KVT_ATTN_ISA_NEON_BF16 = 7, /* and BFMMLA, used likewise */
 };
 
 enum kvt_attn_device {
@@ -282,7 +284,8 @@ struct kvt_attn_options {
 	/*
 	 * CPU: threads that compute, the caller's included; 0: one for each CPU the caller may run
 	 * on. The context's threads block signals sent to the process. If isa is AUTO, the
-	 * environment's KVT_ATTN_ISA decides (portable, avx2, avx512, avx512_bf16, amx_bf16).
+	 * environment's KVT_ATTN_ISA decides (portable, avx2, avx512, avx512_bf16, amx_bf16, neon,
+	 * neon_bf16).
 	 */
 	uint32_t n_threads;
 	uint32_t isa; /* enum kvt_attn_isa */

@@ -16,6 +16,7 @@
 #include "avx512.inc.h"
 
 #define STEP 2
+#define GEMM_OWN
 #define GEMM_TILES
 #define GEMM_ROWS 32
 #define GEMM_VECTORS 4

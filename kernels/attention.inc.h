@@ -19,11 +19,14 @@
  *                              few rows (if the path has a way), without packing, FEW_STRIPS times
  *                              VW positions at a time: few.inc.h
  *
- * A path that multiplies tiles of matrices defines GEMM_TILES, and instead of b_load, a_broadcast
- * and dot:
+ * A path with an inner kernel of its own defines GEMM_OWN, and instead of b_load, a_broadcast and
+ * dot:
  *
- *   STEPS_ALIGN                steps that one instruction adds, first among themselves, then to c
+ *   STEPS_ALIGN                steps that it takes at a time
  *   gemm_run                   the inner kernel, declared below
+ *
+ * One that multiplies tiles of matrices defines GEMM_TILES, too, and:
+ *
  *   few_across_elements, few_begin   how queries of few rows are prepared for a unit
  *   job_begin, job_end         around a thread's job
  *
@@ -306,7 +309,7 @@ struct gemm {
 	bool exact; /* rows behind these are others'; else tiles may write there, up to a band */
 };
 
-#ifdef GEMM_TILES
+#ifdef GEMM_OWN
 
 static void gemm_run(const struct gemm *gemm, uint32_t n_rows, uint32_t n_vectors);
 
@@ -437,7 +440,7 @@ static void bands_cut(struct tile *tile)
 {
 	tile->n_bands = (tile->head_rows + GEMM_ROWS - 1) / GEMM_ROWS;
 	for (uint32_t band = 0; band <= tile->n_bands; band++) {
-#ifdef GEMM_TILES
+#ifdef GEMM_OWN
 		/* A partial tile takes as long as a full one. */
 		tile->band_rows[band] = minimum(band * GEMM_ROWS, tile->head_rows);
 #else

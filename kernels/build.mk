@@ -18,6 +18,9 @@ ifneq ($(filter x86_64%,$(KERNELS_ARCH)),)
 KERNELS_SRC += kernels/path_avx2.c kernels/path_avx512.c kernels/path_avx512_bf16.c \
 	kernels/path_amx_bf16.c
 endif
+ifneq ($(filter aarch64%,$(KERNELS_ARCH)),)
+KERNELS_SRC += kernels/path_neon.c kernels/path_neon_bf16.c
+endif
 
 KERNELS_AVX512 := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl
 # Frames that gcc 12 lays out for use-after-return are aligned for 32 bytes, not for 64 (PR 110027).
@@ -28,6 +31,7 @@ $(O)/obj/kernels/path_avx2.o: CFLAGS_kernels_isa := -mavx2 -mfma -mf16c
 $(O)/obj/kernels/path_avx512.o: CFLAGS_kernels_isa := $(KERNELS_AVX512)
 $(O)/obj/kernels/path_avx512_bf16.o: CFLAGS_kernels_isa := $(KERNELS_AVX512) -mavx512bf16
 $(O)/obj/kernels/path_amx_bf16.o: CFLAGS_kernels_isa := $(KERNELS_AVX512) -mavx512bf16
+$(O)/obj/kernels/path_neon_bf16.o: CFLAGS_kernels_isa := -march=armv8.2-a+bf16
 
 # CUDA: a binary for each architecture that is chosen at run time, and PTX for later ones.
 ifneq ($(NVCC),none)
@@ -110,10 +114,12 @@ $(O)/tests/kernels/test_cuda: $(O)/obj/tests/kernels/emulated.o
 $(O)/tests/kernels/test_driver: $(STANDIN_IMAGES) | $(O)/tests/cuda/standin/libcuda.so.1
 endif
 
+kernels-programs: $(KERNELS_TESTS)
+
 kernels: $(O)/libkvtkernels.so $(O)/libkvtkernels.a \
 	$(if $(KERNELS_BENCH_OBJ),$(KERNELS_BENCH))
 
 kernels-check: kernels $(KERNELS_TESTS)
 	@O=$(abspath $(O)) tests/kernels/run
 
-.PHONY: kernels kernels-check
+.PHONY: kernels kernels-programs kernels-check

@@ -17,6 +17,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 #include "internal.h"
@@ -29,8 +31,9 @@ int kvt_attn_abi(void)
 	return KVT_ATTN_ABI;
 }
 
-static const char *const isa_names[] = { "auto",   "portable",	  "avx2",
-					 "avx512", "avx512_bf16", "amx_bf16" };
+static const char *const isa_names[] = { "auto",	"portable", "avx2", "avx512",
+					 "avx512_bf16", "amx_bf16", "neon", "neon_bf16" };
+#define ISA_LAST KVT_ATTN_ISA_NEON_BF16
 
 #if defined(__x86_64__)
 /* clang 14 has no name for it. */
@@ -98,6 +101,11 @@ static bool isa_supported(enum kvt_attn_isa isa)
 		return isa_supported(KVT_ATTN_ISA_AVX512) && __builtin_cpu_supports("avx512bf16");
 	case KVT_ATTN_ISA_AMX_BF16:
 		return isa_supported(KVT_ATTN_ISA_AVX512_BF16) && has_amx_bf16();
+#elif defined(__aarch64__)
+	case KVT_ATTN_ISA_NEON:
+		return true;
+	case KVT_ATTN_ISA_NEON_BF16:
+		return getauxval(AT_HWCAP2) & HWCAP2_BF16;
 #endif
 	default:
 		return false;
@@ -117,6 +125,11 @@ static struct kvt_isa isa_paths(enum kvt_attn_isa isa)
 					 &kvt_path_avx512_bf16 };
 	case KVT_ATTN_ISA_AMX_BF16:
 		return (struct kvt_isa){ "amx_bf16", &kvt_path_avx512_f32, &kvt_path_amx_bf16 };
+#elif defined(__aarch64__)
+	case KVT_ATTN_ISA_NEON:
+		return (struct kvt_isa){ "neon", &kvt_path_neon_f32, &kvt_path_neon_f32 };
+	case KVT_ATTN_ISA_NEON_BF16:
+		return (struct kvt_isa){ "neon_bf16", &kvt_path_neon_f32, &kvt_path_neon_bf16 };
 #endif
 	default:
 		return (struct kvt_isa){ "portable", &kvt_path_portable_f32,
@@ -130,7 +143,7 @@ static int isa_from_environment(struct kvt_attn_context *context, enum kvt_attn_
 
 	if (*isa != KVT_ATTN_ISA_AUTO || !name || !*name)
 		return 0;
-	for (int i = KVT_ATTN_ISA_AUTO; i <= KVT_ATTN_ISA_AMX_BF16; i++) {
+	for (int i = KVT_ATTN_ISA_AUTO; i <= ISA_LAST; i++) {
 		if (strcmp(name, isa_names[i]) == 0) {
 			*isa = (enum kvt_attn_isa)i;
 			return 0;
@@ -138,7 +151,7 @@ static int isa_from_environment(struct kvt_attn_context *context, enum kvt_attn_
 	}
 	return kvt_attn_fail(context, -EINVAL,
 			     "KVT_ATTN_ISA=%.40s names no path: use auto, portable, "
-			     "avx2, avx512, avx512_bf16 or amx_bf16",
+			     "avx2, avx512, avx512_bf16, amx_bf16, neon or neon_bf16",
 			     name);
 }
 
@@ -148,7 +161,7 @@ static int isa_from_environment(struct kvt_attn_context *context, enum kvt_attn_
  */
 static enum kvt_attn_isa isa_best(void)
 {
-	enum kvt_attn_isa isa = KVT_ATTN_ISA_AMX_BF16;
+	enum kvt_attn_isa isa = ISA_LAST;
 
 	while (!isa_supported(isa))
 		isa--;
@@ -164,7 +177,7 @@ static int isa_choose(struct kvt_attn_context *context, uint32_t wanted)
 	enum kvt_attn_isa isa = wanted;
 	int r;
 
-	if (wanted > KVT_ATTN_ISA_AMX_BF16)
+	if (wanted > ISA_LAST)
 		return kvt_attn_fail(context, -EINVAL,
 				     "options.isa is %u: use a value of enum kvt_attn_isa", wanted);
 	r = isa_from_environment(context, &isa);

@@ -15,7 +15,9 @@
 #include <string.h>
 #include <time.h>
 
-#if defined(__x86_64__)
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#elif defined(__x86_64__)
 #include "kernels/tiles.h"
 #endif
 
@@ -40,7 +42,7 @@ uint32_t random_next(void)
 const char *floor_name(enum floor_kind kind)
 {
 	static const char *const names[] = { "128-bit mul+add", "256-bit fma", "512-bit fma",
-					     "vdpbf16ps", "tdpbf16ps with tile loads" };
+					     "vdpbf16ps", "bfmmla", "tdpbf16ps with tile loads" };
 
 	return names[kind];
 }
@@ -164,6 +166,27 @@ static double loop_tiles(uint64_t rounds)
 	return (double)rounds * 4 * (2 * 16 * 16 * 32);
 }
 
+#elif defined(__aarch64__)
+
+#define MMLA(n) "bfmmla v" #n ".4s, v30.8h, v31.8h\n\t"
+
+/* Sixteen times 2 x 2 sums, four products to each. */
+static double loop_bfmmla(uint64_t rounds)
+{
+	uint64_t left = rounds;
+
+	__asm__ volatile(".arch_extension bf16\n\t"
+			 "movi v30.16b, #0\n\tmovi v31.16b, #0\n1:\n\t"
+			 MMLA(0) MMLA(1) MMLA(2) MMLA(3) MMLA(4) MMLA(5) MMLA(6) MMLA(7)
+			 MMLA(16) MMLA(17) MMLA(18) MMLA(19) MMLA(20) MMLA(21) MMLA(22) MMLA(23)
+			 "subs %0, %0, #1\n\tb.ne 1b\n\t"
+			 : "+r"(left)
+			 :
+			 : "cc", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v16", "v17",
+			   "v18", "v19", "v20", "v21", "v22", "v23", "v30", "v31");
+	return (double)rounds * 16 * 32;
+}
+
 #endif
 
 #define LOOPS_MAX 4
@@ -175,6 +198,8 @@ static loop_fn *const loops[][LOOPS_MAX] = {
 	[FLOOR_AVX512] = { loop_avx512_12, loop_avx512_20, loop_avx512_28 },
 	[FLOOR_BF16] = { loop_bf16_12, loop_bf16_20, loop_bf16_28, loop_bf16_load },
 	[FLOOR_AMX] = { loop_tiles },
+#elif defined(__aarch64__)
+	[FLOOR_BFMMLA] = { loop_bfmmla },
 #endif
 };
 
@@ -190,6 +215,9 @@ bool floor_has(enum floor_kind kind)
 		return __builtin_cpu_supports("avx512f");
 	case FLOOR_BF16:
 		return __builtin_cpu_supports("avx512bf16");
+#elif defined(__aarch64__)
+	case FLOOR_BFMMLA:
+		return getauxval(AT_HWCAP2) & HWCAP2_BF16;
 #endif
 	default:
 		return false;

@@ -15,6 +15,7 @@ enum floor_kind {
 	FLOOR_AVX2, /* fma of 256-bit vectors */
 	FLOOR_AVX512, /* fma of 512-bit vectors */
 	FLOOR_BF16, /* vdpbf16ps of 512-bit vectors */
+	FLOOR_BFMMLA, /* the same of Arm */
 	FLOOR_AMX, /* tile products, a load for each; only after a context of that path */
 };
 

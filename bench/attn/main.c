@@ -57,12 +57,14 @@ struct repetition {
 /* One measured thing. */
 struct measure {
 	const char *name;
-	uint32_t type;
+	uint32_t type; /* of queries */
 	uint32_t n_queries;
 	uint32_t n_cached;
 	uint32_t n_threads;
 	uint32_t isa;
 	enum floor_kind floor;
+	uint32_t layout;
+	bool f8; /* KV in fp8 */
 };
 
 /* A pool with one sequence in pages in random order. */
@@ -96,6 +98,9 @@ static void memory_fill(void *memory, size_t bytes, uint32_t type)
 	uint16_t *half = memory;
 	float *whole = memory;
 
+	/* fp8: two numbers below 2, a sixteenth of the range and no NaN. */
+	for (size_t i = 0; type == KVT_ATTN_F8_E4M3 && i < bytes / 2; i++)
+		half[i] = (uint16_t)(random_next() & 0xbfbf);
 	for (size_t i = 0; type == KVT_ATTN_BF16 && i < bytes / 2; i++) {
 		uint32_t bits = random_next();
 
@@ -106,6 +111,11 @@ static void memory_fill(void *memory, size_t bytes, uint32_t type)
 		whole[i] = (float)random_next() * 0x1p-30f - 1.0f;
 }
 
+static uint32_t kv_type(const struct measure *measure)
+{
+	return measure->f8 ? KVT_ATTN_F8_E4M3 : measure->type;
+}
+
 static struct pool pool_make(const struct measure *measure)
 {
 	uint32_t n_positions = measure->n_cached + measure->n_queries;
@@ -114,7 +124,8 @@ static struct pool pool_make(const struct measure *measure)
 		.n_layers = 1,
 		.n_kv_heads = KV_HEADS,
 		.head_dim = HEAD_DIM,
-		.type = measure->type,
+		.type = kv_type(measure),
+		.layout = measure->layout,
 		.n_pages = (n_positions - 1) / PAGE_SIZE + 2,
 	};
 	size_t rows_bytes = (size_t)measure->n_queries * Q_HEADS * HEAD_DIM *
@@ -126,7 +137,7 @@ static struct pool pool_make(const struct measure *measure)
 		errx(1, "bad geometry");
 	pool.slab_bytes = bytes;
 	pool.slab = memory_map(bytes);
-	memory_fill(pool.slab, bytes, measure->type);
+	memory_fill(pool.slab, bytes, kv_type(measure));
 	if (kvt_attn_geometry_view(&geometry, pool.slab, bytes, 0, &pool.view))
 		errx(1, "bad geometry");
 	pool.pages = calloc(pool.n_pages, sizeof *pool.pages);
@@ -177,7 +188,7 @@ static double operations(const struct measure *measure)
 
 static double kv_bytes(const struct measure *measure)
 {
-	return 2.0 * KV_HEADS * HEAD_DIM * kvt_attn_type_bytes(measure->type) *
+	return 2.0 * KV_HEADS * HEAD_DIM * kvt_attn_type_bytes(kv_type(measure)) *
 	       (measure->n_cached + measure->n_queries);
 }
 
@@ -274,7 +285,8 @@ static struct readings readings_make(const struct measure *measure, const struct
 	if (measure->n_queries > 1)
 		return readings;
 	readings.paged = runs_paged(pool, KV_HEADS);
-	head_by_head = runs_paged(pool, 1);
+	/* In NHD a head of a page is no run. */
+	head_by_head = runs_paged(pool, measure->layout == KVT_ATTN_NHD ? KV_HEADS : 1);
 	if (floor_read_choose(&head_by_head, measure->n_threads) >
 	    floor_read_choose(&readings.paged, measure->n_threads)) {
 		struct floor_runs slower = readings.paged;
@@ -338,8 +350,8 @@ static uint32_t measure_repeat(const struct measure *measure, struct repetition 
 
 static const char *isa_name(uint32_t isa)
 {
-	static const char *const names[] = { "auto",   "portable",	 "avx2",
-					     "avx512", "avx512_bf16", "amx_bf16" };
+	static const char *const names[] = { "auto",	    "portable", "avx2", "avx512",
+					     "avx512_bf16", "amx_bf16", "neon", "neon_bf16" };
 
 	return names[isa];
 }
@@ -359,7 +371,8 @@ static double measure_run(const struct measure *measure)
 	       "\"threads\": %u, \"repetitions\": %u, \"dropped\": %u",
 	       measure->name, isa_name(measure->isa), measure->n_queries,
 	       measure->n_queries + measure->n_cached,
-	       measure->type == KVT_ATTN_BF16 ? "bf16" : "fp32", measure->n_threads, n_kept,
+	       measure->f8 ? "fp8" : measure->type == KVT_ATTN_BF16 ? "bf16" : "fp32",
+	       measure->n_threads, n_kept,
 	       options.n_repetitions - n_kept);
 	if (!n_kept) {
 		printf(", \"error\": \"the machine was never quiet: each time, floors differed by "
@@ -503,9 +516,12 @@ static uint32_t best_isa(void)
 static enum floor_kind floor_of_path(uint32_t isa, uint32_t type)
 {
 	static const enum floor_kind floors[] = { FLOOR_VECTOR, FLOOR_VECTOR, FLOOR_AVX2,
-						  FLOOR_AVX512, FLOOR_BF16,   FLOOR_AMX };
+						  FLOOR_AVX512, FLOOR_BF16,   FLOOR_AMX,
+						  FLOOR_VECTOR, FLOOR_BFMMLA };
 
-	if (isa > KVT_ATTN_ISA_AVX512 && type != KVT_ATTN_BF16)
+	if (isa >= KVT_ATTN_ISA_NEON && type != KVT_ATTN_BF16)
+		return FLOOR_VECTOR;
+	if (isa > KVT_ATTN_ISA_AVX512 && isa < KVT_ATTN_ISA_NEON && type != KVT_ATTN_BF16)
 		return FLOOR_AVX512;
 	return floors[isa];
 }
@@ -519,11 +535,11 @@ static enum floor_kind floor_of(uint32_t isa, uint32_t type)
 	enum floor_kind best = floor_of_path(isa, type);
 	double best_rate = floor_gflops(best, 1);
 
-	for (int i = FLOOR_VECTOR; !options.isa && i <= FLOOR_BF16; i++) {
+	for (int i = FLOOR_VECTOR; !options.isa && i <= FLOOR_BFMMLA; i++) {
 		enum floor_kind kind = (enum floor_kind)i;
 		double rate = 0;
 
-		if (floor_has(kind) && (kind != FLOOR_BF16 || type == KVT_ATTN_BF16))
+		if (floor_has(kind) && (kind < FLOOR_BF16 || type == KVT_ATTN_BF16))
 			rate = floor_gflops(kind, 1);
 		if (rate > best_rate) {
 			best_rate = rate;
@@ -536,14 +552,16 @@ static enum floor_kind floor_of(uint32_t isa, uint32_t type)
 static void all_run(uint32_t isa, uint32_t n_threads)
 {
 	static const struct measure measures[] = {
-		{ "append 727 x 32768", KVT_ATTN_BF16, 727, 32768, 1, 0, 0 },
-		{ "append 727 x 4096", KVT_ATTN_BF16, 727, 4096, 1, 0, 0 },
-		{ "causal 2048", KVT_ATTN_BF16, 2048, 0, 1, 0, 0 },
-		{ "append 727 x 32768 fp32", KVT_ATTN_F32, 727, 32768, 1, 0, 0 },
-		{ "append 727 x 4096 fp32", KVT_ATTN_F32, 727, 4096, 1, 0, 0 },
-		{ "causal 2048 fp32", KVT_ATTN_F32, 2048, 0, 1, 0, 0 },
-		{ "decode 1 x 32768", KVT_ATTN_BF16, 1, 32767, 1, 0, 0 },
-		{ "decode 1 x 32768 fp32", KVT_ATTN_F32, 1, 32767, 1, 0, 0 },
+		{ "append 727 x 32768", KVT_ATTN_BF16, 727, 32768, 1, 0, 0, 0, false },
+		{ "append 727 x 4096", KVT_ATTN_BF16, 727, 4096, 1, 0, 0, 0, false },
+		{ "causal 2048", KVT_ATTN_BF16, 2048, 0, 1, 0, 0, 0, false },
+		{ "append 727 x 32768 fp32", KVT_ATTN_F32, 727, 32768, 1, 0, 0, 0, false },
+		{ "append 727 x 4096 fp32", KVT_ATTN_F32, 727, 4096, 1, 0, 0, 0, false },
+		{ "causal 2048 fp32", KVT_ATTN_F32, 2048, 0, 1, 0, 0, 0, false },
+		{ "decode 1 x 32768", KVT_ATTN_BF16, 1, 32767, 1, 0, 0, 0, false },
+		{ "decode 1 x 32768 NHD", KVT_ATTN_BF16, 1, 32767, 1, 0, 0, KVT_ATTN_NHD, false },
+		{ "decode 1 x 32768 fp8", KVT_ATTN_BF16, 1, 32767, 1, 0, 0, 0, true },
+		{ "decode 1 x 32768 fp32", KVT_ATTN_F32, 1, 32767, 1, 0, 0, 0, false },
 	};
 	for (uint32_t i = 0; i < sizeof measures / sizeof measures[0]; i++) {
 		struct measure measure = measures[i];
@@ -554,7 +572,7 @@ static void all_run(uint32_t isa, uint32_t n_threads)
 		measure.isa = isa;
 		measure.floor = floor_of(isa, measure.type);
 		measure_run(&measure);
-		if (measure.n_queries > 1 || n_threads < 2)
+		if (measure.n_queries > 1 || n_threads < 2 || measure.layout || measure.f8)
 			continue;
 		measure.n_threads = n_threads;
 		measure_run(&measure);
@@ -562,7 +580,8 @@ static void all_run(uint32_t isa, uint32_t n_threads)
 	for (uint32_t i = 0; i < sizeof measures / sizeof measures[0]; i++) {
 		struct measure measure = measures[i];
 
-		if (measure.type != KVT_ATTN_BF16 || (i != 1 && measure.n_queries > 1))
+		if (measure.type != KVT_ATTN_BF16 || (i != 1 && measure.n_queries > 1) ||
+		    measure.layout || measure.f8)
 			continue;
 		measure.isa = isa;
 		measure.floor = floor_of(isa, measure.type);
@@ -582,16 +601,16 @@ static void usage(FILE *to)
 		"figure.\n"
 		"\n"
 		"  --quick          at most 40 seconds\n"
-		"  --isa PATH       portable, avx2, avx512, avx512_bf16, amx_bf16; default: the "
-		"best\n"
-		"                   there is\n"
+		"  --isa PATH       portable, avx2, avx512, avx512_bf16, amx_bf16, neon, "
+		"neon_bf16;\n"
+		"                   default: the best there is\n"
 		"  --threads N      threads of the runs with all cores; default: all\n"
 		"  --repetitions N  of each figure, up to %d; default 9, with --quick 3\n"
 		"  --only TEXT      only figures whose name contains TEXT\n"
 		"  --torch          also PyTorch's attention, where it is installed, by one "
 		"thread or N:\n"
 		"                   bench/attn/sdpa.py, so from the source folder\n"
-		"  --peers          also with --quick, --isa or --only: OpenVINO and PyTorch in "
+		"  --peers          also with --quick, --isa or --only: OpenVINO, PyTorch, vLLM in "
 		"turns with\n"
 		"                   the kernels (bench/attn/peers.py, by the Python of "
 		"KVT_PEERS_PYTHON);\n"
@@ -615,11 +634,14 @@ static uint32_t number(const char *text, uint32_t max)
 
 static uint32_t isa_number(const char *name)
 {
-	for (uint32_t i = 0; i <= KVT_ATTN_ISA_AMX_BF16; i++) {
+	for (uint32_t i = 0; i <= KVT_ATTN_ISA_NEON_BF16; i++) {
 		if (strcmp(name, isa_name(i)) == 0)
 			return i;
 	}
-	errx(2, "--isa %s: use auto, portable, avx2, avx512, avx512_bf16 or amx_bf16", name);
+	errx(2,
+	     "--isa %s: use auto, portable, avx2, avx512, avx512_bf16, amx_bf16, neon or "
+	     "neon_bf16",
+	     name);
 }
 
 static void options_parse(int argc, char **argv)

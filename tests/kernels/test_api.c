@@ -100,6 +100,13 @@ static void open_expect(const struct kvt_attn_options *options, int error, const
 		case_fail(__FILE__, __LINE__, "\"%s\" does not say \"%s\"", text, word);
 }
 
+/* A path of another architecture. */
+#if defined(__aarch64__)
+#define OTHER_ISA KVT_ATTN_ISA_AVX2
+#else
+#define OTHER_ISA KVT_ATTN_ISA_NEON
+#endif
+
 static void open_tests(void)
 {
 	struct kvt_attn_options options = { 0 };
@@ -115,7 +122,7 @@ static void open_tests(void)
 	kvt_attn_close(NULL);
 
 	case_begin("open: what is out of range");
-	options.isa = 6;
+	options.isa = 8; /* behind the last one */
 	open_expect(&options, -EINVAL, "isa");
 	options = (struct kvt_attn_options){ .n_threads = 1025 };
 	open_expect(&options, -EINVAL, "n_threads");
@@ -135,6 +142,20 @@ static void open_tests(void)
 	EXPECT_EQUAL(kvt_attn_open(NULL, &context, NULL, 0), 0);
 	kvt_attn_close(context);
 	unsetenv("KVT_ATTN_ISA");
+
+	case_begin("open: each path, or an error that says that the CPU lacks it");
+	for (uint32_t isa = 1; isa < 8; isa++) {
+		options = (struct kvt_attn_options){ .n_threads = 1, .isa = isa };
+		if (kvt_attn_open(&options, &context, NULL, 0) == 0) {
+			EXPECT_EQUAL(kvt_attn_context_isa(context), isa);
+			EXPECT(strstr(kvt_attn_describe(context), isa_names[isa]));
+			kvt_attn_close(context);
+		} else {
+			open_expect(&options, -ENOTSUP, isa_names[isa]);
+		}
+	}
+	options.isa = OTHER_ISA;
+	open_expect(&options, -ENOTSUP, isa_names[OTHER_ISA]);
 
 	case_begin("open: many contexts and threads, opened and closed");
 	for (uint32_t i = 0; i < 30; i++) {

@@ -240,7 +240,7 @@ static void shape_test(const struct shape *shape, const struct types *types, uin
 
 	batch_make(&batch, shape, types, variant & 1, variant >> 1 & 1);
 	for (int isa = 1; isa < N_ISAS; isa++) {
-		bool bf16 = isa >= KVT_ATTN_ISA_AVX512_BF16;
+		bool bf16 = isa_rounds((uint32_t)isa);
 
 		if (!contexts[isa])
 			continue;
@@ -391,7 +391,7 @@ static void random_run(const struct kvt_attn_prefill *prefill, struct random *ra
 /* In few dimensions values may cancel each other, so the norm is small. */
 static double random_tolerance(const struct scene *scene, uint32_t out_type, void *context)
 {
-	bool pairs = kvt_attn_context_isa(context) >= KVT_ATTN_ISA_AVX512_BF16 &&
+	bool pairs = isa_rounds((uint32_t)kvt_attn_context_isa(context)) &&
 		     scene->is.q_type == KVT_ATTN_BF16 &&
 		     (scene->is.kv_type == KVT_ATTN_BF16 || scene->is.kv_type == KVT_ATTN_F8_E4M3);
 	double rounding = out_type == KVT_ATTN_BF16 ? 4e-3 : out_type == KVT_ATTN_F16 ? 5e-4 : 0;
