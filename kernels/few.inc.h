@@ -120,7 +120,8 @@ INLINE void strips_scores(const struct few *few, uint32_t strip, float *scores,
 		__asm__("" : "+r"(q[r]));
 		c[r][0] = c[r][1] = v_zero();
 	}
-	for (; FEW_WORDS == 8 && x + 32 <= row_bytes; x += 32) {
+	/* Loops over more than 16 steps are not unrolled. */
+	for (; FEW_WORDS == 8 && FEW_STEPS(type) < 3 && x + 32 <= row_bytes; x += 32) {
 		strips_ahead(few, strip, x, 32, &near, &far, type, adjacent);
 		words_load_8(a + x, few->stride, low);
 		words_load_8(b + x, few->stride, high);
@@ -145,7 +146,9 @@ INLINE void strips_scores(const struct few *few, uint32_t strip, float *scores,
 INLINE void few_scores_of(const struct few *few, float *scores, const element *queries,
 			  const uint32_t n_rows, const uint32_t type)
 {
-	const bool adjacent = few->next_stride == few->dim * kvt_type_size(type);
+	/* With fp8 it makes no difference, and half the code. */
+	const bool adjacent = FEW_STEPS(type) < 3 &&
+			      few->next_stride == few->dim * kvt_type_size(type);
 
 	for (uint32_t strip = 0; strip * VW < few->n_keys; strip += 2) {
 		if (adjacent)

@@ -32,35 +32,6 @@ static inline __mmask32 first_mask_32(uint32_t n)
 	return n >= 32 ? 0xffffffffu : (1u << n) - 1;
 }
 
-/* 0 to 7 times 2^-9; normal numbers; NaN */
-#define F8_1(m) (((m) << 4) + 0x3c00)
-#define F8_4(m) F8_1(m), F8_1((m) + 1), F8_1((m) + 2), F8_1((m) + 3)
-#define F8_16(m) F8_4(m), F8_4((m) + 4), F8_4((m) + 8), F8_4((m) + 12)
-#define F8_BF16_TABLE                                                                              \
-	0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60, F8_4(8), F8_4(12), F8_16(16),   \
-		F8_16(32), F8_16(48), F8_16(64), F8_16(80), F8_16(96), F8_4(112), F8_4(116),       \
-		F8_4(120), F8_1(124), F8_1(125), F8_1(126), 0x7fc0
-
-/*
- * Convert fp8 in the low halves of half words to bf16, the bits below the sign by a table of 128:
- * bf16 numbers with exponent 0 are not normal in fp8, and 0x7f is NaN.
- */
-static inline __m512i f8_bf16(__m512i bits)
-{
-	_Alignas(64) static const uint16_t table[128] = { F8_BF16_TABLE };
-	__m512i value = _mm512_permutex2var_epi16(_mm512_load_si512(table), bits,
-						  _mm512_load_si512(table + 32));
-	__mmask32 upper = _mm512_test_epi16_mask(bits, _mm512_set1_epi16(0x40));
-	__m512i sign = _mm512_slli_epi16(bits, 8);
-
-	value = _mm512_mask_blend_epi16(upper, value,
-					_mm512_permutex2var_epi16(_mm512_load_si512(table + 64),
-								  bits,
-								  _mm512_load_si512(table + 96)));
-	/* value | (sign & 0x8000) */
-	return _mm512_ternarylogic_epi32(value, sign, _mm512_set1_epi16((short)0x8000), 0xf8);
-}
-
 /* Load the first n (at most 32) elements of a row in bf16, then zeros. Reads nothing behind
  * them. */
 static inline __m512i halves_load(const void *source, uint32_t n, bool f8)

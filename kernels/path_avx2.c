@@ -221,20 +221,22 @@ static inline vf bf16_floats(__m128i halves)
 }
 
 /*
- * Convert fp8: the bits below the sign are those of a float 2^120 too small, which a multiplication
- * corrects exactly.
+ * Convert fp8: as bits of fp16 it is 2^8 too small, which a multiplication corrects exactly. As bits
+ * of a float a number below 2^-6 would be denormal: each product then takes a microcode assist.
  */
 static inline vf f8_floats(__m128i bytes)
 {
-	__m256i bits = _mm256_cvtepu8_epi32(bytes);
-	__m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7f));
-	__m256i sign = _mm256_slli_epi32(_mm256_xor_si256(bits, magnitude), 24);
-	__m256i nan = _mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(0x7f));
-	vf value = v_mul(_mm256_castsi256_ps(_mm256_slli_epi32(magnitude, 20)), v_set1(0x1p120f));
+	const __m256i quiet = _mm256_set1_epi32(0x7fc00000);
+	__m128i halves = _mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 8);
+	vf value, magnitude, sign;
 
-	value = _mm256_blendv_ps(value, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)),
-				 _mm256_castsi256_ps(nan));
-	return _mm256_or_ps(value, _mm256_castsi256_ps(sign));
+	halves = _mm_and_si128(_mm_srai_epi16(halves, 1), _mm_set1_epi16((short)0xbf80));
+	value = v_mul(_mm256_cvtph_ps(halves), v_set1(256.0f));
+	/* NaN has come out as 480. */
+	sign = _mm256_and_ps(value, v_set1(-0.0f));
+	magnitude = _mm256_andnot_ps(v_set1(-0.0f), value);
+	return _mm256_blendv_ps(value, _mm256_or_ps(sign, _mm256_castsi256_ps(quiet)),
+				_mm256_cmp_ps(magnitude, v_set1(480.0f), _CMP_EQ_OQ));
 }
 
 /* Load the first n (VW at most) elements of a row as floats, then zeros. Reads nothing behind

@@ -21,20 +21,22 @@
 		GEMM_CASES_OF(instance, 6)
 
 /*
- * Convert fp8: the bits below the sign are those of a float 2^120 too small, which a multiplication
- * corrects exactly.
+ * Convert fp8: as bits of fp16 it is 2^8 too small, which a multiplication corrects exactly. As bits
+ * of a float a number below 2^-6 would be denormal: each product then takes a microcode assist.
  */
 static inline vf f8_floats(__m128i bytes)
 {
-	__m512i bits = _mm512_cvtepu8_epi32(bytes);
-	__m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7f));
-	__m512i sign = _mm512_slli_epi32(_mm512_xor_si512(bits, magnitude), 24);
-	__mmask16 nan = _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(0x7f));
-	__m512i value = _mm512_castps_si512(_mm512_mul_ps(
-		_mm512_castsi512_ps(_mm512_slli_epi32(magnitude, 20)), _mm512_set1_ps(0x1p120f)));
+	const __m128i magnitude = _mm_set1_epi8(0x7f);
+	__mmask16 nan = _mm_cmpeq_epi8_mask(_mm_and_si128(bytes, magnitude), magnitude);
+	__m256i halves = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
+	__m512i value, quiet;
 
-	value = _mm512_mask_mov_epi32(value, nan, _mm512_set1_epi32(0x7fc00000));
-	return _mm512_castsi512_ps(_mm512_or_si512(value, sign));
+	halves = _mm256_and_si256(_mm256_srai_epi16(halves, 1), _mm256_set1_epi16((short)0xbf80));
+	value = _mm512_castps_si512(_mm512_mul_ps(_mm512_cvtph_ps(halves), v_set1(256.0f)));
+	/* (value & 0x80000000) | 0x7fc00000 */
+	quiet = _mm512_ternarylogic_epi32(value, _mm512_set1_epi32((int)0x80000000),
+					  _mm512_set1_epi32(0x7fc00000), 0xea);
+	return _mm512_castsi512_ps(_mm512_mask_mov_epi32(value, nan, quiet));
 }
 
 /* Load the first n (VW at most) elements of a row as floats, then zeros. Reads nothing behind
@@ -75,8 +77,8 @@ static inline __attribute__((always_inline)) void v_transpose(vf *rows)
 
 #include "f32.inc.h"
 
-#define FEW_STEPS(type) ((type) == KVT_ATTN_F32 ? 1 : (type) == KVT_ATTN_F8_E4M3 ? 0 : 2)
-#define FEW_TYPES(instance) instance(F32) instance(BF16) instance(F16)
+#define FEW_STEPS(type) (4 / kvt_type_size(type))
+#define FEW_TYPES(instance) instance(F32) instance(BF16) instance(F16) instance(F8_E4M3)
 
 #include "few.inc.h"
 
@@ -84,6 +86,14 @@ INLINE vb keys_step(words word, const uint32_t i, const uint32_t type)
 {
 	if (type == KVT_ATTN_F32)
 		return _mm512_castsi512_ps(word);
+	if (type == KVT_ATTN_F8_E4M3) {
+		/* Two steps' bytes at a time, in bf16. */
+		word = f8_bf16(i % 2 ? _mm512_srli_epi16(word, 8) : word);
+		if (i < 2)
+			return _mm512_castsi512_ps(_mm512_slli_epi32(word, 16));
+		return _mm512_castsi512_ps(
+			_mm512_and_si512(word, _mm512_set1_epi32((int)0xffff0000)));
+	}
 	if (i)
 		word = _mm512_srli_epi32(word, 16);
 	if (type == KVT_ATTN_F16)

@@ -422,8 +422,10 @@ static void isa_test(enum kvt_attn_isa isa, bool quick, bool emulated)
 					     "two groups, bf16",
 					     "three groups, fp32" };
 
-	for (uint32_t i = emulated ? 2 : 0; i < (quick ? 13 : 15); i++)
-		model_test(names[i], isa, &models[i]);
+	for (uint32_t i = 0; i < (quick ? 13 : 15); i++) {
+		if (!emulated || models[i].n_expected <= 100)
+			model_test(names[i], isa, &models[i]);
+	}
 	region_chunks_test(isa);
 	poison_tests(isa);
 	rounding_test(isa);
@@ -446,16 +448,22 @@ static void random_run(const struct kvt_attn_prefill *prefill, int mode, struct 
 	kvt_attn_close(context);
 }
 
-/* --emulated, on an emulated CPU: --quick without the two largest models and the portable path. */
+/*
+ * --emulated PATH: on an emulated CPU, this path alone, with the shapes of --quick that are small.
+ */
 int main(int argc, char **argv)
 {
-	bool emulated = argc > 1 && strcmp(argv[1], "--emulated") == 0;
+	bool emulated = argc > 2 && strcmp(argv[1], "--emulated") == 0;
 	bool quick = emulated || (argc > 1 && strcmp(argv[1], "--quick") == 0);
 	uint32_t seed = random_seed(), n = random_cases(emulated ? 2 : quick ? 4 : 12);
 
-	for (int isa = 1 + emulated; isa < N_ISAS; isa++) {
+	for (int isa = 1; isa < N_ISAS; isa++) {
 		struct kvt_attn_context *context = context_for((enum kvt_attn_isa)isa, 1, 0);
 
+		if (emulated && strcmp(isa_names[isa], argv[2]) != 0) {
+			kvt_attn_close(context);
+			continue;
+		}
 		if (!context) {
 			case_begin("%s: same bits", isa_names[isa]);
 			case_skip("this CPU does not have the path");
