@@ -221,8 +221,8 @@ static inline vf bf16_floats(__m128i halves)
 }
 
 /*
- * Convert fp8: as bits of fp16 it is 2^8 too small, which a multiplication corrects exactly. As bits
- * of a float a number below 2^-6 would be denormal: each product then takes a microcode assist.
+ * Convert fp8: as bits of fp16 it is 2^8 too small, which a multiplication corrects exactly. As
+ * bits of a float a number below 2^-6 would be denormal, and its product a microcode assist.
  */
 static inline vf f8_floats(__m128i bytes)
 {
