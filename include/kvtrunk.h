@@ -424,7 +424,9 @@ void kvt_client_kick(struct kvt_client *client);
  * flag KVT_CQE_ASYNC, no lease, `matched` positions, `state` = enum kvt_notice. Then submit it
  * again. With a handle that went stale meanwhile that answer is -ESTALE: submit all keys. Leases of
  * its own session count, too, so that a scheduler can hold back the second of two equal requests.
- * With any other answer it is a plain BEGIN, and no notice follows. */
+ * With any other answer it is a plain BEGIN, and no notice follows. With KVT_F_OTHERS beside
+ * KVT_F_NO_WAIT they do not count: for a scheduler that knows its own requests. kvt_seq_adopt()
+ * makes a sequence of a BEGIN that kvt_reap() answered. */
 struct kvt_request {
 	uint32_t op;    /* enum kvt_op */
 	uint32_t flags; /* enum kvt_sqe_flag */
@@ -560,6 +562,13 @@ int kvt_seq_continue(struct kvt_client *client, uint32_t namespace_id, struct kv
 		     const uint32_t *keys, uint32_t n_keys, uint32_t extra, uint32_t flags,
 		     struct kvt_seq **ret_seq);
 
+/** Make a sequence of a BEGIN that was submitted (kvt_submit()) and answered (kvt_reap()), so that
+ * a scheduler waits for neither. `n_keys`: all its keys, those of its handle included. The answer
+ * is released, and its lease is the sequence's from then on.
+ * Errors, which change nothing: -EINVAL it is no granted BEGIN, or has been released; -ENOMEM. */
+int kvt_seq_adopt(struct kvt_client *client, struct kvt_result *begun, uint32_t n_keys,
+		  struct kvt_seq **ret_seq);
+
 /** The page table: entry i holds positions [i * page_size, (i + 1) * page_size). Valid until the
  * next call on this sequence, other than this one and those down to kvt_seq_seq(), which only read.
  * Entries below kvt_seq_next() / page_size are cached pages of the tree, or soon will be: read
@@ -645,6 +654,15 @@ int kvt_seq_end(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 int kvt_seq_end_handle(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 		       uint32_t n_keys, struct kvt_fence fence, uint32_t flags,
 		       struct kvt_handle *ret_handle);
+
+/** The same as kvt_seq_end(), without waiting for the daemon's answer: submit END, and free the
+ * handle. Its outcome is not reported: if its last commit fails, that publishes nothing. Commits in
+ * flight take effect before it. At its fence its pages become free.
+ * Errors: -EAGAIN the rings are full of operations in flight: nothing happened, the sequence stays.
+ * Fix: reap or poll, then try again. -EINVAL, -ECONNRESET and the like: it has ended, as with
+ * kvt_seq_end(). */
+int kvt_seq_end_async(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
+		      uint32_t n_keys, struct kvt_fence fence, uint32_t flags);
 
 /* ---------------------------------------------------------------- admin, text */
 

@@ -57,6 +57,7 @@ enum kvt_sqe_flag {
 	KVT_F_TTL = 1u << 7,        /* INSERT: ttl_ms counts; without it entries never expire */
 	KVT_F_WAIT = 1u << 8,       /* BEGIN: wait up to ttl_ms for what others compute of it */
 	KVT_F_NO_WAIT = 1u << 9,    /* BEGIN: do not begin then, but get a notice within ttl_ms */
+	KVT_F_OTHERS = 1u << 10,    /* with NO_WAIT: what its own session computes does not count */
 };
 
 enum kvt_cqe_flag {

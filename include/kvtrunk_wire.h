@@ -40,7 +40,7 @@
 #define KVT_ABI_MINOR 3 /* raised for additions that an old client may ignore */
 #define KVT_ABI_MINOR_HANDLES 1 /* since then: MATCH and BEGIN take a handle */
 #define KVT_ABI_MINOR_PACKED 3  /* since then: layouts with K and V packed, pace_us,
-				    a sealer of pages and BEGIN's word of it */
+				    a sealer of pages and BEGIN's word of it, OTHERS */
 
 /* A line that one side writes and the other polls. 128, not 64: x86 prefetches lines in pairs
  * and Arm server cores have 128-byte granules, so 64 would still ping-pong. */
@@ -357,7 +357,8 @@ enum kvt_list_size {
 	X(BEGIN, begin,                                                                   \
 	  KVT_TAKES_NAMESPACE | KVT_TAKES_KEYS | KVT_TAKES_LIST | KVT_TAKES_ARG |         \
 	  KVT_TAKES_HANDLE | KVT_TAKES_DEADLINE,                                          \
-	  KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT, KVT_LIST_BEGUN,     \
+	  KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT | KVT_F_OTHERS,      \
+	  KVT_LIST_BEGUN,                                                                 \
 	  W(matched) W(reusable) W(announced) W(evicted))                                 \
 	X(COMMIT, commit,                                                                 \
 	  KVT_TAKES_LEASE | KVT_TAKES_KEYS | KVT_TAKES_LIST | KVT_TAKES_ARG |             \

@@ -402,6 +402,8 @@ bool kvt_client_shorten_to(struct kvt_client *client, struct kvt_request *reques
 /** Submit without waiting; the answer goes to kvt_seq_answered(). -EAGAIN: no room. */
 int kvt_client_submit_ahead(struct kvt_client *client, const struct kvt_request *request,
 			    struct kvt_seq *seq);
+/** Submit without waiting; the answer is dropped. -EAGAIN: no room. */
+int kvt_client_submit_silently(struct kvt_client *client, const struct kvt_request *request);
 /** Set the fields that result->op has an answer for; the operation succeeded. */
 void kvt_client_decode_answer(struct kvt_result *result, const struct kvt_cqe *cqe);
 /** Take all available answers. */

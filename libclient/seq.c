@@ -110,6 +110,24 @@ int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32
 				extra, flags, ret_seq);
 }
 
+/* Fill a sequence from the answer to its BEGIN. Its table has been reserved. */
+static void begun(struct kvt_seq *seq, const struct kvt_result *result, uint32_t n_keys)
+{
+	seq->magic = KVT_SEQ_MAGIC;
+	seq->live = true;
+	seq->lease = result->lease;
+	seq->shown.seq = result->seq;
+	seq->matched = result->matched;
+	seq->reusable = result->reusable;
+	seq->announced = result->announced;
+	seq->shared = result->shared;
+	seq->position = seq->shown.next = result->reusable;
+	seq->claimed = seq->stale = 0;
+	seq->known = seq->shown.known = n_keys;
+	seq->n_held = 0;
+	kvt_seq_take_table(seq, &seq->shown, result);
+}
+
 int kvt_seq_continue(struct kvt_client *client, uint32_t namespace_id, struct kvt_handle start,
 		     const uint32_t *keys, uint32_t n_keys, uint32_t extra, uint32_t flags,
 		     struct kvt_seq **ret_seq)
@@ -155,20 +173,36 @@ int kvt_seq_continue(struct kvt_client *client, uint32_t namespace_id, struct kv
 		kvt_seq_recycle(seq);
 		return rc;
 	}
-	seq->magic = KVT_SEQ_MAGIC;
-	seq->live = true;
-	seq->lease = result.lease;
-	seq->shown.seq = result.seq;
-	seq->matched = result.matched;
-	seq->reusable = result.reusable;
-	seq->announced = result.announced;
-	seq->shared = result.shared;
-	seq->position = seq->shown.next = result.reusable;
-	seq->claimed = seq->stale = 0;
-	seq->known = seq->shown.known = n_keys;
-	seq->n_held = 0;
-	kvt_seq_take_table(seq, &seq->shown, &result);
+	begun(seq, &result, n_keys);
 	kvt_result_release(client, &result);
+	*ret_seq = seq;
+	return 0;
+}
+
+int kvt_seq_adopt(struct kvt_client *client, struct kvt_result *answer, uint32_t n_keys,
+		  struct kvt_seq **ret_seq)
+{
+	uint64_t most = (uint64_t)answer->n_pages << client->page_shift;
+	int rc = kvt_client_usable(client);
+	struct kvt_seq *seq;
+
+	if (rc != 0)
+		return rc;
+	if (answer->op != KVT_OP_BEGIN || answer->error || answer->flags & KVT_CQE_ASYNC ||
+	    !answer->lease.index || (answer->n_pages && !answer->pages) || n_keys > most ||
+	    n_keys < answer->matched)
+		return kvt_client_fail(client, -EINVAL, 0, "adopt: the answer is not that of a "
+				       "granted BEGIN of %u keys, or it has been released", n_keys);
+	seq = seq_take(client);
+	rc = seq ? kvt_seq_reserve(seq, answer->n_pages) : -ENOMEM;
+	if (rc != 0) {
+		if (seq)
+			kvt_seq_recycle(seq);
+		return kvt_client_fail(client, rc, 0, "out of memory for a sequence of %u pages",
+				       answer->n_pages);
+	}
+	begun(seq, answer, n_keys);
+	kvt_result_release(client, answer);
 	*ret_seq = seq;
 	return 0;
 }
@@ -538,5 +572,30 @@ int kvt_seq_end_handle(struct kvt_seq *seq, uint32_t computed, const uint32_t *k
 				       rc;
 	}
 	kvt_seq_recycle(seq);
+	return rc;
+}
+
+int kvt_seq_end_async(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
+		      uint32_t n_keys, struct kvt_fence fence, uint32_t flags)
+{
+	struct kvt_request request = { .op = KVT_OP_END, .flags = flags, .fence = fence };
+	int rc = seq_usable(seq);
+
+	if (!seq || seq->magic != KVT_SEQ_MAGIC)
+		return seq ? -EINVAL : 0;
+	request.lease = seq->lease;
+	if (rc == 0 && computed > 0 && !seq->stale) {
+		request.flags |= KVT_F_COMMIT;
+		request.arg = computed;
+		rc = commit_keys(seq, keys, n_keys, UINT64_MAX, &request);
+	}
+	if (rc == 0)
+		rc = kvt_client_submit_silently(seq->client, &request);
+	if (rc == -EAGAIN)
+		return rc;
+	if (rc != 0 && still_to_end(seq->client, rc, fence))
+		end_plainly(seq, fence);
+	else
+		kvt_seq_recycle(seq);
 	return rc;
 }

@@ -683,6 +683,13 @@ int kvt_client_submit_ahead(struct kvt_client *client, const struct kvt_request 
 	return rc;
 }
 
+int kvt_client_submit_silently(struct kvt_client *client, const struct kvt_request *request)
+{
+	uint32_t number;
+
+	return submit_now(client, request, KVT_SLOT_SILENT, &number);
+}
+
 static int wait_failed(struct kvt_client *client, int rc)
 {
 	if (rc != -ETIMEDOUT)

@@ -34,6 +34,8 @@ int kvtpy_commit_async(struct kvt_seq *seq, uint32_t computed, const uint32_t *k
 		       uint32_t n_keys, uint32_t slot, uint64_t value, uint32_t flags);
 int kvtpy_end(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys, uint32_t n_keys,
 	      uint32_t slot, uint64_t value, uint32_t flags);
+int kvtpy_end_async(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys, uint32_t n_keys,
+		    uint32_t slot, uint64_t value, uint32_t flags);
 int kvtpy_close(struct kvt_client *client, uint32_t slot, uint64_t value);
 int64_t kvtpy_narrow(const void *source, uint32_t bytes, bool is_signed, size_t n,
 		     uint32_t *ret_keys);
@@ -73,6 +75,13 @@ int kvtpy_end(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys, uint
 	      uint32_t slot, uint64_t value, uint32_t flags)
 {
 	return kvt_seq_end(seq, computed, keys, n_keys, (struct kvt_fence){ slot, value }, flags);
+}
+
+int kvtpy_end_async(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys, uint32_t n_keys,
+		    uint32_t slot, uint64_t value, uint32_t flags)
+{
+	return kvt_seq_end_async(seq, computed, keys, n_keys, (struct kvt_fence){ slot, value },
+				 flags);
 }
 
 int kvtpy_close(struct kvt_client *client, uint32_t slot, uint64_t value)

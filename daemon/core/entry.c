@@ -105,6 +105,8 @@ int kvt_entry_check(struct kvt_core *core, struct kvt_op_context *op)
 	    (sqe->op == KVT_OP_MATCH && sqe->flags == (KVT_F_LOCK | KVT_F_NO_TOUCH)) ||
 	    (sqe->op == KVT_OP_BEGIN && (sqe->flags & KVT_F_WAIT) &&
 	     (sqe->flags & KVT_F_NO_WAIT)) ||
+	    (sqe->op == KVT_OP_BEGIN &&
+	     (sqe->flags & (KVT_F_OTHERS | KVT_F_NO_WAIT)) == KVT_F_OTHERS) ||
 	    (sqe->op == KVT_OP_END && (sqe->flags & (KVT_F_CHUNKED | KVT_F_KEEP)) &&
 	     !(sqe->flags & KVT_F_COMMIT)))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_FLAGS, 0);

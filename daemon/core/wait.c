@@ -73,16 +73,23 @@ static bool waits_for_session(struct kvt_core *core, uint32_t session, uint32_t 
 	return core->session_stamp[target] == core->wait_stamp;
 }
 
-/** True if waiting for this lease helps the caller. Never its own session, except for NO_WAIT. */
+/** True if a BEGIN takes notice of its own session's leases. */
+static bool own_too(const struct kvt_op_context *op)
+{
+	return (op->sqe->flags & (KVT_F_NO_WAIT | KVT_F_OTHERS)) == KVT_F_NO_WAIT;
+}
+
+/** True if waiting for this lease helps the caller. Its own session does only with NO_WAIT, and not
+ * with OTHERS. */
 static bool computes_for(struct kvt_core *core, uint32_t id, const struct kvt_op_context *op)
 {
 	uint32_t owner = core->leases[id].session;
 
 	if (!computes(core, id))
 		return false;
-	if (op->sqe->flags & KVT_F_NO_WAIT)
-		return true;
-	return owner != op->session && !waits_for_session(core, owner, op->session);
+	if (owner == op->session)
+		return own_too(op);
+	return op->sqe->flags & KVT_F_NO_WAIT || !waits_for_session(core, owner, op->session);
 }
 
 /** A lease that crosses a node with announced pages and computes them. The node's hint is right
@@ -90,7 +97,6 @@ static bool computes_for(struct kvt_core *core, uint32_t id, const struct kvt_op
 static uint32_t node_owner(struct kvt_core *core, uint32_t node, const struct kvt_op_context *op)
 {
 	uint32_t hint = core->nodes[node].announcer;
-	bool own_too = op->sqe->flags & KVT_F_NO_WAIT;
 
 	if (hint != KVT_NONE && crosses(core, hint, node)) {
 		if (computes_for(core, hint, op))
@@ -99,7 +105,7 @@ static uint32_t node_owner(struct kvt_core *core, uint32_t node, const struct kv
 			return KVT_NONE; /* the only one there is */
 	}
 	for (uint32_t i = 1; i <= core->config.max_sessions; i++) {
-		if (i == op->session && !own_too)
+		if (i == op->session && !own_too(op))
 			continue;
 		for (uint32_t id = core->sessions[i].first_lease; id != KVT_NONE;
 		     id = core->leases[id].next_lease) {

@@ -26,7 +26,8 @@ static const struct op_rule rules[KVT_OP_COUNT] = {
 	[KVT_OP_FREE] = { .keys = 1, .fence = 1 },
 	[KVT_OP_INSERT] = { .flags = KVT_F_LOCK | KVT_F_CHUNKED | KVT_F_TTL, .ns = 1, .keys = 1,
 			    .list = 1, .arg = 1, .handle = 1, .fence = 1, .weight = 1 },
-	[KVT_OP_BEGIN] = { .flags = KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT,
+	[KVT_OP_BEGIN] = { .flags = KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT |
+				   KVT_F_OTHERS,
 			   .ns = 1, .keys = 1, .list = 1, .arg = 1, .handle = 1, .deadline = 1 },
 	[KVT_OP_COMMIT] = { .flags = KVT_F_CHUNKED | KVT_F_KEEP, .keys = 1, .list = 1, .arg = 1,
 			    .lease = 1, .fence = 1 },
@@ -449,6 +450,8 @@ static int bad_entry(struct kvt_oracle *o, const struct kvt_sqe *sqe)
 	if (sqe->op == KVT_OP_MATCH && (sqe->flags & KVT_F_LOCK) && (sqe->flags & KVT_F_NO_TOUCH))
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
 	if (sqe->op == KVT_OP_END && sqe->flags && !(sqe->flags & KVT_F_COMMIT))
+		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
+	if ((sqe->flags & KVT_F_OTHERS) && !(sqe->flags & KVT_F_NO_WAIT))
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
 	if ((sqe->flags & KVT_F_WAIT) && (sqe->flags & KVT_F_NO_WAIT))
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);

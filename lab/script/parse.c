@@ -50,7 +50,7 @@ static const struct {
 	{ "lock", KVT_F_LOCK },       { "no_touch", KVT_F_NO_TOUCH }, { "chunked", KVT_F_CHUNKED },
 	{ "keep", KVT_F_KEEP },       { "full", KVT_F_FULL },
 	{ "force_miss", KVT_F_FORCE_MISS }, { "wait", KVT_F_WAIT },
-	{ "no_wait", KVT_F_NO_WAIT },
+	{ "no_wait", KVT_F_NO_WAIT }, { "others", KVT_F_OTHERS },
 };
 
 /* The text to parse, and the place of its error message. */

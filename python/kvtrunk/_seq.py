@@ -197,6 +197,29 @@ class Sequence:
             if rc != 0:
                 raise client._failure(rc)
 
+    def end_nowait(self, computed: int = 0, keys: Tokens = None, *, fence: Optional[Fence] = None,
+                   chunked: bool = False) -> None:
+        """End without waiting for the daemon. A second call does nothing.
+
+        What becomes of the last commit is not reported. Again: the rings are full, nothing
+        happened, and the sequence stays; reap, then try again.
+        """
+        data, n = (_NULL, 0) if keys is None else keys_of(keys)
+        slot, value = _IDLE if fence is None else fence
+        client = self._client
+        with client._lock:
+            seq = self._seq
+            if seq is None or client._handle is None:
+                return
+            if client._slow:
+                client._open()
+            rc = lib.kvtpy_end_async(seq, computed, data, n, slot, value,
+                                     _CHUNKED if chunked else 0)
+            if rc != -errno.EAGAIN:
+                self._seq = self._table = None
+            if rc != 0:
+                raise client._failure(rc)
+
     def __enter__(self) -> Sequence:
         return self
 

@@ -276,6 +276,25 @@ def test_a_pace_keeps_the_daemon_awake(shared):
             client.set_pace(1e300)
 
 
+def test_an_end_that_is_not_waited_for(client, ns):
+    seq = ns.begin(range(64))
+    seq.end_nowait(64)
+    assert seq.ended
+    seq.end_nowait()
+    with pytest.raises(kvtrunk.Closed):
+        seq.commit(64)
+    with ns.begin(range(65)) as seq:
+        assert seq.reusable == 64  # operations take effect in their order
+
+
+def test_who_sealed(shared):
+    with shared.connect(any_geometry=True) as one, shared.connect(any_geometry=True) as other:
+        one.namespace(extra=70007).begin(range(64)).end(64)
+        for client, count in ((one, 0), (other, 64)):
+            with client.namespace(extra=70007).begin(range(65)) as seq:
+                assert (seq.reusable, seq.shared) == (64, count)
+
+
 def test_limits_deadlines_and_areas(shared):
     with testing.daemon(max_leases=2) as daemon:
         with daemon.connect(keys_count=4096, list_count=4096) as client:

@@ -671,3 +671,114 @@ TEST_WITH(an_armed_caller_is_woken, setup, teardown)
 	assert_int_equal(kvt_seq_poll(seq), 0);
 	end(seq);
 }
+
+/* ---- ends and begins that are not waited for */
+
+TEST_WITH(an_end_that_is_not_waited_for_publishes_and_frees, setup, teardown)
+{
+	struct kvt_seq *seq = begin(world.mine);
+
+	inside_pause(&world.inside, true); /* no answer can come meanwhile */
+	assert_int_equal(commit(seq, 8), 0);
+	assert_int_equal(kvt_seq_end_async(seq, 16, NULL, 0, KVT_IDLE, 0), 0);
+	assert_int_equal(kvt_seq_end_async(seq, 0, NULL, 0, KVT_IDLE, 0), -EINVAL);
+	assert_int_equal(kvt_seq_end_async(NULL, 0, NULL, 0, KVT_IDLE, 0), 0);
+	inside_pause(&world.inside, false);
+	await_cached(16);
+	while (inside_counters(&world.inside).live_leases)
+		;
+	assert_int_equal(inside_counters(&world.inside).cached_pages, 4);
+	seq = begin(world.mine); /* the handle, recycled, has nothing of before */
+	assert_int_equal(kvt_seq_next(seq), 16);
+	assert_int_equal(kvt_seq_poll(seq), 0);
+	end(seq);
+}
+
+TEST_WITH(an_end_that_is_not_waited_for_keeps_its_pages_up_to_its_fence, setup, teardown)
+{
+	struct kvt_seq *seq = begin(world.mine);
+	const struct kvt_fence fence = { 1, 1 };
+
+	assert_int_equal(kvt_seq_end_async(seq, 8, NULL, 0, fence, 0), 0);
+	assert_int_equal(kvt_call(world.mine, &(struct kvt_request){ .op = KVT_OP_NOP },
+				  &(struct kvt_result){ 0 }), 0);
+	assert_int_equal(inside_counters(&world.inside).private_pages, TABLE);
+	assert_int_equal(kvt_fence_raise(world.mine, 1, 1), 0);
+	await_cached(8);
+}
+
+/* Keys that do not fit: the commit fails, which is not reported, and END ends all the same. */
+TEST_WITH(an_end_that_is_not_waited_for_ends_with_a_bad_commit, setup, teardown)
+{
+	struct kvt_seq *seq = begin(world.mine);
+
+	assert_int_equal(kvt_seq_end_async(seq, 1000, NULL, 0, KVT_IDLE, 0), 0);
+	while (inside_counters(&world.inside).live_leases)
+		;
+	assert_int_equal(inside_counters(&world.inside).cached_pages, 0);
+}
+
+TEST(an_end_without_room_changes_nothing)
+{
+	struct kvt_request nop = { .op = KVT_OP_NOP };
+	struct kvt_result results[64];
+	struct kvt_seq *seq;
+	int n = 0, rc;
+
+	open_world(4, 8, 0);
+	seq = begin(world.mine);
+	inside_pause(&world.inside, true);
+	while (kvt_submit(world.mine, &nop) == 0)
+		n++;
+	while ((rc = kvt_seq_end_async(seq, 0, NULL, 0, KVT_IDLE, 0)) == 0)
+		fail_msg("room for an END behind %d operations", n);
+	assert_int_equal(rc, -EAGAIN);
+	inside_pause(&world.inside, false);
+	assert_int_equal(kvt_reap(world.mine, results, n, 64), n);
+	assert_int_equal(kvt_seq_commit(seq, 8, NULL, 0, KVT_IDLE, 0), 0);
+	assert_int_equal(kvt_seq_end_async(seq, 12, NULL, 0, KVT_IDLE, 0), 0);
+	await_cached(12);
+	close_world();
+}
+
+static struct kvt_result reaped(struct kvt_client *client)
+{
+	struct kvt_result result;
+
+	assert_int_equal(kvt_reap(client, &result, 1, 1), 1);
+	return result;
+}
+
+TEST_WITH(a_begin_that_was_not_waited_for_becomes_a_sequence, setup, teardown)
+{
+	struct kvt_request request = { .op = KVT_OP_BEGIN, .namespace_id = world.ns,
+				       .keys = world.keys, .n_keys = KEYS, .arg = 3,
+				       .flags = KVT_F_NO_WAIT | KVT_F_OTHERS, .ttl_ms = 60000 };
+	struct kvt_seq *theirs = begin(world.other), *seq = NULL;
+	struct kvt_result answer;
+	uint32_t n;
+
+	assert_int_equal(kvt_submit(world.mine, &request), 0);
+	answer = reaped(world.mine);
+	assert_int_equal(answer.error, -EAGAIN);
+	assert_int_equal(kvt_seq_adopt(world.mine, &answer, KEYS, &seq), -EINVAL);
+	assert_int_equal(kvt_seq_end(theirs, KEYS, NULL, 0, KVT_IDLE, 0), 0);
+	answer = reaped(world.mine);
+	assert_int_equal(answer.flags & KVT_CQE_ASYNC, KVT_CQE_ASYNC);
+	assert_int_equal(kvt_seq_adopt(world.mine, &answer, KEYS, &seq), -EINVAL);
+	assert_int_equal(kvt_submit(world.mine, &request), 0);
+	answer = reaped(world.mine);
+	assert_int_equal(answer.shared, 32);
+	assert_int_equal(kvt_seq_adopt(world.mine, &answer, 4 * TABLE + 1, &seq), -EINVAL);
+	assert_int_equal(kvt_seq_adopt(world.mine, &answer, 31, &seq), -EINVAL);
+	assert_null(seq);
+	assert_int_equal(kvt_seq_adopt(world.mine, &answer, KEYS, &seq), 0);
+	assert_int_equal(kvt_seq_reusable(seq), 32);
+	assert_int_equal(kvt_seq_shared(seq), 32);
+	assert_int_equal(kvt_seq_known(seq), KEYS);
+	kvt_seq_pages(seq, &n);
+	assert_int_equal(n, TABLE);
+	assert_int_equal(kvt_seq_commit(seq, 36, (uint32_t[]){ 7, 8, 9 }, 3, KVT_IDLE, 0), 0);
+	assert_int_equal(kvt_seq_end_async(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	assert_int_equal(kvt_seq_adopt(world.mine, &answer, KEYS, &seq), -EINVAL); /* released */
+}
