@@ -25,7 +25,7 @@ from ._pool import WorkerPool
 from ._refuse import refuse
 from ._ring import STEP_WORD, Ring
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
 
 PATIENCE_S = 120.0
 """How long an engine waits for a daemon after it lost one, before it ends."""

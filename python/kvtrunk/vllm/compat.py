@@ -11,6 +11,8 @@ import importlib.metadata
 import importlib.util
 import pathlib
 import re
+import zipfile
+from typing import Union
 
 from ._refuse import refuse
 
@@ -100,8 +102,8 @@ def _methods(tree: ast.Module, name: str) -> dict[str, set[str]]:
     return {}
 
 
-def problems(folder: pathlib.Path) -> list[str]:
-    """What is missing in a folder with vLLM's package, installed or unpacked: a line each."""
+def problems(folder: Union[pathlib.Path, zipfile.Path]) -> list[str]:
+    """What is missing in a folder with vLLM's package, installed or in a wheel: a line each."""
     found: list[str] = []
     sources: dict[str, str] = {}
     for file in {*METHODS, _SCHEDULER, *(file for file, _ in CALLS)}:

@@ -20,7 +20,7 @@ from ._pool import WorkerPool, wanted_layout
 from ._refuse import check_config, check_groups, check_pages, refuse
 from .manager import KvtrunkKVCacheManager
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
 
 _engines: dict[str, Engine] = {}
 """Engines whose scheduler is in this process, by vLLM's engine id."""

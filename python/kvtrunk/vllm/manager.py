@@ -24,7 +24,7 @@ from .._errors import ConnectionLost, Error, Stale
 from ._engine import Engine
 from ._ring import NOTICE_DEADLINE, Lease
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
 
 WAIT_MS = 30_000
 """How long a request is held back at most for what another engine computes of it."""

@@ -48,6 +48,9 @@ def main():
         try:
             if what == "generate":
                 say(done=generate(engine, **request))
+            elif what == "preemptions":
+                say(done=sum(metric.value for metric in engine.get_metrics()
+                             if metric.name == "vllm:num_preemptions"))
             elif what == "reset":
                 say(done=engine.reset_prefix_cache())
         except Exception as error:

@@ -16,7 +16,7 @@ def process(engine, name):
 
 @pytest.fixture(scope="module")
 def private(start):
-    return start(processes=1, max_num_batched_tokens=2048)
+    return start(processes=1, max_num_batched_tokens=64)
 
 
 def kill_in(daemon, engine, text, ready, victims):
@@ -72,6 +72,11 @@ def test_two_engines_finish_all_in_a_pool_for_two_thirds(start, private):
             expected = [answer["tokens"] for answer in private.generate(*prompts, max_tokens=60)]
             assert [answer["tokens"] for answer in engine.answer()] == expected
         until(all_pages_are_back, small)
+        preemptions = 0
+        for engine in engines:
+            engine.ask(do="preemptions")
+            preemptions += engine.answer()
+        assert preemptions > 0
         for engine in engines:
             engine.kill()
 
