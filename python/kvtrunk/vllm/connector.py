@@ -103,10 +103,14 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         elif self._engine is not None:
             self._engine.proofs[0] = proof
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """The beginning of a step: follow the scheduler to another session."""
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        """The beginning of a step, before it writes KV: follow the scheduler to another session."""
+        super().bind_connector_metadata(connector_metadata)
         if self._worker is not None:
-            self._worker.follow(self._get_connector_metadata().token)
+            self._worker.follow(connector_metadata.token)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Nothing is loaded. vLLM may call this behind the forward pass."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing is loaded."""

@@ -29,7 +29,7 @@ class Server:
                        "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_CI_ENV": "1",
                        "VLLM_SERVER_DEV_MODE": "1", "KVTRUNK_SOCKET": daemon.socket}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder),
+            [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder),
              "--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32",
              "--served-model-name", "tiny", "--block-size", str(BLOCK), "--enforce-eager",
              "--max-model-len", "2048", "--max-num-seqs", "8", "--max-num-batched-tokens", "128",
