@@ -45,12 +45,9 @@ static void recount(const struct kvt_oracle *o, struct kvt_counters *c)
 		c->evictable_pages += node->locks ? 0 : node->sealed;
 		c->protected_pages += node->locks ? node->sealed : 0;
 	}
-	for (uint32_t i = 1; i <= o->config.max_sessions; i++) {
-		c->live_sessions += o->sessions[i].state != KVT_SESSION_FREE;
-		c->live_leases += o->sessions[i].n_leases;
-	}
-	for (uint32_t i = 0; i <= o->config.max_namespaces; i++)
-		c->live_namespaces += o->namespaces[i].used;
+	c->live_leases = o->config.n_leases - o->n_free_leases;
+	c->live_sessions = o->n_sessions;
+	c->live_namespaces = o->n_namespaces;
 }
 
 #define EXPECT_COUNTER(name) TRY(oracle_expect(o, "counter " #name, want.name, got->name))

@@ -323,5 +323,7 @@ void model_namespace_settle(struct kvt_oracle *o, uint32_t namespace_id)
 
 	for (uint32_t i = 0; i < o->n_live && !named; i++)
 		named = o->nodes[o->live[i]]->namespace_id == namespace_id;
+	o->n_namespaces -= ns->used && !named;
+	o->n_namespaces += !ns->used && named;
 	ns->used = named;
 }

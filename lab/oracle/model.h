@@ -162,6 +162,7 @@ struct kvt_oracle {
 	uint32_t free_lease, n_free_leases;
 	struct model_session *sessions;
 	struct model_namespace *namespaces;
+	uint32_t n_sessions, n_namespaces; /* in use */
 	struct model_pending *pending;
 	uint32_t n_pending, pending_room;
 	bool expired;      /* the record before was an EXPIRE */

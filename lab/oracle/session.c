@@ -83,6 +83,7 @@ static int apply_session(struct kvt_oracle *o, uint32_t session)
 		return oracle_fail(o, "session %u was opened, but it is not free", session);
 	s = &o->sessions[session];
 	s->state = KVT_SESSION_OPEN;
+	o->n_sessions++;
 	s->signs = 0;
 	s->closed = false;
 	s->privileged = o->run.record->value & 1;
@@ -180,6 +181,7 @@ static int apply_session_gone(struct kvt_oracle *o, struct model_session *s, uin
 	}
 	drop_pending_of(o, session);
 	s->state = KVT_SESSION_FREE;
+	o->n_sessions--;
 	return 0;
 }
 
@@ -208,6 +210,7 @@ static int apply_namespace(struct kvt_oracle *o, struct model_session *s)
 		TRY(need_share(o, "namespace", s->uid, used, o->config.uid_namespaces));
 		ns->uid = s->uid;
 	}
+	o->n_namespaces += !ns->used;
 	ns->used = true;
 	memcpy(ns->digest, digest, sizeof(digest));
 	if (!s->opened[number]) {
