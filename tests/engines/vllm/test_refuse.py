@@ -151,9 +151,9 @@ def refusal(daemon, folder, tmp_path, **options):
     """What an engine says that does not start."""
     engine = Engine(folder, tmp_path / "log", daemon, **options)
     try:
-        with pytest.raises(RuntimeError):
+        with pytest.raises(RuntimeError) as refused:
             engine.wait()
-        return engine.said()
+        return str(refused.value)
     finally:
         engine.kill()
 
