@@ -370,11 +370,11 @@ static void callers_test(enum kvt_attn_isa isa, bool shared)
 	setting_free(&setting);
 }
 
-static void poison_tests(enum kvt_attn_isa isa)
+static void poison_tests(enum kvt_attn_isa isa, bool emulated)
 {
 	static const uint32_t places[] = { 1, 6, 64, 301, 1023, 1024, 1101 };
 
-	for (uint32_t i = 0; i < 7; i++) {
+	for (uint32_t i = emulated ? 2 : 0; i < 7; i += emulated ? 3 : 1) {
 		poison_test(isa, KVT_ATTN_BF16, KVT_ATTN_BF16, 1, places[i], INFINITY);
 		poison_test(isa, KVT_ATTN_F32, KVT_ATTN_F32, 1, places[i], i & 1 ? NAN : -INFINITY);
 	}
@@ -427,7 +427,7 @@ static void isa_test(enum kvt_attn_isa isa, bool quick, bool emulated)
 			model_test(names[i], isa, &models[i]);
 	}
 	region_chunks_test(isa);
-	poison_tests(isa);
+	poison_tests(isa, emulated);
 	rounding_test(isa);
 	callers_test(isa, true);
 	callers_test(isa, false);
@@ -455,7 +455,7 @@ int main(int argc, char **argv)
 {
 	bool emulated = argc > 2 && strcmp(argv[1], "--emulated") == 0;
 	bool quick = emulated || (argc > 1 && strcmp(argv[1], "--quick") == 0);
-	uint32_t seed = random_seed(), n = random_cases(emulated ? 2 : quick ? 4 : 12);
+	uint32_t seed = random_seed(), n = random_cases(emulated ? 1 : quick ? 4 : 12);
 
 	for (int isa = 1; isa < N_ISAS; isa++) {
 		struct kvt_attn_context *context = context_for((enum kvt_attn_isa)isa, 1, 0);
