@@ -8,6 +8,7 @@ the last lock the lease ends.
 from __future__ import annotations
 
 import logging
+import math
 import pkgutil
 import secrets
 import time
@@ -15,7 +16,7 @@ from typing import Any, Optional
 
 import numpy as np
 from sglang.srt.environ import envs
-from sglang.srt.managers.schedule_policy import AddReqResult
+from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResult
 from sglang.srt.mem_cache.base_prefix_cache import (BasePrefixCache, DecLockRefResult, EvictResult,
                                                     IncLockRefResult, MatchResult)
 
@@ -133,25 +134,44 @@ class KvtrunkCache(BasePrefixCache):
             return AddReqResult.OTHER
         if req.beam_group is not None:
             req.set_finish_with_abort("beam search does not go with --radix-cache-backend kvtrunk")
+        alone = not adder.can_run_list and (adder.running_batch is None or
+                                            adder.running_batch.is_empty())
         if leases.lost and not self._recover():
-            return AddReqResult.NO_TOKEN
-        if leases.is_held_back(req.rid):
-            return AddReqResult.CONTINUE  # the next request; this one stays in the queue
+            return self._not_now(AddReqResult.NO_TOKEN, alone)
+        if leases.is_held_back(req.rid):  # the next request; this one stays in the queue
+            return self._not_now(AddReqResult.CONTINUE, alone)
         length = len(req.full_untruncated_fill_ids)
-        wish = max(req.sampling_params.max_new_tokens - len(req.output_ids), 0)
-        if length - req.prefix_len + min(wish, 4096) + self.page_size >= adder.rem_total_tokens:
+        if not alone and self._missing(adder, req, length) > 0:
             return AddReqResult.NO_TOKEN
         lease = self._begin(req, length)
         if lease is None:
             held = leases.is_held_back(req.rid)
-            return AddReqResult.CONTINUE if held else AddReqResult.NO_TOKEN
+            return self._not_now(AddReqResult.CONTINUE if held else AddReqResult.NO_TOKEN, alone)
         self._adopt(req, lease, lease.positions, length)
+        # SGLang wants room for all that a request may generate, too. Other engines may never leave
+        # that, so one request runs on what its lease has, and is retracted if it gets no more.
+        missing = self._missing(adder, req, length)
+        if alone and missing > 0:
+            adder.memory_budget.total_offset -= missing
         try:
             return original()
         finally:
             if lease.locks == 0:
                 leases.end(lease)  # not admitted
                 self._adopt(req, self.root_node, 0, length)
+
+    @staticmethod
+    def _not_now(result: Any, alone: bool) -> Any:
+        """With nothing to run until others are done, leave them the processor for a moment."""
+        if alone:
+            time.sleep(0.0005)
+        return result
+
+    def _missing(self, adder: Any, req: Any, length: int) -> int:
+        """Positions that SGLang's own rule finds too few, for a request with its longest answer."""
+        wish = max(req.sampling_params.max_new_tokens - len(req.output_ids), 0)
+        total = length - req.prefix_len + min(wish, CLIP_MAX_NEW_TOKENS) + self.page_size
+        return math.ceil(total - adder.rem_total_tokens + 1)
 
     def _recover(self) -> bool:
         """Go on with a new daemon, once every request has given back what it had of the old one."""

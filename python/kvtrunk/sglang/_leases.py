@@ -86,6 +86,7 @@ class Leases:
         self._fence = record_fence or (lambda: None)
         self._waiting: dict[str, float] = {}
         self._late: set[str] = set()
+        self._said = ("", 0.0)
         self._live: dict[tuple[int, int], Lease] = {}
 
     def continue_with(self, client: Client) -> None:
@@ -147,7 +148,7 @@ class Leases:
             if answer.error.reason == "announced":
                 self._waiting[request] = time.monotonic() + WAIT_SECONDS
             elif not isinstance(answer.error, (NoSpace, QuotaExceeded)):
-                logger.warning("kvtrunk: request %s waits: %s", request, answer.error)
+                self._say(f"requests wait: {answer.error}")
             return None
         self._late.discard(request)
         lease = Lease(answer.reusable)
@@ -207,7 +208,7 @@ class Leases:
             lease.shared = False  # its pages stay as they are, and its own
             return done
         if answer.error is not None:
-            logger.warning("kvtrunk: a prefix is not shared: %s", answer.error)
+            self._say(f"a prefix is not shared: {answer.error}")
             return done
         lease.known = answer.known
         pages = computed // self.page_size
@@ -287,7 +288,7 @@ class Leases:
         if answer.notice:
             self._forget(answer.tag, late=answer.state == lib.KVT_NOTICE_DEADLINE)
         elif answer.error is not None and not isinstance(answer.error, Stale):
-            logger.warning("kvtrunk: %s", answer.error)
+            self._say(str(answer.error))
 
     def _call(self, request: Request) -> Any:
         """The answer; None: the daemon is gone."""
@@ -298,6 +299,13 @@ class Leases:
         except ConnectionLost as error:
             self._lose(error)
             return None
+
+    def _say(self, text: str) -> None:
+        """Log, but not the same thing again within 10 s: a scheduler asks at every step."""
+        now = time.monotonic()
+        if text != self._said[0] or now > self._said[1] + 10:
+            self._said = (text, now)
+            logger.warning("kvtrunk: %s", text)
 
     def _lose(self, error: Error) -> None:
         if not self.lost:

@@ -39,6 +39,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "sglang.srt.mem_cache.allocation.alloc_for_decode_default": ("batch", "token_per_req"),
     "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req": ("req",),
     "sglang.srt.managers.schedule_policy.PrefillAdder.rem_total_tokens": (),
+    "sglang.srt.managers.schedule_policy.CLIP_MAX_NEW_TOKENS": (),
     "sglang.srt.managers.schedule_policy.AddReqResult.CONTINUE": (),
     "sglang.srt.managers.schedule_policy.AddReqResult.NO_TOKEN": (),
     "sglang.srt.managers.schedule_policy.AddReqResult.OTHER": (),

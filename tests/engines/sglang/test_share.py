@@ -4,7 +4,9 @@ import itertools
 import time
 
 import pytest
-from conftest import PAGE, prompt
+from conftest import PAGE, PAGES, geometry, prompt
+
+from kvtrunk import testing
 
 SEEDS = itertools.count(1)
 
@@ -108,6 +110,32 @@ def test_a_pool_too_small_for_both_gives_the_private_texts(daemon, engines):
     expect_nothing_held(daemon)
 
 
+def test_a_request_runs_on_what_another_leaves(daemon, engines):
+    """Less than its longest answer takes. SGLang's own rule would wait for ever."""
+    private, _, b = engines
+    text = prompt(next(SEEDS), 540)
+    expected = private.generate(text, max_tokens=150)[0]["tokens"]
+    with daemon.connect(observe=True) as observer:
+        with daemon.connect(any_geometry=True) as other:
+            held = len(other.alloc(PAGES - 1 - 40))
+            b.ask(do="generate", prompts=[text], max_tokens=150)
+            while observer.counters().private_pages == held:
+                pass
+        assert b.answer()[0]["tokens"] == expected
+    expect_nothing_held(daemon)
+
+
+def test_new_weights_find_nothing(engines, folder):
+    """Equal ones here: what they would compute is not asked."""
+    _, a, b = engines
+    text = prompt(next(SEEDS))
+    expected = a.generate(text)[0]["tokens"]
+    a.ask(do="weights", model_path=str(folder))
+    assert a.answer() is True
+    assert a.generate(text)[0] == {"tokens": expected, "cached": 0}
+    assert b.generate(text)[0]["cached"] == whole(text)
+
+
 def test_a_daemon_that_is_killed_under_load_is_a_pause(daemon, engines):
     private, a, b = engines
     texts = [prompt(next(SEEDS), 300 + 40 * i) for i in range(4)]
@@ -158,5 +186,20 @@ def test_after_a_new_daemon_requests_are_computed_again(daemon, engines):
             pass
     daemon.restart()
     assert [answer["tokens"] for answer in b.answer()] == expected
+    b.generate(texts[0])
     assert b.generate(texts[0])[0]["cached"] == whole(texts[0])
     expect_nothing_held(daemon)
+
+
+def test_pages_of_one_position(engines, start):
+    private = engines[0]
+    text = prompt(next(SEEDS), 301)
+    expected = private.generate(text)[0]["tokens"]
+    with testing.daemon(**geometry(page_size=1, n_pages=2048)) as fine:
+        engine = start(fine, page_size=1, max_total_tokens=2047)
+        assert engine.generate(text)[0] == {"tokens": expected, "cached": 0}
+        assert engine.generate(text)[0] == {"tokens": expected, "cached": 300}
+        answers = engine.generate(*[text[:100 + 50 * i] + [7, 8, 9] for i in range(4)])
+        assert [answer["cached"] for answer in answers] == [100, 150, 200, 250]
+        expect_nothing_held(fine)
+        engine.kill()
