@@ -169,12 +169,12 @@ def test_weights_are_told_apart_by_what_files_hold(tmp_path):
         folder.mkdir()
         (folder / "model.safetensors").write_bytes((8).to_bytes(8, "little") + b"{}      " +
                                                    bytes(1 << 20) + last)
-    assert _weights.digest(one) != _weights.digest(two)
+    assert _weights.digest_folder(one) != _weights.digest_folder(two)
     (two / "model.safetensors").rename(two / "other-name.safetensors")
     (two / "other-name.safetensors").write_bytes((one / "model.safetensors").read_bytes())
-    assert _weights.digest(one) == _weights.digest(two)
-    with pytest.raises(FileNotFoundError, match="no weight file"):
-        _weights.digest(tmp_path)
+    assert _weights.digest_folder(one) == _weights.digest_folder(two)
+    with pytest.raises(FileNotFoundError, match="has no weights"):
+        _weights.digest_folder(tmp_path)
 
 
 def test_a_call_keeps_answers_of_others_for_reap(engines):

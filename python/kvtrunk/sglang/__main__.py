@@ -14,6 +14,7 @@ import sys
 from typing import Iterator, Optional
 
 from .. import Error, Geometry, connect
+from .._weights import model_folder
 from ..testing import program
 from . import NAME, compat
 
@@ -28,8 +29,7 @@ def size_of(text: str) -> int:
 
 def flags(model: str, page_size: int, pool: int, kv_type: Optional[str]) -> tuple[str, str]:
     """Two commands: the daemon's, and an engine's. ValueError: the pool is too small."""
-    from ._identity import model_folder
-    command = [program("kvtctl"), "geometry", model_folder(model), f"--page-size={page_size}"]
+    command = [program("kvtctl"), "geometry", str(model_folder(model)), f"--page-size={page_size}"]
     command += [f"--kv-type={kv_type}"] if kv_type else []
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -42,8 +42,7 @@ def make(ctx: Any) -> KvtrunkCache:
                                     "cause; leave --radix-cache-backend out")
     pool = ctx.params.token_to_kv_pool_allocator.get_kvcache()
     _pool.prove(pool)
-    identity = _identity.identity(ctx.server_args, ctx.model_config.hf_config,
-                                  str(pool.device))
+    identity = _identity.identity(ctx.server_args, ctx.model_config, str(pool.device))
     cache = KvtrunkCache(ctx.params, identity)
     info = pool.kvtrunk.client.info
     logger.info("kvtrunk: K and V of %d layers are on the pool of daemon %d: %d pages of %d "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 from typing import Any
 
@@ -19,14 +18,6 @@ ARGUMENTS = ("dtype", "quantization", "quantization_param_path", "kv_cache_dtype
              "fp4_gemm_runner_backend", "moe_runner_backend")
 
 
-def model_folder(path: str, revision: Any = None) -> str:
-    """Where a model's files are: the path, or the local copy of a model of the Hugging Face hub."""
-    if os.path.exists(path):
-        return path
-    from huggingface_hub import snapshot_download
-    return str(snapshot_download(path, revision=revision, local_files_only=True))
-
-
 def isa(device: str) -> str:
     """The instructions that kernels use on this machine."""
     import torch
@@ -35,7 +26,7 @@ def isa(device: str) -> str:
     return str(torch.backends.cpu.get_cpu_capability())
 
 
-def identity(server_args: Any, config: Any, device: str) -> bytes:
+def identity(server_args: Any, model_config: Any, device: str) -> bytes:
     """32 bytes: the digest of weights, effective config, types, kernels and instructions."""
     import sglang
     import torch
@@ -43,12 +34,13 @@ def identity(server_args: Any, config: Any, device: str) -> bytes:
         return secrets.token_bytes(32)  # weights that no other engine has
     parts = {
         "engine": ["sglang", sglang.__version__, torch.__version__],
-        "weights": _weights.digest(model_folder(server_args.model_path, server_args.revision)),
-        "config": json.loads(config.to_json_string(use_diff=False)),
+        "weights": _weights.digest_folder(_weights.model_folder(
+            server_args.model_path, server_args.revision, server_args.download_dir)),
+        "config": _weights.config_digest(model_config.hf_config.to_dict()),
+        "dtype": str(model_config.dtype),
         "arguments": {name: str(getattr(server_args, name, None)) for name in ARGUMENTS},
         "isa": isa(device),
         "tensor_parallel": server_args.tp_size,
     }
-    parts["config"].pop("_name_or_path", None)
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).digest()

@@ -18,7 +18,7 @@ import kvtrunk
 from kvtrunk.testing import program
 
 from . import compat
-from ._identity import model_folder
+from .._weights import model_folder
 
 TRANSFER = '{"kv_connector":"KvtrunkConnector","kv_role":"kv_both"}'
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

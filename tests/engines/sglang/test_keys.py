@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens as keys: text as it is, images by their whole hash."""
+from array import array
+
+import numpy as np
+
+from kvtrunk.sglang._keys import keys_of
+
+HASH = (1 << 61) + 12345
+
+
+def test_text_is_its_ids():
+    assert keys_of(array("q", [5, 0, 4294967295])).tolist() == [5, 0, 4294967295]
+    assert len(keys_of(array("q"))) == 0
+
+
+def test_images_with_equal_low_halves_differ():
+    one, two = (keys_of(array("q", [7] + [number] * 8 + [9])) for number in (HASH, HASH + (1 << 32)))
+    assert one[0] == two[0] == 7 and one[9] == two[9] == 9
+    assert not np.array_equal(one[1:9], two[1:9])
+    assert np.array_equal(one, keys_of(array("q", [7] + [HASH] * 8 + [9])))
+
+
+def test_two_images_side_by_side_are_two():
+    both = keys_of(array("q", [HASH] * 6 + [HASH + 1] * 6))
+    assert np.array_equal(both[:6], keys_of(array("q", [HASH] * 6)))
+    assert np.array_equal(both[6:], keys_of(array("q", [HASH + 1] * 6)))
+
+
+def test_an_image_too_short_for_its_identity_is_not_shared():
+    assert keys_of(array("q", [1, 2] + [HASH] * 4 + [3])) is None
+
+
+def test_a_negative_hash_is_an_image_too():
+    assert not np.array_equal(keys_of(array("q", [-5] * 6)), keys_of(array("q", [-6] * 6)))
