@@ -95,8 +95,7 @@ class KvtrunkCache(BasePrefixCache):
                 self._spaces[name] = self.client.namespace(
                     extra=extra, salt=name[1], label=f"sglang {self._identity.hex()[:8]}")
             except Error as error:
-                logger.warning("kvtrunk: requests of another salt or adapter share nothing: %s",
-                               error)
+                self.leases.say(f"requests of another salt or adapter share nothing: {error}")
                 return None
         return self._spaces[name]
 

@@ -148,7 +148,7 @@ class Leases:
             if answer.error.reason == "announced":
                 self._waiting[request] = time.monotonic() + WAIT_SECONDS
             elif not isinstance(answer.error, (NoSpace, QuotaExceeded)):
-                self._say(f"requests wait: {answer.error}")
+                self.say(f"requests wait: {answer.error}")
             return None
         self._late.discard(request)
         lease = Lease(answer.reusable)
@@ -208,7 +208,7 @@ class Leases:
             lease.shared = False  # its pages stay as they are, and its own
             return done
         if answer.error is not None:
-            self._say(f"a prefix is not shared: {answer.error}")
+            self.say(f"a prefix is not shared: {answer.error}")
             return done
         lease.known = answer.known
         pages = computed // self.page_size
@@ -288,7 +288,7 @@ class Leases:
         if answer.notice:
             self._forget(answer.tag, late=answer.state == lib.KVT_NOTICE_DEADLINE)
         elif answer.error is not None and not isinstance(answer.error, Stale):
-            self._say(str(answer.error))
+            self.say(str(answer.error))
 
     def _call(self, request: Request) -> Any:
         """The answer; None: the daemon is gone."""
@@ -300,7 +300,7 @@ class Leases:
             self._lose(error)
             return None
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         """Log, but not the same thing again within 10 s: a scheduler asks at every step."""
         now = time.monotonic()
         if text != self._said[0] or now > self._said[1] + 10:

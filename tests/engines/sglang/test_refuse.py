@@ -2,13 +2,13 @@
 """What does not work is refused, in a sentence that names the flag."""
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import sglang
 import torch
 
 from kvtrunk.sglang import _refusals, compat
-from pathlib import Path
 
 
 def arguments(**more):
@@ -49,6 +49,22 @@ def test_a_missing_name_is_a_sentence(monkeypatch):
     monkeypatch.setitem(compat.NAMES, "sglang.srt.mem_cache.registry.no_such_name", ())
     said = compat.check_files(Path(sglang.__file__).parent.parent)
     assert len(said) == 1 and "no_such_name" in said[0]
+
+
+def test_without_a_prefix_cache_nothing_is_done(monkeypatch):
+    from sglang.srt import runtime_context
+
+    import kvtrunk.sglang as plugin
+
+    memory = types.SimpleNamespace(radix_cache_backend="kvtrunk", disable_radix_cache=True)
+    monkeypatch.setattr(runtime_context, "get_memory", lambda: memory)
+    asked = []
+    plugin._buffers(asked.append, "pool")
+    plugin._allocator(lambda configurator, **_: asked.append(configurator), "configurator",
+                      token_to_kv_pool_allocator=None)
+    assert asked == ["pool", "configurator"]
+    memory.disable_radix_cache = False
+    assert plugin.wanted()
 
 
 class Pool:
