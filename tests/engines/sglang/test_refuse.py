@@ -110,3 +110,19 @@ def test_tensors_that_are_not_on_the_pool_are_found():
             del pool.kvtrunk
             with pytest.raises(_refusals.Refused, match="not on kvtrunk's pages"):
                 _pool.prove(pool)
+
+
+def test_doctor_names_what_is_missing(tmp_path, monkeypatch):
+    from conftest import geometry
+
+    from kvtrunk import testing
+    from kvtrunk.sglang import __main__ as command
+
+    with testing.daemon(**geometry()) as daemon:
+        assert list(command.complaints(daemon.socket)) == []
+        monkeypatch.setenv("SGLANG_PLUGINS", "another")
+        assert ["SGLANG_PLUGINS" in said for said in command.complaints(daemon.socket)] == [True]
+        monkeypatch.delenv("SGLANG_PLUGINS")
+    with testing.daemon(**geometry(kv_layout="hnd")) as daemon:
+        assert ["--kv-layout=nhd" in said for said in command.complaints(daemon.socket)] == [True]
+    assert ["no daemon" in said for said in command.complaints(str(tmp_path / "none"))] == [True]
