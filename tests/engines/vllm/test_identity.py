@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from conftest import prompt
 
+from kvtrunk import _weights
 from kvtrunk.vllm import _identity as identity
 
 
@@ -27,9 +28,9 @@ def adapter(folder, seed, rank=8, width=256):
 
 def test_a_large_file_is_told_by_its_size_header_and_samples(tmp_path):
     def digest(path):
-        return identity.digest_folder(path)
+        return _weights.digest_folder(path)
 
-    size = 3 * identity.SAMPLES * identity.SAMPLE_BYTES
+    size = 3 * _weights.SAMPLES * _weights.SAMPLE_BYTES
     tensor = np.zeros(size // 4, np.float32)
     one = tmp_path / "one.safetensors"
     one.write_bytes(model.safetensors({"a": tensor}))
@@ -48,14 +49,14 @@ def test_a_large_file_is_told_by_its_size_header_and_samples(tmp_path):
 def test_configuration_counts_and_its_name_does_not():
     values = model.config()
     same = {**values, "_name_or_path": "/somewhere", "transformers_version": "9"}
-    assert identity.config_digest(same) == identity.config_digest(values)
+    assert _weights.config_digest(same) == _weights.config_digest(values)
     other = {**values, "rope_theta": 500000.0}
-    assert identity.config_digest(other) != identity.config_digest(values)
+    assert _weights.config_digest(other) != _weights.config_digest(values)
 
 
 def test_a_model_without_files_here_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="has no weights"):
-        identity.digest_folder(tmp_path)
+        _weights.digest_folder(tmp_path)
 
 
 def test_adapters_are_told_by_their_files(tmp_path):
