@@ -89,8 +89,8 @@ def check_sizes(client: Client, page_size: int, size: int) -> None:
     if size != wanted:
         raise _refusals.Refused(
             f"SGLang would use {size} positions, the daemon's pool has {wanted}: start it with "
-            f"--max-total-tokens {wanted}, and with a --mem-fraction-static that allows them "
-            "(python -m kvtrunk.sglang flags MODEL prints both)")
+            f"--max-total-tokens {wanted} (python -m kvtrunk.sglang flags MODEL prints it). If "
+            "SGLang had less memory than that, raise --mem-fraction-static")
 
 
 def prove(pool: Any) -> None:
