@@ -88,9 +88,9 @@ def test_a_daemon_that_begins_again_costs_a_computation(start, private):
         expected = private.generate(text, max_tokens=100)[0]["tokens"]
         assert engine.generate(text, max_tokens=100)[0]["tokens"] == expected
         other = prompt(3001, 1500)
-        expected = private.generate(other, max_tokens=100)[0]["tokens"]
+        expected = private.generate(other, max_tokens=500)[0]["tokens"]
         before = counters(lost).cached_pages
-        engine.ask(do="generate", prompts=[other], max_tokens=100)
+        engine.ask(do="generate", prompts=[other], max_tokens=500)  # ends long after the kill
         until(lambda: counters(lost).cached_pages >= before + 4)  # in prefill, or later
         lost.kill()
         lost.start()
