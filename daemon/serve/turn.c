@@ -169,9 +169,10 @@ static void account(struct kvt_daemon *daemon, const struct kvt_sqe *sqe, uint64
 	}
 }
 
-/* Run one entry; its answer is published by the caller. Returns the cycle counter after it. */
+/* Run one entry. The last of a run publishes the run's answers, before it is accounted for. Returns
+ * the cycle counter after it. */
 static uint64_t run_entry(struct kvt_daemon *daemon, struct kvt_session *session,
-			  const struct kvt_sqe *sqe, uint64_t before)
+			  const struct kvt_sqe *sqe, bool last, uint64_t before)
 {
 	struct kvt_cqe cqe;
 	uint64_t after;
@@ -201,6 +202,8 @@ static uint64_t run_entry(struct kvt_daemon *daemon, struct kvt_session *session
 		if (sqe->op == KVT_OP_BEGIN)
 			watch_deadline(daemon);
 	}
+	if (last)
+		publish(daemon, session);
 	after = kvt_cycles();
 	account(daemon, sqe, after - before);
 	return after;
@@ -247,7 +250,7 @@ static inline uint32_t serve(struct kvt_daemon *daemon, struct kvt_session *sess
 	n = n < RUN_ENTRIES ? n : RUN_ENTRIES;
 	start = now = kvt_cycles();
 	while (done < n && take_entry(daemon, session, done == 0, &sqe)) {
-		now = run_entry(daemon, session, &sqe, now);
+		now = run_entry(daemon, session, &sqe, done + 1 == n, now);
 		done++;
 		if (sqe.n_keys > RUN_KEYS || sqe.op == KVT_OP_CLOSE ||
 		    now - start > daemon->shares.lead)
@@ -255,7 +258,8 @@ static inline uint32_t serve(struct kvt_daemon *daemon, struct kvt_session *sess
 	}
 	if (done == 0)
 		return 0;
-	publish(daemon, session);
+	if (done < n)
+		publish(daemon, session);
 	expect_entry(daemon, session);
 	if (unlikely(session->ring.pace_us || session->pace.due))
 		kvt_spin_pace(&daemon->spin, &session->pace, session->ring.pace_us, start);
