@@ -1,167 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines as processes, and the daemon whose pool they share."""
-import json
-import os
+"""vLLM engines, and the daemon whose pool they share."""
 import pathlib
-import select
-import signal
-import subprocess
-import sys
-import time
 
-import model
+import engine
 import pytest
 
 from kvtrunk import testing
 
 HERE = pathlib.Path(__file__).resolve().parent
-BLOCK = 32
+PAGE = 32
 TRANSFER = {"kv_connector": "KvtrunkConnector", "kv_role": "kv_both"}
-START_S, ANSWER_S = 600, 300
 
 
 def geometry(layers=2, kv_heads=2, head_dim=64, **more):
     """Options of a daemon for the model of these tests, as vLLM lays out KV on a CPU."""
     return {"n_layers": layers, "n_kv_heads": kv_heads, "head_dim": head_dim, "kv_type": "fp32",
-            "kv_layout": "hknd", "page_size": BLOCK, "n_pages": 256, **more}
+            "kv_layout": "hknd", "page_size": PAGE, "n_pages": 256, **more}
 
 
-class Engine:
-    """A vLLM engine in a process of its own: serve.py."""
+class Engine(engine.Engine):
+    """A vLLM engine."""
 
     def __init__(self, folder, log, daemon=None, transfer=None, environment=(), processes=3,
                  **options):
         """processes: 3, as under `vllm serve` (API, EngineCore, worker), or 1."""
-        self.log = pathlib.Path(log)
         if daemon is not None:
             options["kv_transfer_config"] = {**TRANSFER, **(transfer or {})}
         else:
             options.setdefault("num_gpu_blocks_override", 256)
-        values = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-                  "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_CI_ENV": "1",
-                  "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(processes > 1)),
-                  **dict(environment)}
-        if daemon is not None:
-            values["KVTRUNK_SOCKET"] = daemon.socket
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "serve.py"), str(folder), json.dumps(options)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log.open("w"), text=True,
-            env=values, start_new_session=True)
-        self.ready = False
-
-    def _hear(self, seconds):
-        """One answer. RuntimeError: none came."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if select.select([self.process.stdout], [], [], 0.5)[0]:
-                line = self.process.stdout.readline()
-                if not line:
-                    break
-                answer = json.loads(line)
-                if "failed" in answer:
-                    raise RuntimeError(answer["failed"] + self.said()[-4000:])
-                return answer
-        raise RuntimeError(f"the engine said nothing: {self.said()[-4000:]}")
-
-    def wait(self):
-        """Until it is ready."""
-        if not self.ready:
-            self._hear(START_S)
-            self.ready = True
-        return self
-
-    def ask(self, **what):
-        """Begin a request; answer() ends it."""
-        self.wait()
-        self.process.stdin.write(json.dumps(what) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self):
-        return self._hear(ANSWER_S)["done"]
-
-    def generate(self, *prompts, **more):
-        """What it generates for these prompts: tokens, and how many positions were cached."""
-        self.ask(do="generate", prompts=[list(prompt) for prompt in prompts], **more)
-        return self.answer()
-
-    def said(self):
-        return self.log.read_text("utf-8", "replace")
-
-    def pids(self):
-        """Its processes by name: EngineCore, Worker, and the one that started it."""
-        found = {}
-        for path in pathlib.Path("/proc").glob("[0-9]*"):
-            try:
-                session = int((path / "stat").read_text().rsplit(")", 1)[1].split()[3])
-                words = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except (OSError, IndexError):
-                continue
-            if session == self.process.pid and words.strip():
-                found[int(path.name)] = words
-        return found
-
-    def kill(self, signal_number=signal.SIGKILL):
-        """End all its processes."""
-        try:
-            os.killpg(self.process.pid, signal_number)
-        except ProcessLookupError:
-            pass
-        for pid in self.pids():
-            try:
-                os.kill(pid, signal_number)
-            except ProcessLookupError:
-                pass
-        self.process.stdin.close()
-        self.process.stdout.close()
-        self.process.wait()
+        super().__init__(HERE / "serve.py", folder, log, options,
+                         {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1",
+                          "VLLM_CPU_CI_ENV": "1",
+                          "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(processes > 1)),
+                          **dict(environment)}, daemon)
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    return model.write(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def start(folder, tmp_path_factory):
-    """Start engines; they end with the module."""
-    logs = tmp_path_factory.mktemp("logs")
-    made = []
-
-    def begin(daemon=None, **options):
-        made.append(Engine(options.pop("folder", folder), logs / f"{len(made)}.log", daemon,
-                           **options))
-        return made[-1]
-
-    yield begin
-    for engine in made:
-        engine.kill()
+def engine_class():
+    return Engine
 
 
 @pytest.fixture(scope="module")
 def daemon():
     with testing.daemon(**geometry()) as made:
         yield made
-
-
-def prompt(seed, n=200):
-    """n tokens of their own."""
-    return [(seed * 7919 + 31 * i + i * i) % 500 + 2 for i in range(n)]
-
-
-def until(what, *arguments, seconds=60):
-    """Poll until it is true."""
-    end = time.monotonic() + seconds
-    while not what(*arguments):
-        assert time.monotonic() < end, f"{what} did not come true within {seconds} s"
-        time.sleep(0.01)
-
-
-def counters(daemon):
-    with daemon.connect(any_geometry=True) as observer:
-        return observer.stats()
-
-
-def all_pages_are_back(daemon):
-    """No engine holds a page or a lock. The last END may still be under way: until()."""
-    now = counters(daemon)
-    return (now.private_pages, now.quarantined_pages, now.protected_pages) == (0, 0, 0)

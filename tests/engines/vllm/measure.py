@@ -8,7 +8,8 @@ import random
 import statistics
 import time
 
-from conftest import geometry, prompt
+from conftest import geometry
+from engine import prompt
 
 from kvtrunk import testing
 

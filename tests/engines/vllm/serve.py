@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A vLLM engine for the tests: reads requests from stdin, a JSON object a line, and answers each by
-one on stdout. EngineCore and its worker are processes of their own, as under `vllm serve`.
+"""A vLLM engine for the tests, by serving.py. EngineCore and its worker are processes of their own,
+as under `vllm serve`.
 
     serve.py MODEL OPTIONS      OPTIONS: a JSON object for vllm.LLM
 """
-import json
-import os
-import sys
+from serving import serve
 
 
 def started(folder, options):
@@ -32,34 +30,16 @@ def generate(engine, prompts, max_tokens=16, salt=None, ignore_eos=True, lora=No
                                         lora_request=LoRARequest(*lora) if lora else None)]
 
 
-def main():
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what vLLM prints is no answer
+def preemptions(engine):
+    return sum(metric.value for metric in engine.get_metrics()
+               if metric.name == "vllm:num_preemptions")
 
-    def say(**what):
-        print(json.dumps(what), file=answers, flush=True)
 
-    try:
-        engine = started(sys.argv[1], json.loads(sys.argv[2]))
-    except Exception as error:
-        say(failed=str(error))
-        raise
-    say(ready=os.getpid())
-    for line in sys.stdin:
-        request = json.loads(line)
-        what = request.pop("do")
-        try:
-            if what == "generate":
-                say(done=generate(engine, **request))
-            elif what == "preemptions":
-                say(done=sum(metric.value for metric in engine.get_metrics()
-                             if metric.name == "vllm:num_preemptions"))
-            elif what == "reset":
-                say(done=engine.reset_prefix_cache())
-        except Exception as error:
-            say(failed=str(error))
-            raise
-
+OPERATIONS = {
+    "generate": generate,
+    "preemptions": preemptions,
+    "reset": lambda engine: engine.reset_prefix_cache(),
+}
 
 if __name__ == "__main__":
-    main()
+    serve(started, OPERATIONS)

@@ -6,7 +6,7 @@ import shutil
 import model
 import numpy as np
 import pytest
-from conftest import prompt
+from engine import prompt
 
 from kvtrunk import _weights
 from kvtrunk.vllm import _identity as identity

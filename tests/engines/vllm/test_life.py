@@ -4,7 +4,8 @@ import os
 import signal
 
 import pytest
-from conftest import BLOCK, all_pages_are_back, counters, geometry, prompt, until
+from conftest import PAGE, geometry
+from engine import all_pages_are_back, counters, prompt, until
 
 from kvtrunk import testing
 
@@ -42,7 +43,7 @@ def test_others_continue_when_an_engine_is_killed(daemon, start, private):
         return 4 <= counters(daemon).cached_pages - before.cached_pages
 
     def in_decode(daemon):
-        return whole_prompt // BLOCK + 2 <= counters(daemon).cached_pages - before.cached_pages
+        return whole_prompt // PAGE + 2 <= counters(daemon).cached_pages - before.cached_pages
 
     for engine, ready, names in ((victims[0], in_prefill, ["EngineCore"]),
                                  (victims[1], in_decode, ["Worker"])):
@@ -52,15 +53,15 @@ def test_others_continue_when_an_engine_is_killed(daemon, start, private):
         expected = private.generate(text, max_tokens=20)[0]["tokens"]
         answer = b.generate(text, max_tokens=20)[0]
         assert answer["tokens"] == expected
-        assert answer["cached"] >= 4 * BLOCK  # what the killed engine had computed
+        assert answer["cached"] >= 4 * PAGE  # what the killed engine had computed
     again = start(daemon, processes=1)
     assert again.generate(text, max_tokens=20)[0]["tokens"] == expected
-    assert again.generate(text, max_tokens=20)[0]["cached"] == (whole_prompt - 1) // BLOCK * BLOCK
+    assert again.generate(text, max_tokens=20)[0]["cached"] == (whole_prompt - 1) // PAGE * PAGE
 
 
 def test_two_engines_finish_all_in_a_pool_for_two_thirds(start, private):
     asked = [[prompt(2000 + 100 * who + i, 150) for i in range(8)] for who in range(2)]
-    pages_each = -(-(150 + 60) // BLOCK)
+    pages_each = -(-(150 + 60) // PAGE)
     n_pages = 2 * 8 * pages_each * 2 // 3
     with testing.daemon(**geometry(n_pages=n_pages, max_private_pages=n_pages)) as small:
         engines = [start(small, processes=1, max_model_len=512) for _ in range(2)]

@@ -9,7 +9,8 @@ import types
 
 import model
 import pytest
-from conftest import BLOCK, TRANSFER, Engine, geometry, prompt
+from conftest import PAGE, TRANSFER, Engine, geometry
+from engine import prompt
 
 from kvtrunk import testing
 from kvtrunk.vllm import compat
@@ -21,7 +22,7 @@ def config(tmp_path_factory):
     from vllm.engine.arg_utils import EngineArgs
 
     folder = model.write(tmp_path_factory.mktemp("model"))
-    return EngineArgs(model=str(folder), dtype="float32", block_size=BLOCK, max_model_len=512,
+    return EngineArgs(model=str(folder), dtype="float32", block_size=PAGE, max_model_len=512,
                       skip_tokenizer_init=True,
                       kv_transfer_config=TRANSFER).create_engine_config()
 
@@ -93,7 +94,7 @@ def test_refused_models(config, kind, value, says):
     ({"max_private_pages": 15}, "--max-model-len"),
     ({"n_pages": 16}, "--max-model-len")])
 def test_pages_that_do_not_fit(config, pages, says):
-    info = {"page_size": BLOCK, "n_pages": 256, "max_private_pages": 255, **pages}
+    info = {"page_size": PAGE, "n_pages": 256, "max_private_pages": 255, **pages}
     with pytest.raises(rules.Refused, match=says):
         rules.check_pages(config, types.SimpleNamespace(**info))
 
@@ -101,7 +102,7 @@ def test_pages_that_do_not_fit(config, pages, says):
 def test_a_model_with_windows_is_refused_by_its_kv_groups():
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-    info = types.SimpleNamespace(page_size=BLOCK, n_pages=256)
+    info = types.SimpleNamespace(page_size=PAGE, n_pages=256)
 
     def plan(*specs, n_blocks=256):
         return types.SimpleNamespace(
@@ -109,8 +110,8 @@ def test_a_model_with_windows_is_refused_by_its_kv_groups():
             kv_cache_groups=[types.SimpleNamespace(kv_cache_spec=spec) for spec in specs])
 
     import torch
-    full = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=64, dtype=torch.float32)
-    window = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=64,
+    full = FullAttentionSpec(block_size=PAGE, num_kv_heads=2, head_size=64, dtype=torch.float32)
+    window = FullAttentionSpec(block_size=PAGE, num_kv_heads=2, head_size=64,
                                dtype=torch.float32, sliding_window=128)
     rules.check_groups(plan(full), info)
     for bad, says in ((plan(full, full), "2 groups"), (plan(window), "window"),
@@ -189,7 +190,7 @@ def test_kv_outside_the_pool_ends_the_engine(daemon, folder, tmp_path):
 def test_flags_start_a_daemon_and_an_engine(folder, tmp_path):
     """What `flags` prints is what the engine accepts."""
     command = [sys.executable, "-m", "kvtrunk.vllm"]
-    said = subprocess.run([*command, "flags", str(folder), "--block-size", str(BLOCK),
+    said = subprocess.run([*command, "flags", str(folder), "--block-size", str(PAGE),
                            "--device", "cpu", "--pool-bytes", "16M"], check=True,
                           capture_output=True, text=True).stdout
     line = next(line for line in said.splitlines() if line.startswith("kvtrunkd "))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two whole vLLM engines on one pool: what one computed, the other reads in place."""
-import itertools
-
 import pytest
-from conftest import BLOCK, all_pages_are_back, prompt, until
-
-SEEDS = itertools.count(1)
+from conftest import PAGE
+from engine import expect_nothing_held, prompt
+from sharing import (SEEDS, test_a_salt_isolates, test_b_reuses_what_only_a_computed,  # noqa: F401
+                     test_one_prompt_in_both_at_once_is_computed_once,
+                     test_one_prompt_twice_in_one_engine_is_computed_once, whole)
 
 
 @pytest.fixture(scope="module")
@@ -17,26 +17,6 @@ def engines(daemon, start):
     return made
 
 
-def whole(tokens):
-    """Positions of a prompt that can be reused: whole pages, but one position is left."""
-    return (len(tokens) - 1) // BLOCK * BLOCK
-
-
-def expect_nothing_held(daemon):
-    until(all_pages_are_back, daemon)
-    assert daemon.kvtctl("audit").startswith("clean")
-
-
-def test_b_reuses_what_only_a_computed(daemon, engines):
-    private, a, b = engines
-    text = prompt(next(SEEDS))
-    expected = private.generate(text)[0]
-    assert expected["cached"] == 0
-    assert a.generate(text)[0] == {"tokens": expected["tokens"], "cached": 0}
-    assert b.generate(text)[0] == {"tokens": expected["tokens"], "cached": whole(text)}
-    expect_nothing_held(daemon)
-
-
 def test_the_next_turn_reuses_what_another_engine_generated(engines):
     private, a, b = engines
     first = prompt(next(SEEDS), 100)
@@ -45,28 +25,7 @@ def test_the_next_turn_reuses_what_another_engine_generated(engines):
     expected = private.generate(turn)[0]["tokens"]
     # The last generated token's KV is computed only when something follows it.
     assert b.generate(turn)[0] == {"tokens": expected,
-                                   "cached": (len(first) + 63) // BLOCK * BLOCK}
-
-
-def test_one_prompt_in_both_at_once_is_computed_once(daemon, engines):
-    private, a, b = engines
-    for _ in range(3):
-        text = prompt(next(SEEDS), 1500)
-        expected = private.generate(text)[0]["tokens"]
-        for engine in (a, b):
-            engine.ask(do="generate", prompts=[text])
-        answers = [engine.answer()[0] for engine in (a, b)]
-        assert [answer["tokens"] for answer in answers] == [expected] * 2
-        assert sorted(answer["cached"] for answer in answers) == [0, whole(text)]
-    expect_nothing_held(daemon)
-
-
-def test_one_prompt_twice_in_one_engine_is_computed_once(engines):
-    private, a, _ = engines
-    text = prompt(next(SEEDS), 600)
-    answers = a.generate(text, text)
-    assert [answer["tokens"] for answer in answers] == [private.generate(text)[0]["tokens"]] * 2
-    assert sorted(answer["cached"] for answer in answers) == [0, whole(text)]
+                                   "cached": (len(first) + 63) // PAGE * PAGE}
 
 
 def test_many_requests_in_both_are_the_private_engines(daemon, engines):
@@ -79,16 +38,6 @@ def test_many_requests_in_both_are_the_private_engines(daemon, engines):
     for engine in (a, b):
         assert [answer["tokens"] for answer in engine.answer()] == expected
     expect_nothing_held(daemon)
-
-
-def test_a_salt_isolates(engines):
-    private, a, b = engines
-    text = prompt(next(SEEDS))
-    expected = private.generate(text)[0]["tokens"]
-    assert a.generate(text, salt="one")[0] == {"tokens": expected, "cached": 0}
-    assert b.generate(text, salt="two")[0] == {"tokens": expected, "cached": 0}
-    assert b.generate(text)[0] == {"tokens": expected, "cached": 0}
-    assert b.generate(text, salt="one")[0] == {"tokens": expected, "cached": whole(text)}
 
 
 def test_prompt_logprobs_read_nothing_from_the_cache(engines):

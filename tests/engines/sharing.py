@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests that hold for two engines of any kind on one pool: test_share.py of each imports them.
+Fixture `engines`: one with a cache of its own, and two that share the daemon's."""
+import itertools
+
+from conftest import PAGE
+from engine import expect_nothing_held, prompt
+
+SEEDS = itertools.count(1)
+
+
+def whole(tokens):
+    """Positions of a prompt that can be reused: whole pages, but one position is left."""
+    return (len(tokens) - 1) // PAGE * PAGE
+
+
+def test_b_reuses_what_only_a_computed(daemon, engines):
+    private, a, b = engines
+    text = prompt(next(SEEDS))
+    expected = private.generate(text)[0]
+    assert expected["cached"] == 0
+    assert a.generate(text)[0] == {"tokens": expected["tokens"], "cached": 0}
+    assert b.generate(text)[0] == {"tokens": expected["tokens"], "cached": whole(text)}
+    expect_nothing_held(daemon)
+
+
+def test_one_prompt_in_both_at_once_is_computed_once(daemon, engines):
+    private, a, b = engines
+    for _ in range(3):
+        text = prompt(next(SEEDS), 1500)
+        expected = private.generate(text)[0]["tokens"]
+        for engine in (a, b):
+            engine.ask(do="generate", prompts=[text])
+        answers = [engine.answer()[0] for engine in (a, b)]
+        assert [answer["tokens"] for answer in answers] == [expected] * 2
+        assert sorted(answer["cached"] for answer in answers) == [0, whole(text)]
+    expect_nothing_held(daemon)
+
+
+def test_one_prompt_twice_in_one_engine_is_computed_once(engines):
+    private, a, _ = engines
+    text = prompt(next(SEEDS), 600)
+    answers = a.generate(text, text)
+    assert [answer["tokens"] for answer in answers] == [private.generate(text)[0]["tokens"]] * 2
+    assert sorted(answer["cached"] for answer in answers) == [0, whole(text)]
+
+
+def test_a_salt_isolates(engines):
+    private, a, b = engines
+    text = prompt(next(SEEDS))
+    expected = private.generate(text)[0]["tokens"]
+    assert a.generate(text, salt="one")[0] == {"tokens": expected, "cached": 0}
+    assert b.generate(text, salt="two")[0] == {"tokens": expected, "cached": 0}
+    assert b.generate(text)[0] == {"tokens": expected, "cached": 0}
+    assert b.generate(text, salt="one")[0] == {"tokens": expected, "cached": whole(text)}
