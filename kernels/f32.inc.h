@@ -87,6 +87,19 @@ static inline __attribute__((always_inline)) void keys_pack_of(element *panel,
 	}
 }
 
+/* For few.inc.h */
+static inline __attribute__((always_inline)) void
+values_load(const char *row, size_t stride, uint32_t dim, uint32_t v, vb *ret_step,
+	    const uint32_t n_vectors, const uint32_t type)
+{
+	(void)stride;
+	UNROLL_FOR (i, n_vectors) {
+		uint32_t x = (v + i) * VW, n = n_vectors > 1 ? VW : dim - x;
+
+		ret_step[i] = floats_load(row + x * kvt_type_size(type), n, type);
+	}
+}
+
 /* Pack some rows of one panel of values, n_vectors wide, whose first dimension is from. */
 static inline __attribute__((always_inline)) bool values_panel_pack(
 	element *panel, const char *const *rows, uint32_t n_rows, uint32_t dim, uint32_t from,

@@ -11,7 +11,7 @@
 #include "internal.h"
 
 #define VW 8
-#define UNROLL_FOR(i, n) _Pragma("GCC unroll 8") for (uint32_t i = 0; i < (n); i++)
+#define UNROLL_FOR(i, n) _Pragma("GCC unroll 16") for (uint32_t i = 0; i < (n); i++)
 #define GEMM_ROWS 6
 #define GEMM_VECTORS 2
 #define GEMM_UNROLL _Pragma("GCC unroll 2")
@@ -226,17 +226,14 @@ static inline vf bf16_floats(__m128i halves)
  */
 static inline vf f8_floats(__m128i bytes)
 {
-	const __m256i quiet = _mm256_set1_epi32(0x7fc00000);
-	__m128i halves = _mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 8);
-	vf value, magnitude, sign;
+	const __m128i no_sign = _mm_set1_epi16(0x3f80);
+	__m128i halves = _mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 8), nan;
 
 	halves = _mm_and_si128(_mm_srai_epi16(halves, 1), _mm_set1_epi16((short)0xbf80));
-	value = v_mul(_mm256_cvtph_ps(halves), v_set1(256.0f));
-	/* NaN has come out as 480. */
-	sign = _mm256_and_ps(value, v_set1(-0.0f));
-	magnitude = _mm256_andnot_ps(v_set1(-0.0f), value);
-	return _mm256_blendv_ps(value, _mm256_or_ps(sign, _mm256_castsi256_ps(quiet)),
-				_mm256_cmp_ps(magnitude, v_set1(480.0f), _CMP_EQ_OQ));
+	/* NaN would come out as 480. */
+	nan = _mm_cmpeq_epi16(_mm_and_si128(halves, no_sign), no_sign);
+	halves = _mm_xor_si128(halves, _mm_and_si128(nan, _mm_set1_epi16(0x3f80 ^ 0x7e00)));
+	return v_mul(_mm256_cvtph_ps(halves), v_set1(256.0f));
 }
 
 /* Load the first n (VW at most) elements of a row as floats, then zeros. Reads nothing behind
@@ -314,30 +311,56 @@ words_load_8(const char *strip, size_t stride, words *ret_words)
 	words_load(strip + 16, stride, ret_words + 4);
 }
 
-#define FEW_STEPS(type) ((type) == KVT_ATTN_F32 ? 1 : (type) == KVT_ATTN_BF16 ? 2 : 0)
-#define FEW_TYPES(instance) instance(F32) instance(BF16)
+#define TABLE_8_UP(a, b, c, d, e, f, g, h)                                                        \
+	0, 0, 0, 0, 0, 0, 0, 0, a, b, c, d, e, f, g, h, 0, 0, 0, 0, 0, 0, 0, 0, a, b, c, d, e, f,  \
+		g, h
+
+/*
+ * Convert fp8 in the even or odd bytes to bf16 half words. The bits below the sign become bits of
+ * bf16 four places lower, exponent 0x78 added. What is below 2^-6 (index 8 and up of a table, which
+ * gives 0 for an index above 127) and NaN are corrected.
+ */
+static inline __attribute__((always_inline)) words f8_bf16(words bits, const bool odd)
+{
+	const words upper_table = _mm256_setr_epi8(TABLE_8_UP(-60, -1, -1, -1, 0, 0, 0, 0));
+	/* Bits that differ from those of a normal number. */
+	const words lower_table = _mm256_setr_epi8(
+		TABLE_8_UP(0, 0x10, (char)0xa0, (char)0xf0, 0x40, 0x70, 0x20, 0x10));
+	const words odd_bytes = _mm256_set1_epi16((short)0xff00);
+	words magnitude = _mm256_and_si256(bits, _mm256_set1_epi8(0x7f));
+	words small = _mm256_adds_epu8(magnitude, _mm256_set1_epi8(0x78));
+	words nan = _mm256_cmpeq_epi8(magnitude, _mm256_set1_epi8(0x7f));
+	words upper = _mm256_and_si256(_mm256_srli_epi16(bits, 4), _mm256_set1_epi8(0x07));
+	words lower = _mm256_and_si256(_mm256_slli_epi16(bits, 4), _mm256_set1_epi8((char)0xf0));
+
+	upper = _mm256_add_epi8(upper, _mm256_set1_epi8(0x3c));
+	upper = _mm256_add_epi8(upper, _mm256_shuffle_epi8(upper_table, small));
+	upper = _mm256_or_si256(upper, _mm256_and_si256(nan, _mm256_set1_epi8(0x7f)));
+	upper = _mm256_or_si256(upper, _mm256_and_si256(bits, _mm256_set1_epi8((char)0x80)));
+	lower = _mm256_xor_si256(lower, _mm256_shuffle_epi8(lower_table, small));
+	lower = _mm256_xor_si256(lower, _mm256_and_si256(nan, _mm256_set1_epi8(0x30)));
+	if (odd)
+		return _mm256_blendv_epi8(_mm256_srli_epi16(lower, 8), upper, odd_bytes);
+	return _mm256_blendv_epi8(lower, _mm256_slli_epi16(upper, 8), odd_bytes);
+}
+
+#define FEW_STEPS(type) ((type) == KVT_ATTN_F16 ? 0 : 4 / kvt_type_size(type))
+#define FEW_TYPES(instance) instance(F32) instance(BF16) instance(F8_E4M3)
 
 #include "few.inc.h"
 
 INLINE vb keys_step(words word, const uint32_t i, const uint32_t type)
 {
+	const bool upper = type == KVT_ATTN_F8_E4M3 ? i >= 2 : i;
+
 	if (type == KVT_ATTN_F32)
 		return _mm256_castsi256_ps(word);
-	if (i)
+	if (type == KVT_ATTN_F8_E4M3)
+		word = f8_bf16(word, i % 2); /* two steps' bytes at a time */
+	if (upper)
 		return _mm256_castsi256_ps(
 			_mm256_and_si256(word, _mm256_set1_epi32((int)0xffff0000)));
 	return _mm256_castsi256_ps(_mm256_slli_epi32(word, 16));
-}
-
-INLINE void values_load(const char *row, size_t stride, uint32_t dim, uint32_t v, vb *ret_step,
-			const uint32_t n_vectors, const uint32_t type)
-{
-	(void)stride;
-	UNROLL_FOR (i, n_vectors) {
-		uint32_t x = (v + i) * VW, n = n_vectors > 1 ? VW : dim - x;
-
-		ret_step[i] = floats_load(row + x * kvt_type_size(type), n, type);
-	}
 }
 
 #include "attention.inc.h"

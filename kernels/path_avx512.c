@@ -101,17 +101,6 @@ INLINE vb keys_step(words word, const uint32_t i, const uint32_t type)
 	return _mm512_castsi512_ps(_mm512_slli_epi32(word, 16));
 }
 
-INLINE void values_load(const char *row, size_t stride, uint32_t dim, uint32_t v, vb *ret_step,
-			const uint32_t n_vectors, const uint32_t type)
-{
-	(void)stride;
-	UNROLL_FOR (i, n_vectors) {
-		uint32_t x = (v + i) * VW, n = n_vectors > 1 ? VW : dim - x;
-
-		ret_step[i] = floats_load(row + x * kvt_type_size(type), n, type);
-	}
-}
-
 #include "attention.inc.h"
 
 KVT_PATH_DEFINE(kvt_path_avx512_f32, "avx512");
