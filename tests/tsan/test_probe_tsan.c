@@ -9,7 +9,8 @@
  * beyond it may be reported.
  *
  * A prober then locks the reported prefix. If that succeeds, the handle must name exactly its keys:
- * a MATCH under the lock finds at least as much, unless the path was removed since.
+ * a MATCH under the lock finds at least as much, unless the path was removed since. Or it begins
+ * behind it: the table has the pages that a MATCH of all keys finds.
  *
  * Inputs: random trees and paths. Invariant: no race report, and no path that never existed. */
 #include "shm/walk.h"
@@ -25,7 +26,7 @@ struct actor {
 	struct kvt_client *client;
 	uint32_t ns[2];
 	uint64_t seed;
-	uint64_t hits, misses, races, locked, detached;
+	uint64_t hits, misses, races, locked, begun, stale, detached;
 	pthread_t thread;
 };
 
@@ -146,7 +147,38 @@ static void lock_and_compare(struct actor *actor, uint32_t ns, const uint32_t *k
 	INSIDE_CHECK(kvt_unlock(actor->client, lease, KVT_IDLE) == 0);
 }
 
-static void probe(struct actor *actor, bool lock)
+static void begin_and_compare(struct actor *actor, uint32_t ns, const uint32_t *keys,
+			      uint32_t n_keys, struct kvt_handle handle)
+{
+	struct kvt_request request = {
+		.op = KVT_OP_BEGIN, .flags = KVT_F_FULL, .namespace_id = ns, .handle = handle,
+		.keys = keys + handle.positions, .n_keys = n_keys - handle.positions,
+	};
+	struct kvt_request end = { .op = KVT_OP_END, .fence = KVT_IDLE };
+	uint32_t named = handle.positions / PS, pages[DEPTH];
+	struct kvt_client *client = actor->client;
+	struct kvt_result begun, found, ended;
+	bool same;
+	int rc = kvt_call(client, &request, &begun);
+
+	INSIDE_CHECK(rc == 0 || rc == -ESTALE || rc == -ENOSPC);
+	actor->stale += rc == -ESTALE;
+	if (rc != 0)
+		return;
+	actor->begun++;
+	INSIDE_CHECK(begun.matched >= handle.positions && begun.n_pages >= named);
+	memcpy(pages, begun.pages, named * sizeof(*pages));
+	kvt_result_release(client, &begun);
+	INSIDE_CHECK(kvt_match(client, ns, keys, n_keys, KVT_F_LOCK, &found) == 0);
+	same = found.n_pages >= named && memcmp(found.pages, pages, named * sizeof(*pages)) == 0;
+	kvt_result_release(client, &found);
+	INSIDE_CHECK(kvt_unlock(client, found.lease, KVT_IDLE) == 0);
+	end.lease = begun.lease;
+	INSIDE_CHECK(kvt_call(client, &end, &ended) == 0);
+	INSIDE_CHECK(same || ended.flags & KVT_CQE_DETACHED);
+}
+
+static void probe(struct actor *actor, uint32_t i)
 {
 	uint32_t keys[DEPTH * PS], which = random_below(actor, 2), matched, allowed;
 	uint32_t pages = 1 + random_below(actor, DEPTH);
@@ -169,15 +201,17 @@ static void probe(struct actor *actor, bool lock)
 	}
 	actor->hits += matched > 0;
 	actor->misses += matched == 0;
-	if (lock && matched)
+	if (matched && i % 64 == 0)
 		lock_and_compare(actor, actor->ns[which], keys, pages * PS, handle);
+	else if (matched && i % 64 == 32)
+		begin_and_compare(actor, actor->ns[which], keys, pages * PS, handle);
 }
 
 /* How long that takes depends on the scheduler: the tree changes until then. */
 static bool saw_enough(const struct actor *actor)
 {
 	return actor->hits > 1000 && actor->misses > 1000 && actor->locked > 10 &&
-	       actor->detached < actor->locked;
+	       actor->begun > 10 && actor->stale > 0 && actor->detached < actor->locked;
 }
 
 static void *probe_all(void *context)
@@ -185,7 +219,7 @@ static void *probe_all(void *context)
 	struct actor *actor = context;
 
 	for (uint32_t i = 0; i < PROBES || kvt_load_acquire(&changing); i++) {
-		probe(actor, i % 64 == 0);
+		probe(actor, i);
 		if (saw_enough(actor))
 			kvt_store_release(&seen_enough, true);
 	}
@@ -210,9 +244,11 @@ int main(void)
 	INSIDE_CHECK(pthread_create(&actors[1].thread, NULL, probe_all, &actors[1]) == 0);
 	for (int i = 0; i < 2; i++)
 		pthread_join(actors[i].thread, NULL);
-	printf("%llu hits, %llu misses, %llu gave up after races, %llu locked, %llu detached\n",
+	printf("%llu hits, %llu misses, %llu gave up after races, %llu locked, %llu begun, "
+	       "%llu stale, %llu detached\n",
 	       (unsigned long long)actors[1].hits, (unsigned long long)actors[1].misses,
 	       (unsigned long long)actors[1].races, (unsigned long long)actors[1].locked,
+	       (unsigned long long)actors[1].begun, (unsigned long long)actors[1].stale,
 	       (unsigned long long)actors[1].detached);
 	INSIDE_CHECK(saw_enough(&actors[1]));
 	for (int i = 0; i < 2; i++) {
