@@ -94,7 +94,7 @@ static void encode(struct bench_target *target, const struct kvt_request *reques
 	};
 	if (request->n_keys)
 		memcpy(target->keys, request->keys, request->n_keys * sizeof(uint32_t));
-	if (request->op == KVT_OP_FREE) {
+	if (kvt_op_takes(request->op) & KVT_TAKES_PAGES) {
 		memcpy(target->keys, request->pages, request->n_pages * sizeof(uint32_t));
 		sqe->n_keys = request->n_pages;
 	} else if (request->op == KVT_OP_INSERT) {

@@ -55,6 +55,7 @@ enum kvt_cu_constant {
 	KVT_CU_ATTRIBUTE_HOST_REGISTER = 99,
 	KVT_CU_ATTRIBUTE_VMM = 102,
 	KVT_CU_ATTRIBUTE_POSIX_FD = 103,
+	KVT_CU_ATTRIBUTE_RDMA_VMM = 110,
 	KVT_CU_ATTRIBUTE_STREAM_MEM_OPS_64 = 122,
 	KVT_CU_ATTRIBUTE_MPS_ENABLED = 133, /* unknown to drivers before 12.8 */
 
@@ -96,7 +97,9 @@ struct kvt_cu_allocation {
 	int handle_types;
 	struct kvt_cu_location location;
 	void *win32;
-	uint8_t flags[8];
+	uint8_t compression;
+	uint8_t rdma; /* 1: network adapters may read and write it, where the device allows */
+	uint8_t flags[6];
 };
 
 struct kvt_cu_access {

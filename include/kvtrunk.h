@@ -122,7 +122,8 @@ struct kvt_options {
 	uint32_t reserved;
 	/* How long kvt_client_connect() waits for a daemon that is not there yet, within its
 	 * deadline. Default: 5 s if a socket path was given (here or by $KVTRUNK_SOCKET), or if the
-	 * socket exists without a listener; else not at all. -1: not at all. */
+	 * socket exists without a listener; else not at all. -1: not at all. With `group`, if it is
+	 * given: also for rank 0, which has not opened a group with this token yet. */
 	int64_t connect_wait_ns;
 };
 #define KVT_OPTIONS_INIT ((struct kvt_options){ .size = sizeof(struct kvt_options) })
@@ -222,6 +223,14 @@ int kvt_client_arm(struct kvt_client *client);
 int kvt_namespace_open(struct kvt_client *client, const uint64_t digest[2],
 		       const char *label, uint32_t *ret_namespace);
 
+/** Close a namespace, behind the operations submitted before: the number means nothing until it is
+ * opened again. What is cached there stays, until it is evicted or its place is needed for another
+ * namespace; kvt_remove() without keys first forgets it at once.
+ * Errors: -EBUSY this session has leases there, or operations that wait for a fence or for others
+ * (nothing changed: END and UNLOCK them, then close again); -EINVAL it is not open, or the
+ * daemon is older than ABI 2.4. */
+int kvt_namespace_close(struct kvt_client *client, uint32_t namespace_id);
+
 /* ---------------------------------------------------------------- pool */
 
 /** One slab, mapped. Where a page lies: kvt_pool_view(), and kvt_page_address() if all of it is in
@@ -261,7 +270,8 @@ void *kvt_page_address(const struct kvt_pool *pool, uint32_t page);
  * and likewise from v. For PyTorch: a tensor on `k` of shape [n_pages, n_kv_heads, page_size,
  * head_dim] with the strides (page, head, position)_stride_bytes / element_bytes and 1. The
  * elements of a head are contiguous, everything lies within the slab, and no two elements of any
- * two planes share a byte. Pages that are cached are read only, by contract. */
+ * two planes share a byte; with KVT_LAYOUT_LATENT there is one plane, and v is k. Pages that are
+ * cached are read only, by contract. */
 struct kvt_pool_view {
 	void *k;
 	void *v;
@@ -291,7 +301,7 @@ int kvt_pool_view(struct kvt_client *client, const struct kvt_pool *pool, uint32
 int kvt_pool_geometry_describe(const struct kvt_pool_geometry *geometry,
 			       struct kvt_pool_geometry_text *ret_text);
 
-/** Bytes of one page in one slab: 2 * layers * heads * page_size * dim * element. 0: not a
+/** Bytes of one page in one slab: planes * layers * heads * page_size * dim * element. 0: not a
  * geometry, or page_size is no power of two up to 256. */
 uint64_t kvt_pool_geometry_page_bytes(const struct kvt_pool_geometry *geometry,
 				      uint32_t page_size);
@@ -319,10 +329,42 @@ enum kvt_map_flag {
 int kvt_pool_map_cuda(struct kvt_client *client, int device, uint32_t flags,
 		      struct kvt_pool *ret_pool);
 
+/* ---------------------------------------------------------------- sleep */
+
+/** Hold nothing of the pool: for an engine that sleeps, and before a snapshot of the process. Slabs
+ * in host and device memory are unmapped. The connection, its session, namespaces and streams stay,
+ * and so does what this client has cached: for others, and for itself after kvt_client_resume().
+ *
+ * Refused with -EBUSY, and nothing changed, while the session holds something:
+ * kvt_client_error() says how many leases, private pages and unanswered operations. They are not
+ * ended here: a sequence would name pages that others soon write, and only the caller knows when
+ * its kernels no longer touch them. Waits for no fence.
+ *
+ * Until resumed, calls that would bring a lease, pages or a mapping return -ENXIO: kvt_pool_map*(),
+ * kvt_seq_begin(), kvt_lock(), kvt_alloc(), kvt_insert(), kvt_match() with KVT_F_LOCK, and the like
+ * by kvt_submit(). kvt_match(), kvt_probe(), counters, namespaces, kvt_group_check() and
+ * kvt_client_close() work. The pool's addresses stay reserved, and must not be touched: SIGSEGV in
+ * host memory, a fault of the device in device memory. Another client of the process that has the
+ * same slab on the same device keeps it mapped. The device's primary context stays retained.
+ *
+ * In a group each process suspends its own mapping: rank 0, which has the leases, first, and
+ * resumes after the others. An observer has nothing to give up. A second call does nothing.
+ * Errors: -EBUSY, also if a stream has not reached its last fence; -ENOMEM; -ECONNRESET, -ESTALE,
+ * -ETIMEDOUT. */
+int kvt_client_suspend(struct kvt_client *client);
+
+/** Map again what was mapped, at the same addresses: struct kvt_pool and tensors made of it are
+ * right again. Only by cuda-ipc the driver chooses the address: call kvt_pool_map_cuda() again.
+ * A client that is not suspended stays as it is.
+ * Errors: -ECONNRESET or -ESTALE: the daemon ended or started cold meanwhile, as every call says;
+ * those of kvt_pool_map() and kvt_pool_map_cuda(). The client stays suspended: try again, or close
+ * it. */
+int kvt_client_resume(struct kvt_client *client);
+
 /* ---------------------------------------------------------------- groups */
 
-/** What rank 0 sends to the other ranks of its engine, over their own channel. Its holder can join,
- * so it is a secret. */
+/** What rank 0 sends to the other ranks of its engine, over their own channel, or what all of them
+ * derive from a secret of the engine. Its holder can join. */
 struct kvt_group_token {
 	uint64_t words[2];
 };
@@ -335,20 +377,25 @@ struct kvt_group_token {
  * ring: operations and sequences are rank 0's, whose page tables name pages in every slab.
  *
  * A fence (slot, value) of rank 0's operations is reached when the word `slot` of *every* process
- * of the group is at least `value`; for work of some ranks only, the others raise theirs at once. A
- * member's words begin with rank 0's values. Missing ranks are not waited for: begin work when all
- * have joined.
+ * of the group is at least `value`; for work of some ranks only, the others raise theirs at once.
+ * If rank 0 alone knows when the work of all has ended, the others raise theirs to UINT64_MAX once.
+ * A member's words begin with rank 0's values. Missing ranks are not waited for: begin work when
+ * all have joined.
  *
  * The group ends when any of its processes closes, exits or is killed. Then the others get
  * -ECONNRESET (kvt_group_check()), leases end, and private pages stay in quarantine until every
  * process has ended. In order: members stop, rank 0 closes, members close.
  *
  * @n_ranks  rank 0 included, 2 to KVT_MAX_RANKS. The same number again gives the same token.
- * Errors: -EINVAL n_ranks, -EALREADY a group of another size, -ENOSPC max_members, -ENOTCONN an
- * observer or a member, -ECONNRESET. Connecting with a token: -ESTALE no such group (any more),
- * -ERANGE no such rank, -EEXIST the rank has already joined. */
+ * @token    chosen by the caller, for ranks that know it beforehand: 128 bits that others cannot
+ *           guess, such as the digest of a random id of the engine. NULL or all 0: a random one.
+ * Errors: -EINVAL n_ranks, -EALREADY a group of another size or token, -EEXIST another group has
+ * the token, -ENOTSUP the daemon is older and chooses it, -ENOSPC max_members, -ENOTCONN an
+ * observer or a member, -ECONNRESET. Connecting with a token: -ESTALE no such group (any more, or
+ * not within options->connect_wait_ns), -ERANGE no such rank, -EEXIST the rank has already
+ * joined. */
 int kvt_group_open(struct kvt_client *client, uint32_t n_ranks,
-		   struct kvt_group_token *ret_token);
+		   const struct kvt_group_token *token, struct kvt_group_token *ret_token);
 
 /** Check whether the session, and with it the group, still lives, without waiting. For loops that
  * make no other call, such as a member's: kvt_client_control_fd() is readable on a change. Returns
@@ -426,14 +473,28 @@ void kvt_client_kick(struct kvt_client *client);
  * its own session count, too, so that a scheduler can hold back the second of two equal requests.
  * With any other answer it is a plain BEGIN, and no notice follows. With KVT_F_OTHERS beside
  * KVT_F_NO_WAIT they do not count: for a scheduler that knows its own requests. kvt_seq_adopt()
- * makes a sequence of a BEGIN that kvt_reap() answered. */
+ * makes a sequence of a BEGIN that kvt_reap() answered.
+ *
+ * LOCK with KVT_F_SHORTER locks what is left of a handle whose last pages were evicted: `matched`
+ * positions, n_pages pages, and a handle that names just these. What is left are leading pages of
+ * the same keys. -ESTALE: nothing is, or it was removed, expired or reset, or its nodes have been
+ * reused, or it was evicted from before the daemon's last restart. Fix: match the keys.
+ *
+ * ALLOC with KVT_F_SHORTER gives as many of `arg` pages as are free, evictable and within limits.
+ * If that is none, it is refused as one of a single page.
+ *
+ * COMMIT with KVT_F_KEEP and KVT_F_NO_LIST answers without the page table and takes no room in the
+ * list area: for callers that keep a table of their own, whose pages stay theirs until END. If
+ * `advanced` is above 0, what others computed is in the pages that a COMMIT without it lists; a
+ * caller that computes these positions itself needs none. To a daemon older than minor
+ * version 5, or with a withheld arena, it is sent without the flag: release the answer. */
 struct kvt_request {
 	uint32_t op;    /* enum kvt_op */
 	uint32_t flags; /* enum kvt_sqe_flag */
 	uint32_t namespace_id;
 	uint32_t n_keys;
 	const uint32_t *keys;
-	const uint32_t *pages; /* INSERT: floor(n_keys / page_size); FREE: n_pages */
+	const uint32_t *pages; /* INSERT: floor(n_keys / page_size); FREE, EXTEND: n_pages */
 	uint32_t n_pages;
 	uint32_t arg;          /* extra, computed, n or page, by op: see struct kvt_sqe */
 	struct kvt_handle handle; /* LOCK; INSERT, MATCH, BEGIN: what `keys` continue */
@@ -636,6 +697,15 @@ int kvt_seq_settle(struct kvt_seq *seq);
  * table is full, not per token. Waits for no commit in flight, unless the table has grown by more
  * than 64 pages and an eighth meanwhile. Errors as kvt_seq_begin(): nothing changed. */
 int kvt_seq_extend(struct kvt_seq *seq, uint32_t n);
+
+/** Lengthen the page table by `n` pages that the session has from kvt_alloc() or an ALLOC, and wait
+ * for nothing: a scheduler that keeps a stock of them makes no round trip here. They are the
+ * sequence's from now on.
+ * Errors: -EAGAIN the ring is full, or what is in flight has no room for a table so long: reap or
+ * settle first; -ENOMEM; -ENOTSUP the daemon is older. Nothing changed. A page that is not the
+ * session's, in a sequence already or named twice is refused later, with all n: commits beyond the
+ * table are then -EINVAL. */
+int kvt_seq_extend_pages(struct kvt_seq *seq, const uint32_t *pages, uint32_t n);
 
 /** End: with computed > 0 after a last commit. Frees the handle in any case. Commits in flight take
  * effect before it.

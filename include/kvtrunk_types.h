@@ -43,7 +43,8 @@ enum kvt_op {
 	KVT_OP_STATS = 15,
 	KVT_OP_AUDIT = 16,
 	KVT_OP_CLOSE = 17,
-	KVT_OP_COUNT = 18,
+	KVT_OP_LEAVE = 18, /* close one namespace */
+	KVT_OP_COUNT = 19,
 };
 
 enum kvt_sqe_flag {
@@ -58,6 +59,9 @@ enum kvt_sqe_flag {
 	KVT_F_WAIT = 1u << 8,       /* BEGIN: wait up to ttl_ms for what others compute of it */
 	KVT_F_NO_WAIT = 1u << 9,    /* BEGIN: do not begin then, but get a notice within ttl_ms */
 	KVT_F_OTHERS = 1u << 10,    /* with NO_WAIT: what its own session computes does not count */
+	KVT_F_SHORTER = 1u << 11,   /* LOCK: what is left of the handle, if anything is; ALLOC: as
+				     * many of the pages as can be had, at least one */
+	KVT_F_NO_LIST = 1u << 12,   /* COMMIT with KEEP: answer without the page table */
 };
 
 enum kvt_cqe_flag {
@@ -120,7 +124,8 @@ enum kvt_reason {
 	KVT_REASON_DISABLED = 38,
 	KVT_REASON_ANNOUNCED = 39,
 	KVT_REASON_DEADLINE = 40,
-	KVT_REASON_COUNT = 41,
+	KVT_REASON_NAMESPACE_HELD = 41,
+	KVT_REASON_COUNT = 42,
 };
 
 enum kvt_page_state {
@@ -186,17 +191,21 @@ enum kvt_element_type {
 	KVT_ELEMENT_FP8_E4M3 = 3, /* the "fn" kind, no infinities; value = stored * scale */
 };
 
-/** How one layer of a page lies. Two planes, K and then V, or packed: a layer of a page is one
- * piece with both. A client of ABI 2.2 or older does not connect to a daemon with a packed one. */
+/** How one layer of a page lies. Two planes, K and then V; packed: a layer of a page is one piece
+ * with both; or one plane, of which K and V are made. A client of ABI 2.2 or older does not connect
+ * to a daemon with a packed one, of 2.4 or older not to one with KVT_LAYOUT_LATENT. */
 enum kvt_page_layout {
 	KVT_LAYOUT_HND = 0,  /* two planes: [kv head][position][dim] */
 	KVT_LAYOUT_NHD = 1,  /* two planes: [position][kv head][dim] */
 	KVT_LAYOUT_HNKD = 2, /* packed: [kv head][position][K, V][dim] */
 	KVT_LAYOUT_NHKD = 3, /* packed: [position][kv head][K, V][dim] */
 	KVT_LAYOUT_HKND = 4, /* packed: [kv head][K, V][position][dim] */
+	/* One plane: [position][dim], n_kv_heads 1. Multi-head latent attention (DeepSeek-V2,
+	 * arXiv:2405.04434): dim = kv_lora_rank + qk_rope_head_dim. */
+	KVT_LAYOUT_LATENT = 5,
 };
 
-/** How the pages of all layers lie in a slab. [K, V]: the planes, if the layout is not packed. */
+/** How the pages of all layers lie in a slab. [K, V]: the planes, if the layout has two. */
 enum kvt_page_order {
 	KVT_ORDER_LAYER = 0, /* [layer][K, V][page][...]: a layer is one tensor */
 	KVT_ORDER_PAGE = 1,  /* [page][layer][K, V][...]: all layers of a page are contiguous */

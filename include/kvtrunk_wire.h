@@ -37,10 +37,13 @@
 #endif
 
 #define KVT_ABI_MAJOR 2 /* raised when an old client could misread a new daemon's memory */
-#define KVT_ABI_MINOR 3 /* raised for additions that an old client may ignore */
+#define KVT_ABI_MINOR 5 /* raised for additions that an old client may ignore */
 #define KVT_ABI_MINOR_HANDLES 1 /* since then: MATCH and BEGIN take a handle */
 #define KVT_ABI_MINOR_PACKED 3  /* since then: layouts with K and V packed, pace_us,
 				    a sealer of pages and BEGIN's word of it, OTHERS */
+#define KVT_ABI_MINOR_LEAVE 4   /* since then: LEAVE */
+#define KVT_ABI_MINOR_LATENT 5  /* since then: KVT_LAYOUT_LATENT, SHORTER, NO_LIST; EXTEND takes
+				    pages */
 
 /* A line that one side writes and the other polls. 128, not 64: x86 prefetches lines in pairs
  * and Arm server cores have 128-byte granules, so 64 would still ping-pong. */
@@ -265,9 +268,10 @@ _Static_assert(sizeof(struct kvt_namespace_record) == 64, "kvt_namespace_record"
  * list area. Unused fields must be 0 (fence_slot: KVT_FENCE_IDLE or 0).
  *
  *   MATCH   namespace keys list(with LOCK); node generation positions (start, as INSERT's)
- *   LOCK    node generation positions, list
+ *   LOCK    node generation positions, list; with SHORTER the leading pages of the handle that are
+ *           left, -ESTALE if none is
  *   UNLOCK  lease fence
- *   ALLOC   arg = pages, list
+ *   ALLOC   arg = pages, list; with SHORTER fewer if there are fewer, -ENOSPC or -EDQUOT if none
  *   FREE    keys = page numbers, fence
  *   INSERT  namespace keys; arg = offset of the page numbers in the key area; node generation
  *           positions (start, node KVT_NONE = from the root); fence priority ttl_ms; list = twins
@@ -276,10 +280,13 @@ _Static_assert(sizeof(struct kvt_namespace_record) == 64, "kvt_namespace_record"
  *           INSERT's); list = page table and, if there is room, a word behind its n_list: the
  *           reused positions that other sessions sealed; ttl_ms = deadline, with WAIT or NO_WAIT
  *           only
- *   COMMIT  lease; arg = computed positions; keys = generated keys; fence; list = page table
- *   EXTEND  lease; arg = pages; list = the new pages
+ *   COMMIT  lease; arg = computed positions; keys = generated keys; fence; list = page table,
+ *           none with NO_LIST
+ *   EXTEND  lease; arg = pages; list = the new pages. Or keys = numbers of pages that ALLOC gave
+ *           the session; no arg, no list
  *   END     lease; fence; with F_COMMIT arg and keys as COMMIT
- *   REMOVE  namespace keys
+ *   REMOVE  namespace keys (none: all of it)
+ *   LEAVE   namespace
  *   PAGE    arg = page
  *   EVICT   arg = pages
  *   STATS   list = struct kvt_counters as u32 words
@@ -308,7 +315,7 @@ _Static_assert(sizeof(struct kvt_sqe) == 64, "kvt_sqe");
 /** What an operation takes from its entry; what it does not take must be 0. */
 enum kvt_takes {
 	KVT_TAKES_NAMESPACE = 1u << 0,
-	KVT_TAKES_KEYS = 1u << 1, /* of FREE: page numbers */
+	KVT_TAKES_KEYS = 1u << 1,
 	KVT_TAKES_LIST = 1u << 2, /* its answer may have one; without, n_list is 0 */
 	KVT_TAKES_ARG = 1u << 3,
 	KVT_TAKES_HANDLE = 1u << 4,
@@ -317,6 +324,7 @@ enum kvt_takes {
 	KVT_TAKES_POLICY = 1u << 7, /* priority and TTL */
 	KVT_TAKES_DEADLINE = 1u << 8, /* ttl_ms, with WAIT or NO_WAIT */
 	KVT_TAKES_PRIVILEGE = 1u << 9,
+	KVT_TAKES_PAGES = 1u << 10, /* its keys are page numbers */
 };
 
 /** How many list words an answer has at most. */
@@ -341,14 +349,14 @@ enum kvt_list_size {
 	  KVT_TAKES_NAMESPACE | KVT_TAKES_KEYS | KVT_TAKES_LIST | KVT_TAKES_HANDLE,       \
 	  KVT_F_LOCK | KVT_F_NO_TOUCH, KVT_LIST_KEYS,                                     \
 	  W(matched) W(announced) U(2) U(3))                                              \
-	X(LOCK, lock, KVT_TAKES_HANDLE | KVT_TAKES_LIST, 0, KVT_LIST_HANDLE,              \
+	X(LOCK, lock, KVT_TAKES_HANDLE | KVT_TAKES_LIST, KVT_F_SHORTER, KVT_LIST_HANDLE,  \
 	  W(matched) U(1) U(2) U(3))                                                      \
 	X(UNLOCK, unlock, KVT_TAKES_LEASE | KVT_TAKES_FENCE, 0, KVT_LIST_NONE,            \
 	  U(0) U(1) U(2) U(3))                                                            \
-	X(ALLOC, alloc, KVT_TAKES_ARG | KVT_TAKES_LIST, 0, KVT_LIST_ARG,                  \
+	X(ALLOC, alloc, KVT_TAKES_ARG | KVT_TAKES_LIST, KVT_F_SHORTER, KVT_LIST_ARG,      \
 	  U(0) U(1) W(evicted) U(3))                                                      \
-	X(FREE, free, KVT_TAKES_KEYS | KVT_TAKES_FENCE, 0, KVT_LIST_NONE,                 \
-	  U(0) U(1) U(2) W(freed))                                                        \
+	X(FREE, free, KVT_TAKES_KEYS | KVT_TAKES_PAGES | KVT_TAKES_FENCE, 0,              \
+	  KVT_LIST_NONE, U(0) U(1) U(2) W(freed))                                         \
 	X(INSERT, insert,                                                                 \
 	  KVT_TAKES_NAMESPACE | KVT_TAKES_KEYS | KVT_TAKES_LIST | KVT_TAKES_ARG |         \
 	  KVT_TAKES_HANDLE | KVT_TAKES_FENCE | KVT_TAKES_POLICY,                          \
@@ -363,10 +371,11 @@ enum kvt_list_size {
 	X(COMMIT, commit,                                                                 \
 	  KVT_TAKES_LEASE | KVT_TAKES_KEYS | KVT_TAKES_LIST | KVT_TAKES_ARG |             \
 	  KVT_TAKES_FENCE,                                                                \
-	  KVT_F_CHUNKED | KVT_F_KEEP, KVT_LIST_TABLE,                                     \
+	  KVT_F_CHUNKED | KVT_F_KEEP | KVT_F_NO_LIST, KVT_LIST_TABLE,                     \
 	  W(next) W(advanced) W(sealed) W(duplicates))                                    \
-	X(EXTEND, extend, KVT_TAKES_LEASE | KVT_TAKES_LIST | KVT_TAKES_ARG,               \
-	  0, KVT_LIST_ARG, U(0) U(1) W(evicted) U(3))                                     \
+	X(EXTEND, extend,                                                                 \
+	  KVT_TAKES_LEASE | KVT_TAKES_KEYS | KVT_TAKES_PAGES | KVT_TAKES_LIST |           \
+	  KVT_TAKES_ARG, 0, KVT_LIST_ARG, U(0) U(1) W(evicted) U(3))                      \
 	X(END, end,                                                                       \
 	  KVT_TAKES_LEASE | KVT_TAKES_KEYS | KVT_TAKES_ARG | KVT_TAKES_FENCE,             \
 	  KVT_F_COMMIT | KVT_F_CHUNKED | KVT_F_KEEP, KVT_LIST_NONE,                       \
@@ -384,7 +393,9 @@ enum kvt_list_size {
 	X(AUDIT, audit, KVT_TAKES_PRIVILEGE, 0, KVT_LIST_NONE,                            \
 	  W(problems) U(1) U(2) U(3))                                                     \
 	X(CLOSE, close, KVT_TAKES_FENCE, 0, KVT_LIST_NONE,                                \
-	  U(0) U(1) U(2) W(freed))
+	  U(0) U(1) U(2) W(freed))                                                        \
+	X(LEAVE, leave, KVT_TAKES_NAMESPACE, 0, KVT_LIST_NONE,                            \
+	  U(0) U(1) U(2) U(3))
 
 #define KVT_OP_ONE(NAME, name, takes, flags, list, answer) +1
 _Static_assert(KVT_OPS(KVT_OP_ONE, , ) == KVT_OP_COUNT, "KVT_OPS has a row for each operation");
@@ -421,7 +432,8 @@ KVT_OPS(KVT_ANSWER, KVT_ANSWER_WORD, KVT_ANSWER_UNUSED)
 struct kvt_answer_refused {
 	/* -ENOSPC: pages that this very operation could have had: free and evictable ones without
 	 * those that it would have locked. -ENOBUFS: list words needed. -EDQUOT: the limit.
-	 * -EAGAIN (BEGIN with NO_WAIT): positions that others compute. Else of COMMIT: `next`. */
+	 * -EAGAIN (BEGIN with NO_WAIT): positions that others compute. -EBUSY (LEAVE): leases and
+	 * operations of the session there. Else of COMMIT: `next`. */
 	uint32_t number;
 	uint32_t needed; /* pages; -ENOSPC for want of pages */
 	uint32_t unused2, unused3;
@@ -653,7 +665,7 @@ struct kvt_message_welcome {
 };
 
 /** First message of a successor to an inherited connection. The client repeats its unanswered
- * requests. Not sent while a request waits in the socket. */
+ * requests; each is answered once. */
 struct kvt_message_resumed {
 	struct kvt_message head;
 	uint64_t generation; /* of the arena: daemons that served it */
@@ -698,7 +710,7 @@ struct kvt_message_group {
 	struct kvt_message head;
 	uint32_t n_ranks; /* rank 0, the session's own process, included */
 	uint32_t reserved;
-	uint64_t token[2]; /* answer */
+	uint64_t token[2]; /* chosen by the caller, 0 = random; answer: the group's */
 	char text[KVT_TEXT_BYTES]; /* answer: why not */
 };
 
@@ -835,11 +847,12 @@ static inline uint64_t kvt_layout_fold(const uint32_t *facts, size_t n)
 }
 
 /** One number that changes when a structure that clients and the daemon share does: sizes,
- * alignments, and the offsets that a change of order would move. */
+ * alignments, and the offsets that a change of order would move. Of operations and reasons those of
+ * ABI 2.0: later ones are additions. */
 static inline uint64_t kvt_abi_layout(void)
 {
 	static const uint32_t facts[] = {
-		KVT_ABI_MAJOR, KVT_LINE, KVT_FENCE_WORDS, KVT_OP_COUNT, KVT_REASON_COUNT,
+		KVT_ABI_MAJOR, KVT_LINE, KVT_FENCE_WORDS, KVT_OP_CLOSE + 1, KVT_REASON_DEADLINE + 1,
 		sizeof(struct kvt_arena_header), offsetof(struct kvt_arena_header, counters),
 		offsetof(struct kvt_arena_header, state),
 		offsetof(struct kvt_arena_header, mutation),

@@ -187,7 +187,7 @@ struct kvt_client_slab {
 	struct kvt_slab_record record;
 	int fd; /* the client's; -1 = none */
 	struct kvt_device_mapping *mapped[2]; /* device memory: to write, and to read only */
-	void *base; /* host memory; NULL: not mapped */
+	void *base; /* host memory; NULL: not mapped. Suspended: the address is reserved */
 	uint64_t base_bytes;
 };
 
@@ -197,6 +197,7 @@ struct kvt_client {
 	const volatile uint32_t *alive; /* KVT_ALIVE, 0 in a forked child */
 	int dead;            /* 0, or why every call fails: -ECONNRESET, -EPROTO */
 	bool armed;          /* the caller's loop asked for a wake-up */
+	bool suspended;      /* no lease, and no slab is mapped */
 	bool has_session;    /* false: observer */
 	bool ask_pid;        /* this kernel wipes no pages: each call compares pids instead */
 	int32_t pid;
@@ -330,8 +331,9 @@ void kvt_error_set(struct kvt_error *error, int code, int reason, const char *fo
 
 /** Get the size of a received object. -EPROTO: it is not sealed against shrinking. */
 int kvt_client_sealed_bytes(int fd, uint64_t *ret_bytes);
-/** Map an object read-write, out of forked children. */
-int kvt_client_map_shared(int fd, uint64_t bytes, void **ret_base);
+/** Map an object read-write, out of forked children. `at`: in place of what is mapped there; NULL:
+ * anywhere. */
+int kvt_client_map_shared(int fd, uint64_t bytes, void *at, void **ret_base);
 
 /** True for a session and for a member of a group. */
 static inline bool kvt_client_has_fences(const struct kvt_client *client)
@@ -350,6 +352,9 @@ static inline int kvt_client_usable(struct kvt_client *client)
 		return kvt_client_unusable(client);
 	return 0;
 }
+
+/** -ENXIO: the client is suspended; say so. */
+int kvt_client_awake(struct kvt_client *client);
 
 /** The limits of one blocking call, set when it first reads the clock. */
 struct kvt_wait {
@@ -406,6 +411,9 @@ int kvt_client_submit_ahead(struct kvt_client *client, const struct kvt_request 
 int kvt_client_submit_silently(struct kvt_client *client, const struct kvt_request *request);
 /** Set the fields that result->op has an answer for; the operation succeeded. */
 void kvt_client_decode_answer(struct kvt_result *result, const struct kvt_cqe *cqe);
+/** Count operations that may still bring or hold a lease, a page or a fence: unanswered ones, but
+ * for a notice that a BEGIN was promised, and ENDs that found no room. */
+uint32_t kvt_client_unanswered(const struct kvt_client *client);
 /** Take all available answers. */
 int kvt_client_take_ready(struct kvt_client *client);
 /** Wait for all late and asynchronous answers of a sequence. */
@@ -414,12 +422,12 @@ int kvt_client_settle(struct kvt_client *client, const struct kvt_seq *seq);
 void kvt_seq_forget_answers(struct kvt_seq *seq);
 /** Make room for n pages in both tables. -E2BIG, -ENOMEM. */
 int kvt_seq_reserve(struct kvt_seq *seq, uint64_t n_pages);
-/** Take the whole table (BEGIN, COMMIT), or append what EXTEND adds. Neither exceeds what was
- * reserved. */
+/** Take the table that BEGIN or COMMIT answers: pages appended since its entry was submitted stay
+ * behind it. Or append. Neither exceeds what was reserved. */
 void kvt_seq_take_table(const struct kvt_seq *seq, struct kvt_seq_view *view,
 			const struct kvt_result *result);
-void kvt_seq_append(const struct kvt_seq *seq, struct kvt_seq_view *view,
-		    const struct kvt_result *result);
+void kvt_seq_append(const struct kvt_seq *seq, struct kvt_seq_view *view, const uint32_t *pages,
+		    uint32_t n);
 /** Take the page table of a late COMMIT or EXTEND. */
 void kvt_seq_late(struct kvt_seq *seq, const struct kvt_result *result);
 /** The same for an asynchronous COMMIT; a failure is reported by the next call. */
@@ -430,17 +438,27 @@ void kvt_client_end_later(struct kvt_client *client, struct kvt_seq *seq);
 void kvt_seq_recycle(struct kvt_seq *seq);
 void kvt_seq_destroy_all(struct kvt_client *client);
 
-/* ---------------------------------------------------------------- device memory */
+/* ---------------------------------------------------------------- memory of the pool */
+
+/** Unmap host slabs, and keep their addresses; map them there again. After a failure some are. */
+int kvt_host_unmap_all(struct kvt_client *client);
+int kvt_host_map_all(struct kvt_client *client);
 
 struct kvt_cu_driver;
 
 /** The driver, loaded and initialized. -ENODEV, -EIO. */
 int kvt_device_driver(struct kvt_client *client, const struct kvt_cu_driver **ret_driver);
-/** Unmap what this client mapped. */
+/** Give up what this client mapped. */
 void kvt_device_unmap_all(struct kvt_client *client);
+/** Unmap what this client mapped, unless others of the process use it, and keep the addresses where
+ * the driver can; map it again. After a failure nothing has changed. */
+void kvt_device_suspend(struct kvt_client *client);
+int kvt_device_resume(struct kvt_client *client);
 /** Detach the streams from a closing client. True: fences are outstanding, and the last one unmaps
  * the segment. */
 bool kvt_streams_leave(struct kvt_client *client);
+/** True if every fence that a stream recorded is reached. */
+bool kvt_streams_idle(const struct kvt_client *client);
 /** Whether a stream raises this fence word. */
 bool kvt_streams_uses(const struct kvt_client *client, uint32_t slot);
 

@@ -90,7 +90,7 @@ static int map_sealed(int fd, uint64_t least, void **ret_base, uint64_t *ret_byt
 	if (rc == 0 && bytes < least)
 		rc = -EPROTO;
 	if (rc == 0)
-		rc = kvt_client_map_shared(fd, bytes, ret_base);
+		rc = kvt_client_map_shared(fd, bytes, NULL, ret_base);
 	if (rc != 0)
 		kvt_error_set(error, rc, 0, "cannot map the session segment: %s",
 			      rc == -EPROTO ? "it is too small or not sealed" :
@@ -260,14 +260,15 @@ static bool pause_for_daemon(int64_t *pause_ns, int64_t until_ns)
 	return true;
 }
 
-/* Wait for a daemon that does not serve yet. `given`: the caller named the socket. EACCES on a
- * socket that was absent before is retried: its mode is not set yet. */
+/* Wait for a daemon that does not serve yet, or for rank 0 of a group. `given`: the caller named
+ * the socket. EACCES on a socket that was absent before is retried: its mode is not set yet. */
 static int greet_when_there(const struct kvt_options *options, bool given,
 			    const struct kvt_message_hello *hello, int64_t deadline_ns,
 			    struct welcome *welcome, int *ret_control, struct kvt_error *error)
 {
 	int64_t wait_ns = options->connect_wait_ns ? options->connect_wait_ns : CONNECT_WAIT_NS;
 	int64_t until_ns = kvt_client_now_ns() + wait_ns, pause_ns = CONNECT_PAUSE_NS;
+	bool member = (hello->group[0] || hello->group[1]) && options->connect_wait_ns > 0;
 	bool absent = false;
 	int rc;
 
@@ -277,9 +278,10 @@ static int greet_when_there(const struct kvt_options *options, bool given,
 		rc = greet_again(options->socket_path, hello, deadline_ns, welcome, ret_control,
 				 error);
 		if (rc != -ECONNREFUSED && !(rc == -EACCES && absent) &&
-		    !(rc == -ENOENT && (given || options->connect_wait_ns)))
+		    !(rc == -ENOENT && (given || options->connect_wait_ns)) &&
+		    !(rc == -ESTALE && member))
 			return rc;
-		absent = true;
+		absent |= rc != -ESTALE;
 		if (wait_ns < 0 || !pause_for_daemon(&pause_ns, until_ns))
 			return rc;
 	}

@@ -3,8 +3,9 @@
  * Pools in device memory, for kvt_pool_map_cuda(). A handle may be opened once per process and
  * device, so open mappings are counted per process; a client's part is in struct kvt_client_slab.
  * Mappings live in the device's primary context, that of the CUDA runtime and of engines, and are
- * closed before the control socket: a hang-up proves them closed. `lock` guards the driver and
- * the list.
+ * closed before the control socket: a hang-up proves them closed. Suspended clients keep the
+ * mapping's entry and address, and its memory is unmapped when all are suspended. `lock` guards the
+ * driver and the list.
  */
 #include "libclient/client.h"
 
@@ -19,6 +20,7 @@
 struct kvt_device_mapping {
 	struct kvt_device_mapping *next;
 	uint32_t references;
+	uint32_t awake; /* references of clients that are not suspended; 0: not mapped */
 	pid_t pid; /* CUDA does not survive a fork: a child ignores it */
 	uint64_t instance[2];
 	uint32_t slab;
@@ -197,31 +199,32 @@ static int map_vmm(struct kvt_device_mapping *mapping, int fd)
 
 	if (error)
 		return error;
-	error = driver.vmm_reserve(&mapping->address, mapping->bytes, 0, 0, 0);
-	if (error) {
-		driver.vmm_release(handle);
-		return error;
-	}
-	error = driver.vmm_map(mapping->address, mapping->bytes, 0, handle, 0);
+	if (!mapping->address)
+		error = driver.vmm_reserve(&mapping->address, mapping->bytes, 0, 0, 0);
+	if (!error)
+		error = driver.vmm_map(mapping->address, mapping->bytes, 0, handle, 0);
 	driver.vmm_release(handle); /* the mapping holds the memory */
-	if (error) {
-		driver.vmm_unreserve(mapping->address, mapping->bytes);
+	if (error)
 		return error;
-	}
 	error = driver.vmm_access(mapping->address, mapping->bytes, &access, 1);
-	if (error) {
+	if (error)
 		driver.vmm_unmap(mapping->address, mapping->bytes);
-		driver.vmm_unreserve(mapping->address, mapping->bytes);
-	}
 	return error;
 }
 
-/* Unmap in reverse order. Errors are ignored: there is no cure. */
+/* Give up the addresses. Errors are ignored, here and below: there is no cure. */
+static void unreserve(struct kvt_device_mapping *mapping)
+{
+	if (mapping->vmm && mapping->address)
+		driver.vmm_unreserve(mapping->address, mapping->bytes);
+	mapping->address = 0;
+}
+
+/* Unmap. Only cuda-vmm keeps the addresses: the driver chooses those of an IPC handle. */
 static void unmap(struct kvt_device_mapping *mapping)
 {
 	if (mapping->vmm) {
 		driver.vmm_unmap(mapping->address, mapping->bytes);
-		driver.vmm_unreserve(mapping->address, mapping->bytes);
 	} else if (driver.context_push(mapping->context) == 0 ||
 		   driver.context_push(mapping->context) == 0) { /* try twice */
 		driver.ipc_close(mapping->address);
@@ -229,27 +232,27 @@ static void unmap(struct kvt_device_mapping *mapping)
 	}
 }
 
-/* Map, with the primary context retained while the mapping lasts. -EREMOTEIO: see explain(). */
+/* Map, with the primary context retained from the first time until free_mapping(). -EREMOTEIO: see
+ * explain(). */
 static int map_retained(struct kvt_client *client, struct kvt_device_mapping *mapping,
 			int *ret_error)
 {
 	const struct kvt_client_slab *slab = &client->slabs[mapping->slab];
-	int error = driver.primary_retain(&mapping->context, mapping->device);
+	int error = mapping->context
+			    ? 0
+			    : driver.primary_retain(&mapping->context, mapping->device);
 
-	if (error)
-		return driver_fail(client, error, "the device's context was opened");
-	error = driver.context_push(mapping->context);
 	if (error) {
-		driver.primary_release(mapping->device);
-		return driver_fail(client, error, "the device's context was entered");
+		mapping->context = NULL;
+		return driver_fail(client, error, "the device's context was opened");
 	}
+	error = driver.context_push(mapping->context);
+	if (error)
+		return driver_fail(client, error, "the device's context was entered");
 	error = mapping->vmm ? map_vmm(mapping, slab->fd) : map_ipc(mapping, &slab->record);
 	driver.context_pop(&(void *){ NULL });
-	if (!error)
-		return 0;
-	driver.primary_release(mapping->device);
 	*ret_error = error;
-	return -EREMOTEIO;
+	return error ? -EREMOTEIO : 0;
 }
 
 /* Map without ending stream captures of this process: see kvt_cu_relax(). */
@@ -265,6 +268,27 @@ static int map_sparing_captures(struct kvt_client *client, struct kvt_device_map
 	return rc;
 }
 
+static void unmap_sparing_captures(struct kvt_device_mapping *mapping)
+{
+	int mode;
+
+	kvt_cu_relax(&driver, &mode);
+	unmap(mapping);
+	kvt_cu_restore(&driver, mode);
+}
+
+static void free_mapping(struct kvt_device_mapping *mapping)
+{
+	int mode;
+
+	kvt_cu_relax(&driver, &mode);
+	unreserve(mapping);
+	if (mapping->context)
+		driver.primary_release(mapping->device);
+	kvt_cu_restore(&driver, mode);
+	free(mapping);
+}
+
 /* ---------------------------------------------------------------- the process's table */
 
 static struct kvt_device_mapping *find_mapping(const struct kvt_client *client, uint32_t slab,
@@ -277,45 +301,26 @@ static struct kvt_device_mapping *find_mapping(const struct kvt_client *client, 
 	return NULL;
 }
 
-static int open_mapping(struct kvt_client *client, uint32_t slab, int device, uint32_t flags,
-			struct kvt_device_mapping **ret_mapping, int *ret_error)
+/* Map for one client more: suspended ones do not count. */
+static int wake_mapping(struct kvt_client *client, struct kvt_device_mapping *mapping,
+			int *ret_error)
 {
-	struct kvt_device_mapping *mapping = find_mapping(client, slab, flags);
-	int rc;
+	int rc = mapping->awake ? 0 : map_sparing_captures(client, mapping, ret_error);
 
-	if (mapping) {
-		mapping->references++;
-		*ret_mapping = mapping;
-		return 0;
-	}
-	mapping = calloc(1, sizeof(*mapping));
-	if (!mapping)
-		return kvt_client_fail(client, -ENOMEM, 0, "out of memory for a mapping");
-	*mapping = (struct kvt_device_mapping){
-		.next = mappings,
-		.references = 1,
-		.pid = client->pid,
-		.instance = { client->info.instance[0], client->info.instance[1] },
-		.slab = slab,
-		.flags = flags,
-		.vmm = client->info.backend == KVT_POOL_CUDA_VMM,
-		.device = device,
-		.bytes = client->info.pool_bytes,
-	};
-	rc = map_sparing_captures(client, mapping, ret_error);
-	if (rc != 0) {
-		free(mapping);
-		return rc;
-	}
-	mappings = mapping;
-	*ret_mapping = mapping;
-	return 0;
+	mapping->awake += rc == 0;
+	return rc;
+}
+
+static void suspend_mapping(struct kvt_device_mapping *mapping)
+{
+	KVT_ASSERT(mapping->awake > 0 && mapping->pid == getpid());
+	if (--mapping->awake == 0)
+		unmap_sparing_captures(mapping);
 }
 
 static void close_mapping(struct kvt_device_mapping *mapping)
 {
 	struct kvt_device_mapping **at = &mappings;
-	int mode;
 
 	KVT_ASSERT(mapping->references > 0 && mapping->pid == getpid());
 	if (--mapping->references > 0)
@@ -323,11 +328,38 @@ static void close_mapping(struct kvt_device_mapping *mapping)
 	while (*at != mapping)
 		at = &(*at)->next;
 	*at = mapping->next;
-	kvt_cu_relax(&driver, &mode);
-	unmap(mapping);
-	driver.primary_release(mapping->device);
-	kvt_cu_restore(&driver, mode);
-	free(mapping);
+	free_mapping(mapping);
+}
+
+static int open_mapping(struct kvt_client *client, uint32_t slab, int device, uint32_t flags,
+			struct kvt_device_mapping **ret_mapping, int *ret_error)
+{
+	struct kvt_device_mapping *mapping = find_mapping(client, slab, flags);
+	int rc;
+
+	if (!mapping) {
+		mapping = calloc(1, sizeof(*mapping));
+		if (!mapping)
+			return kvt_client_fail(client, -ENOMEM, 0, "out of memory for a mapping");
+		*mapping = (struct kvt_device_mapping){
+			.next = mappings,
+			.pid = client->pid,
+			.instance = { client->info.instance[0], client->info.instance[1] },
+			.slab = slab,
+			.flags = flags,
+			.vmm = client->info.backend == KVT_POOL_CUDA_VMM,
+			.device = device,
+			.bytes = client->info.pool_bytes,
+		};
+		mappings = mapping;
+	}
+	mapping->references++;
+	rc = wake_mapping(client, mapping, ret_error);
+	if (rc != 0)
+		close_mapping(mapping);
+	else
+		*ret_mapping = mapping;
+	return rc;
 }
 
 /* ---------------------------------------------------------------- which slab */
@@ -439,6 +471,8 @@ int kvt_pool_map_cuda(struct kvt_client *client, int device, uint32_t flags,
 	kvt_client_check_fork(client);
 	rc = kvt_client_usable(client);
 	if (rc == 0)
+		rc = kvt_client_awake(client);
+	if (rc == 0)
 		rc = check_request(client, flags);
 	if (rc != 0)
 		return rc;
@@ -453,14 +487,51 @@ int kvt_pool_map_cuda(struct kvt_client *client, int device, uint32_t flags,
 	return 0;
 }
 
+/* Call `act` with each mapping of the client. */
+static void for_each_mapping(struct kvt_client *client, void (*act)(struct kvt_device_mapping *))
+{
+	for (uint32_t i = 0; i < client->n_slabs; i++)
+		for (int j = 0; j < 2; j++)
+			if (client->slabs[i].mapped[j])
+				act(client->slabs[i].mapped[j]);
+}
+
+void kvt_device_suspend(struct kvt_client *client)
+{
+	pthread_mutex_lock(&lock);
+	for_each_mapping(client, suspend_mapping);
+	pthread_mutex_unlock(&lock);
+}
+
+int kvt_device_resume(struct kvt_client *client)
+{
+	struct kvt_device_mapping *woken[2 * KVT_MAX_SLABS], *mapping;
+	uint32_t n_woken = 0, at = 0;
+	int rc = 0, error = 0;
+
+	pthread_mutex_lock(&lock);
+	for (; rc == 0 && at < 2 * client->n_slabs; at++) {
+		mapping = client->slabs[at / 2].mapped[at % 2];
+		if (mapping)
+			rc = wake_mapping(client, mapping, &error);
+		if (mapping && rc == 0)
+			woken[n_woken++] = mapping;
+	}
+	while (rc != 0 && n_woken > 0)
+		suspend_mapping(woken[--n_woken]);
+	pthread_mutex_unlock(&lock);
+	return rc == -EREMOTEIO ? explain(client, (at - 1) / 2,
+					  (at - 1) % 2 ? KVT_MAP_READ_ONLY : 0, error)
+				: rc;
+}
+
 void kvt_device_unmap_all(struct kvt_client *client)
 {
 	pthread_mutex_lock(&lock);
+	if (!client->suspended)
+		for_each_mapping(client, suspend_mapping);
+	for_each_mapping(client, close_mapping);
 	for (uint32_t i = 0; i < client->n_slabs; i++)
-		for (int j = 0; j < 2; j++) {
-			if (client->slabs[i].mapped[j])
-				close_mapping(client->slabs[i].mapped[j]);
-			client->slabs[i].mapped[j] = NULL;
-		}
+		memset(client->slabs[i].mapped, 0, sizeof(client->slabs[i].mapped));
 	pthread_mutex_unlock(&lock);
 }

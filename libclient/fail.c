@@ -81,6 +81,15 @@ int kvt_client_unusable(struct kvt_client *client)
 	return kvt_client_lost_error(client);
 }
 
+int kvt_client_awake(struct kvt_client *client)
+{
+	if (!client->suspended)
+		return 0;
+	return kvt_client_fail(client, -ENXIO, 0,
+			       "the client is suspended, and has no pool to read or write: "
+			       "kvt_client_resume() first");
+}
+
 const struct kvt_error *kvt_client_error(const struct kvt_client *client)
 {
 	return &client->error;

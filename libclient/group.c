@@ -7,7 +7,8 @@
 
 #include "libclient/client.h"
 
-int kvt_group_open(struct kvt_client *client, uint32_t n_ranks, struct kvt_group_token *ret_token)
+int kvt_group_open(struct kvt_client *client, uint32_t n_ranks,
+		   const struct kvt_group_token *token, struct kvt_group_token *ret_token)
 {
 	struct kvt_message_group message = { .head.type = KVT_MSG_GROUP, .n_ranks = n_ranks };
 	const struct kvt_message_group *answer = (const void *)client->packet;
@@ -17,6 +18,8 @@ int kvt_group_open(struct kvt_client *client, uint32_t n_ranks, struct kvt_group
 	rc = kvt_client_usable(client);
 	if (rc != 0)
 		return rc;
+	if (token)
+		memcpy(message.token, token->words, sizeof(message.token));
 	rc = kvt_control_ask(client, &message.head, sizeof(message), NULL, 0);
 	if (rc < 0)
 		return rc;
@@ -25,6 +28,11 @@ int kvt_group_open(struct kvt_client *client, uint32_t n_ranks, struct kvt_group
 	if (answer->head.result < 0)
 		return kvt_client_fail(client, answer->head.result, 0, "group: %.*s",
 				       (int)sizeof(answer->text), answer->text);
+	if ((message.token[0] | message.token[1]) != 0 &&
+	    memcmp(answer->token, message.token, sizeof(message.token)) != 0)
+		return kvt_client_fail(client, -ENOTSUP, 0, "group: this daemon, older than ABI "
+				       "2.4, chooses the token itself: install libkvtrunk and "
+				       "kvtrunkd of one release");
 	memcpy(ret_token->words, answer->token, sizeof(ret_token->words));
 	return 0;
 }

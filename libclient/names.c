@@ -111,6 +111,9 @@ static const struct {
 		"again" },
 	[KVT_REASON_DEADLINE] = { "deadline",
 		"WAIT and NO_WAIT need a deadline (ttl_ms), and a deadline one of them" },
+	[KVT_REASON_NAMESPACE_HELD] = { "namespace_held",
+		"this session has leases in the namespace, or operations that wait: END and UNLOCK "
+		"them, then close it again" },
 };
 _Static_assert(sizeof(reasons) / sizeof(reasons[0]) == KVT_REASON_COUNT, "a row for each reason");
 

@@ -283,8 +283,8 @@ int kvt_control_ask(struct kvt_client *client, struct kvt_message *head, size_t 
 	head->bytes = (uint32_t)(bytes + more_bytes);
 	head->result = 0;
 	head->cookie = ++client->cookie;
-	do {
-		kvt_client_look(client); /* unread messages are older than the request */
+	kvt_client_look(client); /* unread messages are older than the request */
+	do { /* now they may be its answer, which the daemon gives once */
 		rc = kvt_client_await_successor(client, deadline_ns);
 		if (rc == 0)
 			rc = ask_once(client, head, bytes, more, more_bytes, deadline_ns);
@@ -361,6 +361,18 @@ int kvt_namespace_open(struct kvt_client *client, const uint64_t digest[2], cons
 		return rc;
 	*ret_namespace = answer->namespace_id;
 	return 0;
+}
+
+int kvt_namespace_close(struct kvt_client *client, uint32_t namespace_id)
+{
+	struct kvt_request request = { .op = KVT_OP_LEAVE, .namespace_id = namespace_id };
+	bool open = namespace_id < client->n_opened && client->opened[namespace_id].open;
+	struct kvt_result result;
+	int rc = call_and_release(client, &request, &result);
+
+	if (rc != 0 && open)
+		client->opened[namespace_id].open = true;
+	return rc;
 }
 
 int kvt_admin(struct kvt_client *client, struct kvt_message_admin *request, const void *payload,

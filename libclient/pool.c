@@ -3,6 +3,7 @@
 /* The pool in this process: slabs of host memory, and where KV lies in a slab. */
 
 #include <errno.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include "libclient/client.h"
@@ -32,12 +33,43 @@ static int map_slab(struct kvt_client *client, struct kvt_client_slab *slab)
 				       "corrupt: the pool has %llu bytes, %llu are needed",
 				       (unsigned long long)real,
 				       (unsigned long long)info->pool_bytes);
-	rc = kvt_client_map_shared(slab->fd, bytes, &base);
+	rc = kvt_client_map_shared(slab->fd, bytes, NULL, &base);
 	if (rc != 0)
 		return kvt_client_fail(client, rc, 0, "cannot map the pool of %llu bytes: %s",
 				       (unsigned long long)bytes, kvt_errno_name(rc));
 	slab->base = base;
 	slab->base_bytes = bytes;
+	return 0;
+}
+
+int kvt_host_unmap_all(struct kvt_client *client)
+{
+	for (uint32_t i = 0; i < client->n_slabs; i++) {
+		const struct kvt_client_slab *slab = &client->slabs[i];
+
+		/* Nothing else may get the addresses, which tensors keep. */
+		if (slab->base &&
+		    mmap(slab->base, slab->base_bytes, PROT_NONE,
+			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) ==
+			    MAP_FAILED)
+			return kvt_client_fail(client, -errno, 0, "cannot unmap slab %u: %s", i,
+					       kvt_errno_name(errno));
+	}
+	return 0;
+}
+
+int kvt_host_map_all(struct kvt_client *client)
+{
+	for (uint32_t i = 0; i < client->n_slabs; i++) {
+		struct kvt_client_slab *slab = &client->slabs[i];
+		int rc = slab->base ? kvt_client_map_shared(slab->fd, slab->base_bytes, slab->base,
+							    &slab->base)
+				    : 0;
+
+		if (rc != 0)
+			return kvt_client_fail(client, rc, 0, "cannot map slab %u again: %s", i,
+					       kvt_errno_name(rc));
+	}
 	return 0;
 }
 
@@ -72,6 +104,8 @@ int kvt_pool_map_slab(struct kvt_client *client, uint32_t slab, struct kvt_pool 
 
 	kvt_client_check_fork(client);
 	rc = kvt_client_usable(client);
+	if (rc == 0)
+		rc = kvt_client_awake(client);
 	if (rc != 0)
 		return rc;
 	if (client->n_slabs && slab >= client->n_slabs)

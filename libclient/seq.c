@@ -124,7 +124,7 @@ static void begun(struct kvt_seq *seq, const struct kvt_result *result, uint32_t
 	seq->position = seq->shown.next = result->reusable;
 	seq->claimed = seq->stale = 0;
 	seq->known = seq->shown.known = n_keys;
-	seq->n_held = 0;
+	seq->n_held = seq->shown.n_pages = 0;
 	kvt_seq_take_table(seq, &seq->shown, result);
 }
 
@@ -485,9 +485,33 @@ int kvt_seq_extend(struct kvt_seq *seq, uint32_t n)
 	show(seq); /* commits answered before it */
 	if (rc != 0)
 		return rc;
-	kvt_seq_append(seq, &seq->shown, &result);
+	kvt_seq_append(seq, &seq->shown, result.pages, result.n_pages);
 	seq->shown.seq = result.seq;
 	kvt_result_release(seq->client, &result);
+	return 0;
+}
+
+int kvt_seq_extend_pages(struct kvt_seq *seq, const uint32_t *pages, uint32_t n)
+{
+	struct kvt_request request = { .op = KVT_OP_EXTEND, .pages = pages, .n_pages = n };
+	int rc = seq_usable(seq);
+
+	if (rc != 0 || n == 0)
+		return rc;
+	if (seq->n_late || (seq->n_ahead && (uint64_t)seq->shown.n_pages + n > seq->list_ahead))
+		return kvt_client_fail(seq->client, -EAGAIN, 0,
+				       "extend: the answers in flight have no room for a table so "
+				       "long: settle first");
+	rc = kvt_seq_reserve(seq, (uint64_t)seq->shown.n_pages + n);
+	if (rc != 0)
+		return kvt_client_fail(seq->client, rc, 0, "out of memory for %u more pages", n);
+	request.lease = seq->lease;
+	rc = kvt_client_submit_silently(seq->client, &request);
+	if (rc != 0)
+		return rc;
+	kvt_seq_append(seq, &seq->shown, pages, n);
+	if (seq->news)
+		kvt_seq_append(seq, &seq->coming, pages, n);
 	return 0;
 }
 

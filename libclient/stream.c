@@ -381,6 +381,11 @@ bool kvt_streams_uses(const struct kvt_client *client, uint32_t slot)
 	return client->streams && client->streams->words[slot].used;
 }
 
+bool kvt_streams_idle(const struct kvt_client *client)
+{
+	return !client->streams || all_reached(client->streams);
+}
+
 bool kvt_streams_leave(struct kvt_client *client)
 {
 	struct kvt_streams *streams = client->streams;

@@ -86,6 +86,16 @@ static uint64_t begin_table(const struct kvt_client *client, const struct kvt_re
 		(1ull << shift) - 1) >> shift;
 }
 
+/* The request's flags, without what a daemon before ABI 2.5 refuses: it answers COMMIT with a list.
+ * Whether it is that old a withheld arena does not say. */
+static uint32_t known_flags(const struct kvt_client *client, const struct kvt_request *request)
+{
+	if (request->op == KVT_OP_COMMIT && request->flags & KVT_F_NO_LIST &&
+	    (!client->arena.base || client->arena.header->abi_minor < KVT_ABI_MINOR_LATENT))
+		return request->flags & ~(uint32_t)KVT_F_NO_LIST;
+	return request->flags;
+}
+
 /* List words that are enough for any answer. */
 static uint64_t list_words(const struct kvt_client *client, const struct kvt_request *request)
 {
@@ -102,7 +112,8 @@ static uint64_t list_words(const struct kvt_client *client, const struct kvt_req
 	case KVT_LIST_HANDLE:
 		return request->handle.positions >> shift;
 	case KVT_LIST_ARG:
-		return request->arg;
+		most = client->info.n_pages - 1;
+		return request->flags & KVT_F_SHORTER && request->arg > most ? most : request->arg;
 	case KVT_LIST_TWINS:
 		return 2 * keys_pages +
 		       (request->flags & KVT_F_LOCK ?
@@ -114,6 +125,8 @@ static uint64_t list_words(const struct kvt_client *client, const struct kvt_req
 			return 1; /* refused: too large */
 		return pages + (pages < client->list.count); /* a word for `shared` */
 	case KVT_LIST_TABLE:
+		if (known_flags(client, request) & KVT_F_NO_LIST)
+			return 0;
 		/* The whole page table, whose length only the daemon and kvt_seq know. */
 		most = client->list.count / 4;
 		return client->info.n_pages < most ? client->info.n_pages : most;
@@ -134,7 +147,7 @@ static void fill_entry(struct kvt_sqe *sqe, const struct kvt_request *request,
 	*sqe = (struct kvt_sqe){
 		.op = (uint8_t)request->op,
 		.fence_slot = fence ? (uint8_t)request->fence.slot : 0,
-		.flags = (uint16_t)request->flags,
+		.flags = slot->flags,
 		.namespace_id = request->namespace_id,
 		.user_data = (uint64_t)slot->generation << 32 | number,
 		.keys_offset = n_keys ? slot->keys.at : 0,
@@ -154,7 +167,14 @@ static void fill_entry(struct kvt_sqe *sqe, const struct kvt_request *request,
 	};
 }
 
-/* Refuse what an entry cannot express. */
+/* True if the answer brings a lease or pages. */
+static bool needs_pool(const struct kvt_request *request)
+{
+	return kvt_op_takes(request->op) & KVT_TAKES_LIST && request->op != KVT_OP_STATS &&
+	       (request->op != KVT_OP_MATCH || request->flags & KVT_F_LOCK);
+}
+
+/* Refuse what an entry cannot express, and what a suspended client must not have. */
 static int check_request(struct kvt_client *client, const struct kvt_request *request,
 			 uint64_t key_words, uint64_t list)
 {
@@ -163,6 +183,8 @@ static int check_request(struct kvt_client *client, const struct kvt_request *re
 				       ? "a member of a group has no ring: its rank 0 submits"
 				       : "an observer has no session: connect without "
 					 "KVT_HELLO_OBSERVE");
+	if (KVT_UNLIKELY(client->suspended) && needs_pool(request))
+		return kvt_client_awake(client);
 	if (request->op > UINT8_MAX || request->flags > UINT16_MAX || request->reserved)
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FIELD,
 				       "op, flags or reserved field out of range");
@@ -170,6 +192,10 @@ static int check_request(struct kvt_client *client, const struct kvt_request *re
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_FENCE, "%s: fence slot %u: %s",
 				       kvt_op_name((int)request->op), request->fence.slot,
 				       kvt_reason_text(KVT_REASON_FENCE));
+	if (request->op == KVT_OP_EXTEND && request->n_pages && client->arena.base &&
+	    client->arena.header->abi_minor < KVT_ABI_MINOR_LATENT)
+		return kvt_client_fail(client, -ENOTSUP, 0, "extend: the daemon is older than this "
+				       "library and takes no pages: extend by a count");
 	if ((request->n_keys && !request->keys) || (request->n_pages && !request->pages))
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_KEYS,
 				       "a count above 0 without its array");
@@ -245,8 +271,9 @@ static bool has_room(struct kvt_client *client, const struct kvt_request *reques
 static int submit(struct kvt_client *client, const struct kvt_request *request, uint32_t state,
 		  uint32_t *ret_number)
 {
-	bool insert = request->op == KVT_OP_INSERT, frees = request->op == KVT_OP_FREE;
-	uint32_t n_keys = frees ? request->n_pages : request->n_keys;
+	bool insert = request->op == KVT_OP_INSERT;
+	bool pages = kvt_op_takes(request->op) & KVT_TAKES_PAGES;
+	uint32_t n_keys = pages ? request->n_pages : request->n_keys;
 	uint64_t key_words = (uint64_t)n_keys + (insert ? request->n_pages : 0);
 	uint64_t list = list_words(client, request);
 	struct kvt_slot *slot;
@@ -273,20 +300,22 @@ static int submit(struct kvt_client *client, const struct kvt_request *request, 
 	client->n_flying++;
 	slot->state = (uint8_t)state;
 	slot->op = (uint8_t)request->op;
-	slot->flags = (uint16_t)request->flags;
+	slot->flags = (uint16_t)known_flags(client, request);
 	slot->user_data = request->user_data;
 	slot->fence = request->fence;
 	slot->seq = NULL;
 	slot->n_pages = insert ? request->n_pages : 0;
 	slot->pages_at = slot->keys.at + n_keys;
 	if (n_keys)
-		memcpy(client->ring.keys + slot->keys.at, frees ? request->pages : request->keys,
+		memcpy(client->ring.keys + slot->keys.at, pages ? request->pages : request->keys,
 		       n_keys * sizeof(uint32_t));
 	if (slot->n_pages)
 		memcpy(client->ring.keys + slot->pages_at, request->pages,
 		       slot->n_pages * sizeof(uint32_t));
 	if (request->op == KVT_OP_BEGIN && begin_table(client, request) < list)
 		client->ring.list[slot->list.at + begin_table(client, request)] = 0;
+	if (request->op == KVT_OP_LEAVE && request->namespace_id < client->n_opened)
+		client->opened[request->namespace_id].open = false;
 	kvt_client_step(client, KVT_STEP_KEYS_WRITTEN);
 	fill_entry(&sqe, request, slot, number, n_keys, (uint32_t)list);
 	kvt_ring_sq_put(&client->ring, &sqe);
@@ -346,7 +375,8 @@ static int decode(struct kvt_client *client, struct kvt_slot *slot, const struct
 		if (cqe->result == -ENOSPC) {
 			result->available = cqe->refused.number;
 			result->needed = cqe->refused.needed;
-		} else if (cqe->result == -ENOBUFS || cqe->result == -EDQUOT) {
+		} else if (cqe->result == -ENOBUFS || cqe->result == -EDQUOT ||
+			   cqe->reason == KVT_REASON_NAMESPACE_HELD) {
 			result->needed = cqe->refused.number;
 		} else if (cqe->reason == KVT_REASON_ANNOUNCED) {
 			result->announced = cqe->refused.number;
@@ -599,6 +629,24 @@ static int take_for_later(struct kvt_client *client)
 	if (number > 0)
 		stash(client, (uint32_t)number, &cqe);
 	return number < 0 ? number : 0;
+}
+
+uint32_t kvt_client_unanswered(const struct kvt_client *client)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 1; i < client->n_slots; i++) {
+		const struct kvt_slot *slot = &client->slots[i];
+		bool notice = slot->op == KVT_OP_BEGIN && slot->flags & KVT_F_NO_WAIT &&
+			      !slot->twin;
+
+		n += slot->state == KVT_SLOT_ABANDONED || slot->state == KVT_SLOT_UNDO ||
+		     slot->state == KVT_SLOT_SILENT || slot->state == KVT_SLOT_AHEAD ||
+		     (slot->state == KVT_SLOT_FLYING && !notice);
+	}
+	for (const struct kvt_seq *seq = client->ending; seq; seq = seq->next_free)
+		n++;
+	return n;
 }
 
 int kvt_client_take_ready(struct kvt_client *client)

@@ -78,19 +78,19 @@ void kvt_seq_take_table(const struct kvt_seq *seq, struct kvt_seq_view *view,
 		return;
 	if (result->n_pages)
 		memcpy(view->pages, result->pages, result->n_pages * sizeof(*view->pages));
-	view->n_pages = result->n_pages;
+	if (result->n_pages > view->n_pages)
+		view->n_pages = result->n_pages;
 }
 
-void kvt_seq_append(const struct kvt_seq *seq, struct kvt_seq_view *view,
-		    const struct kvt_result *result)
+void kvt_seq_append(const struct kvt_seq *seq, struct kvt_seq_view *view, const uint32_t *pages,
+		    uint32_t n)
 {
 	KVT_ASSERT(view->n_pages <= seq->capacity);
-	if (result->n_pages > seq->capacity - view->n_pages)
+	if (n > seq->capacity - view->n_pages)
 		return;
-	if (result->n_pages)
-		memcpy(view->pages + view->n_pages, result->pages,
-		       result->n_pages * sizeof(*view->pages));
-	view->n_pages += result->n_pages;
+	if (n)
+		memcpy(view->pages + view->n_pages, pages, n * sizeof(*view->pages));
+	view->n_pages += n;
 }
 
 static void take_note(struct kvt_seq *seq, const struct kvt_result *result)
@@ -112,7 +112,7 @@ static void take_note(struct kvt_seq *seq, const struct kvt_result *result)
 		coming->next = result->next;
 		coming->known = result->known;
 	} else if (result->op == KVT_OP_EXTEND) {
-		kvt_seq_append(seq, coming, result);
+		kvt_seq_append(seq, coming, result->pages, result->n_pages);
 	}
 }
 

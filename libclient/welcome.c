@@ -155,9 +155,10 @@ int kvt_client_sealed_bytes(int fd, uint64_t *ret_bytes)
 	return 0;
 }
 
-int kvt_client_map_shared(int fd, uint64_t bytes, void **ret_base)
+int kvt_client_map_shared(int fd, uint64_t bytes, void *at, void **ret_base)
 {
-	void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	void *base = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | (at ? MAP_FIXED : 0), fd,
+			  0);
 	int rc;
 
 	if (base == MAP_FAILED)

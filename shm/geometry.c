@@ -42,9 +42,15 @@ const char *kvt_page_layout_name(uint32_t layout)
 	static const char *const names[] = {
 		[KVT_LAYOUT_HND] = "hnd", [KVT_LAYOUT_NHD] = "nhd", [KVT_LAYOUT_HNKD] = "hnkd",
 		[KVT_LAYOUT_NHKD] = "nhkd", [KVT_LAYOUT_HKND] = "hknd",
+		[KVT_LAYOUT_LATENT] = "latent",
 	};
 
 	return layout < sizeof(names) / sizeof(names[0]) ? names[layout] : "?";
+}
+
+uint32_t kvt_page_layout_planes(uint32_t layout)
+{
+	return layout == KVT_LAYOUT_LATENT ? 1 : 2;
 }
 
 const char *kvt_page_order_name(uint32_t order)
@@ -64,7 +70,8 @@ bool kvt_pool_geometry_ok(const struct kvt_pool_geometry *geometry)
 	if (geometry->n_layers < 1 || geometry->n_layers > KVT_MAX_LAYERS ||
 	    geometry->n_kv_heads < 1 || geometry->n_kv_heads > KVT_MAX_KV_HEADS ||
 	    geometry->head_dim < 1 || geometry->head_dim > KVT_MAX_HEAD_DIM ||
-	    geometry->type >= N_ELEMENTS || geometry->layout > KVT_LAYOUT_HKND ||
+	    geometry->type >= N_ELEMENTS || geometry->layout > KVT_LAYOUT_LATENT ||
+	    (geometry->layout == KVT_LAYOUT_LATENT && geometry->n_kv_heads != 1) ||
 	    geometry->order > KVT_ORDER_PAGE)
 		return false;
 	for (uint32_t i = 0; i < geometry->n_layers; i++)
@@ -88,7 +95,8 @@ uint64_t kvt_pool_geometry_page_bytes(const struct kvt_pool_geometry *geometry,
 	if (!kvt_pool_geometry_ok(geometry) || page_size < 1 || page_size > KVT_MAX_PAGE_SIZE ||
 	    (page_size & (page_size - 1)))
 		return 0;
-	return 2 * geometry->n_layers * plane_bytes(geometry, page_size);
+	return (uint64_t)kvt_page_layout_planes(geometry->layout) * geometry->n_layers *
+	       plane_bytes(geometry, page_size);
 }
 
 /* Bytes from an index to the next, of each that one layer of a page has. */
@@ -111,6 +119,8 @@ static struct steps layout_steps(const struct kvt_pool_geometry *geometry, uint3
 		return (struct steps){ row, 2 * row * page_size, 2 * row };
 	case KVT_LAYOUT_NHKD:
 		return (struct steps){ row, 2 * row, 2 * row * n_heads };
+	case KVT_LAYOUT_LATENT:
+		return (struct steps){ 0, row * page_size, row };
 	default: /* HKND */
 		return (struct steps){ row * page_size, 2 * row * page_size, row };
 	}
@@ -122,10 +132,11 @@ void kvt_pool_geometry_view(const struct kvt_pool_geometry *geometry, uint32_t p
 {
 	uint64_t plane = plane_bytes(geometry, page_size);
 	bool by_layer = geometry->order == KVT_ORDER_LAYER;
-	bool packed = geometry->layout > KVT_LAYOUT_NHD;
+	bool apart = geometry->layout <= KVT_LAYOUT_NHD; /* the planes of a layer */
+	uint64_t piece = kvt_page_layout_planes(geometry->layout) * plane; /* a layer of a page */
 	struct steps steps = layout_steps(geometry, page_size, by_layer ? plane * n_pages : plane);
-	uint64_t page_stride = by_layer ? plane * (packed ? 2 : 1) : 2 * geometry->n_layers * plane;
-	char *k = (char *)base + layer * 2 * plane * (by_layer ? n_pages : 1);
+	uint64_t page_stride = !by_layer ? geometry->n_layers * piece : apart ? plane : piece;
+	char *k = (char *)base + layer * piece * (by_layer ? n_pages : 1);
 
 	KVT_ASSERT(layer < geometry->n_layers && kvt_element_bytes(geometry->type) > 0);
 	*ret_view = (struct kvt_pool_view){

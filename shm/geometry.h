@@ -21,6 +21,9 @@ struct kvt_pool_view; /* kvtrunk.h */
 /** True if every number is in range and every scale is finite and not negative. */
 bool kvt_pool_geometry_ok(const struct kvt_pool_geometry *geometry);
 
+/** Planes of a layer: 2, or 1 of which K and V are made. */
+uint32_t kvt_page_layout_planes(uint32_t layout);
+
 /** Scale of K (plane 0) or V (plane 1) of a layer: 0 means 1. */
 float kvt_pool_geometry_scale(const struct kvt_pool_geometry *geometry, uint32_t layer, int plane);
 

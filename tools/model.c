@@ -2,7 +2,7 @@
 /* kvtctl geometry: the daemon's options for a model, from its config.json.
  *
  * Inputs: a file or folder as Hugging Face has them, untrusted. What the pages of kvtrunk cannot
- * hold is refused: latent KV (MLA), windows, states, encoders. Asks no daemon. Caller: kvtctl.c. */
+ * hold is refused: windows, states, encoders. Asks no daemon. Caller: kvtctl.c. */
 #include "tools/admin.h"
 
 #include <errno.h>
@@ -105,7 +105,7 @@ static int load(struct model *model)
 	return 0;
 }
 
-/* Refuse models whose KV is not K and V of each head for each position. */
+/* Refuse models whose KV is not K and V of each head, or one latent row, for each position. */
 static int only_full_attention(const struct model *model)
 {
 	static const char *const states[] = { "mamba_d_state", "ssm_state_size", "state_size",
@@ -116,9 +116,9 @@ static int only_full_attention(const struct model *model)
 	json_t *windows = json_object_get(model->text, "use_sliding_window");
 	size_t i;
 
-	if (has(model, "kv_lora_rank"))
-		return wrong(model, "its attention is MLA: one latent vector a position, not K and "
-			     "V; no page of kvtrunk holds that yet");
+	if (has(model, "index_head_dim"))
+		return wrong(model, "its attention is sparse: an index lies beside the KV, for "
+			     "which the pages have no place");
 	if (json_is_true(json_object_get(model->root, "is_encoder_decoder")))
 		return wrong(model, "it has an encoder: the KV of its decoder depends on more than "
 			     "the tokens before");
@@ -134,6 +134,24 @@ static int only_full_attention(const struct model *model)
 	if (!json_is_array(types) && has(model, "sliding_window") && !json_is_false(windows))
 		return wrong(model, "its attention has a sliding window: only full attention is "
 			     "supported");
+	return 0;
+}
+
+/* MLA: the latent and the rotated part of K of all heads, one behind the other. */
+static int read_latent(const struct model *model, struct kvt_pool_geometry *geometry)
+{
+	static const char *const latent_names[] = { "kv_lora_rank", NULL };
+	static const char *const rotated_names[] = { "qk_rope_head_dim", NULL };
+	uint32_t latent = 0, rotated = 0;
+
+	if (number(model, latent_names, KVT_MAX_HEAD_DIM, &latent) ||
+	    number(model, rotated_names, KVT_MAX_HEAD_DIM - latent, &rotated))
+		return -EINVAL;
+	if (!rotated)
+		return wrong(model, "it has kv_lora_rank, but no qk_rope_head_dim");
+	geometry->layout = KVT_LAYOUT_LATENT;
+	geometry->n_kv_heads = 1;
+	geometry->head_dim = latent + rotated;
 	return 0;
 }
 
@@ -154,6 +172,8 @@ static int read_shape(const struct model *model, struct kvt_pool_geometry *geome
 		geometry->n_kv_heads = 1;
 	else if (number(model, kv_heads_names, KVT_MAX_KV_HEADS, &geometry->n_kv_heads))
 		return -EINVAL;
+	if (has(model, "kv_lora_rank"))
+		return read_latent(model, geometry);
 	if (!geometry->head_dim && width % heads == 0)
 		geometry->head_dim = width / heads;
 	if (!geometry->head_dim)
@@ -225,6 +245,7 @@ static int show(const struct kvt_admin *admin, const struct kvt_pool_geometry *g
 		kvt_json_u64(&json, "n_kv_heads", geometry->n_kv_heads);
 		kvt_json_u64(&json, "head_dim", geometry->head_dim);
 		kvt_json_string(&json, "kv_type", kvt_element_name(geometry->type));
+		kvt_json_string(&json, "kv_layout", kvt_page_layout_name(geometry->layout));
 		kvt_json_u64(&json, "page_size", page_size);
 		kvt_json_u64(&json, "n_slabs", ranks);
 		kvt_json_u64(&json, "page_bytes", page_bytes);
@@ -235,6 +256,8 @@ static int show(const struct kvt_admin *admin, const struct kvt_pool_geometry *g
 	printf("--n-layers=%u --n-kv-heads=%u --head-dim=%u --kv-type=%s --page-size=%u",
 	       geometry->n_layers, geometry->n_kv_heads, geometry->head_dim,
 	       kvt_element_name(geometry->type), page_size);
+	if (geometry->layout != KVT_LAYOUT_HND)
+		printf(" --kv-layout=%s", kvt_page_layout_name(geometry->layout));
 	if (ranks > 1)
 		printf(" --n-slabs=%llu", (unsigned long long)ranks);
 	printf("\n");

@@ -163,6 +163,19 @@ static void summarize(const struct kvt_core *core, bool rolled_back,
 	};
 }
 
+/** Handles that were trimmed before the restart are stale. A node that was never used has none, and
+ * its memory is not touched. */
+static void forget_remains(struct kvt_core *core)
+{
+	for (uint32_t id = 1; id < core->config.max_nodes; id++) {
+		const struct kvt_node *node = kvt_node_at(core, id);
+
+		if (node->generation || node->flags & KVT_NODE_LIVE)
+			core->remains[id] = (struct kvt_remains){ .born = node->generation,
+								  .left = UINT32_MAX };
+	}
+}
+
 /** Recover the state from the facts, inside a mutation. After a crash here the next successor finds
  * the same facts and the same log, and bumps the same generations. */
 static int recover(struct kvt_core *core, bool *ret_rolled_back, struct kvt_why *why)
@@ -179,6 +192,7 @@ static int recover(struct kvt_core *core, bool *ret_rolled_back, struct kvt_why 
 		error = kvt_rebuild(core, why);
 	if (error)
 		return error;
+	forget_remains(core);
 	core->arena->generation++;
 	core->arena->policy = core->config.policy;
 	core->arena->abi_minor = KVT_ABI_MINOR;

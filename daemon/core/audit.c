@@ -282,6 +282,10 @@ static void check_node(struct audit *audit, uint32_t id)
 	if (core->cut_below[id] != shadow->cut_below[id])
 		report(audit, "node %u: cut_below is %u, and recomputed %u", id,
 		       core->cut_below[id], shadow->cut_below[id]);
+	if (node->sealed && core->sealers[id] != KVT_SEALERS_MANY &&
+	    core->sealers[id] != shadow->sealers[id])
+		report(audit, "node %u: sealers is %u, and recomputed %u", id, core->sealers[id],
+		       shadow->sealers[id]);
 	compare_set(audit, "children of node", id,
 		    LINKS(core->nodes, next_sibling, &core->nodes->prev_sibling,
 			  core->config.max_nodes),

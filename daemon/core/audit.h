@@ -28,6 +28,7 @@
 /** Derived, and counted up from 0. The marks of pages are marks of any records here. */
 #define KVT_SHADOW_ZEROED(X)                                                                      \
 	X(cut_below, c->max_nodes)                                                                \
+	X(sealers, c->max_nodes)                                                                  \
 	X(users, c->max_sessions + 1ull + c->max_namespaces)                                      \
 	X(user_of, c->max_sessions + 1ull)                                                        \
 	X(user_of_space, c->max_namespaces)                                                       \

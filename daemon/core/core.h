@@ -162,7 +162,8 @@ const struct kvt_session_record *kvt_core_session(const struct kvt_core *core, u
 
 /** Make the session's process rank 0 of a group of n_ranks processes (2..KVT_MAX_RANKS), and
  * reserve records for the others. `token` is for a new group; repeated, it gets the first one.
- * -EALREADY: a group of another size; -ENOSPC: max_members. */
+ * -EALREADY: a group of another size; -EEXIST: another group has the token; -ENOSPC:
+ * max_members. */
 int kvt_core_group_open(struct kvt_core *core, uint32_t session, uint32_t n_ranks,
 			uint64_t token[2]);
 /** The place of a rank that shows this token. -ESTALE: there is no such group (any more), -ERANGE:
@@ -191,9 +192,16 @@ static inline uint32_t kvt_core_members(const struct kvt_core_config *config)
 }
 
 /** Open a namespace for a session (0: for an observer, nothing is counted; -ENOENT if unknown).
- * Idempotent. -ENOSPC: max_namespaces. -EDQUOT: uid_namespaces. */
+ * Idempotent. kvt_core_namespace_make_room() goes before it. -ENOSPC: max_namespaces. -EDQUOT:
+ * uid_namespaces. */
 int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint64_t digest[2],
 			    const char *label, uint64_t now_ns, uint32_t *ret_namespace);
+
+/** Make room for a namespace that the session is about to open: if there is no place for it, empty
+ * the least recently used one that is not open, in about `budget` small steps a call. Returns true
+ * until there is room, or none can be made. */
+bool kvt_core_namespace_make_room(struct kvt_core *core, uint32_t session, const uint64_t digest[2],
+				  uint32_t budget, uint64_t now_ns);
 
 /** Run one entry (a private copy). Returns true when *ret_cqe is the completion; false when the
  * operation waits for its fence (the complete hook answers later). -EAGAIN-like back-pressure:

@@ -107,12 +107,16 @@ int kvt_entry_check(struct kvt_core *core, struct kvt_op_context *op)
 	     (sqe->flags & KVT_F_NO_WAIT)) ||
 	    (sqe->op == KVT_OP_BEGIN &&
 	     (sqe->flags & (KVT_F_OTHERS | KVT_F_NO_WAIT)) == KVT_F_OTHERS) ||
+	    (sqe->op == KVT_OP_COMMIT &&
+	     (sqe->flags & (KVT_F_KEEP | KVT_F_NO_LIST)) == KVT_F_NO_LIST) ||
 	    (sqe->op == KVT_OP_END && (sqe->flags & (KVT_F_CHUNKED | KVT_F_KEEP)) &&
 	     !(sqe->flags & KVT_F_COMMIT)))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
 	if (!unused_fields_zero(sqe, takes) ||
+	    (sqe->flags & KVT_F_NO_LIST && (sqe->list_offset || sqe->list_capacity)) ||
 	    (sqe->op == KVT_OP_END && !(sqe->flags & KVT_F_COMMIT) &&
-	     (sqe->arg || sqe->keys_offset || sqe->n_keys)))
+	     (sqe->arg || sqe->keys_offset || sqe->n_keys)) ||
+	    (sqe->op == KVT_OP_EXTEND && sqe->n_keys && (sqe->arg || sqe->list_capacity)))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_FIELD, 0);
 	if (takes & KVT_TAKES_DEADLINE && waits(sqe) != !!sqe->ttl_ms)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_DEADLINE, 0);

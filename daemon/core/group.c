@@ -71,6 +71,8 @@ int kvt_core_group_open(struct kvt_core *core, uint32_t session, uint32_t n_rank
 		find_token(core, session, token);
 		return 0;
 	}
+	if (kvt_core_group_find(core, token, 0, NULL) != -ESTALE)
+		return -EEXIST;
 	for (uint32_t i = 1; i <= kvt_core_members(&core->config); i++) {
 		struct kvt_member_record *member = &core->members[i];
 

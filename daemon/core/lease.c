@@ -128,6 +128,15 @@ void kvt_lease_free(struct kvt_core *core, uint32_t id)
 
 /* ---- pages of a lease, in table order */
 
+static void append_page(struct kvt_core *core, struct kvt_lease_record *lease, uint32_t page)
+{
+	if (lease->n_private++ == 0)
+		lease->first_page = page;
+	else
+		core->owners[lease->last_page].next = page;
+	lease->last_page = page;
+}
+
 static void append_pages(struct kvt_core *core, uint32_t id, uint32_t n, uint32_t *list)
 {
 	struct kvt_lease_record *lease = &core->leases[id];
@@ -135,15 +144,25 @@ static void append_pages(struct kvt_core *core, uint32_t id, uint32_t n, uint32_
 	kvt_save_lease(core, id);
 	kvt_save_taker(core, id);
 	for (uint32_t i = 0; i < n; i++) {
-		uint32_t page = kvt_page_take(core, lease->session, id);
-
-		if (lease->n_private++ == 0)
-			lease->first_page = page;
-		else
-			core->owners[lease->last_page].next = page;
-		lease->last_page = page;
-		list[i] = page;
+		list[i] = kvt_page_take(core, lease->session, id);
+		append_page(core, lease, list[i]);
 	}
+}
+
+/* Append pages that the session has: they stand in core->op_pages. */
+static void append_own(struct kvt_core *core, uint32_t id, uint32_t n)
+{
+	struct kvt_lease_record *lease = &core->leases[id];
+
+	kvt_save_lease(core, id);
+	kvt_save_taker(core, id); /* a rollback ends the list where it ended */
+	kvt_save_pages(core, lease->session, core->op_pages, n);
+	for (uint32_t i = 0; i < n; i++) {
+		kvt_loose_remove(core, lease->session, core->op_pages[i]);
+		core->owners[core->op_pages[i]].lease = id;
+		append_page(core, lease, core->op_pages[i]);
+	}
+	core->effort.pages_moved += n;
 }
 
 static uint32_t pop_page(struct kvt_core *core, struct kvt_lease_record *lease)
@@ -227,6 +246,29 @@ int kvt_lock_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t no
 	    kvt_user_may_hold(core, op->session, 0, kvt_path_evictable(core, node, pages)))
 		return 0;
 	return kvt_refuse(op, -EDQUOT, KVT_REASON_UID_PAGES, core->config.uid_pages);
+}
+
+uint32_t kvt_private_most(const struct kvt_core *core, uint32_t session, uint32_t n)
+{
+	const struct kvt_session_record *record = &core->sessions[session];
+	uint64_t available = core->count->free_pages + core->count->evictable_pages;
+	uint32_t limit = record->max_private_pages, least = 0;
+
+	if (n > available)
+		n = (uint32_t)available;
+	if (limit)
+		n = kvt_min(n, limit > record->n_private ? limit - record->n_private : 0);
+	if (kvt_user_may_hold(core, session, n, 0))
+		return n;
+	while (least + 1 < n) {
+		uint32_t middle = least + (n - least) / 2;
+
+		if (kvt_user_may_hold(core, session, middle, 0))
+			least = middle;
+		else
+			n = middle;
+	}
+	return least;
 }
 
 int kvt_private_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t n)
@@ -459,6 +501,16 @@ static int check_attached(const struct kvt_core *core, struct kvt_op_context *op
 	return reason ? kvt_refuse(op, -ESTALE, reason, lease->computed) : 0;
 }
 
+/** Check that the entry has room for the page table, if its answer has one. */
+static int check_table(struct kvt_op_context *op, const struct kvt_lease_record *lease)
+{
+	uint32_t table = lease->done + lease->n_private;
+
+	if (op->sqe->flags & KVT_F_NO_LIST || table <= op->sqe->list_capacity)
+		return 0;
+	return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, table);
+}
+
 static int commit_plan(struct kvt_core *core, struct kvt_op_context *op, struct commit_plan *plan)
 {
 	const struct kvt_lease_record *lease = plan->lease;
@@ -473,12 +525,10 @@ static int commit_plan(struct kvt_core *core, struct kvt_op_context *op, struct 
 	if (plan->computed > lease->known + plan->n_keys)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_BEYOND_KEYS, lease->computed);
 	error = check_attached(core, op, lease);
+	if (!error && op->sqe->op == KVT_OP_COMMIT)
+		error = check_table(op, lease);
 	if (error)
 		return error;
-	if (op->sqe->op == KVT_OP_COMMIT &&
-	    lease->done + lease->n_private > op->sqe->list_capacity)
-		return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT,
-				  lease->done + lease->n_private);
 	return plan_growth(core, op, plan);
 }
 
@@ -617,19 +667,21 @@ static int commit(struct kvt_core *core, struct kvt_op_context *op)
 int kvt_op_commit(struct kvt_core *core, struct kvt_op_context *op)
 {
 	struct kvt_lease_record *lease = &core->leases[op->sqe->node];
-	uint32_t table = lease->done + lease->n_private;
-	int error;
+	int error = 0;
 
 	op->cqe->lease = op->sqe->node;
 	op->cqe->lease_generation = op->sqe->generation;
-	if (op->sqe->arg < lease->computed && table > op->sqe->list_capacity)
-		return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, table);
-	error = commit(core, op);
+	if (op->sqe->arg < lease->computed)
+		error = check_table(op, lease);
+	if (!error)
+		error = commit(core, op);
 	if (error)
 		return error;
-	write_table(core, lease, op->view->list + op->sqe->list_offset);
 	op->cqe->positions = lease->known;
-	op->cqe->n_list = table;
+	if (op->sqe->flags & KVT_F_NO_LIST)
+		return 0;
+	write_table(core, lease, op->view->list + op->sqe->list_offset);
+	op->cqe->n_list = lease->done + lease->n_private;
 	return 0;
 }
 
@@ -639,13 +691,21 @@ int kvt_op_extend(struct kvt_core *core, struct kvt_op_context *op)
 {
 	struct kvt_lease_record *lease = &core->leases[op->sqe->node];
 	uint64_t evicted = core->count->evicted_pages;
-	uint32_t n = op->sqe->arg;
-	int error = kvt_private_check(core, op, n);
+	uint32_t n = op->sqe->arg, n_own = op->sqe->n_keys;
+	int error, reason;
 
-	if (error)
-		return error;
-	kvt_room_make(core, n);
-	append_pages(core, op->sqe->node, n, op->view->list + op->sqe->list_offset);
+	if (n_own) {
+		reason = kvt_pages_check(core, op->session, op->keys, n_own, NULL, 0);
+		if (reason)
+			return kvt_refuse(op, -EINVAL, (enum kvt_reason)reason, 0);
+		append_own(core, op->sqe->node, n_own);
+	} else {
+		error = kvt_private_check(core, op, n);
+		if (error)
+			return error;
+		kvt_room_make(core, n);
+		append_pages(core, op->sqe->node, n, op->view->list + op->sqe->list_offset);
+	}
 	kvt_path_touch(core, lease->node);
 	op->cqe->lease = op->sqe->node;
 	op->cqe->lease_generation = op->sqe->generation;

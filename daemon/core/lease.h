@@ -21,6 +21,8 @@ void kvt_lease_free(struct kvt_core *core, uint32_t lease);
 /** Append a lease to the free ones. */
 void kvt_lease_queue(struct kvt_core *core, uint32_t lease);
 
+/** How many of n private pages a session may have now: quota, room. */
+uint32_t kvt_private_most(const struct kvt_core *core, uint32_t session, uint32_t n);
 /** Check that an operation may have n private pages and list them: quota, list, room. */
 int kvt_private_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t n);
 /** Check that the session may lock this path: 0 or a refusal. */

@@ -18,6 +18,7 @@
 #include "daemon/core/order.h"
 #include "daemon/core/page.h"
 #include "daemon/core/session.h"
+#include "daemon/core/space.h"
 #include "daemon/core/state.h"
 #include "daemon/core/tree.h"
 #include "daemon/core/undo.h"
@@ -84,8 +85,8 @@ static int op_match(struct kvt_core *core, struct kvt_op_context *op)
 
 static int op_lock(struct kvt_core *core, struct kvt_op_context *op)
 {
-	uint32_t node = KVT_NONE, pages = op->sqe->positions / core->ps;
-	int error = kvt_handle_check(core, op, &node);
+	uint32_t node = KVT_NONE, pages = 0;
+	int error = kvt_handle_check(core, op, &node, &pages);
 
 	if (!error)
 		error = kvt_lease_quota(core, op);
@@ -106,8 +107,13 @@ static int op_alloc(struct kvt_core *core, struct kvt_op_context *op)
 {
 	uint64_t evicted = core->count->evicted_pages;
 	uint32_t n = op->sqe->arg;
-	int error = kvt_private_check(core, op, n);
+	int error;
 
+	if (op->sqe->flags & KVT_F_SHORTER && n > 1) {
+		n = kvt_private_most(core, op->session, n);
+		n += n == 0; /* refused */
+	}
+	error = kvt_private_check(core, op, n);
 	if (error)
 		return error;
 	kvt_room_make(core, n);
@@ -300,7 +306,7 @@ static int op_insert(struct kvt_core *core, struct kvt_op_context *op)
 	return 0;
 }
 
-/* ---- REMOVE, EVICT, RESET, PAGE, STATS, AUDIT */
+/* ---- REMOVE, LEAVE, EVICT, RESET, PAGE, STATS, AUDIT */
 
 int kvt_remove_prefix(struct kvt_core *core, struct kvt_op_context *op, uint32_t namespace_id,
 		      const uint32_t *keys, uint32_t n_keys, bool *ret_removed)
@@ -346,6 +352,16 @@ static int op_remove(struct kvt_core *core, struct kvt_op_context *op)
 	if (!error)
 		op->cqe->remove.state = removed;
 	return error;
+}
+
+static int op_leave(struct kvt_core *core, struct kvt_op_context *op)
+{
+	uint32_t held = kvt_space_held(core, op->session, op->sqe->namespace_id);
+
+	if (held)
+		return kvt_refuse(op, -EBUSY, KVT_REASON_NAMESPACE_HELD, held);
+	kvt_space_close(core, op->session, op->sqe->namespace_id);
+	return 0;
 }
 
 static int op_evict(struct kvt_core *core, struct kvt_op_context *op)
@@ -429,6 +445,8 @@ int kvt_op_run(struct kvt_core *core, struct kvt_op_context *op)
 		return kvt_op_end(core, op);
 	case KVT_OP_REMOVE:
 		return op_remove(core, op);
+	case KVT_OP_LEAVE:
+		return op_leave(core, op);
 	case KVT_OP_PAGE:
 		return op_page(core, op);
 	case KVT_OP_EVICT:

@@ -180,6 +180,8 @@ static void carve_hot(struct kvt_core *core, const struct kvt_core_config *c,
 {
 	carve_slots(&core->slots, c, scratch);
 	core->cut_below = carve(scratch, c->max_nodes, sizeof(uint32_t));
+	core->sealers = carve(scratch, c->max_nodes, sizeof(uint32_t));
+	core->remains = carve(scratch, c->max_nodes, sizeof(struct kvt_remains));
 	core->undo.nodes = carve(scratch, c->max_nodes, sizeof(uint32_t));
 	core->undo.touches = carve(scratch, c->max_nodes, sizeof(uint32_t));
 	core->undo.freed = carve(scratch, c->n_slots / 32 + 1ull, sizeof(uint64_t));

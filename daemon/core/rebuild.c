@@ -296,6 +296,7 @@ static int claim_cached(struct kvt_core *core, struct kvt_why *why, uint32_t id)
 		core->pages[page].slot = slot;
 		core->pages[page].state = KVT_PAGE_CACHED;
 		core->owners[page] = (struct kvt_owner_record){ 0 };
+		kvt_sealer_note(core, id, i, core->pages[page].sealer);
 	}
 	/* Behind them a seal that was rolled back may have left its page. */
 	memset(core->slot_pages + node->first_slot + node->sealed, 0,

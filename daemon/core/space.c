@@ -57,6 +57,36 @@ void kvt_space_free(struct kvt_core *core, uint32_t id)
 	kvt_user_space_gone(core, id);
 }
 
+bool kvt_space_victim(const struct kvt_core *core, uint32_t session, const uint64_t digest[2],
+		      uint32_t *ret_root)
+{
+	uint32_t place, oldest = KVT_NONE, user = 0;
+
+	if (session == 0 || find_namespace(core, digest, &place))
+		return false;
+	if (kvt_user_check_space(core, session))
+		user = core->user_of[session];
+	else if (place)
+		return false;
+	for (uint32_t i = 1; i < core->config.max_namespaces; i++) {
+		const struct kvt_namespace_record *space = &core->namespaces[i];
+		uint32_t root = space->flags ? kvt_root_of(core, i) : KVT_NONE;
+
+		/* A LOCK of a handle needs no open namespace, but locks sealed pages. */
+		if (!space->flags || space->opened || space->protected_pages ||
+		    (user && core->user_of_space[i] != user))
+			continue;
+		if (root == KVT_NONE) {
+			*ret_root = KVT_NONE;
+			return true;
+		}
+		if (oldest == KVT_NONE || core->nodes[root].touched < core->nodes[oldest].touched)
+			oldest = root;
+	}
+	*ret_root = oldest;
+	return oldest != KVT_NONE;
+}
+
 int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint64_t digest[2],
 			    const char *label, uint64_t now_ns, uint32_t *ret_namespace)
 {
@@ -93,18 +123,45 @@ int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint6
 	return 0;
 }
 
-void kvt_spaces_close(struct kvt_core *core, uint32_t session)
+static uint32_t lease_space(const struct kvt_core *core, const struct kvt_lease_record *lease)
+{
+	return lease->node == KVT_NONE ? lease->namespace_id :
+					 core->nodes[lease->node].namespace_id;
+}
+
+uint32_t kvt_space_held(const struct kvt_core *core, uint32_t session, uint32_t namespace_id)
+{
+	const struct kvt_session_record *record = &core->sessions[session];
+	uint32_t n = 0, id;
+
+	for (id = record->first_lease; id != KVT_NONE; id = core->leases[id].next_lease)
+		n += lease_space(core, &core->leases[id]) == namespace_id;
+	for (id = record->first_pending; id != KVT_NONE; id = core->pending[id].next)
+		n += core->pending[id].sqe.namespace_id == namespace_id;
+	for (id = record->n_waiters ? core->first_waiter : KVT_NONE; id != KVT_NONE;
+	     id = core->pending[id].next)
+		n += core->pending[id].session == session &&
+		     core->pending[id].sqe.namespace_id == namespace_id;
+	return n;
+}
+
+void kvt_space_close(struct kvt_core *core, uint32_t session, uint32_t namespace_id)
 {
 	uint64_t *bits = core->opened + (size_t)session * core->opened_words;
+	struct kvt_namespace_record *space = &core->namespaces[namespace_id];
 
-	kvt_save(core, bits, core->opened_words * sizeof(*bits));
-	for (uint32_t i = 1; i < core->config.max_namespaces; i++) {
-		struct kvt_namespace_record *space = &core->namespaces[i];
+	KVT_ASSERT(kvt_bit_get(bits, namespace_id) && space->opened > 0);
+	kvt_save(core, &bits[namespace_id / 64], sizeof(*bits));
+	kvt_bit_clear(bits, namespace_id);
+	if (--space->opened == 0 && space->nodes == 0)
+		kvt_space_free(core, namespace_id);
+}
 
-		if (!kvt_bit_get(bits, i))
-			continue;
-		kvt_bit_clear(bits, i);
-		if (--space->opened == 0 && space->nodes == 0)
-			kvt_space_free(core, i);
-	}
+void kvt_spaces_close(struct kvt_core *core, uint32_t session)
+{
+	const uint64_t *bits = core->opened + (size_t)session * core->opened_words;
+
+	for (uint32_t i = 1; i < core->config.max_namespaces; i++)
+		if (kvt_bit_get(bits, i))
+			kvt_space_close(core, session, i);
 }

@@ -34,6 +34,7 @@
 
 #define KVT_CORE_MAGIC 0x4b56544bu
 #define KVT_NEVER UINT64_MAX
+#define KVT_SEALERS_MANY UINT32_MAX
 struct kvt_fifo { /* free records, recycled first in, first out */
 	uint32_t head;
 	uint32_t tail;
@@ -43,6 +44,14 @@ struct kvt_fifo { /* free records, recycled first in, first out */
 struct kvt_run { /* of slots */
 	uint32_t first;
 	uint32_t n;
+};
+
+/** What older handles of a node still name, also once it is free. Lost at a restart. A node is
+ * freed, and so reused (free_nodes), before its heir: an heir is never another node. */
+struct kvt_remains {
+	uint32_t born; /* the first generation of these handles */
+	uint32_t left; /* pages of its path that were never trimmed; a run may grow behind them */
+	uint32_t heir; /* free: the node that has them, KVT_NONE if they are detached */
 };
 
 struct kvt_heap {
@@ -131,6 +140,7 @@ struct kvt_core {
 	uint64_t epoch_leases; /* of the running epoch */
 	uint64_t cut_leases;   /* of these: on detached paths */
 	uint32_t *cut_below;   /* [node]: leases across it, with a detached node further down */
+	struct kvt_remains *remains; /* [node] */
 	struct kvt_fifo free_pending;
 	uint32_t free_page;       /* list through owners[].next */
 	uint32_t oldest, youngest; /* recency */
@@ -172,10 +182,11 @@ struct kvt_core {
 	uint32_t *session_stamp; /* which sessions wait for which */
 	uint32_t wait_stamp;
 
-	uint32_t *op_pages;  /* pages of an INSERT or FREE, copied */
+	uint32_t *op_pages;  /* pages of an INSERT, FREE or EXTEND, copied */
 	uint32_t *op_keys;   /* generated keys, copied */
 	uint32_t *log_keys;  /* keys of a logged operation, copied: it runs on what is logged */
 	uint32_t *path_list; /* pages of an INSERT's path as they are before it */
+	uint32_t *sealers;   /* [node]: who sealed all its cached pages, or KVT_SEALERS_MANY */
 	uint64_t *page_mark; /* bit per page: seen in this list */
 	uint32_t first_page[KVT_MAX_PAGE_SIZE]; /* keys that decide where a new run goes */
 

@@ -53,6 +53,7 @@ uint32_t kvt_node_make(struct kvt_core *core, uint32_t namespace_id, uint32_t pa
 	KVT_SET(node->epoch, core->arena->epoch);
 	node->announcer = KVT_NONE;
 	core->cut_below[id] = 0;
+	core->remains[id] = (struct kvt_remains){ .born = node->generation, .left = UINT32_MAX };
 	node->older = KVT_NONE;
 	node->younger = KVT_NODE_UNLISTED;
 	node->heap_at = node->expiry_at = 0;
@@ -108,8 +109,9 @@ void kvt_node_unlink(struct kvt_core *core, uint32_t id)
 	remove_child(core, core->nodes[id].parent, id);
 }
 
-/** Free a node, at the end of the free list: its id should not be reused soon. */
-static void recycle(struct kvt_core *core, uint32_t id)
+/** Free a node, at the end of the free list: its id should not be reused soon. `heir`: the node
+ * that has what is left of its path, or KVT_NONE. */
+static void recycle(struct kvt_core *core, uint32_t id, uint32_t heir)
 {
 	struct kvt_node *node = kvt_node_at(core, id);
 	struct kvt_namespace_record *space = &core->namespaces[node->namespace_id];
@@ -127,6 +129,7 @@ static void recycle(struct kvt_core *core, uint32_t id)
 	KVT_SET(node->n_slots, 0);
 	KVT_SET(node->sealed, 0);
 	kvt_node_write_end(node);
+	core->remains[id].heir = heir;
 	node->created = ++core->ledger->tickets;
 	node->next_sibling = KVT_NONE;
 	if (core->free_nodes.count++ == 0)
@@ -160,7 +163,13 @@ void kvt_root_prune(struct kvt_core *core, uint32_t id)
 	if (!(root->flags & KVT_NODE_DETACHED))
 		kvt_root_leave(core, id);
 	kvt_event_add(core, KVT_EV_FREE, id, 0, 0);
-	recycle(core, id);
+	recycle(core, id, KVT_NONE);
+}
+
+/** Let older handles of a node name at most `pages` pages of its path. */
+static void keep_pages(struct kvt_core *core, uint32_t id, uint32_t pages)
+{
+	core->remains[id].left = kvt_min(core->remains[id].left, pages);
 }
 
 /** Recycle an empty, unlinked node; prunes the root that was its parent if it was the last. */
@@ -175,7 +184,8 @@ static void node_drop(struct kvt_core *core, uint32_t id, uint32_t parent)
 		kvt_heap_remove(core, &core->heap, id);
 	core->evictable_nodes--;
 	kvt_event_add(core, KVT_EV_FREE, id, 0, 0);
-	recycle(core, id);
+	keep_pages(core, id, node->start);
+	recycle(core, id, parent);
 	if (parent != KVT_NONE)
 		kvt_root_prune(core, parent);
 }
@@ -204,6 +214,7 @@ uint32_t kvt_node_split(struct kvt_core *core, uint32_t id, uint32_t pages)
 	KVT_SET(upper->epoch, lower->epoch);
 	upper->announcer = lower->announcer;
 	core->cut_below[up] = core->cut_below[id];
+	core->sealers[up] = core->sealers[id];
 	kvt_node_set_expiry(core, up, lower->expiry_ns);
 
 	/* Link the upper node under the parent, then the lower one under the upper. */
@@ -247,6 +258,7 @@ void kvt_node_merge(struct kvt_core *core, uint32_t up, uint32_t id)
 	kvt_index_remove(core, id);
 	remove_child(core, up, id);
 	kvt_slots_clear_run(&core->slots, lower->first_slot);
+	kvt_sealer_note(core, id, lower->sealed, core->sealers[up]);
 	kvt_save_node(core, id);
 	kvt_node_write_begin(lower);
 	KVT_SET(lower->parent, parent);
@@ -273,7 +285,7 @@ void kvt_node_merge(struct kvt_core *core, uint32_t up, uint32_t id)
 		core->evictable_nodes--;
 	core->count->merged_nodes++;
 	kvt_event_add(core, KVT_EV_MERGE, id, up, 0);
-	recycle(core, up);
+	recycle(core, up, id);
 	if (lower->lock_ref == 0)
 		kvt_leaf_check(core, id);
 }
@@ -301,6 +313,7 @@ void kvt_node_trim(struct kvt_core *core, uint32_t id, uint32_t n)
 	KVT_SET(node->n_slots, keep);
 	KVT_SET(node->sealed, keep);
 	kvt_node_write_end(node);
+	keep_pages(core, id, node->start + keep);
 	for (uint32_t i = n; i-- > 0;) {
 		uint32_t slot = first + keep + i;
 
@@ -324,6 +337,7 @@ void kvt_node_seal(struct kvt_core *core, uint32_t id, uint32_t page)
 	KVT_ASSERT(node->sealed < node->n_slots);
 	kvt_save_node(core, id);
 	kvt_page_cache(core, page, node->first_slot + node->sealed);
+	kvt_sealer_note(core, id, node->sealed, core->pages[page].sealer);
 	/* Pairs with the prober's acquire of sealed: keys and page are there before it counts. */
 	kvt_store_release(&node->sealed, node->sealed + 1);
 	space->cached_pages++;
@@ -570,12 +584,16 @@ uint32_t kvt_path_shared(const struct kvt_core *core, uint32_t id, uint32_t page
 	for (; id != KVT_NONE && pages > 0; id = core->nodes[id].parent) {
 		const struct kvt_node *node = kvt_node_at(core, id);
 		const uint32_t *at = core->slot_pages + node->first_slot;
+		uint32_t n = node->start < pages ? kvt_min(node->n_slots, pages - node->start) : 0;
+		uint32_t other = core->sealers[id];
 
-		if (node->start >= pages)
+		if (other != KVT_SEALERS_MANY) {
+			shared += other != sealer && other != 0 ? n : 0;
 			continue;
-		for (uint32_t i = kvt_min(node->n_slots, pages - node->start); i-- > 0;) {
-			uint32_t other = core->pages[at[i]].sealer;
-
+		}
+		/* Their records are lines that BEGIN does not read otherwise. */
+		while (n-- > 0) {
+			other = core->pages[at[n]].sealer;
 			shared += other != sealer && other != 0;
 		}
 	}

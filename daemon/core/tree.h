@@ -47,6 +47,16 @@ void kvt_path_raise(struct kvt_core *core, uint32_t node, int32_t priority, uint
 bool kvt_path_detached(const struct kvt_core *core, uint32_t node);
 /** Copy the pages [0, pages) of the path to `node` into list. */
 void kvt_path_pages(const struct kvt_core *core, uint32_t node, uint32_t pages, uint32_t *list);
+/** Note who sealed more pages of a node, which had `sealed` ones. */
+static inline void kvt_sealer_note(struct kvt_core *core, uint32_t node, uint32_t sealed,
+				   uint32_t sealer)
+{
+	if (sealed == 0)
+		core->sealers[node] = sealer;
+	else if (core->sealers[node] != sealer)
+		core->sealers[node] = KVT_SEALERS_MANY;
+}
+
 /** How many of the first `pages` pages of a path another session than `sealer` is known to have
  * sealed. */
 uint32_t kvt_path_shared(const struct kvt_core *core, uint32_t node, uint32_t pages,

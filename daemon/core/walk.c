@@ -72,17 +72,44 @@ int kvt_walk_keys(struct kvt_core *core, uint32_t namespace_id, const uint32_t *
 	return walk->root != KVT_NONE ? descend(core, walk, keys, 0, n_pages) : 0;
 }
 
-int kvt_handle_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t *ret_node)
+/** Find the node that has what is left of a handle, and how many of its pages that are. False:
+ * nothing, or the node has been reused. */
+static bool find_left(struct kvt_core *core, uint32_t generation, uint32_t *id, uint32_t *pages)
+{
+	const struct kvt_remains *remains = &core->remains[*id];
+	const struct kvt_node *node = kvt_node_at(core, *id);
+	bool older = node->generation != generation;
+
+	if (generation - remains->born > node->generation - remains->born ||
+	    (!older && !(node->flags & KVT_NODE_LIVE)))
+		return false;
+	for (;; older = true) {
+		if (older)
+			*pages = kvt_min(*pages, core->remains[*id].left);
+		if (core->nodes[*id].flags & KVT_NODE_LIVE)
+			return *pages > 0;
+		*id = core->remains[*id].heir;
+		core->effort.nodes_touched++;
+		if (*id == KVT_NONE)
+			return false;
+	}
+}
+
+int kvt_handle_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t *ret_node,
+		     uint32_t *ret_pages)
 {
 	const struct kvt_sqe *sqe = op->sqe;
 	uint32_t id = sqe->node, pages = sqe->positions / core->ps, holder;
+	bool shorter = sqe->op == KVT_OP_LOCK && (sqe->flags & KVT_F_SHORTER);
 	const struct kvt_node *node;
 
 	if (id == KVT_NONE || id >= core->config.max_nodes)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
+	if (shorter && pages > 0 && !find_left(core, sqe->generation, &id, &pages))
+		return kvt_refuse(op, -ESTALE, KVT_REASON_HANDLE_STALE, 0);
 	node = kvt_node_at(core, id);
-	if (!(node->flags & KVT_NODE_LIVE) || node->generation != sqe->generation ||
-	    kvt_path_detached(core, id))
+	if (!(node->flags & KVT_NODE_LIVE) || kvt_path_detached(core, id) ||
+	    (!shorter && node->generation != sqe->generation))
 		return kvt_refuse(op, -ESTALE, KVT_REASON_HANDLE_STALE, 0);
 	if ((node->flags & KVT_NODE_ROOT) || pages == 0 || sqe->positions % core->ps)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
@@ -96,6 +123,7 @@ int kvt_handle_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t 
 		if (kvt_is_expired(core, up))
 			return KVT_EXPIRED;
 	*ret_node = holder;
+	*ret_pages = pages;
 	return 0;
 }
 
@@ -103,8 +131,8 @@ int kvt_handle_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t 
 static int start(struct kvt_core *core, struct kvt_op_context *op, struct kvt_walk *walk)
 {
 	const struct kvt_sqe *sqe = op->sqe;
-	uint32_t pages = sqe->positions / core->ps, node = KVT_NONE;
-	int error = kvt_handle_check(core, op, &node);
+	uint32_t pages, node = KVT_NONE;
+	int error = kvt_handle_check(core, op, &node, &pages);
 
 	if (error)
 		return error;

@@ -35,9 +35,11 @@ static inline bool kvt_is_expired(struct kvt_core *core, uint32_t node)
 	return true;
 }
 
-/** Check an entry's handle. *ret_node is the shallowest node that covers it. 0, KVT_EXPIRED, or a
- * refusal: -EINVAL it names nothing, -ESTALE its prefix is gone. */
-int kvt_handle_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t *ret_node);
+/** Check an entry's handle. *ret_node is the shallowest node that covers its *ret_pages pages: all,
+ * or with SHORTER those that are left. 0, KVT_EXPIRED, or a refusal: -EINVAL it names nothing,
+ * -ESTALE its prefix is gone. */
+int kvt_handle_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t *ret_node,
+		     uint32_t *ret_pages);
 /** Walk `n_pages` pages of an entry's keys: from its start handle, or without one from the root of
  * its namespace. Tells the record which keys the tree knows. 0, KVT_EXPIRED, or a refusal of the
  * handle, which must be of the entry's namespace. */

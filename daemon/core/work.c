@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Background work, in small steps: expiry, dead sessions, detached subtrees, compaction. */
+/* Background work, in small steps: expiry, dead sessions, detached subtrees, compaction, and room
+ * for namespaces. */
 
 #include "daemon/core/compact.h"
 #include "daemon/core/detach.h"
 #include "daemon/core/effect.h"
 #include "daemon/core/run.h"
 #include "daemon/core/session.h"
+#include "daemon/core/space.h"
 #include "daemon/core/state.h"
 
 uint64_t kvt_core_next_expiry_ns(const struct kvt_core *core)
@@ -64,6 +66,32 @@ uint32_t kvt_core_work(struct kvt_core *core, uint32_t budget, bool idle, uint64
 	if (idle && core->compact_count > 0 && done < budget)
 		done += kvt_compact(core, budget - done);
 	return done;
+}
+
+/** Detach a namespace's root, for another namespace that a session opens. */
+static void empty_namespace(struct kvt_core *core, uint32_t session, uint32_t root)
+{
+	kvt_record_start(core);
+	kvt_mutation_begin(core);
+	core->record.sqe = (struct kvt_sqe){ .op = KVT_OP_REMOVE,
+					     .namespace_id = core->nodes[root].namespace_id };
+	core->record.cqe = (struct kvt_cqe){ .remove.state = 1 };
+	kvt_detach(core, root);
+	kvt_record_emit(core, KVT_REC_ADMIN, session, 0);
+	kvt_mutation_end(core);
+}
+
+bool kvt_core_namespace_make_room(struct kvt_core *core, uint32_t session,
+				  const uint64_t digest[2], uint32_t budget, uint64_t now_ns)
+{
+	uint32_t root;
+
+	kvt_core_wake(core, now_ns);
+	if (!kvt_space_victim(core, session, digest, &root))
+		return false;
+	if (root != KVT_NONE)
+		empty_namespace(core, session, root);
+	return kvt_core_work(core, budget, false, now_ns) > 0;
 }
 
 bool kvt_core_unsettled(const struct kvt_core *core)

@@ -227,11 +227,10 @@ static void put_answer(struct kvt_oplog *log, const struct kvt_record *record)
 
 static void put_keys(struct kvt_oplog *log, const struct kvt_record *record)
 {
-	bool pages = record->kind == KVT_REC_OP && record->sqe.op == KVT_OP_FREE;
 	uint32_t known = record->known_positions;
 	uint64_t hash[2];
 
-	if (pages) {
+	if (oplog_keys_are_pages(record)) {
 		put_list(log, record->keys, record->n_keys);
 		return;
 	}

@@ -51,6 +51,12 @@ static inline bool oplog_has_cqe(uint32_t kind)
 	return kind == KVT_REC_OP || kind == KVT_REC_DEFER || kind == KVT_REC_ADMIN;
 }
 
+/** FREE and EXTEND name pages where others have keys. */
+static inline bool oplog_keys_are_pages(const struct kvt_record *record)
+{
+	return record->kind == KVT_REC_OP && kvt_op_takes(record->sqe.op) & KVT_TAKES_PAGES;
+}
+
 /** The page table of each sequence, as last answered by BEGIN or COMMIT. A COMMIT mostly replaces a
  * few pages, so only the part between common prefix and common suffix is written. Writer and reader
  * keep equal tables. */

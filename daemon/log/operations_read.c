@@ -170,7 +170,7 @@ static void get_keys(struct kvt_oplog_reader *r, struct kvt_record *record, uint
 {
 	uint32_t n, known;
 
-	if (record->kind == KVT_REC_OP && record->sqe.op == KVT_OP_FREE) {
+	if (oplog_keys_are_pages(record)) {
 		record->n_keys = get_list(r, &r->keys);
 		return;
 	}
@@ -297,7 +297,7 @@ static int fill_keys(struct kvt_oplog_reader *r, struct kvt_record *record,
 {
 	uint64_t hash[2];
 
-	if (record->n_keys == 0 || (record->kind == KVT_REC_OP && record->sqe.op == KVT_OP_FREE))
+	if (record->n_keys == 0 || oplog_keys_are_pages(record))
 		return 0;
 	if (record->known_positions &&
 	    (!path || path(context, record->known_node, record->known_positions, r->keys.at)))

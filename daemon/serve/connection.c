@@ -10,11 +10,9 @@
 #include "daemon/serve/daemon.h"
 
 #include <errno.h>
-#include <linux/sockios.h>
 #include <poll.h>
 #include <stddef.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -251,11 +249,8 @@ static void greet(struct kvt_daemon *daemon, struct kvt_connection *connection)
 		.generation = kvt_core_arena(daemon->core)->generation,
 		.daemon_pid = getpid(),
 	};
-	int bytes = 0;
 
-	/* The socket still holds an unread request, so the client need not repeat it. */
-	if (ioctl(connection->fd, SIOCINQ, &bytes) == 0 && bytes > 0)
-		return;
+	/* Also if a request is unread: the predecessor's lane may still remove it. */
 	kvt_message_fill(&message.head, KVT_MSG_RESUMED, sizeof(message), 0, 0);
 	/* If the socket is full, an earlier RESUMED is still unread; drop this one. */
 	if (!lane || !kvt_connection_ask(daemon, connection, lane, KVT_LANE_TELL, &message,

@@ -26,6 +26,7 @@
 
 #define LEAVE_AGAIN_NS 5000000ull
 #define MESSAGES_AT_HANGUP 16 /* still taken after the peer hung up */
+#define ROOM_STEPS 1024 /* a turn, nodes and pages: to empty a namespace for another one */
 /* Pause after a message: four times its duration, at most PAUSE_MOST_US. So messages take a fifth
  * of the thread's time, and the one after an audit does not wait for seconds. */
 #define PAUSE_PER_COST 4
@@ -112,7 +113,7 @@ void kvt_control_drop_costly(struct kvt_daemon *daemon)
 	}
 }
 
-enum take_result { TAKE_ONE, TAKE_NONE, TAKE_HANGUP };
+enum take_result { TAKE_ONE, TAKE_NONE, TAKE_LATER, TAKE_HANGUP };
 static enum take_result take_message(struct kvt_daemon *daemon, struct kvt_connection *connection);
 
 static struct kvt_connection *connection_of(const struct kvt_half_open *half_open)
@@ -324,8 +325,10 @@ static bool geometry_unknown(const struct kvt_daemon *daemon,
 			     const struct kvt_message_hello *hello, char *text, size_t size)
 {
 	uint32_t layout = daemon->plan.geometry.layout;
+	uint32_t since = layout <= KVT_LAYOUT_NHD ? 0 : layout <= KVT_LAYOUT_HKND ?
+			 KVT_ABI_MINOR_PACKED : KVT_ABI_MINOR_LATENT;
 
-	if (layout <= KVT_LAYOUT_NHD || hello->abi_minor >= KVT_ABI_MINOR_PACKED)
+	if (hello->abi_minor >= since)
 		return false;
 	snprintf(text, size, "geometry differs: the daemon has kv_layout %s, which a client of ABI "
 		 "%u.%u cannot address: install libkvtrunk of the daemon's release",
@@ -662,12 +665,12 @@ static void handle_namespace(struct kvt_daemon *daemon, struct kvt_connection *c
 	memset(answer.text, 0, sizeof(answer.text));
 	if (error == -ENOSPC)
 		snprintf(answer.text, sizeof(answer.text), "all max_namespaces=%u namespaces are "
-			 "open or hold keys: close some, or raise it",
+			 "open or locked: close some (kvt_namespace_close()), or raise it",
 			 daemon->core_config.max_namespaces);
 	else if (error == -EDQUOT)
 		snprintf(answer.text, sizeof(answer.text), "uid %u made %u namespaces that are "
-			 "open or hold keys, the most for one uid (7/8 of max_namespaces=%u): "
-			 "close some, remove some (kvtctl remove), or raise it",
+			 "open or locked, the most for one uid (7/8 of max_namespaces=%u): "
+			 "close some (kvt_namespace_close()), or raise it",
 			 (unsigned int)connection->peer.uid, daemon->core_config.uid_namespaces,
 			 daemon->core_config.max_namespaces);
 	else if (error == -ENOENT)
@@ -677,12 +680,26 @@ static void handle_namespace(struct kvt_daemon *daemon, struct kvt_connection *c
 	kvt_connection_send(daemon, connection, &answer, sizeof(answer), NULL, 0);
 }
 
+/* Empty another namespace a bit, if this message opens one for which there is no place. Returns
+ * true if the message has to wait for that. */
+static bool must_make_room(struct kvt_daemon *daemon, const struct kvt_connection *connection,
+			   size_t bytes)
+{
+	const struct kvt_message_namespace *request = (const void *)daemon->message;
+
+	return connection->state == KVT_CONNECTION_SESSION && bytes == sizeof(*request) &&
+	       request->head.type == KVT_MSG_NAMESPACE && request->head.bytes == bytes &&
+	       kvt_core_namespace_make_room(daemon->core, connection->member->session,
+					    request->digest, ROOM_STEPS, daemon->now_ns);
+}
+
 /* ---- GROUP */
 
 static void handle_group(struct kvt_daemon *daemon, struct kvt_connection *connection,
 			 const struct kvt_message_group *request)
 {
-	struct kvt_message_group answer = { .n_ranks = request->n_ranks };
+	struct kvt_message_group answer = { .n_ranks = request->n_ranks,
+					    .token = { request->token[0], request->token[1] } };
 	int error = kvt_group_open(daemon, connection, request->n_ranks, answer.token, answer.text,
 				   sizeof(answer.text));
 
@@ -784,6 +801,8 @@ static enum take_result take_message(struct kvt_daemon *daemon, struct kvt_conne
 		malformed(daemon, connection, "descriptors are not taken here");
 		return TAKE_ONE;
 	}
+	if (must_make_room(daemon, connection, (size_t)n))
+		return TAKE_LATER;
 	remove_first(daemon, connection);
 	if (rights.flags & MSG_TRUNC)
 		malformed(daemon, connection, "message larger than 65536 bytes");
@@ -828,6 +847,8 @@ static void settle(struct kvt_daemon *daemon, struct kvt_connection *connection,
 		kvt_connection_queue(daemon, connection);
 	} else if (connection->over || taken == TAKE_HANGUP) {
 		kvt_control_drop(daemon, connection);
+	} else if (taken == TAKE_LATER) {
+		kvt_connection_queue(daemon, connection);
 	} else {
 		kvt_connection_arm(daemon, connection);
 	}

@@ -17,10 +17,11 @@
 #define MEMBER_RING 2u
 
 int kvt_group_open(struct kvt_daemon *daemon, struct kvt_connection *connection, uint32_t n_ranks,
-		   uint64_t ret_token[2], char *why, size_t why_size)
+		   uint64_t token[2], char *why, size_t why_size)
 {
 	const struct kvt_member *member = connection->member;
-	uint64_t token[2];
+	const uint64_t chosen[2] = { token[0], token[1] };
+	bool is_chosen = chosen[0] | chosen[1];
 	int error;
 
 	if (!member || member->rank) {
@@ -33,7 +34,7 @@ int kvt_group_open(struct kvt_daemon *daemon, struct kvt_connection *connection,
 			 n_ranks);
 		return -EINVAL;
 	}
-	if (getrandom(token, sizeof(token), 0) != sizeof(token)) {
+	if (!is_chosen && getrandom(token, sizeof(chosen), 0) != sizeof(chosen)) {
 		snprintf(why, why_size, "no randomness for the group's token");
 		return -EIO;
 	}
@@ -42,11 +43,16 @@ int kvt_group_open(struct kvt_daemon *daemon, struct kvt_connection *connection,
 	if (error == -ENOSPC)
 		snprintf(why, why_size, "all max_members=%u places are taken by groups: end some, "
 			 "or raise it", daemon->core_config.max_members);
+	else if (error == -EEXIST)
+		snprintf(why, why_size, "another group has this token: give each engine an id of "
+			 "its own to derive it from");
 	else if (error)
 		snprintf(why, why_size, "this session leads a group of %u ranks already",
 			 kvt_core_member(daemon->core, member->index)->n_ranks);
-	else
-		memcpy(ret_token, token, sizeof(token));
+	else if (is_chosen && memcmp(token, chosen, sizeof(chosen)) != 0) {
+		snprintf(why, why_size, "this session leads a group with another token already");
+		error = -EALREADY;
+	}
 	return error;
 }
 

@@ -56,14 +56,21 @@ static int shape_geometry(const struct kvt_config *config, struct kvt_pool_plan 
 	geometry->order = config->kv_order;
 	for (uint32_t i = 0; i < geometry->n_layers; i++)
 		geometry->scales[i][0] = geometry->scales[i][1] = 1;
+	if (geometry->layout == KVT_LAYOUT_LATENT && geometry->n_kv_heads != 1) {
+		snprintf(why, KVT_WHY_BYTES, "kv_layout = latent has one row a position: set "
+			 "n_kv_heads = 1, not %u, and head_dim to the length of the row",
+			 geometry->n_kv_heads);
+		return -EINVAL;
+	}
 	plan->page_bytes = kvt_pool_geometry_page_bytes(geometry, plan->page_size);
 	if (config->page_bytes && (uint64_t)config->page_bytes != plan->page_bytes) {
-		snprintf(why, KVT_WHY_BYTES, "page_bytes is %lld, but the geometry gives %llu (2 "
+		snprintf(why, KVT_WHY_BYTES, "page_bytes is %lld, but the geometry gives %llu (%u "
 			 "planes x %u layers x %u KV heads x %u positions x %u elements x %u "
 			 "bytes): drop page_bytes, or correct the geometry",
 			 (long long)config->page_bytes, (unsigned long long)plan->page_bytes,
-			 geometry->n_layers, geometry->n_kv_heads, plan->page_size,
-			 geometry->head_dim, kvt_element_bytes(geometry->type));
+			 kvt_page_layout_planes(geometry->layout), geometry->n_layers,
+			 geometry->n_kv_heads, plan->page_size, geometry->head_dim,
+			 kvt_element_bytes(geometry->type));
 		return -EINVAL;
 	}
 	if (*config->kv_scales && geometry->type != KVT_ELEMENT_FP8_E4M3) {
@@ -346,8 +353,9 @@ void kvt_pool_plan_print(const struct kvt_config *config, const struct kvt_pool_
 	char backend[32];
 
 	if (geometry->n_layers)
-		fprintf(to, "page: 2 planes x %u layers x %u KV heads x %u positions x %u elements "
-			"x %u bytes (%s) = %llu bytes, %s, %s-major\n", geometry->n_layers,
+		fprintf(to, "page: %u planes x %u layers x %u KV heads x %u positions x %u "
+			"elements x %u bytes (%s) = %llu bytes, %s, %s-major\n",
+			kvt_page_layout_planes(geometry->layout), geometry->n_layers,
 			geometry->n_kv_heads, plan->page_size, geometry->head_dim,
 			kvt_element_bytes(geometry->type), kvt_element_name(geometry->type),
 			(unsigned long long)plan->page_bytes,

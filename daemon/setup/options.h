@@ -52,11 +52,11 @@
 	  "Scales of fp8_e4m3 (value = stored value * scale): K,V for all layers, as in "         \
 	  "0.5,0.25, or the path of a file (beginning with /) with a line 'K V' for each layer. " \
 	  "Empty: 1.")                                                                            \
-	X(CHOICE, kv_layout, "hnd", 0, 0, "hnd|nhd|hnkd|nhkd|hknd", START,                        \
+	X(CHOICE, kv_layout, "hnd", 0, 0, "hnd|nhd|hnkd|nhkd|hknd|latent", START,                 \
 	  "How one layer of a page lies. In two planes, K and V, hnd: [kv head][position][dim], " \
 	  "nhd: [position][kv head][dim]. As one piece with both, hnkd: [kv head][position]"      \
 	  "[K, V][dim], nhkd: [position][kv head][K, V][dim], hknd: [kv head][K, V][position]"    \
-	  "[dim].")                                                                               \
+	  "[dim]. latent: one plane, [position][dim], of which K and V are made (MLA).")          \
 	X(CHOICE, kv_order, "layer", 0, 0, "layer|page", START,                                   \
 	  "How pages lie in the slab. layer: each layer's K plane and V plane (or both packed) "  \
 	  "is one piece with all pages. page: all layers of a page are contiguous.")               \
@@ -109,7 +109,8 @@
 	X(NUMBER, n_slots, "0", 0, (1ll << 31) - 1, NULL, START,                                  \
 	  "Tree slots. 0: pages + pages / 16.")                                                   \
 	X(NUMBER, max_namespaces, "4096", 1, 1ll << 24, NULL, START,                              \
-	  "Namespaces open or holding keys at a time.")                                           \
+	  "Namespaces open or holding keys at a time. If all are, a new one empties the least "    \
+	  "recently used one that no session has open.")                                           \
 	X(NUMBER, coalesce_threshold, "64", 0, 1ll << 30, NULL, START,                            \
 	  "A BEGIN does not wait if others are computing this many positions or fewer of it: "    \
 	  "computing them again costs about as much as one decode step.")                         \

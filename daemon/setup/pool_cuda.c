@@ -6,7 +6,8 @@
  *             and ends with it. It is never freed before: freeing what others have open is
  *             undefined.
  *   cuda-vmm  cuMemCreate, and a descriptor that clients get with WELCOME. The memory lives as long
- *             as a descriptor or a mapping exists. The daemon maps it only to write a mark behind
+ *             as a descriptor or a mapping exists. Network adapters may be given it, where the
+ *             device can (GPUDirect RDMA). The daemon maps it only to write a mark behind
  *             the pages, and then releases the devices' contexts. A successor reuses the memory
  *             only if it finds the mark: the driver does not document that contents survive while
  *             only a descriptor holds them.
@@ -52,6 +53,7 @@ struct cuda_slab {
 	void *context;   /* retained; NULL: not retained */
 	uint64_t memory; /* cuda-ipc: address; cuda-vmm: allocation handle; 0: none */
 	int fd;          /* cuda-vmm, -1: none */
+	int rdma;        /* cuda-vmm: network adapters may be given the memory */
 	uint64_t free, total; /* bytes, when last asked */
 	char name[64];
 	struct kvt_slab_record record;
@@ -185,7 +187,7 @@ static int ask_attribute(struct cuda_state *state, const struct cuda_slab *slab,
 
 /* Check that the device has the features that the backend needs. */
 static int check_device(const struct kvt_pool *pool, struct cuda_state *state,
-			const struct cuda_slab *slab, char *why, size_t why_size)
+			struct cuda_slab *slab, char *why, size_t why_size)
 {
 	int mode = 0, unified = 0, vmm = 0, posix = 0, rc;
 	const char *lacks = NULL;
@@ -198,6 +200,9 @@ static int check_device(const struct kvt_pool *pool, struct cuda_state *state,
 		rc = ask_attribute(state, slab, KVT_CU_ATTRIBUTE_VMM, &vmm, why, why_size);
 	if (!rc)
 		rc = ask_attribute(state, slab, KVT_CU_ATTRIBUTE_POSIX_FD, &posix, why, why_size);
+	if (!rc)
+		rc = ask_attribute(state, slab, KVT_CU_ATTRIBUTE_RDMA_VMM, &slab->rdma, why,
+				   why_size);
 	if (rc)
 		return rc;
 	if (mode == KVT_CU_COMPUTE_MODE_PROHIBITED)
@@ -414,12 +419,13 @@ static int open_state(struct kvt_pool *pool, bool vmm, char *why, size_t why_siz
 	return rc;
 }
 
-static struct kvt_cu_allocation allocation_on(int device)
+static struct kvt_cu_allocation allocation_of(const struct cuda_slab *slab)
 {
 	return (struct kvt_cu_allocation){
 		.type = KVT_CU_ALLOCATION_PINNED,
 		.handle_types = KVT_CU_HANDLE_POSIX_FD,
-		.location = { KVT_CU_LOCATION_DEVICE, device },
+		.location = { KVT_CU_LOCATION_DEVICE, slab->device },
+		.rdma = slab->rdma != 0,
 	};
 }
 
@@ -429,7 +435,7 @@ static int slab_unit(struct cuda_state *state, uint64_t *ret_unit, char *why, si
 	uint64_t unit = BLOCK_BYTES;
 
 	for (uint32_t i = 0; state->vmm && i < state->n_slabs; i++) {
-		struct kvt_cu_allocation allocation = allocation_on(state->slabs[i].device);
+		struct kvt_cu_allocation allocation = allocation_of(&state->slabs[i]);
 		size_t bytes = 0;
 		int error = state->driver.vmm_granularity(&bytes, &allocation,
 							  KVT_CU_GRANULARITY_RECOMMENDED);
@@ -522,7 +528,7 @@ static int make_ipc(struct cuda_state *state, struct cuda_slab *slab, uint64_t b
 static int make_vmm(struct cuda_state *state, struct cuda_slab *slab, uint64_t bytes, char *why,
 		    size_t why_size)
 {
-	struct kvt_cu_allocation allocation = allocation_on(slab->device);
+	struct kvt_cu_allocation allocation = allocation_of(slab);
 	int error = state->driver.vmm_create(&slab->memory, bytes, &allocation, 0);
 
 	if (error) {

@@ -226,7 +226,7 @@ static int follow_merge(struct kvt_oracle *o, const struct kvt_event *event)
 		model_child_remove(parent, upper->id);
 		model_child_add(parent, lower->id);
 	}
-	model_node_drop(o, upper);
+	model_node_drop(o, upper, lower->id);
 	o->counters.merged_nodes++;
 	return 0;
 }
@@ -341,6 +341,7 @@ static int follow_trim(struct kvt_oracle *o, const struct kvt_event *event)
 	}
 	node->n = node->sealed;
 	node->generation++;
+	model_keep(o, node->id, model_end(node));
 	run->evicted += event->n;
 	o->counters.evicted_pages += event->n;
 	return 0;
@@ -374,7 +375,8 @@ static int follow_free(struct kvt_oracle *o, const struct kvt_event *event)
 		model_child_remove(parent, node->id);
 	if (node->root && o->namespaces[ns].root == node->id)
 		o->namespaces[ns].root = 0;
-	model_node_drop(o, node);
+	model_keep(o, node->id, node->start);
+	model_node_drop(o, node, parent ? parent->id : 0);
 	model_namespace_settle(o, ns);
 	return 0;
 }

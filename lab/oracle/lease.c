@@ -111,6 +111,17 @@ static int table_add_fresh(struct kvt_oracle *o, struct model_lease *lease, uint
 	return 0;
 }
 
+static int table_add_own(struct kvt_oracle *o, struct model_lease *lease, const uint32_t *pages,
+			 uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		model_page_set(o, pages[i], KVT_PAGE_PRIVATE, o->run.record->session,
+			       lease_index(o, lease));
+		TRY(table_add(o, lease, pages[i]));
+	}
+	return 0;
+}
+
 /* Unlock the lease's path, which touches it. Nodes that lose their last lock also lose their
  * unsealed tail. */
 int lease_unlock(struct kvt_oracle *o, struct model_lease *lease)
@@ -445,12 +456,13 @@ static int commit(struct kvt_oracle *o, struct model_lease *lease, bool list, ui
 int lease_commit(struct kvt_oracle *o)
 {
 	struct model_run *run = &o->run;
+	bool list = !(run->record->sqe.flags & KVT_F_NO_LIST);
 	struct model_lease *lease;
 	uint32_t next;
 
 	TRY(lease_find(o, true, &lease));
-	TRY(commit(o, lease, true, &next));
-	for (uint32_t i = 0; i < lease->n_table; i++)
+	TRY(commit(o, lease, list, &next));
+	for (uint32_t i = 0; list && i < lease->n_table; i++)
 		TRY(run_want(o, lease->table[i]));
 	run->want.lease = run->record->sqe.node;
 	run->want.lease_generation = run->record->sqe.generation;
@@ -467,12 +479,17 @@ int lease_commit(struct kvt_oracle *o)
 int lease_extend(struct kvt_oracle *o)
 {
 	struct model_run *run = &o->run;
-	uint32_t n = run->record->sqe.arg;
+	const struct kvt_record *record = run->record;
 	struct model_lease *lease;
 
 	TRY(lease_find(o, true, &lease));
-	TRY(run_need_private(o, n));
-	TRY(table_add_fresh(o, lease, n));
+	if (record->sqe.n_keys > 0) {
+		TRY(run_need_pages(o, record->keys, record->sqe.n_keys, NULL, 0));
+		TRY(table_add_own(o, lease, record->keys, record->sqe.n_keys));
+	} else {
+		TRY(run_need_private(o, record->sqe.arg));
+		TRY(table_add_fresh(o, lease, record->sqe.arg));
+	}
 	model_touch(o, lease->node);
 	run->want.lease = run->record->sqe.node;
 	run->want.lease_generation = run->record->sqe.generation;

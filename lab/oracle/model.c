@@ -77,6 +77,7 @@ int model_node_take(struct kvt_oracle *o, uint32_t id, struct model_node **ret_n
 	o->n_free_ids--;
 	node->id = id;
 	node->generation = o->generations[id];
+	o->remains[id] = (struct model_remains){ .born = node->generation, .left = UINT32_MAX };
 	node->expiry_ns = UINT64_MAX;
 	node->live_at = o->n_live;
 	o->live[o->n_live++] = id;
@@ -85,7 +86,7 @@ int model_node_take(struct kvt_oracle *o, uint32_t id, struct model_node **ret_n
 	return 0;
 }
 
-void model_node_drop(struct kvt_oracle *o, struct model_node *node)
+void model_node_drop(struct kvt_oracle *o, struct model_node *node, uint32_t heir)
 {
 	uint32_t id = node->id;
 	uint32_t last = o->live[--o->n_live];
@@ -94,11 +95,27 @@ void model_node_drop(struct kvt_oracle *o, struct model_node *node)
 	o->nodes[last]->live_at = node->live_at;
 	o->nodes[id] = NULL;
 	o->generations[id] = node->generation + 1;
+	o->remains[id].heir = heir;
 	o->free_ids[(o->free_head + o->n_free_ids++) % o->config.max_nodes] = id;
 	free(node->keys);
 	free(node->pages);
 	free(node->children);
 	free(node);
+}
+
+void model_keep(struct kvt_oracle *o, uint32_t id, uint32_t pages)
+{
+	if (pages < o->remains[id].left)
+		o->remains[id].left = pages;
+}
+
+void model_forget_remains(struct kvt_oracle *o)
+{
+	for (uint32_t id = 1; id < o->config.max_nodes; id++)
+		o->remains[id] = (struct model_remains){
+			.born = o->nodes[id] ? o->nodes[id]->generation : o->generations[id],
+			.left = UINT32_MAX,
+		};
 }
 
 bool model_node_reserve(struct model_node *node, uint32_t n, uint32_t page_size)

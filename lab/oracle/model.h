@@ -49,6 +49,13 @@ struct model_node {
 	uint32_t children_room;
 };
 
+/* What handles of a node, or of the node that last had its id, still name. */
+struct model_remains {
+	uint32_t born; /* their first generation */
+	uint32_t left; /* pages of the path that were never trimmed */
+	uint32_t heir; /* of a free id: the node that has them; 0: none */
+};
+
 struct model_page {
 	uint32_t state; /* enum kvt_page_state */
 	uint32_t session; /* PRIVATE, QUARANTINE */
@@ -155,6 +162,7 @@ struct kvt_oracle {
 	uint32_t *free_ids; /* first in, first out; a ring of max_nodes */
 	uint32_t free_head, n_free_ids;
 	uint32_t *generations; /* by id */
+	struct model_remains *remains; /* by id */
 	struct model_page *pages;
 	uint64_t in_state[KVT_PAGE_SCRATCH + 1];
 	struct model_lease *leases;
@@ -199,7 +207,12 @@ uint32_t model_end(const struct model_node *node);
 uint32_t model_root(const struct kvt_oracle *o, uint32_t namespace_id);
 
 int model_node_take(struct kvt_oracle *o, uint32_t id, struct model_node **ret_node);
-void model_node_drop(struct kvt_oracle *o, struct model_node *node);
+/** `heir`: the node that has what is left of its path, 0 if none has. */
+void model_node_drop(struct kvt_oracle *o, struct model_node *node, uint32_t heir);
+/** Let older handles of a node name at most `pages` pages of its path. */
+void model_keep(struct kvt_oracle *o, uint32_t id, uint32_t pages);
+/** At a restart what was left of older handles is forgotten. */
+void model_forget_remains(struct kvt_oracle *o);
 bool model_node_reserve(struct model_node *node, uint32_t n, uint32_t page_size);
 bool model_child_add(struct model_node *parent, uint32_t child);
 void model_child_remove(struct model_node *parent, uint32_t child);
@@ -254,6 +267,9 @@ int admin_apply(struct kvt_oracle *o); /* ADMIN */
 int ops_defer(struct kvt_oracle *o);     /* DEFER */
 int session_apply(struct kvt_oracle *o); /* all other kinds */
 int session_close(struct kvt_oracle *o); /* the effect of CLOSE */
+int session_leave(struct kvt_oracle *o); /* of LEAVE */
+/** Check that the namespace that is emptied for another one is the right one. */
+int session_check_recycled(struct kvt_oracle *o);
 
 /* ---- lease.c ---- */
 
@@ -283,6 +299,10 @@ int run_need_nodes(struct kvt_oracle *o, uint64_t most_nodes);
 int run_need_lease(struct kvt_oracle *o);
 /* Check the session's quota. `locked`: pages of the path that were evictable until now. */
 int run_need_quota(struct kvt_oracle *o, uint64_t pages, uint64_t locked);
+/** Refuse pages of a list that are not the session's own, in no lease and different. Accepted, too:
+ * page i if it is twins[i]. */
+int run_need_pages(struct kvt_oracle *o, const uint32_t *pages, uint32_t n, const uint32_t *twins,
+		   uint32_t n_twins);
 /** Check that the session may have n private pages and list them, and follow the evictions. */
 int run_need_private(struct kvt_oracle *o, uint32_t n);
 /** Put pages [0, n) of the path to `node` into the wanted list. */
@@ -291,8 +311,11 @@ void run_want_handle(struct kvt_oracle *o, uint32_t node, uint64_t positions);
 uint64_t model_available(const struct kvt_oracle *o);
 /** Take the page at place `at` of the record's list. It must be free. */
 int run_fresh_page(struct kvt_oracle *o, uint32_t at, uint32_t *ret_page);
-/** Check the entry's handle. *ret_node: the shallowest node that covers it. */
-int run_handle(struct kvt_oracle *o, uint32_t *ret_node);
+/** True if the session may have n more private pages: quota, room. */
+bool run_may_have(const struct kvt_oracle *o, uint32_t n);
+/** Check the entry's handle. *ret_node: the shallowest node that covers its *ret_pages pages: all,
+ * or with SHORTER those that are left. */
+int run_handle(struct kvt_oracle *o, uint32_t *ret_node, uint32_t *ret_pages);
 /** Walk the entry's whole pages of keys from the root of its namespace, or behind its start handle.
  * Without caching none is walked. */
 int run_walk(struct kvt_oracle *o, struct model_walk *ret_walk);

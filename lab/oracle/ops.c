@@ -20,18 +20,18 @@ struct op_rule {
 static const struct op_rule rules[KVT_OP_COUNT] = {
 	[KVT_OP_MATCH] = { .flags = KVT_F_LOCK | KVT_F_NO_TOUCH, .ns = 1, .keys = 1, .list = 1,
 			   .handle = 1 },
-	[KVT_OP_LOCK] = { .handle = 1, .list = 1 },
+	[KVT_OP_LOCK] = { .flags = KVT_F_SHORTER, .handle = 1, .list = 1 },
 	[KVT_OP_UNLOCK] = { .lease = 1, .fence = 1 },
-	[KVT_OP_ALLOC] = { .arg = 1, .list = 1 },
+	[KVT_OP_ALLOC] = { .flags = KVT_F_SHORTER, .arg = 1, .list = 1 },
 	[KVT_OP_FREE] = { .keys = 1, .fence = 1 },
 	[KVT_OP_INSERT] = { .flags = KVT_F_LOCK | KVT_F_CHUNKED | KVT_F_TTL, .ns = 1, .keys = 1,
 			    .list = 1, .arg = 1, .handle = 1, .fence = 1, .weight = 1 },
 	[KVT_OP_BEGIN] = { .flags = KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT |
 				   KVT_F_OTHERS,
 			   .ns = 1, .keys = 1, .list = 1, .arg = 1, .handle = 1, .deadline = 1 },
-	[KVT_OP_COMMIT] = { .flags = KVT_F_CHUNKED | KVT_F_KEEP, .keys = 1, .list = 1, .arg = 1,
-			    .lease = 1, .fence = 1 },
-	[KVT_OP_EXTEND] = { .list = 1, .arg = 1, .lease = 1 },
+	[KVT_OP_COMMIT] = { .flags = KVT_F_CHUNKED | KVT_F_KEEP | KVT_F_NO_LIST, .keys = 1,
+			    .list = 1, .arg = 1, .lease = 1, .fence = 1 },
+	[KVT_OP_EXTEND] = { .keys = 1, .list = 1, .arg = 1, .lease = 1 },
 	[KVT_OP_END] = { .flags = KVT_F_CHUNKED | KVT_F_KEEP | KVT_F_COMMIT, .keys = 1, .arg = 1,
 			 .lease = 1, .fence = 1 },
 	[KVT_OP_REMOVE] = { .ns = 1, .keys = 1 },
@@ -39,6 +39,7 @@ static const struct op_rule rules[KVT_OP_COUNT] = {
 	[KVT_OP_EVICT] = { .arg = 1 },
 	[KVT_OP_STATS] = { .list = 1 },
 	[KVT_OP_CLOSE] = { .fence = 1 },
+	[KVT_OP_LEAVE] = { .ns = 1 },
 };
 
 /* ---- operations without a lease to start from ---- */
@@ -82,13 +83,11 @@ static int op_match(struct kvt_oracle *o)
 static int op_lock(struct kvt_oracle *o)
 {
 	struct model_run *run = &o->run;
-	const struct kvt_sqe *sqe = &run->record->sqe;
-	uint32_t pages = sqe->positions / o->config.page_size;
+	uint32_t ps = o->config.page_size, node, pages;
 	struct model_lease *lease;
-	uint32_t node;
 	bool must_split;
 
-	TRY(run_handle(o, &node));
+	TRY(run_handle(o, &node, &pages));
 	TRY(run_need_lease(o));
 	TRY(run_need_quota(o, 0, model_unlocked_on_path(o, node, pages)));
 	TRY(run_need_list(o, pages));
@@ -101,8 +100,8 @@ static int op_lock(struct kvt_oracle *o)
 		return oracle_fail(o, "no split at page %u, though a node was free", pages);
 	TRY(lease_make(o, MODEL_LEASE_MATCH, run->cursor, &lease));
 	model_touch(o, run->cursor);
-	run->want.lock.matched = sqe->positions;
-	run_want_handle(o, run->cursor, sqe->positions);
+	run->want.lock.matched = pages * ps;
+	run_want_handle(o, run->cursor, (uint64_t)pages * ps);
 	return 0;
 }
 
@@ -111,6 +110,13 @@ static int op_alloc(struct kvt_oracle *o)
 	struct model_run *run = &o->run;
 	uint32_t n = run->record->sqe.arg, page;
 
+	if (run->record->sqe.flags & KVT_F_SHORTER && n > 1) {
+		uint64_t most = model_available(o);
+
+		n = n > most ? (uint32_t)most + !most : n;
+		while (n > 1 && !run_may_have(o, n))
+			n--;
+	}
 	TRY(run_need_private(o, n));
 	for (uint32_t i = 0; i < n; i++) {
 		TRY(run_want(o, 0));
@@ -121,46 +127,11 @@ static int op_alloc(struct kvt_oracle *o)
 	return 0;
 }
 
-/* Return why a page may not be in the list, KVT_REASON_NONE if it may. `twin` is accepted. */
-static uint32_t page_problem(const struct kvt_oracle *o, const uint32_t *pages, uint32_t i,
-			     const uint32_t *twins, uint32_t n_twins)
-{
-	const struct model_page *page;
-
-	if (i < n_twins && pages[i] == twins[i])
-		return KVT_REASON_NONE;
-	if (pages[i] == 0 || pages[i] >= o->config.n_pages)
-		return KVT_REASON_PAGE_RANGE;
-	for (uint32_t j = 0; j < i; j++)
-		if (pages[j] == pages[i] && !(j < n_twins && pages[j] == twins[j]))
-			return KVT_REASON_PAGE_TWICE;
-	page = &o->pages[pages[i]];
-	if (page->state == KVT_PAGE_FREE)
-		return KVT_REASON_PAGE_FREE;
-	if (page->state == KVT_PAGE_CACHED)
-		return KVT_REASON_PAGE_CACHED;
-	if (page->state != KVT_PAGE_PRIVATE || page->session != o->run.record->session)
-		return KVT_REASON_PAGE_FOREIGN;
-	return page->lease ? KVT_REASON_PAGE_LEASED : KVT_REASON_NONE;
-}
-
-static int check_pages(struct kvt_oracle *o, const uint32_t *pages, uint32_t n,
-		       const uint32_t *twins, uint32_t n_twins)
-{
-	for (uint32_t i = 0; i < n; i++) {
-		uint32_t reason = page_problem(o, pages, i, twins, n_twins);
-
-		if (reason)
-			return run_refuse(o, -EINVAL, reason, 0);
-	}
-	return 0;
-}
-
 static int op_free(struct kvt_oracle *o)
 {
 	const struct kvt_record *record = o->run.record;
 
-	TRY(check_pages(o, record->keys, record->sqe.n_keys, NULL, 0));
+	TRY(run_need_pages(o, record->keys, record->sqe.n_keys, NULL, 0));
 	for (uint32_t i = 0; i < record->sqe.n_keys; i++)
 		model_page_set(o, record->keys[i], KVT_PAGE_FREE, 0, 0);
 	o->run.want.free.freed = record->sqe.n_keys;
@@ -264,7 +235,7 @@ static int insert_into_tree(struct kvt_oracle *o, struct insert *in, const uint3
 	struct model_lease *lease;
 
 	TRY(oracle_expect(o, "pages given to INSERT", in->pages, run->record->n_pages));
-	TRY(check_pages(o, run->record->pages, in->pages, twins, n_twins));
+	TRY(run_need_pages(o, run->record->pages, in->pages, twins, n_twins));
 	for (uint32_t i = 0; i < n_twins; i++)
 		duplicates += run->record->pages[i] != twins[i];
 	if (sqe->flags & KVT_F_LOCK)
@@ -451,10 +422,14 @@ static int bad_entry(struct kvt_oracle *o, const struct kvt_sqe *sqe)
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
 	if (sqe->op == KVT_OP_END && sqe->flags && !(sqe->flags & KVT_F_COMMIT))
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
+	if ((sqe->flags & KVT_F_NO_LIST) && !(sqe->flags & KVT_F_KEEP))
+		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
 	if ((sqe->flags & KVT_F_OTHERS) && !(sqe->flags & KVT_F_NO_WAIT))
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
 	if ((sqe->flags & KVT_F_WAIT) && (sqe->flags & KVT_F_NO_WAIT))
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
+	if ((sqe->flags & KVT_F_NO_LIST) && (sqe->list_offset || sqe->list_capacity))
+		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FIELD, 0);
 	if ((!rule->ns && sqe->namespace_id) ||
 	    (!rule->keys && (sqe->keys_offset || sqe->n_keys)) ||
 	    (!rule->list && (sqe->list_offset || sqe->list_capacity)) ||
@@ -468,6 +443,8 @@ static int bad_entry(struct kvt_oracle *o, const struct kvt_sqe *sqe)
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FIELD, 0);
 	if (sqe->op == KVT_OP_END && !(sqe->flags & KVT_F_COMMIT) &&
 	    (sqe->keys_offset || sqe->n_keys || sqe->arg))
+		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FIELD, 0);
+	if (sqe->op == KVT_OP_EXTEND && sqe->n_keys > 0 && (sqe->arg || sqe->list_capacity))
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FIELD, 0);
 	if (rule->deadline &&
 	    (sqe->ttl_ms != 0) != ((sqe->flags & (KVT_F_WAIT | KVT_F_NO_WAIT)) != 0))
@@ -548,6 +525,8 @@ static int run_op(struct kvt_oracle *o)
 		return op_stats(o);
 	case KVT_OP_CLOSE:
 		return session_close(o);
+	case KVT_OP_LEAVE:
+		return session_leave(o);
 	default: /* NOP; AUDIT finds nothing */
 		return 0;
 	}
@@ -790,6 +769,8 @@ int admin_apply(struct kvt_oracle *o)
 		result = op_reset(o);
 		break;
 	case KVT_OP_REMOVE:
+		if (o->run.record->session)
+			TRY(session_check_recycled(o));
 		result = op_remove(o);
 		break;
 	default:

@@ -27,12 +27,13 @@ static bool allocate(struct kvt_oracle *o)
 	o->live = calloc(c->max_nodes, sizeof(*o->live));
 	o->free_ids = calloc(c->max_nodes, sizeof(*o->free_ids));
 	o->generations = calloc(c->max_nodes, sizeof(*o->generations));
+	o->remains = calloc(c->max_nodes, sizeof(*o->remains));
 	o->pages = calloc(c->n_pages, sizeof(*o->pages));
 	o->leases = calloc(c->n_leases + 1ull, sizeof(*o->leases));
 	o->free_leases = calloc(c->n_leases, sizeof(*o->free_leases));
 	o->sessions = calloc(c->max_sessions + 1ull, sizeof(*o->sessions));
 	o->namespaces = calloc(c->max_namespaces + 1ull, sizeof(*o->namespaces));
-	if (!o->nodes || !o->live || !o->free_ids || !o->generations || !o->pages ||
+	if (!o->nodes || !o->live || !o->free_ids || !o->generations || !o->remains || !o->pages ||
 	    !o->leases || !o->free_leases || !o->sessions || !o->namespaces)
 		return false;
 	for (uint32_t i = 0; i <= c->max_sessions; i++) {
@@ -85,6 +86,7 @@ void kvt_oracle_destroy(struct kvt_oracle *o)
 	free(o->live);
 	free(o->free_ids);
 	free(o->generations);
+	free(o->remains);
 	free(o->pages);
 	free(o->leases);
 	free(o->free_leases);

@@ -88,23 +88,48 @@ int run_fresh_page(struct kvt_oracle *o, uint32_t at, uint32_t *ret_page)
 	return 0;
 }
 
-int run_handle(struct kvt_oracle *o, uint32_t *ret_node)
+/* Find the node that has what is left of a handle. 0: nothing is, or its id was reused. */
+static uint32_t find_left(const struct kvt_oracle *o, uint32_t id, uint32_t generation,
+			  uint32_t *pages)
+{
+	const struct model_node *node = model_node(o, id);
+	uint32_t now = node ? node->generation : o->generations[id];
+	bool older = generation != now;
+
+	if (generation < o->remains[id].born || generation > now || (!node && !older))
+		return 0;
+	for (; id; older = true) {
+		if (older && *pages > o->remains[id].left)
+			*pages = o->remains[id].left;
+		if (model_node(o, id))
+			return *pages ? id : 0;
+		id = o->remains[id].heir;
+	}
+	return 0;
+}
+
+int run_handle(struct kvt_oracle *o, uint32_t *ret_node, uint32_t *ret_pages)
 {
 	const struct kvt_sqe *sqe = &o->run.record->sqe;
 	uint32_t ps = o->config.page_size;
+	bool shorter = sqe->op == KVT_OP_LOCK && sqe->flags & KVT_F_SHORTER;
+	uint32_t id = sqe->node, pages = sqe->positions / ps;
 	const struct model_node *node, *covering;
 
-	if (sqe->node == 0 || sqe->node >= o->config.max_nodes)
+	if (id == 0 || id >= o->config.max_nodes)
 		return run_refuse(o, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
-	node = model_node(o, sqe->node);
-	if (!node || node->generation != sqe->generation || node->detached)
+	if (shorter && pages > 0)
+		id = find_left(o, id, sqe->generation, &pages);
+	node = model_node(o, id);
+	if (!node || (!shorter && node->generation != sqe->generation) || node->detached)
 		return run_refuse(o, -ESTALE, KVT_REASON_HANDLE_STALE, 0);
-	if (sqe->positions == 0 || sqe->positions % ps)
+	if (pages == 0 || sqe->positions % ps)
 		return run_refuse(o, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
-	covering = model_covering(o, sqe->node, sqe->positions / ps - 1);
-	if (!covering || sqe->positions / ps > covering->start + covering->sealed)
+	covering = model_covering(o, id, pages - 1);
+	if (!covering || pages > covering->start + covering->sealed)
 		return run_refuse(o, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
 	*ret_node = covering->id;
+	*ret_pages = pages;
 	return 0;
 }
 
@@ -122,10 +147,9 @@ static int start(struct kvt_oracle *o, uint32_t *ret_node, uint32_t *ret_pages)
 			return run_refuse(o, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
 		return 0;
 	}
-	TRY(run_handle(o, ret_node));
+	TRY(run_handle(o, ret_node, ret_pages));
 	if (o->nodes[*ret_node]->namespace_id != sqe->namespace_id)
 		return run_refuse(o, -EINVAL, KVT_REASON_NOT_CONTINUATION, 0);
-	*ret_pages = sqe->positions / o->config.page_size;
 	return 0;
 }
 
@@ -242,24 +266,75 @@ int run_need_lease(struct kvt_oracle *o)
 	return 0;
 }
 
-int run_need_quota(struct kvt_oracle *o, uint64_t pages, uint64_t locked)
+/* True if a uid would take from the others' reserve. */
+static bool beyond_reserve(const struct kvt_oracle *o, uint64_t pages, uint64_t locked)
 {
 	const struct model_session *session = &o->sessions[o->run.record->session];
-	uint32_t limit = o->config.max_private_pages;
-	uint32_t all = o->config.n_pages - 1, reserve, few;
+	uint32_t all = o->config.n_pages - 1, limit = o->config.uid_pages;
+	uint32_t reserve = limit < all ? all - limit : 0, few = reserve < limit ? reserve : limit;
 	struct sums sums;
 
-	if (limit && session->n_private + pages > limit)
-		return run_refuse(o, -EDQUOT, KVT_REASON_LIMIT_PAGES, limit);
-	limit = o->config.uid_pages;
-	reserve = limit < all ? all - limit : 0;
-	few = reserve < limit ? reserve : limit;
 	sum_uid(o, session->uid, &sums);
-	if (limit && reserve > 0 && sums.others_live && pages + locked > 0 &&
-	    model_available(o) + sums.others_pages < reserve + pages + locked &&
-	    sums.pages + sum_paths(o, session->uid) + pages + locked > few)
-		return run_refuse(o, -EDQUOT, KVT_REASON_UID_PAGES, limit);
+	return limit && reserve > 0 && sums.others_live && pages + locked > 0 &&
+	       model_available(o) + sums.others_pages < reserve + pages + locked &&
+	       sums.pages + sum_paths(o, session->uid) + pages + locked > few;
+}
+
+static bool beyond_limit(const struct kvt_oracle *o, uint64_t pages)
+{
+	const struct model_session *session = &o->sessions[o->run.record->session];
+
+	return o->config.max_private_pages &&
+	       session->n_private + pages > o->config.max_private_pages;
+}
+
+int run_need_quota(struct kvt_oracle *o, uint64_t pages, uint64_t locked)
+{
+	if (beyond_limit(o, pages))
+		return run_refuse(o, -EDQUOT, KVT_REASON_LIMIT_PAGES, o->config.max_private_pages);
+	if (beyond_reserve(o, pages, locked))
+		return run_refuse(o, -EDQUOT, KVT_REASON_UID_PAGES, o->config.uid_pages);
 	return 0;
+}
+
+/* Return why a page may not be in the list, KVT_REASON_NONE if it may. `twin` is accepted. */
+static uint32_t page_problem(const struct kvt_oracle *o, const uint32_t *pages, uint32_t i,
+			     const uint32_t *twins, uint32_t n_twins)
+{
+	const struct model_page *page;
+
+	if (i < n_twins && pages[i] == twins[i])
+		return KVT_REASON_NONE;
+	if (pages[i] == 0 || pages[i] >= o->config.n_pages)
+		return KVT_REASON_PAGE_RANGE;
+	for (uint32_t j = 0; j < i; j++)
+		if (pages[j] == pages[i] && !(j < n_twins && pages[j] == twins[j]))
+			return KVT_REASON_PAGE_TWICE;
+	page = &o->pages[pages[i]];
+	if (page->state == KVT_PAGE_FREE)
+		return KVT_REASON_PAGE_FREE;
+	if (page->state == KVT_PAGE_CACHED)
+		return KVT_REASON_PAGE_CACHED;
+	if (page->state != KVT_PAGE_PRIVATE || page->session != o->run.record->session)
+		return KVT_REASON_PAGE_FOREIGN;
+	return page->lease ? KVT_REASON_PAGE_LEASED : KVT_REASON_NONE;
+}
+
+int run_need_pages(struct kvt_oracle *o, const uint32_t *pages, uint32_t n, const uint32_t *twins,
+		   uint32_t n_twins)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t reason = page_problem(o, pages, i, twins, n_twins);
+
+		if (reason)
+			return run_refuse(o, -EINVAL, reason, 0);
+	}
+	return 0;
+}
+
+bool run_may_have(const struct kvt_oracle *o, uint32_t n)
+{
+	return n <= model_available(o) && !beyond_limit(o, n) && !beyond_reserve(o, n, 0);
 }
 
 int run_need_private(struct kvt_oracle *o, uint32_t n)

@@ -60,6 +60,37 @@ int session_close(struct kvt_oracle *o)
 	return 0;
 }
 
+static void close_namespace(struct kvt_oracle *o, struct model_session *s, uint32_t ns)
+{
+	s->opened[ns] = 0;
+	o->namespaces[ns].opened--;
+	model_namespace_settle(o, ns);
+}
+
+/* Close a namespace in which the session has no lease, and no operation waits. */
+int session_leave(struct kvt_oracle *o)
+{
+	const struct kvt_record *record = o->run.record;
+	uint32_t session = record->session, ns = record->sqe.namespace_id, held = 0;
+
+	for (uint32_t i = 1; i <= o->config.n_leases; i++) {
+		const struct model_lease *lease = &o->leases[i];
+
+		if (lease->kind == MODEL_LEASE_FREE || lease->session != session)
+			continue;
+		if (lease->node)
+			held += o->nodes[lease->node]->namespace_id == ns;
+		else /* a MATCH that locked nothing is nowhere */
+			held += lease->kind == MODEL_LEASE_BEGIN && lease->namespace_id == ns;
+	}
+	for (uint32_t i = 0; i < o->n_pending; i++)
+		held += o->pending[i].session == session && o->pending[i].sqe.namespace_id == ns;
+	if (held)
+		return run_refuse(o, -EBUSY, KVT_REASON_NAMESPACE_HELD, held);
+	close_namespace(o, &o->sessions[session], ns);
+	return 0;
+}
+
 /* Check that a uid may have one more, given how many it has `used`. */
 static int need_share(struct kvt_oracle *o, const char *what, uint32_t uid, uint32_t used,
 		      uint32_t limit)
@@ -172,13 +203,9 @@ static int apply_session_gone(struct kvt_oracle *o, struct model_session *s, uin
 		return oracle_fail(o, "session %u is gone with %u leases", session, s->n_leases);
 	if (s->state == KVT_SESSION_OPEN)
 		return oracle_fail(o, "session %u is gone without a sign", session);
-	for (uint32_t ns = 0; ns <= o->config.max_namespaces; ns++) {
-		if (!s->opened[ns])
-			continue;
-		s->opened[ns] = 0;
-		o->namespaces[ns].opened--;
-		model_namespace_settle(o, ns);
-	}
+	for (uint32_t ns = 0; ns <= o->config.max_namespaces; ns++)
+		if (s->opened[ns])
+			close_namespace(o, s, ns);
 	drop_pending_of(o, session);
 	s->state = KVT_SESSION_FREE;
 	o->n_sessions--;
@@ -216,6 +243,47 @@ static int apply_namespace(struct kvt_oracle *o, struct model_session *s)
 	if (!s->opened[number]) {
 		s->opened[number] = 1;
 		ns->opened++;
+	}
+	return 0;
+}
+
+/* True if a namespace of this uid (0: of any) may be emptied: nobody has it open or locks it. */
+static bool may_recycle(const struct kvt_oracle *o, uint32_t ns, const uint32_t *uid)
+{
+	const struct model_namespace *space = &o->namespaces[ns];
+
+	if (!space->used || space->opened || (uid && space->uid != *uid))
+		return false;
+	for (uint32_t i = 0; i < o->n_live; i++)
+		if (o->nodes[o->live[i]]->namespace_id == ns && o->nodes[o->live[i]]->locks)
+			return false;
+	return true;
+}
+
+int session_check_recycled(struct kvt_oracle *o)
+{
+	const struct kvt_record *record = o->run.record;
+	uint32_t number = record->sqe.namespace_id, used = 0;
+	const struct model_node *root = model_node(o, model_root(o, number));
+	const uint32_t *uid = &o->sessions[record->session].uid;
+
+	if (record->session > o->config.max_sessions || number > o->config.max_namespaces)
+		return oracle_fail(o, "session %u emptied namespace %u", record->session, number);
+	for (uint32_t ns = 0; ns <= o->config.max_namespaces; ns++)
+		used += o->namespaces[ns].used && o->namespaces[ns].uid == *uid;
+	if (!o->config.uid_namespaces || used < o->config.uid_namespaces) {
+		uid = NULL;
+		TRY(oracle_expect(o, "namespaces in use when one is emptied",
+				  o->config.max_namespaces - 1, o->n_namespaces));
+	}
+	if (!root || !may_recycle(o, number, uid))
+		return oracle_fail(o, "namespace %u was emptied, which is in use", number);
+	for (uint32_t ns = 0; ns <= o->config.max_namespaces; ns++) {
+		const struct model_node *other = model_node(o, model_root(o, ns));
+
+		if (may_recycle(o, ns, uid) && (!other || other->touched < root->touched))
+			return oracle_fail(o, "namespace %u was emptied, %s is %u", number,
+					   other ? "less recently used" : "already empty", ns);
 	}
 	return 0;
 }
@@ -260,6 +328,8 @@ int session_apply(struct kvt_oracle *o)
 		o->draining = record->kind == KVT_REC_DRAIN && record->value;
 		if (record->kind == KVT_REC_ADOPT && record->value)
 			TRY(events_follow(o, EVENT_BIT(KVT_EV_RAISE)));
+		if (record->kind == KVT_REC_ADOPT)
+			model_forget_remains(o);
 		return events_done(o);
 	}
 	if (record->kind == KVT_REC_EXPIRE || record->kind == KVT_REC_RECLAIM ||

@@ -479,6 +479,20 @@ static uint32_t op_flags(const struct kvt_script_line *line)
 	return flags;
 }
 
+/* The answer of an EXTEND does not repeat the pages that it was given. */
+static void name_given(struct kvt_script_returned *reply, uint64_t user_data, const uint32_t *pages,
+		       uint32_t n)
+{
+	for (uint32_t i = 0; i < reply->head.n_answers; i++) {
+		struct kvt_result *result = &reply->answers[i].result;
+
+		if (result->user_data != user_data || result->error)
+			continue;
+		result->pages = pages;
+		result->n_pages = n;
+	}
+}
+
 static void do_call(struct kvt_script *script, struct kvt_script_session *session,
 		    const struct kvt_script_line *line)
 {
@@ -511,13 +525,15 @@ static void do_call(struct kvt_script *script, struct kvt_script_session *sessio
 	own = waiting_add(script, session, line, command.lease);
 	command.user_data = own->user_data;
 	rc = kvt_script_order(session, &command, ns, line->keys, pages, &reply);
-	free(pages);
 	if (rc || reply.head.stopped)
 		waiting_free(waiting_take(session, own->user_data));
-	if (reply_failed(script, session, line, rc, &reply))
-		return;
-	print_answers(script, session, &reply, &own);
-	kvt_script_reply_free(&reply);
+	if (!reply_failed(script, session, line, rc, &reply)) {
+		if (line->verb == KVT_VERB_EXTEND && pages)
+			name_given(&reply, own->user_data, pages, command.n_pages);
+		print_answers(script, session, &reply, &own);
+		kvt_script_reply_free(&reply);
+	}
+	free(pages);
 }
 
 /* Unbind a line's name when the line is read: the old meaning must not pass for the answer of a

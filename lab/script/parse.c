@@ -51,6 +51,7 @@ static const struct {
 	{ "keep", KVT_F_KEEP },       { "full", KVT_F_FULL },
 	{ "force_miss", KVT_F_FORCE_MISS }, { "wait", KVT_F_WAIT },
 	{ "no_wait", KVT_F_NO_WAIT }, { "others", KVT_F_OTHERS },
+	{ "shorter", KVT_F_SHORTER }, { "no_list", KVT_F_NO_LIST },
 };
 
 /* The text to parse, and the place of its error message. */
@@ -328,8 +329,8 @@ static int argument_parse(struct reader *reader, struct word word)
 			return 0;
 		}
 		return refuse(reader, "'%.*s' is neither NAME=VALUE nor a flag; flags: lock "
-			      "no_touch chunked keep full force_miss wait no_wait", shown(word),
-			      word.at);
+			      "no_touch chunked keep full force_miss wait no_wait others shorter "
+			      "no_list", shown(word), word.at);
 	}
 	for (int i = 0; i < KVT_PARAMETER_COUNT; i++) {
 		if (!word_is(name, parameters[i].name))
@@ -379,7 +380,7 @@ static int verb_parse(struct reader *reader, struct word word)
 	}
 	return refuse(reader, "'%.*s' is no verb; verbs: open close kill kill@STEP drop stop cont "
 		      "raise tick probe match lock unlock alloc free insert begin commit extend "
-		      "end remove page evict reset stats audit nop", shown(word), word.at);
+		      "end remove leave page evict reset stats audit nop", shown(word), word.at);
 }
 
 static int arguments_parse(struct reader *reader)
@@ -395,7 +396,8 @@ static int arguments_parse(struct reader *reader)
 	if (rc)
 		return rc;
 	missing = verbs[line->verb].needs & ~line->given;
-	if (line->verb == KVT_VERB_PAGE && !(line->given & (P_PAGES | P_N)))
+	if ((line->verb == KVT_VERB_PAGE || line->verb == KVT_VERB_EXTEND) &&
+	    !(line->given & (P_PAGES | P_N)))
 		missing = P_N;
 	if (missing)
 		return refuse(reader, "%s needs %s", verbs[line->verb].word,

@@ -50,9 +50,10 @@
 	X(BEGIN, "begin", KVT_OP_BEGIN, P_NS | P_KEYS | P_HANDLE | P_EXTRA | P_DEADLINE, 0, 1)   \
 	X(COMMIT, "commit", KVT_OP_COMMIT, P_LEASE | P_COMPUTED | P_KEYS | P_FENCE,              \
 	  P_LEASE | P_COMPUTED, 1)                                                               \
-	X(EXTEND, "extend", KVT_OP_EXTEND, P_LEASE | P_N, P_LEASE | P_N, 1)                      \
+	X(EXTEND, "extend", KVT_OP_EXTEND, P_LEASE | P_N | P_PAGES, P_LEASE, 1)                  \
 	X(END, "end", KVT_OP_END, P_LEASE | P_COMPUTED | P_KEYS | P_FENCE, P_LEASE, 1)           \
 	X(REMOVE, "remove", KVT_OP_REMOVE, P_NS | P_KEYS, 0, 1)                                  \
+	X(LEAVE, "leave", KVT_OP_LEAVE, P_NS, 0, 1)                                              \
 	X(PAGE, "page", KVT_OP_PAGE, P_PAGES | P_N, 0, 1)                                        \
 	X(EVICT, "evict", KVT_OP_EVICT, P_N, P_N, 1)                                             \
 	X(RESET, "reset", KVT_OP_RESET, 0, 0, 1)                                                 \

@@ -22,8 +22,10 @@ static_assert(offsetof(kvt_cu_allocation, handle_types) ==
 		      offsetof(CUmemAllocationProp, requestedHandleTypes), "allocation");
 static_assert(offsetof(kvt_cu_allocation, location) == offsetof(CUmemAllocationProp, location),
 	      "allocation");
-static_assert(offsetof(kvt_cu_allocation, flags) == offsetof(CUmemAllocationProp, allocFlags),
-	      "allocation");
+static_assert(offsetof(kvt_cu_allocation, compression) ==
+		      offsetof(CUmemAllocationProp, allocFlags.compressionType), "allocation");
+static_assert(offsetof(kvt_cu_allocation, rdma) ==
+		      offsetof(CUmemAllocationProp, allocFlags.gpuDirectRDMACapable), "allocation");
 static_assert(sizeof(kvt_cu_access) == sizeof(CUmemAccessDesc), "access");
 static_assert(offsetof(kvt_cu_access, flags) == offsetof(CUmemAccessDesc, flags), "access");
 
@@ -61,6 +63,7 @@ EQUAL(KVT_CU_ATTRIBUTE_SHARED_PER_BLOCK, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_P
 EQUAL(KVT_CU_ATTRIBUTE_HOST_REGISTER, CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED);
 EQUAL(KVT_CU_ATTRIBUTE_VMM, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 EQUAL(KVT_CU_ATTRIBUTE_POSIX_FD, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+EQUAL(KVT_CU_ATTRIBUTE_RDMA_VMM, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
 EQUAL(KVT_CU_ATTRIBUTE_STREAM_MEM_OPS_64, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS);
 #if CUDA_VERSION >= 12080
 EQUAL(KVT_CU_ATTRIBUTE_MPS_ENABLED, CU_DEVICE_ATTRIBUTE_MPS_ENABLED);

@@ -708,7 +708,7 @@ CUDA_TEST(a_group_s_fence_waits_for_the_streams_of_all_ranks)
 	start_daemon("devices = all\n");
 	kvt_test_child_start(&child, rank_run, NULL); /* a process that used CUDA cannot fork */
 	engine_enter(&engine, KVT_FENCE_BY_HOST);
-	kvt_test_equal(kvt_group_open(engine.client, 2, &token), 0);
+	kvt_test_equal(kvt_group_open(engine.client, 2, NULL, &token), 0);
 	kvt_test_send(child.pipe, token.words[0]);
 	kvt_test_send(child.pipe, token.words[1]);
 	kvt_test_expect(child.pipe, 1);

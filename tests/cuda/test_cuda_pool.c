@@ -456,6 +456,24 @@ CUDA_TEST(slabs_are_in_units_of_2_mib_or_the_driver_s)
 	expect_budget(1, "1M", 1024, 4 << 20);
 }
 
+/* Where a device can have memory that network adapters read and write, all of a pool is: the
+ * stand-in with this trait takes no other, and without it none such. */
+CUDA_TEST(slabs_are_open_to_network_adapters_where_the_device_is)
+{
+	setenv("KVT_STANDIN_TRAITS", "rdma", 1);
+	for (int i = 0; i < 2; i++) {
+		struct kvt_client *client;
+		struct kvt_pool pool;
+
+		start(backends[i], "");
+		client = kvt_test_connect(&daemon_);
+		pool = cuda_test_map(client, 0);
+		kvt_test_equal(serve(client, &pool, 1, 3), 0);
+		kvt_client_close(client, KVT_IDLE);
+		stop();
+	}
+}
+
 static int contexts_of(pid_t pid)
 {
 	char path[128];
@@ -641,6 +659,138 @@ CUDA_TEST(every_call_of_a_client_s_mapping_fails_once)
 		unsetenv("KVT_STANDIN_TRAITS");
 		stop();
 	}
+}
+
+/* ---- suspended clients */
+
+CUDA_TEST(a_suspended_client_has_nothing_on_the_device_and_finds_its_cache)
+{
+	const struct kvt_cu_driver driver = cuda_test_driver();
+	int *open = cuda_test_knob("stub_open");
+	struct kvt_client *client, *other;
+	struct kvt_pool pool, again;
+	int before = *open;
+
+	for (int i = 0; i < 2; i++) {
+		start(backends[i], "");
+		client = kvt_test_connect(&daemon_);
+		pool = cuda_test_map(client, 0);
+		kvt_test_equal(serve(client, &pool, 1, 4), 0);
+		kvt_test_equal(kvt_client_suspend(client), 0);
+		/* The context; by cuda-vmm also the addresses. */
+		kvt_test_equal(*open, before + 1 + i);
+		kvt_test_equal(kvt_pool_map_cuda(client, 0, 0, &again), -ENXIO);
+		other = kvt_test_connect(&daemon_); /* takes up the entry, not the old memory */
+		again = cuda_test_map(other, 0);
+		kvt_test_equal(serve(other, &again, 1, 4), N_KEYS - PAGE);
+		kvt_client_close(other, KVT_IDLE);
+		kvt_test_equal(*open, before + 1 + i);
+		kvt_test_equal(kvt_client_resume(client), 0);
+		again = cuda_test_map(client, 0);
+		kvt_test_check(i == 0 || again.base == pool.base);
+		kvt_test_equal(serve(client, &again, 1, 4), N_KEYS - PAGE);
+		kvt_test_equal(kvt_client_suspend(client), 0);
+		kvt_client_close(client, KVT_IDLE);
+		kvt_test_equal(*open, before);
+		stop();
+	}
+	driver.primary_release(0);
+}
+
+CUDA_TEST(another_client_of_the_process_keeps_the_mapping_of_a_suspended_one)
+{
+	int *open = cuda_test_knob("stub_open");
+
+	for (int i = 0; i < 2; i++) {
+		struct kvt_client *a, *b;
+		struct kvt_pool pool;
+		int once;
+
+		start(backends[i], "");
+		a = kvt_test_connect(&daemon_);
+		b = kvt_test_connect(&daemon_);
+		cuda_test_map(a, 0);
+		pool = cuda_test_map(b, 0);
+		once = *open;
+		kvt_test_equal(kvt_client_suspend(a), 0);
+		kvt_test_equal(*open, once);
+		*(volatile uint64_t *)pool.base = 7;
+		kvt_client_close(b, KVT_IDLE); /* the last one that is awake */
+		kvt_test_check(*open < once && *open > 0);
+		kvt_test_equal(kvt_client_resume(a), 0);
+		kvt_test_equal(*open, once);
+		kvt_client_abandon(a);
+		kvt_test_equal(*open, 0);
+		stop();
+	}
+}
+
+/* Two mappings, of which the second may fail: then none is left, and the client sleeps on. */
+CUDA_TEST(every_call_of_resume_fails_once)
+{
+	int *fail_at = cuda_test_knob("stub_fail_at"), *open = cuda_test_knob("stub_open");
+
+	for (int i = 0; i < 2; i++) {
+		struct kvt_client *client;
+		struct kvt_pool pool, readable;
+		int n, rc = -EIO, asleep;
+
+		start(backends[i], "");
+		client = kvt_test_connect(&daemon_);
+		pool = cuda_test_map(client, 0);
+		if (i == 1)
+			kvt_test_equal(kvt_pool_map_cuda(client, 0, KVT_MAP_READ_ONLY, &readable),
+				       0);
+		kvt_test_equal(serve(client, &pool, 1, 5), 0);
+		kvt_test_equal(kvt_client_suspend(client), 0);
+		asleep = *open;
+		for (n = 0; rc != 0; n++) {
+			kvt_test_check(n < 100);
+			*fail_at = n;
+			rc = kvt_client_resume(client);
+			if (rc == 0)
+				break;
+			kvt_test_check(rc == -EIO || rc == -ENOTSUP);
+			kvt_test_check(strlen(kvt_client_error(client)->text) > 20);
+			kvt_test_equal(*open, asleep);
+			kvt_test_equal(kvt_pool_map_cuda(client, 0, 0, &pool), -ENXIO);
+		}
+		*fail_at = -1;
+		kvt_test_check(n > 2);
+		pool = cuda_test_map(client, 0);
+		kvt_test_equal(serve(client, &pool, 1, 5), N_KEYS - PAGE);
+		kvt_client_close(client, KVT_IDLE);
+		kvt_test_equal(*open, 0);
+		kvt_test_equal(*cuda_test_knob("stub_pushed"), 0);
+		stop();
+	}
+}
+
+CUDA_TEST(work_of_a_stream_keeps_its_client_awake)
+{
+	const struct kvt_cu_driver driver = cuda_test_driver();
+	struct kvt_client *client;
+	struct kvt_fence fence;
+	void *stream;
+
+	start("cuda-vmm", "");
+	client = kvt_test_connect(&daemon_);
+	cuda_test_map(client, 0);
+	kvt_test_equal(driver.stream_create(&stream, KVT_CU_STREAM_NON_BLOCKING), 0);
+	cuda_test_gate(1);
+	kvt_test_equal(kvt_fence_record(client, stream, &fence), 0);
+	kvt_test_equal(kvt_client_suspend(client), -EBUSY);
+	kvt_test_check(strstr(kvt_client_error(client)->text, "stream"));
+	cuda_test_gate(0);
+	kvt_test_equal(driver.stream_synchronize(stream), 0);
+	kvt_test_equal(kvt_client_suspend(client), 0);
+	kvt_test_equal(kvt_fence_record(client, stream, &fence), 0); /* its word is still its own */
+	kvt_test_equal(fence.value, 2);
+	kvt_test_equal(driver.stream_synchronize(stream), 0);
+	kvt_test_equal(kvt_client_resume(client), 0);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_equal(driver.stream_destroy(stream), 0);
+	stop();
 }
 
 static void expect_refusal(const struct kvt_test_daemon *of, int device, int error,

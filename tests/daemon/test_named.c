@@ -19,6 +19,8 @@
 #include "tests/lib/raw.h"
 
 #define SHAPE "n_layers = 2\nn_kv_heads = 2\nhead_dim = 8\nkv_type = fp16\npage_bytes = 0\n"
+#define LATENT                                                                                    \
+	"n_layers = 2\nn_kv_heads = 1\nhead_dim = 24\nkv_layout = latent\npage_bytes = 0\n"
 
 static struct kvt_test_daemon daemon_;
 
@@ -96,7 +98,7 @@ TEST(a_member_names_it_too)
 	start(SHAPE);
 	options = options_of(0, NULL, &shape);
 	kvt_test_equal(kvt_client_connect(&leader, &options, NULL), 0);
-	kvt_test_equal(kvt_group_open(leader, 2, &token), 0);
+	kvt_test_equal(kvt_group_open(leader, 2, NULL, &token), 0);
 	options = options_of(0, NULL, NULL);
 	options.group = &token;
 	options.rank = 1;
@@ -140,24 +142,30 @@ TEST(a_difference_is_told_as_the_client_sees_it)
 	stop();
 }
 
-/* An old library would take a packed layout for another one. */
-TEST(an_old_library_gets_no_packed_pool)
+/* An old library would take a layout that it does not know for another one. */
+static void expect_refused_before(uint32_t since, const char *config)
 {
-	for (uint32_t minor = KVT_ABI_MINOR_PACKED - 1; minor <= KVT_ABI_MINOR; minor++) {
+	for (uint32_t minor = since - 1; minor <= KVT_ABI_MINOR; minor++) {
 		struct kvt_message_hello hello = kvt_test_hello(KVT_ANY_GEOMETRY);
 		int32_t result = 0;
 		int fd;
 
-		start(SHAPE "kv_layout = nhkd\n");
+		start(config);
 		fd = kvt_test_dial(&daemon_);
 		hello.abi_minor = (uint16_t)minor;
 		kvt_test_check(send(fd, &hello, sizeof(hello), 0) == sizeof(hello));
 		kvt_test_equal(kvt_test_answer(fd, &result),
-			       minor < KVT_ABI_MINOR_PACKED ? KVT_MSG_REFUSED : KVT_MSG_WELCOME);
-		kvt_test_equal(result, minor < KVT_ABI_MINOR_PACKED ? -EINVAL : 0);
+			       minor < since ? KVT_MSG_REFUSED : KVT_MSG_WELCOME);
+		kvt_test_equal(result, minor < since ? -EINVAL : 0);
 		close(fd);
 		stop();
 	}
+}
+
+TEST(an_old_library_gets_no_pool_whose_layout_it_does_not_know)
+{
+	expect_refused_before(KVT_ABI_MINOR_PACKED, SHAPE "kv_layout = nhkd\n");
+	expect_refused_before(KVT_ABI_MINOR_LATENT, LATENT);
 }
 
 /* The address of a page that is not in one piece would be inside other pages. */

@@ -96,7 +96,8 @@ static void remember(struct client *client, const struct kvt_sqe *sqe, const str
 	if (sqe->op == KVT_OP_ALLOC && cqe->n_list <= 16) {
 		memcpy(client->keys + LOOSE, client->list, cqe->n_list * sizeof(uint32_t));
 		client->n_loose = cqe->n_list;
-	} else if (sqe->op == KVT_OP_FREE || sqe->op == KVT_OP_INSERT) {
+	} else if (sqe->op == KVT_OP_FREE || sqe->op == KVT_OP_INSERT ||
+		   (sqe->op == KVT_OP_EXTEND && sqe->n_keys)) {
 		client->n_loose = 0;
 	}
 }
@@ -105,12 +106,12 @@ static void remember(struct client *client, const struct kvt_sqe *sqe, const str
 enum { NS = 1, KEYS_ = 2, ARG = 4, LEASE = 8, HANDLE = 16, FENCE = 32, LIST_ = 64 };
 static const struct {
 	uint8_t takes;
-	uint8_t flags;
+	uint16_t flags;
 } shapes[KVT_OP_COUNT] = {
 	[KVT_OP_MATCH] = { NS | KEYS_, KVT_F_NO_TOUCH },
-	[KVT_OP_LOCK] = { HANDLE | LIST_, 0 },
+	[KVT_OP_LOCK] = { HANDLE | LIST_, KVT_F_SHORTER },
 	[KVT_OP_UNLOCK] = { LEASE | FENCE, 0 },
-	[KVT_OP_ALLOC] = { ARG | LIST_, 0 },
+	[KVT_OP_ALLOC] = { ARG | LIST_, KVT_F_SHORTER },
 	[KVT_OP_FREE] = { FENCE, 0 },
 	[KVT_OP_INSERT] = { NS | FENCE | LIST_, KVT_F_LOCK | KVT_F_CHUNKED },
 	[KVT_OP_BEGIN] = { NS | KEYS_ | ARG | LIST_, KVT_F_FULL | KVT_F_FORCE_MISS },
@@ -122,6 +123,7 @@ static const struct {
 	[KVT_OP_EVICT] = { ARG, 0 },
 	[KVT_OP_STATS] = { LIST_, 0 },
 	[KVT_OP_CLOSE] = { FENCE, 0 },
+	[KVT_OP_LEAVE] = { NS, 0 },
 };
 
 /* An entry as an honest client would write it, with values from the input. */
@@ -130,13 +132,13 @@ static void honest(struct client *client, struct input *input, struct kvt_sqe *s
 	uint32_t op = take(input, 1) % KVT_OP_COUNT, how = take(input, 1), takes, at = how & 3;
 
 	/* Ends of everything are rare, else nothing grows. */
-	if ((op == KVT_OP_CLOSE || op == KVT_OP_RESET) && how > 16)
+	if ((op == KVT_OP_CLOSE || op == KVT_OP_LEAVE || op == KVT_OP_RESET) && how > 16)
 		op = how & 1 ? KVT_OP_BEGIN : KVT_OP_END;
 	if (op == KVT_OP_EVICT && how & 1)
 		op = KVT_OP_COMMIT;
 	takes = shapes[op].takes;
 	*sqe = (struct kvt_sqe){ .op = (uint8_t)op, .fence_slot = KVT_FENCE_IDLE };
-	sqe->flags = how & 64 ? (uint16_t)(take(input, 1) & shapes[op].flags) : 0;
+	sqe->flags = how & 64 ? (uint16_t)(take(input, 2) & shapes[op].flags) : 0;
 	sqe->namespace_id = takes & NS ? client->namespaces[how >> 7] : 0;
 	sqe->arg = takes & ARG ? take(input, 1) % (op == KVT_OP_COMMIT ? 80 : 12) : 0;
 	sqe->list_capacity = takes & LIST_ || sqe->flags & KVT_F_LOCK ? LIST : 0;
@@ -158,7 +160,8 @@ static void honest(struct client *client, struct input *input, struct kvt_sqe *s
 		sqe->fence_slot = (uint8_t)(take(input, 1) % KVT_FENCE_WORDS);
 		sqe->fence_value = take(input, 1);
 	}
-	if (op == KVT_OP_FREE) {
+	if (op == KVT_OP_FREE || (op == KVT_OP_EXTEND && how & 16)) {
+		sqe->arg = sqe->list_capacity = 0;
 		sqe->keys_offset = LOOSE;
 		sqe->n_keys = client->n_loose;
 	} else if (op == KVT_OP_INSERT) {

@@ -212,6 +212,8 @@ static void almost_valid(struct kvt_sqe *sqe, struct kvt_test_random *random, ui
 	case KVT_OP_COMMIT:
 	case KVT_OP_EXTEND:
 	case KVT_OP_END:
+		if (sqe->op == KVT_OP_EXTEND)
+			sqe->n_keys = n % 3;
 		sqe->node = kvt_test_random_below(random, 24);
 		sqe->generation = kvt_test_random_below(random, 24);
 		break;
@@ -223,7 +225,8 @@ static void almost_valid(struct kvt_sqe *sqe, struct kvt_test_random *random, ui
 	for (uint32_t i = kvt_test_random_below(random, 3); i > 0; i--)
 		((uint32_t *)(void *)sqe)[1 + kvt_test_random_below(random, 15)] = telling(random);
 	if (kvt_test_random_below(random, 3) == 0)
-		sqe->flags = (uint16_t)kvt_test_random_below(random, 256);
+		sqe->flags = (uint16_t)(1u << kvt_test_random_below(random, 16) |
+					1u << kvt_test_random_below(random, 16));
 	if (kvt_test_random_below(random, 5) == 0)
 		sqe->fence_slot = (uint8_t)kvt_test_random_below(random, 18);
 }

@@ -27,6 +27,8 @@ enum order {
 	ORDER_CHECK,     /* answers with the error of kvt_group_check() */
 	ORDER_WAIT_END,  /* until its control socket is readable; answers like ORDER_CHECK */
 	ORDER_FORK,      /* answers with the pid of a child that inherits all and does nothing */
+	ORDER_SUSPEND,   /* answers with the result */
+	ORDER_RESUME,
 	ORDER_CLOSE,     /* answers with the result, and ends */
 };
 
@@ -38,6 +40,8 @@ struct member {
 	uint32_t rank;
 };
 
+static const struct kvt_group_token early = { { 3, 4 } };
+
 struct world {
 	struct kvt_test_daemon daemon;
 	struct kvt_client *leader;
@@ -46,8 +50,9 @@ struct world {
 	struct member members[2];
 };
 
-static int join(const struct kvt_test_daemon *daemon, const struct kvt_group_token *token,
-		uint32_t rank, struct kvt_client **ret_client, struct kvt_error *error)
+static int join_within(const struct kvt_test_daemon *daemon, const struct kvt_group_token *token,
+		       uint32_t rank, int64_t wait_ns, struct kvt_client **ret_client,
+		       struct kvt_error *error)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
 
@@ -56,7 +61,14 @@ static int join(const struct kvt_test_daemon *daemon, const struct kvt_group_tok
 	options.flags = KVT_ANY_GEOMETRY;
 	options.group = token;
 	options.rank = rank;
+	options.connect_wait_ns = wait_ns;
 	return kvt_client_connect(ret_client, &options, error);
+}
+
+static int join(const struct kvt_test_daemon *daemon, const struct kvt_group_token *token,
+		uint32_t rank, struct kvt_client **ret_client, struct kvt_error *error)
+{
+	return join_within(daemon, token, rank, 0, ret_client, error);
 }
 
 /* ---- a member */
@@ -145,6 +157,12 @@ static void member_main(int pipe, void *context)
 		case ORDER_FORK:
 			kvt_test_send(pipe, leave_a_child());
 			break;
+		case ORDER_SUSPEND:
+			kvt_test_send(pipe, (uint64_t)-kvt_client_suspend(client));
+			break;
+		case ORDER_RESUME:
+			kvt_test_send(pipe, (uint64_t)-kvt_client_resume(client));
+			break;
 		case ORDER_CLOSE:
 			kvt_test_send(pipe, (uint64_t)-kvt_client_close(client, KVT_IDLE));
 			return;
@@ -192,7 +210,7 @@ static void begin_with(struct world *world, const char *const *arguments)
 	world->leader = kvt_test_connect(&world->daemon);
 	world->session = kvt_client_info(world->leader)->session;
 	world->space = kvt_test_namespace(world->leader, "groups");
-	kvt_test_equal(kvt_group_open(world->leader, 3, &world->token), 0);
+	kvt_test_equal(kvt_group_open(world->leader, 3, NULL, &world->token), 0);
 	start_member(world, 1);
 	start_member(world, 2);
 }
@@ -264,6 +282,54 @@ TEST(the_same_page_is_another_memory_in_each_slab)
 	kvt_test_daemon_end(&daemon);
 }
 
+/* Each rank suspends its own mapping. What they computed is there when all have resumed. */
+TEST(ranks_suspend_one_by_one_and_resume_to_the_same_pages)
+{
+	uint32_t keys[PAGE_SIZE], page;
+	struct kvt_result result;
+	struct kvt_pool_view view;
+	struct kvt_pool pool;
+	struct world world;
+	struct kvt_seq *seq;
+
+	begin(&world);
+	for (uint32_t i = 0; i < PAGE_SIZE; i++)
+		keys[i] = i;
+	kvt_test_equal(kvt_pool_map(world.leader, &pool), 0);
+	kvt_test_equal(kvt_pool_view(world.leader, &pool, 0, &view), 0);
+	kvt_test_equal(kvt_seq_begin(world.leader, world.space, keys, PAGE_SIZE, 0, 0, &seq), 0);
+	page = kvt_seq_pages(seq, NULL)[0];
+	kvt_test_equal(tell_with(&world.members[0], ORDER_WRITE, page), 0);
+	/* A member does not know of leases: rank 0 does, and goes first. */
+	kvt_test_equal(kvt_client_suspend(world.leader), -EBUSY);
+	kvt_test_equal(kvt_seq_end(seq, PAGE_SIZE, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_equal(kvt_client_suspend(world.leader), 0);
+	for (int i = 0; i < 2; i++)
+		kvt_test_equal(tell(&world.members[i], ORDER_SUSPEND), 0);
+	kvt_test_equal(tell(&world.members[0], ORDER_CHECK), 0);
+	for (int i = 0; i < 2; i++)
+		kvt_test_equal(tell(&world.members[i], ORDER_RESUME), 0);
+	kvt_test_equal(kvt_client_resume(world.leader), 0);
+	kvt_test_equal(kvt_match(world.leader, world.space, keys, PAGE_SIZE, KVT_F_LOCK, &result),
+		       0);
+	kvt_test_equal(result.pages[0], page);
+	kvt_result_release(world.leader, &result);
+	kvt_test_equal(kvt_pool_map_slab(world.leader, 1, &pool), 0);
+	kvt_test_equal(kvt_pool_view(world.leader, &pool, 0, &view), 0);
+	kvt_test_equal(*((unsigned char *)view.k + page * view.page_stride_bytes), 1);
+	kvt_test_equal(kvt_unlock(world.leader, result.lease, KVT_IDLE), 0);
+	/* One ends while the others sleep: they are told. */
+	kvt_test_equal(kvt_client_suspend(world.leader), 0);
+	kvt_test_equal(tell(&world.members[1], ORDER_SUSPEND), 0);
+	kvt_test_child_kill(&world.members[0].child, SIGKILL);
+	kvt_test_session_ended(&world.daemon, world.session);
+	kvt_test_equal(tell(&world.members[1], ORDER_RESUME), ECONNRESET);
+	kvt_test_equal(kvt_client_resume(world.leader), -ECONNRESET);
+	kvt_client_close(world.leader, KVT_IDLE);
+	finish_member(&world.members[1]);
+	end(&world);
+}
+
 /* ---- fences */
 
 static uint32_t visible(struct world *world, const uint32_t *keys, uint32_t n)
@@ -333,7 +399,7 @@ TEST(a_late_member_does_not_take_back_a_fence)
 	kvt_test_daemon_start(&world.daemon, NULL);
 	world.leader = kvt_test_connect(&world.daemon);
 	world.session = kvt_client_info(world.leader)->session;
-	kvt_test_equal(kvt_group_open(world.leader, 3, &world.token), 0);
+	kvt_test_equal(kvt_group_open(world.leader, 3, NULL, &world.token), 0);
 	kvt_test_equal(kvt_fence_raise(world.leader, SLOT, 5), 0);
 	start_member(&world, 2);
 	kvt_test_equal(kvt_alloc(world.leader, 2, pages), 0);
@@ -348,6 +414,32 @@ TEST(a_late_member_does_not_take_back_a_fence)
 	kvt_test_equal(kvt_client_close(world.leader, KVT_IDLE), 0);
 	finish_member(&world.members[1]);
 	end_without_log(&world);
+}
+
+/* Members whose work ends when rank 0 says so: its word decides. */
+TEST(rank_0_alone_raises_if_the_others_are_at_the_end)
+{
+	struct kvt_request request = { .op = KVT_OP_FREE, .fence = { SLOT, 7 }, .n_pages = 2 };
+	struct kvt_result result;
+	struct world world;
+	uint32_t pages[2];
+
+	begin(&world);
+	for (int i = 0; i < 2; i++)
+		kvt_test_equal(tell_with(&world.members[i], ORDER_RAISE, UINT64_MAX), 0);
+	kvt_test_equal(kvt_alloc(world.leader, 2, pages), 0);
+	request.pages = pages;
+	kvt_test_equal(kvt_submit(world.leader, &request), 0);
+	kvt_test_equal(kvt_test_settled(&world.daemon).private_pages, 2);
+	kvt_test_equal(kvt_fence_raise(world.leader, SLOT, 7), 0);
+	kvt_test_equal(kvt_reap(world.leader, &result, 1, 1), 1);
+	kvt_test_equal(result.error, 0);
+	kvt_result_release(world.leader, &result);
+	kvt_test_equal(kvt_test_settled(&world.daemon).private_pages, 0);
+	kvt_test_equal(kvt_client_close(world.leader, KVT_IDLE), 0);
+	finish_member(&world.members[0]);
+	finish_member(&world.members[1]);
+	end(&world);
 }
 
 /* ---- ends */
@@ -404,7 +496,7 @@ static void leader_main(int pipe, void *context)
 	uint32_t pages[5];
 	uint64_t word;
 
-	kvt_test_equal(kvt_group_open(client, 3, &token), 0);
+	kvt_test_equal(kvt_group_open(client, 3, NULL, &token), 0);
 	kvt_test_equal(kvt_alloc(client, 5, pages), 0);
 	word = self->leaves_a_child ? leave_a_child() : 0;
 	kvt_test_send(pipe, word);
@@ -563,7 +655,7 @@ TEST(a_member_may_be_in_another_pid_namespace)
 	kvt_test_daemon_start(&world.daemon, NULL);
 	world.leader = kvt_test_connect(&world.daemon);
 	world.session = kvt_client_info(world.leader)->session;
-	kvt_test_equal(kvt_group_open(world.leader, 3, &world.token), 0);
+	kvt_test_equal(kvt_group_open(world.leader, 3, NULL, &world.token), 0);
 	member = &world.members[0];
 	*member = (struct member){ .daemon = &world.daemon, .token = world.token, .rank = 1,
 				   .in_namespace = true };
@@ -669,18 +761,21 @@ TEST(a_refused_join_names_its_cause)
 	refused(&world.daemon, &world.token, 0, -ERANGE, "rank 0 opened the group");
 	refused(&world.daemon, &world.token, 3, -ERANGE, "rank 3 is not in this group");
 	refused(&world.daemon, &world.token, 2, -EEXIST, "has already joined");
-	kvt_test_equal(kvt_group_open(world.leader, 3, &again), 0);
+	kvt_test_equal(kvt_group_open(world.leader, 3, NULL, &again), 0);
 	kvt_test_equal(memcmp(&again, &world.token, sizeof(again)), 0);
-	kvt_test_equal(kvt_group_open(world.leader, 4, &again), -EALREADY);
+	kvt_test_equal(kvt_group_open(world.leader, 4, NULL, &again), -EALREADY);
 	other = kvt_test_connect(&world.daemon);
-	kvt_test_equal(kvt_group_open(other, 1, &again), -EINVAL);
-	kvt_test_equal(kvt_group_open(other, KVT_MAX_RANKS + 1, &again), -EINVAL);
-	kvt_test_equal(kvt_group_open(other, 4, &again), -ENOSPC); /* three of six are taken */
+	kvt_test_equal(kvt_group_open(other, 1, NULL, &again), -EINVAL);
+	kvt_test_equal(kvt_group_open(other, KVT_MAX_RANKS + 1, NULL, &again), -EINVAL);
+	/* Three of six are taken. */
+	kvt_test_equal(kvt_group_open(other, 4, NULL, &again), -ENOSPC);
 	kvt_test_check(strstr(kvt_client_error(other)->text, "max_members=6") != NULL);
-	kvt_test_equal(kvt_group_open(other, 3, &again), 0);
+	kvt_test_equal(kvt_group_open(other, 3, &world.token, &again), -EEXIST);
+	kvt_test_check(strstr(kvt_client_error(other)->text, "another group has this") != NULL);
+	kvt_test_equal(kvt_group_open(other, 3, NULL, &again), 0);
 	kvt_test_equal(join(&world.daemon, &again, 2, &more, &error), 0);
 	kvt_test_equal(kvt_submit(more, &request), -ENOTCONN);
-	kvt_test_equal(kvt_group_open(more, 2, &again), -ENOTCONN);
+	kvt_test_equal(kvt_group_open(more, 2, NULL, &again), -ENOTCONN);
 	/* Places are free again when a group has ended, and its token is invalid. */
 	kvt_test_equal(kvt_client_close(other, KVT_IDLE), 0);
 	kvt_test_equal(kvt_group_check(more), -ECONNRESET);
@@ -689,7 +784,7 @@ TEST(a_refused_join_names_its_cause)
 	kvt_client_close(more, KVT_IDLE);
 	other = kvt_test_connect(&world.daemon);
 	kvt_test_settled(&world.daemon);
-	kvt_test_equal(kvt_group_open(other, 3, &again), 0);
+	kvt_test_equal(kvt_group_open(other, 3, NULL, &again), 0);
 	kvt_client_close(other, KVT_IDLE);
 	kvt_test_equal(tell(&world.members[0], ORDER_CHECK), 0); /* the first is unchanged */
 	kvt_client_close(world.leader, KVT_IDLE);
@@ -699,6 +794,71 @@ TEST(a_refused_join_names_its_cause)
 }
 
 /* Rows of kvtctl clients: rank 0 holds, members are named, and so are missing ones. */
+/* A token that the ranks know beforehand. It is free again when its session has ended. */
+TEST(rank_0_may_choose_the_token)
+{
+	const struct kvt_group_token chosen = { { 0, 7 } }, wrong = { { 7, 0 } };
+	struct kvt_group_token token;
+	struct kvt_client *rank;
+	struct kvt_error error;
+	struct world world;
+
+	begin(&world);
+	refused(&world.daemon, &chosen, 1, -ESTALE, "no group has this token");
+	for (int i = 0; i < 2; i++) {
+		struct kvt_client *leader = kvt_test_connect(&world.daemon);
+
+		kvt_test_equal(kvt_group_open(leader, 2, &chosen, &token), 0);
+		kvt_test_equal(memcmp(&token, &chosen, sizeof(token)), 0);
+		kvt_test_equal(kvt_group_open(leader, 2, &chosen, &token), 0);
+		kvt_test_equal(kvt_group_open(leader, 2, NULL, &token), 0);
+		kvt_test_equal(memcmp(&token, &chosen, sizeof(token)), 0);
+		kvt_test_equal(kvt_group_open(leader, 2, &wrong, &token), -EALREADY);
+		kvt_test_check(strstr(kvt_client_error(leader)->text, "another token") != NULL);
+		kvt_test_equal(join(&world.daemon, &chosen, 1, &rank, &error), 0);
+		kvt_test_equal(kvt_client_info(rank)->session, kvt_client_info(leader)->session);
+		kvt_test_equal(kvt_client_close(leader, KVT_IDLE), 0);
+		kvt_client_close(rank, KVT_IDLE);
+	}
+	kvt_client_close(world.leader, KVT_IDLE);
+	finish_member(&world.members[0]);
+	finish_member(&world.members[1]);
+	end(&world);
+}
+
+static void join_early(int pipe, void *context)
+{
+	struct kvt_client *client;
+	struct kvt_error error;
+	struct kvt_test_daemon *daemon = context;
+
+	kvt_test_equal(join_within(daemon, &early, 1, 60000000000, &client, &error), 0);
+	kvt_test_send(pipe, kvt_client_info(client)->session);
+	kvt_client_close(client, KVT_IDLE);
+}
+
+TEST(a_rank_may_wait_for_rank_0)
+{
+	struct kvt_group_token token;
+	struct kvt_test_child rank;
+	struct kvt_client *leader;
+	struct kvt_error error;
+	struct world world;
+
+	prepare(&world.daemon);
+	kvt_test_daemon_start(&world.daemon, NULL);
+	kvt_test_equal(join_within(&world.daemon, &early, 1, 1, &leader, &error), -ESTALE);
+	kvt_test_child_start(&rank, join_early, &world.daemon);
+	while (kvt_test_status(&world.daemon).refused_connections < 5)
+		;
+	leader = kvt_test_connect(&world.daemon);
+	kvt_test_equal(kvt_group_open(leader, 2, &early, &token), 0);
+	kvt_test_expect(rank.pipe, kvt_client_info(leader)->session);
+	kvt_test_child_finish(&rank);
+	kvt_client_close(leader, KVT_IDLE);
+	kvt_test_daemon_end(&world.daemon);
+}
+
 TEST(clients_shows_members)
 {
 	char command[256], line[512];

@@ -104,13 +104,14 @@ static int take_option(struct kvt_config *config, char *word)
 static int start(const char *options)
 {
 	struct kvt_config config;
-	struct kvt_core_config core = { .max_namespaces = 256, .max_sessions = INSIDE_CLIENTS,
-					.n_leases = 256, .n_pending = 64 };
+	struct kvt_core_config core = { .max_sessions = INSIDE_CLIENTS, .n_leases = 256,
+					.n_pending = 64 };
 	char *copy = kvt_tool_copy(options, strlen(options)), *rest = NULL;
 	int rc = 0;
 
 	kvt_config_init(&config);
 	config.max_op_keys = 1 << 16;
+	config.max_namespaces = 256;
 	for (char *word = strtok_r(copy, " \t\n", &rest); word && rc == 0;
 	     word = strtok_r(NULL, " \t\n", &rest))
 		rc = take_option(&config, word);
@@ -123,6 +124,7 @@ static int start(const char *options)
 	core.max_leases = (uint32_t)config.max_leases;
 	core.max_private_pages = (uint32_t)config.max_private_pages.value;
 	core.max_op_keys = (uint32_t)config.max_op_keys;
+	core.max_namespaces = (uint32_t)config.max_namespaces;
 	core.policy = config.policy;
 	core.slru_threshold = (uint32_t)config.slru_threshold;
 	core.disabled = !config.caching;

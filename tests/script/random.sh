@@ -85,6 +85,8 @@ function operation(s,    what, x, n, slot, lock, start) {
 		printf "%s raise slot=%d value=%d\n", s, slot, raised[s, slot]
 	} else if (what < 88) {
 		printf "%s remove keys=%s%s\n", s, keys(), ns()
+		if (any(3) == 0)
+			printf "%s leave%s\n", s, ns()
 	} else if (what < 90) {
 		printf "%s evict n=%d\n", s, any(30)
 	} else if (what < 91) {

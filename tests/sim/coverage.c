@@ -42,6 +42,10 @@ static const char *const rare_names[SIM_RARE_COUNT] = {
 	[SIM_TRIM_WHOLE] = "victim gone",
 	[SIM_DETACHED_TRIM] = "detached pages reclaimed",
 	[SIM_CLOSE_WAITED] = "CLOSE waited",
+	[SIM_LOCK_TRIMMED] = "LOCK of what is left of a node",
+	[SIM_LOCK_HEIR] = "LOCK above a node that is gone",
+	[SIM_ALLOC_FEWER] = "ALLOC of fewer pages",
+	[SIM_NO_LIST] = "COMMIT without a list",
 	[SIM_EDGE_LOCKED] = "whole edge locked for want of a node",
 	[SIM_DEAD_WITH_DEFERRED] = "death with deferred operations",
 	[SIM_NO_DEFER_ROOM] = "no room to defer",
@@ -60,6 +64,7 @@ static const char *const rare_names[SIM_RARE_COUNT] = {
 	[SIM_NOTICE_DEADLINE] = "notice: deadline",
 	[SIM_NOTICE_CANCELED] = "notice canceled",
 	[SIM_NOTICE_STALE] = "notice: stale handle",
+	[SIM_MADE_ROOM] = "room made for a namespace",
 };
 
 static const char *reason_name(uint32_t reason)
@@ -123,6 +128,8 @@ static const struct {
 	{ KVT_OP_ALLOC, KVT_REASON_TOO_LARGE },
 	{ KVT_OP_ALLOC, KVT_REASON_LIMIT_PAGES },
 	{ KVT_OP_EXTEND, KVT_REASON_ALL_LOCKED },
+	{ KVT_OP_EXTEND, KVT_REASON_PAGE_LEASED },
+	{ KVT_OP_EXTEND, KVT_REASON_PAGE_FOREIGN },
 	{ KVT_OP_INSERT, KVT_REASON_NODES },
 	{ KVT_OP_INSERT, KVT_REASON_HANDLE_STALE },
 	{ KVT_OP_INSERT, KVT_REASON_HANDLE_BAD },
@@ -163,6 +170,8 @@ static const struct {
 	{ KVT_OP_COUNT, KVT_REASON_BAD_OP },
 	{ KVT_OP_BEGIN, KVT_REASON_DRAINING },
 	{ KVT_OP_INSERT, KVT_REASON_DRAINING },
+	{ KVT_OP_LEAVE, KVT_REASON_NAMESPACE },
+	{ KVT_OP_LEAVE, KVT_REASON_NAMESPACE_HELD },
 };
 
 static uint32_t missing(bool there, const char *what, const char *which, FILE *to)

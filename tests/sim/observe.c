@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "shm/atomic.h"
+#include "lab/oracle/model.h"
 #include "tests/sim/sim.h"
 
 bool sim_fence_reached(const struct sim *sim, uint32_t session, const struct kvt_sqe *sqe)
@@ -64,6 +65,46 @@ static void learn_lease(struct sim *sim, const struct kvt_record *r, uint32_t ki
 	}
 }
 
+/* Digest the keys of a path, page by page. */
+static void digest_path(struct sim *sim, uint32_t id, uint32_t pages, uint64_t *digests)
+{
+	struct kvt_oracle *o = sim->oracle;
+	uint32_t ps = sim->config.page_size;
+	uint64_t digest = 0xcbf29ce484222325;
+
+	if (model_path(o, id) != 0)
+		return;
+	for (uint32_t i = 0; i < o->n_path; i++) {
+		const struct model_node *node = o->nodes[o->path[i]];
+
+		for (uint32_t page = 0; page < node->n && node->start + page < pages; page++) {
+			for (uint32_t k = 0; k < ps; k++)
+				digest = (digest ^ node->keys[page * ps + k]) * 0x100000001b3;
+			digests[node->start + page] = digest;
+		}
+	}
+}
+
+/* LOCK with SHORTER must lock a beginning of what its handle named. */
+static void check_left(struct sim *sim, const struct kvt_record *r)
+{
+	static uint64_t digests[SIM_MAX_KEYS];
+	uint32_t pages = r->cqe.positions / sim->config.page_size;
+
+	if (r->cqe.result != 0 || !(r->sqe.flags & KVT_F_SHORTER))
+		return;
+	digest_path(sim, r->cqe.node, pages, digests);
+	for (uint32_t i = 0; i < sim->n_handles; i++) {
+		const struct sim_handle *h = &sim->handles[i];
+
+		if (h->node == r->sqe.node && h->generation == r->sqe.generation &&
+		    h->positions >= r->cqe.positions &&
+		    memcmp(h->digests, digests, pages * sizeof(*digests)) != 0)
+			sim_fail(sim, "LOCK of node %u:%u locked another path", h->node,
+				 h->generation);
+	}
+}
+
 static void learn_handle(struct sim *sim, const struct kvt_record *r, uint32_t namespace_id,
 			 uint32_t sequence)
 {
@@ -77,6 +118,8 @@ static void learn_handle(struct sim *sim, const struct kvt_record *r, uint32_t n
 		.positions = r->cqe.positions,
 		.sequence = sequence,
 	};
+	digest_path(sim, r->cqe.node, r->cqe.positions / sim->config.page_size,
+		    sim->handles[at].digests);
 }
 
 /* The next turn of a conversation may begin there. */
@@ -153,7 +196,9 @@ static void learn(struct sim *sim, const struct kvt_record *r)
 	case KVT_OP_EXTEND:
 		lease = find_lease(s, r->sqe.node, r->sqe.generation);
 		if (lease)
-			lease->table += r->n_list;
+			lease->table += r->n_list + r->n_keys;
+		for (uint32_t i = 0; i < r->n_keys; i++)
+			lose_page(s, r->keys[i]);
 		break;
 	case KVT_OP_END:
 		learn_end(sim, r);
@@ -200,7 +245,11 @@ static void count_rare(struct sim *sim, const struct kvt_record *r)
 		rare[SIM_MATCH_BEHIND] +=
 			ok && r->sqe.node && r->cqe.match.matched > r->sqe.positions;
 		break;
+	case KVT_OP_ALLOC:
+		rare[SIM_ALLOC_FEWER] += ok && r->n_list < r->sqe.arg;
+		break;
 	case KVT_OP_COMMIT:
+		rare[SIM_NO_LIST] += ok && r->sqe.flags & KVT_F_NO_LIST;
 		rare[SIM_LOOK_ON] += ok && r->cqe.commit.advanced > 0;
 		rare[SIM_TAKEN_OVER] += ok && r->cqe.commit.duplicates > 0;
 		rare[SIM_KEPT] +=
@@ -227,6 +276,9 @@ static void count_rare(struct sim *sim, const struct kvt_record *r)
 		rare[SIM_END_MERGED] += ok && merged_into(r, r->cqe.node);
 		break;
 	case KVT_OP_LOCK:
+		rare[SIM_LOCK_TRIMMED] += ok && r->cqe.positions < r->sqe.positions;
+		rare[SIM_LOCK_HEIR] += ok && r->cqe.positions < r->sqe.positions &&
+				       !model_node(sim->oracle, r->sqe.node);
 		rare[SIM_EDGE_LOCKED] +=
 			ok && r->n_events == 0 && r->counters.live_nodes + 1 ==
 							  sim->config.max_nodes;
@@ -347,6 +399,8 @@ void sim_observe(struct sim *sim, const struct kvt_record *r)
 			s->n_waiting--;
 		if (r->cqe.reason == KVT_REASON_ANNOUNCED)
 			s->n_waiting++;
+		if (r->sqe.op == KVT_OP_LOCK)
+			check_left(sim, r);
 		if (r->cqe.result == 0)
 			learn(sim, r);
 		break;

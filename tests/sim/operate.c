@@ -246,6 +246,8 @@ static void op_match(struct shot *shot)
 static void op_lock(struct shot *shot)
 {
 	put_handle(shot);
+	if (sim_chance(shot->sim, 500))
+		shot->sqe.flags = KVT_F_SHORTER;
 	put_list(shot, shot->sqe.positions / shot->sim->config.page_size);
 }
 
@@ -262,6 +264,10 @@ static void op_alloc(struct shot *shot)
 	shot->sqe.arg = sim_chance(sim, 900) ? sim_below(sim, 6) :
 					       sim_below(sim, sim->config.n_pages + 2);
 	put_list(shot, shot->sqe.arg);
+	if (sim_chance(sim, 300)) {
+		shot->sqe.flags = KVT_F_SHORTER;
+		shot->sqe.arg += sim_chance(sim, 50) ? sim_below(sim, sim->config.n_pages) : 0;
+	}
 }
 
 /* Pages to name: the session's own without a lease, and rarely others. */
@@ -416,13 +422,24 @@ static void op_commit(struct shot *shot)
 	const struct sim_lease *lease = put_lease(shot, KVT_LEASE_BEGIN);
 
 	put_progress(shot, lease);
-	put_list(shot, lease ? lease->table : 4);
+	if (shot->sqe.flags & KVT_F_KEEP && sim_chance(shot->sim, 500))
+		shot->sqe.flags |= KVT_F_NO_LIST;
+	else
+		put_list(shot, lease ? lease->table : 4);
+	if (sim_chance(shot->sim, 10))
+		shot->sqe.flags ^= KVT_F_NO_LIST;
 	put_fence(shot);
 }
 
 static void op_extend(struct shot *shot)
 {
+	uint32_t pages[4];
+
 	put_lease(shot, KVT_LEASE_BEGIN);
+	if (shot->s->n_pages > 0 && sim_chance(shot->sim, 400)) {
+		put_keys(shot, pages, put_pages(shot, pages, 1 + sim_below(shot->sim, 4)));
+		return;
+	}
 	shot->sqe.arg = sim_chance(shot->sim, 980) ? sim_below(shot->sim, 4) :
 						     shot->sim->config.n_pages;
 	put_list(shot, shot->sqe.arg);
@@ -446,6 +463,11 @@ static void op_remove(struct shot *shot)
 		shot->sqe.n_keys = sim_between(shot->sim, 1, shot->sqe.n_keys);
 	if (sim_chance(shot->sim, shot->sim->gentle ? 5 : 50))
 		shot->sqe.n_keys = 0;
+}
+
+static void op_leave(struct shot *shot)
+{
+	put_namespace(shot);
 }
 
 static void op_stats(struct shot *shot)
@@ -495,7 +517,7 @@ static const struct {
 	{ 6, KVT_OP_EVICT, op_evict },     { 1, KVT_OP_RESET, op_plain },
 	{ 4, KVT_OP_STATS, op_stats },     { 1, KVT_OP_AUDIT, op_plain },
 	{ 2, KVT_OP_CLOSE, op_close },     { 5, KVT_OP_NOP, op_plain },
-	{ 8, KVT_OP_COUNT, op_garbage },
+	{ 12, KVT_OP_LEAVE, op_leave },    { 8, KVT_OP_COUNT, op_garbage },
 };
 
 static uint32_t leases_of_kind(const struct sim_session *s, uint32_t kind)
@@ -619,6 +641,16 @@ static bool rank_0_reached(const struct sim_session *s, const struct kvt_sqe *sq
 	return s->view.fences[sqe->fence_slot].value >= sqe->fence_value;
 }
 
+static void forget_namespace(struct sim_session *s, uint32_t number)
+{
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < s->n_namespaces; i++)
+		if (s->namespaces[i] != number)
+			s->namespaces[kept++] = s->namespaces[i];
+	s->n_namespaces = kept;
+}
+
 static void shoot(struct sim *sim, uint32_t session)
 {
 	struct sim_session *s = &sim->sessions[session];
@@ -652,6 +684,8 @@ static void shoot(struct sim *sim, uint32_t session)
 		forget_lease(&shot);
 	if (shot.sqe.op == KVT_OP_CLOSE)
 		s->closing = true;
+	else if (shot.sqe.op == KVT_OP_LEAVE)
+		forget_namespace(s, shot.sqe.namespace_id);
 }
 
 /* ---- other events */

@@ -49,6 +49,7 @@ struct sim_lease {
 struct sim_handle {
 	uint32_t namespace_id, node, generation, positions;
 	uint32_t sequence;
+	uint64_t digests[SIM_MAX_KEYS]; /* of its first i + 1 pages of keys */
 };
 
 #define SIM_RANKS 3 /* of a group */
@@ -103,6 +104,10 @@ enum sim_rare {
 	SIM_TRIM_WHOLE,
 	SIM_DETACHED_TRIM,
 	SIM_CLOSE_WAITED,
+	SIM_LOCK_TRIMMED,  /* LOCK of what is left in a trimmed node */
+	SIM_LOCK_HEIR,     /* LOCK of what is left of a node that is gone */
+	SIM_ALLOC_FEWER,   /* ALLOC with SHORTER gave fewer pages */
+	SIM_NO_LIST,       /* COMMIT without a list, with pages to list */
 	SIM_EDGE_LOCKED,   /* LOCK inside an edge without a free node */
 	SIM_DEAD_WITH_DEFERRED,
 	SIM_NO_DEFER_ROOM,
@@ -119,6 +124,7 @@ enum sim_rare {
 	SIM_NOTICE_DEADLINE,
 	SIM_NOTICE_CANCELED,
 	SIM_NOTICE_STALE,
+	SIM_MADE_ROOM,
 	SIM_MEMBER,        /* a rank joined a group */
 	SIM_MEMBER_WAITED, /* an operation waited only for a member's word */
 	SIM_RARE_COUNT,

@@ -238,10 +238,14 @@ void sim_namespace_open(struct sim *sim, uint32_t session)
 	uint64_t digest[2] = { which, 7 };
 	uint32_t number = 0;
 	struct sim_session *s = &sim->sessions[session];
-	int error = kvt_core_namespace_open(sim->core, session, digest, "sim", sim->now_ns,
-					    &number);
 
-	if (error)
+	while (kvt_core_namespace_make_room(sim->core, session, digest, 1 + sim_below(sim, 8),
+					    sim->now_ns)) {
+		sim->coverage->rare[SIM_MADE_ROOM]++;
+		if (sim_chance(sim, 100))
+			return; /* it may ask again, when others have had turns */
+	}
+	if (kvt_core_namespace_open(sim->core, session, digest, "sim", sim->now_ns, &number))
 		return;
 	for (uint32_t i = 0; i < s->n_namespaces; i++)
 		if (s->namespaces[i] == number)

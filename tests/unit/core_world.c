@@ -104,6 +104,9 @@ static void complete(void *context, uint32_t session, const struct kvt_cqe *cqe)
 
 	assert_in_range(world->n_done, 0, 63);
 	world->done[world->n_done++] = *cqe;
+	for (uint32_t i = 0; i < world->n_clients; i++)
+		world->clients[i].n_notices += world->clients[i].session == session &&
+					       cqe->flags & KVT_CQE_ASYNC;
 }
 
 static void record(void *context, const struct kvt_record *rec)
@@ -520,7 +523,12 @@ struct answer match_lock(struct client *client, uint32_t space, struct keys keys
 
 struct answer lock(struct client *client, struct handle handle)
 {
-	struct kvt_sqe sqe = entry(client, KVT_OP_LOCK, 0);
+	return lock_flags(client, handle, 0);
+}
+
+struct answer lock_flags(struct client *client, struct handle handle, uint16_t flags)
+{
+	struct kvt_sqe sqe = entry(client, KVT_OP_LOCK, flags);
 
 	sqe.node = handle.node;
 	sqe.generation = handle.generation;
@@ -540,7 +548,12 @@ struct answer unlock(struct client *client, struct answer lease)
 
 struct answer alloc(struct client *client, uint32_t n)
 {
-	struct kvt_sqe sqe = entry(client, KVT_OP_ALLOC, 0);
+	return alloc_flags(client, n, 0);
+}
+
+struct answer alloc_flags(struct client *client, uint32_t n, uint16_t flags)
+{
+	struct kvt_sqe sqe = entry(client, KVT_OP_ALLOC, flags);
 
 	sqe.arg = n;
 	take_list(client, &sqe);
@@ -686,6 +699,8 @@ struct seq *begin(struct client *client, uint32_t space, struct keys keys, uint3
 
 	sqe.namespace_id = space;
 	sqe.arg = extra;
+	if (flags & KVT_F_NO_WAIT)
+		sqe.ttl_ms = 1000;
 	put_keys(client, &sqe, keys);
 	take_list(client, &sqe);
 	seq->a = submit(client, &sqe);
@@ -732,15 +747,22 @@ struct answer commit(struct seq *seq, uint32_t computed, struct keys generated, 
 	sqe.generation = seq->generation;
 	sqe.arg = computed;
 	put_keys(client, &sqe, generated);
-	take_list(client, &sqe);
+	if (!(flags & KVT_F_NO_LIST))
+		take_list(client, &sqe);
 	answer = submit(client, &sqe);
 	seq->a = answer;
 	if (answer.result < 0 || answer.deferred)
 		return answer;
 	seq->n_keys = answer.cqe.positions;
-	assert_int_equal(answer.n_list, seq->n_table);
-	memcpy(seq->table, answer.list, seq->n_table * sizeof(uint32_t));
-	seq->valid = answer.next / client->world->ps;
+	if (flags & KVT_F_NO_LIST) { /* the table stays, and with KEEP its pages */
+		assert_int_equal(answer.n_list, 0);
+		if (seq->valid < computed / client->world->ps)
+			seq->valid = computed / client->world->ps;
+	} else {
+		assert_int_equal(answer.n_list, seq->n_table);
+		memcpy(seq->table, answer.list, seq->n_table * sizeof(uint32_t));
+		seq->valid = answer.next / client->world->ps;
+	}
 	expect_content(client->world, seq->space, seq->keys, seq->table, seq->valid);
 	return answer;
 }

@@ -100,6 +100,7 @@ struct client {
 	uint64_t fence_value;
 	int32_t priority; /* of the next INSERT */
 	uint32_t ttl_ms;
+	uint32_t n_notices; /* that came */
 	struct handle start;     /* of the next INSERT */
 	struct keys start_keys;  /* those that the start handle names */
 };
@@ -180,8 +181,10 @@ struct answer match_flags(struct client *client, uint32_t space, struct keys key
 			  uint16_t flags);
 struct answer match_lock(struct client *client, uint32_t space, struct keys keys);
 struct answer lock(struct client *client, struct handle handle);
+struct answer lock_flags(struct client *client, struct handle handle, uint16_t flags);
 struct answer unlock(struct client *client, struct answer lease);
 struct answer alloc(struct client *client, uint32_t n);
+struct answer alloc_flags(struct client *client, uint32_t n, uint16_t flags);
 struct answer give(struct client *client, const uint32_t *pages, uint32_t n); /* FREE */
 /** INSERT these pages. */
 struct answer insert_pages(struct client *client, uint32_t space, struct keys keys,

@@ -310,12 +310,14 @@ static inline int inside_namespace_open(struct inside *inside, struct kvt_client
 					const uint64_t digest[2], const char *name,
 					uint32_t *ret_number)
 {
-	uint32_t number;
+	uint32_t session, number;
 	int rc;
 
 	pthread_mutex_lock(&inside->lock);
-	rc = kvt_core_namespace_open(inside->core, inside_session_of(inside, client)->session,
-				     digest, name, inside->now_ns, &number);
+	session = inside_session_of(inside, client)->session;
+	while (kvt_core_namespace_make_room(inside->core, session, digest, 64, inside->now_ns))
+		continue;
+	rc = kvt_core_namespace_open(inside->core, session, digest, name, inside->now_ns, &number);
 	pthread_mutex_unlock(&inside->lock);
 	if (rc)
 		return rc;

@@ -307,6 +307,76 @@ TEST_WITH(extend_waits_when_an_answer_could_not_hold_the_table, setup, teardown)
 	end(seq);
 }
 
+/* The answer to a commit in flight has a shorter table than the sequence by now. */
+TEST_WITH(pages_of_a_stock_lengthen_a_table_at_once, setup, teardown)
+{
+	struct kvt_seq *seq = begin(world.mine);
+	uint32_t expected[TABLE + 3], n;
+	const uint32_t *pages;
+
+	copy_table(seq, expected);
+	assert_int_equal(kvt_alloc(world.mine, 3, expected + TABLE), 0);
+	assert_int_equal(commit_behind(seq, 8, 1), 0);
+	assert_int_equal(kvt_seq_extend_pages(seq, expected + TABLE, 2), 0);
+	pages = kvt_seq_pages(seq, &n);
+	assert_int_equal(n, TABLE + 2);
+	assert_memory_equal(pages, expected, n * sizeof(*pages));
+	assert_int_equal(kvt_fence_raise(world.mine, 1, 1), 0);
+	await_cached(8);
+	assert_int_equal(kvt_seq_extend_pages(seq, expected + TABLE + 2, 1), 0); /* not taken yet */
+	assert_int_equal(kvt_seq_settle(seq), 0);
+	assert_int_equal(commit(seq, KEYS), 0);
+	pages = kvt_seq_pages(seq, &n);
+	assert_int_equal(n, TABLE + 3);
+	assert_memory_equal(pages, expected, sizeof(expected));
+	for (uint32_t i = 0; i < 3; i++)
+		check_page(expected[TABLE + i], KVT_PAGE_PRIVATE, world.mine);
+	assert_int_equal(kvt_free(world.mine, expected + TABLE, 3, KVT_IDLE), -EINVAL);
+	end(seq);
+	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
+}
+
+TEST_WITH(pages_that_are_not_of_the_stock_are_refused_by_the_next_commit_on_them, setup, teardown)
+{
+	struct kvt_seq *seq = begin(world.mine);
+	uint32_t stock[2], keys[2 * PS] = { 0 };
+
+	assert_int_equal(kvt_alloc(world.mine, 2, stock), 0);
+	assert_int_equal(kvt_seq_extend_pages(seq, stock, 0), 0);
+	assert_int_equal(kvt_seq_extend_pages(seq, (uint32_t[]){ stock[0], stock[0] }, 2), 0);
+	assert_int_equal(kvt_seq_commit(seq, KEYS + PS, keys, PS, KVT_IDLE, 0), -EINVAL);
+	end(seq);
+	assert_int_equal(kvt_free(world.mine, stock, 2, KVT_IDLE), 0); /* still here */
+
+	close_world();
+	open_world(0, 0, 128); /* the list is too small for a longer table */
+	seq = begin(world.mine);
+	assert_int_equal(kvt_alloc(world.mine, 1, stock), 0);
+	assert_int_equal(commit_behind(seq, 8, 1), 0);
+	assert_int_equal(kvt_seq_extend_pages(seq, stock, 1), -EAGAIN);
+	assert_int_equal(kvt_fence_raise(world.mine, 1, 1), 0);
+	assert_int_equal(kvt_seq_settle(seq), 0);
+	assert_int_equal(kvt_seq_extend_pages(seq, stock, 1), 0);
+	end(seq);
+}
+
+TEST_WITH(an_older_daemon_is_given_no_pages, setup, teardown)
+{
+	struct kvt_arena_header *header = world.inside.arena;
+	struct kvt_seq *seq = begin(world.mine);
+	uint32_t page, n;
+
+	assert_int_equal(kvt_alloc(world.mine, 1, &page), 0);
+	header->abi_minor = KVT_ABI_MINOR_LATENT - 1;
+	assert_int_equal(kvt_seq_extend_pages(seq, &page, 1), -ENOTSUP);
+	assert_int_equal(kvt_seq_extend(seq, 1), 0);
+	kvt_seq_pages(seq, &n);
+	assert_int_equal(n, TABLE + 1);
+	header->abi_minor = KVT_ABI_MINOR;
+	assert_int_equal(kvt_free(world.mine, &page, 1, KVT_IDLE), 0);
+	end(seq);
+}
+
 TEST_WITH(a_failure_is_told_once_by_the_next_call_that_commits, setup, teardown)
 {
 	struct kvt_seq *seq = begin(world.mine);
@@ -781,4 +851,40 @@ TEST_WITH(a_begin_that_was_not_waited_for_becomes_a_sequence, setup, teardown)
 	assert_int_equal(kvt_seq_commit(seq, 36, (uint32_t[]){ 7, 8, 9 }, 3, KVT_IDLE, 0), 0);
 	assert_int_equal(kvt_seq_end_async(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
 	assert_int_equal(kvt_seq_adopt(world.mine, &answer, KEYS, &seq), -EINVAL); /* released */
+}
+
+static uint32_t listed(struct kvt_request request)
+{
+	struct kvt_result result;
+	uint32_t n;
+
+	assert_int_equal(kvt_call(world.mine, &request, &result), 0);
+	n = result.n_pages;
+	kvt_result_release(world.mine, &result);
+	return n;
+}
+
+TEST_WITH(a_list_is_left_out_if_the_daemon_can, setup, teardown)
+{
+	struct kvt_arena_header *header = world.inside.arena;
+	struct kvt_seq *seq = begin(world.mine);
+	struct kvt_request request = { .op = KVT_OP_COMMIT, .lease = kvt_seq_lease(seq), .arg = 4,
+				       .flags = KVT_F_KEEP | KVT_F_NO_LIST, .fence = KVT_IDLE };
+
+	assert_int_equal(listed(request), 0);
+	header->abi_minor = KVT_ABI_MINOR_LATENT - 1;
+	request.arg = 8;
+	assert_int_equal(listed(request), TABLE);
+	header->abi_minor = KVT_ABI_MINOR;
+	end(seq);
+}
+
+TEST_WITH(alloc_with_shorter_asks_for_no_more_than_the_pool_has, setup, teardown)
+{
+	struct kvt_request request = { .op = KVT_OP_ALLOC, .arg = UINT32_MAX,
+				       .flags = KVT_F_SHORTER };
+
+	assert_int_equal(listed(request), N_PAGES - 1);
+	request.flags = 0;
+	assert_int_equal(kvt_call(world.mine, &request, &(struct kvt_result){ 0 }), -ENOSPC);
 }

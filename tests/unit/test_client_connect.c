@@ -41,6 +41,10 @@ static struct script script;
 static struct kvt_message_hello hello; /* as it came */
 static int connection = -1;
 static struct kvt_segment_header *segment;
+static const struct kvt_message_resumed resumed = {
+	.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_RESUMED, .version = KVT_ABI_MAJOR,
+		  .bytes = sizeof(resumed) },
+};
 
 static int sealed_memory(uint64_t bytes, bool sealed)
 {
@@ -118,11 +122,6 @@ static void serve_one(void)
 	memset(&hello, 0, sizeof(hello));
 	(void)!recv(fd, &hello, sizeof(hello), 0);
 	if (script.n_died) {
-		struct kvt_message_resumed resumed = {
-			.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_RESUMED,
-				  .version = KVT_ABI_MAJOR, .bytes = sizeof(resumed) },
-		};
-
 		script.n_died--;
 		(void)!send(fd, &resumed, sizeof(resumed), MSG_NOSIGNAL);
 		close(fd);
@@ -191,6 +190,17 @@ static int connect_with(struct kvt_client **ret_client, struct kvt_error *error,
 	return rc;
 }
 
+/* Connect, and keep the daemon's end in `connection`. */
+static struct kvt_client *connect_kept(uint32_t flags)
+{
+	struct kvt_client *client;
+	struct kvt_error error;
+
+	script.keep = true;
+	assert_int_equal(connect_with(&client, &error, flags), 0);
+	return client;
+}
+
 static void drop_script(void)
 {
 	for (unsigned int i = 0; i < script.n_fds; i++)
@@ -225,14 +235,12 @@ static int teardown(void **state)
 TEST(a_good_welcome_makes_a_client)
 {
 	struct kvt_client *client;
-	struct kvt_error error;
 	struct kvt_pool pool, again;
 	struct kvt_handle handle;
 	uint32_t key = 1, matched;
 
 	good_welcome();
-	script.keep = true;
-	assert_int_equal(connect_with(&client, &error, 0), 0);
+	client = connect_kept(0);
 	assert_int_equal(hello.head.type, KVT_MSG_HELLO);
 	assert_int_equal(hello.pid, getpid());
 	assert_true(hello.layout == kvt_abi_layout());
@@ -383,8 +391,7 @@ TEST(a_hello_is_repeated_after_resumed)
 	assert_int_equal(connect_with(&client, &error, 0), -ECONNRESET);
 	assert_non_null(strstr(error.text, "the daemon hung up"));
 	script.n_died = 1;
-	script.keep = true;
-	assert_int_equal(connect_with(&client, &error, 0), 0);
+	client = connect_kept(0);
 	assert_int_equal(script.n_died, 0);
 	kvt_client_abandon(client);
 	close(connection);
@@ -471,16 +478,14 @@ TEST(objects_that_could_shrink_are_refused)
 	good_welcome();
 	close(script.fds[4]);
 	script.fds[4] = sealed_memory(N_PAGES * PAGE_BYTES, false);
-	script.keep = true;
-	assert_int_equal(connect_with(&client, &error, 0), 0);
+	client = connect_kept(0);
 	assert_int_equal(kvt_pool_map(client, &pool), -EPROTO);
 	kvt_client_abandon(client);
 	drop_script();
 	good_welcome();
 	close(script.fds[4]);
 	script.fds[4] = sealed_memory(N_PAGES * PAGE_BYTES - 1, true);
-	script.keep = true;
-	assert_int_equal(connect_with(&client, &error, 0), 0);
+	client = connect_kept(0);
 	assert_int_equal(kvt_pool_map(client, &pool), -EPROTO);
 	kvt_client_abandon(client);
 	drop_script();
@@ -501,8 +506,7 @@ TEST(a_view_needs_a_geometry_and_it_must_fit_the_pages)
 		good_welcome();
 		if (known)
 			script.welcome.geometry = geometry;
-		script.keep = true;
-		assert_int_equal(connect_with(&client, &error, 0), 0);
+		client = connect_kept(0);
 		assert_int_equal(kvt_pool_map(client, &pool), 0);
 		assert_int_equal(kvt_pool_view(client, &pool, 0, &view), known ? 0 : -ENODATA);
 		assert_int_equal(kvt_pool_view(client, &pool, 1, &view),
@@ -526,9 +530,8 @@ TEST(a_view_needs_a_geometry_and_it_must_fit_the_pages)
 
 TEST(every_slab_s_record_and_descriptor_is_kept)
 {
-	struct kvt_client *client = NULL;
+	struct kvt_client *client;
 	struct stat there, here;
-	struct kvt_error error;
 
 	good_welcome();
 	script.welcome.n_slabs = KVT_MAX_SLABS;
@@ -538,8 +541,7 @@ TEST(every_slab_s_record_and_descriptor_is_kept)
 		if (i)
 			script.fds[script.n_fds++] = sealed_memory(N_PAGES * PAGE_BYTES, true);
 	}
-	script.keep = true;
-	assert_int_equal(connect_with(&client, &error, 0), 0);
+	client = connect_kept(0);
 	assert_int_equal(client->n_slabs, KVT_MAX_SLABS);
 	for (uint32_t i = 0; i < KVT_MAX_SLABS; i++) {
 		assert_int_equal(client->slabs[i].record.device, i);
@@ -570,14 +572,12 @@ TEST(an_observer_needs_no_ring)
 	struct kvt_request request = { .op = KVT_OP_NOP };
 	struct kvt_client *client;
 	struct kvt_result result;
-	struct kvt_error error;
 
 	good_welcome();
 	drop_script();
 	script.n_fds = 0;
 	script.welcome.fds = 0;
-	script.keep = true;
-	assert_int_equal(connect_with(&client, &error, KVT_HELLO_OBSERVE), 0);
+	client = connect_kept(KVT_HELLO_OBSERVE);
 	assert_int_equal(kvt_submit(client, &request), -ENOTCONN);
 	assert_int_equal(kvt_call(client, &request, &result), -ENOTCONN);
 	assert_int_equal(kvt_reap(client, &result, 0, 1), -ENOTCONN);
@@ -610,13 +610,11 @@ TEST(late_answers_on_the_socket_are_passed_over)
 {
 	const uint64_t digest[2] = { 1, 2 }, other[2] = { 3, 4 };
 	struct kvt_client *client;
-	struct kvt_error error;
 	uint32_t number = 0;
 	pthread_t thread;
 
 	good_welcome();
-	script.keep = true;
-	assert_int_equal(connect_with(&client, &error, 0), 0);
+	client = connect_kept(0);
 	kvt_client_set_timeout(client, 10000000);
 	assert_int_equal(kvt_namespace_open(client, digest, "late", &number), -ETIMEDOUT);
 	kvt_client_set_timeout(client, 0);
@@ -640,17 +638,52 @@ TEST(late_answers_on_the_socket_are_passed_over)
 	drop_script();
 }
 
+/* The successor sends RESUMED, and answers the question, which it found in the socket. It does not
+ * answer the repeat. */
+static void *answer_and_resume(void *context)
+{
+	struct kvt_message_namespace question;
+	struct iovec parts[2] = { { (void *)(uintptr_t)&resumed, sizeof(resumed) },
+				  { &question, sizeof(question) } };
+	struct mmsghdr messages[2] = { { .msg_hdr = { .msg_iov = &parts[0], .msg_iovlen = 1 } },
+				       { .msg_hdr = { .msg_iov = &parts[1], .msg_iovlen = 1 } } };
+
+	(void)context;
+	(void)!recv(connection, &question, sizeof(question), 0);
+	question.namespace_id = 17;
+	(void)!sendmmsg(connection, messages, 2, MSG_NOSIGNAL);
+	return NULL;
+}
+
+TEST(an_answer_beside_resumed_is_not_lost)
+{
+	const uint64_t digest[2] = { 1, 2 };
+	struct kvt_client *client;
+	uint32_t number = 0;
+	pthread_t thread;
+
+	good_welcome();
+	client = connect_kept(0);
+	kvt_client_set_timeout(client, 10000000000);
+	assert_int_equal(pthread_create(&thread, NULL, answer_and_resume, NULL), 0);
+	assert_int_equal(kvt_namespace_open(client, digest, "one", &number), 0);
+	pthread_join(thread, NULL);
+	assert_int_equal(number, 17);
+	kvt_client_abandon(client);
+	close(connection);
+	connection = -1;
+	drop_script();
+}
+
 TEST(a_goodbye_instead_of_an_answer_tells_why)
 {
 	const uint64_t digest[2] = { 1, 2 };
 	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
 	struct kvt_client *client;
-	struct kvt_error error;
 	uint32_t number = 0;
 
 	good_welcome();
-	script.keep = true;
-	assert_int_equal(connect_with(&client, &error, 0), 0);
+	client = connect_kept(0);
 	script.refused = (struct kvt_message_refused){
 		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_GOODBYE,
 			  .version = KVT_ABI_MAJOR, .bytes = sizeof(script.refused) },
@@ -709,11 +742,9 @@ TEST(admin_answers_are_measured_before_they_are_copied)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
 	struct kvt_client *client;
-	struct kvt_error error;
 
 	good_welcome();
-	script.keep = true;
-	assert_int_equal(connect_with(&client, &error, KVT_HELLO_OBSERVE), 0);
+	client = connect_kept(KVT_HELLO_OBSERVE);
 	assert_int_equal(ask_admin(client, 4, 16, 64, 64), 4);
 	assert_int_equal(ask_admin(client, 0, 0, 0, 0), 0);
 	assert_int_equal(ask_admin(client, 4, 16, 64, 63), -ENOBUFS);

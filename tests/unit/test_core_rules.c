@@ -56,9 +56,11 @@ TEST(flags_that_an_operation_does_not_take_are_refused)
 {
 	static const uint16_t takes[KVT_OP_COUNT] = {
 		[KVT_OP_MATCH] = KVT_F_LOCK | KVT_F_NO_TOUCH,
+		[KVT_OP_LOCK] = KVT_F_SHORTER,
+		[KVT_OP_ALLOC] = KVT_F_SHORTER,
 		[KVT_OP_INSERT] = KVT_F_LOCK | KVT_F_CHUNKED | KVT_F_TTL,
 		[KVT_OP_BEGIN] = KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT,
-		[KVT_OP_COMMIT] = KVT_F_CHUNKED | KVT_F_KEEP,
+		[KVT_OP_COMMIT] = KVT_F_CHUNKED | KVT_F_KEEP, /* with which it takes NO_LIST */
 		[KVT_OP_END] = KVT_F_COMMIT | KVT_F_CHUNKED | KVT_F_KEEP,
 	};
 	struct world *w = world_small(4, 60);
@@ -212,6 +214,36 @@ TEST(a_list_too_short_names_the_length)
 	expect_ok(insert_pages(a, ns, range(1, 5), list, 5, KVT_F_LOCK));
 }
 
+/* A caller that keeps its own table needs no list: with KEEP no page of it goes. */
+TEST(commit_without_a_list_says_all_else)
+{
+	struct world *w = world_small(2, 60);
+	struct client *a = client_new(w), *b = client_new(w);
+	uint32_t ns = space_open(a, "ns"), same = space_open(b, "ns");
+	struct seq *mine = begin(a, ns, range(1, 20), 0, 0);
+	struct seq *other = begin(b, same, range(1, 20), 0, 0);
+	const uint16_t flags = KVT_F_KEEP | KVT_F_NO_LIST;
+	struct kvt_sqe sqe = { .op = KVT_OP_COMMIT, .flags = flags, .list_capacity = 10,
+			       .node = mine->lease, .generation = mine->generation, .arg = 20,
+			       .fence_slot = KVT_FENCE_IDLE };
+
+	expect_refused(submit(a, &sqe), -EINVAL, KVT_REASON_BAD_FIELD);
+	expect_refused(commit(mine, 8, NO_KEYS, KVT_F_NO_LIST), -EINVAL, KVT_REASON_BAD_FLAGS);
+	expect_ok(commit(other, 6, NO_KEYS, 0));
+	expect_ok(commit(mine, 12, NO_KEYS, flags));
+	assert_int_equal(mine->a.duplicates, 3);
+	assert_int_equal(mine->a.sealed, 3);
+	assert_int_equal(mine->a.next, 12);
+	expect_pages(w, 6, 10 - 3 + 10 - 3, 6);
+	expect_ok(commit(mine, 4, NO_KEYS, flags)); /* changes nothing */
+	assert_int_equal(mine->a.next, 12);
+	expect_ok(commit(mine, 20, NO_KEYS, 0));
+	assert_int_equal(mine->n_table, 10);
+	expect_ok(end(mine));
+	expect_ok(end(other));
+	expect_pages(w, 10, 0, 0);
+}
+
 /* ---- handles and nodes */
 
 TEST(handles_survive_splits_and_merges_and_die_with_a_trim)
@@ -240,6 +272,141 @@ TEST(handles_survive_splits_and_merges_and_die_with_a_trim)
 	evict(a, 1);
 	expect_refused(lock(a, whole), -ESTALE, KVT_REASON_HANDLE_STALE);
 	expect_refused(lock(a, part), -ESTALE, KVT_REASON_HANDLE_STALE);
+}
+
+/* What LOCK with SHORTER locks of a handle, unlocked again. */
+static uint32_t left_of(struct client *client, struct handle handle)
+{
+	struct answer lease = lock_flags(client, handle, KVT_F_SHORTER);
+
+	if (lease.result == -ESTALE)
+		return 0;
+	expect_ok(lease);
+	assert_int_equal(lease.matched, lease.handle.positions);
+	assert_int_equal(lease.n_list, lease.matched / client->world->ps);
+	expect_ok(unlock(client, lease));
+	expect_ok(unlock(client, lock(client, lease.handle)));
+	return lease.matched;
+}
+
+TEST(shorter_locks_what_is_left_of_a_trimmed_handle)
+{
+	struct world *w = world_small(2, 60);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct handle whole = insert(a, ns, range(1, 20)).handle, part = whole;
+
+	part.positions = 4;
+	assert_int_equal(left_of(a, whole), 20);
+	evict(a, 3);
+	expect_refused(lock(a, whole), -ESTALE, KVT_REASON_HANDLE_STALE);
+	assert_int_equal(left_of(a, whole), 14);
+	assert_int_equal(left_of(a, part), 4);
+	insert(a, ns, range(1, 10)); /* nothing new */
+	insert(a, ns, join(range(1, 10), K(50, 51))); /* splits */
+	assert_int_equal(left_of(a, whole), 14);
+	remove_prefix(a, ns, join(range(1, 10), K(50, 51)));
+	world_settle(w);
+	evict(a, 4); /* more than is left of the lower node: it is gone */
+	assert_int_equal(left_of(a, whole), 6);
+	assert_int_equal(left_of(a, part), 4);
+	evict(a, 3);
+	expect_refused(lock_flags(a, whole, KVT_F_SHORTER), -ESTALE, KVT_REASON_HANDLE_STALE);
+	part.positions = 3;
+	expect_refused(lock_flags(a, part, KVT_F_SHORTER), -ESTALE, KVT_REASON_HANDLE_STALE);
+}
+
+TEST(shorter_finds_the_node_that_a_merge_left)
+{
+	struct world *w = world_small(1, 60);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct handle whole = insert(a, ns, range(1, 10)).handle;
+	struct answer upper = match_lock(a, ns, range(1, 6)); /* splits */
+
+	expect_ok(unlock(a, upper));
+	unlock(a, match_lock(a, ns, range(1, 10)));
+	world_compact(w);
+	assert_int_equal(path_length(a, ns, range(1, 10)), 1);
+	expect_refused(lock(a, upper.handle), -ESTALE, KVT_REASON_HANDLE_STALE);
+	assert_int_equal(left_of(a, upper.handle), 6);
+	world_compact(w);
+	evict(a, 5);
+	assert_int_equal(left_of(a, whole), 5);
+	assert_int_equal(left_of(a, upper.handle), 5);
+}
+
+/* Behind a trimmed node come other keys, and the two merge. */
+TEST(shorter_locks_nothing_that_came_after_a_trim)
+{
+	struct world *w = world_small(1, 60);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct handle whole = insert(a, ns, range(1, 10)).handle, grown;
+	struct seq *seq;
+
+	evict(a, 4);
+	seq = begin(a, ns, range(1, 6), 6, KVT_F_FULL);
+	expect_ok(commit(seq, 12, range(51, 56), 0));
+	expect_ok(end(seq));
+	grown = match(a, ns, join(range(1, 6), range(51, 56))).handle;
+	assert_int_equal(grown.positions, 12);
+	world_compact(w);
+	assert_int_equal(path_length(a, ns, join(range(1, 6), range(51, 56))), 1);
+	assert_int_equal(left_of(a, whole), 6);
+	assert_int_equal(left_of(a, grown), 12);
+}
+
+TEST(shorter_locks_nothing_of_what_was_detached_or_reused)
+{
+	struct world *w = world_new((struct kvt_core_config){ .page_size = 1, .n_pages = 60,
+							      .max_nodes = 10 });
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct handle removed = insert(a, ns, range(1, 4)).handle, gone, wild;
+	struct answer other = { 0 };
+
+	remove_prefix(a, ns, range(1, 2));
+	assert_int_equal(left_of(a, removed), 0);
+	world_settle(w);
+	assert_int_equal(left_of(a, removed), 0);
+	insert(a, ns, range(1, 2));
+	gone = insert(a, ns, range(1, 4)).handle;
+	reset(a);
+	assert_int_equal(left_of(a, gone), 0);
+	world_settle(w);
+	insert(a, ns, range(1, 2));
+	gone = insert(a, ns, range(1, 4)).handle;
+	evict(a, 2);
+	assert_int_equal(left_of(a, gone), 2);
+	for (uint32_t i = 0; other.handle.node != gone.node; i++) { /* until its id is used again */
+		evict(a, i > 0);
+		match(a, ns, range(1, 2));
+		other = insert(a, ns, range(100 * i + 100, 100 * i + 103));
+	}
+	assert_int_equal(left_of(a, other.handle), 4);
+	assert_int_equal(left_of(a, gone), 0);
+	wild = other.handle;
+	for (uint32_t i = 0; i < 32; i++) {
+		wild.generation = other.handle.generation + (1u << i);
+		assert_int_equal(left_of(a, wild), 0);
+	}
+}
+
+TEST(a_restart_forgets_what_was_left_of_a_trimmed_handle)
+{
+	struct world *w = world_small(1, 60);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct handle trimmed = insert(a, ns, range(1, 10)).handle;
+	struct handle kept = insert(a, ns, range(21, 30)).handle;
+
+	match(a, ns, range(21, 30));
+	evict(a, 4);
+	assert_int_equal(left_of(a, trimmed), 6);
+	assert_int_equal(world_adopt(w, NULL, NULL, 0), 0);
+	assert_int_equal(left_of(a, trimmed), 0);
+	assert_int_equal(left_of(a, kept), 10);
 }
 
 /* A handle locks the shallowest node that covers its positions, after any splits. */

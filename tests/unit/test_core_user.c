@@ -38,6 +38,41 @@ TEST(a_uid_gets_no_session_beyond_its_share)
 	assert_int_equal(kvt_core_session_open(w->core, &peer, &view, 1, &session), -EDQUOT);
 }
 
+TEST(alloc_with_shorter_takes_what_room_and_limits_leave)
+{
+	struct world *w = world_of((struct kvt_core_config){ .uid_pages = 20 });
+	struct client *a = client_of(w, ENGINE), *b = client_of(w, OTHER);
+	struct answer got = alloc_flags(a, 1000, KVT_F_SHORTER);
+
+	expect_ok(got); /* the others' reserve of 40 stays */
+	assert_int_equal(got.n_list, 20);
+	expect_refused(alloc_flags(a, 5, KVT_F_SHORTER), -EDQUOT, KVT_REASON_UID_PAGES);
+	expect_ok(alloc_flags(a, 0, KVT_F_SHORTER));
+	w->core->sessions[b->session].max_private_pages = 7;
+	assert_int_equal(alloc_flags(b, UINT32_MAX, KVT_F_SHORTER).n_list, 7);
+	expect_refused(alloc_flags(b, 2, KVT_F_SHORTER), -EDQUOT, KVT_REASON_LIMIT_PAGES);
+}
+
+TEST(alloc_with_shorter_evicts_but_takes_nothing_locked)
+{
+	struct world *w = world_of((struct kvt_core_config){ .page_size = 2 });
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct answer got;
+
+	insert(a, ns, range(1, 40));
+	match_lock(a, ns, range(1, 16)); /* 40 pages are free, 12 evictable */
+	a->list_capacity = 51;
+	expect_refused(alloc_flags(a, 60, KVT_F_SHORTER), -ENOBUFS, KVT_REASON_LIST_SHORT);
+	a->list_capacity = 52;
+	got = alloc_flags(a, 60, KVT_F_SHORTER);
+	expect_ok(got);
+	assert_int_equal(got.n_list, 52);
+	assert_int_equal(got.evicted, 12);
+	expect_refused(alloc_flags(a, 3, KVT_F_SHORTER), -ENOSPC, KVT_REASON_ALL_LOCKED);
+	expect_matched(a, ns, range(1, 40), 16);
+}
+
 TEST(leases_of_all_its_sessions_count)
 {
 	struct world *w = world_of((struct kvt_core_config){ .uid_leases = 3 });

@@ -18,7 +18,7 @@ struct shape {
 
 static const struct shape shapes[] = {
 	{ 1, 1, 1, 1, 2 }, { 3, 2, 5, 4, 3 }, { 2, 3, 8, 16, 5 }, { 5, 1, 3, 2, 2 },
-	{ 1, 4, 7, 8, 4 },
+	{ 1, 4, 7, 8, 4 }, { 3, 1, 5, 4, 3 },
 };
 
 static struct kvt_pool_geometry make(const struct shape *shape, uint32_t type, uint32_t layout,
@@ -43,9 +43,11 @@ static uint64_t naive(const struct shape *s, uint32_t type, uint32_t layout, uin
 	static const uint64_t bytes[] = { 2, 2, 4, 1 };
 	uint64_t index;
 
-	if (layout > KVT_LAYOUT_NHD) { /* a piece has both planes */
+	if (layout > KVT_LAYOUT_NHD) { /* a piece has both planes, or the only one */
 		index = order == KVT_ORDER_LAYER ? at[0] * (uint64_t)s->n_pages + at[2]
 						 : at[2] * (uint64_t)s->n_layers + at[0];
+		if (layout == KVT_LAYOUT_LATENT)
+			return ((index * s->page_size + at[4]) * s->head_dim + at[5]) * bytes[type];
 		if (layout == KVT_LAYOUT_NHKD)
 			index = (index * s->page_size + at[4]) * s->n_kv_heads + at[3];
 		else
@@ -99,18 +101,20 @@ static void check_plane(const struct shape *s, const struct kvt_pool_geometry *g
 /* All elements of all planes cover the slab exactly: no overlap, no hole, no end beyond. */
 TEST(every_element_has_bytes_of_its_own_and_all_are_the_slab)
 {
-	for (uint32_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]) * 40; i++) {
-		const struct shape *s = &shapes[i / 40];
-		struct kvt_pool_geometry geometry = make(s, i % 4, i / 4 % 5, i / 20 % 2);
+	for (uint32_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]) * 48; i++) {
+		const struct shape *s = &shapes[i / 48];
+		struct kvt_pool_geometry geometry = make(s, i % 4, i / 4 % 6, i / 24 % 2);
+		bool latent = geometry.layout == KVT_LAYOUT_LATENT;
 		uint64_t bytes = kvt_pool_geometry_page_bytes(&geometry, s->page_size) *
 				 s->n_pages;
 		char *slab = malloc(bytes);
 		uint8_t *seen = calloc(1, bytes);
 		struct kvt_pool_view view;
 
+		assert_int_equal(bytes == 0, latent && s->n_kv_heads != 1);
 		assert_non_null(slab);
 		assert_non_null(seen);
-		for (uint32_t layer = 0; layer < s->n_layers; layer++) {
+		for (uint32_t layer = 0; bytes && layer < s->n_layers; layer++) {
 			kvt_pool_geometry_view(&geometry, s->page_size, s->n_pages, slab, layer,
 					       &view);
 			assert_int_equal(view.n_pages, s->n_pages);
@@ -121,7 +125,10 @@ TEST(every_element_has_bytes_of_its_own_and_all_are_the_slab)
 			assert_true(view.k_scale == 1 + (float)layer);
 			assert_true(view.v_scale == 100 + (float)layer);
 			check_plane(s, &geometry, &view, slab, layer, 0, seen);
-			check_plane(s, &geometry, &view, slab, layer, 1, seen);
+			if (latent)
+				assert_ptr_equal(view.v, view.k);
+			else
+				check_plane(s, &geometry, &view, slab, layer, 1, seen);
 		}
 		for (uint64_t b = 0; b < bytes; b++)
 			assert_int_equal(seen[b], 1);
@@ -160,9 +167,9 @@ TEST(what_is_no_geometry_has_no_page)
 {
 	const struct kvt_pool_geometry good = make(&shapes[1], KVT_ELEMENT_FP8_E4M3, 0, 0);
 	struct kvt_pool_geometry_text text = { .layout = "untouched" };
-	struct kvt_pool_geometry bad[12];
+	struct kvt_pool_geometry bad[13];
 
-	for (size_t i = 0; i < 12; i++)
+	for (size_t i = 0; i < 13; i++)
 		bad[i] = good;
 	bad[0].n_layers = 0;
 	bad[1].n_layers = KVT_MAX_LAYERS + 1;
@@ -171,12 +178,13 @@ TEST(what_is_no_geometry_has_no_page)
 	bad[4].head_dim = 0;
 	bad[5].head_dim = 1025;
 	bad[6].type = 4;
-	bad[7].layout = 5;
+	bad[7].layout = KVT_LAYOUT_LATENT; /* of two heads */
 	bad[8].order = 2;
 	bad[9].scales[2][1] = -0.5f;
 	bad[10].scales[0][0] = NAN;
 	bad[11].scales[1][0] = INFINITY;
-	for (size_t i = 0; i < 12; i++) {
+	bad[12].layout = 6;
+	for (size_t i = 0; i < 13; i++) {
 		assert_int_equal(kvt_pool_geometry_page_bytes(&bad[i], 4), 0);
 		assert_int_equal(kvt_pool_geometry_describe(&bad[i], &text), -EINVAL);
 	}

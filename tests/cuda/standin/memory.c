@@ -467,12 +467,13 @@ EXPORT int cuIpcCloseMemHandle(uint64_t address)
 
 static int allocation_check(const struct kvt_cu_allocation *allocation)
 {
-	static const uint8_t zero[8];
+	static const uint8_t zero[sizeof(allocation->flags)];
 
 	if (standin_trait("no-vmm"))
 		return KVT_CU_ERROR_NOT_SUPPORTED;
 	if (allocation->type != KVT_CU_ALLOCATION_PINNED || allocation->win32 ||
-	    allocation->location.type != KVT_CU_LOCATION_DEVICE ||
+	    allocation->location.type != KVT_CU_LOCATION_DEVICE || allocation->compression ||
+	    allocation->rdma != standin_trait("rdma") ||
 	    memcmp(allocation->flags, zero, sizeof(zero)) != 0)
 		return KVT_CU_ERROR_INVALID_VALUE;
 	if (!standin_device(allocation->location.id))

@@ -332,6 +332,7 @@ EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device)
 	case KVT_CU_ATTRIBUTE_HOST_REGISTER: *value = !standin_trait("no-host-register"); return 0;
 	case KVT_CU_ATTRIBUTE_VMM: *value = !standin_trait("no-vmm"); return 0;
 	case KVT_CU_ATTRIBUTE_POSIX_FD: *value = !standin_trait("no-posix-fd"); return 0;
+	case KVT_CU_ATTRIBUTE_RDMA_VMM: *value = standin_trait("rdma"); return 0;
 	case KVT_CU_ATTRIBUTE_STREAM_MEM_OPS_64: *value = !standin_trait("no-stream-ops"); return 0;
 	case KVT_CU_ATTRIBUTE_MPS_ENABLED: *value = standin_trait("mps"); return 0;
 	default: return KVT_CU_ERROR_INVALID_VALUE;

@@ -16,7 +16,8 @@
  *   KVT_STANDIN_DRIVER   result of cuDriverGetVersion (13000)
  *   KVT_STANDIN_TRAITS   words, separated by commas: mig no-ipc no-vmm no-posix-fd mps prohibited
  *                        exclusive no-read-only no-unified coarse (VMM in units of 4 MiB)
- *                        no-stream-ops no-host-register releases-fail
+ *                        no-stream-ops no-host-register releases-fail rdma (of VMM memory,
+ *                        which must then be allocated for it)
  *                        Misbehaviour: early-fences (host functions and written values do not
  *                        wait for earlier work) late-writes (a kernel runs for a while after its
  *                        process's end) forgetful (a process's exports are lost with it)

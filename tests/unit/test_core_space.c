@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Namespaces: closing them, and room for more of them than there are places.
+ *
+ * Inputs: sessions that open, close, cache and lock. Invariant: a place is taken only from a
+ * namespace that no session has open and nothing locks, the least recently used one first. */
+
+#include <string.h>
+
+#include "tests/unit/core_world.h"
+
+static struct answer leave(struct client *client, uint32_t space)
+{
+	return submit(client, &(struct kvt_sqe){ .op = KVT_OP_LEAVE, .namespace_id = space });
+}
+
+static int try_open(struct client *client, uint64_t number, uint32_t *ret_space)
+{
+	uint64_t digest[2] = { number, 99 };
+
+	return kvt_core_namespace_open(client->world->core, client->session, digest, "space",
+				       client->world->now_ns, ret_space);
+}
+
+/** Make room in steps of `budget`; returns how many were needed. */
+static uint32_t make_room(struct client *client, uint64_t number, uint32_t budget)
+{
+	uint64_t digest[2] = { number, 99 };
+	uint32_t n = 0;
+
+	while (kvt_core_namespace_make_room(client->world->core, client->session, digest, budget,
+					    client->world->now_ns)) {
+		world_audit(client->world);
+		n++;
+	}
+	return n;
+}
+
+static uint32_t opened(struct client *client, uint64_t number)
+{
+	uint32_t space = 0;
+
+	assert_int_equal(try_open(client, number, &space), 0);
+	return space;
+}
+
+/** Open a namespace, cache something there, and close it. */
+static uint32_t closed(struct client *client, uint64_t number)
+{
+	uint32_t space = opened(client, number);
+
+	expect_ok(insert(client, space, range(1, 8)));
+	expect_ok(leave(client, space));
+	return space;
+}
+
+static struct world *world_of(uint32_t spaces, uint32_t uid_spaces)
+{
+	return world_new((struct kvt_core_config){ .page_size = 4, .n_pages = 60,
+						   .max_namespaces = spaces + 1,
+						   .uid_namespaces = uid_spaces });
+}
+
+TEST(a_closed_namespace_is_kept_for_others_while_it_has_keys)
+{
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w), *b = client_new(w);
+	uint32_t ns = opened(a, 1);
+
+	insert(a, ns, range(1, 8));
+	expect_ok(leave(a, ns));
+	expect_refused(match(a, ns, range(1, 8)), -EINVAL, KVT_REASON_NAMESPACE);
+	expect_refused(leave(a, ns), -EINVAL, KVT_REASON_NAMESPACE);
+	assert_int_equal(opened(b, 1), ns);
+	expect_matched(b, ns, range(1, 8), 8);
+	expect_ok(remove_prefix(b, ns, NO_KEYS));
+	world_settle(w);
+	assert_int_equal(counters(w)->live_namespaces, 1);
+	expect_ok(leave(b, ns));
+	assert_int_equal(counters(w)->live_namespaces, 0);
+}
+
+TEST(a_namespace_with_leases_or_waiting_operations_stays_open)
+{
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w), *b = client_new(w);
+	uint32_t ns = opened(a, 1), other = opened(a, 2);
+	struct answer lease, pages;
+	struct seq *seq;
+
+	assert_int_equal(opened(b, 1), ns);
+	insert(b, ns, range(1, 8));
+	lease = match_lock(a, ns, range(1, 8));
+	seq = begin(a, ns, range(11, 18), 0, 0);
+	pages = alloc(a, 1);
+	fence(a, 3, 1);
+	assert_true(insert_pages(a, ns, range(21, 24), pages.list, 1, 0).deferred);
+	expect_refused(leave(a, ns), -EBUSY, KVT_REASON_NAMESPACE_HELD);
+	assert_int_equal(leave(a, ns).number, 3);
+	expect_ok(leave(a, other));
+	expect_ok(leave(b, ns)); /* of this session nothing is left there */
+	raise_fence(a, 3, 1);
+	assert_int_equal(leave(a, ns).number, 2);
+	expect_ok(unlock(a, lease));
+	assert_int_equal(leave(a, ns).number, 1);
+	expect_ok(end(seq));
+	expect_ok(leave(a, ns));
+}
+
+TEST(a_begin_that_waits_keeps_its_namespace_open)
+{
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w), *b = client_new(w);
+	uint32_t ns = opened(a, 1);
+	struct seq *seq;
+
+	opened(b, 1);
+	seq = begin(a, ns, range(1, 8), 0, 0);
+	memcpy(b->keys, range(1, 12).at, 12 * sizeof(uint32_t));
+	assert_true(submit(b, &(struct kvt_sqe){ .op = KVT_OP_BEGIN, .flags = KVT_F_WAIT,
+						 .namespace_id = ns, .n_keys = 12, .ttl_ms = 1000,
+						 .list_capacity = 8 }).deferred);
+	assert_int_equal(leave(b, ns).number, 1);
+	expect_ok(end_commit(seq, 8, NO_KEYS, 0));
+	assert_int_equal(leave(b, ns).number, 1); /* its lease now */
+}
+
+TEST(the_least_recently_used_namespace_gives_its_place)
+{
+	struct world *w = world_of(3, 0);
+	struct client *a = client_new(w);
+	uint32_t first = closed(a, 1), second = closed(a, 2), space;
+
+	closed(a, 3);
+	opened(a, 1);
+	expect_matched(a, first, range(1, 8), 8);
+	match(a, first, range(1, 8)); /* a touch */
+	expect_ok(leave(a, first));
+	assert_int_equal(try_open(a, 4, &space), -ENOSPC);
+	assert_true(make_room(a, 4, 100) > 0);
+	assert_int_equal(opened(a, 4), second);
+	expect_matched(a, second, range(1, 8), 0);
+	assert_int_equal(make_room(a, 1, 100), 0); /* still there */
+	assert_int_equal(opened(a, 1), first);
+	expect_matched(a, first, range(1, 8), 8);
+}
+
+TEST(room_is_made_in_small_steps)
+{
+	struct world *w = world_of(1, 0);
+	struct client *a = client_new(w);
+	uint32_t space = opened(a, 1);
+
+	for (uint32_t i = 0; i < 12; i++)
+		insert(a, space, range(100 * i, 100 * i + 15));
+	expect_ok(leave(a, space));
+	assert_true(make_room(a, 2, 4) > 8);
+	opened(a, 2);
+}
+
+TEST(open_and_locked_namespaces_keep_their_places)
+{
+	struct world *w = world_of(2, 0);
+	struct client *a = client_new(w), *b = client_new(w);
+	uint32_t first = opened(a, 1), space;
+	struct answer lease;
+
+	insert(a, first, range(1, 8));
+	lease = match(a, first, range(1, 8));
+	opened(b, 2);
+	assert_int_equal(make_room(b, 3, 100), 0);
+	assert_int_equal(try_open(b, 3, &space), -ENOSPC);
+	lease = lock(b, lease.handle); /* needs no open namespace */
+	expect_ok(leave(a, first));
+	assert_int_equal(make_room(b, 3, 100), 0);
+	assert_int_equal(try_open(b, 3, &space), -ENOSPC);
+	expect_ok(unlock(b, lease));
+	assert_true(make_room(b, 3, 100) > 0);
+	assert_int_equal(opened(b, 3), first);
+}
+
+TEST(at_its_limit_a_uid_empties_its_own)
+{
+	struct world *w = world_of(6, 2);
+	struct client *a = client_of(w, 1000), *b = client_of(w, 2000);
+	uint32_t others = closed(b, 1), space;
+
+	closed(a, 2);
+	opened(a, 3);
+	assert_int_equal(try_open(a, 4, &space), -EDQUOT);
+	assert_true(make_room(a, 4, 100) > 0);
+	opened(a, 4);
+	assert_int_equal(opened(b, 1), others);
+	expect_matched(b, others, range(1, 8), 8);
+}
+
+TEST(after_a_reset_what_is_emptied_already_gives_its_place)
+{
+	struct world *w = world_of(2, 0);
+	struct client *a = client_new(w);
+
+	closed(a, 1);
+	closed(a, 2);
+	kvt_core_reset(w->core, w->now_ns);
+	opened(a, 1);
+	insert(a, opened(a, 1), range(1, 8));
+	make_room(a, 3, 100);
+	opened(a, 3);
+	assert_int_equal(counters(w)->cached_pages, 2);
+}
+
+TEST(a_successor_knows_what_was_closed)
+{
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w);
+	uint32_t kept = opened(a, 1), ns = closed(a, 2);
+	char why[256] = "";
+
+	assert_int_equal(world_adopt(w, NULL, why, sizeof(why)), 0);
+	expect_refused(match(a, ns, range(1, 8)), -EINVAL, KVT_REASON_NAMESPACE);
+	expect_ok(match(a, kept, range(1, 8)));
+}
