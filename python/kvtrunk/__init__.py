@@ -25,7 +25,7 @@ from ._client import (Client, Counters, Info, Match, Namespace, Request, Result,
                       version)
 from ._errors import (Again, Closed, ConnectionLost, DaemonUnreachable, Error, Forked,
                       GeometryMismatch, InvalidArgument, NoSpace, PermissionDenied, QuotaExceeded,
-                      Stale, Timeout, TooLarge, Unsupported, VersionMismatch)
+                      Stale, Suspended, Timeout, TooLarge, Unsupported, VersionMismatch)
 from ._geometry import Geometry
 from ._keys import image_hash, image_keys
 from ._pool import Layer, Pool
@@ -38,7 +38,7 @@ __all__ = [
     "Again", "Array", "AsyncSequence", "Client", "Closed", "ConnectionLost", "Counters",
     "DaemonUnreachable", "Error", "Forked", "Geometry", "GeometryMismatch", "Info",
     "InvalidArgument", "Layer", "Lease", "Match", "Namespace", "NoSpace", "PermissionDenied",
-    "Pool", "QuotaExceeded", "Request", "Result", "Sequence", "Stale", "Timeout", "TooLarge",
-    "Unsupported", "VersionMismatch", "__version__", "connect", "image_hash", "image_keys",
+    "Pool", "QuotaExceeded", "Request", "Result", "Sequence", "Stale", "Suspended", "Timeout",
+    "TooLarge", "Unsupported", "VersionMismatch", "__version__", "connect", "image_hash", "image_keys",
     "version",
 ]

@@ -340,6 +340,18 @@ class Namespace:
         with client._lock:
             client._check(lib.kvt_remove(client._open(), self._id, keys, n))
 
+    def close(self) -> None:
+        """Close the namespace for this session. What is cached there stays, until it is evicted or
+        another namespace needs the place; remove([]) first forgets it at once. All Namespace
+        objects for the same fields end with it: Client.namespace() opens it again.
+
+        Raises Again while the session has sequences and leases there, or operations that wait:
+        nothing changed, try later.
+        """
+        client = self._client
+        with client._lock:
+            client._check(lib.kvt_namespace_close(client._open(), self._id))
+
     def __repr__(self) -> str:
         return f"<kvtrunk.Namespace {self._id} {self.label!r}>"
 
@@ -356,6 +368,8 @@ class Client:
         self._begin_wait = begin_wait
         # Closed, or something to do before the next call: see _open().
         self._slow = False
+        self.suspended = False
+        """True after suspend()."""
         self._pid = os.getpid()
         self._pools: list[Pool] = []
         self._pool: Optional[Pool] = None
@@ -483,6 +497,47 @@ class Client:
     def __repr__(self) -> str:
         return f"<kvtrunk.Client session {self.info.session}{', closed' if self.closed else ''}>"
 
+    def suspend(self, *, keep_arrays: bool = False) -> None:
+        """Hold nothing of the pool: for an engine that sleeps, and before a snapshot of the process.
+        The session and its namespaces stay, and so does what is cached. Until resume(), calls that
+        need a page raise Suspended; match(), probe() and counters work.
+
+        Again: leases, private pages or unanswered operations are left; the text counts them. They
+        are not ended: only the caller knows when nothing uses their pages. BufferError: arrays of
+        the pool exist. keep_arrays: they may, and have no content until resume(), which puts the
+        pool at their addresses again. Arrays in host memory are then on empty memory; those on a
+        device must not be touched, and with backend cuda-ipc, which cannot keep addresses, none may
+        exist. A failure changes nothing. In a group rank 0 suspends first, and resumes last.
+        """
+        with self._lock:
+            handle = self._open()
+            if self.suspended:
+                return
+            dropped = [pool._drop() for pool in self._pools if not keep_arrays or pool._moves()]
+            rc = lib.kvt_client_suspend(handle) if all(dropped) else 0
+            if rc != 0 or not all(dropped):
+                for pool in self._pools:
+                    if pool._owner is None:
+                        pool._attach()
+                self._check(rc)
+                raise BufferError("arrays of the pool still exist: drop them first, or, where they "
+                                  "can keep their addresses, suspend(keep_arrays=True)")
+            self.suspended = True
+            for pool in self._pools:
+                pool._suspended()
+
+    def resume(self) -> None:
+        """Map again what suspend() unmapped. ConnectionLost, Stale: the daemon ended, or started
+        cold, meanwhile: close, connect again."""
+        with self._lock:
+            handle = self._open()
+            if not self.suspended:
+                return
+            self._check(lib.kvt_client_resume(handle))
+            for pool in self._pools:
+                pool._resumed(handle)
+            self.suspended = False
+
     # ---- namespaces, pool
 
     def namespace(self, *, model: Optional[FieldValue] = None,
@@ -553,13 +608,15 @@ class Client:
 
     # ---- groups and fences
 
-    def group(self, n_ranks: int) -> bytes:
+    def group(self, n_ranks: int, token: Optional[bytes] = None) -> bytes:
         """Make this client rank 0 of a group; returns the token, a secret, with which the others
-        connect (connect(group=, rank=))."""
-        token = ffi.new("struct kvt_group_token *")
+        connect (connect(group=, rank=)). token: one of 16 bytes that nobody else can guess, for
+        ranks that know it beforehand; else it is random."""
+        chosen = _group_token(token) if token is not None else ffi.NULL
+        found = ffi.new("struct kvt_group_token *")
         with self._lock:
-            self._check(lib.kvt_group_open(self._open(), n_ranks, token))
-        return bytes(ffi.buffer(token))
+            self._check(lib.kvt_group_open(self._open(), n_ranks, chosen, found))
+        return bytes(ffi.buffer(found))
 
     def check(self) -> None:
         """Raise ConnectionLost or Stale if the session, or its group, has ended. Does not wait."""
@@ -586,28 +643,33 @@ class Client:
 
     # ---- single operations
 
-    def lock(self, handle: Handle) -> Lease:
-        """Take a lease on what a match or a probe found. Stale: it is gone; match again."""
-        n_pages = handle.positions // self.info.page_size
-        if not 0 <= n_pages < self.info.n_pages:
-            raise InvalidArgument(f"lock: a handle of {handle.positions} positions")
-        pages = array("I", bytes(4 * n_pages))
-        lease, n = ffi.new("struct kvt_lease *"), ffi.new("uint32_t *")
+    def _listed(self, request: dict[str, Any]) -> tuple[Any, memoryview]:
+        """Call an operation that answers with pages: its answer, and a copy of them."""
+        result = ffi.new("struct kvt_result *")
         with self._lock:
-            self._check(lib.kvt_lock(
-                self._open(), ffi.new("struct kvt_handle *", tuple(handle))[0], lease,
-                ffi.from_buffer("uint32_t[]", pages), len(pages), n))
-        return Lease(self, (lease.index, lease.generation), memoryview(pages)[:n[0]].toreadonly(),
-                     handle.positions)
+            handle = self._open()
+            self._check(lib.kvt_call(handle, ffi.new("struct kvt_request *", request), result))
+            pages = _pages_of(result)
+            lib.kvt_result_release(handle, result)
+        return result, pages
 
-    def alloc(self, n: int) -> array[int]:
-        """n private pages of this session, as array('I'). All or nothing: NoSpace."""
+    def lock(self, handle: Handle, *, shorter: bool = False) -> Lease:
+        """Take a lease on what a match or a probe found. Stale: it is gone; match again. With
+        `shorter` on what is left of it, if only its last pages are gone: see Lease.positions."""
+        if not 0 <= handle.positions // self.info.page_size < self.info.n_pages:
+            raise InvalidArgument(f"lock: a handle of {handle.positions} positions")
+        result, pages = self._listed({"op": lib.KVT_OP_LOCK, "handle": tuple(handle),
+                                      "flags": lib.KVT_F_SHORTER if shorter else 0})
+        return Lease(self, (result.lease.index, result.lease.generation), pages, result.matched)
+
+    def alloc(self, n: int, *, shorter: bool = False) -> array[int]:
+        """n private pages of this session, as array('I'). All or nothing: NoSpace. With `shorter`
+        as many of them as can be had, at least one."""
         if not 0 <= n < 1 << 31:
             raise InvalidArgument(f"alloc: {n} pages")
-        pages = array("I", bytes(4 * min(n, self.info.n_pages)))
-        with self._lock:
-            self._check(lib.kvt_alloc(self._open(), n, ffi.from_buffer("uint32_t[]", pages)))
-        return pages
+        _, pages = self._listed({"op": lib.KVT_OP_ALLOC, "arg": n,
+                                 "flags": lib.KVT_F_SHORTER if shorter else 0})
+        return array("I", pages)
 
     def free(self, pages: Tokens, fence: Optional[Fence] = None) -> None:
         """Free private pages when `fence` is reached."""
@@ -833,6 +895,14 @@ def _ns(seconds: Optional[float]) -> int:
     return 0 if seconds is None else max(1, int(seconds * 1e9))
 
 
+def _group_token(token: bytes) -> Any:
+    native = ffi.new("struct kvt_group_token *")
+    if len(token) != ffi.sizeof("struct kvt_group_token"):
+        raise ValueError("a token of a group has 16 bytes")
+    ffi.memmove(native, token, len(token))
+    return native
+
+
 def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optional[str] = None,
             geometry: Optional[Geometry] = None, fingerprint: Optional[str] = None,
             any_geometry: bool = False, observe: bool = False, resume: Optional[float] = None,
@@ -873,10 +943,7 @@ def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optiona
         keep.append(native)
         options.geometry = native
     if group is not None:
-        token = ffi.new("struct kvt_group_token *")
-        if len(group) != ffi.sizeof("struct kvt_group_token"):
-            raise ValueError("group: a token of Client.group() has 16 bytes")
-        ffi.memmove(token, group, len(group))
+        token = _group_token(group)
         keep.append(token)
         options.group, options.rank = token, rank
     options.sq_entries, options.cq_entries = sq_entries, cq_entries

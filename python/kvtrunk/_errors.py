@@ -56,7 +56,11 @@ class Timeout(Error, TimeoutError):
 
 
 class Again(Error):
-    """EAGAIN: no room in rings or areas, or not now."""
+    """EAGAIN, EBUSY: no room in rings or areas, or not now."""
+
+
+class Suspended(Error):
+    """ENXIO: the client is suspended, and the call needs the pool. Client.resume() first."""
 
 
 class TooLarge(Error):
@@ -100,6 +104,7 @@ _CLASSES: dict[int, type[Error]] = {
     _errno.ETIMEDOUT: Timeout,
     _errno.EAGAIN: Again,
     _errno.EBUSY: Again,
+    _errno.ENXIO: Suspended,
     _errno.E2BIG: TooLarge,
     _errno.ENOBUFS: TooLarge,
     _errno.ENOTSUP: Unsupported,

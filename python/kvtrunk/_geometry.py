@@ -10,7 +10,8 @@ from ._native import ffi, lib
 TYPES = {"bf16": lib.KVT_ELEMENT_BF16, "fp16": lib.KVT_ELEMENT_FP16, "fp32": lib.KVT_ELEMENT_FP32,
          "fp8_e4m3": lib.KVT_ELEMENT_FP8_E4M3}
 LAYOUTS = {"hnd": lib.KVT_LAYOUT_HND, "nhd": lib.KVT_LAYOUT_NHD, "hnkd": lib.KVT_LAYOUT_HNKD,
-           "nhkd": lib.KVT_LAYOUT_NHKD, "hknd": lib.KVT_LAYOUT_HKND}
+           "nhkd": lib.KVT_LAYOUT_NHKD, "hknd": lib.KVT_LAYOUT_HKND,
+           "latent": lib.KVT_LAYOUT_LATENT}
 ORDERS = {"layer": lib.KVT_ORDER_LAYER, "page": lib.KVT_ORDER_PAGE}
 
 
@@ -29,8 +30,8 @@ class Geometry:
     """Geometry of the pages of one slab, which must be the daemon's.
 
     Under tensor parallelism the heads are those of one rank. dtype: bf16, fp16, fp32, fp8_e4m3;
-    layout: hnd, nhd, or with K and V packed hnkd, nhkd, hknd; order: layer, page, as the daemon's
-    kv_type, kv_layout and kv_order. scales: (of K, of V) for each layer, for fp8.
+    layout: hnd, nhd, with K and V packed hnkd, nhkd, hknd, or one plane, latent; order: layer, page,
+    as the daemon's kv_type, kv_layout and kv_order. scales: (of K, of V) for each layer, for fp8.
     """
 
     n_layers: int

@@ -98,26 +98,65 @@ class Pool:
         self.slab = int(native.slab)
         """Number of the slab."""
         self._owner: Any = None
-        base = int(ffi.cast("uintptr_t", native.base))
-        if device is None:
+        self._library_base = int(ffi.cast("uintptr_t", native.base))
+        self._attach()
+
+    def _attach(self) -> None:
+        if self._device[0] == _HOST:
             try:
-                self._owner = _Mapping(base, self.n_bytes)
+                self._owner = _Mapping(self._library_base, self.n_bytes)
             except OSError:
                 pass
         if self._owner is None:
-            self._owner = _Borrowed(base)
-        self._library_base = base
+            self._owner = _Borrowed(self._library_base)
+
+    def _drop(self) -> bool:
+        """Give up the memory of arrays. False: one lives, nothing changed."""
+        if self._owner is None:
+            return True
+        kept, self._owner = weakref.ref(self._owner), None
+        self._owner = kept()
+        return self._owner is None
 
     def _end(self) -> bool:
         """Detach arrays from the pool. False: they use the library's mapping."""
         if isinstance(self._owner, _Mapping):
             self._owner.blank()
             return True
+        return self._drop()
+
+    def _moves(self) -> bool:
+        """True if the library may map it elsewhere when it resumes."""
+        return self._device[0] == _CUDA and self._client.info.backend == "cuda-ipc"
+
+    def _suspended(self) -> None:
+        """The library has unmapped the pool: arrays that live get empty memory."""
+        if isinstance(self._owner, _Mapping):
+            self._owner.blank()
+        elif self._owner is not None and self._device[0] == _HOST:
+            lib.kvtpy_blank(self._library_base, self.n_bytes)
+
+    def _resumed(self, handle: Any) -> None:
+        """The library has mapped the pool again: so do arrays that live."""
+        if self._moves():
+            flags = lib.KVT_MAP_READ_ONLY if self.readonly else 0
+            self._client._check(lib.kvt_pool_map_cuda(handle, self._device[1], flags, self._native))
+            self._library_base = int(ffi.cast("uintptr_t", self._native.base))
         if self._owner is None:
-            return True
-        borrowed, self._owner = weakref.ref(self._owner), None
-        self._owner = borrowed()
-        return self._owner is None
+            self._attach()
+        elif isinstance(self._owner, _Mapping):
+            rc = lib.kvtpy_map_at(self._library_base, self.n_bytes, self._owner.base)
+            if rc != 0:
+                raise OSError(-rc, "the pool cannot be mapped again")
+
+    def _ready(self) -> Any:
+        """The client's handle; with its lock."""
+        handle = self._client._open()
+        if self._client.suspended:
+            raise from_parts(-errno.ENXIO, 0, "the client is suspended: resume() first")
+        if self._owner is None:
+            raise Closed("the client of this pool was closed")
+        return handle
 
     def _array(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], fmt: str,
                n_bytes: int, code: int) -> Array:
@@ -129,7 +168,7 @@ class Pool:
     def raw(self) -> Array:
         """All bytes of the slab, shape [n_pages * page_bytes], as signed integers."""
         with self._client._lock:
-            self._client._open()
+            self._ready()
             n_bytes = self.n_pages * self._client.info.page_bytes
             return self._array(self._library_base, (n_bytes,), (1,), "b", 1, _SIGNED_CODE)
 
@@ -162,9 +201,7 @@ class Pool:
         view = ffi.new("struct kvt_pool_view *")
         client = self._client
         with client._lock:
-            handle = client._open()
-            if self._owner is None:
-                raise Closed("the client of this pool was closed")
+            handle = self._ready()
             client._check(lib.kvt_pool_view(handle, self._native, index, view))
             shape = (view.n_pages, view.n_kv_heads, view.page_size, view.head_dim)
             strides = (view.page_stride_bytes, view.head_stride_bytes, view.position_stride_bytes,
@@ -189,7 +226,7 @@ class Pool:
         if not 0 <= number < self.n_pages:
             raise from_parts(-errno.EINVAL, 0, f"page {number} of {self.n_pages}")
         with self._client._lock:
-            self._client._open()
+            self._ready()
             address = int(ffi.cast("uintptr_t", lib.kvt_page_address(self._native, number)))
             if address == 0:
                 raise from_parts(-errno.ENOTSUP, 0, "a page is not in one piece here: each layer of "

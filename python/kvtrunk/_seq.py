@@ -176,6 +176,16 @@ class Sequence:
             self._table = None
             self._client._check(lib.kvt_seq_extend(seq, n))
 
+    def extend_pages(self, pages: Tokens) -> None:
+        """Lengthen the page table by pages of Client.alloc(), which are the sequence's from now on,
+        and wait for nothing. Again: settle() first. Pages that were not the session's are refused
+        later: commits on them raise InvalidArgument."""
+        numbers, n = keys_of(pages)
+        with self._client._lock:
+            seq = self._open()
+            self._table = None
+            self._client._check(lib.kvt_seq_extend_pages(seq, numbers, n))
+
     def end(self, computed: int = 0, keys: Tokens = None, *, fence: Optional[Fence] = None,
             chunked: bool = False) -> None:
         """End; with computed > 0 after a last commit. A second call does nothing.

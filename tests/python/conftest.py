@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests share. Each result is a line that tests/run counts."""
+"""What the tests share."""
 import subprocess
 import sys
 
@@ -8,27 +8,6 @@ import pytest
 from kvtrunk import testing
 
 GEOMETRY = {"n_layers": 2, "n_kv_heads": 2, "head_dim": 8}
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_logreport(report):
-    word = {"passed": "      OK", "failed": " FAILED", "skipped": "SKIPPED"}[report.outcome]
-    if report.when == "call" or report.outcome != "passed":
-        name = report.nodeid.split("::", 1)[-1].replace(" ", "_")
-        REPORTERS[0].write_line(f"[ {word} ] {name}")
-
-
-REPORTERS = []
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_report_teststatus(report):
-    return (report.outcome, "", "") if report.when == "call" or report.skipped else None
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_configure(config):
-    REPORTERS.append(config.pluginmanager.get_plugin("terminalreporter"))
 
 
 @pytest.fixture(scope="session")

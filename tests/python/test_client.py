@@ -43,6 +43,9 @@ def test_a_sequence_lives_from_begin_to_end(client, ns):
         table = seq.pages.tolist()
         seq.extend(30)
         assert seq.pages.tolist()[:8] == table and len(seq.pages) == 10
+        stock = client.alloc(2)
+        seq.extend_pages(stock)
+        assert seq.pages.tolist()[10:] == stock.tolist()
         seq.commit(103, [7, 8, 9, 10])
         assert seq.known == 104
         seq.end(112, range(20, 28))
@@ -68,6 +71,19 @@ def test_a_sequence_lives_from_begin_to_end(client, ns):
     assert ns.match(grown).positions == 80
 
 
+def test_what_is_left_of_a_handle_and_of_the_pool(client, ns):
+    ns.insert(range(160), client.alloc(10))
+    found = ns.match(range(160))
+    with pytest.raises(kvtrunk.Stale):
+        while client.evict(1):
+            client.lock(found.handle).unlock()
+    with client.lock(found.handle, shorter=True) as lease:
+        assert (lease.positions, len(lease.pages)) == (144, 9)
+    pages = client.alloc((1 << 31) - 1, shorter=True)
+    assert 0 < len(pages) < client.info.n_pages
+    client.free(pages)
+
+
 def test_commits_that_are_not_waited_for(client, ns):
     with ns.begin(range(160)) as seq:
         for end in range(16, 161, 16):
@@ -81,6 +97,25 @@ def test_commits_that_are_not_waited_for(client, ns):
         client.raise_fence(3, 1000)
         seq.settle()
         assert ns.match(range(160)).positions == 160
+
+
+def test_a_closed_namespace_gives_its_place_when_it_is_needed():
+    with testing.daemon(max_namespaces=3) as daemon, daemon.connect() as client:
+        for epoch in range(10):
+            ns = client.namespace(extra=f"epoch {epoch}")
+            with ns.begin(range(64)) as seq:
+                assert seq.reusable == 0
+                seq.commit(64)
+                with pytest.raises(kvtrunk.Again, match="END and UNLOCK"):
+                    ns.close()
+            ns.close()
+            with pytest.raises(kvtrunk.InvalidArgument):
+                ns.match(range(64))
+        last = client.namespace(extra="epoch 9")
+        assert last._id == ns._id and last.match(range(64)).positions == 64
+        client.namespace(extra="a")
+        with pytest.raises(kvtrunk.NoSpace, match="max_namespaces=3"):
+            client.namespace(extra="b")
 
 
 def test_namespaces_keep_apart(client):
@@ -405,7 +440,7 @@ def test_what_is_dropped_is_ended(shared, client, ns):
 def test_a_group_reaches_fences_together(shared):
     with shared.connect(any_geometry=True) as rank0:
         token = rank0.group(2)
-        assert rank0.group(2) == token
+        assert rank0.group(2) == rank0.group(2, token) == token
         rank1 = shared.connect(any_geometry=True, group=token, rank=1)
         assert rank1.info.rank == 1 and rank1.info.n_ranks == 2
         ns = rank0.namespace(extra="group")

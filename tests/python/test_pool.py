@@ -19,7 +19,7 @@ except ImportError:
     torch = None
 
 SHAPE = {"n_layers": 3, "n_kv_heads": 2, "head_dim": 4}
-LAYOUTS = ("hnd", "nhd", "hnkd", "nhkd", "hknd")
+LAYOUTS = ("hnd", "nhd", "hnkd", "nhkd", "hknd", "latent")
 SIZES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8_e4m3": 1}
 
 
@@ -44,8 +44,9 @@ def expected(raw, native, view, plane):
                 ids="-".join)
 def pooled(request):
     layout, order, kind = request.param
+    shape = {**SHAPE, "n_kv_heads": 1} if layout == "latent" else SHAPE
     with testing.daemon(n_pages=16, page_size=4, kv_layout=layout, kv_order=order, kv_type=kind,
-                        **SHAPE) as daemon, daemon.connect(any_geometry=True) as client:
+                        **shape) as daemon, daemon.connect(any_geometry=True) as client:
         raw, native = raw_pool(client)
         raw[:] = numpy.random.default_rng(7).integers(0, 256, raw.size, "u1")
         yield client, raw, native, kind
@@ -60,7 +61,8 @@ def test_each_element_is_where_the_library_says(pooled):
         for plane, typed, bits in ((view.k, layer.k, layer.k_bits), (view.v, layer.v, layer.v_bits)):
             want = expected(raw, native, view, plane)
             array = numpy.asarray(bits)
-            assert array.dtype == f"u{size}" and array.shape == (16, 2, 4, 4) == typed.shape
+            assert array.dtype == f"u{size}" and array.shape == typed.shape == (
+                16, view.n_kv_heads, 4, 4)
             assert not array.flags.owndata and array.flags.writeable
             assert array.flags.aligned
             got = numpy.ascontiguousarray(array)[..., None].view("u1")
@@ -72,9 +74,9 @@ def test_each_element_is_where_the_library_says(pooled):
                 assert numpy.from_dlpack(typed).tobytes() == real.tobytes()
             assert numpy.from_dlpack(bits).tobytes() == array.tobytes()
             # What is written is there.
-            array[3, 1, 2, 0] ^= 1
+            array[3, -1, 2, 0] ^= 1
             assert (expected(raw, native, view, plane) != want).sum() == 1
-            array[3, 1, 2, 0] ^= 1
+            array[3, -1, 2, 0] ^= 1
 
 
 @pytest.mark.skipif(torch is None, reason="torch is not installed")

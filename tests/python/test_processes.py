@@ -116,17 +116,17 @@ def test_a_stopped_daemon_leaves_nothing(child):
             pass
     with testing.daemon() as daemon:
         parent = child(daemon, "from kvtrunk import testing\n"
-                       "with testing.daemon() as mine:\n say(mine.pid)\n sys.stdin.readline()\n")
-        pid = int(parent.hear())
+                       "with testing.daemon() as mine:\n say(mine.pid, mine.directory)\n"
+                       " sys.stdin.readline()\n")
+        pid, directory = parent.hear().split()
+        pid = int(pid)
         pidfd = os.pidfd_open(pid)
         parent.kill()
         import select
         select.select([pidfd], [], [])  # the daemon ends with its parent
         os.close(pidfd)
         import shutil
-        for left in os.listdir("/tmp"):
-            if left.startswith("kvtrunk-") and not os.path.exists(f"/tmp/{left}/socket"):
-                shutil.rmtree(f"/tmp/{left}", ignore_errors=True)
+        shutil.rmtree(directory)
 
 
 def test_a_forked_child_is_refused(shared):

@@ -33,15 +33,15 @@ def value():
 
 METHODS = {
     "client": ["namespace", "map_pool", "check", "raise_fence", "record_fence", "forget_stream",
-               "lock", "alloc", "free", "stats", "submit", "reap", "evict", "__exit__"],
+               "lock", "alloc", "free", "stats", "submit", "reap", "evict", "suspend", "resume", "__exit__"],
     "ns": ["begin", "match", "match_many", "probe", "insert", "remove"],
-    "seq": ["commit", "commit_nowait", "poll", "extend", "end"],
+    "seq": ["commit", "commit_nowait", "poll", "extend", "extend_pages", "end"],
     "pool": ["layer", "page"],
     "array": ["__dlpack__", "__dlpack_device__"],
 }
 NAMES = ["tokens", "extra", "fence", "keys", "computed", "lock", "slab", "device", "readonly", "copy",
          "dl_device", "max_version", "stream", "n", "ttl", "pages", "salt", "adapter", "label",
-         "chunked", "keep", "full"]
+         "chunked", "keep", "keep_arrays", "full"]
 
 def arguments():
     given = [value() for _ in range(rng.choice([0, 1, 1, 1, 2, 2, 3]))]
@@ -69,6 +69,7 @@ for _ in range(6):
             made.append(seq)
         except kvtrunk.Error:
             seq = made[-1] if made else None
+        client.resume()
         layer = client.pool.layer(0)
         objects = {"client": client, "ns": ns, "seq": seq, "pool": client.pool,
                    "array": rng.choice([layer.k, layer.k_bits])}

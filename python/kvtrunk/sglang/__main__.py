@@ -61,7 +61,7 @@ def complaints(socket: Optional[str]) -> Iterator[str]:
         spec = importlib.util.find_spec("sglang")
         folder = pathlib.Path((spec.origin if spec else None) or ".").parent.parent
         print(f"sglang {version}; tested with {compat.RELEASES}")
-        yield from compat.check_files(folder)
+        yield from compat.problems(folder)
         found = [point.value for point in
                  importlib.metadata.entry_points(group="sglang.srt.plugins")]
         if not any(value.startswith("kvtrunk.sglang:") for value in found):

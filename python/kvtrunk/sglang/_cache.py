@@ -62,7 +62,7 @@ class KvtrunkCache(BasePrefixCache):
         self.sliding_window_size = None
         self.device = self.allocator.device
         self.leases = self.allocator.leases
-        self.client: Client = self.leases.client
+        self.client: Client = self.leases.ring.client
         self.root_node = Lease()
         self._identity = identity
         self._epoch = ""
@@ -77,8 +77,9 @@ class KvtrunkCache(BasePrefixCache):
         """Forget what was computed so far, in this engine only: others keep it. A random number,
         so that no two engines are ever in one epoch with different weights."""
         self._epoch = secrets.token_hex(16)
-        self._spaces.clear()
         self.leases.unshare()
+        self.leases.ring.retire(space._id for space in self._spaces.values() if space is not None)
+        self._spaces.clear()
         logger.info("kvtrunk: %s: what was cached so far is not used here any more", why)
 
     def reset(self) -> None:

@@ -21,12 +21,12 @@ import time
 from array import array
 from typing import Any, Callable, Optional
 
-from .. import Client, ConnectionLost, Error, Namespace, NoSpace, QuotaExceeded, Request, Stale
-from .._native import lib
+from .. import Client, ConnectionLost, Error, Namespace, Stale
+from .._ring import NOTICE_DEADLINE, Ring
 
 logger = logging.getLogger(__name__)
 
-WAIT_SECONDS = 30.0
+WAIT_MS = 30_000
 """How long a request is held back for what another engine computes of it."""
 DECODE_POSITIONS = 64
 """Positions that a lease grows by when a generated token needs a page."""
@@ -76,7 +76,7 @@ class Leases:
     """All leases of a scheduler, on one connection."""
 
     def __init__(self, client: Client, record_fence: Optional[Callable[[], Any]] = None) -> None:
-        self.client = client
+        self.ring = Ring(client)
         self.page_size = client.info.page_size
         self.n_pages = client.info.n_pages
         self.lost = False
@@ -84,14 +84,14 @@ class Leases:
         self.spare = 0
         self.rows = 0
         self._fence = record_fence or (lambda: None)
-        self._waiting: dict[str, float] = {}
+        self._waiting: dict[str, int] = {}
         self._late: set[str] = set()
         self._said = ("", 0.0)
         self._live: dict[tuple[int, int], Lease] = {}
 
     def continue_with(self, client: Client) -> None:
         """The connection to a new daemon, which knows nothing of the old one's. Nothing is held."""
-        self.client = client
+        self.ring = Ring(client)
         self.lost = False
         self._waiting.clear()
         self._late.clear()
@@ -117,9 +117,12 @@ class Leases:
 
     def is_held_back(self, request: str) -> bool:
         """Whether another lease computes what this request needs, as of the last notice."""
-        if request not in self._waiting:
-            return False
-        self.reap()
+        ticket = self._waiting.get(request, 0)
+        notice = self._try(self.ring.notice, ticket) if ticket else None
+        if notice:
+            del self._waiting[request]
+            if notice == NOTICE_DEADLINE:
+                self._late.add(request)
         return request in self._waiting
 
     def begin(self, request: str, namespace: Namespace, keys: Any, positions: int, *,
@@ -132,32 +135,26 @@ class Leases:
         self.reap()
         if self.lost:
             return None
-        flags = 0 if reuse else lib.KVT_F_FORCE_MISS
-        ttl = 0.0
-        if reuse and len(keys) and request not in self._late:
-            flags, ttl = flags | lib.KVT_F_NO_WAIT, WAIT_SECONDS * 1000
-        extra = positions - len(keys)
+        wait_ms = WAIT_MS if len(keys) and request not in self._late else 0
         for more in (DECODE_POSITIONS, 0):
-            answer = self._call(Request("begin", namespace=namespace, keys=keys, arg=extra + more,
-                                        flags=flags, ttl=ttl, tag=request))
-            if answer is None or not isinstance(answer.error, (NoSpace, QuotaExceeded)):
+            begun = self._try(self.ring.begin, namespace._id, keys, positions - len(keys) + more,
+                              force_miss=not reuse, wait_ms=wait_ms)
+            if begun is None:
+                return None
+            if begun.lease is not None or begun.ticket:
                 break
-        if answer is None:
-            return None
-        if answer.error is not None:
-            if answer.error.reason == "announced":
-                self._waiting[request] = time.monotonic() + WAIT_SECONDS
-            elif not isinstance(answer.error, (NoSpace, QuotaExceeded)):
-                self.say(f"requests wait: {answer.error}")
+        if begun.lease is None:
+            if begun.ticket:
+                self._waiting[request] = begun.ticket
             return None
         self._late.discard(request)
-        lease = Lease(answer.reusable)
-        lease.number = answer.lease
-        lease.pages = array("I", answer.pages)
-        lease.cached = lease.given = answer.reusable // self.page_size
+        lease = Lease(begun.reusable)
+        lease.number = begun.lease
+        lease.pages = array("I", begun.pages)
+        lease.cached = lease.given = begun.reusable // self.page_size
         lease.known = len(keys)
         lease.shared = len(keys) > 0
-        self._live[answer.lease] = lease
+        self._live[begun.lease] = lease
         self._count(lease)
         return lease
 
@@ -168,11 +165,9 @@ class Leases:
             return True
         more = max(missing, -(-DECODE_POSITIONS // self.page_size))
         for n in (more, missing):
-            answer = self._call(Request("extend", lease=lease.number, arg=n))
-            if answer is None:
-                return False
-            if answer.error is None:
-                lease.pages.extend(answer.pages)
+            pages = self._try(self.ring.extend, lease.number, n)
+            if pages is not None:
+                lease.pages.extend(pages)
                 self._count(lease)
                 return True
         return False
@@ -201,18 +196,14 @@ class Leases:
         done = lease.cached * self.page_size
         if not lease.shared or computed < done + self.page_size:
             return done
-        answer = self._call(Request(
-            "commit", lease=lease.number, arg=computed, keys=keys if len(keys) else None,
-            flags=0 if last else lib.KVT_F_CHUNKED | lib.KVT_F_KEEP, fence=self._fence()))
-        if answer is None or isinstance(answer.error, Stale):
+        answer = self._try(self.ring.commit_now, lease.number, computed, keys, self._fence(),
+                           not last)
+        if answer is None:
             lease.shared = False  # its pages stay as they are, and its own
             return done
-        if answer.error is not None:
-            self.say(f"a prefix is not shared: {answer.error}")
-            return done
-        lease.known = answer.known
+        table, lease.known = answer
         pages = computed // self.page_size
-        lease.pages[:pages] = array("I", answer.pages[:pages])
+        lease.pages[:pages] = array("I", table[:pages])
         self.rows -= pages - lease.cached
         lease.cached = pages
         self._count(lease)
@@ -227,17 +218,9 @@ class Leases:
         lease.spare = 0
         if self._live.pop(number, None) is None or self.lost:
             return  # of a daemon that is gone
-        if computed and lease.shared:
-            request = Request("end", lease=number, arg=computed, keys=keys if len(keys) else None,
-                              flags=lib.KVT_F_COMMIT, fence=self._fence())
-        else:
-            request = Request("end", lease=number, fence=self._fence())
-        try:
-            while not self.client.submit([request]):
-                for answer in self.client.reap(min=1):
-                    self._note(answer)
-        except ConnectionLost as error:
-            self._lose(error)
+        if not lease.shared:
+            computed, keys = 0, _EMPTY
+        self._try(self.ring.end, number, self._fence(), computed, keys)
 
     def unshare(self) -> None:
         """What runs publishes nothing more: it was computed before what comes now."""
@@ -249,7 +232,7 @@ class Leases:
     def reading(self) -> Reading:
         """What the pool has, from shared memory."""
         try:
-            counters = self.client.counters()
+            counters = self.ring.client.counters()
         except Error as error:
             if isinstance(error, ConnectionLost):
                 self._lose(error)
@@ -261,44 +244,32 @@ class Leases:
     # ---- inside
 
     def reap(self) -> None:
-        """Take notices and the answers of END."""
-        if self.lost:
-            return
-        try:
-            for answer in self.client.reap():
-                self._note(answer)
-        except ConnectionLost as error:
-            self._lose(error)
-        if self._waiting:
-            now = time.monotonic()
-            for request in [name for name, end in self._waiting.items() if end + 1 < now]:
-                self._forget(request, late=True)
+        """Take the answers of END."""
+        for _, error in self._try(self.ring.reap) or ():
+            self._say_why(error)
 
     def forget(self, request: str) -> None:
         """The request is gone."""
-        self._forget(request, late=False)
+        ticket = self._waiting.pop(request, 0)
+        if ticket:
+            self.ring.give_up(ticket)
         self._late.discard(request)
 
-    def _forget(self, request: str, late: bool) -> None:
-        self._waiting.pop(request, None)
-        if late:
-            self._late.add(request)
-
-    def _note(self, answer: Any) -> None:
-        if answer.notice:
-            self._forget(answer.tag, late=answer.state == lib.KVT_NOTICE_DEADLINE)
-        elif answer.error is not None and not isinstance(answer.error, Stale):
-            self.say(str(answer.error))
-
-    def _call(self, request: Request) -> Any:
-        """The answer; None: the daemon is gone."""
+    def _try(self, operation: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+        """Its result; None: the daemon is gone, or it was refused, which is logged."""
         if self.lost:
             return None
         try:
-            return self.client.call(request)
+            return operation(*arguments, **more)
         except ConnectionLost as error:
             self._lose(error)
-            return None
+        except Error as error:
+            self._say_why(error)
+        return None
+
+    def _say_why(self, error: Error) -> None:
+        if not isinstance(error, Stale):  # its prefix was reset: nothing is amiss
+            self.say(str(error))
 
     def say(self, text: str) -> None:
         """Log, but not the same thing again within 10 s: a scheduler asks at every step."""

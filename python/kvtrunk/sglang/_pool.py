@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
 
-from .. import Client, Error, Geometry, Pool, connect
+from .. import Client, Error, Geometry, GeometryMismatch, Pool, connect
 from . import _refusals
 from ._leases import Lease, Leases, Reading
 
@@ -53,7 +53,12 @@ def attach(pool: Any) -> None:
 def _connect(pool: Any, **options: Any) -> None:
     geometry = Geometry(pool.layer_num, pool.head_num, pool.head_dim, DTYPES[pool.dtype], "nhd",
                         "layer")
-    client = connect(label="sglang", geometry=geometry, sq_entries=512, cq_entries=2048, **options)
+    try:
+        client = connect(label="sglang", geometry=geometry, sq_entries=512, cq_entries=2048,
+                         **options)
+    except GeometryMismatch as error:
+        raise _refusals.Refused(f"{error}. Start a daemon with what `python -m kvtrunk.sglang flags "
+                                "MODEL` prints") from None
     try:
         check_sizes(client, pool.page_size, pool.size)
     except Error:

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of SGLang that kvtrunk.sglang uses, checked against the installed release.
 
-check() imports SGLang. check_files() reads an unpacked wheel, for releases that do not run here.
+check() imports SGLang. problems() reads a folder or a wheel, for releases that do not run here.
 """
 from __future__ import annotations
 
 import ast
 import inspect
 import pathlib
-from typing import Any, Optional
+import zipfile
+from typing import Any, Optional, Union
 
 from .. import Error
 
+Folder = Union[pathlib.Path, zipfile.Path]
 RELEASES = "0.5.23"
 """What it was tested with."""
 
@@ -88,16 +90,16 @@ def check() -> None:
                     raise Incompatible(_missing(f"argument {argument!r} of {name}"))
 
 
-def check_files(root: pathlib.Path) -> list[str]:
-    """What an unpacked wheel lacks: sentences, none if it has everything."""
+def problems(root: Folder) -> list[str]:
+    """What an installed package or a wheel lacks: sentences, none if it has everything."""
     return [text for text in (_in_file(root, name, arguments) for name, arguments in NAMES.items())
             if text is not None]
 
 
-def _in_file(root: pathlib.Path, name: str, arguments: tuple[str, ...]) -> Optional[str]:
+def _in_file(root: Folder, name: str, arguments: tuple[str, ...]) -> Optional[str]:
     parts = name.split(".")
     for n in range(len(parts) - 1, 0, -1):
-        file = root.joinpath(*parts[:n]).with_suffix(".py")
+        file = root.joinpath(*parts[:n - 1], f"{parts[n - 1]}.py")
         if file.is_file():
             break
     else:

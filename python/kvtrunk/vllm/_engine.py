@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One engine: the scheduler's session, its workers' pools, and the channel between them.
+"""One engine: the scheduler's session and its workers' pools.
 
-vLLM's EngineCore has the scheduler and opens the session. A worker is in the same process, or in
-one of its own: then the two are a group of kvtrunk, so that no page is given away while one of them
-lives. EngineCore hands the group's token to its workers on a socket that is named after vLLM's
-engine id; each worker answers there when it has proved that its KV tensors lie in the pool.
+vLLM's EngineCore has the scheduler and opens the session. A worker is in the same process, or, as
+one of several always, in one of its own: then EngineCore is rank 0 of a group of kvtrunk and worker
+n is rank 1 + n, so that no page is given away while one of them lives. All derive the group's token
+from vLLM's engine id, which is random unless the user gives one.
 """
 from __future__ import annotations
 
-import json
+import errno
+import hashlib
+import multiprocessing
 import os
-import socket
-import struct
+import select
 import threading
 import time
 from typing import Any, Optional
@@ -19,28 +20,43 @@ from typing import Any, Optional
 from vllm.logger import init_logger
 
 from .._client import Client, Info, connect
-from .._errors import DaemonUnreachable, Error, NoSpace
+from .._errors import DaemonUnreachable, Error, NoSpace, Stale
+from .._ring import Ring
+from .._seq import Fence
 from ._identity import Adapters
 from ._pool import WorkerPool
 from ._refuse import refuse
-from ._ring import STEP_WORD, Ring
 
 logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
 
+STEP_WORD = 0
+"""The fence word of all fences: the number of the last step whose output came."""
 PATIENCE_S = 120.0
 """How long an engine waits for a daemon after it lost one, before it ends."""
 _RETRY_S = 0.2
-_JOIN_S = 120.0
+_STOCK = 32
+"""Pages kept for running requests, at most, while there are any."""
+_CLOSE_S = 5.0
 _ALL = (1 << 64) - 1
 
 
-def _channel(engine_id: str) -> str:
-    return f"\0kvtrunk-vllm-{engine_id}"
+def _socket(transfer: Any) -> Optional[str]:
+    path: Optional[str] = transfer.kv_connector_extra_config.get("socket")
+    return path
 
 
-def _same_user(connection: socket.socket) -> bool:
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return bool(struct.unpack("3i", raw)[1] == os.geteuid())
+def _token(engine_id: str, session: int) -> bytes:
+    """The token of the group of an engine's session, 1 for its first."""
+    return hashlib.blake2b(f"{session} {engine_id}".encode(), digest_size=16).digest()
+
+
+def _close(client: Client, fence: Optional[Fence] = None) -> None:
+    """End a session at the fence, which at the end of an engine may never come."""
+    try:
+        client.set_timeout(_CLOSE_S)
+        client.close(fence)
+    except (Error, BufferError):
+        pass  # the daemon sees the end of the process
 
 
 class Engine:
@@ -49,7 +65,7 @@ class Engine:
     def __init__(self, vllm_config: Any) -> None:
         transfer = vllm_config.kv_transfer_config
         self.engine_id: str = transfer.engine_id
-        self._socket: Optional[str] = transfer.kv_connector_extra_config.get("socket")
+        self._socket = _socket(transfer)
         self._label = f"vllm {os.path.basename(vllm_config.model_config.model)}"
         self._limits = (vllm_config.scheduler_config.max_num_seqs,
                         vllm_config.model_config.max_model_len)
@@ -57,74 +73,46 @@ class Engine:
         self.n_workers = 0 if parallel.distributed_executor_backend == "uni" else (
             parallel.world_size)
         """Workers in processes of their own."""
-        self.ring = Ring(self._socket, self._label, *self._limits)
-        self.info: Info = self.ring.info
+        self.ring = self._connect()
+        self.info: Info = self.ring.client.info
         self.session = 1
         """Counts sessions: leases of an earlier one are gone."""
         self.is_lost = False
         self._lost_at = self._tried_at = 0.0
         self._lost_text = ""
-        self._token = b""
         self._adapters = Adapters()
         self._epoch: Optional[bytes] = None
         self._model = ""
         self._namespaces: dict[Any, int] = {}
         self.nobody = 0
         """A namespace for requests that share nothing."""
-        self.proofs: dict[int, dict[str, Any]] = {}
-        """What each worker said of its KV tensors."""
-        self._listener: Optional[socket.socket] = None
         self.worker: Optional[WorkerPool] = None
         """The worker, if it is in this process."""
         if self.n_workers:
             self._open_group()
-            self._listen()
+
+    def _connect(self) -> Ring:
+        """A session for as many requests as are alive at a time, each with some operations in
+        flight, and for the longest."""
+        requests, positions = self._limits
+        entries = 1 << max(8, (8 * requests - 1).bit_length())
+        client = connect(
+            self._socket, label=self._label, any_geometry=True, sq_entries=min(entries, 1 << 12),
+            cq_entries=min(2 * entries, 1 << 14),
+            keys_count=max(1 << 20, 1 << (2 * positions - 1).bit_length()), connect_wait=0)
+        return Ring(client, stock=min(_STOCK, client.info.n_pages // 64))
 
     # ---- the group
 
     def _open_group(self) -> None:
-        self._token = self.ring.client.group(1 + self.n_workers)
-
-    @property
-    def token(self) -> str:
-        """With which workers of their own process join the present session; "" if there are
-        none."""
-        return self._token.hex()
-
-    def _listen(self) -> None:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            listener.bind(_channel(self.engine_id))
-        except OSError:
-            listener.close()
-            refuse(f"another engine on this host has the engine_id {self.engine_id}: give each its "
-                   "own in --kv-transfer-config, or none")
-        listener.listen(self.n_workers)
-        self._listener = listener
-        self._hello = json.dumps({"token": self.token, "socket": self._socket}).encode()
-        threading.Thread(target=self._serve, args=(listener,), daemon=True,
-                         name="kvtrunk-workers").start()
-
-    def _serve(self, listener: socket.socket) -> None:
-        """Answer workers, one after the other, until all have said what they found."""
-        while len(self.proofs) < self.n_workers:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve_one, args=(connection,), daemon=True,
-                             name="kvtrunk-worker").start()
-
-    def _serve_one(self, connection: socket.socket) -> None:
-        with connection:
-            if not _same_user(connection):
-                return
-            connection.sendall(self._hello)
-            said = connection.recv(65536)
-            if said:
-                proof = json.loads(said)
-                self.proofs[proof["rank"]] = proof
-                connection.sendall(b"ok")
+            self.ring.client.group(1 + self.n_workers, _token(self.engine_id, self.session))
+        except Error as error:
+            if error.errno != errno.EEXIST:
+                raise
+            _close(self.ring.client)
+            refuse(f"another engine of this daemon has the engine_id {self.engine_id}: give each "
+                   "its own in --kv-transfer-config, or none")
 
     # ---- namespaces
 
@@ -140,6 +128,8 @@ class Engine:
 
     def namespace(self, request: Any) -> Optional[int]:
         """A request's namespace. None: its tokens do not name its KV, it shares nothing."""
+        if not self._model:
+            refuse("no worker said that its KV lies in the pool: vLLM did not ask them")
         if request.prompt_embeds is not None or request.mm_features:
             return None
         adapter = None
@@ -165,6 +155,8 @@ class Engine:
         """From now on nothing that is cached matches. A random number, not a count: two engines
         that count alike may hold different weights."""
         self._epoch = os.urandom(16)
+        self.ring.retire(self._namespaces.values())
+        self._namespaces.clear()
 
     # ---- a session that ends
 
@@ -180,21 +172,21 @@ class Engine:
             return False
         self._tried_at = now
         try:
-            ring = Ring(self._socket, self._label, *self._limits)
+            ring = self._connect()
         except DaemonUnreachable as error:
             if now - self._lost_at > PATIENCE_S:
                 raise RuntimeError(f"kvtrunk: {self._lost_text}, and for {PATIENCE_S:.0f} s no "
                                    f"daemon came back: {error}") from None
             return False
-        old, info = self.info, ring.info
-        if (info.page_size, info.n_pages, info.page_bytes, info.geometry) != (
-                old.page_size, old.n_pages, old.page_bytes, old.geometry):
-            ring.close(0)
+        old, info = self.info, ring.client.info
+        if (info.page_size, info.n_pages, info.page_bytes, info.n_slabs, info.geometry) != (
+                old.page_size, old.n_pages, old.page_bytes, old.n_slabs, old.geometry):
+            _close(ring.client)
             raise RuntimeError(
                 "kvtrunk: the daemon came back with other pages "
                 f"({info.n_pages} of {info.page_bytes} bytes, before {old.n_pages} of "
                 f"{old.page_bytes}): start the engine again")
-        self.ring.close(0)
+        _close(self.ring.client)
         self.ring, self.info = ring, info
         self.session += 1
         self._namespaces.clear()
@@ -210,49 +202,48 @@ class Engine:
 
     def close(self, step: int) -> None:
         """End the session when the step has ended."""
-        if self._listener is not None:
-            self._listener.close()
-        self.ring.close(step)
+        _close(self.ring.client, (STEP_WORD, step) if step else None)
+
+
+def _end_with(pid: int) -> None:
+    """Wait for the end of EngineCore, then end this process. vLLM's own watch can miss it, as
+    while a collective waits for another rank, and the pages of the group would never be free."""
+    watched = select.poll()
+    watched.register(os.pidfd_open(pid), select.POLLIN)
+    watched.poll()
+    os._exit(1)
 
 
 class Worker:
     """A worker's side in a process of its own."""
 
-    def __init__(self, engine_id: str, rank: int) -> None:
-        self.rank = rank
-        self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel.settimeout(_JOIN_S)
+    def __init__(self, vllm_config: Any) -> None:
+        transfer = vllm_config.kv_transfer_config
+        self.rank = vllm_config.parallel_config.rank
+        self.session = 1
+        self._engine_id: str = transfer.engine_id
+        self._socket = _socket(transfer)
         try:
-            self._channel.connect(_channel(engine_id))
-            if not _same_user(self._channel):
-                raise OSError("it is another user's")
-            hello = json.loads(self._channel.recv(65536))
-        except (OSError, ValueError) as error:
-            refuse("the worker does not reach its EngineCore, which has not opened a session "
-                   f"({error}). Unset VLLM_KV_CACHE_LAYOUT, which skips that")
-        self._socket: Optional[str] = hello["socket"]
-        self.token: str = hello["token"]
-        self.client = self._join(self.token)
-        self.pool = WorkerPool(self.client, rank)
+            self.client = self._join()
+        except Stale as error:
+            refuse(f"EngineCore has not opened a session ({error}). Unset VLLM_KV_CACHE_LAYOUT, "
+                   "which skips that")
+        parent = multiprocessing.parent_process()
+        if parent is not None and parent.pid is not None:
+            threading.Thread(target=_end_with, args=(parent.pid,), daemon=True).start()
+        self.pool = WorkerPool(self.client, self.rank)
 
-    def _join(self, token: str) -> Client:
+    def _join(self) -> Client:
         """Join the group. This process touches pages within steps of rank 0 only, whose fences
-        tell when they have ended."""
+        tell when they have ended (KvtrunkKVCacheManager.processed())."""
         client = connect(self._socket, label=f"vllm worker {self.rank}", any_geometry=True,
-                         group=bytes.fromhex(token), rank=1 + self.rank)
+                         group=_token(self._engine_id, self.session), rank=1 + self.rank)
         client.raise_fence(STEP_WORD, _ALL)
         return client
 
-    def follow(self, token: str) -> None:
-        """Before a step: its pages are those of the session with this token."""
-        if token != self.token:
-            self.token = token
-            self.client = self._join(token)
+    def follow(self, session: int) -> None:
+        """Before a step: its pages are those of this session."""
+        if session != self.session:
+            self.session = session
+            self.client = self._join()
             self.pool.follow(self.client)
-
-    def tell(self, proof: dict[str, Any]) -> None:
-        """Tell EngineCore what the KV tensors are, and wait until it knows."""
-        self._channel.sendall(json.dumps({**proof, "rank": self.rank}).encode())
-        if self._channel.recv(16) != b"ok":
-            raise RuntimeError("kvtrunk: EngineCore has gone")
-        self._channel.close()

@@ -79,8 +79,12 @@ class WorkerPool:
 
     def _map(self, client: Client) -> Pool:
         if client.info.backend == "host":
-            return client.map_pool(self._rank if client.info.n_slabs > 1 else None)
-        return client.map_pool(device=torch.accelerator.current_device_index())
+            return client.map_pool(self._rank)
+        pool = client.map_pool(device=torch.accelerator.current_device_index())
+        if pool.slab != self._rank:  # a slab holds the KV heads of one rank, in all engines
+            refuse(f"rank {self._rank} has the device of slab {pool.slab}: order "
+                   "CUDA_VISIBLE_DEVICES as the daemon's option devices")
+        return pool
 
     def allocation(self) -> TorchFunctionMode:
         """Context in which vLLM allocates its KV."""
@@ -119,6 +123,10 @@ class WorkerPool:
         ours = Geometry(len(names), heads, both // 2, _DTYPES.get(dtype, str(dtype)), kv_layout,
                         kv_order)
         theirs = info.geometry
+        if theirs is None and kv_order != "page":
+            refuse("the daemon knows page_bytes only, and this engine spreads a page over the pool, a "
+                   "layer here and a layer there: others would write into it. Start the daemon "
+                   "with what `python -m kvtrunk.vllm flags MODEL` prints")
         if theirs is not None and _plain(theirs) != _plain(ours):
             refuse(f"the daemon has pages of {_text(theirs)}, this engine's are {_text(ours)}: start "
                    "the daemon with what `python -m kvtrunk.vllm flags MODEL` prints")

@@ -40,8 +40,6 @@ RULES: tuple[Rule, ...] = (
      "for each replica, which share one pool"),
     (lambda c: c.parallel_config.enable_elastic_ep,
      "elastic expert parallelism is not supported: remove --enable-elastic-ep"),
-    (lambda c: c.parallel_config.tensor_parallel_size > 1,
-     "tensor parallelism is not supported yet: set --tensor-parallel-size 1"),
     (lambda c: c.parallel_config.pipeline_parallel_size > 1,
      "pipeline parallelism is not supported: set --pipeline-parallel-size 1"),
     (lambda c: c.parallel_config.decode_context_parallel_size > 1
@@ -98,6 +96,12 @@ def check_pages(config: Any, info: Any) -> None:
     if cache.block_size != size:
         refuse(f"start vLLM with --block-size {size}, the daemon's page_size (it has "
                f"{cache.block_size}), or the daemon with --page-size={cache.block_size}")
+    ranks = config.parallel_config.tensor_parallel_size
+    if ranks != info.n_slabs:
+        refuse(f"the daemon's pool has a slab for each of {info.n_slabs} ranks, this engine has "
+               f"{ranks}: start it with --tensor-parallel-size {info.n_slabs}, or the daemon with "
+               "what `python -m kvtrunk.vllm flags MODEL --tensor-parallel-size "
+               f"{ranks}` prints")
     if cache.num_gpu_blocks_override not in (None, info.n_pages):
         refuse(f"remove --num-gpu-blocks-override: the daemon has {info.n_pages} pages")
     most = info.max_private_pages or info.n_pages - 1

@@ -41,6 +41,8 @@ METHODS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             "take_events": (),
             "request_finished": ("request", "block_ids"),
             "reset_cache": (),
+            "get_handshake_metadata": (),
+            "set_xfer_handshake_metadata": ("metadata",),
             "shutdown": (),
         },
     },
@@ -89,6 +91,11 @@ CALLS = (
     ("v1/worker/gpu_worker.py", r"get_mem_pool_context\("),
     ("v1/worker/utils.py", r"torch\.zeros\(\w+, dtype=torch\.int8"),
     ("distributed/kv_transfer/kv_connector/utils.py", r"get_required_kvcache_layout\("),
+    ("v1/engine/core.py", r"kv_connector\.set_xfer_handshake_metadata_pp_aware\("),
+    ("v1/worker/gpu_worker.py", r"connector\.get_handshake_metadata\("),
+    # A step's output is that of all workers.
+    ("v1/engine/core.py", r"init_kv_output_aggregator\(self\.scheduler\.connector\)"),
+    ("v1/executor/multiproc_executor.py", r"if aggregators:\s+output_rank = None"),
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Iterable, Optional
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1,
+                                                               KVConnectorHandshakeMetadata,
                                                                KVConnectorMetadata,
                                                                KVConnectorRole, SupportsHMA)
 from vllm.logger import init_logger
@@ -29,8 +30,16 @@ _engines: dict[str, Engine] = {}
 class Session(KVConnectorMetadata):
     """What the scheduler tells workers with each step: the session that its pages are of."""
 
-    def __init__(self, token: str) -> None:
-        self.token = token
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Proof(KVConnectorHandshakeMetadata):
+    """What a worker tells EngineCore when its KV tensors are proved to lie in the pool: what
+    computes their KV."""
+
+    def __init__(self, backend: str, isa: str) -> None:
+        self.made_by = (backend, isa)
 
 
 class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
@@ -66,6 +75,7 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         self._engine = _engines.get(engine_id)
         self._manager: Optional[KvtrunkKVCacheManager] = None
         self._worker: Optional[Worker] = None
+        self._proof: Optional[Proof] = None
         if role == KVConnectorRole.SCHEDULER:
             if self._engine is None:
                 refuse("vLLM did not ask for a KV layout: unset VLLM_KV_CACHE_LAYOUT")
@@ -74,7 +84,7 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
             self._pool = WorkerPool(self._engine.ring.client, 0)
             self._engine.worker = self._pool
         else:
-            self._worker = Worker(engine_id, vllm_config.parallel_config.rank)
+            self._worker = Worker(vllm_config)
             self._pool = self._worker.pool
 
     # ---- worker
@@ -84,7 +94,7 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         return self._pool.allocation()
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Prove that they lie in the pool, and tell EngineCore what made them."""
+        """Prove that they lie in the pool."""
         layers = self._config.compilation_config.static_forward_context
         kinds = set()
         for name in kv_caches:
@@ -97,17 +107,17 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
             refuse(f"layers of several attention backends are not supported: {sorted(kinds)}")
         backend, isa = kinds.pop()
         self._pool.prove(kv_caches, self._layout, backend)
-        proof = {"backend": backend, "isa": isa, "layers": len(kv_caches)}
-        if self._worker is not None:
-            self._worker.tell(proof)
-        elif self._engine is not None:
-            self._engine.proofs[0] = proof
+        self._proof = Proof(backend, isa)
+
+    def get_handshake_metadata(self) -> Optional[Proof]:
+        """vLLM carries it to set_xfer_handshake_metadata()."""
+        return self._proof
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """The beginning of a step, before it writes KV: follow the scheduler to another session."""
         super().bind_connector_metadata(connector_metadata)
         if self._worker is not None:
-            self._worker.follow(connector_metadata.token)
+            self._worker.follow(connector_metadata.number)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Nothing is loaded. vLLM may call this behind the forward pass."""
@@ -126,14 +136,19 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """Take over the scheduler's cache manager."""
+        assert self._engine is not None
+        check_groups(kv_cache_manager.kv_cache_config, self._engine.info)
+        self._manager = KvtrunkKVCacheManager.adopt(kv_cache_manager, self._engine)
+
+    def set_xfer_handshake_metadata(
+            self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
+        """What all workers found, before the first request: open the namespace of their KV."""
         engine = self._engine
         assert engine is not None
-        n_workers = max(1, engine.n_workers)
-        if len(engine.proofs) != n_workers:
-            refuse(f"{len(engine.proofs)} of {n_workers} workers said that their KV lies in the "
-                   "pool: vLLM did not register the KV tensors")
-        check_groups(kv_cache_manager.kv_cache_config, engine.info)
-        made_by = {(proof["backend"], proof["isa"]) for proof in engine.proofs.values()}
+        if len(metadata) != max(1, engine.n_workers):
+            refuse(f"{len(metadata)} of {max(1, engine.n_workers)} workers said that their KV lies "
+                   "in the pool: vLLM did not register the KV tensors")
+        made_by = {proof.made_by for proof in metadata.values() if isinstance(proof, Proof)}
         if len(made_by) != 1:
             refuse(f"workers with different attention backends: {sorted(made_by)}")
         backend, isa = made_by.pop()
@@ -143,7 +158,6 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
             refuse(f"the weights cannot be told from others: {error}. Give --model as a folder")
         engine.open(";".join(["vllm", compat.version(), model, self._layout, backend, isa,
                               str(engine.info.page_size)]))
-        self._manager = KvtrunkKVCacheManager.adopt(kv_cache_manager, engine)
         logger.info("kvtrunk: session %d on %s, %d pages of %d positions, model %s, %s %s %s",
                     engine.info.session, engine.info.instance, engine.info.n_pages,
                     engine.info.page_size, model, self._layout, backend, isa)
@@ -162,7 +176,7 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         """The end of schedule()."""
         assert self._manager is not None and self._engine is not None
         self._manager.scheduled(scheduler_output.num_scheduled_tokens)
-        return Session(self._engine.token)
+        return Session(self._engine.session)
 
     def take_events(self) -> Iterable[Any]:
         """The end of update_from_output()."""

@@ -21,8 +21,8 @@ from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 
 from .._errors import ConnectionLost, Error, Stale
-from ._engine import Engine
-from ._ring import NOTICE_DEADLINE, Lease
+from .._ring import NOTICE_DEADLINE, Lease
+from ._engine import STEP_WORD, Engine
 
 logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
 
@@ -31,6 +31,7 @@ WAIT_MS = 30_000
 RETRY_S = 0.002
 """How long a request that found no space is left alone."""
 _USAGE_S = 0.1
+_NO_KEYS = array("I")
 
 
 class State:
@@ -108,7 +109,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         extra = max(0, min(extra, self.max_model_len - len(tokens)))
         if namespace is None:  # its tokens do not name its KV
             state.shared = False
-            begun = engine.ring.begin(engine.nobody, array("I"), len(tokens) + extra,
+            begun = engine.ring.begin(engine.nobody, _NO_KEYS, len(tokens) + extra,
                                       force_miss=False, wait_ms=0)
         else:
             miss = not self.prefix_cache_lookup_enabled(request)
@@ -211,7 +212,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
                   if state is not but and state.lease is not None and state.told == 0]
         for state in unused:
             assert state.lease is not None
-            self.engine.ring.end(state.lease, 0)
+            self.engine.ring.end(state.lease, None)
             fresh = State(state.request, self.engine.session)
             self.states[state.request.request_id] = fresh
             fresh.retry = time.monotonic() + RETRY_S
@@ -239,12 +240,13 @@ class KvtrunkKVCacheManager(KVCacheManager):
                 not state.alive(self.engine.session)):
             return
         upto = pages * self.page_size
-        keys = None
+        keys = _NO_KEYS
         if upto > state.known:
             keys = array("I", state.request._all_token_ids[state.known:upto])
         chunked = tokens < state.request.num_prompt_tokens
         try:
-            ticket = self.engine.ring.commit(state.lease, upto, keys, self.step, chunked)
+            ticket = self.engine.ring.commit(state.lease, upto, keys, (STEP_WORD, self.step),
+                                             chunked)
         except (ConnectionLost, Stale) as error:
             self._lose(error)
             return
@@ -260,13 +262,16 @@ class KvtrunkKVCacheManager(KVCacheManager):
             self._commit(state, min(num_computed_tokens, request.num_tokens))
 
     def processed(self) -> None:
-        """The output of the oldest step in flight came: its KV is in the pages."""
+        """The output of the oldest step in flight came: its KV is in the pages, of all ranks. With
+        a KV connector vLLM's executor returns a step's output when it has that of each worker, and
+        a worker sends it when it has waited for the copy of the sampled tokens, which its stream
+        orders behind its forward pass; with async scheduling, too. So one fence is enough."""
         step = self.in_flight.popleft() if self.in_flight else 0
         if self.engine.is_lost:
             return
         try:
             if step:
-                self.engine.ring.reached(step)
+                self.engine.ring.client.raise_fence(STEP_WORD, step)
             refused = self.engine.ring.reap()
         except (ConnectionLost, Stale) as error:
             self._lose(error)
@@ -294,7 +299,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
                 self.engine.ring.give_up(state.ticket)
             self.engine.ring.announce(bool(self.states))
             if state.lease is not None:
-                self.engine.ring.end(state.lease, self.step)
+                self.engine.ring.end(state.lease, (STEP_WORD, self.step))
         except (ConnectionLost, Stale) as error:
             self._lose(error)
 
@@ -348,7 +353,6 @@ class KvtrunkKVCacheManager(KVCacheManager):
 
     def reset_prefix_cache(self) -> bool:
         """Find nothing that was cached so far. What other engines cached stays theirs."""
-        self.engine.new_epoch()
         if not self.engine.is_lost:
             self._give_back_unused()
         for state in self.states.values():
@@ -357,16 +361,20 @@ class KvtrunkKVCacheManager(KVCacheManager):
             elif state.ticket:
                 self.engine.ring.give_up(state.ticket)
                 state.ticket = 0
+        self.engine.new_epoch()
         if self.log_stats and self.prefix_cache_stats is not None:
             self.prefix_cache_stats.reset = True
         return True
 
     @property
     def usage(self) -> float:
+        """Share of the pool that no engine could get now: private, locked, quarantined."""
         now = time.monotonic()
         if now - self._usage[0] > _USAGE_S and not self.engine.is_lost:
             try:
-                self._usage = (now, self.engine.ring.usage())
+                found = self.engine.ring.client.counters()
+                held = found.private_pages + found.protected_pages + found.quarantined_pages
+                self._usage = (now, held / max(1, self.engine.info.n_pages - 1))
             except (ConnectionLost, Stale) as error:
                 self._lose(error)
         return self._usage[1]

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A session as an engine's scheduler needs it: leases by number, and nothing waits but BEGIN and
+commit_now(), and EXTEND for more pages than are in stock.
+
+One thread uses it: that of the scheduler. It takes all answers of the client: use no Client.submit()
+beside it.
+"""
+from __future__ import annotations
+
+import collections
+import errno
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Optional
+
+from ._client import Client
+from ._errors import Error, Unsupported, from_result
+from ._native import ffi, lib
+from ._seq import Fence, fence_of
+
+Lease = tuple[int, int]
+
+NOTICE_DEADLINE: int = lib.KVT_NOTICE_DEADLINE
+_NO_SPACE = (-errno.ENOSPC, -errno.EDQUOT)
+_CHUNKED: int = lib.KVT_F_CHUNKED
+_OWN_TABLE: int = lib.KVT_F_KEEP | lib.KVT_F_NO_LIST
+_REAP = 64
+_FILLING = 2**64 - 1  # user_data of ALLOC
+_PACE_S = 0.02
+
+
+class Begun(NamedTuple):
+    """BEGIN's answer. `lease` None: held back until notice `ticket` (above 0), or no space."""
+
+    lease: Optional[Lease]
+    pages: list[int]
+    reusable: int
+    ticket: int
+
+
+class Ring:
+    """Operations of one session. While it is busy (announce()) it keeps `stock` private pages for
+    extend(), which it gives back before it says that there is no space."""
+
+    def __init__(self, client: Client, stock: int = 0) -> None:
+        self.client = client
+        self._stock_size = stock
+        self._stock: list[int] = []
+        self._filling = False
+        self._handle = self.client._handle
+        self._request = ffi.new("struct kvt_request *")
+        self._result = ffi.new("struct kvt_result *")
+        self._many = ffi.new("struct kvt_result[]", _REAP)
+        self._busy = False
+        self._ticket = 0
+        self._notices: dict[int, int] = {}
+        self._given_up: set[int] = set()
+        self._refused: list[tuple[int, Error]] = []
+        self._late: collections.deque[tuple[Any, ...]] = collections.deque()
+        self._retired: list[int] = []
+
+    # ---- inside
+
+    def _clear(self, op: int, lease: Lease = (0, 0), keys: Any = (),
+               fence: Optional[Fence] = None) -> Any:
+        """The request. The caller keeps `keys` until it is submitted."""
+        request = self._request
+        ffi.memmove(request, _ZERO, _REQUEST_BYTES)
+        request.op = op
+        request.lease.index, request.lease.generation = lease
+        if len(keys):
+            request.n_keys, request.keys = len(keys), ffi.from_buffer("uint32_t[]", keys)
+        request.fence.slot, request.fence.value = fence_of(fence)
+        return request
+
+    def _check(self, code: int) -> int:
+        if code < 0:
+            raise self.client._failure(code)
+        return code
+
+    def _submit(self) -> bool:
+        """False: no room, even after taking answers."""
+        code = lib.kvt_submit(self._handle, self._request)
+        if code == -errno.EAGAIN:
+            self._reap()
+            code = lib.kvt_submit(self._handle, self._request)
+        if code == -errno.EAGAIN:
+            return False
+        self._check(code)
+        return True
+
+    def _reap(self) -> None:
+        handle, many = self._handle, self._many
+        n = _REAP
+        while n == _REAP:
+            n = self._check(lib.kvt_reap(handle, many, 0, _REAP))
+            for i in range(n):
+                answer = many[i]
+                if answer.user_data == _FILLING:
+                    self._filled(answer)
+                elif answer.flags & lib.KVT_CQE_ASYNC:
+                    self._notice(answer)
+                elif answer.error:
+                    self._refused.append((answer.user_data, from_result(answer)))
+                lib.kvt_result_release(handle, ffi.addressof(many, i))
+
+    def _notice(self, answer: Any) -> None:
+        if answer.user_data in self._given_up:
+            self._given_up.discard(answer.user_data)
+        else:
+            self._notices[answer.user_data] = answer.state
+
+    def _call(self) -> tuple[int, list[int]]:
+        """Wait for the answer: its error, unless that is raised, and its pages."""
+        result = self._result
+        code = lib.kvt_call(self._handle, self._request, result)
+        if code in _NO_SPACE or (code == -errno.EAGAIN and
+                                 result.reason == lib.KVT_REASON_ANNOUNCED):
+            return code, []
+        self._check(code)
+        pages = ffi.unpack(result.pages, result.n_pages) if result.n_pages else []
+        lib.kvt_result_release(self._handle, result)
+        return 0, pages
+
+    def _new_ticket(self) -> int:
+        self._ticket += 1
+        self._request.user_data = self._ticket
+        return self._ticket
+
+    # ---- the stock
+
+    def _fill(self) -> None:
+        """Ask for what is missing of the stock. If the pool has none, so be it."""
+        missing = self._stock_size - len(self._stock)
+        if self._busy and not self._filling and 2 * missing > self._stock_size:
+            request = self._clear(lib.KVT_OP_ALLOC)
+            request.arg, request.user_data = missing, _FILLING
+            self._filling = self._submit()
+
+    def _filled(self, answer: Any) -> None:
+        self._filling = False
+        if answer.n_pages:
+            self._stock += ffi.unpack(answer.pages, answer.n_pages)
+
+    def _with_pages(self, op: int, lease: Lease, pages: list[int]) -> bool:
+        request = self._clear(op, lease)
+        numbers = ffi.new("uint32_t[]", pages)
+        request.n_pages, request.pages = len(pages), numbers
+        try:
+            return self._submit()
+        except Unsupported:  # the daemon is older
+            self._stock_size = 0
+            self._give_back()
+            return False
+
+    def _give_back(self) -> bool:
+        """Free the stock. False: there is none, or no room to say it."""
+        if not self._stock or not self._with_pages(lib.KVT_OP_FREE, (0, 0), self._stock):
+            return False
+        self._stock = []
+        return True
+
+    # ---- operations
+
+    def begin(self, namespace: int, keys: Any, extra: int, *, force_miss: bool,
+              wait_ms: int) -> Begun:
+        """Begin with pages for len(keys) + extra positions. wait_ms: how long at most to hold it
+        back for what others compute of it; 0: not at all. ConnectionLost, Error."""
+        request = self._clear(lib.KVT_OP_BEGIN, keys=keys)
+        request.namespace_id, request.arg = namespace, extra
+        if force_miss:
+            request.flags = lib.KVT_F_FORCE_MISS
+        elif wait_ms:
+            request.flags, request.ttl_ms = lib.KVT_F_NO_WAIT, wait_ms
+        ticket = self._new_ticket()
+        code, pages = self._call()
+        if code in _NO_SPACE and self._give_back():
+            return self.begin(namespace, keys, extra, force_miss=force_miss, wait_ms=wait_ms)
+        if code:
+            return Begun(None, [], 0, ticket if code == -errno.EAGAIN else 0)
+        result = self._result
+        return Begun((result.lease.index, result.lease.generation), pages, result.reusable, 0)
+
+    def extend(self, lease: Lease, n: int) -> Optional[list[int]]:
+        """n more private pages for a lease. None: no space."""
+        pages = self._stock[-n:]
+        if 0 < n == len(pages) and self._with_pages(lib.KVT_OP_EXTEND, lease, pages):
+            del self._stock[-n:]
+        else:
+            self._clear(lib.KVT_OP_EXTEND, lease).arg = n
+            code, pages = self._call()
+            if code:
+                return self.extend(lease, n) if self._give_back() else None
+        self._fill()
+        return pages
+
+    def _commit(self, lease: Lease, computed: int, keys: Any, fence: Optional[Fence],
+                flags: int) -> int:
+        request = self._clear(lib.KVT_OP_COMMIT, lease, keys, fence)
+        request.flags, request.arg = flags, computed
+        return self._new_ticket()
+
+    def commit(self, lease: Lease, computed: int, keys: Any, fence: Optional[Fence],
+               chunked: bool) -> int:
+        """Publish [0, computed) at the fence. keys: those that the daemon does not have. Returns a
+        ticket for reap(), 0: there was no room, nothing happened."""
+        flags = _CHUNKED | _OWN_TABLE if chunked else _OWN_TABLE
+        ticket = self._commit(lease, computed, keys, fence, flags)
+        return ticket if self._submit() else 0
+
+    def commit_now(self, lease: Lease, computed: int, keys: Any, fence: Optional[Fence],
+                   chunked: bool) -> tuple[list[int], int]:
+        """commit(), and wait for its outcome: the page table, with the cached twins of pages that
+        others sealed first, and how many keys the daemon has. Unless chunked, the lease's own pages
+        that have twins are freed."""
+        self._commit(lease, computed, keys, fence, _CHUNKED | lib.KVT_F_KEEP if chunked else 0)
+        _, pages = self._call()
+        return pages, self._result.known
+
+    def end(self, lease: Lease, fence: Optional[Fence], computed: int = 0,
+            keys: Any = ()) -> None:
+        """End a lease at the fence, after a last commit if computed > 0."""
+        if self._late or not self._end(lease, fence, computed, keys):
+            self._late.append((lease, fence, computed, keys))
+
+    def _end(self, lease: Lease, fence: Optional[Fence], computed: int, keys: Any) -> bool:
+        request = self._clear(lib.KVT_OP_END, lease, keys, fence)
+        if computed:
+            request.flags, request.arg = lib.KVT_F_COMMIT, computed
+        return self._submit()
+
+    def reap(self) -> list[tuple[int, Error]]:
+        """Take answers. Returns what was refused: the ticket of a commit, 0 for an end or a lease
+        that was to be extended, and why."""
+        self._reap()
+        while self._late and self._end(*self._late[0]):
+            self._late.popleft()
+        refused, self._refused = self._refused, []
+        return refused
+
+    def notice(self, ticket: int) -> int:
+        """0: a held-back BEGIN is still to wait. Else enum kvt_notice: begin again."""
+        self._reap()
+        return self._notices.pop(ticket, 0)
+
+    def give_up(self, ticket: int) -> None:
+        """The notice is not wanted any more."""
+        if self._notices.pop(ticket, None) is None:
+            self._given_up.add(ticket)
+
+    def retire(self, namespaces: Iterable[int]) -> None:
+        """Close namespaces that get no more BEGINs. One that still has leases is tried again at the
+        next call."""
+        self._retired = [number for number in {*self._retired, *namespaces}
+                         if not self.client.closed and
+                         lib.kvt_namespace_close(self._handle, number) == -errno.EBUSY]
+
+    def announce(self, busy: bool) -> None:
+        """Whether further calls follow soon: then the daemon spins for them. Takes effect with the
+        next call."""
+        if busy != self._busy:
+            self._busy = busy
+            self.client.set_pace(_PACE_S if busy else 0.0)
+        if not busy:
+            if self._filling:
+                self._clear(lib.KVT_OP_NOP)
+                self._call()  # answers come in order
+                self._reap()
+            self._give_back()
+
+
+_REQUEST_BYTES = ffi.sizeof("struct kvt_request")
+_ZERO = bytes(_REQUEST_BYTES)
