@@ -13,8 +13,30 @@ import time
 START_S, ANSWER_S = 600, 300
 
 
+def processes(session):
+    """The living processes of a session: the words of their command lines by number."""
+    found = {}
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            number = int((path / "stat").read_text().rsplit(")", 1)[1].split()[3])
+            words = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except (OSError, IndexError):
+            continue
+        if number == session and words.strip():
+            found[int(path.name)] = words
+    return found
+
+
+def find(pids, word):
+    found = [pid for pid, words in pids.items() if word in words]
+    assert len(found) == 1, (word, pids)
+    return found[0]
+
+
 class Engine:
     """One program, serve.py; a subclass says with which options and environment."""
+
+    interpreter = sys.executable
 
     def __init__(self, serve, folder, log, options, environment, daemon=None):
         self.log = pathlib.Path(log)
@@ -22,7 +44,7 @@ class Engine:
         if daemon is not None:
             values["KVTRUNK_SOCKET"] = daemon.socket
         self.process = subprocess.Popen(
-            [sys.executable, str(serve), str(folder), json.dumps(options)],
+            [self.interpreter, str(serve), str(folder), json.dumps(options)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log.open("w"), text=True,
             env=values, start_new_session=True)
         self.ready = False
@@ -67,16 +89,11 @@ class Engine:
 
     def pids(self):
         """Its processes: the words of their command lines by number."""
-        found = {}
-        for path in pathlib.Path("/proc").glob("[0-9]*"):
-            try:
-                session = int((path / "stat").read_text().rsplit(")", 1)[1].split()[3])
-                words = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except (OSError, IndexError):
-                continue
-            if session == self.process.pid and words.strip():
-                found[int(path.name)] = words
-        return found
+        return processes(self.process.pid)
+
+    def find(self, word):
+        """The process with this word in its command line."""
+        return find(self.pids(), word)
 
     def kill(self, signal_number=signal.SIGKILL):
         """End all its processes."""

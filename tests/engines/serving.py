@@ -4,6 +4,9 @@ import json
 import os
 import sys
 
+if "KILL" in os.environ:
+    import killer  # noqa: F401
+
 
 def serve(started, operations):
     """started(folder, options) makes the engine, operations[do](engine, **request) answers.

@@ -2,8 +2,9 @@
 """Tests that hold for two engines of any kind on one pool: test_share.py of each imports them.
 Fixture `engines`: one with a cache of its own, and two that share the daemon's."""
 import itertools
+import json
 
-from conftest import PAGE
+from conftest import NEW_EPOCH, PAGE
 from engine import expect_nothing_held, prompt
 
 SEEDS = itertools.count(1)
@@ -53,3 +54,30 @@ def test_a_salt_isolates(engines):
     assert b.generate(text, salt="two")[0] == {"tokens": expected, "cached": 0}
     assert b.generate(text)[0] == {"tokens": expected, "cached": 0}
     assert b.generate(text, salt="one")[0] == {"tokens": expected, "cached": whole(text)}
+
+
+def new_epoch(engine):
+    engine.ask(do=NEW_EPOCH)
+    assert engine.answer() is True
+
+
+def test_a_new_epoch_forgets_for_one_engine_only(engines):
+    _, a, b = engines
+    text = prompt(next(SEEDS))
+    expected = a.generate(text)[0]["tokens"]
+    new_epoch(a)
+    assert a.generate(text)[0] == {"tokens": expected, "cached": 0}
+    assert a.generate(text)[0]["cached"] == whole(text)
+    assert b.generate(text)[0]["cached"] == whole(text)
+
+
+def test_a_new_epoch_closes_the_namespaces_before_it(daemon, engines):
+    def opened():
+        return sum(space["opened"] for space in json.loads(daemon.kvtctl("--json", "namespaces")))
+
+    a = engines[1]
+    before = opened()
+    for _ in range(4):
+        new_epoch(a)
+        a.generate(prompt(next(SEEDS)))
+    assert opened() <= before + 1  # the last but one is closed later if a lease was just ending

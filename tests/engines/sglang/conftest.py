@@ -10,6 +10,11 @@ from kvtrunk import testing
 
 HERE = pathlib.Path(__file__).resolve().parent
 PAGE, PAGES = 16, 256
+# EXTEND: in decode.
+KILLS = [*((operation, "sglang::scheduler") for operation in ("BEGIN", "COMMIT", "EXTEND", "END")),
+         ("COMMIT", "sglang::detokenizer"), ("END", "serve.py")]
+SMALL = {}
+NEW_EPOCH = "flush"
 
 
 def geometry(**more):
@@ -22,7 +27,7 @@ class Engine(engine.Engine):
     """An SGLang engine: serve.py, a scheduler and a detokenizer. SGLang's own checks of the sums of
     its pool are on, at each step, and end it."""
 
-    def __init__(self, folder, log, daemon=None, **options):
+    def __init__(self, folder, log, daemon=None, environment=(), **options):
         page = options.setdefault("page_size", PAGE)
         options.setdefault("max_total_tokens", (PAGES - 1) * page)
         if daemon is not None:
@@ -32,7 +37,8 @@ class Engine(engine.Engine):
                          {"SGLANG_USE_CPU_ENGINE": "1",
                           "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
                           "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
-                          "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1", "PYTHONPATH": path}, daemon)
+                          "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1", "PYTHONPATH": path,
+                          **dict(environment)}, daemon)
 
 
 @pytest.fixture(scope="session")

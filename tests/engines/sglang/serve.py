@@ -14,7 +14,8 @@ def started(folder, options):
         "attention_backend": "torch_native", "sampling_backend": "pytorch",
         "grammar_backend": "none", "chunked_prefill_size": 256, "context_length": 2048,
         "max_running_requests": 16, "mem_fraction_static": 0.5, "disable_cuda_graph": True,
-        "skip_server_warmup": True, "random_seed": 1, "log_level": "info", **options})
+        "skip_server_warmup": True, "sleep_on_idle": True, "random_seed": 1, "log_level": "info",
+        **options})
 
 
 def generate(engine, prompts, max_tokens=16, salt=None, **more):

@@ -42,12 +42,12 @@ def test_hybrid_trees_are_refused(what):
 
 
 def test_the_installed_release_has_every_name():
-    assert compat.check_files(Path(sglang.__file__).parent.parent) == []
+    assert compat.problems(Path(sglang.__file__).parent.parent) == []
 
 
 def test_a_missing_name_is_a_sentence(monkeypatch):
     monkeypatch.setitem(compat.NAMES, "sglang.srt.mem_cache.registry.no_such_name", ())
-    said = compat.check_files(Path(sglang.__file__).parent.parent)
+    said = compat.problems(Path(sglang.__file__).parent.parent)
     assert len(said) == 1 and "no_such_name" in said[0]
 
 
@@ -110,6 +110,24 @@ def test_tensors_that_are_not_on_the_pool_are_found():
             del pool.kvtrunk
             with pytest.raises(_refusals.Refused, match="not on kvtrunk's pages"):
                 _pool.prove(pool)
+
+
+@pytest.mark.parametrize("pages,says", [
+    ({"kv_layout": "hknd"}, "kv_layout hknd"),
+    ({"page_bytes": 1 << 15}, "page_bytes only")])
+def test_a_daemon_of_another_layout_is_refused(pages, says, monkeypatch):
+    from conftest import PAGE, PAGES, geometry
+
+    from kvtrunk import testing
+    from kvtrunk.sglang import _pool
+
+    pool = types.SimpleNamespace(layer_num=2, head_num=2, head_dim=64, dtype=torch.float32,
+                                 page_size=PAGE, size=(PAGES - 1) * PAGE)
+    options = {"page_size": PAGE, **pages} if "page_bytes" in pages else geometry(**pages)
+    with testing.daemon(**options) as daemon:
+        monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+        with pytest.raises(_refusals.Refused, match=f"{says}.*kvtrunk.sglang flags MODEL"):
+            _pool._connect(pool)
 
 
 def test_doctor_names_what_is_missing(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two whole SGLang engines on one pool: what one computed, the other reads in place."""
 import pytest
+import sharing
 from conftest import PAGE, PAGES, geometry
 from engine import expect_nothing_held, prompt
 from sharing import (SEEDS, test_a_salt_isolates, test_b_reuses_what_only_a_computed,  # noqa: F401
@@ -78,15 +79,10 @@ def test_a_daemon_that_is_killed_under_load_is_a_pause(daemon, engines):
     expect_nothing_held(daemon)
 
 
-def test_flush_forgets_for_one_engine_and_not_for_the_other(engines):
-    _, a, b = engines
-    text = prompt(next(SEEDS))
-    expected = a.generate(text)[0]["tokens"]
-    a.ask(do="flush")
-    assert a.answer() is True
-    assert a.generate(text)[0] == {"tokens": expected, "cached": 0}
-    assert a.generate(text)[0]["cached"] == whole(text)
-    assert b.generate(text)[0]["cached"] == whole(text)
+# After these a shares nothing with b.
+test_a_new_epoch_forgets_for_one_engine_only = sharing.test_a_new_epoch_forgets_for_one_engine_only
+test_a_new_epoch_closes_the_namespaces_before_it = \
+    sharing.test_a_new_epoch_closes_the_namespaces_before_it
 
 
 def test_new_weights_find_nothing(engines, folder):

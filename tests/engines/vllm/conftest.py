@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM engines, and the daemon whose pool they share."""
 import pathlib
+import shlex
+import subprocess
+import sys
 
 import engine
 import pytest
@@ -9,6 +12,11 @@ from kvtrunk import testing
 
 HERE = pathlib.Path(__file__).resolve().parent
 PAGE = 32
+# EXTEND: in decode. An engine takes half a minute to start, so not each process at each operation.
+KILLS = [*((operation, "EngineCore") for operation in ("BEGIN", "COMMIT", "EXTEND", "END")),
+         ("COMMIT", "Worker"), ("END", "serve.py")]
+SMALL = {"processes": 1}
+NEW_EPOCH = "reset"
 TRANSFER = {"kv_connector": "KvtrunkConnector", "kv_role": "kv_both"}
 
 
@@ -16,6 +24,18 @@ def geometry(layers=2, kv_heads=2, head_dim=64, **more):
     """Options of a daemon for the model of these tests, as vLLM lays out KV on a CPU."""
     return {"n_layers": layers, "n_kv_heads": kv_heads, "head_dim": head_dim, "kv_type": "fp32",
             "kv_layout": "hknd", "page_size": PAGE, "n_pages": 256, **more}
+
+
+def flags(folder, *more):
+    """What `python -m kvtrunk.vllm flags` prints: options of a daemon, and the engine's command."""
+    said = subprocess.run(
+        [sys.executable, "-m", "kvtrunk.vllm", "flags", str(folder), "--block-size", str(PAGE),
+         "--device", "cpu", "--pool-bytes", "16M", *more], check=True, capture_output=True,
+        text=True).stdout
+    daemon, command = (line for line in said.splitlines() if not line.startswith("#"))
+    options = dict(word[2:].split("=", 1) for word in shlex.split(daemon)[1:])
+    return {**{name.replace("-", "_"): value for name, value in options.items()},
+            "n_pages": 0}, command
 
 
 class Engine(engine.Engine):

@@ -35,10 +35,22 @@ def preemptions(engine):
                if metric.name == "vllm:num_preemptions")
 
 
+def reweigh(engine, factor):
+    """Other weights in the running engine."""
+    def scale(model):
+        for weights in model.parameters():
+            weights.data.mul_(factor)
+
+    engine.apply_model(scale)
+
+
 OPERATIONS = {
     "generate": generate,
     "preemptions": preemptions,
     "reset": lambda engine: engine.reset_prefix_cache(),
+    "reweigh": reweigh,
+    "sleep": lambda engine, level: engine.sleep(level=level),
+    "wake": lambda engine: engine.wake_up(),
 }
 
 if __name__ == "__main__":

@@ -9,11 +9,6 @@ from engine import all_pages_are_back, counters, prompt, until
 
 from kvtrunk import testing
 
-def process(engine, name):
-    found = [pid for pid, words in engine.pids().items() if name in words]
-    assert len(found) == 1, engine.pids()
-    return found[0]
-
 
 @pytest.fixture(scope="module")
 def private(start):
@@ -25,7 +20,7 @@ def kill_in(daemon, engine, text, ready, victims):
     engine.ask(do="generate", prompts=[text], max_tokens=400)
     until(ready, daemon)
     for name in victims:
-        os.kill(process(engine, name), signal.SIGKILL)
+        os.kill(engine.find(name), signal.SIGKILL)
     until(all_pages_are_back, daemon)
     assert daemon.kvtctl("audit").startswith("clean")
     engine.kill()

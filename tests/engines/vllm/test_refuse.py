@@ -9,7 +9,7 @@ import types
 
 import model
 import pytest
-from conftest import PAGE, TRANSFER, Engine, geometry
+from conftest import PAGE, TRANSFER, Engine, flags, geometry
 from engine import prompt
 
 from kvtrunk import testing
@@ -47,7 +47,6 @@ REFUSED = [
     ("speculative_config", object(), "--speculative-config"),
     ("parallel_config.data_parallel_size", 2, "--data-parallel-size"),
     ("parallel_config.enable_elastic_ep", True, "--enable-elastic-ep"),
-    ("parallel_config.tensor_parallel_size", 2, "--tensor-parallel-size"),
     ("parallel_config.pipeline_parallel_size", 2, "--pipeline-parallel-size"),
     ("parallel_config.decode_context_parallel_size", 2, "--decode-context-parallel-size"),
     ("parallel_config.distributed_executor_backend", "ray", "--distributed-executor-backend"),
@@ -92,9 +91,10 @@ def test_refused_models(config, kind, value, says):
 @pytest.mark.parametrize("pages,says", [
     ({"page_size": 64}, "--block-size 64"),
     ({"max_private_pages": 15}, "--max-model-len"),
-    ({"n_pages": 16}, "--max-model-len")])
+    ({"n_pages": 16}, "--max-model-len"),
+    ({"n_slabs": 2}, "--tensor-parallel-size 2, or the daemon with .* --tensor-parallel-size 1`")])
 def test_pages_that_do_not_fit(config, pages, says):
-    info = {"page_size": PAGE, "n_pages": 256, "max_private_pages": 255, **pages}
+    info = {"page_size": PAGE, "n_pages": 256, "max_private_pages": 255, "n_slabs": 1, **pages}
     with pytest.raises(rules.Refused, match=says):
         rules.check_pages(config, types.SimpleNamespace(**info))
 
@@ -134,7 +134,8 @@ def test_the_installed_vllm_has_all_names():
     ("v1/core/sched/scheduler.py", "self.connector.take_events()", "None", "take_events"),
     ("v1/core/sched/scheduler.py", "self.kv_cache_manager.free(",
      "self.kv_cache_manager.release_now(", "release_now"),
-    ("v1/worker/utils.py", "torch.zeros(", "torch.empty(", "zeros")])
+    ("v1/worker/utils.py", "torch.zeros(", "torch.empty(", "zeros"),
+    ("v1/executor/multiproc_executor.py", "output_rank = None", "output_rank = 0", "output_rank")])
 def test_a_renamed_name_is_found(tmp_path, file, old, new, says):
     names = {file, *compat.METHODS, *(name for name, _ in compat.CALLS)}
     for name in names:
@@ -147,6 +148,37 @@ def test_a_renamed_name_is_found(tmp_path, file, old, new, says):
 
 
 # ---- whole engines
+
+def test_a_daemon_for_sglang_is_refused():
+    from kvtrunk import Geometry
+    from kvtrunk.vllm import _pool
+
+    with pytest.raises(rules.Refused, match="keeps K and V apart"):
+        _pool.wanted_layout(Geometry(2, 2, 64, "fp32", "nhd", "layer"))
+
+
+def test_pages_of_bytes_alone_are_refused_unless_they_are_whole():
+    """A page of one engine would lie in several pages of another."""
+    import torch
+
+    from kvtrunk.vllm import _pool
+
+    with testing.daemon(page_size=PAGE, n_pages=8, page_bytes=2 * 2 * 128 * PAGE * 4) as plain:
+        with plain.connect(any_geometry=True) as client:
+            pool = _pool.WorkerPool(client, 0)
+            memory = pool.memory.view(torch.float32)
+            for layout, shape, says in (("LBHNC", (2, 8), "spreads a page over the pool"),
+                                        ("BLHNC", (8, 2), None)):
+                layers = memory.view(*shape, 2, PAGE, 128)
+                layers = layers if layout == "LBHNC" else layers.transpose(0, 1)
+                tensors = {f"model.layers.{i}": layers[i] for i in range(2)}
+                if says is None:
+                    pool.prove(tensors, layout, "FLASH_ATTN")
+                    continue
+                with pytest.raises(rules.Refused, match=says):
+                    pool.prove(tensors, layout, "CPU_ATTN")
+            del pool, memory, layers, tensors
+
 
 def refusal(daemon, folder, tmp_path, **options):
     """What an engine says that does not start."""
@@ -190,13 +222,7 @@ def test_kv_outside_the_pool_ends_the_engine(daemon, folder, tmp_path):
 def test_flags_start_a_daemon_and_an_engine(folder, tmp_path):
     """What `flags` prints is what the engine accepts."""
     command = [sys.executable, "-m", "kvtrunk.vllm"]
-    said = subprocess.run([*command, "flags", str(folder), "--block-size", str(PAGE),
-                           "--device", "cpu", "--pool-bytes", "16M"], check=True,
-                          capture_output=True, text=True).stdout
-    line = next(line for line in said.splitlines() if line.startswith("kvtrunkd "))
-    options = dict(word[2:].split("=", 1) for word in line.split()[1:])
-    with testing.daemon(**{**{name.replace("-", "_"): value for name, value in options.items()},
-                           "n_pages": 0}) as made:
+    with testing.daemon(**flags(folder)[0]) as made:
         engine = Engine(folder, tmp_path / "log", made, processes=1, max_model_len=512)
         try:
             text = prompt(1, 100)
@@ -211,6 +237,12 @@ def test_flags_start_a_daemon_and_an_engine(folder, tmp_path):
     gone = subprocess.run([*command, "doctor", "--socket", str(tmp_path / "none")], check=False,
                           capture_output=True, text=True)
     assert gone.returncode == 1 and "WRONG no daemon" in gone.stdout
+
+
+def test_flags_put_each_rank_on_a_device(folder):
+    options, engine = flags(folder, "--tensor-parallel-size", "2", "--device", "cuda")
+    assert (options["n_kv_heads"], options["devices"]) == ("1", "0 1")
+    assert "n_slabs" not in options and "--tensor-parallel-size 2" in engine
 
 
 def test_the_plug_in_is_an_entry_point():

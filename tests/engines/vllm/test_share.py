@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two whole vLLM engines on one pool: what one computed, the other reads in place."""
 import pytest
+import sharing
 from conftest import PAGE
 from engine import expect_nothing_held, prompt
 from sharing import (SEEDS, test_a_salt_isolates, test_b_reuses_what_only_a_computed,  # noqa: F401
@@ -47,15 +48,10 @@ def test_prompt_logprobs_read_nothing_from_the_cache(engines):
     assert b.generate(text, prompt_logprobs=1)[0] == {"tokens": first, "cached": 0}
 
 
-def test_reset_forgets_for_one_engine_and_not_for_the_other(engines):
-    _, a, b = engines
-    text = prompt(next(SEEDS))
-    expected = a.generate(text)[0]["tokens"]
-    a.ask(do="reset")
-    assert a.answer() is True
-    assert a.generate(text)[0] == {"tokens": expected, "cached": 0}
-    assert a.generate(text)[0]["cached"] == whole(text)
-    assert b.generate(text)[0]["cached"] == whole(text)
+# After these a shares nothing with b.
+test_a_new_epoch_forgets_for_one_engine_only = sharing.test_a_new_epoch_forgets_for_one_engine_only
+test_a_new_epoch_closes_the_namespaces_before_it = \
+    sharing.test_a_new_epoch_closes_the_namespaces_before_it
 
 
 def test_engines_with_other_weights_share_nothing(daemon, engines, start, tmp_path):

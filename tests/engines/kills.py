@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kill -9 of processes of an engine at operations of its scheduler: test_kills.py of each engine imports
+this. conftest.KILLS has the operations, each with a word of the process's command line;
+conftest.SMALL are options for an engine that is never killed."""
+import pytest
+from conftest import KILLS, SMALL
+from engine import expect_nothing_held, prompt, until
+from sharing import SEEDS, whole
+
+
+@pytest.fixture(scope="module")
+def order(tmp_path_factory):
+    return tmp_path_factory.mktemp("kill") / "order"
+
+
+@pytest.fixture(scope="module")
+def engines(daemon, start, order):
+    """One with a cache of its own, one that shares the daemon's, and one that will be killed."""
+    return [start(**SMALL), start(daemon, **SMALL), start(daemon, environment={"KILL": str(order)})]
+
+
+@pytest.mark.parametrize("operation, process", KILLS)
+def test_a_kill_at(operation, process, daemon, engines, start, order):
+    private, b, a = engines
+    engines[2] = start(daemon, environment={"KILL": str(order)})
+    text = prompt(next(SEEDS), 600)
+    expected = private.generate(text, max_tokens=100)[0]["tokens"]
+    pid = a.wait().find(process)
+    order.write_text(f"{operation} {process}")
+    a.ask(do="generate", prompts=[text], max_tokens=100)
+    until(lambda: pid not in a.pids())
+    order.unlink()
+    assert b.generate(text, max_tokens=100)[0]["tokens"] == expected
+    a.kill()
+    expect_nothing_held(daemon)
+    assert engines[2].generate(text, max_tokens=100)[0] == {"tokens": expected,
+                                                            "cached": whole(text)}

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures: a step of vLLM's scheduler (schedule() and update_from_output()) with kvtrunk's manager and
+with vLLM's own, on the same requests, in turns, without a model. A second scheduler with vLLM's own
+manager is the control: how far it is from the first is what the machine's noise does.
+
+    tests/engines/run vllm tests/engines/vllm/measure_step.py -s
+"""
+import random
+import statistics
+import time
+
+from conftest import PAGE, TRANSFER, geometry
+from engine import prompt
+
+from kvtrunk import testing
+
+ROUNDS, REQUESTS, RUNNING, SYSTEM, PAGES, TOKENS = 9, 96, 16, 256, 1024, 64
+
+
+class Scheduler:
+    """vLLM's, with a model that answers 7."""
+
+    def __init__(self, folder, shared):
+        import torch
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.utils.hashing import get_hash_fn_by_name
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.core.sched.scheduler import Scheduler as Theirs
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        config = EngineArgs(
+            model=str(folder), dtype="float32", block_size=PAGE, max_model_len=1024,
+            max_num_seqs=RUNNING, skip_tokenizer_init=True,
+            kv_transfer_config=TRANSFER if shared else None).create_engine_config()
+        if shared:
+            from kvtrunk.vllm import connector
+            connector.KvtrunkConnector.get_required_kvcache_layout(config)
+            # There is no worker to say it.
+            connector._engines[config.kv_transfer_config.engine_id].proofs[0] = {
+                "backend": "none", "isa": ""}
+        config.cache_config.num_gpu_blocks = PAGES
+        spec = FullAttentionSpec(block_size=PAGE, num_kv_heads=2, head_size=64,
+                                 dtype=torch.float32)
+        hash_of = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+        init_none_hash(hash_of)
+        self.hasher = get_request_block_hasher(PAGE, hash_of)
+        self.theirs = Theirs(
+            config, KVCacheConfig(PAGES, [], [KVCacheGroupSpec(["layer"], spec)],
+                                  kv_cache_layout="LBHNC"),
+            StructuredOutputManager(config), PAGE, log_stats=True)
+
+    def run(self, asked):
+        """Seconds of the steps that admitted requests, and of the others."""
+        from vllm import SamplingParams
+        from vllm.v1.outputs import ModelRunnerOutput
+        from vllm.v1.request import Request
+
+        scheduler, steps = self.theirs, ([], [])
+        for name, tokens in asked:
+            wanted = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+            scheduler.add_request(Request(name, tokens, wanted, None, block_hasher=self.hasher))
+        while scheduler.has_unfinished_requests():
+            begin = time.perf_counter()
+            step = scheduler.schedule()
+            scheduled = time.perf_counter()
+            names = list(step.num_scheduled_tokens)
+            output = ModelRunnerOutput(
+                names, {name: i for i, name in enumerate(names)},
+                [[7] if scheduler.requests[name].num_computed_tokens >=
+                 scheduler.requests[name].num_prompt_tokens else [] for name in names])
+            computed = time.perf_counter()
+            scheduler.update_from_output(step, output)
+            spent = time.perf_counter() - computed + scheduled - begin
+            if names:
+                steps[0 if step.scheduled_new_reqs else 1].append(spent)
+        return steps
+
+
+def requests(round_):
+    """Names and prompts, which share a beginning and are new in each round."""
+    chance = random.Random(round_)
+    system = prompt(round_, SYSTEM)
+    return [(f"{round_}-{i}", system + prompt(1000 * round_ + i, chance.randrange(20, 200)))
+            for i in range(REQUESTS)]
+
+
+def test_figures(folder, monkeypatch):
+    with testing.daemon(**geometry(n_pages=PAGES, max_private_pages=PAGES)) as daemon:
+        monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+        schedulers = {"own": Scheduler(folder, False), "control": Scheduler(folder, False),
+                      "kvtrunk": Scheduler(folder, True)}
+        rows = {name: ([], []) for name in schedulers}
+        for round_ in range(ROUNDS):
+            order = list(schedulers)
+            random.Random(round_).shuffle(order)
+            for name in order:
+                for kind, steps in zip(rows[name], schedulers[name].run(requests(round_))):
+                    kind.append(statistics.median(steps))
+        print()
+        for kind, text in enumerate(("steps with admission", "steps without")):
+            own = rows["own"][kind]
+            for name in schedulers:
+                mine = rows[name][kind]
+                ratios = sorted(a / b for a, b in zip(mine, own))
+                print(f"{text:20} {name:8} {1e6 * statistics.median(mine):6.1f} us, against own "
+                      f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+        schedulers["kvtrunk"].theirs.shutdown()
