@@ -24,7 +24,7 @@
 #include "tests/lib/harness.h"
 
 #define MOST_WAIT_NS 1000000000u
-#define TRIES 3
+#define TRIES 5
 #define CYCLES 400
 #define VISITS 2
 #define PATIENCE_MS 60000
