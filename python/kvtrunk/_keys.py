@@ -106,6 +106,10 @@ def _of_tensor(tokens: Any) -> tuple[Any, int]:
     return keys, n
 
 
+IMAGE_POSITIONS_MIN = 5
+"""Positions that hold the whole identity of an image."""
+
+
 def image_hash(content: Any) -> tuple[int, int]:
     """Content hash of an image: the first 16 bytes of the SHA-256 of `content`, a buffer. Hash what
     the encoder sees (the decoded, resized pixels), not the file."""

@@ -127,11 +127,9 @@ class Engine:
                                           extra=extra)._id
 
     def namespace(self, request: Any) -> Optional[int]:
-        """A request's namespace. None: its tokens do not name its KV, it shares nothing."""
+        """A request's namespace. None: there is none for it, it shares nothing."""
         if not self._model:
             refuse("no worker said that its KV lies in the pool: vLLM did not ask them")
-        if request.prompt_embeds is not None or request.mm_features:
-            return None
         adapter = None
         if request.lora_request is not None:
             try:

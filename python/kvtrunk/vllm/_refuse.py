@@ -75,9 +75,9 @@ RULES: tuple[Rule, ...] = (
     (lambda c: c.model_config.is_encoder_decoder,
      "encoder-decoder models are not supported: remove --kv-transfer-config for this model"),
     (lambda c: c.model_config.is_multimodal_model
-     and not getattr(c.model_config.multimodal_config, "language_model_only", False),
-     "images are not supported: add --language-model-only, or remove --kv-transfer-config for this "
-     "model"),
+     and c.model_config.multimodal_config.mm_processor_cache_type == "shm",
+     "images in a cache that only workers read cannot be told apart: remove "
+     "--mm-processor-cache-type, or set it to lru"),
     (lambda c: c.model_config.get_sliding_window() is not None,
      "layers with a sliding window are not supported: remove --kv-transfer-config for this model"),
 )

@@ -69,6 +69,8 @@ METHODS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             "usage": (),
         },
     },
+    "multimodal/hasher.py": {"MultiModalHasher": {"hash_kwargs": ("algorithm",)}},
+    "multimodal/inputs.py": {"MultiModalKwargsItem": {"get_data": ()}},
 }
 
 # What the scheduler asks of its cache manager: overridden, or right as it is.

@@ -23,6 +23,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from .._errors import ConnectionLost, Error, Stale
 from .._ring import NOTICE_DEADLINE, Lease
 from ._engine import STEP_WORD, Engine
+from ._keys import Keys
 
 logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
 
@@ -38,7 +39,7 @@ class State:
     """A request's hold on the pool."""
 
     __slots__ = ("request", "session", "lease", "table", "reusable", "told", "committed", "known",
-                 "ticket", "retry", "wait", "shared")
+                 "ticket", "retry", "wait", "shared", "keys")
 
     def __init__(self, request: Any, session: int) -> None:
         self.request = request
@@ -62,6 +63,7 @@ class State:
         """Whether to wait for other engines."""
         self.shared = True
         """Whether its pages may be published."""
+        self.keys: Optional[Keys] = None
 
     def alive(self, session: int) -> bool:
         """False: the session of its lease was lost, nothing may be done with it."""
@@ -102,18 +104,20 @@ class KvtrunkKVCacheManager(KVCacheManager):
         """Begin, or note why not: `ticket` or `retry`."""
         request, engine = state.request, self.engine
         engine.ring.announce(True)
-        namespace = engine.namespace(request)
-        tokens: Any = request._all_token_ids
+        if state.keys is None or not state.keys.still():
+            state.keys = Keys(request, self.page_size)
+        namespace = engine.namespace(request) if state.keys.name_kv else None
+        known = request.num_tokens
         # One page for the first generated tokens saves a round trip soon.
         extra = min(self.page_size, request.max_tokens)
-        extra = max(0, min(extra, self.max_model_len - len(tokens)))
-        if namespace is None:  # its tokens do not name its KV
+        extra = max(0, min(extra, self.max_model_len - known))
+        if namespace is None:
             state.shared = False
-            begun = engine.ring.begin(engine.nobody, _NO_KEYS, len(tokens) + extra,
-                                      force_miss=False, wait_ms=0)
+            begun = engine.ring.begin(engine.nobody, _NO_KEYS, known + extra, force_miss=False,
+                                      wait_ms=0)
         else:
             miss = not self.prefix_cache_lookup_enabled(request)
-            begun = engine.ring.begin(namespace, array("I", tokens), extra, force_miss=miss,
+            begun = engine.ring.begin(namespace, state.keys.of(0, known), extra, force_miss=miss,
                                       wait_ms=WAIT_MS if state.wait else 0)
         if begun.lease is None:
             state.ticket = begun.ticket
@@ -121,7 +125,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
                 state.retry = time.monotonic() + RETRY_S
             return
         state.lease, state.table, state.reusable = begun.lease, begun.pages, begun.reusable
-        state.known = len(tokens) if state.shared else 0
+        state.known = known if state.shared else 0
         state.committed = begun.reusable // self.page_size
 
     def _ready(self, state: State) -> bool:
@@ -239,10 +243,12 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if (pages <= state.committed or state.lease is None or not state.shared or
                 not state.alive(self.engine.session)):
             return
+        assert state.keys is not None
+        if not state.keys.still():
+            state.shared = False
+            return
         upto = pages * self.page_size
-        keys = _NO_KEYS
-        if upto > state.known:
-            keys = array("I", state.request._all_token_ids[state.known:upto])
+        keys = state.keys.of(state.known, upto)
         chunked = tokens < state.request.num_prompt_tokens
         try:
             ticket = self.engine.ring.commit(state.lease, upto, keys, (STEP_WORD, self.step),

@@ -16,15 +16,22 @@ def started(folder, options):
         "disable_log_stats": False, "kv_cache_memory_bytes": 1 << 27, **options})
 
 
-def generate(engine, prompts, max_tokens=16, salt=None, ignore_eos=True, lora=None, **more):
-    """lora: name, number and path of an adapter."""
+def generate(engine, prompts, max_tokens=16, salt=None, ignore_eos=True, lora=None, images=(),
+             uuids=(), **more):
+    """lora: name, number and path of an adapter. images: seeds of pictures in each prompt; uuids:
+    what their user names them."""
+    from images import picture
     from vllm import SamplingParams, TokensPrompt
     from vllm.lora.request import LoRARequest
 
     wanted = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=ignore_eos,
                             detokenize=False, **more)
-    given = [TokensPrompt(prompt_token_ids=prompt, **({"cache_salt": salt} if salt else {}))
-             for prompt in prompts]
+    extra = {"cache_salt": salt} if salt else {}
+    if images:
+        extra["multi_modal_data"] = {"image": [picture(seed) for seed in images]}
+    if any(uuids):
+        extra["multi_modal_uuids"] = {"image": list(uuids)}
+    given = [TokensPrompt(prompt_token_ids=prompt, **extra) for prompt in prompts]
     return [{"tokens": list(done.outputs[0].token_ids), "cached": done.num_cached_tokens}
             for done in engine.generate(given, wanted, use_tqdm=False,
                                         lora_request=LoRARequest(*lora) if lora else None)]

@@ -76,7 +76,7 @@ def test_refused(config, path, value, says):
 
 @pytest.mark.parametrize("kind,value,says", [
     ("use_mla", True, "MLA"), ("is_hybrid", True, "hybrid"), ("is_attention_free", True, "hybrid"),
-    ("is_encoder_decoder", True, "encoder"), ("is_multimodal_model", True, "images"),
+    ("is_encoder_decoder", True, "encoder"),
     ("get_sliding_window", lambda: 128, "sliding window")])
 def test_refused_models(config, kind, value, says):
     plain = {name: getattr(config.model_config, name) for name in (
@@ -85,6 +85,16 @@ def test_refused_models(config, kind, value, says):
     made = copy.copy(config)
     object.__setattr__(made, "model_config", types.SimpleNamespace(**{**plain, kind: value}))
     with pytest.raises(rules.Refused, match=says):
+        rules.check_config(made)
+
+
+def test_images_in_shared_memory_are_refused(config):
+    images = types.SimpleNamespace(mm_processor_cache_type="lru")
+    made = changed(config, "model_config.multimodal_config", images)
+    assert made.model_config.is_multimodal_model
+    rules.check_config(made)
+    images.mm_processor_cache_type = "shm"
+    with pytest.raises(rules.Refused, match="--mm-processor-cache-type"):
         rules.check_config(made)
 
 
