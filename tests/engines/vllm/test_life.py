@@ -56,16 +56,17 @@ def test_others_continue_when_an_engine_is_killed(daemon, start, private):
 
 def test_two_engines_finish_all_in_a_pool_for_two_thirds(start, private):
     asked = [[prompt(2000 + 100 * who + i, 150) for i in range(8)] for who in range(2)]
-    pages_each = -(-(150 + 60) // PAGE)
+    said = 200  # so many that the engines are at it at the same time
+    pages_each = -(-(150 + said) // PAGE)
     n_pages = 2 * 8 * pages_each * 2 // 3
     with testing.daemon(**geometry(n_pages=n_pages, max_private_pages=n_pages)) as small:
         engines = [start(small, processes=1, max_model_len=512) for _ in range(2)]
         for engine in engines:
             engine.wait()
         for engine, prompts in zip(engines, asked):
-            engine.ask(do="generate", prompts=prompts, max_tokens=60)
+            engine.ask(do="generate", prompts=prompts, max_tokens=said)
         for engine, prompts in zip(engines, asked):
-            expected = [answer["tokens"] for answer in private.generate(*prompts, max_tokens=60)]
+            expected = [answer["tokens"] for answer in private.generate(*prompts, max_tokens=said)]
             assert [answer["tokens"] for answer in engine.answer()] == expected
         until(all_pages_are_back, small)
         preemptions = 0
