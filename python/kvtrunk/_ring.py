@@ -10,9 +10,9 @@ from __future__ import annotations
 import collections
 import errno
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
-from ._client import Client
+from ._client import Client, Namespace
 from ._errors import Error, Unsupported, from_result
 from ._native import ffi, lib
 from ._seq import Fence, fence_of
@@ -254,6 +254,11 @@ class Ring:
                          if not self.client.closed and
                          lib.kvt_namespace_close(self._handle, number) == -errno.EBUSY]
 
+    def keep(self, namespace: int) -> None:
+        """This one gets BEGINs again."""
+        if namespace in self._retired:
+            self._retired.remove(namespace)
+
     def announce(self, busy: bool) -> None:
         """Whether further calls follow soon: then the daemon spins for them. Takes effect with the
         next call."""
@@ -266,6 +271,35 @@ class Ring:
                 self._call()  # answers come in order
                 self._reap()
             self._give_back()
+
+
+class Spaces:
+    """Namespaces by what names them, opened when they are asked for. The last used ones are kept
+    open, `most` of them: what others have cached the daemon keeps until it needs their places."""
+
+    def __init__(self, ring: Ring, opened: Callable[[Any], Namespace], most: int = 256) -> None:
+        """opened(name) opens one."""
+        self._ring = ring
+        self._opened = opened
+        self._most = most
+        self._spaces: dict[Any, Namespace] = {}
+
+    def find(self, name: Any) -> Namespace:
+        """The namespace; its number may be another one's after the next find(). Error."""
+        space = self._spaces.pop(name, None)
+        if space is None:
+            if len(self._spaces) >= self._most:
+                oldest = next(iter(self._spaces))
+                self._ring.retire([self._spaces.pop(oldest)._id])
+            space = self._opened(name)
+            self._ring.keep(space._id)
+        self._spaces[name] = space
+        return space
+
+    def clear(self) -> None:
+        """Close all: their names are not used again."""
+        self._ring.retire([space._id for space in self._spaces.values()])
+        self._spaces.clear()
 
 
 _REQUEST_BYTES = ffi.sizeof("struct kvt_request")

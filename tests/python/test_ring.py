@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A scheduler's session: kvtrunk._ring."""
+import json
 import os
 import signal
 from array import array
@@ -7,7 +8,7 @@ from array import array
 import pytest
 
 from kvtrunk import InvalidArgument, Stale, testing
-from kvtrunk._ring import Ring
+from kvtrunk._ring import Ring, Spaces
 
 PAGE, WORD = 16, 3
 NONE = array("I")
@@ -149,7 +150,7 @@ LIFE = """
 import os, deadly
 from array import array
 from kvtrunk import testing
-from kvtrunk._ring import Ring
+from kvtrunk._ring import Ring, Spaces
 
 def victim(request):
     global left
@@ -216,3 +217,47 @@ def test_an_engine_has_no_end_of_epochs():
             ring.commit_now(begun.lease, 64, NONE, None, False)
             ring.retire([ring.space])  # in vain, until the next time
             ring.end(begun.lease, None)
+
+
+def spaces_of(ring, most):
+    return Spaces(ring, lambda name: ring.client.namespace(model="ring", salt=name), most)
+
+
+def opened(daemon):
+    return sum(space["opened"] for space in json.loads(daemon.kvtctl("--json", "namespaces")))
+
+
+def test_the_last_used_namespaces_are_open_and_all_are_cached(daemon, ring):
+    spaces, before = spaces_of(ring, 4), opened(daemon)
+    for i in range(10):
+        ring.space = spaces.find(f"salt {i}")._id
+        begun = begin(ring, 32)
+        assert begun.reusable == 0
+        ring.end(begun.lease, None, 32)
+        assert ring.reap() == []
+    assert opened(daemon) == before + 4
+    ring.space = spaces.find("salt 6")._id  # the least recently used
+    assert opened(daemon) == before + 4
+    assert spaces.find("new") and spaces.find("salt 6")._id == ring.space  # it was used since
+    for i in range(10):
+        ring.space = spaces.find(f"salt {i}")._id
+        begun = begin(ring, 32)
+        assert begun.reusable == 32 - PAGE
+        ring.end(begun.lease, None)
+        assert ring.reap() == []
+    spaces.clear()
+    assert opened(daemon) == before
+
+
+def test_a_namespace_that_is_used_again_is_not_closed(daemon, ring):
+    spaces, before = spaces_of(ring, 1), opened(daemon)
+    ring.space = first = spaces.find("first")._id
+    begun = begin(ring, 32)
+    spaces.find("second")  # it has a lease: not yet
+    assert opened(daemon) == before + 2
+    assert spaces.find("first")._id == first and opened(daemon) == before + 1
+    ring.end(begun.lease, None)
+    ring.retire([])
+    assert opened(daemon) == before + 1
+    ring.end(begin(ring, 32, seed=1).lease, None)
+    assert reap_until(ring, lambda: in_use(ring) == 0) == []

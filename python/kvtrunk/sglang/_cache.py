@@ -21,6 +21,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (BasePrefixCache, DecLockRefR
                                                     IncLockRefResult, MatchResult)
 
 from .. import Client, Error, Namespace
+from .._ring import Spaces
 from . import HOOKS, _identity, _pool, _refusals, compat
 from ._keys import grown, keys_of
 from ._leases import Lease
@@ -67,7 +68,7 @@ class KvtrunkCache(BasePrefixCache):
         self._identity = identity
         self._epoch = ""
         self._look_again = 0.0
-        self._spaces: dict[Any, Optional[Namespace]] = {}
+        self._spaces = Spaces(self.leases.ring, self._open_space)
         if params.enable_metrics:
             self.init_metrics_collector()
 
@@ -78,7 +79,6 @@ class KvtrunkCache(BasePrefixCache):
         so that no two engines are ever in one epoch with different weights."""
         self._epoch = secrets.token_hex(16)
         self.leases.unshare()
-        self.leases.ring.retire(space._id for space in self._spaces.values() if space is not None)
         self._spaces.clear()
         logger.info("kvtrunk: %s: what was cached so far is not used here any more", why)
 
@@ -86,19 +86,19 @@ class KvtrunkCache(BasePrefixCache):
         """SGLang's flush_cache: nothing runs."""
         self.new_epoch("flush")
 
+    def _open_space(self, name: tuple[Optional[str], Optional[str]]) -> Namespace:
+        extra = b"sglang\0%b\0%b\0%b" % (self._identity, self._epoch.encode(),
+                                        (name[0] or "").encode())
+        return self.client.namespace(extra=extra, salt=name[1],
+                                     label=f"sglang {self._identity.hex()[:8]}")
+
     def _space(self, extra_key: Any, cache_salt: Any) -> Optional[Namespace]:
         """The namespace of a request. None: there can be no more."""
-        name = (extra_key or None, cache_salt or None)
-        if name not in self._spaces:
-            extra = b"sglang\0%b\0%b\0%b" % (self._identity, self._epoch.encode(),
-                                            (name[0] or "").encode())
-            try:
-                self._spaces[name] = self.client.namespace(
-                    extra=extra, salt=name[1], label=f"sglang {self._identity.hex()[:8]}")
-            except Error as error:
-                self.leases.say(f"requests of another salt or adapter share nothing: {error}")
-                return None
-        return self._spaces[name]
+        try:
+            return self._spaces.find((extra_key or None, cache_salt or None))
+        except Error as error:
+            self.leases.say(f"requests of another salt or adapter share nothing: {error}")
+            return None
 
     # ---- looking
 
@@ -187,7 +187,7 @@ class KvtrunkCache(BasePrefixCache):
         except Error:
             return False
         self.leases.continue_with(self.client)
-        self._spaces.clear()
+        self._spaces = Spaces(self.leases.ring, self._open_space)
         logger.warning("kvtrunk: connected to daemon %d; its cache is empty, requests are computed "
                        "again", self.client.info.daemon_pid)
         return True

@@ -19,9 +19,9 @@ from typing import Any, Optional
 
 from vllm.logger import init_logger
 
-from .._client import Client, Info, connect
+from .._client import Client, Info, Namespace, connect
 from .._errors import DaemonUnreachable, Error, NoSpace, Stale
-from .._ring import Ring
+from .._ring import Ring, Spaces
 from .._seq import Fence
 from ._identity import Adapters
 from ._pool import WorkerPool
@@ -83,7 +83,7 @@ class Engine:
         self._adapters = Adapters()
         self._epoch: Optional[bytes] = None
         self._model = ""
-        self._namespaces: dict[Any, int] = {}
+        self._spaces = Spaces(self.ring, self._open_space)
         self.nobody = 0
         """A namespace for requests that share nothing."""
         self.worker: Optional[WorkerPool] = None
@@ -119,12 +119,12 @@ class Engine:
     def open(self, model: str) -> None:
         """Name what all KV of this engine depends on. Before any request."""
         self._model = model
-        self.nobody = self._open_namespace(None, None, b"nobody")
+        self.nobody = self._open_space((None, None, b"nobody"))._id
 
-    def _open_namespace(self, adapter: Optional[str], salt: Optional[str],
-                        extra: Optional[bytes]) -> int:
+    def _open_space(self, name: tuple[Optional[str], Optional[str], Optional[bytes]]) -> Namespace:
+        adapter, salt, extra = name
         return self.ring.client.namespace(model=self._model, adapter=adapter, salt=salt,
-                                          extra=extra)._id
+                                          extra=extra)
 
     def namespace(self, request: Any) -> Optional[int]:
         """A request's namespace. None: there is none for it, it shares nothing."""
@@ -138,23 +138,17 @@ class Engine:
                 logger.warning_once("kvtrunk: requests with the adapter %s share nothing: %s",
                                request.lora_request.lora_name, str(error))
                 return None
-        key = (adapter, request.cache_salt, self._epoch)
-        found = self._namespaces.get(key)
-        if found is None:
-            try:
-                found = self._open_namespace(*key)
-            except NoSpace as error:
-                logger.warning_once("kvtrunk: a request shares nothing: %s", str(error))
-                return None
-            self._namespaces[key] = found
-        return found
+        try:
+            return self._spaces.find((adapter, request.cache_salt, self._epoch))._id
+        except NoSpace as error:
+            logger.warning_once("kvtrunk: a request shares nothing: %s", str(error))
+            return None
 
     def new_epoch(self) -> None:
         """From now on nothing that is cached matches. A random number, not a count: two engines
         that count alike may hold different weights."""
         self._epoch = os.urandom(16)
-        self.ring.retire(self._namespaces.values())
-        self._namespaces.clear()
+        self._spaces.clear()
 
     # ---- a session that ends
 
@@ -187,7 +181,7 @@ class Engine:
         _close(self.ring.client)
         self.ring, self.info = ring, info
         self.session += 1
-        self._namespaces.clear()
+        self._spaces = Spaces(ring, self._open_space)
         self.open(self._model)
         if self.n_workers:
             self._open_group()
