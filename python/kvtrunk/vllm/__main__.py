@@ -71,6 +71,8 @@ def flags(arguments: argparse.Namespace) -> int:
     engine = [*serve, arguments.model, "--block-size", str(arguments.block_size),
               "--kv-cache-memory-bytes", str(arguments.pool_bytes),
               "--kv-transfer-config", TRANSFER]
+    if "--kv-type=fp32" in daemon:  # vLLM's own choice for such a model has 16 bits
+        engine += ["--dtype", "float32"]
     if arguments.tensor_parallel_size > 1:
         engine += ["--tensor-parallel-size", str(arguments.tensor_parallel_size)]
     if arguments.kv_cache_dtype != "auto":

@@ -27,11 +27,14 @@ def devices():
     return torch.cuda.device_count()
 
 
+def kind():
+    return "bfloat16" if devices() else "float32"
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    kind = "bfloat16" if devices() else "float32"
     return model.write(tmp_path_factory.mktemp("model"), layers=4, heads=8, kv_heads=4,
-                       head_dim=128 if devices() else 64, dtype=kind)
+                       head_dim=128 if devices() else 64, dtype=kind())
 
 
 def daemon_for(folder, ranks=1):
@@ -70,7 +73,7 @@ def equal(answers, cold):
 def test_two_engines_say_what_one_alone_says(folder, start, eager, ranks):
     if ranks > 1 and devices() < ranks:
         pytest.skip(f"needs {ranks} devices")
-    options = {"dtype": "auto", "enforce_eager": eager, "tensor_parallel_size": ranks}
+    options = {"dtype": kind(), "enforce_eager": eager, "tensor_parallel_size": ranks}
     with daemon_for(folder, ranks) as daemon:
         alone, both = start(**options), [start(daemon, **options) for _ in range(2)]
         found = 0

@@ -255,6 +255,13 @@ def test_flags_put_each_rank_on_a_device(folder):
     assert "n_slabs" not in options and "--tensor-parallel-size 2" in engine
 
 
+def test_flags_say_the_type_that_vllm_would_not_choose(tmp_path):
+    for kind, says in (("float32", True), ("bfloat16", False)):
+        options, engine = flags(model.write(tmp_path / kind, dtype=kind))
+        assert (options["kv_type"], "--dtype float32" in engine) == (
+            "fp32" if says else "bf16", says)
+
+
 def test_the_plug_in_is_an_entry_point():
     points = importlib.metadata.entry_points(group="vllm.general_plugins")
     assert "kvtrunk.vllm:register" in [point.value for point in points]
