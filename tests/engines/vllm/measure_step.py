@@ -36,9 +36,6 @@ class Scheduler:
         if shared:
             from kvtrunk.vllm import connector
             connector.KvtrunkConnector.get_required_kvcache_layout(config)
-            # There is no worker to say it.
-            connector._engines[config.kv_transfer_config.engine_id].proofs[0] = {
-                "backend": "none", "isa": ""}
         config.cache_config.num_gpu_blocks = PAGES
         spec = FullAttentionSpec(block_size=PAGE, num_kv_heads=2, head_size=64,
                                  dtype=torch.float32)
@@ -49,6 +46,8 @@ class Scheduler:
             config, KVCacheConfig(PAGES, [], [KVCacheGroupSpec(["layer"], spec)],
                                   kv_cache_layout="LBHNC"),
             StructuredOutputManager(config), PAGE, log_stats=True)
+        if shared:  # there is no worker to say it
+            self.theirs.connector.set_xfer_handshake_metadata({0: connector.Proof("none", "")})
 
     def run(self, asked):
         """Seconds of the steps that admitted requests, and of the others."""
