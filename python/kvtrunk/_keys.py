@@ -110,6 +110,16 @@ IMAGE_POSITIONS_MIN = 5
 """Positions that hold the whole identity of an image."""
 
 
+def image_start(start: int, page_size: int) -> int:
+    """Where the keys of an image at `start` begin, so that no page ends with a part of its identity:
+    there, or up to 4 positions before it. Then the hash must cover the tokens that they replace. In
+    pages of fewer than 5 positions it cannot be helped."""
+    on_first_page = -start % page_size
+    if page_size >= IMAGE_POSITIONS_MIN and 0 < on_first_page < IMAGE_POSITIONS_MIN:
+        return start - (IMAGE_POSITIONS_MIN - on_first_page)
+    return start
+
+
 def image_hash(content: Any) -> tuple[int, int]:
     """Content hash of an image: the first 16 bytes of the SHA-256 of `content`, a buffer. Hash what
     the encoder sees (the decoded, resized pixels), not the file."""

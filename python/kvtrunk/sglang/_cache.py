@@ -107,7 +107,7 @@ class KvtrunkCache(BasePrefixCache):
         positions = 0
         space = self._space(key.extra_key, key.cache_salt) if len(key) >= self.page_size else None
         if space is not None:
-            keys = keys_of(key.token_ids)
+            keys = keys_of(key.token_ids, self.page_size)
             if keys is not None:
                 found = self.leases.probe(space, keys[:len(key)])
                 positions = min(found, len(key)) // self.page_size * self.page_size
@@ -195,7 +195,9 @@ class KvtrunkCache(BasePrefixCache):
     def _begin(self, req: Any, length: int) -> Optional[Lease]:
         tokens = grown(req)
         space = self._space(req.extra_key, req.cache_salt)
-        keys = keys_of(tokens) if tokens is not None and space is not None else None
+        keys = None
+        if tokens is not None and space is not None:
+            keys = keys_of(tokens, self.page_size)
         reuse = req._compute_max_prefix_len(length) == length - 1 and \
             not envs.SGLANG_RADIX_FORCE_MISS.get()
         if keys is None:

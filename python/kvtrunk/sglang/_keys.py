@@ -8,12 +8,12 @@ from typing import Any, Optional
 
 import numpy as np
 
-from .._keys import image_keys
+from .._keys import image_hash, image_keys, image_start
 
 
-def keys_of(tokens: Any) -> Optional[Any]:
-    """Keys of array('q'), as numpy uint32. None: they cannot be told apart safely, because an image
-    has too few positions for its identity."""
+def keys_of(tokens: Any, page_size: int = 1) -> Optional[Any]:
+    """Keys of array('q'), which begins with a page, as numpy uint32. None: they cannot be told apart
+    safely, because an image has too few positions for its identity."""
     ids = np.frombuffer(tokens, np.int64)
     keys = ids.astype(np.uint32)
     if not len(ids) or (ids == keys).all():
@@ -21,12 +21,12 @@ def keys_of(tokens: Any) -> Optional[Any]:
     large = np.flatnonzero(ids != keys)
     edges = np.flatnonzero((np.diff(large) != 1) | (np.diff(ids[large]) != 0)) + 1
     for run in np.split(large, edges):
-        number = int(ids[run[0]]) & 0xffffffffffffffff
+        start, end = image_start(int(run[0]), page_size), int(run[-1]) + 1
         try:
-            image = image_keys((number, 0x73676c616e67), len(run))
+            image = image_keys(image_hash(ids[start:run[0] + 1]), end - start)
         except ValueError:
             return None
-        keys[run[0]:run[-1] + 1] = image
+        keys[start:end] = image
     return keys
 
 

@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 from vllm.multimodal.hasher import MultiModalHasher
 
-from .._keys import IMAGE_POSITIONS_MIN, image_keys
+from .._keys import IMAGE_POSITIONS_MIN, image_keys, image_start
 
 
 class Keys:
@@ -41,9 +41,7 @@ def _images(request: Any, page_size: int) -> Optional[list[tuple[int, array[int]
     """Where keys stand for images, and the keys. None: the images cannot be told apart safely.
 
     An image's identity is a hash of vLLM's identifier, which a user may choose (`uuid`), of what
-    the encoder gets, of its placeholder tokens, and of the images before it. A page must not end
-    within the first positions of an image, which do not hold the whole identity: there the keys
-    begin before the image, and replace text that is hashed, too.
+    the encoder gets, of the tokens that its keys replace, and of the images before it.
     """
     found: list[tuple[int, array[int]]] = []
     identity, last = "", 0
@@ -54,9 +52,7 @@ def _images(request: Any, page_size: int) -> Optional[list[tuple[int, array[int]
         if (feature.data is None or "address" in feature.data or start < last or
                 end - start < IMAGE_POSITIONS_MIN or page_size < IMAGE_POSITIONS_MIN):
             return None
-        on_first_page = -start % page_size
-        if 0 < on_first_page < IMAGE_POSITIONS_MIN:
-            start -= IMAGE_POSITIONS_MIN - on_first_page
+        start = image_start(start, page_size)
         identity = MultiModalHasher.hash_kwargs(
             "sha256", before=identity, modality=feature.modality, identifier=feature.identifier,
             tokens=array("I", request._all_token_ids[start:end]).tobytes(),

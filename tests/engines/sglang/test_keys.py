@@ -3,6 +3,7 @@
 from array import array
 
 import numpy as np
+import pytest
 
 from kvtrunk.sglang._keys import keys_of
 
@@ -33,3 +34,24 @@ def test_an_image_too_short_for_its_identity_is_not_shared():
 
 def test_a_negative_hash_is_an_image_too():
     assert not np.array_equal(keys_of(array("q", [-5] * 6)), keys_of(array("q", [-6] * 6)))
+
+
+@pytest.mark.parametrize("on_first_page", [1, 4, 5, 16])
+def test_a_page_never_ends_within_an_identity(on_first_page):
+    """Where an image's first page ends, 5 keys of it stand, over text that they tell apart."""
+    def keys(number, before=7):
+        return keys_of(array("q", [before] * (32 - on_first_page) + [number] * 20), 16)
+
+    one, start = keys(HASH), min(32 - on_first_page, 27)
+    assert (one[:start] == 7).all() and len(set(one[start:32])) == 5
+    assert np.array_equal(one, keys(HASH))
+    assert not (one[start:] == keys(HASH + 1)[start:]).any()
+    if start < 32 - on_first_page:
+        assert not (one[start:] == keys(HASH, before=8)[start:]).any()
+
+
+def test_the_end_of_an_image_under_the_keys_of_the_next_counts():
+    def keys(number):
+        return keys_of(array("q", [7] * 8 + [number] * 6 + [HASH] * 20), 16)
+
+    assert not (keys(HASH + 1)[11:] == keys(HASH + 2)[11:]).any()
