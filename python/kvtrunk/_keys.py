@@ -106,7 +106,7 @@ def _of_tensor(tokens: Any) -> tuple[Any, int]:
     return keys, n
 
 
-IMAGE_POSITIONS_MIN = 5
+IMAGE_POSITIONS_MIN: int = lib.KVT_IMAGE_POSITIONS_MIN
 """Positions that hold the whole identity of an image."""
 
 
