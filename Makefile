@@ -7,6 +7,7 @@
 #                 last line: N passed, N failed, N skipped
 # make check-long the tests that take longer; make check-all both
 # make check-engines whole inference engines on one daemon, on the CPU (docs/testing.md)
+# make check-ci   all of these, engines in what is left of 48 minutes
 # make gpu-check  what needs a CUDA device: build, tests, figures (docs/gpu.md); skips without one
 # make bench      build and run the daemon's benchmarks; AGAINST=REV: beside that commit's
 # make bench-attn the attention kernels on this CPU
@@ -136,12 +137,13 @@ demo:
 	@+$(MAKE) --no-print-directory -s -j2 O=$(O) all
 	@O=$(O) tools/demo.sh
 
-check check-long check-all check-engines:
+check check-long check-all check-engines check-ci:
 	@tests/setup check
 	@+O=$(O) MAKE='$(MAKE)' tests/check $(check_rounds)
 check: check_rounds := short
 check-long: check_rounds := long
 check-all: check_rounds := short long
+check-ci: check_rounds := short long engines
 check-engines: check_rounds := engines
 
 gpu-check:
@@ -163,6 +165,6 @@ help:
 clean:
 	rm -rf $(O)
 
-.PHONY: all portable say-missing setup demo check check-long check-all check-engines gpu-check \
-	gpu-programs missing tidy help clean FORCE
+.PHONY: all portable say-missing setup demo check check-long check-all check-engines check-ci \
+	gpu-check gpu-programs missing tidy help clean FORCE
 -include $(shell find $(O)/obj -name '*.d' 2>/dev/null)

@@ -1,9 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of all engines share."""
+import os
+import time
+
 import model
 import pytest
 
 pytest.register_assert_rewrite("engine", "kills", "sharing")
+
+
+def pytest_collection_modifyitems(items):
+    """First what an engine is run for, lest the time ends before it."""
+    items.sort(key=lambda item: item.path.stem != "test_share")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """Before a fixture starts an engine."""
+    if time.time() > float(os.environ.get("ENGINES_UNTIL", "inf")):
+        pytest.skip(f"not begun within ENGINES_SECONDS={os.environ['ENGINES_SECONDS']}")
 
 
 @pytest.fixture(scope="session")
