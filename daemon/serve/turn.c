@@ -659,7 +659,7 @@ void kvt_daemon_run(struct kvt_daemon *daemon)
 	kvt_timers_run(daemon);
 	while (!daemon->over) {
 		uint64_t stamp = kvt_cycles();
-		uint32_t work;
+		uint32_t work, served;
 
 		kvt_spin_turn(&daemon->spin, stamp);
 		daemon->turn_stamp = stamp;
@@ -669,11 +669,12 @@ void kvt_daemon_run(struct kvt_daemon *daemon)
 				kvt_timers_run(daemon);
 		}
 		daemon->stats.turns++;
-		work = serve_all(daemon);
-		if (work) /* it may have left chains of nodes */
+		/* First: who asks after work was done should find it. */
+		work = unlikely(daemon->n_deferred) ? poll_fences(daemon) : 0;
+		served = serve_all(daemon);
+		if (served) /* it may have left chains of nodes */
 			daemon->compact_due = true;
-		if (unlikely(daemon->n_deferred))
-			work += poll_fences(daemon);
+		work += served;
 		if (unlikely(kvt_loop_ready(&daemon->loop, daemon->real_ns)))
 			work += handle_events(daemon, stamp);
 		if (unlikely(daemon->accept_due))
