@@ -41,6 +41,8 @@ def flags(folder, *more):
 class Engine(engine.Engine):
     """A vLLM engine."""
 
+    program = "serve.py"
+
     def __init__(self, folder, log, daemon=None, transfer=None, environment=(), processes=3,
                  **options):
         """processes: 3, as under `vllm serve` (API, EngineCore, worker), or 1."""
@@ -48,7 +50,7 @@ class Engine(engine.Engine):
             options["kv_transfer_config"] = {**TRANSFER, **(transfer or {})}
         else:
             options.setdefault("num_gpu_blocks_override", 256)
-        super().__init__(HERE / "serve.py", folder, log, options,
+        super().__init__(HERE / self.program, folder, log, options,
                          {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1",
                           "VLLM_CPU_CI_ENV": "1",
                           "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(processes > 1)),

@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures: agent sessions on two engines, with one pool and with private caches of half the memory
-each; one engine alone, with kvtrunk and without. It prints, and fails only on different tokens.
+each; one engine alone, with kvtrunk and without. With LMCACHE_PYTHON (with_lmcache.py says of what)
+two engines with LMCache, too. It prints, and fails only on different tokens.
 
     tests/engines/run vllm tests/engines/vllm/measure.py -s
 """
+import contextlib
 import random
 import statistics
 import time
 
+import with_lmcache
 from conftest import geometry
 from engine import prompt
 
 from kvtrunk import testing
 
 SESSIONS, TURNS, SYSTEM, NEW, SAID, PAGES = 6, 8, 400, 40, 16, 160
+# Blocks of each engine, pages of the server, positions of a chunk (LMCache's own choice: 256).
+LMCACHE = {"LMCache, same memory": (PAGES // 4, PAGES // 2, 32),
+           "LMCache, twice": (PAGES // 2, PAGES, 32),
+           "LMCache, twice, 256": (PAGES // 2, PAGES, 256)}
 
 
 def requests():
@@ -41,23 +48,33 @@ def run(engines, sticky, salt):
     return computed, statistics.mean(seconds), said
 
 
-def test_figures(start):
-    with testing.daemon(**geometry(n_pages=PAGES, max_private_pages=PAGES)) as daemon:
+def test_figures(start, folder, tmp_path):
+    with (testing.daemon(**geometry(n_pages=PAGES, max_private_pages=PAGES)) as daemon,
+          contextlib.ExitStack() as stack):
         options = {"processes": 1, "max_model_len": 1024, "max_num_seqs": 4}
         private = [start(num_gpu_blocks_override=PAGES // 2, **options) for _ in range(2)]
         shared = [start(daemon, **options) for _ in range(2)]
-        for engine in private + shared:
+        copying = {name: stack.enter_context(with_lmcache.pair(
+            folder, tmp_path / name, pages, chunk, num_gpu_blocks_override=blocks, **options))
+            for name, (blocks, pages, chunk) in LMCACHE.items() if with_lmcache.PYTHON}
+        for engine in private + shared + [e for pair in copying.values() for e in pair.engines]:
             engine.wait()
         rows = []
         for round_ in range(3):
             for name, engines, sticky in (
                     ("shared, random", shared, False), ("private, random", private, False),
                     ("private, sticky", private, True), ("one alone, shared", shared[:1], False),
-                    ("one alone, private", private[:1], False)):
+                    ("one alone, private", private[:1], False),
+                    *((name, pair.engines, False) for name, pair in copying.items())):
                 rows.append((name, *run(engines, sticky, f"{name} {round_}")))
         print()
         for name in dict.fromkeys(row[0] for row in rows):
             mine = [row for row in rows if row[0] == name]
             print(f"{name:20} computed {[row[1] for row in mine]}, mean of a request "
                   f"{[round(1000 * row[2]) for row in mine]} ms")
+        for name, pair in copying.items():
+            stored, loaded = pair.copied()
+            print(f"{name:20} copied {stored >> 20} MiB in, {loaded >> 20} MiB out")
+        if not copying:
+            print("LMCache was not measured: LMCACHE_PYTHON names no interpreter with it")
         assert len({str(row[3]) for row in rows}) == 1

@@ -37,9 +37,8 @@ def generate(engine, prompts, max_tokens=16, salt=None, ignore_eos=True, lora=No
                                         lora_request=LoRARequest(*lora) if lora else None)]
 
 
-def preemptions(engine):
-    return sum(metric.value for metric in engine.get_metrics()
-               if metric.name == "vllm:num_preemptions")
+def metric(engine, name):
+    return sum(found.value for found in engine.get_metrics() if found.name == name)
 
 
 def reweigh(engine, factor):
@@ -53,7 +52,7 @@ def reweigh(engine, factor):
 
 OPERATIONS = {
     "generate": generate,
-    "preemptions": preemptions,
+    "metric": metric,
     "reset": lambda engine: engine.reset_prefix_cache(),
     "reweigh": reweigh,
     "sleep": lambda engine, level: engine.sleep(level=level),

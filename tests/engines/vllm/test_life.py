@@ -71,7 +71,7 @@ def test_two_engines_finish_all_in_a_pool_for_two_thirds(start, private):
         until(all_pages_are_back, small)
         preemptions = 0
         for engine in engines:
-            engine.ask(do="preemptions")
+            engine.ask(do="metric", name="vllm:num_preemptions")
             preemptions += engine.answer()
         assert preemptions > 0
         for engine in engines:
