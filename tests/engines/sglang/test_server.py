@@ -14,6 +14,7 @@ import urllib.request
 
 import pytest
 from conftest import PAGE, geometry
+from proxied import proxy
 
 from kvtrunk import testing
 from kvtrunk.sglang import __main__ as command
@@ -91,3 +92,17 @@ def test_servers_share_and_a_salt_isolates(servers):
     assert b.complete(text) == (first, whole)
     assert b.complete(text, cache_salt="tenant") == (first, 0)
     assert a.complete(text, cache_salt="tenant") == (first, whole)
+
+
+def test_prefill_here_decode_there(servers):
+    """Through the proxy of examples/python."""
+    a, b = servers
+    text = "What the first engine computes for one token, the second reads for all of them. " * 8
+    expected, _ = a.complete(text, cache_salt="apart")
+    with proxy(a.port, b.port) as ask:
+        said = json.loads(ask("/v1/completions", {
+            "model": "any", "prompt": text, "max_tokens": 12, "temperature": 0,
+            "ignore_eos": True}))
+    assert said["choices"][0]["text"] == expected
+    cached = said["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert 0 < said["usage"]["prompt_tokens"] - cached <= PAGE

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm serve`, as in docs/vllm.md, beside another engine on the same pool."""
+"""Two OpenAI servers of vLLM on one pool, started as docs/vllm.md says."""
 import concurrent.futures
 import json
 import os
+import pathlib
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,8 +17,24 @@ import urllib.request
 import pytest
 from conftest import PAGE, TRANSFER, geometry
 from engine import START_S, all_pages_are_back, prompt, until
+from proxied import proxy
 
 from kvtrunk import testing
+
+NOT_WAITED_FOR = 64
+"""coalesce_threshold: so much may be computed twice if the daemon is late."""
+README = pathlib.Path(__file__).parents[3] / "python/README.md"
+# The transcript there: a function, and what is typed.
+ASK = r"""ask() { curl -s localhost:$1/v1/completions -H 'Content-Type: application/json' -d @$2 |
+        grep -o '"usage":{.*' | grep -o '"\(prompt\|cached\)_tokens":[0-9]*' | paste -s; }"""
+TYPED = """\
+ask 8001 first.json
+ask 8002 first.json    # another engine, the same prompt
+ask 8002 second.json
+kvtctl clients
+kill -9 PID            # the second engine
+ask 8001 second.json   # what it computed is there
+kvtctl audit""".splitlines()
 
 
 class Server:
@@ -77,64 +96,110 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def served(folder, start, tmp_path_factory):
+def served(folder, tmp_path_factory):
+    """The daemon and two servers; a test may start another one in the place of one."""
+    logs = tmp_path_factory.mktemp("servers")
     with testing.daemon(supervise=True, **geometry()) as daemon:
-        server = Server(folder, daemon, tmp_path_factory.mktemp("server") / "log")
+        made = [daemon, *(Server(folder, daemon, logs / name) for name in "ab")]
         try:
-            engine = start(daemon, processes=1).wait()
-            server.wait()
-            yield daemon, server, engine
+            for server in made[1:]:
+                server.wait()
+            yield made
         finally:
-            if server.process.poll() is None:
-                server.end()
+            for server in made[1:]:
+                if server.process.poll() is None:
+                    server.end()
 
 
-def test_a_server_and_another_engine_share(served):
-    _, server, engine = served
+def test_servers_share_and_a_salt_isolates(served):
+    _, a, b = served
     text = prompt(5000)
-    first = server.complete(text)
+    first = a.complete(text)
     assert first["cached"] == 0
-    assert engine.generate(text)[0] == {"tokens": first["tokens"], "cached": 192}
-    salted = server.complete(text, cache_salt="tenant 1")
+    assert b.complete(text) == {"tokens": first["tokens"], "cached": 192}
+    salted = a.complete(text, cache_salt="tenant 1")
     assert salted == {"tokens": first["tokens"], "cached": 0}
-    assert engine.generate(text, salt="tenant 1")[0]["cached"] == 192
+    assert b.complete(text, cache_salt="tenant 1")["cached"] == 192
 
 
 def test_prefill_here_decode_there(served):
-    """A request that the server gets first, for one token, is prefilled for the other engine."""
-    _, server, engine = served
-    for seed in range(5100, 5104):
-        text = prompt(seed, 700)
-        server.complete(text, max_tokens=1)
-        answer = engine.generate(text, max_tokens=32)[0]
-        assert len(text) - answer["cached"] <= PAGE
-        assert server.complete(text, max_tokens=32)["tokens"] == answer["tokens"]
+    """Through the proxy of examples/python."""
+    _, a, b = served
+    with proxy(a.port, b.port) as ask:
+        for seed in range(5100, 5104):
+            text = prompt(seed, 700)
+            said = json.loads(ask("/v1/completions", {
+                "model": "tiny", "prompt": text, "max_tokens": 32, "temperature": 0,
+                "ignore_eos": True, "return_token_ids": True}))
+            cached = said["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert 0 < len(text) - cached <= PAGE + NOT_WAITED_FOR
+            assert a.complete(text, max_tokens=32, cache_salt=str(seed)) == {
+                "tokens": said["choices"][0]["token_ids"], "cached": 0}
+        streamed = ask("/v1/completions", {"model": "tiny", "prompt": text, "max_tokens": 4,
+                                           "stream": True})
+        assert streamed.count("data: ") >= 4 and "[DONE]" in streamed
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            ask("/v1/completions", {"model": "another", "prompt": text})
 
 
 def test_a_restart_of_the_daemon_under_load_changes_no_answer(served):
-    daemon, server, engine = served
+    daemon, a, b = served
     asked = [prompt(5200 + i, 300) for i in range(6)]
-    expected = [answer["tokens"] for answer in engine.generate(*asked, max_tokens=60, salt="x")]
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        running = [pool.submit(server.complete, text, max_tokens=60) for text in asked]
+        expected = [done["tokens"] for done in pool.map(
+            lambda text: b.complete(text, max_tokens=60, cache_salt="x"), asked)]
+        running = [pool.submit(a.complete, text, max_tokens=60) for text in asked]
         daemon.kill()
         assert [done.result()["tokens"] for done in running] == expected
-    assert engine.generate(asked[0], max_tokens=60)[0] == {"tokens": expected[0], "cached": 288}
+    assert b.complete(asked[0], max_tokens=60) == {"tokens": expected[0], "cached": 288}
+
+
+def test_the_transcript_of_the_readme(served, folder, tmp_path):
+    """But for its numbers. TRANSCRIPT=write puts what this run shows into python/README.md."""
+    if not shutil.which("curl"):
+        pytest.skip("curl is not installed")
+    daemon, a, b = served
+    pid = next(client["pid"] for client in json.loads(daemon.kvtctl("--json", "clients"))
+               if os.getsid(client["pid"]) == b.process.pid)
+    for seed, name in enumerate(("first", "second"), 5400):
+        (tmp_path / f"{name}.json").write_text(json.dumps(
+            {"model": "tiny", "prompt": prompt(seed, 600), "max_tokens": 4}))
+    path = f"{os.environ['KVTRUNK_BIN']}:{os.environ['PATH']}"
+    shown = f"$ {ASK}\n"
+    for line in TYPED:
+        line = line.replace("PID", str(pid))
+        shell = line.replace("8001", str(a.port)).replace("8002", str(b.port))
+        said = subprocess.run(["bash", "-c", f"{ASK}\n{shell}"], cwd=tmp_path, text=True,
+                              capture_output=True, check=True,
+                              env={"PATH": path, "KVTRUNK_SOCKET": daemon.socket})
+        shown += f"$ {line}\n{said.stdout}"
+    before, block, after = re.split("(?<=```console\n)(.*?)(?=```)", README.read_text(), 1, re.S)
+    if os.environ.get("TRANSCRIPT") == "write":
+        README.write_text(before + shown + after)
+    else:
+        without_numbers = [re.sub(r"[\d.]+( ([mu]?s|min|h)\b)?", "N", text).split()
+                           for text in (shown, block)]
+        assert without_numbers[0] == without_numbers[1]
+    b.process.wait()  # its server ends with it
+    # Started again, it finds its cache warm.
+    served[2] = Server(folder, daemon, tmp_path / "again")
+    served[2].wait()
+    assert served[2].complete(prompt(5401, 600))["cached"] == 576
 
 
 def test_reset_over_http_is_for_one_engine(served):
-    _, server, engine = served
+    _, a, b = served
     text = prompt(5300)
-    first = server.complete(text)
-    assert server.complete(text)["cached"] == 192
-    server.url("/reset_prefix_cache", {})
-    assert server.complete(text) == first
-    assert engine.generate(text)[0]["cached"] == 192
+    first = b.complete(text)
+    assert b.complete(text)["cached"] == 192
+    b.url("/reset_prefix_cache", {})
+    assert b.complete(text) == first
+    assert a.complete(text)["cached"] == 192
 
 
 def test_sigterm_leaves_nothing_behind(served):
-    daemon, server, engine = served
-    server.end()
+    daemon, *servers = served
+    for server in servers:
+        server.end()
     until(all_pages_are_back, daemon)
-    assert "vllm worker" not in daemon.kvtctl("clients")
-    assert engine.generate(prompt(5000))[0]["cached"] == 192
+    assert "vllm" not in daemon.kvtctl("clients")
