@@ -7,7 +7,6 @@
 #include "internal.h"
 
 #define VW 16
-#define UNROLL_FOR(i, n) _Pragma("GCC unroll 16") for (uint32_t i = 0; i < (n); i++)
 
 /* Few rows: few.inc.h, amx.inc.h */
 #define FEW_STRIPS 4

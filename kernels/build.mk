@@ -9,7 +9,7 @@
 # where nvcc is found (see Makefile).
 
 # Contraction is off everywhere: where a product and a sum are rounded once, the code says so.
-CFLAGS_kernels = -O3 -ffp-contract=off -fno-math-errno $(CFLAGS_kernels_isa)
+CFLAGS_kernels = $(if $(SANITIZE),,-O3) -ffp-contract=off -fno-math-errno $(CFLAGS_kernels_isa)
 
 KERNELS_ARCH := $(if $(NO_COMPILER),,$(shell $(CC) -dumpmachine))
 KERNELS_SRC := $(addprefix kernels/,append_prefill.c base.c check.c context.c cuda_host.c \

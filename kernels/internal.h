@@ -25,6 +25,16 @@
 #define KVT_HIDDEN __attribute__((visibility("hidden")))
 #define KVT_UNITS_PER_GROUP (KVT_ATTN_GROUP / KVT_ATTN_UNIT)
 
+/*
+ * A loop over registers. Under AddressSanitizer it stays a loop, whose checks are those of each
+ * round: unrolled, they are so many that gcc takes minutes for a path.
+ */
+#ifdef __SANITIZE_ADDRESS__
+#define UNROLL_FOR(i, n) for (uint32_t i = 0; i < (n); i++)
+#else
+#define UNROLL_FOR(i, n) _Pragma("GCC unroll 16") for (uint32_t i = 0; i < (n); i++)
+#endif
+
 /* A cache line, twice: neighbours are fetched in pairs. */
 #define KVT_CPU_ALIGN 128
 

@@ -13,7 +13,6 @@
 #include "internal.h"
 
 #define VW 4
-#define UNROLL_FOR(i, n) _Pragma("GCC unroll 16") for (uint32_t i = 0; i < (n); i++)
 
 typedef float32x4_t vf;
 

@@ -11,7 +11,6 @@
 #include "internal.h"
 
 #define VW 8
-#define UNROLL_FOR(i, n) _Pragma("GCC unroll 16") for (uint32_t i = 0; i < (n); i++)
 #define GEMM_ROWS 6
 #define GEMM_VECTORS 2
 #define GEMM_UNROLL _Pragma("GCC unroll 2")

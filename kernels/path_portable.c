@@ -13,7 +13,6 @@
 #include "internal.h"
 
 #define VW 4
-#define UNROLL_FOR(i, n) _Pragma("GCC unroll 8") for (uint32_t i = 0; i < (n); i++)
 #define GEMM_ROWS 4
 #define GEMM_VECTORS 2
 #define TILE 16
