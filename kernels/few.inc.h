@@ -10,6 +10,8 @@
  *   FEW_STEPS(type)  steps in 4 bytes of a row of KV of this type, 0 if there is no such way
  *   keys_step        step i of VW positions, of 4 bytes of them
  *   values_load      n_vectors vectors of one step of positions
+ *   FEW_TOGETHER(type, n_vectors)  optional: steps that values_load_some loads at a time, 0 if it
+ *                    does not take them
  *   FEW_TYPES        a case for each type that is taken, by its name
  *   FEW_NEAR, FEW_FAR(type)  how many strips ahead fetches are
  *   FEW_SPAN         positions of values that are added to outputs in registers
@@ -51,12 +53,12 @@ INLINE void row_ahead(const struct few *few, uint32_t row, const uint32_t type)
 
 /*
  * Fetch what follows two strips, in step with their use: at byte x of their rows, 2 * VW bytes for
- * each of the next n. Returns the start of adjacent rows in *ret_near and *ret_far; for other rows
- * fetches at once and returns NULL.
+ * each of the next n. Returns the start of adjacent rows in *ret_near and *ret_far; for other rows,
+ * of which *row were fetched, fetches at once and returns NULL.
  */
 INLINE void strips_ahead(const struct few *few, uint32_t strip, uint32_t x, const uint32_t n,
-			 const char **ret_near, const char **ret_far, const uint32_t type,
-			 const bool adjacent)
+			 const char **ret_near, const char **ret_far, uint32_t *row,
+			 const uint32_t type, const bool adjacent)
 {
 	uint32_t row_bytes = few->dim * kvt_type_size(type), strip_bytes = VW * row_bytes;
 	uint32_t at = 2 * VW * x;
@@ -69,14 +71,24 @@ INLINE void strips_ahead(const struct few *few, uint32_t strip, uint32_t x, cons
 		*ret_far = few->strips[strip + FEW_FAR(type)] + at;
 		return;
 	}
-	for (uint32_t row = at / row_bytes; row < (at + 2 * VW * n) / row_bytes; row++)
-		row_ahead(few, strip * VW + row, type);
+	for (; (*row + 1) * row_bytes <= at + 2 * VW * n; ++*row)
+		row_ahead(few, strip * VW + *row, type);
 }
 
 INLINE vb keys_step(words word, const uint32_t i, const uint32_t type);
 
 INLINE void values_load(const char *row, size_t stride, uint32_t dim, uint32_t v, vb *ret_step,
 			const uint32_t n_vectors, const uint32_t type);
+
+#ifndef FEW_TOGETHER
+#define FEW_TOGETHER(type, n_vectors) 0
+
+INLINE void values_load_some(const char *row, size_t stride, uint32_t v, vb *ret_steps,
+			     const uint32_t n_vectors)
+{
+	(void)row, (void)stride, (void)v, (void)ret_steps, (void)n_vectors;
+}
+#endif
 
 /* Add the products of two strips' words with queries to c; for each word, fetch 8 * VW bytes. */
 INLINE void words_add(vf (*c)[2], const words *low, const words *high,
@@ -112,7 +124,7 @@ INLINE void strips_scores(const struct few *few, uint32_t strip, float *scores,
 	const element *q[FEW_ROWS];
 	words low[FEW_WORDS], high[FEW_WORDS];
 	vf c[FEW_ROWS][2];
-	uint32_t x = 0;
+	uint32_t x = 0, row = 0;
 
 	UNROLL_FOR (r, n_rows) {
 		q[r] = queries + r * few->q_stride;
@@ -122,7 +134,7 @@ INLINE void strips_scores(const struct few *few, uint32_t strip, float *scores,
 	}
 	/* Loops over more than 16 steps are not unrolled. */
 	for (; FEW_WORDS == 8 && FEW_STEPS(type) < 3 && x + 32 <= row_bytes; x += 32) {
-		strips_ahead(few, strip, x, 32, &near, &far, type, adjacent);
+		strips_ahead(few, strip, x, 32, &near, &far, &row, type, adjacent);
 		words_load_8(a + x, few->stride, low);
 		words_load_8(b + x, few->stride, high);
 		words_add(c, low, high, q, near, far, 8, n_rows, type, adjacent);
@@ -130,7 +142,7 @@ INLINE void strips_scores(const struct few *few, uint32_t strip, float *scores,
 			q[r] += 8 * word_elements;
 	}
 	for (; x < row_bytes; x += 16) {
-		strips_ahead(few, strip, x, 16, &near, &far, type, adjacent);
+		strips_ahead(few, strip, x, 16, &near, &far, &row, type, adjacent);
 		words_load(a + x, few->stride, low);
 		words_load(b + x, few->stride, high);
 		words_add(c, low, high, q, near, far, 4, n_rows, type, adjacent);
@@ -158,22 +170,26 @@ INLINE void few_scores_of(const struct few *few, float *scores, const element *q
 	}
 }
 
-/* Add n_steps weighted steps of positions, which begin at row, to c. */
+/* Add n_steps weighted steps of positions, which begin at row, to c; load some at a time. */
 INLINE void values_add(const struct few *few, vf (*c)[4], const element *weights, const char *row,
-		       uint32_t v, const uint32_t n_steps, const uint32_t n_rows,
-		       const uint32_t n_vectors, const uint32_t type)
+		       uint32_t v, const uint32_t n_steps, const uint32_t some,
+		       const uint32_t n_rows, const uint32_t n_vectors, const uint32_t type)
 {
 	const size_t stride = few->stride;
+	vb steps[4];
 
 	UNROLL_FOR (j, n_steps) {
-		vb step[4];
+		const uint32_t first = some ? j % some * n_vectors : 0;
 
-		values_load(row, stride, few->dim, v, step, n_vectors, type);
+		if (!some)
+			values_load(row, stride, few->dim, v, steps, n_vectors, type);
+		else if (!first)
+			values_load_some(row, stride, v, steps, n_vectors);
 		UNROLL_FOR (r, n_rows) {
 			vb weight = a_broadcast(weights + r * BLOCK + j * STEP);
 
 			UNROLL_FOR (i, n_vectors)
-				c[r][i] = dot(c[r][i], step[i], weight);
+				c[r][i] = dot(c[r][i], steps[first + i], weight);
 		}
 		row += STEP * stride;
 	}
@@ -203,10 +219,10 @@ INLINE bool few_values_some(const struct few *few, float *outputs, const element
 		if (key % VW == 0)
 			row = few->strips[key / VW];
 		if (left >= FEW_STEPS_AT_ONCE)
-			values_add(few, c, weights + key, row, v, FEW_STEPS_AT_ONCE, n_rows,
-				   n_vectors, type);
+			values_add(few, c, weights + key, row, v, FEW_STEPS_AT_ONCE,
+				   FEW_TOGETHER(type, n_vectors), n_rows, n_vectors, type);
 		else
-			values_add(few, c, weights + key, row, v, left, n_rows, n_vectors, type);
+			values_add(few, c, weights + key, row, v, left, 0, n_rows, n_vectors, type);
 		key += FEW_STEPS_AT_ONCE * STEP;
 		row += FEW_STEPS_AT_ONCE * STEP * few->stride;
 		for (due += FEW_STEPS_AT_ONCE * STEP; due >= n_passes; due -= n_passes)

@@ -310,37 +310,103 @@ words_load_8(const char *strip, size_t stride, words *ret_words)
 	words_load(strip + 16, stride, ret_words + 4);
 }
 
-#define TABLE_8_UP(a, b, c, d, e, f, g, h)                                                        \
-	0, 0, 0, 0, 0, 0, 0, 0, a, b, c, d, e, f, g, h, 0, 0, 0, 0, 0, 0, 0, 0, a, b, c, d, e, f,  \
-		g, h
+/*
+ * Operands of the conversion of fp8, in memory: in registers they would drive out sums. Tables are
+ * twice 16 bytes.
+ */
+#define BYTES_32(x) { [0 ... 31] = (x) }
+#define TWICE(...) { __VA_ARGS__, __VA_ARGS__ }
+static const struct {
+	int8_t one[32], to_127[32], magnitude[32], first[32];
+	int8_t upper[32], upper_differs[32], lower_differs[32];
+} f8_operands __attribute__((aligned(32))) = {
+	.one = BYTES_32(1),
+	.to_127 = BYTES_32(0x70),
+	.magnitude = BYTES_32(0x7f),
+	.first = BYTES_32(-0x10),
+	.upper = TWICE(0x3c, 0x3d, 0x3e, 0x3f, 0x40, 0x41, 0x42, 0x43, -0x44, -0x43, -0x42, -0x41,
+		       -0x40, -0x3f, -0x3e, -0x3d),
+	.upper_differs = TWICE(0x3c, 0x3c, 0x07, 0x07, 0x07, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+	.lower_differs =
+		TWICE(0x30, 0, 0x10, -0x60, -0x10, 0x40, 0x70, 0x20, 0x10, 0, 0, 0, 0, 0, 0, 0),
+};
+
+static inline __attribute__((always_inline)) words f8_operand(const int8_t *bytes)
+{
+	return _mm256_load_si256((const void *)bytes);
+}
 
 /*
- * Convert fp8 in the even or odd bytes to bf16 half words. The bits below the sign become bits of
- * bf16 four places lower, exponent 0x78 added. What is below 2^-6 (index 8 and up of a table, which
- * gives 0 for an index above 127) and NaN are corrected.
+ * Convert fp8 to bf16, upper and lower bytes apart. A table of 16 has the upper byte for sign and
+ * three bits of exponent; the other bits are the lower one's. Tables of what differs correct NaN
+ * (index 0) and what is below 2^-6 (1 to 8); other codes have an index of 9 to 15, or above 127,
+ * and so nothing to correct.
  */
-static inline __attribute__((always_inline)) words f8_bf16(words bits, const bool odd)
+static inline __attribute__((always_inline)) void f8_bytes(words codes, words *ret_upper,
+							   words *ret_lower)
 {
-	const words upper_table = _mm256_setr_epi8(TABLE_8_UP(-60, -1, -1, -1, 0, 0, 0, 0));
-	/* Bits that differ from those of a normal number. */
-	const words lower_table = _mm256_setr_epi8(
-		TABLE_8_UP(0, 0x10, (char)0xa0, (char)0xf0, 0x40, 0x70, 0x20, 0x10));
-	const words odd_bytes = _mm256_set1_epi16((short)0xff00);
-	words magnitude = _mm256_and_si256(bits, _mm256_set1_epi8(0x7f));
-	words small = _mm256_adds_epu8(magnitude, _mm256_set1_epi8(0x78));
-	words nan = _mm256_cmpeq_epi8(magnitude, _mm256_set1_epi8(0x7f));
-	words upper = _mm256_and_si256(_mm256_srli_epi16(bits, 4), _mm256_set1_epi8(0x07));
-	words lower = _mm256_and_si256(_mm256_slli_epi16(bits, 4), _mm256_set1_epi8((char)0xf0));
+	__typeof__(&f8_operands) of = &f8_operands;
+	words first, upper, lower, index;
 
-	upper = _mm256_add_epi8(upper, _mm256_set1_epi8(0x3c));
-	upper = _mm256_add_epi8(upper, _mm256_shuffle_epi8(upper_table, small));
-	upper = _mm256_or_si256(upper, _mm256_and_si256(nan, _mm256_set1_epi8(0x7f)));
-	upper = _mm256_or_si256(upper, _mm256_and_si256(bits, _mm256_set1_epi8((char)0x80)));
-	lower = _mm256_xor_si256(lower, _mm256_shuffle_epi8(lower_table, small));
-	lower = _mm256_xor_si256(lower, _mm256_and_si256(nan, _mm256_set1_epi8(0x30)));
+	__asm__("" : "+r"(of)); /* else the compiler knows them and makes them anew */
+	first = _mm256_and_si256(codes, f8_operand(of->first));
+	upper = _mm256_srli_epi16(first, 4);
+	lower = _mm256_slli_epi16(_mm256_xor_si256(codes, first), 4);
+	index = _mm256_and_si256(_mm256_add_epi8(codes, f8_operand(of->one)),
+				 f8_operand(of->magnitude));
+	index = _mm256_adds_epu8(index, f8_operand(of->to_127));
+	*ret_upper = _mm256_xor_si256(
+		_mm256_shuffle_epi8(f8_operand(of->upper), upper),
+		_mm256_shuffle_epi8(f8_operand(of->upper_differs), index));
+	*ret_lower = _mm256_xor_si256(
+		lower, _mm256_shuffle_epi8(f8_operand(of->lower_differs), index));
+}
+
+/* Convert fp8 in the even or odd bytes to bf16 half words. */
+static inline __attribute__((always_inline)) words f8_bf16(words codes, const bool odd)
+{
+	const words odd_bytes = _mm256_set1_epi16((short)0xff00);
+	words upper, lower;
+
+	f8_bytes(codes, &upper, &lower);
 	if (odd)
 		return _mm256_blendv_epi8(_mm256_srli_epi16(lower, 8), upper, odd_bytes);
 	return _mm256_blendv_epi8(lower, _mm256_slli_epi16(upper, 8), odd_bytes);
+}
+
+/* 32 values of fp8 are converted at a time, of as many positions as that takes. */
+#define FEW_TOGETHER(type, n_vectors) ((type) == KVT_ATTN_F8_E4M3 ? 4 / (n_vectors) : 0)
+
+static inline __attribute__((always_inline)) void
+values_load_some(const char *row, size_t stride, uint32_t v, vb *ret_steps,
+		 const uint32_t n_vectors)
+{
+	const char *at = row + v * VW;
+	/* Unpacking works in each lane, so the lower lane gets the lower halves of vectors. */
+	const words order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+	words codes, upper, lower, halves[2];
+
+	if (n_vectors == 4)
+		codes = _mm256_loadu_si256((const void *)at);
+	else if (n_vectors == 2)
+		codes = _mm256_inserti128_si256(
+			_mm256_castsi128_si256(_mm_loadu_si128((const void *)at)),
+			_mm_loadu_si128((const void *)(at + stride)), 1);
+	else
+		codes = _mm256_setr_m128i(
+			_mm_unpacklo_epi64(_mm_loadl_epi64((const void *)at),
+					   _mm_loadl_epi64((const void *)(at + stride))),
+			_mm_unpacklo_epi64(_mm_loadl_epi64((const void *)(at + 2 * stride)),
+					   _mm_loadl_epi64((const void *)(at + 3 * stride))));
+	f8_bytes(_mm256_permutevar8x32_epi32(codes, order), &upper, &lower);
+	halves[0] = _mm256_unpacklo_epi8(lower, upper);
+	halves[1] = _mm256_unpackhi_epi8(lower, upper);
+	UNROLL_FOR (i, 2) {
+		ret_steps[2 * i] = _mm256_castsi256_ps(
+			_mm256_unpacklo_epi16(_mm256_setzero_si256(), halves[i]));
+		ret_steps[2 * i + 1] = _mm256_castsi256_ps(
+			_mm256_unpackhi_epi16(_mm256_setzero_si256(), halves[i]));
+	}
 }
 
 #define FEW_STEPS(type) ((type) == KVT_ATTN_F16 ? 0 : 4 / kvt_type_size(type))
