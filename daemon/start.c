@@ -845,7 +845,8 @@ static void report(const struct kvt_daemon *daemon)
 		"per_session_at_most=%llu backend=%s", (unsigned long long)daemon->pool.bytes,
 		daemon->pool.n_slabs, (unsigned long long)sizes->arena_bytes,
 		(unsigned long long)sizes->ledger_bytes,
-		(unsigned long long)sizes->scratch_bytes, KVT_SEGMENT_BYTES_MAX + 4ull *
+		(unsigned long long)sizes->scratch_bytes,
+		KVT_SEGMENT_BYTES_MAX + sizeof(struct kvt_mirror) + 4ull *
 			(2ull * core->max_op_keys + core->max_op_keys / core->page_size),
 		daemon->pool.ops->name);
 	if (*daemon->pool.note)

@@ -403,6 +403,29 @@ int kvt_group_open(struct kvt_client *client, uint32_t n_ranks,
  * names what ended it. */
 int kvt_group_check(struct kvt_client *client);
 
+/** Send a message from rank 0 to every member of its group, through shared memory.
+ *
+ * For engines whose every rank schedules and must decide alike: rank 0 alone asks the daemon, and
+ * writes what it saw at each point ("nothing yet" included); the others read it at the same points.
+ * Rank 0 connects with KVT_MIRROR in options->flags and opens the group first. Members receive the
+ * same messages in the same order, each from the first one on, however late they join.
+ *
+ * @data   copied. @bytes: 0 to KVT_MIRROR_MESSAGE_MAX.
+ * Waits while the slowest member has some 32 KiB unread; members that have not joined count. Spins
+ * up to options->spin_budget_ns, then sleeps. Errors, after which nothing was sent: -EMSGSIZE bytes
+ * is too large, -ETIMEDOUT (options->timeout_ns), -ENOTSUP no KVT_MIRROR, -ENOTCONN no group, or
+ * not rank 0, -EBADMSG a member damaged the mirror, -ECONNRESET the group has ended: noticed within
+ * 50 ms of a wait. */
+int kvt_mirror_write(struct kvt_client *client, const void *data, uint32_t bytes);
+
+/** Take the next message of rank 0; for members of a group.
+ *
+ * @buffer  of `size` bytes; KVT_MIRROR_MESSAGE_MAX suffices for any.
+ * Returns the message's bytes, 0 or more. Waits for it as kvt_mirror_write() does. Errors:
+ * -EMSGSIZE it is larger, and stays the next one, -ETIMEDOUT, -ENOTSUP the group has no mirror,
+ * -ENOTCONN no member, -EBADMSG rank 0 damaged the mirror, -ECONNRESET the group has ended. */
+int kvt_mirror_read(struct kvt_client *client, void *buffer, uint32_t size);
+
 /* ---------------------------------------------------------------- fences */
 
 /** Raise fence word `slot` to `value` (monotonic) and wake the daemon if it sleeps. */

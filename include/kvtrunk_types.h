@@ -19,6 +19,7 @@
 #define KVT_FENCE_IDLE 0xffu    /* fence slot: nothing launched touches the pages */
 #define KVT_MAX_SLABS 16u       /* devices of one pool: as many as the largest hosts have */
 #define KVT_MAX_RANKS 16u       /* processes of one group: a rank for each slab */
+#define KVT_MIRROR_MESSAGE_MAX 16384u /* bytes of one message of kvt_mirror_write() */
 #define KVT_MAX_LAYERS 256u     /* of one slab: the deepest open models have half of that */
 #define KVT_FINGERPRINT_BYTES 256u
 #define KVT_LABEL_BYTES 64u
@@ -243,6 +244,7 @@ enum kvt_hello_flag {
 	/* The session does not touch the content of pages, or asks the daemon what they hold: it
 	 * need not name a geometry or fingerprint. */
 	KVT_ANY_GEOMETRY = 1u << 2,
+	KVT_MIRROR = 1u << 3, /* the session's group gets a mirror: kvt_mirror_write() */
 };
 
 /** State of an instance as seen from outside: why connecting failed. */

@@ -13,6 +13,7 @@
  *     arena     tree and page records. Written by the daemon alone, mapped read-only by clients.
  *     segment   one per session: SQ, CQ, fence words. Written by both.
  *     areas     one per session: key area, list area. Written by both.
+ *     mirror    one per session that asks for it. Written by its clients; the daemon never maps it.
  *     messages  fixed structs on a SOCK_SEQPACKET socket, one message a packet.
  *
  * All integers are little endian; kvtrunk does not build for another byte order. Every structure
@@ -37,13 +38,14 @@
 #endif
 
 #define KVT_ABI_MAJOR 2 /* raised when an old client could misread a new daemon's memory */
-#define KVT_ABI_MINOR 5 /* raised for additions that an old client may ignore */
+#define KVT_ABI_MINOR 6 /* raised for additions that an old client may ignore */
 #define KVT_ABI_MINOR_HANDLES 1 /* since then: MATCH and BEGIN take a handle */
 #define KVT_ABI_MINOR_PACKED 3  /* since then: layouts with K and V packed, pace_us,
 				    a sealer of pages and BEGIN's word of it, OTHERS */
 #define KVT_ABI_MINOR_LEAVE 4   /* since then: LEAVE */
 #define KVT_ABI_MINOR_LATENT 5  /* since then: KVT_LAYOUT_LATENT, SHORTER, NO_LIST; EXTEND takes
 				    pages */
+#define KVT_ABI_MINOR_MIRROR 6  /* since then: KVT_MIRROR, KVT_FD_MIRROR */
 
 /* A line that one side writes and the other polls. 128, not 64: x86 prefetches lines in pairs
  * and Arm server cores have 128-byte granules, so 64 would still ping-pong. */
@@ -546,6 +548,32 @@ struct kvt_fence_word {
 } KVT_ALIGNED(KVT_LINE);
 _Static_assert(sizeof(struct kvt_fence_word) == KVT_LINE, "kvt_fence_word");
 
+#define KVT_MIRROR_RING 32768u /* bytes; a power of two */
+
+/** How far a member has read. A line of its own, which it writes and rank 0 polls. */
+struct kvt_mirror_reader {
+	uint32_t read;       /* as `written`; a futex */
+	uint32_t writer_sleeps; /* rank 0: "wake me" */
+	uint8_t reserved[KVT_LINE - 8];
+};
+
+/** The mirror of a group: messages of rank 0, each for every member, in order. The daemon makes the
+ * object, zeroed, and passes it to rank 0 and to each member.
+ *
+ * A message is a word with its length, at most KVT_MIRROR_MESSAGE_MAX, and its bytes, padded to 4.
+ * Positions count bytes modulo 2^32; a byte lies at its position modulo KVT_MIRROR_RING. Rank 0
+ * raises `written` behind a whole message, after every rank from 1 to the last has read what it
+ * overwrites, joined or not. */
+struct kvt_mirror {
+	uint32_t written;      /* rank 0; a futex */
+	uint32_t reader_sleeps; /* members: "wake me" */
+	uint8_t reserved[KVT_LINE - 8];
+	struct kvt_mirror_reader readers[KVT_MAX_RANKS]; /* by rank; 0 unused */
+	uint8_t ring[KVT_MIRROR_RING];
+} KVT_ALIGNED(KVT_LINE);
+_Static_assert(sizeof(struct kvt_mirror) == (1 + KVT_MAX_RANKS) * KVT_LINE + KVT_MIRROR_RING,
+	       "kvt_mirror");
+
 /* ---------------------------------------------------------------------- control socket */
 
 #define KVT_MESSAGE_MAGIC 0x5456414bu /* "KAVT" */
@@ -610,6 +638,7 @@ enum kvt_welcome_fd {
 	KVT_FD_COMPLETION = 1u << 3, /* readable once rung after cq_need_wakeup: read 8 bytes */
 	KVT_FD_ARENA = 1u << 4,      /* O_RDONLY */
 	KVT_FD_POOL = 1u << 5,       /* host and cuda-vmm: one for each slab, in their order */
+	KVT_FD_MIRROR = 1u << 6,     /* of a session with KVT_MIRROR: last, after all slabs */
 };
 
 /** How a client opens one slab. A device is named by its UUID, because ordinals differ from process

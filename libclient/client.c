@@ -108,6 +108,8 @@ int kvt_client_create(struct kvt_client **ret_client, const struct kvt_client_pa
 	client->areas = parts->areas;
 	client->areas_bytes = parts->areas_bytes;
 	client->arena = parts->arena;
+	client->mirror.shared = parts->mirror;
+	client->mirror.rank = parts->info.rank;
 	kvt_error_set(&client->error, 0, 0, "no call has failed yet");
 	*ret_client = client;
 	return 0;
@@ -132,6 +134,8 @@ static void destroy(struct kvt_client *client)
 			munmap(client->areas, client->areas_bytes);
 		if (client->arena.bytes)
 			kvt_arena_detach(&client->arena);
+		if (client->mirror.shared)
+			munmap(client->mirror.shared, sizeof(*client->mirror.shared));
 		for (uint32_t i = 0; i < client->n_slabs; i++)
 			if (client->slabs[i].base)
 				munmap(client->slabs[i].base, client->slabs[i].base_bytes);

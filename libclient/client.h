@@ -26,6 +26,7 @@
 #include <stdint.h>
 
 #include "kvtrunk.h"
+#include "libclient/mirror.h"
 #include "shm/arena.h"
 #include "shm/assert.h"
 #include "shm/ring.h"
@@ -227,6 +228,7 @@ struct kvt_client {
 	int completion;
 	uint64_t cookie;
 	struct kvt_arena_view arena;
+	struct kvt_mirror_end mirror;
 	struct kvt_opened *opened;
 	uint32_t n_opened;
 	void *segment, *areas;
@@ -290,6 +292,7 @@ struct kvt_client_parts {
 	uint64_t segment_bytes, areas_bytes;
 	struct kvt_segment_layout layout;
 	struct kvt_arena_view arena; /* base NULL: withheld */
+	struct kvt_mirror *mirror;   /* NULL: none */
 	int control, doorbell, completion;
 	struct kvt_client_slab slabs[KVT_MAX_SLABS];
 	uint32_t n_slabs;

@@ -92,7 +92,7 @@ static int map_sealed(int fd, uint64_t least, void **ret_base, uint64_t *ret_byt
 	if (rc == 0)
 		rc = kvt_client_map_shared(fd, bytes, NULL, ret_base);
 	if (rc != 0)
-		kvt_error_set(error, rc, 0, "cannot map the session segment: %s",
+		kvt_error_set(error, rc, 0, "cannot map the session's memory: %s",
 			      rc == -EPROTO ? "it is too small or not sealed" :
 					      kvt_errno_name(rc));
 	else
@@ -100,8 +100,26 @@ static int map_sealed(int fd, uint64_t least, void **ret_base, uint64_t *ret_byt
 	return rc;
 }
 
+/* Map the mirror of the session or of its group, if one came. */
+static int map_mirror(const struct welcome *welcome, struct kvt_client_parts *parts,
+		      struct kvt_error *error)
+{
+	uint64_t bytes;
+	void *base;
+	int rc;
+
+	if (welcome->mirror < 0)
+		return 0;
+	rc = map_sealed(welcome->mirror, sizeof(*parts->mirror), &base, &bytes, error);
+	if (rc == 0)
+		parts->mirror = base;
+	return rc;
+}
+
 static void unmap_segment(struct kvt_client_parts *parts)
 {
+	if (parts->mirror)
+		munmap(parts->mirror, sizeof(*parts->mirror));
 	if (parts->segment)
 		munmap(parts->segment, parts->segment_bytes);
 	if (parts->areas)
@@ -182,6 +200,8 @@ static int build_client(struct kvt_client **ret_client, const struct kvt_options
 	memcpy(hello->secret, welcome->message.secret, sizeof(hello->secret));
 	if (!(options->flags & KVT_HELLO_OBSERVE))
 		rc = map_segment(welcome, &parts, error);
+	if (rc == 0)
+		rc = map_mirror(welcome, &parts, error);
 	if (rc == 0)
 		rc = kvt_welcome_map_arena(welcome, &parts, error);
 	if (rc == 0) {
@@ -300,9 +320,13 @@ int kvt_client_connect(struct kvt_client **ret_client, const struct kvt_options 
 	struct kvt_options chosen = { 0 };
 	struct welcome welcome = { .n_fds = 0 };
 	struct kvt_message_hello hello;
+	struct kvt_error unasked;
 	int64_t deadline_ns;
 	int control, rc;
 	bool given;
+
+	if (!error)
+		error = &unasked;
 
 	/* A caller of another version may have a shorter or longer struct. */
 	if (options)
@@ -323,6 +347,12 @@ int kvt_client_connect(struct kvt_client **ret_client, const struct kvt_options 
 		rc = build_client(ret_client, &chosen, &hello, &welcome, control, error);
 		if (rc != 0)
 			close(control);
+	} else if (rc == -EPROTO && chosen.flags & KVT_MIRROR &&
+		   error->attach_state == KVT_ATTACH_REFUSED) {
+		rc = -ENOTSUP; /* an unknown flag */
+		kvt_error_set(error, rc, 0, "mirror: this daemon is older than ABI 2.6 and has "
+			      "none: install libkvtrunk and kvtrunkd of one release");
+		kvt_welcome_state(error, KVT_ATTACH_REFUSED);
 	}
 	kvt_welcome_close(&welcome);
 	return rc;

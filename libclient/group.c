@@ -34,6 +34,7 @@ int kvt_group_open(struct kvt_client *client, uint32_t n_ranks,
 				       "2.4, chooses the token itself: install libkvtrunk and "
 				       "kvtrunkd of one release");
 	memcpy(ret_token->words, answer->token, sizeof(ret_token->words));
+	client->mirror.last_rank = n_ranks - 1;
 	return 0;
 }
 

@@ -65,6 +65,12 @@ static int name_fds(struct welcome *welcome)
 		welcome->pool_at = at - 1;
 		at += welcome->message.n_slabs - 1;
 	}
+	welcome->mirror = -1;
+	if (welcome->message.fds & KVT_FD_MIRROR) {
+		if (at >= welcome->n_fds)
+			return -EPROTO;
+		welcome->mirror = welcome->fds[at++];
+	}
 	return at == welcome->n_fds ? 0 : -EPROTO;
 }
 

@@ -38,6 +38,7 @@ struct kvt_closer;
 	X(LOG, "log", CACHE, 0)                                                                   \
 	X(POOL, "pool", CACHE, 0)                                                                 \
 	X(AREAS, "areas", SESSION, 0)                                                             \
+	X(MIRROR, "mirror", SESSION, 0)                                                           \
 	X(DOORBELL, "doorbell", SESSION, 1)                                                       \
 	X(BELL, "bell", SESSION, 1)                                                               \
 	X(SEGMENT, "segment", MEMBER, 0)                                                          \
@@ -48,7 +49,7 @@ struct kvt_closer;
 enum kvt_stored_kind { KVT_STORED_KINDS(KVT_STORED_KIND) KVT_STORED_N };
 
 #define KVT_STORED_NAME_BYTES 48
-#define KVT_STORED_PER_SESSION 6 /* rank 0 included */
+#define KVT_STORED_PER_SESSION 7 /* at most; rank 0 included */
 #define KVT_STORED_PER_MEMBER 3  /* of another rank */
 
 struct kvt_stored {

@@ -13,7 +13,7 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
-#define KVT_RIGHTS_MOST 24 /* descriptors of one message: WELCOME has 5 and one for each slab */
+#define KVT_RIGHTS_MOST 24 /* descriptors of one message: WELCOME has 6 and one for each slab */
 
 /** Ancillary data of a received message. */
 struct kvt_rights {

@@ -416,7 +416,7 @@ static int hello_check(struct kvt_daemon *daemon, const struct kvt_connection *c
 		return -EPROTO;
 	}
 	if (hello->flags & ~(uint32_t)(KVT_HELLO_OBSERVE | KVT_HELLO_NO_RESUME |
-				       KVT_ANY_GEOMETRY)) {
+				       KVT_ANY_GEOMETRY | KVT_MIRROR)) {
 		snprintf(text, size, "unknown flags 0x%x in HELLO", hello->flags);
 		return -EPROTO;
 	}
@@ -499,7 +499,7 @@ static void fill_welcome(const struct kvt_daemon *daemon,
 	welcome->geometry = daemon->plan.geometry;
 }
 
-/* Add descriptors: the arena if it may be seen, the pool for sessions. */
+/* Add descriptors: the arena if it may be seen; for sessions the pool, and a mirror. */
 static void add_shared(struct kvt_daemon *daemon, struct kvt_message_welcome *welcome, int *fds,
 		       uint32_t *n_fds)
 {
@@ -516,6 +516,15 @@ static void add_shared(struct kvt_daemon *daemon, struct kvt_message_welcome *we
 	for (uint32_t i = 0; i < export.n_fds; i++)
 		fds[(*n_fds)++] = export.fds[i];
 	memcpy(welcome->slabs, export.slabs, sizeof(welcome->slabs));
+}
+
+static void add_mirror(const struct kvt_session *session, uint16_t abi_minor,
+		       struct kvt_message_welcome *welcome, int *fds, uint32_t *n_fds)
+{
+	if (session->mirror < 0 || abi_minor < KVT_ABI_MINOR_MIRROR)
+		return;
+	welcome->fds |= KVT_FD_MIRROR;
+	fds[(*n_fds)++] = session->mirror;
 }
 
 /* The connection is a session's now: name it, and the memory of this process. */
@@ -536,10 +545,11 @@ static void hello_session(struct kvt_daemon *daemon, struct kvt_connection *conn
 			  const struct kvt_message_hello *hello,
 			  struct kvt_message_welcome *welcome)
 {
-	int fds[4 + 1 + KVT_MAX_SLABS], error;
+	int fds[4 + 1 + KVT_MAX_SLABS + 1], error;
 	char label[KVT_LABEL_BYTES], text[KVT_TEXT_BYTES];
 	struct kvt_session_wish wish = { .label = label,
-					 .no_resume = hello->flags & KVT_HELLO_NO_RESUME };
+					 .no_resume = hello->flags & KVT_HELLO_NO_RESUME,
+					 .mirror = hello->flags & KVT_MIRROR };
 	struct kvt_leaving completion = { .uid = connection->peer.uid, .n_fds = 1 };
 	uint32_t n_fds = 4;
 
@@ -554,6 +564,7 @@ static void hello_session(struct kvt_daemon *daemon, struct kvt_connection *conn
 	admit(daemon, connection, welcome);
 	welcome->fds = KVT_FD_SEGMENT | KVT_FD_AREAS | KVT_FD_DOORBELL | KVT_FD_COMPLETION;
 	add_shared(daemon, welcome, fds, &n_fds);
+	add_mirror(&daemon->sessions[welcome->session], hello->abi_minor, welcome, fds, &n_fds);
 	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns, KVT_LOG_INFO,
 			"session_open",
 			"session=%u pid=%d uid=%u label=\"%s\"", welcome->session,
@@ -570,7 +581,7 @@ static void hello_member(struct kvt_daemon *daemon, struct kvt_connection *conne
 			 struct kvt_message_welcome *welcome)
 {
 	char label[KVT_LABEL_BYTES], text[KVT_TEXT_BYTES];
-	int fds[2 + 1 + KVT_MAX_SLABS], error;
+	int fds[2 + 1 + KVT_MAX_SLABS + 1], error;
 	uint32_t n_fds = 2;
 
 	kvt_log_clean(label, sizeof(label), hello->label, KVT_LABEL_BYTES);
@@ -582,6 +593,7 @@ static void hello_member(struct kvt_daemon *daemon, struct kvt_connection *conne
 	admit(daemon, connection, welcome);
 	welcome->fds = KVT_FD_SEGMENT | KVT_FD_DOORBELL;
 	add_shared(daemon, welcome, fds, &n_fds);
+	add_mirror(&daemon->sessions[welcome->session], hello->abi_minor, welcome, fds, &n_fds);
 	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns, KVT_LOG_INFO,
 			"member_joined", "session=%u rank=%u pid=%d label=\"%s\"",
 			welcome->session, welcome->rank, (int)connection->peer.pid, label);

@@ -129,10 +129,12 @@ struct kvt_session {
 	struct kvt_session_end end;
 	uid_t uid;
 	struct kvt_object areas;
+	int mirror; /* memfd for its processes, never mapped here; -1 = none */
 } KVT_ALIGNED(KVT_LINE);
 
 #define KVT_SESSION_NONE                                                                          \
-	((struct kvt_session){ .doorbell = -1, .bell = -1, .doorbell_set = -1, .areas.fd = -1 })
+	((struct kvt_session){ .doorbell = -1, .bell = -1, .doorbell_set = -1, .areas.fd = -1,    \
+			       .mirror = -1 })
 
 /** A process of a session: rank 0, which opened it, or another rank of its group. The slot number
  * is the core's: rank 0 has its session's. */
@@ -425,6 +427,7 @@ struct kvt_session_wish {
 	uint64_t keys_count, list_count;
 	const char *label;
 	bool no_resume; /* the session ends with this daemon */
+	bool mirror;
 };
 
 /** Open a session for the process behind `connection`. ret_fds: segment, areas, doorbell,

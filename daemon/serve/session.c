@@ -41,7 +41,8 @@ static void close_fd(int *fd)
 void kvt_session_hold(struct kvt_daemon *daemon, struct kvt_session *session)
 {
 	const int fds[] = { session->doorbell, session->doorbell_set, session->bell,
-			    session->members->segment.fd, session->areas.fd };
+			    session->members->segment.fd, session->areas.fd,
+			    session->mirror };
 
 	session->hold = kvt_closer_hold(&daemon->closer, session->uid, fds,
 					sizeof(fds) / sizeof(fds[0]));
@@ -53,9 +54,9 @@ void kvt_session_release(struct kvt_daemon *daemon, struct kvt_session *session)
 	struct kvt_leaving leaving = {
 		.key = session->hold,
 		.uid = session->uid,
-		.n_fds = 5,
+		.n_fds = 6,
 		.fds = { session->doorbell, session->doorbell_set, session->bell,
-			 session->members->segment.fd, session->areas.fd },
+			 session->members->segment.fd, session->areas.fd, session->mirror },
 	};
 	struct kvt_member *member = session->members, *next;
 
@@ -144,8 +145,8 @@ void kvt_session_say_gone(struct kvt_daemon *daemon, const struct kvt_member *me
 		kvt_session_ring_bell(daemon, &daemon->sessions[member->session]);
 }
 
-static int make_areas_and_bells(struct kvt_session *made, int *ret_completion, char *why,
-				size_t why_size)
+static int make_areas_and_bells(struct kvt_session *made, bool mirror, int *ret_completion,
+				char *why, size_t why_size)
 {
 	const struct kvt_segment_layout *layout = &made->members->layout;
 	uint64_t front = layout->areas_bytes < PREFAULT_BYTES ? layout->areas_bytes :
@@ -161,6 +162,9 @@ static int make_areas_and_bells(struct kvt_session *made, int *ret_completion, c
 	}
 	if (!error)
 		error = make_bell(ret_completion, &made->bell);
+	if (!error && mirror)
+		error = kvt_object_create_unmapped("kvtrunk-mirror", sizeof(struct kvt_mirror),
+						   &made->mirror);
 	if (error)
 		snprintf(why, why_size, "cannot make descriptors for the session: %s%s",
 			 strerror(-error),
@@ -337,7 +341,8 @@ int kvt_session_open(struct kvt_daemon *daemon, struct kvt_connection *connectio
 	error = kvt_member_make(connection, "kvtrunk-session", &first, &peer.start_time, why,
 				why_size);
 	if (!error)
-		error = make_areas_and_bells(&made, &completion, why, why_size);
+		error = make_areas_and_bells(&made, wish->mirror, &completion, why,
+					     why_size);
 	if (!error && getrandom(peer.secret, sizeof(peer.secret), 0) != sizeof(peer.secret)) {
 		snprintf(why, why_size, "no randomness for the session's secret");
 		error = -EIO;
@@ -349,6 +354,7 @@ int kvt_session_open(struct kvt_daemon *daemon, struct kvt_connection *connectio
 		close_fd(&made.doorbell);
 		close_fd(&made.doorbell_set);
 		close_fd(&made.bell);
+		close_fd(&made.mirror);
 		kvt_object_destroy(&made.areas);
 		kvt_member_release(daemon, &first);
 		return error;

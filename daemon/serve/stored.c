@@ -39,10 +39,12 @@ static void each_of_instance(struct kvt_daemon *daemon, int *slabs, uint32_t n_s
 	each(daemon, lock_name(daemon->lock.made_directory), &daemon->lock.fd, daemon->lock_kept);
 }
 
-/* Rank 0 has the session's descriptors, too. */
-static uint32_t count_of(const struct kvt_member *member)
+/* Rank 0 has the session's descriptors, too. Only some sessions have the last one, a mirror. */
+static uint32_t count_of(const struct kvt_daemon *daemon, const struct kvt_member *member)
 {
-	return member->rank ? KVT_STORED_PER_MEMBER : KVT_STORED_PER_SESSION;
+	if (member->rank)
+		return KVT_STORED_PER_MEMBER;
+	return KVT_STORED_PER_SESSION - (daemon->sessions[member->session].mirror < 0);
 }
 
 /* `control` NULL: leave the control socket out. A no_resume session leaves only what tells of the
@@ -61,10 +63,12 @@ static void each_of_member(struct kvt_daemon *daemon, struct kvt_member *member,
 		{ KVT_STORED_AREAS, &session->areas.fd },
 		{ KVT_STORED_DOORBELL, &session->doorbell },
 		{ KVT_STORED_BELL, &session->bell },
+		{ KVT_STORED_MIRROR, &session->mirror },
 	};
+	size_t n = member->rank ? KVT_STORED_PER_MEMBER : KVT_STORED_PER_SESSION;
 	char name[KVT_STORED_NAME_BYTES];
 
-	for (size_t i = 0; i < count_of(member); i++)
+	for (size_t i = 0; i < n; i++)
 		if (places[i].fd && (!session->no_resume || places[i].kind == KVT_STORED_PIDFD))
 			each(daemon, kvt_stored_name(name, places[i].kind, member->index,
 						     session->name_generation),
@@ -116,7 +120,7 @@ void kvt_forget_lock(struct kvt_daemon *daemon, int made_directory)
 
 static bool has_room(struct kvt_daemon *daemon, const struct kvt_member *member)
 {
-	if (daemon->n_kept + count_of(member) <= daemon->notify.store)
+	if (daemon->n_kept + count_of(daemon, member) <= daemon->notify.store)
 		return true;
 	kvt_log_limited(&daemon->client_log, 0, daemon->real_ns, KVT_LOG_WARNING, "not_kept",
 			"session=%u store=%u effect=\"the %s ends with this daemon\" "
@@ -135,7 +139,7 @@ void kvt_keep_member(struct kvt_daemon *daemon, struct kvt_member *member)
 		return;
 	each_of_member(daemon, member, control, keep);
 	member->kept = true;
-	daemon->n_kept += count_of(member);
+	daemon->n_kept += count_of(daemon, member);
 }
 
 void kvt_forget_member(struct kvt_daemon *daemon, struct kvt_member *member)
@@ -146,8 +150,8 @@ void kvt_forget_member(struct kvt_daemon *daemon, struct kvt_member *member)
 		return;
 	each_of_member(daemon, member, &control, forget);
 	member->kept = false;
-	KVT_ASSERT(daemon->n_kept >= count_of(member));
-	daemon->n_kept -= count_of(member);
+	KVT_ASSERT(daemon->n_kept >= count_of(daemon, member));
+	daemon->n_kept -= count_of(daemon, member);
 }
 
 void kvt_forget_all(struct kvt_daemon *daemon)
@@ -182,5 +186,5 @@ void kvt_take_member(struct kvt_daemon *daemon, struct kvt_member *member, int *
 	if (member->kept || !daemon->notify.store)
 		return;
 	member->kept = true; /* in part, perhaps */
-	daemon->n_kept += count_of(member);
+	daemon->n_kept += count_of(daemon, member);
 }

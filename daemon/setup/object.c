@@ -419,20 +419,30 @@ int kvt_object_create_private(struct kvt_object *object, const char *what, uint6
 	return error;
 }
 
+int kvt_object_create_unmapped(const char *what, uint64_t bytes, int *ret_fd)
+{
+	int fd = memfd_create(what, MFD_CLOEXEC | MFD_ALLOW_SEALING), error;
+
+	if (fd < 0)
+		return -errno;
+	if (ftruncate(fd, (off_t)bytes) != 0 ||
+	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+		error = -errno;
+		close(fd);
+		return error;
+	}
+	*ret_fd = fd;
+	return 0;
+}
+
 int kvt_object_create_sealed(struct kvt_object *object, const char *what, uint64_t bytes)
 {
 	int error;
 
 	*object = (struct kvt_object){ .fd = -1, .bytes = bytes };
-	object->fd = memfd_create(what, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (object->fd < 0)
-		return -errno;
-	if (ftruncate(object->fd, (off_t)bytes) != 0 ||
-	    fcntl(object->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-		error = -errno;
-		kvt_object_destroy(object);
+	error = kvt_object_create_unmapped(what, bytes, &object->fd);
+	if (error)
 		return error;
-	}
 	object->base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, object->fd, 0);
 	if (object->base == MAP_FAILED) {
 		error = -errno;

@@ -108,7 +108,9 @@ int kvt_object_take(struct kvt_object *object, int fd);
 /** Make and map a memfd that no other process maps. Its pages are allocated as they are written. */
 int kvt_object_create_private(struct kvt_object *object, const char *what, uint64_t bytes);
 
-/** Make and map a memfd, sealed against SHRINK, GROW and further seals. */
+/** Make a memfd, sealed against SHRINK, GROW and further seals, for others to map. */
+int kvt_object_create_unmapped(const char *what, uint64_t bytes, int *ret_fd);
+/** Make and map such a memfd. */
 int kvt_object_create_sealed(struct kvt_object *object, const char *what, uint64_t bytes);
 
 /** Copy the object into a new memfd. Negative errno. */

@@ -16,5 +16,5 @@ endif
 $(TSAN_PROGRAMS): $(O)/tests/tsan/%: $(O)/obj/tests/tsan/%.o $(O)/libkvtbase.a
 	$(link_test) -lpthread
 
-tsan: $(TSAN_PROGRAMS) $(addprefix $(O)/tests/unit/test_client_,ring commit known)
+tsan: $(TSAN_PROGRAMS) $(addprefix $(O)/tests/unit/test_client_,ring commit known mirror)
 .PHONY: tsan

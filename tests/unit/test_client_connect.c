@@ -288,6 +288,48 @@ TEST(the_daemons_refusal_is_passed_on)
 	assert_null(client);
 }
 
+TEST(a_daemon_that_does_not_know_mirrors_is_named)
+{
+	struct kvt_client *client = NULL;
+	struct kvt_error error;
+
+	memset(&script, 0, sizeof(script));
+	script.refused = (struct kvt_message_refused){
+		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_REFUSED,
+			  .version = KVT_ABI_MAJOR, .bytes = sizeof(script.refused),
+			  .result = -EPROTO },
+		.text = "unknown flags 0x8 in HELLO",
+		.state = KVT_ATTACH_REFUSED,
+	};
+	script.answer = &script.refused;
+	script.bytes = sizeof(script.refused);
+	assert_int_equal(connect_with(&client, &error, KVT_MIRROR), -ENOTSUP);
+	assert_non_null(strstr(error.text, "older than ABI 2.6"));
+	assert_int_equal(connect_with(&client, &error, 0), -EPROTO);
+	script.refused.state = KVT_ATTACH_WRONG_LAYOUT;
+	assert_int_equal(connect_with(&client, &error, KVT_MIRROR), -EPROTO);
+	assert_null(client);
+}
+
+TEST(a_mirror_follows_the_slabs)
+{
+	struct kvt_client *client = NULL;
+	struct kvt_error error;
+
+	good_welcome();
+	script.welcome.fds |= KVT_FD_MIRROR;
+	assert_int_equal(connect_with(&client, &error, KVT_MIRROR), -EPROTO); /* none came */
+	script.fds[script.n_fds++] = sealed_memory(sizeof(struct kvt_mirror) - 1, true);
+	assert_int_equal(connect_with(&client, &error, KVT_MIRROR), -EPROTO);
+	close(script.fds[--script.n_fds]);
+	script.fds[script.n_fds++] = sealed_memory(sizeof(struct kvt_mirror), true);
+	client = connect_kept(KVT_MIRROR);
+	assert_non_null(client->mirror.shared);
+	assert_int_equal(hello.flags, KVT_MIRROR);
+	kvt_client_abandon(client);
+	drop_script();
+}
+
 TEST(absent_daemons_are_told_apart)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
