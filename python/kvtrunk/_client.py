@@ -376,6 +376,7 @@ class Client:
         self._orphans: collections.deque[Any] = collections.deque()
         self._leases_lost: collections.deque[tuple[int, int]] = collections.deque()
         self._aio: Optional[_aio.Loop] = None
+        self._mirrored: Any = None
         self._tags: dict[int, Any] = {}
         self._next_tag = 1
         self._call = 0
@@ -622,6 +623,30 @@ class Client:
         """Raise ConnectionLost or Stale if the session, or its group, has ended. Does not wait."""
         with self._lock:
             self._check(lib.kvt_group_check(self._open()))
+
+    def mirror_write(self, data: bytes) -> None:
+        """Rank 0 (connect(mirror=True), group()): send bytes to every member, which takes them with
+        mirror_read(), all in the same order. Waits while a member has some 32 KiB unread. One above
+        16 KiB goes in pieces: after a Timeout end the group. ConnectionLost: a rank has ended."""
+        most: int = lib.KVT_MIRROR_MESSAGE_MAX
+        with self._lock:
+            handle = self._open()
+            for at in range(0, len(data) + 1, most):  # a shorter piece is the last
+                piece = data[at:at + most]
+                self._check(lib.kvt_mirror_write(handle, piece, len(piece)))
+
+    def mirror_read(self) -> bytes:
+        """A member: what rank 0 wrote next. Waits for it; ConnectionLost: a rank has ended."""
+        most: int = lib.KVT_MIRROR_MESSAGE_MAX
+        with self._lock:
+            handle = self._open()
+            if self._mirrored is None:
+                self._mirrored = ffi.new("char[]", most)
+            data, n = b"", most
+            while n == most:
+                n = self._check(lib.kvt_mirror_read(handle, self._mirrored, most))
+                data += ffi.unpack(self._mirrored, n)
+        return data
 
     def raise_fence(self, slot: int, value: int) -> None:
         """Raise fence word `slot` of 16 to `value`: work up to it has ended."""
@@ -909,7 +934,7 @@ def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optiona
             timeout: Optional[float] = None, begin_wait: Optional[float] = None,
             connect_wait: Optional[float] = None, spin: Optional[float] = None,
             sq_entries: int = 0, cq_entries: int = 0, keys_count: int = 0, list_count: int = 0,
-            group: Optional[bytes] = None, rank: int = 0) -> Client:
+            group: Optional[bytes] = None, rank: int = 0, mirror: bool = False) -> Client:
     """Connect to a daemon and open a session.
 
     socket: default $KVTRUNK_SOCKET, then /run/kvtrunk/default.sock. label: shown by `kvtctl
@@ -919,7 +944,8 @@ def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optiona
     for what others compute of a prompt (30; 0: not at all), resume for a daemon's successor (30),
     connect_wait for a daemon that is not there yet, spin before a wait sleeps (50e-6).
     sq_entries, cq_entries, keys_count, list_count: sizes of rings and areas (64, twice that, 1 Mi and
-    256 Ki words). group, rank: join that group (Client.group()).
+    256 Ki words). group, rank: join that group (Client.group()). mirror: the group that this session
+    opens gets one (Client.mirror_write()).
 
     Raises DaemonUnreachable, GeometryMismatch, PermissionDenied, VersionMismatch, QuotaExceeded,
     Timeout.
@@ -953,7 +979,8 @@ def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optiona
     options.connect_wait_ns = -1 if connect_wait == 0 else _ns(connect_wait)
     options.spin_budget_ns = _ns(spin)
     options.flags = ((lib.KVT_HELLO_OBSERVE if observe else 0) |
-                     (lib.KVT_ANY_GEOMETRY if any_geometry else 0))
+                     (lib.KVT_ANY_GEOMETRY if any_geometry else 0) |
+                     (lib.KVT_MIRROR if mirror else 0))
     out, error = ffi.new("struct kvt_client **"), ffi.new("struct kvt_error *")
     rc = lib.kvt_client_connect(out, options, error)
     if rc != 0:

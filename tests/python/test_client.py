@@ -461,6 +461,26 @@ def test_a_group_reaches_fences_together(shared):
         shared.connect(any_geometry=True, group=token, rank=1)
 
 
+def test_a_mirror_brings_all_that_rank_0_wrote(shared):
+    texts = [b"", b"a", bytes(range(256)) * 64, b"x" * 100_000]
+    with shared.connect(any_geometry=True, mirror=True) as rank0:
+        token = rank0.group(2)
+        rank1 = shared.connect(any_geometry=True, group=token, rank=1)
+        read = []
+        reader = threading.Thread(target=lambda: read.extend(rank1.mirror_read() for _ in texts))
+        reader.start()
+        for text in texts:
+            rank0.mirror_write(text)
+        reader.join()
+        assert read == texts
+        with pytest.raises(kvtrunk.Unsupported, match="members read"):
+            rank0.mirror_read()
+    with pytest.raises(kvtrunk.ConnectionLost):
+        rank1.mirror_read()
+    with pytest.raises(kvtrunk.ConnectionLost):
+        rank1.close()
+
+
 def test_the_module_tells_what_is_there(shared, child):
     import subprocess
     import sys
