@@ -195,3 +195,37 @@ def test_counters_are_those_of_a_round_trip(engines):
     a, _ = engines
     a.client.alloc(5)
     assert a.client.counters()["private_pages"] == a.client.stats()["private_pages"] == 5
+
+
+def test_ranks_decide_alike_from_what_rank_0_saw():
+    """Rank 1 follows behind: by then the daemon would answer otherwise."""
+    def tell(lease):
+        return lease and [getattr(lease, name) for name in lease.__slots__[:-1]]
+
+    def run(leases):
+        prompt, space = keys(100), spaces.get(leases)
+        first = leases.begin("one", space, prompt, 100)
+        seen = [tell(first), tell(leases.begin("two", space, prompt, 100)),
+                leases.is_held_back("two"), tell(leases.begin("big", space, keys(900, 2), 900))]
+        leases.give(first, 100)
+        seen += [leases.commit(first, 100, NONE, last=True), leases.probe(space, prompt)]
+        seen += [leases.room(first, 300), leases.see(lambda: tuple(vars(leases.reading()).values()))]
+        leases.end(first, 110, keys(110)[100:])
+        leases.reap()
+        seen += [leases.is_held_back("two"), tell(leases.begin("two", space, prompt, 100)),
+                 tell(first), leases.spare, leases.rows]
+        return seen
+
+    with testing.daemon(page_size=PAGE, n_pages=PAGES) as daemon:
+        rank0 = daemon.connect(any_geometry=True, mirror=True)
+        rank1 = daemon.connect(any_geometry=True, group=rank0.group(2), rank=1)
+        ranks = [Leases(client, n_ranks=2) for client in (rank0, rank1)]
+        assert [leases.follows for leases in ranks] == [False, True]
+        spaces = {ranks[0]: rank0.namespace(model="leases")}
+        said = [run(leases) for leases in ranks]
+        assert said[0] == said[1] and said[0][2] is True and said[0][3] is None
+        rank0.close()
+        with pytest.raises(ConnectionLost):
+            ranks[1].probe(None, keys(16))
+        with pytest.raises(ConnectionLost):
+            rank1.close()

@@ -27,10 +27,12 @@ def size_of(text: str) -> int:
     return int(float(text[:-1] if scale > 1 else text) * scale)
 
 
-def flags(model: str, page_size: int, pool: int, kv_type: Optional[str]) -> tuple[str, str]:
+def flags(model: str, page_size: int, pool: int, kv_type: Optional[str],
+          ranks: int = 1) -> tuple[str, str]:
     """Two commands: the daemon's, and an engine's. ValueError: the pool is too small."""
     command = [program("kvtctl"), "geometry", str(model_folder(model)), f"--page-size={page_size}"]
     command += [f"--kv-type={kv_type}"] if kv_type else []
+    command += [f"--tensor-parallel={ranks}"] if ranks > 1 else []
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ValueError(done.stderr.strip())
@@ -49,6 +51,7 @@ def flags(model: str, page_size: int, pool: int, kv_type: Optional[str]) -> tupl
               f"--radix-cache-backend {NAME} --page-size {page_size} "
               f"--max-total-tokens {(n_pages - 1) * page_size} "
               f"--dtype {types.get(values['kv-type'], 'auto')}")
+    engine += f" --tp-size {ranks}" if ranks > 1 else ""
     return daemon, engine
 
 
@@ -95,7 +98,9 @@ def main() -> int:
     one = commands.add_parser("flags", help="print the daemon's and an engine's command")
     one.add_argument("model", help="a folder, or a model of the Hugging Face hub that is here")
     one.add_argument("--page-size", type=int, default=16)
-    one.add_argument("--pool", default="8G", help="memory for KV, as 8G")
+    one.add_argument("--pool", default="8G", help="memory for KV in each rank, as 8G")
+    one.add_argument("--tp-size", type=int, default=1, metavar="N",
+                     help="ranks, each with a slab of the pool (1)")
     one.add_argument("--kv-type", help="bf16, fp16 or fp32; default: that of the weights")
     two = commands.add_parser("doctor", help="say what is missing")
     two.add_argument("--socket", help="the daemon's; default: $KVTRUNK_SOCKET")
@@ -103,7 +108,7 @@ def main() -> int:
     if arguments.command == "flags":
         try:
             print("\n".join(flags(arguments.model, arguments.page_size, size_of(arguments.pool),
-                                  arguments.kv_type)))
+                                  arguments.kv_type, arguments.tp_size)))
         except (ValueError, OSError) as error:
             print(f"flags: {error}", file=sys.stderr)
             return 1

@@ -29,6 +29,8 @@ from ._leases import Lease
 logger = logging.getLogger(__name__)
 
 _NO_KEYS = np.empty(0, np.uint32)
+_RANK_0S: Any = object()
+"""The namespace of a request, where another rank has it."""
 
 
 def make(ctx: Any) -> KvtrunkCache:
@@ -69,6 +71,7 @@ class KvtrunkCache(BasePrefixCache):
         self._epoch = ""
         self._look_again = 0.0
         self._spaces = Spaces(self.leases.ring, self._open_space)
+        self._found: Any = _RANK_0S
         if params.enable_metrics:
             self.init_metrics_collector()
 
@@ -94,11 +97,16 @@ class KvtrunkCache(BasePrefixCache):
 
     def _space(self, extra_key: Any, cache_salt: Any) -> Optional[Namespace]:
         """The namespace of a request. None: there can be no more."""
+        name = extra_key or None, cache_salt or None
+        return self._found if self.leases.see(self._find, name) else None
+
+    def _find(self, name: tuple[Optional[str], Optional[str]]) -> bool:
         try:
-            return self._spaces.find((extra_key or None, cache_salt or None))
+            self._found = self._spaces.find(name)
         except Error as error:
             self.leases.say(f"requests of another salt or adapter share nothing: {error}")
-            return None
+            return False
+        return True
 
     # ---- looking
 

@@ -12,17 +12,22 @@ Invariants, in pages:
 Their sum with the evictable pages is the pool, at any time: one reading of the counters serves all.
 
 One thread. When the daemon is gone `lost` is set, and every call answers as a full pool would.
+
+Every rank of an engine has a scheduler, and all must decide alike. So only rank 0 asks the daemon,
+and the others read from the group's mirror what it saw (see()). What nothing is decided on, as a
+reading for a log, each rank looks up by itself.
 """
 from __future__ import annotations
 
 import dataclasses
 import logging
+import marshal
 import time
 from array import array
 from typing import Any, Callable, Optional
 
 from .. import Client, ConnectionLost, Error, Namespace, Stale
-from .._ring import NOTICE_DEADLINE, Ring
+from .._ring import NOTICE_DEADLINE, Begun, Ring
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +80,12 @@ class Reading:
 class Leases:
     """All leases of a scheduler, on one connection."""
 
-    def __init__(self, client: Client, record_fence: Optional[Callable[[], Any]] = None) -> None:
+    def __init__(self, client: Client, record_fence: Optional[Callable[[], Any]] = None,
+                 n_ranks: int = 1) -> None:
         self.ring = Ring(client)
+        self._n_ranks = n_ranks
+        self.follows = client.info.rank > 0
+        """Whether it asks nothing, and does what rank 0 saw."""
         self.page_size = client.info.page_size
         self.n_pages = client.info.n_pages
         self.lost = False
@@ -101,12 +110,28 @@ class Leases:
         """Whether no request holds anything."""
         return not self._live
 
+    # ---- ranks
+
+    def see(self, operation: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+        """What the operation of rank 0 returned, None, a number or a tuple, on every rank. All call
+        this in the same order. ConnectionLost: a rank is gone, or with several the daemon."""
+        if self.follows:
+            return marshal.loads(self.ring.client.mirror_read())
+        value = operation(*arguments, **more)
+        if self._n_ranks > 1:
+            seen = tuple(value) if isinstance(value, tuple) else value
+            self.ring.client.mirror_write(marshal.dumps(seen))
+        return value
+
     # ---- what requests do
 
     def probe(self, namespace: Namespace, keys: Any) -> int:
         """Positions of a prompt that are cached, without holding them."""
         if self.lost or not len(keys):
             return 0
+        return int(self.see(self._probe, namespace, keys))
+
+    def _probe(self, namespace: Namespace, keys: Any) -> int:
         try:
             return namespace.probe(keys).positions
         except ConnectionLost as error:
@@ -118,7 +143,7 @@ class Leases:
     def is_held_back(self, request: str) -> bool:
         """Whether another lease computes what this request needs, as of the last notice."""
         ticket = self._waiting.get(request, 0)
-        notice = self._try(self.ring.notice, ticket) if ticket else None
+        notice = self.see(self._try, self.ring.notice, ticket) if ticket else None
         if notice:
             del self._waiting[request]
             if notice == NOTICE_DEADLINE:
@@ -137,10 +162,11 @@ class Leases:
             return None
         wait_ms = WAIT_MS if len(keys) and request not in self._late else 0
         for more in (DECODE_POSITIONS, 0):
-            begun = self._try(self.ring.begin, namespace._id, keys, positions - len(keys) + more,
-                              force_miss=not reuse, wait_ms=wait_ms)
-            if begun is None:
+            answer = self.see(self._try, self._begin, namespace, keys,
+                              positions - len(keys) + more, force_miss=not reuse, wait_ms=wait_ms)
+            if answer is None:
                 return None
+            begun = Begun(*answer)
             if begun.lease is not None or begun.ticket:
                 break
         if begun.lease is None:
@@ -158,6 +184,9 @@ class Leases:
         self._count(lease)
         return lease
 
+    def _begin(self, namespace: Namespace, *arguments: Any, **more: Any) -> Begun:
+        return self.ring.begin(namespace._id, *arguments, **more)
+
     def room(self, lease: Lease, positions: int) -> bool:
         """Have pages for `positions`, by EXTEND. False: the pool has none."""
         missing = -(-positions // self.page_size) - len(lease.pages)
@@ -165,7 +194,7 @@ class Leases:
             return True
         more = max(missing, -(-DECODE_POSITIONS // self.page_size))
         for n in (more, missing):
-            pages = self._try(self.ring.extend, lease.number, n)
+            pages = self.see(self._try, self.ring.extend, lease.number, n)
             if pages is not None:
                 lease.pages.extend(pages)
                 self._count(lease)
@@ -196,8 +225,8 @@ class Leases:
         done = lease.cached * self.page_size
         if not lease.shared or computed < done + self.page_size:
             return done
-        answer = self._try(self.ring.commit_now, lease.number, computed, keys, self._fence(),
-                           not last)
+        answer = self.see(self._try, self.ring.commit_now, lease.number, computed, keys,
+                          self._fence(), not last)
         if answer is None:
             lease.shared = False  # its pages stay as they are, and its own
             return done
@@ -216,8 +245,8 @@ class Leases:
             return
         self.spare -= lease.spare
         lease.spare = 0
-        if self._live.pop(number, None) is None or self.lost:
-            return  # of a daemon that is gone
+        if self._live.pop(number, None) is None or self.lost or self.follows:
+            return  # of a daemon that is gone; or rank 0 ends it
         if not lease.shared:
             computed, keys = 0, _EMPTY
         self._try(self.ring.end, number, self._fence(), computed, keys)
@@ -245,13 +274,15 @@ class Leases:
 
     def reap(self) -> None:
         """Take the answers of END."""
+        if self.follows:
+            return
         for _, error in self._try(self.ring.reap) or ():
             self._say_why(error)
 
     def forget(self, request: str) -> None:
         """The request is gone."""
         ticket = self._waiting.pop(request, 0)
-        if ticket:
+        if ticket and not self.follows:
             self.ring.give_up(ticket)
         self._late.discard(request)
 
@@ -279,6 +310,8 @@ class Leases:
             logger.warning("kvtrunk: %s", text)
 
     def _lose(self, error: Error) -> None:
+        if self._n_ranks > 1:
+            raise error  # the engine ends: no rank can go on, or begin with a new daemon, alone
         if not self.lost:
             self.lost = True
             logger.error("kvtrunk: the daemon is gone: %s", error)

@@ -10,6 +10,7 @@ from typing import Any, Iterator, Optional
 import numpy as np
 import torch
 from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
+from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
 from .. import Client, Error, Geometry, GeometryMismatch, Pool, connect
 from . import _refusals
@@ -50,17 +51,41 @@ def attach(pool: Any) -> None:
     _connect(pool)
 
 
+def ranks() -> Any:
+    """SGLang's tensor-parallel group. Each rank is a process, with a slab of the pool."""
+    from sglang.srt.distributed.parallel_state import get_tp_group
+    return get_tp_group()
+
+
+def _session(**options: Any) -> Client:
+    """The session of an engine: that of its rank 0, whose group the others join with its token."""
+    group = ranks()
+    if group.world_size == 1:
+        return connect(label="sglang", **options)
+    rank: int = group.rank_in_group
+    client, token = None, None
+    try:
+        if rank == 0:
+            client = connect(label="sglang", mirror=True, **options)
+            token = client.group(group.world_size)
+    finally:
+        token = group.broadcast_object(token)  # the others wait for it, after a failure, too
+    if token is None:
+        raise _refusals.Refused("rank 0 did not open a session: see its error")
+    return client or connect(label=f"sglang rank {rank}", group=token, rank=rank, **options)
+
+
 def _connect(pool: Any, **options: Any) -> None:
     geometry = Geometry(pool.layer_num, pool.head_num, pool.head_dim, DTYPES[pool.dtype], "nhd",
                         "layer")
     try:
-        client = connect(label="sglang", geometry=geometry, sq_entries=512, cq_entries=2048,
-                         **options)
+        client = _session(geometry=geometry, sq_entries=512, cq_entries=2048, **options)
     except GeometryMismatch as error:
-        raise _refusals.Refused(f"{error}. Start a daemon with what `python -m kvtrunk.sglang flags "
-                                "MODEL` prints") from None
+        raise _refusals.Refused(
+            f"{error}. Start a daemon with what `python -m kvtrunk.sglang flags MODEL --tp-size "
+            f"{ranks().world_size}` prints") from None
     try:
-        check_sizes(client, pool.page_size, pool.size)
+        check_sizes(client, pool.page_size, pool.size, ranks().world_size)
     except Error:
         client.close()
         raise
@@ -84,9 +109,14 @@ def connect_again(pool: Any) -> Client:
     return client
 
 
-def check_sizes(client: Client, page_size: int, size: int) -> None:
-    """Raise Refused unless page size and number of pages are the daemon's."""
+def check_sizes(client: Client, page_size: int, size: int, n_ranks: int) -> None:
+    """Raise Refused unless page size, number of pages and of slabs are the daemon's."""
     info = client.info
+    if n_ranks != info.n_slabs:
+        raise _refusals.Refused(
+            f"the daemon's pool has a slab for each of {info.n_slabs} ranks, this engine has "
+            f"{n_ranks}: start it with --tp-size {info.n_slabs}, or a daemon with what `python -m "
+            f"kvtrunk.sglang flags MODEL --tp-size {n_ranks}` prints")
     if page_size != info.page_size:
         raise _refusals.Refused(f"pages have {page_size} positions here and {info.page_size} in the "
                                 f"daemon's pool: start SGLang with --page-size {info.page_size}")
@@ -149,6 +179,13 @@ def make_allocator(configurator: Any, *, sizes: Any, token_to_kv_pool: Any, **_:
                             configurator.kv_cache_dtype, configurator.device, token_to_kv_pool)
 
 
+class Budget(PrefillBudget):
+    """What admission has. Other readings of the sizes decide nothing: each rank has its own."""
+
+    def _available_and_evictable(self) -> int:
+        return int(self.allocator.leases.see(super()._available_and_evictable))
+
+
 class KvtrunkAllocator(BaseTokenToKVPoolAllocator):
     """Hands out pages that requests' leases own, for page sizes 1 and above.
 
@@ -159,7 +196,7 @@ class KvtrunkAllocator(BaseTokenToKVPoolAllocator):
     def __init__(self, size: int, page_size: int, dtype: Any, device: str, kvcache: Any) -> None:
         super().__init__(size, page_size, dtype, device, kvcache, False)
         self.num_pages = size // page_size
-        self.leases = Leases(kvcache.kvtrunk.client)
+        self.leases = Leases(kvcache.kvtrunk.client, n_ranks=ranks().world_size)
         self.reading = Reading(0, 0, self.num_pages)
         self._batch: Any = None
         self._decoded = 0
@@ -180,6 +217,10 @@ class KvtrunkAllocator(BaseTokenToKVPoolAllocator):
         evictable_size() and protected_size() of the cache are from: the sum is exact."""
         self.reading = self.leases.reading()
         return (self.reading.free + self.leases.spare) * self.page_size
+
+    def create_prefill_budget(self, tree_cache: Any, *, num_mixed_decode_tokens: int = 0) -> Any:
+        """SGLang's own, on a reading that all ranks see."""
+        return Budget(self, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
 
     def evict_to_free_tokens(self, tree_cache: Any, num_tokens: int) -> bool:
         """Leases have their pages already; the daemon evicts for them."""

@@ -25,6 +25,9 @@ NAMES: dict[str, tuple[str, ...]] = {
     "sglang.srt.runtime_context.get_memory": (),
     "sglang.srt.runtime_context.get_schedule": (),
     "sglang.srt.runtime_context.get_server_args": (),
+    "sglang.srt.distributed.parallel_state.get_tp_group": (),
+    "sglang.srt.distributed.parallel_state.GroupCoordinator.broadcast_object": ("obj",),
+    "sglang.srt.mem_cache.prefill_budget.PrefillBudget._available_and_evictable": ("self",),
     "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool._create_buffers_normal": ("self",),
     "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool.get_key_buffer": ("layer_id",),
     "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool.get_value_buffer": ("layer_id",),
@@ -33,6 +36,8 @@ NAMES: dict[str, tuple[str, ...]] = {
                                           "token_to_kv_pool_allocator"),
     "sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.__init__": (
         "size", "page_size", "dtype", "device", "kvcache", "need_sort"),
+    "sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.create_prefill_budget": (
+        "tree_cache", "num_mixed_decode_tokens"),
     "sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.check_decode_capacity": (
         "num_tokens", "tree_cache", "requests"),
     "sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.free_segment": (

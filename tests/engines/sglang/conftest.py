@@ -2,11 +2,13 @@
 """SGLang engines, and the daemon whose pool they share."""
 import os
 import pathlib
+import shlex
 
 import engine
 import pytest
 
 from kvtrunk import testing
+from kvtrunk.sglang import __main__
 
 HERE = pathlib.Path(__file__).resolve().parent
 PAGE, PAGES = 16, 256
@@ -21,6 +23,13 @@ def geometry(**more):
     """Options of a daemon for the model of these tests: SGLang's own layout of KV."""
     return {"n_layers": 2, "n_kv_heads": 2, "head_dim": 64, "kv_type": "fp32", "kv_layout": "nhd",
             "kv_order": "layer", "page_size": PAGE, "n_pages": PAGES, **more}
+
+
+def printed(folder, pool, n_ranks=1):
+    """Options of a daemon, and the command of an engine, that `flags` prints for a model."""
+    daemon_line, command = __main__.flags(str(folder), PAGE, pool, None, n_ranks)
+    options = dict(word[2:].split("=", 1) for word in shlex.split(daemon_line)[1:])
+    return {name.replace("-", "_"): value for name, value in options.items()}, command
 
 
 class Engine(engine.Engine):
@@ -38,6 +47,10 @@ class Engine(engine.Engine):
                           "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
                           "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
                           "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1", "PYTHONPATH": path,
+                          # More ranks than NUMA nodes, with gloo: a torch for CUDA brings NCCL.
+                          "SGLANG_CPU_OMP_THREADS_BIND": "|".join(
+                              str(i % os.cpu_count()) for i in range(options.get("tp_size", 1))),
+                          "SGLANG_NCCL_SO_PATH": "none",
                           **dict(environment)}, daemon)
 
 

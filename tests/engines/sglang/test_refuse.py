@@ -19,7 +19,7 @@ def arguments(**more):
     ("speculative_algorithm", "EAGLE", "--speculative-algorithm"),
     ("enable_hierarchical_cache", True, "--enable-hierarchical-cache"),
     ("disaggregation_mode", "decode", "--disaggregation-mode"),
-    ("tp_size", 2, "--tp-size"),
+    ("nnodes", 2, "--nnodes"),
     ("pp_size", 2, "--pp-size"),
     ("kv_events_config", "{}", "--kv-events-config"),
     ("enable_memory_saver", True, "--enable-memory-saver"),
@@ -126,6 +126,7 @@ def test_a_daemon_of_another_layout_is_refused(pages, says, monkeypatch):
     options = {"page_size": PAGE, **pages} if "page_bytes" in pages else geometry(**pages)
     with testing.daemon(**options) as daemon:
         monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+        monkeypatch.setattr(_pool, "ranks", lambda: types.SimpleNamespace(world_size=1))
         with pytest.raises(_refusals.Refused, match=f"{says}.*kvtrunk.sglang flags MODEL"):
             _pool._connect(pool)
 

@@ -13,11 +13,10 @@ import threading
 import urllib.request
 
 import pytest
-from conftest import PAGE, geometry
+from conftest import PAGE, geometry, printed
 from proxied import proxy
 
 from kvtrunk import testing
-from kvtrunk.sglang import __main__ as command
 
 ON_A_CPU = ("--device cpu --attention-backend torch_native --sampling-backend pytorch "
             "--grammar-backend none --disable-cuda-graph --context-length 2048 "
@@ -71,9 +70,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def servers(folder):
-    daemon_line, engine = command.flags(str(folder), PAGE, 1 << 23, None)
-    options = dict(word[2:].split("=", 1) for word in shlex.split(daemon_line)[1:])
-    options = {name.replace("-", "_"): value for name, value in options.items()}
+    options, engine = printed(folder, 1 << 23)
     assert options.items() >= {name: str(value) for name, value in geometry().items()
                                if name != "n_pages"}.items()
     with testing.daemon(supervise=True, **options) as daemon:

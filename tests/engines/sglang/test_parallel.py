@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines of two ranks: each is a scheduler process with a slab of the pool and one of two KV
+heads. Both decide alike, from what rank 0 saw."""
+import os
+import signal
+
+import pytest
+import sharing
+from conftest import PAGE, PAGES, Engine, printed
+from engine import counters, expect_nothing_held, prompt, until
+from sharing import (SEEDS, test_a_salt_isolates, test_b_reuses_what_only_a_computed,  # noqa: F401
+                     test_one_prompt_in_both_at_once_is_computed_once,
+                     test_one_prompt_twice_in_one_engine_is_computed_once)
+
+from kvtrunk import testing
+
+TWO = {"tp_size": 2}
+SLOW = {**TWO, "chunked_prefill_size": 64}
+VICTIMS = "sglang::scheduler_TP0", "sglang::scheduler_TP1"
+
+
+@pytest.fixture(scope="module")
+def daemon(folder):
+    """With a supervisor: killed, it continues."""
+    options, command = printed(folder, PAGES * PAGE * 1024, 2)
+    assert "--tp-size 2" in command and f"--max-total-tokens {(PAGES - 1) * PAGE} " in command
+    with testing.daemon(supervise=True, **options) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def engines(daemon, start):
+    """One with a cache of its own, and two that share the daemon's pool."""
+    made = start(**TWO), start(daemon, **TWO), start(daemon, **TWO)
+    for engine in made:
+        engine.wait()
+    return made
+
+
+def test_each_rank_lies_in_its_slab(daemon, engines):
+    """Their KV heads differ, and so do their bytes."""
+    engines[1].generate(prompt(400))
+    with daemon.connect(any_geometry=True) as observer:
+        assert observer.info.n_slabs == 2 and observer.info.geometry.n_kv_heads == 1
+        slabs = [bytes(observer.map_pool(slab).raw) for slab in range(2)]
+    assert slabs[0] != slabs[1] and all(any(slab) for slab in slabs)
+    assert daemon.kvtctl("clients").count("rank 1 of 2") == 2
+
+
+def test_a_pool_too_small_for_both_gives_the_private_texts(daemon, engines):
+    """Requests are retracted, by both ranks alike."""
+    private, *shared = engines
+    asked = {engine: [prompt(next(SEEDS), 400 + 16 * i) for i in range(8)] for engine in shared}
+    expected = {engine: [private.generate(text, max_tokens=100)[0]["tokens"] for text in texts]
+                for engine, texts in asked.items()}
+    for engine, texts in asked.items():
+        engine.ask(do="generate", prompts=texts, max_tokens=100)
+    for engine in asked:
+        assert [answer["tokens"] for answer in engine.answer()] == expected[engine]
+    expect_nothing_held(daemon)
+
+
+def test_a_killed_daemon_is_a_pause(daemon, engines):
+    private, a, b = engines
+    text = prompt(next(SEEDS), 600)
+    expected = private.generate(text, max_tokens=100)[0]["tokens"]
+    before = counters(daemon)
+    a.ask(do="generate", prompts=[text], max_tokens=100)
+    until(lambda: counters(daemon).inserted_pages > before.inserted_pages)
+    daemon.kill()
+    assert a.answer()[0]["tokens"] == expected
+    assert b.generate(text, max_tokens=100)[0]["tokens"] == expected
+    expect_nothing_held(daemon)
+
+
+# Afterwards the first one shares nothing with the others.
+test_a_new_epoch_forgets_for_one_engine_only = sharing.test_a_new_epoch_forgets_for_one_engine_only
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_killed_rank_gives_all_pages_back(daemon, engines, start, victim):
+    private, _, b = engines
+    engine, text = start(daemon, **SLOW), prompt(300 + VICTIMS.index(victim), 1500)
+    engine.wait()
+    daemon.kvtctl("reset")  # no page is evicted for what is counted
+    before = counters(daemon)
+    engine.ask(do="generate", prompts=[text], max_tokens=400)
+    until(lambda: counters(daemon).cached_pages >= before.cached_pages + 4)
+    os.kill(engine.find(victim), signal.SIGKILL)
+    until(lambda: counters(daemon).live_sessions < before.live_sessions)
+    cached = counters(daemon).cached_pages - before.cached_pages
+    assert 4 <= cached < (len(text) + 400) // PAGE  # in prefill, or soon after: it was not done
+    expected = private.generate(text, max_tokens=20)[0]["tokens"]
+    answer = b.generate(text, max_tokens=20)[0]
+    assert answer == {"tokens": expected, "cached": min(cached, len(text) // PAGE) * PAGE}
+    engine.kill()
+    expect_nothing_held(daemon)
+
+
+def test_one_rank_on_two_slabs_is_refused(daemon, folder, tmp_path):
+    engine = Engine(folder, tmp_path / "log", daemon)
+    try:
+        with pytest.raises(RuntimeError, match="n_kv_heads 1.* flags MODEL --tp-size 1"):
+            engine.wait()
+    finally:
+        engine.kill()
