@@ -506,6 +506,14 @@ void kvt_client_kick(struct kvt_client *client);
  * ALLOC with KVT_F_SHORTER gives as many of `arg` pages as are free, evictable and within limits.
  * If that is none, it is refused as one of a single page.
  *
+ * BEGIN, ALLOC, and EXTEND by `arg`, with KVT_F_OWN_STREAM: the work that writes the new pages is
+ * ordered behind all fences of this session, as on one stream. Then, if there are not enough free
+ * pages, those count that leases of this session hold whose END waits for its fence, before others
+ * are evicted. Not those that a COMMIT before this END may publish, cached ones, or those of FREE:
+ * keep these instead. A COMMIT or END that waits lists and frees fewer pages then.
+ * Caveat: a second stream that writes pages, or reads them behind the END, makes this wrong. To a
+ * daemon older than minor version 6, or with a withheld arena, it is sent without the flag.
+ *
  * COMMIT with KVT_F_KEEP and KVT_F_NO_LIST answers without the page table and takes no room in the
  * list area: for callers that keep a table of their own, whose pages stay theirs until END. If
  * `advanced` is above 0, what others computed is in the pages that a COMMIT without it lists; a
@@ -619,7 +627,7 @@ int kvt_probe(struct kvt_client *client, uint32_t namespace_id, const uint32_t *
  * not find.
  *
  * @extra  positions beyond the prompt to have pages for (decode); kvt_seq_extend() gives more.
- * @flags  KVT_F_FULL, KVT_F_FORCE_MISS.
+ * @flags  KVT_F_FULL, KVT_F_FORCE_MISS, KVT_F_OWN_STREAM (see struct kvt_request).
  *
  * If other processes are computing part of the same prompt, it waits, so that each position is
  * computed once. It returns when that part is cached, when no process computes it any more (then

@@ -63,6 +63,8 @@ enum kvt_sqe_flag {
 	KVT_F_SHORTER = 1u << 11,   /* LOCK: what is left of the handle, if anything is; ALLOC: as
 				     * many of the pages as can be had, at least one */
 	KVT_F_NO_LIST = 1u << 12,   /* COMMIT with KEEP: answer without the page table */
+	KVT_F_OWN_STREAM = 1u << 13, /* BEGIN, EXTEND, ALLOC: what writes the pages is ordered
+				      * behind the session's fences */
 };
 
 enum kvt_cqe_flag {

@@ -45,7 +45,7 @@
 #define KVT_ABI_MINOR_LEAVE 4   /* since then: LEAVE */
 #define KVT_ABI_MINOR_LATENT 5  /* since then: KVT_LAYOUT_LATENT, SHORTER, NO_LIST; EXTEND takes
 				    pages */
-#define KVT_ABI_MINOR_MIRROR 6  /* since then: KVT_MIRROR, KVT_FD_MIRROR */
+#define KVT_ABI_MINOR_MIRROR 6  /* since then: KVT_MIRROR, KVT_FD_MIRROR, OWN_STREAM */
 
 /* A line that one side writes and the other polls. 128, not 64: x86 prefetches lines in pairs
  * and Arm server cores have 128-byte granules, so 64 would still ping-pong. */
@@ -355,7 +355,8 @@ enum kvt_list_size {
 	  W(matched) U(1) U(2) U(3))                                                      \
 	X(UNLOCK, unlock, KVT_TAKES_LEASE | KVT_TAKES_FENCE, 0, KVT_LIST_NONE,            \
 	  U(0) U(1) U(2) U(3))                                                            \
-	X(ALLOC, alloc, KVT_TAKES_ARG | KVT_TAKES_LIST, KVT_F_SHORTER, KVT_LIST_ARG,      \
+	X(ALLOC, alloc, KVT_TAKES_ARG | KVT_TAKES_LIST,                                   \
+	  KVT_F_SHORTER | KVT_F_OWN_STREAM, KVT_LIST_ARG,                                 \
 	  U(0) U(1) W(evicted) U(3))                                                      \
 	X(FREE, free, KVT_TAKES_KEYS | KVT_TAKES_PAGES | KVT_TAKES_FENCE, 0,              \
 	  KVT_LIST_NONE, U(0) U(1) U(2) W(freed))                                         \
@@ -367,7 +368,8 @@ enum kvt_list_size {
 	X(BEGIN, begin,                                                                   \
 	  KVT_TAKES_NAMESPACE | KVT_TAKES_KEYS | KVT_TAKES_LIST | KVT_TAKES_ARG |         \
 	  KVT_TAKES_HANDLE | KVT_TAKES_DEADLINE,                                          \
-	  KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT | KVT_F_OTHERS,      \
+	  KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT | KVT_F_OTHERS |     \
+	  KVT_F_OWN_STREAM,                                                               \
 	  KVT_LIST_BEGUN,                                                                 \
 	  W(matched) W(reusable) W(announced) W(evicted))                                 \
 	X(COMMIT, commit,                                                                 \
@@ -377,7 +379,7 @@ enum kvt_list_size {
 	  W(next) W(advanced) W(sealed) W(duplicates))                                    \
 	X(EXTEND, extend,                                                                 \
 	  KVT_TAKES_LEASE | KVT_TAKES_KEYS | KVT_TAKES_PAGES | KVT_TAKES_LIST |           \
-	  KVT_TAKES_ARG, 0, KVT_LIST_ARG, U(0) U(1) W(evicted) U(3))                      \
+	  KVT_TAKES_ARG, KVT_F_OWN_STREAM, KVT_LIST_ARG, U(0) U(1) W(evicted) U(3))       \
 	X(END, end,                                                                       \
 	  KVT_TAKES_LEASE | KVT_TAKES_KEYS | KVT_TAKES_ARG | KVT_TAKES_FENCE,             \
 	  KVT_F_COMMIT | KVT_F_CHUNKED | KVT_F_KEEP, KVT_LIST_NONE,                       \

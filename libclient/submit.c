@@ -86,14 +86,18 @@ static uint64_t begin_table(const struct kvt_client *client, const struct kvt_re
 		(1ull << shift) - 1) >> shift;
 }
 
-/* The request's flags, without what a daemon before ABI 2.5 refuses: it answers COMMIT with a list.
- * Whether it is that old a withheld arena does not say. */
+/* The request's flags, without those that an older daemon refuses and need not know: before ABI 2.5
+ * it answers COMMIT with a list, before 2.6 all fences hold. A withheld arena does not say. */
 static uint32_t known_flags(const struct kvt_client *client, const struct kvt_request *request)
 {
-	if (request->op == KVT_OP_COMMIT && request->flags & KVT_F_NO_LIST &&
-	    (!client->arena.base || client->arena.header->abi_minor < KVT_ABI_MINOR_LATENT))
-		return request->flags & ~(uint32_t)KVT_F_NO_LIST;
-	return request->flags;
+	uint32_t minor = client->arena.base ? client->arena.header->abi_minor : 0;
+	uint32_t flags = request->flags;
+
+	if (request->op == KVT_OP_COMMIT && minor < KVT_ABI_MINOR_LATENT)
+		flags &= ~(uint32_t)KVT_F_NO_LIST;
+	if (minor < KVT_ABI_MINOR_MIRROR)
+		flags &= ~(uint32_t)KVT_F_OWN_STREAM;
+	return flags;
 }
 
 /* List words that are enough for any answer. */

@@ -108,6 +108,7 @@ static const struct field page_fields[] = {
 static const struct field lease_fields[] = {
 	FIELD(kvt_lease_record, n_private), FIELD(kvt_lease_record, last_page),
 	FIELD(kvt_lease_record, n_kept), FIELD(kvt_lease_record, n_pending),
+	FIELD(kvt_lease_record, pending_keys),
 	FIELD(kvt_lease_record, next_lease), FIELD(kvt_lease_record, prev_lease),
 };
 static const struct field free_lease_fields[] = { FIELD(kvt_lease_record, next_lease) };

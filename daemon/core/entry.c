@@ -116,7 +116,8 @@ int kvt_entry_check(struct kvt_core *core, struct kvt_op_context *op)
 	    (sqe->flags & KVT_F_NO_LIST && (sqe->list_offset || sqe->list_capacity)) ||
 	    (sqe->op == KVT_OP_END && !(sqe->flags & KVT_F_COMMIT) &&
 	     (sqe->arg || sqe->keys_offset || sqe->n_keys)) ||
-	    (sqe->op == KVT_OP_EXTEND && sqe->n_keys && (sqe->arg || sqe->list_capacity)))
+	    (sqe->op == KVT_OP_EXTEND && sqe->n_keys &&
+	     (sqe->arg || sqe->list_capacity || sqe->flags)))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_FIELD, 0);
 	if (takes & KVT_TAKES_DEADLINE && waits(sqe) != !!sqe->ttl_ms)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_DEADLINE, 0);

@@ -126,6 +126,103 @@ void kvt_lease_free(struct kvt_core *core, uint32_t id)
 	kvt_lease_queue(core, id);
 }
 
+/* ---- pages behind a fence, for their own session */
+
+/* Pages in a lease's table that nothing will seal: an END waits for its fence, and neither the keys
+ * that are known nor those that deferred operations bring have a place there. So a COMMIT that
+ * waits runs as if nothing was taken, and each announced page keeps its private one. */
+static uint32_t spare_pages(const struct kvt_core *core, const struct kvt_lease_record *lease)
+{
+	uint64_t keep = (lease->known + lease->pending_keys + core->ps - 1) / core->ps;
+	uint32_t table = lease->done + lease->n_private;
+
+	return keep < table ? kvt_min(lease->n_private, table - (uint32_t)keep) : 0;
+}
+
+/** Count the pages, up to `most`, that the session may take from its leases that end. */
+static uint32_t own_pages(struct kvt_core *core, uint32_t session, uint32_t most)
+{
+	uint32_t n = 0, id;
+
+	for (id = core->sessions[session].first_pending; id != KVT_NONE && n < most;
+	     id = core->pending[id].next) {
+		const struct kvt_lease_record *lease = &core->leases[core->pending[id].lease];
+
+		if (core->pending[id].sqe.op == KVT_OP_END)
+			n += spare_pages(core, lease) + lease->n_kept;
+		core->effort.nodes_touched++;
+	}
+	return kvt_min(n, most);
+}
+
+/** Put the last n pages of a lease's table in front of a list. Returns the first one. */
+static uint32_t cut_table(struct kvt_core *core, struct kvt_lease_record *lease, uint32_t n,
+			  uint32_t list)
+{
+	uint32_t page = lease->first_page, last = KVT_NONE;
+
+	for (uint32_t i = n; i < lease->n_private; i++) {
+		last = page;
+		page = core->owners[page].next;
+	}
+	kvt_save_list(core, last == KVT_NONE ? page : last, n + 1);
+	core->owners[lease->last_page].next = list;
+	if (last == KVT_NONE)
+		lease->first_page = KVT_NONE;
+	else
+		core->owners[last].next = KVT_NONE;
+	lease->last_page = last;
+	lease->n_private -= n;
+	return page;
+}
+
+static uint32_t cut_kept(struct kvt_core *core, struct kvt_lease_record *lease, uint32_t n,
+			 uint32_t list)
+{
+	kvt_save_list(core, lease->first_kept, n);
+	for (; n > 0; n--) {
+		uint32_t page = lease->first_kept;
+
+		lease->first_kept = core->owners[page].next;
+		lease->n_kept--;
+		core->owners[page].next = list;
+		list = page;
+	}
+	return list;
+}
+
+uint32_t kvt_own_take(struct kvt_core *core, uint32_t session, uint32_t n)
+{
+	uint32_t list = KVT_NONE, id = core->sessions[session].first_pending;
+
+	core->effort.pages_moved += n;
+	for (; n > 0; id = core->pending[id].next) {
+		uint32_t lease_id = core->pending[id].lease, some;
+		struct kvt_lease_record *lease = &core->leases[lease_id];
+
+		if (core->pending[id].sqe.op != KVT_OP_END)
+			continue;
+		kvt_save_lease(core, lease_id);
+		some = kvt_min(n, spare_pages(core, lease));
+		n -= some;
+		if (some > 0)
+			list = cut_table(core, lease, some, list);
+		some = kvt_min(n, lease->n_kept);
+		n -= some;
+		list = cut_kept(core, lease, some, list);
+	}
+	return list;
+}
+
+uint32_t kvt_own_next(struct kvt_core *core, uint32_t *list)
+{
+	uint32_t page = *list;
+
+	*list = core->owners[page].next;
+	core->owners[page].next = KVT_NONE;
+	return page;
+}
+
 /* ---- pages of a lease, in table order */
 
 static void append_page(struct kvt_core *core, struct kvt_lease_record *lease, uint32_t page)
@@ -137,15 +234,22 @@ static void append_page(struct kvt_core *core, struct kvt_lease_record *lease, u
 	lease->last_page = page;
 }
 
-static void append_pages(struct kvt_core *core, uint32_t id, uint32_t n, uint32_t *list)
+/** Append n pages, `own` of them from ended leases of the session. */
+static void append_pages(struct kvt_core *core, uint32_t id, uint32_t n, uint32_t own,
+			 uint32_t *list)
 {
 	struct kvt_lease_record *lease = &core->leases[id];
+	uint32_t taken = kvt_own_take(core, lease->session, own);
 
 	kvt_save_lease(core, id);
 	kvt_save_taker(core, id);
 	for (uint32_t i = 0; i < n; i++) {
-		list[i] = kvt_page_take(core, lease->session, id);
-		append_page(core, lease, list[i]);
+		uint32_t page = i < own ? kvt_own_next(core, &taken) :
+					  kvt_page_take(core, lease->session, id);
+
+		core->owners[page].lease = id;
+		append_page(core, lease, page);
+		list[i] = page;
 	}
 }
 
@@ -205,11 +309,13 @@ static void write_table(const struct kvt_core *core, const struct kvt_lease_reco
 
 /* ---- room */
 
-/** Check that n pages can be made free, with `path_pages` evictable ones about to be locked. */
+/** Check that n pages can be had, op->own and others made free, with `path_pages` evictable ones
+ * about to be locked. */
 static int room_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t n,
 		      uint64_t path_pages)
 {
-	uint64_t available = core->count->free_pages + core->count->evictable_pages - path_pages;
+	uint64_t available = op->own + core->count->free_pages + core->count->evictable_pages -
+			     path_pages;
 
 	if (n <= available)
 		return 0;
@@ -226,18 +332,37 @@ void kvt_room_make(struct kvt_core *core, uint32_t n)
 		kvt_evict_pages(core, n - (uint32_t)core->count->free_pages);
 }
 
-/** Check that the session may take n pages and lock path_pages that could be evicted. */
-static int page_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t n,
-		      uint64_t path_pages)
+static enum kvt_reason beyond_quota(const struct kvt_core *core, uint32_t id, uint32_t n,
+				    uint64_t path_pages)
 {
-	const struct kvt_session_record *session = &core->sessions[op->session];
+	const struct kvt_session_record *session = &core->sessions[id];
 
 	if (session->max_private_pages && (uint64_t)session->n_private + n >
 						  session->max_private_pages)
-		return kvt_refuse(op, -EDQUOT, KVT_REASON_LIMIT_PAGES, session->max_private_pages);
-	if (!kvt_user_may_hold(core, op->session, n, path_pages))
-		return kvt_refuse(op, -EDQUOT, KVT_REASON_UID_PAGES, core->config.uid_pages);
-	return 0;
+		return KVT_REASON_LIMIT_PAGES;
+	return kvt_user_may_hold(core, id, n, path_pages) ? KVT_REASON_NONE :
+							    KVT_REASON_UID_PAGES;
+}
+
+/** Check that the session may take n pages and lock path_pages that could be evicted. Fills
+ * op->own: if n are not free, or too many, OWN_STREAM takes from the session's ended leases first,
+ * whose pages it holds already. */
+static int page_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t n,
+		      uint64_t path_pages)
+{
+	enum kvt_reason reason = beyond_quota(core, op->session, n, path_pages);
+
+	op->own = 0;
+	if (op->sqe->flags & KVT_F_OWN_STREAM && (reason || n > core->count->free_pages)) {
+		op->own = own_pages(core, op->session, n);
+		reason = beyond_quota(core, op->session, n - op->own, path_pages);
+	}
+	if (!reason)
+		return 0;
+	return kvt_refuse(op, -EDQUOT, reason,
+			  reason == KVT_REASON_LIMIT_PAGES ?
+				  core->sessions[op->session].max_private_pages :
+				  core->config.uid_pages);
 }
 
 int kvt_lock_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t node, uint32_t pages)
@@ -248,7 +373,7 @@ int kvt_lock_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t no
 	return kvt_refuse(op, -EDQUOT, KVT_REASON_UID_PAGES, core->config.uid_pages);
 }
 
-uint32_t kvt_private_most(const struct kvt_core *core, uint32_t session, uint32_t n)
+static uint32_t private_most(const struct kvt_core *core, uint32_t session, uint32_t n)
 {
 	const struct kvt_session_record *record = &core->sessions[session];
 	uint64_t available = core->count->free_pages + core->count->evictable_pages;
@@ -269,6 +394,16 @@ uint32_t kvt_private_most(const struct kvt_core *core, uint32_t session, uint32_
 			n = middle;
 	}
 	return least;
+}
+
+uint32_t kvt_private_most(struct kvt_core *core, const struct kvt_op_context *op, uint32_t n)
+{
+	uint32_t most = private_most(core, op->session, n), own;
+
+	if (most == n || !(op->sqe->flags & KVT_F_OWN_STREAM))
+		return most;
+	own = own_pages(core, op->session, n);
+	return own + private_most(core, op->session, n - own);
 }
 
 int kvt_private_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t n)
@@ -298,7 +433,7 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 {
 	const struct kvt_sqe *sqe = op->sqe;
 	uint64_t positions = (uint64_t)sqe->positions + sqe->n_keys + sqe->arg;
-	uint32_t flags = sqe->flags;
+	uint32_t flags = sqe->flags, taken;
 	bool too_large;
 	int error;
 
@@ -330,11 +465,10 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 		return error;
 	if (plan->table > sqe->list_capacity)
 		return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, plan->table);
-	plan->need.spare = plan->fresh > 0 &&
-			   plan->table - plan->reuse > core->count->free_pages;
+	taken = plan->table - plan->reuse - op->own;
+	plan->need.spare = plan->fresh > 0 && taken > core->count->free_pages;
 	if (plan->need.spare)
-		plan->need.evict_pages = plan->table - plan->reuse -
-					 (uint32_t)core->count->free_pages;
+		plan->need.evict_pages = taken - (uint32_t)core->count->free_pages;
 	error = room_check(core, op, plan->table - plan->reuse, plan->need.path_pages);
 	if (error)
 		return error;
@@ -380,7 +514,7 @@ int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 
 	if (error)
 		return error;
-	node = begin_path(core, op, &plan, plan.table - plan.reuse);
+	node = begin_path(core, op, &plan, plan.table - plan.reuse - op->own);
 	kvt_path_touch(core, node);
 	id = kvt_lease_make(core, op->session, KVT_LEASE_BEGIN, node, plan.whole);
 	lease = &core->leases[id];
@@ -396,7 +530,7 @@ int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 		      sqe->n_keys % core->ps);
 	kvt_path_announce(core, id);
 	kvt_path_pages(core, node, plan.reuse, list);
-	append_pages(core, id, plan.table - plan.reuse, list + plan.reuse);
+	append_pages(core, id, plan.table - plan.reuse, op->own, list + plan.reuse);
 	shared = core->ps * kvt_path_shared(core, node, plan.reuse,
 					    core->sessions[op->session].sealer);
 	if (sqe->list_capacity > plan.table)
@@ -703,8 +837,9 @@ int kvt_op_extend(struct kvt_core *core, struct kvt_op_context *op)
 		error = kvt_private_check(core, op, n);
 		if (error)
 			return error;
-		kvt_room_make(core, n);
-		append_pages(core, op->sqe->node, n, op->view->list + op->sqe->list_offset);
+		kvt_room_make(core, n - op->own);
+		append_pages(core, op->sqe->node, n, op->own,
+			     op->view->list + op->sqe->list_offset);
 	}
 	kvt_path_touch(core, lease->node);
 	op->cqe->lease = op->sqe->node;

@@ -21,13 +21,18 @@ void kvt_lease_free(struct kvt_core *core, uint32_t lease);
 /** Append a lease to the free ones. */
 void kvt_lease_queue(struct kvt_core *core, uint32_t lease);
 
-/** How many of n private pages a session may have now: quota, room. */
-uint32_t kvt_private_most(const struct kvt_core *core, uint32_t session, uint32_t n);
-/** Check that an operation may have n private pages and list them: quota, list, room. */
+/** How many of n private pages an operation may have now: quota, room. */
+uint32_t kvt_private_most(struct kvt_core *core, const struct kvt_op_context *op, uint32_t n);
+/** Check that an operation may have n private pages and list them: quota, list, room. Fills
+ * op->own, how many of them come from leases that end. */
 int kvt_private_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t n);
 /** Check that the session may lock this path: 0 or a refusal. */
 int kvt_lock_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t node,
 		   uint32_t pages);
+/** Take n private pages from the session's leases that end. Returns a list for kvt_own_next(). */
+uint32_t kvt_own_take(struct kvt_core *core, uint32_t session, uint32_t n);
+/** Take the first page off such a list. */
+uint32_t kvt_own_next(struct kvt_core *core, uint32_t *list);
 /** Evict until n pages are free, which was found possible. */
 void kvt_room_make(struct kvt_core *core, uint32_t n);
 

@@ -106,20 +106,22 @@ static int op_lock(struct kvt_core *core, struct kvt_op_context *op)
 static int op_alloc(struct kvt_core *core, struct kvt_op_context *op)
 {
 	uint64_t evicted = core->count->evicted_pages;
-	uint32_t n = op->sqe->arg;
+	uint32_t n = op->sqe->arg, taken;
 	int error;
 
 	if (op->sqe->flags & KVT_F_SHORTER && n > 1) {
-		n = kvt_private_most(core, op->session, n);
+		n = kvt_private_most(core, op, n);
 		n += n == 0; /* refused */
 	}
 	error = kvt_private_check(core, op, n);
 	if (error)
 		return error;
-	kvt_room_make(core, n);
-	kvt_save_list(core, core->free_page, n);
+	kvt_room_make(core, n - op->own);
+	kvt_save_list(core, core->free_page, n - op->own);
+	taken = kvt_own_take(core, op->session, op->own);
 	for (uint32_t i = 0; i < n; i++) {
-		uint32_t page = kvt_page_take(core, op->session, KVT_NONE);
+		uint32_t page = i < op->own ? kvt_own_next(core, &taken) :
+					      kvt_page_take(core, op->session, KVT_NONE);
 
 		kvt_loose_add(core, op->session, page);
 		op->view->list[op->sqe->list_offset + i] = page;

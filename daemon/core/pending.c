@@ -101,6 +101,7 @@ bool kvt_defer(struct kvt_core *core, struct kvt_op_context *op)
 	if (kvt_op_takes(op->sqe->op) & KVT_TAKES_LEASE) {
 		pending->lease = op->sqe->node;
 		core->leases[pending->lease].n_pending++;
+		core->leases[pending->lease].pending_keys += op->sqe->n_keys;
 	}
 	mark_ending(core, op);
 	kvt_save_progress(core, op->session);
@@ -125,7 +126,9 @@ void kvt_pending_forget(struct kvt_core *core, uint32_t id, uint32_t before)
 	session->n_pending--;
 	/* An END or UNLOCK is forgotten when its lease has ended. */
 	if (pending->lease != KVT_NONE &&
-	    core->leases[pending->lease].generation == pending->sqe.generation)
+	    core->leases[pending->lease].generation == pending->sqe.generation) {
 		core->leases[pending->lease].n_pending--;
+		core->leases[pending->lease].pending_keys -= pending->sqe.n_keys;
+	}
 	kvt_pending_free(core, id);
 }

@@ -536,6 +536,7 @@ static int rebuild_leases(struct kvt_core *core, struct kvt_why *why)
 		TRY(check_lease(core, why, id));
 		lease->next_lease = lease->prev_lease = KVT_NONE;
 		lease->n_private = lease->n_kept = lease->n_pending = 0;
+		lease->pending_keys = 0;
 		lease->last_page = KVT_NONE;
 		if (lease->kind != KVT_LEASE_FREE)
 			TRY(claim_lease(core, why, id));
@@ -623,8 +624,10 @@ static int rebuild_pending(struct kvt_core *core, struct kvt_why *why)
 		else
 			core->pending[session->last_pending].next = list[i].id;
 		session->last_pending = list[i].id;
-		if (pending->lease != KVT_NONE)
+		if (pending->lease != KVT_NONE) {
 			core->leases[pending->lease].n_pending++;
+			core->leases[pending->lease].pending_keys += pending->sqe.n_keys;
+		}
 	}
 	return 0;
 }

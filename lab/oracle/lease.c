@@ -196,12 +196,14 @@ static int begin_room(struct kvt_oracle *o, struct begin *b)
 	const struct model_node *last = model_node(o, b->walk.node);
 	uint32_t fresh = b->table - b->reuse;
 	bool split = last && b->walk.pages > 0 && model_end(last) > b->walk.pages;
-	uint64_t available = begin_available(o, b);
+	uint64_t locked = model_unlocked_on_path(o, b->walk.node, b->walk.pages), available;
 	/* One in reserve: an eviction for pages may leave its last victim's node in use. */
 	uint64_t most = (uint64_t)b->whole - b->walk.pages + split +
 			(b->whole > b->walk.pages);
 
-	TRY(run_need_quota(o, fresh, model_unlocked_on_path(o, b->walk.node, b->walk.pages)));
+	run_take_own(o, fresh, locked);
+	available = begin_available(o, b) + run->own;
+	TRY(run_need_quota(o, fresh - run->own, locked));
 	TRY(run_need_list(o, b->table));
 	if (fresh > available)
 		return run_no_room(o, fresh, available);
@@ -213,7 +215,7 @@ static int begin_room(struct kvt_oracle *o, struct begin *b)
 	run->reached = b->walk.pages;
 	run->target = b->whole;
 	run->split_at = split ? b->walk.pages : UINT32_MAX;
-	run->need_pages = fresh;
+	run->need_pages = fresh - run->own;
 	run->keys = run->record->keys;
 	run->base = b->walk.named;
 	return run_need_nodes(o, most);

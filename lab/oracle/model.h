@@ -144,6 +144,7 @@ struct model_run {
 	uint64_t expiry_ns;
 	uint64_t tick;        /* the logical time of this operation */
 	uint32_t grow_node;   /* GROW may lengthen it; 0: none */
+	uint32_t own, own_taken; /* pages that it takes from leases that end, and has taken */
 	uint64_t need_pages;  /* free pages that the operation wants to see */
 	uint64_t most_nodes;  /* free nodes that it may require: runs can fragment */
 	uint32_t evicted;     /* evicted by TRIM */
@@ -303,16 +304,19 @@ int run_need_quota(struct kvt_oracle *o, uint64_t pages, uint64_t locked);
  * page i if it is twins[i]. */
 int run_need_pages(struct kvt_oracle *o, const uint32_t *pages, uint32_t n, const uint32_t *twins,
 		   uint32_t n_twins);
+/** Decide how many of n new pages OWN_STREAM takes from leases that end; `locked`: as below. */
+void run_take_own(struct kvt_oracle *o, uint64_t n, uint64_t locked);
 /** Check that the session may have n private pages and list them, and follow the evictions. */
 int run_need_private(struct kvt_oracle *o, uint32_t n);
 /** Put pages [0, n) of the path to `node` into the wanted list. */
 int run_want_path(struct kvt_oracle *o, uint32_t node, uint32_t n);
 void run_want_handle(struct kvt_oracle *o, uint32_t node, uint64_t positions);
 uint64_t model_available(const struct kvt_oracle *o);
-/** Take the page at place `at` of the record's list. It must be free. */
+/** Take the page at place `at` of the record's list: the first `own` ones from leases of the
+ * session that end, the others were free. */
 int run_fresh_page(struct kvt_oracle *o, uint32_t at, uint32_t *ret_page);
 /** True if the session may have n more private pages: quota, room. */
-bool run_may_have(const struct kvt_oracle *o, uint32_t n);
+bool run_may_have(struct kvt_oracle *o, uint32_t n);
 /** Check the entry's handle. *ret_node: the shallowest node that covers its *ret_pages pages: all,
  * or with SHORTER those that are left. */
 int run_handle(struct kvt_oracle *o, uint32_t *ret_node, uint32_t *ret_pages);

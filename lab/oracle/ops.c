@@ -22,16 +22,16 @@ static const struct op_rule rules[KVT_OP_COUNT] = {
 			   .handle = 1 },
 	[KVT_OP_LOCK] = { .flags = KVT_F_SHORTER, .handle = 1, .list = 1 },
 	[KVT_OP_UNLOCK] = { .lease = 1, .fence = 1 },
-	[KVT_OP_ALLOC] = { .flags = KVT_F_SHORTER, .arg = 1, .list = 1 },
+	[KVT_OP_ALLOC] = { .flags = KVT_F_SHORTER | KVT_F_OWN_STREAM, .arg = 1, .list = 1 },
 	[KVT_OP_FREE] = { .keys = 1, .fence = 1 },
 	[KVT_OP_INSERT] = { .flags = KVT_F_LOCK | KVT_F_CHUNKED | KVT_F_TTL, .ns = 1, .keys = 1,
 			    .list = 1, .arg = 1, .handle = 1, .fence = 1, .weight = 1 },
 	[KVT_OP_BEGIN] = { .flags = KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT |
-				   KVT_F_OTHERS,
+				   KVT_F_OTHERS | KVT_F_OWN_STREAM,
 			   .ns = 1, .keys = 1, .list = 1, .arg = 1, .handle = 1, .deadline = 1 },
 	[KVT_OP_COMMIT] = { .flags = KVT_F_CHUNKED | KVT_F_KEEP | KVT_F_NO_LIST, .keys = 1,
 			    .list = 1, .arg = 1, .lease = 1, .fence = 1 },
-	[KVT_OP_EXTEND] = { .keys = 1, .list = 1, .arg = 1, .lease = 1 },
+	[KVT_OP_EXTEND] = { .flags = KVT_F_OWN_STREAM, .keys = 1, .list = 1, .arg = 1, .lease = 1 },
 	[KVT_OP_END] = { .flags = KVT_F_CHUNKED | KVT_F_KEEP | KVT_F_COMMIT, .keys = 1, .arg = 1,
 			 .lease = 1, .fence = 1 },
 	[KVT_OP_REMOVE] = { .ns = 1, .keys = 1 },
@@ -111,8 +111,10 @@ static int op_alloc(struct kvt_oracle *o)
 	uint32_t n = run->record->sqe.arg, page;
 
 	if (run->record->sqe.flags & KVT_F_SHORTER && n > 1) {
-		uint64_t most = model_available(o);
+		uint64_t most;
 
+		run_take_own(o, n, 0);
+		most = model_available(o) + run->own;
 		n = n > most ? (uint32_t)most + !most : n;
 		while (n > 1 && !run_may_have(o, n))
 			n--;
@@ -444,7 +446,8 @@ static int bad_entry(struct kvt_oracle *o, const struct kvt_sqe *sqe)
 	if (sqe->op == KVT_OP_END && !(sqe->flags & KVT_F_COMMIT) &&
 	    (sqe->keys_offset || sqe->n_keys || sqe->arg))
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FIELD, 0);
-	if (sqe->op == KVT_OP_EXTEND && sqe->n_keys > 0 && (sqe->arg || sqe->list_capacity))
+	if (sqe->op == KVT_OP_EXTEND && sqe->n_keys > 0 &&
+	    (sqe->arg || sqe->list_capacity || sqe->flags))
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FIELD, 0);
 	if (rule->deadline &&
 	    (sqe->ttl_ms != 0) != ((sqe->flags & (KVT_F_WAIT | KVT_F_NO_WAIT)) != 0))

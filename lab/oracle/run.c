@@ -73,6 +73,72 @@ uint64_t model_available(const struct kvt_oracle *o)
 	return o->in_state[KVT_PAGE_FREE] + model_evictable(o);
 }
 
+/* Find the END of the record's session that waits for a lease. */
+static bool ends(const struct kvt_oracle *o, uint32_t lease, uint64_t *ret_keys)
+{
+	bool found = false;
+
+	*ret_keys = o->leases[lease].known;
+	for (uint32_t i = 0; i < o->n_pending; i++) {
+		const struct model_pending *p = &o->pending[i];
+
+		if (p->waits || p->lease != lease || p->session != o->run.record->session)
+			continue;
+		found |= p->sqe.op == KVT_OP_END;
+		*ret_keys += p->sqe.n_keys;
+	}
+	return found;
+}
+
+/* Return the place in the table of a lease from which on its pages may be taken. */
+static uint32_t first_spare(const struct kvt_oracle *o, uint32_t index)
+{
+	const struct model_lease *lease = &o->leases[index];
+	uint64_t keys;
+
+	if (lease->kind != MODEL_LEASE_BEGIN || !ends(o, index, &keys))
+		return UINT32_MAX;
+	keys = (keys + o->config.page_size - 1) / o->config.page_size;
+	return keys < lease->done ? lease->done : (uint32_t)keys;
+}
+
+/* Count the pages that the session may take from its leases that end. */
+static uint64_t own_pages(const struct kvt_oracle *o)
+{
+	uint64_t n = 0;
+
+	for (uint32_t i = 1; i <= o->config.n_leases; i++) {
+		uint32_t from = first_spare(o, i), table = o->leases[i].n_table;
+
+		if (from != UINT32_MAX)
+			n += o->leases[i].n_kept + (from < table ? table - from : 0);
+	}
+	return n;
+}
+
+/* Take a page from a lease that ends: the last of its table, or a kept one. */
+static int own_page(struct kvt_oracle *o, uint32_t page)
+{
+	uint32_t index = o->pages[page].lease;
+	struct model_lease *lease = &o->leases[index];
+	uint32_t from = index ? first_spare(o, index) : UINT32_MAX;
+
+	if (o->pages[page].state != KVT_PAGE_PRIVATE || from == UINT32_MAX)
+		return oracle_fail(o, "page %u was taken in state %u from lease %u, which does not "
+				   "end", page, o->pages[page].state, index);
+	if (o->pages[page].kept) {
+		lease->n_kept--;
+		return 0;
+	}
+	for (uint32_t i = from; i < lease->n_table; i++) {
+		if (lease->table[i] != page)
+			continue;
+		lease->table[i] = lease->table[--lease->n_table];
+		return 0;
+	}
+	return oracle_fail(o, "page %u was taken from lease %u, which may seal it", page, index);
+}
+
 int run_fresh_page(struct kvt_oracle *o, uint32_t at, uint32_t *ret_page)
 {
 	const struct kvt_record *record = o->run.record;
@@ -81,9 +147,13 @@ int run_fresh_page(struct kvt_oracle *o, uint32_t at, uint32_t *ret_page)
 	if (page == 0 || page >= o->config.n_pages)
 		return oracle_fail(o, "list[%u] should be a new page, but the list of %u words "
 				   "says %u", at, record->n_list, page);
-	if (o->pages[page].state != KVT_PAGE_FREE)
+	if (o->run.own_taken < o->run.own) {
+		o->run.own_taken++;
+		TRY(own_page(o, page));
+	} else if (o->pages[page].state != KVT_PAGE_FREE) {
 		return oracle_fail(o, "list[%u]: page %u was given out in state %u", at, page,
 				   o->pages[page].state);
+	}
 	*ret_page = page;
 	return 0;
 }
@@ -297,6 +367,19 @@ int run_need_quota(struct kvt_oracle *o, uint64_t pages, uint64_t locked)
 	return 0;
 }
 
+void run_take_own(struct kvt_oracle *o, uint64_t n, uint64_t locked)
+{
+	uint64_t own;
+
+	o->run.own = 0;
+	if (!(o->run.record->sqe.flags & KVT_F_OWN_STREAM) ||
+	    (n <= o->in_state[KVT_PAGE_FREE] && !beyond_limit(o, n) &&
+	     !beyond_reserve(o, n, locked)))
+		return;
+	own = own_pages(o);
+	o->run.own = (uint32_t)(own < n ? own : n);
+}
+
 /* Return why a page may not be in the list, KVT_REASON_NONE if it may. `twin` is accepted. */
 static uint32_t page_problem(const struct kvt_oracle *o, const uint32_t *pages, uint32_t i,
 			     const uint32_t *twins, uint32_t n_twins)
@@ -332,19 +415,23 @@ int run_need_pages(struct kvt_oracle *o, const uint32_t *pages, uint32_t n, cons
 	return 0;
 }
 
-bool run_may_have(const struct kvt_oracle *o, uint32_t n)
+bool run_may_have(struct kvt_oracle *o, uint32_t n)
 {
+	run_take_own(o, n, 0);
+	n -= o->run.own;
 	return n <= model_available(o) && !beyond_limit(o, n) && !beyond_reserve(o, n, 0);
 }
 
 int run_need_private(struct kvt_oracle *o, uint32_t n)
 {
-	uint64_t available = model_available(o);
+	uint64_t available;
 
-	TRY(run_need_quota(o, n, 0));
+	run_take_own(o, n, 0);
+	available = model_available(o) + o->run.own;
+	TRY(run_need_quota(o, n - o->run.own, 0));
 	TRY(run_need_list(o, n));
 	if (n > available)
 		return run_no_room(o, n, available);
-	o->run.need_pages = n;
+	o->run.need_pages = n - o->run.own;
 	return events_follow(o, EVENT_BIT(KVT_EV_TRIM) | EVENT_BIT(KVT_EV_FREE));
 }

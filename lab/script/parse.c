@@ -52,6 +52,7 @@ static const struct {
 	{ "force_miss", KVT_F_FORCE_MISS }, { "wait", KVT_F_WAIT },
 	{ "no_wait", KVT_F_NO_WAIT }, { "others", KVT_F_OTHERS },
 	{ "shorter", KVT_F_SHORTER }, { "no_list", KVT_F_NO_LIST },
+	{ "own_stream", KVT_F_OWN_STREAM },
 };
 
 /* The text to parse, and the place of its error message. */

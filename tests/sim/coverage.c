@@ -45,6 +45,7 @@ static const char *const rare_names[SIM_RARE_COUNT] = {
 	[SIM_LOCK_TRIMMED] = "LOCK of what is left of a node",
 	[SIM_LOCK_HEIR] = "LOCK above a node that is gone",
 	[SIM_ALLOC_FEWER] = "ALLOC of fewer pages",
+	[SIM_OWN_TAKEN] = "pages of a lease that ends, for its session",
 	[SIM_NO_LIST] = "COMMIT without a list",
 	[SIM_EDGE_LOCKED] = "whole edge locked for want of a node",
 	[SIM_DEAD_WITH_DEFERRED] = "death with deferred operations",

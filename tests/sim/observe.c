@@ -395,6 +395,7 @@ void sim_observe(struct sim *sim, const struct kvt_record *r)
 	switch (r->kind) {
 	case KVT_REC_OP:
 		sim->last_cqe = r->cqe;
+		sim->coverage->rare[SIM_OWN_TAKEN] += sim->oracle->run.own_taken > 0;
 		if (r->value && s->n_waiting)
 			s->n_waiting--;
 		if (r->cqe.reason == KVT_REASON_ANNOUNCED)

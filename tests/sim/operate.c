@@ -257,6 +257,12 @@ static void op_unlock(struct shot *shot)
 	put_fence(shot);
 }
 
+static void put_own_stream(struct shot *shot)
+{
+	if (sim_chance(shot->sim, 400))
+		shot->sqe.flags |= KVT_F_OWN_STREAM;
+}
+
 static void op_alloc(struct shot *shot)
 {
 	struct sim *sim = shot->sim;
@@ -268,6 +274,7 @@ static void op_alloc(struct shot *shot)
 		shot->sqe.flags = KVT_F_SHORTER;
 		shot->sqe.arg += sim_chance(sim, 50) ? sim_below(sim, sim->config.n_pages) : 0;
 	}
+	put_own_stream(shot);
 }
 
 /* Pages to name: the session's own without a lease, and rarely others. */
@@ -383,6 +390,7 @@ static void op_begin(struct shot *shot)
 		shot->sqe.flags |= KVT_F_FULL;
 	if (sim_chance(sim, 100))
 		shot->sqe.flags |= KVT_F_FORCE_MISS;
+	put_own_stream(shot);
 	put_list(shot, (shot->sqe.positions + shot->sqe.n_keys + (shot->sqe.arg & 0xffff) + ps -
 			1) / ps);
 }
@@ -442,6 +450,7 @@ static void op_extend(struct shot *shot)
 	}
 	shot->sqe.arg = sim_chance(shot->sim, 980) ? sim_below(shot->sim, 4) :
 						     shot->sim->config.n_pages;
+	put_own_stream(shot);
 	put_list(shot, shot->sqe.arg);
 }
 

@@ -107,6 +107,7 @@ enum sim_rare {
 	SIM_LOCK_TRIMMED,  /* LOCK of what is left in a trimmed node */
 	SIM_LOCK_HEIR,     /* LOCK of what is left of a node that is gone */
 	SIM_ALLOC_FEWER,   /* ALLOC with SHORTER gave fewer pages */
+	SIM_OWN_TAKEN,     /* OWN_STREAM took pages of a lease that ends */
 	SIM_NO_LIST,       /* COMMIT without a list, with pages to list */
 	SIM_EDGE_LOCKED,   /* LOCK inside an edge without a free node */
 	SIM_DEAD_WITH_DEFERRED,

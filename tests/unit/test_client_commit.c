@@ -879,6 +879,25 @@ TEST_WITH(a_list_is_left_out_if_the_daemon_can, setup, teardown)
 	end(seq);
 }
 
+TEST_WITH(own_stream_is_left_out_if_the_daemon_does_not_know_it, setup, teardown)
+{
+	struct kvt_arena_header *header = world.inside.arena;
+	struct kvt_request request = { .op = KVT_OP_ALLOC, .arg = N_PAGES - 1,
+				       .flags = KVT_F_OWN_STREAM };
+	struct kvt_result result;
+	struct kvt_seq *seq;
+
+	assert_int_equal(kvt_seq_begin(world.mine, world.ns, NULL, 0, PS, 0, &seq), 0);
+	assert_int_equal(kvt_seq_end_async(seq, 0, NULL, 0, (struct kvt_fence){ 1, 1 }, 0), 0);
+	header->abi_minor = KVT_ABI_MINOR_MIRROR - 1;
+	assert_int_equal(kvt_call(world.mine, &request, &(struct kvt_result){ 0 }), -ENOSPC);
+	header->abi_minor = KVT_ABI_MINOR;
+	assert_int_equal(kvt_call(world.mine, &request, &result), 0);
+	assert_int_equal(kvt_free(world.mine, result.pages, result.n_pages, KVT_IDLE), 0);
+	kvt_result_release(world.mine, &result);
+	assert_int_equal(kvt_fence_raise(world.mine, 1, 1), 0);
+}
+
 TEST_WITH(alloc_with_shorter_asks_for_no_more_than_the_pool_has, setup, teardown)
 {
 	struct kvt_request request = { .op = KVT_OP_ALLOC, .arg = UINT32_MAX,

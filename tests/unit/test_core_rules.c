@@ -57,9 +57,11 @@ TEST(flags_that_an_operation_does_not_take_are_refused)
 	static const uint16_t takes[KVT_OP_COUNT] = {
 		[KVT_OP_MATCH] = KVT_F_LOCK | KVT_F_NO_TOUCH,
 		[KVT_OP_LOCK] = KVT_F_SHORTER,
-		[KVT_OP_ALLOC] = KVT_F_SHORTER,
+		[KVT_OP_ALLOC] = KVT_F_SHORTER | KVT_F_OWN_STREAM,
+		[KVT_OP_EXTEND] = KVT_F_OWN_STREAM,
 		[KVT_OP_INSERT] = KVT_F_LOCK | KVT_F_CHUNKED | KVT_F_TTL,
-		[KVT_OP_BEGIN] = KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT,
+		[KVT_OP_BEGIN] = KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT |
+				 KVT_F_OWN_STREAM,
 		[KVT_OP_COMMIT] = KVT_F_CHUNKED | KVT_F_KEEP, /* with which it takes NO_LIST */
 		[KVT_OP_END] = KVT_F_COMMIT | KVT_F_CHUNKED | KVT_F_KEEP,
 	};
@@ -245,6 +247,112 @@ TEST(commit_without_a_list_says_all_else)
 }
 
 /* ---- handles and nodes */
+
+/* ---- pages behind a fence, for their own session */
+
+static bool holds(const uint32_t *pages, uint32_t n, uint32_t page)
+{
+	for (uint32_t i = 0; i < n; i++)
+		if (pages[i] == page)
+			return true;
+	return false;
+}
+
+TEST(own_stream_gives_a_session_what_it_gave_back_behind_a_fence)
+{
+	struct world *w = world_small(2, 40);
+	struct client *a = client_new(w), *b = client_new(w);
+	uint32_t ns = space_open(a, "ns"), others = space_open(b, "others");
+	struct seq *old = begin(a, ns, range(1, 8), 20, 0), *new;
+	uint32_t got[7];
+	struct answer answer;
+
+	insert(b, others, range(1, 10));
+	alloc(b, 20);
+	commit(old, 8, NO_KEYS, KVT_F_CHUNKED);
+	fence(a, 1, 7);
+	assert_true(end(old).deferred);
+	expect_refused(alloc_flags(b, 6, KVT_F_OWN_STREAM), -ENOSPC, KVT_REASON_ALL_LOCKED);
+	expect_refused(alloc(a, 6), -ENOSPC, KVT_REASON_ALL_LOCKED);
+	answer = alloc_flags(a, 7, KVT_F_OWN_STREAM);
+	expect_ok(answer);
+	assert_int_equal(answer.evicted, 0);
+	memcpy(got, answer.list, sizeof(got));
+	for (uint32_t i = 0; i < 7; i++)
+		assert_true(holds(old->table + 4, 10, got[i]));
+	new = begin(a, ns, range(21, 24), 0, KVT_F_OWN_STREAM);
+	expect_ok(new->a);
+	assert_true(holds(old->table + 4, 10, new->table[0]));
+	assert_true(!holds(got, 7, new->table[0]) && !holds(got, 7, new->table[1]));
+	world_audit(w);
+	raise_fence(a, 1, 7);
+	assert_int_equal(counters(w)->free_pages, 1);
+	expect_ok(commit(new, 4, NO_KEYS, 0));
+	expect_matched(b, ns, range(1, 8), 0); /* a namespace of a's */
+	expect_matched(a, ns, range(21, 24), 4);
+	world_audit(w);
+}
+
+TEST(own_stream_counts_no_page_of_a_limit_twice)
+{
+	struct world *w = world_small(2, 60);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct seq *old;
+
+	w->core->sessions[a->session].max_private_pages = 10;
+	old = begin(a, ns, NO_KEYS, 16, 0);
+	fence(a, 0, 1);
+	end(old);
+	expect_refused(alloc(a, 3), -EDQUOT, KVT_REASON_LIMIT_PAGES);
+	expect_refused(alloc_flags(a, 11, KVT_F_OWN_STREAM), -EDQUOT, KVT_REASON_LIMIT_PAGES);
+	assert_int_equal(alloc_flags(a, 11, KVT_F_OWN_STREAM | KVT_F_SHORTER).n_list, 10);
+	raise_fence(a, 0, 1);
+	assert_int_equal(counters(w)->private_pages, 10);
+}
+
+TEST(own_stream_takes_displaced_pages_but_none_that_a_commit_may_seal)
+{
+	struct world *w = world_small(2, 21);
+	struct client *a = client_new(w), *b = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct seq *first, *second;
+
+	space_open(b, "ns");
+	first = begin(a, ns, range(1, 8), 0, 0);
+	second = begin(b, ns, range(1, 8), 16, 0);
+	commit(first, 8, NO_KEYS, 0);
+	commit(second, 8, NO_KEYS, KVT_F_KEEP); /* 4 kept, 8 private */
+	fence(b, 0, 1);
+	assert_true(commit(second, 12, range(9, 13), 0).deferred);
+	assert_true(end(second).deferred);
+	alloc(a, 4);
+	expect_refused(alloc_flags(b, 10, KVT_F_OWN_STREAM), -ENOSPC, KVT_REASON_ALL_LOCKED);
+	expect_ok(alloc_flags(b, 9, KVT_F_OWN_STREAM));
+	world_audit(w);
+	raise_fence(b, 0, 1);
+	expect_matched(a, ns, range(1, 12), 12);
+	assert_int_equal(counters(w)->free_pages, 1);
+}
+
+/* A dead session's pages are nobody's until it is gone, taken or not. */
+TEST(own_stream_leaves_no_page_behind_a_dead_session)
+{
+	struct world *w = world_small(2, 40);
+	struct client *a = client_new(w), *b = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct seq *old = begin(a, ns, range(1, 8), 40, 0);
+
+	fence(a, 0, 1);
+	assert_true(end(old).deferred);
+	alloc(b, (uint32_t)counters(w)->free_pages);
+	expect_ok(begin(a, ns, range(11, 18), 8, KVT_F_OWN_STREAM)->a);
+	client_dies(a, KVT_SIGN_HANGUP);
+	expect_refused(alloc_flags(b, 1, KVT_F_OWN_STREAM), -ENOSPC, KVT_REASON_ALL_LOCKED);
+	client_dies(a, KVT_SIGN_EXITED | KVT_SIGN_QUIET);
+	assert_int_equal(counters(w)->free_pages, 24);
+	world_audit(w);
+}
 
 TEST(handles_survive_splits_and_merges_and_die_with_a_trim)
 {
