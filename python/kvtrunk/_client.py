@@ -32,6 +32,7 @@ OPS = {name[len("KVT_OP_"):].lower(): getattr(lib, name) for name in dir(lib)
 
 _COUNTERS = [name for name, _ in ffi.typeof("struct kvt_counters").fields if name != "reserved"]
 _begin, _FULL, _FORCE_MISS = lib.kvt_seq_begin, lib.KVT_F_FULL, lib.KVT_F_FORCE_MISS
+_OWN_STREAM, _SHORTER = lib.KVT_F_OWN_STREAM, lib.KVT_F_SHORTER
 
 
 def version() -> str:
@@ -217,17 +218,18 @@ class Namespace:
         """For people."""
 
     def begin(self, tokens: Tokens, extra: int = 0, *, full: bool = False,
-              force_miss: bool = False) -> Sequence:
+              force_miss: bool = False, own_stream: bool = False) -> Sequence:
         """Begin a sequence: match the prompt, lock the match, announce the rest, and get a page
         table for len(tokens) + extra positions. All or nothing.
 
         tokens: keys, one a position: see Tokens. extra: positions beyond the prompt (decode).
-        full: reuse may reach the last position. force_miss: reuse nothing. Waits up to begin_wait
-        for what other processes compute of the same prompt.
+        full: reuse may reach the last position. force_miss: reuse nothing. own_stream: see
+        Client.alloc(). Waits up to begin_wait for what other processes compute of the same prompt.
         Raises NoSpace, QuotaExceeded, ConnectionLost, Timeout.
         """
         keys, n = keys_of(tokens)
-        flags = (_FULL if full else 0) | (_FORCE_MISS if force_miss else 0)
+        flags = ((_FULL if full else 0) | (_FORCE_MISS if force_miss else 0) |
+                 (_OWN_STREAM if own_stream else 0))
         client = self._client
         with client._lock:
             handle = client._open() if client._slow else client._handle
@@ -238,7 +240,8 @@ class Namespace:
             return Sequence(client, out[0])
 
     async def begin_async(self, tokens: Tokens, extra: int = 0, *, full: bool = False,
-                          force_miss: bool = False) -> AsyncSequence:
+                          force_miss: bool = False,
+                          own_stream: bool = False) -> AsyncSequence:
         """begin() in an event loop. Thousands may wait at a time. A cancelled call holds nothing.
 
         The tokens are copied before the first await.
@@ -247,8 +250,8 @@ class Namespace:
         keys, n = keys_of(tokens)
         request = ffi.new("struct kvt_request *")
         request.op = lib.KVT_OP_BEGIN
-        request.flags = ((lib.KVT_F_FULL if full else 0) |
-                         (lib.KVT_F_FORCE_MISS if force_miss else 0))
+        request.flags = ((_FULL if full else 0) | (_FORCE_MISS if force_miss else 0) |
+                         (_OWN_STREAM if own_stream else 0))
         wait_ms = int(client._begin_wait * 1000)
         if wait_ms > 0:
             request.flags |= lib.KVT_F_WAIT
@@ -687,13 +690,15 @@ class Client:
                                       "flags": lib.KVT_F_SHORTER if shorter else 0})
         return Lease(self, (result.lease.index, result.lease.generation), pages, result.matched)
 
-    def alloc(self, n: int, *, shorter: bool = False) -> array[int]:
+    def alloc(self, n: int, *, shorter: bool = False, own_stream: bool = False) -> array[int]:
         """n private pages of this session, as array('I'). All or nothing: NoSpace. With `shorter`
-        as many of them as can be had, at least one."""
+        as many of them as can be had, at least one. own_stream: what writes them is ordered behind
+        this session's fences, so pages of sequences that end behind one may be among them."""
         if not 0 <= n < 1 << 31:
             raise InvalidArgument(f"alloc: {n} pages")
         _, pages = self._listed({"op": lib.KVT_OP_ALLOC, "arg": n,
-                                 "flags": lib.KVT_F_SHORTER if shorter else 0})
+                                 "flags": ((_SHORTER if shorter else 0) |
+                                           (_OWN_STREAM if own_stream else 0))})
         return array("I", pages)
 
     def free(self, pages: Tokens, fence: Optional[Fence] = None) -> None:

@@ -2,6 +2,9 @@
 """A session as an engine's scheduler needs it: leases by number, and nothing waits but BEGIN and
 commit_now(), and EXTEND for more pages than are in stock.
 
+Its fences are those of the one stream that writes pages. So pages of a lease that ends behind a
+fence are given out again at once, to this session (OWN_STREAM).
+
 One thread uses it: that of the scheduler. It takes all answers of the client: use no Client.submit()
 beside it.
 """
@@ -22,6 +25,7 @@ Lease = tuple[int, int]
 NOTICE_DEADLINE: int = lib.KVT_NOTICE_DEADLINE
 _NO_SPACE = (-errno.ENOSPC, -errno.EDQUOT)
 _CHUNKED: int = lib.KVT_F_CHUNKED
+_OWN_STREAM: int = lib.KVT_F_OWN_STREAM
 _OWN_TABLE: int = lib.KVT_F_KEEP | lib.KVT_F_NO_LIST
 _REAP = 64
 _FILLING = 2**64 - 1  # user_data of ALLOC
@@ -133,6 +137,7 @@ class Ring:
         missing = self._stock_size - len(self._stock)
         if self._busy and not self._filling and 2 * missing > self._stock_size:
             request = self._clear(lib.KVT_OP_ALLOC)
+            request.flags = _OWN_STREAM
             request.arg, request.user_data = missing, _FILLING
             self._filling = self._submit()
 
@@ -167,10 +172,12 @@ class Ring:
         back for what others compute of it; 0: not at all. ConnectionLost, Error."""
         request = self._clear(lib.KVT_OP_BEGIN, keys=keys)
         request.namespace_id, request.arg = namespace, extra
+        request.flags = _OWN_STREAM
         if force_miss:
-            request.flags = lib.KVT_F_FORCE_MISS
+            request.flags |= lib.KVT_F_FORCE_MISS
         elif wait_ms:
-            request.flags, request.ttl_ms = lib.KVT_F_NO_WAIT, wait_ms
+            request.flags |= lib.KVT_F_NO_WAIT
+            request.ttl_ms = wait_ms
         ticket = self._new_ticket()
         code, pages = self._call()
         if code in _NO_SPACE and self._give_back():
@@ -186,7 +193,8 @@ class Ring:
         if 0 < n == len(pages) and self._with_pages(lib.KVT_OP_EXTEND, lease, pages):
             del self._stock[-n:]
         else:
-            self._clear(lib.KVT_OP_EXTEND, lease).arg = n
+            request = self._clear(lib.KVT_OP_EXTEND, lease)
+            request.flags, request.arg = _OWN_STREAM, n
             code, pages = self._call()
             if code:
                 return self.extend(lease, n) if self._give_back() else None

@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from kvtrunk import InvalidArgument, Stale, testing
+from kvtrunk import InvalidArgument, NoSpace, Stale, testing
 from kvtrunk._ring import Ring, Spaces
 
 PAGE, WORD = 16, 3
@@ -101,6 +101,22 @@ def test_a_full_pool_is_not_a_notice(ring):
     assert begin(ring, 256 * PAGE).ticket == 0
     begun = begin(ring, 16)
     assert ring.extend(begun.lease, 300) is None and len(ring.extend(begun.lease, 3)) == 3
+
+
+def test_pages_behind_a_fence_are_the_schedulers_at_once(daemon, ring):
+    with daemon.connect(any_geometry=True) as other:
+        victim, runs = begin(ring, 16), begin(ring, 32, 1)
+        table = victim.pages + ring.extend(victim.lease, 255 - 3)
+        ring.end(victim.lease, (5, 1))
+        with pytest.raises(NoSpace):
+            other.alloc(1, own_stream=True)
+        assert set(ring.extend(runs.lease, 2)) < set(table)
+        assert set(begin(ring, 96 + 16, 2).pages) < set(table)
+        with pytest.raises(NoSpace):
+            ring.client.alloc(1)
+        assert set(ring.client.alloc(3, own_stream=True)) < set(table)
+        ring.client.raise_fence(5, 1)
+        assert len(other.alloc(3)) == 3
 
 
 def test_a_stock_lengthens_a_table_while_the_daemon_is_stopped(daemon):
