@@ -949,8 +949,8 @@ def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optiona
     for what others compute of a prompt (30; 0: not at all), resume for a daemon's successor (30),
     connect_wait for a daemon that is not there yet, spin before a wait sleeps (50e-6).
     sq_entries, cq_entries, keys_count, list_count: sizes of rings and areas (64, twice that, 1 Mi and
-    256 Ki words). group, rank: join that group (Client.group()). mirror: the group that this session
-    opens gets one (Client.mirror_write()).
+    256 Ki words). group, rank: join that group (Client.group()). mirror: the group of this session
+    gets one (Client.mirror_write()).
 
     Raises DaemonUnreachable, GeometryMismatch, PermissionDenied, VersionMismatch, QuotaExceeded,
     Timeout.

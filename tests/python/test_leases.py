@@ -209,7 +209,8 @@ def test_ranks_decide_alike_from_what_rank_0_saw():
                 leases.is_held_back("two"), tell(leases.begin("big", space, keys(900, 2), 900))]
         leases.give(first, 100)
         seen += [leases.commit(first, 100, NONE, last=True), leases.probe(space, prompt)]
-        seen += [leases.room(first, 300), leases.see(lambda: tuple(vars(leases.reading()).values()))]
+        seen += [leases.room(first, 300),
+                 leases.see(lambda: tuple(vars(leases.reading()).values()))]
         leases.end(first, 110, keys(110)[100:])
         leases.reap()
         seen += [leases.is_held_back("two"), tell(leases.begin("two", space, prompt, 100)),
