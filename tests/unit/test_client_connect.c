@@ -264,20 +264,25 @@ TEST(a_good_welcome_makes_a_client)
 	drop_script();
 }
 
+static void script_refusal(int result, const char *text)
+{
+	memset(&script, 0, sizeof(script));
+	script.refused = (struct kvt_message_refused){
+		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_REFUSED,
+			  .version = KVT_ABI_MAJOR, .bytes = sizeof(script.refused),
+			  .result = result },
+	};
+	snprintf(script.refused.text, sizeof(script.refused.text), "%s", text);
+	script.answer = &script.refused;
+	script.bytes = sizeof(script.refused);
+}
+
 TEST(the_daemons_refusal_is_passed_on)
 {
 	struct kvt_client *client = NULL;
 	struct kvt_error error;
 
-	memset(&script, 0, sizeof(script));
-	script.refused = (struct kvt_message_refused){
-		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_REFUSED,
-			  .version = KVT_ABI_MAJOR, .bytes = sizeof(script.refused),
-			  .result = -EUSERS },
-		.text = "page_size is 64, not 16",
-	};
-	script.answer = &script.refused;
-	script.bytes = sizeof(script.refused);
+	script_refusal(-EUSERS, "page_size is 64, not 16");
 	assert_int_equal(connect_with(&client, &error, 0), -EUSERS);
 	assert_non_null(strstr(error.text, "page_size is 64, not 16"));
 	/* Unterminated text is cut, not followed. */
@@ -293,16 +298,8 @@ TEST(a_daemon_that_does_not_know_mirrors_is_named)
 	struct kvt_client *client = NULL;
 	struct kvt_error error;
 
-	memset(&script, 0, sizeof(script));
-	script.refused = (struct kvt_message_refused){
-		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_REFUSED,
-			  .version = KVT_ABI_MAJOR, .bytes = sizeof(script.refused),
-			  .result = -EPROTO },
-		.text = "unknown flags 0x8 in HELLO",
-		.state = KVT_ATTACH_REFUSED,
-	};
-	script.answer = &script.refused;
-	script.bytes = sizeof(script.refused);
+	script_refusal(-EPROTO, "unknown flags 0x8 in HELLO");
+	script.refused.state = KVT_ATTACH_REFUSED;
 	assert_int_equal(connect_with(&client, &error, KVT_MIRROR), -ENOTSUP);
 	assert_non_null(strstr(error.text, "older than ABI 2.6"));
 	assert_int_equal(connect_with(&client, &error, 0), -EPROTO);
