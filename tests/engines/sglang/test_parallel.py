@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines of two ranks: each is a scheduler process with a slab of the pool and one of two KV
 heads. Both decide alike, from what rank 0 saw."""
-import os
-import signal
-
 import pytest
+import ranks
 import sharing
 from conftest import PAGE, PAGES, Engine, printed
 from engine import counters, expect_nothing_held, prompt, until
@@ -38,12 +36,7 @@ def engines(daemon, start):
 
 
 def test_each_rank_lies_in_its_slab(daemon, engines):
-    """Their KV heads differ, and so do their bytes."""
-    engines[1].generate(prompt(400))
-    with daemon.connect(any_geometry=True) as observer:
-        assert observer.info.n_slabs == 2 and observer.info.geometry.n_kv_heads == 1
-        slabs = [bytes(observer.map_pool(slab).raw) for slab in range(2)]
-    assert slabs[0] != slabs[1] and all(any(slab) for slab in slabs)
+    ranks.expect_a_slab_for_each(daemon, engines[1])
     assert daemon.kvtctl("clients").count("rank 1 of 2") == 2
 
 
@@ -80,21 +73,9 @@ test_a_new_epoch_forgets_for_one_engine_only = sharing.test_a_new_epoch_forgets_
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_a_killed_rank_gives_all_pages_back(daemon, engines, start, victim):
     private, _, b = engines
-    engine, text = start(daemon, **SLOW), prompt(300 + VICTIMS.index(victim), 1500)
-    engine.wait()
+    engine = start(daemon, **SLOW).wait()
     daemon.kvtctl("reset")  # no page is evicted for what is counted
-    before = counters(daemon)
-    engine.ask(do="generate", prompts=[text], max_tokens=400)
-    until(lambda: counters(daemon).cached_pages >= before.cached_pages + 4)
-    os.kill(engine.find(victim), signal.SIGKILL)
-    until(lambda: counters(daemon).live_sessions < before.live_sessions)
-    cached = counters(daemon).cached_pages - before.cached_pages
-    assert 4 <= cached < (len(text) + 400) // PAGE  # in prefill, or soon after: it was not done
-    expected = private.generate(text, max_tokens=20)[0]["tokens"]
-    answer = b.generate(text, max_tokens=20)[0]
-    assert answer == {"tokens": expected, "cached": min(cached, len(text) // PAGE) * PAGE}
-    engine.kill()
-    expect_nothing_held(daemon)
+    ranks.kill_one(daemon, private, b, engine, victim, 300 + VICTIMS.index(victim))
 
 
 def test_one_rank_on_two_slabs_is_refused(daemon, folder, tmp_path):

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds for engines of two ranks of any kind: test_parallel.py of each."""
+import os
+import signal
+
+from conftest import PAGE
+from engine import counters, expect_nothing_held, prompt, until
+
+
+def expect_a_slab_for_each(daemon, engine):
+    """Their KV heads differ, and so do their bytes."""
+    engine.generate(prompt(400))
+    with daemon.connect(any_geometry=True) as observer:
+        assert observer.info.n_slabs == 2 and observer.info.geometry.n_kv_heads == 1
+        slabs = [bytes(observer.map_pool(slab).raw) for slab in range(2)]
+    assert slabs[0] != slabs[1] and all(any(slab) for slab in slabs)
+
+
+def kill_one(daemon, private, other, engine, victim, seed):
+    """Kill a process of an engine in prefill: the other one reads what it cached, and all pages
+    come back."""
+    text = prompt(seed, 1500)
+    before = counters(daemon)
+    engine.ask(do="generate", prompts=[text], max_tokens=400)
+    until(lambda: counters(daemon).cached_pages >= before.cached_pages + 4)
+    os.kill(engine.find(victim), signal.SIGKILL)
+    until(lambda: counters(daemon).live_sessions < before.live_sessions)
+    cached = counters(daemon).cached_pages - before.cached_pages
+    assert 4 <= cached < (len(text) + 400) // PAGE  # in prefill, or soon after: it was not done
+    expected = private.generate(text, max_tokens=20)[0]["tokens"]
+    answer = other.generate(text, max_tokens=20)[0]
+    assert answer == {"tokens": expected, "cached": min(cached, len(text) // PAGE) * PAGE}
+    engine.kill()
+    expect_nothing_held(daemon)
