@@ -428,7 +428,8 @@ int kvt_mirror_read(struct kvt_client *client, void *buffer, uint32_t size);
 
 /* ---------------------------------------------------------------- fences */
 
-/** Raise fence word `slot` to `value` (monotonic) and wake the daemon if it sleeps. */
+/** Raise fence word `slot` to `value` (monotonic). Wakes a sleeping daemon if an operation of this
+ * client may wait for the word; a member always does. */
 int kvt_fence_raise(struct kvt_client *client, uint32_t slot, uint64_t value);
 
 /** The word itself, for a device that writes it in stream order (then call kvt_client_kick() or let

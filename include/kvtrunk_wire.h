@@ -534,6 +534,7 @@ struct kvt_segment_header {
 	uint32_t sq_tail KVT_ALIGNED(KVT_LINE); /* client */
 	uint32_t client_cpu; /* where it last submitted: number + 1; 0 = unknown */
 	uint32_t pace_us;    /* client: its next entry comes within; 0 = unknown */
+	uint32_t raises_ring; /* client: 1 = each raise of a fence word rings the doorbell */
 	uint32_t cq_head KVT_ALIGNED(KVT_LINE); /* client */
 	uint32_t cq_tail KVT_ALIGNED(KVT_LINE); /* daemon */
 	uint32_t daemon_cpu; /* where it last answered: number + 1; 0 = unknown */

@@ -103,6 +103,8 @@ int kvt_client_create(struct kvt_client **ret_client, const struct kvt_client_pa
 		free_memory(client);
 		return rc;
 	}
+	if (kvt_client_has_fences(client))
+		kvt_store_relaxed(&client->ring.header->raises_ring, 1);
 	client->segment = parts->segment;
 	client->segment_bytes = parts->segment_bytes;
 	client->areas = parts->areas;

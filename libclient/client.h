@@ -238,6 +238,8 @@ struct kvt_client {
 	uint32_t n_slabs; /* 0: observer */
 	struct kvt_streams *streams; /* NULL: no stream recorded a fence */
 	uint32_t fences_taken; /* bits: words that the caller raises by itself */
+	/* The highest value submitted that the caller has not raised the word to; 0: none. */
+	uint64_t awaited[KVT_FENCE_WORDS];
 	uint32_t fence_method; /* enum kvt_fence_method */
 	struct kvt_seq *seqs;      /* all, in use or free */
 	struct kvt_seq *free_seqs;
@@ -343,6 +345,9 @@ static inline bool kvt_client_has_fences(const struct kvt_client *client)
 {
 	return client->has_session || client->info.rank > 0;
 }
+
+/** Note that fence words may rise without a doorbell from now on: the daemon polls them. */
+void kvt_client_raise_silently(struct kvt_client *client);
 
 /** The cold half of kvt_client_usable(): the client is unusable; say why. */
 int kvt_client_unusable(struct kvt_client *client) __attribute__((cold));

@@ -181,12 +181,21 @@ struct kvt_fence kvt_fence_idle(void)
 	return KVT_IDLE;
 }
 
-uint64_t *kvt_fence_word(struct kvt_client *client, uint32_t slot)
+static uint64_t *take_word(struct kvt_client *client, uint32_t slot)
 {
 	if (slot >= KVT_FENCE_WORDS || !kvt_client_has_fences(client) || kvt_client_forked(client))
 		return NULL;
 	client->fences_taken |= 1u << slot;
 	return &client->ring.fences[slot].value;
+}
+
+uint64_t *kvt_fence_word(struct kvt_client *client, uint32_t slot)
+{
+	uint64_t *word = take_word(client, slot);
+
+	if (word)
+		kvt_client_raise_silently(client);
+	return word;
 }
 
 int kvt_fence_raise(struct kvt_client *client, uint32_t slot, uint64_t value)
@@ -201,7 +210,7 @@ int kvt_fence_raise(struct kvt_client *client, uint32_t slot, uint64_t value)
 
 	if (rc != 0)
 		return rc;
-	word = kvt_fence_word(client, slot);
+	word = take_word(client, slot);
 	if (!word)
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_FENCE,
 				       "fence slot %u: there are %u, and an observer has none",
@@ -215,7 +224,11 @@ int kvt_fence_raise(struct kvt_client *client, uint32_t slot, uint64_t value)
 		kvt_store_release(word, value);
 		kvt_client_step(client, KVT_STEP_FENCE_RAISED);
 	}
-	kvt_client_kick(client);
+	/* What a member raises, rank 0 has submitted. */
+	if (client->info.rank > 0 || client->awaited[slot])
+		kvt_client_kick(client);
+	if (client->awaited[slot] <= value)
+		client->awaited[slot] = 0;
 	return 0;
 }
 

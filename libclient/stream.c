@@ -194,6 +194,9 @@ static int open_streams(struct kvt_client *client, const struct kvt_cu_driver *d
 		kvt_cu_restore(driver, mode);
 	}
 	client->streams = streams;
+	/* A member cannot see whether the daemon sleeps. */
+	if (streams->method == KVT_FENCE_BY_WRITE || client->info.rank > 0)
+		kvt_client_raise_silently(client);
 	return 0;
 }
 

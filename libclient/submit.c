@@ -271,6 +271,13 @@ static bool has_room(struct kvt_client *client, const struct kvt_request *reques
 	       kvt_ring_sq_space(&client->ring) > 0;
 }
 
+/* True if the entry waits for a fence word whose raise rings the doorbell. */
+static bool rung_later(const struct kvt_client *client, const struct kvt_sqe *sqe)
+{
+	return sqe->fence_value && kvt_load_relaxed(&client->ring.header->raises_ring) &&
+	       kvt_load_relaxed(&client->ring.fences[sqe->fence_slot].value) < sqe->fence_value;
+}
+
 /* Submit one entry. -EAGAIN without a text: no room; the caller decides what that means. */
 static int submit(struct kvt_client *client, const struct kvt_request *request, uint32_t state,
 		  uint32_t *ret_number)
@@ -288,15 +295,15 @@ static int submit(struct kvt_client *client, const struct kvt_request *request, 
 
 	if (KVT_UNLIKELY(rc != 0))
 		return rc;
-	if (KVT_UNLIKELY(!has_room(client, request)))
-		return -EAGAIN;
 	number = client->free_slot;
 	slot = &client->slots[number];
-	if (!kvt_area_take(&client->keys, (uint32_t)key_words, &slot->keys))
-		return -EAGAIN;
-	if (!kvt_area_take(&client->list, (uint32_t)list, &slot->list)) {
+	if (KVT_UNLIKELY(!has_room(client, request)))
+		goto no_room;
+	if (KVT_UNLIKELY(!kvt_area_take(&client->keys, (uint32_t)key_words, &slot->keys)))
+		goto no_room;
+	if (KVT_UNLIKELY(!kvt_area_take(&client->list, (uint32_t)list, &slot->list))) {
 		kvt_area_give(&client->keys, slot->keys);
-		return -EAGAIN;
+		goto no_room;
 	}
 	slot_take(client);
 	if (two_answers(request))
@@ -322,15 +329,21 @@ static int submit(struct kvt_client *client, const struct kvt_request *request, 
 		client->opened[request->namespace_id].open = false;
 	kvt_client_step(client, KVT_STEP_KEYS_WRITTEN);
 	fill_entry(&sqe, request, slot, number, n_keys, (uint32_t)list);
+	if (sqe.fence_value && sqe.fence_value > client->awaited[sqe.fence_slot])
+		client->awaited[sqe.fence_slot] = sqe.fence_value;
 	kvt_ring_sq_put(&client->ring, &sqe);
 	kvt_client_step(client, KVT_STEP_ENTRY_PUT);
 	asleep = kvt_ring_sq_publish(&client->ring);
 	kvt_client_step(client, KVT_STEP_TAIL_PUBLISHED);
-	if (asleep)
+	if (asleep && !rung_later(client, &sqe))
 		ring_doorbell(client);
 	kvt_client_step(client, KVT_STEP_SUBMITTED);
 	*ret_number = number;
 	return 0;
+
+no_room:
+	kvt_client_kick(client); /* entries behind fences did not ring */
+	return -EAGAIN;
 }
 
 /* ---------------------------------------------------------------- answers */
@@ -1010,4 +1023,12 @@ void kvt_client_kick(struct kvt_client *client)
 	kvt_fence_full();
 	if (kvt_load_relaxed(&client->ring.header->sq_need_wakeup))
 		ring_doorbell(client);
+}
+
+void kvt_client_raise_silently(struct kvt_client *client)
+{
+	if (!kvt_load_relaxed(&client->ring.header->raises_ring))
+		return;
+	kvt_store_relaxed(&client->ring.header->raises_ring, 0);
+	kvt_client_kick(client); /* it may sleep */
 }

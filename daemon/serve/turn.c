@@ -558,6 +558,18 @@ static uint64_t polled_wait_ns(const struct kvt_daemon *daemon, uint64_t since_n
 	return wait > least ? wait : least;
 }
 
+/* True if each raise of a fence word of the session rings its doorbell. */
+static bool raises_ring(const struct kvt_session *session)
+{
+	for (const struct kvt_member *member = session->members; member; member = member->next) {
+		const struct kvt_segment_header *header = member->segment.base;
+
+		if (!kvt_load_relaxed(&header->raises_ring))
+			return false;
+	}
+	return true;
+}
+
 /* Look once more for work, after need_wakeup is visible. False: there is some. *ret_timeout_ns: the
  * longest sleep, for waits that no doorbell ends. */
 static bool last_look(struct kvt_daemon *daemon, uint64_t *ret_timeout_ns)
@@ -575,7 +587,8 @@ static bool last_look(struct kvt_daemon *daemon, uint64_t *ret_timeout_ns)
 			return false; /* an entry, or a broken index */
 		stalled |= n != 0;
 		if (waits_for_fence(daemon, session)) {
-			uint64_t wait = polled_wait_ns(daemon, session->waiting_since_ns);
+			uint64_t wait = raises_ring(session) ?
+				POLL_MOST_NS : polled_wait_ns(daemon, session->waiting_since_ns);
 
 			if (kvt_core_poll(daemon->core, session->index, daemon->now_ns))
 				return false;

@@ -808,6 +808,67 @@ TEST_WITH(a_fence_that_is_not_reached_holds_only_its_own, setup, teardown)
 	assert_int_equal(kvt_fence_raise(client, 16, 1), -EINVAL);
 }
 
+static bool rang(void)
+{
+	uint64_t count;
+
+	return read(world.client->doorbell, &count, sizeof(count)) == sizeof(count);
+}
+
+static void check_raise(uint64_t value, bool rings)
+{
+	assert_int_equal(kvt_fence_raise(world.client, 4, value), 0);
+	assert_int_equal(rang(), rings);
+}
+
+TEST_WITH(a_fence_wakes_the_daemon_only_for_what_was_submitted, setup, teardown)
+{
+	struct kvt_request request = { .op = KVT_OP_FREE, .fence = { 4, 5 } };
+	struct kvt_result results[3];
+
+	inside_pause(&world.inside, true);
+	kvt_store_relaxed(&world.client->ring.header->sq_need_wakeup, 1);
+	check_raise(1, false);
+	assert_int_equal(kvt_submit(world.client, &request), 0);
+	request.fence = (struct kvt_fence){ 3, 9 };
+	assert_int_equal(kvt_submit(world.client, &request), 0);
+	request.fence = KVT_IDLE;
+	assert_int_equal(kvt_submit(world.client, &request), 0);
+	check_raise(2, true); /* what the entries rang is read, too */
+	check_raise(4, true);
+	check_raise(7, true);
+	check_raise(7, false);
+	check_raise(8, false);
+	assert_int_equal(kvt_fence_raise(world.client, 3, 9), 0);
+	kvt_store_relaxed(&world.client->ring.header->sq_need_wakeup, 0);
+	inside_pause(&world.inside, false);
+	assert_int_equal(kvt_reap(world.client, results, 3, 3), 3);
+}
+
+TEST_WITH(entries_behind_a_fence_ring_when_there_is_no_room, setup, teardown)
+{
+	struct kvt_request request = { .op = KVT_OP_FREE, .fence = { 4, 1 } };
+	struct kvt_result result;
+	int n = 0;
+
+	inside_pause(&world.inside, true);
+	kvt_store_relaxed(&world.client->ring.header->sq_need_wakeup, 1);
+	while (kvt_submit(world.client, &request) == 0) {
+		assert_false(rang());
+		n++;
+	}
+	assert_int_equal(kvt_client_error(world.client)->code, -EAGAIN);
+	assert_true(n > 0);
+	assert_true(rang());
+	kvt_store_relaxed(&world.client->ring.header->sq_need_wakeup, 0);
+	inside_pause(&world.inside, false);
+	assert_int_equal(kvt_fence_raise(world.client, 4, 1), 0);
+	for (; n > 0; n--) {
+		assert_int_equal(kvt_reap(world.client, &result, 1, 1), 1);
+		kvt_result_release(world.client, &result);
+	}
+}
+
 /* ---------------------------------------------------------------- the end */
 
 /* The daemon is gone: every later call says so. */
