@@ -253,6 +253,24 @@ def test_raw_is_all_bytes_of_the_slab(pooled):
     assert numpy.array_equal(numpy.asarray(client.pool.raw).view("u1"), raw[:size])
 
 
+def resident(address):
+    """KiB of the mapping at an address that this process has mapped, and of all of it."""
+    with open("/proc/self/smaps", encoding="ascii") as smaps:
+        lines = iter(smaps)
+        next(line for line in lines if line.startswith(f"{address:x}-"))
+        sizes = dict(line.split(":", 1) for line, _ in zip(lines, range(8)))
+    return int(sizes["Rss"].split()[0]), int(sizes["Size"].split()[0])
+
+
+def test_a_pool_is_mapped_at_once():
+    with testing.daemon(page_bytes=1 << 16, n_pages=64) as daemon, daemon.connect() as client:
+        address = numpy.asarray(client.pool.raw).__array_interface__["data"][0]
+        assert resident(address)[0] == 0
+        client.pool.populate()
+        mapped, size = resident(address)
+        assert mapped == size == 4096
+
+
 def test_arrays_follow_to_another_daemons_pool():
     with testing.daemon(n_pages=16, page_size=4, **SHAPE) as daemon:
         lost = daemon.connect(any_geometry=True)

@@ -49,6 +49,7 @@ def attach(pool: Any) -> None:
         raise _refusals.Refused(f"--radix-cache-backend kvtrunk shares K and V of one size; this "
                                 f"model's have {pool.head_dim} and {pool.v_head_dim}")
     _connect(pool)
+    pool.kvtrunk.client.pool.populate()  # as torch.zeros() does for an engine's own cache
 
 
 def ranks() -> Any:

@@ -74,6 +74,7 @@ class WorkerPool:
         self.client = client
         self._rank = rank
         self._pool = self._map(client)
+        self._pool.populate()  # as torch.zeros() does for an engine's own cache
         self.memory = torch.from_dlpack(self._pool.raw)
         """All of it, int8."""
 
