@@ -29,7 +29,7 @@ _OWN_STREAM: int = lib.KVT_F_OWN_STREAM
 _OWN_TABLE: int = lib.KVT_F_KEEP | lib.KVT_F_NO_LIST
 _REAP = 64
 _FILLING = 2**64 - 1  # user_data of ALLOC
-_PACE_S = 0.02
+_PACE_S = 0.002  # of the calls of one step
 
 
 class Begun(NamedTuple):
@@ -268,11 +268,14 @@ class Ring:
             self._retired.remove(namespace)
 
     def announce(self, busy: bool) -> None:
-        """Whether further calls follow soon: then the daemon spins for them. Takes effect with the
-        next call."""
+        """Whether further calls follow soon: then the daemon wakes, and spins for them. That it need
+        not, it hears with the next call."""
         if busy != self._busy:
             self._busy = busy
             self.client.set_pace(_PACE_S if busy else 0.0)
+            if busy:
+                self._clear(lib.KVT_OP_NOP)
+                self._submit()
         if not busy:
             if self._filling:
                 self._clear(lib.KVT_OP_NOP)

@@ -192,9 +192,9 @@ class Engine:
                        "computed again", info.session)
         return True
 
-    def close(self, step: int) -> None:
-        """End the session when the step has ended."""
-        _close(self.ring.client, (STEP_WORD, step) if step else None)
+    def close(self, fence: Optional[Fence] = None) -> None:
+        """End the session when the fence is reached."""
+        _close(self.ring.client, fence)
 
 
 def _end_with(pid: int) -> None:

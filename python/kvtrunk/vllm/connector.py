@@ -60,7 +60,7 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
             check_pages(vllm_config, engine.info)
             layout = wanted_layout(engine.info.geometry)
         except ValueError:
-            engine.close(0)
+            engine.close()
             raise
         _engines[engine_id] = engine
         vllm_config.cache_config.num_gpu_blocks_override = engine.info.n_pages
@@ -119,6 +119,10 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None:
             self._worker.follow(connector_metadata.number)
 
+    def has_connector_metadata(self) -> bool:
+        """False: then vLLM does not ask for each layer."""
+        return False
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Nothing is loaded. vLLM may call this behind the forward pass."""
 
@@ -162,6 +166,11 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
                     engine.info.session, engine.info.instance, engine.info.n_pages,
                     engine.info.page_size, model, self._layout, backend, isa)
 
+    def on_new_request(self, request: Any) -> None:
+        """It is scheduled soon."""
+        assert self._manager is not None
+        self._manager.expect()
+
     def get_num_new_matched_tokens(self, request: Any,
                                    num_computed_tokens: int) -> tuple[Optional[int], bool]:
         """None: not now. Other engines compute a part of the same prompt."""
@@ -203,4 +212,4 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         """End the session, if this is the scheduler's side."""
         if self.role == KVConnectorRole.SCHEDULER and self._engine is not None:
             _engines.pop(self._engine.engine_id, None)
-            self._engine.close(self._manager.step if self._manager is not None else 0)
+            self._engine.close(self._manager.fence() if self._manager is not None else None)

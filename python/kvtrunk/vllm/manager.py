@@ -22,6 +22,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 
 from .._errors import ConnectionLost, Error, Stale
 from .._ring import NOTICE_DEADLINE, Lease
+from .._seq import Fence
 from ._engine import STEP_WORD, Engine
 from ._keys import Keys
 
@@ -38,8 +39,8 @@ _NO_KEYS = array("I")
 class State:
     """A request's hold on the pool."""
 
-    __slots__ = ("request", "session", "lease", "table", "reusable", "told", "committed", "known",
-                 "ticket", "retry", "wait", "shared", "keys")
+    __slots__ = ("request", "session", "lease", "table", "reusable", "told", "room", "committed",
+                 "known", "commits", "ticket", "retry", "wait", "shared", "keys")
 
     def __init__(self, request: Any, session: int) -> None:
         self.request = request
@@ -49,12 +50,16 @@ class State:
         self.table: list[int] = []
         """Pages of the lease; the scheduler knows the first `told` of them."""
         self.told = 0
+        self.room = 0
+        """Positions of those, 0 when the session was lost."""
         self.reusable = 0
         """Positions that were cached at the beginning."""
         self.committed = 0
         """Pages that are published, or will be at their fence."""
         self.known = 0
         """Positions whose keys the daemon has."""
+        self.commits: list[int] = []
+        """Tickets of its commits."""
         self.ticket = 0
         """Above 0: held back until this notice."""
         self.retry = 0.0
@@ -89,7 +94,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
         """Steps with work that were scheduled."""
         self.in_flight: collections.deque[int] = collections.deque()
         """Scheduled steps whose output has not come: their numbers, 0 for one without work."""
-        self.commits: dict[int, State] = {}
+        self.awaited = 0
+        """The last step that an operation of the ring may wait for; 0: none waits."""
         self._usage = (0.0, 0.0)
         self._said: set[str] = set()
 
@@ -99,6 +105,14 @@ class KvtrunkKVCacheManager(KVCacheManager):
             logger.warning("kvtrunk: %s", text)
 
     # ---- admission
+
+    def expect(self) -> None:
+        """A request came: let the daemon wake up while vLLM prepares it."""
+        if not self.engine.is_lost:
+            try:
+                self.engine.ring.announce(True)
+            except (ConnectionLost, Stale) as error:
+                self._lose(error)
 
     def _begin(self, state: State) -> None:
         """Begin, or note why not: `ticket` or `retry`."""
@@ -136,7 +150,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
             if self.engine.is_lost:
                 if self.in_flight or not self.engine.recover():
                     return False
-                self.step = 0  # as the new session's fence word
+                self.step = self.awaited = 0  # as the new session's fence word
                 state.session = self.engine.session
             if state.ticket:
                 notice = self.engine.ring.notice(state.ticket)
@@ -181,18 +195,21 @@ class KvtrunkKVCacheManager(KVCacheManager):
                        *args: Any, **kwargs: Any) -> Optional[KVCacheBlocks]:
         if num_external_computed_tokens:
             raise RuntimeError("kvtrunk loads no KV from elsewhere: another connector is at work")
+        total = (request.num_computed_tokens + num_new_computed_tokens + num_new_tokens +
+                 num_lookahead_tokens)
+        state = self.states.get(request.request_id)
+        if state is not None and total <= state.room:
+            return self.empty_kv_cache_blocks
         state = self._state(request)
         if self.engine.is_lost or not self._ready(state):
             return None
-        total = min(request.num_computed_tokens + num_new_computed_tokens + num_new_tokens +
-                    num_lookahead_tokens, self.max_model_len)
-        need = -(-total // self.page_size)
+        need = -(-min(total, self.max_model_len) // self.page_size)
         if need > len(state.table) and not self._extend(state, need - len(state.table)):
             return None
         if need <= state.told:
             return self.empty_kv_cache_blocks
         blocks = self.block_pool.blocks
-        told, state.told = state.told, need
+        told, state.told, state.room = state.told, need, need * self.page_size
         return KVCacheBlocks(([blocks[page] for page in state.table[told:need]],))
 
     def _extend(self, state: State, n: int) -> bool:
@@ -224,6 +241,13 @@ class KvtrunkKVCacheManager(KVCacheManager):
 
     # ---- publishing
 
+    def fence(self) -> Optional[Fence]:
+        """Behind all scheduled steps. None: their output has come."""
+        if self.step not in self.in_flight:
+            return None
+        self.awaited = self.step
+        return STEP_WORD, self.step
+
     def scheduled(self, num_scheduled_tokens: dict[str, int]) -> None:
         """End of schedule(): commit what the step computes."""
         if not num_scheduled_tokens:
@@ -233,9 +257,11 @@ class KvtrunkKVCacheManager(KVCacheManager):
         self.in_flight.append(self.step)
         for name, n in num_scheduled_tokens.items():
             state = self.states.get(name)
-            if state is not None:
-                request = state.request
-                self._commit(state, min(request.num_computed_tokens + n, request.num_tokens))
+            if state is None:
+                continue
+            tokens = state.request.num_computed_tokens + n
+            if tokens >= (state.committed + 1) * self.page_size:
+                self._commit(state, min(tokens, state.request.num_tokens))
 
     def _commit(self, state: State, tokens: int) -> None:
         """Publish the whole pages of the first tokens when the last scheduled step has ended."""
@@ -251,14 +277,13 @@ class KvtrunkKVCacheManager(KVCacheManager):
         keys = state.keys.of(state.known, upto)
         chunked = tokens < state.request.num_prompt_tokens
         try:
-            ticket = self.engine.ring.commit(state.lease, upto, keys, (STEP_WORD, self.step),
-                                             chunked)
+            ticket = self.engine.ring.commit(state.lease, upto, keys, self.fence(), chunked)
         except (ConnectionLost, Stale) as error:
             self._lose(error)
             return
         if not ticket:
             return  # a later commit publishes these pages, too
-        self.commits[ticket] = state
+        state.commits.append(ticket)
         state.known = max(state.known, upto)
         state.committed = pages
 
@@ -276,21 +301,20 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if self.engine.is_lost:
             return
         try:
-            if step:
+            if step and self.awaited:
                 self.engine.ring.client.raise_fence(STEP_WORD, step)
+                if step >= self.awaited:
+                    self.awaited = 0
             refused = self.engine.ring.reap()
         except (ConnectionLost, Stale) as error:
             self._lose(error)
             return
         for ticket, why in refused:
-            state = self.commits.get(ticket)
-            if state is not None:
-                state.shared = False
+            for state in self.states.values():
+                if ticket in state.commits:
+                    state.shared = False
             if not isinstance(why, Stale):
                 self._say_once(f"a request's KV stays private: {why}")
-        if len(self.commits) > 4096:
-            self.commits = {ticket: state for ticket, state in self.commits.items()
-                            if self.states.get(state.request.request_id) is state}
 
     # ---- the end
 
@@ -305,7 +329,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
                 self.engine.ring.give_up(state.ticket)
             self.engine.ring.announce(bool(self.states))
             if state.lease is not None:
-                self.engine.ring.end(state.lease, (STEP_WORD, self.step))
+                self.engine.ring.end(state.lease, self.fence())
         except (ConnectionLost, Stale) as error:
             self._lose(error)
 
@@ -320,8 +344,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
         logger.warning("kvtrunk: %s. All requests are computed again when a daemon is there.",
                        error)
         self.engine.lose(error)
-        self.commits.clear()
         for state in list(self.states.values()):
+            state.room = 0
             # Requests that run keep their state until vLLM frees them.
             if state.told == 0:
                 self.states[state.request.request_id] = State(state.request, 0)
