@@ -17,10 +17,10 @@
  *   FEW_SPAN         positions of values that are added to outputs in registers
  *   FEW_STEPS_AT_ONCE  steps of them without a loop
  *
- * Memory is the limit here. While strips are used, those after them are fetched into the first
- * cache, twice: FEW_FAR strips ahead, and again FEW_NEAR strips ahead, since a core drops fetches
- * when it has too many. Fetches are spread evenly over the products: the core can wait for few
- * lines at a time, and while it waits for none, bandwidth is lost.
+ * Memory is the limit here. While strips are used, those after them are fetched: FEW_FAR strips
+ * ahead into the second cache, FEW_NEAR strips ahead into the first one. A core's first cache can
+ * wait for few lines at a time: with all fetches into it, Zen 4 had half of the bandwidth. Fetches
+ * are spread evenly over the products: while the core waits for none, bandwidth is lost.
  */
 
 #include "strips.inc.h"
@@ -32,23 +32,25 @@ static bool few_possible(uint32_t dim, uint32_t type)
 	return FEW_STEPS(type) && dim * kvt_type_size(type) % 16 == 0;
 }
 
-/* Fetch lines for use soon, and for use later. */
+/* Fetch lines for use soon into the first cache, if near, those for use later into the second. */
 INLINE void lines_fetch(const char *near, const char *far, uint32_t bytes)
 {
 	_Pragma("GCC unroll 4") for (uint32_t i = 0; i < bytes; i += 64) {
-		__builtin_prefetch(near + i);
-		__builtin_prefetch(far + i);
+		if (near)
+			__builtin_prefetch(near + i, 0, 3);
+		__builtin_prefetch(far + i, 0, 2);
 	}
 }
 
-/* Fetch what follows a row of the panel. */
+/* Fetch what follows a row of the panel. In the first cache rows apart drive each other out. */
 INLINE void row_ahead(const struct few *few, uint32_t row, const uint32_t type)
 {
+	const uint32_t row_bytes = few->dim * kvt_type_size(type);
 	size_t within = row % VW * few->next_stride;
+	const char *near = few->strips[row / VW + FEW_NEAR] + within;
 
-	lines_fetch(few->strips[row / VW + FEW_NEAR] + within,
-		    few->strips[row / VW + FEW_FAR(type)] + within,
-		    few->dim * kvt_type_size(type));
+	lines_fetch(few->next_stride == row_bytes ? near : NULL,
+		    few->strips[row / VW + FEW_FAR(type)] + within, row_bytes);
 }
 
 /*
