@@ -29,7 +29,8 @@ _OWN_STREAM: int = lib.KVT_F_OWN_STREAM
 _OWN_TABLE: int = lib.KVT_F_KEEP | lib.KVT_F_NO_LIST
 _REAP = 64
 _FILLING = 2**64 - 1  # user_data of ALLOC
-_PACE_S = 0.002  # of the calls of one step
+_DEVICE_PACE_S = 0.02  # between the calls of one step and those of the next
+_HOST_PACE_S = 0.002  # between those of one step: then a CPU's engine needs all cores
 
 
 class Begun(NamedTuple):
@@ -55,6 +56,7 @@ class Ring:
         self._result = ffi.new("struct kvt_result *")
         self._many = ffi.new("struct kvt_result[]", _REAP)
         self._busy = False
+        self._pace_s = _HOST_PACE_S if client.info.backend == "host" else _DEVICE_PACE_S
         self._ticket = 0
         self._notices: dict[int, int] = {}
         self._given_up: set[int] = set()
@@ -268,14 +270,11 @@ class Ring:
             self._retired.remove(namespace)
 
     def announce(self, busy: bool) -> None:
-        """Whether further calls follow soon: then the daemon wakes, and spins for them. That it need
-        not, it hears with the next call."""
+        """Whether further calls follow soon: then the daemon spins for them. Takes effect with the
+        next call."""
         if busy != self._busy:
             self._busy = busy
-            self.client.set_pace(_PACE_S if busy else 0.0)
-            if busy:
-                self._clear(lib.KVT_OP_NOP)
-                self._submit()
+            self.client.set_pace(self._pace_s if busy else 0.0)
         if not busy:
             if self._filling:
                 self._clear(lib.KVT_OP_NOP)

@@ -166,11 +166,6 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
                     engine.info.session, engine.info.instance, engine.info.n_pages,
                     engine.info.page_size, model, self._layout, backend, isa)
 
-    def on_new_request(self, request: Any) -> None:
-        """It is scheduled soon."""
-        assert self._manager is not None
-        self._manager.expect()
-
     def get_num_new_matched_tokens(self, request: Any,
                                    num_computed_tokens: int) -> tuple[Optional[int], bool]:
         """None: not now. Other engines compute a part of the same prompt."""

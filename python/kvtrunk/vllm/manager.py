@@ -106,14 +106,6 @@ class KvtrunkKVCacheManager(KVCacheManager):
 
     # ---- admission
 
-    def expect(self) -> None:
-        """A request came: let the daemon wake up while vLLM prepares it."""
-        if not self.engine.is_lost:
-            try:
-                self.engine.ring.announce(True)
-            except (ConnectionLost, Stale) as error:
-                self._lose(error)
-
     def _begin(self, state: State) -> None:
         """Begin, or note why not: `ticket` or `retry`."""
         request, engine = state.request, self.engine

@@ -12,12 +12,22 @@ TURNS = 10
 PAGES = agents.positions(TURNS) // PAGE + 19  # of each session a page is not full
 
 
+HALF, WHOLE = ({"max_total_tokens": n * PAGE} for n in (PAGES // 2, PAGES - 1))
+
+
 def test_figures(start):
     with testing.daemon(**geometry(n_pages=PAGES)) as daemon:
-        half, whole = ({"max_total_tokens": n * PAGE} for n in (PAGES // 2, PAGES - 1))
-        private = [start(**half) for _ in range(2)]
-        alone = start(**whole)
-        shared = [start(daemon, **whole) for _ in range(2)]
-        for engine in (*private, alone, *shared):
+        private = [start(**HALF) for _ in range(2)]
+        shared = [start(daemon, **WHOLE) for _ in range(2)]
+        for engine in (*private, *shared):
             engine.wait()
-        agents.compare(TURNS, shared, private, alone)
+        agents.compare(TURNS, shared, private)
+
+
+def test_one_alone(start):
+    with testing.daemon(**geometry(n_pages=PAGES)) as daemon:
+        engines = {"alone": start(**WHOLE), "alone again": start(**WHOLE),
+                   "alone, on the pool": start(daemon, **WHOLE)}
+        for engine in engines.values():
+            engine.wait()
+        agents.beside(TURNS, engines)
