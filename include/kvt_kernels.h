@@ -147,7 +147,7 @@ enum kvt_attn_isa {
 	KVT_ATTN_ISA_AVX2 = 2, /* AVX2, FMA, F16C */
 	KVT_ATTN_ISA_AVX512 = 3, /* AVX-512 F, BW, DQ, VL */
 	KVT_ATTN_ISA_AVX512_BF16 =
-		4, /* and AVX512_BF16, used where q is bf16 and KV is bf16 or fp8 */
+		4, /* and BF16, VBMI, used where q is bf16 and KV is bf16 or fp8 */
 	KVT_ATTN_ISA_AMX_BF16 = 5, /* and AMX_TILE, AMX_BF16, used likewise */
 	KVT_ATTN_ISA_NEON = 6, /* 64-bit Arm */
 	KVT_ATTN_ISA_NEON_BF16 = 7, /* and BFMMLA, used likewise */

@@ -140,14 +140,16 @@ static inline vf v_exp2(vf x)
 	return _mm512_scalef_ps(p, x);
 }
 
-/* 0 to 7 times 2^-9; normal numbers; NaN */
-#define F8_1(m) (((m) << 4) + 0x3c00)
-#define F8_4(m) F8_1(m), F8_1((m) + 1), F8_1((m) + 2), F8_1((m) + 3)
-#define F8_16(m) F8_4(m), F8_4((m) + 4), F8_4((m) + 8), F8_4((m) + 12)
-#define F8_BF16_TABLE                                                                              \
-	0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60, F8_4(8), F8_4(12), F8_16(16),   \
-		F8_16(32), F8_16(48), F8_16(64), F8_16(80), F8_16(96), F8_4(112), F8_4(116),       \
-		F8_4(120), F8_1(124), F8_1(125), F8_1(126), 0x7fc0
+/* of() of the bf16 of each fp8 without sign: 0 to 7 times 2^-9, normal numbers, NaN. */
+#define F8_1(of, m) of(((m) << 4) + 0x3c00)
+#define F8_4(of, m) F8_1(of, m), F8_1(of, (m) + 1), F8_1(of, (m) + 2), F8_1(of, (m) + 3)
+#define F8_16(of, m) F8_4(of, m), F8_4(of, (m) + 4), F8_4(of, (m) + 8), F8_4(of, (m) + 12)
+#define F8_BF16_TABLE(of)                                                                          \
+	of(0), of(0x3b00), of(0x3b80), of(0x3bc0), of(0x3c00), of(0x3c20), of(0x3c40), of(0x3c60), \
+		F8_4(of, 8), F8_4(of, 12), F8_16(of, 16), F8_16(of, 32), F8_16(of, 48),            \
+		F8_16(of, 64), F8_16(of, 80), F8_16(of, 96), F8_4(of, 112), F8_4(of, 116),         \
+		F8_4(of, 120), F8_1(of, 124), F8_1(of, 125), F8_1(of, 126), of(0x7fc0)
+#define F8_WHOLE(bits) (bits)
 
 /*
  * Convert fp8 in the low halves of half words to bf16, the bits below the sign by a table of 128:
@@ -155,7 +157,7 @@ static inline vf v_exp2(vf x)
  */
 static inline __m512i f8_bf16(__m512i bits)
 {
-	_Alignas(64) static const uint16_t table[128] = { F8_BF16_TABLE };
+	_Alignas(64) static const uint16_t table[128] = { F8_BF16_TABLE(F8_WHOLE) };
 	__m512i value = _mm512_permutex2var_epi16(_mm512_load_si512(table), bits,
 						  _mm512_load_si512(table + 32));
 	__mmask32 upper = _mm512_test_epi16_mask(bits, _mm512_set1_epi16(0x40));

@@ -29,7 +29,8 @@ KERNELS_AVX512 += $(if $(findstring clang,$(CC)),,--param=asan-use-after-return=
 endif
 $(O)/obj/kernels/path_avx2.o: CFLAGS_kernels_isa := -mavx2 -mfma -mf16c
 $(O)/obj/kernels/path_avx512.o: CFLAGS_kernels_isa := $(KERNELS_AVX512)
-$(O)/obj/kernels/path_avx512_bf16.o: CFLAGS_kernels_isa := $(KERNELS_AVX512) -mavx512bf16
+$(O)/obj/kernels/path_avx512_bf16.o: CFLAGS_kernels_isa := $(KERNELS_AVX512) -mavx512bf16 \
+	-mavx512vbmi
 $(O)/obj/kernels/path_amx_bf16.o: CFLAGS_kernels_isa := $(KERNELS_AVX512) -mavx512bf16
 $(O)/obj/kernels/path_neon_bf16.o: CFLAGS_kernels_isa := -march=armv8.2-a+bf16
 

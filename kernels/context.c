@@ -98,7 +98,8 @@ static bool isa_supported(enum kvt_attn_isa isa)
 		return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
 		       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 	case KVT_ATTN_ISA_AVX512_BF16:
-		return isa_supported(KVT_ATTN_ISA_AVX512) && __builtin_cpu_supports("avx512bf16");
+		return isa_supported(KVT_ATTN_ISA_AVX512) && __builtin_cpu_supports("avx512bf16") &&
+		       __builtin_cpu_supports("avx512vbmi");
 	case KVT_ATTN_ISA_AMX_BF16:
 		return isa_supported(KVT_ATTN_ISA_AVX512_BF16) && has_amx_bf16();
 #elif defined(__aarch64__)

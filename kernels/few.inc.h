@@ -134,6 +134,20 @@ INLINE void strips_scores(const struct few *few, uint32_t strip, float *scores,
 		__asm__("" : "+r"(q[r]));
 		c[r][0] = c[r][1] = v_zero();
 	}
+	/* Rows apart may share a set of the cache: use up a line before one of the other strip. */
+	for (; FEW_WORDS == 8 && !adjacent && x + 64 <= row_bytes; x += 64) {
+		words rest[FEW_WORDS];
+
+		strips_ahead(few, strip, x, 64, &near, &far, &row, type, false);
+		words_load_8(a + x, few->stride, low);
+		words_load_8(a + x + 32, few->stride, rest);
+		UNROLL_FOR (half, 2) {
+			words_load_8(b + x + 32 * half, few->stride, high);
+			words_add(c, half ? rest : low, high, q, near, far, 8, n_rows, type, false);
+			UNROLL_FOR (r, n_rows)
+				q[r] += 8 * word_elements;
+		}
+	}
 	/* Loops over more than 16 steps are not unrolled. */
 	for (; FEW_WORDS == 8 && FEW_STEPS(type) < 3 && x + 32 <= row_bytes; x += 32) {
 		strips_ahead(few, strip, x, 32, &near, &far, &row, type, adjacent);
