@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m kvtrunk.sglang flags MODEL: the daemon's and SGLang's flags for a model.
-python -m kvtrunk.sglang doctor: what is missing for engines to share, and what to do. Exits with 1
-if something is."""
+python -m kvtrunk.sglang doctor: what is wrong here, and what to do. Exits with 1 if something is."""
 from __future__ import annotations
 
 import argparse
@@ -11,9 +10,9 @@ import os
 import pathlib
 import subprocess
 import sys
-from typing import Iterator, Optional
+from typing import Optional
 
-from .. import Error, Geometry, connect
+from .. import Geometry, __version__, _doctor
 from .._weights import model_folder
 from ..testing import program
 from . import NAME, compat
@@ -55,40 +54,43 @@ def flags(model: str, page_size: int, pool: int, kv_type: Optional[str],
     return daemon, engine
 
 
-def complaints(socket: Optional[str]) -> Iterator[str]:
-    """What is missing, each with its cure."""
-    if importlib.util.find_spec("sglang") is None:
-        yield "sglang is not installed in this environment: pip install sglang"
-    else:
-        version = importlib.metadata.version("sglang")
-        spec = importlib.util.find_spec("sglang")
-        folder = pathlib.Path((spec.origin if spec else None) or ".").parent.parent
-        print(f"sglang {version}; tested with {compat.RELEASES}")
-        yield from compat.problems(folder)
-        found = [point.value for point in
-                 importlib.metadata.entry_points(group="sglang.srt.plugins")]
-        if not any(value.startswith("kvtrunk.sglang:") for value in found):
-            yield "SGLang does not find the plug-in: install kvtrunk with pip, not by PYTHONPATH"
-        allowed = os.environ.get("SGLANG_PLUGINS")
-        if allowed and NAME not in [name.strip() for name in allowed.split(",")]:
-            yield f"SGLANG_PLUGINS is {allowed!r} and leaves kvtrunk out: add it"
-    try:
-        client = connect(socket, observe=True, connect_wait=0)
-    except Error as error:
-        yield f"no daemon: {error}"
+def _doctor_sglang(report: _doctor.Report) -> None:
+    spec = importlib.util.find_spec("sglang")
+    if spec is None:
+        report.bad("sglang is not installed in this environment", "pip install sglang")
         return
-    with client:
-        info = client.info
-        geometry = info.geometry
-        print(f"daemon {info.daemon_pid}: {info.n_pages} pages of {info.page_size} positions, "
-              f"{info.backend}; {geometry or 'page_bytes only'}")
-        if geometry is None:
-            yield "the daemon knows no geometry: start it with the flags that `flags MODEL` prints"
-        elif (geometry.layout, geometry.order) != ("nhd", "layer"):
-            yield (f"the daemon's layout is {geometry.layout} in order {geometry.order}: SGLang's "
-                   "is --kv-layout=nhd --kv-order=layer")
-        if not info.kept:
-            print("the daemon has no supervisor: its restart ends sessions (kvtrunkd --supervise)")
+    version = importlib.metadata.version("sglang")
+    missing = list(compat.problems(pathlib.Path(spec.origin or ".").parent.parent))
+    if missing:
+        report.bad(f"sglang {version}: {'; '.join(missing)}",
+                   f"install one of {compat.RELEASES}, or a newer kvtrunk")
+    else:
+        report.good(f"sglang {version} has every name that kvtrunk uses")
+    found = [point.value for point in importlib.metadata.entry_points(group="sglang.srt.plugins")]
+    allowed = os.environ.get("SGLANG_PLUGINS")
+    if not any(value.startswith("kvtrunk.sglang:") for value in found):
+        report.bad("SGLang does not find the plug-in", "install kvtrunk with pip, not by PYTHONPATH")
+    elif allowed and NAME not in [name.strip() for name in allowed.split(",")]:
+        report.bad(f"SGLANG_PLUGINS is {allowed!r} and leaves kvtrunk out", "add it")
+    else:
+        report.good("SGLang finds the plug-in")
+
+
+def doctor(socket: Optional[str], device: str) -> int:
+    """Print what is wrong. Returns 1 if something is."""
+    report = _doctor.Report()
+    report.good(f"kvtrunk {__version__}")
+    _doctor_sglang(report)
+    info = _doctor.daemon(report, socket, device, "python -m kvtrunk.sglang flags MODEL")
+    geometry = info.geometry if info is not None else None
+    if info is not None and geometry is not None:
+        if (geometry.layout, geometry.order) == ("nhd", "layer"):
+            report.good(f"SGLang's KV fits: --page-size {info.page_size}, --tp-size "
+                        f"{info.n_slabs}")
+        else:
+            report.bad(f"its layout is {geometry.layout} in order {geometry.order}",
+                       "SGLang's is --kv-layout=nhd --kv-order=layer")
+    return 1 if report.wrong else 0
 
 
 def main() -> int:
@@ -102,8 +104,10 @@ def main() -> int:
     one.add_argument("--tp-size", type=int, default=1, metavar="N",
                      help="ranks, each with a slab of the pool (1)")
     one.add_argument("--kv-type", help="bf16, fp16 or fp32; default: that of the weights")
-    two = commands.add_parser("doctor", help="say what is missing")
+    two = commands.add_parser("doctor", help="say what is wrong here")
     two.add_argument("--socket", help="the daemon's; default: $KVTRUNK_SOCKET")
+    on_cpu = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
+    two.add_argument("--device", choices=["cpu", "cuda"], default="cpu" if on_cpu else "cuda")
     arguments = parser.parse_args()
     if arguments.command == "flags":
         try:
@@ -113,11 +117,7 @@ def main() -> int:
             print(f"flags: {error}", file=sys.stderr)
             return 1
         return 0
-    found = list(complaints(arguments.socket))
-    for sentence in found:
-        print(f"* {sentence}")
-    print("nothing is missing" if not found else f"{len(found)} missing")
-    return 1 if found else 0
+    return doctor(arguments.socket, arguments.device)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.metadata
 import pathlib
 import shlex
@@ -18,6 +17,7 @@ import kvtrunk
 from kvtrunk.testing import program
 
 from . import compat
+from .. import _doctor
 from .._weights import model_folder
 
 TRANSFER = '{"kv_connector":"KvtrunkConnector","kv_role":"kv_both"}'
@@ -85,21 +85,7 @@ def flags(arguments: argparse.Namespace) -> int:
     return 0
 
 
-class _Report:
-    """Findings, a line each."""
-
-    def __init__(self) -> None:
-        self.wrong = 0
-
-    def good(self, text: str) -> None:
-        print(f"ok    {text}")
-
-    def bad(self, text: str, cure: str) -> None:
-        self.wrong += 1
-        print(f"WRONG {text}\n      {cure}")
-
-
-def _doctor_vllm(report: _Report) -> None:
+def _doctor_vllm(report: _doctor.Report) -> None:
     try:
         missing = compat.problems(compat.installed())
     except ModuleNotFoundError:
@@ -119,40 +105,21 @@ def _doctor_vllm(report: _Report) -> None:
                    "to its sources alone")
 
 
-def _doctor_daemon(report: _Report, socket: str | None) -> None:
-    try:
-        client = kvtrunk.connect(socket, any_geometry=True, label="doctor", connect_wait=0)
-    except kvtrunk.Error as error:
-        report.bad(f"no daemon: {error}", "start one: python -m kvtrunk.vllm flags MODEL")
-        return
-    with contextlib.closing(client):
-        info, now = client.info, client.stats()
-    report.good(f"kvtrunkd, pid {info.daemon_pid}: {info.n_pages} pages of {info.page_size} "
-                f"positions, {info.page_bytes} bytes each, {info.backend}, for "
-                f"--tensor-parallel-size {info.n_slabs}")
-    if info.geometry is None:
-        report.bad("the daemon has page_bytes and no geometry",
-                   "it works, but nothing says what its pages hold: python -m kvtrunk.vllm flags "
-                   "MODEL")
-    elif info.geometry.layout not in ("hnkd", "nhkd", "hknd"):
-        report.bad(f"its pages have kv_layout {info.geometry.layout}, vLLM keeps K and V together",
-                   "start it with what `python -m kvtrunk.vllm flags MODEL` prints")
-    else:
-        report.good(f"vLLM's KV fits: {info.geometry.layout}.{info.geometry.order}, --block-size "
-                    f"{info.page_size}")
-    if not info.kept:
-        report.good("the cache ends with the daemon (kvtrunkd --supervise keeps it)")
-    if now.quarantined_pages:
-        report.bad(f"{now.quarantined_pages} pages are in quarantine: a process lives on whose "
-                   "session has ended", "kvtctl clients names it: end it")
-
-
 def doctor(arguments: argparse.Namespace) -> int:
     """Print what is wrong. Returns 1 if something is."""
-    report = _Report()
+    report = _doctor.Report()
     report.good(f"kvtrunk {kvtrunk.__version__}")
     _doctor_vllm(report)
-    _doctor_daemon(report, arguments.socket)
+    info = _doctor.daemon(report, arguments.socket, arguments.device,
+                          "python -m kvtrunk.vllm flags MODEL")
+    geometry = info.geometry if info is not None else None
+    if info is not None and geometry is not None:
+        if geometry.layout in ("hnkd", "nhkd", "hknd"):
+            report.good(f"vLLM's KV fits: {geometry.layout}.{geometry.order}, --block-size "
+                        f"{info.page_size}, --tensor-parallel-size {info.n_slabs}")
+        else:
+            report.bad(f"its kv_layout is {geometry.layout}, vLLM keeps K and V together",
+                       "start what `python -m kvtrunk.vllm flags MODEL` prints")
     return 1 if report.wrong else 0
 
 
@@ -174,6 +141,7 @@ def main() -> int:
     one.add_argument("--device", choices=["cpu", "cuda"], default="cpu" if on_cpu else "cuda")
     one.set_defaults(run=flags)
     two = commands.add_parser("doctor", help="say what is wrong here")
+    two.add_argument("--device", choices=["cpu", "cuda"], default="cpu" if on_cpu else "cuda")
     two.add_argument("--socket", help="the daemon's; default: as kvtrunk.connect()")
     two.set_defaults(run=doctor)
     arguments = parser.parse_args()

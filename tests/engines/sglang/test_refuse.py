@@ -131,17 +131,22 @@ def test_a_daemon_of_another_layout_is_refused(pages, says, monkeypatch):
             _pool._connect(pool)
 
 
-def test_doctor_names_what_is_missing(tmp_path, monkeypatch):
+def test_doctor_says_what_is_wrong(tmp_path, monkeypatch, capsys):
     from conftest import geometry
 
     from kvtrunk import testing
     from kvtrunk.sglang import __main__ as command
 
+    def said(socket, *texts):
+        assert command.doctor(str(socket), "cpu") == bool(texts)
+        out = capsys.readouterr().out
+        assert out.count("WRONG") == len(texts) and all(text in out for text in texts)
+
     with testing.daemon(**geometry()) as daemon:
-        assert list(command.complaints(daemon.socket)) == []
+        said(daemon.socket)
         monkeypatch.setenv("SGLANG_PLUGINS", "another")
-        assert ["SGLANG_PLUGINS" in said for said in command.complaints(daemon.socket)] == [True]
+        said(daemon.socket, "SGLANG_PLUGINS")
         monkeypatch.delenv("SGLANG_PLUGINS")
     with testing.daemon(**geometry(kv_layout="hnd")) as daemon:
-        assert ["--kv-layout=nhd" in said for said in command.complaints(daemon.socket)] == [True]
-    assert ["no daemon" in said for said in command.complaints(str(tmp_path / "none"))] == [True]
+        said(daemon.socket, "--kv-layout=nhd")
+    said(tmp_path / "none", "no daemon")

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the doctor commands of all engines have in common: the report, and a look at the daemon."""
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import subprocess
+from typing import Any, Optional
+
+from ._client import Client, Info, connect
+from ._errors import Error
+from .testing import program
+
+
+class Report:
+    """Prints what is right, and what is wrong with its cure."""
+
+    def __init__(self) -> None:
+        self.wrong = 0
+
+    def good(self, text: str) -> None:
+        """Something that is as it should be."""
+        print(f"ok    {text}")
+
+    def bad(self, text: str, cure: str) -> None:
+        """Something that is not, and what to do."""
+        self.wrong += 1
+        print(f"WRONG {text}\n      {cure}")
+
+
+def daemon(report: Report, socket: Optional[str], device: str, flags: str) -> Optional[Info]:
+    """Look at a daemon, its pool and its clients. device: "cpu" or "cuda", where the engine
+    computes. flags: the command that prints the daemon's options. None: there is no daemon."""
+    try:
+        client = connect(socket, any_geometry=True, label="doctor", connect_wait=0)
+    except Error as error:
+        report.bad(f"no daemon: {error}", f"start what `{flags}` prints")
+        return None
+    with contextlib.closing(client):
+        info = client.info
+        report.good(f"kvtrunkd, pid {info.daemon_pid}: {info.n_pages} pages of {info.page_size} "
+                    f"positions, {info.page_bytes} bytes each, {info.n_slabs} slabs, "
+                    f"fingerprint {info.fingerprint or 'not set'}")
+        _pool(report, client, device, flags)
+        if not info.kept:
+            report.good("the cache ends with the daemon (kvtrunkd --supervise keeps it)")
+        _look_at_clients(report, socket)
+    if info.geometry is None:
+        report.bad("the daemon has page_bytes and no geometry", f"start what `{flags}` prints")
+    return info
+
+
+def _pool(report: Report, client: Client, device: str, flags: str) -> None:
+    backend = client.info.backend
+    if (backend == "host") != (device == "cpu"):
+        report.bad(f"the pool is {backend} memory, and the engine computes on {device}",
+                   f"start the daemon with what `{flags}` prints for {device}")
+        return
+    try:
+        client.map_pool(0) if device == "cpu" else client.map_pool(device=0)
+    except Error as error:
+        report.bad(f"the pool is {backend} memory and cannot be mapped: {error}",
+                   "docs/gpu.md says what a device and a container need" if device == "cuda" else
+                   "docs/faq.md has the causes")
+        return
+    report.good(f"the pool, {backend} memory, can be mapped here")
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+def _look_at_clients(report: Report, socket: Optional[str]) -> None:
+    command = [program("kvtctl"), *(["--socket", socket] if socket else []), "--json", "clients"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    if said.returncode != 0:
+        report.bad(f"kvtctl clients: {said.stderr.strip()}", "docs/faq.md has the causes")
+        return
+    rows: list[dict[str, Any]] = json.loads(said.stdout)
+    sessions = {row["session"]: row for row in rows if row["rank"] == 0}
+    for row in rows:
+        who, held = f"{row['label']}, pid {row['pid']},", sessions.get(row["session"], row)
+        if row["exited"]:
+            continue
+        if row["quarantined"]:
+            report.bad(f"{who} keeps {row['quarantined']} pages in quarantine: its session has "
+                       "ended, the process lives",
+                       f"end it, or `kvtctl fence {row['session']}` if it writes no more")
+        elif (held["leases"] or held["private"]) and _is_stopped(row["pid"]):
+            report.bad(f"{who} is stopped, and its session holds {held['leases']} leases and "
+                       f"{held['private']} private pages",
+                       f"`kill -CONT {row['pid']}` lets it continue; its end gives all back")
