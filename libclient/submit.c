@@ -772,6 +772,9 @@ static int submit_waiting(struct kvt_client *client, const struct kvt_request *r
 	for (;;) {
 		int rc = submit(client, request, KVT_SLOT_FLYING, ret_number);
 
+		/* A refusal does not wait for the fence. */
+		if (rc == 0 && request->fence.value)
+			kvt_client_kick(client);
 		if (KVT_LIKELY(rc != -EAGAIN))
 			return rc;
 		if (client->n_flying == 0)

@@ -129,7 +129,7 @@
 	  "client announced it (kvt_client_set_pace()) and others leave it the CPU. A client "    \
 	  "that was late is not believed for 16 times its pause. 0: no pause.")                   \
 	X(NUMBER, fence_poll_us, "100", 1, 1000000, NULL, RELOAD,                                 \
-	  "Longest sleep while operations wait for fences: a device raises them without a "       \
+	  "Longest sleep while operations wait for fences that a device raises without a "        \
 	  "wake-up.")                                                                             \
 	X(CHOICE, event_loop, "auto", 0, 0, "auto|io_uring|epoll", START,                         \
 	  "How the daemon waits for events beside the rings. auto: io_uring where the host "      \

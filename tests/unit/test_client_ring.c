@@ -845,6 +845,22 @@ TEST_WITH(a_fence_wakes_the_daemon_only_for_what_was_submitted, setup, teardown)
 	assert_int_equal(kvt_reap(world.client, results, 3, 3), 3);
 }
 
+TEST_WITH(a_call_behind_a_fence_rings_at_once, setup, teardown)
+{
+	uint32_t page;
+
+	assert_int_equal(kvt_alloc(world.client, 1, &page), 0);
+	inside_pause(&world.inside, true);
+	kvt_store_relaxed(&world.client->ring.header->sq_need_wakeup, 1);
+	kvt_client_set_timeout(world.client, 1);
+	assert_int_equal(kvt_free(world.client, &page, 1, (struct kvt_fence){ 4, 1 }), -ETIMEDOUT);
+	assert_true(rang());
+	kvt_client_set_timeout(world.client, 0);
+	kvt_store_relaxed(&world.client->ring.header->sq_need_wakeup, 0);
+	inside_pause(&world.inside, false);
+	assert_int_equal(kvt_fence_raise(world.client, 4, 1), 0);
+}
+
 TEST_WITH(entries_behind_a_fence_ring_when_there_is_no_room, setup, teardown)
 {
 	struct kvt_request request = { .op = KVT_OP_FREE, .fence = { 4, 1 } };
