@@ -174,9 +174,8 @@ class Pool:
             return self._array(self._library_base, (n_bytes,), (1,), "b", 1, _SIGNED_CODE)
 
     def populate(self) -> None:
-        """Allocate all of a pool in host memory, and map it in this process, now instead of 4 KiB at
-        a time when they are first used. Takes about as long as to zero as much new memory. A
-        pool on a device needs none of it."""
+        """Allocate and map a pool in host memory now, instead of 4 KiB at a time at first use. Takes
+        about as long as zeroing as much new memory. Does nothing for a pool on a device."""
         if self._device[0] == _HOST:
             memoryview(self.raw)[::_HOST_PAGE].tobytes()  # type: ignore[arg-type]
 
