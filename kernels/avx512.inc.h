@@ -12,7 +12,7 @@
 #define FEW_STRIPS 4
 #define FEW_WORDS 8
 #define FEW_NEAR 2
-/* Fetched data fits into L1 beside the data in use. */
+/* A strip of fp32 is twice as large. */
 #define FEW_FAR(type) (kvt_type_size(type) == 4 ? 3 : 4)
 #define FEW_SPAN (2 * VW)
 #define FEW_STEPS_AT_ONCE 1
