@@ -55,7 +55,7 @@ def _pool(report: Report, client: Client, device: str, flags: str) -> None:
     backend = client.info.backend
     if (backend == "host") != (device == "cpu"):
         report.bad(f"the pool is {backend} memory, and the engine computes on {device}",
-                   f"start the daemon with what `{flags}` prints for {device}")
+                   f"start the daemon with what `{flags}` prints for that device")
         return
     try:
         client.map_pool(0) if device == "cpu" else client.map_pool(device=0)

@@ -76,12 +76,13 @@ def _doctor_sglang(report: _doctor.Report) -> None:
         report.good("SGLang finds the plug-in")
 
 
-def doctor(socket: Optional[str], device: str) -> int:
+def doctor(socket: Optional[str]) -> int:
     """Print what is wrong. Returns 1 if something is."""
     report = _doctor.Report()
     report.good(f"kvtrunk {__version__}")
     _doctor_sglang(report)
-    info = _doctor.daemon(report, socket, device, "python -m kvtrunk.sglang flags MODEL")
+    # Engines on another device are refused.
+    info = _doctor.daemon(report, socket, "cpu", "python -m kvtrunk.sglang flags MODEL")
     geometry = info.geometry if info is not None else None
     if info is not None and geometry is not None:
         if (geometry.layout, geometry.order) == ("nhd", "layer"):
@@ -106,8 +107,6 @@ def main() -> int:
     one.add_argument("--kv-type", help="bf16, fp16 or fp32; default: that of the weights")
     two = commands.add_parser("doctor", help="say what is wrong here")
     two.add_argument("--socket", help="the daemon's; default: $KVTRUNK_SOCKET")
-    on_cpu = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
-    two.add_argument("--device", choices=["cpu", "cuda"], default="cpu" if on_cpu else "cuda")
     arguments = parser.parse_args()
     if arguments.command == "flags":
         try:
@@ -117,7 +116,7 @@ def main() -> int:
             print(f"flags: {error}", file=sys.stderr)
             return 1
         return 0
-    return doctor(arguments.socket, arguments.device)
+    return doctor(arguments.socket)
 
 
 if __name__ == "__main__":

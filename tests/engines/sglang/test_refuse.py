@@ -138,7 +138,7 @@ def test_doctor_says_what_is_wrong(tmp_path, monkeypatch, capsys):
     from kvtrunk.sglang import __main__ as command
 
     def said(socket, *texts):
-        assert command.doctor(str(socket), "cpu") == bool(texts)
+        assert command.doctor(str(socket)) == bool(texts)
         out = capsys.readouterr().out
         assert out.count("WRONG") == len(texts) and all(text in out for text in texts)
 
