@@ -122,6 +122,8 @@ INLINE void strips_scores(const struct few *few, uint32_t strip, float *scores,
 {
 	const uint32_t row_bytes = few->dim * kvt_type_size(type);
 	const uint32_t word_elements = 4 / kvt_type_size(type);
+	/* Loops over more than 16 steps are not unrolled. */
+	const bool eight = FEW_WORDS == 8 && FEW_STEPS(type) < 3;
 	const char *a = few->strips[strip], *b = few->strips[strip + 1], *near, *far;
 	const element *q[FEW_ROWS];
 	words low[FEW_WORDS], high[FEW_WORDS];
@@ -135,7 +137,7 @@ INLINE void strips_scores(const struct few *few, uint32_t strip, float *scores,
 		c[r][0] = c[r][1] = v_zero();
 	}
 	/* Rows apart may share a set of the cache: use up a line before one of the other strip. */
-	for (; FEW_WORDS == 8 && !adjacent && x + 64 <= row_bytes; x += 64) {
+	for (; eight && !adjacent && x + 64 <= row_bytes; x += 64) {
 		words rest[FEW_WORDS];
 
 		strips_ahead(few, strip, x, 64, &near, &far, &row, type, false);
@@ -148,8 +150,7 @@ INLINE void strips_scores(const struct few *few, uint32_t strip, float *scores,
 				q[r] += 8 * word_elements;
 		}
 	}
-	/* Loops over more than 16 steps are not unrolled. */
-	for (; FEW_WORDS == 8 && FEW_STEPS(type) < 3 && x + 32 <= row_bytes; x += 32) {
+	for (; eight && x + 32 <= row_bytes; x += 32) {
 		strips_ahead(few, strip, x, 32, &near, &far, &row, type, adjacent);
 		words_load_8(a + x, few->stride, low);
 		words_load_8(b + x, few->stride, high);
