@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the doctor commands of all engines say of a daemon and its clients."""
+import contextlib
 import os
 import signal
 
@@ -32,6 +33,16 @@ def daemon():
         yield made
 
 
+@contextlib.contextmanager
+def stopped(pid):
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        os.waitpid(pid, os.WUNTRACED)
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def test_a_daemon_and_a_client_that_are_well(daemon, child, examine):
     assert child(daemon, BEGUN + "input()").hear() == "begun"
     wrong, info, said = examine(daemon.socket)
@@ -62,12 +73,8 @@ def test_pages_of_no_known_geometry(examine):
 def test_a_stopped_engine_that_holds_pages(daemon, child, examine):
     engine = child(daemon, BEGUN + "input()")
     assert engine.hear() == "begun"
-    os.kill(engine.process.pid, signal.SIGSTOP)
-    try:
-        os.waitpid(engine.process.pid, os.WUNTRACED)
+    with stopped(engine.process.pid):
         wrong, _, said = examine(daemon.socket)
-    finally:
-        os.kill(engine.process.pid, signal.SIGCONT)
     assert wrong == 1
     assert f"an engine, pid {engine.process.pid}, is stopped, and its session holds 1 leases" in said
     assert f"kill -CONT {engine.process.pid}" in said
@@ -77,12 +84,8 @@ def test_a_stopped_engine_that_holds_pages(daemon, child, examine):
 def test_a_stopped_process_that_holds_nothing(daemon, child, examine):
     idle = child(daemon, "client = kvtrunk.connect(socket, any_geometry=True)\nsay('here')\ninput()")
     assert idle.hear() == "here"
-    os.kill(idle.process.pid, signal.SIGSTOP)
-    try:
-        os.waitpid(idle.process.pid, os.WUNTRACED)
+    with stopped(idle.process.pid):
         assert examine(daemon.socket)[0] == 0
-    finally:
-        os.kill(idle.process.pid, signal.SIGCONT)
 
 
 def test_a_process_that_outlives_its_session(daemon, child, examine):

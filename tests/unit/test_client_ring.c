@@ -808,6 +808,25 @@ TEST_WITH(a_fence_that_is_not_reached_holds_only_its_own, setup, teardown)
 	assert_int_equal(kvt_fence_raise(client, 16, 1), -EINVAL);
 }
 
+/* A daemon that sleeps: its thread neither runs nor takes doorbells until sleep_end(). */
+static int sleep_begin(void)
+{
+	int doorbell = world.client->doorbell;
+
+	pthread_mutex_lock(&world.inside.lock);
+	world.client->doorbell = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+	kvt_store_relaxed(&world.client->ring.header->sq_need_wakeup, 1);
+	return doorbell;
+}
+
+static void sleep_end(int doorbell)
+{
+	close(world.client->doorbell);
+	world.client->doorbell = doorbell;
+	pthread_mutex_unlock(&world.inside.lock);
+	inside_wake(&world.inside);
+}
+
 static bool rang(void)
 {
 	uint64_t count;
@@ -825,9 +844,9 @@ TEST_WITH(a_fence_wakes_the_daemon_only_for_what_was_submitted, setup, teardown)
 {
 	struct kvt_request request = { .op = KVT_OP_FREE, .fence = { 4, 5 } };
 	struct kvt_result results[3];
+	int doorbell;
 
-	inside_pause(&world.inside, true);
-	kvt_store_relaxed(&world.client->ring.header->sq_need_wakeup, 1);
+	doorbell = sleep_begin();
 	check_raise(1, false);
 	assert_int_equal(kvt_submit(world.client, &request), 0);
 	request.fence = (struct kvt_fence){ 3, 9 };
@@ -840,24 +859,22 @@ TEST_WITH(a_fence_wakes_the_daemon_only_for_what_was_submitted, setup, teardown)
 	check_raise(7, false);
 	check_raise(8, false);
 	assert_int_equal(kvt_fence_raise(world.client, 3, 9), 0);
-	kvt_store_relaxed(&world.client->ring.header->sq_need_wakeup, 0);
-	inside_pause(&world.inside, false);
+	sleep_end(doorbell);
 	assert_int_equal(kvt_reap(world.client, results, 3, 3), 3);
 }
 
 TEST_WITH(a_call_behind_a_fence_rings_at_once, setup, teardown)
 {
 	uint32_t page;
+	int doorbell;
 
 	assert_int_equal(kvt_alloc(world.client, 1, &page), 0);
-	inside_pause(&world.inside, true);
-	kvt_store_relaxed(&world.client->ring.header->sq_need_wakeup, 1);
+	doorbell = sleep_begin();
 	kvt_client_set_timeout(world.client, 1);
 	assert_int_equal(kvt_free(world.client, &page, 1, (struct kvt_fence){ 4, 1 }), -ETIMEDOUT);
 	assert_true(rang());
 	kvt_client_set_timeout(world.client, 0);
-	kvt_store_relaxed(&world.client->ring.header->sq_need_wakeup, 0);
-	inside_pause(&world.inside, false);
+	sleep_end(doorbell);
 	assert_int_equal(kvt_fence_raise(world.client, 4, 1), 0);
 }
 
@@ -865,10 +882,9 @@ TEST_WITH(entries_behind_a_fence_ring_when_there_is_no_room, setup, teardown)
 {
 	struct kvt_request request = { .op = KVT_OP_FREE, .fence = { 4, 1 } };
 	struct kvt_result result;
-	int n = 0;
+	int doorbell, n = 0;
 
-	inside_pause(&world.inside, true);
-	kvt_store_relaxed(&world.client->ring.header->sq_need_wakeup, 1);
+	doorbell = sleep_begin();
 	while (kvt_submit(world.client, &request) == 0) {
 		assert_false(rang());
 		n++;
@@ -876,8 +892,7 @@ TEST_WITH(entries_behind_a_fence_ring_when_there_is_no_room, setup, teardown)
 	assert_int_equal(kvt_client_error(world.client)->code, -EAGAIN);
 	assert_true(n > 0);
 	assert_true(rang());
-	kvt_store_relaxed(&world.client->ring.header->sq_need_wakeup, 0);
-	inside_pause(&world.inside, false);
+	sleep_end(doorbell);
 	assert_int_equal(kvt_fence_raise(world.client, 4, 1), 0);
 	for (; n > 0; n--) {
 		assert_int_equal(kvt_reap(world.client, &result, 1, 1), 1);
