@@ -599,6 +599,15 @@ static bool has_ended(struct worker *worker, int *ret_status)
 	return true;
 }
 
+/* True if the lane was killed before it took the request: its successor will. */
+static bool is_untaken(int link, const struct kvt_lane_answer *in_hand)
+{
+	uint64_t number;
+
+	return recv(link, &number, sizeof(number), MSG_PEEK | MSG_DONTWAIT) == sizeof(number) &&
+	       number == in_hand->number;
+}
+
 static void reap(struct process *process)
 {
 	int status = 0;
@@ -610,7 +619,9 @@ static void reap(struct process *process)
 
 		if (!has_ended(&process->lanes[i].worker, &status) || !in_hand->op)
 			continue;
-		send(LANE_FD + (int)i, in_hand, sizeof(*in_hand), MSG_DONTWAIT | MSG_NOSIGNAL);
+		if (!is_untaken(LANE_FD + (int)i, in_hand))
+			send(LANE_FD + (int)i, in_hand, sizeof(*in_hand),
+			     MSG_DONTWAIT | MSG_NOSIGNAL);
 		in_hand->op = 0;
 	}
 }

@@ -15,6 +15,7 @@
 
 #include "daemon/keep/rights.h"
 #include "shm/assert.h"
+#include "shm/atomic.h"
 
 static uint64_t processor_ns(void)
 {
@@ -54,15 +55,30 @@ static int perform(const struct kvt_lane_request *request, const struct kvt_righ
 	return n < 0 ? errno : 0;
 }
 
+/* Take a request. Its answer is in *in_hand before it leaves the socket, so that it is not lost if
+ * this process is killed in between. */
+static ssize_t receive(int link, struct kvt_lane_request *request, struct kvt_rights *ret_rights,
+		       struct kvt_lane_answer *in_hand)
+{
+	ssize_t n = recv(link, request, KVT_LANE_HEAD_BYTES, MSG_PEEK | MSG_DONTWAIT);
+
+	if (n <= 0)
+		return n;
+	*in_hand = (struct kvt_lane_answer){ .number = request->number, .tag = request->tag,
+					     .error = ECONNRESET };
+	kvt_fence_signal();
+	in_hand->op = request->op;
+	return kvt_rights_receive(link, request, sizeof(*request), 0, KVT_RIGHTS_MOST, ret_rights);
+}
+
 /* Carry out a request and answer it. True: it was slow. */
 static bool serve(int link, const struct kvt_lane_request *request, const struct kvt_rights *rights,
 		  struct kvt_lane_answer *in_hand)
 {
-	struct kvt_lane_answer answer = { .tag = request->tag, .op = request->op };
+	struct kvt_lane_answer answer = { .number = request->number, .tag = request->tag,
+					  .op = request->op };
 	uint64_t before = processor_ns();
 
-	*in_hand = answer;
-	in_hand->error = ECONNRESET;
 	answer.error = rights->n_fds ? perform(request, rights) : EMFILE;
 	in_hand->error = answer.error;
 	answer.cost_ns = processor_ns() - before;
@@ -84,8 +100,7 @@ void kvt_lane_main(int link, struct kvt_lane_answer *in_hand)
 	prctl(PR_SET_NAME, "kvtrunkd-lane");
 	sched_setscheduler(0, SCHED_OTHER, &normal);
 	for (;;) {
-		ssize_t n = kvt_rights_receive(link, &request, sizeof(request), 0,
-					       KVT_RIGHTS_MOST, &rights);
+		ssize_t n = receive(link, &request, &rights, in_hand);
 
 		if (n < 0 && errno == EAGAIN && slow)
 			_exit(1);

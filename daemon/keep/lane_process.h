@@ -25,6 +25,7 @@ enum kvt_lane_op {
 };
 
 struct kvt_lane_answer {
+	uint64_t number;  /* of the request */
 	uint64_t tag;
 	uint64_t cost_ns; /* CPU time of the lane */
 	uint32_t op;
@@ -33,6 +34,7 @@ struct kvt_lane_answer {
 
 /** A request, with duplicates of descriptors: the file, then those that the message carries. */
 struct kvt_lane_request {
+	uint64_t number; /* first: the closer peeks at it */
 	uint64_t tag;
 	uint32_t op;
 	uint32_t bytes;
@@ -41,8 +43,9 @@ struct kvt_lane_request {
 #define KVT_LANE_HEAD_BYTES offsetof(struct kvt_lane_request, data)
 
 /** Main function of a lane: serve requests from `link` until it is closed, then exit with 0. Exits
- * with 1 when idle after a slow wake-up: a new process has its full priority again. During a
- * request, *in_hand is the answer that the closer sends if the lane is killed. */
+ * with 1 when idle after a slow wake-up: a new process has its full priority again. With an `op`,
+ * *in_hand is what the closer answers if the lane is killed. The lane may have answered, too; the
+ * owner ignores the second answer of a number. */
 __attribute__((noreturn)) void kvt_lane_main(int link, struct kvt_lane_answer *in_hand);
 
 #endif

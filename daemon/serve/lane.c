@@ -110,6 +110,7 @@ bool kvt_lane_ask(struct kvt_daemon *daemon, struct kvt_lane *lane, struct kvt_w
 		return false;
 	}
 	KVT_ASSERT(slot < daemon->closer.n_lanes && bytes <= sizeof(request.data));
+	request.number = daemon->closer.answers[slot] + lane->outstanding + 1;
 	request.tag = tag;
 	request.op = op;
 	request.bytes = (uint32_t)bytes;
@@ -152,14 +153,25 @@ static void count(struct kvt_daemon *daemon, uint32_t slot, const struct kvt_lan
 {
 	struct kvt_lane *lane = &daemon->lanes[slot];
 
-	if (lane->outstanding) {
-		lane->outstanding--;
-		daemon->closer.answers[slot]++;
-	}
+	lane->outstanding--;
+	daemon->closer.answers[slot]++;
 	if (answer->cost_ns <= KVT_WAKE_SLOW_NS)
 		return;
 	daemon->stats.costly_ns += answer->cost_ns;
 	remember_slow(daemon, lane->uid);
+}
+
+/* Receive an answer. For a lane that is killed right after an answer the closer answers again. */
+static ssize_t receive(const struct kvt_daemon *daemon, uint32_t slot,
+		       struct kvt_lane_answer *ret_answer)
+{
+	int link = daemon->closer.lanes[slot];
+	ssize_t n;
+
+	do
+		n = recv(link, ret_answer, sizeof(*ret_answer), MSG_DONTWAIT);
+	while (n == sizeof(*ret_answer) && ret_answer->number <= daemon->closer.answers[slot]);
+	return n;
 }
 
 bool kvt_lane_next(struct kvt_daemon *daemon, uint32_t slot, uint32_t generation,
@@ -171,7 +183,7 @@ bool kvt_lane_next(struct kvt_daemon *daemon, uint32_t slot, uint32_t generation
 	if (lane->generation != generation)
 		return false;
 	lane->armed = false;
-	n = recv(daemon->closer.lanes[slot], ret_answer, sizeof(*ret_answer), MSG_DONTWAIT);
+	n = receive(daemon, slot, ret_answer);
 	if (n == 0 && !daemon->closer.lost) { /* closer and lane have ended */
 		daemon->closer.lost = true;
 		*ret_answer = (struct kvt_lane_answer){ .op = KVT_LANE_LOST };

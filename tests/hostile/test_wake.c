@@ -10,8 +10,11 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -205,11 +208,10 @@ static char state_of(int pid)
 	return state;
 }
 
-/* Signal all lanes. Returns their number. */
-static uint32_t signal_lanes(int with_signal)
+/* Signal all lanes. Returns the last one's pid, 0 if there is none. */
+static pid_t signal_lanes(int with_signal)
 {
-	pid_t closer = kvt_test_daemon_closer(&victim);
-	uint32_t n = 0;
+	pid_t closer = kvt_test_daemon_closer(&victim), last = 0;
 	char path[64];
 	FILE *file;
 	int pid;
@@ -220,7 +222,7 @@ static uint32_t signal_lanes(int with_signal)
 	while (fscanf(file, "%d", &pid) == 1) {
 		if (!is_lane(pid))
 			continue;
-		n++;
+		last = pid;
 		while (with_signal == SIGSTOP && !strchr("SZ", state_of(pid)))
 			; /* all answers taken */
 		kill(pid, with_signal);
@@ -228,7 +230,7 @@ static uint32_t signal_lanes(int with_signal)
 			;
 	}
 	fclose(file);
-	return n;
+	return last;
 }
 
 static void expect_rung(const struct kvt_client *client)
@@ -249,6 +251,68 @@ TEST(what_a_killed_lane_did_not_ring_is_rung_by_its_successor)
 	signal_lanes(SIGKILL);
 	expect_rung(client);
 	kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
+}
+
+/* Let a traced lane run to its next system call, or to the end of one. Returns that call's number
+ * if the lane begins it, else -1. *ret_result: of the call that ended. */
+static long next_stop(pid_t lane, int64_t *ret_result)
+{
+	struct __ptrace_syscall_info info = { 0 };
+	int status;
+
+	kvt_test_equal(ptrace(PTRACE_SYSCALL, lane, NULL, NULL), 0);
+	kvt_test_equal(waitpid(lane, &status, __WALL), lane);
+	kvt_test_check(WIFSTOPPED(status));
+	kvt_test_check(ptrace(PTRACE_GET_SYSCALL_INFO, lane, sizeof(info), &info) > 0);
+	*ret_result = info.op == PTRACE_SYSCALL_INFO_EXIT ? info.exit.rval : -1;
+	return info.op == PTRACE_SYSCALL_INFO_ENTRY ? (long)info.entry.nr : -1;
+}
+
+/* Have a ring asked for, and kill its lane `stops` stops after it looked at the request. Returns
+ * false if that is after it was done, or if processes cannot be traced. */
+static bool ring_killed_after(struct kvt_client *client, uint32_t stops)
+{
+	pid_t lane = signal_lanes(SIGCONT); /* that does nothing */
+	int64_t result = -1;
+	uint32_t answers = 0;
+	int status;
+
+	kvt_test_check(lane > 0);
+	if (ptrace(PTRACE_SEIZE, lane, NULL, PTRACE_O_TRACESYSGOOD) != 0)
+		return false;
+	kvt_test_equal(ptrace(PTRACE_INTERRUPT, lane, NULL, NULL), 0);
+	kvt_test_equal(waitpid(lane, &status, __WALL), lane);
+	kvt_test_check(run_nop(client, 1));
+	for (long call = -1; call != SYS_recvfrom || result <= 0;) {
+		long next = next_stop(lane, &result);
+
+		call = next >= 0 ? next : call;
+	}
+	for (; stops && answers < 2; stops--)
+		answers += next_stop(lane, &result) == SYS_sendto; /* the ring, then the answer */
+	for (; stops && answers < 3; stops--)
+		answers += next_stop(lane, &result) == SYS_recvfrom; /* the next request */
+	kvt_test_equal(kill(lane, SIGKILL), 0);
+	kvt_test_equal(waitpid(lane, &status, __WALL), lane);
+	return answers < 3;
+}
+
+TEST(a_lane_killed_at_any_system_call_loses_no_ring)
+{
+	bool killed = true;
+	uint32_t stops = 0;
+
+	for (; killed; stops++) {
+		struct kvt_client *client = kvt_test_connect(&victim);
+
+		killed = ring_killed_after(client, stops);
+		if (!stops && !killed)
+			skip(); /* processes cannot be traced */
+		expect_rung(client);
+		kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
+	}
+	printf("killed at %u stops\n", stops);
+	kvt_test_check(stops > 8);
 }
 
 /* The serving thread accepts new connections, while their first messages wait for a lane. */
