@@ -479,6 +479,12 @@ void kvt_client_kick(struct kvt_client *client);
 
 /** One operation. Unused fields stay 0. Pointers are read during kvt_submit() only.
  *
+ * Within a namespace each `root_key`, 0 included, has a tree of its own: what is under one is never
+ * found with another. It is made by its first key and gone with its last, and costs neither a
+ * message nor a place of max_namespaces: for salts of which there are many, or for what stands in
+ * front of the first key. Not used with a handle, which has its own. REMOVE without keys forgets
+ * the namespace, so it takes no root key.
+ *
  * A MATCH or BEGIN whose handle names what kvt_probe() found needs only the keys that follow, and
  * its answer is that of all of them. -ESTALE: the handle's prefix is gone, if it waited perhaps
  * meanwhile; nothing happened. Fix: submit it with all keys and no handle.
@@ -537,6 +543,7 @@ struct kvt_request {
 	uint32_t list_capacity; /* 0: enough for any answer */
 	uint32_t reserved;
 	uint64_t user_data;
+	uint64_t root_key; /* MATCH, INSERT, BEGIN, REMOVE: which tree of the namespace */
 };
 
 /** One answer; fields that the operation does not answer are 0. */
@@ -620,6 +627,10 @@ int kvt_counters_read(struct kvt_client *client, struct kvt_counters *ret_counte
  * Errors: -ENOTSUP the arena is withheld, -EAGAIN too many races (use MATCH), -ECONNRESET. */
 int kvt_probe(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
 	      uint32_t n_keys, struct kvt_handle *ret_handle, uint32_t *ret_matched);
+/** The same under a root key (struct kvt_request). */
+int kvt_probe_root(struct kvt_client *client, uint32_t namespace_id, uint64_t root_key,
+		   const uint32_t *keys, uint32_t n_keys, struct kvt_handle *ret_handle,
+		   uint32_t *ret_matched);
 
 /* ---------------------------------------------------------------- sequences */
 
@@ -654,6 +665,12 @@ int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32
 int kvt_seq_continue(struct kvt_client *client, uint32_t namespace_id, struct kvt_handle start,
 		     const uint32_t *keys, uint32_t n_keys, uint32_t extra, uint32_t flags,
 		     struct kvt_seq **ret_seq);
+
+/** Begin a sequence as a BEGIN describes it: namespace_id, root_key, keys and n_keys, all of them;
+ * arg, the extra positions; flags; handle, where it continues, or none. Other fields are not read.
+ * What kvt_seq_continue() says holds, with the root key too. */
+int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
+		  struct kvt_seq **ret_seq);
 
 /** Make a sequence of a BEGIN that was submitted (kvt_submit()) and answered (kvt_reap()), so that
  * a scheduler waits for neither. `n_keys`: all its keys, those of its handle included. The answer

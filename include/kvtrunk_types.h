@@ -65,6 +65,8 @@ enum kvt_sqe_flag {
 	KVT_F_NO_LIST = 1u << 12,   /* COMMIT with KEEP: answer without the page table */
 	KVT_F_OWN_STREAM = 1u << 13, /* BEGIN, EXTEND, ALLOC: what writes the pages is ordered
 				      * behind the session's fences */
+	KVT_F_ROOT_KEY = 1u << 14,  /* MATCH, INSERT, BEGIN, REMOVE: two words in front of the keys
+				     * are a root key. The library sets it */
 };
 
 enum kvt_cqe_flag {

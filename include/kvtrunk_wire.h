@@ -73,7 +73,8 @@ enum kvt_arena_section {
 	KVT_SECTION_SLOT_PAGES = 3,
 	KVT_SECTION_PAGES = 4,
 	KVT_SECTION_NAMESPACES = 5,
-	KVT_ARENA_SECTIONS = 6,
+	KVT_SECTION_ROOT_KEYS = 6, /* u64 of each node with KVT_NODE_KEYED */
+	KVT_ARENA_SECTIONS = 7,
 };
 
 /** One array inside an object. Before use, a reader checks offset + bytes against the object's real
@@ -175,6 +176,7 @@ enum kvt_node_flag {
 	KVT_NODE_DETACHED = 1u << 2, /* top of a detached subtree; not set on what is below */
 	KVT_NODE_PINNED = 1u << 3,   /* on the path of an operation that evicts (derived) */
 	KVT_NODE_QUEUED = 1u << 4,   /* detached top that waits for reclaim (derived) */
+	KVT_NODE_KEYED = 1u << 5,    /* below a root, and found with its root key only */
 };
 
 #define KVT_NODE_UNLISTED UINT32_MAX /* as kvt_node.younger */
@@ -223,8 +225,8 @@ _Static_assert(sizeof(struct kvt_node) == 128, "a node is exactly one pair of li
 _Static_assert(offsetof(struct kvt_node, lock_ref) == 64, "readers use line 1 only");
 
 /** A bucket of the child index: (tag << 32) | child, 0 when empty. The tag is the 32-bit hash of
- * (parent, first page of keys); it also gives the home bucket, so deletion can shift entries back
- * without reading nodes. A hit is a hint: the child's parent and keys decide. */
+ * (parent, root key, first page of keys); it also gives the home bucket, so deletion can shift
+ * entries back without reading nodes. A hit is a hint: the child's parent and keys decide. */
 typedef uint64_t kvt_bucket;
 
 /** What a page is. The owner of a private one is in the ledger. All derived (from slots and owners)
@@ -267,7 +269,9 @@ _Static_assert(sizeof(struct kvt_namespace_record) == 64, "kvt_namespace_record"
  *         arg      node     gen, positions   fence_value      priority ttl_ms
  *
  * Offsets and lengths of keys are u32 elements in the key area, those of lists u32 elements in the
- * list area. Unused fields must be 0 (fence_slot: KVT_FENCE_IDLE or 0).
+ * list area. With ROOT_KEY, two words at the keys' offset are the root key, low word first, and the
+ * `n` keys follow them; not with a handle, which has its root. Unused fields must be 0 (fence_slot:
+ * KVT_FENCE_IDLE or 0).
  *
  *   MATCH   namespace keys list(with LOCK); node generation positions (start, as INSERT's)
  *   LOCK    node generation positions, list; with SHORTER the leading pages of the handle that are
@@ -287,7 +291,7 @@ _Static_assert(sizeof(struct kvt_namespace_record) == 64, "kvt_namespace_record"
  *   EXTEND  lease; arg = pages; list = the new pages. Or keys = numbers of pages that ALLOC gave
  *           the session; no arg, no list
  *   END     lease; fence; with F_COMMIT arg and keys as COMMIT
- *   REMOVE  namespace keys (none: all of it)
+ *   REMOVE  namespace keys (none: all of it; not with ROOT_KEY)
  *   LEAVE   namespace
  *   PAGE    arg = page
  *   EVICT   arg = pages
@@ -313,6 +317,12 @@ struct kvt_sqe {
 	uint32_t ttl_ms;
 };
 _Static_assert(sizeof(struct kvt_sqe) == 64, "kvt_sqe");
+
+/** Words of the key area in front of an entry's keys. */
+static inline uint32_t kvt_root_key_words(uint32_t flags)
+{
+	return flags & KVT_F_ROOT_KEY ? sizeof(uint64_t) / sizeof(uint32_t) : 0;
+}
 
 /** What an operation takes from its entry; what it does not take must be 0. */
 enum kvt_takes {
@@ -349,7 +359,7 @@ enum kvt_list_size {
 	X(NOP, nop, 0, 0, KVT_LIST_NONE, U(0) U(1) U(2) U(3))                             \
 	X(MATCH, match,                                                                   \
 	  KVT_TAKES_NAMESPACE | KVT_TAKES_KEYS | KVT_TAKES_LIST | KVT_TAKES_HANDLE,       \
-	  KVT_F_LOCK | KVT_F_NO_TOUCH, KVT_LIST_KEYS,                                     \
+	  KVT_F_LOCK | KVT_F_NO_TOUCH | KVT_F_ROOT_KEY, KVT_LIST_KEYS,                    \
 	  W(matched) W(announced) U(2) U(3))                                              \
 	X(LOCK, lock, KVT_TAKES_HANDLE | KVT_TAKES_LIST, KVT_F_SHORTER, KVT_LIST_HANDLE,  \
 	  W(matched) U(1) U(2) U(3))                                                      \
@@ -363,13 +373,13 @@ enum kvt_list_size {
 	X(INSERT, insert,                                                                 \
 	  KVT_TAKES_NAMESPACE | KVT_TAKES_KEYS | KVT_TAKES_LIST | KVT_TAKES_ARG |         \
 	  KVT_TAKES_HANDLE | KVT_TAKES_FENCE | KVT_TAKES_POLICY,                          \
-	  KVT_F_LOCK | KVT_F_CHUNKED | KVT_F_TTL, KVT_LIST_TWINS,                         \
+	  KVT_F_LOCK | KVT_F_CHUNKED | KVT_F_TTL | KVT_F_ROOT_KEY, KVT_LIST_TWINS,        \
 	  W(existed) W(inserted) W(evicted) W(n_twins))                                   \
 	X(BEGIN, begin,                                                                   \
 	  KVT_TAKES_NAMESPACE | KVT_TAKES_KEYS | KVT_TAKES_LIST | KVT_TAKES_ARG |         \
 	  KVT_TAKES_HANDLE | KVT_TAKES_DEADLINE,                                          \
 	  KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT | KVT_F_OTHERS |     \
-	  KVT_F_OWN_STREAM,                                                               \
+	  KVT_F_OWN_STREAM | KVT_F_ROOT_KEY,                                              \
 	  KVT_LIST_BEGUN,                                                                 \
 	  W(matched) W(reusable) W(announced) W(evicted))                                 \
 	X(COMMIT, commit,                                                                 \
@@ -384,8 +394,8 @@ enum kvt_list_size {
 	  KVT_TAKES_LEASE | KVT_TAKES_KEYS | KVT_TAKES_ARG | KVT_TAKES_FENCE,             \
 	  KVT_F_COMMIT | KVT_F_CHUNKED | KVT_F_KEEP, KVT_LIST_NONE,                       \
 	  U(0) U(1) W(sealed) W(freed))                                                   \
-	X(REMOVE, remove, KVT_TAKES_NAMESPACE | KVT_TAKES_KEYS, 0, KVT_LIST_NONE,         \
-	  W(state) U(1) U(2) U(3)) /* 1 if something was detached */                      \
+	X(REMOVE, remove, KVT_TAKES_NAMESPACE | KVT_TAKES_KEYS, KVT_F_ROOT_KEY,           \
+	  KVT_LIST_NONE, W(state) U(1) U(2) U(3)) /* 1 if something was detached */       \
 	X(PAGE, page, KVT_TAKES_ARG, 0, KVT_LIST_NONE,                                    \
 	  W(state) W(owner) U(2) W(lock_ref)) /* enum kvt_page_state, session */          \
 	X(EVICT, evict, KVT_TAKES_ARG | KVT_TAKES_PRIVILEGE, 0, KVT_LIST_NONE,            \
@@ -755,7 +765,8 @@ enum kvt_admin_what {
 	KVT_ADMIN_AUDIT = 6,      /* text lines; result 0 even if problems: `total` counts them.
 				     Answer: argument = ns for which no client was served */
 	KVT_ADMIN_EVICT = 7,      /* argument = pages; `total` = evicted */
-	KVT_ADMIN_REMOVE = 8,     /* digest: the namespace; payload keys (u32): prefix */
+	KVT_ADMIN_REMOVE = 8,     /* digest: the namespace; argument = root key or 0; payload keys
+				   * (u32): prefix */
 	KVT_ADMIN_RESET = 9,
 	KVT_ADMIN_FENCE = 10,     /* argument = session: its quarantine is declared quiet */
 	KVT_ADMIN_TICK = 11,      /* argument = ns: moves the test clock */
@@ -861,6 +872,7 @@ struct kvt_admin_node {
 	uint64_t age_ns;     /* since the last touch */
 	uint64_t expires_in_ns; /* UINT64_MAX: never */
 	uint32_t keys[4];    /* the first keys of the run, for people */
+	uint64_t root_key;   /* of a node right below a root; 0: it has none */
 };
 
 struct kvt_admin_page {
@@ -885,6 +897,7 @@ static inline uint64_t kvt_abi_layout(void)
 {
 	static const uint32_t facts[] = {
 		KVT_ABI_MAJOR, KVT_LINE, KVT_FENCE_WORDS, KVT_OP_CLOSE + 1, KVT_REASON_DEADLINE + 1,
+		KVT_ARENA_SECTIONS,
 		sizeof(struct kvt_arena_header), offsetof(struct kvt_arena_header, counters),
 		offsetof(struct kvt_arena_header, state),
 		offsetof(struct kvt_arena_header, mutation),

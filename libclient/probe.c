@@ -39,8 +39,8 @@ bool kvt_client_shorten(struct kvt_client *client, struct kvt_request *request)
 		return false;
 	if (!client->arena.base || id >= client->n_opened || !client->opened[id].open)
 		return false;
-	return kvt_walk(&client->arena, id, client->opened[id].digest, request->keys,
-			request->n_keys, expiry_clock(client), &found, NULL) == 0 &&
+	return kvt_walk(&client->arena, id, client->opened[id].digest, request->root_key,
+			request->keys, request->n_keys, expiry_clock(client), &found, NULL) == 0 &&
 	       kvt_client_shorten_to(client, request, found);
 }
 
@@ -66,6 +66,13 @@ static int arena_readable(struct kvt_client *client, const char *what, const cha
 int kvt_probe(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
 	      uint32_t n_keys, struct kvt_handle *ret_handle, uint32_t *ret_matched)
 {
+	return kvt_probe_root(client, namespace_id, 0, keys, n_keys, ret_handle, ret_matched);
+}
+
+int kvt_probe_root(struct kvt_client *client, uint32_t namespace_id, uint64_t root_key,
+		   const uint32_t *keys, uint32_t n_keys, struct kvt_handle *ret_handle,
+		   uint32_t *ret_matched)
+{
 	struct kvt_handle handle;
 	int rc = arena_readable(client, "probe", "MATCH");
 
@@ -74,8 +81,8 @@ int kvt_probe(struct kvt_client *client, uint32_t namespace_id, const uint32_t *
 	if (namespace_id >= client->n_opened || !client->opened[namespace_id].open)
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_NAMESPACE, "probe: %s",
 				       kvt_reason_text(KVT_REASON_NAMESPACE));
-	rc = kvt_walk(&client->arena, namespace_id, client->opened[namespace_id].digest, keys,
-		      n_keys, expiry_clock(client), &handle, NULL);
+	rc = kvt_walk(&client->arena, namespace_id, client->opened[namespace_id].digest, root_key,
+		      keys, n_keys, expiry_clock(client), &handle, NULL);
 	if (rc == -ENOENT || rc == -EINVAL) {
 		/* Another namespace has the record now: nothing is cached. */
 		handle = (struct kvt_handle){ 0, 0, 0 };

@@ -110,6 +110,22 @@ int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32
 				extra, flags, ret_seq);
 }
 
+int kvt_seq_continue(struct kvt_client *client, uint32_t namespace_id, struct kvt_handle start,
+		     const uint32_t *keys, uint32_t n_keys, uint32_t extra, uint32_t flags,
+		     struct kvt_seq **ret_seq)
+{
+	const struct kvt_request begin = {
+		.flags = flags,
+		.namespace_id = namespace_id,
+		.keys = keys,
+		.n_keys = n_keys,
+		.arg = extra,
+		.handle = start,
+	};
+
+	return kvt_seq_start(client, &begin, ret_seq);
+}
+
 /* Fill a sequence from the answer to its BEGIN. Its table has been reserved. */
 static void begun(struct kvt_seq *seq, const struct kvt_result *result, uint32_t n_keys)
 {
@@ -128,19 +144,19 @@ static void begun(struct kvt_seq *seq, const struct kvt_result *result, uint32_t
 	kvt_seq_take_table(seq, &seq->shown, result);
 }
 
-int kvt_seq_continue(struct kvt_client *client, uint32_t namespace_id, struct kvt_handle start,
-		     const uint32_t *keys, uint32_t n_keys, uint32_t extra, uint32_t flags,
-		     struct kvt_seq **ret_seq)
+int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
+		  struct kvt_seq **ret_seq)
 {
 	struct kvt_request request = {
 		.op = KVT_OP_BEGIN,
-		.flags = flags,
-		.namespace_id = namespace_id,
-		.keys = keys,
-		.n_keys = n_keys,
-		.arg = extra,
+		.flags = begin->flags,
+		.namespace_id = begin->namespace_id,
+		.keys = begin->keys,
+		.n_keys = begin->n_keys,
+		.arg = begin->arg,
+		.root_key = begin->root_key,
 	};
-	uint64_t table = ((uint64_t)n_keys + extra + client->info.page_size - 1) >>
+	uint64_t table = ((uint64_t)begin->n_keys + begin->arg + client->info.page_size - 1) >>
 			 client->page_shift;
 	struct kvt_result result;
 	struct kvt_seq *seq;
@@ -148,7 +164,7 @@ int kvt_seq_continue(struct kvt_client *client, uint32_t namespace_id, struct kv
 
 	if (rc != 0)
 		return rc;
-	if (flags & (KVT_F_WAIT | KVT_F_NO_WAIT))
+	if (begin->flags & (KVT_F_WAIT | KVT_F_NO_WAIT))
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FLAGS,
 				       "begin: no WAIT or NO_WAIT here: set begin_wait_ns, or "
 				       "submit a BEGIN (kvt_submit()) for a notice");
@@ -168,12 +184,12 @@ int kvt_seq_continue(struct kvt_client *client, uint32_t namespace_id, struct kv
 	}
 	if (table >= client->info.n_pages)
 		request.list_capacity = 1;
-	rc = kvt_client_call_known(client, &request, start, &result);
+	rc = kvt_client_call_known(client, &request, begin->handle, &result);
 	if (rc != 0) {
 		kvt_seq_recycle(seq);
 		return rc;
 	}
-	begun(seq, &result, n_keys);
+	begun(seq, &result, begin->n_keys);
 	kvt_result_release(client, &result);
 	*ret_seq = seq;
 	return 0;

@@ -86,7 +86,7 @@ static uint64_t begin_table(const struct kvt_client *client, const struct kvt_re
 		(1ull << shift) - 1) >> shift;
 }
 
-/* The request's flags, without those that an older daemon refuses and need not know: before ABI 2.5
+/* The entry's flags: the request's, without those that an older daemon refuses and need not know: before ABI 2.5
  * it answers COMMIT with a list, before 2.6 all fences hold. A withheld arena does not say. */
 static uint32_t known_flags(const struct kvt_client *client, const struct kvt_request *request)
 {
@@ -97,6 +97,8 @@ static uint32_t known_flags(const struct kvt_client *client, const struct kvt_re
 		flags &= ~(uint32_t)KVT_F_NO_LIST;
 	if (minor < KVT_ABI_MINOR_MIRROR)
 		flags &= ~(uint32_t)KVT_F_OWN_STREAM;
+	if (request->root_key && request->handle.positions == 0)
+		flags |= KVT_F_ROOT_KEY;
 	return flags;
 }
 
@@ -154,7 +156,7 @@ static void fill_entry(struct kvt_sqe *sqe, const struct kvt_request *request,
 		.flags = slot->flags,
 		.namespace_id = request->namespace_id,
 		.user_data = (uint64_t)slot->generation << 32 | number,
-		.keys_offset = n_keys ? slot->keys.at : 0,
+		.keys_offset = slot->keys.n ? slot->keys.at : 0,
 		.n_keys = n_keys,
 		.list_offset = list_capacity ? slot->list.at : 0,
 		.list_capacity = list_capacity,
@@ -192,6 +194,13 @@ static int check_request(struct kvt_client *client, const struct kvt_request *re
 	if (request->op > UINT8_MAX || request->flags > UINT16_MAX || request->reserved)
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FIELD,
 				       "op, flags or reserved field out of range");
+	if (request->flags & KVT_F_ROOT_KEY ||
+	    (request->root_key &&
+	     !(kvt_op_takes(request->op) & KVT_TAKES_NAMESPACE && request->n_keys)))
+		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FLAGS,
+				       "%s: a root key belongs into root_key, and to an operation "
+				       "with keys of a namespace",
+				       kvt_op_name((int)request->op));
 	if (kvt_op_takes(request->op) & KVT_TAKES_FENCE && request->fence.slot > KVT_FENCE_IDLE)
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_FENCE, "%s: fence slot %u: %s",
 				       kvt_op_name((int)request->op), request->fence.slot,
@@ -285,7 +294,8 @@ static int submit(struct kvt_client *client, const struct kvt_request *request, 
 	bool insert = request->op == KVT_OP_INSERT;
 	bool pages = kvt_op_takes(request->op) & KVT_TAKES_PAGES;
 	uint32_t n_keys = pages ? request->n_pages : request->n_keys;
-	uint64_t key_words = (uint64_t)n_keys + (insert ? request->n_pages : 0);
+	uint32_t flags = known_flags(client, request), head = kvt_root_key_words(flags);
+	uint64_t key_words = (uint64_t)head + n_keys + (insert ? request->n_pages : 0);
 	uint64_t list = list_words(client, request);
 	struct kvt_slot *slot;
 	struct kvt_sqe sqe;
@@ -311,15 +321,16 @@ static int submit(struct kvt_client *client, const struct kvt_request *request, 
 	client->n_flying++;
 	slot->state = (uint8_t)state;
 	slot->op = (uint8_t)request->op;
-	slot->flags = (uint16_t)known_flags(client, request);
+	slot->flags = (uint16_t)flags;
 	slot->user_data = request->user_data;
 	slot->fence = request->fence;
 	slot->seq = NULL;
 	slot->n_pages = insert ? request->n_pages : 0;
-	slot->pages_at = slot->keys.at + n_keys;
+	slot->pages_at = slot->keys.at + head + n_keys;
+	memcpy(client->ring.keys + slot->keys.at, &request->root_key, head * sizeof(uint32_t));
 	if (n_keys)
-		memcpy(client->ring.keys + slot->keys.at, pages ? request->pages : request->keys,
-		       n_keys * sizeof(uint32_t));
+		memcpy(client->ring.keys + slot->keys.at + head,
+		       pages ? request->pages : request->keys, n_keys * sizeof(uint32_t));
 	if (slot->n_pages)
 		memcpy(client->ring.keys + slot->pages_at, request->pages,
 		       slot->n_pages * sizeof(uint32_t));

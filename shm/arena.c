@@ -59,7 +59,8 @@ static bool sections_ok(const struct kvt_arena_header *h, uint64_t object_bytes)
 	       section_ok(h, KVT_SECTION_PAGES, h->n_pages, sizeof(struct kvt_page_record),
 			  object_bytes) &&
 	       section_ok(h, KVT_SECTION_NAMESPACES, h->max_namespaces,
-			  sizeof(struct kvt_namespace_record), object_bytes);
+			  sizeof(struct kvt_namespace_record), object_bytes) &&
+	       section_ok(h, KVT_SECTION_ROOT_KEYS, h->max_nodes, sizeof(uint64_t), object_bytes);
 }
 
 enum kvt_attach_state kvt_arena_check(const struct kvt_arena_header *header,
@@ -103,6 +104,7 @@ static void fill_view(struct kvt_arena_view *view, const struct kvt_arena_header
 		.slot_pages = (const void *)(bytes + sections[KVT_SECTION_SLOT_PAGES].offset),
 		.pages = (const void *)(bytes + sections[KVT_SECTION_PAGES].offset),
 		.namespaces = (const void *)(bytes + sections[KVT_SECTION_NAMESPACES].offset),
+		.root_keys = (const void *)(bytes + sections[KVT_SECTION_ROOT_KEYS].offset),
 		.hash_seed = header->hash_seed,
 		.page_size = header->page_size,
 		.n_pages = header->n_pages,

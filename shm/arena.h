@@ -27,6 +27,7 @@ struct kvt_arena_view {
 	const uint32_t *slot_pages;
 	const struct kvt_page_record *pages;
 	const struct kvt_namespace_record *namespaces;
+	const uint64_t *root_keys;
 	uint64_t hash_seed;
 	uint32_t page_size;
 	uint32_t n_pages;

@@ -36,6 +36,7 @@ struct snapshot {
 	uint32_t flags;
 	uint32_t namespace_id;
 	uint64_t expiry_ns;
+	uint64_t root_key;
 };
 
 enum outcome {
@@ -49,6 +50,7 @@ struct walk {
 	const uint32_t *keys;
 	uint32_t n_pages;
 	uint32_t namespace_id;
+	uint64_t root_key;
 	uint64_t now_ns;
 	struct snapshot at; /* where we are */
 	uint32_t matched;   /* pages */
@@ -76,6 +78,7 @@ static bool snapshot_begin(const struct kvt_arena_view *view, uint32_t id, struc
 	s->flags = kvt_load_relaxed(&node->flags);
 	s->namespace_id = kvt_load_relaxed(&node->namespace_id);
 	s->expiry_ns = kvt_load_relaxed(&node->expiry_ns);
+	s->root_key = s->flags & KVT_NODE_KEYED ? kvt_load_relaxed(&view->root_keys[id]) : 0;
 	KVT_WALK_BETWEEN();
 	return true;
 }
@@ -103,6 +106,12 @@ static bool run_in_bounds(const struct kvt_arena_view *view, const struct snapsh
 	       s->first_slot <= view->n_slots - s->n_slots;
 }
 
+/* The root key of the children of where we are. */
+static uint64_t root_key_below(const struct walk *walk)
+{
+	return walk->at.flags & KVT_NODE_ROOT ? walk->root_key : 0;
+}
+
 /* Try one candidate of the index. OUTCOME_END: it is another child (or of another node). */
 static enum outcome try_child(struct walk *walk, uint32_t id)
 {
@@ -118,7 +127,8 @@ static enum outcome try_child(struct walk *walk, uint32_t id)
 		return OUTCOME_RACE;
 	if (s.parent != walk->at.node || !(s.flags & KVT_NODE_LIVE) ||
 	    s.flags & (KVT_NODE_DETACHED | KVT_NODE_ROOT) || !run_in_bounds(view, &s) ||
-	    s.start != walk->matched || s.namespace_id != walk->namespace_id)
+	    s.start != walk->matched || s.namespace_id != walk->namespace_id ||
+	    s.root_key != root_key_below(walk))
 		return snapshot_holds(view, &s) ? OUTCOME_END : OUTCOME_RACE;
 	run = view->slot_keys + (size_t)s.first_slot * page_size;
 	n = kvt_racy_equal_pages(keys, run, s.sealed < left ? s.sealed : left, page_size);
@@ -144,7 +154,7 @@ static enum outcome step(struct walk *walk)
 	const struct kvt_arena_view *view = walk->view;
 	uint32_t mask = view->n_buckets - 1, tag, probes;
 
-	tag = kvt_racy_tag(view->hash_seed, walk->at.node,
+	tag = kvt_racy_tag(view->hash_seed ^ root_key_below(walk), walk->at.node,
 			   walk->keys + (size_t)walk->matched * view->page_size, view->page_size);
 	probes = view->n_buckets < PROBES_MAX ? view->n_buckets : PROBES_MAX;
 	for (uint32_t i = 0; i < probes; i++) {
@@ -206,7 +216,7 @@ static bool is_stale(const struct kvt_arena_view *view, uint32_t root)
 }
 
 int kvt_walk(const struct kvt_arena_view *view, uint32_t namespace_id, const uint64_t digest[2],
-	     const uint32_t *keys, uint32_t n_keys, uint64_t now_ns,
+	     uint64_t root_key, const uint32_t *keys, uint32_t n_keys, uint64_t now_ns,
 	     struct kvt_handle *ret_handle, struct kvt_walk_effort *ret_effort)
 {
 	const struct kvt_namespace_record *record;
@@ -215,6 +225,7 @@ int kvt_walk(const struct kvt_arena_view *view, uint32_t namespace_id, const uin
 		.keys = keys,
 		.n_pages = n_keys / view->page_size,
 		.namespace_id = namespace_id,
+		.root_key = root_key,
 		.now_ns = now_ns,
 	};
 	struct kvt_walk_effort effort = { 0, 0 };

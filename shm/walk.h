@@ -27,7 +27,7 @@ struct kvt_walk_effort {
 	uint32_t nodes;
 };
 
-/** Longest cached prefix of `keys`, in whole pages.
+/** Longest cached prefix of `keys` under a root key (0: none), in whole pages.
  *
  * @digest      of the namespace, as it was opened: checked against the record before and after.
  * @now_ns      nodes that expire at or before it end the walk; UINT64_MAX: every TTL ends it.
@@ -36,7 +36,7 @@ struct kvt_walk_effort {
  * Errors: -EINVAL namespace number out of range, -ENOENT another namespace is in this record now,
  * -EAGAIN too many races. */
 int kvt_walk(const struct kvt_arena_view *view, uint32_t namespace_id, const uint64_t digest[2],
-	     const uint32_t *keys, uint32_t n_keys, uint64_t now_ns,
+	     uint64_t root_key, const uint32_t *keys, uint32_t n_keys, uint64_t now_ns,
 	     struct kvt_handle *ret_handle, struct kvt_walk_effort *ret_effort);
 
 #endif

@@ -56,10 +56,10 @@ static uint32_t tree_find(const struct tree *tree, uint32_t id)
 	return low < tree->n_nodes && tree->nodes[low].node == id ? low : tree->n_nodes;
 }
 
-/* Order children by first keys: two drawings of a tree are equal. */
+/* Order children by root key and first keys: two drawings of a tree are equal. */
 static bool comes_before(const struct kvt_admin_node *a, const struct kvt_admin_node *b)
 {
-	int order = 0;
+	int order = (a->root_key > b->root_key) - (a->root_key < b->root_key);
 
 	for (unsigned int i = 0; i < 4 && !order; i++)
 		order = (a->keys[i] > b->keys[i]) - (a->keys[i] < b->keys[i]);
@@ -167,6 +167,7 @@ static void node_json(struct kvt_json *json, const struct tree *tree,
 		kvt_json_null(json, "expires_in_s");
 	else
 		kvt_json_seconds(json, "expires_in_s", node->expires_in_ns);
+	kvt_json_u64(json, "root_key", node->root_key);
 	kvt_json_u32_list(json, "first_keys", node->keys, shown < 4 ? shown : 4);
 	kvt_json_close(json, '}');
 }
@@ -231,6 +232,8 @@ static uint32_t draw_run(const struct drawing *drawing, uint32_t node)
 	if (sealed < pages)
 		printf(" (%llu announced)", (unsigned long long)(pages - sealed));
 	shown = top->n_slots * tree->page_size;
+	if (top->root_key)
+		printf("  root key %llu", (unsigned long long)top->root_key);
 	printf("  keys");
 	for (uint32_t i = 0; i < 4 && i < shown; i++)
 		printf(" %u", top->keys[i]);

@@ -59,6 +59,7 @@ static int cast_shadow(const struct kvt_core *core, struct kvt_why *why)
 	*shadow = (struct kvt_core){
 		.magic = core->magic, .config = core->config, .ps = core->ps,
 		.bucket_mask = core->bucket_mask, .slot_keys = core->slot_keys,
+		.root_keys = core->root_keys,
 		.ledger = core->ledger, .tails = core->tails, .opened = core->opened,
 		.opened_words = core->opened_words, .views = core->views, .sort = core->sort,
 		.n_sort = core->n_sort, .now_ns = core->now_ns, .wake_at_ns = KVT_NEVER,

@@ -231,11 +231,12 @@ bool kvt_core_unsettled(const struct kvt_core *core);
 /** When the next expiry or the next deadline of a BEGIN that waits is due, UINT64_MAX if none. */
 uint64_t kvt_core_next_expiry_ns(const struct kvt_core *core);
 
-/** The admin socket's forms of EVICT, REMOVE and RESET; logged with session 0. */
+/** The admin socket's forms of EVICT, REMOVE and RESET; logged with session 0. -EINVAL: a root key
+ * without keys. */
 uint32_t kvt_core_evict(struct kvt_core *core, uint32_t n, uint64_t now_ns);
 void kvt_core_reset(struct kvt_core *core, uint64_t now_ns);
-int kvt_core_remove(struct kvt_core *core, uint32_t namespace_id, const uint32_t *keys,
-		    uint32_t n_keys, uint64_t now_ns, bool *ret_removed);
+int kvt_core_remove(struct kvt_core *core, uint32_t namespace_id, uint64_t root_key,
+		    const uint32_t *keys, uint32_t n_keys, uint64_t now_ns, bool *ret_removed);
 
 /** Full check of every invariant against the primary facts. Calls `problem` for each finding;
  * returns how many. O(everything). */

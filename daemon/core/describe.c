@@ -51,6 +51,7 @@ bool kvt_core_describe_node(const struct kvt_core *core, uint32_t id, uint64_t n
 		.lock_ref = node->lock_ref,
 		.hits = node->hits,
 		.priority = node->priority,
+		.root_key = kvt_root_key_of(core, id),
 		.first_page = node->sealed ? core->slot_pages[node->first_slot] : KVT_NONE,
 		.age_ns = now_ns > node->touched_ns ? now_ns - node->touched_ns : 0,
 		.expires_in_ns = node->expiry_ns == KVT_NEVER ? KVT_NEVER :

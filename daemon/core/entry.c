@@ -102,7 +102,10 @@ int kvt_entry_check(struct kvt_core *core, struct kvt_op_context *op)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_OP, 0);
 	takes = kvt_op_takes(sqe->op);
 	if (sqe->flags & ~op_flags[sqe->op] ||
-	    (sqe->op == KVT_OP_MATCH && sqe->flags == (KVT_F_LOCK | KVT_F_NO_TOUCH)) ||
+	    (sqe->op == KVT_OP_MATCH && (sqe->flags & KVT_F_LOCK) &&
+	     (sqe->flags & KVT_F_NO_TOUCH)) ||
+	    (sqe->flags & KVT_F_ROOT_KEY &&
+	     (sqe->node || (sqe->op == KVT_OP_REMOVE && !sqe->n_keys))) ||
 	    (sqe->op == KVT_OP_BEGIN && (sqe->flags & KVT_F_WAIT) &&
 	     (sqe->flags & KVT_F_NO_WAIT)) ||
 	    (sqe->op == KVT_OP_BEGIN &&

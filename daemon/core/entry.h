@@ -16,6 +16,7 @@ struct kvt_op_context {
 	const struct kvt_core_view *view;
 	struct kvt_cqe *cqe;
 	const uint32_t *keys; /* of the entry: client memory, or the copy that the log gets */
+	uint64_t root_key;    /* of the entry, 0 if it has none */
 	/* Of a BEGIN that waits, or that found that it must (KVT_WAITS): */
 	uint32_t waiter; /* its pending record, KVT_NONE before it has one */
 	uint32_t awaited, goal, matched;
@@ -42,25 +43,34 @@ static inline bool kvt_entry_areas_ok(const struct kvt_op_context *op, uint32_t 
 {
 	const struct kvt_sqe *sqe = op->sqe;
 
-	if ((uint64_t)sqe->keys_offset + sqe->n_keys > op->view->keys_count ||
+	if ((uint64_t)sqe->keys_offset + kvt_root_key_words(sqe->flags) + sqe->n_keys >
+		    op->view->keys_count ||
 	    (uint64_t)sqe->list_offset + sqe->list_capacity > op->view->list_count)
 		return false;
 	return sqe->op != KVT_OP_INSERT ||
 	       (uint64_t)sqe->arg + sqe->n_keys / ps <= op->view->keys_count;
 }
 
-/** Set op->keys to where the operation reads its keys; NULL if they lie outside the key area. A
- * client may change its keys at any moment, and a log must hold those that were acted on: so a
- * logged operation runs on a copy. */
+/** Set op->keys to where the operation reads its keys; NULL if they lie outside the key area. Copies
+ * the root key. A client may change its keys at any moment, and a log must hold those that were
+ * acted on: so a logged operation runs on a copy. */
 static inline void kvt_entry_keys(struct kvt_core *core, struct kvt_op_context *op)
 {
+	const struct kvt_sqe *sqe = op->sqe;
+	uint32_t root_key[2];
+
 	op->keys = NULL;
-	if (!kvt_entry_areas_ok(op, core->ps) || op->sqe->n_keys > core->config.max_op_keys)
+	op->root_key = 0;
+	if (!kvt_entry_areas_ok(op, core->ps) || sqe->n_keys > core->config.max_op_keys)
 		return;
-	op->keys = op->view->keys + op->sqe->keys_offset;
+	op->keys = op->view->keys + sqe->keys_offset + kvt_root_key_words(sqe->flags);
+	if (kvt_root_key_words(sqe->flags)) {
+		kvt_racy_copy(root_key, op->view->keys + sqe->keys_offset, 2);
+		op->root_key = (uint64_t)root_key[1] << 32 | root_key[0];
+	}
 	if (!core->hooks.record)
 		return;
-	kvt_racy_copy(core->log_keys, op->keys, op->sqe->n_keys);
+	kvt_racy_copy(core->log_keys, op->keys, sqe->n_keys);
 	op->keys = core->log_keys;
 }
 

@@ -108,7 +108,8 @@ bool kvt_walk_ends_new(struct kvt_core *core, const struct kvt_op_context *op,
 		return !kvt_racy_equal(core->first_page,
 				       kvt_keys_at(core, node->first_slot + walk->in_node),
 				       core->ps);
-	return kvt_index_find(core, walk->node, core->first_page, 1, &equal) == KVT_NONE;
+	return kvt_index_find(core, walk->node, walk->root_key, core->first_page, 1, &equal) ==
+	       KVT_NONE;
 }
 
 uint32_t kvt_walk_cut(struct kvt_core *core, struct kvt_walk *walk)
@@ -134,8 +135,9 @@ uint32_t kvt_root_make(struct kvt_core *core, uint32_t namespace_id)
 	return root;
 }
 
-uint32_t kvt_grow(struct kvt_core *core, uint32_t parent, const uint32_t *first,
-		  const uint32_t *keys, uint32_t n, int32_t priority, uint64_t expiry_ns)
+uint32_t kvt_grow(struct kvt_core *core, uint32_t parent, uint64_t root_key,
+		  const uint32_t *first, const uint32_t *keys, uint32_t n, int32_t priority,
+		  uint64_t expiry_ns)
 {
 	uint32_t namespace_id = core->nodes[parent].namespace_id, done = 0, got;
 
@@ -160,6 +162,8 @@ uint32_t kvt_grow(struct kvt_core *core, uint32_t parent, const uint32_t *first,
 		kvt_node_write_begin(node);
 		KVT_SET(node->first_slot, slot);
 		KVT_SET(node->n_slots, got);
+		if (core->nodes[parent].flags & KVT_NODE_ROOT)
+			kvt_node_set_root_key(core, id, root_key);
 		kvt_node_write_end(node);
 		node->priority = priority;
 		kvt_node_set_expiry(core, id, expiry_ns);

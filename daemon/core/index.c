@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The child index: (parent, first page of keys) -> child. Linear probing; deletion shifts later
- * entries back, so there are no tombstones and a table of twice max_nodes never degrades. Clients
- * probe it while it changes: each bucket is one atomic word, and they check each candidate against
- * the child itself. */
+/* The child index: (parent, root key, first page of keys) -> child. Linear probing; deletion shifts
+ * later entries back, so there are no tombstones and a table of twice max_nodes never degrades.
+ * Clients probe it while it changes: each bucket is one atomic word, and they check each candidate
+ * against the child itself. */
 
 #include "daemon/core/index.h"
 #include "daemon/core/state.h"
@@ -35,10 +35,12 @@ static uint32_t place_of(const struct kvt_core *core, uint32_t child)
 	return 0;
 }
 
-static void make_tag(struct kvt_core *core, struct kvt_node *node)
+static void make_tag(struct kvt_core *core, uint32_t id)
 {
+	struct kvt_node *node = kvt_node_at(core, id);
+
 	KVT_ASSERT(node->n_slots > 0 && node->parent != KVT_NONE);
-	node->tag = kvt_racy_tag(core->arena->hash_seed, node->parent,
+	node->tag = kvt_racy_tag(core->arena->hash_seed ^ kvt_root_key_of(core, id), node->parent,
 				 kvt_keys_at(core, node->first_slot), core->ps);
 }
 
@@ -47,12 +49,14 @@ bool kvt_index_add_new(struct kvt_core *core, uint32_t child)
 	struct kvt_node *node = kvt_node_at(core, child);
 	uint32_t at;
 
-	make_tag(core, node);
+	make_tag(core, child);
 	for (at = node->tag & core->bucket_mask; core->buckets[at] != 0;
 	     at = (at + 1) & core->bucket_mask) {
 		const struct kvt_node *other = kvt_node_at(core, bucket_child(core->buckets[at]));
 
 		if (other->tag == node->tag && other->parent == node->parent &&
+		    kvt_root_key_of(core, bucket_child(core->buckets[at])) ==
+			    kvt_root_key_of(core, child) &&
 		    kvt_racy_equal(kvt_keys_at(core, other->first_slot),
 				   kvt_keys_at(core, node->first_slot), core->ps))
 			return false;
@@ -67,7 +71,7 @@ void kvt_index_add(struct kvt_core *core, uint32_t child)
 	struct kvt_node *node = kvt_node_at(core, child);
 	uint32_t at;
 
-	make_tag(core, node);
+	make_tag(core, child);
 	at = node->tag & core->bucket_mask;
 	while (core->buckets[at] != 0)
 		at = (at + 1) & core->bucket_mask;
@@ -103,10 +107,11 @@ void kvt_index_replace(struct kvt_core *core, uint32_t child, uint32_t by)
 	kvt_store_release(&core->buckets[at], bucket_make(core->nodes[by].tag, by));
 }
 
-uint32_t kvt_index_find(struct kvt_core *core, uint32_t parent, const uint32_t *keys,
-			uint32_t n_pages, uint32_t *ret_equal)
+uint32_t kvt_index_find(struct kvt_core *core, uint32_t parent, uint64_t root_key,
+			const uint32_t *keys, uint32_t n_pages, uint32_t *ret_equal)
 {
-	uint32_t tag = kvt_racy_tag(core->arena->hash_seed, parent, keys, core->ps);
+	uint64_t key = core->nodes[parent].flags & KVT_NODE_ROOT ? root_key : 0;
+	uint32_t tag = kvt_racy_tag(core->arena->hash_seed ^ key, parent, keys, core->ps);
 	uint32_t at = tag & core->bucket_mask;
 
 	for (kvt_bucket bucket; (bucket = core->buckets[at]) != 0;
@@ -118,7 +123,7 @@ uint32_t kvt_index_find(struct kvt_core *core, uint32_t parent, const uint32_t *
 			continue;
 		child = kvt_node_at(core, bucket_child(bucket));
 		core->effort.nodes_touched++;
-		if (child->parent != parent)
+		if (child->parent != parent || kvt_root_key_of(core, bucket_child(bucket)) != key)
 			continue;
 		n = kvt_min(n_pages, child->n_slots);
 		equal = kvt_racy_equal_pages(keys, kvt_keys_at(core, child->first_slot), n,

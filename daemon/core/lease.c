@@ -497,8 +497,8 @@ static uint32_t begin_path(struct kvt_core *core, struct kvt_op_context *op,
 	kvt_room_make(core, pages);
 	if (plan->fresh == 0)
 		return end;
-	deepest = kvt_grow(core, end, core->first_page, kvt_walk_rest(core, op, walk), plan->fresh,
-			   0, KVT_NEVER);
+	deepest = kvt_grow(core, end, walk->root_key, core->first_page,
+			   kvt_walk_rest(core, op, walk), plan->fresh, 0, KVT_NEVER);
 	kvt_path_lock(core, deepest, end);
 	return deepest;
 }
@@ -521,6 +521,7 @@ int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 	lease->flags = (sqe->flags & KVT_F_FORCE_MISS ? KVT_LEASE_FORCE_MISS : 0) |
 		       (sqe->flags & KVT_F_FULL ? KVT_LEASE_FULL : 0);
 	lease->namespace_id = sqe->namespace_id;
+	lease->root_key = op->root_key;
 	lease->done = plan.reuse;
 	lease->known = plan.n_keys;
 	lease->computed = plan.reuse * core->ps;
@@ -596,7 +597,8 @@ static int plan_growth(struct kvt_core *core, struct kvt_op_context *op, struct 
 	if (plan->pages == 0)
 		return 0;
 	if (lease->node == KVT_NONE) {
-		error = kvt_walk_keys(core, lease->namespace_id, core->op_keys, plan->pages, walk);
+		error = kvt_walk_keys(core, lease->namespace_id, lease->root_key, core->op_keys,
+				      plan->pages, walk);
 	} else {
 		walk->root = walk->node = lease->node;
 		walk->in_node = core->nodes[lease->node].n_slots;
@@ -699,7 +701,8 @@ static void commit_grow(struct kvt_core *core, struct commit_plan *plan)
 		if (shared > 0)
 			lease->own_start = plan->walk.walked;
 		if (plan->fresh > 0)
-			end = kvt_grow(core, end, fresh, fresh, plan->fresh, 0, KVT_NEVER);
+			end = kvt_grow(core, end, plan->walk.root_key, fresh, fresh, plan->fresh,
+				       0, KVT_NEVER);
 		kvt_path_lock(core, end, lease->node);
 		lease->node = end;
 		kvt_path_announce(core, plan->id);

@@ -170,6 +170,7 @@ struct kvt_lease_record {
 	uint32_t reserved0;
 	uint64_t ticket; /* order in which leases were made or, free ones, given back */
 	uint64_t pending_keys; /* that its deferred operations bring (derived) */
+	uint64_t root_key; /* of its BEGIN */
 } KVT_ALIGNED(KVT_LINE);
 _Static_assert(sizeof(struct kvt_lease_record) == 128, "kvt_lease_record");
 

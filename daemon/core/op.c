@@ -287,7 +287,7 @@ static int op_insert(struct kvt_core *core, struct kvt_op_context *op)
 			plan.walk.node = kvt_root_make(core, sqe->namespace_id);
 		deepest = plan.need.split ? kvt_walk_cut(core, &plan.walk) : plan.walk.node;
 		if (plan.fresh > 0)
-			deepest = kvt_grow(core, deepest, core->first_page,
+			deepest = kvt_grow(core, deepest, plan.walk.root_key, core->first_page,
 					   kvt_walk_rest(core, op, &plan.walk), plan.fresh,
 					   sqe->priority, expiry);
 		insert_seal(core, op, &plan, deepest);
@@ -311,12 +311,13 @@ static int op_insert(struct kvt_core *core, struct kvt_op_context *op)
 /* ---- REMOVE, LEAVE, EVICT, RESET, PAGE, STATS, AUDIT */
 
 int kvt_remove_prefix(struct kvt_core *core, struct kvt_op_context *op, uint32_t namespace_id,
-		      const uint32_t *keys, uint32_t n_keys, bool *ret_removed)
+		      uint64_t root_key, const uint32_t *keys, uint32_t n_keys,
+		      bool *ret_removed)
 {
 	uint32_t pages = n_keys / core->ps, in_node;
 	struct kvt_walk walk;
 	struct kvt_need need = { .split = 1 };
-	int error = kvt_walk_keys(core, namespace_id, keys, pages, &walk);
+	int error = kvt_walk_keys(core, namespace_id, root_key, keys, pages, &walk);
 
 	*ret_removed = false;
 	if (error)
@@ -348,8 +349,8 @@ static int op_remove(struct kvt_core *core, struct kvt_op_context *op)
 {
 	const struct kvt_sqe *sqe = op->sqe;
 	bool removed = false;
-	int error = kvt_remove_prefix(core, op, sqe->namespace_id,
-				      op->keys, sqe->n_keys, &removed);
+	int error = kvt_remove_prefix(core, op, sqe->namespace_id, op->root_key, op->keys,
+				      sqe->n_keys, &removed);
 
 	if (!error)
 		op->cqe->remove.state = removed;

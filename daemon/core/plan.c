@@ -87,8 +87,9 @@ static uint64_t lay_arena(const struct kvt_core_config *c, struct kvt_section *s
 		 c->page_size * (uint32_t)sizeof(uint32_t));
 	at = lay(sections, KVT_SECTION_SLOT_PAGES, at, c->n_slots, sizeof(uint32_t));
 	at = lay(sections, KVT_SECTION_PAGES, at, c->n_pages, sizeof(struct kvt_page_record));
-	return lay(sections, KVT_SECTION_NAMESPACES, at, c->max_namespaces,
-		   sizeof(struct kvt_namespace_record));
+	at = lay(sections, KVT_SECTION_NAMESPACES, at, c->max_namespaces,
+		 sizeof(struct kvt_namespace_record));
+	return lay(sections, KVT_SECTION_ROOT_KEYS, at, c->max_nodes, sizeof(uint64_t));
 }
 
 static uint64_t lay_ledger(const struct kvt_core_config *c, struct kvt_section *sections)
@@ -336,6 +337,7 @@ static void bind(struct kvt_core *core, void *arena, void *ledger)
 	core->slot_pages = (void *)(bytes + sections[KVT_SECTION_SLOT_PAGES].offset);
 	core->pages = (void *)(bytes + sections[KVT_SECTION_PAGES].offset);
 	core->namespaces = (void *)(bytes + sections[KVT_SECTION_NAMESPACES].offset);
+	core->root_keys = (void *)(bytes + sections[KVT_SECTION_ROOT_KEYS].offset);
 
 	bytes = ledger;
 	lay_ledger(c, sections);

@@ -72,7 +72,7 @@ static struct kvt_sort *sort(struct kvt_core *core, uint32_t n)
 
 static void forget_node(struct kvt_node *node)
 {
-	const uint32_t facts = KVT_NODE_LIVE | KVT_NODE_ROOT | KVT_NODE_DETACHED;
+	const uint32_t facts = KVT_NODE_LIVE | KVT_NODE_ROOT | KVT_NODE_DETACHED | KVT_NODE_KEYED;
 
 	if (node->flags & ~facts)
 		KVT_SET(node->flags, node->flags & facts);
@@ -106,7 +106,7 @@ static int check_live_node(struct kvt_core *core, struct kvt_why *why, uint32_t 
 	const struct kvt_namespace_record *space;
 	bool root = node->flags & KVT_NODE_ROOT;
 
-	if (node->flags >= KVT_NODE_QUEUED << 1)
+	if (node->flags >= KVT_NODE_KEYED << 1)
 		return kvt_unclean(why, "node %u has flags %x", id, node->flags);
 	if (node->namespace_id == 0 || node->namespace_id >= core->config.max_namespaces)
 		return kvt_unclean(why, "node %u is of no namespace: %u", id, node->namespace_id);
@@ -118,6 +118,8 @@ static int check_live_node(struct kvt_core *core, struct kvt_why *why, uint32_t 
 			   node->parent :
 		   node->first_slot == 0 || node->n_slots == 0 || node->sealed > node->n_slots)
 		return kvt_unclean(why, "node %u has an impossible run", id);
+	if (node->flags & KVT_NODE_KEYED && (root || node->start || !core->root_keys[id]))
+		return kvt_unclean(why, "node %u has an impossible root key", id);
 	if ((uint64_t)node->first_slot + node->n_slots > core->config.n_slots ||
 	    (uint64_t)node->start + node->n_slots > core->config.n_slots)
 		return kvt_unclean(why, "node %u reaches beyond the last slot", id);

@@ -81,6 +81,7 @@ struct kvt_record {
 	const uint32_t *keys; /* OP, DEFER of BEGIN: the entry's keys (FREE: pages), all of them */
 	uint32_t n_keys;
 	uint32_t n_pages;
+	uint64_t root_key; /* with KVT_F_ROOT_KEY */
 	const uint32_t *pages; /* INSERT: page numbers given */
 	const uint32_t *list;  /* what the operation wrote into the list area */
 	const struct kvt_event *events;

@@ -81,6 +81,8 @@ static bool bytes_ok(const struct kvt_core *core, const struct entry *e)
 		{ core->slot_pages + 1, 1, slots, 0, slots, 4 },
 		{ core->namespaces + 1, c->max_namespaces - 1, sizeof(*core->namespaces), 0,
 		  sizeof(*core->namespaces), 8 },
+		{ core->root_keys + 1, c->max_nodes - 1, sizeof(*core->root_keys), 0,
+		  sizeof(*core->root_keys), 8 },
 		{ core->sessions + 1, c->max_sessions, sizeof(*core->sessions), 0,
 		  KVT_SESSION_FACTS, 8 },
 		{ core->leases + 1, c->n_leases, sizeof(*core->leases), 0, sizeof(*core->leases),

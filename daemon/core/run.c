@@ -99,6 +99,7 @@ static void finish(struct kvt_core *core, struct kvt_op_context *op, int error, 
 		if (kvt_entry_areas_ok(op, core->ps) &&
 		    op->sqe->n_keys <= core->config.max_op_keys) {
 			record->keys = op->keys;
+			record->root_key = op->root_key;
 			record->n_keys = op->sqe->n_keys;
 			record->list = op->view->list + op->sqe->list_offset;
 			record->n_list = error ? 0 : cqe->n_list;
@@ -394,11 +395,12 @@ void kvt_core_reset(struct kvt_core *core, uint64_t now_ns)
 	kvt_mutation_end(core);
 }
 
-int kvt_core_remove(struct kvt_core *core, uint32_t namespace_id, const uint32_t *keys,
-		    uint32_t n_keys, uint64_t now_ns, bool *ret_removed)
+int kvt_core_remove(struct kvt_core *core, uint32_t namespace_id, uint64_t root_key,
+		    const uint32_t *keys, uint32_t n_keys, uint64_t now_ns, bool *ret_removed)
 {
 	struct kvt_sqe sqe = { .op = KVT_OP_REMOVE, .namespace_id = namespace_id,
-			       .n_keys = n_keys };
+			       .n_keys = n_keys,
+			       .flags = root_key ? KVT_F_ROOT_KEY : 0 };
 	struct kvt_cqe cqe = { 0 };
 	struct kvt_op_context op = { .sqe = &sqe, .cqe = &cqe, .keys = keys };
 	int error;
@@ -406,12 +408,14 @@ int kvt_core_remove(struct kvt_core *core, uint32_t namespace_id, const uint32_t
 	if (namespace_id == 0 || namespace_id >= core->config.max_namespaces ||
 	    !core->namespaces[namespace_id].flags)
 		return -ENOENT;
+	if (root_key && !n_keys)
+		return -EINVAL;
 	core->now_ns = now_ns;
 	wake(core);
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
-	while ((error = kvt_remove_prefix(core, &op, namespace_id, keys, n_keys, ret_removed)) ==
-	       KVT_EXPIRED)
+	while ((error = kvt_remove_prefix(core, &op, namespace_id, root_key, keys, n_keys,
+					  ret_removed)) == KVT_EXPIRED)
 		expire_inside(core, core->expired);
 	if (!error)
 		cqe.remove.state = *ret_removed;
@@ -419,6 +423,7 @@ int kvt_core_remove(struct kvt_core *core, uint32_t namespace_id, const uint32_t
 	core->record.sqe = sqe;
 	core->record.cqe = cqe;
 	core->record.keys = keys;
+	core->record.root_key = root_key;
 	core->record.n_keys = n_keys;
 	kvt_record_emit(core, KVT_REC_ADMIN, 0, 0);
 	kvt_mutation_end(core);

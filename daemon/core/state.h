@@ -116,6 +116,7 @@ struct kvt_core {
 	uint32_t *slot_pages;
 	struct kvt_page_record *pages;
 	struct kvt_namespace_record *namespaces;
+	uint64_t *root_keys; /* by node, of those with KVT_NODE_KEYED */
 	struct kvt_counters *count;
 
 	struct kvt_ledger_header *ledger;
@@ -228,6 +229,12 @@ static inline uint32_t kvt_root_of(const struct kvt_core *core, uint32_t namespa
 	uint32_t root = core->namespaces[namespace_id].root;
 
 	return core->stale_roots == 0 || !kvt_is_stale(core, root) ? root : KVT_NONE;
+}
+
+/** The root key that a node is found with, 0 if without. */
+static inline uint64_t kvt_root_key_of(const struct kvt_core *core, uint32_t node)
+{
+	return core->nodes[node].flags & KVT_NODE_KEYED ? core->root_keys[node] : 0;
 }
 
 static inline uint32_t *kvt_keys_at(const struct kvt_core *core, uint32_t slot)

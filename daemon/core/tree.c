@@ -62,6 +62,18 @@ uint32_t kvt_node_make(struct kvt_core *core, uint32_t namespace_id, uint32_t pa
 	return id;
 }
 
+void kvt_node_set_root_key(struct kvt_core *core, uint32_t id, uint64_t root_key)
+{
+	struct kvt_node *node = kvt_node_at(core, id);
+	uint32_t others = node->flags & ~(uint32_t)KVT_NODE_KEYED;
+
+	if (root_key) {
+		kvt_save(core, &core->root_keys[id], sizeof(*core->root_keys));
+		KVT_SET(core->root_keys[id], root_key);
+	}
+	KVT_SET(node->flags, root_key ? others | KVT_NODE_KEYED : others);
+}
+
 static void add_child(struct kvt_core *core, uint32_t parent, uint32_t child)
 {
 	struct kvt_node *up = kvt_node_at(core, parent);
@@ -204,6 +216,7 @@ uint32_t kvt_node_split(struct kvt_core *core, uint32_t id, uint32_t pages)
 	KVT_SET(upper->n_slots, pages);
 	KVT_SET(upper->sealed, kvt_min(pages, lower->sealed));
 	KVT_SET(upper->start, lower->start);
+	kvt_node_set_root_key(core, up, kvt_root_key_of(core, id));
 	kvt_node_write_end(upper);
 	upper->lock_ref = lower->lock_ref;
 	upper->hits = lower->hits;
@@ -229,6 +242,7 @@ uint32_t kvt_node_split(struct kvt_core *core, uint32_t id, uint32_t pages)
 	KVT_SET(lower->n_slots, lower->n_slots - pages);
 	KVT_SET(lower->sealed, lower->sealed - upper->sealed);
 	KVT_SET(lower->start, lower->start + pages);
+	kvt_node_set_root_key(core, id, 0);
 	kvt_node_write_end(lower);
 	kvt_slots_set_run(&core->slots, lower->first_slot, id);
 	add_child(core, up, id);
@@ -266,6 +280,7 @@ void kvt_node_merge(struct kvt_core *core, uint32_t up, uint32_t id)
 	KVT_SET(lower->start, upper->start);
 	KVT_SET(lower->n_slots, lower->n_slots + upper->n_slots);
 	KVT_SET(lower->sealed, lower->sealed + upper->sealed);
+	kvt_node_set_root_key(core, id, kvt_root_key_of(core, up));
 	kvt_node_write_end(lower);
 	if (upper->hits > lower->hits)
 		lower->hits = upper->hits;

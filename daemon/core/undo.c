@@ -14,9 +14,10 @@
 
 uint64_t kvt_undo_capacity(const struct kvt_core_config *c)
 {
-	/* Each node once whole and once touched; its slots trimmed in two steps at most. */
-	uint64_t words = (ENTRY(sizeof(struct kvt_node)) + ENTRY(KVT_TOUCHED_BYTES)) *
-			 (c->max_nodes + 8ull);
+	/* Each node once whole and once touched, its root key once; its slots trimmed in two steps
+	 * at most. */
+	uint64_t words = (ENTRY(sizeof(struct kvt_node)) + ENTRY(KVT_TOUCHED_BYTES) +
+			  ENTRY(sizeof(uint64_t))) * (c->max_nodes + 8ull);
 
 	words += RUNS(4ull * c->n_slots, 2 * (c->max_nodes + 8ull));
 	/* Overwritten keys: as many as one operation announces, in as many runs as it needs. */

@@ -279,6 +279,7 @@ void kvt_wait_emit(struct kvt_core *core, const struct kvt_op_context *op, uint6
 			.begin.matched = op->goal * core->ps,
 		};
 		record->keys = op->keys;
+		record->root_key = op->root_key;
 		record->n_keys = op->sqe->n_keys;
 	}
 	kvt_record_emit(core, KVT_REC_DEFER, op->session, token);

@@ -17,8 +17,9 @@ static int descend(struct kvt_core *core, struct kvt_walk *walk, const uint32_t 
 {
 	while (walk->walked < base + n_pages) {
 		uint32_t done = walk->walked - base, equal = 0;
-		uint32_t child = kvt_index_find(core, walk->node, keys + (size_t)done * core->ps,
-						n_pages - done, &equal);
+		uint32_t child = kvt_index_find(core, walk->node, walk->root_key,
+						keys + (size_t)done * core->ps, n_pages - done,
+						&equal);
 		struct kvt_node *node;
 
 		if (child == KVT_NONE)
@@ -64,10 +65,10 @@ int kvt_walk_from(struct kvt_core *core, struct kvt_walk *walk, const uint32_t *
 	return descend(core, walk, keys, base, n_pages);
 }
 
-int kvt_walk_keys(struct kvt_core *core, uint32_t namespace_id, const uint32_t *keys,
-		  uint32_t n_pages, struct kvt_walk *walk)
+int kvt_walk_keys(struct kvt_core *core, uint32_t namespace_id, uint64_t root_key,
+		  const uint32_t *keys, uint32_t n_pages, struct kvt_walk *walk)
 {
-	*walk = (struct kvt_walk){ .root = kvt_root_of(core, namespace_id) };
+	*walk = (struct kvt_walk){ .root_key = root_key, .root = kvt_root_of(core, namespace_id) };
 	walk->node = walk->root;
 	return walk->root != KVT_NONE ? descend(core, walk, keys, 0, n_pages) : 0;
 }
@@ -159,7 +160,7 @@ int kvt_walk_entry(struct kvt_core *core, struct kvt_op_context *op, uint32_t n_
 	int error;
 
 	if (core->config.disabled) { /* also what was cached before a restart misses */
-		error = kvt_walk_keys(core, sqe->namespace_id, op->keys, 0, walk);
+		error = kvt_walk_keys(core, sqe->namespace_id, op->root_key, op->keys, 0, walk);
 	} else if (sqe->node != KVT_NONE) {
 		error = start(core, op, walk);
 		if (!error)
@@ -167,7 +168,8 @@ int kvt_walk_entry(struct kvt_core *core, struct kvt_op_context *op, uint32_t n_
 	} else if (sqe->generation || sqe->positions) {
 		error = kvt_refuse(op, -EINVAL, KVT_REASON_HANDLE_BAD, 0);
 	} else {
-		error = kvt_walk_keys(core, sqe->namespace_id, op->keys, n_pages, walk);
+		error = kvt_walk_keys(core, sqe->namespace_id, op->root_key, op->keys, n_pages,
+				      walk);
 	}
 	if (error)
 		return error;

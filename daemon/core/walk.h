@@ -16,6 +16,7 @@
 
 /** The place in the tree that keys lead to. */
 struct kvt_walk {
+	uint64_t root_key; /* what it must find below a root */
 	uint32_t root;     /* KVT_NONE: the namespace has no keys */
 	uint32_t node;     /* deepest node reached, the root included */
 	uint32_t in_node;  /* pages walked inside it */
@@ -54,8 +55,8 @@ static inline const uint32_t *kvt_walk_rest(const struct kvt_core *core,
 }
 
 /** Walk from the root of a namespace. 0, or KVT_EXPIRED. */
-int kvt_walk_keys(struct kvt_core *core, uint32_t namespace_id, const uint32_t *keys,
-		  uint32_t n_pages, struct kvt_walk *walk);
+int kvt_walk_keys(struct kvt_core *core, uint32_t namespace_id, uint64_t root_key,
+		  const uint32_t *keys, uint32_t n_pages, struct kvt_walk *walk);
 /** Continue from a place inside the tree. 0, or KVT_EXPIRED. */
 int kvt_walk_from(struct kvt_core *core, struct kvt_walk *walk, const uint32_t *keys,
 		  uint32_t n_pages);

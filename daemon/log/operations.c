@@ -274,6 +274,8 @@ static void put_record(struct kvt_oplog *log, const struct kvt_record *record)
 	if (oplog_has_cqe(record->kind))
 		put_bytes(log, &record->cqe, sizeof(record->cqe));
 	put_keys(log, record);
+	if (oplog_has_root_key(record))
+		put(log, record->root_key);
 	put_list(log, record->pages, record->n_pages);
 	put_answer(log, record);
 	put(log, record->n_events);

@@ -51,6 +51,11 @@ static inline bool oplog_has_cqe(uint32_t kind)
 	return kind == KVT_REC_OP || kind == KVT_REC_DEFER || kind == KVT_REC_ADMIN;
 }
 
+static inline bool oplog_has_root_key(const struct kvt_record *record)
+{
+	return oplog_has_sqe(record->kind) && record->sqe.flags & KVT_F_ROOT_KEY;
+}
+
 /** FREE and EXTEND name pages where others have keys. */
 static inline bool oplog_keys_are_pages(const struct kvt_record *record)
 {

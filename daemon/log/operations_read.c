@@ -241,6 +241,8 @@ static void get_record(struct kvt_oplog_reader *r, struct kvt_record *record, ui
 	if (oplog_has_cqe(record->kind))
 		get_bytes(r, &record->cqe, sizeof(record->cqe));
 	get_keys(r, record, ret_hash);
+	if (oplog_has_root_key(record))
+		record->root_key = get(r);
 	record->keys = r->keys.at;
 	record->n_pages = get_list(r, &r->pages);
 	record->pages = r->pages.at;

@@ -372,9 +372,11 @@ static void answer_remove(struct kvt_daemon *daemon, struct admin_answer *answer
 		answer_fail(answer, error, "no such namespace");
 		return;
 	}
-	error = kvt_core_remove(daemon->core, namespace_id, payload, request->count,
-				daemon->now_ns, &removed);
-	if (error)
+	error = kvt_core_remove(daemon->core, namespace_id, request->argument, payload,
+				request->count, daemon->now_ns, &removed);
+	if (error == -EINVAL)
+		answer_fail(answer, error, "a root key without keys");
+	else if (error)
 		answer_fail(answer, error, "cannot remove: no tree node to split with, and all "
 			    "are locked; raise max_nodes");
 	answer->head->total = removed;

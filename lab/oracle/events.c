@@ -79,6 +79,7 @@ static int follow_new(struct kvt_oracle *o, const struct kvt_event *event)
 	TRY(model_node_take(o, event->node, &node));
 	node->parent = parent->id;
 	node->namespace_id = parent->namespace_id;
+	node->root_key = parent->root ? run->root_key : parent->root_key;
 	node->start = model_end(parent);
 	node->priority = run->priority;
 	node->expiry_ns = run->expiry_ns;
@@ -86,8 +87,10 @@ static int follow_new(struct kvt_oracle *o, const struct kvt_event *event)
 	node->own = o->stamp;
 	TRY(take_keys(o, node, event->n));
 	for (uint32_t i = 0; i < parent->n_children; i++) {
-		if (memcmp(o->nodes[parent->children[i]]->keys, node->keys,
-			   ps * sizeof(*node->keys)) == 0)
+		const struct model_node *other = o->nodes[parent->children[i]];
+
+		if (other->root_key == node->root_key &&
+		    memcmp(other->keys, node->keys, ps * sizeof(*node->keys)) == 0)
 			return oracle_fail(o, "NEW node %u repeats the first page of its sibling "
 					   "%u", node->id, parent->children[i]);
 	}
@@ -122,6 +125,7 @@ static int split(struct kvt_oracle *o, struct model_node *lower, uint32_t upper_
 		return oracle_fail(o, "the oracle is out of memory");
 	upper->parent = lower->parent;
 	upper->namespace_id = lower->namespace_id;
+	upper->root_key = lower->root_key;
 	upper->start = lower->start;
 	upper->n = n;
 	upper->sealed = lower->sealed < n ? lower->sealed : n;

@@ -55,6 +55,7 @@ int lease_make(struct kvt_oracle *o, uint32_t kind, uint32_t node, struct model_
 	lease->kind = kind;
 	lease->session = record->session;
 	lease->namespace_id = record->sqe.namespace_id;
+	lease->root_key = record->root_key;
 	lease->node = node;
 	lease->counted = lease->force_miss = lease->ending = lease->late = false;
 	lease->epoch = o->epoch;
@@ -217,6 +218,7 @@ static int begin_room(struct kvt_oracle *o, struct begin *b)
 	run->split_at = split ? b->walk.pages : UINT32_MAX;
 	run->need_pages = fresh - run->own;
 	run->keys = run->record->keys;
+	run->root_key = run->record->root_key;
 	run->base = b->walk.named;
 	return run_need_nodes(o, most);
 }
@@ -346,12 +348,13 @@ static int commit_announce(struct kvt_oracle *o, struct model_lease *lease)
 	} else {
 		uint32_t at = lease->node ? lease->node : model_root(o, lease->namespace_id);
 
-		model_walk(o, at, from, o->scratch, to - from, &walk);
+		model_walk(o, at, from, lease->root_key, o->scratch, to - from, &walk);
 		last = model_node(o, walk.node);
 		run->cursor = walk.node;
 		run->reached = walk.pages;
 		run->target = to;
 		run->keys = o->scratch;
+		run->root_key = lease->root_key;
 		run->base = from;
 		run->grow_node = walk.node == old && walk.pages == from ? old : 0;
 		most = to - walk.pages + (at == 0);

@@ -187,20 +187,22 @@ void model_page_cache(struct kvt_oracle *o, uint32_t page, uint32_t node)
 }
 
 static uint32_t model_child_find(const struct kvt_oracle *o, const struct model_node *parent,
-				 const uint32_t *keys)
+				 uint64_t root_key, const uint32_t *keys)
 {
 	size_t bytes = o->config.page_size * sizeof(*keys);
 
 	for (uint32_t i = 0; i < parent->n_children; i++) {
 		const struct model_node *child = o->nodes[parent->children[i]];
 
+		if (parent->root && child->root_key != root_key)
+			continue;
 		if (child->keys[0] == keys[0] && memcmp(child->keys, keys, bytes) == 0)
 			return child->id;
 	}
 	return 0;
 }
 
-void model_walk(const struct kvt_oracle *o, uint32_t from, uint32_t from_pages,
+void model_walk(const struct kvt_oracle *o, uint32_t from, uint32_t from_pages, uint64_t root_key,
 		const uint32_t *keys, uint32_t n_pages, struct model_walk *ret_walk)
 {
 	uint32_t ps = o->config.page_size;
@@ -217,7 +219,8 @@ void model_walk(const struct kvt_oracle *o, uint32_t from, uint32_t from_pages,
 		uint32_t at = walk.pages - node->start;
 
 		if (at == node->n) {
-			node = model_node(o, model_child_find(o, node, keys + (size_t)i * ps));
+			node = model_node(o, model_child_find(o, node, root_key,
+							      keys + (size_t)i * ps));
 			continue;
 		}
 		if (memcmp(node->keys + (size_t)at * ps, keys + (size_t)i * ps, bytes) != 0)

@@ -28,6 +28,7 @@ struct model_node {
 	uint32_t namespace_id;
 	uint32_t generation;
 	bool root;
+	uint64_t root_key; /* of its path */
 	bool detached; /* this node or an ancestor was detached */
 	bool top;      /* this node was: `parent` only leads its locks up */
 	uint32_t start; /* pages above the node */
@@ -76,6 +77,7 @@ struct model_lease {
 	uint32_t generation;
 	uint32_t session;
 	uint32_t namespace_id;
+	uint64_t root_key;
 	uint32_t node; /* deepest locked node or 0 */
 	bool counted, force_miss, ending, late;
 	uint64_t epoch;
@@ -139,6 +141,7 @@ struct model_run {
 	uint32_t target;      /* pages of the finished path */
 	const uint32_t *keys; /* of page `base` on */
 	uint32_t base;
+	uint64_t root_key;    /* with which they stand below a root */
 	uint32_t split_at;    /* the only allowed SPLIT; UINT32_MAX: none */
 	int32_t priority;     /* of new nodes */
 	uint64_t expiry_ns;
@@ -230,8 +233,8 @@ struct model_walk {
 	uint32_t matched_node; /* deepest node that holds a matched page, 0 if none does */
 };
 /** Walk `n_pages` pages of keys down from page `from_pages`, which lies in, or at the end of,
- * `from`. */
-void model_walk(const struct kvt_oracle *o, uint32_t from, uint32_t from_pages,
+ * `from`; from a root under `root_key`. */
+void model_walk(const struct kvt_oracle *o, uint32_t from, uint32_t from_pages, uint64_t root_key,
 		const uint32_t *keys, uint32_t n_pages, struct model_walk *ret_walk);
 /** Fill o->path with the nodes from the root (or detached top) to `node`. */
 int model_path(struct kvt_oracle *o, uint32_t node);

@@ -18,23 +18,24 @@ struct op_rule {
 };
 
 static const struct op_rule rules[KVT_OP_COUNT] = {
-	[KVT_OP_MATCH] = { .flags = KVT_F_LOCK | KVT_F_NO_TOUCH, .ns = 1, .keys = 1, .list = 1,
-			   .handle = 1 },
+	[KVT_OP_MATCH] = { .flags = KVT_F_LOCK | KVT_F_NO_TOUCH | KVT_F_ROOT_KEY, .ns = 1,
+			   .keys = 1, .list = 1, .handle = 1 },
 	[KVT_OP_LOCK] = { .flags = KVT_F_SHORTER, .handle = 1, .list = 1 },
 	[KVT_OP_UNLOCK] = { .lease = 1, .fence = 1 },
 	[KVT_OP_ALLOC] = { .flags = KVT_F_SHORTER | KVT_F_OWN_STREAM, .arg = 1, .list = 1 },
 	[KVT_OP_FREE] = { .keys = 1, .fence = 1 },
-	[KVT_OP_INSERT] = { .flags = KVT_F_LOCK | KVT_F_CHUNKED | KVT_F_TTL, .ns = 1, .keys = 1,
-			    .list = 1, .arg = 1, .handle = 1, .fence = 1, .weight = 1 },
+	[KVT_OP_INSERT] = { .flags = KVT_F_LOCK | KVT_F_CHUNKED | KVT_F_TTL | KVT_F_ROOT_KEY,
+			    .ns = 1, .keys = 1, .list = 1, .arg = 1, .handle = 1, .fence = 1,
+			    .weight = 1 },
 	[KVT_OP_BEGIN] = { .flags = KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT |
-				   KVT_F_OTHERS | KVT_F_OWN_STREAM,
+				   KVT_F_OTHERS | KVT_F_OWN_STREAM | KVT_F_ROOT_KEY,
 			   .ns = 1, .keys = 1, .list = 1, .arg = 1, .handle = 1, .deadline = 1 },
 	[KVT_OP_COMMIT] = { .flags = KVT_F_CHUNKED | KVT_F_KEEP | KVT_F_NO_LIST, .keys = 1,
 			    .list = 1, .arg = 1, .lease = 1, .fence = 1 },
 	[KVT_OP_EXTEND] = { .flags = KVT_F_OWN_STREAM, .keys = 1, .list = 1, .arg = 1, .lease = 1 },
 	[KVT_OP_END] = { .flags = KVT_F_CHUNKED | KVT_F_KEEP | KVT_F_COMMIT, .keys = 1, .arg = 1,
 			 .lease = 1, .fence = 1 },
-	[KVT_OP_REMOVE] = { .ns = 1, .keys = 1 },
+	[KVT_OP_REMOVE] = { .flags = KVT_F_ROOT_KEY, .ns = 1, .keys = 1 },
 	[KVT_OP_PAGE] = { .arg = 1 },
 	[KVT_OP_EVICT] = { .arg = 1 },
 	[KVT_OP_STATS] = { .list = 1 },
@@ -245,6 +246,7 @@ static int insert_into_tree(struct kvt_oracle *o, struct insert *in, const uint3
 	TRY(run_need_list(o, 2ull * duplicates + (sqe->flags & KVT_F_LOCK ? in->end : 0)));
 	TRY(insert_nodes(o, in));
 	run->keys = run->record->keys;
+	run->root_key = run->record->root_key;
 	run->base = in->walk.named;
 	run->priority = sqe->priority;
 	run->expiry_ns = sqe->flags & KVT_F_TTL ?
@@ -327,7 +329,7 @@ static int op_remove(struct kvt_oracle *o)
 		run->want.remove.state = 1;
 		return follow_detach(o, root);
 	}
-	model_walk(o, root, 0, run->record->keys, pages, &walk);
+	model_walk(o, root, 0, run->record->root_key, run->record->keys, pages, &walk);
 	if (walk.pages < pages)
 		return 0;
 	node = o->nodes[walk.node];
@@ -425,6 +427,9 @@ static int bad_entry(struct kvt_oracle *o, const struct kvt_sqe *sqe)
 	if (sqe->op == KVT_OP_END && sqe->flags && !(sqe->flags & KVT_F_COMMIT))
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
 	if ((sqe->flags & KVT_F_NO_LIST) && !(sqe->flags & KVT_F_KEEP))
+		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
+	if ((sqe->flags & KVT_F_ROOT_KEY) && (sqe->node != 0 || (sqe->op == KVT_OP_REMOVE &&
+								 sqe->n_keys == 0)))
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
 	if ((sqe->flags & KVT_F_OTHERS) && !(sqe->flags & KVT_F_NO_WAIT))
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);

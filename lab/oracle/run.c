@@ -229,7 +229,7 @@ int run_walk(struct kvt_oracle *o, struct model_walk *ret_walk)
 	uint32_t at, from;
 
 	TRY(start(o, &at, &from));
-	model_walk(o, at, from, record->keys,
+	model_walk(o, at, from, record->root_key, record->keys,
 		   o->config.disabled ? 0 : record->sqe.n_keys / o->config.page_size, ret_walk);
 	return 0;
 }

@@ -159,6 +159,7 @@ static bool compare_probe(struct sim *sim, const struct kvt_arena_view *view)
 {
 	const struct sim_sequence *q = &sim->sequences[sim_below(sim, SIM_SEQUENCES)];
 	uint32_t ps = view->page_size, id = 1 + sim_below(sim, view->max_namespaces - 1);
+	uint64_t root_key = sim_root_keys[sim_below(sim, SIM_ROOT_KEYS)];
 	const struct model_namespace *space = &sim->oracle->namespaces[id];
 	struct kvt_handle handle = { 0 };
 	struct model_walk walk = { 0 };
@@ -166,10 +167,10 @@ static bool compare_probe(struct sim *sim, const struct kvt_arena_view *view)
 
 	if (!space->used)
 		return true;
-	error = kvt_walk(view, id, space->digest, q->keys, q->n, sim->now_ns, &handle, NULL);
+	error = kvt_walk(view, id, space->digest, root_key, q->keys, q->n, sim->now_ns, &handle, NULL);
 	if (error)
 		return sim_fail(sim, "a probe of namespace %u answered %d", id, error);
-	model_walk(sim->oracle, space->root, 0, q->keys, q->n / ps, &walk);
+	model_walk(sim->oracle, space->root, 0, root_key, q->keys, q->n / ps, &walk);
 	for (uint32_t node = walk.matched_node; node; node = sim->oracle->nodes[node]->parent)
 		if (sim->oracle->nodes[node]->expiry_ns <= sim->now_ns)
 			return true; /* about to be detached */

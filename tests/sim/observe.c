@@ -74,6 +74,7 @@ static void digest_path(struct sim *sim, uint32_t id, uint32_t pages, uint64_t *
 
 	if (model_path(o, id) != 0)
 		return;
+	digest ^= o->nodes[id]->root_key;
 	for (uint32_t i = 0; i < o->n_path; i++) {
 		const struct model_node *node = o->nodes[o->path[i]];
 
@@ -235,6 +236,18 @@ static bool merged_into(const struct kvt_record *r, uint32_t node)
 	return false;
 }
 
+/* True if the record's first new node stands right below a root, under a root key. */
+static bool grew_under_root_key(const struct sim *sim, const struct kvt_record *r)
+{
+	for (uint32_t i = 0; i < r->n_events; i++) {
+		const struct model_node *node = model_node(sim->oracle, r->events[i].node);
+
+		if (r->events[i].kind == KVT_EV_NEW)
+			return node && node->start == 0 && node->root_key;
+	}
+	return false;
+}
+
 static void count_rare(struct sim *sim, const struct kvt_record *r)
 {
 	uint64_t *rare = sim->coverage->rare;
@@ -250,6 +263,7 @@ static void count_rare(struct sim *sim, const struct kvt_record *r)
 		break;
 	case KVT_OP_COMMIT:
 		rare[SIM_NO_LIST] += ok && r->sqe.flags & KVT_F_NO_LIST;
+		rare[SIM_ROOT_KEY_LATE] += ok && grew_under_root_key(sim, r);
 		rare[SIM_LOOK_ON] += ok && r->cqe.commit.advanced > 0;
 		rare[SIM_TAKEN_OVER] += ok && r->cqe.commit.duplicates > 0;
 		rare[SIM_KEPT] +=
@@ -263,6 +277,7 @@ static void count_rare(struct sim *sim, const struct kvt_record *r)
 		break;
 	case KVT_OP_BEGIN:
 		count_wait(rare, r);
+		rare[SIM_ROOT_KEY] += ok && r->root_key && r->cqe.begin.reusable > 0;
 		rare[SIM_BEGIN_BEHIND] +=
 			ok && r->sqe.node && r->cqe.begin.matched > r->sqe.positions;
 		rare[SIM_CAPPED] += ok && r->cqe.begin.reusable < r->cqe.begin.matched;

@@ -64,6 +64,8 @@ static uint32_t make_sequence(struct sim *sim)
 
 /* ---- entries */
 
+const uint64_t sim_root_keys[SIM_ROOT_KEYS] = { 0, 1, 1ull << 32, 0x700000007 };
+
 struct shot {
 	struct sim *sim;
 	struct sim_session *s;
@@ -214,7 +216,19 @@ static uint32_t keys_behind(struct shot *shot, const struct sim_handle *h, uint3
 	return n;
 }
 
-/* Keys from the root, or behind a handle. Returns the handle. */
+/* Put a root key in front of the keys, sometimes. */
+static void put_root_key(struct shot *shot)
+{
+	uint32_t *at = keys_of(shot) + shot->sqe.keys_offset;
+
+	if (!sim_chance(shot->sim, 300))
+		return;
+	memmove(at + 2, at, shot->sqe.n_keys * sizeof(*at));
+	memcpy(at, &sim_root_keys[sim_below(shot->sim, SIM_ROOT_KEYS)], sizeof(*sim_root_keys));
+	shot->sqe.flags |= KVT_F_ROOT_KEY;
+}
+
+/* Keys from a root, or behind a handle. Returns the handle. */
 static const struct sim_handle *put_path(struct shot *shot, uint32_t behind)
 {
 	uint32_t keys[SIM_MAX_KEYS + 3 * KVT_MAX_PAGE_SIZE];
@@ -228,6 +242,8 @@ static const struct sim_handle *put_path(struct shot *shot, uint32_t behind)
 		if (!sim_chance(shot->sim, 20))
 			shot->sqe.namespace_id = h->namespace_id;
 	}
+	if (!h || sim_chance(shot->sim, 20))
+		put_root_key(shot);
 	return h;
 }
 
@@ -235,11 +251,11 @@ static void op_match(struct shot *shot)
 {
 	put_path(shot, 300);
 	if (sim_chance(shot->sim, 500)) {
-		shot->sqe.flags = KVT_F_LOCK;
+		shot->sqe.flags |= KVT_F_LOCK;
 		put_list(shot, (shot->sqe.n_keys + shot->sqe.positions) /
 				       shot->sim->config.page_size);
 	} else if (sim_chance(shot->sim, 300)) {
-		shot->sqe.flags = KVT_F_NO_TOUCH;
+		shot->sqe.flags |= KVT_F_NO_TOUCH;
 	}
 }
 
@@ -369,10 +385,9 @@ static void put_wait(struct shot *shot)
 	if (sim_chance(sim, 50)) /* a client that changes them meanwhile, perhaps */
 		return;
 	shot->sqe.keys_offset = SIM_KEYS_AREA +
-				shot->s->kept_next++ % SIM_KEPT_KEYS * SIM_MAX_KEYS;
-	if (shot->sqe.n_keys)
-		memcpy(keys_of(shot) + shot->sqe.keys_offset, keys_of(shot) + from,
-		       shot->sqe.n_keys * sizeof(uint32_t));
+				shot->s->kept_next++ % SIM_KEPT_KEYS * SIM_KEPT_EACH;
+	memcpy(keys_of(shot) + shot->sqe.keys_offset, keys_of(shot) + from,
+	       (kvt_root_key_words(shot->sqe.flags) + shot->sqe.n_keys) * sizeof(uint32_t));
 }
 
 static void op_begin(struct shot *shot)
@@ -468,6 +483,7 @@ static void op_end(struct shot *shot)
 static void op_remove(struct shot *shot)
 {
 	put_sequence(shot);
+	put_root_key(shot);
 	if (shot->sqe.n_keys > 0 && sim_chance(shot->sim, 300))
 		shot->sqe.n_keys = sim_between(shot->sim, 1, shot->sqe.n_keys);
 	if (sim_chance(shot->sim, shot->sim->gentle ? 5 : 50))
@@ -739,7 +755,8 @@ static void operator_acts(struct sim *sim)
 		kvt_core_reset(sim->core, sim->now_ns);
 		break;
 	case 1:
-		kvt_core_remove(sim->core, sim_below(sim, sim->config.max_namespaces), q->keys,
+		kvt_core_remove(sim->core, sim_below(sim, sim->config.max_namespaces),
+				sim_root_keys[sim_below(sim, SIM_ROOT_KEYS)], q->keys,
 				q->n, sim->now_ns, &removed);
 		break;
 	default:

@@ -23,7 +23,9 @@
 #define SIM_MAX_KEYS 6144 /* of one sequence */
 #define SIM_KEYS_AREA 16384
 #define SIM_KEPT_KEYS 4 /* sequences with long-lived keys */
-#define SIM_KEPT_AREA (SIM_KEPT_KEYS * SIM_MAX_KEYS) /* behind the other keys */
+#define SIM_KEPT_EACH (SIM_MAX_KEYS + 2) /* with a root key */
+#define SIM_KEPT_AREA (SIM_KEPT_KEYS * SIM_KEPT_EACH) /* behind the other keys */
+#define SIM_ROOT_KEYS 4
 #define SIM_LIST_AREA 1024
 #define SIM_SEQUENCES 24
 #define SIM_HANDLES 24
@@ -86,6 +88,8 @@ struct sim_brief { /* of a record, for the history */
 enum sim_rare {
 	SIM_LOOK_ON,
 	SIM_KEPT,
+	SIM_ROOT_KEY,      /* BEGIN found pages under a root key */
+	SIM_ROOT_KEY_LATE, /* a lease without a path got one, under its root key */
 	SIM_KEYS_CUT,      /* COMMIT with keys beyond the page table */
 	SIM_TAKEN_OVER,    /* COMMIT duplicates */
 	SIM_TWINS,         /* INSERT duplicates */
@@ -181,6 +185,7 @@ struct sim {
 
 /* random.c */
 uint32_t sim_below(struct sim *sim, uint32_t n); /* 0 if n is 0 */
+extern const uint64_t sim_root_keys[SIM_ROOT_KEYS]; /* 0 among them */
 bool sim_chance(struct sim *sim, uint32_t per_mille);
 uint32_t sim_between(struct sim *sim, uint32_t least, uint32_t most);
 bool sim_fail(struct sim *sim, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -51,6 +51,7 @@ static void good_header(struct kvt_arena_header *header)
 	at = add_section(header, KVT_SECTION_PAGES, at, N_PAGES, sizeof(struct kvt_page_record));
 	at = add_section(header, KVT_SECTION_NAMESPACES, at, MAX_NS,
 			 sizeof(struct kvt_namespace_record));
+	at = add_section(header, KVT_SECTION_ROOT_KEYS, at, MAX_NODES, sizeof(uint64_t));
 	header->object_bytes = at;
 	header->state = KVT_ARENA_READY;
 }

@@ -51,7 +51,7 @@ static struct world *busy(uint32_t policy)
 	insert(b, other, range(1, 12));
 	insert(b, other, join(range(1, 4), range(300, 305)));
 	match_lock(b, other, range(1, 4));
-	kvt_core_remove(w->core, other, range(1, 4).at, 4, w->now_ns, &(bool){ false });
+	kvt_core_remove(w->core, other, 0, range(1, 4).at, 4, w->now_ns, &(bool){ false });
 	insert(b, other, range(30, 35));
 	insert(a, ns, range(400, 407));
 	memcpy(list, alloc(a, 2).list, sizeof(list));

@@ -28,7 +28,7 @@ static uint32_t find(struct world *w, uint32_t parent, uint32_t key)
 
 	for (uint32_t i = 0; i < w->ps; i++)
 		keys[i] = key + i * 1000003u;
-	parent = kvt_index_find(w->core, parent, keys, 1, &equal);
+	parent = kvt_index_find(w->core, parent, 0, keys, 1, &equal);
 	assert_int_equal(equal, parent == KVT_NONE ? 99 : 1);
 	return parent;
 }
@@ -141,12 +141,12 @@ TEST(a_find_counts_the_equal_pages_of_the_edge)
 	child = insert(a, ns, range(1, 20)).handle.node;
 	root = w->core->namespaces[ns].root;
 	for (uint32_t pages = 1; pages <= 12; pages++) {
-		assert_int_equal(kvt_index_find(w->core, root, range(1, 24).at, pages, &equal),
+		assert_int_equal(kvt_index_find(w->core, root, 0, range(1, 24).at, pages, &equal),
 				 child);
 		assert_int_equal(equal, pages < 10 ? pages : 10);
 	}
-	assert_int_equal(kvt_index_find(w->core, root, join(range(1, 5), K(9, 9, 9)).at, 4, &equal),
-			 child);
+	assert_int_equal(kvt_index_find(w->core, root, 0, join(range(1, 5), K(9, 9, 9)).at, 4,
+					&equal), child);
 	assert_int_equal(equal, 2);
-	assert_int_equal(kvt_index_find(w->core, root, K(1, 3).at, 1, &equal), KVT_NONE);
+	assert_int_equal(kvt_index_find(w->core, root, 0, K(1, 3).at, 1, &equal), KVT_NONE);
 }

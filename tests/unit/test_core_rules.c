@@ -55,13 +55,13 @@ TEST(fields_that_an_operation_does_not_use_must_be_zero)
 TEST(flags_that_an_operation_does_not_take_are_refused)
 {
 	static const uint16_t takes[KVT_OP_COUNT] = {
-		[KVT_OP_MATCH] = KVT_F_LOCK | KVT_F_NO_TOUCH,
+		[KVT_OP_MATCH] = KVT_F_LOCK | KVT_F_NO_TOUCH | KVT_F_ROOT_KEY,
 		[KVT_OP_LOCK] = KVT_F_SHORTER,
 		[KVT_OP_ALLOC] = KVT_F_SHORTER | KVT_F_OWN_STREAM,
 		[KVT_OP_EXTEND] = KVT_F_OWN_STREAM,
-		[KVT_OP_INSERT] = KVT_F_LOCK | KVT_F_CHUNKED | KVT_F_TTL,
+		[KVT_OP_INSERT] = KVT_F_LOCK | KVT_F_CHUNKED | KVT_F_TTL | KVT_F_ROOT_KEY,
 		[KVT_OP_BEGIN] = KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT |
-				 KVT_F_OWN_STREAM,
+				 KVT_F_OWN_STREAM | KVT_F_ROOT_KEY,
 		[KVT_OP_COMMIT] = KVT_F_CHUNKED | KVT_F_KEEP, /* with which it takes NO_LIST */
 		[KVT_OP_END] = KVT_F_COMMIT | KVT_F_CHUNKED | KVT_F_KEEP,
 	};

@@ -268,8 +268,8 @@ static void between(void)
 static int walk_now(uint32_t which, const uint32_t *keys, uint32_t n_keys,
 		    struct kvt_handle *ret_handle, struct kvt_walk_effort *ret_effort)
 {
-	return kvt_walk(&w.view, w.ns[which], w.digests[which], keys, n_keys, w.now_ns, ret_handle,
-			ret_effort);
+	return kvt_walk(&w.view, w.ns[which], w.digests[which], 0, keys, n_keys, w.now_ns,
+			ret_handle, ret_effort);
 }
 
 /* ---------------------------------------------------------------- tests */
@@ -342,10 +342,10 @@ TEST_WITH(a_namespace_record_of_another_is_noticed, setup, teardown)
 	struct kvt_handle handle = { 7, 7, 7 };
 	uint32_t keys[PS] = { 0 };
 
-	assert_int_equal(kvt_walk(&w.view, w.ns[0], other, keys, PS, 0, &handle, NULL), -ENOENT);
-	assert_int_equal(kvt_walk(&w.view, w.view.max_namespaces, other, keys, PS, 0, &handle,
+	assert_int_equal(kvt_walk(&w.view, w.ns[0], other, 0, keys, PS, 0, &handle, NULL), -ENOENT);
+	assert_int_equal(kvt_walk(&w.view, w.view.max_namespaces, other, 0, keys, PS, 0, &handle,
 				  NULL), -EINVAL);
-	assert_int_equal(kvt_walk(&w.view, UINT32_MAX, other, keys, PS, 0, &handle, NULL),
+	assert_int_equal(kvt_walk(&w.view, UINT32_MAX, other, 0, keys, PS, 0, &handle, NULL),
 			 -EINVAL);
 	assert_int_equal(handle.node, 7);
 	assert_int_equal(walk_now(0, keys, PS, &handle, NULL), 0);
@@ -360,7 +360,7 @@ TEST_WITH(a_node_with_a_ttl_ends_the_walk_where_the_clock_is_unknown, setup, tea
 	insert_with_ttl(w.ns[0], keys, 4);
 	assert_int_equal(walk_now(0, keys, 4, &handle, NULL), 0);
 	assert_int_equal(handle.positions, 4);
-	assert_int_equal(kvt_walk(&w.view, w.ns[0], w.digests[0], keys, 4, UINT64_MAX, &handle,
+	assert_int_equal(kvt_walk(&w.view, w.ns[0], w.digests[0], 0, keys, 4, UINT64_MAX, &handle,
 				  NULL), 0);
 	assert_int_equal(handle.positions, 0);
 	/* An expired node is gone for readers before the daemon has noticed. */
