@@ -86,8 +86,9 @@ static uint64_t begin_table(const struct kvt_client *client, const struct kvt_re
 		(1ull << shift) - 1) >> shift;
 }
 
-/* The entry's flags: the request's, without those that an older daemon refuses and need not know: before ABI 2.5
- * it answers COMMIT with a list, before 2.6 all fences hold. A withheld arena does not say. */
+/* The entry's flags: the request's, without those that an older daemon refuses and need not know:
+ * before ABI 2.5 it answers COMMIT with a list, before 2.6 all fences hold. A withheld arena does
+ * not say. */
 static uint32_t known_flags(const struct kvt_client *client, const struct kvt_request *request)
 {
 	uint32_t minor = client->arena.base ? client->arena.header->abi_minor : 0;
@@ -195,12 +196,15 @@ static int check_request(struct kvt_client *client, const struct kvt_request *re
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FIELD,
 				       "op, flags or reserved field out of range");
 	if (request->flags & KVT_F_ROOT_KEY ||
-	    (request->root_key &&
-	     !(kvt_op_takes(request->op) & KVT_TAKES_NAMESPACE && request->n_keys)))
+	    (request->root_key && (request->op == KVT_OP_LEAVE ||
+				   !(kvt_op_takes(request->op) & KVT_TAKES_NAMESPACE))))
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FLAGS,
-				       "%s: a root key belongs into root_key, and to an operation "
-				       "with keys of a namespace",
-				       kvt_op_name((int)request->op));
+				       "%s: a root key belongs into root_key, and to MATCH, "
+				       "INSERT, BEGIN or REMOVE", kvt_op_name((int)request->op));
+	if (request->root_key && request->op == KVT_OP_REMOVE && !request->n_keys)
+		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FLAGS,
+				       "remove: without keys it forgets the whole namespace: "
+				       "give keys, or no root key");
 	if (kvt_op_takes(request->op) & KVT_TAKES_FENCE && request->fence.slot > KVT_FENCE_IDLE)
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_FENCE, "%s: fence slot %u: %s",
 				       kvt_op_name((int)request->op), request->fence.slot,

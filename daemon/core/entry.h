@@ -51,9 +51,9 @@ static inline bool kvt_entry_areas_ok(const struct kvt_op_context *op, uint32_t 
 	       (uint64_t)sqe->arg + sqe->n_keys / ps <= op->view->keys_count;
 }
 
-/** Set op->keys to where the operation reads its keys; NULL if they lie outside the key area. Copies
- * the root key. A client may change its keys at any moment, and a log must hold those that were
- * acted on: so a logged operation runs on a copy. */
+/** Set op->keys to where the operation reads its keys; NULL if they lie outside the key area.
+ * op->root_key is a copy. A client may change its keys at any moment, and a log must hold those
+ * that were acted on: so a logged operation runs on a copy. */
 static inline void kvt_entry_keys(struct kvt_core *core, struct kvt_op_context *op)
 {
 	const struct kvt_sqe *sqe = op->sqe;

@@ -39,8 +39,8 @@ bool kvt_walk_ends_new(struct kvt_core *core, const struct kvt_op_context *op,
 uint32_t kvt_walk_cut(struct kvt_core *core, struct kvt_walk *walk);
 /** Lengthen a run in place by n announced pages; the slots behind it must be free. */
 void kvt_grow_run(struct kvt_core *core, uint32_t node, const uint32_t *keys, uint32_t n);
-/** Put n announced pages under `parent`, with `root_key` if that is a root. `first` is a private copy of the keys of the first
- * page, `keys` where all of them are. Returns the deepest new node. */
+/** Put n announced pages under `parent`, with `root_key` if that is a root. `first`: a private copy
+ * of the first page of keys, `keys`: where all of them are. Returns the deepest new node. */
 uint32_t kvt_grow(struct kvt_core *core, uint32_t parent, uint64_t root_key,
 		  const uint32_t *first, const uint32_t *keys, uint32_t n, int32_t priority,
 		  uint64_t expiry_ns);

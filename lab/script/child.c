@@ -223,6 +223,7 @@ static void do_call(struct child *child, const struct kvt_script_command *comman
 		.arg = command->arg, .handle = command->handle, .lease = command->lease,
 		.fence = command->fence, .priority = command->priority,
 		.ttl_ms = command->ttl_ms, .user_data = command->user_data,
+		.root_key = command->root_key,
 	};
 	int rc = 0;
 
@@ -260,8 +261,8 @@ static int do_probe(struct child *child, const struct kvt_script_command *comman
 	int rc = open_namespace(child, command, payload, &namespace_id);
 
 	if (rc == 0)
-		rc = kvt_probe(child->client, namespace_id, payload->keys, command->n_keys,
-			       &head->handle, &head->matched);
+		rc = kvt_probe_root(child->client, namespace_id, command->root_key, payload->keys,
+				    command->n_keys, &head->handle, &head->matched);
 	return rc;
 }
 

@@ -427,6 +427,7 @@ static void do_probe(struct kvt_script *script, struct kvt_script_session *sessi
 		.order = KVT_ORDER_PROBE, .n_text = (uint32_t)strlen(ns), .n_keys = line->n_keys,
 		.ns_number = line->ns_number,
 		.namespace_id = (uint32_t)line->number[KVT_PARAMETER_NS],
+		.root_key = line->number[KVT_PARAMETER_ROOT],
 	};
 	struct kvt_script_returned reply;
 	int rc = kvt_script_order(session, &command, ns, line->keys, NULL, &reply);
@@ -503,6 +504,7 @@ static void do_call(struct kvt_script *script, struct kvt_script_session *sessio
 		.n_text = (uint32_t)strlen(ns), .n_keys = line->n_keys,
 		.ns_number = line->ns_number,
 		.namespace_id = (uint32_t)line->number[KVT_PARAMETER_NS],
+		.root_key = line->number[KVT_PARAMETER_ROOT],
 		.ttl_ms = (uint32_t)line->number[line->verb == KVT_VERB_BEGIN ?
 							 KVT_PARAMETER_DEADLINE :
 							 KVT_PARAMETER_TTL],

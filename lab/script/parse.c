@@ -16,7 +16,8 @@
 
 #define BIT(e) (1u << KVT_PARAMETER_##e)
 enum {
-	P_NS = BIT(NS), P_KEYS = BIT(KEYS), P_PAGES = BIT(PAGES), P_LEASE = BIT(LEASE),
+	P_NS = BIT(NS), P_ROOT = BIT(ROOT), P_KEYS = BIT(KEYS), P_PAGES = BIT(PAGES),
+	P_LEASE = BIT(LEASE),
 	P_HANDLE = BIT(HANDLE), P_EXTRA = BIT(EXTRA), P_COMPUTED = BIT(COMPUTED), P_N = BIT(N),
 	P_PRIORITY = BIT(PRIORITY), P_TTL = BIT(TTL), P_FENCE = BIT(FENCE), P_SLOT = BIT(SLOT),
 	P_VALUE = BIT(VALUE), P_MS = BIT(MS), P_LABEL = BIT(LABEL),
@@ -263,7 +264,8 @@ static int priority_parse(struct reader *reader, struct word value)
 
 static int plain_number_parse(struct reader *reader, int parameter, struct word value)
 {
-	uint64_t max = parameter == KVT_PARAMETER_VALUE ? UINT64_MAX
+	bool wide = parameter == KVT_PARAMETER_VALUE || parameter == KVT_PARAMETER_ROOT;
+	uint64_t max = wide ? UINT64_MAX
 		       : parameter == KVT_PARAMETER_MS ? UINT64_MAX / 1000000 : UINT32_MAX;
 
 	if (kvt_number_parse(value.at, value.n, max, &reader->line->number[parameter]))

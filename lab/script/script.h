@@ -38,21 +38,22 @@
 	X(TICK, "tick", -1, P_MS, P_MS, 0)                                                       \
 	X(ECHO, "echo", -1, 0, 0, 0)                                                             \
 	X(COMMENT, "#", -1, 0, 0, 0)                                                             \
-	X(PROBE, "probe", -1, P_NS | P_KEYS, 0, 0)                                               \
+	X(PROBE, "probe", -1, P_NS | P_ROOT | P_KEYS, 0, 0)                                      \
 	X(NOP, "nop", KVT_OP_NOP, 0, 0, 0)                                                       \
-	X(MATCH, "match", KVT_OP_MATCH, P_NS | P_KEYS | P_HANDLE, 0, 1)                          \
+	X(MATCH, "match", KVT_OP_MATCH, P_NS | P_ROOT | P_KEYS | P_HANDLE, 0, 1)                 \
 	X(LOCK, "lock", KVT_OP_LOCK, P_HANDLE, P_HANDLE, 1)                                      \
 	X(UNLOCK, "unlock", KVT_OP_UNLOCK, P_LEASE | P_FENCE, P_LEASE, 1)                        \
 	X(ALLOC, "alloc", KVT_OP_ALLOC, P_N, P_N, 1)                                             \
 	X(FREE, "free", KVT_OP_FREE, P_PAGES | P_FENCE, P_PAGES, 1)                              \
 	X(INSERT, "insert", KVT_OP_INSERT,                                                       \
-	  P_NS | P_KEYS | P_PAGES | P_HANDLE | P_FENCE | P_PRIORITY | P_TTL, 0, 1)               \
-	X(BEGIN, "begin", KVT_OP_BEGIN, P_NS | P_KEYS | P_HANDLE | P_EXTRA | P_DEADLINE, 0, 1)   \
+	  P_NS | P_ROOT | P_KEYS | P_PAGES | P_HANDLE | P_FENCE | P_PRIORITY | P_TTL, 0, 1)      \
+	X(BEGIN, "begin", KVT_OP_BEGIN,                                                          \
+	  P_NS | P_ROOT | P_KEYS | P_HANDLE | P_EXTRA | P_DEADLINE, 0, 1)                        \
 	X(COMMIT, "commit", KVT_OP_COMMIT, P_LEASE | P_COMPUTED | P_KEYS | P_FENCE,              \
 	  P_LEASE | P_COMPUTED, 1)                                                               \
 	X(EXTEND, "extend", KVT_OP_EXTEND, P_LEASE | P_N | P_PAGES, P_LEASE, 1)                  \
 	X(END, "end", KVT_OP_END, P_LEASE | P_COMPUTED | P_KEYS | P_FENCE, P_LEASE, 1)           \
-	X(REMOVE, "remove", KVT_OP_REMOVE, P_NS | P_KEYS, 0, 1)                                  \
+	X(REMOVE, "remove", KVT_OP_REMOVE, P_NS | P_ROOT | P_KEYS, 0, 1)                         \
 	X(LEAVE, "leave", KVT_OP_LEAVE, P_NS, 0, 1)                                              \
 	X(PAGE, "page", KVT_OP_PAGE, P_PAGES | P_N, 0, 1)                                        \
 	X(EVICT, "evict", KVT_OP_EVICT, P_N, P_N, 1)                                             \
@@ -67,6 +68,7 @@ enum kvt_script_verb { KVT_SCRIPT_VERBS(KVT_SCRIPT_VERB_ENUM) KVT_VERB_COUNT };
 /** X(enumerator, name, allowed values), one bit each. */
 #define KVT_SCRIPT_PARAMETERS(X)                                                                  \
 	X(NS, "ns", "NAME, SALT/ADAPTER, or #NUMBER for a number as it is")                    \
+	X(ROOT, "root", "a number")                                                              \
 	X(KEYS, "keys", "a comma list of u32 values, ranges 1..9 and repeats 7x100")             \
 	X(PAGES, "pages", "a comma list of page numbers, ranges, bound names and slices x[0..3]") \
 	X(LEASE, "lease", "a bound name or INDEX:GENERATION")                                    \
@@ -161,6 +163,7 @@ struct kvt_script_command {
 	struct kvt_lease lease;
 	struct kvt_fence fence;
 	uint64_t user_data;
+	uint64_t root_key;
 };
 
 /** The answer of one operation: struct kvt_result without pointers. */

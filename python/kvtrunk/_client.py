@@ -6,6 +6,7 @@ import asyncio
 import collections
 import dataclasses
 import errno
+import operator
 import os
 import sys
 import threading
@@ -211,11 +212,28 @@ def _result_of(native: Any, tag: Any) -> Result:
 class Namespace:
     """A tree that matches no other: Client.namespace()."""
 
-    def __init__(self, client: Client, number: int, label: str) -> None:
+    def __init__(self, client: Client, number: int, label: str, root_key: int = 0) -> None:
         self._client = client
         self._id = number
+        self._root_key = root_key
         self.label = label
         """For people."""
+
+    def root(self, root_key: int) -> Namespace:
+        """The tree of a root key, from 0, this one, to 2^64 - 1. What is under one is never found
+        with another. It is made by its first key and gone with its last, and costs neither a
+        message nor a place of max_namespaces: for salts of which there are many. Its close() is
+        that of the whole namespace, and so is remove([]), which a root refuses."""
+        if not 0 <= operator.index(root_key) < 1 << 64:
+            raise ValueError(f"a root key is from 0 to 2^64 - 1, not {root_key}")
+        return Namespace(self._client, self._id, self.label, root_key)
+
+    def _request(self, op: int, keys: Any, n: int, flags: int = 0) -> Any:
+        request = ffi.new("struct kvt_request *")
+        request.op, request.flags = op, flags
+        request.namespace_id, request.root_key = self._id, self._root_key
+        request.n_keys, request.keys = n, keys
+        return request
 
     def begin(self, tokens: Tokens, extra: int = 0, *, full: bool = False,
               force_miss: bool = False, own_stream: bool = False) -> Sequence:
@@ -234,7 +252,12 @@ class Namespace:
         with client._lock:
             handle = client._open() if client._slow else client._handle
             out = client._out
-            rc = _begin(handle, self._id, keys, n, extra, flags, out)
+            if self._root_key:
+                request = self._request(lib.KVT_OP_BEGIN, keys, n, flags)
+                request.arg = extra
+                rc = lib.kvt_seq_start(handle, request, out)
+            else:
+                rc = _begin(handle, self._id, keys, n, extra, flags, out)
             if rc != 0:
                 raise client._failure(rc)
             return Sequence(client, out[0])
@@ -248,16 +271,14 @@ class Namespace:
         """
         client = self._client
         keys, n = keys_of(tokens)
-        request = ffi.new("struct kvt_request *")
-        request.op = lib.KVT_OP_BEGIN
-        request.flags = ((_FULL if full else 0) | (_FORCE_MISS if force_miss else 0) |
-                         (_OWN_STREAM if own_stream else 0))
+        request = self._request(lib.KVT_OP_BEGIN, keys, n,
+                                (_FULL if full else 0) | (_FORCE_MISS if force_miss else 0) |
+                                (_OWN_STREAM if own_stream else 0))
         wait_ms = int(client._begin_wait * 1000)
         if wait_ms > 0:
             request.flags |= lib.KVT_F_WAIT
             request.ttl_ms = min(wait_ms, 0xffffffff)
-        request.namespace_id, request.arg = self._id, extra
-        request.n_keys, request.keys = n, keys
+        request.arg = extra
         future = client._loop().call(request, keys)
         try:
             answer = await future
@@ -272,10 +293,14 @@ class Namespace:
         keys, n = keys_of(tokens)
         client = self._client
         result = ffi.new("struct kvt_result *")
+        flags = lib.KVT_F_LOCK if lock else 0
         with client._lock:
             handle = client._open()
-            client._check(lib.kvt_match(handle, self._id, keys, n,
-                                        lib.KVT_F_LOCK if lock else 0, result))
+            if self._root_key:
+                request = self._request(lib.KVT_OP_MATCH, keys, n, flags)
+                client._check(lib.kvt_call(handle, request, result))
+            else:
+                client._check(lib.kvt_match(handle, self._id, keys, n, flags, result))
             match = client._match_of(result, lock)
             lib.kvt_result_release(handle, result)
             return match
@@ -283,9 +308,7 @@ class Namespace:
     def match_many(self, prompts: Iterable[Tokens], *, lock: bool = False) -> list[Match]:
         """match() of many prompts: all are submitted before the first answer is taken."""
         client = self._client
-        request = ffi.new("struct kvt_request *")
-        request.op, request.namespace_id = lib.KVT_OP_MATCH, self._id
-        request.flags = lib.KVT_F_LOCK if lock else 0
+        request = self._request(lib.KVT_OP_MATCH, ffi.NULL, 0, lib.KVT_F_LOCK if lock else 0)
         found: dict[int, Match] = {}
         failure: Optional[Error] = None
         for number, answer in client._call_many(request, [keys_of(prompt) for prompt in prompts]):
@@ -310,7 +333,8 @@ class Namespace:
         out, matched = ffi.new("struct kvt_handle *"), ffi.new("uint32_t *")
         client = self._client
         with client._lock:
-            client._check(lib.kvt_probe(client._open(), self._id, keys, n, out, matched))
+            client._check(lib.kvt_probe_root(client._open(), self._id, self._root_key, keys, n,
+                                             out, matched))
         return Match(matched[0], Handle(out.node, out.generation, out.positions))
 
     def insert(self, tokens: Tokens, pages: Tokens, *, fence: Optional[Fence] = None,
@@ -319,9 +343,7 @@ class Namespace:
         the duplicates: (your page, the cached twin); yours stay private: free them. ttl: seconds."""
         keys, n = keys_of(tokens)
         numbers, n_pages = keys_of(pages)
-        request, result = ffi.new("struct kvt_request *"), ffi.new("struct kvt_result *")
-        request.op, request.namespace_id = lib.KVT_OP_INSERT, self._id
-        request.n_keys, request.keys = n, keys
+        request, result = self._request(lib.KVT_OP_INSERT, keys, n), ffi.new("struct kvt_result *")
         request.n_pages, request.pages = n_pages, numbers
         request.fence.slot, request.fence.value = fence_of(fence)
         if ttl is not None:
@@ -340,8 +362,9 @@ class Namespace:
         namespace."""
         keys, n = keys_of(tokens)
         client = self._client
+        request, result = self._request(lib.KVT_OP_REMOVE, keys, n), ffi.new("struct kvt_result *")
         with client._lock:
-            client._check(lib.kvt_remove(client._open(), self._id, keys, n))
+            client._check(lib.kvt_call(client._open(), request, result))
 
     def close(self) -> None:
         """Close the namespace for this session. What is cached there stays, until it is evicted or
@@ -356,7 +379,8 @@ class Namespace:
             client._check(lib.kvt_namespace_close(client._open(), self._id))
 
     def __repr__(self) -> str:
-        return f"<kvtrunk.Namespace {self._id} {self.label!r}>"
+        root = f" root {self._root_key}" if self._root_key else ""
+        return f"<kvtrunk.Namespace {self._id} {self.label!r}{root}>"
 
 
 class Client:
@@ -904,6 +928,7 @@ def _native_request(request: Request) -> tuple[Any, Any]:
     native.op, native.flags, native.arg = OPS[request.op], request.flags, request.arg
     if request.namespace is not None:
         native.namespace_id = request.namespace._id
+        native.root_key = request.namespace._root_key
     if request.keys is not None:
         keys, native.n_keys = keys_of(request.keys)
         native.keys = keys

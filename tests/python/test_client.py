@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connecting, sequences, matches, and every class of error."""
+import asyncio
 import errno
 import gc
 import json
@@ -129,6 +130,38 @@ def test_namespaces_keep_apart(client):
     assert client.namespace(salt="a")._id == opened[3]._id
     opened[3].remove([])
     assert opened[3].match(range(32)).positions == 0
+
+
+def test_roots_keep_apart(client, ns):
+    one, two = ns.root(1), ns.root(2**64 - 1)
+    with one.begin(range(40), extra=8) as seq:
+        seq.commit(40)
+        seq.end(48, range(40, 48))
+    roots = [ns, one, two, client.namespace(salt="other").root(1), ns.root(0)]
+    assert [each.match(range(48)).positions for each in roots] == [0, 48, 0, 0, 0]
+    assert [each.probe(range(48)).positions for each in roots] == [0, 48, 0, 0, 0]
+    assert [found.positions for found in one.match_many([[], range(20), range(48)])] == [0, 16, 48]
+    pages = client.alloc(3)
+    assert two.insert(range(48), pages) == []
+    client.submit([kvtrunk.Request("match", namespace=two, keys=range(48))])
+    assert client.reap(1)[0].matched == 48
+
+    async def again():
+        seq = await two.begin_async(range(64))
+        assert seq.reusable == 48
+        await seq.end()
+    asyncio.run(again())
+    one.remove(range(1, 17))  # not a prefix
+    one.remove(range(16))
+    assert [each.match(range(48)).positions for each in roots] == [0, 0, 48, 0, 0]
+    with pytest.raises(kvtrunk.InvalidArgument, match="whole namespace"):
+        one.remove([])
+    ns.remove([])
+    assert two.match(range(48)).positions == 0
+    for bad in (-1, 2**64):
+        with pytest.raises(ValueError, match="root key"):
+            ns.root(bad)
+    assert "root 1" in repr(one)
 
 
 def test_pages_without_sequences(client, ns):

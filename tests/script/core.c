@@ -259,7 +259,7 @@ static void do_call(struct inside_session *s, const struct kvt_script_command *c
 		.keys = keys, .pages = pages, .n_pages = command->n_pages, .arg = command->arg,
 		.handle = command->handle, .lease = command->lease, .fence = command->fence,
 		.priority = command->priority, .ttl_ms = command->ttl_ms,
-		.user_data = command->user_data,
+		.user_data = command->user_data, .root_key = command->root_key,
 	};
 	const struct kvt_error *error = kvt_client_error(s->client);
 	struct kvt_result refusal = { .user_data = command->user_data, .op = command->op };
@@ -282,8 +282,8 @@ static int do_probe(struct inside_session *s, const struct kvt_script_command *c
 	uint32_t namespace_id = 0;
 	int rc = open_namespace(s, command, text, &namespace_id);
 
-	return rc ? rc : kvt_probe(s->client, namespace_id, keys, command->n_keys, &head->handle,
-				   &head->matched);
+	return rc ? rc : kvt_probe_root(s->client, namespace_id, command->root_key, keys,
+					command->n_keys, &head->handle, &head->matched);
 }
 
 static int do_arm(struct kvt_script_reply *head)

@@ -167,7 +167,8 @@ static bool compare_probe(struct sim *sim, const struct kvt_arena_view *view)
 
 	if (!space->used)
 		return true;
-	error = kvt_walk(view, id, space->digest, root_key, q->keys, q->n, sim->now_ns, &handle, NULL);
+	error = kvt_walk(view, id, space->digest, root_key, q->keys, q->n, sim->now_ns, &handle,
+			 NULL);
 	if (error)
 		return sim_fail(sim, "a probe of namespace %u answered %d", id, error);
 	model_walk(sim->oracle, space->root, 0, root_key, q->keys, q->n / ps, &walk);

@@ -65,7 +65,7 @@ TEST_WITH(a_malformed_line_names_cause_and_cure, NULL, clear)
 		{ "a dance", "is no verb; verbs: open" },
 		{ "a", "a verb must follow" },
 		{ "1a open", "begins with a session's name" },
-		{ "a match n=1", "match takes no 'n='; it takes ns= keys=" },
+		{ "a match n=1", "match takes no 'n='; it takes ns= root= keys=" },
 		{ "a match keys=1 keys=2", "given twice" },
 		{ "a match loud", "flags: lock" },
 		{ "a open lock", "takes no flags" },
