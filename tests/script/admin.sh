@@ -103,6 +103,14 @@ expect 0 "1 subtrees" "$kvtctl" remove blue --keys 1..4
 expect 2 "namespace: 'a/b/c'" "$kvtctl" remove a/b/c
 expect 2 "keys: '1-4'" "$kvtctl" remove blue --keys 1-4
 expect 1 "no namespace is labelled" "$kvtctl" remove unheard-of
+say "a s=begin ns=blue root=7 keys=1..4" '"matched":0'
+say "a end lease=s computed=4" '"sealed":1'
+expect 0 "root key 7  keys 1 2 3 4" "$kvtctl" tree
+expect 0 '"root_key":7' "$kvtctl" tree --json
+expect 2 "usage" "$kvtctl" remove blue --root-key 7
+expect 2 "takes a number" "$kvtctl" remove blue --keys 1..4 --root-key x
+expect 0 "0 subtrees" "$kvtctl" remove blue --keys 1..4
+expect 0 "1 subtrees" "$kvtctl" remove blue --keys 1..4 --root-key 7
 say "a s=begin ns=blue keys=1..8" '"matched":0'
 say "a end lease=s computed=8" '"cached":2'
 expect 0 "matches any more" "$kvtctl" reset

@@ -26,7 +26,7 @@ struct world {
 	struct kvt_core *core;
 	void *arena, *ledger, *scratch;
 	struct kvt_arena_view view;
-	uint32_t keys[DEPTH * PS + DEPTH];
+	uint32_t keys[2 + DEPTH * PS + DEPTH];
 	uint32_t list[LIST];
 	struct kvt_fence_word fences[KVT_FENCE_WORDS];
 	uint32_t session, ns[2];
@@ -37,7 +37,7 @@ struct world {
 	struct kvt_cqe cqe;
 	/* The walk that is on its way. */
 	bool watching;
-	uint32_t query[DEPTH * PS], query_keys, query_ns, most;
+	uint32_t query[DEPTH * PS], query_keys, query_tree, most;
 	uint32_t change_one_in;
 	uint64_t changes;
 };
@@ -105,19 +105,39 @@ static int teardown(void **state)
 
 /* ---------------------------------------------------------------- operations */
 
+/* Trees: two namespaces, and two more roots in the first. */
+enum { TREES = 4 };
+static const uint64_t root_keys[TREES] = { 0, 0, 5, 5ull << 32 };
+
+static uint32_t ns_of(uint32_t tree)
+{
+	return w.ns[tree == 1];
+}
+
 static int execute(struct kvt_sqe sqe)
 {
 	assert_true(kvt_core_execute(w.core, w.session, &sqe, w.now_ns, &w.cqe));
 	return w.cqe.result;
 }
 
-static int begin(uint32_t ns, const uint32_t *keys, uint32_t n_keys, struct kvt_lease *ret_lease)
+/* Put a tree's root key, if it has one, and keys into the key area. Returns the flags that say so. */
+static uint16_t put_keys(uint32_t tree, const uint32_t *keys, uint32_t n_keys)
 {
+	uint16_t flags = root_keys[tree] ? KVT_F_ROOT_KEY : 0;
+	uint32_t head = kvt_root_key_words(flags);
+
+	memcpy(w.keys, &root_keys[tree], head * 4);
+	memcpy(w.keys + head, keys, n_keys * 4);
+	return flags;
+}
+
+static int begin(uint32_t tree, const uint32_t *keys, uint32_t n_keys, struct kvt_lease *ret_lease)
+{
+	uint16_t flags = put_keys(tree, keys, n_keys);
 	int rc;
 
-	memcpy(w.keys, keys, n_keys * 4);
-	rc = execute((struct kvt_sqe){ .op = KVT_OP_BEGIN, .flags = KVT_F_FULL,
-				       .namespace_id = ns, .n_keys = n_keys,
+	rc = execute((struct kvt_sqe){ .op = KVT_OP_BEGIN, .flags = KVT_F_FULL | flags,
+				       .namespace_id = ns_of(tree), .n_keys = n_keys,
 				       .list_capacity = LIST });
 	*ret_lease = (struct kvt_lease){ w.cqe.lease, w.cqe.lease_generation };
 	return rc;
@@ -137,11 +157,13 @@ static int end(struct kvt_lease lease)
 					 .fence_slot = KVT_FENCE_IDLE });
 }
 
-static uint32_t match(uint32_t ns, const uint32_t *keys, uint32_t n_keys)
+static uint32_t match(uint32_t tree, const uint32_t *keys, uint32_t n_keys)
 {
-	memcpy(w.keys, keys, n_keys * 4);
-	assert_int_equal(execute((struct kvt_sqe){ .op = KVT_OP_MATCH, .flags = KVT_F_NO_TOUCH,
-						   .namespace_id = ns, .n_keys = n_keys }), 0);
+	uint16_t flags = KVT_F_NO_TOUCH | put_keys(tree, keys, n_keys);
+
+	assert_int_equal(execute((struct kvt_sqe){ .op = KVT_OP_MATCH, .flags = flags,
+						   .namespace_id = ns_of(tree),
+						   .n_keys = n_keys }), 0);
 	return w.cqe.match.matched;
 }
 
@@ -159,17 +181,18 @@ static uint32_t random_keys(uint32_t *keys)
 	return pages * PS;
 }
 
-static void insert_with_ttl(uint32_t ns, const uint32_t *keys, uint32_t n_keys)
+static void insert_with_ttl(uint32_t tree, const uint32_t *keys, uint32_t n_keys)
 {
-	uint32_t n = n_keys / PS;
+	uint32_t n = n_keys / PS, pages_at = n_keys + 2;
+	uint16_t flags;
 
 	if (execute((struct kvt_sqe){ .op = KVT_OP_ALLOC, .arg = n, .list_capacity = LIST }) != 0)
 		return;
-	memcpy(w.keys, keys, n_keys * 4);
-	memcpy(w.keys + n_keys, w.list, n * 4);
-	if (execute((struct kvt_sqe){ .op = KVT_OP_INSERT, .namespace_id = ns, .n_keys = n_keys,
-				      .arg = n_keys, .fence_slot = KVT_FENCE_IDLE,
-				      .flags = KVT_F_TTL, .ttl_ms = 1 + random_below(3),
+	flags = KVT_F_TTL | put_keys(tree, keys, n_keys);
+	memcpy(w.keys + pages_at, w.list, n * 4);
+	if (execute((struct kvt_sqe){ .op = KVT_OP_INSERT, .namespace_id = ns_of(tree),
+				      .n_keys = n_keys, .arg = pages_at,
+				      .fence_slot = KVT_FENCE_IDLE, .flags = flags, .ttl_ms = 1 + random_below(3),
 				      .list_capacity = LIST }) == 0) {
 		uint32_t duplicates = w.cqe.insert.n_twins;
 
@@ -177,18 +200,18 @@ static void insert_with_ttl(uint32_t ns, const uint32_t *keys, uint32_t n_keys)
 			w.keys[i] = w.list[2 * i];
 		n = duplicates;
 	} else {
-		memmove(w.keys, w.keys + n_keys, n * 4);
+		memmove(w.keys, w.keys + pages_at, n * 4);
 	}
 	assert_int_equal(execute((struct kvt_sqe){ .op = KVT_OP_FREE, .n_keys = n,
 						   .fence_slot = KVT_FENCE_IDLE }), 0);
 }
 
-static void change_leases(uint32_t ns, const uint32_t *keys, uint32_t n_keys)
+static void change_leases(uint32_t tree, const uint32_t *keys, uint32_t n_keys)
 {
 	struct kvt_lease lease;
 
 	if (w.n_held < 4 && random_below(2)) {
-		if (begin(ns, keys, n_keys, &lease) == 0)
+		if (begin(tree, keys, n_keys, &lease) == 0)
 			w.held[w.n_held++] = lease;
 	} else if (w.n_held && random_below(2)) {
 		commit(w.held[random_below(w.n_held)], random_below(DEPTH * PS));
@@ -203,8 +226,9 @@ static void change_leases(uint32_t ns, const uint32_t *keys, uint32_t n_keys)
 /* One random change of the tree. */
 static void change(void)
 {
-	uint32_t keys[DEPTH * PS], n_keys = random_keys(keys), ns = w.ns[random_below(2)];
+	uint32_t keys[DEPTH * PS], n_keys = random_keys(keys), tree = random_below(TREES);
 	struct kvt_lease lease;
+	uint16_t flags;
 
 	w.changes++;
 	switch (random_below(16)) {
@@ -214,9 +238,9 @@ static void change(void)
 		execute((struct kvt_sqe){ .op = KVT_OP_EVICT, .arg = 1 + random_below(20) });
 		break;
 	case 3:
-		memcpy(w.keys, keys, sizeof(keys));
-		execute((struct kvt_sqe){ .op = KVT_OP_REMOVE, .namespace_id = ns,
-					  .n_keys = random_below(n_keys) });
+		flags = put_keys(tree, keys, n_keys);
+		execute((struct kvt_sqe){ .op = KVT_OP_REMOVE, .namespace_id = ns_of(tree),
+					  .flags = flags, .n_keys = random_below(n_keys) });
 		break;
 	case 4:
 		if (random_below(4) == 0)
@@ -224,19 +248,19 @@ static void change(void)
 		break;
 	case 5:
 		w.now_ns += random_below(2000000);
-		insert_with_ttl(ns, keys, n_keys);
+		insert_with_ttl(tree, keys, n_keys);
 		break;
 	case 6:
 	case 7:
 	case 8:
 	case 9:
-		change_leases(ns, keys, n_keys);
+		change_leases(tree, keys, n_keys);
 		break;
 	case 10:
 		kvt_core_work(w.core, 1 + random_below(20), true, w.now_ns);
 		break;
 	default:
-		if (begin(ns, keys, n_keys, &lease) != 0)
+		if (begin(tree, keys, n_keys, &lease) != 0)
 			break;
 		commit(lease, n_keys);
 		end(lease);
@@ -245,7 +269,7 @@ static void change(void)
 
 static void note_truth(void)
 {
-	uint32_t matched = match(w.query_ns, w.query, w.query_keys);
+	uint32_t matched = match(w.query_tree, w.query, w.query_keys);
 
 	if (matched > w.most)
 		w.most = matched;
@@ -265,11 +289,11 @@ static void between(void)
 	}
 }
 
-static int walk_now(uint32_t which, const uint32_t *keys, uint32_t n_keys,
+static int walk_now(uint32_t tree, const uint32_t *keys, uint32_t n_keys,
 		    struct kvt_handle *ret_handle, struct kvt_walk_effort *ret_effort)
 {
-	return kvt_walk(&w.view, w.ns[which], w.digests[which], 0, keys, n_keys, w.now_ns,
-			ret_handle, ret_effort);
+	return kvt_walk(&w.view, ns_of(tree), w.digests[tree == 1], root_keys[tree], keys, n_keys,
+			w.now_ns, ret_handle, ret_effort);
 }
 
 /* ---------------------------------------------------------------- tests */
@@ -281,12 +305,12 @@ TEST_WITH(a_walk_alone_reports_what_match_reports, setup, teardown)
 	uint64_t found = 0;
 
 	for (uint32_t i = 0; i < 30000; i++) {
-		uint32_t which = random_below(2), matched;
+		uint32_t tree = random_below(TREES), matched;
 
 		change();
 		w.query_keys = random_keys(w.query) - random_below(PS);
-		matched = match(w.ns[which], w.query, w.query_keys);
-		assert_int_equal(walk_now(which, w.query, w.query_keys, &handle, &effort), 0);
+		matched = match(tree, w.query, w.query_keys);
+		assert_int_equal(walk_now(tree, w.query, w.query_keys, &handle, &effort), 0);
 		assert_int_equal(handle.positions, matched);
 		assert_int_equal(handle.node, matched ? w.cqe.node : 0);
 		assert_int_equal(handle.generation, matched ? w.cqe.generation : 0);
@@ -302,18 +326,17 @@ static void watch(uint32_t rounds, uint32_t change_one_in)
 
 	w.change_one_in = change_one_in;
 	for (uint32_t i = 0; i < rounds; i++) {
-		uint32_t which = random_below(2);
 		uint64_t before = w.changes;
 		struct kvt_handle handle;
 		int rc;
 
 		change();
 		w.query_keys = random_keys(w.query);
-		w.query_ns = w.ns[which];
+		w.query_tree = random_below(TREES);
 		w.most = 0;
 		note_truth();
 		w.watching = true;
-		rc = walk_now(which, w.query, w.query_keys, &handle, NULL);
+		rc = walk_now(w.query_tree, w.query, w.query_keys, &handle, NULL);
 		w.watching = false;
 		raced += w.changes > before + 1;
 		if (rc == -EAGAIN)
@@ -357,7 +380,7 @@ TEST_WITH(a_node_with_a_ttl_ends_the_walk_where_the_clock_is_unknown, setup, tea
 	const uint32_t keys[4] = { 1, 1, 2, 2 };
 	struct kvt_handle handle;
 
-	insert_with_ttl(w.ns[0], keys, 4);
+	insert_with_ttl(0, keys, 4);
 	assert_int_equal(walk_now(0, keys, 4, &handle, NULL), 0);
 	assert_int_equal(handle.positions, 4);
 	assert_int_equal(kvt_walk(&w.view, w.ns[0], w.digests[0], 0, keys, 4, UINT64_MAX, &handle,
@@ -377,7 +400,7 @@ TEST_WITH(a_writer_that_stands_still_does_not_hold_a_reader, setup, teardown)
 	struct kvt_handle handle;
 	struct kvt_lease lease;
 
-	assert_int_equal(begin(w.ns[0], keys, 2, &lease), 0);
+	assert_int_equal(begin(0, keys, 2, &lease), 0);
 	assert_int_equal(commit(lease, 2), 0);
 	assert_int_equal(walk_now(0, keys, 2, &handle, &effort), 0);
 	assert_int_equal(handle.positions, 2);
