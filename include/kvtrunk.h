@@ -591,8 +591,8 @@ void kvt_result_release(struct kvt_client *client, struct kvt_result *result);
 int kvt_call(struct kvt_client *client, const struct kvt_request *request,
 	     struct kvt_result *ret_result);
 
-/** Blocking forms, copying lists into the caller's arrays. Each `capacity` and `n` in pages;
- * -ENOBUFS when too short (nothing done, *ret_n = needed).
+/** Blocking forms, without a root key (kvt_call() takes one), copying lists into the caller's
+ * arrays. Each `capacity` and `n` in pages; -ENOBUFS when too short: nothing done, *ret_n = needed.
  *
  * kvt_match() of 1,024 keys or more probes first, as kvt_probe(), and sends only the keys that the
  * probe did not find; the answer is the same. */

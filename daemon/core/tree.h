@@ -11,7 +11,7 @@
 
 /** Take a free node, there must be one: no run, no locks, not linked. */
 uint32_t kvt_node_make(struct kvt_core *core, uint32_t namespace_id, uint32_t parent);
-/** Have a node that no walk finds yet be found with this root key; 0: without one. */
+/** Between write_begin and write_end: have a node be found with this root key, 0: without one. */
 void kvt_node_set_root_key(struct kvt_core *core, uint32_t id, uint64_t root_key);
 /** Make a node with its run findable. */
 void kvt_node_link(struct kvt_core *core, uint32_t node);

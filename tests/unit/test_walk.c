@@ -120,7 +120,7 @@ static int execute(struct kvt_sqe sqe)
 	return w.cqe.result;
 }
 
-/* Put a tree's root key, if it has one, and keys into the key area. Returns the flags that say so. */
+/* Put a tree's root key, if it has one, and keys into the key area. Returns the flags for that. */
 static uint16_t put_keys(uint32_t tree, const uint32_t *keys, uint32_t n_keys)
 {
 	uint16_t flags = root_keys[tree] ? KVT_F_ROOT_KEY : 0;
@@ -192,7 +192,8 @@ static void insert_with_ttl(uint32_t tree, const uint32_t *keys, uint32_t n_keys
 	memcpy(w.keys + pages_at, w.list, n * 4);
 	if (execute((struct kvt_sqe){ .op = KVT_OP_INSERT, .namespace_id = ns_of(tree),
 				      .n_keys = n_keys, .arg = pages_at,
-				      .fence_slot = KVT_FENCE_IDLE, .flags = flags, .ttl_ms = 1 + random_below(3),
+				      .fence_slot = KVT_FENCE_IDLE, .flags = flags,
+				      .ttl_ms = 1 + random_below(3),
 				      .list_capacity = LIST }) == 0) {
 		uint32_t duplicates = w.cqe.insert.n_twins;
 
