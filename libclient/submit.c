@@ -291,9 +291,10 @@ static bool rung_later(const struct kvt_client *client, const struct kvt_sqe *sq
 	       kvt_load_relaxed(&client->ring.fences[sqe->fence_slot].value) < sqe->fence_value;
 }
 
-/* Submit one entry. -EAGAIN without a text: no room; the caller decides what that means. */
+/* Submit one entry. `waits`: the caller waits for the answer, and a refusal comes before the fence.
+ * -EAGAIN without a text: no room; the caller decides what that means. */
 static int submit(struct kvt_client *client, const struct kvt_request *request, uint32_t state,
-		  uint32_t *ret_number)
+		  bool waits, uint32_t *ret_number)
 {
 	bool insert = request->op == KVT_OP_INSERT;
 	bool pages = kvt_op_takes(request->op) & KVT_TAKES_PAGES;
@@ -350,7 +351,7 @@ static int submit(struct kvt_client *client, const struct kvt_request *request, 
 	kvt_client_step(client, KVT_STEP_ENTRY_PUT);
 	asleep = kvt_ring_sq_publish(&client->ring);
 	kvt_client_step(client, KVT_STEP_TAIL_PUBLISHED);
-	if (asleep && !rung_later(client, &sqe))
+	if (asleep && (waits || !rung_later(client, &sqe)))
 		ring_doorbell(client);
 	kvt_client_step(client, KVT_STEP_SUBMITTED);
 	*ret_number = number;
@@ -517,7 +518,7 @@ static bool undo(struct kvt_client *client, uint32_t number)
 	}
 	while (undo_request(client, slot, &result, &request)) {
 		kvt_client_step(client, KVT_STEP_GIVE_BACK);
-		if (submit(client, &request, KVT_SLOT_SILENT, &undoing) == -EAGAIN) {
+		if (submit(client, &request, KVT_SLOT_SILENT, false, &undoing) == -EAGAIN) {
 			slot->op = before.op;
 			slot->flags = before.flags;
 			return false;
@@ -546,7 +547,7 @@ static __attribute__((noinline)) void undo_waiting(struct kvt_client *client)
 					       .fence = seq->fence };
 		uint32_t number;
 
-		if (submit(client, &request, KVT_SLOT_SILENT, &number) == -EAGAIN)
+		if (submit(client, &request, KVT_SLOT_SILENT, false, &number) == -EAGAIN)
 			return;
 		client->ending = seq->next_free;
 		kvt_seq_recycle(seq);
@@ -734,14 +735,14 @@ static int submit_now(struct kvt_client *client, const struct kvt_request *reque
 
 	if (KVT_UNLIKELY(rc != 0))
 		return rc;
-	rc = submit(client, request, state, ret_number);
+	rc = submit(client, request, state, false, ret_number);
 	if (KVT_LIKELY(rc != -EAGAIN))
 		return rc;
 	/* Available answers hold key space that is no longer needed. */
 	rc = kvt_client_take_ready(client);
 	if (rc != 0)
 		return rc;
-	rc = submit(client, request, state, ret_number);
+	rc = submit(client, request, state, false, ret_number);
 	return rc == -EAGAIN ? no_room(client) : rc;
 }
 
@@ -785,11 +786,8 @@ static int submit_waiting(struct kvt_client *client, const struct kvt_request *r
 			  struct kvt_wait *wait, uint32_t *ret_number)
 {
 	for (;;) {
-		int rc = submit(client, request, KVT_SLOT_FLYING, ret_number);
+		int rc = submit(client, request, KVT_SLOT_FLYING, true, ret_number);
 
-		/* A refusal does not wait for the fence. */
-		if (rc == 0 && request->fence.value)
-			kvt_client_kick(client);
 		if (KVT_LIKELY(rc != -EAGAIN))
 			return rc;
 		if (client->n_flying == 0)
