@@ -199,6 +199,7 @@ void bench_hammer(struct bench_target *target, const struct bench_tree *tree);
 void bench_reclaim(struct bench_target *target, const struct bench_tree *tree);
 void bench_reclaim_crowd(struct bench_target *target, const struct bench_tree *tree);
 void bench_asleep(const struct bench_options *options);
+void bench_salts(const struct bench_options *options);
 void bench_unix(const struct bench_options *options);
 void bench_evict(const struct bench_options *options);
 void bench_arena(void);

@@ -31,6 +31,7 @@ enum part {
 	PART_ATTACKS = 1u << 14,
 	PART_CROWD = 1u << 15,
 	PART_MEMORY = 1u << 16,
+	PART_SALTS = 1u << 17,
 };
 /* Parts that run only by name. */
 #define PARTS_APART (PART_SCENARIOS | PART_ATTACKS | PART_CROWD)
@@ -51,6 +52,7 @@ static const struct {
 	{ "hammer", PART_HAMMER, "4,096-key matches beside 131,072-key ones" },
 	{ "reclaim", PART_RECLAIM, "pages of a killed client back to FREE" },
 	{ "asleep", PART_ASLEEP, "commits of a sleeping daemon, waited for and not" },
+	{ "salts", PART_SALTS, "sequences of new salts: root keys, namespaces" },
 	{ "unix", PART_UNIX, "a unix socket's round trip, for comparison" },
 	{ "evict", PART_EVICT, "eviction, every policy, 1 K to 300 K leaves (in this process)" },
 	{ "arena", PART_ARENA, "bytes of metadata per position" },
@@ -231,6 +233,8 @@ int main(int argc, char **argv)
 		   options.core ? "core in this process" : "daemon on its own core, spinning");
 	if (wanted & PART_ASLEEP)
 		bench_asleep(&options);
+	if (wanted & PART_SALTS)
+		bench_salts(&options);
 	if (wanted & PART_UNIX)
 		bench_unix(&options);
 	if (wanted & PARTS_ON_TREES & ~(unsigned int)PART_NODES && options.fresh)
