@@ -2,6 +2,7 @@
 #include "tools/visitors.h"
 
 #include <stddef.h>
+#include <string.h>
 #include <sys/socket.h>
 
 static void shut_down(struct kvt_visitor *visitor)
@@ -24,19 +25,34 @@ static uint32_t count(const struct kvt_visitors *visitors, const uid_t *uid)
 	return n;
 }
 
-/* Find the oldest connection of the user that has most. There is one. */
+/* True if the server has a whole request to read. */
+static bool has_asked(const struct kvt_visitor *visitor)
+{
+	char head[2048];
+	ssize_t n = recv(visitor->fd, head, sizeof(head), MSG_PEEK | MSG_DONTWAIT);
+
+	return n > 0 && memmem(head, (size_t)n, "\r\n\r\n", 4);
+}
+
+/* Find the oldest connection of the user that has most: of those that have not asked, if there are
+ * any. There is one. */
 static struct kvt_visitor *find_victim(struct kvt_visitors *visitors)
 {
 	struct kvt_visitor *victim = NULL;
+	bool victim_asked = false;
 	uint32_t most = 0;
 
 	for (size_t i = 0; i < KVT_VISITORS_ROOM; i++) {
 		struct kvt_visitor *visitor = &visitors->at[i];
 		uint32_t n = is_served(visitor) ? count(visitors, &visitor->uid) : 0;
+		bool asked = n && has_asked(visitor);
 
-		if (n > most || (n && n == most && visitor->came < victim->came)) {
+		if (n > most ||
+		    (n && n == most && (asked == victim_asked ? visitor->came < victim->came :
+								victim_asked))) {
 			most = n;
 			victim = visitor;
+			victim_asked = asked;
 		}
 	}
 	return victim;

@@ -5,11 +5,12 @@
 /**
  * @file visitors.h
  * The connections of a small server that any local user may reach. Each has a deadline for its
- * whole request. When there are too many, the oldest connection of the user that has most is shut
- * down, so idle connections block no user.
+ * whole request. When there are too many, the oldest of the user that has most is shut down, if
+ * possible one whose request is not there yet: so idle connections block no user.
  *
- * On TCP users cannot be told apart; there a newcomer is served before KVT_VISITORS_MOST others
- * have come after it. The server reads the end of a shut-down connection and closes it.
+ * On TCP users cannot be told apart; there a newcomer is served if its request comes before
+ * KVT_VISITORS_MOST others have come after it. The server reads the end of a shut-down connection
+ * and closes it.
  */
 
 #include <pthread.h>

@@ -56,6 +56,27 @@ TEST_WITH(the_oldest_gives_way_when_there_are_too_many, begin, end)
 	assert_false(is_shut(5));
 }
 
+static void ask(size_t i, const char *request)
+{
+	assert_int_equal(send(peers[i], request, strlen(request), 0), strlen(request));
+}
+
+TEST_WITH(who_has_asked_gives_way_last, begin, end)
+{
+	ask(0, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+	ask(1, "GET / HTTP/1.1\r\nHost: x\r\n");
+	for (size_t i = 0; i < KVT_VISITORS_MOST + 3; i++)
+		assert_true(kvt_visitors_came(&visitors, ours[i], KVT_VISITORS_ANYONE, 0));
+	assert_false(is_shut(0));
+	for (size_t i = 1; i <= 3; i++)
+		assert_true(is_shut(i));
+	for (size_t i = 4; i < KVT_VISITORS_MOST + 4; i++)
+		ask(i, "\r\n\r\n");
+	assert_true(kvt_visitors_came(&visitors, ours[KVT_VISITORS_MOST + 3], KVT_VISITORS_ANYONE,
+				      0));
+	assert_true(is_shut(0)); /* all have */
+}
+
 TEST_WITH(a_user_with_many_does_not_push_out_one_with_few, begin, end)
 {
 	assert_true(kvt_visitors_came(&visitors, ours[0], 1000, 0)); /* the oldest of all */
@@ -65,6 +86,11 @@ TEST_WITH(a_user_with_many_does_not_push_out_one_with_few, begin, end)
 	assert_true(is_shut(1));
 	assert_true(is_shut(24));
 	assert_false(is_shut(25));
+	for (size_t i = 25; i < 41; i++)
+		ask(i, "\r\n\r\n");
+	assert_true(kvt_visitors_came(&visitors, ours[40], 65534, 0));
+	assert_false(is_shut(0));
+	assert_true(is_shut(25));
 }
 
 TEST_WITH(all_of_a_request_has_a_deadline, begin, end)
