@@ -14,7 +14,7 @@
 #define FEW_NEAR 2
 /* A strip of fp32 is twice as large. */
 #define FEW_FAR(type) (kvt_type_size(type) == 4 ? 3 : 4)
-#define FEW_SPAN (2 * VW)
+#define FEW_SPAN(type) (2 * VW)
 #define FEW_STEPS_AT_ONCE 1
 #define FEW_EACH(instance, type)                                                                   \
 	instance(1, 4, type) instance(2, 4, type) instance(3, 4, type) instance(4, 4, type)        \

@@ -8,6 +8,7 @@
  *   v_transpose        VW vectors: lane j of vector i becomes lane i of vector j
  *   v_any_not_finite   whether any lane is infinite or NaN
  *   rows_fetch, ahead_fetch  ask for rows that will be read soon, and later
+ *   pair_load          with FEW_PAIRED of few.inc.h: a pair of vectors, in the order of pair_split
  */
 
 #define STEP 1
@@ -93,6 +94,13 @@ values_load(const char *row, size_t stride, uint32_t dim, uint32_t v, vb *ret_st
 	    const uint32_t n_vectors, const uint32_t type)
 {
 	(void)stride;
+#ifdef FEW_PAIRED
+	if (FEW_PAIRED(type) && n_vectors > 1) {
+		UNROLL_FOR (i, n_vectors / 2)
+			pair_load(row + (v + 2 * i) * VW * kvt_type_size(type), ret_step + 2 * i);
+		return;
+	}
+#endif
 	UNROLL_FOR (i, n_vectors) {
 		uint32_t x = (v + i) * VW, n = n_vectors > 1 ? VW : dim - x;
 

@@ -14,7 +14,9 @@
  *                    does not take them
  *   FEW_TYPES        a case for each type that is taken, by its name
  *   FEW_NEAR, FEW_FAR(type)  how many strips ahead fetches are
- *   FEW_SPAN         positions of values that are added to outputs in registers
+ *   FEW_PAIRED(type) optional: true if values_load gives even and odd dimensions apart, in pairs
+ *   pair_split, pair_join  then: bring a pair of vectors into this order, and back
+ *   FEW_SPAN(type)   positions of values that are added to outputs in registers
  *   FEW_STEPS_AT_ONCE  steps of them without a loop
  *
  * Memory is the limit here. While strips are used, those after them are fetched: FEW_FAR strips
@@ -89,6 +91,20 @@ INLINE void values_load_some(const char *row, size_t stride, uint32_t v, vb *ret
 			     const uint32_t n_vectors)
 {
 	(void)row, (void)stride, (void)v, (void)ret_steps, (void)n_vectors;
+}
+#endif
+
+#ifndef FEW_PAIRED
+#define FEW_PAIRED(type) 0
+
+INLINE void pair_split(vf *pair)
+{
+	(void)pair;
+}
+
+INLINE void pair_join(vf *pair)
+{
+	(void)pair;
 }
 #endif
 
@@ -214,22 +230,25 @@ INLINE void values_add(const struct few *few, vf (*c)[4], const element *weights
 
 /*
  * Add a span's part to some rows' outputs: n_vectors of them from number v on. Does one of
- * n_passes parts of the fetches.
+ * n_passes parts of the fetches. Returns the marks, NaN where an output is not finite.
  */
-INLINE bool few_values_some(const struct few *few, float *outputs, const element *weights,
-			    uint32_t first, uint32_t v, uint32_t pass, uint32_t n_passes,
-			    const uint32_t n_rows, const uint32_t n_vectors, const uint32_t type)
+INLINE vf few_values_some(const struct few *few, float *outputs, const element *weights,
+			  uint32_t first, uint32_t v, uint32_t pass, uint32_t n_passes, vf marks,
+			  const uint32_t n_rows, const uint32_t n_vectors, const uint32_t type)
 {
-	uint32_t end = few->n_keys - first < FEW_SPAN ? few->n_keys : first + FEW_SPAN;
-	uint32_t ahead = first + FEW_SPAN * pass / n_passes, due = 0;
+	const uint32_t span = FEW_SPAN(type), n_pairs = FEW_PAIRED(type) ? n_vectors / 2 : 0;
+	uint32_t end = few->n_keys - first < span ? few->n_keys : first + span;
+	uint32_t ahead = first + span * pass / n_passes, due = 0;
 	const char *row = NULL;
 	vf c[FEW_ROWS][4];
-	vf marks = v_zero();
 
 	outputs += v * VW;
-	UNROLL_FOR (r, n_rows)
+	UNROLL_FOR (r, n_rows) {
 		UNROLL_FOR (i, n_vectors)
 			c[r][i] = v_load(outputs + r * few->out_dim + i * VW);
+		UNROLL_FOR (i, n_pairs)
+			pair_split(c[r] + 2 * i);
+	}
 	for (uint32_t key = first; key < end;) {
 		uint32_t left = (end - key + STEP - 1) / STEP;
 
@@ -245,12 +264,15 @@ INLINE bool few_values_some(const struct few *few, float *outputs, const element
 		for (due += FEW_STEPS_AT_ONCE * STEP; due >= n_passes; due -= n_passes)
 			row_ahead(few, ahead++, type);
 	}
-	UNROLL_FOR (r, n_rows)
+	UNROLL_FOR (r, n_rows) {
+		UNROLL_FOR (i, n_pairs)
+			pair_join(c[r] + 2 * i);
 		UNROLL_FOR (i, n_vectors) {
 			marks = v_fma(c[r][i], v_zero(), marks);
 			v_store(outputs + r * few->out_dim + i * VW, c[r][i]);
 		}
-	return !v_any_not_finite(marks);
+	}
+	return marks;
 }
 
 INLINE bool few_values_of(const struct few *few, float *outputs, const element *weights,
@@ -258,20 +280,20 @@ INLINE bool few_values_of(const struct few *few, float *outputs, const element *
 {
 	const uint32_t n_vectors = few->out_dim / VW, n_whole = few->dim / VW / width;
 	const uint32_t n_passes = n_whole + n_vectors - n_whole * width;
-	bool good = true;
+	vf marks = v_zero();
 
-	for (uint32_t key = 0; key < few->n_keys; key += FEW_SPAN) {
+	for (uint32_t key = 0; key < few->n_keys; key += FEW_SPAN(type)) {
 		uint32_t pass = 0;
 
 		for (; pass < n_whole; pass++)
-			good &= few_values_some(few, outputs, weights, key, pass * width, pass,
-						n_passes, n_rows, width, type);
+			marks = few_values_some(few, outputs, weights, key, pass * width, pass,
+						n_passes, marks, n_rows, width, type);
 		for (; pass < n_passes; pass++)
-			good &= few_values_some(few, outputs, weights, key,
-						pass + n_whole * (width - 1), pass, n_passes,
+			marks = few_values_some(few, outputs, weights, key,
+						pass + n_whole * (width - 1), pass, n_passes, marks,
 						n_rows, 1, type);
 	}
-	return good;
+	return !v_any_not_finite(marks);
 }
 
 #define FEW_CASE(rows, width, name)                                                                \

@@ -27,7 +27,7 @@
 /* Few rows: few.inc.h. More words at a time do not fit into registers. */
 #define FEW_STRIPS 8
 #define FEW_WORDS 4
-#define FEW_SPAN (4 * VW)
+#define FEW_SPAN(type) (kvt_type_size(type) == 2 ? 8 * VW : 4 * VW)
 #define FEW_STEPS_AT_ONCE VW
 #define FEW_NEAR 2
 #define FEW_FAR(type) (kvt_type_size(type) == 4 ? 4 : 8)
@@ -276,6 +276,36 @@ static inline void row_store(void *target, const float *source, uint32_t n, uint
 				 _mm256_cvtps_ph(v_load(source + i), _MM_FROUND_TO_NEAREST_INT));
 	for (; i < n; i++)
 		kvt_element_store((char *)target + i * bytes, type, source[i]);
+}
+
+/* Even and odd dimensions cost two operations where those in order cost four. */
+#define FEW_PAIRED(type) ((type) == KVT_ATTN_BF16)
+
+static inline void pair_load(const char *source, vf *ret_pair)
+{
+	words both = _mm256_loadu_si256((const void *)source);
+
+	ret_pair[0] = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+	ret_pair[1] = _mm256_castsi256_ps(
+		_mm256_and_si256(both, _mm256_set1_epi32((int)0xffff0000)));
+}
+
+static inline void pair_split(vf *pair)
+{
+	vf low = _mm256_permute2f128_ps(pair[0], pair[1], 0x20);
+	vf high = _mm256_permute2f128_ps(pair[0], pair[1], 0x31);
+
+	pair[0] = _mm256_shuffle_ps(low, high, 0x88);
+	pair[1] = _mm256_shuffle_ps(low, high, 0xdd);
+}
+
+static inline void pair_join(vf *pair)
+{
+	vf low = _mm256_unpacklo_ps(pair[0], pair[1]);
+	vf high = _mm256_unpackhi_ps(pair[0], pair[1]);
+
+	pair[0] = _mm256_permute2f128_ps(low, high, 0x20);
+	pair[1] = _mm256_permute2f128_ps(low, high, 0x31);
 }
 
 #include "f32.inc.h"

@@ -20,7 +20,7 @@
 /* Few rows: few.inc.h */
 #define FEW_STRIPS 16
 #define FEW_WORDS 4
-#define FEW_SPAN (8 * VW)
+#define FEW_SPAN(type) (8 * VW)
 #define FEW_STEPS_AT_ONCE VW
 #define FEW_NEAR 4
 #define FEW_FAR(type) (kvt_type_size(type) == 4 ? 8 : 16)
