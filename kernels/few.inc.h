@@ -7,6 +7,7 @@
  *   words_load, words_load_8  the first four or eight words of VW rows: vector i has word i of all
  *   FEW_WORDS        words loaded at a time, 4 or 8, for which there are registers
  *   FEW_EACH(instance, type)  rows, and vectors of outputs that fit into registers beside them
+ *   FEW_AT_ONCE(type)  optional: more rows than these are computed in two halves
  *   FEW_STEPS(type)  steps in 4 bytes of a row of KV of this type, 0 if there is no such way
  *   keys_step        step i of VW positions, of 4 bytes of them
  *   values_load      n_vectors vectors of one step of positions
@@ -28,6 +29,9 @@
 #include "strips.inc.h"
 
 #define FEW_ROWS 8
+#ifndef FEW_AT_ONCE
+#define FEW_AT_ONCE(type) FEW_ROWS
+#endif
 
 static bool few_possible(uint32_t dim, uint32_t type)
 {
@@ -330,6 +334,17 @@ FEW_TYPES(FEW_VALUES)
 
 static void few_scores(const struct few *few, float *scores, const element *queries)
 {
+	if (few->n_rows > FEW_AT_ONCE(few->type)) {
+		struct few half = *few;
+
+		half.n_rows = few->n_rows / 2;
+		few_scores(&half, scores, queries);
+		scores += half.n_rows * BLOCK;
+		queries += half.n_rows * few->q_stride;
+		half.n_rows = few->n_rows - half.n_rows;
+		few_scores(&half, scores, queries);
+		return;
+	}
 #define FEW_CASE(name)                                                                             \
 	case KVT_ATTN_##name:                                                                      \
 		few_scores_##name(few, scores, queries);                                           \
@@ -342,6 +357,17 @@ static void few_scores(const struct few *few, float *scores, const element *quer
 
 static bool few_values(const struct few *few, float *outputs, const element *weights)
 {
+	if (few->n_rows > FEW_AT_ONCE(few->type)) {
+		struct few half = *few;
+		bool good;
+
+		half.n_rows = few->n_rows / 2;
+		good = few_values(&half, outputs, weights);
+		outputs += half.n_rows * few->out_dim;
+		weights += half.n_rows * BLOCK;
+		half.n_rows = few->n_rows - half.n_rows;
+		return few_values(&half, outputs, weights) && good;
+	}
 #define FEW_CASE(name)                                                                             \
 	case KVT_ATTN_##name:                                                                      \
 		return few_values_##name(few, outputs, weights);
