@@ -3,7 +3,8 @@
  * @file salts.c
  * What a short sequence costs whose salt is new, as a root key and as a namespace.
  *
- * Inputs: the options. Invariant: all sequences have the same keys, in turns; none finds any.
+ * Inputs: the options. Invariant: figures and floor are measured in turns; no sequence finds keys,
+ * though those with a salt all have the same.
  * Caller: main.c.
  */
 #include "bench/bench.h"

@@ -45,7 +45,7 @@ static struct kvt_visitor *find_victim(struct kvt_visitors *visitors)
 	for (size_t i = 0; i < KVT_VISITORS_ROOM; i++) {
 		struct kvt_visitor *visitor = &visitors->at[i];
 		uint32_t n = is_served(visitor) ? count(visitors, &visitor->uid) : 0;
-		bool asked = n && has_asked(visitor);
+		bool asked = n && n >= most && has_asked(visitor);
 
 		if (n > most ||
 		    (n && n == most && (asked == victim_asked ? visitor->came < victim->came :

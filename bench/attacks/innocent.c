@@ -290,9 +290,10 @@ static void scrape(struct worker *worker)
 	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
 	if (connect(fd, (struct sockaddr *)&address, sizeof(address)) ||
 	    send(fd, request, sizeof(request) - 1, MSG_NOSIGNAL) < 0 ||
-	    recv(fd, text, sizeof(text) - 1, 0) < 0 || strncmp(text, "HTTP/1.1 200", 12))
-		complain(worker->report, "scrape: %.*s", *text ? (int)strcspn(text, "\r\n") : 9,
-			 *text ? text : "no answer");
+	    recv(fd, text, sizeof(text) - 1, 0) < 0 || strncmp(text, "HTTP/1.1 200", 12)) {
+		text[strcspn(text, "\r\n")] = '\0';
+		complain(worker->report, "scrape: %s", *text ? text : "no answer");
+	}
 	close(fd);
 }
 

@@ -84,8 +84,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
 	for (uint32_t i = 0; i < 32; i++)
 		keys[i] = i < branch * 4 ? i : i + 1000 * branch;
 	if (kvt_arena_view_init(&view, arena, used) == KVT_ATTACH_OK) {
-		int error = kvt_walk(&view, namespace_id, digest, keys[0] & 1, keys, 32, 1,
-					 &handle, NULL);
+		int error = kvt_walk(&view, namespace_id, digest, n > 1 && bytes[1] & 1, keys, 32,
+				     1, &handle, NULL);
 
 		KVT_ASSERT(error <= 0 && (error != 0 || handle.positions <= 32));
 	}
