@@ -38,6 +38,7 @@ def make(ctx: Any) -> KvtrunkCache:
     _refusals.check(ctx.server_args)
     _refusals.check_context(ctx)
     compat.check()
+    _refusals.check_model(ctx.tp_worker.model_runner.model, ctx.model_config.context_len)
     for target in HOOKS:
         path, name = target.rsplit(".", 1)
         if not hasattr(getattr(pkgutil.resolve_name(path), name), "__wrapped__"):

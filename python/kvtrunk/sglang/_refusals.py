@@ -79,3 +79,23 @@ def check_context(ctx: Any) -> None:
     if ctx.params.is_eagle:
         raise Refused("--radix-cache-backend kvtrunk does not go with EAGLE: its draft layers have "
                       "no place in the shared pages")
+
+
+def check_model(model: Any, context_length: int) -> None:
+    """The same for the model as built: K of a position must be a function of the keys up to it."""
+    for name, module in model.named_modules():
+        kinds = [kind.__name__ for kind in type(module).__mro__]
+        if "Phi3LongRoPEScaledRotaryEmbedding" in kinds:
+            most = module.original_max_position_embeddings
+            if context_length > most:
+                raise Refused(
+                    f"--radix-cache-backend kvtrunk does not share this model's KV: SGLang turns "
+                    f"K by the long rope factors in each batch that has a position above {most}, "
+                    f"and else by the short ones ({name}, {kinds[0]}): start it with "
+                    f"--context-length {most}, or leave --radix-cache-backend out")
+        rope = str(getattr(module, "rope_type", ""))
+        if hasattr(module, "original_inv_freq") and ("dynamic" in rope or rope == "longrope"):
+            raise Refused(
+                f"--radix-cache-backend kvtrunk does not go with --model-impl transformers for this "
+                f"model: its rope factors change with the longest sequence so far ({name}, "
+                f"{kinds[0]}, rope type {rope}): leave --model-impl out")

@@ -27,6 +27,9 @@ NAMES: dict[str, tuple[str, ...]] = {
     "sglang.srt.runtime_context.get_server_args": (),
     "sglang.srt.distributed.parallel_state.get_tp_group": (),
     "sglang.srt.distributed.parallel_state.GroupCoordinator.broadcast_object": ("obj",),
+    "sglang.srt.managers.tp_worker.BaseTpWorker.model_runner": (),
+    "sglang.srt.layers.rotary_embedding.rope_variant.Phi3LongRoPEScaledRotaryEmbedding.forward": (
+        "positions",),
     "sglang.srt.mem_cache.prefill_budget.PrefillBudget._available_and_evictable": ("self",),
     "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool._create_buffers_normal": ("self",),
     "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool.get_key_buffer": ("layer_id",),

@@ -41,6 +41,40 @@ def test_hybrid_trees_are_refused(what):
         _refusals.check_context(types.SimpleNamespace(**{**context, what: True}))
 
 
+def test_long_rope_is_refused_beyond_its_short_factors():
+    """There K of a position depends on what else is in the batch."""
+    from sglang.srt.layers.rotary_embedding.rope_variant import Phi3LongRoPEScaledRotaryEmbedding
+
+    class Rope(Phi3LongRoPEScaledRotaryEmbedding):
+        """A model's own."""
+
+    rope = Rope(8, 8, 32, 8, 10000, True, torch.float32, [1.0] * 4, [6.0] * 4)
+    model = torch.nn.ModuleDict({"rotary_emb": rope})
+    rows = torch.ones(2, 8)
+    assert not torch.equal(rope(torch.tensor([5, 6]), rows, rows)[1][0],
+                           rope(torch.tensor([5, 9]), rows, rows)[1][0])
+    with pytest.raises(_refusals.Refused, match="rotary_emb, Rope.*--context-length 8"):
+        _refusals.check_model(model, 9)
+    _refusals.check_model(model, 8)
+
+
+@pytest.mark.parametrize("scaling", [
+    {"rope_type": "dynamic", "factor": 4.0},
+    {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [6.0] * 4, "factor": 4.0}])
+def test_ropes_of_transformers_that_grow_are_refused(scaling):
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    def model(**more):
+        return torch.nn.ModuleDict({"rope": LlamaRotaryEmbedding(LlamaConfig(
+            hidden_size=8, num_attention_heads=1, head_dim=8, max_position_embeddings=32, **more))})
+
+    _refusals.check_model(model(), 32)
+    with pytest.raises(_refusals.Refused, match=f"rope type {scaling['rope_type']}.*--model-impl"):
+        _refusals.check_model(model(rope_scaling={**scaling, "rope_theta": 10000.0,
+                                    "original_max_position_embeddings": 8}), 32)
+
+
 def test_the_installed_release_has_every_name():
     assert compat.problems(Path(sglang.__file__).parent.parent) == []
 
