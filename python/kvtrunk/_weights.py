@@ -1,39 +1,190 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must be equal for KV to be equal: digests of a model's configuration and weights, for all
-engines.
+"""Digests of a model's weights and configuration, for all engines.
 
-Names and paths are not in it: another model under the same path has another digest, the same model
-under another path has the same.
+Every byte of the weights counts. Names and paths do not: another model under the same path has
+another digest, the same model under another path has the same.
+
+A file's digest is its SHA-256. The Hugging Face hub names the blobs of its cache by it, so those
+are not read. The others are read in parallel, beside the engine's own loading, and kept in
+$XDG_CACHE_HOME/kvtrunk/weights.json by device, inode, size and times.
 """
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import pathlib
-from typing import Any, Iterable, Optional
+import queue
+import re
+import tempfile
+import threading
+import time
+from typing import Any, Callable, Iterable, Optional
+
+from ._progress import progress
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-SAMPLES, SAMPLE_BYTES = 64, 4096
-_MAX_HEADER = 1 << 27
+KEPT_BYTES_MIN = 1 << 20
+"""Smaller files are read again each time."""
+_KEPT_MAX = 4096
+_SETTLED_NS = 2 * 10**9
+_BUFFER_BYTES = 4 << 20
+_THREADS_MAX = 16
+_SHA256 = re.compile("[0-9a-f]{64}")
 # Fields of config.json that change no KV.
 _IGNORED = ("_name_or_path", "transformers_version", "_commit_hash", "torch_dtype", "dtype")
 
+State = tuple[int, int, int, int, int]
 
-def digest_file(digest: Any, path: pathlib.Path) -> None:
-    """Add a file: its size, the header of a safetensors file, and 64 blocks of 4 KiB evenly spread
-    over it (all of a small file)."""
-    size = path.stat().st_size
-    digest.update(f"file {size};".encode())
-    with path.open("rb") as file:
-        if size <= SAMPLES * SAMPLE_BYTES:
-            digest.update(file.read())
+
+def file_state(path: pathlib.Path) -> State:
+    """What changes when a file does: device, inode, size, mtime and ctime. A program can set mtime
+    back, but not ctime. OSError."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+class Kept:
+    """Digests of files by their state, in a file. Without a folder to write to nothing is kept;
+    what cannot be read counts as nothing."""
+
+    def __init__(self, path: Optional[pathlib.Path] = None) -> None:
+        if path is None:
+            base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+            path = pathlib.Path(base) / "kvtrunk" / "weights.json"
+        self._path = path
+        self._found = self._read()
+
+    def _read(self) -> dict[str, str]:
+        try:
+            found = json.loads(self._path.read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        if not isinstance(found, dict):
+            return {}
+        return {name: digest for name, digest in found.items()
+                if isinstance(digest, str) and _SHA256.fullmatch(digest)}
+
+    def find(self, state: State) -> Optional[str]:
+        """The digest of a file in this state."""
+        return self._found.get(":".join(map(str, state)))
+
+    def add(self, made: dict[State, str]) -> None:
+        """Keep digests. Other processes may do the same: the last one's file stays, and what it
+        lacks is computed again."""
+        if not made:
             return
-        if path.suffix == ".safetensors":
-            n_bytes = int.from_bytes(file.read(8), "little")
-            digest.update(file.read(min(n_bytes, _MAX_HEADER)))
-        for i in range(SAMPLES):
-            file.seek((size - SAMPLE_BYTES) * i // (SAMPLES - 1))
-            digest.update(file.read(SAMPLE_BYTES))
+        found = self._read()
+        for state, digest in made.items():
+            found[":".join(map(str, state))] = digest
+        temporary = None
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self._path.parent, delete=False) as file:
+                temporary = file.name
+                json.dump(dict(list(found.items())[-_KEPT_MAX:]), file, indent=0)
+            os.replace(temporary, self._path)
+        except OSError:
+            if temporary is not None:
+                pathlib.Path(temporary).unlink(missing_ok=True)
+
+
+def _blob_digest(path: pathlib.Path) -> Optional[str]:
+    """The SHA-256 by which the hub's cache names a large file: models--x--y/blobs/SHA256."""
+    blob = path.resolve()
+    if (blob.parent.name == "blobs" and blob.parent.parent.name.startswith("models--")
+            and _SHA256.fullmatch(blob.name)):
+        return blob.name
+    return None
+
+
+def _file_digest(path: pathlib.Path, add: Callable[[int], None]) -> str:
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_BUFFER_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while n := file.readinto(buffer):
+            digest.update(buffer[:n])
+            add(n)
+    return digest.hexdigest()
+
+
+class Weights:
+    """The digest of files in the making: made where loading begins, asked when it has ended. Then
+    what was loaded in between is what the digest names."""
+
+    def __init__(self, folder: pathlib.Path, extra: Iterable[pathlib.Path] = (),
+                 kept: Optional[Kept] = None) -> None:
+        """Begin with a folder's weights, or with one file, and some other files.
+        FileNotFoundError: no weights."""
+        files = [folder] if folder.is_file() else weight_files(folder)
+        if not files:
+            raise FileNotFoundError(f"{folder} has no weights ({', '.join(WEIGHTS)})")
+        self._folder, self._n_weights = folder, len(files)
+        self._files = [*files, *extra]
+        self._states = [file_state(path) for path in self._files]
+        self._kept = Kept() if kept is None else kept
+        self._begun_ns = time.time_ns()
+        self._found: dict[int, str] = {}
+        self._error: Optional[Exception] = None
+        unread: queue.SimpleQueue[int] = queue.SimpleQueue()
+        n_bytes = 0
+        for i, path in enumerate(self._files):
+            digest = _blob_digest(path) or self._kept.find(self._states[i])
+            if digest is None:
+                unread.put(i)
+                n_bytes += self._states[i][2]
+            else:
+                self._found[i] = digest
+        self._reader = threading.Thread(target=self._read_all, args=(unread, n_bytes), daemon=True)
+        self._reader.start()
+
+    def _read_all(self, unread: queue.SimpleQueue[int], n_bytes: int) -> None:
+        before = set(self._found)
+        with progress("hashing weights", n_bytes) as shown:
+            n_threads = min(unread.qsize(), len(os.sched_getaffinity(0)), _THREADS_MAX)
+            threads = [threading.Thread(target=self._read_some, args=(unread, shown.add),
+                                        daemon=True) for _ in range(n_threads)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        # Two writes within one tick of the file system's clock leave one ctime.
+        self._kept.add({
+            self._states[i]: digest for i, digest in self._found.items() if i not in before
+            and self._states[i][2] >= KEPT_BYTES_MIN
+            and self._begun_ns - self._states[i][4] > _SETTLED_NS
+            and self._same(i)})
+
+    def _read_some(self, unread: queue.SimpleQueue[int], add: Callable[[int], None]) -> None:
+        try:
+            while self._error is None:
+                i = unread.get_nowait()
+                self._found[i] = _file_digest(self._files[i], add)
+        except queue.Empty:
+            pass
+        except Exception as error:  # raised by result()
+            self._error = error
+
+    def _same(self, i: int) -> bool:
+        try:
+            return file_state(self._files[i]) == self._states[i]
+        except OSError:
+            return False
+
+    def result(self) -> str:
+        """SHA-256 of all of them. Waits. OSError: one cannot be read, or changed since."""
+        self._reader.join()
+        if self._error is not None:
+            raise self._error
+        if self._folder.is_dir() and weight_files(self._folder) != self._files[:self._n_weights]:
+            raise OSError(f"the files in {self._folder} changed while they were read")
+        for i, path in enumerate(self._files):
+            if not self._same(i):
+                raise OSError(f"{path} changed while it was read")
+        digest = hashlib.sha256()
+        for i in range(len(self._files)):
+            digest.update(f"{self._found[i]}\n".encode())
+        return digest.hexdigest()
 
 
 def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -43,14 +194,8 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def digest_folder(folder: pathlib.Path, extra: Iterable[pathlib.Path] = ()) -> str:
-    """SHA-256 of a folder's weights, and of some other files. FileNotFoundError: no weights."""
-    files = [folder] if folder.is_file() else weight_files(folder)
-    if not files:
-        raise FileNotFoundError(f"{folder} has no weights ({', '.join(WEIGHTS)})")
-    digest = hashlib.sha256()
-    for path in [*files, *extra]:
-        digest_file(digest, path)
-    return digest.hexdigest()
+    """SHA-256 of a folder's weights, and of some other files. OSError: none, or they change."""
+    return Weights(folder, extra).result()
 
 
 def model_folder(model: str, revision: Any = None,

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from engine import prompt
 
-from kvtrunk import _weights
 from kvtrunk.vllm import _identity as identity
 
 
@@ -24,39 +23,6 @@ def adapter(folder, seed, rank=8, width=256):
         "peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": ["k_proj"],
         "base_model_name_or_path": "tiny", "bias": "none", "task_type": "CAUSAL_LM"}))
     return str(folder)
-
-
-def test_a_large_file_is_told_by_its_size_header_and_samples(tmp_path):
-    def digest(path):
-        return _weights.digest_folder(path)
-
-    size = 3 * _weights.SAMPLES * _weights.SAMPLE_BYTES
-    tensor = np.zeros(size // 4, np.float32)
-    one = tmp_path / "one.safetensors"
-    one.write_bytes(model.safetensors({"a": tensor}))
-    first = digest(one)
-    moved = tmp_path / "elsewhere.safetensors"
-    shutil.copy(one, moved)
-    assert digest(moved) == first
-    one.write_bytes(model.safetensors({"b": tensor}))
-    assert digest(one) != first
-    one.write_bytes(model.safetensors({"a": tensor[:-1]}))
-    assert digest(one) != first
-    one.write_bytes(model.safetensors({"a": tensor + 1}))
-    assert digest(one) != first
-
-
-def test_configuration_counts_and_its_name_does_not():
-    values = model.config()
-    same = {**values, "_name_or_path": "/somewhere", "transformers_version": "9"}
-    assert _weights.config_digest(same) == _weights.config_digest(values)
-    other = {**values, "rope_theta": 500000.0}
-    assert _weights.config_digest(other) != _weights.config_digest(values)
-
-
-def test_a_model_without_files_here_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="has no weights"):
-        _weights.digest_folder(tmp_path)
 
 
 def test_adapters_are_told_by_their_files(tmp_path):
