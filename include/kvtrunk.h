@@ -223,6 +223,22 @@ int kvt_client_arm(struct kvt_client *client);
 int kvt_namespace_open(struct kvt_client *client, const uint64_t digest[2],
 		       const char *label, uint32_t *ret_namespace);
 
+/** Generation of a namespace that is open here: as of its opening, or of this client's last
+ * renewal. It begins with 0. All clients see one number, over restarts of the daemon. The tree does
+ * not know it: an engine writes it into the fields of its other namespaces. So renewing one
+ * namespace, held open, makes the engine forget all that it cached. It then shares with every
+ * engine that renewed to the same generation or was started since.
+ * Caveat: once no session has the namespace open, its generation may be 0 again. Fix: hold it open.
+ * Errors: -EINVAL it is not open. */
+int kvt_namespace_generation(struct kvt_client *client, uint32_t namespace_id,
+			     uint32_t *ret_generation);
+
+/** Raise the generation by one, unless it is above `seen` already, and give it. With the one that
+ * kvt_namespace_generation() gave as `seen`, two clients that forget at the same time share again.
+ * Errors: -EINVAL the namespace is not open, -EOVERFLOW, -ECONNRESET. */
+int kvt_namespace_renew(struct kvt_client *client, uint32_t namespace_id, uint32_t seen,
+			uint32_t *ret_generation);
+
 /** Close a namespace, behind the operations submitted before: the number means nothing until it is
  * opened again. What is cached there stays, until it is evicted or its place is needed for another
  * namespace; kvt_remove() without keys first forgets it at once.

@@ -38,7 +38,7 @@
 #endif
 
 #define KVT_ABI_MAJOR 2 /* raised when an old client could misread a new daemon's memory */
-#define KVT_ABI_MINOR 6 /* raised for additions that an old client may ignore */
+#define KVT_ABI_MINOR 7 /* raised for additions that an old client may ignore */
 #define KVT_ABI_MINOR_HANDLES 1 /* since then: MATCH and BEGIN take a handle */
 #define KVT_ABI_MINOR_PACKED 3  /* since then: layouts with K and V packed, pace_us,
 				    a sealer of pages and BEGIN's word of it, OTHERS */
@@ -46,6 +46,7 @@
 #define KVT_ABI_MINOR_LATENT 5  /* since then: KVT_LAYOUT_LATENT, SHORTER, NO_LIST; EXTEND takes
 				    pages */
 #define KVT_ABI_MINOR_MIRROR 6  /* since then: KVT_MIRROR, KVT_FD_MIRROR, OWN_STREAM */
+#define KVT_ABI_MINOR_RENEW 7   /* since then: RENEW */
 
 /* A line that one side writes and the other polls. 128, not 64: x86 prefetches lines in pairs
  * and Arm server cores have 128-byte granules, so 64 would still ping-pong. */
@@ -251,7 +252,7 @@ struct kvt_namespace_record {
 	uint32_t flags; /* enum kvt_namespace_flag */
 	uint32_t root;  /* node, KVT_NONE while it has no keys (derived) */
 	uint32_t opened; /* sessions that have it open (derived) */
-	uint32_t reserved0;
+	uint32_t generation; /* RENEWs since the record was made; the tree does not know it */
 	uint64_t cached_pages;    /* derived */
 	uint64_t evictable_pages; /* derived */
 	uint64_t protected_pages; /* derived */
@@ -601,6 +602,7 @@ enum kvt_message_type {
 	KVT_MSG_GOODBYE = 6,    /* daemon: the session is over, and why */
 	KVT_MSG_RESUMED = 7,    /* daemon: a successor serves this connection; ask again */
 	KVT_MSG_GROUP = 8,      /* client: others will join its session; daemon: the token */
+	KVT_MSG_RENEW = 9,      /* client: raise a namespace's generation; daemon: the new one */
 };
 
 struct kvt_message {
@@ -738,11 +740,13 @@ struct kvt_message_refused {
 	uint32_t reserved;
 };
 
+/** NAMESPACE and RENEW. RENEW raises the generation by one unless it is above `generation` already,
+ * and answers it: so a repeated request, or two clients that saw the same one, raise it once. */
 struct kvt_message_namespace {
 	struct kvt_message head;
-	uint64_t digest[2];
-	uint32_t namespace_id; /* answer */
-	uint32_t reserved;
+	uint64_t digest[2];    /* NAMESPACE */
+	uint32_t namespace_id; /* answer; request of RENEW: open in the session */
+	uint32_t generation;   /* answer; request of RENEW: the last one seen */
 	char label[KVT_LABEL_BYTES];
 	char text[KVT_TEXT_BYTES]; /* answer: why not */
 };
@@ -858,7 +862,7 @@ struct kvt_admin_client {
 };
 
 struct kvt_admin_namespace {
-	uint32_t namespace_id, root, opened, reserved;
+	uint32_t namespace_id, root, opened, generation;
 	uint64_t digest[2];
 	uint64_t cached_pages, evictable_pages, protected_pages, nodes;
 	char label[KVT_LABEL_BYTES];

@@ -180,6 +180,7 @@ struct kvt_slot_list {
 /** A namespace that this client opened, by number. */
 struct kvt_opened {
 	uint64_t digest[2];
+	uint32_t generation; /* at its opening, or of the last renewal here */
 	bool open;
 };
 

@@ -312,9 +312,12 @@ int kvt_control_ask(struct kvt_client *client, struct kvt_message *head, size_t 
 			rc;
 }
 
-static int remember(struct kvt_client *client, uint32_t namespace_id, const uint64_t digest[2])
+/* Remember what the packet's answer says of a namespace. */
+static int remember(struct kvt_client *client)
 {
 	KVT_KEEP_ERRNO;
+	const struct kvt_message_namespace *answer = (const void *)client->packet;
+	uint32_t namespace_id = answer->namespace_id;
 
 	if (namespace_id >= client->n_opened) {
 		uint32_t n = namespace_id + 16;
@@ -330,8 +333,30 @@ static int remember(struct kvt_client *client, uint32_t namespace_id, const uint
 		client->opened = more;
 		client->n_opened = n;
 	}
-	client->opened[namespace_id] =
-		(struct kvt_opened){ .digest = { digest[0], digest[1] }, .open = true };
+	client->opened[namespace_id] = (struct kvt_opened){
+		.digest = { answer->digest[0], answer->digest[1] },
+		.generation = answer->generation,
+		.open = true,
+	};
+	return 0;
+}
+
+/* Ask one NAMESPACE or RENEW. On success the packet is its answer. */
+static int ask_namespace(struct kvt_client *client, struct kvt_message_namespace *message)
+{
+	const struct kvt_message_namespace *answer = (const void *)client->packet;
+	int rc = kvt_control_ask(client, &message->head, sizeof(*message), NULL, 0);
+
+	if (rc < 0)
+		return rc;
+	if (rc != sizeof(*answer))
+		return kvt_client_fail(client, -EPROTO, 0, "namespace: %d bytes in the answer",
+				       rc);
+	if (answer->head.result < 0)
+		return kvt_client_fail(client, answer->head.result, KVT_REASON_NAMESPACE,
+				       "namespace: %s: %.*s",
+				       kvt_errno_name(answer->head.result),
+				       (int)sizeof(answer->text), answer->text);
 	return 0;
 }
 
@@ -358,21 +383,60 @@ int kvt_namespace_open(struct kvt_client *client, const uint64_t digest[2], cons
 	}
 	if (label)
 		memcpy(message.label, label, strnlen(label, sizeof(message.label) - 1));
-	rc = kvt_control_ask(client, &message.head, sizeof(message), NULL, 0);
-	if (rc < 0)
-		return rc;
-	if (rc != sizeof(*answer))
-		return kvt_client_fail(client, -EPROTO, 0, "namespace: %d bytes in the answer",
-				       rc);
-	if (answer->head.result < 0)
-		return kvt_client_fail(client, answer->head.result, KVT_REASON_NAMESPACE,
-				       "namespace: %s: %.*s",
-				       kvt_errno_name(answer->head.result),
-				       (int)sizeof(answer->text), answer->text);
-	rc = remember(client, answer->namespace_id, digest);
+	rc = ask_namespace(client, &message);
+	if (rc == 0)
+		rc = remember(client);
 	if (rc != 0)
 		return rc;
 	*ret_namespace = answer->namespace_id;
+	return 0;
+}
+
+/* The memory of a namespace that is open here, or NULL. */
+static struct kvt_opened *opened_here(const struct kvt_client *client, uint32_t namespace_id)
+{
+	return namespace_id < client->n_opened && client->opened[namespace_id].open ?
+		       &client->opened[namespace_id] : NULL;
+}
+
+static int not_opened(struct kvt_client *client, uint32_t namespace_id)
+{
+	return kvt_client_fail(client, -EINVAL, KVT_REASON_NAMESPACE,
+			       "namespace %u is not open here: open it first", namespace_id);
+}
+
+int kvt_namespace_generation(struct kvt_client *client, uint32_t namespace_id,
+			     uint32_t *ret_generation)
+{
+	const struct kvt_opened *opened = opened_here(client, namespace_id);
+
+	if (!opened)
+		return not_opened(client, namespace_id);
+	*ret_generation = opened->generation;
+	return 0;
+}
+
+int kvt_namespace_renew(struct kvt_client *client, uint32_t namespace_id, uint32_t seen,
+			uint32_t *ret_generation)
+{
+	struct kvt_message_namespace message = {
+		.head.type = KVT_MSG_RENEW,
+		.namespace_id = namespace_id,
+		.generation = seen,
+	};
+	const struct kvt_message_namespace *answer = (const void *)client->packet;
+	int rc;
+
+	kvt_client_check_fork(client);
+	rc = kvt_client_usable(client);
+	if (rc != 0)
+		return rc;
+	if (!opened_here(client, namespace_id))
+		return not_opened(client, namespace_id);
+	rc = ask_namespace(client, &message);
+	if (rc != 0)
+		return rc;
+	client->opened[namespace_id].generation = *ret_generation = answer->generation;
 	return 0;
 }
 

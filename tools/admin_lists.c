@@ -188,6 +188,7 @@ static void namespace_json(struct kvt_json *json, const struct kvt_admin_namespa
 			(unsigned long long)namespace->digest[0],
 			(unsigned long long)namespace->digest[1]);
 	kvt_json_u64(json, "opened", namespace->opened);
+	kvt_json_u64(json, "generation", namespace->generation);
 	kvt_json_u64(json, "root", namespace->root);
 	kvt_json_u64(json, "nodes", namespace->nodes);
 	kvt_json_u64(json, "cached", namespace->cached_pages);

@@ -197,6 +197,12 @@ static inline uint32_t kvt_core_members(const struct kvt_core_config *config)
 int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint64_t digest[2],
 			    const char *label, uint64_t now_ns, uint32_t *ret_namespace);
 
+/** Raise the generation of a namespace by one unless it is above `seen`, and give it. No operation
+ * depends on it, so it has no record. -EINVAL: the session does not have it open. -EOVERFLOW: it is
+ * UINT32_MAX. */
+int kvt_core_namespace_renew(struct kvt_core *core, uint32_t session, uint32_t namespace_id,
+			     uint32_t seen, uint32_t *ret_generation);
+
 /** Make room for a namespace that the session is about to open: if there is no place for it, empty
  * the least recently used one that is not open, in about `budget` small steps a call. Returns true
  * until there is room, or none can be made. */

@@ -41,6 +41,7 @@ static void make_namespace(struct kvt_core *core, uint32_t id, uint32_t session,
 	KVT_SET(space->digest[1], digest[1]);
 	space->flags = KVT_NAMESPACE_USED;
 	space->opened = 0;
+	space->generation = 0;
 	space->cached_pages = space->evictable_pages = space->protected_pages = 0;
 	snprintf(core->labels[id], KVT_LABEL_BYTES, "%s", label ? label : "");
 	core->count->live_namespaces++;
@@ -120,6 +121,27 @@ int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint6
 	kvt_record_emit(core, KVT_REC_NAMESPACE, session, id);
 	kvt_mutation_end(core);
 	*ret_namespace = id;
+	return 0;
+}
+
+int kvt_core_namespace_renew(struct kvt_core *core, uint32_t session, uint32_t id, uint32_t seen,
+			     uint32_t *ret_generation)
+{
+	struct kvt_namespace_record *space;
+
+	if (session == 0 || id == 0 || id >= core->config.max_namespaces ||
+	    !kvt_bit_get(core->opened + (size_t)session * core->opened_words, id))
+		return -EINVAL;
+	space = &core->namespaces[id];
+	if (space->generation <= seen) {
+		if (space->generation == UINT32_MAX)
+			return -EOVERFLOW;
+		kvt_mutation_begin(core);
+		kvt_save(core, space, sizeof(*space));
+		space->generation++;
+		kvt_mutation_end(core);
+	}
+	*ret_generation = space->generation;
 	return 0;
 }
 

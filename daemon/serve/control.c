@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file control.c
- * Messages on control connections: HELLO, NAMESPACE, GROUP and admin requests, and hang-ups.
+ * Messages on control connections: HELLO, NAMESPACE, RENEW, GROUP and admin requests, and hang-ups.
  *
  * One message is taken per turn, from the next uid that has one (readable.h), with a pause after
  * it. A message that no honest client sends ends the connection. A connection belongs to a session
@@ -656,39 +656,59 @@ static void handle_hello(struct kvt_daemon *daemon, struct kvt_connection *conne
 	kvt_connection_send(daemon, connection, &welcome, sizeof(welcome), fds, n_fds);
 }
 
-/* ---- NAMESPACE */
+/* ---- NAMESPACE, RENEW */
+
+/* Say why a namespace is not opened or renewed. */
+static void namespace_refused(const struct kvt_daemon *daemon,
+			      const struct kvt_connection *connection, int error, char *text,
+			      size_t size)
+{
+	const struct kvt_core_config *config = &daemon->core_config;
+
+	if (error == -ENOSPC)
+		snprintf(text, size, "all max_namespaces=%u namespaces are open or locked: close "
+			 "some (kvt_namespace_close()), or raise it", config->max_namespaces);
+	else if (error == -EDQUOT)
+		snprintf(text, size, "uid %u made %u namespaces that are open or locked, the most "
+			 "for one uid (7/8 of max_namespaces=%u): close some "
+			 "(kvt_namespace_close()), or raise it",
+			 (unsigned int)connection->peer.uid, config->uid_namespaces,
+			 config->max_namespaces);
+	else if (error == -ENOENT)
+		snprintf(text, size, "no such namespace");
+	else if (error == -EINVAL)
+		snprintf(text, size, "the session does not have it open: open it first "
+			 "(kvt_namespace_open())");
+	else
+		snprintf(text, size, "%s", strerror(-error));
+}
 
 static void handle_namespace(struct kvt_daemon *daemon, struct kvt_connection *connection,
 			     const struct kvt_message_namespace *request)
 {
+	uint32_t session = connection->member ? connection->member->session : 0;
 	struct kvt_message_namespace answer = *request;
-	uint32_t number = 0;
+	struct kvt_admin_namespace described;
 	char label[KVT_LABEL_BYTES];
 	int error;
 
-	kvt_log_clean(label, sizeof(label), request->label, KVT_LABEL_BYTES);
-	error = kvt_core_namespace_open(daemon->core,
-					connection->member ? connection->member->session : 0,
-					request->digest, label, daemon->now_ns, &number);
-	kvt_message_fill(&answer.head, KVT_MSG_NAMESPACE, sizeof(answer), error,
-			 request->head.cookie);
-	answer.namespace_id = number;
-	answer.reserved = 0;
 	memset(answer.text, 0, sizeof(answer.text));
-	if (error == -ENOSPC)
-		snprintf(answer.text, sizeof(answer.text), "all max_namespaces=%u namespaces are "
-			 "open or locked: close some (kvt_namespace_close()), or raise it",
-			 daemon->core_config.max_namespaces);
-	else if (error == -EDQUOT)
-		snprintf(answer.text, sizeof(answer.text), "uid %u made %u namespaces that are "
-			 "open or locked, the most for one uid (7/8 of max_namespaces=%u): "
-			 "close some (kvt_namespace_close()), or raise it",
-			 (unsigned int)connection->peer.uid, daemon->core_config.uid_namespaces,
-			 daemon->core_config.max_namespaces);
-	else if (error == -ENOENT)
-		snprintf(answer.text, sizeof(answer.text), "no such namespace");
-	else if (error)
-		snprintf(answer.text, sizeof(answer.text), "%s", strerror(-error));
+	if (request->head.type == KVT_MSG_RENEW) {
+		error = kvt_core_namespace_renew(daemon->core, session, request->namespace_id,
+						 request->generation, &answer.generation);
+	} else {
+		answer.namespace_id = answer.generation = 0;
+		kvt_log_clean(label, sizeof(label), request->label, KVT_LABEL_BYTES);
+		error = kvt_core_namespace_open(daemon->core, session, request->digest, label,
+						daemon->now_ns, &answer.namespace_id);
+		if (!error && kvt_core_describe_namespace(daemon->core, answer.namespace_id,
+							  &described))
+			answer.generation = described.generation;
+	}
+	kvt_message_fill(&answer.head, request->head.type, sizeof(answer), error,
+			 request->head.cookie);
+	if (error)
+		namespace_refused(daemon, connection, error, answer.text, sizeof(answer.text));
 	kvt_connection_send(daemon, connection, &answer, sizeof(answer), NULL, 0);
 }
 
@@ -750,7 +770,7 @@ static void dispatch(struct kvt_daemon *daemon, struct kvt_connection *connectio
 			handle_hello(daemon, connection, (const void *)daemon->message);
 	} else if (connection->adopted && head->type == KVT_MSG_HELLO) {
 		return; /* handled by the predecessor, whose lane had not removed it yet */
-	} else if (head->type == KVT_MSG_NAMESPACE &&
+	} else if ((head->type == KVT_MSG_NAMESPACE || head->type == KVT_MSG_RENEW) &&
 		   bytes == sizeof(struct kvt_message_namespace)) {
 		handle_namespace(daemon, connection, (const void *)daemon->message);
 	} else if (head->type == KVT_MSG_GROUP && bytes == sizeof(struct kvt_message_group)) {

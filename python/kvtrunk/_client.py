@@ -366,6 +366,28 @@ class Namespace:
         with client._lock:
             client._check(lib.kvt_call(client._open(), request, result))
 
+    @property
+    def generation(self) -> int:
+        """As of its opening, or of this client's last renew(); 0 at first. All processes see one
+        number, over restarts of the daemon; once no session has the namespace open, it may be 0
+        again. The tree does not know it: write it into the fields of other namespaces."""
+        out = ffi.new("uint32_t *")
+        client = self._client
+        with client._lock:
+            client._check(lib.kvt_namespace_generation(client._open(), self._id, out))
+        return int(out[0])
+
+    def renew(self) -> int:
+        """Raise `generation` by one, unless another process did since this client last saw it, and
+        return it. So processes that forget at the same time share again."""
+        out = ffi.new("uint32_t *")
+        client = self._client
+        with client._lock:
+            handle = client._open()
+            client._check(lib.kvt_namespace_generation(handle, self._id, out))
+            client._check(lib.kvt_namespace_renew(handle, self._id, out[0], out))
+        return int(out[0])
+
     def close(self) -> None:
         """Close the namespace for this session. What is cached there stays, until it is evicted or
         another namespace needs the place; remove([]) first forgets it at once. All Namespace

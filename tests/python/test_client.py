@@ -119,6 +119,28 @@ def test_a_closed_namespace_gives_its_place_when_it_is_needed():
             client.namespace(extra="b")
 
 
+def test_processes_that_forget_at_the_same_time_share_again():
+    with testing.daemon() as daemon, daemon.connect() as one, daemon.connect() as two:
+        def salted(client, control):
+            return client.namespace(extra="weights 1", salt=control.generation)
+
+        controls = [each.namespace(extra="control") for each in (one, two)]
+        salted(one, controls[0]).begin(range(64)).end(64)
+        assert [control.generation for control in controls] == [0, 0]
+        assert controls[0].renew() == 1
+        assert salted(one, controls[0]).match(range(64)).positions == 0
+        salted(one, controls[0]).begin(range(64)).end(64)
+        assert salted(two, controls[1]).match(range(64)).positions == 64  # has not forgotten
+        assert controls[1].renew() == 1 and controls[1].generation == 1
+        assert salted(two, controls[1]).match(range(64)).positions == 64
+        with daemon.connect() as late:
+            assert late.namespace(extra="control").generation == 1
+        assert controls[1].renew() == 2
+        controls[0].close()
+        with pytest.raises(kvtrunk.InvalidArgument, match="not open here"):
+            controls[0].renew()
+
+
 def test_namespaces_keep_apart(client):
     fields = [{}, {"salt": ""}, {"salt": 0}, {"salt": b"a"}, {"adapter": "a"}, {"extra": "a"},
               {"image": "a"}, {"model": "a"}, {"model": "a", "extra": "b"}, {"model": "ab"}]

@@ -393,6 +393,36 @@ TEST(what_was_asked_on_the_control_socket_is_asked_again)
 	stop();
 }
 
+/* Its answer is lost with the daemon; asked again, it raises nothing more. */
+TEST(a_renewed_generation_stays)
+{
+	const uint64_t digest[2] = { 19, 20 };
+	struct kvt_client *client, *other;
+	uint32_t space, same, generation = 77;
+
+	start(NULL);
+	client = kvt_test_connect(&daemon_);
+	kvt_test_equal(kvt_namespace_open(client, digest, "control", &space), 0);
+	kvt_test_equal(kvt_namespace_generation(client, space, &generation), 0);
+	kvt_test_equal(generation, 0);
+	kvt_test_equal(kvt_namespace_renew(client, space, 0, &generation), 0);
+	kill_daemon();
+	kvt_test_equal(kvt_namespace_renew(client, space, 0, &generation), 0);
+	kvt_test_equal(generation, 1);
+	kvt_test_equal(kvt_namespace_renew(client, space, 1, &generation), 0);
+	kvt_test_equal(generation, 2);
+	other = kvt_test_connect(&daemon_);
+	kvt_test_equal(kvt_namespace_open(other, digest, "control", &same), 0);
+	kvt_test_equal(kvt_namespace_generation(other, same, &generation), 0);
+	kvt_test_equal(generation, 2);
+	kvt_test_equal(kvt_namespace_close(other, same), 0);
+	kvt_test_equal(kvt_namespace_renew(other, same, 2, &generation), -EINVAL);
+	kvt_test_equal(kvt_namespace_generation(other, same, &generation), -EINVAL);
+	kvt_client_close(other, KVT_IDLE);
+	kvt_client_close(client, KVT_IDLE);
+	stop();
+}
+
 static void ender_run(int pipe, void *context)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_ENDED };

@@ -232,12 +232,25 @@ void sim_destroy(struct sim *sim)
 	free(sim->heir);
 }
 
+/* Raise a generation that was seen: by one, and only once. */
+static void renew(struct sim *sim, uint32_t session, uint32_t number, uint32_t seen)
+{
+	uint32_t first = 0, second = 0;
+
+	if (kvt_core_namespace_renew(sim->core, session, number, seen, &first) ||
+	    kvt_core_namespace_renew(sim->core, session, number, seen, &second) ||
+	    first != seen + 1 || second != first)
+		sim_fail(sim, "generation %u of namespace %u became %u, then %u", seen, number,
+			 first, second);
+}
+
 void sim_namespace_open(struct sim *sim, uint32_t session)
 {
 	uint32_t which = 1 + sim_below(sim, sim->config.max_namespaces);
 	uint64_t digest[2] = { which, 7 };
 	uint32_t number = 0;
 	struct sim_session *s = &sim->sessions[session];
+	struct kvt_admin_namespace space;
 
 	while (kvt_core_namespace_make_room(sim->core, session, digest, 1 + sim_below(sim, 8),
 					    sim->now_ns)) {
@@ -247,6 +260,8 @@ void sim_namespace_open(struct sim *sim, uint32_t session)
 	}
 	if (kvt_core_namespace_open(sim->core, session, digest, "sim", sim->now_ns, &number))
 		return;
+	if (kvt_core_describe_namespace(sim->core, number, &space) && sim_chance(sim, 300))
+		renew(sim, session, number, space.generation);
 	for (uint32_t i = 0; i < s->n_namespaces; i++)
 		if (s->namespaces[i] == number)
 			return;

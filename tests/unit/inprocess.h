@@ -328,7 +328,8 @@ static inline int inside_namespace_open(struct inside *inside, struct kvt_client
 		       (number + 1 - client->n_opened) * sizeof(*client->opened));
 		client->n_opened = number + 1;
 	}
-	client->opened[number] = (struct kvt_opened){ { digest[0], digest[1] }, true };
+	client->opened[number] = (struct kvt_opened){ .digest = { digest[0], digest[1] },
+							  .open = true };
 	*ret_number = number;
 	return 0;
 }

@@ -80,6 +80,74 @@ TEST(a_closed_namespace_is_kept_for_others_while_it_has_keys)
 	assert_int_equal(counters(w)->live_namespaces, 0);
 }
 
+/* ---- generations */
+
+static uint32_t renewed(struct client *client, uint32_t space, uint32_t seen)
+{
+	uint32_t generation = 0;
+
+	assert_int_equal(kvt_core_namespace_renew(client->world->core, client->session, space,
+						  seen, &generation), 0);
+	world_audit(client->world);
+	return generation;
+}
+
+static uint32_t generation_of(struct client *client, uint32_t space)
+{
+	struct kvt_admin_namespace described;
+
+	assert_true(kvt_core_describe_namespace(client->world->core, space, &described));
+	return described.generation;
+}
+
+TEST(renewals_that_saw_the_same_generation_raise_it_once)
+{
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w), *b = client_new(w);
+	uint32_t ns = opened(a, 1), other = opened(a, 2);
+
+	opened(b, 1);
+	assert_int_equal(renewed(a, ns, 0), 1);
+	assert_int_equal(renewed(b, ns, 0), 1);
+	assert_int_equal(renewed(b, ns, 1), 2);
+	assert_int_equal(renewed(a, ns, 0), 2);
+	assert_int_equal(renewed(a, other, 0), 1);
+	assert_int_equal(generation_of(b, ns), 2);
+}
+
+TEST(a_generation_is_renewed_only_by_sessions_that_have_it_open)
+{
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w), *b = client_new(w);
+	const uint32_t ns = opened(a, 1), bad[] = { 0, ns, ns + 1, UINT32_MAX };
+	uint32_t generation = 77;
+
+	for (size_t i = 0; i < 4; i++)
+		assert_int_equal(kvt_core_namespace_renew(w->core, b->session, bad[i], 0,
+							  &generation), -EINVAL);
+	assert_int_equal(kvt_core_namespace_renew(w->core, 0, ns, 0, &generation), -EINVAL);
+	assert_int_equal(generation, 77);
+	assert_int_equal(renewed(a, ns, 0), 1);
+}
+
+TEST(a_generation_stays_while_the_namespace_has_keys_and_begins_again_afterwards)
+{
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w);
+	uint32_t ns = opened(a, 1);
+
+	insert(a, ns, range(1, 8));
+	assert_int_equal(renewed(a, ns, 0), 1);
+	expect_ok(leave(a, ns));
+	assert_int_equal(generation_of(a, ns), 1);
+	assert_int_equal(opened(a, 1), ns);
+	expect_ok(remove_prefix(a, ns, NO_KEYS));
+	world_settle(w);
+	expect_ok(leave(a, ns)); /* the record is free */
+	assert_int_equal(opened(a, 1), ns);
+	assert_int_equal(generation_of(a, ns), 0);
+}
+
 TEST(a_namespace_with_leases_or_waiting_operations_stays_open)
 {
 	struct world *w = world_small(4, 60);
