@@ -22,7 +22,7 @@ INSTALL_HEADERS := $(addprefix include/,kvtrunk.h kvtrunk_types.h kvtrunk_keys.h
 INSTALL_PAGES := $(wildcard docs/*.[1-8])
 INSTALL_UNITS := systemd/kvtrunkd@.service systemd/kvtrunkd@.socket \
 	$(if $(METRICS_HTTP),systemd/kvtrunk-metrics@.service)
-INSTALL_DOCS := README.md systemd/example.conf docs/grafana-dashboard.json \
+INSTALL_DOCS := $(wildcard *.md) LICENSE systemd/example.conf docs/grafana-dashboard.json \
 	docs/prometheus-alerts.yml $(wildcard docs/*.md)
 put = install -D -m $(1) $(2) $(DESTDIR)$(3)
 # What a command prints, at once where it belongs: others may install from this build just now.
