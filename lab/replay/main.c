@@ -51,6 +51,7 @@ static const char usage_text[] =
 	"Usage: kvtlab replay --format FORMAT [FILE] [options]\n"
 	"Replays a request trace through worker processes that share one daemon.\n\n"
 	"  --format F          mooncake, agent, jsonl (plain or gzip FILE), or generate (no FILE)\n"
+	"  --block-size N      positions that a block id stands for (mooncake 512, agent 64)\n"
 	"  --workers N         worker processes (4)\n"
 	"  --socket PATH       use this daemon (KVTRUNK_SOCKET); default: start one of our own\n"
 	"  --start-daemon      start one of our own even if --socket or KVTRUNK_SOCKET is given\n"
@@ -92,11 +93,12 @@ enum option_code {
 	OPT_SESSIONS, OPT_SEED, OPT_NAMESPACES, OPT_CHUNK, OPT_CONCURRENCY, OPT_TIME_SCALE,
 	OPT_LOCKSTEP, OPT_FORCE_MISS, OPT_KILL, OPT_SERVED, OPT_WRITE, OPT_VERIFY, OPT_NO_VERIFY,
 	OPT_NO_PRIVATE, OPT_JSON, OPT_QUIET, OPT_HELP, OPT_COALESCE, OPT_BURSTS, OPT_PREFILL,
-	OPT_PROGRESS,
+	OPT_PROGRESS, OPT_BLOCK_SIZE,
 };
 
 static const struct option long_options[] = {
 	{ "format", required_argument, NULL, OPT_FORMAT },
+	{ "block-size", required_argument, NULL, OPT_BLOCK_SIZE },
 	{ "workers", required_argument, NULL, OPT_WORKERS },
 	{ "socket", required_argument, NULL, OPT_SOCKET },
 	{ "start-daemon", no_argument, NULL, OPT_START },
@@ -166,6 +168,7 @@ static bool set_number(struct kvt_replay_options *options, int code, const char 
 		uint64_t least, most;
 	} rows[] = {
 		{ OPT_WORKERS, "workers", &options->workers, 1, KVT_REPLAY_MAX_WORKERS },
+		{ OPT_BLOCK_SIZE, "block-size", &options->trace.block, 1, 1u << 20 },
 		{ OPT_PAGES, "pages", &options->n_pages, 2, 1u << 30 },
 		{ OPT_PAGE_SIZE, "page-size", &options->page_size, 1, KVT_MAX_PAGE_SIZE },
 		{ OPT_PAGE_BYTES, "page-bytes", &options->page_bytes, 8, 1u << 30 },
@@ -290,6 +293,9 @@ static void check(struct kvt_replay_options *options, bool format_given)
 		usage_error("this format needs a FILE");
 	if (options->trace.bursts > 1 && options->trace.format != KVT_TRACE_AGENT && !generate)
 		usage_error("--bursts is for traces with sub-agents: agent or generate");
+	if (options->trace.block && options->trace.format != KVT_TRACE_AGENT &&
+	    options->trace.format != KVT_TRACE_MOONCAKE)
+		usage_error("--block-size is for traces with block ids: mooncake or agent");
 	if (options->page_size & (options->page_size - 1))
 		usage_error("--page-size must be a power of two, not %u", options->page_size);
 	if (options->page_bytes % 8)

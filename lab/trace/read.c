@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +27,8 @@ struct names {
 struct reader {
 	struct kvt_trace_builder *builder;
 	const char *path;
+	uint32_t format;
+	uint32_t block; /* positions per id */
 	uint32_t line;
 	char *why;
 	size_t why_bytes;
@@ -36,10 +39,53 @@ struct reader {
 	size_t text_bytes;
 };
 
-static int complain(struct reader *reader, const char *what)
+/* A line of each format, for those who gave another. */
+static const char *const examples[] = {
+	[KVT_TRACE_MOONCAKE] = "{\"timestamp\": 0, \"input_length\": 1030, \"output_length\": 9, "
+			       "\"hash_ids\": [0, 1, 2]}",
+	[KVT_TRACE_AGENT] = "{\"s\": 1, \"a\": null, \"t\": 0, \"in\": 330, \"out\": 9, "
+			    "\"tt\": 64, \"st\": 36, \"r\": [[1, 5]]}",
+	[KVT_TRACE_JSONL] = "{\"keys\": [7, 8, [100, 3]], \"output\": 9} or {\"text\": \"...\"}",
+};
+
+/* Say what is wrong with the line, and what a right one looks like. Returns -EINVAL. */
+static __attribute__((format(printf, 2, 3))) int complain(struct reader *reader,
+							  const char *format, ...)
 {
-	snprintf(reader->why, reader->why_bytes, "%s:%u: %s", reader->path, reader->line + 1, what);
+	char what[256];
+	va_list arguments;
+
+	va_start(arguments, format);
+	vsnprintf(what, sizeof(what), format, arguments);
+	va_end(arguments);
+	snprintf(reader->why, reader->why_bytes, "%s:%u: %s. A line of this format: %s",
+		 reader->path, reader->line + 1, what, examples[reader->format]);
 	return -EINVAL;
+}
+
+static bool fits(uint64_t n_ids, uint64_t block, uint32_t positions)
+{
+	return n_ids * block < positions + block && positions < (n_ids + 1) * block;
+}
+
+/* Refuse ids that are not one for each block, with or without the last one that is not full:
+ * with the ids of another block, positions would be equal that never were. */
+static int check_ids(struct reader *reader, const char *name, uint64_t n_ids, const char *length,
+		     const struct kvt_trace_request *request)
+{
+	uint32_t floor = request->input / reader->block;
+	uint64_t block = 1;
+	char cure[64] = "";
+
+	if (fits(n_ids, reader->block, request->input))
+		return 0;
+	while (block <= MAX_POSITIONS && !fits(n_ids, block, request->input))
+		block *= 2;
+	if (block <= MAX_POSITIONS)
+		snprintf(cure, sizeof(cure), "; --block-size %" PRIu64 " would fit", block);
+	return complain(reader, "\"%s\" has %" PRIu64 " ids for %u positions (\"%s\"): with %u "
+			"an id they are %u or %u%s", name, n_ids, request->input, length,
+			reader->block, floor, floor + 1, cure);
 }
 
 static int number_of(struct names *names, const char *name, uint32_t *ret_number)
@@ -64,16 +110,13 @@ static int get_count(struct reader *reader, json_t *object, const char *name, bo
 		     uint32_t *ret_value)
 {
 	json_t *value = json_object_get(object, name);
-	char text[128];
 
 	if ((!value || json_is_null(value)) && !required)
 		return 0;
 	if (!json_is_integer(value) || json_integer_value(value) < 0 ||
-	    json_integer_value(value) > MAX_POSITIONS) {
-		snprintf(text, sizeof(text), "\"%s\" must be an integer from 0 to %u", name,
-			 MAX_POSITIONS);
-		return complain(reader, text);
-	}
+	    json_integer_value(value) > MAX_POSITIONS)
+		return complain(reader, "\"%s\" must be an integer from 0 to %u", name,
+				MAX_POSITIONS);
 	*ret_value = (uint32_t)json_integer_value(value);
 	return 0;
 }
@@ -82,15 +125,12 @@ static int get_time(struct reader *reader, json_t *object, const char *name, dou
 		    uint64_t *ret_us)
 {
 	json_t *value = json_object_get(object, name);
-	char text[128];
 
 	if (!value)
 		return 0;
 	if (!json_is_number(value) || json_number_value(value) < 0 ||
-	    json_number_value(value) > 1e12) {
-		snprintf(text, sizeof(text), "\"%s\" must be a time that is not negative", name);
-		return complain(reader, text);
-	}
+	    json_number_value(value) > 1e12)
+		return complain(reader, "\"%s\" must be a time that is not negative", name);
 	*ret_us = (uint64_t)(json_number_value(value) * scale + 0.5);
 	return 0;
 }
@@ -139,8 +179,11 @@ static int read_mooncake(struct reader *reader, json_t *object, struct kvt_trace
 		rc = get_time(reader, object, "timestamp", 1e3, &request->at_us);
 	if (rc)
 		return rc;
-	if (!json_is_array(ids) || json_array_size(ids) > MAX_POSITIONS / 512)
+	if (!json_is_array(ids))
 		return complain(reader, "\"hash_ids\" must be an array of integers");
+	rc = check_ids(reader, "hash_ids", json_array_size(ids), "input_length", request);
+	if (rc)
+		return rc;
 	json_array_foreach(ids, i, id) {
 		if (!is_id(id))
 			return complain(reader, "\"hash_ids\" must hold integers from 0 to 2^32-1");
@@ -148,7 +191,7 @@ static int read_mooncake(struct reader *reader, json_t *object, struct kvt_trace
 		if (rc)
 			return rc;
 	}
-	request->covered = (uint32_t)json_array_size(ids) * 512;
+	request->covered = (uint32_t)json_array_size(ids) * reader->block;
 	/* Chats have no user: the second block is the first that differs between conversations. */
 	id = json_array_get(ids, json_array_size(ids) > 1 ? 1 : 0);
 	snprintf(name, sizeof(name), "%" PRIu64, id ? (uint64_t)json_integer_value(id) : 0);
@@ -164,7 +207,7 @@ static int read_agent_runs(struct reader *reader, json_t *object,
 			   struct kvt_trace_request *request)
 {
 	json_t *runs = json_object_get(object, "r"), *run;
-	uint64_t covered = 0;
+	uint64_t n_ids = 0;
 	size_t i;
 	int rc;
 
@@ -176,16 +219,16 @@ static int read_agent_runs(struct reader *reader, json_t *object,
 		if (!is_id(first) || !is_id(count) ||
 		    json_integer_value(first) + json_integer_value(count) > UINT32_MAX)
 			return complain(reader, "\"r\" must hold pairs [first, count]");
-		covered += (uint64_t)json_integer_value(count) * 64;
-		if (covered > MAX_POSITIONS)
+		n_ids += (uint64_t)json_integer_value(count);
+		if (n_ids * reader->block > MAX_POSITIONS)
 			return complain(reader, "\"r\" stands for too many positions");
 		rc = add_ids(reader->builder, request, (uint32_t)json_integer_value(first),
 			     (uint32_t)json_integer_value(count));
 		if (rc)
 			return rc;
 	}
-	request->covered = (uint32_t)covered;
-	return 0;
+	request->covered = (uint32_t)n_ids * reader->block;
+	return check_ids(reader, "r", n_ids, "in", request);
 }
 
 static int read_agent(struct reader *reader, json_t *object, struct kvt_trace_request *request)
@@ -353,26 +396,23 @@ static int next_line(struct reader *reader, gzFile file)
 	return n > 0;
 }
 
-static int read_line(struct reader *reader, uint32_t format)
+static int read_line(struct reader *reader)
 {
 	struct kvt_trace_request request = { .user = KVT_TRACE_NONE, .previous = KVT_TRACE_NONE };
 	json_error_t error;
-	char text[300];
 	json_t *object;
 	int rc;
 
 	object = json_loads(reader->text, JSON_REJECT_DUPLICATES, &error);
-	if (!object) {
-		snprintf(text, sizeof(text), "not JSON: %.200s", error.text);
-		return complain(reader, text);
-	}
+	if (!object)
+		return complain(reader, "not JSON: %.200s", error.text);
 	request.line = reader->line;
 	request.first_run = reader->builder->n_runs;
 	if (!json_is_object(object))
 		rc = complain(reader, "not a JSON object");
-	else if (format == KVT_TRACE_MOONCAKE)
+	else if (reader->format == KVT_TRACE_MOONCAKE)
 		rc = read_mooncake(reader, object, &request);
-	else if (format == KVT_TRACE_AGENT)
+	else if (reader->format == KVT_TRACE_AGENT)
 		rc = read_agent(reader, object, &request);
 	else
 		rc = read_jsonl(reader, object, &request);
@@ -388,24 +428,25 @@ static int read_line(struct reader *reader, uint32_t format)
 	return kvt_trace_builder_request(reader->builder, &request);
 }
 
-int kvt_trace_read(struct kvt_trace_builder *builder, uint32_t format, const char *path, char *why,
-		   size_t why_bytes)
+int kvt_trace_read(struct kvt_trace_builder *builder, const struct kvt_trace_options *options,
+		   uint32_t block, char *why, size_t why_bytes)
 {
 	struct reader reader = {
-		.builder = builder, .path = path, .why = why, .why_bytes = why_bytes,
+		.builder = builder, .path = options->path, .format = options->format,
+		.block = block, .why = why, .why_bytes = why_bytes,
 	};
-	gzFile file = gzopen(path, "rb");
+	gzFile file = gzopen(options->path, "rb");
 	int rc;
 
 	if (!file) {
 		rc = errno ? -errno : -ENOMEM;
-		snprintf(why, why_bytes, "%s: cannot open: %s", path, strerror(-rc));
+		snprintf(why, why_bytes, "%s: cannot open: %s", options->path, strerror(-rc));
 		return rc;
 	}
 	gzbuffer(file, 1 << 17);
 	while ((rc = next_line(&reader, file)) > 0) {
 		if (reader.text[strspn(reader.text, " \t\r")]) {
-			rc = read_line(&reader, format);
+			rc = read_line(&reader);
 			if (rc)
 				break;
 		}
@@ -420,7 +461,8 @@ int kvt_trace_read(struct kvt_trace_builder *builder, uint32_t format, const cha
 	json_decref(reader.heads.numbers);
 	free(reader.text);
 	if (!rc && !builder->n_requests) {
-		snprintf(why, why_bytes, "%s: holds no request", path);
+		snprintf(why, why_bytes, "%s: holds no request. A line of this format: %s",
+			 options->path, examples[options->format]);
 		return -EINVAL;
 	}
 	return rc;

@@ -305,7 +305,8 @@ int kvt_trace_load(const struct kvt_trace_options *options, struct kvt_trace **r
 	if (!trace)
 		return -ENOMEM;
 	trace->seed = options->seed;
-	trace->block = options->format == KVT_TRACE_MOONCAKE ? 512 : 64;
+	trace->block = options->block ? options->block :
+		       options->format == KVT_TRACE_MOONCAKE ? 512 : 64;
 	if (options->format == KVT_TRACE_JSONL) {
 		trace->block = 1;
 		trace->literal = true;
@@ -314,7 +315,7 @@ int kvt_trace_load(const struct kvt_trace_options *options, struct kvt_trace **r
 		rc = kvt_trace_generate(&builder, options->seed,
 					options->sessions ? options->sessions : DEFAULT_SESSIONS);
 	else
-		rc = kvt_trace_read(&builder, options->format, options->path, why, why_bytes);
+		rc = kvt_trace_read(&builder, options, trace->block, why, why_bytes);
 	trace->requests = builder.requests;
 	trace->runs = builder.runs;
 	trace->n_requests = builder.n_requests;

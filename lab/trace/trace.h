@@ -73,6 +73,7 @@ enum kvt_trace_format {
 struct kvt_trace_options {
 	uint32_t format;   /* enum kvt_trace_format */
 	const char *path;  /* plain or gzip; not used by GENERATE */
+	uint32_t block;    /* MOONCAKE, AGENT: positions per id; 0: 512, 64 */
 	uint32_t users;    /* AGENT, GENERATE: active at once; 0: 16 */
 	uint32_t requests; /* at most so many, in serving order; 0: all */
 	uint32_t context;  /* leave out requests of more positions (input + output); 0: no limit */

@@ -87,6 +87,11 @@ wrong "not 'x'" --format x
 wrong "needs a FILE" --format agent
 wrong "/none/such" --format agent /none/such
 wrong "reads no file" --format generate /none/such
+printf '{"timestamp":0,"input_length":90,"hash_ids":[4,5,6]}\n' >"$work/blocks"
+wrong "3 ids for 90 positions.*--block-size 32 would fit" --format mooncake "$work/blocks"
+wrong "traces with block ids" --format jsonl "$work/t" --block-size 32
+replay --format mooncake "$work/blocks" --block-size 32 --lockstep
+sound
 wrong "power of two" --format generate --page-size 48
 wrong "leave no worker" --format generate --workers 2 --kill 2
 wrong "from 1 to 64, not '65'" --format generate --workers 65

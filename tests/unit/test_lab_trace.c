@@ -35,16 +35,23 @@ static void write_file(const char *text)
 	assert_int_equal(fclose(file), 0);
 }
 
+static int load_with(const struct kvt_trace_options *options, const char *text,
+		     struct kvt_trace **ret_trace, char *why)
+{
+	int rc;
+
+	write_file(text);
+	rc = kvt_trace_load(options, ret_trace, why, 512);
+	unlink(path);
+	return rc;
+}
+
 static int load(uint32_t format, const char *text, uint32_t users, struct kvt_trace **ret_trace,
 		char *why)
 {
 	struct kvt_trace_options options = { .format = format, .path = path, .users = users };
-	int rc;
 
-	write_file(text);
-	rc = kvt_trace_load(&options, ret_trace, why, 512);
-	unlink(path);
-	return rc;
+	return load_with(&options, text, ret_trace, why);
 }
 
 static struct kvt_trace *load_good(uint32_t format, const char *text, uint32_t users)
@@ -168,6 +175,68 @@ TEST(mooncake_ids_are_global_and_stand_for_512_positions)
 	assert_int_equal(trace->requests[1].at_us, 5000);
 	assert_int_equal(trace->requests[1].previous, KVT_TRACE_NONE);
 	kvt_trace_free(trace);
+}
+
+/* Two prompts that share 32 of 100 positions, two blocks of 16. */
+#define SMALL_BLOCKS "{\"input_length\":100,\"hash_ids\":[7,8,1,2,3,4,5]}\n" \
+		     "{\"input_length\":100,\"hash_ids\":[7,8,9,10,11,12]}\n"
+
+TEST(ids_that_do_not_fit_the_length_are_refused)
+{
+	static const struct {
+		uint32_t format, block;
+		const char *text, *expected;
+	} cases[] = {
+		{ KVT_TRACE_MOONCAKE, 0, SMALL_BLOCKS, "7 ids for 100 positions (\"input_length\"): "
+		  "with 512 an id they are 0 or 1; --block-size 16 would fit" },
+		{ KVT_TRACE_MOONCAKE, 32, SMALL_BLOCKS, "3 or 4; --block-size 16" },
+		{ KVT_TRACE_MOONCAKE, 0, "{\"input_length\":1024,\"hash_ids\":[]}\n", "2 or 3" },
+		{ KVT_TRACE_MOONCAKE, 0, "{\"input_length\":0,\"hash_ids\":[1]}\n", "0 or 1" },
+		{ KVT_TRACE_AGENT, 0, AGENT(1, 0, 330, 100, "[[1,5],[9,4]]"), "\"r\" has 9 ids" },
+		{ KVT_TRACE_AGENT, 128, AGENT(1, 0, 330, 100, "[[1,5]]"), "--block-size 64" },
+	};
+
+	for (unsigned int i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct kvt_trace_options options = { .format = cases[i].format, .path = path,
+						     .block = cases[i].block };
+		struct kvt_trace *trace;
+		char why[512] = "";
+
+		assert_int_equal(load_with(&options, cases[i].text, &trace, why), -EINVAL);
+		if (!strstr(why, cases[i].expected))
+			fail_msg("'%s' does not say '%s'", why, cases[i].expected);
+	}
+}
+
+TEST(ids_stand_for_blocks_of_the_given_size)
+{
+	struct kvt_trace_options options = { .format = KVT_TRACE_MOONCAKE, .path = path,
+					     .block = 16 };
+	struct kvt_trace *trace;
+	char why[512] = "";
+
+	if (load_with(&options, SMALL_BLOCKS, &trace, why))
+		fail_msg("%s", why);
+	assert_int_equal(equal_keys(trace, 0, 1), 32);
+	kvt_trace_free(trace);
+}
+
+TEST(a_refused_line_shows_a_right_one)
+{
+	static const uint32_t formats[] = { KVT_TRACE_MOONCAKE, KVT_TRACE_AGENT,
+					    KVT_TRACE_JSONL };
+
+	for (unsigned int i = 0; i < 3; i++) {
+		struct kvt_trace *trace;
+		char why[512] = "", line[512], *shown;
+
+		assert_int_equal(load(formats[i], "{\"b\":1}\n", 1, &trace, why), -EINVAL);
+		shown = strstr(why, "this format: ");
+		assert_non_null(shown);
+		snprintf(line, sizeof(line), "%s", shown + strlen("this format: "));
+		line[strcspn(line, "}") + 1] = 0;
+		kvt_trace_free(load_good(formats[i], line, 1));
+	}
 }
 
 TEST(jsonl_takes_keys_and_text)
