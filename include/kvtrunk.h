@@ -241,7 +241,7 @@ int kvt_namespace_renew(struct kvt_client *client, uint32_t namespace_id, uint32
 
 /** Close a namespace, behind the operations submitted before: the number means nothing until it is
  * opened again. What is cached there stays, until it is evicted or its place is needed for another
- * namespace; kvt_remove() without keys first forgets it at once.
+ * namespace; kvt_remove() with keys NULL first forgets it at once.
  * Errors: -EBUSY this session has leases there, or operations that wait for a fence or for others
  * (nothing changed: END and UNLOCK them, then close again); -EINVAL it is not open, or the
  * daemon is older than ABI 2.4. */
@@ -404,12 +404,12 @@ struct kvt_group_token {
  *
  * @n_ranks  rank 0 included, 2 to KVT_MAX_RANKS. The same number again gives the same token.
  * @token    chosen by the caller, for ranks that know it beforehand: 128 bits that others cannot
- *           guess, such as the digest of a random id of the engine. NULL or all 0: a random one.
- * Errors: -EINVAL n_ranks, -EALREADY a group of another size or token, -EEXIST another group has
- * the token, -ENOTSUP the daemon is older and chooses it, -ENOSPC max_members, -ENOTCONN an
- * observer or a member, -ECONNRESET. Connecting with a token: -ESTALE no such group (any more, or
- * not within options->connect_wait_ns), -ERANGE no such rank, -EEXIST the rank has already
- * joined. */
+ *           guess, such as the digest of a random id of the engine. NULL: a random one.
+ * Errors: -EINVAL n_ranks, or a token of zeroes, -EALREADY a group of another size or token,
+ * -EEXIST another group has the token, -ENOTSUP the daemon is older and chooses it, -ENOSPC
+ * max_members, -ENOTCONN an observer or a member, -ECONNRESET. Connecting with a token: -EINVAL
+ * it is all 0, -ESTALE no such group (any more, or not within options->connect_wait_ns), -ERANGE
+ * no such rank, -EEXIST the rank has already joined. */
 int kvt_group_open(struct kvt_client *client, uint32_t n_ranks,
 		   const struct kvt_group_token *token, struct kvt_group_token *ret_token);
 
@@ -626,6 +626,8 @@ int kvt_free(struct kvt_client *client, const uint32_t *pages, uint32_t n,
 int kvt_insert(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
 	       uint32_t n_keys, const uint32_t *pages, struct kvt_handle start,
 	       struct kvt_fence fence, uint32_t flags, struct kvt_result *ret_result);
+/** Forget the last page of a prefix and all behind it. `keys` NULL: the whole namespace. -EINVAL:
+ * an array of 0 keys. */
 int kvt_remove(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
 	       uint32_t n_keys);
 int kvt_evict(struct kvt_client *client, uint32_t n, uint32_t *ret_evicted);

@@ -62,6 +62,14 @@ static int fill_hello(struct kvt_message_hello *hello, const struct kvt_options 
 	hello->keys_count = options->keys_count ? options->keys_count : DEFAULT_KEYS_COUNT;
 	hello->list_count = options->list_count ? options->list_count : DEFAULT_LIST_COUNT;
 	hello->pid = getpid();
+	if (options->group ? !options->group->words[0] && !options->group->words[1] :
+			     options->rank != 0) {
+		kvt_error_set(error, -EINVAL, 0, "rank %u gave %s: get it from rank 0, after that "
+			      "has opened the group", options->rank,
+			      options->group ? "a group token of zeroes" : "no group token");
+		kvt_welcome_state(error, KVT_ATTACH_FAILED);
+		return -EINVAL;
+	}
 	if (options->group) {
 		memcpy(hello->group, options->group->words, sizeof(hello->group));
 		hello->rank = options->rank;

@@ -18,6 +18,9 @@ int kvt_group_open(struct kvt_client *client, uint32_t n_ranks,
 	rc = kvt_client_usable(client);
 	if (rc != 0)
 		return rc;
+	if (token && !token->words[0] && !token->words[1])
+		return kvt_client_fail(client, -EINVAL, 0, "group: the token is all zeroes: choose "
+				       "128 bits that others cannot guess, or give none");
 	if (token)
 		memcpy(message.token, token->words, sizeof(message.token));
 	rc = kvt_control_ask(client, &message.head, sizeof(message), NULL, 0);

@@ -205,6 +205,10 @@ static int check_request(struct kvt_client *client, const struct kvt_request *re
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FLAGS,
 				       "remove: without keys it forgets the whole namespace: "
 				       "give keys, or no root key");
+	if (request->op == KVT_OP_REMOVE && request->keys && !request->n_keys)
+		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_KEYS,
+				       "remove: the array of keys is empty; keys NULL forgets the "
+				       "whole namespace");
 	if (kvt_op_takes(request->op) & KVT_TAKES_FENCE && request->fence.slot > KVT_FENCE_IDLE)
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_FENCE, "%s: fence slot %u: %s",
 				       kvt_op_name((int)request->op), request->fence.slot,

@@ -167,4 +167,5 @@ for header in HEADERS:
 ffi.cdef(GLUE_DECLARATIONS)
 ffi.set_source("kvtrunk._native", GLUE, include_dirs=[str(ROOT / "include")],
                extra_objects=[str(BUILD / "libkvtrunk.a")],
+               depends=[str(BUILD / "libkvtrunk.a")],
                extra_compile_args=["-std=gnu11", "-O2"])

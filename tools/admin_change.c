@@ -188,17 +188,25 @@ int kvt_admin_remove(struct kvt_admin *admin)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_REMOVE };
 	const char *namespace = NULL, *keys_text = NULL, *root_text = NULL;
+	bool all = false;
 	const struct kvt_admin_option_word options[] = { { "--keys", &keys_text, NULL },
 							 { "--root-key", &root_text, NULL },
+							 { "--all", NULL, &all },
 							 { 0 } };
 	char why[KVT_TEXT_BYTES];
 	uint32_t *keys = NULL;
 	int rc;
 
-	if (kvt_admin_words(admin, options, &namespace, 1) || !namespace ||
+	if (kvt_admin_words(admin, options, &namespace, 1) || !namespace || (all && keys_text) ||
 	    (root_text && (!keys_text || kvt_admin_number(admin, "--root-key", root_text, 0,
 							  UINT64_MAX, &request.argument))))
 		return kvt_admin_usage(admin);
+	/* A script whose variable is empty must not forget everything. */
+	if ((keys_text && !*keys_text) || (!keys_text && !*namespace && !all)) {
+		fprintf(stderr, "kvtctl remove: %s; --all instead of --keys forgets the whole "
+			"namespace\n", keys_text ? "--keys is empty" : "no namespace and no keys");
+		return KVT_EXIT_USAGE;
+	}
 	if (keys_text && kvt_keys_parse(keys_text, strlen(keys_text), (uint32_t)MAX_REMOVE_KEYS,
 					&keys, &request.count, why, sizeof(why))) {
 		fprintf(stderr, "kvtctl remove: %s\n", why);

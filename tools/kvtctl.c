@@ -51,10 +51,12 @@ static const struct command {
 	{ "audit", "", "check every invariant; exit 1 if one does not hold", "", kvt_admin_audit,
 	  true },
 	{ "evict", "PAGES", "free so many evictable pages", "", kvt_admin_evict, true },
-	{ "remove", "NAMESPACE [--keys LIST [--root-key N]]", "forget a namespace or a prefix",
+	{ "remove", "NAMESPACE [--all | --keys LIST [--root-key N]]",
+	  "forget a namespace or a prefix",
 	  "NAMESPACE is a label or a digest that kvtctl namespaces shows, what the digest is made\n"
 	  "of (NAME or SALT/ADAPTER), or '' for the plain namespace. LIST is a prefix as in\n"
-	  "scripts, 1,2,3..9; without it the whole namespace goes.\n"
+	  "scripts, 1,2,3..9.\n"
+	  "--all          the whole namespace, as without --keys; '' needs it\n"
 	  "--root-key N   the root of the prefix, if it has one (kvtctl tree shows it)\n",
 	  kvt_admin_remove, true },
 	{ "reset", "", "forget everything (new weights)", "", kvt_admin_reset, true },

@@ -436,6 +436,11 @@ static int hello_check(struct kvt_daemon *daemon, const struct kvt_connection *c
 		*ret_state = KVT_ATTACH_WRONG_GEOMETRY;
 		return -EINVAL;
 	}
+	if (hello->rank && !hello->group[0] && !hello->group[1]) {
+		snprintf(text, size, "rank %u gave no token of its group, or one of zeroes: get "
+			 "it from rank 0, after kvt_group_open()", hello->rank);
+		return -EINVAL;
+	}
 	if (observe && (hello->group[0] || hello->group[1])) {
 		snprintf(text, size, "an observer is no member of a group: connect without "
 			 "KVT_HELLO_OBSERVE, or without a token");

@@ -219,7 +219,8 @@ static void do_call(struct child *child, const struct kvt_script_command *comman
 {
 	struct kvt_request request = {
 		.op = command->op, .flags = command->flags, .n_keys = command->n_keys,
-		.keys = payload->keys, .pages = payload->pages, .n_pages = command->n_pages,
+		.keys = command->n_keys ? payload->keys : NULL,
+		.pages = payload->pages, .n_pages = command->n_pages,
 		.arg = command->arg, .handle = command->handle, .lease = command->lease,
 		.fence = command->fence, .priority = command->priority,
 		.ttl_ms = command->ttl_ms, .user_data = command->user_data,

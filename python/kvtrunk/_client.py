@@ -223,7 +223,7 @@ class Namespace:
         """The tree of a root key, from 0, this one, to 2^64 - 1. What is under one is never found
         with another. It is made by its first key and gone with its last, and costs neither a
         message nor a place of max_namespaces: for salts of which there are many. Its close() is
-        that of the whole namespace, and so is remove([]), which a root refuses."""
+        that of the whole namespace, and so is remove_all(), which a root refuses."""
         if not 0 <= operator.index(root_key) < 1 << 64:
             raise ValueError(f"a root key is from 0 to 2^64 - 1, not {root_key}")
         return Namespace(self._client, self._id, self.label, root_key)
@@ -358,9 +358,17 @@ class Namespace:
             return twins
 
     def remove(self, tokens: Tokens) -> None:
-        """Remove the last page of this prefix and all behind it. No tokens: all of the
-        namespace."""
+        """Forget the last page of this prefix and all behind it. ValueError: no tokens."""
         keys, n = keys_of(tokens)
+        if not n:
+            raise ValueError("no tokens to remove; remove_all() forgets the whole namespace")
+        self._remove(keys, n)
+
+    def remove_all(self) -> None:
+        """Forget the whole namespace, with all its roots. InvalidArgument: this is a root."""
+        self._remove(ffi.NULL, 0)
+
+    def _remove(self, keys: Any, n: int) -> None:
         client = self._client
         request, result = self._request(lib.KVT_OP_REMOVE, keys, n), ffi.new("struct kvt_result *")
         with client._lock:
@@ -390,7 +398,7 @@ class Namespace:
 
     def close(self) -> None:
         """Close the namespace for this session. What is cached there stays, until it is evicted or
-        another namespace needs the place; remove([]) first forgets it at once. All Namespace
+        another namespace needs the place; remove_all() first forgets it at once. All Namespace
         objects for the same fields end with it: Client.namespace() opens it again.
 
         Raises Again while the session has sequences and leases there, or operations that wait:
@@ -1023,7 +1031,8 @@ def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optiona
     if group is not None:
         token = _group_token(group)
         keep.append(token)
-        options.group, options.rank = token, rank
+        options.group = token
+    options.rank = rank
     options.sq_entries, options.cq_entries = sq_entries, cq_entries
     options.keys_count, options.list_count = keys_count, list_count
     options.timeout_ns, options.resume_ns = _ns(timeout), _ns(resume)

@@ -26,7 +26,7 @@ def keys_of(tokens: Any) -> tuple[Any, int]:
     Raises TypeError for what is no row of integers, ValueError for one that is no key.
     """
     if type(tokens) is array and tokens.typecode == "I":
-        return _from_buffer("uint32_t[]", tokens), len(tokens)
+        return (_from_buffer("uint32_t[]", tokens), len(tokens)) if tokens else (_EMPTY, 0)
     if isinstance(tokens, (list, tuple)):
         return _of_iterable(tokens)
     if isinstance(tokens, (str, bytes, bytearray, dict, set, frozenset)):

@@ -264,7 +264,8 @@ static void do_rare(struct worker *worker)
 		kvt_test_equal(kvt_evict(worker->client, below(worker, 50), &evicted), 0);
 		break;
 	default:
-		error = kvt_remove(worker->client, worker->namespaces[below(worker, 2)], keys, n);
+		error = kvt_remove(worker->client, worker->namespaces[below(worker, 2)],
+				   n ? keys : NULL, n);
 		kvt_test_check(error >= 0);
 	}
 }

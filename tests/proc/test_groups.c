@@ -11,12 +11,14 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "kvtrunk_wire.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
+#include "tests/lib/raw.h"
 
 enum { SLOT = 3, PAGE_SIZE = 16, N_PAGES = 4096 };
 
@@ -746,8 +748,22 @@ static void refused(const struct kvt_test_daemon *daemon, const struct kvt_group
 		kvt_test_fail("'%s' is not in: %s", words, error.text);
 }
 
+/* A client of another library, whose rank came without its token. */
+static void refused_raw(const struct kvt_test_daemon *daemon)
+{
+	struct kvt_message_hello hello = kvt_test_hello(KVT_ANY_GEOMETRY);
+	int fd = kvt_test_dial(daemon), result;
+
+	hello.rank = 1;
+	kvt_test_equal(send(fd, &hello, sizeof(hello), MSG_NOSIGNAL), sizeof(hello));
+	kvt_test_check(kvt_test_answer(fd, &result) != 0);
+	kvt_test_equal(result, -EINVAL);
+	close(fd);
+}
+
 TEST(a_refused_join_names_its_cause)
 {
+	const struct kvt_group_token zero = { { 0, 0 } };
 	struct kvt_group_token wrong, again;
 	struct kvt_client *other, *more;
 	struct kvt_request request = { .op = KVT_OP_STATS };
@@ -758,6 +774,9 @@ TEST(a_refused_join_names_its_cause)
 	wrong = world.token;
 	wrong.words[1] ^= 1ull << 63;
 	refused(&world.daemon, &wrong, 1, -ESTALE, "no group has this token");
+	refused(&world.daemon, &zero, 1, -EINVAL, "token of zeroes");
+	refused(&world.daemon, NULL, 1, -EINVAL, "no group token");
+	refused_raw(&world.daemon);
 	refused(&world.daemon, &world.token, 0, -ERANGE, "rank 0 opened the group");
 	refused(&world.daemon, &world.token, 3, -ERANGE, "rank 3 is not in this group");
 	refused(&world.daemon, &world.token, 2, -EEXIST, "has already joined");
@@ -766,6 +785,7 @@ TEST(a_refused_join_names_its_cause)
 	kvt_test_equal(kvt_group_open(world.leader, 4, NULL, &again), -EALREADY);
 	other = kvt_test_connect(&world.daemon);
 	kvt_test_equal(kvt_group_open(other, 1, NULL, &again), -EINVAL);
+	kvt_test_equal(kvt_group_open(other, 3, &zero, &again), -EINVAL);
 	kvt_test_equal(kvt_group_open(other, KVT_MAX_RANKS + 1, NULL, &again), -EINVAL);
 	/* Three of six are taken. */
 	kvt_test_equal(kvt_group_open(other, 4, NULL, &again), -ENOSPC);

@@ -26,7 +26,7 @@ def large():
 def ns(large):
     with large.connect() as client:
         yield client.namespace(salt="async")
-        client.namespace(salt="async").remove([])
+        client.namespace(salt="async").remove_all()
         assert client.stats().live_leases == 0 and client.stats().private_pages == 0
 
 

@@ -150,7 +150,7 @@ def test_namespaces_keep_apart(client):
         seq.commit(32)
     assert [each.match(range(32)).positions for each in opened] == [0, 0, 0, 32, 0, 0, 0, 0, 0, 0]
     assert client.namespace(salt="a")._id == opened[3]._id
-    opened[3].remove([])
+    opened[3].remove_all()
     assert opened[3].match(range(32)).positions == 0
 
 
@@ -177,8 +177,8 @@ def test_roots_keep_apart(client, ns):
     one.remove(range(16))
     assert [each.match(range(48)).positions for each in roots] == [0, 0, 48, 0, 0]
     with pytest.raises(kvtrunk.InvalidArgument, match="whole namespace"):
-        one.remove([])
-    ns.remove([])
+        one.remove_all()
+    ns.remove_all()
     assert two.match(range(48)).positions == 0
     for bad in (-1, 2**64):
         with pytest.raises(ValueError, match="root key"):
@@ -305,6 +305,18 @@ def test_no_space_says_how_much(client, ns):
         assert len(seq.pages) == 1
 
 
+def test_an_empty_prefix_does_not_mean_everything(client, ns):
+    ns.insert(range(32), client.alloc(2))
+    for empty in ([], (), array("I"), array("Q"), range(0), iter([])):
+        with pytest.raises(ValueError, match="remove_all"):
+            ns.remove(empty)
+    with pytest.raises(kvtrunk.InvalidArgument, match="empty"):
+        client.submit([kvtrunk.Request("remove", namespace=ns, keys=array("I"))])
+    assert ns.match(range(32)).positions == 32
+    ns.remove_all()
+    assert ns.match(range(32)).positions == 0
+
+
 def test_stale_sequences_continue_alone(client, ns):
     with ns.begin(range(64)) as seq:
         seq.commit(32)
@@ -317,7 +329,7 @@ def test_stale_sequences_continue_alone(client, ns):
     with ns.begin(range(64)) as seq:
         seq.commit(64)
         handle = ns.match(range(64)).handle
-    ns.remove([])
+    ns.remove_all()
     with pytest.raises(kvtrunk.Stale):
         client.lock(handle)
 
@@ -437,6 +449,13 @@ def test_connecting_fails_in_words(shared, tmp_path):
         shared.connect(group=b"short", rank=1)
     with pytest.raises(kvtrunk.Stale):
         shared.connect(any_geometry=True, group=bytes(range(16)), rank=1)
+    with pytest.raises(kvtrunk.InvalidArgument, match="zeroes.* from rank 0"):
+        shared.connect(any_geometry=True, group=bytes(16), rank=1)
+    with pytest.raises(kvtrunk.InvalidArgument, match="no group token"):
+        shared.connect(any_geometry=True, rank=1)
+    with shared.connect(any_geometry=True) as client:
+        with pytest.raises(kvtrunk.InvalidArgument, match="zeroes"):
+            client.group(2, bytes(16))
 
 
 def test_each_errno_has_its_class():

@@ -48,7 +48,7 @@ def test_another_process_reads_the_pages_in_place(shared, child):
                     for i, page in enumerate(seq.pages):
                         assert (data[page] == number * 10000 + plane * 1000 + i).all()
         writer.kill()
-        ns.remove([])
+        ns.remove_all()
 
 
 def test_kill_9_in_a_prefill_gives_everything_back(shared, child):
@@ -67,7 +67,7 @@ def test_kill_9_in_a_prefill_gives_everything_back(shared, child):
             if after.live_sessions == 1 and after.quarantined_pages == 0:
                 break
         assert after.private_pages == 0 and after.live_leases == 0
-        ns.remove([])
+        ns.remove_all()
 
 
 def test_the_daemon_is_killed():
@@ -226,4 +226,4 @@ def test_calls_keep_no_memory(shared):
             grown = tracemalloc.get_traced_memory()[0] - first
             tracemalloc.stop()
             assert grown < 200 * 32, f"{grown} bytes in 200 rounds"
-        ns.remove([])
+        ns.remove_all()

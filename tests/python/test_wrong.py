@@ -34,7 +34,8 @@ def value():
 METHODS = {
     "client": ["namespace", "map_pool", "check", "raise_fence", "record_fence", "forget_stream",
                "lock", "alloc", "free", "stats", "submit", "reap", "evict", "suspend", "resume", "__exit__"],
-    "ns": ["begin", "match", "match_many", "probe", "insert", "remove"],
+    "ns": ["begin", "match", "match_many", "probe", "insert", "remove",
+           "remove_all"],
     "seq": ["commit", "commit_nowait", "poll", "extend", "extend_pages", "end"],
     "pool": ["layer", "page"],
     "array": ["__dlpack__", "__dlpack_device__"],
@@ -133,4 +134,4 @@ def test_random_calls_raise_or_work(shared, seed):
     assert calls > 300 and failed > 100
     with shared.connect(any_geometry=True) as client:
         assert client.stats().live_leases == client.stats().private_pages == 0
-        client.namespace(salt=seed).remove([])
+        client.namespace(salt=seed).remove_all()

@@ -103,6 +103,14 @@ expect 0 "1 subtrees" "$kvtctl" remove blue --keys 1..4
 expect 2 "namespace: 'a/b/c'" "$kvtctl" remove a/b/c
 expect 2 "keys: '1-4'" "$kvtctl" remove blue --keys 1-4
 expect 1 "no namespace is labelled" "$kvtctl" remove unheard-of
+say "a s=begin ns=blue keys=1..4" '"matched":0'
+say "a end lease=s computed=4" '"sealed":1'
+expect 2 "keys is empty; --all" "$kvtctl" remove blue --keys ''
+expect 2 "no namespace and no keys; --all" "$kvtctl" remove ''
+expect 2 "usage" "$kvtctl" remove blue --all --keys 1..4
+say "a match ns=blue keys=1..4" '"matched":4'
+expect 0 "1 subtrees" "$kvtctl" remove --all blue
+expect 1 "no namespace is labelled ''" "$kvtctl" remove '' --all
 say "a s=begin ns=blue root=7 keys=1..4" '"matched":0'
 say "a end lease=s computed=4" '"sealed":1'
 expect 0 "root key 7  keys 1 2 3 4" "$kvtctl" tree

@@ -97,7 +97,8 @@ static void change(struct actor *actor)
 		rc = kvt_evict(client, 1 + random_below(actor, 12), &evicted);
 		break;
 	case 1:
-		rc = kvt_remove(client, actor->ns[which], keys, random_below(actor, pages) * PS);
+		pages = random_below(actor, pages);
+		rc = kvt_remove(client, actor->ns[which], pages ? keys : NULL, pages * PS);
 		break;
 	case 2:
 		rc = random_below(actor, 8) ? 0 : kvt_reset(client);

@@ -113,6 +113,10 @@ TEST_WITH(each_operation_answers_under_its_names, setup, teardown)
 	assert_non_null(strstr(kvt_client_error(client)->text, "unlock"));
 	assert_int_equal(kvt_evict(client, 1, &evicted), 0);
 	assert_int_equal(evicted, 1);
+	assert_int_equal(kvt_remove(client, world.ns, keys, 0), -EINVAL);
+	assert_non_null(strstr(kvt_client_error(client)->text, "keys NULL"));
+	assert_int_equal(kvt_match(client, world.ns, keys, 16, 0, &result), 0);
+	assert_int_equal(result.matched, 12);
 	assert_int_equal(kvt_remove(client, world.ns, NULL, 0), 0);
 	assert_int_equal(kvt_match(client, world.ns, keys, 16, 0, &result), 0);
 	assert_int_equal(result.matched, 0);

@@ -187,8 +187,9 @@ TEST(ids_that_do_not_fit_the_length_are_refused)
 		uint32_t format, block;
 		const char *text, *expected;
 	} cases[] = {
-		{ KVT_TRACE_MOONCAKE, 0, SMALL_BLOCKS, "7 ids for 100 positions (\"input_length\"): "
-		  "with 512 an id they are 0 or 1; --block-size 16 would fit" },
+		{ KVT_TRACE_MOONCAKE, 0, SMALL_BLOCKS, "7 ids for 100 positions "
+		  "(\"input_length\"): with 512 an id they are 0 or 1; --block-size 16 would "
+		  "fit" },
 		{ KVT_TRACE_MOONCAKE, 32, SMALL_BLOCKS, "3 or 4; --block-size 16" },
 		{ KVT_TRACE_MOONCAKE, 0, "{\"input_length\":1024,\"hash_ids\":[]}\n", "2 or 3" },
 		{ KVT_TRACE_MOONCAKE, 0, "{\"input_length\":0,\"hash_ids\":[1]}\n", "0 or 1" },

@@ -19,7 +19,7 @@ _kvtctl() {
 	top) mapfile -t COMPREPLY < <(compgen -W "--once --lines --interval-ms" -- "$word") ;;
 	help) mapfile -t COMPREPLY < <(compgen -W "$commands" -- "$word") ;;
 	upgrade) mapfile -t COMPREPLY < <(compgen -W "--binary" -- "$word") ;;
-	remove) mapfile -t COMPREPLY < <(compgen -W "--keys --root-key" -- "$word") ;;
+	remove) mapfile -t COMPREPLY < <(compgen -W "--all --keys --root-key" -- "$word") ;;
 	geometry) mapfile -t COMPREPLY < <(compgen -W "--tensor-parallel --kv-type --page-size" -f -- "$word") ;;
 	script | replay | verify) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;
 	esac
