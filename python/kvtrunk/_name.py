@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The name under which an engine shares its KV: its configuration, its weights as far as they are
+known, and a generation, which rises when an engine forgets. Knows no engine.
+
+Weights are known by the digest of the files that were loaded, or by a version that a trainer gave
+them. While they change, and when they cannot be known, the name is a random number that no other
+engine has: the engine is alone.
+
+The generation is the daemon's (Namespace.renew). Engines that forget at the same time share again,
+and so does one that starts later.
+"""
+from __future__ import annotations
+
+import hashlib
+import secrets
+from typing import Optional
+
+from ._client import Client, Namespace
+
+
+class Name:
+    """Of one engine. One thread uses it: that of its scheduler."""
+
+    def __init__(self, config: bytes, files: Optional[str]) -> None:
+        """config: digest of all but the weights. files: digest of the weights' files. "": they are
+        random numbers. None: what they are is not known."""
+        self._config = config
+        self._base: Optional[str] = None
+        """Digest of the files last loaded. None: not known, so that no version is."""
+        self._version: Optional[str] = None
+        self._times = 0
+        """The last version given, and how many updates in a row had it."""
+        self._weights = ""
+        """Text that names the weights. "": alone."""
+        self._alone = b""
+        self._renew = False
+        """The generation is to rise before the name is used."""
+        self._control: Optional[Namespace] = None
+        self._value = b""
+        self.files(files)
+        self._unused = False
+        """New weights have brought this name, and nothing was made or read under it."""
+
+    def __str__(self) -> str:
+        return self._weights or "unknown weights"
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other engine can have this name."""
+        return not self._weights
+
+    # ---- weights
+
+    def unknown(self) -> None:
+        """Weights change from here on. A version or files make them known again."""
+        self._set("")
+
+    def failed(self) -> None:
+        """An update failed: weights are unknown until files are loaded."""
+        self._base = None
+        self.unknown()
+
+    def files(self, digest: Optional[str]) -> None:
+        """All weights are those of files, as in __init__()."""
+        self._base = digest
+        self._version = None
+        self._set(f"files {digest}" if digest else "")
+
+    def version(self, version: str) -> bool:
+        """The trainer calls the weights so. A second update of one version is another name: it may
+        be the rest of the first. False: what they were made from is unknown."""
+        if self._base is None:
+            return False
+        if version != self._version:
+            self._version, self._times = version, 0
+        elif not self.alone:
+            return True
+        self._times += 1
+        self._set(f"version {self._times} of {self._base or 'random'}: {version}")
+        return True
+
+    def _set(self, weights: str) -> None:
+        self._weights = weights
+        self._alone = secrets.token_bytes(16)
+        self._unused, self._renew = True, False
+        self._value = b""
+        control, self._control = self._control, None
+        if control is not None and not control._client.closed:
+            control.close()
+
+    # ---- forgetting
+
+    def forget(self) -> bool:
+        """Share with none of what was cached so far. False: new weights have done it already."""
+        if self._unused:
+            return False
+        self._alone = secrets.token_bytes(16)
+        self._renew = not self.alone
+        self._value = b""
+        return True
+
+    def forsake(self) -> None:
+        """The client is gone. The next one's daemon has a generation of its own."""
+        self._control, self._value = None, b""
+
+    def value(self, client: Client) -> bytes:
+        """32 bytes for the fields of namespaces that are used from now on. The generation is asked
+        for at the first call after a change. Error: there is no daemon, or no room."""
+        if not self._value:
+            generation = 0
+            if not self.alone:
+                if self._control is None:
+                    self._control = client.namespace(extra=b"generation\0" + self._digest(0),
+                                                     label="generation")
+                if self._renew:
+                    self._control.renew()
+                    self._renew = False
+                generation = self._control.generation
+            self._value = self._digest(generation)
+        self._unused = False
+        return self._value
+
+    def _digest(self, generation: int) -> bytes:
+        weights = self._weights.encode() if self._weights else self._alone
+        digest = hashlib.sha256()
+        for part in (self._config, weights, str(generation).encode()):
+            digest.update(b"%d\0%b" % (len(part), part))
+        return digest.digest()
