@@ -199,19 +199,22 @@ static uint32_t uid_share(uint32_t all)
 }
 
 /* Limit each uid, and thereby each session. A lease takes at most two tree nodes, its own and a
- * root or the rest of a split, so the leases of one uid cannot use up all nodes. */
+ * root or the rest of a split. Where nodes are fewer than pages, the leases of one uid must not use
+ * them up, nor those of one session what its uid gets. */
 static void limit_uids(struct kvt_core_config *config)
 {
-	uint32_t nodes = uid_share(config->max_nodes) / 2;
+	uint32_t nodes = uid_share(config->max_nodes) / 2, most;
 
 	config->uid_sessions = uid_share(config->max_sessions);
-	config->uid_leases = uid_share(config->n_leases);
-	if (config->uid_leases > nodes)
+	config->uid_leases = most = uid_share(config->n_leases);
+	if (config->max_nodes < config->n_pages && nodes < most) {
 		config->uid_leases = nodes;
+		most = nodes / 2;
+	}
 	config->uid_namespaces = uid_share(config->max_namespaces);
 	config->uid_pages = uid_share(config->n_pages - 1);
-	if (!config->max_leases || config->max_leases > config->uid_leases)
-		config->max_leases = config->uid_leases;
+	if (!config->max_leases || config->max_leases > most)
+		config->max_leases = most;
 }
 
 static int plan_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
@@ -237,6 +240,7 @@ static int plan_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (from->max_private_pages.percent)
 		to->max_private_pages = (uint32_t)((to->n_pages - 1ull) *
 						   (uint64_t)from->max_private_pages.value / 100);
+	to->soft_private = from->max_private_pages.percent;
 	if (from->max_private_pages.value && !to->max_private_pages)
 		to->max_private_pages = 1; /* 0 means no limit */
 	to->max_op_keys = (uint32_t)from->max_op_keys;

@@ -53,6 +53,7 @@ static struct kvt_oracle *make_oracle(const struct kvt_core_config *c)
 		.n_leases = c->n_leases,
 		.max_leases = c->max_leases,
 		.max_private_pages = c->max_private_pages,
+		.soft_private = c->soft_private,
 		.uid_sessions = c->uid_sessions,
 		.uid_leases = c->uid_leases,
 		.uid_namespaces = c->uid_namespaces,

@@ -145,6 +145,7 @@ static const struct field core_fields[] = {
 	FIELD(kvt_core, oldest), FIELD(kvt_core, youngest), FIELD(kvt_core, evictable_nodes),
 	FIELD(kvt_core, n_roots), FIELD(kvt_core, stale_roots), FIELD(kvt_core, dying),
 	FIELD(kvt_core, epoch_leases), FIELD(kvt_core, cut_leases), FIELD(kvt_core, live_users),
+	FIELD(kvt_core, open_sessions),
 	FIELD(kvt_core, first_waiter), FIELD(kvt_core, last_waiter), FIELD(kvt_core, n_waiters),
 	FIELD(kvt_core, free_nodes.head), FIELD(kvt_core, free_nodes.tail),
 	FIELD(kvt_core, free_nodes.count), FIELD(kvt_core, free_leases.head),

@@ -28,7 +28,7 @@ struct kvt_core_config {
 	uint32_t page_size;     /* positions, power of two, 1..256 */
 	uint32_t n_pages;       /* page 0 included, >= 2 */
 	uint32_t n_slots;       /* 0: n_pages + n_pages / 16 + 1 */
-	uint32_t max_nodes;     /* 0: n_pages / 4, at least 64 */
+	uint32_t max_nodes;     /* 0: the larger of n_pages / 4 and min(n_pages, 4096) */
 	uint32_t max_namespaces; /* 0: 4096 */
 	uint32_t max_sessions;  /* 0: 256 */
 	uint32_t n_leases;      /* in the whole instance, 0: 16384 */
@@ -36,6 +36,9 @@ struct kvt_core_config {
 	uint32_t n_pending;     /* deferred operations in the whole instance, 0: 4096 */
 	uint32_t max_leases;    /* per session, 0 = no limit */
 	uint32_t max_private_pages; /* per session, 0 = no limit */
+	/* max_private_pages is a share of the pool: it binds only while another session lives, and
+	 * is then the same share of what the session has or could have. */
+	bool soft_private;
 	/* What the sessions of one uid may have together, dead ones in quarantine included; 0 = no
 	 * limit. Pages: private ones and those in quarantine, and only while a session of another
 	 * uid lives. */
@@ -139,7 +142,7 @@ struct kvt_core_peer {
 	const char *label;
 };
 
-/** -EUSERS: max_sessions. -EDQUOT: uid_sessions. */
+/** -EUSERS: max_sessions; the last place is kept for a privileged peer. -EDQUOT: uid_sessions. */
 int kvt_core_session_open(struct kvt_core *core, const struct kvt_core_peer *peer,
 			  const struct kvt_core_view *view, uint64_t now_ns,
 			  uint32_t *ret_session);

@@ -332,13 +332,32 @@ void kvt_room_make(struct kvt_core *core, uint32_t n)
 		kvt_evict_pages(core, n - (uint32_t)core->count->free_pages);
 }
 
+/** The most private pages that a session may have now, if it could get `left` more.
+ *
+ * A limit in pages always holds. A share is of what the session has or could have: the more the
+ * others hold, the less one session may. So each newcomer finds pages, and sessions that all want
+ * more end up with equal parts. Alone, a session may have all. */
+static uint64_t private_limit(const struct kvt_core *core, uint32_t id, uint64_t left)
+{
+	const struct kvt_session_record *session = &core->sessions[id];
+	uint64_t limit = session->max_private_pages;
+
+	if (!limit || (core->config.soft_private && core->open_sessions < 2))
+		return UINT64_MAX;
+	if (core->config.soft_private)
+		return limit * (session->n_private + left) / (core->config.n_pages - 1);
+	return limit;
+}
+
 static enum kvt_reason beyond_quota(const struct kvt_core *core, uint32_t id, uint32_t n,
 				    uint64_t path_pages)
 {
 	const struct kvt_session_record *session = &core->sessions[id];
+	uint64_t left = core->count->free_pages + core->count->evictable_pages - path_pages;
 
-	if (session->max_private_pages && (uint64_t)session->n_private + n >
-						  session->max_private_pages)
+	/* For want of room there is another refusal, which says how much there is. */
+	if (n > 0 && (n <= left || !core->config.soft_private) &&
+	    (uint64_t)session->n_private + n > private_limit(core, id, left))
 		return KVT_REASON_LIMIT_PAGES;
 	return kvt_user_may_hold(core, id, n, path_pages) ? KVT_REASON_NONE :
 							    KVT_REASON_UID_PAGES;
@@ -351,6 +370,7 @@ static int page_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t
 		      uint64_t path_pages)
 {
 	enum kvt_reason reason = beyond_quota(core, op->session, n, path_pages);
+	uint64_t left;
 
 	op->own = 0;
 	if (op->sqe->flags & KVT_F_OWN_STREAM && (reason || n > core->count->free_pages)) {
@@ -359,9 +379,10 @@ static int page_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t
 	}
 	if (!reason)
 		return 0;
+	left = core->count->free_pages + core->count->evictable_pages - path_pages;
 	return kvt_refuse(op, -EDQUOT, reason,
 			  reason == KVT_REASON_LIMIT_PAGES ?
-				  core->sessions[op->session].max_private_pages :
+				  (uint32_t)private_limit(core, op->session, left) :
 				  core->config.uid_pages);
 }
 
@@ -377,12 +398,13 @@ static uint32_t private_most(const struct kvt_core *core, uint32_t session, uint
 {
 	const struct kvt_session_record *record = &core->sessions[session];
 	uint64_t available = core->count->free_pages + core->count->evictable_pages;
-	uint32_t limit = record->max_private_pages, least = 0;
+	uint64_t limit = private_limit(core, session, available);
+	uint32_t least = 0;
 
 	if (n > available)
 		n = (uint32_t)available;
-	if (limit)
-		n = kvt_min(n, limit > record->n_private ? limit - record->n_private : 0);
+	if (limit < (uint64_t)record->n_private + n)
+		n = limit > record->n_private ? (uint32_t)limit - record->n_private : 0;
 	if (kvt_user_may_hold(core, session, n, 0))
 		return n;
 	while (least + 1 < n) {

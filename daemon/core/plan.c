@@ -39,12 +39,23 @@ static uint32_t opened_words(const struct kvt_core_config *config)
 	return (config->max_namespaces + 63) / 64;
 }
 
+/** Tree nodes by default. Each but the roots has a page, so a small pool has one for each page. In
+ * a large one nodes have several pages. */
+static uint32_t node_count(uint32_t n_pages)
+{
+	uint32_t n = n_pages < 4096 ? n_pages : 4096;
+
+	if (n < n_pages / 4)
+		n = n_pages / 4;
+	return n < 64 ? 64 : n;
+}
+
 static void fill_defaults(struct kvt_core_config *config)
 {
 	if (!config->n_slots)
 		config->n_slots = config->n_pages + config->n_pages / 16 + 1;
 	if (!config->max_nodes)
-		config->max_nodes = config->n_pages / 4 < 64 ? 64 : config->n_pages / 4;
+		config->max_nodes = node_count(config->n_pages);
 	if (!config->max_namespaces)
 		config->max_namespaces = 4096;
 	if (!config->max_sessions)

@@ -45,13 +45,15 @@ int kvt_core_session_open(struct kvt_core *core, const struct kvt_core_peer *pee
 	struct kvt_session_record *session;
 	struct kvt_member_record *member;
 	int error = kvt_user_check_session(core, peer->uid);
-	uint32_t id = 1;
+	uint32_t id = 1, last = core->config.max_sessions;
 
 	if (error)
 		return error;
-	while (id <= core->config.max_sessions && core->sessions[id].state != KVT_SESSION_FREE)
+	if (last > 1 && !peer->privileged)
+		last--;
+	while (id <= last && core->sessions[id].state != KVT_SESSION_FREE)
 		id++;
-	if (id > core->config.max_sessions)
+	if (id > last)
 		return -EUSERS;
 	core->now_ns = now_ns;
 	session = &core->sessions[id];

@@ -163,6 +163,7 @@ struct kvt_core {
 	struct kvt_core_view *views; /* by session */
 	struct kvt_user *users;      /* [n_users + 1]: some may be free */
 	uint32_t n_users, live_users;
+	uint32_t open_sessions;      /* not over: OPEN or CLOSING */
 	uint32_t uid_reserve;        /* pages that only uids with few of them get, 0 = none */
 	uint32_t *user_of;           /* by session */
 	uint32_t *user_of_space;     /* by namespace */

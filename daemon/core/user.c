@@ -53,12 +53,14 @@ void kvt_user_session(struct kvt_core *core, uint32_t session)
 	core->users[id].sessions++;
 	if (core->users[id].live++ == 0)
 		core->live_users++;
+	core->open_sessions++;
 }
 
 void kvt_user_session_over(struct kvt_core *core, uint32_t session)
 {
 	if (--user_of(core, session)->live == 0)
 		core->live_users--;
+	core->open_sessions--;
 }
 
 void kvt_user_session_gone(struct kvt_core *core, uint32_t session)

@@ -411,6 +411,7 @@ static void fill_header(struct oplog_header *header, const struct kvt_core_confi
 		.coalesce_threshold = config->coalesce_threshold,
 		.max_leases = config->max_leases,
 		.max_private_pages = config->max_private_pages,
+		.soft_private = config->soft_private,
 		.uid_sessions = config->uid_sessions,
 		.uid_leases = config->uid_leases,
 		.uid_namespaces = config->uid_namespaces,

@@ -28,7 +28,7 @@ struct oplog_header {
 	uint32_t max_leases, max_private_pages, max_op_keys, policy;
 	uint32_t uid_sessions, uid_leases, uid_namespaces, uid_pages;
 	uint32_t slru_threshold, disabled;
-	uint32_t coalesce_threshold, reserved;
+	uint32_t coalesce_threshold, soft_private;
 	uint64_t instance[2];
 };
 

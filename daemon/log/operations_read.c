@@ -423,6 +423,7 @@ static void take_config(const struct oplog_header *header, struct kvt_core_confi
 		.coalesce_threshold = header->coalesce_threshold,
 		.max_leases = header->max_leases,
 		.max_private_pages = header->max_private_pages,
+		.soft_private = header->soft_private,
 		.uid_sessions = header->uid_sessions,
 		.uid_leases = header->uid_leases,
 		.uid_namespaces = header->uid_namespaces,

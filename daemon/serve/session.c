@@ -209,8 +209,9 @@ static int open_in_core(struct kvt_daemon *daemon, struct kvt_connection *connec
 			 daemon->core_config.max_sessions);
 	else if (error)
 		snprintf(why, why_size, error == -EUSERS
-			 ? "all %u sessions are in use (or their pages still in quarantine): end "
-			   "some, or raise max_sessions"
+			 ? "all %u sessions are in use (or their pages still in quarantine), but "
+			   "for a last one that is kept for privileged clients: end some, or "
+			   "raise max_sessions"
 			 : "the session was refused (max_sessions %u)",
 			 daemon->core_config.max_sessions);
 	return error;

@@ -90,22 +90,25 @@
 	  "Hits that make an entry protected under slru.")                                        \
 	X(BOOL, caching, "yes", 0, 0, NULL, START,                                                \
 	  "no: everything misses and nothing is cached, with the same page accounting.")          \
-	X(NUMBER, max_sessions, "256", 1, 65535, NULL, START, "Client processes at a time.")      \
+	X(NUMBER, max_sessions, "256", 1, 65535, NULL, START,                                     \
+	  "Client processes at a time. The last place is kept for a privileged one.")             \
 	X(NUMBER, max_members, "64", 2, 65536, NULL, START,                                       \
 	  "Ranks of all groups together (a group: the processes of one tensor-parallel engine, "  \
 	  "the first one included).")                                                             \
 	X(NUMBER, max_leases, "4096", 0, 1ll << 24, NULL, START,                                  \
-	  "Leases of one session at a time, at most 7/16 of max_nodes. 0: only that limit.")      \
+	  "Leases of one session at a time. Where max_nodes is below n_pages, at most 7/32 of "   \
+	  "it. 0: only that limit.")                                                              \
 	X(SHARE, max_private_pages, "75%", 0, 1ll << 30, NULL, START,                             \
-	  "Private pages of one session at a time, in pages or as a share of the pool. 0: no "    \
-	  "limit.")                                                                               \
+	  "Private pages of one session at a time. N%: while other sessions live, that share of " \
+	  "the pages that the session has or could have; alone it may have all. 0: no limit.")    \
 	X(NUMBER, total_leases, "16384", 1, 1ll << 24, NULL, START,                               \
 	  "Leases of all sessions together.")                                                     \
 	X(NUMBER, total_deferred, "16384", 16, 1ll << 22, NULL, START,                            \
 	  "Deferred operations of all sessions together: they wait for fences or for what "       \
 	  "others compute. Half of the places are divided evenly; of the rest one session may "   \
 	  "have a quarter.")                                                                      \
-	X(NUMBER, max_nodes, "0", 0, 1ll << 30, NULL, START, "Tree nodes. 0: pages / 4.")         \
+	X(NUMBER, max_nodes, "0", 0, 1ll << 30, NULL, START,                                      \
+	  "Tree nodes. 0: one for each page up to 4096, beyond 16384 pages a quarter of them.")   \
 	X(NUMBER, n_slots, "0", 0, (1ll << 31) - 1, NULL, START,                                  \
 	  "Tree slots. 0: pages + pages / 16.")                                                   \
 	X(NUMBER, max_namespaces, "4096", 1, 1ll << 24, NULL, START,                              \

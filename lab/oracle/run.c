@@ -350,18 +350,37 @@ static bool beyond_reserve(const struct kvt_oracle *o, uint64_t pages, uint64_t 
 	       sums.pages + sum_paths(o, session->uid) + pages + locked > few;
 }
 
-static bool beyond_limit(const struct kvt_oracle *o, uint64_t pages)
+/* Return the most private pages that the session may have; UINT64_MAX if all. A share is what
+ * it is of the pool, of what the session has or could have. */
+static uint64_t private_limit(const struct kvt_oracle *o, uint64_t locked)
+{
+	const struct model_session *session = &o->sessions[o->run.record->session];
+	uint64_t limit = o->config.max_private_pages, reach;
+	uint32_t live = 0;
+
+	if (!limit || !o->config.soft_private)
+		return limit ? limit : UINT64_MAX;
+	for (uint32_t i = 1; i <= o->config.max_sessions; i++)
+		live += o->sessions[i].state == KVT_SESSION_OPEN ||
+			o->sessions[i].state == KVT_SESSION_CLOSING;
+	reach = session->n_private + model_available(o) - locked;
+	return live > 1 ? reach * limit / (o->config.n_pages - 1) : UINT64_MAX;
+}
+
+static bool beyond_limit(const struct kvt_oracle *o, uint64_t pages, uint64_t locked)
 {
 	const struct model_session *session = &o->sessions[o->run.record->session];
 
-	return o->config.max_private_pages &&
-	       session->n_private + pages > o->config.max_private_pages;
+	if (pages == 0 || (o->config.soft_private && pages + locked > model_available(o)))
+		return false; /* nothing to refuse, or -ENOSPC instead */
+	return session->n_private + pages > private_limit(o, locked);
 }
 
 int run_need_quota(struct kvt_oracle *o, uint64_t pages, uint64_t locked)
 {
-	if (beyond_limit(o, pages))
-		return run_refuse(o, -EDQUOT, KVT_REASON_LIMIT_PAGES, o->config.max_private_pages);
+	if (beyond_limit(o, pages, locked))
+		return run_refuse(o, -EDQUOT, KVT_REASON_LIMIT_PAGES,
+				  (uint32_t)private_limit(o, locked));
 	if (beyond_reserve(o, pages, locked))
 		return run_refuse(o, -EDQUOT, KVT_REASON_UID_PAGES, o->config.uid_pages);
 	return 0;
@@ -373,7 +392,7 @@ void run_take_own(struct kvt_oracle *o, uint64_t n, uint64_t locked)
 
 	o->run.own = 0;
 	if (!(o->run.record->sqe.flags & KVT_F_OWN_STREAM) ||
-	    (n <= o->in_state[KVT_PAGE_FREE] && !beyond_limit(o, n) &&
+	    (n <= o->in_state[KVT_PAGE_FREE] && !beyond_limit(o, n, locked) &&
 	     !beyond_reserve(o, n, locked)))
 		return;
 	own = own_pages(o);
@@ -419,7 +438,7 @@ bool run_may_have(struct kvt_oracle *o, uint32_t n)
 {
 	run_take_own(o, n, 0);
 	n -= o->run.own;
-	return n <= model_available(o) && !beyond_limit(o, n) && !beyond_reserve(o, n, 0);
+	return n <= model_available(o) && !beyond_limit(o, n, 0) && !beyond_reserve(o, n, 0);
 }
 
 int run_need_private(struct kvt_oracle *o, uint32_t n)

@@ -112,6 +112,8 @@ static int apply_session(struct kvt_oracle *o, uint32_t session)
 	if (session == 0 || session > o->config.max_sessions ||
 	    o->sessions[session].state != KVT_SESSION_FREE)
 		return oracle_fail(o, "session %u was opened, but it is not free", session);
+	if (session == o->config.max_sessions && session > 1 && !(o->run.record->value & 1))
+		return oracle_fail(o, "session %u is kept for a privileged peer", session);
 	s = &o->sessions[session];
 	s->state = KVT_SESSION_OPEN;
 	o->n_sessions++;

@@ -87,6 +87,7 @@ static void choose_config(struct sim *sim)
 	c->n_pending = sim_chance(sim, 300) ? 1 : sim_between(sim, 2, 12);
 	c->max_leases = sim_chance(sim, 300) ? sim_between(sim, 1, 6) : 0;
 	c->max_private_pages = sim_chance(sim, 300) ? sim_between(sim, 1, c->n_pages) : 0;
+	c->soft_private = sim_chance(sim, 500);
 	c->uid_sessions = sim_chance(sim, 300) ? sim_between(sim, 1, c->max_sessions) : 0;
 	c->uid_leases = sim_chance(sim, 300) ? sim_between(sim, 1, c->n_leases) : 0;
 	c->uid_namespaces = sim_chance(sim, 300) ? sim_between(sim, 1, c->max_namespaces) : 0;
@@ -147,6 +148,7 @@ bool sim_create(struct sim *sim)
 		.n_leases = sim->config.n_leases,
 		.max_leases = sim->config.max_leases,
 		.max_private_pages = sim->config.max_private_pages,
+		.soft_private = sim->config.soft_private,
 		.uid_sessions = sim->config.uid_sessions,
 		.uid_leases = sim->config.uid_leases,
 		.uid_namespaces = sim->config.uid_namespaces,
@@ -299,6 +301,8 @@ void sim_session_open(struct sim *sim)
 		free(view.list);
 		free((void *)(uintptr_t)view.fences);
 		free(pages);
+		/* The last place is kept for a privileged peer. */
+		present += !peer.privileged && !sim->sessions[sim->config.max_sessions].present;
 		if (error == -EDQUOT ? own != sim->config.uid_sessions :
 				       error != -EUSERS || present < sim->config.max_sessions)
 			sim_fail(sim, "session_open: %d with %u of %u sessions", error, present,

@@ -321,6 +321,7 @@ static void changes_of_the_core_itself(struct world *w)
 	CHANGE(core, cut_leases, 0, false);
 	CHANGE(core, dying, 0, false);
 	CHANGE(core, live_users, 0, false);
+	CHANGE(core, open_sessions, 0, false);
 	CHANGE(core, first_waiter, 0, false);
 	CHANGE(core, last_waiter, 0, false);
 	CHANGE(core, n_waiters, 0, false);

@@ -74,6 +74,13 @@ static void preempt(struct host *host, struct engine *engine, struct request *re
 	host->preempted++;
 }
 
+/* The pool is full, or the engine has its share of it. */
+static bool no_room(struct answer answer)
+{
+	return answer.result == -ENOSPC ||
+	       (answer.result == -EDQUOT && answer.reason == KVT_REASON_LIMIT_PAGES);
+}
+
 static void admit(struct host *host, struct engine *engine, struct request *request)
 {
 	struct client *client = engine->client;
@@ -87,7 +94,7 @@ static void admit(struct host *host, struct engine *engine, struct request *requ
 	if (seq->a.result == 0) {
 		request->seq = seq;
 		request->computed = seq->a.reusable;
-	} else if (seq->a.result == -ENOSPC) {
+	} else if (no_room(seq->a)) {
 		host->refused++;
 	} else {
 		expect_refused(seq->a, -EAGAIN, KVT_REASON_ANNOUNCED);
@@ -117,7 +124,7 @@ static void decode(struct host *host, struct engine *engine, struct request *req
 		if (answer.result < 0) {
 			struct request *youngest = request;
 
-			expect_refused(answer, -ENOSPC, answer.reason);
+			assert_true(no_room(answer));
 			for (struct request *r = request; r < engine->requests + REQUESTS; r++)
 				if (r->seq)
 					youngest = r;
@@ -197,12 +204,13 @@ static void life_of_a_host(uint64_t seed, struct host *total)
 {
 	struct host host = { .random = seed };
 	uint32_t ps = 1u << seed % 3, finished = 0;
+	uint32_t n_pages = 2 + (PROMPT + OUTPUT) * (3 + (uint32_t)seed % 9) / 2 / ps;
 
 	/* For one request and a half of the longest up to what two engines want. */
 	host.world = world_new((struct kvt_core_config){
 		.page_size = ps, .policy = (uint32_t)seed % KVT_POLICY_COUNT,
-		.max_nodes = seed % 2 ? 0 : 400,
-		.n_pages = 2 + (PROMPT + OUTPUT) * (3 + (uint32_t)seed % 9) / 2 / ps });
+		.max_nodes = seed % 2 ? 64 : 400, .n_pages = n_pages, .soft_private = true,
+		.max_private_pages = seed % 4 < 2 ? (n_pages - 1) * 3 / 4 : 0 });
 	host.world->quick = true;
 	for (int i = 0; i < ENGINES; i++) {
 		host.engines[i].client = client_new(host.world);

@@ -73,6 +73,34 @@ TEST(alloc_with_shorter_evicts_but_takes_nothing_locked)
 	expect_matched(a, ns, range(1, 40), 16);
 }
 
+/* Of what a session has or could have, the more the others hold, the less that is. */
+TEST(a_share_of_private_pages_leaves_room_for_each_newcomer)
+{
+	struct world *w = world_of((struct kvt_core_config){ .max_private_pages = 45,
+							     .soft_private = true });
+	struct client *a = client_of(w, ENGINE), *b = client_of(w, ENGINE), *c;
+	uint32_t ns = space_open(a, "ns");
+	struct answer refused = alloc(a, 46);
+
+	expect_refused(refused, -EDQUOT, KVT_REASON_LIMIT_PAGES);
+	assert_int_equal(refused.number, 45);
+	expect_ok(alloc(a, 45));
+	expect_refused(alloc(a, 1), -EDQUOT, KVT_REASON_LIMIT_PAGES);
+	refused = alloc(b, 12); /* of 15 */
+	expect_refused(refused, -EDQUOT, KVT_REASON_LIMIT_PAGES);
+	assert_int_equal(refused.number, 11);
+	expect_ok(alloc(b, 11));
+	c = client_of(w, ENGINE);
+	expect_ok(alloc(c, 3)); /* of 4 */
+	expect_refused(alloc(c, 2), -ENOSPC, KVT_REASON_ALL_LOCKED);
+	/* What takes no page is not refused, though a has more than its share by now. */
+	expect_ok(begin(a, ns, NO_KEYS, 0, 0)->a);
+	client_dies(a, KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET);
+	assert_int_equal(alloc_flags(b, 60, KVT_F_SHORTER).n_list, 31); /* 42 in all */
+	client_dies(c, KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET);
+	expect_ok(alloc(b, 18)); /* alone, it may have all */
+}
+
 TEST(leases_of_all_its_sessions_count)
 {
 	struct world *w = world_of((struct kvt_core_config){ .uid_leases = 3 });
