@@ -214,7 +214,13 @@ def model_folder(model: str, revision: Any = None,
         raise FileNotFoundError(f"the files of {model} are not on this machine: {error}") from None
 
 
+def plain_config(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a config.json that can change KV."""
+    return {name: plain_config(value) if isinstance(value, dict) else value
+            for name, value in values.items() if name not in _IGNORED}
+
+
 def config_digest(values: dict[str, Any]) -> str:
     """SHA-256 of the effective values of a config.json."""
-    kept = {name: value for name, value in values.items() if name not in _IGNORED}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
+    text = json.dumps(plain_config(values), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
