@@ -84,5 +84,5 @@ int main(int argc, char **argv)
 		kvt_daemon_leave(&daemon);
 	else
 		kvt_daemon_stop(&daemon);
-	return 0;
+	return daemon.refused ? EXIT_FAILURE : 0;
 }

@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
@@ -780,15 +781,22 @@ static int make_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return 0;
 }
 
-/* Start to listen, once everything is made: a connection that a failing start accepted is lost. */
-static void begin_to_listen(struct kvt_daemon *daemon)
+/* Start to listen, once everything is made: a connection that a failing start accepted is lost.
+ * Returns a negative errno with `why` if the host refuses to accept. */
+static int begin_to_listen(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	/* A stored or passed socket listens already. listen() again sets our queue length and makes
 	 * SO_PEERCRED name this process. */
 	if (daemon->listen_kept || daemon->listen_passed)
 		listen(daemon->listen_fd, KVT_LISTEN_BACKLOG);
-	kvt_connections_greet(daemon);
-	kvt_accept_watch(daemon);
+	kvt_accept_event(daemon);
+	kvt_accept_work(daemon);
+	if (!daemon->refused) {
+		kvt_connections_greet(daemon);
+		return 0;
+	}
+	snprintf(why, KVT_WHY_BYTES, "the host refuses %s", daemon->refused);
+	return -EPERM;
 }
 
 /* Block signals before anything is made, so that one during a long start ends the daemon cleanly
@@ -810,6 +818,20 @@ static int take_signals(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		return 0;
 	snprintf(why, KVT_WHY_BYTES, "cannot watch signals: %s", strerror(errno));
 	return -EIO;
+}
+
+/* Make what feeds the watchdog: see timers.c. */
+static int make_pulse(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	if (!daemon->notify.watchdog_ns)
+		return 0;
+	daemon->pulse_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (daemon->pulse_fd < 0) {
+		snprintf(why, KVT_WHY_BYTES, "cannot make an eventfd: %s", strerror(errno));
+		return -EMFILE;
+	}
+	kvt_loop_poll(&daemon->loop, daemon->pulse_fd, POLLIN, kvt_tag(KVT_TAG_PULSE, 0, 0));
+	return 0;
 }
 
 /* ---- start */
@@ -933,6 +955,8 @@ int kvt_daemon_check(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (!error)
 		error = check_names(daemon, why);
 	if (!error)
+		error = kvt_host_try(why);
+	if (!error)
 		error = open_loop(daemon, why);
 	if (!error)
 		kvt_loop_close(&daemon->loop);
@@ -965,6 +989,8 @@ static void unmake(struct kvt_daemon *daemon)
 		close(daemon->listen_fd);
 	if (daemon->signal_fd >= 0)
 		close(daemon->signal_fd);
+	if (daemon->pulse_fd >= 0)
+		close(daemon->pulse_fd);
 	unbuild_core(daemon);
 	if (daemon->loop.mode)
 		kvt_loop_close(&daemon->loop);
@@ -1073,7 +1099,11 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (!error && !daemon->checking)
 		error = insist(daemon, take_lock, &daemon->lock.holder, why);
 	if (!error)
+		error = kvt_host_try(why);
+	if (!error)
 		error = open_loop(daemon, why);
+	if (!error)
+		error = make_pulse(daemon, why);
 	if (error)
 		return error;
 	calibrate(daemon);
@@ -1095,7 +1125,7 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 
 static void init(struct kvt_daemon *daemon)
 {
-	daemon->listen_fd = daemon->signal_fd = daemon->arena_readonly = -1;
+	daemon->listen_fd = daemon->signal_fd = daemon->pulse_fd = daemon->arena_readonly = -1;
 	daemon->admin_gid = (gid_t)-1;
 	daemon->notify.fd = daemon->lock.fd = daemon->closer.fd = -1;
 	daemon->arena.fd = daemon->ledger.fd = daemon->oplog_tail.fd = -1;
@@ -1126,6 +1156,8 @@ int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	init(daemon);
 	why[0] = '\0';
 	error = make_all(daemon, why);
+	if (!error)
+		error = begin_to_listen(daemon, why);
 	if (error) {
 		kvt_notify_send(&daemon->notify, "ERRNO=%d\nSTATUS=%s\n", -error, why);
 		if (daemon->adopted)
@@ -1133,7 +1165,6 @@ int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		unmake(daemon);
 		return error;
 	}
-	begin_to_listen(daemon);
 	kvt_loop_flush(&daemon->loop);
 	kvt_keep_instance(daemon);
 	kvt_core_publish(daemon->core, KVT_ARENA_READY);

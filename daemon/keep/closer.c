@@ -422,9 +422,11 @@ static bool receive(struct process *process)
 	struct kvt_rights rights;
 	struct message message;
 	struct held *held;
+	ssize_t n = kvt_rights_receive(LINK_FD, &message, sizeof(message), 0, KVT_CLOSER_FDS,
+				       &rights);
 
-	if (kvt_rights_receive(LINK_FD, &message, sizeof(message), 0, KVT_CLOSER_FDS, &rights) !=
-	    sizeof(message))
+	kvt_lane_check("recvmsg", n);
+	if (n != sizeof(message))
 		return false;
 	KVT_ASSERT(rights.n_fds <= KVT_CLOSER_FDS);
 	held = held_at(process, message.key);
@@ -617,11 +619,15 @@ static void reap(struct process *process)
 	for (uint32_t i = 0; i < process->n_lanes; i++) {
 		struct kvt_lane_answer *in_hand = &process->in_hand[i];
 
-		if (!has_ended(&process->lanes[i].worker, &status) || !in_hand->op)
+		if (!has_ended(&process->lanes[i].worker, &status))
+			continue;
+		if (WIFEXITED(status) && WEXITSTATUS(status) == KVT_LANE_REFUSED)
+			_exit(EXIT_FAILURE);
+		if (!in_hand->op)
 			continue;
 		if (!is_untaken(LANE_FD + (int)i, in_hand))
-			send(LANE_FD + (int)i, in_hand, sizeof(*in_hand),
-			     MSG_DONTWAIT | MSG_NOSIGNAL);
+			kvt_lane_check("sendto", send(LANE_FD + (int)i, in_hand, sizeof(*in_hand),
+						      MSG_DONTWAIT | MSG_NOSIGNAL));
 		in_hand->op = 0;
 	}
 }
@@ -649,6 +655,7 @@ static void await(struct process *process)
 			fds[n++] = (struct pollfd){ LANE_FD + (int)i, POLLIN, 0 };
 	}
 	ready = poll(fds, n, process->retry ? RETRY_MS : process->n_due ? SAY_MS : -1);
+	kvt_lane_check("poll", ready);
 	process->hung_up |= fds[1].revents & POLLHUP;
 	process->orphan = fds[0].revents != 0;
 	if (ready == 0 && process->n_due && !process->retry && !process->said) {

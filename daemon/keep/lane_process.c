@@ -6,6 +6,8 @@
 #include <poll.h>
 #include <sched.h>
 #include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -14,8 +16,20 @@
 #include <unistd.h>
 
 #include "daemon/keep/rights.h"
+#include "daemon/log/lines.h"
 #include "shm/assert.h"
 #include "shm/atomic.h"
+
+void kvt_lane_check(const char *call, long result)
+{
+	int error = errno;
+
+	if (result >= 0 || (error != EPERM && error != EACCES && error != ENOSYS))
+		return;
+	kvt_log(KVT_LOG_ERROR, "closer_failed", "pid=%d call=%s error=\"%s\" effect=\"clients "
+		"that it was waking must connect again\"", (int)getpid(), call, strerror(error));
+	_exit(KVT_LANE_REFUSED);
+}
 
 static uint64_t processor_ns(void)
 {
@@ -84,7 +98,7 @@ static bool serve(int link, const struct kvt_lane_request *request, const struct
 	answer.cost_ns = processor_ns() - before;
 	for (uint32_t i = 0; i < rights->n_fds; i++) /* before the answer, which promises it */
 		close(rights->fds[i]);
-	send(link, &answer, sizeof(answer), MSG_NOSIGNAL);
+	kvt_lane_check("sendto", send(link, &answer, sizeof(answer), MSG_NOSIGNAL));
 	in_hand->op = 0;
 	return answer.cost_ns > KVT_WAKE_SLOW_NS;
 }
@@ -102,10 +116,11 @@ void kvt_lane_main(int link, struct kvt_lane_answer *in_hand)
 	for (;;) {
 		ssize_t n = receive(link, &request, &rights, in_hand);
 
+		kvt_lane_check("recvfrom or recvmsg", n);
 		if (n < 0 && errno == EAGAIN && slow)
 			_exit(1);
 		else if (n < 0 && (errno == EAGAIN || errno == EINTR))
-			poll(&asked, 1, -1);
+			kvt_lane_check("poll", poll(&asked, 1, -1));
 		else if (n <= 0)
 			_exit(0);
 		else if (serve(link, &request, &rights, in_hand) && !slow) {

@@ -47,5 +47,10 @@ struct kvt_lane_request {
  * *in_hand is what the closer answers if the lane is killed. The lane may have answered, too; the
  * owner ignores the second answer of a number. */
 __attribute__((noreturn)) void kvt_lane_main(int link, struct kvt_lane_answer *in_hand);
+#define KVT_LANE_REFUSED 3
+
+/** Exit in words with KVT_LANE_REFUSED if the host refuses this call, with errno: of a lane, after
+ * which its closer ends too, or of a closer. */
+void kvt_lane_check(const char *call, long result);
 
 #endif

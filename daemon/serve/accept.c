@@ -66,6 +66,8 @@ static void failed(struct kvt_daemon *daemon, int error)
 {
 	char why[KVT_WHY_BYTES];
 
+	if (kvt_host_refuses(daemon, "accept4", error))
+		return;
 	/* The limit was lowered after start. */
 	if (error == EMFILE && kvt_daemon_raise_nofile(daemon, why) > 0)
 		return;

@@ -215,6 +215,7 @@ bool kvt_connection_send(struct kvt_daemon *daemon, struct kvt_connection *conne
 	if (!connection->wake.outstanding &&
 	    send_here(daemon, connection, message, bytes, fds, n_fds))
 		return true;
+	kvt_host_refuses(daemon, "sendmsg", errno);
 	kvt_connection_unsent(daemon, connection, errno);
 	return false;
 }

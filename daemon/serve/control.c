@@ -183,6 +183,7 @@ void kvt_control_accepted(struct kvt_daemon *daemon, int fd)
 	/* SO_PASSCRED: each message then names its sending process. */
 	if (kvt_peer_read(fd, daemon->admin_gid, &peer) != 0 ||
 	    setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) != 0) {
+		kvt_host_refuses(daemon, "getsockopt or setsockopt", errno);
 		kvt_connection_leave_unused(daemon, fd);
 		return;
 	}
@@ -809,7 +810,8 @@ static void remove_first(struct kvt_daemon *daemon, struct kvt_connection *conne
 		return;
 	}
 	stamp = kvt_cycles();
-	recv(connection->fd, NULL, 0, MSG_DONTWAIT);
+	if (recv(connection->fd, NULL, 0, MSG_DONTWAIT) < 0)
+		kvt_host_refuses(daemon, "recvfrom", errno);
 	kvt_wake_done(daemon, &connection->wake, stamp);
 }
 
@@ -825,8 +827,12 @@ static enum take_result take_message(struct kvt_daemon *daemon, struct kvt_conne
 		return TAKE_NONE;
 	n = kvt_rights_receive(connection->fd, daemon->message, KVT_MESSAGE_MAX, MSG_PEEK, 0,
 			       &rights);
-	if (n < 0)
-		return errno == EAGAIN || errno == EINTR ? TAKE_NONE : TAKE_HANGUP;
+	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+		return TAKE_NONE;
+	if (n < 0) {
+		kvt_host_refuses(daemon, "recvmsg", errno);
+		return TAKE_HANGUP;
+	}
 	if (n == 0 && hung_up(connection->fd, POLLRDHUP | POLLHUP))
 		return TAKE_HANGUP;
 	/* The peer is gone: no HELLO needs an answer. */

@@ -30,6 +30,8 @@
  *     stored.c     the list of stored descriptors
  *     adopt.c      recovery from stored descriptors
  *     timers.c     work that is due by time, signals
+ *     host.c       system calls that clients need, used once
+ *     refused.c    system calls that the host refuses later
  *
  * One thread. Everything is sized at start: connections and sessions are slots of fixed tables.
  */
@@ -65,6 +67,7 @@ enum kvt_tag_kind {
 	KVT_TAG_ACCEPT,
 	KVT_TAG_SIGNAL,
 	KVT_TAG_KEEPER, /* a message of `kvtrunkd --supervise` */
+	KVT_TAG_PULSE,
 	KVT_TAG_CONNECTION,
 	KVT_TAG_DOORBELL,
 	KVT_TAG_PROCESS,
@@ -221,6 +224,7 @@ struct kvt_daemon {
 	bool test_clock;
 	bool over;                    /* leave the loop */
 	bool keep;                    /* leave everything to a successor */
+	const char *refused;          /* system call whose refusal ends the daemon; NULL: none */
 	bool waiters;                 /* a connection waits for an admin answer */
 	bool oplog_failed, oplog_dirty;
 	uint64_t now_ns;              /* the cache's clock */
@@ -279,7 +283,8 @@ struct kvt_daemon {
 	gid_t admin_gid;
 	char admin_group[KVT_CONFIG_TEXT_BYTES]; /* the name of admin_gid */
 	uint64_t started_ns, drain_until_ns, accept_again_ns;
-	uint64_t watchdog_at_ns, status_at_ns, fed_turn;
+	uint64_t watchdog_at_ns, status_at_ns;
+	int pulse_fd; /* eventfd: its event shows that the loop reports events; -1 = none */
 	struct kvt_log_rates client_log;
 	char status_text[160]; /* last STATUS sent to the service manager */
 	uint8_t *message; /* KVT_MESSAGE_MAX bytes, as `answer` */
@@ -339,6 +344,21 @@ static inline uint64_t kvt_cycles(void)
 void kvt_daemon_run(struct kvt_daemon *daemon);
 /** Core hook: a deferred operation took effect. */
 void kvt_daemon_complete(void *context, uint32_t session, const struct kvt_cqe *cqe);
+
+/* ---- host.c */
+
+/** Use each system call that clients need. Negative errno with `why`: the host refuses one. */
+int kvt_host_try(char why[KVT_WHY_BYTES]);
+
+/* ---- refused.c */
+
+#define KVT_HOST_CURE "allow it (a seccomp profile, a sandbox or a security module refuses it)"
+
+/** End the daemon in words: it can serve no one without this call. `error` is positive. */
+void kvt_host_ends(struct kvt_daemon *daemon, const char *call, int error);
+/** End it if the host refuses the call, which no client can cause: EPERM, EACCES or ENOSYS. False:
+ * another error. */
+bool kvt_host_refuses(struct kvt_daemon *daemon, const char *call, int error);
 
 /* ---- stored.c */
 
@@ -556,6 +576,8 @@ void kvt_adopt_say_gone(struct kvt_daemon *daemon);
 
 /** Do what is due, and set next_timer_ns. */
 void kvt_timers_run(struct kvt_daemon *daemon);
+/** The pulse arrived: feed the watchdog. */
+void kvt_timers_pulse(struct kvt_daemon *daemon);
 /** Handle signals. SIGTERM, SIGINT: drain, or exit on the second. SIGHUP: reload. SIGUSR2:
  * leave. */
 void kvt_signal_handle(struct kvt_daemon *daemon);

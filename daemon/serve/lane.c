@@ -184,6 +184,8 @@ bool kvt_lane_next(struct kvt_daemon *daemon, uint32_t slot, uint32_t generation
 		return false;
 	lane->armed = false;
 	n = receive(daemon, slot, ret_answer);
+	if (n < 0)
+		kvt_host_refuses(daemon, "recvfrom", errno);
 	if (n == 0 && !daemon->closer.lost) { /* closer and lane have ended */
 		daemon->closer.lost = true;
 		*ret_answer = (struct kvt_lane_answer){ .op = KVT_LANE_LOST };

@@ -10,6 +10,10 @@
  * time it is armed. The kernel reads no descriptor for us. While the daemon spins, io_uring's
  * kvt_loop_ready() reads two words in memory and makes no system call. On epoll it makes one of
  * 0.2 us each KVT_LOOP_LOOK_NS, so an event is seen that much later while the daemon is busy.
+ *
+ * A host may refuse a system call at any time (seccomp, a sandbox that emulates a part). At open a
+ * way is used once and passed over if it does not work. Later the first failure is kept in
+ * `failure`: polls and sleeps then do nothing, and the daemon must end.
  */
 
 #include <liburing.h>
@@ -30,9 +34,11 @@ enum kvt_loop_way {
 
 struct kvt_loop {
 	enum kvt_loop_way way;
+	struct kvt_loop_failure failure;
 	struct io_uring ring;
 	struct kvt_loop_epoll epoll;
 	const char *mode; /* the way in words, for the start-up report; NULL: not open */
+	uint32_t refused; /* sleeps in a row that the kernel had no memory for */
 	uint64_t enters;  /* system calls made here; of epoll: kvt_loop_epoll.calls */
 };
 
@@ -41,9 +47,9 @@ struct kvt_loop_event {
 	int32_t result; /* revents, or a negative errno */
 };
 
-/** Open the first of the ways from `first` to `last` that this host allows. `room`: most polls at a
- * time. `why` says what failed with io_uring (sysctl, seccomp, memory limit, old kernel) and the
- * cure, also if epoll was opened instead; else it is empty. */
+/** Open the first of the ways from `first` to `last` that this host allows, and use it once.
+ * `room`: most polls at a time. `why` says what failed with io_uring (sysctl, seccomp, memory
+ * limit, old kernel) and the cure, also if epoll was opened instead; else it is empty. */
 int kvt_loop_open(struct kvt_loop *loop, enum kvt_loop_way first, enum kvt_loop_way last,
 		  uint32_t room, char *why, size_t why_size);
 void kvt_loop_close(struct kvt_loop *loop);

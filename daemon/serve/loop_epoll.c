@@ -13,11 +13,13 @@
 #include "daemon/serve/loop.h"
 #include "shm/assert.h"
 
-int kvt_loop_epoll_open(struct kvt_loop_epoll *loop, uint32_t room)
+int kvt_loop_epoll_open(struct kvt_loop_epoll *loop, uint32_t room,
+			struct kvt_loop_failure *failure)
 {
 	int error;
 
-	*loop = (struct kvt_loop_epoll){ .fd = epoll_create1(EPOLL_CLOEXEC), .room = room };
+	*loop = (struct kvt_loop_epoll){ .fd = epoll_create1(EPOLL_CLOEXEC), .room = room,
+					 .failure = failure };
 	if (loop->fd < 0)
 		return -errno;
 	loop->listed = calloc(room + 1, sizeof(*loop->listed));
@@ -90,7 +92,9 @@ void kvt_loop_epoll_cancel(struct kvt_loop_epoll *loop, int fd, uint64_t tag)
 	/* Not left to close(): while other processes have the file, the registration would stay,
 	 * and the last close() takes the lock of the whole kernel (before Linux 6.4). */
 	loop->calls++;
-	epoll_ctl(loop->fd, EPOLL_CTL_DEL, fd, NULL);
+	if (epoll_ctl(loop->fd, EPOLL_CTL_DEL, fd, NULL) != 0 && errno != ENOENT &&
+	    errno != EBADF) /* it was not polled, or there is none */
+		kvt_loop_failed(loop->failure, "epoll_ctl", -errno);
 }
 
 /* ---- events */
@@ -100,6 +104,8 @@ static void look(struct kvt_loop_epoll *loop)
 	struct epoll_event events[KVT_LOOP_SEEN];
 	int n = epoll_wait(loop->fd, events, KVT_LOOP_SEEN, 0);
 
+	if (n < 0 && errno != EINTR)
+		kvt_loop_failed(loop->failure, "epoll_wait", -errno);
 	loop->calls++;
 	loop->n_seen = n > 0 ? (uint32_t)n : 0;
 	for (uint32_t i = 0; i < loop->n_seen; i++) {
@@ -118,7 +124,9 @@ static bool poll_listed(struct kvt_loop_epoll *loop, uint32_t from, const struct
 	loop->listed[0].revents = 0;
 	loop->calls++;
 	n = ppoll(loop->listed + from, loop->n_listed + 1 - from, timeout, NULL);
-	if (n < 0) { /* EINTR: the array is as it was */
+	if (n < 0) { /* the array is as it was */
+		if (errno != EINTR && errno != ENOMEM)
+			kvt_loop_failed(loop->failure, "ppoll", -errno);
 		n = 0;
 		for (uint32_t i = 0; i <= loop->n_listed; i++)
 			loop->listed[i].revents = 0;

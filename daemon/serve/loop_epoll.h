@@ -29,7 +29,14 @@ struct pollfd;
 #define KVT_LOOP_LOOK_NS 50000ull
 #define KVT_LOOP_SEEN 8 /* events of one look */
 
+/** The first system call of a loop that failed for good. Its events may be lost from then on. */
+struct kvt_loop_failure {
+	const char *call; /* NULL: none failed */
+	int error;        /* negative errno */
+};
+
 struct kvt_loop_epoll {
+	struct kvt_loop_failure *failure; /* the caller's */
 	uint64_t look_at_ns; /* of the next look */
 	uint32_t n_seen, n_rung; /* to be reaped: of the set, of the list */
 	int fd;
@@ -47,7 +54,15 @@ struct kvt_loop_epoll {
 	uint64_t calls;
 };
 
-int kvt_loop_epoll_open(struct kvt_loop_epoll *loop, uint32_t room);
+/** Note a failure. The first one counts. */
+static inline void kvt_loop_failed(struct kvt_loop_failure *failure, const char *call, int error)
+{
+	if (!failure->call)
+		*failure = (struct kvt_loop_failure){ call, error };
+}
+
+int kvt_loop_epoll_open(struct kvt_loop_epoll *loop, uint32_t room,
+			struct kvt_loop_failure *failure);
 void kvt_loop_epoll_close(struct kvt_loop_epoll *loop);
 
 /** Look now if it is time. True: there is something to reap. */

@@ -128,9 +128,10 @@ void kvt_session_ring_bell(struct kvt_daemon *daemon, struct kvt_session *sessio
 		return;
 	}
 	stamp = kvt_cycles();
-	/* EPIPE: the client is gone. */
-	if (send(session->bell, &one, sizeof(one), MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+	if (send(session->bell, &one, sizeof(one), MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+		kvt_host_refuses(daemon, "sendto", errno); /* EPIPE: the client is gone */
 		return;
+	}
 	kvt_wake_done(daemon, wake, stamp);
 }
 

@@ -14,6 +14,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -81,7 +82,26 @@ static void send_status(struct kvt_daemon *daemon)
 		memcpy(daemon->status_text, text, sizeof(text));
 }
 
-/* Feed the watchdog, only if a turn was made since the last time: a hung loop must starve it. */
+void kvt_timers_pulse(struct kvt_daemon *daemon)
+{
+	uint64_t count;
+
+	if (read(daemon->pulse_fd, &count, sizeof(count)) == sizeof(count))
+		kvt_notify_send(&daemon->notify, "WATCHDOG=1\n");
+	else
+		kvt_host_refuses(daemon, "read", errno);
+	kvt_loop_poll(&daemon->loop, daemon->pulse_fd, POLLIN, kvt_tag(KVT_TAG_PULSE, 0, 0));
+}
+
+/* Send the watchdog's food through the event loop: a loop that reports no events must starve it. */
+static void pulse(struct kvt_daemon *daemon)
+{
+	const uint64_t one = 1;
+
+	if (write(daemon->pulse_fd, &one, sizeof(one)) < 0 && errno != EAGAIN)
+		kvt_host_refuses(daemon, "write", errno);
+}
+
 static uint64_t feed_manager(struct kvt_daemon *daemon)
 {
 	uint64_t half = daemon->notify.watchdog_ns / 2, next = UINT64_MAX;
@@ -94,10 +114,8 @@ static uint64_t feed_manager(struct kvt_daemon *daemon)
 		send_status(daemon);
 		daemon->status_at_ns = daemon->real_ns + STATUS_INTERVAL_NS;
 	}
-	if (half && daemon->real_ns >= daemon->watchdog_at_ns &&
-	    daemon->fed_turn != daemon->stats.turns) {
-		daemon->fed_turn = daemon->stats.turns;
-		kvt_notify_send(&daemon->notify, "WATCHDOG=1\n");
+	if (half && daemon->real_ns >= daemon->watchdog_at_ns) {
+		pulse(daemon);
 		daemon->watchdog_at_ns = daemon->real_ns + half;
 	}
 	next = earlier(next, daemon->status_at_ns);
@@ -201,8 +219,9 @@ static void leave(struct kvt_daemon *daemon)
 void kvt_signal_handle(struct kvt_daemon *daemon)
 {
 	struct signalfd_siginfo info;
+	ssize_t n;
 
-	while (read(daemon->signal_fd, &info, sizeof(info)) == sizeof(info)) {
+	while ((n = read(daemon->signal_fd, &info, sizeof(info))) == sizeof(info)) {
 		if (info.ssi_signo == SIGHUP)
 			reload(daemon);
 		else if (info.ssi_signo == SIGUSR2)
@@ -212,5 +231,7 @@ void kvt_signal_handle(struct kvt_daemon *daemon)
 		else
 			begin_drain(daemon, (int)info.ssi_signo);
 	}
+	if (n < 0)
+		kvt_host_refuses(daemon, "read", errno);
 	kvt_loop_poll(&daemon->loop, daemon->signal_fd, POLLIN, kvt_tag(KVT_TAG_SIGNAL, 0, 0));
 }

@@ -436,6 +436,9 @@ static void handle_event(struct kvt_daemon *daemon, const struct kvt_loop_event 
 		kvt_loop_poll(&daemon->loop, daemon->notify.fd, POLLIN,
 			      kvt_tag(KVT_TAG_KEEPER, 0, 0));
 		break;
+	case KVT_TAG_PULSE:
+		kvt_timers_pulse(daemon);
+		break;
 	case KVT_TAG_CONNECTION:
 		connection = &daemon->connections[slot];
 		if (connection->generation == generation && connection->fd >= 0)
@@ -539,7 +542,8 @@ static void arm_doorbells(struct kvt_daemon *daemon)
 
 		if (session->doorbell_armed || session->doorbell_set < 0)
 			continue;
-		epoll_wait(session->doorbell_set, &rung, 1, 0);
+		if (epoll_wait(session->doorbell_set, &rung, 1, 0) < 0)
+			kvt_host_refuses(daemon, "epoll_wait", errno);
 		kvt_loop_poll_set(&daemon->loop, session->doorbell_set,
 				  kvt_tag(KVT_TAG_DOORBELL, session->index, session->generation));
 		session->doorbell_armed = true;
@@ -698,6 +702,9 @@ void kvt_daemon_run(struct kvt_daemon *daemon)
 			work += background(daemon, stamp);
 		if (unlikely(daemon->draining && daemon->counters->live_leases == 0))
 			daemon->over = true;
+		if (unlikely(daemon->loop.failure.call))
+			kvt_host_ends(daemon, daemon->loop.failure.call,
+				      -daemon->loop.failure.error);
 		if (work)
 			daemon->idle_since = 0;
 		else if (!daemon->over)
