@@ -2,7 +2,7 @@
 /* kvtctl geometry: the daemon's options for a model, from its config.json.
  *
  * Inputs: a file or folder as Hugging Face has them, untrusted. What the pages of kvtrunk cannot
- * hold is refused: windows, states, encoders. Asks no daemon. Caller: kvtctl.c. */
+ * hold is refused (attention.h). Asks no daemon. Caller: kvtctl.c. */
 #include "tools/admin.h"
 
 #include <errno.h>
@@ -14,16 +14,18 @@
 #include <jansson.h>
 
 #include "shm/geometry.h"
+#include "tools/attention.h"
 
 #define MOST_POSITIONS 256 /* of a page: option page_size */
 
 /* A field of many names is that of many families of models: the first that is there counts. */
 static const char *const layers_names[] = { "num_hidden_layers", "n_layer", "num_layers", NULL };
-static const char *const heads_names[] = { "num_attention_heads", "n_head", "num_heads", NULL };
-static const char *const kv_heads_names[] = { "num_key_value_heads", "num_kv_heads",
+static const char *const heads_names[] = { "num_attention_heads", "n_head", "n_heads",
+					 "num_heads", NULL };
+static const char *const kv_heads_names[] = { "num_key_value_heads", "num_kv_heads", "n_head_kv",
 					      "multi_query_group_num", NULL };
 static const char *const dim_names[] = { "head_dim", "kv_channels", NULL };
-static const char *const width_names[] = { "hidden_size", "n_embd", "d_model", NULL };
+static const char *const width_names[] = { "hidden_size", "n_embd", "n_embed", "d_model", NULL };
 static const char *const dtype_names[] = { "dtype", "torch_dtype", NULL };
 static const char *const inner_names[] = { "text_config", "llm_config", "language_config", NULL };
 
@@ -108,32 +110,10 @@ static int load(struct model *model)
 /* Refuse models whose KV is not K and V of each head, or one latent row, for each position. */
 static int only_full_attention(const struct model *model)
 {
-	static const char *const states[] = { "mamba_d_state", "ssm_state_size", "state_size",
-					      "full_attention_interval", "hybrid_override_pattern",
-					      "linear_num_key_heads", "attn_type_list",
-					      "attn_layer_period", NULL };
-	json_t *types = json_object_get(model->text, "layer_types"), *type;
-	json_t *windows = json_object_get(model->text, "use_sliding_window");
-	size_t i;
+	char why[256];
 
-	if (has(model, "index_head_dim"))
-		return wrong(model, "its attention is sparse: an index lies beside the KV, for "
-			     "which the pages have no place");
-	if (json_is_true(json_object_get(model->root, "is_encoder_decoder")))
-		return wrong(model, "it has an encoder: the KV of its decoder depends on more than "
-			     "the tokens before");
-	if (first(model->text, states))
-		return wrong(model, "some of its layers keep a state instead of KV, which cannot "
-			     "be shared by prefix");
-	json_array_foreach(types, i, type)
-		if (!json_is_string(type) ||
-		    strcmp(json_string_value(type), "full_attention") != 0)
-			return wrong(model, "layer %zu is of type %s: only full attention is "
-				     "supported", i,
-				     json_is_string(type) ? json_string_value(type) : "unknown");
-	if (!json_is_array(types) && has(model, "sliding_window") && !json_is_false(windows))
-		return wrong(model, "its attention has a sliding window: only full attention is "
-			     "supported");
+	if (kvt_attention_check(model->root, model->text, why, sizeof(why)))
+		return wrong(model, "%s", why);
 	return 0;
 }
 

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whether one geometry holds the KV of all layers of a model (attention.h).
+ *
+ * Inputs: a config.json, untrusted. A wrong number is worse than none: what is known to differ is
+ * refused by name, and so is every field that speaks of attention and is not known to be harmless.
+ * Caller: model.c. */
+#include "tools/attention.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Fields that, unless they are empty, say that layers differ or keep something else than KV. */
+static const struct {
+	const char *field;
+	const char *why;
+} known[] = {
+	{ "block_configs", "its layers differ: each has heads of its own, or none" },
+	{ "attention_chunk_size", "its attention is chunked: only full attention is supported" },
+	{ "index_head_dim", "its attention is sparse: an index lies beside the KV, for which the "
+			    "pages have no place" },
+	{ "cross_attention_layers", "some of its layers attend to images, and have no KV of "
+				    "tokens" },
+	{ "add_cross_attention", "its KV depends on an encoder, too" },
+	{ "num_kv_shared_layers", "some of its layers use the KV of others" },
+	{ "use_cla", "some of its layers use the KV of others" },
+	{ "mamba_d_state", NULL },
+	{ "mamba_num_heads", NULL },
+	{ "ssm_state_size", NULL },
+	{ "ssm_cfg", NULL },
+	{ "state_size", NULL },
+	{ "full_attention_interval", NULL },
+	{ "hybrid_override_pattern", NULL },
+	{ "linear_num_key_heads", NULL },
+	{ "linear_attn_config", NULL },
+	{ "attn_layer_period", NULL },
+	{ "lru_width", NULL },
+	{ "conv_L_cache", NULL },
+	{ "rwkv_version", NULL },
+};
+
+/* Parts of names of fields that may change what a layer keeps. */
+static const char *const suspicious[] = {
+	"attention", "attn", "block", "chunk", "cla_", "conv", "cross", "delta", "hybrid", "index_",
+	"kv", "latent", "layer_type", "linear", "lru", "mamba", "memory", "mixer", "pattern",
+	"recurr", "retention", "sparse", "ssm", "state", "swa", "window",
+};
+
+/* Fields with such names that change none of it, or are read elsewhere. */
+static const char *const harmless[] = {
+	"_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
+	"add_qkv_bias", "attention_bias", "attention_dropout", "attention_dropout_prob",
+	"attention_multiplier", "attention_out_bias", "attention_probs_dropout_prob",
+	"attention_qkv_bias", "attention_softmax_in_fp32", "attn_dropout", "attn_dropout_prob",
+	"attn_implementation",
+	"attn_logit_softcapping", "attn_pdrop", "attn_scale", "attn_temperature_tuning",
+	"attn_type_list", "clip_qkv", "cross_attention_hidden_size", "decoder_sparse_step",
+	"kv_channels", "kv_lora_rank", "layer_types", "max_window_layers", "multi_query_attention",
+	"multi_query_group_num", "n_head_kv", "num_attention_heads", "num_kv_heads",
+	"parallel_attn", "pre_allocate_kv_cache", "qkv_bias", "reorder_and_upcast_attn",
+	"scale_attention_softmax_in_fp32", "scale_attn_by_inverse_layer_idx",
+	"scale_attn_weights", "sliding_window", "use_flash_attn", "use_logn_attn",
+	"use_sliding_window",
+};
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* False for null, false, 0, "", [] and {}: the model has no such thing. */
+static bool says(const json_t *value)
+{
+	if (json_is_integer(value))
+		return json_integer_value(value) != 0;
+	if (json_is_string(value))
+		return json_string_length(value) != 0;
+	if (json_is_array(value))
+		return json_array_size(value) != 0;
+	if (json_is_object(value))
+		return json_object_size(value) != 0;
+	return json_is_true(value) || json_is_real(value);
+}
+
+static bool listed(const char *name, const char *const *names, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (strcmp(names[i], name) == 0)
+			return true;
+	return false;
+}
+
+static bool is_suspicious(const char *name)
+{
+	for (size_t i = 0; i < COUNT(suspicious); i++)
+		if (strstr(name, suspicious[i]))
+			return !listed(name, harmless, COUNT(harmless));
+	return false;
+}
+
+/* Check the type that each layer is given. */
+static int check_layers(const json_t *text, char *why, size_t why_bytes)
+{
+	const json_t *types = json_object_get(text, "layer_types");
+	const json_t *numbers = json_object_get(text, "attn_type_list"), *type;
+	size_t i;
+
+	json_array_foreach(types, i, type) {
+		const char *name = json_is_string(type) ? json_string_value(type) : "unknown";
+
+		if (strcmp(name, "full_attention") != 0) {
+			snprintf(why, why_bytes, "layer %zu is of type %.40s: only full attention "
+				 "is supported", i, name);
+			return -EINVAL;
+		}
+	}
+	json_array_foreach(numbers, i, type)
+		if (json_integer_value(type) != 1) {
+			snprintf(why, why_bytes, "layer %zu keeps a state instead of KV, which "
+				 "cannot be shared by prefix", i);
+			return -EINVAL;
+		}
+	if (!json_is_array(types) && says(json_object_get(text, "sliding_window")) &&
+	    !json_is_false(json_object_get(text, "use_sliding_window"))) {
+		snprintf(why, why_bytes, "its attention has a sliding window: only full attention "
+			 "is supported");
+		return -EINVAL;
+	}
+	return 0;
+}
+
+int kvt_attention_check(const json_t *root, const json_t *text, char *why, size_t why_bytes)
+{
+	const json_t *type = json_object_get(text, "model_type");
+	const char *name;
+	json_t *value;
+
+	if (json_is_true(json_object_get(root, "is_encoder_decoder"))) {
+		snprintf(why, why_bytes, "it has an encoder: the KV of its decoder depends on more "
+			 "than the tokens before");
+		return -EINVAL;
+	}
+	if (json_is_string(type) && strcmp(json_string_value(type), "longcat_flash") == 0) {
+		snprintf(why, why_bytes, "each of its layers has two attentions, and KV for both");
+		return -EINVAL;
+	}
+	for (size_t i = 0; i < COUNT(known); i++) {
+		if (!says(json_object_get(text, known[i].field)))
+			continue;
+		snprintf(why, why_bytes, "%s (%s)", known[i].why ? known[i].why :
+			 "some of its layers keep a state instead of KV, which cannot be shared by "
+			 "prefix", known[i].field);
+		return -EINVAL;
+	}
+	if (check_layers(text, why, why_bytes))
+		return -EINVAL;
+	json_object_foreach((json_t *)(uintptr_t)text, name, value) {
+		if (!says(value) || !is_suspicious(name))
+			continue;
+		snprintf(why, why_bytes, "kvtctl does not know what %.60s means for its KV: give "
+			 "kvtrunkd the geometry that the engine has", name);
+		return -EINVAL;
+	}
+	return 0;
+}
