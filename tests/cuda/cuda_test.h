@@ -108,7 +108,7 @@ static inline void cuda_test_run(void **state)
 	waitpid(child, &status, 0);
 	cuda_test_devices_remove();
 	if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
-		skip();
+		skip(); /* the child said why */
 	assert_int_equal(status, 0);
 }
 

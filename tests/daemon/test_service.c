@@ -280,7 +280,7 @@ TEST(a_client_in_a_pid_namespace_of_its_own_is_a_client_like_others)
 	kvt_test_child_finish(&child);
 	kvt_test_daemon_end(&daemon);
 	if (!word)
-		skip();
+		kvt_skip("needs a PID namespace, which this process cannot make");
 }
 
 static pid_t inner;
@@ -325,7 +325,7 @@ TEST(a_daemon_that_does_not_see_its_clients_numbers_sees_their_death)
 	close(pair[0]);
 	close(pair[1]);
 	if (status != 0)
-		skip();
+		kvt_skip("this kernel has no SO_PEERPIDFD");
 	close(pidfd);
 	kvt_test_daemon_prepare(&daemon, NULL);
 	kvt_test_spawn_changed(&daemon, own_pid_namespace);
@@ -333,7 +333,7 @@ TEST(a_daemon_that_does_not_see_its_clients_numbers_sees_their_death)
 		status = kvt_test_daemon_wait(&daemon);
 		kvt_test_equal(WEXITSTATUS(status), KVT_TEST_CANNOT_CHANGE);
 		kvt_test_daemon_remove(&daemon);
-		skip();
+		kvt_skip("needs a PID namespace, which this process cannot make");
 	}
 	live_and_die(&daemon);
 	kvt_test_daemon_end(&daemon);
@@ -526,7 +526,7 @@ static void serve_while_traced(const char *event_loop)
 	int status, signals;
 
 	if (allowed_cpu(1) < 0)
-		skip();
+		kvt_skip("needs two CPUs");
 	snprintf(config, sizeof(config), "spin_budget_us = -1\ncpu = %d\nevent_loop = %s\n",
 		 allowed_cpu(1), event_loop);
 	kvt_test_daemon_begin(&daemon, config);
@@ -535,7 +535,7 @@ static void serve_while_traced(const char *event_loop)
 	if (ptrace(PTRACE_SEIZE, daemon.pid, NULL, PTRACE_O_TRACESYSGOOD) != 0) {
 		kvt_test_child_kill(&child, SIGKILL);
 		kvt_test_daemon_end(&daemon);
-		skip();
+		kvt_skip("processes cannot be traced here");
 	}
 	kvt_test_equal(ptrace(PTRACE_INTERRUPT, daemon.pid, NULL, NULL), 0);
 	kvt_test_equal(waitpid(daemon.pid, &status, 0), daemon.pid);

@@ -104,7 +104,7 @@ TEST_WITH(two_engines_of_one_user_meet_no_limit, start_default, stop)
 	kvt_test_child_start(&other, hold_a_session, NULL);
 	kvt_test_check(kvt_test_receive(other.pipe, &word));
 	if (word == CANNOT)
-		skip();
+		kvt_skip("needs another uid, which this process cannot take");
 	for (uint32_t e = 0; e < 2; e++) {
 		char name[32];
 
@@ -217,7 +217,7 @@ static void begin_taking(kvt_test_child_fn *take)
 	kvt_test_child_start(&hungry, take, NULL);
 	kvt_test_check(kvt_test_receive(hungry.pipe, &word));
 	if (word == CANNOT)
-		skip();
+		kvt_skip("needs another uid, which this process cannot take");
 }
 
 static void end_taking(void)
@@ -298,7 +298,7 @@ TEST_WITH(a_flood_of_half_open_connections_pushes_out_its_own_only, start_half_o
 	kvt_test_child_start(&flood, flood_half_open, NULL);
 	kvt_test_check(kvt_test_receive(flood.pipe, &word));
 	if (word == CANNOT)
-		skip();
+		kvt_skip("needs another uid, which this process cannot take");
 	kvt_test_equal(send(slow, &hello, sizeof(hello), MSG_NOSIGNAL), sizeof(hello));
 	kvt_test_equal(recv(slow, &welcome, sizeof(welcome), 0), sizeof(welcome));
 	kvt_test_equal(welcome.head.type, KVT_MSG_WELCOME);

@@ -4,12 +4,6 @@
  *
  *     test_attacks [NAME...]     only these; default: all
  *     test_attacks -NAME...      all but these */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -21,6 +15,7 @@
 
 #include "bench/attacks/attack.h"
 #include "lab/daemon.h"
+#include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
 
 #define MOST_WAIT_NS 1000000000u
@@ -62,8 +57,7 @@ static void play(void **state)
 
 		attack_play(attack, &options, &result);
 		if (result.skipped) {
-			print_message("skip: %s: %s\n", attack->name, result.why);
-			skip();
+			kvt_skip(result.why);
 		}
 		print_message("%s: %u rounds%s\n", attack->name, result.rounds,
 			      result.same_uid ? ", not as another uid: this needs root" : "");

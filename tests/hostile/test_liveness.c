@@ -4,12 +4,6 @@
  *
  * Inputs: userfaultfd(2), where the kernel offers it. Invariant: an innocent client never waits for
  * the attacker. Caller: tests/run hostile. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -35,6 +29,7 @@
 #include <unistd.h>
 
 #include "libclient/client.h"
+#include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
 #include "tests/lib/raw.h"
 
@@ -189,7 +184,7 @@ static void skip_without_missing_pages(void)
 	int fd = missing_page(&page);
 
 	if (fd < 0)
-		skip(); /* no userfaultfd(2) for this process here */
+		kvt_skip("this process may not use userfaultfd(2)");
 	close(fd);
 }
 

@@ -307,7 +307,7 @@ TEST(a_lane_killed_at_any_system_call_loses_no_ring)
 
 		killed = ring_killed_after(client, stops);
 		if (!stops && !killed)
-			skip(); /* processes cannot be traced */
+			kvt_skip("processes cannot be traced here");
 		expect_rung(client);
 		kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
 	}
@@ -322,7 +322,7 @@ TEST(a_lane_that_stands_still_stalls_only_its_uid)
 	struct kvt_test_child child;
 
 	if (geteuid() != 0)
-		skip(); /* another uid is needed */
+		kvt_skip("needs root");
 	signal_lanes(SIGKILL); /* those of others, too: one remains, for us */
 	client = kvt_test_connect(&victim);
 	kvt_test_check(signal_lanes(SIGSTOP) > 0);

@@ -41,6 +41,9 @@
 		kvt_tests_group((setup), (teardown));                                             \
 	}
 
+/** End a test as skipped. tests/run shows and counts the reason. */
+#define kvt_skip(reason) (print_message("skip: %s\n", (reason)), skip())
+
 void kvt_tests_add(const struct CMUnitTest *test, unsigned int line);
 void kvt_tests_group(CMFixtureFunction setup, CMFixtureFunction teardown);
 /** Run the tests whose name fits argv[1], if there is one. Returns the number of failures. */

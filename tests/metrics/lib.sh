@@ -27,7 +27,7 @@ check() { # what, then a command
 		failures=1
 	fi
 }
-skipped() { echo "[  SKIPPED ] $*"; }
+skipped() { printf "skip: %s\n[  SKIPPED ] %s\n" "$*" "$*"; }
 have() { command -v "$1" >/dev/null 2>&1; }
 
 ctl() { "$O/kvtctl" --socket "$dir/socket" "$@"; }

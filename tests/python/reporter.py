@@ -20,4 +20,6 @@ def pytest_runtest_logreport(report):
     word = {"passed": "      OK", "failed": " FAILED", "skipped": "SKIPPED"}[report.outcome]
     if report.when == "call" or report.outcome != "passed":
         name = report.nodeid.split("::", 1)[-1].replace(" ", "_")
+        if report.skipped and isinstance(report.longrepr, tuple):  # (file, line, "Skipped: reason")
+            REPORTERS[0].write_line(f"skip: {report.longrepr[2].removeprefix('Skipped: ')}")
         REPORTERS[0].write_line(f"[ {word} ] {name}")

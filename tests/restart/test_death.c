@@ -77,8 +77,7 @@ static void end_work(void)
 static void cannot_trace(void)
 {
 	kvt_test_daemon_end(&daemon_);
-	print_message("skip: processes cannot be traced here\n");
-	skip();
+	kvt_skip("processes cannot be traced here");
 }
 
 /* The next daemon starts from any remains, and is empty. */

@@ -809,7 +809,7 @@ TEST(a_killed_child_that_does_not_end_is_said_once)
 	start("watchdog_ms = 100\n");
 	child = kvt_test_daemon_child(&daemon_);
 	if (!kvt_trace_seize(child, false))
-		skip();
+		kvt_skip("processes cannot be traced here");
 	kvt_trace_stop(child);
 	/* SIGABRT leaves it unchanged; SIGKILL ends it. */
 	kvt_test_equal(waitid(P_PID, (id_t)child, &end, WEXITED | WNOWAIT), 0);
@@ -851,7 +851,7 @@ TEST(a_stranger_does_not_keep_the_successor_out)
 	uint64_t opened;
 
 	if (getuid() != 0)
-		skip();
+		kvt_skip("needs root");
 	start(NULL);
 	kvt_test_equal(chmod(daemon_.dir, 0755), 0);
 	client = kvt_test_connect(&daemon_);

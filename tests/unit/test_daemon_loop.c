@@ -2,13 +2,6 @@
 /* The event loop in each of its ways. Events, wake-ups and withdrawals must be the same in all.
  *
  * Inputs: sockets and eventfds of the test. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -26,6 +19,7 @@
 #include <unistd.h>
 
 #include "daemon/serve/loop.h"
+#include "tests/lib/cases.h"
 
 enum { ROOM = 8 }; /* of the list beside epoll */
 
@@ -266,7 +260,7 @@ static void more_events_than_the_rings_hold_are_kept(void **state)
 	if (limit.rlim_cur < N + 50) {
 		limit.rlim_cur = N + 50;
 		if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
-			skip();
+			kvt_skip("needs more open files than this process may have");
 	}
 	fds[0] = eventfd(1, EFD_NONBLOCK);
 	for (int i = 1; i < N; i++)
@@ -369,7 +363,7 @@ static void descriptors_that_cannot_be_registered_are_polled(void **state)
 		use_without_registrations();
 	assert_int_equal(waitpid(pid, &status, 0), pid);
 	if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
-		skip();
+		kvt_skip("needs io_uring");
 	assert_int_equal(status, 0);
 }
 

@@ -83,7 +83,7 @@ TEST(the_lock_can_be_opened_by_its_user_only)
 	pid_t child;
 
 	if (getuid() != 0)
-		skip();
+		kvt_skip("needs root");
 	assert_int_equal(chmod(directory, 0777), 0);
 	assert_int_equal(kvt_lock_take(&lock, directory, "mine", &stale, why, sizeof(why)), 0);
 	assert_int_equal(stat(lock.path, &there), 0);
