@@ -653,43 +653,13 @@ static int insist(struct kvt_daemon *daemon, int take(struct kvt_daemon *daemon,
 
 /* ---- socket */
 
-/* Remove a dead daemon's socket file. -EADDRINUSE: a process listens there. */
-static int clear_socket(struct kvt_daemon *daemon, char *why)
+static int socket_path(const struct kvt_config *config, char to[108])
 {
-	const char *path = daemon->socket_path;
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	struct ucred owner = { 0 };
-	socklen_t bytes = sizeof(owner);
-	struct stat there;
-	int fd, error;
+	int n = *config->socket_path ?
+			snprintf(to, 108, "%s", config->socket_path) :
+			snprintf(to, 108, "%s/%s.sock", config->runtime_dir, config->instance);
 
-	if (lstat(path, &there) != 0)
-		return 0;
-	if (!S_ISSOCK(there.st_mode)) {
-		snprintf(why, KVT_WHY_BYTES, "socket_path %s exists and is not a socket: remove it "
-			 "or choose another", path);
-		return -EEXIST;
-	}
-	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (fd < 0)
-		return -errno;
-	strlcpy(address.sun_path, path, sizeof(address.sun_path));
-	error = connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0 ? 0 : -errno;
-	if (error == 0)
-		getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &owner, &bytes);
-	close(fd);
-	daemon->socket_holder = owner.pid;
-	if (error == -ECONNREFUSED) {
-		unlink(path);
-		return 0;
-	}
-	if (error == 0 || error == -EAGAIN)
-		snprintf(why, KVT_WHY_BYTES, "socket %s is in use by a live process, pid %d: stop "
-			 "it, or choose another socket_path", path, (int)owner.pid);
-	else
-		snprintf(why, KVT_WHY_BYTES, "socket %s is in use (%s): choose another socket_path",
-			 path, strerror(-error));
-	return -EADDRINUSE;
+	return n < 108 ? 0 : -ENAMETOOLONG; /* config_check() has checked that it fits */
 }
 
 static int no_group(const char *option, const char *name, char why[KVT_WHY_BYTES])
@@ -699,86 +669,25 @@ static int no_group(const char *option, const char *name, char why[KVT_WHY_BYTES
 	return -ENOENT;
 }
 
-static int own_socket(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
-{
-	const struct kvt_config *config = &daemon->config;
-	gid_t gid;
-
-	if (kvt_peer_group(config->socket_group, &gid) != 0)
-		return no_group("socket_group", config->socket_group, why);
-	if ((gid != (gid_t)-1 && chown(daemon->socket_path, (uid_t)-1, gid) != 0) ||
-	    chmod(daemon->socket_path, (mode_t)config->socket_mode) != 0) {
-		int error = -errno;
-
-		snprintf(why, KVT_WHY_BYTES, "cannot set group and mode of %s: %s",
-			 daemon->socket_path, strerror(-error));
-		return error;
-	}
-	return 0;
-}
-
-static int bind_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
-{
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	int error = insist(daemon, clear_socket, &daemon->socket_holder, why);
-	mode_t mask;
-
-	if (error)
-		return error;
-	strlcpy(address.sun_path, daemon->socket_path, sizeof(address.sun_path));
-	daemon->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (daemon->listen_fd < 0)
-		return -errno;
-	mask = umask(0177); /* no client before group and mode are set */
-	error = bind(daemon->listen_fd, (struct sockaddr *)&address, sizeof(address)) ? -errno : 0;
-	umask(mask);
-	if (error) {
-		snprintf(why, KVT_WHY_BYTES, "cannot bind socket %s: %s", daemon->socket_path,
-			 strerror(-error));
-		return error;
-	}
-	daemon->socket_made = true;
-	error = own_socket(daemon, why);
-	kvt_connection_refuse_fds(daemon, daemon->listen_fd); /* before the first connection */
-	if (!error && listen(daemon->listen_fd, KVT_LISTEN_BACKLOG) != 0)
-		error = -errno;
-	return error;
-}
-
-static int socket_path(const struct kvt_daemon *daemon, char to[108])
-{
-	const struct kvt_config *config = &daemon->config;
-	int n = *config->socket_path ?
-			snprintf(to, 108, "%s", config->socket_path) :
-			snprintf(to, 108, "%s/%s.sock", config->runtime_dir, config->instance);
-
-	return n < 108 ? 0 : -ENAMETOOLONG; /* config_check() has checked that it fits */
-}
-
 static int make_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
-	struct sockaddr_un name = { 0 };
-	socklen_t bytes = sizeof(name);
-	int error, on = 1;
+	const struct kvt_config *config = &daemon->config;
+	int error;
 
+	if (kvt_peer_group(config->socket_group, &daemon->socket_gid) != 0)
+		return no_group("socket_group", config->socket_group, why);
 	if (daemon->listen_fd >= 0) { /* passed by the service manager, or by a predecessor */
 		daemon->listen_passed = !daemon->listen_kept;
-		kvt_connection_refuse_fds(daemon, daemon->listen_fd);
-		if (getsockname(daemon->listen_fd, (struct sockaddr *)&name, &bytes) == 0)
-			strlcpy(daemon->socket_path, name.sun_path, sizeof(daemon->socket_path));
-	} else {
-		error = socket_path(daemon, daemon->socket_path);
-		if (!error)
-			error = bind_socket(daemon, why);
-		if (error && !*why)
-			snprintf(why, KVT_WHY_BYTES, "cannot listen on %s: %s",
-				 daemon->socket_path, strerror(-error));
-		if (error)
-			return error;
+		kvt_socket_passed(daemon);
+		return 0;
 	}
-	/* Set before accept(), so that messages sent before it carry their sender. */
-	setsockopt(daemon->listen_fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on));
-	return 0;
+	error = socket_path(config, daemon->socket_path);
+	if (!error)
+		error = insist(daemon, kvt_socket_bind, &daemon->socket_holder, why);
+	if (error && !*why)
+		snprintf(why, KVT_WHY_BYTES, "cannot listen on %s: %s", daemon->socket_path,
+			 strerror(-error));
+	return error;
 }
 
 /* Start to listen, once everything is made: a connection that a failing start accepted is lost.
@@ -983,8 +892,9 @@ static void unmake(struct kvt_daemon *daemon)
 			close(daemon->connections[i].fd);
 		daemon->connections[i].fd = -1;
 	}
-	if (daemon->socket_made)
-		unlink(daemon->socket_path);
+	kvt_socket_unlink(daemon);
+	if (daemon->name_fd >= 0)
+		close(daemon->name_fd);
 	if (daemon->listen_fd >= 0)
 		close(daemon->listen_fd);
 	if (daemon->signal_fd >= 0)
@@ -1035,18 +945,35 @@ static int start_closer(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error;
 }
 
+/* Take a new lock. If its holder lives and its socket does not, say how to get at it. */
+static int take_new_lock(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	const struct kvt_config *config = &daemon->config;
+	char path[108], text[256];
+	struct stat there;
+	int stale = 0, error;
+
+	error = kvt_lock_take(&daemon->lock, config->runtime_dir, config->instance, &stale, why,
+			      KVT_WHY_BYTES);
+	if (error == -EADDRINUSE && socket_path(config, path) == 0 && lstat(path, &there) != 0) {
+		snprintf(text, sizeof(text), "; its socket %s is gone: kill -HUP %d makes it again",
+			 path, (int)daemon->lock.holder);
+		strlcat(why, text, KVT_WHY_BYTES);
+	}
+	return error;
+}
+
 /* Take the lock: a stored one, or a new one. */
 static int take_lock(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_config *config = &daemon->config;
-	int made, stale = 0, error, fd;
+	int made, error, fd;
 
 	if (daemon->lock.fd >= 0)
 		return 0;
 	fd = kvt_fdstore_take_lock(&daemon->passed, &made);
 	if (fd < 0)
-		return kvt_lock_take(&daemon->lock, config->runtime_dir, config->instance, &stale,
-				     why, KVT_WHY_BYTES);
+		return take_new_lock(daemon, why);
 	daemon->lock_kept = true;
 	error = kvt_lock_adopt(&daemon->lock, fd, config->runtime_dir, config->instance, made);
 	if (!error)
@@ -1054,8 +981,7 @@ static int take_lock(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (error) { /* its file was removed, or other options: it protects nothing */
 		close(fd);
 		kvt_forget_lock(daemon, made);
-		return kvt_lock_take(&daemon->lock, config->runtime_dir, config->instance, &stale,
-				     why, KVT_WHY_BYTES);
+		return take_new_lock(daemon, why);
 	}
 	return 0;
 }
@@ -1072,7 +998,8 @@ static int take_passed(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	}
 	if (!error)
 		error = kvt_fdstore_take_listen(&daemon->passed, &daemon->listen_fd,
-						&daemon->socket_made, why, KVT_WHY_BYTES);
+						&daemon->socket_made, daemon->socket_file, why,
+						KVT_WHY_BYTES);
 	daemon->listen_kept = daemon->socket_made;
 	return error;
 }
@@ -1126,6 +1053,7 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 static void init(struct kvt_daemon *daemon)
 {
 	daemon->listen_fd = daemon->signal_fd = daemon->pulse_fd = daemon->arena_readonly = -1;
+	daemon->name_fd = -1;
 	daemon->admin_gid = (gid_t)-1;
 	daemon->notify.fd = daemon->lock.fd = daemon->closer.fd = -1;
 	daemon->arena.fd = daemon->ledger.fd = daemon->oplog_tail.fd = -1;
@@ -1167,6 +1095,7 @@ int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	}
 	kvt_loop_flush(&daemon->loop);
 	kvt_keep_instance(daemon);
+	kvt_socket_watch(daemon);
 	kvt_core_publish(daemon->core, KVT_ARENA_READY);
 	if (daemon->notify.pair)
 		kvt_loop_poll(&daemon->loop, daemon->notify.fd, POLLIN,

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -96,12 +97,39 @@ static int wait_for(int fd, short events, int64_t deadline_ns)
 	}
 }
 
+/* Explain a missing socket. Its daemon may live: the lock beside it tells, if we may read it. */
+static void explain_absence(const char *path, char *text, size_t size)
+{
+	int stem = (int)strlen(path) - (int)strlen(".sock");
+	char lock[256];
+	long pid = 0;
+	FILE *file;
+
+	snprintf(text, size, "start kvtrunkd, or set KVTRUNK_SOCKET to its socket");
+	if (stem <= 0 || strcmp(path + stem, ".sock") != 0)
+		return;
+	snprintf(lock, sizeof(lock), "%.*s.lock.d/lock", stem, path);
+	file = fopen(lock, "re");
+	if (!file && errno == EACCES)
+		snprintf(text, size, "a daemon that lost its socket may live (%.*s.lock.d): its "
+			 "user can have it made again by SIGHUP; else start kvtrunkd", stem, path);
+	if (file && fscanf(file, "%ld", &pid) == 1 && pid > 0 &&
+	    (kill((pid_t)pid, 0) == 0 || errno == EPERM))
+		snprintf(text, size, "its daemon lives, pid %ld, and only the socket is gone: kill "
+			 "-HUP %ld makes it again, or its log says why it cannot", pid, pid);
+	if (file)
+		fclose(file);
+}
+
 static int connect_error(struct kvt_error *error, int code, const char *path)
 {
-	const char *cure = "start kvtrunkd, or set KVTRUNK_SOCKET to its socket";
+	const char *cure = "";
+	char text[256];
 
 	switch (code) {
 	case -ENOENT:
+		explain_absence(path, text, sizeof(text));
+		cure = text;
 		break;
 	case -ECONNREFUSED:
 		cure = "the socket is there but its daemon is not: start kvtrunkd again";

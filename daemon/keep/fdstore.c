@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -198,8 +199,8 @@ static bool listens(int fd)
 	return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &value, &n) == 0 && value;
 }
 
-int kvt_fdstore_take_listen(struct kvt_fdstore *store, int *ret_fd, bool *ret_own, char *why,
-			    size_t why_size)
+int kvt_fdstore_take_listen(struct kvt_fdstore *store, int *ret_fd, bool *ret_own,
+			    uint64_t ret_file[2], char *why, size_t why_size)
 {
 	struct kvt_stored *found = NULL;
 
@@ -228,6 +229,9 @@ int kvt_fdstore_take_listen(struct kvt_fdstore *store, int *ret_fd, bool *ret_ow
 	fcntl(found->fd, F_SETFL, O_NONBLOCK);
 	*ret_fd = found->fd;
 	*ret_own = kvt_stored_kind(found->name) == KVT_STORED_LISTEN;
+	ret_file[0] = ret_file[1] = 0;
+	if (*ret_own)
+		sscanf(found->name, "%*[^.].%" SCNu64 ".%" SCNu64, &ret_file[0], &ret_file[1]);
 	found->fd = -1;
 	return 0;
 }

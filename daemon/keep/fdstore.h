@@ -27,8 +27,8 @@ struct kvt_closer;
  *
  * Names: "KIND"; "pool.SLAB.PAGE_BYTES"; "lock.1" if runtime_dir is ours to remove, else "lock.0";
  * of sessions and processes "KIND.INDEX.GENERATION", where rank 0 has its session's index. A
- * listening socket from the service manager may have any name; "listen" is one that a daemon
- * bound. */
+ * listening socket from the service manager may have any name; "listen.DEVICE.INODE" is
+ * one that a daemon bound, with the file that its name leads to. */
 #define KVT_STORED_KINDS(X)                                                                       \
 	X(OTHER, "", INSTANCE, 0)                                                                 \
 	X(LISTEN, "listen", INSTANCE, 0)                                                          \
@@ -85,9 +85,10 @@ bool kvt_fdstore_has_cache(const struct kvt_fdstore *store);
 bool kvt_fdstore_is_used(const struct kvt_fdstore *store);
 
 /** Take the listening socket, or -1. *ret_own: a daemon bound it, so its file is ours to remove.
+ * ret_file: device and inode of that file, 0 if it is not ours.
  * -EINVAL with `why`: there are several, or it is no listening SOCK_SEQPACKET unix socket. */
-int kvt_fdstore_take_listen(struct kvt_fdstore *store, int *ret_fd, bool *ret_own, char *why,
-			    size_t why_size);
+int kvt_fdstore_take_listen(struct kvt_fdstore *store, int *ret_fd, bool *ret_own,
+			    uint64_t ret_file[2], char *why, size_t why_size);
 /** Take the lock, or -1. *ret_made_directory: runtime_dir is ours to remove. */
 int kvt_fdstore_take_lock(struct kvt_fdstore *store, int *ret_made_directory);
 

@@ -16,6 +16,7 @@
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -451,16 +452,22 @@ static int take_lock(struct kvt_supervisor *supervisor, struct kvt_lock_file *lo
  * socket. If another daemon has the lock, the files are its own. */
 static void remove_files(struct kvt_supervisor *supervisor)
 {
-	int fd = kvt_fdstore_take(&supervisor->store, "listen");
 	struct sockaddr_un name = { 0 };
 	socklen_t bytes = sizeof(name) - 1;
 	struct kvt_lock_file lock;
+	char why[KVT_WHY_BYTES];
+	uint64_t file[2] = { 0 };
+	struct stat there;
+	bool own = false;
+	int fd = -1;
 
-	if (fd < 0 && !kvt_fdstore_is_used(&supervisor->store))
+	if (!kvt_fdstore_is_used(&supervisor->store))
 		return;
+	kvt_fdstore_take_listen(&supervisor->store, &fd, &own, file, why, sizeof(why));
 	if (take_lock(supervisor, &lock) == 0) {
-		if (fd >= 0 && getsockname(fd, (struct sockaddr *)&name, &bytes) == 0 &&
-		    *name.sun_path)
+		if (own && getsockname(fd, (struct sockaddr *)&name, &bytes) == 0 &&
+		    lstat(name.sun_path, &there) == 0 && there.st_dev == file[0] &&
+		    there.st_ino == file[1])
 			unlink(name.sun_path);
 		kvt_lock_release(&lock);
 	}

@@ -29,7 +29,8 @@
 
 void kvt_accept_watch(struct kvt_daemon *daemon)
 {
-	kvt_loop_poll(&daemon->loop, daemon->listen_fd, POLLIN, kvt_tag(KVT_TAG_ACCEPT, 0, 0));
+	kvt_loop_poll(&daemon->loop, daemon->listen_fd, POLLIN,
+		      kvt_tag(KVT_TAG_ACCEPT, 0, daemon->listen_generation));
 }
 
 void kvt_accept_event(struct kvt_daemon *daemon)
@@ -39,9 +40,27 @@ void kvt_accept_event(struct kvt_daemon *daemon)
 
 void kvt_accept_stop(struct kvt_daemon *daemon)
 {
-	kvt_loop_cancel(&daemon->loop, daemon->listen_fd, kvt_tag(KVT_TAG_ACCEPT, 0, 0), true);
+	kvt_loop_cancel(&daemon->loop, daemon->listen_fd,
+			kvt_tag(KVT_TAG_ACCEPT, 0, daemon->listen_generation), true);
 	daemon->accept_due = false;
 	daemon->accept_again_ns = 0;
+}
+
+void kvt_accept_rest(struct kvt_daemon *daemon, int from)
+{
+	int fd;
+
+	while ((fd = accept4(from, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0)
+		kvt_control_accepted(daemon, fd);
+}
+
+void kvt_accept_moved(struct kvt_daemon *daemon, int old)
+{
+	kvt_loop_cancel(&daemon->loop, old,
+			kvt_tag(KVT_TAG_ACCEPT, 0, daemon->listen_generation), true);
+	daemon->listen_generation++; /* an event of the old poll may still come */
+	kvt_accept_rest(daemon, old);
+	kvt_accept_event(daemon);
 }
 
 static void pause_for(struct kvt_daemon *daemon, uint64_t ns)

@@ -21,6 +21,7 @@
  *     session.c    a session's areas, bells and end
  *     member.c     the processes of sessions
  *     connection.c control connections: slots, polls, sending
+ *     socket.c     the listening socket and its name
  *     accept.c     accepting from the socket's queue
  *     control.c    messages of connections, and hang-ups
  *     half_open.c  connections without their first message, by age and uid
@@ -68,6 +69,7 @@ enum kvt_tag_kind {
 	KVT_TAG_SIGNAL,
 	KVT_TAG_KEEPER, /* a message of `kvtrunkd --supervise` */
 	KVT_TAG_PULSE,
+	KVT_TAG_NAME, /* the socket's file changed */
 	KVT_TAG_CONNECTION,
 	KVT_TAG_DOORBELL,
 	KVT_TAG_PROCESS,
@@ -278,7 +280,14 @@ struct kvt_daemon {
 	int listen_fd, signal_fd;
 	bool listen_passed, listening, socket_made;
 	uint32_t generation; /* of slots, rising */
+	uint32_t listen_generation; /* of the poll of listen_fd */
 	char socket_path[108];
+	uint64_t socket_file[2]; /* device and inode behind socket_path when bound; 0: none */
+	gid_t socket_gid;        /* group of the file; -1: the daemon's */
+	int name_fd;             /* inotify of the file, -1 = none */
+	bool name_watched;       /* by name_fd */
+	bool name_lost;          /* it has no name, and the log says so */
+	uint64_t name_due_ns;    /* when to look at the name */
 	pid_t socket_holder; /* pid that listens on the socket we were refused; 0 = unknown */
 	gid_t admin_gid;
 	char admin_group[KVT_CONFIG_TEXT_BYTES]; /* the name of admin_gid */
@@ -366,6 +375,9 @@ bool kvt_host_refuses(struct kvt_daemon *daemon, const char *call, int error);
  * next daemon takes them without checking for another one that serves. */
 void kvt_keep_instance(struct kvt_daemon *daemon);
 void kvt_forget_lock(struct kvt_daemon *daemon, int made_directory);
+/** Store the socket in place of the one bound to `old_file` (device and inode), and_lock: the lock,
+ * too. */
+void kvt_keep_socket(struct kvt_daemon *daemon, const uint64_t old_file[2], bool and_lock);
 /** Store a process's descriptors, with rank 0's its session's; remove them from the store. */
 void kvt_keep_member(struct kvt_daemon *daemon, struct kvt_member *member);
 void kvt_forget_member(struct kvt_daemon *daemon, struct kvt_member *member);
@@ -508,6 +520,23 @@ int kvt_group_join(struct kvt_daemon *daemon, struct kvt_connection *connection,
 		   const struct kvt_message_hello *hello, const char *label,
 		   struct kvt_message_welcome *welcome, int ret_fds[2], char *why, size_t why_size);
 
+/* ---- socket.c */
+
+/** Bind and listen at socket_path. -EADDRINUSE with `why`: a process listens there. */
+int kvt_socket_bind(struct kvt_daemon *daemon, char *why);
+/** Take listen_fd, which the service manager or a predecessor bound. */
+void kvt_socket_passed(struct kvt_daemon *daemon);
+/** Begin to watch the name. If it is gone, bind another socket. */
+void kvt_socket_watch(struct kvt_daemon *daemon);
+/** The file has changed. */
+void kvt_socket_event(struct kvt_daemon *daemon);
+/** Make the name again if it is gone or leads elsewhere. Returns when to look again. */
+uint64_t kvt_socket_look(struct kvt_daemon *daemon);
+/** Look if it is time. Returns when the next look is due. */
+uint64_t kvt_socket_due(struct kvt_daemon *daemon);
+/** Remove the name if we made it, and it leads to our socket. */
+void kvt_socket_unlink(struct kvt_daemon *daemon);
+
 /* ---- accept.c */
 
 /** Length of the accept queue. It bounds the wait of a new connection: 20 to 100 us for each before
@@ -526,6 +555,10 @@ uint32_t kvt_accept_work(struct kvt_daemon *daemon);
 uint64_t kvt_accept_again(struct kvt_daemon *daemon);
 /** Stop accepting. */
 void kvt_accept_stop(struct kvt_daemon *daemon);
+/** Accept all that the queue of `fd` holds. */
+void kvt_accept_rest(struct kvt_daemon *daemon, int fd);
+/** Accept from listen_fd instead of `old`, whose queue comes first. */
+void kvt_accept_moved(struct kvt_daemon *daemon, int old);
 
 /* ---- control.c */
 

@@ -20,6 +20,13 @@ static const char *lock_name(int made_directory)
 	return made_directory ? "lock.1" : "lock.0";
 }
 
+/* The name holds the file's identity: a successor can tell whether the socket still has it. */
+static const char *listen_name(const struct kvt_daemon *daemon, char to[KVT_STORED_NAME_BYTES])
+{
+	return kvt_stored_name(to, KVT_STORED_LISTEN, daemon->socket_file[0],
+			       daemon->socket_file[1]);
+}
+
 static void each_of_instance(struct kvt_daemon *daemon, int *slabs, uint32_t n_slabs,
 			     stored_fn *each)
 {
@@ -34,7 +41,7 @@ static void each_of_instance(struct kvt_daemon *daemon, int *slabs, uint32_t n_s
 		each(daemon, kvt_stored_name(name, KVT_STORED_POOL, i, daemon->pool.page_bytes),
 		     &slabs[i], daemon->adopted);
 	/* A passed socket is the service manager's. */
-	each(daemon, "listen", daemon->socket_made ? &daemon->listen_fd : &none,
+	each(daemon, listen_name(daemon, name), daemon->socket_made ? &daemon->listen_fd : &none,
 	     daemon->listen_kept);
 	each(daemon, lock_name(daemon->lock.made_directory), &daemon->lock.fd, daemon->lock_kept);
 }
@@ -116,6 +123,22 @@ void kvt_forget_lock(struct kvt_daemon *daemon, int made_directory)
 {
 	kvt_notify_forget(&daemon->notify, lock_name(made_directory));
 	daemon->lock_kept = false;
+}
+
+void kvt_keep_socket(struct kvt_daemon *daemon, const uint64_t old_file[2], bool and_lock)
+{
+	char name[KVT_STORED_NAME_BYTES];
+
+	if (!daemon->notify.store)
+		return;
+	kvt_notify_forget(&daemon->notify, kvt_stored_name(name, KVT_STORED_LISTEN, old_file[0],
+							   old_file[1]));
+	keep(daemon, listen_name(daemon, name), &daemon->listen_fd, false);
+	if (!and_lock)
+		return;
+	kvt_notify_forget(&daemon->notify, lock_name(0));
+	kvt_notify_forget(&daemon->notify, lock_name(1));
+	keep(daemon, lock_name(daemon->lock.made_directory), &daemon->lock.fd, false);
 }
 
 static bool has_room(struct kvt_daemon *daemon, const struct kvt_member *member)

@@ -132,6 +132,7 @@ void kvt_timers_run(struct kvt_daemon *daemon)
 	next = earlier(next, ask_quiet_again(daemon));
 	next = earlier(next, feed_manager(daemon));
 	next = earlier(next, kvt_control_leave(daemon));
+	next = earlier(next, kvt_socket_due(daemon));
 	if (daemon->draining) {
 		if (daemon->real_ns >= daemon->drain_until_ns)
 			daemon->over = true;
@@ -147,18 +148,13 @@ void kvt_timers_run(struct kvt_daemon *daemon)
  * socket stays open: its queue is the successor's. */
 static void stop_listening(struct kvt_daemon *daemon)
 {
-	int fd;
-
 	kvt_accept_stop(daemon);
 	daemon->next_timer_ns = 0;
 	if (daemon->listen_passed || daemon->listen_fd < 0)
 		return;
-	if (daemon->socket_made)
-		unlink(daemon->socket_path);
-	daemon->socket_made = false;
+	kvt_socket_unlink(daemon);
 	shutdown(daemon->listen_fd, SHUT_RDWR); /* the queue grows no more */
-	while ((fd = accept4(daemon->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0)
-		kvt_control_accepted(daemon, fd);
+	kvt_accept_rest(daemon, daemon->listen_fd);
 	close(daemon->listen_fd);
 	daemon->listen_fd = -1;
 }
@@ -200,6 +196,7 @@ static void reload(struct kvt_daemon *daemon)
 		kvt_log(KVT_LOG_NOTICE, "reloaded", "changed=\"%s\" need_restart=\"%s\"", changed,
 			fixed);
 	}
+	kvt_socket_look(daemon);
 	kvt_notify_tell(&daemon->notify, "READY=1\n");
 	daemon->next_timer_ns = 0;
 }

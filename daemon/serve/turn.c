@@ -425,7 +425,11 @@ static void handle_event(struct kvt_daemon *daemon, const struct kvt_loop_event 
 	case KVT_TAG_NONE:
 		break;
 	case KVT_TAG_ACCEPT:
-		kvt_accept_event(daemon);
+		if (generation == daemon->listen_generation)
+			kvt_accept_event(daemon);
+		break;
+	case KVT_TAG_NAME:
+		kvt_socket_event(daemon);
 		break;
 	case KVT_TAG_SIGNAL:
 		kvt_signal_handle(daemon);

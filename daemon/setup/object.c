@@ -205,6 +205,22 @@ int kvt_lock_adopt(struct kvt_lock_file *lock, int fd, const char *directory, co
 	return lock_is_current(fd, lock->path) ? 0 : -ESTALE;
 }
 
+int kvt_lock_again(struct kvt_lock_file *lock, const char *directory, const char *instance,
+		   char *why, size_t why_size)
+{
+	struct kvt_lock_file fresh;
+	int stale, error;
+
+	if (lock_is_current(lock->fd, lock->path))
+		return 0;
+	error = kvt_lock_take(&fresh, directory, instance, &stale, why, why_size);
+	if (error)
+		return error;
+	close(lock->fd);
+	*lock = fresh;
+	return 1;
+}
+
 void kvt_lock_release(struct kvt_lock_file *lock)
 {
 	if (lock->fd < 0)

@@ -45,6 +45,10 @@ int kvt_lock_sign(struct kvt_lock_file *lock);
  * directory. */
 int kvt_lock_adopt(struct kvt_lock_file *lock, int fd, const char *directory, const char *instance,
 		   int made_directory);
+/** Take the lock again if its file was removed. 1: it was; 0: it was not; a negative errno as of
+ * kvt_lock_take(). */
+int kvt_lock_again(struct kvt_lock_file *lock, const char *directory, const char *instance,
+		   char *why, size_t why_size);
 /** Remove the file, and the directory if we made it and it is empty. */
 void kvt_lock_release(struct kvt_lock_file *lock);
 

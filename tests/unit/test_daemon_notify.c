@@ -230,11 +230,12 @@ TEST(what_a_manager_must_hear_waits_for_room)
 static int passed_socket(int *ret_fd, char *why, size_t why_size)
 {
 	struct kvt_fdstore store = { 0 };
+	uint64_t file[2];
 	bool own = false;
 	int result = kvt_notify_passed(&store, why, why_size);
 
 	if (result == 0)
-		result = kvt_fdstore_take_listen(&store, ret_fd, &own, why, why_size);
+		result = kvt_fdstore_take_listen(&store, ret_fd, &own, file, why, why_size);
 	kvt_fdstore_close(&store);
 	return result;
 }
@@ -381,6 +382,7 @@ TEST(stored_descriptors_are_found_by_name)
 	struct kvt_fdstore store = { 0 };
 	char name[KVT_STORED_NAME_BYTES], why[256] = "";
 	int fd = -1, first, second;
+	uint64_t file[2] = { 0 };
 	bool own = false;
 
 	kvt_stored_name(name, KVT_STORED_SEGMENT, 12, 4294967295u);
@@ -399,12 +401,14 @@ TEST(stored_descriptors_are_found_by_name)
 	kvt_fdstore_remove(&store, name);
 	assert_int_equal(store.n, 1);
 	assert_int_equal(fcntl(first, F_GETFD), -1);
-	assert_int_equal(kvt_fdstore_take_listen(&store, &fd, &own, why, sizeof(why)), 0);
+	assert_int_equal(kvt_fdstore_take_listen(&store, &fd, &own, file, why, sizeof(why)), 0);
 	assert_int_equal(fd, -1);
-	assert_int_equal(kvt_fdstore_add(&store, "listen", dup(0)), 0);
-	assert_int_equal(kvt_fdstore_take_listen(&store, &fd, &own, why, sizeof(why)), -EINVAL);
+	assert_int_equal(kvt_fdstore_add(&store, "listen.27.4711", dup(0)), 0);
+	assert_int_equal(kvt_fdstore_take_listen(&store, &fd, &own, file, why, sizeof(why)),
+			 -EINVAL);
 	assert_int_equal(kvt_fdstore_add(&store, "other", dup(0)), 0);
-	assert_int_equal(kvt_fdstore_take_listen(&store, &fd, &own, why, sizeof(why)), -EINVAL);
+	assert_int_equal(kvt_fdstore_take_listen(&store, &fd, &own, file, why, sizeof(why)),
+			 -EINVAL);
 	assert_non_null(strstr(why, "more than one"));
 	kvt_fdstore_close(&store);
 }
