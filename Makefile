@@ -55,7 +55,7 @@ LDFLAGS_BASE := $(SANITIZE) $(LDFLAGS_EXTRA)
 .DELETE_ON_ERROR:
 
 # ---- the floors; nothing imports upward
-SHM_SRC := $(wildcard shm/*.c)
+SHM_SRC := $(filter-out shm/commit.c,$(wildcard shm/*.c))
 CORE_SRC := $(wildcard daemon/core/*.c)
 DAEMON_SRC := $(wildcard daemon/*.c $(addprefix daemon/,$(addsuffix /*.c,log setup keep serve)))
 CLIENT_SRC := $(wildcard libclient/*.c)
@@ -65,6 +65,8 @@ SHM_OBJ := $(call objs,$(SHM_SRC))
 CORE_OBJ := $(call objs,$(CORE_SRC))
 DAEMON_OBJ := $(call objs,$(DAEMON_SRC))
 CLIENT_OBJ := $(call objs,$(CLIENT_SRC))
+# The commit, for --version: in programs alone, so that another one rebuilds no library and no test.
+COMMIT_OBJ := $(call objs,shm/commit.c)
 
 # Files with a main() are programs, the rest goes into archives for programs and tests.
 LPAREN := (
@@ -86,14 +88,24 @@ $(O)/flags: FORCE
 	@echo '$(CC) $(subst ','\'',$(CFLAGS_BASE))' | cmp -s - $@ || \
 		echo '$(CC) $(subst ','\'',$(CFLAGS_BASE))' > $@
 
+$(COMMIT_OBJ): CFLAGS_shm := -include $(O)/commit.h
+$(COMMIT_OBJ): $(O)/commit.h
+$(O)/commit.h: FORCE
+	@mkdir -p $(@D)
+	@commit=$$([ ! -e .git ] || GIT_OPTIONAL_LOCKS=0 git describe --always --dirty \
+		--exclude='*' 2>/dev/null); \
+	text="#define KVT_COMMIT \"$${commit:+ ($$commit)}\""; \
+	echo "$$text" | cmp -s - $@ || echo "$$text" >$@
+
 define say_no_compiler
 @echo "kvtrunk: $(CC) compiles nothing here. Install: apt-get install $(NO_COMPILER)" \
 	"  (or: make setup)" >&2; exit 1
 endef
 
 PROGRAMS :=
-PORTABLE := $(O)/libkvtrunk.so $(O)/libkvtrunk.a $(O)/libkvtrunk.pc $(O)/libkvtbase.a
-LIBRARIES := $(O)/libkvtrunk.so $(O)/libkvtrunk.a $(O)/libkvtrunk.pc
+PORTABLE := $(O)/libkvtrunk.so $(O)/libkvtrunk.a $(O)/libkvtrunk.pc $(O)/libkvtkernels.pc \
+	$(O)/libkvtbase.a
+LIBRARIES := $(O)/libkvtrunk.so $(O)/libkvtrunk.a $(O)/libkvtrunk.pc $(O)/libkvtkernels.pc
 EXAMPLES :=
 TEST_PROGRAMS :=
 GPU_PROGRAMS :=

@@ -3,6 +3,7 @@
 #include "daemon/keep/supervise.h"
 #include "daemon/setup/background.h"
 #include "daemon/setup/command.h"
+#include "shm/commit.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -44,7 +45,7 @@ int main(int argc, char **argv)
 		kvt_config_help(stdout);
 		return 0;
 	case KVT_COMMAND_VERSION:
-		printf("kvtrunkd " KVT_VERSION "\n");
+		printf("kvtrunkd " KVT_VERSION "%s\n", kvt_commit);
 		return 0;
 	case KVT_COMMAND_DUMP:
 		kvt_config_dump(stdout);

@@ -16,29 +16,35 @@
 #include "lab/replay/replay.h"
 #include "lab/script/script.h"
 #include "lab/verify.h"
+#include "shm/commit.h"
 #include "tools/program.h"
 #include "tools/util.h"
+
+static const char *const bench_parts[] = { "attn", "ttft", "restart" };
+#define N_BENCH_PARTS (sizeof(bench_parts) / sizeof(bench_parts[0]))
 
 /* Execute kvtbench. It is a separate program: it measures the library without protocol steps, and
  * parts of it need more libraries than kvtlab. */
 static int bench(int argc, char **argv)
 {
-	static const char *const apart[] = { "attn", "ttft", "restart" };
 	char name[32] = "kvtbench";
 	int rc;
 
-	for (size_t i = 0; i < sizeof(apart) / sizeof(apart[0]); i++) {
-		if (argc < 2 || strcmp(argv[1], apart[i]) != 0)
+	for (size_t i = 0; i < N_BENCH_PARTS; i++) {
+		if (argc < 2 || strcmp(argv[1], bench_parts[i]) != 0)
 			continue;
-		snprintf(name, sizeof(name), "kvtbench-%s", apart[i]);
+		snprintf(name, sizeof(name), "kvtbench-%s", bench_parts[i]);
 		argv++;
 		break;
 	}
 	argv[0] = name;
 	signal(SIGPIPE, SIG_DFL);
 	rc = kvt_program_exec(name, argv);
-	fprintf(stderr, "kvtlab: cannot run %s: %s; make bench and the like build it\n", name,
-		strerror(-rc));
+	if (rc == -ENOENT)
+		fprintf(stderr, "kvtlab: %s is not installed: a checkout has it after make\n",
+			name);
+	else
+		fprintf(stderr, "kvtlab: cannot run %s: %s\n", name, strerror(-rc));
 	return KVT_EXIT_USAGE;
 }
 
@@ -51,16 +57,34 @@ static const struct command {
 	{ "replay", "send a trace through worker processes", kvt_replay_main },
 	{ "verify", "compare a daemon's operation log with the model", kvt_verify_main },
 	{ "chaos", "kill and stop workers and the daemon under load", kvt_chaos_main },
-	{ "bench", "measure: kvtbench; bench attn, ttft, restart the others", bench },
+	{ "bench", NULL, bench }, /* help depends on what is installed */
 };
 
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
+
+/* List the benchmarks that are here. */
+static void show_bench(FILE *to)
+{
+	char name[32];
+
+	if (!kvt_program_exists("kvtbench"))
+		return;
+	fprintf(to, "  %-8s %s", "bench", "measure the daemon");
+	for (size_t i = 0; i < N_BENCH_PARTS; i++) {
+		snprintf(name, sizeof(name), "kvtbench-%s", bench_parts[i]);
+		if (kvt_program_exists(name))
+			fprintf(to, "; bench %s", bench_parts[i]);
+	}
+	fprintf(to, "\n");
+}
 
 static int usage(FILE *to)
 {
 	fprintf(to, "usage: kvtlab COMMAND [...]\n\n");
 	for (size_t i = 0; i < N_COMMANDS; i++)
-		fprintf(to, "  %-8s %s\n", commands[i].name, commands[i].help);
+		if (commands[i].help)
+			fprintf(to, "  %-8s %s\n", commands[i].name, commands[i].help);
+	show_bench(to);
 	fprintf(to, "\nkvtlab COMMAND --help says more. --version prints the version.\n");
 	return to == stdout ? KVT_EXIT_OK : KVT_EXIT_USAGE;
 }
@@ -73,7 +97,7 @@ int main(int argc, char **argv)
 	if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "help") == 0)
 		return usage(stdout);
 	if (strcmp(argv[1], "--version") == 0) {
-		printf("kvtlab %s\n", kvt_version());
+		printf("kvtlab %s%s\n", kvt_version(), kvt_commit);
 		return KVT_EXIT_OK;
 	}
 	for (size_t i = 0; i < N_COMMANDS; i++) {

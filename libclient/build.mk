@@ -27,7 +27,10 @@ $(O)/libkvtrunk-steps.a: $(LIBKVTRUNK_STEPS_OBJ)
 	@rm -f $@
 	@$(AR) rcs $@ $^
 
+pkg_config = sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' \
+	-e 's|@VERSION@|$(VERSION)|'
 $(O)/libkvtrunk.pc: libclient/libkvtrunk.pc.in
+$(O)/libkvtkernels.pc: kernels/libkvtkernels.pc.in
+$(O)/libkvtrunk.pc $(O)/libkvtkernels.pc:
 	@mkdir -p $(@D)
-	@sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@VERSION@|$(VERSION)|' \
-		$< > $@
+	@$(pkg_config) $< > $@

@@ -19,16 +19,20 @@ INSTALL_BIN := $(addprefix $(O)/,kvtrunkd kvtctl kvtlab kvtbench $(if $(METRICS_
 INSTALL_LIB := $(addprefix $(O)/,libkvtrunk.a libkvtkernels.a)
 INSTALL_HEADERS := $(addprefix include/,kvtrunk.h kvtrunk_types.h kvtrunk_keys.h \
 	kvtrunk_wire.h kvt_kernels.h)
+INSTALL_PC := libclient/libkvtrunk.pc kernels/libkvtkernels.pc
 INSTALL_PAGES := $(wildcard docs/*.[1-8])
 INSTALL_UNITS := systemd/kvtrunkd@.service systemd/kvtrunkd@.socket \
 	$(if $(METRICS_HTTP),systemd/kvtrunk-metrics@.service)
 INSTALL_DOCS := $(wildcard *.md) LICENSE systemd/example.conf docs/grafana-dashboard.json \
-	docs/prometheus-alerts.yml $(wildcard docs/*.md)
+	docs/prometheus-alerts.yml $(wildcard docs/*.md) $(INSTALL_PAGES)
 put = install -D -m $(1) $(2) $(DESTDIR)$(3)
 # What a command prints, at once where it belongs: others may install from this build just now.
 put_text = install -d -m 755 $(DESTDIR)$(dir $(2)) && $(1) >$(DESTDIR)$(2) && \
 	chmod 644 $(DESTDIR)$(2)
 
+# Links of documents: to installed headers; none to what only a checkout has.
+relink = sed -E -e 's|\]\(\.\./include/|](../../../../include/|g' \
+	-e 's@\[([^]]*)\]\(\.\./(bench|examples|kernels|tests)/[^)]*\)@\1@g'
 # Replace the paths that units are written with by the installed ones.
 place = sed -e 's|/usr/bin/kvt|$(BINDIR)/kvt|' -e 's|/etc/kvtrunk|$(SYSCONFDIR)/kvtrunk|'
 
@@ -52,9 +56,8 @@ install: installables
 	@ln -sf libkvtkernels.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libkvtkernels.so.1
 	@ln -sf libkvtkernels.so.1 $(DESTDIR)$(LIBDIR)/libkvtkernels.so
 	@$(foreach f,$(INSTALL_HEADERS),$(call put,644,$(f),$(INCLUDEDIR)/$(notdir $(f))) &&) :
-	@$(call put_text,sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' \
-		-e 's|@VERSION@|$(VERSION)|' libclient/libkvtrunk.pc.in,$\
-		$(LIBDIR)/pkgconfig/libkvtrunk.pc)
+	@$(foreach f,$(INSTALL_PC),$(call put_text,$(pkg_config) $(f).in,$\
+		$(LIBDIR)/pkgconfig/$(notdir $(f))) &&) :
 	@$(foreach f,$(INSTALL_PAGES),$(call put,644,$(f),$(MANDIR)/man$(patsubst \
 		.%,%,$(suffix $(f)))/$(notdir $(f))) &&) :
 	@$(foreach f,$(INSTALL_UNITS),$(call put_text,$(place) $(f),$\
@@ -62,7 +65,7 @@ install: installables
 	@$(call put,644,systemd/kvtrunk.sysusers,$(PREFIX)/lib/sysusers.d/kvtrunk.conf)
 	@$(call put,644,systemd/kvtrunk.tmpfiles,$(PREFIX)/lib/tmpfiles.d/kvtrunk.conf)
 	@$(foreach f,$(INSTALL_DOCS),\
-		$(call put,644,$(f),$(DOCDIR)/$(patsubst systemd/%,%,$(f))) &&) :
+		$(call put_text,$(relink) $(f),$(DOCDIR)/$(patsubst systemd/%,%,$(f))) &&) :
 	@$(call put,644,tools/completions/kvtctl.bash,$(BASHDIR)/kvtctl)
 	@$(call put,644,tools/completions/_kvtctl,$(ZSHDIR)/_kvtctl)
 	@$(call put,644,lab/completions/kvtlab.bash,$(BASHDIR)/kvtlab)
@@ -80,7 +83,7 @@ uninstall:
 		$(addprefix $(DESTDIR)$(LIBDIR)/libkvtrunk.so,"" .0 .$(VERSION)) \
 		$(addprefix $(DESTDIR)$(LIBDIR)/libkvtkernels.so,"" .1 .$(VERSION)) \
 		$(foreach f,$(INSTALL_HEADERS),$(DESTDIR)$(INCLUDEDIR)/$(notdir $(f))) \
-		$(DESTDIR)$(LIBDIR)/pkgconfig/libkvtrunk.pc \
+		$(foreach f,$(INSTALL_PC),$(DESTDIR)$(LIBDIR)/pkgconfig/$(notdir $(f))) \
 		$(foreach f,$(INSTALL_PAGES),$(DESTDIR)$(MANDIR)/man$(patsubst \
 		.%,%,$(suffix $(f)))/$(notdir $(f))) \
 		$(foreach f,$(INSTALL_UNITS),$(DESTDIR)$(UNITDIR)/$(notdir $(f))) \

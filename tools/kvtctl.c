@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "shm/commit.h"
 #include "tools/admin.h"
 #include "tools/program.h"
 
@@ -213,7 +214,7 @@ static int run(const struct invocation *given)
 		return run_help(admin.argc, admin.argv);
 	if (!command->details)
 		return run_lab(given->n, given->words, given->json);
-	printf("kvtctl %s\n", kvt_version());
+	printf("kvtctl %s%s\n", kvt_version(), kvt_commit);
 	return KVT_EXIT_OK;
 }
 

@@ -30,6 +30,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "shm/commit.h"
 #include "tools/metrics.h"
 #include "tools/visitors.h"
 
@@ -329,7 +330,7 @@ static int parse_options(struct server *server, int argc, char **argv)
 			usage(stdout);
 			return KVT_EXIT_OK;
 		case 'v':
-			printf("kvtmetricsd %s\n", kvt_version());
+			printf("kvtmetricsd %s%s\n", kvt_version(), kvt_commit);
 			return KVT_EXIT_OK;
 		default:
 			usage(stderr);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -23,6 +24,25 @@ void kvt_program_find(const char *name, char *ret_path, size_t bytes)
 		}
 	}
 	snprintf(ret_path, bytes, "%s", name);
+}
+
+bool kvt_program_exists(const char *name)
+{
+	char path[PATH_MAX + 64];
+	const char *folder = getenv("PATH");
+
+	kvt_program_find(name, path, sizeof(path));
+	if (strchr(path, '/'))
+		return true;
+	while (folder && *folder) {
+		int n = (int)strcspn(folder, ":");
+
+		snprintf(path, sizeof(path), "%.*s/%s", n, folder, name);
+		if (access(path, X_OK) == 0)
+			return true;
+		folder += n + (folder[n] == ':');
+	}
+	return false;
 }
 
 int kvt_program_exec(const char *name, char **argv)
