@@ -172,3 +172,10 @@ def built_digest(model: torch.nn.Module) -> str:
     digest = hashlib.sha256()
     _Walk(digest).model(model)
     return digest.hexdigest()
+
+
+def held_digest(value: Any) -> str:
+    """SHA-256 of what any object holds, with the bytes of its tensors. 64 hex digits."""
+    digest = hashlib.sha256()
+    _Walk(digest)._value(value, "", 0)
+    return digest.hexdigest()

@@ -30,6 +30,7 @@ _KEPT_MAX = 4096
 _SETTLED_NS = 2 * 10**9
 _BUFFER_BYTES = 4 << 20
 _THREADS_MAX = 16
+_HEADER_BYTES_MAX = 1 << 27
 _SHA256 = re.compile("[0-9a-f]{64}")
 # Fields of config.json that change no KV.
 _IGNORED = ("_name_or_path", "transformers_version", "_commit_hash", "torch_dtype", "dtype")
@@ -191,6 +192,22 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
     """The files of a folder that hold weights, in an order that does not depend on the machine."""
     return sorted(path for path in folder.iterdir()
                   if path.suffix in WEIGHTS and path.is_file())
+
+
+def tensor_shapes(folder: pathlib.Path) -> Optional[dict[str, Any]]:
+    """Type and shape of each tensor in a folder's safetensors files, by name. None: a file is none,
+    or damaged."""
+    found: dict[str, Any] = {}
+    for path in [folder] if folder.is_file() else weight_files(folder):
+        try:
+            with path.open("rb") as file:
+                n_bytes = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(min(n_bytes, _HEADER_BYTES_MAX)))
+            found.update({name: (tensor["dtype"], tensor["shape"])
+                          for name, tensor in header.items() if name != "__metadata__"})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+    return found
 
 
 def digest_folder(folder: pathlib.Path, extra: Iterable[pathlib.Path] = ()) -> str:

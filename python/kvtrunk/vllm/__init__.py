@@ -16,3 +16,6 @@ def register() -> None:
     if "KvtrunkConnector" not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector("KvtrunkConnector", "kvtrunk.vllm.connector",
                                               "KvtrunkConnector")
+    from ._watch import install
+
+    install()

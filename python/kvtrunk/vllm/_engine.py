@@ -21,11 +21,13 @@ from vllm.logger import init_logger
 
 from .._client import Client, Info, Namespace, connect
 from .._errors import DaemonUnreachable, Error, NoSpace, Stale
+from .._name import Name
 from .._ring import Ring, Spaces
 from .._seq import Fence
-from ._identity import Adapters
+from ._identity import Adapters, model_digest
 from ._pool import WorkerPool
 from ._refuse import refuse
+from ._watch import watch_of
 
 logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
 
@@ -80,9 +82,19 @@ class Engine:
         self.is_lost = False
         self._lost_at = self._tried_at = 0.0
         self._lost_text = ""
+        watch = watch_of(self.engine_id)
+        if watch is None:
+            _close(self.ring.client)
+            refuse("vLLM made its executor without the plug-in: let it load all plug-ins "
+                   "(VLLM_PLUGINS), and start engines by its own programs")
+        self.watch = watch
         self._adapters = Adapters()
-        self._epoch: Optional[bytes] = None
-        self._model = ""
+        self._reloaded: set[int] = set()
+        """Adapters that requests load in place: each step does it again."""
+        watch.adapters_change = self._adapters_change
+        self._built = [model_digest(vllm_config), *watch.built()]
+        self.name: Optional[Name] = None
+        """What KV of this engine depends on, once the workers said what computes it."""
         self._spaces = Spaces(self.ring, self._open_space)
         self.nobody = 0
         """A namespace for requests that share nothing."""
@@ -116,38 +128,53 @@ class Engine:
 
     # ---- namespaces
 
-    def open(self, model: str) -> None:
+    def open(self, made_by: str) -> None:
         """Name what all KV of this engine depends on. Before any request."""
-        self._model = model
-        self.nobody = self._open_space((None, None, b"nobody"))._id
+        try:
+            files = self.watch.files()
+        except OSError as error:
+            refuse(f"the weights cannot be told from others: {error}. Give --model as a folder that "
+                   "does not change, and start again")
+        config = hashlib.sha256("\0".join([made_by, *self._built]).encode()).digest()
+        self.watch.name = self.name = Name(config, files)
+        self._open_nobody()
 
-    def _open_space(self, name: tuple[Optional[str], Optional[str], Optional[bytes]]) -> Namespace:
-        adapter, salt, extra = name
-        return self.ring.client.namespace(model=self._model, adapter=adapter, salt=salt,
-                                          extra=extra)
+    def _open_nobody(self) -> None:
+        self.nobody = self.ring.client.namespace(extra=b"vllm nobody", label="vllm alone")._id
+
+    def _open_space(self, name: tuple[bytes, Optional[str], Optional[str]]) -> Namespace:
+        value, adapter, salt = name
+        return self.ring.client.namespace(model=value, adapter=adapter, salt=salt,
+                                          label=f"vllm {value.hex()[:8]}")
 
     def namespace(self, request: Any) -> Optional[int]:
         """A request's namespace. None: there is none for it, it shares nothing."""
-        if not self._model:
+        if self.name is None:
             refuse("no worker said that its KV lies in the pool: vLLM did not ask them")
         adapter = None
-        if request.lora_request is not None:
-            try:
-                adapter = self._adapters.digest(request.lora_request.lora_path)
-            except OSError as error:
-                logger.warning_once("kvtrunk: requests with the adapter %s share nothing: %s",
-                               request.lora_request.lora_name, str(error))
+        lora = request.lora_request
+        if lora is not None:
+            if lora.load_inplace and lora.lora_int_id not in self._reloaded:
+                self._reloaded.add(lora.lora_int_id)
+                self.watch.unshare(lora.lora_int_id)
+            if lora.lora_int_id in self._reloaded:
                 return None
+            if lora.lora_int_id not in self._adapters:
+                self._adapters.load(self.watch.load_adapter(lora))
+            adapter = self._adapters.digest(lora.lora_int_id)
         try:
-            return self._spaces.find((adapter, request.cache_salt, self._epoch))._id
+            value = self.name.value(self.ring.client)
+            return self._spaces.find((value, adapter, request.cache_salt))._id
         except NoSpace as error:
             logger.warning_once("kvtrunk: a request shares nothing: %s", str(error))
             return None
 
-    def new_epoch(self) -> None:
-        """From now on nothing that is cached matches. A random number, not a count: two engines
-        that count alike may hold different weights."""
-        self._epoch = os.urandom(16)
+    def _adapters_change(self) -> None:
+        self._adapters.clear()
+        self._reloaded.clear()
+
+    def leave_spaces(self) -> None:
+        """Close the namespaces of a name that is not used any more."""
         self._spaces.clear()
 
     # ---- a session that ends
@@ -182,7 +209,9 @@ class Engine:
         self.ring, self.info = ring, info
         self.session += 1
         self._spaces = Spaces(ring, self._open_space)
-        self.open(self._model)
+        if self.name is not None:
+            self.name.forsake()
+        self._open_nobody()
         if self.n_workers:
             self._open_group()
         elif self.worker is not None:
@@ -194,6 +223,7 @@ class Engine:
 
     def close(self, fence: Optional[Fence] = None) -> None:
         """End the session when the fence is reached."""
+        self.watch.close()
         _close(self.ring.client, fence)
 
 

@@ -1,50 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must be equal for KV to be equal in vLLM: the digests of kvtrunk._weights, its types and its
-parallel layout; and digests of adapters."""
+"""What makes KV equal in vLLM, beside weights and the model as its workers have built it: the
+configuration, and digests of adapters."""
 from __future__ import annotations
 
 import hashlib
 import json
-import pathlib
+import secrets
 from typing import Any
 
-from .._weights import config_digest, digest_folder, model_folder, weight_files
+from .._weights import config_digest
+
+
+def _long_rope(config: dict[str, Any], max_model_len: int) -> bool:
+    """Whether such a model uses its long factors. The built model tells it, too."""
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = config.get(name) or {}
+        if "longrope" in (rope.get("rope_type"), rope.get("type")):
+            limit = rope.get("original_max_position_embeddings") or config.get(
+                "original_max_position_embeddings")
+            return limit is not None and max_model_len > limit
+    return False
 
 
 def model_digest(vllm_config: Any) -> str:
-    """SHA-256 of what makes a model's KV: configuration after overrides, weights, types,
-    quantisation, parallel layout. 32 hex digits. FileNotFoundError."""
-    model, load = vllm_config.model_config, vllm_config.load_config
-    if load.load_format == "dummy":
-        weights = f"dummy {model.seed}"
-    else:
-        weights = digest_folder(model_folder(model.model_weights or model.model, model.revision,
-                                             load.download_dir))
-    parts = [config_digest(model.hf_config.to_dict()), weights, str(model.dtype),
-             str(model.quantization), json.dumps(model.quantization_config, default=str),
+    """SHA-256 of the configuration that makes a model's KV: after overrides, with types,
+    quantisation, kernels and parallel layout. 32 hex digits."""
+    model = vllm_config.model_config
+    config = model.hf_config.to_dict()
+    parts = [config_digest(config), str(model.dtype), str(model.quantization),
+             json.dumps(model.quantization_config, default=str),
              str(vllm_config.cache_config.cache_dtype),
-             str(vllm_config.parallel_config.tensor_parallel_size)]
+             str(vllm_config.parallel_config.tensor_parallel_size),
+             str(_long_rope(config, model.max_model_len))]
+    for name in ("attention_config", "kernel_config"):
+        part = getattr(vllm_config, name, None)
+        parts.append(part.compute_hash() if part is not None else "")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
 class Adapters:
-    """Digests of LoRA adapters by their files. An engine may have loaded files before or after a
-    change, so that those which change while it runs have no digest any more."""
+    """Digests of LoRA adapters by vLLM's number, as the workers have loaded them. A step loads an
+    adapter that is not there, so an engine has it loaded before a request begins."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[Any, str]] = {}
+        self._loaded: dict[Any, str] = {}
 
-    def digest(self, path: str) -> str:
-        """OSError: it has no files here, or they changed."""
-        folder = pathlib.Path(path)
-        config = folder / "adapter_config.json"
-        files = [*weight_files(folder), config] if folder.is_dir() else []
-        state = [(file.name, (found := file.stat()).st_size, found.st_mtime_ns, found.st_ino)
-                 for file in files]
-        known = self._known.get(path)
-        if known is None:
-            known = self._known[path] = (state, digest_folder(folder, [config]))
-        if known[0] != state:
-            raise OSError(f"the files in {path} changed while this engine ran: load the new ones "
-                          "from another folder")
-        return known[1]
+    def __contains__(self, number: Any) -> bool:
+        return number in self._loaded
+
+    def load(self, loaded: dict[int, str]) -> None:
+        """These are loaded now, and no others."""
+        self._loaded = dict(loaded)
+
+    def clear(self) -> None:
+        """What is loaded may have changed."""
+        self._loaded.clear()
+
+    def digest(self, number: Any) -> str:
+        """What is loaded under this number. A random number, if the workers did not say: then it
+        is no other engine's."""
+        return self._loaded.setdefault(number, f"unknown {secrets.token_hex(16)}")

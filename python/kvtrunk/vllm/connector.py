@@ -16,7 +16,6 @@ from vllm.logger import init_logger
 
 from . import compat
 from ._engine import Engine, Worker
-from ._identity import model_digest
 from ._pool import WorkerPool, wanted_layout
 from ._refuse import check_config, check_groups, check_pages, refuse
 from .manager import KvtrunkKVCacheManager
@@ -156,15 +155,11 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         if len(made_by) != 1:
             refuse(f"workers with different attention backends: {sorted(made_by)}")
         backend, isa = made_by.pop()
-        try:
-            model = model_digest(self._config)
-        except OSError as error:
-            refuse(f"the weights cannot be told from others: {error}. Give --model as a folder")
-        engine.open(";".join(["vllm", compat.version(), model, self._layout, backend, isa,
+        engine.open(";".join(["vllm", compat.version(), self._layout, backend, isa,
                               str(engine.info.page_size)]))
-        logger.info("kvtrunk: session %d on %s, %d pages of %d positions, model %s, %s %s %s",
+        logger.info("kvtrunk: session %d on %s, %d pages of %d positions, %s, %s %s %s",
                     engine.info.session, engine.info.instance, engine.info.n_pages,
-                    engine.info.page_size, model, self._layout, backend, isa)
+                    engine.info.page_size, engine.name, self._layout, backend, isa)
 
     def get_num_new_matched_tokens(self, request: Any,
                                    num_computed_tokens: int) -> tuple[Optional[int], bool]:

@@ -98,6 +98,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         """The last step that an operation of the ring may wait for; 0: none waits."""
         self._usage = (0.0, 0.0)
         self._said: set[str] = set()
+        engine.watch.unshare = self.unshare
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:
@@ -373,17 +374,31 @@ class KvtrunkKVCacheManager(KVCacheManager):
         raise NotImplementedError("kvtrunk: only failed loads of a connector evict blocks, and "
                                   "there are no loads")
 
-    def reset_prefix_cache(self) -> bool:
-        """Find nothing that was cached so far. What other engines cached stays theirs."""
-        if not self.engine.is_lost:
-            self._give_back_unused()
+    def unshare(self, adapter: Optional[int] = None) -> None:
+        """Publish no more of the requests that there are, of one adapter or all: what they compute
+        from now on may be of other weights. Those that did not run yet begin again."""
+        try:
+            if not self.engine.is_lost:
+                self._give_back_unused()
+        except (ConnectionLost, Stale) as error:
+            self._lose(error)
         for state in self.states.values():
-            if state.told:  # it may continue under other weights
+            lora = state.request.lora_request
+            if adapter is not None and (lora is None or lora.lora_int_id != adapter):
+                continue
+            if state.told:
                 state.shared = False
             elif state.ticket:
                 self.engine.ring.give_up(state.ticket)
                 state.ticket = 0
-        self.engine.new_epoch()
+        self.engine.leave_spaces()
+
+    def reset_prefix_cache(self) -> bool:
+        """Find nothing that was cached so far. What other engines cached stays theirs, and an
+        engine that resets, too, or starts later, shares with this one again."""
+        self.unshare()
+        if self.engine.name is not None:
+            self.engine.name.forget()
         if self.log_stats and self.prefix_cache_stats is not None:
             self.prefix_cache_stats.reset = True
         return True

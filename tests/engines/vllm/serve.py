@@ -50,9 +50,47 @@ def reweigh(engine, factor):
     engine.apply_model(scale)
 
 
+def reload(engine, path=None):
+    """Other weights from files."""
+    engine.collective_rpc("reload_weights", kwargs={"weights_path": path} if path else {})
+
+
+def version(engine, name):
+    """What a trainer says behind an update."""
+    engine.llm_engine.set_weight_version(name)
+
+
+def load(engine, lora, inplace=False):
+    """Load an adapter before its first request."""
+    from vllm.lora.request import LoRARequest
+
+    return engine.llm_engine.add_lora(LoRARequest(*lora, load_inplace=inplace))
+
+
+def across(engine, prompt, steps, change, max_tokens=64, **more):
+    """Generate, and change weights after some steps. Returns the tokens."""
+    from vllm import SamplingParams, TokensPrompt
+
+    core = engine.llm_engine
+    core.add_request(f"across {prompt[:4]}", TokensPrompt(prompt_token_ids=prompt), SamplingParams(
+        temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False))
+    done = []
+    for i in range(10 * max_tokens):
+        if i == steps:
+            OPERATIONS[change](engine, **more)
+        done = core.step()
+        if done and done[0].finished:
+            break
+    return list(done[0].outputs[0].token_ids)
+
+
 OPERATIONS = {
+    "across": across,
     "generate": generate,
+    "load": load,
     "metric": metric,
+    "reload": reload,
+    "version": version,
     "reset": lambda engine: engine.reset_prefix_cache(),
     "reweigh": reweigh,
     "sleep": lambda engine, level: engine.sleep(level=level),

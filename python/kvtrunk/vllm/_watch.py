@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine's workers hold, and what changes it: built model, weights, adapters.
+
+EngineCore tells its workers everything by Executor.collective_rpc(). vLLM has no hook there, so
+install() puts a Watch into each executor when it is made, before the workers load their weights.
+From then on a call that may change weights changes the engine's name before it runs. A call that
+this module does not know counts as one, and so does a function: what it does cannot be seen.
+"""
+from __future__ import annotations
+
+import functools
+import pathlib
+from typing import Any, Callable, Optional
+
+from vllm.logger import init_logger
+
+from .._name import Name
+from .._weights import Weights, model_folder, tensor_shapes
+from ._refuse import NAME
+from .compat import ADAPTERS, HARMLESS
+
+logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
+
+_watches: dict[str, Watch] = {}
+"""Of the executors in this process, by vLLM's engine id."""
+
+
+def install() -> None:
+    """Give a Watch to each executor that is made from now on, for an engine with this connector."""
+    from vllm.v1.executor.abstract import Executor
+
+    original = Executor.__init__
+    if hasattr(original, "kvtrunk"):
+        return
+
+    @functools.wraps(original)
+    def make(executor: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        transfer = vllm_config.kv_transfer_config
+        if transfer is not None and transfer.kv_connector == NAME:
+            _watches[transfer.engine_id] = Watch(executor, vllm_config)
+        original(executor, vllm_config, *args, **kwargs)
+
+    make.kvtrunk = True  # type: ignore[attr-defined]
+    Executor.__init__ = make
+
+
+def _hear_versions() -> None:
+    from vllm.v1.engine.core import EngineCore  # loaded, as it makes the executor
+
+    original = EngineCore.set_weight_version
+    if hasattr(original, "kvtrunk"):
+        return
+
+    @functools.wraps(original)
+    def set_weight_version(core: Any, weight_version: str) -> None:
+        original(core, weight_version)
+        watch = getattr(core.model_executor, "kvtrunk", None)
+        if watch is not None:
+            watch.version(weight_version)
+
+    set_weight_version.kvtrunk = True  # type: ignore[attr-defined]
+    EngineCore.set_weight_version = set_weight_version
+
+
+def watch_of(engine_id: str) -> Optional[Watch]:
+    """The Watch of an engine's executor. None: install() came too late."""
+    return _watches.get(engine_id)
+
+
+class Watch:
+    """Of one executor."""
+
+    def __init__(self, executor: Any, vllm_config: Any) -> None:
+        _hear_versions()
+        self._engine_id: str = vllm_config.kv_transfer_config.engine_id
+        self._call = executor.collective_rpc
+        executor.collective_rpc = self.collective_rpc
+        executor.kvtrunk = self
+        model, load = vllm_config.model_config, vllm_config.load_config
+        self._download_dir = load.download_dir
+        self._source: Optional[tuple[str, Any]] = (model.model_weights or model.model,
+                                                   model.revision)
+        """What reload_weights() loads if it is given no path. None: not known."""
+        self._dummy = f"dummy {model.seed}" if load.load_format == "dummy" else ""
+        self._files: Optional[Weights] = None
+        self._shapes: Optional[dict[str, Any]] = None
+        self._error: Optional[OSError] = None
+        if not self._dummy:
+            try:
+                folder = self._folder(self._source)
+                self._shapes = tensor_shapes(folder)
+                self._files = Weights(folder)
+            except OSError as error:
+                self._error = error
+        self.name: Optional[Name] = None
+        """The engine's name, once its model is loaded."""
+        self.unshare: Callable[[Optional[int]], None] = lambda adapter: None
+        """Ends the sharing of requests that run, of one adapter or all."""
+        self.adapters_change: Callable[[], None] = lambda: None
+
+    def close(self) -> None:
+        """The engine ends."""
+        _watches.pop(self._engine_id, None)
+
+    def _folder(self, source: Optional[tuple[str, Any]]) -> pathlib.Path:
+        if source is None:
+            raise FileNotFoundError("vLLM's configuration was changed while it ran")
+        return model_folder(source[0], source[1], self._download_dir)
+
+    # ---- what is there now
+
+    def files(self) -> str:
+        """Digest of the weights that the engine has loaded at its start. OSError."""
+        if self._error is not None:
+            raise self._error
+        if self._files is None:
+            return self._dummy
+        found, self._files = self._files.result(), None
+        return found
+
+    def built(self) -> list[str]:
+        """Digest of the model as each rank has built it."""
+        found: list[str] = self._call(_built)
+        return found
+
+    def load_adapter(self, request: Any) -> dict[int, str]:
+        """Load an adapter, so that no step does. Returns the digests of all that are loaded."""
+        ranks: list[dict[int, str]] = self._call(_adapters, args=(request,))
+        both = set.intersection(*(set(rank) for rank in ranks))
+        return {number: " ".join(rank[number] for rank in ranks) for number in both}
+
+    # ---- what changes it
+
+    def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        """Executor.collective_rpc()."""
+        if self.name is None or (method.__class__ is str and method in HARMLESS):
+            return self._call(method, *args, **kwargs)
+        given = _arguments(*args, **kwargs)
+        if method.__class__ is str and method in ADAPTERS:
+            return self._adapters_change(method, given, args, kwargs)
+        return self._weights_change(method, given, args, kwargs)
+
+    def _adapters_change(self, method: str, given: tuple[Any, Any], args: Any, kwargs: Any) -> Any:
+        what = (*given[0], *given[1].values())[0]
+        number = getattr(what, "lora_int_id", what)
+        if method == "remove_lora" or what.load_inplace:
+            self._call("synchronize_device")
+            self.unshare(number)
+        try:
+            return self._call(method, *args, **kwargs)
+        finally:
+            self.adapters_change()
+
+    def _weights_change(self, method: Any, given: tuple[Any, Any], args: Any, kwargs: Any) -> Any:
+        assert self.name is not None
+        before = "" if self.name.alone else str(self.name)
+        self._call("synchronize_device")  # steps in flight end with the weights that they began with
+        self.name.unknown()
+        self.unshare(None)
+        reload = _Reload(self, *given) if method == "reload_weights" else None
+        if method == "update_config":
+            self._source = None
+        try:
+            result = self._call(method, *args, **kwargs)
+        except BaseException:
+            self.name.failed()
+            raise
+        if reload is not None:
+            self.name.files(reload.digest(before))
+        what = method if isinstance(method, str) else "a function in the workers"
+        logger.info("kvtrunk: %s: this engine shares as %s from now on", what, self.name)
+        return result
+
+    def version(self, version: str) -> None:
+        """The trainer has given the weights a version."""
+        if self.name is None:
+            return
+        self.unshare(None)
+        known = self.name.version(version)
+        logger.info("kvtrunk: weight version %s: this engine shares as %s from now on%s", version,
+                    self.name, "" if known else ", because an update failed before")
+
+    def _loads(self, path: Optional[str]) -> pathlib.Path:
+        """The folder that reload_weights() loads from."""
+        if path is not None:
+            self._source = (path, None)
+        return self._folder(self._source)
+
+    def _covers(self, folder: pathlib.Path) -> bool:
+        """Whether its files replace all that the engine loaded at its start."""
+        return self._shapes is not None and tensor_shapes(folder) == self._shapes
+
+
+class _Reload:
+    """reload_weights(): the digest of what it loads, made while it loads."""
+
+    def __init__(self, watch: Watch, args: Any, kwargs: Any) -> None:
+        given = {**dict(zip(("weights_iterator", "weights_path", "is_checkpoint_format"), args)),
+                 **kwargs}
+        self._files: Optional[Weights] = None
+        self._whole = False
+        if given.get("weights_iterator") is not None:
+            return
+        try:
+            folder = watch._loads(given.get("weights_path"))
+            self._files, self._whole = Weights(folder), watch._covers(folder)
+        except OSError:
+            pass  # vLLM may load from elsewhere
+
+    def digest(self, before: str) -> Optional[str]:
+        """After it. A part of the weights is named with what was there before. None: unknown."""
+        try:
+            digest = self._files.result() if self._files is not None else None
+        except OSError:
+            return None
+        if digest is None or self._whole:
+            return digest
+        return f"{digest} over {before}" if before else None
+
+
+def _arguments(timeout: Any = None, args: Any = (), kwargs: Any = None,
+               *_: Any, **__: Any) -> tuple[Any, Any]:
+    """What a call gives to the workers: as Executor.collective_rpc() after its method."""
+    return args, kwargs or {}
+
+
+# ---- in a worker
+
+def _built(worker: Any) -> str:
+    from .._built import built_digest
+
+    return built_digest(worker.get_model())
+
+
+def _adapters(worker: Any, request: Any) -> dict[int, str]:
+    """Load an adapter, and say what is loaded. Nothing, if it cannot be loaded: vLLM says why."""
+    from .._built import held_digest
+
+    try:
+        worker.add_lora(request)
+    except Exception:  # of vLLM, of its libraries
+        return {}
+    manager = worker.model_runner.lora_manager
+    found = {}
+    for number in manager.list_adapters():
+        adapter = manager._adapter_manager.get_adapter(number)
+        if not hasattr(adapter, "kvtrunk_digest"):
+            held = {name: value for name, value in vars(adapter).items() if name != "id"}
+            adapter.kvtrunk_digest = held_digest(held)
+        found[number] = adapter.kvtrunk_digest
+    return found

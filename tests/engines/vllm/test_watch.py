@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What counts as new weights: calls to workers, seen before they run. A stand-in for the executor."""
+import shutil
+import types
+
+import model
+import pytest
+from vllm.lora.request import LoRARequest
+
+from kvtrunk._name import Name
+from kvtrunk.vllm import compat
+from kvtrunk.vllm._watch import Watch
+
+
+class Executor:
+    """Notes the engine's name when a call runs."""
+
+    def __init__(self):
+        self.ran = []
+        self.watch = None
+        self.during = lambda: None
+
+    def collective_rpc(self, method, timeout=None, args=(), kwargs=None, non_block=False):
+        if method != "synchronize_device":
+            self.ran.append((method, str(self.watch.name)))
+            self.during()
+        return [None]
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def engine(tmp_path, cache):
+    """An engine that has loaded a model."""
+    folder = model.write(tmp_path / "first", layers=1)
+
+    def start(load_format="auto"):
+        executor = Executor()
+        watch = executor.watch = Watch(executor, types.SimpleNamespace(
+            kv_transfer_config=types.SimpleNamespace(engine_id=str(id(executor))),
+            load_config=types.SimpleNamespace(load_format=load_format, download_dir=None),
+            model_config=types.SimpleNamespace(model=str(folder), model_weights="", revision=None,
+                                               seed=0)))
+        watch.name = Name(b"config", watch.files())
+        executor.unshared, executor.cleared = [], []
+        watch.unshare = executor.unshared.append
+        watch.adapters_change = lambda: executor.cleared.append(True)
+        return executor
+
+    return start
+
+
+def name(executor):
+    return str(executor.watch.name)
+
+
+def reload(executor, path, **more):
+    executor.collective_rpc("reload_weights", kwargs={"weights_path": str(path), **more})
+
+
+@pytest.mark.parametrize("call", sorted(compat.CHANGES) + [
+    "update_config", "reset_weights", "apply_model", "a method of a worker's extension",
+    lambda worker: None, b"a pickled function"])
+def test_a_call_that_may_change_weights_leaves_the_name_before_it_runs(engine, call):
+    executor = engine()
+    assert not executor.watch.name.alone
+    executor.collective_rpc(call)
+    assert executor.ran == [(call, "unknown weights")] and executor.unshared == [None]
+    if call != "reload_weights":
+        assert executor.watch.name.alone
+
+
+@pytest.mark.parametrize("call", sorted(compat.HARMLESS - {"synchronize_device"}))
+def test_other_calls_change_nothing(engine, call):
+    executor = engine()
+    before = name(executor)
+    executor.collective_rpc(call)
+    assert executor.ran == [(call, before)] and not executor.unshared
+
+
+def test_steps_in_flight_end_before_the_call(engine):
+    executor = engine()
+    calls = []
+    executor.watch._call = lambda method, *args, **kwargs: calls.append(method)
+    executor.collective_rpc("update_weights")
+    assert calls == ["synchronize_device", "update_weights"]
+
+
+def test_before_the_model_is_loaded_all_calls_pass(engine):
+    executor = engine()
+    executor.watch.name = None
+    executor.collective_rpc("load_model")
+    assert not executor.unshared
+
+
+def test_files_name_the_weights(engine, tmp_path):
+    executor, other = engine(), engine()
+    first = name(executor)
+    second = model.write(tmp_path / "second", seed=1, layers=1)
+    reload(executor, second)
+    other.collective_rpc("reload_weights", None, (None, str(second)))
+    assert name(executor) == name(other) != first
+    executor.collective_rpc("apply_model")
+    executor.collective_rpc("reload_weights")  # once more from there
+    assert name(executor) == name(other)
+    reload(executor, tmp_path / "first")
+    assert name(executor) == first
+
+
+def test_a_part_of_the_files_is_named_with_what_was_before(engine, tmp_path):
+    """Tensors that it lacks keep their values."""
+    executor, other = engine(), engine()
+    part = tmp_path / "part"
+    part.mkdir()
+    (part / "model.safetensors").write_bytes(model.safetensors(
+        {"model.norm.weight": model.np.ones(256, model.np.float32)}))
+    reload(other, model.write(tmp_path / "second", seed=1, layers=1))
+    for each in (executor, other):
+        reload(each, part)
+        assert not each.watch.name.alone
+    assert name(executor) != name(other)
+    executor.collective_rpc("update_weights")
+    reload(executor, part)
+    assert executor.watch.name.alone
+
+
+@pytest.mark.parametrize("given", [{"weights_iterator": iter(())}, {"weights_path": "/none"}])
+def test_weights_from_elsewhere_are_not_known(engine, given):
+    executor = engine()
+    executor.collective_rpc("reload_weights", kwargs=given)
+    assert executor.watch.name.alone
+
+
+def test_files_that_change_while_they_are_loaded_are_not_known(engine, tmp_path):
+    executor = engine()
+    second = model.write(tmp_path / "second", seed=1, layers=1)
+    executor.during = lambda: model.write(tmp_path / "second", seed=2, layers=2)
+    reload(executor, second)
+    assert executor.watch.name.alone
+
+
+def test_after_other_configuration_only_a_path_is_known(engine, tmp_path):
+    executor = engine()
+    first = name(executor)
+    executor.collective_rpc("update_config", args=({"model_config": {"model": "/other"}},))
+    executor.collective_rpc("reload_weights")
+    assert executor.watch.name.alone
+    reload(executor, tmp_path / "first")
+    assert name(executor) == first
+
+
+def test_a_failed_update_leaves_unknown_weights_whatever_version_is_given(engine, tmp_path):
+    executor = engine()
+
+    def fail():
+        raise RuntimeError("out of memory")
+
+    executor.during = fail
+    with pytest.raises(RuntimeError):
+        reload(executor, tmp_path / "first")
+    executor.watch.version("v1")
+    assert executor.watch.name.alone
+    executor.during = lambda: None
+    reload(executor, tmp_path / "first")
+    executor.watch.version("v1")
+    assert not executor.watch.name.alone
+
+
+def test_a_version_is_shared(engine):
+    names = []
+    for _ in range(2):
+        executor = engine()
+        for call in ("start_weight_update", "update_weights", "finish_weight_update"):
+            executor.collective_rpc(call)
+        assert executor.watch.name.alone
+        executor.watch.version("step 7")
+        names.append(name(executor))
+    assert names[0] == names[1]
+
+
+def test_dummy_weights_of_one_seed_are_equal(engine):
+    assert name(engine("dummy")) == name(engine("dummy")) != name(engine())
+
+
+def test_an_engine_whose_files_are_not_here_has_no_digest(engine, tmp_path):
+    shutil.rmtree(model.write(tmp_path / "first", layers=1))
+    with pytest.raises(OSError):
+        engine()
+
+
+@pytest.mark.parametrize("call, what, unshared", [
+    ("add_lora", LoRARequest("x", 3, "/x"), []),
+    ("add_lora", LoRARequest("x", 3, "/x", load_inplace=True), [3]),
+    ("remove_lora", 3, [3])])
+def test_an_adapter_that_is_replaced_or_removed_is_not_shared_on(engine, call, what, unshared):
+    executor = engine()
+    before = name(executor)
+    executor.collective_rpc(call, args=(what,))
+    assert executor.unshared == unshared and executor.cleared and name(executor) == before
