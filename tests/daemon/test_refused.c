@@ -223,7 +223,7 @@ static void refuse_at_start(const struct call *call, int error, const char *conf
 
 	kvt_test_daemon_prepare(&daemon, config);
 	if (!start_on_host(&daemon, call->number, error, NULL))
-		skip();
+		kvt_skip("no seccomp filter can be set here");
 	outcome.ready = kvt_test_daemon_await(&daemon, "READY=1");
 	if (outcome.ready) {
 		outcome.served = is_served(&daemon);
@@ -245,7 +245,7 @@ static void refuse_once_ready(const struct call *call, int error, const char *co
 
 	kvt_test_daemon_prepare(&daemon, config);
 	if (!start_on_host(&daemon, call->number, 0, NULL))
-		skip();
+		kvt_skip("no seccomp filter can be set here");
 	kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
 	kvt_test_equal(connect_to(&daemon, &client), 0);
 	kvt_test_equal(use(client), 0);
@@ -293,10 +293,10 @@ static void change_enter(int error, bool lies)
 
 	kvt_test_daemon_prepare(&daemon, "watchdog_ms = 500\n");
 	if (!start_on_host(&daemon, SYS_io_uring_enter, 0, "--supervise"))
-		skip();
+		kvt_skip("no seccomp filter can be set here");
 	kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
 	if (kvt_test_daemon_said(&daemon, "event_loop=epoll"))
-		skip();
+		kvt_skip("io_uring is not available here");
 	kvt_test_equal(connect_to(&daemon, &client), 0);
 	kvt_store_release(&host->lies, lies);
 	kvt_store_release(&host->error, error);
