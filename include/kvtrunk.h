@@ -153,6 +153,7 @@ struct kvt_info {
 	struct kvt_pool_geometry geometry; /* n_layers 0: the daemon has page_bytes only */
 	uint32_t rank;       /* above 0: a member of rank 0's group, without a ring of its own */
 	uint32_t n_ranks;    /* of the group that a member joined; 0: not a member */
+	uint32_t sealer;     /* of this session's pages: kvt_page_sealer(); 0: an observer's */
 };
 
 /** "no_socket" of KVT_ATTACH_NO_SOCKET; "unknown" for other numbers. */
@@ -581,6 +582,7 @@ struct kvt_result {
 	 * table; -ENOBUFS: list words; -EDQUOT: the limit. */
 	uint32_t needed;
 	uint32_t state, owner, lock_ref, problems; /* PAGE, AUDIT; a notice: enum kvt_notice */
+	uint32_t sealer; /* PAGE, of a cached one: as kvt_page_sealer() */
 	uint32_t shared; /* BEGIN: of the reusable positions, those that another session sealed */
 	uint32_t n_pages, n_twins;
 	const uint32_t *pages; /* page table or page list; until kvt_result_release() */
@@ -639,6 +641,18 @@ int kvt_stats(struct kvt_client *client, struct kvt_counters *ret_counters);
  * of this client's answered operations are in. Errors: -ENOTSUP the arena is withheld, -EAGAIN the
  * daemon is inside a long operation (kvt_stats() waits for it), -ECONNRESET. */
 int kvt_counters_read(struct kvt_client *client, struct kvt_counters *ret_counters);
+
+/** Number of the session that sealed a cached page, to compare with kvt_client_info()->sealer: each
+ * session has another one, within 2^24 sessions. From shared memory if the arena is visible. 0: it
+ * is not known. Errors: -EINVAL the page is not cached, or there is no such page. */
+int kvt_page_sealer(struct kvt_client *client, uint32_t page, uint32_t *ret_sealer);
+
+/** Report a cached page whose KV is not what this client computed for its keys. Hold a lease on the
+ * page, else another may be there by now. Nothing happens to the page. The daemon logs who reports
+ * which page of which session, and counts it: suspected_pages, `kvtctl clients`.
+ * @ret_session  that of the sealer; 0: it has ended. May be NULL.
+ * Errors: -EINVAL the page is not cached, or there is no such page. */
+int kvt_page_suspect(struct kvt_client *client, uint32_t page, uint32_t *ret_session);
 
 /** Walk the tree in shared memory without the daemon: a few hundred nanoseconds, never more than
  * MATCH would report, sometimes less. A hint: pages may be used only after LOCK of the handle.

@@ -45,7 +45,8 @@ enum kvt_op {
 	KVT_OP_AUDIT = 16,
 	KVT_OP_CLOSE = 17,
 	KVT_OP_LEAVE = 18, /* close one namespace */
-	KVT_OP_COUNT = 19,
+	KVT_OP_SUSPECT = 19, /* report a cached page whose KV is not what the caller computed */
+	KVT_OP_COUNT = 20,
 };
 
 enum kvt_sqe_flag {
@@ -130,7 +131,8 @@ enum kvt_reason {
 	KVT_REASON_ANNOUNCED = 39,
 	KVT_REASON_DEADLINE = 40,
 	KVT_REASON_NAMESPACE_HELD = 41,
-	KVT_REASON_COUNT = 42,
+	KVT_REASON_PAGE_NOT_CACHED = 42,
+	KVT_REASON_COUNT = 43,
 };
 
 enum kvt_page_state {
@@ -174,7 +176,11 @@ struct kvt_counters {
 	uint64_t takeovers;
 	uint64_t deadline_misses;
 	uint64_t shared_hit_positions;
-	uint64_t reserved[3]; /* so that a new counter moves nothing */
+	uint64_t expired_pages;
+	uint64_t removed_pages;
+	uint64_t reset_pages;
+	uint64_t suspected_pages;
+	uint64_t reserved[15]; /* so that a new counter moves nothing */
 };
 
 /** Eviction policies: the smallest key of the table goes first. */

@@ -46,7 +46,7 @@
 #define KVT_ABI_MINOR_LATENT 5  /* since then: KVT_LAYOUT_LATENT, SHORTER, NO_LIST; EXTEND takes
 				    pages */
 #define KVT_ABI_MINOR_MIRROR 6  /* since then: KVT_MIRROR, KVT_FD_MIRROR, OWN_STREAM */
-#define KVT_ABI_MINOR_RENEW 7   /* since then: RENEW */
+#define KVT_ABI_MINOR_RENEW 7   /* since then: RENEW, SUSPECT, a sealer in PAGE and WELCOME */
 
 /* A line that one side writes and the other polls. 128, not 64: x86 prefetches lines in pairs
  * and Arm server cores have 128-byte granules, so 64 would still ping-pong. */
@@ -111,7 +111,7 @@ _Static_assert(sizeof(struct kvt_section) == 32, "kvt_section");
 	X(COUNTER, hit_positions, "Positions that needed no prefill (reusable of BEGIN).")        \
 	X(COUNTER, inserted_pages, "Pages that became cached.")                                   \
 	X(COUNTER, duplicate_pages, "Pages not cached: their keys were already.")                 \
-	X(COUNTER, evicted_pages, "Cached pages evicted to make room.")                           \
+	X(COUNTER, evicted_pages, "Cached pages evicted: to make room, or by EVICT.")             \
 	X(COUNTER, advanced_positions, "Positions that COMMIT saved: others had sealed them.")    \
 	X(COUNTER, expired_nodes, "Tree nodes that reached their time to live.")                  \
 	X(COUNTER, merged_nodes, "Tree nodes merged into their children.")                        \
@@ -122,7 +122,11 @@ _Static_assert(sizeof(struct kvt_section) == 32, "kvt_section");
 	X(COUNTER, wait_ns, "Time that BEGINs waited, added when a wait ends.")                   \
 	X(COUNTER, takeovers, "Waits that ended because no session computed the rest.")           \
 	X(COUNTER, deadline_misses, "Waits that ended with their deadline.")                      \
-	X(COUNTER, shared_hit_positions, "Of hit_positions: those that another session sealed.")
+	X(COUNTER, shared_hit_positions, "Of hit_positions: those that another session sealed.")  \
+	X(COUNTER, expired_pages, "Cached pages given back after their time to live.")            \
+	X(COUNTER, removed_pages, "Cached pages given back after REMOVE.")                        \
+	X(COUNTER, reset_pages, "Cached pages given back after RESET.")                           \
+	X(COUNTER, suspected_pages, "Reports of a cached page whose KV is another than computed.")
 
 enum kvt_counter_place {
 #define KVT_COUNTER_PLACE(kind, name, text) KVT_COUNTER_##name,
@@ -133,7 +137,7 @@ enum kvt_counter_place {
 	_Static_assert(offsetof(struct kvt_counters, name) == 8 * KVT_COUNTER_##name, #name);
 KVT_COUNTERS(KVT_COUNTER_CHECK)
 #undef KVT_COUNTER_CHECK
-_Static_assert(sizeof(struct kvt_counters) == 256, "kvt_counters");
+_Static_assert(sizeof(struct kvt_counters) == 384, "kvt_counters");
 
 /** First bytes of the arena.
  *
@@ -166,7 +170,7 @@ struct kvt_arena_header {
 	uint64_t epoch KVT_ALIGNED(KVT_LINE);
 	uint64_t mutation KVT_ALIGNED(KVT_LINE);
 	struct kvt_counters counters KVT_ALIGNED(KVT_LINE);
-	uint8_t reserved1[KVT_LINE * 18];
+	uint8_t reserved1[KVT_LINE * 17];
 } KVT_ALIGNED(KVT_LINE);
 _Static_assert(sizeof(struct kvt_arena_header) % KVT_LINE == 0, "header ends on a line");
 _Static_assert(sizeof(struct kvt_arena_header) <= 4096, "header is at most 4 KiB");
@@ -178,6 +182,12 @@ enum kvt_node_flag {
 	KVT_NODE_PINNED = 1u << 3,   /* on the path of an operation that evicts (derived) */
 	KVT_NODE_QUEUED = 1u << 4,   /* detached top that waits for reclaim (derived) */
 	KVT_NODE_KEYED = 1u << 5,    /* below a root, and found with its root key only */
+	/* Why it is DETACHED: exactly one of them then, else none. */
+	KVT_NODE_EXPIRED = 1u << 6,
+	KVT_NODE_REMOVED = 1u << 7,
+	KVT_NODE_RESET = 1u << 8,
+	KVT_NODE_MADE_ROOM = 1u << 9, /* for another namespace */
+	KVT_NODE_WHY = 15u << 6,      /* all of them */
 };
 
 #define KVT_NODE_UNLISTED UINT32_MAX /* as kvt_node.younger */
@@ -295,6 +305,7 @@ _Static_assert(sizeof(struct kvt_namespace_record) == 64, "kvt_namespace_record"
  *   REMOVE  namespace keys (none: all of it; not with ROOT_KEY)
  *   LEAVE   namespace
  *   PAGE    arg = page
+ *   SUSPECT arg = page, a cached one: the caller computed other KV for it
  *   EVICT   arg = pages
  *   STATS   list = struct kvt_counters as u32 words
  *   CLOSE   fence
@@ -398,7 +409,7 @@ enum kvt_list_size {
 	X(REMOVE, remove, KVT_TAKES_NAMESPACE | KVT_TAKES_KEYS, KVT_F_ROOT_KEY,           \
 	  KVT_LIST_NONE, W(state) U(1) U(2) U(3)) /* 1 if something was detached */       \
 	X(PAGE, page, KVT_TAKES_ARG, 0, KVT_LIST_NONE,                                    \
-	  W(state) W(owner) U(2) W(lock_ref)) /* enum kvt_page_state, session */          \
+	  W(state) W(owner) W(sealer) W(lock_ref)) /* enum kvt_page_state, session */     \
 	X(EVICT, evict, KVT_TAKES_ARG | KVT_TAKES_PRIVILEGE, 0, KVT_LIST_NONE,            \
 	  U(0) U(1) W(evicted) U(3))                                                      \
 	X(RESET, reset, KVT_TAKES_PRIVILEGE, 0, KVT_LIST_NONE,                            \
@@ -410,7 +421,9 @@ enum kvt_list_size {
 	X(CLOSE, close, KVT_TAKES_FENCE, 0, KVT_LIST_NONE,                                \
 	  U(0) U(1) U(2) W(freed))                                                        \
 	X(LEAVE, leave, KVT_TAKES_NAMESPACE, 0, KVT_LIST_NONE,                            \
-	  U(0) U(1) U(2) U(3))
+	  U(0) U(1) U(2) U(3))                                                            \
+	X(SUSPECT, suspect, KVT_TAKES_ARG, 0, KVT_LIST_NONE,                              \
+	  U(0) W(owner) U(2) U(3)) /* the session that sealed it; 0: it has ended */
 
 #define KVT_OP_ONE(NAME, name, takes, flags, list, answer) +1
 _Static_assert(KVT_OPS(KVT_OP_ONE, , ) == KVT_OP_COUNT, "KVT_OPS has a row for each operation");
@@ -700,7 +713,7 @@ struct kvt_message_welcome {
 	uint32_t policy;
 	uint32_t flags; /* enum kvt_welcome_flag */
 	int32_t daemon_pid;
-	uint32_t reserved;
+	uint32_t sealer; /* number of the session in the records of pages that it seals */
 	char fingerprint[KVT_FINGERPRINT_BYTES];
 	struct kvt_slab_record slabs[KVT_MAX_SLABS]; /* n_slabs of them; none for observers */
 	struct kvt_pool_geometry geometry;
@@ -859,6 +872,8 @@ struct kvt_admin_client {
 	uint32_t sq_waiting, cq_waiting;
 	char label[KVT_LABEL_BYTES];
 	uint32_t rank, n_ranks; /* of a group; a row with rank > 0 is a member of `session` */
+	uint32_t suspects;  /* SUSPECTs that it sent */
+	uint32_t suspected; /* SUSPECTs of pages that it sealed */
 };
 
 struct kvt_admin_namespace {

@@ -92,6 +92,7 @@ static const struct {
 	[KVT_REASON_PAGE_FREE] = { "page_free", "a page that is free" },
 	[KVT_REASON_PAGE_CACHED] = { "page_cached", "a page that is already cached" },
 	[KVT_REASON_PAGE_LEASED] = { "page_leased", "a page that belongs to a lease" },
+	[KVT_REASON_PAGE_NOT_CACHED] = { "page_not_cached", "a page that is not cached" },
 	[KVT_REASON_PAGE_TWICE] = { "page_twice", "the same page twice in one list" },
 	[KVT_REASON_BEYOND_TABLE] = { "beyond_table", "positions beyond the page table: EXTEND" },
 	[KVT_REASON_BEYOND_KEYS] = { "beyond_keys",

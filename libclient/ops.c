@@ -6,6 +6,7 @@
  */
 
 #include "libclient/client.h"
+#include "shm/racy.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -172,6 +173,44 @@ int kvt_stats(struct kvt_client *client, struct kvt_counters *ret_counters)
 	memcpy(ret_counters, result.pages, sizeof(*ret_counters));
 	kvt_result_release(client, &result);
 	return 0;
+}
+
+int kvt_page_sealer(struct kvt_client *client, uint32_t page, uint32_t *ret_sealer)
+{
+	struct kvt_request request = { .op = KVT_OP_PAGE, .arg = page };
+	struct kvt_page_record record = { .state = KVT_PAGE_FREE };
+	struct kvt_result result;
+	int rc = kvt_client_usable(client);
+
+	if (rc == 0 && !client->arena.base) {
+		rc = kvt_client_call(client, &request, NULL, &result);
+		if (rc == 0) {
+			record.state = (uint8_t)result.state;
+			record.sealer = result.sealer & KVT_SEALER_MASK;
+			kvt_result_release(client, &result);
+		}
+	} else if (rc == 0 && page < client->arena.n_pages) {
+		kvt_racy_copy((uint32_t *)&record, (const uint32_t *)&client->arena.pages[page],
+			      sizeof(record) / sizeof(uint32_t));
+	}
+	if (rc != 0)
+		return rc;
+	if (record.state != KVT_PAGE_CACHED)
+		return kvt_client_fail(client, -EINVAL, KVT_REASON_PAGE_NOT_CACHED,
+				       "page %u is not cached", page);
+	*ret_sealer = record.sealer;
+	return 0;
+}
+
+int kvt_page_suspect(struct kvt_client *client, uint32_t page, uint32_t *ret_session)
+{
+	struct kvt_request request = { .op = KVT_OP_SUSPECT, .arg = page };
+	struct kvt_result result;
+	int rc = call_and_release(client, &request, &result);
+
+	if (rc == 0 && ret_session)
+		*ret_session = result.owner;
+	return rc;
 }
 
 /* ---------------------------------------------------------------- fences */

@@ -223,6 +223,7 @@ void kvt_welcome_info(struct kvt_info *info, const struct kvt_message_welcome *m
 		.geometry = message->geometry,
 		.rank = message->rank,
 		.n_ranks = message->n_ranks,
+		.sealer = message->sealer,
 	};
 	memcpy(info->fingerprint, message->fingerprint, sizeof(info->fingerprint));
 }

@@ -80,6 +80,8 @@ static void client_json(struct kvt_json *json, const struct kvt_admin_client *cl
 	kvt_json_u64(json, "sq_waiting", client->sq_waiting);
 	kvt_json_u64(json, "cq_waiting", client->cq_waiting);
 	kvt_json_seconds(json, "age_s", client->age_ns);
+	kvt_json_u64(json, "suspects", client->suspects);
+	kvt_json_u64(json, "suspected", client->suspected);
 	kvt_json_bool(json, "hung_up", client->signs & KVT_SIGN_HANGUP);
 	kvt_json_bool(json, "exited", client->signs & KVT_SIGN_EXITED);
 	kvt_json_bool(json, "quiet", client->signs & KVT_SIGN_QUIET);
@@ -113,11 +115,13 @@ static int compare_clients(const void *a, const void *b)
 static void client_text(struct list *list, const struct kvt_admin_client *client)
 {
 	char session[16], pid[16], uid[16], leases[16], private[16], quarantined[16], deferred[16];
-	char operations[24], age[32], rank[40];
+	char operations[24], age[32], rank[40], suspected[40];
 	const char *const cells[] = { client->rank ? "+" : session, client_state(client), pid, uid,
 				      client->label, leases, private, quarantined, deferred,
 				      operations, client->rank ? "" : age,
-				      client->rank ? rank : ended_text(client) };
+				      client->rank	  ? rank :
+				      client->suspected ? suspected :
+							  ended_text(client) };
 	const struct {
 		char *to;
 		unsigned long long value;
@@ -130,6 +134,7 @@ static void client_text(struct list *list, const struct kvt_admin_client *client
 	snprintf(session, sizeof(session), "%u", client->session);
 	snprintf(pid, sizeof(pid), "%d", client->pid);
 	snprintf(uid, sizeof(uid), "%u", client->uid);
+	snprintf(suspected, sizeof(suspected), "  %u pages suspected", client->suspected);
 	snprintf(rank, sizeof(rank), "rank %u of %u", client->rank, client->n_ranks);
 	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
 		if (client->rank) /* a member holds nothing itself */

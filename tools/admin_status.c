@@ -209,15 +209,22 @@ static void status_text(const struct kvt_admin_status *status)
 		       kvt_age_text(status->costly_ns, first, sizeof(first)),
 		       (unsigned long long)status->costly_sessions);
 	printf("\nhits\n  %llu of %llu positions (%.1f %%), %llu of them computed by another "
-	       "session, %llu more by looking on; evicted %llu pages, expired %llu nodes\n",
+	       "session, %llu more by looking on\n",
 	       (unsigned long long)counters->hit_positions,
 	       (unsigned long long)counters->input_positions,
 	       counters->input_positions ? 100 * (double)counters->hit_positions /
 						   (double)counters->input_positions : 0.0,
 	       (unsigned long long)counters->shared_hit_positions,
-	       (unsigned long long)counters->advanced_positions,
+	       (unsigned long long)counters->advanced_positions);
+	printf("gone\n  %llu pages evicted, %llu expired, %llu removed, %llu reset",
 	       (unsigned long long)counters->evicted_pages,
-	       (unsigned long long)counters->expired_nodes);
+	       (unsigned long long)counters->expired_pages,
+	       (unsigned long long)counters->removed_pages,
+	       (unsigned long long)counters->reset_pages);
+	if (counters->suspected_pages)
+		printf("; %llu reports of pages with other KV than computed (kvtctl clients)",
+		       (unsigned long long)counters->suspected_pages);
+	printf("\n");
 	printf("prefill once\n  %llu positions not computed twice; %llu waits, %s in all, %llu "
 	       "taken over, %llu deadlines missed\n",
 	       (unsigned long long)counters->coalesced_positions,

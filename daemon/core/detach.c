@@ -14,7 +14,7 @@
 #include "daemon/core/tree.h"
 #include "daemon/core/undo.h"
 
-void kvt_detach(struct kvt_core *core, uint32_t id)
+void kvt_detach(struct kvt_core *core, uint32_t id, uint32_t why)
 {
 	struct kvt_node *node = kvt_node_at(core, id);
 	uint32_t parent = node->parent, cut = node->lock_ref - core->cut_below[id];
@@ -33,7 +33,7 @@ void kvt_detach(struct kvt_core *core, uint32_t id)
 		kvt_node_unlink(core, id);
 	kvt_save_node(core, id);
 	kvt_node_write_begin(node);
-	KVT_SET(node->flags, node->flags | KVT_NODE_DETACHED);
+	KVT_SET(node->flags, node->flags | KVT_NODE_DETACHED | why);
 	if (node->lock_ref == 0)
 		KVT_SET(node->parent, KVT_NONE);
 	kvt_node_write_end(node);
@@ -56,7 +56,7 @@ uint32_t kvt_detach_stale(struct kvt_core *core, uint32_t roots, uint32_t looks)
 		looked++;
 		if (root == KVT_NONE || !kvt_is_stale(core, root))
 			continue;
-		kvt_detach(core, root);
+		kvt_detach(core, root, KVT_NODE_RESET);
 		roots--;
 	}
 	return looked;
@@ -103,7 +103,7 @@ uint32_t kvt_reclaim(struct kvt_core *core, uint32_t *steps, uint32_t pages)
 			if (whole)
 				core->reclaim_cursor = next;
 			freed += n;
-			kvt_node_trim(core, id, n);
+			kvt_node_trim(core, id, n, core->nodes[top].flags);
 			if (!whole || id == top)
 				continue;
 		} else if (node->lock_ref == 0 && node->n_children == 0) {

@@ -9,8 +9,8 @@
 
 #include "daemon/core/state.h"
 
-/** Detach the subtree at `node`: nothing in it matches from now on. */
-void kvt_detach(struct kvt_core *core, uint32_t node);
+/** Detach the subtree at `node`: nothing in it matches from now on. `why`: one of KVT_NODE_WHY. */
+void kvt_detach(struct kvt_core *core, uint32_t node, uint32_t why);
 /** Detach up to `roots` stale roots, looking at no more than `looks` namespaces. Returns at how
  * many it looked. */
 uint32_t kvt_detach_stale(struct kvt_core *core, uint32_t roots, uint32_t looks);

@@ -51,7 +51,7 @@ void kvt_evict_pages(struct kvt_core *core, uint32_t n)
 		id = victim(core);
 		KVT_ASSERT(id != KVT_NONE);
 		take = kvt_min(n, core->nodes[id].n_slots);
-		kvt_node_trim(core, id, take);
+		kvt_node_trim(core, id, take, 0);
 		n -= take;
 	}
 }
@@ -71,6 +71,6 @@ void kvt_evict_nodes(struct kvt_core *core, uint32_t n)
 		}
 		id = victim(core);
 		KVT_ASSERT(id != KVT_NONE);
-		kvt_node_trim(core, id, core->nodes[id].n_slots);
+		kvt_node_trim(core, id, core->nodes[id].n_slots, 0);
 	}
 }

@@ -126,7 +126,7 @@ uint32_t kvt_root_make(struct kvt_core *core, uint32_t namespace_id)
 	uint32_t stale = core->namespaces[namespace_id].root, root;
 
 	if (stale != KVT_NONE)
-		kvt_detach(core, stale);
+		kvt_detach(core, stale, KVT_NODE_RESET);
 	root = kvt_node_make(core, namespace_id, KVT_NONE);
 	core->n_roots++;
 	KVT_SET(core->nodes[root].flags, core->nodes[root].flags | KVT_NODE_ROOT);

@@ -529,7 +529,6 @@ int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 {
 	const struct kvt_sqe *sqe = op->sqe;
 	uint32_t *list = op->view->list + sqe->list_offset, node, id, shared;
-	uint64_t evicted = core->count->evicted_pages;
 	struct begin_plan plan = { 0 };
 	struct kvt_lease_record *lease;
 	int error = begin_plan(core, op, &plan);
@@ -572,7 +571,7 @@ int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 	op->cqe->begin.matched = sqe->flags & KVT_F_FORCE_MISS ? 0 : plan.matched * core->ps;
 	op->cqe->begin.reusable = plan.reuse * core->ps;
 	op->cqe->begin.announced = (plan.walk.walked - plan.matched) * core->ps;
-	op->cqe->begin.evicted = (uint32_t)(core->count->evicted_pages - evicted);
+	op->cqe->begin.evicted = core->n_out;
 	op->cqe->n_list = plan.table;
 	return 0;
 }
@@ -849,7 +848,6 @@ int kvt_op_commit(struct kvt_core *core, struct kvt_op_context *op)
 int kvt_op_extend(struct kvt_core *core, struct kvt_op_context *op)
 {
 	struct kvt_lease_record *lease = &core->leases[op->sqe->node];
-	uint64_t evicted = core->count->evicted_pages;
 	uint32_t n = op->sqe->arg, n_own = op->sqe->n_keys;
 	int error, reason;
 
@@ -869,7 +867,7 @@ int kvt_op_extend(struct kvt_core *core, struct kvt_op_context *op)
 	kvt_path_touch(core, lease->node);
 	op->cqe->lease = op->sqe->node;
 	op->cqe->lease_generation = op->sqe->generation;
-	op->cqe->extend.evicted = (uint32_t)(core->count->evicted_pages - evicted);
+	op->cqe->extend.evicted = core->n_out;
 	op->cqe->n_list = n;
 	return 0;
 }

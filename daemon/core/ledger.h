@@ -90,7 +90,9 @@ struct kvt_session_record {
 	uint32_t n_waiters; /* BEGINs that wait for others (derived) */
 	uint32_t last_lease; /* the oldest (derived) */
 	uint32_t sealer;     /* its number in the pages that it seals; 0: opened before minor 3 */
-	uint32_t reserved[5];
+	uint32_t suspects;   /* SUSPECTs that it sent */
+	uint32_t suspected;  /* SUSPECTs of pages that it sealed */
+	uint32_t reserved[3];
 	/* sq_taken and cq_done count like the ring's indices and change in the mutation that they
 	 * count: entry i took effect iff i < sq_taken. Completions before cq_done - 1 are in the
 	 * ring, because each is published before the next is made. So a successor knows the fate
@@ -230,7 +232,7 @@ struct kvt_undo_header {
 	uint64_t reserved[10];
 	struct kvt_counters counters; /* the monotonic ones */
 } KVT_ALIGNED(KVT_LINE);
-_Static_assert(sizeof(struct kvt_undo_header) == 384, "kvt_undo_header");
+_Static_assert(sizeof(struct kvt_undo_header) == 512, "kvt_undo_header");
 
 /** Fingerprint of the ledger's structures. A daemon with another one does not recover from it. */
 static inline uint64_t kvt_ledger_layout(void)

@@ -105,7 +105,6 @@ static int op_lock(struct kvt_core *core, struct kvt_op_context *op)
 
 static int op_alloc(struct kvt_core *core, struct kvt_op_context *op)
 {
-	uint64_t evicted = core->count->evicted_pages;
 	uint32_t n = op->sqe->arg, taken;
 	int error;
 
@@ -126,7 +125,7 @@ static int op_alloc(struct kvt_core *core, struct kvt_op_context *op)
 		kvt_loose_add(core, op->session, page);
 		op->view->list[op->sqe->list_offset + i] = page;
 	}
-	op->cqe->alloc.evicted = (uint32_t)(core->count->evicted_pages - evicted);
+	op->cqe->alloc.evicted = core->n_out;
 	op->cqe->n_list = n;
 	return 0;
 }
@@ -270,7 +269,6 @@ static int op_insert(struct kvt_core *core, struct kvt_op_context *op)
 	const struct kvt_sqe *sqe = op->sqe;
 	uint64_t expiry = sqe->flags & KVT_F_TTL ? core->now_ns + sqe->ttl_ms * 1000000ull :
 						   KVT_NEVER;
-	uint64_t evicted = core->count->evicted_pages;
 	struct insert_plan plan = { 0 };
 	uint32_t deepest = KVT_NONE;
 	int error;
@@ -304,11 +302,11 @@ static int op_insert(struct kvt_core *core, struct kvt_op_context *op)
 	if (sqe->flags & KVT_F_LOCK)
 		insert_lock(core, op, &plan, deepest);
 	op->cqe->insert.existed = plan.walk.matched * core->ps;
-	op->cqe->insert.evicted = (uint32_t)(core->count->evicted_pages - evicted);
+	op->cqe->insert.evicted = core->n_out;
 	return 0;
 }
 
-/* ---- REMOVE, LEAVE, EVICT, RESET, PAGE, STATS, AUDIT */
+/* ---- REMOVE, LEAVE, EVICT, RESET, PAGE, SUSPECT, STATS, AUDIT */
 
 int kvt_remove_prefix(struct kvt_core *core, struct kvt_op_context *op, uint32_t namespace_id,
 		      uint64_t root_key, const uint32_t *keys, uint32_t n_keys,
@@ -340,7 +338,7 @@ int kvt_remove_prefix(struct kvt_core *core, struct kvt_op_context *op, uint32_t
 			kvt_node_split(core, walk.node, in_node);
 		}
 	}
-	kvt_detach(core, walk.node);
+	kvt_detach(core, walk.node, KVT_NODE_REMOVED);
 	*ret_removed = true;
 	return 0;
 }
@@ -396,10 +394,41 @@ static int op_page(struct kvt_core *core, struct kvt_op_context *op)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_PAGE_RANGE, 0);
 	op->cqe->page.state = page.state;
 	op->cqe->page.owner = page.session;
+	op->cqe->page.sealer = page.state == KVT_PAGE_CACHED ? core->pages[page.page].sealer : 0;
 	op->cqe->page.lock_ref = page.lock_ref;
 	op->cqe->node = page.node;
 	op->cqe->generation = page.generation;
 	op->cqe->positions = page.position;
+	return 0;
+}
+
+/** The session that sealed a page, if it has not gone; else 0. */
+static uint32_t sealer_of(const struct kvt_core *core, uint32_t page)
+{
+	for (uint32_t id = 1; id <= core->config.max_sessions; id++)
+		if (core->sessions[id].state != KVT_SESSION_FREE && core->pages[page].sealer &&
+		    core->sessions[id].sealer == core->pages[page].sealer)
+			return id;
+	return 0;
+}
+
+static int op_suspect(struct kvt_core *core, struct kvt_op_context *op)
+{
+	uint32_t page = op->sqe->arg, owner;
+
+	if (page >= core->config.n_pages)
+		return kvt_refuse(op, -EINVAL, KVT_REASON_PAGE_RANGE, 0);
+	if (core->pages[page].state != KVT_PAGE_CACHED)
+		return kvt_refuse(op, -EINVAL, KVT_REASON_PAGE_NOT_CACHED, 0);
+	owner = sealer_of(core, page);
+	kvt_save(core, &core->sessions[op->session], KVT_SESSION_FACTS);
+	core->sessions[op->session].suspects++;
+	if (owner) {
+		kvt_save(core, &core->sessions[owner], KVT_SESSION_FACTS);
+		core->sessions[owner].suspected++;
+	}
+	core->count->suspected_pages++;
+	op->cqe->suspect.owner = owner;
 	return 0;
 }
 
@@ -452,6 +481,8 @@ int kvt_op_run(struct kvt_core *core, struct kvt_op_context *op)
 		return op_leave(core, op);
 	case KVT_OP_PAGE:
 		return op_page(core, op);
+	case KVT_OP_SUSPECT:
+		return op_suspect(core, op);
 	case KVT_OP_EVICT:
 		return op_evict(core, op);
 	case KVT_OP_RESET:

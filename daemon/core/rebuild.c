@@ -72,7 +72,8 @@ static struct kvt_sort *sort(struct kvt_core *core, uint32_t n)
 
 static void forget_node(struct kvt_node *node)
 {
-	const uint32_t facts = KVT_NODE_LIVE | KVT_NODE_ROOT | KVT_NODE_DETACHED | KVT_NODE_KEYED;
+	const uint32_t facts = KVT_NODE_LIVE | KVT_NODE_ROOT | KVT_NODE_DETACHED | KVT_NODE_KEYED |
+			       KVT_NODE_WHY;
 
 	if (node->flags & ~facts)
 		KVT_SET(node->flags, node->flags & facts);
@@ -105,8 +106,10 @@ static int check_live_node(struct kvt_core *core, struct kvt_why *why, uint32_t 
 	const struct kvt_node *node = kvt_node_at(core, id);
 	const struct kvt_namespace_record *space;
 	bool root = node->flags & KVT_NODE_ROOT;
+	int reasons = __builtin_popcount(node->flags & KVT_NODE_WHY);
 
-	if (node->flags >= KVT_NODE_KEYED << 1)
+	if (node->flags >= KVT_NODE_MADE_ROOM << 1 ||
+	    reasons != ((node->flags & KVT_NODE_DETACHED) != 0))
 		return kvt_unclean(why, "node %u has flags %x", id, node->flags);
 	if (node->namespace_id == 0 || node->namespace_id >= core->config.max_namespaces)
 		return kvt_unclean(why, "node %u is of no namespace: %u", id, node->namespace_id);

@@ -34,7 +34,7 @@
 static void expire(struct kvt_core *core, uint32_t id)
 {
 	kvt_mutation_begin(core);
-	kvt_detach(core, id);
+	kvt_detach(core, id, KVT_NODE_EXPIRED);
 	core->count->expired_nodes++;
 	kvt_record_emit(core, KVT_REC_EXPIRE, 0, id);
 	kvt_mutation_end(core);

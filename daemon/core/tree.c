@@ -305,8 +305,16 @@ void kvt_node_merge(struct kvt_core *core, uint32_t up, uint32_t id)
 		kvt_leaf_check(core, id);
 }
 
-/** Remove the last n pages of an unlocked leaf, and the leaf if none is left. */
-void kvt_node_trim(struct kvt_core *core, uint32_t id, uint32_t n)
+/** The counter of pages that leave: by the flags of their detached top, 0 if they are evicted. */
+static uint64_t *count_of(struct kvt_core *core, uint32_t why)
+{
+	return why & KVT_NODE_EXPIRED ? &core->count->expired_pages :
+	       why & KVT_NODE_REMOVED ? &core->count->removed_pages :
+	       why & KVT_NODE_RESET   ? &core->count->reset_pages :
+					&core->count->evicted_pages;
+}
+
+void kvt_node_trim(struct kvt_core *core, uint32_t id, uint32_t n, uint32_t why)
 {
 	struct kvt_node *node = kvt_node_at(core, id);
 	struct kvt_namespace_record *space = &core->namespaces[node->namespace_id];
@@ -338,7 +346,7 @@ void kvt_node_trim(struct kvt_core *core, uint32_t id, uint32_t n)
 	space->cached_pages -= n;
 	space->evictable_pages -= n;
 	core->count->evictable_pages -= n;
-	core->count->evicted_pages += n;
+	*count_of(core, why) += n;
 	kvt_slots_give_later(core, first + keep, n);
 	if (keep == 0)
 		node_drop(core, id, parent);

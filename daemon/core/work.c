@@ -76,7 +76,7 @@ static void empty_namespace(struct kvt_core *core, uint32_t session, uint32_t ro
 	core->record.sqe = (struct kvt_sqe){ .op = KVT_OP_REMOVE,
 					     .namespace_id = core->nodes[root].namespace_id };
 	core->record.cqe = (struct kvt_cqe){ .remove.state = 1 };
-	kvt_detach(core, root);
+	kvt_detach(core, root, KVT_NODE_MADE_ROOM);
 	kvt_record_emit(core, KVT_REC_ADMIN, session, 0);
 	kvt_mutation_end(core);
 }

@@ -208,6 +208,8 @@ static void describe_session(const struct kvt_daemon *daemon, uint32_t index,
 	client->operations = session->operations;
 	client->age_ns = daemon->now_ns - session->opened_ns;
 	client->ended_age_ns = session->ended_ns ? daemon->now_ns - session->ended_ns : 0;
+	client->suspects = session->suspects;
+	client->suspected = session->suspected;
 	client->sq_waiting = waiting_entries(ours);
 	client->cq_waiting = unread_completions(ours);
 }

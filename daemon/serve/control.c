@@ -543,6 +543,7 @@ static void admit(struct kvt_daemon *daemon, struct kvt_connection *connection,
 	kvt_half_open_remove(&daemon->half_open, &connection->half_open);
 	connection->state = KVT_CONNECTION_SESSION;
 	welcome->session = member->session;
+	welcome->sealer = kvt_core_session(daemon->core, member->session)->sealer;
 	welcome->segment_bytes = member->layout.bytes;
 	welcome->areas_bytes = member->layout.areas_bytes;
 }

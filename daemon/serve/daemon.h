@@ -473,6 +473,10 @@ void kvt_session_view(const struct kvt_session *session, struct kvt_core_view *r
  * no such session, or another process's. */
 int kvt_session_resume(struct kvt_daemon *daemon, struct kvt_connection *connection,
 		       const uint64_t secret[2], char *why, size_t why_size);
+/** Log that a session reported a page as not what it computed. `owner`: the session that sealed it,
+ * 0 if it is not known. */
+void kvt_session_log_suspect(struct kvt_daemon *daemon, const struct kvt_session *session,
+			     uint32_t page, uint32_t owner);
 /** Note how it ends ("closed", "died", "killed") and what it holds. The first call counts. */
 void kvt_session_note_end(struct kvt_daemon *daemon, struct kvt_session *session,
 			  const char *how);

@@ -238,6 +238,21 @@ void kvt_session_note_end(struct kvt_daemon *daemon, struct kvt_session *session
 		      sizeof(first->label));
 }
 
+void kvt_session_log_suspect(struct kvt_daemon *daemon, const struct kvt_session *session,
+			     uint32_t page, uint32_t owner)
+{
+	const struct kvt_member_record *sealer =
+		owner ? kvt_core_member(daemon->core, owner) : NULL;
+	char label[KVT_LABEL_BYTES];
+
+	kvt_log_clean(label, sizeof(label), sealer ? sealer->label : "", sizeof(label));
+	kvt_log_limited(&daemon->client_log, session->members->pid, daemon->real_ns,
+			KVT_LOG_WARNING, "page_suspected", "session=%u pid=%d page=%u sealed_by=%u "
+			"sealer_pid=%d sealer_label=\"%s\" why=\"the session computed other KV for "
+			"it\"", session->index,
+			(int)session->members->pid, page, owner, sealer ? sealer->pid : 0, label);
+}
+
 /* Log the session's life in one line: how it ended, what it held, how long its pages stayed in
  * quarantine. */
 static void log_free(struct kvt_daemon *daemon, const struct kvt_session *session)

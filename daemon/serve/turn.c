@@ -192,6 +192,8 @@ static uint64_t run_entry(struct kvt_daemon *daemon, struct kvt_session *session
 			session->end.how = NULL; /* CLOSE failed */
 		else if (unlikely(sqe->op == KVT_OP_CLOSE))
 			tell_closed(daemon, session);
+		else if (unlikely(sqe->op == KVT_OP_SUSPECT && !cqe.result))
+			kvt_session_log_suspect(daemon, session, sqe->arg, cqe.suspect.owner);
 		kvt_ring_cq_put(&session->ring, &cqe);
 		if (unlikely(cqe.reason == KVT_REASON_ANNOUNCED)) { /* a notice will follow */
 			take_place(daemon, session);

@@ -87,6 +87,10 @@ int check_counters(struct kvt_oracle *o)
 	EXPECT_COUNTER(takeovers);
 	EXPECT_COUNTER(deadline_misses);
 	EXPECT_COUNTER(shared_hit_positions);
+	EXPECT_COUNTER(expired_pages);
+	EXPECT_COUNTER(removed_pages);
+	EXPECT_COUNTER(reset_pages);
+	EXPECT_COUNTER(suspected_pages);
 	count_detached(o, &least, &most);
 	if (got->detached_pending < least || got->detached_pending > most)
 		return oracle_fail(o, "counter detached_pending: expected %llu to %llu, the record "

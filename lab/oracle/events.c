@@ -137,6 +137,7 @@ static int split(struct kvt_oracle *o, struct model_node *lower, uint32_t upper_
 	upper->expiry_ns = lower->expiry_ns;
 	upper->own = lower->own;
 	upper->detached = lower->detached;
+	upper->why = lower->why;
 	memcpy(upper->keys, lower->keys, (size_t)n * ps * sizeof(*upper->keys));
 	memcpy(upper->pages, lower->pages, n * sizeof(*upper->pages));
 	for (uint32_t i = 0; i < upper->sealed; i++)
@@ -313,6 +314,21 @@ static int trim_amount(struct kvt_oracle *o, const struct model_node *node, uint
 	return oracle_expect(o, "pages trimmed from the victim", want, n);
 }
 
+/* The counter for pages that a node loses, by what detached it. */
+static uint64_t *count_of(struct kvt_oracle *o, const struct model_node *node)
+{
+	switch (node->detached ? node->why : 0) {
+	case KVT_NODE_EXPIRED:
+		return &o->counters.expired_pages;
+	case KVT_NODE_REMOVED:
+		return &o->counters.removed_pages;
+	case KVT_NODE_RESET:
+		return &o->counters.reset_pages;
+	default:
+		return &o->counters.evicted_pages;
+	}
+}
+
 static int follow_trim(struct kvt_oracle *o, const struct kvt_event *event)
 {
 	struct model_run *run = &o->run;
@@ -347,7 +363,7 @@ static int follow_trim(struct kvt_oracle *o, const struct kvt_event *event)
 	node->generation++;
 	model_keep(o, node->id, model_end(node));
 	run->evicted += event->n;
-	o->counters.evicted_pages += event->n;
+	*count_of(o, node) += event->n;
 	return 0;
 }
 
@@ -385,16 +401,17 @@ static int follow_free(struct kvt_oracle *o, const struct kvt_event *event)
 	return 0;
 }
 
-static void mark_detached(struct kvt_oracle *o, struct model_node *node)
+static void mark_detached(struct kvt_oracle *o, struct model_node *node, uint32_t why)
 {
 	node->detached = true;
+	node->why = why;
 	for (uint32_t i = 0; i < node->n_children; i++)
-		mark_detached(o, o->nodes[node->children[i]]);
+		mark_detached(o, o->nodes[node->children[i]], why);
 }
 
 /* Detach a node. Leases below it still hold the pages above it in their page tables, so the way up
  * stays until their last lock is released. */
-void model_detach(struct kvt_oracle *o, struct model_node *node)
+void model_detach(struct kvt_oracle *o, struct model_node *node, uint32_t why)
 {
 	struct model_node *parent;
 
@@ -406,17 +423,23 @@ void model_detach(struct kvt_oracle *o, struct model_node *node)
 	if (node->locks == 0)
 		node->parent = 0;
 	node->top = true;
-	mark_detached(o, node);
+	mark_detached(o, node, why);
 }
 
 static int follow_detach(struct kvt_oracle *o, const struct kvt_event *event)
 {
+	const struct kvt_record *record = o->run.record;
 	struct model_node *node;
+	uint32_t why = KVT_NODE_REMOVED;
 
+	if (record->kind == KVT_REC_EXPIRE)
+		why = KVT_NODE_EXPIRED;
+	else if (record->kind == KVT_REC_ADMIN && record->session)
+		why = KVT_NODE_MADE_ROOM;
 	TRY(need_node(o, "DETACH", event->node, &node));
 	if (node->detached)
 		return oracle_fail(o, "DETACH of node %u, which is detached already", node->id);
-	model_detach(o, node);
+	model_detach(o, node, why);
 	return 0;
 }
 

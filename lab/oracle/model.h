@@ -30,6 +30,7 @@ struct model_node {
 	bool root;
 	uint64_t root_key; /* of its path */
 	bool detached; /* this node or an ancestor was detached */
+	uint32_t why;  /* then: one of KVT_NODE_WHY */
 	bool top;      /* this node was: `parent` only leads its locks up */
 	uint32_t start; /* pages above the node */
 	uint32_t n;
@@ -244,7 +245,7 @@ uint32_t model_page_at(const struct kvt_oracle *o, uint32_t node, uint32_t page)
 
 void model_touch(struct kvt_oracle *o, uint32_t node);
 /* RESET detaches all roots at once, without events. */
-void model_detach(struct kvt_oracle *o, struct model_node *node);
+void model_detach(struct kvt_oracle *o, struct model_node *node, uint32_t why);
 void model_lock(struct kvt_oracle *o, uint32_t node, uint32_t stop);
 /** Unlock a path, which touches it. */
 void model_unlock(struct kvt_oracle *o, uint32_t node);

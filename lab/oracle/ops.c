@@ -41,6 +41,7 @@ static const struct op_rule rules[KVT_OP_COUNT] = {
 	[KVT_OP_STATS] = { .list = 1 },
 	[KVT_OP_CLOSE] = { .fence = 1 },
 	[KVT_OP_LEAVE] = { .ns = 1 },
+	[KVT_OP_SUSPECT] = { .arg = 1 },
 };
 
 /* ---- operations without a lease to start from ---- */
@@ -368,7 +369,7 @@ static int op_reset(struct kvt_oracle *o)
 	o->epoch++;
 	for (uint32_t i = 0; i <= o->config.max_namespaces; i++)
 		if (o->namespaces[i].root)
-			model_detach(o, o->nodes[o->namespaces[i].root]);
+			model_detach(o, o->nodes[o->namespaces[i].root], KVT_NODE_RESET);
 	return 0;
 }
 
@@ -386,12 +387,30 @@ static int op_page(struct kvt_oracle *o)
 	run->want.page.owner = page->session;
 	if (page->state != KVT_PAGE_CACHED)
 		return 0;
+	run->want.page.sealer = run->record->cqe.page.sealer; /* from tickets, which are unknown */
 	node = o->nodes[page->node];
 	for (uint32_t i = 0; i < node->sealed; i++)
 		if (node->pages[i] == id)
 			run_want_handle(o, node->id,
 					(uint64_t)(node->start + i) * o->config.page_size);
 	run->want.page.lock_ref = node->locks;
+	return 0;
+}
+
+static int op_suspect(struct kvt_oracle *o)
+{
+	struct model_run *run = &o->run;
+	uint32_t id = run->record->sqe.arg;
+
+	if (id >= o->config.n_pages)
+		return run_refuse(o, -EINVAL, KVT_REASON_PAGE_RANGE, 0);
+	if (o->pages[id].state != KVT_PAGE_CACHED)
+		return run_refuse(o, -EINVAL, KVT_REASON_PAGE_NOT_CACHED, 0);
+	for (uint32_t i = 1; i <= o->config.max_sessions; i++)
+		if (o->sessions[i].state != KVT_SESSION_FREE &&
+		    o->sessions[i].number == o->pages[id].sealer)
+			run->want.suspect.owner = i;
+	o->counters.suspected_pages++;
 	return 0;
 }
 
@@ -525,6 +544,8 @@ static int run_op(struct kvt_oracle *o)
 		return op_remove(o);
 	case KVT_OP_PAGE:
 		return op_page(o);
+	case KVT_OP_SUSPECT:
+		return op_suspect(o);
 	case KVT_OP_EVICT:
 		return op_evict(o);
 	case KVT_OP_RESET:

@@ -520,7 +520,8 @@ static void do_call(struct kvt_script *script, struct kvt_script_session *sessio
 		return misunderstood(script, line, why);
 	if (rc)
 		return refuse(script, line, rc, why);
-	if (line->verb == KVT_VERB_PAGE && command.n_pages) {
+	if ((line->verb == KVT_VERB_PAGE || line->verb == KVT_VERB_SUSPECT) &&
+	    command.n_pages) {
 		command.arg = pages[0];
 		command.n_pages = 0;
 	}

@@ -399,7 +399,8 @@ static int arguments_parse(struct reader *reader)
 	if (rc)
 		return rc;
 	missing = verbs[line->verb].needs & ~line->given;
-	if ((line->verb == KVT_VERB_PAGE || line->verb == KVT_VERB_EXTEND) &&
+	if ((line->verb == KVT_VERB_PAGE || line->verb == KVT_VERB_SUSPECT ||
+	     line->verb == KVT_VERB_EXTEND) &&
 	    !(line->given & (P_PAGES | P_N)))
 		missing = P_N;
 	if (missing)

@@ -211,6 +211,7 @@ static void put_page(struct kvt_json *json, const struct kvt_result *result)
 
 	kvt_json_string(json, "state", result->state < 5 ? states[result->state] : "unknown");
 	kvt_json_u64(json, "owner", result->owner);
+	kvt_json_u64(json, "sealer", result->sealer);
 	kvt_json_u64(json, "locks", result->lock_ref);
 	kvt_json_u64(json, "node", result->handle.node);
 	kvt_json_u64(json, "position", result->handle.positions);
@@ -293,6 +294,8 @@ static void put_result(struct kvt_script *script, uint32_t page_size,
 		return kvt_json_bool(json, "removed", result->state != 0);
 	case KVT_OP_PAGE:
 		return put_page(json, result);
+	case KVT_OP_SUSPECT:
+		return kvt_json_u64(json, "owner", result->owner);
 	case KVT_OP_EVICT:
 		return kvt_json_u64(json, "evicted", result->evicted);
 	case KVT_OP_STATS:

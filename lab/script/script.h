@@ -56,6 +56,7 @@
 	X(REMOVE, "remove", KVT_OP_REMOVE, P_NS | P_ROOT | P_KEYS, 0, 1)                         \
 	X(LEAVE, "leave", KVT_OP_LEAVE, P_NS, 0, 1)                                              \
 	X(PAGE, "page", KVT_OP_PAGE, P_PAGES | P_N, 0, 1)                                        \
+	X(SUSPECT, "suspect", KVT_OP_SUSPECT, P_PAGES | P_N, 0, 1)                               \
 	X(EVICT, "evict", KVT_OP_EVICT, P_N, P_N, 1)                                             \
 	X(RESET, "reset", KVT_OP_RESET, 0, 0, 1)                                                 \
 	X(STATS, "stats", KVT_OP_STATS, 0, 0, 1)                                                 \

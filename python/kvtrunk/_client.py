@@ -70,6 +70,7 @@ class Info:
     geometry: Optional[Geometry]
     rank: int
     n_ranks: int
+    sealer: int
 
 
 _BACKENDS = {lib.KVT_POOL_HOST: "host", lib.KVT_POOL_CUDA_IPC: "cuda-ipc",
@@ -85,7 +86,8 @@ def _info_of(native: Any) -> Info:
         max_leases=native.max_leases, max_private_pages=native.max_private_pages,
         kept=native.kept, daemon_pid=native.daemon_pid,
         fingerprint=ffi.string(native.fingerprint).decode("utf-8", "replace"),
-        geometry=Geometry.of_native(native.geometry), rank=native.rank, n_ranks=native.n_ranks)
+        geometry=Geometry.of_native(native.geometry), rank=native.rank, n_ranks=native.n_ranks,
+        sealer=native.sealer)
 
 
 class Counters(dict[str, int]):
@@ -761,6 +763,23 @@ class Client:
         with self._lock:
             self._check(lib.kvt_free(self._open(), numbers, n,
                                      ffi.new("struct kvt_fence *", fence_of(fence))[0]))
+
+    def sealer(self, page: int) -> int:
+        """Number of the session that sealed a cached page, to compare with `info.sealer`; 0: not
+        known. Without a round trip, unless the daemon withholds its tree."""
+        out = ffi.new("uint32_t *")
+        with self._lock:
+            self._check(lib.kvt_page_sealer(self._open(), page, out))
+        return int(out[0])
+
+    def suspect(self, page: int) -> int:
+        """Report a cached page whose KV is not what this process computed for its keys; hold a lease
+        on it. The daemon logs and counts it. Returns the session that sealed it, 0 if that has
+        ended."""
+        out = ffi.new("uint32_t *")
+        with self._lock:
+            self._check(lib.kvt_page_suspect(self._open(), page, out))
+        return int(out[0])
 
     def evict(self, n: int) -> int:
         """Evict up to n cached pages; returns how many. Needs privilege."""

@@ -85,6 +85,11 @@ def _look_at_clients(report: Report, socket: Optional[str]) -> None:
     sessions = {row["session"]: row for row in rows if row["rank"] == 0}
     for row in rows:
         who, held = f"{row['label']}, pid {row['pid']},", sessions.get(row["session"], row)
+        if row["suspected"]:
+            report.bad(f"{who} cached pages that other sessions computed otherwise: "
+                       f"{row['suspected']} reports",
+                       "end it; its model, weights or kernels differ from the others'. Then "
+                       "`kvtctl reset` forgets what it cached")
         if row["exited"]:
             continue
         if row["quarantined"]:

@@ -125,6 +125,7 @@ static const struct {
 	[KVT_OP_STATS] = { LIST_, 0 },
 	[KVT_OP_CLOSE] = { FENCE, 0 },
 	[KVT_OP_LEAVE] = { NS, 0 },
+	[KVT_OP_SUSPECT] = { ARG, 0 },
 };
 
 /* An entry as an honest client would write it, with values from the input. */

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the doctor commands of all engines say of a daemon and its clients."""
 import contextlib
+import json
 import os
 import signal
+import subprocess
 
 import pytest
 from conftest import GEOMETRY
 
+import kvtrunk
 from kvtrunk import _doctor, testing
 
 BEGUN = """
@@ -68,6 +71,27 @@ def test_pages_of_no_known_geometry(examine):
         wrong, info, said = examine(made.socket)
     assert (wrong, info.geometry) == (1, None)
     assert "page_bytes and no geometry" in said
+
+
+def test_an_engine_whose_pages_are_suspected(daemon, examine):
+    with daemon.connect(any_geometry=True, label="culprit") as one, \
+            daemon.connect(any_geometry=True, label="witness") as two:
+        one.namespace().begin(range(40)).end(40)
+        assert examine(daemon.socket)[0] == 0
+        with two.namespace().match(range(40), lock=True).lease as lease:
+            page = lease.pages[0]
+            assert two.sealer(page) == one.info.sealer != two.info.sealer
+            assert two.suspect(page) == two.suspect(page) == one.info.session
+        with pytest.raises(kvtrunk.InvalidArgument, match="not cached"):
+            two.sealer(0)
+        assert two.stats().suspected_pages == 2
+        rows = {row["label"]: row for row in json.loads(subprocess.run(
+            [testing.program("kvtctl"), "--socket", daemon.socket, "--json", "clients"],
+            capture_output=True, check=True).stdout)}
+        assert (rows["culprit"]["suspected"], rows["culprit"]["suspects"]) == (2, 0)
+        assert (rows["witness"]["suspected"], rows["witness"]["suspects"]) == (0, 2)
+        wrong, _, said = examine(daemon.socket)
+        assert wrong == 1 and "culprit, pid" in said and "2 reports" in said
 
 
 def test_a_stopped_engine_that_holds_pages(daemon, child, examine):

@@ -175,6 +175,8 @@ static const struct {
 	{ KVT_OP_INSERT, KVT_REASON_DRAINING },
 	{ KVT_OP_LEAVE, KVT_REASON_NAMESPACE },
 	{ KVT_OP_LEAVE, KVT_REASON_NAMESPACE_HELD },
+	{ KVT_OP_SUSPECT, KVT_REASON_PAGE_RANGE },
+	{ KVT_OP_SUSPECT, KVT_REASON_PAGE_NOT_CACHED },
 };
 
 static uint32_t missing(bool there, const char *what, const char *which, FILE *to)

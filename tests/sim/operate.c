@@ -542,7 +542,8 @@ static const struct {
 	{ 6, KVT_OP_EVICT, op_evict },     { 1, KVT_OP_RESET, op_plain },
 	{ 4, KVT_OP_STATS, op_stats },     { 1, KVT_OP_AUDIT, op_plain },
 	{ 2, KVT_OP_CLOSE, op_close },     { 5, KVT_OP_NOP, op_plain },
-	{ 12, KVT_OP_LEAVE, op_leave },    { 8, KVT_OP_COUNT, op_garbage },
+	{ 12, KVT_OP_LEAVE, op_leave },    { 8, KVT_OP_SUSPECT, op_page },
+	{ 8, KVT_OP_COUNT, op_garbage },
 };
 
 static uint32_t leases_of_kind(const struct sim_session *s, uint32_t kind)

@@ -83,7 +83,7 @@ struct answer {
 	uint32_t lease, lease_generation;
 	uint32_t matched, announced, reusable, existed, inserted, evicted, n_twins;
 	uint32_t next, advanced, sealed, duplicates, freed, n_list;
-	uint32_t state, owner, lock_ref, problems;
+	uint32_t state, owner, sealer, lock_ref, problems;
 	struct kvt_cqe cqe;
 	uint32_t *list; /* in the client's list area: valid until its next operation */
 };
