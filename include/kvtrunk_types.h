@@ -57,7 +57,8 @@ enum kvt_sqe_flag {
 	KVT_F_FULL = 1u << 4,       /* BEGIN: do not cap reuse below the number of keys */
 	KVT_F_FORCE_MISS = 1u << 5, /* BEGIN: reuse nothing */
 	KVT_F_COMMIT = 1u << 6,     /* END: with a last COMMIT */
-	KVT_F_TTL = 1u << 7,        /* INSERT: ttl_ms counts; without it entries never expire */
+	KVT_F_TTL = 1u << 7,        /* INSERT: ttl_ms counts; without it entries never expire, as
+				     * those of COMMIT and all that they continue */
 	KVT_F_WAIT = 1u << 8,       /* BEGIN: wait up to ttl_ms for what others compute of it */
 	KVT_F_NO_WAIT = 1u << 9,    /* BEGIN: do not begin then, but get a notice within ttl_ms */
 	KVT_F_OTHERS = 1u << 10,    /* with NO_WAIT: what its own session computes does not count */

@@ -807,6 +807,9 @@ static int commit(struct kvt_core *core, struct kvt_op_context *op)
 	commit_grow(core, &plan);
 	commit_seal(core, &plan, sqe->flags & KVT_F_KEEP, op->cqe);
 	KVT_ASSERT(core->count->duplicate_pages - before == op->cqe->commit.duplicates);
+	/* A COMMIT has no TTL. Under a prefix that expires, its pages would go with the prefix, and
+	 * its own later commits would be stale: another session's TTL would decide. */
+	kvt_path_raise(core, plan.lease->node, INT32_MIN, KVT_NEVER);
 	if (!(sqe->flags & KVT_F_CHUNKED) && !(plan.lease->flags & KVT_LEASE_COUNTED)) {
 		plan.lease->flags |= KVT_LEASE_COUNTED;
 		kvt_path_count_hit(core, plan.lease->node);

@@ -448,6 +448,9 @@ static int commit(struct kvt_oracle *o, struct model_lease *lease, bool list, ui
 		if ((uint64_t)lease->done * o->config.page_size > next)
 			next = lease->done * o->config.page_size;
 	}
+	/* As an INSERT without a TTL: what it publishes would go with a prefix that expires. */
+	for (uint32_t id = lease->node; id; id = o->nodes[id]->parent)
+		o->nodes[id]->expiry_ns = UINT64_MAX;
 	lease->computed = next;
 	o->run.advanced = next - computed;
 	o->counters.advanced_positions += next - computed;
