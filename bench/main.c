@@ -7,11 +7,13 @@
 
 #include "bench/bench.h"
 
+#include <errno.h>
 #include <getopt.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum part {
 	PART_NOP = 1u << 0,
@@ -149,6 +151,9 @@ static unsigned int parse(int argc, char **argv, struct bench_options *options)
 			break;
 		case 'a':
 			options->data = optarg;
+			if (access(optarg, R_OK | X_OK))
+				bench_die("--data %s: %s; without it a trace is generated", optarg,
+					  strerror(errno));
 			break;
 		case 'A':
 			options->attack = optarg;

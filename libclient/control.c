@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -124,6 +125,7 @@ static void explain_absence(const char *path, char *text, size_t size)
 static int connect_error(struct kvt_error *error, int code, const char *path)
 {
 	const char *cure = "";
+	struct stat status;
 	char text[256];
 
 	switch (code) {
@@ -132,7 +134,9 @@ static int connect_error(struct kvt_error *error, int code, const char *path)
 		cure = text;
 		break;
 	case -ECONNREFUSED:
-		cure = "the socket is there but its daemon is not: start kvtrunkd again";
+		cure = stat(path, &status) == 0 && !S_ISSOCK(status.st_mode) ?
+			       "this is no socket: give the path of kvtrunkd's" :
+			       "the socket is there but its daemon is not: start kvtrunkd again";
 		break;
 	case -EACCES:
 	case -EPERM:

@@ -514,9 +514,9 @@ int kvt_admin(struct kvt_client *client, struct kvt_message_admin *request, cons
 	got = (size_t)rc - sizeof(*answer);
 	*request = *answer;
 	if (answer->head.result < 0)
-		return kvt_client_fail(client, answer->head.result, 0, "admin: %s: %.*s",
-				       kvt_errno_name(answer->head.result),
-				       (int)sizeof(answer->text), answer->text);
+		return kvt_client_fail(client, answer->head.result, 0, "%.*s (%s)",
+				       (int)sizeof(answer->text), answer->text,
+				       kvt_errno_name(answer->head.result));
 	if ((uint64_t)answer->count * answer->record_bytes > got)
 		return kvt_client_fail(client, -EPROTO, 0, "admin: %u records of %u bytes in %zu",
 				       answer->count, answer->record_bytes, got);

@@ -40,7 +40,7 @@ static const struct command {
 	  kvt_admin_metrics, false },
 	{ "top", "[--once | --lines] [--interval-ms N]", "watch it work; q leaves",
 	  "--once            one frame, of the time since the daemon's start\n"
-	  "--lines           one line for each interval, until interrupted\n"
+	  "--lines           one line for each interval, until interrupted; also into a pipe\n"
 	  "--interval-ms N   50 to 3600000 (1000)\n",
 	  kvt_admin_top, false },
 	{ "clients", "", "sessions and what they hold", "", kvt_admin_clients, false },

@@ -179,7 +179,7 @@ static void serve_until(const sigset_t *signals, struct server *server)
 
 static int refuse(const char *where, const char *why)
 {
-	fprintf(stderr, "kvtmetricsd: cannot listen on %s: %s\n", where, why);
+	fprintf(stderr, "kvtmetricsd: cannot listen on '%s': %s\n", where, why);
 	return -1;
 }
 
@@ -266,7 +266,8 @@ static int listen_tcp(struct server *server)
 			      "only loopback addresses (127.x, [::1]) and unix sockets are "
 			      "served; put a proxy with access control in front");
 	if (error)
-		return refuse(server->listen, "give ADDRESS:PORT, [ADDRESS]:PORT or unix:PATH");
+		return refuse(server->listen, "give ADDRESS:PORT, [ADDRESS]:PORT or unix:PATH, "
+			      "with numbers, as in " DEFAULT_LISTEN);
 	fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
 	    bind(fd, (struct sockaddr *)&address, bytes) != 0 || listen(fd, BACKLOG) != 0)

@@ -600,6 +600,7 @@ int kvt_admin_top(struct kvt_admin *admin)
 	    (interval && kvt_admin_number(admin, "--interval-ms", interval, 50, 3600000,
 					  &interval_ms)))
 		return kvt_admin_usage(admin);
+	lines |= !only_once && !isatty(STDOUT_FILENO);
 	rc = kvt_admin_connect(admin);
 	if (!rc)
 		rc = only_once ? once(&top) :

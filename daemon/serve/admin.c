@@ -393,7 +393,7 @@ static void answer_fence(struct kvt_daemon *daemon, struct admin_answer *answer,
 	if (index >= 1 && index <= daemon->core_config.max_sessions)
 		state = kvt_core_session(daemon->core, (uint32_t)index)->state;
 	if (state == KVT_SESSION_FREE)
-		answer_fail(answer, -ENOENT, "no such session");
+		answer_fail(answer, -ENOENT, "no such session; kvtctl clients lists them");
 	else if (state == KVT_SESSION_OPEN || state == KVT_SESSION_CLOSING)
 		answer_fail(answer, -EBUSY, "the session is alive: fence only what is over");
 	else

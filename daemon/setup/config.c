@@ -330,6 +330,7 @@ struct file_state {
 	bool continued; /* the line starts with a blank: it continues the last value */
 	char place[300];
 	const struct option_row *last; /* that the file has set */
+	int set_at[N_ROWS];            /* line of each option that the file has set; 0: none */
 };
 
 static int file_fail(struct file_state *state, const char *text)
@@ -389,6 +390,14 @@ static int file_handler(void *context, const char *section, const char *name, co
 	/* For a continuation line libinih repeats the last name. */
 	if (state->continued && state->last == row)
 		return file_append(state, row, value);
+	if (state->set_at[row - option_rows]) {
+		snprintf(state->why, KVT_WHY_BYTES, "%s: option '%s' is set twice, also in line "
+			 "%d: keep one", state->place, row->key,
+			 state->set_at[row - option_rows]);
+		state->error = -EINVAL;
+		return 0;
+	}
+	state->set_at[row - option_rows] = state->line;
 	state->last = row;
 	state->error = row_set(row, state->config, state->place, value, state->why);
 	return !state->error;

@@ -142,6 +142,7 @@ static const struct {
 	{ "instance =\n", { ":1:", "instance", "1 to 48 characters" } },
 	{ "\n\nno equals sign\n", { ":3:", "key = value" } },
 	{ "[other]\npage_size = 1\n", { ":2:", "section" } },
+	{ "page_size = 16\n\npage_size = 32\n", { ":3:", "'page_size'", "twice", "line 1" } },
 	{ "n_pages = 99999999999999999999999\n", { ":1:", "n_pages" } },
 };
 
