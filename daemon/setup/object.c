@@ -29,6 +29,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/log/lines.h"
 #include "shm/assert.h"
 #include "shm/map.h"
 
@@ -333,6 +334,17 @@ static int object_allocate(struct kvt_object *object, const char *what, char *wh
 	return error;
 }
 
+void kvt_object_undump(void *base, uint64_t bytes)
+{
+	static bool said;
+
+	if (madvise(base, bytes, MADV_DONTDUMP) == 0 || said)
+		return;
+	said = true;
+	kvt_log(KVT_LOG_WARNING, "in_core_dumps", "error=\"%s\" effect=\"a core file of the daemon "
+		"has its clients' keys\" cure=\"allow madvise(), or ulimit -c 0\"", strerror(errno));
+}
+
 int kvt_object_create(struct kvt_object *object, const char *prefix, const char *what,
 		      uint64_t bytes, char *why, size_t why_size)
 {
@@ -359,6 +371,7 @@ int kvt_object_create(struct kvt_object *object, const char *prefix, const char 
 				       MAP_SHARED | MAP_POPULATE, object->fd);
 		if (object->base) {
 			kvt_map_huge(object->base, bytes);
+			kvt_object_undump(object->base, bytes);
 		} else {
 			error = -errno;
 			snprintf(why, why_size, "cannot map %llu bytes of the %s: %s",
@@ -412,6 +425,8 @@ int kvt_object_take(struct kvt_object *object, int fd)
 				       private ? MAP_PRIVATE : MAP_SHARED, fd);
 		if (!object->base)
 			error = -errno;
+		else
+			kvt_object_undump(object->base, object->bytes);
 	}
 	if (error)
 		kvt_object_destroy(object);
@@ -429,6 +444,8 @@ int kvt_object_create_private(struct kvt_object *object, const char *what, uint6
 		object->base = kvt_map(bytes, PROT_READ | PROT_WRITE, MAP_SHARED, object->fd);
 		if (!object->base)
 			error = -errno;
+		else
+			kvt_object_undump(object->base, bytes);
 	}
 	if (error)
 		kvt_object_destroy(object);
@@ -466,6 +483,7 @@ int kvt_object_create_sealed(struct kvt_object *object, const char *what, uint64
 		kvt_object_destroy(object);
 		return error;
 	}
+	kvt_object_undump(object->base, bytes);
 	return 0;
 }
 

@@ -109,6 +109,10 @@ void kvt_object_forget_name(struct kvt_object *object);
  * read-only, the mapping is MAP_PRIVATE: stores stay in this process. -EINVAL: no memory object. */
 int kvt_object_take(struct kvt_object *object, int fd);
 
+/** Leave a mapping out of core files: it has the keys and KV of all clients. Objects are by
+ * themselves. */
+void kvt_object_undump(void *base, uint64_t bytes);
+
 /** Make and map a memfd that no other process maps. Its pages are allocated as they are written. */
 int kvt_object_create_private(struct kvt_object *object, const char *what, uint64_t bytes);
 

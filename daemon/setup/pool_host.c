@@ -20,6 +20,7 @@
 
 #include "daemon/setup/config.h"
 #include "daemon/setup/memory.h"
+#include "daemon/setup/object.h"
 #include "shm/assert.h"
 
 struct host_state {
@@ -99,6 +100,7 @@ static int lock_slab(struct host_state *state, uint32_t slab, char *why, size_t 
 			 (unsigned long long)limit.rlim_cur);
 		return error;
 	}
+	kvt_object_undump(base, state->bytes);
 	state->locked[slab] = base;
 	return 0;
 }

@@ -49,6 +49,7 @@ static const struct call {
 	{ "pidfd_open", SYS_pidfd_open, false },
 	{ "memfd_create", SYS_memfd_create, false },
 	{ "ioctl", SYS_ioctl, false },
+	{ "madvise", SYS_madvise, false },
 	{ "fcntl", SYS_fcntl, false },
 	{ "read", SYS_read, true },
 	{ "write", SYS_write, true },

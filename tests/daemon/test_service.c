@@ -433,6 +433,56 @@ TEST(the_watchdog_is_fed_asleep_and_spinning)
 	}
 }
 
+/* ---- core files */
+
+/* Check that the kernel leaves each object out of the process's core file. Returns their number. */
+static uint32_t count_undumped(pid_t pid)
+{
+	char path[64], line[512], name[512] = "";
+	uint32_t n = 0;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/smaps", (int)pid);
+	file = fopen(path, "re");
+	kvt_test_check(file);
+	while (fgets(line, sizeof(line), file)) {
+		if (strstr(line, "/dev/shm/kvtrunk") || strstr(line, "/memfd:kvtrunk"))
+			snprintf(name, sizeof(name), "%s", line);
+		if (strncmp(line, "VmFlags:", 8) != 0)
+			continue;
+		if (*name && !strstr(line, " dd"))
+			kvt_test_fail("in a core file: %s", name);
+		n += *name != '\0';
+		*name = '\0';
+	}
+	fclose(file);
+	return n;
+}
+
+TEST(core_files_have_no_keys_and_no_pages)
+{
+	static const char *const supervised[] = { "--supervise", NULL };
+	struct kvt_test_daemon daemon;
+	struct kvt_client *client;
+
+	kvt_test_daemon_prepare(&daemon, "mlock = yes\n");
+	kvt_test_daemon_spawn(&daemon, supervised);
+	if (!kvt_test_daemon_await(&daemon, "READY=1")) { /* RLIMIT_MEMLOCK */
+		kvt_test_daemon_wait(&daemon);
+		kvt_test_daemon_remove(&daemon);
+		skip();
+	}
+	client = kvt_test_connect(&daemon);
+	for (int i = 0; i < 2; i++) {
+		/* Arena, ledger, slab, the session's segment and areas. */
+		kvt_test_check(count_undumped(kvt_test_daemon_child(&daemon)) >= 5);
+		kvt_test_equal(count_undumped(daemon.pid), 0); /* it maps nothing */
+		kvt_test_daemon_succeed(&daemon);
+	}
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_daemon_end(&daemon);
+}
+
 /* ---- system calls */
 
 /* The n-th CPU that this process may use, from 0; -1: it may not use so many. */
