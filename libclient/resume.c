@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -108,6 +109,15 @@ static int resume(struct kvt_client *client, int64_t deadline_ns, struct kvt_err
 	return rc;
 }
 
+/* True if neither the daemon nor its keeper has the other end of our completion descriptor: there
+ * can be no successor that continues the session. */
+static bool is_abandoned(const struct kvt_client *client)
+{
+	struct pollfd bell = { .fd = client->completion };
+
+	return poll(&bell, 1, 0) == 1 && bell.revents & POLLHUP;
+}
+
 static void look_once(struct kvt_client *client, int64_t now_ns, int64_t deadline_ns)
 {
 	struct kvt_error error = { .code = 0 };
@@ -120,6 +130,9 @@ static void look_once(struct kvt_client *client, int64_t now_ns, int64_t deadlin
 		client->broken_ns = 0;
 	else if (rc != -EAGAIN)
 		kvt_client_lost(client, rc == -EINVAL ? -ESTALE : rc, error.text);
+	else if (is_abandoned(client))
+		kvt_client_lost(client, -ECONNRESET, "the daemon and its keeper are gone: connect "
+				"again when they are back");
 	else if (now_ns - client->broken_ns >= client->resume_ns)
 		kvt_client_lost(client, -ECONNRESET, "the daemon is gone, and no successor came");
 }

@@ -28,16 +28,19 @@
 #include "daemon/setup/background.h"
 #include "daemon/setup/object.h"
 #include "shm/assert.h"
+#include "shm/atomic.h"
 
 #define OWED_INTERVAL_NS 10000000ull /* between retries after systemd's queue was full */
 #define SHORT_LIFE_NS 50000000ull  /* an end sooner than this after READY is a failure */
 #define FIRST_PAUSE_NS 10000000ull /* after the second failure in a row; then doubled */
 #define LONGEST_PAUSE_NS 1000000000ull
-#define FAILURES_TO_DROP 3 /* failed starts in a row: drop the cache, it may be the cause */
-#define FAILURES_TO_END 6
+#define CRASHES_TO_DROP 3 /* in a row before READY: drop the cache, it may be the cause */
+#define FAILURES_TO_END 3 /* without a cache */
+#define REFUSED_PAUSE_US 10000
 #define ABORT_PATIENCE_NS 5000000000ull /* time to write a core file */
 #define EXIT_USAGE 2
 #define EXIT_IN_USE 3
+#define EXIT_NOT_RUN 126
 
 /* ---- the child */
 
@@ -64,9 +67,10 @@ static void become_child(struct kvt_supervisor *supervisor, pid_t parent)
 	kvt_supervisor_bind(supervisor, parent, SIGTERM);
 	error = kvt_program_run(&supervisor->program, supervisor->argv, &supervisor->store,
 				supervisor->child_notify_fd);
-	kvt_log(KVT_LOG_ERROR, "start_failed", "program=\"%s\" error=\"%s\"",
-		supervisor->program.path, strerror(-error));
-	_exit(EXIT_FAILURE);
+	kvt_log(KVT_LOG_ERROR, "not_run", "program=\"%s\" error=\"%s\" cure=\"%s\"",
+		supervisor->program.path, strerror(-error), error == -EMFILE ?
+		"raise RLIMIT_NOFILE of the supervisor (prlimit --pid, LimitNOFILE=)" : "none");
+	_exit(EXIT_NOT_RUN);
 }
 
 static void start_child(struct kvt_supervisor *supervisor)
@@ -109,7 +113,7 @@ static void take_line(struct kvt_supervisor *supervisor, const char *line, bool 
 {
 	if (strcmp(line, "READY=1") == 0) {
 		supervisor->ready = true;
-		supervisor->unready = 0;
+		supervisor->unready = supervisor->crashed = supervisor->cold = 0;
 		kvt_background_ready(&supervisor->detach_ready);
 		supervisor->ready_ns = kvt_supervisor_now_ns();
 		supervisor->fed_ns = supervisor->ready_ns;
@@ -190,15 +194,14 @@ static bool receive(struct kvt_supervisor *supervisor)
 
 /* ---- its end */
 
-static void describe_end(const struct kvt_supervisor *supervisor, int status)
+static void describe_end(const struct kvt_supervisor *supervisor, int status, char how[64])
 {
-	char how[64];
 	bool expected;
 
 	if (WIFSIGNALED(status))
-		snprintf(how, sizeof(how), "signal %s", sigabbrev_np(WTERMSIG(status)));
+		snprintf(how, 64, "signal %s", sigabbrev_np(WTERMSIG(status)));
 	else
-		snprintf(how, sizeof(how), "status %d", WEXITSTATUS(status));
+		snprintf(how, 64, "status %d", WEXITSTATUS(status));
 	expected = supervisor->stopping || supervisor->upgrade.stage == KVT_UPGRADE_LEAVING;
 	kvt_log(expected ? KVT_LOG_INFO : KVT_LOG_ERROR, "child_ended",
 		"pid=%d how=\"%s\" ready=%s kept=%u", (int)supervisor->child, how,
@@ -211,14 +214,81 @@ static uint64_t pause_ns(const struct kvt_supervisor *supervisor)
 		       kvt_backoff_ns(supervisor->failures - 1, FIRST_PAUSE_NS, LONGEST_PAUSE_NS);
 }
 
+/* Tell clients that no daemon continues their sessions: they wait for a successor. Takes what it
+ * maps out of the store, because there may be no descriptor left for a duplicate. */
+static void say_gone(struct kvt_supervisor *supervisor)
+{
+	for (uint32_t i = 0; i < supervisor->store.n; i++) {
+		struct kvt_stored *one = &supervisor->store.at[i];
+		enum kvt_stored_kind kind = kvt_stored_kind(one->name);
+		struct kvt_segment_header *segment;
+		struct kvt_arena_header *arena;
+		struct kvt_object object;
+		int fd = one->fd;
+
+		if (fd < 0 || (kind != KVT_STORED_SEGMENT && kind != KVT_STORED_ARENA))
+			continue;
+		one->fd = -1;
+		if (kvt_object_take(&object, fd) != 0)
+			continue;
+		segment = object.base;
+		arena = object.base;
+		if (kind == KVT_STORED_SEGMENT && object.bytes >= sizeof(*segment))
+			kvt_store_release(&segment->gone, ECONNRESET);
+		else if (kind == KVT_STORED_ARENA && object.bytes >= sizeof(*arena))
+			kvt_store_release(&arena->state, KVT_ARENA_GONE);
+		kvt_object_destroy(&object);
+	}
+}
+
+static void drop_cache(struct kvt_supervisor *supervisor, uint64_t now)
+{
+	kvt_log(KVT_LOG_WARNING, "store_dropped", "kept=%u failed_starts=%u crashes=%u "
+		"failing_for_ms=%llu why=\"the lines before say what failed each time\" "
+		"effect=\"a start with an empty cache; clients connect again\"",
+		supervisor->store.n, supervisor->unready, supervisor->crashed,
+		(unsigned long long)(now - supervisor->failing_since_ns) / 1000000);
+	say_gone(supervisor);
+	/* Keep the lock, and the socket: clients wait in its queue. */
+	kvt_fdstore_drop_cache(&supervisor->store);
+	supervisor->crashed = 0;
+}
+
+/* Handle a start that failed. The cache stays unless it seems to be the cause, or was kept long
+ * enough. True: give up, there is no cache to keep. */
+static bool start_failed(struct kvt_supervisor *supervisor, int status, const char *how,
+			 uint64_t now)
+{
+	uint64_t most_ns = (uint64_t)supervisor->config->keep_cache_ms * 1000000;
+	bool cache = kvt_fdstore_has_cache(&supervisor->store);
+	bool crash = WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL;
+
+	if (!supervisor->unready++)
+		supervisor->failing_since_ns = now;
+	supervisor->crashed = crash ? supervisor->crashed + 1 : 0;
+	kvt_log(KVT_LOG_ERROR, "start_failed", "failed_starts=%u how=\"%s\" why=\"%s\" "
+		"effect=\"%s\" cure=\"mend what the lines before name; SIGUSR2 tries at once, "
+		"SIGTERM ends all\"", supervisor->unready, how,
+		*supervisor->status ? supervisor->status : "see the lines before", cache ?
+		"the cache is kept for keep_cache_ms, and a start is tried again" :
+		"no daemon serves");
+	if (cache && (supervisor->crashed >= CRASHES_TO_DROP ||
+		      (most_ns && now - supervisor->failing_since_ns >= most_ns)))
+		drop_cache(supervisor, now);
+	else if (!cache)
+		supervisor->cold++;
+	return supervisor->store.n == 0 || supervisor->cold >= FAILURES_TO_END;
+}
+
 /* Handle the child's end. Returns our exit status, or -1: start it again. */
 static int child_ended(struct kvt_supervisor *supervisor, int status)
 {
 	int code = WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE;
 	uint64_t now = kvt_supervisor_now_ns();
+	char how[64];
 
 	KVT_ASSERT(supervisor->child > 0 && (WIFEXITED(status) || WIFSIGNALED(status)));
-	describe_end(supervisor, status);
+	describe_end(supervisor, status, how);
 	supervisor->child = 0;
 	if (supervisor->stopping) /* SIGTERM before its handlers were set: no failure */
 		return WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM ? 0 : code;
@@ -228,24 +298,16 @@ static int child_ended(struct kvt_supervisor *supervisor, int status)
 		start_child(supervisor);
 		return -1;
 	}
-	if (status == 0 || code == EXIT_USAGE ||
-	    (code == EXIT_IN_USE && !kvt_fdstore_has_cache(&supervisor->store)))
+	if (status == 0 || ((code == EXIT_USAGE || code == EXIT_IN_USE) &&
+			    !kvt_fdstore_has_cache(&supervisor->store)))
 		return code;
-	supervisor->unready += !supervisor->ready;
 	if (!supervisor->ready || now - supervisor->ready_ns < SHORT_LIFE_NS)
 		supervisor->failures++;
 	else
 		supervisor->failures = 0;
-	if (supervisor->unready >= FAILURES_TO_END ||
-	    (!supervisor->ready && supervisor->store.n == 0)) {
+	if (!supervisor->ready && start_failed(supervisor, status, how, now)) {
 		kvt_log(KVT_LOG_ERROR, "gave_up", "failed_starts=%u", supervisor->unready);
 		return code ? code : EXIT_FAILURE;
-	}
-	if (supervisor->unready == FAILURES_TO_DROP) {
-		kvt_log(KVT_LOG_WARNING, "store_dropped", "kept=%u why=\"%u starts failed with "
-			"it\" effect=\"cold start\"", supervisor->store.n, supervisor->unready);
-		/* Keep the lock, and the socket: clients wait in its queue. */
-		kvt_fdstore_drop_cache(&supervisor->store);
 	}
 	supervisor->start_at_ns = now + pause_ns(supervisor);
 	return -1;
@@ -271,6 +333,18 @@ static int reap(struct kvt_supervisor *supervisor)
 
 /* ---- signals, time */
 
+/* Start a daemon without a pause, with the program file as it is now. */
+static void try_now(struct kvt_supervisor *supervisor)
+{
+	struct kvt_program fresh;
+
+	if (kvt_program_open(&fresh, supervisor->program.path) == 0) {
+		kvt_program_close(&supervisor->program);
+		supervisor->program = fresh;
+	}
+	supervisor->start_at_ns = kvt_supervisor_now_ns();
+}
+
 static int take_signal(struct kvt_supervisor *supervisor, int number)
 {
 	switch (number) {
@@ -283,6 +357,8 @@ static int take_signal(struct kvt_supervisor *supervisor, int number)
 			return 0;
 		break;
 	case SIGUSR2:
+		if (!supervisor->child)
+			try_now(supervisor);
 		if (!kvt_upgrade_restart(supervisor))
 			return -1;
 		break;
@@ -356,7 +432,8 @@ static int supervise(struct kvt_supervisor *supervisor)
 	while (code < 0) {
 		struct signalfd_siginfo info;
 
-		poll(fds, 2, timeout_ms(supervisor));
+		if (poll(fds, 2, timeout_ms(supervisor)) < 0 && errno != EINTR)
+			usleep(REFUSED_PAUSE_US); /* the host refuses poll(): look now and then */
 		while (receive(supervisor))
 			;
 		while (code < 0 &&
@@ -498,6 +575,7 @@ int kvt_supervise(const struct kvt_config *config, int argc, char **argv, int re
 		code = EXIT_FAILURE;
 	} else {
 		code = supervise(&supervisor);
+		say_gone(&supervisor);
 		remove_files(&supervisor);
 	}
 	kvt_fdstore_close(&supervisor.store);

@@ -59,6 +59,9 @@ struct kvt_supervisor {
 	enum { FED, ABORTED, KILLED, STUCK } hang; /* last step against a hung child */
 	uint32_t failures;        /* short lives in a row */
 	uint32_t unready;         /* starts in a row that were never READY */
+	uint32_t crashed;         /* the last so many of them crashed */
+	uint32_t cold;            /* so many of them had no cache */
+	uint64_t failing_since_ns; /* first of them */
 	uint64_t ready_ns, start_at_ns, fed_ns, watchdog_ns, hang_due_ns;
 };
 

@@ -341,8 +341,9 @@ void kvt_object_undump(void *base, uint64_t bytes)
 	if (madvise(base, bytes, MADV_DONTDUMP) == 0 || said)
 		return;
 	said = true;
-	kvt_log(KVT_LOG_WARNING, "in_core_dumps", "error=\"%s\" effect=\"a core file of the daemon "
-		"has its clients' keys\" cure=\"allow madvise(), or ulimit -c 0\"", strerror(errno));
+	kvt_log(KVT_LOG_WARNING, "in_core_dumps", "error=\"%s\" effect=\"a core file of the "
+		"daemon has its clients' keys\" cure=\"allow madvise(), or ulimit -c 0\"",
+		strerror(errno));
 }
 
 int kvt_object_create(struct kvt_object *object, const char *prefix, const char *what,

@@ -146,6 +146,10 @@
 	X(NUMBER, watchdog_ms, "10000", 0, 86400000, NULL, START,                                 \
 	  "Under --supervise: a daemon without progress for this long is killed and restarted. "  \
 	  "0: never. A service manager has its own (WatchdogSec=).")                              \
+	X(NUMBER, keep_cache_ms, "600000", 0, 86400000, NULL, START,                              \
+	  "Under --supervise: how long the cache is kept while no daemon can be started with it. "\
+	  "Then one starts with an empty cache. 0: until the supervisor is ended. (Three crashes "\
+	  "in a row before a daemon is ready end it at once: it may be their cause.)")            \
 	X(BOOL, park_connections, "yes", 0, 0, NULL, RELOAD,                                      \
 	  "Store control sockets, too: clients stay connected when the daemon dies. no: they "    \
 	  "connect again with the secret of their session, and the service manager holds five "   \

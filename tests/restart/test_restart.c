@@ -972,6 +972,101 @@ TEST(no_stranger_can_send_to_the_supervisor)
 	stop();
 }
 
+/* ---- no daemon can be started */
+
+#define PATIENCE_NS 20000000000ll /* a client that is told nothing waits longer */
+
+static struct rlimit nofile;
+
+/* Start, connect, and let the supervisor have no descriptors for a successor. */
+static struct kvt_client *start_once(const char *more, uint32_t *keys)
+{
+	struct kvt_client *client;
+	struct kvt_seq *seq;
+	struct rlimit few;
+
+	start(more);
+	kvt_work_keys(keys, KVT_WORK_KEYS, 6);
+	client = kvt_test_connect(&daemon_);
+	kvt_client_set_timeout(client, PATIENCE_NS);
+	seq = kvt_work_begin(client, kvt_test_namespace(client, "restart"), keys);
+	kvt_work_compute(client, seq, keys, 0, 16);
+	kvt_test_equal(kvt_seq_end(seq, 256, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_equal(prlimit(daemon_.pid, RLIMIT_NOFILE, NULL, &nofile), 0);
+	few = (struct rlimit){ 20, nofile.rlim_max };
+	kvt_test_equal(prlimit(daemon_.pid, RLIMIT_NOFILE, &few, NULL), 0);
+	kvt_test_equal(kill(kvt_test_daemon_child(&daemon_), SIGKILL), 0);
+	return client;
+}
+
+static void await_words(const char *words)
+{
+	while (!kvt_test_daemon_said(&daemon_, words))
+		sched_yield();
+}
+
+TEST(a_supervisor_that_cannot_start_a_daemon_keeps_the_cache)
+{
+	uint32_t keys[KVT_WORK_KEYS];
+	struct kvt_client *client = start_once(NULL, keys);
+
+	await_words("event=start_failed failed_starts=4");
+	kvt_test_check(kvt_test_daemon_said(&daemon_, "raise RLIMIT_NOFILE of the supervisor"));
+	kvt_test_check(!kvt_test_daemon_said(&daemon_, "event=store_dropped"));
+	kvt_test_equal(prlimit(daemon_.pid, RLIMIT_NOFILE, &nofile, NULL), 0);
+	kill(daemon_.pid, SIGUSR2);
+	await_ready();
+	check_prompt(client, keys);
+	kvt_client_close(client, KVT_IDLE);
+	stop_clean();
+}
+
+TEST(a_supervisor_without_a_daemon_ends_at_sigterm_and_clients_are_told)
+{
+	uint32_t keys[KVT_WORK_KEYS], page;
+	struct kvt_client *client = start_once(NULL, keys);
+
+	await_words("event=start_failed failed_starts=2");
+	stop();
+	kvt_test_equal(kvt_alloc(client, 1, &page), -ECONNRESET);
+	kvt_client_close(client, KVT_IDLE);
+}
+
+TEST(the_cache_is_dropped_in_words_when_its_time_has_passed)
+{
+	uint32_t keys[KVT_WORK_KEYS], page;
+	struct kvt_client *client = start_once("keep_cache_ms = 1\n", keys);
+
+	await_words("event=store_dropped");
+	kvt_test_equal(prlimit(daemon_.pid, RLIMIT_NOFILE, &nofile, NULL), 0);
+	kvt_test_equal(kvt_alloc(client, 1, &page), -ECONNRESET);
+	kvt_client_close(client, KVT_IDLE);
+	await_ready();
+	client = kvt_test_connect(&daemon_);
+	kvt_test_equal(matched(client, kvt_test_namespace(client, "restart"), keys), 0);
+	kvt_client_close(client, KVT_IDLE);
+	stop();
+}
+
+TEST(when_daemon_and_supervisor_are_killed_clients_are_told)
+{
+	uint32_t page;
+	struct kvt_client *client;
+	pid_t pid;
+
+	start(NULL);
+	client = kvt_test_connect(&daemon_);
+	kvt_client_set_timeout(client, PATIENCE_NS);
+	pid = kvt_test_daemon_child(&daemon_);
+	kvt_test_freeze(daemon_.pid);
+	kill(pid, SIGKILL);
+	kill(daemon_.pid, SIGKILL);
+	kvt_test_daemon_wait(&daemon_);
+	kvt_test_equal(kvt_alloc(client, 1, &page), -ECONNRESET);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_daemon_remove(&daemon_);
+}
+
 TEST(when_the_supervisor_stops_clients_are_told_and_nothing_is_left)
 {
 	struct kvt_counters counters;
