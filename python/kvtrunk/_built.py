@@ -15,10 +15,12 @@ attributes of the module.
 """
 from __future__ import annotations
 
+import collections.abc
 import enum
 import functools
 import hashlib
 import re
+import secrets
 import types
 from typing import Any, Iterator
 
@@ -38,7 +40,7 @@ _PROCESS = ("asyncio.", "concurrent.", "ctypes.", "logging.", "multiprocessing."
 # Attributes of torch.nn.Module itself, and pages of KV.
 _OWN = frozenset(vars(torch.nn.Module())) | {"kv_cache"}
 _ROTARY = re.compile("cos_sin_cache|cos_cached|sin_cached")
-_DEPTH_MAX = 12
+_DEPTH_MAX = 64
 
 
 def _class_name(kind: type) -> str:
@@ -54,8 +56,10 @@ def _bytes(tensor: torch.Tensor) -> Any:
 class _Walk:
     """Everything that a model holds, in one order, into one digest."""
 
-    def __init__(self, digest: Any) -> None:
+    def __init__(self, digest: Any, left_out: tuple[str, ...] = ()) -> None:
+        """left_out: beginnings of the names of classes whose objects do not count."""
         self._digest = digest
+        self._left_out = left_out
         self._seen: dict[int, int] = {}
         self._alive: list[Any] = []
 
@@ -109,7 +113,9 @@ class _Walk:
             self._say("function", getattr(value, "__module__", ""), value.__qualname__)
         elif id(value) in self._seen:
             self._say("again", self._seen[id(value)])
-        elif depth < _DEPTH_MAX:
+        elif depth == _DEPTH_MAX:  # not known, so no other engine's
+            self._say("deep", secrets.token_hex(16))
+        else:
             self._seen[id(value)] = len(self._seen)
             self._alive.append(value)  # its id stays its own
             self._object(value, name, depth + 1)
@@ -124,13 +130,17 @@ class _Walk:
             self._mapping({**value._buffers, **_fields(value)}, depth)
         elif isinstance(value, functools.partial):
             self._value([value.func, value.args, value.keywords], name, depth)
-        elif isinstance(value, dict):
+        elif callable(getattr(value, "tobytes", None)):  # an array of numpy, or one of its numbers
+            self._say(_class_name(type(value)), getattr(value, "dtype", ""),
+                      getattr(value, "shape", ""))
+            self._digest.update(value.tobytes())
+        elif isinstance(value, collections.abc.Mapping):
             self._mapping(value, depth)
-        elif isinstance(value, (list, tuple)):
+        elif isinstance(value, collections.abc.Sequence):
             self._say(_class_name(type(value)), len(value))
             for each in value:
                 self._value(each, name, depth)
-        elif isinstance(value, (set, frozenset)):
+        elif isinstance(value, collections.abc.Set):
             self._say("set", *sorted(str(each) for each in value))
         elif callable(getattr(value, "to_dict", None)):  # a configuration of transformers
             self._value(plain_config(value.to_dict()), name, depth)
@@ -140,7 +150,7 @@ class _Walk:
 
     def _mapping(self, values: Any, depth: int) -> None:
         for key in sorted(values, key=str):
-            if _class_name(type(values[key])).startswith(_PROCESS):
+            if _class_name(type(values[key])).startswith(self._left_out):
                 continue
             self._say("key", key if isinstance(key, (str, int, float)) else type(key).__name__)
             self._value(values[key], str(key), depth)
@@ -170,7 +180,7 @@ def _modules(name: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.nn
 def built_digest(model: torch.nn.Module) -> str:
     """SHA-256 of a model as it is built, after its weights were loaded. 64 hex digits."""
     digest = hashlib.sha256()
-    _Walk(digest).model(model)
+    _Walk(digest, _PROCESS).model(model)
     return digest.hexdigest()
 
 

@@ -154,7 +154,7 @@ class Watch:
     def _weights_change(self, method: Any, given: tuple[Any, Any], args: Any, kwargs: Any) -> Any:
         assert self.name is not None
         before = "" if self.name.alone else str(self.name)
-        self._call("synchronize_device")  # steps in flight end with the weights that they began with
+        self._call("synchronize_device")  # steps in flight end with their weights
         self.name.unknown()
         self.unshare(None)
         reload = _Reload(self, *given) if method == "reload_weights" else None

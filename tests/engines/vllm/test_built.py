@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The digest of a model as it is built: whatever reaches a layer counts, and where it runs does
 not."""
+import collections
 import enum
 import functools
 import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,6 +30,8 @@ class Attention:
         self.alibi_slopes = torch.tensor([0.5, 0.25])
         self.kind = Kind.ONE
         self.method = functools.partial(max, 1)
+        self.table = np.arange(3)
+        self.queue = collections.deque([1, 2])
 
 
 class Layer(torch.nn.Module):
@@ -79,13 +83,17 @@ def swap(layer):
     lambda layer: setattr(layer.impl, "method", functools.partial(max, 2)),
     lambda layer: setattr(layer.impl, "method", min),
     lambda layer: setattr(layer.impl, "another", 1),
+    lambda layer: layer.impl.table.__setitem__(0, 7),
+    lambda layer: setattr(layer.impl, "scale", np.float32(0.125)),
+    lambda layer: layer.impl.queue.append(3),
     lambda layer: setattr(layer.rotary, "use_long", True),
     lambda layer: layer.k_scale.fill_(2),
     lambda layer: setattr(layer, "dtype", torch.float16),
     lambda layer: layer.project.to(torch.float16),
     swap, cache(4096, 2.0), cache(ROTARY_ROWS, 2.0)],
     ids=["scale", "window", "softcap", "KV type", "sinks", "alibi", "enum", "argument", "function",
-         "one more field", "flag of a module", "buffer", "type", "type of weights", "shape",
+         "one more field", "array", "number of numpy", "queue",
+         "flag of a module", "buffer", "type", "type of weights", "shape",
          "rotation", "rotation of a short cache"])
 def test_whatever_reaches_a_layer_counts(change):
     assert digest(change) != digest()
@@ -119,3 +127,11 @@ def test_what_refers_to_itself_ends():
         layer.impl.layer, layer.impl.names = layer, {"impl": layer.impl}
 
     assert digest(loop) == digest(loop) != digest()
+
+
+def test_what_is_too_deep_to_see_is_no_other_engine_s():
+    def nest(layer):
+        for _ in range(100):
+            layer.impl = {"impl": layer.impl}
+
+    assert digest(nest) != digest(nest)

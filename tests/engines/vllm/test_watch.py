@@ -5,11 +5,14 @@ import types
 
 import model
 import pytest
+import torch
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.lora_weights import LoRALayerWeights, PackedLoRALayerWeights
 from vllm.lora.request import LoRARequest
 
 from kvtrunk._name import Name
 from kvtrunk.vllm import compat
-from kvtrunk.vllm._watch import Watch
+from kvtrunk.vllm._watch import Watch, _adapters
 
 
 class Executor:
@@ -200,3 +203,43 @@ def test_an_adapter_that_is_replaced_or_removed_is_not_shared_on(engine, call, w
     before = name(executor)
     executor.collective_rpc(call, args=(what,))
     assert executor.unshared == unshared and executor.cleared and name(executor) == before
+
+
+def adapter(number, value=1.0, scaling=2.0, packed=False, module="q_proj"):
+    """As vLLM has it in a worker, after its file was read."""
+    part = LoRALayerWeights(module, 8, 16, torch.full((8, 4), value, dtype=torch.bfloat16),
+                            torch.ones(4, 8, dtype=torch.bfloat16), scaling)
+    if packed:
+        part = PackedLoRALayerWeights.pack([part, None])
+    return LoRAModel(number, 8, {f"layers.0.{module}": part})
+
+
+def loaded(*adapters):
+    """What a worker says that it has loaded."""
+    by_number = {each.id: each for each in adapters}
+    manager = types.SimpleNamespace(list_adapters=lambda: set(by_number), _adapter_manager=(
+        types.SimpleNamespace(get_adapter=by_number.get)))
+    return _adapters(types.SimpleNamespace(
+        add_lora=lambda request: True,
+        model_runner=types.SimpleNamespace(lora_manager=manager)), None)
+
+
+def test_an_adapter_is_the_tensors_that_were_loaded():
+    one = loaded(adapter(1))[1]
+    assert loaded(adapter(1), adapter(2)) == {1: one, 2: one}
+    others = [adapter(1, 1.25), adapter(1, scaling=1.0), adapter(1, packed=True),
+              adapter(1, packed=True, value=1.25), adapter(1, module="k_proj")]
+    assert len({one, *(loaded(each)[1] for each in others)}) == 6
+
+
+def test_one_value_of_an_adapter_counts():
+    one, other = adapter(1), adapter(1)
+    other.loras["layers.0.q_proj"].lora_b[3, 7] = 1.0078125
+    assert loaded(one) != loaded(other)
+
+
+def test_an_adapter_that_cannot_be_loaded_is_not_known():
+    def fail(request):
+        raise FileNotFoundError("no adapter_config.json")
+
+    assert _adapters(types.SimpleNamespace(add_lora=fail), None) == {}
