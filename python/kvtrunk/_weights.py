@@ -33,7 +33,8 @@ _THREADS_MAX = 16
 _HEADER_BYTES_MAX = 1 << 27
 _SHA256 = re.compile("[0-9a-f]{64}")
 # Fields of config.json that change no KV.
-_IGNORED = ("_name_or_path", "transformers_version", "_commit_hash", "torch_dtype", "dtype")
+_IGNORED = ("_name_or_path", "transformers_version", "_commit_hash", "torch_dtype", "dtype",
+            "context_len")
 
 State = tuple[int, int, int, int, int]
 

@@ -10,6 +10,7 @@ Without the flag, or with --disable-radix-cache, SGLang runs as if it were not i
     _pool       tensors on the pool, their proof, the allocator
     _cache      SGLang's prefix cache interface; admission
     _identity   what makes KV equal: weights, config, kernels
+    _updates    new weights and adapters of an engine that runs
     _refusals   what does not work, in words
     compat      the names of SGLang that all of this uses
 """
@@ -93,13 +94,36 @@ def _retract(original: Any, batch: Any, *arguments: Any, **options: Any) -> Any:
     return retract(batch)
 
 
-def _new_weights(original: Any, scheduler: Any, *arguments: Any, **options: Any) -> Any:
-    new_epoch = getattr(scheduler.tree_cache, "new_epoch", None)
-    if new_epoch is not None:
-        new_epoch("new weights")
-    return original(scheduler, *arguments, **options)
+def _load_model(original: Any, runner: Any, *arguments: Any, **options: Any) -> Any:
+    if wanted() and not runner.is_draft_worker:
+        from . import _identity
+        args = runner.server_args
+        runner.kvtrunk_files = _identity.Files(args.model_path, args.load_format, args)
+    return original(runner, *arguments, **options)
 
 
+def _writes(original: Any, *arguments: Any, **options: Any) -> Any:
+    from . import _updates
+    if _updates.current is not None:
+        _updates.current.writes()
+    return original(*arguments, **options)
+
+
+def _update(name: str) -> Any:
+    """A hook of what Updates and Adapters have a method for. SGLang has it in its scheduler, or in
+    what the scheduler has for it."""
+    def hook(original: Any, owner: Any, *arguments: Any, **options: Any) -> Any:
+        cache = getattr(owner, "scheduler", owner).tree_cache
+        part = getattr(cache, name.split(".")[0], None)
+        if part is None:
+            return original(owner, *arguments, **options)
+        return getattr(part, name.split(".")[1])(
+            lambda: original(owner, *arguments, **options), *arguments, **options)
+    return hook
+
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler."
+_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
 HOOKS = {
     "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool._create_buffers_normal": _buffers,
     "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator."
@@ -108,5 +132,20 @@ HOOKS = {
     "sglang.srt.mem_cache.allocation.alloc_for_decode_default": _decode,
     "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req": _admit,
     "sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode": _retract,
-    "sglang.srt.managers.scheduler.Scheduler.record_weight_version_change": _new_weights,
+    "sglang.srt.model_executor.model_runner.ModelRunner.load_model": _load_model,
+    "sglang.srt.model_loader.loader.DefaultModelLoader.restore_weights_before_loading": _writes,
+    _UPDATER + "record_weight_version_after_update": _update("updates.loaded"),
+    _UPDATER + "update_weights_from_disk": _update("updates.from_disk"),
+    _UPDATER + "begin_weight_update": _update("updates.begin"),
+    _UPDATER + "update_weights_from_tensor": _update("updates.part"),
+    _UPDATER + "update_weights_from_distributed": _update("updates.part"),
+    _UPDATER + "end_weight_update": _update("updates.end"),
+    _UPDATER + "update_weights_from_ipc": _update("updates.from_ipc"),
+    _UPDATER + "check_weights": _update("updates.check"),
+    _UPDATER + "release_memory_occupation": _update("updates.sleep"),
+    _SCHEDULER + "handle_update_weight_version": _update("updates.version"),
+    _SCHEDULER + "handle_rpc_request": _update("updates.call"),
+    _SCHEDULER + "load_lora_adapter": _update("adapters.load"),
+    _SCHEDULER + "load_lora_adapter_from_tensors": _update("adapters.load"),
+    _SCHEDULER + "unload_lora_adapter": _update("adapters.unload"),
 }

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import pkgutil
-import secrets
 import time
 from typing import Any, Optional
 
@@ -21,14 +20,17 @@ from sglang.srt.mem_cache.base_prefix_cache import (BasePrefixCache, DecLockRefR
                                                     IncLockRefResult, MatchResult)
 
 from .. import Client, Error, Namespace
+from .._name import Name
 from .._ring import Spaces
-from . import HOOKS, _identity, _pool, _refusals, compat
+from . import HOOKS, _identity, _pool, _refusals, _updates, compat
 from ._keys import grown, keys_of
 from ._leases import Lease
 
 logger = logging.getLogger(__name__)
 
 _NO_KEYS = np.empty(0, np.uint32)
+Space = tuple[Optional[str], Optional[str], Optional[str]]
+"""What names a namespace: extra key, salt and adapter."""
 _RANK_0S: Any = object()
 """The namespace of a request, where another rank has it."""
 
@@ -38,27 +40,30 @@ def make(ctx: Any) -> KvtrunkCache:
     _refusals.check(ctx.server_args)
     _refusals.check_context(ctx)
     compat.check()
-    _refusals.check_model(ctx.tp_worker.model_runner.model, ctx.model_config.context_len)
+    runner = ctx.tp_worker.model_runner
+    _refusals.check_model(runner.model, ctx.model_config.context_len)
     for target in HOOKS:
-        path, name = target.rsplit(".", 1)
-        if not hasattr(getattr(pkgutil.resolve_name(path), name), "__wrapped__"):
+        path, function = target.rsplit(".", 1)
+        if not hasattr(getattr(pkgutil.resolve_name(path), function), "__wrapped__"):
             raise _refusals.Refused(f"SGLang did not let kvtrunk wrap {target}: see its log for the "
                                     "cause; leave --radix-cache-backend out")
     pool = ctx.params.token_to_kv_pool_allocator.get_kvcache()
     _pool.prove(pool)
-    identity = _identity.identity(ctx.server_args, ctx.model_config, str(pool.device))
-    cache = KvtrunkCache(ctx.params, identity)
+    files = runner.kvtrunk_files
+    name = Name(_identity.config_digest(runner, str(pool.device)), files.digest())
+    cache = KvtrunkCache(ctx.params, name, files.tensors, _updates.Adapters(runner.lora_manager))
     info = pool.kvtrunk.client.info
     logger.info("kvtrunk: K and V of %d layers are on the pool of daemon %d: %d pages of %d "
-                "positions; session %d, identity %s", pool.layer_num, info.daemon_pid, info.n_pages,
-                info.page_size, info.session, identity.hex()[:16])
+                "positions; session %d, %s", pool.layer_num, info.daemon_pid, info.n_pages,
+                info.page_size, info.session, name)
     return cache
 
 
 class KvtrunkCache(BasePrefixCache):
     """The prefix cache of one scheduler."""
 
-    def __init__(self, params: Any, identity: bytes) -> None:
+    def __init__(self, params: Any, name: Name, tensors: Optional[dict[str, Any]],
+                 adapters: _updates.Adapters) -> None:
         self.disable = params.disable
         self.req_to_token_pool = params.req_to_token_pool
         self.token_to_kv_pool_allocator = self.allocator = params.token_to_kv_pool_allocator
@@ -68,8 +73,9 @@ class KvtrunkCache(BasePrefixCache):
         self.leases = self.allocator.leases
         self.client: Client = self.leases.ring.client
         self.root_node = Lease()
-        self._identity = identity
-        self._epoch = ""
+        self._name = name
+        self.adapters = adapters
+        self.updates = _updates.Updates(name, tensors, self._renamed)
         self._look_again = 0.0
         self._spaces = Spaces(self.leases.ring, self._open_space)
         self._found: Any = _RANK_0S
@@ -78,30 +84,36 @@ class KvtrunkCache(BasePrefixCache):
 
     # ---- namespaces
 
-    def new_epoch(self, why: str) -> None:
-        """Forget what was computed so far, in this engine only: others keep it. A random number,
-        so that no two engines are ever in one epoch with different weights."""
-        self._epoch = secrets.token_hex(16)
+    def _renamed(self, why: str) -> None:
+        """What was computed so far stays where it is, and nothing is added to it."""
         self.leases.unshare()
         self._spaces.clear()
-        logger.info("kvtrunk: %s: what was cached so far is not used here any more", why)
+        if not self.leases.follows:
+            logger.info("kvtrunk: %s: %s", why, self._name)
 
     def reset(self) -> None:
-        """SGLang's flush_cache: nothing runs."""
-        self.new_epoch("flush")
+        """SGLang's flush_cache: nothing runs. Forget, in this engine only: others keep it."""
+        if not self.updates.keeps and self._name.forget():
+            self._renamed("flush")
 
-    def _open_space(self, name: tuple[Optional[str], Optional[str]]) -> Namespace:
-        extra = b"sglang\0%b\0%b\0%b" % (self._identity, self._epoch.encode(),
-                                        (name[0] or "").encode())
-        return self.client.namespace(extra=extra, salt=name[1],
-                                     label=f"sglang {self._identity.hex()[:8]}")
+    def _open_space(self, name: Space) -> Namespace:
+        extra_key, salt, adapter = name
+        value = self._name.value(self.client)
+        return self.client.namespace(extra=b"sglang\0%b\0%b" % (value, (extra_key or "").encode()),
+                                     salt=salt, adapter=adapter, label=f"sglang {value.hex()[:8]}")
 
-    def _space(self, extra_key: Any, cache_salt: Any) -> Optional[Namespace]:
-        """The namespace of a request. None: there can be no more."""
-        name = extra_key or None, cache_salt or None
+    def _space(self, req: Any) -> Optional[Namespace]:
+        """The namespace of a request; of a request of no kind if it is None. None: there can be no
+        more."""
+        name: Space = None, None, None
+        if req is not None:
+            extra_key = req.extra_key or ""
+            if req.lora_id is not None:  # SGLang has added it
+                extra_key = extra_key.removesuffix(req.lora_id)
+            name = extra_key or None, req.cache_salt or None, self.adapters.name(req.lora_id)
         return self._found if self.leases.see(self._find, name) else None
 
-    def _find(self, name: tuple[Optional[str], Optional[str]]) -> bool:
+    def _find(self, name: Space) -> bool:
         try:
             self._found = self._spaces.find(name)
         except Error as error:
@@ -114,7 +126,9 @@ class KvtrunkCache(BasePrefixCache):
     def match_prefix(self, params: Any) -> MatchResult:
         key = params.key
         positions = 0
-        space = self._space(key.extra_key, key.cache_salt) if len(key) >= self.page_size else None
+        space = None
+        if params.req is not None and len(key) >= self.page_size:
+            space = self._space(params.req)
         if space is not None:
             keys = keys_of(key.token_ids, self.page_size)
             if keys is not None:
@@ -195,6 +209,7 @@ class KvtrunkCache(BasePrefixCache):
             return False
         except Error:
             return False
+        self._name.forsake()
         self.leases.continue_with(self.client)
         self._spaces = Spaces(self.leases.ring, self._open_space)
         logger.warning("kvtrunk: connected to daemon %d; its cache is empty, requests are computed "
@@ -203,14 +218,14 @@ class KvtrunkCache(BasePrefixCache):
 
     def _begin(self, req: Any, length: int) -> Optional[Lease]:
         tokens = grown(req)
-        space = self._space(req.extra_key, req.cache_salt)
+        space = self._space(req)
         keys = None
         if tokens is not None and space is not None:
             keys = keys_of(tokens, self.page_size)
         reuse = req._compute_max_prefix_len(length) == length - 1 and \
             not envs.SGLANG_RADIX_FORCE_MISS.get()
         if keys is None:
-            keys, space = _NO_KEYS, space or self._space(None, None)
+            keys, space = _NO_KEYS, space or self._space(None)
             if space is None:
                 return None
         return self.leases.begin(req.rid, space, keys, length, reuse=reuse)

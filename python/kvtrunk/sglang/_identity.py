@@ -4,43 +4,117 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
-from typing import Any
+import logging
+from typing import Any, Optional
+
+import sglang
+import torch
+from sglang.srt.runtime_context import get_exec
 
 from .. import _weights
+from .._built import built_digest
+from . import _pool
 
-# What changes KV beside weights and the model's config.
-ARGUMENTS = ("dtype", "quantization", "quantization_param_path", "kv_cache_dtype",
-             "attention_backend", "prefill_attention_backend", "decode_attention_backend",
-             "model_impl", "enable_deterministic_inference", "rl_on_policy_target",
-             "enable_tf32_matmul", "triton_attention_reduce_in_fp32", "load_format",
-             "enable_torch_compile", "bf16_gemm_backend", "fp8_gemm_runner_backend",
-             "fp4_gemm_runner_backend", "moe_runner_backend")
+logger = logging.getLogger(__name__)
+
+# What reads weights from the files of a folder, and from nowhere else.
+FILE_FORMATS = ("auto", "pt", "safetensors", "instanttensor", "npcache", "sharded_state", "gguf",
+                "bitsandbytes", "mistral", "layered", "fastsafetensors", "runai_streamer")
+OPTIONS = ("kernel", "deterministic", "comm", "moe", "mamba", "overlap")
+"""Groups of options that choose how layers compute. Others: graphs, offloading, features of
+requests."""
+
+
+class Files:
+    """A model's files, and their digest, taken while SGLang loads them. Made before it begins."""
+
+    def __init__(self, model: str, load_format: Any, server_args: Any) -> None:
+        self._model = model, server_args.revision, server_args.download_dir
+        self._format = str(getattr(load_format, "value", load_format) or "auto")
+        self._weights: Optional[_weights.Weights] = None
+        self.tensors: Optional[dict[str, Any]] = None
+        """Type and shape of each tensor by its name. None: not known."""
+        if not _pool.follows():
+            try:
+                self._begin()
+            except FileNotFoundError:
+                pass  # SGLang downloads them, or fails
+
+    def _begin(self) -> None:
+        folder = _weights.model_folder(*self._model)
+        if self._format in FILE_FORMATS:
+            self._weights = _weights.Weights(folder)
+        self.tensors = _weights.tensor_shapes(folder)
+
+    def digest(self) -> Optional[str]:
+        """When they are loaded: for Name. None: what was loaded is not known, or this is not rank
+        0."""
+        if self._format == "dummy":
+            return ""
+        if _pool.follows():
+            return None
+        try:
+            if self._weights is None:
+                self._begin()
+            if self._weights is not None:
+                # A folder may have files of several formats.
+                return f"{self._weights.result()} {self._format}"
+            why = f"--load-format {self._format} reads no files"
+        except OSError as error:
+            why = str(error)
+        logger.warning("kvtrunk: what was loaded from %s is not known: %s", self._model[0], why)
+        return None
+
+
+def adapter_digest(adapter: Any) -> str:
+    """Of a LoRAAdapter as it is loaded: its configuration, and every byte of its tensors.
+
+    These may be views of a file, which a trainer may write into. So they become copies first.
+    """
+    config = {**adapter.config.hf_config, "added tokens": adapter.config.added_tokens_config,
+              "scaling": adapter.scaling}
+    digest = hashlib.sha256(_weights.config_digest(
+        {name: value for name, value in config.items()
+         if name not in ("base_model_name_or_path", "revision")}).encode())
+    groups = [layer.weights for layer in adapter.layers]
+    for i, group in enumerate([*groups, adapter.embedding_layers, adapter.added_tokens_embeddings]):
+        for name in sorted(group):
+            tensor = group[name] = group[name].clone()
+            digest.update(f"{i} {name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+            digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def isa(device: str) -> str:
     """The instructions that kernels use on this machine."""
-    import torch
     if device.startswith("cuda"):
         return f"sm{torch.cuda.get_device_capability()}"
     return str(torch.backends.cpu.get_cpu_capability())
 
 
-def identity(server_args: Any, model_config: Any, device: str) -> bytes:
-    """32 bytes: the digest of weights, effective config, types, kernels and instructions."""
-    import sglang
-    import torch
-    if server_args.load_format == "dummy":
-        return secrets.token_bytes(32)  # weights that no other engine has
+def _options(bag: Any) -> dict[str, str]:
+    """SGLang's options of one group."""
+    return {name: str(value) for name, value in vars(bag).items() if not name.startswith("_")}
+
+
+def config_digest(runner: Any, device: str) -> bytes:
+    """32 bytes: of all but the weights that makes KV. All ranks call it, and get rank 0's.
+
+    Beside the model as built that is what its layers look up while they compute: SGLang groups its
+    options by what they reach.
+    """
+    reach = get_exec()
     parts = {
         "engine": ["sglang", sglang.__version__, torch.__version__],
-        "weights": _weights.digest_folder(_weights.model_folder(
-            server_args.model_path, server_args.revision, server_args.download_dir)),
-        "config": _weights.config_digest(model_config.hf_config.to_dict()),
-        "dtype": str(model_config.dtype),
-        "arguments": {name: str(getattr(server_args, name, None)) for name in ARGUMENTS},
+        "built": built_digest(runner.model),
+        "config": _weights.config_digest(runner.model_config.hf_config.to_dict()),
+        "dtype": str(runner.model_config.dtype),
+        "attention": [type(runner.attn_backend).__qualname__,
+                      type(runner.decode_attn_backend).__qualname__],
+        "options": {name: _options(getattr(reach, name)) for name in OPTIONS},
+        "tf32": str(reach.features.enable_tf32_matmul),
+        "compile": str(reach.graph.enable_torch_compile),
         "isa": isa(device),
-        "tensor_parallel": server_args.tp_size,
     }
-    text = json.dumps(parts, sort_keys=True, default=str)
+    text = json.dumps(_pool.everyone(parts), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).digest()

@@ -58,6 +58,17 @@ def ranks() -> Any:
     return get_tp_group()
 
 
+def follows() -> bool:
+    """Whether this rank does what rank 0 saw."""
+    return bool(ranks().rank_in_group > 0)
+
+
+def everyone(mine: Any) -> list[Any]:
+    """What each rank has here, by rank. All call this in the same order."""
+    group = ranks()
+    return [mine] if group.world_size == 1 else list(group.all_gather_object(mine))
+
+
 def _session(**options: Any) -> Client:
     """The session of an engine: that of its rank 0, whose group the others join with its token."""
     group = ranks()

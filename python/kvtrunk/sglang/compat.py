@@ -17,6 +17,7 @@ Folder = Union[pathlib.Path, zipfile.Path]
 RELEASES = "0.5.23"
 """What it was tested with."""
 
+_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
 # Each name, and arguments that it must take (by this name, or by **).
 NAMES: dict[str, tuple[str, ...]] = {
     "sglang.srt.mem_cache.registry.register_radix_cache_backend": ("name", "factory"),
@@ -60,7 +61,25 @@ NAMES: dict[str, tuple[str, ...]] = {
     "sglang.srt.managers.schedule_batch.ScheduleBatch._get_decode_retraction_order": ("reqs",),
     "sglang.srt.managers.schedule_batch.Req._compute_max_prefix_len": ("input_len",),
     "sglang.srt.managers.schedule_batch.Req.set_finish_with_abort": (),
-    "sglang.srt.managers.scheduler.Scheduler.record_weight_version_change": ("self",),
+    "sglang.srt.managers.scheduler.Scheduler.handle_update_weight_version": ("recv_req",),
+    "sglang.srt.managers.scheduler.Scheduler.handle_rpc_request": ("recv_req",),
+    "sglang.srt.managers.scheduler.Scheduler.load_lora_adapter": ("recv_req",),
+    "sglang.srt.managers.scheduler.Scheduler.load_lora_adapter_from_tensors": ("recv_req",),
+    "sglang.srt.managers.scheduler.Scheduler.unload_lora_adapter": ("recv_req",),
+    _UPDATER + "record_weight_version_after_update": ("weight_version",),
+    _UPDATER + "update_weights_from_disk": ("recv_req",),
+    _UPDATER + "begin_weight_update": ("recv_req",),
+    _UPDATER + "update_weights_from_tensor": ("recv_req",),
+    _UPDATER + "update_weights_from_distributed": ("recv_req",),
+    _UPDATER + "end_weight_update": ("recv_req",),
+    _UPDATER + "update_weights_from_ipc": ("recv_req",),
+    _UPDATER + "check_weights": ("recv_req",),
+    _UPDATER + "release_memory_occupation": ("recv_req",),
+    "sglang.srt.model_loader.loader.DefaultModelLoader.restore_weights_before_loading": ("model",),
+    "sglang.srt.model_executor.model_runner.ModelRunner.load_model": ("self",),
+    "sglang.srt.lora.lora_manager.LoRAManager.load_lora_weights": ("lora_ref",),
+    "sglang.srt.runtime_context.get_exec": (),
+    "sglang.srt.distributed.parallel_state.GroupCoordinator.all_gather_object": ("obj",),
     "sglang.srt.managers.scheduler_components.new_token_ratio_tracker.NewTokenRatioTracker."
     "estimate_new_token_ratio_after_retract": ("reqs",),
     "sglang.srt.mem_cache.base_prefix_cache.BasePrefixCache.checkpoint": ("req", "up_to"),

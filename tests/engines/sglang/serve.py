@@ -26,10 +26,56 @@ def generate(engine, prompts, max_tokens=16, salt=None, **more):
             for answer in answers]
 
 
+def call(engine, method, kind, **fields):
+    """A method of SGLang's tokenizer manager, with a request: for what sglang.Engine leaves out."""
+    from sglang.srt.managers import io_struct
+    request = getattr(io_struct, kind)(**fields)
+    return getattr(engine.tokenizer_manager, method)(request)
+
+
+async def scaled(engine, folder, names, factor, **more):
+    """Update weights in place by tensors: those of a folder times a factor, one in each part."""
+    import safetensors.torch
+    from sglang.srt.utils import MultiprocessingSerializer
+    tensors = safetensors.torch.load_file(f"{folder}/model.safetensors")
+    done = [await call(engine, "begin_weight_update", "BeginWeightUpdateReqInput")]
+    for name in names:
+        part = MultiprocessingSerializer.serialize([(name, tensors[name] * factor)])
+        done.append(await call(engine, "update_weights_from_tensor",
+                               "UpdateWeightsFromTensorReqInput", serialized_named_tensors=[part],
+                               **more))
+    done.append(await call(engine, "end_weight_update", "EndWeightUpdateReqInput"))
+    return all(success for success, _ in done)
+
+
+async def scaled_in_flight(engine, prompt, max_tokens, **update):
+    """The same while a request has begun to answer: it is held, and goes on afterwards."""
+    from sglang.srt.managers import io_struct
+    wanted = {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": True}
+    done, tokens = None, 0
+    async for answer in await engine.async_generate(input_ids=prompt, sampling_params=wanted,
+                                                    stream=True):
+        tokens = answer["meta_info"]["completion_tokens"]
+        if done is None:
+            manager = engine.tokenizer_manager
+            await manager.pause_generation(io_struct.PauseGenerationReqInput(mode="in_place"))
+            done = await scaled(engine, flush_cache=False, **update)
+            await manager.continue_generation(io_struct.ContinueGenerationReqInput())
+    return [done, tokens]
+
+
+def run(coroutine):
+    return lambda engine, **fields: engine.loop.run_until_complete(coroutine(engine, **fields))
+
+
 OPERATIONS = {
     "generate": generate,
     "flush": lambda engine: engine.flush_cache().success,
     "weights": lambda engine, **where: engine.update_weights_from_disk(**where)[0],
+    "scaled": run(scaled),
+    "scaled in flight": run(scaled_in_flight),
+    "adapter": lambda engine, **what: engine.load_lora_adapter(**what).success,
+    "no adapter": lambda engine, name: engine.unload_lora_adapter(name).success,
 }
 
 if __name__ == "__main__":

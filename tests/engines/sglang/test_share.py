@@ -79,20 +79,19 @@ def test_a_daemon_that_is_killed_under_load_is_a_pause(daemon, engines):
     expect_nothing_held(daemon)
 
 
-# After these a shares nothing with b.
 test_a_new_epoch_forgets_for_one_engine_only = sharing.test_a_new_epoch_forgets_for_one_engine_only
 test_a_new_epoch_closes_the_namespaces_before_it = \
     sharing.test_a_new_epoch_closes_the_namespaces_before_it
 
 
-def test_new_weights_find_nothing(engines, folder):
-    """Equal ones here: what they would compute is not asked."""
-    a = engines[1]
+def test_engines_that_flush_share_again(engines, start, daemon):
+    _, a, b = engines
+    for engine in (a, b):
+        engine.ask(do="flush")
+        assert engine.answer() is True
     text = prompt(next(SEEDS))
     expected = a.generate(text)[0]["tokens"]
-    a.ask(do="weights", model_path=str(folder))
-    assert a.answer() is True
-    assert a.generate(text)[0] == {"tokens": expected, "cached": 0}
+    assert b.generate(text)[0] == {"tokens": expected, "cached": whole(text)}
 
 
 def test_an_engine_killed_in_prefill_holds_nobody_up(daemon, engines, start):
