@@ -1,32 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill in one engine, decode in another, both on one kvtrunkd: a proxy for OpenAI servers.
 
-    proxy.py PREFILL DECODE [PORT]      as http://127.0.0.1:8001 http://127.0.0.1:8002 8000
-
 The first engine gets each request for one token. What it computes lies in the pool that both share,
 so the second computes at most a page of the prompt, and the answer.
 """
+import argparse
 import http.server
 import json
-import sys
 import urllib.error
 import urllib.request
 
-PREFILL, DECODE = sys.argv[1:3]
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("prefill", help="as http://127.0.0.1:8001")
+parser.add_argument("decode", help="as http://127.0.0.1:8002")
+parser.add_argument("port", type=int, nargs="?", default=8000, help="of this proxy (8000)")
 
 
 class Proxy(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.forward(DECODE)
+        self.forward(arguments.decode)
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         first = json.loads(body)
         for name in ("max_completion_tokens", "min_tokens", "n", "stream", "stream_options"):
             first.pop(name, None)
-        with self.ask(PREFILL, json.dumps({**first, "max_tokens": 1}).encode()) as answer:
+        with self.ask(arguments.prefill, json.dumps({**first, "max_tokens": 1}).encode()) as answer:
             answer.read()
-        self.forward(DECODE, body)  # also what the first refused: it says the same
+        self.forward(arguments.decode, body)  # also what the first refused: it says the same
 
     def ask(self, server, body):
         request = urllib.request.Request(server + self.path, data=body)
@@ -51,5 +52,5 @@ class Proxy(http.server.BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    port = int(sys.argv[3]) if len(sys.argv) > 3 else 8000
-    http.server.ThreadingHTTPServer(("127.0.0.1", port), Proxy).serve_forever()
+    arguments = parser.parse_args()
+    http.server.ThreadingHTTPServer(("127.0.0.1", arguments.port), Proxy).serve_forever()

@@ -7,7 +7,11 @@ Start it twice with one prompt: the second process computes only what the first 
 import argparse
 
 import kvtrunk
-import numpy as np
+
+try:
+    import numpy as np
+except ModuleNotFoundError:
+    raise SystemExit("this example needs numpy: pip install numpy") from None
 
 LAYERS, HEADS, DIM, CHUNK = 2, 2, 16, 64
 WIDTH = HEADS * DIM

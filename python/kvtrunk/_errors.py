@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failures as classes. The texts are the library's: they name the cause and the cure."""
+"""Failures as classes. The texts are the library's, which name the cause and the cure; where the
+cure is a call or an option, it is the one of this package."""
 from __future__ import annotations
 
 import errno as _errno
@@ -126,8 +127,32 @@ def _rebuild(kind: type[Error], text: str, errno: int, reason: str, attach_state
                 needed=needed)
 
 
+# Cures as the library's texts name them, and as they are here; longer ones first.
+_CURES = (
+    ("set options.geometry or options.fingerprint, or KVT_ANY_GEOMETRY if",
+     "give connect() geometry or fingerprint, or any_geometry=True if"),
+    ("map it without KVT_MAP_READ_ONLY", "map it with readonly=False"),
+    ("build it with kvt_geometry_fingerprint()", "give connect() a geometry instead"),
+    ("connect without KVT_HELLO_OBSERVE", "connect without observe=True"),
+    ("with KVT_MIRROR in options.flags", "with mirror=True"),
+    ("kvt_pool_map_cuda()", "Client.map_pool(device=N)"),
+    ("kvt_pool_map()", "Client.map_pool()"),
+    ("kvt_pool_view()", "Pool.layer()"),
+    ("kvt_client_resume()", "Client.resume()"),
+    ("kvt_stats()", "Client.call(Request(\"stats\"))"),
+    ("kvt_group_open()", "Client.group()"),
+    ("kvt_fence_forget()", "Client.forget_stream()"),
+    ("set begin_wait_ns", "give connect() begin_wait"),
+    ("kvt_submit()", "Client.submit()"),
+)
+
+
 def _text(pointer: Any) -> str:
-    return ffi.string(pointer).decode("utf-8", "replace")
+    text = ffi.string(pointer).decode("utf-8", "replace")
+    if "kvt_" in text or "KVT_" in text or "begin_wait_ns" in text:
+        for ours, cure in _CURES:
+            text = text.replace(ours, cure)
+    return text
 
 
 def from_parts(code: int, reason: int, text: str, *, attach_state: int = 0, available: int = 0,

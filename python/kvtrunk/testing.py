@@ -156,7 +156,9 @@ class Daemon:
         return self.log.read_text("utf-8", "replace") if self.log.exists() else ""
 
     def connect(self, **options: Any) -> Client:
-        """connect() to it."""
+        """connect() to it: with its geometry, unless `options` say with which."""
+        if not options.keys() & {"geometry", "fingerprint", "any_geometry", "observe"}:
+            options["any_geometry"] = True
         return connect(self.socket, **options)
 
     def kvtctl(self, *arguments: str) -> str:

@@ -8,11 +8,12 @@ import importlib.metadata
 import importlib.util
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 from typing import Optional
 
-from .. import Geometry, __version__, _doctor
+from .. import Geometry, __version__, _doctor, _flags
 from .._weights import model_folder
 from ..testing import program
 from . import NAME, compat
@@ -43,7 +44,7 @@ def flags(model: str, page_size: int, pool: int, kv_type: Optional[str],
     if n_pages < 2:
         raise ValueError(f"a pool of {pool} bytes has no room for a page of "
                          f"{geometry.page_bytes(page_size)} bytes: give a larger --pool")
-    daemon = " ".join(["kvtrunkd", *options, "--kv-layout=nhd", "--kv-order=layer",
+    daemon = " ".join(["kvtrunkd", *_flags.daemon(), *options, "--kv-layout=nhd", "--kv-order=layer",
                        f"--n-pages={n_pages}", "--max-private-pages=0"])
     types = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
     engine = (f"python -m sglang.launch_server --model-path {model} "
@@ -110,11 +111,17 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.command == "flags":
         try:
-            print("\n".join(flags(arguments.model, arguments.page_size, size_of(arguments.pool),
-                                  arguments.kv_type, arguments.tp_size)))
+            daemon, engine = flags(arguments.model, arguments.page_size, size_of(arguments.pool),
+                                   arguments.kv_type, arguments.tp_size)
         except (ValueError, OSError) as error:
             print(f"flags: {error}", file=sys.stderr)
             return 1
+        # Engines on a device are refused so far.
+        first, second = ("|".join(share) for share in _flags.cpu_shares(2, arguments.tp_size))
+        print(f"# the daemon, once\n{daemon}\n# each engine; of two, the second has other CPUs: "
+              f"SGLANG_CPU_OMP_THREADS_BIND={second}")
+        print(shlex.join(["env", *_flags.engine_environment(), "SGLANG_USE_CPU_ENGINE=1",
+                          f"SGLANG_CPU_OMP_THREADS_BIND={first}"]), engine)
         return 0
     return doctor(arguments.socket)
 

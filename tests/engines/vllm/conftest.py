@@ -33,7 +33,7 @@ def flags(folder, *more):
          "--device", "cpu", "--pool-bytes", "16M", *more], check=True, capture_output=True,
         text=True).stdout
     daemon, command = (line for line in said.splitlines() if not line.startswith("#"))
-    options = dict(word[2:].split("=", 1) for word in shlex.split(daemon)[1:])
+    options = dict(word[2:].split("=", 1) for word in shlex.split(daemon)[1:] if "=" in word)
     return {**{name.replace("-", "_"): value for name, value in options.items()},
             "n_pages": 0}, command
 

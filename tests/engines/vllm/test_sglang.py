@@ -41,7 +41,7 @@ def flags(interpreter, package, folder, *options):
     said = subprocess.run([str(interpreter), "-m", package, "flags", str(folder), *options],
                           capture_output=True, text=True, check=True).stdout
     line, = (line for line in said.splitlines() if line.startswith("kvtrunkd"))
-    return dict(word[2:].split("=", 1) for word in line.split()[1:])
+    return dict(word[2:].split("=", 1) for word in line.split()[1:] if "=" in word)
 
 
 def test_flags_name_pages_that_differ_in_their_layout(folder, sglang):

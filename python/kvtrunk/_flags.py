@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the flags commands of all engines have in common: what this machine has."""
+from __future__ import annotations
+
+import os
+import pathlib
+
+RUNTIME = pathlib.Path("/run/kvtrunk")
+
+
+def device() -> str:
+    """"cuda" if there is a device of NVIDIA, else "cpu"."""
+    return "cuda" if any(pathlib.Path("/dev").glob("nvidia[0-9]*")) else "cpu"
+
+
+def daemon() -> list[str]:
+    """Options of any daemon: a supervisor, and a folder that can be written if /run cannot."""
+    folder = _folder()
+    return ["--supervise", *([] if folder == RUNTIME else [f"--runtime-dir={folder}"])]
+
+
+def engine_environment() -> list[str]:
+    """Variables of any engine: the daemon's socket, unless all look there anyway."""
+    folder = _folder()
+    return [] if folder == RUNTIME else [f"KVTRUNK_SOCKET={folder}/default.sock"]
+
+
+def _folder() -> pathlib.Path:
+    if os.access(RUNTIME if RUNTIME.exists() else RUNTIME.parent, os.W_OK):
+        return RUNTIME
+    own = os.environ.get("XDG_RUNTIME_DIR")
+    return pathlib.Path(own, "kvtrunk") if own else pathlib.Path(f"/tmp/kvtrunk-{os.getuid()}")
+
+
+def cpu_shares(n_engines: int, n_ranks: int) -> list[list[str]]:
+    """CPUs of each rank of each engine, as "0-3": equal shares of those that this process may use.
+    Ranks share CPUs if there are more ranks."""
+    cpus = sorted(os.sched_getaffinity(0))
+    size = max(1, len(cpus) // (n_engines * n_ranks))
+    shares = [cpus[i * size:(i + 1) * size] or [cpus[i % len(cpus)]]
+              for i in range(n_engines * n_ranks)]
+    words = ["-".join(map(str, dict.fromkeys((share[0], share[-1]))))
+             if share[-1] - share[0] + 1 == len(share) else ",".join(map(str, share))
+             for share in shares]
+    return [words[i * n_ranks:(i + 1) * n_ranks] for i in range(n_engines)]

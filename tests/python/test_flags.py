@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `flags` of the engines prints, without an engine."""
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from kvtrunk import _flags
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 2,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 256,
+          "vocab_size": 100, "torch_dtype": "bfloat16"}
+
+
+def printed(tmp_path, engine, *options):
+    """Words of the daemon's command and of the engine's."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    said = subprocess.run([sys.executable, "-m", f"kvtrunk.{engine}", "flags", str(tmp_path),
+                           *options], check=True, capture_output=True, text=True).stdout
+    return [shlex.split(line) for line in said.splitlines() if not line.startswith("#")]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_flags_supervise_a_pool_in_host_memory_where_no_device_is(tmp_path, engine):
+    options = [] if _flags.device() == "cpu" or engine == "sglang" else ["--device=cpu"]
+    daemon, command = printed(tmp_path, engine, *options)
+    assert daemon[:2] == ["kvtrunkd", "--supervise"]
+    assert not any(word.startswith("--backend=") for word in daemon)
+    assert command[0] == "env" and any("OMP_THREADS_BIND=" in word for word in command)
+
+
+def test_flags_name_a_folder_that_can_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(_flags, "RUNTIME", tmp_path / "kvtrunk")
+    assert _flags.daemon() == ["--supervise"] and not _flags.engine_environment()
+    monkeypatch.setattr(_flags.os, "access", lambda *_: False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    assert _flags.daemon()[1:] == ["--runtime-dir=/run/user/7/kvtrunk"]
+    assert _flags.engine_environment() == ["KVTRUNK_SOCKET=/run/user/7/kvtrunk/default.sock"]
+
+
+@pytest.mark.parametrize("cpus, engines, ranks, shares", [
+    (range(8), 2, 1, [["0-3"], ["4-7"]]), (range(8), 2, 2, [["0-1", "2-3"], ["4-5", "6-7"]]),
+    (range(2), 2, 1, [["0"], ["1"]]), (range(1), 2, 1, [["0"], ["0"]]),
+    ([0, 2, 4, 6], 2, 1, [["0,2"], ["4,6"]])])
+def test_engines_have_cpus_of_their_own(monkeypatch, cpus, engines, ranks, shares):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(cpus))
+    assert _flags.cpu_shares(engines, ranks) == shares
