@@ -249,6 +249,7 @@ static int plan_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	to->slru_threshold = (uint32_t)from->slru_threshold;
 	to->disabled = !from->caching;
 	to->coalesce_threshold = (uint32_t)from->coalesce_threshold;
+	to->patience_ns = (uint64_t)from->coalesce_patience_ms * 1000000;
 	strlcpy(to->fingerprint, daemon->plan.fingerprint, sizeof(to->fingerprint));
 	read_boot_id(to->boot_id);
 	if (getrandom(&to->hash_seed, sizeof(to->hash_seed), 0) != sizeof(to->hash_seed) ||

@@ -121,7 +121,7 @@ _Static_assert(sizeof(struct kvt_section) == 32, "kvt_section");
 	X(COUNTER, waits, "BEGINs that waited for what others computed, or asked for a notice.")  \
 	X(COUNTER, wait_ns, "Time that BEGINs waited, added when a wait ends.")                   \
 	X(COUNTER, takeovers, "Waits that ended because no session computed the rest.")           \
-	X(COUNTER, deadline_misses, "Waits that ended with their deadline.")                      \
+	X(COUNTER, deadline_misses, "Waits that ended late: at the deadline, or nothing came.")   \
 	X(COUNTER, shared_hit_positions, "Of hit_positions: those that another session sealed.")  \
 	X(COUNTER, expired_pages, "Cached pages given back after their time to live.")            \
 	X(COUNTER, removed_pages, "Cached pages given back after REMOVE.")                        \

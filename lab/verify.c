@@ -62,6 +62,7 @@ static struct kvt_oracle *make_oracle(const struct kvt_core_config *c)
 		.slru_threshold = c->slru_threshold,
 		.disabled = c->disabled,
 		.coalesce_threshold = c->coalesce_threshold,
+		.patience_ns = c->patience_ns,
 	});
 }
 

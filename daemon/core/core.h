@@ -48,6 +48,7 @@ struct kvt_core_config {
 	uint32_t slru_threshold; /* 0: 2 */
 	bool disabled;          /* everything misses, nothing is cached */
 	uint32_t coalesce_threshold; /* positions: for so few, or fewer, no BEGIN waits */
+	uint64_t patience_ns; /* no BEGIN waits for a lease without a seal for so long; 0: any */
 	uint64_t hash_seed;
 	uint64_t instance[2];
 	uint64_t boot_id[2];

@@ -108,6 +108,7 @@ uint32_t kvt_lease_make(struct kvt_core *core, uint32_t session, uint32_t kind, 
 		.path_pages = path_pages,
 		.epoch = core->arena->epoch,
 		.begun_ns = core->now_ns,
+		.sealed_ns = core->now_ns,
 		.ticket = ++core->ledger->tickets,
 	};
 	kvt_lease_list(core, id);
@@ -807,6 +808,8 @@ static int commit(struct kvt_core *core, struct kvt_op_context *op)
 	commit_grow(core, &plan);
 	commit_seal(core, &plan, sqe->flags & KVT_F_KEEP, op->cqe);
 	KVT_ASSERT(core->count->duplicate_pages - before == op->cqe->commit.duplicates);
+	if (op->cqe->commit.sealed > 0)
+		kvt_wait_progress(core, plan.id);
 	/* A COMMIT has no TTL. Under a prefix that expires, its pages would go with the prefix, and
 	 * its own later commits would be stale: another session's TTL would decide. */
 	kvt_path_raise(core, plan.lease->node, INT32_MIN, KVT_NEVER);

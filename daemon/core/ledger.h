@@ -92,7 +92,8 @@ struct kvt_session_record {
 	uint32_t sealer;     /* its number in the pages that it seals; 0: opened before minor 3 */
 	uint32_t suspects;   /* SUSPECTs that it sent */
 	uint32_t suspected;  /* SUSPECTs of pages that it sealed */
-	uint32_t reserved[3];
+	uint32_t in_vain;    /* uid + 1 if others waited in vain for it (free records, too), or 0 */
+	uint32_t reserved[2];
 	/* sq_taken and cq_done count like the ring's indices and change in the mutation that they
 	 * count: entry i took effect iff i < sq_taken. Completions before cq_done - 1 are in the
 	 * ring, because each is published before the next is made. So a successor knows the fate
@@ -138,7 +139,8 @@ enum kvt_lease_flag {
 	KVT_LEASE_FORCE_MISS = 1u << 1,
 	KVT_LEASE_ENDING = 1u << 2,     /* END or UNLOCK waits behind a fence */
 	KVT_LEASE_FULL = 1u << 3,
-	KVT_LEASE_LATE = 1u << 4, /* a waiter missed its deadline: no BEGIN waits for it again */
+	KVT_LEASE_LATE = 1u << 4, /* a waiter missed its deadline, or it stalled: no BEGIN waits
+				     for it again */
 };
 
 /** A session's lock on a path of the tree, and the private pages of its sequence. The path is named
@@ -169,10 +171,11 @@ struct kvt_lease_record {
 	uint32_t next_lease; /* of the session; free: 0 is the next number (derived) */
 	uint32_t prev_lease; /* derived */
 	uint32_t n_pending;  /* its deferred operations (derived) */
-	uint32_t reserved0;
+	uint32_t gap_us;     /* longest time between two seals of it, its BEGIN included */
 	uint64_t ticket; /* order in which leases were made or, free ones, given back */
 	uint64_t pending_keys; /* that its deferred operations bring (derived) */
 	uint64_t root_key; /* of its BEGIN */
+	uint64_t sealed_ns; /* last seal, or its BEGIN */
 } KVT_ALIGNED(KVT_LINE);
 _Static_assert(sizeof(struct kvt_lease_record) == 128, "kvt_lease_record");
 
@@ -203,8 +206,9 @@ struct kvt_pending_record {
 	uint32_t matched;     /* pages that it matched when it began to wait */
 	uint32_t goal;        /* pages of the awaited lease's path that are the waiter's own */
 	uint32_t lease_generation; /* of the awaited lease */
+	uint32_t owner;            /* session of the awaited lease */
+	uint32_t owner_generation;
 	uint32_t reserved;
-	uint64_t reserved1;
 } KVT_ALIGNED(KVT_LINE);
 _Static_assert(sizeof(struct kvt_pending_record) == 128, "kvt_pending_record");
 
@@ -244,7 +248,9 @@ static inline uint64_t kvt_ledger_layout(void)
 		offsetof(struct kvt_session_record, last_cqe), sizeof(struct kvt_member_record),
 		offsetof(struct kvt_member_record, secret), sizeof(struct kvt_lease_record),
 		offsetof(struct kvt_lease_record, ticket), sizeof(struct kvt_owner_record),
+		offsetof(struct kvt_lease_record, sealed_ns),
 		sizeof(struct kvt_pending_record), offsetof(struct kvt_pending_record, token),
+		offsetof(struct kvt_pending_record, owner),
 		sizeof(struct kvt_undo_header), offsetof(struct kvt_undo_header, taker),
 		offsetof(struct kvt_undo_header, counters),
 	};

@@ -5,8 +5,12 @@
  * A waiter holds nothing. It names one lease whose path is its own up to `goal` pages. It is ready
  * when that lease does not compute them any more, or has sealed all but a small rest. run.c runs
  * ready waiters before anything else, oldest first. Each walks the tree again: of many whose owner
- * died, the first announces the rest and the others find it announced. Callers: BEGIN, run.c, the
- * end of a session, recovery. */
+ * died, the first announces the rest and the others find it announced.
+ *
+ * A lease is stalled if it has sealed nothing for longer than its own progress suggests. If a wait
+ * ends because the lease stalled, or ended unsealed, the wait was in vain. Then no BEGIN waits for
+ * that session, or the next one of its uid, until it seals a page before it stalls. Callers:
+ * BEGIN, COMMIT, run.c, begin and end of a session, recovery. */
 
 #include <errno.h>
 #include <string.h>
@@ -22,6 +26,26 @@
 
 /* ---- leases that compute */
 
+#define GAPS_OF_PATIENCE 4
+
+/** Time at which a lease will have sealed nothing for too long. A chunk may take several times as
+ * long as the slowest so far, because an engine computes other requests, too. */
+static uint64_t stalls_ns(const struct kvt_core *core, uint32_t id)
+{
+	const struct kvt_lease_record *lease = &core->leases[id];
+	uint64_t patience = core->config.patience_ns, gaps = lease->gap_us * 1000ull;
+
+	if (!patience)
+		return KVT_NEVER;
+	gaps *= GAPS_OF_PATIENCE;
+	return lease->sealed_ns + (patience > gaps ? patience : gaps);
+}
+
+static bool stalled(const struct kvt_core *core, uint32_t id)
+{
+	return core->now_ns >= stalls_ns(core, id);
+}
+
 /** True if a lease will still seal what its path has announced. */
 static bool computes(const struct kvt_core *core, uint32_t id)
 {
@@ -30,6 +54,7 @@ static bool computes(const struct kvt_core *core, uint32_t id)
 	return lease->kind == KVT_LEASE_BEGIN &&
 	       !(lease->flags & (KVT_LEASE_ENDING | KVT_LEASE_LATE)) &&
 	       core->sessions[lease->session].state == KVT_SESSION_OPEN &&
+	       !core->sessions[lease->session].in_vain && !stalled(core, id) &&
 	       lease->epoch == core->arena->epoch && !kvt_path_detached(core, lease->node);
 }
 
@@ -178,10 +203,15 @@ static bool worth_waiting(const struct kvt_core *core, uint32_t goal, uint32_t m
 void kvt_waiter_watch(struct kvt_core *core, uint32_t id)
 {
 	const struct kvt_pending_record *waiter = &core->pending[id];
+	uint64_t at;
 
-	if (waiter->session && core->views[waiter->session].fences &&
-	    waiter->deadline_ns < core->wake_at_ns)
-		core->wake_at_ns = waiter->deadline_ns;
+	if (!waiter->session || !core->views[waiter->session].fences)
+		return;
+	at = stalls_ns(core, waiter->lease);
+	if (waiter->deadline_ns < at)
+		at = waiter->deadline_ns;
+	if (at < core->wake_at_ns)
+		core->wake_at_ns = at;
 }
 
 void kvt_waiter_add(struct kvt_core *core, uint32_t id)
@@ -227,6 +257,7 @@ int kvt_wait_check(struct kvt_core *core, struct kvt_op_context *op, const struc
 	if (!(op->sqe->flags & KVT_F_FORCE_MISS))
 		owner = find_owner(core, op, walk, &goal);
 	if (owner == KVT_NONE || !worth_waiting(core, goal, walk->matched)) {
+		op->matched = walk->matched;
 		if (op->waiter && worth_waiting(core, waiter->goal, walk->matched))
 			op->cqe->flags |= KVT_CQE_TAKEOVER;
 		return 0;
@@ -290,6 +321,8 @@ static void await(struct kvt_core *core, struct kvt_pending_record *waiter,
 {
 	waiter->lease = op->awaited;
 	waiter->lease_generation = core->leases[op->awaited].generation;
+	waiter->owner = core->leases[op->awaited].session;
+	waiter->owner_generation = core->sessions[waiter->owner].generation;
 	waiter->goal = op->goal;
 }
 
@@ -331,24 +364,89 @@ static void account(struct kvt_core *core, const struct kvt_op_context *op, int 
 		core->count->coalesced_positions += there - before;
 }
 
+static void mark_late(struct kvt_core *core, uint32_t lease)
+{
+	kvt_save_lease(core, lease);
+	core->leases[lease].flags |= KVT_LEASE_LATE;
+	core->wake_due = true;
+}
+
+/** Blame the session whose lease was abandoned, unless RESET or another's deadline was the cause,
+ * or some of it was sealed. `matched`: pages that the waiter matches now. */
+static void waited_in_vain(struct kvt_core *core, const struct kvt_pending_record *waiter,
+			   uint32_t matched)
+{
+	const struct kvt_lease_record *lease = &core->leases[waiter->lease];
+	struct kvt_session_record *owner = &core->sessions[waiter->owner];
+
+	if (owner->generation != waiter->owner_generation)
+		return;
+	if (lease->generation == waiter->lease_generation) {
+		if (!stalled(core, waiter->lease))
+			return;
+		core->count->deadline_misses++;
+		mark_late(core, waiter->lease);
+	}
+	if (owner->in_vain || matched > waiter->matched)
+		return;
+	kvt_save(core, owner, KVT_SESSION_FACTS);
+	owner->in_vain = core->members[waiter->owner].uid + 1;
+	core->wake_due = true;
+}
+
 void kvt_wait_end(struct kvt_core *core, struct kvt_op_context *op, int error)
 {
 	const struct kvt_pending_record *waiter = &core->pending[op->waiter];
-	bool notice = op->cqe->flags & KVT_CQE_ASYNC;
-	struct kvt_lease_record *lease = &core->leases[waiter->lease];
+	const struct kvt_cqe *cqe = op->cqe;
+	bool notice = cqe->flags & KVT_CQE_ASYNC;
 
 	account(core, op, error);
-	if (notice ? op->cqe->notice.state == KVT_NOTICE_DEADLINE :
-		     op->cqe->flags & KVT_CQE_DEADLINE) {
+	if (notice ? cqe->notice.state == KVT_NOTICE_DEADLINE : cqe->flags & KVT_CQE_DEADLINE) {
 		core->count->deadline_misses++;
-		if (lease->generation == waiter->lease_generation &&
-		    computes(core, waiter->lease)) {
-			kvt_save_lease(core, waiter->lease);
-			lease->flags |= KVT_LEASE_LATE;
-			core->wake_due = true;
-		}
+		if (core->leases[waiter->lease].generation == waiter->lease_generation &&
+		    computes(core, waiter->lease))
+			mark_late(core, waiter->lease);
+	} else if (core->config.patience_ns &&
+		   (notice ? cqe->notice.state == KVT_NOTICE_ABANDONED :
+			     cqe->flags & KVT_CQE_TAKEOVER)) {
+		waited_in_vain(core, waiter, op->matched);
 	}
 	queue_remove(core, op->waiter);
+}
+
+/* ---- progress, and trust */
+
+void kvt_wait_progress(struct kvt_core *core, uint32_t id)
+{
+	struct kvt_lease_record *lease = &core->leases[id];
+	struct kvt_session_record *session = &core->sessions[lease->session];
+	uint64_t gap_us = (core->now_ns - lease->sealed_ns) / 1000;
+
+	if (session->in_vain && !stalled(core, id)) {
+		kvt_save(core, session, KVT_SESSION_FACTS);
+		session->in_vain = 0;
+	}
+	if (gap_us > lease->gap_us)
+		lease->gap_us = gap_us < UINT32_MAX ? (uint32_t)gap_us : UINT32_MAX;
+	lease->sealed_ns = core->now_ns;
+}
+
+void kvt_wait_inherit(struct kvt_core *core, uint32_t id, uint32_t uid)
+{
+	struct kvt_session_record *session = &core->sessions[id];
+
+	session->in_vain = session->in_vain == uid + 1 ? uid + 1 : 0;
+	for (uint32_t i = 1; i <= core->config.max_sessions && !session->in_vain; i++) {
+		struct kvt_session_record *other = &core->sessions[i];
+
+		if (other->in_vain != uid + 1)
+			continue;
+		session->in_vain = uid + 1;
+		if (other->state == KVT_SESSION_FREE) { /* it is moved: one is enough */
+			kvt_save(core, other, KVT_SESSION_FACTS);
+			other->in_vain = 0;
+		}
+	}
 }
 
 /* ---- ready waiters */

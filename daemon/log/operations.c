@@ -409,6 +409,7 @@ static void fill_header(struct oplog_header *header, const struct kvt_core_confi
 		.n_leases = config->n_leases,
 		.n_pending = config->n_pending,
 		.coalesce_threshold = config->coalesce_threshold,
+		.patience_ns = config->patience_ns,
 		.max_leases = config->max_leases,
 		.max_private_pages = config->max_private_pages,
 		.soft_private = config->soft_private,

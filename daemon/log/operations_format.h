@@ -29,6 +29,7 @@ struct oplog_header {
 	uint32_t uid_sessions, uid_leases, uid_namespaces, uid_pages;
 	uint32_t slru_threshold, disabled;
 	uint32_t coalesce_threshold, soft_private;
+	uint64_t patience_ns;
 	uint64_t instance[2];
 };
 

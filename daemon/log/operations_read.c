@@ -421,6 +421,7 @@ static void take_config(const struct oplog_header *header, struct kvt_core_confi
 		.n_leases = header->n_leases,
 		.n_pending = header->n_pending,
 		.coalesce_threshold = header->coalesce_threshold,
+		.patience_ns = header->patience_ns,
 		.max_leases = header->max_leases,
 		.max_private_pages = header->max_private_pages,
 		.soft_private = header->soft_private,

@@ -117,6 +117,10 @@
 	X(NUMBER, coalesce_threshold, "64", 0, 1ll << 30, NULL, START,                            \
 	  "A BEGIN does not wait if others are computing this many positions or fewer of it: "    \
 	  "computing them again costs about as much as one decode step.")                         \
+	X(NUMBER, coalesce_patience_ms, "1000", 0, 86400000, NULL, START,                         \
+	  "A BEGIN stops waiting for a sequence that has published nothing for this long, or "    \
+	  "for four times its slowest chunk if that is longer. Set it to some times what the "    \
+	  "first chunk of a prompt takes. 0: only the client's deadline ends a wait.")            \
 	X(NUMBER, max_op_keys, "1048576", 256, 1ll << 28, NULL, START,                            \
 	  "Most keys or pages of one operation. The areas of a session hold as much.")            \
 	X(NUMBER, max_ring_entries, "256", 8, 256, NULL, START,                                   \

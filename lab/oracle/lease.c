@@ -58,6 +58,8 @@ int lease_make(struct kvt_oracle *o, uint32_t kind, uint32_t node, struct model_
 	lease->root_key = record->root_key;
 	lease->node = node;
 	lease->counted = lease->force_miss = lease->ending = lease->late = false;
+	lease->sealed_ns = record->now_ns;
+	lease->gap_us = 0;
 	lease->epoch = o->epoch;
 	lease->order = ++o->lease_order;
 	lease->known = lease->computed = lease->done = 0;
@@ -417,6 +419,8 @@ static int commit_seal(struct kvt_oracle *o, struct model_lease *lease, uint32_t
 		displace(o, lease, i, twin);
 	}
 	lease->done = i;
+	if (o->run.sealed)
+		wait_sealed(o, lease);
 	return 0;
 }
 

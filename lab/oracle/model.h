@@ -81,6 +81,8 @@ struct model_lease {
 	uint64_t root_key;
 	uint32_t node; /* deepest locked node or 0 */
 	bool counted, force_miss, ending, late;
+	uint64_t sealed_ns; /* its BEGIN or last seal */
+	uint64_t gap_us;    /* the longest between two of these */
 	uint64_t epoch;
 	uint64_t order; /* of creation, among all leases */
 	uint32_t known;    /* positions */
@@ -101,6 +103,8 @@ struct model_pending {
 	/* A BEGIN that waits for other leases' pages: */
 	bool waits;
 	uint64_t deadline_ns, begun_ns;
+	uint32_t owner;         /* session of the awaited lease, and */
+	uint64_t owner_number;  /* its `number` */
 	uint32_t matched;             /* pages, when it began to wait */
 	uint32_t awaited, generation; /* the lease; 0: its answer is due */
 	uint32_t goal;                /* its path's pages that this BEGIN needs */
@@ -112,6 +116,7 @@ struct model_session {
 	bool closed; /* its CLOSE took effect */
 	bool privileged;
 	uint32_t uid;
+	bool in_vain;    /* others waited in vain for it; kept when it is gone */
 	uint64_t number; /* of all sessions so far */
 	uint32_t n_private;
 	uint32_t n_quarantined;
@@ -148,6 +153,7 @@ struct model_run {
 	uint64_t expiry_ns;
 	uint64_t tick;        /* the logical time of this operation */
 	uint32_t grow_node;   /* GROW may lengthen it; 0: none */
+	bool gained; /* the waiter matches more than when it began to wait */
 	uint32_t own, own_taken; /* pages that it takes from leases that end, and has taken */
 	uint64_t need_pages;  /* free pages that the operation wants to see */
 	uint64_t most_nodes;  /* free nodes that it may require: runs can fragment */
@@ -343,6 +349,9 @@ int wait_notice(struct kvt_oracle *o);
 int wait_cancel(struct kvt_oracle *o);
 /** Count a finished wait. */
 void wait_end(struct kvt_oracle *o);
+/* A lease has sealed pages. */
+void wait_sealed(struct kvt_oracle *o, struct model_lease *lease);
+void wait_inherit(struct kvt_oracle *o, uint32_t session, uint32_t uid);
 
 /* ---- check.c ---- */
 int check_counters(struct kvt_oracle *o);

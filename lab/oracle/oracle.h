@@ -34,6 +34,7 @@ struct kvt_oracle_config {
 	uint32_t slru_threshold;
 	bool disabled;
 	uint32_t coalesce_threshold;
+	uint64_t patience_ns;
 };
 
 /** NULL when out of memory. */

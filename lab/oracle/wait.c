@@ -13,12 +13,22 @@
 
 /* ---- what leases compute ---- */
 
+static bool stalled(const struct kvt_oracle *o, uint32_t index)
+{
+	const struct model_lease *lease = &o->leases[index];
+	uint64_t patience = o->config.patience_ns, gaps = 4000 * lease->gap_us;
+
+	return patience && o->run.record->now_ns - lease->sealed_ns >=
+				   (gaps > patience ? gaps : patience);
+}
+
 static bool computes(const struct kvt_oracle *o, uint32_t index)
 {
 	const struct model_lease *lease = &o->leases[index];
 
 	return lease->kind == MODEL_LEASE_BEGIN && !lease->ending && !lease->late &&
 	       o->sessions[lease->session].state == KVT_SESSION_OPEN &&
+	       !o->sessions[lease->session].in_vain && !stalled(o, index) &&
 	       lease->epoch == o->epoch && (!lease->node || !o->nodes[lease->node]->detached);
 }
 
@@ -224,6 +234,8 @@ static int wait_follow(struct kvt_oracle *o, const struct model_walk *walk,
 	p->awaited = cqe->lease;
 	p->generation = cqe->lease_generation;
 	p->goal = goal;
+	p->owner = o->leases[cqe->lease].session;
+	p->owner_number = o->sessions[p->owner].number;
 	return 0;
 }
 
@@ -252,6 +264,7 @@ int wait_defer(struct kvt_oracle *o)
 /* The wait is over, or not needed. */
 static void wait_over(struct kvt_oracle *o, uint32_t goal, uint32_t matched)
 {
+	o->run.gained = matched > o->run.waiter.matched;
 	if (goal)
 		o->run.want.flags |= KVT_CQE_DEADLINE;
 	else if (worth_waiting(o, o->run.waiter.goal, matched))
@@ -310,6 +323,47 @@ int wait_cancel(struct kvt_oracle *o)
 	return run_refuse(o, -ECANCELED, KVT_REASON_CLOSING, 0);
 }
 
+static void waited_in_vain(struct kvt_oracle *o, const struct model_pending *p)
+{
+	bool there = o->leases[p->awaited].generation == p->generation;
+
+	if (!o->config.patience_ns || o->sessions[p->owner].number != p->owner_number ||
+	    (there && !stalled(o, p->awaited)))
+		return;
+	if (there) {
+		o->counters.deadline_misses++;
+		o->leases[p->awaited].late = true;
+	}
+	if (!o->run.gained)
+		o->sessions[p->owner].in_vain = true;
+}
+
+void wait_sealed(struct kvt_oracle *o, struct model_lease *lease)
+{
+	uint64_t now = o->run.record->now_ns, gap = (now - lease->sealed_ns) / 1000;
+
+	if (!stalled(o, (uint32_t)(lease - o->leases)))
+		o->sessions[lease->session].in_vain = false;
+	lease->gap_us = gap > lease->gap_us ? gap : lease->gap_us;
+	lease->sealed_ns = now;
+}
+
+/* A new session takes over the blame of another one of its uid. */
+void wait_inherit(struct kvt_oracle *o, uint32_t session, uint32_t uid)
+{
+	struct model_session *s = &o->sessions[session];
+
+	s->in_vain = s->in_vain && s->uid == uid;
+	for (uint32_t i = 1; i <= o->config.max_sessions && !s->in_vain; i++) {
+		struct model_session *other = &o->sessions[i];
+
+		if (i == session || !other->in_vain || other->uid != uid)
+			continue;
+		s->in_vain = true;
+		other->in_vain = other->state != KVT_SESSION_FREE;
+	}
+}
+
 void wait_end(struct kvt_oracle *o)
 {
 	const struct model_pending *p = &o->run.waiter;
@@ -322,6 +376,8 @@ void wait_end(struct kvt_oracle *o)
 	if (want->result == 0 && there > before)
 		o->counters.coalesced_positions += there - before;
 	o->counters.takeovers += (want->flags & KVT_CQE_TAKEOVER) != 0;
+	if (notice ? want->notice.state == KVT_NOTICE_ABANDONED : want->flags & KVT_CQE_TAKEOVER)
+		waited_in_vain(o, p);
 	if (!(want->flags & KVT_CQE_DEADLINE) &&
 	    !(notice && want->notice.state == KVT_NOTICE_DEADLINE))
 		return;

@@ -182,7 +182,7 @@ def daemon(*, supervise: bool = False, **options: Option) -> Iterator[Daemon]:
     ends with this process, however that ends.
     """
     defaults: dict[str, Option] = {"page_size": 16, "n_pages": 4096, "hugepages": "no",
-                                   "max_private_pages": 0}
+                                   "max_private_pages": 0, "coalesce_patience_ms": 0}
     if "n_layers" not in options:
         defaults["page_bytes"] = 1024
     made = Daemon({**defaults, **options}, supervise)

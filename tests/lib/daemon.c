@@ -99,7 +99,8 @@ static void write_config(const struct kvt_test_daemon *daemon, const char *more)
 	fprintf(file, "instance = %s\nruntime_dir = %s\nsocket_path = %s\n", daemon->name,
 		daemon->dir, daemon->socket);
 	fprintf(file, "page_size = 16\npage_bytes = 1024\nn_pages = 4096\nspin_budget_us = 20\n"
-		      "max_private_pages = 0\nlog_level = debug\nhugepages = no\n");
+		      "max_private_pages = 0\ncoalesce_patience_ms = 0\nlog_level = debug\n"
+		      "hugepages = no\n");
 	fprintf(file, "%s", more ? more : "");
 	kvt_test_check(fclose(file) == 0);
 }

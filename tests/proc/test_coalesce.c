@@ -231,16 +231,22 @@ static void burst(uint32_t n, uint32_t deaths)
 	end_burst(observer);
 }
 
-static int start(void **state)
+static int start_with(const char *config)
 {
 	const char *arguments[] = { NULL, NULL };
 	char flag[128];
 
-	kvt_test_daemon_prepare(&daemon_, "coalesce_threshold = 0\n");
+	kvt_test_daemon_prepare(&daemon_, config);
 	snprintf(flag, sizeof(flag), "--log_file=%s/operations", daemon_.dir);
 	arguments[0] = flag;
 	kvt_test_daemon_start(&daemon_, arguments);
 	return 0;
+}
+
+static int start(void **state)
+{
+	(void)state;
+	return start_with("coalesce_threshold = 0\n");
 }
 
 static int stop(void **state)
@@ -349,6 +355,44 @@ static void take_answers(struct kvt_client *client, struct answers *answers, int
 		}
 		kvt_result_release(client, &results[i]);
 	}
+}
+
+static int start_impatient(void **state)
+{
+	(void)state;
+	return start_with("coalesce_patience_ms = 20\n");
+}
+
+/* One announces the prompts of another one, holds them, and computes nothing. */
+TEST_WITH(a_squatter_costs_one_short_wait, start_impatient, stop)
+{
+	struct kvt_client *squatter = kvt_test_connect(&daemon_);
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_client *innocent;
+	struct kvt_error error;
+	struct kvt_seq *held, *own;
+	struct kvt_counters counters;
+	uint32_t keys[PAGE * 16];
+
+	options.socket_path = daemon_.socket;
+	options.begin_wait_ns = HOUR_NS;
+	kvt_test_equal(kvt_client_connect(&innocent, &options, &error), 0);
+	for (uint32_t i = 0; i < 20; i++) {
+		kvt_test_keys(keys, PAGE * 16, i);
+		kvt_test_equal(kvt_seq_begin(squatter, kvt_test_namespace(squatter, "c"), keys,
+					     PAGE * 16, 0, 0, &held), 0);
+		kvt_test_equal(kvt_seq_begin(innocent, kvt_test_namespace(innocent, "c"), keys,
+					     PAGE * 16, 0, 0, &own), 0);
+		kvt_test_equal(kvt_seq_end(held, 0, NULL, 0, KVT_IDLE, 0), 0);
+		kvt_test_equal(kvt_seq_end(own, 0, NULL, 0, KVT_IDLE, 0), 0);
+	}
+	counters = kvt_test_settled(&daemon_);
+	printf("20 prompts: waited %.1f ms in all\n", (double)counters.wait_ns / 1e6);
+	kvt_test_equal(counters.waits, 1);
+	kvt_test_equal(counters.takeovers, 1);
+	kvt_test_equal(counters.deadline_misses, 1);
+	kvt_client_close(squatter, KVT_IDLE);
+	kvt_client_close(innocent, KVT_IDLE);
 }
 
 /* Each may have two answers, and both have room. A BEGIN without that room begins at once. */

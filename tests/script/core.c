@@ -129,6 +129,7 @@ static int start(const char *options)
 	core.slru_threshold = (uint32_t)config.slru_threshold;
 	core.disabled = !config.caching;
 	core.coalesce_threshold = (uint32_t)config.coalesce_threshold;
+	core.patience_ns = (uint64_t)config.coalesce_patience_ms * 1000000;
 	inside_init(&inside, &core);
 	if (inside.sizes.arena_bytes + inside.sizes.ledger_bytes <= COMPARED_BYTES) {
 		arena_before = inside_memory(inside.sizes.arena_bytes);

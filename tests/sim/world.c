@@ -97,6 +97,7 @@ static void choose_config(struct sim *sim)
 	c->slru_threshold = sim_between(sim, 1, 4);
 	c->disabled = sim_chance(sim, 30);
 	c->coalesce_threshold = sim_chance(sim, 600) ? 0 : sim_below(sim, 4 * c->page_size);
+	c->patience_ns = sim_chance(sim, 500) ? 1000000ull * sim_between(sim, 1, 3000) : 0;
 	c->hash_seed = sim_chance(sim, 100) ? 0 : next_random(sim);
 	if (sim->tiny) {
 		c->page_size = 1u << sim_below(sim, 3);
@@ -157,6 +158,7 @@ bool sim_create(struct sim *sim)
 		.slru_threshold = sim->config.slru_threshold,
 		.disabled = sim->config.disabled,
 		.coalesce_threshold = sim->config.coalesce_threshold,
+		.patience_ns = sim->config.patience_ns,
 	});
 	if (!sim->oracle)
 		return sim_fail(sim, "out of memory");

@@ -76,6 +76,104 @@ TEST(a_ready_waiter_precedes_what_could_evict_its_prefix)
 	end_lease(b, &w->done[0]);
 }
 
+static void pass(struct world *w, uint64_t ms)
+{
+	w->now_ns += ms * 1000000;
+	kvt_core_wake(w->core, w->now_ns);
+}
+
+static struct world *world_patient(void)
+{
+	return world_new((struct kvt_core_config){ .page_size = 4, .n_pages = 100,
+						   .patience_ns = SECOND });
+}
+
+TEST(a_wait_ends_when_nothing_was_sealed_for_long)
+{
+	struct world *w = world_patient();
+	struct client *a = client_new(w), *b = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct seq *seq = begin(a, ns, range(1, 40), 0, 0);
+
+	space_open(b, "ns");
+	begin_waiting(b, ns, range(1, 40), KVT_F_WAIT, 60000);
+	pass(w, 400);
+	expect_ok(commit(seq, 8, NO_KEYS, KVT_F_CHUNKED));
+	pass(w, 1599); /* four times the first chunk, nearly */
+	assert_int_equal(w->n_done, 0);
+	expect_ok(commit(seq, 16, NO_KEYS, KVT_F_CHUNKED));
+	pass(w, 6395);
+	assert_int_equal(w->n_done, 0);
+	pass(w, 1);
+	expect_begun(w, 0, 16, KVT_CQE_TAKEOVER);
+	assert_int_equal(counters(w)->deadline_misses, 1);
+	/* The lease that stalled publishes what it computes in the end. */
+	expect_ok(commit(seq, 40, NO_KEYS, 0));
+	end_lease(b, &w->done[0]);
+}
+
+/* One announces a prompt and holds it for `hold_ms` at most, another one begins it. Returns how
+ * long that one waited. */
+static uint64_t squat(struct client *squatter, struct client *other, uint32_t first,
+		      uint64_t hold_ms)
+{
+	struct world *w = squatter->world;
+	uint32_t ns = space_open(squatter, "ns"), before = w->n_done;
+	struct seq *seq = begin(squatter, ns, range(first, first + 39), 0, 0);
+	uint64_t ms = 0;
+	struct answer answer;
+
+	space_open(other, "ns");
+	answer = begin_waiting(other, ns, range(first, first + 39), KVT_F_WAIT, 30000);
+	for (; answer.deferred && w->n_done == before && ms < hold_ms; ms += 50)
+		pass(w, 50);
+	expect_ok(end(seq));
+	pass(w, 0);
+	end_lease(other, answer.deferred ? &w->done[before] : &answer.cqe);
+	return ms;
+}
+
+TEST(who_lets_others_wait_in_vain_is_not_waited_for_until_it_seals)
+{
+	struct world *w = world_patient();
+	struct client *a = client_of(w, 1), *b = client_of(w, 2), *c = client_of(w, 3);
+	uint32_t ns = space_open(c, "ns");
+	struct seq *seq;
+
+	assert_int_equal(squat(a, b, 100, 30000), 1000);
+	assert_int_equal(squat(a, b, 200, 30000), 0);
+	/* Others are waited for, with time of their own. */
+	assert_int_equal(squat(c, b, 300, 30000), 1000);
+	/* Ending before the patience of others does not help. */
+	seq = begin(c, ns, range(401, 440), 0, 0);
+	expect_ok(commit(seq, 4, NO_KEYS, KVT_F_CHUNKED));
+	assert_int_equal(squat(c, b, 500, 900), 900);
+	assert_int_equal(squat(c, b, 600, 900), 0);
+	expect_ok(commit(seq, 8, NO_KEYS, KVT_F_CHUNKED)); /* in time: it heals */
+	assert_int_equal(squat(c, b, 700, 900), 900);
+	/* What comes too late does not. */
+	pass(w, 20000);
+	expect_ok(commit(seq, 12, NO_KEYS, KVT_F_CHUNKED));
+	assert_int_equal(squat(c, b, 800, 900), 0);
+}
+
+TEST(a_new_session_of_a_blamed_uid_begins_blamed)
+{
+	struct world *w = world_patient();
+	struct client *a = client_of(w, 1), *b = client_of(w, 2), *c;
+	char why[256] = "";
+
+	assert_int_equal(squat(a, b, 100, 30000), 1000);
+	client_dies(a, KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET);
+	assert_int_equal(world_adopt(w, NULL, why, sizeof(why)), 0);
+	c = client_of(w, 1);
+	assert_int_equal(squat(c, b, 200, 30000), 0);
+	expect_ok(commit(begin(c, space_open(c, "ns"), range(1, 40), 0, 0), 40, NO_KEYS, 0));
+	assert_int_equal(squat(c, b, 300, 30000), 1000);
+	client_dies(c, KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET);
+	assert_int_equal(squat(client_of(w, 4), b, 400, 30000), 1000);
+}
+
 TEST(a_hint_that_is_wrong_changes_nothing)
 {
 	struct world *w = world_small(4, 60);
