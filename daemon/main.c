@@ -42,7 +42,10 @@ int main(int argc, char **argv)
 	}
 	switch ((enum kvt_command)(command & ~KVT_COMMAND_DETACH)) {
 	case KVT_COMMAND_HELP:
-		kvt_config_help(stdout);
+		kvt_config_help(stdout, false);
+		return 0;
+	case KVT_COMMAND_HELP_ALL:
+		kvt_config_help(stdout, true);
 		return 0;
 	case KVT_COMMAND_VERSION:
 		printf("kvtrunkd " KVT_VERSION "%s\n", kvt_commit);

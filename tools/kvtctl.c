@@ -88,17 +88,24 @@ static const struct command {
 
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
 
-static void help(FILE *to)
+/* Print one screen; `all`: also kvtlab's commands, the options and the exit codes. */
+static void help(FILE *to, bool all)
 {
 	fprintf(to, "usage: kvtctl [--socket PATH] [--timeout SECONDS] [--json] COMMAND [...]\n\n");
 	for (size_t i = 0; i < N_COMMANDS; i++)
-		fprintf(to, "  %-11s %s\n", commands[i].name, commands[i].help);
+		if (all || commands[i].run)
+			fprintf(to, "  %-11s %s\n", commands[i].name, commands[i].help);
+	if (!all) {
+		fprintf(to, "\nkvtctl help COMMAND: more about one. kvtctl --help-all: options, "
+			"exit codes,\nand the commands of kvtlab.\n");
+		return;
+	}
 	fprintf(to, "\n  --socket PATH       default: $KVTRUNK_SOCKET, then "
 		"/run/kvtrunk/default.sock\n"
 		"  --timeout SECONDS   how long a daemon may take to answer (3); audit, evict,\n"
 		"                      remove, reset, upgrade may take longer unless it is given\n"
 		"  --json              one line of JSON instead of text\n"
-		"  --help, --version\n\n"
+		"  --help, --help-all, --version\n\n"
 		"exit: 0 done, 1 a problem was found or the daemon refused, 2 usage, "
 		"3 cannot connect\n");
 }
@@ -168,7 +175,7 @@ static int run_help(int argc, char **argv)
 		return KVT_EXIT_USAGE;
 	}
 	if (argc == 0) {
-		help(stdout);
+		help(stdout, false);
 		return KVT_EXIT_OK;
 	}
 	command = find(argv[0]);
@@ -258,7 +265,7 @@ static const char *value_of(const char *name, char **argv, int *i)
 static const char *own_option(const void *list, size_t i)
 {
 	static const char *const names[] = { "--socket", "--timeout", "--json", "--help",
-					     "--version" };
+					     "--help-all", "--version" };
 
 	(void)list;
 	return i < sizeof(names) / sizeof(names[0]) ? names[i] : NULL;
@@ -319,6 +326,10 @@ int main(int argc, char **argv)
 			return command ? help_of(command) : given.n ? KVT_EXIT_USAGE :
 				run_help(0, NULL);
 		}
+		if (given.n == 0 && strcmp(argv[i], "--help-all") == 0) {
+			help(stdout, true);
+			return fflush(stdout) ? KVT_EXIT_PROBLEM : KVT_EXIT_OK;
+		}
 		if (given.n == 0 && strcmp(argv[i], "--version") == 0)
 			argv[i] = (char *)(uintptr_t)"version";
 		if (given.n == 0 && argv[i][0] == '-')
@@ -327,7 +338,7 @@ int main(int argc, char **argv)
 	}
 	given.words[given.n] = NULL;
 	if (given.n == 0) {
-		help(stderr);
+		help(stderr, false);
 		return KVT_EXIT_USAGE;
 	}
 	if (given.socket_path)

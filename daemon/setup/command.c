@@ -68,6 +68,8 @@ static int command_of(const char *argument)
 		return KVT_COMMAND_CHECK;
 	if (flag_is(argument, "--help") || flag_is(argument, "-h"))
 		return KVT_COMMAND_HELP;
+	if (flag_is(argument, "--help-all"))
+		return KVT_COMMAND_HELP_ALL;
 	if (flag_is(argument, "--version"))
 		return KVT_COMMAND_VERSION;
 	if (flag_is(argument, "--dump-options"))
@@ -105,7 +107,8 @@ int kvt_config_parse(struct kvt_config *config, int argc, char **argv, char why[
 	for (int i = 1; i < argc; i++) {
 		int other = command_of(argv[i]);
 
-		if (other == KVT_COMMAND_HELP || other == KVT_COMMAND_VERSION ||
+		if (other == KVT_COMMAND_HELP || other == KVT_COMMAND_HELP_ALL ||
+		    other == KVT_COMMAND_VERSION ||
 		    other == KVT_COMMAND_DUMP)
 			return other;
 	}

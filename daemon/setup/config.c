@@ -621,28 +621,38 @@ static void print_wrapped(FILE *to, const char *text)
 	fputc('\n', to);
 }
 
-void kvt_config_help(FILE *to)
+/* One screen: what the daemon can be told, without the table of options. */
+static const char short_help[] =
+	"Usage: kvtrunkd [--config FILE] [--OPTION=VALUE | --OPTION VALUE]...\n"
+	"Share the KV cache of LLM inference between the processes of this host.\n\n"
+	"  -c, --config FILE   read options from FILE (see kvtrunkd.conf(5))\n"
+	"  --pool-bytes SIZE   memory of the pool, as 8G or 50%\n"
+	"  --n-layers N, --n-kv-heads N, --head-dim N   of the model: see kvtctl geometry\n"
+	"  --instance NAME     one daemon serves one model (default)\n"
+	"  --runtime-dir PATH  of the socket and the lock (/run/kvtrunk)\n"
+	"  --supervise         run the daemon as a child; when it crashes, start it again\n"
+	"                      with all that it had (see kvtctl upgrade)\n"
+	"  --detach            return when the daemon serves, and let it run in the\n"
+	"                      background; it logs to RUNTIME_DIR/INSTANCE.log where\n"
+	"                      standard error is a terminal or a pipe\n"
+	"  --check-config      say whether the configuration is good and what pool it\n"
+	"                      makes here, and exit\n"
+	"  --dump-options      print the table of options, and exit\n"
+	"  --help-all          print all options, and exit\n"
+	"  -h, --help          print this, and exit\n"
+	"  --version           print the version and the commit, and exit\n";
+
+void kvt_config_help(FILE *to, bool all)
 {
 	char allowed[128];
 
-	fprintf(to,
-		"Usage: kvtrunkd [--config FILE] [--OPTION=VALUE | --OPTION VALUE]...\n"
-		"Share the KV cache of LLM inference between the processes of this host.\n\n"
-		"  -c, --config FILE   read options from FILE (see kvtrunkd.conf(5))\n"
-		"  --supervise         run the daemon as a child; when it crashes, start it again\n"
-		"                      with all that it had (see kvtctl upgrade)\n"
-		"  --detach            return when the daemon serves, and let it run in the\n"
-		"                      background; it logs to RUNTIME_DIR/INSTANCE.log where\n"
-		"                      standard error is a terminal or a pipe\n"
-		"  --check-config      say whether the configuration is good and what pool it\n"
-		"                      makes here, and exit\n"
-		"  --dump-options      print the table of options, and exit\n"
-		"  --version           print the version, and exit\n"
-		"  -h, --help          print this, and exit\n\n"
-		"Options, also accepted in the file as 'key = value' (there with _ for -) and in\n"
-		"the environment as KVTRUNKD_KEY (KVTRUNKD_POOL_BYTES=8G; KVTRUNKD_CONFIG is the\n"
-		"file). Flags win over the environment, and that over the file. Those marked *\n"
-		"are taken over on SIGHUP.\n\n");
+	fputs(short_help, to);
+	if (!all)
+		return;
+	fputs("\nOptions, also accepted in the file as 'key = value' (there with _ for -) and in\n"
+	      "the environment as KVTRUNKD_KEY (KVTRUNKD_POOL_BYTES=8G; KVTRUNKD_CONFIG is the\n"
+	      "file). Flags win over the environment, and that over the file. Those marked *\n"
+	      "are taken over on SIGHUP.\n\n", to);
 	for (size_t i = 0; i < N_ROWS; i++) {
 		const struct option_row *row = &option_rows[i];
 		char flag[64];

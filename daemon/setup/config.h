@@ -94,7 +94,7 @@ bool kvt_config_describe(const struct kvt_config *config, uint32_t index,
 /** Name of a choice, e.g. kvt_config_choice("policy", 0) is "lru". */
 const char *kvt_config_choice(const char *key, uint32_t index, char *to, size_t size);
 
-void kvt_config_help(FILE *to);
+void kvt_config_help(FILE *to, bool all);
 /** Print a line for each option: key TAB type TAB default TAB allowed TAB start|reload TAB help. */
 void kvt_config_dump(FILE *to);
 

@@ -22,7 +22,7 @@ _kvtlab() {
 			--page-bytes --policy --disabled --log --requests --users --context --sessions
 			--seed --namespaces --chunk --concurrency --time-scale --lockstep --force-miss
 			--kill --coalesce --bursts --prefill-rate --served --write-trace --no-verify
-			--no-private --json --quiet --progress --help" ;;
+			--no-private --json --quiet --progress --help --help-all" ;;
 		verify) words="--json --help" ;;
 		chaos) words="--seconds --seed --workers --pages --keep --help" ;;
 		bench) words="attn ttft restart --help" ;;

@@ -55,26 +55,31 @@ static const char usage_text[] =
 	"  --workers N         worker processes (4)\n"
 	"  --socket PATH       use this daemon (KVTRUNK_SOCKET); default: start one of our own\n"
 	"  --start-daemon      start one of our own even if --socket or KVTRUNK_SOCKET is given\n"
-	"  --daemon PROGRAM    kvtrunkd to start (default: beside kvtlab)\n"
 	"  --pages N           pages of our own daemon, the scratch page included\n"
 	"                      (as many as hold 1 Mi positions)\n"
 	"  --page-size N       positions per page of our own daemon (64)\n"
 	"  --page-bytes N      bytes per page of our own daemon (8 a position)\n"
 	"  --policy P          lru, slru, lfu, fifo, filo, mru or priority (lru)\n"
-	"  --disabled          our own daemon caches nothing\n"
 	"  --log FILE          our own daemon writes its operation log, for kvtlab verify\n"
 	"  --requests N        stop after so many requests\n"
 	"  --users N           agent, generate: users active at once (16)\n"
+	"  --chunk N           positions computed between two COMMITs (512)\n"
+	"  --concurrency N     requests in flight in each worker (1)\n"
+	"  --kill N            kill so many workers on the way\n"
+	"  --json              one JSON object instead of the table\n"
+	"  --quiet             show no progress\n"
+	"  --help-all          the other options, too\n";
+
+static const char more_usage[] =
+	"  --daemon PROGRAM    kvtrunkd to start (default: beside kvtlab)\n"
+	"  --disabled          our own daemon caches nothing\n"
 	"  --context N         leave out requests of more positions, answer included\n"
 	"  --sessions N        generate: how many sessions (64)\n"
 	"  --seed N            of generate and of all keys (0)\n"
 	"  --namespaces N      spread sessions over so many namespaces (1)\n"
-	"  --chunk N           positions computed between two COMMITs (512)\n"
-	"  --concurrency N     requests in flight in each worker (1)\n"
 	"  --time-scale X      keep to the trace's times, X times as fast; 0: no pauses (0)\n"
 	"  --lockstep          one request at a time, request i by worker i mod N\n"
 	"  --force-miss        reuse nothing, compute and publish everything\n"
-	"  --kill N            kill so many workers on the way\n"
 	"  --coalesce MS       a BEGIN waits so long for what other workers compute (0: not)\n"
 	"  --bursts N          agent, generate: each sub-agent starts N times at once (1)\n"
 	"  --prefill-rate N    positions a second that one device computes for all workers\n"
@@ -83,9 +88,7 @@ static const char usage_text[] =
 	"  --write-trace FILE  write the trace (generate) in the agent format, and stop\n"
 	"  --no-verify         do not look at the pattern of reused pages\n"
 	"  --no-private        do not simulate private pools\n"
-	"  --json              one JSON object instead of the table\n"
-	"  --progress          show progress although stderr is no terminal: a line a second\n"
-	"  --quiet             show none\n";
+	"  --progress          show progress although stderr is no terminal: a line a second\n";
 
 enum option_code {
 	OPT_FORMAT = 256, OPT_WORKERS, OPT_SOCKET, OPT_START, OPT_DAEMON, OPT_PAGES, OPT_PAGE_SIZE,
@@ -93,7 +96,7 @@ enum option_code {
 	OPT_SESSIONS, OPT_SEED, OPT_NAMESPACES, OPT_CHUNK, OPT_CONCURRENCY, OPT_TIME_SCALE,
 	OPT_LOCKSTEP, OPT_FORCE_MISS, OPT_KILL, OPT_SERVED, OPT_WRITE, OPT_VERIFY, OPT_NO_VERIFY,
 	OPT_NO_PRIVATE, OPT_JSON, OPT_QUIET, OPT_HELP, OPT_COALESCE, OPT_BURSTS, OPT_PREFILL,
-	OPT_PROGRESS, OPT_BLOCK_SIZE,
+	OPT_PROGRESS, OPT_BLOCK_SIZE, OPT_HELP_ALL,
 };
 
 static const struct option long_options[] = {
@@ -133,6 +136,7 @@ static const struct option long_options[] = {
 	{ "progress", no_argument, NULL, OPT_PROGRESS },
 	{ "quiet", no_argument, NULL, OPT_QUIET },
 	{ "help", no_argument, NULL, OPT_HELP },
+	{ "help-all", no_argument, NULL, OPT_HELP_ALL },
 	{ NULL, 0, NULL, 0 },
 };
 
@@ -144,7 +148,7 @@ static __attribute__((noreturn, format(printf, 1, 2))) void usage_error(const ch
 	va_start(arguments, format);
 	vfprintf(stderr, format, arguments);
 	va_end(arguments);
-	fprintf(stderr, "; kvtlab replay --help lists the options\n");
+	fprintf(stderr, "; kvtlab replay --help-all lists the options\n");
 	exit(KVT_EXIT_USAGE);
 }
 
@@ -272,10 +276,13 @@ static void set_text(struct kvt_replay_options *options, int code, const char *t
 				    text);
 		break;
 	case OPT_HELP:
+	case OPT_HELP_ALL:
 		fputs(usage_text, stdout);
+		if (code == OPT_HELP_ALL)
+			fputs(more_usage, stdout);
 		exit(KVT_EXIT_OK);
 	default:
-		fputs("kvtlab replay --help lists the options\n", stderr);
+		fputs("kvtlab replay --help-all lists the options\n", stderr);
 		exit(KVT_EXIT_USAGE);
 	}
 }

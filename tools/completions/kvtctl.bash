@@ -13,7 +13,7 @@ _kvtctl() {
 		return ;;
 	esac
 	case $command in
-	"") mapfile -t COMPREPLY < <(compgen -W "$commands --socket --timeout --json --help
+	"") mapfile -t COMPREPLY < <(compgen -W "$commands --socket --timeout --json --help --help-all
 			--version" -- "$word") ;;
 	tree) mapfile -t COMPREPLY < <(compgen -W "--lines --depth --namespace --json" -- "$word") ;;
 	top) mapfile -t COMPREPLY < <(compgen -W "--once --lines --interval-ms" -- "$word") ;;
