@@ -61,7 +61,8 @@ class Ring:
         self._notices: dict[int, int] = {}
         self._given_up: set[int] = set()
         self._refused: list[tuple[int, Error]] = []
-        self._late: collections.deque[tuple[Any, ...]] = collections.deque()
+        self._late: collections.deque[tuple[Callable[..., bool], tuple[Any, ...]]] = (
+            collections.deque())
         self._retired: list[int] = []
 
     # ---- inside
@@ -148,8 +149,9 @@ class Ring:
         if answer.n_pages:
             self._stock += ffi.unpack(answer.pages, answer.n_pages)
 
-    def _with_pages(self, op: int, lease: Lease, pages: list[int]) -> bool:
-        request = self._clear(op, lease)
+    def _with_pages(self, op: int, lease: Lease, pages: list[int],
+                    fence: Optional[Fence] = None) -> bool:
+        request = self._clear(op, lease, fence=fence)
         numbers = ffi.new("uint32_t[]", pages)
         request.n_pages, request.pages = len(pages), numbers
         try:
@@ -226,11 +228,31 @@ class Ring:
         _, pages = self._call()
         return pages, self._result.known
 
+    def page(self) -> Optional[int]:
+        """A private page that is in no lease, until free(). None: no space."""
+        if self._stock:
+            return self._stock.pop()
+        request = self._clear(lib.KVT_OP_ALLOC)
+        request.flags, request.arg = _OWN_STREAM, 1
+        code, pages = self._call()
+        return None if code else pages[0]
+
+    def free(self, page: int, fence: Optional[Fence]) -> None:
+        """Give a page of page() back at the fence."""
+        self._do(self._free, page, fence)
+
+    def _free(self, page: int, fence: Optional[Fence]) -> bool:
+        return self._with_pages(lib.KVT_OP_FREE, (0, 0), [page], fence)
+
     def end(self, lease: Lease, fence: Optional[Fence], computed: int = 0,
             keys: Any = ()) -> None:
         """End a lease at the fence, after a last commit if computed > 0."""
-        if self._late or not self._end(lease, fence, computed, keys):
-            self._late.append((lease, fence, computed, keys))
+        self._do(self._end, lease, fence, computed, keys)
+
+    def _do(self, submit: Callable[..., bool], *arguments: Any) -> None:
+        """Submit an operation, if there is room, else when answers have come."""
+        if self._late or not submit(*arguments):
+            self._late.append((submit, arguments))
 
     def _end(self, lease: Lease, fence: Optional[Fence], computed: int, keys: Any) -> bool:
         request = self._clear(lib.KVT_OP_END, lease, keys, fence)
@@ -242,7 +264,7 @@ class Ring:
         """Take answers. Returns what was refused: the ticket of a commit, 0 for an end or a lease
         that was to be extended, and why."""
         self._reap()
-        while self._late and self._end(*self._late[0]):
+        while self._late and self._late[0][0](*self._late[0][1]):
             self._late.popleft()
         refused, self._refused = self._refused, []
         return refused

@@ -48,6 +48,28 @@ def reap_until(ring, true):
     return refused
 
 
+def test_a_single_page_is_the_session_s_until_its_fence(ring):
+    page = ring.page()
+    assert page > 0 and in_use(ring) == 1
+    begun = begin(ring, 64)
+    assert page not in begun.pages
+    ring.free(page, (WORD, 1))
+    ring.end(begun.lease, None)
+    assert reap_until(ring, lambda: in_use(ring) == 1) == []
+    ring.client.raise_fence(WORD, 1)
+    assert reap_until(ring, lambda: in_use(ring) == 0) == []
+
+
+def test_a_full_pool_has_no_single_page(ring):
+    held = []
+    while (page := ring.page()) is not None:
+        held.append(page)
+    assert held
+    for page in held:
+        ring.free(page, None)
+    assert reap_until(ring, lambda: in_use(ring) == 0) == []
+
+
 def test_commit_and_end_take_effect_at_their_fence(ring):
     begun = begin(ring, 64)
     assert len(begun.pages) == 4 and begun.reusable == 0
