@@ -29,6 +29,8 @@ import math
 import os
 from typing import Any, Iterable, NamedTuple, Optional
 
+from ._errors import Error
+
 EVERY = 1000
 """Default of `check_every`."""
 VARIABLE = "KVTRUNK_CHECK_EVERY"
@@ -77,7 +79,7 @@ class Checks:
         if not self._every:
             return None
         sealer: int = client.sealer(page)
-        if sealer == client.own_sealer:
+        if sealer == client.info.sealer:
             return None
         self._reuses += 1
         if sealer in self._checked and self._reuses < self._every:
@@ -134,10 +136,10 @@ class Bounds:
         """Bounds of the typical and the largest error, and of the gain."""
         depth = math.sqrt(layer + 1)
         unit = self._stored + self._computed * depth
-        if self._few and layer:
-            return _LARGEST_MOST, _ROUTED_LARGEST, _LARGEST_MOST
-        return (min(_TYPICAL * unit, _TYPICAL_MOST),
-                _ROUTED_LARGEST if self._routed and layer else min(_LARGEST * unit, _LARGEST_MOST),
+        typical = min(_TYPICAL * unit, _TYPICAL_MOST)
+        if self._routed and layer:
+            return _LARGEST_MOST if self._few else typical, _ROUTED_LARGEST, _LARGEST_MOST
+        return (typical, min(_LARGEST * unit, _LARGEST_MOST),
                 min(_GAIN * self._computed * (1 + depth), _TYPICAL_MOST))
 
 
@@ -163,18 +165,17 @@ def _excess(mine: Any, theirs: Any, bounds: tuple[float, float, float], stored: 
     gain = (error * mine).sum().abs() / power.sum()
     worst = torch.stack([typical / bounds[0], largest / bounds[1], gain / bounds[2]])
     # Values that are not finite, or all zero in one page, end as inf or NaN.
-    excess = worst.nan_to_num(nan=math.inf).max()
+    excess = worst.nan_to_num(nan=math.inf, posinf=math.inf).max()
     return torch.where((error == 0).all() & torch.isfinite(mine).all(), 0.0, excess)
 
 
-def report(client: Any, sealer: int, page: int, finding: Finding) -> str:
+def report(client: Any, page: int, finding: Finding) -> str:
     """Tell the daemon that a page is not what this engine computed. Returns what to log."""
-    from ._errors import Error
-
     try:
-        client.suspect(page)
+        session = client.suspect(page)
     except Error:
-        pass  # its counters lack it; the engine's log has it
-    return (f"KV of page {page}, sealed by session {sealer}, is not what this engine computes "
-            f"({finding}). It shares nothing more under this name: compare both sessions' "
-            "configuration and weights (kvtctl clients), and start it again")
+        session = 0  # the daemon is lost, or has no such operation; the log has the page
+    sealer = f"session {session}" if session else "a session that has ended"
+    return (f"K and V of page {page}, which {sealer} sealed, are not what this engine computes: "
+            f"{finding}. It shares nothing more under this name. Compare weights and configuration "
+            "of both engines (kvtctl clients), then start the wrong one again")

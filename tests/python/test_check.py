@@ -2,6 +2,7 @@
 """Which reuses an engine checks, and with which bounds: kvtrunk._check. Its comparison, on real
 tensors: tests/engines/vllm/test_check.py."""
 import math
+import types
 
 import pytest
 
@@ -13,9 +14,8 @@ OWN, A, B = 1, 2, 3
 class Pages:
     """A client: page n is sealed by session n."""
 
-    own_sealer = OWN
-
     def __init__(self):
+        self.info = types.SimpleNamespace(sealer=OWN)
         self.suspected = []
 
     def sealer(self, page):
@@ -23,6 +23,7 @@ class Pages:
 
     def suspect(self, page):
         self.suspected.append(page)
+        return 40 + page if page < 20 else 0
 
 
 def due(checks, *pages):
@@ -72,11 +73,11 @@ def test_no_number_is_an_error_with_its_source(monkeypatch, option, variable, na
 
 
 def test_bounds_grow_with_depth_and_with_the_type_s_unit():
-    types = [Bounds(name, name, 32) for name in ("float32", "float16", "bfloat16")]
-    for bounds in types:
+    kinds = [Bounds(name, name, 32) for name in ("float32", "float16", "bfloat16")]
+    for bounds in kinds:
         for one, deeper in zip(bounds.of(0), bounds.of(30)):
             assert one < deeper
-    for fine, coarse in zip(types, types[1:]):
+    for fine, coarse in zip(kinds, kinds[1:]):
         for one, other in zip(fine.of(8), coarse.of(8)):
             assert one < other
 
@@ -104,6 +105,7 @@ def test_findings_of_ranks_combine_to_the_worst():
 
 def test_a_report_names_page_and_session_and_tells_the_daemon():
     client = Pages()
-    said = report(client, A, 17, Finding(40.0, 3, "K"))
-    assert "page 17" in said and "session 2" in said and "K of layer 3" in said
-    assert client.suspected == [17]
+    said = report(client, 17, Finding(40.0, 3, "K"))
+    assert "page 17" in said and "session 57" in said and "K of layer 3" in said
+    assert "a session that has ended" in report(client, 20, Finding(2.0, 0, "V"))
+    assert client.suspected == [17, 20]

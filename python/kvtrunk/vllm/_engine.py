@@ -19,6 +19,7 @@ from typing import Any, Optional
 
 from vllm.logger import init_logger
 
+from .._check import Checks, check_every
 from .._client import Client, Info, Namespace, connect
 from .._errors import DaemonUnreachable, Error, NoSpace, Stale
 from .._name import Name
@@ -67,6 +68,11 @@ class Engine:
     def __init__(self, vllm_config: Any) -> None:
         transfer = vllm_config.kv_transfer_config
         self.engine_id: str = transfer.engine_id
+        try:
+            self._check_every = check_every(transfer.kv_connector_extra_config.get("check_every"))
+        except ValueError as error:
+            refuse(str(error))
+        self.checks = Checks(self._check_every)
         self._socket = _socket(transfer)
         self._label = f"vllm {os.path.basename(vllm_config.model_config.model)}"
         self._limits = (vllm_config.scheduler_config.max_num_seqs,
@@ -209,6 +215,7 @@ class Engine:
         self.ring, self.info = ring, info
         self.session += 1
         self._spaces = Spaces(ring, self._open_space)
+        self.checks = Checks(self._check_every)  # its sessions have numbers of its own
         if self.name is not None:
             self.name.forsake()
         self._open_nobody()

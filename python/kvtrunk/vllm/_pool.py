@@ -11,6 +11,7 @@ from typing import Any, Optional
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .._check import Bounds, Finding, compare
 from .._client import Client
 from .._errors import Error
 from .._geometry import Geometry
@@ -77,6 +78,9 @@ class WorkerPool:
         self._pool.populate()  # as torch.zeros() does for an engine's own cache
         self.memory = torch.from_dlpack(self._pool.raw)
         """All of it, int8."""
+        self._layers: list[torch.Tensor] = []
+        self._layout = ""
+        self._bounds: Optional[Bounds] = None
 
     def _map(self, client: Client) -> Pool:
         if client.info.backend == "host":
@@ -139,6 +143,22 @@ class WorkerPool:
             self._prove_place(number, name, tensors[name], piece, kv_order, len(names))
         for number, name in enumerate(names):
             self._prove_pattern(number, tensors[name], kv_layout, theirs is not None)
+        self._layers, self._layout = [tensors[name] for name in names], kv_layout
+
+    def set_bounds(self, model: Any) -> None:
+        """What errors to expect between two pages of a model. After prove()."""
+        stored = self._layers[0].dtype
+        self._bounds = Bounds(
+            _name(model.dtype),
+            "float8_e4m3fn" if stored.itemsize == 1 else _name(stored), self.client.info.page_size,
+            routed=model.is_moe, quantised=model.quantization is not None,
+            tf32=torch.get_float32_matmul_precision() != "highest")
+
+    def compare(self, mine: int, theirs: int) -> Finding:
+        """Compare two pages, behind what the current stream has been given."""
+        assert self._bounds is not None
+        return compare((zip(_halves(layer[mine], self._layout), _halves(layer[theirs], self._layout))
+                        for layer in self._layers), self._bounds)
 
     def _prove_place(self, number: int, name: str, tensor: torch.Tensor, piece: int, order: str,
                      n_layers: int) -> None:
@@ -164,13 +184,7 @@ class WorkerPool:
         if has_geometry:
             layer = self._pool.layer(number)
             k, v = (torch.from_dlpack(part)[0] for part in (layer.k_bits, layer.v_bits))
-            # In the order of memory: head, position, dim of K and V.
-            heads, size, both = written.shape
-            if layout == "hknd":
-                halves = written.reshape(heads, 2, size, both // 2)
-                want_k, want_v = halves[:, 0], halves[:, 1]
-            else:
-                want_k, want_v = written[..., :both // 2], written[..., both // 2:]
+            want_k, want_v = _halves(written, layout)
             same = all(torch.equal(part.contiguous().view(torch.uint8),
                                    want.contiguous().view(torch.uint8))
                        for part, want in ((k, want_k), (v, want_v)))
@@ -185,9 +199,22 @@ class WorkerPool:
         bits.zero_()
 
 
+def _halves(block: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of a block: head, position, dim, in the order of memory."""
+    heads, size, both = block.shape
+    if layout == "hknd":
+        halves = block.reshape(heads, 2, size, both // 2)
+        return halves[:, 0], halves[:, 1]
+    return block[..., :both // 2], block[..., both // 2:]
+
+
 def _layer_number(name: str) -> tuple[int, str]:
     numbers = [int(part) for part in name.split(".") if part.isdigit()]
     return (numbers[0] if numbers else 0, name)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _plain(geometry: Geometry) -> tuple[Any, ...]:

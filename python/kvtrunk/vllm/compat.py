@@ -37,6 +37,10 @@ METHODS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             "wait_for_layer_load": ("layer_name",),
             "save_kv_layer": ("layer_name", "kv_layer", "attn_metadata"),
             "wait_for_save": (),
+            "get_block_ids_with_load_errors": (),
+            "build_connector_worker_meta": (),
+            "update_connector_output": ("connector_output",),
+            "requires_kv_delivery": (),
             "bind_kv_cache_manager": ("kv_cache_manager",),
             "get_num_new_matched_tokens": ("request", "num_computed_tokens"),
             "update_state_after_alloc": ("request", "blocks", "num_external_tokens"),
@@ -116,6 +120,9 @@ CHANGES = frozenset({
     "discard", "elastic_ep_execute", "finish_weight_update", "handle_ft_command", "load_model",
     "reload_weights", "start_draft_weight_update", "start_weight_update", "update_weights"})
 
+_OUTPUT = (r"\.wait_for_save\(\)[\s\S]*\.get_block_ids_with_load_errors\(\)[\s\S]*"
+           r"\.build_connector_worker_meta\(\)")
+
 # Calls of hooks, as they stand in vLLM's sources.
 CALLS = (
     (_SCHEDULER, r"connector\.bind_kv_cache_manager\("),
@@ -124,6 +131,13 @@ CALLS = (
     (_SCHEDULER, r"connector\.get_num_new_matched_tokens\("),
     ("v1/worker/kv_connector_model_runner_mixin.py",
      r"bind_connector_metadata\([\s\S]*yield output"),
+    # A check: compared behind the forward pass, its tokens dropped, its request preempted.
+    ("v1/worker/kv_connector_model_runner_mixin.py", _OUTPUT),
+    ("v1/worker/gpu/kv_connector.py", _OUTPUT),
+    (_SCHEDULER, r"connector\.update_connector_output\("),
+    (_SCHEDULER, r"kv_load_failure_policy == \"recompute\""),
+    (_SCHEDULER, r"drop_stale_output=self\.requires_kv_delivery"),
+    ("distributed/kv_transfer/kv_connector/utils.py", r"worker_meta\.aggregate\("),
     ("v1/worker/gpu_worker.py", r"get_mem_pool_context\("),
     ("v1/worker/utils.py", r"torch\.zeros\(\w+, dtype=torch\.int8"),
     ("distributed/kv_transfer/kv_connector/utils.py", r"get_required_kvcache_layout\("),

@@ -11,14 +11,17 @@ from typing import Any, Iterable, Optional
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1,
                                                                KVConnectorHandshakeMetadata,
                                                                KVConnectorMetadata,
-                                                               KVConnectorRole, SupportsHMA)
+                                                               KVConnectorRole,
+                                                               KVConnectorWorkerMetadata,
+                                                               SupportsHMA)
 from vllm.logger import init_logger
 
+from .._check import Finding
 from . import compat
 from ._engine import Engine, Worker
 from ._pool import WorkerPool, wanted_layout
 from ._refuse import check_config, check_groups, check_pages, refuse
-from .manager import KvtrunkKVCacheManager
+from .manager import Check, KvtrunkKVCacheManager
 
 logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
 
@@ -26,11 +29,26 @@ _engines: dict[str, Engine] = {}
 """Engines whose scheduler is in this process, by vLLM's engine id."""
 
 
-class Session(KVConnectorMetadata):
-    """What the scheduler tells workers with each step: the session that its pages are of."""
+class Step(KVConnectorMetadata):
+    """What the scheduler tells workers with each step: the session that its pages are of, and what
+    to compare after it."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, session: int, checks: list[Check]) -> None:
+        self.session = session
+        self.checks = checks
+
+
+class Checked(KVConnectorWorkerMetadata):
+    """What workers tell the scheduler: findings by a check's number."""
+
+    def __init__(self, findings: dict[int, Finding]) -> None:
+        self.findings = findings
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> Checked:
+        """The worst of all ranks."""
+        assert isinstance(other, Checked)
+        return Checked({number: max(finding, other.findings.get(number, finding))
+                        for number, finding in self.findings.items()})
 
 
 class Proof(KVConnectorHandshakeMetadata):
@@ -63,6 +81,8 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
             raise
         _engines[engine_id] = engine
         vllm_config.cache_config.num_gpu_blocks_override = engine.info.n_pages
+        # What a failed check says of a step's pages drops its tokens, and ends no request.
+        vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
         return layout
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole,
@@ -75,6 +95,8 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         self._manager: Optional[KvtrunkKVCacheManager] = None
         self._worker: Optional[Worker] = None
         self._proof: Optional[Proof] = None
+        self._findings: dict[int, Finding] = {}
+        self._wrong: set[int] = set()
         if role == KVConnectorRole.SCHEDULER:
             if self._engine is None:
                 refuse("vLLM did not ask for a KV layout: unset VLLM_KV_CACHE_LAYOUT")
@@ -106,6 +128,7 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
             refuse(f"layers of several attention backends are not supported: {sorted(kinds)}")
         backend, isa = kinds.pop()
         self._pool.prove(kv_caches, self._layout, backend)
+        self._pool.set_bounds(self._config.model_config)
         self._proof = Proof(backend, isa)
 
     def get_handshake_metadata(self) -> Optional[Proof]:
@@ -116,7 +139,7 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         """The beginning of a step, before it writes KV: follow the scheduler to another session."""
         super().bind_connector_metadata(connector_metadata)
         if self._worker is not None:
-            self._worker.follow(connector_metadata.number)
+            self._worker.follow(connector_metadata.session)
 
     def has_connector_metadata(self) -> bool:
         """False: then vLLM does not ask for each layer."""
@@ -133,7 +156,27 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing is saved."""
 
     def wait_for_save(self) -> None:
-        """Nothing is saved."""
+        """The end of the forward pass: compare what it completed, ordered by its stream."""
+        checks = self._get_connector_metadata().checks
+        self._findings = {check.number: self._pool.compare(check.mine, check.theirs)
+                          for check in checks}
+        self._wrong = {check.reused for check in checks if check.reused is not None and
+                       self._findings[check.number].differs}
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Reused pages of a failed check: vLLM drops the tokens that the step computed on them. The
+        scheduler preempts their requests before the next step could write to these pages."""
+        return self._wrong
+
+    def build_connector_worker_meta(self) -> Optional[Checked]:
+        """The step's findings; vLLM carries them to update_connector_output()."""
+        return Checked(self._findings) if self._findings else None
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Whether vLLM drops the tokens of steps in flight when it preempts a request. True: they
+        may be those of a failed check."""
+        return True
 
     # ---- scheduler
 
@@ -174,8 +217,15 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """The end of schedule()."""
         assert self._manager is not None and self._engine is not None
-        self._manager.scheduled(scheduler_output.num_scheduled_tokens)
-        return Session(self._engine.session)
+        checks = self._manager.scheduled(scheduler_output.num_scheduled_tokens)
+        return Step(self._engine.session, checks)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """What workers found in a step, before take_events() ends it."""
+        found = connector_output.kv_connector_worker_meta
+        if found:
+            assert self._manager is not None
+            self._manager.checked(found.findings)
 
     def take_events(self) -> Iterable[Any]:
         """The end of update_from_output()."""

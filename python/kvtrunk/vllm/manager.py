@@ -13,13 +13,15 @@ requests; then `engine.recover()` connects again and they begin as if they were 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import time
 from array import array
-from typing import Any, Optional
+from typing import Any, Mapping, Optional
 
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 
+from .._check import Finding, report
 from .._errors import ConnectionLost, Error, Stale
 from .._ring import NOTICE_DEADLINE, Lease
 from .._seq import Fence
@@ -36,11 +38,28 @@ _USAGE_S = 0.1
 _NO_KEYS = array("I")
 
 
+@dataclasses.dataclass
+class Check:
+    """What a worker compares: a page of this engine's, and the one that it replaced."""
+
+    number: int
+    mine: int
+    theirs: int
+    upto: int
+    """Positions after which its own page is complete."""
+    reused: Optional[int]
+    """First page that is reused all the same. None: there is none, so all is the engine's own."""
+    sealer: int
+    step: int = 0
+    """The step that completes its own page; 0: not scheduled yet."""
+
+
 class State:
     """A request's hold on the pool."""
 
     __slots__ = ("request", "session", "lease", "table", "reusable", "told", "room", "committed",
-                 "known", "commits", "ticket", "retry", "wait", "shared", "keys")
+                 "known", "commits", "ticket", "retry", "wait", "shared", "keys", "check", "own",
+                 "computed", "ended", "redo")
 
     def __init__(self, request: Any, session: int) -> None:
         self.request = request
@@ -69,6 +88,16 @@ class State:
         self.shared = True
         """Whether its pages may be published."""
         self.keys: Optional[Keys] = None
+        self.check: Optional[Check] = None
+        """The check that its commits wait for."""
+        self.own: Optional[int] = None
+        """A page of the session's in place of the last reused one, because it was checked."""
+        self.computed = 0
+        """Positions to commit when the check has passed."""
+        self.ended = False
+        """Freed by vLLM, before the check's outcome came."""
+        self.redo = False
+        """Whether vLLM must preempt it, because a check failed: its KV is computed again."""
 
     def alive(self, session: int) -> bool:
         """False: the session of its lease was lost, nothing may be done with it."""
@@ -96,6 +125,9 @@ class KvtrunkKVCacheManager(KVCacheManager):
         """Scheduled steps whose output has not come: their numbers, 0 for one without work."""
         self.awaited = 0
         """The last step that an operation of the ring may wait for; 0: none waits."""
+        self._checks = 0
+        self._asked: dict[int, State] = {}
+        """Requests whose check is in flight, by its number."""
         self._usage = (0.0, 0.0)
         self._said: set[str] = set()
         engine.watch.unshare = self.unshare
@@ -134,11 +166,31 @@ class KvtrunkKVCacheManager(KVCacheManager):
         state.lease, state.table, state.reusable = begun.lease, begun.pages, begun.reusable
         state.known = known if state.shared else 0
         state.committed = begun.reusable // self.page_size
+        if state.committed and state.shared:
+            self._maybe_check(state)
+
+    def _maybe_check(self, state: State) -> None:
+        """If a check is due, put a page of our own in place of the last reused one. The lease keeps
+        that one: its table in the daemon does not change."""
+        ring, last = self.engine.ring, state.committed - 1
+        theirs = state.table[last]
+        sealer = self.engine.checks.due(ring.client, theirs)
+        if sealer is None:
+            return
+        state.own = ring.page()
+        if state.own is None:  # the pool is full: the next reuse is checked
+            self.engine.checks.dropped(sealer)
+            return
+        self._checks += 1
+        state.check = Check(self._checks, state.own, theirs, state.reusable,
+                            state.table[0] if last else None, sealer)
+        state.table[last] = state.own
+        state.reusable -= self.page_size
 
     def _ready(self, state: State) -> bool:
         """Try to have a lease."""
         if state.lease is not None:
-            return state.alive(self.engine.session)
+            return state.alive(self.engine.session) and not state.redo
         try:
             if self.engine.is_lost:
                 if self.in_flight or not self.engine.recover():
@@ -225,8 +277,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         unused = [state for state in self.states.values()
                   if state is not but and state.lease is not None and state.told == 0]
         for state in unused:
-            assert state.lease is not None
-            self.engine.ring.end(state.lease, None)
+            self._end(state, None)
             fresh = State(state.request, self.engine.session)
             self.states[state.request.request_id] = fresh
             fresh.retry = time.monotonic() + RETRY_S
@@ -241,11 +292,12 @@ class KvtrunkKVCacheManager(KVCacheManager):
         self.awaited = self.step
         return STEP_WORD, self.step
 
-    def scheduled(self, num_scheduled_tokens: dict[str, int]) -> None:
-        """End of schedule(): commit what the step computes."""
+    def scheduled(self, num_scheduled_tokens: dict[str, int]) -> list[Check]:
+        """End of schedule(): commit what the step computes. Returns what to compare after it."""
+        checks: list[Check] = []
         if not num_scheduled_tokens:
             self.in_flight.append(0)
-            return
+            return checks
         self.step += 1
         self.in_flight.append(self.step)
         for name, n in num_scheduled_tokens.items():
@@ -253,14 +305,23 @@ class KvtrunkKVCacheManager(KVCacheManager):
             if state is None:
                 continue
             tokens = state.request.num_computed_tokens + n
+            check = state.check
+            if check is not None and not check.step and tokens >= check.upto:
+                check.step = self.step
+                self._asked[check.number] = state
+                checks.append(check)
             if tokens >= (state.committed + 1) * self.page_size:
                 self._commit(state, min(tokens, state.request.num_tokens))
+        return checks
 
     def _commit(self, state: State, tokens: int) -> None:
         """Publish the whole pages of the first tokens when the last scheduled step has ended."""
         pages = tokens // self.page_size
         if (pages <= state.committed or state.lease is None or not state.shared or
                 not state.alive(self.engine.session)):
+            return
+        if state.check is not None:
+            state.computed = max(state.computed, tokens)
             return
         assert state.keys is not None
         if not state.keys.still():
@@ -293,6 +354,9 @@ class KvtrunkKVCacheManager(KVCacheManager):
         step = self.in_flight.popleft() if self.in_flight else 0
         if self.engine.is_lost:
             return
+        if self._asked and step:
+            self.checked({number: None for number, state in self._asked.items()
+                          if state.check is not None and state.check.step <= step})
         try:
             if step and self.awaited:
                 self.engine.ring.client.raise_fence(STEP_WORD, step)
@@ -309,7 +373,56 @@ class KvtrunkKVCacheManager(KVCacheManager):
             if not isinstance(why, Stale):
                 self._say_once(f"a request's KV stays private: {why}")
 
+    # ---- checks
+
+    def checked(self, findings: Mapping[int, Optional[Finding]]) -> None:
+        """Outcomes of checks by number. None: the worker said nothing, so nothing is published."""
+        for number, finding in findings.items():
+            state = self._asked.pop(number, None)
+            if state is None or state.check is None or not state.alive(self.engine.session):
+                continue
+            check, state.check = state.check, None
+            if finding is None or finding.differs:
+                state.shared = False
+            try:
+                if finding is None:
+                    self.engine.checks.dropped(check.sealer)
+                elif finding.differs:
+                    self._distrust(state, check, finding)
+                self._commit(state, state.computed)
+                if state.ended:
+                    self._end(state, self.fence())
+            except (ConnectionLost, Stale) as error:
+                self._lose(error)
+
+    def _distrust(self, found_by: State, check: Check, finding: Finding) -> None:
+        """Share nothing more under this name, and compute again all that was computed under it."""
+        logger.error("kvtrunk: %s", report(self.engine.ring.client, check.theirs, finding))
+        self.engine.checks.dropped(check.sealer)
+        if found_by.redo:
+            return  # another page told
+        self.unshare()
+        if self.engine.name is not None:
+            self.engine.name.unknown()
+        for state in (found_by, *self.states.values(), *self._asked.values()):
+            if state.lease is not None:
+                state.redo, state.room = True, 0
+
+    def _cancel(self, state: State) -> None:
+        """Make no check of it, unless one is in flight: what follows may be of other weights."""
+        if state.check is not None and not state.check.step:
+            self.engine.checks.dropped(state.check.sealer)
+            state.check = None
+
     # ---- the end
+
+    def _end(self, state: State, fence: Optional[Fence]) -> None:
+        ring = self.engine.ring
+        assert state.lease is not None
+        ring.end(state.lease, fence)
+        if state.own is not None:
+            ring.free(state.own, fence)
+        self._cancel(state)
 
     def free(self, request: Any) -> None:
         state = self.states.pop(request.request_id, None)
@@ -321,8 +434,10 @@ class KvtrunkKVCacheManager(KVCacheManager):
             if state.ticket:
                 self.engine.ring.give_up(state.ticket)
             self.engine.ring.announce(bool(self.states))
-            if state.lease is not None:
-                self.engine.ring.end(state.lease, self.fence())
+            if state.check is not None and state.check.step:
+                state.ended = True
+            elif state.lease is not None:
+                self._end(state, self.fence())
         except (ConnectionLost, Stale) as error:
             self._lose(error)
 
@@ -337,6 +452,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         logger.warning("kvtrunk: %s. All requests are computed again when a daemon is there.",
                        error)
         self.engine.lose(error)
+        self._asked.clear()
         for state in list(self.states.values()):
             state.room = 0
             # Requests that run keep their state until vLLM frees them.
@@ -388,6 +504,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
                 continue
             if state.told:
                 state.shared = False
+                self._cancel(state)
             elif state.ticket:
                 self.engine.ring.give_up(state.ticket)
                 state.ticket = 0

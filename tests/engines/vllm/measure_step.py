@@ -17,14 +17,22 @@ from kvtrunk import testing
 ROUNDS, REQUESTS, RUNNING, SYSTEM, PAGES, TOKENS = 9, 96, 16, 256, 1024, 64
 
 
+class NoWorkers:
+    """An executor."""
+
+    def collective_rpc(self, *_):
+        return ["built"]
+
+
 class Scheduler:
     """vLLM's, with a model that answers 7."""
 
-    def __init__(self, folder, shared):
+    def __init__(self, folder, shared, asynchronous=False):
         import torch
         from vllm.engine.arg_utils import EngineArgs
         from vllm.utils.hashing import get_hash_fn_by_name
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler as Theirs
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.structured_output import StructuredOutputManager
@@ -32,9 +40,11 @@ class Scheduler:
         config = EngineArgs(
             model=str(folder), dtype="float32", block_size=PAGE, max_model_len=1024,
             max_num_seqs=RUNNING, skip_tokenizer_init=True,
-            kv_transfer_config=TRANSFER if shared else None).create_engine_config()
+            kv_transfer_config=TRANSFER if shared else None,
+            async_scheduling=asynchronous).create_engine_config()
         if shared:
-            from kvtrunk.vllm import connector
+            from kvtrunk.vllm import _watch, connector
+            _watch._watches[config.kv_transfer_config.engine_id] = _watch.Watch(NoWorkers(), config)
             connector.KvtrunkConnector.get_required_kvcache_layout(config)
         config.cache_config.num_gpu_blocks = PAGES
         spec = FullAttentionSpec(block_size=PAGE, num_kv_heads=2, head_size=64,
@@ -42,7 +52,7 @@ class Scheduler:
         hash_of = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_of)
         self.hasher = get_request_block_hasher(PAGE, hash_of)
-        self.theirs = Theirs(
+        self.theirs = (AsyncScheduler if asynchronous else Theirs)(
             config, KVCacheConfig(PAGES, [], [KVCacheGroupSpec(["layer"], spec)],
                                   kv_cache_layout="LBHNC"),
             StructuredOutputManager(config), PAGE, log_stats=True)

@@ -4,6 +4,8 @@ as under `vllm serve`.
 
     serve.py MODEL OPTIONS      OPTIONS: a JSON object for vllm.LLM
 """
+import time
+
 from serving import serve
 
 
@@ -84,16 +86,78 @@ def across(engine, prompt, steps, change, max_tokens=64, **more):
     return list(done[0].outputs[0].token_ids)
 
 
+class Compared:
+    """What the engine's comparisons found, and how long they took."""
+
+    excess, seconds = [], []
+
+    @classmethod
+    def remember(cls, _):
+        from kvtrunk.vllm._pool import WorkerPool
+
+        compare = WorkerPool.compare
+
+        def remembering(*arguments):
+            begin = time.perf_counter()
+            finding = compare(*arguments)
+            cls.seconds.append(time.perf_counter() - begin)
+            cls.excess.append(finding.excess)
+            return finding
+
+        WorkerPool.compare = remembering
+        return True
+
+
+def check_every(engine, every):
+    """Another `check_every` in the running engine."""
+    from kvtrunk.vllm.connector import _engines
+
+    [ours] = _engines.values()
+    ours.checks._every = every
+
+
+def model_of(engine):
+    """That of an engine in this process."""
+    return engine.llm_engine.model_executor.driver_worker.worker.model_runner.get_model().model
+
+
+def plant(engine, fault):
+    """A fault in the first layer that nothing names; trust() takes it away."""
+    layer = model_of(engine).layers[0]
+    values = {"norm": layer.input_layernorm.weight.data,
+              "rope": layer.self_attn.rotary_emb.cos_sin_cache}[fault]
+    engine.planted = values, values.clone()
+    values.copy_(values * 1.05 if fault == "norm" else values.roll(1, 0))
+
+
+def trust(engine):
+    """Share under the name of before, as after a start."""
+    from kvtrunk.vllm.connector import _engines
+
+    if hasattr(engine, "planted"):
+        values, right = engine.planted
+        values.copy_(right)
+        del engine.planted
+    [ours] = _engines.values()
+    ours.name.files(ours.name._base)
+
+
 OPERATIONS = {
     "across": across,
+    "check_every": check_every,
+    "excess": lambda engine: Compared.excess,
     "generate": generate,
     "load": load,
     "metric": metric,
     "reload": reload,
     "version": version,
+    "plant": plant,
+    "remember": Compared.remember,
     "reset": lambda engine: engine.reset_prefix_cache(),
     "reweigh": reweigh,
+    "seconds": lambda engine: Compared.seconds,
     "sleep": lambda engine, level: engine.sleep(level=level),
+    "trust": trust,
     "wake": lambda engine: engine.wake_up(),
 }
 
