@@ -59,6 +59,7 @@ struct kvt_core_sizes {
 	uint64_t arena_bytes;
 	uint64_t ledger_bytes;
 	uint64_t scratch_bytes;
+	uint64_t audit_bytes; /* the part of it that only an audit touches */
 	uint64_t scratch_hot_bytes; /* leading bytes of it: operations look up anywhere in them */
 };
 

@@ -203,7 +203,7 @@ static struct kvt_core_sizes carve_scratch(struct kvt_core *core, const struct k
 					   void *base)
 {
 	struct scratch scratch = { base, next_line(sizeof(struct kvt_core)) };
-	uint64_t hot;
+	uint64_t hot, shadow;
 
 	carve_hot(core, c, &scratch);
 	hot = scratch.at;
@@ -234,9 +234,11 @@ static struct kvt_core_sizes carve_scratch(struct kvt_core *core, const struct k
 	core->undo.leases = carve(&scratch, c->n_leases + 1ull, sizeof(uint32_t));
 	core->n_sort = (uint32_t)sort_count(c);
 	core->sort = carve(&scratch, 2ull * core->n_sort, sizeof(struct kvt_sort));
+	shadow = scratch.at;
 	core->shadow = carve(&scratch, 1, sizeof(*core->shadow));
 	carve_shadow(core->shadow, c, &scratch);
-	return (struct kvt_core_sizes){ .scratch_bytes = scratch.at, .scratch_hot_bytes = hot };
+	return (struct kvt_core_sizes){ .scratch_bytes = scratch.at, .scratch_hot_bytes = hot,
+					.audit_bytes = scratch.at - shadow };
 }
 
 static const char *config_problem(const struct kvt_core_config *c)

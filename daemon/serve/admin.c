@@ -326,6 +326,19 @@ static void answer_page(struct kvt_daemon *daemon, struct admin_answer *answer,
 
 /* ---- AUDIT */
 
+/* Check that `what` fits into memory: -ENOMEM. Without it the OOM killer could end the daemon, and
+ * its successor when the client asks again. */
+static int has_memory(const char *what, uint64_t need, char *why, size_t size)
+{
+	uint64_t there = kvt_memory_free_bytes();
+
+	if (!there || need <= there) /* 0: unknown */
+		return 0;
+	snprintf(why, size, "%s needs %llu bytes of memory, and %llu are free: free some, or raise "
+		 "the memory limit", what, (unsigned long long)need, (unsigned long long)there);
+	return -ENOMEM;
+}
+
 static void audit_problem(void *context, const char *text)
 {
 	struct admin_answer *answer = context;
@@ -342,8 +355,15 @@ static void audit_problem(void *context, const char *text)
 
 static void answer_audit(struct kvt_daemon *daemon, struct admin_answer *answer)
 {
-	uint64_t before = kvt_cycles(), stood_ns;
+	char why[KVT_TEXT_BYTES] = "";
+	uint64_t before, stood_ns;
+	int error = has_memory("an audit", daemon->sizes.audit_bytes, why, sizeof(why));
 
+	if (error) {
+		answer_fail(answer, error, why);
+		return;
+	}
+	before = kvt_cycles();
 	kvt_core_audit(daemon->core, audit_problem, answer);
 	stood_ns = (kvt_cycles() - before) * 1000 / daemon->cycles_per_us;
 	answer->head->record_bytes = 1;
@@ -510,21 +530,6 @@ static int ask_keeper(struct kvt_daemon *daemon, uint64_t id, const char *path)
 	return error;
 }
 
-/* Check that the copies and a second daemon's scratch fit into memory: -ENOMEM. Without it the OOM
- * killer could end the daemon. */
-static int has_memory(const struct kvt_daemon *daemon, char *why, size_t size)
-{
-	uint64_t need = daemon->arena.bytes + daemon->ledger.bytes + daemon->sizes.scratch_bytes;
-	uint64_t there = kvt_memory_free_bytes();
-
-	if (!there || need <= there) /* 0: unknown */
-		return 0;
-	snprintf(why, size, "a new program is tried on a copy of arena and ledger, which needs "
-		 "%llu bytes of memory, and %llu are free: free some, or raise the memory limit",
-		 (unsigned long long)need, (unsigned long long)there);
-	return -ENOMEM;
-}
-
 /* Check that this peer may ask for an upgrade now. Negative errno with `why`. */
 static int may_upgrade(const struct kvt_daemon *daemon, const struct kvt_peer *peer, uint64_t id,
 		       const char *path, char *why, size_t size)
@@ -549,7 +554,9 @@ static int may_upgrade(const struct kvt_daemon *daemon, const struct kvt_peer *p
 			 id ? "another upgrade is on its way" : "the request has no number");
 		return daemon->draining ? -ESHUTDOWN : id ? -EBUSY : -EINVAL;
 	}
-	return has_memory(daemon, why, size);
+	return has_memory("a trial of the new program on a copy of arena and ledger",
+			  daemon->arena.bytes + daemon->ledger.bytes +
+				  daemon->sizes.scratch_bytes, why, size);
 }
 
 /* Start an upgrade. The answer comes from the daemon that serves after it, by the request's

@@ -5,6 +5,8 @@
  * Inputs: requests of several users. Invariant: an answer is true when it comes. */
 #include <errno.h>
 #include <grp.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -382,6 +384,38 @@ TEST_WITH(observers_leave_places_for_others_and_for_operators, start_for_everybo
 		kvt_test_send(children[i].pipe, 1);
 		kvt_test_child_finish(&children[i]);
 	}
+}
+
+/* ---- memory */
+
+static char meminfo[128];
+
+/* In a mount namespace where /proc/meminfo can be replaced. */
+static int start_apart(void **state)
+{
+	(void)state;
+	*meminfo = '\0';
+	if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
+		return start("");
+	start("");
+	snprintf(meminfo, sizeof(meminfo), "%s/meminfo", daemon_.dir);
+	return 0;
+}
+
+TEST_WITH(an_audit_that_memory_has_no_room_for_is_refused, start_apart, stop)
+{
+	FILE *file;
+
+	if (!*meminfo)
+		skip();
+	file = fopen(meminfo, "we");
+	kvt_test_check(file && fputs("MemAvailable: 64 kB\n", file) >= 0 && fclose(file) == 0);
+	kvt_test_equal(mount(meminfo, "/proc/meminfo", NULL, MS_BIND, NULL), 0);
+	kvt_test_equal(ask(observer, KVT_ADMIN_AUDIT, 0, NULL, 0), -ENOMEM);
+	kvt_test_check(strstr(kvt_client_error(observer)->text, "and 65536 are free"));
+	kvt_test_equal(umount("/proc/meminfo"), 0);
+	unlink(meminfo);
+	kvt_test_equal(ask(observer, KVT_ADMIN_AUDIT, 0, NULL, 0), 0);
 }
 
 /* ---- privilege */
