@@ -210,7 +210,7 @@ static void limit_uids(struct kvt_core_config *config)
 	config->uid_leases = most = uid_share(config->n_leases);
 	if (config->max_nodes < config->n_pages && nodes < most) {
 		config->uid_leases = nodes;
-		most = nodes / 2;
+		most = config->max_nodes / 3;
 	}
 	config->uid_namespaces = uid_share(config->max_namespaces);
 	config->uid_pages = uid_share(config->n_pages - 1);

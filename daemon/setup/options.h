@@ -96,8 +96,8 @@
 	  "Ranks of all groups together (a group: the processes of one tensor-parallel engine, "  \
 	  "the first one included).")                                                             \
 	X(NUMBER, max_leases, "4096", 0, 1ll << 24, NULL, START,                                  \
-	  "Leases of one session at a time. Where max_nodes is below n_pages, at most 7/32 of "   \
-	  "it. 0: only that limit.")                                                              \
+	  "Leases of one session at a time. Where max_nodes is below n_pages, at most a third "   \
+	  "of it. 0: only that limit.")                                                           \
 	X(SHARE, max_private_pages, "75%", 0, 1ll << 30, NULL, START,                             \
 	  "Private pages of one session at a time. N%: while other sessions live, that share of " \
 	  "the pages that the session has or could have; alone it may have all. 0: no limit.")    \

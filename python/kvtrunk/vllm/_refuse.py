@@ -110,6 +110,11 @@ def check_pages(config: Any, info: Any) -> None:
         refuse(f"a request of --max-model-len {model.max_model_len} may need more pages than one "
                f"session gets: set it to at most {most // size * size}, or give the daemon more "
                "n_pages or max_private_pages")
+    sequences = config.scheduler_config.max_num_seqs
+    if 0 < info.max_leases < sequences:
+        refuse(f"the daemon gives one session {info.max_leases} leases, too few for --max-num-seqs "
+               f"{sequences}: set it to at most {info.max_leases}, or raise the daemon's max_leases, "
+               "max_nodes or n_pages")
 
 
 def check_groups(kv_cache_config: Any, info: Any) -> None:

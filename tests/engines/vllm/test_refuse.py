@@ -102,9 +102,11 @@ def test_images_in_shared_memory_are_refused(config):
     ({"page_size": 64}, "--block-size 64"),
     ({"max_private_pages": 15}, "--max-model-len"),
     ({"n_pages": 16}, "--max-model-len"),
+    ({"max_leases": 1}, "--max-num-seqs"),
     ({"n_slabs": 2}, "--tensor-parallel-size 2, or the daemon with .* --tensor-parallel-size 1`")])
 def test_pages_that_do_not_fit(config, pages, says):
-    info = {"page_size": PAGE, "n_pages": 256, "max_private_pages": 255, "n_slabs": 1, **pages}
+    info = {"page_size": PAGE, "n_pages": 256, "max_private_pages": 255, "n_slabs": 1,
+            "max_leases": 0, **pages}
     with pytest.raises(rules.Refused, match=says):
         rules.check_pages(config, types.SimpleNamespace(**info))
 
