@@ -74,7 +74,7 @@ sources_without_main = $(if $(1),$(shell grep -LE "^int main[$(LPAREN)]" $(1)))
 archive = @rm -f $@; $(if $^,$(AR) rcs $@ $^,$(AR) cr $@)
 
 # Commands in full with V=1.
-say_cc = $(if $(V),,@echo "  CC  $<" && )
+say_cc = $(if $(V),,@echo "  CC  $<$(if $(filter kernels/path_%,$<), (up to a minute))" && )
 
 # The mode of this build, so that a change of compiler or flags rebuilds what it should.
 $(O)/obj/%.o: %.c $(O)/flags

@@ -14,10 +14,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "daemon/log/operations.h"
 #include "lab/oracle/oracle.h"
+#include "tools/progress.h"
 
 #define CHECK_EVERY 5000 /* records between two full recounts */
 #define WHY_BYTES 1024
@@ -69,8 +69,10 @@ static struct kvt_oracle *make_oracle(const struct kvt_core_config *c)
 static int replay(struct verify *v)
 {
 	struct kvt_record record;
-	bool progress = !v->json && isatty(STDERR_FILENO);
+	struct kvt_progress_line line;
 	int result;
+
+	kvt_progress_begin(&line, false);
 
 	while ((result = kvt_oplog_next(v->reader, path_keys, v->oracle, &record, v->why,
 					WHY_BYTES)) > 0) {
@@ -87,11 +89,10 @@ static int replay(struct verify *v)
 			result = kvt_oracle_check(v->oracle, v->why, WHY_BYTES);
 		if (result)
 			return result;
-		if (progress && v->records % CHECK_EVERY == 0)
-			fprintf(stderr, "\rverify: %" PRIu64 " records", v->records);
+		if (!v->json && v->records % CHECK_EVERY == 0 && kvt_progress_due(&line))
+			kvt_progress_print(&line, "verify: %" PRIu64 " records", v->records);
 	}
-	if (progress && v->records >= CHECK_EVERY)
-		fprintf(stderr, "\r%40s\r", "");
+	kvt_progress_end(&line);
 	return result ? result : kvt_oracle_check(v->oracle, v->why, WHY_BYTES);
 }
 

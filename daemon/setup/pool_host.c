@@ -16,12 +16,17 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "daemon/log/lines.h"
 #include "daemon/setup/config.h"
 #include "daemon/setup/memory.h"
 #include "daemon/setup/object.h"
 #include "shm/assert.h"
+
+#define LOCK_PIECE (256ull << 20) /* locked at a time */
+#define LOCK_SAY_S 10           /* between two lines about it */
 
 struct host_state {
 	int fds[KVT_MAX_SLABS];
@@ -76,6 +81,24 @@ static int make_slab(struct kvt_pool *pool, bool huge, uint64_t *ret_bytes)
 	return fd;
 }
 
+/* Lock memory in pieces, and log how far that is: locking touches every page. */
+static int lock_in_pieces(char *base, uint64_t bytes)
+{
+	time_t due = time(NULL) + LOCK_SAY_S;
+
+	for (uint64_t at = 0; at < bytes; at += LOCK_PIECE) {
+		if (mlock(base + at, bytes - at < LOCK_PIECE ? bytes - at : LOCK_PIECE) != 0)
+			return -errno;
+		if (time(NULL) < due)
+			continue;
+		kvt_log(KVT_LOG_NOTICE, "pool_locking", "locked_mib=%llu of_mib=%llu",
+			(unsigned long long)((at + LOCK_PIECE) >> 20),
+			(unsigned long long)(bytes >> 20));
+		due = time(NULL) + LOCK_SAY_S;
+	}
+	return 0;
+}
+
 static int lock_slab(struct host_state *state, uint32_t slab, char *why, size_t why_size)
 {
 	struct rlimit limit = { 0 };
@@ -90,8 +113,8 @@ static int lock_slab(struct host_state *state, uint32_t slab, char *why, size_t 
 			 (unsigned long long)state->bytes, strerror(-error));
 		return error;
 	}
-	if (mlock(base, state->bytes) != 0) {
-		error = -errno;
+	error = lock_in_pieces(base, state->bytes);
+	if (error) {
 		getrlimit(RLIMIT_MEMLOCK, &limit);
 		munmap(base, state->bytes);
 		snprintf(why, why_size, "cannot lock a slab of %llu bytes: %s; RLIMIT_MEMLOCK is "

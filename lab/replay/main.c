@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "shm/atomic.h"
+#include "tools/progress.h"
 #include "tools/util.h"
 
 #define LOOK_EVERY_MS 25 /* samples of the pool, progress bar */
@@ -33,7 +34,7 @@ struct replay {
 	struct kvt_client *observer;
 	struct kvt_replay_crew crew;
 	uint32_t n_killed;
-	int64_t drawn_ns;
+	struct kvt_progress_line line;
 	struct kvt_replay_report report;
 };
 
@@ -88,7 +89,7 @@ static const char more_usage[] =
 	"  --write-trace FILE  write the trace (generate) in the agent format, and stop\n"
 	"  --no-verify         do not look at the pattern of reused pages\n"
 	"  --no-private        do not simulate private pools\n"
-	"  --progress          show progress although stderr is no terminal: a line a second\n";
+	"  --progress          show progress at once, and every second if stderr is no terminal\n";
 
 enum option_code {
 	OPT_FORMAT = 256, OPT_WORKERS, OPT_SOCKET, OPT_START, OPT_DAEMON, OPT_PAGES, OPT_PAGE_SIZE,
@@ -502,28 +503,24 @@ static const char *time_left(double seconds, uint32_t done, uint32_t n, char *to
 	return to;
 }
 
-/* Draw progress: on a terminal one line in place, elsewhere with --progress a line a second. */
 static void draw(struct replay *replay, bool last)
 {
 	uint32_t done = kvt_load_relaxed(&replay->crew.shared->done), n = replay->trace->n_requests;
-	int64_t now = kvt_replay_now_ns();
-	double seconds = (double)(now - (int64_t)replay->crew.shared->start_ns) / 1e9;
+	double seconds = kvt_progress_seconds(&replay->line);
 	uint32_t part = n ? (uint32_t)(30ull * done / n) : 30;
-	bool terminal = isatty(STDERR_FILENO);
 	char bar[31], left[32];
 
-	if (replay->options.quiet || (!terminal && !replay->options.progress))
+	if (replay->options.quiet ||
+	    (last ? !replay->line.shown : !kvt_progress_due(&replay->line)))
 		return;
-	if (!last && now - replay->drawn_ns < (terminal ? 200000000 : 1000000000))
-		return;
-	replay->drawn_ns = now;
 	memset(bar, ' ', sizeof(bar));
 	memset(bar, '=', part);
 	bar[30] = 0;
-	fprintf(stderr, "%s[%s] %u/%u requests, %.0f s, %.0f/s, %s left%s", terminal ? "\r" : "",
-		bar, done, n, seconds, seconds > 0 ? done / seconds : 0.0,
-		time_left(seconds, done, n, left, sizeof(left)),
-		terminal ? last ? "\033[K\n" : "\033[K" : "\n");
+	kvt_progress_print(&replay->line, "[%s] %u/%u requests, %.0f s, %.0f/s, %s left", bar, done,
+			   n, seconds, seconds > 0 ? done / seconds : 0.0,
+			   time_left(seconds, done, n, left, sizeof(left)));
+	if (last)
+		kvt_progress_end(&replay->line);
 }
 
 static int watch(struct replay *replay)
@@ -532,6 +529,7 @@ static int watch(struct replay *replay)
 	struct pollfd fds[KVT_REPLAY_MAX_WORKERS];
 	int rc = 0;
 
+	kvt_progress_begin(&replay->line, replay->options.progress);
 	while (crew->n_alive) {
 		for (uint32_t i = 0; i < replay->options.workers; i++)
 			fds[i] = (struct pollfd){ crew->pids[i] ? crew->pidfds[i] : -1, POLLIN, 0 };

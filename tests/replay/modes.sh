@@ -16,6 +16,13 @@ sound
 grep -q '^\[=* *\] [0-9]*/200 requests, [0-9]* s, [0-9]*/s, [0-9]* s left$' "$work/progress" ||
 	die "no progress: $(cat "$work/progress")"
 grep -q ' 200/200 requests' "$work/progress" || die "the progress does not end"
+# Without --progress a file gets a line after two seconds, then every ten, and the end.
+replay "${generate[@]:0:6}" --requests 120 --no-private --prefill-rate 150000 2>"$work/progress"
+lines=$(wc -l <"$work/progress")
+grep -q ' 120/120 requests' "$work/progress" && [ "$lines" -ge 2 ] && [ "$lines" -le 6 ] ||
+	die "progress in a file: $(cat "$work/progress")"
+replay "${generate[@]:0:6}" --requests 5 2>"$work/progress"
+[ ! -s "$work/progress" ] || die "short work shows progress: $(cat "$work/progress")"
 
 replay "${generate[@]}" --force-miss --lockstep
 sound
