@@ -37,7 +37,8 @@ class Engine:
 
 
 @pytest.fixture
-def engines():
+def engines(monkeypatch):
+    monkeypatch.setenv("KVTRUNK_CHECK_EVERY", "0")
     with testing.daemon(page_size=PAGE, n_pages=PAGES) as daemon:
         made = [Engine(daemon), Engine(daemon)]
         yield made
@@ -230,3 +231,74 @@ def test_ranks_decide_alike_from_what_rank_0_saw():
             ranks[1].probe(None, keys(16))
         with pytest.raises(ConnectionLost):
             rank1.close()
+
+
+@pytest.fixture
+def checking(engines, monkeypatch):
+    """One that computed a prompt, and one that checks all that it reuses."""
+    a, b = engines
+    monkeypatch.setenv("KVTRUNK_CHECK_EVERY", "1")
+    b.leases = Leases(b.client)
+    lease = a.begin("one", 100)
+    a.leases.give(lease, 100)
+    a.leases.commit(lease, 100, NONE, last=True)
+    a.leases.end(lease)
+    return a, b
+
+
+def cached(daemon_side):
+    """The pages of the prompt in the tree."""
+    return daemon_side.begin("look", 100).pages[:6]
+
+
+def test_a_checked_page_is_computed_and_then_the_other_one_is_used(checking):
+    a, b = checking
+    theirs = cached(a)
+    lease = b.begin("two", 100)
+    assert lease.positions == 80 and lease.pages[:5] == theirs[:5]
+    assert lease.theirs == theirs[5] != lease.pages[5] == lease.own
+    b.leases.give(lease, 100)
+    assert b.sum() == PAGES - 1
+    assert b.leases.commit(lease, 100, NONE, last=True) == 80  # not before the check
+    b.leases.passed(lease)
+    assert b.leases.commit(lease, 100, NONE, last=True) == 96 and lease.pages[:6] == theirs
+    assert b.sum() == PAGES - 1
+    b.leases.take_back(1)
+    b.leases.end(lease)
+    assert b.leases.spare == b.leases.rows == 0
+    assert b.client.stats().private_pages == len(a.leases._live) * 5
+
+
+def test_a_request_that_ends_before_its_check_is_checked_by_the_next(checking):
+    _, b = checking
+    b.leases._checks._every = 1000  # but for the first of a session
+    lease = b.begin("two", 100)
+    assert lease.theirs is not None
+    b.leases.end(lease, 70, NONE)
+    assert b.leases.spare == b.leases.rows == 0 and b.sum() == PAGES - 1
+    again = b.begin("three", 100)
+    assert again.theirs is not None
+    b.leases.unshare()  # new weights: they may well differ
+    assert again.theirs is None and not again.shared
+    b.leases.end(again, 100, NONE)
+    assert b.begin("four", 100).theirs is not None
+
+
+def test_what_this_engine_computed_itself_is_not_checked(checking):
+    _, b = checking
+    lease = b.begin("own", 100, seed=1)
+    b.leases.give(lease, 100)
+    b.leases.commit(lease, 100, NONE, last=True)
+    b.leases.take_back(1)
+    b.leases.end(lease)
+    assert b.begin("again", 100, seed=1).positions == 96
+
+
+def test_a_pool_without_a_page_for_a_check_reuses(checking):
+    a, b = checking
+    held = a.client.alloc(a.client.stats().free_pages - 1)
+    lease = b.begin("two", 100)
+    assert lease.positions == 96 and lease.theirs is None
+    a.client.free(held)
+    b.leases.end(lease)
+    assert b.begin("three", 100).theirs is not None

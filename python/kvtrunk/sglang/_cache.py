@@ -11,15 +11,17 @@ import logging
 import math
 import pkgutil
 import time
+from http import HTTPStatus
 from typing import Any, Optional
 
 import numpy as np
 from sglang.srt.environ import envs
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResult
 from sglang.srt.mem_cache.base_prefix_cache import (BasePrefixCache, DecLockRefResult, EvictResult,
                                                     IncLockRefResult, MatchResult)
 
-from .. import Client, Error, Namespace
+from .. import Client, Error, Namespace, _check
 from .._name import Name
 from .._ring import Spaces
 from . import HOOKS, _identity, _pool, _refusals, _updates, compat
@@ -51,7 +53,8 @@ def make(ctx: Any) -> KvtrunkCache:
     _pool.prove(pool)
     files = runner.kvtrunk_files
     name = Name(_identity.config_digest(runner, str(pool.device)), files.digest())
-    cache = KvtrunkCache(ctx.params, name, files.tensors, _updates.Adapters(runner.lora_manager))
+    cache = KvtrunkCache(ctx.params, name, files.tensors, _updates.Adapters(runner.lora_manager),
+                         _pool.bounds(runner, pool))
     info = pool.kvtrunk.client.info
     logger.info("kvtrunk: K and V of %d layers are on the pool of daemon %d: %d pages of %d "
                 "positions; session %d, %s", pool.layer_num, info.daemon_pid, info.n_pages,
@@ -63,7 +66,7 @@ class KvtrunkCache(BasePrefixCache):
     """The prefix cache of one scheduler."""
 
     def __init__(self, params: Any, name: Name, tensors: Optional[dict[str, Any]],
-                 adapters: _updates.Adapters) -> None:
+                 adapters: _updates.Adapters, bounds: _check.Bounds) -> None:
         self.disable = params.disable
         self.req_to_token_pool = params.req_to_token_pool
         self.token_to_kv_pool_allocator = self.allocator = params.token_to_kv_pool_allocator
@@ -79,6 +82,7 @@ class KvtrunkCache(BasePrefixCache):
         self._look_again = 0.0
         self._spaces = Spaces(self.leases.ring, self._open_space)
         self._found: Any = _RANK_0S
+        self._bounds = bounds
         if params.enable_metrics:
             self.init_metrics_collector()
 
@@ -259,6 +263,8 @@ class KvtrunkCache(BasePrefixCache):
             return
         ids = req.full_untruncated_fill_ids
         up_to = min(up_to, len(ids))
+        if lease.theirs is not None and up_to >= (lease.cached + 1) * self.page_size:
+            self._check(req, lease)
         keys = _NO_KEYS
         if lease.shared and up_to > lease.known:
             keys = keys_of(ids[lease.known:up_to])
@@ -275,6 +281,26 @@ class KvtrunkCache(BasePrefixCache):
                                          self.allocator.slots(lease, done, now).to(row.dtype))
             req.kv.cache_protected_len = now
             req.kv.cache_inserted_len = max(req.kv.cache_inserted_len, now)
+
+    def _check(self, req: Any, lease: Lease) -> None:
+        """Compare the page that the request computed with the one that it could have reused."""
+        pool, theirs = self.allocator.get_kvcache(), lease.theirs
+        assert lease.own is not None and theirs is not None
+        finding = _pool.compare(pool, lease.own, theirs, self._bounds)
+        if not finding.differs:
+            self.leases.passed(lease)
+            return
+        if not self.leases.follows:
+            logger.error("kvtrunk: %s", _check.report(self.client, theirs, finding))
+        self._name.failed()
+        self._renamed("a check failed")
+        # Its first token followed from the pages before that one, too.
+        aborted = FINISH_ABORT("kvtrunk: a cached page of this prompt is not what this engine "
+                               "computes: send it again", HTTPStatus.SERVICE_UNAVAILABLE)
+        if req.finished():
+            req.finished_reason = aborted
+        else:
+            req.to_finish = aborted
 
     # ---- room
 

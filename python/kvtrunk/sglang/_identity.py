@@ -12,7 +12,7 @@ import torch
 from sglang.srt.runtime_context import get_exec
 
 from .. import _weights
-from .._built import built_digest
+from .._built import built_digest, held_digest
 from . import _pool
 
 logger = logging.getLogger(__name__)
@@ -71,18 +71,14 @@ def adapter_digest(adapter: Any) -> str:
 
     These may be views of a file, which a trainer may write into. So they become copies first.
     """
-    config = {**adapter.config.hf_config, "added tokens": adapter.config.added_tokens_config,
-              "scaling": adapter.scaling}
-    digest = hashlib.sha256(_weights.config_digest(
-        {name: value for name, value in config.items()
-         if name not in ("base_model_name_or_path", "revision")}).encode())
-    groups = [layer.weights for layer in adapter.layers]
-    for i, group in enumerate([*groups, adapter.embedding_layers, adapter.added_tokens_embeddings]):
-        for name in sorted(group):
-            tensor = group[name] = group[name].clone()
-            digest.update(f"{i} {name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-            digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
+    groups = [*(layer.weights for layer in adapter.layers), adapter.embedding_layers,
+              adapter.added_tokens_embeddings]
+    for group in groups:
+        for name in group:
+            group[name] = group[name].clone()
+    config = {name: value for name, value in adapter.config.hf_config.items()
+              if name not in ("base_model_name_or_path", "revision")}
+    return held_digest([config, adapter.config.added_tokens_config, adapter.scaling, groups])
 
 
 def isa(device: str) -> str:

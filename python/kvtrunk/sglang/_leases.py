@@ -27,6 +27,7 @@ from array import array
 from typing import Any, Callable, Optional
 
 from .. import Client, ConnectionLost, Error, Namespace, Stale
+from .._check import Checks, check_every
 from .._ring import NOTICE_DEADLINE, Begun, Ring
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Lease:
     """
 
     __slots__ = ("number", "pages", "positions", "cached", "given", "known", "spare", "locks",
-                 "shared", "__weakref__")
+                 "shared", "own", "theirs", "sealer", "__weakref__")
 
     def __init__(self, positions: int = 0) -> None:
         self.number: Optional[tuple[int, int]] = None
@@ -65,6 +66,12 @@ class Lease:
         """SGLang's locks; with the last one the lease ends."""
         self.shared = True
         """False: it publishes nothing (more)."""
+        self.own: Optional[int] = None
+        """A page of the session's that the row has in place of one to check."""
+        self.theirs: Optional[int] = None
+        """The page to check, page `cached` of the lease."""
+        self.sealer = 0
+        """Who sealed that one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +104,8 @@ class Leases:
         self._late: set[str] = set()
         self._said = ("", 0.0)
         self._live: dict[tuple[int, int], Lease] = {}
+        every = check_every()
+        self._checks = Checks(every) if every else None
 
     def continue_with(self, client: Client) -> None:
         """The connection to a new daemon, which knows nothing of the old one's. Nothing is held."""
@@ -181,8 +190,47 @@ class Leases:
         lease.known = len(keys)
         lease.shared = len(keys) > 0
         self._live[begun.lease] = lease
+        if self._checks is not None and lease.cached and lease.shared:
+            self._maybe_check(lease)
         self._count(lease)
         return lease
+
+    # ---- checks
+
+    def _maybe_check(self, lease: Lease) -> None:
+        """If a check is due, give the row a page of its own for the last one that it would reuse.
+        The lease has that one all the same."""
+        last = lease.cached - 1
+        check = self.see(self._try, self._due, lease.pages[last])
+        if check is not None:
+            own, lease.sealer = check
+            lease.theirs, lease.pages[last], lease.own = lease.pages[last], own, own
+            lease.cached = lease.given = last
+            lease.positions -= self.page_size
+
+    def _due(self, page: int) -> Optional[tuple[int, int]]:
+        """A page of its own, and who sealed the other one."""
+        assert self._checks is not None
+        sealer = self._checks.due(self.ring.client, page)
+        if sealer is None:
+            return None
+        own = self.ring.page()
+        if own is None:  # the pool is full: the next reuse is checked
+            self._checks.dropped(sealer)
+            return None
+        return own, sealer
+
+    def passed(self, lease: Lease) -> None:
+        """The checked page is what this engine computes: commit() puts it into the row."""
+        assert lease.theirs is not None
+        lease.pages[lease.cached], lease.theirs = lease.theirs, None
+
+    def _drop(self, lease: Lease) -> None:
+        """What the lease would check is not checked."""
+        if lease.theirs is not None:
+            lease.theirs = None
+            if self._checks is not None:
+                self._checks.dropped(lease.sealer)
 
     def _begin(self, namespace: Namespace, *arguments: Any, **more: Any) -> Begun:
         return self.ring.begin(namespace._id, *arguments, **more)
@@ -223,7 +271,7 @@ class Leases:
         next chunk may have been launched on them.
         """
         done = lease.cached * self.page_size
-        if not lease.shared or computed < done + self.page_size:
+        if not lease.shared or lease.theirs is not None or computed < done + self.page_size:
             return done
         answer = self.see(self._try, self.ring.commit_now, lease.number, computed, keys,
                           self._fence(), not last)
@@ -245,16 +293,22 @@ class Leases:
             return
         self.spare -= lease.spare
         lease.spare = 0
+        if lease.theirs is not None:
+            computed, keys = 0, _EMPTY
+            self._drop(lease)
         if self._live.pop(number, None) is None or self.lost or self.follows:
             return  # of a daemon that is gone; or rank 0 ends it
         if not lease.shared:
             computed, keys = 0, _EMPTY
         self._try(self.ring.end, number, self._fence(), computed, keys)
+        if lease.own is not None:
+            self._try(self.ring.free, lease.own, self._fence())
 
     def unshare(self) -> None:
         """What runs publishes nothing more: it was computed before what comes now."""
         for lease in self._live.values():
             lease.shared = False
+            self._drop(lease)
 
     # ---- sizes
 

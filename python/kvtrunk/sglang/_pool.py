@@ -12,7 +12,7 @@ import torch
 from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
-from .. import Client, Error, Geometry, GeometryMismatch, Pool, connect
+from .. import Client, Error, Geometry, GeometryMismatch, Pool, _check, connect
 from . import _refusals
 from ._leases import Lease, Leases, Reading
 
@@ -138,6 +138,26 @@ def check_sizes(client: Client, page_size: int, size: int, n_ranks: int) -> None
             f"SGLang would use {size} positions, the daemon's pool has {wanted}: start it with "
             f"--max-total-tokens {wanted} (python -m kvtrunk.sglang flags MODEL prints it). If "
             "SGLang had less memory than that, raise --mem-fraction-static")
+
+
+def bounds(runner: Any, pool: Any) -> _check.Bounds:
+    """What errors to expect between two pages of a model."""
+    from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
+    config = runner.model_config
+    computed, stored = (str(dtype).removeprefix("torch.") for dtype in (config.dtype, pool.dtype))
+    return _check.Bounds(computed, stored, pool.page_size, quantised=config.quantization is not None,
+                         routed=any(isinstance(module, FusedMoE) for module in runner.model.modules()),
+                         tf32=torch.get_float32_matmul_precision() != "highest")
+
+
+def compare(pool: Any, mine: int, theirs: int, limits: _check.Bounds) -> _check.Finding:
+    """Compare two pages, behind what the current stream has been given. All ranks call it, and get
+    the largest error of all."""
+    def rows(tensor: Any) -> Any:
+        return [tensor[page * pool.page_size:(page + 1) * pool.page_size] for page in (mine, theirs)]
+
+    layers = ((rows(k), rows(v)) for k, v in zip(pool.k_buffer, pool.v_buffer))
+    return _check.Finding(*max(everyone(tuple(_check.compare(layers, limits)))))
 
 
 def prove(pool: Any) -> None:

@@ -60,6 +60,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "sglang.srt.managers.schedule_batch.ScheduleBatch.check_decode_mem": ("selected_indices",),
     "sglang.srt.managers.schedule_batch.ScheduleBatch._get_decode_retraction_order": ("reqs",),
     "sglang.srt.managers.schedule_batch.Req._compute_max_prefix_len": ("input_len",),
+    "sglang.srt.managers.schedule_batch.FINISH_ABORT.__init__": ("message", "status_code"),
+    "sglang.srt.layers.moe.fused_moe_triton.layer.FusedMoE": (),
     "sglang.srt.managers.schedule_batch.Req.set_finish_with_abort": (),
     "sglang.srt.managers.scheduler.Scheduler.handle_update_weight_version": ("recv_req",),
     "sglang.srt.managers.scheduler.Scheduler.handle_rpc_request": ("recv_req",),

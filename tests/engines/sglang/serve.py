@@ -26,6 +26,14 @@ def generate(engine, prompts, max_tokens=16, salt=None, **more):
             for answer in answers]
 
 
+def error(engine, prompt):
+    """What a request is refused with."""
+    try:
+        return f"answered: {generate(engine, [prompt])}"
+    except Exception as refused:
+        return f"{getattr(refused, 'status_code', '')} {getattr(refused, 'detail', refused)}"
+
+
 def call(engine, method, kind, **fields):
     """A method of SGLang's tokenizer manager, with a request: for what sglang.Engine leaves out."""
     from sglang.srt.managers import io_struct
@@ -70,6 +78,7 @@ def run(coroutine):
 
 OPERATIONS = {
     "generate": generate,
+    "error": error,
     "flush": lambda engine: engine.flush_cache().success,
     "weights": lambda engine, **where: engine.update_weights_from_disk(**where)[0],
     "scaled": run(scaled),
