@@ -59,6 +59,8 @@ int main(int argc, char **argv)
 			return EXIT_USAGE;
 		}
 		kvt_pool_plan_print(&daemon.config, &daemon.plan, stdout);
+		if (*daemon.pool.note)
+			printf("note: %s\n", daemon.pool.note);
 		printf("configuration is good\n");
 		return 0;
 	case KVT_COMMAND_CHECK_RECOVER:

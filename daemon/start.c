@@ -291,8 +291,8 @@ static int cannot_lock(int error, char why[KVT_WHY_BYTES])
 	struct rlimit limit;
 
 	getrlimit(RLIMIT_MEMLOCK, &limit);
-	snprintf(why, KVT_WHY_BYTES, "cannot lock arena, ledger and scratch: %s; RLIMIT_MEMLOCK is "
-		 "%llu: raise it (ulimit -l, LimitMEMLOCK=) or set mlock = no", strerror(-error),
+	snprintf(why, KVT_WHY_BYTES, "cannot lock pool, arena, ledger and scratch: %s; "
+		 "RLIMIT_MEMLOCK is %llu: raise it (ulimit -l, LimitMEMLOCK=) or set mlock = no", strerror(-error),
 		 (unsigned long long)limit.rlim_cur);
 	return error;
 }
@@ -807,6 +807,14 @@ static void report(const struct kvt_daemon *daemon)
 
 /* ---- --check-config */
 
+static int check_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	const struct kvt_config *config = &daemon->config;
+
+	return kvt_pool_backend_find(config->backend)->check(&daemon->pool,
+		kvt_lock_held(config->runtime_dir, config->instance), why, KVT_WHY_BYTES);
+}
+
 /* Check room for the arena. A running daemon of this instance frees its own first. */
 static int check_shm(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
@@ -821,7 +829,10 @@ static int check_shm(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 static int check_mlock(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_core_sizes *sizes = &daemon->sizes;
-	size_t bytes = sizes->arena_bytes + sizes->ledger_bytes + sizes->scratch_bytes;
+	bool host = daemon->config.backend == KVT_POOL_HOST;
+	size_t pool = daemon->plan.n_slabs * (daemon->plan.n_pages * daemon->plan.page_bytes);
+	size_t bytes = sizes->arena_bytes + sizes->ledger_bytes + sizes->scratch_bytes +
+		       (host ? pool : 0);
 	void *base;
 	int error = 0;
 
@@ -858,6 +869,8 @@ int kvt_daemon_check(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		error = plan_core(daemon, why);
 	if (!error)
 		error = check_memory(daemon, why);
+	if (!error)
+		error = check_pool(daemon, why);
 	if (!error)
 		error = check_shm(daemon, why);
 	if (!error)

@@ -52,6 +52,9 @@ struct kvt_pool_backend_ops {
 	/** Free bytes for each slab: the base of a budget in per cent. Negative errno with `why`.
 	 * May be called before create(), with the pool's options set. */
 	int (*free_bytes)(struct kvt_pool *pool, uint64_t *ret_bytes, char *why, size_t why_size);
+	/** Check that create() can succeed here, and make nothing; `note` may be set. `running`:
+	 * this instance has a pool, whose memory counts as free. Errors as of create(). */
+	int (*check)(struct kvt_pool *pool, bool running, char *why, size_t why_size);
 	/** Make the slabs. Negative errno, with cause and cure in `why`. */
 	int (*create)(struct kvt_pool *pool, char *why, size_t why_size);
 	/** Recover a predecessor's slabs, in their order. Consumes the descriptors, on failure

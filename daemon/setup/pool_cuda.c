@@ -649,6 +649,36 @@ static int create(struct kvt_pool *pool, bool vmm, char *why, size_t why_size)
 	return rc;
 }
 
+/* Leaves nothing open, as free_bytes(). */
+static int check(struct kvt_pool *pool, bool vmm, bool running, char *why, size_t why_size)
+{
+	struct kvt_pool asked = { .devices = pool->devices, .mps = pool->mps,
+				  .n_pages = pool->n_pages, .page_bytes = pool->page_bytes };
+	uint64_t need = 0;
+	int rc = open_state(&asked, vmm, why, why_size);
+	struct cuda_state *state = asked.state;
+
+	if (!rc)
+		rc = ask_memory(state, why, why_size);
+	if (!rc)
+		rc = slab_bytes(&asked, state, &need, why, why_size);
+	for (uint32_t i = 0; !rc && !running && i < state->n_slabs; i++)
+		if (state->slabs[i].free < need)
+			rc = no_memory(state, &state->slabs[i], need, why, why_size);
+	cuda_destroy(&asked);
+	return rc;
+}
+
+static int ipc_check(struct kvt_pool *pool, bool running, char *why, size_t why_size)
+{
+	return check(pool, false, running, why, why_size);
+}
+
+static int vmm_check(struct kvt_pool *pool, bool running, char *why, size_t why_size)
+{
+	return check(pool, true, running, why, why_size);
+}
+
 static int ipc_create(struct kvt_pool *pool, char *why, size_t why_size)
 {
 	return create(pool, false, why, why_size);
@@ -792,6 +822,7 @@ const struct kvt_pool_backend_ops kvt_pool_cuda_ipc_ops = {
 	.name = "cuda-ipc",
 	.backend = KVT_POOL_CUDA_IPC,
 	.free_bytes = ipc_free_bytes,
+	.check = ipc_check,
 	.create = ipc_create,
 	.export = cuda_export,
 	.quiesce = cuda_quiesce,
@@ -802,6 +833,7 @@ const struct kvt_pool_backend_ops kvt_pool_cuda_vmm_ops = {
 	.name = "cuda-vmm",
 	.backend = KVT_POOL_CUDA_VMM,
 	.free_bytes = vmm_free_bytes,
+	.check = vmm_check,
 	.create = vmm_create,
 	.adopt = vmm_adopt,
 	.export = cuda_export,

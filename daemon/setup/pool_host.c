@@ -35,19 +35,25 @@ struct host_state {
 	uint64_t bytes;              /* of each slab */
 };
 
-static uint64_t huge_page_bytes(void)
+/* Read a number of /proc/meminfo by its name. 0: there is none. */
+static uint64_t meminfo(const char *name)
 {
+	size_t n = strlen(name);
 	char line[128];
-	uint64_t kib = 0;
+	uint64_t value = 0;
 	FILE *file = fopen("/proc/meminfo", "re");
 
-	if (!file)
-		return 0;
-	while (fgets(line, sizeof(line), file))
-		if (sscanf(line, "Hugepagesize: %lu kB", &kib) == 1)
-			break;
-	fclose(file);
-	return kib * 1024;
+	while (file && fgets(line, sizeof(line), file))
+		if (strncmp(line, name, n) == 0 && line[n] == ':')
+			value = strtoull(line + n + 1, NULL, 10);
+	if (file)
+		fclose(file);
+	return value;
+}
+
+static uint64_t huge_page_bytes(void)
+{
+	return meminfo("Hugepagesize") * 1024;
 }
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit)
@@ -173,6 +179,13 @@ static int make_slabs(struct kvt_pool *pool, struct host_state *state, bool huge
 	return 0;
 }
 
+static void note_no_huge_pages(struct kvt_pool *pool, const char *cause)
+{
+	snprintf(pool->note, sizeof(pool->note), "no huge pages for %llu bytes (%s): reserve them "
+		 "with vm.nr_hugepages, or set hugepages = no",
+		 (unsigned long long)wanted_bytes(pool), cause);
+}
+
 /* Make all slabs, on huge pages if configured and available. */
 static int make_all_slabs(struct kvt_pool *pool, struct host_state *state, char *why,
 			  size_t why_size)
@@ -182,9 +195,7 @@ static int make_all_slabs(struct kvt_pool *pool, struct host_state *state, char 
 	if (pool->hugepages != KVT_HUGEPAGES_NO) {
 		error = make_slabs(pool, state, true);
 		if (error)
-			snprintf(pool->note, sizeof(pool->note), "no huge pages for %llu bytes "
-				 "(%s): reserve them with vm.nr_hugepages, or set hugepages = no",
-				 (unsigned long long)wanted_bytes(pool), strerror(-error));
+			note_no_huge_pages(pool, strerror(-error));
 		if (error && pool->hugepages == KVT_HUGEPAGES_REQUIRE) {
 			snprintf(why, why_size, "%s", pool->note);
 			return error;
@@ -220,6 +231,51 @@ static int host_hold(struct kvt_pool *pool, const struct host_state *slabs, char
 	pool->bytes = state->bytes;
 	pool->state = state;
 	return 0;
+}
+
+/* Check that there are huge pages, if they are wanted. */
+static int check_huge_pages(struct kvt_pool *pool, bool running, char *why, size_t why_size)
+{
+	uint64_t unit = huge_page_bytes();
+	uint64_t left = meminfo("HugePages_Free") - meminfo("HugePages_Rsvd");
+	uint64_t need = unit ? pool->n_slabs * (round_up(pool->n_pages * pool->page_bytes, unit) /
+						unit) : 1;
+	char cause[64];
+
+	if (pool->hugepages == KVT_HUGEPAGES_NO || running || (unit && need <= left))
+		return 0;
+	snprintf(cause, sizeof(cause), "%llu of %llu are free", (unsigned long long)left,
+		 (unsigned long long)need);
+	note_no_huge_pages(pool, unit ? cause : "this kernel has none");
+	if (pool->hugepages != KVT_HUGEPAGES_REQUIRE)
+		return 0;
+	snprintf(why, why_size, "%s", pool->note);
+	return -ENOMEM;
+}
+
+static int host_check(struct kvt_pool *pool, bool running, char *why, size_t why_size)
+{
+	uint64_t slab = pool->n_pages * pool->page_bytes, left = kvt_memory_free_bytes();
+	struct rlimit limit;
+	int error = host_too_large(pool, why, why_size);
+
+	if (!error)
+		error = check_huge_pages(pool, running, why, why_size);
+	if (error)
+		return error;
+	if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && slab > limit.rlim_cur) {
+		snprintf(why, why_size, "a slab of %llu bytes is larger than RLIMIT_FSIZE, %llu: "
+			 "raise it (ulimit -f, LimitFSIZE=)", (unsigned long long)slab,
+			 (unsigned long long)limit.rlim_cur);
+		return -EFBIG;
+	}
+	if (running || !left || wanted_bytes(pool) <= left)
+		return 0;
+	snprintf(pool->mlock ? why : pool->note, pool->mlock ? why_size : sizeof(pool->note),
+		 "the pool needs %llu bytes, and %llu are free now: lower n_pages or pool_bytes, "
+		 "or end what holds memory", (unsigned long long)wanted_bytes(pool),
+		 (unsigned long long)left);
+	return pool->mlock ? -ENOMEM : 0; /* else a page is allocated when it is first written */
 }
 
 static int host_create(struct kvt_pool *pool, char *why, size_t why_size)
@@ -320,6 +376,7 @@ const struct kvt_pool_backend_ops kvt_pool_host_ops = {
 	.name = "host",
 	.backend = KVT_POOL_HOST,
 	.free_bytes = host_free_bytes,
+	.check = host_check,
 	.create = host_create,
 	.adopt = host_adopt,
 	.export = host_export,
