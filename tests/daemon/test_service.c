@@ -21,13 +21,6 @@
 #include "tests/daemon/spawn.h"
 #include "tests/lib/cases.h"
 
-static void append_config(const struct kvt_test_daemon *daemon, const char *text)
-{
-	FILE *file = fopen(daemon->config, "ae");
-
-	kvt_test_check(file && fputs(text, file) >= 0 && fclose(file) == 0);
-}
-
 /* ---- passed socket */
 
 static bool pass_socket(struct kvt_test_daemon *daemon)
@@ -348,12 +341,12 @@ TEST(sighup_takes_over_what_may_change_and_names_the_rest)
 
 	kvt_test_daemon_begin(&daemon, NULL);
 	client = kvt_test_connect(&daemon);
-	append_config(&daemon, "spin_budget_us = 33\npage_size = 32\n");
+	kvt_test_daemon_configure(&daemon, "spin_budget_us = 33\npage_size = 32\n");
 	kill(daemon.pid, SIGHUP);
 	kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
 	kvt_test_check(kvt_test_daemon_said(&daemon, "changed=\"spin_budget_us\" "
 						     "need_restart=\"page_size\""));
-	append_config(&daemon, "spin_budget_us = fast\n");
+	kvt_test_daemon_configure(&daemon, "spin_budget_us = fast\n");
 	kill(daemon.pid, SIGHUP);
 	kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
 	kvt_test_check(kvt_test_daemon_said(&daemon, "event=reload_failed"));
@@ -524,8 +517,8 @@ static void busy_child(int pipe, void *context)
 	kvt_client_close(client, KVT_IDLE);
 }
 
-/* The daemon's message to the service manager, every ten seconds; a question after it was preempted
- * (spin.h); its looks on epoll. */
+/* The daemon's message to the service manager, every ten seconds, and then a look at the socket's
+ * name; a question after it was preempted (spin.h); its looks on epoll. */
 static bool may_call(const struct kvt_test_daemon *daemon, uint64_t call)
 {
 	bool looks = call == SYS_epoll_pwait;
@@ -533,7 +526,7 @@ static bool may_call(const struct kvt_test_daemon *daemon, uint64_t call)
 #ifdef SYS_epoll_wait
 	looks |= call == SYS_epoll_wait;
 #endif
-	return call == SYS_sendto || call == SYS_getrusage ||
+	return call == SYS_sendto || call == SYS_newfstatat || call == SYS_getrusage ||
 	       (looks && kvt_test_daemon_said(daemon, "event_loop=epoll"));
 }
 

@@ -17,18 +17,6 @@
 
 static struct kvt_test_daemon daemon_;
 
-static void append_config(const char *format, ...)
-{
-	FILE *file = fopen(daemon_.config, "ae");
-	va_list arguments;
-
-	kvt_test_check(file);
-	va_start(arguments, format);
-	vfprintf(file, format, arguments);
-	va_end(arguments);
-	kvt_test_equal(fclose(file), 0);
-}
-
 static void await_words(const char *words)
 {
 	while (!kvt_test_daemon_said(&daemon_, words))
@@ -126,11 +114,13 @@ TEST(a_removed_directory_is_made_again_with_the_lock)
 {
 	struct kvt_test_daemon second;
 	struct kvt_client *client;
-	char command[128];
+	char command[128], lines[256];
 
 	kvt_test_daemon_prepare(&daemon_, "");
 	snprintf(daemon_.socket, sizeof(daemon_.socket), "%s/run/s", daemon_.dir);
-	append_config("runtime_dir = %s/run\nsocket_path = %s\n", daemon_.dir, daemon_.socket);
+	snprintf(lines, sizeof(lines), "runtime_dir = %s/run\nsocket_path = %s\n", daemon_.dir,
+		 daemon_.socket);
+	kvt_test_daemon_configure(&daemon_, lines);
 	kvt_test_daemon_start(&daemon_, NULL);
 	client = kvt_test_connect(&daemon_);
 	snprintf(command, sizeof(command), "rm -r %s/run", daemon_.dir);

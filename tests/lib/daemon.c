@@ -91,18 +91,54 @@ const char *kvt_test_build(void)
 	return path;
 }
 
+/* Remove the lines of `text` that set the key at the start of `line`. */
+static void remove_key(char *text, const char *line)
+{
+	size_t n = strcspn(line, " =\n");
+	char *at = text;
+
+	while (*at) {
+		char *next = strchrnul(at, '\n');
+
+		next += *next != '\0';
+		if (n && strncmp(at, line, n) == 0 && (at[n] == ' ' || at[n] == '='))
+			memmove(at, next, strlen(next) + 1);
+		else
+			at = next;
+	}
+}
+
+void kvt_test_daemon_configure(const struct kvt_test_daemon *daemon, const char *lines)
+{
+	char text[16384] = "";
+	FILE *file = fopen(daemon->config, "re");
+	size_t n = file ? fread(text, 1, sizeof(text) - 1, file) : 0;
+
+	text[n] = '\0';
+	if (file)
+		fclose(file);
+	while (*lines) {
+		int length = (int)(strchrnul(lines, '\n') - lines);
+
+		remove_key(text, lines);
+		n = strlen(text);
+		snprintf(text + n, sizeof(text) - n, "%.*s\n", length, lines);
+		lines += length + (lines[length] == '\n');
+	}
+	file = fopen(daemon->config, "we");
+	kvt_test_check(file && fputs(text, file) >= 0 && fclose(file) == 0);
+}
+
 static void write_config(const struct kvt_test_daemon *daemon, const char *more)
 {
-	FILE *file = fopen(daemon->config, "we");
+	char lines[512];
 
-	kvt_test_check(file);
-	fprintf(file, "instance = %s\nruntime_dir = %s\nsocket_path = %s\n", daemon->name,
-		daemon->dir, daemon->socket);
-	fprintf(file, "page_size = 16\npage_bytes = 1024\nn_pages = 4096\nspin_budget_us = 20\n"
-		      "max_private_pages = 0\ncoalesce_patience_ms = 0\nlog_level = debug\n"
-		      "hugepages = no\n");
-	fprintf(file, "%s", more ? more : "");
-	kvt_test_check(fclose(file) == 0);
+	snprintf(lines, sizeof(lines), "instance = %s\nruntime_dir = %s\nsocket_path = %s\n"
+		 "page_size = 16\npage_bytes = 1024\nn_pages = 4096\nspin_budget_us = 20\n"
+		 "max_private_pages = 0\ncoalesce_patience_ms = 0\nlog_level = debug\n"
+		 "hugepages = no\n", daemon->name, daemon->dir, daemon->socket);
+	kvt_test_daemon_configure(daemon, lines);
+	kvt_test_daemon_configure(daemon, more ? more : "");
 }
 
 void kvt_test_daemon_prepare(struct kvt_test_daemon *daemon, const char *more)

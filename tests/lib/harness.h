@@ -53,8 +53,10 @@ struct kvt_test_daemon {
 const char *kvt_test_build(void);
 
 /** Make the directory and write the configuration: socket, small pool (4,096 pages of 16
- * positions, 1,024 bytes each), then `more` lines ("key = value\n..."), which may repeat a key. */
+ * positions, 1,024 bytes each), then `more` lines ("key = value\n..."), which may replace those. */
 void kvt_test_daemon_prepare(struct kvt_test_daemon *daemon, const char *more);
+/** Set options: each of the lines replaces the one of its key. */
+void kvt_test_daemon_configure(const struct kvt_test_daemon *daemon, const char *lines);
 /** Start the daemon and wait for READY=1; `arguments` end with NULL, may be NULL. */
 void kvt_test_daemon_start(struct kvt_test_daemon *daemon, const char *const *arguments);
 /** Start the daemon without waiting. */

@@ -708,12 +708,10 @@ TEST(another_geometry_is_a_cold_start)
 {
 	uint32_t keys[KVT_WORK_KEYS], space;
 	struct kvt_client *client;
-	FILE *file;
 
 	start(NULL);
 	client = fill_cache(keys, &space);
-	file = fopen(daemon_.config, "ae");
-	kvt_test_check(file && fputs("n_pages = 2048\n", file) >= 0 && fclose(file) == 0);
+	kvt_test_daemon_configure(&daemon_, "n_pages = 2048\n");
 	kill(daemon_.pid, SIGUSR2);
 	await_ready();
 	expect_cold_start(client, keys, "the stored arena has");

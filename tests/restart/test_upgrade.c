@@ -242,12 +242,9 @@ TEST(a_program_that_cannot_recover_is_refused)
 
 TEST(options_that_would_lose_the_cache_are_refused)
 {
-	FILE *file;
-
 	begin(NULL);
 	start_work();
-	file = fopen(daemon_.config, "ae");
-	kvt_test_check(file && fputs("n_pages = 2048\n", file) >= 0 && fclose(file) == 0);
+	kvt_test_daemon_configure(&daemon_, "n_pages = 2048\n");
 	expect_refused(NULL, "the stored arena has");
 	end_work();
 }
