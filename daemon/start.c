@@ -292,8 +292,8 @@ static int cannot_lock(int error, char why[KVT_WHY_BYTES])
 
 	getrlimit(RLIMIT_MEMLOCK, &limit);
 	snprintf(why, KVT_WHY_BYTES, "cannot lock pool, arena, ledger and scratch: %s; "
-		 "RLIMIT_MEMLOCK is %llu: raise it (ulimit -l, LimitMEMLOCK=) or set mlock = no", strerror(-error),
-		 (unsigned long long)limit.rlim_cur);
+		 "RLIMIT_MEMLOCK is %llu: raise it (ulimit -l, LimitMEMLOCK=) or set mlock = no",
+		 strerror(-error), (unsigned long long)limit.rlim_cur);
 	return error;
 }
 

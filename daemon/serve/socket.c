@@ -172,10 +172,10 @@ void kvt_socket_unlink(struct kvt_daemon *daemon)
 static void watch(struct kvt_daemon *daemon)
 {
 	daemon->name_lost = false;
-	daemon->name_watched =
-		daemon->name_fd >= 0 &&
+	daemon->name_watched = daemon->name_watched ||
+		(daemon->name_fd >= 0 &&
 		inotify_add_watch(daemon->name_fd, daemon->socket_path,
-				  IN_ATTRIB | IN_MOVE_SELF | IN_DELETE_SELF | IN_DONT_FOLLOW) >= 0;
+				  IN_ATTRIB | IN_MOVE_SELF | IN_DELETE_SELF | IN_DONT_FOLLOW) >= 0);
 	daemon->name_due_ns = daemon->real_ns + LOOK_NS;
 }
 
@@ -215,6 +215,7 @@ static void name_again(struct kvt_daemon *daemon)
 	kvt_accept_moved(daemon, old);
 	close(old);
 	kvt_keep_socket(daemon, old_file, locked > 0);
+	daemon->name_watched = false; /* the watch is of the old file */
 	kvt_log(KVT_LOG_WARNING, "socket_made_again", "socket=\"%s\" why=\"its name was "
 		"removed, or led elsewhere\"", daemon->socket_path);
 	watch(daemon);
