@@ -107,6 +107,7 @@ HARMLESS = frozenset({
     "check_health", "compile_or_warm_up_model", "compute_weight_checksums",
     "determine_available_memory", "execute_dummy_batch", "execute_model",
     "get_kv_cache_spec", "get_kv_connector_handshake_metadata", "get_model_inspection",
+    "get_simple_cpu_offload_num_cpu_blocks",
     "get_supported_kv_cache_layouts", "get_supported_tasks", "init_weight_transfer_engine",
     "initialize_from_config", "list_loras", "pin_lora", "profile", "reset_encoder_cache",
     "reset_mm_cache", "sample_tokens", "save_sharded_state", "save_tensorized_model",
