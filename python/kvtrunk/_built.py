@@ -127,7 +127,8 @@ class _Walk:
             self._tensor(value, name)
         elif isinstance(value, torch.nn.Module):
             self._say("module", _class_name(type(value)))
-            self._mapping({**value._buffers, **_fields(value)}, depth)
+            self._mapping({**value._parameters, **value._buffers, **value._modules,
+                           **_fields(value)}, depth)
         elif isinstance(value, functools.partial):
             self._value([value.func, value.args, value.keywords], name, depth)
         elif callable(getattr(value, "tobytes", None)):  # an array of numpy, or one of its numbers

@@ -46,6 +46,7 @@ class Layer(torch.nn.Module):
         self.dtype = torch.bfloat16
         self.kv_cache = torch.zeros(8)
         self.lock = threading.Lock()
+        self.parts = [torch.nn.Sequential(torch.nn.Dropout(0.5))]  # no modules to torch
 
 
 def rows(n, factor=1.0):
@@ -90,10 +91,12 @@ def swap(layer):
     lambda layer: layer.k_scale.fill_(2),
     lambda layer: setattr(layer, "dtype", torch.float16),
     lambda layer: layer.project.to(torch.float16),
+    lambda layer: setattr(layer.parts[0][0], "p", 0.25),
     swap, cache(4096, 2.0), cache(ROTARY_ROWS, 2.0)],
     ids=["scale", "window", "softcap", "KV type", "sinks", "alibi", "enum", "argument", "function",
          "one more field", "array", "number of numpy", "queue",
-         "flag of a module", "buffer", "type", "type of weights", "shape",
+         "flag of a module", "buffer", "type", "type of weights",
+         "module in a list", "shape",
          "rotation", "rotation of a short cache"])
 def test_whatever_reaches_a_layer_counts(change):
     assert digest(change) != digest()
