@@ -36,7 +36,7 @@ echo "make deb: building the packages takes some minutes; $O/deb/log has what is
 while sleep 10; do
 	echo "make deb: $SECONDS s, at: $(tail -n 1 "$O/deb/log" 2>/dev/null | cut -c 1-70)" >&2
 done &
-trap 'kill '$! EXIT
+trap 'kill '$!' 2>/dev/null' EXIT
 # Nothing of the make that called: packages are the same wherever they are built.
 if ! env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u O -u CC -u VERSION \
 	DEB_BUILD_OPTIONS="${DEB_BUILD_OPTIONS:-parallel=2}" \
