@@ -8,7 +8,7 @@ from conftest import PAGE, PAGES, Engine, printed
 from engine import counters, expect_nothing_held, prompt, until
 from sharing import (SEEDS, test_a_salt_isolates, test_b_reuses_what_only_a_computed,  # noqa: F401
                      test_one_prompt_in_both_at_once_is_computed_once,
-                     test_one_prompt_twice_in_one_engine_is_computed_once)
+                     test_one_prompt_twice_in_one_engine_is_computed_once, whole)
 
 from kvtrunk import testing
 
@@ -66,7 +66,14 @@ def test_a_killed_daemon_is_a_pause(daemon, engines):
     expect_nothing_held(daemon)
 
 
-# Afterwards the first one shares nothing with the others.
+def test_a_check_of_two_ranks_passes(daemon, engines, start):
+    checking = start(daemon, environment={"KVTRUNK_CHECK_EVERY": "1"}, **TWO).wait()
+    text = prompt(next(SEEDS))
+    tokens = engines[1].generate(text)[0]["tokens"]
+    assert checking.generate(text)[0] == {"tokens": tokens, "cached": whole(text) - PAGE}
+    checking.kill()
+
+
 test_a_new_epoch_forgets_for_one_engine_only = sharing.test_a_new_epoch_forgets_for_one_engine_only
 
 
