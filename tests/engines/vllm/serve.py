@@ -151,6 +151,7 @@ OPERATIONS = {
     "metric": metric,
     "reload": reload,
     "version": version,
+    "zero": lambda engine: engine.collective_rpc("reset_weights"),
     "plant": plant,
     "remember": Compared.remember,
     "reset": lambda engine: engine.reset_prefix_cache(),

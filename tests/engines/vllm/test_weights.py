@@ -32,8 +32,7 @@ def ask(engine, text, **more):
 @pytest.fixture(scope="module", name="engines")
 def make_engines(daemon, start):
     """Two that share, and one with a cache of its own."""
-    pickled = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # a function, to another process
-    made = [start(daemon, processes=1), start(daemon, environment=pickled), start(processes=1)]
+    made = [start(daemon, processes=1), start(daemon), start(processes=1)]
     for engine in made:
         engine.wait()
     return made
@@ -140,13 +139,13 @@ def test_engines_with_one_version_share(engines, folder):
     a, b, _ = engines
     text = prompt(7009, 300)
     for engine in (a, b):
-        do(engine, "reweigh", factor=0.9)
+        do(engine, "zero")
     tokens, _ = ask(a, text)
     assert ask(b, text) == (tokens, 0)  # equal, but no one says so
     for engine in (a, b):
         do(engine, "version", name="step 7")
     assert ask(a, text) == (tokens, 0) and ask(b, text) == (tokens, cached(300))
-    do(a, "reweigh", factor=0.9)
+    do(a, "zero")
     do(a, "version", name="step 8")
     assert ask(a, text)[1] == 0
     for engine in (a, b):
