@@ -178,7 +178,8 @@ int kvt_client_connect(struct kvt_client **ret_client, const struct kvt_options 
 /** Close the session: ends every lease at `fence`, frees every private page, unmaps, frees the
  * handle (also on error). Sequences of this client must not be used afterwards. Waits until the
  * fence is reached; past the deadline (-ETIMEDOUT) the connection is dropped and the pages stay in
- * quarantine until this process ends. -ECONNRESET: the daemon was gone. */
+ * quarantine until this process ends. -ECONNRESET: the daemon was gone; a successor that has the
+ * session ends it then. */
 int kvt_client_close(struct kvt_client *client, struct kvt_fence fence);
 
 /** Drop the connection without CLOSE, as a crash would. For tests. Frees the handle. */

@@ -157,6 +157,24 @@ void kvt_client_abandon(struct kvt_client *client)
 		destroy(client);
 }
 
+/* Leave CLOSE in the ring of a lost session, without an answer. A successor of the daemon that
+ * still has the session finds it: else its pages would wait for the exit of this process. */
+static void leave_close(struct kvt_client *client, struct kvt_fence fence)
+{
+	struct kvt_sqe sqe = {
+		.op = KVT_OP_CLOSE,
+		.fence_slot = (uint8_t)fence.slot,
+		.fence_value = fence.slot != KVT_FENCE_IDLE ? fence.value : 0,
+	};
+
+	if (!client->dead || !client->info.kept || !client->has_session || client->info.rank ||
+	    kvt_client_forked(client) || kvt_ring_sq_space(&client->ring) == 0)
+		return;
+	kvt_ring_sq_put(&client->ring, &sqe);
+	kvt_ring_sq_publish(&client->ring);
+	kvt_client_kick(client);
+}
+
 int kvt_client_close(struct kvt_client *client, struct kvt_fence fence)
 {
 	struct kvt_request request = { .op = KVT_OP_CLOSE, .fence = fence };
@@ -171,6 +189,8 @@ int kvt_client_close(struct kvt_client *client, struct kvt_fence fence)
 		rc = kvt_client_call(client, &request, NULL, &result);
 	if (rc == 0)
 		kvt_client_step(client, KVT_STEP_CLOSED);
+	else if (rc < 0)
+		leave_close(client, fence);
 	destroy(client);
 	return rc;
 }

@@ -159,6 +159,30 @@ TEST(a_client_connects_again_with_its_secret)
 	go_on("park_connections = no\n");
 }
 
+/* The process lives, and its socket was not kept: only the ring can tell a successor. */
+TEST(what_a_client_closed_without_a_daemon_is_given_back)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_client *client;
+	struct kvt_counters counters;
+	uint32_t pages[8];
+
+	start("park_connections = no\n");
+	options.socket_path = daemon_.socket;
+	options.resume_ns = 1;
+	kvt_test_equal(kvt_client_connect(&client, &options, NULL), 0);
+	kvt_test_equal(kvt_alloc(client, 7, pages), 0);
+	kill_daemon_for_a_while();
+	kvt_test_equal(kvt_alloc(client, 1, pages), -ECONNRESET);
+	kvt_test_equal(kvt_client_close(client, KVT_IDLE), -ECONNRESET);
+	resume_supervisor();
+	do
+		counters = kvt_test_settled(&daemon_);
+	while (counters.private_pages);
+	kvt_test_equal(counters.quarantined_pages, 0);
+	stop_clean();
+}
+
 /* Commits in flight while no daemon runs. The successor answers them and knows which pages they
  * displaced; so does the next one. */
 static void commits_in_flight_go_on(const char *more)
