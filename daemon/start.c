@@ -309,9 +309,9 @@ static int lock_memory(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 }
 
 /* End the log: a successor must not continue it, because effects are missing. */
-static void end_log(struct kvt_daemon *daemon)
+static void end_log(struct kvt_daemon *daemon, int error)
 {
-	daemon->oplog_failed = true;
+	daemon->oplog_error = error;
 	if (daemon->oplog_tail.bytes >= sizeof(struct kvt_oplog_tail))
 		kvt_oplog_end(daemon->oplog_tail.base);
 }
@@ -320,14 +320,18 @@ static void write_record(void *context, const struct kvt_record *record)
 {
 	struct kvt_daemon *daemon = context;
 
-	if (daemon->oplog_failed)
+	int error;
+
+	if (daemon->oplog_error)
 		return;
 	daemon->oplog_dirty = true;
-	if (kvt_oplog_write(daemon->oplog, record) == 0)
+	error = kvt_oplog_write(daemon->oplog, record);
+	if (!error)
 		return;
-	end_log(daemon);
-	kvt_log(KVT_LOG_ERROR, "oplog_failed", "file=\"%s\" seq=%llu effect=\"the log ends here\"",
-		daemon->config.log_file, (unsigned long long)record->seq);
+	end_log(daemon, error);
+	kvt_log(KVT_LOG_ERROR, "oplog_failed", "file=\"%s\" seq=%llu why=\"%s\" effect=\"the log "
+		"ends here\"", daemon->config.log_file, (unsigned long long)record->seq,
+		strerror(-error));
 }
 
 /* Make the tail of a log that a successor can continue. */
@@ -362,7 +366,7 @@ static int continue_oplog(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 				 !kvt_oplog_ended(tail->base)))
 		return error;
 	if (error)
-		end_log(daemon);
+		end_log(daemon, error);
 	if (error)
 		kvt_log(KVT_LOG_ERROR, "oplog_failed", "file=\"%s\" why=\"%s\" effect=\"there is "
 			"no log from here on\"", daemon->config.log_file, why);
@@ -401,7 +405,7 @@ static int build_core(struct kvt_daemon *daemon, struct kvt_core_adoption *adopt
 		error = open_oplog(daemon, adoption != NULL, why);
 		hooks.record = write_record;
 	} else if (!error && adoption && !daemon->checking) {
-		end_log(daemon); /* if the predecessor wrote one */
+		end_log(daemon, -ENODATA); /* if the predecessor wrote one */
 	}
 	if (!error && adoption)
 		error = kvt_core_adopt(&daemon->core, &daemon->core_config, daemon->arena.base,
@@ -428,11 +432,13 @@ static int build_core(struct kvt_daemon *daemon, struct kvt_core_adoption *adopt
 
 static void unbuild_core(struct kvt_daemon *daemon)
 {
-	if (daemon->oplog && kvt_oplog_close(daemon->oplog) != 0)
-		kvt_log(KVT_LOG_ERROR, "oplog_failed", "file=\"%s\" effect=\"its end is missing\"",
-			daemon->config.log_file);
+	int error = daemon->oplog ? kvt_oplog_close(daemon->oplog) : 0;
+
+	if (error)
+		kvt_log(KVT_LOG_ERROR, "oplog_failed", "file=\"%s\" why=\"%s\" effect=\"its end is "
+			"missing\"", daemon->config.log_file, strerror(-error));
 	daemon->oplog = NULL;
-	daemon->oplog_failed = false;
+	daemon->oplog_error = 0;
 	kvt_object_destroy(&daemon->oplog_tail);
 	if (daemon->arena_readonly >= 0)
 		close(daemon->arena_readonly);

@@ -844,6 +844,8 @@ struct kvt_admin_status {
 	struct kvt_pool_geometry geometry;
 	uint32_t n_slabs;
 	uint32_t event_loop; /* 1: io_uring, 2: epoll; 0: a daemon that does not say */
+	int32_t log_error;   /* negative errno: the operation log ended early; 0: it did not */
+	uint32_t reserved;
 	char version[24];
 	char instance_name[64];
 	char socket_path[112];

@@ -63,6 +63,8 @@ static void status_identity(struct kvt_json *json, const struct kvt_admin_status
 	kvt_json_i64(json, "daemon_pid", status->daemon_pid);
 	kvt_json_i64(json, "nice", status->nice);
 	kvt_json_string(json, "event_loop", event_loop_text(status->event_loop));
+	if (status->log_error)
+		kvt_json_string(json, "log_error", strerror(-status->log_error));
 	kvt_json_format(json, "instance", "%016llx%016llx",
 			(unsigned long long)status->instance[0],
 			(unsigned long long)status->instance[1]);
@@ -179,6 +181,8 @@ static void status_text(const struct kvt_admin_status *status)
 	       (unsigned long long)status->epoch,
 	       kvt_age_text(status->now_ns - status->started_ns, first, sizeof(first)),
 	       status->disabled ? ", caching disabled" : "", status->draining ? ", draining" : "");
+	if (status->log_error)
+		printf("the operation log ended early: %s\n", strerror(-status->log_error));
 	printf("%u pages of %u positions and %s in a %s pool of %u x %s; arena %s, ledger %s; "
 	       "policy %s\n",
 	       status->n_pages, status->page_size,

@@ -144,6 +144,7 @@ static void fill_status(struct kvt_daemon *daemon, struct kvt_admin_status *stat
 	status->daemon_pid = getpid();
 	status->event_loop = daemon->loop.way == KVT_LOOP_EPOLL ? KVT_EVENT_LOOP_EPOLL
 								 : KVT_EVENT_LOOP_IO_URING;
+	status->log_error = *daemon->config.log_file ? daemon->oplog_error : 0;
 	status->nice = getpriority(PRIO_PROCESS, 0);
 	memcpy(status->op_count, daemon->stats.op_count, sizeof(status->op_count));
 	memcpy(status->op_histogram, daemon->stats.op_histogram, sizeof(status->op_histogram));

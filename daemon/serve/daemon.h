@@ -228,7 +228,8 @@ struct kvt_daemon {
 	bool keep;                    /* leave everything to a successor */
 	const char *refused;          /* system call whose refusal ends the daemon; NULL: none */
 	bool waiters;                 /* a connection waits for an admin answer */
-	bool oplog_failed, oplog_dirty;
+	bool oplog_dirty;
+	int oplog_error;              /* why no log is written any more; 0: it is, or none was */
 	uint64_t now_ns;              /* the cache's clock */
 	uint64_t real_ns;             /* CLOCK_MONOTONIC, refreshed every few microseconds */
 	uint64_t clock_stamp, clock_interval; /* cycles */

@@ -627,7 +627,7 @@ static void sleep_now(struct kvt_daemon *daemon)
 
 	if (unlikely(daemon->oplog_dirty)) { /* write while idle */
 		daemon->oplog_dirty = false;
-		if (!daemon->oplog_failed)
+		if (!daemon->oplog_error)
 			kvt_oplog_flush(daemon->oplog);
 	}
 	arm_doorbells(daemon);

@@ -722,3 +722,36 @@ TEST(the_end_of_a_session_says_what_came_back)
 	kvt_test_check(kvt_test_daemon_said(&daemon, "operations=2 leases=1 pages=14 "));
 	kvt_test_daemon_remove(&daemon);
 }
+
+/* A limit on the size of files stands for a full disk. */
+TEST(a_log_that_ends_early_says_why)
+{
+	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
+	struct rlimit limit = { 65536, 65536 };
+	struct kvt_request nop = { .op = KVT_OP_NOP };
+	char flag[128];
+	const char *const arguments[] = { flag, NULL };
+	struct kvt_admin_status status;
+	struct kvt_test_daemon daemon;
+	struct kvt_client *client;
+	struct kvt_result result;
+
+	signal(SIGXFSZ, SIG_IGN);
+	kvt_test_daemon_prepare(&daemon, NULL);
+	snprintf(flag, sizeof(flag), "--log_file=%s/operations", daemon.dir);
+	kvt_test_daemon_start(&daemon, arguments);
+	signal(SIGXFSZ, SIG_DFL);
+	client = kvt_test_connect(&daemon);
+	kvt_test_check(prlimit(daemon.pid, RLIMIT_FSIZE, &limit, NULL) == 0);
+	do {
+		for (int i = 0; i < 1000; i++)
+			kvt_test_equal(kvt_call(client, &nop, &result), 0);
+		kvt_test_equal(kvt_admin(client, &request, NULL, 0, &status, sizeof(status)), 1);
+	} while (!status.log_error);
+	kvt_test_equal(status.log_error, -EFBIG);
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_daemon_stop(&daemon);
+	kvt_test_check(kvt_test_daemon_said(&daemon, "event=oplog_failed"));
+	kvt_test_check(kvt_test_daemon_said(&daemon, "why=\"File too large\""));
+	kvt_test_daemon_remove(&daemon);
+}
