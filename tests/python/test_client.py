@@ -427,7 +427,7 @@ def test_connecting_fails_in_words(shared, tmp_path):
     with pytest.raises(ConnectionError):
         kvtrunk.connect(str(tmp_path / "none"), connect_wait=0)
     with pytest.raises(kvtrunk.GeometryMismatch) as caught:
-        shared.connect()
+        kvtrunk.connect(shared.socket)
     assert caught.value.attach_state == "wrong_geometry"
     with pytest.raises(kvtrunk.GeometryMismatch):
         shared.connect(geometry=kvtrunk.Geometry(2, 2, 16))

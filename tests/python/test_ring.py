@@ -67,7 +67,7 @@ def test_a_full_pool_has_no_single_page(ring):
     assert held
     for page in held:
         ring.free(page, None)
-    assert reap_until(ring, lambda: in_use(ring) == 0) == []
+    assert reap_until(ring, lambda: in_use(ring, ring.client.counters()) == 0) == []
 
 
 def test_commit_and_end_take_effect_at_their_fence(ring):
