@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import errno
+import time
 from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -31,6 +32,7 @@ _REAP = 64
 _FILLING = 2**64 - 1  # user_data of ALLOC
 _DEVICE_PACE_S = 0.02  # between the calls of one step and those of the next
 _HOST_PACE_S = 0.002  # between those of one step: then a CPU's engine needs all cores
+_SAY_S = 60.0  # between two messages of one limit
 
 
 class Begun(NamedTuple):
@@ -46,8 +48,12 @@ class Ring:
     """Operations of one session. While it is busy (announce()) it keeps `stock` private pages for
     extend(), which it gives back before it says that there is no space."""
 
-    def __init__(self, client: Client, stock: int = 0) -> None:
+    def __init__(self, client: Client, stock: int = 0,
+                 say: Callable[[str], None] = lambda text: None) -> None:
+        """say: logs which limit holds requests back, each at most once a minute."""
         self.client = client
+        self._say = say
+        self._said: dict[str, float] = {}
         self._stock_size = stock
         self._stock: list[int] = []
         self._filling = False
@@ -128,6 +134,14 @@ class Ring:
         lib.kvt_result_release(self._handle, result)
         return 0, pages
 
+    def _say_limit(self, code: int) -> None:
+        """Log the answer's reason, if it is a limit."""
+        if code in _NO_SPACE:
+            error, now = from_result(self._result), time.monotonic()
+            if now - self._said.get(error.reason, -_SAY_S) >= _SAY_S:
+                self._said[error.reason] = now
+                self._say(f"a request waits for room: {error}")
+
     def _new_ticket(self) -> int:
         self._ticket += 1
         self._request.user_data = self._ticket
@@ -187,6 +201,7 @@ class Ring:
         if code in _NO_SPACE and self._give_back():
             return self.begin(namespace, keys, extra, force_miss=force_miss, wait_ms=wait_ms)
         if code:
+            self._say_limit(code)
             return Begun(None, [], 0, ticket if code == -errno.EAGAIN else 0)
         result = self._result
         return Begun((result.lease.index, result.lease.generation), pages, result.reusable, 0)
@@ -200,8 +215,11 @@ class Ring:
             request = self._clear(lib.KVT_OP_EXTEND, lease)
             request.flags, request.arg = _OWN_STREAM, n
             code, pages = self._call()
+            if code and self._give_back():
+                return self.extend(lease, n)
             if code:
-                return self.extend(lease, n) if self._give_back() else None
+                self._say_limit(code)
+                return None
         self._fill()
         return pages
 

@@ -172,6 +172,19 @@ def test_a_stock_lengthens_a_table_while_the_daemon_is_stopped(daemon):
         ring.end(other.lease, None)
 
 
+def test_a_limit_that_holds_requests_back_is_named_once(daemon):
+    with daemon.connect(any_geometry=True) as client:
+        said = []
+        ring = Ring(client, say=said.append)
+        ring.space = client.namespace(model="limit")._id
+        begun = begin(ring, 255 * PAGE)
+        for _ in range(3):
+            assert begin(ring, 16, 1).lease is None
+            assert ring.extend(begun.lease, 1) is None
+        assert len(said) == 1 and "begin: ENOSPC: " in said[0] and "1 pages needed, 0" in said[0]
+        ring.end(begun.lease, None)
+
+
 @pytest.mark.parametrize("reaped", [False, True])
 def test_an_idle_scheduler_has_no_stock(daemon, reaped):
     with daemon.connect(any_geometry=True) as client:

@@ -89,7 +89,7 @@ class Leases:
 
     def __init__(self, client: Client, record_fence: Optional[Callable[[], Any]] = None,
                  n_ranks: int = 1) -> None:
-        self.ring = Ring(client)
+        self.ring = Ring(client, say=self.say)
         self._n_ranks = n_ranks
         self.follows = client.info.rank > 0
         """Whether it asks nothing, and does what rank 0 saw."""
@@ -109,7 +109,7 @@ class Leases:
 
     def continue_with(self, client: Client) -> None:
         """The connection to a new daemon, which knows nothing of the old one's. Nothing is held."""
-        self.ring = Ring(client)
+        self.ring = Ring(client, say=self.say)
         self.lost = False
         self._waiting.clear()
         self._late.clear()

@@ -118,7 +118,8 @@ class Engine:
             self._socket, label=self._label, any_geometry=True, sq_entries=min(entries, 1 << 12),
             cq_entries=min(2 * entries, 1 << 14),
             keys_count=max(1 << 20, 1 << (2 * positions - 1).bit_length()), connect_wait=0)
-        return Ring(client, stock=min(_STOCK, client.info.n_pages // 64))
+        return Ring(client, stock=min(_STOCK, client.info.n_pages // 64),
+                    say=lambda text: logger.warning("kvtrunk: %s", text))
 
     # ---- the group
 
