@@ -131,15 +131,50 @@ static bool begin_waits(struct kvt_core *core, struct kvt_op_context *op)
 	return true;
 }
 
-/** Run an operation, and again after each expired node that it meets. Expiry is a separate effect:
- * the operation has changed nothing so far. */
+/** Run what waits for fences that were raised since the last poll, inside the bracket of an
+ * operation that has changed nothing. True: something ran, and may have given pages back. */
+static bool poll_inside(struct kvt_core *core)
+{
+	uint32_t ran = 0;
+
+	kvt_mutation_end(core);
+	for (uint32_t id = 1; id <= core->config.max_sessions; id++)
+		if (core->sessions[id].n_pending > 0)
+			ran += kvt_core_poll(core, id, core->now_ns);
+	kvt_core_wake(core, core->now_ns); /* before the operation, which may evict */
+	kvt_record_start(core);
+	kvt_mutation_begin(core);
+	return ran > 0;
+}
+
+/** True if raised fences may give an operation what it was refused for. Only an entry on its way
+ * in: polling changes the queues of those that wait. */
+static bool wants_pages(const struct kvt_op_context *op, int error)
+{
+	return error == -ENOSPC && !op->deferred && !op->waiter &&
+	       (op->sqe->op == KVT_OP_ALLOC || op->sqe->op == KVT_OP_EXTEND ||
+		op->sqe->op == KVT_OP_BEGIN);
+}
+
+/** Run an operation, and again after each expired node that it meets, and once more if it found no
+ * pages and raised fences gave some back. Expiry and what waited are separate effects: the
+ * operation has changed nothing so far. */
 static int run_op(struct kvt_core *core, struct kvt_op_context *op)
 {
+	bool polled = false;
 	int error;
 
-	while ((error = kvt_op_run(core, op)) == KVT_EXPIRED)
-		expire_inside(core, core->expired);
-	return error;
+	for (;;) {
+		error = kvt_op_run(core, op);
+		if (error == KVT_EXPIRED) {
+			expire_inside(core, core->expired);
+		} else if (!polled && wants_pages(op, error) && poll_inside(core)) {
+			*op->cqe = (struct kvt_cqe){ 0 };
+			polled = true;
+		} else {
+			return error;
+		}
+	}
 }
 
 /** Run an operation as one effect. Returns true if it is answered, false if it waits. */

@@ -659,7 +659,8 @@ static void raise_fences(struct sim *sim, uint32_t session)
 	for (uint32_t i = 0; i < KVT_FENCE_WORDS; i++)
 		if (sim_chance(sim, 400))
 			kvt_store_release(&words[i].value, words[i].value + sim_below(sim, 4));
-	kvt_core_poll(sim->core, session, sim->now_ns);
+	if (!sim_chance(sim, 100)) /* else an operation comes before the daemon's next look */
+		kvt_core_poll(sim->core, session, sim->now_ns);
 }
 
 static bool rank_0_reached(const struct sim_session *s, const struct kvt_sqe *sqe)

@@ -293,6 +293,28 @@ TEST(own_stream_gives_a_session_what_it_gave_back_behind_a_fence)
 	world_audit(w);
 }
 
+/* A fence is raised after the daemon looked at it, and before an operation that needs its pages. */
+TEST(an_operation_without_pages_looks_at_raised_fences)
+{
+	struct world *w = world_small(2, 20);
+	struct client *a = client_new(w), *b = client_new(w);
+	uint32_t ns = space_open(a, "ns"), others = space_open(b, "others");
+	struct seq *old = begin(a, ns, range(1, 8), 28, 0), *new;
+
+	fence(a, 1, 7);
+	assert_true(end(old).deferred);
+	expect_refused(alloc(b, 18), -ENOSPC, KVT_REASON_ALL_LOCKED);
+	kvt_store_release(&a->fences[1].value, 7);
+	new = begin(b, others, range(1, 30), 2, 0);
+	expect_ok(new->a);
+	assert_int_equal(counters(w)->private_pages, 16);
+	fence(b, 1, 9);
+	assert_true(end(new).deferred);
+	kvt_store_release(&b->fences[1].value, 9);
+	expect_ok(alloc(a, 18));
+	world_audit(w);
+}
+
 TEST(own_stream_counts_no_page_of_a_limit_twice)
 {
 	struct world *w = world_small(2, 60);
