@@ -3,6 +3,7 @@
 whole engines finds each."""
 import itertools
 import json
+import os
 
 import model
 import pytest
@@ -11,6 +12,9 @@ from engine import counters, expect_nothing_held, prompt
 from sharing import whole
 
 from kvtrunk import testing
+
+pytestmark = pytest.mark.skipif("ENGINES_UNTIL" in os.environ, reason="four engines in turn take "
+                                "minutes: make check-engines has the time")
 
 SEEDS = itertools.count(5000)
 LENGTH = 200
