@@ -102,8 +102,8 @@ static int wait_for(int fd, short events, int64_t deadline_ns)
 static void explain_absence(const char *path, char *text, size_t size)
 {
 	int stem = (int)strlen(path) - (int)strlen(".sock");
-	char lock[256];
-	long pid = 0;
+	char lock[256], line[32] = "";
+	long pid;
 	FILE *file;
 
 	snprintf(text, size, "start kvtrunkd, or set KVTRUNK_SOCKET to its socket");
@@ -114,8 +114,8 @@ static void explain_absence(const char *path, char *text, size_t size)
 	if (!file && errno == EACCES)
 		snprintf(text, size, "a daemon that lost its socket may live (%.*s.lock.d): its "
 			 "user can have it made again by SIGHUP; else start kvtrunkd", stem, path);
-	if (file && fscanf(file, "%ld", &pid) == 1 && pid > 0 &&
-	    (kill((pid_t)pid, 0) == 0 || errno == EPERM))
+	pid = file && fgets(line, sizeof(line), file) ? strtol(line, NULL, 10) : 0;
+	if (pid > 0 && (kill((pid_t)pid, 0) == 0 || errno == EPERM))
 		snprintf(text, size, "its daemon lives, pid %ld, and only the socket is gone: kill "
 			 "-HUP %ld makes it again, or its log says why it cannot", pid, pid);
 	if (file)
