@@ -6,6 +6,10 @@ import os
 import pathlib
 
 RUNTIME = pathlib.Path("/run/kvtrunk")
+CPU_DAEMON = ["--coalesce-patience-ms=30000"]
+"""Options of a daemon for engines on CPUs."""
+CPU_DAEMON_WHY = ("# a CPU's first chunk takes seconds: with less patience engines compute equal prompts "
+                  "twice")
 
 
 def device() -> str:

@@ -32,6 +32,20 @@ def test_flags_supervise_a_pool_in_host_memory_where_no_device_is(tmp_path, engi
     assert command[0] == "env" and any("OMP_THREADS_BIND=" in word for word in command)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_engines_on_cpus_are_waited_for_longer_than_a_chunk(tmp_path, engine):
+    """With the default of a second equal prompts at one moment are computed twice."""
+    device = ["--device=cpu"] if engine == "vllm" else []
+    daemon, _ = printed(tmp_path, engine, *device)
+    patience = [word for word in daemon if word.startswith("--coalesce-patience-ms=")]
+    assert len(patience) == 1 and int(patience[0].split("=")[1]) >= 10_000
+
+
+def test_engines_on_a_device_need_no_patience(tmp_path):
+    daemon, _ = printed(tmp_path, "vllm", "--device=cuda")
+    assert not any("patience" in word for word in daemon)
+
+
 def test_flags_name_a_folder_that_can_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(_flags, "RUNTIME", tmp_path / "kvtrunk")
     assert _flags.daemon() == ["--supervise"] and not _flags.engine_environment()

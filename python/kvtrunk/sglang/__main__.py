@@ -44,8 +44,10 @@ def flags(model: str, page_size: int, pool: int, kv_type: Optional[str],
     if n_pages < 2:
         raise ValueError(f"a pool of {pool} bytes has no room for a page of "
                          f"{geometry.page_bytes(page_size)} bytes: give a larger --pool")
-    daemon = " ".join(["kvtrunkd", *_flags.daemon(), *options, "--kv-layout=nhd", "--kv-order=layer",
-                       f"--n-pages={n_pages}", "--max-private-pages=0"])
+    # Engines on a device are refused so far.
+    daemon = " ".join(["kvtrunkd", *_flags.daemon(), *_flags.CPU_DAEMON, *options,
+                       "--kv-layout=nhd", "--kv-order=layer", f"--n-pages={n_pages}",
+                       "--max-private-pages=0"])
     types = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
     engine = (f"python -m sglang.launch_server --model-path {model} "
               f"--radix-cache-backend {NAME} --page-size {page_size} "
@@ -116,10 +118,9 @@ def main() -> int:
         except (ValueError, OSError) as error:
             print(f"flags: {error}", file=sys.stderr)
             return 1
-        # Engines on a device are refused so far.
         first, second = ("|".join(share) for share in _flags.cpu_shares(2, arguments.tp_size))
-        print(f"# the daemon, once\n{daemon}\n# each engine; of two, the second has other CPUs: "
-              f"SGLANG_CPU_OMP_THREADS_BIND={second}")
+        print(f"# the daemon, once\n{_flags.CPU_DAEMON_WHY}\n{daemon}\n# each engine; of two, the "
+              f"second has other CPUs: SGLANG_CPU_OMP_THREADS_BIND={second}")
         print(shlex.join(["env", *_flags.engine_environment(), "SGLANG_USE_CPU_ENGINE=1",
                           f"SGLANG_CPU_OMP_THREADS_BIND={first}"]), engine)
         return 0

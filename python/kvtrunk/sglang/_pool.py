@@ -88,6 +88,7 @@ def _session(**options: Any) -> Client:
 
 
 def _connect(pool: Any, **options: Any) -> None:
+    from sglang.srt.runtime_context import get_schedule
     geometry = Geometry(pool.layer_num, pool.head_num, pool.head_dim, DTYPES[pool.dtype], "nhd",
                         "layer")
     try:
@@ -97,7 +98,8 @@ def _connect(pool: Any, **options: Any) -> None:
             f"{error}. Start a daemon with what `python -m kvtrunk.sglang flags MODEL --tp-size "
             f"{ranks().world_size}` prints") from None
     try:
-        check_sizes(client, pool.page_size, pool.size, ranks().world_size)
+        check_sizes(client.info, pool.page_size, pool.size, ranks().world_size,
+                    get_schedule().max_running_requests)
     except Error:
         client.close()
         raise
@@ -121,9 +123,11 @@ def connect_again(pool: Any) -> Client:
     return client
 
 
-def check_sizes(client: Client, page_size: int, size: int, n_ranks: int) -> None:
-    """Raise Refused unless page size, number of pages and of slabs are the daemon's."""
-    info = client.info
+def check_sizes(info: Any, page_size: int, size: int, n_ranks: int,
+                requests: Optional[int]) -> None:
+    """Raise Refused unless page size, number of pages and of slabs are the daemon's, and its leases
+    suffice for --max-running-requests. requests: its value. None: SGLang's own bound, which is
+    thousands, so requests without a lease wait in its queue."""
     if n_ranks != info.n_slabs:
         raise _refusals.Refused(
             f"the daemon's pool has a slab for each of {info.n_slabs} ranks, this engine has "
@@ -138,6 +142,11 @@ def check_sizes(client: Client, page_size: int, size: int, n_ranks: int) -> None
             f"SGLang would use {size} positions, the daemon's pool has {wanted}: start it with "
             f"--max-total-tokens {wanted} (python -m kvtrunk.sglang flags MODEL prints it). If "
             "SGLang had less memory than that, raise --mem-fraction-static")
+    if requests is not None and 0 < info.max_leases < requests:
+        raise _refusals.Refused(
+            f"the daemon gives one session {info.max_leases} leases, too few for "
+            f"--max-running-requests {requests}: set it to at most {info.max_leases}, or raise the "
+            "daemon's max_leases, max_nodes or n_pages")
 
 
 def bounds(runner: Any, pool: Any) -> _check.Bounds:

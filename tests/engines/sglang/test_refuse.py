@@ -165,6 +165,34 @@ def test_a_daemon_of_another_layout_is_refused(pages, says, monkeypatch):
             _pool._connect(pool)
 
 
+@pytest.mark.parametrize("sizes, says", [
+    ({"page_size": 32}, "--page-size 32"),
+    ({"n_pages": 64}, "--max-total-tokens 1008 "),
+    ({"n_slabs": 2}, "--tp-size 2, or a daemon with .* --tp-size 1`"),
+    ({"max_leases": 31}, "31 leases, too few for --max-running-requests 32: .* at most 31")])
+def test_sizes_that_do_not_fit(sizes, says):
+    from conftest import PAGE, PAGES
+
+    from kvtrunk.sglang import _pool
+
+    fits = {"page_size": PAGE, "n_pages": PAGES, "n_slabs": 1, "max_leases": 32}
+    wanted = PAGE, (PAGES - 1) * PAGE, 1
+    _pool.check_sizes(types.SimpleNamespace(**fits), *wanted, 32)
+    _pool.check_sizes(types.SimpleNamespace(**{**fits, "max_leases": 0}), *wanted, 32)
+    with pytest.raises(_refusals.Refused, match=says):
+        _pool.check_sizes(types.SimpleNamespace(**{**fits, **sizes}), *wanted, 32)
+
+
+def test_requests_that_sglang_bounds_itself_may_exceed_the_leases():
+    """Its bound is thousands. Those that get no lease wait in its queue."""
+    from conftest import PAGE, PAGES
+
+    from kvtrunk.sglang import _pool
+
+    info = types.SimpleNamespace(page_size=PAGE, n_pages=PAGES, n_slabs=1, max_leases=31)
+    _pool.check_sizes(info, PAGE, (PAGES - 1) * PAGE, 1, None)
+
+
 def test_doctor_says_what_is_wrong(tmp_path, monkeypatch, capsys):
     from conftest import geometry
 
