@@ -12,6 +12,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define KEEPS_STATE NULL /* a field of layers that keep a state */
+
 /* Fields that, unless they are empty, say that layers differ or keep something else than KV. */
 static const struct {
 	const char *field;
@@ -26,19 +28,19 @@ static const struct {
 	{ "add_cross_attention", "its KV depends on an encoder, too" },
 	{ "num_kv_shared_layers", "some of its layers use the KV of others" },
 	{ "use_cla", "some of its layers use the KV of others" },
-	{ "mamba_d_state", NULL },
-	{ "mamba_num_heads", NULL },
-	{ "ssm_state_size", NULL },
-	{ "ssm_cfg", NULL },
-	{ "state_size", NULL },
-	{ "full_attention_interval", NULL },
-	{ "hybrid_override_pattern", NULL },
-	{ "linear_num_key_heads", NULL },
-	{ "linear_attn_config", NULL },
-	{ "attn_layer_period", NULL },
-	{ "lru_width", NULL },
-	{ "conv_L_cache", NULL },
-	{ "rwkv_version", NULL },
+	{ "mamba_d_state", KEEPS_STATE },
+	{ "mamba_num_heads", KEEPS_STATE },
+	{ "ssm_state_size", KEEPS_STATE },
+	{ "ssm_cfg", KEEPS_STATE },
+	{ "state_size", KEEPS_STATE },
+	{ "full_attention_interval", KEEPS_STATE },
+	{ "hybrid_override_pattern", KEEPS_STATE },
+	{ "linear_num_key_heads", KEEPS_STATE },
+	{ "linear_attn_config", KEEPS_STATE },
+	{ "attn_layer_period", KEEPS_STATE },
+	{ "lru_width", KEEPS_STATE },
+	{ "conv_L_cache", KEEPS_STATE },
+	{ "rwkv_version", KEEPS_STATE },
 };
 
 /* Parts of names of fields that may change what a layer keeps. */
@@ -97,17 +99,42 @@ static bool is_suspicious(const char *name)
 	return false;
 }
 
+/* True for the two names of attention over all positions. */
+static bool attends(const json_t *type)
+{
+	const char *name = json_string_value(type);
+
+	return name && (strcmp(name, "full_attention") == 0 || strcmp(name, "attention") == 0);
+}
+
+/* True if each layer is listed as attention: the fields of states have no layer to describe, as in
+ * a dense model whose family has hybrid ones, too. */
+static bool no_layer_keeps_a_state(const json_t *text)
+{
+	const json_t *types = json_object_get(text, "layer_types"), *type;
+	json_int_t n = json_integer_value(json_object_get(text, "num_hidden_layers"));
+	size_t i;
+
+	json_array_foreach(types, i, type)
+		if (!attends(type))
+			return false;
+	return n > 0 && json_array_size(types) == (size_t)n;
+}
+
 /* Check the type that each layer is given. */
 static int check_layers(const json_t *text, char *why, size_t why_bytes)
 {
 	const json_t *types = json_object_get(text, "layer_types");
 	const json_t *numbers = json_object_get(text, "attn_type_list"), *type;
+	bool windows_listed = json_is_array(types);
 	size_t i;
 
 	json_array_foreach(types, i, type) {
 		const char *name = json_is_string(type) ? json_string_value(type) : "unknown";
 
-		if (strcmp(name, "full_attention") != 0) {
+		if (strcmp(name, "attention") == 0)
+			windows_listed = false;
+		if (!attends(type)) {
 			snprintf(why, why_bytes, "layer %zu is of type %.40s: only full attention "
 				 "is supported", i, name);
 			return -EINVAL;
@@ -119,7 +146,7 @@ static int check_layers(const json_t *text, char *why, size_t why_bytes)
 				 "cannot be shared by prefix", i);
 			return -EINVAL;
 		}
-	if (!json_is_array(types) && says(json_object_get(text, "sliding_window")) &&
+	if (!windows_listed && says(json_object_get(text, "sliding_window")) &&
 	    !json_is_false(json_object_get(text, "use_sliding_window"))) {
 		snprintf(why, why_bytes, "its attention has a sliding window: only full attention "
 			 "is supported");
@@ -131,6 +158,7 @@ static int check_layers(const json_t *text, char *why, size_t why_bytes)
 int kvt_attention_check(const json_t *root, const json_t *text, char *why, size_t why_bytes)
 {
 	const json_t *type = json_object_get(text, "model_type");
+	bool no_state = no_layer_keeps_a_state(text);
 	const char *name;
 	json_t *value;
 
@@ -144,7 +172,8 @@ int kvt_attention_check(const json_t *root, const json_t *text, char *why, size_
 		return -EINVAL;
 	}
 	for (size_t i = 0; i < COUNT(known); i++) {
-		if (!says(json_object_get(text, known[i].field)))
+		if (!says(json_object_get(text, known[i].field)) ||
+		    (no_state && known[i].why == KEEPS_STATE))
 			continue;
 		snprintf(why, why_bytes, "%s (%s)", known[i].why ? known[i].why :
 			 "some of its layers keep a state instead of KV, which cannot be shared by "
@@ -154,7 +183,8 @@ int kvt_attention_check(const json_t *root, const json_t *text, char *why, size_
 	if (check_layers(text, why, why_bytes))
 		return -EINVAL;
 	json_object_foreach((json_t *)(uintptr_t)text, name, value) {
-		if (!says(value) || !is_suspicious(name))
+		if (!says(value) || !is_suspicious(name) ||
+		    (no_state && strncmp(name, "mamba_", strlen("mamba_")) == 0))
 			continue;
 		snprintf(why, why_bytes, "kvtctl does not know what %.60s means for its KV: give "
 			 "kvtrunkd the geometry that the engine has", name);
