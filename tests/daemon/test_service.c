@@ -460,10 +460,11 @@ TEST(core_files_have_no_keys_and_no_pages)
 
 	kvt_test_daemon_prepare(&daemon, "mlock = yes\n");
 	kvt_test_daemon_spawn(&daemon, supervised);
-	if (!kvt_test_daemon_await(&daemon, "READY=1")) { /* RLIMIT_MEMLOCK */
+	if (!kvt_test_daemon_await(&daemon, "READY=1")) {
 		kvt_test_daemon_wait(&daemon);
+		kvt_test_check(kvt_test_daemon_said(&daemon, "mlock"));
 		kvt_test_daemon_remove(&daemon);
-		skip();
+		kvt_skip("the daemon cannot lock its memory here (ulimit -l)");
 	}
 	client = kvt_test_connect(&daemon);
 	for (int i = 0; i < 2; i++) {
