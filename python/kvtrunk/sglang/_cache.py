@@ -52,7 +52,7 @@ def make(ctx: Any) -> KvtrunkCache:
     pool = ctx.params.token_to_kv_pool_allocator.get_kvcache()
     _pool.prove(pool)
     files = runner.kvtrunk_files
-    name = Name(_identity.config_digest(runner, str(pool.device)), files.digest())
+    name = Name(_identity.engine_digest(runner, str(pool.device)), files.digest())
     cache = KvtrunkCache(ctx.params, name, files.tensors, _updates.Adapters(runner.lora_manager),
                          _pool.bounds(runner, pool))
     info = pool.kvtrunk.client.info

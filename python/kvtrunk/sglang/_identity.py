@@ -93,7 +93,7 @@ def _options(bag: Any) -> dict[str, str]:
     return {name: str(value) for name, value in vars(bag).items() if not name.startswith("_")}
 
 
-def config_digest(runner: Any, device: str) -> bytes:
+def engine_digest(runner: Any, device: str) -> bytes:
     """32 bytes: of all but the weights that makes KV. All ranks call it, and get rank 0's.
 
     Beside the model as built that is what its layers look up while they compute: SGLang groups its
