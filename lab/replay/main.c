@@ -553,10 +553,29 @@ static int watch(struct replay *replay)
 
 /* ---- all of it ---- */
 
+/* Load the trace. */
+static int load(struct replay *replay)
+{
+	struct kvt_replay_options *options = &replay->options;
+	char why[512] = "";
+	int rc;
+
+	kvt_progress_begin(&replay->line, options->progress);
+	options->trace.progress = options->quiet ? NULL : &replay->line;
+	rc = kvt_trace_load(&options->trace, &replay->trace, why, sizeof(why));
+	kvt_progress_end(&replay->line);
+	if (rc)
+		fprintf(stderr, "kvtlab replay: %s\n", why);
+	return rc;
+}
+
 static bool keep_simulating(void *context, uint32_t done)
 {
-	(void)context;
-	(void)done;
+	struct replay *replay = context;
+
+	if (!replay->options.quiet && kvt_progress_due(&replay->line))
+		kvt_progress_print(&replay->line, "simulation: %u/%u requests", done,
+				   replay->trace->n_requests);
 	return !interrupted;
 }
 
@@ -572,8 +591,10 @@ static int simulate(struct replay *replay)
 
 	if (!replay->options.simulate)
 		return 0;
+	kvt_progress_begin(&replay->line, replay->options.progress);
 	rc = kvt_private_simulate(replay->trace, &options, replay->report.private, keep_simulating,
-				  NULL);
+				  replay);
+	kvt_progress_end(&replay->line);
 	if (rc && rc != -ECANCELED)
 		fprintf(stderr, "kvtlab replay: simulation: %s\n", strerror(-rc));
 	replay->report.simulated = !rc;
@@ -633,16 +654,12 @@ int kvt_replay_main(int argc, char **argv)
 	struct sigaction action = { .sa_handler = on_interrupt };
 	const char *write_path = NULL;
 	struct replay replay = { 0 };
-	char why[512] = "";
 	int rc;
 
 	defaults(&replay.options);
 	parse(argc, argv, &replay.options, &write_path);
-	rc = kvt_trace_load(&replay.options.trace, &replay.trace, why, sizeof(why));
-	if (rc) {
-		fprintf(stderr, "kvtlab replay: %s\n", why);
+	if (load(&replay))
 		return KVT_EXIT_USAGE;
-	}
 	if (write_path) {
 		rc = kvt_trace_write(replay.trace, write_path);
 		if (rc)

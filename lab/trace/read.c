@@ -16,6 +16,9 @@
 #include <string.h>
 #include <zlib.h>
 
+#include "tools/progress.h"
+
+#define LOOK_EVERY 256 /* lines between two looks at the clock */
 #define MAX_POSITIONS (1u << 30) /* of one request: above any model, below overflow */
 
 /* Names seen, numbered in order of appearance. */
@@ -451,6 +454,10 @@ int kvt_trace_read(struct kvt_trace_builder *builder, const struct kvt_trace_opt
 				break;
 		}
 		reader.line++;
+		if (options->progress && reader.line % LOOK_EVERY == 0 &&
+		    kvt_progress_due(options->progress))
+			kvt_progress_print(options->progress, "%s: %u lines read", options->path,
+					   reader.line);
 	}
 	gzclose(file);
 	builder->n_sessions = reader.sessions.n;

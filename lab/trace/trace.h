@@ -70,6 +70,8 @@ enum kvt_trace_format {
 	KVT_TRACE_GENERATE = 3,
 };
 
+struct kvt_progress_line;
+
 struct kvt_trace_options {
 	uint32_t format;   /* enum kvt_trace_format */
 	const char *path;  /* plain or gzip; not used by GENERATE */
@@ -80,6 +82,7 @@ struct kvt_trace_options {
 	uint32_t sessions; /* GENERATE: how many; 0: 64 */
 	uint32_t bursts;   /* AGENT, GENERATE: copies of each sub-agent; 0: 1 */
 	uint64_t seed;     /* of the generator and of the keys */
+	struct kvt_progress_line *progress; /* shows the lines read so far; NULL: nothing */
 };
 
 /** Positions that a sub-agent of a burst adds of its own to the shared first request: the median

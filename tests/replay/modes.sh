@@ -21,6 +21,14 @@ replay "${generate[@]:0:6}" --requests 120 --no-private --prefill-rate 150000 2>
 lines=$(wc -l <"$work/progress")
 grep -q ' 120/120 requests' "$work/progress" && [ "$lines" -ge 2 ] && [ "$lines" -le 6 ] ||
 	die "progress in a file: $(cat "$work/progress")"
+# Reading a trace and simulating private pools take long, too, for long traces.
+seq 600 | sed 's/.*/{"keys":[&,[1,40]],"output":1}/' >"$work/t"
+replay --format jsonl "$work/t" --page-size 8 --progress 2>"$work/progress"
+grep -q "^$work/t: [1-9][0-9]* lines read$" "$work/progress" &&
+	grep -q '^simulation: [0-9]*/600 requests$' "$work/progress" ||
+	die "no progress before or after the requests: $(cat "$work/progress")"
+replay --format jsonl "$work/t" --page-size 8 --progress --quiet 2>"$work/progress"
+[ ! -s "$work/progress" ] || die "--quiet shows progress: $(cat "$work/progress")"
 replay "${generate[@]:0:6}" --requests 5 2>"$work/progress"
 [ ! -s "$work/progress" ] || die "short work shows progress: $(cat "$work/progress")"
 
