@@ -53,11 +53,13 @@ class Model:
 def generate(model, namespace, prompt, n):
     """Continue a prompt by n tokens. Returns them, and how many positions had to be computed."""
     computed = 0
-    with namespace.begin(prompt, extra=n) as seq:
+    with namespace.begin(prompt, extra=n) as seq, \
+            kvtrunk.progress("computing", len(prompt) - seq.next + n, "tokens") as shown:
         while seq.next < len(prompt):
             start, end = seq.next, min(seq.next + CHUNK, len(prompt))
             logits = model.forward(prompt[start:end], start, seq.pages)
             computed += end - start
+            shown.add(end - start)
             try:
                 seq.commit(end, chunked=end < len(prompt))
             except kvtrunk.Stale:
@@ -67,6 +69,7 @@ def generate(model, namespace, prompt, n):
             tokens.append(int(logits.argmax()))
             position = len(prompt) + len(tokens) - 1
             logits = model.forward(tokens[-1:], position, pages)
+            shown.add(1)
         seq.end(len(prompt) + n, tokens)  # the next turn of this conversation finds it, too
     return tokens, computed + n
 

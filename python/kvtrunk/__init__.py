@@ -29,6 +29,7 @@ from ._errors import (Again, Closed, ConnectionLost, DaemonUnreachable, Error, F
 from ._geometry import Geometry
 from ._keys import image_hash, image_keys
 from ._pool import Layer, Pool
+from ._progress import progress
 from ._seq import AsyncSequence, Sequence
 from ._view import Array
 
@@ -40,5 +41,5 @@ __all__ = [
     "InvalidArgument", "Layer", "Lease", "Match", "Namespace", "NoSpace", "PermissionDenied",
     "Pool", "QuotaExceeded", "Request", "Result", "Sequence", "Stale", "Suspended", "Timeout",
     "TooLarge", "Unsupported", "VersionMismatch", "__version__", "connect", "image_hash", "image_keys",
-    "version",
+    "progress", "version",
 ]

@@ -2,12 +2,13 @@
 """examples/python/toy.py works, and is the text of docs/python.md."""
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 
 import pytest
 
-from kvtrunk import testing
+from kvtrunk import _progress, testing
 
 pytest.importorskip("numpy")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -32,6 +33,19 @@ def test_the_second_process_computes_the_rest_only():
         assert again <= 16 + 8 and same == tokens
         longer, positions, other = play(daemon, PROMPT + "And so on.")
         assert longer <= 16 + 10 + 8 + 16 and other != tokens
+
+
+def test_a_long_prompt_shows_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(_progress, "SILENT_S", 0.0)
+    toy = runpy.run_path(str(TOY))
+    with testing.daemon(n_layers=2, n_kv_heads=2, head_dim=16, kv_type="fp32", n_pages=256) as daemon:
+        with daemon.connect() as client:
+            toy["generate"](toy["Model"](client), client.namespace(model="toy 1"),
+                            list(PROMPT.encode()), 8)
+    said = capsys.readouterr().err.splitlines()
+    n = len(PROMPT) + 8
+    assert said[0].startswith(f"kvtrunk: computing: 64 tokens of {n} tokens, ")
+    assert said[-1].startswith(f"kvtrunk: computing: done, {n} tokens")
 
 
 def test_the_document_has_its_text():
