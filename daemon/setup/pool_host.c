@@ -25,8 +25,8 @@
 #include "daemon/setup/object.h"
 #include "shm/assert.h"
 
-#define LOCK_PIECE (256ull << 20) /* locked at a time */
-#define LOCK_SAY_S 10           /* between two lines about it */
+#define PIECE (256ull << 20) /* bytes that are allocated or locked at a time */
+#define SAY_S 10             /* between two lines about it */
 
 struct host_state {
 	int fds[KVT_MAX_SLABS];
@@ -61,6 +61,30 @@ static uint64_t round_up(uint64_t bytes, uint64_t unit)
 	return (bytes + unit - 1) / unit * unit;
 }
 
+/* Log how far long work is, if a line is due. */
+static void say_when_due(const char *event, uint64_t done, uint64_t bytes, time_t *due)
+{
+	if (time(NULL) < *due)
+		return;
+	kvt_log(KVT_LOG_NOTICE, event, "done_mib=%llu of_mib=%llu",
+		(unsigned long long)(done >> 20), (unsigned long long)(bytes >> 20));
+	*due = time(NULL) + SAY_S;
+}
+
+/* Allocate all huge pages of a file. The kernel clears them. */
+static int allocate_in_pieces(int fd, uint64_t bytes, uint64_t unit)
+{
+	uint64_t piece = round_up(PIECE, unit);
+	time_t due = time(NULL) + SAY_S;
+
+	for (uint64_t at = 0; at < bytes; at += piece) {
+		if (fallocate(fd, 0, (off_t)at, (off_t)(bytes - at < piece ? bytes - at : piece)))
+			return -errno;
+		say_when_due("pool_allocating", at + piece, bytes, &due);
+	}
+	return 0;
+}
+
 /* Make a sealed memfd of at least the pool's size. Negative errno. Huge pages are allocated now: a
  * missing one would raise SIGBUS in the client that first touches it. */
 static int make_slab(struct kvt_pool *pool, bool huge, uint64_t *ret_bytes)
@@ -77,9 +101,12 @@ static int make_slab(struct kvt_pool *pool, bool huge, uint64_t *ret_bytes)
 			  MFD_CLOEXEC | MFD_ALLOW_SEALING | (huge ? MFD_HUGETLB : 0u));
 	if (fd < 0)
 		return -errno;
-	if (ftruncate(fd, (off_t)bytes) != 0 || (huge && fallocate(fd, 0, 0, (off_t)bytes) != 0) ||
-	    fcntl(fd, F_ADD_SEALS, seals) != 0) {
+	error = ftruncate(fd, (off_t)bytes) != 0 ? -errno : 0;
+	if (!error && huge)
+		error = allocate_in_pieces(fd, bytes, unit);
+	if (!error && fcntl(fd, F_ADD_SEALS, seals) != 0)
 		error = -errno;
+	if (error) {
 		close(fd);
 		return error;
 	}
@@ -87,20 +114,15 @@ static int make_slab(struct kvt_pool *pool, bool huge, uint64_t *ret_bytes)
 	return fd;
 }
 
-/* Lock memory in pieces, and log how far that is: locking touches every page. */
+/* Lock memory. This touches every page. */
 static int lock_in_pieces(char *base, uint64_t bytes)
 {
-	time_t due = time(NULL) + LOCK_SAY_S;
+	time_t due = time(NULL) + SAY_S;
 
-	for (uint64_t at = 0; at < bytes; at += LOCK_PIECE) {
-		if (mlock(base + at, bytes - at < LOCK_PIECE ? bytes - at : LOCK_PIECE) != 0)
+	for (uint64_t at = 0; at < bytes; at += PIECE) {
+		if (mlock(base + at, bytes - at < PIECE ? bytes - at : PIECE) != 0)
 			return -errno;
-		if (time(NULL) < due)
-			continue;
-		kvt_log(KVT_LOG_NOTICE, "pool_locking", "locked_mib=%llu of_mib=%llu",
-			(unsigned long long)((at + LOCK_PIECE) >> 20),
-			(unsigned long long)(bytes >> 20));
-		due = time(NULL) + LOCK_SAY_S;
+		say_when_due("pool_locking", at + PIECE, bytes, &due);
 	}
 	return 0;
 }
