@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import collections
 import errno
-import time
+import logging
 from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple, Optional
 
 from ._client import Client, Namespace
 from ._errors import Error, Unsupported, from_result
 from ._native import ffi, lib
+from ._say import Say
 from ._seq import Fence, fence_of
+
+logger = logging.getLogger(__name__)
 
 Lease = tuple[int, int]
 
@@ -32,7 +35,6 @@ _REAP = 64
 _FILLING = 2**64 - 1  # user_data of ALLOC
 _DEVICE_PACE_S = 0.02  # between the calls of one step and those of the next
 _HOST_PACE_S = 0.002  # between those of one step: then a CPU's engine needs all cores
-_SAY_S = 60.0  # between two messages of one limit
 
 
 class Begun(NamedTuple):
@@ -48,12 +50,10 @@ class Ring:
     """Operations of one session. While it is busy (announce()) it keeps `stock` private pages for
     extend(), which it gives back before it says that there is no space."""
 
-    def __init__(self, client: Client, stock: int = 0,
-                 say: Callable[[str], None] = lambda text: None) -> None:
-        """say: logs which limit holds requests back, each at most once a minute."""
+    def __init__(self, client: Client, stock: int = 0, say: Optional[Say] = None) -> None:
+        """say: for the limits that hold requests back."""
         self.client = client
-        self._say = say
-        self._said: dict[str, float] = {}
+        self._say = say or Say(logger.warning)
         self._stock_size = stock
         self._stock: list[int] = []
         self._filling = False
@@ -137,10 +137,8 @@ class Ring:
     def _say_limit(self, code: int) -> None:
         """Log the answer's reason, if it is a limit."""
         if code in _NO_SPACE:
-            error, now = from_result(self._result), time.monotonic()
-            if now - self._said.get(error.reason, -_SAY_S) >= _SAY_S:
-                self._said[error.reason] = now
-                self._say(f"a request waits for room: {error}")
+            error = from_result(self._result)
+            self._say(f"a request waits for room: {error}", f"limit {error.reason}")
 
     def _new_ticket(self) -> int:
         self._ticket += 1

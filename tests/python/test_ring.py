@@ -9,6 +9,7 @@ import pytest
 
 from kvtrunk import InvalidArgument, NoSpace, Stale, testing
 from kvtrunk._ring import Ring, Spaces
+from kvtrunk._say import Say
 
 PAGE, WORD = 16, 3
 NONE = array("I")
@@ -175,7 +176,7 @@ def test_a_stock_lengthens_a_table_while_the_daemon_is_stopped(daemon):
 def test_a_limit_that_holds_requests_back_is_named_once(daemon):
     with daemon.connect(any_geometry=True) as client:
         said = []
-        ring = Ring(client, say=said.append)
+        ring = Ring(client, say=Say(lambda form, text: said.append(text)))
         ring.space = client.namespace(model="limit")._id
         begun = begin(ring, 255 * PAGE)
         for _ in range(3):

@@ -22,13 +22,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import marshal
-import time
 from array import array
 from typing import Any, Callable, Optional
 
 from .. import Client, ConnectionLost, Error, Namespace, Stale
 from .._check import Checks, check_every
 from .._ring import NOTICE_DEADLINE, Begun, Ring
+from .._say import Say
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +89,7 @@ class Leases:
 
     def __init__(self, client: Client, record_fence: Optional[Callable[[], Any]] = None,
                  n_ranks: int = 1) -> None:
+        self.say = Say(logger.warning)
         self.ring = Ring(client, say=self.say)
         self._n_ranks = n_ranks
         self.follows = client.info.rank > 0
@@ -102,7 +103,6 @@ class Leases:
         self._fence = record_fence or (lambda: None)
         self._waiting: dict[str, int] = {}
         self._late: set[str] = set()
-        self._said = ("", 0.0)
         self._live: dict[tuple[int, int], Lease] = {}
         every = check_every()
         self._checks = Checks(every) if every else None
@@ -355,13 +355,6 @@ class Leases:
     def _say_why(self, error: Error) -> None:
         if not isinstance(error, Stale):  # its prefix was reset: nothing is amiss
             self.say(str(error))
-
-    def say(self, text: str) -> None:
-        """Log, but not the same thing again within 10 s: a scheduler asks at every step."""
-        now = time.monotonic()
-        if text != self._said[0] or now > self._said[1] + 10:
-            self._said = (text, now)
-            logger.warning("kvtrunk: %s", text)
 
     def _lose(self, error: Error) -> None:
         if self._n_ranks > 1:

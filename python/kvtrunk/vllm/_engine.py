@@ -24,6 +24,7 @@ from .._client import Client, Info, Namespace, connect
 from .._errors import DaemonUnreachable, Error, NoSpace, Stale
 from .._name import Name
 from .._ring import Ring, Spaces
+from .._say import Say
 from .._seq import Fence
 from ._identity import Adapters, model_digest
 from ._pool import WorkerPool
@@ -72,6 +73,7 @@ class Engine:
             self._check_every = check_every(transfer.kv_connector_extra_config.get("check_every"))
         except ValueError as error:
             refuse(str(error))
+        self.say = Say(logger.warning)
         self.checks = Checks(self._check_every)
         self._socket = _socket(transfer)
         self._label = f"vllm {os.path.basename(vllm_config.model_config.model)}"
@@ -118,8 +120,7 @@ class Engine:
             self._socket, label=self._label, any_geometry=True, sq_entries=min(entries, 1 << 12),
             cq_entries=min(2 * entries, 1 << 14),
             keys_count=max(1 << 20, 1 << (2 * positions - 1).bit_length()), connect_wait=0)
-        return Ring(client, stock=min(_STOCK, client.info.n_pages // 64),
-                    say=lambda text: logger.warning("kvtrunk: %s", text))
+        return Ring(client, stock=min(_STOCK, client.info.n_pages // 64), say=self.say)
 
     # ---- the group
 
