@@ -117,6 +117,11 @@ static const struct {
 	[KVT_REASON_NAMESPACE_HELD] = { "namespace_held",
 		"this session has leases in the namespace, or operations that wait: END and UNLOCK "
 		"them, then close it again" },
+	[KVT_REASON_FATAL] = { "fatal",
+		"two daemons died while they ran it, so it was not run again: find the cause in "
+		"the daemon's log (died_in) before you ask again" },
+	[KVT_REASON_MEMORY] = { "memory",
+		"too little memory is free for it: free some, or raise the daemon's memory limit" },
 };
 _Static_assert(sizeof(reasons) / sizeof(reasons[0]) == KVT_REASON_COUNT, "a row for each reason");
 

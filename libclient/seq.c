@@ -548,10 +548,11 @@ static int end_outcome(struct kvt_client *client, const struct kvt_result *resul
 }
 
 /* True if a failed END left the lease alive: not submitted, or refused for its COMMIT. With an
- * invalid fence the lease is left to the end of the session. */
+ * invalid fence, or if END killed the daemon, the lease is left to the end of the session. */
 static bool still_to_end(const struct kvt_client *client, int error, struct kvt_fence fence)
 {
 	return !client->dead && error != -ETIMEDOUT && error != -ESTALE && error != -ECHILD &&
+	       client->error.reason != KVT_REASON_FATAL &&
 	       (fence.slot < KVT_FENCE_WORDS || fence.slot == KVT_FENCE_IDLE);
 }
 

@@ -14,6 +14,7 @@
 #include "daemon/core/effect.h"
 #include "daemon/core/plan.h"
 #include "daemon/core/recover.h"
+#include "daemon/core/running.h"
 #include "daemon/core/state.h"
 
 static int __attribute__((format(printf, 3, 4))) stale(char *why, size_t why_size,
@@ -145,7 +146,7 @@ int kvt_core_adoptable(const struct kvt_core_config *config, const void *arena_m
 	return 0;
 }
 
-static void summarize(const struct kvt_core *core, bool rolled_back,
+static void summarize(const struct kvt_core *core, bool rolled_back, uint64_t died_in,
 		      struct kvt_core_adoption *ret_adoption)
 {
 	uint32_t waiting = core->config.n_pending - core->free_pending.count;
@@ -160,6 +161,7 @@ static void summarize(const struct kvt_core *core, bool rolled_back,
 		.nodes = (uint32_t)core->count->live_nodes,
 		.cached_pages = core->count->cached_pages,
 		.generation = core->arena->generation,
+		.died_in = died_in,
 	};
 }
 
@@ -178,7 +180,8 @@ static void forget_remains(struct kvt_core *core)
 
 /** Recover the state from the facts, inside a mutation. After a crash here the next successor finds
  * the same facts and the same log, and bumps the same generations. */
-static int recover(struct kvt_core *core, bool *ret_rolled_back, struct kvt_why *why)
+static int recover(struct kvt_core *core, bool *ret_rolled_back, uint64_t *ret_died_in,
+		   struct kvt_why *why)
 {
 	int error = 0;
 
@@ -198,6 +201,7 @@ static int recover(struct kvt_core *core, bool *ret_rolled_back, struct kvt_why 
 	core->arena->abi_minor = KVT_ABI_MINOR;
 	kvt_record_emit(core, KVT_REC_ADOPT, 0, *ret_rolled_back);
 	kvt_mutation_end(core);
+	*ret_died_in = kvt_running_charge(core); /* later: no rollback may undo it */
 	return 0;
 }
 
@@ -209,6 +213,7 @@ int kvt_core_adopt(struct kvt_core **ret_core, const struct kvt_core_config *con
 	struct kvt_why problem = { why, why_size };
 	struct kvt_core *core = scratch;
 	int error = kvt_core_adoptable(config, arena, ledger, why, why_size);
+	uint64_t died_in = 0;
 	bool rolled_back = false;
 
 	if (error)
@@ -218,10 +223,10 @@ int kvt_core_adopt(struct kvt_core **ret_core, const struct kvt_core_config *con
 		return error;
 	memcpy(core->config.instance, core->arena->instance, sizeof(core->config.instance));
 	core->config.hash_seed = core->arena->hash_seed;
-	error = recover(core, &rolled_back, &problem);
+	error = recover(core, &rolled_back, &died_in, &problem);
 	if (error)
 		return error;
-	summarize(core, rolled_back, ret_adoption);
+	summarize(core, rolled_back, died_in, ret_adoption);
 	*ret_core = core;
 	return 0;
 }

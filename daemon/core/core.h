@@ -94,6 +94,7 @@ struct kvt_core_adoption {
 	uint32_t nodes;
 	uint64_t cached_pages;
 	uint64_t generation; /* of the arena: daemons that served it, this one included */
+	uint64_t died_in;    /* what the last daemon was doing: kvt_core_died_in() */
 };
 
 /** Check the headers of arena and ledger against this configuration: magic, ABI, layout, geometry,
@@ -120,6 +121,19 @@ int kvt_core_adopt(struct kvt_core **ret_core, const struct kvt_core_config *con
 		   void *ledger, void *scratch, const struct kvt_core_hooks *hooks,
 		   uint64_t now_ns, struct kvt_core_adoption *ret_adoption, char *why,
 		   size_t why_size);
+
+/** Say what a daemon was doing when it died. Returns how many daemons died in the same so far: from
+ * KVT_FATAL_DEATHS on it is refused. 0: it died in nothing that is run again. */
+uint32_t kvt_core_died_in(uint64_t died_in, char *text, size_t size);
+
+/** Note that a request on a control socket is going to run. `what`: see KVT_RUNNING_REQUEST;
+ * `digest`: 48 bits that name its content. Returns false if so many daemons died in an equal one
+ * that it must be refused; else kvt_core_request_end() follows it. */
+bool kvt_core_request_begin(struct kvt_core *core, uint32_t what, uint64_t digest);
+/** The request ran; deaths in earlier attempts are forgotten. */
+void kvt_core_request_end(struct kvt_core *core);
+/** Note that the daemon leaves in order: its successor refuses no request for earlier deaths. */
+void kvt_core_leave(struct kvt_core *core);
 
 /** Refuse from now on (or no more) what would begin a lease: -ESHUTDOWN, reason draining. Such
  * refusals are effects like all others. Not remembered for a successor. */
@@ -225,6 +239,9 @@ bool kvt_core_can_defer(const struct kvt_core *core);
  * were announced (KVT_CQE_NO_PLACE). The caller knows whether its completion queue has room for
  * one more completion: of a BEGIN with NO_WAIT that is answered -EAGAIN another one follows. */
 void kvt_core_let_wait(struct kvt_core *core, bool allowed);
+
+/** Say whether memory suffices for an AUDIT executed next; else it is refused with -ENOMEM. */
+void kvt_core_let_audit(struct kvt_core *core, bool allowed);
 
 /** Run BEGINs that need not wait any more, or whose deadlines have passed. Returns how many
  * it looked at. All that follow here do this first, so that nothing can evict what they waited

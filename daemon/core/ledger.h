@@ -59,7 +59,38 @@ struct kvt_ledger_header {
 	uint32_t n_pending;
 	uint32_t n_sections;
 	struct kvt_section sections[12];
+	uint64_t running; /* what the daemon does now: enum kvt_running, or 0 */
+	uint64_t fatal[2]; /* requests on control sockets in which daemons died, as in `running` */
 } KVT_ALIGNED(KVT_LINE);
+_Static_assert(sizeof(struct kvt_ledger_header) == 512, "kvt_ledger_header");
+
+/** What the daemon does is one word, so that each store of it is whole:
+ *
+ *   kind << 60 | deaths << 56 | what << 48 | session << 32 | number
+ *   kind << 60 | deaths << 56 | what << 48 | digest of the request's content (REQUEST)
+ *
+ * It is written outside of mutations, and no rollback touches it. If the daemon dies, `deaths` is
+ * how many died in the same so far, this one included. The successor copies that to where the next
+ * attempt reads it: the session's or the pending record, or `fatal` above. Repeating the copy is
+ * harmless. At KVT_FATAL_DEATHS the operation is refused and not run. */
+enum kvt_running {
+	KVT_RUNNING_ENTRY = 1,    /* what: enum kvt_op; number: its place in the SQ */
+	KVT_RUNNING_DEFERRED = 2, /* what: enum kvt_op; number: its pending record */
+	KVT_RUNNING_REQUEST = 3,  /* what: enum kvt_message_type, or KVT_RUNNING_ADMIN | enum
+				     kvt_admin_what */
+	KVT_RUNNING_WORK = 4,     /* what: enum kvt_work. It cannot be refused */
+	KVT_RUNNING_LEFT = 5,     /* nothing: an orderly end, which forgets `fatal` */
+};
+#define KVT_RUNNING_ADMIN 0x80u
+#define KVT_FATAL_DEATHS 2
+
+enum kvt_work {
+	KVT_WORK_EXPIRE = 0,
+	KVT_WORK_SESSION = 1, /* a session that ended is taken down */
+	KVT_WORK_STALE = 2,   /* what RESET left */
+	KVT_WORK_RECLAIM = 3,
+	KVT_WORK_COMPACT = 4,
+};
 
 enum kvt_session_flag {
 	KVT_SESSION_PRIVILEGED = 1u << 0, /* may EVICT, RESET and AUDIT */
@@ -93,7 +124,8 @@ struct kvt_session_record {
 	uint32_t suspects;   /* SUSPECTs that it sent */
 	uint32_t suspected;  /* SUSPECTs of pages that it sealed */
 	uint32_t in_vain;    /* uid + 1 if others waited in vain for it (free records, too), or 0 */
-	uint32_t reserved[2];
+	uint32_t fatal_entry; /* the sq_taken for which `deaths` counts */
+	uint32_t deaths;      /* of daemons that ran this entry */
 	/* sq_taken and cq_done count like the ring's indices and change in the mutation that they
 	 * count: entry i took effect iff i < sq_taken. Completions before cq_done - 1 are in the
 	 * ring, because each is published before the next is made. So a successor knows the fate
@@ -208,7 +240,7 @@ struct kvt_pending_record {
 	uint32_t lease_generation; /* of the awaited lease */
 	uint32_t owner;            /* session of the awaited lease */
 	uint32_t owner_generation;
-	uint32_t reserved;
+	uint32_t deaths; /* of daemons that ran it */
 } KVT_ALIGNED(KVT_LINE);
 _Static_assert(sizeof(struct kvt_pending_record) == 128, "kvt_pending_record");
 

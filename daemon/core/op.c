@@ -491,6 +491,8 @@ int kvt_op_run(struct kvt_core *core, struct kvt_op_context *op)
 	case KVT_OP_STATS:
 		return op_stats(core, op);
 	case KVT_OP_AUDIT:
+		if (core->no_memory)
+			return kvt_refuse(op, -ENOMEM, KVT_REASON_MEMORY, 0);
 		op->cqe->audit.problems = kvt_core_audit(core, NULL, NULL);
 		return 0;
 	case KVT_OP_CLOSE:

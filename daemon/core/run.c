@@ -21,6 +21,7 @@
 #include "daemon/core/order.h"
 #include "daemon/core/pending.h"
 #include "daemon/core/run.h"
+#include "daemon/core/running.h"
 #include "daemon/core/state.h"
 #include "daemon/core/tree.h"
 #include "daemon/core/undo.h"
@@ -33,11 +34,14 @@
 
 static void expire(struct kvt_core *core, uint32_t id)
 {
+	uint64_t outer = kvt_running_work(core, KVT_WORK_EXPIRE, 0);
+
 	kvt_mutation_begin(core);
 	kvt_detach(core, id, KVT_NODE_EXPIRED);
 	core->count->expired_nodes++;
 	kvt_record_emit(core, KVT_REC_EXPIRE, 0, id);
 	kvt_mutation_end(core);
+	kvt_running_end(core, outer);
 }
 
 /** Expire a node inside the bracket of an operation that has changed nothing, and runs again: its
@@ -95,9 +99,11 @@ static void finish(struct kvt_core *core, struct kvt_op_context *op, int error, 
 
 		record->sqe = *op->sqe;
 		record->cqe = *cqe;
-		/* An entry that was refused for something else may name keys that are not there. */
+		/* An entry that was refused for something else may name keys that are not there, or
+		 * were not read. */
 		if (kvt_entry_areas_ok(op, core->ps) &&
-		    op->sqe->n_keys <= core->config.max_op_keys) {
+		    op->sqe->n_keys <= core->config.max_op_keys &&
+		    (op->keys || op->sqe->n_keys == 0)) {
 			record->keys = op->keys;
 			record->root_key = op->root_key;
 			record->n_keys = op->sqe->n_keys;
@@ -206,15 +212,40 @@ static bool take_effect(struct kvt_core *core, struct kvt_op_context *op, uint64
 	return answered;
 }
 
-/** End the operation of a waiter with -ECANCELED: its session closes. */
-static void cancel(struct kvt_core *core, struct kvt_op_context *op, uint64_t token)
+/** End an operation with an error instead of running it. Its keys are not read. */
+static void give_up(struct kvt_core *core, struct kvt_op_context *op, uint64_t token, int error,
+		    enum kvt_reason reason)
 {
 	kvt_record_start(core);
-	kvt_entry_keys(core, op);
 	kvt_mutation_begin(core);
-	kvt_wait_end(core, op, -ECANCELED);
-	finish(core, op, kvt_refuse(op, -ECANCELED, KVT_REASON_CLOSING, 0), token);
+	if (op->waiter && op->sqe->flags & KVT_F_NO_WAIT)
+		op->cqe->flags |= KVT_CQE_ASYNC;
+	if (op->waiter)
+		kvt_wait_end(core, op, error);
+	if (op->deferred)
+		kvt_pending_forget(core, op->deferred, op->before);
+	finish(core, op, kvt_refuse(op, error, reason, 0), token);
 	kvt_mutation_end(core);
+}
+
+/** Run a deferred operation that is due, unless daemons died in it. Returns true if it is answered,
+ * false if it waits again. */
+static bool run_deferred(struct kvt_core *core, struct kvt_op_context *op, uint32_t id)
+{
+	struct kvt_pending_record *pending = &core->pending[id];
+	uint64_t token = pending->token, outer;
+	bool answered;
+
+	if (pending->deaths >= KVT_FATAL_DEATHS) {
+		give_up(core, op, token, -EIO, KVT_REASON_FATAL);
+		return true;
+	}
+	outer = kvt_running_begin(core, kvt_running_word(KVT_RUNNING_DEFERRED, pending->deaths,
+							 op->sqe->op, op->session, id));
+	kvt_record_start(core);
+	answered = take_effect(core, op, token);
+	kvt_running_end(core, outer);
+	return answered;
 }
 
 /** An operation that runs in no queue; callers name its place in one. */
@@ -239,8 +270,7 @@ static void run_waiter(struct kvt_core *core, uint32_t id)
 
 	op.waiter = id;
 	core->effort = (struct kvt_core_effort){ 0 };
-	kvt_record_start(core);
-	if (take_effect(core, &op, entry.token) && core->hooks.complete)
+	if (run_deferred(core, &op, id) && core->hooks.complete)
 		core->hooks.complete(core->hooks.context, entry.session, &cqe);
 }
 
@@ -296,9 +326,7 @@ static void cancel_waiters(struct kvt_core *core, uint32_t session)
 		id = entry.next;
 		if (entry.session != session)
 			continue;
-		if (entry.sqe.flags & KVT_F_NO_WAIT)
-			cqe.flags |= KVT_CQE_ASYNC;
-		cancel(core, &op, entry.token);
+		give_up(core, &op, entry.token, -ECANCELED, KVT_REASON_CLOSING);
 		if (core->hooks.complete)
 			core->hooks.complete(core->hooks.context, session, &cqe);
 	}
@@ -306,11 +334,41 @@ static void cancel_waiters(struct kvt_core *core, uint32_t session)
 
 /* ---- entries */
 
+/** Run an entry. Returns true if it is answered, false if it waits. */
+static bool run_entry(struct kvt_core *core, struct kvt_op_context *op)
+{
+	const struct kvt_sqe *sqe = op->sqe;
+	int error;
+
+	kvt_record_start(core);
+	kvt_entry_keys(core, op);
+	error = kvt_entry_check(core, op);
+	if (error || (core->draining && kvt_entry_begins_lease(sqe))) {
+		kvt_mutation_begin(core);
+		if (error)
+			core->count->violations++;
+		else
+			error = kvt_refuse(op, -ESHUTDOWN, KVT_REASON_DRAINING, 0);
+		finish(core, op, error, 0);
+		kvt_mutation_end(core);
+		return true;
+	}
+	if (sqe->op == KVT_OP_CLOSE && core->sessions[op->session].n_waiters > 0) {
+		cancel_waiters(core, op->session);
+		kvt_record_start(core);
+	}
+	if (kvt_op_takes(sqe->op) & KVT_TAKES_FENCE && kvt_defer(core, op))
+		return false;
+	return take_effect(core, op, 0);
+}
+
 bool kvt_core_execute(struct kvt_core *core, uint32_t session, const struct kvt_sqe *sqe,
 		      uint64_t now_ns, struct kvt_cqe *ret_cqe)
 {
 	struct kvt_op_context op = context_of(core, session, sqe, ret_cqe);
-	int error;
+	struct kvt_session_record *record = &core->sessions[session];
+	bool answered = true;
+	uint32_t deaths;
 
 	KVT_ASSERT(session > 0 && session <= core->config.max_sessions);
 	core->now_ns = now_ns;
@@ -318,27 +376,23 @@ bool kvt_core_execute(struct kvt_core *core, uint32_t session, const struct kvt_
 		kvt_expire_due(core, EXPIRE_AT_ONCE);
 	wake(core);
 	core->effort = (struct kvt_core_effort){ 0 };
-	kvt_record_start(core);
 	memset(ret_cqe, 0, sizeof(*ret_cqe));
-	kvt_entry_keys(core, &op);
-	error = kvt_entry_check(core, &op);
-	if (error || (core->draining && kvt_entry_begins_lease(sqe))) {
-		kvt_mutation_begin(core);
-		if (error)
-			core->count->violations++;
-		else
-			error = kvt_refuse(&op, -ESHUTDOWN, KVT_REASON_DRAINING, 0);
-		finish(core, &op, error, 0);
-		kvt_mutation_end(core);
-		return true;
+	deaths = kvt_entry_deaths(record);
+	if (deaths < KVT_FATAL_DEATHS) {
+		kvt_running_begin(core, kvt_running_word(KVT_RUNNING_ENTRY, deaths, sqe->op,
+							 session, record->sq_taken));
+		answered = run_entry(core, &op);
+		kvt_running_end(core, 0);
+	} else {
+		give_up(core, &op, 0, -EIO, KVT_REASON_FATAL);
 	}
-	if (sqe->op == KVT_OP_CLOSE && core->sessions[session].n_waiters > 0) {
-		cancel_waiters(core, session);
-		kvt_record_start(core);
-	}
-	if (kvt_op_takes(sqe->op) & KVT_TAKES_FENCE && kvt_defer(core, &op))
-		return false;
-	return take_effect(core, &op, 0);
+	record->deaths = 0; /* before the number of the entry comes round */
+	return answered;
+}
+
+void kvt_core_let_audit(struct kvt_core *core, bool allowed)
+{
+	core->no_memory = !allowed;
 }
 
 static bool may_run(struct kvt_core *core, uint32_t id, uint32_t before)
@@ -377,8 +431,7 @@ uint32_t kvt_core_poll(struct kvt_core *core, uint32_t session, uint64_t now_ns)
 		if (core->expiry.count > 0)
 			kvt_expire_due(core, EXPIRE_AT_ONCE);
 		wake(core);
-		kvt_record_start(core);
-		take_effect(core, &op, entry.token);
+		run_deferred(core, &op, id);
 		cqe.flags |= KVT_CQE_DEFERRED;
 		if (core->hooks.complete)
 			core->hooks.complete(core->hooks.context, session, &cqe);

@@ -16,6 +16,7 @@
 #include "daemon/core/lease.h"
 #include "daemon/core/page.h"
 #include "daemon/core/pending.h"
+#include "daemon/core/running.h"
 #include "daemon/core/session.h"
 #include "daemon/core/space.h"
 #include "daemon/core/state.h"
@@ -302,6 +303,7 @@ static uint32_t bury(struct kvt_core *core, uint32_t id, uint32_t limit)
 uint32_t kvt_session_work(struct kvt_core *core, uint32_t budget)
 {
 	uint32_t done = 0, looked = 0;
+	uint64_t outer;
 
 	/* Round robin, so that a session with a million pages delays no other. */
 	while (core->dying > 0 && done < budget && looked <= core->config.max_sessions) {
@@ -309,8 +311,10 @@ uint32_t kvt_session_work(struct kvt_core *core, uint32_t budget)
 		looked++;
 		if (core->sessions[core->dying_at].state != KVT_SESSION_DYING)
 			continue;
+		outer = kvt_running_work(core, KVT_WORK_SESSION, core->dying_at);
 		done += bury(core, core->dying_at,
 			     kvt_min(budget - done, kvt_min(core->config.max_op_keys, 256)));
+		kvt_running_end(core, outer);
 		looked = 0;
 	}
 	return done;

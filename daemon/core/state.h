@@ -19,7 +19,7 @@
  *   tree                             nodes and paths
  *   space, pending                   namespaces; operations that wait for a fence
  *   effect, walk                     mutations and records; keys to a place
- *   entry, order, index, page, slots, user, backlog, undo
+ *   entry, order, index, page, slots, user, backlog, running, undo
  *
  * Beside them: plan (sizes, layout, first state), group (processes of sessions), describe (what is
  * shown), audit, and recovery: adopt, rollback, rebuild (recover.h).
@@ -178,6 +178,7 @@ struct kvt_core {
 	uint32_t first_waiter, last_waiter, n_waiters; /* BEGINs that wait, oldest first */
 	bool wake_due; /* one of them may have become ready */
 	bool no_place; /* the next BEGIN cannot wait */
+	bool no_memory; /* the next AUDIT would not find enough */
 	uint64_t wake_at_ns; /* no deadline is earlier */
 	struct kvt_progress *progress; /* by lease */
 	uint32_t progress_stamp;

@@ -7,6 +7,7 @@
 #include "daemon/core/detach.h"
 #include "daemon/core/effect.h"
 #include "daemon/core/run.h"
+#include "daemon/core/running.h"
 #include "daemon/core/session.h"
 #include "daemon/core/space.h"
 #include "daemon/core/state.h"
@@ -49,6 +50,7 @@ static uint32_t detach_stale(struct kvt_core *core, uint32_t budget)
 
 uint32_t kvt_core_work(struct kvt_core *core, uint32_t budget, bool idle, uint64_t now_ns)
 {
+	uint64_t outer = core->ledger->running;
 	uint32_t done = 0;
 
 	core->now_ns = now_ns;
@@ -59,12 +61,16 @@ uint32_t kvt_core_work(struct kvt_core *core, uint32_t budget, bool idle, uint64
 	done += kvt_core_wake(core, now_ns);
 	if (core->dying > 0)
 		done += kvt_session_work(core, budget);
+	kvt_running_work(core, KVT_WORK_STALE, 0);
 	if (core->stale_roots > 0 && done < budget)
 		done += detach_stale(core, budget - done);
+	kvt_running_work(core, KVT_WORK_RECLAIM, 0);
 	if (core->detached_count > 0 && done < budget)
 		done += reclaim(core, budget - done);
+	kvt_running_work(core, KVT_WORK_COMPACT, 0);
 	if (idle && core->compact_count > 0 && done < budget)
 		done += kvt_compact(core, budget - done);
+	kvt_running_end(core, outer);
 	return done;
 }
 

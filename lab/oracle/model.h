@@ -100,6 +100,7 @@ struct model_pending {
 	uint32_t session;
 	uint32_t lease; /* 0: names none */
 	struct kvt_sqe sqe;
+	uint64_t since; /* daemons that had ended when it was deferred */
 	/* A BEGIN that waits for other leases' pages: */
 	bool waits;
 	uint64_t deadline_ns, begun_ns;
@@ -118,6 +119,7 @@ struct model_session {
 	uint32_t uid;
 	bool in_vain;    /* others waited in vain for it; kept when it is gone */
 	uint64_t number; /* of all sessions so far */
+	uint64_t since;  /* daemons that had ended when its last entry was taken */
 	uint32_t n_private;
 	uint32_t n_quarantined;
 	uint32_t n_leases;
@@ -160,12 +162,14 @@ struct model_run {
 	uint32_t evicted;     /* evicted by TRIM */
 	uint32_t sealed, duplicates, advanced;
 	uint32_t kept_pages, kept_node; /* END: cached pages of its path, the last one's node */
+	uint64_t since; /* daemons that had ended when it could first run */
 	struct model_pending waiter; /* the waiting BEGIN that takes effect */
 };
 
 struct kvt_oracle {
 	struct kvt_oracle_config config;
 	uint64_t seq, clock, epoch, stamp, lease_order, session_numbers;
+	uint64_t n_adopted; /* daemons that ended and had a successor */
 	bool draining;
 	struct model_node **nodes; /* by id */
 	uint32_t *live;            /* ids in use, in no order */

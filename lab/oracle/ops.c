@@ -556,7 +556,11 @@ static int run_op(struct kvt_oracle *o)
 		return session_close(o);
 	case KVT_OP_LEAVE:
 		return session_leave(o);
-	default: /* NOP; AUDIT finds nothing */
+	case KVT_OP_AUDIT: /* finds nothing; the log lacks how much memory was free */
+		if (o->run.record->cqe.reason == KVT_REASON_MEMORY)
+			return run_refuse(o, -ENOMEM, KVT_REASON_MEMORY, 0);
+		return 0;
+	default: /* NOP */
 		return 0;
 	}
 }
@@ -651,6 +655,7 @@ static int take_pending(struct kvt_oracle *o)
 				  record->session));
 		if (memcmp(&p->sqe, &record->sqe, sizeof(p->sqe)) != 0)
 			return oracle_fail(o, "the deferred entry changed while it waited");
+		o->run.since = p->since;
 		if (p->waits)
 			o->run.waiter = *p;
 		memmove(p, p + 1, (--o->n_pending - i) * sizeof(*p));
@@ -686,6 +691,16 @@ static int check_draining(struct kvt_oracle *o)
 	return 0;
 }
 
+/* Check that two daemons ended since the operation could first run. The log does not tell in which
+ * operation a daemon died. */
+static int check_fatal(struct kvt_oracle *o)
+{
+	if (o->n_adopted < o->run.since + 2)
+		return oracle_fail(o, "refused as deadly, though only %llu daemons ended since it "
+				   "could run", (unsigned long long)(o->n_adopted - o->run.since));
+	return run_refuse(o, -EIO, KVT_REASON_FATAL, 0);
+}
+
 static int check_session(struct kvt_oracle *o)
 {
 	uint32_t session = o->run.record->session;
@@ -709,16 +724,23 @@ int ops_apply(struct kvt_oracle *o)
 	if (effect) {
 		run->want.flags = KVT_CQE_DEFERRED;
 		TRY(take_pending(o));
+	} else {
+		run->since = o->sessions[record->session].since;
+		o->sessions[record->session].since = o->n_adopted;
 	}
 	if (!(run->waiter.sqe.flags & KVT_F_NO_WAIT)) /* NO_WAIT was counted at its first answer */
 		o->counters.operations++;
 	else
 		run->want.flags |= KVT_CQE_ASYNC;
-	result = check_entry(o, effect);
-	if (result == MODEL_REFUSED && !effect)
-		count_violation(o);
-	if (result == 0 && !effect)
-		result = check_draining(o);
+	if (record->cqe.reason == KVT_REASON_FATAL) {
+		result = check_fatal(o);
+	} else {
+		result = check_entry(o, effect);
+		if (result == MODEL_REFUSED && !effect)
+			count_violation(o);
+		if (result == 0 && !effect)
+			result = check_draining(o);
+	}
 	if (run->waiter.waits && record->cqe.result == -ECANCELED) {
 		result = wait_cancel(o);
 	} else if (result == 0) {
@@ -756,6 +778,8 @@ int ops_defer(struct kvt_oracle *o)
 	TRY(check_session(o));
 	if (sqe->op == KVT_OP_BEGIN && record->value)
 		return wait_defer(o);
+	if (record->value == 0)
+		o->sessions[record->session].since = o->n_adopted;
 	result = check_entry(o, false);
 	if (result == 0)
 		result = check_draining(o);
@@ -778,6 +802,7 @@ int ops_defer(struct kvt_oracle *o)
 		return oracle_fail(o, "the oracle is out of memory");
 	o->pending[o->n_pending++] = (struct model_pending){
 		.seq = record->seq, .session = record->session, .lease = lease, .sqe = *sqe,
+		.since = o->n_adopted,
 	};
 	if (sqe->op == KVT_OP_END || sqe->op == KVT_OP_UNLOCK)
 		o->leases[lease].ending = true;

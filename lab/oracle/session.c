@@ -123,6 +123,7 @@ static int apply_session(struct kvt_oracle *o, uint32_t session)
 	s->privileged = o->run.record->value & 1;
 	s->uid = uid;
 	s->number = ++o->session_numbers;
+	s->since = o->n_adopted;
 	return 0;
 }
 
@@ -331,8 +332,10 @@ int session_apply(struct kvt_oracle *o)
 		o->draining = record->kind == KVT_REC_DRAIN && record->value;
 		if (record->kind == KVT_REC_ADOPT && record->value)
 			TRY(events_follow(o, EVENT_BIT(KVT_EV_RAISE)));
-		if (record->kind == KVT_REC_ADOPT)
+		if (record->kind == KVT_REC_ADOPT) {
 			model_forget_remains(o);
+			o->n_adopted++;
+		}
 		return events_done(o);
 	}
 	if (record->kind == KVT_REC_EXPIRE || record->kind == KVT_REC_RECLAIM ||

@@ -201,6 +201,7 @@ static int wait_add(struct kvt_oracle *o, const struct model_walk *walk)
 		.seq = record->seq,
 		.session = record->session,
 		.sqe = record->sqe,
+		.since = o->n_adopted,
 		.waits = true,
 		.deadline_ns = record->now_ns + record->sqe.ttl_ms * 1000000ull,
 		.begun_ns = record->now_ns,

@@ -94,6 +94,8 @@ static void blank_ledger(struct kvt_core *core)
 	for (uint32_t id = 0; id <= core->config.max_sessions; id++) {
 		struct kvt_session_record *session = &core->sessions[id];
 
+		/* Deaths are charged outside of effects; main.c checks them. */
+		session->fatal_entry = session->deaths = 0;
 		/* The last but one is in the ring. */
 		memset(&session->last_cqe[session->cq_done & 1], 0, sizeof(struct kvt_cqe));
 		if (session->state == KVT_SESSION_FREE || session->state == KVT_SESSION_DEAD ||
@@ -107,6 +109,8 @@ static void blank_ledger(struct kvt_core *core)
 		core->makers[id] = 0;
 		core->namespaces[id] = (struct kvt_namespace_record){ 0 };
 	}
+	for (uint32_t id = 1; id <= core->config.n_pending; id++)
+		core->pending[id].deaths = 0;
 	/* They change outside of effects; members_whole() has checked them. */
 	memset(core->members, 0,
 	       (kvt_core_members(&core->config) + 1) * sizeof(*core->members));

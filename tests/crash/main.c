@@ -32,6 +32,7 @@ struct killer {
 	bool inside; /* a check runs */
 	uint64_t kill_at, killed; /* stores until death (0: never), deaths */
 	uint64_t heirs;           /* of these, during recovery */
+	uint64_t died_in; /* the ledger's `running` at the last death that was not an heir's */
 	jmp_buf death;
 	/* The last store, if longer than a word. */
 	char *wide_at;
@@ -101,6 +102,34 @@ static void on_store_of_mortal(void *context, void *at, size_t n)
 	longjmp(killer->death, 1);
 }
 
+/* Check that nothing ran that had killed enough. An heir dies with what its predecessor left. */
+static void note_death(struct sim *sim, struct killer *killer)
+{
+	uint64_t running = ((const struct kvt_ledger_header *)sim->ledger)->running;
+
+	killer->killed++;
+	if (running >> 60 != KVT_RUNNING_ENTRY && running >> 60 != KVT_RUNNING_DEFERRED)
+		return;
+	if ((running >> 56 & 15) > KVT_FATAL_DEATHS)
+		sim_fail(sim, "%u daemons died in one operation", (uint32_t)(running >> 56 & 15));
+	killer->died_in = running;
+}
+
+/* Check that the death was charged to the entry, however many heirs died meanwhile. */
+static void check_charge(struct sim *sim, struct killer *killer)
+{
+	uint64_t running = killer->died_in;
+	const struct kvt_session_record *session =
+		kvt_core_session(sim->core, (uint32_t)(running >> 32) & 0xffff);
+
+	killer->died_in = 0;
+	if (running >> 60 != KVT_RUNNING_ENTRY || session->sq_taken != (uint32_t)running)
+		return;
+	if (session->fatal_entry != session->sq_taken || session->deaths != (running >> 56 & 15))
+		sim_fail(sim, "%u daemons died in an entry, and %u were counted",
+			 (uint32_t)(running >> 56 & 15), session->deaths);
+}
+
 static void mortal_step(struct sim *sim, struct killer *killer)
 {
 	killer->wide_bytes = 0;
@@ -110,13 +139,15 @@ static void mortal_step(struct sim *sim, struct killer *killer)
 		sim_operate(sim);
 		sim_settle(sim);
 	} else {
-		killer->killed++;
+		note_death(sim, killer);
 		/* A successor may die as well, and returns here. */
 		killer->wide_bytes = 0;
 		killer->kill_at = sim_chance(sim, 300) ? 1 + sim_below(sim, 2000) : 0;
 		killer->heirs += killer->kill_at != 0;
 		sim_killed(sim);
 		killer->heirs -= killer->kill_at != 0; /* it lived */
+		if (!sim->failed)
+			check_charge(sim, killer);
 	}
 	killer->kill_at = 0;
 	if (!sim->failed)
@@ -217,7 +248,7 @@ int main(int argc, char **argv)
 {
 	struct options o = { .seed = 1, .seeds = 1, .steps = 300, .seconds = UINT64_MAX };
 	static struct sim_coverage coverage;
-	uint64_t start = now_s(), checks = 0, rolled_back = 0, done = 0;
+	uint64_t start = now_s(), checks = 0, rolled_back = 0, done = 0, fatal = 0;
 	struct killer *killer = calloc(1, sizeof(*killer));
 	bool ok = true;
 
@@ -244,12 +275,15 @@ int main(int argc, char **argv)
 		sim_destroy(sim);
 		free(sim);
 	}
+	for (uint32_t op = 0; op <= KVT_OP_COUNT; op++)
+		fatal += coverage.op[op][KVT_REASON_FATAL];
 	if (o.lives)
 		printf("kvtcrash: %s: %" PRIu64 " seeds of %" PRIu64 " steps, %" PRIu64 " stores, %"
 		       PRIu64 " deaths, %" PRIu64 " of them inside an effect, which was rolled "
-		       "back, %" PRIu64 " of successors that were about to take over\n",
+		       "back, %" PRIu64 " of successors that were about to take over; %" PRIu64
+		       " operations refused that had killed two\n",
 		       ok ? "agreed" : "FAILED", done, o.steps, killer->stores, killer->killed,
-		       coverage.rolled_back, killer->heirs);
+		       coverage.rolled_back, killer->heirs, fatal);
 	else
 		printf("kvtcrash: %s: %" PRIu64 " seeds of %" PRIu64 " steps, %" PRIu64
 		       " stores and %" PRIu64 " places inside of them, %" PRIu64

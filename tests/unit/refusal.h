@@ -33,6 +33,7 @@ static inline void refusal_blank(const struct kvt_core_config *config, void *are
 	for (uint32_t i = 0; i <= config->max_sessions; i++) {
 		sessions[i].operations = 0;
 		sessions[i].sq_taken = sessions[i].cq_done = 0;
+		sessions[i].deaths = 0;
 		memset(sessions[i].last_cqe, 0, sizeof(sessions[i].last_cqe));
 	}
 }
