@@ -65,6 +65,15 @@ static void answer_fail(struct admin_answer *answer, int error, const char *text
 	snprintf(answer->head->text, sizeof(answer->head->text), "%s", text);
 }
 
+void kvt_admin_refuse(struct kvt_daemon *daemon, struct kvt_connection *connection,
+		      const struct kvt_message_admin *request, int error, const char *text)
+{
+	struct admin_answer answer = answer_begin(daemon, request);
+
+	answer_fail(&answer, error, text);
+	answer_send(daemon, connection, &answer);
+}
+
 static bool answer_add(struct admin_answer *answer, const void *record, size_t bytes)
 {
 	if (answer->bytes + bytes > PAYLOAD_BYTES)
@@ -327,17 +336,21 @@ static void answer_page(struct kvt_daemon *daemon, struct admin_answer *answer,
 
 /* ---- AUDIT */
 
-/* Check that `what` fits into memory: -ENOMEM. Without it the OOM killer could end the daemon, and
- * its successor when the client asks again. */
+/* Check that `what` fits into memory: -ENOMEM. Without it the OOM killer could end the daemon. */
 static int has_memory(const char *what, uint64_t need, char *why, size_t size)
 {
 	uint64_t there = kvt_memory_free_bytes();
 
-	if (!there || need <= there) /* 0: unknown */
+	if (need <= there)
 		return 0;
 	snprintf(why, size, "%s needs %llu bytes of memory, and %llu are free: free some, or raise "
 		 "the memory limit", what, (unsigned long long)need, (unsigned long long)there);
 	return -ENOMEM;
+}
+
+bool kvt_admin_may_audit(const struct kvt_daemon *daemon)
+{
+	return daemon->sizes.audit_bytes <= kvt_memory_free_bytes();
 }
 
 static void audit_problem(void *context, const char *text)
@@ -491,10 +504,7 @@ static void wait_or_answer(struct kvt_daemon *daemon, struct kvt_connection *con
 
 	if (request->what == KVT_ADMIN_ENDED &&
 	    (session < 1 || session > daemon->core_config.max_sessions)) {
-		struct admin_answer answer = answer_begin(daemon, request);
-
-		answer_fail(&answer, -EINVAL, "no such session");
-		answer_send(daemon, connection, &answer);
+		kvt_admin_refuse(daemon, connection, request, -EINVAL, "no such session");
 		return;
 	}
 	if (answer_when_true(daemon, connection, request))
@@ -566,7 +576,6 @@ static void handle_upgrade(struct kvt_daemon *daemon, struct kvt_connection *con
 			   const struct kvt_message_admin *request, const char *payload,
 			   size_t payload_bytes)
 {
-	struct admin_answer answer = answer_begin(daemon, request);
 	char path[KVT_PROGRAM_PATH_BYTES] = "", why[KVT_TEXT_BYTES] = "";
 	int error = 0;
 
@@ -595,8 +604,7 @@ static void handle_upgrade(struct kvt_daemon *daemon, struct kvt_connection *con
 		wait_or_answer(daemon, connection, request);
 		return;
 	}
-	answer_fail(&answer, error, why);
-	answer_send(daemon, connection, &answer);
+	kvt_admin_refuse(daemon, connection, request, error, why);
 }
 
 /* ---- requests */
@@ -670,8 +678,8 @@ void kvt_admin_handle(struct kvt_daemon *daemon, struct kvt_connection *connecti
 	struct admin_answer answer = answer_begin(daemon, request);
 
 	if (needs_privilege(daemon, request->what) && !connection->peer.privileged) {
-		answer_fail(&answer, -EPERM, "needs uid 0, the daemon's uid or admin_group");
-		answer_send(daemon, connection, &answer);
+		kvt_admin_refuse(daemon, connection, request, -EPERM,
+				 "needs uid 0, the daemon's uid or admin_group");
 		return;
 	}
 	switch ((enum kvt_admin_what)request->what) {

@@ -182,6 +182,8 @@ static uint64_t run_entry(struct kvt_daemon *daemon, struct kvt_session *session
 		kvt_core_let_wait(daemon->core, may_wait(daemon, session, sqe));
 	if (unlikely(sqe->op == KVT_OP_CLOSE))
 		kvt_session_note_end(daemon, session, "closed");
+	if (unlikely(sqe->op == KVT_OP_AUDIT))
+		kvt_core_let_audit(daemon->core, kvt_admin_may_audit(daemon));
 	answered = kvt_core_execute(daemon->core, session->index, sqe, daemon->now_ns, &cqe);
 	/* After the effect: a crash between the two would lose the entry. Before the answer: the
 	 * client may count on the slot. */

@@ -9,7 +9,7 @@
 /** Memory of the machine, or the lowest limit of our cgroups if that is less. */
 uint64_t kvt_memory_limit_bytes(void);
 /** Memory that is free without swapping: of the machine, or below the limits of our cgroups if that
- * is less. 0: unknown. */
+ * is less. UINT64_MAX: unknown. */
 uint64_t kvt_memory_free_bytes(void);
 
 #endif

@@ -291,7 +291,7 @@ static int host_check(struct kvt_pool *pool, bool running, char *why, size_t why
 			 (unsigned long long)limit.rlim_cur);
 		return -EFBIG;
 	}
-	if (running || !left || wanted_bytes(pool) <= left)
+	if (running || wanted_bytes(pool) <= left)
 		return 0;
 	snprintf(pool->mlock ? why : pool->note, pool->mlock ? why_size : sizeof(pool->note),
 		 "the pool needs %llu bytes, and %llu are free now: lower n_pages or pool_bytes, "
@@ -351,7 +351,7 @@ static int host_free_bytes(struct kvt_pool *pool, uint64_t *ret_bytes, char *why
 {
 	uint64_t bytes = kvt_memory_free_bytes();
 
-	if (!bytes) {
+	if (bytes == UINT64_MAX) {
 		snprintf(why, why_size, "cannot tell how much memory is free: give pool_bytes in "
 			 "bytes, or n_pages");
 		return -ENODATA;
