@@ -537,6 +537,17 @@ static int make_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 
 /* ---- recovery */
 
+static void log_death(const struct kvt_core_adoption *adoption)
+{
+	char what[64];
+	uint32_t deaths = kvt_core_died_in(adoption->died_in, what, sizeof(what));
+
+	if (deaths)
+		kvt_log(KVT_LOG_WARNING, "died_in", "what=\"%s\" deaths=%u effect=\"%s\"", what,
+			deaths, deaths < KVT_FATAL_DEATHS ? "it is run again" :
+			"it is answered with an error, and not run again");
+}
+
 static int adopt_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	struct kvt_core_adoption adoption = { 0 };
@@ -559,6 +570,7 @@ static int adopt_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		(unsigned long long)adoption.generation, adoption.sessions, daemon->n_served,
 		adoption.leases, adoption.waiting, adoption.nodes,
 		(unsigned long long)adoption.cached_pages, adoption.rolled_back ? "yes" : "no");
+	log_death(&adoption);
 	return 0;
 }
 
@@ -1168,6 +1180,7 @@ void kvt_daemon_leave(struct kvt_daemon *daemon)
 		(unsigned long long)daemon->counters->operations,
 		(unsigned long long)daemon->counters->live_leases,
 		(unsigned long long)daemon->counters->live_sessions, daemon->n_kept);
+	kvt_core_leave(daemon->core);
 	disown(daemon);
 	unmake(daemon);
 }

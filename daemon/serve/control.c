@@ -748,26 +748,12 @@ static void handle_group(struct kvt_daemon *daemon, struct kvt_connection *conne
 
 /* ---- receiving */
 
-static void dispatch(struct kvt_daemon *daemon, struct kvt_connection *connection, size_t bytes)
+/* Handle a request. */
+static void handle(struct kvt_daemon *daemon, struct kvt_connection *connection, size_t bytes)
 {
 	const struct kvt_message *head = (const struct kvt_message *)daemon->message;
 
-	if (connection->adopted && bytes >= sizeof(*head) && head->cookie != 0) {
-		/* A repeat of a request that the predecessor had not answered: answer once. */
-		if (head->cookie == connection->last_cookie)
-			return;
-		connection->last_cookie = head->cookie;
-	}
-	if (bytes < sizeof(*head) || head->magic != KVT_MESSAGE_MAGIC || head->bytes != bytes) {
-		malformed(daemon, connection, "not a kvtrunk message, or its length is wrong");
-	} else if (head->version != KVT_ABI_MAJOR) {
-		char text[KVT_TEXT_BYTES];
-
-		snprintf(text, sizeof(text), "version differs: the daemon speaks ABI %u, the "
-			 "client %u: install libkvtrunk and kvtrunkd of one release",
-			 KVT_ABI_MAJOR, head->version);
-		malformed(daemon, connection, text);
-	} else if (connection->state == KVT_CONNECTION_HALF_OPEN) {
+	if (connection->state == KVT_CONNECTION_HALF_OPEN) {
 		if (head->type != KVT_MSG_HELLO)
 			malformed(daemon, connection, "the first message must be HELLO");
 		else if (bytes != sizeof(struct kvt_message_hello))
@@ -790,6 +776,94 @@ static void dispatch(struct kvt_daemon *daemon, struct kvt_connection *connectio
 	} else {
 		malformed(daemon, connection, "unexpected message, or its size is wrong");
 	}
+}
+
+/* Name a request by its sender's uid and its content: a repetition after the daemon's death has
+ * another cookie, and often another connection. *ret_what: see KVT_RUNNING_REQUEST. */
+static uint64_t name_request(const struct kvt_daemon *daemon,
+			     const struct kvt_connection *connection, size_t bytes,
+			     uint32_t *ret_what)
+{
+	const struct kvt_message *head = (const struct kvt_message *)daemon->message;
+	const uint32_t *words = (const void *)(head + 1);
+	size_t n = (bytes - sizeof(*head)) / sizeof(*words);
+	uint64_t digest;
+
+	*ret_what = head->type;
+	if (head->type == KVT_MSG_ADMIN && n > 0)
+		*ret_what = KVT_RUNNING_ADMIN | words[0]; /* kvt_message_admin.what */
+	if (head->type == KVT_MSG_HELLO && bytes == sizeof(struct kvt_message_hello))
+		/* The sizes that it asks for, without pid, secret and label. */
+		n = (offsetof(struct kvt_message_hello, pid) - sizeof(*head)) / sizeof(*words);
+	digest = kvt_layout_fold(words, n) + connection->peer.uid * 0x9e3779b97f4a7c15ull;
+	return digest >> 16;
+}
+
+/* Answer a request in which daemons died, without looking at more of it than its kind. */
+static void refuse_fatal(struct kvt_daemon *daemon, struct kvt_connection *connection, size_t bytes)
+{
+	static const char text[] = "two daemons died in this request, so it is not run again until "
+		"an orderly restart: find the cause in the daemon's log (died_in), then kvtctl "
+		"upgrade, or systemctl restart";
+	union {
+		struct kvt_message head;
+		struct kvt_message_namespace namespace;
+		struct kvt_message_group group;
+		struct kvt_message_admin admin;
+	} *request = (void *)daemon->message;
+
+	if (connection->state == KVT_CONNECTION_HALF_OPEN) {
+		refuse(daemon, connection, request->head.cookie, -EIO, text);
+		return;
+	}
+	if (request->head.type == KVT_MSG_ADMIN && bytes >= sizeof(request->admin)) {
+		kvt_admin_refuse(daemon, connection, &request->admin, -EIO, text);
+		return;
+	}
+	if (request->head.type == KVT_MSG_GROUP && bytes == sizeof(request->group)) {
+		strlcpy(request->group.text, text, sizeof(request->group.text));
+	} else if (bytes == sizeof(request->namespace)) {
+		strlcpy(request->namespace.text, text, sizeof(request->namespace.text));
+	} else {
+		malformed(daemon, connection, text);
+		return;
+	}
+	request->head.result = -EIO;
+	kvt_connection_send(daemon, connection, request, bytes, NULL, 0);
+}
+
+static void dispatch(struct kvt_daemon *daemon, struct kvt_connection *connection, size_t bytes)
+{
+	const struct kvt_message *head = (const struct kvt_message *)daemon->message;
+	uint64_t digest;
+	uint32_t what;
+
+	if (connection->adopted && bytes >= sizeof(*head) && head->cookie != 0) {
+		/* A repeat of a request that the predecessor had not answered: answer once. */
+		if (head->cookie == connection->last_cookie)
+			return;
+		connection->last_cookie = head->cookie;
+	}
+	if (bytes < sizeof(*head) || head->magic != KVT_MESSAGE_MAGIC || head->bytes != bytes) {
+		malformed(daemon, connection, "not a kvtrunk message, or its length is wrong");
+		return;
+	}
+	if (head->version != KVT_ABI_MAJOR) {
+		char text[KVT_TEXT_BYTES];
+
+		snprintf(text, sizeof(text), "version differs: the daemon speaks ABI %u, the "
+			 "client %u: install libkvtrunk and kvtrunkd of one release",
+			 KVT_ABI_MAJOR, head->version);
+		malformed(daemon, connection, text);
+		return;
+	}
+	digest = name_request(daemon, connection, bytes, &what);
+	if (!kvt_core_request_begin(daemon->core, what, digest)) {
+		refuse_fatal(daemon, connection, bytes);
+		return;
+	}
+	handle(daemon, connection, bytes);
+	kvt_core_request_end(daemon->core);
 }
 
 /* POLLRDHUP: the client will send nothing more. POLLHUP: nor will it read. */
