@@ -402,19 +402,80 @@ static int start_apart(void **state)
 	return 0;
 }
 
+static void write_text(const char *path, const char *text)
+{
+	FILE *file = fopen(path, "we");
+
+	kvt_test_check(file && fputs(text, file) >= 0 && fclose(file) == 0);
+}
+
+/* Audits are refused, those of a ring too. */
+static void expect_no_memory(const char *figure)
+{
+	struct kvt_request audit = { .op = KVT_OP_AUDIT };
+	struct kvt_result result;
+
+	kvt_test_equal(ask(observer, KVT_ADMIN_AUDIT, 0, NULL, 0), -ENOMEM);
+	if (!strstr(kvt_client_error(observer)->text, figure))
+		kvt_test_fail("not %s: %s", figure, kvt_client_error(observer)->text);
+	kvt_test_equal(kvt_call(worker, &audit, &result), -ENOMEM);
+	kvt_test_equal(kvt_client_error(worker)->reason, KVT_REASON_MEMORY);
+}
+
 TEST_WITH(an_audit_that_memory_has_no_room_for_is_refused, start_apart, stop)
 {
-	FILE *file;
-
 	if (!*meminfo)
 		kvt_skip("no mount namespace can be made here");
-	file = fopen(meminfo, "we");
-	kvt_test_check(file && fputs("MemAvailable: 64 kB\n", file) >= 0 && fclose(file) == 0);
+	write_text(meminfo, "MemAvailable: 64 kB\n");
 	kvt_test_equal(mount(meminfo, "/proc/meminfo", NULL, MS_BIND, NULL), 0);
-	kvt_test_equal(ask(observer, KVT_ADMIN_AUDIT, 0, NULL, 0), -ENOMEM);
-	kvt_test_check(strstr(kvt_client_error(observer)->text, "and 65536 are free"));
+	expect_no_memory("and 65536 are free");
 	kvt_test_equal(umount("/proc/meminfo"), 0);
 	unlink(meminfo);
+	kvt_test_equal(ask(observer, KVT_ADMIN_AUDIT, 0, NULL, 0), 0);
+}
+
+TEST_WITH(an_audit_that_a_cgroup_has_no_room_for_is_refused, start_apart, stop)
+{
+	if (!*meminfo)
+		kvt_skip("no mount namespace can be made here");
+	kvt_test_equal(mount("none", "/sys/fs/cgroup", "tmpfs", 0, NULL), 0);
+	write_text("/sys/fs/cgroup/memory.max", "1000000\n");
+	write_text("/sys/fs/cgroup/memory.current", "900000\n");
+	expect_no_memory("and 100000 are free");
+	write_text("/sys/fs/cgroup/memory.stat", "anon 7\nfile 8\ninactive_file 300000\n");
+	expect_no_memory("and 400000 are free"); /* the cache is dropped first */
+	write_text("/sys/fs/cgroup/memory.current", "1300000\n");
+	expect_no_memory("and 0 are free");
+	write_text("/sys/fs/cgroup/memory.max", "max\n");
+	kvt_test_equal(ask(observer, KVT_ADMIN_AUDIT, 0, NULL, 0), 0);
+	kvt_test_equal(mkdir("/sys/fs/cgroup/memory", 0755), 0); /* version 1 */
+	write_text("/sys/fs/cgroup/memory/memory.limit_in_bytes", "1000000\n");
+	write_text("/sys/fs/cgroup/memory/memory.usage_in_bytes", "900000\n");
+	write_text("/sys/fs/cgroup/memory/memory.stat",
+		   "inactive_file 1\ntotal_inactive_file 200000\n");
+	expect_no_memory("and 300000 are free");
+	write_text("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+	kvt_test_equal(ask(observer, KVT_ADMIN_AUDIT, 0, NULL, 0), 0);
+	kvt_test_equal(umount("/sys/fs/cgroup"), 0);
+}
+
+/* A cgroup of version 1 that this test made, with little room: what an audit touches there would
+ * end the daemon. */
+TEST_WITH(under_a_small_memory_limit_an_audit_is_refused_and_the_daemon_lives, start_plain, stop)
+{
+	char group[64], path[128], number[32];
+
+	snprintf(group, sizeof(group), "/sys/fs/cgroup/memory/kvtrunk-test-%d", (int)getpid());
+	if (mkdir(group, 0755) != 0)
+		kvt_skip("no memory cgroup of version 1 can be made here");
+	snprintf(path, sizeof(path), "%s/memory.limit_in_bytes", group);
+	write_text(path, "2097152");
+	snprintf(path, sizeof(path), "%s/cgroup.procs", group);
+	snprintf(number, sizeof(number), "%d", (int)daemon_.pid);
+	write_text(path, number);
+	expect_no_memory("are free");
+	write_text("/sys/fs/cgroup/memory/cgroup.procs", number);
+	kvt_test_equal(rmdir(group), 0);
 	kvt_test_equal(ask(observer, KVT_ADMIN_AUDIT, 0, NULL, 0), 0);
 }
 
