@@ -5,10 +5,14 @@
  * the OOM killer or an assertion would. Invariants: the third daemon does not run it; other clients
  * meet no error; one log agrees with the oracle. */
 #include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,15 +26,14 @@ static struct kvt_test_daemon daemon_;
 static struct kvt_client *other;
 static uint32_t space;
 
-static int start(void **state)
+static int start_with(const char *more)
 {
 	static char log_flag[128];
 	const char *const supervised[] = { "--supervise", log_flag, NULL };
 	uint32_t keys[KVT_WORK_KEYS];
 	struct kvt_seq *seq;
 
-	(void)state;
-	kvt_test_daemon_prepare(&daemon_, "");
+	kvt_test_daemon_prepare(&daemon_, more);
 	snprintf(log_flag, sizeof(log_flag), "--log_file=%s/operations", daemon_.dir);
 	kvt_test_daemon_start(&daemon_, supervised);
 	other = kvt_test_connect(&daemon_);
@@ -40,6 +43,11 @@ static int start(void **state)
 	kvt_work_compute(other, seq, keys, 0, 16);
 	kvt_test_equal(kvt_seq_end(seq, KVT_WORK_KEYS, NULL, 0, KVT_IDLE, 0), 0);
 	return 0;
+}
+
+static int start(void **state)
+{
+	return start_with("");
 }
 
 /* The other client continues with the cache, and all agree with the log. */
@@ -62,7 +70,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* ---- deaths */
+/* ---- deaths at a chosen instruction */
 
 static uint64_t running_address(pid_t pid)
 {
@@ -229,6 +237,123 @@ TEST_WITH(a_hello_that_kills_the_daemon_twice_is_refused_until_an_orderly_restar
 	kvt_test_child_finish(&child);
 	restart_in_order();
 	kvt_client_close(kvt_test_connect(&daemon_), KVT_IDLE);
+}
+
+/* ---- the OOM killer */
+
+/* Files of a memory cgroup, by version. */
+static const struct {
+	const char *root, *limit, *used, *swap, *unlimited;
+} cgroups[] = {
+	{ "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+	  "memory.swappiness", "-1" },
+	{ "/sys/fs/cgroup", "memory.max", "memory.current", "memory.swap.max", "max" },
+};
+
+/* A cgroup of this test, and the one above it. Open, because its daemon must not see them. */
+static struct {
+	char path[64];
+	int version, limit, used, procs, outside;
+} group;
+
+static int open_in(const char *folder, const char *file)
+{
+	char path[128];
+
+	snprintf(path, sizeof(path), "%s/%s", folder, file);
+	return open(path, O_RDWR | O_CLOEXEC);
+}
+
+static void put(int fd, const char *text)
+{
+	kvt_test_equal(pwrite(fd, text, strlen(text), 0), (ssize_t)strlen(text));
+}
+
+static void put_number(int fd, long long number)
+{
+	char text[32];
+
+	snprintf(text, sizeof(text), "%lld", number);
+	put(fd, text);
+}
+
+static bool make_group(void)
+{
+	for (int i = 0; i < 2; i++) {
+		int swap;
+
+		snprintf(group.path, sizeof(group.path), "%s/kvtrunk-test-%d", cgroups[i].root,
+			 (int)getpid());
+		if (mkdir(group.path, 0755) != 0)
+			continue;
+		group.version = i;
+		group.limit = open_in(group.path, cgroups[i].limit);
+		group.used = open_in(group.path, cgroups[i].used);
+		group.procs = open_in(group.path, "cgroup.procs");
+		group.outside = open_in(cgroups[i].root, "cgroup.procs");
+		swap = open_in(group.path, cgroups[i].swap);
+		if (swap >= 0)
+			put(swap, "0");
+		if (group.limit >= 0 && group.procs >= 0 && group.outside >= 0)
+			return true;
+		rmdir(group.path);
+	}
+	return false;
+}
+
+static long long group_used(void)
+{
+	char text[32] = "";
+
+	kvt_test_check(pread(group.used, text, sizeof(text) - 1, 0) > 0);
+	return strtoll(text, NULL, 10);
+}
+
+/* Move the daemons and their closers out, and remove the group. */
+static void remove_group(void)
+{
+	char procs[128], line[32];
+
+	snprintf(procs, sizeof(procs), "%s/cgroup.procs", group.path);
+	while (rmdir(group.path) != 0) {
+		FILE *file = fopen(procs, "re");
+
+		kvt_test_check(errno == EBUSY && file);
+		while (fgets(line, sizeof(line), file))
+			if (pwrite(group.outside, line, strlen(line), 0) < 0)
+				kvt_test_equal(errno, ESRCH);
+		fclose(file);
+	}
+}
+
+/* In a mount namespace where the cgroups can be hidden from the daemon. */
+static int start_apart(void **state)
+{
+	group.version = -1;
+	if (unshare(CLONE_NEWNS) == 0 &&
+	    mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 && make_group())
+		return start_with("n_pages = 65536\n");
+	group.version = -1;
+	return start(state);
+}
+
+TEST_WITH(an_audit_that_the_oom_killer_ends_twice_is_refused, start_apart, stop)
+{
+	if (group.version < 0)
+		kvt_skip("no memory cgroup, or no mount namespace, can be made here");
+	put_number(group.procs, daemon_.pid);
+	kvt_test_daemon_succeed(&daemon_); /* its memory counts in the group */
+	/* Room for another successor, and not for the audit's 8 MB. */
+	put_number(group.limit, group_used() + (2 << 20));
+	kvt_test_equal(mount("none", "/sys/fs/cgroup", "tmpfs", 0, NULL), 0);
+	kvt_test_equal(kvtctl("audit"), 1);
+	kvt_test_check(strstr(said, "two daemons died in this request"));
+	kvt_test_equal(kvt_test_daemon_count(&daemon_, "event=died_in"), 2);
+	kvt_test_equal(umount("/sys/fs/cgroup"), 0);
+	put(group.limit, cgroups[group.version].unlimited);
+	restart_in_order();
+	kvt_test_equal(kvtctl("audit"), 0);
+	remove_group();
 }
 
 int main(int argc, char **argv)
