@@ -25,11 +25,15 @@ faults measure.
 """
 from __future__ import annotations
 
+import logging
 import math
 import os
 from typing import Any, Iterable, NamedTuple, Optional
 
 from ._errors import Error
+from ._say import Say
+
+logger = logging.getLogger(__name__)
 
 EVERY = 1000
 """Default of `check_every`."""
@@ -68,8 +72,9 @@ class Checks:
     """Which reuses of one engine are checked: the first of what a session sealed, and then one in
     `every`. One thread."""
 
-    def __init__(self, every: int) -> None:
+    def __init__(self, every: int, say: Optional[Say] = None) -> None:
         self._every = every
+        self._say = say or Say(logger.warning)
         self._reuses = 0
         self._checked: dict[int, None] = {}
 
@@ -90,9 +95,11 @@ class Checks:
             del self._checked[next(iter(self._checked))]
         return sealer
 
-    def dropped(self, sealer: int) -> None:
-        """A check that was due was not made: the next reuse is the first again."""
+    def dropped(self, sealer: int, why: str = "") -> None:
+        """A check that was due was not made: the next reuse is the first again. why: logged."""
         self._checked.pop(sealer, None)
+        if why:
+            self._say(f"a spot check was not made, because {why}. The next reuse is checked")
 
 
 class Finding(NamedTuple):

@@ -269,7 +269,7 @@ def test_a_checked_page_is_computed_and_then_the_other_one_is_used(checking):
     assert b.client.stats().private_pages == len(a.leases._live) * 5
 
 
-def test_a_request_that_ends_before_its_check_is_checked_by_the_next(checking):
+def test_a_request_that_ends_before_its_check_is_checked_by_the_next(checking, caplog):
     _, b = checking
     b.leases._checks._every = 1000  # but for the first of a session
     lease = b.begin("two", 100)
@@ -281,6 +281,18 @@ def test_a_request_that_ends_before_its_check_is_checked_by_the_next(checking):
     b.leases.unshare()  # new weights: they may well differ
     assert again.theirs is None and not again.shared
     b.leases.end(again, 100, NONE)
+    assert b.begin("four", 100).theirs is not None
+    assert caplog.text.count("not made, because its request ended before. The next") == 1
+
+
+def test_another_daemon_s_sessions_are_checked_whatever_their_numbers(checking):
+    a, b = checking
+    b.leases._checks._every = b.leases._check_every = 1000
+    lease = b.begin("two", 100)
+    b.leases.passed(lease)
+    b.leases.end(lease)
+    assert b.begin("three", 100).theirs is None
+    b.leases.continue_with(b.client)
     assert b.begin("four", 100).theirs is not None
 
 
@@ -294,11 +306,12 @@ def test_what_this_engine_computed_itself_is_not_checked(checking):
     assert b.begin("again", 100, seed=1).positions == 96
 
 
-def test_a_pool_without_a_page_for_a_check_reuses(checking):
+def test_a_pool_without_a_page_for_a_check_reuses_and_says_so(checking, caplog):
     a, b = checking
     held = a.client.alloc(a.client.stats().free_pages - 1)
     lease = b.begin("two", 100)
     assert lease.positions == 96 and lease.theirs is None
+    assert caplog.text.count("check was not made, because the pool had no page for it.") == 1
     a.client.free(held)
     b.leases.end(lease)
     assert b.begin("three", 100).theirs is not None

@@ -104,15 +104,20 @@ class Leases:
         self._waiting: dict[str, int] = {}
         self._late: set[str] = set()
         self._live: dict[tuple[int, int], Lease] = {}
-        every = check_every()
-        self._checks = Checks(every) if every else None
+        self._check_every = check_every()
+        self._begin_checks()
 
     def continue_with(self, client: Client) -> None:
         """The connection to a new daemon, which knows nothing of the old one's. Nothing is held."""
         self.ring = Ring(client, say=self.say)
+        self._begin_checks()
         self.lost = False
         self._waiting.clear()
         self._late.clear()
+
+    def _begin_checks(self) -> None:
+        """No session of this daemon's was checked so far."""
+        self._checks = Checks(self._check_every, self.say) if self._check_every else None
 
     @property
     def idle(self) -> bool:
@@ -215,8 +220,8 @@ class Leases:
         if sealer is None:
             return None
         own = self.ring.page()
-        if own is None:  # the pool is full: the next reuse is checked
-            self._checks.dropped(sealer)
+        if own is None:
+            self._checks.dropped(sealer, "the pool had no page for it")
             return None
         return own, sealer
 
@@ -225,12 +230,12 @@ class Leases:
         assert lease.theirs is not None
         lease.pages[lease.cached], lease.theirs = lease.theirs, None
 
-    def _drop(self, lease: Lease) -> None:
+    def _drop(self, lease: Lease, why: str = "") -> None:
         """What the lease would check is not checked."""
         if lease.theirs is not None:
             lease.theirs = None
-            if self._checks is not None:
-                self._checks.dropped(lease.sealer)
+            if self._checks is not None and not self.follows:
+                self._checks.dropped(lease.sealer, why)
 
     def _begin(self, namespace: Namespace, *arguments: Any, **more: Any) -> Begun:
         return self.ring.begin(namespace._id, *arguments, **more)
@@ -295,7 +300,7 @@ class Leases:
         lease.spare = 0
         if lease.theirs is not None:
             computed, keys = 0, _EMPTY
-            self._drop(lease)
+            self._drop(lease, "its request ended before")
         if self._live.pop(number, None) is None or self.lost or self.follows:
             return  # of a daemon that is gone; or rank 0 ends it
         if not lease.shared:

@@ -74,7 +74,7 @@ class Engine:
         except ValueError as error:
             refuse(str(error))
         self.say = Say(logger.warning)
-        self.checks = Checks(self._check_every)
+        self.checks = Checks(self._check_every, self.say)
         self._socket = _socket(transfer)
         self._label = f"vllm {os.path.basename(vllm_config.model_config.model)}"
         self._limits = (vllm_config.scheduler_config.max_num_seqs,
@@ -217,7 +217,7 @@ class Engine:
         self.ring, self.info = ring, info
         self.session += 1
         self._spaces = Spaces(ring, self._open_space)
-        self.checks = Checks(self._check_every)  # its sessions have numbers of its own
+        self.checks = Checks(self._check_every, self.say)  # its sessions have numbers of its own
         if self.name is not None:
             self.name.forsake()
         self._open_nobody()
