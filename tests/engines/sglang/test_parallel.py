@@ -6,6 +6,7 @@ import ranks
 import sharing
 from conftest import PAGE, PAGES, Engine, printed
 from engine import counters, expect_nothing_held, prompt, until
+from faults import layers, sealed_by
 from sharing import (SEEDS, test_a_salt_isolates, test_b_reuses_what_only_a_computed,  # noqa: F401
                      test_one_prompt_in_both_at_once_is_computed_once,
                      test_one_prompt_twice_in_one_engine_is_computed_once, whole)
@@ -66,11 +67,22 @@ def test_a_killed_daemon_is_a_pause(daemon, engines):
     expect_nothing_held(daemon)
 
 
-def test_a_check_of_two_ranks_passes(daemon, engines, start):
+def test_a_check_of_two_ranks_passes_unless_one_slab_is_damaged(daemon, engines, start):
     checking = start(daemon, environment={"KVTRUNK_CHECK_EVERY": "1"}, **TWO).wait()
-    text = prompt(next(SEEDS))
-    tokens = engines[1].generate(text)[0]["tokens"]
+    a, text = engines[1], prompt(next(SEEDS))
+    pages, tokens = sealed_by(daemon, a, text)
     assert checking.generate(text)[0] == {"tokens": tokens, "cached": whole(text) - PAGE}
+    text = prompt(next(SEEDS))
+    pages, tokens = sealed_by(daemon, a, text)
+    with daemon.connect(any_geometry=True) as observer:
+        layers(observer, 1)[0][pages[-1], 0, 3] = 0
+    before = counters(daemon).suspected_pages
+    checking.ask(do="error", prompt=text)
+    assert checking.answer().startswith("503")
+    assert counters(daemon).suspected_pages == before + 1
+    assert f"page {pages[-1]}, which session" in checking.said()
+    assert checking.generate(text)[0] == {"tokens": tokens, "cached": 0}
+    expect_nothing_held(daemon)
     checking.kill()
 
 

@@ -33,7 +33,8 @@ class Server:
             self.port = free.getsockname()[1]
         standin = pathlib.Path(__file__).parent / "standin"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "SGLANG_USE_CPU_ENGINE": "1",
-                       "KVTRUNK_SOCKET": daemon.socket,
+                       # Without checks: the first reuse computes a page less.
+                       "KVTRUNK_CHECK_EVERY": "0", "KVTRUNK_SOCKET": daemon.socket,
                        "PYTHONPATH": f"{standin}:{os.environ.get('PYTHONPATH', '')}"}
         words = [sys.executable, *shlex.split(f"{engine} {ON_A_CPU}")[1:], "--port", str(self.port)]
         self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

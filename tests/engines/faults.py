@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of the pool, for tests that damage them: test_faults.py of each kind of engine."""
+import json
+
+from conftest import PAGE
+
+
+def layers(observer, slab=0):
+    """K and V of each layer of a slab, as torch tensors of the daemon's type."""
+    import torch
+
+    pool = observer.map_pool(slab)
+    return [torch.from_dlpack(part) for layer in pool.layers() for part in (layer.k, layer.v)]
+
+
+def sealed_by(daemon, engine, text):
+    """The pages that an engine computes of a prompt, in order, and what it generates."""
+    with daemon.connect(any_geometry=True) as observer:
+        before = [part.clone() for part in layers(observer)]
+        tokens = engine.generate(text)[0]["tokens"]
+        changed = {page for was, part in zip(before, layers(observer))
+                   for page in range(1, len(part)) if not (was[page] == part[page]).all()}
+    found = [(json.loads(daemon.kvtctl("--json", "page", str(page))), page) for page in changed]
+    return [page for _, page in sorted(
+        (row["position"], page) for row, page in found if row["state"] == "cached")][
+            :len(text) // PAGE], tokens
