@@ -129,13 +129,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         self._asked: dict[int, State] = {}
         """Requests whose check is in flight, by its number."""
         self._usage = (0.0, 0.0)
-        self._said: set[str] = set()
         engine.watch.unshare = self.unshare
-
-    def _say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            logger.warning("kvtrunk: %s", text)
 
     # ---- admission
 
@@ -371,7 +365,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
                 if ticket in state.commits:
                     state.shared = False
             if not isinstance(why, Stale):
-                self._say_once(f"a request's KV stays private: {why}")
+                self.engine.say(f"a request's KV stays private: {why}")
 
     # ---- checks
 
