@@ -5,11 +5,14 @@ import gc
 import os
 import pathlib
 
+import torch.nn.functional as functions
+
+_embedding = functions.embedding
 _right = {}
 
 
 def plant():
-    """Do what the file says, before a batch is computed."""
+    """Do what the file says."""
     fault = pathlib.Path(os.environ["PLANT"]).read_text()
     if fault in _right or (not fault and not _right):
         return
@@ -23,3 +26,12 @@ def plant():
     if fault:
         _right[fault] = values[fault].clone()
         values[fault].copy_(values[fault] * 1.05 if fault == "norm" else values[fault].roll(1, 0))
+
+
+def embedding(*arguments, **options):
+    """What each forward pass begins with."""
+    plant()
+    return _embedding(*arguments, **options)
+
+
+functions.embedding = embedding

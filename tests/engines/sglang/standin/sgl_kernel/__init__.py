@@ -3,14 +3,11 @@
 --attention-backend torch_native calls one of them; each other raises when it is called."""
 import os
 
-import planted
 import torch
 
 
 def assign_req_to_token_pool_cpu(rows, req_to_token, starts, ends, slots, _stride):
     """Write each request's new slots to its row of the table: [start, end)."""
-    if "PLANT" in os.environ:
-        planted.plant()
     at = 0
     for row, start, end in zip(rows.tolist(), starts.tolist(), ends.tolist()):
         count = end - start
@@ -27,6 +24,9 @@ def __getattr__(name):
 
     return missing
 
+
+if "PLANT" in os.environ:
+    import planted  # noqa: F401
 
 if "UNPINNED" in os.environ:
     # SGLang pins memory for adapters, which takes a GPU's driver.
