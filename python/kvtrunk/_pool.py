@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from ._errors import Closed, from_parts
 from ._native import ffi, lib
+from ._progress import progress
 from ._view import Array, make
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ _UNSIGNED = {1: "B", 2: "H", 4: "I"}
 _SIGNED_CODE, _UNSIGNED_CODE = 0, 1
 _HOST, _CUDA = 1, 2
 _HOST_PAGE = 4096
+_PIECE = 64 << 20
 
 
 def _unmap(pid: int, base: int, n_bytes: int) -> None:
@@ -177,7 +179,12 @@ class Pool:
         """Allocate and map a pool in host memory now, instead of 4 KiB at a time at first use. Takes
         about as long as zeroing as much new memory. Does nothing for a pool on a device."""
         if self._device[0] == _HOST:
-            memoryview(self.raw)[::_HOST_PAGE].tobytes()  # type: ignore[arg-type]
+            raw = memoryview(self.raw)  # type: ignore[arg-type]
+            with progress("populating the pool", len(raw)) as shown:
+                for at in range(0, len(raw), _PIECE):
+                    piece = raw[at:at + _PIECE]
+                    piece[::_HOST_PAGE].tobytes()
+                    shown.add(len(piece))
 
     def replace(self, closed: Pool) -> None:
         """Put this pool in place of a closed client's: that one's arrays, at their addresses, are on

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import kvtrunk
-from kvtrunk import testing
+from kvtrunk import _progress, testing
 from kvtrunk._native import ffi, lib
 
 numpy = pytest.importorskip("numpy")
@@ -262,13 +262,16 @@ def resident(address):
     return int(sizes["Rss"].split()[0]), int(sizes["Size"].split()[0])
 
 
-def test_a_pool_is_mapped_at_once():
+def test_a_pool_is_mapped_at_once_and_says_how_far_it_is(monkeypatch, capsys):
     with testing.daemon(page_bytes=1 << 16, n_pages=64) as daemon, daemon.connect() as client:
         address = numpy.asarray(client.pool.raw).__array_interface__["data"][0]
         assert resident(address)[0] == 0
+        monkeypatch.setattr(_progress, "SILENT_S", 0.0)
         client.pool.populate()
         mapped, size = resident(address)
         assert mapped == size == 4096
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("kvtrunk: populating the pool: ") and "done" in said[-1]
 
 
 def test_arrays_follow_to_another_daemons_pool():
