@@ -80,7 +80,7 @@ class Checks:
 
     def due(self, client: Any, page: int) -> Optional[int]:
         """After a BEGIN whose last reused page this is: its sealer if the page is to be checked, or
-        None. passed() or dropped() follow."""
+        None. dropped() follows if it is not made."""
         if not self._every:
             return None
         sealer: int = client.sealer(page)
@@ -178,11 +178,12 @@ def _excess(mine: Any, theirs: Any, bounds: tuple[float, float, float], stored: 
 
 def report(client: Any, page: int, finding: Finding) -> str:
     """Tell the daemon that a page is not what this engine computed. Returns what to log."""
+    sealer = uncounted = ""
     try:
         session = client.suspect(page)
-    except Error:
-        session = 0  # the daemon is lost, or has no such operation; the log has the page
-    sealer = f"session {session}" if session else "a session that has ended"
-    return (f"K and V of page {page}, which {sealer} sealed, are not what this engine computes: "
-            f"{finding}. It shares nothing more under this name. Compare weights and configuration "
-            "of both engines (kvtctl clients), then start the wrong one again")
+        sealer = f", which {f'session {session}' if session else 'a session that has ended'} sealed,"
+    except Error as error:
+        uncounted = f". The daemon did not count it: {error}"
+    return (f"K and V of page {page}{sealer} are not what this engine computes: {finding}. It shares "
+            "nothing more under this name. Compare weights and configuration of both engines "
+            f"(kvtctl clients), then start the wrong one again{uncounted}")

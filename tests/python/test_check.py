@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+from kvtrunk import Error
 from kvtrunk._check import EQUAL, Bounds, Checks, Finding, check_every, report
 
 OWN, A, B = 1, 2, 3
@@ -109,3 +110,14 @@ def test_a_report_names_page_and_session_and_tells_the_daemon():
     assert "page 17" in said and "session 57" in said and "K of layer 3" in said
     assert "a session that has ended" in report(client, 20, Finding(2.0, 0, "V"))
     assert client.suspected == [17, 20]
+
+
+def test_a_report_that_the_daemon_refuses_says_why_it_is_not_counted(monkeypatch):
+    def refuse(page):
+        raise Error("the page is not cached")
+
+    client = Pages()
+    monkeypatch.setattr(client, "suspect", refuse)
+    said = report(client, 17, Finding(40.0, 3, "K"))
+    assert "page 17 are not what" in said and "session" not in said.split(".")[0]
+    assert said.endswith("The daemon did not count it: the page is not cached")

@@ -172,8 +172,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if sealer is None:
             return
         state.own = ring.page()
-        if state.own is None:  # the pool is full: the next reuse is checked
-            self.engine.checks.dropped(sealer)
+        if state.own is None:
+            self.engine.checks.dropped(sealer, "the pool had no page for it")
             return
         self._checks += 1
         state.check = Check(self._checks, state.own, theirs, state.reusable,
@@ -380,7 +380,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
                 state.shared = False
             try:
                 if finding is None:
-                    self.engine.checks.dropped(check.sealer)
+                    self.engine.checks.dropped(check.sealer, "no worker told what it found")
                 elif finding.differs:
                     self._distrust(state, check, finding)
                 self._commit(state, state.computed)
@@ -402,10 +402,10 @@ class KvtrunkKVCacheManager(KVCacheManager):
             if state.lease is not None:
                 state.redo, state.room = True, 0
 
-    def _cancel(self, state: State) -> None:
-        """Make no check of it, unless one is in flight: what follows may be of other weights."""
+    def _cancel(self, state: State, why: str = "") -> None:
+        """Make no check of it, unless one is in flight. why: logged."""
         if state.check is not None and not state.check.step:
-            self.engine.checks.dropped(state.check.sealer)
+            self.engine.checks.dropped(state.check.sealer, why)
             state.check = None
 
     # ---- the end
@@ -416,7 +416,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         ring.end(state.lease, fence)
         if state.own is not None:
             ring.free(state.own, fence)
-        self._cancel(state)
+        self._cancel(state, "its request ended before")
 
     def free(self, request: Any) -> None:
         state = self.states.pop(request.request_id, None)
@@ -498,7 +498,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
                 continue
             if state.told:
                 state.shared = False
-                self._cancel(state)
+                self._cancel(state)  # what follows may be of other weights
             elif state.ticket:
                 self.engine.ring.give_up(state.ticket)
                 state.ticket = 0

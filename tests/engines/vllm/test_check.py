@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Spot checks of reused pages: what counts as different, what a scheduler does with the answer."""
 import math
+import re
 
 import pytest
 import torch
@@ -283,10 +284,17 @@ def test_the_answer_may_come_when_the_next_step_is_in_flight(daemon, folder, pai
     b.theirs.shutdown()
 
 
-def test_a_step_that_says_nothing_publishes_nothing_and_is_checked_again(daemon, pair):
-    expect_checks(pair[1], 1, finding=None)
+def not_made(caplog):
+    """Why checks were not made, as the log says."""
+    return re.findall("a spot check was not made, because (.+)[.] The next reuse is", caplog.text)
+
+
+def test_a_step_that_says_nothing_publishes_nothing_and_is_checked_again(daemon, pair, caplog):
+    for _ in range(2):
+        expect_checks(pair[1], 1, finding=None)
     expect_nothing_held(daemon)
     assert cached(daemon) == 3
+    assert not_made(caplog) == ["no worker told what it found"]
     expect_checks(pair[1], 1)
     until(lambda: cached(daemon) == 6)
 
@@ -309,7 +317,7 @@ def test_a_request_that_leaves_meanwhile_holds_nothing(daemon, pair, end, findin
     expect_nothing_held(daemon)
 
 
-def test_a_request_that_leaves_before_its_page_is_complete_is_not_checked(daemon, pair):
+def test_a_request_that_leaves_before_its_page_is_complete_is_not_checked(daemon, pair, caplog):
     from vllm.v1.request import RequestStatus
 
     b = pair[1]
@@ -318,7 +326,7 @@ def test_a_request_that_leaves_before_its_page_is_complete_is_not_checked(daemon
     step, checks = b.schedule()
     b.theirs.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
     b.finish(step)
-    assert checks == []
+    assert checks == [] and not_made(caplog) == ["its request ended before"]
     expect_nothing_held(daemon)
     expect_checks(b, 1)
 
@@ -335,12 +343,13 @@ def test_a_daemon_that_is_lost_meanwhile_drops_the_check(daemon, pair):
     until(all_pages_are_back, daemon)
 
 
-def test_without_a_page_to_spare_the_next_reuse_is_checked(pair, monkeypatch):
+def test_without_a_page_to_spare_the_next_reuse_is_checked(pair, monkeypatch, caplog):
     b = pair[1]
     ring = b.theirs.kv_cache_manager.engine.ring
     with monkeypatch.context() as full:
         full.setattr(ring, "page", lambda: None)
         expect_checks(b, 0)
+    assert not_made(caplog) == ["the pool had no page for it"]
     expect_checks(b, 1, [*TEXT[:3 * PAGE], *prompt(60, 40)])
 
 
