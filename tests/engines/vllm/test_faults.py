@@ -2,13 +2,13 @@
 """Faults that no name knows, in an engine's model and in the pool's pages: the first check of two
 whole engines finds each."""
 import itertools
-import json
 import os
 
 import model
 import pytest
 from conftest import PAGE, flags
 from engine import counters, expect_nothing_held, prompt
+from faults import bits, layers, sealed_by
 from sharing import whole
 
 from kvtrunk import testing
@@ -55,43 +55,29 @@ def trusting(pair):
     return pair
 
 
+@pytest.fixture
+def exact(dtype):
+    """What tokens are to be, as far as their type says."""
+    return lambda tokens: tokens if dtype == "float32" else None
+
+
 def ask(engine, what, **more):
     engine.ask(do=what, **more)
     return engine.answer()
 
 
-def layers(observer):
-    """K and V of each layer of the pool, as torch tensors of the daemon's type."""
-    import torch
-
-    return [torch.from_dlpack(part) for layer in observer.pool.layers()
-            for part in (layer.k, layer.v)]
-
-
-def sealed_by(daemon, engine, text):
-    """The pages that an engine computes of a prompt, in order."""
-    with daemon.connect(any_geometry=True) as observer:
-        before = [part.clone() for part in layers(observer)]
-        engine.generate(text)
-        changed = {page for was, part in zip(before, layers(observer))
-                   for page in range(1, len(part)) if not (was[page] == part[page]).all()}
-    found = [(json.loads(daemon.kvtctl("--json", "page", str(page))), page) for page in changed]
-    return [page for _, page in sorted(
-        (row["position"], page) for row, page in found if row["state"] == "cached")][
-            :len(text) // PAGE]
-
-
 def expect_found(daemon, engine, text, page, expected=None):
-    """The engine's next request finds the fault, and answers as if there had been no other."""
+    """The engine's next request finds the fault, and answers as if there had been no other.
+    expected: tokens, in fp32. Other types may round to others in other chunks."""
     before, lines = counters(daemon).suspected_pages, engine.said().count("K and V of page")
     answer = engine.generate(text)[0]
     assert counters(daemon).suspected_pages == before + 1
     assert engine.said().count(f"K and V of page {page}, which session") >= 1
     assert engine.said().count("K and V of page") == lines + 1
     again = engine.generate(text)[0]
-    assert again["tokens"] == answer["tokens"] and again["cached"] > 0
+    assert again["cached"] > 0
     if expected is not None:
-        assert answer["tokens"] == expected
+        assert again["tokens"] == answer["tokens"] == expected
     assert counters(daemon).suspected_pages == before + 1
     expect_nothing_held(daemon)
 
@@ -112,7 +98,7 @@ def test_what_is_right_passes_chunked_and_batched(daemon, trusting):
 def test_another_model_is_found(daemon, trusting, fault):
     a, b = trusting
     text = prompt(next(SEEDS), LENGTH)
-    pages = sealed_by(daemon, a, text)
+    pages, _ = sealed_by(daemon, a, text)
     ask(b, "plant", fault=fault)
     expect_found(daemon, b, text, pages[-1])
     assert a.generate(text)[0]["cached"] == whole(text)
@@ -120,10 +106,7 @@ def test_another_model_is_found(daemon, trusting, fault):
 
 def flip(part, page):
     """The highest bit of an exponent."""
-    import torch
-
-    bits = part[page].view(torch.int32 if part.itemsize == 4 else torch.int16)
-    bits[0, 3, 5] ^= 1 << (8 * part.itemsize - 2)
+    bits(part)[page, 0, 3, 5] ^= 1 << (8 * part.itemsize - 2)
 
 
 def blank(part, page):
@@ -135,35 +118,33 @@ SCRIBBLES = {"a flipped bit": flip, "a head of zeroes": blank}
 
 @pytest.mark.parametrize("which", [0, -1], ids=["K of the first layer", "V of the last"])
 @pytest.mark.parametrize("scribble", SCRIBBLES.values(), ids=SCRIBBLES)
-def test_a_damaged_page_is_found(daemon, trusting, scribble, which):
+def test_a_damaged_page_is_found(daemon, trusting, exact, scribble, which):
     a, b = trusting
     text = prompt(next(SEEDS), LENGTH)
-    pages = sealed_by(daemon, a, text)
-    expected = a.generate(text)[0]["tokens"]
+    pages, expected = sealed_by(daemon, a, text)
     with daemon.connect(any_geometry=True) as observer:
         scribble(layers(observer)[which], pages[-1])
-    expect_found(daemon, b, text, pages[-1], expected)
+    expect_found(daemon, b, text, pages[-1], exact(expected))
 
 
-def test_another_prompt_s_pages_are_found(daemon, trusting):
+def test_another_prompt_s_pages_are_found(daemon, trusting, exact):
     a, b = trusting
     text, other = prompt(next(SEEDS), LENGTH), prompt(next(SEEDS), LENGTH)
-    pages, others = sealed_by(daemon, a, text), sealed_by(daemon, a, other)
-    expected = a.generate(text)[0]["tokens"]
+    pages, expected = sealed_by(daemon, a, text)
+    others, _ = sealed_by(daemon, a, other)
     with daemon.connect(any_geometry=True) as observer:
         for part in layers(observer):
             for page, its in zip(pages, others):
                 part[page] = part[its]
-    expect_found(daemon, b, text, pages[-1], expected)
+    expect_found(daemon, b, text, pages[-1], exact(expected))
 
 
-def test_a_damaged_page_before_the_last_is_found(daemon, trusting):
+def test_a_damaged_page_before_the_last_is_found(daemon, trusting, exact):
     """By what the last page's positions attend to."""
     a, b = trusting
     text = prompt(next(SEEDS), LENGTH)
-    pages = sealed_by(daemon, a, text)
-    expected = a.generate(text)[0]["tokens"]
+    pages, expected = sealed_by(daemon, a, text)
     with daemon.connect(any_geometry=True) as observer:
         for part in layers(observer):
             blank(part, pages[2])
-    expect_found(daemon, b, text, pages[-1], expected)
+    expect_found(daemon, b, text, pages[-1], exact(expected))
