@@ -117,7 +117,7 @@ _Static_assert(sizeof(struct kvt_section) == 32, "kvt_section");
 	X(COUNTER, merged_nodes, "Tree nodes merged into their children.")                        \
 	X(COUNTER, split_nodes, "Tree nodes split.")                                              \
 	X(COUNTER, violations, "Entries refused because no honest client sends them.")            \
-	X(COUNTER, coalesced_positions, "Positions that others sealed while a BEGIN waited.")     \
+	X(COUNTER, coalesced_positions, "Positions that waiting saved each BEGIN, added up.")     \
 	X(COUNTER, waits, "BEGINs that waited for what others computed, or asked for a notice.")  \
 	X(COUNTER, wait_ns, "Time that BEGINs waited, added when a wait ends.")                   \
 	X(COUNTER, takeovers, "Waits that ended because no session computed the rest.")           \

@@ -374,6 +374,25 @@ TEST(a_waiter_then_waits_for_the_lease_that_announced_more)
 	expect_ok(end(second));
 }
 
+TEST(each_waiter_counts_what_it_need_not_compute)
+{
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w), *b = client_new(w), *c = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct seq *seq = begin(a, ns, range(1, 17), 0, 0);
+
+	space_open(b, "ns");
+	space_open(c, "ns");
+	waiting(b, ns, range(1, 17));
+	waiting(c, ns, range(1, 17));
+	expect_ok(commit(seq, 16, NO_KEYS, 0));
+	kvt_core_wake(w->core, w->now_ns);
+	assert_int_equal(counters(w)->coalesced_positions, 16 + 16);
+	end_lease(b, &w->done[0]);
+	end_lease(c, &w->done[1]);
+	expect_ok(end(seq));
+}
+
 TEST(a_lease_record_that_is_used_again_is_another_lease)
 {
 	struct world *w = world_new((struct kvt_core_config){ .page_size = 4, .n_pages = 60,
