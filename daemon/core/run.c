@@ -245,6 +245,8 @@ static bool run_deferred(struct kvt_core *core, struct kvt_op_context *op, uint3
 	kvt_record_start(core);
 	answered = take_effect(core, op, token);
 	kvt_running_end(core, outer);
+	if (!answered)
+		pending->deaths = 0;
 	return answered;
 }
 

@@ -174,6 +174,27 @@ TEST(a_begin_that_waits_is_refused_when_it_may_begin)
 	expect_ok(end(seq));
 }
 
+TEST(a_begin_that_ran_and_waits_again_forgets_a_death)
+{
+	struct world *w = world_small(2, 40);
+	struct client *a = client_new(w), *b = client_new(w), *c = client_new(w);
+	uint32_t space = space_open(a, "one");
+	struct seq *first = begin(a, space, range(1, 8), 0, 0), *second;
+
+	space_open(b, "one");
+	space_open(c, "one");
+	wait_for(b, space, KVT_F_WAIT);
+	second = begin(c, space, range(1, 8), 0, 0);
+	die_in_deferred(b, w->core->first_waiter, "BEGIN", 1);
+	expect_ok(end(first));
+	kvt_core_wake(w->core, w->now_ns);
+	assert_int_equal(w->n_done, 0);
+	assert_int_equal(w->core->pending[w->core->first_waiter].deaths, 0);
+	expect_ok(commit(second, 8, NO_KEYS, 0));
+	kvt_core_wake(w->core, w->now_ns);
+	assert_int_equal(w->done[0].result, 0);
+}
+
 /* Try a request on a control socket; the daemon dies in it. False: it is refused. */
 static bool die_in_request(struct world *w, uint32_t what, uint64_t digest)
 {
