@@ -27,10 +27,12 @@ def test_figures(start, folder, tmp_path):
           contextlib.ExitStack() as stack):
         private = [start(num_gpu_blocks_override=PAGES // 2, **OPTIONS) for _ in range(2)]
         shared = [start(daemon, **OPTIONS) for _ in range(2)]
+        large = [start(num_gpu_blocks_override=PAGES, **OPTIONS)]
         copying = {name: stack.enter_context(with_lmcache.pair(
             folder, tmp_path / name, pages, chunk, num_gpu_blocks_override=blocks, **OPTIONS))
             for name, (blocks, pages, chunk) in LMCACHE.items() if with_lmcache.PYTHON}
-        more = [(name, pair.engines) for name, pair in copying.items()]
+        more = [("one engine, large", large),
+                *((name, pair.engines) for name, pair in copying.items())]
         for engine in (*private, *shared, *(e for _, pair in more for e in pair)):
             engine.wait()
         agents.compare(TURNS, shared, private, more)
