@@ -2,8 +2,10 @@
 """Engines of two ranks: each has a worker process, a slab of the pool and one of two KV heads."""
 import pytest
 import ranks
-from conftest import Engine, flags
-from sharing import test_b_reuses_what_only_a_computed  # noqa: F401
+from conftest import PAGE, Engine, flags
+from engine import counters, expect_nothing_held, prompt
+from faults import layers, sealed_by
+from sharing import test_b_reuses_what_only_a_computed, whole  # noqa: F401
 
 from kvtrunk import testing
 
@@ -26,9 +28,15 @@ def victims(daemon, start):
 
 
 @pytest.fixture(scope="module")
-def engines(daemon, start, victims):
+def sharing_one(daemon, start):
+    """One that is not killed."""
+    return start(daemon, **TWO, processes=1)
+
+
+@pytest.fixture(scope="module")
+def engines(start, victims, sharing_one):
     """One with a cache of its own, and two that share the daemon's pool."""
-    made = start(**TWO, processes=1), victims[VICTIMS[0]], start(daemon, **TWO, processes=1)
+    made = start(**TWO, processes=1), victims[VICTIMS[0]], sharing_one
     for engine in (*made, *victims.values()):
         engine.wait()
     return made
@@ -38,6 +46,23 @@ def test_each_rank_lies_in_its_slab(daemon, engines):
     ranks.expect_a_slab_for_each(daemon, engines[1])
     said = daemon.kvtctl("clients")
     assert said.count("rank 1 of 3") == said.count("rank 2 of 3") == 4
+
+
+def test_a_check_of_two_ranks_passes_unless_one_slab_is_damaged(daemon, sharing_one, start):
+    checking = start(daemon, **TWO, processes=1, environment={"KVTRUNK_CHECK_EVERY": "1"})
+    a, before = sharing_one, counters(daemon).suspected_pages
+    text, damaged = prompt(410), prompt(411)
+    _, tokens = sealed_by(daemon, a, text)
+    assert checking.generate(text)[0] == {"tokens": tokens, "cached": whole(text) - PAGE}
+    assert counters(daemon).suspected_pages == before
+    pages, tokens = sealed_by(daemon, a, damaged)
+    with daemon.connect(any_geometry=True) as observer:
+        layers(observer, 1)[0][pages[-1], 0, 3] = 0
+    assert checking.generate(damaged)[0]["tokens"] == tokens
+    assert counters(daemon).suspected_pages == before + 1
+    assert f"page {pages[-1]}, which session" in checking.said()
+    expect_nothing_held(daemon)
+    checking.kill()
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
