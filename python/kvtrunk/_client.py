@@ -10,6 +10,7 @@ import operator
 import os
 import sys
 import threading
+import time
 import warnings
 import weakref
 from array import array
@@ -31,6 +32,7 @@ OPS = {name[len("KVT_OP_"):].lower(): getattr(lib, name) for name in dir(lib)
        if name.startswith("KVT_OP_") and name != "KVT_OP_COUNT"}
 
 
+_COUNTER_TRIES, _COUNTER_PAUSE_S = 1000, 0.001  # of an observer
 _COUNTERS = [name for name, _ in ffi.typeof("struct kvt_counters").fields if name != "reserved"]
 _begin, _FULL, _FORCE_MISS = lib.kvt_seq_begin, lib.KVT_F_FULL, lib.KVT_F_FORCE_MISS
 _OWN_STREAM, _SHORTER = lib.KVT_F_OWN_STREAM, lib.KVT_F_SHORTER
@@ -802,12 +804,18 @@ class Client:
 
     def counters(self) -> Counters:
         """The daemon's counters, from shared memory: a consistent set without a round trip. By a
-        round trip where the daemon withholds its tree or is inside a long operation."""
+        round trip where the daemon withholds its tree or is inside a long operation; an observer,
+        which has no ring for it, waits up to a second. Again, Unsupported."""
         native = ffi.new("struct kvt_counters *")
         with self._lock:
             handle = self._open()
             rc = lib.kvt_counters_read(handle, native)
-            if rc in (-errno.EAGAIN, -errno.ENOTSUP):
+            observes, tries = not self.info.session, 1
+            while observes and rc == -errno.EAGAIN and tries < _COUNTER_TRIES:
+                time.sleep(_COUNTER_PAUSE_S)
+                rc = lib.kvt_counters_read(handle, native)
+                tries += 1
+            if not observes and rc in (-errno.EAGAIN, -errno.ENOTSUP):
                 rc = lib.kvt_stats(handle, native)
             self._check(rc)
         return Counters((name, getattr(native, name)) for name in _COUNTERS)

@@ -14,7 +14,7 @@ from array import array
 import pytest
 
 import kvtrunk
-from kvtrunk import _errors, testing
+from kvtrunk import _client, _errors, testing
 from kvtrunk._native import lib
 from conftest import GEOMETRY
 
@@ -456,6 +456,30 @@ def test_connecting_fails_in_words(shared, tmp_path):
     with shared.connect(any_geometry=True) as client:
         with pytest.raises(kvtrunk.InvalidArgument, match="zeroes"):
             client.group(2, bytes(16))
+
+
+class Inside:
+    """The library, and a daemon that is inside an operation at the first readings."""
+
+    def __init__(self, readings):
+        self.left = readings
+
+    def __getattr__(self, name):
+        return getattr(lib, name)
+
+    def kvt_counters_read(self, *arguments):
+        self.left -= 1
+        return -errno.EAGAIN if self.left >= 0 else lib.kvt_counters_read(*arguments)
+
+
+def test_an_observer_reads_the_counters_of_a_daemon_inside_an_operation(shared, monkeypatch):
+    monkeypatch.setattr(_client, "_COUNTER_TRIES", 4)
+    with shared.connect(observe=True) as client:
+        monkeypatch.setattr(_client, "lib", Inside(3))
+        assert client.counters().free_pages > 0
+        monkeypatch.setattr(_client, "lib", Inside(4))
+        with pytest.raises(kvtrunk.Again):
+            client.counters()
 
 
 def test_each_errno_has_its_class():
