@@ -63,13 +63,6 @@ int main(int argc, char **argv)
 			printf("note: %s\n", daemon.pool.note);
 		printf("configuration is good\n");
 		return 0;
-	case KVT_COMMAND_CHECK_RECOVER:
-		if (kvt_daemon_check_recover(&daemon, why) == 0) {
-			puts(KVT_CHECK_RECOVERED);
-			return 0;
-		}
-		fprintf(stderr, "kvtrunkd: %s\n", why);
-		return EXIT_FAILURE;
 	case KVT_COMMAND_SUPERVISE:
 		return kvt_supervise(&daemon.config, argc, argv, ready);
 	case KVT_COMMAND_RUN:

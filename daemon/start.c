@@ -86,7 +86,7 @@ static int open_loop(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	error = kvt_loop_open(&daemon->loop, first, last, (uint32_t)room, reason, sizeof(reason));
 	if (error)
 		strlcpy(why, reason, KVT_WHY_BYTES);
-	else if (*reason && !daemon->checking)
+	else if (*reason)
 		kvt_log(KVT_LOG_NOTICE, "no_io_uring", "why=\"%s\" effect=\"epoll instead: while "
 			"busy, new connections and control messages wait up to 50 us longer\"",
 			reason);
@@ -140,130 +140,6 @@ static void calibrate(struct kvt_daemon *daemon)
 }
 
 /* ---- core */
-
-static void read_boot_id(uint64_t boot_id[2])
-{
-	char text[64] = "", digits[33];
-	FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
-	size_t n = 0;
-
-	if (file) {
-		if (!fgets(text, sizeof(text), file))
-			text[0] = '\0';
-		fclose(file);
-	}
-	for (const char *c = text; *c && n < 32; c++)
-		if (*c != '-' && *c != '\n')
-			digits[n++] = *c;
-	digits[n] = '\0';
-	if (n == 32) {
-		boot_id[1] = strtoull(digits + 16, NULL, 16);
-		digits[16] = '\0';
-		boot_id[0] = strtoull(digits, NULL, 16);
-	}
-}
-
-/* Plan the pool. The backend tells how much memory is free. */
-static int plan_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
-{
-	const struct kvt_config *config = &daemon->config;
-	struct kvt_pool *pool = &daemon->pool;
-	const struct kvt_pool_backend_ops *ops = kvt_pool_backend_find(config->backend);
-	struct kvt_pool_plan *plan = &daemon->plan;
-	uint64_t free_bytes = 0;
-	uint32_t left;
-	int error = kvt_pool_plan_shape(config, plan, why);
-
-	if (!error)
-		error = kvt_pool_plan_scales(config, plan, why);
-	if (error)
-		return error;
-	pool->n_slabs = plan->n_slabs;
-	pool->page_bytes = plan->page_bytes;
-	pool->mlock = config->mlock;
-	pool->hugepages = config->hugepages;
-	pool->devices = config->devices;
-	pool->mps = config->mps;
-	left = kvt_adopt_n_pages(daemon);
-	if (!config->n_pages && config->pool_bytes.percent && !left)
-		error = ops->free_bytes(pool, &free_bytes, why, KVT_WHY_BYTES);
-	if (!error)
-		error = kvt_pool_plan_pages(config, left, free_bytes, plan, why);
-	pool->n_pages = plan->n_pages;
-	return error;
-}
-
-/* A uid's share of a common resource, uid 0 included: seven eighths. */
-static uint32_t uid_share(uint32_t all)
-{
-	return all - all / 8;
-}
-
-/* Limit each uid, and thereby each session. A lease takes at most two tree nodes, its own and a
- * root or the rest of a split. Where nodes are fewer than pages, the leases of one uid must not use
- * them up, nor those of one session what its uid gets. */
-static void limit_uids(struct kvt_core_config *config)
-{
-	uint32_t nodes = uid_share(config->max_nodes) / 2, most;
-
-	config->uid_sessions = uid_share(config->max_sessions);
-	config->uid_leases = most = uid_share(config->n_leases);
-	if (config->max_nodes < config->n_pages && nodes < most) {
-		config->uid_leases = nodes;
-		most = config->max_nodes / 3;
-	}
-	config->uid_namespaces = uid_share(config->max_namespaces);
-	config->uid_pages = uid_share(config->n_pages - 1);
-	if (!config->max_leases || config->max_leases > most)
-		config->max_leases = most;
-}
-
-static int plan_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
-{
-	const struct kvt_config *from = &daemon->config;
-	struct kvt_core_config *to = &daemon->core_config;
-	const char *reason = "";
-	int error = plan_pool(daemon, why);
-
-	if (error)
-		return error;
-	to->page_size = (uint32_t)from->page_size;
-	to->n_pages = daemon->plan.n_pages;
-	to->n_slots = (uint32_t)from->n_slots;
-	to->max_nodes = (uint32_t)from->max_nodes;
-	to->max_namespaces = (uint32_t)from->max_namespaces;
-	to->max_sessions = (uint32_t)from->max_sessions;
-	to->max_members = (uint32_t)from->max_members;
-	to->n_leases = (uint32_t)from->total_leases;
-	to->n_pending = (uint32_t)(from->total_deferred + from->max_sessions);
-	to->max_leases = (uint32_t)from->max_leases;
-	to->max_private_pages = (uint32_t)from->max_private_pages.value;
-	if (from->max_private_pages.percent)
-		to->max_private_pages = (uint32_t)((to->n_pages - 1ull) *
-						   (uint64_t)from->max_private_pages.value / 100);
-	to->soft_private = from->max_private_pages.percent;
-	if (from->max_private_pages.value && !to->max_private_pages)
-		to->max_private_pages = 1; /* 0 means no limit */
-	to->max_op_keys = (uint32_t)from->max_op_keys;
-	to->policy = from->policy;
-	to->slru_threshold = (uint32_t)from->slru_threshold;
-	to->disabled = !from->caching;
-	to->coalesce_threshold = (uint32_t)from->coalesce_threshold;
-	to->patience_ns = (uint64_t)from->coalesce_patience_ms * 1000000;
-	strlcpy(to->fingerprint, daemon->plan.fingerprint, sizeof(to->fingerprint));
-	read_boot_id(to->boot_id);
-	if (getrandom(&to->hash_seed, sizeof(to->hash_seed), 0) != sizeof(to->hash_seed) ||
-	    getrandom(to->instance, sizeof(to->instance), 0) != sizeof(to->instance)) {
-		snprintf(why, KVT_WHY_BYTES, "the kernel gives no random numbers");
-		return -EIO;
-	}
-	error = kvt_core_plan(to, &daemon->sizes, &reason);
-	if (error)
-		snprintf(why, KVT_WHY_BYTES, "these limits do not work together: %s", reason);
-	else
-		limit_uids(to);
-	return error;
-}
 
 static int check_memory(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
@@ -362,7 +238,7 @@ static int continue_oplog(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		error = kvt_oplog_continue(daemon->config.log_file, &daemon->core_config,
 					   arena->instance, tail->base, &daemon->oplog, why,
 					   KVT_WHY_BYTES);
-	if (error == -ENOMEM || (error && there && kvt_daemon_is_trial(daemon) &&
+	if (error == -ENOMEM || (error && there && daemon->notify.upgrade.trial &&
 				 !kvt_oplog_ended(tail->base)))
 		return error;
 	if (error)
@@ -401,10 +277,10 @@ static int build_core(struct kvt_daemon *daemon, struct kvt_core_adoption *adopt
 	}
 	kvt_map_huge(daemon->scratch, daemon->sizes.scratch_hot_bytes);
 	error = lock_memory(daemon, why);
-	if (!error && *daemon->config.log_file && !daemon->checking) {
+	if (!error && *daemon->config.log_file) {
 		error = open_oplog(daemon, adoption != NULL, why);
 		hooks.record = write_record;
-	} else if (!error && adoption && !daemon->checking) {
+	} else if (!error && adoption) {
 		end_log(daemon, -ENODATA); /* if the predecessor wrote one */
 	}
 	if (!error && adoption)
@@ -584,7 +460,7 @@ static int make_cache(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		kvt_adopt_rest(daemon);
 		return 0;
 	}
-	if (kvt_daemon_is_trial(daemon)) {
+	if (daemon->notify.upgrade.trial) {
 		if (!left)
 			snprintf(why, KVT_WHY_BYTES, "no cache was passed to recover");
 		return -ESTALE;
@@ -884,7 +760,7 @@ int kvt_daemon_check(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (!error)
 		error = pin_to_cpu(daemon, why);
 	if (!error)
-		error = plan_core(daemon, why);
+		error = kvt_daemon_plan(daemon, why);
 	if (!error)
 		error = check_memory(daemon, why);
 	if (!error)
@@ -1022,8 +898,7 @@ static int take_passed(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	int error = kvt_notify_passed(&daemon->passed, why, KVT_WHY_BYTES);
 
-	if (!error && kvt_fdstore_has_cache(&daemon->passed) && !daemon->notify.store &&
-	    !daemon->checking) {
+	if (!error && kvt_fdstore_has_cache(&daemon->passed) && !daemon->notify.store) {
 		snprintf(why, KVT_WHY_BYTES, "a cache was passed, and no keeper takes what belongs "
 			 "to it from now on: set FDSTORE= beside FileDescriptorStoreMax=");
 		error = -EINVAL;
@@ -1049,13 +924,13 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		error = kvt_daemon_raise_nofile(daemon, why) < 0 ? -EMFILE : 0;
 	if (!error)
 		error = start_closer(daemon, why);
-	if (!error && !daemon->checking) /* the running daemon spins on that CPU */
+	if (!error)
 		error = pin_to_cpu(daemon, why);
 	if (!error)
-		error = plan_core(daemon, why);
+		error = kvt_daemon_plan(daemon, why);
 	if (!error)
 		error = check_memory(daemon, why);
-	if (!error && !daemon->checking)
+	if (!error)
 		error = insist(daemon, take_lock, &daemon->lock.holder, why);
 	if (!error)
 		error = kvt_host_try(why);
@@ -1074,7 +949,7 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	error = make_tables(daemon, why);
 	if (!error)
 		error = make_cache(daemon, why);
-	if (!error && !daemon->checking)
+	if (!error)
 		error = make_socket(daemon, why);
 	if (!error)
 		kvt_loop_poll(&daemon->loop, daemon->signal_fd, POLLIN,
@@ -1090,23 +965,6 @@ static void init(struct kvt_daemon *daemon)
 	daemon->notify.fd = daemon->lock.fd = daemon->closer.fd = -1;
 	daemon->arena.fd = daemon->ledger.fd = daemon->oplog_tail.fd = -1;
 	daemon->test_clock = daemon->config.test_clock;
-}
-
-int kvt_daemon_check_recover(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
-{
-	int error = 0;
-
-	init(daemon);
-	why[0] = '\0';
-	daemon->checking = true;
-	daemon->config.log_level = 0; /* the keeper reads the last line only */
-	if (*daemon->config.log_file)
-		error = kvt_oplog_check(daemon->config.log_file, why, KVT_WHY_BYTES);
-	if (!error)
-		error = make_all(daemon, why);
-	disown(daemon);
-	unmake(daemon);
-	return error;
 }
 
 int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
@@ -1129,9 +987,6 @@ int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	kvt_keep_instance(daemon);
 	kvt_socket_watch(daemon);
 	kvt_core_publish(daemon->core, KVT_ARENA_READY);
-	if (daemon->notify.pair)
-		kvt_loop_poll(&daemon->loop, daemon->notify.fd, POLLIN,
-			      kvt_tag(KVT_TAG_KEEPER, 0, 0));
 	if (!daemon->notify.store)
 		kvt_log(KVT_LOG_NOTICE, "no_keeper", "effect=\"a restart begins with an empty "
 			"cache\" cure=\"kvtrunkd --supervise, or a service manager that stores "

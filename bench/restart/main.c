@@ -146,7 +146,7 @@ static pid_t start_worker(uint32_t number)
 
 enum how { KILLED, RESTARTED, UPGRADED };
 
-/* Run `kvtctl upgrade` to the same program, which is checked on a copy first. */
+/* Run `kvtctl upgrade` to the same program. */
 static void upgrade(void)
 {
 	char kvtctl[sizeof(program) + 16];

@@ -248,41 +248,16 @@ int kvt_notify_forget(struct kvt_notify *notify, const char *name)
 	return send_surely(notify, text, NULL, 0);
 }
 
-int kvt_notify_upgrade(struct kvt_notify *notify, uint64_t id, const char *path,
-		       const int copies[2])
+int kvt_notify_upgrade(struct kvt_notify *notify, uint64_t id, const char *path)
 {
-	struct kvt_upgrade *upgrade = &notify->upgrade;
 	char text[1200];
 	int n = snprintf(text, sizeof(text), "KVTRUNK_UPGRADE=%" PRIx64 "\nKVTRUNK_BINARY=%s\n", id,
 			 path);
-	int error = n < (int)sizeof(text) ? send_surely(notify, text, copies, 2) : -ENAMETOOLONG;
+	int error = n < (int)sizeof(text) ? send_surely(notify, text, NULL, 0) : -ENAMETOOLONG;
 
 	if (!error)
-		*upgrade = (struct kvt_upgrade){ .id = id, .asked = true };
+		notify->upgrade = (struct kvt_upgrade){ .id = id, .asked = true };
 	return error;
-}
-
-bool kvt_notify_receive(struct kvt_notify *notify)
-{
-	struct kvt_upgrade *upgrade = &notify->upgrade;
-	bool answered = false;
-	char text[512];
-	ssize_t bytes;
-
-	/* Skip messages to an earlier daemon. */
-	while ((bytes = recv(notify->fd, text, sizeof(text) - 1, MSG_DONTWAIT)) > 0) {
-		const char *why;
-
-		text[bytes] = '\0';
-		why = strstr(text, " WHY=");
-		if (strncmp(text, "KVTRUNK_UPGRADE=", 16) != 0 || !why || !upgrade->asked ||
-		    strtoull(text + 16, NULL, 16) != upgrade->id)
-			continue;
-		upgrade->asked = false;
-		answered = true;
-		snprintf(upgrade->why, sizeof(upgrade->why), "%s", why + 5);
-	}
-	return answered;
 }
 
 static int take_passed(struct kvt_fdstore *store, uint64_t n)

@@ -19,7 +19,7 @@
 /** The last upgrade, as `kvtrunkd --supervise` reports it. */
 struct kvt_upgrade {
 	uint64_t id; /* number of the request; 0: none */
-	bool asked;  /* by this daemon, and the keeper has not answered yet */
+	bool asked;  /* by this daemon, which the keeper is going to replace */
 	bool trial;  /* this daemon is the new program: it must not start cold */
 	char why[256]; /* why it failed; "": it did not */
 };
@@ -41,9 +41,6 @@ struct kvt_notify {
 
 /** Passed beside it: "ID:try:" to the new program, "ID:done:WHY" to later daemons. */
 #define KVT_NOTIFY_UPGRADE "KVTRUNK_UPGRADE"
-
-/** Last line of a successful --check-recover. No other program prints it by chance. */
-#define KVT_CHECK_RECOVERED "kvtrunkd: the cache can be recovered"
 
 /** Connect to the keeper that the environment names. Reads and unsets KVT_NOTIFY_PAIR or else
  * NOTIFY_SOCKET ('@': abstract), WATCHDOG_USEC, WATCHDOG_PID and FDSTORE. Without them: 0, and
@@ -71,13 +68,9 @@ int kvt_notify_keep(struct kvt_notify *notify, const char *name, int fd);
 /** Remove descriptors of this name from the store. Errors as above. */
 int kvt_notify_forget(struct kvt_notify *notify, const char *name);
 
-/** Ask the keeper to replace this daemon by the program at `path` ("": the running one's path), if
- * that can recover these copies of arena and ledger. kvt_notify_receive() reports a failure; after
- * success the successor serves. Errors as above. */
-int kvt_notify_upgrade(struct kvt_notify *notify, uint64_t id, const char *path,
-		       const int copies[2]);
-/** Read the keeper's messages. True: the upgrade that this daemon asked for has failed. */
-bool kvt_notify_receive(struct kvt_notify *notify);
+/** Ask the keeper to replace this daemon by the program at `path` ("": the running one's path). The
+ * successor knows the outcome (KVT_NOTIFY_UPGRADE). Errors as above. */
+int kvt_notify_upgrade(struct kvt_notify *notify, uint64_t id, const char *path);
 
 /** Take descriptors passed by LISTEN_FDS and LISTEN_FDNAMES: listening sockets and stored ones.
  * Unsets the variables. The list is empty without them, or if they name another process. -EINVAL

@@ -60,7 +60,7 @@ static void become_child(struct kvt_supervisor *supervisor, pid_t parent)
 	}
 	if (upgrade->id) {
 		snprintf(text, sizeof(text), "%llx:%s:%s", (unsigned long long)upgrade->id,
-			 upgrade->stage == KVT_UPGRADE_TRYING && upgrade->checked ? "try" : "done",
+			 upgrade->stage == KVT_UPGRADE_TRYING && upgrade->asked ? "try" : "done",
 			 upgrade->why);
 		setenv(KVT_NOTIFY_UPGRADE, text, 1);
 	}
@@ -160,8 +160,8 @@ static void take_message(struct kvt_supervisor *supervisor, char *text, int *fds
 		if (*line)
 			take_line(supervisor, line, about_store);
 	}
-	if (id && n_fds == 2)
-		kvt_upgrade_begin(supervisor, id, binary, fds);
+	if (id)
+		kvt_upgrade_begin(supervisor, id, binary);
 	if (forget)
 		kvt_fdstore_remove(&supervisor->store, name);
 	for (uint32_t i = 0; i < n_fds; i++) {
@@ -319,8 +319,6 @@ static int reap(struct kvt_supervisor *supervisor)
 	pid_t pid;
 
 	while (code < 0 && (pid = waitpid(-1, &status, WNOHANG)) > 0) {
-		if (pid == supervisor->upgrade.checker)
-			kvt_upgrade_check_ended(supervisor, status);
 		if (pid != supervisor->child)
 			continue;
 		/* Read its last messages first: they may carry descriptors. */
@@ -555,8 +553,7 @@ static void remove_files(struct kvt_supervisor *supervisor)
 int kvt_supervise(const struct kvt_config *config, int argc, char **argv, int ready)
 {
 	struct kvt_supervisor supervisor = { .config = config, .detach_ready = ready,
-					 .closer.fd = -1, .upgrade = { .output = -1,
-								       .other.fd = -1 } };
+					 .closer.fd = -1, .upgrade.other.fd = -1 };
 	char why[KVT_WHY_BYTES] = "";
 	int n = 0, code;
 

@@ -19,11 +19,9 @@
  *
  * A daemon asks for an upgrade by a message (kvt_notify_upgrade()):
  *
- *     CHECKING  the new program recovers copies of arena and ledger (--check-recover) while the
- *               daemon serves. On failure the daemon is told why, and nothing changes.
- *     LEAVING   the daemon exits as by SIGUSR2
- *     TRYING    the new program starts on the store, never cold. If it is not READY in time, it is
- *               ended and the old program starts on the store.
+ *     LEAVING  the daemon exits as by SIGUSR2
+ *     TRYING   the new program starts on the store, never cold. If it is not READY in time, it is
+ *              ended and the old program starts on the store.
  *
  * A start after a crash runs the same file as before: programs are run by their descriptors.
  */

@@ -22,20 +22,17 @@
 
 enum kvt_upgrade_stage {
 	KVT_UPGRADE_NONE,
-	KVT_UPGRADE_CHECKING, /* `other` recovers copies; the daemon serves */
-	KVT_UPGRADE_LEAVING,  /* the daemon was told to exit between two turns */
-	KVT_UPGRADE_TRYING,   /* `other` is the old program, until the new one is READY */
+	KVT_UPGRADE_LEAVING, /* the daemon was told to exit between two turns */
+	KVT_UPGRADE_TRYING,  /* `other` is the old program, until the new one is READY */
 };
 
 /** The replacement of one program by another. */
 struct kvt_keeper_upgrade {
 	enum kvt_upgrade_stage stage;
-	bool checked;     /* a daemon asked: `other` was checked, and must not start cold */
-	uint64_t id;      /* of the last request */
-	struct kvt_program other;
-	pid_t checker;    /* 0: none */
-	int output;       /* read end of its output */
-	uint64_t due_ns;  /* timeout of CHECKING or TRYING; UINT64_MAX: already killed */
+	bool asked;       /* a daemon asked: the new program must not start cold */
+	uint64_t id;      /* number of the last request */
+	struct kvt_program other; /* LEAVING: the new program, fd -1 if it cannot be opened */
+	uint64_t due_ns;  /* timeout of TRYING; UINT64_MAX: already killed */
 	char why[256];    /* why the last upgrade failed; "": it did not */
 };
 
@@ -65,19 +62,16 @@ struct kvt_supervisor {
 	uint64_t ready_ns, start_at_ns, fed_ns, watchdog_ns, hang_due_ns;
 };
 
-/** Start an upgrade to the program at `path`; "": the running one's path. `copies`: of arena and
- * ledger. */
-void kvt_upgrade_begin(struct kvt_supervisor *supervisor, uint64_t id, const char *path,
-		       const int copies[2]);
+/** Start an upgrade to the program at `path`; "": the running one's path. The daemon, which asked,
+ * is told to exit. */
+void kvt_upgrade_begin(struct kvt_supervisor *supervisor, uint64_t id, const char *path);
 /** SIGUSR2: restart with the program file as it is now, even if that starts cold. False: the daemon
  * is being replaced already; do not signal it. */
 bool kvt_upgrade_restart(struct kvt_supervisor *supervisor);
-/** upgrade.checker ended. */
-void kvt_upgrade_check_ended(struct kvt_supervisor *supervisor, int status);
 /** The daemon ended. True: supervisor->program was exchanged; start it at once. */
 bool kvt_upgrade_change_program(struct kvt_supervisor *supervisor);
-/** End the upgrade: `why` it failed, or "" when the new program is READY. Tells the daemon that
- * asked; a successor learns it from its environment. */
+/** End the upgrade: `why` it failed, or "" when the new program is READY. The daemon that serves
+ * then learns it from its environment. */
 void kvt_upgrade_end(struct kvt_supervisor *supervisor, const char *why);
 /** Kill what is overdue. Returns when to call again. */
 uint64_t kvt_upgrade_watch(struct kvt_supervisor *supervisor, uint64_t now);

@@ -336,18 +336,6 @@ static void answer_page(struct kvt_daemon *daemon, struct admin_answer *answer,
 
 /* ---- AUDIT */
 
-/* Check that `what` fits into memory: -ENOMEM. Without it the OOM killer could end the daemon. */
-static int has_memory(const char *what, uint64_t need, char *why, size_t size)
-{
-	uint64_t there = kvt_memory_free_bytes();
-
-	if (need <= there)
-		return 0;
-	snprintf(why, size, "%s needs %llu bytes of memory, and %llu are free: free some, or raise "
-		 "the memory limit", what, (unsigned long long)need, (unsigned long long)there);
-	return -ENOMEM;
-}
-
 bool kvt_admin_may_audit(const struct kvt_daemon *daemon)
 {
 	return daemon->sizes.audit_bytes <= kvt_memory_free_bytes();
@@ -369,12 +357,16 @@ static void audit_problem(void *context, const char *text)
 
 static void answer_audit(struct kvt_daemon *daemon, struct admin_answer *answer)
 {
-	char why[KVT_TEXT_BYTES] = "";
 	uint64_t before, stood_ns;
-	int error = has_memory("an audit", daemon->sizes.audit_bytes, why, sizeof(why));
+	char why[KVT_TEXT_BYTES];
 
-	if (error) {
-		answer_fail(answer, error, why);
+	/* The OOM killer would end the daemon. */
+	if (!kvt_admin_may_audit(daemon)) {
+		snprintf(why, sizeof(why), "an audit needs %llu bytes of memory, and %llu are "
+			 "free: free some, or raise the memory limit",
+			 (unsigned long long)daemon->sizes.audit_bytes,
+			 (unsigned long long)kvt_memory_free_bytes());
+		answer_fail(answer, -ENOMEM, why);
 		return;
 	}
 	before = kvt_cycles();
@@ -471,8 +463,6 @@ static bool is_true(const struct kvt_daemon *daemon, const struct kvt_message_ad
 	switch (request->what) {
 	case KVT_ADMIN_SETTLED:
 		return !kvt_core_unsettled(daemon->core);
-	case KVT_ADMIN_UPGRADE:
-		return !daemon->notify.upgrade.asked;
 	default:
 		return is_ended(daemon, request->argument);
 	}
@@ -488,11 +478,6 @@ static bool answer_when_true(struct kvt_daemon *daemon, struct kvt_connection *c
 	answer = answer_begin(daemon, request);
 	if (request->what == KVT_ADMIN_SETTLED)
 		answer_status(daemon, &answer);
-	if (request->what == KVT_ADMIN_UPGRADE) {
-		answer.head->total = (uint64_t)getpid();
-		if (*daemon->notify.upgrade.why)
-			answer_fail(&answer, -ECANCELED, daemon->notify.upgrade.why);
-	}
 	answer_send(daemon, connection, &answer);
 	return true;
 }
@@ -521,30 +506,13 @@ bool kvt_admin_answer(struct kvt_daemon *daemon, struct kvt_connection *connecti
 
 /* ---- UPGRADE */
 
-/* Have the keeper check the successor, on copies of arena and ledger. MAP_PRIVATE is not enough:
- * pages that the successor has not written still change under it. */
-static int ask_keeper(struct kvt_daemon *daemon, uint64_t id, const char *path)
-{
-	uint64_t before = kvt_cycles();
-	int copies[2], error;
-
-	copies[0] = kvt_object_copy(&daemon->arena);
-	copies[1] = copies[0] < 0 ? -1 : kvt_object_copy(&daemon->ledger);
-	error = copies[0] < 0 ? copies[0] : copies[1] < 0 ? copies[1] :
-			kvt_notify_upgrade(&daemon->notify, id, path, copies);
-	kvt_log(KVT_LOG_NOTICE, "upgrade_asked", "binary=\"%s\" error=%d stood_still_us=%llu",
-		path, -error,
-		(unsigned long long)((kvt_cycles() - before) / daemon->cycles_per_us));
-	for (int i = 0; i < 2; i++)
-		if (copies[i] >= 0)
-			close(copies[i]);
-	return error;
-}
-
 /* Check that this peer may ask for an upgrade now. Negative errno with `why`. */
 static int may_upgrade(const struct kvt_daemon *daemon, const struct kvt_peer *peer, uint64_t id,
 		       const char *path, char *why, size_t size)
 {
+	char problem[KVT_WHY_BYTES];
+	int error;
+
 	if (*path && peer->uid != 0 && peer->uid != geteuid()) {
 		snprintf(why, size, "only uid 0 and the daemon's uid choose the program: leave "
 			 "--binary out");
@@ -565,23 +533,33 @@ static int may_upgrade(const struct kvt_daemon *daemon, const struct kvt_peer *p
 			 id ? "another upgrade is on its way" : "the request has no number");
 		return daemon->draining ? -ESHUTDOWN : id ? -EBUSY : -EINVAL;
 	}
-	return has_memory("a trial of the new program on a copy of arena and ledger",
-			  daemon->arena.bytes + daemon->ledger.bytes +
-				  daemon->sizes.scratch_bytes, why, size);
+	error = kvt_daemon_plan_successor(daemon, problem);
+	if (error)
+		snprintf(why, size, "the cache would be lost: %.250s: put the options back, or "
+			 "restart with SIGUSR2 to the supervisor", problem);
+	return error;
+}
+
+/* Tell what came of the upgrade that this daemon follows. */
+static void answer_upgrade(const struct kvt_daemon *daemon, struct admin_answer *answer)
+{
+	answer->head->total = (uint64_t)getpid();
+	if (*daemon->notify.upgrade.why)
+		answer_fail(answer, -ECANCELED, daemon->notify.upgrade.why);
 }
 
 /* Start an upgrade. The answer comes from the daemon that serves after it, by the request's
- * number. */
-static void handle_upgrade(struct kvt_daemon *daemon, struct kvt_connection *connection,
+ * number. True: answer now. */
+static bool handle_upgrade(struct kvt_daemon *daemon, const struct kvt_connection *connection,
 			   const struct kvt_message_admin *request, const char *payload,
-			   size_t payload_bytes)
+			   size_t payload_bytes, struct admin_answer *answer)
 {
 	char path[KVT_PROGRAM_PATH_BYTES] = "", why[KVT_TEXT_BYTES] = "";
-	int error = 0;
+	int error;
 
 	if (request->argument && request->argument == daemon->notify.upgrade.id) {
-		wait_or_answer(daemon, connection, request);
-		return;
+		answer_upgrade(daemon, answer);
+		return !daemon->notify.upgrade.asked;
 	}
 	if (payload_bytes >= sizeof(path) || memchr(payload, '\n', payload_bytes) ||
 	    (payload_bytes && *payload != '/')) {
@@ -595,16 +573,14 @@ static void handle_upgrade(struct kvt_daemon *daemon, struct kvt_connection *con
 				    sizeof(why));
 	}
 	if (!error) {
-		error = ask_keeper(daemon, request->argument, path);
-		if (error)
-			snprintf(why, sizeof(why), "cannot ask the keeper with a copy of arena and "
-				 "ledger: %s", strerror(-error));
+		error = kvt_notify_upgrade(&daemon->notify, request->argument, path);
+		snprintf(why, sizeof(why), "cannot ask the keeper: %s", strerror(-error));
 	}
-	if (!error) {
-		wait_or_answer(daemon, connection, request);
-		return;
-	}
-	kvt_admin_refuse(daemon, connection, request, error, why);
+	if (error)
+		answer_fail(answer, error, why);
+	else
+		kvt_log(KVT_LOG_NOTICE, "upgrade_asked", "program=\"%s\"", path);
+	return error;
 }
 
 /* ---- requests */
@@ -717,8 +693,9 @@ void kvt_admin_handle(struct kvt_daemon *daemon, struct kvt_connection *connecti
 		handle_change(daemon, connection, request, payload, payload_bytes, &answer);
 		break;
 	case KVT_ADMIN_UPGRADE:
-		handle_upgrade(daemon, connection, request, payload, payload_bytes);
-		return;
+		if (!handle_upgrade(daemon, connection, request, payload, payload_bytes, &answer))
+			return;
+		break;
 	case KVT_ADMIN_SETTLED:
 	case KVT_ADMIN_ENDED:
 		wait_or_answer(daemon, connection, request);

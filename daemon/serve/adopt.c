@@ -72,19 +72,6 @@ static int adopt_pool(struct kvt_daemon *daemon, const int *slabs, char *why)
 	return error;
 }
 
-uint32_t kvt_adopt_n_pages(const struct kvt_daemon *daemon)
-{
-	const struct kvt_fdstore *passed = &daemon->passed;
-	uint32_t n_pages = 0;
-
-	for (uint32_t i = 0; i < passed->n; i++)
-		if (passed->at[i].fd >= 0 && strcmp(passed->at[i].name, "arena") == 0 &&
-		    pread(passed->at[i].fd, &n_pages, sizeof(n_pages),
-			  offsetof(struct kvt_arena_header, n_pages)) != sizeof(n_pages))
-			n_pages = 0;
-	return n_pages;
-}
-
 int kvt_adopt_objects(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	int slabs[KVT_MAX_SLABS], error;
@@ -192,7 +179,7 @@ static int adopt_socket(struct kvt_daemon *daemon, struct kvt_session *session,
 		connection = kvt_connection_adopted(daemon, fd);
 	if (connection)
 		kvt_member_connect(daemon, member, connection);
-	else if (lives && fd >= 0 && kvt_daemon_is_trial(daemon))
+	else if (lives && fd >= 0 && daemon->notify.upgrade.trial)
 		return -ESTALE;
 	if (member->pidfd >= 0)
 		kvt_member_watch(daemon, member);
@@ -258,7 +245,7 @@ static int adopt_session(struct kvt_daemon *daemon, uint32_t index,
 	session->name_generation = record->generation;
 	session->quiet = record->signs & KVT_SIGN_QUIET;
 	lives = adopt_members(daemon, session, &lost) && is_alive(record);
-	if (lives && lost && kvt_daemon_is_trial(daemon))
+	if (lives && lost && daemon->notify.upgrade.trial)
 		return -ESTALE;
 	lives = lives && !lost;
 	if (lives)

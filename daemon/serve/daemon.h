@@ -14,6 +14,7 @@
  *
  *     clock.c      the clocks
  *     options.c    options that change process limits or the turn
+ *     plan.c       sizes of pool and core from the options
  *     turn.c       the loop: rings, fences, background work, spinning and sleeping
  *     share.c      fair scheduling between uids and sessions
  *     spin.c       whether to spin or to sleep
@@ -67,7 +68,6 @@ enum kvt_tag_kind {
 	KVT_TAG_NONE = 0, /* completions of cancellations */
 	KVT_TAG_ACCEPT,
 	KVT_TAG_SIGNAL,
-	KVT_TAG_KEEPER, /* a message of `kvtrunkd --supervise` */
 	KVT_TAG_PULSE,
 	KVT_TAG_NAME, /* the socket's file changed */
 	KVT_TAG_CONNECTION,
@@ -263,7 +263,6 @@ struct kvt_daemon {
 	struct kvt_notify notify;
 	struct kvt_fdstore passed; /* a predecessor's descriptors, until taken or dropped */
 	uint32_t n_kept;
-	bool checking;    /* --check-recover: lock and socket stay the running daemon's */
 	bool adopted;     /* arena, ledger, pool and sessions are a predecessor's */
 	bool listen_kept; /* the keeper has the socket */
 	bool lock_kept;   /* the keeper has the lock: it outlives this process */
@@ -305,9 +304,6 @@ struct kvt_daemon {
 
 /** Make everything and listen. On failure undo it and set `why`. */
 int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);
-/** Recover and audit copies of what a running daemon has (--check-recover). Changes nothing of
- * that daemon. On failure `why` says what this program and its options cannot do. */
-int kvt_daemon_check_recover(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);
 /** Check that this machine can serve the configuration; make nothing (--check-config). */
 int kvt_daemon_check(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);
 /** Tell clients, publish GONE, remove every object. */
@@ -315,12 +311,13 @@ void kvt_daemon_stop(struct kvt_daemon *daemon);
 /** Leave everything to a successor, which gets the stored descriptors. */
 void kvt_daemon_leave(struct kvt_daemon *daemon);
 
+/* ---- plan.c */
 
-/** True if this start must fail rather than lose a session: a check, or an upgrade. */
-static inline bool kvt_daemon_is_trial(const struct kvt_daemon *daemon)
-{
-	return daemon->checking || daemon->notify.upgrade.trial;
-}
+/** Plan pool and core from the configuration and the stored arena. On failure `why` says it. */
+int kvt_daemon_plan(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);
+/** Check that a daemon with the options as they are now could recover what this one has. -ESTALE or
+ * -EINVAL with `why`. */
+int kvt_daemon_plan_successor(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);
 
 /* ---- options.c */
 
@@ -603,8 +600,6 @@ bool kvt_admin_answer(struct kvt_daemon *daemon, struct kvt_connection *connecti
 
 /* ---- adopt.c */
 
-/** Read the pool's page count from the stored arena. 0: nothing was stored. */
-uint32_t kvt_adopt_n_pages(const struct kvt_daemon *daemon);
 /** Map the stored arena, ledger and pool. -ESTALE with `why`: one is missing or does not match. */
 int kvt_adopt_objects(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);
 /** Serve the sessions of a recovered core. Those with all descriptors continue, the others end.

@@ -438,12 +438,6 @@ static void handle_event(struct kvt_daemon *daemon, const struct kvt_loop_event 
 	case KVT_TAG_SIGNAL:
 		kvt_signal_handle(daemon);
 		break;
-	case KVT_TAG_KEEPER:
-		if (kvt_notify_receive(&daemon->notify))
-			kvt_control_answer(daemon);
-		kvt_loop_poll(&daemon->loop, daemon->notify.fd, POLLIN,
-			      kvt_tag(KVT_TAG_KEEPER, 0, 0));
-		break;
 	case KVT_TAG_PULSE:
 		kvt_timers_pulse(daemon);
 		break;

@@ -76,8 +76,6 @@ static int command_of(const char *argument)
 		return KVT_COMMAND_DUMP;
 	if (flag_is(argument, "--supervise"))
 		return KVT_COMMAND_SUPERVISE;
-	if (flag_is(argument, "--check-recover"))
-		return KVT_COMMAND_CHECK_RECOVER;
 	if (flag_is(argument, "--detach"))
 		return KVT_COMMAND_DETACH;
 	return -1;
@@ -87,8 +85,7 @@ static int command_of(const char *argument)
 static int stronger(int a, int b)
 {
 	int detach = (a | b) & KVT_COMMAND_DETACH;
-	static const int order[] = { KVT_COMMAND_CHECK, KVT_COMMAND_CHECK_RECOVER,
-				     KVT_COMMAND_SUPERVISE };
+	static const int order[] = { KVT_COMMAND_CHECK, KVT_COMMAND_SUPERVISE };
 
 	a &= ~KVT_COMMAND_DETACH;
 	b &= ~KVT_COMMAND_DETACH;

@@ -411,7 +411,6 @@ void kvt_object_forget_name(struct kvt_object *object)
 
 int kvt_object_take(struct kvt_object *object, int fd)
 {
-	bool private = (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY;
 	struct stat there;
 	int error = 0;
 
@@ -422,8 +421,7 @@ int kvt_object_take(struct kvt_object *object, int fd)
 		error = -EINVAL;
 	object->bytes = error ? 0 : (uint64_t)there.st_size;
 	if (!error) {
-		object->base = kvt_map(object->bytes, PROT_READ | PROT_WRITE,
-				       private ? MAP_PRIVATE : MAP_SHARED, fd);
+		object->base = kvt_map(object->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
 		if (!object->base)
 			error = -errno;
 		else
@@ -486,46 +484,6 @@ int kvt_object_create_sealed(struct kvt_object *object, const char *what, uint64
 	}
 	kvt_object_undump(object->base, bytes);
 	return 0;
-}
-
-/* Copy [from, to). Without memory, write() fails where a store would raise SIGBUS. */
-static int copy_bytes(const struct kvt_object *object, int fd, off_t from, off_t to)
-{
-	while (from < to) {
-		ssize_t n = pwrite(fd, (const char *)object->base + from, (size_t)(to - from),
-				   from);
-
-		if (n <= 0)
-			return n < 0 ? -errno : -ENOSPC;
-		from += n;
-	}
-	return 0;
-}
-
-int kvt_object_copy(const struct kvt_object *object)
-{
-	int fd = memfd_create("kvtrunk-copy", MFD_CLOEXEC), error = 0;
-	off_t at = 0, end = (off_t)object->bytes;
-
-	if (fd < 0)
-		return -errno;
-	KVT_ASSERT(object->base);
-	if (ftruncate(fd, end) != 0)
-		error = -errno;
-	/* What was never written stays unallocated: reading it would allocate it. */
-	while (!error && at < end) {
-		off_t data = lseek(object->fd, at, SEEK_DATA);
-
-		if (data < 0) {
-			error = errno == ENXIO ? 0 : -errno;
-			break;
-		}
-		at = lseek(object->fd, data, SEEK_HOLE);
-		error = at < 0 ? -errno : copy_bytes(object, fd, data, at < end ? at : end);
-	}
-	if (error)
-		close(fd);
-	return error ? error : fd;
 }
 
 void kvt_object_destroy(struct kvt_object *object)

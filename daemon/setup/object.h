@@ -105,8 +105,8 @@ int kvt_object_open_readonly(const struct kvt_object *object);
 /** Unlink the name. Descriptors keep the object, so a crash leaves no file behind. */
 void kvt_object_forget_name(struct kvt_object *object);
 
-/** Map an object of another process, in its whole size. Consumes `fd`, on failure too. If `fd` is
- * read-only, the mapping is MAP_PRIVATE: stores stay in this process. -EINVAL: no memory object. */
+/** Map an object of another process, in its whole size. Consumes `fd`, on failure too. -EINVAL: no
+ * memory object. */
 int kvt_object_take(struct kvt_object *object, int fd);
 
 /** Leave a mapping out of core files: it has the keys and KV of all clients. Objects are by
@@ -120,9 +120,6 @@ int kvt_object_create_private(struct kvt_object *object, const char *what, uint6
 int kvt_object_create_unmapped(const char *what, uint64_t bytes, int *ret_fd);
 /** Make and map such a memfd. */
 int kvt_object_create_sealed(struct kvt_object *object, const char *what, uint64_t bytes);
-
-/** Copy the object into a new memfd. Negative errno. */
-int kvt_object_copy(const struct kvt_object *object);
 
 /** Unmap, close, and unlink if it has a name. */
 void kvt_object_destroy(struct kvt_object *object);

@@ -260,43 +260,6 @@ TEST(a_sealed_object_keeps_its_size_and_its_seals)
 	kvt_object_destroy(&object);
 }
 
-TEST(a_copy_does_not_change_with_its_object)
-{
-	struct kvt_object object, copy;
-	uint8_t *bytes;
-
-	assert_int_equal(kvt_object_create_sealed(&object, "test", 3 * 8192), 0);
-	bytes = object.base;
-	bytes[0] = bytes[3 * 8192 - 1] = 1;
-	assert_int_equal(kvt_object_take(&copy, kvt_object_copy(&object)), 0);
-	assert_int_equal(copy.bytes, object.bytes);
-	bytes[0] = 2;
-	assert_int_equal(((uint8_t *)copy.base)[0], 1);
-	assert_int_equal(((uint8_t *)copy.base)[3 * 8192 - 1], 1);
-	kvt_object_destroy(&copy);
-	kvt_object_destroy(&object);
-}
-
-TEST(what_is_taken_for_reading_keeps_stores_to_itself)
-{
-	struct kvt_object object, taken;
-	uint8_t *bytes;
-	char path[64];
-
-	assert_int_equal(kvt_object_create_sealed(&object, "test", 8192), 0);
-	bytes = object.base;
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", object.fd);
-	assert_int_equal(kvt_object_take(&taken, open(path, O_RDONLY | O_CLOEXEC)), 0);
-	((uint8_t *)taken.base)[0] = 1;
-	assert_int_equal(bytes[0], 0);
-	kvt_object_destroy(&taken);
-	assert_int_equal(kvt_object_take(&taken, open(path, O_RDWR | O_CLOEXEC)), 0);
-	((uint8_t *)taken.base)[0] = 1;
-	assert_int_equal(bytes[0], 1);
-	kvt_object_destroy(&taken);
-	kvt_object_destroy(&object);
-}
-
 TEST(a_host_pool_is_sealed_and_says_how_it_was_made)
 {
 	struct kvt_pool pool = { .n_slabs = 3, .page_bytes = 4096, .n_pages = 16,
