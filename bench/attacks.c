@@ -49,8 +49,6 @@ static void judge(const struct attack *attack, const struct attack_result *resul
 			result->at[ATTACK_AFTER].cycles_per_s) / 2;
 	char figure[80];
 
-	if (attack->needs & ATTACK_FLOOR)
-		return;
 	snprintf(figure, sizeof(figure), "%s: throughput beside it / without", attack->name);
 	bench_aim(figure, alone > 0 ? beside->cycles_per_s / alone : 0, "", 0.5, true);
 	snprintf(figure, sizeof(figure), "%s: p99 of an operation beside it", attack->name);

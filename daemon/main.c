@@ -26,8 +26,6 @@ int main(int argc, char **argv)
 	char why[KVT_WHY_BYTES] = "";
 	int command, error, ready = -1, status;
 
-	if (argc == 2 && strcmp(argv[1], "--closer") == 0)
-		return kvt_closer_main();
 	command = kvt_config_parse(&daemon.config, argc, argv, why);
 	if (command < 0) {
 		fprintf(stderr, "kvtrunkd: %s\n", why);

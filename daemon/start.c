@@ -39,7 +39,6 @@
 #define ENDING_MS 10000 /* longest wait for a killed process to release its files */
 #define HOLDERS_POLL_MS 100
 #define HOLDERS_EXTEND_US 10000000 /* requested again with each poll */
-#define LEAVING_BESIDE 2048 /* closed connections that the closer has not taken yet */
 #define CALIBRATE_NS 200000ull /* a clock read of 50 ns is 0.03 % of that */
 #define CLOCK_INTERVAL_US 5
 #define ORPHAN_AGE_S 600
@@ -68,13 +67,13 @@ static int pin_to_cpu(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error;
 }
 
-/* Open the event loop. It polls each connection, member and session, the lanes and a few more. */
+/* Open the event loop. It polls each connection, member and session, and a few more. */
 static int open_loop(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_config *config = &daemon->config;
 	uint64_t room = (uint64_t)config->max_half_open + (uint64_t)config->max_observers +
 			3 * (uint64_t)config->max_sessions + 2 * (uint64_t)config->max_members +
-			KVT_CLOSER_LANES + POLLS_BESIDE;
+			POLLS_BESIDE;
 	enum kvt_loop_way first = KVT_LOOP_IO_URING, last = KVT_LOOP_EPOLL;
 	char reason[KVT_WHY_BYTES];
 	int error;
@@ -492,13 +491,12 @@ static int make_tables(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	daemon->served = calloc(sessions + 1, sizeof(uint32_t));
 	daemon->connections = calloc(daemon->n_connections, sizeof(struct kvt_connection));
 	daemon->free_connections = calloc(daemon->n_connections, sizeof(uint32_t));
+	daemon->leaving = calloc(sessions, sizeof(*daemon->leaving));
 	daemon->message = aligned_alloc(KVT_LINE, KVT_MESSAGE_MAX);
 	daemon->answer = aligned_alloc(KVT_LINE, KVT_MESSAGE_MAX);
 	if (kvt_shares_init(&daemon->shares, sessions, daemon->cycles_per_us) != 0 ||
-	    kvt_half_opens_init(&daemon->half_open,
-				(uint32_t)daemon->config.max_half_open) != 0 ||
 	    !daemon->sessions || !daemon->members || !daemon->served || !daemon->connections ||
-	    !daemon->free_connections || !daemon->message || !daemon->answer) {
+	    !daemon->free_connections || !daemon->leaving || !daemon->message || !daemon->answer) {
 		snprintf(why, KVT_WHY_BYTES, "no memory for %u sessions", sessions);
 		return -ENOMEM;
 	}
@@ -512,7 +510,9 @@ static int make_tables(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		daemon->free_connections[i] = daemon->n_connections - 1 - i;
 	}
 	daemon->n_free_connections = daemon->n_connections;
-	kvt_readables_init(&daemon->readable);
+	TAILQ_INIT(&daemon->half_open);
+	for (uint32_t i = 0; i < KVT_CONNECTION_STATES; i++)
+		TAILQ_INIT(&daemon->readable[i]);
 	return 0;
 }
 
@@ -594,7 +594,7 @@ static int begin_to_listen(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (daemon->listen_kept || daemon->listen_passed)
 		listen(daemon->listen_fd, KVT_LISTEN_BACKLOG);
 	kvt_accept_event(daemon);
-	kvt_accept_work(daemon);
+	kvt_accept_some(daemon);
 	if (!daemon->refused) {
 		kvt_connections_greet(daemon);
 		return 0;
@@ -824,10 +824,11 @@ static void unmake(struct kvt_daemon *daemon)
 	free(daemon->served);
 	free(daemon->connections);
 	free(daemon->free_connections);
-	kvt_half_opens_free(&daemon->half_open);
+	while (daemon->n_leaving)
+		kvt_object_destroy(&daemon->leaving[--daemon->n_leaving]);
+	free(daemon->leaving);
 	free(daemon->message);
 	free(daemon->answer);
-	kvt_closer_forget(&daemon->closer);
 }
 
 /* Leave stored descriptors and files to a successor when they are closed here. */
@@ -836,21 +837,6 @@ static void disown(struct kvt_daemon *daemon)
 	daemon->socket_made = false;
 	for (uint32_t i = 1; daemon->members && i <= kvt_core_members(&daemon->core_config); i++)
 		daemon->members[i].kept = false;
-}
-
-/* Start a closer for all connections and sessions, and as many again that leave. */
-static int start_closer(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
-{
-	const struct kvt_config *config = &daemon->config;
-	uint64_t most = 2ull * (uint64_t)(2 * config->max_sessions + config->max_members +
-					  config->max_half_open + config->max_observers) +
-			LEAVING_BESIDE;
-	int error = kvt_closer_start(&daemon->closer, (uint32_t)most, KVT_CLOSER_LANES);
-
-	if (error)
-		snprintf(why, KVT_WHY_BYTES, "cannot start the process that closes what clients "
-			 "shared (/proc/self/exe --closer): %s", strerror(-error));
-	return error;
 }
 
 /* Take a new lock. If its holder lives and its socket does not, say how to get at it. */
@@ -923,8 +909,6 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (!error)
 		error = kvt_daemon_raise_nofile(daemon, why) < 0 ? -EMFILE : 0;
 	if (!error)
-		error = start_closer(daemon, why);
-	if (!error)
 		error = pin_to_cpu(daemon, why);
 	if (!error)
 		error = kvt_daemon_plan(daemon, why);
@@ -962,7 +946,7 @@ static void init(struct kvt_daemon *daemon)
 	daemon->listen_fd = daemon->signal_fd = daemon->pulse_fd = daemon->arena_readonly = -1;
 	daemon->name_fd = -1;
 	daemon->admin_gid = (gid_t)-1;
-	daemon->notify.fd = daemon->lock.fd = daemon->closer.fd = -1;
+	daemon->notify.fd = daemon->lock.fd = -1;
 	daemon->arena.fd = daemon->ledger.fd = daemon->oplog_tail.fd = -1;
 	daemon->test_clock = daemon->config.test_clock;
 }

@@ -838,8 +838,6 @@ struct kvt_admin_status {
 	uint64_t op_histogram[32][KVT_HISTOGRAM_BUCKETS]; /* by enum kvt_op, in the daemon */
 	uint64_t op_ns[32];                               /* total time in it */
 	uint64_t accepted_connections, refused_connections, log_lines_dropped;
-	uint64_t costly_sessions; /* ended because waking them cost too much */
-	uint64_t costly_ns;       /* processor time of wake-ups of more than 0.2 ms, all clients */
 	char fingerprint[KVT_FINGERPRINT_BYTES];
 	struct kvt_pool_geometry geometry;
 	uint32_t n_slabs;

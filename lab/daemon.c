@@ -254,22 +254,6 @@ int kvt_own_daemon_stop(struct kvt_own_daemon *daemon)
 	return status;
 }
 
-/* True for the daemon. The supervisor's other child only closes received descriptors. */
-static bool serves(int pid)
-{
-	char path[64], name[32] = "";
-	FILE *file;
-
-	snprintf(path, sizeof(path), "/proc/%d/comm", pid);
-	file = fopen(path, "re");
-	if (!file)
-		return false;
-	if (!fgets(name, sizeof(name), file))
-		name[0] = '\0';
-	fclose(file);
-	return strcmp(name, "kvtrunkd-closer\n") != 0;
-}
-
 pid_t kvt_supervised_daemon(pid_t supervisor)
 {
 	char path[64];
@@ -281,7 +265,7 @@ pid_t kvt_supervised_daemon(pid_t supervisor)
 	file = fopen(path, "re");
 	if (!file)
 		return 0;
-	while (fscanf(file, "%d", &pid) == 1 && !serves(pid))
+	if (fscanf(file, "%d", &pid) != 1)
 		pid = 0;
 	fclose(file);
 	return pid;

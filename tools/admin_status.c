@@ -121,8 +121,6 @@ static int status_json(const struct kvt_admin_status *status)
 	kvt_json_u64(&json, "oldest_lease", status->oldest_lease);
 	kvt_json_u64(&json, "oldest_lease_session", status->oldest_lease_session);
 	kvt_json_seconds(&json, "oldest_lease_age_s", status->oldest_lease_age_ns);
-	kvt_json_u64(&json, "costly_sessions", status->costly_sessions);
-	kvt_json_seconds(&json, "costly_s", status->costly_ns);
 	kvt_json_u64(&json, "turns", status->turns);
 	kvt_json_u64(&json, "spins", status->spins);
 	kvt_json_u64(&json, "sleeps", status->sleeps);
@@ -208,10 +206,6 @@ static void status_text(const struct kvt_admin_status *status)
 		printf("; the oldest: lease %u of session %u, %s", status->oldest_lease,
 		       status->oldest_lease_session,
 		       kvt_age_text(status->oldest_lease_age_ns, first, sizeof(first)));
-	if (status->costly_ns)
-		printf("\n  costly wake-ups took %s, %llu sessions were ended for theirs",
-		       kvt_age_text(status->costly_ns, first, sizeof(first)),
-		       (unsigned long long)status->costly_sessions);
 	printf("\nhits\n  %llu of %llu positions (%.1f %%), %llu of them computed by another "
 	       "session, %llu more by looking on\n",
 	       (unsigned long long)counters->hit_positions,

@@ -36,11 +36,7 @@ enum metric_kind { GAUGE, COUNTER };
 	X(COUNTER, connections, status->accepted_connections, "Connections accepted.")            \
 	X(COUNTER, refused_connections, status->refused_connections, "Connections refused.")      \
 	X(COUNTER, log_lines_dropped, status->log_lines_dropped,                                  \
-	  "Log lines dropped: stderr was full.")                                                   \
-	X(COUNTER, costly_sessions, status->costly_sessions,                                      \
-	  "Sessions ended because waking them cost too much.")                                    \
-	X(COUNTER, costly_ns, status->costly_ns,                                                  \
-	  "Processor time of wake-ups that took more than 0.2 ms.")
+	  "Log lines dropped: stderr was full.")
 
 /* Values are exact: seconds are written from nanoseconds digit by digit. */
 static void print_seconds(struct kvt_text *text, uint64_t ns)

@@ -15,8 +15,8 @@
  *     BESIDE   the attack runs
  *     AFTER    the attacker was killed, and its resources are freed
  *
- * Attacker and innocent client run under different uids where this process may change uids
- * (root). Else all have one uid, and shares by uid do not show.
+ * Attacker and innocent client run under one uid. With `two_uids`, or if the attacker takes all
+ * that a uid may have, they run under two, where this process may change uids (root).
  */
 
 #include <netinet/in.h>
@@ -41,6 +41,7 @@ struct attack_options {
 	const char *daemon;       /* program; NULL: beside this one */
 	int daemon_cpu, client_cpu; /* -1: any. Attackers run on any core but the daemon's */
 	bool yield;      /* attackers get only processor time that the others leave */
+	bool two_uids;
 	uint64_t ns;     /* least duration of a phase, and least work of the innocent client: */
 	uint32_t cycles, visits;
 };
@@ -58,7 +59,7 @@ struct attack_figures {
 struct attack_result {
 	struct attack_figures at[ATTACK_PHASES];
 	uint32_t rounds;   /* of the attack, all phases */
-	bool same_uid;     /* this process cannot change uids */
+	bool same_uid;
 	bool skipped;      /* `why`: what this machine lacks */
 	bool failed;       /* `why`: the first error, or what was left behind */
 	char why[640];
@@ -72,12 +73,9 @@ void attack_play(const struct attack *attack, const struct attack_options *optio
 /* ---- attacks */
 
 enum attack_needs {
-	ATTACK_SUPERVISE = 1u << 0, /* the daemon runs under --supervise */
-	ATTACK_KILL = 1u << 1,      /* the daemon is killed meanwhile and must be succeeded */
-	ATTACK_METRICS = 1u << 2,   /* a kvtmetricsd, which the innocent client scrapes */
-	ATTACK_FAULTS = 1u << 3,    /* a userfaultfd for faults in the kernel, made by root */
-	ATTACK_TOGETHER = 1u << 4,  /* takes part in `together` */
-	ATTACK_FLOOR = 1u << 5,     /* leaves the daemon alone: no aim holds for it */
+	ATTACK_METRICS = 1u << 0,  /* a kvtmetricsd, which the innocent client scrapes */
+	ATTACK_TOGETHER = 1u << 1, /* takes part in `together` */
+	ATTACK_TAKES = 1u << 2,    /* takes all that a uid may have: another uid works beside it */
 };
 
 /** Written by an attacker and its children, read by the scene. */
@@ -89,7 +87,6 @@ struct attack_progress {
 struct attack_run {
 	const char *socket_path, *directory; /* of the daemon */
 	uint16_t metrics_port;
-	int faults; /* ATTACK_FAULTS: userfaultfd, else -1 */
 	struct attack_progress *progress;
 };
 
@@ -166,21 +163,9 @@ int attack_feed(struct kvt_client *client, const struct kvt_sqe *sqe);
 bool attack_cache(struct kvt_client *client, uint32_t namespace_id, uint32_t first, uint32_t step,
 		  uint32_t n);
 
-void attack_linger_session(struct attack_run *run);
-void attack_linger_half_open(struct attack_run *run);
-void attack_linger_close(struct attack_run *run);
-void attack_memory_descriptor(struct attack_run *run);
-void attack_notify_descriptors(struct attack_run *run);
-void attack_bell_punched(struct attack_run *run);
-void attack_bell_hung(struct attack_run *run);
-void attack_watch_bell(struct attack_run *run);
-void attack_watch_doorbell(struct attack_run *run);
-void attack_watch_own(struct attack_run *run);
-void attack_watch_control(struct attack_run *run);
 void attack_doorbells(struct attack_run *run);
-void attack_punch_areas(struct attack_run *run);
-void attack_punch_rings(struct attack_run *run);
 void attack_areas(struct attack_run *run);
+void attack_large_areas(struct attack_run *run);
 void attack_segments(struct attack_run *run);
 void attack_fences(struct attack_run *run);
 void attack_nodes_flood(struct attack_run *run);
@@ -198,8 +183,6 @@ void attack_nodes(struct attack_run *run);
 void attack_pages(struct attack_run *run);
 void attack_locks(struct attack_run *run);
 void attack_queues(struct attack_run *run);
-void attack_lock_file(struct attack_run *run);
-void attack_notify_flood(struct attack_run *run);
 void attack_metrics_idle(struct attack_run *run);
 void attack_together(struct attack_run *run);
 

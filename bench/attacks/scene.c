@@ -11,19 +11,16 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
-#include <linux/userfaultfd.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -70,10 +67,6 @@ static bool start_daemon(struct scene *scene)
 	snprintf(instance, sizeof(instance), "--instance=attacks-%d-%u", (int)getpid(), count++);
 	if (scene->attack->flag)
 		flags[n++] = scene->attack->flag;
-	if (scene->attack->needs & ATTACK_SUPERVISE) {
-		flags[n++] = "--supervise";
-		flags[n++] = "--watchdog_ms=4000";
-	}
 	unsetenv("XDG_RUNTIME_DIR"); /* closed to other uids */
 	if (kvt_own_daemon_start(&scene->daemon, scene->options->daemon, flags,
 				 scene->options->daemon_cpu, scene->result->why,
@@ -161,18 +154,6 @@ static void stop_metrics(struct scene *scene)
 
 /* ---- the attacker */
 
-static int open_faults(void)
-{
-	struct uffdio_api api = { .api = UFFD_API };
-	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
-
-	if (fd >= 0 && ioctl(fd, UFFDIO_API, &api)) {
-		close(fd);
-		fd = -1;
-	}
-	return fd;
-}
-
 static void keep_off(int daemon_cpu)
 {
 	cpu_set_t set;
@@ -191,14 +172,11 @@ static void be_attacker(struct scene *scene, pid_t parent)
 	struct attack_run run = { .socket_path = scene->daemon.socket_path,
 				  .directory = scene->daemon.directory,
 				  .metrics_port = scene->metrics_port,
-				  .faults = -1,
 				  .progress = scene->progress };
 	const struct sched_param none = { 0 };
 	struct rlimit files;
 
 	setpgid(0, 0);
-	if (scene->attack->needs & ATTACK_FAULTS)
-		run.faults = open_faults(); /* of this process's memory */
 	keep_off(scene->options->daemon_cpu);
 	if (scene->options->yield)
 		sched_setscheduler(0, SCHED_IDLE, &none);
@@ -208,7 +186,7 @@ static void be_attacker(struct scene *scene, pid_t parent)
 		files.rlim_cur = files.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &files);
 	}
-	attack_become(ATTACKER_UID, parent);
+	attack_become(scene->result->same_uid ? INNOCENT_UID : ATTACKER_UID, parent);
 	signal(SIGPIPE, SIG_IGN);
 	scene->attack->run(&run);
 	attack_hold();
@@ -280,22 +258,12 @@ static bool await(struct scene *scene, const uint32_t *word, uint32_t least)
 
 static bool attack(struct scene *scene)
 {
-	pid_t child;
-
 	attack_client_phase(scene->client, ATTACK_SETUP);
 	start_attacker(scene);
 	if (!await(scene, &scene->progress->ready, 1))
 		return false;
-	child = kvt_supervised_daemon(scene->daemon.pid);
-	if (scene->attack->needs & ATTACK_KILL)
-		kill(child, SIGKILL);
-	if (!phase(scene, ATTACK_BESIDE) ||
-	    !await(scene, &scene->progress->rounds, scene->attack->rounds))
-		return false;
-	if (scene->attack->needs & ATTACK_SUPERVISE && !(scene->attack->needs & ATTACK_KILL) &&
-	    kvt_supervised_daemon(scene->daemon.pid) != child)
-		fail(scene, "a healthy daemon was replaced");
-	return true;
+	return phase(scene, ATTACK_BESIDE) &&
+	       await(scene, &scene->progress->rounds, scene->attack->rounds);
 }
 
 /* ---- afterwards */
@@ -375,18 +343,9 @@ void attack_play(const struct attack *attack, const struct attack_options *optio
 {
 	struct scene scene = { .attack = attack, .options = options, .result = ret_result };
 
-	*ret_result = (struct attack_result){ .same_uid = getuid() != 0 };
-	if (attack->needs & ATTACK_FAULTS) {
-		int fd = open_faults();
-
-		ret_result->skipped = fd < 0;
-		snprintf(ret_result->why, sizeof(ret_result->why), "no userfaultfd for faults "
-			 "in the kernel here: needs root and CONFIG_USERFAULTFD");
-		if (fd < 0)
-			return;
-		ret_result->why[0] = 0;
-		close(fd);
-	}
+	*ret_result = (struct attack_result){ 0 };
+	ret_result->same_uid = getuid() != 0 ||
+			       !(options->two_uids || attack->needs & ATTACK_TAKES);
 	if (!start_daemon(&scene))
 		return;
 	if (attack->needs & ATTACK_METRICS && !start_metrics(&scene)) {

@@ -3,8 +3,8 @@
  * @file fdstore.c
  * A list of named descriptors, and the rules of their names (fdstore.h).
  *
- * A store owns its descriptors until they are taken. Those that a client shares are closed by the
- * closer. Called by the supervisor, which stores, and by the daemon, which takes.
+ * A store owns its descriptors until they are taken. Called by the supervisor, which stores, and by
+ * the daemon, which takes.
  */
 #include "daemon/keep/fdstore.h"
 
@@ -19,7 +19,6 @@
 
 #include <bsd/string.h>
 
-#include "daemon/keep/closer.h"
 #include "shm/assert.h"
 
 enum scope { SCOPE_INSTANCE, SCOPE_CACHE, SCOPE_SESSION, SCOPE_MEMBER };
@@ -27,19 +26,10 @@ enum scope { SCOPE_INSTANCE, SCOPE_CACHE, SCOPE_SESSION, SCOPE_MEMBER };
 static const struct {
 	const char *name;
 	enum scope scope;
-	bool shared;
 } kinds[] = {
-#define ROW(kind, name, scope, shared) { name, SCOPE_##scope, shared },
+#define ROW(kind, name, scope) { name, SCOPE_##scope },
 	KVT_STORED_KINDS(ROW)
 };
-
-static void hold(struct kvt_fdstore *store, struct kvt_stored *one)
-{
-	one->hold = 0;
-	if (store->closer && one->fd >= 0 &&
-	    kvt_stored_is_shared(kvt_stored_kind(one->name)))
-		one->hold = kvt_closer_hold(store->closer, KVT_UID_UNKNOWN, &one->fd, 1);
-}
 
 int kvt_fdstore_add(struct kvt_fdstore *store, const char *name, int fd)
 {
@@ -56,27 +46,13 @@ int kvt_fdstore_add(struct kvt_fdstore *store, const char *name, int fd)
 	}
 	store->at[store->n].fd = fd;
 	strlcpy(store->at[store->n].name, name, KVT_STORED_NAME_BYTES);
-	hold(store, &store->at[store->n]);
 	store->n++;
 	return 0;
 }
 
-void kvt_fdstore_hold(struct kvt_fdstore *store)
+static void release(const struct kvt_stored *one)
 {
-	for (uint32_t i = 0; i < store->n; i++)
-		hold(store, &store->at[i]);
-}
-
-static void release(struct kvt_fdstore *store, const struct kvt_stored *one)
-{
-	struct kvt_leaving leaving = { .key = one->hold, .uid = KVT_UID_UNKNOWN, .n_fds = 1,
-				       .fds = { one->fd } };
-
-	if (one->fd < 0)
-		return;
-	if (store->closer && kvt_stored_is_shared(kvt_stored_kind(one->name)))
-		kvt_closer_leave(store->closer, &leaving);
-	else
+	if (one->fd >= 0)
 		close(one->fd);
 }
 
@@ -104,7 +80,7 @@ void kvt_fdstore_remove(struct kvt_fdstore *store, const char *name)
 		if (strcmp(store->at[i].name, name) != 0)
 			store->at[kept++] = store->at[i];
 		else
-			release(store, &store->at[i]);
+			release(&store->at[i]);
 	}
 	store->n = kept;
 }
@@ -112,9 +88,9 @@ void kvt_fdstore_remove(struct kvt_fdstore *store, const char *name)
 void kvt_fdstore_close(struct kvt_fdstore *store)
 {
 	for (uint32_t i = 0; i < store->n; i++)
-		release(store, &store->at[i]);
+		release(&store->at[i]);
 	free(store->at);
-	*store = (struct kvt_fdstore){ .closer = store->closer };
+	*store = (struct kvt_fdstore){ 0 };
 }
 
 void kvt_fdstore_drop_cache(struct kvt_fdstore *store)
@@ -125,7 +101,7 @@ void kvt_fdstore_drop_cache(struct kvt_fdstore *store)
 		if (kvt_stored_outlives_cache(kvt_stored_kind(store->at[i].name)))
 			store->at[kept++] = store->at[i];
 		else
-			release(store, &store->at[i]);
+			release(&store->at[i]);
 	}
 	store->n = kept;
 }
@@ -143,11 +119,6 @@ enum kvt_stored_kind kvt_stored_kind(const char *name)
 bool kvt_stored_outlives_cache(enum kvt_stored_kind kind)
 {
 	return kinds[kind].scope == SCOPE_INSTANCE;
-}
-
-bool kvt_stored_is_shared(enum kvt_stored_kind kind)
-{
-	return kinds[kind].shared;
 }
 
 bool kvt_fdstore_has_cache(const struct kvt_fdstore *store)

@@ -16,36 +16,33 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct kvt_closer;
-
-/** X(kind, name, scope, shared)
+/** X(kind, name, scope)
  *   scope   INSTANCE  stays when the cache is dropped
  *           CACHE     one object of the cache
  *           SESSION   one of each session
  *           MEMBER    one of each process of a session
- *   shared  1: a client has it, or its other end, and can make its release slow
  *
  * Names: "KIND"; "pool.SLAB.PAGE_BYTES"; "lock.1" if runtime_dir is ours to remove, else "lock.0";
  * of sessions and processes "KIND.INDEX.GENERATION", where rank 0 has its session's index. A
  * listening socket from the service manager may have any name; "listen.DEVICE.INODE" is
  * one that a daemon bound, with the file that its name leads to. */
 #define KVT_STORED_KINDS(X)                                                                       \
-	X(OTHER, "", INSTANCE, 0)                                                                 \
-	X(LISTEN, "listen", INSTANCE, 0)                                                          \
-	X(LOCK, "lock", INSTANCE, 0)                                                              \
-	X(ARENA, "arena", CACHE, 0)                                                               \
-	X(LEDGER, "ledger", CACHE, 0)                                                             \
-	X(LOG, "log", CACHE, 0)                                                                   \
-	X(POOL, "pool", CACHE, 0)                                                                 \
-	X(AREAS, "areas", SESSION, 0)                                                             \
-	X(MIRROR, "mirror", SESSION, 0)                                                           \
-	X(DOORBELL, "doorbell", SESSION, 1)                                                       \
-	X(BELL, "bell", SESSION, 1)                                                               \
-	X(SEGMENT, "segment", MEMBER, 0)                                                          \
-	X(PIDFD, "pidfd", MEMBER, 0)                                                              \
-	X(CONTROL, "control", MEMBER, 1)
+	X(OTHER, "", INSTANCE)                                                                    \
+	X(LISTEN, "listen", INSTANCE)                                                             \
+	X(LOCK, "lock", INSTANCE)                                                                 \
+	X(ARENA, "arena", CACHE)                                                                  \
+	X(LEDGER, "ledger", CACHE)                                                                \
+	X(LOG, "log", CACHE)                                                                      \
+	X(POOL, "pool", CACHE)                                                                    \
+	X(AREAS, "areas", SESSION)                                                                \
+	X(MIRROR, "mirror", SESSION)                                                              \
+	X(DOORBELL, "doorbell", SESSION)                                                          \
+	X(BELL, "bell", SESSION)                                                                  \
+	X(SEGMENT, "segment", MEMBER)                                                             \
+	X(PIDFD, "pidfd", MEMBER)                                                                 \
+	X(CONTROL, "control", MEMBER)
 
-#define KVT_STORED_KIND(kind, name, scope, shared) KVT_STORED_##kind,
+#define KVT_STORED_KIND(kind, name, scope) KVT_STORED_##kind,
 enum kvt_stored_kind { KVT_STORED_KINDS(KVT_STORED_KIND) KVT_STORED_N };
 
 #define KVT_STORED_NAME_BYTES 48
@@ -54,7 +51,6 @@ enum kvt_stored_kind { KVT_STORED_KINDS(KVT_STORED_KIND) KVT_STORED_N };
 
 struct kvt_stored {
 	int fd; /* -1: taken */
-	uint32_t hold; /* its key with the closer, 0 = none */
 	char name[KVT_STORED_NAME_BYTES];
 };
 
@@ -63,15 +59,12 @@ struct kvt_fdstore {
 	struct kvt_stored *at;
 	uint32_t n, room;
 	uint32_t next; /* where to search first: after the last one taken */
-	struct kvt_closer *closer; /* releases shared descriptors; NULL: close them here */
 };
 
 /** Add a descriptor. Consumes it, on failure too. -ENOMEM. */
 int kvt_fdstore_add(struct kvt_fdstore *store, const char *name, int fd);
 /** Take the descriptor of that name; the caller owns it. -1: there is none. */
 int kvt_fdstore_take(struct kvt_fdstore *store, const char *name);
-/** Have a new closer hold all shared descriptors. */
-void kvt_fdstore_hold(struct kvt_fdstore *store);
 /** Close all descriptors and empty the list. */
 void kvt_fdstore_close(struct kvt_fdstore *store);
 /** Close and remove all of that name. */
@@ -96,8 +89,6 @@ int kvt_fdstore_take_lock(struct kvt_fdstore *store, int *ret_made_directory);
 enum kvt_stored_kind kvt_stored_kind(const char *name);
 /** True if it stays when the cache is dropped. */
 bool kvt_stored_outlives_cache(enum kvt_stored_kind kind);
-/** True if a client shares that file, or its other end (daemon/keep/closer.h). */
-bool kvt_stored_is_shared(enum kvt_stored_kind kind);
 /** Format "KIND.A.B". Returns `to`. */
 const char *kvt_stored_name(char to[KVT_STORED_NAME_BYTES], enum kvt_stored_kind kind, uint64_t a,
 			    uint64_t b);

@@ -395,14 +395,6 @@ static uint64_t watch(struct kvt_supervisor *supervisor, uint64_t now)
 	return supervisor->hang_due_ns;
 }
 
-/* Release descriptors that the daemon removed. Clients can make that slow: see closer.h. */
-static bool release_rest(struct kvt_supervisor *supervisor, uint64_t now)
-{
-	if (kvt_closer_replace(&supervisor->closer, now))
-		kvt_fdstore_hold(&supervisor->store);
-	return kvt_closer_flush(&supervisor->closer);
-}
-
 static int timeout_ms(struct kvt_supervisor *supervisor)
 {
 	uint64_t now = kvt_supervisor_now_ns(), due = watch(supervisor, now);
@@ -412,8 +404,6 @@ static int timeout_ms(struct kvt_supervisor *supervisor)
 	if (!supervisor->child && supervisor->start_at_ns && supervisor->start_at_ns < due)
 		due = supervisor->start_at_ns;
 	if (kvt_notify_owes(&supervisor->above) && now + OWED_INTERVAL_NS < due)
-		due = now + OWED_INTERVAL_NS;
-	if (release_rest(supervisor, now) && now + OWED_INTERVAL_NS < due)
 		due = now + OWED_INTERVAL_NS;
 	if (due == UINT64_MAX)
 		return -1;
@@ -480,10 +470,6 @@ static int open_all(struct kvt_supervisor *supervisor, char *why, size_t why_siz
 	sigprocmask(SIG_BLOCK, &set, &supervisor->old_mask);
 	supervisor->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 	error = supervisor->signal_fd < 0 ? -errno : open_notify(supervisor);
-	if (!error)
-		error = kvt_closer_start(&supervisor->closer, supervisor->store_most, 0);
-	supervisor->store.closer = &supervisor->closer;
-	kvt_fdstore_hold(&supervisor->store);
 	if (error)
 		snprintf(why, why_size, "cannot supervise: %s", strerror(-error));
 	return error;
@@ -553,7 +539,7 @@ static void remove_files(struct kvt_supervisor *supervisor)
 int kvt_supervise(const struct kvt_config *config, int argc, char **argv, int ready)
 {
 	struct kvt_supervisor supervisor = { .config = config, .detach_ready = ready,
-					 .closer.fd = -1, .upgrade.other.fd = -1 };
+					 .upgrade.other.fd = -1 };
 	char why[KVT_WHY_BYTES] = "";
 	int n = 0, code;
 
@@ -578,6 +564,5 @@ int kvt_supervise(const struct kvt_config *config, int argc, char **argv, int re
 	kvt_fdstore_close(&supervisor.store);
 	kvt_notify_close(&supervisor.above);
 	free(supervisor.argv);
-	kvt_closer_forget(&supervisor.closer);
 	return code;
 }

@@ -17,7 +17,6 @@
 #include "daemon/keep/fdstore.h"
 #include "daemon/keep/notify.h"
 #include "daemon/keep/program.h"
-#include "daemon/keep/closer.h"
 #include "daemon/setup/config.h"
 
 enum kvt_upgrade_stage {
@@ -44,7 +43,6 @@ struct kvt_supervisor {
 	struct kvt_keeper_upgrade upgrade;
 	struct kvt_notify above;  /* our own manager */
 	struct kvt_fdstore store;
-	struct kvt_closer closer; /* of the store's shared descriptors */
 	uint32_t store_most;
 	int notify_fd, child_notify_fd; /* the two ends of a socket pair */
 	int signal_fd;

@@ -3,14 +3,11 @@
  * @file accept.c
  * Accept connections without starving the rings.
  *
- * The kernel's queue is FIFO over all uids, and connect() waits while it is full. So a new
- * connection waits behind at most KVT_LISTEN_BACKLOG others. They are accepted in batches of
- * ACCEPT_US, longer than a process takes to wake up: a waiting connect() finds a free place even
- * beside a process that retries without pause.
+ * The kernel's queue is FIFO, and connect() waits while it is full. So a new connection waits
+ * behind at most KVT_LISTEN_BACKLOG others. A turn accepts a few, and turn.c pauses after them.
  *
- * Accepting only takes a slot. The first message is taken in its uid's turn (readable.h). If no
- * slot is free, the uid with the most half-open connections loses its oldest. If the message of
- * that one has not been looked for yet, the queue waits for kvt_control_work().
+ * Accepting only takes a slot. The first message is taken later. If no slot is free, the oldest
+ * half-open connection is dropped. If its message has not been looked for yet, the queue waits.
  */
 #include "daemon/serve/daemon.h"
 
@@ -19,13 +16,8 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#define ACCEPT_US 250
-/* Pause after a batch: four times its duration, and at most PAUSE_MOST_US, because the duration
- * includes time in which the thread did not run. */
-#define PAUSE_PER_COST 4
-#define PAUSE_MOST_US 2000
+#define ACCEPTS_AT_ONCE 8
 #define FAILED_PAUSE_NS 100000000ull
-#define LEAVING_PAUSE_NS 5000000ull
 
 void kvt_accept_watch(struct kvt_daemon *daemon)
 {
@@ -63,13 +55,6 @@ void kvt_accept_moved(struct kvt_daemon *daemon, int old)
 	kvt_accept_event(daemon);
 }
 
-static void pause_for(struct kvt_daemon *daemon, uint64_t ns)
-{
-	daemon->accept_due = false;
-	daemon->accept_again_ns = daemon->real_ns + ns;
-	daemon->next_timer_ns = 0;
-}
-
 uint64_t kvt_accept_again(struct kvt_daemon *daemon)
 {
 	if (!daemon->accept_again_ns)
@@ -94,7 +79,9 @@ static void failed(struct kvt_daemon *daemon, int error)
 			"error=\"%s\" cure=\"%s\"", strerror(error),
 			error == EMFILE ? "raise RLIMIT_NOFILE" :
 			error == ENFILE ? "raise sysctl fs.file-max" : "none");
-	pause_for(daemon, FAILED_PAUSE_NS);
+	daemon->accept_due = false;
+	daemon->accept_again_ns = daemon->real_ns + FAILED_PAUSE_NS;
+	daemon->next_timer_ns = 0;
 }
 
 /* Accept one connection. False: the queue is empty or must wait. */
@@ -102,10 +89,6 @@ static bool accept_one(struct kvt_daemon *daemon)
 {
 	int fd;
 
-	if (kvt_closer_is_busy(&daemon->closer)) { /* accepted faster than closed */
-		pause_for(daemon, LEAVING_PAUSE_NS);
-		return false;
-	}
 	if (!kvt_control_has_room(daemon))
 		return false;
 	fd = accept4(daemon->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -122,18 +105,8 @@ static bool accept_one(struct kvt_daemon *daemon)
 	return false;
 }
 
-uint32_t kvt_accept_work(struct kvt_daemon *daemon)
+void kvt_accept_some(struct kvt_daemon *daemon)
 {
-	uint64_t start = kvt_cycles(), pause, most = PAUSE_MOST_US * daemon->cycles_per_us;
-	uint64_t end = start + ACCEPT_US * daemon->cycles_per_us;
-
-	if ((int64_t)(start - daemon->accept_after) < 0)
-		return 1; /* soon */
-	kvt_daemon_clock(daemon);
-	while (accept_one(daemon) && kvt_cycles() < end)
+	for (int i = 0; i < ACCEPTS_AT_ONCE && accept_one(daemon); i++)
 		continue;
-	kvt_loop_flush(&daemon->loop);
-	pause = (kvt_cycles() - start) * PAUSE_PER_COST;
-	daemon->accept_after = kvt_cycles() + (pause < most ? pause : most);
-	return 1;
 }

@@ -161,8 +161,6 @@ static void fill_status(struct kvt_daemon *daemon, struct kvt_admin_status *stat
 	status->accepted_connections = daemon->stats.accepted;
 	status->refused_connections = daemon->stats.refused;
 	status->log_lines_dropped = kvt_log_dropped();
-	status->costly_sessions = daemon->stats.costly_sessions;
-	status->costly_ns = daemon->stats.costly_ns;
 	memcpy(status->fingerprint, config->fingerprint, sizeof(status->fingerprint));
 	snprintf(status->version, sizeof(status->version), "%s", KVT_VERSION);
 	snprintf(status->instance_name, sizeof(status->instance_name), "%.63s",

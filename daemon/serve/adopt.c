@@ -174,7 +174,7 @@ static int adopt_socket(struct kvt_daemon *daemon, struct kvt_session *session,
 
 	kvt_take_member(daemon, member, &fd);
 	if (fd >= 0 && record->signs & KVT_SIGN_HANGUP)
-		kvt_connection_leave_unused(daemon, fd);
+		close(fd);
 	else if (fd >= 0)
 		connection = kvt_connection_adopted(daemon, fd);
 	if (connection)
@@ -227,7 +227,6 @@ static bool adopt_members(struct kvt_daemon *daemon, struct kvt_session *session
 		    record->state == KVT_MEMBER_JOINED)
 			lives = adopt_member(daemon, session, i, ret_lost) && lives;
 	}
-	*ret_lost |= lives && kvt_session_watch_doorbell(session) != 0;
 	return lives;
 }
 
@@ -296,15 +295,9 @@ void kvt_adopt_rest(struct kvt_daemon *daemon)
 {
 	struct kvt_fdstore *passed = &daemon->passed;
 
-	for (uint32_t i = 0; i < passed->n; i++) {
-		enum kvt_stored_kind kind = kvt_stored_kind(passed->at[i].name);
-
-		if (!kvt_stored_outlives_cache(kind) && (passed->at[i].fd >= 0 || !daemon->adopted))
+	for (uint32_t i = 0; i < passed->n; i++)
+		if (!kvt_stored_outlives_cache(kvt_stored_kind(passed->at[i].name)) &&
+		    (passed->at[i].fd >= 0 || !daemon->adopted))
 			kvt_notify_forget(&daemon->notify, passed->at[i].name);
-		if (passed->at[i].fd < 0 || !kvt_stored_is_shared(kind))
-			continue;
-		kvt_connection_leave_unused(daemon, passed->at[i].fd);
-		passed->at[i].fd = -1;
-	}
 	kvt_fdstore_close(passed);
 }

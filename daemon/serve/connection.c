@@ -37,31 +37,30 @@ static uint64_t tag_of(const struct kvt_daemon *daemon, const struct kvt_connect
 	return kvt_tag(KVT_TAG_CONNECTION, slot_of(daemon, connection), connection->generation);
 }
 
-void kvt_connection_hold(struct kvt_daemon *daemon, struct kvt_connection *connection)
-{
-	connection->hold = kvt_closer_hold(&daemon->closer, connection->peer.uid, &connection->fd,
-					   1);
-}
-
 void kvt_connection_queue(struct kvt_daemon *daemon, struct kvt_connection *connection)
 {
-	kvt_readable_add(&daemon->readable, &connection->readable, connection->peer.uid);
+	KVT_ASSERT(!connection->queue && connection->state);
+	connection->queue = connection->state;
+	TAILQ_INSERT_TAIL(&daemon->readable[connection->queue], connection, readable);
+	daemon->n_readable++;
 }
 
-void kvt_connection_leave_unused(struct kvt_daemon *daemon, int fd)
+void kvt_connection_unqueue(struct kvt_daemon *daemon, struct kvt_connection *connection)
 {
-	struct kvt_leaving leaving = { .uid = KVT_UID_UNKNOWN, .n_fds = 1, .fds = { fd } };
-
-	kvt_closer_leave(&daemon->closer, &leaving);
+	if (!connection->queue)
+		return;
+	KVT_ASSERT(daemon->n_readable > 0);
+	TAILQ_REMOVE(&daemon->readable[connection->queue], connection, readable);
+	daemon->n_readable--;
+	connection->queue = KVT_CONNECTION_FREE;
 }
 
-void kvt_connection_refuse_fds(const struct kvt_daemon *daemon, int fd)
+void kvt_connection_refuse_fds(int fd)
 {
 	int off = 0;
 
-	/* On older kernels the descriptors stay queued until the closer releases the socket. */
-	if (!daemon->config.test_old_kernel)
-		setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof(off));
+	/* On older kernels take_message() drops them. */
+	setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof(off));
 }
 
 struct kvt_connection *kvt_connection_take(struct kvt_daemon *daemon, int fd,
@@ -71,7 +70,7 @@ struct kvt_connection *kvt_connection_take(struct kvt_daemon *daemon, int fd,
 
 	KVT_ASSERT(daemon->n_free_connections > 0);
 	connection = &daemon->connections[daemon->free_connections[--daemon->n_free_connections]];
-	KVT_ASSERT(connection->fd < 0);
+	KVT_ASSERT(connection->fd < 0 && !connection->queue);
 	*connection = (struct kvt_connection){
 		.state = KVT_CONNECTION_HALF_OPEN,
 		.fd = fd,
@@ -80,8 +79,19 @@ struct kvt_connection *kvt_connection_take(struct kvt_daemon *daemon, int fd,
 		.accepted_ns = daemon->real_ns,
 		.accepted_boot_ns = kvt_peer_boot_ns(),
 	};
-	kvt_connection_hold(daemon, connection);
+	TAILQ_INSERT_TAIL(&daemon->half_open, connection, half_open);
+	daemon->n_half_open++;
 	return connection;
+}
+
+void kvt_connection_is_open(struct kvt_daemon *daemon, struct kvt_connection *connection,
+			    enum kvt_connection_state state)
+{
+	KVT_ASSERT(connection->state == KVT_CONNECTION_HALF_OPEN && daemon->n_half_open > 0);
+	TAILQ_REMOVE(&daemon->half_open, connection, half_open);
+	daemon->n_half_open--;
+	daemon->n_observers += state == KVT_CONNECTION_OBSERVER;
+	connection->state = state;
 }
 
 struct kvt_connection *kvt_connection_adopted(struct kvt_daemon *daemon, int fd)
@@ -91,12 +101,12 @@ struct kvt_connection *kvt_connection_adopted(struct kvt_daemon *daemon, int fd)
 
 	if (daemon->n_free_connections == 0 ||
 	    kvt_peer_read(fd, daemon->admin_gid, &peer) != 0) {
-		kvt_connection_leave_unused(daemon, fd);
+		close(fd);
 		return NULL;
 	}
-	kvt_connection_refuse_fds(daemon, fd);
+	kvt_connection_refuse_fds(fd);
 	connection = kvt_connection_take(daemon, fd, &peer);
-	connection->state = KVT_CONNECTION_SESSION;
+	kvt_connection_is_open(daemon, connection, KVT_CONNECTION_SESSION);
 	connection->adopted = true;
 	kvt_connection_arm(daemon, connection);
 	return connection;
@@ -106,11 +116,10 @@ void kvt_connection_arm(struct kvt_daemon *daemon, struct kvt_connection *connec
 {
 	uint32_t events = POLLRDHUP;
 
-	if (connection->armed || connection->taking)
+	if (connection->armed)
 		return;
 	if (!connection->waiting && connection->state != KVT_CONNECTION_OVER)
 		events |= POLLIN;
-	/* Safe here: takes the lock of our end's wait queue, which no client can lengthen. */
 	kvt_loop_poll(&daemon->loop, connection->fd, events, tag_of(daemon, connection));
 	connection->armed = true;
 }
@@ -124,44 +133,21 @@ void kvt_connection_rearm(struct kvt_daemon *daemon, struct kvt_connection *conn
 	kvt_connection_arm(daemon, connection);
 }
 
-static void forget_kind(struct kvt_daemon *daemon, struct kvt_connection *connection)
-{
-	if (connection->state == KVT_CONNECTION_HALF_OPEN)
-		kvt_half_open_remove(&daemon->half_open, &connection->half_open);
-	else if (connection->state == KVT_CONNECTION_OBSERVER)
-		daemon->n_observers--;
-}
-
-/* Shut the socket down. If the lane is full, the closer's close() does it. */
-static void shut(struct kvt_daemon *daemon, struct kvt_connection *connection)
-{
-	uint32_t uid = connection->peer.uid;
-	struct kvt_lane *lane = kvt_lane_for(daemon, &connection->wake, uid);
-
-	if (lane)
-		kvt_lane_ask(daemon, lane, NULL, uid, KVT_LANE_SHUT, 0, &connection->fd, 1, NULL,
-			     0);
-	else
-		shutdown(connection->fd, SHUT_RDWR);
-}
-
 void kvt_connection_drop(struct kvt_daemon *daemon, struct kvt_connection *connection)
 {
-	struct kvt_leaving leaving = { .key = connection->hold, .uid = connection->peer.uid,
-				       .n_fds = 1, .fds = { connection->fd } };
-
 	if (connection->fd < 0)
 		return;
-	/* shutdown() wakes the client's watches, which may take long. */
+	if (connection->state == KVT_CONNECTION_HALF_OPEN)
+		kvt_connection_is_open(daemon, connection, KVT_CONNECTION_OVER);
+	else if (connection->state == KVT_CONNECTION_OBSERVER)
+		daemon->n_observers--;
+	kvt_connection_unqueue(daemon, connection);
+	/* close() is not enough: until its end the poll refers to the socket. */
 	if (!connection->hung_up)
-		shut(daemon, connection);
-	if (kvt_loop_cancel(&daemon->loop, connection->fd, tag_of(daemon, connection),
-			    connection->armed))
-		leaving.tag = tag_of(daemon, connection);
-	kvt_lane_guard(daemon, &leaving);
-	kvt_closer_leave(&daemon->closer, &leaving);
-	forget_kind(daemon, connection);
-	kvt_readable_remove(&daemon->readable, &connection->readable);
+		shutdown(connection->fd, SHUT_RDWR);
+	kvt_loop_cancel(&daemon->loop, connection->fd, tag_of(daemon, connection),
+			connection->armed);
+	close(connection->fd);
 	*connection = (struct kvt_connection){ .fd = -1, .generation = ++daemon->generation };
 	KVT_ASSERT(daemon->n_free_connections < daemon->n_connections);
 	daemon->free_connections[daemon->n_free_connections++] = slot_of(daemon, connection);
@@ -169,54 +155,18 @@ void kvt_connection_drop(struct kvt_daemon *daemon, struct kvt_connection *conne
 
 /* ---- sending */
 
-/* Send without a lane. False with errno on failure. */
-static bool send_here(struct kvt_daemon *daemon, struct kvt_connection *connection,
-		      const void *message, size_t bytes, const int *fds, uint32_t n_fds)
-{
-	uint64_t stamp = kvt_cycles();
-	bool sent = kvt_rights_send(connection->fd, message, bytes, fds, n_fds) == (ssize_t)bytes;
-
-	kvt_wake_done(daemon, &connection->wake, stamp);
-	return sent;
-}
-
-bool kvt_connection_ask(struct kvt_daemon *daemon, struct kvt_connection *connection,
-			struct kvt_lane *lane, enum kvt_lane_op op, const void *message,
-			size_t bytes, const int *fds, uint32_t n_fds)
-{
-	int all[KVT_RIGHTS_MOST];
-
-	KVT_ASSERT(n_fds < KVT_RIGHTS_MOST);
-	all[0] = connection->fd;
-	if (n_fds)
-		memcpy(all + 1, fds, n_fds * sizeof(int));
-	return kvt_lane_ask(daemon, lane, &connection->wake, connection->peer.uid, op,
-			    tag_of(daemon, connection), all, 1 + n_fds, message, bytes);
-}
-
-void kvt_connection_unsent(struct kvt_daemon *daemon, struct kvt_connection *connection, int error)
-{
-	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns,
-			KVT_LOG_WARNING, "send_failed",
-			"pid=%d error=\"%s\" why=\"%s\"", (int)connection->peer.pid,
-			strerror(error), error == EAGAIN ? "the client does not read its socket"
-							 : "the client is gone");
-	connection->unsent = true;
-}
-
 bool kvt_connection_send(struct kvt_daemon *daemon, struct kvt_connection *connection,
 			 const void *message, size_t bytes, const int *fds, uint32_t n_fds)
 {
-	struct kvt_lane *lane = kvt_lane_for(daemon, &connection->wake, connection->peer.uid);
-
-	if (lane && kvt_connection_ask(daemon, connection, lane, KVT_LANE_SEND, message, bytes, fds,
-				       n_fds))
+	if (kvt_rights_send(connection->fd, message, bytes, fds, n_fds) == (ssize_t)bytes)
 		return true;
-	if (!connection->wake.outstanding &&
-	    send_here(daemon, connection, message, bytes, fds, n_fds))
-		return true;
+	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns,
+			KVT_LOG_WARNING, "send_failed",
+			"pid=%d error=\"%s\" why=\"%s\"", (int)connection->peer.pid,
+			strerror(errno), errno == EAGAIN ? "the client does not read its socket"
+							 : "the client is gone");
 	kvt_host_refuses(daemon, "sendmsg", errno);
-	kvt_connection_unsent(daemon, connection, errno);
+	connection->unsent = true;
 	return false;
 }
 
@@ -245,18 +195,14 @@ void kvt_connection_goodbye(struct kvt_daemon *daemon, struct kvt_connection *co
 
 static void greet(struct kvt_daemon *daemon, struct kvt_connection *connection)
 {
-	struct kvt_lane *lane = kvt_lane_for(daemon, &connection->wake, connection->peer.uid);
 	struct kvt_message_resumed message = {
 		.generation = kvt_core_arena(daemon->core)->generation,
 		.daemon_pid = getpid(),
 	};
 
-	/* Also if a request is unread: the predecessor's lane may still remove it. */
 	kvt_message_fill(&message.head, KVT_MSG_RESUMED, sizeof(message), 0, 0);
 	/* If the socket is full, an earlier RESUMED is still unread; drop this one. */
-	if (!lane || !kvt_connection_ask(daemon, connection, lane, KVT_LANE_TELL, &message,
-					 sizeof(message), NULL, 0))
-		send_here(daemon, connection, &message, sizeof(message), NULL, 0);
+	kvt_rights_send(connection->fd, &message, sizeof(message), NULL, 0);
 }
 
 void kvt_connections_greet(struct kvt_daemon *daemon)

@@ -3,8 +3,9 @@
  * @file control.c
  * Messages on control connections: HELLO, NAMESPACE, RENEW, GROUP and admin requests, and hang-ups.
  *
- * One message is taken per turn, from the next uid that has one (readable.h), with a pause after
- * it. A message that no honest client sends ends the connection. A connection belongs to a session
+ * A turn takes at most one message, and turn.c pauses after it. Half-open connections, observers
+ * and sessions take turns, FIFO within each kind: a flood of one kind delays no other. A message
+ * that no honest client sends ends the connection. A connection belongs to a session
  * or member from admit() until kvt_control_drop(), which tells them of the hang-up. Called by
  * turn.c, timers.c and accept.c.
  */
@@ -24,55 +25,10 @@
 #include "shm/assert.h"
 #include "shm/geometry.h"
 
-#define LEAVE_AGAIN_NS 5000000ull
 #define MESSAGES_AT_HANGUP 16 /* still taken after the peer hung up */
 #define ROOM_STEPS 1024 /* a turn, nodes and pages: to empty a namespace for another one */
-/* Pause after a message: four times its duration, at most PAUSE_MOST_US. So messages take a fifth
- * of the thread's time, and the one after an audit does not wait for seconds. */
-#define PAUSE_PER_COST 4
-#define PAUSE_MOST_US 2000
 
 /* ---- ends */
-
-/* Give a new closer all that the last one held. */
-static void hold_all(struct kvt_daemon *daemon)
-{
-	for (uint32_t i = 0; i < daemon->n_connections; i++)
-		if (daemon->connections[i].fd >= 0)
-			kvt_connection_hold(daemon, &daemon->connections[i]);
-	for (uint32_t i = 1; i <= daemon->core_config.max_sessions; i++)
-		if (daemon->sessions[i].members)
-			kvt_session_hold(daemon, &daemon->sessions[i]);
-}
-
-static void lane_lost(struct kvt_daemon *daemon, uint32_t slot);
-
-uint64_t kvt_control_leave(struct kvt_daemon *daemon)
-{
-	uint64_t again;
-
-	if (kvt_closer_replace(&daemon->closer, daemon->real_ns)) {
-		hold_all(daemon);
-		for (uint32_t i = 0; i < daemon->closer.n_lanes; i++) {
-			kvt_lane_reset(daemon, i);
-			lane_lost(daemon, i);
-			kvt_control_lane(daemon, i, daemon->lanes[i].generation);
-		}
-	}
-	if (!kvt_closer_flush(&daemon->closer))
-		return UINT64_MAX;
-	again = daemon->real_ns + LEAVE_AGAIN_NS;
-	if (again < daemon->next_timer_ns)
-		daemon->next_timer_ns = again;
-	return again;
-}
-
-/* The account that wake-ups of this socket are charged to. */
-static struct kvt_cost *cost_of(struct kvt_daemon *daemon, struct kvt_connection *connection)
-{
-	return connection->member ? &daemon->sessions[connection->member->session].cost :
-				    &connection->cost;
-}
 
 void kvt_control_drop(struct kvt_daemon *daemon, struct kvt_connection *connection)
 {
@@ -97,50 +53,23 @@ static void end_unsent(struct kvt_daemon *daemon, struct kvt_connection *connect
 		kvt_control_drop(daemon, connection);
 }
 
-void kvt_control_drop_costly(struct kvt_daemon *daemon)
-{
-	for (uint32_t i = 0; i < daemon->n_connections; i++) {
-		struct kvt_connection *connection = &daemon->connections[i];
-
-		if (!connection->cost.over)
-			continue;
-		kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns,
-				KVT_LOG_WARNING, "connection_dropped", "pid=%d uid=%u why=\"waking "
-				"it cost more than 100 ms of the daemon's time within 10 s: its "
-				"socket is watched many times\"", (int)connection->peer.pid,
-				(unsigned int)connection->peer.uid);
-		kvt_control_drop(daemon, connection);
-	}
-}
-
 enum take_result { TAKE_ONE, TAKE_NONE, TAKE_LATER, TAKE_HANGUP };
 static enum take_result take_message(struct kvt_daemon *daemon, struct kvt_connection *connection);
 
-static struct kvt_connection *connection_of(const struct kvt_half_open *half_open)
-{
-	return (void *)((char *)(uintptr_t)half_open -
-			offsetof(struct kvt_connection, half_open));
-}
-
 bool kvt_control_has_room(const struct kvt_daemon *daemon)
 {
-	struct kvt_half_open *first =
-		kvt_half_open_in_the_way(&daemon->half_open, KVT_UID_UNKNOWN);
-	const struct kvt_connection *oldest = first ? connection_of(first) : NULL;
-
-	return !oldest || !(oldest->readable.queued || oldest->postponed);
+	return daemon->n_half_open < (uint32_t)daemon->config.max_half_open ||
+	       !TAILQ_FIRST(&daemon->half_open)->queue;
 }
 
-/* Drop the connection that must make room for one of this uid, unless its HELLO has arrived. */
-static void make_room(struct kvt_daemon *daemon, uint32_t uid)
+/* Make room for one more half-open connection: drop the oldest, unless its HELLO has arrived. */
+static void make_room(struct kvt_daemon *daemon)
 {
-	struct kvt_half_open *first = kvt_half_open_in_the_way(&daemon->half_open, uid);
-	struct kvt_connection *oldest;
+	struct kvt_connection *oldest = TAILQ_FIRST(&daemon->half_open);
 	uint32_t generation;
 
-	if (!first)
+	if (daemon->n_half_open < (uint32_t)daemon->config.max_half_open)
 		return;
-	oldest = connection_of(first);
 	generation = oldest->generation;
 	take_message(daemon, oldest);
 	if (oldest->generation != generation || oldest->state != KVT_CONNECTION_HALF_OPEN)
@@ -155,11 +84,9 @@ static void make_room(struct kvt_daemon *daemon, uint32_t uid)
 uint64_t kvt_control_end_half_open(struct kvt_daemon *daemon)
 {
 	uint64_t patience = (uint64_t)daemon->config.hello_timeout_ms * 1000000;
-	struct kvt_half_open *first;
+	struct kvt_connection *connection;
 
-	while ((first = TAILQ_FIRST(&daemon->half_open.all)) != NULL) {
-		struct kvt_connection *connection = connection_of(first);
-
+	while ((connection = TAILQ_FIRST(&daemon->half_open)) != NULL) {
 		if (daemon->real_ns - connection->accepted_ns < patience)
 			return connection->accepted_ns + patience;
 		kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns,
@@ -176,7 +103,7 @@ void kvt_control_accepted(struct kvt_daemon *daemon, int fd)
 {
 	struct kvt_connection *connection;
 	struct kvt_peer peer;
-	uint64_t start = kvt_cycles(), due;
+	uint64_t due;
 	int on = 1;
 
 	daemon->stats.accepted++;
@@ -184,18 +111,16 @@ void kvt_control_accepted(struct kvt_daemon *daemon, int fd)
 	if (kvt_peer_read(fd, daemon->admin_gid, &peer) != 0 ||
 	    setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) != 0) {
 		kvt_host_refuses(daemon, "getsockopt or setsockopt", errno);
-		kvt_connection_leave_unused(daemon, fd);
+		close(fd);
 		return;
 	}
-	kvt_connection_refuse_fds(daemon, fd);
-	make_room(daemon, peer.uid);
+	kvt_connection_refuse_fds(fd);
+	make_room(daemon);
 	connection = kvt_connection_take(daemon, fd, &peer);
-	kvt_half_open_add(&daemon->half_open, &connection->half_open, peer.uid);
 	due = daemon->real_ns + (uint64_t)daemon->config.hello_timeout_ms * 1000000;
 	if (due < daemon->next_timer_ns)
 		daemon->next_timer_ns = due;
 	kvt_connection_queue(daemon, connection); /* mostly, HELLO has arrived already */
-	kvt_shares_charge_uid(&daemon->shares, peer.uid, kvt_cycles() - start);
 }
 
 /* ---- refusing */
@@ -539,9 +464,8 @@ static void admit(struct kvt_daemon *daemon, struct kvt_connection *connection,
 {
 	const struct kvt_member *member = connection->member;
 
-	KVT_ASSERT(connection->state == KVT_CONNECTION_HALF_OPEN && member->session);
-	kvt_half_open_remove(&daemon->half_open, &connection->half_open);
-	connection->state = KVT_CONNECTION_SESSION;
+	KVT_ASSERT(member->session);
+	kvt_connection_is_open(daemon, connection, KVT_CONNECTION_SESSION);
 	welcome->session = member->session;
 	welcome->sealer = kvt_core_session(daemon->core, member->session)->sealer;
 	welcome->segment_bytes = member->layout.bytes;
@@ -557,7 +481,6 @@ static void hello_session(struct kvt_daemon *daemon, struct kvt_connection *conn
 	struct kvt_session_wish wish = { .label = label,
 					 .no_resume = hello->flags & KVT_HELLO_NO_RESUME,
 					 .mirror = hello->flags & KVT_MIRROR };
-	struct kvt_leaving completion = { .uid = connection->peer.uid, .n_fds = 1 };
 	uint32_t n_fds = 4;
 
 	kvt_log_clean(label, sizeof(label), hello->label, KVT_LABEL_BYTES);
@@ -577,9 +500,7 @@ static void hello_session(struct kvt_daemon *daemon, struct kvt_connection *conn
 			"session=%u pid=%d uid=%u label=\"%s\"", welcome->session,
 			(int)connection->peer.pid, (unsigned int)connection->peer.uid, label);
 	kvt_connection_send(daemon, connection, welcome, sizeof(*welcome), fds, n_fds);
-	completion.fds[0] = fds[3]; /* our copy of the client's end */
-	kvt_lane_guard(daemon, &completion);
-	kvt_closer_leave(&daemon->closer, &completion);
+	close(fds[3]); /* our copy of the client's end */
 }
 
 /* Add a process as a rank of an existing group. */
@@ -656,9 +577,7 @@ static void handle_hello(struct kvt_daemon *daemon, struct kvt_connection *conne
 		hello_session(daemon, connection, hello, &welcome);
 		return;
 	}
-	kvt_half_open_remove(&daemon->half_open, &connection->half_open);
-	daemon->n_observers++;
-	connection->state = KVT_CONNECTION_OBSERVER;
+	kvt_connection_is_open(daemon, connection, KVT_CONNECTION_OBSERVER);
 	add_shared(daemon, &welcome, fds, &n_fds);
 	kvt_connection_send(daemon, connection, &welcome, sizeof(welcome), fds, n_fds);
 }
@@ -761,8 +680,6 @@ static void handle(struct kvt_daemon *daemon, struct kvt_connection *connection,
 				  "libkvtrunk and kvtrunkd of one release");
 		else
 			handle_hello(daemon, connection, (const void *)daemon->message);
-	} else if (connection->adopted && head->type == KVT_MSG_HELLO) {
-		return; /* handled by the predecessor, whose lane had not removed it yet */
 	} else if ((head->type == KVT_MSG_NAMESPACE || head->type == KVT_MSG_RENEW) &&
 		   bytes == sizeof(struct kvt_message_namespace)) {
 		handle_namespace(daemon, connection, (const void *)daemon->message);
@@ -874,32 +791,13 @@ static bool hung_up(int fd, short how)
 	return poll(&look, 1, 0) == 1 && look.revents & how;
 }
 
-/* Remove the first message. Wakes senders that wait for room, so it may be left to a lane. */
-static void remove_first(struct kvt_daemon *daemon, struct kvt_connection *connection)
-{
-	struct kvt_lane *lane = kvt_lane_for(daemon, &connection->wake, connection->peer.uid);
-	uint64_t stamp;
-
-	if (lane && kvt_connection_ask(daemon, connection, lane, KVT_LANE_TAKE, NULL, 0, NULL, 0)) {
-		connection->taking = true;
-		return;
-	}
-	stamp = kvt_cycles();
-	if (recv(connection->fd, NULL, 0, MSG_DONTWAIT) < 0)
-		kvt_host_refuses(daemon, "recvfrom", errno);
-	kvt_wake_done(daemon, &connection->wake, stamp);
-}
-
-/* Take one message, if there is one. It is peeked at first: a message with descriptors stays queued
- * until the closer releases the socket. Taking it would release them on this thread, and closing
- * received ones may block too (close() flushes). */
+/* Take one message, if there is one. Only a message that is not left waiting is removed. The kernel
+ * closes its descriptors, because there is no room for any. */
 static enum take_result take_message(struct kvt_daemon *daemon, struct kvt_connection *connection)
 {
 	struct kvt_rights rights;
 	ssize_t n;
 
-	if (connection->taking)
-		return TAKE_NONE;
 	n = kvt_rights_receive(connection->fd, daemon->message, KVT_MESSAGE_MAX, MSG_PEEK, 0,
 			       &rights);
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
@@ -915,14 +813,13 @@ static enum take_result take_message(struct kvt_daemon *daemon, struct kvt_conne
 		connection->hung_up = true;
 		return TAKE_HANGUP;
 	}
-	if (rights.flags & MSG_CTRUNC) {
-		malformed(daemon, connection, "descriptors are not taken here");
-		return TAKE_ONE;
-	}
-	if (must_make_room(daemon, connection, (size_t)n))
+	if (!(rights.flags & MSG_CTRUNC) && must_make_room(daemon, connection, (size_t)n))
 		return TAKE_LATER;
-	remove_first(daemon, connection);
-	if (rights.flags & MSG_TRUNC)
+	if (recv(connection->fd, NULL, 0, MSG_DONTWAIT) < 0)
+		kvt_host_refuses(daemon, "recvfrom", errno);
+	if (rights.flags & MSG_CTRUNC)
+		malformed(daemon, connection, "descriptors are not taken here");
+	else if (rights.flags & MSG_TRUNC)
 		malformed(daemon, connection, "message larger than 65536 bytes");
 	else if (rights.sender >= 0 && rights.sender != connection->peer.pid)
 		malformed(daemon, connection, "the sender is not the process that connected: a "
@@ -957,7 +854,7 @@ void kvt_control_event(struct kvt_daemon *daemon, struct kvt_connection *connect
 static void settle(struct kvt_daemon *daemon, struct kvt_connection *connection,
 		   enum take_result taken)
 {
-	KVT_ASSERT(connection->fd >= 0 && !connection->taking);
+	KVT_ASSERT(connection->fd >= 0);
 	if (connection->over && taken == TAKE_ONE && !connection->waiting &&
 	    connection->state != KVT_CONNECTION_OVER &&
 	    connection->state != KVT_CONNECTION_SESSION &&
@@ -972,163 +869,35 @@ static void settle(struct kvt_daemon *daemon, struct kvt_connection *connection,
 	}
 }
 
-/* ---- lanes */
-
-static void charge(struct kvt_daemon *daemon, struct kvt_cost *cost, uint64_t ns)
+/* Take the next queued connection, of another kind than the last one if there is one. */
+static struct kvt_connection *next_readable(struct kvt_daemon *daemon)
 {
-	uint64_t off = (daemon->real_ns - cost->at_ns) / 100;
+	struct kvt_connection *next;
 
-	cost->level_ns = ns + (cost->level_ns > off ? cost->level_ns - off : 0);
-	cost->at_ns = daemon->real_ns;
-	if (cost->level_ns > KVT_COST_MOST_NS) {
-		cost->over = true;
-		daemon->cost_due = daemon->sweep_due = true;
-	}
+	KVT_ASSERT(daemon->n_readable > 0);
+	do {
+		daemon->readable_turn = (daemon->readable_turn + 1) % KVT_CONNECTION_STATES;
+		next = TAILQ_FIRST(&daemon->readable[daemon->readable_turn]);
+	} while (!next);
+	kvt_connection_unqueue(daemon, next);
+	return next;
 }
-
-static void take_answer(struct kvt_daemon *daemon, struct kvt_wake *wake, struct kvt_cost *cost,
-			const struct kvt_lane_answer *answer)
-{
-	bool slow = answer->cost_ns > KVT_WAKE_SLOW_NS;
-
-	if (wake->outstanding)
-		wake->outstanding--;
-	wake->cheap_until_ns = slow ? 0 : daemon->real_ns + KVT_WAKE_CHEAP_NS;
-	if (slow)
-		charge(daemon, cost, answer->cost_ns);
-}
-
-static void answered(struct kvt_daemon *daemon, struct kvt_connection *connection, uint32_t op,
-		     int error)
-{
-	uint32_t generation = connection->generation;
-	bool taken = connection->taking && op == KVT_LANE_TAKE;
-
-	if (taken)
-		connection->taking = false;
-	if (error && (op == KVT_LANE_SEND || (op == KVT_LANE_TAKE && error == ECONNRESET))) {
-		kvt_connection_unsent(daemon, connection, error);
-		end_unsent(daemon, connection);
-	}
-	if (taken && connection->generation == generation && !connection->armed &&
-	    !connection->readable.queued)
-		settle(daemon, connection, TAKE_ONE);
-}
-
-/* Finish the requests of a lost lane. Bells are rung again. */
-static void lane_lost(struct kvt_daemon *daemon, uint32_t slot)
-{
-	for (uint32_t i = 1; i <= daemon->core_config.max_sessions; i++) {
-		struct kvt_wake *wake = &daemon->sessions[i].wake;
-
-		if (!wake->outstanding || wake->lane != slot)
-			continue;
-		wake->outstanding = 0;
-		wake->owed = true;
-	}
-	for (uint32_t i = 0; i < daemon->n_connections; i++) {
-		struct kvt_connection *connection = &daemon->connections[i];
-
-		if (!connection->wake.outstanding || connection->wake.lane != slot)
-			continue;
-		connection->wake.outstanding = 0;
-		answered(daemon, connection, KVT_LANE_TAKE, ECONNRESET);
-	}
-}
-
-/* Retry bells and messages that waited for a lane. */
-static void lane_has_room(struct kvt_daemon *daemon)
-{
-	for (uint32_t i = 1; i <= daemon->core_config.max_sessions; i++)
-		if (daemon->sessions[i].wake.owed && !daemon->sessions[i].wake.outstanding)
-			kvt_session_ring_bell(daemon, &daemon->sessions[i]);
-	for (uint32_t i = 0; i < daemon->n_connections; i++) {
-		struct kvt_connection *connection = &daemon->connections[i];
-
-		if (!connection->postponed)
-			continue;
-		connection->postponed = false;
-		kvt_connection_queue(daemon, connection);
-	}
-}
-
-static void lane_answered(struct kvt_daemon *daemon, const struct kvt_lane_answer *answer)
-{
-	uint32_t slot = answer->tag >> 32 & 0xffffffu, generation = (uint32_t)answer->tag;
-	struct kvt_connection *connection;
-	struct kvt_session *session;
-
-	if (answer->tag >> 56 == KVT_TAG_BELL) {
-		KVT_ASSERT(slot <= daemon->core_config.max_sessions);
-		session = &daemon->sessions[slot];
-		if (session->generation != generation)
-			return;
-		take_answer(daemon, &session->wake, &session->cost, answer);
-		if (session->wake.owed || answer->error == ECONNRESET)
-			kvt_session_ring_bell(daemon, session);
-	} else if (answer->tag) {
-		KVT_ASSERT(slot < daemon->n_connections);
-		connection = &daemon->connections[slot];
-		if (connection->generation != generation)
-			return;
-		take_answer(daemon, &connection->wake, cost_of(daemon, connection), answer);
-		answered(daemon, connection, answer->op, answer->error);
-	}
-}
-
-void kvt_control_lane(struct kvt_daemon *daemon, uint32_t slot, uint32_t generation)
-{
-	struct kvt_lane *lane = &daemon->lanes[slot];
-	struct kvt_lane_answer answer;
-
-	while (kvt_lane_next(daemon, slot, generation, &answer))
-		if (answer.op == KVT_LANE_LOST)
-			lane_lost(daemon, slot);
-		else
-			lane_answered(daemon, &answer);
-	if (!lane->full)
-		return;
-	lane->full = false;
-	lane_has_room(daemon);
-}
-
-/* ---- receiving in turns */
 
 /* Take one message of a queued connection. If its session ended since, the message stays unread. */
 static void serve_readable(struct kvt_daemon *daemon, struct kvt_connection *connection)
 {
-	struct kvt_lane *lane = kvt_lane_for(daemon, &connection->wake, connection->peer.uid);
 	uint32_t generation = connection->generation;
 	enum take_result taken = TAKE_NONE;
 
-	if (lane && kvt_lane_is_busy(lane, connection->peer.uid)) {
-		lane->full = connection->postponed = true;
-		return;
-	}
 	if (connection->state != KVT_CONNECTION_OVER)
 		taken = take_message(daemon, connection);
-	if (connection->generation == generation && !connection->taking) /* not dropped */
+	if (connection->generation == generation) /* not dropped */
 		settle(daemon, connection, taken);
 }
 
-uint32_t kvt_control_work(struct kvt_daemon *daemon)
+void kvt_control_take(struct kvt_daemon *daemon)
 {
-	struct kvt_readable *next;
-	uint64_t start = kvt_cycles(), cost, most = PAUSE_MOST_US * daemon->cycles_per_us;
-	uint32_t uid;
-
-	if ((int64_t)(start - daemon->message_after) < 0)
-		return 1; /* soon */
-	next = kvt_readable_take(&daemon->readable);
-	uid = next->uid; /* read now: the connection may be dropped */
-	kvt_daemon_clock(daemon);
-	serve_readable(daemon, (void *)((char *)next - offsetof(struct kvt_connection, readable)));
-	kvt_loop_flush(&daemon->loop);
-	cost = kvt_cycles() - start;
-	kvt_shares_charge_uid(&daemon->shares, uid, cost);
-	cost *= PAUSE_PER_COST;
-	daemon->message_after = kvt_cycles() + (cost < most ? cost : most);
-	return 1;
+	serve_readable(daemon, next_readable(daemon));
 }
 
 /* ---- answers that wait */

@@ -9,7 +9,7 @@
  *
  *     log/    log lines, the operation log
  *     setup/  options, geometry, pools, objects: everything made before the first client
- *     keep/   other processes that hold descriptors for this one: fd store, supervisor, closer
+ *     keep/   another process that holds descriptors for this one: fd store, supervisor
  *     serve/  the files below
  *
  *     clock.c      the clocks
@@ -25,9 +25,6 @@
  *     socket.c     the listening socket and its name
  *     accept.c     accepting from the socket's queue
  *     control.c    messages of connections, and hang-ups
- *     half_open.c  connections without their first message, by age and uid
- *     readable.h   connections with a message, round robin by uid
- *     lane.c       processes for wake-ups that may take long
  *     admin.c      requests of kvtctl
  *     stored.c     the list of stored descriptors
  *     adopt.c      recovery from stored descriptors
@@ -49,12 +46,8 @@
 #include "daemon/keep/notify.h"
 #include "daemon/log/lines.h"
 #include "daemon/log/operations.h"
-#include "daemon/keep/closer.h"
-#include "daemon/serve/half_open.h"
-#include "daemon/serve/lane.h"
 #include "daemon/serve/loop.h"
 #include "daemon/serve/peer.h"
-#include "daemon/serve/readable.h"
 #include "daemon/serve/share.h"
 #include "daemon/serve/spin.h"
 #include "daemon/setup/config.h"
@@ -73,8 +66,6 @@ enum kvt_tag_kind {
 	KVT_TAG_CONNECTION,
 	KVT_TAG_DOORBELL,
 	KVT_TAG_PROCESS,
-	KVT_TAG_LANE,
-	KVT_TAG_BELL, /* only in requests to lanes */
 };
 
 /** Pack kind, slot and the slot's generation. The generation exposes events of an earlier user. */
@@ -91,14 +82,6 @@ struct kvt_session_end {
 	uint32_t leases, pages;
 	char label[KVT_LABEL_BYTES]; /* escaped for the log */
 };
-
-/** CPU time that lanes spent on slow wake-ups of a session or connection: a leaky bucket. */
-struct kvt_cost {
-	uint64_t level_ns; /* at at_ns; falls by a hundredth of the time since */
-	uint64_t at_ns;
-	bool over;         /* above KVT_COST_MOST_NS: ended after the turn */
-};
-#define KVT_COST_MOST_NS 100000000ull   /* leaks away in ten seconds */
 
 /** A session as the daemon serves it. The slot number is the core's session index. A turn touches
  * only the first two cache lines. */
@@ -122,15 +105,11 @@ struct kvt_session {
 	uint32_t connections; /* control sockets that have not hung up */
 	uint32_t processes;   /* that have not exited */
 	int doorbell, bell;   /* -1 = none; bell: our end of the completion socket */
-	int doorbell_set; /* private epoll set; see kvt_session_watch_doorbell() */
-	uint32_t hold; /* key of doorbell, bell and segment with the closer, 0 = none */
 	bool quiet; /* the pool backend: no writer is left */
 	bool no_resume; /* ends with this daemon */
 	uint32_t name_generation; /* the core's: part of the names of stored descriptors */
 	uint64_t quiet_again_ns;
 	uint64_t ended_ns;
-	struct kvt_wake wake; /* of its bell */
-	struct kvt_cost cost;
 	struct kvt_session_end end;
 	uid_t uid;
 	struct kvt_object areas;
@@ -138,8 +117,7 @@ struct kvt_session {
 } KVT_ALIGNED(KVT_LINE);
 
 #define KVT_SESSION_NONE                                                                          \
-	((struct kvt_session){ .doorbell = -1, .bell = -1, .doorbell_set = -1, .areas.fd = -1,    \
-			       .mirror = -1 })
+	((struct kvt_session){ .doorbell = -1, .bell = -1, .areas.fd = -1, .mirror = -1 })
 
 /** A process of a session: rank 0, which opened it, or another rank of its group. The slot number
  * is the core's: rank 0 has its session's. */
@@ -164,23 +142,21 @@ enum kvt_connection_state {
 	KVT_CONNECTION_OBSERVER,
 	KVT_CONNECTION_SESSION,
 	KVT_CONNECTION_OVER, /* its session ended; kept to see the hang-up */
+	KVT_CONNECTION_STATES,
 };
 
 struct kvt_connection {
 	enum kvt_connection_state state;
 	int fd;
-	uint32_t hold; /* its key with the closer, 0 = none */
 	uint32_t generation;
 	struct kvt_member *member; /* a session's process, NULL: none */
 	struct kvt_peer peer;
-	struct kvt_wake wake;
-	struct kvt_cost cost; /* while it has no session */
-	struct kvt_half_open half_open;
+	TAILQ_ENTRY(kvt_connection) half_open; /* while it is */
+	TAILQ_ENTRY(kvt_connection) readable;
+	enum kvt_connection_state queue; /* readable[queue] has it; KVT_CONNECTION_FREE: none */
 	uint64_t accepted_ns; /* monotonic */
 	uint64_t accepted_boot_ns;
 	bool armed;
-	bool postponed; /* queue it when its lane has room */
-	bool taking;  /* a lane removes its first message */
 	bool hung_up; /* POLLHUP: no process has the other end */
 	bool over;    /* hung up: its last messages are taken, then it is dropped */
 	bool waiting; /* answer `request` once it is true */
@@ -188,9 +164,9 @@ struct kvt_connection {
 	bool unsent;  /* a message could not be sent */
 	uint32_t n_last;      /* messages taken since it hung up */
 	uint64_t last_cookie; /* adopted: of the last request, which may be repeated */
-	struct kvt_readable readable;
 	struct kvt_message_admin request;
 };
+TAILQ_HEAD(kvt_connections, kvt_connection);
 
 #define KVT_OP_KINDS 32
 #define KVT_PATH_SAMPLES 1024
@@ -203,7 +179,6 @@ struct kvt_daemon_stats {
 	uint8_t path_nodes[KVT_PATH_SAMPLES]; /* of recent BEGINs, 255 = that or more */
 	uint32_t n_path_nodes;
 	uint64_t refused, accepted;
-	uint64_t costly_sessions, costly_ns;
 };
 
 struct kvt_daemon {
@@ -221,7 +196,6 @@ struct kvt_daemon {
 	uint32_t own_places, common_places;
 	bool sweep_due;               /* a dying session may be free to release */
 	bool compact_due;
-	bool cost_due;                /* a session cost too much */
 	bool draining;
 	bool test_clock;
 	bool over;                    /* leave the loop */
@@ -243,9 +217,6 @@ struct kvt_daemon {
 	uint64_t stalled_since_ns;    /* a ring waits for room in its CQ; 0 = none */
 	struct kvt_shares shares;
 	struct kvt_loop loop;
-	struct kvt_closer closer;
-	struct kvt_lane lanes[KVT_CLOSER_LANES];
-	struct kvt_slow_uids slow_uids;
 	struct kvt_daemon_stats stats;
 
 	struct kvt_config config;
@@ -254,6 +225,8 @@ struct kvt_daemon {
 	struct kvt_core_config core_config;
 	struct kvt_core_sizes sizes;
 	struct kvt_object arena, ledger;
+	struct kvt_object *leaving; /* [max_sessions], areas of ended sessions, freed bit by bit */
+	uint32_t n_leaving;
 	struct kvt_object oplog_tail;
 	int arena_readonly;
 	void *scratch;
@@ -268,13 +241,14 @@ struct kvt_daemon {
 	bool lock_kept;   /* the keeper has the lock: it outlives this process */
 	struct kvt_oplog *oplog;
 	struct kvt_connection *connections;
-	struct kvt_readables readable; /* connections with a message */
-	uint64_t message_after;        /* cycles: take no message before */
-	uint64_t accept_after;         /* cycles: accept no connection before */
-	bool accept_due;               /* the socket's queue may hold a connection */
+	struct kvt_connections readable[KVT_CONNECTION_STATES]; /* with a message, by state */
+	enum kvt_connection_state readable_turn; /* the queue served last */
+	uint32_t n_readable;
+	uint64_t control_after; /* cycles: accept no connection and take no message before */
+	bool accept_due;        /* the socket's queue may hold a connection */
 	uint32_t n_connections; /* slots */
-	struct kvt_half_opens half_open;
-	uint32_t n_observers;
+	struct kvt_connections half_open; /* the oldest first */
+	uint32_t n_half_open, n_observers;
 	uint32_t *free_connections; /* stack of slots */
 	uint32_t n_free_connections;
 	int listen_fd, signal_fd;
@@ -394,10 +368,13 @@ struct kvt_connection *kvt_connection_take(struct kvt_daemon *daemon, int fd,
 					   const struct kvt_peer *peer);
 /** Recover a stored control socket of a session. Consumes `fd`. NULL: unusable and closed. */
 struct kvt_connection *kvt_connection_adopted(struct kvt_daemon *daemon, int fd);
-/** Have the closer hold its socket. */
-void kvt_connection_hold(struct kvt_daemon *daemon, struct kvt_connection *connection);
-/** Queue a connection that has a message for its uid's turn. */
+/** Queue a connection that has a message. */
 void kvt_connection_queue(struct kvt_daemon *daemon, struct kvt_connection *connection);
+/** Take it out of the queue, if it is in one. */
+void kvt_connection_unqueue(struct kvt_daemon *daemon, struct kvt_connection *connection);
+/** Note that its first message came. */
+void kvt_connection_is_open(struct kvt_daemon *daemon, struct kvt_connection *connection,
+			    enum kvt_connection_state state);
 /** Arm the poll for what the connection waits for. */
 void kvt_connection_arm(struct kvt_daemon *daemon, struct kvt_connection *connection);
 /** Replace an armed poll by one for what the connection waits for now: here, or in
@@ -405,23 +382,14 @@ void kvt_connection_arm(struct kvt_daemon *daemon, struct kvt_connection *connec
 void kvt_connection_rearm(struct kvt_daemon *daemon, struct kvt_connection *connection);
 /** Close and free the slot, without telling session or member: see kvt_control_drop(). */
 void kvt_connection_drop(struct kvt_daemon *daemon, struct kvt_connection *connection);
-/** Have the closer close an unused descriptor that a client may share. */
-void kvt_connection_leave_unused(struct kvt_daemon *daemon, int fd);
 /** Have the kernel refuse descriptors that are sent to this socket, or to one accepted from it. */
-void kvt_connection_refuse_fds(const struct kvt_daemon *daemon, int fd);
+void kvt_connection_refuse_fds(int fd);
 /** Fill the head of a message of `bytes` bytes. `cookie`: of the request; 0: there is none. */
 void kvt_message_fill(struct kvt_message *head, uint16_t type, size_t bytes, int result,
 		      uint64_t cookie);
-/** Ask a lane to do `op` with its socket. `message`: NULL for KVT_LANE_TAKE. False, with errno. */
-bool kvt_connection_ask(struct kvt_daemon *daemon, struct kvt_connection *connection,
-			struct kvt_lane *lane, enum kvt_lane_op op, const void *message,
-			size_t bytes, const int *fds, uint32_t n_fds);
-/** Send one message, here or by a lane. Never blocks. False: the socket is full, see
- * kvt_connection_unsent(). A lane reports its failure later. */
+/** Send one message. Never blocks. False: the socket is full; connection->unsent is set. */
 bool kvt_connection_send(struct kvt_daemon *daemon, struct kvt_connection *connection,
 			 const void *message, size_t bytes, const int *fds, uint32_t n_fds);
-/** Log and note that a message could not be sent. `error` is positive. */
-void kvt_connection_unsent(struct kvt_daemon *daemon, struct kvt_connection *connection, int error);
 /** Send GOODBYE with a text. */
 void kvt_connection_goodbye(struct kvt_daemon *daemon, struct kvt_connection *connection,
 			    int error, const char *text);
@@ -500,12 +468,9 @@ void kvt_sessions_sweep(struct kvt_daemon *daemon);
 void kvt_session_vacate(struct kvt_daemon *daemon, uint32_t member);
 /** Set `gone` in the segment and wake its waiters. */
 void kvt_session_say_gone(struct kvt_daemon *daemon, const struct kvt_member *member, int error);
-/** Make session->doorbell_set: an edge-triggered epoll set on the doorbell, which we poll. Reading
- * or polling the doorbell itself would walk its wait queue, whose length the client chooses.
- * -ENOSPC, -EMFILE: as epoll_ctl(). */
-int kvt_session_watch_doorbell(struct kvt_session *session);
-/** Have the closer hold what the session shares with its client. */
-void kvt_session_hold(struct kvt_daemon *daemon, struct kvt_session *session);
+/** The doorbell's poll ended with this result. Empty the doorbell if it rang. */
+void kvt_session_doorbell_event(struct kvt_daemon *daemon, struct kvt_session *session,
+				int result);
 /** Wake a client that sleeps on its completion descriptor. */
 void kvt_session_ring_bell(struct kvt_daemon *daemon, struct kvt_session *session);
 /** Unmap and close everything in a slot, and in those of its processes. */
@@ -543,16 +508,15 @@ void kvt_socket_unlink(struct kvt_daemon *daemon);
 
 /** Length of the accept queue. It bounds the wait of a new connection: 20 to 100 us for each before
  * it, and four times as much for the rings. If the queue is full, connect() waits, in
- * kvt_client_connect() until its timeout. So many workers at once need no longer queue. */
+ * kvt_client_connect() until its timeout. */
 #define KVT_LISTEN_BACKLOG 64
 
 /** Poll the listening socket. */
 void kvt_accept_watch(struct kvt_daemon *daemon);
 /** The poll of the socket fired. */
 void kvt_accept_event(struct kvt_daemon *daemon);
-/** Accept a batch, unless in the pause after the last one. Returns 1 if it must be called again
- * without a sleep. */
-uint32_t kvt_accept_work(struct kvt_daemon *daemon);
+/** Accept a few connections. */
+void kvt_accept_some(struct kvt_daemon *daemon);
 /** Retry after a failure. Returns when to call again. */
 uint64_t kvt_accept_again(struct kvt_daemon *daemon);
 /** Stop accepting. */
@@ -569,21 +533,14 @@ bool kvt_control_has_room(const struct kvt_daemon *daemon);
 void kvt_control_accepted(struct kvt_daemon *daemon, int fd);
 /** Drop connections whose first message is overdue. Returns when the next one is. */
 uint64_t kvt_control_end_half_open(struct kvt_daemon *daemon);
-/** Handle a poll's end: its events, or a negative errno. kvt_control_work() takes the message. */
+/** Handle a poll's end: its events, or a negative errno. kvt_control_take() takes the message. */
 void kvt_control_event(struct kvt_daemon *daemon, struct kvt_connection *connection, int result);
-/** Take the answers of a lane whose poll fired, and resume its connections and bells. */
-void kvt_control_lane(struct kvt_daemon *daemon, uint32_t slot, uint32_t generation);
-/** Take one message of the next readable connection, unless in the pause after the last message.
- * At least one must be readable. Returns 1 if it must be called again without a sleep. */
-uint32_t kvt_control_work(struct kvt_daemon *daemon);
-/** Drop connections without a session that cost too much. */
-void kvt_control_drop_costly(struct kvt_daemon *daemon);
+/** Take one message of the next readable connection; there must be one. */
+void kvt_control_take(struct kvt_daemon *daemon);
 /** Close and free the slot, and tell its session or member of the hang-up. */
 void kvt_control_drop(struct kvt_daemon *daemon, struct kvt_connection *connection);
 /** Answer waiting requests that are true now. */
 void kvt_control_answer(struct kvt_daemon *daemon);
-/** Hand leaving descriptors to the closer (keep/closer.h). Returns when to call again. */
-uint64_t kvt_control_leave(struct kvt_daemon *daemon);
 
 /* ---- admin.c */
 

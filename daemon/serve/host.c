@@ -12,7 +12,6 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -45,18 +44,13 @@ static const char *try_messages(const int ends[2])
 /* Ring a doorbell. */
 static const char *try_doorbell(struct kvt_session *session)
 {
-	struct epoll_event rung;
 	uint64_t one = 1;
 
 	session->doorbell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (session->doorbell < 0)
 		return "eventfd2";
-	if (kvt_session_watch_doorbell(session) != 0)
-		return "epoll_create1 or epoll_ctl";
 	if (write(session->doorbell, &one, sizeof(one)) != sizeof(one))
 		return "write";
-	if (epoll_wait(session->doorbell_set, &rung, 1, 0) != 1)
-		return "epoll_wait";
 	if (read(session->doorbell, &one, sizeof(one)) != sizeof(one))
 		return "read";
 	return NULL;
@@ -93,9 +87,8 @@ int kvt_host_try(char why[KVT_WHY_BYTES])
 		snprintf(why, KVT_WHY_BYTES, "this host refuses %s to the daemon, which needs it "
 			 "for each client: %s; " KVT_HOST_CURE, call, strerror(-error));
 	kvt_object_destroy(&session.areas);
-	for (size_t i = 0; i < 5; i++) {
-		int fd = (int[]){ ends[0], ends[1], session.doorbell, session.doorbell_set,
-				  pidfd }[i];
+	for (size_t i = 0; i < 4; i++) {
+		int fd = (int[]){ ends[0], ends[1], session.doorbell, pidfd }[i];
 
 		if (fd >= 0)
 			close(fd);

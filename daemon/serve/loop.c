@@ -231,14 +231,6 @@ void kvt_loop_poll(struct kvt_loop *loop, int fd, uint32_t events, uint64_t tag)
 	io_uring_sqe_set_data64(sqe, tag);
 }
 
-void kvt_loop_poll_set(struct kvt_loop *loop, int fd, uint64_t tag)
-{
-	if (loop->way == KVT_LOOP_EPOLL)
-		kvt_loop_epoll_poll_set(&loop->epoll, fd, tag);
-	else
-		kvt_loop_poll(loop, fd, POLLIN, tag);
-}
-
 bool kvt_loop_cancel(struct kvt_loop *loop, int fd, uint64_t tag, bool armed)
 {
 	struct io_uring_sqe *sqe;

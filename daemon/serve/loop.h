@@ -67,8 +67,6 @@ static inline bool kvt_loop_ready(struct kvt_loop *loop, uint64_t now_ns)
 
 /** Poll `fd` once for `events`. Queued until kvt_loop_flush() or kvt_loop_sleep(). */
 void kvt_loop_poll(struct kvt_loop *loop, int fd, uint32_t events, uint64_t tag);
-/** Poll `fd`, an epoll set, once for POLLIN. Only a sleep need see it. */
-void kvt_loop_poll_set(struct kvt_loop *loop, int fd, uint64_t tag);
 /** Stop polling `fd`: before it is closed, or to poll for other events. `armed`: its poll, with
  * this tag, is not over. True: an event with the tag is still to come, -ECANCELED or what was seen;
  * until then the kernel refers to the file. A cancellation may have an event, with tag 0. */

@@ -23,8 +23,8 @@ int kvt_loop_epoll_open(struct kvt_loop_epoll *loop, uint32_t room,
 	if (loop->fd < 0)
 		return -errno;
 	loop->listed = calloc(room + 1, sizeof(*loop->listed));
-	loop->about = calloc(room + 1, sizeof(*loop->about));
-	error = loop->listed && loop->about ? 0 : -ENOMEM;
+	loop->tags = calloc(room + 1, sizeof(*loop->tags));
+	error = loop->listed && loop->tags ? 0 : -ENOMEM;
 	if (error)
 		kvt_loop_epoll_close(loop);
 	else
@@ -36,34 +36,26 @@ void kvt_loop_epoll_close(struct kvt_loop_epoll *loop)
 {
 	close(loop->fd);
 	free(loop->listed);
-	free(loop->about);
+	free(loop->tags);
 	*loop = (struct kvt_loop_epoll){ .fd = -1 };
 }
 
 /* ---- polls */
 
-static void list(struct kvt_loop_epoll *loop, int fd, uint32_t events, uint64_t tag,
-		 bool unwatched)
+static void list(struct kvt_loop_epoll *loop, int fd, uint32_t events, uint64_t tag)
 {
 	KVT_ASSERT(fd >= 0 && loop->n_listed < loop->room);
 	loop->n_listed++;
 	loop->listed[loop->n_listed] = (struct pollfd){ .fd = fd, .events = (short)events };
-	loop->about[loop->n_listed] = (struct kvt_loop_listed){ tag, unwatched };
-	loop->n_unwatched += unwatched;
+	loop->tags[loop->n_listed] = tag;
 }
 
 static void unlist(struct kvt_loop_epoll *loop, uint32_t at)
 {
 	loop->n_rung -= loop->listed[at].revents != 0;
-	loop->n_unwatched -= loop->about[at].unwatched;
 	loop->listed[at] = loop->listed[loop->n_listed];
-	loop->about[at] = loop->about[loop->n_listed];
+	loop->tags[at] = loop->tags[loop->n_listed];
 	loop->n_listed--;
-}
-
-void kvt_loop_epoll_poll_set(struct kvt_loop_epoll *loop, int fd, uint64_t tag)
-{
-	list(loop, fd, POLLIN, tag, false);
 }
 
 void kvt_loop_epoll_poll(struct kvt_loop_epoll *loop, int fd, uint32_t events, uint64_t tag)
@@ -76,7 +68,7 @@ void kvt_loop_epoll_poll(struct kvt_loop_epoll *loop, int fd, uint32_t events, u
 	loop->calls++;
 	if (errno == ENOENT && epoll_ctl(loop->fd, EPOLL_CTL_ADD, fd, &what) == 0)
 		return;
-	list(loop, fd, events, tag, true);
+	list(loop, fd, events, tag);
 }
 
 void kvt_loop_epoll_cancel(struct kvt_loop_epoll *loop, int fd, uint64_t tag)
@@ -85,7 +77,7 @@ void kvt_loop_epoll_cancel(struct kvt_loop_epoll *loop, int fd, uint64_t tag)
 		if (loop->seen[i].tag == tag)
 			loop->seen[i].tag = 0;
 	for (uint32_t i = 1; i <= loop->n_listed; i++)
-		if (loop->about[i].tag == tag) {
+		if (loop->tags[i] == tag) {
 			unlist(loop, i);
 			return;
 		}
@@ -144,7 +136,7 @@ bool kvt_loop_epoll_look(struct kvt_loop_epoll *loop, uint64_t now_ns)
 		return false;
 	loop->look_at_ns = now_ns + KVT_LOOP_LOOK_NS;
 	look(loop);
-	if (loop->n_unwatched)
+	if (loop->n_listed)
 		poll_listed(loop, 1, &(struct timespec){ 0, 0 });
 	return loop->n_seen || loop->n_rung;
 }
@@ -166,7 +158,7 @@ unsigned int kvt_loop_epoll_reap(struct kvt_loop_epoll *loop, struct kvt_loop_ev
 	for (uint32_t i = loop->n_listed; loop->n_rung && i && n < max; i--) {
 		if (!loop->listed[i].revents)
 			continue;
-		ret_events[n++] = (struct kvt_loop_event){ .tag = loop->about[i].tag,
+		ret_events[n++] = (struct kvt_loop_event){ .tag = loop->tags[i],
 							   .result = loop->listed[i].revents };
 		unlist(loop, i);
 	}

@@ -4,14 +4,11 @@
 
 /**
  * @file loop_epoll.h
- * The event loop of loop.h on hosts that refuse io_uring: one epoll set, and poll() to sleep.
+ * The event loop of loop.h on hosts that refuse io_uring: one epoll set, and ppoll() to sleep.
  *
- * A poll is a one-shot registration: MOD arms it again, ADD only the first time. An epoll set is
- * never added to ours: ADD of a set, or of a file that another set watches, takes a lock of the
- * whole kernel, which a client can hold for ever (a page fault under the mutex of a set of its
- * own). So the doorbells' sets are listed, and poll() waits for our set and for them: 0.15 us each
- * for every sleep. A descriptor that cannot be registered (out of memory, or of watches) is listed,
- * too, and each look polls the list while it has one.
+ * A poll is a one-shot registration: MOD arms it again, ADD only the first time. A descriptor that
+ * cannot be registered (out of memory, or of watches) is listed instead, and each look and sleep
+ * polls the list.
  *
  * ppoll() sleeps because its timeout has nanoseconds; epoll_pwait2() is of Linux 5.11, and older
  * seccomp profiles do not know it.
@@ -45,12 +42,8 @@ struct kvt_loop_epoll {
 		uint32_t events;
 	} seen[KVT_LOOP_SEEN];
 	struct pollfd *listed; /* [0]: our set; then [1 .. n_listed] */
-	struct kvt_loop_listed {
-		uint64_t tag;
-		bool unwatched; /* each look must poll it */
-	} *about; /* of the same index */
+	uint64_t *tags;        /* of the same index */
 	uint32_t n_listed, room;
-	uint32_t n_unwatched;
 	uint64_t calls;
 };
 
@@ -69,8 +62,6 @@ void kvt_loop_epoll_close(struct kvt_loop_epoll *loop);
 bool kvt_loop_epoll_look(struct kvt_loop_epoll *loop, uint64_t now_ns);
 /** Poll `fd` once. */
 void kvt_loop_epoll_poll(struct kvt_loop_epoll *loop, int fd, uint32_t events, uint64_t tag);
-/** Poll `fd` once for POLLIN, in a sleep only. */
-void kvt_loop_epoll_poll_set(struct kvt_loop_epoll *loop, int fd, uint64_t tag);
 /** End the poll of `fd` with this tag, and its registration. No event of it comes. */
 void kvt_loop_epoll_cancel(struct kvt_loop_epoll *loop, int fd, uint64_t tag);
 /** Take up to `max` events; look first if none is known. */

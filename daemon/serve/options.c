@@ -9,7 +9,7 @@
 #include <bsd/string.h>
 
 #define FDS_PER_MEMBER 3  /* connection, segment, pidfd */
-#define FDS_PER_SESSION 8 /* connection, segment, areas, mirror, doorbell, its set, bell, pidfd */
+#define FDS_PER_SESSION 7 /* connection, segment, areas, mirror, doorbell, bell, pidfd */
 #define FDS_BESIDE 48
 #define COMPACT_AFTER_US 50
 

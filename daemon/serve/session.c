@@ -6,8 +6,7 @@
  * The core owns the session's leases and pages; the slot here has the same index. A session ends
  * at the first sign (a kill, or hang-up or exit of one of its processes): no further entry is
  * taken, and the slot stays until the core is done with it (kvt_sessions_sweep()). Private pages
- * leave quarantine after the last hang-up and the last exit. Clients share every descriptor made
- * here, so none is read, polled or closed on this thread where a client could make that slow.
+ * leave quarantine after the last hang-up and the last exit. Large areas are freed bit by bit.
  * Called by control.c, group.c, adopt.c and turn.c.
  */
 #include "daemon/serve/daemon.h"
@@ -15,9 +14,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/sockios.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -30,6 +29,8 @@
 /* Faulted in before the first operation. */
 #define PREFAULT_BYTES (256u << 10)
 #define RELEASES_PER_TURN 2
+/* Of areas in one turn, about 0.1 ms. Areas of 132 MiB take 20 ms at once. */
+#define FREE_BYTES (1u << 20)
 
 static void close_fd(int *fd)
 {
@@ -38,46 +39,52 @@ static void close_fd(int *fd)
 	*fd = -1;
 }
 
-void kvt_session_hold(struct kvt_daemon *daemon, struct kvt_session *session)
-{
-	const int fds[] = { session->doorbell, session->doorbell_set, session->bell,
-			    session->members->segment.fd, session->areas.fd,
-			    session->mirror };
-
-	session->hold = kvt_closer_hold(&daemon->closer, session->uid, fds,
-					sizeof(fds) / sizeof(fds[0]));
-}
-
 void kvt_session_release(struct kvt_daemon *daemon, struct kvt_session *session)
 {
 	uint64_t tag = kvt_tag(KVT_TAG_DOORBELL, session->index, session->generation);
-	struct kvt_leaving leaving = {
-		.key = session->hold,
-		.uid = session->uid,
-		.n_fds = 6,
-		.fds = { session->doorbell, session->doorbell_set, session->bell,
-			 session->members->segment.fd, session->areas.fd, session->mirror },
-	};
 	struct kvt_member *member = session->members, *next;
 
-	if (kvt_loop_cancel(&daemon->loop, session->doorbell_set, tag, session->doorbell_armed))
-		leaving.tag = tag;
-	/* The closer drops the last reference, which frees the memory. */
-	member->segment.fd = session->areas.fd = -1;
 	for (; member; member = next) {
 		next = member->next;
 		kvt_member_release(daemon, member);
 	}
+	if (session->doorbell >= 0)
+		kvt_loop_cancel(&daemon->loop, session->doorbell, tag, session->doorbell_armed);
+	close_fd(&session->doorbell);
+	close_fd(&session->bell);
+	close_fd(&session->mirror);
 	kvt_object_destroy(&session->areas);
-	kvt_lane_guard(daemon, &leaving);
-	kvt_closer_leave(&daemon->closer, &leaving);
 	*session = KVT_SESSION_NONE;
 }
 
-/* Make the completion descriptor: a socket pair, because a client can block the writer of others.
- * An eventfd is one file for both, so the client could clear O_NONBLOCK and fill it. A reader of a
- * pipe holds its mutex across a page fault, and write() then waits. send() takes spin locks only.
- * Our end receives nothing: descriptors in its queue would be released with it. */
+/* Leave the areas to free_some(). No process uses them any more, or it was told that they go. */
+static void leave_areas(struct kvt_daemon *daemon, struct kvt_session *session)
+{
+	if (!session->areas.base || daemon->n_leaving == daemon->core_config.max_sessions)
+		return;
+	close_fd(&session->areas.fd);
+	daemon->leaving[daemon->n_leaving++] = session->areas;
+	session->areas = (struct kvt_object){ .fd = -1 };
+}
+
+/* Free a part of the areas of ended sessions. */
+static void free_some(struct kvt_daemon *daemon)
+{
+	struct kvt_object *last = &daemon->leaving[daemon->n_leaving - 1];
+	char *end = (char *)last->base + last->bytes;
+
+	if (last->bytes <= FREE_BYTES) {
+		kvt_object_destroy(last);
+		daemon->n_leaving--;
+		return;
+	}
+	madvise(end - FREE_BYTES, FREE_BYTES, MADV_REMOVE); /* best effort: munmap() does it, too */
+	munmap(end - FREE_BYTES, FREE_BYTES);
+	last->bytes -= FREE_BYTES;
+}
+
+/* Make the completion descriptor: a socket pair, because O_NONBLOCK of an eventfd is the client's,
+ * too. Our end receives nothing. */
 static int make_bell(int *ret_client, int *ret_daemon)
 {
 	int ends[2];
@@ -90,49 +97,28 @@ static int make_bell(int *ret_client, int *ret_daemon)
 	return 0;
 }
 
-int kvt_session_watch_doorbell(struct kvt_session *session)
+void kvt_session_doorbell_event(struct kvt_daemon *daemon, struct kvt_session *session,
+				int result)
 {
-	struct epoll_event rung = { .events = EPOLLIN | EPOLLET };
+	uint64_t count;
 
-	session->doorbell_set = epoll_create1(EPOLL_CLOEXEC);
-	if (session->doorbell_set < 0 ||
-	    epoll_ctl(session->doorbell_set, EPOLL_CTL_ADD, session->doorbell, &rung) != 0)
-		return -errno;
-	return 0;
+	session->doorbell_armed = false;
+	/* Only if it rang: the client may have made it blocking. */
+	if (result > 0 && result & POLLIN && read(session->doorbell, &count, sizeof(count)) < 0)
+		kvt_host_refuses(daemon, "read", errno);
 }
 
 /* Ring the client's bell, unless an earlier ring is unread. */
 void kvt_session_ring_bell(struct kvt_daemon *daemon, struct kvt_session *session)
 {
 	static const uint64_t one = 1;
-	uint64_t tag = kvt_tag(KVT_TAG_BELL, session->index, session->generation);
-	struct kvt_wake *wake = &session->wake;
-	struct kvt_lane *lane;
-	uint64_t stamp;
 	int unanswered = 0;
 
-	wake->owed = false;
 	if (session->bell < 0 ||
 	    (ioctl(session->bell, SIOCOUTQ, &unanswered) == 0 && unanswered > 0))
 		return;
-	if (wake->outstanding) { /* that ring may come before this completion: ring again after */
-		wake->owed = true;
-		return;
-	}
-	lane = kvt_lane_for(daemon, wake, session->uid);
-	if (lane && kvt_lane_ask(daemon, lane, wake, session->uid, KVT_LANE_RING, tag,
-				 &session->bell, 1, NULL, 0))
-		return;
-	if (lane && errno == EAGAIN) {
-		wake->owed = true;
-		return;
-	}
-	stamp = kvt_cycles();
-	if (send(session->bell, &one, sizeof(one), MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+	if (send(session->bell, &one, sizeof(one), MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
 		kvt_host_refuses(daemon, "sendto", errno); /* EPIPE: the client is gone */
-		return;
-	}
-	kvt_wake_done(daemon, wake, stamp);
 }
 
 void kvt_session_say_gone(struct kvt_daemon *daemon, const struct kvt_member *member, int error)
@@ -159,7 +145,7 @@ static int make_areas_and_bells(struct kvt_session *made, bool mirror, int *ret_
 		madvise(made->members->segment.base, layout->bytes, MADV_POPULATE_WRITE);
 		madvise(made->areas.base, front, MADV_POPULATE_WRITE);
 		made->doorbell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-		error = made->doorbell < 0 ? -errno : kvt_session_watch_doorbell(made);
+		error = made->doorbell < 0 ? -errno : 0;
 	}
 	if (!error)
 		error = make_bell(ret_completion, &made->bell);
@@ -169,9 +155,7 @@ static int make_areas_and_bells(struct kvt_session *made, bool mirror, int *ret_
 	if (error)
 		snprintf(why, why_size, "cannot make descriptors for the session: %s%s",
 			 strerror(-error),
-			 error == -EMFILE ? " (raise the daemon's RLIMIT_NOFILE)" :
-			 error == -ENOSPC ? " (the daemon's user has as many epoll watches as it "
-					    "may: raise sysctl fs.epoll.max_user_watches)" : "");
+			 error == -EMFILE ? " (raise the daemon's RLIMIT_NOFILE)" : "");
 	return error;
 }
 
@@ -279,6 +263,7 @@ static void retire(struct kvt_daemon *daemon, struct kvt_session *session)
 	for (struct kvt_member *member = session->members; member; member = member->next)
 		if (member->connection)
 			kvt_connection_drop(daemon, &daemon->connections[member->connection - 1]);
+	leave_areas(daemon, session);
 	kvt_session_release(daemon, session);
 }
 
@@ -316,7 +301,6 @@ static struct kvt_session *settle(struct kvt_daemon *daemon, struct kvt_connecti
 	session->open = true;
 	first->index = made->index;
 	kvt_member_settle(daemon, connection, session, first);
-	kvt_session_hold(daemon, session);
 	kvt_segment_format(first->segment.base, &first->layout, session->index);
 	kvt_ring_end_init(&session->ring, first->segment.base, session->areas.base,
 			  &first->layout);
@@ -327,7 +311,6 @@ static struct kvt_session *settle(struct kvt_daemon *daemon, struct kvt_connecti
 void kvt_session_adopted(struct kvt_daemon *daemon, struct kvt_session *session, bool serve)
 {
 	session->uid = kvt_core_member(daemon->core, session->index)->uid;
-	kvt_session_hold(daemon, session);
 	if (serve) {
 		session->open = true;
 		begin_serving(daemon, session);
@@ -369,7 +352,6 @@ int kvt_session_open(struct kvt_daemon *daemon, struct kvt_connection *connectio
 	if (error) {
 		close_fd(&completion);
 		close_fd(&made.doorbell);
-		close_fd(&made.doorbell_set);
 		close_fd(&made.bell);
 		close_fd(&made.mirror);
 		kvt_object_destroy(&made.areas);
@@ -610,26 +592,12 @@ void kvt_session_fence(struct kvt_daemon *daemon, struct kvt_session *session)
 	stop_serving(daemon, session);
 }
 
-static void end_costly(struct kvt_daemon *daemon)
-{
-	daemon->cost_due = false;
-	for (uint32_t i = 1; i <= daemon->core_config.max_sessions; i++)
-		if (daemon->sessions[i].open && daemon->sessions[i].cost.over) {
-			daemon->stats.costly_sessions++;
-			kvt_session_kill(daemon, &daemon->sessions[i], -ECOMM,
-					 "waking it cost more than 100 ms of the daemon's time "
-					 "within 10 s: its sockets are watched many times");
-		}
-}
-
 void kvt_sessions_sweep(struct kvt_daemon *daemon)
 {
 	/* Unmapping is slow: first return the pages that others wait for. */
 	bool first = kvt_core_unsettled(daemon->core);
 	uint32_t released = 0;
 
-	if (daemon->cost_due)
-		end_costly(daemon);
 	for (uint32_t i = 1; i <= daemon->core_config.max_sessions && daemon->n_dying; i++) {
 		struct kvt_session *session = &daemon->sessions[i];
 
@@ -642,4 +610,7 @@ void kvt_sessions_sweep(struct kvt_daemon *daemon)
 		else
 			retire(daemon, session);
 	}
+	if (daemon->n_leaving && !first && !released)
+		free_some(daemon);
+	daemon->sweep_due |= daemon->n_leaving != 0;
 }

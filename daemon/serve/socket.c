@@ -122,7 +122,7 @@ int kvt_socket_bind(struct kvt_daemon *daemon, char *why)
 			 strerror(-error));
 	else
 		error = own_socket(daemon, why);
-	kvt_connection_refuse_fds(daemon, fd); /* before the first connection */
+	kvt_connection_refuse_fds(fd); /* before the first connection */
 	if (!error && listen(fd, KVT_LISTEN_BACKLOG) != 0)
 		error = -errno;
 	if (error) {
@@ -143,7 +143,7 @@ void kvt_socket_passed(struct kvt_daemon *daemon)
 	struct sockaddr_un name = { 0 };
 	socklen_t bytes = sizeof(name) - 1;
 
-	kvt_connection_refuse_fds(daemon, daemon->listen_fd);
+	kvt_connection_refuse_fds(daemon->listen_fd);
 	pass_credentials(daemon->listen_fd);
 	if (getsockname(daemon->listen_fd, (struct sockaddr *)&name, &bytes) == 0)
 		strlcpy(daemon->socket_path, name.sun_path, sizeof(daemon->socket_path));

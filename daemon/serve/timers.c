@@ -131,7 +131,6 @@ void kvt_timers_run(struct kvt_daemon *daemon)
 	next = earlier(next, run_expiry(daemon));
 	next = earlier(next, ask_quiet_again(daemon));
 	next = earlier(next, feed_manager(daemon));
-	next = earlier(next, kvt_control_leave(daemon));
 	next = earlier(next, kvt_socket_due(daemon));
 	if (daemon->draining) {
 		if (daemon->real_ns >= daemon->drain_until_ns)

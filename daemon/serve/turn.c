@@ -13,7 +13,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include "shm/assert.h"
@@ -32,6 +31,11 @@
 #define LATE_PART 16              /* polled waits end late by at most length / LATE_PART */
 #define POLL_MOST_NS 20000000ull
 #define COMPACT_ASLEEP_NS 50000   /* sleep no longer while nodes may wait for compaction */
+
+/* Pause after connections and a message: four times their duration, at most PAUSE_MOST_US. So they
+ * take a fifth of the thread's time, and the one after an audit does not wait for seconds. */
+#define PAUSE_PER_COST 4
+#define PAUSE_MOST_US 2000
 
 /* ---- one entry */
 
@@ -423,8 +427,6 @@ static void handle_event(struct kvt_daemon *daemon, const struct kvt_loop_event 
 	struct kvt_session *session;
 	struct kvt_member *member;
 
-	if (unlikely(daemon->closer.n_leaving))
-		kvt_closer_poll_ended(&daemon->closer, event->tag);
 	switch ((enum kvt_tag_kind)(event->tag >> 56)) {
 	case KVT_TAG_NONE:
 		break;
@@ -449,18 +451,13 @@ static void handle_event(struct kvt_daemon *daemon, const struct kvt_loop_event 
 	case KVT_TAG_DOORBELL:
 		session = &daemon->sessions[slot];
 		if (session->generation == generation)
-			session->doorbell_armed = false;
+			kvt_session_doorbell_event(daemon, session, event->result);
 		break;
 	case KVT_TAG_PROCESS:
 		member = &daemon->members[slot];
 		if (daemon->sessions[member->session].generation == generation &&
 		    member->pidfd_armed)
 			kvt_session_lost(daemon, member, true);
-		break;
-	case KVT_TAG_LANE:
-		kvt_control_lane(daemon, slot, generation);
-		break;
-	case KVT_TAG_BELL:
 		break;
 	}
 }
@@ -486,10 +483,26 @@ static uint32_t handle_events(struct kvt_daemon *daemon, uint64_t stamp)
 			handle_event(daemon, &events[i]);
 		work += n;
 	} while (n == EVENTS_AT_ONCE && kvt_cycles() < end);
-	if (unlikely(daemon->closer.n_leaving || daemon->closer.lost))
-		kvt_control_leave(daemon);
 	kvt_loop_flush(&daemon->loop);
 	return work;
+}
+
+/* Accept connections and take one message, unless in the pause after the last ones. */
+static uint32_t take_control(struct kvt_daemon *daemon)
+{
+	uint64_t start = kvt_cycles(), pause, most = PAUSE_MOST_US * daemon->cycles_per_us;
+
+	if ((int64_t)(start - daemon->control_after) < 0)
+		return 1; /* soon */
+	kvt_daemon_clock(daemon);
+	if (daemon->accept_due)
+		kvt_accept_some(daemon);
+	if (daemon->n_readable)
+		kvt_control_take(daemon);
+	kvt_loop_flush(&daemon->loop);
+	pause = (kvt_cycles() - start) * PAUSE_PER_COST;
+	daemon->control_after = kvt_cycles() + (pause < most ? pause : most);
+	return 1;
 }
 
 static inline bool has_background(const struct kvt_daemon *daemon)
@@ -512,16 +525,12 @@ static uint32_t background(struct kvt_daemon *daemon, uint64_t stamp)
 			break;
 	}
 	if (daemon->sweep_due || work) {
-		bool costly = daemon->cost_due;
-
 		daemon->sweep_due = false;
 		kvt_sessions_sweep(daemon);
-		if (costly)
-			kvt_control_drop_costly(daemon);
 	}
 	if (daemon->waiters)
 		kvt_control_answer(daemon);
-	return work;
+	return work + daemon->sweep_due;
 }
 
 /* ---- nothing to do */
@@ -535,19 +544,16 @@ static void set_need_wakeup(struct kvt_daemon *daemon, uint32_t value)
 	}
 }
 
-/* Poll the doorbells that rang again. */
+/* Poll the doorbells that rang. */
 static void arm_doorbells(struct kvt_daemon *daemon)
 {
 	for (uint32_t i = 0; i < daemon->n_served; i++) {
 		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
-		struct epoll_event rung;
 
-		if (session->doorbell_armed || session->doorbell_set < 0)
+		if (session->doorbell_armed)
 			continue;
-		if (epoll_wait(session->doorbell_set, &rung, 1, 0) < 0)
-			kvt_host_refuses(daemon, "epoll_wait", errno);
-		kvt_loop_poll_set(&daemon->loop, session->doorbell_set,
-				  kvt_tag(KVT_TAG_DOORBELL, session->index, session->generation));
+		kvt_loop_poll(&daemon->loop, session->doorbell, POLLIN,
+			      kvt_tag(KVT_TAG_DOORBELL, session->index, session->generation));
 		session->doorbell_armed = true;
 	}
 }
@@ -696,10 +702,8 @@ void kvt_daemon_run(struct kvt_daemon *daemon)
 		work += served;
 		if (unlikely(kvt_loop_ready(&daemon->loop, daemon->real_ns)))
 			work += handle_events(daemon, stamp);
-		if (unlikely(daemon->accept_due))
-			work += kvt_accept_work(daemon);
-		if (unlikely(daemon->readable.filled))
-			work += kvt_control_work(daemon);
+		if (unlikely(daemon->accept_due || daemon->n_readable))
+			work += take_control(daemon);
 		if (unlikely(has_background(daemon)))
 			work += background(daemon, stamp);
 		if (unlikely(daemon->draining && daemon->counters->live_leases == 0))

@@ -161,8 +161,8 @@
 	X(NUMBER, hello_timeout_ms, "2000", 10, 600000, NULL, RELOAD,                             \
 	  "How long a connection may stay without its first message.")                            \
 	X(NUMBER, max_half_open, "64", 1, 4096, NULL, START,                                      \
-	  "Connections without their first message at a time. Beyond that, the oldest one of "    \
-	  "the uid that has most is dropped.")                                                    \
+	  "Connections without their first message at a time. Beyond that, the oldest one is "    \
+	  "dropped.")                                                                             \
 	X(NUMBER, max_observers, "64", 1, 4096, NULL, START,                                      \
 	  "Connections without a session (kvtctl, metrics) at a time. An eighth of the places "   \
 	  "is kept for privileged ones; any other uid gets at most a quarter.")                   \
@@ -172,8 +172,6 @@
 	  "Least important level that is written to stderr.")                                     \
 	X(BOOL, test_clock, "no", 0, 0, NULL, START,                                              \
 	  "Clients move the cache's time (kvtlab script: tick), else it stands still. For "       \
-	  "tests.")                                                                               \
-	X(BOOL, test_old_kernel, "no", 0, 0, NULL, START,                                         \
-	  "Do without SO_PASSRIGHTS, as on kernels before 6.16. For tests.")
+	  "tests.")
 
 #endif

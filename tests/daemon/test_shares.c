@@ -90,11 +90,6 @@ static void hold_a_session(int pipe, void *context)
 	kvt_test_receive(pipe, &(uint64_t){ 0 });
 }
 
-static int start_half_open(void **state)
-{
-	return start("socket_mode = 0666\nmax_half_open = 8\nhello_timeout_ms = 600000\n");
-}
-
 TEST_WITH(two_engines_of_one_user_meet_no_limit, start_default, stop)
 {
 	struct kvt_client *engines[2];
@@ -266,43 +261,4 @@ TEST_WITH(all_pages_are_not_for_one, start_default, stop)
 	kvt_test_expect(hungry.pipe, 2);
 	use_the_rest(client);
 	end_taking();
-}
-
-/* ---- connections without a first message */
-
-enum { FLOOD = 100 };
-
-static void flood_half_open(int pipe, void *context)
-{
-	struct kvt_client *client;
-	struct kvt_error error;
-
-	if (!become(pipe, HUNGRY))
-		return;
-	for (int i = 0; i < FLOOD; i++)
-		kvt_test_dial(&daemon_);
-	/* Connections are accepted in order: after this one, all of these are. */
-	kvt_test_equal(try_connect(&client, &error), 0);
-	kvt_test_send(pipe, 1);
-	kvt_test_receive(pipe, &(uint64_t){ 0 });
-}
-
-TEST_WITH(a_flood_of_half_open_connections_pushes_out_its_own_only, start_half_open, stop)
-{
-	struct kvt_message_hello hello = kvt_test_hello(KVT_HELLO_OBSERVE);
-	struct kvt_message_welcome welcome = { 0 };
-	struct kvt_test_child flood;
-	uint64_t word = 0;
-	int slow = kvt_test_dial(&daemon_); /* its HELLO is late */
-
-	kvt_test_child_start(&flood, flood_half_open, NULL);
-	kvt_test_check(kvt_test_receive(flood.pipe, &word));
-	if (word == CANNOT)
-		kvt_skip("needs another uid, which this process cannot take");
-	kvt_test_equal(send(slow, &hello, sizeof(hello), MSG_NOSIGNAL), sizeof(hello));
-	kvt_test_equal(recv(slow, &welcome, sizeof(welcome), 0), sizeof(welcome));
-	kvt_test_equal(welcome.head.type, KVT_MSG_WELCOME);
-	close(slow);
-	kvt_test_send(flood.pipe, 1);
-	kvt_test_child_finish(&flood);
 }

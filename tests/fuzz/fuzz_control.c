@@ -34,9 +34,6 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	};
 	char why[KVT_WHY_BYTES] = "", name[32];
 
-	/* This file is the closer of its daemon. */
-	if (*argc == 2 && strcmp((*argv)[1], "--closer") == 0)
-		_exit(kvt_closer_main());
 	KVT_ASSERT(mkdtemp(directory));
 	snprintf(name, sizeof(name), "fuzz-%d", (int)getpid());
 	kvt_config_init(&victim.config);

@@ -125,7 +125,7 @@ int main(int argc, char **argv)
 	unsigned int n = 0;
 
 	for (unsigned int i = 0; i < n_attacks; i++)
-		if (!(attacks[i].needs & ATTACK_FLOOR) && wanted(attacks[i].name, argc, argv))
+		if (wanted(attacks[i].name, argc, argv))
 			tests[n++] = (struct CMUnitTest){ .name = attacks[i].name,
 							  .test_func = play,
 							  .initial_state = (void *)(uintptr_t)

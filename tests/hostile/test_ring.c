@@ -22,6 +22,7 @@
 
 #include "libclient/client.h"
 #include "tests/hostile/witness.h"
+#include "tests/lib/raw.h"
 
 /* ---------------------------------------------------------------- tools */
 
@@ -350,6 +351,42 @@ static void a_flooded_doorbell_does_not_stop_others(void **state)
 	kvt_attack(flood_doorbell, 1);
 }
 
+/* Have the daemon complete an entry for a client whose ring says that it sleeps. */
+static void be_rung(struct kvt_client *client)
+{
+	struct kvt_sqe nothing = { .op = KVT_OP_FREE, .fence_slot = KVT_FENCE_IDLE };
+	uint32_t tail = kvt_load_acquire(&client->ring.header->cq_tail);
+
+	kvt_store_relaxed(&client->ring.header->cq_need_wakeup, 1);
+	kvt_fence_full();
+	kvt_ring_sq_put(&client->ring, &nothing);
+	if (kvt_ring_sq_publish(&client->ring))
+		ring_doorbell(client);
+	while (kvt_load_acquire(&client->ring.header->cq_tail) == tail)
+		;
+}
+
+/* One read silences the bell, however often it rang. */
+static void ignore_bell(struct kvt_client *client, struct kvt_test_random *random)
+{
+	struct pollfd bell = { .fd = client->completion, .events = POLLIN };
+	uint64_t word;
+
+	for (int i = 0; i < 20; i++)
+		be_rung(client);
+	kvt_test_check(poll(&bell, 1, -1) == 1);
+	kvt_test_equal(read(client->completion, &word, sizeof(word)), sizeof(word));
+	kvt_test_equal(poll(&bell, 1, 0), 0);
+	/* A descriptor cannot be sent back over it. */
+	kvt_test_check(!kvt_test_send_fds(client->completion, "x", 1, &client->doorbell, 1) &&
+		       errno == EPIPE);
+}
+
+static void a_bell_that_is_not_answered_does_not_pile_up(void **state)
+{
+	kvt_attack(ignore_bell, 1);
+}
+
 static void never_read_completions(struct kvt_client *client, struct kvt_test_random *random)
 {
 	struct kvt_sqe alloc = { .op = KVT_OP_ALLOC, .fence_slot = KVT_FENCE_IDLE, .arg = 1,
@@ -455,6 +492,7 @@ int main(void)
 		cmocka_unit_test(random_entries_change_nothing_for_others),
 		cmocka_unit_test(almost_valid_entries_change_nothing_for_others),
 		cmocka_unit_test(a_flooded_doorbell_does_not_stop_others),
+		cmocka_unit_test(a_bell_that_is_not_answered_does_not_pile_up),
 		cmocka_unit_test(unread_completions_stop_only_their_own_ring),
 		cmocka_unit_test(operations_that_wait_for_ever_do_not_use_up_the_daemon),
 		cmocka_unit_test(no_client_can_resize_or_rewrite_what_others_map),

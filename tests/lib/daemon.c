@@ -367,47 +367,18 @@ bool kvt_test_daemon_said(const struct kvt_test_daemon *daemon, const char *text
 	return kvt_test_daemon_count(daemon, text) != 0;
 }
 
-static bool is_closer(int pid)
-{
-	char path[64], name[32] = "";
-	FILE *file;
-
-	snprintf(path, sizeof(path), "/proc/%d/cmdline", pid);
-	file = fopen(path, "re");
-	if (file && !fgets(name, sizeof(name), file))
-		name[0] = '\0';
-	if (file)
-		fclose(file);
-	return strcmp(name, "kvtrunkd-closer") == 0;
-}
-
-static pid_t child_of(const struct kvt_test_daemon *daemon, bool closer)
+pid_t kvt_test_daemon_child(const struct kvt_test_daemon *daemon)
 {
 	char path[64];
-	int pid, found = 0;
+	int pid = 0;
 	FILE *file;
 
 	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)daemon->pid,
 		 (int)daemon->pid);
 	file = fopen(path, "re");
-	kvt_test_check(file != NULL);
-	while (!found && fscanf(file, "%d", &pid) == 1)
-		found = is_closer(pid) == closer ? pid : 0;
+	kvt_test_check(file && fscanf(file, "%d", &pid) == 1);
 	fclose(file);
-	return found;
-}
-
-pid_t kvt_test_daemon_child(const struct kvt_test_daemon *daemon)
-{
-	pid_t pid = child_of(daemon, false);
-
-	kvt_test_check(pid > 0);
 	return pid;
-}
-
-pid_t kvt_test_daemon_closer(const struct kvt_test_daemon *daemon)
-{
-	return child_of(daemon, true);
 }
 
 char kvt_test_process_state(pid_t pid)

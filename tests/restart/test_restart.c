@@ -480,24 +480,6 @@ TEST(what_was_heard_and_not_answered_is_asked_again)
 	stop();
 }
 
-/* A daemon handles a message before a lane removes it, and may be killed in between. */
-TEST(a_hello_that_was_left_in_the_queue_is_ignored)
-{
-	const uint64_t digest[2] = { 17, 18 };
-	struct kvt_client *client;
-	uint32_t number;
-
-	start(NULL);
-	client = kvt_test_connect(&daemon_);
-	kvt_test_freeze(kvt_test_daemon_child(&daemon_));
-	kvt_test_equal(kvt_control_send(client->control, &client->hello, sizeof(client->hello),
-					NULL, 0, INT64_MAX), 0);
-	kill_daemon();
-	kvt_test_equal(kvt_namespace_open(client, digest, "late", &number), 0);
-	kvt_client_close(client, KVT_IDLE);
-	stop();
-}
-
 /* ---- clients that died */
 
 static void holder_run(int pipe, void *context)

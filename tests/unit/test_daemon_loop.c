@@ -139,52 +139,6 @@ static void a_sleeping_loop_wakes_for_an_event_and_for_its_timeout(void **state)
 	close(fd);
 }
 
-/* Sets of one eventfd each, as those of doorbells. */
-static void a_sleeping_loop_wakes_for_a_set(void **state)
-{
-	struct epoll_event edge = { .events = EPOLLIN | EPOLLET }, rung;
-	int fds[ROOM], sets[ROOM];
-	struct kvt_loop_event events[ROOM];
-
-	for (int i = 0; i < ROOM; i++) {
-		fds[i] = eventfd(0, EFD_NONBLOCK);
-		sets[i] = epoll_create1(0);
-		assert_int_equal(epoll_ctl(sets[i], EPOLL_CTL_ADD, fds[i], &edge), 0);
-	}
-	for (int round = 0; round < 3; round++) {
-		unsigned int n = 0;
-
-		for (int i = 0; i < ROOM; i++)
-			kvt_loop_poll_set(&loop, sets[i], (uint64_t)i + 1);
-		kvt_loop_flush(&loop);
-		ring(fds[2]);
-		ring(fds[6]);
-		while (n < 2) {
-			kvt_loop_sleep(&loop, UINT64_MAX);
-			n += kvt_loop_reap(&loop, events + n, ROOM - n);
-		}
-		assert_int_equal(n, 2);
-		assert_int_equal(events[0].tag + events[1].tag, 3 + 7);
-		assert_int_equal(epoll_wait(sets[2], &rung, 1, 0), 1);
-		assert_int_equal(epoll_wait(sets[6], &rung, 1, 0), 1);
-		for (int i = 0; i < ROOM; i++) {
-			bool armed = i != 2 && i != 6;
-			bool comes = kvt_loop_cancel(&loop, sets[i], (uint64_t)i + 1, armed);
-
-			assert_true(armed || !comes);
-			while (comes) {
-				kvt_loop_sleep(&loop, UINT64_MAX);
-				if (kvt_loop_reap(&loop, events, 1) && events[0].tag)
-					comes = false;
-			}
-		}
-	}
-	for (int i = 0; i < ROOM; i++) {
-		close(fds[i]);
-		close(sets[i]);
-	}
-}
-
 static void a_withdrawn_poll_lets_its_descriptor_go(void **state)
 {
 	struct kvt_loop_event event = { 0 };
@@ -207,7 +161,7 @@ static void a_withdrawn_poll_lets_its_descriptor_go(void **state)
 	close(pair[1]);
 }
 
-/* Another process has the file, as the closer has. */
+/* Another process has the file, as a client has its doorbell. */
 static void a_withdrawn_poll_of_a_file_that_stays_open_has_no_event(void **state)
 {
 	int fd = eventfd(0, EFD_NONBLOCK), twin = dup(fd);
@@ -293,27 +247,6 @@ static void a_spinning_loop_enters_the_kernel_now_and_then(void **state)
 	assert_in_range(loop.epoll.calls - calls, 199, 201);
 }
 
-/* The sets of doorbells cost a spinning loop nothing. */
-static void a_spinning_loop_does_not_poll_sets(void **state)
-{
-	struct kvt_loop_event event;
-	int fd = eventfd(1, EFD_NONBLOCK), set = epoll_create1(0);
-	struct epoll_event edge = { .events = EPOLLIN | EPOLLET };
-	uint64_t calls;
-
-	assert_int_equal(epoll_ctl(set, EPOLL_CTL_ADD, fd, &edge), 0);
-	kvt_loop_poll_set(&loop, set, 5);
-	calls = loop.epoll.calls;
-	for (int i = 0; i < 10000; i++)
-		assert_false(ready());
-	assert_in_range(loop.epoll.calls - calls, 199, 201);
-	kvt_loop_sleep(&loop, UINT64_MAX);
-	assert_int_equal(kvt_loop_reap(&loop, &event, 1), 1);
-	assert_int_equal(event.tag, 5);
-	close(fd);
-	close(set);
-}
-
 /* As without memory or with too many watches of this user. */
 static void refuse_registrations(void)
 {
@@ -349,7 +282,7 @@ static void use_without_registrations(void)
 	kvt_loop_cancel(&loop, other, 1000, true);
 	kvt_loop_sleep(&loop, 1000);
 	assert_int_equal(kvt_loop_reap(&loop, &event, 1), 0);
-	assert_int_equal(loop.epoll.n_unwatched, 0);
+	assert_int_equal(loop.epoll.n_listed, 0);
 	_exit(0);
 }
 
@@ -376,7 +309,6 @@ static void descriptors_that_cannot_be_registered_are_polled(void **state)
 	X(a_spinning_loop_sees_what_becomes_ready)                                                \
 	X(a_poll_ends_once)                                                                       \
 	X(a_sleeping_loop_wakes_for_an_event_and_for_its_timeout)                                 \
-	X(a_sleeping_loop_wakes_for_a_set)                                                        \
 	X(a_withdrawn_poll_lets_its_descriptor_go)                                                \
 	X(a_withdrawn_poll_of_a_file_that_stays_open_has_no_event)                                \
 	X(what_was_seen_of_a_withdrawn_poll_is_forgotten_or_announced)                            \
@@ -387,7 +319,6 @@ int main(void)
 	const struct CMUnitTest on_epoll[] = {
 		IN_EACH(IN_EPOLL)
 		IN_EPOLL(a_spinning_loop_enters_the_kernel_now_and_then)
-		IN_EPOLL(a_spinning_loop_does_not_poll_sets)
 		IN_EPOLL(descriptors_that_cannot_be_registered_are_polled)
 	};
 	const struct CMUnitTest on_io_uring[] = { IN_EACH(IN_IO_URING) };

@@ -1,39 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file keeper.c: attacks on what restarts and metrics depend on. */
+/** @file metrics.c: attacks on kvtmetricsd. */
 #include "bench/attacks/attack.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <ftw.h>
-#include <sys/file.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #define IDLE_PEERS 64
-
-static uint32_t n_files;
-
-/* Take or wait for a shared lock on every file that can be opened. */
-static int lock_one(const char *path, const struct stat *status, int type, struct FTW *at)
-{
-	int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-
-	(void)status;
-	(void)type;
-	(void)at;
-	if (fd < 0 || n_files++ > 32 || attack_fork())
-		return 0;
-	flock(fd, LOCK_SH);
-	attack_hold();
-	return 0;
-}
-
-void attack_lock_file(struct attack_run *run)
-{
-	nftw(run->directory, lock_one, 8, FTW_PHYS);
-	attack_ready(run);
-	attack_round(run);
-}
 
 /* Connections that send nothing, and one in four half a request. */
 void attack_metrics_idle(struct attack_run *run)
