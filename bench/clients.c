@@ -24,7 +24,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "libclient/client.h"
+#include "libclient/state.h"
 #include "shm/atomic.h"
 
 #define MAX_BATCH 32

@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "libclient/client.h"
+#include "libclient/answer.h"
 #include "shm/atomic.h"
 #include "shm/map.h"
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "libclient/client.h"
+#include "libclient/area.h"
+#include "libclient/state.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # libkvtrunk: shared, static, pkg-config; and for tests and kvtctl a static one that calls a hook
-# at each protocol step (libclient/client.h).
+# at each protocol step (libclient/steps.h).
 
 PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib

@@ -9,6 +9,14 @@
 
 #include "libclient/client.h"
 
+#include "libclient/area.h"
+#include "libclient/call.h"
+#include "libclient/device.h"
+#include "libclient/fail.h"
+#include "libclient/steps.h"
+#include "libclient/stream.h"
+#include "libclient/table.h"
+
 static int create_rings(struct kvt_client *client, const struct kvt_client_parts *parts)
 {
 	uint32_t flying = parts->layout.cq_entries;

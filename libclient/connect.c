@@ -5,6 +5,11 @@
  * failure every descriptor and mapping is given back and `error` says why.
  */
 
+#include "libclient/client.h"
+#include "libclient/fail.h"
+#include "libclient/pool.h"
+#include "libclient/steps.h"
+#include "libclient/wait.h"
 #include "libclient/welcome.h"
 
 #include <errno.h>

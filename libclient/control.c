@@ -5,7 +5,9 @@
  * content by the caller. Descriptors of a refused message are closed.
  */
 
-#include "libclient/client.h"
+#include "libclient/control.h"
+#include "libclient/fail.h"
+#include "libclient/wait.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -7,7 +7,12 @@
  * mapping's entry and address, and its memory is unmapped when all are suspended. `lock` guards the
  * driver and the list.
  */
+#include "libclient/call.h"
 #include "libclient/client.h"
+#include "libclient/device.h"
+#include "libclient/fail.h"
+#include "libclient/pool.h"
+#include "libclient/wait.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "libclient/client.h"
+#include "libclient/fail.h"
 
 int kvt_client_fail(struct kvt_client *client, int code, int reason, const char *format, ...)
 {

@@ -6,6 +6,9 @@
 #include <string.h>
 
 #include "libclient/client.h"
+#include "libclient/control.h"
+#include "libclient/fail.h"
+#include "libclient/wait.h"
 
 int kvt_group_open(struct kvt_client *client, uint32_t n_ranks,
 		   const struct kvt_group_token *token, struct kvt_group_token *ret_token)

@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libclient/client.h"
 #include "libclient/sha256.h"
+#include "libclient/state.h"
 
 #define TOP_BIT 0x80000000u
 #define IMAGE_BITS 30u

@@ -17,6 +17,8 @@
 #include <unistd.h>
 
 #include "libclient/client.h"
+#include "libclient/fail.h"
+#include "libclient/wait.h"
 
 #define SLICE_NS 50000000ll
 #define SPINS_PER_CLOCK 32

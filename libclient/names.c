@@ -3,7 +3,8 @@
  * an unknown one gives "unknown", never NULL. Callers: applications, tools, the library's
  * messages. */
 
-#include "libclient/client.h"
+#include "libclient/state.h"
+#include "libclient/steps.h"
 
 #include <errno.h>
 #include <string.h>

@@ -5,7 +5,15 @@
  * are sent again after a restart of the daemon, with the same cookie.
  */
 
+#include "libclient/call.h"
 #include "libclient/client.h"
+#include "libclient/control.h"
+#include "libclient/fail.h"
+#include "libclient/resume.h"
+#include "libclient/steps.h"
+#include "libclient/stream.h"
+#include "libclient/submit.h"
+#include "libclient/wait.h"
 #include "shm/racy.h"
 
 #include <errno.h>

@@ -7,6 +7,8 @@
 #include <sys/stat.h>
 
 #include "libclient/client.h"
+#include "libclient/fail.h"
+#include "libclient/pool.h"
 #include "shm/geometry.h"
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit)

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "libclient/client.h"
+#include "libclient/fail.h"
+#include "libclient/probe.h"
+#include "libclient/wait.h"
 #include "shm/racy.h"
 #include "shm/walk.h"
 

@@ -7,6 +7,11 @@
  * rings, fence words, doorbell and completion descriptor stay the same. Callers: wait.c and ops.c,
  * after a hang-up. */
 
+#include "libclient/client.h"
+#include "libclient/fail.h"
+#include "libclient/resume.h"
+#include "libclient/steps.h"
+#include "libclient/wait.h"
 #include "libclient/welcome.h"
 
 #include <errno.h>

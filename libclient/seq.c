@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Sequences: kvt_seq_*, one lease with its page table and keys. Each call settles or polls the
- * sequence's outstanding answers, submits through submit.c, and shows the result.
+ * sequence's outstanding answers, submits through call.c, and shows the result.
  *
  * Invariants: `shown` changes only in calls on the sequence (see struct kvt_seq). Keys reach the
  * daemon once and in order. After -ESTALE the sequence computes on alone and shares nothing.
  */
 
+#include "libclient/answer.h"
+#include "libclient/call.h"
 #include "libclient/client.h"
+#include "libclient/fail.h"
+#include "libclient/table.h"
+#include "libclient/wait.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -8,6 +8,10 @@
  * doorbell, and its last reference frees them.
  */
 #include "libclient/client.h"
+#include "libclient/device.h"
+#include "libclient/fail.h"
+#include "libclient/stream.h"
+#include "libclient/submit.h"
 
 #include <fcntl.h>
 #include <pthread.h>

@@ -9,7 +9,13 @@
 #include <stdlib.h>
 
 #include "kvtrunk_wire.h"
+#include "libclient/answer.h"
+#include "libclient/call.h"
 #include "libclient/client.h"
+#include "libclient/device.h"
+#include "libclient/fail.h"
+#include "libclient/pool.h"
+#include "libclient/stream.h"
 
 /* Find the daemon's record of this session. */
 static int ask_session(struct kvt_client *client, struct kvt_admin_client *ret_record)

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libclient/client.h"
+#include "libclient/table.h"
 
 /* Detach a sequence from its outstanding answers. */
 static void forget(struct kvt_client *client, const struct kvt_seq *seq)

@@ -3,7 +3,7 @@
 /* Waiting for an answer: spin, then sleep on the completion descriptor and the control socket,
  * which hangs up when the daemon ends. While the daemon is on the client's CPU, spinning would only
  * keep it from answering, so the client sleeps at once. kvt_client_wait() serves all blocking calls
- * (submit.c); it takes no answer itself. */
+ * (call.c); it takes no answer itself. */
 
 #include <poll.h>
 #include <stdio.h>
@@ -11,6 +11,11 @@
 #include <unistd.h>
 
 #include "libclient/client.h"
+#include "libclient/control.h"
+#include "libclient/fail.h"
+#include "libclient/resume.h"
+#include "libclient/steps.h"
+#include "libclient/wait.h"
 
 #define SPINS_BEFORE_CLOCK 200 /* about as long as a busy daemon takes for a small operation */
 #define SPINS_PER_CLOCK 32

@@ -5,6 +5,12 @@
 
 #include "libclient/welcome.h"
 
+#include "libclient/client.h"
+#include "libclient/control.h"
+#include "libclient/fail.h"
+#include "libclient/pool.h"
+#include "libclient/steps.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>

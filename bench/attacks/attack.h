@@ -25,7 +25,7 @@
 #include <sys/types.h>
 
 #include "kvtrunk.h"
-#include "libclient/client.h"
+#include "libclient/state.h"
 #include "lab/daemon.h"
 
 #define ATTACKER_UID 65534

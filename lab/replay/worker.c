@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "libclient/client.h"
+#include "libclient/state.h"
 #include "shm/atomic.h"
 #include "lab/replay/replay.h"
 #include "lab/replay/steps.h"

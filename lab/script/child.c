@@ -14,7 +14,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "libclient/client.h"
+#include "libclient/state.h"
+#include "libclient/steps.h"
 #include "lab/script/script.h"
 
 #define NOP_DATA UINT64_MAX       /* user_data of our own NOPs */

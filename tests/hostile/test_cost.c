@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "libclient/client.h"
+#include "libclient/state.h"
 #include "tests/hostile/witness.h"
 #include "tests/lib/cases.h"
 

@@ -20,7 +20,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "libclient/client.h"
+#include "libclient/state.h"
 #include "tests/hostile/witness.h"
 #include "tests/lib/raw.h"
 

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "libclient/client.h"
+#include "libclient/wait.h"
 
 enum { PAGE = 16, PROMPT = 300, HELD = 64 };
 

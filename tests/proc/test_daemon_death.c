@@ -12,7 +12,8 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#include "libclient/client.h"
+#include "libclient/state.h"
+#include "libclient/steps.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
 

@@ -13,7 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "libclient/client.h"
+#include "libclient/state.h"
+#include "libclient/steps.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
 

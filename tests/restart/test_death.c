@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "libclient/client.h"
+#include "libclient/state.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
 #include "tests/restart/trace.h"

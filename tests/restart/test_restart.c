@@ -21,7 +21,8 @@
 #include <unistd.h>
 
 #include "daemon/core/ledger.h"
-#include "libclient/client.h"
+#include "libclient/control.h"
+#include "libclient/wait.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
 #include "tests/restart/trace.h"

@@ -3,7 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libclient/client.h"
+#include "libclient/area.h"
+#include "libclient/state.h"
 #include "tests/lib/cases.h"
 
 enum { TAKEN_MAX = 40, LINE_WORDS = KVT_LINE / 4 };

@@ -18,7 +18,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "libclient/client.h"
+#include "libclient/steps.h"
+#include "libclient/wait.h"
 #include "tests/lib/cases.h"
 
 enum { PS = 16, N_PAGES = 8, PAGE_BYTES = 1024, FDS_MAX = 40 };

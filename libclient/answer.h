@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_CLIENT_ANSWER_H
+#define KVT_CLIENT_ANSWER_H
+
+#include "libclient/state.h"
+
+/** Take one answer from the CQ, which has one. Returns the slot of an answer for the caller, 0 for
+ * one of the library's own, -EPROTO for an impossible one. */
+int kvt_answer_take(struct kvt_client *client, struct kvt_cqe *cqe);
+/** Keep an answer for kvt_reap(). */
+void kvt_answer_keep(struct kvt_client *client, uint32_t number, const struct kvt_cqe *cqe);
+/** Take one answer and keep it. -EPROTO. */
+int kvt_answer_keep_next(struct kvt_client *client);
+/** Decode an answer for the caller. Its slot stays held while its list is read. -EPROTO. */
+int kvt_answer_deliver(struct kvt_client *client, uint32_t number, const struct kvt_cqe *cqe,
+		       struct kvt_result *ret_result);
+/** Give back what found no room for it before. */
+void kvt_answer_retry(struct kvt_client *client);
+/** Set the fields that result->op has an answer for; the operation succeeded. */
+void kvt_client_decode_answer(struct kvt_result *result, const struct kvt_cqe *cqe);
+/** Count operations that may still bring or hold a lease, a page or a fence: unanswered ones, but
+ * for a notice that a BEGIN was promised, and ENDs that found no room. */
+uint32_t kvt_client_unanswered(const struct kvt_client *client);
+/** Take all available answers. */
+int kvt_client_take_ready(struct kvt_client *client);
+/** END a sequence as soon as there is room. Takes ownership. */
+void kvt_client_end_later(struct kvt_client *client, struct kvt_seq *seq);
+
+#endif

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "libclient/slot.h"
+
+#include "libclient/area.h"
+
+void kvt_slot_push(struct kvt_client *client, struct kvt_slot_list *list, uint32_t number)
+{
+	client->slots[number].next = 0;
+	if (list->last)
+		client->slots[list->last].next = number;
+	else
+		list->first = number;
+	list->last = number;
+}
+
+uint32_t kvt_slot_pop(struct kvt_client *client, struct kvt_slot_list *list)
+{
+	uint32_t number = list->first;
+
+	if (number) {
+		list->first = client->slots[number].next;
+		if (!list->first)
+			list->last = 0;
+	}
+	return number;
+}
+
+uint32_t kvt_slot_take(struct kvt_client *client)
+{
+	uint32_t number = client->free_slot;
+
+	KVT_ASSERT(number > 0 && client->n_free > 0);
+	client->free_slot = client->slots[number].next;
+	client->n_free--;
+	client->slots[number].twin = 0;
+	return number;
+}
+
+void kvt_slot_free(struct kvt_client *client, uint32_t number)
+{
+	struct kvt_slot *slot = &client->slots[number];
+
+	KVT_ASSERT(slot->state != KVT_SLOT_FREE);
+	kvt_area_give(&client->keys, slot->keys);
+	kvt_area_give(&client->list, slot->list);
+	slot->keys.n = slot->list.n = 0;
+	slot->state = KVT_SLOT_FREE;
+	slot->generation++;
+	slot->next = client->free_slot;
+	client->free_slot = number;
+	client->n_free++;
+}

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_CLIENT_SUBMIT_H
+#define KVT_CLIENT_SUBMIT_H
+
+#include "libclient/state.h"
+
+/** Submit one entry; its slot gets `state`. `waits`: the caller waits for the answer, and a refusal
+ * comes before the fence. -EAGAIN without a text: no room; the caller decides what that means. */
+int kvt_client_put(struct kvt_client *client, const struct kvt_request *request,
+		   enum kvt_slot_state state, bool waits, uint32_t *ret_number);
+/** Note that fence words may rise without a doorbell from now on: the daemon polls them. */
+void kvt_client_raise_silently(struct kvt_client *client);
+
+#endif
