@@ -40,6 +40,7 @@ struct bench_options {
 	const char *daemon; /* program, NULL: beside this one */
 	const char *data;   /* directory with the traces */
 	const char *attack; /* only this one; NULL: all */
+	bool two_uids;      /* of attackers and innocent clients */
 };
 
 /* ---- measure.c: time, samples, results ---- */

@@ -79,7 +79,8 @@ static void usage(FILE *to)
 		    "  --daemon-cpu N     core of the daemon (default: the last allowed)\n"
 		    "  --daemon PROGRAM   kvtrunkd to run (default: beside this program)\n"
 		    "  --data DIRECTORY   traces (default: $KVT_DATA, then ../shared/data)\n"
-		    "  --attack NAME      of the attacks only this one\n\n"
+		    "  --attack NAME      of the attacks only this one\n"
+		    "  --two-uids         attackers have a uid of their own; needs root\n\n"
 		    "Parts (default: all but flat-radix, attacks and crowd):\n");
 	for (unsigned int i = 0; i < N_PARTS; i++)
 		fprintf(to, "  %-12s %s\n", parts[i].name, parts[i].help);
@@ -122,6 +123,7 @@ static unsigned int parse(int argc, char **argv, struct bench_options *options)
 		{ "daemon", required_argument, NULL, 'd' },
 		{ "data", required_argument, NULL, 'a' },
 		{ "attack", required_argument, NULL, 'A' },
+		{ "two-uids", no_argument, NULL, 'u' },
 		{ "help", no_argument, NULL, 'h' },
 		{ NULL, 0, NULL, 0 },
 	};
@@ -157,6 +159,9 @@ static unsigned int parse(int argc, char **argv, struct bench_options *options)
 			break;
 		case 'A':
 			options->attack = optarg;
+			break;
+		case 'u':
+			options->two_uids = true;
 			break;
 		case 'h':
 			usage(stdout);

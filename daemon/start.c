@@ -494,8 +494,8 @@ static int make_tables(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	daemon->leaving = calloc(sessions, sizeof(*daemon->leaving));
 	daemon->message = aligned_alloc(KVT_LINE, KVT_MESSAGE_MAX);
 	daemon->answer = aligned_alloc(KVT_LINE, KVT_MESSAGE_MAX);
-	if (kvt_shares_init(&daemon->shares, sessions, daemon->cycles_per_us) != 0 ||
-	    !daemon->sessions || !daemon->members || !daemon->served || !daemon->connections ||
+	kvt_shares_init(&daemon->shares, daemon->cycles_per_us);
+	if (!daemon->sessions || !daemon->members || !daemon->served || !daemon->connections ||
 	    !daemon->free_connections || !daemon->leaving || !daemon->message || !daemon->answer) {
 		snprintf(why, KVT_WHY_BYTES, "no memory for %u sessions", sessions);
 		return -ENOMEM;
@@ -818,7 +818,6 @@ static void unmake(struct kvt_daemon *daemon)
 		kvt_lock_release(&daemon->lock);
 	kvt_fdstore_close(&daemon->passed);
 	kvt_notify_close(&daemon->notify);
-	kvt_shares_free(&daemon->shares);
 	free(daemon->sessions);
 	free(daemon->members);
 	free(daemon->served);

@@ -16,7 +16,7 @@
  *     options.c    options that change process limits or the turn
  *     plan.c       sizes of pool and core from the options
  *     turn.c       the loop: rings, fences, background work, spinning and sleeping
- *     share.c      fair scheduling between uids and sessions
+ *     share.c      fair scheduling between sessions
  *     spin.c       whether to spin or to sleep
  *     group.c      groups: several processes of one session
  *     session.c    a session's areas, bells and end
@@ -95,8 +95,7 @@ struct kvt_session {
 	bool dying;   /* a sign was seen: no more entries; the slot stays until the core is done */
 	uint64_t worked_turn;      /* when it last had an entry */
 	uint64_t waiting_since_ns; /* oldest deferred operation without progress */
-	struct kvt_account *account; /* of its uid, while open */
-	uint64_t spent;            /* cycles, on the clock of account->floor */
+	struct kvt_session_share share; /* while open */
 	struct kvt_pace pace;
 	struct kvt_sqe held;
 
@@ -209,6 +208,7 @@ struct kvt_daemon {
 	uint64_t clock_stamp, clock_interval; /* cycles */
 	uint64_t idle_since;          /* cycles; 0 = not idle */
 	uint64_t turn_stamp;          /* cycles, when this turn began */
+	uint64_t woken_cycles;        /* spent on waking clients for their answers */
 	struct kvt_spin spin;
 	uint64_t compact_after_cycles;
 	uint64_t cycles_per_us;

@@ -276,9 +276,7 @@ void kvt_session_vacate(struct kvt_daemon *daemon, uint32_t member)
 static void begin_serving(struct kvt_daemon *daemon, struct kvt_session *session)
 {
 	KVT_ASSERT(session->open && daemon->n_served < daemon->core_config.max_sessions);
-	session->account = kvt_shares_account(&daemon->shares, session->uid);
-	session->spent = session->account->floor;
-	kvt_shares_join(&daemon->shares, session->account);
+	kvt_share_begin(&daemon->shares, &session->share);
 	/* New sessions are hot: move the first cold one to the end. */
 	daemon->served[daemon->n_served++] = daemon->served[daemon->n_hot];
 	daemon->served[daemon->n_hot++] = session->index;
@@ -430,7 +428,7 @@ static void stop_serving(struct kvt_daemon *daemon, struct kvt_session *session)
 	if (session->open) {
 		session->open = false;
 		unserve(daemon, session->index);
-		kvt_shares_leave(&daemon->shares, session->account);
+		kvt_share_end(&daemon->shares, &session->share);
 	}
 	daemon->sweep_due = true;
 	if (!session->dying) {

@@ -1,87 +1,73 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/serve/share.h"
 
-#include <errno.h>
-#include <stdlib.h>
-
 #include "shm/assert.h"
 
 #define KEPT_PART 4 /* while time is kept for others, the floor rises with clock / KEPT_PART */
 
-int kvt_shares_init(struct kvt_shares *shares, uint32_t max_sessions, uint64_t cycles_per_us)
+void kvt_shares_init(struct kvt_shares *shares, uint64_t cycles_per_us)
 {
-	uint32_t places = max_sessions + 1; /* at most one uid per session */
-
 	*shares = (struct kvt_shares){
-		.served = calloc(places, sizeof(*shares->served)),
-		.accounts = calloc(places, sizeof(*shares->accounts)),
-		.n_accounts = places,
 		.lead = KVT_SHARE_LEAD_US * cycles_per_us,
 		.grace = KVT_SHARE_GRACE_US * cycles_per_us,
 		.most = KVT_SHARE_MOST_US * cycles_per_us,
-		.look = KVT_SHARE_LOOK_NS * cycles_per_us / 1000,
+		.heavy = KVT_SHARE_HEAVY_US * cycles_per_us,
 	};
-	return shares->served && shares->accounts ? 0 : -ENOMEM;
+	for (int i = 0; i < KVT_SHARE_CLASSES; i++)
+		shares->accounts[i] = (struct kvt_account){ .floor = 1, .limit = 1 + shares->lead,
+							    .least = UINT64_MAX,
+							    .next = UINT64_MAX };
 }
 
-void kvt_shares_free(struct kvt_shares *shares)
+static struct kvt_account *other_of(struct kvt_shares *shares, const struct kvt_account *account)
 {
-	free(shares->served);
-	free(shares->accounts);
-	*shares = (struct kvt_shares){ 0 };
+	return &shares->accounts[account == shares->accounts ? KVT_SHARE_HEAVY : KVT_SHARE_LIGHT];
 }
 
-struct kvt_account *kvt_shares_account(struct kvt_shares *shares, uint32_t uid)
+static void join(struct kvt_shares *shares, struct kvt_session_share *share,
+		 struct kvt_account *account)
 {
-	struct kvt_account *unused = NULL;
+	const struct kvt_account *other = other_of(shares, account);
 
-	for (uint32_t i = 0; i < shares->n_accounts; i++) {
-		struct kvt_account *account = &shares->accounts[i];
-
-		if (account->n_served && account->uid == uid)
-			return account;
-		if (!account->n_served && !unused)
-			unused = account;
-	}
-	KVT_ASSERT(unused != NULL);
-	*unused = (struct kvt_account){ .uid = uid, .floor = 1, .limit = 1 + shares->lead,
-					.least = UINT64_MAX, .next = UINT64_MAX,
-					.spent = shares->floor };
-	return unused;
-}
-
-void kvt_shares_join(struct kvt_shares *shares, struct kvt_account *account)
-{
-	if (account->n_served++)
+	share->account = account;
+	share->spent = account->floor;
+	if (account->n_sessions++ || !other->n_sessions)
 		return;
-	KVT_ASSERT(shares->n_served < shares->n_accounts);
-	/* A uid that was alone took no time from others: forgive its lead. */
-	if (shares->n_served == 1)
-		shares->floor = shares->served[0]->spent;
-	shares->served[shares->n_served++] = account;
+	/* A class that was alone took no time from the other: forgive its lead. */
+	shares->floor = account->spent = other->spent;
+	shares->both = true;
 }
 
-void kvt_shares_leave(struct kvt_shares *shares, struct kvt_account *account)
+static void leave(struct kvt_shares *shares, const struct kvt_session_share *share)
 {
-	uint32_t at = 0;
+	struct kvt_account *account = share->account, *other = other_of(shares, account);
 
-	KVT_ASSERT(account->n_served > 0);
-	if (--account->n_served)
+	KVT_ASSERT(account->n_sessions > 0);
+	if (--account->n_sessions)
 		return;
-	while (shares->served[at] != account)
-		at++;
-	shares->served[at] = shares->served[--shares->n_served];
-	if (shares->n_served == 1) { /* keep no time for others */
-		account = shares->served[0];
-		account->limit = account->floor + shares->lead;
-	}
+	shares->both = false;
+	other->limit = other->floor + shares->lead; /* keep no time */
+	account->limit = account->floor + shares->lead;
 }
 
-void kvt_shares_charge_uid(struct kvt_shares *shares, uint32_t uid, uint64_t cycles)
+void kvt_share_begin(struct kvt_shares *shares, struct kvt_session_share *share)
 {
-	for (uint32_t i = 0; i < shares->n_served; i++)
-		if (shares->served[i]->uid == uid)
-			kvt_share_charge_account(shares, shares->served[i], cycles);
+	share->weight = 0;
+	join(shares, share, &shares->accounts[KVT_SHARE_LIGHT]);
+}
+
+void kvt_share_end(struct kvt_shares *shares, struct kvt_session_share *share)
+{
+	leave(shares, share);
+	share->account = NULL;
+}
+
+void kvt_share_move(struct kvt_shares *shares, struct kvt_session_share *share)
+{
+	struct kvt_account *to = other_of(shares, share->account);
+
+	leave(shares, share);
+	join(shares, share, to);
 }
 
 void kvt_shares_settle(struct kvt_shares *shares, uint64_t stamp)
@@ -90,8 +76,8 @@ void kvt_shares_settle(struct kvt_shares *shares, uint64_t stamp)
 	bool worked = false;
 
 	shares->stamp = stamp;
-	for (uint32_t i = 0; i < shares->n_served; i++) {
-		struct kvt_account *account = shares->served[i];
+	for (int i = 0; i < KVT_SHARE_CLASSES; i++) {
+		struct kvt_account *account = &shares->accounts[i];
 
 		if (account->least != UINT64_MAX)
 			account->seen = stamp;
@@ -103,7 +89,7 @@ void kvt_shares_settle(struct kvt_shares *shares, uint64_t stamp)
 		else if (stamp - account->seen < shares->grace && account->spent < least)
 			least = account->spent;
 	}
-	if (least == UINT64_MAX) { /* no uid within its grace */
+	if (least == UINT64_MAX) { /* no class within its grace */
 		if (next != UINT64_MAX)
 			shares->floor = next;
 	} else if (worked || next == UINT64_MAX) {
@@ -111,8 +97,8 @@ void kvt_shares_settle(struct kvt_shares *shares, uint64_t stamp)
 	} else {
 		shares->floor += passed / KEPT_PART;
 	}
-	for (uint32_t i = 0; i < shares->n_served; i++) {
-		struct kvt_account *account = shares->served[i];
+	for (int i = 0; i < KVT_SHARE_CLASSES; i++) {
+		struct kvt_account *account = &shares->accounts[i];
 		bool ahead = account->spent > shares->floor + shares->lead;
 
 		if (account->limit != 0)

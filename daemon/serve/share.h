@@ -4,24 +4,27 @@
 
 /**
  * @file share.h
- * Fair scheduling of the serving thread: between uids first, then between the sessions of each.
+ * Fair scheduling of the serving thread between sessions.
  *
- * A turn runs at most one entry of a session. Its cost is the time it took, in cycles, because a
- * client chooses more than its keys: missing pages in its memory cost time, too. Connections,
- * messages and fence polls are charged to their uid, so a flood of them uses up the same share.
- * `spent` of a session is its cycles so far; `spent` of a uid is the sum of its sessions' and its
- * own charges. `floor` is the least `spent` among those with work. One that is ahead of the floor
- * by more than KVT_SHARE_LEAD_US waits. One that was idle restarts at the floor.
+ * A turn runs at most a few entries of a session. Their cost is the time they took, in cycles.
+ * `spent` of a session is its cycles so far. `floor` is the least `spent` among those with work. A
+ * session that is ahead of the floor by more than KVT_SHARE_LEAD_US waits. One that was idle
+ * restarts at the floor.
  *
  *      spent    A ─────────────────────────┐ waits until the floor is near
  *               B ──────┐                  .
  *             floor     |<---- lead ---->| .
  *
- * A client that waits for each answer has no work right after it. So a uid that had an entry within
- * KVT_SHARE_GRACE_US keeps its time: while only others have work, the floor rises at a quarter of
- * the clock. An entry cannot be interrupted. If others ran all the time, each operation of the
- * small client would wait for half an entry of theirs. Between the sessions of one uid no time is
- * kept: one uid alone never leaves the daemon idle.
+ * An entry cannot be interrupted. So sessions with long entries share half of the time, however
+ * many they are. A session is in one of two classes, *light* or *heavy*. A run of its entries above
+ * KVT_SHARE_HEAVY_US adds one to its weight, a shorter one takes two off. Runs are counted because
+ * a busy host preempts some. Between the classes the same rule holds: `spent` of a class is the sum
+ * of its sessions'.
+ *
+ * A client that waits for each answer has no work right after it. So a class that had an entry
+ * within KVT_SHARE_GRACE_US keeps its time: while only the other has work, the floor rises at a
+ * quarter of the clock. Else each operation of a light client would wait for half a long entry.
+ * Within a class no time is kept: one class alone never leaves the daemon idle.
  */
 
 #include <stdbool.h>
@@ -29,71 +32,88 @@
 
 #define KVT_SHARE_LEAD_US 20
 #define KVT_SHARE_GRACE_US 200
-#define KVT_SHARE_MOST_US 1000 /* charged for one entry: beyond it, mostly preempted */
-#define KVT_SHARE_LOOK_NS 500  /* a longer poll of a ring met a missing page */
+#define KVT_SHARE_MOST_US 1000 /* charged for one run: beyond it, mostly preempted */
+#define KVT_SHARE_HEAVY_US 20
+#define KVT_SHARE_WEIGHT 4
 
-/** A uid and what its sessions have used. */
+enum kvt_share_class { KVT_SHARE_LIGHT, KVT_SHARE_HEAVY, KVT_SHARE_CLASSES };
+
+/** A class, and what its sessions have used. Times in cycles. */
 struct kvt_account {
 	uint64_t limit; /* its sessions with more `spent` wait; 0: all wait */
 	uint64_t least; /* least `spent` of the sessions that had an entry in this turn */
 	uint64_t next;  /* least `spent` of the sessions that waited */
 	uint64_t floor; /* of its sessions */
-	uint64_t spent; /* by its sessions, and charged to the uid */
+	uint64_t spent; /* by its sessions */
 	uint64_t seen;  /* when a session last had an entry */
-	uint32_t uid;
-	uint32_t n_served; /* sessions whose rings are looked at */
+	uint32_t n_sessions;
+};
+
+/** A session's part. */
+struct kvt_session_share {
+	struct kvt_account *account; /* of its class */
+	uint64_t spent;              /* cycles, on the clock of account->floor */
+	uint32_t weight;             /* 0: light; KVT_SHARE_WEIGHT: heavy; else as before */
 };
 
 struct kvt_shares {
-	struct kvt_account **served; /* those with n_served > 0 */
-	uint32_t n_served;
+	struct kvt_account accounts[KVT_SHARE_CLASSES];
+	bool both; /* both classes have sessions */
 	uint64_t floor, stamp;
-	uint64_t lead, grace, most, look; /* cycles */
-	struct kvt_account *accounts;
-	uint32_t n_accounts; /* places */
+	uint64_t lead, grace, most, heavy; /* cycles */
 };
 
-/** -ENOMEM. */
-int kvt_shares_init(struct kvt_shares *shares, uint32_t max_sessions, uint64_t cycles_per_us);
-void kvt_shares_free(struct kvt_shares *shares);
-/** Find or make the account of a uid. Valid until it has no served session. */
-struct kvt_account *kvt_shares_account(struct kvt_shares *shares, uint32_t uid);
-/** Count a served session in, or out (kvt_shares_leave()). */
-void kvt_shares_join(struct kvt_shares *shares, struct kvt_account *account);
-void kvt_shares_leave(struct kvt_shares *shares, struct kvt_account *account);
-/** Charge a uid for work beside its entries: messages, connections. No effect without a session. */
-void kvt_shares_charge_uid(struct kvt_shares *shares, uint32_t uid, uint64_t cycles);
-/** Recompute floor and limits after a turn between several uids. */
+void kvt_shares_init(struct kvt_shares *shares, uint64_t cycles_per_us);
+/** Begin with a session, as a light one, or end with it. */
+void kvt_share_begin(struct kvt_shares *shares, struct kvt_session_share *share);
+void kvt_share_end(struct kvt_shares *shares, struct kvt_session_share *share);
+/** Recompute floor and limits after a turn with both classes. */
 void kvt_shares_settle(struct kvt_shares *shares, uint64_t stamp);
+/** Move a session to its other class. */
+void kvt_share_move(struct kvt_shares *shares, struct kvt_session_share *share);
 
-/** Charge an account that has a session. */
-static inline void kvt_share_charge_account(const struct kvt_shares *shares,
-					    struct kvt_account *account, uint64_t cycles)
+/** Charge a session. */
+static inline void kvt_share_charge(const struct kvt_shares *shares,
+				    struct kvt_session_share *share,
+				    uint64_t cycles)
 {
-	account->spent += cycles < shares->most ? cycles : shares->most;
-}
+	struct kvt_account *account = share->account;
 
-/** Charge a session of `account`; *spent is the session's. */
-static inline void kvt_share_charge(const struct kvt_shares *shares, struct kvt_account *account,
-				    uint64_t *spent, uint64_t cycles)
-{
 	if (cycles > shares->most)
 		cycles = shares->most;
-	if (*spent < account->floor)
-		*spent = account->floor;
-	*spent += cycles;
+	if (share->spent < account->floor)
+		share->spent = account->floor;
+	share->spent += cycles;
 	account->spent += cycles;
-	if (*spent < account->least)
-		account->least = *spent;
+	if (share->spent < account->least)
+		account->least = share->spent;
+}
+
+/** Charge a session for a run of entries, and find its class. `woken`: the part of `cycles` that
+ * waking the client took; it tells nothing of its entries. */
+static inline void kvt_share_ran(struct kvt_shares *shares, struct kvt_session_share *share,
+				 uint64_t cycles, uint64_t woken)
+{
+	bool is_heavy = share->account == &shares->accounts[KVT_SHARE_HEAVY];
+
+	kvt_share_charge(shares, share, cycles);
+	if (cycles > shares->heavy + woken)
+		share->weight += share->weight < KVT_SHARE_WEIGHT;
+	else
+		share->weight -= share->weight < 2 ? share->weight : 2;
+	if (__builtin_expect(share->weight == (is_heavy ? 0 : KVT_SHARE_WEIGHT), 0))
+		kvt_share_move(shares, share);
 }
 
 /** True if the session must wait. */
-static inline bool kvt_share_waits(struct kvt_account *account, uint64_t spent)
+static inline bool kvt_share_waits(const struct kvt_session_share *share)
 {
-	if (__builtin_expect(spent <= account->limit, 1))
+	struct kvt_account *account = share->account;
+
+	if (__builtin_expect(share->spent <= account->limit, 1))
 		return false;
-	if (spent < account->next)
-		account->next = spent;
+	if (share->spent < account->next)
+		account->next = share->spent;
 	return true;
 }
 
@@ -108,6 +128,13 @@ static inline void kvt_share_turn(struct kvt_account *account, uint64_t lead)
 		account->floor = least;
 	account->limit = account->floor + lead;
 	account->least = account->next = UINT64_MAX;
+}
+
+/** End a turn with one class. */
+static inline void kvt_shares_turn(struct kvt_shares *shares)
+{
+	for (int i = 0; i < KVT_SHARE_CLASSES; i++)
+		kvt_share_turn(&shares->accounts[i], shares->lead);
 }
 
 #endif

@@ -57,8 +57,13 @@ static int cq_room(struct kvt_session *session)
 
 static void publish(struct kvt_daemon *daemon, struct kvt_session *session)
 {
-	if (unlikely(kvt_ring_cq_publish(&session->ring)))
-		kvt_session_ring_bell(daemon, session);
+	uint64_t before;
+
+	if (!unlikely(kvt_ring_cq_publish(&session->ring)))
+		return;
+	before = kvt_cycles();
+	kvt_session_ring_bell(daemon, session);
+	daemon->woken_cycles += kvt_cycles() - before;
 }
 
 /* Spin for the session's next entry, if that may pay. */
@@ -245,7 +250,7 @@ static inline bool take_entry(struct kvt_daemon *daemon, struct kvt_session *ses
 static inline uint32_t serve(struct kvt_daemon *daemon, struct kvt_session *session)
 {
 	int n = kvt_ring_sq_pending(&session->ring), done = 0;
-	uint64_t start, now;
+	uint64_t start, now, woken = daemon->woken_cycles;
 	struct kvt_sqe sqe;
 
 	if (n == 0)
@@ -271,7 +276,7 @@ static inline uint32_t serve(struct kvt_daemon *daemon, struct kvt_session *sess
 	expect_entry(daemon, session);
 	if (unlikely(session->ring.pace_us || session->pace.due))
 		kvt_spin_pace(&daemon->spin, &session->pace, session->ring.pace_us, start);
-	kvt_share_charge(&daemon->shares, session->account, &session->spent, now - start);
+	kvt_share_ran(&daemon->shares, &session->share, now - start, daemon->woken_cycles - woken);
 	return (uint32_t)done;
 }
 
@@ -330,49 +335,24 @@ static uint32_t look_at_cold(struct kvt_daemon *daemon)
 	return work;
 }
 
-/* Serve the hot sessions of several uids. Polling a ring is charged if it took long: a client can
- * punch out the page of its indices. */
-static __attribute__((noinline)) uint32_t serve_uids(struct kvt_daemon *daemon)
+static inline uint32_t serve_hot(struct kvt_daemon *daemon)
 {
-	uint64_t look = daemon->shares.look, before = kvt_cycles(), now;
+	const struct kvt_shares *shares = &daemon->shares;
 	uint32_t work = 0;
 
 	for (uint32_t i = 0; i < daemon->n_hot; i++) {
 		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
-		struct kvt_account *account = session->account;
+		struct kvt_account *account = session->share.account;
 		uint32_t done;
 
-		if (kvt_share_waits(account, session->spent))
-			continue;
-		done = serve_rarely(daemon, session);
-		now = kvt_cycles();
-		if (done)
-			session->worked_turn = daemon->stats.turns;
-		else if (unlikely(now - before > look) && session->open)
-			kvt_share_charge(&daemon->shares, session->account, &session->spent,
-					 now - before);
-		/* Over its share: the rest of its sessions wait for the next turn. */
-		if (account->spent > daemon->shares.floor + daemon->shares.lead)
-			account->limit = 0;
-		work += done;
-		before = now;
-	}
-	return work;
-}
-
-static inline uint32_t serve_uid(struct kvt_daemon *daemon)
-{
-	uint32_t work = 0;
-
-	for (uint32_t i = 0; i < daemon->n_hot; i++) {
-		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
-		uint32_t done;
-
-		if (unlikely(kvt_share_waits(session->account, session->spent)))
+		if (unlikely(kvt_share_waits(&session->share)))
 			continue;
 		done = serve(daemon, session);
 		if (done)
 			session->worked_turn = daemon->stats.turns;
+		/* Over its share: the rest of the class waits for the next turn. */
+		if (unlikely(shares->both && account->spent > shares->floor + shares->lead))
+			account->limit = 0;
 		work += done;
 	}
 	return work;
@@ -380,17 +360,12 @@ static inline uint32_t serve_uid(struct kvt_daemon *daemon)
 
 static inline uint32_t serve_all(struct kvt_daemon *daemon)
 {
-	struct kvt_shares *shares = &daemon->shares;
-	uint32_t work;
+	uint32_t work = serve_hot(daemon);
 
-	if (unlikely(shares->n_served > 1)) {
-		work = serve_uids(daemon);
-		kvt_shares_settle(shares, kvt_cycles());
-	} else {
-		work = serve_uid(daemon);
-		if (shares->n_served)
-			kvt_share_turn(shares->served[0], shares->lead);
-	}
+	if (unlikely(daemon->shares.both))
+		kvt_shares_settle(&daemon->shares, kvt_cycles());
+	else
+		kvt_shares_turn(&daemon->shares);
 	if (unlikely(daemon->n_hot > HOT_AT_LEAST))
 		cool_one(daemon);
 	if (unlikely(daemon->n_hot < daemon->n_served))
@@ -408,12 +383,11 @@ static uint32_t poll_fences(struct kvt_daemon *daemon)
 	for (uint32_t i = 0; i < daemon->n_hot; i++) { /* a waiting session stays hot */
 		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
 
-		/* A limit of 0: the uid is over its share. */
-		if (!session->deferred || !session->account->limit)
+		if (!session->deferred || kvt_share_waits(&session->share))
 			continue;
 		work += kvt_core_poll(daemon->core, session->index, daemon->now_ns);
 		now = kvt_cycles();
-		kvt_share_charge_account(&daemon->shares, session->account, now - before);
+		kvt_share_charge(&daemon->shares, &session->share, now - before);
 		before = now;
 	}
 	work += kvt_core_wake(daemon->core, daemon->now_ns);
