@@ -286,7 +286,7 @@ static int64_t control_deadline(const struct kvt_client *client)
 	return client->timeout_ns > 0 ? kvt_client_now_ns() + client->timeout_ns : INT64_MAX;
 }
 
-/* Also check `gone`: a daemon that ended the session for costly watches sends nothing more. */
+/* Also check `gone`: if the socket was full, there is no GOODBYE. */
 static int receive_answer(struct kvt_client *client, int64_t deadline_ns)
 {
 	unsigned int n_fds;

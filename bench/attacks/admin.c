@@ -15,7 +15,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define OBSERVERS 16
+#define OBSERVERS 8
 #define HALF_OPEN 4000
 #define BACKLOG 256
 
@@ -139,7 +139,7 @@ void attack_connections(struct attack_run *run)
 }
 
 /* Fill each free place of the listening queue at once, without waiting in connect(). Each
- * connection sends HELLO and stays. */
+ * connection stays, without HELLO. */
 void attack_backlog(struct attack_run *run)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -155,7 +155,6 @@ void attack_backlog(struct attack_run *run)
 			fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 		if (connect(fd, (struct sockaddr *)&address, sizeof(address)))
 			continue;
-		attack_say_hello(fd, KVT_HELLO_OBSERVE);
 		close(fds[n % BACKLOG]);
 		fds[n++ % BACKLOG] = fd;
 		fd = -1;

@@ -16,7 +16,7 @@ const struct attack attacks[] = {
 	  ATTACK_TOGETHER, 50, NULL, attack_segments },
 	{ "fences", "raises and lowers fence words while frees wait for them",
 	  ATTACK_TOGETHER, 200, NULL, attack_fences },
-	{ "nodes-flood", "16 observers list the nodes without end",
+	{ "nodes-flood", "eight observers list the nodes without end",
 	  ATTACK_TOGETHER, 100, MANY_NODES, attack_nodes_flood },
 	{ "status-flood", "the same with STATUS beside thousands of leases",
 	  ATTACK_TOGETHER, 100, NULL, attack_status_flood },
