@@ -25,11 +25,6 @@
  *   STEPS_ALIGN                steps that it takes at a time
  *   gemm_run                   the inner kernel, declared below
  *
- * One that multiplies tiles of matrices defines GEMM_TILES, too, and:
- *
- *   few_across_elements, few_begin   how queries of few rows are prepared for a unit
- *   job_begin, job_end         around a thread's job
- *
  * How results stay the same
  *
  *   Every number below is computed by a chain of operations that depends only on the row's own
@@ -99,7 +94,6 @@ struct work {
 	float *sum_lanes; /* [TILE_ROWS][VW] */
 	float *factors; /* [TILE_ROWS] scale of older sums after a new maximum */
 	float *outputs_before; /* [TILE_ROWS][out_dim] without the current block */
-	element *across; /* GEMM_TILES: few rows' queries as right factors */
 	struct partial tile; /* TILE_ROWS rows */
 	struct partial group; /* KVT_JOB_ROWS rows */
 	struct partial total; /* KVT_JOB_ROWS rows */
@@ -161,10 +155,6 @@ static char *work_carve(struct work *work, char *base, uint32_t head_dim)
 	work->factors = carve(&next, TILE_ROWS * sizeof(float));
 	work->outputs_before =
 		carve(&next, (size_t)TILE_ROWS * work->out_dim * sizeof(float));
-#ifdef GEMM_TILES
-	work->across = carve(&next, KVT_HEADS_ROWS * few_across_elements(head_dim) *
-					    sizeof(element));
-#endif
 	partial_carve(&work->tile, &next, TILE_ROWS, work->out_dim);
 	partial_carve(&work->group, &next, KVT_JOB_ROWS, work->out_dim);
 	partial_carve(&work->total, &next, KVT_JOB_ROWS, work->out_dim);
@@ -306,7 +296,6 @@ struct gemm {
 	float *c;
 	size_t c_stride; /* floats from row to row */
 	bool add;
-	bool exact; /* rows behind these are others'; else tiles may write there, up to a band */
 };
 
 #ifdef GEMM_OWN
@@ -455,12 +444,6 @@ INLINE uint32_t band_row(const struct tile *tile, uint32_t head, uint32_t band)
 	return head * tile->head_rows + tile->band_rows[band];
 }
 
-/* True if the rows of a head's last band are followed by the next head's. */
-INLINE bool heads_follow(const struct tile *tile)
-{
-	return tile->head_rows < tile->n_rows;
-}
-
 /* Return how many of the positions [start, start + n) a row of the tile sees. */
 INLINE uint32_t keys_seen(const struct tile *tile, uint32_t row, uint32_t start, uint32_t n)
 {
@@ -487,7 +470,6 @@ static void panel_scores(const struct work *work, const struct tile *tile, uint3
 			.n_steps = work->key_steps,
 			.c = work->scores + row * BLOCK + (panel_start - block_start),
 			.c_stride = BLOCK,
-			.exact = heads_follow(tile),
 		};
 
 		if (n)
@@ -603,7 +585,7 @@ static void tile_weights(const struct work *work, const struct tile *tile, uint3
 
 /* Add n_keys weighted values of a chunk to the outputs of n_rows rows. */
 static void chunk_add(const struct work *work, const element *weights, const element *chunk,
-		      uint32_t capacity, uint32_t row, uint32_t n_rows, uint32_t n_keys, bool exact)
+		      uint32_t capacity, uint32_t row, uint32_t n_rows, uint32_t n_keys)
 {
 	uint32_t n_vectors = work->out_dim / VW;
 
@@ -619,7 +601,6 @@ static void chunk_add(const struct work *work, const element *weights, const ele
 			.c = work->tile.outputs + (size_t)row * work->out_dim + first * VW,
 			.c_stride = work->out_dim,
 			.add = true,
-			.exact = exact,
 		};
 
 		gemm_run(&gemm, n_rows, width);
@@ -639,7 +620,7 @@ static void chunk_add_exactly(const struct work *work, const element *weights, c
 	_Alignas(64) element last[GEMM_VECTORS * VW * LAST_KEYS];
 
 	if (n_whole)
-		chunk_add(work, weights, chunk, capacity, row, 1, n_whole, true);
+		chunk_add(work, weights, chunk, capacity, row, 1, n_whole);
 	if (n_whole == n_keys)
 		return;
 	for (uint32_t panel = 0; panel < work->n_panels; panel++) {
@@ -654,7 +635,6 @@ static void chunk_add_exactly(const struct work *work, const element *weights, c
 			.n_steps = STEPS_ALIGN,
 			.c = work->tile.outputs + (size_t)row * work->out_dim + first * VW,
 			.add = true,
-			.exact = true,
 		};
 
 		for (uint32_t i = 0; i < width * VW * LAST_KEYS; i++) {
@@ -683,8 +663,7 @@ static void chunk_values(const struct work *work, const struct tile *tile, uint3
 		if (!n)
 			continue;
 		if (!not_finite || keys_seen(tile, row, start, capacity) == capacity) {
-			chunk_add(work, weights, chunk, capacity, row, end - row, n,
-				  heads_follow(tile));
+			chunk_add(work, weights, chunk, capacity, row, end - row, n);
 			continue;
 		}
 		for (; row < end; row++, weights += BLOCK) {
@@ -861,9 +840,6 @@ static void few_make(const struct work *work, const struct tile *tile, const str
 	few->out_dim = work->out_dim;
 	few->stride = work->kv->position_stride_bytes;
 	few->next_stride = few->stride;
-#ifdef GEMM_TILES
-	few->across = work->across + at->head * few_across_elements(work->head_dim);
-#endif
 	few->n_keys = strips_find(work, at, few->strips);
 	strips_find(work, next, few->strips + FEW_STRIPS);
 	if (few->n_keys < FEW_KEYS || work->kv->page_size < VW)
@@ -967,10 +943,6 @@ static void block_streamed(const struct work *work, const struct tile *tile, uin
 	}
 }
 
-#ifdef GEMM_TILES
-static void few_begin(const struct work *work, const struct tile *tile);
-#endif
-
 /* Run one unit for the rows [first_row, first_row + n_rows) of the block, into work->tile. */
 static void tile_unit(const struct work *work, uint32_t first_row, uint32_t n_rows, bool packed)
 {
@@ -987,10 +959,6 @@ static void tile_unit(const struct work *work, uint32_t first_row, uint32_t n_ro
 				 : minimum(limit - work->unit_start, KVT_ATTN_UNIT);
 		tile.n_keys[row] = n_keys;
 	}
-#ifdef GEMM_TILES
-	if (!packed && few_rows(work, &tile))
-		few_begin(work, &tile);
-#endif
 	for (uint32_t row = 0; row < n_rows; row += VW)
 		v_store(work->tile.maxima + row, v_set1(-__builtin_inff()));
 	for (uint32_t i = 0; i < n_rows * VW; i += VW)
@@ -1115,16 +1083,6 @@ static struct partial partial_of_span(const struct kvt_row_block *block, uint32_
 	return (struct partial){ base, base + n_rows, base + 2 * n_rows };
 }
 
-#ifndef GEMM_TILES
-INLINE void job_begin(void)
-{
-}
-
-INLINE void job_end(void)
-{
-}
-#endif
-
 static void job_run(const struct kvt_job *job, void *workspace)
 {
 	const struct kvt_row_block *block = job->block;
@@ -1134,7 +1092,6 @@ static void job_run(const struct kvt_job *job, void *workspace)
 
 	work_begin(&work, block, workspace);
 	queries_load(&work);
-	job_begin();
 	while (unit < end) {
 		uint32_t group = unit;
 		uint32_t group_end =
@@ -1160,7 +1117,6 @@ static void job_run(const struct kvt_job *job, void *workspace)
 	} else {
 		rows_write(&work, result);
 	}
-	job_end();
 }
 
 /* Merge the span that begins at unit, a group or one unit of it, into work->group. */

@@ -8,7 +8,7 @@
 
 #define VW 16
 
-/* Few rows: few.inc.h, amx.inc.h */
+/* Few rows: few.inc.h */
 #define FEW_STRIPS 4
 #define FEW_WORDS 8
 #define FEW_NEAR 2

@@ -3,10 +3,10 @@
 # libkvtkernels (.so and .a), its tests, and kvtbench-attn.
 #
 #   make kernels         the library and the benchmark
+#   make kernels-cuda    everything, with the CUDA kernels
 #   make kernels-check   build and run the tests of the kernels
 #
-# Each path is compiled for its instruction set and chosen at run time. The CUDA kernels are built
-# where nvcc is found (see Makefile).
+# Each path is compiled for its instruction set and chosen at run time. CUDA: see Makefile.
 
 # Contraction is off everywhere: where a product and a sum are rounded once, the code says so.
 CFLAGS_kernels = $(if $(SANITIZE),,-O3) -ffp-contract=off -fno-math-errno $(CFLAGS_kernels_isa)
@@ -15,8 +15,7 @@ KERNELS_ARCH := $(if $(NO_COMPILER),,$(shell $(CC) -dumpmachine))
 KERNELS_SRC := $(addprefix kernels/,append_prefill.c base.c check.c context.c cuda_host.c \
 	cuda_images.c cuda_plan.c geometry.c pages.c path_portable.c pool.c)
 ifneq ($(filter x86_64%,$(KERNELS_ARCH)),)
-KERNELS_SRC += kernels/path_avx2.c kernels/path_avx512.c kernels/path_avx512_bf16.c \
-	kernels/path_amx_bf16.c
+KERNELS_SRC += kernels/path_avx2.c kernels/path_avx512.c kernels/path_avx512_bf16.c
 endif
 ifneq ($(filter aarch64%,$(KERNELS_ARCH)),)
 KERNELS_SRC += kernels/path_neon.c kernels/path_neon_bf16.c
@@ -27,18 +26,22 @@ KERNELS_AVX512 := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl
 ifneq ($(findstring address,$(SANITIZE)),)
 KERNELS_AVX512 += $(if $(findstring clang,$(CC)),,--param=asan-use-after-return=0)
 endif
-$(O)/obj/kernels/path_avx2.o: CFLAGS_kernels_isa := -mavx2 -mfma -mf16c
-$(O)/obj/kernels/path_avx512.o: CFLAGS_kernels_isa := $(KERNELS_AVX512)
-$(O)/obj/kernels/path_avx512_bf16.o: CFLAGS_kernels_isa := $(KERNELS_AVX512) -mavx512bf16 \
-	-mavx512vbmi
-$(O)/obj/kernels/path_amx_bf16.o: CFLAGS_kernels_isa := $(KERNELS_AVX512) -mavx512bf16
+# Line tables alone: variables of code that is inlined so deep take a third of the compiler's time.
+KERNELS_LINES := $(if $(filter -g%,$(OPT)),-g1)
+$(O)/obj/kernels/path_avx2.o: CFLAGS_kernels_isa := $(KERNELS_LINES) -mavx2 -mfma -mf16c
+$(O)/obj/kernels/path_avx512.o: CFLAGS_kernels_isa := $(KERNELS_LINES) $(KERNELS_AVX512)
+$(O)/obj/kernels/path_avx512_bf16.o: CFLAGS_kernels_isa := $(KERNELS_LINES) $(KERNELS_AVX512) \
+	-mavx512bf16 -mavx512vbmi
 $(O)/obj/kernels/path_neon_bf16.o: CFLAGS_kernels_isa := -march=armv8.2-a+bf16
 
 # CUDA: a binary for each architecture that is chosen at run time, and PTX for later ones.
-ifneq ($(NVCC),none)
+CUDA_SRC := kernels/cuda_kernels.cu $(wildcard kernels/*.cuh) kernels/cuda_args.h \
+	kernels/convert.h include/kvt_kernels.h
+ifeq ($(NVCC),none)
+$(O)/obj/kernels/cuda_images.o: $(CUDA_SRC)
+else
 KERNELS_IMAGES := $(addprefix $(CUDA_IMAGES)/,sm_80.cubin sm_90a.cubin compute_80.ptx)
-$(KERNELS_IMAGES): kernels/cuda_kernels.cu $(wildcard kernels/*.cuh) kernels/cuda_args.h \
-		kernels/convert.h include/kvt_kernels.h
+$(KERNELS_IMAGES): $(CUDA_SRC)
 	@mkdir -p $(@D)
 	$(NVCC_COMPILE) $(if $(filter %.ptx,$@),-ptx,-cubin) -arch=$(basename $(@F)) $< -o $@
 $(CUDA_IMAGES)/bench.ptx: bench/attn/gpu_kernels.cu bench/attn/gpu_kernels.cuh \
@@ -53,7 +56,6 @@ $(O)/obj/kernels/cuda_images.o: \
 endif
 
 KERNELS_OBJ := $(patsubst %.c,$(O)/obj/%.o,$(KERNELS_SRC))
-$(KERNELS_OBJ): kernels/build.mk
 KERNELS_LIBS := -lpthread -ldl -lm
 
 $(O)/libkvtkernels.a: $(KERNELS_OBJ)
@@ -87,12 +89,7 @@ STANDIN_IMAGES := $(if $(filter none,$(NVCC)),$(O)/obj/tests/cuda/standin_images
 KERNELS_CXX := $(shell command -v $(subst gcc,g++,$(subst clang,clang++,$(firstword $(CC)))))
 KERNELS_TEST_SRC := $(filter-out $(if $(KERNELS_CXX),,%/test_cuda.c %/test_driver.c), \
 	$(wildcard tests/kernels/test_*.c))
-KERNELS_TESTLIB := $(O)/obj/tests/kernels/support.o $(O)/obj/tests/kernels/random_bits.o \
-	$(O)/obj/tests/kernels/amx_emulated.o
-ifneq ($(filter x86_64%,$(KERNELS_ARCH)),)
-$(O)/obj/tests/kernels/amx_emulated.o: CFLAGS_tests += $(CFLAGS_kernels) $(KERNELS_AVX512) \
-	-mavx512bf16
-endif
+KERNELS_TESTLIB := $(O)/obj/tests/kernels/support.o $(O)/obj/tests/kernels/random_bits.o
 KERNELS_TESTS := $(patsubst tests/kernels/%.c,$(O)/tests/kernels/%,$(KERNELS_TEST_SRC))
 $(KERNELS_TESTS): $(O)/tests/kernels/%: $(O)/obj/tests/kernels/%.o $(KERNELS_TESTLIB) \
 		$(O)/libkvtkernels.a
@@ -120,7 +117,11 @@ kernels-programs: $(KERNELS_TESTS)
 kernels: $(O)/libkvtkernels.so $(O)/libkvtkernels.a \
 	$(if $(KERNELS_BENCH_OBJ),$(KERNELS_BENCH))
 
+kernels-cuda: all
+	$(if $(filter none,$(NVCC)),@echo "kvtrunk: built without CUDA kernels: nvcc is not found." \
+		"Put it on PATH, or give NVCC=" >&2; exit 1)
+
 kernels-check: kernels $(KERNELS_TESTS)
 	@O=$(abspath $(O)) tests/kernels/run
 
-.PHONY: kernels kernels-programs kernels-check
+.PHONY: kernels kernels-cuda kernels-programs kernels-check

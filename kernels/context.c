@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #if defined(__x86_64__)
@@ -32,7 +31,7 @@ int kvt_attn_abi(void)
 }
 
 static const char *const isa_names[] = { "auto",	"portable", "avx2", "avx512",
-					 "avx512_bf16", "amx_bf16", "neon", "neon_bf16" };
+					 "avx512_bf16", "neon",     "neon_bf16" };
 #define ISA_LAST KVT_ATTN_ISA_NEON_BF16
 
 #if defined(__x86_64__)
@@ -42,33 +41,6 @@ static bool has_f16c(void)
 	uint32_t a, b, c, d;
 
 	return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
-}
-
-/*
- * Linux gives tile state to a process that asks, and to its threads. It refuses if a thread's
- * alternate signal stack is too small for it, and under old kernels.
- */
-#define ARCH_REQ_XCOMP_PERM 0x1023
-#define XFEATURE_XTILEDATA 18
-
-static bool tiles_allowed;
-
-static void tiles_ask(void)
-{
-	tiles_allowed = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
-}
-
-/* clang 14 has no names for these either. */
-static bool has_amx_bf16(void)
-{
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
-	const uint32_t bf16 = 1u << 22, tile = 1u << 24;
-	uint32_t a, b, c, d;
-
-	if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (bf16 | tile)) != (bf16 | tile))
-		return false;
-	pthread_once(&once, tiles_ask);
-	return tiles_allowed;
 }
 
 /*
@@ -100,8 +72,6 @@ static bool isa_supported(enum kvt_attn_isa isa)
 	case KVT_ATTN_ISA_AVX512_BF16:
 		return isa_supported(KVT_ATTN_ISA_AVX512) && __builtin_cpu_supports("avx512bf16") &&
 		       __builtin_cpu_supports("avx512vbmi");
-	case KVT_ATTN_ISA_AMX_BF16:
-		return isa_supported(KVT_ATTN_ISA_AVX512_BF16) && has_amx_bf16();
 #elif defined(__aarch64__)
 	case KVT_ATTN_ISA_NEON:
 		return true;
@@ -124,8 +94,6 @@ static struct kvt_isa isa_paths(enum kvt_attn_isa isa)
 	case KVT_ATTN_ISA_AVX512_BF16:
 		return (struct kvt_isa){ "avx512_bf16", &kvt_path_avx512_f32,
 					 &kvt_path_avx512_bf16 };
-	case KVT_ATTN_ISA_AMX_BF16:
-		return (struct kvt_isa){ "amx_bf16", &kvt_path_avx512_f32, &kvt_path_amx_bf16 };
 #elif defined(__aarch64__)
 	case KVT_ATTN_ISA_NEON:
 		return (struct kvt_isa){ "neon", &kvt_path_neon_f32, &kvt_path_neon_f32 };
@@ -152,7 +120,7 @@ static int isa_from_environment(struct kvt_attn_context *context, enum kvt_attn_
 	}
 	return kvt_attn_fail(context, -EINVAL,
 			     "KVT_ATTN_ISA=%.40s names no path: use auto, portable, "
-			     "avx2, avx512, avx512_bf16, amx_bf16, neon or neon_bf16",
+			     "avx2, avx512, avx512_bf16, neon or neon_bf16",
 			     name);
 }
 

@@ -26,12 +26,25 @@
  * are spread evenly over the products: while the core waits for none, bandwidth is lost.
  */
 
-#include "strips.inc.h"
+#define INLINE static inline __attribute__((always_inline))
 
 #define FEW_ROWS 8
 #ifndef FEW_AT_ONCE
 #define FEW_AT_ONCE(type) FEW_ROWS
 #endif
+
+struct few {
+	uint32_t type;
+	uint32_t n_keys; /* of FEW_STRIPS strips */
+	uint32_t n_rows;
+	uint32_t dim;
+	uint32_t out_dim;
+	size_t q_stride; /* elements from row to row of the queries */
+	size_t stride; /* bytes from position to position */
+	size_t next_stride; /* of the rows being fetched */
+	/* Addresses of strips, VW positions each: FEW_STRIPS in use, and those read next. */
+	const char *strips[2 * FEW_STRIPS];
+};
 
 static bool few_possible(uint32_t dim, uint32_t type)
 {

@@ -17,8 +17,6 @@
 
 #if defined(__aarch64__)
 #include <sys/auxv.h>
-#elif defined(__x86_64__)
-#include "kernels/tiles.h"
 #endif
 
 #define THREADS_MAX 256
@@ -42,7 +40,7 @@ uint32_t random_next(void)
 const char *floor_name(enum floor_kind kind)
 {
 	static const char *const names[] = { "128-bit mul+add", "256-bit fma", "512-bit fma",
-					     "vdpbf16ps", "bfmmla", "tdpbf16ps with tile loads" };
+					     "vdpbf16ps", "bfmmla" };
 
 	return names[kind];
 }
@@ -139,33 +137,6 @@ ASM_LOOP(loop_bf16_28, "avx512f", ZERO_512, R28(DOT_512), 28 * 64, LOW_REGISTERS
 ASM_LOOP(loop_bf16_load, "avx512f", ZERO_512, R24(DOT_512_LOAD), 24 * 64, LOW_REGISTERS,
 	 HIGH_REGISTERS)
 
-/* Multiply two tiles by two, as an inner kernel does: a load for each product, from L1. */
-static double loop_tiles(uint64_t rounds)
-{
-	static const char factors[8][1024] __attribute__((aligned(64)));
-	const struct tile_config config = {
-		.palette = 1,
-		.row_bytes = { 64, 64, 64, 64, 64, 64, 64, 64 },
-		.rows = { 16, 16, 16, 16, 16, 16, 16, 16 },
-	};
-
-	tile_config_load(&config);
-	for (uint64_t i = 0; i < rounds; i++) {
-		const char *at = factors[i % 2 * 4];
-
-		tile_load(4, at, 64);
-		tile_load(6, at + 1024, 64);
-		tile_dot(0, 4, 6);
-		tile_load(7, at + 2048, 64);
-		tile_dot(1, 4, 7);
-		tile_load(5, at + 3072, 64);
-		tile_dot(2, 5, 6);
-		tile_dot(3, 5, 7);
-	}
-	tile_release();
-	return (double)rounds * 4 * (2 * 16 * 16 * 32);
-}
-
 #elif defined(__aarch64__)
 
 #define MMLA(n) "bfmmla v" #n ".4s, v30.8h, v31.8h\n\t"
@@ -197,7 +168,6 @@ static loop_fn *const loops[][LOOPS_MAX] = {
 	[FLOOR_AVX2] = { loop_avx2_8, loop_avx2_12, loop_avx2_14 },
 	[FLOOR_AVX512] = { loop_avx512_12, loop_avx512_20, loop_avx512_28 },
 	[FLOOR_BF16] = { loop_bf16_12, loop_bf16_20, loop_bf16_28, loop_bf16_load },
-	[FLOOR_AMX] = { loop_tiles },
 #elif defined(__aarch64__)
 	[FLOOR_BFMMLA] = { loop_bfmmla },
 #endif

@@ -16,12 +16,11 @@ enum floor_kind {
 	FLOOR_AVX512, /* fma of 512-bit vectors */
 	FLOOR_BF16, /* vdpbf16ps of 512-bit vectors */
 	FLOOR_BFMMLA, /* the same of Arm */
-	FLOOR_AMX, /* tile products, a load for each; only after a context of that path */
 };
 
 const char *floor_name(enum floor_kind kind);
 
-/* True if this CPU has it. False for FLOOR_AMX: ask for a context of that path. */
+/* True if this CPU has it. */
 bool floor_has(enum floor_kind kind);
 
 /*

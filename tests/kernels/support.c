@@ -5,7 +5,6 @@
  * so a mistake there is not repeated here. Callers: tests/kernels/test_*.c.
  */
 
-#include "tests/kernels/amx_emulated.h"
 #include "tests/kernels/support.h"
 
 #include <math.h>
@@ -668,8 +667,7 @@ void random_test(const char *what, uint32_t seed,
 /* Contexts */
 
 const char *const isa_names[N_ISAS] = { "auto",	       "portable", "avx2",	"avx512",
-					"avx512_bf16", "amx_bf16", "neon",	"neon_bf16",
-					"amx_bf16 emulated" };
+					"avx512_bf16", "neon", "neon_bf16" };
 
 bool isa_rounds(uint32_t isa)
 {
@@ -678,18 +676,13 @@ bool isa_rounds(uint32_t isa)
 
 struct kvt_attn_context *context_for(uint32_t isa, uint32_t n_threads, uint64_t scratch_bytes)
 {
-	bool emulated = isa == ISA_AMX_EMULATED;
 	struct kvt_attn_options options = { .n_threads = n_threads,
-					    .isa = emulated ? KVT_ATTN_ISA_AVX512_BF16 : isa,
+					    .isa = isa,
 					    .scratch_bytes = scratch_bytes };
 	struct kvt_attn_context *context = NULL;
 	char text[256];
 
 	if (kvt_attn_open(&options, &context, text, sizeof text))
 		return NULL;
-#if defined(__x86_64__)
-	if (emulated)
-		context->paths.bf16 = &kvt_path_amx_emulated;
-#endif
 	return context;
 }
