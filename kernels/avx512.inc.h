@@ -17,8 +17,8 @@
 #define FEW_SPAN(type) (2 * VW)
 #define FEW_STEPS_AT_ONCE 1
 #define FEW_EACH(instance, type)                                                                   \
-	instance(1, 4, type) instance(2, 4, type) instance(3, 4, type) instance(4, 4, type)        \
-		instance(5, 2, type) instance(6, 2, type) instance(7, 2, type) instance(8, 2, type)
+	instance(1, 4, type) instance(2, 4, type) instance(4, 4, type) instance(6, 2, type)        \
+		instance(8, 2, type)
 
 typedef __m512 vf;
 typedef __m512i words;

@@ -6,7 +6,8 @@
  *   words            a vector of VW words of 4 bytes
  *   words_load, words_load_8  the first four or eight words of VW rows: vector i has word i of all
  *   FEW_WORDS        words loaded at a time, 4 or 8, for which there are registers
- *   FEW_EACH(instance, type)  rows, and vectors of outputs that fit into registers beside them
+ *   FEW_EACH(instance, type)  rows, ascending, and vectors of outputs that fit into registers
+ *                    beside them; a number of rows in between takes the next instance
  *   FEW_AT_ONCE(type)  optional: more rows than these are computed in two halves
  *   FEW_STEPS(type)  steps in 4 bytes of a row of KV of this type, 0 if there is no such way
  *   keys_step        step i of VW positions, of 4 bytes of them
@@ -29,6 +30,8 @@
 #define INLINE static inline __attribute__((always_inline))
 
 #define FEW_ROWS 8
+/* Loops over more than 16 steps are not unrolled. */
+#define FEW_WORDS_OF(type) (FEW_STEPS(type) < 3 ? FEW_WORDS : 4)
 #ifndef FEW_AT_ONCE
 #define FEW_AT_ONCE(type) FEW_ROWS
 #endif
@@ -48,7 +51,7 @@ struct few {
 
 static bool few_possible(uint32_t dim, uint32_t type)
 {
-	return FEW_STEPS(type) && dim * kvt_type_size(type) % 16 == 0;
+	return FEW_STEPS(type) && dim * kvt_type_size(type) % (4 * FEW_WORDS_OF(type)) == 0;
 }
 
 /* Fetch lines for use soon into the first cache, if near, those for use later into the second. */
@@ -148,30 +151,33 @@ INLINE void words_add(vf (*c)[2], const words *low, const words *high,
 	}
 }
 
-/* Compute the scores of two strips. Rows of KV that are fetched lie side by side, or not. */
+/*
+ * Compute the scores of two strips. If the rows that are fetched lie side by side, fetches are in
+ * step with the words.
+ */
 INLINE void strips_scores(const struct few *few, uint32_t strip, float *scores,
-			  const element *queries, const uint32_t n_rows, const uint32_t type,
-			  const bool adjacent)
+			  const element *queries, const uint32_t n_rows, const uint32_t type)
 {
 	const uint32_t row_bytes = few->dim * kvt_type_size(type);
 	const uint32_t word_elements = 4 / kvt_type_size(type);
-	/* Loops over more than 16 steps are not unrolled. */
-	const bool eight = FEW_WORDS == 8 && FEW_STEPS(type) < 3;
+	const uint32_t n_words = FEW_WORDS_OF(type), bytes = 4 * n_words;
+	const bool adjacent = few->next_stride == row_bytes;
 	const char *a = few->strips[strip], *b = few->strips[strip + 1], *near, *far;
 	const element *q[FEW_ROWS];
-	words low[FEW_WORDS], high[FEW_WORDS];
+	words low[8], high[8];
 	vf c[FEW_ROWS][2];
 	uint32_t x = 0, row = 0;
 
 	UNROLL_FOR (r, n_rows) {
-		q[r] = queries + r * few->q_stride;
+		/* Rows that do not exist repeat the last one; their results are dropped. */
+		q[r] = queries + (r < few->n_rows ? r : few->n_rows - 1) * few->q_stride;
 		/* Else the compiler makes one pointer and more offsets than there are registers. */
 		__asm__("" : "+r"(q[r]));
 		c[r][0] = c[r][1] = v_zero();
 	}
 	/* Rows apart may share a set of the cache: use up a line before one of the other strip. */
-	for (; eight && !adjacent && x + 64 <= row_bytes; x += 64) {
-		words rest[FEW_WORDS];
+	for (; n_words == 8 && !adjacent && x + 64 <= row_bytes; x += 64) {
+		words rest[8];
 
 		strips_ahead(few, strip, x, 64, &near, &far, &row, type, false);
 		words_load_8(a + x, few->stride, low);
@@ -183,23 +189,22 @@ INLINE void strips_scores(const struct few *few, uint32_t strip, float *scores,
 				q[r] += 8 * word_elements;
 		}
 	}
-	for (; eight && x + 32 <= row_bytes; x += 32) {
-		strips_ahead(few, strip, x, 32, &near, &far, &row, type, adjacent);
-		words_load_8(a + x, few->stride, low);
-		words_load_8(b + x, few->stride, high);
-		words_add(c, low, high, q, near, far, 8, n_rows, type, adjacent);
+	for (; x < row_bytes; x += bytes) {
+		strips_ahead(few, strip, x, bytes, &near, &far, &row, type, adjacent);
+		if (n_words == 8) {
+			words_load_8(a + x, few->stride, low);
+			words_load_8(b + x, few->stride, high);
+		} else {
+			words_load(a + x, few->stride, low);
+			words_load(b + x, few->stride, high);
+		}
+		words_add(c, low, high, q, near, far, n_words, n_rows, type, adjacent);
 		UNROLL_FOR (r, n_rows)
-			q[r] += 8 * word_elements;
-	}
-	for (; x < row_bytes; x += 16) {
-		strips_ahead(few, strip, x, 16, &near, &far, &row, type, adjacent);
-		words_load(a + x, few->stride, low);
-		words_load(b + x, few->stride, high);
-		words_add(c, low, high, q, near, far, 4, n_rows, type, adjacent);
-		UNROLL_FOR (r, n_rows)
-			q[r] += 4 * word_elements;
+			q[r] += n_words * word_elements;
 	}
 	UNROLL_FOR (r, n_rows) {
+		if (r >= few->n_rows)
+			break;
 		v_store(scores + r * BLOCK + strip * VW, c[r][0]);
 		v_store(scores + r * BLOCK + strip * VW + VW, c[r][1]);
 	}
@@ -208,28 +213,21 @@ INLINE void strips_scores(const struct few *few, uint32_t strip, float *scores,
 INLINE void few_scores_of(const struct few *few, float *scores, const element *queries,
 			  const uint32_t n_rows, const uint32_t type)
 {
-	/* With fp8 it makes no difference, and half the code. */
-	const bool adjacent = FEW_STEPS(type) < 3 &&
-			      few->next_stride == few->dim * kvt_type_size(type);
-
-	for (uint32_t strip = 0; strip * VW < few->n_keys; strip += 2) {
-		if (adjacent)
-			strips_scores(few, strip, scores, queries, n_rows, type, true);
-		else
-			strips_scores(few, strip, scores, queries, n_rows, type, false);
-	}
+	for (uint32_t strip = 0; strip * VW < few->n_keys; strip += 2)
+		strips_scores(few, strip, scores, queries, n_rows, type);
 }
 
-/* Add n_steps weighted steps of positions, which begin at row, to c; load some at a time. */
+/* Add FEW_STEPS_AT_ONCE weighted steps of positions, which begin at row, to c. */
 INLINE void values_add(const struct few *few, vf (*c)[4], const element *weights, const char *row,
-		       uint32_t v, const uint32_t n_steps, const uint32_t some,
-		       const uint32_t n_rows, const uint32_t n_vectors, const uint32_t type)
+		       uint32_t v, const uint32_t n_rows, const uint32_t n_vectors,
+		       const uint32_t type)
 {
+	const uint32_t some = FEW_TOGETHER(type, n_vectors);
 	const size_t stride = few->stride;
 	vb steps[4];
 
-	UNROLL_FOR (j, n_steps) {
-		const uint32_t first = some ? j % some * n_vectors : 0;
+	UNROLL_FOR (j, FEW_STEPS_AT_ONCE) {
+		const uint32_t first = j % (some ? some : 1) * n_vectors;
 
 		if (!some)
 			values_load(row, stride, few->dim, v, steps, n_vectors, type);
@@ -246,8 +244,9 @@ INLINE void values_add(const struct few *few, vf (*c)[4], const element *weights
 }
 
 /*
- * Add a span's part to some rows' outputs: n_vectors of them from number v on. Does one of
- * n_passes parts of the fetches. Returns the marks, NaN where an output is not finite.
+ * Add a span's part to some rows' outputs: n_vectors of them from number v on. Rows that do not
+ * exist are read from what follows in the workspace, and dropped. Does one of n_passes parts of the
+ * fetches. Returns the marks, NaN where an output is not finite.
  */
 INLINE vf few_values_some(const struct few *few, float *outputs, const element *weights,
 			  uint32_t first, uint32_t v, uint32_t pass, uint32_t n_passes, vf marks,
@@ -267,21 +266,18 @@ INLINE vf few_values_some(const struct few *few, float *outputs, const element *
 			pair_split(c[r] + 2 * i);
 	}
 	for (uint32_t key = first; key < end;) {
-		uint32_t left = (end - key + STEP - 1) / STEP;
-
 		if (key % VW == 0)
 			row = few->strips[key / VW];
-		if (left >= FEW_STEPS_AT_ONCE)
-			values_add(few, c, weights + key, row, v, FEW_STEPS_AT_ONCE,
-				   FEW_TOGETHER(type, n_vectors), n_rows, n_vectors, type);
-		else
-			values_add(few, c, weights + key, row, v, left, 0, n_rows, n_vectors, type);
+		/* Positions from n_keys on are zero rows with weights of zero. */
+		values_add(few, c, weights + key, row, v, n_rows, n_vectors, type);
 		key += FEW_STEPS_AT_ONCE * STEP;
 		row += FEW_STEPS_AT_ONCE * STEP * few->stride;
 		for (due += FEW_STEPS_AT_ONCE * STEP; due >= n_passes; due -= n_passes)
 			row_ahead(few, ahead++, type);
 	}
 	UNROLL_FOR (r, n_rows) {
+		if (r >= few->n_rows)
+			break;
 		UNROLL_FOR (i, n_pairs)
 			pair_join(c[r] + 2 * i);
 		UNROLL_FOR (i, n_vectors) {
@@ -314,16 +310,15 @@ INLINE bool few_values_of(const struct few *few, float *outputs, const element *
 }
 
 #define FEW_CASE(rows, width, name)                                                                \
-	case rows:                                                                                 \
+	if (few->n_rows <= rows) {                                                                 \
 		few_scores_of(few, scores, queries, rows, KVT_ATTN_##name);                        \
-		break;
+		return;                                                                            \
+	}
 #define FEW_SCORES(name)                                                                           \
 	static void few_scores_##name(const struct few *few, float *scores,                        \
 				      const element *queries)                                      \
 	{                                                                                          \
-		switch (few->n_rows) {                                                             \
-			FEW_EACH(FEW_CASE, name)                                                   \
-		}                                                                                  \
+		FEW_EACH(FEW_CASE, name)                                                           \
 	}
 FEW_TYPES(FEW_SCORES)
 #undef FEW_CASE
@@ -331,15 +326,13 @@ FEW_TYPES(FEW_SCORES)
 /* These return true if all outputs, and so all values, are finite. If not, they must not be
  * used. */
 #define FEW_CASE(rows, width, name)                                                                \
-	case rows:                                                                                 \
+	if (few->n_rows <= rows)                                                                   \
 		return few_values_of(few, outputs, weights, rows, width, KVT_ATTN_##name);
 #define FEW_VALUES(name)                                                                           \
 	static bool few_values_##name(const struct few *few, float *outputs,                       \
 				      const element *weights)                                      \
 	{                                                                                          \
-		switch (few->n_rows) {                                                             \
-			FEW_EACH(FEW_CASE, name)                                                   \
-		}                                                                                  \
+		FEW_EACH(FEW_CASE, name)                                                           \
 		return false;                                                                      \
 	}
 FEW_TYPES(FEW_VALUES)

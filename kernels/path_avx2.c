@@ -33,8 +33,8 @@
 #define FEW_NEAR 2
 #define FEW_FAR(type) (kvt_type_size(type) == 4 ? 4 : 8)
 #define FEW_EACH(instance, type)                                                                   \
-	instance(1, 4, type) instance(2, 4, type) instance(3, 2, type) instance(4, 2, type)        \
-		instance(5, 2, type) instance(6, 2, type) instance(7, 1, type) instance(8, 1, type)
+	instance(1, 4, type) instance(2, 4, type) instance(4, 2, type) instance(6, 2, type)        \
+		instance(8, 1, type)
 
 typedef __m256 vf;
 typedef __m256i words;

@@ -25,9 +25,8 @@
 #define FEW_NEAR 4
 #define FEW_FAR(type) (kvt_type_size(type) == 4 ? 8 : 16)
 #define FEW_EACH(instance, type)                                                                   \
-	instance(1, 4, type) instance(2, 4, type) instance(3, 4, type) instance(4, 4, type)        \
-		instance(5, 4, type) instance(6, 4, type) instance(7, 2, type)                     \
-			instance(8, 2, type)
+	instance(1, 4, type) instance(2, 4, type) instance(4, 4, type) instance(6, 4, type)        \
+		instance(8, 2, type)
 
 typedef uint32x4_t words;
 
