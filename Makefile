@@ -13,6 +13,7 @@
 # make bench-attn the attention kernels on this CPU
 # make bench-ttft processes that run a model, with and without sharing
 # make tests      build the test programs without running them
+# make kernels-cuda  everything, with the CUDA kernels: needs nvcc, takes minutes
 # make wheel      build/wheel/kvtrunk-*.whl: the Python package, the daemon and tools inside
 # make portable   what needs nothing but libc: the libraries (for cross builds)
 # make tidy       the style test alone
@@ -74,9 +75,10 @@ sources_without_main = $(if $(1),$(shell grep -LE "^int main[$(LPAREN)]" $(1)))
 archive = @rm -f $@; $(if $^,$(AR) rcs $@ $^,$(AR) cr $@)
 
 # Commands in full with V=1.
-say_cc = $(if $(V),,@echo "  CC  $<$(if $(filter kernels/path_%,$<), (up to a minute))" && )
+say_cc = $(if $(V),,@echo "  CC  $<" && )
 
 # The mode of this build, so that a change of compiler or flags rebuilds what it should.
+MODE = $(CC) $(CFLAGS_BASE) $(CFLAGS_kernels) $(KERNELS_AVX512)
 $(O)/obj/%.o: %.c $(O)/flags
 	@mkdir -p $(@D)
 	$(say_cc)$(CC) $(CFLAGS_BASE) $(CFLAGS_$(firstword $(subst /, ,$*))) -MMD -MP \
@@ -85,8 +87,7 @@ $(O)/obj/%.o: %.c $(O)/flags
 $(O)/flags: FORCE
 	$(if $(NO_COMPILER),$(say_no_compiler))
 	@mkdir -p $(@D)
-	@echo '$(CC) $(subst ','\'',$(CFLAGS_BASE))' | cmp -s - $@ || \
-		echo '$(CC) $(subst ','\'',$(CFLAGS_BASE))' > $@
+	@echo '$(subst ','\'',$(MODE))' | cmp -s - $@ || echo '$(subst ','\'',$(MODE))' > $@
 
 $(COMMIT_OBJ): CFLAGS_shm := -include $(O)/commit.h
 $(COMMIT_OBJ): $(O)/commit.h
@@ -119,11 +120,14 @@ MISSING := $(filter-out libmicrohttpd-dev libopenblas-dev,$(ABSENT))
 METRICS_HTTP := $(if $(filter libmicrohttpd-dev,$(ABSENT)),,yes)
 WORKER_BLAS := $(if $(filter libopenblas-dev,$(ABSENT)),,yes)
 
-# Optional: CUDA kernels are built where nvcc is found. NVCC=... names one, NVCC=none leaves them
-# out. Their binaries do not depend on the C compiler and its flags, so all builds share them,
-# unless this folder cannot be written.
-NVCC ?= $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc),none)
+# Optional: CUDA kernels take minutes to compile. These goals build them where nvcc is found; other
+# builds keep them until their sources change. NVCC=... names one, NVCC=none leaves them out. Their
+# binaries do not depend on the C compiler and its flags, so all builds share them, unless this
+# folder cannot be written.
+CUDA_GOALS := kernels-cuda gpu-programs installables
 CUDA_IMAGES := $(if $(shell [ -w . ] && echo yes),build,$(O))/cuda
+NVCC ?= $(or $(if $(filter $(CUDA_GOALS),$(MAKECMDGOALS)),$(or $(shell command -v nvcc),$\
+	$(wildcard /usr/local/cuda/bin/nvcc))),none)
 NVCC_COMPILE = $(if $(V),,@echo "  NVCC $@" && )$(NVCC) -O3 -std=c++17 -fmad=false -Iinclude -I. \
 	-Werror all-warnings
 

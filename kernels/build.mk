@@ -118,8 +118,8 @@ kernels: $(O)/libkvtkernels.so $(O)/libkvtkernels.a \
 	$(if $(KERNELS_BENCH_OBJ),$(KERNELS_BENCH))
 
 kernels-cuda: all
-	$(if $(filter none,$(NVCC)),@echo "kvtrunk: built without CUDA kernels: nvcc is not found." \
-		"Put it on PATH, or give NVCC=" >&2; exit 1)
+	$(if $(filter none,$(NVCC)),@echo "kvtrunk: built without CUDA kernels: nvcc is missing." \
+		"Put it on PATH, or name it: NVCC=" >&2; exit 1)
 
 kernels-check: kernels $(KERNELS_TESTS)
 	@O=$(abspath $(O)) tests/kernels/run

@@ -181,7 +181,7 @@ static int module_open(struct kvt_attn_context *context, uint32_t index)
 	if (!image)
 		return kvt_attn_fail(context, -ENOTSUP,
 				     "this libkvtkernels has no kernels for compute "
-				     "capability %d.%d: build it with nvcc on PATH",
+				     "capability %d.%d: build it by make kernels-cuda",
 				     major, minor);
 	DRIVER(context, primary_retain(&cuda->context, cuda->device), "its context was opened");
 	DRIVER(context, context_push(cuda->context), "its context was entered");
@@ -207,7 +207,7 @@ int kvt_cuda_open(struct kvt_attn_context *context, uint32_t device_index)
 	if (!kvt_cuda_images[0].data)
 		return kvt_attn_fail(context, -ENOTSUP,
 				     "this libkvtkernels was built without CUDA "
-				     "kernels: build it with nvcc on PATH");
+				     "kernels: build it by make kernels-cuda");
 	context->cuda = calloc(1, sizeof *context->cuda);
 	if (!context->cuda)
 		return kvt_attn_fail(context, -ENOMEM, "no memory for a CUDA context");

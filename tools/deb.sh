@@ -22,7 +22,7 @@ if [ -n "$needs" ]; then
 	exit 1
 fi
 if [ -n "${DEB_PREBUILT:-}" ]; then
-	make --no-print-directory -s O="$O" installables >&2
+	make --no-print-directory -s O="$O" NVCC=none installables >&2
 	export KVT_PREBUILT="$O"
 fi
 rm -rf "$O/deb"

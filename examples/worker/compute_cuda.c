@@ -334,7 +334,7 @@ static void open_kernels(struct cuda *cuda)
 	image = kvt_cuda_image_choose(compute_images, major, minor);
 	if (!image) {
 		compute_fail(&cuda->base, -ENOTSUP, "this worker has no CUDA kernels for compute "
-			     "capability %d.%d: build it with nvcc on PATH", major, minor);
+			     "capability %d.%d: build it by make kernels-cuda", major, minor);
 		return;
 	}
 	/* Not the device's number, which differs between processes. */

@@ -23,11 +23,14 @@ $(O)/worker: $(call objs,examples/worker/main.c tools/util.c) $(WORKER_PARTS) $(
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ $(WORKER_LIBS)
 
 # Its CUDA kernels, for the same devices as those of libkvtkernels.
-ifneq ($(WORKER_CUDA),)
+WORKER_CUDA_SRC := examples/worker/compute_kernels.cu examples/worker/compute_kernels.cuh \
+	examples/worker/compute_args.h kernels/cuda_args.h kernels/cuda_device.cuh \
+	kernels/convert.h include/kvt_kernels.h
+ifeq ($(WORKER_CUDA),)
+$(O)/obj/examples/worker/compute_images.o: $(WORKER_CUDA_SRC)
+else
 WORKER_IMAGES := $(addprefix $(CUDA_IMAGES)/worker_,sm_80.cubin sm_90a.cubin compute_80.ptx)
-$(WORKER_IMAGES): $(CUDA_IMAGES)/worker_%: examples/worker/compute_kernels.cu \
-		examples/worker/compute_kernels.cuh examples/worker/compute_args.h \
-		kernels/cuda_args.h kernels/cuda_device.cuh kernels/convert.h include/kvt_kernels.h
+$(WORKER_IMAGES): $(CUDA_IMAGES)/worker_%: $(WORKER_CUDA_SRC)
 	@mkdir -p $(@D)
 	$(NVCC_COMPILE) $(if $(filter %.ptx,$@),-ptx,-cubin) -arch=$(basename $*) $< -o $@
 $(O)/obj/examples/worker/compute_images.o: $(WORKER_IMAGES)
@@ -49,6 +52,6 @@ $(O)/kvtbench-ttft: $(TTFT_OBJ) $(WORKER_PARTS) $(O)/libkvtlab.a $(O)/libkvttool
 
 say-no-worker:
 	@echo "kvtrunk: $(O)/worker is not built: it needs OpenBLAS (apt-get install" \
-		"libopenblas-dev), or nvcc for CUDA devices"
+		"libopenblas-dev), or make kernels-cuda for CUDA devices"
 
 .PHONY: say-no-worker
