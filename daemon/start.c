@@ -595,10 +595,8 @@ static int begin_to_listen(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		listen(daemon->listen_fd, KVT_LISTEN_BACKLOG);
 	kvt_accept_event(daemon);
 	kvt_accept_some(daemon);
-	if (!daemon->refused) {
-		kvt_connections_greet(daemon);
+	if (!daemon->refused)
 		return 0;
-	}
 	snprintf(why, KVT_WHY_BYTES, "the host refuses %s", daemon->refused);
 	return -EPERM;
 }

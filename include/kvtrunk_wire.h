@@ -613,9 +613,8 @@ enum kvt_message_type {
 	KVT_MSG_NAMESPACE = 4,  /* client: open a namespace; daemon: its number */
 	KVT_MSG_ADMIN = 5,      /* client: one admin request; daemon: one answer page */
 	KVT_MSG_GOODBYE = 6,    /* daemon: the session is over, and why */
-	KVT_MSG_RESUMED = 7,    /* daemon: a successor serves this connection; ask again */
-	KVT_MSG_GROUP = 8,      /* client: others will join its session; daemon: the token */
-	KVT_MSG_RENEW = 9,      /* client: raise a namespace's generation; daemon: the new one */
+	KVT_MSG_GROUP = 7,      /* client: others will join its session; daemon: the token */
+	KVT_MSG_RENEW = 8,      /* client: raise a namespace's generation; daemon: the new one */
 };
 
 struct kvt_message {
@@ -651,7 +650,7 @@ struct kvt_message_hello {
 	uint32_t list_count;
 	int32_t pid;         /* getpid() of the caller: refused if it is not the connector */
 	uint32_t rank;       /* with `group`: which one the caller is */
-	uint64_t secret[2];  /* resume; 0 = new */
+	uint64_t secret[2];  /* WELCOME's: resume that session; 0 = no */
 	uint64_t group[2];   /* token: join that session instead of opening one; 0 = no */
 	char fingerprint[KVT_FINGERPRINT_BYTES];
 	char label[KVT_LABEL_BYTES];
@@ -719,15 +718,6 @@ struct kvt_message_welcome {
 	struct kvt_pool_geometry geometry;
 	uint32_t rank;    /* of a member; 0 for the session's opener */
 	uint32_t n_ranks; /* of its group, 0 = none */
-};
-
-/** First message of a successor to an inherited connection. The client repeats its unanswered
- * requests; each is answered once. */
-struct kvt_message_resumed {
-	struct kvt_message head;
-	uint64_t generation; /* of the arena: daemons that served it */
-	int32_t daemon_pid;
-	uint32_t reserved;
 };
 
 enum kvt_session_state {

@@ -307,8 +307,7 @@ static int receive_answer(struct kvt_client *client, int64_t deadline_ns)
 	return rc;
 }
 
-/* Send one request and receive its answer. -ECONNRESET: the daemon is gone. -ERESTART: a successor
- * took over; send again. */
+/* Send one request and receive its answer. -ECONNRESET: the daemon is gone. */
 static int ask_once(struct kvt_client *client, const struct kvt_message *head, size_t bytes,
 		    const void *more, size_t more_bytes, int64_t deadline_ns)
 {
@@ -324,12 +323,12 @@ static int ask_once(struct kvt_client *client, const struct kvt_message *head, s
 		if (answer->type == head->type && answer->cookie == head->cookie)
 			return rc;
 		kvt_client_take_message(client, rc);
-		rc = answer->type == KVT_MSG_RESUMED ? -ERESTART : client->dead;
+		rc = client->dead;
 	}
 	return rc;
 }
 
-/* A daemon that ended may not have read the request: send it again, with the same cookie. */
+/* A daemon that ended may not have read the request: send it to the successor. */
 int kvt_control_ask(struct kvt_client *client, struct kvt_message *head, size_t bytes,
 		    const void *more, size_t more_bytes)
 {
@@ -352,7 +351,7 @@ int kvt_control_ask(struct kvt_client *client, struct kvt_message *head, size_t 
 			kvt_client_look(client);
 			kvt_client_hung_up(client);
 		}
-	} while (rc == -ERESTART || (client->broken_ns && rc == -ECONNRESET && !client->dead));
+	} while (client->broken_ns && rc == -ECONNRESET && !client->dead);
 	if (client->dead)
 		return kvt_client_usable(client);
 	return rc < 0 ? kvt_client_fail(client, rc, 0, "control socket: %s", kvt_errno_name(rc)) :

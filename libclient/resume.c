@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reconnect to the successor of a daemon.
  *
- * With a keeper (kvt_info.kept) usually even the control socket survives, and nothing here runs. It
- * is for connections that hang up: observers, and sessions of a daemon with park_connections = no.
- * They send HELLO again, with the secret of their session, until a successor answers. Invariant:
- * rings, fence words, doorbell and completion descriptor stay the same. Callers: wait.c and ops.c,
- * after a hang-up. */
+ * A daemon's end hangs the control socket up. With a keeper (kvt_info.kept) the client then sends
+ * HELLO again, with the secret of its session, until a successor answers. Invariant: rings, fence
+ * words, doorbell and completion descriptor stay the same. Callers: wait.c and ops.c, after a
+ * hang-up. */
 
 #include "libclient/client.h"
 #include "libclient/fail.h"
@@ -64,13 +63,13 @@ static int check_resumed(struct kvt_client *client, struct welcome *welcome,
 	bool same = memcmp(message->instance, client->info.instance,
 			   sizeof(message->instance)) == 0;
 
-	if (client->has_session && (!same || message->session != client->info.session ||
-				    !(message->flags & KVT_WELCOME_RESUMED))) {
+	if (kvt_client_has_fences(client) && (!same || message->session != client->info.session ||
+					      !(message->flags & KVT_WELCOME_RESUMED))) {
 		kvt_error_set(error, -ESTALE, 0, "the daemon started with an empty cache: this "
 			      "session is lost: close the handle and connect again");
 		return -ESTALE;
 	}
-	return same || client->has_session ? 0 : change_arena(client, welcome, error);
+	return same ? 0 : change_arena(client, welcome, error);
 }
 
 /* Send one HELLO to the client's socket. 0: connected. -EAGAIN: no answer yet. Else the session is

@@ -31,12 +31,8 @@ void kvt_client_take_message(struct kvt_client *client, int bytes)
 	const struct kvt_message_refused *message = (const void *)client->packet;
 	size_t head = offsetof(struct kvt_message_refused, text);
 
-	if (message->head.type == KVT_MSG_RESUMED &&
-	    (size_t)bytes == sizeof(struct kvt_message_resumed))
-		client->info.daemon_pid =
-			((const struct kvt_message_resumed *)(const void *)message)->daemon_pid;
 	if (message->head.type != KVT_MSG_GOODBYE)
-		return; /* a late answer, or RESUMED from a successor */
+		return; /* a late answer */
 	if ((size_t)bytes > head)
 		snprintf(client->farewell, sizeof(client->farewell),
 			 "the daemon ended the session: %.*s", (int)((size_t)bytes - head),

@@ -129,12 +129,6 @@ int kvt_welcome_receive(int fd, int64_t deadline_ns, struct welcome *welcome,
 	if ((packet.head.type == KVT_MSG_REFUSED || packet.head.type == KVT_MSG_GOODBYE) &&
 	    packet.head.bytes > offsetof(struct kvt_message_refused, text))
 		return refused(&packet.refused, error);
-	/* The daemon accepted HELLO and ended before its WELCOME, which is lost. RESUMED is from
-	 * its successor. */
-	if (packet.head.type == KVT_MSG_RESUMED) {
-		kvt_error_set(error, -ECONNRESET, 0, "%s", no_welcome(-ECONNRESET));
-		return -ECONNRESET;
-	}
 	if (packet.head.type != KVT_MSG_WELCOME || packet.head.bytes != sizeof(packet.welcome)) {
 		kvt_error_set(error, -EPROTO, 0,
 			      "wrong_version: unexpected answer to HELLO (type %u, %u bytes): "

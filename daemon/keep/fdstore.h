@@ -8,8 +8,8 @@
  *
  * Everything that a client shares with an instance is behind descriptors. The daemon's keeper (the
  * service manager, or `kvtrunkd --supervise` with the same protocol) stores them as soon as they
- * exist and passes them to the successor. So a client keeps even its connection when the daemon is
- * killed. The successor takes them in serve/adopt.c.
+ * exist and passes them to the successor, which takes them in serve/adopt.c. Connections are not
+ * among them: a client connects again with its session's secret.
  */
 
 #include <stdbool.h>
@@ -39,15 +39,14 @@
 	X(DOORBELL, "doorbell", SESSION)                                                          \
 	X(BELL, "bell", SESSION)                                                                  \
 	X(SEGMENT, "segment", MEMBER)                                                             \
-	X(PIDFD, "pidfd", MEMBER)                                                                 \
-	X(CONTROL, "control", MEMBER)
+	X(PIDFD, "pidfd", MEMBER)
 
 #define KVT_STORED_KIND(kind, name, scope) KVT_STORED_##kind,
 enum kvt_stored_kind { KVT_STORED_KINDS(KVT_STORED_KIND) KVT_STORED_N };
 
 #define KVT_STORED_NAME_BYTES 48
-#define KVT_STORED_PER_SESSION 7 /* at most; rank 0 included */
-#define KVT_STORED_PER_MEMBER 3  /* of another rank */
+#define KVT_STORED_PER_SESSION 6 /* at most; rank 0 included */
+#define KVT_STORED_PER_MEMBER 2  /* of another rank */
 
 struct kvt_stored {
 	int fd; /* -1: taken */

@@ -136,7 +136,7 @@ static bool map_segment(struct kvt_session *session, struct kvt_member *member)
 	return kvt_object_take(&session->areas, session->areas.fd) == 0 && mapped;
 }
 
-/* Recover a process, but for its socket. False: its session must end, because a descriptor was not
+/* Recover a process. False: its session must end, because a descriptor was not
  * stored, the process is gone, or damaged its segment (which must not refuse an upgrade).
  * *ret_lost: a stored descriptor cannot be used here. */
 static bool adopt_member(struct kvt_daemon *daemon, struct kvt_session *session, uint32_t index,
@@ -149,7 +149,7 @@ static bool adopt_member(struct kvt_daemon *daemon, struct kvt_session *session,
 	member->rank = record->rank;
 	member->pid = record->pid;
 	kvt_member_link(session, member);
-	kvt_take_member(daemon, member, NULL);
+	kvt_take_member(daemon, member);
 	stored = member->segment.fd >= 0 && (member->rank || session->areas.fd >= 0);
 	mapped = map_segment(session, member);
 	sound = mapped && kvt_segment_check(member->segment.base, member->segment.bytes,
@@ -162,33 +162,6 @@ static bool adopt_member(struct kvt_daemon *daemon, struct kvt_session *session,
 	lives = lives && stored && !record->signs;
 	*ret_lost |= lives && !mapped;
 	return lives && (sound || !mapped);
-}
-
-/* Recover its socket and fence words. -ESTALE (trial only): another process could recover it. */
-static int adopt_socket(struct kvt_daemon *daemon, struct kvt_session *session,
-			struct kvt_member *member, bool lives)
-{
-	const struct kvt_member_record *record = kvt_core_member(daemon->core, member->index);
-	struct kvt_connection *connection = NULL;
-	int fd = -1;
-
-	kvt_take_member(daemon, member, &fd);
-	if (fd >= 0 && record->signs & KVT_SIGN_HANGUP)
-		close(fd);
-	else if (fd >= 0)
-		connection = kvt_connection_adopted(daemon, fd);
-	if (connection)
-		kvt_member_connect(daemon, member, connection);
-	else if (lives && fd >= 0 && daemon->notify.upgrade.trial)
-		return -ESTALE;
-	if (member->pidfd >= 0)
-		kvt_member_watch(daemon, member);
-	if (lives && member->rank)
-		kvt_core_member_attach(daemon->core, member->index, kvt_member_fences(member));
-	if (lives && member->rank && !connection)
-		kvt_session_kill(daemon, session, -ECONNRESET, "the group is over: the connection "
-				 "of a member was not kept over the daemon's restart");
-	return 0;
 }
 
 /* ---- sessions */
@@ -230,14 +203,13 @@ static bool adopt_members(struct kvt_daemon *daemon, struct kvt_session *session
 	return lives;
 }
 
-/* Recover one session. -ESTALE as adopt_socket(). */
+/* Recover one session. -ESTALE (trial only): another process could recover it. */
 static int adopt_session(struct kvt_daemon *daemon, uint32_t index,
 			 const struct kvt_session_record *record)
 {
 	struct kvt_session *session = &daemon->sessions[index];
 	bool lives, lost = false;
 	uint32_t signs = 0;
-	int error = 0;
 
 	session->index = index;
 	session->generation = ++daemon->generation;
@@ -250,18 +222,21 @@ static int adopt_session(struct kvt_daemon *daemon, uint32_t index,
 	if (lives)
 		resume_ring(daemon, session, record);
 	kvt_session_adopted(daemon, session, lives);
-	for (struct kvt_member *member = session->members; member && !error; member = member->next)
-		error = adopt_socket(daemon, session, member, lives);
-	if (error)
-		return error;
+	for (struct kvt_member *member = session->members; member; member = member->next) {
+		if (member->pidfd >= 0)
+			kvt_member_watch(daemon, member);
+		if (lives && member->rank)
+			kvt_core_member_attach(daemon->core, member->index,
+					       kvt_member_fences(member));
+	}
 	if (!lives && session->processes && !(record->signs & KVT_SIGN_CLOSED))
 		kvt_session_tell(daemon, session->members, -ECONNRESET,
 				 "it could not be continued after the daemon's restart: connect "
 				 "again");
 	if (!session->processes)
 		signs |= KVT_SIGN_EXITED;
-	if (!lives && !session->connections)
-		signs |= KVT_SIGN_HANGUP; /* the sockets are closed at both ends */
+	if (!lives)
+		signs |= KVT_SIGN_HANGUP; /* the sockets ended with the last daemon */
 	signs &= ~record->signs;
 	if (signs)
 		kvt_core_session_sign(daemon->core, index, signs, daemon->now_ns);
@@ -269,6 +244,7 @@ static int adopt_session(struct kvt_daemon *daemon, uint32_t index,
 		kvt_core_session_kill(daemon->core, index, daemon->now_ns);
 	if (lives) /* a completion may have come before the restart, without its ring */
 		kvt_session_ring_bell(daemon, session);
+	daemon->look_due = daemon->sweep_due = true;
 	return 0;
 }
 

@@ -94,24 +94,6 @@ void kvt_connection_is_open(struct kvt_daemon *daemon, struct kvt_connection *co
 	connection->state = state;
 }
 
-struct kvt_connection *kvt_connection_adopted(struct kvt_daemon *daemon, int fd)
-{
-	struct kvt_connection *connection;
-	struct kvt_peer peer;
-
-	if (daemon->n_free_connections == 0 ||
-	    kvt_peer_read(fd, daemon->admin_gid, &peer) != 0) {
-		close(fd);
-		return NULL;
-	}
-	kvt_connection_refuse_fds(fd);
-	connection = kvt_connection_take(daemon, fd, &peer);
-	kvt_connection_is_open(daemon, connection, KVT_CONNECTION_SESSION);
-	connection->adopted = true;
-	kvt_connection_arm(daemon, connection);
-	return connection;
-}
-
 void kvt_connection_arm(struct kvt_daemon *daemon, struct kvt_connection *connection)
 {
 	uint32_t events = POLLRDHUP;
@@ -191,23 +173,4 @@ void kvt_connection_goodbye(struct kvt_daemon *daemon, struct kvt_connection *co
 	kvt_message_fill(&message.head, KVT_MSG_GOODBYE, sizeof(message), error, 0);
 	strlcpy(message.text, text, sizeof(message.text));
 	kvt_connection_send(daemon, connection, &message, sizeof(message), NULL, 0);
-}
-
-static void greet(struct kvt_daemon *daemon, struct kvt_connection *connection)
-{
-	struct kvt_message_resumed message = {
-		.generation = kvt_core_arena(daemon->core)->generation,
-		.daemon_pid = getpid(),
-	};
-
-	kvt_message_fill(&message.head, KVT_MSG_RESUMED, sizeof(message), 0, 0);
-	/* If the socket is full, an earlier RESUMED is still unread; drop this one. */
-	kvt_rights_send(connection->fd, &message, sizeof(message), NULL, 0);
-}
-
-void kvt_connections_greet(struct kvt_daemon *daemon)
-{
-	for (uint32_t i = 0; daemon->adopted && i < daemon->n_connections; i++)
-		if (daemon->connections[i].adopted)
-			greet(daemon, &daemon->connections[i]);
 }

@@ -528,24 +528,26 @@ static void hello_member(struct kvt_daemon *daemon, struct kvt_connection *conne
 	kvt_connection_send(daemon, connection, welcome, sizeof(*welcome), fds, n_fds);
 }
 
-/* Resume a session whose client lost only the connection. */
+/* Give a recovered session's process its new connection. */
 static void hello_resume(struct kvt_daemon *daemon, struct kvt_connection *connection,
 			 const struct kvt_message_hello *hello,
 			 struct kvt_message_welcome *welcome)
 {
 	char text[KVT_TEXT_BYTES];
-	int error = kvt_session_resume(daemon, connection, hello->secret, text, sizeof(text));
+	int error = kvt_session_resume(daemon, connection, hello, text, sizeof(text));
 
 	if (error) {
 		refuse(daemon, connection, hello->head.cookie, error, text);
 		return;
 	}
 	admit(daemon, connection, welcome);
+	welcome->rank = hello->rank;
+	welcome->n_ranks = kvt_core_member(daemon->core, connection->member->index)->n_ranks;
 	welcome->flags |= KVT_WELCOME_RESUMED;
 	memcpy(welcome->secret, hello->secret, sizeof(welcome->secret));
 	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns,
-			KVT_LOG_INFO, "session_resumed",
-			"session=%u pid=%d", welcome->session, (int)connection->peer.pid);
+			KVT_LOG_INFO, "session_resumed", "session=%u rank=%u pid=%d",
+			welcome->session, welcome->rank, (int)connection->peer.pid);
 	kvt_connection_send(daemon, connection, welcome, sizeof(*welcome), NULL, 0);
 }
 
@@ -755,12 +757,6 @@ static void dispatch(struct kvt_daemon *daemon, struct kvt_connection *connectio
 	uint64_t digest;
 	uint32_t what;
 
-	if (connection->adopted && bytes >= sizeof(*head) && head->cookie != 0) {
-		/* A repeat of a request that the predecessor had not answered: answer once. */
-		if (head->cookie == connection->last_cookie)
-			return;
-		connection->last_cookie = head->cookie;
-	}
 	if (bytes < sizeof(*head) || head->magic != KVT_MESSAGE_MAGIC || head->bytes != bytes) {
 		malformed(daemon, connection, "not a kvtrunk message, or its length is wrong");
 		return;

@@ -159,10 +159,8 @@ struct kvt_connection {
 	bool hung_up; /* POLLHUP: no process has the other end */
 	bool over;    /* hung up: its last messages are taken, then it is dropped */
 	bool waiting; /* answer `request` once it is true */
-	bool adopted; /* a predecessor accepted it */
 	bool unsent;  /* a message could not be sent */
 	uint32_t n_last;      /* messages taken since it hung up */
-	uint64_t last_cookie; /* adopted: of the last request, which may be repeated */
 	struct kvt_message_admin request;
 };
 TAILQ_HEAD(kvt_connections, kvt_connection);
@@ -195,6 +193,7 @@ struct kvt_daemon {
 	uint32_t own_places, common_places;
 	bool sweep_due;               /* a dying session may be free to release */
 	bool compact_due;
+	bool look_due;                /* a session without a connection may be over */
 	bool draining;
 	bool test_clock;
 	bool over;                    /* leave the loop */
@@ -358,16 +357,14 @@ void kvt_forget_all(struct kvt_daemon *daemon);
 /** Take the instance's stored descriptors into empty fields of `daemon`, and the pool's into
  * `slabs`. */
 void kvt_take_instance(struct kvt_daemon *daemon, int slabs[KVT_MAX_SLABS]);
-/** Take the stored ones of a slot. `control` gets the socket; NULL: leave it stored. */
-void kvt_take_member(struct kvt_daemon *daemon, struct kvt_member *member, int *control);
+/** Take the stored ones of a slot. */
+void kvt_take_member(struct kvt_daemon *daemon, struct kvt_member *member);
 
 /* ---- connection.c */
 
 /** Take a slot for `fd`, which has sent no message yet. A slot must be free. */
 struct kvt_connection *kvt_connection_take(struct kvt_daemon *daemon, int fd,
 					   const struct kvt_peer *peer);
-/** Recover a stored control socket of a session. Consumes `fd`. NULL: unusable and closed. */
-struct kvt_connection *kvt_connection_adopted(struct kvt_daemon *daemon, int fd);
 /** Queue a connection that has a message. */
 void kvt_connection_queue(struct kvt_daemon *daemon, struct kvt_connection *connection);
 /** Take it out of the queue, if it is in one. */
@@ -393,8 +390,6 @@ bool kvt_connection_send(struct kvt_daemon *daemon, struct kvt_connection *conne
 /** Send GOODBYE with a text. */
 void kvt_connection_goodbye(struct kvt_daemon *daemon, struct kvt_connection *connection,
 			    int error, const char *text);
-/** Send RESUMED on recovered connections, so that clients repeat unanswered requests. */
-void kvt_connections_greet(struct kvt_daemon *daemon);
 
 /* ---- member.c */
 
@@ -435,10 +430,10 @@ int kvt_session_open(struct kvt_daemon *daemon, struct kvt_connection *connectio
 		     char *why, size_t why_size);
 /** Describe the session's memory to the core. */
 void kvt_session_view(const struct kvt_session *session, struct kvt_core_view *ret_view);
-/** Give a recovered session to the process behind `connection`, by its secret. -ESTALE with `why`:
- * no such session, or another process's. */
+/** Give a recovered process its new connection, by secret and rank. -ESTALE with `why`:
+ * no such process, or another one. */
 int kvt_session_resume(struct kvt_daemon *daemon, struct kvt_connection *connection,
-		       const uint64_t secret[2], char *why, size_t why_size);
+		       const struct kvt_message_hello *hello, char *why, size_t why_size);
 /** Log that a session reported a page as not what it computed. `owner`: the session that sealed it,
  * 0 if it is not known. */
 void kvt_session_log_suspect(struct kvt_daemon *daemon, const struct kvt_session *session,

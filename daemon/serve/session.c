@@ -365,33 +365,38 @@ int kvt_session_open(struct kvt_daemon *daemon, struct kvt_connection *connectio
 	return 0;
 }
 
-static struct kvt_session *find_secret(struct kvt_daemon *daemon, const uint64_t secret[2])
+/* Find the process that this HELLO names by its secret and rank, or NULL. */
+static struct kvt_member *find_secret(struct kvt_daemon *daemon,
+				      const struct kvt_message_hello *hello)
 {
-	for (uint32_t i = 1; i <= daemon->core_config.max_sessions; i++) {
+	for (uint32_t i = 1; i <= kvt_core_members(&daemon->core_config); i++) {
 		const struct kvt_member_record *record = kvt_core_member(daemon->core, i);
 
-		if (daemon->sessions[i].members && record &&
-		    !((record->secret[0] ^ secret[0]) | (record->secret[1] ^ secret[1])))
-			return &daemon->sessions[i];
+		/* Secrets are compared whole, so that the time it takes tells nothing. */
+		if (daemon->members[i].session && record && record->rank == hello->rank &&
+		    !((record->secret[0] ^ hello->secret[0]) |
+		      (record->secret[1] ^ hello->secret[1])))
+			return &daemon->members[i];
 	}
 	return NULL;
 }
 
 int kvt_session_resume(struct kvt_daemon *daemon, struct kvt_connection *connection,
-		       const uint64_t secret[2], char *why, size_t why_size)
+		       const struct kvt_message_hello *hello, char *why, size_t why_size)
 {
-	struct kvt_session *session = find_secret(daemon, secret);
+	struct kvt_member *member = find_secret(daemon, hello);
 	const struct kvt_member_record *record;
 	uint64_t start_time = 0;
 	int pidfd = -1;
 
-	if (!session || !session->open || session->members->connection) {
-		snprintf(why, why_size, "no session with this secret waits to be resumed: %s; "
-			 "connect without a secret", !session ? "the daemon started cold" :
-			 session->open ? "it is connected" : "it is over");
+	if (!member || !daemon->sessions[member->session].open || member->connection) {
+		snprintf(why, why_size, "no session with this secret waits to be resumed: %s: "
+			 "connect without a secret", !member ? "the daemon started cold" :
+			 member->connection ? "it is connected" :
+			 "it could not be continued after the daemon's restart");
 		return -ESTALE;
 	}
-	record = kvt_core_member(daemon->core, session->index);
+	record = kvt_core_member(daemon->core, member->index);
 	if (kvt_peer_pidfd(connection->fd, &connection->peer, connection->accepted_boot_ns,
 			   &pidfd, &start_time) != 0 ||
 	    record->pid != connection->peer.pid || record->uid != connection->peer.uid ||
@@ -402,7 +407,7 @@ int kvt_session_resume(struct kvt_daemon *daemon, struct kvt_connection *connect
 		return -ESTALE;
 	}
 	close_fd(&pidfd);
-	kvt_member_connect(daemon, session->members, connection);
+	kvt_member_connect(daemon, member, connection);
 	return 0;
 }
 
@@ -489,7 +494,7 @@ static void log_over(struct kvt_daemon *daemon, struct kvt_session *session, con
 			record->n_private);
 }
 
-/* KVT_SIGN_HANGUP if the session was recovered without its socket: the exit is its only sign. */
+/* KVT_SIGN_HANGUP if a recovered session has no connection: the exit is its only sign. */
 static uint32_t lost_hangup(const struct kvt_daemon *daemon, const struct kvt_session *session)
 {
 	uint32_t signs = kvt_core_session(daemon->core, session->index)->signs;
@@ -590,12 +595,41 @@ void kvt_session_fence(struct kvt_daemon *daemon, struct kvt_session *session)
 	stop_serving(daemon, session);
 }
 
+/* True if no process has the other end of the bell, and the ring has no CLOSE left to run. */
+static bool is_abandoned(struct kvt_session *session)
+{
+	struct pollfd bell = { .fd = session->bell };
+
+	return !session->deferred && !session->holding && poll(&bell, 1, 0) == 1 &&
+	       bell.revents & POLLHUP && kvt_ring_sq_pending(&session->ring) == 0;
+}
+
+/* End recovered sessions whose client closed or abandoned them before it connected again: they have
+ * no socket that could hang up. */
+static void end_unconnected(struct kvt_daemon *daemon)
+{
+	daemon->look_due = false;
+	for (uint32_t i = 1; i <= daemon->core_config.max_sessions; i++) {
+		struct kvt_session *session = &daemon->sessions[i];
+
+		if (!session->open || session->connections ||
+		    (!(kvt_core_session(daemon->core, i)->signs & KVT_SIGN_CLOSED) &&
+		     !is_abandoned(session)))
+			continue;
+		log_over(daemon, session, "unconnected");
+		kvt_core_session_sign(daemon->core, i, KVT_SIGN_HANGUP, daemon->now_ns);
+		stop_serving(daemon, session);
+	}
+}
+
 void kvt_sessions_sweep(struct kvt_daemon *daemon)
 {
 	/* Unmapping is slow: first return the pages that others wait for. */
 	bool first = kvt_core_unsettled(daemon->core);
 	uint32_t released = 0;
 
+	if (daemon->look_due)
+		end_unconnected(daemon);
 	for (uint32_t i = 1; i <= daemon->core_config.max_sessions && daemon->n_dying; i++) {
 		struct kvt_session *session = &daemon->sessions[i];
 

@@ -54,10 +54,8 @@ static uint32_t count_of(const struct kvt_daemon *daemon, const struct kvt_membe
 	return KVT_STORED_PER_SESSION - (daemon->sessions[member->session].mirror < 0);
 }
 
-/* `control` NULL: leave the control socket out. A no_resume session leaves only what tells of the
- * end of its processes. */
-static void each_of_member(struct kvt_daemon *daemon, struct kvt_member *member, int *control,
-			   stored_fn *each)
+/* A no_resume session leaves only what tells of the end of its processes. */
+static void each_of_member(struct kvt_daemon *daemon, struct kvt_member *member, stored_fn *each)
 {
 	struct kvt_session *session = &daemon->sessions[member->session];
 	const struct {
@@ -66,7 +64,6 @@ static void each_of_member(struct kvt_daemon *daemon, struct kvt_member *member,
 	} places[KVT_STORED_PER_SESSION] = {
 		{ KVT_STORED_SEGMENT, &member->segment.fd },
 		{ KVT_STORED_PIDFD, &member->pidfd },
-		{ KVT_STORED_CONTROL, control },
 		{ KVT_STORED_AREAS, &session->areas.fd },
 		{ KVT_STORED_DOORBELL, &session->doorbell },
 		{ KVT_STORED_BELL, &session->bell },
@@ -76,7 +73,7 @@ static void each_of_member(struct kvt_daemon *daemon, struct kvt_member *member,
 	char name[KVT_STORED_NAME_BYTES];
 
 	for (size_t i = 0; i < n; i++)
-		if (places[i].fd && (!session->no_resume || places[i].kind == KVT_STORED_PIDFD))
+		if (!session->no_resume || places[i].kind == KVT_STORED_PIDFD)
 			each(daemon, kvt_stored_name(name, places[i].kind, member->index,
 						     session->name_generation),
 			     places[i].fd, false);
@@ -154,24 +151,19 @@ static bool has_room(struct kvt_daemon *daemon, const struct kvt_member *member)
 
 void kvt_keep_member(struct kvt_daemon *daemon, struct kvt_member *member)
 {
-	int *control = daemon->config.park_connections ?
-			       &daemon->connections[member->connection - 1].fd : NULL;
-
 	if (!daemon->notify.store || (member->rank && !daemon->members[member->session].kept) ||
 	    !has_room(daemon, member))
 		return;
-	each_of_member(daemon, member, control, keep);
+	each_of_member(daemon, member, keep);
 	member->kept = true;
 	daemon->n_kept += count_of(daemon, member);
 }
 
 void kvt_forget_member(struct kvt_daemon *daemon, struct kvt_member *member)
 {
-	int control = -1;
-
 	if (!member->kept)
 		return;
-	each_of_member(daemon, member, &control, forget);
+	each_of_member(daemon, member, forget);
 	member->kept = false;
 	KVT_ASSERT(daemon->n_kept >= count_of(daemon, member));
 	daemon->n_kept -= count_of(daemon, member);
@@ -203,9 +195,9 @@ void kvt_take_instance(struct kvt_daemon *daemon, int slabs[KVT_MAX_SLABS])
 	each_of_instance(daemon, slabs, KVT_MAX_SLABS, take);
 }
 
-void kvt_take_member(struct kvt_daemon *daemon, struct kvt_member *member, int *control)
+void kvt_take_member(struct kvt_daemon *daemon, struct kvt_member *member)
 {
-	each_of_member(daemon, member, control, take);
+	each_of_member(daemon, member, take);
 	if (member->kept || !daemon->notify.store)
 		return;
 	member->kept = true; /* in part, perhaps */

@@ -112,6 +112,8 @@ static uint64_t feed_manager(struct kvt_daemon *daemon)
 		next = daemon->real_ns + OWED_INTERVAL_NS;
 	if (daemon->real_ns >= daemon->status_at_ns) {
 		send_status(daemon);
+		daemon->look_due |= daemon->adopted;
+		daemon->sweep_due |= daemon->adopted;
 		daemon->status_at_ns = daemon->real_ns + STATUS_INTERVAL_NS;
 	}
 	if (half && daemon->real_ns >= daemon->watchdog_at_ns) {

@@ -76,6 +76,8 @@ static void expect_entry(struct kvt_daemon *daemon, const struct kvt_session *se
  * members must not touch them any more. */
 static void tell_closed(struct kvt_daemon *daemon, struct kvt_session *session)
 {
+	if (!session->connections) /* no hang-up will follow */
+		daemon->look_due = daemon->sweep_due = true;
 	kvt_session_tell(daemon, session->members->next, -ESHUTDOWN,
 			 "the group is over: rank 0 closed it");
 }

@@ -154,10 +154,6 @@
 	  "Under --supervise: how long the cache is kept while no daemon can be started with it. "\
 	  "Then one starts with an empty cache. 0: until the supervisor is ended. (Three crashes "\
 	  "in a row before a daemon is ready end it at once: it may be their cause.)")            \
-	X(BOOL, park_connections, "yes", 0, 0, NULL, RELOAD,                                      \
-	  "Store control sockets, too: clients stay connected when the daemon dies. no: they "    \
-	  "connect again with the secret of their session, and the service manager holds five "   \
-	  "descriptors a session instead of six.")                                                \
 	X(NUMBER, hello_timeout_ms, "2000", 10, 600000, NULL, RELOAD,                             \
 	  "How long a connection may stay without its first message.")                            \
 	X(NUMBER, max_half_open, "64", 1, 4096, NULL, START,                                      \

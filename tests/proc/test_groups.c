@@ -81,7 +81,7 @@ static uint64_t wait_end(struct kvt_client *client)
 
 	int rc = 0;
 
-	while (rc == 0) { /* a successor's RESUMED is no end */
+	while (rc == 0) { /* a successor ends nothing */
 		kvt_test_equal(poll(&look, 1, -1), 1);
 		rc = kvt_group_check(client);
 	}
@@ -706,6 +706,9 @@ static void continues(const char *const *arguments, void (*succeed)(struct kvt_t
 	kvt_test_equal(kvt_submit(world.leader, &request), 0);
 	kvt_test_equal(tell_with(&world.members[0], ORDER_RAISE, 7), 0);
 	succeed(&world.daemon);
+	do /* it sees the hang-up, then connects again */
+		kvt_test_equal(tell(&world.members[0], ORDER_CHECK), 0);
+	while (!kvt_test_daemon_said(&world.daemon, "event=session_resumed session=1 rank=1"));
 	kvt_test_equal(kvt_fence_raise(world.leader, SLOT, 7), 0);
 	kvt_test_equal(kvt_test_settled(&world.daemon).private_pages, 5);
 	kvt_test_equal(kvt_reap(world.leader, &result, 0, 1), 0);

@@ -24,6 +24,7 @@
 
 #define N_BUSY 2
 #define FEW 16
+#define BEYOND_READY 100
 
 static struct kvt_test_daemon daemon_;
 static struct kvt_test_child busy[N_BUSY];
@@ -156,21 +157,21 @@ static void let_go_of_supervisor(void)
 	kvt_trace_let_go(daemon_.pid);
 }
 
-/* And `more` places beyond READY: clients that connect again have arrived by then. */
-static void sweep_starts(const char *options, uint32_t more)
+/* And some places beyond READY: clients that connect again have arrived by then. */
+TEST(a_restarted_daemon_may_die_at_any_system_call)
 {
 	const char *const supervised[] = { "--supervise", log_flag, NULL };
 	struct kvt_sweep sweep;
 	uint32_t n, m;
 
-	begin_with(options, supervised);
+	begin_with(NULL, supervised);
 	if (!kvt_trace_seize(daemon_.pid, true)) {
 		cannot_trace();
 		return;
 	}
 	start_work();
 	kvt_sweep_start(&sweep, "the start of a supervised one",
-			die_at_start(UINT32_MAX, NULL) + more, FEW);
+			die_at_start(UINT32_MAX, NULL) + BEYOND_READY, FEW);
 	while (kvt_sweep_next(&sweep, &n)) {
 		bool twice = n % 3 == 0;
 
@@ -179,16 +180,6 @@ static void sweep_starts(const char *options, uint32_t more)
 	}
 	let_go_of_supervisor();
 	end_work();
-}
-
-TEST(a_restarted_daemon_may_die_at_any_system_call)
-{
-	sweep_starts(NULL, 0);
-}
-
-TEST(a_restarted_daemon_may_die_while_clients_connect_again)
-{
-	sweep_starts("park_connections = no\n", 100);
 }
 
 /* ---- the supervisor */

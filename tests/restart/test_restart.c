@@ -121,13 +121,13 @@ static void stop_clean(void)
 
 /* ---- killed */
 
-static void go_on(const char *more)
+TEST(a_client_continues_after_a_kill)
 {
 	struct kvt_client *client, *other;
 	uint32_t keys[KVT_WORK_KEYS], space;
 	struct kvt_seq *seq;
 
-	start(more);
+	start(NULL);
 	kvt_work_keys(keys, KVT_WORK_KEYS, 1);
 	client = kvt_test_connect(&daemon_);
 	kvt_test_check(kvt_client_info(client)->kept);
@@ -150,28 +150,19 @@ static void go_on(const char *more)
 	stop_clean();
 }
 
-TEST(a_client_continues_after_a_kill)
-{
-	go_on(NULL);
-}
-
-TEST(a_client_connects_again_with_its_secret)
-{
-	go_on("park_connections = no\n");
-}
-
-/* The process lives, and its socket was not kept: only the ring can tell a successor. */
+/* The process lives, and has no connection: only the ring can tell a successor. */
 TEST(what_a_client_closed_without_a_daemon_is_given_back)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
 	struct kvt_client *client;
 	struct kvt_counters counters;
-	uint32_t pages[8];
+	uint32_t pages[8], session;
 
-	start("park_connections = no\n");
+	start(NULL);
 	options.socket_path = daemon_.socket;
 	options.resume_ns = 1;
 	kvt_test_equal(kvt_client_connect(&client, &options, NULL), 0);
+	session = kvt_client_info(client)->session;
 	kvt_test_equal(kvt_alloc(client, 7, pages), 0);
 	kill_daemon_for_a_while();
 	kvt_test_equal(kvt_alloc(client, 1, pages), -ECONNRESET);
@@ -181,19 +172,42 @@ TEST(what_a_client_closed_without_a_daemon_is_given_back)
 		counters = kvt_test_settled(&daemon_);
 	while (counters.private_pages);
 	kvt_test_equal(counters.quarantined_pages, 0);
+	kvt_test_session_ended(&daemon_, session);
 	stop_clean();
+}
+
+/* As a program does that execs another: its descriptors close, and the process lives. */
+TEST(a_session_abandoned_without_a_daemon_ends)
+{
+	struct kvt_client *client;
+	uint32_t keys[KVT_WORK_KEYS], pages[8], session;
+
+	start(NULL);
+	client = kvt_test_connect(&daemon_);
+	session = kvt_client_info(client)->session;
+	kvt_work_keys(keys, KVT_WORK_KEYS, 1);
+	kvt_work_begin(client, kvt_test_namespace(client, "restart"), keys);
+	kvt_test_equal(kvt_alloc(client, 7, pages), 0);
+	kill_daemon_for_a_while();
+	kvt_client_abandon(client);
+	resume_supervisor();
+	kvt_test_session_ended(&daemon_, session);
+	kvt_test_equal(kvt_test_settled(&daemon_).live_leases, 0);
+	kvt_test_check(kvt_test_daemon_said(&daemon_, "sign=unconnected"));
+	kvt_test_audit(&daemon_);
+	stop();
 }
 
 /* Commits in flight while no daemon runs. The successor answers them and knows which pages they
  * displaced; so does the next one. */
-static void commits_in_flight_go_on(const char *more)
+TEST(commits_in_flight_survive)
 {
 	struct kvt_client *client, *other;
 	uint32_t keys[KVT_WORK_KEYS], old[17], space, n;
 	struct kvt_seq *seq, *twin;
 	const uint32_t *pages;
 
-	start(more);
+	start(NULL);
 	kvt_work_keys(keys, KVT_WORK_KEYS, 4);
 	client = kvt_test_connect(&daemon_);
 	other = kvt_test_connect(&daemon_);
@@ -230,16 +244,6 @@ static void commits_in_flight_go_on(const char *more)
 	kvt_client_close(other, KVT_IDLE);
 	kvt_client_close(client, KVT_IDLE);
 	stop_clean();
-}
-
-TEST(commits_in_flight_survive)
-{
-	commits_in_flight_go_on(NULL);
-}
-
-TEST(commits_in_flight_survive_a_new_connection)
-{
-	commits_in_flight_go_on("park_connections = no\n");
 }
 
 /* Waiters of every kind, asleep when the daemon dies. What they wait for comes later. */
@@ -345,12 +349,12 @@ static void raise_fences(void)
 	}
 }
 
-static void waiters_go_on(const char *more)
+TEST(every_waiter_continues)
 {
 	struct kvt_test_child children[N_WAITS];
 	uint64_t session;
 
-	start(more);
+	start(NULL);
 	for (size_t i = 0; i < N_WAITS; i++) {
 		kvt_test_child_start(&children[i], waiter_run, (void *)(uintptr_t)i);
 		kvt_test_check(kvt_test_receive(children[i].pipe, &session) && session > 0);
@@ -365,16 +369,6 @@ static void waiters_go_on(const char *more)
 	}
 	kvt_test_audit(&daemon_);
 	stop();
-}
-
-TEST(every_waiter_continues)
-{
-	waiters_go_on(NULL);
-}
-
-TEST(every_waiter_continues_with_a_new_connection)
-{
-	waiters_go_on("park_connections = no\n");
 }
 
 /* ---- control socket */
@@ -526,7 +520,7 @@ TEST(a_client_that_asked_before_the_successor_came_continues)
 	struct kvt_client *client;
 	uint32_t page;
 
-	start("park_connections = no\n");
+	start(NULL);
 	client = kvt_test_connect(&daemon_);
 	kvt_test_equal(kvt_alloc(client, 1, &page), 0);
 	kill_daemon_for_a_while();
@@ -566,7 +560,7 @@ static void damage_run(int pipe, void *context)
 	kvt_test_equal(kvt_alloc(client, 1, &page), 0);
 	client->ring.header->magic++;
 	kvt_test_send(pipe, 1);
-	kvt_test_equal(kvt_free(client, &page, 1, (struct kvt_fence){ 0, 1 }), -ECONNRESET);
+	kvt_test_equal(kvt_free(client, &page, 1, (struct kvt_fence){ 0, 1 }), -ESTALE);
 	kvt_test_check(strstr(kvt_client_error(client)->text, "could not be continued"));
 	kvt_client_close(client, KVT_IDLE);
 	kvt_test_send(pipe, 2);
@@ -593,7 +587,7 @@ TEST(a_wrong_secret_resumes_nothing)
 	struct kvt_client *client;
 	uint32_t number;
 
-	start("park_connections = no\n");
+	start(NULL);
 	client = kvt_test_connect(&daemon_);
 	client->hello.secret[1] ^= 1;
 	kill_daemon();
@@ -632,7 +626,7 @@ TEST(the_right_secret_of_another_process_resumes_nothing)
 	struct kvt_test_child thief;
 	struct kvt_client *client;
 
-	start("park_connections = no\n");
+	start(NULL);
 	client = kvt_test_connect(&daemon_);
 	hello = client->hello;
 	kvt_test_child_start(&thief, thief_run, &hello);
@@ -741,9 +735,9 @@ TEST(upgrades_and_crashes_under_load_lose_nothing)
 			await_ready();
 		}
 	}
-	/* Arena, ledger, log, pool, lock; six per session; and the socket. */
-	kvt_test_check(kvt_test_daemon_said(&daemon_, "sessions=3 kept=24"));
-	kvt_test_check(kvt_test_daemon_said(&daemon_, "ready=yes kept=24"));
+	/* Arena, ledger, log, pool, lock; five per session; and the socket. */
+	kvt_test_check(kvt_test_daemon_said(&daemon_, "sessions=3 kept=21"));
+	kvt_test_check(kvt_test_daemon_said(&daemon_, "ready=yes kept=21"));
 	for (int i = 0; i < 3; i++)
 		kvt_work_finish(&children[i]);
 	kvt_test_check(!kvt_test_daemon_said(&daemon_, "event=cold_start"));

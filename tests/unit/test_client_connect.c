@@ -33,7 +33,7 @@ struct script {
 	const void *answer; /* NULL: hang up */
 	size_t bytes;
 	bool keep; /* keep the connection open for the test */
-	int n_died;  /* so many daemons die before they answer; the next one sends RESUMED */
+	int n_died;  /* so many daemons die before they answer */
 };
 
 static char path[64];
@@ -42,10 +42,6 @@ static struct script script;
 static struct kvt_message_hello hello; /* as it came */
 static int connection = -1;
 static struct kvt_segment_header *segment;
-static const struct kvt_message_resumed resumed = {
-	.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_RESUMED, .version = KVT_ABI_MAJOR,
-		  .bytes = sizeof(resumed) },
-};
 
 static int sealed_memory(uint64_t bytes, bool sealed)
 {
@@ -124,7 +120,6 @@ static void serve_one(void)
 	(void)!recv(fd, &hello, sizeof(hello), 0);
 	if (script.n_died) {
 		script.n_died--;
-		(void)!send(fd, &resumed, sizeof(resumed), MSG_NOSIGNAL);
 		close(fd);
 		return;
 	}
@@ -420,8 +415,7 @@ TEST(a_daemon_that_never_answers_meets_the_deadline)
 	setup(NULL);
 }
 
-/* The daemon died between HELLO and answer. Its successor has the connection and sends RESUMED. */
-TEST(a_hello_is_repeated_after_resumed)
+TEST(a_hello_is_repeated_if_its_daemon_ends_before_it_answers)
 {
 	struct kvt_client *client;
 	struct kvt_error error;
@@ -675,43 +669,6 @@ TEST(late_answers_on_the_socket_are_passed_over)
 	connection = -1;
 	assert_int_equal(kvt_namespace_open(client, other, NULL, &number), -ECONNRESET);
 	assert_int_equal(kvt_client_close(client, KVT_IDLE), -ECONNRESET);
-	drop_script();
-}
-
-/* The successor sends RESUMED, and answers the question, which it found in the socket. It does not
- * answer the repeat. */
-static void *answer_and_resume(void *context)
-{
-	struct kvt_message_namespace question;
-	struct iovec parts[2] = { { (void *)(uintptr_t)&resumed, sizeof(resumed) },
-				  { &question, sizeof(question) } };
-	struct mmsghdr messages[2] = { { .msg_hdr = { .msg_iov = &parts[0], .msg_iovlen = 1 } },
-				       { .msg_hdr = { .msg_iov = &parts[1], .msg_iovlen = 1 } } };
-
-	(void)context;
-	(void)!recv(connection, &question, sizeof(question), 0);
-	question.namespace_id = 17;
-	(void)!sendmmsg(connection, messages, 2, MSG_NOSIGNAL);
-	return NULL;
-}
-
-TEST(an_answer_beside_resumed_is_not_lost)
-{
-	const uint64_t digest[2] = { 1, 2 };
-	struct kvt_client *client;
-	uint32_t number = 0;
-	pthread_t thread;
-
-	good_welcome();
-	client = connect_kept(0);
-	kvt_client_set_timeout(client, 10000000000);
-	assert_int_equal(pthread_create(&thread, NULL, answer_and_resume, NULL), 0);
-	assert_int_equal(kvt_namespace_open(client, digest, "one", &number), 0);
-	pthread_join(thread, NULL);
-	assert_int_equal(number, 17);
-	kvt_client_abandon(client);
-	close(connection);
-	connection = -1;
 	drop_script();
 }
 
