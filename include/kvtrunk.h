@@ -320,7 +320,7 @@ int kvt_pool_geometry_describe(const struct kvt_pool_geometry *geometry,
 			       struct kvt_pool_geometry_text *ret_text);
 
 /** Bytes of one page in one slab: planes * layers * heads * page_size * dim * element. 0: not a
- * geometry, or page_size is no power of two up to 256. */
+ * geometry, or page_size is above 4,096. */
 uint64_t kvt_pool_geometry_page_bytes(const struct kvt_pool_geometry *geometry,
 				      uint32_t page_size);
 

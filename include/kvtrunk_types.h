@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #define KVT_NONE 0u             /* "no node", "no page", "no slot": index 0 is never valid */
-#define KVT_MAX_PAGE_SIZE 256u  /* positions; a power of two */
+#define KVT_MAX_PAGE_SIZE 4096u /* positions */
 #define KVT_FENCE_WORDS 16u     /* per session: one for each stream an engine uses, with slack */
 #define KVT_FENCE_IDLE 0xffu    /* fence slot: nothing launched touches the pages */
 #define KVT_MAX_SLABS 16u       /* devices of one pool: as many as the largest hosts have */

@@ -62,7 +62,7 @@ int kvt_lock(struct kvt_client *client, struct kvt_handle handle, struct kvt_lea
 	     uint32_t *ret_pages, uint32_t capacity, uint32_t *ret_n)
 {
 	struct kvt_request request = { .op = KVT_OP_LOCK, .handle = handle };
-	uint32_t needed = handle.positions >> client->page_shift;
+	uint32_t needed = handle.positions / client->info.page_size;
 	struct kvt_result result;
 	int rc;
 
@@ -124,7 +124,7 @@ int kvt_insert(struct kvt_client *client, uint32_t namespace_id, const uint32_t 
 		.keys = keys,
 		.n_keys = n_keys,
 		.pages = pages,
-		.n_pages = n_keys >> client->page_shift,
+		.n_pages = n_keys / client->info.page_size,
 		.handle = start,
 		.fence = fence,
 	};

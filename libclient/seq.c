@@ -161,8 +161,8 @@ int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
 		.arg = begin->arg,
 		.root_key = begin->root_key,
 	};
-	uint64_t table = ((uint64_t)begin->n_keys + begin->arg + client->info.page_size - 1) >>
-			 client->page_shift;
+	uint64_t table = ((uint64_t)begin->n_keys + begin->arg + client->info.page_size - 1) /
+			 client->info.page_size;
 	struct kvt_result result;
 	struct kvt_seq *seq;
 	int rc = kvt_client_usable(client);
@@ -203,7 +203,7 @@ int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
 int kvt_seq_adopt(struct kvt_client *client, struct kvt_result *answer, uint32_t n_keys,
 		  struct kvt_seq **ret_seq)
 {
-	uint64_t most = (uint64_t)answer->n_pages << client->page_shift;
+	uint64_t most = (uint64_t)answer->n_pages * client->info.page_size;
 	int rc = kvt_client_usable(client);
 	struct kvt_seq *seq;
 
@@ -373,7 +373,7 @@ static void commit_done(struct kvt_seq *seq, uint32_t n_keys, const struct kvt_r
 /* Commit without sharing: only `next` advances. */
 static int commit_alone(struct kvt_seq *seq, uint32_t computed)
 {
-	if (computed > (uint64_t)seq->shown.n_pages << seq->client->page_shift)
+	if (computed > (uint64_t)seq->shown.n_pages * seq->client->info.page_size)
 		return kvt_client_fail(seq->client, -EINVAL, KVT_REASON_BEYOND_TABLE,
 				       "commit: %s", kvt_reason_text(KVT_REASON_BEYOND_TABLE));
 	stop_sharing(seq, seq->stale, computed);
@@ -453,7 +453,7 @@ int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 		return rc;
 	/* A commit without new positions takes no keys. */
 	limit = computed < seq->shown.next ?
-			0 : (uint64_t)seq->shown.n_pages << seq->client->page_shift;
+			0 : (uint64_t)seq->shown.n_pages * seq->client->info.page_size;
 	rc = commit_keys(seq, keys, n_keys, limit, &request);
 	if (rc != 0)
 		return rc;
@@ -484,8 +484,8 @@ int kvt_seq_extend(struct kvt_seq *seq, uint32_t n)
 	uint32_t pages = 0;
 
 	if (rc == 0) {
-		pages = (uint32_t)(((uint64_t)n + seq->client->info.page_size - 1) >>
-				   seq->client->page_shift);
+		pages = (uint32_t)(((uint64_t)n + seq->client->info.page_size - 1) /
+				   seq->client->info.page_size);
 		if (seq->n_late || (seq->n_ahead && (uint64_t)seq->shown.n_pages + pages >
 							    seq->list_ahead))
 			rc = settle(seq);

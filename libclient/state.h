@@ -110,7 +110,6 @@ struct kvt_client_slab {
 
 struct kvt_client {
 	uint32_t magic;
-	uint32_t page_shift; /* log2 of the page size */
 	const volatile uint32_t *alive; /* KVT_ALIVE, 0 in a forked child */
 	int dead;            /* 0, or why every call fails: -ECONNRESET, -EPROTO */
 	bool armed;          /* the caller's loop asked for a wake-up */

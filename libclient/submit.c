@@ -27,10 +27,10 @@ static const uint8_t list_sizes[KVT_OP_COUNT] = { KVT_OPS(LIST_SIZE, , ) };
 /* Pages in the table of a BEGIN. */
 static uint64_t begin_table(const struct kvt_client *client, const struct kvt_request *request)
 {
-	uint32_t shift = client->page_shift;
+	uint32_t page = client->info.page_size;
 
-	return ((uint64_t)request->handle.positions + request->n_keys + request->arg +
-		(1ull << shift) - 1) >> shift;
+	return ((uint64_t)request->handle.positions + request->n_keys + request->arg + page - 1) /
+	       page;
 }
 
 /* The entry's flags: the request's, without those that an older daemon refuses and need not know:
@@ -53,25 +53,25 @@ static uint32_t known_flags(const struct kvt_client *client, const struct kvt_re
 /* List words that are enough for any answer. */
 static uint64_t list_words(const struct kvt_client *client, const struct kvt_request *request)
 {
-	uint32_t shift = client->page_shift;
-	uint64_t keys_pages = request->n_keys >> shift, pages, most;
+	uint32_t page = client->info.page_size;
+	uint64_t keys_pages = request->n_keys / page, pages, most;
 
 	if (request->list_capacity)
 		return request->list_capacity;
 	switch (request->op < KVT_OP_COUNT ? list_sizes[request->op] : KVT_LIST_NONE) {
 	case KVT_LIST_KEYS:
 		return request->flags & KVT_F_LOCK ?
-			       keys_pages + (request->handle.positions >> shift) :
+			       keys_pages + (request->handle.positions / page) :
 			       0;
 	case KVT_LIST_HANDLE:
-		return request->handle.positions >> shift;
+		return request->handle.positions / page;
 	case KVT_LIST_ARG:
 		most = client->info.n_pages - 1;
 		return request->flags & KVT_F_SHORTER && request->arg > most ? most : request->arg;
 	case KVT_LIST_TWINS:
 		return 2 * keys_pages +
 		       (request->flags & KVT_F_LOCK ?
-				keys_pages + (request->handle.positions >> shift) :
+				keys_pages + (request->handle.positions / page) :
 				0);
 	case KVT_LIST_BEGUN:
 		pages = begin_table(client, request);
@@ -168,10 +168,10 @@ static int check_request(struct kvt_client *client, const struct kvt_request *re
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_KEYS,
 				       "a count above 0 without its array");
 	if (request->op == KVT_OP_INSERT &&
-	    request->n_pages != request->n_keys >> client->page_shift)
+	    request->n_pages != request->n_keys / client->info.page_size)
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_KEYS,
 				       "insert: %u keys are %u whole pages, but %u were given",
-				       request->n_keys, request->n_keys >> client->page_shift,
+				       request->n_keys, request->n_keys / client->info.page_size,
 				       request->n_pages);
 	/* More pages than the pool has: the daemon would refuse, but no list holds its answer. */
 	if (list > client->list.count && list >= client->info.n_pages && !request->list_capacity &&

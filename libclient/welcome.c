@@ -84,8 +84,7 @@ static bool geometry_ok(const struct kvt_message_welcome *message)
 {
 	uint32_t page_size = message->page_size;
 
-	return page_size >= 1 && page_size <= KVT_MAX_PAGE_SIZE &&
-	       (page_size & (page_size - 1)) == 0 && message->n_pages >= 2 &&
+	return page_size >= 1 && page_size <= KVT_MAX_PAGE_SIZE && message->n_pages >= 2 &&
 	       message->page_bytes <= UINT64_MAX / message->n_pages &&
 	       message->page_bytes * message->n_pages <= message->pool_bytes &&
 	       (message->geometry.n_layers == 0 ||

@@ -36,8 +36,7 @@ static bool numbers_ok(const struct kvt_arena_header *header)
 {
 	uint32_t page_size = header->page_size, n_buckets = header->n_buckets;
 
-	return page_size >= 1 && page_size <= KVT_MAX_PAGE_SIZE &&
-	       (page_size & (page_size - 1)) == 0 && header->n_pages >= 2 &&
+	return page_size >= 1 && page_size <= KVT_MAX_PAGE_SIZE && header->n_pages >= 2 &&
 	       header->n_pages <= NODES_MAX && header->n_slots >= 1 &&
 	       header->n_slots <= NODES_MAX && header->max_nodes >= 2 &&
 	       header->max_nodes <= NODES_MAX && n_buckets >= 1 &&

@@ -82,7 +82,7 @@ bool kvt_pool_geometry_ok(const struct kvt_pool_geometry *geometry)
 	return true;
 }
 
-/* Bytes of one page in one plane: at most 256 * 4,096 * 1,024 * 4 = 2^32. */
+/* Bytes of one page in one plane: at most 4,096 * 4,096 * 1,024 * 4 = 2^36. */
 static uint64_t plane_bytes(const struct kvt_pool_geometry *geometry, uint32_t page_size)
 {
 	return (uint64_t)page_size * geometry->n_kv_heads * geometry->head_dim *
@@ -92,8 +92,7 @@ static uint64_t plane_bytes(const struct kvt_pool_geometry *geometry, uint32_t p
 uint64_t kvt_pool_geometry_page_bytes(const struct kvt_pool_geometry *geometry,
 				      uint32_t page_size)
 {
-	if (!kvt_pool_geometry_ok(geometry) || page_size < 1 || page_size > KVT_MAX_PAGE_SIZE ||
-	    (page_size & (page_size - 1)))
+	if (!kvt_pool_geometry_ok(geometry) || page_size < 1 || page_size > KVT_MAX_PAGE_SIZE)
 		return 0;
 	return (uint64_t)kvt_page_layout_planes(geometry->layout) * geometry->n_layers *
 	       plane_bytes(geometry, page_size);

@@ -16,8 +16,6 @@
 #include "shm/geometry.h"
 #include "tools/attention.h"
 
-#define MOST_POSITIONS 256 /* of a page: option page_size */
-
 /* A field of many names is that of many families of models: the first that is there counts. */
 static const char *const layers_names[] = { "num_hidden_layers", "n_layer", "num_layers", NULL };
 static const char *const heads_names[] = { "num_attention_heads", "n_head", "n_heads",
@@ -265,7 +263,7 @@ int kvt_admin_geometry(struct kvt_admin *admin)
 		return kvt_admin_usage(admin);
 	if ((ranks_text && kvt_admin_number(admin, "--tensor-parallel", ranks_text, 1,
 					    KVT_MAX_RANKS, &ranks)) ||
-	    (size_text && kvt_admin_number(admin, "--page-size", size_text, 1, MOST_POSITIONS,
+	    (size_text && kvt_admin_number(admin, "--page-size", size_text, 1, KVT_MAX_PAGE_SIZE,
 					   &page_size)) ||
 	    (type && read_wanted_type(admin, type, &geometry.type)))
 		return KVT_EXIT_USAGE;

@@ -25,7 +25,7 @@ struct kvt_member_record;
 
 /** Limits, all fixed at start. Zeros are replaced by kvt_core_plan(). */
 struct kvt_core_config {
-	uint32_t page_size;     /* positions, power of two, 1..256 */
+	uint32_t page_size;     /* positions, 1..4096 */
 	uint32_t n_pages;       /* page 0 included, >= 2 */
 	uint32_t n_slots;       /* 0: n_pages + n_pages / 16 + 1 */
 	uint32_t max_nodes;     /* 0: the larger of n_pages / 4 and min(n_pages, 4096) */

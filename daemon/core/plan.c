@@ -221,7 +221,7 @@ static struct kvt_core_sizes carve_scratch(struct kvt_core *core, const struct k
 	core->progress = carve(&scratch, c->n_leases + 1ull, sizeof(*core->progress));
 	core->session_stamp = carve(&scratch, c->max_sessions + 1ull, sizeof(uint32_t));
 	core->op_pages = carve(&scratch, c->max_op_keys, sizeof(uint32_t));
-	core->op_keys = carve(&scratch, c->max_op_keys + KVT_MAX_PAGE_SIZE, sizeof(uint32_t));
+	core->op_keys = carve(&scratch, c->max_op_keys + c->page_size, sizeof(uint32_t));
 	core->log_keys = carve(&scratch, c->max_op_keys, sizeof(uint32_t));
 	core->path_list = carve(&scratch, c->n_pages, sizeof(uint32_t));
 	core->page_mark = carve(&scratch, c->n_pages / 64 + 1, sizeof(uint64_t));
@@ -243,9 +243,8 @@ static struct kvt_core_sizes carve_scratch(struct kvt_core *core, const struct k
 
 static const char *config_problem(const struct kvt_core_config *c)
 {
-	if (c->page_size < 1 || c->page_size > KVT_MAX_PAGE_SIZE ||
-	    (c->page_size & (c->page_size - 1)))
-		return "page_size must be a power of two from 1 to 256";
+	if (c->page_size < 1 || c->page_size > KVT_MAX_PAGE_SIZE)
+		return "page_size must be from 1 to 4096";
 	if (c->n_pages < 2 || c->n_pages > 1u << 30)
 		return "n_pages must be from 2 (one scratch page, one page) to 2^30";
 	if (c->n_slots <= c->n_pages || c->n_slots > 1u << 31)

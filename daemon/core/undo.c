@@ -21,14 +21,14 @@ uint64_t kvt_undo_capacity(const struct kvt_core_config *c)
 
 	words += RUNS(4ull * c->n_slots, 2 * (c->max_nodes + 8ull));
 	/* Overwritten keys: as many as one operation announces, in as many runs as it needs. */
-	words += RUNS(4 * (c->max_op_keys + 2ull * KVT_MAX_PAGE_SIZE), (uint64_t)c->max_nodes);
+	words += RUNS(4 * (c->max_op_keys + 2ull * c->page_size), (uint64_t)c->max_nodes);
 	/* CLOSE gives back two lists of pages of each lease; END with COMMIT lists a page twice. */
 	words += 2ull * c->n_pages + 8ull * (c->n_leases + 8ull);
 	words += ENTRY(sizeof(struct kvt_lease_record)) * (c->n_leases + 1ull);
 	words += ENTRY(sizeof(struct kvt_pending_record)) * (c->n_pending + 1ull);
 	words += ENTRY(sizeof(struct kvt_namespace_record)) * (c->max_namespaces + 1ull);
 	words += ENTRY(c->max_namespaces / 8 + sizeof(uint64_t)); /* those that a session opened */
-	return words + 8 * ENTRY(KVT_SESSION_FACTS) + ENTRY(4 * KVT_MAX_PAGE_SIZE);
+	return words + 8 * ENTRY(KVT_SESSION_FACTS) + ENTRY(4ull * c->page_size);
 }
 
 void kvt_undo_begin(struct kvt_core *core)

@@ -397,8 +397,7 @@ static int check_header(const struct oplog_header *header, const char *path, cha
 			 header->version, KVT_OPLOG_VERSION);
 		return -EPROTO;
 	}
-	if (!header->page_size || (header->page_size & (header->page_size - 1)) ||
-	    header->page_size > KVT_MAX_PAGE_SIZE || header->n_pages < 2 ||
+	if (!header->page_size || header->page_size > KVT_MAX_PAGE_SIZE || header->n_pages < 2 ||
 	    header->n_pages > 1u << 30 || header->max_nodes < 2 || header->max_nodes > 1u << 30 ||
 	    header->max_namespaces < 2 || header->max_namespaces > 1u << 20 ||
 	    header->max_sessions < 1 || header->max_sessions > 65535 || header->n_leases < 1 ||

@@ -20,11 +20,6 @@ static int config_check(struct kvt_config *config, char why[KVT_WHY_BYTES])
 				 "letters, digits, '.', '_' and '-'", config->instance);
 			return -EINVAL;
 		}
-	if (config->page_size & (config->page_size - 1)) {
-		snprintf(why, KVT_WHY_BYTES, "option 'page_size' cannot be %lld; allowed: a power "
-			 "of two from 1 to 256", (long long)config->page_size);
-		return -EINVAL;
-	}
 	error = kvt_pool_plan_shape(config, &plan, why);
 	if (!error && (config->n_pages || !config->pool_bytes.percent))
 		error = kvt_pool_plan_pages(config, 0, 0, &plan, why);

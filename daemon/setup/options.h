@@ -38,8 +38,8 @@
 	  "Fields name=value, separated by semicolons, that must be equal in all processes that " \
 	  "share KV: weights=, rope=, tokenizer=. A client is refused if it names another value " \
 	  "or an unknown field, or opens a session and names nothing.")                           \
-	X(NUMBER, page_size, "64", 1, 256, NULL, START,                                           \
-	  "Positions per page, a power of two.")                                                  \
+	X(NUMBER, page_size, "64", 1, 4096, NULL, START,                                           \
+	  "Positions per page.")                                                  \
 	X(NUMBER, n_layers, "0", 0, 256, NULL, START,                                             \
 	  "Layers of KV in a page. n_layers, n_kv_heads and head_dim are the geometry: from it "  \
 	  "follow the bytes of a page and the place of each element. 0: pages are page_bytes "    \

@@ -106,12 +106,12 @@ static uint32_t number(const char *name, const char *text, uint32_t least, uint3
 
 static uint32_t page_size(const char *text)
 {
-	uint32_t value = number("geometry", text, 1, KVT_MAX_PAGE_SIZE);
+	uint32_t value = number("geometry", text, 1, KVT_ATTN_PAGE_SIZE_MAX);
 
 	if ((value & (value - 1)) == 0)
 		return value;
 	fprintf(stderr, "worker: --geometry takes a power of two up to %u, not '%s'\n",
-		KVT_MAX_PAGE_SIZE, text);
+		KVT_ATTN_PAGE_SIZE_MAX, text);
 	exit(2);
 }
 

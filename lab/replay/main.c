@@ -304,8 +304,6 @@ static void check(struct kvt_replay_options *options, bool format_given)
 	if (options->trace.block && options->trace.format != KVT_TRACE_AGENT &&
 	    options->trace.format != KVT_TRACE_MOONCAKE)
 		usage_error("--block-size is for traces with block ids: mooncake or agent");
-	if (options->page_size & (options->page_size - 1))
-		usage_error("--page-size must be a power of two, not %u", options->page_size);
 	if (options->page_bytes % 8)
 		usage_error("--page-bytes must be a multiple of 8, not %u", options->page_bytes);
 	if (options->kills >= options->workers)

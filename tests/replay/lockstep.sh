@@ -14,7 +14,7 @@ exact() {
 	above evictions 0
 }
 
-for page_size in 16 64 256; do
+for page_size in 7 64 544; do
 	exact --format generate --seed 1 --sessions 24 --users 8 --requests 500 --workers 3 \
 		--page-size $page_size --pages $((400000 / page_size))
 done

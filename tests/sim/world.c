@@ -72,11 +72,13 @@ bool sim_fail(struct sim *sim, const char *format, ...)
 static void choose_config(struct sim *sim)
 {
 	struct kvt_core_config *c = &sim->config;
-	static const uint32_t page_sizes[] = { 1, 1, 2, 4, 8 };
+	static const uint32_t page_sizes[] = { 1, 1, 2, 4, 7, 8 };
+	static const uint32_t wide_sizes[] = { 16, 64, 100, 256, 544 };
+	static const uint32_t tiny_sizes[] = { 1, 2, 4, 7 };
 
 	memset(c, 0, sizeof(*c));
 	sim->wide = sim_chance(sim, 80);
-	c->page_size = sim->wide ? 16u << sim_below(sim, 5) : page_sizes[sim_below(sim, 5)];
+	c->page_size = sim->wide ? wide_sizes[sim_below(sim, 5)] : page_sizes[sim_below(sim, 6)];
 	c->n_pages = sim_chance(sim, 600) ? sim_between(sim, 8, 40) : sim_between(sim, 40, 300);
 	c->max_nodes = sim_chance(sim, 400) ? sim_between(sim, 8, 24) :
 					      sim_between(sim, 8, c->n_pages + 24);
@@ -100,7 +102,7 @@ static void choose_config(struct sim *sim)
 	c->patience_ns = sim_chance(sim, 500) ? 1000000ull * sim_between(sim, 1, 3000) : 0;
 	c->hash_seed = sim_chance(sim, 100) ? 0 : next_random(sim);
 	if (sim->tiny) {
-		c->page_size = 1u << sim_below(sim, 3);
+		c->page_size = tiny_sizes[sim_below(sim, 4)];
 		c->n_pages = sim_between(sim, 8, 32);
 		c->n_slots = 0;
 		c->max_nodes = sim_between(sim, 8, 28);

@@ -452,8 +452,8 @@ static void spoil(unsigned int which)
 	case 4: script.bytes = 10; break;
 	case 5: script.welcome.head.type = KVT_MSG_ADMIN; break;
 	case 6: script.welcome.page_size = 0; break;
-	case 7: script.welcome.page_size = 24; break;
-	case 8: script.welcome.page_size = 512; break;
+	case 7: script.welcome.page_size = 0; break;
+	case 8: script.welcome.page_size = 4097; break;
 	case 9: script.welcome.n_pages = 1; break;
 	case 10: script.welcome.page_bytes = UINT64_MAX; break;
 	case 11: script.welcome.page_bytes++; break;

@@ -152,10 +152,11 @@ static void step(struct town *town)
 
 static void life_of_a_town(uint64_t seed)
 {
+	static const uint32_t page_sizes[] = { 1, 2, 4, 7, 544 };
 	struct town town = { .random = seed };
 
 	town.world = world_new((struct kvt_core_config){
-		.page_size = 1u << seed % 3, .n_pages = 40 + (uint32_t)seed % 4 * 30,
+		.page_size = page_sizes[seed / 5 % 5], .n_pages = 40 + (uint32_t)seed % 4 * 30,
 		.max_nodes = seed % 5 ? 200 : 24, .policy = (uint32_t)seed % KVT_POLICY_COUNT,
 		.max_private_pages = seed % 2 ? 30 : 0 });
 	for (int i = 0; i < CLIENTS; i++)
