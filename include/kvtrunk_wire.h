@@ -75,7 +75,8 @@ enum kvt_arena_section {
 	KVT_SECTION_PAGES = 4,
 	KVT_SECTION_NAMESPACES = 5,
 	KVT_SECTION_ROOT_KEYS = 6, /* u64 of each node with KVT_NODE_KEYED */
-	KVT_ARENA_SECTIONS = 7,
+	KVT_SECTION_SIDES = 7, /* u32 per page and kind of side page: none yet */
+	KVT_ARENA_SECTIONS = 8,
 };
 
 /** One array inside an object. Before use, a reader checks offset + bytes against the object's real
@@ -170,7 +171,9 @@ struct kvt_arena_header {
 	uint64_t epoch KVT_ALIGNED(KVT_LINE);
 	uint64_t mutation KVT_ALIGNED(KVT_LINE);
 	struct kvt_counters counters KVT_ALIGNED(KVT_LINE);
-	uint8_t reserved1[KVT_LINE * 17];
+	uint32_t n_sides;        /* kinds of side pages: none yet */
+	uint32_t side_pages[8];  /* of each kind: pages of a path that a reader needs */
+	uint8_t reserved1[KVT_LINE * 17 - 36];
 } KVT_ALIGNED(KVT_LINE);
 _Static_assert(sizeof(struct kvt_arena_header) % KVT_LINE == 0, "header ends on a line");
 _Static_assert(sizeof(struct kvt_arena_header) <= 4096, "header is at most 4 KiB");
@@ -242,14 +245,16 @@ typedef uint64_t kvt_bucket;
 
 /** What a page is. The owner of a private one is in the ledger. All derived (from slots and owners)
  * but two facts: whether an owned page is PRIVATE or in QUARANTINE, and the sealer of a CACHED one.
- * 0 in QUARANTINE, the sealer is left over in other states. */
+ * In other states sealer and parent are left over. */
 struct kvt_page_record {
 	uint32_t slot;        /* its slot when CACHED, else KVT_NONE */
 	uint32_t state : 8;   /* enum kvt_page_state: the low bits */
 	uint32_t sealer : 24; /* number of the session that sealed it; 0: unknown */
+	uint32_t parent;      /* page in front on the path, 0 at a root: constant while CACHED */
+	uint32_t reserved;
 };
 #define KVT_SEALER_MASK 0xffffffu
-_Static_assert(sizeof(struct kvt_page_record) == 8, "kvt_page_record");
+_Static_assert(sizeof(struct kvt_page_record) == 16, "kvt_page_record");
 
 enum kvt_namespace_flag {
 	KVT_NAMESPACE_USED = 1u << 0, /* clear: the record is free */

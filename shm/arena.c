@@ -46,7 +46,7 @@ static bool numbers_ok(const struct kvt_arena_header *header)
 
 static bool sections_ok(const struct kvt_arena_header *h, uint64_t object_bytes)
 {
-	return h->n_sections >= KVT_ARENA_SECTIONS && h->n_sections <= 8 &&
+	return h->n_sections == KVT_ARENA_SECTIONS && h->n_sides <= 8 &&
 	       section_ok(h, KVT_SECTION_NODES, h->max_nodes, sizeof(struct kvt_node),
 			  object_bytes) &&
 	       section_ok(h, KVT_SECTION_BUCKETS, h->n_buckets, sizeof(kvt_bucket),
@@ -59,7 +59,9 @@ static bool sections_ok(const struct kvt_arena_header *h, uint64_t object_bytes)
 			  object_bytes) &&
 	       section_ok(h, KVT_SECTION_NAMESPACES, h->max_namespaces,
 			  sizeof(struct kvt_namespace_record), object_bytes) &&
-	       section_ok(h, KVT_SECTION_ROOT_KEYS, h->max_nodes, sizeof(uint64_t), object_bytes);
+	       section_ok(h, KVT_SECTION_ROOT_KEYS, h->max_nodes, sizeof(uint64_t), object_bytes) &&
+	       section_ok(h, KVT_SECTION_SIDES, (uint64_t)h->n_pages * h->n_sides,
+			  sizeof(uint32_t), object_bytes);
 }
 
 enum kvt_attach_state kvt_arena_check(const struct kvt_arena_header *header,

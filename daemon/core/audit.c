@@ -105,6 +105,7 @@ static const struct field free_node_fields[] = {
 static const struct field page_fields[] = {
 	FIELD(kvt_page_record, slot),
 	{ "state", sizeof(uint32_t), sizeof(uint32_t) }, /* with the sealer, which is kept */
+	FIELD(kvt_page_record, parent),
 };
 static const struct field lease_fields[] = {
 	FIELD(kvt_lease_record, n_private), FIELD(kvt_lease_record, last_page),

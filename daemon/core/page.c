@@ -46,14 +46,15 @@ void kvt_page_release(struct kvt_core *core, uint32_t page)
 	core->effort.pages_moved++;
 }
 
-void kvt_page_cache(struct kvt_core *core, uint32_t page, uint32_t slot)
+void kvt_page_cache(struct kvt_core *core, uint32_t page, uint32_t slot, uint32_t parent)
 {
 	struct kvt_session_record *session = &core->sessions[core->owners[page].session];
 
 	KVT_ASSERT(core->pages[page].state == KVT_PAGE_PRIVATE);
 	session->n_private--;
 	core->owners[page] = (struct kvt_owner_record){ 0 };
-	core->pages[page] = (struct kvt_page_record){ slot, KVT_PAGE_CACHED, session->sealer };
+	core->pages[page] = (struct kvt_page_record){ slot, KVT_PAGE_CACHED, session->sealer,
+						      parent, 0 };
 	core->slot_pages[slot] = page;
 	core->count->private_pages--;
 	core->count->cached_pages++;
@@ -64,7 +65,7 @@ void kvt_page_cache(struct kvt_core *core, uint32_t page, uint32_t slot)
 void kvt_page_uncache(struct kvt_core *core, uint32_t page)
 {
 	KVT_ASSERT(core->pages[page].state == KVT_PAGE_CACHED);
-	/* Not the sealer, which no undo log has: it is there if this is rolled back. */
+	/* Not sealer and parent, which no undo log has: they are there if this is rolled back. */
 	core->pages[page].slot = KVT_NONE;
 	core->pages[page].state = KVT_PAGE_FREE;
 	core->owners[page] = (struct kvt_owner_record){ .next = core->free_page };

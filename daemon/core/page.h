@@ -13,8 +13,8 @@
 uint32_t kvt_page_take(struct kvt_core *core, uint32_t session, uint32_t lease);
 /** PRIVATE or QUARANTINE to FREE, of a page in no list. */
 void kvt_page_release(struct kvt_core *core, uint32_t page);
-/** PRIVATE to CACHED in a slot, of a page in no list. */
-void kvt_page_cache(struct kvt_core *core, uint32_t page, uint32_t slot);
+/** PRIVATE to CACHED in a slot, of a page in no list. `parent` is the page in front, or 0. */
+void kvt_page_cache(struct kvt_core *core, uint32_t page, uint32_t slot, uint32_t parent);
 /** CACHED to FREE. */
 void kvt_page_uncache(struct kvt_core *core, uint32_t page);
 /** List a page of no lease with its session: private, or in quarantine. */

@@ -100,7 +100,8 @@ static uint64_t lay_arena(const struct kvt_core_config *c, struct kvt_section *s
 	at = lay(sections, KVT_SECTION_PAGES, at, c->n_pages, sizeof(struct kvt_page_record));
 	at = lay(sections, KVT_SECTION_NAMESPACES, at, c->max_namespaces,
 		 sizeof(struct kvt_namespace_record));
-	return lay(sections, KVT_SECTION_ROOT_KEYS, at, c->max_nodes, sizeof(uint64_t));
+	at = lay(sections, KVT_SECTION_ROOT_KEYS, at, c->max_nodes, sizeof(uint64_t));
+	return lay(sections, KVT_SECTION_SIDES, at, 0, sizeof(uint32_t));
 }
 
 static uint64_t lay_ledger(const struct kvt_core_config *c, struct kvt_section *sections)

@@ -282,7 +282,7 @@ static void forget_pages(struct kvt_core *core)
 		if (record->state != KVT_PAGE_QUARANTINE)
 			record->state = KVT_PAGE_FREE;
 	}
-	core->pages[0] = (struct kvt_page_record){ KVT_NONE, KVT_PAGE_SCRATCH, 0 };
+	core->pages[0] = (struct kvt_page_record){ .slot = KVT_NONE, .state = KVT_PAGE_SCRATCH };
 	core->free_page = KVT_NONE;
 }
 
@@ -300,6 +300,9 @@ static int claim_cached(struct kvt_core *core, struct kvt_why *why, uint32_t id)
 					 "its own", slot, id, page);
 		core->pages[page].slot = slot;
 		core->pages[page].state = KVT_PAGE_CACHED;
+		/* A detached top has lost its parent; its first page keeps what it had. */
+		if (i > 0 || node->parent != KVT_NONE)
+			core->pages[page].parent = kvt_page_before(core, node, i);
 		core->owners[page] = (struct kvt_owner_record){ 0 };
 		kvt_sealer_note(core, id, i, core->pages[page].sealer);
 	}

@@ -359,7 +359,8 @@ void kvt_node_seal(struct kvt_core *core, uint32_t id, uint32_t page)
 
 	KVT_ASSERT(node->sealed < node->n_slots);
 	kvt_save_node(core, id);
-	kvt_page_cache(core, page, node->first_slot + node->sealed);
+	kvt_page_cache(core, page, node->first_slot + node->sealed,
+		       kvt_page_before(core, node, node->sealed));
 	kvt_sealer_note(core, id, node->sealed, core->pages[page].sealer);
 	/* Pairs with the prober's acquire of sealed: keys and page are there before it counts. */
 	kvt_store_release(&node->sealed, node->sealed + 1);

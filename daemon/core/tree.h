@@ -50,6 +50,20 @@ void kvt_path_raise(struct kvt_core *core, uint32_t node, int32_t priority, uint
 bool kvt_path_detached(const struct kvt_core *core, uint32_t node);
 /** Copy the pages [0, pages) of the path to `node` into list. */
 void kvt_path_pages(const struct kvt_core *core, uint32_t node, uint32_t pages, uint32_t *list);
+/** The page in front of page `at` of a node's run; 0 at a root, or if the path above is gone. */
+static inline uint32_t kvt_page_before(const struct kvt_core *core, const struct kvt_node *node,
+				       uint32_t at)
+{
+	const struct kvt_node *up;
+
+	if (at > 0)
+		return core->slot_pages[node->first_slot + at - 1];
+	if (node->parent == KVT_NONE)
+		return 0;
+	up = kvt_node_at(core, node->parent);
+	return up->n_slots ? core->slot_pages[up->first_slot + up->n_slots - 1] : 0;
+}
+
 /** Note who sealed more pages of a node, which had `sealed` ones. */
 static inline void kvt_sealer_note(struct kvt_core *core, uint32_t node, uint32_t sealed,
 				   uint32_t sealer)

@@ -79,7 +79,7 @@ static void blank_pages(struct kvt_core *core)
 {
 	for (uint32_t page = 0; page < core->config.n_pages; page++)
 		if (core->pages[page].state != KVT_PAGE_CACHED)
-			core->pages[page].sealer = 0;
+			core->pages[page].sealer = core->pages[page].parent = 0;
 }
 
 static void blank_ledger(struct kvt_core *core)

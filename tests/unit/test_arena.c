@@ -44,6 +44,7 @@ static void good_header(struct kvt_arena_header *header)
 	header->n_buckets = N_BUCKETS;
 	header->max_namespaces = MAX_NS;
 	header->n_sections = KVT_ARENA_SECTIONS;
+	header->n_sides = 1;
 	at = add_section(header, KVT_SECTION_NODES, at, MAX_NODES, sizeof(struct kvt_node));
 	at = add_section(header, KVT_SECTION_BUCKETS, at, N_BUCKETS, sizeof(kvt_bucket));
 	at = add_section(header, KVT_SECTION_SLOT_KEYS, at, N_SLOTS, PAGE_SIZE * 4);
@@ -52,6 +53,7 @@ static void good_header(struct kvt_arena_header *header)
 	at = add_section(header, KVT_SECTION_NAMESPACES, at, MAX_NS,
 			 sizeof(struct kvt_namespace_record));
 	at = add_section(header, KVT_SECTION_ROOT_KEYS, at, MAX_NODES, sizeof(uint64_t));
+	at = add_section(header, KVT_SECTION_SIDES, at, N_PAGES, sizeof(uint32_t));
 	header->object_bytes = at;
 	header->state = KVT_ARENA_READY;
 }
@@ -176,8 +178,10 @@ static void check_promise(const struct kvt_arena_header *header, uint64_t object
 		(uint64_t)header->n_buckets * 8,
 		(uint64_t)header->n_slots * header->page_size * 4,
 		(uint64_t)header->n_slots * 4,
-		(uint64_t)header->n_pages * 8,
+		(uint64_t)header->n_pages * sizeof(struct kvt_page_record),
 		(uint64_t)header->max_namespaces * sizeof(struct kvt_namespace_record),
+		(uint64_t)header->max_nodes * 8,
+		(uint64_t)header->n_pages * header->n_sides * 4,
 	};
 
 	if (kvt_arena_check(header, object_bytes) != KVT_ATTACH_OK)
@@ -188,7 +192,7 @@ static void check_promise(const struct kvt_arena_header *header, uint64_t object
 		assert_true(end <= (__int128)object_bytes);
 		assert_int_equal(s[i].offset % KVT_LINE, 0);
 	}
-	assert_true(header->page_size && (header->page_size & (header->page_size - 1)) == 0);
+	assert_in_range(header->page_size, 1, KVT_MAX_PAGE_SIZE);
 	assert_true(header->n_buckets && (header->n_buckets & (header->n_buckets - 1)) == 0);
 }
 

@@ -372,7 +372,7 @@ static void damage(const struct image *image, char *arena, char *ledger, uint64_
 			   ((struct kvt_ledger_header *)image->ledger)->sections;
 	const struct kvt_section *s =
 		&sections[next_random(random) %
-			  (in_arena ? KVT_ARENA_SECTIONS : KVT_LEDGER_SECTIONS)];
+			  (in_arena ? KVT_SECTION_SIDES : KVT_LEDGER_SECTIONS)]; /* no sides */
 	uint64_t most = s->id == KVT_LSECTION_UNDO && !in_arena ? 4096 : s->bytes;
 	uint32_t *words = (uint32_t *)((in_arena ? arena : ledger) + s->offset);
 	uint32_t *word = &words[next_random(random) % (most / 4)];

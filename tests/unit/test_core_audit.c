@@ -150,6 +150,17 @@ static void changes_of_nodes(struct world *w)
 	assert_true(c.tried > 1000);
 }
 
+/* Nothing tells what is in front of a detached top that has lost its parent. */
+static bool is_top(const struct kvt_core *core, uint32_t page)
+{
+	uint32_t slot = core->pages[page].slot;
+
+	for (uint32_t id = 1; id < core->config.max_nodes; id++)
+		if (kvt_node_live(core, id) && core->nodes[id].first_slot == slot)
+			return core->nodes[id].parent == KVT_NONE;
+	return false;
+}
+
 static void changes_of_pages(struct world *w)
 {
 	struct change c = { w, "page", 0, 0 };
@@ -163,6 +174,8 @@ static void changes_of_pages(struct world *w)
 		/* The sealer is a fact: any is right. */
 		change(&c, (uint32_t *)(void *)record + 1, "state", page, 0xff);
 		CHANGE(record, slot, page, private || quarantined);
+		CHANGE(record, parent, page, record->state != KVT_PAGE_CACHED ||
+		       is_top(w->core, page));
 		CHANGE(owner, session, page, !private && !quarantined);
 		CHANGE(owner, lease, page, !private);
 		CHANGE(owner, next, page, record->state == KVT_PAGE_CACHED);
@@ -614,7 +627,7 @@ static bool a_cached_page_is_in_no_slot(struct kvt_core *core)
 	uint32_t page = core->free_page;
 
 	core->free_page = core->owners[page].next;
-	core->pages[page] = (struct kvt_page_record){ 1, KVT_PAGE_CACHED, 0 };
+	core->pages[page] = (struct kvt_page_record){ .slot = 1, .state = KVT_PAGE_CACHED };
 	core->slot_pages[1] = page;
 	core->count->free_pages--;
 	core->count->cached_pages++;
