@@ -49,6 +49,7 @@ enum kvt_op {
 	KVT_OP_COUNT = 20,
 };
 
+/* What a bit means is its operation's, which KVT_OPS lists: two operations may share one. */
 enum kvt_sqe_flag {
 	KVT_F_LOCK = 1u << 0,       /* MATCH, INSERT: take a lease on the result */
 	KVT_F_NO_TOUCH = 1u << 1,   /* MATCH without LOCK: leave recency alone */

@@ -12,7 +12,8 @@ TEST(limits_outside_their_range_are_refused_with_a_sentence)
 	const struct kvt_core_config good = { .page_size = 16, .n_pages = 100 };
 	static const struct { size_t at; uint32_t value; } bad[] = {
 #define BAD(field_, value_) { offsetof(struct kvt_core_config, field_), value_ }
-		BAD(page_size, 0), BAD(page_size, 4097), BAD(page_size, 0x80000000u), BAD(n_pages, 0), BAD(n_pages, 1),
+		BAD(page_size, 0), BAD(page_size, 4097), BAD(page_size, 0x80000000u),
+		BAD(n_pages, 0), BAD(n_pages, 1),
 		BAD(n_pages, 0x40000001u), BAD(n_slots, 50), BAD(n_slots, 100),
 		BAD(n_slots, 0x80000001u), BAD(max_nodes, 7), BAD(max_nodes, 0x40000001u),
 		BAD(max_namespaces, 1), BAD(max_namespaces, (1u << 20) + 1),
