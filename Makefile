@@ -11,7 +11,6 @@
 # make gpu-check  what needs a CUDA device: build, tests, figures (docs/gpu.md); skips without one
 # make bench      build and run the daemon's benchmarks; AGAINST=REV: beside that commit's
 # make bench-attn the attention kernels on this CPU
-# make bench-ttft processes that run a model, with and without sharing
 # make tests      build the test programs without running them
 # make kernels-cuda  everything, with the CUDA kernels: needs nvcc, takes minutes
 # make wheel      build/wheel/kvtrunk-*.whl: the Python package, the daemon and tools inside

@@ -15,7 +15,7 @@ $(O)/kvtbench-restart: $(call objs,$(wildcard bench/restart/*.c)) $(LAB_ARCHIVES
 
 PROGRAMS += $(O)/kvtbench $(O)/kvtbench-restart
 
-# make bench, bench-attn, bench-ttft: figures of this machine as JSON lines in $(O)/bench*.jsonl,
+# make bench, bench-attn: figures of this machine as JSON lines in $(O)/bench*.jsonl,
 # the aims on the terminal. BENCH_FLAGS=--quick makes each short.
 bench_run = $(1) $(BENCH_FLAGS) > $(2); rc=$$?; echo "figures: $(2)"; exit $$rc
 
@@ -27,7 +27,4 @@ bench: $(O)/kvtbench $(O)/kvtrunkd
 bench-attn: $(O)/kvtbench-attn
 	$(call bench_run,$<,$(O)/bench-attn.jsonl)
 
-bench-ttft: $(O)/kvtbench-ttft $(O)/kvtrunkd
-	$(call bench_run,$<,$(O)/bench-ttft.jsonl)
-
-.PHONY: bench bench-attn bench-ttft
+.PHONY: bench bench-attn

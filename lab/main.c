@@ -20,7 +20,7 @@
 #include "tools/program.h"
 #include "tools/util.h"
 
-static const char *const bench_parts[] = { "attn", "ttft", "restart" };
+static const char *const bench_parts[] = { "attn", "restart" };
 #define N_BENCH_PARTS (sizeof(bench_parts) / sizeof(bench_parts[0]))
 
 /* Execute kvtbench. It is a separate program: it measures the library without protocol steps, and

@@ -14,9 +14,6 @@ GPU_PROGRAMS += $(if $(WORKER_CUDA),$(O)/worker $(O)/prices)
 else
 EXAMPLES += say-no-worker
 endif
-ifneq ($(WORKER_BLAS),)
-EXAMPLES += $(O)/kvtbench-ttft
-endif
 
 $(O)/worker: $(call objs,examples/worker/main.c tools/util.c) $(WORKER_PARTS) $(O)/libkvtrunk.a \
 		$(O)/libkvtkernels.a
@@ -41,14 +38,6 @@ endif
 # prices: prompts for the model in examples/worker/model, with their answers.
 $(O)/prices: $(PRICES_OBJ)
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@
-
-# kvtbench-ttft: worker processes under load, with and without sharing.
-TTFT_OBJ := $(call objs,$(wildcard bench/ttft/*.c) bench/measure.c \
-	examples/worker/prices.c)
-
-$(O)/kvtbench-ttft: $(TTFT_OBJ) $(WORKER_PARTS) $(O)/libkvtlab.a $(O)/libkvttools.a \
-		$(O)/libkvtrunk.a $(O)/libkvtkernels.a
-	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ $(WORKER_LIBS)
 
 say-no-worker:
 	@echo "kvtrunk: $(O)/worker is not built: it needs OpenBLAS (apt-get install" \

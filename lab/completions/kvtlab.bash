@@ -25,7 +25,7 @@ _kvtlab() {
 			--no-private --json --quiet --progress --help --help-all" ;;
 		verify) words="--json --help" ;;
 		chaos) words="--seconds --seed --workers --pages --keep --help" ;;
-		bench) words="attn ttft restart --help" ;;
+		bench) words="attn restart --help" ;;
 		esac
 	fi
 	mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
