@@ -497,46 +497,42 @@ void kvt_client_kick(struct kvt_client *client);
 
 /** One operation. Unused fields stay 0. Pointers are read during kvt_submit() only.
  *
- * Within a namespace each `root_key`, 0 included, has a tree of its own: what is under one is never
- * found with another. It is made by its first key and gone with its last, and costs neither a
- * message nor a place of max_namespaces: for salts of which there are many, or for what stands in
- * front of the first key. Not used with a handle, which has its own. REMOVE without keys forgets
- * the namespace, so it takes no root key.
+ * Root keys. Each `root_key` of a namespace, 0 included, has a tree of its own. The tree is made by
+ * its first key and gone with its last. It costs neither a message nor a place of max_namespaces:
+ * use it for salts, or for what precedes the first key. A handle has its root key, so give none
+ * beside it. REMOVE without keys forgets the whole namespace and takes none.
  *
- * A MATCH or BEGIN whose handle names what kvt_probe() found needs only the keys that follow, and
- * its answer is that of all of them. -ESTALE: the handle's prefix is gone, if it waited perhaps
- * meanwhile; nothing happened. Fix: submit it with all keys and no handle.
+ * MATCH, BEGIN with a handle of kvt_probe(): give only the keys after the handle's prefix. The
+ * answer counts all keys. -ESTALE: the prefix is gone, and nothing happened. Fix: submit all keys
+ * and no handle.
  *
- * A BEGIN may find that other leases are computing a part of its prompt (`announced`). Plain, it
- * begins all the same, and both compute.
+ * BEGIN while other leases compute a part of its prompt (`announced`):
  *
- * With KVT_F_WAIT and ttl_ms it is answered when that part is cached, when no session computes it
- * any more (KVT_CQE_TAKEOVER), or after ttl_ms milliseconds (KVT_CQE_DEADLINE), whichever comes
- * first. Leases of its own session do not count.
+ *   no flag        It begins, and both compute that part.
+ *   KVT_F_WAIT     It is answered when the part is cached, when no session computes it any more
+ *                  (KVT_CQE_TAKEOVER), or after ttl_ms milliseconds (KVT_CQE_DEADLINE). Leases of
+ *                  its own session do not count.
+ *   KVT_F_NO_WAIT  It is answered -EAGAIN (KVT_REASON_ANNOUNCED) and holds nothing. Within ttl_ms
+ *                  one notice with the same user_data follows: result 0, KVT_CQE_ASYNC, `matched`,
+ *                  `state` = enum kvt_notice, no lease. Then submit it again. Leases of its own
+ *                  session count: a scheduler holds back the second of two equal requests. Any
+ *                  answer but -EAGAIN is that of a plain BEGIN, and no notice follows.
  *
- * With KVT_F_NO_WAIT and ttl_ms it is answered -EAGAIN (reason KVT_REASON_ANNOUNCED, `announced`
- * positions) and holds nothing. Exactly one more answer with the same user_data follows: result 0,
- * flag KVT_CQE_ASYNC, no lease, `matched` positions, `state` = enum kvt_notice. Then submit it
- * again. With a handle that went stale meanwhile that answer is -ESTALE: submit all keys. Leases of
- * its own session count, too, so that a scheduler can hold back the second of two equal requests.
- * With any other answer it is a plain BEGIN, and no notice follows. With KVT_F_OTHERS beside
- * KVT_F_NO_WAIT they do not count: for a scheduler that knows its own requests. kvt_seq_adopt()
- * makes a sequence of a BEGIN that kvt_reap() answered.
+ * kvt_seq_adopt() makes a sequence of a BEGIN that kvt_reap() answered.
  *
  * LOCK with KVT_F_SHORTER locks what is left of a handle whose last pages were evicted: `matched`
- * positions, n_pages pages, and a handle that names just these. What is left are leading pages of
- * the same keys. -ESTALE: nothing is, or it was removed, expired or reset, or its nodes have been
- * reused, or it was evicted from before the daemon's last restart. Fix: match the keys.
+ * positions, n_pages pages, and their own handle. -ESTALE: nothing is left, it was removed, expired
+ * or reset, or the daemon has restarted since the eviction. Fix: match the keys.
  *
  * ALLOC with KVT_F_SHORTER gives as many of `arg` pages as are free, evictable and within limits.
- * If that is none, it is refused as one of a single page.
+ * If there is none, it is refused like one of a single page.
  *
- * BEGIN, ALLOC, and EXTEND by `arg`, with KVT_F_OWN_STREAM: the work that writes the new pages is
- * ordered behind all fences of this session, as on one stream. Then, if there are not enough free
- * pages, those count that leases of this session hold whose END waits for its fence, before others
- * are evicted. Not those that a COMMIT before this END may publish, cached ones, or those of FREE:
- * keep these instead. A COMMIT or END that waits lists and frees fewer pages then.
- * Caveat: a second stream that writes pages, or reads them behind the END, makes this wrong. To a
+ * BEGIN, ALLOC, and EXTEND by `arg`, with KVT_F_OWN_STREAM: promises that the work that writes the
+ * new pages runs behind all fences of this session, as on one stream. When free pages run out, it
+ * takes pages of this session's leases whose END waits for its fence, before it evicts. It takes
+ * none that are cached, that a COMMIT before this END may publish, or that FREE gives up. A COMMIT
+ * or END that waits then lists and frees fewer pages.
+ * Caveat: wrong with a second stream that writes pages, or reads them after the END. To a
  * daemon older than minor version 6, or with a withheld arena, it is sent without the flag.
  *
  * COMMIT with KVT_F_KEEP and KVT_F_NO_LIST answers without the page table and takes no room in the

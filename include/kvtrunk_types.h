@@ -62,7 +62,6 @@ enum kvt_sqe_flag {
 				     * those of COMMIT and all that they continue */
 	KVT_F_WAIT = 1u << 8,       /* BEGIN: wait up to ttl_ms for what others compute of it */
 	KVT_F_NO_WAIT = 1u << 9,    /* BEGIN: do not begin then, but get a notice within ttl_ms */
-	KVT_F_OTHERS = 1u << 10,    /* with NO_WAIT: what its own session computes does not count */
 	KVT_F_SHORTER = 1u << 11,   /* LOCK: what is left of the handle, if anything is; ALLOC: as
 				     * many of the pages as can be had, at least one */
 	KVT_F_NO_LIST = 1u << 12,   /* COMMIT with KEEP: answer without the page table */

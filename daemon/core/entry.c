@@ -108,8 +108,6 @@ int kvt_entry_check(struct kvt_core *core, struct kvt_op_context *op)
 	     (sqe->node || (sqe->op == KVT_OP_REMOVE && !sqe->n_keys))) ||
 	    (sqe->op == KVT_OP_BEGIN && (sqe->flags & KVT_F_WAIT) &&
 	     (sqe->flags & KVT_F_NO_WAIT)) ||
-	    (sqe->op == KVT_OP_BEGIN &&
-	     (sqe->flags & (KVT_F_OTHERS | KVT_F_NO_WAIT)) == KVT_F_OTHERS) ||
 	    (sqe->op == KVT_OP_COMMIT &&
 	     (sqe->flags & (KVT_F_KEEP | KVT_F_NO_LIST)) == KVT_F_NO_LIST) ||
 	    (sqe->op == KVT_OP_END && (sqe->flags & (KVT_F_CHUNKED | KVT_F_KEEP)) &&

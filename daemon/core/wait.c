@@ -101,11 +101,10 @@ static bool waits_for_session(struct kvt_core *core, uint32_t session, uint32_t 
 /** True if a BEGIN takes notice of its own session's leases. */
 static bool own_too(const struct kvt_op_context *op)
 {
-	return (op->sqe->flags & (KVT_F_NO_WAIT | KVT_F_OTHERS)) == KVT_F_NO_WAIT;
+	return op->sqe->flags & KVT_F_NO_WAIT;
 }
 
-/** True if waiting for this lease helps the caller. Its own session does only with NO_WAIT, and not
- * with OTHERS. */
+/** True if waiting for this lease helps the caller. Never its own session, except for NO_WAIT. */
 static bool computes_for(struct kvt_core *core, uint32_t id, const struct kvt_op_context *op)
 {
 	uint32_t owner = core->leases[id].session;

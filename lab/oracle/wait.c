@@ -71,13 +71,11 @@ static bool waits_for(const struct kvt_oracle *o, uint32_t session, uint32_t tar
 }
 
 /* True if waiting on this lease helps `session`. Never its own session's leases, nor a session that
- * waits for it, except for NO_WAIT. OTHERS excludes its own even then. */
+ * waits for it, except for NO_WAIT. */
 static bool computes_for(const struct kvt_oracle *o, uint32_t lease, uint32_t session,
 			 uint32_t flags)
 {
 	if (!computes(o, lease))
-		return false;
-	if ((flags & KVT_F_OTHERS) && o->leases[lease].session == session)
 		return false;
 	return (flags & KVT_F_NO_WAIT) ||
 	       !waits_for(o, o->leases[lease].session, session, o->n_pending);

@@ -51,7 +51,7 @@ static const struct {
 	{ "lock", KVT_F_LOCK },       { "no_touch", KVT_F_NO_TOUCH }, { "chunked", KVT_F_CHUNKED },
 	{ "keep", KVT_F_KEEP },       { "full", KVT_F_FULL },
 	{ "force_miss", KVT_F_FORCE_MISS }, { "wait", KVT_F_WAIT },
-	{ "no_wait", KVT_F_NO_WAIT }, { "others", KVT_F_OTHERS },
+	{ "no_wait", KVT_F_NO_WAIT },
 	{ "shorter", KVT_F_SHORTER }, { "no_list", KVT_F_NO_LIST },
 	{ "own_stream", KVT_F_OWN_STREAM },
 };

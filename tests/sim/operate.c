@@ -378,9 +378,7 @@ static void put_wait(struct shot *shot)
 	struct sim *sim = shot->sim;
 	uint32_t from = shot->sqe.keys_offset;
 
-	shot->sqe.flags |= sim_chance(sim, 700)	  ? KVT_F_WAIT
-			   : sim_chance(sim, 600) ? KVT_F_NO_WAIT
-						  : KVT_F_NO_WAIT | KVT_F_OTHERS;
+	shot->sqe.flags |= sim_chance(sim, 700) ? KVT_F_WAIT : KVT_F_NO_WAIT;
 	shot->sqe.ttl_ms = 1 + sim_below(sim, sim_chance(sim, 500) ? 8 : 4000);
 	if (sim_chance(sim, 50)) /* a client that changes them meanwhile, perhaps */
 		return;

@@ -823,7 +823,7 @@ TEST_WITH(a_begin_that_was_not_waited_for_becomes_a_sequence, setup, teardown)
 {
 	struct kvt_request request = { .op = KVT_OP_BEGIN, .namespace_id = world.ns,
 				       .keys = world.keys, .n_keys = KEYS, .arg = 3,
-				       .flags = KVT_F_NO_WAIT | KVT_F_OTHERS, .ttl_ms = 60000 };
+				       .flags = KVT_F_NO_WAIT, .ttl_ms = 60000 };
 	struct kvt_seq *theirs = begin(world.other), *seq = NULL;
 	struct kvt_result answer;
 	uint32_t n;
