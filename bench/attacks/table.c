@@ -49,7 +49,7 @@ const struct attack attacks[] = {
 	{ "metrics-idle", "64 idle connections to kvtmetricsd",
 	  ATTACK_METRICS, 64, NULL, attack_metrics_idle },
 	{ "together", "most of these at once",
-	  0, 200, MANY_NODES, attack_together },
+	  ATTACK_TAKES, 200, MANY_NODES, attack_together },
 };
 const unsigned int n_attacks = sizeof(attacks) / sizeof(attacks[0]);
 

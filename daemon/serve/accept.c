@@ -4,7 +4,7 @@
  * Accept connections without starving the rings.
  *
  * The kernel's queue is FIFO, and connect() waits while it is full. So a new connection waits
- * behind at most KVT_LISTEN_BACKLOG others. A turn accepts a few, and turn.c pauses after them.
+ * behind at most KVT_LISTEN_BACKLOG others. turn.c accepts a few at a time, and pauses after them.
  *
  * Accepting only takes a slot. The first message is taken later. If no slot is free, the oldest
  * half-open connection is dropped. If its message has not been looked for yet, the queue waits.
@@ -16,7 +16,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#define ACCEPTS_AT_ONCE 8
+#define ACCEPTS_AT_ONCE 2
 #define FAILED_PAUSE_NS 100000000ull
 
 void kvt_accept_watch(struct kvt_daemon *daemon)

@@ -3,11 +3,10 @@
  * @file control.c
  * Messages on control connections: HELLO, NAMESPACE, RENEW, GROUP and admin requests, and hang-ups.
  *
- * A turn takes at most one message, and turn.c pauses after it. Half-open connections, observers
- * and sessions take turns, FIFO within each kind: a flood of one kind delays no other. A message
- * that no honest client sends ends the connection. A connection belongs to a session
- * or member from admit() until kvt_control_drop(), which tells them of the hang-up. Called by
- * turn.c, timers.c and accept.c.
+ * Connections with a message are queued by kind, half-open ones, observers and sessions, and turn.c
+ * takes turns. A message that no honest client sends ends the connection. A connection belongs to a
+ * session or member from admit() until kvt_control_drop(), which tells them of the hang-up. Called
+ * by turn.c, timers.c and accept.c.
  */
 #include "daemon/serve/daemon.h"
 
@@ -865,35 +864,16 @@ static void settle(struct kvt_daemon *daemon, struct kvt_connection *connection,
 	}
 }
 
-/* Take the next queued connection, of another kind than the last one if there is one. */
-static struct kvt_connection *next_readable(struct kvt_daemon *daemon)
-{
-	struct kvt_connection *next;
-
-	KVT_ASSERT(daemon->n_readable > 0);
-	do {
-		daemon->readable_turn = (daemon->readable_turn + 1) % KVT_CONNECTION_STATES;
-		next = TAILQ_FIRST(&daemon->readable[daemon->readable_turn]);
-	} while (!next);
-	kvt_connection_unqueue(daemon, next);
-	return next;
-}
-
-/* Take one message of a queued connection. If its session ended since, the message stays unread. */
-static void serve_readable(struct kvt_daemon *daemon, struct kvt_connection *connection)
+void kvt_control_take(struct kvt_daemon *daemon, struct kvt_connection *connection)
 {
 	uint32_t generation = connection->generation;
 	enum take_result taken = TAKE_NONE;
 
+	kvt_connection_unqueue(daemon, connection);
 	if (connection->state != KVT_CONNECTION_OVER)
 		taken = take_message(daemon, connection);
 	if (connection->generation == generation) /* not dropped */
 		settle(daemon, connection, taken);
-}
-
-void kvt_control_take(struct kvt_daemon *daemon)
-{
-	serve_readable(daemon, next_readable(daemon));
 }
 
 /* ---- answers that wait */

@@ -241,9 +241,8 @@ struct kvt_daemon {
 	struct kvt_oplog *oplog;
 	struct kvt_connection *connections;
 	struct kvt_connections readable[KVT_CONNECTION_STATES]; /* with a message, by state */
-	enum kvt_connection_state readable_turn; /* the queue served last */
+	uint64_t control_after[KVT_CONNECTION_STATES]; /* cycles: take none before */
 	uint32_t n_readable;
-	uint64_t control_after; /* cycles: accept no connection and take no message before */
 	bool accept_due;        /* the socket's queue may hold a connection */
 	uint32_t n_connections; /* slots */
 	struct kvt_connections half_open; /* the oldest first */
@@ -502,7 +501,7 @@ void kvt_socket_unlink(struct kvt_daemon *daemon);
 /* ---- accept.c */
 
 /** Length of the accept queue. It bounds the wait of a new connection: 20 to 100 us for each before
- * it, and four times as much for the rings. If the queue is full, connect() waits, in
+ * it, and three times as much for others. If the queue is full, connect() waits, in
  * kvt_client_connect() until its timeout. */
 #define KVT_LISTEN_BACKLOG 64
 
@@ -530,8 +529,8 @@ void kvt_control_accepted(struct kvt_daemon *daemon, int fd);
 uint64_t kvt_control_end_half_open(struct kvt_daemon *daemon);
 /** Handle a poll's end: its events, or a negative errno. kvt_control_take() takes the message. */
 void kvt_control_event(struct kvt_daemon *daemon, struct kvt_connection *connection, int result);
-/** Take one message of the next readable connection; there must be one. */
-void kvt_control_take(struct kvt_daemon *daemon);
+/** Take one message of a queued connection. If its session ended since, it stays unread. */
+void kvt_control_take(struct kvt_daemon *daemon, struct kvt_connection *connection);
 /** Close and free the slot, and tell its session or member of the hang-up. */
 void kvt_control_drop(struct kvt_daemon *daemon, struct kvt_connection *connection);
 /** Answer waiting requests that are true now. */

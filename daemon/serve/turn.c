@@ -32,9 +32,12 @@
 #define POLL_MOST_NS 20000000ull
 #define COMPACT_ASLEEP_NS 50000   /* sleep no longer while nodes may wait for compaction */
 
-/* Pause after connections and a message: four times their duration, at most PAUSE_MOST_US. So they
- * take a fifth of the thread's time, and the one after an audit does not wait for seconds. */
-#define PAUSE_PER_COST 4
+/* In a turn, half-open connections get CONNECT_US, observers and sessions one message each. Then
+ * the kind pauses, three times as long as it took, but at most PAUSE_MOST_US: the message after an
+ * audit does not wait for seconds. So each kind takes a quarter of the thread's time, and a flood
+ * of one kind delays no other. */
+#define CONNECT_US 100
+#define PAUSE_PER_COST 3
 #define PAUSE_MOST_US 2000
 
 /* ---- one entry */
@@ -463,22 +466,46 @@ static uint32_t handle_events(struct kvt_daemon *daemon, uint64_t stamp)
 	return work;
 }
 
-/* Accept connections and take one message, unless in the pause after the last ones. */
-static uint32_t take_control(struct kvt_daemon *daemon)
+/* Accept connections and take their first messages, for a bounded time. */
+static void connect_some(struct kvt_daemon *daemon)
+{
+	const struct kvt_connections *queue = &daemon->readable[KVT_CONNECTION_HALF_OPEN];
+	uint64_t end = kvt_cycles() + CONNECT_US * daemon->cycles_per_us;
+
+	do {
+		if (daemon->accept_due)
+			kvt_accept_some(daemon);
+		if (!TAILQ_EMPTY(queue))
+			kvt_control_take(daemon, TAILQ_FIRST(queue));
+	} while ((daemon->accept_due || !TAILQ_EMPTY(queue)) && kvt_cycles() < end);
+}
+
+/* Serve connections of this kind. Returns 1 if more is left, or may be. */
+static uint32_t take_control(struct kvt_daemon *daemon, enum kvt_connection_state kind)
 {
 	uint64_t start = kvt_cycles(), pause, most = PAUSE_MOST_US * daemon->cycles_per_us;
+	bool half_open = kind == KVT_CONNECTION_HALF_OPEN;
 
-	if ((int64_t)(start - daemon->control_after) < 0)
+	if (TAILQ_EMPTY(&daemon->readable[kind]) && !(half_open && daemon->accept_due))
+		return 0;
+	if ((int64_t)(start - daemon->control_after[kind]) < 0)
 		return 1; /* soon */
 	kvt_daemon_clock(daemon);
-	if (daemon->accept_due)
-		kvt_accept_some(daemon);
-	if (daemon->n_readable)
-		kvt_control_take(daemon);
+	if (half_open)
+		connect_some(daemon);
+	else
+		kvt_control_take(daemon, TAILQ_FIRST(&daemon->readable[kind]));
 	kvt_loop_flush(&daemon->loop);
 	pause = (kvt_cycles() - start) * PAUSE_PER_COST;
-	daemon->control_after = kvt_cycles() + (pause < most ? pause : most);
+	daemon->control_after[kind] = kvt_cycles() + (pause < most ? pause : most);
 	return 1;
+}
+
+static __attribute__((noinline)) uint32_t take_all_control(struct kvt_daemon *daemon)
+{
+	return take_control(daemon, KVT_CONNECTION_HALF_OPEN) +
+	       take_control(daemon, KVT_CONNECTION_OBSERVER) +
+	       take_control(daemon, KVT_CONNECTION_SESSION);
 }
 
 static inline bool has_background(const struct kvt_daemon *daemon)
@@ -679,7 +706,7 @@ void kvt_daemon_run(struct kvt_daemon *daemon)
 		if (unlikely(kvt_loop_ready(&daemon->loop, daemon->real_ns)))
 			work += handle_events(daemon, stamp);
 		if (unlikely(daemon->accept_due || daemon->n_readable))
-			work += take_control(daemon);
+			work += take_all_control(daemon);
 		if (unlikely(has_background(daemon)))
 			work += background(daemon, stamp);
 		if (unlikely(daemon->draining && daemon->counters->live_leases == 0))

@@ -161,10 +161,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
 			break;
 		if (connection->armed) /* a new one is queued */
 			kvt_control_event(&victim, connection, POLLIN);
-		while (victim.readable.filled) {
-			victim.message_after = 0;
-			kvt_control_work(&victim);
-		}
+		if (connection->queue)
+			kvt_control_take(&victim, connection);
 		if (connection->generation == generation && connection->member)
 			session = connection->member->session;
 		kvt_control_answer(&victim);
