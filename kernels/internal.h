@@ -58,18 +58,18 @@
 struct kvt_row_block {
 	const struct kvt_attn_prefill *prefill;
 	const struct kvt_attn_sequence *sequence;
-	const uint32_t *limits; /* positions that each query of the sequence sees */
-	uint64_t first_token; /* row of q and out with the sequence's first query */
+	const uint32_t *limits; /* number of positions that each query of the sequence sees */
+	uint64_t first_token; /* row in q and out of the sequence's first query */
 	uint32_t kv_head;
 	uint32_t n_kv_heads;
 	uint32_t first_head; /* the first query head */
-	uint32_t query_rows; /* query heads: rows of one query */
+	uint32_t query_rows; /* rows of one query: its query heads in this block */
 	uint32_t first_row;
 	uint32_t n_rows;
-	uint32_t n_units; /* up to the last row's limit */
-	uint32_t span_units; /* units of one job: all, a group, or one */
-	uint32_t other_units; /* taken by other threads between two of a job */
-	float *partials; /* one for each span; NULL: a single job */
+	uint32_t n_units; /* units of positions, up to the last row's limit */
+	uint32_t span_units; /* units in one job: all, a group, or one */
+	uint32_t other_units; /* units from the end of a thread's job to the start of its next */
+	float *partials; /* partial results, one for each span; NULL: a single job writes out */
 	atomic_uint n_jobs_left;
 };
 
