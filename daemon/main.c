@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/serve/daemon.h"
-#include "daemon/keep/supervise.h"
-#include "daemon/setup/background.h"
-#include "daemon/setup/command.h"
-#include "shm/commit.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+
+#include "daemon/keep/supervise.h"
+#include "daemon/serve/turn.h"
+#include "daemon/setup/background.h"
+#include "daemon/setup/command.h"
+#include "daemon/start.h"
+#include "shm/commit.h"
 
 /* Exit codes that a service manager may distinguish. */
 #define EXIT_USAGE 2   /* bad options: a restart does not help */

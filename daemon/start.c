@@ -8,7 +8,8 @@
  * Connections are accepted only once everything is made. On failure all of it is undone. Called by
  * main.c.
  */
-#include "daemon/serve/daemon.h"
+
+#include "daemon/start.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -31,6 +32,17 @@
 
 #include <bsd/string.h>
 
+#include "daemon/serve/accept.h"
+#include "daemon/serve/adopt.h"
+#include "daemon/serve/clock.h"
+#include "daemon/serve/connection.h"
+#include "daemon/serve/host.h"
+#include "daemon/serve/options.h"
+#include "daemon/serve/plan.h"
+#include "daemon/serve/session.h"
+#include "daemon/serve/socket.h"
+#include "daemon/serve/stored.h"
+#include "daemon/serve/turn.h"
 #include "daemon/setup/memory.h"
 #include "shm/geometry.h"
 #include "shm/map.h"

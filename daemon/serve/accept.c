@@ -9,12 +9,17 @@
  * Accepting only takes a slot. The first message is taken later. If no slot is free, the oldest
  * half-open connection is dropped. If its message has not been looked for yet, the queue waits.
  */
-#include "daemon/serve/daemon.h"
+
+#include "daemon/serve/accept.h"
 
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
+
+#include "daemon/serve/control.h"
+#include "daemon/serve/options.h"
+#include "daemon/serve/refused.h"
 
 #define ACCEPTS_AT_ONCE 2
 #define FAILED_PAUSE_NS 100000000ull

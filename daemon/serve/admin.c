@@ -8,7 +8,8 @@
  * that waits stays in connection->request until kvt_admin_answer() finds it true. Changing
  * requests need a privileged peer. Called by control.c.
  */
-#include "daemon/serve/daemon.h"
+
+#include "daemon/serve/admin.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -16,6 +17,10 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "daemon/serve/clock.h"
+#include "daemon/serve/connection.h"
+#include "daemon/serve/plan.h"
+#include "daemon/serve/session.h"
 #include "daemon/setup/memory.h"
 #include "shm/assert.h"
 

@@ -6,13 +6,17 @@
  * The core recovers between the two. A session continues if all its descriptors were stored and
  * all its processes live; else it ends as if its client had exited. Called by start.c only.
  */
-#include "daemon/serve/daemon.h"
+
+#include "daemon/serve/adopt.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/serve/member.h"
+#include "daemon/serve/session.h"
+#include "daemon/serve/stored.h"
 #include "shm/assert.h"
 
 /* ---- objects */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/serve/daemon.h"
+
+#include "daemon/serve/clock.h"
 
 #include <time.h>
 

@@ -7,7 +7,8 @@
  * sets `unsent`, and control.c then ends the session or connection. control.c also tells sessions
  * and members of a hang-up (kvt_control_drop()).
  */
-#include "daemon/serve/daemon.h"
+
+#include "daemon/serve/connection.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -19,6 +20,7 @@
 #include <bsd/string.h>
 
 #include "daemon/keep/rights.h"
+#include "daemon/serve/refused.h"
 #include "shm/assert.h"
 
 #ifndef SO_PASSRIGHTS

@@ -8,7 +8,8 @@
  * session or member from admit() until kvt_control_drop(), which tells them of the hang-up. Called
  * by turn.c, timers.c and accept.c.
  */
-#include "daemon/serve/daemon.h"
+
+#include "daemon/serve/control.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -21,6 +22,11 @@
 #include <bsd/string.h>
 
 #include "daemon/keep/rights.h"
+#include "daemon/serve/admin.h"
+#include "daemon/serve/connection.h"
+#include "daemon/serve/group.h"
+#include "daemon/serve/refused.h"
+#include "daemon/serve/session.h"
 #include "shm/assert.h"
 #include "shm/geometry.h"
 

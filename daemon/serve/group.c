@@ -4,13 +4,16 @@
  * Rank 0 opened the session and has its ring. Each other rank has only a control socket, a pidfd,
  * its slab of the pool and its own fence words: leases and pages are the session's. Called by
  * control.c. */
-#include "daemon/serve/daemon.h"
+
+#include "daemon/serve/group.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
 
+#include "daemon/serve/member.h"
+#include "daemon/serve/session.h"
 #include "shm/atomic.h"
 
 /* A member's segment has the smallest ring, which stays unused. */

@@ -6,7 +6,8 @@
  * If the host refuses one (seccomp, a sandbox, a security module), the daemon does not start.
  * refused.c handles what is refused later. Called by start.c.
  */
-#include "daemon/serve/daemon.h"
+
+#include "daemon/serve/host.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -17,6 +18,7 @@
 #include <unistd.h>
 
 #include "daemon/keep/rights.h"
+#include "daemon/serve/refused.h"
 
 /* Exchange a message with a descriptor over a socket pair, as with a client. Returns the call that
  * failed. */

@@ -7,7 +7,8 @@
  * core's record. The first process to go ends the session (session.c), which releases all slots.
  * Called by session.c, group.c and adopt.c.
  */
-#include "daemon/serve/daemon.h"
+
+#include "daemon/serve/member.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -15,6 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/serve/stored.h"
 #include "shm/assert.h"
 
 int kvt_member_make(struct kvt_connection *connection, const char *name, struct kvt_member *made,

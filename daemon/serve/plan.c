@@ -4,7 +4,8 @@
  * Sizes and limits of pool and core, from the options and from a stored arena. Makes nothing.
  * Called by start.c, and by admin.c before an upgrade.
  */
-#include "daemon/serve/daemon.h"
+
+#include "daemon/serve/plan.h"
 
 #include <errno.h>
 #include <stddef.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* End the daemon in words when the host refuses a system call that it cannot serve without. Its
  * successor finds what the host allows then. Called wherever such a call fails. */
-#include "daemon/serve/daemon.h"
+
+#include "daemon/serve/refused.h"
 
 #include <errno.h>
 #include <string.h>

@@ -9,7 +9,8 @@
  * leave quarantine after the last hang-up and the last exit. Large areas are freed bit by bit.
  * Called by control.c, group.c, adopt.c and turn.c.
  */
-#include "daemon/serve/daemon.h"
+
+#include "daemon/serve/session.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -24,6 +25,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "daemon/serve/connection.h"
+#include "daemon/serve/member.h"
+#include "daemon/serve/refused.h"
 #include "shm/assert.h"
 
 /* Faulted in before the first operation. */

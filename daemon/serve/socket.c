@@ -9,7 +9,8 @@
  * that the service manager passed has a name that only the manager can make. The file's device and
  * inode tell our socket from another's. Called by start.c and timers.c.
  */
-#include "daemon/serve/daemon.h"
+
+#include "daemon/serve/socket.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -22,6 +23,10 @@
 #include <unistd.h>
 
 #include <bsd/string.h>
+
+#include "daemon/serve/accept.h"
+#include "daemon/serve/connection.h"
+#include "daemon/serve/stored.h"
 
 #define LOOK_NS 1000000000ull
 #define OTHERS_NS 10000000000ull /* between attempts while another process listens there */

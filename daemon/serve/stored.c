@@ -6,7 +6,8 @@
  * The two functions each_of_...() are the only list of them. member.c stores those of processes,
  * start.c those of the instance; adopt.c takes them.
  */
-#include "daemon/serve/daemon.h"
+
+#include "daemon/serve/stored.h"
 
 #include <string.h>
 

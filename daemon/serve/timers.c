@@ -6,8 +6,8 @@
  * Each timer returns when it is due next; daemon->next_timer_ns is the least. Code that makes
  * something due earlier lowers next_timer_ns itself. Called by turn.c.
  */
-#include "daemon/serve/daemon.h"
-#include "daemon/setup/command.h"
+
+#include "daemon/serve/timers.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -20,6 +20,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/serve/accept.h"
+#include "daemon/serve/control.h"
+#include "daemon/serve/options.h"
+#include "daemon/serve/refused.h"
+#include "daemon/serve/socket.h"
+#include "daemon/setup/command.h"
 #include "shm/assert.h"
 
 #define STATUS_INTERVAL_NS 2000000000ull

@@ -8,13 +8,22 @@
  * deferred only if it has a pending place and a CQ slot. The loop sleeps only after a last look
  * with sq_need_wakeup set. Called by main.c; the core calls kvt_daemon_complete().
  */
-#include "daemon/serve/daemon.h"
+
+#include "daemon/serve/turn.h"
 
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
 
+#include "daemon/serve/accept.h"
+#include "daemon/serve/admin.h"
+#include "daemon/serve/clock.h"
+#include "daemon/serve/control.h"
+#include "daemon/serve/refused.h"
+#include "daemon/serve/session.h"
+#include "daemon/serve/socket.h"
+#include "daemon/serve/timers.h"
 #include "shm/assert.h"
 
 #define unlikely(x) __builtin_expect(!!(x), 0)

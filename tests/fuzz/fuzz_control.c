@@ -11,7 +11,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "daemon/serve/daemon.h"
+#include "daemon/serve/clock.h"
+#include "daemon/serve/control.h"
+#include "daemon/serve/session.h"
+#include "daemon/start.h"
 #include "shm/assert.h"
 
 static struct kvt_daemon victim;
