@@ -212,7 +212,7 @@ TEST(a_log_that_cannot_be_written_is_refused)
 
 TEST(bad_options_have_an_exit_status_of_their_own)
 {
-	must_fail("page_size = 3\n", NULL, 2, WORDS("page_size"));
+	must_fail("page_size = 4097\n", NULL, 2, WORDS("page_size"));
 }
 
 TEST(a_manager_that_does_not_answer_is_said)

@@ -200,7 +200,7 @@ TEST(a_daemon_that_cannot_start_says_why_and_leaves_nothing)
 		const char *config;
 		const char *said;
 	} cases[] = {
-		{ "page_size = 17\n", "page_size" },
+		{ "page_size = 4097\n", "page_size" },
 		{ "polcy = lru\n", "polcy" },
 		{ "policy = newest\n", "lru" },
 		{ "n_pages = 1\n", "n_pages" },
