@@ -206,7 +206,7 @@ void kvt_client_set_begin_wait(struct kvt_client *client, int64_t begin_wait_ns)
  * costs microseconds instead of a wake-up. 0, the default: not announced; set it when the engine
  * has nothing to do. Takes effect with the next call and costs no message. The daemon believes its
  * option pace_us at most, sleeps while others need its CPU, and does not believe a client that was
- * late for 16 times its pace. A daemon of ABI 2.2 or older ignores it. */
+ * late for 16 times its pace. */
 void kvt_client_set_pace(struct kvt_client *client, int64_t pace_ns);
 
 /** Descriptors for the caller's own loop: readable when a completion came after kvt_client_arm(),
@@ -245,8 +245,7 @@ int kvt_namespace_renew(struct kvt_client *client, uint32_t namespace_id, uint32
  * opened again. What is cached there stays, until it is evicted or its place is needed for another
  * namespace; kvt_remove() with keys NULL first forgets it at once.
  * Errors: -EBUSY this session has leases there, or operations that wait for a fence or for others
- * (nothing changed: END and UNLOCK them, then close again); -EINVAL it is not open, or the
- * daemon is older than ABI 2.4. */
+ * (nothing changed: END and UNLOCK them, then close again); -EINVAL it is not open. */
 int kvt_namespace_close(struct kvt_client *client, uint32_t namespace_id);
 
 /* ---------------------------------------------------------------- pool */
@@ -532,14 +531,12 @@ void kvt_client_kick(struct kvt_client *client);
  * takes pages of this session's leases whose END waits for its fence, before it evicts. It takes
  * none that are cached, that a COMMIT before this END may publish, or that FREE gives up. A COMMIT
  * or END that waits then lists and frees fewer pages.
- * Caveat: wrong with a second stream that writes pages, or reads them after the END. To a
- * daemon older than minor version 6, or with a withheld arena, it is sent without the flag.
+ * Caveat: wrong with a second stream that writes pages, or reads them after the END.
  *
  * COMMIT with KVT_F_KEEP and KVT_F_NO_LIST answers without the page table and takes no room in the
  * list area: for callers that keep a table of their own, whose pages stay theirs until END. If
  * `advanced` is above 0, what others computed is in the pages that a COMMIT without it lists; a
- * caller that computes these positions itself needs none. To a daemon older than minor
- * version 5, or with a withheld arena, it is sent without the flag: release the answer. */
+ * caller that computes these positions itself needs none. */
 struct kvt_request {
 	uint32_t op;    /* enum kvt_op */
 	uint32_t flags; /* enum kvt_sqe_flag */

@@ -206,8 +206,7 @@ enum kvt_element_type {
 };
 
 /** How one layer of a page lies. Two planes, K and then V; packed: a layer of a page is one piece
- * with both; or one plane, of which K and V are made. A client of ABI 2.2 or older does not connect
- * to a daemon with a packed one, of 2.4 or older not to one with KVT_LAYOUT_LATENT. */
+ * with both; or one plane, of which K and V are made. */
 enum kvt_page_layout {
 	KVT_LAYOUT_HND = 0,  /* two planes: [kv head][position][dim] */
 	KVT_LAYOUT_NHD = 1,  /* two planes: [position][kv head][dim] */

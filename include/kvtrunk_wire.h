@@ -37,16 +37,7 @@
 #define _Static_assert static_assert
 #endif
 
-#define KVT_ABI_MAJOR 2 /* raised when an old client could misread a new daemon's memory */
-#define KVT_ABI_MINOR 7 /* raised for additions that an old client may ignore */
-#define KVT_ABI_MINOR_HANDLES 1 /* since then: MATCH and BEGIN take a handle */
-#define KVT_ABI_MINOR_PACKED 3  /* since then: layouts with K and V packed, pace_us,
-				    a sealer of pages and BEGIN's word of it, OTHERS */
-#define KVT_ABI_MINOR_LEAVE 4   /* since then: LEAVE */
-#define KVT_ABI_MINOR_LATENT 5  /* since then: KVT_LAYOUT_LATENT, SHORTER, NO_LIST; EXTEND takes
-				    pages */
-#define KVT_ABI_MINOR_MIRROR 6  /* since then: KVT_MIRROR, KVT_FD_MIRROR, OWN_STREAM */
-#define KVT_ABI_MINOR_RENEW 7   /* since then: RENEW, SUSPECT, a sealer in PAGE and WELCOME */
+#define KVT_ABI 3 /* raised with each change of shared bytes or messages: no build speaks two */
 
 /* A line that one side writes and the other polls. 128, not 64: x86 prefetches lines in pairs
  * and Arm server cores have 128-byte granules, so 64 would still ping-pong. */
@@ -147,8 +138,7 @@ _Static_assert(sizeof(struct kvt_counters) == 384, "kvt_counters");
  * of the counters use it as a sequence lock. */
 struct kvt_arena_header {
 	uint64_t magic;
-	uint16_t abi_major;
-	uint16_t abi_minor;
+	uint32_t abi; /* KVT_ABI */
 	uint32_t header_bytes;
 	uint64_t layout;       /* kvt_abi_layout() of the writer */
 	uint64_t object_bytes; /* size of the whole object */
@@ -482,8 +472,8 @@ struct kvt_answer_notice {
 
 /** One completion. `seq` is the daemon's global order of effects.
  *
- * A handle: MATCH, LOCK, INSERT, BEGIN (of the match), END (since minor version 2: of the leading
- * pages of its path that stay cached; 0 if they are detached), PAGE. A lease: LOCK, BEGIN, COMMIT,
+ * A handle: MATCH, LOCK, INSERT, BEGIN (of the match), END (of the leading pages of its path
+ * that stay cached; 0 if they are detached), PAGE. A lease: LOCK, BEGIN, COMMIT,
  * EXTEND; MATCH and INSERT with LOCK. Counts are in the answer that has the operation's name, as
  * cqe.begin.reusable: its row of KVT_OPS. On failure `result` is a negative errno, `reason` an enum
  * kvt_reason, and only `refused` holds something.
@@ -542,8 +532,7 @@ _Static_assert(offsetof(struct kvt_cqe, n_list) == 60, "n_list is the last word"
  * descriptor. The other side, after publishing, issues a full fence and reads the flag. */
 struct kvt_segment_header {
 	uint64_t magic;
-	uint16_t abi_major;
-	uint16_t abi_minor;
+	uint32_t abi; /* KVT_ABI */
 	uint32_t header_bytes;
 	uint64_t layout;
 	uint64_t object_bytes;
@@ -625,7 +614,7 @@ enum kvt_message_type {
 struct kvt_message {
 	uint32_t magic;
 	uint16_t type;    /* enum kvt_message_type */
-	uint16_t version; /* KVT_ABI_MAJOR */
+	uint16_t version; /* KVT_ABI */
 	uint32_t bytes;   /* of the whole message, this header included */
 	int32_t result;   /* answers: 0 or negative errno */
 	uint64_t cookie;  /* copied from the request */
@@ -642,8 +631,7 @@ _Static_assert(sizeof(struct kvt_pool_geometry) == 32 + 8 * KVT_MAX_LAYERS,
  * KVT_ANY_GEOMETRY: it would write its KV where others read theirs. */
 struct kvt_message_hello {
 	struct kvt_message head;
-	uint16_t abi_major;
-	uint16_t abi_minor;
+	uint32_t reserved;
 	uint32_t flags;
 	uint64_t layout;
 	uint32_t page_size;
@@ -905,12 +893,11 @@ static inline uint64_t kvt_layout_fold(const uint32_t *facts, size_t n)
 }
 
 /** One number that changes when a structure that clients and the daemon share does: sizes,
- * alignments, and the offsets that a change of order would move. Of operations and reasons those of
- * ABI 2.0: later ones are additions. */
+ * alignments, and the offsets that a change of order would move. */
 static inline uint64_t kvt_abi_layout(void)
 {
 	static const uint32_t facts[] = {
-		KVT_ABI_MAJOR, KVT_LINE, KVT_FENCE_WORDS, KVT_OP_CLOSE + 1, KVT_REASON_DEADLINE + 1,
+		KVT_ABI, KVT_LINE, KVT_FENCE_WORDS, KVT_OP_COUNT, KVT_REASON_COUNT,
 		KVT_ARENA_SECTIONS,
 		sizeof(struct kvt_arena_header), offsetof(struct kvt_arena_header, counters),
 		offsetof(struct kvt_arena_header, state),

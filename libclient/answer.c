@@ -80,7 +80,7 @@ static int decode(struct kvt_client *client, struct kvt_slot *slot, const struct
 	n_list = kvt_op_takes(slot->op) & KVT_TAKES_LIST ? cqe->n_list : 0;
 	if (KVT_UNLIKELY(n_list > slot->list.n || result->n_twins > n_list / 2))
 		return -EPROTO;
-	/* Behind the table, if there was room; a daemon of ABI 2.2 leaves the 0. */
+	/* Behind the table, if there was room. */
 	if (slot->op == KVT_OP_BEGIN && n_list < slot->list.n)
 		result->shared = client->ring.list[slot->list.at + n_list];
 	result->twins = client->ring.list + slot->list.at;

@@ -218,7 +218,7 @@ int kvt_client_call_known(struct kvt_client *client, const struct kvt_request *r
 	if (request->n_keys < KVT_PROBE_KEYS && start.positions == 0)
 		return call(client, request, NULL, NULL, ret_result);
 	rest = *request;
-	whole.given = kvt_client_shorten_to(client, &rest, start);
+	whole.given = kvt_client_shorten_to(&rest, start);
 	if (!whole.given && !kvt_client_shorten(client, &rest))
 		return call(client, request, NULL, NULL, ret_result);
 	whole.request = *request;

@@ -51,12 +51,10 @@ static int fill_hello(struct kvt_message_hello *hello, const struct kvt_options 
 	hello->head = (struct kvt_message){
 		.magic = KVT_MESSAGE_MAGIC,
 		.type = KVT_MSG_HELLO,
-		.version = KVT_ABI_MAJOR,
+		.version = KVT_ABI,
 		.bytes = sizeof(*hello),
 		.cookie = 1,
 	};
-	hello->abi_major = KVT_ABI_MAJOR;
-	hello->abi_minor = KVT_ABI_MINOR;
 	hello->flags = options->flags;
 	hello->layout = kvt_abi_layout();
 	hello->page_size = options->page_size;
@@ -360,12 +358,6 @@ int kvt_client_connect(struct kvt_client **ret_client, const struct kvt_options 
 		rc = build_client(ret_client, &chosen, &hello, &welcome, control, error);
 		if (rc != 0)
 			close(control);
-	} else if (rc == -EPROTO && chosen.flags & KVT_MIRROR &&
-		   error->attach_state == KVT_ATTACH_REFUSED) {
-		rc = -ENOTSUP; /* an unknown flag */
-		kvt_error_set(error, rc, 0, "mirror: this daemon is older than ABI 2.6 and has "
-			      "none: install libkvtrunk and kvtrunkd of one release");
-		kvt_welcome_state(error, KVT_ATTACH_REFUSED);
 	}
 	kvt_welcome_close(&welcome);
 	return rc;

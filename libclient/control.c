@@ -318,7 +318,7 @@ int kvt_control_receive(int fd, void *packet, size_t bytes, int *ret_fds, unsign
 		return -ECONNRESET;
 	}
 	if (!fits || (size_t)got < sizeof(*message) || message->magic != KVT_MESSAGE_MAGIC ||
-	    message->bytes != (size_t)got || message->version != KVT_ABI_MAJOR) {
+	    message->bytes != (size_t)got || message->version != KVT_ABI) {
 		close_all(ret_fds, n_fds);
 		return -EPROTO;
 	}

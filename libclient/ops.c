@@ -338,7 +338,7 @@ int kvt_control_ask(struct kvt_client *client, struct kvt_message *head, size_t 
 
 	KVT_ASSERT(bytes + more_bytes <= KVT_MESSAGE_MAX);
 	head->magic = KVT_MESSAGE_MAGIC;
-	head->version = KVT_ABI_MAJOR;
+	head->version = KVT_ABI;
 	head->bytes = (uint32_t)(bytes + more_bytes);
 	head->result = 0;
 	head->cookie = ++client->cookie;

@@ -19,13 +19,9 @@ static uint64_t expiry_clock(const struct kvt_client *client)
 	return client->info.test_clock ? UINT64_MAX : (uint64_t)kvt_client_now_ns();
 }
 
-bool kvt_client_shorten_to(struct kvt_client *client, struct kvt_request *request,
-			   struct kvt_handle start)
+bool kvt_client_shorten_to(struct kvt_request *request, struct kvt_handle start)
 {
 	if (!request->keys || start.positions == 0 || start.positions > request->n_keys)
-		return false;
-	/* A withheld arena does not tell: then the handle must come from such a daemon. */
-	if (client->arena.base && client->arena.header->abi_minor < KVT_ABI_MINOR_HANDLES)
 		return false;
 	request->handle = start;
 	request->keys += start.positions;
@@ -44,7 +40,7 @@ bool kvt_client_shorten(struct kvt_client *client, struct kvt_request *request)
 		return false;
 	return kvt_walk(&client->arena, id, client->opened[id].digest, request->root_key,
 			request->keys, request->n_keys, expiry_clock(client), &found, NULL) == 0 &&
-	       kvt_client_shorten_to(client, request, found);
+	       kvt_client_shorten_to(request, found);
 }
 
 /* 0, or why the arena cannot be read. `instead`: the operation that asks the daemon. */

@@ -8,7 +8,6 @@
  * because nothing was found, or too few keys, or the tree cannot be read. */
 bool kvt_client_shorten(struct kvt_client *client, struct kvt_request *request);
 /** Shorten a request to what follows `start`. False: unchanged, `start` does not fit it. */
-bool kvt_client_shorten_to(struct kvt_client *client, struct kvt_request *request,
-			   struct kvt_handle start);
+bool kvt_client_shorten_to(struct kvt_request *request, struct kvt_handle start);
 
 #endif

@@ -33,21 +33,11 @@ static uint64_t begin_table(const struct kvt_client *client, const struct kvt_re
 	       page;
 }
 
-/* The entry's flags: the request's, without those that an older daemon refuses and need not know:
- * before ABI 2.5 it answers COMMIT with a list, before 2.6 all fences hold. A withheld arena does
- * not say. */
-static uint32_t known_flags(const struct kvt_client *client, const struct kvt_request *request)
+static uint32_t entry_flags(const struct kvt_request *request)
 {
-	uint32_t minor = client->arena.base ? client->arena.header->abi_minor : 0;
-	uint32_t flags = request->flags;
+	bool rooted = request->root_key && request->handle.positions == 0;
 
-	if (request->op == KVT_OP_COMMIT && minor < KVT_ABI_MINOR_LATENT)
-		flags &= ~(uint32_t)KVT_F_NO_LIST;
-	if (minor < KVT_ABI_MINOR_MIRROR)
-		flags &= ~(uint32_t)KVT_F_OWN_STREAM;
-	if (request->root_key && request->handle.positions == 0)
-		flags |= KVT_F_ROOT_KEY;
-	return flags;
+	return request->flags | (rooted ? KVT_F_ROOT_KEY : 0u);
 }
 
 /* List words that are enough for any answer. */
@@ -79,7 +69,7 @@ static uint64_t list_words(const struct kvt_client *client, const struct kvt_req
 			return 1; /* refused: too large */
 		return pages + (pages < client->list.count); /* a word for `shared` */
 	case KVT_LIST_TABLE:
-		if (known_flags(client, request) & KVT_F_NO_LIST)
+		if (entry_flags(request) & KVT_F_NO_LIST)
 			return 0;
 		/* The whole page table, whose length only the daemon and kvt_seq know. */
 		most = client->list.count / 4;
@@ -160,10 +150,6 @@ static int check_request(struct kvt_client *client, const struct kvt_request *re
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_FENCE, "%s: fence slot %u: %s",
 				       kvt_op_name((int)request->op), request->fence.slot,
 				       kvt_reason_text(KVT_REASON_FENCE));
-	if (request->op == KVT_OP_EXTEND && request->n_pages && client->arena.base &&
-	    client->arena.header->abi_minor < KVT_ABI_MINOR_LATENT)
-		return kvt_client_fail(client, -ENOTSUP, 0, "extend: the daemon is older than this "
-				       "library and takes no pages: extend by a count");
 	if ((request->n_keys && !request->keys) || (request->n_pages && !request->pages))
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_KEYS,
 				       "a count above 0 without its array");
@@ -276,7 +262,7 @@ struct words {
 
 static struct words count_words(const struct kvt_client *client, const struct kvt_request *request)
 {
-	uint32_t flags = known_flags(client, request);
+	uint32_t flags = entry_flags(request);
 	bool pages = kvt_op_takes(request->op) & KVT_TAKES_PAGES;
 
 	return (struct words){

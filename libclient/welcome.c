@@ -38,15 +38,12 @@ void kvt_welcome_state(struct kvt_error *error, enum kvt_attach_state state)
 static int refused(const struct kvt_message_refused *message, struct kvt_error *error)
 {
 	int code = message->head.result < 0 ? message->head.result : -EPROTO;
-	bool ours = message->head.version == KVT_ABI_MAJOR &&
-		    message->head.bytes == sizeof(*message);
+	bool whole = message->head.bytes == sizeof(*message);
 
 	kvt_error_set(error, code, 0, "the daemon refused: %.*s",
 		      (int)sizeof(message->text), message->text);
-	if (ours && message->state > KVT_ATTACH_OK && message->state <= KVT_ATTACH_FAILED)
+	if (whole && message->state > KVT_ATTACH_OK && message->state <= KVT_ATTACH_FAILED)
 		kvt_welcome_state(error, message->state);
-	else if (message->head.version != KVT_ABI_MAJOR)
-		kvt_welcome_state(error, KVT_ATTACH_WRONG_VERSION);
 	return code;
 }
 

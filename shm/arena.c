@@ -73,7 +73,7 @@ enum kvt_attach_state kvt_arena_check(const struct kvt_arena_header *header,
 		return KVT_ATTACH_STARTING; /* made, not yet written */
 	if (header->magic != KVT_ARENA_MAGIC)
 		return KVT_ATTACH_CORRUPT;
-	if (header->abi_major != KVT_ABI_MAJOR)
+	if (header->abi != KVT_ABI)
 		return KVT_ATTACH_WRONG_VERSION;
 	if (header->layout != kvt_abi_layout() || header->header_bytes != sizeof(*header))
 		return KVT_ATTACH_WRONG_LAYOUT;

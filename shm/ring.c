@@ -47,8 +47,7 @@ void kvt_segment_format(void *base, const struct kvt_segment_layout *layout, uin
 	struct kvt_segment_header *header = base;
 
 	KVT_ASSERT(layout->bytes > layout->fences_offset); /* kvt_segment_plan() */
-	header->abi_major = KVT_ABI_MAJOR;
-	header->abi_minor = KVT_ABI_MINOR;
+	header->abi = KVT_ABI;
 	header->header_bytes = sizeof(*header);
 	header->layout = kvt_abi_layout();
 	header->object_bytes = layout->bytes;
@@ -73,7 +72,7 @@ int kvt_segment_check(const void *base, uint64_t object_bytes, uint64_t areas_by
 
 	if (object_bytes < sizeof(*header))
 		return -EINVAL;
-	if (header->magic != KVT_SEGMENT_MAGIC || header->abi_major != KVT_ABI_MAJOR ||
+	if (header->magic != KVT_SEGMENT_MAGIC || header->abi != KVT_ABI ||
 	    header->layout != kvt_abi_layout() || header->header_bytes != sizeof(*header))
 		return -EPROTO;
 	if (kvt_segment_plan(layout, header->sq_entries, header->cq_entries, header->keys_count,

@@ -94,7 +94,7 @@ void attack_slow_reader(struct attack_run *run)
 {
 	struct kvt_message_namespace name = { .head = { .magic = KVT_MESSAGE_MAGIC,
 							.type = KVT_MSG_NAMESPACE,
-							.version = KVT_ABI_MAJOR,
+							.version = KVT_ABI,
 							.bytes = sizeof(name) },
 					      .digest = { 77, 1 } };
 	int fds[OBSERVERS];

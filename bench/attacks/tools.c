@@ -93,9 +93,7 @@ void attack_say_hello(int fd, uint32_t flags)
 {
 	struct kvt_message_hello hello = {
 		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_HELLO,
-			  .version = KVT_ABI_MAJOR, .bytes = sizeof(hello), .cookie = 5 },
-		.abi_major = KVT_ABI_MAJOR,
-		.abi_minor = KVT_ABI_MINOR,
+			  .version = KVT_ABI, .bytes = sizeof(hello), .cookie = 5 },
 		.flags = flags,
 		.layout = kvt_abi_layout(),
 		.sq_entries = 8,
@@ -145,7 +143,7 @@ bool attack_ask(int fd, uint32_t what)
 {
 	struct kvt_message_admin request = {
 		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_ADMIN,
-			  .version = KVT_ABI_MAJOR, .bytes = sizeof(request) },
+			  .version = KVT_ABI, .bytes = sizeof(request) },
 		.what = what,
 	};
 

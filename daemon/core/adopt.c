@@ -33,8 +33,7 @@ static int __attribute__((format(printf, 3, 4))) stale(char *why, size_t why_siz
 /** The common part of both headers. */
 struct build {
 	uint64_t magic;
-	uint16_t abi_major;
-	uint16_t abi_minor;
+	uint32_t abi;
 	uint32_t header_bytes;
 	uint64_t layout;
 };
@@ -51,11 +50,11 @@ static int check_build(const char *name, const void *object, uint64_t magic, con
 	if (found.magic != magic)
 		return stale(why, why_size, "the %s is not one: its magic is %llx", name,
 			     (unsigned long long)found.magic);
-	if (found.abi_major != want.abi_major || found.layout != want.layout ||
+	if (found.abi != want.abi || found.layout != want.layout ||
 	    found.header_bytes != want.header_bytes)
 		return stale(why, why_size, "the %s is of another build: ABI %u, layout %llx; this "
-			     "one has ABI %u, layout %llx", name, found.abi_major,
-			     (unsigned long long)found.layout, want.abi_major,
+			     "one has ABI %u, layout %llx", name, found.abi,
+			     (unsigned long long)found.layout, want.abi,
 			     (unsigned long long)want.layout);
 	return 0;
 }
@@ -198,7 +197,6 @@ static int recover(struct kvt_core *core, bool *ret_rolled_back, uint64_t *ret_d
 	forget_remains(core);
 	core->arena->generation++;
 	core->arena->policy = core->config.policy;
-	core->arena->abi_minor = KVT_ABI_MINOR;
 	kvt_record_emit(core, KVT_REC_ADOPT, 0, *ret_rolled_back);
 	kvt_mutation_end(core);
 	*ret_died_in = kvt_running_charge(core); /* later: no rollback may undo it */

@@ -44,8 +44,7 @@ enum kvt_ledger_section {
 /** First bytes of the ledger; the same rules as for the arena header. */
 struct kvt_ledger_header {
 	uint64_t magic;
-	uint16_t abi_major;
-	uint16_t abi_minor;
+	uint32_t abi;
 	uint32_t header_bytes;
 	uint64_t layout; /* kvt_ledger_layout() of the writer */
 	uint64_t object_bytes;

@@ -294,8 +294,7 @@ static void fill_arena(struct kvt_core *core, void *memory, uint64_t now_ns)
 	const struct kvt_core_config *c = &core->config;
 	struct kvt_arena_header *header = memory;
 
-	header->abi_major = KVT_ABI_MAJOR;
-	header->abi_minor = KVT_ABI_MINOR;
+	header->abi = KVT_ABI;
 	header->header_bytes = sizeof(*header);
 	header->layout = kvt_abi_layout();
 	memcpy(header->instance, c->instance, sizeof(header->instance));
@@ -320,8 +319,7 @@ static void fill_ledger(struct kvt_core *core, void *memory)
 	const struct kvt_core_config *c = &core->config;
 	struct kvt_ledger_header *header = memory;
 
-	header->abi_major = KVT_ABI_MAJOR;
-	header->abi_minor = KVT_ABI_MINOR;
+	header->abi = KVT_ABI;
 	header->header_bytes = sizeof(*header);
 	header->layout = kvt_ledger_layout();
 	memcpy(header->instance, c->instance, sizeof(header->instance));

@@ -219,7 +219,7 @@ static uint32_t quarantine(struct kvt_core *core, uint32_t id, uint32_t limit)
 		uint32_t page = session->first_page;
 
 		session->first_page = core->owners[page].next;
-		core->pages[page].sealer = 0; /* ABI 2.2 reads all 32 bits as the state */
+		core->pages[page].sealer = 0;
 		core->pages[page].state = KVT_PAGE_QUARANTINE;
 		kvt_loose_add(core, id, page);
 		session->n_private--;

@@ -47,7 +47,7 @@ static struct admin_answer answer_begin(struct kvt_daemon *daemon,
 	memset(answer.head, 0, sizeof(*answer.head));
 	answer.head->head = (struct kvt_message){ .magic = KVT_MESSAGE_MAGIC,
 						  .type = KVT_MSG_ADMIN,
-						  .version = KVT_ABI_MAJOR,
+						  .version = KVT_ABI,
 						  .cookie = request->head.cookie };
 	answer.head->what = request->what;
 	answer.head->argument = request->argument;

@@ -160,7 +160,7 @@ void kvt_message_fill(struct kvt_message *head, uint16_t type, size_t bytes, int
 	*head = (struct kvt_message){
 		.magic = KVT_MESSAGE_MAGIC,
 		.type = type,
-		.version = KVT_ABI_MAJOR,
+		.version = KVT_ABI,
 		.bytes = (uint32_t)bytes,
 		.result = result,
 		.cookie = cookie,

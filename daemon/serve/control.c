@@ -251,22 +251,6 @@ static bool geometry_differs(const struct kvt_daemon *daemon,
 	return false;
 }
 
-/* True if the client is older than our layout, which its kvt_pool_view() does not know. */
-static bool geometry_unknown(const struct kvt_daemon *daemon,
-			     const struct kvt_message_hello *hello, char *text, size_t size)
-{
-	uint32_t layout = daemon->plan.geometry.layout;
-	uint32_t since = layout <= KVT_LAYOUT_NHD ? 0 : layout <= KVT_LAYOUT_HKND ?
-			 KVT_ABI_MINOR_PACKED : KVT_ABI_MINOR_LATENT;
-
-	if (hello->abi_minor >= since)
-		return false;
-	snprintf(text, size, "geometry differs: the daemon has kv_layout %s, which a client of ABI "
-		 "%u.%u cannot address: install libkvtrunk of the daemon's release",
-		 kvt_page_layout_name(layout), hello->abi_major, hello->abi_minor);
-	return true;
-}
-
 /* True if the client would write pages without naming a geometry that we have. */
 static bool geometry_unnamed(const struct kvt_daemon *daemon,
 			     const struct kvt_message_hello *hello, char *text, size_t size)
@@ -332,17 +316,10 @@ static int hello_check(struct kvt_daemon *daemon, const struct kvt_connection *c
 	bool observe = hello->flags & KVT_HELLO_OBSERVE;
 
 	*ret_state = KVT_ATTACH_REFUSED;
-	if (hello->abi_major != KVT_ABI_MAJOR) {
-		snprintf(text, size, "version differs: the daemon speaks ABI %u.%u, the client "
-			 "%u.%u: install libkvtrunk and kvtrunkd of one release", KVT_ABI_MAJOR,
-			 KVT_ABI_MINOR, hello->abi_major, hello->abi_minor);
-		*ret_state = KVT_ATTACH_WRONG_VERSION;
-		return -EPROTO;
-	}
 	if (hello->layout != kvt_abi_layout()) {
 		snprintf(text, size, "layout differs: both speak ABI %u, but were built with other "
 			 "structures: install libkvtrunk and kvtrunkd of one build",
-			 KVT_ABI_MAJOR);
+			 KVT_ABI);
 		*ret_state = KVT_ATTACH_WRONG_LAYOUT;
 		return -EPROTO;
 	}
@@ -361,8 +338,7 @@ static int hello_check(struct kvt_daemon *daemon, const struct kvt_connection *c
 			 "child must connect itself", hello->pid, (int)connection->peer.pid);
 		return -EPERM;
 	}
-	if (geometry_unknown(daemon, hello, text, size) ||
-	    geometry_differs(daemon, hello, text, size) ||
+	if (geometry_differs(daemon, hello, text, size) ||
 	    geometry_unnamed(daemon, hello, text, size)) {
 		*ret_state = KVT_ATTACH_WRONG_GEOMETRY;
 		return -EINVAL;
@@ -454,10 +430,10 @@ static void add_shared(struct kvt_daemon *daemon, struct kvt_message_welcome *we
 	memcpy(welcome->slabs, export.slabs, sizeof(welcome->slabs));
 }
 
-static void add_mirror(const struct kvt_session *session, uint16_t abi_minor,
-		       struct kvt_message_welcome *welcome, int *fds, uint32_t *n_fds)
+static void add_mirror(const struct kvt_session *session, struct kvt_message_welcome *welcome,
+		       int *fds, uint32_t *n_fds)
 {
-	if (session->mirror < 0 || abi_minor < KVT_ABI_MINOR_MIRROR)
+	if (session->mirror < 0)
 		return;
 	welcome->fds |= KVT_FD_MIRROR;
 	fds[(*n_fds)++] = session->mirror;
@@ -499,7 +475,7 @@ static void hello_session(struct kvt_daemon *daemon, struct kvt_connection *conn
 	admit(daemon, connection, welcome);
 	welcome->fds = KVT_FD_SEGMENT | KVT_FD_AREAS | KVT_FD_DOORBELL | KVT_FD_COMPLETION;
 	add_shared(daemon, welcome, fds, &n_fds);
-	add_mirror(&daemon->sessions[welcome->session], hello->abi_minor, welcome, fds, &n_fds);
+	add_mirror(&daemon->sessions[welcome->session], welcome, fds, &n_fds);
 	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns, KVT_LOG_INFO,
 			"session_open",
 			"session=%u pid=%d uid=%u label=\"%s\"", welcome->session,
@@ -526,7 +502,7 @@ static void hello_member(struct kvt_daemon *daemon, struct kvt_connection *conne
 	admit(daemon, connection, welcome);
 	welcome->fds = KVT_FD_SEGMENT | KVT_FD_DOORBELL;
 	add_shared(daemon, welcome, fds, &n_fds);
-	add_mirror(&daemon->sessions[welcome->session], hello->abi_minor, welcome, fds, &n_fds);
+	add_mirror(&daemon->sessions[welcome->session], welcome, fds, &n_fds);
 	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns, KVT_LOG_INFO,
 			"member_joined", "session=%u rank=%u pid=%d label=\"%s\"",
 			welcome->session, welcome->rank, (int)connection->peer.pid, label);
@@ -766,12 +742,12 @@ static void dispatch(struct kvt_daemon *daemon, struct kvt_connection *connectio
 		malformed(daemon, connection, "not a kvtrunk message, or its length is wrong");
 		return;
 	}
-	if (head->version != KVT_ABI_MAJOR) {
+	if (head->version != KVT_ABI) {
 		char text[KVT_TEXT_BYTES];
 
 		snprintf(text, sizeof(text), "version differs: the daemon speaks ABI %u, the "
 			 "client %u: install libkvtrunk and kvtrunkd of one release",
-			 KVT_ABI_MAJOR, head->version);
+			 KVT_ABI, head->version);
 		malformed(daemon, connection, text);
 		return;
 	}

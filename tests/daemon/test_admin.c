@@ -315,7 +315,7 @@ TEST_WITH(each_message_has_a_turn_of_its_own, start_plain, stop)
 	enum { ASKING = 6 };
 	struct kvt_message_admin request = {
 		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_ADMIN,
-			  .version = KVT_ABI_MAJOR, .bytes = sizeof(request) },
+			  .version = KVT_ABI, .bytes = sizeof(request) },
 		.what = KVT_ADMIN_STATUS,
 	};
 	static uint8_t answer[KVT_MESSAGE_MAX];

@@ -6,10 +6,12 @@
  * Inputs: the daemon's options, and the geometry or fingerprint of the client. Invariant: a client
  * that could write other KV is refused, with the difference named. */
 #include <errno.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -142,30 +144,25 @@ TEST(a_difference_is_told_as_the_client_sees_it)
 	stop();
 }
 
-/* An old library would take a layout that it does not know for another one. */
-static void expect_refused_before(uint32_t since, const char *config)
+TEST(a_library_of_another_abi_is_refused_with_the_cure)
 {
-	for (uint32_t minor = since - 1; minor <= KVT_ABI_MINOR; minor++) {
-		struct kvt_message_hello hello = kvt_test_hello(KVT_ANY_GEOMETRY);
-		int32_t result = 0;
-		int fd;
+	struct kvt_message_hello hello = kvt_test_hello(KVT_ANY_GEOMETRY);
+	struct kvt_message_refused answer;
+	struct pollfd look;
+	char text[128];
 
-		start(config);
-		fd = kvt_test_dial(&daemon_);
-		hello.abi_minor = (uint16_t)minor;
-		kvt_test_check(send(fd, &hello, sizeof(hello), 0) == sizeof(hello));
-		kvt_test_equal(kvt_test_answer(fd, &result),
-			       minor < since ? KVT_MSG_REFUSED : KVT_MSG_WELCOME);
-		kvt_test_equal(result, minor < since ? -EINVAL : 0);
-		close(fd);
-		stop();
-	}
-}
-
-TEST(an_old_library_gets_no_pool_whose_layout_it_does_not_know)
-{
-	expect_refused_before(KVT_ABI_MINOR_PACKED, SHAPE "kv_layout = nhkd\n");
-	expect_refused_before(KVT_ABI_MINOR_LATENT, LATENT);
+	start("");
+	look = (struct pollfd){ .fd = kvt_test_dial(&daemon_), .events = POLLIN };
+	hello.head.version--;
+	kvt_test_check(send(look.fd, &hello, sizeof(hello), 0) == sizeof(hello));
+	kvt_test_equal(poll(&look, 1, -1), 1);
+	kvt_test_equal(recv(look.fd, &answer, sizeof(answer), 0), sizeof(answer));
+	kvt_test_equal(answer.head.type, KVT_MSG_REFUSED);
+	snprintf(text, sizeof(text), "version differs: the daemon speaks ABI %u, the client %u: "
+		 "install libkvtrunk and kvtrunkd of one release", KVT_ABI, KVT_ABI - 1);
+	kvt_test_check(strcmp(answer.text, text) == 0);
+	close(look.fd);
+	stop();
 }
 
 /* The address of a page that is not in one piece would be inside other pages. */

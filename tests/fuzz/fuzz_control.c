@@ -107,7 +107,7 @@ static size_t build(const uint8_t **at, const uint8_t *end, uint8_t *packet)
 					  sizeof(struct kvt_message_admin), 24, 16 };
 	uint32_t kind = **at & 7, n = sizes[kind], more = (uint32_t)**at >> 5;
 	struct kvt_message head = { .magic = KVT_MESSAGE_MAGIC, .type = (uint16_t)kind,
-				    .version = KVT_ABI_MAJOR };
+				    .version = KVT_ABI };
 	struct kvt_message_hello *hello = (struct kvt_message_hello *)(void *)packet;
 
 	(*at)++;
@@ -116,7 +116,6 @@ static size_t build(const uint8_t **at, const uint8_t *end, uint8_t *packet)
 	memset(packet, 0, n);
 	memcpy(packet, &head, n < sizeof(head) ? n : sizeof(head));
 	if (kind == KVT_MSG_HELLO) {
-		hello->abi_major = KVT_ABI_MAJOR;
 		hello->layout = kvt_abi_layout();
 		hello->pid = getpid();
 		hello->flags = more & 1;

@@ -117,7 +117,7 @@ static void send_wrong_hellos(struct kvt_client *client, struct kvt_test_random 
 		case 4: hello.head.bytes = UINT32_MAX; break;
 		case 5: bytes--; break;
 		case 6: bytes = 3; break;
-		case 7: hello.abi_major++; break;
+		case 7: hello.rank = 1; break;
 		case 8: hello.layout++; break;
 		case 9: hello.page_size = 32; break;
 		case 10: hello.n_pages = 17; break;
@@ -150,7 +150,7 @@ static size_t random_message(struct kvt_test_random *random, uint8_t *bytes)
 	size_t n = sizes[kvt_test_random_below(random, sizeof(sizes) / sizeof(sizes[0]))];
 	struct kvt_message head = { .magic = KVT_MESSAGE_MAGIC,
 				    .type = (uint16_t)kvt_test_random_below(random, 9),
-				    .version = KVT_ABI_MAJOR };
+				    .version = KVT_ABI };
 
 	if (kvt_test_random_below(random, 4) == 0)
 		n += kvt_test_random_below(random, 64);
@@ -202,7 +202,7 @@ static void ask_and_hang_up(struct kvt_client *client, struct kvt_test_random *r
 	int fds[100];
 
 	question.head = (struct kvt_message){ .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_NAMESPACE,
-					      .version = KVT_ABI_MAJOR,
+					      .version = KVT_ABI,
 					      .bytes = sizeof(question) };
 	for (int round = 0; round < 40; round++) {
 		for (int i = 0; i < 100; i++) {
@@ -257,7 +257,7 @@ static void never_read_answers(struct kvt_client *client, struct kvt_test_random
 	int fds[20];
 
 	request.head = (struct kvt_message){ .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_ADMIN,
-					     .version = KVT_ABI_MAJOR, .bytes = sizeof(request) };
+					     .version = KVT_ABI, .bytes = sizeof(request) };
 	for (int i = 0; i < 20; i++) {
 		fds[i] = kvt_test_dial(&kvt_victim);
 		send(fds[i], &hello, sizeof(hello), MSG_NOSIGNAL);
@@ -279,7 +279,7 @@ static void send_odd_descriptors(struct kvt_client *client, struct kvt_test_rand
 {
 	struct kvt_message_namespace name = { .head = { .magic = KVT_MESSAGE_MAGIC,
 							.type = KVT_MSG_NAMESPACE,
-							.version = KVT_ABI_MAJOR,
+							.version = KVT_ABI,
 							.bytes = sizeof(name) } };
 	struct kvt_message_hello hello = kvt_test_hello(0);
 	int kinds[6], fds[253], pair[2];

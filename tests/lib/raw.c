@@ -21,10 +21,8 @@ struct kvt_message_hello kvt_test_hello(uint32_t flags)
 {
 	return (struct kvt_message_hello){
 		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_HELLO,
-			  .version = KVT_ABI_MAJOR, .bytes = sizeof(struct kvt_message_hello),
+			  .version = KVT_ABI, .bytes = sizeof(struct kvt_message_hello),
 			  .cookie = 5 },
-		.abi_major = KVT_ABI_MAJOR,
-		.abi_minor = KVT_ABI_MINOR,
 		.flags = flags,
 		.layout = kvt_abi_layout(),
 		.sq_entries = 8,

@@ -62,7 +62,7 @@ static void good_welcome(void)
 	memset(&script, 0, sizeof(script));
 	script.welcome = (struct kvt_message_welcome){
 		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_WELCOME,
-			  .version = KVT_ABI_MAJOR, .bytes = sizeof(script.welcome) },
+			  .version = KVT_ABI, .bytes = sizeof(script.welcome) },
 		.fds = KVT_FD_SEGMENT | KVT_FD_AREAS | KVT_FD_DOORBELL | KVT_FD_COMPLETION |
 		       KVT_FD_POOL,
 		.session = 3,
@@ -265,7 +265,7 @@ static void script_refusal(int result, const char *text)
 	memset(&script, 0, sizeof(script));
 	script.refused = (struct kvt_message_refused){
 		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_REFUSED,
-			  .version = KVT_ABI_MAJOR, .bytes = sizeof(script.refused),
+			  .version = KVT_ABI, .bytes = sizeof(script.refused),
 			  .result = result },
 	};
 	snprintf(script.refused.text, sizeof(script.refused.text), "%s", text);
@@ -289,18 +289,16 @@ TEST(the_daemons_refusal_is_passed_on)
 	assert_null(client);
 }
 
-TEST(a_daemon_that_does_not_know_mirrors_is_named)
+TEST(a_daemon_of_another_abi_is_named_with_the_cure)
 {
 	struct kvt_client *client = NULL;
 	struct kvt_error error;
 
-	script_refusal(-EPROTO, "unknown flags 0x8 in HELLO");
-	script.refused.state = KVT_ATTACH_REFUSED;
-	assert_int_equal(connect_with(&client, &error, KVT_MIRROR), -ENOTSUP);
-	assert_non_null(strstr(error.text, "older than ABI 2.6"));
+	script_refusal(-EPROTO, "version differs");
+	script.refused.head.version--;
 	assert_int_equal(connect_with(&client, &error, 0), -EPROTO);
-	script.refused.state = KVT_ATTACH_WRONG_LAYOUT;
-	assert_int_equal(connect_with(&client, &error, KVT_MIRROR), -EPROTO);
+	assert_non_null(strstr(error.text, "wrong_version: the answer to HELLO is no message of "
+			       "this ABI: install the same release"));
 	assert_null(client);
 }
 
@@ -683,7 +681,7 @@ TEST(a_goodbye_instead_of_an_answer_tells_why)
 	client = connect_kept(0);
 	script.refused = (struct kvt_message_refused){
 		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_GOODBYE,
-			  .version = KVT_ABI_MAJOR, .bytes = sizeof(script.refused) },
+			  .version = KVT_ABI, .bytes = sizeof(script.refused) },
 	};
 	memset(script.refused.text, 'z', sizeof(script.refused.text));
 	assert_int_equal(send(connection, &script.refused, sizeof(script.refused), 0),

@@ -153,12 +153,6 @@ TEST_WITH(a_short_match_sends_all_keys, setup, teardown)
 	match_alike(world.keys, KVT_PROBE_KEYS, KVT_PROBE_KEYS, KVT_F_LOCK);
 }
 
-TEST_WITH(a_match_of_an_older_daemon_sends_all_keys, setup, teardown)
-{
-	((struct kvt_arena_header *)world.inside.arena)->abi_minor = 0;
-	match_alike(world.keys, CACHED, 0, KVT_F_LOCK);
-}
-
 TEST_WITH(a_match_behind_a_probe_counts_what_others_announced, setup, teardown)
 {
 	struct kvt_result result;

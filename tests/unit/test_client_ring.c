@@ -969,7 +969,7 @@ TEST_WITH(a_goodbye_tells_why, setup, teardown)
 {
 	struct kvt_message_refused message = {
 		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_GOODBYE,
-			  .version = KVT_ABI_MAJOR, .bytes = sizeof(message),
+			  .version = KVT_ABI, .bytes = sizeof(message),
 			  .result = -EPROTO },
 		.text = "your ring is upside down",
 	};

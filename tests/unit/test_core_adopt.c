@@ -68,7 +68,7 @@ TEST(refuses_what_is_of_another_build_model_or_boot)
 		const char *names;
 	} fields[] = {
 		{ offsetof(struct kvt_arena_header, magic), false, "magic" },
-		{ offsetof(struct kvt_arena_header, abi_major), false, "build" },
+		{ offsetof(struct kvt_arena_header, abi), false, "build" },
 		{ offsetof(struct kvt_arena_header, layout), false, "build" },
 		{ offsetof(struct kvt_arena_header, header_bytes), false, "build" },
 		{ offsetof(struct kvt_arena_header, object_bytes), false, "size of the arena" },

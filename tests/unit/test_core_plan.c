@@ -111,7 +111,7 @@ TEST(a_new_core_is_empty_and_has_its_identity)
 
 	assert_int_equal(arena->magic, KVT_ARENA_MAGIC);
 	assert_int_equal(arena->layout, kvt_abi_layout());
-	assert_int_equal(arena->abi_major, KVT_ABI_MAJOR);
+	assert_int_equal(arena->abi, KVT_ABI);
 	assert_int_equal(arena->hash_seed, 77);
 	assert_int_equal(arena->instance[1], 6);
 	assert_int_equal(arena->epoch, 1);

@@ -140,10 +140,10 @@ TEST(wrong_magic_version_and_layout_are_a_protocol_error)
 	assert_int_equal(kvt_segment_check(header, segment.layout.bytes,
 					   segment.layout.areas_bytes, &layout), -EPROTO);
 	header->magic--;
-	header->abi_major++;
+	header->abi++;
 	assert_int_equal(kvt_segment_check(header, segment.layout.bytes,
 					   segment.layout.areas_bytes, &layout), -EPROTO);
-	header->abi_major--;
+	header->abi--;
 	header->layout ^= 1;
 	assert_int_equal(kvt_segment_check(header, segment.layout.bytes,
 					   segment.layout.areas_bytes, &layout), -EPROTO);
