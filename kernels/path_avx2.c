@@ -26,7 +26,7 @@
 
 /* Few rows: few.inc.h. More words at a time do not fit into registers. */
 #define FEW_STRIPS 8
-#define FEW_AT_ONCE(type) ((type) == KVT_ATTN_BF16 ? 6 : FEW_ROWS)
+#define FEW_AT_ONCE(type) ((type) == KVT_ATTN_F8_E4M3 ? FEW_ROWS : 6)
 #define FEW_WORDS 4
 #define FEW_SPAN(type) (kvt_type_size(type) == 2 ? 8 * VW : 4 * VW)
 #define FEW_STEPS_AT_ONCE VW
