@@ -112,7 +112,7 @@ def test_a_stopped_daemon_leaves_nothing(child):
         pid = daemon.pid
     assert not directory.exists() and not os.path.exists(f"/proc/{pid}")
     with pytest.raises(RuntimeError, match="page_size"):
-        with testing.daemon(page_size=17):
+        with testing.daemon(page_size=4097):
             pass
     with testing.daemon() as daemon:
         parent = child(daemon, "from kvtrunk import testing\n"
