@@ -11,6 +11,8 @@ void kvt_detached_queue(struct kvt_core *core, uint32_t top)
 {
 	struct kvt_node *node = kvt_node_at(core, top);
 
+	KVT_ASSERT((node->flags & (KVT_NODE_LIVE | KVT_NODE_DETACHED)) ==
+		   (KVT_NODE_LIVE | KVT_NODE_DETACHED));
 	if (node->flags & KVT_NODE_QUEUED) {
 		if (core->detached[core->detached_head] == top)
 			core->reclaim_again = true;
@@ -27,6 +29,7 @@ void kvt_detached_forget(struct kvt_core *core, uint32_t place)
 {
 	uint32_t size = core->config.max_nodes;
 
+	KVT_ASSERT(place < core->detached_count && core->count->detached_pending > 0);
 	for (uint32_t i = place; i > 0; i--)
 		core->detached[(core->detached_head + i) % size] =
 			core->detached[(core->detached_head + i - 1) % size];
@@ -65,6 +68,7 @@ void kvt_compact_note(struct kvt_core *core, uint32_t id)
 		return;
 	at = core->compact_head + core->compact_count;
 	at = at < size ? at : at - size; /* cheaper than a division */
+	KVT_ASSERT(at < size);
 	if (core->compact_count && core->compact[at ? at - 1 : size - 1] == id)
 		return;
 	core->compact[at] = id;

@@ -37,6 +37,7 @@ static void move_run(struct kvt_core *core, uint32_t id, uint32_t to)
 
 	KVT_ASSERT(!kvt_bit_get(core->slots.free_head, to) &&
 		   (to + n <= from || from + n <= to));
+	KVT_ASSERT(to > 0 && n > 0 && to + n <= core->slots.n_slots);
 	kvt_save_node(core, id);
 	kvt_save(core, core->slot_pages + from, n * sizeof(*core->slot_pages));
 	kvt_save_keys(core, to, n);

@@ -104,6 +104,8 @@ bool kvt_core_describe_page(const struct kvt_core *core, uint32_t page,
 		return true;
 	ret_page->node = kvt_slots_node_of(&core->slots, record->slot);
 	node = kvt_node_at(core, ret_page->node);
+	KVT_ASSERT(kvt_node_live(core, ret_page->node));
+	KVT_ASSERT(record->slot - node->first_slot < node->sealed);
 	ret_page->generation = node->generation;
 	ret_page->position = (node->start + record->slot - node->first_slot) * core->ps;
 	ret_page->lock_ref = node->lock_ref;

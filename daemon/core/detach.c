@@ -21,6 +21,8 @@ void kvt_detach(struct kvt_core *core, uint32_t id, uint32_t why)
 
 	KVT_ASSERT((node->flags & (KVT_NODE_LIVE | KVT_NODE_DETACHED)) == KVT_NODE_LIVE);
 	KVT_ASSERT(core->cut_below[id] <= node->lock_ref);
+	KVT_ASSERT(why & (KVT_NODE_EXPIRED | KVT_NODE_REMOVED | KVT_NODE_RESET |
+		   KVT_NODE_MADE_ROOM));
 	core->cut_leases += node->epoch == core->arena->epoch ? cut : 0;
 	for (uint32_t up = cut ? parent : KVT_NONE; up != KVT_NONE; up = core->nodes[up].parent)
 		core->cut_below[up] += cut;
@@ -48,6 +50,7 @@ uint32_t kvt_detach_stale(struct kvt_core *core, uint32_t roots, uint32_t looks)
 {
 	uint32_t looked = 0;
 
+	KVT_ASSERT(core->config.max_namespaces > 1);
 	while (core->stale_roots > 0 && roots > 0 && looked < looks) {
 		uint32_t root;
 
@@ -78,6 +81,7 @@ static uint32_t post_order_next(const struct kvt_core *core, uint32_t id, uint32
 		return KVT_NONE;
 	if (node->next_sibling != KVT_NONE)
 		return leftmost(core, node->next_sibling);
+	KVT_ASSERT(node->parent != KVT_NONE);
 	return node->parent;
 }
 
@@ -94,6 +98,8 @@ uint32_t kvt_reclaim(struct kvt_core *core, uint32_t *steps, uint32_t pages)
 			core->reclaim_cursor = leftmost(core, top);
 		node = kvt_node_at(core, core->reclaim_cursor);
 		next = post_order_next(core, core->reclaim_cursor, top);
+		KVT_ASSERT(node->flags & KVT_NODE_LIVE &&
+			   node->lock_ref <= core->nodes[top].lock_ref);
 		--*steps;
 		if (node->lock_ref == 0 && node->n_children == 0 && node->n_slots > 0) {
 			uint32_t n = kvt_min(node->n_slots, pages - freed);

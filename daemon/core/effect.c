@@ -15,6 +15,8 @@
  * others. */
 void kvt_slots_give_later(struct kvt_core *core, uint32_t first, uint32_t n)
 {
+	KVT_ASSERT(core->arena->mutation & 1);
+	KVT_ASSERT(first > 0 && n > 0 && n <= core->slots.n_slots - first);
 	if (core->n_slots_due == core->config.max_nodes)
 		kvt_slots_give_due(core, true);
 	core->slots_due[core->n_slots_due++] = (struct kvt_run){ first, n };
@@ -51,6 +53,7 @@ void kvt_record_tell(struct kvt_core *core, uint32_t kind, uint32_t session, uin
 {
 	struct kvt_record *record = &core->record;
 
+	KVT_ASSERT(seq == core->ledger->seq && core->n_out < core->config.n_pages);
 	record->kind = kind;
 	record->session = session;
 	record->seq = seq;

@@ -36,6 +36,7 @@ static uint32_t victim(struct kvt_core *core)
 
 void kvt_evict_pages(struct kvt_core *core, uint32_t n)
 {
+	KVT_ASSERT(n <= core->count->evictable_pages);
 	while (n > 0) {
 		uint32_t steps = UINT32_MAX, id, take;
 
@@ -58,6 +59,7 @@ void kvt_evict_pages(struct kvt_core *core, uint32_t n)
 
 void kvt_evict_nodes(struct kvt_core *core, uint32_t n)
 {
+	KVT_ASSERT(n < core->config.max_nodes);
 	while (core->free_nodes.count < n) {
 		uint32_t id, steps = 1;
 

@@ -39,6 +39,7 @@ static void find_token(const struct kvt_core *core, uint32_t session, uint64_t r
 
 	while (!in_use(core, &core->members[i]) || core->members[i].session != session)
 		i++;
+	KVT_ASSERT(i <= kvt_core_members(&core->config) && core->members[i].rank > 0);
 	memcpy(ret_token, core->members[i].secret, sizeof(core->members[i].secret));
 }
 
@@ -65,6 +66,7 @@ int kvt_core_group_open(struct kvt_core *core, uint32_t session, uint32_t n_rank
 	uint32_t places[KVT_MAX_RANKS] = { 0 }, n = 1, taken = 0;
 
 	KVT_ASSERT(n_ranks >= 2 && n_ranks <= KVT_MAX_RANKS && in_use(core, first));
+	KVT_ASSERT(session > 0 && session <= core->config.max_sessions && first->rank == 0);
 	if (first->n_ranks && first->n_ranks != n_ranks)
 		return -EALREADY;
 	if (first->n_ranks) {
@@ -122,6 +124,7 @@ void kvt_core_member_attach(struct kvt_core *core, uint32_t member,
 	struct kvt_fence_group *group = &core->groups[core->members[member].session];
 
 	KVT_ASSERT(group->n < KVT_MAX_RANKS - 1);
+	KVT_ASSERT(fences && member > core->config.max_sessions);
 	group->words[group->n++] = fences;
 }
 
@@ -143,6 +146,7 @@ void kvt_core_member_join(struct kvt_core *core, uint32_t id, const struct kvt_c
 
 void kvt_core_member_sign(struct kvt_core *core, uint32_t id, uint32_t signs)
 {
+	KVT_ASSERT(id > 0 && id <= kvt_core_members(&core->config));
 	if (in_use(core, &core->members[id]))
 		core->members[id].signs |= signs;
 }

@@ -38,6 +38,7 @@ void kvt_need_compute(struct kvt_core *core, const struct kvt_walk *walk, uint32
 {
 	bool inside = ends_inside(core, walk);
 
+	KVT_ASSERT(walk->in_node <= core->nodes[walk->node].n_slots);
 	*need = (struct kvt_need){ .new_pages = new_pages };
 	need->root = walk->root == KVT_NONE && new_pages > 0;
 	need->split = inside && (new_pages > 0 || exact);
@@ -82,6 +83,7 @@ int kvt_need_nodes(struct kvt_core *core, uint32_t path_node, struct kvt_need *n
 		return -ENOSPC;
 	if (core->free_nodes.count >= nodes_wanted(need))
 		return 0;
+	KVT_ASSERT(core->evictable_nodes >= need->path_nodes);
 	if (core->free_nodes.count + core->evictable_nodes - need->path_nodes <
 	    nodes_at_most(core, need))
 		return -ENOSPC;
@@ -118,6 +120,7 @@ uint32_t kvt_walk_cut(struct kvt_core *core, struct kvt_walk *walk)
 		walk->node = kvt_node_split(core, walk->node, walk->in_node);
 		walk->in_node = core->nodes[walk->node].n_slots;
 	}
+	KVT_ASSERT(core->nodes[walk->node].start + core->nodes[walk->node].n_slots == walk->walked);
 	return walk->node;
 }
 
@@ -127,6 +130,7 @@ uint32_t kvt_root_make(struct kvt_core *core, uint32_t namespace_id)
 
 	if (stale != KVT_NONE)
 		kvt_detach(core, stale, KVT_NODE_RESET);
+	KVT_ASSERT(core->namespaces[namespace_id].root == KVT_NONE);
 	root = kvt_node_make(core, namespace_id, KVT_NONE);
 	core->n_roots++;
 	KVT_SET(core->nodes[root].flags, core->nodes[root].flags | KVT_NODE_ROOT);
@@ -143,6 +147,7 @@ uint32_t kvt_grow(struct kvt_core *core, uint32_t parent, uint64_t root_key,
 
 	if (core->n_slots_due > 0 && kvt_slots_find(&core->slots, n) == KVT_NONE)
 		kvt_slots_give_due(core, true);
+	KVT_ASSERT(kvt_node_live(core, parent) && n > 0 && n <= core->slots.free_slots);
 	while (done < n) {
 		uint32_t slot = kvt_slots_take(&core->slots, n - done, slot_behind(core, parent),
 					       &got);
@@ -150,6 +155,7 @@ uint32_t kvt_grow(struct kvt_core *core, uint32_t parent, uint64_t root_key,
 		struct kvt_node *node;
 		uint32_t *to = kvt_keys_at(core, slot);
 
+		KVT_ASSERT(got > 0 && got <= n - done);
 		kvt_save_keys(core, slot, got);
 		id = kvt_node_make(core, namespace_id, parent);
 		node = kvt_node_at(core, id);
@@ -181,6 +187,7 @@ void kvt_grow_run(struct kvt_core *core, uint32_t id, const uint32_t *keys, uint
 	struct kvt_node *node = kvt_node_at(core, id);
 	uint32_t slot = slot_behind(core, id);
 
+	KVT_ASSERT(slot > 0 && n > 0 && node->lock_ref == 1 && node->n_children == 0);
 	kvt_slots_take_at(&core->slots, slot, slot, n);
 	kvt_save_keys(core, slot, n);
 	kvt_save_node(core, id);

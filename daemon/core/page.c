@@ -13,6 +13,8 @@ uint32_t kvt_page_take(struct kvt_core *core, uint32_t session, uint32_t lease)
 
 	KVT_ASSERT(page != KVT_NONE);
 	KVT_ASSERT(core->pages[page].state == KVT_PAGE_FREE);
+	KVT_ASSERT(core->count->free_pages > 0 && session > 0 &&
+		   session <= core->config.max_sessions);
 	core->free_page = core->owners[page].next;
 	/* In this order: pages that a lease takes are in no undo log, and are found by its name. */
 	core->owners[page].lease = lease;
@@ -31,11 +33,14 @@ void kvt_page_release(struct kvt_core *core, uint32_t page)
 {
 	struct kvt_owner_record *owner = &core->owners[page];
 
+	KVT_ASSERT(page != KVT_NONE && owner->session > 0);
 	if (core->pages[page].state == KVT_PAGE_PRIVATE) {
+		KVT_ASSERT(core->sessions[owner->session].n_private > 0);
 		core->count->private_pages--;
 		core->sessions[owner->session].n_private--;
 	} else {
 		KVT_ASSERT(core->pages[page].state == KVT_PAGE_QUARANTINE);
+		KVT_ASSERT(core->sessions[owner->session].n_quarantined > 0);
 		core->count->quarantined_pages--;
 		core->sessions[owner->session].n_quarantined--;
 	}
@@ -51,6 +56,8 @@ void kvt_page_cache(struct kvt_core *core, uint32_t page, uint32_t slot, uint32_
 	struct kvt_session_record *session = &core->sessions[core->owners[page].session];
 
 	KVT_ASSERT(core->pages[page].state == KVT_PAGE_PRIVATE);
+	KVT_ASSERT(session->n_private > 0 && core->owners[page].next == KVT_NONE);
+	KVT_ASSERT(slot > 0 && slot < core->config.n_slots);
 	session->n_private--;
 	core->owners[page] = (struct kvt_owner_record){ 0 };
 	core->pages[page] = (struct kvt_page_record){ slot, KVT_PAGE_CACHED, session->sealer,
@@ -65,6 +72,7 @@ void kvt_page_cache(struct kvt_core *core, uint32_t page, uint32_t slot, uint32_
 void kvt_page_uncache(struct kvt_core *core, uint32_t page)
 {
 	KVT_ASSERT(core->pages[page].state == KVT_PAGE_CACHED);
+	KVT_ASSERT(core->pages[page].slot != KVT_NONE && core->n_out < core->config.n_pages);
 	/* Not sealer and parent, which no undo log has: they are there if this is rolled back. */
 	core->pages[page].slot = KVT_NONE;
 	core->pages[page].state = KVT_PAGE_FREE;
@@ -89,6 +97,9 @@ void kvt_loose_add(struct kvt_core *core, uint32_t session, uint32_t page)
 	uint32_t *head = list_head(core, session, page);
 	struct kvt_owner_record *owner = &core->owners[page];
 
+	KVT_ASSERT(core->pages[page].state == KVT_PAGE_PRIVATE ||
+		   core->pages[page].state == KVT_PAGE_QUARANTINE);
+	KVT_ASSERT(*head == KVT_NONE || core->owners[*head].prev == KVT_NONE);
 	owner->session = session;
 	owner->lease = KVT_NONE;
 	owner->prev = KVT_NONE;
@@ -103,6 +114,8 @@ void kvt_loose_remove(struct kvt_core *core, uint32_t session, uint32_t page)
 	uint32_t *head = list_head(core, session, page);
 	struct kvt_owner_record *owner = &core->owners[page];
 
+	KVT_ASSERT(owner->session == session && owner->lease == KVT_NONE);
+	KVT_ASSERT(owner->prev != KVT_NONE || *head == page);
 	if (owner->prev != KVT_NONE)
 		core->owners[owner->prev].next = owner->next;
 	else
@@ -141,6 +154,7 @@ int kvt_pages_check(struct kvt_core *core, uint32_t session, const uint32_t *pag
 	enum kvt_reason reason = KVT_REASON_NONE;
 	uint32_t i;
 
+	KVT_ASSERT(n <= core->config.max_op_keys && n_twins <= n);
 	kvt_racy_copy(core->op_pages, pages, n);
 	for (i = 0; i < n; i++) {
 		uint32_t page = core->op_pages[i];

@@ -25,6 +25,7 @@ bool kvt_fence_reached(const struct kvt_core *core, uint32_t session, const stru
 
 	if (sqe->fence_slot == KVT_FENCE_IDLE)
 		return true;
+	KVT_ASSERT(words && sqe->fence_slot < KVT_FENCE_WORDS);
 	/* Pairs with the release that raises the word (client or device): its earlier stores to
 	 * pages are visible. */
 	if (kvt_load_acquire(&words[sqe->fence_slot].value) < sqe->fence_value)
@@ -40,6 +41,7 @@ uint32_t kvt_pending_take(struct kvt_core *core)
 	uint32_t id = core->free_pending.head;
 
 	KVT_ASSERT(id != KVT_NONE);
+	KVT_ASSERT(core->free_pending.count > 0 && core->pending[id].session == 0);
 	core->free_pending.head = core->pending[id].next;
 	if (--core->free_pending.count == 0)
 		core->free_pending.tail = KVT_NONE;
@@ -48,6 +50,8 @@ uint32_t kvt_pending_take(struct kvt_core *core)
 
 void kvt_pending_free(struct kvt_core *core, uint32_t id)
 {
+	KVT_ASSERT(id != KVT_NONE && core->pending[id].session > 0);
+	KVT_ASSERT(core->free_pending.count < core->config.n_pending);
 	kvt_save(core, &core->pending[id], sizeof(*core->pending));
 	core->pending[id] = (struct kvt_pending_record){ 0 };
 	if (core->free_pending.count++ == 0)
@@ -100,6 +104,7 @@ bool kvt_defer(struct kvt_core *core, struct kvt_op_context *op)
 	session->last_pending = id;
 	if (kvt_op_takes(op->sqe->op) & KVT_TAKES_LEASE) {
 		pending->lease = op->sqe->node;
+		KVT_ASSERT(core->leases[pending->lease].session == op->session);
 		core->leases[pending->lease].n_pending++;
 		core->leases[pending->lease].pending_keys += op->sqe->n_keys;
 	}
@@ -117,6 +122,9 @@ void kvt_pending_forget(struct kvt_core *core, uint32_t id, uint32_t before)
 	struct kvt_pending_record *pending = &core->pending[id];
 	struct kvt_session_record *session = &core->sessions[pending->session];
 
+	KVT_ASSERT(session->n_pending > 0);
+	KVT_ASSERT(before == KVT_NONE ? session->first_pending == id :
+		   core->pending[before].next == id);
 	if (before != KVT_NONE)
 		core->pending[before].next = pending->next;
 	else
@@ -127,6 +135,8 @@ void kvt_pending_forget(struct kvt_core *core, uint32_t id, uint32_t before)
 	/* An END or UNLOCK is forgotten when its lease has ended. */
 	if (pending->lease != KVT_NONE &&
 	    core->leases[pending->lease].generation == pending->sqe.generation) {
+		KVT_ASSERT(core->leases[pending->lease].n_pending > 0);
+		KVT_ASSERT(core->leases[pending->lease].pending_keys >= pending->sqe.n_keys);
 		core->leases[pending->lease].n_pending--;
 		core->leases[pending->lease].pending_keys -= pending->sqe.n_keys;
 	}

@@ -59,6 +59,8 @@ int kvt_core_session_open(struct kvt_core *core, const struct kvt_core_peer *pee
 	core->now_ns = now_ns;
 	session = &core->sessions[id];
 	member = &core->members[id];
+	KVT_ASSERT(core->user_of[id] == 0 && session->first_lease == KVT_NONE &&
+		   !session->n_private);
 	*member = (struct kvt_member_record){ /* valid once the session is open */
 		.state = KVT_MEMBER_JOINED,
 		.session = id,
@@ -123,6 +125,7 @@ uint32_t kvt_close_now(struct kvt_core *core, uint32_t id)
 	}
 	kvt_save(core, session, KVT_SESSION_FACTS);
 	session->state = KVT_SESSION_CLOSING;
+	KVT_ASSERT(session->n_leases == 0 && session->n_private == 0);
 	session->signs |= KVT_SIGN_CLOSED;
 	return freed;
 }
@@ -131,9 +134,11 @@ static void session_over(struct kvt_core *core, uint32_t id)
 {
 	struct kvt_session_record *session = &core->sessions[id];
 
+	KVT_ASSERT(session->state == KVT_SESSION_OPEN || session->state == KVT_SESSION_CLOSING);
 	while (session->first_pending != KVT_NONE)
 		kvt_pending_forget(core, session->first_pending, KVT_NONE);
 	kvt_waiters_forget(core, id);
+	KVT_ASSERT(session->n_pending == 0 && session->n_waiters == 0);
 	core->wake_due = true;
 	session->state = KVT_SESSION_DYING;
 	session->ended_ns = core->now_ns;
@@ -175,6 +180,7 @@ void kvt_core_session_kill(struct kvt_core *core, uint32_t session, uint64_t now
 {
 	uint32_t state = core->sessions[session].state;
 
+	KVT_ASSERT(session > 0 && session <= core->config.max_sessions);
 	if (state == KVT_SESSION_OPEN || state == KVT_SESSION_CLOSING)
 		session_signal(core, session, 0, now_ns);
 }
@@ -186,6 +192,7 @@ static void lose_lease(struct kvt_core *core, uint32_t id, uint32_t lease_id)
 	struct kvt_lease_record *lease = &core->leases[lease_id];
 	uint32_t page = lease->first_kept;
 
+	KVT_ASSERT(session->state == KVT_SESSION_DYING && lease->session == id);
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
 	kvt_path_unlock(core, lease->node);
@@ -215,6 +222,7 @@ static uint32_t quarantine(struct kvt_core *core, uint32_t id, uint32_t limit)
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
 	kvt_save_list(core, session->first_page, limit);
+	KVT_ASSERT(limit <= core->config.max_op_keys && session->first_lease == KVT_NONE);
 	while (n < limit && session->first_page != KVT_NONE) {
 		uint32_t page = session->first_page;
 
@@ -243,6 +251,7 @@ static uint32_t release(struct kvt_core *core, uint32_t id, uint32_t limit)
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
 	kvt_save_list(core, session->first_quarantined, limit);
+	KVT_ASSERT(limit <= core->config.max_op_keys && session->first_page == KVT_NONE);
 	while (n < limit && session->first_quarantined != KVT_NONE) {
 		uint32_t page = session->first_quarantined;
 
@@ -265,6 +274,9 @@ static void session_gone(struct kvt_core *core, uint32_t id)
 	kvt_mutation_begin(core);
 	kvt_save(core, session, KVT_SESSION_FACTS);
 	kvt_spaces_close(core, id);
+	KVT_ASSERT(session->n_leases == 0 && session->n_private == 0 &&
+		   session->n_quarantined == 0);
+	KVT_ASSERT(core->dying > 0 && core->count->live_sessions > 0);
 	core->dying--;
 	core->count->live_sessions--;
 	kvt_user_session_gone(core, id);

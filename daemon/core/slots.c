@@ -27,6 +27,8 @@ static void bin_insert(struct kvt_slots *slots, uint32_t first, uint32_t n)
 	uint32_t bin = bin_of(n), head = slots->bins[bin];
 
 	KVT_ASSERT(first > 0 && n > 0 && n <= slots->n_slots - first);
+	KVT_ASSERT(!kvt_bit_get(slots->free_tail, first - 1) &&
+		   !kvt_bit_get(slots->free_head, first + n));
 	slots->length[first] = n;
 	slots->first[first + n - 1] = first;
 	kvt_bit_set(slots->free_head, first);
@@ -45,6 +47,8 @@ static void bin_remove(struct kvt_slots *slots, uint32_t first)
 	uint32_t next = slots->next[first], prev = slots->prev[first];
 
 	KVT_ASSERT(kvt_bit_get(slots->free_tail, first + n - 1));
+	KVT_ASSERT(kvt_bit_get(slots->free_head, first) && slots->first[first + n - 1] == first);
+	KVT_ASSERT(prev != KVT_NONE || slots->bins[bin] == first);
 	kvt_bit_clear(slots->free_head, first);
 	kvt_bit_clear(slots->free_tail, first + n - 1);
 	if (prev != KVT_NONE)
@@ -81,6 +85,7 @@ void kvt_slots_give(struct kvt_slots *slots, uint32_t first, uint32_t n)
 		return;
 	slots->free_slots += n;
 	KVT_ASSERT(slots->free_slots < slots->n_slots && !kvt_bit_get(slots->free_head, first));
+	KVT_ASSERT(!kvt_bit_get(slots->run_head, first));
 	if (first + n < slots->n_slots && kvt_bit_get(slots->free_head, first + n)) {
 		uint32_t after = slots->length[first + n];
 
@@ -115,6 +120,7 @@ uint32_t kvt_slots_find(const struct kvt_slots *slots, uint32_t n)
 {
 	uint32_t bin = bin_of(n), best = KVT_NONE, scanned = 0;
 
+	KVT_ASSERT(n > 0);
 	for (uint32_t at = slots->bins[bin]; at != KVT_NONE && scanned < SCAN_LIMIT;
 	     at = slots->next[at], scanned++) {
 		if (slots->length[at] >= n &&
@@ -143,6 +149,7 @@ void kvt_slots_take_at(struct kvt_slots *slots, uint32_t extent, uint32_t first,
 
 	KVT_ASSERT(kvt_bit_get(slots->free_head, extent));
 	KVT_ASSERT(first >= extent && first + n <= extent + length);
+	KVT_ASSERT(n > 0 && n <= slots->free_slots);
 	bin_remove(slots, extent);
 	if (first > extent)
 		bin_insert(slots, extent, first - extent);
@@ -163,6 +170,7 @@ uint32_t kvt_slots_take(struct kvt_slots *slots, uint32_t n, uint32_t wish, uint
 	if (extent == KVT_NONE)
 		extent = longest(slots);
 	*ret_got = kvt_min(n, slots->length[extent]);
+	KVT_ASSERT(*ret_got > 0);
 	kvt_slots_take_at(slots, extent, extent, *ret_got);
 	return extent;
 }
@@ -206,6 +214,8 @@ uint32_t kvt_slots_runs(const struct kvt_slots *slots, uint32_t n, uint32_t wish
 
 void kvt_slots_set_run(struct kvt_slots *slots, uint32_t first, uint32_t node)
 {
+	KVT_ASSERT(first > 0 && first < slots->n_slots && node != KVT_NONE);
+	KVT_ASSERT(!kvt_bit_get(slots->free_head, first));
 	slots->run[first] = node;
 	kvt_bit_set(slots->run_head, first);
 }
@@ -222,6 +232,7 @@ uint32_t kvt_slots_node_of(const struct kvt_slots *slots, uint32_t slot)
 	uint32_t word = slot / 64;
 	uint64_t bits = slots->run_head[word] & (~0ull >> (63 - slot % 64));
 
+	KVT_ASSERT(slot < slots->n_slots);
 	while (!bits) {
 		if (word == 0)
 			return KVT_NONE;

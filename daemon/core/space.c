@@ -34,6 +34,7 @@ static void make_namespace(struct kvt_core *core, uint32_t id, uint32_t session,
 	struct kvt_namespace_record *space = &core->namespaces[id];
 
 	KVT_ASSERT(!(space->flags & KVT_NAMESPACE_USED) && space->nodes == 0);
+	KVT_ASSERT(id > 0 && id < core->config.max_namespaces && session > 0);
 	kvt_save(core, space, sizeof(*space));
 	kvt_user_space(core, id, core->members[session].uid);
 	KVT_SET(space->root, KVT_NONE);
@@ -52,6 +53,8 @@ void kvt_space_free(struct kvt_core *core, uint32_t id)
 	struct kvt_namespace_record *space = &core->namespaces[id];
 
 	KVT_ASSERT(space->opened == 0 && space->nodes == 0);
+	KVT_ASSERT(space->flags & KVT_NAMESPACE_USED && space->root == KVT_NONE);
+	KVT_ASSERT(space->cached_pages == 0 && space->protected_pages == 0);
 	kvt_save(core, space, sizeof(*space));
 	space->flags = 0;
 	core->count->live_namespaces--;
@@ -114,6 +117,7 @@ int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint6
 		make_namespace(core, id, session, digest, label);
 	}
 	core->namespaces[id].opened++;
+	KVT_ASSERT(core->namespaces[id].opened <= core->config.max_sessions);
 	kvt_save(core, &bits[id / 64], sizeof(*bits));
 	kvt_bit_set(bits, id);
 	core->record.keys = words;
@@ -133,6 +137,7 @@ int kvt_core_namespace_renew(struct kvt_core *core, uint32_t session, uint32_t i
 	    !kvt_bit_get(core->opened + (size_t)session * core->opened_words, id))
 		return -EINVAL;
 	space = &core->namespaces[id];
+	KVT_ASSERT(space->flags & KVT_NAMESPACE_USED && space->opened > 0);
 	if (space->generation <= seen) {
 		if (space->generation == UINT32_MAX)
 			return -EOVERFLOW;

@@ -60,6 +60,7 @@ void kvt_save_slots_freed(struct kvt_core *core, uint32_t first, uint32_t n)
 {
 	struct kvt_undo *undo = &core->undo;
 
+	KVT_ASSERT(first > 0 && n <= core->config.n_slots - first);
 	for (uint32_t slot = first, end = first + n, next; slot < end; slot = next) {
 		uint64_t *word = &undo->freed[slot / 32], bits;
 
@@ -86,6 +87,7 @@ static bool any_freed(const struct kvt_undo *undo, uint32_t first, uint32_t n)
 
 void kvt_save_keys(struct kvt_core *core, uint32_t first, uint32_t n)
 {
+	KVT_ASSERT(first > 0 && n <= core->config.n_slots - first);
 	if (any_freed(&core->undo, first, n))
 		kvt_save(core, kvt_keys_at(core, first),
 			 (uint64_t)n * core->ps * sizeof(*core->slot_keys));
@@ -105,6 +107,7 @@ void kvt_save_pages(struct kvt_core *core, uint32_t session, const uint32_t *pag
 {
 	uint32_t *to = kvt_undo_room(&core->undo, (n + 1ull) * sizeof(*to));
 
+	KVT_ASSERT(n < core->config.n_pages);
 	if (n == 0)
 		return;
 	memcpy(to, pages, n * sizeof(*to));
@@ -123,6 +126,7 @@ void kvt_save_list(struct kvt_core *core, uint32_t page, uint32_t n)
 		return;
 	for (; page != KVT_NONE && count < most; page = core->owners[page].next)
 		to[count++] = page;
+	KVT_ASSERT(count < core->config.n_pages);
 	to[count] = page;
 	/* Of a dying session's pages some still name leases that are gone: none counts. */
 	if (owner.lease && core->leases[owner.lease].session != owner.session)

@@ -16,6 +16,7 @@
 /** The record of a session's uid. */
 static struct kvt_user *user_of(const struct kvt_core *core, uint32_t session)
 {
+	KVT_ASSERT(core->user_of[session] > 0);
 	return &core->users[core->user_of[session]];
 }
 
@@ -49,6 +50,7 @@ void kvt_user_session(struct kvt_core *core, uint32_t session)
 {
 	uint32_t id = user_take(core, core->members[session].uid);
 
+	KVT_ASSERT(core->user_of[session] == 0);
 	core->user_of[session] = id;
 	core->users[id].sessions++;
 	if (core->users[id].live++ == 0)
@@ -58,6 +60,8 @@ void kvt_user_session(struct kvt_core *core, uint32_t session)
 
 void kvt_user_session_over(struct kvt_core *core, uint32_t session)
 {
+	KVT_ASSERT(user_of(core, session)->live > 0 && core->live_users > 0 &&
+		   core->open_sessions > 0);
 	if (--user_of(core, session)->live == 0)
 		core->live_users--;
 	core->open_sessions--;
@@ -65,6 +69,7 @@ void kvt_user_session_over(struct kvt_core *core, uint32_t session)
 
 void kvt_user_session_gone(struct kvt_core *core, uint32_t session)
 {
+	KVT_ASSERT(user_of(core, session)->sessions > user_of(core, session)->live);
 	user_of(core, session)->sessions--;
 	core->user_of[session] = 0;
 }
@@ -73,6 +78,7 @@ void kvt_user_space(struct kvt_core *core, uint32_t namespace_id, uint32_t uid)
 {
 	uint32_t id = user_take(core, uid);
 
+	KVT_ASSERT(core->user_of_space[namespace_id] == 0);
 	core->makers[namespace_id] = uid;
 	core->user_of_space[namespace_id] = id;
 	core->users[id].namespaces++;
@@ -80,6 +86,8 @@ void kvt_user_space(struct kvt_core *core, uint32_t namespace_id, uint32_t uid)
 
 void kvt_user_space_gone(struct kvt_core *core, uint32_t namespace_id)
 {
+	KVT_ASSERT(core->user_of_space[namespace_id] > 0);
+	KVT_ASSERT(core->users[core->user_of_space[namespace_id]].namespaces > 0);
 	core->users[core->user_of_space[namespace_id]].namespaces--;
 	core->user_of_space[namespace_id] = 0;
 }

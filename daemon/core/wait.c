@@ -153,6 +153,7 @@ static uint32_t find_owner(struct kvt_core *core, const struct kvt_op_context *o
 	uint32_t goal = walk->walked;
 
 	for (uint32_t node = walk->node; goal > walk->matched; node = core->nodes[node].parent) {
+		KVT_ASSERT(node != KVT_NONE);
 		uint32_t owner = node_owner(core, node, op);
 
 		if (owner != KVT_NONE) {
@@ -218,6 +219,9 @@ void kvt_waiter_add(struct kvt_core *core, uint32_t id)
 	struct kvt_pending_record *waiter = &core->pending[id];
 
 	waiter->next = KVT_NONE;
+	KVT_ASSERT(waiter->session > 0 && core->n_waiters < core->config.n_pending);
+	KVT_ASSERT(core->last_waiter == KVT_NONE ||
+		   core->pending[core->last_waiter].token < waiter->token);
 	waiter->prev = core->last_waiter;
 	if (core->last_waiter != KVT_NONE)
 		core->pending[core->last_waiter].next = id;
@@ -233,6 +237,9 @@ static void queue_remove(struct kvt_core *core, uint32_t id)
 {
 	struct kvt_pending_record *waiter = &core->pending[id];
 
+	KVT_ASSERT(core->n_waiters > 0 && core->sessions[waiter->session].n_waiters > 0);
+	KVT_ASSERT(waiter->prev != KVT_NONE || core->first_waiter == id);
+	KVT_ASSERT(waiter->next != KVT_NONE || core->last_waiter == id);
 	if (waiter->prev != KVT_NONE)
 		core->pending[waiter->prev].next = waiter->next;
 	else
@@ -270,6 +277,7 @@ int kvt_wait_check(struct kvt_core *core, struct kvt_op_context *op, const struc
 		return 0;
 	}
 	op->awaited = owner;
+	KVT_ASSERT(goal <= walk->walked && core->leases[owner].kind == KVT_LEASE_BEGIN);
 	op->goal = goal;
 	op->matched = walk->matched;
 	return KVT_WAITS;
@@ -319,6 +327,7 @@ static void await(struct kvt_core *core, struct kvt_pending_record *waiter,
 		  const struct kvt_op_context *op)
 {
 	waiter->lease = op->awaited;
+	KVT_ASSERT(op->awaited != KVT_NONE && core->leases[op->awaited].session > 0);
 	waiter->lease_generation = core->leases[op->awaited].generation;
 	waiter->owner = core->leases[op->awaited].session;
 	waiter->owner_generation = core->sessions[waiter->owner].generation;
@@ -330,6 +339,7 @@ void kvt_wait_begin(struct kvt_core *core, struct kvt_op_context *op)
 	uint32_t id = op->waiter ? op->waiter : kvt_pending_take(core);
 	struct kvt_pending_record *waiter = &core->pending[id];
 
+	KVT_ASSERT(op->goal > op->matched);
 	kvt_save(core, waiter, sizeof(*waiter));
 	if (op->waiter) {
 		await(core, waiter, op);
@@ -399,6 +409,7 @@ void kvt_wait_end(struct kvt_core *core, struct kvt_op_context *op, int error)
 	const struct kvt_cqe *cqe = op->cqe;
 	bool notice = cqe->flags & KVT_CQE_ASYNC;
 
+	KVT_ASSERT(waiter->session == op->session && waiter->token > 0);
 	account(core, op, error);
 	if (notice ? cqe->notice.state == KVT_NOTICE_DEADLINE : cqe->flags & KVT_CQE_DEADLINE) {
 		core->count->deadline_misses++;
@@ -421,6 +432,7 @@ void kvt_wait_progress(struct kvt_core *core, uint32_t id)
 	struct kvt_session_record *session = &core->sessions[lease->session];
 	uint64_t gap_us = (core->now_ns - lease->sealed_ns) / 1000;
 
+	KVT_ASSERT(lease->kind == KVT_LEASE_BEGIN && lease->done > 0);
 	if (session->in_vain && !stalled(core, id)) {
 		kvt_save(core, session, KVT_SESSION_FACTS);
 		session->in_vain = 0;
@@ -475,6 +487,7 @@ bool kvt_waiter_ready(struct kvt_core *core, uint32_t id)
 	const struct kvt_pending_record *waiter = &core->pending[id];
 	uint32_t sealed;
 
+	KVT_ASSERT(waiter->session > 0 && waiter->lease != KVT_NONE);
 	if (!core->views[waiter->session].fences) /* recovered, not attached yet */
 		return false;
 	sealed = progress(core, waiter->lease);
@@ -494,4 +507,5 @@ void kvt_waiters_forget(struct kvt_core *core, uint32_t session)
 			queue_remove(core, id);
 		id = next;
 	}
+	KVT_ASSERT(core->sessions[session].n_waiters == 0);
 }

@@ -30,6 +30,7 @@ static uint32_t reclaim(struct kvt_core *core, uint32_t budget)
 	kvt_mutation_begin(core);
 	core->effort = (struct kvt_core_effort){ 0 };
 	freed = kvt_reclaim(core, &steps, budget);
+	KVT_ASSERT(steps <= budget && freed <= budget);
 	if (freed > 0 || core->count->live_nodes != nodes)
 		kvt_record_emit(core, KVT_REC_RECLAIM, 0, 0);
 	kvt_mutation_end(core);
@@ -77,6 +78,8 @@ uint32_t kvt_core_work(struct kvt_core *core, uint32_t budget, bool idle, uint64
 /** Detach a namespace's root, for another namespace that a session opens. */
 static void empty_namespace(struct kvt_core *core, uint32_t session, uint32_t root)
 {
+	KVT_ASSERT(core->nodes[root].flags & KVT_NODE_ROOT);
+	KVT_ASSERT(core->namespaces[core->nodes[root].namespace_id].opened == 0);
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
 	core->record.sqe = (struct kvt_sqe){ .op = KVT_OP_REMOVE,
