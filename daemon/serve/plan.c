@@ -161,11 +161,11 @@ int kvt_daemon_plan_successor(const struct kvt_daemon *daemon, char why[KVT_WHY_
 {
 	struct kvt_daemon *next = calloc(1, sizeof(*next)); /* too large for the stack */
 	struct kvt_stored arena = { .fd = daemon->arena.fd, .name = "arena" };
-	int error = next ? 0 : -ENOMEM;
+	int error;
 
-	if (error) {
+	if (!next) {
 		snprintf(why, KVT_WHY_BYTES, "no memory to read the options");
-		return error;
+		return -ENOMEM;
 	}
 	next->passed = (struct kvt_fdstore){ .at = &arena, .n = 1 };
 	error = kvt_config_parse(&next->config, daemon->argc, daemon->argv, why) < 0 ? -EINVAL : 0;

@@ -589,7 +589,7 @@ class Client:
                 pool._suspended()
 
     def resume(self) -> None:
-        """Map again what suspend() unmapped. ConnectionLost, Stale: the daemon ended, or started
+        """Map again what suspend() unmapped. ConnectionLost: the daemon ended, or started
         cold, meanwhile: close, connect again."""
         with self._lock:
             handle = self._open()
@@ -681,7 +681,7 @@ class Client:
         return bytes(ffi.buffer(found))
 
     def check(self) -> None:
-        """Raise ConnectionLost or Stale if the session, or its group, has ended. Does not wait."""
+        """Raise ConnectionLost if the session, or its group, has ended. Does not wait."""
         with self._lock:
             self._check(lib.kvt_group_check(self._open()))
 

@@ -49,7 +49,8 @@ class Stale(Error):
 
 
 class ConnectionLost(Error, ConnectionError):
-    """ECONNRESET: the daemon ended and nothing continues its sessions. Close and connect again."""
+    """ECONNRESET, or ESTALE of every call: the daemon ended, and no successor continues this session.
+    Close and connect again."""
 
 
 class Timeout(Error, TimeoutError):
@@ -156,9 +157,9 @@ def _text(pointer: Any) -> str:
 
 
 def from_parts(code: int, reason: int, text: str, *, attach_state: int = 0, available: int = 0,
-               needed: int = 0) -> Error:
-    """The exception for a negative errno."""
-    kind = _CLASSES.get(-code, Error)
+               needed: int = 0, lost: bool = False) -> Error:
+    """The exception for a negative errno. lost: the session has ended, whatever the errno."""
+    kind = ConnectionLost if lost else _CLASSES.get(-code, Error)
     if attach_state == lib.KVT_ATTACH_WRONG_GEOMETRY:
         kind = GeometryMismatch
     elif attach_state in (lib.KVT_ATTACH_STARTING, lib.KVT_ATTACH_NO_SOCKET):
@@ -174,7 +175,9 @@ def from_error(error: Any, code: int, attach: bool = False) -> Error:
         return from_parts(code, 0, _text(lib.kvt_errno_name(code)))
     return from_parts(code, error.reason, _text(error.text),
                       attach_state=error.attach_state if attach else 0,
-                      available=error.available, needed=error.needed)
+                      available=error.available, needed=error.needed,
+                      lost=not attach and code == -_errno.ESTALE and
+                      error.attach_state == lib.KVT_ATTACH_GONE)
 
 
 def from_result(result: Any) -> Error:

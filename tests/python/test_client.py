@@ -15,7 +15,7 @@ import pytest
 
 import kvtrunk
 from kvtrunk import _client, _errors, testing
-from kvtrunk._native import lib
+from kvtrunk._native import ffi, lib
 from conftest import GEOMETRY
 
 CELL = [0]
@@ -315,6 +315,14 @@ def test_an_empty_prefix_does_not_mean_everything(client, ns):
     assert ns.match(range(32)).positions == 32
     ns.remove_all()
     assert ns.match(range(32)).positions == 0
+
+
+def test_a_session_that_no_successor_continues_is_lost_whatever_the_errno():
+    error = ffi.new("struct kvt_error *", {"code": -errno.ESTALE})
+    assert type(_errors.from_error(error, error.code)) is kvtrunk.Stale
+    error.attach_state = lib.KVT_ATTACH_GONE
+    assert type(_errors.from_error(error, error.code)) is kvtrunk.ConnectionLost
+    assert type(_errors.from_error(error, error.code, attach=True)) is kvtrunk.Stale
 
 
 def test_stale_sequences_continue_alone(client, ns):

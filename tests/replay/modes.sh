@@ -107,7 +107,6 @@ wrong "3 ids for 90 positions.*--block-size 32 would fit" --format mooncake "$wo
 wrong "traces with block ids" --format jsonl "$work/t" --block-size 32
 replay --format mooncake "$work/blocks" --block-size 32 --lockstep
 sound
-wrong "power of two" --format generate --page-size 48
 wrong "leave no worker" --format generate --workers 2 --kill 2
 wrong "from 1 to 64, not '65'" --format generate --workers 65
 wrong "time-scale" --format generate --time-scale x

@@ -805,7 +805,7 @@ TEST(a_killed_child_that_does_not_end_is_said_once)
 	siginfo_t end;
 	pid_t child;
 
-	start("watchdog_ms = 100\n");
+	start("watchdog_ms = 1000\n");
 	child = kvt_test_daemon_child(&daemon_);
 	if (!kvt_trace_seize(child, false))
 		kvt_skip("processes cannot be traced here");
@@ -1035,10 +1035,13 @@ TEST(the_cache_is_dropped_in_words_when_its_time_has_passed)
 {
 	uint32_t keys[KVT_WORK_KEYS], page;
 	struct kvt_client *client = start_once("keep_cache_ms = 1\n", keys);
+	int rc;
 
 	await_words("event=store_dropped");
 	kvt_test_equal(prlimit(daemon_.pid, RLIMIT_NOFILE, &nofile, NULL), 0);
-	kvt_test_equal(kvt_alloc(client, 1, &page), -ECONNRESET);
+	/* Told by its bell, or by a daemon that started with an empty cache. */
+	rc = kvt_alloc(client, 1, &page);
+	kvt_test_check(rc == -ECONNRESET || rc == -ESTALE);
 	kvt_client_close(client, KVT_IDLE);
 	await_ready();
 	client = kvt_test_connect(&daemon_);
