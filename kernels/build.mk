@@ -119,7 +119,7 @@ kernels: $(O)/libkvtkernels.so $(O)/libkvtkernels.a \
 
 kernels-cuda: all
 	$(if $(filter none,$(NVCC)),@echo "kvtrunk: built without CUDA kernels: nvcc is missing." \
-		"Put it on PATH, or name it: NVCC=" >&2; exit 1)
+		"Put it on PATH or name it: NVCC=" >&2; exit 1)
 
 kernels-check: kernels $(KERNELS_TESTS)
 	@O=$(abspath $(O)) tests/kernels/run

@@ -159,7 +159,9 @@ def _text(pointer: Any) -> str:
 def from_parts(code: int, reason: int, text: str, *, attach_state: int = 0, available: int = 0,
                needed: int = 0, lost: bool = False) -> Error:
     """The exception for a negative errno. lost: the session has ended, whatever the errno."""
-    kind = ConnectionLost if lost else _CLASSES.get(-code, Error)
+    kind = _CLASSES.get(-code, Error)
+    if lost:
+        kind = ConnectionLost
     if attach_state == lib.KVT_ATTACH_WRONG_GEOMETRY:
         kind = GeometryMismatch
     elif attach_state in (lib.KVT_ATTACH_STARTING, lib.KVT_ATTACH_NO_SOCKET):
