@@ -9,7 +9,10 @@
  */
 
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,6 +58,28 @@ static inline void kvt_test_spawn_changed(struct kvt_test_daemon *daemon,
 					  kvt_test_change_fn *change)
 {
 	kvt_test_spawn_with(daemon, change, NULL);
+}
+
+/** In a `change`: set a filter of system calls. */
+static inline bool kvt_test_set_filter(struct sock_filter *filter, unsigned short n)
+{
+	struct sock_fprog program = { n, filter };
+
+	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+	       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+/** In a `change`: have one system call fail with `error`. */
+static inline bool kvt_test_forbid(uint32_t call, uint32_t error)
+{
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+
+	return kvt_test_set_filter(filter, sizeof(filter) / sizeof(filter[0]));
 }
 
 #endif

@@ -5,8 +5,6 @@
  *
  * Invariant: clients' requests are answered meanwhile, and the daemon ends with status 0. */
 #include <errno.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/ptrace.h>
@@ -181,15 +179,13 @@ static bool no_limits(struct kvt_test_daemon *daemon)
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
-	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
 	struct rlimit limit;
 
 	if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
 		return false;
 	limit.rlim_cur = limit.rlim_max;
 	return setrlimit(RLIMIT_NOFILE, &limit) == 0 &&
-	       prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-	       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+	       kvt_test_set_filter(filter, sizeof(filter) / sizeof(filter[0]));
 }
 
 /* Connected clients are served, others wait, and the log gives the reason. */
@@ -230,10 +226,8 @@ static bool no_peer_pidfd(struct kvt_test_daemon *daemon)
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOPROTOOPT),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
-	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
 
-	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-	       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+	return kvt_test_set_filter(filter, sizeof(filter) / sizeof(filter[0]));
 }
 
 TEST(an_older_kernel_without_peer_pidfds_sees_death_too)

@@ -4,8 +4,6 @@
  * Inputs: a daemon, and what happens to files beside it. Invariant: connected clients continue, new
  * ones can connect as soon as the name can be made, and no other process's file is removed. */
 #include <errno.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <sched.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -77,17 +75,8 @@ TEST(a_removed_name_is_made_again)
 /* Then the daemon looks each second. */
 static bool without_inotify(struct kvt_test_daemon *daemon)
 {
-	struct sock_filter filter[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_inotify_init1, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EMFILE),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
-
 	(void)daemon;
-	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-	       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+	return kvt_test_forbid(SYS_inotify_init1, EMFILE);
 }
 
 TEST(without_inotify_too)

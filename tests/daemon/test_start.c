@@ -5,8 +5,6 @@
  * Invariant: exit status, words, and no file or object left. */
 #include <errno.h>
 #include <linux/capability.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/ptrace.h>
@@ -67,28 +65,14 @@ static void must_fail(const char *config, kvt_test_change_fn *change, int status
 
 /* ---- io_uring */
 
-static bool forbid_io_uring(uint32_t error)
-{
-	struct sock_filter filter[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
-
-	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-	       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
-}
-
 static bool io_uring_not_permitted(struct kvt_test_daemon *daemon)
 {
-	return forbid_io_uring(EPERM);
+	return kvt_test_forbid(SYS_io_uring_setup, EPERM);
 }
 
 static bool io_uring_unknown(struct kvt_test_daemon *daemon)
 {
-	return forbid_io_uring(ENOSYS);
+	return kvt_test_forbid(SYS_io_uring_setup, ENOSYS);
 }
 
 TEST(io_uring_forbidden_by_seccomp_is_said_so)
