@@ -34,11 +34,6 @@ int kvt_group_open(struct kvt_client *client, uint32_t n_ranks,
 	if (answer->head.result < 0)
 		return kvt_client_fail(client, answer->head.result, 0, "group: %.*s",
 				       (int)sizeof(answer->text), answer->text);
-	if ((message.token[0] | message.token[1]) != 0 &&
-	    memcmp(answer->token, message.token, sizeof(message.token)) != 0)
-		return kvt_client_fail(client, -ENOTSUP, 0, "group: this daemon, older than ABI "
-				       "2.4, chooses the token itself: install libkvtrunk and "
-				       "kvtrunkd of one release");
 	memcpy(ret_token->words, answer->token, sizeof(ret_token->words));
 	client->mirror.last_rank = n_ranks - 1;
 	return 0;

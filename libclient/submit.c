@@ -323,8 +323,6 @@ static void write_areas(struct kvt_client *client, const struct kvt_request *req
 	if (words->n_pages)
 		memcpy(client->ring.keys + slot->pages_at, request->pages,
 		       words->n_pages * sizeof(*keys));
-	if (request->op == KVT_OP_BEGIN && begin_table(client, request) < words->list)
-		client->ring.list[slot->list.at + begin_table(client, request)] = 0;
 }
 
 static void publish(struct kvt_client *client, const struct kvt_sqe *sqe, bool waits)

@@ -119,7 +119,7 @@ struct kvt_session_record {
 	uint32_t first_quarantined; /* derived */
 	uint32_t n_waiters; /* BEGINs that wait for others (derived) */
 	uint32_t last_lease; /* the oldest (derived) */
-	uint32_t sealer;     /* its number in the pages that it seals; 0: opened before minor 3 */
+	uint32_t sealer;     /* its number in the pages that it seals */
 	uint32_t suspects;   /* SUSPECTs that it sent */
 	uint32_t suspected;  /* SUSPECTs of pages that it sealed */
 	uint32_t in_vain;    /* uid + 1 if others waited in vain for it (free records, too), or 0 */
