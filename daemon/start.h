@@ -12,4 +12,5 @@ int kvt_daemon_check(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);
 void kvt_daemon_stop(struct kvt_daemon *daemon);
 /** Leave everything to a successor, which gets the stored descriptors. */
 void kvt_daemon_leave(struct kvt_daemon *daemon);
+
 #endif

@@ -23,4 +23,5 @@ void kvt_accept_stop(struct kvt_daemon *daemon);
 void kvt_accept_rest(struct kvt_daemon *daemon, int fd);
 /** Accept from listen_fd instead of `old`, whose queue comes first. */
 void kvt_accept_moved(struct kvt_daemon *daemon, int old);
+
 #endif

@@ -14,4 +14,5 @@ void kvt_admin_refuse(struct kvt_daemon *daemon, struct kvt_connection *connecti
 bool kvt_admin_may_audit(const struct kvt_daemon *daemon);
 /** Answer the connection's waiting request, if it is true now. False: not yet. */
 bool kvt_admin_answer(struct kvt_daemon *daemon, struct kvt_connection *connection);
+
 #endif

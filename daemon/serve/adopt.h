@@ -13,4 +13,5 @@ int kvt_adopt_sessions(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);
 void kvt_adopt_rest(struct kvt_daemon *daemon);
 /** Publish GONE in a stored arena that is not recovered, for processes that still map it. */
 void kvt_adopt_say_gone(struct kvt_daemon *daemon);
+
 #endif

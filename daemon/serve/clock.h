@@ -20,4 +20,5 @@ static inline uint64_t kvt_cycles(void)
 #error "kvtrunkd needs a cycle counter: add one for this processor"
 #endif
 }
+
 #endif

@@ -32,4 +32,5 @@ bool kvt_connection_send(struct kvt_daemon *daemon, struct kvt_connection *conne
 /** Send GOODBYE with a text. */
 void kvt_connection_goodbye(struct kvt_daemon *daemon, struct kvt_connection *connection,
 			    int error, const char *text);
+
 #endif

@@ -17,4 +17,5 @@ void kvt_control_take(struct kvt_daemon *daemon, struct kvt_connection *connecti
 void kvt_control_drop(struct kvt_daemon *daemon, struct kvt_connection *connection);
 /** Answer waiting requests that are true now. */
 void kvt_control_answer(struct kvt_daemon *daemon);
+
 #endif

@@ -12,4 +12,5 @@ int kvt_group_open(struct kvt_daemon *daemon, struct kvt_connection *connection,
 int kvt_group_join(struct kvt_daemon *daemon, struct kvt_connection *connection,
 		   const struct kvt_message_hello *hello, const char *label,
 		   struct kvt_message_welcome *welcome, int ret_fds[2], char *why, size_t why_size);
+
 #endif

@@ -6,4 +6,5 @@
 
 /** Use each system call that clients need. Negative errno with `why`: the host refuses one. */
 int kvt_host_try(char why[KVT_WHY_BYTES]);
+
 #endif

@@ -22,4 +22,5 @@ void kvt_member_watch(struct kvt_daemon *daemon, struct kvt_member *member);
 void kvt_member_release(struct kvt_daemon *daemon, struct kvt_member *member);
 /** The fence words in its segment. */
 struct kvt_fence_word *kvt_member_fences(const struct kvt_member *member);
+
 #endif

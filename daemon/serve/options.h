@@ -9,4 +9,5 @@
 int kvt_daemon_raise_nofile(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);
 /** Copy the reloadable options into the fields that the turn uses. */
 void kvt_daemon_apply(struct kvt_daemon *daemon);
+
 #endif

@@ -9,4 +9,5 @@ int kvt_daemon_plan(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);
 /** Check that a daemon with the options as they are now could recover what this one has. -ESTALE or
  * -EINVAL with `why`. */
 int kvt_daemon_plan_successor(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);
+
 #endif

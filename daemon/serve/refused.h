@@ -11,4 +11,5 @@ void kvt_host_ends(struct kvt_daemon *daemon, const char *call, int error);
 /** End it if the host refuses the call, which no client can cause: EPERM, EACCES or ENOSYS. False:
  * another error. */
 bool kvt_host_refuses(struct kvt_daemon *daemon, const char *call, int error);
+
 #endif

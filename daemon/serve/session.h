@@ -60,4 +60,5 @@ void kvt_session_doorbell_event(struct kvt_daemon *daemon, struct kvt_session *s
 void kvt_session_ring_bell(struct kvt_daemon *daemon, struct kvt_session *session);
 /** Unmap and close everything in a slot, and in those of its processes. */
 void kvt_session_release(struct kvt_daemon *daemon, struct kvt_session *session);
+
 #endif

@@ -18,4 +18,5 @@ uint64_t kvt_socket_look(struct kvt_daemon *daemon);
 uint64_t kvt_socket_due(struct kvt_daemon *daemon);
 /** Remove the name if we made it, and it leads to our socket. */
 void kvt_socket_unlink(struct kvt_daemon *daemon);
+
 #endif

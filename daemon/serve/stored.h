@@ -21,4 +21,5 @@ void kvt_forget_all(struct kvt_daemon *daemon);
 void kvt_take_instance(struct kvt_daemon *daemon, int slabs[KVT_MAX_SLABS]);
 /** Take the stored ones of a slot. */
 void kvt_take_member(struct kvt_daemon *daemon, struct kvt_member *member);
+
 #endif

@@ -11,4 +11,5 @@ void kvt_timers_pulse(struct kvt_daemon *daemon);
 /** Handle signals. SIGTERM, SIGINT: drain, or exit on the second. SIGHUP: reload. SIGUSR2:
  * leave. */
 void kvt_signal_handle(struct kvt_daemon *daemon);
+
 #endif

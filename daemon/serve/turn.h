@@ -7,4 +7,5 @@
 void kvt_daemon_run(struct kvt_daemon *daemon);
 /** Core hook: a deferred operation took effect. */
 void kvt_daemon_complete(void *context, uint32_t session, const struct kvt_cqe *cqe);
+
 #endif
