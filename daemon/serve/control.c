@@ -678,25 +678,39 @@ static void handle(struct kvt_daemon *daemon, struct kvt_connection *connection,
 	}
 }
 
+/* A HELLO that resumes or joins a session, or opens none. It is never refused for deaths: it
+ * allocates nothing, and the first messages after a death are always such, so that two kills from
+ * outside would often fall into equal ones. */
+static bool opens_nothing(const struct kvt_connection *connection,
+			  const struct kvt_message_hello *hello)
+{
+	return connection->state == KVT_CONNECTION_HALF_OPEN &&
+	       (hello->secret[0] || hello->secret[1] || hello->group[0] || hello->group[1] ||
+		hello->flags & KVT_HELLO_OBSERVE);
+}
+
 /* Name a request by its sender's uid and its content: a repetition after the daemon's death has
- * another cookie, and often another connection. *ret_what: see KVT_RUNNING_REQUEST. */
-static uint64_t name_request(const struct kvt_daemon *daemon,
-			     const struct kvt_connection *connection, size_t bytes,
-			     uint32_t *ret_what)
+ * another cookie, and often another connection. *ret_what: see KVT_RUNNING_REQUEST. Returns false
+ * if it has no name, because it is not refused whatever it does. */
+static bool name_request(const struct kvt_daemon *daemon, const struct kvt_connection *connection,
+			 size_t bytes, uint32_t *ret_what, uint64_t *ret_digest)
 {
 	const struct kvt_message *head = (const struct kvt_message *)daemon->message;
 	const uint32_t *words = (const void *)(head + 1);
 	size_t n = (bytes - sizeof(*head)) / sizeof(*words);
-	uint64_t digest;
 
 	*ret_what = head->type;
 	if (head->type == KVT_MSG_ADMIN && n > 0)
 		*ret_what = KVT_RUNNING_ADMIN | words[0]; /* kvt_message_admin.what */
-	if (head->type == KVT_MSG_HELLO && bytes == sizeof(struct kvt_message_hello))
+	if (head->type == KVT_MSG_HELLO && bytes == sizeof(struct kvt_message_hello)) {
+		if (opens_nothing(connection, (const void *)daemon->message))
+			return false;
 		/* The sizes that it asks for, without pid, secret and label. */
 		n = (offsetof(struct kvt_message_hello, pid) - sizeof(*head)) / sizeof(*words);
-	digest = kvt_layout_fold(words, n) + connection->peer.uid * 0x9e3779b97f4a7c15ull;
-	return digest >> 16;
+	}
+	*ret_digest = kvt_layout_fold(words, n) + connection->peer.uid * 0x9e3779b97f4a7c15ull;
+	*ret_digest >>= 16;
+	return true;
 }
 
 /* Answer a request in which daemons died, without looking at more of it than its kind. */
@@ -737,6 +751,7 @@ static void dispatch(struct kvt_daemon *daemon, struct kvt_connection *connectio
 	const struct kvt_message *head = (const struct kvt_message *)daemon->message;
 	uint64_t digest;
 	uint32_t what;
+	bool named;
 
 	if (bytes < sizeof(*head) || head->magic != KVT_MESSAGE_MAGIC || head->bytes != bytes) {
 		malformed(daemon, connection, "not a kvtrunk message, or its length is wrong");
@@ -751,13 +766,14 @@ static void dispatch(struct kvt_daemon *daemon, struct kvt_connection *connectio
 		malformed(daemon, connection, text);
 		return;
 	}
-	digest = name_request(daemon, connection, bytes, &what);
-	if (!kvt_core_request_begin(daemon->core, what, digest)) {
+	named = name_request(daemon, connection, bytes, &what, &digest);
+	if (named && !kvt_core_request_begin(daemon->core, what, digest)) {
 		refuse_fatal(daemon, connection, bytes);
 		return;
 	}
 	handle(daemon, connection, bytes);
-	kvt_core_request_end(daemon->core);
+	if (named)
+		kvt_core_request_end(daemon->core);
 }
 
 /* POLLRDHUP: the client will send nothing more. POLLHUP: nor will it read. */

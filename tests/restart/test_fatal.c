@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -201,6 +202,14 @@ static void audit_run(int pipe, void *context)
 	kvt_test_send(pipe, 2);
 }
 
+static void status_run(int pipe, void *context)
+{
+	(void)context;
+	kvt_test_expect(pipe, 1);
+	kvt_test_equal(kvtctl("status"), 0);
+	kvt_test_send(pipe, 2);
+}
+
 TEST_WITH(an_audit_that_kills_the_daemon_twice_is_refused_until_an_orderly_restart, start, stop)
 {
 	struct kvt_test_child child;
@@ -237,6 +246,39 @@ TEST_WITH(a_hello_that_kills_the_daemon_twice_is_refused_until_an_orderly_restar
 	kvt_test_child_finish(&child);
 	restart_in_order();
 	kvt_client_close(kvt_test_connect(&daemon_), KVT_IDLE);
+}
+
+/* Run a stopped daemon until it sends an answer, and kill it before that. */
+static void kill_in_answer(pid_t pid)
+{
+	struct ptrace_syscall_info info;
+	int status;
+
+	do {
+		kvt_test_check(kvt_trace_next(pid, &info, &status));
+	} while (info.op != PTRACE_SYSCALL_INFO_ENTRY || info.entry.nr != SYS_sendmsg);
+	kvt_trace_kill(pid);
+}
+
+/* The other client's session and an observer come back, as often as daemons die in that. */
+TEST_WITH(sessions_and_observers_resume_after_any_number_of_deaths, start, stop)
+{
+	struct kvt_test_child child;
+	pid_t pid = kvt_test_daemon_child(&daemon_);
+
+	if (!kvt_trace_seize(daemon_.pid, true) || !kvt_trace_seize(pid, false))
+		kvt_skip("processes cannot be traced here");
+	kvt_test_child_start(&child, status_run, NULL);
+	kvt_trace_stop(pid);
+	kvt_trace_kill(pid);
+	kvt_test_send(child.pipe, 1);
+	for (int i = 0; i < 4; i++)
+		kill_in_answer(next_daemon());
+	kvt_trace_let_go(next_daemon());
+	kvt_trace_stop(daemon_.pid);
+	kvt_trace_let_go(daemon_.pid);
+	kvt_test_child_finish(&child);
+	kvt_test_equal(kvt_test_daemon_count(&daemon_, "event=died_in"), 0);
 }
 
 /* ---- the OOM killer */
