@@ -13,8 +13,7 @@
  *     31 30 29 28 ........................ 0
  *      0  token id, 31 bits                     a text token
  *      1  1  30 bits of the image's digest      one of the positions of an image
- *      1  0  0  0 ... 0  bin, 10 bits           a coordinate in [0, 1]
- *      1  0  1  0 ... 0  width bin, height bin  a pair of sizes, 10 bits each
+ *      1  0  30 bits                            free for an application's own positions
  *
  * None of these functions needs a connection, touches global state or keeps its arguments. All are
  * safe from any thread.
@@ -32,43 +31,10 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-/* ---------------------------------------------------------------- single keys */
-
-#define KVT_KEY_BINS 1024u            /* of coordinates and of sizes */
-#define KVT_KEY_IMAGE 0xc0000000u
-#define KVT_KEY_COORDINATE 0x80000000u
-#define KVT_KEY_SIZE 0xa0000000u
-#define KVT_IMAGE_POSITIONS_MIN 5u    /* hold the whole identity of an image */
-
-enum kvt_key_kind {
-	KVT_KIND_TEXT = 0,
-	KVT_KIND_IMAGE = 1,
-	KVT_KIND_COORDINATE = 2,
-	KVT_KIND_SIZE = 3,
-	KVT_KIND_INVALID = 4, /* bits that must be 0 are not */
-};
-
-/** What a key stands for. */
-enum kvt_key_kind kvt_key_kind(uint32_t key);
-
-/** A text token. -EINVAL if the id has its top bit set: it would be another kind of key. */
-int kvt_key_text(uint32_t token, uint32_t *ret_key);
-/** Many tokens; all or nothing. `ret_keys` may be `tokens`. */
-int kvt_keys_text(const uint32_t *tokens, size_t n, uint32_t *ret_keys);
-
-/** A coordinate: bin = round(1023 * x), x clamped to [0, 1]. -EINVAL for NaN. */
-int kvt_key_coordinate(double x, uint32_t *ret_key);
-/** Its inverse: bin / 1023. Building a key from the result gives the same key. -EINVAL for another
- * kind of key. */
-int kvt_key_coordinate_value(uint32_t key, double *ret_x);
-
-/** A pair of sizes, exponential bins: size(bin) = 2^(10 * bin / 1023 - 10), from 2^-10 to 1; the
- * bin is the nearest one on that scale, sizes are clamped to its ends. -EINVAL for NaN. */
-int kvt_key_size(double width, double height, uint32_t *ret_key);
-/** Its inverse, exact on bins. -EINVAL for another kind of key. */
-int kvt_key_size_value(uint32_t key, double *ret_width, double *ret_height);
-
 /* ---------------------------------------------------------------- images */
+
+#define KVT_KEY_IMAGE 0xc0000000u
+#define KVT_IMAGE_POSITIONS_MIN 5u /* hold the whole identity of an image */
 
 /** Content hash of an image: the first 16 bytes of the SHA-256 of its bytes, as two big-endian
  * numbers. Hash what the encoder sees (the decoded, resized pixels), not the file. */
@@ -83,61 +49,6 @@ void kvt_image_hash(const void *bytes, size_t n, uint64_t ret_hash[2]);
  * images equal. */
 int kvt_keys_image(const uint64_t hash[2], uint32_t kv_length, bool in_namespace,
 		   uint32_t *ret_keys);
-
-/** True if `n` keys are the positions [first, first + n) of that image. */
-bool kvt_keys_image_is(const uint32_t *keys, size_t n, uint32_t first,
-		       const uint64_t hash[2], uint32_t kv_length);
-
-/* ---------------------------------------------------------------- regions */
-
-/** Positions [start, end) that attend to each other in both directions: one image. Lists of
- * regions are in order and do not overlap. */
-struct kvt_region {
-	uint32_t start;
-	uint32_t end;
-};
-
-/** Number of leading regions that lie wholly within the first `positions`. */
-uint32_t kvt_regions_complete(const struct kvt_region *regions, uint32_t n,
-			      uint32_t positions);
-/** True if every region does: then no image needs encoding. */
-bool kvt_regions_all_complete(const struct kvt_region *regions, uint32_t n,
-			      uint32_t positions);
-/** Most positions <= `positions` that are whole pages and do not end inside a region, for engines
- * that cannot resume there. page_size 1: token boundaries alone. */
-uint32_t kvt_regions_cap(const struct kvt_region *regions, uint32_t n, uint32_t positions,
-			 uint32_t page_size);
-/** Whole tokens among the first `positions`; an image is one token. */
-uint32_t kvt_positions_to_tokens(const struct kvt_region *regions, uint32_t n,
-				 uint32_t positions);
-/** Positions of the first `tokens` tokens; the inverse at token boundaries. */
-uint32_t kvt_tokens_to_positions(const struct kvt_region *regions, uint32_t n,
-				 uint32_t tokens);
-
-/* ---------------------------------------------------------------- prompts */
-
-/** A prompt under construction: its keys, and the region of each image. Start from zeros. The
- * arrays belong to the prompt and move when it grows. */
-struct kvt_prompt {
-	uint32_t *keys;
-	struct kvt_region *regions;
-	uint32_t n_keys;    /* positions */
-	uint32_t n_regions;
-	uint32_t n_tokens;  /* as an application counts: an image is one */
-	uint32_t keys_capacity;
-	uint32_t regions_capacity;
-	uint32_t reserved;
-};
-
-/** Append, or on an error change nothing.
- * Errors: -EINVAL as above, -ENOMEM, -E2BIG beyond 2^31 positions. */
-int kvt_prompt_text(struct kvt_prompt *prompt, const uint32_t *tokens, uint32_t n);
-int kvt_prompt_image(struct kvt_prompt *prompt, const uint64_t hash[2],
-		     uint32_t kv_length, bool in_namespace);
-int kvt_prompt_coordinate(struct kvt_prompt *prompt, double x);
-int kvt_prompt_size(struct kvt_prompt *prompt, double width, double height);
-void kvt_prompt_clear(struct kvt_prompt *prompt); /* keeps the memory */
-void kvt_prompt_destroy(struct kvt_prompt *prompt);
 
 /* ---------------------------------------------------------------- namespaces */
 
@@ -158,10 +69,6 @@ struct kvt_field {
 #define KVT_FIELD_OF_BYTES(p, n) ((struct kvt_field){ KVT_FIELD_BYTES, (n), 0, (p) })
 #define KVT_FIELD_OF_TEXT(text)                                                                   \
 	((struct kvt_field){ KVT_FIELD_BYTES, (uint32_t)strlen(text), 0, (text) })
-/** The same for languages without macros. Bytes and text are not copied. */
-struct kvt_field kvt_field_of_number(uint64_t value);
-struct kvt_field kvt_field_of_bytes(const void *bytes, uint32_t n);
-struct kvt_field kvt_field_of_text(const char *text);
 
 /** What isolates prompts that must never share KV. Zeros: the plain namespace. */
 struct kvt_namespace_fields {

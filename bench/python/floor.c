@@ -65,7 +65,7 @@ static void run(struct kvt_client *client, uint32_t ns, const uint32_t *keys)
 int main(void)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
-	struct kvt_namespace_fields fields = { .salt = kvt_field_of_number(1) };
+	struct kvt_namespace_fields fields = { .salt = KVT_FIELD_OF_NUMBER(1) };
 	struct kvt_client *client;
 	struct kvt_error error;
 	uint32_t keys[KEYS], ns;

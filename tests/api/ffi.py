@@ -94,7 +94,7 @@ def main():
     if fence.slot != library.KVT_FENCE_IDLE or fence.value != 0:
         problems.append("kvt_fence_idle()")
     fields = ffi.new("struct kvt_namespace_fields *",
-                     {"salt": library.kvt_field_of_number(9)})
+                     {"salt": {"kind": library.KVT_FIELD_NUMBER, "number": 9}})
     digest = ffi.new("uint64_t[2]")
     if library.kvt_namespace_digest(fields, digest) != 0 or digest[0] == 0:
         problems.append("kvt_namespace_digest()")

@@ -155,35 +155,11 @@ static void a_sequence_is_begun_whole_or_not_at_all(void **state)
 	free(inside);
 }
 
-static void a_prompt_that_cannot_grow_stays_as_it_is(void **state)
-{
-	const uint64_t image[2] = { 1, 2 };
-	const uint32_t text[3] = { 1, 2, 3 };
-	struct kvt_prompt prompt = { 0 };
-	int64_t before = live;
-
-	fail_at = 1;
-	assert_int_equal(kvt_prompt_text(&prompt, text, 3), -ENOMEM);
-	fail_at = 1;
-	assert_int_equal(kvt_prompt_image(&prompt, image, 10, false), -ENOMEM);
-	fail_at = 2;
-	assert_int_equal(kvt_prompt_image(&prompt, image, 10, false), -ENOMEM);
-	fail_at = 1;
-	assert_int_equal(kvt_prompt_coordinate(&prompt, 0.5), -ENOMEM);
-	fail_at = 0;
-	assert_int_equal(prompt.n_keys + prompt.n_tokens + prompt.n_regions, 0);
-	assert_int_equal(kvt_prompt_image(&prompt, image, 10, false), 0);
-	assert_int_equal(prompt.n_keys, 10);
-	kvt_prompt_destroy(&prompt);
-	assert_int_equal(live, before);
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_client_is_made_whole_or_not_at_all),
 		cmocka_unit_test(a_sequence_is_begun_whole_or_not_at_all),
-		cmocka_unit_test(a_prompt_that_cannot_grow_stays_as_it_is),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
