@@ -1,15 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Shared by the files of the kernel library. Nothing here is installed.
- *
- *   context.c         contexts, the thread pool, the choice of a path
- *   base.c            error text, memory that grows
- *   geometry.c        where KV lies in a slab
- *   check.c           everything a caller can get wrong
- *   append_prefill.c  cuts a batch into jobs and runs them on CPU threads
- *   pages.c           kv_append and page_copy on the CPU
- *   path_*.c          one instruction set each: vector macros around attention.inc.h
- *   cuda_*.c, *.cu    the same three operations on a CUDA device
+ * Shared by the files of the kernel library, which docs/architecture.md draws. Nothing here is
+ * installed.
  */
 #ifndef KVT_KERNELS_INTERNAL_H
 #define KVT_KERNELS_INTERNAL_H

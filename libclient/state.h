@@ -8,19 +8,6 @@
  * others is declared in the header of the same name. Nothing of libclient/ is installed; tests
  * reach behind the public API through these headers (raw entries on a live ring, protocol steps).
  *
- * A file calls files below it only:
- *
- *   suspend, connect, group       suspend and resume; connect; ranks of an engine
- *   client, ops                   creation and close; namespaces, single operations, errors
- *   seq, stream, device           sequences; fences of streams; memory of devices
- *   call                          submit, wait, take the answer
- *   probe, mirror                 what a client reads by itself: the arena, another rank's events
- *   wait                          sleep until an answer comes or the daemon ends
- *   answer, resume, pool          completions; the daemon's successor; memory of the host
- *   submit, welcome               entries; HELLO and WELCOME
- *   control, fail, slot           messages; errors; operations in flight
- *   table, area, names, keys      page tables; ranges; names of numbers; keys of images
- *
  * A client is private memory around five mappings: the session's segment and areas (both sides
  * write), the arena (read-only, may be withheld), the pool (on request) and one page of its own
  * that the kernel wipes in a forked child, which detects a fork without a system call.

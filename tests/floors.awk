@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# awk -f tests/floors.awk tests/floors.txt NM: NM is the output of nm -A for all objects. Prints
-# each circle of files that call each other, with a symbol for each call, and each file that the
-# table lists as part of one but is not.
+# awk -f tests/floors.awk tests/floors.txt [FIGURES.md] INPUT: INPUT is the output of nm -A for all
+# objects, and lines "source FILE" and "include FILE FILE". Prints
+# - each circle of files that call each other, with a symbol for each call, and each file that the
+#   table lists as part of one but is not;
+# - each source that no figure draws, each drawn file that is gone, and each call and include that
+#   leads up in a figure. A figure is a block of text: a folder, then its floors, the highest first.
+#   A floor is indented by two spaces; further lines of it by more.
 
 function folder(file) { sub(/\/[^\/]*$/, "", file); return file }
 
@@ -22,6 +26,27 @@ FILENAME ~ /floors\.txt$/ {
 		known[$2] = 1
 	next
 }
+FILENAME ~ /\.md$/ {
+	if (/^```/)
+		figure = ""
+	else if (/^[a-z\/]+\/$/)
+		figure = $1
+	if (figure == "")
+		next
+	level += /^  [^ ]/
+	for (i = 1; i <= NF; i++) {
+		gsub(/[(),:]/, "", $i)
+		if ($i !~ /\.(c|h|cu|cuh)$/)
+			continue
+		if (figure $i in drawn)
+			print FILENAME ": " figure $i " is drawn twice"
+		drawn[figure $i] = level
+		figures = FILENAME
+	}
+	next
+}
+$1 == "source" { source[$2] = 1; next }
+$1 == "include" { includes[$2 " " $3] = 1; next }
 {
 	file = $1
 	sub(/\.o:.*/, ".c", file)
@@ -51,6 +76,30 @@ function reaches(from, to,    queue, head, tail, seen, file, i, n, list) {
 	return 0
 }
 
+# A header is drawn with its .c file.
+function has_source(file) { return sub(/\.h$/, ".c", file) && file in source }
+
+function check_figures(    file, edge) {
+	for (file in source)
+		if (!(file in drawn) && !has_source(file))
+			print file ": not drawn in " figures
+	for (file in drawn)
+		if (!(file in source))
+			print figures ": there is no " file
+	for (edge in through)
+		if (leads_up(edge))
+			print file_of[1] ": calls " file_of[2] ", drawn above it:" through[edge]
+	for (edge in includes)
+		if (leads_up(edge))
+			print file_of[1] ": includes " file_of[2] ", drawn above it"
+}
+# True if both files are drawn in one figure, the second above the first. Sets file_of[].
+function leads_up(edge) {
+	split(edge, file_of, " ")
+	return folder(file_of[1]) == folder(file_of[2]) && file_of[1] in drawn &&
+		file_of[2] in drawn && drawn[file_of[2]] < drawn[file_of[1]]
+}
+
 END {
 	for (u = 1; u <= n_uses; u++) {
 		split(uses[u], word, " ")
@@ -77,4 +126,6 @@ END {
 	for (file in known)
 		if (!(file in circular))
 			print "tests/floors.txt: " file " is in no circle any more: take it out"
+	if (figures != "")
+		check_figures()
 }

@@ -5,33 +5,7 @@
 /**
  * @file state.h
  * The state of the daemon around the core, which every file of serve/ sees. What a file does to it
- * for others is declared in the header of the same name. Four folders stand on the core, each on
- * those before it; main.c and start.c stand on all:
- *
- *     log/    log lines, the operation log
- *     setup/  options, geometry, pools, objects: everything made before the first client
- *     keep/   another process that holds descriptors for this one: fd store, supervisor
- *     serve/  the files below
- *
- *     clock.c      the clocks
- *     options.c    options that change process limits or the turn
- *     plan.c       sizes of pool and core from the options
- *     turn.c       the loop: rings, fences, background work, spinning and sleeping
- *     share.c      fair scheduling between sessions
- *     spin.c       whether to spin or to sleep
- *     group.c      groups: several processes of one session
- *     session.c    a session's areas, bells and end
- *     member.c     the processes of sessions
- *     connection.c control connections: slots, polls, sending
- *     socket.c     the listening socket and its name
- *     accept.c     accepting from the socket's queue
- *     control.c    messages of connections, and hang-ups
- *     admin.c      requests of kvtctl
- *     stored.c     the list of stored descriptors
- *     adopt.c      recovery from stored descriptors
- *     timers.c     work that is due by time, signals
- *     host.c       system calls that clients need, used once
- *     refused.c    system calls that the host refuses later
+ * for others is declared in the header of the same name. docs/architecture.md draws the files.
  *
  * One thread. Everything is sized at start: connections and sessions are slots of fixed tables.
  */
