@@ -526,17 +526,17 @@ void kvt_client_kick(struct kvt_client *client);
  * ALLOC with KVT_F_SHORTER gives as many of `arg` pages as are free, evictable and within limits.
  * If there is none, it is refused like one of a single page.
  *
- * BEGIN, ALLOC, and EXTEND by `arg`, with KVT_F_OWN_STREAM: promises that the work that writes the
- * new pages runs behind all fences of this session, as on one stream. When free pages run out, it
- * takes pages of this session's leases whose END waits for its fence, before it evicts. It takes
- * none that are cached, that a COMMIT before this END may publish, or that FREE gives up. A COMMIT
- * or END that waits then lists and frees fewer pages.
+ * KVT_F_OWN_STREAM with BEGIN, ALLOC, and EXTEND by `arg`: the caller promises that the new pages
+ * are written after all fences of this session, as on one stream. When free pages run out, the
+ * daemon takes pages of this session's leases whose END waits for its fence, before it evicts. It
+ * takes none that are cached, that a COMMIT before this END may publish, or that FREE gives up. A
+ * COMMIT or END that waits then lists and frees fewer pages.
  * Caveat: wrong with a second stream that writes pages, or reads them after the END.
  *
  * COMMIT with KVT_F_KEEP and KVT_F_NO_LIST answers without the page table and takes no room in the
  * list area: for callers that keep a table of their own, whose pages stay theirs until END. If
- * `advanced` is above 0, what others computed is in the pages that a COMMIT without it lists; a
- * caller that computes these positions itself needs none. */
+ * `advanced` is above 0, others computed these positions: a COMMIT with the list names their pages.
+ * A caller that computes them itself needs no list. */
 struct kvt_request {
 	uint32_t op;    /* enum kvt_op */
 	uint32_t flags; /* enum kvt_sqe_flag */
