@@ -92,6 +92,14 @@ static int after(struct engine *engine, int rc)
 	return rc == -ESTALE ? -ECONNRESET : rc;
 }
 
+/* Others hold the pages for now: all, or so many that our share is used up. */
+static bool is_full(const struct engine *engine)
+{
+	int reason = kvt_client_error(engine->client)->reason;
+
+	return reason == KVT_REASON_ALL_LOCKED || reason == KVT_REASON_SHARE;
+}
+
 /* Prefill what is not cached, a chunk at a time. Other engines see each chunk at once. */
 static int prefill(struct engine *engine, struct request *request, struct kvt_seq *seq,
 		   uint32_t *ret_next)
@@ -137,10 +145,8 @@ static int attempt(struct engine *engine, struct request *request)
 	int rc, end;
 
 	rc = kvt_seq_begin(engine->client, engine->namespace_id, tokens, given, 0, 0, &seq);
-	if (rc == -ENOSPC && kvt_client_error(engine->client)->reason == KVT_REASON_ALL_LOCKED)
-		return -EAGAIN; /* others hold all pages for now */
 	if (rc != 0)
-		return after(engine, rc);
+		return is_full(engine) ? -EAGAIN : after(engine, rc);
 	rc = prefill(engine, request, seq, &next);
 	if (rc == 0)
 		rc = decode(engine, request, seq, next);

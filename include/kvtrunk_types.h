@@ -135,7 +135,8 @@ enum kvt_reason {
 	KVT_REASON_PAGE_NOT_CACHED = 42,
 	KVT_REASON_FATAL = 43,
 	KVT_REASON_MEMORY = 44,
-	KVT_REASON_COUNT = 45,
+	KVT_REASON_SHARE = 45,
+	KVT_REASON_COUNT = 46,
 };
 
 enum kvt_page_state {

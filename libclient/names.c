@@ -60,8 +60,10 @@ static const struct {
 	[KVT_REASON_LEASES] = { "leases", "out of lease records: raise total_leases" },
 	[KVT_REASON_LIMIT_LEASES] = { "max_leases", "this session is at its max_leases: END some" },
 	[KVT_REASON_LIMIT_PAGES] = { "max_private_pages",
-		"this session is at its max_private_pages, or at its share beside other sessions: "
-		"END or FREE some" },
+		"this session is at its max_private_pages: END or FREE some" },
+	[KVT_REASON_SHARE] = { "share",
+		"this session is at its share beside other sessions: wait until they END or FREE "
+		"pages, or give some back" },
 	[KVT_REASON_UID_LEASES] = { "uid_leases",
 		"this uid's sessions hold as many leases as one uid may: END some, raise "
 		"total_leases and max_nodes, or run engines as several users" },

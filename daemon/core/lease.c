@@ -310,13 +310,19 @@ static void write_table(const struct kvt_core *core, const struct kvt_lease_reco
 
 /* ---- room */
 
+/** Count the pages that are free or can be, with `path_pages` evictable ones about to be locked. */
+static uint64_t room(const struct kvt_core *core, uint64_t path_pages)
+{
+	KVT_ASSERT(path_pages <= core->count->evictable_pages);
+	return core->count->free_pages + core->count->evictable_pages - path_pages;
+}
+
 /** Check that n pages can be had, op->own and others made free, with `path_pages` evictable ones
  * about to be locked. */
 static int room_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t n,
 		      uint64_t path_pages)
 {
-	uint64_t available = op->own + core->count->free_pages + core->count->evictable_pages -
-			     path_pages;
+	uint64_t available = op->own + room(core, path_pages);
 
 	if (n <= available)
 		return 0;
@@ -354,12 +360,14 @@ static enum kvt_reason beyond_quota(const struct kvt_core *core, uint32_t id, ui
 				    uint64_t path_pages)
 {
 	const struct kvt_session_record *session = &core->sessions[id];
-	uint64_t left = core->count->free_pages + core->count->evictable_pages - path_pages;
+	uint64_t left = room(core, path_pages), wanted = (uint64_t)session->n_private + n;
 
-	/* For want of room there is another refusal, which says how much there is. */
+	/* For want of room there is another refusal, which says how much there is. Below
+	 * max_private_pages the share grows with what others give back. */
 	if (n > 0 && (n <= left || !core->config.soft_private) &&
-	    (uint64_t)session->n_private + n > private_limit(core, id, left))
-		return KVT_REASON_LIMIT_PAGES;
+	    wanted > private_limit(core, id, left))
+		return wanted > session->max_private_pages ? KVT_REASON_LIMIT_PAGES :
+							     KVT_REASON_SHARE;
 	return kvt_user_may_hold(core, id, n, path_pages) ? KVT_REASON_NONE :
 							    KVT_REASON_UID_PAGES;
 }
@@ -371,7 +379,7 @@ static int page_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t
 		      uint64_t path_pages)
 {
 	enum kvt_reason reason = beyond_quota(core, op->session, n, path_pages);
-	uint64_t left;
+	uint64_t limit = core->sessions[op->session].max_private_pages;
 
 	op->own = 0;
 	if (op->sqe->flags & KVT_F_OWN_STREAM && (reason || n > core->count->free_pages)) {
@@ -380,11 +388,11 @@ static int page_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t
 	}
 	if (!reason)
 		return 0;
-	left = core->count->free_pages + core->count->evictable_pages - path_pages;
-	return kvt_refuse(op, -EDQUOT, reason,
-			  reason == KVT_REASON_LIMIT_PAGES ?
-				  (uint32_t)private_limit(core, op->session, left) :
-				  core->config.uid_pages);
+	if (reason == KVT_REASON_SHARE)
+		limit = private_limit(core, op->session, room(core, path_pages));
+	else if (reason == KVT_REASON_UID_PAGES)
+		limit = core->config.uid_pages;
+	return kvt_refuse(op, -EDQUOT, reason, (uint32_t)limit);
 }
 
 int kvt_lock_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t node, uint32_t pages)
@@ -398,8 +406,7 @@ int kvt_lock_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t no
 static uint32_t private_most(const struct kvt_core *core, uint32_t session, uint32_t n)
 {
 	const struct kvt_session_record *record = &core->sessions[session];
-	uint64_t available = core->count->free_pages + core->count->evictable_pages;
-	uint64_t limit = private_limit(core, session, available);
+	uint64_t available = room(core, 0), limit = private_limit(core, session, available);
 	uint32_t least = 0;
 
 	if (n > available)

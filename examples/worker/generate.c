@@ -14,7 +14,7 @@
 
 #include "worker.h"
 
-#define ROOM_WAIT_NS 1000000L /* between two attempts while all pages are locked */
+#define ROOM_WAIT_NS 1000000L /* between two attempts while others hold the pages */
 #define ROOM_WAITS 60000      /* a minute */
 #define LOST_DEVICE_NS 100000000L /* for remaining answers after a device has failed */
 #define RECONNECT_WAIT_NS 20000000L /* between two attempts without a daemon */
@@ -86,7 +86,15 @@ static bool is_lost(const struct worker *worker)
 	return kvt_group_check(worker->client) != 0;
 }
 
-/** Do BEGIN. While all pages are locked, wait for other sequences to end. */
+/** True if others hold the pages for now, so that waiting helps. */
+static bool is_full(const struct worker *worker)
+{
+	int reason = kvt_client_error(worker->client)->reason;
+
+	return reason == KVT_REASON_ALL_LOCKED || reason == KVT_REASON_SHARE;
+}
+
+/** Do BEGIN. While other sequences hold the pages, wait for them to end. */
 static int begin(struct run *run)
 {
 	struct worker *worker = run->worker;
@@ -100,14 +108,13 @@ static int begin(struct run *run)
 
 		if (error == 0)
 			return 0;
-		if (error == -EDQUOT) { /* this session has nothing else to end */
+		if (error == -EDQUOT && !is_full(worker)) { /* nothing else to end */
 			snprintf(worker->why, sizeof(worker->why), "%.300s: this sequence alone "
 				 "needs more: raise kvtrunkd's max_private_pages",
 				 kvt_client_error(worker->client)->text);
 			return error;
 		}
-		if (error != -ENOSPC || tries == ROOM_WAITS ||
-		    kvt_client_error(worker->client)->reason != KVT_REASON_ALL_LOCKED)
+		if (tries == ROOM_WAITS || !is_full(worker))
 			return kvt_failed(worker, error);
 		g->waits++;
 		nanosleep(&pause, NULL);

@@ -378,8 +378,13 @@ static bool beyond_limit(const struct kvt_oracle *o, uint64_t pages, uint64_t lo
 
 int run_need_quota(struct kvt_oracle *o, uint64_t pages, uint64_t locked)
 {
+	const struct model_session *session = &o->sessions[o->run.record->session];
+	uint32_t limit = o->config.max_private_pages;
+
+	if (beyond_limit(o, pages, locked) && session->n_private + pages > limit)
+		return run_refuse(o, -EDQUOT, KVT_REASON_LIMIT_PAGES, limit);
 	if (beyond_limit(o, pages, locked))
-		return run_refuse(o, -EDQUOT, KVT_REASON_LIMIT_PAGES,
+		return run_refuse(o, -EDQUOT, KVT_REASON_SHARE,
 				  (uint32_t)private_limit(o, locked));
 	if (beyond_reserve(o, pages, locked))
 		return run_refuse(o, -EDQUOT, KVT_REASON_UID_PAGES, o->config.uid_pages);

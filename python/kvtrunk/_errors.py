@@ -40,7 +40,8 @@ class NoSpace(Error):
 
 
 class QuotaExceeded(Error):
-    """EDQUOT: this session or this user is at its limit, `needed`."""
+    """EDQUOT: this session or this user is at its limit, `needed`. `reason` "share": at its share
+    beside other sessions, which grows when they give pages back."""
 
 
 class Stale(Error):

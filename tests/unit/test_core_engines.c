@@ -77,8 +77,8 @@ static void preempt(struct host *host, struct engine *engine, struct request *re
 /* The pool is full, or the engine has its share of it. */
 static bool no_room(struct answer answer)
 {
-	return answer.result == -ENOSPC ||
-	       (answer.result == -EDQUOT && answer.reason == KVT_REASON_LIMIT_PAGES);
+	return answer.result == -ENOSPC || answer.reason == KVT_REASON_LIMIT_PAGES ||
+	       answer.reason == KVT_REASON_SHARE;
 }
 
 static void admit(struct host *host, struct engine *engine, struct request *request)

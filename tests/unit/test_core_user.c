@@ -87,8 +87,9 @@ TEST(a_share_of_private_pages_leaves_room_for_each_newcomer)
 	expect_ok(alloc(a, 45));
 	expect_refused(alloc(a, 1), -EDQUOT, KVT_REASON_LIMIT_PAGES);
 	refused = alloc(b, 12); /* of 15 */
-	expect_refused(refused, -EDQUOT, KVT_REASON_LIMIT_PAGES);
+	expect_refused(refused, -EDQUOT, KVT_REASON_SHARE);
 	assert_int_equal(refused.number, 11);
+	expect_refused(alloc(b, 46), -ENOSPC, KVT_REASON_ALL_LOCKED);
 	expect_ok(alloc(b, 11));
 	c = client_of(w, ENGINE);
 	expect_ok(alloc(c, 3)); /* of 4 */
