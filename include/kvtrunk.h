@@ -198,9 +198,6 @@ const struct kvt_error *kvt_client_error(const struct kvt_client *client);
  * submitted in time returns -EAGAIN instead: nothing happened. */
 void kvt_client_set_timeout(struct kvt_client *client, int64_t timeout_ns);
 
-/** Set how long kvt_seq_begin() waits: as options->begin_wait_ns, 0 = the default. */
-void kvt_client_set_begin_wait(struct kvt_client *client, int64_t begin_wait_ns);
-
 /** Announce that from now on each call is followed by another within `pace_ns`: the time of a
  * scheduler's step, with some slack. The daemon then spins meanwhile instead of sleeping, so a call
  * costs microseconds instead of a wake-up. 0, the default: not announced; set it when the engine
@@ -407,10 +404,10 @@ struct kvt_group_token {
  * @token    chosen by the caller, for ranks that know it beforehand: 128 bits that others cannot
  *           guess, such as the digest of a random id of the engine. NULL: a random one.
  * Errors: -EINVAL n_ranks, or a token of zeroes, -EALREADY a group of another size or token,
- * -EEXIST another group has the token, -ENOTSUP the daemon is older and chooses it, -ENOSPC
- * max_members, -ENOTCONN an observer or a member, -ECONNRESET. Connecting with a token: -EINVAL
- * it is all 0, -ESTALE no such group (any more, or not within options->connect_wait_ns), -ERANGE
- * no such rank, -EEXIST the rank has already joined. */
+ * -EEXIST another group has the token, -ENOSPC max_members, -ENOTCONN an observer or a member,
+ * -ECONNRESET. Connecting with a token: -EINVAL it is all 0, -ESTALE no such group (any more, or
+ * not within options->connect_wait_ns), -ERANGE no such rank, -EEXIST the rank has already
+ * joined. */
 int kvt_group_open(struct kvt_client *client, uint32_t n_ranks,
 		   const struct kvt_group_token *token, struct kvt_group_token *ret_token);
 
@@ -449,8 +446,8 @@ int kvt_mirror_read(struct kvt_client *client, void *buffer, uint32_t size);
  * client may wait for the word; a member always does. */
 int kvt_fence_raise(struct kvt_client *client, uint32_t slot, uint64_t value);
 
-/** The word itself, for a device that writes it in stream order (then call kvt_client_kick() or let
- * the daemon's next turn see it). NULL if slot is out of range. */
+/** The word itself, for a device that writes it in stream order: the daemon polls it while an
+ * operation waits. NULL if slot is out of range. */
 uint64_t *kvt_fence_word(struct kvt_client *client, uint32_t slot);
 
 /** How a stream raises its fence word. */
@@ -483,14 +480,8 @@ int kvt_fence_record(struct kvt_client *client, void *stream, struct kvt_fence *
  * inherits the word. */
 int kvt_fence_forget(struct kvt_client *client, void *stream);
 
-/** Choose how this client's streams raise fences, before the first kvt_fence_record(). -EBUSY: too
- * late. */
-int kvt_fence_set_method(struct kvt_client *client, int method);
 /** The enum kvt_fence_method in use, KVT_FENCE_BY_DEFAULT before the first fence. */
 int kvt_fence_method(const struct kvt_client *client);
-
-/** Wake the daemon if it sleeps. */
-void kvt_client_kick(struct kvt_client *client);
 
 /* ---------------------------------------------------------------- operations */
 
@@ -706,9 +697,9 @@ int kvt_seq_adopt(struct kvt_client *client, struct kvt_result *begun, uint32_t 
 		  struct kvt_seq **ret_seq);
 
 /** The page table: entry i holds positions [i * page_size, (i + 1) * page_size). Valid until the
- * next call on this sequence, other than this one and those down to kvt_seq_seq(), which only read.
- * Entries below kvt_seq_next() / page_size are cached pages of the tree, or soon will be: read
- * only. */
+ * next call on this sequence, other than this one and those down to kvt_seq_known(), which only
+ * read. Entries below kvt_seq_next() / page_size are cached pages of the tree, or soon will be:
+ * read only. */
 const uint32_t *kvt_seq_pages(const struct kvt_seq *seq, uint32_t *ret_n);
 uint32_t kvt_seq_matched(const struct kvt_seq *seq);   /* positions cached at begin */
 uint32_t kvt_seq_reusable(const struct kvt_seq *seq);  /* positions not to compute */
@@ -716,8 +707,6 @@ uint32_t kvt_seq_announced(const struct kvt_seq *seq); /* being computed by othe
 uint32_t kvt_seq_shared(const struct kvt_seq *seq);    /* reusable ones that others sealed */
 uint32_t kvt_seq_next(const struct kvt_seq *seq);      /* where to continue computing */
 uint32_t kvt_seq_known(const struct kvt_seq *seq);     /* keys given so far */
-struct kvt_lease kvt_seq_lease(const struct kvt_seq *seq);
-uint64_t kvt_seq_seq(const struct kvt_seq *seq); /* order of its last operation */
 
 /** Publish positions [0, computed): whole pages become visible to all. Duplicates are replaced in
  * the page table (with KVT_F_KEEP they stay readable until the end). Pages beyond that others
@@ -777,7 +766,7 @@ int kvt_seq_extend(struct kvt_seq *seq, uint32_t n);
  * for nothing: a scheduler that keeps a stock of them makes no round trip here. They are the
  * sequence's from now on.
  * Errors: -EAGAIN the ring is full, or what is in flight has no room for a table so long: reap or
- * settle first; -ENOMEM; -ENOTSUP the daemon is older. Nothing changed. A page that is not the
+ * settle first; -ENOMEM. Nothing changed. A page that is not the
  * session's, in a sequence already or named twice is refused later, with all n: commits beyond the
  * table are then -EINVAL. */
 int kvt_seq_extend_pages(struct kvt_seq *seq, const uint32_t *pages, uint32_t n);

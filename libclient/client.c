@@ -15,6 +15,7 @@
 #include "libclient/fail.h"
 #include "libclient/steps.h"
 #include "libclient/stream.h"
+#include "libclient/submit.h"
 #include "libclient/table.h"
 
 static int create_rings(struct kvt_client *client, const struct kvt_client_parts *parts)
@@ -205,11 +206,6 @@ int kvt_client_close(struct kvt_client *client, struct kvt_fence fence)
 const struct kvt_info *kvt_client_info(const struct kvt_client *client)
 {
 	return &client->info;
-}
-
-void kvt_client_set_begin_wait(struct kvt_client *client, int64_t begin_wait_ns)
-{
-	client->begin_wait_ns = begin_wait_ns ? begin_wait_ns : KVT_BEGIN_WAIT_NS;
 }
 
 void kvt_client_set_pace(struct kvt_client *client, int64_t pace_ns)

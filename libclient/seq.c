@@ -137,7 +137,6 @@ static void begun(struct kvt_seq *seq, const struct kvt_result *result, uint32_t
 	seq->magic = KVT_SEQ_MAGIC;
 	seq->live = true;
 	seq->lease = result->lease;
-	seq->shown.seq = result->seq;
 	seq->matched = result->matched;
 	seq->reusable = result->reusable;
 	seq->announced = result->announced;
@@ -263,16 +262,6 @@ uint32_t kvt_seq_next(const struct kvt_seq *seq)
 uint32_t kvt_seq_known(const struct kvt_seq *seq)
 {
 	return seq->known + seq->n_held;
-}
-
-struct kvt_lease kvt_seq_lease(const struct kvt_seq *seq)
-{
-	return seq->lease;
-}
-
-uint64_t kvt_seq_seq(const struct kvt_seq *seq)
-{
-	return seq->shown.seq;
 }
 
 static int seq_usable(const struct kvt_seq *seq)
@@ -470,7 +459,6 @@ int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 	kvt_seq_take_table(seq, &seq->shown, &result);
 	seq->shown.next = result.next;
 	seq->shown.known = result.known;
-	seq->shown.seq = result.seq;
 	show(seq);
 	kvt_result_release(seq->client, &result);
 	return 0;
@@ -507,7 +495,6 @@ int kvt_seq_extend(struct kvt_seq *seq, uint32_t n)
 	if (rc != 0)
 		return rc;
 	kvt_seq_append(seq, &seq->shown, result.pages, result.n_pages);
-	seq->shown.seq = result.seq;
 	kvt_result_release(seq->client, &result);
 	return 0;
 }

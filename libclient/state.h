@@ -142,7 +142,6 @@ struct kvt_client {
 	uint32_t fences_taken; /* bits: words that the caller raises by itself */
 	/* The highest value submitted that the caller has not raised the word to; 0: none. */
 	uint64_t awaited[KVT_FENCE_WORDS];
-	uint32_t fence_method; /* enum kvt_fence_method */
 	struct kvt_seq *seqs;      /* all, in use or free */
 	struct kvt_seq *free_seqs;
 	struct kvt_seq *ending; /* waiting for room for their END; by next_free */
@@ -158,7 +157,6 @@ struct kvt_seq_view {
 	uint32_t n_pages;
 	uint32_t next; /* first position to compute, says the daemon */
 	uint32_t known; /* positions whose keys the daemon knows */
-	uint64_t seq;
 };
 
 /** Any call on the client takes answers from the CQ, but only calls on a sequence change what its

@@ -160,12 +160,10 @@ static void reap_left(void)
 
 /* ---------------------------------------------------------------- words */
 
-static uint32_t chosen_method(const struct kvt_client *client)
+static uint32_t chosen_method(void)
 {
 	const char *text = secure_getenv("KVTRUNK_FENCE");
 
-	if (client->fence_method != KVT_FENCE_BY_DEFAULT)
-		return client->fence_method;
 	return text && strcmp(text, "write") == 0 ? KVT_FENCE_BY_WRITE : KVT_FENCE_BY_HOST;
 }
 
@@ -193,7 +191,7 @@ static int open_streams(struct kvt_client *client, const struct kvt_cu_driver *d
 		word->streams = streams;
 		word->word = &client->ring.fences[i].value;
 	}
-	if (chosen_method(client) == KVT_FENCE_BY_WRITE && kvt_cu_relax(driver, &mode) == 0) {
+	if (chosen_method() == KVT_FENCE_BY_WRITE && kvt_cu_relax(driver, &mode) == 0) {
 		register_words(client, streams, context);
 		kvt_cu_restore(driver, mode);
 	}
@@ -360,21 +358,6 @@ int kvt_fence_forget(struct kvt_client *client, void *stream)
 				       "this stream has not reached its last fence: wait for it "
 				       "(cuStreamSynchronize)");
 	word->used = false;
-	return 0;
-}
-
-int kvt_fence_set_method(struct kvt_client *client, int method)
-{
-	int rc = kvt_client_usable(client);
-
-	if (rc != 0)
-		return rc;
-	if (method < KVT_FENCE_BY_DEFAULT || method > KVT_FENCE_BY_WRITE)
-		return kvt_client_fail(client, -EINVAL, 0, "no such method: %d", method);
-	if (client->streams)
-		return kvt_client_fail(client, -EBUSY, 0,
-				       "a fence has been recorded: choose before the first");
-	client->fence_method = (uint32_t)method;
 	return 0;
 }
 

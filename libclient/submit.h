@@ -8,6 +8,8 @@
  * comes before the fence. -EAGAIN without a text: no room; the caller decides what that means. */
 int kvt_client_put(struct kvt_client *client, const struct kvt_request *request,
 		   enum kvt_slot_state state, bool waits, uint32_t *ret_number);
+/** Wake the daemon if it sleeps. */
+void kvt_client_kick(struct kvt_client *client);
 /** Note that fence words may rise without a doorbell from now on: the daemon polls them. */
 void kvt_client_raise_silently(struct kvt_client *client);
 

@@ -106,7 +106,6 @@ static void take_note(struct kvt_seq *seq, const struct kvt_result *result)
 		coming->known = seq->shown.known;
 		seq->news = true;
 	}
-	coming->seq = result->seq;
 	if (result->op == KVT_OP_COMMIT) {
 		kvt_seq_take_table(seq, coming, result);
 		coming->next = result->next;

@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "libclient/submit.h"
 #include "shm/atomic.h"
 
 #define KEYS (1u << 20)

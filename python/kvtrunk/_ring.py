@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple, Optional
 
 from ._client import Client, Namespace
-from ._errors import Error, Unsupported, from_result
+from ._errors import Error, from_result
 from ._native import ffi, lib
 from ._say import Say
 from ._seq import Fence, fence_of
@@ -166,12 +166,7 @@ class Ring:
         request = self._clear(op, lease, fence=fence)
         numbers = ffi.new("uint32_t[]", pages)
         request.n_pages, request.pages = len(pages), numbers
-        try:
-            return self._submit()
-        except Unsupported:  # the daemon is older
-            self._stock_size = 0
-            self._give_back()
-            return False
+        return self._submit()
 
     def _give_back(self) -> bool:
         """Free the stock. False: there is none, or no room to say it."""

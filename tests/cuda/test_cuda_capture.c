@@ -60,7 +60,7 @@ static void client_live(struct engine *engine, int method)
 	struct kvt_fence fence;
 	uint32_t pages[2];
 
-	kvt_test_equal(kvt_fence_set_method(client, method), 0);
+	kvt_test_fence_by(method);
 	cuda_test_map(client, 0);
 	kvt_test_equal(kvt_alloc(client, 2, pages), 0);
 	kvt_test_equal(kvt_fence_record(client, engine->stream, &fence), 0);

@@ -10,6 +10,7 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
+#include "libclient/state.h"
 #include "tests/cuda/capture.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/lib/cases.h"
@@ -32,10 +33,9 @@ struct engine {
 
 static struct kvt_client *connect_by(int method)
 {
-	struct kvt_client *client = kvt_test_connect(&daemon_);
-
-	kvt_test_equal(kvt_fence_set_method(client, method), 0);
-	return client;
+	if (method != KVT_FENCE_BY_DEFAULT)
+		kvt_test_fence_by(method);
+	return kvt_test_connect(&daemon_);
 }
 
 static void start_daemon(const char *config)
@@ -379,7 +379,6 @@ CUDA_TEST(each_stream_has_a_word_of_its_own)
 		kvt_test_equal(again.value, fence.value + 1);
 	}
 	kvt_test_equal(kvt_fence_method(engine.client), KVT_FENCE_BY_HOST);
-	kvt_test_equal(kvt_fence_set_method(engine.client, KVT_FENCE_BY_WRITE), -EBUSY);
 	kvt_test_equal(kvt_fence_record(engine.client, engine.stream, &fence), -ENOSPC);
 	kvt_test_check(strstr(kvt_client_error(engine.client)->text, "kvt_fence_forget"));
 	kvt_test_equal(kvt_fence_raise(engine.client, again.slot, 100), -EBUSY);
@@ -804,7 +803,7 @@ static void lagging_worker(int pipe, void *context)
 
 		for (uint32_t i = 0; i < N_KEYS; i++)
 			keys[i] = seed * 64 + i;
-		kvt_client_set_begin_wait(client, kvt_test_random_below(&random, 2) ? -1 : 0);
+		client->begin_wait_ns = kvt_test_random_below(&random, 2) ? -1 : KVT_BEGIN_WAIT_NS;
 		rc = kvt_seq_begin(client, namespace_id, keys, N_KEYS, 0, 0, &seq);
 		if (rc == -ENOSPC || rc == -EAGAIN) {
 			sched_yield();

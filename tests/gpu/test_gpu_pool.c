@@ -41,8 +41,8 @@ static void engine_open(struct engine *engine, int method)
 {
 	static const uint64_t zero;
 
+	kvt_test_fence_by(method);
 	engine->client = kvt_test_connect(&daemon_);
-	kvt_test_equal(kvt_fence_set_method(engine->client, method), 0);
 	engine->gpu = gpu_open();
 	if (kvt_pool_map_cuda(engine->client, KVT_DEVICE_CURRENT, 0, &engine->pool) != 0)
 		kvt_test_fail("map: %s", kvt_client_error(engine->client)->text);
@@ -197,7 +197,7 @@ static void capturer_run(int pipe, void *context)
 
 	gpu_do(&gpu, stream_create(&capture.stream, KVT_CU_STREAM_NON_BLOCKING));
 	gpu_do(&gpu, memory_alloc(&capture.memory, 4096));
-	kvt_test_equal(kvt_fence_set_method(client, worker->method), 0);
+	kvt_test_fence_by(worker->method);
 	capture_begin(&capture);
 	if (kvt_pool_map_cuda(client, KVT_DEVICE_CURRENT, 0, &pool) != 0)
 		kvt_test_fail("map: %s", kvt_client_error(client)->text);

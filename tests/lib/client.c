@@ -44,6 +44,11 @@ struct kvt_client *kvt_test_observe(const struct kvt_test_daemon *daemon)
 	return connect_with(daemon, KVT_HELLO_OBSERVE);
 }
 
+void kvt_test_fence_by(int method)
+{
+	setenv("KVTRUNK_FENCE", method == KVT_FENCE_BY_WRITE ? "write" : "host", 1);
+}
+
 uint32_t kvt_test_namespace(struct kvt_client *client, const char *name)
 {
 	uint64_t digest[2] = { 0x6b76747465737473ull, 0 };

@@ -99,6 +99,8 @@ uint32_t kvt_test_daemon_count(const struct kvt_test_daemon *daemon, const char 
 
 struct kvt_client *kvt_test_connect(const struct kvt_test_daemon *daemon);
 struct kvt_client *kvt_test_observe(const struct kvt_test_daemon *daemon);
+/** Choose how this process's streams raise fences: enum kvt_fence_method, but the default. */
+void kvt_test_fence_by(int method);
 /** Return the tests' namespace for `name`. */
 uint32_t kvt_test_namespace(struct kvt_client *client, const char *name);
 /** Wait until no background work is left, then audit: ends the test if anything is wrong. */

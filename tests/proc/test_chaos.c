@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "libclient/state.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
 
@@ -276,7 +277,7 @@ static void worker_run(int pipe, void *context)
 	static struct running running[MOST_SEQS];
 
 	worker.client = kvt_test_connect(&daemon_);
-	kvt_client_set_begin_wait(worker.client, 2000000); /* deadlines pass, too */
+	worker.client->begin_wait_ns = 2000000; /* deadlines pass, too */
 	worker.namespaces[0] = kvt_test_namespace(worker.client, "one");
 	worker.namespaces[1] = kvt_test_namespace(worker.client, "two");
 	kvt_test_equal(kvt_pool_map(worker.client, &worker.pool), 0);

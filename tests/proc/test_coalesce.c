@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 
 #include "kvtrunk_wire.h"
+#include "libclient/state.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
 
@@ -76,7 +77,7 @@ static void worker_run(int pipe, void *context)
 	uint64_t chunks;
 
 	prompt_keys(worker, keys);
-	kvt_client_set_begin_wait(client, worker->begin_wait_ns);
+	client->begin_wait_ns = worker->begin_wait_ns;
 	kvt_test_equal(kvt_pool_map(client, &pool), 0);
 	kvt_test_send(pipe, 1);
 	kvt_test_expect(pipe, 2);

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "kvtrunk_wire.h"
+#include "libclient/state.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
 #include "tests/lib/raw.h"
@@ -365,7 +366,7 @@ TEST(a_fence_waits_for_the_words_of_all_ranks)
 		       0);
 	for (uint32_t rank = 1; rank <= 2; rank++)
 		tell_with(&world.members[rank - 1], ORDER_WRITE, kvt_seq_pages(seq, &n)[0]);
-	request.lease = kvt_seq_lease(seq);
+	request.lease = seq->lease;
 	kvt_test_equal(kvt_submit(world.leader, &request), 0);
 	kvt_test_equal(kvt_fence_raise(world.leader, SLOT, 7), 0);
 	kvt_test_equal(tell_with(&world.members[1], ORDER_RAISE, 8), 0);

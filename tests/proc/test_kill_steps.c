@@ -111,7 +111,7 @@ static void victim_sequences(struct kvt_client *client, const struct kvt_pool *p
 	kvt_test_equal(kvt_seq_begin(client, ns, keys, PROMPT, 0, 0, &seq), 0);
 	fill_pages(seq, pool, keys, 0, 4);
 	kvt_test_equal(kvt_seq_commit(seq, 64, NULL, 0, KVT_IDLE, KVT_F_KEEP), 0);
-	deferred(client, (struct kvt_request){ .op = KVT_OP_END, .lease = kvt_seq_lease(seq) }, 1);
+	deferred(client, (struct kvt_request){ .op = KVT_OP_END, .lease = seq->lease }, 1);
 }
 
 static void victim_pages(struct kvt_client *client, const struct kvt_pool *pool, uint32_t ns)

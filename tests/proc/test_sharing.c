@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 
+#include "libclient/state.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
 
@@ -147,7 +148,7 @@ TEST_WITH(a_prefix_computed_twice_is_stored_once_and_both_tables_stay_right, sta
 	kvt_test_keys(keys, 640, 4711);
 	for (int i = 0; i < 2; i++) {
 		clients[i] = kvt_test_connect(&daemon_);
-		kvt_client_set_begin_wait(clients[i], -1); /* both compute it */
+		clients[i]->begin_wait_ns = -1; /* both compute it */
 		namespaces[i] = kvt_test_namespace(clients[i], "twice");
 		kvt_test_equal(kvt_pool_map(clients[i], &pools[i]), 0);
 		kvt_test_equal(kvt_seq_begin(clients[i], namespaces[i], keys, 640, 0, 0,

@@ -213,7 +213,7 @@ TEST(commits_in_flight_survive)
 	other = kvt_test_connect(&daemon_);
 	space = kvt_test_namespace(client, "restart");
 	seq = kvt_work_begin(client, space, keys);
-	kvt_client_set_begin_wait(other, -1);
+	other->begin_wait_ns = -1;
 	twin = kvt_work_begin(other, kvt_test_namespace(other, "restart"), keys);
 	kvt_work_compute(other, twin, keys, 0, 12);
 	kvt_test_equal(kvt_seq_commit(twin, 192, NULL, 0, KVT_IDLE, KVT_F_CHUNKED), 0);

@@ -71,7 +71,7 @@ static void commit_late(struct worker *worker, struct kvt_seq *seq, const uint32
 	struct kvt_client *client = worker->client;
 	uint32_t n, next = kvt_seq_next(seq), table[PROMPT];
 	struct kvt_request request = { .op = KVT_OP_COMMIT, .arg = computed,
-				       .lease = kvt_seq_lease(seq),
+				       .lease = seq->lease,
 				       .fence = { fence % 16, fence } };
 	const uint32_t *pages = kvt_seq_pages(seq, &n);
 	struct kvt_result result;

@@ -850,7 +850,7 @@ static uint32_t listed(struct kvt_request request)
 TEST_WITH(a_list_is_left_out, setup, teardown)
 {
 	struct kvt_seq *seq = begin(world.mine);
-	struct kvt_request request = { .op = KVT_OP_COMMIT, .lease = kvt_seq_lease(seq), .arg = 4,
+	struct kvt_request request = { .op = KVT_OP_COMMIT, .lease = seq->lease, .arg = 4,
 				       .flags = KVT_F_KEEP | KVT_F_NO_LIST, .fence = KVT_IDLE };
 
 	assert_int_equal(listed(request), 0);

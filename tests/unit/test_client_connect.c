@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "libclient/steps.h"
+#include "libclient/submit.h"
 #include "libclient/wait.h"
 #include "tests/lib/cases.h"
 

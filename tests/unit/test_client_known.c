@@ -359,7 +359,7 @@ TEST_WITH(a_begin_whose_handle_goes_stale_while_it_waits_sends_all_keys, setup, 
 	struct kvt_seq *first = begin(world.blind, world.keys, KEYS, 0);
 	struct caller caller = { .rc = 1 };
 
-	kvt_client_set_begin_wait(world.mine, 30000000000ll);
+	world.mine->begin_wait_ns = 30000000000ll;
 	assert_int_equal(pthread_create(&caller.thread, NULL, call_begin, &caller), 0);
 	while (inside_counters(&world.inside).waits == 0)
 		sched_yield();
@@ -611,8 +611,8 @@ TEST_WITH(begins_race_with_evictions, setup, teardown)
 	uint32_t rounds = 0, entries = 0, from, evicted;
 	pthread_t thread;
 
-	kvt_client_set_begin_wait(world.mine, -1);
-	kvt_client_set_begin_wait(world.blind, -1);
+	world.mine->begin_wait_ns = -1;
+	world.blind->begin_wait_ns = -1;
 	assert_int_equal(kvt_evict(world.mine, CACHED / PS, &evicted), 0);
 	assert_int_equal(evicted, CACHED / PS);
 	over = false;

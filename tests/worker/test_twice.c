@@ -15,6 +15,7 @@
 #include <sys/socket.h>
 
 #include "examples/worker/worker.h"
+#include "libclient/state.h"
 #include "tests/lib/harness.h"
 
 enum { PROMPT = 500, NEW = 6, CHUNK = 32, ROUNDS = 6, KILLS = 6, MOST_ROUNDS = 200 };
@@ -75,7 +76,7 @@ static void serve(int pipe, void *context)
 	worker.options.socket = daemon_.socket;
 	if (worker_open_cache(&worker) != 0)
 		kvt_test_fail("%s", worker.why);
-	kvt_client_set_begin_wait(worker.client, -1);
+	worker.client->begin_wait_ns = -1;
 	make(&shared);
 	make(&alone);
 	kvt_test_send(pipe, 1);
