@@ -143,11 +143,11 @@ static void calibrate(struct kvt_daemon *daemon)
 	do {
 		end = look_at_clocks();
 	} while (end.ns - begin.ns < CALIBRATE_NS);
-	daemon->cycles_per_us = (end.cycles - begin.cycles) * 1000 / (end.ns - begin.ns);
-	if (!daemon->cycles_per_us)
-		daemon->cycles_per_us = 1;
-	daemon->clock_interval = CLOCK_INTERVAL_US * daemon->cycles_per_us;
-	daemon->units_per_cycle = (1000ull << 32) / (64 * daemon->cycles_per_us);
+	daemon->clock.cycles_per_us = (end.cycles - begin.cycles) * 1000 / (end.ns - begin.ns);
+	if (!daemon->clock.cycles_per_us)
+		daemon->clock.cycles_per_us = 1;
+	daemon->clock.interval = CLOCK_INTERVAL_US * daemon->clock.cycles_per_us;
+	daemon->clock.units_per_cycle = (1000ull << 32) / (64 * daemon->clock.cycles_per_us);
 }
 
 /* ---- core */
@@ -297,11 +297,11 @@ static int build_core(struct kvt_daemon *daemon, struct kvt_core_adoption *adopt
 	if (!error && adoption)
 		error = kvt_core_adopt(&daemon->core, &daemon->core_config, daemon->arena.base,
 				       daemon->ledger.base, daemon->scratch, &hooks,
-				       daemon->now_ns, adoption, why, KVT_WHY_BYTES);
+				       daemon->clock.now_ns, adoption, why, KVT_WHY_BYTES);
 	else if (!error)
 		error = kvt_core_init(&daemon->core, &daemon->core_config, daemon->arena.base,
 				      daemon->ledger.base, daemon->scratch, &hooks,
-				      daemon->now_ns);
+				      daemon->clock.now_ns);
 	if (error && !*why)
 		snprintf(why, KVT_WHY_BYTES, "cannot build the cache: %s", strerror(-error));
 	if (error)
@@ -370,13 +370,13 @@ static int make_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
  * extends its timeout. False: a signal asks to end. */
 static bool await_holders(struct kvt_daemon *daemon, const char *names)
 {
-	struct pollfd signals = { .fd = daemon->signal_fd, .events = POLLIN };
+	struct pollfd signals = { .fd = daemon->timers.signal_fd, .events = POLLIN };
 	struct signalfd_siginfo info;
 
 	kvt_notify_send(&daemon->notify, "EXTEND_TIMEOUT_USEC=%d\nSTATUS=waiting for device memory "
 			"of an earlier daemon, held by %s\n", HOLDERS_EXTEND_US, names);
 	return poll(&signals, 1, HOLDERS_POLL_MS) <= 0 ||
-	       read(daemon->signal_fd, &info, sizeof(info)) != (ssize_t)sizeof(info) ||
+	       read(daemon->timers.signal_fd, &info, sizeof(info)) != (ssize_t)sizeof(info) ||
 	       info.ssi_signo == SIGHUP;
 }
 
@@ -454,8 +454,8 @@ static int adopt_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		return error;
 	kvt_log(KVT_LOG_NOTICE, "adopted", "generation=%llu sessions=%u served=%u leases=%u "
 		"waiting=%u nodes=%u cached_pages=%llu rolled_back=%s",
-		(unsigned long long)adoption.generation, adoption.sessions, daemon->n_served,
-		adoption.leases, adoption.waiting, adoption.nodes,
+		(unsigned long long)adoption.generation, adoption.sessions,
+		daemon->sessions.n_served, adoption.leases, adoption.waiting, adoption.nodes,
 		(unsigned long long)adoption.cached_pages, adoption.rolled_back ? "yes" : "no");
 	log_death(&adoption);
 	return 0;
@@ -464,7 +464,7 @@ static int adopt_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 /* Recover the stored cache if it is complete and matches; else drop it and make a new one. */
 static int make_cache(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
-	bool left = kvt_fdstore_has_cache(&daemon->passed);
+	bool left = kvt_fdstore_has_cache(&daemon->kept.passed);
 	int error;
 
 	if (left && adopt_core(daemon, why) == 0) {
@@ -494,37 +494,41 @@ static int make_tables(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	uint32_t sessions = daemon->core_config.max_sessions;
 	uint32_t members = kvt_core_members(&daemon->core_config);
 
-	daemon->common_places = (uint32_t)daemon->config.total_deferred / 2;
-	daemon->own_places = 1 + daemon->common_places / sessions;
-	daemon->n_connections = members + (uint32_t)daemon->config.max_half_open +
+	daemon->sessions.common_places = (uint32_t)daemon->config.total_deferred / 2;
+	daemon->sessions.own_places = 1 + daemon->sessions.common_places / sessions;
+	daemon->connections.n_slots = members + (uint32_t)daemon->config.max_half_open +
 				(uint32_t)daemon->config.max_observers;
-	daemon->sessions = aligned_alloc(KVT_LINE, (sessions + 1) * sizeof(struct kvt_session));
+	daemon->sessions.slots = aligned_alloc(KVT_LINE,
+					       (sessions + 1) * sizeof(struct kvt_session));
 	daemon->members = calloc(members + 1, sizeof(struct kvt_member));
-	daemon->served = calloc(sessions + 1, sizeof(uint32_t));
-	daemon->connections = calloc(daemon->n_connections, sizeof(struct kvt_connection));
-	daemon->free_connections = calloc(daemon->n_connections, sizeof(uint32_t));
-	daemon->leaving = calloc(sessions, sizeof(*daemon->leaving));
+	daemon->sessions.served = calloc(sessions + 1, sizeof(uint32_t));
+	daemon->connections.slots = calloc(daemon->connections.n_slots,
+					   sizeof(struct kvt_connection));
+	daemon->connections.free = calloc(daemon->connections.n_slots, sizeof(uint32_t));
+	daemon->sessions.leaving = calloc(sessions, sizeof(*daemon->sessions.leaving));
 	daemon->message = aligned_alloc(KVT_LINE, KVT_MESSAGE_MAX);
 	daemon->answer = aligned_alloc(KVT_LINE, KVT_MESSAGE_MAX);
-	kvt_shares_init(&daemon->shares, daemon->cycles_per_us);
-	if (!daemon->sessions || !daemon->members || !daemon->served || !daemon->connections ||
-	    !daemon->free_connections || !daemon->leaving || !daemon->message || !daemon->answer) {
+	kvt_shares_init(&daemon->shares, daemon->clock.cycles_per_us);
+	if (!daemon->sessions.slots || !daemon->members || !daemon->sessions.served ||
+	    !daemon->connections.slots ||
+	    !daemon->connections.free || !daemon->sessions.leaving || !daemon->message ||
+		    !daemon->answer) {
 		snprintf(why, KVT_WHY_BYTES, "no memory for %u sessions", sessions);
 		return -ENOMEM;
 	}
 	for (uint32_t i = 0; i <= sessions; i++)
-		daemon->sessions[i] = KVT_SESSION_NONE;
+		daemon->sessions.slots[i] = KVT_SESSION_NONE;
 	for (uint32_t i = 0; i <= members; i++)
 		daemon->members[i] = (struct kvt_member){ .index = i, .pidfd = -1,
 							  .segment.fd = -1 };
-	for (uint32_t i = 0; i < daemon->n_connections; i++) {
-		daemon->connections[i].fd = -1;
-		daemon->free_connections[i] = daemon->n_connections - 1 - i;
+	for (uint32_t i = 0; i < daemon->connections.n_slots; i++) {
+		daemon->connections.slots[i].fd = -1;
+		daemon->connections.free[i] = daemon->connections.n_slots - 1 - i;
 	}
-	daemon->n_free_connections = daemon->n_connections;
-	TAILQ_INIT(&daemon->half_open);
+	daemon->connections.n_free = daemon->connections.n_slots;
+	TAILQ_INIT(&daemon->connections.half_open);
 	for (uint32_t i = 0; i < KVT_CONNECTION_STATES; i++)
-		TAILQ_INIT(&daemon->readable[i]);
+		TAILQ_INIT(&daemon->connections.readable[i]);
 	return 0;
 }
 
@@ -581,18 +585,18 @@ static int make_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	const struct kvt_config *config = &daemon->config;
 	int error;
 
-	if (kvt_peer_group(config->socket_group, &daemon->socket_gid) != 0)
+	if (kvt_peer_group(config->socket_group, &daemon->listener.gid) != 0)
 		return no_group("socket_group", config->socket_group, why);
-	if (daemon->listen_fd >= 0) { /* passed by the service manager, or by a predecessor */
-		daemon->listen_passed = !daemon->listen_kept;
+	if (daemon->listener.fd >= 0) { /* passed by the service manager, or by a predecessor */
+		daemon->listener.passed = !daemon->kept.has_socket;
 		kvt_socket_passed(daemon);
 		return 0;
 	}
-	error = socket_path(config, daemon->socket_path);
+	error = socket_path(config, daemon->listener.path);
 	if (!error)
-		error = insist(daemon, kvt_socket_bind, &daemon->socket_holder, why);
+		error = insist(daemon, kvt_socket_bind, &daemon->listener.holder, why);
 	if (error && !*why)
-		snprintf(why, KVT_WHY_BYTES, "cannot listen on %s: %s", daemon->socket_path,
+		snprintf(why, KVT_WHY_BYTES, "cannot listen on %s: %s", daemon->listener.path,
 			 strerror(-error));
 	return error;
 }
@@ -603,8 +607,8 @@ static int begin_to_listen(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	/* A stored or passed socket listens already. listen() again sets our queue length and makes
 	 * SO_PEERCRED name this process. */
-	if (daemon->listen_kept || daemon->listen_passed)
-		listen(daemon->listen_fd, KVT_LISTEN_BACKLOG);
+	if (daemon->kept.has_socket || daemon->listener.passed)
+		listen(daemon->listener.fd, KVT_LISTEN_BACKLOG);
 	kvt_accept_event(daemon);
 	kvt_accept_some(daemon);
 	if (!daemon->refused)
@@ -627,8 +631,8 @@ static int take_signals(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	signal(SIGPIPE, SIG_IGN);
 	signal(SIGXFSZ, SIG_IGN); /* a log at its size limit ends; the daemon does not */
 	sigprocmask(SIG_BLOCK, &set, NULL);
-	daemon->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-	if (daemon->signal_fd >= 0)
+	daemon->timers.signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+	if (daemon->timers.signal_fd >= 0)
 		return 0;
 	snprintf(why, KVT_WHY_BYTES, "cannot watch signals: %s", strerror(errno));
 	return -EIO;
@@ -639,12 +643,12 @@ static int make_pulse(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	if (!daemon->notify.watchdog_ns)
 		return 0;
-	daemon->pulse_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (daemon->pulse_fd < 0) {
+	daemon->timers.pulse_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (daemon->timers.pulse_fd < 0) {
 		snprintf(why, KVT_WHY_BYTES, "cannot make an eventfd: %s", strerror(errno));
 		return -EMFILE;
 	}
-	kvt_loop_poll(&daemon->loop, daemon->pulse_fd, POLLIN, kvt_tag(KVT_TAG_PULSE, 0, 0));
+	kvt_loop_poll(&daemon->loop, daemon->timers.pulse_fd, POLLIN, kvt_tag(KVT_TAG_PULSE, 0, 0));
 	return 0;
 }
 
@@ -703,10 +707,10 @@ static void report(const struct kvt_daemon *daemon)
 		"caching=%s test_clock=%s watchdog_ms=%llu", daemon->loop.mode,
 		(long long)daemon->config.spin_budget_us, (long long)daemon->config.cpu,
 		kvt_policy_name(core->policy), core->disabled ? "no" : "yes",
-		daemon->test_clock ? "yes" : "no",
+		daemon->clock.is_test ? "yes" : "no",
 		(unsigned long long)(daemon->notify.watchdog_ns / 1000000));
 	kvt_log(KVT_LOG_NOTICE, "ready", "version=" KVT_VERSION " pid=%d instance=%s socket=\"%s\"",
-		(int)getpid(), daemon->config.instance, daemon->socket_path);
+		(int)getpid(), daemon->config.instance, daemon->listener.path);
 }
 
 /* ---- --check-config */
@@ -802,40 +806,40 @@ static void forget_lock(struct kvt_daemon *daemon)
 
 static void unmake(struct kvt_daemon *daemon)
 {
-	for (uint32_t i = 0; daemon->sessions && i <= daemon->core_config.max_sessions; i++)
-		if (daemon->sessions[i].members)
-			kvt_session_release(daemon, &daemon->sessions[i]);
-	for (uint32_t i = 0; daemon->connections && i < daemon->n_connections; i++) {
-		if (daemon->connections[i].fd >= 0)
-			close(daemon->connections[i].fd);
-		daemon->connections[i].fd = -1;
+	for (uint32_t i = 0; daemon->sessions.slots && i <= daemon->core_config.max_sessions; i++)
+		if (daemon->sessions.slots[i].members)
+			kvt_session_release(daemon, &daemon->sessions.slots[i]);
+	for (uint32_t i = 0; daemon->connections.slots && i < daemon->connections.n_slots; i++) {
+		if (daemon->connections.slots[i].fd >= 0)
+			close(daemon->connections.slots[i].fd);
+		daemon->connections.slots[i].fd = -1;
 	}
 	kvt_socket_unlink(daemon);
-	if (daemon->name_fd >= 0)
-		close(daemon->name_fd);
-	if (daemon->listen_fd >= 0)
-		close(daemon->listen_fd);
-	if (daemon->signal_fd >= 0)
-		close(daemon->signal_fd);
-	if (daemon->pulse_fd >= 0)
-		close(daemon->pulse_fd);
+	if (daemon->listener.name_fd >= 0)
+		close(daemon->listener.name_fd);
+	if (daemon->listener.fd >= 0)
+		close(daemon->listener.fd);
+	if (daemon->timers.signal_fd >= 0)
+		close(daemon->timers.signal_fd);
+	if (daemon->timers.pulse_fd >= 0)
+		close(daemon->timers.pulse_fd);
 	unbuild_core(daemon);
 	if (daemon->loop.mode)
 		kvt_loop_close(&daemon->loop);
-	if (daemon->lock_kept)
+	if (daemon->kept.has_lock)
 		forget_lock(daemon);
 	else
 		kvt_lock_release(&daemon->lock);
-	kvt_fdstore_close(&daemon->passed);
+	kvt_fdstore_close(&daemon->kept.passed);
 	kvt_notify_close(&daemon->notify);
-	free(daemon->sessions);
+	free(daemon->sessions.slots);
 	free(daemon->members);
-	free(daemon->served);
-	free(daemon->connections);
-	free(daemon->free_connections);
-	while (daemon->n_leaving)
-		kvt_object_destroy(&daemon->leaving[--daemon->n_leaving]);
-	free(daemon->leaving);
+	free(daemon->sessions.served);
+	free(daemon->connections.slots);
+	free(daemon->connections.free);
+	while (daemon->sessions.n_leaving)
+		kvt_object_destroy(&daemon->sessions.leaving[--daemon->sessions.n_leaving]);
+	free(daemon->sessions.leaving);
 	free(daemon->message);
 	free(daemon->answer);
 }
@@ -843,7 +847,7 @@ static void unmake(struct kvt_daemon *daemon)
 /* Leave stored descriptors and files to a successor when they are closed here. */
 static void disown(struct kvt_daemon *daemon)
 {
-	daemon->socket_made = false;
+	daemon->listener.made = false;
 	for (uint32_t i = 1; daemon->members && i <= kvt_core_members(&daemon->core_config); i++)
 		daemon->members[i].kept = false;
 }
@@ -874,10 +878,10 @@ static int take_lock(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 
 	if (daemon->lock.fd >= 0)
 		return 0;
-	fd = kvt_fdstore_take_lock(&daemon->passed, &made);
+	fd = kvt_fdstore_take_lock(&daemon->kept.passed, &made);
 	if (fd < 0)
 		return take_new_lock(daemon, why);
-	daemon->lock_kept = true;
+	daemon->kept.has_lock = true;
 	error = kvt_lock_adopt(&daemon->lock, fd, config->runtime_dir, config->instance, made);
 	if (!error)
 		error = kvt_lock_sign(&daemon->lock);
@@ -891,18 +895,18 @@ static int take_lock(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 
 static int take_passed(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
-	int error = kvt_notify_passed(&daemon->passed, why, KVT_WHY_BYTES);
+	int error = kvt_notify_passed(&daemon->kept.passed, why, KVT_WHY_BYTES);
 
-	if (!error && kvt_fdstore_has_cache(&daemon->passed) && !daemon->notify.store) {
+	if (!error && kvt_fdstore_has_cache(&daemon->kept.passed) && !daemon->notify.store) {
 		snprintf(why, KVT_WHY_BYTES, "a cache was passed, and no keeper takes what belongs "
 			 "to it from now on: set FDSTORE= beside FileDescriptorStoreMax=");
 		error = -EINVAL;
 	}
 	if (!error)
-		error = kvt_fdstore_take_listen(&daemon->passed, &daemon->listen_fd,
-						&daemon->socket_made, daemon->socket_file, why,
+		error = kvt_fdstore_take_listen(&daemon->kept.passed, &daemon->listener.fd,
+						&daemon->listener.made, daemon->listener.file, why,
 						KVT_WHY_BYTES);
-	daemon->listen_kept = daemon->socket_made;
+	daemon->kept.has_socket = daemon->listener.made;
 	return error;
 }
 
@@ -935,9 +939,9 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		return error;
 	calibrate(daemon);
 	kvt_daemon_clock(daemon);
-	if (daemon->test_clock)
-		daemon->now_ns = TEST_CLOCK_START_NS;
-	daemon->started_ns = daemon->now_ns;
+	if (daemon->clock.is_test)
+		daemon->clock.now_ns = TEST_CLOCK_START_NS;
+	daemon->started_ns = daemon->clock.now_ns;
 	kvt_daemon_apply(daemon);
 	error = make_tables(daemon, why);
 	if (!error)
@@ -945,19 +949,20 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (!error)
 		error = make_socket(daemon, why);
 	if (!error)
-		kvt_loop_poll(&daemon->loop, daemon->signal_fd, POLLIN,
+		kvt_loop_poll(&daemon->loop, daemon->timers.signal_fd, POLLIN,
 			      kvt_tag(KVT_TAG_SIGNAL, 0, 0));
 	return error;
 }
 
 static void init(struct kvt_daemon *daemon)
 {
-	daemon->listen_fd = daemon->signal_fd = daemon->pulse_fd = daemon->arena_readonly = -1;
-	daemon->name_fd = -1;
+	daemon->listener.fd = daemon->timers.signal_fd = daemon->timers.pulse_fd =
+		daemon->arena_readonly = -1;
+	daemon->listener.name_fd = -1;
 	daemon->admin_gid = (gid_t)-1;
 	daemon->notify.fd = daemon->lock.fd = -1;
 	daemon->arena.fd = daemon->ledger.fd = daemon->oplog_tail.fd = -1;
-	daemon->test_clock = daemon->config.test_clock;
+	daemon->clock.is_test = daemon->config.test_clock;
 }
 
 int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
@@ -992,8 +997,8 @@ int kvt_daemon_start(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 /* Send GOODBYE to all clients before their sockets close. */
 static void say_goodbye(struct kvt_daemon *daemon, int error, const char *why)
 {
-	for (uint32_t i = 0; i < daemon->n_connections; i++) {
-		struct kvt_connection *connection = &daemon->connections[i];
+	for (uint32_t i = 0; i < daemon->connections.n_slots; i++) {
+		struct kvt_connection *connection = &daemon->connections.slots[i];
 
 		if (connection->fd < 0)
 			continue;
@@ -1027,7 +1032,7 @@ void kvt_daemon_leave(struct kvt_daemon *daemon)
 	kvt_log(KVT_LOG_NOTICE, "left", "operations=%llu leases=%llu sessions=%llu kept=%u",
 		(unsigned long long)daemon->counters->operations,
 		(unsigned long long)daemon->counters->live_leases,
-		(unsigned long long)daemon->counters->live_sessions, daemon->n_kept);
+		(unsigned long long)daemon->counters->live_sessions, daemon->kept.n);
 	kvt_core_leave(daemon->core);
 	disown(daemon);
 	unmake(daemon);

@@ -20,27 +20,28 @@
 #include "daemon/serve/control.h"
 #include "daemon/serve/options.h"
 #include "daemon/serve/refused.h"
+#include "daemon/serve/state.h"
 
 #define ACCEPTS_AT_ONCE 2
 #define FAILED_PAUSE_NS 100000000ull
 
 void kvt_accept_watch(struct kvt_daemon *daemon)
 {
-	kvt_loop_poll(&daemon->loop, daemon->listen_fd, POLLIN,
-		      kvt_tag(KVT_TAG_ACCEPT, 0, daemon->listen_generation));
+	kvt_loop_poll(&daemon->loop, daemon->listener.fd, POLLIN,
+		      kvt_tag(KVT_TAG_ACCEPT, 0, daemon->accept.generation));
 }
 
 void kvt_accept_event(struct kvt_daemon *daemon)
 {
-	daemon->accept_due = !daemon->draining && daemon->listen_fd >= 0;
+	daemon->accept.due = !daemon->draining && daemon->listener.fd >= 0;
 }
 
 void kvt_accept_stop(struct kvt_daemon *daemon)
 {
-	kvt_loop_cancel(&daemon->loop, daemon->listen_fd,
-			kvt_tag(KVT_TAG_ACCEPT, 0, daemon->listen_generation), true);
-	daemon->accept_due = false;
-	daemon->accept_again_ns = 0;
+	kvt_loop_cancel(&daemon->loop, daemon->listener.fd,
+			kvt_tag(KVT_TAG_ACCEPT, 0, daemon->accept.generation), true);
+	daemon->accept.due = false;
+	daemon->accept.again_ns = 0;
 }
 
 void kvt_accept_rest(struct kvt_daemon *daemon, int from)
@@ -54,19 +55,19 @@ void kvt_accept_rest(struct kvt_daemon *daemon, int from)
 void kvt_accept_moved(struct kvt_daemon *daemon, int old)
 {
 	kvt_loop_cancel(&daemon->loop, old,
-			kvt_tag(KVT_TAG_ACCEPT, 0, daemon->listen_generation), true);
-	daemon->listen_generation++; /* an event of the old poll may still come */
+			kvt_tag(KVT_TAG_ACCEPT, 0, daemon->accept.generation), true);
+	daemon->accept.generation++; /* an event of the old poll may still come */
 	kvt_accept_rest(daemon, old);
 	kvt_accept_event(daemon);
 }
 
 uint64_t kvt_accept_again(struct kvt_daemon *daemon)
 {
-	if (!daemon->accept_again_ns)
+	if (!daemon->accept.again_ns)
 		return UINT64_MAX;
-	if (daemon->real_ns < daemon->accept_again_ns)
-		return daemon->accept_again_ns;
-	daemon->accept_again_ns = 0;
+	if (daemon->clock.real_ns < daemon->accept.again_ns)
+		return daemon->accept.again_ns;
+	daemon->accept.again_ns = 0;
 	kvt_accept_event(daemon);
 	return UINT64_MAX;
 }
@@ -80,13 +81,13 @@ static void failed(struct kvt_daemon *daemon, int error)
 	/* The limit was lowered after start. */
 	if (error == EMFILE && kvt_daemon_raise_nofile(daemon, why) > 0)
 		return;
-	kvt_log_limited(&daemon->client_log, 0, daemon->real_ns, KVT_LOG_ERROR, "accept_failed",
-			"error=\"%s\" cure=\"%s\"", strerror(error),
+	kvt_log_limited(&daemon->client_log, 0, daemon->clock.real_ns, KVT_LOG_ERROR,
+			"accept_failed", "error=\"%s\" cure=\"%s\"", strerror(error),
 			error == EMFILE ? "raise RLIMIT_NOFILE" :
 			error == ENFILE ? "raise sysctl fs.file-max" : "none");
-	daemon->accept_due = false;
-	daemon->accept_again_ns = daemon->real_ns + FAILED_PAUSE_NS;
-	daemon->next_timer_ns = 0;
+	daemon->accept.due = false;
+	daemon->accept.again_ns = daemon->clock.real_ns + FAILED_PAUSE_NS;
+	daemon->timers.next_ns = 0;
 }
 
 /* Accept one connection. False: the queue is empty or must wait. */
@@ -96,13 +97,13 @@ static bool accept_one(struct kvt_daemon *daemon)
 
 	if (!kvt_control_has_room(daemon))
 		return false;
-	fd = accept4(daemon->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	fd = accept4(daemon->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 	if (fd >= 0) {
 		kvt_control_accepted(daemon, fd);
 		return true;
 	}
 	if (errno == EAGAIN) {
-		daemon->accept_due = false;
+		daemon->accept.due = false;
 		kvt_accept_watch(daemon);
 	} else if (errno != EINTR && errno != ECONNABORTED) {
 		failed(daemon, errno);

@@ -2,7 +2,17 @@
 #ifndef KVT_SERVE_ACCEPT_H
 #define KVT_SERVE_ACCEPT_H
 
-#include "daemon/serve/state.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+struct kvt_daemon;
+
+/** Accepting from the listening socket. Changed by accept.c. */
+struct kvt_accept {
+	bool due;            /* the socket's queue may hold a connection */
+	uint32_t generation; /* number of the socket's current poll */
+	uint64_t again_ns;   /* time of the next try after a failure; 0: none */
+};
 
 /** Length of the accept queue. It bounds the wait of a new connection: 20 to 100 us for each before
  * it, and three times as much for others. If the queue is full, connect() waits, in

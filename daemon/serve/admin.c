@@ -21,6 +21,7 @@
 #include "daemon/serve/connection.h"
 #include "daemon/serve/plan.h"
 #include "daemon/serve/session.h"
+#include "daemon/serve/state.h"
 #include "daemon/setup/memory.h"
 #include "shm/assert.h"
 
@@ -122,7 +123,7 @@ static void fill_durations(const struct kvt_daemon *daemon, struct kvt_admin_sta
 
 	for (uint32_t op = 0; op < KVT_OP_KINDS; op++)
 		status->op_ns[op] = (uint64_t)((unsigned __int128)daemon->stats.op_cycles[op] *
-					       daemon->units_per_cycle >> shift);
+					       daemon->clock.units_per_cycle >> shift);
 }
 
 static void fill_status(struct kvt_daemon *daemon, struct kvt_admin_status *status)
@@ -134,7 +135,7 @@ static void fill_status(struct kvt_daemon *daemon, struct kvt_admin_status *stat
 	status->counters = *daemon->counters;
 	status->epoch = arena->epoch;
 	memcpy(status->instance, config->instance, sizeof(status->instance));
-	status->now_ns = daemon->now_ns;
+	status->now_ns = daemon->clock.now_ns;
 	status->started_ns = daemon->started_ns;
 	status->page_bytes = daemon->pool.page_bytes;
 	status->pool_bytes = daemon->pool.bytes;
@@ -151,7 +152,7 @@ static void fill_status(struct kvt_daemon *daemon, struct kvt_admin_status *stat
 	status->disabled = config->disabled;
 	status->draining = daemon->draining;
 	path_percentiles(daemon, status);
-	kvt_core_describe_leases(daemon->core, daemon->now_ns, status);
+	kvt_core_describe_leases(daemon->core, daemon->clock.now_ns, status);
 	status->sleeps = daemon->stats.sleeps;
 	status->spins = daemon->stats.spins;
 	status->turns = daemon->stats.turns;
@@ -170,7 +171,7 @@ static void fill_status(struct kvt_daemon *daemon, struct kvt_admin_status *stat
 	snprintf(status->version, sizeof(status->version), "%s", KVT_VERSION);
 	snprintf(status->instance_name, sizeof(status->instance_name), "%.63s",
 		 daemon->config.instance);
-	snprintf(status->socket_path, sizeof(status->socket_path), "%s", daemon->socket_path);
+	snprintf(status->socket_path, sizeof(status->socket_path), "%s", daemon->listener.path);
 }
 
 static void answer_status(struct kvt_daemon *daemon, struct admin_answer *answer)
@@ -208,7 +209,7 @@ static void describe_session(const struct kvt_daemon *daemon, uint32_t index,
 			     struct kvt_admin_client *client)
 {
 	const struct kvt_session_record *session = kvt_core_session(daemon->core, index);
-	const struct kvt_session *ours = &daemon->sessions[index];
+	const struct kvt_session *ours = &daemon->sessions.slots[index];
 
 	client->state = session->state;
 	client->signs = session->signs;
@@ -219,8 +220,8 @@ static void describe_session(const struct kvt_daemon *daemon, uint32_t index,
 	client->max_leases = session->max_leases;
 	client->max_private_pages = session->max_private_pages;
 	client->operations = session->operations;
-	client->age_ns = daemon->now_ns - session->opened_ns;
-	client->ended_age_ns = session->ended_ns ? daemon->now_ns - session->ended_ns : 0;
+	client->age_ns = daemon->clock.now_ns - session->opened_ns;
+	client->ended_age_ns = session->ended_ns ? daemon->clock.now_ns - session->ended_ns : 0;
 	client->suspects = session->suspects;
 	client->suspected = session->suspected;
 	client->sq_waiting = waiting_entries(ours);
@@ -260,7 +261,7 @@ static bool describe_namespace(const struct kvt_daemon *daemon, uint32_t index, 
 
 static bool describe_node(const struct kvt_daemon *daemon, uint32_t index, void *record)
 {
-	return kvt_core_describe_node(daemon->core, index, daemon->now_ns, record);
+	return kvt_core_describe_node(daemon->core, index, daemon->clock.now_ns, record);
 }
 
 /* Describe an option, with the value in use where it was computed. */
@@ -288,7 +289,7 @@ static bool describe_option(const struct kvt_daemon *daemon, uint32_t index, voi
 			snprintf(option->used, sizeof(option->used), "%llu",
 				 (unsigned long long)chosen[i].used);
 	if (strcmp(option->key, "socket_path") == 0)
-		snprintf(option->used, sizeof(option->used), "%s", daemon->socket_path);
+		snprintf(option->used, sizeof(option->used), "%s", daemon->listener.path);
 	if (strcmp(option->key, "fingerprint") == 0)
 		snprintf(option->used, sizeof(option->used), "%.255s", config->fingerprint);
 	return true;
@@ -374,7 +375,7 @@ static void answer_audit(struct kvt_daemon *daemon, struct admin_answer *answer)
 	}
 	before = kvt_cycles();
 	kvt_core_audit(daemon->core, audit_problem, answer);
-	stood_ns = (kvt_cycles() - before) * 1000 / daemon->cycles_per_us;
+	stood_ns = (kvt_cycles() - before) * 1000 / daemon->clock.cycles_per_us;
 	answer->head->record_bytes = 1;
 	answer->head->argument = stood_ns;
 	kvt_log(answer->head->total ? KVT_LOG_ERROR : KVT_LOG_INFO, "audit",
@@ -397,14 +398,14 @@ static void answer_remove(struct kvt_daemon *daemon, struct admin_answer *answer
 		answer_fail(answer, -EINVAL, "count and the number of keys that follow differ");
 		return;
 	}
-	error = kvt_core_namespace_open(daemon->core, 0, request->digest, NULL, daemon->now_ns,
-					&namespace_id);
+	error = kvt_core_namespace_open(daemon->core, 0, request->digest, NULL,
+					daemon->clock.now_ns, &namespace_id);
 	if (error) {
 		answer_fail(answer, error, "no such namespace");
 		return;
 	}
 	error = kvt_core_remove(daemon->core, namespace_id, request->argument, payload,
-				request->count, daemon->now_ns, &removed);
+				request->count, daemon->clock.now_ns, &removed);
 	if (error == -EINVAL)
 		answer_fail(answer, error, "a root key without keys");
 	else if (error)
@@ -426,25 +427,25 @@ static void answer_fence(struct kvt_daemon *daemon, struct admin_answer *answer,
 	else if (state == KVT_SESSION_OPEN || state == KVT_SESSION_CLOSING)
 		answer_fail(answer, -EBUSY, "the session is alive: fence only what is over");
 	else
-		kvt_session_fence(daemon, &daemon->sessions[index]);
+		kvt_session_fence(daemon, &daemon->sessions.slots[index]);
 }
 
 static void answer_tick(struct kvt_daemon *daemon, struct admin_answer *answer,
 			const struct kvt_message_admin *request)
 {
-	if (!daemon->test_clock) {
+	if (!daemon->clock.is_test) {
 		answer_fail(answer, -EPERM, "the daemon runs on real time: start it with "
 			    "--test-clock");
 		return;
 	}
-	if (request->argument > UINT64_MAX / 2 - daemon->now_ns) {
+	if (request->argument > UINT64_MAX / 2 - daemon->clock.now_ns) {
 		answer_fail(answer, -ERANGE, "the test clock cannot go that far");
 		return;
 	}
-	daemon->now_ns += request->argument;
-	daemon->next_timer_ns = 0;
-	while (kvt_core_next_expiry_ns(daemon->core) <= daemon->now_ns &&
-	       kvt_core_work(daemon->core, 4096, false, daemon->now_ns))
+	daemon->clock.now_ns += request->argument;
+	daemon->timers.next_ns = 0;
+	while (kvt_core_next_expiry_ns(daemon->core) <= daemon->clock.now_ns &&
+	       kvt_core_work(daemon->core, 4096, false, daemon->clock.now_ns))
 		continue;
 }
 
@@ -626,7 +627,7 @@ static void handle_change(struct kvt_daemon *daemon, struct kvt_connection *conn
 		answer->head->total = kvt_core_evict(
 			daemon->core,
 			request->argument < UINT32_MAX ? (uint32_t)request->argument : UINT32_MAX,
-			daemon->now_ns);
+			daemon->clock.now_ns);
 		break;
 	case KVT_ADMIN_REMOVE:
 		what = "remove";
@@ -634,7 +635,7 @@ static void handle_change(struct kvt_daemon *daemon, struct kvt_connection *conn
 		break;
 	case KVT_ADMIN_RESET:
 		what = "reset";
-		kvt_core_reset(daemon->core, daemon->now_ns);
+		kvt_core_reset(daemon->core, daemon->clock.now_ns);
 		break;
 	case KVT_ADMIN_FENCE:
 		what = "fence";
@@ -644,8 +645,8 @@ static void handle_change(struct kvt_daemon *daemon, struct kvt_connection *conn
 		answer_tick(daemon, answer, request);
 		break;
 	}
-	daemon->compact_due = true;
-	daemon->sweep_due = true;
+	daemon->turn.compact_due = true;
+	daemon->sessions.sweep_due = true;
 	log_change(connection, what, request->argument, answer);
 }
 

@@ -16,6 +16,7 @@
 
 #include "daemon/serve/member.h"
 #include "daemon/serve/session.h"
+#include "daemon/serve/state.h"
 #include "daemon/serve/stored.h"
 #include "shm/assert.h"
 
@@ -211,7 +212,7 @@ static bool adopt_members(struct kvt_daemon *daemon, struct kvt_session *session
 static int adopt_session(struct kvt_daemon *daemon, uint32_t index,
 			 const struct kvt_session_record *record)
 {
-	struct kvt_session *session = &daemon->sessions[index];
+	struct kvt_session *session = &daemon->sessions.slots[index];
 	bool lives, lost = false;
 	uint32_t signs = 0;
 
@@ -243,12 +244,12 @@ static int adopt_session(struct kvt_daemon *daemon, uint32_t index,
 		signs |= KVT_SIGN_HANGUP; /* the sockets ended with the last daemon */
 	signs &= ~record->signs;
 	if (signs)
-		kvt_core_session_sign(daemon->core, index, signs, daemon->now_ns);
+		kvt_core_session_sign(daemon->core, index, signs, daemon->clock.now_ns);
 	else if (!lives) /* the processes live, but descriptors are lost */
-		kvt_core_session_kill(daemon->core, index, daemon->now_ns);
+		kvt_core_session_kill(daemon->core, index, daemon->clock.now_ns);
 	if (lives) /* a completion may have come before the restart, without its ring */
 		kvt_session_ring_bell(daemon, session);
-	daemon->look_due = daemon->sweep_due = true;
+	daemon->sessions.look_due = daemon->sessions.sweep_due = true;
 	return 0;
 }
 
@@ -273,7 +274,7 @@ int kvt_adopt_sessions(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
  * their sockets hang up. */
 void kvt_adopt_rest(struct kvt_daemon *daemon)
 {
-	struct kvt_fdstore *passed = &daemon->passed;
+	struct kvt_fdstore *passed = &daemon->kept.passed;
 
 	for (uint32_t i = 0; i < passed->n; i++)
 		if (!kvt_stored_outlives_cache(kvt_stored_kind(passed->at[i].name)) &&

@@ -4,6 +4,8 @@
 
 #include <time.h>
 
+#include "daemon/serve/state.h"
+
 static uint64_t clock_ns(clockid_t id)
 {
 	struct timespec now;
@@ -14,8 +16,8 @@ static uint64_t clock_ns(clockid_t id)
 
 void kvt_daemon_clock(struct kvt_daemon *daemon)
 {
-	daemon->real_ns = clock_ns(CLOCK_MONOTONIC);
-	if (!daemon->test_clock)
-		daemon->now_ns = daemon->real_ns;
-	daemon->clock_stamp = kvt_cycles();
+	daemon->clock.real_ns = clock_ns(CLOCK_MONOTONIC);
+	if (!daemon->clock.is_test)
+		daemon->clock.now_ns = daemon->clock.real_ns;
+	daemon->clock.stamp = kvt_cycles();
 }

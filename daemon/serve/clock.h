@@ -2,7 +2,20 @@
 #ifndef KVT_SERVE_CLOCK_H
 #define KVT_SERVE_CLOCK_H
 
-#include "daemon/serve/state.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+struct kvt_daemon;
+
+/** The clocks, as last read. Only clock.c changes the times, but for a test's clock (admin.c). */
+struct kvt_clock {
+	uint64_t now_ns;          /* the cache's clock */
+	uint64_t real_ns;         /* CLOCK_MONOTONIC, refreshed every few microseconds */
+	uint64_t stamp, interval; /* cycles: when last read, and until the next read */
+	uint64_t cycles_per_us;
+	uint64_t units_per_cycle; /* units of 64 ns for histograms, 32 bits after the point */
+	bool is_test;             /* requests move now_ns */
+};
 
 /** Read the clocks. */
 void kvt_daemon_clock(struct kvt_daemon *daemon);

@@ -21,6 +21,7 @@
 
 #include "daemon/keep/rights.h"
 #include "daemon/serve/refused.h"
+#include "daemon/serve/state.h"
 #include "shm/assert.h"
 
 #ifndef SO_PASSRIGHTS
@@ -31,7 +32,7 @@
 
 static uint32_t slot_of(const struct kvt_daemon *daemon, const struct kvt_connection *connection)
 {
-	return (uint32_t)(connection - daemon->connections);
+	return (uint32_t)(connection - daemon->connections.slots);
 }
 
 static uint64_t tag_of(const struct kvt_daemon *daemon, const struct kvt_connection *connection)
@@ -43,17 +44,17 @@ void kvt_connection_queue(struct kvt_daemon *daemon, struct kvt_connection *conn
 {
 	KVT_ASSERT(!connection->queue && connection->state);
 	connection->queue = connection->state;
-	TAILQ_INSERT_TAIL(&daemon->readable[connection->queue], connection, readable);
-	daemon->n_readable++;
+	TAILQ_INSERT_TAIL(&daemon->connections.readable[connection->queue], connection, readable);
+	daemon->connections.n_readable++;
 }
 
 void kvt_connection_unqueue(struct kvt_daemon *daemon, struct kvt_connection *connection)
 {
 	if (!connection->queue)
 		return;
-	KVT_ASSERT(daemon->n_readable > 0);
-	TAILQ_REMOVE(&daemon->readable[connection->queue], connection, readable);
-	daemon->n_readable--;
+	KVT_ASSERT(daemon->connections.n_readable > 0);
+	TAILQ_REMOVE(&daemon->connections.readable[connection->queue], connection, readable);
+	daemon->connections.n_readable--;
 	connection->queue = KVT_CONNECTION_FREE;
 }
 
@@ -70,29 +71,31 @@ struct kvt_connection *kvt_connection_take(struct kvt_daemon *daemon, int fd,
 {
 	struct kvt_connection *connection;
 
-	KVT_ASSERT(daemon->n_free_connections > 0);
-	connection = &daemon->connections[daemon->free_connections[--daemon->n_free_connections]];
+	KVT_ASSERT(daemon->connections.n_free > 0);
+	connection =
+		&daemon->connections.slots[daemon->connections.free[--daemon->connections.n_free]];
 	KVT_ASSERT(connection->fd < 0 && !connection->queue);
 	*connection = (struct kvt_connection){
 		.state = KVT_CONNECTION_HALF_OPEN,
 		.fd = fd,
 		.generation = ++daemon->generation,
 		.peer = *peer,
-		.accepted_ns = daemon->real_ns,
+		.accepted_ns = daemon->clock.real_ns,
 		.accepted_boot_ns = kvt_peer_boot_ns(),
 	};
-	TAILQ_INSERT_TAIL(&daemon->half_open, connection, half_open);
-	daemon->n_half_open++;
+	TAILQ_INSERT_TAIL(&daemon->connections.half_open, connection, half_open);
+	daemon->connections.n_half_open++;
 	return connection;
 }
 
 void kvt_connection_is_open(struct kvt_daemon *daemon, struct kvt_connection *connection,
 			    enum kvt_connection_state state)
 {
-	KVT_ASSERT(connection->state == KVT_CONNECTION_HALF_OPEN && daemon->n_half_open > 0);
-	TAILQ_REMOVE(&daemon->half_open, connection, half_open);
-	daemon->n_half_open--;
-	daemon->n_observers += state == KVT_CONNECTION_OBSERVER;
+	KVT_ASSERT(connection->state == KVT_CONNECTION_HALF_OPEN &&
+		   daemon->connections.n_half_open > 0);
+	TAILQ_REMOVE(&daemon->connections.half_open, connection, half_open);
+	daemon->connections.n_half_open--;
+	daemon->connections.n_observers += state == KVT_CONNECTION_OBSERVER;
 	connection->state = state;
 }
 
@@ -124,7 +127,7 @@ void kvt_connection_drop(struct kvt_daemon *daemon, struct kvt_connection *conne
 	if (connection->state == KVT_CONNECTION_HALF_OPEN)
 		kvt_connection_is_open(daemon, connection, KVT_CONNECTION_OVER);
 	else if (connection->state == KVT_CONNECTION_OBSERVER)
-		daemon->n_observers--;
+		daemon->connections.n_observers--;
 	kvt_connection_unqueue(daemon, connection);
 	/* close() is not enough: until its end the poll refers to the socket. */
 	if (!connection->hung_up)
@@ -133,8 +136,8 @@ void kvt_connection_drop(struct kvt_daemon *daemon, struct kvt_connection *conne
 			connection->armed);
 	close(connection->fd);
 	*connection = (struct kvt_connection){ .fd = -1, .generation = ++daemon->generation };
-	KVT_ASSERT(daemon->n_free_connections < daemon->n_connections);
-	daemon->free_connections[daemon->n_free_connections++] = slot_of(daemon, connection);
+	KVT_ASSERT(daemon->connections.n_free < daemon->connections.n_slots);
+	daemon->connections.free[daemon->connections.n_free++] = slot_of(daemon, connection);
 }
 
 /* ---- sending */
@@ -144,7 +147,7 @@ bool kvt_connection_send(struct kvt_daemon *daemon, struct kvt_connection *conne
 {
 	if (kvt_rights_send(connection->fd, message, bytes, fds, n_fds) == (ssize_t)bytes)
 		return true;
-	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns,
+	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->clock.real_ns,
 			KVT_LOG_WARNING, "send_failed",
 			"pid=%d error=\"%s\" why=\"%s\"", (int)connection->peer.pid,
 			strerror(errno), errno == EAGAIN ? "the client does not read its socket"

@@ -2,7 +2,58 @@
 #ifndef KVT_SERVE_CONNECTION_H
 #define KVT_SERVE_CONNECTION_H
 
-#include "daemon/serve/state.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <bsd/sys/queue.h>
+
+#include "daemon/serve/peer.h"
+#include "kvtrunk_wire.h"
+
+struct kvt_daemon;
+struct kvt_member;
+
+enum kvt_connection_state {
+	KVT_CONNECTION_FREE = 0,
+	KVT_CONNECTION_HALF_OPEN, /* no HELLO yet */
+	KVT_CONNECTION_OBSERVER,
+	KVT_CONNECTION_SESSION,
+	KVT_CONNECTION_OVER, /* its session ended; kept to see the hang-up */
+	KVT_CONNECTION_STATES,
+};
+
+struct kvt_connection {
+	enum kvt_connection_state state;
+	int fd;
+	uint32_t generation;
+	struct kvt_member *member; /* a session's process, NULL: none */
+	struct kvt_peer peer;
+	TAILQ_ENTRY(kvt_connection) half_open; /* link in the queue of half-open ones */
+	TAILQ_ENTRY(kvt_connection) readable;
+	enum kvt_connection_state queue; /* queue `readable` that has it; FREE: none */
+	uint64_t accepted_ns; /* time of accept(), monotonic */
+	uint64_t accepted_boot_ns;
+	bool armed;
+	bool hung_up; /* POLLHUP: no process has the other end */
+	bool over;    /* hung up: its last messages are taken, then it is dropped */
+	bool waiting; /* answer `request` once it is true */
+	bool unsent;  /* a message could not be sent */
+	uint32_t n_last; /* messages taken since it hung up */
+	struct kvt_message_admin request;
+};
+TAILQ_HEAD(kvt_connection_queue, kvt_connection);
+
+/** All control connections. Changed by start.c, then by connection.c. */
+struct kvt_connections {
+	struct kvt_connection *slots;
+	uint32_t n_slots;
+	uint32_t *free; /* stack of free slots */
+	uint32_t n_free;
+	struct kvt_connection_queue readable[KVT_CONNECTION_STATES]; /* those with a message */
+	uint32_t n_readable;
+	struct kvt_connection_queue half_open; /* half-open connections, the oldest first */
+	uint32_t n_half_open, n_observers;
+};
 
 /** Take a slot for `fd`, which has sent no message yet. A slot must be free. */
 struct kvt_connection *kvt_connection_take(struct kvt_daemon *daemon, int fd,

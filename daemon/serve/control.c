@@ -27,6 +27,7 @@
 #include "daemon/serve/group.h"
 #include "daemon/serve/refused.h"
 #include "daemon/serve/session.h"
+#include "daemon/serve/state.h"
 #include "shm/assert.h"
 #include "shm/geometry.h"
 
@@ -52,8 +53,8 @@ static void end_unsent(struct kvt_daemon *daemon, struct kvt_connection *connect
 	if (!connection->unsent)
 		return;
 	if (connection->state == KVT_CONNECTION_SESSION)
-		kvt_session_kill(daemon, &daemon->sessions[connection->member->session], -ECOMM,
-				 "the control socket is not read: the session is over");
+		kvt_session_kill(daemon, &daemon->sessions.slots[connection->member->session],
+				 -ECOMM, "the control socket is not read: the session is over");
 	else if (connection->state != KVT_CONNECTION_OVER)
 		kvt_control_drop(daemon, connection);
 }
@@ -63,23 +64,24 @@ static enum take_result take_message(struct kvt_daemon *daemon, struct kvt_conne
 
 bool kvt_control_has_room(const struct kvt_daemon *daemon)
 {
-	return daemon->n_half_open < (uint32_t)daemon->config.max_half_open ||
-	       !TAILQ_FIRST(&daemon->half_open)->queue;
+	return daemon->connections.n_half_open < (uint32_t)daemon->config.max_half_open ||
+	       !TAILQ_FIRST(&daemon->connections.half_open)->queue;
 }
 
 /* Make room for one more half-open connection: drop the oldest, unless its HELLO has arrived. */
 static void make_room(struct kvt_daemon *daemon)
 {
-	struct kvt_connection *oldest = TAILQ_FIRST(&daemon->half_open);
+	struct kvt_connection *oldest = TAILQ_FIRST(&daemon->connections.half_open);
 	uint32_t generation;
 
-	if (daemon->n_half_open < (uint32_t)daemon->config.max_half_open)
+	if (daemon->connections.n_half_open < (uint32_t)daemon->config.max_half_open)
 		return;
 	generation = oldest->generation;
 	take_message(daemon, oldest);
 	if (oldest->generation != generation || oldest->state != KVT_CONNECTION_HALF_OPEN)
 		return;
-	kvt_log_limited(&daemon->client_log, oldest->peer.pid, daemon->real_ns, KVT_LOG_WARNING,
+	kvt_log_limited(&daemon->client_log, oldest->peer.pid, daemon->clock.real_ns,
+			KVT_LOG_WARNING,
 			"half_open_dropped", "pid=%d why=\"more than max_half_open=%lld "
 			"connections without a first message\"", (int)oldest->peer.pid,
 			(long long)daemon->config.max_half_open);
@@ -91,10 +93,10 @@ uint64_t kvt_control_end_half_open(struct kvt_daemon *daemon)
 	uint64_t patience = (uint64_t)daemon->config.hello_timeout_ms * 1000000;
 	struct kvt_connection *connection;
 
-	while ((connection = TAILQ_FIRST(&daemon->half_open)) != NULL) {
-		if (daemon->real_ns - connection->accepted_ns < patience)
+	while ((connection = TAILQ_FIRST(&daemon->connections.half_open)) != NULL) {
+		if (daemon->clock.real_ns - connection->accepted_ns < patience)
 			return connection->accepted_ns + patience;
-		kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns,
+		kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->clock.real_ns,
 				KVT_LOG_WARNING, "half_open_dropped",
 				"pid=%d why=\"no first message within %lld ms\"",
 				(int)connection->peer.pid,
@@ -122,9 +124,9 @@ void kvt_control_accepted(struct kvt_daemon *daemon, int fd)
 	kvt_connection_refuse_fds(fd);
 	make_room(daemon);
 	connection = kvt_connection_take(daemon, fd, &peer);
-	due = daemon->real_ns + (uint64_t)daemon->config.hello_timeout_ms * 1000000;
-	if (due < daemon->next_timer_ns)
-		daemon->next_timer_ns = due;
+	due = daemon->clock.real_ns + (uint64_t)daemon->config.hello_timeout_ms * 1000000;
+	if (due < daemon->timers.next_ns)
+		daemon->timers.next_ns = due;
 	kvt_connection_queue(daemon, connection); /* mostly, HELLO has arrived already */
 }
 
@@ -137,8 +139,8 @@ static void refuse_as(struct kvt_daemon *daemon, struct kvt_connection *connecti
 	struct kvt_message_refused message = { .state = state };
 
 	daemon->stats.refused++;
-	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns, KVT_LOG_NOTICE,
-			"refused",
+	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->clock.real_ns,
+			KVT_LOG_NOTICE, "refused",
 			"pid=%d uid=%u error=%d why=\"%s\"", (int)connection->peer.pid,
 			(unsigned int)connection->peer.uid, error, text);
 	kvt_message_fill(&message.head, KVT_MSG_REFUSED, sizeof(message), error, cookie);
@@ -158,8 +160,8 @@ static void malformed(struct kvt_daemon *daemon, struct kvt_connection *connecti
 		      const char *text)
 {
 	if (connection->state == KVT_CONNECTION_SESSION)
-		kvt_session_kill(daemon, &daemon->sessions[connection->member->session], -EPROTO,
-				 text);
+		kvt_session_kill(daemon, &daemon->sessions.slots[connection->member->session],
+				 -EPROTO, text);
 	else
 		refuse(daemon, connection, 0, -EPROTO, text);
 }
@@ -273,9 +275,9 @@ static uint32_t observers_of(const struct kvt_daemon *daemon, uid_t uid)
 {
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < daemon->n_connections; i++)
-		n += daemon->connections[i].state == KVT_CONNECTION_OBSERVER &&
-		     daemon->connections[i].peer.uid == uid;
+	for (uint32_t i = 0; i < daemon->connections.n_slots; i++)
+		n += daemon->connections.slots[i].state == KVT_CONNECTION_OBSERVER &&
+		     daemon->connections.slots[i].peer.uid == uid;
 	return n;
 }
 
@@ -288,16 +290,16 @@ static int observer_check(const struct kvt_daemon *daemon,
 	uint32_t all = (uint32_t)daemon->config.max_observers, kept = (all + 7) / 8;
 	uint32_t own = (all + 3) / 4, uid = connection->peer.uid;
 
-	if (daemon->n_observers >= all) {
+	if (daemon->connections.n_observers >= all) {
 		snprintf(text, size, "max_observers=%u observers are connected: try later", all);
 		return -EUSERS;
 	}
 	if (connection->peer.privileged)
 		return 0;
-	if (daemon->n_observers + kept >= all) {
+	if (daemon->connections.n_observers + kept >= all) {
 		snprintf(text, size, "%u observers are connected, and the last %u of "
 			 "max_observers=%u places are for privileged ones: try later",
-			 daemon->n_observers, kept, all);
+			 daemon->connections.n_observers, kept, all);
 		return -EUSERS;
 	}
 	if (observers_of(daemon, uid) >= own) {
@@ -404,7 +406,7 @@ static void fill_welcome(const struct kvt_daemon *daemon,
 	welcome->policy = config->policy;
 	welcome->flags = (connection->peer.privileged ? KVT_WELCOME_PRIVILEGED : 0u) |
 			 (config->disabled ? KVT_WELCOME_DISABLED : 0u) |
-			 (daemon->test_clock ? KVT_WELCOME_TEST_CLOCK : 0u) |
+			 (daemon->clock.is_test ? KVT_WELCOME_TEST_CLOCK : 0u) |
 			 (daemon->notify.store && daemon->pool.ops->adopt ? KVT_WELCOME_KEPT : 0u);
 	welcome->daemon_pid = getpid();
 	memcpy(welcome->fingerprint, config->fingerprint, sizeof(welcome->fingerprint));
@@ -475,9 +477,9 @@ static void hello_session(struct kvt_daemon *daemon, struct kvt_connection *conn
 	admit(daemon, connection, welcome);
 	welcome->fds = KVT_FD_SEGMENT | KVT_FD_AREAS | KVT_FD_DOORBELL | KVT_FD_COMPLETION;
 	add_shared(daemon, welcome, fds, &n_fds);
-	add_mirror(&daemon->sessions[welcome->session], welcome, fds, &n_fds);
-	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns, KVT_LOG_INFO,
-			"session_open",
+	add_mirror(&daemon->sessions.slots[welcome->session], welcome, fds, &n_fds);
+	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->clock.real_ns,
+			KVT_LOG_INFO, "session_open",
 			"session=%u pid=%d uid=%u label=\"%s\"", welcome->session,
 			(int)connection->peer.pid, (unsigned int)connection->peer.uid, label);
 	kvt_connection_send(daemon, connection, welcome, sizeof(*welcome), fds, n_fds);
@@ -502,9 +504,9 @@ static void hello_member(struct kvt_daemon *daemon, struct kvt_connection *conne
 	admit(daemon, connection, welcome);
 	welcome->fds = KVT_FD_SEGMENT | KVT_FD_DOORBELL;
 	add_shared(daemon, welcome, fds, &n_fds);
-	add_mirror(&daemon->sessions[welcome->session], welcome, fds, &n_fds);
-	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns, KVT_LOG_INFO,
-			"member_joined", "session=%u rank=%u pid=%d label=\"%s\"",
+	add_mirror(&daemon->sessions.slots[welcome->session], welcome, fds, &n_fds);
+	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->clock.real_ns,
+			KVT_LOG_INFO, "member_joined", "session=%u rank=%u pid=%d label=\"%s\"",
 			welcome->session, welcome->rank, (int)connection->peer.pid, label);
 	kvt_connection_send(daemon, connection, welcome, sizeof(*welcome), fds, n_fds);
 }
@@ -526,7 +528,7 @@ static void hello_resume(struct kvt_daemon *daemon, struct kvt_connection *conne
 	welcome->n_ranks = kvt_core_member(daemon->core, connection->member->index)->n_ranks;
 	welcome->flags |= KVT_WELCOME_RESUMED;
 	memcpy(welcome->secret, hello->secret, sizeof(welcome->secret));
-	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->real_ns,
+	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->clock.real_ns,
 			KVT_LOG_INFO, "session_resumed", "session=%u rank=%u pid=%d",
 			welcome->session, welcome->rank, (int)connection->peer.pid);
 	kvt_connection_send(daemon, connection, welcome, sizeof(*welcome), NULL, 0);
@@ -609,7 +611,7 @@ static void handle_namespace(struct kvt_daemon *daemon, struct kvt_connection *c
 		answer.namespace_id = answer.generation = 0;
 		kvt_log_clean(label, sizeof(label), request->label, KVT_LABEL_BYTES);
 		error = kvt_core_namespace_open(daemon->core, session, request->digest, label,
-						daemon->now_ns, &answer.namespace_id);
+						daemon->clock.now_ns, &answer.namespace_id);
 		if (!error && kvt_core_describe_namespace(daemon->core, answer.namespace_id,
 							  &described))
 			answer.generation = described.generation;
@@ -631,7 +633,7 @@ static bool must_make_room(struct kvt_daemon *daemon, const struct kvt_connectio
 	return connection->state == KVT_CONNECTION_SESSION && bytes == sizeof(*request) &&
 	       request->head.type == KVT_MSG_NAMESPACE && request->head.bytes == bytes &&
 	       kvt_core_namespace_make_room(daemon->core, connection->member->session,
-					    request->digest, ROOM_STEPS, daemon->now_ns);
+					    request->digest, ROOM_STEPS, daemon->clock.now_ns);
 }
 
 /* ---- GROUP */
@@ -880,8 +882,8 @@ void kvt_control_answer(struct kvt_daemon *daemon)
 {
 	bool left = false;
 
-	for (uint32_t i = 0; i < daemon->n_connections; i++) {
-		struct kvt_connection *connection = &daemon->connections[i];
+	for (uint32_t i = 0; i < daemon->connections.n_slots; i++) {
+		struct kvt_connection *connection = &daemon->connections.slots[i];
 
 		if (!connection->waiting)
 			continue;

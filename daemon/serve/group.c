@@ -14,6 +14,7 @@
 
 #include "daemon/serve/member.h"
 #include "daemon/serve/session.h"
+#include "daemon/serve/state.h"
 #include "shm/atomic.h"
 
 /* A member's segment has the smallest ring, which stays unused. */
@@ -102,7 +103,7 @@ int kvt_group_join(struct kvt_daemon *daemon, struct kvt_connection *connection,
 	if (error)
 		return error;
 	record = kvt_core_member(daemon->core, made.index);
-	session = &daemon->sessions[record->session];
+	session = &daemon->sessions.slots[record->session];
 	if (!session->open) { /* ended here, and the core has not been told yet */
 		snprintf(why, why_size, "the group is over: get a new token from rank 0");
 		return -ESTALE;

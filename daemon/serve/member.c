@@ -16,6 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/serve/state.h"
 #include "daemon/serve/stored.h"
 #include "shm/assert.h"
 
@@ -61,14 +62,14 @@ void kvt_member_connect(struct kvt_daemon *daemon, struct kvt_member *member,
 {
 	KVT_ASSERT(!member->connection);
 	connection->member = member;
-	member->connection = (uint32_t)(connection - daemon->connections) + 1;
-	daemon->sessions[member->session].connections++;
+	member->connection = (uint32_t)(connection - daemon->connections.slots) + 1;
+	daemon->sessions.slots[member->session].connections++;
 }
 
 static uint64_t tag_of(const struct kvt_daemon *daemon, const struct kvt_member *member)
 {
 	return kvt_tag(KVT_TAG_PROCESS, member->index,
-		       daemon->sessions[member->session].generation);
+		       daemon->sessions.slots[member->session].generation);
 }
 
 void kvt_member_watch(struct kvt_daemon *daemon, struct kvt_member *member)

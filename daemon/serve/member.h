@@ -2,7 +2,34 @@
 #ifndef KVT_SERVE_MEMBER_H
 #define KVT_SERVE_MEMBER_H
 
-#include "daemon/serve/state.h"
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "daemon/setup/object.h"
+#include "kvtrunk_wire.h"
+#include "shm/ring.h"
+
+struct kvt_connection;
+struct kvt_daemon;
+struct kvt_session;
+
+/** A process of a session: rank 0, which opened it, or another rank of its group. The slot number
+ * is the core's: rank 0 has its session's. */
+struct kvt_member {
+	struct kvt_member *next; /* next process of the session */
+	uint32_t index;      /* number of the slot */
+	uint32_t session;    /* slot of its session, 0 = free */
+	uint32_t rank;
+	uint32_t connection; /* slot of the control connection + 1, 0 = none */
+	int pidfd;           /* -1 = none */
+	bool pidfd_armed;
+	bool told;           /* GOODBYE was sent, or the process is gone */
+	bool kept;           /* the keeper has its descriptors, with rank 0's the session's */
+	pid_t pid;
+	struct kvt_object segment; /* beyond rank 0 only its fence words and `gone` are used */
+	struct kvt_segment_layout layout;
+};
 
 /** Make the pidfd and segment of the process behind `connection`; made->layout is its plan. On
  * failure too, kvt_member_release() it. */

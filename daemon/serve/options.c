@@ -9,6 +9,8 @@
 
 #include <bsd/string.h>
 
+#include "daemon/serve/state.h"
+
 #define FDS_PER_MEMBER 3  /* connection, segment, pidfd */
 #define FDS_PER_SESSION 7 /* connection, segment, areas, mirror, doorbell, bell, pidfd */
 #define FDS_BESIDE 48
@@ -60,7 +62,7 @@ void kvt_daemon_apply(struct kvt_daemon *daemon)
 	daemon->pool.mps = config->mps;
 	daemon->pool.mps_grace_ns = (uint64_t)config->mps_grace_ms * 1000000;
 	kvt_spin_configure(&daemon->spin, config->spin_budget_us,
-			   (uint64_t)config->pace_us, daemon->cycles_per_us);
-	daemon->compact_after_cycles = COMPACT_AFTER_US * daemon->cycles_per_us;
+			   (uint64_t)config->pace_us, daemon->clock.cycles_per_us);
+	daemon->turn.compact_after_cycles = COMPACT_AFTER_US * daemon->clock.cycles_per_us;
 	find_admin_group(daemon);
 }

@@ -17,12 +17,13 @@
 
 #include <bsd/string.h>
 
+#include "daemon/serve/state.h"
 #include "daemon/setup/command.h"
 
 /* Read the pool's page count from the stored arena. 0: nothing was stored. */
 static uint32_t stored_pages(const struct kvt_daemon *daemon)
 {
-	const struct kvt_fdstore *passed = &daemon->passed;
+	const struct kvt_fdstore *passed = &daemon->kept.passed;
 	uint32_t n_pages = 0;
 
 	for (uint32_t i = 0; i < passed->n; i++)
@@ -167,7 +168,7 @@ int kvt_daemon_plan_successor(const struct kvt_daemon *daemon, char why[KVT_WHY_
 		snprintf(why, KVT_WHY_BYTES, "no memory to read the options");
 		return -ENOMEM;
 	}
-	next->passed = (struct kvt_fdstore){ .at = &arena, .n = 1 };
+	next->kept.passed = (struct kvt_fdstore){ .at = &arena, .n = 1 };
 	error = kvt_config_parse(&next->config, daemon->argc, daemon->argv, why) < 0 ? -EINVAL : 0;
 	if (!error)
 		error = kvt_daemon_plan(next, why);

@@ -7,6 +7,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include "daemon/serve/state.h"
+
 void kvt_host_ends(struct kvt_daemon *daemon, const char *call, int error)
 {
 	if (daemon->refused)

@@ -28,6 +28,7 @@
 #include "daemon/serve/connection.h"
 #include "daemon/serve/member.h"
 #include "daemon/serve/refused.h"
+#include "daemon/serve/state.h"
 #include "shm/assert.h"
 
 /* Faulted in before the first operation. */
@@ -64,22 +65,22 @@ void kvt_session_release(struct kvt_daemon *daemon, struct kvt_session *session)
 /* Leave the areas to free_some(). No process uses them any more, or it was told that they go. */
 static void leave_areas(struct kvt_daemon *daemon, struct kvt_session *session)
 {
-	if (!session->areas.base || daemon->n_leaving == daemon->core_config.max_sessions)
+	if (!session->areas.base || daemon->sessions.n_leaving == daemon->core_config.max_sessions)
 		return;
 	close_fd(&session->areas.fd);
-	daemon->leaving[daemon->n_leaving++] = session->areas;
+	daemon->sessions.leaving[daemon->sessions.n_leaving++] = session->areas;
 	session->areas = (struct kvt_object){ .fd = -1 };
 }
 
 /* Free a part of the areas of ended sessions. */
 static void free_some(struct kvt_daemon *daemon)
 {
-	struct kvt_object *last = &daemon->leaving[daemon->n_leaving - 1];
+	struct kvt_object *last = &daemon->sessions.leaving[daemon->sessions.n_leaving - 1];
 	char *end = (char *)last->base + last->bytes;
 
 	if (last->bytes <= FREE_BYTES) {
 		kvt_object_destroy(last);
-		daemon->n_leaving--;
+		daemon->sessions.n_leaving--;
 		return;
 	}
 	madvise(end - FREE_BYTES, FREE_BYTES, MADV_REMOVE); /* best effort: munmap() does it, too */
@@ -133,7 +134,7 @@ void kvt_session_say_gone(struct kvt_daemon *daemon, const struct kvt_member *me
 		return;
 	kvt_store_release(&header->gone, (uint32_t)-error);
 	if (!member->rank)
-		kvt_session_ring_bell(daemon, &daemon->sessions[member->session]);
+		kvt_session_ring_bell(daemon, &daemon->sessions.slots[member->session]);
 }
 
 static int make_areas_and_bells(struct kvt_session *made, bool mirror, int *ret_completion,
@@ -189,7 +190,8 @@ static int open_in_core(struct kvt_daemon *daemon, struct kvt_connection *connec
 	peer->uid = connection->peer.uid;
 	peer->privileged = connection->peer.privileged;
 	peer->label = wish->label;
-	error = kvt_core_session_open(daemon->core, peer, &view, daemon->now_ns, &slot->index);
+	error = kvt_core_session_open(daemon->core, peer, &view, daemon->clock.now_ns,
+				      &slot->index);
 	if (error == -EDQUOT)
 		snprintf(why, why_size, "uid %u has %u sessions (dead ones with pages in "
 			 "quarantine count), the most for one uid (7/8 of "
@@ -217,7 +219,7 @@ void kvt_session_note_end(struct kvt_daemon *daemon, struct kvt_session *session
 		return;
 	*end = (struct kvt_session_end){
 		.how = how,
-		.at_ns = daemon->real_ns,
+		.at_ns = daemon->clock.real_ns,
 		.operations = record->operations,
 		.leases = record->n_leases,
 		.pages = record->n_private + record->n_quarantined,
@@ -234,7 +236,7 @@ void kvt_session_log_suspect(struct kvt_daemon *daemon, const struct kvt_session
 	char label[KVT_LABEL_BYTES];
 
 	kvt_log_clean(label, sizeof(label), sealer ? sealer->label : "", sizeof(label));
-	kvt_log_limited(&daemon->client_log, session->members->pid, daemon->real_ns,
+	kvt_log_limited(&daemon->client_log, session->members->pid, daemon->clock.real_ns,
 			KVT_LOG_WARNING, "page_suspected", "session=%u pid=%d page=%u sealed_by=%u "
 			"sealer_pid=%d sealer_label=\"%s\" why=\"the session computed other KV for "
 			"it\"", session->index,
@@ -250,23 +252,24 @@ static void log_free(struct kvt_daemon *daemon, const struct kvt_session *sessio
 
 	if (!end->how)
 		return;
-	kvt_log_limited(&daemon->client_log, pid, daemon->real_ns, KVT_LOG_INFO,
+	kvt_log_limited(&daemon->client_log, pid, daemon->clock.real_ns, KVT_LOG_INFO,
 			"session_free", "session=%u pid=%d end=%s label=\"%s\" operations=%llu "
 			"leases=%u pages=%u returned_ms=%llu", session->index, (int)pid, end->how,
 			end->label, (unsigned long long)end->operations, end->leases, end->pages,
-			(unsigned long long)(daemon->real_ns - end->at_ns) / 1000000);
+			(unsigned long long)(daemon->clock.real_ns - end->at_ns) / 1000000);
 }
 
 /* Free the slots of a session that the core is done with. */
 static void retire(struct kvt_daemon *daemon, struct kvt_session *session)
 {
-	KVT_ASSERT(session->dying && !session->open && daemon->n_dying > 0);
+	KVT_ASSERT(session->dying && !session->open && daemon->sessions.n_dying > 0);
 	log_free(daemon, session);
-	daemon->n_dying--;
+	daemon->sessions.n_dying--;
 	/* Clients see the hang-up, if they still have their sockets. */
 	for (struct kvt_member *member = session->members; member; member = member->next)
 		if (member->connection)
-			kvt_connection_drop(daemon, &daemon->connections[member->connection - 1]);
+			kvt_connection_drop(daemon,
+					    &daemon->connections.slots[member->connection - 1]);
 	leave_areas(daemon, session);
 	kvt_session_release(daemon, session);
 }
@@ -274,16 +277,25 @@ static void retire(struct kvt_daemon *daemon, struct kvt_session *session)
 void kvt_session_vacate(struct kvt_daemon *daemon, uint32_t member)
 {
 	if (daemon->members[member].session)
-		retire(daemon, &daemon->sessions[daemon->members[member].session]);
+		retire(daemon, &daemon->sessions.slots[daemon->members[member].session]);
+}
+
+static uint32_t beyond_own_places(const struct kvt_daemon *daemon,
+				  const struct kvt_session *session)
+{
+	uint32_t own = daemon->sessions.own_places;
+
+	return session->deferred > own ? session->deferred - own : 0;
 }
 
 static void begin_serving(struct kvt_daemon *daemon, struct kvt_session *session)
 {
-	KVT_ASSERT(session->open && daemon->n_served < daemon->core_config.max_sessions);
+	KVT_ASSERT(session->open && daemon->sessions.n_served < daemon->core_config.max_sessions);
 	kvt_share_begin(&daemon->shares, &session->share);
 	/* New sessions are hot: move the first cold one to the end. */
-	daemon->served[daemon->n_served++] = daemon->served[daemon->n_hot];
-	daemon->served[daemon->n_hot++] = session->index;
+	daemon->sessions.served[daemon->sessions.n_served++] =
+		daemon->sessions.served[daemon->sessions.n_hot];
+	daemon->sessions.served[daemon->sessions.n_hot++] = session->index;
 	session->worked_turn = daemon->stats.turns;
 }
 
@@ -291,7 +303,7 @@ static void begin_serving(struct kvt_daemon *daemon, struct kvt_session *session
 static struct kvt_session *settle(struct kvt_daemon *daemon, struct kvt_connection *connection,
 				  const struct kvt_session *made)
 {
-	struct kvt_session *session = &daemon->sessions[made->index];
+	struct kvt_session *session = &daemon->sessions.slots[made->index];
 	struct kvt_member *first = made->members;
 
 	kvt_session_vacate(daemon, made->index);
@@ -316,14 +328,13 @@ void kvt_session_adopted(struct kvt_daemon *daemon, struct kvt_session *session,
 	if (serve) {
 		session->open = true;
 		begin_serving(daemon, session);
-		daemon->n_deferred += session->deferred;
-		if (session->deferred > daemon->own_places)
-			daemon->n_common += session->deferred - daemon->own_places;
-		session->waiting_since_ns = daemon->real_ns;
+		daemon->sessions.n_deferred += session->deferred;
+		daemon->sessions.n_common += beyond_own_places(daemon, session);
+		session->waiting_since_ns = daemon->clock.real_ns;
 	} else {
 		session->dying = true;
-		daemon->n_dying++;
-		daemon->sweep_due = true;
+		daemon->sessions.n_dying++;
+		daemon->sessions.sweep_due = true;
 	}
 }
 
@@ -393,7 +404,7 @@ int kvt_session_resume(struct kvt_daemon *daemon, struct kvt_connection *connect
 	uint64_t start_time = 0;
 	int pidfd = -1;
 
-	if (!member || !daemon->sessions[member->session].open || member->connection) {
+	if (!member || !daemon->sessions.slots[member->session].open || member->connection) {
 		snprintf(why, why_size, "no session with this secret waits to be resumed: %s: "
 			 "connect without a secret", !member ? "the daemon started cold" :
 			 member->connection ? "it is connected" :
@@ -418,17 +429,18 @@ int kvt_session_resume(struct kvt_daemon *daemon, struct kvt_connection *connect
 /* Remove it from `served`, whose first n_hot are polled in every turn. */
 static void unserve(struct kvt_daemon *daemon, uint32_t index)
 {
-	uint32_t *served = daemon->served;
+	uint32_t *served = daemon->sessions.served;
 	uint32_t at = 0;
 
-	while (at < daemon->n_served && served[at] != index)
+	while (at < daemon->sessions.n_served && served[at] != index)
 		at++;
-	KVT_ASSERT(at < daemon->n_served && daemon->n_hot <= daemon->n_served);
-	if (at < daemon->n_hot) {
-		served[at] = served[--daemon->n_hot];
-		at = daemon->n_hot;
+	KVT_ASSERT(at < daemon->sessions.n_served &&
+		   daemon->sessions.n_hot <= daemon->sessions.n_served);
+	if (at < daemon->sessions.n_hot) {
+		served[at] = served[--daemon->sessions.n_hot];
+		at = daemon->sessions.n_hot;
 	}
-	served[at] = served[--daemon->n_served];
+	served[at] = served[--daemon->sessions.n_served];
 }
 
 /* Stop taking entries. The core drops the deferred ones. */
@@ -439,18 +451,17 @@ static void stop_serving(struct kvt_daemon *daemon, struct kvt_session *session)
 		unserve(daemon, session->index);
 		kvt_share_end(&daemon->shares, &session->share);
 	}
-	daemon->sweep_due = true;
+	daemon->sessions.sweep_due = true;
 	if (!session->dying) {
 		session->dying = true;
-		daemon->n_dying++;
+		daemon->sessions.n_dying++;
 	}
-	KVT_ASSERT(daemon->n_deferred >= session->deferred);
-	daemon->n_deferred -= session->deferred;
-	if (session->deferred > daemon->own_places)
-		daemon->n_common -= session->deferred - daemon->own_places;
+	KVT_ASSERT(daemon->sessions.n_deferred >= session->deferred);
+	daemon->sessions.n_deferred -= session->deferred;
+	daemon->sessions.n_common -= beyond_own_places(daemon, session);
 	session->deferred = 0;
 	session->holding = false;
-	daemon->compact_due = true;
+	daemon->turn.compact_due = true;
 }
 
 static bool in_core(const struct kvt_daemon *daemon, const struct kvt_session *session)
@@ -471,17 +482,17 @@ static void ask_quiet(struct kvt_daemon *daemon, struct kvt_session *session)
 	    !in_core(daemon, session))
 		return;
 	if (!session->ended_ns)
-		writer.ended_ns = session->ended_ns = daemon->real_ns;
-	if (daemon->real_ns < session->quiet_again_ns)
+		writer.ended_ns = session->ended_ns = daemon->clock.real_ns;
+	if (daemon->clock.real_ns < session->quiet_again_ns)
 		return;
-	if (!daemon->pool.ops->quiesce(&daemon->pool, &writer, daemon->real_ns, &again_ns)) {
+	if (!daemon->pool.ops->quiesce(&daemon->pool, &writer, daemon->clock.real_ns, &again_ns)) {
 		session->quiet_again_ns = again_ns;
-		if (again_ns < daemon->next_timer_ns)
-			daemon->next_timer_ns = again_ns;
+		if (again_ns < daemon->timers.next_ns)
+			daemon->timers.next_ns = again_ns;
 		return;
 	}
 	session->quiet = true;
-	kvt_core_session_sign(daemon->core, session->index, KVT_SIGN_QUIET, daemon->now_ns);
+	kvt_core_session_sign(daemon->core, session->index, KVT_SIGN_QUIET, daemon->clock.now_ns);
 }
 
 /* Log the first sign of the session's end. */
@@ -492,7 +503,8 @@ static void log_over(struct kvt_daemon *daemon, struct kvt_session *session, con
 	if (session->dying)
 		return;
 	kvt_session_note_end(daemon, session, "died");
-	kvt_log_limited(&daemon->client_log, session->members->pid, daemon->real_ns, KVT_LOG_INFO,
+	kvt_log_limited(&daemon->client_log, session->members->pid, daemon->clock.real_ns,
+			KVT_LOG_INFO,
 			"session_over", "session=%u pid=%d sign=%s leases=%u private_pages=%u",
 			session->index, (int)session->members->pid, sign, record->n_leases,
 			record->n_private);
@@ -510,7 +522,7 @@ static uint32_t lost_hangup(const struct kvt_daemon *daemon, const struct kvt_se
 static void tell(struct kvt_daemon *daemon, struct kvt_member *member, int error, const char *why)
 {
 	struct kvt_connection *connection =
-		member->connection ? &daemon->connections[member->connection - 1] : NULL;
+		member->connection ? &daemon->connections.slots[member->connection - 1] : NULL;
 
 	member->told = true;
 	if (connection && connection->state != KVT_CONNECTION_OVER) {
@@ -535,11 +547,11 @@ void kvt_session_kill(struct kvt_daemon *daemon, struct kvt_session *session, in
 	if (!session->open)
 		return;
 	kvt_session_note_end(daemon, session, "killed");
-	kvt_log_limited(&daemon->client_log, session->members->pid, daemon->real_ns,
+	kvt_log_limited(&daemon->client_log, session->members->pid, daemon->clock.real_ns,
 			KVT_LOG_WARNING, "session_ended", "session=%u pid=%d why=\"%s\"",
 			session->index, (int)session->members->pid, why);
 	if (in_core(daemon, session))
-		kvt_core_session_kill(daemon->core, session->index, daemon->now_ns);
+		kvt_core_session_kill(daemon->core, session->index, daemon->clock.now_ns);
 	stop_serving(daemon, session);
 	kvt_session_tell(daemon, session->members, error, why);
 }
@@ -547,7 +559,7 @@ void kvt_session_kill(struct kvt_daemon *daemon, struct kvt_session *session, in
 /* End the group of a process that is gone. */
 static void end_group(struct kvt_daemon *daemon, struct kvt_member *member, const char *how)
 {
-	struct kvt_session *session = &daemon->sessions[member->session];
+	struct kvt_session *session = &daemon->sessions.slots[member->session];
 	char why[KVT_TEXT_BYTES];
 
 	member->told = true; /* send it nothing */
@@ -562,7 +574,7 @@ static void end_group(struct kvt_daemon *daemon, struct kvt_member *member, cons
 
 void kvt_session_lost(struct kvt_daemon *daemon, struct kvt_member *member, bool exited)
 {
-	struct kvt_session *session = &daemon->sessions[member->session];
+	struct kvt_session *session = &daemon->sessions.slots[member->session];
 	uint32_t *left = exited ? &session->processes : &session->connections;
 	uint32_t signs = exited ? KVT_SIGN_EXITED : KVT_SIGN_HANGUP;
 
@@ -572,7 +584,7 @@ void kvt_session_lost(struct kvt_daemon *daemon, struct kvt_member *member, bool
 	else
 		member->connection = 0;
 	if (member->connection) /* another process has inherited the socket */
-		daemon->connections[member->connection - 1].state = KVT_CONNECTION_OVER;
+		daemon->connections.slots[member->connection - 1].state = KVT_CONNECTION_OVER;
 	end_group(daemon, member, exited ? "exited" : "hung up");
 	kvt_core_member_sign(daemon->core, member->index, signs);
 	KVT_ASSERT(*left > 0);
@@ -580,11 +592,11 @@ void kvt_session_lost(struct kvt_daemon *daemon, struct kvt_member *member, bool
 	if (in_core(daemon, session)) {
 		log_over(daemon, session, exited ? "exited" : "hangup");
 		if (*left)
-			kvt_core_session_kill(daemon->core, session->index, daemon->now_ns);
+			kvt_core_session_kill(daemon->core, session->index, daemon->clock.now_ns);
 		else
 			kvt_core_session_sign(daemon->core, session->index,
 					      exited ? signs | lost_hangup(daemon, session) : signs,
-					      daemon->now_ns);
+					      daemon->clock.now_ns);
 	}
 	stop_serving(daemon, session);
 	ask_quiet(daemon, session);
@@ -593,7 +605,7 @@ void kvt_session_lost(struct kvt_daemon *daemon, struct kvt_member *member, bool
 void kvt_session_fence(struct kvt_daemon *daemon, struct kvt_session *session)
 {
 	KVT_ASSERT(session->members); /* as long as the core has the session */
-	kvt_core_session_sign(daemon->core, session->index, KVT_SIGN_FENCED, daemon->now_ns);
+	kvt_core_session_sign(daemon->core, session->index, KVT_SIGN_FENCED, daemon->clock.now_ns);
 	kvt_log(KVT_LOG_NOTICE, "session_fenced", "session=%u pid=%d", session->index,
 		(int)session->members->pid);
 	stop_serving(daemon, session);
@@ -612,16 +624,16 @@ static bool is_abandoned(struct kvt_session *session)
  * no socket that could hang up. */
 static void end_unconnected(struct kvt_daemon *daemon)
 {
-	daemon->look_due = false;
+	daemon->sessions.look_due = false;
 	for (uint32_t i = 1; i <= daemon->core_config.max_sessions; i++) {
-		struct kvt_session *session = &daemon->sessions[i];
+		struct kvt_session *session = &daemon->sessions.slots[i];
 
 		if (!session->open || session->connections ||
 		    (!(kvt_core_session(daemon->core, i)->signs & KVT_SIGN_CLOSED) &&
 		     !is_abandoned(session)))
 			continue;
 		log_over(daemon, session, "unconnected");
-		kvt_core_session_sign(daemon->core, i, KVT_SIGN_HANGUP, daemon->now_ns);
+		kvt_core_session_sign(daemon->core, i, KVT_SIGN_HANGUP, daemon->clock.now_ns);
 		stop_serving(daemon, session);
 	}
 }
@@ -632,21 +644,22 @@ void kvt_sessions_sweep(struct kvt_daemon *daemon)
 	bool first = kvt_core_unsettled(daemon->core);
 	uint32_t released = 0;
 
-	if (daemon->look_due)
+	if (daemon->sessions.look_due)
 		end_unconnected(daemon);
-	for (uint32_t i = 1; i <= daemon->core_config.max_sessions && daemon->n_dying; i++) {
-		struct kvt_session *session = &daemon->sessions[i];
+	for (uint32_t i = 1; i <= daemon->core_config.max_sessions &&
+	     daemon->sessions.n_dying; i++) {
+		struct kvt_session *session = &daemon->sessions.slots[i];
 
 		if (!session->dying)
 			continue;
 		if (in_core(daemon, session))
 			ask_quiet(daemon, session);
 		else if (first || released++ >= RELEASES_PER_TURN)
-			daemon->sweep_due = true;
+			daemon->sessions.sweep_due = true;
 		else
 			retire(daemon, session);
 	}
-	if (daemon->n_leaving && !first && !released)
+	if (daemon->sessions.n_leaving && !first && !released)
 		free_some(daemon);
-	daemon->sweep_due |= daemon->n_leaving != 0;
+	daemon->sessions.sweep_due |= daemon->sessions.n_leaving != 0;
 }

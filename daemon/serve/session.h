@@ -2,7 +2,80 @@
 #ifndef KVT_SERVE_SESSION_H
 #define KVT_SERVE_SESSION_H
 
-#include "daemon/serve/state.h"
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "daemon/core/core.h"
+#include "daemon/serve/share.h"
+#include "daemon/serve/spin.h"
+#include "daemon/setup/object.h"
+#include "kvtrunk_wire.h"
+#include "shm/ring.h"
+
+struct kvt_connection;
+struct kvt_daemon;
+struct kvt_member;
+
+/** What a session held when it ended. Logged once all of it is returned. */
+struct kvt_session_end {
+	const char *how; /* NULL: not ended */
+	uint64_t at_ns;
+	uint64_t operations;
+	uint32_t leases, pages;
+	char label[KVT_LABEL_BYTES]; /* escaped for the log */
+};
+
+/** A session as the daemon serves it. The slot number is the core's session index. A turn touches
+ * only the first two cache lines. */
+struct kvt_session {
+	struct kvt_ring_end ring;
+	uint32_t index;
+	uint32_t deferred; /* deferred operations: each has a CQ slot reserved */
+	bool open;    /* entries are taken */
+	bool holding; /* `held` was taken from the ring and waits for a pending place */
+	bool doorbell_armed;
+	bool dying;   /* a sign was seen: no more entries; the slot stays until the core is done */
+	uint64_t worked_turn;      /* turn of its last entry */
+	uint64_t waiting_since_ns; /* time since no deferred operation made progress */
+	struct kvt_session_share share; /* valid while open */
+	struct kvt_pace pace;
+	struct kvt_sqe held;
+
+	struct kvt_member *members; /* rank 0 first; NULL: the slot is free */
+	uint32_t generation;
+	uint32_t connections; /* control sockets that have not hung up */
+	uint32_t processes;   /* processes that have not exited */
+	int doorbell, bell;   /* -1 = none; bell: our end of the completion socket */
+	bool quiet;           /* the pool backend found no writer left */
+	bool no_resume;       /* the session ends with this daemon */
+	uint32_t name_generation; /* generation in the core, in names of stored descriptors */
+	uint64_t quiet_again_ns;
+	uint64_t ended_ns;
+	struct kvt_session_end end;
+	uid_t uid;
+	struct kvt_object areas;
+	int mirror; /* memfd for its processes, never mapped here; -1 = none */
+} KVT_ALIGNED(KVT_LINE);
+
+#define KVT_SESSION_NONE                                                                          \
+	((struct kvt_session){ .doorbell = -1, .bell = -1, .areas.fd = -1, .mirror = -1 })
+
+/** All sessions. Changed by start.c, then by session.c; turn.c sorts `served` and counts deferred
+ * operations. */
+struct kvt_sessions {
+	struct kvt_session *slots;    /* [max_sessions + 1] */
+	uint32_t *served;             /* sessions whose rings are polled */
+	uint32_t n_served, n_hot;     /* the first n_hot in every turn */
+	uint32_t n_deferred;          /* deferred operations of all sessions */
+	uint32_t n_common;            /* deferred operations beyond their sessions' own_places */
+	uint32_t own_places, common_places;
+	uint32_t n_dying;
+	bool sweep_due;               /* a dying session may be free to release */
+	bool look_due;                /* a session without a connection may be over */
+	struct kvt_object *leaving;   /* [max_sessions]: areas of ended sessions, to be freed */
+	uint32_t n_leaving;
+};
 
 /** A client's request for a session, checked and rounded. */
 struct kvt_session_wish {

@@ -26,6 +26,7 @@
 
 #include "daemon/serve/accept.h"
 #include "daemon/serve/connection.h"
+#include "daemon/serve/state.h"
 #include "daemon/serve/stored.h"
 
 #define LOOK_NS 1000000000ull
@@ -36,7 +37,7 @@
 /* Remove a dead daemon's socket file. -EADDRINUSE: a process listens there. */
 static int clear_socket(struct kvt_daemon *daemon, char *why)
 {
-	const char *path = daemon->socket_path;
+	const char *path = daemon->listener.path;
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	struct ucred owner = { 0 };
 	socklen_t bytes = sizeof(owner);
@@ -58,7 +59,7 @@ static int clear_socket(struct kvt_daemon *daemon, char *why)
 	if (error == 0)
 		getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &owner, &bytes);
 	close(fd);
-	daemon->socket_holder = owner.pid;
+	daemon->listener.holder = owner.pid;
 	if (error == -ECONNREFUSED) {
 		unlink(path);
 		return 0;
@@ -74,14 +75,14 @@ static int clear_socket(struct kvt_daemon *daemon, char *why)
 
 static int own_socket(const struct kvt_daemon *daemon, char *why)
 {
-	gid_t gid = daemon->socket_gid;
+	gid_t gid = daemon->listener.gid;
 	int error;
 
-	if ((gid == (gid_t)-1 || chown(daemon->socket_path, (uid_t)-1, gid) == 0) &&
-	    chmod(daemon->socket_path, (mode_t)daemon->config.socket_mode) == 0)
+	if ((gid == (gid_t)-1 || chown(daemon->listener.path, (uid_t)-1, gid) == 0) &&
+	    chmod(daemon->listener.path, (mode_t)daemon->config.socket_mode) == 0)
 		return 0;
 	error = -errno;
-	snprintf(why, KVT_WHY_BYTES, "cannot set group and mode of %s: %s", daemon->socket_path,
+	snprintf(why, KVT_WHY_BYTES, "cannot set group and mode of %s: %s", daemon->listener.path,
 		 strerror(-error));
 	return error;
 }
@@ -99,10 +100,10 @@ static void note_name(struct kvt_daemon *daemon)
 {
 	struct stat there = { 0 };
 
-	if (lstat(daemon->socket_path, &there) != 0 || !S_ISSOCK(there.st_mode))
+	if (lstat(daemon->listener.path, &there) != 0 || !S_ISSOCK(there.st_mode))
 		there = (struct stat){ 0 };
-	daemon->socket_file[0] = there.st_dev;
-	daemon->socket_file[1] = there.st_ino;
+	daemon->listener.file[0] = there.st_dev;
+	daemon->listener.file[1] = there.st_ino;
 }
 
 int kvt_socket_bind(struct kvt_daemon *daemon, char *why)
@@ -114,7 +115,7 @@ int kvt_socket_bind(struct kvt_daemon *daemon, char *why)
 
 	if (error)
 		return error;
-	strlcpy(address.sun_path, daemon->socket_path, sizeof(address.sun_path));
+	strlcpy(address.sun_path, daemon->listener.path, sizeof(address.sun_path));
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return -errno;
@@ -123,7 +124,7 @@ int kvt_socket_bind(struct kvt_daemon *daemon, char *why)
 	error = made ? 0 : -errno;
 	umask(mask);
 	if (error)
-		snprintf(why, KVT_WHY_BYTES, "cannot bind socket %s: %s", daemon->socket_path,
+		snprintf(why, KVT_WHY_BYTES, "cannot bind socket %s: %s", daemon->listener.path,
 			 strerror(-error));
 	else
 		error = own_socket(daemon, why);
@@ -132,12 +133,12 @@ int kvt_socket_bind(struct kvt_daemon *daemon, char *why)
 		error = -errno;
 	if (error) {
 		if (made)
-			unlink(daemon->socket_path);
+			unlink(daemon->listener.path);
 		close(fd);
 		return error;
 	}
-	daemon->listen_fd = fd;
-	daemon->socket_made = true;
+	daemon->listener.fd = fd;
+	daemon->listener.made = true;
 	pass_credentials(fd);
 	note_name(daemon);
 	return 0;
@@ -148,11 +149,11 @@ void kvt_socket_passed(struct kvt_daemon *daemon)
 	struct sockaddr_un name = { 0 };
 	socklen_t bytes = sizeof(name) - 1;
 
-	kvt_connection_refuse_fds(daemon->listen_fd);
-	pass_credentials(daemon->listen_fd);
-	if (getsockname(daemon->listen_fd, (struct sockaddr *)&name, &bytes) == 0)
-		strlcpy(daemon->socket_path, name.sun_path, sizeof(daemon->socket_path));
-	if (daemon->listen_passed)
+	kvt_connection_refuse_fds(daemon->listener.fd);
+	pass_credentials(daemon->listener.fd);
+	if (getsockname(daemon->listener.fd, (struct sockaddr *)&name, &bytes) == 0)
+		strlcpy(daemon->listener.path, name.sun_path, sizeof(daemon->listener.path));
+	if (daemon->listener.passed)
 		note_name(daemon);
 }
 
@@ -162,26 +163,26 @@ static bool is_named(const struct kvt_daemon *daemon)
 {
 	struct stat there;
 
-	return lstat(daemon->socket_path, &there) == 0 &&
-	       there.st_dev == daemon->socket_file[0] && there.st_ino == daemon->socket_file[1];
+	return lstat(daemon->listener.path, &there) == 0 &&
+	       there.st_dev == daemon->listener.file[0] && there.st_ino == daemon->listener.file[1];
 }
 
 void kvt_socket_unlink(struct kvt_daemon *daemon)
 {
-	if (daemon->socket_made && is_named(daemon))
-		unlink(daemon->socket_path);
-	daemon->socket_made = false;
+	if (daemon->listener.made && is_named(daemon))
+		unlink(daemon->listener.path);
+	daemon->listener.made = false;
 }
 
 /* Watch the file. A removed name changes the file's attributes. */
 static void watch(struct kvt_daemon *daemon)
 {
-	daemon->name_lost = false;
-	daemon->name_watched = daemon->name_watched ||
-		(daemon->name_fd >= 0 &&
-		inotify_add_watch(daemon->name_fd, daemon->socket_path,
+	daemon->listener.name_lost = false;
+	daemon->listener.name_watched = daemon->listener.name_watched ||
+		(daemon->listener.name_fd >= 0 &&
+		inotify_add_watch(daemon->listener.name_fd, daemon->listener.path,
 				  IN_ATTRIB | IN_MOVE_SELF | IN_DELETE_SELF | IN_DONT_FOLLOW) >= 0);
-	daemon->name_due_ns = daemon->real_ns + LOOK_NS;
+	daemon->listener.name_due_ns = daemon->clock.real_ns + LOOK_NS;
 }
 
 /* Log once why there is no name, and try again later. */
@@ -189,25 +190,25 @@ static void cannot_name(struct kvt_daemon *daemon, int error, const char *why)
 {
 	bool others = error == -EADDRINUSE || error == -EEXIST;
 
-	if (!daemon->name_lost)
+	if (!daemon->listener.name_lost)
 		kvt_log(KVT_LOG_ERROR, "socket_lost", "socket=\"%s\" why=\"%s\" "
 			"effect=\"connected clients continue; no client can connect\" cure=\"%s\"",
-			daemon->socket_path, why, daemon->listen_passed ?
+			daemon->listener.path, why, daemon->listener.passed ?
 			"systemctl restart the .socket and the .service unit together" :
 			"it is tried again every second; kill -HUP tries at once");
-	daemon->name_lost = true;
-	daemon->name_watched = false;
-	daemon->name_due_ns = daemon->real_ns + (others ? OTHERS_NS : LOOK_NS);
-	if (daemon->name_due_ns < daemon->next_timer_ns)
-		daemon->next_timer_ns = daemon->name_due_ns;
+	daemon->listener.name_lost = true;
+	daemon->listener.name_watched = false;
+	daemon->listener.name_due_ns = daemon->clock.real_ns + (others ? OTHERS_NS : LOOK_NS);
+	if (daemon->listener.name_due_ns < daemon->timers.next_ns)
+		daemon->timers.next_ns = daemon->listener.name_due_ns;
 }
 
 /* Bind another socket, and leave none of the old one's queue behind. */
 static void name_again(struct kvt_daemon *daemon)
 {
-	const uint64_t old_file[2] = { daemon->socket_file[0], daemon->socket_file[1] };
+	const uint64_t old_file[2] = { daemon->listener.file[0], daemon->listener.file[1] };
 	char why[KVT_WHY_BYTES] = "";
-	int old = daemon->listen_fd, error, locked;
+	int old = daemon->listener.fd, error, locked;
 
 	/* The directory may be gone, and the lock in it: another daemon must not start here. */
 	locked = kvt_lock_again(&daemon->lock, daemon->config.runtime_dir,
@@ -220,39 +221,39 @@ static void name_again(struct kvt_daemon *daemon)
 	kvt_accept_moved(daemon, old);
 	close(old);
 	kvt_keep_socket(daemon, old_file, locked > 0);
-	daemon->name_watched = false; /* the watch is of the old file */
+	daemon->listener.name_watched = false; /* the watch is of the old file */
 	kvt_log(KVT_LOG_WARNING, "socket_made_again", "socket=\"%s\" why=\"its name was "
-		"removed, or led elsewhere\"", daemon->socket_path);
+		"removed, or led elsewhere\"", daemon->listener.path);
 	watch(daemon);
 }
 
 uint64_t kvt_socket_look(struct kvt_daemon *daemon)
 {
-	if (daemon->draining || daemon->listen_fd < 0)
+	if (daemon->draining || daemon->listener.fd < 0)
 		return UINT64_MAX;
 	if (is_named(daemon))
 		watch(daemon);
-	else if (daemon->listen_passed)
+	else if (daemon->listener.passed)
 		cannot_name(daemon, -EEXIST, "its name was removed, and it is the service "
 			    "manager's");
 	else
 		name_again(daemon);
-	return daemon->name_watched ? UINT64_MAX : daemon->name_due_ns;
+	return daemon->listener.name_watched ? UINT64_MAX : daemon->listener.name_due_ns;
 }
 
 uint64_t kvt_socket_due(struct kvt_daemon *daemon)
 {
 	/* inotify does not see that a directory above was moved or mounted over. So look when a
 	 * timer runs anyway. */
-	if (daemon->real_ns >= daemon->name_due_ns)
+	if (daemon->clock.real_ns >= daemon->listener.name_due_ns)
 		return kvt_socket_look(daemon);
-	return daemon->name_watched ? UINT64_MAX : daemon->name_due_ns;
+	return daemon->listener.name_watched ? UINT64_MAX : daemon->listener.name_due_ns;
 }
 
 static void poll_name(struct kvt_daemon *daemon)
 {
-	if (daemon->name_fd >= 0)
-		kvt_loop_poll(&daemon->loop, daemon->name_fd, POLLIN,
+	if (daemon->listener.name_fd >= 0)
+		kvt_loop_poll(&daemon->loop, daemon->listener.name_fd, POLLIN,
 			      kvt_tag(KVT_TAG_NAME, 0, 0));
 }
 
@@ -260,7 +261,7 @@ void kvt_socket_event(struct kvt_daemon *daemon)
 {
 	char events[4096];
 
-	while (read(daemon->name_fd, events, sizeof(events)) > 0)
+	while (read(daemon->listener.name_fd, events, sizeof(events)) > 0)
 		;
 	poll_name(daemon);
 	kvt_socket_look(daemon);
@@ -268,7 +269,7 @@ void kvt_socket_event(struct kvt_daemon *daemon)
 
 void kvt_socket_watch(struct kvt_daemon *daemon)
 {
-	daemon->name_fd = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+	daemon->listener.name_fd = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
 	poll_name(daemon);
 	kvt_socket_look(daemon);
 }

@@ -2,7 +2,26 @@
 #ifndef KVT_SERVE_SOCKET_H
 #define KVT_SERVE_SOCKET_H
 
-#include "daemon/serve/state.h"
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct kvt_daemon;
+
+/** The listening socket and its name. Changed by start.c, then by socket.c. */
+struct kvt_listener {
+	int fd;      /* socket, -1: none; timers.c closes it to drain */
+	bool passed; /* bound by the service manager or a predecessor */
+	bool made;   /* bound by this daemon */
+	char path[108];
+	uint64_t file[2]; /* device and inode behind `path` when bound; 0: none */
+	gid_t gid;        /* group of the file; -1: the daemon's */
+	pid_t holder;     /* process that listens at `path` already; 0 = unknown */
+	int name_fd;          /* inotify of the file, -1 = none */
+	bool name_watched;    /* name_fd watches the file */
+	bool name_lost;       /* the socket has no name, and the log says so */
+	uint64_t name_due_ns; /* time of the next look at the name */
+};
 
 /** Bind and listen at socket_path. -EADDRINUSE with `why`: a process listens there. */
 int kvt_socket_bind(struct kvt_daemon *daemon, char *why);

@@ -11,6 +11,7 @@
 
 #include <string.h>
 
+#include "daemon/serve/state.h"
 #include "shm/assert.h"
 
 /* `fd`: the daemon's variable, negative if there is none. `kept`: the keeper has it already. */
@@ -24,8 +25,8 @@ static const char *lock_name(int made_directory)
 /* The name holds the file's identity: a successor can tell whether the socket still has it. */
 static const char *listen_name(const struct kvt_daemon *daemon, char to[KVT_STORED_NAME_BYTES])
 {
-	return kvt_stored_name(to, KVT_STORED_LISTEN, daemon->socket_file[0],
-			       daemon->socket_file[1]);
+	return kvt_stored_name(to, KVT_STORED_LISTEN, daemon->listener.file[0],
+			       daemon->listener.file[1]);
 }
 
 static void each_of_instance(struct kvt_daemon *daemon, int *slabs, uint32_t n_slabs,
@@ -42,9 +43,10 @@ static void each_of_instance(struct kvt_daemon *daemon, int *slabs, uint32_t n_s
 		each(daemon, kvt_stored_name(name, KVT_STORED_POOL, i, daemon->pool.page_bytes),
 		     &slabs[i], daemon->adopted);
 	/* A passed socket is the service manager's. */
-	each(daemon, listen_name(daemon, name), daemon->socket_made ? &daemon->listen_fd : &none,
-	     daemon->listen_kept);
-	each(daemon, lock_name(daemon->lock.made_directory), &daemon->lock.fd, daemon->lock_kept);
+	each(daemon, listen_name(daemon, name), daemon->listener.made ? &daemon->listener.fd :
+	     &none, daemon->kept.has_socket);
+	each(daemon, lock_name(daemon->lock.made_directory), &daemon->lock.fd,
+	     daemon->kept.has_lock);
 }
 
 /* Rank 0 has the session's descriptors, too. Only some sessions have the last one, a mirror. */
@@ -52,13 +54,13 @@ static uint32_t count_of(const struct kvt_daemon *daemon, const struct kvt_membe
 {
 	if (member->rank)
 		return KVT_STORED_PER_MEMBER;
-	return KVT_STORED_PER_SESSION - (daemon->sessions[member->session].mirror < 0);
+	return KVT_STORED_PER_SESSION - (daemon->sessions.slots[member->session].mirror < 0);
 }
 
 /* A no_resume session leaves only what tells of the end of its processes. */
 static void each_of_member(struct kvt_daemon *daemon, struct kvt_member *member, stored_fn *each)
 {
-	struct kvt_session *session = &daemon->sessions[member->session];
+	struct kvt_session *session = &daemon->sessions.slots[member->session];
 	const struct {
 		enum kvt_stored_kind kind;
 		int *fd;
@@ -87,7 +89,7 @@ static void keep(struct kvt_daemon *daemon, const char *name, int *fd, bool kept
 	int error = *fd < 0 || kept ? 0 : kvt_notify_keep(&daemon->notify, name, *fd);
 
 	if (error)
-		kvt_log_limited(&daemon->client_log, 0, daemon->real_ns, KVT_LOG_WARNING,
+		kvt_log_limited(&daemon->client_log, 0, daemon->clock.real_ns, KVT_LOG_WARNING,
 				"not_kept", "name=%s error=\"%s\" effect=\"lost when this daemon "
 				"ends\"", name, strerror(-error));
 }
@@ -95,7 +97,7 @@ static void keep(struct kvt_daemon *daemon, const char *name, int *fd, bool kept
 static void count(struct kvt_daemon *daemon, const char *name, int *fd, bool kept)
 {
 	(void)name, (void)kept;
-	daemon->n_kept += *fd >= 0;
+	daemon->kept.n += *fd >= 0;
 }
 
 static void forget(struct kvt_daemon *daemon, const char *name, int *fd, bool kept)
@@ -114,13 +116,13 @@ void kvt_keep_instance(struct kvt_daemon *daemon)
 		export.n_fds = 0;
 	each_of_instance(daemon, export.fds, export.n_fds, keep);
 	each_of_instance(daemon, export.fds, export.n_fds, count);
-	daemon->lock_kept = true;
+	daemon->kept.has_lock = true;
 }
 
 void kvt_forget_lock(struct kvt_daemon *daemon, int made_directory)
 {
 	kvt_notify_forget(&daemon->notify, lock_name(made_directory));
-	daemon->lock_kept = false;
+	daemon->kept.has_lock = false;
 }
 
 void kvt_keep_socket(struct kvt_daemon *daemon, const uint64_t old_file[2], bool and_lock)
@@ -131,7 +133,7 @@ void kvt_keep_socket(struct kvt_daemon *daemon, const uint64_t old_file[2], bool
 		return;
 	kvt_notify_forget(&daemon->notify, kvt_stored_name(name, KVT_STORED_LISTEN, old_file[0],
 							   old_file[1]));
-	keep(daemon, listen_name(daemon, name), &daemon->listen_fd, false);
+	keep(daemon, listen_name(daemon, name), &daemon->listener.fd, false);
 	if (!and_lock)
 		return;
 	kvt_notify_forget(&daemon->notify, lock_name(0));
@@ -141,9 +143,9 @@ void kvt_keep_socket(struct kvt_daemon *daemon, const uint64_t old_file[2], bool
 
 static bool has_room(struct kvt_daemon *daemon, const struct kvt_member *member)
 {
-	if (daemon->n_kept + count_of(daemon, member) <= daemon->notify.store)
+	if (daemon->kept.n + count_of(daemon, member) <= daemon->notify.store)
 		return true;
-	kvt_log_limited(&daemon->client_log, 0, daemon->real_ns, KVT_LOG_WARNING, "not_kept",
+	kvt_log_limited(&daemon->client_log, 0, daemon->clock.real_ns, KVT_LOG_WARNING, "not_kept",
 			"session=%u store=%u effect=\"the %s ends with this daemon\" "
 			"cure=\"raise FileDescriptorStoreMax=\"", member->session,
 			daemon->notify.store, member->rank ? "group" : "session");
@@ -157,7 +159,7 @@ void kvt_keep_member(struct kvt_daemon *daemon, struct kvt_member *member)
 		return;
 	each_of_member(daemon, member, keep);
 	member->kept = true;
-	daemon->n_kept += count_of(daemon, member);
+	daemon->kept.n += count_of(daemon, member);
 }
 
 void kvt_forget_member(struct kvt_daemon *daemon, struct kvt_member *member)
@@ -166,8 +168,8 @@ void kvt_forget_member(struct kvt_daemon *daemon, struct kvt_member *member)
 		return;
 	each_of_member(daemon, member, forget);
 	member->kept = false;
-	KVT_ASSERT(daemon->n_kept >= count_of(daemon, member));
-	daemon->n_kept -= count_of(daemon, member);
+	KVT_ASSERT(daemon->kept.n >= count_of(daemon, member));
+	daemon->kept.n -= count_of(daemon, member);
 }
 
 void kvt_forget_all(struct kvt_daemon *daemon)
@@ -179,7 +181,7 @@ void kvt_forget_all(struct kvt_daemon *daemon)
 	for (uint32_t i = 1; daemon->members && i <= kvt_core_members(&daemon->core_config); i++)
 		kvt_forget_member(daemon, &daemon->members[i]);
 	each_of_instance(daemon, slabs, daemon->pool.n_slabs, forget);
-	daemon->lock_kept = false;
+	daemon->kept.has_lock = false;
 }
 
 /* ---- taking */
@@ -188,7 +190,7 @@ static void take(struct kvt_daemon *daemon, const char *name, int *fd, bool kept
 {
 	(void)kept;
 	if (*fd < 0)
-		*fd = kvt_fdstore_take(&daemon->passed, name);
+		*fd = kvt_fdstore_take(&daemon->kept.passed, name);
 }
 
 void kvt_take_instance(struct kvt_daemon *daemon, int slabs[KVT_MAX_SLABS])
@@ -202,5 +204,5 @@ void kvt_take_member(struct kvt_daemon *daemon, struct kvt_member *member)
 	if (member->kept || !daemon->notify.store)
 		return;
 	member->kept = true; /* in part, perhaps */
-	daemon->n_kept += count_of(daemon, member);
+	daemon->kept.n += count_of(daemon, member);
 }

@@ -2,7 +2,22 @@
 #ifndef KVT_SERVE_STORED_H
 #define KVT_SERVE_STORED_H
 
-#include "daemon/serve/state.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/keep/fdstore.h"
+#include "daemon/setup/pool.h"
+
+struct kvt_daemon;
+struct kvt_member;
+
+/** What the keeper holds for this daemon. Changed by start.c, then by stored.c. */
+struct kvt_kept {
+	struct kvt_fdstore passed; /* a predecessor's descriptors, until taken or dropped */
+	uint32_t n;                /* descriptors that the keeper has */
+	bool has_socket;           /* the listening socket is kept */
+	bool has_lock;             /* the lock is kept, and outlives this process */
+};
 
 /** Store the instance's descriptors, if there is a keeper. Only with the lock held: the keeper's
  * next daemon takes them without checking for another one that serves. */

@@ -3,7 +3,7 @@
  * @file timers.c
  * Work that is due by time: expiry, status, watchdog, drain; and signals.
  *
- * Each timer returns when it is due next; daemon->next_timer_ns is the least. Code that makes
+ * Each timer returns when it is due next; daemon->timers.next_ns is the least. Code that makes
  * something due earlier lowers next_timer_ns itself. Called by turn.c.
  */
 
@@ -25,6 +25,7 @@
 #include "daemon/serve/options.h"
 #include "daemon/serve/refused.h"
 #include "daemon/serve/socket.h"
+#include "daemon/serve/state.h"
 #include "daemon/setup/command.h"
 #include "shm/assert.h"
 
@@ -42,12 +43,12 @@ static uint64_t run_expiry(struct kvt_daemon *daemon)
 {
 	uint64_t due = kvt_core_next_expiry_ns(daemon->core);
 
-	if (daemon->test_clock)
+	if (daemon->clock.is_test)
 		return UINT64_MAX;
-	if (due <= daemon->now_ns) {
-		kvt_core_work(daemon->core, EXPIRY_BUDGET, false, daemon->now_ns);
+	if (due <= daemon->clock.now_ns) {
+		kvt_core_work(daemon->core, EXPIRY_BUDGET, false, daemon->clock.now_ns);
 		due = kvt_core_next_expiry_ns(daemon->core);
-		due = due > daemon->now_ns ? due : daemon->now_ns;
+		due = due > daemon->clock.now_ns ? due : daemon->clock.now_ns;
 	}
 	return due;
 }
@@ -56,13 +57,14 @@ static uint64_t ask_quiet_again(struct kvt_daemon *daemon)
 {
 	uint64_t next = UINT64_MAX;
 
-	for (uint32_t i = 1; i <= daemon->core_config.max_sessions && daemon->n_dying; i++) {
-		const struct kvt_session *session = &daemon->sessions[i];
+	for (uint32_t i = 1; i <= daemon->core_config.max_sessions &&
+	     daemon->sessions.n_dying; i++) {
+		const struct kvt_session *session = &daemon->sessions.slots[i];
 
 		if (!session->dying || session->quiet || !session->quiet_again_ns)
 			continue;
-		if (session->quiet_again_ns <= daemon->real_ns)
-			daemon->sweep_due = true;
+		if (session->quiet_again_ns <= daemon->clock.real_ns)
+			daemon->sessions.sweep_due = true;
 		else
 			next = earlier(next, session->quiet_again_ns);
 	}
@@ -74,7 +76,7 @@ static void send_status(struct kvt_daemon *daemon)
 {
 	const struct kvt_counters *count = daemon->counters;
 	uint64_t hit = count->hit_positions, input = count->input_positions;
-	char text[sizeof(daemon->status_text)];
+	char text[sizeof(daemon->timers.status_text)];
 
 	snprintf(text, sizeof(text),
 		 "%s%llu sessions, %llu leases; %llu of %u pages cached, %llu quarantined; "
@@ -83,20 +85,20 @@ static void send_status(struct kvt_daemon *daemon)
 		 (unsigned long long)count->cached_pages, daemon->core_config.n_pages - 1,
 		 (unsigned long long)count->quarantined_pages,
 		 input ? 100.0 * (double)hit / (double)input : 0.0);
-	if (strcmp(text, daemon->status_text) != 0 &&
+	if (strcmp(text, daemon->timers.status_text) != 0 &&
 	    kvt_notify_send(&daemon->notify, "STATUS=%s\n", text))
-		memcpy(daemon->status_text, text, sizeof(text));
+		memcpy(daemon->timers.status_text, text, sizeof(text));
 }
 
 void kvt_timers_pulse(struct kvt_daemon *daemon)
 {
 	uint64_t count;
 
-	if (read(daemon->pulse_fd, &count, sizeof(count)) == sizeof(count))
+	if (read(daemon->timers.pulse_fd, &count, sizeof(count)) == sizeof(count))
 		kvt_notify_send(&daemon->notify, "WATCHDOG=1\n");
 	else
 		kvt_host_refuses(daemon, "read", errno);
-	kvt_loop_poll(&daemon->loop, daemon->pulse_fd, POLLIN, kvt_tag(KVT_TAG_PULSE, 0, 0));
+	kvt_loop_poll(&daemon->loop, daemon->timers.pulse_fd, POLLIN, kvt_tag(KVT_TAG_PULSE, 0, 0));
 }
 
 /* Send the watchdog's food through the event loop: a loop that reports no events must starve it. */
@@ -104,7 +106,7 @@ static void pulse(struct kvt_daemon *daemon)
 {
 	const uint64_t one = 1;
 
-	if (write(daemon->pulse_fd, &one, sizeof(one)) < 0 && errno != EAGAIN)
+	if (write(daemon->timers.pulse_fd, &one, sizeof(one)) < 0 && errno != EAGAIN)
 		kvt_host_refuses(daemon, "write", errno);
 }
 
@@ -115,19 +117,19 @@ static uint64_t feed_manager(struct kvt_daemon *daemon)
 	if (daemon->notify.fd < 0)
 		return UINT64_MAX;
 	if (kvt_notify_owes(&daemon->notify))
-		next = daemon->real_ns + OWED_INTERVAL_NS;
-	if (daemon->real_ns >= daemon->status_at_ns) {
+		next = daemon->clock.real_ns + OWED_INTERVAL_NS;
+	if (daemon->clock.real_ns >= daemon->timers.status_at_ns) {
 		send_status(daemon);
-		daemon->look_due |= daemon->adopted;
-		daemon->sweep_due |= daemon->adopted;
-		daemon->status_at_ns = daemon->real_ns + STATUS_INTERVAL_NS;
+		daemon->sessions.look_due |= daemon->adopted;
+		daemon->sessions.sweep_due |= daemon->adopted;
+		daemon->timers.status_at_ns = daemon->clock.real_ns + STATUS_INTERVAL_NS;
 	}
-	if (half && daemon->real_ns >= daemon->watchdog_at_ns) {
+	if (half && daemon->clock.real_ns >= daemon->timers.watchdog_at_ns) {
 		pulse(daemon);
-		daemon->watchdog_at_ns = daemon->real_ns + half;
+		daemon->timers.watchdog_at_ns = daemon->clock.real_ns + half;
 	}
-	next = earlier(next, daemon->status_at_ns);
-	return half ? earlier(next, daemon->watchdog_at_ns) : next;
+	next = earlier(next, daemon->timers.status_at_ns);
+	return half ? earlier(next, daemon->timers.watchdog_at_ns) : next;
 }
 
 void kvt_timers_run(struct kvt_daemon *daemon)
@@ -135,17 +137,17 @@ void kvt_timers_run(struct kvt_daemon *daemon)
 	uint64_t next = kvt_control_end_half_open(daemon);
 
 	next = earlier(next, kvt_accept_again(daemon));
-	next = earlier(next, kvt_log_flush(&daemon->client_log, daemon->real_ns));
+	next = earlier(next, kvt_log_flush(&daemon->client_log, daemon->clock.real_ns));
 	next = earlier(next, run_expiry(daemon));
 	next = earlier(next, ask_quiet_again(daemon));
 	next = earlier(next, feed_manager(daemon));
 	next = earlier(next, kvt_socket_due(daemon));
 	if (daemon->draining) {
-		if (daemon->real_ns >= daemon->drain_until_ns)
+		if (daemon->clock.real_ns >= daemon->timers.drain_until_ns)
 			daemon->over = true;
-		next = earlier(next, daemon->drain_until_ns);
+		next = earlier(next, daemon->timers.drain_until_ns);
 	}
-	daemon->next_timer_ns = next;
+	daemon->timers.next_ns = next;
 	kvt_loop_flush(&daemon->loop);
 }
 
@@ -156,14 +158,14 @@ void kvt_timers_run(struct kvt_daemon *daemon)
 static void stop_listening(struct kvt_daemon *daemon)
 {
 	kvt_accept_stop(daemon);
-	daemon->next_timer_ns = 0;
-	if (daemon->listen_passed || daemon->listen_fd < 0)
+	daemon->timers.next_ns = 0;
+	if (daemon->listener.passed || daemon->listener.fd < 0)
 		return;
 	kvt_socket_unlink(daemon);
-	shutdown(daemon->listen_fd, SHUT_RDWR); /* the queue grows no more */
-	kvt_accept_rest(daemon, daemon->listen_fd);
-	close(daemon->listen_fd);
-	daemon->listen_fd = -1;
+	shutdown(daemon->listener.fd, SHUT_RDWR); /* the queue grows no more */
+	kvt_accept_rest(daemon, daemon->listener.fd);
+	close(daemon->listener.fd);
+	daemon->listener.fd = -1;
 }
 
 static void begin_drain(struct kvt_daemon *daemon, int signal)
@@ -174,8 +176,9 @@ static void begin_drain(struct kvt_daemon *daemon, int signal)
 		(unsigned long long)daemon->counters->live_leases,
 		(long long)daemon->config.drain_ms);
 	daemon->draining = true;
-	daemon->drain_until_ns = daemon->real_ns + (uint64_t)daemon->config.drain_ms * 1000000;
-	kvt_core_drain(daemon->core, true, daemon->now_ns);
+	daemon->timers.drain_until_ns =
+		daemon->clock.real_ns + (uint64_t)daemon->config.drain_ms * 1000000;
+	kvt_core_drain(daemon->core, true, daemon->clock.now_ns);
 	kvt_core_publish(daemon->core, KVT_ARENA_DRAINING);
 	stop_listening(daemon);
 	kvt_notify_tell(&daemon->notify, "STOPPING=1\n");
@@ -205,7 +208,7 @@ static void reload(struct kvt_daemon *daemon)
 	}
 	kvt_socket_look(daemon);
 	kvt_notify_tell(&daemon->notify, "READY=1\n");
-	daemon->next_timer_ns = 0;
+	daemon->timers.next_ns = 0;
 }
 
 /* Exit after this turn and leave everything to the successor that the keeper starts. */
@@ -225,7 +228,7 @@ void kvt_signal_handle(struct kvt_daemon *daemon)
 	struct signalfd_siginfo info;
 	ssize_t n;
 
-	while ((n = read(daemon->signal_fd, &info, sizeof(info))) == sizeof(info)) {
+	while ((n = read(daemon->timers.signal_fd, &info, sizeof(info))) == sizeof(info)) {
 		if (info.ssi_signo == SIGHUP)
 			reload(daemon);
 		else if (info.ssi_signo == SIGUSR2)
@@ -237,5 +240,6 @@ void kvt_signal_handle(struct kvt_daemon *daemon)
 	}
 	if (n < 0)
 		kvt_host_refuses(daemon, "read", errno);
-	kvt_loop_poll(&daemon->loop, daemon->signal_fd, POLLIN, kvt_tag(KVT_TAG_SIGNAL, 0, 0));
+	kvt_loop_poll(&daemon->loop, daemon->timers.signal_fd, POLLIN, kvt_tag(KVT_TAG_SIGNAL, 0,
+									       0));
 }

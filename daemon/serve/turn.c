@@ -23,6 +23,7 @@
 #include "daemon/serve/refused.h"
 #include "daemon/serve/session.h"
 #include "daemon/serve/socket.h"
+#include "daemon/serve/state.h"
 #include "daemon/serve/timers.h"
 #include "shm/assert.h"
 
@@ -75,13 +76,13 @@ static void publish(struct kvt_daemon *daemon, struct kvt_session *session)
 		return;
 	before = kvt_cycles();
 	kvt_session_ring_bell(daemon, session);
-	daemon->woken_cycles += kvt_cycles() - before;
+	daemon->turn.woken_cycles += kvt_cycles() - before;
 }
 
 /* Spin for the session's next entry, if that may pay. */
 static void expect_entry(struct kvt_daemon *daemon, const struct kvt_session *session)
 {
-	kvt_spin_expect(&daemon->spin, kvt_ring_client_here(&session->ring), daemon->turn_stamp);
+	kvt_spin_expect(&daemon->spin, kvt_ring_client_here(&session->ring), daemon->turn.stamp);
 }
 
 /* Tell members that rank 0 closed the session, before rank 0 is answered: its pages are free, and
@@ -89,7 +90,7 @@ static void expect_entry(struct kvt_daemon *daemon, const struct kvt_session *se
 static void tell_closed(struct kvt_daemon *daemon, struct kvt_session *session)
 {
 	if (!session->connections) /* no hang-up will follow */
-		daemon->look_due = daemon->sweep_due = true;
+		daemon->sessions.look_due = daemon->sessions.sweep_due = true;
 	kvt_session_tell(daemon, session->members->next, -ESHUTDOWN,
 			 "the group is over: rank 0 closed it");
 }
@@ -97,15 +98,15 @@ static void tell_closed(struct kvt_daemon *daemon, struct kvt_session *session)
 void kvt_daemon_complete(void *context, uint32_t index, const struct kvt_cqe *cqe)
 {
 	struct kvt_daemon *daemon = context;
-	struct kvt_session *session = &daemon->sessions[index];
+	struct kvt_session *session = &daemon->sessions.slots[index];
 
 	if (!session->open)
 		return;
 	KVT_ASSERT(session->deferred > 0);
-	daemon->n_common -= session->deferred > daemon->own_places;
+	daemon->sessions.n_common -= session->deferred > daemon->sessions.own_places;
 	session->deferred--;
-	daemon->n_deferred--;
-	session->waiting_since_ns = daemon->real_ns;
+	daemon->sessions.n_deferred--;
+	session->waiting_since_ns = daemon->clock.real_ns;
 	if (unlikely(kvt_core_session(daemon->core, index)->signs & KVT_SIGN_CLOSED))
 		tell_closed(daemon, session);
 	kvt_ring_cq_put(&session->ring, cqe);
@@ -134,11 +135,13 @@ static bool may_defer(const struct kvt_daemon *daemon, const struct kvt_session 
  * that are never reached cannot stop other sessions; the common rest is shared. */
 static bool no_place(const struct kvt_daemon *daemon, const struct kvt_session *session)
 {
+	const struct kvt_sessions *all = &daemon->sessions;
+
 	if (!kvt_core_can_defer(daemon->core))
 		return true;
-	return session->deferred >= daemon->own_places &&
-	       (daemon->n_common >= daemon->common_places ||
-		session->deferred >= daemon->own_places + daemon->common_places / 4);
+	return session->deferred >= all->own_places &&
+	       (all->n_common >= all->common_places ||
+		session->deferred >= all->own_places + all->common_places / 4);
 }
 
 static bool no_place_to_wait(const struct kvt_daemon *daemon, const struct kvt_session *session,
@@ -158,10 +161,10 @@ static bool may_wait(const struct kvt_daemon *daemon, struct kvt_session *sessio
 static void take_place(struct kvt_daemon *daemon, struct kvt_session *session)
 {
 	if (!session->deferred)
-		session->waiting_since_ns = daemon->real_ns;
+		session->waiting_since_ns = daemon->clock.real_ns;
 	session->deferred++;
-	daemon->n_deferred++;
-	daemon->n_common += session->deferred > daemon->own_places;
+	daemon->sessions.n_deferred++;
+	daemon->sessions.n_common += session->deferred > daemon->sessions.own_places;
 }
 
 /* Bring the next timer forward to the deadline of a BEGIN that waits. */
@@ -169,15 +172,16 @@ static void watch_deadline(struct kvt_daemon *daemon)
 {
 	uint64_t due = kvt_core_next_expiry_ns(daemon->core);
 
-	if (!daemon->test_clock && due < daemon->next_timer_ns)
-		daemon->next_timer_ns = due;
+	if (!daemon->clock.is_test && due < daemon->timers.next_ns)
+		daemon->timers.next_ns = due;
 }
 
 static void account(struct kvt_daemon *daemon, const struct kvt_sqe *sqe, uint64_t cycles)
 {
 	struct kvt_daemon_stats *stats = &daemon->stats;
 	uint32_t op = sqe->op < KVT_OP_KINDS ? sqe->op : 0;
-	uint64_t units = (uint64_t)((unsigned __int128)cycles * daemon->units_per_cycle >> 32);
+	uint64_t units =
+		(uint64_t)((unsigned __int128)cycles * daemon->clock.units_per_cycle >> 32);
 	uint32_t bucket = units ? 64 - (uint32_t)__builtin_clzll(units) : 0;
 
 	stats->op_count[op]++;
@@ -207,7 +211,7 @@ static uint64_t run_entry(struct kvt_daemon *daemon, struct kvt_session *session
 		kvt_session_note_end(daemon, session, "closed");
 	if (unlikely(sqe->op == KVT_OP_AUDIT))
 		kvt_core_let_audit(daemon->core, kvt_admin_may_audit(daemon));
-	answered = kvt_core_execute(daemon->core, session->index, sqe, daemon->now_ns, &cqe);
+	answered = kvt_core_execute(daemon->core, session->index, sqe, daemon->clock.now_ns, &cqe);
 	/* After the effect: a crash between the two would lose the entry. Before the answer: the
 	 * client may count on the slot. */
 	kvt_ring_sq_advance(&session->ring);
@@ -264,7 +268,7 @@ static inline bool take_entry(struct kvt_daemon *daemon, struct kvt_session *ses
 static inline uint32_t serve(struct kvt_daemon *daemon, struct kvt_session *session)
 {
 	int n = kvt_ring_sq_pending(&session->ring), done = 0;
-	uint64_t start, now, woken = daemon->woken_cycles;
+	uint64_t start, now, woken = daemon->turn.woken_cycles;
 	struct kvt_sqe sqe;
 
 	if (n == 0)
@@ -290,7 +294,8 @@ static inline uint32_t serve(struct kvt_daemon *daemon, struct kvt_session *sess
 	expect_entry(daemon, session);
 	if (unlikely(session->ring.pace_us || session->pace.due))
 		kvt_spin_pace(&daemon->spin, &session->pace, session->ring.pace_us, start);
-	kvt_share_ran(&daemon->shares, &session->share, now - start, daemon->woken_cycles - woken);
+	kvt_share_ran(&daemon->shares, &session->share, now - start,
+		      daemon->turn.woken_cycles - woken);
 	return (uint32_t)done;
 }
 
@@ -301,50 +306,57 @@ static __attribute__((noinline)) uint32_t serve_rarely(struct kvt_daemon *daemon
 	return serve(daemon, session);
 }
 
+static inline struct kvt_session *served_at(const struct kvt_daemon *daemon, uint32_t at)
+{
+	return &daemon->sessions.slots[daemon->sessions.served[at]];
+}
+
 /* Sessions that were idle for long are cold. A turn polls only a few of them, so hundreds of idle
  * clients do not slow a busy one. `served` holds the hot ones first. */
 static void swap_served(struct kvt_daemon *daemon, uint32_t a, uint32_t b)
 {
-	uint32_t other = daemon->served[a];
+	uint32_t other = daemon->sessions.served[a];
 
-	daemon->served[a] = daemon->served[b];
-	daemon->served[b] = other;
+	daemon->sessions.served[a] = daemon->sessions.served[b];
+	daemon->sessions.served[b] = other;
 }
 
 static void warm(struct kvt_daemon *daemon, uint32_t at)
 {
-	KVT_ASSERT(at >= daemon->n_hot && at < daemon->n_served);
-	daemon->sessions[daemon->served[at]].worked_turn = daemon->stats.turns;
-	swap_served(daemon, at, daemon->n_hot++);
+	KVT_ASSERT(at >= daemon->sessions.n_hot && at < daemon->sessions.n_served);
+	served_at(daemon, at)->worked_turn = daemon->stats.turns;
+	swap_served(daemon, at, daemon->sessions.n_hot++);
 }
 
 static void cool_one(struct kvt_daemon *daemon)
 {
-	uint32_t at = daemon->cool_next < daemon->n_hot ? daemon->cool_next : 0;
-	const struct kvt_session *session = &daemon->sessions[daemon->served[at]];
+	uint32_t at = daemon->turn.cool_next < daemon->sessions.n_hot ? daemon->turn.cool_next : 0;
+	const struct kvt_session *session = served_at(daemon, at);
 
-	daemon->cool_next = at + 1;
+	daemon->turn.cool_next = at + 1;
 	if (daemon->stats.turns - session->worked_turn < COLD_AFTER_TURNS || session->deferred ||
 	    session->holding)
 		return;
-	swap_served(daemon, at, --daemon->n_hot);
+	swap_served(daemon, at, --daemon->sessions.n_hot);
 }
 
 static uint32_t look_at_cold(struct kvt_daemon *daemon)
 {
 	uint32_t work = 0;
 
-	for (int i = 0; i < COLD_PER_TURN && daemon->n_hot < daemon->n_served; i++) {
+	for (int i = 0; i < COLD_PER_TURN &&
+	     daemon->sessions.n_hot < daemon->sessions.n_served; i++) {
 		struct kvt_session *session;
 
-		if (daemon->cold_next < daemon->n_hot || daemon->cold_next >= daemon->n_served)
-			daemon->cold_next = daemon->n_hot;
-		session = &daemon->sessions[daemon->served[daemon->cold_next]];
+		if (daemon->turn.cold_next < daemon->sessions.n_hot ||
+		    daemon->turn.cold_next >= daemon->sessions.n_served)
+			daemon->turn.cold_next = daemon->sessions.n_hot;
+		session = served_at(daemon, daemon->turn.cold_next);
 		if (kvt_ring_sq_pending(&session->ring) != 0) {
-			warm(daemon, daemon->cold_next);
+			warm(daemon, daemon->turn.cold_next);
 			work += serve_rarely(daemon, session);
 		}
-		daemon->cold_next++;
+		daemon->turn.cold_next++;
 	}
 	return work;
 }
@@ -354,8 +366,8 @@ static inline uint32_t serve_hot(struct kvt_daemon *daemon)
 	const struct kvt_shares *shares = &daemon->shares;
 	uint32_t work = 0;
 
-	for (uint32_t i = 0; i < daemon->n_hot; i++) {
-		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
+	for (uint32_t i = 0; i < daemon->sessions.n_hot; i++) {
+		struct kvt_session *session = served_at(daemon, i);
 		struct kvt_account *account = session->share.account;
 		uint32_t done;
 
@@ -380,9 +392,9 @@ static inline uint32_t serve_all(struct kvt_daemon *daemon)
 		kvt_shares_settle(&daemon->shares, kvt_cycles());
 	else
 		kvt_shares_turn(&daemon->shares);
-	if (unlikely(daemon->n_hot > HOT_AT_LEAST))
+	if (unlikely(daemon->sessions.n_hot > HOT_AT_LEAST))
 		cool_one(daemon);
-	if (unlikely(daemon->n_hot < daemon->n_served))
+	if (unlikely(daemon->sessions.n_hot < daemon->sessions.n_served))
 		work += look_at_cold(daemon);
 	return work;
 }
@@ -394,17 +406,17 @@ static uint32_t poll_fences(struct kvt_daemon *daemon)
 	uint64_t before = kvt_cycles(), now;
 	uint32_t work = 0;
 
-	for (uint32_t i = 0; i < daemon->n_hot; i++) { /* a waiting session stays hot */
-		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
+	for (uint32_t i = 0; i < daemon->sessions.n_hot; i++) { /* a waiting session stays hot */
+		struct kvt_session *session = served_at(daemon, i);
 
 		if (!session->deferred || kvt_share_waits(&session->share))
 			continue;
-		work += kvt_core_poll(daemon->core, session->index, daemon->now_ns);
+		work += kvt_core_poll(daemon->core, session->index, daemon->clock.now_ns);
 		now = kvt_cycles();
 		kvt_share_charge(&daemon->shares, &session->share, now - before);
 		before = now;
 	}
-	work += kvt_core_wake(daemon->core, daemon->now_ns);
+	work += kvt_core_wake(daemon->core, daemon->clock.now_ns);
 	return work;
 }
 
@@ -419,7 +431,7 @@ static void handle_event(struct kvt_daemon *daemon, const struct kvt_loop_event 
 	case KVT_TAG_NONE:
 		break;
 	case KVT_TAG_ACCEPT:
-		if (generation == daemon->listen_generation)
+		if (generation == daemon->accept.generation)
 			kvt_accept_event(daemon);
 		break;
 	case KVT_TAG_NAME:
@@ -432,18 +444,18 @@ static void handle_event(struct kvt_daemon *daemon, const struct kvt_loop_event 
 		kvt_timers_pulse(daemon);
 		break;
 	case KVT_TAG_CONNECTION:
-		connection = &daemon->connections[slot];
+		connection = &daemon->connections.slots[slot];
 		if (connection->generation == generation && connection->fd >= 0)
 			kvt_control_event(daemon, connection, event->result);
 		break;
 	case KVT_TAG_DOORBELL:
-		session = &daemon->sessions[slot];
+		session = &daemon->sessions.slots[slot];
 		if (session->generation == generation)
 			kvt_session_doorbell_event(daemon, session, event->result);
 		break;
 	case KVT_TAG_PROCESS:
 		member = &daemon->members[slot];
-		if (daemon->sessions[member->session].generation == generation &&
+		if (daemon->sessions.slots[member->session].generation == generation &&
 		    member->pidfd_armed)
 			kvt_session_lost(daemon, member, true);
 		break;
@@ -478,35 +490,36 @@ static uint32_t handle_events(struct kvt_daemon *daemon, uint64_t stamp)
 /* Accept connections and take their first messages, for a bounded time. */
 static void connect_some(struct kvt_daemon *daemon)
 {
-	const struct kvt_connections *queue = &daemon->readable[KVT_CONNECTION_HALF_OPEN];
-	uint64_t end = kvt_cycles() + CONNECT_US * daemon->cycles_per_us;
+	const struct kvt_connection_queue *queue =
+		&daemon->connections.readable[KVT_CONNECTION_HALF_OPEN];
+	uint64_t end = kvt_cycles() + CONNECT_US * daemon->clock.cycles_per_us;
 
 	do {
-		if (daemon->accept_due)
+		if (daemon->accept.due)
 			kvt_accept_some(daemon);
 		if (!TAILQ_EMPTY(queue))
 			kvt_control_take(daemon, TAILQ_FIRST(queue));
-	} while ((daemon->accept_due || !TAILQ_EMPTY(queue)) && kvt_cycles() < end);
+	} while ((daemon->accept.due || !TAILQ_EMPTY(queue)) && kvt_cycles() < end);
 }
 
 /* Serve connections of this kind. Returns 1 if more is left, or may be. */
 static uint32_t take_control(struct kvt_daemon *daemon, enum kvt_connection_state kind)
 {
-	uint64_t start = kvt_cycles(), pause, most = PAUSE_MOST_US * daemon->cycles_per_us;
+	uint64_t start = kvt_cycles(), pause, most = PAUSE_MOST_US * daemon->clock.cycles_per_us;
 	bool half_open = kind == KVT_CONNECTION_HALF_OPEN;
 
-	if (TAILQ_EMPTY(&daemon->readable[kind]) && !(half_open && daemon->accept_due))
+	if (TAILQ_EMPTY(&daemon->connections.readable[kind]) && !(half_open && daemon->accept.due))
 		return 0;
-	if ((int64_t)(start - daemon->control_after[kind]) < 0)
+	if ((int64_t)(start - daemon->turn.control_after[kind]) < 0)
 		return 1; /* soon */
 	kvt_daemon_clock(daemon);
 	if (half_open)
 		connect_some(daemon);
 	else
-		kvt_control_take(daemon, TAILQ_FIRST(&daemon->readable[kind]));
+		kvt_control_take(daemon, TAILQ_FIRST(&daemon->connections.readable[kind]));
 	kvt_loop_flush(&daemon->loop);
 	pause = (kvt_cycles() - start) * PAUSE_PER_COST;
-	daemon->control_after[kind] = kvt_cycles() + (pause < most ? pause : most);
+	daemon->turn.control_after[kind] = kvt_cycles() + (pause < most ? pause : most);
 	return 1;
 }
 
@@ -519,8 +532,8 @@ static __attribute__((noinline)) uint32_t take_all_control(struct kvt_daemon *da
 
 static inline bool has_background(const struct kvt_daemon *daemon)
 {
-	return daemon->sweep_due || daemon->counters->detached_pending != 0 ||
-	       (daemon->n_dying && kvt_core_unsettled(daemon->core));
+	return daemon->sessions.sweep_due || daemon->counters->detached_pending != 0 ||
+	       (daemon->sessions.n_dying && kvt_core_unsettled(daemon->core));
 }
 
 /* Release a bounded part of ended sessions and detached subtrees. */
@@ -531,26 +544,26 @@ static uint32_t background(struct kvt_daemon *daemon, uint64_t stamp)
 
 	while (done && kvt_core_unsettled(daemon->core)) {
 		done = kvt_core_work(daemon->core, (uint32_t)daemon->config.work_budget, false,
-				     daemon->now_ns);
+				     daemon->clock.now_ns);
 		work += done;
 		if (kvt_cycles() >= end)
 			break;
 	}
-	if (daemon->sweep_due || work) {
-		daemon->sweep_due = false;
+	if (daemon->sessions.sweep_due || work) {
+		daemon->sessions.sweep_due = false;
 		kvt_sessions_sweep(daemon);
 	}
 	if (daemon->waiters)
 		kvt_control_answer(daemon);
-	return work + daemon->sweep_due;
+	return work + daemon->sessions.sweep_due;
 }
 
 /* ---- nothing to do */
 
 static void set_need_wakeup(struct kvt_daemon *daemon, uint32_t value)
 {
-	for (uint32_t i = 0; i < daemon->n_served; i++) {
-		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
+	for (uint32_t i = 0; i < daemon->sessions.n_served; i++) {
+		struct kvt_session *session = served_at(daemon, i);
 
 		kvt_store_relaxed(&session->ring.header->sq_need_wakeup, value);
 	}
@@ -559,8 +572,8 @@ static void set_need_wakeup(struct kvt_daemon *daemon, uint32_t value)
 /* Poll the doorbells that rang. */
 static void arm_doorbells(struct kvt_daemon *daemon)
 {
-	for (uint32_t i = 0; i < daemon->n_served; i++) {
-		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
+	for (uint32_t i = 0; i < daemon->sessions.n_served; i++) {
+		struct kvt_session *session = served_at(daemon, i);
 
 		if (session->doorbell_armed)
 			continue;
@@ -574,7 +587,7 @@ static void arm_doorbells(struct kvt_daemon *daemon)
  * that it ends late by at most 1 / LATE_PART. */
 static uint64_t polled_wait_ns(const struct kvt_daemon *daemon, uint64_t since_ns)
 {
-	uint64_t wait = (daemon->real_ns - since_ns) / LATE_PART;
+	uint64_t wait = (daemon->clock.real_ns - since_ns) / LATE_PART;
 	uint64_t least = (uint64_t)daemon->config.fence_poll_us * 1000;
 
 	if (wait > POLL_MOST_NS)
@@ -601,8 +614,8 @@ static bool last_look(struct kvt_daemon *daemon, uint64_t *ret_timeout_ns)
 	uint64_t timeout = UINT64_MAX;
 	bool stalled = false;
 
-	for (uint32_t i = 0; i < daemon->n_served; i++) {
-		struct kvt_session *session = &daemon->sessions[daemon->served[i]];
+	for (uint32_t i = 0; i < daemon->sessions.n_served; i++) {
+		struct kvt_session *session = served_at(daemon, i);
 		int n = session->holding ? 1 : kvt_ring_sq_pending(&session->ring);
 
 		if (n < 0 || (n && cq_room(session) != 0 &&
@@ -614,21 +627,21 @@ static bool last_look(struct kvt_daemon *daemon, uint64_t *ret_timeout_ns)
 			uint64_t wait = raises_ring(session) ?
 				POLL_MOST_NS : polled_wait_ns(daemon, session->waiting_since_ns);
 
-			if (kvt_core_poll(daemon->core, session->index, daemon->now_ns))
+			if (kvt_core_poll(daemon->core, session->index, daemon->clock.now_ns))
 				return false;
 			timeout = wait < timeout ? wait : timeout;
 		}
 	}
-	if (kvt_core_wake(daemon->core, daemon->now_ns))
+	if (kvt_core_wake(daemon->core, daemon->clock.now_ns))
 		return false;
 	if (!stalled) {
-		daemon->stalled_since_ns = 0;
+		daemon->turn.stalled_since_ns = 0;
 	} else {
 		uint64_t wait;
 
-		if (!daemon->stalled_since_ns)
-			daemon->stalled_since_ns = daemon->real_ns;
-		wait = polled_wait_ns(daemon, daemon->stalled_since_ns);
+		if (!daemon->turn.stalled_since_ns)
+			daemon->turn.stalled_since_ns = daemon->clock.real_ns;
+		wait = polled_wait_ns(daemon, daemon->turn.stalled_since_ns);
 		timeout = wait < timeout ? wait : timeout;
 	}
 	*ret_timeout_ns = timeout;
@@ -637,7 +650,7 @@ static bool last_look(struct kvt_daemon *daemon, uint64_t *ret_timeout_ns)
 
 static void sleep_now(struct kvt_daemon *daemon)
 {
-	uint64_t timeout, timer, before = daemon->real_ns;
+	uint64_t timeout, timer, before = daemon->clock.real_ns;
 
 	if (unlikely(daemon->oplog_dirty)) { /* write while idle */
 		daemon->oplog_dirty = false;
@@ -649,15 +662,15 @@ static void sleep_now(struct kvt_daemon *daemon)
 	/* Pairs with the client's full fence between publishing and its look at sq_need_wakeup. */
 	kvt_fence_full();
 	if (last_look(daemon, &timeout) && !kvt_loop_ready(&daemon->loop, before)) {
-		if (daemon->compact_due && timeout > COMPACT_ASLEEP_NS)
+		if (daemon->turn.compact_due && timeout > COMPACT_ASLEEP_NS)
 			timeout = COMPACT_ASLEEP_NS;
-		timer = daemon->next_timer_ns > before ? daemon->next_timer_ns - before : 0;
+		timer = daemon->timers.next_ns > before ? daemon->timers.next_ns - before : 0;
 		daemon->stats.sleeps++;
 		kvt_loop_sleep(&daemon->loop, timer < timeout ? timer : timeout);
 		kvt_daemon_clock(daemon);
-		if (kvt_loop_ready(&daemon->loop, daemon->real_ns))
-			kvt_spin_slept(&daemon->spin, (daemon->real_ns - before) *
-							      daemon->cycles_per_us / 1000);
+		if (kvt_loop_ready(&daemon->loop, daemon->clock.real_ns))
+			kvt_spin_slept(&daemon->spin, (daemon->clock.real_ns - before) *
+							      daemon->clock.cycles_per_us / 1000);
 	}
 	set_need_wakeup(daemon, 0);
 	/* Leave idle_since: a sleep that ended without an event is followed by a sleep. */
@@ -668,14 +681,14 @@ static void idle(struct kvt_daemon *daemon, uint64_t stamp)
 {
 	uint64_t idle_cycles;
 
-	if (!daemon->idle_since)
-		daemon->idle_since = stamp;
-	idle_cycles = stamp - daemon->idle_since;
-	if (daemon->compact_due && idle_cycles >= daemon->compact_after_cycles) {
+	if (!daemon->turn.idle_since)
+		daemon->turn.idle_since = stamp;
+	idle_cycles = stamp - daemon->turn.idle_since;
+	if (daemon->turn.compact_due && idle_cycles >= daemon->turn.compact_after_cycles) {
 		if (!daemon->config.compaction ||
 		    !kvt_core_work(daemon->core, (uint32_t)daemon->config.work_budget, true,
-				   daemon->now_ns))
-			daemon->compact_due = false;
+				   daemon->clock.now_ns))
+			daemon->turn.compact_due = false;
 		return;
 	}
 	if (kvt_spin_once(&daemon->spin, stamp)) {
@@ -683,7 +696,7 @@ static void idle(struct kvt_daemon *daemon, uint64_t stamp)
 		return;
 	}
 	kvt_daemon_clock(daemon);
-	if (daemon->real_ns >= daemon->next_timer_ns)
+	if (daemon->clock.real_ns >= daemon->timers.next_ns)
 		kvt_timers_run(daemon);
 	else
 		sleep_now(daemon);
@@ -699,22 +712,22 @@ void kvt_daemon_run(struct kvt_daemon *daemon)
 		uint32_t work, served;
 
 		kvt_spin_turn(&daemon->spin, stamp);
-		daemon->turn_stamp = stamp;
-		if (unlikely(stamp - daemon->clock_stamp >= daemon->clock_interval)) {
+		daemon->turn.stamp = stamp;
+		if (unlikely(stamp - daemon->clock.stamp >= daemon->clock.interval)) {
 			kvt_daemon_clock(daemon);
-			if (daemon->real_ns >= daemon->next_timer_ns)
+			if (daemon->clock.real_ns >= daemon->timers.next_ns)
 				kvt_timers_run(daemon);
 		}
 		daemon->stats.turns++;
 		/* First: who asks after work was done should find it. */
-		work = unlikely(daemon->n_deferred) ? poll_fences(daemon) : 0;
+		work = unlikely(daemon->sessions.n_deferred) ? poll_fences(daemon) : 0;
 		served = serve_all(daemon);
 		if (served) /* it may have left chains of nodes */
-			daemon->compact_due = true;
+			daemon->turn.compact_due = true;
 		work += served;
-		if (unlikely(kvt_loop_ready(&daemon->loop, daemon->real_ns)))
+		if (unlikely(kvt_loop_ready(&daemon->loop, daemon->clock.real_ns)))
 			work += handle_events(daemon, stamp);
-		if (unlikely(daemon->accept_due || daemon->n_readable))
+		if (unlikely(daemon->accept.due || daemon->connections.n_readable))
 			work += take_all_control(daemon);
 		if (unlikely(has_background(daemon)))
 			work += background(daemon, stamp);
@@ -724,7 +737,7 @@ void kvt_daemon_run(struct kvt_daemon *daemon)
 			kvt_host_ends(daemon, daemon->loop.failure.call,
 				      -daemon->loop.failure.error);
 		if (work)
-			daemon->idle_since = 0;
+			daemon->turn.idle_since = 0;
 		else if (!daemon->over)
 			idle(daemon, stamp);
 	}
