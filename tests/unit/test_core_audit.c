@@ -390,6 +390,21 @@ TEST(every_change_is_noticed)
 
 /* ---- corruptions whose words agree with each other */
 
+static struct corruption {
+	const char *name;
+	bool (*apply)(struct kvt_core *core); /* false: the core has nothing of the kind */
+} corruptions[64];
+static size_t n_corruptions;
+
+#define CORRUPTION(name_)                                                                         \
+	static bool name_(struct kvt_core *core);                                                 \
+	static __attribute__((constructor)) void add_##name_(void)                                \
+	{                                                                                         \
+		KVT_ASSERT(n_corruptions < 64);                                                   \
+		corruptions[n_corruptions++] = (struct corruption){ #name_, name_ };              \
+	}                                                                                         \
+	static bool name_(struct kvt_core *core)
+
 /** The next node after `id` with these flags and no others, or KVT_NONE. */
 static uint32_t node_with(const struct kvt_core *core, uint32_t id, uint32_t flags)
 {
@@ -440,19 +455,19 @@ static void swap(uint32_t *a, uint32_t *b)
 	*b = was;
 }
 
-static bool a_leaf_leaves_the_recency_list(struct kvt_core *core)
+CORRUPTION(a_leaf_leaves_the_recency_list)
 {
 	kvt_recency_remove(core, leaf_after(core, 0));
 	return true;
 }
 
-static bool a_locked_node_enters_the_recency_list(struct kvt_core *core)
+CORRUPTION(a_locked_node_enters_the_recency_list)
 {
 	kvt_recency_add(core, core->leases[lease_with(core, KVT_LEASE_BEGIN, false)].node);
 	return true;
 }
 
-static bool the_oldest_node_becomes_the_youngest(struct kvt_core *core)
+CORRUPTION(the_oldest_node_becomes_the_youngest)
 {
 	uint32_t oldest = core->oldest;
 
@@ -461,14 +476,14 @@ static bool the_oldest_node_becomes_the_youngest(struct kvt_core *core)
 	return true;
 }
 
-static bool a_leaf_leaves_the_policy_heap(struct kvt_core *core)
+CORRUPTION(a_leaf_leaves_the_policy_heap)
 {
 	if (core->heap.count)
 		kvt_heap_remove(core, &core->heap, leaf_after(core, 0));
 	return core->heap.count;
 }
 
-static bool a_locked_node_enters_the_policy_heap(struct kvt_core *core)
+CORRUPTION(a_locked_node_enters_the_policy_heap)
 {
 	if (core->heap.count)
 		kvt_heap_update(core, &core->heap,
@@ -476,7 +491,7 @@ static bool a_locked_node_enters_the_policy_heap(struct kvt_core *core)
 	return core->heap.count;
 }
 
-static bool two_places_of_the_policy_heap_are_exchanged(struct kvt_core *core)
+CORRUPTION(two_places_of_the_policy_heap_are_exchanged)
 {
 	uint32_t *nodes = core->heap.nodes;
 
@@ -488,7 +503,7 @@ static bool two_places_of_the_policy_heap_are_exchanged(struct kvt_core *core)
 }
 
 /* Of an earlier epoch, a node need not expire. */
-static bool a_node_leaves_the_expiry_heap(struct kvt_core *core)
+CORRUPTION(a_node_leaves_the_expiry_heap)
 {
 	if (core->stale_roots)
 		return false;
@@ -496,7 +511,7 @@ static bool a_node_leaves_the_expiry_heap(struct kvt_core *core)
 	return true;
 }
 
-static bool a_node_that_never_expires_enters_the_expiry_heap(struct kvt_core *core)
+CORRUPTION(a_node_that_never_expires_enters_the_expiry_heap)
 {
 	uint32_t id = leaf_after(core, 0);
 
@@ -506,7 +521,7 @@ static bool a_node_that_never_expires_enters_the_expiry_heap(struct kvt_core *co
 	return true;
 }
 
-static bool two_places_of_the_expiry_heap_are_exchanged(struct kvt_core *core)
+CORRUPTION(two_places_of_the_expiry_heap_are_exchanged)
 {
 	uint32_t *nodes = core->expiry.nodes;
 
@@ -517,26 +532,26 @@ static bool two_places_of_the_expiry_heap_are_exchanged(struct kvt_core *core)
 	return true;
 }
 
-static bool a_node_expires_later(struct kvt_core *core)
+CORRUPTION(a_node_expires_later)
 {
 	if (core->expiry.count > 1)
 		core->nodes[core->expiry.nodes[0]].expiry_ns = KVT_NEVER - 1;
 	return core->expiry.count > 1;
 }
 
-static bool a_child_leaves_the_index(struct kvt_core *core)
+CORRUPTION(a_child_leaves_the_index)
 {
 	kvt_index_remove(core, leaf_after(core, 0));
 	return true;
 }
 
-static bool a_child_is_in_the_index_twice(struct kvt_core *core)
+CORRUPTION(a_child_is_in_the_index_twice)
 {
 	kvt_index_add(core, leaf_after(core, 0));
 	return true;
 }
 
-static bool a_child_is_in_the_index_out_of_reach(struct kvt_core *core)
+CORRUPTION(a_child_is_in_the_index_out_of_reach)
 {
 	uint32_t id = leaf_after(core, 0), at = core->nodes[id].tag & core->bucket_mask;
 	kvt_bucket bucket = (kvt_bucket)core->nodes[id].tag << 32 | id;
@@ -548,7 +563,7 @@ static bool a_child_is_in_the_index_out_of_reach(struct kvt_core *core)
 	return true;
 }
 
-static bool a_child_gets_the_keys_of_its_sibling(struct kvt_core *core)
+CORRUPTION(a_child_gets_the_keys_of_its_sibling)
 {
 	for (uint32_t id = leaf_after(core, 0); id != KVT_NONE; id = leaf_after(core, id)) {
 		const struct kvt_node *node = &core->nodes[id];
@@ -565,7 +580,7 @@ static bool a_child_gets_the_keys_of_its_sibling(struct kvt_core *core)
 	return false;
 }
 
-static bool a_child_has_another_parent(struct kvt_core *core)
+CORRUPTION(a_child_has_another_parent)
 {
 	uint32_t id = leaf_after(core, 0);
 
@@ -573,7 +588,7 @@ static bool a_child_has_another_parent(struct kvt_core *core)
 	return true;
 }
 
-static bool a_child_is_not_linked(struct kvt_core *core)
+CORRUPTION(a_child_is_not_linked)
 {
 	for (uint32_t id = leaf_after(core, 0); id != KVT_NONE; id = leaf_after(core, id)) {
 		struct kvt_node *node = &core->nodes[id], *up = &core->nodes[node->parent];
@@ -588,7 +603,7 @@ static bool a_child_is_not_linked(struct kvt_core *core)
 	return false;
 }
 
-static bool a_detached_node_waits_no_more(struct kvt_core *core)
+CORRUPTION(a_detached_node_waits_no_more)
 {
 	uint32_t id = core->detached[core->detached_head];
 
@@ -597,7 +612,7 @@ static bool a_detached_node_waits_no_more(struct kvt_core *core)
 	return true;
 }
 
-static bool a_detached_node_waits_twice(struct kvt_core *core)
+CORRUPTION(a_detached_node_waits_twice)
 {
 	uint32_t id = core->detached[core->detached_head];
 
@@ -606,7 +621,7 @@ static bool a_detached_node_waits_twice(struct kvt_core *core)
 	return true;
 }
 
-static bool two_slots_exchange_their_pages(struct kvt_core *core)
+CORRUPTION(two_slots_exchange_their_pages)
 {
 	uint32_t a = cached_slot(core, 0), b = cached_slot(core, a);
 
@@ -614,7 +629,7 @@ static bool two_slots_exchange_their_pages(struct kvt_core *core)
 	return true;
 }
 
-static bool a_page_is_in_two_slots(struct kvt_core *core)
+CORRUPTION(a_page_is_in_two_slots)
 {
 	uint32_t a = cached_slot(core, 0), b = cached_slot(core, a);
 
@@ -622,7 +637,7 @@ static bool a_page_is_in_two_slots(struct kvt_core *core)
 	return true;
 }
 
-static bool a_cached_page_is_in_no_slot(struct kvt_core *core)
+CORRUPTION(a_cached_page_is_in_no_slot)
 {
 	uint32_t page = core->free_page;
 
@@ -635,7 +650,7 @@ static bool a_cached_page_is_in_no_slot(struct kvt_core *core)
 	return true;
 }
 
-static bool a_page_lies_beyond_the_seal(struct kvt_core *core)
+CORRUPTION(a_page_lies_beyond_the_seal)
 {
 	for (uint32_t id = node_with(core, 0, KVT_NODE_LIVE); id != KVT_NONE;
 	     id = node_with(core, id, KVT_NODE_LIVE)) {
@@ -649,7 +664,7 @@ static bool a_page_lies_beyond_the_seal(struct kvt_core *core)
 	return false;
 }
 
-static bool a_node_is_sealed_below_announced_pages(struct kvt_core *core)
+CORRUPTION(a_node_is_sealed_below_announced_pages)
 {
 	struct kvt_node *node = &core->nodes[leaf_after(core, 0)];
 	struct kvt_node *up = &core->nodes[node->parent];
@@ -660,47 +675,47 @@ static bool a_node_is_sealed_below_announced_pages(struct kvt_core *core)
 	return true;
 }
 
-static bool a_free_page_is_lost(struct kvt_core *core)
+CORRUPTION(a_free_page_is_lost)
 {
 	core->free_page = core->owners[core->free_page].next;
 	core->count->free_pages--;
 	return true;
 }
 
-static bool a_free_page_has_a_slot(struct kvt_core *core)
+CORRUPTION(a_free_page_has_a_slot)
 {
 	core->pages[core->free_page].slot = 1;
 	return true;
 }
 
-static bool a_free_node_is_lost(struct kvt_core *core)
+CORRUPTION(a_free_node_is_lost)
 {
 	core->free_nodes.head = core->nodes[core->free_nodes.head].next_sibling;
 	core->free_nodes.count--;
 	return true;
 }
 
-static bool a_free_node_has_slots(struct kvt_core *core)
+CORRUPTION(a_free_node_has_slots)
 {
 	core->nodes[core->free_nodes.head].n_slots = 1;
 	return true;
 }
 
-static bool a_free_lease_is_lost(struct kvt_core *core)
+CORRUPTION(a_free_lease_is_lost)
 {
 	core->free_leases.head = core->leases[core->free_leases.head].next_lease;
 	core->free_leases.count--;
 	return true;
 }
 
-static bool a_free_deferred_operation_is_lost(struct kvt_core *core)
+CORRUPTION(a_free_deferred_operation_is_lost)
 {
 	core->free_pending.head = core->pending[core->free_pending.head].next;
 	core->free_pending.count--;
 	return true;
 }
 
-static bool a_free_extent_is_lost(struct kvt_core *core)
+CORRUPTION(a_free_extent_is_lost)
 {
 	uint32_t extent = kvt_slots_find(&core->slots, 1);
 
@@ -708,7 +723,7 @@ static bool a_free_extent_is_lost(struct kvt_core *core)
 	return true;
 }
 
-static bool two_free_extents_touch(struct kvt_core *core)
+CORRUPTION(two_free_extents_touch)
 {
 	struct kvt_slots *slots = &core->slots;
 	uint32_t extent = kvt_slots_find(slots, 4), n = slots->length[extent];
@@ -721,7 +736,7 @@ static bool two_free_extents_touch(struct kvt_core *core)
 	return true;
 }
 
-static bool a_free_extent_is_a_run(struct kvt_core *core)
+CORRUPTION(a_free_extent_is_a_run)
 {
 	uint32_t extent = kvt_slots_find(&core->slots, 1);
 
@@ -730,7 +745,7 @@ static bool a_free_extent_is_a_run(struct kvt_core *core)
 	return true;
 }
 
-static bool a_run_has_a_head_inside(struct kvt_core *core)
+CORRUPTION(a_run_has_a_head_inside)
 {
 	const struct kvt_node *node = &core->nodes[leaf_after(core, 0)];
 
@@ -738,7 +753,7 @@ static bool a_run_has_a_head_inside(struct kvt_core *core)
 	return true;
 }
 
-static bool a_lease_leaves_its_session(struct kvt_core *core)
+CORRUPTION(a_lease_leaves_its_session)
 {
 	uint32_t id = lease_with(core, KVT_LEASE_BEGIN, false);
 	struct kvt_session_record *session = &core->sessions[core->leases[id].session];
@@ -750,7 +765,7 @@ static bool a_lease_leaves_its_session(struct kvt_core *core)
 	return true;
 }
 
-static bool two_leases_exchange_their_tickets(struct kvt_core *core)
+CORRUPTION(two_leases_exchange_their_tickets)
 {
 	uint32_t id = core->sessions[1].first_lease, next = core->leases[id].next_lease;
 	uint64_t ticket = core->leases[id].ticket;
@@ -760,19 +775,19 @@ static bool two_leases_exchange_their_tickets(struct kvt_core *core)
 	return true;
 }
 
-static bool a_lease_ends_in_a_free_node(struct kvt_core *core)
+CORRUPTION(a_lease_ends_in_a_free_node)
 {
 	core->leases[lease_with(core, KVT_LEASE_BEGIN, false)].node = core->free_nodes.head;
 	return true;
 }
 
-static bool a_lease_crosses_another_path(struct kvt_core *core)
+CORRUPTION(a_lease_crosses_another_path)
 {
 	core->leases[lease_with(core, KVT_LEASE_MATCH, false)].node = leaf_after(core, 0);
 	return true;
 }
 
-static bool a_lease_has_pages_and_no_path(struct kvt_core *core)
+CORRUPTION(a_lease_has_pages_and_no_path)
 {
 	for (uint32_t id = 1; id <= core->config.n_leases; id++) {
 		struct kvt_lease_record *lease = &core->leases[id];
@@ -787,7 +802,7 @@ static bool a_lease_has_pages_and_no_path(struct kvt_core *core)
 	return false;
 }
 
-static bool a_table_has_a_page_that_is_not_sealed(struct kvt_core *core)
+CORRUPTION(a_table_has_a_page_that_is_not_sealed)
 {
 	for (uint32_t id = 1; id <= core->config.n_leases; id++) {
 		struct kvt_lease_record *lease = &core->leases[id];
@@ -802,7 +817,7 @@ static bool a_table_has_a_page_that_is_not_sealed(struct kvt_core *core)
 	return false;
 }
 
-static bool a_path_is_longer_than_its_nodes(struct kvt_core *core)
+CORRUPTION(a_path_is_longer_than_its_nodes)
 {
 	struct kvt_lease_record *lease =
 		&core->leases[lease_with(core, KVT_LEASE_MATCH, false)];
@@ -811,7 +826,7 @@ static bool a_path_is_longer_than_its_nodes(struct kvt_core *core)
 	return true;
 }
 
-static bool a_table_knows_more_than_it_has(struct kvt_core *core)
+CORRUPTION(a_table_knows_more_than_it_has)
 {
 	struct kvt_lease_record *lease =
 		&core->leases[lease_with(core, KVT_LEASE_BEGIN, false)];
@@ -820,7 +835,7 @@ static bool a_table_knows_more_than_it_has(struct kvt_core *core)
 	return true;
 }
 
-static bool a_private_page_is_lost(struct kvt_core *core)
+CORRUPTION(a_private_page_is_lost)
 {
 	for (uint32_t id = 1; id <= core->config.max_sessions; id++) {
 		struct kvt_session_record *session = &core->sessions[id];
@@ -836,7 +851,7 @@ static bool a_private_page_is_lost(struct kvt_core *core)
 	return false;
 }
 
-static bool a_kept_page_is_lost(struct kvt_core *core)
+CORRUPTION(a_kept_page_is_lost)
 {
 	struct kvt_lease_record *lease = &core->leases[lease_with(core, KVT_LEASE_BEGIN, true)];
 
@@ -846,7 +861,7 @@ static bool a_kept_page_is_lost(struct kvt_core *core)
 	return true;
 }
 
-static bool a_page_leaves_quarantine_alone(struct kvt_core *core)
+CORRUPTION(a_page_leaves_quarantine_alone)
 {
 	struct kvt_session_record *session = &core->sessions[session_in(core, KVT_SESSION_DEAD)];
 	uint32_t page = session->first_quarantined;
@@ -857,7 +872,7 @@ static bool a_page_leaves_quarantine_alone(struct kvt_core *core)
 	return true;
 }
 
-static bool a_private_page_has_a_free_session(struct kvt_core *core)
+CORRUPTION(a_private_page_has_a_free_session)
 {
 	for (uint32_t page = 1; page < core->config.n_pages; page++) {
 		if (core->pages[page].state != KVT_PAGE_PRIVATE)
@@ -868,7 +883,7 @@ static bool a_private_page_has_a_free_session(struct kvt_core *core)
 	return false;
 }
 
-static bool a_namespace_lives_without_an_opener(struct kvt_core *core)
+CORRUPTION(a_namespace_lives_without_an_opener)
 {
 	for (uint32_t i = 1; i < core->config.max_namespaces; i++) {
 		if (core->namespaces[i].flags)
@@ -881,7 +896,7 @@ static bool a_namespace_lives_without_an_opener(struct kvt_core *core)
 	return false;
 }
 
-static bool a_namespace_in_use_is_free(struct kvt_core *core)
+CORRUPTION(a_namespace_in_use_is_free)
 {
 	core->namespaces[1].flags = 0;
 	core->count->live_namespaces--;
@@ -889,27 +904,27 @@ static bool a_namespace_in_use_is_free(struct kvt_core *core)
 	return true;
 }
 
-static bool a_free_session_is_open(struct kvt_core *core)
+CORRUPTION(a_free_session_is_open)
 {
 	core->sessions[session_in(core, KVT_SESSION_FREE)].state = KVT_SESSION_OPEN;
 	core->count->live_sessions++;
 	return true;
 }
 
-static bool an_open_session_is_dying(struct kvt_core *core)
+CORRUPTION(an_open_session_is_dying)
 {
 	core->sessions[session_in(core, KVT_SESSION_OPEN)].state = KVT_SESSION_DYING;
 	core->dying++;
 	return true;
 }
 
-static bool a_dying_session_is_not_counted(struct kvt_core *core)
+CORRUPTION(a_dying_session_is_not_counted)
 {
 	core->sessions[session_in(core, KVT_SESSION_DEAD)].state = KVT_SESSION_DYING;
 	return true;
 }
 
-static bool a_uid_has_two_records(struct kvt_core *core)
+CORRUPTION(a_uid_has_two_records)
 {
 	uint32_t id = ++core->n_users;
 
@@ -921,7 +936,7 @@ static bool a_uid_has_two_records(struct kvt_core *core)
 	return true;
 }
 
-static bool a_waiter_leaves_the_queue(struct kvt_core *core)
+CORRUPTION(a_waiter_leaves_the_queue)
 {
 	uint32_t id = core->first_waiter;
 
@@ -932,7 +947,7 @@ static bool a_waiter_leaves_the_queue(struct kvt_core *core)
 	return true;
 }
 
-static bool two_waiters_exchange_their_places(struct kvt_core *core)
+CORRUPTION(two_waiters_exchange_their_places)
 {
 	uint64_t token = core->pending[core->first_waiter].token;
 
@@ -943,13 +958,13 @@ static bool two_waiters_exchange_their_places(struct kvt_core *core)
 	return true;
 }
 
-static bool a_waiter_is_no_BEGIN(struct kvt_core *core)
+CORRUPTION(a_waiter_is_no_BEGIN)
 {
 	core->pending[core->first_waiter].sqe.op = KVT_OP_COMMIT;
 	return true;
 }
 
-static bool a_waiter_is_of_a_session_that_is_over(struct kvt_core *core)
+CORRUPTION(a_waiter_is_of_a_session_that_is_over)
 {
 	struct kvt_pending_record *waiter = &core->pending[core->first_waiter];
 
@@ -959,13 +974,13 @@ static bool a_waiter_is_of_a_session_that_is_over(struct kvt_core *core)
 	return true;
 }
 
-static bool a_deadline_comes_before_the_next_wake(struct kvt_core *core)
+CORRUPTION(a_deadline_comes_before_the_next_wake)
 {
 	core->pending[core->first_waiter].deadline_ns = 0;
 	return core->wake_at_ns > 0 && !core->wake_due;
 }
 
-static bool an_operation_waits_for_no_session(struct kvt_core *core)
+CORRUPTION(an_operation_waits_for_no_session)
 {
 	struct kvt_session_record *session = &core->sessions[1];
 
@@ -974,7 +989,7 @@ static bool an_operation_waits_for_no_session(struct kvt_core *core)
 	return true;
 }
 
-static bool a_node_is_of_another_namespace(struct kvt_core *core)
+CORRUPTION(a_node_is_of_another_namespace)
 {
 	uint32_t id = leaf_after(core, 0), from = core->nodes[id].namespace_id;
 	uint32_t to = from == 1 ? 2 : 1, n = core->nodes[id].sealed;
@@ -986,7 +1001,7 @@ static bool a_node_is_of_another_namespace(struct kvt_core *core)
 	return true;
 }
 
-static bool a_root_is_of_an_earlier_epoch(struct kvt_core *core)
+CORRUPTION(a_root_is_of_an_earlier_epoch)
 {
 	uint32_t root = KVT_NONE;
 
@@ -995,73 +1010,6 @@ static bool a_root_is_of_an_earlier_epoch(struct kvt_core *core)
 	core->nodes[root].epoch ^= 1u << 20;
 	return core->stale_roots == 0;
 }
-
-#define CORRUPTION(function_) { #function_, function_ }
-
-static const struct corruption {
-	const char *name;
-	bool (*apply)(struct kvt_core *core); /* false: the core has nothing of the kind */
-} corruptions[] = {
-	CORRUPTION(a_leaf_leaves_the_recency_list),
-	CORRUPTION(a_locked_node_enters_the_recency_list),
-	CORRUPTION(the_oldest_node_becomes_the_youngest),
-	CORRUPTION(a_leaf_leaves_the_policy_heap),
-	CORRUPTION(a_locked_node_enters_the_policy_heap),
-	CORRUPTION(two_places_of_the_policy_heap_are_exchanged),
-	CORRUPTION(a_node_leaves_the_expiry_heap),
-	CORRUPTION(a_node_that_never_expires_enters_the_expiry_heap),
-	CORRUPTION(two_places_of_the_expiry_heap_are_exchanged),
-	CORRUPTION(a_node_expires_later),
-	CORRUPTION(a_child_leaves_the_index),
-	CORRUPTION(a_child_is_in_the_index_twice),
-	CORRUPTION(a_child_is_in_the_index_out_of_reach),
-	CORRUPTION(a_child_gets_the_keys_of_its_sibling),
-	CORRUPTION(a_child_has_another_parent),
-	CORRUPTION(a_child_is_not_linked),
-	CORRUPTION(a_detached_node_waits_no_more),
-	CORRUPTION(a_detached_node_waits_twice),
-	CORRUPTION(two_slots_exchange_their_pages),
-	CORRUPTION(a_page_is_in_two_slots),
-	CORRUPTION(a_cached_page_is_in_no_slot),
-	CORRUPTION(a_page_lies_beyond_the_seal),
-	CORRUPTION(a_node_is_sealed_below_announced_pages),
-	CORRUPTION(a_free_page_is_lost),
-	CORRUPTION(a_free_page_has_a_slot),
-	CORRUPTION(a_free_node_is_lost),
-	CORRUPTION(a_free_node_has_slots),
-	CORRUPTION(a_free_lease_is_lost),
-	CORRUPTION(a_free_deferred_operation_is_lost),
-	CORRUPTION(a_free_extent_is_lost),
-	CORRUPTION(two_free_extents_touch),
-	CORRUPTION(a_free_extent_is_a_run),
-	CORRUPTION(a_run_has_a_head_inside),
-	CORRUPTION(a_lease_leaves_its_session),
-	CORRUPTION(two_leases_exchange_their_tickets),
-	CORRUPTION(a_lease_ends_in_a_free_node),
-	CORRUPTION(a_lease_crosses_another_path),
-	CORRUPTION(a_lease_has_pages_and_no_path),
-	CORRUPTION(a_table_has_a_page_that_is_not_sealed),
-	CORRUPTION(a_path_is_longer_than_its_nodes),
-	CORRUPTION(a_table_knows_more_than_it_has),
-	CORRUPTION(a_private_page_is_lost),
-	CORRUPTION(a_kept_page_is_lost),
-	CORRUPTION(a_page_leaves_quarantine_alone),
-	CORRUPTION(a_private_page_has_a_free_session),
-	CORRUPTION(a_namespace_lives_without_an_opener),
-	CORRUPTION(a_namespace_in_use_is_free),
-	CORRUPTION(a_free_session_is_open),
-	CORRUPTION(an_open_session_is_dying),
-	CORRUPTION(a_dying_session_is_not_counted),
-	CORRUPTION(a_uid_has_two_records),
-	CORRUPTION(a_waiter_leaves_the_queue),
-	CORRUPTION(two_waiters_exchange_their_places),
-	CORRUPTION(a_waiter_is_no_BEGIN),
-	CORRUPTION(a_waiter_is_of_a_session_that_is_over),
-	CORRUPTION(a_deadline_comes_before_the_next_wake),
-	CORRUPTION(an_operation_waits_for_no_session),
-	CORRUPTION(a_node_is_of_another_namespace),
-	CORRUPTION(a_root_is_of_an_earlier_epoch),
-};
 
 /** Copy what is all of a core into `copy`, or back. */
 static void copy_world(struct world *w, char *copy, bool back)
@@ -1080,8 +1028,6 @@ static void copy_world(struct world *w, char *copy, bool back)
 		       pieces[i].bytes);
 }
 
-#define N_CORRUPTIONS (sizeof(corruptions) / sizeof(corruptions[0]))
-
 static uint32_t corrupt(struct world *w, uint32_t *applied)
 {
 	char *copy = malloc(w->sizes.arena_bytes + w->sizes.ledger_bytes +
@@ -1090,7 +1036,7 @@ static uint32_t corrupt(struct world *w, uint32_t *applied)
 
 	assert_non_null(copy);
 	copy_world(w, copy, false);
-	for (size_t i = 0; i < N_CORRUPTIONS; i++, copy_world(w, copy, true)) {
+	for (size_t i = 0; i < n_corruptions; i++, copy_world(w, copy, true)) {
 		if (!corruptions[i].apply(w->core))
 			continue;
 		applied[i]++;
@@ -1106,12 +1052,12 @@ static uint32_t corrupt(struct world *w, uint32_t *applied)
 
 TEST(corruptions_that_agree_with_themselves_are_noticed)
 {
-	uint32_t applied[N_CORRUPTIONS] = { 0 }, missed = 0;
+	uint32_t applied[64] = { 0 }, missed = 0;
 
 	missed += corrupt(busy(KVT_POLICY_LRU), applied);
 	missed += corrupt(busy(KVT_POLICY_LFU), applied);
 	missed += corrupt(stale(KVT_POLICY_LRU), applied);
-	for (size_t i = 0; i < N_CORRUPTIONS; i++)
+	for (size_t i = 0; i < n_corruptions; i++)
 		if (!applied[i])
 			fail_msg("%s: no core has anything of the kind", corruptions[i].name);
 	assert_int_equal(missed, 0);
