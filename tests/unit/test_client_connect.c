@@ -44,6 +44,10 @@ static struct kvt_message_hello hello; /* as it came */
 static int connection = -1;
 static struct kvt_segment_header *segment;
 
+/* What the test's last connect gave. */
+static struct kvt_client *client;
+static struct kvt_error error;
+
 static int sealed_memory(uint64_t bytes, bool sealed)
 {
 	int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -156,7 +160,8 @@ static unsigned int open_descriptors(void)
 	return n;
 }
 
-static int connect_with(struct kvt_client **ret_client, struct kvt_error *error, uint32_t flags)
+/* Connect. A failure makes no client, and leaves no descriptor open. */
+static int connect_with(uint32_t flags)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
 	int rc, stop = eventfd(0, EFD_CLOEXEC);
@@ -169,42 +174,60 @@ static int connect_with(struct kvt_client **ret_client, struct kvt_error *error,
 	options.page_size = PS;
 	options.flags = flags;
 	assert_int_equal(pthread_create(&thread, NULL, serve_all, &stop), 0);
-	memset(error, 0, sizeof(*error));
+	memset(&error, 0, sizeof(error));
 	errno = 4321;
-	rc = kvt_client_connect(ret_client, &options, error);
+	rc = kvt_client_connect(&client, &options, &error);
 	assert_int_equal(errno, 4321); /* the caller's is unchanged */
 	assert_int_equal(eventfd_write(stop, 1), 0);
 	pthread_join(thread, NULL);
-	if (rc != 0) { /* no descriptor is left open */
+	if (rc != 0) {
 		if (connection >= 0)
 			close(connection);
 		connection = -1;
 		assert_int_equal(open_descriptors(), before);
-		assert_int_equal(error->code, rc);
-		assert_true(strlen(error->text) > 10);
+		assert_null(client);
+		assert_int_equal(error.code, rc);
+		assert_true(strlen(error.text) > 10);
 	}
 	close(stop);
 	return rc;
 }
 
 /* Connect, and keep the daemon's end in `connection`. */
-static struct kvt_client *connect_kept(uint32_t flags)
+static void connect_kept(uint32_t flags)
 {
-	struct kvt_client *client;
-	struct kvt_error error;
-
 	script.keep = true;
-	assert_int_equal(connect_with(&client, &error, flags), 0);
-	return client;
+	assert_int_equal(connect_with(flags), 0);
 }
 
 static void drop_script(void)
 {
 	for (unsigned int i = 0; i < script.n_fds; i++)
 		close(script.fds[i]);
+	script.n_fds = 0;
 	if (connection >= 0)
 		close(connection);
 	connection = -1;
+}
+
+static int begin(void **state)
+{
+	good_welcome();
+	return 0;
+}
+
+static int finish(void **state)
+{
+	kvt_client_abandon(client);
+	client = NULL;
+	drop_script();
+	return 0;
+}
+
+static void begin_again(void)
+{
+	finish(NULL);
+	begin(NULL);
 }
 
 static int setup(void **state)
@@ -229,15 +252,17 @@ static int teardown(void **state)
 
 /* ---------------------------------------------------------------- tests */
 
+/* Each begins with a valid WELCOME to answer. */
+#undef TEST
+#define TEST(name) TEST_WITH(name, begin, finish)
+
 TEST(a_good_welcome_makes_a_client)
 {
-	struct kvt_client *client;
 	struct kvt_pool pool, again;
 	struct kvt_handle handle;
 	uint32_t key = 1, matched;
 
-	good_welcome();
-	client = connect_kept(0);
+	connect_kept(0);
 	assert_int_equal(hello.head.type, KVT_MSG_HELLO);
 	assert_int_equal(hello.pid, getpid());
 	assert_true(hello.layout == kvt_abi_layout());
@@ -257,13 +282,11 @@ TEST(a_good_welcome_makes_a_client)
 	assert_ptr_equal(pool.base, again.base);
 	assert_int_equal(kvt_probe(client, 0, &key, 1, &handle, &matched), -ENOTSUP);
 	assert_non_null(strstr(kvt_client_error(client)->text, "MATCH"));
-	kvt_client_abandon(client);
-	drop_script();
 }
 
 static void script_refusal(int result, const char *text)
 {
-	memset(&script, 0, sizeof(script));
+	drop_script();
 	script.refused = (struct kvt_message_refused){
 		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_REFUSED,
 			  .version = KVT_ABI, .bytes = sizeof(script.refused),
@@ -276,57 +299,41 @@ static void script_refusal(int result, const char *text)
 
 TEST(the_daemons_refusal_is_passed_on)
 {
-	struct kvt_client *client = NULL;
-	struct kvt_error error;
-
 	script_refusal(-EUSERS, "page_size is 64, not 16");
-	assert_int_equal(connect_with(&client, &error, 0), -EUSERS);
+	assert_int_equal(connect_with(0), -EUSERS);
 	assert_non_null(strstr(error.text, "page_size is 64, not 16"));
 	/* Unterminated text is cut, not followed. */
 	memset(script.refused.text, 'x', sizeof(script.refused.text));
-	assert_int_equal(connect_with(&client, &error, 0), -EUSERS);
+	assert_int_equal(connect_with(0), -EUSERS);
 	script.refused.head.result = 0;
-	assert_int_equal(connect_with(&client, &error, 0), -EPROTO);
-	assert_null(client);
+	assert_int_equal(connect_with(0), -EPROTO);
 }
 
 TEST(a_daemon_of_another_abi_is_named_with_the_cure)
 {
-	struct kvt_client *client = NULL;
-	struct kvt_error error;
-
 	script_refusal(-EPROTO, "version differs");
 	script.refused.head.version--;
-	assert_int_equal(connect_with(&client, &error, 0), -EPROTO);
+	assert_int_equal(connect_with(0), -EPROTO);
 	assert_non_null(strstr(error.text, "wrong_version: the answer to HELLO is no message of "
 			       "this ABI: install the same release"));
-	assert_null(client);
 }
 
 TEST(a_mirror_follows_the_slabs)
 {
-	struct kvt_client *client = NULL;
-	struct kvt_error error;
-
-	good_welcome();
 	script.welcome.fds |= KVT_FD_MIRROR;
-	assert_int_equal(connect_with(&client, &error, KVT_MIRROR), -EPROTO); /* none came */
+	assert_int_equal(connect_with(KVT_MIRROR), -EPROTO); /* none came */
 	script.fds[script.n_fds++] = sealed_memory(sizeof(struct kvt_mirror) - 1, true);
-	assert_int_equal(connect_with(&client, &error, KVT_MIRROR), -EPROTO);
+	assert_int_equal(connect_with(KVT_MIRROR), -EPROTO);
 	close(script.fds[--script.n_fds]);
 	script.fds[script.n_fds++] = sealed_memory(sizeof(struct kvt_mirror), true);
-	client = connect_kept(KVT_MIRROR);
+	connect_kept(KVT_MIRROR);
 	assert_non_null(client->mirror.shared);
 	assert_int_equal(hello.flags, KVT_MIRROR);
-	kvt_client_abandon(client);
-	drop_script();
 }
 
 TEST(absent_daemons_are_told_apart)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
-	struct kvt_client *client = NULL;
-	struct kvt_error error = { 0 };
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	char longer[200], other[108];
 	int stream;
@@ -361,13 +368,11 @@ TEST(absent_daemons_are_told_apart)
 	assert_int_equal(kvt_client_connect(&client, &options, &error), -ECONNREFUSED);
 	assert_non_null(strstr(error.text, "start kvtrunkd"));
 	unlink(other);
-	assert_null(client);
 }
 
 static int64_t connect_ns(int64_t wait_ns, int64_t timeout_ns, const char *where)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
-	struct kvt_client *client = NULL;
 	int64_t began = kvt_client_now_ns();
 
 	options.connect_wait_ns = wait_ns;
@@ -398,8 +403,6 @@ TEST(no_wait_exceeds_its_deadline)
 TEST(a_daemon_that_never_answers_meets_the_deadline)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
-	struct kvt_client *client = NULL;
-	struct kvt_error error;
 
 	options.socket_path = path; /* it listens, and no one accepts */
 	options.timeout_ns = 20000000;
@@ -416,28 +419,18 @@ TEST(a_daemon_that_never_answers_meets_the_deadline)
 
 TEST(a_hello_is_repeated_if_its_daemon_ends_before_it_answers)
 {
-	struct kvt_client *client;
-	struct kvt_error error;
-
-	good_welcome();
 	script.n_died = 1000;
-	assert_int_equal(connect_with(&client, &error, 0), -ECONNRESET);
+	assert_int_equal(connect_with(0), -ECONNRESET);
 	assert_non_null(strstr(error.text, "the daemon hung up"));
 	script.n_died = 1;
-	client = connect_kept(0);
+	connect_kept(0);
 	assert_int_equal(script.n_died, 0);
-	kvt_client_abandon(client);
-	close(connection);
-	connection = -1;
 }
 
 TEST(a_hang_up_at_hello_is_an_error)
 {
-	struct kvt_client *client;
-	struct kvt_error error;
-
-	memset(&script, 0, sizeof(script));
-	assert_int_equal(connect_with(&client, &error, 0), -ECONNRESET);
+	script.answer = NULL;
+	assert_int_equal(connect_with(0), -ECONNRESET);
 }
 
 /* Each makes one part of a valid WELCOME wrong. */
@@ -451,77 +444,63 @@ static void spoil(unsigned int which)
 	case 4: script.bytes = 10; break;
 	case 5: script.welcome.head.type = KVT_MSG_ADMIN; break;
 	case 6: script.welcome.page_size = 0; break;
-	case 7: script.welcome.page_size = 0; break;
-	case 8: script.welcome.page_size = 4097; break;
-	case 9: script.welcome.n_pages = 1; break;
-	case 10: script.welcome.page_bytes = UINT64_MAX; break;
-	case 11: script.welcome.page_bytes++; break;
-	case 12: memset(script.welcome.fingerprint, 'x', KVT_FINGERPRINT_BYTES); break;
-	case 13: script.welcome.fds |= KVT_FD_ARENA; break; /* one that did not come */
-	case 14: script.welcome.fds &= ~(uint32_t)KVT_FD_POOL; break; /* one too many came */
-	case 15: script.welcome.fds = 0; break;
-	case 16: script.welcome.fds = KVT_FD_AREAS | KVT_FD_DOORBELL | KVT_FD_COMPLETION |
+	case 7: script.welcome.page_size = 4097; break;
+	case 8: script.welcome.n_pages = 1; break;
+	case 9: script.welcome.page_bytes = UINT64_MAX; break;
+	case 10: script.welcome.page_bytes++; break;
+	case 11: memset(script.welcome.fingerprint, 'x', KVT_FINGERPRINT_BYTES); break;
+	case 12: script.welcome.fds |= KVT_FD_ARENA; break; /* one that did not come */
+	case 13: script.welcome.fds &= ~(uint32_t)KVT_FD_POOL; break; /* one too many came */
+	case 14: script.welcome.fds = 0; break;
+	case 15: script.welcome.fds = KVT_FD_AREAS | KVT_FD_DOORBELL | KVT_FD_COMPLETION |
 				      KVT_FD_ARENA | KVT_FD_POOL; break; /* no segment */
-	case 17: segment->magic++; break;
-	case 18: segment->layout++; break;
-	case 19: segment->keys_count = 1u << 30; break;
-	case 20: segment->sq_offset += 128; break;
-	case 21: segment->sq_entries = 3; break;
-	case 22: script.welcome.n_slabs = 0; break;
-	case 23: script.welcome.n_slabs = 2; break; /* one of them came */
-	case 24: script.welcome.n_slabs = KVT_MAX_SLABS + 1; break;
-	case 25: segment->keys_count += 32; break; /* beyond the areas */
-	case 26: segment->areas_bytes += 128; break;
+	case 16: segment->magic++; break;
+	case 17: segment->layout++; break;
+	case 18: segment->keys_count = 1u << 30; break;
+	case 19: segment->sq_offset += 128; break;
+	case 20: segment->sq_entries = 3; break;
+	case 21: script.welcome.n_slabs = 0; break;
+	case 22: script.welcome.n_slabs = 2; break; /* one of them came */
+	case 23: script.welcome.n_slabs = KVT_MAX_SLABS + 1; break;
+	case 24: segment->keys_count += 32; break; /* beyond the areas */
+	case 25: segment->areas_bytes += 128; break;
 	default: break;
 	}
 }
 
 TEST(a_welcome_that_is_wrong_in_anything_is_refused)
 {
-	struct kvt_client *client = NULL;
-	struct kvt_error error;
-
-	for (unsigned int which = 0; which < 27; which++) {
-		good_welcome();
+	for (unsigned int which = 0; which < 26; which++, begin_again()) {
 		spoil(which);
-		if (connect_with(&client, &error, 0) != -EPROTO)
+		if (connect_with(0) != -EPROTO)
 			fail_msg("case %u: %d %s", which, error.code, error.text);
-		drop_script();
 	}
-	assert_null(client);
 }
 
 TEST(objects_that_could_shrink_are_refused)
 {
-	struct kvt_client *client = NULL;
-	struct kvt_error error;
+	static const struct {
+		unsigned int fd;
+		uint64_t bytes;
+		bool sealed;
+	} objects[] = {
+		{ 0, 1 << 16, false },
+		{ 0, 100, true }, /* shorter than a header */
+		{ 4, N_PAGES * PAGE_BYTES, false },
+		{ 4, N_PAGES * PAGE_BYTES - 1, true },
+	};
 	struct kvt_pool pool;
 
-	good_welcome();
-	close(script.fds[0]);
-	script.fds[0] = sealed_memory(1 << 16, false);
-	assert_int_equal(connect_with(&client, &error, 0), -EPROTO);
-	drop_script();
-	/* Shorter than a header. */
-	good_welcome();
-	close(script.fds[0]);
-	script.fds[0] = sealed_memory(100, true);
-	assert_int_equal(connect_with(&client, &error, 0), -EPROTO);
-	drop_script();
-	good_welcome();
-	close(script.fds[4]);
-	script.fds[4] = sealed_memory(N_PAGES * PAGE_BYTES, false);
-	client = connect_kept(0);
-	assert_int_equal(kvt_pool_map(client, &pool), -EPROTO);
-	kvt_client_abandon(client);
-	drop_script();
-	good_welcome();
-	close(script.fds[4]);
-	script.fds[4] = sealed_memory(N_PAGES * PAGE_BYTES - 1, true);
-	client = connect_kept(0);
-	assert_int_equal(kvt_pool_map(client, &pool), -EPROTO);
-	kvt_client_abandon(client);
-	drop_script();
+	for (unsigned int i = 0; i < 4; i++, begin_again()) {
+		close(script.fds[objects[i].fd]);
+		script.fds[objects[i].fd] = sealed_memory(objects[i].bytes, objects[i].sealed);
+		if (objects[i].fd == 0) {
+			assert_int_equal(connect_with(0), -EPROTO);
+			continue;
+		}
+		connect_kept(0);
+		assert_int_equal(kvt_pool_map(client, &pool), -EPROTO);
+	}
 }
 
 /* 1,024 bytes a page: two planes of 16 positions of 16 elements of 2 bytes. */
@@ -531,15 +510,13 @@ TEST(a_view_needs_a_geometry_and_it_must_fit_the_pages)
 					      .type = KVT_ELEMENT_FP16,
 					      .scales = { { 1, 1 } } };
 	struct kvt_pool_view view;
-	struct kvt_client *client = NULL;
-	struct kvt_error error;
 	struct kvt_pool pool;
 
 	for (int known = 0; known < 2; known++) {
-		good_welcome();
+		begin_again();
 		if (known)
 			script.welcome.geometry = geometry;
-		client = connect_kept(0);
+		connect_kept(0);
 		assert_int_equal(kvt_pool_map(client, &pool), 0);
 		assert_int_equal(kvt_pool_view(client, &pool, 0, &view), known ? 0 : -ENODATA);
 		assert_int_equal(kvt_pool_view(client, &pool, 1, &view),
@@ -547,26 +524,19 @@ TEST(a_view_needs_a_geometry_and_it_must_fit_the_pages)
 		pool.n_pages++; /* another one's */
 		assert_int_equal(kvt_pool_view(client, &pool, 0, &view),
 				 known ? -EINVAL : -ENODATA);
-		kvt_client_abandon(client);
-		drop_script();
 	}
 	assert_ptr_equal(view.k, pool.base);
 	assert_ptr_equal(view.v, (char *)pool.base + N_PAGES * PAGE_BYTES / 2);
-	client = NULL;
-	good_welcome();
+	begin_again();
 	geometry.head_dim = 8;
 	script.welcome.geometry = geometry;
-	assert_int_equal(connect_with(&client, &error, 0), -EPROTO);
-	assert_null(client);
-	drop_script();
+	assert_int_equal(connect_with(0), -EPROTO);
 }
 
 TEST(every_slab_s_record_and_descriptor_is_kept)
 {
-	struct kvt_client *client;
 	struct stat there, here;
 
-	good_welcome();
 	script.welcome.n_slabs = KVT_MAX_SLABS;
 	for (uint32_t i = 0; i < KVT_MAX_SLABS; i++) {
 		script.welcome.slabs[i].device = (int32_t)i;
@@ -574,7 +544,7 @@ TEST(every_slab_s_record_and_descriptor_is_kept)
 		if (i)
 			script.fds[script.n_fds++] = sealed_memory(N_PAGES * PAGE_BYTES, true);
 	}
-	client = connect_kept(0);
+	connect_kept(0);
 	assert_int_equal(client->n_slabs, KVT_MAX_SLABS);
 	for (uint32_t i = 0; i < KVT_MAX_SLABS; i++) {
 		assert_int_equal(client->slabs[i].record.device, i);
@@ -583,34 +553,23 @@ TEST(every_slab_s_record_and_descriptor_is_kept)
 		assert_int_equal(fstat(script.fds[4 + i], &there), 0);
 		assert_int_equal(here.st_ino, there.st_ino);
 	}
-	kvt_client_abandon(client);
-	drop_script();
 }
 
 TEST(unexpected_descriptors_are_closed)
 {
-	struct kvt_client *client = NULL;
-	struct kvt_error error;
-
-	good_welcome();
 	while (script.n_fds < FDS_MAX)
 		script.fds[script.n_fds++] = eventfd(0, EFD_CLOEXEC);
-	assert_int_equal(connect_with(&client, &error, 0), -EPROTO);
-	drop_script();
-	assert_null(client);
+	assert_int_equal(connect_with(0), -EPROTO);
 }
 
 TEST(an_observer_needs_no_ring)
 {
 	struct kvt_request request = { .op = KVT_OP_NOP };
-	struct kvt_client *client;
 	struct kvt_result result;
 
-	good_welcome();
 	drop_script();
-	script.n_fds = 0;
 	script.welcome.fds = 0;
-	client = connect_kept(KVT_HELLO_OBSERVE);
+	connect_kept(KVT_HELLO_OBSERVE);
 	assert_int_equal(kvt_submit(client, &request), -ENOTCONN);
 	assert_int_equal(kvt_call(client, &request, &result), -ENOTCONN);
 	assert_int_equal(kvt_reap(client, &result, 0, 1), -ENOTCONN);
@@ -618,7 +577,7 @@ TEST(an_observer_needs_no_ring)
 	assert_int_equal(kvt_fence_raise(client, 0, 1), -EINVAL);
 	kvt_client_kick(client);
 	assert_int_equal(kvt_client_close(client, KVT_IDLE), 0);
-	drop_script();
+	client = NULL;
 }
 
 /* Answers one question on the control socket, after stale answers. */
@@ -642,12 +601,10 @@ static void *answer_one(void *context)
 TEST(late_answers_on_the_socket_are_passed_over)
 {
 	const uint64_t digest[2] = { 1, 2 }, other[2] = { 3, 4 };
-	struct kvt_client *client;
 	uint32_t number = 0;
 	pthread_t thread;
 
-	good_welcome();
-	client = connect_kept(0);
+	connect_kept(0);
 	kvt_client_set_timeout(client, 10000000);
 	assert_int_equal(kvt_namespace_open(client, digest, "late", &number), -ETIMEDOUT);
 	kvt_client_set_timeout(client, 0);
@@ -668,18 +625,16 @@ TEST(late_answers_on_the_socket_are_passed_over)
 	connection = -1;
 	assert_int_equal(kvt_namespace_open(client, other, NULL, &number), -ECONNRESET);
 	assert_int_equal(kvt_client_close(client, KVT_IDLE), -ECONNRESET);
-	drop_script();
+	client = NULL;
 }
 
 TEST(a_goodbye_instead_of_an_answer_tells_why)
 {
 	const uint64_t digest[2] = { 1, 2 };
 	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
-	struct kvt_client *client;
 	uint32_t number = 0;
 
-	good_welcome();
-	client = connect_kept(0);
+	connect_kept(0);
 	script.refused = (struct kvt_message_refused){
 		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_GOODBYE,
 			  .version = KVT_ABI, .bytes = sizeof(script.refused) },
@@ -690,8 +645,6 @@ TEST(a_goodbye_instead_of_an_answer_tells_why)
 	assert_int_equal(kvt_namespace_open(client, digest, "x", &number), -ECONNRESET);
 	assert_non_null(strstr(kvt_client_error(client)->text, "zzzz"));
 	assert_int_equal(kvt_admin(client, &request, NULL, 0, NULL, 0), -ECONNRESET);
-	kvt_client_abandon(client);
-	drop_script();
 }
 
 struct admin_answer {
@@ -714,8 +667,7 @@ static void *answer_admin(void *context)
 	return NULL;
 }
 
-static int ask_admin(struct kvt_client *client, uint32_t count, uint32_t record_bytes,
-		     size_t bytes, size_t room)
+static int ask_admin(uint32_t count, uint32_t record_bytes, size_t bytes, size_t room)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
 	char records[64];
@@ -737,41 +689,31 @@ static int ask_admin(struct kvt_client *client, uint32_t count, uint32_t record_
 TEST(admin_answers_are_measured_before_they_are_copied)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
-	struct kvt_client *client;
 
-	good_welcome();
-	client = connect_kept(KVT_HELLO_OBSERVE);
-	assert_int_equal(ask_admin(client, 4, 16, 64, 64), 4);
-	assert_int_equal(ask_admin(client, 0, 0, 0, 0), 0);
-	assert_int_equal(ask_admin(client, 4, 16, 64, 63), -ENOBUFS);
-	assert_int_equal(ask_admin(client, 5, 16, 64, 64), -EPROTO);
-	assert_int_equal(ask_admin(client, 65536, 65536, 64, 64), -EPROTO);
+	connect_kept(KVT_HELLO_OBSERVE);
+	assert_int_equal(ask_admin(4, 16, 64, 64), 4);
+	assert_int_equal(ask_admin(0, 0, 0, 0), 0);
+	assert_int_equal(ask_admin(4, 16, 64, 63), -ENOBUFS);
+	assert_int_equal(ask_admin(5, 16, 64, 64), -EPROTO);
+	assert_int_equal(ask_admin(65536, 65536, 64, 64), -EPROTO);
 	admin_answer.head.reserved = 1;
 	snprintf(admin_answer.head.text, sizeof(admin_answer.head.text), "join admin_group");
-	assert_int_equal(ask_admin(client, 0, 0, 0, 0), -EPERM);
+	assert_int_equal(ask_admin(0, 0, 0, 0), -EPERM);
 	assert_non_null(strstr(kvt_client_error(client)->text, "join admin_group"));
 	admin_answer.head.reserved = 0;
 	assert_int_equal(kvt_admin(client, &request, "", KVT_MESSAGE_MAX, NULL, 0), -E2BIG);
-	kvt_client_abandon(client);
-	drop_script();
 }
 
 TEST(an_arena_that_is_not_right_is_named)
 {
-	struct kvt_client *client = NULL;
-	struct kvt_error error;
-
-	for (int i = 0; i < 2; i++) {
-		good_welcome();
+	for (int i = 0; i < 2; i++, begin_again()) {
 		script.welcome.fds |= KVT_FD_ARENA;
 		script.fds[5] = script.fds[4];
 		script.fds[4] = sealed_memory(i ? 100 : 0, true);
 		script.n_fds = 6;
-		assert_int_equal(connect_with(&client, &error, 0), i ? -EPROTO : -EAGAIN);
+		assert_int_equal(connect_with(0), i ? -EPROTO : -EAGAIN);
 		assert_non_null(strstr(error.text, i ? "corrupt: arena" : "starting: arena"));
-		drop_script();
 	}
-	assert_null(client);
 }
 
 TEST(names_cover_every_number)
