@@ -12,6 +12,8 @@
 #include "tests/lib/cases.h"
 
 static char path[64];
+static struct kvt_config config;
+static char why[KVT_WHY_BYTES];
 
 static const char *write_file(const char *text)
 {
@@ -37,8 +39,7 @@ static int remove_path(void **state)
 	return unlink(path);
 }
 
-static int parse(struct kvt_config *config, char why[KVT_WHY_BYTES], const char *a, const char *b,
-		 const char *c)
+static int parse_into(struct kvt_config *ret_config, const char *a, const char *b, const char *c)
 {
 	char program[] = "kvtrunkd";
 	char *argv[] = { program, (char *)(uintptr_t)a, (char *)(uintptr_t)b,
@@ -48,15 +49,19 @@ static int parse(struct kvt_config *config, char why[KVT_WHY_BYTES], const char 
 	while (argv[argc])
 		argc++;
 	why[0] = '\0';
-	return kvt_config_parse(config, argc, argv, why);
+	return kvt_config_parse(ret_config, argc, argv, why);
+}
+
+static int parse(const char *a, const char *b, const char *c)
+{
+	return parse_into(&config, a, b, c);
 }
 
 TEST(defaults_are_what_the_table_says)
 {
-	struct kvt_config config;
-	char why[KVT_WHY_BYTES], text[64];
+	char text[64];
 
-	assert_int_equal(parse(&config, why, NULL, NULL, NULL), KVT_COMMAND_RUN);
+	assert_int_equal(parse(NULL, NULL, NULL), KVT_COMMAND_RUN);
 	assert_string_equal(config.instance, "default");
 	assert_int_equal(config.page_size, 64);
 	assert_int_equal(config.pool_bytes.value, 256ll << 20);
@@ -82,13 +87,9 @@ TEST(choices_of_policies_are_the_cores_in_its_order)
 
 TEST(flags_win_over_the_file_and_the_file_over_defaults)
 {
-	struct kvt_config config;
-	char why[KVT_WHY_BYTES];
-
 	write_file("# geometry\n[kvtrunkd]\npage_size = 16\npolicy=slru ; the one we measured\n"
 		   "pool-bytes = 64M\n");
-	assert_int_equal(parse(&config, why, "--config", path, "--page-size=32"),
-			 KVT_COMMAND_RUN);
+	assert_int_equal(parse("--config", path, "--page-size=32"), KVT_COMMAND_RUN);
 	assert_int_equal(config.page_size, 32);
 	assert_int_equal(config.policy, KVT_POLICY_SLRU);
 	assert_int_equal(config.pool_bytes.value, 64ll << 20);
@@ -97,9 +98,6 @@ TEST(flags_win_over_the_file_and_the_file_over_defaults)
 
 TEST(a_text_may_go_on_in_the_next_line)
 {
-	struct kvt_config config;
-	char why[KVT_WHY_BYTES];
-
 	kvt_config_init(&config);
 	write_file("fingerprint = sha256:0123\n  4567\n\tend\npage_size = 1\n");
 	assert_int_equal(kvt_config_load(&config, path, why), 0);
@@ -111,15 +109,11 @@ TEST(a_text_may_go_on_in_the_next_line)
 
 TEST(a_bool_flag_needs_no_value_and_can_be_denied)
 {
-	struct kvt_config config;
-	char why[KVT_WHY_BYTES];
-
-	assert_int_equal(parse(&config, why, "--test-clock", "--no-compaction", "--mlock=no"),
-			 KVT_COMMAND_RUN);
+	assert_int_equal(parse("--test-clock", "--no-compaction", "--mlock=no"), KVT_COMMAND_RUN);
 	assert_true(config.test_clock);
 	assert_false(config.compaction);
 	assert_false(config.mlock);
-	assert_int_equal(parse(&config, why, "--no-policy", NULL, NULL), -EINVAL);
+	assert_int_equal(parse("--no-policy", NULL, NULL), -EINVAL);
 }
 
 /* A file with one bad line: the error must contain each of these words. */
@@ -149,9 +143,6 @@ static const struct {
 TEST(a_bad_line_is_named_with_file_line_key_and_what_is_allowed)
 {
 	for (size_t i = 0; i < sizeof(bad_files) / sizeof(bad_files[0]); i++) {
-		struct kvt_config config;
-		char why[KVT_WHY_BYTES] = "";
-
 		kvt_config_init(&config);
 		write_file(bad_files[i].text);
 		assert_int_equal(kvt_config_load(&config, path, why), -EINVAL);
@@ -164,8 +155,7 @@ TEST(a_bad_line_is_named_with_file_line_key_and_what_is_allowed)
 
 TEST(an_over_long_line_is_refused_and_not_cut_in_two)
 {
-	struct kvt_config config;
-	char why[KVT_WHY_BYTES], text[400];
+	char text[400];
 
 	memset(text, 'x', sizeof(text));
 	memcpy(text, "fingerprint = ", 14);
@@ -179,62 +169,50 @@ TEST(an_over_long_line_is_refused_and_not_cut_in_two)
 
 TEST(a_missing_file_is_named)
 {
-	struct kvt_config config;
-	char why[KVT_WHY_BYTES];
-
-	assert_int_equal(parse(&config, why, "--config=/does/not/exist.conf", NULL, NULL), -ENOENT);
+	assert_int_equal(parse("--config=/does/not/exist.conf", NULL, NULL), -ENOENT);
 	assert_non_null(strstr(why, "/does/not/exist.conf"));
-	assert_int_equal(parse(&config, why, "--config", NULL, NULL), -EINVAL);
+	assert_int_equal(parse("--config", NULL, NULL), -EINVAL);
 }
 
 TEST(options_that_do_not_fit_together_are_refused)
 {
-	struct kvt_config config;
-	char why[KVT_WHY_BYTES];
-
-	assert_int_equal(parse(&config, why, "--pool-bytes=16K", NULL, NULL), -EINVAL);
+	assert_int_equal(parse("--pool-bytes=16K", NULL, NULL), -EINVAL);
 	assert_non_null(strstr(why, "n_pages"));
-	assert_int_equal(parse(&config, why, "--n-pages=1073741824", "--page-bytes=1T", NULL),
-			 -EINVAL);
-	assert_int_equal(parse(&config, why, "--instance=a/b", NULL, NULL), -EINVAL);
-	assert_int_equal(parse(&config, why, "stray", NULL, NULL), -EINVAL);
+	assert_int_equal(parse("--n-pages=1073741824", "--page-bytes=1T", NULL), -EINVAL);
+	assert_int_equal(parse("--instance=a/b", NULL, NULL), -EINVAL);
+	assert_int_equal(parse("stray", NULL, NULL), -EINVAL);
 	assert_non_null(strstr(why, "'stray'"));
-	assert_int_equal(parse(&config, why, "--page-size", NULL, NULL), -EINVAL);
+	assert_int_equal(parse("--page-size", NULL, NULL), -EINVAL);
 	assert_non_null(strstr(why, "needs a value"));
 }
 
 TEST(a_detached_command_keeps_what_it_is)
 {
-	struct kvt_config config;
-	char why[KVT_WHY_BYTES];
-
-	assert_int_equal(parse(&config, why, "--detach", NULL, NULL),
-			 KVT_COMMAND_RUN | KVT_COMMAND_DETACH);
-	assert_int_equal(parse(&config, why, "--supervise", "--detach", NULL),
+	assert_int_equal(parse("--detach", NULL, NULL), KVT_COMMAND_RUN | KVT_COMMAND_DETACH);
+	assert_int_equal(parse("--supervise", "--detach", NULL),
 			 KVT_COMMAND_SUPERVISE | KVT_COMMAND_DETACH);
-	assert_int_equal(parse(&config, why, "--detach", "--check-config", NULL), -EINVAL);
-	assert_int_equal(parse(&config, why, "--detach", "--help", NULL), KVT_COMMAND_HELP);
+	assert_int_equal(parse("--detach", "--check-config", NULL), -EINVAL);
+	assert_int_equal(parse("--detach", "--help", NULL), KVT_COMMAND_HELP);
 }
 
 TEST(flags_win_over_the_environment_and_that_over_the_file)
 {
-	struct kvt_config config;
-	char why[KVT_WHY_BYTES], flag[96];
+	char flag[96];
 
 	snprintf(flag, sizeof(flag), "--config=%s",
 		 write_file("page_size = 4\nn_pages = 100\ndrain_ms = 1\n"));
 	setenv("KVTRUNKD_PAGE_SIZE", "8", 1);
 	setenv("KVTRUNKD_N_PAGES", "200", 1);
-	assert_int_equal(parse(&config, why, flag, "--n-pages=300", NULL), KVT_COMMAND_RUN);
+	assert_int_equal(parse(flag, "--n-pages=300", NULL), KVT_COMMAND_RUN);
 	assert_int_equal(config.page_size, 8);
 	assert_int_equal(config.n_pages, 300);
 	assert_int_equal(config.drain_ms, 1);
 	setenv("KVTRUNKD_CONFIG", path, 1);
-	assert_int_equal(parse(&config, why, NULL, NULL, NULL), KVT_COMMAND_RUN);
+	assert_int_equal(parse(NULL, NULL, NULL), KVT_COMMAND_RUN);
 	assert_int_equal(config.drain_ms, 1);
 	setenv("KVTRUNKD_CONFIG", "/does/not/exist", 1);
-	assert_int_equal(parse(&config, why, flag, NULL, NULL), KVT_COMMAND_RUN);
-	assert_int_equal(parse(&config, why, NULL, NULL, NULL), -ENOENT);
+	assert_int_equal(parse(flag, NULL, NULL), KVT_COMMAND_RUN);
+	assert_int_equal(parse(NULL, NULL, NULL), -ENOENT);
 	unsetenv("KVTRUNKD_CONFIG");
 	unsetenv("KVTRUNKD_PAGE_SIZE");
 	unsetenv("KVTRUNKD_N_PAGES");
@@ -242,23 +220,20 @@ TEST(flags_win_over_the_environment_and_that_over_the_file)
 
 TEST(bad_variables_are_named)
 {
-	struct kvt_config config;
-	char why[KVT_WHY_BYTES];
-
 	setenv("KVTRUNKD_POOL_BYTE", "1G", 1);
-	assert_int_equal(parse(&config, why, NULL, NULL, NULL), -EINVAL);
+	assert_int_equal(parse(NULL, NULL, NULL), -EINVAL);
 	assert_non_null(strstr(why, "$KVTRUNKD_POOL_BYTE: unknown option; did you mean "
 				    "KVTRUNKD_POOL_BYTES?"));
 	unsetenv("KVTRUNKD_POOL_BYTE");
 	setenv("KVTRUNKD_PAGE_SIZE", "many", 1);
-	assert_int_equal(parse(&config, why, NULL, NULL, NULL), -EINVAL);
+	assert_int_equal(parse(NULL, NULL, NULL), -EINVAL);
 	assert_non_null(strstr(why, "$KVTRUNKD_PAGE_SIZE: option 'page_size' cannot be 'many'"));
 	unsetenv("KVTRUNKD_PAGE_SIZE");
 	/* Kubernetes sets these for a service of this name. */
 	setenv("KVTRUNKD_SERVICE_HOST", "10.0.0.1", 1);
 	setenv("KVTRUNKD_PORT", "tcp://10.0.0.1:9479", 1);
 	setenv("KVTRUNKD_PORT_9479_TCP_ADDR", "10.0.0.1", 1);
-	assert_int_equal(parse(&config, why, NULL, NULL, NULL), KVT_COMMAND_RUN);
+	assert_int_equal(parse(NULL, NULL, NULL), KVT_COMMAND_RUN);
 	unsetenv("KVTRUNKD_SERVICE_HOST");
 	unsetenv("KVTRUNKD_PORT");
 	unsetenv("KVTRUNKD_PORT_9479_TCP_ADDR");
@@ -266,25 +241,21 @@ TEST(bad_variables_are_named)
 
 TEST(commands_are_recognised)
 {
-	struct kvt_config config;
-	char why[KVT_WHY_BYTES];
-
-	assert_int_equal(parse(&config, why, "--check-config", "--page-size=8", NULL),
-			 KVT_COMMAND_CHECK);
-	assert_int_equal(parse(&config, why, "--help", "--nonsense", NULL), KVT_COMMAND_HELP);
-	assert_int_equal(parse(&config, why, "--dump-options", NULL, NULL), KVT_COMMAND_DUMP);
-	assert_int_equal(parse(&config, why, "--check-config", "--page-size=4097", NULL), -EINVAL);
+	assert_int_equal(parse("--check-config", "--page-size=8", NULL), KVT_COMMAND_CHECK);
+	assert_int_equal(parse("--help", "--nonsense", NULL), KVT_COMMAND_HELP);
+	assert_int_equal(parse("--dump-options", NULL, NULL), KVT_COMMAND_DUMP);
+	assert_int_equal(parse("--check-config", "--page-size=4097", NULL), -EINVAL);
 }
 
 TEST(reload_takes_what_may_change_and_names_the_rest)
 {
-	struct kvt_config config, fresh;
-	char why[KVT_WHY_BYTES], changed[KVT_WHY_BYTES], fixed[KVT_WHY_BYTES];
+	struct kvt_config fresh;
+	char changed[KVT_WHY_BYTES], fixed[KVT_WHY_BYTES];
 
-	assert_int_equal(parse(&config, why, "--admin-group=a-long-name", NULL, NULL), 0);
+	assert_int_equal(parse("--admin-group=a-long-name", NULL, NULL), 0);
 	write_file("spin_budget_us = 7\npage_size = 16\nadmin_group = ops\n"
 		   "max_private_pages = 75%\n");
-	assert_int_equal(parse(&fresh, why, "--config", path, NULL), 0);
+	assert_int_equal(parse_into(&fresh, "--config", path, NULL), 0);
 	kvt_config_reload(&config, &fresh, changed, fixed);
 	assert_string_equal(changed, "admin_group spin_budget_us");
 	assert_string_equal(fixed, "page_size");
