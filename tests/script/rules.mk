@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The runner of scenarios, and the core in a process on which it runs them beside a daemon. The
-# scenarios are in tests/script/list.
+# scenarios are tests/script/*.kvt and those of tests/script/list.
 
 $(O)/tests/script/run: $(O)/obj/tests/script/run.o $(O)/tests/script/core $(O)/kvtlab $(O)/kvtrunkd
 	@mkdir -p $(@D)
