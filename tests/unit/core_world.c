@@ -91,11 +91,6 @@ static uint64_t digest(uint32_t space, const uint32_t *keys, uint32_t n)
 	return hash;
 }
 
-void world_write(struct world *world, uint32_t page, uint32_t space, struct keys keys)
-{
-	world->content[page] = digest(space, keys.at, keys.n);
-}
-
 /* ---- the world */
 
 static void complete(void *context, uint32_t session, const struct kvt_cqe *cqe)
@@ -124,12 +119,6 @@ static void record(void *context, const struct kvt_record *rec)
 	for (uint32_t i = 0; i < rec->n_list; i++)
 		all ^= rec->list[i];
 	world->read ^= all;
-	for (uint32_t i = 0; i < rec->n_events; i++) {
-		world->merged += rec->events[i].kind == KVT_EV_MERGE;
-		world->split += rec->events[i].kind == KVT_EV_SPLIT;
-		world->freed_nodes += rec->events[i].kind == KVT_EV_FREE;
-		world->detached += rec->events[i].kind == KVT_EV_DETACH;
-	}
 }
 
 static struct world *worlds; /* of this test */
@@ -274,12 +263,6 @@ void world_settle(struct world *world)
 		while (kvt_core_work(world->core, 7, false, world->now_ns))
 			check(world);
 	} while (kvt_core_unsettled(world->core));
-}
-
-void world_compact(struct world *world)
-{
-	while (kvt_core_work(world->core, 64, true, world->now_ns))
-		check(world);
 }
 
 const struct kvt_counters *counters(const struct world *world)
@@ -523,12 +506,7 @@ struct answer match_lock(struct client *client, uint32_t space, struct keys keys
 
 struct answer lock(struct client *client, struct handle handle)
 {
-	return lock_flags(client, handle, 0);
-}
-
-struct answer lock_flags(struct client *client, struct handle handle, uint16_t flags)
-{
-	struct kvt_sqe sqe = entry(client, KVT_OP_LOCK, flags);
+	struct kvt_sqe sqe = entry(client, KVT_OP_LOCK, 0);
 
 	sqe.node = handle.node;
 	sqe.generation = handle.generation;
@@ -579,14 +557,10 @@ struct answer insert_pages(struct client *client, uint32_t space, struct keys ke
 	assert_true((uint64_t)keys.n + n_pages <= client->keys_count);
 	if (n_pages)
 		memcpy(client->keys + keys.n, pages, n_pages * sizeof(uint32_t));
-	sqe.node = client->start.node;
-	sqe.generation = client->start.generation;
-	sqe.positions = client->start.positions;
 	sqe.priority = client->priority;
 	sqe.ttl_ms = client->ttl_ms;
 	if (client->ttl_ms)
 		sqe.flags |= KVT_F_TTL;
-	client->start = (struct handle){ 0 };
 	client->priority = 0;
 	client->ttl_ms = 0;
 	take_list(client, &sqe);
@@ -599,12 +573,7 @@ struct answer insert_flags(struct client *client, uint32_t space, struct keys ke
 	uint32_t n = keys.n / world->ps, *pages = calloc(n + 1, sizeof(*pages));
 	uint64_t fence_value = client->fence_value;
 	uint8_t fence_slot = client->fence_slot;
-	struct keys all = join(client->start_keys, keys);
-	uint32_t base = client->start_keys.n;
-	struct answer answer;
-
-	client->start_keys = NO_KEYS;
-	answer = alloc(client, n);
+	struct answer answer = alloc(client, n);
 
 	if (answer.result < 0) {
 		free(pages);
@@ -612,7 +581,7 @@ struct answer insert_flags(struct client *client, uint32_t space, struct keys ke
 	}
 	memcpy(pages, answer.list, n * sizeof(*pages));
 	for (uint32_t i = 0; i < n; i++)
-		world->content[pages[i]] = digest(space, all.at, base + (i + 1) * world->ps);
+		world->content[pages[i]] = digest(space, keys.at, (i + 1) * world->ps);
 	fence(client, fence_slot, fence_value);
 	answer = insert_pages(client, space, keys, pages, n, flags);
 	if (answer.result == 0 && !answer.deferred) {

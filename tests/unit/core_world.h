@@ -101,8 +101,6 @@ struct client {
 	int32_t priority; /* of the next INSERT */
 	uint32_t ttl_ms;
 	uint32_t n_notices; /* that came */
-	struct handle start;     /* of the next INSERT */
-	struct keys start_keys;  /* those that the start handle names */
 };
 
 struct world {
@@ -118,7 +116,6 @@ struct world {
 	struct client clients[WORLD_CLIENTS];
 	uint32_t n_clients;
 	uint64_t *content; /* by page */
-	uint32_t merged, split, freed_nodes, detached; /* events seen */
 	uint32_t read; /* digest of all arrays of all records */
 	uint32_t n_done; /* deferred operations that took effect */
 	struct kvt_cqe done[64];
@@ -156,9 +153,6 @@ int world_adopt(struct world *world, struct kvt_core_adoption *ret_adoption, cha
 void world_audit(struct world *world);
 uint32_t world_problems(struct world *world); /* audit without an assertion */
 void world_settle(struct world *world);       /* background work until none is left */
-void world_compact(struct world *world);      /* the same, of an idle daemon */
-/** Fill a page with the content for the end of these keys. */
-void world_write(struct world *world, uint32_t page, uint32_t space, struct keys keys);
 const struct kvt_counters *counters(const struct world *world);
 /** Pages without operations in flight: free, private, cached, quarantined, evictable, protected. */
 void expect_pages(const struct world *world, uint64_t cached, uint64_t private_pages,
@@ -181,7 +175,6 @@ struct answer match_flags(struct client *client, uint32_t space, struct keys key
 			  uint16_t flags);
 struct answer match_lock(struct client *client, uint32_t space, struct keys keys);
 struct answer lock(struct client *client, struct handle handle);
-struct answer lock_flags(struct client *client, struct handle handle, uint16_t flags);
 struct answer unlock(struct client *client, struct answer lease);
 struct answer alloc(struct client *client, uint32_t n);
 struct answer alloc_flags(struct client *client, uint32_t n, uint16_t flags);

@@ -1,11 +1,45 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What the core reports: records of nodes, namespaces and leases, and counters through STATS.
+/* What the core reports: records of pages, nodes, namespaces and leases, and counters through
+ * STATS.
  *
  * Inputs: small worlds of core_world.h. Invariant: reports agree with what the operations did. */
 #include <stdio.h>
 
 #include "tests/unit/core_world.h"
+
+/* PAGE answers state, owner, node and position. */
+TEST(a_page_can_be_described)
+{
+	struct world *w = world_small(4, 40);
+	struct client *a = client_new(w), *b = client_new(w);
+	uint32_t ns = space_open(a, "ns"), pages[5];
+	struct answer found, told;
+	struct kvt_admin_page described;
+	struct seq *seq;
+
+	insert(a, ns, range(1, 20));
+	insert(a, ns, join(range(1, 8), range(50, 57)));
+	found = match_lock(a, ns, range(1, 20));
+	memcpy(pages, found.list, sizeof(pages));
+	for (uint32_t i = 0; i < 5; i++) {
+		told = page_of(a, pages[i]);
+		assert_int_equal(told.state, KVT_PAGE_CACHED);
+		assert_int_equal(told.handle.positions, 4 * i);
+		assert_int_equal(told.lock_ref, 1);
+		assert_int_equal(told.handle.generation,
+				 node_at(w, told.handle.node)->generation);
+	}
+	seq = begin(b, space_open(b, "ns"), NO_KEYS, 4, 0);
+	assert_true(kvt_core_describe_page(w->core, seq->table[0], &described));
+	assert_int_equal(described.state, KVT_PAGE_PRIVATE);
+	assert_int_equal(described.session, b->session);
+	assert_int_equal(described.lease, seq->lease);
+	assert_int_equal(page_of(a, 0).state, KVT_PAGE_SCRATCH);
+	assert_int_equal(page_of(a, 39).state, KVT_PAGE_FREE);
+	expect_refused(page_of(a, 40), -EINVAL, KVT_REASON_PAGE_RANGE);
+	expect_refused(page_of(a, UINT32_MAX), -EINVAL, KVT_REASON_PAGE_RANGE);
+}
 
 TEST(a_node_can_be_described)
 {
@@ -189,35 +223,4 @@ TEST(stats_are_the_counters)
 	memcpy(&got, answer.list, sizeof(got));
 	got.operations = counters(w)->operations; /* STATS itself is counted after it */
 	assert_memory_equal(&got, counters(w), sizeof(got));
-}
-
-/* Counters per namespace and in total are right at every moment: after each operation that moves
- * pages between them, the audit compares them with the tree. */
-TEST(counters_follow_every_operation)
-{
-	struct world *w = world_small(2, 40);
-	struct client *a = client_new(w);
-	uint32_t ns = space_open(a, "ns");
-	struct seq *seq;
-
-	seq = begin(a, ns, range(1, 20), 6, 0);
-	assert_int_equal(counters(w)->input_positions, 20);
-	commit(seq, 20, NO_KEYS, 0);
-	commit(seq, 24, range(21, 24), 0);
-	end(seq);
-	assert_int_equal(counters(w)->inserted_pages, 12);
-	seq = begin(a, ns, range(1, 24), 0, 0);
-	assert_int_equal(counters(w)->hit_positions, 22);
-	commit(seq, 24, NO_KEYS, 0);
-	assert_int_equal(counters(w)->duplicate_pages, 1);
-	end(seq);
-	insert(a, ns, range(1, 8));
-	assert_int_equal(counters(w)->duplicate_pages, 5);
-	evict(a, 5);
-	assert_int_equal(counters(w)->evicted_pages, 5);
-	remove_prefix(a, ns, range(1, 4));
-	world_settle(w);
-	assert_int_equal(counters(w)->evicted_pages, 5);
-	assert_int_equal(counters(w)->removed_pages, 6);
-	assert_int_equal(counters(w)->cached_pages, 1);
 }

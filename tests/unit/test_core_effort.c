@@ -226,3 +226,37 @@ TEST(refusals_cost_nothing_that_grows)
 	expect_refused(alloc(a, 31000), -ENOSPC, KVT_REASON_TOO_LARGE);
 	assert_int_equal(effort(w).nodes_touched + effort(w).pages_moved, 0);
 }
+
+/* A continuation lies right behind its parent if those slots are free. */
+TEST(a_continuation_lies_behind_its_parent)
+{
+	struct world *w = world_small(1, 60);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	const struct kvt_node *one = node_at(w, insert(a, ns, range(1, 5)).handle.node);
+	const struct kvt_node *two = node_at(w, insert(a, ns, range(1, 9)).handle.node);
+
+	assert_int_equal(two->first_slot, one->first_slot + one->n_slots);
+	assert_int_equal(two->start, 5);
+}
+
+/* A conversation that grows turn by turn, never idle in between. */
+TEST(a_growing_path_stays_short_without_idle_turns)
+{
+	struct world *w = world_new((struct kvt_core_config){ .page_size = 2, .n_pages = 900,
+							      .max_nodes = 256 });
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+
+	for (uint32_t turn = 1; turn <= 40; turn++) {
+		struct seq *seq = begin(a, ns, range(1, 10 * turn), 0, 0);
+		struct seq *other = begin(a, ns, range(1000 * turn, 1000 * turn + 9), 0, 0);
+
+		commit(seq, 10 * turn, NO_KEYS, 0);
+		commit(other, 10, NO_KEYS, 0);
+		expect_ok(end(seq));
+		expect_ok(end(other)); /* takes the slots behind */
+		assert_in_range(path_length(a, ns, range(1, 10 * turn)), 1, 8);
+	}
+	expect_matched(a, ns, range(1, 400), 400);
+}

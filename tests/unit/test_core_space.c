@@ -61,25 +61,6 @@ static struct world *world_of(uint32_t spaces, uint32_t uid_spaces)
 						   .uid_namespaces = uid_spaces });
 }
 
-TEST(a_closed_namespace_is_kept_for_others_while_it_has_keys)
-{
-	struct world *w = world_small(4, 60);
-	struct client *a = client_new(w), *b = client_new(w);
-	uint32_t ns = opened(a, 1);
-
-	insert(a, ns, range(1, 8));
-	expect_ok(leave(a, ns));
-	expect_refused(match(a, ns, range(1, 8)), -EINVAL, KVT_REASON_NAMESPACE);
-	expect_refused(leave(a, ns), -EINVAL, KVT_REASON_NAMESPACE);
-	assert_int_equal(opened(b, 1), ns);
-	expect_matched(b, ns, range(1, 8), 8);
-	expect_ok(remove_prefix(b, ns, NO_KEYS));
-	world_settle(w);
-	assert_int_equal(counters(w)->live_namespaces, 1);
-	expect_ok(leave(b, ns));
-	assert_int_equal(counters(w)->live_namespaces, 0);
-}
-
 /* ---- generations */
 
 static uint32_t renewed(struct client *client, uint32_t space, uint32_t seen)
@@ -146,33 +127,6 @@ TEST(a_generation_stays_while_the_namespace_has_keys_and_begins_again_afterwards
 	expect_ok(leave(a, ns)); /* the record is free */
 	assert_int_equal(opened(a, 1), ns);
 	assert_int_equal(generation_of(a, ns), 0);
-}
-
-TEST(a_namespace_with_leases_or_waiting_operations_stays_open)
-{
-	struct world *w = world_small(4, 60);
-	struct client *a = client_new(w), *b = client_new(w);
-	uint32_t ns = opened(a, 1), other = opened(a, 2);
-	struct answer lease, pages;
-	struct seq *seq;
-
-	assert_int_equal(opened(b, 1), ns);
-	insert(b, ns, range(1, 8));
-	lease = match_lock(a, ns, range(1, 8));
-	seq = begin(a, ns, range(11, 18), 0, 0);
-	pages = alloc(a, 1);
-	fence(a, 3, 1);
-	assert_true(insert_pages(a, ns, range(21, 24), pages.list, 1, 0).deferred);
-	expect_refused(leave(a, ns), -EBUSY, KVT_REASON_NAMESPACE_HELD);
-	assert_int_equal(leave(a, ns).number, 3);
-	expect_ok(leave(a, other));
-	expect_ok(leave(b, ns)); /* of this session nothing is left there */
-	raise_fence(a, 3, 1);
-	assert_int_equal(leave(a, ns).number, 2);
-	expect_ok(unlock(a, lease));
-	assert_int_equal(leave(a, ns).number, 1);
-	expect_ok(end(seq));
-	expect_ok(leave(a, ns));
 }
 
 TEST(a_begin_that_waits_keeps_its_namespace_open)
@@ -275,16 +229,4 @@ TEST(after_a_reset_what_is_emptied_already_gives_its_place)
 	make_room(a, 3, 100);
 	opened(a, 3);
 	assert_int_equal(counters(w)->cached_pages, 2);
-}
-
-TEST(a_successor_knows_what_was_closed)
-{
-	struct world *w = world_small(4, 60);
-	struct client *a = client_new(w);
-	uint32_t kept = opened(a, 1), ns = closed(a, 2);
-	char why[256] = "";
-
-	assert_int_equal(world_adopt(w, NULL, why, sizeof(why)), 0);
-	expect_refused(match(a, ns, range(1, 8)), -EINVAL, KVT_REASON_NAMESPACE);
-	expect_ok(match(a, kept, range(1, 8)));
 }

@@ -54,28 +54,6 @@ static void expect_begun(const struct world *w, uint32_t i, uint32_t matched, ui
 	assert_int_equal(w->done[i].flags, KVT_CQE_DEFERRED | flags);
 }
 
-TEST(a_ready_waiter_precedes_what_could_evict_its_prefix)
-{
-	struct world *w = world_small(4, 10);
-	struct client *a = client_new(w), *b = client_new(w), *c = client_new(w);
-	uint32_t ns = space_open(a, "ns");
-	struct seq *seq = begin(a, ns, range(1, 16), 0, 0);
-	struct answer answer;
-
-	space_open(b, "ns");
-	waiting(b, ns, range(1, 16));
-	expect_ok(end_commit(seq, 16, NO_KEYS, KVT_F_COMMIT));
-	assert_int_equal(w->n_done, 0);
-	/* The waiter has not been looked at since. This BEGIN wants every page. */
-	answer = alloc(c, 9);
-	expect_refused(answer, -ENOSPC, KVT_REASON_ALL_LOCKED);
-	assert_int_equal(w->n_done, 1);
-	expect_begun(w, 0, 16, 0);
-	assert_true(w->done[0].seq < answer.cqe.seq);
-	expect_pages(w, 4, 1, 4);
-	end_lease(b, &w->done[0]);
-}
-
 static void pass(struct world *w, uint64_t ms)
 {
 	w->now_ns += ms * 1000000;
@@ -86,30 +64,6 @@ static struct world *world_patient(void)
 {
 	return world_new((struct kvt_core_config){ .page_size = 4, .n_pages = 100,
 						   .patience_ns = SECOND });
-}
-
-TEST(a_wait_ends_when_nothing_was_sealed_for_long)
-{
-	struct world *w = world_patient();
-	struct client *a = client_new(w), *b = client_new(w);
-	uint32_t ns = space_open(a, "ns");
-	struct seq *seq = begin(a, ns, range(1, 40), 0, 0);
-
-	space_open(b, "ns");
-	begin_waiting(b, ns, range(1, 40), KVT_F_WAIT, 60000);
-	pass(w, 400);
-	expect_ok(commit(seq, 8, NO_KEYS, KVT_F_CHUNKED));
-	pass(w, 1599); /* four times the first chunk, nearly */
-	assert_int_equal(w->n_done, 0);
-	expect_ok(commit(seq, 16, NO_KEYS, KVT_F_CHUNKED));
-	pass(w, 6395);
-	assert_int_equal(w->n_done, 0);
-	pass(w, 1);
-	expect_begun(w, 0, 16, KVT_CQE_TAKEOVER);
-	assert_int_equal(counters(w)->deadline_misses, 1);
-	/* The lease that stalled publishes what it computes in the end. */
-	expect_ok(commit(seq, 40, NO_KEYS, 0));
-	end_lease(b, &w->done[0]);
 }
 
 /* One announces a prompt and holds it for `hold_ms` at most, another one begins it. Returns how
@@ -265,131 +219,6 @@ TEST(a_late_owner_is_let_go_by_all)
 	kvt_core_wake(w->core, w->now_ns);
 	expect_begun(w, 2, 0, KVT_CQE_TAKEOVER);
 	assert_int_equal(kvt_core_next_expiry_ns(w->core), UINT64_MAX);
-	expect_ok(end(seq));
-}
-
-TEST(three_that_would_wait_in_a_circle_do_not)
-{
-	struct world *w = world_small(4, 100);
-	struct client *clients[3];
-	struct seq *seqs[3];
-	struct answer answer;
-	uint32_t ns = 0;
-
-	for (uint32_t i = 0; i < 3; i++) {
-		clients[i] = client_new(w);
-		ns = space_open(clients[i], "ns");
-		seqs[i] = begin(clients[i], ns, range(100 * i + 1, 100 * i + 16), 0, 0);
-	}
-	waiting(clients[0], ns, range(101, 116));
-	waiting(clients[1], ns, range(201, 216));
-	answer = begin_waiting(clients[2], ns, range(1, 16), KVT_F_WAIT, 1000);
-	expect_ok(answer);
-	assert_int_equal(answer.announced, 16);
-	assert_int_equal(answer.cqe.flags, 0);
-	end_lease(clients[2], &answer.cqe);
-	/* A notice delays no session, so it closes no circle. */
-	expect_refused(begin_waiting(clients[2], ns, range(1, 16), KVT_F_NO_WAIT, 1000), -EAGAIN,
-		       KVT_REASON_ANNOUNCED);
-	expect_ok(commit(seqs[2], 16, NO_KEYS, 0));
-	kvt_core_wake(w->core, w->now_ns);
-	expect_begun(w, 0, 16, 0);
-	/* The circle is open again. */
-	end_lease(clients[1], &w->done[0]);
-	expect_ok(commit(seqs[1], 16, NO_KEYS, 0));
-	kvt_core_wake(w->core, w->now_ns);
-	expect_begun(w, 1, 16, 0);
-}
-
-TEST(without_a_place_to_wait_in_it_begins)
-{
-	struct world *w = world_new((struct kvt_core_config){ .page_size = 4, .n_pages = 60,
-							      .n_pending = 1 });
-	struct client *a = client_new(w), *b = client_new(w);
-	uint32_t ns = space_open(a, "ns");
-	struct seq *seq = begin(a, ns, range(1, 16), 0, 0);
-	struct answer answer;
-
-	space_open(b, "ns");
-	kvt_core_let_wait(w->core, false);
-	answer = begin_waiting(b, ns, range(1, 16), KVT_F_NO_WAIT, 1000);
-	expect_ok(answer);
-	assert_int_equal(answer.cqe.flags, KVT_CQE_NO_PLACE);
-	end_lease(b, &answer.cqe);
-	kvt_core_let_wait(w->core, true);
-	fence(a, 0, 1);
-	assert_true(commit(seq, 16, NO_KEYS, 0).deferred);
-	answer = begin_waiting(b, ns, range(1, 16), KVT_F_WAIT, 1000);
-	expect_ok(answer);
-	assert_int_equal(answer.cqe.flags, KVT_CQE_NO_PLACE);
-	end_lease(b, &answer.cqe);
-	raise_fence(a, 0, 1);
-}
-
-TEST(what_waits_for_its_fence_is_not_sealed)
-{
-	struct world *w = world_small(4, 60);
-	struct client *a = client_new(w), *b = client_new(w);
-	uint32_t ns = space_open(a, "ns");
-	struct seq *seq = begin(a, ns, range(1, 16), 0, 0);
-
-	space_open(b, "ns");
-	fence(a, 0, 1);
-	assert_true(commit(seq, 16, NO_KEYS, 0).deferred);
-	waiting(b, ns, range(1, 16));
-	kvt_core_wake(w->core, w->now_ns);
-	assert_int_equal(w->n_done, 0);
-	raise_fence(a, 0, 1);
-	kvt_core_wake(w->core, w->now_ns);
-	assert_int_equal(w->n_done, 2); /* the COMMIT, then the BEGIN */
-	expect_begun(w, 1, 16, 0);
-	end_lease(b, &w->done[1]);
-	expect_ok(end(seq));
-}
-
-TEST(a_waiter_then_waits_for_the_lease_that_announced_more)
-{
-	struct world *w = world_small(4, 60);
-	struct client *a = client_new(w), *b = client_new(w), *c = client_new(w);
-	uint32_t ns = space_open(a, "ns"), waits;
-	struct seq *first = begin(a, ns, range(1, 16), 0, 0), *second;
-
-	space_open(b, "ns");
-	space_open(c, "ns");
-	waiting(c, ns, range(1, 40));
-	second = begin(b, ns, range(1, 32), 0, 0);
-	assert_int_equal(w->core->pending[w->core->first_waiter].lease, first->lease);
-	expect_ok(commit(first, 16, NO_KEYS, 0));
-	kvt_core_wake(w->core, w->now_ns);
-	assert_int_equal(w->n_done, 0);
-	assert_int_equal(w->core->pending[w->core->first_waiter].lease, second->lease);
-	waits = (uint32_t)counters(w)->waits;
-	assert_int_equal(waits, 1);
-	expect_ok(commit(second, 32, NO_KEYS, 0));
-	kvt_core_wake(w->core, w->now_ns);
-	expect_begun(w, 0, 32, 0);
-	assert_int_equal(counters(w)->coalesced_positions, 32);
-	end_lease(c, &w->done[0]);
-	expect_ok(end(first));
-	expect_ok(end(second));
-}
-
-TEST(each_waiter_counts_what_it_need_not_compute)
-{
-	struct world *w = world_small(4, 60);
-	struct client *a = client_new(w), *b = client_new(w), *c = client_new(w);
-	uint32_t ns = space_open(a, "ns");
-	struct seq *seq = begin(a, ns, range(1, 17), 0, 0);
-
-	space_open(b, "ns");
-	space_open(c, "ns");
-	waiting(b, ns, range(1, 17));
-	waiting(c, ns, range(1, 17));
-	expect_ok(commit(seq, 16, NO_KEYS, 0));
-	kvt_core_wake(w->core, w->now_ns);
-	assert_int_equal(counters(w)->coalesced_positions, 16 + 16);
-	end_lease(b, &w->done[0]);
-	end_lease(c, &w->done[1]);
 	expect_ok(end(seq));
 }
 
