@@ -72,10 +72,9 @@ void kvt_shares_settle(struct kvt_shares *shares, uint64_t stamp);
 /** Move a session to its other class. */
 void kvt_share_move(struct kvt_shares *shares, struct kvt_session_share *share);
 
-/** Charge a session. */
-static inline void kvt_share_charge(const struct kvt_shares *shares,
-				    struct kvt_session_share *share,
-				    uint64_t cycles)
+/** Charge a session for a look at its fences. Its class keeps no time for it. */
+static inline void kvt_share_spend(const struct kvt_shares *shares,
+				    struct kvt_session_share *share, uint64_t cycles)
 {
 	struct kvt_account *account = share->account;
 
@@ -85,8 +84,6 @@ static inline void kvt_share_charge(const struct kvt_shares *shares,
 		share->spent = account->floor;
 	share->spent += cycles;
 	account->spent += cycles;
-	if (share->spent < account->least)
-		account->least = share->spent;
 }
 
 /** Charge a session for a run of entries, and find its class. `woken`: the part of `cycles` that
@@ -96,7 +93,9 @@ static inline void kvt_share_ran(struct kvt_shares *shares, struct kvt_session_s
 {
 	bool is_heavy = share->account == &shares->accounts[KVT_SHARE_HEAVY];
 
-	kvt_share_charge(shares, share, cycles);
+	kvt_share_spend(shares, share, cycles);
+	if (share->spent < share->account->least)
+		share->account->least = share->spent;
 	if (cycles > shares->heavy + woken)
 		share->weight += share->weight < KVT_SHARE_WEIGHT;
 	else

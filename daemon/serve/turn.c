@@ -413,7 +413,7 @@ static uint32_t poll_fences(struct kvt_daemon *daemon)
 			continue;
 		work += kvt_core_poll(daemon->core, session->index, daemon->clock.now_ns);
 		now = kvt_cycles();
-		kvt_share_charge(&daemon->shares, &session->share, now - before);
+		kvt_share_spend(&daemon->shares, &session->share, now - before);
 		before = now;
 	}
 	work += kvt_core_wake(daemon->core, daemon->clock.now_ns);

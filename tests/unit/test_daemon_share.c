@@ -79,6 +79,19 @@ TEST_WITH(nothing_is_kept_for_a_session_that_wants_nothing_for_long, start, NULL
 	assert_true(quiet_turn(two) || quiet_turn(two));
 }
 
+/* Its fence is polled in each turn, for as long as the GPU takes. */
+TEST_WITH(nothing_is_kept_for_a_session_that_waits_for_a_fence, start, NULL)
+{
+	struct two *two = *state;
+	uint64_t us = 0;
+
+	both_ran_an_entry(two);
+	do
+		kvt_share_spend(&two->shares, &two->small, CYCLES_PER_US / 10);
+	while (!quiet_turn(two) && ++us < 10 * KVT_SHARE_GRACE_US);
+	assert_in_range(us, LONG_US, KVT_SHARE_GRACE_US + 2);
+}
+
 /* Give each session that need not wait an entry, all of the same length. */
 static void turns(struct two *two, int n, uint32_t long_us, uint32_t *hog_ran, uint32_t *small_ran)
 {
