@@ -502,18 +502,22 @@ static void connect_some(struct kvt_daemon *daemon)
 	} while ((daemon->accept.due || !TAILQ_EMPTY(queue)) && kvt_cycles() < end);
 }
 
-/* Serve connections of this kind. Returns 1 if more is left, or may be. */
+/* True if connections of this kind have a message, or are to be accepted. */
+static bool has_control(const struct kvt_daemon *daemon, enum kvt_connection_state kind)
+{
+	return !TAILQ_EMPTY(&daemon->connections.readable[kind]) ||
+	       (kind == KVT_CONNECTION_HALF_OPEN && daemon->accept.due);
+}
+
+/* Serve connections of this kind, if it does not pause. Returns 1 if it did. */
 static uint32_t take_control(struct kvt_daemon *daemon, enum kvt_connection_state kind)
 {
 	uint64_t start = kvt_cycles(), pause, most = PAUSE_MOST_US * daemon->clock.cycles_per_us;
-	bool half_open = kind == KVT_CONNECTION_HALF_OPEN;
 
-	if (TAILQ_EMPTY(&daemon->connections.readable[kind]) && !(half_open && daemon->accept.due))
+	if (!has_control(daemon, kind) || (int64_t)(start - daemon->turn.control_after[kind]) < 0)
 		return 0;
-	if ((int64_t)(start - daemon->turn.control_after[kind]) < 0)
-		return 1; /* soon */
 	kvt_daemon_clock(daemon);
-	if (half_open)
+	if (kind == KVT_CONNECTION_HALF_OPEN)
 		connect_some(daemon);
 	else
 		kvt_control_take(daemon, TAILQ_FIRST(&daemon->connections.readable[kind]));
@@ -648,9 +652,23 @@ static bool last_look(struct kvt_daemon *daemon, uint64_t *ret_timeout_ns)
 	return true;
 }
 
+/* Time until the first pause ends of a kind of connections that has a message. */
+static uint64_t pause_left_ns(const struct kvt_daemon *daemon)
+{
+	uint64_t now = kvt_cycles(), least = UINT64_MAX;
+
+	for (uint32_t kind = KVT_CONNECTION_HALF_OPEN; kind <= KVT_CONNECTION_SESSION; kind++) {
+		int64_t left = (int64_t)(daemon->turn.control_after[kind] - now);
+
+		if (has_control(daemon, kind) && least > (uint64_t)(left > 0 ? left : 0))
+			least = left > 0 ? (uint64_t)left : 0;
+	}
+	return least == UINT64_MAX ? least : least * 1000 / daemon->clock.cycles_per_us;
+}
+
 static void sleep_now(struct kvt_daemon *daemon)
 {
-	uint64_t timeout, timer, before = daemon->clock.real_ns;
+	uint64_t timeout, timer, pause, before = daemon->clock.real_ns;
 
 	if (unlikely(daemon->oplog_dirty)) { /* write while idle */
 		daemon->oplog_dirty = false;
@@ -665,8 +683,10 @@ static void sleep_now(struct kvt_daemon *daemon)
 		if (daemon->turn.compact_due && timeout > COMPACT_ASLEEP_NS)
 			timeout = COMPACT_ASLEEP_NS;
 		timer = daemon->timers.next_ns > before ? daemon->timers.next_ns - before : 0;
+		pause = pause_left_ns(daemon);
+		timeout = timer < timeout ? timer : timeout;
 		daemon->stats.sleeps++;
-		kvt_loop_sleep(&daemon->loop, timer < timeout ? timer : timeout);
+		kvt_loop_sleep(&daemon->loop, pause < timeout ? pause : timeout);
 		kvt_daemon_clock(daemon);
 		if (kvt_loop_ready(&daemon->loop, daemon->clock.real_ns))
 			kvt_spin_slept(&daemon->spin, (daemon->clock.real_ns - before) *
