@@ -21,6 +21,7 @@ from . import compat
 from ._engine import Engine, Worker
 from ._pool import WorkerPool, wanted_layout
 from ._refuse import check_config, check_groups, check_pages, refuse
+from ._start import keep_pages
 from .manager import Check, KvtrunkKVCacheManager
 
 logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
@@ -101,6 +102,7 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
             if self._engine is None:
                 refuse("vLLM did not ask for a KV layout: unset VLLM_KV_CACHE_LAYOUT")
             return
+        keep_pages()
         if self._engine is not None:  # in the scheduler's process
             self._pool = WorkerPool(self._engine.ring.client, 0)
             self._engine.worker = self._pool

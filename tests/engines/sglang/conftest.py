@@ -16,6 +16,7 @@ PAGE, PAGES = 16, 256
 KILLS = [*((operation, "sglang::scheduler") for operation in ("BEGIN", "COMMIT", "EXTEND", "END")),
          ("COMMIT", "sglang::detokenizer"), ("END", "serve.py")]
 SMALL = {}
+STARTS = {"plain": {}}
 NEW_EPOCH = "flush"
 
 

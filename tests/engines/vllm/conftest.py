@@ -16,6 +16,7 @@ PAGE = 32
 KILLS = [*((operation, "EngineCore") for operation in ("BEGIN", "COMMIT", "EXTEND", "END")),
          ("COMMIT", "Worker"), ("END", "serve.py")]
 SMALL = {"processes": 1}
+STARTS = {"plain": {}}
 NEW_EPOCH = "reset"
 TRANSFER = {"kv_connector": "KvtrunkConnector", "kv_role": "kv_both"}
 
