@@ -16,160 +16,137 @@
 
 static const char *const llama[] = { "n_layers", "32", "n_kv_heads", "8", "head_dim", "128" };
 
-static void set(struct kvt_config *config, const char *key, const char *value)
-{
-	char why[KVT_WHY_BYTES];
+static struct kvt_config config;
+static struct kvt_pool_plan plan;
+static char why[KVT_WHY_BYTES];
 
-	if (kvt_config_set(config, "test", key, value, why) != 0)
+static void set(const char *key, const char *value)
+{
+	if (kvt_config_set(&config, "test", key, value, why) != 0)
 		fail_msg("%s", why);
 }
 
-static void start(struct kvt_config *config)
+static void start(void)
 {
-	kvt_config_init(config);
+	kvt_config_init(&config);
 	for (int i = 0; i < 6; i += 2)
-		set(config, llama[i], llama[i + 1]);
+		set(llama[i], llama[i + 1]);
 }
 
-static int plan_all(const struct kvt_config *config, uint64_t free_bytes,
-		    struct kvt_pool_plan *plan, char why[KVT_WHY_BYTES])
+static int plan_all(uint64_t free_bytes)
 {
-	int error = kvt_pool_plan_shape(config, plan, why);
+	int error = kvt_pool_plan_shape(&config, &plan, why);
 
 	if (!error)
-		error = kvt_pool_plan_scales(config, plan, why);
-	return error ? error : kvt_pool_plan_pages(config, 0, free_bytes, plan, why);
+		error = kvt_pool_plan_scales(&config, &plan, why);
+	return error ? error : kvt_pool_plan_pages(&config, 0, free_bytes, &plan, why);
 }
 
-static void expect_refused(const struct kvt_config *config, int error, const char *a,
-			   const char *b)
+static void expect_refused(int error, const char *a, const char *b)
 {
-	char why[KVT_WHY_BYTES] = "";
-	struct kvt_pool_plan plan;
-
-	assert_int_equal(plan_all(config, 0, &plan, why), error);
+	assert_int_equal(plan_all(0), error);
 	if (!strstr(why, a) || !strstr(why, b))
 		fail_msg("'%s' or '%s' is not in: %s", a, b, why);
 }
 
 TEST(page_and_count_follow_from_geometry_and_budget)
 {
-	struct kvt_config config;
-	struct kvt_pool_plan plan;
-	char why[KVT_WHY_BYTES];
-
-	start(&config);
-	set(&config, "pool_bytes", "1G");
-	assert_int_equal(plan_all(&config, 0, &plan, why), 0);
+	start();
+	set("pool_bytes", "1G");
+	assert_int_equal(plan_all(0), 0);
 	assert_int_equal(plan.page_bytes, 2 * 32 * 8 * 64 * 128 * 2);
 	assert_int_equal(plan.n_pages, 128);
 	assert_int_equal(plan.budget_bytes, 1 << 30);
 	assert_string_equal(plan.fingerprint, "kv=bf16.32x8x128;layout=hnd.layer");
-	set(&config, "kv_type", "fp8_e4m3");
-	set(&config, "page_size", "16");
-	assert_int_equal(plan_all(&config, 0, &plan, why), 0);
+	set("kv_type", "fp8_e4m3");
+	set("page_size", "16");
+	assert_int_equal(plan_all(0), 0);
 	assert_int_equal(plan.page_bytes, 2 * 32 * 8 * 16 * 128);
 	assert_int_equal(plan.n_pages, 1024);
-	set(&config, "n_pages", "77"); /* wins over the budget */
-	assert_int_equal(plan_all(&config, 0, &plan, why), 0);
+	set("n_pages", "77"); /* wins over the budget */
+	assert_int_equal(plan_all(0), 0);
 	assert_int_equal(plan.n_pages, 77);
 	assert_int_equal(plan.budget_bytes, 0);
 }
 
 TEST(a_share_is_of_the_free_memory_that_the_backend_names)
 {
-	struct kvt_config config;
-	struct kvt_pool_plan plan;
-	char why[KVT_WHY_BYTES];
-
-	start(&config);
-	set(&config, "pool_bytes", "25%");
-	assert_int_equal(plan_all(&config, 4ull << 30, &plan, why), 0);
+	start();
+	set("pool_bytes", "25%");
+	assert_int_equal(plan_all(4ull << 30), 0);
 	assert_int_equal(plan.budget_bytes, (4ull << 30) / 100 * 25);
 	assert_int_equal(plan.n_pages, 127); /* 25 per cent rounded down, then whole pages */
 	assert_int_equal(kvt_pool_plan_pages(&config, 1234, 4ull << 30, &plan, why), 0);
 	assert_int_equal(plan.n_pages, 1234); /* a predecessor's pool, with less free memory */
-	assert_int_equal(plan_all(&config, 16 << 20, &plan, why), -EINVAL);
+	assert_int_equal(plan_all(16 << 20), -EINVAL);
 	assert_non_null(strstr(why, "a share of free memory"));
 }
 
 TEST(without_a_geometry_pages_are_bytes)
 {
-	struct kvt_config config;
-	struct kvt_pool_plan plan;
-	char why[KVT_WHY_BYTES];
-
 	kvt_config_init(&config);
-	set(&config, "fingerprint", "whatever");
-	assert_int_equal(plan_all(&config, 0, &plan, why), 0);
+	set("fingerprint", "whatever");
+	assert_int_equal(plan_all(0), 0);
 	assert_int_equal(plan.page_bytes, 16384);
 	assert_int_equal(plan.n_pages, 16384);
 	assert_int_equal(plan.geometry.n_layers, 0);
 	assert_string_equal(plan.fingerprint, "whatever");
-	set(&config, "page_bytes", "1M");
-	assert_int_equal(plan_all(&config, 0, &plan, why), 0);
+	set("page_bytes", "1M");
+	assert_int_equal(plan_all(0), 0);
 	assert_int_equal(plan.n_pages, 256);
 }
 
 TEST(contradictions_are_refused_with_cause_and_cure)
 {
-	struct kvt_config config;
-
 	for (int i = 0; i < 6; i += 2) { /* each of the three alone */
 		kvt_config_init(&config);
-		set(&config, llama[i], llama[i + 1]);
-		expect_refused(&config, -EINVAL, llama[i], llama[(i + 2) % 6]);
+		set(llama[i], llama[i + 1]);
+		expect_refused(-EINVAL, llama[i], llama[(i + 2) % 6]);
 	}
 	kvt_config_init(&config);
-	set(&config, "kv_layout", "nhd");
-	expect_refused(&config, -EINVAL, "kv_layout", "n_layers, n_kv_heads and head_dim");
-	start(&config);
-	set(&config, "page_bytes", "8M");
-	set(&config, "kv_type", "fp32");
-	expect_refused(&config, -EINVAL, "page_bytes is 8388608", "16777216");
-	start(&config);
-	set(&config, "kv_scales", "1,1");
-	expect_refused(&config, -EINVAL, "kv_scales", "kv_type is bf16");
-	start(&config);
-	set(&config, "pool_bytes", "8M");
-	expect_refused(&config, -EINVAL, "1 pages", "pool_bytes (8388608)");
-	start(&config);
-	set(&config, "n_pages", "1073741824");
-	expect_refused(&config, -EINVAL, "more than", "lower n_pages");
+	set("kv_layout", "nhd");
+	expect_refused(-EINVAL, "kv_layout", "n_layers, n_kv_heads and head_dim");
+	start();
+	set("page_bytes", "8M");
+	set("kv_type", "fp32");
+	expect_refused(-EINVAL, "page_bytes is 8388608", "16777216");
+	start();
+	set("kv_scales", "1,1");
+	expect_refused(-EINVAL, "kv_scales", "kv_type is bf16");
+	start();
+	set("pool_bytes", "8M");
+	expect_refused(-EINVAL, "1 pages", "pool_bytes (8388608)");
+	start();
+	set("n_pages", "1073741824");
+	expect_refused(-EINVAL, "more than", "lower n_pages");
 	kvt_config_init(&config);
-	set(&config, "pool_bytes", "256T");
-	set(&config, "page_bytes", "1K");
-	expect_refused(&config, -EINVAL, "274877906944 pages", "change n_pages");
-	start(&config);
-	set(&config, "backend", "cuda-vmm");
-	set(&config, "n_slabs", "2");
-	expect_refused(&config, -EINVAL, "n_slabs is 2", "drop n_slabs");
+	set("pool_bytes", "256T");
+	set("page_bytes", "1K");
+	expect_refused(-EINVAL, "274877906944 pages", "change n_pages");
+	start();
+	set("backend", "cuda-vmm");
+	set("n_slabs", "2");
+	expect_refused(-EINVAL, "n_slabs is 2", "drop n_slabs");
 }
 
 /* 2^41 bytes a page, 2^23 of them: 2^64 bytes, which wraps to 0. */
 TEST(the_largest_page_times_many_does_not_wrap_around)
 {
-	struct kvt_config config;
-
 	kvt_config_init(&config);
-	set(&config, "n_layers", "256");
-	set(&config, "n_kv_heads", "4096");
-	set(&config, "head_dim", "1024");
-	set(&config, "page_size", "256");
-	set(&config, "kv_type", "fp32");
-	set(&config, "n_pages", "8388608");
-	expect_refused(&config, -EINVAL, "8388608 pages of 2199023255552 bytes", "lower n_pages");
+	set("n_layers", "256");
+	set("n_kv_heads", "4096");
+	set("head_dim", "1024");
+	set("page_size", "256");
+	set("kv_type", "fp32");
+	set("n_pages", "8388608");
+	expect_refused(-EINVAL, "8388608 pages of 2199023255552 bytes", "lower n_pages");
 }
 
 TEST(the_same_page_bytes_are_no_contradiction)
 {
-	struct kvt_config config;
-	struct kvt_pool_plan plan;
-	char why[KVT_WHY_BYTES];
-
-	start(&config);
-	set(&config, "page_bytes", "8M");
-	assert_int_equal(plan_all(&config, 0, &plan, why), 0);
+	start();
+	set("page_bytes", "8M");
+	assert_int_equal(plan_all(0), 0);
 	assert_int_equal(plan.page_bytes, 8 << 20);
 }
 
@@ -189,70 +166,64 @@ static const struct {
 
 TEST(the_fingerprint_gets_the_geometry_where_it_belongs)
 {
-	struct kvt_config config;
-	struct kvt_pool_plan plan;
-	char why[KVT_WHY_BYTES], text[256];
+	char text[256];
 
 	for (size_t i = 0; i < sizeof(fingerprints) / sizeof(fingerprints[0]); i++) {
-		start(&config);
-		set(&config, "fingerprint", fingerprints[i].given);
-		if (fingerprints[i].made) {
-			assert_int_equal(plan_all(&config, 0, &plan, why), 0);
-			assert_string_equal(plan.fingerprint, fingerprints[i].made);
-		} else {
-			expect_refused(&config, -EINVAL, "the fingerprint says",
-				       "but the geometry");
+		start();
+		set("fingerprint", fingerprints[i].given);
+		if (!fingerprints[i].made) {
+			expect_refused(-EINVAL, "the fingerprint says", "but the geometry");
+			continue;
 		}
+		assert_int_equal(plan_all(0), 0);
+		assert_string_equal(plan.fingerprint, fingerprints[i].made);
 	}
-	start(&config);
+	start();
 	memset(text, 'x', 255);
 	text[255] = '\0';
-	set(&config, "fingerprint", text);
-	expect_refused(&config, -EINVAL, "289 characters; 255 are allowed", "shorten");
+	set("fingerprint", text);
+	expect_refused(-EINVAL, "289 characters; 255 are allowed", "shorten");
 }
 
 TEST(scales_come_as_a_pair_or_a_line_for_each_layer)
 {
-	char path[] = "/tmp/kvt-scales-XXXXXX", why[KVT_WHY_BYTES];
+	char path[] = "/tmp/kvt-scales-XXXXXX";
 	int fd = mkstemp(path);
-	struct kvt_config config;
-	struct kvt_pool_plan plan;
 
 	assert_true(fd >= 0);
-	start(&config);
-	set(&config, "n_layers", "2");
-	set(&config, "kv_type", "fp8_e4m3");
-	assert_int_equal(plan_all(&config, 0, &plan, why), 0);
+	start();
+	set("n_layers", "2");
+	set("kv_type", "fp8_e4m3");
+	assert_int_equal(plan_all(0), 0);
 	assert_true(plan.geometry.scales[1][1] == 1);
-	set(&config, "kv_scales", "0.5, 0.25");
-	assert_int_equal(plan_all(&config, 0, &plan, why), 0);
+	set("kv_scales", "0.5, 0.25");
+	assert_int_equal(plan_all(0), 0);
 	assert_true(plan.geometry.scales[1][0] == 0.5f && plan.geometry.scales[1][1] == 0.25f);
 	assert_non_null(strstr(plan.fingerprint, ";scales=3f000000,3e800000;layout="));
-	set(&config, "kv_scales", "0.5");
-	expect_refused(&config, -EINVAL, "'0.5'", "two numbers above 0");
-	set(&config, "kv_scales", "0.5,-1");
-	expect_refused(&config, -EINVAL, "'0.5,-1'", "two numbers above 0");
-	set(&config, "kv_scales", path);
+	set("kv_scales", "0.5");
+	expect_refused(-EINVAL, "'0.5'", "two numbers above 0");
+	set("kv_scales", "0.5,-1");
+	expect_refused(-EINVAL, "'0.5,-1'", "two numbers above 0");
+	set("kv_scales", path);
 	dprintf(fd, "# K V\n0.5 0.25\n\n2,4 # the last\n");
-	assert_int_equal(plan_all(&config, 0, &plan, why), 0);
+	assert_int_equal(plan_all(0), 0);
 	assert_true(plan.geometry.scales[0][0] == 0.5f && plan.geometry.scales[0][1] == 0.25f);
 	assert_true(plan.geometry.scales[1][0] == 2 && plan.geometry.scales[1][1] == 4);
 	dprintf(fd, "1 1\n");
-	expect_refused(&config, -EINVAL, "has 3 lines", "n_layers is 2");
+	expect_refused(-EINVAL, "has 3 lines", "n_layers is 2");
 	assert_int_equal(ftruncate(fd, 0), 0);
 	assert_int_equal(lseek(fd, 0, SEEK_SET), 0);
 	dprintf(fd, "1 1\n1 nan\n");
-	expect_refused(&config, -EINVAL, ":2:", "two numbers above 0");
+	expect_refused(-EINVAL, ":2:", "two numbers above 0");
 	close(fd);
 	unlink(path);
-	expect_refused(&config, -ENOENT, path, "cannot read");
+	expect_refused(-ENOENT, path, "cannot read");
 }
 
 TEST(the_host_backend_knows_what_is_free)
 {
 	struct kvt_pool pool = { .n_slabs = 1 };
 	uint64_t one, four;
-	char why[KVT_WHY_BYTES];
 
 	assert_int_equal(kvt_pool_host_ops.free_bytes(&pool, &one, why, sizeof(why)), 0);
 	assert_true(one > 0 && one <= kvt_memory_limit_bytes());

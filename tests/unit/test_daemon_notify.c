@@ -19,6 +19,14 @@
 #include "daemon/keep/notify.h"
 #include "tests/lib/cases.h"
 
+static struct kvt_notify notify;
+static char why[256];
+
+static int notify_open(void)
+{
+	return kvt_notify_open(&notify, why, sizeof(why));
+}
+
 static void set_number(const char *name, long long value)
 {
 	char text[32];
@@ -48,11 +56,10 @@ static int make_manager(char *name, size_t size, bool abstract)
 
 static void messages_arrive(bool abstract)
 {
-	struct kvt_notify notify;
-	char name[108], why[256], text[256] = "";
+	char name[108], text[256] = "";
 	int manager = make_manager(name, sizeof(name), abstract);
 
-	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), 0);
+	assert_int_equal(notify_open(), 0);
 	assert_null(getenv("NOTIFY_SOCKET"));
 	assert_int_equal(kvt_notify_send(&notify, "READY=1\nMAINPID=%d\n", 42), 1);
 	assert_true(recv(manager, text, sizeof(text) - 1, MSG_DONTWAIT) > 0);
@@ -75,12 +82,11 @@ TEST(messages_arrive_on_an_abstract_socket)
 
 static int open_pair(int fd, int pid)
 {
-	struct kvt_notify notify;
-	char why[256], text[64];
+	char text[64];
 
 	snprintf(text, sizeof(text), "%d:%d", pid, fd);
 	setenv(KVT_NOTIFY_PAIR, text, 1);
-	if (kvt_notify_open(&notify, why, sizeof(why)) != 0 || getenv(KVT_NOTIFY_PAIR))
+	if (notify_open() != 0 || getenv(KVT_NOTIFY_PAIR))
 		return 1;
 	if (notify.fd < 0)
 		return 2;
@@ -121,20 +127,19 @@ TEST(a_socket_pair_counts_if_it_is_for_us_and_of_our_parent)
 /* In a child, whose parent holds the other end. Returns which question had a wrong answer. */
 static int child_reads_upgrade(int end)
 {
-	struct kvt_notify notify;
-	char why[256], text[64];
+	char text[64];
 
 	snprintf(text, sizeof(text), "%d:%d", (int)getpid(), end);
 	setenv(KVT_NOTIFY_PAIR, text, 1);
 	setenv(KVT_NOTIFY_UPGRADE, "1f:try:", 1);
-	if (kvt_notify_open(&notify, why, sizeof(why)) != 0 || getenv(KVT_NOTIFY_UPGRADE))
+	if (notify_open() != 0 || getenv(KVT_NOTIFY_UPGRADE))
 		return 1;
 	if (!notify.pair || notify.upgrade.id != 0x1f || !notify.upgrade.trial ||
 	    *notify.upgrade.why)
 		return 2;
 	setenv(KVT_NOTIFY_PAIR, text, 1);
 	setenv(KVT_NOTIFY_UPGRADE, "20:done:no: two colons", 1);
-	if (kvt_notify_open(&notify, why, sizeof(why)) != 0 || notify.upgrade.id != 0x20 ||
+	if (notify_open() != 0 || notify.upgrade.id != 0x20 ||
 	    notify.upgrade.trial || strcmp(notify.upgrade.why, "no: two colons") != 0)
 		return 3;
 	if (kvt_notify_upgrade(&notify, 0x21, "/a/b") != 0 || !notify.upgrade.asked ||
@@ -163,11 +168,10 @@ TEST(an_upgrade_is_asked_for_and_its_outcome_read)
 
 TEST(a_manager_that_does_not_read_blocks_no_sender)
 {
-	struct kvt_notify notify;
-	char name[108], why[256];
+	char name[108];
 	int manager = make_manager(name, sizeof(name), true), sent = 0;
 
-	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), 0);
+	assert_int_equal(notify_open(), 0);
 	while (kvt_notify_send(&notify, "STATUS=%d\n", sent))
 		assert_true(++sent < 1000000);
 	assert_true(sent > 0);
@@ -186,11 +190,10 @@ static void expect(int manager, const char *expected)
 /* In order. If not all can be kept, the newest. */
 TEST(what_a_manager_must_hear_waits_for_room)
 {
-	struct kvt_notify notify;
-	char name[108], why[256], text[256];
+	char name[108], text[256];
 	int manager = make_manager(name, sizeof(name), true), sent = 0;
 
-	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), 0);
+	assert_int_equal(notify_open(), 0);
 	assert_false(kvt_notify_owes(&notify));
 	while (kvt_notify_send(&notify, "STATUS=%d\n", sent))
 		sent++;
@@ -217,69 +220,61 @@ TEST(what_a_manager_must_hear_waits_for_room)
 }
 
 /* Find the socket among those passed. */
-static int passed_socket(int *ret_fd, char *why, size_t why_size)
+static int passed_socket(int *ret_fd)
 {
 	struct kvt_fdstore store = { 0 };
 	uint64_t file[2];
 	bool own = false;
-	int result = kvt_notify_passed(&store, why, why_size);
+	int result = kvt_notify_passed(&store, why, sizeof(why));
 
 	if (result == 0)
-		result = kvt_fdstore_take_listen(&store, ret_fd, &own, file, why, why_size);
+		result = kvt_fdstore_take_listen(&store, ret_fd, &own, file, why, sizeof(why));
 	kvt_fdstore_close(&store);
 	return result;
 }
 
 TEST(without_a_manager_nothing_happens)
 {
-	struct kvt_notify notify;
-	char why[256];
 	int fd = 0;
 
-	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), 0);
+	assert_int_equal(notify_open(), 0);
 	assert_int_equal(kvt_notify_keep(&notify, "arena", 0), -ENOTCONN);
 	assert_int_equal(notify.fd, -1);
 	assert_int_equal(notify.watchdog_ns, 0);
 	assert_int_equal(kvt_notify_send(&notify, "READY=1\n"), 0);
-	assert_int_equal(passed_socket(&fd, why, sizeof(why)), 0);
+	assert_int_equal(passed_socket(&fd), 0);
 	assert_int_equal(fd, -1);
 }
 
 TEST(a_manager_that_is_not_there_is_an_error)
 {
-	struct kvt_notify notify;
-	char why[256] = "";
-
 	setenv("NOTIFY_SOCKET", "/tmp/kvt-no-such-manager", 1);
-	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), -ENOENT);
+	assert_int_equal(notify_open(), -ENOENT);
 	assert_non_null(strstr(why, "/tmp/kvt-no-such-manager"));
 	setenv("NOTIFY_SOCKET", "relative", 1);
-	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), -EINVAL);
+	assert_int_equal(notify_open(), -EINVAL);
 }
 
 TEST(the_watchdog_counts_only_when_it_is_for_this_process)
 {
-	struct kvt_notify notify;
-	char why[256];
-
 	set_number("WATCHDOG_USEC", 3000000);
-	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), 0);
+	assert_int_equal(notify_open(), 0);
 	assert_int_equal(notify.watchdog_ns, 3000000000ull);
 	set_number("WATCHDOG_USEC", 3000000);
 	set_number("WATCHDOG_PID", getpid());
-	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), 0);
+	assert_int_equal(notify_open(), 0);
 	assert_int_equal(notify.watchdog_ns, 3000000000ull);
 	set_number("WATCHDOG_USEC", 3000000);
 	set_number("WATCHDOG_PID", getpid() + 1);
-	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), 0);
+	assert_int_equal(notify_open(), 0);
 	assert_int_equal(notify.watchdog_ns, 0);
 	setenv("WATCHDOG_USEC", "soon", 1);
-	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), -EINVAL);
+	assert_int_equal(notify_open(), -EINVAL);
 }
 
 /* Put a socket of some type where LISTEN_FDS passes it. Then restore the test's own descriptor
  * 3. */
-static int listen_on(int type, bool do_listen, char *why, size_t why_size, int *ret_fd)
+static int listen_on(int type, bool do_listen, int *ret_fd)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	int saved = fcntl(3, F_DUPFD_CLOEXEC, 10), fd = socket(AF_UNIX, type, 0), result;
@@ -292,7 +287,7 @@ static int listen_on(int type, bool do_listen, char *why, size_t why_size, int *
 		close(fd);
 	set_number("LISTEN_FDS", 1);
 	set_number("LISTEN_PID", getpid());
-	result = passed_socket(ret_fd, why, why_size);
+	result = passed_socket(ret_fd);
 	close(3);
 	if (saved >= 0) {
 		dup2(saved, 3);
@@ -303,21 +298,20 @@ static int listen_on(int type, bool do_listen, char *why, size_t why_size, int *
 
 TEST(a_passed_socket_is_taken_if_it_is_the_right_kind)
 {
-	char why[256] = "";
 	int fd = -1;
 
-	assert_int_equal(listen_on(SOCK_SEQPACKET, true, why, sizeof(why), &fd), 0);
+	assert_int_equal(listen_on(SOCK_SEQPACKET, true, &fd), 0);
 	assert_int_equal(fd, 3);
 	assert_null(getenv("LISTEN_FDS"));
-	assert_int_equal(listen_on(SOCK_STREAM, true, why, sizeof(why), &fd), -EINVAL);
+	assert_int_equal(listen_on(SOCK_STREAM, true, &fd), -EINVAL);
 	assert_non_null(strstr(why, "ListenSequentialPacket"));
-	assert_int_equal(listen_on(SOCK_SEQPACKET, false, why, sizeof(why), &fd), -EINVAL);
+	assert_int_equal(listen_on(SOCK_SEQPACKET, false, &fd), -EINVAL);
 	setenv("LISTEN_FDS", "two", 1);
 	set_number("LISTEN_PID", getpid());
-	assert_int_equal(passed_socket(&fd, why, sizeof(why)), -EINVAL);
+	assert_int_equal(passed_socket(&fd), -EINVAL);
 	set_number("LISTEN_FDS", 1);
 	set_number("LISTEN_PID", getpid() + 1);
-	assert_int_equal(passed_socket(&fd, why, sizeof(why)), 0);
+	assert_int_equal(passed_socket(&fd), 0);
 	assert_int_equal(fd, -1);
 }
 
@@ -343,12 +337,11 @@ static int take_stored(int manager, char *text, size_t size)
 
 TEST(what_is_stored_arrives_with_its_name)
 {
-	char name[108], why[256], text[256], byte = 'x';
-	struct kvt_notify notify;
+	char name[108], text[256], byte = 'x';
 	int manager = make_manager(name, sizeof(name), true), ends[2], fd;
 
 	setenv("FDSTORE", "12", 1);
-	assert_int_equal(kvt_notify_open(&notify, why, sizeof(why)), 0);
+	assert_int_equal(notify_open(), 0);
 	assert_int_equal(notify.store, 12);
 	assert_null(getenv("FDSTORE"));
 	assert_int_equal(pipe(ends), 0);
@@ -370,7 +363,7 @@ TEST(what_is_stored_arrives_with_its_name)
 TEST(stored_descriptors_are_found_by_name)
 {
 	struct kvt_fdstore store = { 0 };
-	char name[KVT_STORED_NAME_BYTES], why[256] = "";
+	char name[KVT_STORED_NAME_BYTES];
 	int fd = -1, first, second;
 	uint64_t file[2] = { 0 };
 	bool own = false;

@@ -21,6 +21,7 @@
 #include "tests/lib/cases.h"
 
 static char directory[64];
+static char why[512];
 
 static int make_directory(void **state)
 {
@@ -36,7 +37,7 @@ static int remove_directory(void **state)
 TEST(the_second_to_ask_for_a_lock_is_told_the_pid_of_the_first)
 {
 	struct kvt_lock_file first, second;
-	char why[512], pid[32];
+	char pid[32];
 	int stale = 7;
 
 	assert_int_equal(kvt_lock_take(&first, directory, "a", &stale, why, sizeof(why)), 0);
@@ -60,7 +61,6 @@ TEST(the_second_to_ask_for_a_lock_is_told_the_pid_of_the_first)
 TEST(a_dead_process_lock_is_taken_over)
 {
 	struct kvt_lock_file lock;
-	char why[512];
 	int stale = 0, status;
 	pid_t child = fork();
 
@@ -77,7 +77,6 @@ TEST(a_dead_process_lock_is_taken_over)
 TEST(the_lock_can_be_opened_by_its_user_only)
 {
 	struct kvt_lock_file lock, other;
-	char why[512];
 	struct stat there;
 	int stale, status;
 	pid_t child;
@@ -110,7 +109,7 @@ TEST(the_lock_can_be_opened_by_its_user_only)
 TEST(a_private_directory_that_is_not_private_is_made_so)
 {
 	struct kvt_lock_file lock;
-	char why[512], private[128];
+	char private[128];
 	struct stat there;
 	int stale;
 
@@ -143,7 +142,7 @@ TEST(a_killed_process_is_ending_until_it_has_ended_and_after)
 TEST(a_directory_that_the_lock_made_goes_with_it)
 {
 	struct kvt_lock_file lock;
-	char why[512], deeper[128];
+	char deeper[128];
 	struct stat there;
 	int stale;
 
@@ -157,7 +156,7 @@ TEST(a_directory_that_the_lock_made_goes_with_it)
 TEST(leftovers_are_removed_by_prefix_and_others_stay)
 {
 	struct kvt_object a, b, other;
-	char prefix[KVT_OBJECT_NAME_BYTES], foreign[KVT_OBJECT_NAME_BYTES], why[512];
+	char prefix[KVT_OBJECT_NAME_BYTES], foreign[KVT_OBJECT_NAME_BYTES];
 	int fd;
 
 	kvt_object_prefix(prefix, directory, "one");
@@ -179,7 +178,7 @@ TEST(leftovers_are_removed_by_prefix_and_others_stay)
 TEST(what_a_dead_process_left_is_an_orphan_and_a_live_one_s_is_not)
 {
 	struct kvt_object mine, its;
-	char prefix[KVT_OBJECT_NAME_BYTES], other[KVT_OBJECT_NAME_BYTES], why[512];
+	char prefix[KVT_OBJECT_NAME_BYTES], other[KVT_OBJECT_NAME_BYTES];
 	int status, fd;
 	pid_t child;
 
@@ -202,7 +201,7 @@ TEST(what_a_dead_process_left_is_an_orphan_and_a_live_one_s_is_not)
 TEST(what_is_larger_than_the_file_system_is_refused_with_the_cure)
 {
 	struct kvt_object object;
-	char prefix[KVT_OBJECT_NAME_BYTES], why[512] = "";
+	char prefix[KVT_OBJECT_NAME_BYTES];
 	int error;
 
 	kvt_object_prefix(prefix, directory, "large");
@@ -216,7 +215,6 @@ TEST(room_counts_what_comes_before_and_what_is_given_back)
 {
 	struct statvfs there;
 	uint64_t total;
-	char why[512] = "";
 
 	assert_int_equal(statvfs("/dev/shm", &there), 0);
 	total = (uint64_t)there.f_blocks * there.f_frsize;
@@ -229,7 +227,7 @@ TEST(room_counts_what_comes_before_and_what_is_given_back)
 TEST(a_readonly_descriptor_can_neither_write_nor_resize)
 {
 	struct kvt_object object;
-	char prefix[KVT_OBJECT_NAME_BYTES], why[512];
+	char prefix[KVT_OBJECT_NAME_BYTES];
 	struct stat there;
 	int fd;
 
@@ -265,7 +263,6 @@ TEST(a_host_pool_is_sealed_and_says_how_it_was_made)
 	struct kvt_pool pool = { .n_slabs = 3, .page_bytes = 4096, .n_pages = 16,
 				 .hugepages = KVT_HUGEPAGES_AUTO };
 	struct kvt_pool_export export;
-	char why[512];
 	uint64_t again;
 
 	pool.ops = kvt_pool_backend_find(KVT_POOL_HOST);
@@ -292,7 +289,6 @@ TEST(a_pool_larger_than_memory_is_refused_with_the_numbers)
 {
 	struct kvt_pool pool = { .n_slabs = 1, .page_bytes = 1ull << 40, .n_pages = 1024,
 				 .hugepages = KVT_HUGEPAGES_NO };
-	char why[512] = "";
 
 	pool.ops = kvt_pool_backend_find(KVT_POOL_HOST);
 	assert_int_equal(pool.ops->create(&pool, why, sizeof(why)), -ENOMEM);
