@@ -404,6 +404,13 @@ static inline void inside_forget(struct inside *inside, struct kvt_client *clien
 	inside_remove(inside, inside_session_of(inside, client));
 }
 
+/* Close a client in order, and end its session. */
+static inline void inside_close(struct inside *inside, struct kvt_client *client)
+{
+	INSIDE_CHECK(kvt_client_close(client, KVT_IDLE) == 0);
+	inside_forget(inside, client);
+}
+
 static inline void inside_destroy(struct inside *inside)
 {
 	kvt_store_release(&inside->stop, true);
@@ -417,6 +424,18 @@ static inline void inside_destroy(struct inside *inside)
 	free(inside->ledger);
 	free(inside->scratch);
 	pthread_mutex_destroy(&inside->lock);
+}
+
+/* The end of a test: no private page and no lease is left, and the audit is clean. */
+static inline void inside_end(struct inside *inside)
+{
+	struct kvt_counters counters = inside_counters(inside);
+
+	INSIDE_CHECK(counters.private_pages + counters.quarantined_pages == 0);
+	INSIDE_CHECK(counters.live_leases == 0);
+	INSIDE_CHECK(counters.free_pages + counters.cached_pages == inside->config.n_pages - 1);
+	INSIDE_CHECK(inside_audit(inside) == 0);
+	inside_destroy(inside);
 }
 
 #endif

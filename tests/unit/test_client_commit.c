@@ -32,25 +32,12 @@ static void open_world(uint32_t sq, uint32_t cq, uint64_t list)
 		world.keys[i] = 1 + i;
 }
 
-static void close_client(struct kvt_client *client)
-{
-	if (!client)
-		return;
-	assert_int_equal(kvt_client_close(client, KVT_IDLE), 0);
-	inside_forget(&world.inside, client);
-}
-
 static void close_world(void)
 {
-	struct kvt_counters counters;
-
-	close_client(world.mine);
-	close_client(world.other);
-	counters = inside_counters(&world.inside);
-	assert_int_equal(counters.private_pages + counters.quarantined_pages, 0);
-	assert_int_equal(counters.live_leases, 0);
-	assert_int_equal(inside_audit(&world.inside), 0);
-	inside_destroy(&world.inside);
+	if (world.mine)
+		inside_close(&world.inside, world.mine);
+	inside_close(&world.inside, world.other);
+	inside_end(&world.inside);
 }
 
 static int setup(void **state)
@@ -656,7 +643,7 @@ TEST_WITH(closing_waits_for_them_and_a_crash_does_not, setup, teardown)
 	inside_pause(&world.inside, true);
 	assert_int_equal(commit(seq, 8), 0);
 	inside_pause(&world.inside, false);
-	close_client(world.mine);
+	inside_close(&world.inside, world.mine);
 	await_cached(8);
 	world.mine = inside_connect(&world.inside, 0, 0, 0, 0, 20000);
 	world.ns = inside_namespace(&world.inside, world.mine, 1);

@@ -21,44 +21,22 @@ struct world {
 
 static struct world world;
 
-static void open_world(uint32_t sq, uint32_t cq, uint64_t keys, uint64_t list)
+static int setup(void **state)
 {
 	struct kvt_core_config config = { .page_size = PS, .n_pages = N_PAGES, .hash_seed = 7 };
 
 	inside_init(&world.inside, &config);
 	inside_start(&world.inside);
-	world.client = inside_connect(&world.inside, sq, cq, keys, list, 20000);
+	world.client = inside_connect(&world.inside, 0, 0, 0, 0, 20000);
 	world.ns = inside_namespace(&world.inside, world.client, 1);
-}
-
-/* Ends with an audit and with every page free or cached. */
-static void close_world(void)
-{
-	struct kvt_counters counters;
-
-	if (world.client) {
-		struct kvt_client *client = world.client;
-
-		assert_int_equal(kvt_client_close(client, KVT_IDLE), 0);
-		inside_forget(&world.inside, client);
-	}
-	counters = inside_counters(&world.inside);
-	assert_int_equal(counters.private_pages + counters.quarantined_pages, 0);
-	assert_int_equal(counters.free_pages + counters.cached_pages, N_PAGES - 1);
-	assert_int_equal(counters.live_leases, 0);
-	assert_int_equal(inside_audit(&world.inside), 0);
-	inside_destroy(&world.inside);
-}
-
-static int setup(void **state)
-{
-	open_world(0, 0, 0, 0);
 	return 0;
 }
 
 static int teardown(void **state)
 {
-	close_world();
+	if (world.client)
+		inside_close(&world.inside, world.client);
+	inside_end(&world.inside);
 	return 0;
 }
 
@@ -166,8 +144,7 @@ TEST_WITH(the_rare_operations_answer_too, setup, teardown)
 	assert_int_equal(kvt_client_error(client)->reason, KVT_REASON_TOO_LARGE);
 	assert_int_equal(kvt_client_error(client)->needed, 1u << 30);
 	assert_int_equal(kvt_client_error(client)->available, kvt_client_info(client)->n_pages - 1);
-	assert_int_equal(kvt_client_close(client, KVT_IDLE), 0);
-	inside_forget(&world.inside, client);
+	inside_close(&world.inside, client);
 }
 
 TEST_WITH(duplicates_are_named_with_their_twins, setup, teardown)
@@ -452,6 +429,15 @@ TEST_WITH(answers_that_are_held_leave_room_to_give_back, setup, teardown)
 
 /* ---------------------------------------------------------------- deadlines */
 
+static void expect_nothing_held(void)
+{
+	struct kvt_counters counters = inside_counters(&world.inside);
+
+	assert_int_equal(counters.private_pages, 0);
+	assert_int_equal(counters.live_leases, 0);
+	assert_int_equal(counters.protected_pages, 0);
+}
+
 /* Let one call pass its deadline, then resume the daemon and settle. */
 static void miss_deadline(int expected)
 {
@@ -475,7 +461,6 @@ TEST_WITH(late_leases_and_pages_are_given_back, setup, teardown)
 {
 	struct kvt_client *client = world.client;
 	uint32_t keys[16], pages[8], n;
-	struct kvt_counters counters;
 	struct kvt_result result;
 	struct kvt_handle handle;
 	struct kvt_lease lease;
@@ -495,18 +480,14 @@ TEST_WITH(late_leases_and_pages_are_given_back, setup, teardown)
 	miss_deadline(kvt_match(client, world.ns, keys, 16, 0, &result));
 	pause_and_set_deadline();
 	miss_deadline(kvt_lock(client, handle, &lease, pages, 8, &n));
-	counters = inside_counters(&world.inside);
-	assert_int_equal(counters.live_leases, 0);
-	assert_int_equal(counters.private_pages, 0);
-	assert_int_equal(counters.protected_pages, 0);
-	assert_int_equal(counters.cached_pages, 4);
+	expect_nothing_held();
+	assert_int_equal(inside_counters(&world.inside).cached_pages, 4);
 }
 
 TEST_WITH(late_inserts_give_back_what_the_tree_did_not_take, setup, teardown)
 {
 	struct kvt_client *client = world.client;
 	struct kvt_handle root = { 0, 0, 0 }, nowhere = { 9, 9, 4 };
-	struct kvt_counters counters;
 	struct kvt_result result;
 	uint32_t keys[16], pages[4];
 
@@ -517,10 +498,8 @@ TEST_WITH(late_inserts_give_back_what_the_tree_did_not_take, setup, teardown)
 	pause_and_set_deadline();
 	miss_deadline(kvt_insert(client, world.ns, keys, 16, pages, root, KVT_IDLE, KVT_F_LOCK,
 				 &result));
-	counters = inside_counters(&world.inside);
-	assert_int_equal(counters.cached_pages, 4);
-	assert_int_equal(counters.private_pages, 0);
-	assert_int_equal(counters.live_leases, 0);
+	expect_nothing_held();
+	assert_int_equal(inside_counters(&world.inside).cached_pages, 4);
 	/* One that is refused: all of its pages return. */
 	assert_int_equal(kvt_alloc(client, 4, pages), 0);
 	pause_and_set_deadline();
@@ -554,8 +533,7 @@ TEST_WITH(a_sequence_learns_of_its_late_answers, setup, teardown)
 	assert_int_equal(kvt_seq_extend(seq, 1), -ETIMEDOUT);
 	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), -ETIMEDOUT);
 	miss_deadline(-ETIMEDOUT);
-	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
-	assert_int_equal(inside_counters(&world.inside).live_leases, 0);
+	expect_nothing_held();
 }
 
 static long sleeps(void)
@@ -634,8 +612,7 @@ TEST_WITH(what_is_to_be_given_back_waits_for_room, setup, teardown)
 	assert_int_equal(client->undo.first, 0);
 	while (client->n_flying)
 		assert_true(kvt_reap(client, results, 1, 16) >= 0);
-	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
-	assert_int_equal(inside_counters(&world.inside).live_leases, 0);
+	expect_nothing_held();
 }
 
 /* ---- random calls under random deadlines */
@@ -778,10 +755,7 @@ TEST_WITH(random_deadlines_lose_nothing, setup, teardown)
 	do {
 		assert_int_equal(kvt_stats(world.client, &counters), 0);
 	} while (world.client->n_flying || world.client->undo.first || world.client->ending);
-	counters = inside_counters(&world.inside);
-	assert_int_equal(counters.private_pages, 0);
-	assert_int_equal(counters.live_leases, 0);
-	assert_int_equal(counters.protected_pages, 0);
+	expect_nothing_held();
 	assert_int_equal(world.client->n_free, world.client->n_slots - 1);
 	assert_int_equal(world.client->keys.n_holes + world.client->list.n_holes, 2);
 	assert_true(timeouts > 100);

@@ -6,6 +6,7 @@
  * Inputs: images of arena and ledger, with other headers, contradictions and random damage.
  * Invariant: recovery refuses with a sentence, or ends with a clean audit. */
 
+#include "tests/lib/zeroed.h"
 #include "tests/unit/core_world.h"
 
 #include <stdlib.h>
@@ -272,11 +273,7 @@ struct image {
 
 static char *keep(const void *memory, uint64_t bytes)
 {
-	char *copy = aligned_alloc(KVT_LINE, (bytes + KVT_LINE - 1) / KVT_LINE * KVT_LINE);
-
-	assert_non_null(copy);
-	memcpy(copy, memory, bytes);
-	return copy;
+	return memcpy(zeroed(bytes), memory, bytes);
 }
 
 static void print_finding(void *context, const char *text)
@@ -405,12 +402,9 @@ static uint32_t damage_often(const struct image *image, uint32_t rounds, uint64_
 {
 	char *arena = keep(image->arena, image->sizes.arena_bytes);
 	char *ledger = keep(image->ledger, image->sizes.ledger_bytes);
-	char *scratch = keep(image->ledger, 0);
+	char *scratch = zeroed(image->sizes.scratch_bytes);
 	uint32_t adopted = 0;
 
-	free(scratch);
-	scratch = aligned_alloc(KVT_LINE, (image->sizes.scratch_bytes + KVT_LINE) / KVT_LINE *
-						  KVT_LINE);
 	for (uint32_t round = 0; round < rounds; round++) {
 		uint64_t random = seed + round * 977ull;
 		struct kvt_core *core;
@@ -452,6 +446,7 @@ static void image_free(struct image *image)
 {
 	free(image->arena);
 	free(image->ledger);
+	image->arena = NULL;
 }
 
 TEST(any_damage_is_doubted_or_harmless)
@@ -497,7 +492,6 @@ TEST(a_damaged_undo_log_is_doubted_or_harmless)
 	assert_int_equal(((struct kvt_arena_header *)unfinished.arena)->mutation & 1, 1);
 	assert_in_range(damage_often(&unfinished, 20000, 7), 1000, 19500);
 	image_free(&unfinished);
-	unfinished.arena = NULL;
 }
 
 /* One more entry at the end of the log: the first that is checked, the first undone. */
@@ -518,12 +512,10 @@ static void expect_impossible(const char *ledger, const char *word)
 {
 	char *arena = keep(unfinished.arena, unfinished.sizes.arena_bytes);
 	char *copy = keep(ledger, unfinished.sizes.ledger_bytes);
-	char *scratch = aligned_alloc(KVT_LINE, (unfinished.sizes.scratch_bytes + KVT_LINE) /
-							KVT_LINE * KVT_LINE);
+	char *scratch = zeroed(unfinished.sizes.scratch_bytes);
 	struct kvt_core *core;
 	char why[256] = "";
 
-	memset(scratch, 0, unfinished.sizes.scratch_bytes);
 	assert_int_equal(kvt_core_adopt(&core, &unfinished.config, arena, copy, scratch, NULL,
 					2000000, NULL, why, sizeof(why)), -EUCLEAN);
 	if (!strstr(why, word))
@@ -623,7 +615,6 @@ TEST(doubts_an_undo_log_that_would_write_what_is_no_fact)
 	doubts_an_entry(0, place_of(true, KVT_LSECTION_LEASES, 1, 0), old, 128);
 	doubts_an_entry(4, place_of(true, KVT_LSECTION_LEASES, 1, 0), old, 128);
 	image_free(&unfinished);
-	unfinished.arena = NULL;
 }
 
 TEST(doubts_an_undo_log_with_impossible_pages)
@@ -657,7 +648,6 @@ TEST(doubts_an_undo_log_with_impossible_pages)
 	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
 		doubts_an_entry(KVT_UNDO_PAGES, all[i].place, all[i].pages, all[i].bytes);
 	image_free(&unfinished);
-	unfinished.arena = NULL;
 }
 
 TEST(doubts_an_undo_log_whose_header_is_impossible)
@@ -687,7 +677,6 @@ TEST(doubts_an_undo_log_whose_header_is_impossible)
 	log->taker = (w->config.max_sessions + 1ull) << 32 | (uint32_t)taker;
 	expect_impossible(unfinished.ledger, "took pages");
 	image_free(&unfinished);
-	unfinished.arena = NULL;
 }
 
 /* ---- a successor that dies, too */
@@ -718,12 +707,10 @@ static void take_half(void *context, const struct kvt_record *record)
 static void adopt_image(struct image *image, kvt_core_record_fn *record)
 {
 	struct kvt_core_hooks hooks = { .record = record };
-	char *scratch = aligned_alloc(KVT_LINE, (image->sizes.scratch_bytes + KVT_LINE) /
-							KVT_LINE * KVT_LINE);
+	char *scratch = zeroed(image->sizes.scratch_bytes);
 	struct kvt_core *core;
 	char why[256] = "";
 
-	memset(scratch, 0, image->sizes.scratch_bytes);
 	assert_int_equal(kvt_core_adopt(&core, &image->config, image->arena, image->ledger,
 					scratch, &hooks, 2000000, NULL, why, sizeof(why)), 0);
 	free(scratch);
@@ -759,7 +746,6 @@ TEST(the_successor_that_ends_a_rollback_records_it)
 			 ((struct kvt_ledger_header *)unfinished.ledger)->seq);
 	image_free(&half);
 	image_free(&unfinished);
-	unfinished.arena = NULL;
 	free(before);
 }
 
@@ -790,50 +776,4 @@ TEST(deferred_operations_wait_for_their_session_to_be_attached)
 	assert_int_equal(kvt_core_poll(w->core, a->session, w->now_ns), 1);
 	assert_int_equal(counters(w)->live_leases, 0);
 	assert_int_equal(w->n_done, 1);
-}
-
-TEST(a_session_counts_entries_and_completions)
-{
-	struct world *w = world_small(2, 40);
-	struct client *a = client_new(w);
-	const struct kvt_session_record *session = kvt_core_session(w->core, a->session);
-	struct answer last;
-
-	alloc(a, 1);
-	alloc(a, 99); /* refused */
-	assert_int_equal(session->sq_taken, 2);
-	assert_int_equal(session->cq_done, 2);
-	fence(a, 1, 5);
-	give(a, &session->first_page, 1);
-	assert_int_equal(session->sq_taken, 3);
-	assert_int_equal(session->cq_done, 2);
-	last = alloc(a, 2);
-	assert_int_equal(session->cq_done, 3);
-	assert_memory_equal(&session->last_cqe[2 & 1], &last.cqe, sizeof(last.cqe));
-	raise_fence(a, 1, 5);
-	assert_int_equal(session->sq_taken, 4);
-	assert_int_equal(session->cq_done, 4);
-	assert_memory_equal(&session->last_cqe[3 & 1], &w->done[0], sizeof(w->done[0]));
-	assert_memory_equal(&session->last_cqe[2 & 1], &last.cqe, sizeof(last.cqe));
-}
-
-TEST(draining_refuses_what_would_begin_a_lease)
-{
-	struct world *w = world_small(2, 40);
-	struct client *a = client_new(w);
-	uint32_t space = space_open(a, "one");
-	struct seq *seq = begin(a, space, range(1, 9), 0, 0);
-	uint64_t violations = counters(w)->violations;
-
-	insert(a, space, range(20, 30));
-	kvt_core_drain(w->core, true, w->now_ns);
-	expect_refused(begin(a, space, range(1, 9), 0, 0)->a, -ESHUTDOWN, KVT_REASON_DRAINING);
-	expect_refused(match_lock(a, space, range(20, 30)), -ESHUTDOWN, KVT_REASON_DRAINING);
-	expect_ok(match(a, space, range(20, 30)));
-	expect_ok(insert(a, space, range(40, 44)));
-	expect_ok(commit(seq, 8, NO_KEYS, 0));
-	expect_ok(end(seq));
-	assert_int_equal(counters(w)->violations, violations);
-	kvt_core_drain(w->core, false, w->now_ns);
-	expect_ok(match_lock(a, space, range(20, 30)));
 }

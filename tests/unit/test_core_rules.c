@@ -122,57 +122,6 @@ TEST(keys_and_lists_must_lie_in_the_areas)
 	}
 }
 
-/* List too short: the answer is the length needed, and nothing happens. */
-TEST(a_list_too_short_names_the_length)
-{
-	struct world *w = world_small(1, 60);
-	struct client *a = client_new(w);
-	uint32_t ns = space_open(a, "ns"), list[5];
-	struct answer no, found;
-	struct seq *seq;
-
-	insert(a, ns, range(1, 5));
-	found = match(a, ns, range(1, 5));
-	memcpy(list, alloc(a, 5).list, sizeof(list));
-	for (uint32_t capacity = 0; capacity < 5; capacity++) {
-		a->list_capacity = capacity;
-		no = match_lock(a, ns, range(1, 5));
-		expect_refused(no, -ENOBUFS, KVT_REASON_LIST_SHORT);
-		assert_int_equal(no.number, 5);
-		a->list_capacity = capacity;
-		expect_refused(lock(a, found.handle), -ENOBUFS, KVT_REASON_LIST_SHORT);
-		a->list_capacity = capacity;
-		expect_refused(alloc(a, 5), -ENOBUFS, KVT_REASON_LIST_SHORT);
-		a->list_capacity = capacity;
-		seq = begin(a, ns, range(1, 5), 0, 0);
-		expect_refused(seq->a, -ENOBUFS, KVT_REASON_LIST_SHORT);
-		assert_int_equal(seq->a.number, 5);
-		a->list_capacity = 2 * capacity + 1;
-		no = insert_pages(a, ns, range(1, 5), list, 5, 0);
-		expect_refused(no, -ENOBUFS, KVT_REASON_LIST_SHORT);
-		assert_int_equal(no.number, 10);
-	}
-	a->list_capacity = 5; /* exactly enough */
-	found = match_lock(a, ns, range(1, 5));
-	expect_ok(found);
-	expect_ok(unlock(a, found));
-	a->list_capacity = 5;
-	found = lock(a, found.handle);
-	expect_ok(found);
-	expect_ok(unlock(a, found));
-	a->list_capacity = 2;
-	expect_ok(give(a, alloc(a, 2).list, 2));
-	a->list_capacity = 5;
-	seq = begin(a, ns, range(1, 5), 0, 0);
-	expect_ok(seq->a);
-	a->list_capacity = 0;
-	expect_refused(extend(seq, 1), -ENOBUFS, KVT_REASON_LIST_SHORT);
-	a->list_capacity = 4;
-	expect_refused(commit(seq, 5, NO_KEYS, 0), -ENOBUFS, KVT_REASON_LIST_SHORT);
-	a->list_capacity = 15; /* ten words of twins and five of the page list */
-	expect_ok(insert_pages(a, ns, range(1, 5), list, 5, KVT_F_LOCK));
-}
-
 /* ---- fences, sessions, expiry */
 
 /* A fence is raised after the daemon looked at it, and before an operation that needs its pages. */

@@ -4,13 +4,8 @@
  *
  * Inputs: lines, valid and not. Invariant: a refusal leaves the names unchanged. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
 
 #include "lab/script/engine.h"
 #include "tests/lib/cases.h"

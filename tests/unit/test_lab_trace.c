@@ -4,15 +4,10 @@
  *
  * Inputs: small files in each format. Invariant: counts by hand. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
 
 #include "lab/replay/private.h"
 #include "lab/trace/trace.h"

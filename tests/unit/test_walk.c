@@ -19,6 +19,7 @@ static void between(void);
 
 #include "daemon/core/core.h"
 #include "tests/lib/cases.h"
+#include "tests/lib/zeroed.h"
 
 enum { PS = 2, N_PAGES = 40, SYMBOLS = 3, DEPTH = 10, LIST = 256 };
 
@@ -50,15 +51,6 @@ static uint32_t random_below(uint32_t n)
 	return (uint32_t)(w.seed >> 33) % n;
 }
 
-static void *memory(uint64_t bytes)
-{
-	void *p = aligned_alloc(KVT_LINE, (bytes + KVT_LINE - 1) / KVT_LINE * KVT_LINE);
-
-	assert_non_null(p);
-	memset(p, 0, bytes);
-	return p;
-}
-
 static void no_completion(void *context, uint32_t session, const struct kvt_cqe *cqe)
 {
 	fail();
@@ -78,9 +70,9 @@ static int setup(void **state)
 	w.seed = 1;
 	w.now_ns = 1000;
 	assert_int_equal(kvt_core_plan(&config, &sizes, &why), 0);
-	w.arena = memory(sizes.arena_bytes);
-	w.ledger = memory(sizes.ledger_bytes);
-	w.scratch = memory(sizes.scratch_bytes);
+	w.arena = zeroed(sizes.arena_bytes);
+	w.ledger = zeroed(sizes.ledger_bytes);
+	w.scratch = zeroed(sizes.scratch_bytes);
 	assert_int_equal(kvt_core_init(&w.core, &config, w.arena, w.ledger, w.scratch, &hooks,
 				       w.now_ns), 0);
 	kvt_core_publish(w.core, KVT_ARENA_READY);
