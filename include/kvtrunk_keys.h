@@ -50,6 +50,21 @@ void kvt_image_hash(const void *bytes, size_t n, uint64_t ret_hash[2]);
 int kvt_keys_image(const uint64_t hash[2], uint32_t kv_length, bool in_namespace,
 		   uint32_t *ret_keys);
 
+/* ---------------------------------------------------------------- pairs of tokens */
+
+/** The keys of pairs of tokens, for KV that depends on a token and the next one, as that of draft
+ * layers does (EAGLE, MTP; SGLang calls the pairs bigrams). Position i is the pair (tokens[i],
+ * tokens[i + 1]), and its key is tokens[i + 1]. The root key is the first token + 1: 0 is the tree
+ * without one.
+ *
+ * That is exact. The first k > 0 pairs of two prompts are equal if and only if the first k + 1
+ * tokens are: the root key and k keys. What is under a root key is never found with another.
+ *
+ * Returns the number of keys, n - 1; 0, with root key 0, without tokens. `ret_keys` has room for
+ * n - 1, and may be `tokens`. */
+size_t kvt_keys_bigram(const uint32_t *tokens, size_t n, uint32_t *ret_keys,
+		       uint64_t *ret_root_key);
+
 /* ---------------------------------------------------------------- namespaces */
 
 enum kvt_field_kind {

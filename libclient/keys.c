@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kvtrunk_keys.h: keys of images, namespaces, fingerprints. Pure functions of their arguments, with
- * the formulas of that header: all processes must agree.
+ * kvtrunk_keys.h: keys of images and pairs, namespaces, fingerprints. Pure functions of their
+ * arguments, with the formulas of that header: all processes must agree.
  */
 
 #include "kvtrunk_keys.h"
@@ -78,6 +78,15 @@ int kvt_keys_image(const uint64_t hash[2], uint32_t kv_length, bool in_namespace
 	for (uint32_t i = 0; i < kv_length; i++)
 		ret_keys[i] = chunks[i % IMAGE_CHUNKS];
 	return 0;
+}
+
+size_t kvt_keys_bigram(const uint32_t *tokens, size_t n, uint32_t *ret_keys, uint64_t *ret_root_key)
+{
+	*ret_root_key = n ? (uint64_t)tokens[0] + 1 : 0;
+	if (n < 2)
+		return 0;
+	memmove(ret_keys, tokens + 1, (n - 1) * sizeof(*tokens));
+	return n - 1;
 }
 
 /* ---------------------------------------------------------------- namespaces */

@@ -27,7 +27,7 @@ from ._errors import (Again, Closed, ConnectionLost, DaemonUnreachable, Error, F
                       GeometryMismatch, InvalidArgument, NoSpace, PermissionDenied, QuotaExceeded,
                       Stale, Suspended, Timeout, TooLarge, Unsupported, VersionMismatch)
 from ._geometry import Geometry
-from ._keys import image_hash, image_keys
+from ._keys import bigram_keys, image_hash, image_keys
 from ._pool import Layer, Pool
 from ._progress import progress
 from ._seq import AsyncSequence, Sequence
@@ -40,6 +40,6 @@ __all__ = [
     "DaemonUnreachable", "Error", "Forked", "Geometry", "GeometryMismatch", "Info",
     "InvalidArgument", "Layer", "Lease", "Match", "Namespace", "NoSpace", "PermissionDenied",
     "Pool", "QuotaExceeded", "Request", "Result", "Sequence", "Stale", "Suspended", "Timeout",
-    "TooLarge", "Unsupported", "VersionMismatch", "__version__", "connect", "image_hash", "image_keys",
-    "progress", "version",
+    "TooLarge", "Unsupported", "VersionMismatch", "__version__", "bigram_keys", "connect",
+    "image_hash", "image_keys", "progress", "version",
 ]

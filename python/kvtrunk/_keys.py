@@ -143,3 +143,16 @@ def image_keys(digest: tuple[int, int], positions: int, in_namespace: bool = Fal
         raise ValueError(f"{positions} positions do not hold the identity of an image: 5, or the "
                          "hash in the namespace")
     return keys
+
+
+def bigram_keys(tokens: Tokens) -> tuple[int, array[int]]:
+    """The root key and the keys of pairs of tokens, for KV that depends on a token and the next one:
+    that of draft layers (EAGLE, MTP). n tokens have n - 1 keys, one a pair.
+
+        root, keys = kvtrunk.bigram_keys(tokens)
+        namespace.root(root).begin(keys)
+    """
+    source, n = keys_of(tokens)
+    keys, root = array("I", bytes(4 * max(n - 1, 0))), ffi.new("uint64_t *")
+    lib.kvt_keys_bigram(source, n, _from_buffer("uint32_t[]", keys) if keys else _EMPTY, root)
+    return int(root[0]), keys

@@ -123,6 +123,22 @@ TEST(images_shorter_than_their_identity_need_the_namespace)
 		assert_int_equal(kvt_keys_image(image, length, true, keys), 0);
 }
 
+TEST(pairs_of_tokens_are_the_first_one_and_the_rest)
+{
+	uint32_t tokens[] = { 4294967295u, 0, 7, 7 }, keys[3];
+	uint64_t root;
+
+	assert_int_equal(kvt_keys_bigram(tokens, 4, keys, &root), 3);
+	assert_true(root == 1ull << 32);
+	assert_memory_equal(keys, tokens + 1, sizeof(keys));
+	assert_int_equal(kvt_keys_bigram(tokens + 1, 1, NULL, &root), 0);
+	assert_true(root == 1);
+	assert_int_equal(kvt_keys_bigram(NULL, 0, NULL, &root), 0);
+	assert_true(root == 0);
+	assert_int_equal(kvt_keys_bigram(tokens, 4, tokens, &root), 3);
+	assert_memory_equal(keys, tokens, sizeof(keys));
+}
+
 TEST(the_content_hash_is_the_head_of_sha256)
 {
 	uint64_t hash[2];
