@@ -147,7 +147,7 @@ enum kvt_page_state {
 	KVT_PAGE_SCRATCH = 4, /* page 0 alone */
 };
 
-/** Counters that agree with each other between two operations. KVT_COUNTERS (kvtrunk_wire.h)
+/** Counters that agree with each other between two operations. KVT_COUNTERS (kvtrunk_wire_arena.h)
  * describes each. The first 12 are gauges; the others rise from the start of the objects, over
  * restarts. free + private + cached + quarantined == n_pages - 1. */
 struct kvt_counters {
