@@ -8,9 +8,9 @@
  * caller releases the result. */
 int kvt_client_call(struct kvt_client *client, const struct kvt_request *request,
 		    struct kvt_seq *seq, struct kvt_result *ret_result);
-/** The same, of an operation whose keys may begin behind a handle: send only those behind `start`,
- * or without one those that the tree lacks. If the handle is stale, send more within the same
- * deadline. `request` has all keys and no handle. */
+/** Submit an operation whose keys may begin behind a handle, and wait. Sends only the keys behind
+ * `start`, or without one those that a probe does not find. If the handle is stale, sends more keys
+ * within the same deadline. `request` has all keys and no handle. */
 int kvt_client_call_known(struct kvt_client *client, const struct kvt_request *request,
 			  struct kvt_handle start, struct kvt_result *ret_result);
 /** Submit without waiting; the answer goes to kvt_seq_answered(). -EAGAIN: no room. */

@@ -5,8 +5,8 @@
 #include "libclient/fail.h"
 #include "libclient/state.h"
 
-/** What a client is made of, for kvt_client_connect() and for tests that run both ends in one
- * process. The client owns the descriptors (-1 = none) and, with `own_mappings`, unmaps. */
+/** Parts of a client, for kvt_client_connect() and for tests that run both ends in one process. The
+ * client owns the descriptors (-1 = none). With `own_mappings` it unmaps. */
 struct kvt_client_parts {
 	void *segment, *areas; /* NULL: observer; a member of a group has no areas */
 	uint64_t segment_bytes, areas_bytes;

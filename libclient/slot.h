@@ -4,9 +4,10 @@
 
 /**
  * @file slot.h
- * Slots: one for each operation in flight, with its ranges of the key and list areas, the caller's
- * user_data, and what to give back when its deadline has passed. The entry's user_data is (slot
- * generation << 32 | slot number), so an answer to no operation in flight is noticed.
+ * Slots, one for each operation in flight. A slot has the operation's ranges of the key and list
+ * areas, the caller's user_data, and what to give back when its deadline has passed. The entry's
+ * user_data is (slot generation << 32 | slot number): an answer to no operation in flight is
+ * noticed.
  *
  *      free ──submit──► flying ──answer──► done ──reap──► held ──release──► free
  *                         │ deadline                        ▲ kvt_call: directly
@@ -19,7 +20,7 @@
 /** Append to a list; take its first, 0 if it is empty. */
 void kvt_slot_push(struct kvt_client *client, struct kvt_slot_list *list, uint32_t number);
 uint32_t kvt_slot_pop(struct kvt_client *client, struct kvt_slot_list *list);
-/** Take a free slot, of which there is one. */
+/** Take a free slot. There must be one. */
 uint32_t kvt_slot_take(struct kvt_client *client);
 /** Free a slot and its ranges. Its name, with the generation, names nothing from now on. */
 void kvt_slot_free(struct kvt_client *client, uint32_t number);

@@ -4,13 +4,13 @@
 
 /**
  * @file state.h
- * A client's private memory, which every file of the library sees. What a file does to it for
- * others is declared in the header of the same name. Nothing of libclient/ is installed; tests
- * reach behind the public API through these headers (raw entries on a live ring, protocol steps).
+ * A client's private memory, which every file of the library sees. Each file declares in the header
+ * of its name what it offers to others. Nothing of libclient/ is installed. Tests reach behind the
+ * public API through these headers (raw entries on a live ring, protocol steps).
  *
  * A client is private memory around five mappings: the session's segment and areas (both sides
- * write), the arena (read-only, may be withheld), the pool (on request) and one page of its own
- * that the kernel wipes in a forked child, which detects a fork without a system call.
+ * write), the arena (read-only, may be withheld), the pool (on request), and a page of its own. The
+ * kernel wipes that page in a forked child, so a fork is detected without a system call.
  */
 
 #include <errno.h>

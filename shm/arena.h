@@ -7,8 +7,8 @@
  * Reading an arena that another process writes.
  *
  * Everything is checked before use: magic, version, layout, and every size and offset against the
- * real size of the object. A view keeps private copies of all numbers that bound an index, so later
- * writes of the owner can give a wrong answer, never a wrong address. Outcomes have names, because
+ * real size of the object. A view keeps private copies of all numbers that bound an index. So later
+ * writes of the owner can cause a wrong answer, never a wrong address. Outcomes have names, because
  * "not yet", "no" and "gone" need different cures.
  */
 

@@ -7,8 +7,8 @@
  * The only place where memory order is spelled. Everything else uses these, and every acquire,
  * release and fence names its partner in a comment.
  *
- * Plain fields of shared structs are accessed through these with the GNU __atomic builtins, so the
- * structs stay plain C and can be read by a debugger.
+ * These are GNU __atomic builtins on plain fields, so shared structs stay plain C, which a debugger
+ * can read.
  */
 
 #include <stdbool.h>

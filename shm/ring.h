@@ -6,9 +6,9 @@
  * @file ring.h
  * The session segment and its areas: their layout, and the two ends of the two rings.
  *
- * A `struct kvt_ring_end` is private memory of one side: pointers into the segment computed once
- * from sizes that this side trusts, and the last value seen of the other side's index, so that
- * most calls touch no foreign line at all.
+ * A `struct kvt_ring_end` is private memory of one side. Its pointers into the segment are computed
+ * once, from sizes that this side trusts. It keeps the last value seen of the other side's index,
+ * so most calls touch no line that the other side writes.
  */
 
 #include <sched.h>
@@ -28,8 +28,8 @@ struct kvt_segment_layout {
 	uint64_t areas_bytes; /* 0: both areas are empty */
 };
 
-/** -EINVAL if a ring size is not a power of two, the rings make the segment larger than
- * KVT_SEGMENT_BYTES_MAX, or an area is above 2^31 keys. */
+/** Compute the layout. -EINVAL: a ring size is no power of two, the segment would be larger than
+ * KVT_SEGMENT_BYTES_MAX, or an area has more than 2^31 keys. */
 int kvt_segment_plan(struct kvt_segment_layout *layout, uint32_t sq_entries, uint32_t cq_entries,
 		     uint64_t keys_count, uint64_t list_count);
 

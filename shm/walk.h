@@ -6,12 +6,18 @@
  * @file walk.h
  * The lock-free walk of a tree that its owner may be changing.
  *
- * Each step (1) finds a child in the index, (2) takes a snapshot of it under its version word: its
- * parent must be the previous node, its keys are compared inside the snapshot, (3) re-reads the
- * generation of the previous node: otherwise a recycled node leads into another prefix (ABA).
- * Invariant after each step: at one moment during the walk all that was matched so far was cached,
- * under this namespace, for exactly these keys. The result may be stale when it is returned, and
- * short (a reader misses entries that are being moved), but never a prefix that was not there.
+ * Each step
+ *
+ *   1. finds a child in the index;
+ *   2. takes a snapshot of it under its version word: its parent must be the previous node, and its
+ *      keys are compared inside the snapshot;
+ *   3. re-reads the generation of the previous node: a recycled node leads into another prefix
+ *      (ABA).
+ *
+ * Invariant after each step: at one moment during the walk, all that was matched so far was cached
+ * for exactly these keys of this namespace. The result may be stale when it is returned. It may be
+ * short, because a reader misses entries that are being moved. It is never a prefix that was not
+ * there.
  */
 
 #include <stdint.h>

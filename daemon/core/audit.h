@@ -4,10 +4,11 @@
 
 /**
  * @file audit.h
- * The arrays of the audit's shadow, a second core that shares what a rebuild only reads: keys,
- * tails, opened namespaces, views, room to sort. A row is (array, entries), with `c` the
- * configuration. Slots, heaps, rings and the index have arrays of their own, too, which a rebuild
- * fills before it reads them.
+ * The arrays of the audit's shadow: a second core, rebuilt beside the first and compared with it.
+ *
+ * The shadow shares what a rebuild only reads: keys, tails, opened namespaces, views, room to sort.
+ * A row below is (array, entries), with `c` the configuration. Slots, heaps, rings and the index
+ * have arrays of their own, too, which a rebuild fills before it reads them.
  */
 
 /** Facts and derived fields in the same records: copied before each rebuild. */

@@ -7,8 +7,8 @@
  * The core: a pure state machine over arena and ledger.
  *
  * No syscalls, no clock, no allocation: memory and time are passed in, effects leave through
- * completions and hooks. One thread. The same sequence of calls on the same configuration gives
- * the same states, page for page, so that a log of operations can be replayed.
+ * completions and hooks. One thread. A log of operations can be replayed: the same calls on the
+ * same configuration give the same states, page for page.
  */
 
 #include <stdbool.h>
@@ -108,8 +108,8 @@ int kvt_core_adoptable(const struct kvt_core_config *config, const void *arena,
  *
  * `arena` and `ledger` are writable mappings of at least the planned sizes, `scratch` is zeroed.
  * Rolls back an unfinished mutation, recomputes what is derived, and audits. Facts are not trusted:
- * each index and list is checked before it is followed. `mutation` is odd meanwhile; clients that
- * walk the arena may miss nodes.
+ * each index and list is checked before it is followed. `mutation` is odd meanwhile. Clients that
+ * walk the arena may miss nodes then.
  *
  * 0: the core is that of the predecessor, between two effects; its hooks get one ADOPT record.
  * Views are missing until kvt_core_session_attach(). Until then a session's deferred operations
@@ -167,9 +167,9 @@ int kvt_core_session_open(struct kvt_core *core, const struct kvt_core_peer *pee
 void kvt_core_session_attach(struct kvt_core *core, uint32_t session,
 			     const struct kvt_core_view *view);
 
-/** Report signs of an end (enum kvt_session_sign). The first HANGUP or EXITED ends the session:
- * no more entries are taken, the view is not touched again; kvt_core_work() takes back what it
- * held. Its pages leave quarantine when HANGUP, EXITED and QUIET are all there, or FENCED. */
+/** Report signs of an end (enum kvt_session_sign). The first HANGUP or EXITED ends the session: no
+ * more entries are taken, and the view is not touched again. kvt_core_work() reclaims what it held.
+ * Its pages leave quarantine when HANGUP, EXITED and QUIET are all there, or FENCED. */
 void kvt_core_session_sign(struct kvt_core *core, uint32_t session, uint32_t signs,
 			   uint64_t now_ns);
 
@@ -180,18 +180,18 @@ void kvt_core_session_kill(struct kvt_core *core, uint32_t session, uint64_t now
 const struct kvt_session_record *kvt_core_session(const struct kvt_core *core, uint32_t session);
 
 /** Make the session's process rank 0 of a group of n_ranks processes (2..KVT_MAX_RANKS), and
- * reserve records for the others. `token` is for a new group; repeated, it gets the first one.
- * -EALREADY: a group of another size; -EEXIST: another group has the token; -ENOSPC:
- * max_members. */
+ * reserve records for the others. `token` names a new group; a repeated call gets the group's.
+ * -EALREADY: a group of another size. -EEXIST: another group has the token. -ENOSPC: max_members.
+ */
 int kvt_core_group_open(struct kvt_core *core, uint32_t session, uint32_t n_ranks,
 			uint64_t token[2]);
-/** The place of a rank that shows this token. -ESTALE: there is no such group (any more), -ERANGE:
- * it has no such rank, or rank 0, -EEXIST: that rank has come already. */
+/** Find the member record of a rank by the group's token. -ESTALE: no such group (any more).
+ * -ERANGE: no such rank, or rank 0. -EEXIST: the rank has joined already. */
 int kvt_core_group_find(const struct kvt_core *core, const uint64_t token[2], uint32_t rank,
 			uint32_t *ret_member);
-/** A rank comes: a fence of the session is reached from now on when the words of all its processes
- * have reached it. `fences` are its own words, valid as the session's view is; they must hold at
- * least what rank 0's hold, so that no fence that was reached becomes unreached. */
+/** Add a rank: from now on a fence of the session is reached when the words of all its processes
+ * have reached it. `fences` are the rank's own words, valid as the session's view is. Each must be
+ * at least rank 0's, so that a reached fence stays reached. */
 void kvt_core_member_join(struct kvt_core *core, uint32_t member, const struct kvt_core_peer *peer,
 			  const struct kvt_fence_word *fences);
 /** Attach a recovered member's fence words, after its session's memory. */
@@ -200,8 +200,8 @@ void kvt_core_member_attach(struct kvt_core *core, uint32_t member,
 /** Record signs of a member's end, for display and for a successor. The caller ends the session:
  * kvt_core_session_kill(), and the session's signs when no process is left. */
 void kvt_core_member_sign(struct kvt_core *core, uint32_t member, uint32_t signs);
-/** A process, 1..kvt_core_members(): a session's number is that of its rank 0. NULL if no session
- * that lives, or is being taken down, has it. */
+/** The record of a process, 1..kvt_core_members(). A session has the number of its rank 0. NULL if
+ * the process is of no session that lives or is being reclaimed. */
 const struct kvt_member_record *kvt_core_member(const struct kvt_core *core, uint32_t member);
 
 /** The highest number of a process. */
@@ -222,30 +222,30 @@ int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint6
 int kvt_core_namespace_renew(struct kvt_core *core, uint32_t session, uint32_t namespace_id,
 			     uint32_t seen, uint32_t *ret_generation);
 
-/** Make room for a namespace that the session is about to open: if there is no place for it, empty
- * the least recently used one that is not open, in about `budget` small steps a call. Returns true
- * until there is room, or none can be made. */
+/** Make room for a namespace that the session is about to open. If there is no place, it empties
+ * the least recently used namespace that is not open, in about `budget` small steps a call.
+ * Returns true until there is room, or none can be made. */
 bool kvt_core_namespace_make_room(struct kvt_core *core, uint32_t session, const uint64_t digest[2],
 				  uint32_t budget, uint64_t now_ns);
 
-/** Run one entry (a private copy). Returns true when *ret_cqe is the completion; false when the
- * operation waits for its fence (the complete hook answers later). -EAGAIN-like back-pressure:
- * kvt_core_can_defer() must be true before an entry with an unreached fence is taken. */
+/** Run one entry (a private copy). Returns true when *ret_cqe is the completion, false when the
+ * operation waits for its fence: the complete hook answers it later. Back-pressure: before an entry
+ * with an unreached fence is taken, kvt_core_can_defer() must be true. */
 bool kvt_core_execute(struct kvt_core *core, uint32_t session, const struct kvt_sqe *sqe,
 		      uint64_t now_ns, struct kvt_cqe *ret_cqe);
 bool kvt_core_can_defer(const struct kvt_core *core);
 
 /** Say whether a BEGIN executed next may wait, or leave a notice; else it runs as if nothing
- * were announced (KVT_CQE_NO_PLACE). The caller knows whether its completion queue has room for
- * one more completion: of a BEGIN with NO_WAIT that is answered -EAGAIN another one follows. */
+ * were announced (KVT_CQE_NO_PLACE). The caller checks that its completion queue has room for one
+ * more completion: after the -EAGAIN of a BEGIN with NO_WAIT a notice follows. */
 void kvt_core_let_wait(struct kvt_core *core, bool allowed);
 
 /** Say whether memory suffices for an AUDIT executed next; else it is refused with -ENOMEM. */
 void kvt_core_let_audit(struct kvt_core *core, bool allowed);
 
-/** Run BEGINs that need not wait any more, or whose deadlines have passed. Returns how many
- * it looked at. All that follow here do this first, so that nothing can evict what they waited
- * for; the daemon calls it so that they need not wait for another operation. */
+/** Run BEGINs that need not wait any more, or whose deadlines have passed. Returns the number it
+ * looked at. The functions below do this first, so that nothing evicts what these BEGINs waited
+ * for. The daemon calls it so that they need not wait for another operation. */
 uint32_t kvt_core_wake(struct kvt_core *core, uint64_t now_ns);
 
 /** Let deferred operations of a session take effect whose fences are reached. Returns how many. */

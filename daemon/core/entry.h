@@ -52,8 +52,8 @@ static inline bool kvt_entry_areas_ok(const struct kvt_op_context *op, uint32_t 
 }
 
 /** Set op->keys to where the operation reads its keys; NULL if they lie outside the key area.
- * op->root_key is a copy. A client may change its keys at any moment, and a log must hold those
- * that were acted on: so a logged operation runs on a copy. */
+ * op->root_key is a copy. A logged operation runs on a copy of its keys, too: the client may change
+ * them at any moment, and the log must hold those that were used. */
 static inline void kvt_entry_keys(struct kvt_core *core, struct kvt_op_context *op)
 {
 	const struct kvt_sqe *sqe = op->sqe;

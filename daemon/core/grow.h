@@ -30,17 +30,17 @@ void kvt_need_compute(struct kvt_core *core, const struct kvt_walk *walk, uint32
 /** Make sure that the nodes needed are free, evicting leaves off the path. -ENOSPC: impossible, and
  * nothing happened. */
 int kvt_need_nodes(struct kvt_core *core, uint32_t path_node, struct kvt_need *need);
-/** Copy the entry's first page of keys behind a walk into core->first_page, and decide on the copy
- * whether it is really new there: from here on the shape of the tree does not depend on memory that
- * a client can change. */
+/** Copy the first page of keys after a walk into core->first_page, and return whether it is new
+ * there. Judging the copy prevents a TOCTOU race: from here on the shape of the tree does not
+ * depend on memory that a client can change. */
 bool kvt_walk_ends_new(struct kvt_core *core, const struct kvt_op_context *op,
 		       const struct kvt_walk *walk);
 /** Split where a walk ended inside a node; returns the node that ends exactly there. */
 uint32_t kvt_walk_cut(struct kvt_core *core, struct kvt_walk *walk);
 /** Lengthen a run in place by n announced pages; the slots behind it must be free. */
 void kvt_grow_run(struct kvt_core *core, uint32_t node, const uint32_t *keys, uint32_t n);
-/** Put n announced pages under `parent`, with `root_key` if that is a root. `first`: a private copy
- * of the first page of keys, `keys`: where all of them are. Returns the deepest new node. */
+/** Add n announced pages under `parent`, with `root_key` if that is a root. `first` is a private
+ * copy of the first page of keys, `keys` has all of them. Returns the deepest new node. */
 uint32_t kvt_grow(struct kvt_core *core, uint32_t parent, uint64_t root_key,
 		  const uint32_t *first, const uint32_t *keys, uint32_t n, int32_t priority,
 		  uint64_t expiry_ns);

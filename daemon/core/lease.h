@@ -43,8 +43,8 @@ int kvt_op_end(struct kvt_core *core, struct kvt_op_context *op);
 
 /** End a lease without an entry: unlock, free what is private. Returns pages freed. */
 uint32_t kvt_lease_end(struct kvt_core *core, uint32_t lease);
-/** The same, and join what its path leaves where that is cheap. *holder is a node of the path that
- * stays cached, or KVT_NONE: afterwards the node that has its pages. */
+/** End a lease as kvt_lease_end(), and join the runs of its path where that is cheap. *holder names
+ * a node of the path that stays cached, or KVT_NONE. On return it names the node with its pages. */
 uint32_t kvt_lease_end_join(struct kvt_core *core, uint32_t lease, uint32_t *holder);
 
 #endif

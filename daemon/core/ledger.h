@@ -13,8 +13,8 @@
  * lists of pages, page owners, pending operations, labels, and the last numbers given (seq, clock,
  * tickets). Everything else is derived, and marked so below: a successor recomputes it without
  * reading it. Orders are facts, kept as numbers: recency as times, free records and a session's
- * leases as tickets, pending operations as tokens. Of a free record only generation and ticket are
- * valid; of slots in no run, nothing is.
+ * leases as tickets, pending operations as tokens. A free record has a valid generation and ticket,
+ * and no other valid field. Slots in no run have no valid content.
  *
  * Facts change only while `mutation` is odd. If a successor finds it odd, it undoes the whole
  * effect: see struct kvt_undo_header.

@@ -6,9 +6,9 @@
  * @file order.h
  * The order in which nodes leave: eviction policies, recency, heaps.
  *
- * The recency list holds every unlocked node but roots, oldest to youngest. Each touch is of a
- * whole path, deepest node first: a listed child is older than its listed parent, and the oldest
- * node is a leaf.
+ * The recency list holds every unlocked node but roots, oldest to youngest. A touch moves a whole
+ * path, deepest node first. So a listed child is older than its listed parent, and the oldest node
+ * is a leaf.
  */
 
 #include "daemon/core/state.h"

@@ -6,10 +6,10 @@
  * @file record.h
  * One effect of the core, as the operation log, the simulation and the oracle see it.
  *
- * Every change of state is exactly one record with its own seq: an operation that took effect or
- * was refused, an operation that began to wait for its fence, or a step of background work. A
- * record has the inputs (entry, keys, pages), the outputs (completion, list), the structural events
- * in their order, the pages that left the cache, and the counters afterwards. A model with the same
+ * Every change of state is exactly one record with its own seq. The change is an operation that
+ * took effect or was refused, one that began to wait for its fence, or a step of background work. A
+ * record has inputs (entry, keys, pages) and outputs (completion, list). Then come the structural
+ * events in order, the pages that left the cache, and the counters. A model with the same
  * configuration that applies the records in order must get the same results. Only *where* runs are
  * placed and joined is the core's choice. A checker takes NEW, GROW, SPLIT and MERGE from the
  * events, checks that they are allowed, and predicts everything else.

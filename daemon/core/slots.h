@@ -33,8 +33,8 @@ void kvt_slots_init(struct kvt_slots *slots);
 void kvt_slots_clear(struct kvt_slots *slots);
 /** Free n slots, joining them with free neighbours. */
 void kvt_slots_give(struct kvt_slots *slots, uint32_t first, uint32_t n);
-/** Take up to n slots in one run: at `wish` if that is free and long enough, else good fit, else
- * the longest there is. Returns the first; *ret_got <= n. At least one slot must be free. */
+/** Take up to n slots in one run. First choice: at `wish`, if enough is free there; then a good
+ * fit; then the longest run. Returns the first; *ret_got <= n. At least one slot must be free. */
 uint32_t kvt_slots_take(struct kvt_slots *slots, uint32_t n, uint32_t wish, uint32_t *ret_got);
 /** Length of the free extent that begins at `slot`, 0 if none does. */
 uint32_t kvt_slots_free_at(const struct kvt_slots *slots, uint32_t slot);

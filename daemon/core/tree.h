@@ -26,8 +26,8 @@ void kvt_root_leave(struct kvt_core *core, uint32_t root);
 uint32_t kvt_node_split(struct kvt_core *core, uint32_t node, uint32_t pages);
 /** Join neighbouring runs: `lower` keeps its id, so locks and handles name the same prefix. */
 void kvt_node_merge(struct kvt_core *core, uint32_t upper, uint32_t lower);
-/** Take the last n pages off an unlocked, sealed leaf; with none left it goes. `why`: the flags of
- * its detached top, 0 to evict; the pages are counted by it. */
+/** Take the last n pages off an unlocked, sealed leaf. With no page left the leaf is freed. `why`
+ * chooses the counter of the pages: the flags of the leaf's detached top, or 0 to evict. */
 void kvt_node_trim(struct kvt_core *core, uint32_t node, uint32_t n, uint32_t why);
 /** Give the first announced slot of a node its page: readers see it from now on. */
 void kvt_node_seal(struct kvt_core *core, uint32_t node, uint32_t page);

@@ -6,11 +6,11 @@
  * @file undo.h
  * The undo log: save each fact before a mutation changes it.
  *
- * The rule of the core: before the first store to a primary fact inside a mutation, save it with
- * kvt_save() or one of its forms below. Saving it again is harmless; nodes and leases are saved
- * once per mutation, by a stamp in private memory, so a further call costs a comparison. Not saved:
- * derived facts, and what was free before the mutation (pages that a lease takes, slots, keys).
- * rollback.c has the list of what may be saved.
+ * Inside a mutation, save a primary fact before the first store to it, with kvt_save() or one of
+ * its forms below. Saving it again is harmless. Nodes and leases have a stamp in private memory and
+ * are saved once per mutation: a further call costs a comparison. Derived facts are not saved, nor
+ * is what was free before the mutation (pages that a lease takes, slots, keys). rollback.c has the
+ * list of what may be saved.
  *
  * A successor reads the log only after the writer's exit, so compiler ordering is enough; no CPU
  * fence is needed. The log has room for the largest operation (kvt_core_plan()), which is asserted.

@@ -6,10 +6,10 @@
  * @file fdstore.h
  * Named descriptors that outlive a daemon.
  *
- * Everything that a client shares with an instance is behind descriptors. The daemon's keeper (the
- * service manager, or `kvtrunkd --supervise` with the same protocol) stores them as soon as they
- * exist and passes them to the successor, which takes them in serve/adopt.c. Connections are not
- * among them: a client connects again with its session's secret.
+ * Everything that a client shares with an instance is behind descriptors. The keeper is the service
+ * manager, or `kvtrunkd --supervise` with the same protocol. It stores the descriptors as soon as
+ * they exist and passes them to the successor (serve/adopt.c). Connections are not among them: a
+ * client connects again with its session's secret.
  */
 
 #include <stdbool.h>
@@ -76,8 +76,8 @@ bool kvt_fdstore_has_cache(const struct kvt_fdstore *store);
 /** True if a kvtrunkd stored anything, be it a listening socket. */
 bool kvt_fdstore_is_used(const struct kvt_fdstore *store);
 
-/** Take the listening socket, or -1. *ret_own: a daemon bound it, so its file is ours to remove.
- * ret_file: device and inode of that file, 0 if it is not ours.
+/** Take the listening socket, or -1. *ret_own: a daemon bound it, so this daemon removes its file.
+ * ret_file: device and inode of that file, 0 without `ret_own`.
  * -EINVAL with `why`: there are several, or it is no listening SOCK_SEQPACKET unix socket. */
 int kvt_fdstore_take_listen(struct kvt_fdstore *store, int *ret_fd, bool *ret_own,
 			    uint64_t ret_file[2], char *why, size_t why_size);

@@ -9,8 +9,8 @@
  * It starts the daemon, stores its descriptors, and restarts it with them after an abnormal end. It
  * implements the service manager's protocol (sd_notify messages, FDSTORE, LISTEN_FDS,
  * WATCHDOG_USEC) and forwards the daemon's messages to its own manager, if it has one. The daemon's
- * messages come through an inherited socket pair, where no other process can send; a named socket
- * would take messages of every uid (KVT_NOTIFY_PAIR in notify.h).
+ * messages come through an inherited socket pair, in which no other process can send. A named
+ * socket would accept messages of every uid (KVT_NOTIFY_PAIR in notify.h).
  *
  *     SIGTERM, SIGINT  stop: the daemon drains and exits, and the store is dropped
  *     SIGUSR2          restart: the daemon exits between two operations; the program file as it is
@@ -29,8 +29,8 @@
 #include "daemon/setup/config.h"
 
 /** Run the supervisor. Returns the exit status of the process. `config` has the daemon's checked
- * options, argv its command line. `ready`: for kvt_background_ready() once a daemon serves, or
- * -1. */
+ * options, `argv` its command line. `ready` is passed to kvt_background_ready() once a daemon
+ * serves; -1: none. */
 int kvt_supervise(const struct kvt_config *config, int argc, char **argv, int ready);
 
 #endif

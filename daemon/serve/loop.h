@@ -48,8 +48,8 @@ struct kvt_loop_event {
 };
 
 /** Open the first of the ways from `first` to `last` that this host allows, and use it once.
- * `room`: most polls at a time. `why` says what failed with io_uring (sysctl, seccomp, memory
- * limit, old kernel) and the cure, also if epoll was opened instead; else it is empty. */
+ * `room`: most polls at a time. If io_uring failed, `why` has cause (sysctl, seccomp, memory limit,
+ * old kernel) and cure, also where epoll was opened instead. Else it is empty. */
 int kvt_loop_open(struct kvt_loop *loop, enum kvt_loop_way first, enum kvt_loop_way last,
 		  uint32_t room, char *why, size_t why_size);
 void kvt_loop_close(struct kvt_loop *loop);

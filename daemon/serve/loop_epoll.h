@@ -21,8 +21,8 @@
 struct kvt_loop_event;
 struct pollfd;
 
-/** While the daemon is busy, events are looked for this often: a look takes 0.2 us, and what an
- * event leads to takes 20 to 100 us. */
+/** Time between two looks for events while the daemon is busy. A look takes 0.2 us, the work after
+ * an event 20 to 100 us. */
 #define KVT_LOOP_LOOK_NS 50000ull
 #define KVT_LOOP_SEEN 8 /* events of one look */
 

@@ -86,8 +86,8 @@ static inline void kvt_share_spend(const struct kvt_shares *shares,
 	account->spent += cycles;
 }
 
-/** Charge a session for a run of entries, and find its class. `woken`: the part of `cycles` that
- * waking the client took; it tells nothing of its entries. */
+/** Charge a session for a run of entries, and find its class. `woken` is the part of `cycles` that
+ * woke the client, which is no cost of an entry. */
 static inline void kvt_share_ran(struct kvt_shares *shares, struct kvt_session_share *share,
 				 uint64_t cycles, uint64_t woken)
 {

@@ -77,8 +77,8 @@ int kvt_config_load_environment(struct kvt_config *config, char why[KVT_WHY_BYTE
  * arguments. Returns the number consumed, or a negative errno. */
 int kvt_config_flag(struct kvt_config *config, int left, char **argv, char why[KVT_WHY_BYTES]);
 
-/** Copy the options that may change while running. `ret_changed` gets their names, separated by
- * blanks; `ret_fixed` those of options that differ and need a restart. */
+/** Copy the options that may change while running. `ret_changed` gets their names, `ret_fixed` the
+ * names of options that differ and need a restart, both separated by blanks. */
 void kvt_config_reload(struct kvt_config *config, const struct kvt_config *fresh,
 		       char ret_changed[KVT_WHY_BYTES], char ret_fixed[KVT_WHY_BYTES]);
 

@@ -6,8 +6,8 @@
  * @file geometry.h
  * The plan of the pool: contents, size and number of pages.
  *
- * Three steps with growing inputs: the shape needs options only, scales may need a file, and a
- * budget in per cent needs the amount of free memory.
+ * Planned in three steps. The shape needs options only, scales may need a file, and a budget in per
+ * cent needs the amount of free memory.
  */
 
 #include <stdio.h>
@@ -37,14 +37,14 @@ int kvt_pool_plan_shape(const struct kvt_config *config, struct kvt_pool_plan *r
 int kvt_pool_plan_scales(const struct kvt_config *config, struct kvt_pool_plan *plan,
 			 char why[KVT_WHY_BYTES]);
 
-/** Fill the number of pages, after the shape. If pool_bytes is a percentage, it is `left`, the page
- * count of a stored pool; if that is 0, the share of `free_bytes`, the free memory for one slab.
+/** Fill the number of pages, after the shape. If pool_bytes is a percentage, a stored pool keeps
+ * its `left` pages. With `left` 0 the percentage is of `free_bytes`, the free memory for one slab.
  * -EINVAL: too few or too many. */
 int kvt_pool_plan_pages(const struct kvt_config *config, uint32_t left, uint64_t free_bytes,
 			struct kvt_pool_plan *plan, char why[KVT_WHY_BYTES]);
 
-/** True if a client's fingerprint has a field that ours lacks or that differs, in any order.
- * `theirs` has at most KVT_FINGERPRINT_BYTES bytes and may lack the final 0. `text` gets the
+/** True if a client's fingerprint has a field that ours lacks or that differs. Order is ignored.
+ * `theirs` has at most KVT_FINGERPRINT_BYTES bytes and may lack the final 0. `text` names the
  * difference, for the client's user. */
 bool kvt_fingerprint_differs(const char *ours, const char *theirs, char *text, size_t size);
 
