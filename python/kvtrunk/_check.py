@@ -109,7 +109,7 @@ class Finding(NamedTuple):
     """As a multiple of the bound; inf: a value that is not finite."""
     layer: int
     part: str
-    """"K" or "V"."""
+    """"K" or "V"; "KV" if one plane holds both."""
 
     @property
     def differs(self) -> bool:
@@ -151,14 +151,19 @@ class Bounds:
 
 
 def compare(layers: Iterable[Iterable[tuple[Any, Any]]], bounds: Bounds) -> Finding:
-    """The largest error of a page. layers: of each layer K and V, each as two torch tensors of equal
-    shape, what this engine computed and what was reused. Waits for the current stream, once."""
+    """The largest error of a page. layers: of each layer K and V, or the plane that holds both, each
+    as two torch tensors of equal shape, what this engine computed and what was reused. Waits for
+    the current stream, once."""
     import torch
 
-    excess = torch.stack([
-        _excess(mine, theirs, bounds.of(number), bounds.stored)
-        for number, parts in enumerate(layers) for mine, theirs in parts]).tolist()
-    return max(Finding(each, at // 2, "KV"[at % 2]) for at, each in enumerate(excess))
+    places, found = [], []
+    for number, layer in enumerate(layers):
+        parts = list(layer)
+        for part, (mine, theirs) in zip(("K", "V") if len(parts) > 1 else ("KV",), parts):
+            places.append((number, part))
+            found.append(_excess(mine, theirs, bounds.of(number), bounds.stored))
+    return max(Finding(excess, *place)
+               for excess, place in zip(torch.stack(found).tolist(), places))
 
 
 def _excess(mine: Any, theirs: Any, bounds: tuple[float, float, float], stored: str) -> Any:

@@ -26,18 +26,45 @@ def config(layers=2, heads=4, kv_heads=2, head_dim=64, vocabulary=512, **overrid
     }
 
 
+def latent(layers=2, heads=4, **overrides):
+    """Overrides of config() for a model with MLA, as DeepSeek V2 Lite. vLLM's kernel for CPUs knows
+    this latent and these rotated dimensions only."""
+    return {
+        "layers": layers, "heads": heads, "kv_heads": heads,
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2",
+        "kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64,
+        "v_head_dim": 64, "first_k_dense_replace": layers, "n_routed_experts": 2,
+        "num_experts_per_tok": 1, "moe_intermediate_size": 64, "n_shared_experts": 1, **overrides,
+    }
+
+
+def _attention(values, at):
+    """Name and shape of each tensor of a layer's attention."""
+    width, heads = values["hidden_size"], values["num_attention_heads"]
+    if "kv_lora_rank" in values:
+        rank, rotated, plain = (values[name] for name in (
+            "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim"))
+        yield at + "q_proj.weight", (heads * (plain + rotated), width)
+        yield at + "kv_a_proj_with_mqa.weight", (rank + rotated, width)
+        yield at + "kv_a_layernorm.weight", (rank,)
+        yield at + "kv_b_proj.weight", (heads * (plain + values["v_head_dim"]), rank)
+        yield at + "o_proj.weight", (width, heads * values["v_head_dim"])
+        return
+    queries, pairs = (n * values["head_dim"] for n in (heads, values["num_key_value_heads"]))
+    yield at + "q_proj.weight", (queries, width)
+    yield at + "k_proj.weight", (pairs, width)
+    yield at + "v_proj.weight", (pairs, width)
+    yield at + "o_proj.weight", (width, queries)
+
+
 def shapes(values):
     """Name and shape of each tensor."""
-    width, inner, dim = values["hidden_size"], values["intermediate_size"], values["head_dim"]
-    queries, pairs = values["num_attention_heads"] * dim, values["num_key_value_heads"] * dim
+    width, inner = values["hidden_size"], values["intermediate_size"]
     yield "model.embed_tokens.weight", (values["vocab_size"], width)
     for layer in range(values["num_hidden_layers"]):
         at = f"model.layers.{layer}."
         yield at + "input_layernorm.weight", (width,)
-        yield at + "self_attn.q_proj.weight", (queries, width)
-        yield at + "self_attn.k_proj.weight", (pairs, width)
-        yield at + "self_attn.v_proj.weight", (pairs, width)
-        yield at + "self_attn.o_proj.weight", (width, queries)
+        yield from _attention(values, at + "self_attn.")
         yield at + "post_attention_layernorm.weight", (width,)
         yield at + "mlp.gate_proj.weight", (inner, width)
         yield at + "mlp.up_proj.weight", (inner, width)

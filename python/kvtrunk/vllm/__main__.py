@@ -22,6 +22,7 @@ from .. import _doctor, _flags
 from .._weights import model_folder
 
 TRANSFER = '{"kv_connector":"KvtrunkConnector","kv_role":"kv_both"}'
+LATENT = "--kv-layout=latent"
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -45,12 +46,16 @@ def _daemon_options(folder: pathlib.Path, arguments: argparse.Namespace) -> list
     if said.returncode != 0:
         raise SystemExit(said.stderr.strip())
     options = said.stdout.split()
-    if arguments.device == "cpu":
-        return [*options, "--kv-layout=hknd", "--kv-order=layer"]
+    on_cpu = arguments.device == "cpu"
+    if LATENT not in options:
+        options.append(f"--kv-layout={'hknd' if on_cpu else 'nhkd'}")
+    options.append("--kv-order=layer")
+    if on_cpu:
+        return options
     options = [option for option in options if not option.startswith("--n-slabs=")]
     if ranks > 1:  # a slab on each device
         options.append(f"--devices={' '.join(map(str, range(ranks)))}")
-    return [*options, "--kv-layout=nhkd", "--kv-order=layer", "--backend=cuda-vmm"]
+    return [*options, "--backend=cuda-vmm"]
 
 
 def flags(arguments: argparse.Namespace) -> int:
@@ -85,6 +90,8 @@ def flags(arguments: argparse.Namespace) -> int:
         print(_flags.CPU_DAEMON_WHY)
     print(shlex.join(daemon))
     print("# each engine; it takes no KV memory of its own")
+    if on_cpu and LATENT in daemon:
+        print("# on CPUs without AMX vLLM reuses no KV of MLA models, and kvtrunk refuses them")
     variables = _flags.engine_environment()
     if on_cpu:
         # Unbound: else each engine takes the same cores, and leaves one unused beside a connector.
@@ -124,7 +131,7 @@ def doctor(arguments: argparse.Namespace) -> int:
                           "python -m kvtrunk.vllm flags MODEL")
     geometry = info.geometry if info is not None else None
     if info is not None and geometry is not None:
-        if geometry.layout in ("hnkd", "nhkd", "hknd"):
+        if geometry.layout in ("hnkd", "nhkd", "hknd", "latent"):
             report.good(f"vLLM's KV fits: {geometry.layout}.{geometry.order}, --block-size "
                         f"{info.page_size}, --tensor-parallel-size {info.n_slabs}")
         else:

@@ -30,7 +30,8 @@ def wanted_layout(geometry: Optional[Geometry]) -> Optional[str]:
     """vLLM's layout for a daemon's pages. None: they have no geometry, any. Refused: none."""
     if geometry is None:
         return None
-    ours = ("hnkd" if geometry.layout == "hknd" else geometry.layout, geometry.order)
+    layout = "hnkd" if geometry.layout in ("hknd", "latent") else geometry.layout
+    ours = (layout, geometry.order)
     for layout, ours_too in _LAYOUTS.items():
         if ours == ours_too:
             return layout
@@ -38,11 +39,13 @@ def wanted_layout(geometry: Optional[Geometry]) -> Optional[str]:
            "with what `python -m kvtrunk.vllm flags MODEL` prints")
 
 
-def page_layout(layout: str, backend: str) -> tuple[str, str]:
-    """kv_layout and kv_order for a layout of vLLM's. Refused: unknown."""
+def page_layout(layout: str, backend: str, latent: bool = False) -> tuple[str, str]:
+    """kv_layout and kv_order for a layout of vLLM's. latent: MLA, one head. Refused: unknown."""
     if layout not in _LAYOUTS:
         refuse(f"vLLM chose the KV layout {layout}: set VLLM_ATTENTION_BACKEND to a backend that "
                f"can do with one of {', '.join(_LAYOUTS)}")
+    if latent:
+        return "latent", _LAYOUTS[layout][1]
     if backend == "CPU_ATTN":  # the same memory, split another way inside a head
         return "hknd", _LAYOUTS[layout][1]
     return _LAYOUTS[layout]
@@ -114,7 +117,8 @@ class WorkerPool:
 
     # ---- the proof
 
-    def prove(self, tensors: dict[str, torch.Tensor], layout: str, backend: str) -> None:
+    def prove(self, tensors: dict[str, torch.Tensor], layout: str, backend: str,
+              latent: bool = False) -> None:
         """Refused: K or V of a layer is not where the daemon and other engines expect it."""
         if not tensors:
             refuse("vLLM registered no KV tensors")
@@ -124,8 +128,8 @@ class WorkerPool:
         if len(shapes) != 1:
             refuse(f"KV tensors of {len(shapes)} kinds: only models with equal layers are supported")
         (n_blocks, heads, size, both), dtype = shapes.pop()
-        kv_layout, kv_order = page_layout(layout, backend)
-        ours = Geometry(len(names), heads, both // 2, _DTYPES.get(dtype, str(dtype)), kv_layout,
+        kv_layout, kv_order = page_layout(layout, backend, latent)
+        ours = Geometry(len(names), heads, both if latent else both // 2, _DTYPES.get(dtype, str(dtype)), kv_layout,
                         kv_order)
         theirs = info.geometry
         if theirs is None and kv_order != "page":
@@ -157,7 +161,7 @@ class WorkerPool:
     def compare(self, mine: int, theirs: int) -> Finding:
         """Compare two pages, behind what the current stream has been given."""
         assert self._bounds is not None
-        return compare((zip(_halves(layer[mine], self._layout), _halves(layer[theirs], self._layout))
+        return compare((zip(_planes(layer[mine], self._layout), _planes(layer[theirs], self._layout))
                         for layer in self._layers), self._bounds)
 
     def _prove_place(self, number: int, name: str, tensor: torch.Tensor, piece: int, order: str,
@@ -183,11 +187,10 @@ class WorkerPool:
         written = tensor[0]
         if has_geometry:
             layer = self._pool.layer(number)
-            k, v = (torch.from_dlpack(part)[0] for part in (layer.k_bits, layer.v_bits))
-            want_k, want_v = _halves(written, layout)
-            same = all(torch.equal(part.contiguous().view(torch.uint8),
+            planes = (torch.from_dlpack(part)[0] for part in (layer.k_bits, layer.v_bits))
+            same = all(torch.equal(plane.contiguous().view(torch.uint8),
                                    want.contiguous().view(torch.uint8))
-                       for part, want in ((k, want_k), (v, want_v)))
+                       for plane, want in zip(planes, _planes(written, layout)))
         else:
             at = tensor.data_ptr() - self.memory.data_ptr()
             flat = torch.from_dlpack(self._pool.raw)[at:at + bits.numel()]
@@ -199,9 +202,11 @@ class WorkerPool:
         bits.zero_()
 
 
-def _halves(block: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of a block: head, position, dim, in the order of memory."""
+def _planes(block: torch.Tensor, layout: str) -> tuple[torch.Tensor, ...]:
+    """K and V of a block, or the one plane of MLA: head, position, dim, in the order of memory."""
     heads, size, both = block.shape
+    if layout == "latent":
+        return (block,)
     if layout == "hknd":
         halves = block.reshape(heads, 2, size, both // 2)
         return halves[:, 0], halves[:, 1]

@@ -23,7 +23,28 @@ def _other_connector(config: Any) -> bool:
 
 Rule = tuple[Callable[[Any], Any], str]
 
-RULES: tuple[Rule, ...] = (
+MODELS: tuple[Rule, ...] = (
+    (lambda c: c.model_config.runner_type != "generate",
+     "only models that generate are supported: set --runner generate, or remove "
+     "--kv-transfer-config"),
+    (lambda c: c.model_config.is_encoder_decoder,
+     "encoder-decoder models are not supported: remove --kv-transfer-config for this model"),
+    (lambda c: c.model_config.is_hybrid or c.model_config.is_attention_free,
+     "layers that keep a state instead of KV have no place in the pages: remove "
+     "--kv-transfer-config for this model"),
+    (lambda c: getattr(c.model_config.hf_text_config, "index_topk", None) is not None,
+     "the index of sparse attention, which lies beside the KV, has no place in the pages: remove "
+     "--kv-transfer-config for this model"),
+    (lambda c: getattr(c.model_config.hf_text_config, "num_kv_shared_layers", None),
+     "layers that share KV are not supported: remove --kv-transfer-config for this model"),
+    (lambda c: getattr(c.model_config.hf_text_config, "attention_chunk_size", None),
+     "layers with chunked attention are not supported: remove --kv-transfer-config for this model"),
+    (lambda c: c.model_config.get_sliding_window() is not None,
+     "layers with a sliding window are not supported: remove --kv-transfer-config for this model"),
+)
+"""What is wrong with the model. They come first: vLLM sets some options by itself for such models."""
+
+OPTIONS: tuple[Rule, ...] = (
     (_other_connector,
      "a second KV connector would move pages that other engines read: name KvtrunkConnector alone "
      "in --kv-transfer-config, and remove --kv-offloading-size"),
@@ -51,9 +72,13 @@ RULES: tuple[Rule, ...] = (
     (lambda c: c.kv_events_config is not None and c.kv_events_config.enable_kv_cache_events,
      "KV events are not supported, because other engines cache and evict, too: remove "
      "--kv-events-config"),
-    (lambda c: not c.cache_config.enable_prefix_caching,
-     "without prefix caching there is nothing to share: remove --no-enable-prefix-caching, or "
+    (lambda c: c.model_config.use_mla and not c.cache_config.enable_prefix_caching
+     and c.device_config.device_type == "cpu",
+     "vLLM reuses no KV of MLA models on CPUs without AMX, so there is nothing to share: remove "
      "--kv-transfer-config"),
+    (lambda c: not c.cache_config.enable_prefix_caching,
+     "prefix caching is off, by --no-enable-prefix-caching or because of the model's non-causal "
+     "attention, so there is nothing to share: remove that option, or --kv-transfer-config"),
     (lambda c: "per_token" in str(c.cache_config.cache_dtype)
      or str(c.cache_config.cache_dtype) not in (
          "auto", "bfloat16", "float16", "fp8", "fp8_e4m3"),
@@ -61,31 +86,18 @@ RULES: tuple[Rule, ...] = (
      "to auto, bfloat16, float16 or fp8_e4m3"),
     (lambda c: c.cache_config.kv_sharing_fast_prefill,
      "layers that share KV are not supported: remove --kv-sharing-fast-prefill"),
-    (lambda c: c.model_config.runner_type != "generate",
-     "only models that generate are supported: set --runner generate, or remove "
-     "--kv-transfer-config"),
     (lambda c: c.model_config.enable_sleep_mode,
      "sleep mode is not supported: remove --enable-sleep-mode"),
-    (lambda c: c.model_config.use_mla,
-     "MLA models keep one latent vector where the pages have K and V: remove --kv-transfer-config "
-     "for this model"),
-    (lambda c: c.model_config.is_hybrid or c.model_config.is_attention_free,
-     "hybrid models keep states that are not in the pages: remove --kv-transfer-config for this "
-     "model"),
-    (lambda c: c.model_config.is_encoder_decoder,
-     "encoder-decoder models are not supported: remove --kv-transfer-config for this model"),
     (lambda c: c.model_config.is_multimodal_model
      and c.model_config.multimodal_config.mm_processor_cache_type == "shm",
      "images in a cache that only workers read cannot be told apart: remove "
      "--mm-processor-cache-type, or set it to lru"),
-    (lambda c: c.model_config.get_sliding_window() is not None,
-     "layers with a sliding window are not supported: remove --kv-transfer-config for this model"),
 )
 
 
 def check_config(config: Any) -> None:
     """Refused: by a vLLM configuration."""
-    for applies, why in RULES:
+    for applies, why in MODELS + OPTIONS:
         if applies(config):
             refuse(why)
 
@@ -121,7 +133,7 @@ def check_groups(kv_cache_config: Any, info: Any) -> None:
     """Refused: by vLLM's plan of its KV."""
     groups = kv_cache_config.kv_cache_groups
     kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})
-    if len(groups) != 1 or kinds != ["FullAttentionSpec"]:
+    if len(groups) != 1 or kinds[0] not in ("FullAttentionSpec", "MLAAttentionSpec"):
         refuse(f"only models with full attention in all layers are supported, this one has "
                f"{len(groups)} groups of {', '.join(kinds)}: remove --kv-transfer-config for it")
     spec = groups[0].kv_cache_spec

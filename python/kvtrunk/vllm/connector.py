@@ -125,11 +125,12 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
             if getattr(layer, "kv_sharing_target_layer_name", None):
                 refuse("layers that share KV are not supported: remove --kv-transfer-config for "
                        "this model")
-            kinds.add((layer.attn_backend.get_name(), str(getattr(layer, "isa", ""))))
+            kinds.add((layer.attn_backend.get_name(), str(getattr(layer, "isa", "")),
+                       layer.attn_backend.is_mla()))
         if len(kinds) != 1:
             refuse(f"layers of several attention backends are not supported: {sorted(kinds)}")
-        backend, isa = kinds.pop()
-        self._pool.prove(kv_caches, self._layout, backend)
+        backend, isa, latent = kinds.pop()
+        self._pool.prove(kv_caches, self._layout, backend, latent)
         self._pool.set_bounds(self._config.model_config)
         self._proof = Proof(backend, isa)
 

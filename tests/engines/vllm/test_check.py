@@ -44,6 +44,13 @@ def test_equal_bits_are_no_error(dtype):
     assert excess(nothing, nothing) == 0
 
 
+def test_one_plane_is_called_by_both_names():
+    """MLA keeps one row of which K and V are made."""
+    mine, other = values(torch.float32), values(torch.float32, 1)
+    found = compare([((mine, mine),), ((mine, other),)], Bounds("float32", "float32", PAGE))
+    assert found.differs and (found.layer, found.part) == (1, "KV")
+
+
 @TYPES
 @pytest.mark.parametrize("layer", [0, 15])
 def test_what_rounding_does_passes(dtype, layer):

@@ -39,6 +39,17 @@ def changed(config, path, value):
     return made
 
 
+def of_model(config, name, value):
+    """A copy of a configuration whose model is another one in one property."""
+    plain = {each: getattr(config.model_config, each) for each in (
+        "runner_type", "enable_sleep_mode", "use_mla", "is_hybrid", "is_attention_free",
+        "is_encoder_decoder", "is_multimodal_model", "multimodal_config", "get_sliding_window",
+        "hf_text_config")}
+    made = copy.copy(config)
+    object.__setattr__(made, "model_config", types.SimpleNamespace(**{**plain, name: value}))
+    return made
+
+
 REFUSED = [
     ("kv_transfer_config.kv_connector", "MultiConnector", "--kv-transfer-config"),
     ("cache_config.kv_offloading_size", 1.0, "--kv-offloading-size"),
@@ -75,17 +86,24 @@ def test_refused(config, path, value, says):
 
 
 @pytest.mark.parametrize("kind,value,says", [
-    ("use_mla", True, "MLA"), ("is_hybrid", True, "hybrid"), ("is_attention_free", True, "hybrid"),
+    ("is_hybrid", True, "keep a state"), ("is_attention_free", True, "keep a state"),
+    ("hf_text_config", types.SimpleNamespace(index_topk=2048), "index of sparse attention"),
     ("is_encoder_decoder", True, "encoder"),
     ("get_sliding_window", lambda: 128, "sliding window")])
 def test_refused_models(config, kind, value, says):
-    plain = {name: getattr(config.model_config, name) for name in (
-        "runner_type", "enable_sleep_mode", "use_mla", "is_hybrid", "is_attention_free",
-        "is_encoder_decoder", "is_multimodal_model", "multimodal_config", "get_sliding_window")}
-    made = copy.copy(config)
-    object.__setattr__(made, "model_config", types.SimpleNamespace(**{**plain, kind: value}))
+    """Also if vLLM has turned prefix caching off for them: that is no flag of their user's."""
+    made = of_model(changed(config, "cache_config.enable_prefix_caching", False), kind, value)
     with pytest.raises(rules.Refused, match=says):
         rules.check_config(made)
+
+
+def test_mla_without_prefix_caching_names_the_cause(config):
+    made = of_model(config, "use_mla", True)
+    rules.check_config(made)
+    made = changed(made, "cache_config.enable_prefix_caching", False)
+    for device, says in (("cpu", "MLA models on CPUs"), ("cuda", "--no-enable-prefix-caching")):
+        with pytest.raises(rules.Refused, match=says):
+            rules.check_config(changed(made, "device_config.device_type", device))
 
 
 def test_images_in_shared_memory_are_refused(config):
@@ -112,7 +130,7 @@ def test_pages_that_do_not_fit(config, pages, says):
 
 
 def test_a_model_with_windows_is_refused_by_its_kv_groups():
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
     info = types.SimpleNamespace(page_size=PAGE, n_pages=256)
 
@@ -125,9 +143,11 @@ def test_a_model_with_windows_is_refused_by_its_kv_groups():
     full = FullAttentionSpec(block_size=PAGE, num_kv_heads=2, head_size=64, dtype=torch.float32)
     window = FullAttentionSpec(block_size=PAGE, num_kv_heads=2, head_size=64,
                                dtype=torch.float32, sliding_window=128)
-    rules.check_groups(plan(full), info)
-    for bad, says in ((plan(full, full), "2 groups"), (plan(window), "window"),
-                      (plan(full, n_blocks=255), "255 blocks")):
+    latent = MLAAttentionSpec(block_size=PAGE, num_kv_heads=1, head_size=576, dtype=torch.float32)
+    for good in (full, latent):
+        rules.check_groups(plan(good), info)
+    for bad, says in ((plan(full, full), "2 groups"), (plan(latent, latent), "2 groups"),
+                      (plan(window), "window"), (plan(full, n_blocks=255), "255 blocks")):
         with pytest.raises(rules.Refused, match=says):
             rules.check_groups(bad, info)
 
@@ -255,6 +275,14 @@ def test_flags_put_each_rank_on_a_device(folder):
     options, engine = flags(folder, "--tensor-parallel-size", "2", "--device", "cuda")
     assert (options["n_kv_heads"], options["devices"]) == ("1", "0 1")
     assert "n_slabs" not in options and "--tensor-parallel-size 2" in engine
+
+
+def test_flags_name_the_one_plane_of_mla(tmp_path):
+    folder = model.write(tmp_path, **model.latent())
+    for device in ("cpu", "cuda"):
+        options, _ = flags(folder, "--device", device, "--tensor-parallel-size", "2")
+        assert (options["kv_layout"], options["n_kv_heads"], options["head_dim"]) == (
+            "latent", "1", "576")
 
 
 def test_flags_say_the_type_that_vllm_would_not_choose(tmp_path):

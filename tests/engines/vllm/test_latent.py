@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two engines of a model with MLA, as DeepSeek's: its one plane on pages of kv_layout = latent.
+serve_latent.py says what of vLLM's CPU backend stands aside."""
+import conftest
+import model
+import pytest
+from engine import counters, expect_nothing_held, prompt, until
+
+from kvtrunk import testing
+
+PAGE = 16
+GEOMETRY = conftest.geometry(kv_heads=1, head_dim=576, kv_layout="latent", page_size=PAGE,
+                             n_pages=512)
+
+
+class Engine(conftest.Engine):
+    program = "serve_latent.py"
+
+
+@pytest.fixture(scope="module")
+def engine_class():
+    return Engine
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return model.write(tmp_path_factory.mktemp("model"), **model.latent())
+
+
+@pytest.fixture(scope="module")
+def daemon():
+    with testing.daemon(**GEOMETRY) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def order(tmp_path_factory):
+    return tmp_path_factory.mktemp("kill") / "order"
+
+
+@pytest.fixture(scope="module")
+def engines(daemon, start, order):
+    """One with a cache of its own, one that will be killed, and one that compares each reuse. The
+    sizes of their schedulers differ, which changes no KV."""
+    made = (start(processes=1, num_gpu_blocks_override=512),
+            start(daemon, environment={"KILL": str(order)}, max_num_batched_tokens=256),
+            start(daemon, processes=1, environment={"KVTRUNK_CHECK_EVERY": "1"}, max_num_seqs=8,
+                  max_model_len=1024))
+    for engine in made:
+        engine.wait()
+    return made
+
+
+def test_b_reuses_what_only_a_computed(daemon, engines):
+    private, a, b = engines
+    text = prompt(1)
+    expected = private.generate(text)[0]["tokens"]
+    assert a.generate(text)[0] == {"tokens": expected, "cached": 0}
+    # It computes the last page that it could have reused, and compares.
+    assert b.generate(text)[0] == {"tokens": expected, "cached": 176}
+    more = text + expected + prompt(2, 40)
+    expected = private.generate(more)[0]["tokens"]
+    assert b.generate(more)[0]["tokens"] == expected
+    assert a.generate(more)[0] == {"tokens": expected, "cached": 240}
+    expect_nothing_held(daemon)
+    assert counters(daemon).suspected_pages == 0
+
+
+def test_a_kill_in_prefill(daemon, engines, order):
+    private, a, b = engines
+    text = prompt(3, 900)
+    expected = private.generate(text, max_tokens=40)[0]["tokens"]
+    pid = a.find("EngineCore")
+    order.write_text("COMMIT EngineCore")
+    a.ask(do="generate", prompts=[text], max_tokens=40)
+    until(lambda: pid not in a.pids())
+    order.unlink()
+    assert b.generate(text, max_tokens=40)[0]["tokens"] == expected
+    a.kill()
+    expect_nothing_held(daemon)
