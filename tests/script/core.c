@@ -21,8 +21,8 @@
 
 #include "daemon/setup/config.h"
 #include "lab/script/engine.h"
+#include "tests/lib/refusal.h"
 #include "tests/unit/inprocess.h"
-#include "tests/unit/refusal.h"
 
 #define NO_PROCESS (1 << 30)      /* beyond any pid: a signal to it reaches nothing */
 #define COMPARED_BYTES (8u << 20) /* larger ones are not copied before each operation */

@@ -68,6 +68,7 @@ static const char *const rare_names[SIM_RARE_COUNT] = {
 	[SIM_NOTICE_CANCELED] = "notice canceled",
 	[SIM_NOTICE_STALE] = "notice: stale handle",
 	[SIM_MADE_ROOM] = "room made for a namespace",
+	[SIM_REFUSED] = "a refusal compared byte for byte",
 };
 
 static const char *reason_name(uint32_t reason)

@@ -130,6 +130,7 @@ enum sim_rare {
 	SIM_NOTICE_CANCELED,
 	SIM_NOTICE_STALE,
 	SIM_MADE_ROOM,
+	SIM_REFUSED,
 	SIM_MEMBER,        /* a rank joined a group */
 	SIM_MEMBER_WAITED, /* an operation waited only for a member's word */
 	SIM_RARE_COUNT,
@@ -156,7 +157,8 @@ struct sim {
 	struct kvt_core *core;
 	void *arena, *ledger, *scratch;
 	void *heir; /* scratch of a successor that has not taken over */
-	uint64_t arena_bytes, scratch_bytes;
+	uint64_t arena_bytes, ledger_bytes, scratch_bytes;
+	char *before, *after; /* copies of arena and ledger, around an operation */
 	bool draining;
 	bool mortal; /* the core may be killed at any store: records are held back */
 	uint32_t n_held;

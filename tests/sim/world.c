@@ -132,10 +132,13 @@ bool sim_create(struct sim *sim)
 	if (kvt_core_plan(&sim->config, &sizes, &why))
 		return sim_fail(sim, "plan: %s", why);
 	sim->arena_bytes = sizes.arena_bytes;
+	sim->ledger_bytes = sizes.ledger_bytes;
 	sim->scratch_bytes = sizes.scratch_bytes;
 	sim->arena = zeroed(sizes.arena_bytes);
 	sim->ledger = zeroed(sizes.ledger_bytes);
 	sim->scratch = zeroed(sizes.scratch_bytes);
+	sim->before = zeroed(sizes.arena_bytes + sizes.ledger_bytes);
+	sim->after = zeroed(sizes.arena_bytes + sizes.ledger_bytes);
 	sim->now_ns = 1000;
 	error = kvt_core_init(&sim->core, &sim->config, sim->arena, sim->ledger, sim->scratch,
 			      &hooks, sim->now_ns);
@@ -236,6 +239,8 @@ void sim_destroy(struct sim *sim)
 	free(sim->ledger);
 	free(sim->scratch);
 	free(sim->heir);
+	free(sim->before);
+	free(sim->after);
 }
 
 /* Raise a generation that was seen: by one, and only once. */

@@ -5,9 +5,9 @@
  * Inputs: a small configuration, key ranges, flags. Invariants, checked after each operation: clean
  * audit, counters that add up, no trace of a refusal. Callers: tests/unit/test_core_*.c. */
 
+#include "tests/lib/refusal.h"
 #include "tests/lib/zeroed.h"
 #include "tests/unit/core_world.h"
-#include "tests/unit/refusal.h"
 
 #include <stdio.h>
 #include <stdlib.h>

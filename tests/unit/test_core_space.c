@@ -147,26 +147,6 @@ TEST(a_begin_that_waits_keeps_its_namespace_open)
 	assert_int_equal(leave(b, ns).number, 1); /* its lease now */
 }
 
-TEST(the_least_recently_used_namespace_gives_its_place)
-{
-	struct world *w = world_of(3, 0);
-	struct client *a = client_new(w);
-	uint32_t first = closed(a, 1), second = closed(a, 2), space;
-
-	closed(a, 3);
-	opened(a, 1);
-	expect_matched(a, first, range(1, 8), 8);
-	match(a, first, range(1, 8)); /* a touch */
-	expect_ok(leave(a, first));
-	assert_int_equal(try_open(a, 4, &space), -ENOSPC);
-	assert_true(make_room(a, 4, 100) > 0);
-	assert_int_equal(opened(a, 4), second);
-	expect_matched(a, second, range(1, 8), 0);
-	assert_int_equal(make_room(a, 1, 100), 0); /* still there */
-	assert_int_equal(opened(a, 1), first);
-	expect_matched(a, first, range(1, 8), 8);
-}
-
 TEST(room_is_made_in_small_steps)
 {
 	struct world *w = world_of(1, 0);
@@ -178,27 +158,6 @@ TEST(room_is_made_in_small_steps)
 	expect_ok(leave(a, space));
 	assert_true(make_room(a, 2, 4) > 8);
 	opened(a, 2);
-}
-
-TEST(open_and_locked_namespaces_keep_their_places)
-{
-	struct world *w = world_of(2, 0);
-	struct client *a = client_new(w), *b = client_new(w);
-	uint32_t first = opened(a, 1), space;
-	struct answer lease;
-
-	insert(a, first, range(1, 8));
-	lease = match(a, first, range(1, 8));
-	opened(b, 2);
-	assert_int_equal(make_room(b, 3, 100), 0);
-	assert_int_equal(try_open(b, 3, &space), -ENOSPC);
-	lease = lock(b, lease.handle); /* needs no open namespace */
-	expect_ok(leave(a, first));
-	assert_int_equal(make_room(b, 3, 100), 0);
-	assert_int_equal(try_open(b, 3, &space), -ENOSPC);
-	expect_ok(unlock(b, lease));
-	assert_true(make_room(b, 3, 100) > 0);
-	assert_int_equal(opened(b, 3), first);
 }
 
 TEST(at_its_limit_a_uid_empties_its_own)
@@ -214,19 +173,4 @@ TEST(at_its_limit_a_uid_empties_its_own)
 	opened(a, 4);
 	assert_int_equal(opened(b, 1), others);
 	expect_matched(b, others, range(1, 8), 8);
-}
-
-TEST(after_a_reset_what_is_emptied_already_gives_its_place)
-{
-	struct world *w = world_of(2, 0);
-	struct client *a = client_new(w);
-
-	closed(a, 1);
-	closed(a, 2);
-	kvt_core_reset(w->core, w->now_ns);
-	opened(a, 1);
-	insert(a, opened(a, 1), range(1, 8));
-	make_room(a, 3, 100);
-	opened(a, 3);
-	assert_int_equal(counters(w)->cached_pages, 2);
 }
