@@ -33,6 +33,7 @@ static const struct {
 
 int kvt_fdstore_add(struct kvt_fdstore *store, const char *name, int fd)
 {
+	KVT_ASSERT(fd >= 0 && store->n <= store->room);
 	if (store->n == store->room) {
 		uint32_t room = store->room ? 2 * store->room : 16;
 		struct kvt_stored *grown = realloc(store->at, room * sizeof(*grown));
@@ -118,6 +119,7 @@ enum kvt_stored_kind kvt_stored_kind(const char *name)
 
 bool kvt_stored_outlives_cache(enum kvt_stored_kind kind)
 {
+	KVT_ASSERT(kind < KVT_STORED_N);
 	return kinds[kind].scope == SCOPE_INSTANCE;
 }
 

@@ -210,6 +210,7 @@ void kvt_notify_tell(struct kvt_notify *notify, const char *format, ...)
 		forget_oldest(notify);
 	memcpy(notify->owed + notify->owed_bytes, text, (size_t)n + 1);
 	notify->owed_bytes += (uint32_t)n + 1;
+	KVT_ASSERT(notify->owed_bytes <= sizeof(notify->owed));
 	kvt_notify_owes(notify);
 }
 
@@ -236,6 +237,7 @@ int kvt_notify_keep(struct kvt_notify *notify, const char *name, int fd)
 {
 	char text[128];
 
+	KVT_ASSERT(fd >= 0 && strlen(name) < KVT_STORED_NAME_BYTES);
 	snprintf(text, sizeof(text), "FDSTORE=1\nFDNAME=%s\nFDPOLL=0\n", name);
 	return send_surely(notify, text, &fd, 1);
 }
@@ -244,6 +246,7 @@ int kvt_notify_forget(struct kvt_notify *notify, const char *name)
 {
 	char text[128];
 
+	KVT_ASSERT(strlen(name) < KVT_STORED_NAME_BYTES);
 	snprintf(text, sizeof(text), "FDSTOREREMOVE=1\nFDNAME=%s\n", name);
 	return send_surely(notify, text, NULL, 0);
 }

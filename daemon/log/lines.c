@@ -19,6 +19,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "shm/assert.h"
+
 #define LINE_BYTES 1024
 #define CLIENT_LINES_PER_SECOND 20
 #define LINES_PER_SECOND 200
@@ -97,6 +99,7 @@ static void log_line(enum kvt_log_level level, const char *event, const char *fo
 	size_t at;
 
 	at = line_prefix(line, sizeof(line), level);
+	KVT_ASSERT(at < sizeof(line));
 	at += (size_t)snprintf(line + at, sizeof(line) - at, "event=%s ", event);
 	n = vsnprintf(line + at, sizeof(line) - at, format, arguments);
 	if (n > 0)
@@ -110,6 +113,7 @@ static void log_line(enum kvt_log_level level, const char *event, const char *fo
 
 void kvt_log_set_level(int level)
 {
+	KVT_ASSERT(level >= KVT_LOG_ERROR && level <= KVT_LOG_DEBUG);
 	log_state.level = level;
 }
 
@@ -134,6 +138,7 @@ static void turn_window(struct kvt_log_rates *rates, struct kvt_log_rate *rate, 
 			rate->client);
 	else if (rate->suppressed)
 		kvt_log(KVT_LOG_WARNING, "suppressed", "lines=%u", rate->suppressed);
+	KVT_ASSERT(!rate->suppressed || rates->n_suppressing > 0);
 	rates->n_suppressing -= rate->suppressed != 0;
 	*rate = (struct kvt_log_rate){ .window_ns = now_ns };
 }
@@ -190,6 +195,7 @@ const char *kvt_log_clean(char *to, size_t size, const char *text, size_t n)
 {
 	size_t i;
 
+	KVT_ASSERT(size > 0);
 	for (i = 0; i < n && i + 1 < size && text[i]; i++) {
 		unsigned char c = (unsigned char)text[i];
 

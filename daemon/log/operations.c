@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "daemon/log/operations_format.h"
+#include "shm/assert.h"
 
 struct kvt_oplog {
 	int fd;
@@ -93,6 +94,7 @@ struct oplog_table *oplog_table_of(const struct oplog_tables *tables,
 	if (record->kind != KVT_REC_OP || record->sqe.op != KVT_OP_COMMIT ||
 	    record->cqe.result != 0 || record->cqe.lease >= tables->n)
 		return NULL;
+	KVT_ASSERT(tables->at);
 	return &tables->at[record->cqe.lease];
 }
 
@@ -129,6 +131,7 @@ bool oplog_tables_learn(struct oplog_tables *tables, const struct kvt_record *re
 	if (record->n_list)
 		memcpy(table->pages, record->list, record->n_list * sizeof(*table->pages));
 	table->n = record->n_list;
+	KVT_ASSERT(table->n <= table->room);
 	return true;
 }
 
@@ -140,6 +143,7 @@ static void reserve(struct kvt_oplog *log, size_t more)
 	size_t room = body->room ? body->room : 4096;
 	uint8_t *grown;
 
+	KVT_ASSERT(body->n <= body->room);
 	if (log->error || body->n + more <= body->room)
 		return;
 	while (room < body->n + more)
@@ -158,6 +162,7 @@ static void put_bytes(struct kvt_oplog *log, const void *bytes, size_t n)
 	reserve(log, n);
 	if (log->error || n == 0)
 		return;
+	KVT_ASSERT(n <= log->body.room - log->body.n);
 	memcpy(log->body.bytes + log->body.n, bytes, n);
 	log->body.n += n;
 }
@@ -172,6 +177,7 @@ static void put(struct kvt_oplog *log, uint64_t number)
 		number >>= 7;
 	}
 	bytes[n++] = (uint8_t)number;
+	KVT_ASSERT(n <= sizeof(bytes));
 	put_bytes(log, bytes, n);
 }
 
@@ -220,6 +226,7 @@ static void put_answer(struct kvt_oplog *log, const struct kvt_record *record)
 	while (tail < least - same &&
 	       record->list[n - 1 - tail] == table->pages[table->n - 1 - tail])
 		tail++;
+	KVT_ASSERT(same + tail <= least);
 	put(log, same);
 	put(log, tail);
 	put_list(log, record->list + same, n - same - tail);
@@ -312,6 +319,7 @@ int kvt_oplog_flush(struct kvt_oplog *log)
 {
 	size_t used = log->used;
 
+	KVT_ASSERT(used <= KVT_OPLOG_BUFFER);
 	log->used = 0;
 	return write_all(log, log->buffer, used);
 }
@@ -326,6 +334,7 @@ static void append(struct kvt_oplog *log, const void *bytes, size_t n)
 		write_all(log, bytes, n);
 		return;
 	}
+	KVT_ASSERT(n <= KVT_OPLOG_BUFFER - log->used);
 	memcpy(log->buffer + log->used, bytes, n);
 	log->used += n;
 }
@@ -337,6 +346,7 @@ static void cut_unfinished(struct kvt_oplog *log, uint64_t seq)
 	struct kvt_oplog_tail *tail = log->tail;
 	uint64_t end = tail->end;
 
+	KVT_ASSERT(log->used == 0 && log->seq == 0);
 	for (uint32_t i = 0; i < KVT_OPLOG_TAIL_PLACES; i++) {
 		if (tail->places[i].seq < seq)
 			continue;
@@ -379,6 +389,7 @@ int kvt_oplog_write(struct kvt_oplog *log, const struct kvt_record *record)
 		return log->error;
 	head[0] = (uint32_t)log->body.n;
 	head[1] = oplog_check(log->body.bytes, log->body.n);
+	KVT_ASSERT(record->seq >= log->seq);
 	if (log->continued)
 		cut_unfinished(log, record->seq);
 	append(log, head, sizeof(head));
@@ -537,6 +548,7 @@ int kvt_oplog_open(const char *path, const struct kvt_core_config *config,
 
 void kvt_oplog_keep(struct kvt_oplog *log, struct kvt_oplog_tail *tail)
 {
+	KVT_ASSERT(!log->tail && log->seq == 0);
 	*tail = (struct kvt_oplog_tail){ .end = sizeof(struct oplog_header) };
 	log->tail = tail;
 }

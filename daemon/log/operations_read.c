@@ -13,6 +13,7 @@
 
 #include "daemon/log/operations.h"
 #include "daemon/log/operations_format.h"
+#include "shm/assert.h"
 
 struct words {
 	uint32_t *at;
@@ -90,6 +91,7 @@ static uint64_t get_change(struct kvt_oplog_reader *r, uint64_t from)
 
 static void get_bytes(struct kvt_oplog_reader *r, void *to, size_t n)
 {
+	KVT_ASSERT(r->at <= r->n);
 	if (n > r->n - r->at) {
 		r->bad = true;
 		return;
@@ -135,6 +137,7 @@ static uint32_t get_list(struct kvt_oplog_reader *r, struct words *words)
 		}
 		for (uint64_t i = 0; i <= shape / 2; i++)
 			words->at[done++] = shape & 1 ? page - (uint32_t)i : page + (uint32_t)i;
+		KVT_ASSERT(done > 0 && done <= words->room);
 		page = words->at[done - 1];
 	}
 	return r->bad ? 0 : n;
@@ -194,6 +197,7 @@ static void get_events(struct kvt_oplog_reader *r, struct kvt_record *record)
 {
 	uint32_t n = get_u32(r);
 
+	KVT_ASSERT(r->at <= r->n);
 	if (r->bad || n > (r->n - r->at) / 4) {
 		r->bad = true;
 		return;
@@ -289,6 +293,7 @@ static int read_body(struct kvt_oplog_reader *r, uint32_t bytes)
 			return result;
 		done += part;
 	}
+	KVT_ASSERT(done == bytes && done <= r->room);
 	r->n = bytes;
 	r->at = 0;
 	return 1;

@@ -95,6 +95,7 @@ void kvt_connection_is_open(struct kvt_daemon *daemon, struct kvt_connection *co
 		   daemon->connections.n_half_open > 0);
 	TAILQ_REMOVE(&daemon->connections.half_open, connection, half_open);
 	daemon->connections.n_half_open--;
+	KVT_ASSERT(state != KVT_CONNECTION_FREE && state < KVT_CONNECTION_STATES);
 	daemon->connections.n_observers += state == KVT_CONNECTION_OBSERVER;
 	connection->state = state;
 }
@@ -128,6 +129,7 @@ void kvt_connection_drop(struct kvt_daemon *daemon, struct kvt_connection *conne
 		kvt_connection_is_open(daemon, connection, KVT_CONNECTION_OVER);
 	else if (connection->state == KVT_CONNECTION_OBSERVER)
 		daemon->connections.n_observers--;
+	KVT_ASSERT(daemon->connections.n_observers < daemon->connections.n_slots);
 	kvt_connection_unqueue(daemon, connection);
 	/* close() is not enough: until its end the poll refers to the socket. */
 	if (!connection->hung_up)
@@ -160,6 +162,7 @@ bool kvt_connection_send(struct kvt_daemon *daemon, struct kvt_connection *conne
 void kvt_message_fill(struct kvt_message *head, uint16_t type, size_t bytes, int result,
 		      uint64_t cookie)
 {
+	KVT_ASSERT(bytes >= sizeof(*head) && bytes <= KVT_MESSAGE_MAX);
 	*head = (struct kvt_message){
 		.magic = KVT_MESSAGE_MAGIC,
 		.type = type,

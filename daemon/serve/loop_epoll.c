@@ -52,6 +52,7 @@ static void list(struct kvt_loop_epoll *loop, int fd, uint32_t events, uint64_t 
 
 static void unlist(struct kvt_loop_epoll *loop, uint32_t at)
 {
+	KVT_ASSERT(at > 0 && at <= loop->n_listed);
 	loop->n_rung -= loop->listed[at].revents != 0;
 	loop->listed[at] = loop->listed[loop->n_listed];
 	loop->tags[at] = loop->tags[loop->n_listed];
@@ -100,6 +101,7 @@ static void look(struct kvt_loop_epoll *loop)
 		kvt_loop_failed(loop->failure, "epoll_wait", -errno);
 	loop->calls++;
 	loop->n_seen = n > 0 ? (uint32_t)n : 0;
+	KVT_ASSERT(loop->n_seen <= KVT_LOOP_SEEN);
 	for (uint32_t i = 0; i < loop->n_seen; i++) {
 		loop->seen[i].tag = events[i].data.u64;
 		loop->seen[i].events = events[i].events;
@@ -125,6 +127,7 @@ static bool poll_listed(struct kvt_loop_epoll *loop, uint32_t from, const struct
 	}
 	ready = loop->listed[0].revents != 0;
 	loop->n_rung = (uint32_t)n - ready;
+	KVT_ASSERT(loop->n_rung <= loop->n_listed);
 	return ready;
 }
 

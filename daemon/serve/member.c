@@ -52,6 +52,7 @@ void kvt_member_link(struct kvt_session *session, struct kvt_member *member)
 {
 	struct kvt_member **at = session->members ? &session->members->next : &session->members;
 
+	KVT_ASSERT(session->index && (session->members || !member->rank));
 	member->session = session->index;
 	member->next = *at;
 	*at = member;
@@ -60,7 +61,7 @@ void kvt_member_link(struct kvt_session *session, struct kvt_member *member)
 void kvt_member_connect(struct kvt_daemon *daemon, struct kvt_member *member,
 			struct kvt_connection *connection)
 {
-	KVT_ASSERT(!member->connection);
+	KVT_ASSERT(!member->connection && !connection->member);
 	connection->member = member;
 	member->connection = (uint32_t)(connection - daemon->connections.slots) + 1;
 	daemon->sessions.slots[member->session].connections++;
@@ -74,6 +75,7 @@ static uint64_t tag_of(const struct kvt_daemon *daemon, const struct kvt_member 
 
 void kvt_member_watch(struct kvt_daemon *daemon, struct kvt_member *member)
 {
+	KVT_ASSERT(member->session && !member->pidfd_armed);
 	kvt_loop_poll(&daemon->loop, member->pidfd, POLLIN, tag_of(daemon, member));
 	member->pidfd_armed = true;
 }

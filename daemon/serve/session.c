@@ -78,6 +78,7 @@ static void free_some(struct kvt_daemon *daemon)
 	struct kvt_object *last = &daemon->sessions.leaving[daemon->sessions.n_leaving - 1];
 	char *end = (char *)last->base + last->bytes;
 
+	KVT_ASSERT(daemon->sessions.n_leaving > 0);
 	if (last->bytes <= FREE_BYTES) {
 		kvt_object_destroy(last);
 		daemon->sessions.n_leaving--;
@@ -291,6 +292,7 @@ static uint32_t beyond_own_places(const struct kvt_daemon *daemon,
 static void begin_serving(struct kvt_daemon *daemon, struct kvt_session *session)
 {
 	KVT_ASSERT(session->open && daemon->sessions.n_served < daemon->core_config.max_sessions);
+	KVT_ASSERT(daemon->sessions.n_hot <= daemon->sessions.n_served);
 	kvt_share_begin(&daemon->shares, &session->share);
 	/* New sessions are hot: move the first cold one to the end. */
 	daemon->sessions.served[daemon->sessions.n_served++] =
@@ -307,6 +309,7 @@ static struct kvt_session *settle(struct kvt_daemon *daemon, struct kvt_connecti
 	struct kvt_member *first = made->members;
 
 	kvt_session_vacate(daemon, made->index);
+	KVT_ASSERT(!session->members && !session->open && !session->dying);
 	*session = *made;
 	session->members = NULL;
 	session->generation = ++daemon->generation;
@@ -324,6 +327,7 @@ static struct kvt_session *settle(struct kvt_daemon *daemon, struct kvt_connecti
 
 void kvt_session_adopted(struct kvt_daemon *daemon, struct kvt_session *session, bool serve)
 {
+	KVT_ASSERT(session->members && !session->open && !session->dying);
 	session->uid = kvt_core_member(daemon->core, session->index)->uid;
 	if (serve) {
 		session->open = true;
@@ -456,7 +460,8 @@ static void stop_serving(struct kvt_daemon *daemon, struct kvt_session *session)
 		session->dying = true;
 		daemon->sessions.n_dying++;
 	}
-	KVT_ASSERT(daemon->sessions.n_deferred >= session->deferred);
+	KVT_ASSERT(daemon->sessions.n_deferred >= session->deferred &&
+		   daemon->sessions.n_common >= beyond_own_places(daemon, session));
 	daemon->sessions.n_deferred -= session->deferred;
 	daemon->sessions.n_common -= beyond_own_places(daemon, session);
 	session->deferred = 0;

@@ -7,6 +7,7 @@
 
 void kvt_shares_init(struct kvt_shares *shares, uint64_t cycles_per_us)
 {
+	KVT_ASSERT(cycles_per_us > 0);
 	*shares = (struct kvt_shares){
 		.lead = KVT_SHARE_LEAD_US * cycles_per_us,
 		.grace = KVT_SHARE_GRACE_US * cycles_per_us,
@@ -43,6 +44,7 @@ static void leave(struct kvt_shares *shares, const struct kvt_session_share *sha
 	struct kvt_account *account = share->account, *other = other_of(shares, account);
 
 	KVT_ASSERT(account->n_sessions > 0);
+	KVT_ASSERT(shares->both == (other->n_sessions != 0));
 	if (--account->n_sessions)
 		return;
 	shares->both = false;
@@ -52,6 +54,7 @@ static void leave(struct kvt_shares *shares, const struct kvt_session_share *sha
 
 void kvt_share_begin(struct kvt_shares *shares, struct kvt_session_share *share)
 {
+	KVT_ASSERT(!share->account);
 	share->weight = 0;
 	join(shares, share, &shares->accounts[KVT_SHARE_LIGHT]);
 }

@@ -102,7 +102,7 @@ void kvt_daemon_complete(void *context, uint32_t index, const struct kvt_cqe *cq
 
 	if (!session->open)
 		return;
-	KVT_ASSERT(session->deferred > 0);
+	KVT_ASSERT(session->deferred > 0 && daemon->sessions.n_deferred >= session->deferred);
 	daemon->sessions.n_common -= session->deferred > daemon->sessions.own_places;
 	session->deferred--;
 	daemon->sessions.n_deferred--;
@@ -163,6 +163,7 @@ static void take_place(struct kvt_daemon *daemon, struct kvt_session *session)
 	if (!session->deferred)
 		session->waiting_since_ns = daemon->clock.real_ns;
 	session->deferred++;
+	KVT_ASSERT(session->deferred <= session->ring.cq_mask + 1); /* each has a CQ slot */
 	daemon->sessions.n_deferred++;
 	daemon->sessions.n_common += session->deferred > daemon->sessions.own_places;
 }
@@ -317,6 +318,7 @@ static void swap_served(struct kvt_daemon *daemon, uint32_t a, uint32_t b)
 {
 	uint32_t other = daemon->sessions.served[a];
 
+	KVT_ASSERT(a < daemon->sessions.n_served && b < daemon->sessions.n_served);
 	daemon->sessions.served[a] = daemon->sessions.served[b];
 	daemon->sessions.served[b] = other;
 }
@@ -444,16 +446,19 @@ static void handle_event(struct kvt_daemon *daemon, const struct kvt_loop_event 
 		kvt_timers_pulse(daemon);
 		break;
 	case KVT_TAG_CONNECTION:
+		KVT_ASSERT(slot < daemon->connections.n_slots);
 		connection = &daemon->connections.slots[slot];
 		if (connection->generation == generation && connection->fd >= 0)
 			kvt_control_event(daemon, connection, event->result);
 		break;
 	case KVT_TAG_DOORBELL:
+		KVT_ASSERT(slot > 0 && slot <= daemon->core_config.max_sessions);
 		session = &daemon->sessions.slots[slot];
 		if (session->generation == generation)
 			kvt_session_doorbell_event(daemon, session, event->result);
 		break;
 	case KVT_TAG_PROCESS:
+		KVT_ASSERT(slot > 0 && slot <= kvt_core_members(&daemon->core_config));
 		member = &daemon->members[slot];
 		if (daemon->sessions.slots[member->session].generation == generation &&
 		    member->pidfd_armed)

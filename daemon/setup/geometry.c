@@ -48,6 +48,7 @@ static int shape_geometry(const struct kvt_config *config, struct kvt_pool_plan 
 {
 	struct kvt_pool_geometry *geometry = &plan->geometry;
 
+	KVT_ASSERT(config->n_layers <= KVT_MAX_LAYERS); /* options.h */
 	geometry->n_layers = (uint32_t)config->n_layers;
 	geometry->n_kv_heads = (uint32_t)config->n_kv_heads;
 	geometry->head_dim = (uint32_t)config->head_dim;
@@ -237,6 +238,7 @@ static int make_fingerprint(const struct kvt_config *config, struct kvt_pool_pla
 	struct kvt_pool_geometry_text fields;
 	int error;
 
+	KVT_ASSERT(plan->page_bytes > 0); /* kvt_pool_plan_shape() */
 	strlcpy(text, config->fingerprint, sizeof(text));
 	if (plan->geometry.n_layers) {
 		error = kvt_pool_geometry_describe(&plan->geometry, &fields);

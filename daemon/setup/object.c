@@ -389,6 +389,7 @@ int kvt_object_open_readonly(const struct kvt_object *object)
 	char path[64];
 	int fd;
 
+	KVT_ASSERT(object->fd >= 0);
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", object->fd);
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
@@ -414,6 +415,7 @@ int kvt_object_take(struct kvt_object *object, int fd)
 	struct stat there;
 	int error = 0;
 
+	KVT_ASSERT(fd >= 0);
 	*object = (struct kvt_object){ .fd = fd };
 	if (fstat(fd, &there) != 0)
 		error = -errno;
@@ -488,6 +490,7 @@ int kvt_object_create_sealed(struct kvt_object *object, const char *what, uint64
 
 void kvt_object_destroy(struct kvt_object *object)
 {
+	KVT_ASSERT(!object->base || object->bytes > 0);
 	if (object->base)
 		munmap(object->base, object->bytes);
 	if (object->fd >= 0)

@@ -97,6 +97,7 @@ static int make_slab(struct kvt_pool *pool, bool huge, uint64_t *ret_bytes)
 	if (!unit)
 		return -ENOTSUP;
 	bytes = round_up(pool->n_pages * pool->page_bytes, unit);
+	KVT_ASSERT(bytes >= pool->n_pages * pool->page_bytes);
 	fd = memfd_create("kvtrunk-pool",
 			  MFD_CLOEXEC | MFD_ALLOW_SEALING | (huge ? MFD_HUGETLB : 0u));
 	if (fd < 0)
@@ -242,6 +243,7 @@ static int host_hold(struct kvt_pool *pool, const struct host_state *slabs, char
 		snprintf(why, why_size, "out of memory");
 		return -ENOMEM;
 	}
+	KVT_ASSERT(!pool->state && slabs->n_slabs == pool->n_slabs);
 	*state = *slabs;
 	for (uint32_t i = 0; i < state->n_slabs && pool->mlock && !error; i++)
 		error = lock_slab(state, i, why, why_size);
@@ -331,6 +333,7 @@ static int host_adopt(struct kvt_pool *pool, const int *fds, uint32_t n_fds, cha
 	bool good = n_fds == pool->n_slabs;
 	uint64_t first = 0;
 
+	KVT_ASSERT(n_fds <= KVT_MAX_SLABS);
 	for (uint32_t i = 0; i < n_fds; i++) {
 		slabs.fds[i] = fds[i];
 		good = good && is_slab(pool, fds[i], &slabs.bytes);
@@ -364,6 +367,7 @@ static int host_export(struct kvt_pool *pool, struct kvt_pool_export *ret_export
 {
 	const struct host_state *state = pool->state;
 
+	KVT_ASSERT(state && state->n_slabs == pool->n_slabs);
 	*ret_export = (struct kvt_pool_export){ .n_fds = state->n_slabs };
 	for (uint32_t i = 0; i < state->n_slabs; i++) {
 		ret_export->fds[i] = state->fds[i];
