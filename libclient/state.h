@@ -82,14 +82,14 @@ struct kvt_slot_list {
 /** A namespace that this client opened, by number. */
 struct kvt_opened {
 	uint64_t digest[2];
-	uint32_t generation; /* at its opening, or of the last renewal here */
+	uint32_t generation; /* generation at opening, or of the last renewal here */
 	bool open;
 };
 
 /** A slab of the pool as WELCOME described it. */
 struct kvt_client_slab {
 	struct kvt_slab_record record;
-	int fd; /* the client's; -1 = none */
+	int fd; /* the client's descriptor; -1 = none */
 	struct kvt_device_mapping *mapped[2]; /* device memory: to write, and to read only */
 	void *base; /* host memory; NULL: not mapped. Suspended: the address is reserved */
 	uint64_t base_bytes;
@@ -112,17 +112,17 @@ struct kvt_client {
 	uint32_t free_slot;
 	uint32_t n_free;
 	uint32_t n_flying; /* entries whose answer is outstanding; at most the CQ's entries */
-	uint32_t empty_reaps; /* since the control socket was last looked at */
+	uint32_t empty_reaps; /* reaps since the control socket was last looked at */
 	struct kvt_slot_list done;
 	struct kvt_slot_list undo;
-	int64_t spin_budget_ns; /* most; below 0: for ever */
-	int64_t spin_ns;        /* before the next sleep, as recent sleeps taught */
+	int64_t spin_budget_ns; /* longest spin; below 0: for ever */
+	int64_t spin_ns;        /* spin before the next sleep, adapted by recent sleeps */
 	int64_t timeout_ns;
-	int64_t begin_wait_ns; /* of kvt_seq_begin(); 0 or less: it does not wait */
+	int64_t begin_wait_ns; /* longest wait of kvt_seq_begin(); 0 or less: none */
 	int64_t resume_ns;
-	int64_t broken_ns; /* when the daemon was lost; 0: connected */
-	int64_t tried_ns;  /* when a successor was last looked for */
-	char *path;        /* of the control socket */
+	int64_t broken_ns; /* time of the daemon's loss; 0: connected */
+	int64_t tried_ns;  /* time of the last look for a successor */
+	char *path;        /* path of the control socket */
 	struct kvt_message_hello hello; /* with the session's secret */
 	int control;
 	int greeting; /* socket with an unanswered HELLO to a successor; -1: none */
@@ -135,16 +135,16 @@ struct kvt_client {
 	uint32_t n_opened;
 	void *segment, *areas;
 	uint64_t segment_bytes, areas_bytes;
-	uint64_t arena_bytes; /* mapped; 0 = withheld */
+	uint64_t arena_bytes; /* bytes mapped; 0 = withheld */
 	struct kvt_client_slab slabs[KVT_MAX_SLABS];
 	uint32_t n_slabs; /* 0: observer */
 	struct kvt_streams *streams; /* NULL: no stream recorded a fence */
-	uint32_t fences_taken; /* bits: words that the caller raises by itself */
+	uint32_t fences_taken; /* mask of words that the caller raises by itself */
 	/* The highest value submitted that the caller has not raised the word to; 0: none. */
 	uint64_t awaited[KVT_FENCE_WORDS];
-	struct kvt_seq *seqs;      /* all, in use or free */
+	struct kvt_seq *seqs;      /* all sequences, in use or free */
 	struct kvt_seq *free_seqs;
-	struct kvt_seq *ending; /* waiting for room for their END; by next_free */
+	struct kvt_seq *ending; /* list of those that wait for room for END, by next_free */
 	uint8_t *packet; /* KVT_MESSAGE_MAX bytes for answers on the control socket */
 	struct kvt_info info;
 	struct kvt_error error;
@@ -153,9 +153,9 @@ struct kvt_client {
 
 /** What an answer says of a sequence. */
 struct kvt_seq_view {
-	uint32_t *pages; /* kvt_seq.capacity of them */
+	uint32_t *pages; /* [kvt_seq.capacity] */
 	uint32_t n_pages;
-	uint32_t next; /* first position to compute, says the daemon */
+	uint32_t next; /* first position to compute */
 	uint32_t known; /* positions whose keys the daemon knows */
 };
 
@@ -166,10 +166,10 @@ struct kvt_seq {
 	bool live;
 	bool news; /* `coming` is later than `shown` */
 	struct kvt_client *client;
-	struct kvt_seq *next;      /* of the client */
+	struct kvt_seq *next;      /* next of the client */
 	struct kvt_seq *next_free;
 	struct kvt_lease lease;
-	struct kvt_fence fence; /* of an END that found no room yet */
+	struct kvt_fence fence; /* fence of an END that found no room yet */
 	struct kvt_seq_view shown, coming;
 	uint32_t capacity;
 	uint32_t matched, reusable, announced, shared;
@@ -177,12 +177,12 @@ struct kvt_seq {
 	uint32_t claimed;  /* `computed` of the last asynchronous commit */
 	uint32_t n_late;  /* unanswered operations whose deadline passed */
 	uint32_t n_ahead; /* asynchronous commits in flight */
-	uint32_t n_muted; /* that many of these are behind a failed commit */
+	uint32_t n_muted; /* commits in flight behind a failed one */
 	uint32_t list_ahead; /* longest table that fits into all their answers */
 	uint32_t known;      /* shown.known, advanced by commits in flight */
 	uint32_t *held;      /* the caller's next keys, too early for the daemon */
 	uint32_t n_held, held_capacity;
-	uint32_t stale; /* enum kvt_reason why nothing more is shared; 0: sharing */
+	uint32_t stale; /* enum kvt_reason: nothing more is shared; 0: sharing */
 	int failed;          /* first unreported failure of an asynchronous commit */
 	uint32_t failed_reason;
 };

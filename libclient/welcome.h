@@ -17,7 +17,7 @@ struct welcome {
 	int fds[WELCOME_FDS_MAX];
 	unsigned int n_fds;
 	int segment, areas, doorbell, completion, arena, pool; /* among fds, -1 = not sent */
-	int mirror;           /* likewise */
+	int mirror;           /* among fds, -1 = not sent */
 	unsigned int pool_at; /* place of slab 0 among fds */
 };
 

@@ -52,9 +52,9 @@ struct kvt_ring_end {
 	uint32_t sq_mask, cq_mask;
 	uint32_t sq_head, sq_tail; /* own index is exact, the other side's is a cached copy */
 	uint32_t cq_head, cq_tail;
-	uint32_t cpu;         /* that the other side was told: number + 1; 0 = none */
+	uint32_t cpu;         /* CPU that the other side was told: number + 1; 0 = none */
 	uint32_t client_cpu;  /* the daemon's copy, read with sq_tail: they share a line */
-	uint32_t pace_us;     /* likewise */
+	uint32_t pace_us;     /* the daemon's copy, read with sq_tail */
 };
 
 /** `areas` may be NULL if the layout has none. */

@@ -59,8 +59,8 @@ struct kvt_core_sizes {
 	uint64_t arena_bytes;
 	uint64_t ledger_bytes;
 	uint64_t scratch_bytes;
-	uint64_t audit_bytes; /* the part of it that only an audit touches */
-	uint64_t scratch_hot_bytes; /* leading bytes of it: operations look up anywhere in them */
+	uint64_t audit_bytes; /* bytes of scratch that only an audit touches */
+	uint64_t scratch_hot_bytes; /* leading bytes of scratch that any operation may read */
 };
 
 /** Fill in defaults and compute sizes. -EINVAL with *ret_why (a static sentence) otherwise. */
@@ -93,8 +93,8 @@ struct kvt_core_adoption {
 	uint32_t waiting;  /* deferred operations */
 	uint32_t nodes;
 	uint64_t cached_pages;
-	uint64_t generation; /* of the arena: daemons that served it, this one included */
-	uint64_t died_in;    /* what the last daemon was doing: kvt_core_died_in() */
+	uint64_t generation; /* daemons that served the arena, this one included */
+	uint64_t died_in;    /* work of the last daemon at its death: kvt_core_died_in() */
 };
 
 /** Check the headers of arena and ledger against this configuration: magic, ABI, layout, geometry,

@@ -20,7 +20,7 @@ struct kvt_op_context {
 	/* Of a BEGIN that waits, or that found that it must (KVT_WAITS): */
 	uint32_t waiter; /* its pending record, KVT_NONE before it has one */
 	uint32_t awaited, goal, matched;
-	uint32_t own; /* pages that it takes from ended leases of its session */
+	uint32_t own; /* pages that the BEGIN takes from ended leases of its session */
 	/* Of one that waited for its fence: its pending record, and the session's before it. */
 	uint32_t deferred, before;
 };

@@ -48,18 +48,18 @@ struct kvt_ledger_header {
 	uint32_t header_bytes;
 	uint64_t layout; /* kvt_ledger_layout() of the writer */
 	uint64_t object_bytes;
-	uint64_t instance[2]; /* that of the arena it belongs to */
+	uint64_t instance[2]; /* instance of the arena it belongs to */
 	uint64_t boot_id[2];
 	uint64_t seq;         /* last effect */
 	uint64_t clock;       /* logical time of the last touch */
-	uint64_t tickets;     /* given so far: the order of queues that a successor restores */
+	uint64_t tickets;     /* tickets given: the order of queues that a successor restores */
 	uint32_t max_sessions;
 	uint32_t n_leases;
 	uint32_t n_pending;
 	uint32_t n_sections;
 	struct kvt_section sections[12];
 	uint64_t running; /* what the daemon does now: enum kvt_running, or 0 */
-	uint64_t fatal[2]; /* requests on control sockets in which daemons died, as in `running` */
+	uint64_t fatal[2]; /* control requests in which daemons died, as in `running` */
 } KVT_ALIGNED(KVT_LINE);
 _Static_assert(sizeof(struct kvt_ledger_header) == 512, "kvt_ledger_header");
 
@@ -197,16 +197,16 @@ struct kvt_lease_record {
 	uint32_t known;      /* positions whose keys the daemon knows */
 	uint32_t computed;   /* highest `next` answered */
 	uint32_t own_start;  /* first page of the path whose nodes this lease created */
-	uint64_t epoch;      /* of its BEGIN */
+	uint64_t epoch;      /* epoch of the arena at its BEGIN */
 	uint64_t begun_ns;
-	uint32_t next_lease; /* of the session; free: 0 is the next number (derived) */
+	uint32_t next_lease; /* next of the session; free: 0 is the next number (derived) */
 	uint32_t prev_lease; /* derived */
 	uint32_t n_pending;  /* its deferred operations (derived) */
-	uint32_t gap_us;     /* longest time between two seals of it, its BEGIN included */
+	uint32_t gap_us;     /* longest time between two of its seals, or BEGIN and the first */
 	uint64_t ticket; /* order in which leases were made or, free ones, given back */
-	uint64_t pending_keys; /* that its deferred operations bring (derived) */
-	uint64_t root_key; /* of its BEGIN */
-	uint64_t sealed_ns; /* last seal, or its BEGIN */
+	uint64_t pending_keys; /* keys that its deferred operations bring (derived) */
+	uint64_t root_key; /* root key of its BEGIN, or 0 */
+	uint64_t sealed_ns; /* time of the last seal, or of BEGIN */
 } KVT_ALIGNED(KVT_LINE);
 _Static_assert(sizeof(struct kvt_lease_record) == 128, "kvt_lease_record");
 
@@ -228,18 +228,18 @@ _Static_assert(sizeof(struct kvt_owner_record) == 16, "kvt_owner_record");
 struct kvt_pending_record {
 	struct kvt_sqe sqe;
 	uint32_t session;
-	uint32_t next; /* in its session's list, the waiters' queue or the free list (derived) */
-	uint32_t lease; /* of the operation; of a waiter: the one it waits for */
-	uint32_t prev;  /* of a waiter, in the queue (derived) */
+	uint32_t next; /* next in its list: session's, waiters or free ones (derived) */
+	uint32_t lease; /* lease of the operation; of a waiter, the awaited lease */
+	uint32_t prev;  /* waiter before it in the queue (derived) */
 	uint64_t token; /* seq of the DEFER record, for the operation log */
-	uint64_t deadline_ns; /* of a waiter */
-	uint64_t begun_ns;    /* when it began to wait */
+	uint64_t deadline_ns; /* time at which a waiter computes by itself */
+	uint64_t begun_ns;    /* time at which it began to wait */
 	uint32_t matched;     /* pages that it matched when it began to wait */
 	uint32_t goal;        /* pages of the awaited lease's path that are the waiter's own */
-	uint32_t lease_generation; /* of the awaited lease */
+	uint32_t lease_generation; /* generation of the awaited lease */
 	uint32_t owner;            /* session of the awaited lease */
 	uint32_t owner_generation;
-	uint32_t deaths; /* of daemons that ran it */
+	uint32_t deaths; /* daemons that died while they ran it */
 } KVT_ALIGNED(KVT_LINE);
 _Static_assert(sizeof(struct kvt_pending_record) == 128, "kvt_pending_record");
 

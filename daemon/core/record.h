@@ -75,7 +75,7 @@ struct kvt_record {
 	uint32_t session;
 	uint64_t seq;
 	uint64_t now_ns;
-	uint64_t value; /* by kind; OP of a deferred one: seq of its DEFER record */
+	uint64_t value; /* number by kind; OP of a deferred one: seq of its DEFER record */
 	struct kvt_sqe sqe; /* OP, DEFER, ADMIN */
 	struct kvt_cqe cqe; /* OP, ADMIN */
 	const uint32_t *keys; /* OP, DEFER of BEGIN: the entry's keys (FREE: pages), all of them */
@@ -83,7 +83,7 @@ struct kvt_record {
 	uint32_t n_pages;
 	uint64_t root_key; /* with KVT_F_ROOT_KEY */
 	const uint32_t *pages; /* INSERT: page numbers given */
-	const uint32_t *list;  /* what the operation wrote into the list area */
+	const uint32_t *list;  /* words that the operation wrote into the list area */
 	const struct kvt_event *events;
 	const uint32_t *out; /* pages that left the cache for FREE, in order, for TRIM events */
 	uint32_t n_list;
@@ -94,7 +94,7 @@ struct kvt_record {
 	uint32_t known_node;
 	uint32_t known_positions;
 	uint32_t reserved;
-	struct kvt_counters counters; /* after it */
+	struct kvt_counters counters; /* counters after the effect */
 };
 
 #endif

@@ -51,13 +51,13 @@ struct kvt_run { /* of slots */
 struct kvt_remains {
 	uint32_t born; /* the first generation of these handles */
 	uint32_t left; /* pages of its path that were never trimmed; a run may grow behind them */
-	uint32_t heir; /* free: the node that has them, KVT_NONE if they are detached */
+	uint32_t heir; /* free: node that has these pages, KVT_NONE if they are detached */
 };
 
 struct kvt_heap {
 	uint32_t *nodes; /* smallest first */
 	uint32_t count;
-	bool expiry; /* which of a node's two places it uses */
+	bool expiry; /* the place in a node is expiry_at, else heap_at */
 };
 
 /** One record in the order that a rebuild restores: by `first`, then `second`. */
@@ -95,11 +95,11 @@ struct kvt_undo {
 	uint64_t used;     /* header->words, where clients of the cache line are not */
 	uint64_t capacity;
 	uint64_t arena_bytes;
-	uint32_t stamp;    /* of the running mutation */
-	uint32_t *nodes;   /* stamp of the mutation that saved it whole */
-	uint32_t *touches; /* the same for times and hits alone */
+	uint32_t stamp;    /* number of the running mutation */
+	uint32_t *nodes;   /* [node]: stamp of the mutation that saved it whole */
+	uint32_t *touches; /* [node]: stamp of the one that saved its times and hits */
 	uint32_t *leases;
-	uint64_t *freed;   /* per 32 slots: stamp << 32 | those freed in that mutation */
+	uint64_t *freed;   /* [slot / 32]: stamp << 32 | mask of slots freed in it */
 };
 
 struct kvt_core {
@@ -116,7 +116,7 @@ struct kvt_core {
 	uint32_t *slot_pages;
 	struct kvt_page_record *pages;
 	struct kvt_namespace_record *namespaces;
-	uint64_t *root_keys; /* by node, of those with KVT_NODE_KEYED */
+	uint64_t *root_keys; /* [node]: root key, with KVT_NODE_KEYED */
 	struct kvt_counters *count;
 
 	struct kvt_ledger_header *ledger;
@@ -127,24 +127,24 @@ struct kvt_core {
 	struct kvt_pending_record *pending;
 	uint64_t *opened; /* [session][max_namespaces bits] */
 	uint32_t opened_words;
-	char (*labels)[KVT_LABEL_BYTES]; /* of namespaces */
+	char (*labels)[KVT_LABEL_BYTES]; /* [namespace] */
 	uint32_t *makers; /* uid, by namespace */
 
 	struct kvt_member_record *members;
-	struct kvt_fence_group *groups; /* by session */
+	struct kvt_fence_group *groups; /* [session] */
 	struct kvt_undo undo;
 	struct kvt_slots slots;
-	struct kvt_run *slots_due; /* of victims: free when the mutation ends */
+	struct kvt_run *slots_due; /* slots of victims, free when the mutation ends */
 	uint32_t n_slots_due;
 	struct kvt_fifo free_nodes;
 	struct kvt_fifo free_leases;
-	uint64_t epoch_leases; /* of the running epoch */
-	uint64_t cut_leases;   /* of these: on detached paths */
+	uint64_t epoch_leases; /* leases of the running epoch */
+	uint64_t cut_leases;   /* leases of it on detached paths */
 	uint32_t *cut_below;   /* [node]: leases across it, with a detached node further down */
 	struct kvt_remains *remains; /* [node] */
 	struct kvt_fifo free_pending;
 	uint32_t free_page;       /* list through owners[].next */
-	uint32_t oldest, youngest; /* recency */
+	uint32_t oldest, youngest; /* ends of the recency list */
 	uint32_t evictable_nodes; /* unlocked, not roots */
 	struct kvt_heap heap;     /* evictable leaves, other policies than LRU */
 	struct kvt_heap expiry;
@@ -152,7 +152,7 @@ struct kvt_core {
 	uint32_t *detached; /* ring of tops that wait for reclaim */
 	uint32_t detached_head, detached_count;
 	uint32_t n_roots;     /* roots of namespaces */
-	uint32_t stale_roots; /* of these, of earlier epochs: left to background work by RESET */
+	uint32_t stale_roots; /* roots of earlier epochs, left to background work by RESET */
 	uint32_t stale_at;    /* namespace that background work checks next */
 	uint32_t reclaim_cursor; /* next node of the first top to visit, post-order */
 	bool reclaim_again;      /* something was unlocked behind the cursor */
@@ -160,7 +160,7 @@ struct kvt_core {
 	uint32_t *compact; /* ring of nodes that may be joined */
 	uint32_t compact_head, compact_count;
 
-	struct kvt_core_view *views; /* by session */
+	struct kvt_core_view *views; /* [session] */
 	struct kvt_user *users;      /* [n_users + 1]: some may be free */
 	uint32_t n_users, live_users;
 	uint32_t open_sessions;      /* not over: OPEN or CLOSING */
@@ -172,15 +172,15 @@ struct kvt_core {
 	uint32_t stamp;
 	uint32_t expired; /* the node for which KVT_EXPIRED was returned */
 	uint32_t dying;  /* sessions that background work must reclaim */
-	uint32_t dying_at; /* session that it checks next */
+	uint32_t dying_at; /* session that background work checks next */
 	bool draining;   /* refuse what begins a lease */
 
 	uint32_t first_waiter, last_waiter, n_waiters; /* BEGINs that wait, oldest first */
-	bool wake_due; /* one of them may have become ready */
+	bool wake_due; /* a waiter may have become ready */
 	bool no_place; /* the next BEGIN cannot wait */
 	bool no_memory; /* the next AUDIT would not find enough */
-	uint64_t wake_at_ns; /* no deadline is earlier */
-	struct kvt_progress *progress; /* by lease */
+	uint64_t wake_at_ns; /* lower bound of the deadlines */
+	struct kvt_progress *progress; /* [lease] */
 	uint32_t progress_stamp;
 	uint32_t *session_stamp; /* which sessions wait for which */
 	uint32_t wait_stamp;

@@ -37,11 +37,11 @@ struct kvt_keeper_upgrade {
 
 struct kvt_supervisor {
 	const struct kvt_config *config;
-	char **argv;              /* of the daemon, with room for one more and NULL */
+	char **argv;              /* arguments of the daemon, with room for one more and NULL */
 	int argc;
 	struct kvt_program program;
 	struct kvt_keeper_upgrade upgrade;
-	struct kvt_notify above;  /* our own manager */
+	struct kvt_notify above;  /* the supervisor's own manager */
 	struct kvt_fdstore store;
 	uint32_t store_most;
 	int notify_fd, child_notify_fd; /* the two ends of a socket pair */
@@ -54,9 +54,9 @@ struct kvt_supervisor {
 	enum { FED, ABORTED, KILLED, STUCK } hang; /* last step against a hung child */
 	uint32_t failures;        /* short lives in a row */
 	uint32_t unready;         /* starts in a row that were never READY */
-	uint32_t crashed;         /* the last so many of them crashed */
-	uint32_t cold;            /* so many of them had no cache */
-	uint64_t failing_since_ns; /* first of them */
+	uint32_t crashed;         /* crashes in a row among the last of these */
+	uint32_t cold;            /* unready starts that had no cache */
+	uint64_t failing_since_ns; /* time of the first unready start */
 	uint64_t ready_ns, start_at_ns, fed_ns, watchdog_ns, hang_due_ns;
 };
 

@@ -30,7 +30,7 @@ struct kvt_log_rate {
 	uint64_t window_ns;
 	uint32_t lines;
 	uint32_t suppressed;
-	int client; /* the last pid of those that share it */
+	int client; /* last pid that this budget suppressed */
 };
 
 /** Budgets for lines that clients cause. Each process has one, so a noisy one silences only itself;

@@ -34,15 +34,15 @@ struct kvt_loop_failure {
 
 struct kvt_loop_epoll {
 	struct kvt_loop_failure *failure; /* the caller's */
-	uint64_t look_at_ns; /* of the next look */
-	uint32_t n_seen, n_rung; /* to be reaped: of the set, of the list */
+	uint64_t look_at_ns; /* time of the next look */
+	uint32_t n_seen, n_rung; /* events to reap: from the set, from the list */
 	int fd;
 	struct {
 		uint64_t tag;
 		uint32_t events;
 	} seen[KVT_LOOP_SEEN];
 	struct pollfd *listed; /* [0]: our set; then [1 .. n_listed] */
-	uint64_t *tags;        /* of the same index */
+	uint64_t *tags;        /* [i]: tag of listed[i] */
 	uint32_t n_listed, room;
 	uint64_t calls;
 };

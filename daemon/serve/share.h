@@ -43,15 +43,15 @@ struct kvt_account {
 	uint64_t limit; /* its sessions with more `spent` wait; 0: all wait */
 	uint64_t least; /* least `spent` of the sessions that had an entry in this turn */
 	uint64_t next;  /* least `spent` of the sessions that waited */
-	uint64_t floor; /* of its sessions */
-	uint64_t spent; /* by its sessions */
-	uint64_t seen;  /* when a session last had an entry */
+	uint64_t floor; /* least `spent` among its sessions with work */
+	uint64_t spent; /* time that its sessions used */
+	uint64_t seen;  /* stamp of its last entry */
 	uint32_t n_sessions;
 };
 
 /** A session's part. */
 struct kvt_session_share {
-	struct kvt_account *account; /* of its class */
+	struct kvt_account *account; /* account of its class */
 	uint64_t spent;              /* cycles, on the clock of account->floor */
 	uint32_t weight;             /* 0: light; KVT_SHARE_WEIGHT: heavy; else as before */
 };

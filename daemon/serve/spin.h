@@ -26,15 +26,15 @@
 #include "shm/atomic.h"
 
 struct kvt_spin {
-	uint64_t stamp;       /* of the last turn if it spun, else 0 */
-	uint64_t until;       /* a client on another CPU was served lately */
-	uint64_t paced;       /* until then an announced entry is due */
-	uint64_t not_before;  /* after a preemption */
-	uint64_t move_again;  /* the next move is not before */
-	uint64_t budget;      /* current; UINT64_MAX: always */
-	uint64_t most;        /* configured */
-	uint64_t most_pace_us; /* configured; 0: no pace is believed */
-	uint64_t per_us;      /* cycles */
+	uint64_t stamp;       /* begin of the last turn if it spun, else 0 */
+	uint64_t until;       /* end of spinning for a client on another CPU */
+	uint64_t paced;       /* end of spinning for an announced entry */
+	uint64_t not_before;  /* end of the pause after a preemption */
+	uint64_t move_again;  /* earliest stamp of the next move */
+	uint64_t budget;      /* current budget; UINT64_MAX: always */
+	uint64_t most;        /* configured budget */
+	uint64_t most_pace_us; /* longest pace that is believed; 0: none */
+	uint64_t per_us;      /* cycles per microsecond */
 	uint64_t preempted;   /* a spinning turn that takes longer was interrupted */
 	uint64_t move_every;
 	int64_t preemptions;  /* of this thread, when last looked at */
@@ -43,9 +43,9 @@ struct kvt_spin {
 
 /** What a session announced. */
 struct kvt_pace {
-	uint64_t due;        /* its next entry; 0: not announced, or not believed */
+	uint64_t due;        /* stamp of its next entry; 0: not announced, or not believed */
 	uint64_t length;     /* the announced time up to it */
-	uint64_t not_before; /* it was late: not believed earlier */
+	uint64_t not_before; /* stamp before which it is not believed: it was late */
 };
 
 /** Take the configured budget, below 0: always, and the longest pace that is believed. */

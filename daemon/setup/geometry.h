@@ -20,8 +20,8 @@
 
 struct kvt_pool_plan {
 	struct kvt_pool_geometry geometry; /* n_layers 0: not configured */
-	uint64_t page_bytes;               /* of one slab */
-	uint64_t budget_bytes;             /* of one slab; 0: n_pages is configured */
+	uint64_t page_bytes;               /* bytes of a page in one slab */
+	uint64_t budget_bytes;             /* bytes of one slab; 0: n_pages is configured */
 	uint64_t free_bytes;               /* base of the percentage, for one slab; or 0 */
 	uint32_t page_size;
 	uint32_t n_pages;
