@@ -153,11 +153,12 @@ static bool poll_inside(struct kvt_core *core)
 	return ran > 0;
 }
 
-/** True if raised fences may give an operation what it was refused for. Only an entry on its way
- * in: polling changes the queues of those that wait. */
+/** True if raised fences may give an operation what it was refused for: never more than the pool
+ * has. Only an entry on its way in: polling changes the queues of those that wait. */
 static bool wants_pages(const struct kvt_op_context *op, int error)
 {
-	return error == -ENOSPC && !op->deferred && !op->waiter &&
+	return error == -ENOSPC && op->cqe->reason != KVT_REASON_TOO_LARGE && !op->deferred &&
+	       !op->waiter &&
 	       (op->sqe->op == KVT_OP_ALLOC || op->sqe->op == KVT_OP_EXTEND ||
 		op->sqe->op == KVT_OP_BEGIN);
 }

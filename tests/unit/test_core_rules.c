@@ -146,6 +146,21 @@ TEST(an_operation_without_pages_looks_at_raised_fences)
 	world_audit(w);
 }
 
+TEST(what_no_pool_has_is_refused_without_a_look_at_fences)
+{
+	struct world *w = world_small(2, 60);
+	struct client *a = client_new(w), *b = client_new(w);
+	struct seq *old = begin(a, space_open(a, "ns"), NO_KEYS, 16, 0);
+
+	fence(a, 0, 1);
+	assert_true(end(old).deferred);
+	kvt_store_release(&a->fences[0].value, 1);
+	expect_refused(alloc(b, 60), -ENOSPC, KVT_REASON_TOO_LARGE);
+	assert_int_equal(counters(w)->private_pages, 8);
+	expect_ok(alloc(b, 59));
+	assert_int_equal(counters(w)->private_pages, 59);
+}
+
 TEST(sessions_and_namespaces_run_out)
 {
 	struct world *w = world_new((struct kvt_core_config){
