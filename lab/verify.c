@@ -55,7 +55,6 @@ static struct kvt_oracle *make_oracle(const struct kvt_core_config *c)
 		.max_private_pages = c->max_private_pages,
 		.soft_private = c->soft_private,
 		.uid_sessions = c->uid_sessions,
-		.uid_leases = c->uid_leases,
 		.uid_namespaces = c->uid_namespaces,
 		.uid_pages = c->uid_pages,
 		.policy = c->policy,

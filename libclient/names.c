@@ -64,9 +64,6 @@ static const struct {
 	[KVT_REASON_SHARE] = { "share",
 		"this session is at its share beside other sessions: wait until they END or FREE "
 		"pages, or give some back" },
-	[KVT_REASON_UID_LEASES] = { "uid_leases",
-		"this uid's sessions hold as many leases as one uid may: END some, raise "
-		"total_leases and max_nodes, or run engines as several users" },
 	[KVT_REASON_UID_PAGES] = { "uid_pages",
 		"this uid's sessions hold or lock as many pages as one uid may while another "
 		"one has a session: END or FREE some, enlarge the pool, or give each user an "

@@ -53,12 +53,13 @@ void attack_sessions(struct attack_run *run)
 
 /* Exhaust one resource: take what one session gets, then with the next session, until that is
  * refused, too; then retry for ever. `take` is called with the number of the session. */
-static void take_all(struct attack_run *run, bool (*take)(struct holder *holder, uint32_t which))
+static void take_all(struct attack_run *run, uint32_t sessions,
+		     bool (*take)(struct holder *holder, uint32_t which))
 {
 	static struct holder holder;
 
 	holder.run = run;
-	while (hold_session(&holder, 64, 4096))
+	while (holder.n < sessions && hold_session(&holder, 64, 4096))
 		while (take(&holder, holder.n - 1))
 			attack_round(run);
 	attack_ready(run);
@@ -90,7 +91,7 @@ static bool take_lease(struct holder *holder, uint32_t which)
 
 void attack_leases(struct attack_run *run)
 {
-	take_all(run, take_lease);
+	take_all(run, 1, take_lease);
 }
 
 static bool take_namespace(struct holder *holder, uint32_t which)
@@ -102,7 +103,7 @@ static bool take_namespace(struct holder *holder, uint32_t which)
 
 void attack_namespaces(struct attack_run *run)
 {
-	take_all(run, take_namespace);
+	take_all(run, MOST_SESSIONS, take_namespace);
 }
 
 static bool take_node(struct holder *holder, uint32_t which)
@@ -117,7 +118,7 @@ static bool take_node(struct holder *holder, uint32_t which)
 
 void attack_nodes(struct attack_run *run)
 {
-	take_all(run, take_node);
+	take_all(run, 1, take_node);
 }
 
 static bool take_pages(struct holder *holder, uint32_t which)
@@ -130,7 +131,7 @@ static bool take_pages(struct holder *holder, uint32_t which)
 
 void attack_pages(struct attack_run *run)
 {
-	take_all(run, take_pages);
+	take_all(run, MOST_SESSIONS, take_pages);
 }
 
 /* Publish pages and lock them for good. */
@@ -151,7 +152,7 @@ static bool take_locks(struct holder *holder, uint32_t which)
 
 void attack_locks(struct attack_run *run)
 {
-	take_all(run, take_locks);
+	take_all(run, MOST_SESSIONS, take_locks);
 }
 
 /* The keys stay in the areas: copying them would cost the attacker more than the daemon. */

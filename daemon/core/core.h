@@ -42,7 +42,7 @@ struct kvt_core_config {
 	/* What the sessions of one uid may have together, dead ones in quarantine included; 0 = no
 	 * limit. Pages: private ones and those in quarantine, and only while a session of another
 	 * uid lives. */
-	uint32_t uid_sessions, uid_leases, uid_namespaces, uid_pages;
+	uint32_t uid_sessions, uid_namespaces, uid_pages;
 	uint32_t max_op_keys;   /* most keys or pages of one operation: sizes scratch; 0: 1 Mi */
 	uint32_t policy;        /* enum kvt_policy */
 	uint32_t slru_threshold; /* 0: 2 */

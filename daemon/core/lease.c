@@ -33,9 +33,6 @@ int kvt_lease_quota(struct kvt_core *core, struct kvt_op_context *op)
 
 	if (session->max_leases && session->n_leases >= session->max_leases)
 		return kvt_refuse(op, -EDQUOT, KVT_REASON_LIMIT_LEASES, session->max_leases);
-	if (core->config.uid_leases && core->count->live_leases >= core->config.uid_leases &&
-	    kvt_user_leases(core, op->session) >= core->config.uid_leases)
-		return kvt_refuse(op, -EDQUOT, KVT_REASON_UID_LEASES, core->config.uid_leases);
 	if (core->free_leases.count == 0)
 		return kvt_refuse(op, -ENOSPC, KVT_REASON_LEASES, 0);
 	return 0;

@@ -83,9 +83,7 @@ int kvt_core_session_open(struct kvt_core *core, const struct kvt_core_peer *pee
 		.max_private_pages = core->config.max_private_pages,
 		.opened_ns = now_ns,
 		.sealer = next_sealer(core),
-		.in_vain = session->in_vain,
 	};
-	kvt_wait_inherit(core, id, peer->uid);
 	core->views[id] = *view;
 	core->groups[id].n = 0;
 	core->count->live_sessions++;
@@ -280,8 +278,7 @@ static void session_gone(struct kvt_core *core, uint32_t id)
 	core->dying--;
 	core->count->live_sessions--;
 	kvt_user_session_gone(core, id);
-	*session = (struct kvt_session_record){ .generation = session->generation,
-						.in_vain = session->in_vain };
+	*session = (struct kvt_session_record){ .generation = session->generation };
 	kvt_record_emit(core, KVT_REC_SESSION_GONE, id, 0);
 	kvt_mutation_end(core);
 }

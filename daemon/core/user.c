@@ -92,18 +92,6 @@ void kvt_user_space_gone(struct kvt_core *core, uint32_t namespace_id)
 	core->user_of_space[namespace_id] = 0;
 }
 
-/* Sum only when all sessions together come near a limit; other operations skip the cost. */
-uint64_t kvt_user_leases(const struct kvt_core *core, uint32_t session)
-{
-	uint32_t user = core->user_of[session];
-	uint64_t sum = 0;
-
-	for (uint32_t i = 1; i <= core->config.max_sessions; i++)
-		if (core->user_of[i] == user)
-			sum += core->sessions[i].n_leases;
-	return sum;
-}
-
 static uint64_t user_pages(const struct kvt_core *core, uint32_t user)
 {
 	uint64_t sum = 0;

@@ -9,8 +9,6 @@
 
 #include "daemon/core/state.h"
 
-/** Leases of all sessions of this one's uid. */
-uint64_t kvt_user_leases(const struct kvt_core *core, uint32_t session);
 /** The slow half of kvt_user_may_hold(). */
 bool kvt_user_may_hold_more(const struct kvt_core *core, uint32_t session, uint32_t n,
 			    uint64_t path_pages);

@@ -9,8 +9,8 @@
  *
  * A lease is stalled if it has sealed nothing for longer than its own progress suggests. If a wait
  * ends because the lease stalled, or ended unsealed, the wait was in vain. Then no BEGIN waits for
- * that session, or the next one of its uid, until it seals a page before it stalls. Callers:
- * BEGIN, COMMIT, run.c, begin and end of a session, recovery. */
+ * that session until it seals a page before it stalls. Callers: BEGIN, COMMIT, run.c, the end of a
+ * session, recovery. */
 
 #include <errno.h>
 #include <string.h>
@@ -399,7 +399,7 @@ static void waited_in_vain(struct kvt_core *core, const struct kvt_pending_recor
 	if (owner->in_vain || matched > waiter->matched)
 		return;
 	kvt_save(core, owner, KVT_SESSION_FACTS);
-	owner->in_vain = core->members[waiter->owner].uid + 1;
+	owner->in_vain = 1;
 	core->wake_due = true;
 }
 
@@ -440,24 +440,6 @@ void kvt_wait_progress(struct kvt_core *core, uint32_t id)
 	if (gap_us > lease->gap_us)
 		lease->gap_us = gap_us < UINT32_MAX ? (uint32_t)gap_us : UINT32_MAX;
 	lease->sealed_ns = core->now_ns;
-}
-
-void kvt_wait_inherit(struct kvt_core *core, uint32_t id, uint32_t uid)
-{
-	struct kvt_session_record *session = &core->sessions[id];
-
-	session->in_vain = session->in_vain == uid + 1 ? uid + 1 : 0;
-	for (uint32_t i = 1; i <= core->config.max_sessions && !session->in_vain; i++) {
-		struct kvt_session_record *other = &core->sessions[i];
-
-		if (other->in_vain != uid + 1)
-			continue;
-		session->in_vain = uid + 1;
-		if (other->state == KVT_SESSION_FREE) { /* it is moved: one is enough */
-			kvt_save(core, other, KVT_SESSION_FACTS);
-			other->in_vain = 0;
-		}
-	}
 }
 
 /* ---- ready waiters */

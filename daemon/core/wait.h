@@ -24,8 +24,6 @@ void kvt_wait_emit(struct kvt_core *core, const struct kvt_op_context *op, uint6
 void kvt_wait_end(struct kvt_core *core, struct kvt_op_context *op, int error);
 /** Note that a lease, which the caller saved, has sealed pages. */
 void kvt_wait_progress(struct kvt_core *core, uint32_t lease);
-/** Let a new session of a uid begin unwaited for, if others waited in vain for a former one. */
-void kvt_wait_inherit(struct kvt_core *core, uint32_t session, uint32_t uid);
 /** Name a lease in the nodes of its path as the one that computes their announced pages. */
 void kvt_path_announce(struct kvt_core *core, uint32_t lease);
 /** Begin a pass over the waiters. */

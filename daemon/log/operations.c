@@ -425,7 +425,6 @@ static void fill_header(struct oplog_header *header, const struct kvt_core_confi
 		.max_private_pages = config->max_private_pages,
 		.soft_private = config->soft_private,
 		.uid_sessions = config->uid_sessions,
-		.uid_leases = config->uid_leases,
 		.uid_namespaces = config->uid_namespaces,
 		.uid_pages = config->uid_pages,
 		.max_op_keys = config->max_op_keys,

@@ -430,7 +430,6 @@ static void take_config(const struct oplog_header *header, struct kvt_core_confi
 		.max_private_pages = header->max_private_pages,
 		.soft_private = header->soft_private,
 		.uid_sessions = header->uid_sessions,
-		.uid_leases = header->uid_leases,
 		.uid_namespaces = header->uid_namespaces,
 		.uid_pages = header->uid_pages,
 		.max_op_keys = header->max_op_keys,

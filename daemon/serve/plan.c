@@ -86,25 +86,22 @@ static int plan_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error;
 }
 
-/* A uid's share of a common resource, uid 0 included: seven eighths. */
+/* The most that one session or uid, uid 0 included, may have of all: seven eighths. */
 static uint32_t uid_share(uint32_t all)
 {
 	return all - all / 8;
 }
 
-/* Limit each uid, and thereby each session. A lease takes at most two tree nodes, its own and a
- * root or the rest of a split. Where nodes are fewer than pages, the leases of one uid must not use
- * them up, nor those of one session what its uid gets. */
-static void limit_uids(struct kvt_core_config *config)
+/* Limit each session and each uid. A lease takes at most two tree nodes, its own and a root or the
+ * rest of a split. Where nodes are fewer than pages, the leases of one session must not use them
+ * up. */
+static void limit_shares(struct kvt_core_config *config)
 {
-	uint32_t nodes = uid_share(config->max_nodes) / 2, most;
+	uint32_t most = uid_share(config->n_leases), nodes = config->max_nodes / 3;
 
+	if (config->max_nodes < config->n_pages && nodes < most)
+		most = nodes;
 	config->uid_sessions = uid_share(config->max_sessions);
-	config->uid_leases = most = uid_share(config->n_leases);
-	if (config->max_nodes < config->n_pages && nodes < most) {
-		config->uid_leases = nodes;
-		most = config->max_nodes / 3;
-	}
 	config->uid_namespaces = uid_share(config->max_namespaces);
 	config->uid_pages = uid_share(config->n_pages - 1);
 	if (!config->max_leases || config->max_leases > most)
@@ -154,7 +151,7 @@ int kvt_daemon_plan(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (error)
 		snprintf(why, KVT_WHY_BYTES, "these limits do not work together: %s", reason);
 	else
-		limit_uids(to);
+		limit_shares(to);
 	return error;
 }
 

@@ -117,7 +117,7 @@ struct model_session {
 	bool closed; /* its CLOSE took effect */
 	bool privileged;
 	uint32_t uid;
-	bool in_vain;    /* others waited in vain for it; kept when it is gone */
+	bool in_vain;    /* others waited in vain for it */
 	uint64_t number; /* of all sessions so far */
 	uint64_t since;  /* daemons that had ended when its last entry was taken */
 	uint32_t n_private;
@@ -355,7 +355,6 @@ int wait_cancel(struct kvt_oracle *o);
 void wait_end(struct kvt_oracle *o);
 /* A lease has sealed pages. */
 void wait_sealed(struct kvt_oracle *o, struct model_lease *lease);
-void wait_inherit(struct kvt_oracle *o, uint32_t session, uint32_t uid);
 
 /* ---- check.c ---- */
 int check_counters(struct kvt_oracle *o);

@@ -280,7 +280,7 @@ int run_need_nodes(struct kvt_oracle *o, uint64_t most_nodes)
 
 /* Holdings of one uid, and of all others. */
 struct sums {
-	uint64_t leases, pages; /* pages: private or in quarantine */
+	uint64_t pages; /* pages: private or in quarantine */
 	uint64_t others_pages;
 	bool others_live;
 };
@@ -299,7 +299,6 @@ static void sum_uid(const struct kvt_oracle *o, uint32_t uid, struct sums *sums)
 			sums->others_pages += s->n_private + s->n_quarantined;
 			continue;
 		}
-		sums->leases += s->n_leases;
 		sums->pages += s->n_private + s->n_quarantined;
 	}
 }
@@ -324,13 +323,9 @@ static uint64_t sum_paths(const struct kvt_oracle *o, uint32_t uid)
 int run_need_lease(struct kvt_oracle *o)
 {
 	const struct model_session *session = &o->sessions[o->run.record->session];
-	struct sums sums;
 
-	sum_uid(o, session->uid, &sums);
 	if (o->config.max_leases && session->n_leases >= o->config.max_leases)
 		return run_refuse(o, -EDQUOT, KVT_REASON_LIMIT_LEASES, o->config.max_leases);
-	if (o->config.uid_leases && sums.leases >= o->config.uid_leases)
-		return run_refuse(o, -EDQUOT, KVT_REASON_UID_LEASES, o->config.uid_leases);
 	if (o->n_free_leases == 0)
 		return run_refuse(o, -ENOSPC, KVT_REASON_LEASES, 0);
 	return 0;

@@ -347,22 +347,6 @@ void wait_sealed(struct kvt_oracle *o, struct model_lease *lease)
 	lease->sealed_ns = now;
 }
 
-/* A new session takes over the blame of another one of its uid. */
-void wait_inherit(struct kvt_oracle *o, uint32_t session, uint32_t uid)
-{
-	struct model_session *s = &o->sessions[session];
-
-	s->in_vain = s->in_vain && s->uid == uid;
-	for (uint32_t i = 1; i <= o->config.max_sessions && !s->in_vain; i++) {
-		struct model_session *other = &o->sessions[i];
-
-		if (i == session || !other->in_vain || other->uid != uid)
-			continue;
-		s->in_vain = true;
-		other->in_vain = other->state != KVT_SESSION_FREE;
-	}
-}
-
 void wait_end(struct kvt_oracle *o)
 {
 	const struct model_pending *p = &o->run.waiter;

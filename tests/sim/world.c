@@ -91,7 +91,6 @@ static void choose_config(struct sim *sim)
 	c->max_private_pages = sim_chance(sim, 300) ? sim_between(sim, 1, c->n_pages) : 0;
 	c->soft_private = sim_chance(sim, 500);
 	c->uid_sessions = sim_chance(sim, 300) ? sim_between(sim, 1, c->max_sessions) : 0;
-	c->uid_leases = sim_chance(sim, 300) ? sim_between(sim, 1, c->n_leases) : 0;
 	c->uid_namespaces = sim_chance(sim, 300) ? sim_between(sim, 1, c->max_namespaces) : 0;
 	c->uid_pages = sim_chance(sim, 300) ? sim_between(sim, 1, c->n_pages) : 0;
 	c->max_op_keys = SIM_KEYS_AREA;
@@ -156,7 +155,6 @@ bool sim_create(struct sim *sim)
 		.max_private_pages = sim->config.max_private_pages,
 		.soft_private = sim->config.soft_private,
 		.uid_sessions = sim->config.uid_sessions,
-		.uid_leases = sim->config.uid_leases,
 		.uid_namespaces = sim->config.uid_namespaces,
 		.uid_pages = sim->config.uid_pages,
 		.policy = sim->config.policy,

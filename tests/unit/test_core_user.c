@@ -102,28 +102,6 @@ TEST(a_share_of_private_pages_leaves_room_for_each_newcomer)
 	expect_ok(alloc(b, 18)); /* alone, it may have all */
 }
 
-TEST(leases_of_all_its_sessions_count)
-{
-	struct world *w = world_of((struct kvt_core_config){ .uid_leases = 3 });
-	struct client *a = client_of(w, ENGINE), *b = client_of(w, ENGINE);
-	struct client *c = client_of(w, OTHER);
-	uint32_t one = space_open(a, "ns"), two = space_open(b, "ns"), ns = space_open(c, "ns");
-	struct answer lease;
-	struct seq *seq;
-
-	insert(c, ns, range(1, 8));
-	begin(a, one, range(1, 8), 0, 0);
-	lease = match_lock(a, one, range(1, 4));
-	match_lock(b, two, range(1, 8));
-	seq = begin(b, two, range(1, 8), 0, 0);
-	expect_refused(seq->a, -EDQUOT, KVT_REASON_UID_LEASES);
-	assert_int_equal(seq->a.number, 3);
-	expect_refused(match_lock(a, one, range(1, 8)), -EDQUOT, KVT_REASON_UID_LEASES);
-	expect_ok(begin(c, ns, range(1, 8), 0, 0)->a);
-	expect_ok(unlock(a, lease));
-	expect_ok(match_lock(b, two, range(1, 8)));
-}
-
 TEST(pages_count_while_another_uid_lives)
 {
 	struct world *w = world_of((struct kvt_core_config){ .uid_pages = 52 });
@@ -224,21 +202,20 @@ TEST(namespaces_are_their_makers)
 TEST(a_successor_counts_the_same)
 {
 	struct world *w = world_of((struct kvt_core_config){
-		.uid_sessions = 2, .uid_leases = 2, .uid_namespaces = 1, .uid_pages = 20 });
+		.uid_sessions = 2, .uid_namespaces = 1, .uid_pages = 20 });
 	struct client *a = client_of(w, ENGINE), *b = client_of(w, ENGINE);
 	struct client *c = client_of(w, OTHER);
 	struct kvt_core_peer peer = { .uid = ENGINE };
 	struct kvt_core_view view = { 0 };
-	uint32_t ns = space_open(a, "ns"), session;
+	uint32_t session;
 	char why[256] = "";
 
-	begin(a, ns, range(1, 8), 0, 0);
-	begin(a, ns, range(11, 18), 0, 0);
+	space_open(a, "ns");
+	alloc(a, 8);
 	alloc(b, 12);
 	client_dies(b, KVT_SIGN_EXITED);
 	assert_int_equal(world_adopt(w, NULL, why, sizeof(why)), 0);
 	assert_int_equal(kvt_core_session_open(w->core, &peer, &view, 1, &session), -EDQUOT);
-	expect_refused(begin(a, ns, range(1, 8), 0, 0)->a, -EDQUOT, KVT_REASON_UID_LEASES);
 	expect_refused(alloc(a, 1), -EDQUOT, KVT_REASON_UID_PAGES);
 	assert_int_equal(open_space(a, 5, &session), -EDQUOT);
 	expect_ok(alloc(c, 20));
