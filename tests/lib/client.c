@@ -17,7 +17,7 @@
 
 /* ---------------------------------------------------------------- clients */
 
-static struct kvt_client *connect_with(const struct kvt_test_daemon *daemon, uint32_t flags)
+struct kvt_client *kvt_test_connect_with(const struct kvt_test_daemon *daemon, uint32_t flags)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
 	struct kvt_error error = { .code = 0 };
@@ -36,12 +36,12 @@ static struct kvt_client *connect_with(const struct kvt_test_daemon *daemon, uin
 
 struct kvt_client *kvt_test_connect(const struct kvt_test_daemon *daemon)
 {
-	return connect_with(daemon, 0);
+	return kvt_test_connect_with(daemon, 0);
 }
 
 struct kvt_client *kvt_test_observe(const struct kvt_test_daemon *daemon)
 {
-	return connect_with(daemon, KVT_HELLO_OBSERVE);
+	return kvt_test_connect_with(daemon, KVT_HELLO_OBSERVE);
 }
 
 void kvt_test_fence_by(int method)
@@ -61,6 +61,27 @@ uint32_t kvt_test_namespace(struct kvt_client *client, const char *name)
 	if (error != 0)
 		kvt_test_fail("namespace %s: %s", name, kvt_client_error(client)->text);
 	return number;
+}
+
+struct kvt_result kvt_test_call(struct kvt_client *client, const struct kvt_request *request)
+{
+	struct kvt_result result;
+
+	if (kvt_call(client, request, &result) != 0)
+		kvt_test_fail("%s: %s", kvt_op_name((int)request->op),
+			      kvt_client_error(client)->text);
+	kvt_result_release(client, &result);
+	return result;
+}
+
+uint32_t kvt_test_matched(struct kvt_client *client, uint32_t space, const uint32_t *keys,
+			  uint32_t n)
+{
+	struct kvt_result result;
+
+	kvt_test_equal(kvt_match(client, space, keys, n, 0, &result), 0);
+	kvt_result_release(client, &result);
+	return result.matched;
 }
 
 /* `what`: KVT_ADMIN_STATUS, or KVT_ADMIN_SETTLED, which is answered once work is done. */
@@ -191,6 +212,29 @@ bool kvt_test_page_right(const struct kvt_pool *pool, uint32_t page_size, uint32
 	return true;
 }
 
+uint32_t kvt_test_serve(struct kvt_client *client, const struct kvt_pool *pool, uint32_t space,
+			uint64_t salt, const uint32_t *keys, uint32_t n)
+{
+	uint32_t size = kvt_client_info(client)->page_size, reused;
+	const uint32_t *pages;
+	struct kvt_seq *seq;
+
+	if (kvt_seq_begin(client, space, keys, n, 0, 0, &seq) != 0)
+		kvt_test_fail("begin: %s", kvt_client_error(client)->text);
+	pages = kvt_seq_pages(seq, NULL);
+	reused = kvt_seq_reusable(seq);
+	for (uint32_t i = reused / size; i < n / size; i++)
+		kvt_test_page_fill(pool, size, pages[i], salt, keys, i);
+	for (uint32_t i = 0; i < reused / size; i++)
+		kvt_test_check(kvt_test_page_right(pool, size, pages[i], salt, keys, i));
+	kvt_test_equal(kvt_seq_commit(seq, n, NULL, 0, KVT_IDLE, 0), 0);
+	pages = kvt_seq_pages(seq, NULL);
+	for (uint32_t i = 0; i < n / size; i++)
+		kvt_test_check(kvt_test_page_right(pool, size, pages[i], salt, keys, i));
+	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	return reused;
+}
+
 /* ---------------------------------------------------------------- children */
 
 void kvt_test_child_start(struct kvt_test_child *child, kvt_test_child_fn *run, void *context)
@@ -229,14 +273,24 @@ bool kvt_test_receive(int pipe, uint64_t *ret_word)
 	return n == sizeof(*ret_word);
 }
 
+uint64_t kvt_test_word(int pipe)
+{
+	uint64_t word = 0;
+
+	if (!kvt_test_receive(pipe, &word))
+		kvt_test_fail("process %d: the other side is gone", (int)getpid());
+	return word;
+}
+
 void kvt_test_expect(int pipe, uint64_t word)
 {
-	uint64_t got = 0;
+	kvt_test_equal(kvt_test_word(pipe), word);
+}
 
-	if (!kvt_test_receive(pipe, &got))
-		kvt_test_fail("process %d: the other side is gone, %llu was to come",
-			      (int)getpid(), (unsigned long long)word);
-	kvt_test_equal(got, word);
+uint64_t kvt_test_ask(const struct kvt_test_child *child, uint64_t word)
+{
+	kvt_test_send(child->pipe, word);
+	return kvt_test_word(child->pipe);
 }
 
 static int child_wait(struct kvt_test_child *child)
@@ -262,6 +316,12 @@ void kvt_test_child_finish(struct kvt_test_child *child)
 
 	if (status != 0)
 		kvt_test_fail("a child ended with status 0x%x", status);
+}
+
+void kvt_test_child_end(struct kvt_test_child *child)
+{
+	shutdown(child->pipe, SHUT_RDWR);
+	kvt_test_child_finish(child);
 }
 
 /* ---------------------------------------------------------------- random */

@@ -165,10 +165,15 @@ void kvt_test_daemon_prepare(struct kvt_test_daemon *daemon, const char *more)
 
 static void become_daemon(const struct kvt_test_daemon *daemon, const char *const *arguments)
 {
-	char program[640], notify[96];
+	char program[640], notify[96], log_flag[96];
 	const char *argv[32] = { program, "--config", daemon->config };
 	int n = 3, fd = open(daemon->output, O_WRONLY | O_CREAT | O_APPEND, 0600);
 
+	snprintf(log_flag, sizeof(log_flag), "--log_file=%s/operations", daemon->dir);
+	if (daemon->supervised)
+		argv[n++] = "--supervise";
+	if (daemon->logged)
+		argv[n++] = log_flag;
 	snprintf(program, sizeof(program), "%s/kvtrunkd", kvt_test_build());
 	snprintf(notify, sizeof(notify), "%s/notify", daemon->dir);
 	for (; arguments && *arguments; arguments++) {
@@ -417,14 +422,34 @@ void kvt_test_daemon_succeed(struct kvt_test_daemon *daemon)
 	kvt_test_check(kvt_test_daemon_await(daemon, "READY=1"));
 }
 
-void kvt_test_daemon_begin(struct kvt_test_daemon *daemon, const char *more)
+static void begin(struct kvt_test_daemon *daemon, const char *more, bool supervised, bool logged)
 {
 	kvt_test_daemon_prepare(daemon, more);
+	daemon->supervised = supervised;
+	daemon->logged = logged;
 	kvt_test_daemon_start(daemon, NULL);
+}
+
+void kvt_test_daemon_begin(struct kvt_test_daemon *daemon, const char *more)
+{
+	begin(daemon, more, false, false);
+}
+
+void kvt_test_daemon_begin_supervised(struct kvt_test_daemon *daemon, const char *more)
+{
+	begin(daemon, more, true, false);
+}
+
+void kvt_test_daemon_begin_logged(struct kvt_test_daemon *daemon, const char *more,
+				  bool supervised)
+{
+	begin(daemon, more, supervised, true);
 }
 
 void kvt_test_daemon_end(struct kvt_test_daemon *daemon)
 {
 	kvt_test_daemon_stop(daemon);
+	if (daemon->logged)
+		kvt_test_verify(daemon);
 	kvt_test_daemon_remove(daemon);
 }

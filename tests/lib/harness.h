@@ -42,6 +42,8 @@ struct kvt_test_daemon {
 	int notify;      /* datagram socket for */
 	uid_t uid;       /* of spawned processes, if permitted; 0: this process's */
 	bool traced;     /* spawned processes are traced by this one, if permitted */
+	bool supervised; /* started with --supervise */
+	bool logged;     /* it writes DIR/operations, which kvt_test_daemon_end() verifies */
 	char dir[64];    /* holds everything below; removed by kvt_test_daemon_remove() */
 	char name[64];   /* instance: its shared memory objects are named after it */
 	char socket[96];
@@ -85,8 +87,12 @@ uint32_t kvt_test_daemon_descriptors(const struct kvt_test_daemon *daemon);
 void kvt_test_daemon_print_descriptors(const struct kvt_test_daemon *daemon);
 /** Check the operation log DIR/operations with `kvtlab verify`; ends the test if they disagree. */
 void kvt_test_verify(const struct kvt_test_daemon *daemon);
-/** Prepare and start; stop and remove. */
+/** Prepare and start; stop, verify the log if there is one, and remove. */
 void kvt_test_daemon_begin(struct kvt_test_daemon *daemon, const char *more);
+void kvt_test_daemon_begin_supervised(struct kvt_test_daemon *daemon, const char *more);
+/** With an operation log. */
+void kvt_test_daemon_begin_logged(struct kvt_test_daemon *daemon, const char *more,
+				  bool supervised);
 void kvt_test_daemon_end(struct kvt_test_daemon *daemon);
 /** Remove the directory. The daemon must have ended. */
 void kvt_test_daemon_remove(struct kvt_test_daemon *daemon);
@@ -97,12 +103,19 @@ uint32_t kvt_test_daemon_count(const struct kvt_test_daemon *daemon, const char 
 
 /* ---------------------------------------------------------------- clients */
 
+/** Connect; `flags`: those of kvt_options, beside KVT_ANY_GEOMETRY. */
+struct kvt_client *kvt_test_connect_with(const struct kvt_test_daemon *daemon, uint32_t flags);
 struct kvt_client *kvt_test_connect(const struct kvt_test_daemon *daemon);
 struct kvt_client *kvt_test_observe(const struct kvt_test_daemon *daemon);
 /** Choose how this process's streams raise fences: enum kvt_fence_method, but the default. */
 void kvt_test_fence_by(int method);
 /** Return the tests' namespace for `name`. */
 uint32_t kvt_test_namespace(struct kvt_client *client, const char *name);
+/** Have an operation done, which must succeed. Returns its result without pages and twins. */
+struct kvt_result kvt_test_call(struct kvt_client *client, const struct kvt_request *request);
+/** Return how many positions of n keys match. */
+uint32_t kvt_test_matched(struct kvt_client *client, uint32_t space, const uint32_t *keys,
+			  uint32_t n);
 /** Wait until no background work is left, then audit: ends the test if anything is wrong. */
 void kvt_test_audit(const struct kvt_test_daemon *daemon);
 /** Return the status, background work done or not. */
@@ -131,6 +144,10 @@ void kvt_test_page_fill(const struct kvt_pool *pool, uint32_t page_size, uint32_
 			uint64_t salt, const uint32_t *keys, uint32_t index);
 bool kvt_test_page_right(const struct kvt_pool *pool, uint32_t page_size, uint32_t page,
 			 uint64_t salt, const uint32_t *keys, uint32_t index);
+/** Serve a prompt as a worker does: check the pages that are cached, fill the others, commit n
+ * positions and end. Returns the positions that were reused. */
+uint32_t kvt_test_serve(struct kvt_client *client, const struct kvt_pool *pool, uint32_t space,
+			uint64_t salt, const uint32_t *keys, uint32_t n);
 
 /* ---------------------------------------------------------------- children */
 
@@ -146,12 +163,18 @@ void kvt_test_child_start(struct kvt_test_child *child, kvt_test_child_fn *run, 
 void kvt_test_send(int pipe, uint64_t word);
 /** Receive a word. False: the other side is gone. */
 bool kvt_test_receive(int pipe, uint64_t *ret_word);
+/** Receive a word, which must come. */
+uint64_t kvt_test_word(int pipe);
 /** Receive a word, which must be this one. */
 void kvt_test_expect(int pipe, uint64_t word);
+/** Send a word and return the answer. */
+uint64_t kvt_test_ask(const struct kvt_test_child *child, uint64_t word);
 /** Signal the child and wait. Returns the wait status. */
 int kvt_test_child_kill(struct kvt_test_child *child, int signal_number);
 /** Wait for the child, which must exit with 0. */
 void kvt_test_child_finish(struct kvt_test_child *child);
+/** Hang up, and wait for it. */
+void kvt_test_child_end(struct kvt_test_child *child);
 
 /* A small generator: a seed gives the same numbers everywhere. */
 struct kvt_test_random {
