@@ -4,12 +4,6 @@
  *
  * Inputs: a seed. Invariant: after each attack the witness works, nothing has leaked, the audit is
  * clean. Caller: tests/run hostile. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -23,6 +17,7 @@
 
 #include "libclient/state.h"
 #include "tests/hostile/witness.h"
+#include "tests/lib/cases.h"
 #include "tests/lib/raw.h"
 
 /* ---------------------------------------------------------------- connections */
@@ -42,11 +37,6 @@ static void leave_half_open(struct kvt_client *client, struct kvt_test_random *r
 		kvt_client_close(kvt_test_connect(&kvt_victim), KVT_IDLE);
 }
 
-static void thousands_of_half_open_connections_keep_no_client_out(void **state)
-{
-	kvt_attack(leave_half_open, 1);
-}
-
 static void come_and_go(struct kvt_client *client, struct kvt_test_random *random)
 {
 	for (int i = 0; i < 2000; i++) {
@@ -59,11 +49,6 @@ static void come_and_go(struct kvt_client *client, struct kvt_test_random *rando
 			 kvt_test_random_below(random, sizeof(hello)), MSG_NOSIGNAL);
 		close(fd);
 	}
-}
-
-static void connections_that_come_and_go_leave_nothing(void **state)
-{
-	kvt_attack(come_and_go, 2);
 }
 
 static void open_sessions_without_end(struct kvt_client *client, struct kvt_test_random *random)
@@ -91,11 +76,6 @@ static void open_sessions_without_end(struct kvt_client *client, struct kvt_test
 		}
 	}
 	kvt_test_check(welcomed > 100 && refused > 0);
-}
-
-static void more_sessions_than_there_may_be_are_refused(void **state)
-{
-	kvt_attack(open_sessions_without_end, 3);
 }
 
 /* ---------------------------------------------------------------- messages */
@@ -134,11 +114,6 @@ static void send_wrong_hellos(struct kvt_client *client, struct kvt_test_random 
 			kvt_test_fail("wrong hello %d got an answer of type %u", wrong, type);
 		close(fd);
 	}
-}
-
-static void a_wrong_hello_is_refused(void **state)
-{
-	kvt_attack(send_wrong_hellos, 1);
 }
 
 /* Make a message of any kind with a valid start and a random rest. */
@@ -186,12 +161,6 @@ static void send_random_messages(struct kvt_client *client, struct kvt_test_rand
 	}
 }
 
-static void malformed_messages_end_only_their_own_connection(void **state)
-{
-	kvt_attack(send_random_messages, 5);
-	kvt_attack(send_random_messages, 6);
-}
-
 /* Open more connections than may be half open, each with a session's first message and requests
  * behind it that are never read: the session ends while its connection is queued for the
  * requests. */
@@ -219,11 +188,6 @@ static void ask_and_hang_up(struct kvt_client *client, struct kvt_test_random *r
 	}
 }
 
-static void a_session_that_is_over_asks_nothing(void **state)
-{
-	kvt_attack(ask_and_hang_up, 7);
-}
-
 /* Send the largest packet, and an empty one. */
 static void send_extreme_sizes(struct kvt_client *client, struct kvt_test_random *random)
 {
@@ -243,11 +207,6 @@ static void send_extreme_sizes(struct kvt_client *client, struct kvt_test_random
 	}
 }
 
-static void packets_of_any_size_are_survived(void **state)
-{
-	kvt_attack(send_extreme_sizes, 1);
-}
-
 /* ---------------------------------------------------------------- not reading */
 
 static void never_read_answers(struct kvt_client *client, struct kvt_test_random *random)
@@ -265,11 +224,6 @@ static void never_read_answers(struct kvt_client *client, struct kvt_test_random
 	for (int round = 0; round < 2000; round++)
 		for (int i = 0; i < 20; i++)
 			send(fds[i], &request, sizeof(request), MSG_NOSIGNAL | MSG_DONTWAIT);
-}
-
-static void an_unread_socket_stops_only_itself(void **state)
-{
-	kvt_attack(never_read_answers, 1);
 }
 
 /* ---------------------------------------------------------------- descriptors */
@@ -305,11 +259,6 @@ static void send_odd_descriptors(struct kvt_client *client, struct kvt_test_rand
 	}
 }
 
-static void unexpected_descriptors_are_not_kept(void **state)
-{
-	kvt_attack(send_odd_descriptors, 9); /* the check counts the daemon's descriptors */
-}
-
 /* Open namespaces without end: the limit must hold and be answered. */
 static void open_namespaces_without_end(struct kvt_client *client, struct kvt_test_random *random)
 {
@@ -323,18 +272,6 @@ static void open_namespaces_without_end(struct kvt_client *client, struct kvt_te
 		refused += error != 0;
 	}
 	kvt_test_check(refused > 0);
-}
-
-static void namespaces_are_limited_and_given_back(void **state)
-{
-	kvt_attack(open_namespaces_without_end, 9);
-	kvt_attack(open_namespaces_without_end, 10);
-}
-
-static int start(void **state)
-{
-	kvt_witness_start("log_level = warning\n");
-	return 0;
 }
 
 /* The other tests rely on a witness that notices one wrong byte in a page that it reuses. */
@@ -352,30 +289,26 @@ static void the_witness_notices_a_wrong_byte(void **state)
 	kvt_witness_must_fail();
 }
 
-static int end(void **state)
-{
-	kvt_witness_end(true);
-	return 0;
-}
+static const struct kvt_attack attacks[] = {
+	{ "thousands_of_half_open_connections_keep_no_client_out", leave_half_open, 1, 1, 0 },
+	{ "connections_that_come_and_go_leave_nothing", come_and_go, 2, 2, 0 },
+	{ "more_sessions_than_there_may_be_are_refused", open_sessions_without_end, 3, 3, 0 },
+	{ "a_wrong_hello_is_refused", send_wrong_hellos, 1, 1, 0 },
+	{ "malformed_messages_end_only_their_own_connection", send_random_messages, 5, 6, 0 },
+	{ "a_session_that_is_over_asks_nothing", ask_and_hang_up, 7, 7, 0 },
+	{ "packets_of_any_size_are_survived", send_extreme_sizes, 1, 1, 0 },
+	{ "an_unread_socket_stops_only_itself", never_read_answers, 1, 1, 0 },
+	{ "unexpected_descriptors_are_not_kept", send_odd_descriptors, 9, 9, 0 },
+	{ "namespaces_are_limited_and_given_back", open_namespaces_without_end, 9, 10, 0 },
+};
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(thousands_of_half_open_connections_keep_no_client_out),
-		cmocka_unit_test(connections_that_come_and_go_leave_nothing),
-		cmocka_unit_test(more_sessions_than_there_may_be_are_refused),
-		cmocka_unit_test(a_wrong_hello_is_refused),
-		cmocka_unit_test(malformed_messages_end_only_their_own_connection),
-		cmocka_unit_test(a_session_that_is_over_asks_nothing),
-		cmocka_unit_test(packets_of_any_size_are_survived),
-		cmocka_unit_test(an_unread_socket_stops_only_itself),
-		cmocka_unit_test(unexpected_descriptors_are_not_kept),
-		cmocka_unit_test(namespaces_are_limited_and_given_back),
-	};
 	const struct CMUnitTest itself[] = {
 		cmocka_unit_test(the_witness_notices_a_wrong_byte),
 	};
 
-	return cmocka_run_group_tests(tests, start, end) +
+	return kvt_attacks_run(attacks, sizeof(attacks) / sizeof(attacks[0]),
+			       "log_level = warning\n", true) +
 	       cmocka_run_group_tests(itself, NULL, NULL);
 }

@@ -3,12 +3,6 @@
  *
  * Inputs: a seed. Invariant: each attack is refused or ends its own session only; the witness's
  * bytes stay right. Caller: tests/run hostile. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -102,12 +96,6 @@ static void write_header_garbage(struct kvt_client *client, struct kvt_test_rand
 	kvt_client_abandon(client);
 }
 
-static void garbage_in_the_header_ends_only_that_session(void **state)
-{
-	kvt_attack(write_header_garbage, 11);
-	kvt_attack(write_header_garbage, 12);
-}
-
 /* Claim an index beyond the ring: the daemon must notice, say so, and end the session. */
 static void claim_impossible_index(struct kvt_client *client, struct kvt_test_random *random)
 {
@@ -123,11 +111,6 @@ static void claim_impossible_index(struct kvt_client *client, struct kvt_test_ra
 	kvt_test_equal(((struct kvt_message *)(void *)packet)->type, KVT_MSG_GOODBYE);
 	while (kvt_load_acquire(&client->ring.header->gone) == 0) /* it comes after GOODBYE */
 		sched_yield();
-}
-
-static void an_impossible_index_ends_the_session_with_a_reason(void **state)
-{
-	kvt_attack(claim_impossible_index, 1);
 }
 
 /* ---------------------------------------------------------------- entries */
@@ -155,12 +138,6 @@ static void submit_random_entries(struct kvt_client *client, struct kvt_test_ran
 		if (is_over(client))
 			client = again(client);
 	}
-}
-
-static void random_entries_change_nothing_for_others(void **state)
-{
-	for (uint64_t seed = 1; seed <= 3; seed++)
-		kvt_test_check(kvt_attack(submit_random_entries, seed) > 1000);
 }
 
 /* Draw a number that is likely to mean something to the daemon. */
@@ -251,12 +228,6 @@ static void submit_almost_valid_entries(struct kvt_client *client, struct kvt_te
 	}
 }
 
-static void almost_valid_entries_change_nothing_for_others(void **state)
-{
-	for (uint64_t seed = 1; seed <= 4; seed++)
-		kvt_test_check(kvt_attack(submit_almost_valid_entries, seed) > 1000);
-}
-
 /* ---------------------------------------------------------------- keys under way */
 
 struct scribbler {
@@ -319,12 +290,6 @@ static void change_keys_during_operations(struct kvt_client *client,
 	pthread_join(thread, NULL);
 }
 
-static void keys_that_change_while_they_are_read_hurt_only_the_liar(void **state)
-{
-	kvt_attack(change_keys_during_operations, 21);
-	kvt_attack(change_keys_during_operations, 22);
-}
-
 /* ---------------------------------------------------------------- waking and not reading */
 
 static void flood_doorbell(struct kvt_client *client, struct kvt_test_random *random)
@@ -344,11 +309,6 @@ static void flood_doorbell(struct kvt_client *client, struct kvt_test_random *ra
 			eventfd_write(client->doorbell, 1);
 	}
 	fcntl(client->doorbell, F_SETFL, flags & ~O_NONBLOCK);
-}
-
-static void a_flooded_doorbell_does_not_stop_others(void **state)
-{
-	kvt_attack(flood_doorbell, 1);
 }
 
 /* Have the daemon complete an entry for a client whose ring says that it sleeps. */
@@ -382,11 +342,6 @@ static void ignore_bell(struct kvt_client *client, struct kvt_test_random *rando
 		       errno == EPIPE);
 }
 
-static void a_bell_that_is_not_answered_does_not_pile_up(void **state)
-{
-	kvt_attack(ignore_bell, 1);
-}
-
 static void never_read_completions(struct kvt_client *client, struct kvt_test_random *random)
 {
 	struct kvt_sqe alloc = { .op = KVT_OP_ALLOC, .fence_slot = KVT_FENCE_IDLE, .arg = 1,
@@ -409,11 +364,6 @@ static void never_read_completions(struct kvt_client *client, struct kvt_test_ra
 	kvt_test_equal(kvt_load_acquire(&client->ring.header->sq_head), client->ring.sq_tail - sq);
 }
 
-static void unread_completions_stop_only_their_own_ring(void **state)
-{
-	kvt_attack(never_read_completions, 1);
-}
-
 /* Defer operations without end: the places of each session are limited. */
 static void defer_everything(struct kvt_client *client, struct kvt_test_random *random)
 {
@@ -432,11 +382,6 @@ static void defer_everything(struct kvt_client *client, struct kvt_test_random *
 	/* Fence words may go backwards: they have no other effect. */
 	for (int i = 0; i < 100000; i++)
 		kvt_store_relaxed(&client->ring.fences[3].value, (uint64_t)(i & 1) << 62);
-}
-
-static void operations_that_wait_for_ever_do_not_use_up_the_daemon(void **state)
-{
-	kvt_attack(defer_everything, 1);
 }
 
 /* ---------------------------------------------------------------- the objects themselves */
@@ -460,47 +405,27 @@ static void resize_and_remap(struct kvt_client *client, struct kvt_test_random *
 		}
 }
 
-static void no_client_can_resize_or_rewrite_what_others_map(void **state)
-{
-	kvt_attack(resize_and_remap, 1);
-}
-
-static int start(void **state)
-{
-	kvt_witness_start(NULL);
-	return 0;
-}
-
-static int end(void **state)
-{
-	kvt_witness_end(true);
-	return 0;
-}
+static const struct kvt_attack attacks[] = {
+	{ "garbage_in_the_header_ends_only_that_session", write_header_garbage, 11, 12, 0 },
+	{ "an_impossible_index_ends_the_session_with_a_reason", claim_impossible_index, 1, 1, 0 },
+	{ "random_entries_change_nothing_for_others", submit_random_entries, 1, 3, 1000 },
+	{ "almost_valid_entries_change_nothing_for_others",
+	  submit_almost_valid_entries, 1, 4, 1000 },
+	{ "a_flooded_doorbell_does_not_stop_others", flood_doorbell, 1, 1, 0 },
+	{ "a_bell_that_is_not_answered_does_not_pile_up", ignore_bell, 1, 1, 0 },
+	{ "unread_completions_stop_only_their_own_ring", never_read_completions, 1, 1, 0 },
+	{ "operations_that_wait_for_ever_do_not_use_up_the_daemon", defer_everything, 1, 1, 0 },
+	{ "no_client_can_resize_or_rewrite_what_others_map", resize_and_remap, 1, 1, 0 },
+};
 
 /* Keys that changed since their comparison are unknown: no log to verify. */
-static int end_without_log(void **state)
-{
-	kvt_witness_end(false);
-	return 0;
-}
+static const struct kvt_attack racing[] = {
+	{ "keys_that_change_while_they_are_read_hurt_only_the_liar",
+	  change_keys_during_operations, 21, 22, 0 },
+};
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(garbage_in_the_header_ends_only_that_session),
-		cmocka_unit_test(an_impossible_index_ends_the_session_with_a_reason),
-		cmocka_unit_test(random_entries_change_nothing_for_others),
-		cmocka_unit_test(almost_valid_entries_change_nothing_for_others),
-		cmocka_unit_test(a_flooded_doorbell_does_not_stop_others),
-		cmocka_unit_test(a_bell_that_is_not_answered_does_not_pile_up),
-		cmocka_unit_test(unread_completions_stop_only_their_own_ring),
-		cmocka_unit_test(operations_that_wait_for_ever_do_not_use_up_the_daemon),
-		cmocka_unit_test(no_client_can_resize_or_rewrite_what_others_map),
-	};
-	const struct CMUnitTest racing[] = {
-		cmocka_unit_test(keys_that_change_while_they_are_read_hurt_only_the_liar),
-	};
-
-	return cmocka_run_group_tests(tests, start, end) +
-	       cmocka_run_group_tests(racing, start, end_without_log);
+	return kvt_attacks_run(attacks, sizeof(attacks) / sizeof(attacks[0]), NULL, true) +
+	       kvt_attacks_run(racing, 1, NULL, false);
 }

@@ -12,17 +12,14 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
-#include "libclient/wait.h"
+#include "tests/lib/cases.h"
 
 enum { PAGE = 16, PROMPT = 300, HELD = 64 };
 
 struct kvt_test_daemon kvt_victim;
 static struct kvt_test_child witness;
 static uint32_t descriptors; /* the daemon's, with the witness alone */
-static uint64_t *longest_ns;  /* of the witness's rounds; shared with it */
-static char log_flag[128];
 
 static void check_pages(const struct kvt_pool *pool, struct kvt_seq *seq, const uint32_t *keys,
 			uint32_t from, uint32_t to, bool fill)
@@ -62,18 +59,6 @@ static void witness_round(struct kvt_client *client, const struct kvt_pool *pool
 	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
 }
 
-static void timed_round(struct kvt_client *client, const struct kvt_pool *pool, uint32_t ns,
-			uint32_t round)
-{
-	int64_t start_ns = kvt_client_now_ns();
-	uint64_t took_ns;
-
-	witness_round(client, pool, ns, round);
-	took_ns = (uint64_t)(kvt_client_now_ns() - start_ns);
-	if (took_ns > kvt_load_relaxed(longest_ns))
-		kvt_store_relaxed(longest_ns, took_ns);
-}
-
 /* Work between orders; answer a request for n rounds when they are done. */
 static void witness_run(int pipe, void *context)
 {
@@ -95,10 +80,10 @@ static void witness_run(int pipe, void *context)
 			if (!kvt_test_receive(pipe, &wanted) || wanted == 0)
 				break;
 			for (uint64_t i = 0; i < wanted; i++)
-				timed_round(client, &pool, ns, round++);
+				witness_round(client, &pool, ns, round++);
 			kvt_test_send(pipe, 2);
 		}
-		timed_round(client, &pool, ns, round++);
+		witness_round(client, &pool, ns, round++);
 		check_pages(&pool, held, keys, 0, HELD / PAGE, false);
 	}
 	kvt_test_equal(kvt_seq_end(held, 0, NULL, 0, KVT_IDLE, 0), 0);
@@ -128,27 +113,12 @@ static void work(uint32_t rounds)
 
 void kvt_witness_start(const char *config)
 {
-	const char *arguments[] = { log_flag, NULL };
-
-	longest_ns = mmap(NULL, sizeof(*longest_ns), PROT_READ | PROT_WRITE,
-			  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	kvt_test_check(longest_ns != MAP_FAILED);
-	kvt_test_daemon_prepare(&kvt_victim, config);
-	snprintf(log_flag, sizeof(log_flag), "--log_file=%s/operations", kvt_victim.dir);
-	kvt_test_daemon_start(&kvt_victim, arguments);
+	kvt_test_daemon_begin_logged(&kvt_victim, config, false);
 	kvt_test_child_start(&witness, witness_run, NULL);
 	kvt_test_expect(witness.pipe, 1);
 	work(10);
 	settled_alone();
 	descriptors = kvt_test_daemon_descriptors(&kvt_victim);
-}
-
-uint64_t kvt_witness_longest_ns(void)
-{
-	uint64_t longest = kvt_load_relaxed(longest_ns);
-
-	kvt_store_relaxed(longest_ns, 0);
-	return longest;
 }
 
 void kvt_witness_check(void)
@@ -175,6 +145,7 @@ void kvt_witness_must_fail(void)
 
 	kvt_test_check(!kvt_test_receive(witness.pipe, &word)); /* the witness ended by itself */
 	kvt_test_check(kvt_test_child_kill(&witness, SIGKILL) != 0);
+	kvt_victim.logged = false;
 	kvt_test_daemon_end(&kvt_victim);
 }
 
@@ -185,40 +156,68 @@ void kvt_witness_end(bool verify)
 	kvt_test_child_finish(&witness);
 	kvt_test_audit(&kvt_victim);
 	kvt_test_equal(kvt_test_settled(&kvt_victim).private_pages, 0);
-	kvt_test_daemon_stop(&kvt_victim);
 	/* Refused entries are in the log, too: the model refuses them for the same reasons. */
-	if (verify)
-		kvt_test_verify(&kvt_victim);
-	kvt_test_daemon_remove(&kvt_victim);
+	kvt_victim.logged = verify;
+	kvt_test_daemon_end(&kvt_victim);
 }
 
-struct attacker {
-	kvt_attack_fn *attack;
-	uint64_t seed;
-};
+static uint64_t attack_seed;
 
 static void attacker_run(int pipe, void *context)
 {
-	const struct attacker *attacker = context;
-	struct kvt_test_random random = { attacker->seed };
+	const struct kvt_attack *attack = context;
+	struct kvt_test_random random = { attack_seed };
 
 	signal(SIGPIPE, SIG_IGN);
-	attacker->attack(kvt_test_connect(&kvt_victim), &random);
+	attack->attack(kvt_test_connect(&kvt_victim), &random);
 	kvt_test_send(pipe, 4);
 	kvt_test_receive(pipe, &(uint64_t){ 0 }); /* until it is killed */
 }
 
-uint64_t kvt_attack(kvt_attack_fn *attack, uint64_t seed)
+static void attack_run(void **state)
 {
-	struct attacker attacker = { attack, seed };
-	uint64_t before = kvt_test_settled(&kvt_victim).violations;
-	struct kvt_test_child child;
+	const struct kvt_attack *attack = *state;
 
-	kvt_test_child_start(&child, attacker_run, &attacker);
-	work(20);
-	kvt_test_expect(child.pipe, 4);
-	work(20);
-	kvt_test_child_kill(&child, SIGKILL);
-	kvt_witness_check();
-	return kvt_test_settled(&kvt_victim).violations - before;
+	for (attack_seed = attack->first_seed; attack_seed <= attack->last_seed; attack_seed++) {
+		uint64_t before = kvt_test_settled(&kvt_victim).violations;
+		struct kvt_test_child child;
+
+		kvt_test_child_start(&child, attacker_run, *state);
+		work(20);
+		kvt_test_expect(child.pipe, 4);
+		work(20);
+		kvt_test_child_kill(&child, SIGKILL);
+		kvt_witness_check();
+		kvt_test_check(kvt_test_settled(&kvt_victim).violations - before >=
+			       attack->violations);
+	}
+}
+
+static const char *victim_config;
+static bool verifies;
+
+static int start_victim(void **state)
+{
+	kvt_witness_start(victim_config);
+	return 0;
+}
+
+static int end_victim(void **state)
+{
+	kvt_witness_end(verifies);
+	return 0;
+}
+
+int kvt_attacks_run(const struct kvt_attack *attacks, unsigned int n, const char *config,
+		    bool verify)
+{
+	struct CMUnitTest tests[16];
+
+	kvt_test_check(n <= sizeof(tests) / sizeof(tests[0]));
+	victim_config = config;
+	verifies = verify;
+	for (unsigned int i = 0; i < n; i++)
+		tests[i] = (struct CMUnitTest){ .name = attacks[i].holds, .test_func = attack_run,
+						.initial_state = (void *)(uintptr_t)&attacks[i] };
+	return _cmocka_run_group_tests("attacks", tests, n, start_victim, end_victim);
 }

@@ -14,8 +14,6 @@ extern struct kvt_test_daemon kvt_victim; /* the daemon under attack */
 
 /** Start the daemon and the witness. */
 void kvt_witness_start(const char *config);
-/** Return its longest round since the last call. */
-uint64_t kvt_witness_longest_ns(void);
 /** Call after the attackers' end. Waits until only the witness is left; checks that every page is
  * back, that the daemon holds no more descriptors than before, and the audit; then runs more
  * rounds. */
@@ -25,10 +23,17 @@ void kvt_witness_must_fail(void);
 /** Finish the witness, stop the daemon, and let the model check its operation log. */
 void kvt_witness_end(bool verify);
 
-/** Run an attack in a process of its own beside the witness, kill the attacker when it has done,
- * call kvt_witness_check(). Returns the number of entries that the daemon refused as violations, to
- * prove that the attack arrived. */
-typedef void kvt_attack_fn(struct kvt_client *client, struct kvt_test_random *random);
-uint64_t kvt_attack(kvt_attack_fn *attack, uint64_t seed);
+/** An attack, and what must hold beside it. */
+struct kvt_attack {
+	const char *holds;
+	void (*attack)(struct kvt_client *client, struct kvt_test_random *random);
+	uint64_t first_seed, last_seed;
+	uint64_t violations; /* so many entries are refused as such: the attack arrived */
+};
+/** Run each attack as a test, under one daemon: in a process of its own beside the witness, for
+ * each seed, and then kvt_witness_check(). `verify`: the model checks the log. Returns the number
+ * of failures. */
+int kvt_attacks_run(const struct kvt_attack *attacks, unsigned int n, const char *config,
+		    bool verify);
 
 #endif
