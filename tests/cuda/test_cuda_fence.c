@@ -79,7 +79,10 @@ static void engine_close(struct engine *engine, bool closed)
 	kvt_test_equal(kvt_client_close(engine->other, KVT_IDLE), 0);
 	kvt_test_audit(&daemon_);
 	kvt_test_daemon_end(&daemon_);
-	kvt_test_equal(*cuda_test_knob("stub_open"), 1); /* this engine's context */
+	kvt_test_equal(*cuda_test_knob("stub_pushed"), 1);
+	kvt_test_equal(engine->driver.context_pop(&(void *){ NULL }), 0);
+	kvt_test_equal(engine->driver.primary_release(0), 0);
+	kvt_test_equal(*cuda_test_knob("stub_open"), 0);
 }
 
 /* Queue a kernel that writes the content of a page. */
@@ -119,14 +122,28 @@ static struct kvt_fence record(struct engine *engine, void *stream)
 	return fence;
 }
 
+/* Queue writes of four pages on a stream that stands still. Returns the fence behind them. */
+static struct kvt_fence write_pages(struct engine *engine, const uint32_t *pages)
+{
+	cuda_test_gate(1);
+	for (uint32_t i = 0; i < 4; i++)
+		write_page(engine, engine->stream, pages[i], i);
+	return record(engine, engine->stream);
+}
+
 static struct kvt_result page_state(struct engine *engine, uint32_t page)
 {
-	struct kvt_request request = { .op = KVT_OP_PAGE, .arg = page };
-	struct kvt_result result;
+	const struct kvt_request request = { .op = KVT_OP_PAGE, .arg = page };
 
-	kvt_test_equal(kvt_call(engine->other, &request, &result), 0);
-	kvt_result_release(engine->other, &result);
-	return result;
+	return kvt_test_call(engine->other, &request);
+}
+
+static void expect_pages(struct engine *engine, const uint32_t *pages, uint32_t state, bool right)
+{
+	for (uint32_t i = 0; i < 4; i++) {
+		kvt_test_equal(page_state(engine, pages[i]).state, state);
+		kvt_test_equal(page_right(engine, pages[i], i), right);
+	}
 }
 
 /* Submit it and an empty operation behind it. Once that is answered, the daemon has seen the first,
@@ -160,14 +177,7 @@ static void await_effect(struct engine *engine)
 
 static uint32_t matched_by_other(struct engine *engine)
 {
-	struct kvt_result result;
-	uint32_t matched;
-
-	kvt_test_equal(kvt_match(engine->other, engine->other_namespace, engine->keys, N_KEYS, 0,
-				 &result), 0);
-	matched = result.matched;
-	kvt_result_release(engine->other, &result);
-	return matched;
+	return kvt_test_matched(engine->other, engine->other_namespace, engine->keys, N_KEYS);
 }
 
 static struct kvt_result begin(struct engine *engine, uint32_t pages[4])
@@ -192,19 +202,13 @@ static void commit_case(struct engine *engine, uint32_t op)
 
 	request.lease = begin(engine, pages).lease;
 	request.flags = op == KVT_OP_END ? KVT_F_COMMIT : 0;
-	cuda_test_gate(1);
-	for (uint32_t i = 0; i < 4; i++)
-		write_page(engine, engine->stream, pages[i], i);
-	request.fence = record(engine, engine->stream);
+	request.fence = write_pages(engine, pages);
 	submit_deferred(engine, &request);
 	kvt_test_equal(matched_by_other(engine), 0);
 	kvt_test_equal(page_state(engine, pages[0]).state, KVT_PAGE_PRIVATE);
 	await_effect(engine);
 	kvt_test_equal(matched_by_other(engine), N_KEYS);
-	for (uint32_t i = 0; i < 4; i++) {
-		kvt_test_equal(page_state(engine, pages[i]).state, KVT_PAGE_CACHED);
-		kvt_test_check(page_right(engine, pages[i], i));
-	}
+	expect_pages(engine, pages, KVT_PAGE_CACHED, true);
 }
 
 static void commit_test(struct engine *engine)
@@ -226,36 +230,23 @@ static void insert_test(struct engine *engine)
 
 	kvt_test_equal(kvt_alloc(engine->client, 4, pages), 0);
 	request.pages = pages;
-	cuda_test_gate(1);
-	for (uint32_t i = 0; i < 4; i++)
-		write_page(engine, engine->stream, pages[i], i);
-	request.fence = record(engine, engine->stream);
+	request.fence = write_pages(engine, pages);
 	submit_deferred(engine, &request);
 	kvt_test_equal(matched_by_other(engine), 0);
 	await_effect(engine);
 	kvt_test_equal(matched_by_other(engine), N_KEYS);
-	for (uint32_t i = 0; i < 4; i++)
-		kvt_test_check(page_right(engine, pages[i], i));
+	expect_pages(engine, pages, KVT_PAGE_CACHED, true);
 }
 
 /* Released pages stay their owner's until the writes into them are done. */
 static void give_up(struct engine *engine, struct kvt_request *request, const uint32_t *pages)
 {
-	cuda_test_gate(1);
-	for (uint32_t i = 0; i < 4; i++)
-		write_page(engine, engine->stream, pages[i], i);
-	request->fence = record(engine, engine->stream);
+	request->fence = write_pages(engine, pages);
 	request->user_data = 1;
 	submit_deferred(engine, request);
-	for (uint32_t i = 0; i < 4; i++) {
-		kvt_test_equal(page_state(engine, pages[i]).state, KVT_PAGE_PRIVATE);
-		kvt_test_check(!page_right(engine, pages[i], i));
-	}
+	expect_pages(engine, pages, KVT_PAGE_PRIVATE, false);
 	await_effect(engine);
-	for (uint32_t i = 0; i < 4; i++) {
-		kvt_test_equal(page_state(engine, pages[i]).state, KVT_PAGE_FREE);
-		kvt_test_check(page_right(engine, pages[i], i));
-	}
+	expect_pages(engine, pages, KVT_PAGE_FREE, true);
 }
 
 static void free_test(struct engine *engine)
@@ -285,21 +276,14 @@ static void close_test(struct engine *engine)
 	uint32_t pages[4];
 
 	begin(engine, pages);
-	cuda_test_gate(1);
-	for (uint32_t i = 0; i < 4; i++)
-		write_page(engine, engine->stream, pages[i], i);
-	request.fence = record(engine, engine->stream);
+	request.fence = write_pages(engine, pages);
 	request.user_data = 1;
 	kvt_test_equal(kvt_submit(engine->client, &request), 0);
 	/* Nothing is taken behind CLOSE, but it is answered. */
 	kvt_test_equal(kvt_call(engine->client, &refused, &result), -ESHUTDOWN);
-	for (uint32_t i = 0; i < 4; i++)
-		kvt_test_equal(page_state(engine, pages[i]).state, KVT_PAGE_PRIVATE);
+	expect_pages(engine, pages, KVT_PAGE_PRIVATE, false);
 	await_effect(engine);
-	for (uint32_t i = 0; i < 4; i++) {
-		kvt_test_equal(page_state(engine, pages[i]).state, KVT_PAGE_FREE);
-		kvt_test_check(page_right(engine, pages[i], i));
-	}
+	expect_pages(engine, pages, KVT_PAGE_FREE, true);
 }
 
 static void unlock_test(struct engine *engine)
@@ -312,8 +296,7 @@ static void unlock_test(struct engine *engine)
 	char read_back[1024];
 
 	end.lease = begin(engine, pages).lease;
-	kvt_test_equal(kvt_call(engine->client, &end, &result), 0);
-	kvt_result_release(engine->client, &result);
+	kvt_test_call(engine->client, &end);
 	kvt_test_equal(kvt_match(engine->client, engine->namespace_id, engine->keys, N_KEYS,
 				 KVT_F_LOCK, &result), 0);
 	request.lease = result.lease;
@@ -351,7 +334,6 @@ CUDA_TEST(no_operation_overtakes_its_writes)
 			cases[i](&engine);
 			kvt_test_equal(kvt_fence_method(engine.client), method);
 			engine_close(&engine, i == n_cases - 1);
-			engine.driver.primary_release(0); /* of this round */
 		}
 }
 
@@ -424,7 +406,6 @@ CUDA_TEST(the_environment_chooses_where_the_device_can)
 		kvt_test_equal(kvt_fence_method(engine.client),
 			       i == 0 ? KVT_FENCE_BY_WRITE : KVT_FENCE_BY_HOST);
 		engine_close(&engine, false);
-		engine.driver.primary_release(0);
 	}
 }
 
@@ -463,8 +444,6 @@ CUDA_TEST(streams_of_several_devices_have_words_of_their_own)
 		kvt_test_equal(engine.driver.context_pop(&first), 0);
 		kvt_test_equal(engine.driver.primary_release(1), 0);
 		engine_close(&engine, false);
-		engine.driver.primary_release(0);
-		engine.driver.context_pop(&(void *){ NULL });
 	}
 }
 
@@ -522,8 +501,6 @@ CUDA_TEST(every_call_of_a_fence_fails_once)
 			commit_test(&engine); /* and now it works */
 			engine_close(&engine, false);
 			kvt_test_equal(segments_mapped(), mapped);
-			engine.driver.primary_release(0);
-			engine.driver.context_pop(&(void *){ NULL });
 		}
 }
 
@@ -553,8 +530,6 @@ CUDA_TEST(every_call_of_giving_fences_back_fails_once)
 			kvt_test_equal(segments_mapped(), mapped + 1); /* the other client's */
 			engine.client = kvt_test_connect(&daemon_);
 			engine_close(&engine, false);
-			engine.driver.primary_release(0);
-			engine.driver.context_pop(&(void *){ NULL });
 		}
 }
 
@@ -598,8 +573,6 @@ CUDA_TEST(fences_may_come_after_the_client_is_gone)
 				sched_yield();
 		kvt_test_equal(segments_mapped(), mapped);
 		engine_close(&engine, false);
-		engine.driver.primary_release(0);
-		engine.driver.context_pop(&(void *){ NULL });
 	}
 }
 
@@ -613,10 +586,7 @@ static void end_never(int pipe, void *context)
 
 	engine_enter(&engine, KVT_FENCE_BY_HOST);
 	request.lease = begin(&engine, pages).lease;
-	cuda_test_gate(1);
-	for (uint32_t i = 0; i < 4; i++)
-		write_page(&engine, engine.stream, pages[i], i);
-	request.fence = record(&engine, engine.stream);
+	request.fence = write_pages(&engine, pages);
 	submit_deferred(&engine, &request);
 	kvt_test_send(pipe, kvt_client_info(engine.client)->session);
 	kvt_test_expect(pipe, 0); /* never comes */
@@ -627,12 +597,12 @@ CUDA_TEST(a_fence_that_is_never_reached_ends_with_its_client)
 	struct kvt_counters counters;
 	struct kvt_test_child child;
 	static struct engine engine;
-	uint32_t *pages = calloc(4095, sizeof(*pages));
-	uint64_t session = 0;
+	static uint32_t pages[4095];
+	uint64_t session;
 
 	start_daemon("mps = yes\nmps_grace_ms = 86400000\n");
 	kvt_test_child_start(&child, end_never, NULL);
-	kvt_test_check(kvt_test_receive(child.pipe, &session));
+	session = kvt_test_word(child.pipe);
 	engine_enter(&engine, KVT_FENCE_BY_HOST);
 	kvt_test_equal(kvt_alloc(engine.client, 4092, pages), -ENOSPC); /* four are taken */
 	kvt_test_child_kill(&child, SIGKILL);
@@ -644,19 +614,10 @@ CUDA_TEST(a_fence_that_is_never_reached_ends_with_its_client)
 	kvt_test_equal(matched_by_other(&engine), 0);
 	kvt_test_equal(kvt_alloc(engine.client, 4092, pages), -ENOSPC);
 	kvt_test_equal(kvt_alloc(engine.client, 4091, pages), 0);
-	free(pages);
 	engine_close(&engine, false);
 }
 
 /* ---- groups */
-
-static uint64_t word_from(int pipe)
-{
-	uint64_t word = 0;
-
-	kvt_test_check(kvt_test_receive(pipe, &word));
-	return word;
-}
 
 /* Rank 1: receives four page numbers and writes its part of them into the slab of device 1. */
 static void rank_run(int pipe, void *context)
@@ -666,8 +627,8 @@ static void rank_run(int pipe, void *context)
 	static struct engine engine;
 	struct kvt_fence fence;
 
-	token.words[0] = word_from(pipe);
-	token.words[1] = word_from(pipe);
+	token.words[0] = kvt_test_word(pipe);
+	token.words[1] = kvt_test_word(pipe);
 	options.socket_path = daemon_.socket;
 	options.group = &token;
 	options.rank = 1;
@@ -681,13 +642,13 @@ static void rank_run(int pipe, void *context)
 	kvt_test_send(pipe, 1);
 	cuda_test_gate(1);
 	for (uint32_t i = 0; i < 4; i++)
-		write_page(&engine, engine.stream, (uint32_t)word_from(pipe), i);
+		write_page(&engine, engine.stream, (uint32_t)kvt_test_word(pipe), i);
 	fence = record(&engine, engine.stream);
 	kvt_test_send(pipe, (uint64_t)fence.slot << 32 | fence.value);
 	kvt_test_expect(pipe, 2);
 	cuda_test_gate(0);
 	for (uint32_t i = 0; i < 4; i++)
-		kvt_test_check(page_right(&engine, (uint32_t)word_from(pipe), i));
+		kvt_test_check(page_right(&engine, (uint32_t)kvt_test_word(pipe), i));
 	kvt_test_equal(engine.driver.stream_synchronize(engine.stream), 0);
 	kvt_test_equal(engine.driver.stream_destroy(engine.stream), 0);
 	kvt_test_send(pipe, 3);
@@ -845,9 +806,7 @@ CUDA_TEST(late_writes_hit_no_other_pages)
 	uint64_t reused = 0;
 
 	setenv("KVT_STANDIN_LAG_US", "300", 1);
-	kvt_test_daemon_prepare(&daemon_, "backend = cuda-ipc\nn_pages = 33\n"
-					  "fence_poll_us = 50\n");
-	kvt_test_daemon_start(&daemon_, NULL);
+	kvt_test_daemon_begin(&daemon_, "backend = cuda-ipc\nn_pages = 33\nfence_poll_us = 50\n");
 	for (uint64_t i = 0; i < 3; i++)
 		kvt_test_child_start(&children[i], lagging_worker, (void *)(uintptr_t)(i + 1));
 	for (int i = 0; i < 3; i++)
@@ -855,17 +814,39 @@ CUDA_TEST(late_writes_hit_no_other_pages)
 	for (int i = 0; i < 3; i++)
 		kvt_test_send(children[i].pipe, 2);
 	for (int i = 0; i < 3; i++) {
-		uint64_t word = 0;
-
 		kvt_test_expect(children[i].pipe, 0);
-		kvt_test_check(kvt_test_receive(children[i].pipe, &word));
-		reused += word;
+		reused += kvt_test_word(children[i].pipe);
 		kvt_test_child_finish(&children[i]);
 	}
 	kvt_test_check(reused > 0);
 	kvt_test_check(kvt_test_settled(&daemon_).evicted_pages > 100);
 	kvt_test_audit(&daemon_);
 	kvt_test_daemon_end(&daemon_);
+}
+
+/* ---- captures: of other streams, see tests/gpu/test_gpu_pool.c */
+
+CUDA_TEST(no_fence_is_part_of_a_graph)
+{
+	static struct engine engine;
+	struct capture capture = { .driver = &engine.driver };
+	struct kvt_fence fence;
+
+	engine_open(&engine, KVT_FENCE_BY_HOST, "");
+	capture.memory = (uint64_t)(uintptr_t)engine.pool.base;
+	kvt_test_equal(engine.driver.stream_create(&capture.stream, 0), 0);
+	capture_begin(&capture);
+	kvt_test_equal(kvt_fence_record(engine.client, capture.stream, &fence), -EBUSY);
+	kvt_test_check(strstr(kvt_client_error(engine.client)->text, "captured"));
+	kvt_test_equal(kvt_fence_record(engine.client, NULL, &fence), -EBUSY);
+	kvt_test_check(strstr(kvt_client_error(engine.client)->text, "the null stream waits for"));
+	kvt_test_equal(kvt_fence_record(engine.client, engine.stream, &fence), 0);
+	capture_end(&capture);
+	kvt_test_check(capture_is_whole(&capture));
+	kvt_test_equal(kvt_fence_record(engine.client, capture.stream, &fence), 0);
+	kvt_test_equal(kvt_fence_record(engine.client, NULL, &fence), 0);
+	kvt_test_equal(engine.driver.stream_destroy(capture.stream), 0);
+	engine_close(&engine, false);
 }
 
 int main(int argc, char **argv)

@@ -42,31 +42,49 @@ static void stop(void)
 	kvt_test_daemon_end(&daemon_);
 }
 
+/* Close the only client of this process, and stop. */
+static void close_and_stop(struct kvt_client *client)
+{
+	kvt_client_close(client, KVT_IDLE);
+	kvt_test_equal(*cuda_test_knob("stub_open"), 0);
+	stop();
+}
+
 /* Check cached pages in every slab, write the rest into every slab. */
 static uint32_t serve(struct kvt_client *client, const struct kvt_pool *pools, int n_pools,
 		      uint32_t seed)
 {
-	uint32_t keys[N_KEYS], namespace_id = kvt_test_namespace(client, "n"), n, reusable;
-	const uint32_t *pages;
+	uint32_t keys[N_KEYS], reusable;
 	struct kvt_seq *seq;
 
 	kvt_test_keys(keys, N_KEYS, seed);
-	if (kvt_seq_begin(client, namespace_id, keys, N_KEYS, 0, 0, &seq) != 0)
+	if (kvt_seq_begin(client, kvt_test_namespace(client, "n"), keys, N_KEYS, 0, 0, &seq) != 0)
 		kvt_test_fail("begin: %s", kvt_client_error(client)->text);
-	pages = kvt_seq_pages(seq, &n);
 	reusable = kvt_seq_reusable(seq);
 	for (uint32_t i = 0; i < N_KEYS / PAGE; i++)
 		for (int j = 0; j < n_pools; j++) {
+			uint32_t page = kvt_seq_pages(seq, NULL)[i];
 			uint64_t salt = 100 * (pools[j].slab + 1);
 
-			if (i < reusable / PAGE)
-				kvt_test_check(kvt_test_page_right(&pools[j], PAGE, pages[i], salt,
-								   keys, i));
-			else
-				kvt_test_page_fill(&pools[j], PAGE, pages[i], salt, keys, i);
+			if (i >= reusable / PAGE)
+				kvt_test_page_fill(&pools[j], PAGE, page, salt, keys, i);
+			kvt_test_check(kvt_test_page_right(&pools[j], PAGE, page, salt, keys, i));
 		}
-	kvt_test_equal(kvt_seq_commit(seq, N_KEYS, NULL, 0, KVT_IDLE, 0), 0);
-	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_equal(kvt_seq_end(seq, N_KEYS, NULL, 0, KVT_IDLE, 0), 0);
+	return reusable;
+}
+
+/* Serve by a client of its own, with the slabs of the first devices. */
+static uint32_t serve_once(int n_devices, uint32_t seed)
+{
+	struct kvt_client *client = kvt_test_connect(&daemon_);
+	struct kvt_pool pools[2];
+	uint32_t reusable;
+
+	for (int i = 0; i < n_devices; i++)
+		pools[i] = cuda_test_map(client, i);
+	reusable = serve(client, pools, n_devices, seed);
+	kvt_client_close(client, KVT_IDLE);
 	return reusable;
 }
 
@@ -96,62 +114,43 @@ static void worker_run(int pipe, void *context)
 	kvt_test_equal(*cuda_test_knob("stub_pushed"), 0);
 }
 
-static uint64_t ask(struct kvt_test_child *child, uint64_t seed)
+/* Two workers; `b_slab`: of the first device that b sees. */
+static void share(const struct worker *worker_a, const struct worker *worker_b, uint64_t b_slab)
 {
-	uint64_t answer = UINT64_MAX;
+	struct kvt_test_child a, b;
 
-	kvt_test_send(child->pipe, seed);
-	kvt_test_check(kvt_test_receive(child->pipe, &answer));
-	return answer;
-}
-
-static void end_child(struct kvt_test_child *child)
-{
-	shutdown(child->pipe, SHUT_RDWR);
-	kvt_test_child_finish(child);
+	kvt_test_child_start(&a, worker_run, (void *)(uintptr_t)worker_a);
+	kvt_test_expect(a.pipe, 0);
+	kvt_test_equal(kvt_test_ask(&a, 5), 0);
+	kvt_test_child_start(&b, worker_run, (void *)(uintptr_t)worker_b);
+	kvt_test_expect(b.pipe, b_slab);
+	kvt_test_equal(kvt_test_ask(&b, 5), N_KEYS - PAGE);
+	kvt_test_equal(kvt_test_ask(&b, 6), 0);
+	kvt_test_equal(kvt_test_ask(&a, 6), N_KEYS - PAGE);
+	kvt_test_child_end(&a);
+	kvt_test_child_end(&b);
+	stop();
 }
 
 CUDA_TEST(two_processes_share_pages_in_place)
 {
-	for (int i = 0; i < 2; i++) {
-		struct worker worker = { .n_devices = 1 };
-		struct kvt_test_child a, b;
+	const struct worker worker = { .n_devices = 1 };
 
+	for (int i = 0; i < 2; i++) {
 		start(backends[i], "");
-		kvt_test_child_start(&a, worker_run, &worker);
-		kvt_test_expect(a.pipe, 0);
-		kvt_test_equal(ask(&a, 5), 0);
-		kvt_test_child_start(&b, worker_run, &worker);
-		kvt_test_expect(b.pipe, 0);
-		kvt_test_equal(ask(&b, 5), N_KEYS - PAGE);
-		kvt_test_equal(ask(&b, 6), 0);
-		kvt_test_equal(ask(&a, 6), N_KEYS - PAGE);
-		end_child(&a);
-		end_child(&b);
-		stop();
+		share(&worker, &worker, 0);
 	}
 }
 
 CUDA_TEST(a_page_number_is_valid_in_every_slab_and_slabs_are_found_by_uuid)
 {
+	const struct worker straight = { .n_devices = 2, .visible = "0,2" };
+	const struct worker turned = { .n_devices = 2, .visible = "2,0" };
+
 	setenv("KVT_STANDIN_DEVICES", "3", 1);
 	for (int i = 0; i < 2; i++) {
-		struct worker straight = { .n_devices = 2 };
-		struct worker turned = { .n_devices = 2, .visible = "2,0" };
-		struct kvt_test_child a, b;
-
-		/* Slab 0 is on device 0, slab 1 on device 2. */
-		start(backends[i], "devices = 0 2\n");
-		straight.visible = "0,2";
-		kvt_test_child_start(&a, worker_run, &straight);
-		kvt_test_expect(a.pipe, 0);
-		kvt_test_child_start(&b, worker_run, &turned);
-		kvt_test_expect(b.pipe, 1);
-		kvt_test_equal(ask(&a, 5), 0);
-		kvt_test_equal(ask(&b, 5), N_KEYS - PAGE);
-		end_child(&a);
-		end_child(&b);
-		stop();
+		start(backends[i], "devices = 0 2\n"); /* slab 1 is on device 2 */
+		share(&straight, &turned, 1);
 	}
 }
 
@@ -277,8 +276,7 @@ CUDA_TEST(a_read_only_mapping_cannot_be_written)
 	client = kvt_test_connect(&daemon_);
 	kvt_test_equal(kvt_pool_map_cuda(client, 0, KVT_MAP_READ_ONLY, &pool), -ENOTSUP);
 	kvt_test_check(strstr(kvt_client_error(client)->text, "cuda-vmm"));
-	kvt_client_close(client, KVT_IDLE);
-	stop();
+	close_and_stop(client);
 }
 
 /* ---- the daemon's start */
@@ -354,14 +352,10 @@ CUDA_TEST(what_a_host_lacks_is_named_with_its_cure)
 /* Then the one process of a device in mode Exclusive Process is the MPS server. */
 CUDA_TEST(mps_shares_a_device_that_is_one_process_s)
 {
-	struct kvt_client *client;
-
 	for (int i = 0; i < 2; i++) {
 		setenv("KVT_STANDIN_TRAITS", i ? "exclusive,mps" : "exclusive", 1);
 		start(i ? "cuda-ipc" : "cuda-vmm", i ? "pool_bytes = 10%\n" : "mps = yes\n");
-		client = kvt_test_connect(&daemon_);
-		cuda_test_map(client, 0);
-		kvt_client_close(client, KVT_IDLE);
+		kvt_test_equal(serve_once(1, 1), 0);
 		stop();
 	}
 	fails_to_start("backend = cuda-ipc\nmps = no\n", "Exclusive Process");
@@ -387,8 +381,7 @@ CUDA_TEST(devices_are_named_by_number_by_uuid_or_all)
 		start("cuda-vmm", config);
 		client = kvt_test_connect(&daemon_);
 		kvt_test_equal(kvt_client_info(client)->n_slabs, cases[i].n);
-		kvt_client_close(client, KVT_IDLE);
-		stop();
+		close_and_stop(client);
 	}
 	setenv("KVT_STANDIN_TRAITS", "mig", 1);
 	start("cuda-vmm", "devices = MIG-6b767400-0000-0000-0000-000000004d01\n");
@@ -462,14 +455,8 @@ CUDA_TEST(slabs_are_open_to_network_adapters_where_the_device_is)
 {
 	setenv("KVT_STANDIN_TRAITS", "rdma", 1);
 	for (int i = 0; i < 2; i++) {
-		struct kvt_client *client;
-		struct kvt_pool pool;
-
 		start(backends[i], "");
-		client = kvt_test_connect(&daemon_);
-		pool = cuda_test_map(client, 0);
-		kvt_test_equal(serve(client, &pool, 1, 3), 0);
-		kvt_client_close(client, KVT_IDLE);
+		kvt_test_equal(serve_once(1, 3), 0);
 		stop();
 	}
 }
@@ -547,27 +534,36 @@ CUDA_TEST(every_call_of_the_daemon_s_start_fails_once)
 	}
 }
 
-CUDA_TEST(old_clients_that_still_hold_the_memory_are_named_and_waited_for)
+static char held_by[64];
+
+/* Kill a daemon under its client, and start another one, which finds the memory held. */
+static struct kvt_test_child leave_a_holder(kvt_test_child_fn *run)
 {
-	struct worker worker = { .n_devices = 1 };
+	static struct worker worker = { .n_devices = 1 };
 	struct kvt_test_child client;
-	char text[64];
 
 	setenv("KVT_STANDIN_MEMORY", "6291456", 1); /* room for one pool of 4 MiB */
 	start("cuda-ipc", "");
-	kvt_test_child_start(&client, worker_run, &worker);
+	kvt_test_child_start(&client, run, &worker);
 	kvt_test_expect(client.pipe, 0);
 	kill(daemon_.pid, SIGKILL);
 	kvt_test_daemon_wait(&daemon_);
 	kvt_test_daemon_spawn(&daemon_, NULL);
-	snprintf(text, sizeof(text), "held by pid %d", (int)client.pid);
-	if (!kvt_test_daemon_await(&daemon_, text) ||
+	snprintf(held_by, sizeof(held_by), "held by pid %d", (int)client.pid);
+	return client;
+}
+
+CUDA_TEST(old_clients_that_still_hold_the_memory_are_named_and_waited_for)
+{
+	struct kvt_test_child client = leave_a_holder(worker_run);
+
+	if (!kvt_test_daemon_await(&daemon_, held_by) ||
 	    !kvt_test_daemon_said(&daemon_, "waits_for_memory"))
 		kvt_test_fail("it did not name pid %d", (int)client.pid);
 	kill(daemon_.pid, SIGTERM); /* it listens meanwhile */
 	kvt_test_check(kvt_test_daemon_wait(&daemon_) != 0);
 	kvt_test_daemon_spawn(&daemon_, NULL);
-	kvt_test_check(kvt_test_daemon_await(&daemon_, text));
+	kvt_test_check(kvt_test_daemon_await(&daemon_, held_by));
 	kvt_test_child_kill(&client, SIGKILL);
 	kvt_test_check(kvt_test_daemon_await(&daemon_, "READY=1")); /* and now there is room */
 	stop();
@@ -596,25 +592,16 @@ static void first_thread(int pipe, void *context)
  * that takes long to exit. */
 CUDA_TEST(an_ending_process_holds_memory_until_it_has_ended)
 {
-	struct kvt_test_child client;
-	char text[64];
+	struct kvt_test_child client = leave_a_holder(first_thread);
 
-	setenv("KVT_STANDIN_MEMORY", "6291456", 1);
-	start("cuda-ipc", "");
-	kvt_test_child_start(&client, first_thread, NULL);
-	kvt_test_expect(client.pipe, 0);
-	kill(daemon_.pid, SIGKILL);
-	kvt_test_daemon_wait(&daemon_);
-	kvt_test_daemon_spawn(&daemon_, NULL);
-	snprintf(text, sizeof(text), "held by pid %d", (int)client.pid);
-	kvt_test_check(kvt_test_daemon_await(&daemon_, text));
+	kvt_test_check(kvt_test_daemon_await(&daemon_, held_by));
 	kvt_test_send(client.pipe, 1);
 	kvt_test_await_zombie(client.pid);
 	while (recv(daemon_.notify, &(char){ 0 }, 1, MSG_DONTWAIT) >= 0)
 		continue;
 	/* The first log line may come from an earlier look; the second does not. */
 	for (int i = 0; i < 2; i++)
-		if (!kvt_test_daemon_await(&daemon_, text))
+		if (!kvt_test_daemon_await(&daemon_, held_by))
 			kvt_test_fail("it did not wait for the last thread");
 	kvt_test_send(client.pipe, 2);
 	kvt_test_child_finish(&client);
@@ -759,10 +746,8 @@ CUDA_TEST(every_call_of_resume_fails_once)
 		kvt_test_check(n > 2);
 		pool = cuda_test_map(client, 0);
 		kvt_test_equal(serve(client, &pool, 1, 5), N_KEYS - PAGE);
-		kvt_client_close(client, KVT_IDLE);
-		kvt_test_equal(*open, 0);
 		kvt_test_equal(*cuda_test_knob("stub_pushed"), 0);
-		stop();
+		close_and_stop(client);
 	}
 }
 
@@ -873,9 +858,7 @@ CUDA_TEST(a_driver_that_maps_nothing_read_only_is_named)
 	kvt_test_equal(kvt_pool_map_cuda(client, 0, KVT_MAP_READ_ONLY, &pool), -ENOTSUP);
 	kvt_test_check(strstr(kvt_client_error(client)->text, "without KVT_MAP_READ_ONLY"));
 	cuda_test_map(client, 0);
-	kvt_client_close(client, KVT_IDLE);
-	kvt_test_equal(*cuda_test_knob("stub_open"), 0);
-	stop();
+	close_and_stop(client);
 }
 
 static void see_another_mig_instance(int pipe, void *context)
@@ -1041,30 +1024,19 @@ static int in_namespace(int backend, pid_t number)
 	return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
-CUDA_TEST(the_same_number_in_two_pid_namespaces_is_named)
+/* By both backends with the daemon's own number; and with another one, which IPC refuses. */
+CUDA_TEST(pid_namespaces_that_the_driver_mixes_up_are_named)
 {
-	for (int i = 0; i < 2; i++) {
+	for (int i = 0; i < 3; i++) {
 		int status;
 
-		start(backends[i], "");
-		status = in_namespace(i, daemon_.pid);
+		start(backends[i % 2], "");
+		status = in_namespace(i % 2, daemon_.pid + i / 2);
 		stop();
 		if (status == 77)
 			cuda_test_skip("PID namespaces and numbers may not be made here");
 		kvt_test_equal(status, 0);
 	}
-}
-
-CUDA_TEST(another_pid_namespace_is_named_where_the_driver_refuses_it)
-{
-	int status;
-
-	start("cuda-ipc", "");
-	status = in_namespace(0, daemon_.pid + 1);
-	stop();
-	if (status == 77)
-		cuda_test_skip("PID namespaces and numbers may not be made here");
-	kvt_test_equal(status, 0);
 }
 
 /* ---- writers that die */
@@ -1122,12 +1094,12 @@ static void kill_writers(const char *backend)
 	struct kvt_test_child child;
 	struct kvt_client *other;
 	struct kvt_pool pool;
-	uint32_t *pages = calloc(4096, sizeof(*pages)), n = 4095 - 64;
-	uint64_t word = 0;
+	static uint32_t pages[4096], n = 4095 - 64;
+	uint64_t word;
 
 	start(backend, "mps = no\n");
 	kvt_test_child_start(&child, writer_run, &writer);
-	kvt_test_check(kvt_test_receive(child.pipe, &word));
+	word = kvt_test_word(child.pipe);
 	kvt_test_child_kill(&child, SIGKILL);
 	kvt_test_session_ended(&daemon_, (uint32_t)word);
 	/* The process has exited; its child has the socket and keeps writing. */
@@ -1143,9 +1115,7 @@ static void kill_writers(const char *backend)
 	for (uint32_t j = 0; j < n; j++)
 		kvt_test_equal(*(volatile uint64_t *)kvt_page_address(&pool, pages[j]), 1);
 	kvt_test_equal(kvt_alloc(other, 64, pages), 0);
-	kvt_client_close(other, KVT_IDLE);
-	free(pages);
-	stop();
+	close_and_stop(other);
 }
 
 /* In a separate process each: one that used CUDA cannot fork. */
@@ -1167,37 +1137,52 @@ static uint64_t now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
-static void kill_a_writer(uint64_t *ret_session)
+/* Returns its session. */
+static uint64_t kill_a_writer(void)
 {
 	struct writer writer = { .child_holds = false };
 	struct kvt_test_child child;
+	uint64_t session;
 
 	kvt_test_child_start(&child, writer_run, &writer);
-	kvt_test_check(kvt_test_receive(child.pipe, ret_session));
+	session = kvt_test_word(child.pipe);
 	kvt_test_child_kill(&child, SIGKILL);
-	kvt_test_session_ended(&daemon_, (uint32_t)*ret_session);
+	kvt_test_session_ended(&daemon_, (uint32_t)session);
+	return session;
+}
+
+/* The pages of a killed writer wait for an operator. */
+static void expect_quarantine(void)
+{
+	uint64_t session = kill_a_writer();
+
+	kvt_test_equal(kvt_test_settled(&daemon_).quarantined_pages, 64);
+	fence_session(session);
+	await_no_quarantine();
+}
+
+/* They are free once they have ended. */
+static void expect_no_quarantine(void)
+{
+	kill_a_writer();
+	await_no_quarantine();
 }
 
 CUDA_TEST(under_mps_a_time_of_grace_is_added)
 {
-	uint64_t session, begin_ns;
+	uint64_t begin_ns;
 
 	start("cuda-vmm", "mps = yes\nmps_grace_ms = 300\n");
 	begin_ns = now_ns();
-	kill_a_writer(&session);
-	await_no_quarantine();
+	expect_no_quarantine();
 	kvt_test_check(now_ns() - begin_ns >= 300000000);
 	stop();
 	/* So long that only an operator ends it. */
 	start("cuda-ipc", "mps = yes\nmps_grace_ms = 86400000\n");
-	kill_a_writer(&session);
-	kvt_test_equal(kvt_test_status(&daemon_).counters.quarantined_pages, 64);
-	fence_session(session);
-	await_no_quarantine();
+	expect_quarantine();
 	stop();
 	start("cuda-ipc", "mps = no\nmps_grace_ms = 86400000\n");
-	kill_a_writer(&session);
-	await_no_quarantine();
+	expect_no_quarantine();
 	stop();
 }
 
@@ -1207,11 +1192,11 @@ CUDA_TEST(the_time_of_grace_begins_when_both_signs_are_there)
 	for (int i = 0; i < 2; i++) {
 		struct writer writer = { .child_holds = i == 0, .hangs_up = i == 1 };
 		struct kvt_test_child child;
-		uint64_t session = 0, begin_ns;
+		uint64_t session, begin_ns;
 
 		start("cuda-vmm", "mps = yes\nmps_grace_ms = 200\n");
 		kvt_test_child_start(&child, writer_run, &writer);
-		kvt_test_check(kvt_test_receive(child.pipe, &session));
+		session = kvt_test_word(child.pipe);
 		if (i == 0)
 			kvt_test_child_kill(&child, SIGKILL);
 		kvt_test_session_ended(&daemon_, (uint32_t)session);
@@ -1231,57 +1216,40 @@ CUDA_TEST(the_time_of_grace_begins_when_both_signs_are_there)
 
 CUDA_TEST(mps_is_noticed)
 {
-	char pipe_dir[100], control[120];
-	uint64_t session, begin_ns;
+	char control[120];
+	uint64_t begin_ns;
 
 	/* MPS found by its control pipe. */
-	snprintf(pipe_dir, sizeof(pipe_dir), "%s", devices.dir);
-	snprintf(control, sizeof(control), "%s/control", pipe_dir);
+	snprintf(control, sizeof(control), "%s/control", devices.dir);
 	kvt_test_equal(mkfifo(control, 0600), 0);
-	setenv("CUDA_MPS_PIPE_DIRECTORY", pipe_dir, 1);
+	setenv("CUDA_MPS_PIPE_DIRECTORY", devices.dir, 1);
 	start("cuda-ipc", "mps = auto\nmps_grace_ms = 86400000\n");
-	kill_a_writer(&session);
-	kvt_test_equal(kvt_test_status(&daemon_).counters.quarantined_pages, 64);
-	fence_session(session);
+	expect_quarantine();
 	stop();
 	unlink(control);
 	/* MPS starts later: what was found is cached for a second. */
 	start("cuda-ipc", "mps_grace_ms = 86400000\n");
-	kill_a_writer(&session);
-	await_no_quarantine();
+	expect_no_quarantine();
 	begin_ns = now_ns();
 	kvt_test_equal(mkfifo(control, 0600), 0);
 	while (now_ns() - begin_ns < 1100000000)
 		kvt_test_status(&daemon_);
-	kill_a_writer(&session);
-	kvt_test_equal(kvt_test_settled(&daemon_).quarantined_pages, 64);
-	fence_session(session);
+	expect_quarantine();
 	stop();
 	unlink(control);
 	/* MPS reported by the driver. */
 	setenv("KVT_STANDIN_TRAITS", "mps", 1);
 	start("cuda-vmm", "mps_grace_ms = 86400000\n");
-	kill_a_writer(&session);
-	kvt_test_equal(kvt_test_status(&daemon_).counters.quarantined_pages, 64);
-	fence_session(session);
+	expect_quarantine();
 	stop();
 	unsetenv("KVT_STANDIN_TRAITS");
 	/* No MPS. */
 	start("cuda-vmm", "mps_grace_ms = 86400000\n");
-	kill_a_writer(&session);
-	await_no_quarantine();
+	expect_no_quarantine();
 	stop();
 }
 
 /* ---- a daemon's successor */
-
-static void start_supervised(const char *config)
-{
-	const char *const supervised[] = { "--supervise", NULL };
-
-	kvt_test_daemon_prepare(&daemon_, config);
-	kvt_test_daemon_start(&daemon_, supervised);
-}
 
 CUDA_TEST(a_successor_takes_up_a_vmm_pool_with_all_that_is_cached)
 {
@@ -1289,7 +1257,7 @@ CUDA_TEST(a_successor_takes_up_a_vmm_pool_with_all_that_is_cached)
 	struct kvt_pool pools[2];
 
 	setenv("KVT_STANDIN_DEVICES", "2", 1);
-	start_supervised("backend = cuda-vmm\ndevices = all\n");
+	kvt_test_daemon_begin_supervised(&daemon_, "backend = cuda-vmm\ndevices = all\n");
 	client = kvt_test_connect(&daemon_);
 	kvt_test_check(kvt_client_info(client)->kept);
 	for (int i = 0; i < 2; i++)
@@ -1302,12 +1270,8 @@ CUDA_TEST(a_successor_takes_up_a_vmm_pool_with_all_that_is_cached)
 	/* Held by descriptors alone, without any client. */
 	kvt_test_daemon_succeed(&daemon_);
 	kvt_test_daemon_succeed(&daemon_);
-	client = kvt_test_connect(&daemon_);
-	for (int i = 0; i < 2; i++)
-		pools[i] = cuda_test_map(client, i);
-	kvt_test_equal(serve(client, pools, 2, 1), N_KEYS - PAGE);
-	kvt_test_equal(serve(client, pools, 2, 2), N_KEYS - PAGE);
-	kvt_client_close(client, KVT_IDLE);
+	for (uint32_t seed = 1; seed <= 2; seed++)
+		kvt_test_equal(serve_once(2, seed), N_KEYS - PAGE);
 	kvt_test_check(!kvt_test_daemon_said(&daemon_, "cold_start"));
 	stop();
 }
@@ -1318,8 +1282,9 @@ CUDA_TEST(quarantine_outlives_the_daemon)
 {
 	uint64_t session;
 
-	start_supervised("backend = cuda-vmm\nmps = yes\nmps_grace_ms = 86400000\n");
-	kill_a_writer(&session);
+	kvt_test_daemon_begin_supervised(&daemon_, "backend = cuda-vmm\nmps = yes\n"
+					 "mps_grace_ms = 86400000\n");
+	session = kill_a_writer();
 	kvt_test_equal(kvt_test_status(&daemon_).counters.quarantined_pages, 64);
 	kvt_test_daemon_succeed(&daemon_);
 	kvt_test_check(!kvt_test_daemon_said(&daemon_, "cold_start"));
@@ -1328,8 +1293,9 @@ CUDA_TEST(quarantine_outlives_the_daemon)
 	await_no_quarantine();
 	stop();
 	/* It asks the driver itself after the grace time. */
-	start_supervised("backend = cuda-vmm\nmps = yes\nmps_grace_ms = 300\n");
-	kill_a_writer(&session);
+	kvt_test_daemon_begin_supervised(&daemon_, "backend = cuda-vmm\nmps = yes\n"
+					 "mps_grace_ms = 300\n");
+	kill_a_writer();
 	kvt_test_daemon_succeed(&daemon_);
 	await_no_quarantine();
 	stop();
@@ -1341,7 +1307,7 @@ CUDA_TEST(memory_that_lost_its_contents_is_not_taken_up)
 	struct kvt_pool pool;
 
 	setenv("KVT_STANDIN_MEMORY", "8388608", 1); /* room for one */
-	start_supervised("backend = cuda-vmm\n");
+	kvt_test_daemon_begin_supervised(&daemon_, "backend = cuda-vmm\n");
 	client = kvt_test_connect(&daemon_);
 	pool = cuda_test_map(client, 0);
 	kvt_test_equal(serve(client, &pool, 1, 1), 0);
@@ -1349,10 +1315,7 @@ CUDA_TEST(memory_that_lost_its_contents_is_not_taken_up)
 	kvt_client_close(client, KVT_IDLE);
 	kvt_test_daemon_succeed(&daemon_);
 	kvt_test_check(kvt_test_daemon_said(&daemon_, "lost its contents"));
-	client = kvt_test_connect(&daemon_);
-	pool = cuda_test_map(client, 0);
-	kvt_test_equal(serve(client, &pool, 1, 1), 0);
-	kvt_client_close(client, KVT_IDLE);
+	kvt_test_equal(serve_once(1, 1), 0);
 	stop();
 }
 
@@ -1375,7 +1338,7 @@ CUDA_TEST(slabs_of_other_devices_are_not_taken_up)
 
 		snprintf(config, sizeof(config), "backend = cuda-vmm\ndevices = %s\n",
 			 cases[i].before);
-		start_supervised(config);
+		kvt_test_daemon_begin_supervised(&daemon_, config);
 		snprintf(config, sizeof(config), "devices = %s\n", cases[i].after);
 		kvt_test_daemon_configure(&daemon_, config);
 		kvt_test_daemon_succeed(&daemon_);
@@ -1393,7 +1356,7 @@ CUDA_TEST(an_ipc_pool_ends_with_its_daemon_and_clients_are_told)
 	uint32_t page;
 	int rc;
 
-	start_supervised("backend = cuda-ipc\n");
+	kvt_test_daemon_begin_supervised(&daemon_, "backend = cuda-ipc\n");
 	client = kvt_test_connect(&daemon_);
 	kvt_test_check(!kvt_client_info(client)->kept);
 	pool = cuda_test_map(client, 0);
@@ -1403,10 +1366,7 @@ CUDA_TEST(an_ipc_pool_ends_with_its_daemon_and_clients_are_told)
 	if (rc != -ECONNRESET && rc != -ESTALE)
 		kvt_test_fail("%d: %s", rc, kvt_client_error(client)->text);
 	kvt_client_close(client, KVT_IDLE);
-	client = kvt_test_connect(&daemon_);
-	pool = cuda_test_map(client, 0);
-	kvt_test_equal(serve(client, &pool, 1, 1), 0);
-	kvt_client_close(client, KVT_IDLE);
+	kvt_test_equal(serve_once(1, 1), 0);
 	stop();
 }
 
@@ -1420,27 +1380,18 @@ CUDA_TEST(every_call_of_a_successor_s_start_fails_once)
 	/* Two undisturbed runs in a row: there was no n-th call. (A single one may be the query
 	 * that older drivers refuse.) */
 	for (n = 0; whole < 2; n++) {
-		struct kvt_client *client;
-		struct kvt_pool pool;
 		char number[16];
 		uint32_t reused;
 
 		kvt_test_check(n < 60);
-
-		start_supervised("backend = cuda-vmm\n");
-		client = kvt_test_connect(&daemon_);
-		pool = cuda_test_map(client, 0);
-		kvt_test_equal(serve(client, &pool, 1, 1), 0);
-		kvt_client_close(client, KVT_IDLE);
+		kvt_test_daemon_begin_supervised(&daemon_, "backend = cuda-vmm\n");
+		kvt_test_equal(serve_once(1, 1), 0);
 		snprintf(number, sizeof(number), "%d", n);
 		cuda_test_fail_others_at(number);
 		kvt_test_daemon_succeed(&daemon_);
-		client = kvt_test_connect(&daemon_);
-		pool = cuda_test_map(client, 0);
-		reused = serve(client, &pool, 1, 1);
+		reused = serve_once(1, 1);
 		kvt_test_check(reused == 0 || reused == N_KEYS - PAGE);
 		whole = reused && !kvt_test_daemon_said(&daemon_, "start_failed") ? whole + 1 : 0;
-		kvt_client_close(client, KVT_IDLE);
 		stop();
 	}
 	kvt_test_check(n > 15);
@@ -1477,8 +1428,7 @@ CUDA_TEST(a_forked_child_touches_nothing_of_its_parent_s)
 	waitpid(child, &status, 0);
 	kvt_test_equal(status, 0);
 	*(volatile uint64_t *)pool.base = 1;
-	kvt_client_close(client, KVT_IDLE);
-	stop();
+	close_and_stop(client);
 }
 
 int main(int argc, char **argv)

@@ -26,6 +26,8 @@ static struct kvt_test_daemon daemon_;
 
 struct worker {
 	int method;     /* enum kvt_fence_method */
+	int mode;       /* KVT_CU_CAPTURE_MODE_..., of a capture */
+	int own_mode;   /* of the thread */
 	bool elsewhere; /* capture on another thread */
 };
 
@@ -138,12 +140,10 @@ static void spinner_run(int pipe, void *context)
 static uint64_t ask(struct kvt_test_child *child, uint32_t seed, uint64_t *ret_commit_ns,
 		    uint64_t *ret_method)
 {
-	uint64_t reused = 0;
+	uint64_t reused = kvt_test_ask(child, seed);
 
-	kvt_test_send(child->pipe, seed);
-	kvt_test_check(kvt_test_receive(child->pipe, &reused));
-	kvt_test_check(kvt_test_receive(child->pipe, ret_commit_ns));
-	kvt_test_check(kvt_test_receive(child->pipe, ret_method));
+	*ret_commit_ns = kvt_test_word(child->pipe);
+	*ret_method = kvt_test_word(child->pipe);
 	return reused;
 }
 
@@ -171,10 +171,8 @@ static void share_and_commit(const char *backend, int method)
 		kvt_test_equal(ask(&b, (uint32_t)method * 1000 + i, &other_ns, &used),
 			       N_KEYS - PAGE);
 	}
-	shutdown(a.pipe, SHUT_RDWR);
-	shutdown(b.pipe, SHUT_RDWR);
-	kvt_test_child_finish(&a);
-	kvt_test_child_finish(&b);
+	kvt_test_child_end(&a);
+	kvt_test_child_end(&b);
 	qsort(times_ns, COMMITS, sizeof(times_ns[0]), by_size);
 	gpu_figure("commit behind a fence", "\"backend\": \"%s\", \"asked\": \"%s\", "
 		   "\"method\": \"%s\", \"kernels\": %u, \"p50_us\": %.1f, \"p99_us\": %.1f",
@@ -183,49 +181,62 @@ static void share_and_commit(const char *backend, int method)
 		   (double)times_ns[COMMITS / 2] / 1e3, (double)times_ns[COMMITS * 99 / 100] / 1e3);
 }
 
-/* An engine captures in mode global while this library maps the pool, records a first fence, and
- * closes: then the words of the segment are registered and freed. */
+/* An engine captures while a client lives its whole life: it maps the pool, frees pages behind a
+ * first fence, and closes. Then the words of the segment are registered and freed. */
 static void capturer_run(int pipe, void *context)
 {
 	const struct worker *worker = context;
 	struct gpu gpu = gpu_open();
 	struct capture capture = { .driver = &gpu.driver, .context = gpu.context,
-				   .elsewhere = worker->elsewhere };
+				   .mode = worker->mode, .elsewhere = worker->elsewhere };
 	struct kvt_client *client = kvt_test_connect(&daemon_);
+	int mode = worker->own_mode;
 	struct kvt_fence fence;
 	struct kvt_pool pool;
+	uint32_t pages[2];
 
 	gpu_do(&gpu, stream_create(&capture.stream, KVT_CU_STREAM_NON_BLOCKING));
 	gpu_do(&gpu, memory_alloc(&capture.memory, 4096));
 	kvt_test_fence_by(worker->method);
+	gpu_do(&gpu, capture_mode_exchange(&mode));
 	capture_begin(&capture);
 	if (kvt_pool_map_cuda(client, KVT_DEVICE_CURRENT, 0, &pool) != 0)
 		kvt_test_fail("map: %s", kvt_client_error(client)->text);
+	kvt_test_equal(kvt_alloc(client, 2, pages), 0);
 	kvt_test_equal(kvt_fence_record(client, gpu.stream, &fence), 0);
+	kvt_test_equal(kvt_free(client, pages, 2, fence), 0);
 	while (kvt_fence_forget(client, gpu.stream) == -EBUSY)
 		sched_yield();
 	kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
+	kvt_test_equal(capture_mode(&gpu.driver), worker->own_mode);
 	capture_end(&capture);
 	kvt_test_send(pipe, (uint64_t)capture_is_whole(&capture));
 	kvt_test_send(pipe, (uint64_t)capture.status);
 	kvt_test_send(pipe, (uint64_t)capture.end_error);
 }
 
-static void capture_beside(const char *backend, int method, bool elsewhere)
+/* Number n of 12: each mode, thread and method. */
+static void capture_beside(const char *backend, int n)
 {
-	struct worker worker = { .method = method, .elsewhere = elsewhere };
-	uint64_t whole = 0, status = 0, error = 0;
+	static const char *const modes[] = { "global", "thread", "relaxed" };
+	struct worker worker = { .mode = n % 3, .elsewhere = n / 3 % 2,
+				 .method = n < 6 ? KVT_FENCE_BY_HOST : KVT_FENCE_BY_WRITE };
 	struct kvt_test_child child;
+	uint64_t whole, status;
+	int error;
 
+	worker.own_mode = worker.elsewhere || n % 2 == 0 ? KVT_CU_CAPTURE_MODE_GLOBAL :
+							   KVT_CU_CAPTURE_MODE_THREAD_LOCAL;
 	kvt_test_child_start(&child, capturer_run, &worker);
-	kvt_test_check(kvt_test_receive(child.pipe, &whole));
-	kvt_test_check(kvt_test_receive(child.pipe, &status));
-	kvt_test_check(kvt_test_receive(child.pipe, &error));
+	whole = kvt_test_word(child.pipe);
+	status = kvt_test_word(child.pipe);
+	error = (int)kvt_test_word(child.pipe);
 	kvt_test_child_finish(&child);
 	gpu_figure("capture beside a first map and fence", "\"backend\": \"%s\", "
-		   "\"asked\": \"%s\", \"thread\": \"%s\", \"whole\": %s, \"error\": %d",
-		   backend, method == KVT_FENCE_BY_WRITE ? "write" : "host",
-		   elsewhere ? "another" : "the same", whole ? "true" : "false", (int)error);
+		   "\"asked\": \"%s\", \"mode\": \"%s\", \"thread\": \"%s\", "
+		   "\"whole\": %s, \"error\": %d", backend, n < 6 ? "host" : "write",
+		   modes[worker.mode], worker.elsewhere ? "another" : "the same",
+		   whole ? "true" : "false", error);
 	kvt_test_check(whole);
 	kvt_test_equal(status, 1);
 }
@@ -233,10 +244,10 @@ static void capture_beside(const char *backend, int method, bool elsewhere)
 static void kill_a_writer(const char *backend)
 {
 	struct kvt_test_child child;
-	uint64_t session = 0, begin_ns;
+	uint64_t session, begin_ns;
 
 	kvt_test_child_start(&child, spinner_run, NULL);
-	kvt_test_check(kvt_test_receive(child.pipe, &session));
+	session = kvt_test_word(child.pipe);
 	begin_ns = gpu_now_ns();
 	kvt_test_child_kill(&child, SIGKILL);
 	kvt_test_session_ended(&daemon_, (uint32_t)session);
@@ -264,9 +275,8 @@ int main(void)
 		kvt_test_daemon_begin(&daemon_, config);
 		share_and_commit(backends[i], KVT_FENCE_BY_HOST);
 		share_and_commit(backends[i], KVT_FENCE_BY_WRITE);
-		for (int j = 0; j < 4; j++)
-			capture_beside(backends[i], j < 2 ? KVT_FENCE_BY_HOST : KVT_FENCE_BY_WRITE,
-				       j % 2);
+		for (int j = 0; j < 12; j++)
+			capture_beside(backends[i], j);
 		kill_a_writer(backends[i]);
 		kvt_test_audit(&daemon_);
 		kvt_test_daemon_end(&daemon_);

@@ -160,14 +160,6 @@ enum {
 	DO_WATCH,      /* look at the memory until told to stop, then for LATE_NS more */
 };
 
-static uint64_t argument(int pipe)
-{
-	uint64_t word = 0;
-
-	kvt_test_check(kvt_test_receive(pipe, &word));
-	return word;
-}
-
 static void look(struct gpu *gpu, const struct memory *memory, uint64_t seen[GPU_THREADS])
 {
 	uint64_t now[GPU_THREADS];
@@ -240,8 +232,8 @@ static void serve(int pipe, void *context)
 	while (kvt_test_receive(pipe, &word)) {
 		switch (word) {
 		case DO_MAKE:
-			vmm = argument(pipe) != 0;
-			memory = memory_make(&gpu, vmm, argument(pipe));
+			vmm = kvt_test_word(pipe) != 0;
+			memory = memory_make(&gpu, vmm, kvt_test_word(pipe));
 			memory_send(pipe, &memory);
 			break;
 		case DO_OPEN:
@@ -254,7 +246,7 @@ static void serve(int pipe, void *context)
 			kvt_test_send(pipe, 0);
 			break;
 		case DO_WRITE:
-			value = argument(pipe);
+			value = kvt_test_word(pipe);
 			gpu_write(&gpu, memory.address, memory.address + memory.bytes - 8, value,
 				  value);
 			gpu_do(&gpu, stream_synchronize(gpu.stream));
@@ -292,12 +284,6 @@ static struct kvt_test_child helper(void)
 	return child;
 }
 
-static void finish(struct kvt_test_child *child)
-{
-	shutdown(child->pipe, SHUT_RDWR);
-	kvt_test_child_finish(child);
-}
-
 static struct memory order_make(struct kvt_test_child *child, bool vmm, uint64_t bytes)
 {
 	kvt_test_send(child->pipe, DO_MAKE);
@@ -310,7 +296,7 @@ static int order_open(struct kvt_test_child *child, const struct memory *memory)
 {
 	kvt_test_send(child->pipe, DO_OPEN);
 	memory_send(child->pipe, memory);
-	return (int)argument(child->pipe);
+	return (int)kvt_test_word(child->pipe);
 }
 
 static void order_write(struct kvt_test_child *child, uint64_t value)
@@ -325,15 +311,15 @@ static int order_read(struct kvt_test_child *child, uint64_t *ret_value)
 	int error;
 
 	kvt_test_send(child->pipe, DO_READ);
-	error = (int)argument(child->pipe);
-	*ret_value = argument(child->pipe);
+	error = (int)kvt_test_word(child->pipe);
+	*ret_value = kvt_test_word(child->pipe);
 	return error;
 }
 
 static uint64_t order_free(struct kvt_test_child *child)
 {
 	kvt_test_send(child->pipe, DO_FREE);
-	return argument(child->pipe);
+	return kvt_test_word(child->pipe);
 }
 
 /* ---- questions */
@@ -367,7 +353,7 @@ static void exporter_test(bool vmm)
 	gpu_figure(vmm ? "descriptor held by a process without CUDA" : "handle of a dead exporter",
 		   "\"backend\": \"%s\", \"error\": %d, \"contents_kept\": %s", backend_of(vmm),
 		   error, !error && value == 4712 ? "true" : "false");
-	finish(&late);
+	kvt_test_child_end(&late);
 	if (memory.fd >= 0)
 		close(memory.fd);
 }
@@ -389,14 +375,14 @@ static void cost_test(bool vmm)
 
 			kvt_test_send(importer.pipe, DO_TIME_OPEN);
 			memory_send(importer.pipe, &memory);
-			open_ns = argument(importer.pipe);
+			open_ns = kvt_test_word(importer.pipe);
 			gpu_figure("open a handle", "\"backend\": \"%s\", \"mib\": %llu, "
 				   "\"nth\": %d, \"open_us\": %.1f, \"close_us\": %.1f",
 				   backend_of(vmm), (unsigned long long)(sizes[i] / MIB), j + 1,
-				   (double)open_ns / 1e3, (double)argument(importer.pipe) / 1e3);
+				   (double)open_ns / 1e3, (double)kvt_test_word(importer.pipe) / 1e3);
 		}
-		finish(&importer);
-		finish(&exporter);
+		kvt_test_child_end(&importer);
+		kvt_test_child_end(&exporter);
 		if (memory.fd >= 0)
 			close(memory.fd);
 	}
@@ -437,14 +423,14 @@ static void user_test(bool vmm)
 	memory = order_make(&exporter, vmm, 4 * MIB);
 	kvt_test_child_start(&importer, open_as_another_user, NULL);
 	memory_send(importer.pipe, &memory);
-	if (argument(importer.pipe))
+	if (kvt_test_word(importer.pipe))
 		gpu_figure("opened by another user", "\"backend\": \"%s\", \"asked\": true, "
-			   "\"error\": %d", backend_of(vmm), (int)argument(importer.pipe));
+			   "\"error\": %d", backend_of(vmm), (int)kvt_test_word(importer.pipe));
 	else
 		gpu_figure("opened by another user", "\"backend\": \"%s\", \"asked\": false, "
 			   "\"why\": \"the driver does not start for nobody\"", backend_of(vmm));
-	finish(&importer);
-	finish(&exporter);
+	kvt_test_child_end(&importer);
+	kvt_test_child_end(&exporter);
 	if (memory.fd >= 0)
 		close(memory.fd);
 }
@@ -459,12 +445,12 @@ static void read_only_test(void)
 	order_write(&exporter, 7);
 	kvt_test_send(importer.pipe, DO_WRITE_READ_ONLY);
 	memory_send(importer.pipe, &memory);
-	error = argument(importer.pipe);
+	error = kvt_test_word(importer.pipe);
 	if (error) {
 		gpu_figure("write to a read-only mapping", "\"backend\": \"cuda-vmm\", "
 			   "\"able\": false, \"error\": %d", (int)error);
-		finish(&importer);
-		finish(&exporter);
+		kvt_test_child_end(&importer);
+		kvt_test_child_end(&exporter);
 		close(memory.fd);
 		return;
 	}
@@ -476,7 +462,7 @@ static void read_only_test(void)
 	kvt_test_check(died || error != 0);
 	kvt_test_equal(value, 7);
 	kvt_test_child_kill(&importer, SIGKILL);
-	finish(&exporter);
+	kvt_test_child_end(&exporter);
 	close(memory.fd);
 }
 
@@ -571,7 +557,7 @@ static void order_test(bool by_write)
 
 	memset(shared, 0, 4096);
 	kvt_test_child_start(&writer, ordered_writer, &ordered);
-	able = argument(writer.pipe) != 0;
+	able = kvt_test_word(writer.pipe) != 0;
 	memory = memory_receive(writer.pipe);
 	if (!able) {
 		gpu_figure("fence in stream order", "\"method\": \"%s\", \"able\": false", "write");
@@ -582,9 +568,9 @@ static void order_test(bool by_write)
 	memory_send(reader.pipe, &memory);
 	kvt_test_expect(reader.pipe, 1);
 	kvt_test_send(writer.pipe, 1);
-	queue_ns = argument(writer.pipe);
-	early = argument(reader.pipe);
-	seen = argument(reader.pipe);
+	queue_ns = kvt_test_word(writer.pipe);
+	early = kvt_test_word(reader.pipe);
+	seen = kvt_test_word(reader.pipe);
 	kvt_test_child_finish(&reader);
 	kvt_test_send(writer.pipe, 2);
 	kvt_test_child_finish(&writer);
@@ -639,7 +625,7 @@ static void kill_a_writer(bool vmm)
 	begin_ns = gpu_now_ns();
 	await_signs(&writer, begin_ns, signs_ns);
 	kvt_test_send(watcher.pipe, 0);
-	late = argument(watcher.pipe);
+	late = kvt_test_word(watcher.pipe);
 	waitpid(writer.pid, &status, 0);
 	close(writer.pipe);
 	gpu_figure("killed in the middle of a kernel that writes", "\"backend\": \"%s\", "
@@ -649,7 +635,7 @@ static void kill_a_writer(bool vmm)
 		   ((double)shared->last_change_ns - (double)begin_ns) / 1e3,
 		   (double)(shared->last_look_ns - shared->first_look_ns) /
 			   (double)shared->looks / 1e3, (unsigned long long)late);
-	finish(&watcher);
+	kvt_test_child_end(&watcher);
 	if (memory.fd >= 0)
 		close(memory.fd);
 	kvt_test_equal(late, 0);

@@ -29,16 +29,8 @@
 static struct kvt_test_daemon daemon_;
 static struct kvt_test_child busy[N_BUSY];
 static struct kvt_test_child comer;
-static char log_flag[128];
 
 /* ---- the world */
-
-static void begin_with(const char *options, const char *const *arguments)
-{
-	kvt_test_daemon_prepare(&daemon_, options);
-	snprintf(log_flag, sizeof(log_flag), "--log_file=%s/operations", daemon_.dir);
-	kvt_test_daemon_start(&daemon_, arguments);
-}
 
 /* Connects and closes in a loop. Each HELLO succeeds: one that a daemon did not answer before it
  * died is repeated. */
@@ -84,6 +76,7 @@ static void cannot_trace(void)
 /* The next daemon starts from any remains, and is empty. */
 static void expect_a_fresh_start(void)
 {
+	daemon_.supervised = false;
 	kvt_test_daemon_start(&daemon_, NULL);
 	kvt_test_equal(kvt_test_settled(&daemon_).cached_pages, 0);
 	kvt_test_audit(&daemon_);
@@ -160,11 +153,10 @@ static void let_go_of_supervisor(void)
 /* And some places beyond READY: clients that connect again have arrived by then. */
 TEST(a_restarted_daemon_may_die_at_any_system_call)
 {
-	const char *const supervised[] = { "--supervise", log_flag, NULL };
 	struct kvt_sweep sweep;
 	uint32_t n, m;
 
-	begin_with(NULL, supervised);
+	kvt_test_daemon_begin_logged(&daemon_, NULL, true);
 	if (!kvt_trace_seize(daemon_.pid, true)) {
 		cannot_trace();
 		return;
@@ -237,12 +229,11 @@ static struct kvt_client *connect_impatient(void)
 
 static uint32_t supervisor_dies(uint32_t n, bool (*trigger)(void))
 {
-	const char *const supervised[] = { "--supervise", NULL };
 	uint32_t keys[KVT_WORK_KEYS], places;
 	struct kvt_client *client;
 	struct kvt_counters counters;
 
-	begin_with("drain_ms = 0\n", supervised);
+	kvt_test_daemon_begin_supervised(&daemon_, "drain_ms = 0\n");
 	client = connect_impatient();
 	kvt_work_keys(keys, KVT_WORK_KEYS, 1);
 	kvt_work_begin(client, kvt_test_namespace(client, "death"), keys);
@@ -274,10 +265,9 @@ TEST(when_the_supervisor_dies_all_ends_and_nothing_is_in_the_way)
 
 TEST(a_daemon_whose_supervisor_dies_before_it_begins_ends)
 {
-	const char *const supervised[] = { "--supervise", NULL };
 	pid_t pid;
 
-	begin_with("drain_ms = 0\n", supervised);
+	kvt_test_daemon_begin_supervised(&daemon_, "drain_ms = 0\n");
 	if (!kvt_trace_seize(daemon_.pid, true)) {
 		cannot_trace();
 		return;

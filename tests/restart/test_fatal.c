@@ -29,14 +29,10 @@ static uint32_t space;
 
 static int start_with(const char *more)
 {
-	static char log_flag[128];
-	const char *const supervised[] = { "--supervise", log_flag, NULL };
 	uint32_t keys[KVT_WORK_KEYS];
 	struct kvt_seq *seq;
 
-	kvt_test_daemon_prepare(&daemon_, more);
-	snprintf(log_flag, sizeof(log_flag), "--log_file=%s/operations", daemon_.dir);
-	kvt_test_daemon_start(&daemon_, supervised);
+	kvt_test_daemon_begin_logged(&daemon_, more, true);
 	other = kvt_test_connect(&daemon_);
 	space = kvt_test_namespace(other, "fatal");
 	kvt_work_keys(keys, KVT_WORK_KEYS, 1);
@@ -65,9 +61,7 @@ static int stop(void **state)
 	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
 	kvt_client_close(other, KVT_IDLE);
 	kvt_test_audit(&daemon_);
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_verify(&daemon_);
-	kvt_test_daemon_remove(&daemon_);
+	kvt_test_daemon_end(&daemon_);
 	return 0;
 }
 
@@ -125,7 +119,7 @@ static pid_t next_daemon(void)
 static uint64_t die_twice(struct kvt_test_child *child, uint32_t kind, uint32_t what)
 {
 	pid_t pid = kvt_test_daemon_child(&daemon_);
-	uint64_t word = 0;
+	uint64_t word;
 
 	if (!kvt_trace_seize(daemon_.pid, true) || !kvt_trace_seize(pid, false))
 		kvt_skip("processes cannot be traced here");
@@ -136,7 +130,7 @@ static uint64_t die_twice(struct kvt_test_child *child, uint32_t kind, uint32_t 
 	kvt_trace_let_go(next_daemon());
 	kvt_trace_stop(daemon_.pid);
 	kvt_trace_let_go(daemon_.pid);
-	kvt_test_check(kvt_test_receive(child->pipe, &word));
+	word = kvt_test_word(child->pipe);
 	kvt_test_equal(kvt_test_daemon_count(&daemon_, "event=died_in"), 2);
 	kvt_test_check(kvt_test_daemon_said(&daemon_, "deaths=2 effect=\"it is answered with an"));
 	return word;

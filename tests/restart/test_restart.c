@@ -34,24 +34,15 @@ static struct kvt_test_daemon daemon_;
 
 /* ---- the world */
 
-static char log_flag[128];
-
-static void prepare(const char *more)
-{
-	kvt_test_daemon_prepare(&daemon_, more);
-	snprintf(log_flag, sizeof(log_flag), "--log_file=%s/operations", daemon_.dir);
-}
-
 static void start(const char *more)
 {
-	const char *const supervised[] = { "--supervise", log_flag, NULL };
-
-	prepare(more);
-	kvt_test_daemon_start(&daemon_, supervised);
+	kvt_test_daemon_begin_logged(&daemon_, more, true);
 }
 
+/* Without a look at the log. */
 static void stop(void)
 {
+	daemon_.logged = false;
 	kvt_test_daemon_end(&daemon_);
 }
 
@@ -63,8 +54,7 @@ static void await_ready(void)
 
 static void kill_daemon(void)
 {
-	kvt_test_equal(kill(kvt_test_daemon_child(&daemon_), SIGKILL), 0);
-	await_ready();
+	kvt_test_daemon_succeed(&daemon_);
 }
 
 /* Stop the supervisor, then kill the daemon: no successor until resume_supervisor(). */
@@ -83,25 +73,6 @@ static void resume_supervisor(void)
 	await_ready();
 }
 
-static struct kvt_client *connect_with(uint32_t flags)
-{
-	struct kvt_options options = KVT_OPTIONS_INIT;
-	struct kvt_client *client;
-
-	options.socket_path = daemon_.socket;
-	options.flags = flags;
-	kvt_test_equal(kvt_client_connect(&client, &options, NULL), 0);
-	return client;
-}
-
-static uint32_t matched(struct kvt_client *client, uint32_t space, const uint32_t *keys)
-{
-	struct kvt_result result;
-
-	kvt_test_equal(kvt_match(client, space, keys, KVT_WORK_KEYS, 0, &result), 0);
-	return result.matched;
-}
-
 /* What others computed of a prompt is there, with the right content. */
 static void check_prompt(struct kvt_client *client, const uint32_t *keys)
 {
@@ -115,8 +86,7 @@ static void stop_clean(void)
 {
 	kvt_test_equal(kvt_test_settled(&daemon_).private_pages, 0);
 	kvt_test_audit(&daemon_);
-	kvt_test_verify(&daemon_);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* ---- killed */
@@ -143,7 +113,7 @@ TEST(a_client_continues_after_a_kill)
 	kill_daemon();
 	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
 	other = kvt_test_connect(&daemon_);
-	kvt_test_equal(matched(other, kvt_test_namespace(other, "restart"), keys), KVT_WORK_KEYS);
+	kvt_test_equal(kvt_test_matched(other, kvt_test_namespace(other, "restart"), keys, KVT_WORK_KEYS), KVT_WORK_KEYS);
 	check_prompt(other, keys);
 	kvt_client_close(other, KVT_IDLE);
 	kvt_client_close(client, KVT_IDLE);
@@ -296,7 +266,7 @@ static void (*const waits[])(struct kvt_client *, int) = { wait_for_a_fence, wai
  * does, through the supervisor's descriptor. */
 static void waiter_run(int pipe, void *context)
 {
-	struct kvt_client *client = connect_with(0);
+	struct kvt_client *client = kvt_test_connect_with(&daemon_, 0);
 	size_t which = (size_t)(uintptr_t)context;
 
 	kvt_test_send(pipe, kvt_client_info(client)->session);
@@ -352,12 +322,11 @@ static void raise_fences(void)
 TEST(every_waiter_continues)
 {
 	struct kvt_test_child children[N_WAITS];
-	uint64_t session;
 
 	start(NULL);
 	for (size_t i = 0; i < N_WAITS; i++) {
 		kvt_test_child_start(&children[i], waiter_run, (void *)(uintptr_t)i);
-		kvt_test_check(kvt_test_receive(children[i].pipe, &session) && session > 0);
+		kvt_test_check(kvt_test_word(children[i].pipe) > 0);
 		kvt_test_expect(children[i].pipe, 1);
 	}
 	kill_daemon();
@@ -378,7 +347,7 @@ static void asking_run(int pipe, void *context)
 	const uint64_t digest[2] = { 17, 18 };
 	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
 	bool observer = context != NULL;
-	struct kvt_client *client = connect_with(observer ? KVT_HELLO_OBSERVE : 0);
+	struct kvt_client *client = kvt_test_connect_with(&daemon_, observer ? KVT_HELLO_OBSERVE : 0);
 	struct kvt_admin_status status;
 	uint32_t number;
 
@@ -445,9 +414,9 @@ TEST(a_renewed_generation_stays)
 static void ender_run(int pipe, void *context)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_ENDED };
-	struct kvt_client *client = connect_with(0);
+	struct kvt_client *client = kvt_test_connect_with(&daemon_, 0);
 
-	kvt_test_check(kvt_test_receive(pipe, &request.argument));
+	request.argument = kvt_test_word(pipe);
 	kvt_test_send(pipe, 1);
 	kvt_test_equal(kvt_admin(client, &request, NULL, 0, NULL, 0), 0);
 	kvt_client_close(client, KVT_IDLE);
@@ -479,7 +448,7 @@ TEST(what_was_heard_and_not_answered_is_asked_again)
 
 static void holder_run(int pipe, void *context)
 {
-	struct kvt_client *client = connect_with(0);
+	struct kvt_client *client = kvt_test_connect_with(&daemon_, 0);
 	uint32_t keys[KVT_WORK_KEYS], pages[8], space;
 	struct kvt_seq *seq;
 
@@ -496,15 +465,15 @@ TEST(an_owner_that_died_while_no_daemon_lived_is_found)
 {
 	struct kvt_counters counters;
 	struct kvt_test_child child;
-	uint64_t session;
+	uint32_t session;
 
 	start(NULL);
 	kvt_test_child_start(&child, holder_run, NULL);
-	kvt_test_check(kvt_test_receive(child.pipe, &session) && session > 0);
+	session = (uint32_t)kvt_test_word(child.pipe);
 	kill_daemon_for_a_while();
 	kvt_test_child_kill(&child, SIGKILL);
 	resume_supervisor();
-	kvt_test_session_ended(&daemon_, (uint32_t)session);
+	kvt_test_session_ended(&daemon_, session);
 	counters = kvt_test_settled(&daemon_);
 	kvt_test_equal(counters.private_pages + counters.quarantined_pages, 0);
 	kvt_test_equal(counters.live_leases, 0);
@@ -542,7 +511,7 @@ TEST(a_client_without_resume_gets_the_end_at_once)
 	struct kvt_counters counters;
 
 	start(NULL);
-	client = connect_with(KVT_HELLO_NO_RESUME);
+	client = kvt_test_connect_with(&daemon_, KVT_HELLO_NO_RESUME);
 	kvt_test_equal(kvt_stats(client, &counters), 0);
 	kill_daemon();
 	kvt_test_equal(kvt_stats(client, &counters), -ECONNRESET);
@@ -553,7 +522,7 @@ TEST(a_client_without_resume_gets_the_end_at_once)
 
 static void damage_run(int pipe, void *context)
 {
-	struct kvt_client *client = connect_with(0);
+	struct kvt_client *client = kvt_test_connect_with(&daemon_, 0);
 	uint32_t page;
 
 	(void)context;
@@ -602,12 +571,11 @@ static void thief_run(int pipe, void *context)
 {
 	struct kvt_message_hello *hello = context;
 	struct kvt_message_refused answer;
-	uint64_t secret[2];
 	int fd;
 
-	kvt_test_check(kvt_test_receive(pipe, &secret[0]) && kvt_test_receive(pipe, &secret[1]));
+	hello->secret[0] = kvt_test_word(pipe);
+	hello->secret[1] = kvt_test_word(pipe);
 	hello->pid = getpid();
-	memcpy(hello->secret, secret, sizeof(secret));
 	kvt_test_equal(kvt_control_open(daemon_.socket, kvt_client_now_ns() + 5000000000ll, &fd,
 					NULL), 0);
 	kvt_test_equal(kvt_control_send(fd, hello, sizeof(*hello), NULL, 0, INT64_MAX), 0);
@@ -653,7 +621,7 @@ static void expect_cold_start(struct kvt_client *client, const uint32_t *keys, c
 		kvt_test_fail("not said: %s", why);
 	kvt_test_equal(kvt_stats(client, &counters), -ECONNRESET);
 	fresh = kvt_test_connect(&daemon_);
-	kvt_test_equal(matched(fresh, kvt_test_namespace(fresh, "doubt"), keys), 0);
+	kvt_test_equal(kvt_test_matched(fresh, kvt_test_namespace(fresh, "doubt"), keys, KVT_WORK_KEYS), 0);
 	kvt_test_equal(kvt_test_settled(&daemon_).cached_pages, 0);
 	kvt_client_close(fresh, KVT_IDLE);
 	kvt_client_close(client, KVT_IDLE);
@@ -663,14 +631,14 @@ static void expect_cold_start(struct kvt_client *client, const uint32_t *keys, c
 
 static struct kvt_client *fill_cache(uint32_t *keys, uint32_t *ret_space)
 {
-	struct kvt_client *client = connect_with(KVT_HELLO_NO_RESUME);
+	struct kvt_client *client = kvt_test_connect_with(&daemon_, KVT_HELLO_NO_RESUME);
 	struct kvt_seq *seq;
 
 	kvt_work_keys(keys, KVT_WORK_KEYS, 3);
 	*ret_space = kvt_test_namespace(client, "doubt");
 	seq = kvt_work_begin(client, *ret_space, keys);
 	kvt_test_equal(kvt_seq_end(seq, KVT_WORK_KEYS, NULL, 0, KVT_IDLE, 0), 0);
-	kvt_test_equal(matched(client, *ret_space, keys), KVT_WORK_KEYS);
+	kvt_test_equal(kvt_test_matched(client, *ret_space, keys, KVT_WORK_KEYS), KVT_WORK_KEYS);
 	return client;
 }
 
@@ -767,19 +735,6 @@ TEST(a_stopped_daemon_is_noticed_by_deadlines_and_by_the_watchdog)
 	stop();
 }
 
-static uint32_t count_said(const char *text)
-{
-	FILE *file = fopen(daemon_.output, "re");
-	char line[2048];
-	uint32_t n = 0;
-
-	while (file && fgets(line, sizeof(line), file))
-		n += strstr(line, text) != NULL;
-	if (file)
-		fclose(file);
-	return n;
-}
-
 /* Wake the supervisor once. When it sleeps again it has taken the signal. */
 static void go_round(void)
 {
@@ -815,11 +770,19 @@ TEST(a_killed_child_that_does_not_end_is_said_once)
 	kvt_test_equal(end.si_status, SIGKILL);
 	for (int i = 0; i < 20; i++)
 		go_round();
-	kvt_test_equal(count_said("event=watchdog"), 2); /* ABRT, KILL */
-	kvt_test_equal(count_said("event=child_stuck"), 0);
+	kvt_test_equal(kvt_test_daemon_count(&daemon_, "event=watchdog"), 2); /* ABRT, KILL */
+	kvt_test_equal(kvt_test_daemon_count(&daemon_, "event=child_stuck"), 0);
 	kvt_test_equal(waitid(P_PID, (id_t)child, &end, WEXITED), 0);
 	await_ready();
 	stop();
+}
+
+static const char *lock_path(void)
+{
+	static char path[256];
+
+	snprintf(path, sizeof(path), "%s/%s.lock.d/lock", daemon_.dir, daemon_.name);
+	return path;
 }
 
 /* Another user's process: waits for whichever lock file it can open, and never releases it. */
@@ -860,12 +823,12 @@ TEST(a_stranger_does_not_keep_the_successor_out)
 	kvt_work_compute(client, seq, keys, 0, 16);
 	kvt_test_equal(kvt_seq_end(seq, KVT_WORK_KEYS, NULL, 0, KVT_IDLE, 0), 0);
 	kvt_test_child_start(&stranger, stranger_run, NULL);
-	kvt_test_check(kvt_test_receive(stranger.pipe, &opened));
+	opened = kvt_test_word(stranger.pipe);
 	while (opened && kvt_test_process_state(stranger.pid) != 'S')
 		sched_yield();
 	for (int i = 0; i < 3; i++)
 		kill_daemon();
-	kvt_test_equal(matched(client, space, keys), KVT_WORK_KEYS);
+	kvt_test_equal(kvt_test_matched(client, space, keys, KVT_WORK_KEYS), KVT_WORK_KEYS);
 	kvt_test_equal(opened, 0);
 	kvt_test_child_kill(&stranger, SIGKILL);
 	kvt_client_close(client, KVT_IDLE);
@@ -875,14 +838,12 @@ TEST(a_stranger_does_not_keep_the_successor_out)
 /* No daemon of the same user can start between a dead one and its successor. */
 TEST(the_lock_outlives_its_daemon)
 {
-	char path[256];
 	int fd;
 
 	start(NULL);
 	for (int i = 0; i < 2; i++) {
 		kill_daemon_for_a_while();
-		snprintf(path, sizeof(path), "%s/%s.lock.d/lock", daemon_.dir, daemon_.name);
-		fd = open(path, O_RDWR | O_CLOEXEC);
+		fd = open(lock_path(), O_RDWR | O_CLOEXEC);
 		kvt_test_check(fd >= 0);
 		kvt_test_equal(flock(fd, LOCK_EX | LOCK_NB), -1);
 		close(fd);
@@ -894,18 +855,16 @@ TEST(the_lock_outlives_its_daemon)
 /* Removed with all of /run, for example: the successor makes another. */
 TEST(a_lock_that_was_removed_is_made_again)
 {
-	const char *const second[] = { NULL };
 	struct kvt_test_daemon other;
-	char path[256];
 	int status;
 
 	start(NULL);
-	snprintf(path, sizeof(path), "%s/%s.lock.d/lock", daemon_.dir, daemon_.name);
-	kvt_test_equal(unlink(path), 0);
+	kvt_test_equal(unlink(lock_path()), 0);
 	for (int i = 0; i < 2; i++)
 		kill_daemon();
 	other = daemon_;
-	kvt_test_daemon_spawn(&other, second);
+	other.supervised = other.logged = false;
+	kvt_test_daemon_spawn(&other, NULL);
 	status = kvt_test_daemon_wait(&other);
 	kvt_test_check(WIFEXITED(status) && WEXITSTATUS(status) == 3);
 	kvt_test_check(!kvt_test_daemon_said(&daemon_, "event=cold_start"));
@@ -917,15 +876,13 @@ TEST(a_successor_that_finds_the_lock_taken_is_started_again)
 {
 	struct kvt_client *client;
 	uint32_t keys[KVT_WORK_KEYS], space;
-	char path[256];
 	int fd;
 
 	start(NULL);
 	client = fill_cache(keys, &space);
 	kvt_client_close(client, KVT_IDLE);
-	snprintf(path, sizeof(path), "%s/%s.lock.d/lock", daemon_.dir, daemon_.name);
-	kvt_test_equal(unlink(path), 0);
-	fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	kvt_test_equal(unlink(lock_path()), 0);
+	fd = open(lock_path(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
 	kvt_test_check(fd >= 0 && flock(fd, LOCK_EX) == 0 && dprintf(fd, "1\n") == 2);
 	kvt_test_equal(kill(kvt_test_daemon_child(&daemon_), SIGKILL), 0);
 	while (!kvt_test_daemon_said(&daemon_, "already served by a live daemon, pid 1 "))
@@ -933,7 +890,7 @@ TEST(a_successor_that_finds_the_lock_taken_is_started_again)
 	close(fd);
 	await_ready();
 	client = kvt_test_connect(&daemon_);
-	kvt_test_equal(matched(client, kvt_test_namespace(client, "doubt"), keys), KVT_WORK_KEYS);
+	kvt_test_equal(kvt_test_matched(client, kvt_test_namespace(client, "doubt"), keys, KVT_WORK_KEYS), KVT_WORK_KEYS);
 	kvt_client_close(client, KVT_IDLE);
 	stop();
 }
@@ -1045,7 +1002,7 @@ TEST(the_cache_is_dropped_in_words_when_its_time_has_passed)
 	kvt_client_close(client, KVT_IDLE);
 	await_ready();
 	client = kvt_test_connect(&daemon_);
-	kvt_test_equal(matched(client, kvt_test_namespace(client, "restart"), keys), 0);
+	kvt_test_equal(kvt_test_matched(client, kvt_test_namespace(client, "restart"), keys, KVT_WORK_KEYS), 0);
 	kvt_client_close(client, KVT_IDLE);
 	stop();
 }
@@ -1104,5 +1061,3 @@ TEST(a_supervisor_that_stops_without_a_daemon_leaves_nothing)
 	kvt_test_equal(kvt_client_connect(&none, &options, NULL), -ENOENT);
 	kvt_test_daemon_remove(&daemon_);
 }
-
-/* Arguments: a name, or a pattern, of the tests to run. */

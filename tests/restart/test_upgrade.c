@@ -28,18 +28,14 @@
 
 static struct kvt_test_daemon daemon_;
 static struct kvt_test_child busy[N_BUSY];
-static char log_flag[128], program[640], impostor_path[96];
+static char program[640], impostor_path[96];
 
 /* ---- the world */
 
 static void begin(const char *options)
 {
-	const char *const supervised[] = { "--supervise", log_flag, NULL };
-
-	kvt_test_daemon_prepare(&daemon_, options);
-	snprintf(log_flag, sizeof(log_flag), "--log_file=%s/operations", daemon_.dir);
 	snprintf(program, sizeof(program), "%s/kvtrunkd", kvt_test_build());
-	kvt_test_daemon_start(&daemon_, supervised);
+	kvt_test_daemon_begin_logged(&daemon_, options, true);
 }
 
 static void start_work(void)
@@ -387,7 +383,6 @@ TEST(any_system_call_may_fail)
 	end_work();
 }
 
-/* Arguments: a name, or a pattern, of the tests to run. */
 int main(int argc, char **argv)
 {
 	char self[640];

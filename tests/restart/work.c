@@ -71,10 +71,7 @@ void kvt_work_start(struct kvt_test_child *child, struct kvt_test_daemon *daemon
 
 void kvt_work_finish(struct kvt_test_child *child)
 {
-	uint64_t rounds = 0;
-
-	kvt_test_send(child->pipe, 9);
-	kvt_test_check(kvt_test_receive(child->pipe, &rounds) && rounds > 0);
+	kvt_test_check(kvt_test_ask(child, 9) > 0);
 	kvt_test_child_finish(child);
 }
 
@@ -85,7 +82,5 @@ void kvt_work_end(struct kvt_test_child *children, int n, struct kvt_test_daemon
 	kvt_test_equal(kvt_test_settled(daemon).private_pages, 0);
 	kvt_test_audit(daemon);
 	kvt_test_check(!kvt_test_daemon_said(daemon, "event=cold_start"));
-	kvt_test_daemon_stop(daemon);
-	kvt_test_verify(daemon);
-	kvt_test_daemon_remove(daemon);
+	kvt_test_daemon_end(daemon);
 }
