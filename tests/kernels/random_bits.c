@@ -227,7 +227,7 @@ void random_bits_test(const char *what, uint32_t seed, uint32_t n_positions_max,
 {
 	struct random random = { seed };
 	struct question question = question_random(&random, n_positions_max);
-	struct batch whole = { .n_parts = 1,
+	OWNED(batch) whole = { .n_parts = 1,
 			       .parts = { { question.first, question.n_positions - question.first,
 					    question.n_positions } } };
 
@@ -242,14 +242,12 @@ void random_bits_test(const char *what, uint32_t seed, uint32_t n_positions_max,
 	batch_run(&whole, &random, run, context);
 	for (uint32_t i = 0; i < 2; i++) {
 		struct pool_options place = question.pool;
-		struct batch batch = { .n_parts = 0 };
+		OWNED(batch) batch = { .n_parts = 0 };
 
 		place_random(&random, question.n_positions, &place);
 		batch.n_parts = parts_random(&random, &question, batch.parts, n_parts_max);
 		batch_make(&batch, &question, &place);
 		batch_run(&batch, &random, run, context);
 		batches_compare(&question, &whole, &batch);
-		batch_free(&batch);
 	}
-	batch_free(&whole);
 }

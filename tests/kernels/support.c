@@ -624,13 +624,13 @@ void random_test(const char *what, uint32_t seed,
 {
 	struct random random = { seed };
 	struct shape shape = shape_random(&random);
-	struct scene scene = scene_make(&shape.is);
+	OWNED(scene) scene = scene_make(&shape.is);
 	uint32_t ends[2] = { shape.is.n_positions,
 			     1 + random_below(&random, shape.is.n_positions) };
 	uint32_t n[2] = { 1 + random_below(&random, ends[0] < 40 ? ends[0] : 40),
 			  1 + random_below(&random, ends[1] < 9 ? ends[1] : 9) };
 	struct kvt_attn_sequence sequences[3] = { 0 };
-	struct rows rows = rows_make(n[0] + n[1], shape.is.n_kv_heads * shape.is.group_heads,
+	OWNED(rows) rows = rows_make(n[0] + n[1], shape.is.n_kv_heads * shape.is.group_heads,
 				     shape.is.head_dim, shape.is.q_type, shape.out_type);
 	struct kvt_attn_prefill prefill = { .kv = scene.pool.view,
 					    .sequences = sequences,
@@ -660,8 +660,6 @@ void random_test(const char *what, uint32_t seed,
 	for (uint32_t i = 0; i < 2; i++)
 		random_rows_check(&scene, &rows, i ? n[0] : 0, &sequences[2 * i], &random,
 				  tolerance(&scene, shape.out_type, context));
-	rows_free(&rows);
-	scene_free(&scene);
 }
 
 /* Contexts */

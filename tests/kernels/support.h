@@ -57,6 +57,9 @@ struct guarded {
 	size_t map_bytes;
 };
 
+/* Declares variables that NAME_free() frees at the end of the block. */
+#define OWNED(name) __attribute__((cleanup(name##_free))) struct name
+
 struct guarded guarded_alloc(size_t bytes);
 void guarded_free(struct guarded *memory);
 

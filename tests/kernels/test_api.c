@@ -280,7 +280,7 @@ static void prefill_expect(struct kvt_attn_context *context, const struct good *
 
 static void prefill_tests(struct kvt_attn_context *context)
 {
-	struct good good = good_make();
+	OWNED(good) good = good_make();
 	struct kvt_attn_prefill bad;
 
 #define SPOIL(field, value, word)                                                                  \
@@ -324,12 +324,11 @@ static void prefill_tests(struct kvt_attn_context *context)
 	SPOIL(out_head_stride_bytes, 258, "multiple");
 	SPOIL(sequences, NULL, "NULL");
 
-	good_free(&good);
 }
 
 static void sequence_tests(struct kvt_attn_context *context)
 {
-	struct good good = good_make();
+	OWNED(good) good = good_make();
 	struct kvt_attn_prefill bad;
 
 	case_begin("append_prefill: mistakes in a sequence");
@@ -369,13 +368,12 @@ static void sequence_tests(struct kvt_attn_context *context)
 	bad.n_sequences = 1;
 	EXPECT_EQUAL(kvt_attn_append_prefill(context, &bad, NULL), 0);
 	EXPECT_EQUAL(*(unsigned char *)good.rows.out.data, 0xff);
-	good_free(&good);
 }
 
 static void append_tests(struct kvt_attn_context *context)
 {
-	struct good good = good_make();
-	struct guarded copy = guarded_alloc(good.pool.slab.bytes);
+	OWNED(good) good = good_make();
+	OWNED(guarded) copy = guarded_alloc(good.pool.slab.bytes);
 	uint64_t slots[2] = { 3, 8 * 16 };
 	float rows[2 * 2 * 64] = { 0 };
 	struct kvt_attn_append append = { .kv = good.pool.view,
@@ -401,14 +399,12 @@ static void append_tests(struct kvt_attn_context *context)
 	bad.row_stride_bytes = 514;
 	EXPECT_EQUAL(kvt_attn_kv_append(context, &bad, NULL), -EINVAL);
 	EXPECT(memcmp(copy.data, good.pool.slab.data, copy.bytes) == 0);
-	guarded_free(&copy);
-	good_free(&good);
 }
 
 static void copy_tests(struct kvt_attn_context *context)
 {
-	struct good good = good_make();
-	struct guarded copy = guarded_alloc(good.pool.slab.bytes);
+	OWNED(good) good = good_make();
+	OWNED(guarded) copy = guarded_alloc(good.pool.slab.bytes);
 	struct kvt_attn_view views[2] = { good.pool.view, good.pool.view };
 	struct kvt_attn_copy copies[2] = { { 1, 2, 16 }, { 3, 4, 16 } };
 
@@ -439,8 +435,6 @@ static void copy_tests(struct kvt_attn_context *context)
 
 	case_begin("page_copy: one source, two targets");
 	EXPECT_EQUAL(kvt_attn_page_copy(context, views, 1, copies, 2, NULL), 0);
-	guarded_free(&copy);
-	good_free(&good);
 }
 
 /* A child of fork() opens another. */

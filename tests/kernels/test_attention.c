@@ -17,85 +17,47 @@
 
 struct shape {
 	const char *name;
-	uint32_t head_dim;
-	uint32_t n_kv_heads;
-	uint32_t group_heads;
-	uint32_t page_size;
-	uint32_t n_sequences;
-	struct {
-		uint32_t n_queries;
-		uint32_t n_positions;
-		uint32_t n_regions;
-		struct kvt_attn_region regions[N_REGIONS_MAX];
-	} sequences[N_SEQUENCES_MAX];
+	uint32_t head_dim, n_kv_heads, group_heads, page_size, n_sequences;
+	uint32_t lengths[N_SEQUENCES_MAX][2]; /* queries, positions */
+	const struct shape_regions *regions; /* of each sequence */
 };
+
+struct shape_regions {
+	uint32_t n;
+	struct kvt_attn_region at[N_REGIONS_MAX];
+};
+
+static const struct shape_regions no_regions[N_SEQUENCES_MAX];
+static const struct shape_regions many_regions[] = {
+	{ 2, { { 0, 20 }, { 30, 47 } } },
+	{ 2, { { 3, 10 }, { 30, 44 } } }, /* the second begins before the queries */
+	{ 1, { { 35, 90 } } },            /* cut by the end */
+	{ 3, { { 0, 5 }, { 280, 292 }, { 292, 300 } } },
+};
+static const struct shape_regions region_over_a_unit[] = { { 1, { { 1004, 1037 } } } };
 
 /*
  * Sizes that are multiples of nothing; borders of pages, panels, blocks and units from both sides.
  */
 static const struct shape shapes[] = {
-	{ "one position", 64, 1, 1, 16, 1, { { 1, 1, 0, { { 0 } } } } },
-	{ "decode, head dim 128",
-	  128,
-	  2,
-	  4,
-	  64,
-	  2,
-	  { { 1, 300, 0, { { 0 } } }, { 1, 1025, 0, { { 0 } } } } },
-	{ "prefill, head dim 128", 128, 2, 4, 64, 1, { { 130, 130, 0, { { 0 } } } } },
-	{ "append, head dim 80",
-	  80,
-	  2,
-	  3,
-	  16,
-	  2,
-	  { { 37, 291, 0, { { 0 } } }, { 5, 64, 0, { { 0 } } } } },
-	{ "append, head dim 96",
-	  96,
-	  1,
-	  7,
-	  32,
-	  2,
-	  { { 29, 257, 0, { { 0 } } }, { 1, 255, 0, { { 0 } } } } },
-	{ "append, head dim 256", 256, 1, 2, 8, 1, { { 33, 270, 0, { { 0 } } } } },
-	{ "odd head dim 17", 17, 3, 2, 4, 2, { { 9, 70, 0, { { 0 } } }, { 3, 3, 0, { { 0 } } } } },
-	{ "head dim 1", 1, 2, 1, 2, 1, { { 9, 40, 0, { { 0 } } } } },
-	{ "head dim 200", 200, 1, 8, 128, 1, { { 7, 140, 0, { { 0 } } } } },
-	{ "page size 1", 64, 2, 2, 1, 2, { { 11, 77, 0, { { 0 } } }, { 77, 77, 0, { { 0 } } } } },
-	{ "page size 256",
-	  64,
-	  2,
-	  2,
-	  256,
-	  2,
-	  { { 11, 500, 0, { { 0 } } }, { 40, 256, 0, { { 0 } } } } },
-	{ "no queries in between",
-	  64,
-	  1,
-	  4,
-	  16,
-	  3,
-	  { { 3, 20, 0, { { 0 } } }, { 0, 50, 0, { { 0 } } }, { 6, 6, 0, { { 0 } } } } },
-	{ "several units",
-	  64,
-	  1,
-	  6,
-	  16,
-	  2,
-	  { { 67, 2100, 0, { { 0 } } }, { 2, 1024, 0, { { 0 } } } } },
-	{ "several groups", 64, 1, 2, 64, 1, { { 13, 17000, 0, { { 0 } } } } },
-	{ "more rows than a job", 64, 1, 16, 16, 1, { { 150, 200, 0, { { 0 } } } } },
-	{ "regions",
-	  64,
-	  2,
-	  2,
-	  4,
-	  4,
-	  { { 60, 60, 2, { { 0, 20 }, { 30, 47 } } },
-	    { 25, 60, 2, { { 3, 10 }, { 30, 44 } } }, /* the second begins before the queries */
-	    { 20, 40, 1, { { 35, 90 } } }, /* cut by the end */
-	    { 12, 300, 3, { { 0, 5 }, { 280, 292 }, { 292, 300 } } } } },
-	{ "region over a unit", 64, 1, 4, 16, 1, { { 40, 1040, 1, { { 1004, 1037 } } } } },
+	{ "one position", 64, 1, 1, 16, 1, { { 1, 1 } }, no_regions },
+	{ "decode, head dim 128", 128, 2, 4, 64, 2, { { 1, 300 }, { 1, 1025 } }, no_regions },
+	{ "prefill, head dim 128", 128, 2, 4, 64, 1, { { 130, 130 } }, no_regions },
+	{ "append, head dim 80", 80, 2, 3, 16, 2, { { 37, 291 }, { 5, 64 } }, no_regions },
+	{ "append, head dim 96", 96, 1, 7, 32, 2, { { 29, 257 }, { 1, 255 } }, no_regions },
+	{ "append, head dim 256", 256, 1, 2, 8, 1, { { 33, 270 } }, no_regions },
+	{ "odd head dim 17", 17, 3, 2, 4, 2, { { 9, 70 }, { 3, 3 } }, no_regions },
+	{ "head dim 1", 1, 2, 1, 2, 1, { { 9, 40 } }, no_regions },
+	{ "head dim 200", 200, 1, 8, 128, 1, { { 7, 140 } }, no_regions },
+	{ "page size 1", 64, 2, 2, 1, 2, { { 11, 77 }, { 77, 77 } }, no_regions },
+	{ "page size 256", 64, 2, 2, 256, 2, { { 11, 500 }, { 40, 256 } }, no_regions },
+	{ "no queries between", 64, 1, 4, 16, 3, { { 3, 20 }, { 0, 50 }, { 6, 6 } }, no_regions },
+	{ "several units", 64, 1, 6, 16, 2, { { 67, 2100 }, { 2, 1024 } }, no_regions },
+	{ "several groups", 64, 1, 2, 64, 1, { { 13, 17000 } }, no_regions },
+	{ "more rows than a job", 64, 1, 16, 16, 1, { { 150, 200 } }, no_regions },
+	{ "regions", 64, 2, 2, 4, 4, { { 60, 60 }, { 25, 60 }, { 20, 40 }, { 12, 300 } },
+	  many_regions },
+	{ "region over a unit", 64, 1, 4, 16, 1, { { 40, 1040 } }, region_over_a_unit },
 };
 
 #define N_SHAPES (sizeof shapes / sizeof shapes[0])
@@ -143,15 +105,14 @@ static void batch_make(struct batch *batch, const struct shape *shape, const str
 	uint32_t n_rows = 0, row = 0;
 
 	for (uint32_t i = 0; i < shape->n_sequences; i++) {
-		options.n_pages += (shape->sequences[i].n_positions - 1) / shape->page_size + 1;
-		n_rows += shape->sequences[i].n_queries;
+		options.n_pages += (shape->lengths[i][1] - 1) / shape->page_size + 1;
+		n_rows += shape->lengths[i][0];
 	}
 	batch->pool = pool_make(&options);
 	batch->rows = rows_make(n_rows, shape->n_kv_heads * shape->group_heads, shape->head_dim,
 				types->q, types->out);
 	for (uint32_t i = 0; i < shape->n_sequences; i++) {
-		uint32_t n_positions = shape->sequences[i].n_positions;
-		uint32_t n_queries = shape->sequences[i].n_queries;
+		uint32_t n_queries = shape->lengths[i][0], n_positions = shape->lengths[i][1];
 		struct text *text = &batch->texts[i];
 
 		*text = text_make(&batch->pool, i + 1, n_positions);
@@ -164,8 +125,8 @@ static void batch_make(struct batch *batch, const struct shape *shape, const str
 			.n_positions = n_positions,
 			.pages = batch->tables[i].data,
 			.n_pages = text->n_pages,
-			.regions = shape->sequences[i].regions,
-			.n_regions = shape->sequences[i].n_regions,
+			.regions = shape->regions[i].at,
+			.n_regions = shape->regions[i].n,
 		};
 	}
 	batch->prefill = (struct kvt_attn_prefill){
@@ -249,7 +210,7 @@ static void shape_test(const struct shape *shape, const struct types *types, uin
 		if (!contexts[isa])
 			continue;
 		/* The largest cases take the portable path too long; it ran them in part. */
-		if (isa == KVT_ATTN_ISA_PORTABLE && shape->sequences[0].n_positions > 10000 &&
+		if (isa == KVT_ATTN_ISA_PORTABLE && shape->lengths[0][1] > 10000 &&
 		    variant)
 			continue;
 		case_begin("%s: %s, %s KV, %s q, %s out, %s, %s-major", isa_names[isa], shape->name,
@@ -267,12 +228,10 @@ static void shape_test(const struct shape *shape, const struct types *types, uin
 /* Rows of q and out that are not contiguous; bytes between them must not change. */
 static void strides_test(struct kvt_attn_context *context, const char *name)
 {
-	static const struct shape shape = {
-		"strides", 64, 2, 2, 16, 1, { { 9, 50, 0, { { 0 } } } }
-	};
+	static const struct shape shape = { "strides", 64, 2, 2, 16, 1, { { 9, 50 } }, no_regions };
 	struct batch batch;
 	uint32_t n = 9 * 4;
-	struct guarded q = guarded_alloc(n * 80 * 4), out = guarded_alloc(n * 72 * 4);
+	OWNED(guarded) q = guarded_alloc(n * 80 * 4), out = guarded_alloc(n * 72 * 4);
 
 	case_begin("%s: strides of q and out", name);
 	batch_make(&batch, &shape, &type_sets[0], 0, 0);
@@ -299,8 +258,6 @@ static void strides_test(struct kvt_attn_context *context, const char *name)
 		for (int j = 0; j < 8; j++)
 			EXPECT_EQUAL(gap[j], 0xffffffffu);
 	}
-	guarded_free(&q);
-	guarded_free(&out);
 	batch_free(&batch, &shape);
 }
 
@@ -308,7 +265,7 @@ static void strides_test(struct kvt_attn_context *context, const char *name)
 static void in_place_test(struct kvt_attn_context *context, const char *name)
 {
 	static const struct shape shape = {
-		"in place", 64, 1, 4, 16, 1, { { 70, 90, 0, { { 0 } } } }
+		"in place", 64, 1, 4, 16, 1, { { 70, 90 } }, no_regions
 	};
 	struct batch batch;
 
@@ -325,7 +282,7 @@ static void in_place_test(struct kvt_attn_context *context, const char *name)
 static void sharp_test(struct kvt_attn_context *context, const char *name)
 {
 	static const struct shape shape = {
-		"sharp", 64, 1, 4, 16, 1, { { 20, 1500, 0, { { 0 } } } }
+		"sharp", 64, 1, 4, 16, 1, { { 20, 1500 } }, no_regions
 	};
 	struct batch batch;
 
@@ -344,8 +301,8 @@ static void last_byte_test(struct kvt_attn_context *context, const char *name, u
 {
 	uint32_t dim = 72, page_size = 16, n = 5;
 	size_t bytes = dim * type_bytes(type);
-	struct guarded k = guarded_alloc(n * bytes), v = guarded_alloc(n * bytes);
-	struct rows rows = rows_make(1, 1, dim, KVT_ATTN_BF16, KVT_ATTN_F32);
+	OWNED(guarded) k = guarded_alloc(n * bytes), v = guarded_alloc(n * bytes);
+	OWNED(rows) rows = rows_make(1, 1, dim, KVT_ATTN_BF16, KVT_ATTN_F32);
 	uint32_t table = 0;
 	struct kvt_attn_sequence sequence = {
 		.n_queries = 1, .n_positions = n, .pages = &table, .n_pages = 1
@@ -382,9 +339,6 @@ static void last_byte_test(struct kvt_attn_context *context, const char *name, u
 	EXPECT_EQUAL(kvt_attn_append_prefill(context, &prefill, NULL), 0);
 	for (uint32_t i = 0; i < dim; i++)
 		EXPECT(fabsf(((float *)rows.out.data)[i] - 1.5f) < 0.01f);
-	guarded_free(&k);
-	guarded_free(&v);
-	rows_free(&rows);
 }
 
 static void random_run(const struct kvt_attn_prefill *prefill, struct random *random, void *context)
@@ -420,7 +374,7 @@ int main(int argc, char **argv)
 	}
 	/* Every shape with every set of types. Layouts take turns; the default one gets all. */
 	for (uint32_t i = 0; i < N_SHAPES; i++) {
-		if (quick && shapes[i].sequences[0].n_positions > 2000)
+		if (quick && shapes[i].lengths[0][1] > 2000)
 			continue;
 		for (uint32_t j = 0; j < N_TYPE_SETS; j++)
 			shape_test(&shapes[i], &type_sets[j], (i + j) % 4, contexts);

@@ -132,23 +132,29 @@ static struct rows run(struct kvt_attn_context *context, const struct model *mod
 	return rows;
 }
 
+/* Positions [first, first + n) have the bits of the expected rows, which are the last ones. */
+static void expect_same(struct kvt_attn_context *context, const struct model *model,
+			const struct setting *setting, const struct rows *expected, uint32_t first,
+			uint32_t n, bool crowded)
+{
+	OWNED(rows) result = run(context, model, setting, first, n, crowded);
+
+	rows_compare(expected, model->n_positions - model->n_expected, &result, first, n);
+}
+
 /* Chunks of the given sizes, in turn, over all expected rows. */
 static void chunks_test(struct kvt_attn_context *context, const struct model *model,
 			const struct setting *setting, const struct rows *expected,
 			const uint32_t *sizes, uint32_t n_sizes, bool crowded)
 {
-	uint32_t expected_first = model->n_positions - model->n_expected;
-	uint32_t first = expected_first, i = 0;
+	uint32_t first = model->n_positions - model->n_expected, i = 0;
 
 	while (first < model->n_positions) {
 		uint32_t n = sizes[i++ % n_sizes];
-		struct rows result;
 
 		if (n > model->n_positions - first)
 			n = model->n_positions - first;
-		result = run(context, model, setting, first, n, crowded);
-		rows_compare(expected, expected_first, &result, first, n);
-		rows_free(&result);
+		expect_same(context, model, setting, expected, first, n, crowded);
 		first += n;
 	}
 }
@@ -167,13 +173,9 @@ static void decode_test(struct kvt_attn_context *context, const struct model *mo
 			i < sizeof places / sizeof places[0]
 				? places[i]
 				: expected_first + random_below(&random, model->n_expected);
-		struct rows result;
 
-		if (place < expected_first || place >= model->n_positions)
-			continue;
-		result = run(context, model, setting, place, 1, i & 1);
-		rows_compare(expected, expected_first, &result, place, 1);
-		rows_free(&result);
+		if (place >= expected_first && place < model->n_positions)
+			expect_same(context, model, setting, expected, place, 1, i & 1);
 	}
 }
 
@@ -182,17 +184,16 @@ static void model_test(const char *name, enum kvt_attn_isa isa, const struct mod
 	static const uint32_t small[] = { 1, 2, 3, 5, 7, 13, 64 }, large[] = { 727, 100, 333 },
 			      odd[] = { 29, 61 };
 	const char *path = isa_names[isa];
-	struct setting home = setting_make(model, 16, KVT_ATTN_HND, KVT_ATTN_LAYER_MAJOR, 1);
-	struct setting away = setting_make(model, 1, KVT_ATTN_NHD, KVT_ATTN_PAGE_MAJOR, 2);
-	struct setting wide = setting_make(model, 256, KVT_ATTN_HND, KVT_ATTN_PAGE_MAJOR, 3);
+	OWNED(setting) home = setting_make(model, 16, KVT_ATTN_HND, KVT_ATTN_LAYER_MAJOR, 1);
+	OWNED(setting) away = setting_make(model, 1, KVT_ATTN_NHD, KVT_ATTN_PAGE_MAJOR, 2);
+	OWNED(setting) wide = setting_make(model, 256, KVT_ATTN_HND, KVT_ATTN_PAGE_MAJOR, 3);
 	struct kvt_attn_context *one = context_for(isa, 1, 0);
 	struct kvt_attn_context *three = context_for(isa, 3, 0);
 	struct kvt_attn_context *tight = context_for(isa, 5, 20000);
 	uint32_t first = model->n_positions - model->n_expected;
-	struct rows expected, result;
+	OWNED(rows) expected = run(one, model, &home, first, model->n_expected, false);
 
 	case_begin("%s: %s: computed cold", path, name);
-	expected = run(one, model, &home, first, model->n_expected, false);
 	for (size_t i = 0; i < expected.out.bytes / 4; i++)
 		EXPECT(isfinite(((float *)expected.out.data)[i]));
 	case_begin("%s: %s: small chunks", path, name);
@@ -211,20 +212,11 @@ static void model_test(const char *name, enum kvt_attn_isa isa, const struct mod
 		decode_test(tight, model, &wide, &expected);
 	}
 	case_begin("%s: %s: all at once with other threads and pages", path, name);
-	result = run(three, model, &wide, first, model->n_expected, true);
-	rows_compare(&expected, first, &result, first, model->n_expected);
-	rows_free(&result);
-	result = run(tight, model, &away, first, model->n_expected, false);
-	rows_compare(&expected, first, &result, first, model->n_expected);
-	rows_free(&result);
-
-	rows_free(&expected);
+	expect_same(three, model, &wide, &expected, first, model->n_expected, true);
+	expect_same(tight, model, &away, &expected, first, model->n_expected, false);
 	kvt_attn_close(one);
 	kvt_attn_close(three);
 	kvt_attn_close(tight);
-	setting_free(&home);
-	setting_free(&away);
-	setting_free(&wide);
 }
 
 /*
@@ -236,32 +228,23 @@ static void region_chunks_test(enum kvt_attn_isa isa)
 	static const struct kvt_attn_region regions[] = { { 0, 37 }, { 90, 130 }, { 130, 141 } };
 	static const uint32_t borders[] = { 37, 60, 90, 130, 141, 180 };
 	struct model model = { 64, 2, 3, KVT_ATTN_BF16, KVT_ATTN_BF16, 180, 180, regions, 3 };
-	struct setting setting = setting_make(&model, 4, KVT_ATTN_HND, KVT_ATTN_LAYER_MAJOR, 1);
+	OWNED(setting) setting = setting_make(&model, 4, KVT_ATTN_HND, KVT_ATTN_LAYER_MAJOR, 1);
 	struct kvt_attn_context *context = context_for(isa, 2, 0);
-	struct rows expected = run(context, &model, &setting, 0, 180, false);
+	OWNED(rows) expected = run(context, &model, &setting, 0, 180, false);
 	uint32_t first = 0;
 
 	case_begin("%s: chunks between regions, and a region resumed in its middle",
 		   isa_names[isa]);
 	for (uint32_t i = 0; i < 6; i++) {
-		struct rows result =
-			run(context, &model, &setting, first, borders[i] - first, false);
-
-		rows_compare(&expected, 0, &result, first, borders[i] - first);
-		rows_free(&result);
+		expect_same(context, &model, &setting, &expected, first, borders[i] - first, false);
 		first = borders[i];
 	}
 	/*
 	 * The cached boundary cuts the second region at 100; all its KV is present by the end of
 	 * this chunk.
 	 */
-	struct rows result = run(context, &model, &setting, 100, 60, false);
-
-	rows_compare(&expected, 0, &result, 100, 60);
-	rows_free(&result);
-	rows_free(&expected);
+	expect_same(context, &model, &setting, &expected, 100, 60, false);
 	kvt_attn_close(context);
-	setting_free(&setting);
 }
 
 /* A later position whose K or V is not finite must not reach the rows before it. */
@@ -271,58 +254,49 @@ static void poison_test(enum kvt_attn_isa isa, uint32_t kv_type, uint32_t q_type
 	/* Emulated: rows that share tiles and blocks of positions with it, and some beyond. */
 	uint32_t begin = emulated && at > 160 ? at - 160 : 0, end = emulated ? at + 40 : 1200;
 	struct model model = { 80, 2, 2, kv_type, q_type, end, end - begin, NULL, 0 };
-	struct setting setting = setting_make(&model, 16, KVT_ATTN_NHD, KVT_ATTN_LAYER_MAJOR, 4);
+	OWNED(setting) setting = setting_make(&model, 16, KVT_ATTN_NHD, KVT_ATTN_LAYER_MAJOR, 4);
 	struct kvt_attn_context *context = context_for(isa, 2, 0);
-	struct rows clean, poisoned;
+	OWNED(rows) clean = run(context, &model, &setting, begin, end - begin, false);
 	const size_t row_floats = 4 * 80, head_floats = 2 * 80;
 	const float *out;
 
 	case_begin("%s: %s %g at position %u, %s", isa_names[isa], plane ? "V" : "K", poison, at,
 		   type_name(kv_type));
-	clean = run(context, &model, &setting, begin, end - begin, false);
 	element_write(pool_element(&setting.pool, plane, setting.text.pages[at / 16], 1, at % 16,
 				   77),
 		      kv_type, poison);
-	poisoned = run(context, &model, &setting, begin, end - begin, false);
+	OWNED(rows) poisoned = run(context, &model, &setting, begin, end - begin, false);
+
 	if (at)
 		rows_compare(&clean, begin, &poisoned, begin, at - begin);
 	/* Few rows at a time take other loops. */
 	for (uint32_t n = 1; n <= 9; n += n < 3 ? 1 : 2) {
 		uint32_t first = at < n / 2 ? 0 : at - n / 2;
-		struct rows few = run(context, &model, &setting, first, n, false);
+		OWNED(rows) few = run(context, &model, &setting, first, n, false);
 
 		rows_compare(&poisoned, begin, &few, first, n);
-		rows_free(&few);
 	}
 	/* It does reach later rows of its head, or this test could not fail. */
 	out = poisoned.out.data;
 	EXPECT(!isfinite(out[(at - begin) * row_floats + head_floats + 77]));
 	EXPECT(!isfinite(out[(end - 1 - begin) * row_floats + head_floats + 77]));
 	EXPECT(isfinite(out[(end - 1 - begin) * row_floats + 77]));
-	rows_free(&clean);
-	rows_free(&poisoned);
 	kvt_attn_close(context);
-	setting_free(&setting);
 }
 
 /* The caller's rounding mode, in one of the threads only, has no influence. */
 static void rounding_test(enum kvt_attn_isa isa)
 {
 	struct model model = { 64, 1, 4, KVT_ATTN_F32, KVT_ATTN_F32, 1500, 200, NULL, 0 };
-	struct setting setting = setting_make(&model, 16, KVT_ATTN_HND, KVT_ATTN_LAYER_MAJOR, 1);
+	OWNED(setting) setting = setting_make(&model, 16, KVT_ATTN_HND, KVT_ATTN_LAYER_MAJOR, 1);
 	struct kvt_attn_context *context = context_for(isa, 2, 0);
-	struct rows expected, result;
+	OWNED(rows) expected = run(context, &model, &setting, 1300, 200, false);
 
 	case_begin("%s: caller's rounding mode", isa_names[isa]);
-	expected = run(context, &model, &setting, 1300, 200, false);
 	rounding_mode = FE_UPWARD;
-	result = run(context, &model, &setting, 1300, 200, false);
+	expect_same(context, &model, &setting, &expected, 1300, 200, false);
 	rounding_mode = FE_TONEAREST;
-	rows_compare(&expected, 1300, &result, 1300, 200);
-	rows_free(&expected);
-	rows_free(&result);
 	kvt_attn_close(context);
-	setting_free(&setting);
 }
 
 /* Two threads share a context, and then have one each. */
@@ -350,7 +324,7 @@ static void callers_test(enum kvt_attn_isa isa, bool shared)
 {
 	uint32_t n = emulated ? 40 : 200;
 	struct model model = { 64, 2, 2, KVT_ATTN_BF16, KVT_ATTN_BF16, 1300 + n, n, NULL, 0 };
-	struct setting setting = setting_make(&model, 16, KVT_ATTN_HND, KVT_ATTN_LAYER_MAJOR, 1);
+	OWNED(setting) setting = setting_make(&model, 16, KVT_ATTN_HND, KVT_ATTN_LAYER_MAJOR, 1);
 	struct kvt_attn_context *contexts[2];
 	struct caller callers[2];
 	struct rows expected;
@@ -374,7 +348,6 @@ static void callers_test(enum kvt_attn_isa isa, bool shared)
 	kvt_attn_close(contexts[0]);
 	kvt_attn_close(contexts[1]);
 	rows_free(&expected);
-	setting_free(&setting);
 }
 
 static void poison_tests(enum kvt_attn_isa isa)

@@ -34,7 +34,7 @@ static void batch_run(const struct kvt_attn_prefill *prefill, uint32_t n_residen
 {
 	uint32_t dim = kvt_cuda_dim(prefill->kv.head_dim);
 	struct kvt_cuda_fit fit = { .n_resident = n_resident, .n_stages = n_stages };
-	struct kvt_cuda_plan plan = { 0 };
+	OWNED(kvt_cuda_plan) plan = { 0 };
 	const struct kvt_cuda_launch *launches;
 	struct guarded partials;
 	char name[16], dim_name[16];
@@ -57,7 +57,6 @@ static void batch_run(const struct kvt_attn_prefill *prefill, uint32_t n_residen
 			launch("repair", name, &args, launches[i].n_blocks);
 	}
 	guarded_free(&partials);
-	kvt_cuda_plan_free(&plan);
 }
 
 static struct kvt_attn_prefill prefill_make(const struct scene *scene, struct rows *rows,
@@ -140,65 +139,58 @@ static void reference_tests(void)
 {
 	for (uint32_t i = 0; i < N_SCENE_SHAPES; i++) {
 		const struct scene_options *is = &scene_shapes[i].scene;
-		struct scene scene = scene_make(is);
+		OWNED(scene) scene = scene_make(is);
 		uint32_t n = scene_shapes[i].n, first = is->n_positions - n;
-		struct rows rows;
+		OWNED(rows) rows = attend(&scene, first, n, 100, 1000, NULL, 0);
 
 		case_begin("emulated: dim %u, group of %u, %u of %u, page size %u, %s KV, %s q",
 			   is->head_dim, is->group_heads, n, is->n_positions, is->page_size,
 			   type_name(is->kv_type), type_name(is->q_type));
-		rows = attend(&scene, first, n, 100, 1000, NULL, 0);
 		check_rows(&scene, &rows, first, n, NULL, 0);
-		rows_free(&rows);
-		scene_free(&scene);
 	}
 }
 
 static void regions_test(void)
 {
 	static const struct kvt_attn_region regions[] = { { 0, 20 }, { 60, 90 }, { 95, 200 } };
-	struct scene scene = scene_make(&(struct scene_options){
+	OWNED(scene) scene = scene_make(&(struct scene_options){
 		64, 1, 2, 110, 16, KVT_ATTN_BF16, KVT_ATTN_BF16 });
-	struct rows rows, later;
+	OWNED(rows) rows = attend(&scene, 0, 110, 100, 1000, regions, 3);
+	OWNED(rows) later = attend(&scene, 70, 40, 100, 1000, regions, 3);
 
 	case_begin("emulated: regions");
-	rows = attend(&scene, 0, 110, 100, 1000, regions, 3);
 	check_rows(&scene, &rows, 0, 110, regions, 3);
-	later = attend(&scene, 70, 40, 100, 1000, regions, 3);
 	rows_compare(&rows, 0, &later, 70, 40);
-	rows_free(&rows);
-	rows_free(&later);
-	scene_free(&scene);
+}
+
+/* Queries from position first on give the bits of earlier ones, whose first one was at `at`. */
+static void expect_same(const struct scene *scene, const struct rows *expected, uint32_t at,
+			uint32_t first, uint32_t n, uint32_t n_resident, uint64_t slots)
+{
+	OWNED(rows) result = attend(scene, first, n, n_resident, slots, NULL, 0);
+
+	rows_compare(expected, at, &result, first, n);
 }
 
 static void bits_test(uint32_t kv_type, uint32_t type)
 {
-	struct scene scene =
+	OWNED(scene) scene =
 		scene_make(&(struct scene_options){ 64, 1, 4, 1300, 16, kv_type, type });
+	OWNED(rows) expected = attend(&scene, 1240, 60, 1, 1000, NULL, 0); /* spans of groups */
 	static const uint32_t chunks[] = { 1, 2, 17, 5, 35 };
-	struct rows expected, result;
 	uint32_t first = 1240;
 
 	case_begin("emulated: chunks, decode, spans, memory and stages change no bits, %s KV, %s q",
 		   type_name(kv_type), type_name(type));
-	expected = attend(&scene, 1240, 60, 1, 1000, NULL, 0); /* spans of groups */
 	check_rows(&scene, &expected, 1240, 60, NULL, 0);
-	result = attend(&scene, 1240, 60, 1000, 1000, NULL, 0); /* spans of units */
-	rows_compare(&expected, 1240, &result, 1240, 60);
-	rows_free(&result);
-	result = attend(&scene, 1240, 60, 1000, 1, NULL, 0); /* a launch per block */
-	rows_compare(&expected, 1240, &result, 1240, 60);
-	rows_free(&result);
+	expect_same(&scene, &expected, 1240, 1240, 60, 1000, 1000); /* spans of units */
+	expect_same(&scene, &expected, 1240, 1240, 60, 1000, 1);    /* a launch per block */
 	for (uint32_t i = 0; i < 5; i++) {
 		n_stages = 2 + i % 3;
-		result = attend(&scene, first, chunks[i], 1000, 1000, NULL, 0);
-		rows_compare(&expected, 1240, &result, first, chunks[i]);
-		rows_free(&result);
+		expect_same(&scene, &expected, 1240, first, chunks[i], 1000, 1000);
 		first += chunks[i];
 	}
 	n_stages = 2;
-	rows_free(&expected);
-	scene_free(&scene);
 }
 
 /*
@@ -208,28 +200,24 @@ static void bits_test(uint32_t kv_type, uint32_t type)
 static void schedules_test(uint32_t n, bool poison, uint64_t n_seeds, uint32_t kv_type,
 			   uint32_t type)
 {
-	struct scene scene =
+	OWNED(scene) scene =
 		scene_make(&(struct scene_options){ 64, 1, 1, 1060, 16, kv_type, type });
 	uint32_t first = 1060 - n;
-	struct rows expected, result;
 
 	if (poison)
 		element_write(pool_element(&scene.pool, 1, scene.text.pages[1058 / 16], 0,
 					   1058 % 16, 5), kv_type, NAN);
-	expected = attend(&scene, first, n, 1000, 1000, NULL, 0);
+	OWNED(rows) expected = attend(&scene, first, n, 1000, 1000, NULL, 0);
+
 	for (uint64_t seed = 1; seed <= n_seeds; seed++) {
 		case_begin("emulated: warps and copies in order %u, %s KV, %s q, %u rows",
 			   (uint32_t)seed, type_name(kv_type), type_name(type), n);
 		emulated_schedule(seed);
 		n_stages = 2 + seed % 3;
-		result = attend(&scene, first, n, seed % 2 ? 1000 : 1, 1000, NULL, 0);
+		expect_same(&scene, &expected, first, first, n, seed % 2 ? 1000 : 1, 1000);
 		n_stages = 2;
 		emulated_schedule(0);
-		rows_compare(&expected, first, &result, first, n);
-		rows_free(&result);
 	}
-	rows_free(&expected);
-	scene_free(&scene);
 }
 
 static void schedules_tests(void)
@@ -243,48 +231,40 @@ static void schedules_tests(void)
 
 static void groups_test(uint32_t type)
 {
-	struct scene scene = scene_make(&(struct scene_options){ 16, 1, 2, 9300, 64, type, type });
-	struct rows groups, units;
+	OWNED(scene) scene = scene_make(&(struct scene_options){ 16, 1, 2, 9300, 64, type, type });
+	OWNED(rows) groups = attend(&scene, 9298, 2, 1, 1000, NULL, 0);
 
 	case_begin("emulated: two groups, by groups and by units, %s", type_name(type));
-	groups = attend(&scene, 9298, 2, 1, 1000, NULL, 0);
-	units = attend(&scene, 9298, 2, 1000, 1000, NULL, 0);
 	check_rows(&scene, &groups, 9298, 2, NULL, 0);
-	rows_compare(&groups, 9298, &units, 9298, 2);
-	rows_free(&groups);
-	rows_free(&units);
-	scene_free(&scene);
+	expect_same(&scene, &groups, 9298, 9298, 2, 1000, 1000);
 }
 
 static void poison_test(uint32_t at, uint32_t n_resident, uint32_t kv_type, uint32_t type)
 {
-	struct scene scene =
+	OWNED(scene) scene =
 		scene_make(&(struct scene_options){ 64, 1, 2, 1060, 16, kv_type, type });
-	struct rows clean, poisoned;
+	OWNED(rows) clean = attend(&scene, 1000, 60, n_resident, 1000, NULL, 0);
 
 	case_begin("emulated: V not finite at position %u, %s, spans of %s", at, type_name(kv_type),
 		   n_resident > 1 ? "units" : "groups");
-	clean = attend(&scene, 1000, 60, n_resident, 1000, NULL, 0);
 	element_write(pool_element(&scene.pool, 1, scene.text.pages[at / 16], 0, at % 16, 5),
 		      kv_type, kv_type == KVT_ATTN_F8_E4M3 ? NAN : INFINITY);
-	poisoned = attend(&scene, 1000, 60, n_resident, 1000, NULL, 0);
+	OWNED(rows) poisoned = attend(&scene, 1000, 60, n_resident, 1000, NULL, 0);
+
 	rows_compare(&clean, 1000, &poisoned, 1000, at - 1000);
 	EXPECT(!isfinite(((float *)poisoned.out.data)[(at - 1000) * 128 + 5]));
 	EXPECT(!isfinite(((float *)poisoned.out.data)[59 * 128 + 64 + 5]));
 	EXPECT(isfinite(((float *)poisoned.out.data)[59 * 128 + 64 + 6]));
-	rows_free(&clean);
-	rows_free(&poisoned);
-	scene_free(&scene);
 }
 
 /* out in place of q, also if a block is repeated because a value was not finite. */
 static void in_place_test(uint32_t n_positions, uint32_t n_resident)
 {
-	struct scene scene = scene_make(&(struct scene_options){
+	OWNED(scene) scene = scene_make(&(struct scene_options){
 		64, 1, 2, n_positions, 16, KVT_ATTN_F16, KVT_ATTN_F16 });
 	uint32_t first = n_positions - 40, at = n_positions - 20;
-	struct rows apart = rows_make(40, 2, 64, KVT_ATTN_F16, KVT_ATTN_F16);
-	struct rows within = rows_make(40, 2, 64, KVT_ATTN_F16, KVT_ATTN_F16);
+	OWNED(rows) apart = rows_make(40, 2, 64, KVT_ATTN_F16, KVT_ATTN_F16);
+	OWNED(rows) within = rows_make(40, 2, 64, KVT_ATTN_F16, KVT_ATTN_F16);
 	struct kvt_attn_sequence sequence = { .n_queries = 40,
 					      .n_positions = n_positions,
 					      .pages = scene.text.pages,
@@ -302,27 +282,21 @@ static void in_place_test(uint32_t n_positions, uint32_t n_resident)
 	EXPECT(memcmp(apart.out.data, within.q.data, apart.out.bytes) == 0);
 	for (uint32_t i = 0; i < 20; i++)
 		check_row(&scene, &apart, i, i % 2, first + i + 1);
-	rows_free(&apart);
-	rows_free(&within);
-	scene_free(&scene);
 }
 
 /* More rows than 32 bits count are refused before the batch is read. */
 static void too_large_test(void)
 {
-	struct scene scene = scene_make(&(struct scene_options){
+	OWNED(scene) scene = scene_make(&(struct scene_options){
 		8, 1, 8, 8, 8, KVT_ATTN_BF16, KVT_ATTN_BF16 });
-	struct rows rows = rows_make(1, 8, 8, KVT_ATTN_BF16, KVT_ATTN_BF16);
+	OWNED(rows) rows = rows_make(1, 8, 8, KVT_ATTN_BF16, KVT_ATTN_BF16);
 	struct kvt_attn_sequence sequence = { .n_queries = 1u << 29, .n_positions = 1u << 29 };
 	struct kvt_attn_prefill prefill = prefill_make(&scene, &rows, &sequence, 1);
 	struct kvt_cuda_fit fit = { .n_resident = 1, .n_stages = 2 };
-	struct kvt_cuda_plan plan = { 0 };
+	OWNED(kvt_cuda_plan) plan = { 0 };
 
 	case_begin("emulated: a batch that is too large");
 	EXPECT_EQUAL(kvt_cuda_plan_make(&plan, &prefill, &fit, 1), -EINVAL);
-	kvt_cuda_plan_free(&plan);
-	rows_free(&rows);
-	scene_free(&scene);
 }
 
 static void place_check(const struct emulated_place *place)
@@ -350,18 +324,18 @@ static void place_check(const struct emulated_place *place)
 static void traffic_test(uint32_t head_dim, uint32_t kv_type, uint32_t q_type, uint32_t n_places)
 {
 	uint32_t n_positions = (head_dim > 128 ? 125 : 253) / (n_places == 8 ? 2 : 1);
-	struct scene scene = scene_make(
+	OWNED(scene) scene = scene_make(
 		&(struct scene_options){ head_dim, 1, 4, n_positions, 16, kv_type, q_type });
 	struct kvt_attn_prefill prefill = { .kv = scene.pool.view, .q_type = q_type };
 	const struct emulated_place *places;
 	uint32_t bytes, n;
-	struct rows rows;
 
 	case_begin("emulated: no bank conflicts, dim %u, %s KV, %s q", head_dim, type_name(kv_type),
 		   type_name(q_type));
 	n_stages = 2 + head_dim % 3;
 	emulated_traffic_count(1);
-	rows = attend(&scene, n_positions - 16, 16, 1000, 1000, NULL, 0);
+	OWNED(rows) rows = attend(&scene, n_positions - 16, 16, 1000, 1000, NULL, 0);
+
 	emulated_traffic_count(0);
 	check_rows(&scene, &rows, n_positions - 16, 16, NULL, 0);
 	n = emulated_traffic(&places, &bytes);
@@ -370,8 +344,6 @@ static void traffic_test(uint32_t head_dim, uint32_t kv_type, uint32_t q_type, u
 	for (uint32_t i = 0; i < n; i++)
 		place_check(&places[i]);
 	n_stages = 2;
-	rows_free(&rows);
-	scene_free(&scene);
 }
 
 /*

@@ -149,7 +149,7 @@ static void rounds_compare(const struct round *a, const struct round *b)
 static void round_test(void)
 {
 	struct kvt_attn_context *cuda = NULL, *cpu = context_for(KVT_ATTN_ISA_PORTABLE, 1, 0);
-	struct round on_cuda = round_make(), on_cpu = round_make();
+	OWNED(round) on_cuda = round_make(), on_cpu = round_make();
 	char text[256] = "";
 
 	case_begin("driver: the operations do as on the CPU");
@@ -171,8 +171,6 @@ static void round_test(void)
 	EXPECT_EQUAL(*stub_open, 0);
 	EXPECT_EQUAL(*stub_pushed, 0);
 	kvt_attn_close(cpu);
-	round_free(&on_cuda);
-	round_free(&on_cpu);
 }
 
 /*
@@ -182,7 +180,7 @@ static void round_test(void)
 static void rounding_test(void)
 {
 	struct kvt_attn_context *context = NULL;
-	struct round expected = round_make(), round = round_make();
+	OWNED(round) expected = round_make(), round = round_make();
 
 	case_begin("driver: caller's rounding mode");
 	round_link(&expected);
@@ -197,8 +195,6 @@ static void rounding_test(void)
 	EXPECT(memcmp(expected.pool.slab.data, round.pool.slab.data, round.pool.slab.bytes) == 0);
 	EXPECT(memcmp(expected.rows.out.data, round.rows.out.data, round.rows.out.bytes) == 0);
 	kvt_attn_close(context);
-	round_free(&expected);
-	round_free(&round);
 }
 
 /* The n-th call fails, for every n until none does. */
@@ -212,7 +208,7 @@ static void failures_test(void)
 	EXPECT(!kvt_cu_load(&driver, &missing) && !driver.init(0));
 	for (int n = 0; n < 200; n++) {
 		struct kvt_attn_context *context = NULL;
-		struct round round = round_make();
+		OWNED(round) round = round_make();
 		char text[256] = "";
 		bool did_fail;
 		int r;
@@ -234,7 +230,6 @@ static void failures_test(void)
 		EXPECT_EQUAL(*stub_open, 0);
 		EXPECT_EQUAL(*stub_pushed, 0);
 		EXPECT_EQUAL(capture_mode(&driver), KVT_CU_CAPTURE_MODE_GLOBAL);
-		round_free(&round);
 		if (!did_fail)
 			break;
 		if (!r) /* restoring the thread's mode is tried twice */
@@ -256,7 +251,7 @@ struct engine {
 	void *stream; /* not the captured one */
 };
 
-static void engine_open(struct engine *engine, unsigned int stream_flags)
+static void engine_open(struct engine *engine)
 {
 	struct kvt_cu_driver *driver = &engine->driver;
 	const char *missing;
@@ -266,7 +261,7 @@ static void engine_open(struct engine *engine, unsigned int stream_flags)
 	       !driver->primary_retain(&engine->capture.context, 0) &&
 	       !driver->context_push(engine->capture.context) &&
 	       !driver->stream_create(&engine->stream, KVT_CU_STREAM_NON_BLOCKING) &&
-	       !driver->stream_create(&engine->capture.stream, stream_flags) &&
+	       !driver->stream_create(&engine->capture.stream, 0) &&
 	       !driver->memory_alloc(&engine->memory, 4096));
 	engine->capture.driver = driver;
 	engine->capture.memory = engine->memory;
@@ -291,13 +286,13 @@ static void engine_close(struct engine *engine)
 static void capture_test(void)
 {
 	struct kvt_attn_context *context = NULL;
-	struct round round = round_make();
+	OWNED(round) round = round_make();
 	struct engine engine;
 
 	case_begin("driver: a stream that is being captured is refused");
 	round_link(&round);
 	EXPECT_EQUAL(cuda_open(&context, NULL, 0), 0);
-	engine_open(&engine, 0);
+	engine_open(&engine);
 	capture_begin(&engine.capture);
 	EXPECT_EQUAL(kvt_attn_kv_append(context, &round.append, engine.capture.stream), -EBUSY);
 	EXPECT_EQUAL(kvt_attn_page_copy(context, &round.pool.view, 1, &round.copy, 1, NULL),
@@ -311,44 +306,6 @@ static void capture_test(void)
 	engine.driver.stream_synchronize(engine.capture.stream);
 	kvt_attn_close(context);
 	engine_close(&engine);
-	round_free(&round);
-}
-
-/*
- * A capture of another stream, in any mode and thread, survives opening a context, its first calls,
- * in which memory grows and is waited for, and closing it.
- */
-static void capture_beside_test(void)
-{
-	case_begin("driver: captures of other streams continue");
-	for (int i = 0; i < 12; i++) {
-		int before = i % 2 ? KVT_CU_CAPTURE_MODE_THREAD_LOCAL : KVT_CU_CAPTURE_MODE_GLOBAL;
-		struct kvt_attn_context *context = NULL;
-		struct round round = round_make();
-		struct engine engine;
-		int mode = before;
-
-		round_link(&round);
-		engine_open(&engine, KVT_CU_STREAM_NON_BLOCKING);
-		engine.driver.capture_mode_exchange(&mode);
-		engine.capture.mode = i / 2 % 3;
-		engine.capture.elsewhere = i >= 6;
-		capture_begin(&engine.capture);
-		EXPECT_EQUAL(cuda_open(&context, NULL, 0), 0);
-		EXPECT_EQUAL(round_run_on(context, &round, engine.stream), 0);
-		EXPECT_EQUAL(round_run_on(context, &round, NULL), 0);
-		kvt_attn_close(context);
-		EXPECT_EQUAL(capture_mode(&engine.driver), before);
-		capture_end(&engine.capture);
-		if (!capture_is_whole(&engine.capture))
-			case_fail(__FILE__, __LINE__, "mode %d, thread %d: status %d, errors %d %d",
-				  engine.capture.mode, engine.capture.elsewhere,
-				  engine.capture.status, engine.capture.copy_error,
-				  engine.capture.end_error);
-		engine.driver.capture_mode_exchange(&mode);
-		engine_close(&engine);
-		round_free(&round);
-	}
 }
 
 static void open_expect(int error, const char *word)
@@ -366,7 +323,7 @@ static void open_expect(int error, const char *word)
 static void devices_test(void)
 {
 	struct kvt_attn_context *context = NULL;
-	struct round round = round_make();
+	OWNED(round) round = round_make();
 
 	case_begin("driver: devices that are not there, or too old");
 	*stub_devices = 0;
@@ -398,7 +355,6 @@ static void devices_test(void)
 	EXPECT_EQUAL(round_run(context, &round), 0);
 	kvt_attn_close(context);
 	*stub_major = 9;
-	round_free(&round);
 }
 
 /* Queries, KV and results may each have another type, on the device as on the CPU. */
@@ -412,7 +368,7 @@ static void types_test(void)
 
 	EXPECT_EQUAL(cuda_open(&context, NULL, 0), 0);
 	for (uint32_t i = 0; i < 3; i++) {
-		struct round round = round_make();
+		OWNED(round) round = round_make();
 
 		case_begin("driver: %s queries, %s results, bf16 KV", type_name(types[i][0]),
 			   type_name(types[i][1]));
@@ -437,7 +393,6 @@ static void types_test(void)
 		}
 		rows_free(&rows[i]);
 		rows_free(&expected[i]);
-		round_free(&round);
 	}
 	kvt_attn_close(context);
 	kvt_attn_close(cpu);
@@ -458,8 +413,8 @@ static void pages_test(struct kvt_attn_context *cuda, struct kvt_attn_context *c
 	static const struct kvt_attn_copy copies[] = { { 1, 7, 5 }, { 2, 8, 8 }, { 3, 6, 1 } };
 	static const uint32_t signaling[] = { 0x7f800001, 0x7c01, 0x7f81 };
 	struct pool pools[2] = { pool_make(&options), pool_make(&options) };
-	struct guarded k = guarded_alloc(30 * 60 * type_bytes(from));
-	struct guarded v = guarded_alloc(30 * 60 * type_bytes(from));
+	OWNED(guarded) k = guarded_alloc(30 * 60 * type_bytes(from));
+	OWNED(guarded) v = guarded_alloc(30 * 60 * type_bytes(from));
 	uint64_t slots[30];
 
 	case_begin("driver: pages: %s to %s", type_name(from), type_name(to));
@@ -487,8 +442,6 @@ static void pages_test(struct kvt_attn_context *cuda, struct kvt_attn_context *c
 			     0);
 	}
 	EXPECT(memcmp(pools[0].slab.data, pools[1].slab.data, pools[0].slab.bytes) == 0);
-	guarded_free(&k);
-	guarded_free(&v);
 	pool_free(&pools[0]);
 	pool_free(&pools[1]);
 }
@@ -514,7 +467,7 @@ static void pages_tests(void)
 static void queued_test(void)
 {
 	struct kvt_attn_context *context = NULL, *cpu = context_for(KVT_ATTN_ISA_PORTABLE, 1, 0);
-	struct round on_cuda = round_make(), on_cpu = round_make();
+	OWNED(round) on_cuda = round_make(), on_cpu = round_make();
 	void *primary = NULL, *stream = NULL;
 	static struct kvt_cu_driver driver;
 	const char *missing;
@@ -551,8 +504,6 @@ static void queued_test(void)
 	driver.primary_release(0);
 	EXPECT_EQUAL(*stub_open, 0);
 	kvt_attn_close(cpu);
-	round_free(&on_cuda);
-	round_free(&on_cpu);
 }
 
 int main(void)
@@ -573,7 +524,6 @@ int main(void)
 	rounding_test();
 	failures_test();
 	capture_test();
-	capture_beside_test();
 	devices_test();
 	types_test();
 	pages_tests();

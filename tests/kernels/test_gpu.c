@@ -175,16 +175,13 @@ static void shapes_test(struct kvt_attn_context *context)
 	for (uint32_t i = 0; i < N_SCENE_SHAPES; i++) {
 		const struct scene_options *scene = &scene_shapes[i].scene;
 		uint32_t n = scene_shapes[i].n, first = scene->n_positions - n;
-		struct model model = model_make(scene);
-		struct rows rows;
+		OWNED(model) model = model_make(scene);
+		OWNED(rows) rows = run(context, &model, first, n);
 
 		case_begin("gpu: dim %u, %u of %u, page size %u, %s KV, %s q", scene->head_dim, n,
 			   scene->n_positions, scene->page_size, type_name(scene->kv_type),
 			   type_name(scene->q_type));
-		rows = run(context, &model, first, n);
 		rows_check(&model, &rows, first, n);
-		rows_free(&rows);
-		model_free(&model);
 	}
 }
 
@@ -192,90 +189,83 @@ static void bits_test(struct kvt_attn_context *context, uint32_t n_positions, ui
 		      uint32_t type)
 {
 	static const uint32_t chunks[] = { 1, 2, 17, 1, 35 };
-	struct model model = model_make(
+	OWNED(model) model = model_make(
 		&(struct scene_options){ 64, 1, 4, n_positions, 16, type, type });
 	uint32_t start = n_positions - n, first = start;
-	struct rows expected, result;
+	OWNED(rows) expected = run(context, &model, start, n);
 
 	case_begin("gpu: the same bits in chunks and decode, %u positions, %s", n_positions,
 		   type_name(type));
-	expected = run(context, &model, start, n);
 	rows_check(&model, &expected, start, n);
 	for (uint32_t i = 0; first < n_positions; i++) {
 		uint32_t size =
 			chunks[i % 5] < n_positions - first ? chunks[i % 5] : n_positions - first;
+		OWNED(rows) result = run(context, &model, first, size);
 
-		result = run(context, &model, first, size);
 		rows_compare(&expected, start, &result, first, size);
-		rows_free(&result);
 		first += size;
 	}
-	rows_free(&expected);
-	model_free(&model);
 }
 
 static void poison_test(struct kvt_attn_context *context)
 {
-	struct model model = model_make(&(struct scene_options){
+	OWNED(model) model = model_make(&(struct scene_options){
 		64, 1, 2, 260, 16, KVT_ATTN_BF16, KVT_ATTN_BF16 });
-	struct rows clean, poisoned;
+	OWNED(rows) clean = run(context, &model, 200, 60);
 
 	case_begin("gpu: V that is not finite reaches no earlier row");
-	clean = run(context, &model, 200, 60);
 	element_write(pool_element(&model.host.pool, 1, model.host.text.pages[230 / 16], 0,
 				   230 % 16, 5),
 		      KVT_ATTN_BF16, INFINITY);
 	model_upload(&model);
-	poisoned = run(context, &model, 200, 60);
+	OWNED(rows) poisoned = run(context, &model, 200, 60);
+
 	rows_compare(&clean, 200, &poisoned, 200, 30);
 	EXPECT(!isfinite(((float *)poisoned.out.data)[30 * 128 + 5]));
 	EXPECT(!isfinite(((float *)poisoned.out.data)[59 * 128 + 64 + 5]));
-	rows_free(&clean);
-	rows_free(&poisoned);
-	model_free(&model);
 }
 
 /*
- * While an engine captures another stream in mode global, open a context, make its first call and a
- * larger one, for which its memory grows, and close it.
+ * While an engine captures another stream, in any mode and thread, open a context, make its first
+ * call and a larger one, for which its memory grows, and close it.
  */
-static void capture_test(struct kvt_attn_context *context, bool elsewhere)
+static void capture_test(struct kvt_attn_context *context, int n)
 {
+	int own = n % 2 ? KVT_CU_CAPTURE_MODE_THREAD_LOCAL : KVT_CU_CAPTURE_MODE_GLOBAL, mode = own;
 	const struct kvt_attn_options options = { .device = KVT_ATTN_CUDA };
-	struct model model = model_make(&(struct scene_options){
+	OWNED(model) model = model_make(&(struct scene_options){
 		64, 1, 2, 1300, 16, KVT_ATTN_BF16, KVT_ATTN_BF16 });
-	struct capture capture = { .driver = &driver, .elsewhere = elsewhere };
+	struct capture capture = { .driver = &driver, .mode = n / 2 % 3, .elsewhere = n >= 6 };
 	struct job small = job_make(&model, 200, 4), large = job_make(&model, 1240, 60);
-	struct rows rows[2], expected[2];
+	OWNED(rows) expected_small = run(context, &model, 200, 4);
+	OWNED(rows) expected_large = run(context, &model, 1240, 60);
 	struct kvt_attn_context *second = NULL;
 
-	case_begin("gpu: a capture on %s continues", elsewhere ? "another thread" : "this thread");
+	case_begin("gpu: a capture in mode %d on %s thread, own mode %d, continues", capture.mode,
+		   capture.elsewhere ? "another" : "this", own);
 	EXPECT(!driver.primary_retain(&capture.context, 0) &&
 	       !driver.stream_create(&capture.stream, KVT_CU_STREAM_NON_BLOCKING));
 	capture.memory = model.slab;
+	driver.capture_mode_exchange(&mode);
 	capture_begin(&capture);
 	EXPECT_EQUAL(kvt_attn_open(&options, &second, NULL, 0), 0);
 	job_queue(&small, second);
 	job_queue(&large, second);
 	kvt_attn_close(second);
+	EXPECT_EQUAL(capture_mode(&driver), own);
 	capture_end(&capture);
+	driver.capture_mode_exchange(&mode);
 	if (!capture_is_whole(&capture))
 		case_fail(__FILE__, __LINE__, "status %d, nodes %zu, errors %d %d %d",
 			  capture.status, capture.n_nodes, capture.begin_error,
 			  capture.copy_error, capture.end_error);
-	rows[0] = job_end(&small);
-	rows[1] = job_end(&large);
-	expected[0] = run(context, &model, 200, 4);
-	expected[1] = run(context, &model, 1240, 60);
-	rows_compare(&expected[0], 200, &rows[0], 200, 4);
-	rows_compare(&expected[1], 1240, &rows[1], 1240, 60);
-	for (int i = 0; i < 2; i++) {
-		rows_free(&rows[i]);
-		rows_free(&expected[i]);
-	}
+	OWNED(rows) rows_small = job_end(&small);
+	OWNED(rows) rows_large = job_end(&large);
+
+	rows_compare(&expected_small, 200, &rows_small, 200, 4);
+	rows_compare(&expected_large, 1240, &rows_large, 1240, 60);
 	driver.stream_destroy(capture.stream);
 	driver.primary_release(0);
-	model_free(&model);
 }
 
 int main(int argc, char **argv)
@@ -303,8 +293,8 @@ int main(int argc, char **argv)
 		bits_test(context, 20000, 300, KVT_ATTN_BF16);
 	}
 	poison_test(context);
-	capture_test(context, false);
-	capture_test(context, true);
+	for (int i = 0; i < 12; i++)
+		capture_test(context, i);
 	kvt_attn_close(context);
 	return cases_end();
 }

@@ -114,8 +114,8 @@ static void append_test(struct kvt_attn_context *context, uint32_t from, uint32_
 					.order = variant >> 1,
 					.seed = 3 };
 	struct pool pool;
-	struct source source = source_make(70, 3, 20, from);
-	struct guarded slots = guarded_alloc(70 * sizeof(uint64_t));
+	OWNED(source) source = source_make(70, 3, 20, from);
+	OWNED(guarded) slots = guarded_alloc(70 * sizeof(uint64_t));
 	struct kvt_attn_append append;
 	int written[9 * 16];
 	uint32_t n_slots;
@@ -144,8 +144,6 @@ static void append_test(struct kvt_attn_context *context, uint32_t from, uint32_
 	EXPECT_EQUAL(kvt_attn_kv_append(context, &append, NULL), 0);
 	pool_compare(&pool, &source, written);
 	layers_check(&pool);
-	source_free(&source);
-	guarded_free(&slots);
 	pool_free(&pool);
 }
 
@@ -153,14 +151,14 @@ static void append_test(struct kvt_attn_context *context, uint32_t from, uint32_
 static void append_large_test(struct kvt_attn_context *context)
 {
 	uint32_t n = 2000, heads = 4, dim = 64;
-	struct guarded fused = guarded_alloc((size_t)n * 3 * heads * dim * 4);
+	OWNED(guarded) fused = guarded_alloc((size_t)n * 3 * heads * dim * 4);
 	struct pool_options options = { .n_pages = 130,
 					.page_size = 16,
 					.n_kv_heads = heads,
 					.head_dim = dim,
 					.type = KVT_ATTN_BF16,
 					.seed = 9 };
-	struct pool pool = pool_make(&options);
+	OWNED(pool) pool = pool_make(&options);
 	uint64_t *slots = calloc(n, sizeof *slots);
 	float *rows = fused.data;
 	struct kvt_attn_append append = { .kv = pool.view,
@@ -193,8 +191,6 @@ static void append_large_test(struct kvt_attn_context *context)
 		}
 	}
 	free(slots);
-	guarded_free(&fused);
-	pool_free(&pool);
 }
 
 /* Every fp16 and bf16 number to every type, and floats near all borders of rounding. */
@@ -207,8 +203,8 @@ static void conversion_test(struct kvt_attn_context *context, uint32_t from, uin
 					.head_dim = 256,
 					.type = to,
 					.seed = 1 };
-	struct pool pool = pool_make(&options);
-	struct guarded source = guarded_alloc(65536 * type_bytes(from));
+	OWNED(pool) pool = pool_make(&options);
+	OWNED(guarded) source = guarded_alloc(65536 * type_bytes(from));
 	uint64_t slots[256];
 	struct kvt_attn_append append = { .kv = pool.view,
 					  .n_positions = n,
@@ -250,8 +246,6 @@ static void conversion_test(struct kvt_attn_context *context, uint32_t from, uin
 			case_fail(__FILE__, __LINE__, "%g becomes %x, not %x", value, found,
 				  expected);
 	}
-	guarded_free(&source);
-	pool_free(&pool);
 }
 
 /*
@@ -266,8 +260,8 @@ static void rounding_test(uint32_t from, uint32_t to, int mode)
 					.head_dim = dim,
 					.type = to,
 					.seed = 1 };
-	struct pool expected = pool_make(&options), pool = pool_make(&options);
-	struct guarded source = guarded_alloc(n * dim * type_bytes(from));
+	OWNED(pool) expected = pool_make(&options), pool = pool_make(&options);
+	OWNED(guarded) source = guarded_alloc(n * dim * type_bytes(from));
 	struct kvt_attn_context *context = context_for(KVT_ATTN_ISA_AUTO, 3, 0);
 	struct random random = { 1 };
 	uint64_t slots[256];
@@ -298,9 +292,6 @@ static void rounding_test(uint32_t from, uint32_t to, int mode)
 	fesetround(FE_TONEAREST);
 	EXPECT(memcmp(expected.slab.data, pool.slab.data, pool.slab.bytes) == 0);
 	kvt_attn_close(context);
-	guarded_free(&source);
-	pool_free(&expected);
-	pool_free(&pool);
 }
 
 static void copy_test(struct kvt_attn_context *context, uint32_t type, uint32_t variant)
@@ -314,8 +305,8 @@ static void copy_test(struct kvt_attn_context *context, uint32_t type, uint32_t 
 					.layout = variant & 1,
 					.order = variant >> 1,
 					.seed = 3 };
-	struct pool pool = pool_make(&options);
-	struct source source = source_make(16, 2, 24, KVT_ATTN_F32);
+	OWNED(pool) pool = pool_make(&options);
+	OWNED(source) source = source_make(16, 2, 24, KVT_ATTN_F32);
 	struct kvt_attn_append append = { .kv = pool.view,
 					  .n_positions = 16,
 					  .type = KVT_ATTN_F32,
@@ -338,8 +329,6 @@ static void copy_test(struct kvt_attn_context *context, uint32_t type, uint32_t 
 	}
 	pool_compare(&pool, &source, written);
 	layers_check(&pool);
-	source_free(&source);
-	pool_free(&pool);
 }
 
 /* All layers of a pool in one call, large enough for threads. */
