@@ -379,7 +379,8 @@ static void cost_test(bool vmm)
 			gpu_figure("open a handle", "\"backend\": \"%s\", \"mib\": %llu, "
 				   "\"nth\": %d, \"open_us\": %.1f, \"close_us\": %.1f",
 				   backend_of(vmm), (unsigned long long)(sizes[i] / MIB), j + 1,
-				   (double)open_ns / 1e3, (double)kvt_test_word(importer.pipe) / 1e3);
+				   (double)open_ns / 1e3,
+				   (double)kvt_test_word(importer.pipe) / 1e3);
 		}
 		kvt_test_child_end(&importer);
 		kvt_test_child_end(&exporter);

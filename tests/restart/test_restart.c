@@ -73,6 +73,11 @@ static void resume_supervisor(void)
 	await_ready();
 }
 
+static uint32_t matched(struct kvt_client *client, const char *space, const uint32_t *keys)
+{
+	return kvt_test_matched(client, kvt_test_namespace(client, space), keys, KVT_WORK_KEYS);
+}
+
 /* What others computed of a prompt is there, with the right content. */
 static void check_prompt(struct kvt_client *client, const uint32_t *keys)
 {
@@ -113,7 +118,7 @@ TEST(a_client_continues_after_a_kill)
 	kill_daemon();
 	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
 	other = kvt_test_connect(&daemon_);
-	kvt_test_equal(kvt_test_matched(other, kvt_test_namespace(other, "restart"), keys, KVT_WORK_KEYS), KVT_WORK_KEYS);
+	kvt_test_equal(matched(other, "restart", keys), KVT_WORK_KEYS);
 	check_prompt(other, keys);
 	kvt_client_close(other, KVT_IDLE);
 	kvt_client_close(client, KVT_IDLE);
@@ -347,7 +352,8 @@ static void asking_run(int pipe, void *context)
 	const uint64_t digest[2] = { 17, 18 };
 	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
 	bool observer = context != NULL;
-	struct kvt_client *client = kvt_test_connect_with(&daemon_, observer ? KVT_HELLO_OBSERVE : 0);
+	struct kvt_client *client = observer ? kvt_test_observe(&daemon_) :
+					       kvt_test_connect(&daemon_);
 	struct kvt_admin_status status;
 	uint32_t number;
 
@@ -621,7 +627,7 @@ static void expect_cold_start(struct kvt_client *client, const uint32_t *keys, c
 		kvt_test_fail("not said: %s", why);
 	kvt_test_equal(kvt_stats(client, &counters), -ECONNRESET);
 	fresh = kvt_test_connect(&daemon_);
-	kvt_test_equal(kvt_test_matched(fresh, kvt_test_namespace(fresh, "doubt"), keys, KVT_WORK_KEYS), 0);
+	kvt_test_equal(matched(fresh, "doubt", keys), 0);
 	kvt_test_equal(kvt_test_settled(&daemon_).cached_pages, 0);
 	kvt_client_close(fresh, KVT_IDLE);
 	kvt_client_close(client, KVT_IDLE);
@@ -638,7 +644,7 @@ static struct kvt_client *fill_cache(uint32_t *keys, uint32_t *ret_space)
 	*ret_space = kvt_test_namespace(client, "doubt");
 	seq = kvt_work_begin(client, *ret_space, keys);
 	kvt_test_equal(kvt_seq_end(seq, KVT_WORK_KEYS, NULL, 0, KVT_IDLE, 0), 0);
-	kvt_test_equal(kvt_test_matched(client, *ret_space, keys, KVT_WORK_KEYS), KVT_WORK_KEYS);
+	kvt_test_equal(matched(client, "doubt", keys), KVT_WORK_KEYS);
 	return client;
 }
 
@@ -828,7 +834,7 @@ TEST(a_stranger_does_not_keep_the_successor_out)
 		sched_yield();
 	for (int i = 0; i < 3; i++)
 		kill_daemon();
-	kvt_test_equal(kvt_test_matched(client, space, keys, KVT_WORK_KEYS), KVT_WORK_KEYS);
+	kvt_test_equal(matched(client, "restart", keys), KVT_WORK_KEYS);
 	kvt_test_equal(opened, 0);
 	kvt_test_child_kill(&stranger, SIGKILL);
 	kvt_client_close(client, KVT_IDLE);
@@ -890,7 +896,7 @@ TEST(a_successor_that_finds_the_lock_taken_is_started_again)
 	close(fd);
 	await_ready();
 	client = kvt_test_connect(&daemon_);
-	kvt_test_equal(kvt_test_matched(client, kvt_test_namespace(client, "doubt"), keys, KVT_WORK_KEYS), KVT_WORK_KEYS);
+	kvt_test_equal(matched(client, "doubt", keys), KVT_WORK_KEYS);
 	kvt_client_close(client, KVT_IDLE);
 	stop();
 }
@@ -1002,7 +1008,7 @@ TEST(the_cache_is_dropped_in_words_when_its_time_has_passed)
 	kvt_client_close(client, KVT_IDLE);
 	await_ready();
 	client = kvt_test_connect(&daemon_);
-	kvt_test_equal(kvt_test_matched(client, kvt_test_namespace(client, "restart"), keys, KVT_WORK_KEYS), 0);
+	kvt_test_equal(matched(client, "restart", keys), 0);
 	kvt_client_close(client, KVT_IDLE);
 	stop();
 }
