@@ -304,15 +304,12 @@ static void random_work_with_kills(const char *policy, uint64_t seed)
 	struct kvt_test_child children[WORKERS];
 	struct kvt_test_random random = { seed };
 	struct kvt_counters counters;
-	char config[512], flag[128];
-	const char *arguments[] = { flag, NULL };
+	char config[512];
 	uint64_t word, seeds = seed * 1000;
 
 	snprintf(config, sizeof(config), "page_size = 4\npage_bytes = 64\nn_pages = 700\n"
 		 "max_leases = 64\npolicy = %s\n", policy);
-	kvt_test_daemon_prepare(&daemon_, config);
-	snprintf(flag, sizeof(flag), "--log_file=%s/operations", daemon_.dir);
-	kvt_test_daemon_start(&daemon_, arguments);
+	kvt_test_daemon_begin_logged(&daemon_, config, false);
 	for (int i = 0; i < WORKERS; i++, seeds++)
 		kvt_test_child_start(&children[i], worker_run, &seeds);
 	for (int kills = 0; kills < KILLS; kills++) {
@@ -337,9 +334,7 @@ static void random_work_with_kills(const char *policy, uint64_t seed)
 		      (unsigned long long)counters.operations,
 		      (unsigned long long)counters.hit_positions,
 		      (unsigned long long)counters.input_positions);
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_verify(&daemon_);
-	kvt_test_daemon_remove(&daemon_);
+	kvt_test_daemon_end(&daemon_);
 }
 
 TEST(random_operations_and_kills_under_lru_agree_with_the_model)

@@ -153,11 +153,7 @@ static uint32_t next_word(const bool *quiet, uint32_t n, uint64_t *ret_word)
 
 static uint64_t ask(uint32_t child, uint64_t chunks)
 {
-	uint64_t computed = 0;
-
-	kvt_test_send(children[child].pipe, chunks);
-	kvt_test_check(kvt_test_receive(children[child].pipe, &computed));
-	return computed;
+	return kvt_test_ask(&children[child], chunks);
 }
 
 /* All others have been answered: the prompt is there. Returns what they compute. */
@@ -234,13 +230,7 @@ static void burst(uint32_t n, uint32_t deaths)
 
 static int start_with(const char *config)
 {
-	const char *arguments[] = { NULL, NULL };
-	char flag[128];
-
-	kvt_test_daemon_prepare(&daemon_, config);
-	snprintf(flag, sizeof(flag), "--log_file=%s/operations", daemon_.dir);
-	arguments[0] = flag;
-	kvt_test_daemon_start(&daemon_, arguments);
+	kvt_test_daemon_begin_logged(&daemon_, config, false);
 	return 0;
 }
 
@@ -252,9 +242,7 @@ static int start(void **state)
 
 static int stop(void **state)
 {
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_verify(&daemon_);
-	kvt_test_daemon_remove(&daemon_);
+	kvt_test_daemon_end(&daemon_);
 	return 0;
 }
 
@@ -297,7 +285,6 @@ TEST_WITH(a_stopped_owner_delays_none_beyond_the_deadline, start, stop)
 	bool quiet[MOST];
 	const uint32_t owner = 0;
 	uint64_t reused;
-	int status;
 
 	for (uint32_t i = 0; i < n; i++)
 		quiet[i] = i != owner;
@@ -305,9 +292,7 @@ TEST_WITH(a_stopped_owner_delays_none_beyond_the_deadline, start, stop)
 	let_begin(owner, owner + 1);
 	kvt_test_expect(children[owner].pipe, 0); /* nothing to reuse */
 	kvt_test_equal(ask(owner, 3), 3 * CHUNK);
-	kvt_test_equal(kill(children[owner].pid, SIGSTOP), 0);
-	kvt_test_check(waitpid(children[owner].pid, &status, WUNTRACED) == children[owner].pid &&
-		       WIFSTOPPED(status));
+	kvt_test_freeze(children[owner].pid);
 	let_begin(owner + 1, n);
 	for (uint32_t left = n - 1; left > 0; left--) {
 		uint32_t child = next_word(quiet, n, &reused);

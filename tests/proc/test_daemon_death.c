@@ -173,32 +173,15 @@ static void waiter_run(int pipe, void *context)
 	kvt_test_send(pipe, 3);
 }
 
-/* True if a process sleeps in the kernel. */
-static bool asleep(pid_t pid)
-{
-	char path[64], line[256];
-	const char *end;
-	FILE *file;
-
-	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	file = fopen(path, "re");
-	kvt_test_check(file && fgets(line, sizeof(line), file));
-	fclose(file);
-	end = strrchr(line, ')');
-	return end && end[2] == 'S';
-}
-
 static void start_waiters(struct kvt_test_child *children)
 {
 	for (size_t i = 0; i < N_WAITERS; i++) {
-		uint64_t word;
-
 		kvt_test_child_start(&children[i], waiter_run, (void *)(uintptr_t)&waiters[i]);
-		kvt_test_check(kvt_test_receive(children[i].pipe, &word) && word == 1);
+		kvt_test_expect(children[i].pipe, 1);
 		if (!waiters[i].sleeps)
 			continue;
 		kvt_test_expect(children[i].pipe, 2);
-		while (!asleep(children[i].pid))
+		while (kvt_test_process_state(children[i].pid) != 'S')
 			sched_yield();
 	}
 }
@@ -217,13 +200,10 @@ static void finish_waiters(struct kvt_test_child *children)
 TEST(every_waiter_returns_econnreset_when_the_daemon_is_killed)
 {
 	struct kvt_test_child children[N_WAITERS];
-	int status;
 
 	kvt_test_daemon_begin(&daemon_, NULL);
 	start_waiters(children);
-	kill(daemon_.pid, SIGSTOP);
-	kvt_test_check(waitpid(daemon_.pid, &status, WUNTRACED) == daemon_.pid &&
-		       WIFSTOPPED(status));
+	kvt_test_freeze(daemon_.pid);
 	for (size_t i = 0; i < N_WAITERS; i++)
 		if (waiters[i].when_stopped)
 			kvt_test_send(children[i].pipe, 9);
@@ -265,12 +245,9 @@ static void hello_run(int pipe, void *context)
 TEST(a_client_that_waits_for_its_welcome_is_told_too)
 {
 	struct kvt_test_child child;
-	int status;
 
 	kvt_test_daemon_begin(&daemon_, NULL);
-	kill(daemon_.pid, SIGSTOP);
-	kvt_test_check(waitpid(daemon_.pid, &status, WUNTRACED) == daemon_.pid &&
-		       WIFSTOPPED(status));
+	kvt_test_freeze(daemon_.pid);
 	kvt_test_child_start(&child, hello_run, NULL);
 	kvt_test_expect(child.pipe, 1);
 	kvt_test_expect(child.pipe, 2);
@@ -286,13 +263,10 @@ TEST(a_deadline_passes_although_the_daemon_hangs)
 {
 	struct kvt_client *client;
 	struct kvt_counters counters;
-	int status;
 
 	kvt_test_daemon_begin(&daemon_, NULL);
 	client = kvt_test_connect(&daemon_);
-	kill(daemon_.pid, SIGSTOP);
-	kvt_test_check(waitpid(daemon_.pid, &status, WUNTRACED) == daemon_.pid &&
-		       WIFSTOPPED(status));
+	kvt_test_freeze(daemon_.pid);
 	kvt_client_set_timeout(client, 2000000);
 	kvt_test_equal(kvt_stats(client, &counters), -ETIMEDOUT);
 	kill(daemon_.pid, SIGCONT);

@@ -142,11 +142,11 @@ static void member_main(int pipe, void *context)
 	while (kvt_test_receive(pipe, &order)) {
 		switch ((enum order)order) {
 		case ORDER_RAISE:
-			kvt_test_check(kvt_test_receive(pipe, &word));
+			word = kvt_test_word(pipe);
 			kvt_test_send(pipe, (uint64_t)-kvt_fence_raise(client, SLOT, word));
 			break;
 		case ORDER_WRITE:
-			kvt_test_check(kvt_test_receive(pipe, &word));
+			word = kvt_test_word(pipe);
 			memset(kvt_page_address(&pool, (uint32_t)word), (int)self->rank,
 			       kvt_test_page_bytes(&pool));
 			kvt_test_send(pipe, 0);
@@ -175,11 +175,7 @@ static void member_main(int pipe, void *context)
 
 static uint64_t tell(const struct member *member, uint64_t order)
 {
-	uint64_t answer;
-
-	kvt_test_send(member->child.pipe, order);
-	kvt_test_check(kvt_test_receive(member->child.pipe, &answer));
-	return answer;
+	return kvt_test_ask(&member->child, order);
 }
 
 static uint64_t tell_with(const struct member *member, uint64_t order, uint64_t word)
@@ -199,44 +195,26 @@ static void start_member(struct world *world, uint32_t rank)
 
 /* ---- the world */
 
-static void prepare(struct kvt_test_daemon *daemon)
-{
-	kvt_test_daemon_prepare(daemon, "n_layers = 2\nn_kv_heads = 2\nhead_dim = 8\n"
-				"kv_type = fp16\nkv_order = page\npage_bytes = 0\n"
-				"n_slabs = 3\n"
-				"max_members = 6\n");
-}
+static const char config[] = "n_layers = 2\nn_kv_heads = 2\nhead_dim = 8\nkv_type = fp16\n"
+			     "kv_order = page\npage_bytes = 0\nn_slabs = 3\nmax_members = 6\n";
 
-static void begin_with(struct world *world, const char *const *arguments)
+static void open_group(struct world *world)
 {
-	kvt_test_daemon_start(&world->daemon, arguments);
 	world->leader = kvt_test_connect(&world->daemon);
 	world->session = kvt_client_info(world->leader)->session;
 	world->space = kvt_test_namespace(world->leader, "groups");
 	kvt_test_equal(kvt_group_open(world->leader, 3, NULL, &world->token), 0);
-	start_member(world, 1);
-	start_member(world, 2);
 }
 
 static void begin(struct world *world)
 {
-	char log[128];
-	const char *arguments[] = { log, NULL };
-
-	prepare(&world->daemon);
-	snprintf(log, sizeof(log), "--log-file=%s/operations", world->daemon.dir);
-	begin_with(world, arguments);
+	kvt_test_daemon_begin_logged(&world->daemon, config, false);
+	open_group(world);
+	start_member(world, 1);
+	start_member(world, 2);
 }
 
 static void end(struct world *world)
-{
-	kvt_test_audit(&world->daemon);
-	kvt_test_daemon_stop(&world->daemon);
-	kvt_test_verify(&world->daemon);
-	kvt_test_daemon_remove(&world->daemon);
-}
-
-static void end_without_log(struct world *world)
 {
 	kvt_test_audit(&world->daemon);
 	kvt_test_daemon_end(&world->daemon);
@@ -246,6 +224,15 @@ static void finish_member(struct member *member)
 {
 	tell(member, ORDER_CLOSE);
 	kvt_test_child_finish(&member->child);
+}
+
+/* All is in order: rank 0 closes, then the members do. */
+static void close_and_end(struct world *world)
+{
+	kvt_test_equal(kvt_client_close(world->leader, KVT_IDLE), 0);
+	finish_member(&world->members[0]);
+	finish_member(&world->members[1]);
+	end(world);
 }
 
 /* ---- slabs */
@@ -258,8 +245,7 @@ TEST(the_same_page_is_another_memory_in_each_slab)
 	struct kvt_pool pool;
 	uint32_t page;
 
-	prepare(&daemon);
-	kvt_test_daemon_start(&daemon, NULL);
+	kvt_test_daemon_begin(&daemon, config);
 	writer = kvt_test_connect(&daemon);
 	reader = kvt_test_connect(&daemon);
 	kvt_test_equal(kvt_client_info(writer)->n_slabs, 3);
@@ -338,12 +324,8 @@ TEST(ranks_suspend_one_by_one_and_resume_to_the_same_pages)
 static uint32_t visible(struct world *world, const uint32_t *keys, uint32_t n)
 {
 	struct kvt_client *other = kvt_test_connect(&world->daemon);
-	uint32_t space = kvt_test_namespace(other, "groups"), matched;
-	struct kvt_result result;
+	uint32_t matched = kvt_test_matched(other, kvt_test_namespace(other, "groups"), keys, n);
 
-	kvt_test_equal(kvt_match(other, space, keys, n, 0, &result), 0);
-	matched = result.matched;
-	kvt_result_release(other, &result);
 	kvt_client_close(other, KVT_IDLE);
 	return matched;
 }
@@ -398,11 +380,8 @@ TEST(a_late_member_does_not_take_back_a_fence)
 	struct world world;
 	uint32_t pages[2];
 
-	prepare(&world.daemon);
-	kvt_test_daemon_start(&world.daemon, NULL);
-	world.leader = kvt_test_connect(&world.daemon);
-	world.session = kvt_client_info(world.leader)->session;
-	kvt_test_equal(kvt_group_open(world.leader, 3, NULL, &world.token), 0);
+	kvt_test_daemon_begin(&world.daemon, config);
+	open_group(&world);
 	kvt_test_equal(kvt_fence_raise(world.leader, SLOT, 5), 0);
 	start_member(&world, 2);
 	kvt_test_equal(kvt_alloc(world.leader, 2, pages), 0);
@@ -416,7 +395,7 @@ TEST(a_late_member_does_not_take_back_a_fence)
 	kvt_client_set_timeout(world.leader, 0);
 	kvt_test_equal(kvt_client_close(world.leader, KVT_IDLE), 0);
 	finish_member(&world.members[1]);
-	end_without_log(&world);
+	end(&world);
 }
 
 /* Members whose work ends when rank 0 says so: its word decides. */
@@ -439,10 +418,7 @@ TEST(rank_0_alone_raises_if_the_others_are_at_the_end)
 	kvt_test_equal(result.error, 0);
 	kvt_result_release(world.leader, &result);
 	kvt_test_equal(kvt_test_settled(&world.daemon).private_pages, 0);
-	kvt_test_equal(kvt_client_close(world.leader, KVT_IDLE), 0);
-	finish_member(&world.members[0]);
-	finish_member(&world.members[1]);
-	end(&world);
+	close_and_end(&world);
 }
 
 /* ---- ends */
@@ -512,18 +488,13 @@ static void leader_main(int pipe, void *context)
 static void begin_with_a_leader_apart(struct world *world, struct kvt_test_child *leader,
 				      struct leader *context)
 {
-	uint64_t word;
-
-	prepare(&world->daemon);
-	kvt_test_daemon_start(&world->daemon, NULL);
+	kvt_test_daemon_begin(&world->daemon, config);
 	context->daemon = &world->daemon;
 	kvt_test_child_start(leader, leader_main, context);
-	kvt_test_check(kvt_test_receive(leader->pipe, &word));
-	context->child = (pid_t)word;
-	kvt_test_check(kvt_test_receive(leader->pipe, &word));
-	world->session = (uint32_t)word;
-	kvt_test_check(kvt_test_receive(leader->pipe, &world->token.words[0]));
-	kvt_test_check(kvt_test_receive(leader->pipe, &world->token.words[1]));
+	context->child = (pid_t)kvt_test_word(leader->pipe);
+	world->session = (uint32_t)kvt_test_word(leader->pipe);
+	world->token.words[0] = kvt_test_word(leader->pipe);
+	world->token.words[1] = kvt_test_word(leader->pipe);
 }
 
 TEST(a_killed_rank_0_ends_its_group_and_a_stopped_member_keeps_the_pages)
@@ -532,14 +503,11 @@ TEST(a_killed_rank_0_ends_its_group_and_a_stopped_member_keeps_the_pages)
 	struct kvt_test_child leader;
 	struct leader context = { .leaves_a_child = false };
 	struct world world;
-	int status;
 
 	begin_with_a_leader_apart(&world, &leader, &context);
 	start_member(&world, 1);
 	start_member(&world, 2);
-	kill(world.members[1].child.pid, SIGSTOP);
-	kvt_test_equal(waitpid(world.members[1].child.pid, &status, WUNTRACED),
-		       world.members[1].child.pid);
+	kvt_test_freeze(world.members[1].child.pid);
 	kvt_test_child_kill(&leader, SIGKILL);
 	kvt_test_equal(tell(&world.members[0], ORDER_WAIT_END), ECONNRESET);
 	finish_member(&world.members[0]);
@@ -551,7 +519,7 @@ TEST(a_killed_rank_0_ends_its_group_and_a_stopped_member_keeps_the_pages)
 	kvt_test_child_kill(&world.members[1].child, SIGKILL);
 	/* The last process has ended: the daemon learns it soon. */
 	kvt_test_until(&world.daemon, counters, counters.free_pages == N_PAGES - 1);
-	end_without_log(&world);
+	end(&world);
 }
 
 /* A member's child holds all device mappings of its parent, and the control socket. */
@@ -576,7 +544,7 @@ TEST(a_child_of_a_dead_member_keeps_the_pages)
 	kvt_test_equal(quarantined(&world), 5);
 	kvt_test_equal(kill(child, SIGKILL), 0);
 	kvt_test_until(&world.daemon, counters, counters.free_pages == N_PAGES - 1);
-	end_without_log(&world);
+	end(&world);
 }
 
 /* Either sign of rank 0's end suffices: hang-up of a live process, or exit of one whose child holds
@@ -594,8 +562,7 @@ TEST(members_are_told_at_the_first_sign)
 			start_member(&world, 1);
 			kvt_test_child_kill(&leader, SIGKILL);
 		} else {
-			prepare(&world.daemon);
-			begin_with(&world, NULL);
+			begin(&world);
 			hold_pages(&world);
 			kvt_client_abandon(world.leader);
 			kvt_test_equal(tell(&world.members[1], ORDER_WAIT_END), ECONNRESET);
@@ -610,7 +577,7 @@ TEST(members_are_told_at_the_first_sign)
 			kvt_test_until(&world.daemon, counters,
 				       counters.free_pages == N_PAGES - 1);
 		}
-		end_without_log(&world);
+		end(&world);
 	}
 }
 
@@ -644,7 +611,7 @@ TEST(an_operator_ends_the_quarantine_of_a_group)
 	kvt_test_equal(tell(&world.members[0], ORDER_CHECK), ECONNRESET);
 	finish_member(&world.members[0]);
 	kvt_client_close(world.leader, KVT_IDLE);
-	end_without_log(&world);
+	end(&world);
 }
 
 /* Containers of one engine may each have a PID namespace. */
@@ -652,18 +619,15 @@ TEST(a_member_may_be_in_another_pid_namespace)
 {
 	struct member *member;
 	struct world world;
-	uint64_t word = 0;
+	uint64_t word;
 
-	prepare(&world.daemon);
-	kvt_test_daemon_start(&world.daemon, NULL);
-	world.leader = kvt_test_connect(&world.daemon);
-	world.session = kvt_client_info(world.leader)->session;
-	kvt_test_equal(kvt_group_open(world.leader, 3, NULL, &world.token), 0);
+	kvt_test_daemon_begin(&world.daemon, config);
+	open_group(&world);
 	member = &world.members[0];
 	*member = (struct member){ .daemon = &world.daemon, .token = world.token, .rank = 1,
 				   .in_namespace = true };
 	kvt_test_child_start(&member->child, member_main, member);
-	kvt_test_check(kvt_test_receive(member->child.pipe, &word));
+	word = kvt_test_word(member->child.pipe);
 	if (word) {
 		kvt_test_equal(word, world.session);
 		hold_pages(&world);
@@ -677,14 +641,12 @@ TEST(a_member_may_be_in_another_pid_namespace)
 		kvt_test_child_finish(&member->child);
 		kvt_client_close(world.leader, KVT_IDLE);
 	}
-	end_without_log(&world);
+	end(&world);
 	if (!word)
 		kvt_skip("needs a PID namespace, which this process cannot make");
 }
 
 /* ---- the daemon's end */
-
-static const char *const supervised[] = { "--supervise", NULL };
 
 static void upgrade(struct kvt_test_daemon *daemon)
 {
@@ -693,15 +655,17 @@ static void upgrade(struct kvt_test_daemon *daemon)
 }
 
 /* A FREE waits for all words. A successor takes over; the words are raised after that. */
-static void continues(const char *const *arguments, void (*succeed)(struct kvt_test_daemon *))
+static void continues(void (*succeed)(struct kvt_test_daemon *))
 {
 	struct kvt_request request = { .op = KVT_OP_FREE, .fence = { SLOT, 7 }, .n_pages = 2 };
 	struct kvt_result result;
 	struct world world;
 	uint32_t pages[5];
 
-	prepare(&world.daemon);
-	begin_with(&world, arguments);
+	kvt_test_daemon_begin_supervised(&world.daemon, config);
+	open_group(&world);
+	start_member(&world, 1);
+	start_member(&world, 2);
 	kvt_test_equal(kvt_alloc(world.leader, 5, pages), 0);
 	request.pages = pages;
 	kvt_test_equal(kvt_submit(world.leader, &request), 0);
@@ -726,17 +690,17 @@ static void continues(const char *const *arguments, void (*succeed)(struct kvt_t
 	finish_member(&world.members[0]);
 	kvt_test_equal(quarantined(&world), 3); /* rank 0, this process, lives */
 	kvt_client_abandon(world.leader);
-	end_without_log(&world);
+	end(&world);
 }
 
 TEST(a_group_outlives_a_killed_daemon)
 {
-	continues(supervised, kvt_test_daemon_succeed);
+	continues(kvt_test_daemon_succeed);
 }
 
 TEST(a_group_outlives_an_upgrade)
 {
-	continues(supervised, upgrade);
+	continues(upgrade);
 }
 
 /* ---- refusals */
@@ -811,13 +775,9 @@ TEST(a_refused_join_names_its_cause)
 	kvt_test_equal(kvt_group_open(other, 3, NULL, &again), 0);
 	kvt_client_close(other, KVT_IDLE);
 	kvt_test_equal(tell(&world.members[0], ORDER_CHECK), 0); /* the first is unchanged */
-	kvt_client_close(world.leader, KVT_IDLE);
-	finish_member(&world.members[0]);
-	finish_member(&world.members[1]);
-	end(&world);
+	close_and_end(&world);
 }
 
-/* Rows of kvtctl clients: rank 0 holds, members are named, and so are missing ones. */
 /* A token that the ranks know beforehand. It is free again when its session has ended. */
 TEST(rank_0_may_choose_the_token)
 {
@@ -844,10 +804,7 @@ TEST(rank_0_may_choose_the_token)
 		kvt_test_equal(kvt_client_close(leader, KVT_IDLE), 0);
 		kvt_client_close(rank, KVT_IDLE);
 	}
-	kvt_client_close(world.leader, KVT_IDLE);
-	finish_member(&world.members[0]);
-	finish_member(&world.members[1]);
-	end(&world);
+	close_and_end(&world);
 }
 
 static void join_early(int pipe, void *context)
@@ -869,8 +826,7 @@ TEST(a_rank_may_wait_for_rank_0)
 	struct kvt_error error;
 	struct world world;
 
-	prepare(&world.daemon);
-	kvt_test_daemon_start(&world.daemon, NULL);
+	kvt_test_daemon_begin(&world.daemon, config);
 	kvt_test_equal(join_within(&world.daemon, &early, 1, 1, &leader, &error), -ESTALE);
 	kvt_test_child_start(&rank, join_early, &world.daemon);
 	while (kvt_test_status(&world.daemon).refused_connections < 5)
@@ -899,8 +855,5 @@ TEST(clients_shows_members)
 		found += strstr(line, "rank 1 of 3") || strstr(line, "rank 2 of 3");
 	kvt_test_equal(pclose(out), 0);
 	kvt_test_equal(found, 2);
-	kvt_client_close(world.leader, KVT_IDLE);
-	finish_member(&world.members[0]);
-	finish_member(&world.members[1]);
-	end(&world);
+	close_and_end(&world);
 }

@@ -21,7 +21,6 @@ enum order {
 };
 
 static const struct kvt_group_token token = { { 5, 6 } };
-static const char *const supervised[] = { "--supervise", NULL };
 
 struct rank {
 	struct kvt_test_child child;
@@ -92,8 +91,7 @@ static void rank_main(int pipe, void *context)
 			kvt_test_send(pipe, (uint64_t)-await_end(client, self->number));
 			continue;
 		}
-		kvt_test_check(kvt_test_receive(pipe, &n));
-		for (; n; n--) {
+		for (n = kvt_test_word(pipe); n; n--) {
 			uint32_t size = message(right, expected);
 
 			if (kvt_mirror_read(client, bytes, sizeof(bytes)) == (int)size &&
@@ -127,8 +125,7 @@ static void finish_rank(struct rank *rank)
 /* Have it wait in a call of the mirror. */
 static void let_wait(const struct rank *rank)
 {
-	kvt_test_send(rank->child.pipe, ORDER_AWAIT);
-	kvt_test_expect(rank->child.pipe, 0);
+	kvt_test_equal(kvt_test_ask(&rank->child, ORDER_AWAIT), 0);
 	while (kvt_test_process_state(rank->child.pid) != 'S')
 		sched_yield();
 }
@@ -139,8 +136,7 @@ TEST(members_read_the_same_messages_however_late_they_join)
 	struct rank early, late;
 	struct kvt_client *leader;
 
-	kvt_test_daemon_prepare(&daemon, NULL);
-	kvt_test_daemon_start(&daemon, supervised);
+	kvt_test_daemon_begin_supervised(&daemon, NULL);
 	leader = connect_as(&daemon, 0, KVT_MIRROR);
 	start_rank(&early, &daemon, 1);
 	write_messages(leader, 0, 20);

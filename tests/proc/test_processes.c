@@ -67,28 +67,24 @@ static int stop(void **state)
 TEST_WITH(a_forked_child_keeps_its_parents_pages_in_quarantine_until_it_exits, start, stop)
 {
 	struct kvt_test_child child;
-	struct kvt_counters counters;
+	static uint32_t pages[4096];
 	uint64_t session;
 
 	kvt_test_child_start(&child, forking_run, NULL);
-	kvt_test_check(kvt_test_receive(child.pipe, &session));
+	session = kvt_test_word(child.pipe);
 	kvt_test_expect(child.pipe, 2);
 	kill(child.pid, SIGKILL);
 	kvt_test_check(waitpid(child.pid, NULL, 0) == child.pid);
 	kvt_test_session_ended(&daemon_, (uint32_t)session);
-	counters = wait_for_quarantined(5);
-	kvt_test_equal(counters.private_pages, 0);
+	kvt_test_equal(wait_for_quarantined(5).private_pages, 0);
 	kvt_test_audit(&daemon_);
 	/* Others continue, and never get those pages. */
 	for (int round = 0; round < 3; round++) {
 		struct kvt_client *client = kvt_test_connect(&daemon_);
-		uint32_t *pages = calloc(4096, sizeof(*pages));
 
-		kvt_test_check(pages);
 		kvt_test_equal(kvt_alloc(client, 4091, pages), -ENOSPC);
 		kvt_test_equal(kvt_alloc(client, 4090, pages), 0);
 		kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
-		free(pages);
 	}
 	kvt_test_equal(kvt_test_settled(&daemon_).quarantined_pages, 5);
 	kvt_test_send(child.pipe, 0);
@@ -156,10 +152,10 @@ static void dropping_run(int pipe, void *context)
 
 static uint32_t drop(struct kvt_test_child *child)
 {
-	uint64_t session = 0;
+	uint64_t session;
 
 	kvt_test_child_start(child, dropping_run, NULL);
-	kvt_test_check(kvt_test_receive(child->pipe, &session));
+	session = kvt_test_word(child->pipe);
 	kvt_test_expect(child->pipe, 1);
 	kvt_test_session_ended(&daemon_, (uint32_t)session);
 	kvt_test_equal(wait_for_quarantined(3).private_pages, 0);
@@ -248,9 +244,7 @@ TEST_WITH(a_stopped_process_is_not_a_dead_one, start, stop)
 	kill(child.pid, SIGCONT);
 	kvt_test_send(child.pipe, 2);
 	kvt_test_child_finish(&child);
-	kvt_test_equal(kvt_match(client, ns, keys, 160, 0, &result), 0);
-	kvt_test_equal(result.matched, 160);
-	kvt_result_release(client, &result);
+	kvt_test_equal(kvt_test_matched(client, ns, keys, 160), 160);
 	kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
 	kvt_test_audit(&daemon_);
 }

@@ -16,32 +16,6 @@
 
 static struct kvt_test_daemon daemon_;
 
-/* One request as a worker serves it: check what is cached, compute the rest, publish all of it.
- * Returns the positions that need no computing. */
-static uint32_t serve(struct kvt_client *client, const struct kvt_pool *pool, uint32_t namespace_id,
-		      uint64_t salt, const uint32_t *keys, uint32_t n)
-{
-	struct kvt_seq *seq;
-	const uint32_t *pages;
-	uint32_t n_pages, reusable, full = n / PAGE;
-
-	if (kvt_seq_begin(client, namespace_id, keys, n, 8, 0, &seq) != 0)
-		kvt_test_fail("begin: %s", kvt_client_error(client)->text);
-	pages = kvt_seq_pages(seq, &n_pages);
-	reusable = kvt_seq_reusable(seq);
-	kvt_test_equal(n_pages, (n + 8 + PAGE - 1) / PAGE);
-	for (uint32_t i = 0; i < reusable / PAGE; i++)
-		kvt_test_check(kvt_test_page_right(pool, PAGE, pages[i], salt, keys, i));
-	for (uint32_t i = reusable / PAGE; i < full; i++)
-		kvt_test_page_fill(pool, PAGE, pages[i], salt, keys, i);
-	kvt_test_equal(kvt_seq_commit(seq, n, NULL, 0, KVT_IDLE, 0), 0);
-	pages = kvt_seq_pages(seq, &n_pages);
-	for (uint32_t i = 0; i < full; i++)
-		kvt_test_check(kvt_test_page_right(pool, PAGE, pages[i], salt, keys, i));
-	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
-	return reusable;
-}
-
 struct worker {
 	uint32_t seed, n;
 	const char *name;
@@ -61,27 +35,26 @@ static void worker_run(int pipe, void *context)
 	kvt_test_send(pipe, 1);
 	while (kvt_test_receive(pipe, &seed)) {
 		kvt_test_keys(keys, worker->n, (uint32_t)seed);
-		kvt_test_send(pipe, serve(client, &pool, namespace_id, worker->name[0], keys,
-					  worker->n));
+		kvt_test_send(pipe, kvt_test_serve(client, &pool, namespace_id, worker->name[0],
+						   keys, worker->n));
 	}
 	kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
 }
 
-static uint64_t ask(struct kvt_test_child *child, uint64_t seed)
+static void start_workers(struct kvt_test_child *children, int n, kvt_test_child_fn *run,
+			  const struct worker *workers)
 {
-	uint64_t answer = UINT64_MAX;
-
-	kvt_test_send(child->pipe, seed);
-	kvt_test_check(kvt_test_receive(child->pipe, &answer));
-	return answer;
+	for (int i = 0; i < n; i++)
+		kvt_test_child_start(&children[i], run,
+				     workers ? (void *)(uintptr_t)(workers + i) : NULL);
+	for (int i = 0; i < n; i++)
+		kvt_test_expect(children[i].pipe, 1);
 }
 
 static void end_workers(struct kvt_test_child *children, int n)
 {
 	for (int i = 0; i < n; i++)
-		shutdown(children[i].pipe, SHUT_RDWR);
-	for (int i = 0; i < n; i++)
-		kvt_test_child_finish(&children[i]);
+		kvt_test_child_end(&children[i]);
 }
 
 static int start(void **state)
@@ -98,19 +71,18 @@ static int stop(void **state)
 
 TEST_WITH(a_prefix_computed_by_one_process_is_reused_in_place_by_the_others, start, stop)
 {
-	struct worker worker = { .n = 1000, .name = "shared" };
+	static const struct worker workers[3] = { { .n = 1000, .name = "shared" },
+						  { .n = 1000, .name = "shared" },
+						  { .n = 1000, .name = "shared" } };
 	struct kvt_test_child children[3];
 	struct kvt_counters counters;
 
-	for (int i = 0; i < 3; i++)
-		kvt_test_child_start(&children[i], worker_run, &worker);
-	for (int i = 0; i < 3; i++)
-		kvt_test_expect(children[i].pipe, 1);
-	kvt_test_equal(ask(&children[0], 5), 0);
-	kvt_test_equal(ask(&children[1], 5), 992); /* 62 whole pages of 1,000 positions */
-	kvt_test_equal(ask(&children[2], 5), 992);
-	kvt_test_equal(ask(&children[2], 6), 0);
-	kvt_test_equal(ask(&children[0], 6), 992);
+	start_workers(children, 3, worker_run, workers);
+	kvt_test_equal(kvt_test_ask(&children[0], 5), 0);
+	kvt_test_equal(kvt_test_ask(&children[1], 5), 992); /* 62 whole pages of 1,000 positions */
+	kvt_test_equal(kvt_test_ask(&children[2], 5), 992);
+	kvt_test_equal(kvt_test_ask(&children[2], 6), 0);
+	kvt_test_equal(kvt_test_ask(&children[0], 6), 992);
 	counters = kvt_test_settled(&daemon_);
 	kvt_test_equal(counters.cached_pages, 2 * 62);
 	kvt_test_equal(counters.private_pages, 0);
@@ -120,18 +92,16 @@ TEST_WITH(a_prefix_computed_by_one_process_is_reused_in_place_by_the_others, sta
 
 TEST_WITH(another_namespace_shares_nothing, start, stop)
 {
-	struct worker one = { .n = 320, .name = "a-adapter" }, other = { .n = 320, .name = "base" };
+	static const struct worker workers[2] = { { .n = 320, .name = "a-adapter" },
+						  { .n = 320, .name = "base" } };
 	struct kvt_test_child children[2];
 
-	kvt_test_child_start(&children[0], worker_run, &one);
-	kvt_test_child_start(&children[1], worker_run, &other);
-	kvt_test_expect(children[0].pipe, 1);
-	kvt_test_expect(children[1].pipe, 1);
-	kvt_test_equal(ask(&children[0], 9), 0);
-	kvt_test_equal(ask(&children[1], 9), 0);
+	start_workers(children, 2, worker_run, workers);
+	kvt_test_equal(kvt_test_ask(&children[0], 9), 0);
+	kvt_test_equal(kvt_test_ask(&children[1], 9), 0);
 	/* All of 320 positions match: one page is left to compute. */
-	kvt_test_equal(ask(&children[0], 9), 304);
-	kvt_test_equal(ask(&children[1], 9), 304);
+	kvt_test_equal(kvt_test_ask(&children[0], 9), 304);
+	kvt_test_equal(kvt_test_ask(&children[1], 9), 304);
 	end_workers(children, 2);
 	kvt_test_audit(&daemon_);
 }
@@ -212,22 +182,18 @@ TEST_WITH(the_last_page_goes_to_exactly_one_process, start, stop)
 	enum { GRABBERS = 6, ROUNDS = 200 };
 	struct kvt_test_child children[GRABBERS];
 	struct kvt_client *hog = kvt_test_connect(&daemon_);
-	uint32_t *pages = calloc(4096, sizeof(*pages));
+	static uint32_t pages[4096];
 
-	kvt_test_check(pages);
 	/* All but one page; cached ones are evicted for it. */
 	kvt_test_equal(kvt_alloc(hog, 4094, pages), 0);
-	for (int i = 0; i < GRABBERS; i++)
-		kvt_test_child_start(&children[i], grabber_run, NULL);
-	for (int i = 0; i < GRABBERS; i++)
-		kvt_test_expect(children[i].pipe, 1);
+	start_workers(children, GRABBERS, grabber_run, NULL);
 	for (int round = 0; round < ROUNDS; round++) {
-		uint64_t got = 0, word = 0;
+		uint64_t got = 0;
 
 		for (int i = 0; i < GRABBERS; i++)
 			kvt_test_send(children[i].pipe, 1);
-		for (int i = 0; i < GRABBERS; i++, got += word)
-			kvt_test_check(kvt_test_receive(children[i].pipe, &word));
+		for (int i = 0; i < GRABBERS; i++)
+			got += kvt_test_word(children[i].pipe);
 		kvt_test_equal(got, 1);
 		for (int i = 0; i < GRABBERS; i++)
 			kvt_test_send(children[i].pipe, 1);
@@ -237,7 +203,6 @@ TEST_WITH(the_last_page_goes_to_exactly_one_process, start, stop)
 	end_workers(children, GRABBERS);
 	kvt_test_equal(kvt_free(hog, pages, 4094, KVT_IDLE), 0);
 	kvt_test_equal(kvt_client_close(hog, KVT_IDLE), 0);
-	free(pages);
 	kvt_test_equal(kvt_test_settled(&daemon_).free_pages, 4095);
 	kvt_test_audit(&daemon_);
 }
@@ -255,7 +220,7 @@ TEST_WITH(a_locked_prefix_stays_readable_whatever_others_do, start, stop)
 
 	kvt_test_keys(keys, 320, 31);
 	kvt_test_equal(kvt_pool_map(reader, &pool), 0);
-	kvt_test_equal(serve(reader, &pool, namespaces[0], 'k', keys, 320), 0);
+	kvt_test_equal(kvt_test_serve(reader, &pool, namespaces[0], 'k', keys, 320), 0);
 	kvt_test_equal(kvt_seq_begin(reader, namespaces[0], keys, 320, 64, KVT_F_FULL, &seq), 0);
 	kvt_test_equal(kvt_seq_reusable(seq), 320);
 	kvt_test_equal(kvt_evict(other, 4095, &evicted), 0);

@@ -33,23 +33,9 @@ static int stop(void **state)
 	return 0;
 }
 
-/* Serve the prompt: check what is cached, compute the rest. Returns the positions reused. */
 static uint32_t serve(struct kvt_client *client, const struct kvt_pool *pool, uint32_t space)
 {
-	const uint32_t *pages;
-	struct kvt_seq *seq;
-	uint32_t reusable;
-
-	kvt_test_equal(kvt_seq_begin(client, space, keys, N_KEYS, 0, 0, &seq), 0);
-	pages = kvt_seq_pages(seq, NULL);
-	reusable = kvt_seq_reusable(seq);
-	for (uint32_t i = 0; i < N_KEYS / PAGE; i++)
-		if (i < reusable / PAGE)
-			kvt_test_check(kvt_test_page_right(pool, PAGE, pages[i], 1, keys, i));
-		else
-			kvt_test_page_fill(pool, PAGE, pages[i], 1, keys, i);
-	kvt_test_equal(kvt_seq_end(seq, N_KEYS, NULL, 0, KVT_IDLE, 0), 0);
-	return reusable;
+	return kvt_test_serve(client, pool, space, 1, keys, N_KEYS);
 }
 
 /* Mappings of this process's pools. */
@@ -279,14 +265,12 @@ TEST(resume_says_that_the_daemon_ended_meanwhile)
 
 TEST(a_daemon_that_is_kept_may_restart_while_its_client_is_suspended)
 {
-	static const char *const supervised[] = { "--supervise", NULL };
 	struct kvt_client *client;
 	struct kvt_pool pool;
 	uint32_t space;
 
 	kvt_test_keys(keys, N_KEYS, 7);
-	kvt_test_daemon_prepare(&daemon_, NULL);
-	kvt_test_daemon_start(&daemon_, supervised);
+	kvt_test_daemon_begin_supervised(&daemon_, NULL);
 	client = kvt_test_connect(&daemon_);
 	space = kvt_test_namespace(client, "n");
 	kvt_test_equal(kvt_pool_map(client, &pool), 0);
@@ -297,9 +281,4 @@ TEST(a_daemon_that_is_kept_may_restart_while_its_client_is_suspended)
 	kvt_test_equal(serve(client, &pool, space), N_KEYS - PAGE);
 	kvt_client_close(client, KVT_IDLE);
 	stop(NULL);
-}
-
-int main(int argc, char **argv)
-{
-	return kvt_tests_run(argc, argv);
 }
