@@ -37,22 +37,32 @@ $(O)/obj/kernels/path_neon_bf16.o: CFLAGS_kernels_isa := -march=armv8.2-a+bf16
 # CUDA: a binary for each architecture that is chosen at run time, and PTX for later ones.
 CUDA_SRC := kernels/cuda_kernels.cu $(wildcard kernels/*.cuh) kernels/cuda_args.h \
 	kernels/convert.h include/kvt_kernels.h
+BENCH_CUDA_SRC := bench/attn/gpu_kernels.cu bench/attn/gpu_kernels.cuh bench/attn/gpu_args.h \
+	kernels/cuda_args.h kernels/cuda_device.cuh
+# The folder of the binaries that this build has inside, or nothing: objects follow it. Without nvcc
+# it is emptied when sources change, or binaries are gone.
+$(O)/cuda.h: $(CUDA_SRC) $(BENCH_CUDA_SRC)
+$(addprefix $(O)/obj/,kernels/cuda_images.o bench/attn/gpu.o): $(O)/cuda.h
+$(addprefix $(O)/obj/,kernels/cuda_images.o bench/attn/gpu.o): \
+	CFLAGS_kernels_isa := -include $(O)/cuda.h
 ifeq ($(NVCC),none)
-$(O)/obj/kernels/cuda_images.o: $(CUDA_SRC)
+$(O)/cuda.h: $(if $(wildcard $(CUDA_IMAGES)/sm_80.cubin),,FORCE)
+	@mkdir -p $(@D)
+	@[ -e $@ ] && [ ! -s $@ ] || : >$@
 else
+$(O)/cuda.h: FORCE
+	@mkdir -p $(@D)
+	@text='#define KVT_CUDA_IMAGES "$(abspath $(CUDA_IMAGES))"'; \
+	echo "$$text" | cmp -s - $@ || echo "$$text" >$@
 KERNELS_IMAGES := $(addprefix $(CUDA_IMAGES)/,sm_80.cubin sm_90a.cubin compute_80.ptx)
 $(KERNELS_IMAGES): $(CUDA_SRC)
 	@mkdir -p $(@D)
 	$(NVCC_COMPILE) $(if $(filter %.ptx,$@),-ptx,-cubin) -arch=$(basename $(@F)) $< -o $@
-$(CUDA_IMAGES)/bench.ptx: bench/attn/gpu_kernels.cu bench/attn/gpu_kernels.cuh \
-		bench/attn/gpu_args.h kernels/cuda_args.h kernels/cuda_device.cuh
+$(CUDA_IMAGES)/bench.ptx: $(BENCH_CUDA_SRC)
 	@mkdir -p $(@D)
 	$(NVCC_COMPILE) -ptx -arch=compute_80 $< -o $@
 $(O)/obj/bench/attn/gpu.o: $(CUDA_IMAGES)/bench.ptx
-$(O)/obj/bench/attn/gpu.o: CFLAGS_kernels_isa := -DKVT_CUDA_IMAGES='"$(abspath $(CUDA_IMAGES))"'
 $(O)/obj/kernels/cuda_images.o: $(KERNELS_IMAGES)
-$(O)/obj/kernels/cuda_images.o: \
-	CFLAGS_kernels_isa := -DKVT_CUDA_IMAGES='"$(abspath $(CUDA_IMAGES))"'
 endif
 
 KERNELS_OBJ := $(patsubst %.c,$(O)/obj/%.o,$(KERNELS_SRC))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * CUDA kernels' binaries inside a library or a program. The build defines KVT_CUDA_IMAGES
- * as the folder of nvcc's output; without nvcc it is undefined.
+ * as the folder of nvcc's output, in cuda.h of its own folder; without nvcc it is undefined.
  */
 #ifndef KVT_KERNELS_CUDA_IMAGES_H
 #define KVT_KERNELS_CUDA_IMAGES_H

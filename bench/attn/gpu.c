@@ -36,8 +36,9 @@
 __asm__(".pushsection .rodata\n\t.balign 64\nbench_gpu_image:\n\t.incbin \"" KVT_CUDA_IMAGES
 	"/bench.ptx\"\n\t.byte 0\n\t.popsection");
 extern const char bench_gpu_image[] __attribute__((visibility("hidden")));
+static const char *const floors_image = bench_gpu_image;
 #else
-#define bench_gpu_image NULL
+static const char *const floors_image = NULL;
 #endif
 
 static struct kvt_cu_driver driver;
@@ -483,13 +484,15 @@ static void gpu_open(void)
 {
 	int count = 0;
 
+	if (!floors_image)
+		errx(1, "built without CUDA kernels: build it by make kernels-cuda");
 	driver_load();
 	DO(device_name(gpu.name, sizeof gpu.name, 0));
 	DO(device_attribute(&count, KVT_CU_ATTRIBUTE_MULTIPROCESSORS, 0));
 	gpu.n_multiprocessors = (uint32_t)count;
 	DO(primary_retain(&gpu.primary, 0));
 	DO(context_push(gpu.primary));
-	DO(module_load(&gpu.module, bench_gpu_image));
+	DO(module_load(&gpu.module, floors_image));
 	DO(module_function(&gpu.peaks[0], gpu.module, "bench_peak_4"));
 	DO(module_function(&gpu.peaks[1], gpu.module, "bench_peak_8"));
 	DO(module_function(&gpu.read, gpu.module, "bench_read"));

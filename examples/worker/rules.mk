@@ -23,16 +23,15 @@ $(O)/worker: $(call objs,examples/worker/main.c tools/util.c) $(WORKER_PARTS) $(
 WORKER_CUDA_SRC := examples/worker/compute_kernels.cu examples/worker/compute_kernels.cuh \
 	examples/worker/compute_args.h kernels/cuda_args.h kernels/cuda_device.cuh \
 	kernels/convert.h include/kvt_kernels.h
-ifeq ($(WORKER_CUDA),)
-$(O)/obj/examples/worker/compute_images.o: $(WORKER_CUDA_SRC)
-else
+$(O)/cuda.h: $(WORKER_CUDA_SRC)
+$(O)/obj/examples/worker/compute_images.o: $(O)/cuda.h
+$(O)/obj/examples/worker/compute_images.o: CFLAGS_examples := -include $(O)/cuda.h
+ifneq ($(WORKER_CUDA),)
 WORKER_IMAGES := $(addprefix $(CUDA_IMAGES)/worker_,sm_80.cubin sm_90a.cubin compute_80.ptx)
 $(WORKER_IMAGES): $(CUDA_IMAGES)/worker_%: $(WORKER_CUDA_SRC)
 	@mkdir -p $(@D)
 	$(NVCC_COMPILE) $(if $(filter %.ptx,$@),-ptx,-cubin) -arch=$(basename $*) $< -o $@
 $(O)/obj/examples/worker/compute_images.o: $(WORKER_IMAGES)
-$(O)/obj/examples/worker/compute_images.o: \
-	CFLAGS_examples := -DKVT_CUDA_IMAGES='"$(abspath $(CUDA_IMAGES))"'
 endif
 
 # prices: prompts for the model in examples/worker/model, with their answers.
