@@ -3,8 +3,8 @@
 # make            build everything that can be built here, into build/; installs nothing
 # make setup      install what the build and the tests lack (apt, as root or through sudo)
 # make demo       install what is missing (apt), build, run the main job, say how it went
-# make check      the same set-up, then the tests for each commit, in six to eight minutes on
-#                 two cores; last line: N passed, N failed, N skipped
+# make check      the same set-up, then the tests for each commit, in five minutes on two
+#                 cores; last line: N passed, N failed, N skipped
 # make check-long the tests that take longer; make check-all both
 # make check-engines whole inference engines on one daemon, on the CPU (docs/testing.md)
 # make check-ci   all of these, engines in what is left of 48 minutes

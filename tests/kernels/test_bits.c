@@ -432,7 +432,8 @@ static void random_run(const struct kvt_attn_prefill *prefill, int mode, struct 
 }
 
 /*
- * --emulated PATH: on an emulated CPU, this path alone, with the shapes of --quick that are small.
+ * --emulated PATH: on an emulated CPU or with a sanitizer, this path alone, with the shapes of
+ * --quick that are small.
  */
 int main(int argc, char **argv)
 {
