@@ -377,8 +377,8 @@ int kvt_client_resume(struct kvt_client *client);
 
 /* ---------------------------------------------------------------- groups */
 
-/** What rank 0 sends to the other ranks of its engine, over their own channel, or what all of them
- * derive from a secret of the engine. Its holder can join. */
+/** Secret of a group: its holder can join. Rank 0 sends it to the other ranks over the engine's own
+ * channel, or all ranks derive it from a secret of the engine. */
 struct kvt_group_token {
 	uint64_t words[2];
 };
@@ -386,15 +386,15 @@ struct kvt_group_token {
 /** Make this client rank 0 of a group: the processes of one tensor-parallel engine, one a slab.
  *
  * The others connect with options.group = the token and options.rank = 1 to n_ranks - 1. A member
- * maps its slab (kvt_pool_map() gives slab `rank`, or slab 0 if there is none of that number) and
- * has fence words of its own (kvt_fence_raise(), kvt_fence_word(), kvt_fence_record()). It has no
- * ring: operations and sequences are rank 0's, whose page tables name pages in every slab.
+ * maps its slab: kvt_pool_map() gives slab `rank`, or slab 0 if there is none of that number. It
+ * has fence words of its own (kvt_fence_raise(), kvt_fence_word(), kvt_fence_record()) and no ring:
+ * operations and sequences are rank 0's, whose page tables name pages in every slab.
  *
  * A fence (slot, value) of rank 0's operations is reached when the word `slot` of *every* process
- * of the group is at least `value`; for work of some ranks only, the others raise theirs at once.
- * If rank 0 alone knows when the work of all has ended, the others raise theirs to UINT64_MAX once.
- * A member's words begin with rank 0's values. Missing ranks are not waited for: begin work when
- * all have joined.
+ * of the group is at least `value`. For work of some ranks only, the other ranks raise theirs at
+ * once. If rank 0 alone knows when the work of all has ended, the others raise theirs to UINT64_MAX
+ * once. A member's words begin with rank 0's values. Missing ranks are not waited for: begin work
+ * when all have joined.
  *
  * The group ends when any of its processes closes, exits or is killed. Then the others get
  * -ECONNRESET (kvt_group_check()), leases end, and private pages stay in quarantine until every
@@ -419,8 +419,8 @@ int kvt_group_check(struct kvt_client *client);
 
 /** Send a message from rank 0 to every member of its group, through shared memory.
  *
- * For engines whose every rank schedules and must decide alike: rank 0 alone asks the daemon, and
- * writes what it saw at each point ("nothing yet" included); the others read it at the same points.
+ * For engines whose every rank schedules and must decide alike. Rank 0 alone asks the daemon and
+ * writes what it saw at each point, "nothing yet" included. The others read it at the same points.
  * Rank 0 connects with KVT_MIRROR in options->flags and opens the group first. Members receive the
  * same messages in the same order, each from the first one on, however late they join.
  *
@@ -659,20 +659,20 @@ int kvt_probe_root(struct kvt_client *client, uint32_t namespace_id, uint64_t ro
  * @flags  KVT_F_FULL, KVT_F_FORCE_MISS, KVT_F_OWN_STREAM (see struct kvt_request).
  *
  * If other processes are computing part of the same prompt, it waits, so that each position is
- * computed once. It returns when that part is cached, when no process computes it any more (then
- * this sequence does), or after options->begin_wait_ns, at the latest after three quarters of the
- * client's own deadline. While it waits it holds neither pages nor locks. It never waits for a
- * sequence of the same client, or for a client that waits for this one. For a notice instead of
- * waiting, submit a BEGIN with KVT_F_NO_WAIT (kvt_submit()): see struct kvt_request.
- * Errors: -ENOSPC (kvt_client_error() gives the cause and how much was available), -EDQUOT,
- * -ECONNRESET, -ETIMEDOUT. The sequence is owned by the caller until kvt_seq_end(). */
+ * computed once. It returns when that part is cached, or when no process computes it any more: then
+ * this sequence does. It waits at most options->begin_wait_ns and three quarters of the client's
+ * own deadline. While it waits it holds neither pages nor locks. It never waits for a sequence of
+ * the same client, or for a client that waits for this one. For a notice instead of waiting, submit
+ * a BEGIN with KVT_F_NO_WAIT (kvt_submit()): see struct kvt_request. Errors: -ENOSPC
+ * (kvt_client_error() gives the cause and how much was available), -EDQUOT, -ECONNRESET,
+ * -ETIMEDOUT. The sequence is owned by the caller until kvt_seq_end(). */
 int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
 		  uint32_t n_keys, uint32_t extra, uint32_t flags,
 		  struct kvt_seq **ret_seq);
 
-/** Begin a sequence that continues one that has ended, as the next turn of a conversation does:
- * `start` is what kvt_seq_end_handle() gave, and `keys` are all keys. Only those behind `start` are
- * sent, so that a long conversation costs what its new turn does.
+/** Begin a sequence that continues one that has ended, as the next turn of a conversation does.
+ * `start` is what kvt_seq_end_handle() gave, and `keys` are all keys. Only those after `start` are
+ * sent, so a long conversation costs what its new turn does.
  *
  * The first start.positions keys MUST be those of the sequence that `start` is from, and that must
  * have been this client's. They are not compared unless the handle is stale, so with other keys
@@ -683,15 +683,15 @@ int kvt_seq_continue(struct kvt_client *client, uint32_t namespace_id, struct kv
 		     const uint32_t *keys, uint32_t n_keys, uint32_t extra, uint32_t flags,
 		     struct kvt_seq **ret_seq);
 
-/** Begin a sequence as a BEGIN describes it: namespace_id, root_key, keys and n_keys, all of them;
- * arg, the extra positions; flags; handle, where it continues, or none. Other fields are not read.
- * What kvt_seq_continue() says holds, with the root key too. */
+/** Begin a sequence as a BEGIN describes it. Reads namespace_id, root_key, keys and n_keys (all
+ * keys), arg (the extra positions), flags, and handle (where it continues, or none). The rules of
+ * kvt_seq_continue() hold, for the root key, too. */
 int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
 		  struct kvt_seq **ret_seq);
 
 /** Make a sequence of a BEGIN that was submitted (kvt_submit()) and answered (kvt_reap()), so that
- * a scheduler waits for neither. `n_keys`: all its keys, those of its handle included. The answer
- * is released, and its lease is the sequence's from then on.
+ * a scheduler waits for neither. `n_keys` counts all its keys, those of its handle included. The
+ * answer is released, and its lease is the sequence's from then on.
  * Errors, which change nothing: -EINVAL it is no granted BEGIN, or has been released; -ENOMEM. */
 int kvt_seq_adopt(struct kvt_client *client, struct kvt_result *begun, uint32_t n_keys,
 		  struct kvt_seq **ret_seq);
@@ -726,11 +726,11 @@ int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
  * compute what follows.
  *
  * Until the outcome is taken, the page table stays and kvt_seq_next() is at least `computed`. The
- * next kvt_seq_commit_async() or kvt_seq_poll() takes it if it has come by then, kvt_seq_extend()
- * if the daemon gives the pages after it, and kvt_seq_settle(), kvt_seq_commit() and kvt_seq_end()
- * in any case. Then the table names cached pages for duplicates and for what others computed
- * beyond, and kvt_seq_next() may jump: continue there. If it jumped past the `computed` of a later
- * commit, that commit publishes nothing; one beyond it publishes what comes after the jump.
+ * outcome is taken by the next kvt_seq_commit_async() or kvt_seq_poll() if it has come by then, by
+ * kvt_seq_extend() if the daemon gives the pages after it, and in any case by kvt_seq_settle(),
+ * kvt_seq_commit() and kvt_seq_end(). Then the table names cached pages for duplicates and for what
+ * others computed beyond, and kvt_seq_next() may jump: continue there. A later commit whose
+ * `computed` the jump passed publishes nothing; one beyond it publishes what comes after the jump.
  *
  * KVT_F_KEEP is implied: displaced pages, which queued work may still read or write, stay this
  * sequence's until its end. So duplicates occupy the pool until then; kvt_seq_commit() frees them

@@ -85,7 +85,7 @@ struct kvt_field {
 #define KVT_FIELD_OF_TEXT(text)                                                                   \
 	((struct kvt_field){ KVT_FIELD_BYTES, (uint32_t)strlen(text), 0, (text) })
 
-/** What isolates prompts that must never share KV. Zeros: the plain namespace. */
+/** Fields that isolate prompts that must never share KV. Zeros: the plain namespace. */
 struct kvt_namespace_fields {
 	struct kvt_field adapter; /* LoRA: name or number, with its version */
 	struct kvt_field salt;    /* cache salt: a tenant, a user */
@@ -102,7 +102,7 @@ int kvt_namespace_digest(const struct kvt_namespace_fields *fields,
 
 /* ---------------------------------------------------------------- geometry */
 
-/** What must be equal in all processes that share pages: if any of it differs, the same keys mean
+/** Facts that must be equal in all processes that share pages: if one differs, the same keys mean
  * other KV. NULL: does not apply. Free text; name versions and hashes. */
 struct kvt_geometry {
 	const char *weights;       /* model and revision, or a hash of the weights */

@@ -49,7 +49,7 @@ enum kvt_op {
 	KVT_OP_COUNT = 20,
 };
 
-/* What a bit means is its operation's, which KVT_OPS lists: two operations may share one. */
+/* Flags of operations. Two operations may share a bit; KVT_OPS lists those that each one takes. */
 enum kvt_sqe_flag {
 	KVT_F_LOCK = 1u << 0,       /* MATCH, INSERT: take a lease on the result */
 	KVT_F_NO_TOUCH = 1u << 1,   /* MATCH without LOCK: leave recency alone */
@@ -205,8 +205,8 @@ enum kvt_element_type {
 	KVT_ELEMENT_FP8_E4M3 = 3, /* the "fn" kind, no infinities; value = stored * scale */
 };
 
-/** How one layer of a page lies. Two planes, K and then V; packed: a layer of a page is one piece
- * with both; or one plane, of which K and V are made. */
+/** How one layer of a page lies: in two planes, K and then V; packed, one piece with both; or in
+ * one plane, from which K and V are made. */
 enum kvt_page_layout {
 	KVT_LAYOUT_HND = 0,  /* two planes: [kv head][position][dim] */
 	KVT_LAYOUT_NHD = 1,  /* two planes: [position][kv head][dim] */
@@ -224,7 +224,7 @@ enum kvt_page_order {
 	KVT_ORDER_PAGE = 1,  /* [page][layer][K, V][...]: all layers of a page are contiguous */
 };
 
-/** What the pages of one slab hold, as far as the daemon knows. Under tensor parallelism the heads
+/** Content of the pages of one slab, as far as the daemon knows. Under tensor parallelism the heads
  * are those of one rank. All 0: pages are bytes, whose meaning only the clients know. */
 struct kvt_pool_geometry {
 	uint32_t n_layers; /* 1..KVT_MAX_LAYERS; 0: not known */
