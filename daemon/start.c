@@ -83,7 +83,7 @@ static int pin_to_cpu(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 static int open_loop(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_config *config = &daemon->config;
-	uint64_t room = (uint64_t)config->max_half_open + (uint64_t)config->max_observers +
+	uint64_t room = KVT_HALF_OPEN_MAX + KVT_OBSERVERS_MAX +
 			3 * (uint64_t)config->max_sessions + 2 * (uint64_t)config->max_members +
 			POLLS_BESIDE;
 	enum kvt_loop_way first = KVT_LOOP_IO_URING, last = KVT_LOOP_EPOLL;
@@ -494,10 +494,9 @@ static int make_tables(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	uint32_t sessions = daemon->core_config.max_sessions;
 	uint32_t members = kvt_core_members(&daemon->core_config);
 
-	daemon->sessions.common_places = (uint32_t)daemon->config.total_deferred / 2;
+	daemon->sessions.common_places = (daemon->core_config.n_pending - sessions) / 2;
 	daemon->sessions.own_places = 1 + daemon->sessions.common_places / sessions;
-	daemon->connections.n_slots = members + (uint32_t)daemon->config.max_half_open +
-				(uint32_t)daemon->config.max_observers;
+	daemon->connections.n_slots = members + KVT_HALF_OPEN_MAX + KVT_OBSERVERS_MAX;
 	daemon->sessions.slots = aligned_alloc(KVT_LINE,
 					       (sessions + 1) * sizeof(struct kvt_session));
 	daemon->members = calloc(members + 1, sizeof(struct kvt_member));

@@ -201,8 +201,8 @@ void kvt_client_set_timeout(struct kvt_client *client, int64_t timeout_ns);
 /** Announce that from now on each call is followed by another within `pace_ns`: the time of a
  * scheduler's step, with some slack. The daemon then spins meanwhile instead of sleeping, so a call
  * costs microseconds instead of a wake-up. 0, the default: not announced; set it when the engine
- * has nothing to do. Takes effect with the next call and costs no message. The daemon believes its
- * option pace_us at most, sleeps while others need its CPU, and does not believe a client that was
+ * has nothing to do. Takes effect with the next call and costs no message. The daemon believes
+ * 50 ms at most, sleeps while others need its CPU, and does not believe a client that was
  * late for 16 times its pace. */
 void kvt_client_set_pace(struct kvt_client *client, int64_t pace_ns);
 

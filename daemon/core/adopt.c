@@ -85,7 +85,7 @@ static int check_geometry(const struct kvt_arena_header *arena,
 		{ "the number of buckets", arena->n_buckets, want->n_buckets },
 		{ "max_sessions", ledger->max_sessions, book->max_sessions },
 		{ "total_leases", ledger->n_leases, book->n_leases },
-		{ "total_deferred", ledger->n_pending, book->n_pending },
+		{ "the number of pending records", ledger->n_pending, book->n_pending },
 		{ "the size of the arena", arena->object_bytes, want->object_bytes },
 		{ "the size of the ledger", ledger->object_bytes, book->object_bytes },
 	};

@@ -261,7 +261,7 @@ static const char *config_problem(const struct kvt_core_config *c)
 	if (c->n_leases < 1 || c->n_leases > 1u << 24)
 		return "total_leases must be from 1 to 2^24";
 	if (c->n_pending < 1 || c->n_pending > 1u << 24)
-		return "total_deferred must be from 1 to 2^24";
+		return "n_pending must be from 1 to 2^24";
 	if (c->max_op_keys < 1 || c->max_op_keys > 1u << 31)
 		return "max_op_keys must be from 1 to 2^31";
 	if (c->policy >= KVT_POLICY_COUNT)

@@ -273,7 +273,6 @@ static bool describe_option(const struct kvt_daemon *daemon, uint32_t index, voi
 		uint64_t used;
 	} chosen[] = {
 		{ "n_pages", config->n_pages },
-		{ "n_slots", config->n_slots },
 		{ "max_nodes", config->max_nodes },
 		{ "max_private_pages", config->max_private_pages },
 		{ "n_slabs", daemon->pool.n_slabs },

@@ -13,6 +13,9 @@
 struct kvt_daemon;
 struct kvt_member;
 
+#define KVT_HALF_OPEN_MAX 64u /* connections without their first message; then the oldest goes */
+#define KVT_OBSERVERS_MAX 64u /* connections without a session: kvtctl, metrics */
+
 enum kvt_connection_state {
 	KVT_CONNECTION_FREE = 0,
 	KVT_CONNECTION_HALF_OPEN, /* no HELLO yet */

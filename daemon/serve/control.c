@@ -32,6 +32,8 @@
 #include "shm/geometry.h"
 
 #define MESSAGES_AT_HANGUP 16 /* still taken after the peer hung up */
+#define HELLO_WITHIN_NS 2000000000ull /* a connection's first message comes, or it is dropped */
+#define SQ_ENTRIES_MAX 256u   /* of a submission ring; a completion ring has up to twice as many */
 #define ROOM_STEPS 1024 /* a turn, nodes and pages: to empty a namespace for another one */
 
 /* ---- ends */
@@ -64,7 +66,7 @@ static enum take_result take_message(struct kvt_daemon *daemon, struct kvt_conne
 
 bool kvt_control_has_room(const struct kvt_daemon *daemon)
 {
-	return daemon->connections.n_half_open < (uint32_t)daemon->config.max_half_open ||
+	return daemon->connections.n_half_open < KVT_HALF_OPEN_MAX ||
 	       !TAILQ_FIRST(&daemon->connections.half_open)->queue;
 }
 
@@ -74,7 +76,7 @@ static void make_room(struct kvt_daemon *daemon)
 	struct kvt_connection *oldest = TAILQ_FIRST(&daemon->connections.half_open);
 	uint32_t generation;
 
-	if (daemon->connections.n_half_open < (uint32_t)daemon->config.max_half_open)
+	if (daemon->connections.n_half_open < KVT_HALF_OPEN_MAX)
 		return;
 	generation = oldest->generation;
 	take_message(daemon, oldest);
@@ -82,25 +84,22 @@ static void make_room(struct kvt_daemon *daemon)
 		return;
 	kvt_log_limited(&daemon->client_log, oldest->peer.pid, daemon->clock.real_ns,
 			KVT_LOG_WARNING,
-			"half_open_dropped", "pid=%d why=\"more than max_half_open=%lld "
-			"connections without a first message\"", (int)oldest->peer.pid,
-			(long long)daemon->config.max_half_open);
+			"half_open_dropped", "pid=%d why=\"more than %u connections without a "
+			"first message\"", (int)oldest->peer.pid, KVT_HALF_OPEN_MAX);
 	kvt_control_drop(daemon, oldest);
 }
 
 uint64_t kvt_control_end_half_open(struct kvt_daemon *daemon)
 {
-	uint64_t patience = (uint64_t)daemon->config.hello_timeout_ms * 1000000;
 	struct kvt_connection *connection;
 
 	while ((connection = TAILQ_FIRST(&daemon->connections.half_open)) != NULL) {
-		if (daemon->clock.real_ns - connection->accepted_ns < patience)
-			return connection->accepted_ns + patience;
+		if (daemon->clock.real_ns - connection->accepted_ns < HELLO_WITHIN_NS)
+			return connection->accepted_ns + HELLO_WITHIN_NS;
 		kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->clock.real_ns,
 				KVT_LOG_WARNING, "half_open_dropped",
-				"pid=%d why=\"no first message within %lld ms\"",
-				(int)connection->peer.pid,
-				(long long)daemon->config.hello_timeout_ms);
+				"pid=%d why=\"no first message within %llu ms\"",
+				(int)connection->peer.pid, HELLO_WITHIN_NS / 1000000);
 		kvt_control_drop(daemon, connection);
 	}
 	return UINT64_MAX;
@@ -124,7 +123,7 @@ void kvt_control_accepted(struct kvt_daemon *daemon, int fd)
 	kvt_connection_refuse_fds(fd);
 	make_room(daemon);
 	connection = kvt_connection_take(daemon, fd, &peer);
-	due = daemon->clock.real_ns + (uint64_t)daemon->config.hello_timeout_ms * 1000000;
+	due = daemon->clock.real_ns + HELLO_WITHIN_NS;
 	if (due < daemon->timers.next_ns)
 		daemon->timers.next_ns = due;
 	kvt_connection_queue(daemon, connection); /* mostly, HELLO has arrived already */
@@ -287,24 +286,25 @@ static uint32_t observers_of(const struct kvt_daemon *daemon, uid_t uid)
 static int observer_check(const struct kvt_daemon *daemon,
 			  const struct kvt_connection *connection, char *text, size_t size)
 {
-	uint32_t all = (uint32_t)daemon->config.max_observers, kept = (all + 7) / 8;
-	uint32_t own = (all + 3) / 4, uid = connection->peer.uid;
+	const uint32_t all = KVT_OBSERVERS_MAX, kept = all / 8, own = all / 4;
+	uint32_t uid = connection->peer.uid;
 
 	if (daemon->connections.n_observers >= all) {
-		snprintf(text, size, "max_observers=%u observers are connected: try later", all);
+		snprintf(text, size, "%u observers are connected, as many as may be: try later",
+			 all);
 		return -EUSERS;
 	}
 	if (connection->peer.privileged)
 		return 0;
 	if (daemon->connections.n_observers + kept >= all) {
 		snprintf(text, size, "%u observers are connected, and the last %u of "
-			 "max_observers=%u places are for privileged ones: try later",
+			 "%u places are for privileged ones: try later",
 			 daemon->connections.n_observers, kept, all);
 		return -EUSERS;
 	}
 	if (observers_of(daemon, uid) >= own) {
 		snprintf(text, size, "uid %u has %u observers connected, and may have a quarter "
-			 "of max_observers=%u: close some, or raise it", uid, own, all);
+			 "of %u: close some", uid, own, all);
 		return -EDQUOT;
 	}
 	return 0;
@@ -373,13 +373,13 @@ static uint32_t power_of_two(uint64_t wish, uint64_t least, uint64_t most)
 static void hello_wish(const struct kvt_daemon *daemon, const struct kvt_message_hello *hello,
 		       struct kvt_session_wish *wish)
 {
-	uint64_t most = power_of_two((uint64_t)daemon->config.max_ring_entries, 8, 256);
 	uint64_t list = daemon->core_config.max_op_keys;
 	uint64_t keys = list + list / daemon->core_config.page_size;
 
-	wish->sq_entries = power_of_two(hello->sq_entries, 8, most);
+	wish->sq_entries = power_of_two(hello->sq_entries, 8, SQ_ENTRIES_MAX);
 	wish->cq_entries = power_of_two(hello->cq_entries ? hello->cq_entries
-							  : 2ull * wish->sq_entries, 8, 2 * most);
+							  : 2ull * wish->sq_entries, 8,
+					2ull * SQ_ENTRIES_MAX);
 	wish->keys_count = hello->keys_count ? hello->keys_count : 1u << 20;
 	wish->list_count = hello->list_count ? hello->list_count : 1u << 18;
 	wish->keys_count = wish->keys_count < keys ? wish->keys_count : keys;

@@ -21,8 +21,7 @@ int kvt_daemon_raise_nofile(const struct kvt_daemon *daemon, char why[KVT_WHY_BY
 	const struct kvt_config *config = &daemon->config;
 	uint64_t need = (uint64_t)config->max_sessions * FDS_PER_SESSION +
 			(uint64_t)config->max_members * FDS_PER_MEMBER +
-			(uint64_t)config->max_half_open + (uint64_t)config->max_observers +
-			FDS_BESIDE;
+			KVT_HALF_OPEN_MAX + KVT_OBSERVERS_MAX + FDS_BESIDE;
 	struct rlimit limit;
 	rlim_t hard;
 
@@ -36,7 +35,7 @@ int kvt_daemon_raise_nofile(const struct kvt_daemon *daemon, char why[KVT_WHY_BY
 		return 1;
 	snprintf(why, KVT_WHY_BYTES, "max_sessions=%lld needs %llu descriptors, but the hard "
 		 "RLIMIT_NOFILE is %llu: raise it (ulimit -Hn, LimitNOFILE=) or lower "
-		 "max_sessions, max_half_open or max_observers", (long long)config->max_sessions,
+		 "max_sessions", (long long)config->max_sessions,
 		 (unsigned long long)need, (unsigned long long)hard);
 	return -EMFILE;
 }
@@ -61,8 +60,7 @@ void kvt_daemon_apply(struct kvt_daemon *daemon)
 	kvt_log_set_level(KVT_LOG_ERROR + (int)config->log_level);
 	daemon->pool.mps = config->mps;
 	daemon->pool.mps_grace_ns = (uint64_t)config->mps_grace_ms * 1000000;
-	kvt_spin_configure(&daemon->spin, config->spin_budget_us,
-			   (uint64_t)config->pace_us, daemon->clock.cycles_per_us);
+	kvt_spin_configure(&daemon->spin, config->spin_budget_us, daemon->clock.cycles_per_us);
 	daemon->turn.compact_after_cycles = COMPACT_AFTER_US * daemon->clock.cycles_per_us;
 	find_admin_group(daemon);
 }

@@ -20,6 +20,8 @@
 #include "daemon/serve/state.h"
 #include "daemon/setup/command.h"
 
+#define DEFERRED_MAX 16384u /* deferred operations, beside one for each session */
+
 /* Read the pool's page count from the stored arena. 0: nothing was stored. */
 static uint32_t stored_pages(const struct kvt_daemon *daemon)
 {
@@ -119,13 +121,13 @@ int kvt_daemon_plan(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		return error;
 	to->page_size = (uint32_t)from->page_size;
 	to->n_pages = daemon->plan.n_pages;
-	to->n_slots = (uint32_t)from->n_slots;
 	to->max_nodes = (uint32_t)from->max_nodes;
 	to->max_namespaces = (uint32_t)from->max_namespaces;
 	to->max_sessions = (uint32_t)from->max_sessions;
 	to->max_members = (uint32_t)from->max_members;
 	to->n_leases = (uint32_t)from->total_leases;
-	to->n_pending = (uint32_t)(from->total_deferred + from->max_sessions);
+	to->n_pending = (to->n_leases < DEFERRED_MAX ? to->n_leases : DEFERRED_MAX) +
+			to->max_sessions;
 	to->max_leases = (uint32_t)from->max_leases;
 	to->max_private_pages = (uint32_t)from->max_private_pages.value;
 	if (from->max_private_pages.percent)

@@ -13,10 +13,9 @@
 #define PACE_DOUBT 16     /* so a liar takes 1/17 of a CPU at most */
 #define SLICE_NS 100000   /* the shortest that Linux takes; by default some milliseconds */
 
-void kvt_spin_configure(struct kvt_spin *spin, int64_t budget_us, uint64_t pace_us,
-			uint64_t cycles_per_us)
+void kvt_spin_configure(struct kvt_spin *spin, int64_t budget_us, uint64_t cycles_per_us)
 {
-	spin->most_pace_us = budget_us ? pace_us : 0;
+	spin->most_pace_us = budget_us ? KVT_PACE_MOST_US : 0;
 	spin->per_us = cycles_per_us;
 	spin->most = budget_us < 0 ? UINT64_MAX : (uint64_t)budget_us * cycles_per_us;
 	spin->budget = spin->most;

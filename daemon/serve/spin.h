@@ -15,7 +15,7 @@
  *  - It sleeps for a while after another thread preempted it while it spun. A hypervisor that takes
  *    the CPU away does not count.
  *  - It spins longer for a client elsewhere that announced when its next entry comes (its pace), up
- *    to a configured limit. A session that was late is not believed for PACE_DOUBT times its pace.
+ *    to KVT_PACE_MOST_US. A session that was late is not believed for PACE_DOUBT times its pace.
  * A budget of "always" overrides all of it. Stamps and durations are cycles. Used by the serving
  * thread only.
  */
@@ -24,6 +24,8 @@
 #include <stdint.h>
 
 #include "shm/atomic.h"
+
+#define KVT_PACE_MOST_US 50000u
 
 struct kvt_spin {
 	uint64_t stamp;       /* begin of the last turn if it spun, else 0 */
@@ -48,9 +50,8 @@ struct kvt_pace {
 	uint64_t not_before; /* stamp before which it is not believed: it was late */
 };
 
-/** Take the configured budget, below 0: always, and the longest pace that is believed. */
-void kvt_spin_configure(struct kvt_spin *spin, int64_t budget_us, uint64_t pace_us,
-			uint64_t cycles_per_us);
+/** Take the configured budget, below 0: always. 0: no pace is believed either. */
+void kvt_spin_configure(struct kvt_spin *spin, int64_t budget_us, uint64_t cycles_per_us);
 /** Make this thread run sooner after a wake-up on a busy host: ask the scheduler for short slices.
  * Linux 6.12; no effect before. */
 void kvt_spin_shorten_slices(void);

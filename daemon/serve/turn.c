@@ -33,6 +33,7 @@
 /* Events and background work each get a quarter of the time since the turn began. So pages of dead
  * workers come back as fast under load, where a turn of many sessions takes milliseconds. */
 #define OTHERS_PART 4
+#define WORK_STEPS 64             /* of background work between two looks at the rings */
 #define HOT_AT_LEAST 8            /* sessions polled in every turn, busy or not */
 #define RUN_ENTRIES 8             /* of one session in one turn */
 #define RUN_KEYS 1024             /* an entry with more is a run by itself */
@@ -552,7 +553,7 @@ static uint32_t background(struct kvt_daemon *daemon, uint64_t stamp)
 	uint64_t end = until(stamp);
 
 	while (done && kvt_core_unsettled(daemon->core)) {
-		done = kvt_core_work(daemon->core, (uint32_t)daemon->config.work_budget, false,
+		done = kvt_core_work(daemon->core, WORK_STEPS, false,
 				     daemon->clock.now_ns);
 		work += done;
 		if (kvt_cycles() >= end)
@@ -710,8 +711,7 @@ static void idle(struct kvt_daemon *daemon, uint64_t stamp)
 		daemon->turn.idle_since = stamp;
 	idle_cycles = stamp - daemon->turn.idle_since;
 	if (daemon->turn.compact_due && idle_cycles >= daemon->turn.compact_after_cycles) {
-		if (!daemon->config.compaction ||
-		    !kvt_core_work(daemon->core, (uint32_t)daemon->config.work_budget, true,
+		if (!kvt_core_work(daemon->core, WORK_STEPS, true,
 				   daemon->clock.now_ns))
 			daemon->turn.compact_due = false;
 		return;

@@ -103,14 +103,8 @@
 	  "the pages that the session has or could have; alone it may have all. 0: no limit.")    \
 	X(NUMBER, total_leases, "16384", 1, 1ll << 24, NULL, START,                               \
 	  "Leases of all sessions together.")                                                     \
-	X(NUMBER, total_deferred, "16384", 16, 1ll << 22, NULL, START,                            \
-	  "Deferred operations of all sessions together: they wait for fences or for what "       \
-	  "others compute. Half of the places are divided evenly; of the rest one session may "   \
-	  "have a quarter.")                                                                      \
 	X(NUMBER, max_nodes, "0", 0, 1ll << 30, NULL, START,                                      \
 	  "Tree nodes. 0: one for each page up to 4096, beyond 16384 pages a quarter of them.")   \
-	X(NUMBER, n_slots, "0", 0, (1ll << 31) - 1, NULL, START,                                  \
-	  "Tree slots. 0: pages + pages / 16.")                                                   \
 	X(NUMBER, max_namespaces, "4096", 1, 1ll << 24, NULL, START,                              \
 	  "Namespaces open or holding keys at a time. If all are, a new one empties the least "    \
 	  "recently used one that no session has open.")                                           \
@@ -123,18 +117,11 @@
 	  "first chunk of a prompt takes. 0: only the client's deadline ends a wait.")            \
 	X(NUMBER, max_op_keys, "1048576", 256, 1ll << 28, NULL, START,                            \
 	  "Most keys or pages of one operation. The areas of a session hold as much.")            \
-	X(NUMBER, max_ring_entries, "256", 8, 256, NULL, START,                                   \
-	  "Most entries of a session's submission ring. Its completion ring has at most twice "   \
-	  "as many.")                                                                             \
 	X(BOOL, arena_visible, "yes", 0, 0, NULL, RELOAD,                                         \
 	  "Let clients read the tree (probe). no: clients must not see each other's keys.")       \
 	X(NUMBER, spin_budget_us, "200", -1, 10000000, NULL, RELOAD,                              \
 	  "How long the daemon spins at most before it sleeps. 0: not at all, -1: for ever. It "  \
 	  "spins shorter if that does not pay or if others need the CPU.")                        \
-	X(NUMBER, pace_us, "50000", 0, 1000000, NULL, RELOAD,                                     \
-	  "Longest pause between two calls of a client through which the daemon spins, if the "   \
-	  "client announced it (kvt_client_set_pace()) and others leave it the CPU. A client "    \
-	  "that was late is not believed for 16 times its pause. 0: no pause.")                   \
 	X(NUMBER, fence_poll_us, "100", 1, 1000000, NULL, RELOAD,                                 \
 	  "Longest sleep while operations wait for fences that a device raises without a "        \
 	  "wake-up.")                                                                             \
@@ -142,9 +129,6 @@
 	  "How the daemon waits for events beside the rings. auto: io_uring where the host "      \
 	  "allows it, else epoll, and one line in the log.")                                      \
 	X(NUMBER, cpu, "-1", -1, 8191, NULL, START, "Core to run on. -1: any.")                   \
-	X(BOOL, compaction, "yes", 0, 0, NULL, RELOAD, "Join chains of nodes when idle.")         \
-	X(NUMBER, work_budget, "64", 1, 1000000, NULL, RELOAD,                                    \
-	  "Steps of background work (a page, a node) between two looks at the rings.")            \
 	X(NUMBER, drain_ms, "5000", 0, 86400000, NULL, RELOAD,                                    \
 	  "How long a stopping daemon waits for leases to end.")                                  \
 	X(NUMBER, watchdog_ms, "10000", 0, 86400000, NULL, START,                                 \
@@ -154,14 +138,6 @@
 	  "Under --supervise: how long the cache is kept while no daemon can be started with it. "\
 	  "Then one starts with an empty cache. 0: until the supervisor is ended. (Three crashes "\
 	  "in a row before a daemon is ready end it at once: it may be their cause.)")            \
-	X(NUMBER, hello_timeout_ms, "2000", 10, 600000, NULL, RELOAD,                             \
-	  "How long a connection may stay without its first message.")                            \
-	X(NUMBER, max_half_open, "64", 1, 4096, NULL, START,                                      \
-	  "Connections without their first message at a time. Beyond that, the oldest one is "    \
-	  "dropped.")                                                                             \
-	X(NUMBER, max_observers, "64", 1, 4096, NULL, START,                                      \
-	  "Connections without a session (kvtctl, metrics) at a time. An eighth of the places "   \
-	  "is kept for privileged ones; any other uid gets at most a quarter.")                   \
 	X(TEXT, log_file, "", 0, 255, NULL, START,                                                \
 	  "Write every operation to this file, for kvtlab verify. Empty: no log.")                \
 	X(CHOICE, log_level, "info", 0, 0, "error|warning|notice|info|debug", RELOAD,             \

@@ -822,8 +822,8 @@ class Client:
 
     def set_pace(self, seconds: float) -> None:
         """Announce that from now on a call follows each call within `seconds`: the time of a
-        scheduler's step, with some slack. The daemon spins meanwhile, up to its option pace_us. 0:
-        not announced, the default and right while the engine has nothing to do."""
+        scheduler's step, with some slack. The daemon spins meanwhile, 50 ms at most. 0: not
+        announced, the default and right while the engine has nothing to do."""
         with self._lock:
             lib.kvt_client_set_pace(self._open(), _ns(seconds) if seconds > 0 else 0)
 

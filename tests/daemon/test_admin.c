@@ -85,7 +85,7 @@ static void cache(uint32_t first, uint32_t n)
 
 static int start_for_everybody(void **state)
 {
-	return start("socket_mode = 0666\nmax_nodes = 100000\nmax_observers = 16\n");
+	return start("socket_mode = 0666\nmax_nodes = 100000\n");
 }
 
 TEST_WITH(status_tells_what_was_done, start_plain, stop)
@@ -341,7 +341,7 @@ TEST_WITH(each_message_has_a_turn_of_its_own, start_plain, stop)
 	}
 }
 
-/* Of 16 places one user gets 4, all users 14. */
+/* Of 64 places one user gets 16, all users 56. */
 static void observe_as(int pipe, void *context)
 {
 	uint32_t n = 0;
@@ -355,7 +355,7 @@ static void observe_as(int pipe, void *context)
 	do {
 		raw_observer(&result);
 		n += result == 0;
-	} while (result == 0 && n < 16);
+	} while (result == 0 && n < 64);
 	kvt_test_check(result == -EDQUOT || result == -EUSERS);
 	kvt_test_send(pipe, n);
 	kvt_test_receive(pipe, &(uint64_t){ 0 });
@@ -363,7 +363,7 @@ static void observe_as(int pipe, void *context)
 
 TEST_WITH(observers_leave_places_for_others_and_for_operators, start_for_everybody, stop)
 {
-	static const uint64_t expected[] = { 4, 4, 4, 1 }; /* `observer` has the fourteenth */
+	static const uint64_t expected[] = { 16, 16, 16, 7 }; /* `observer` has the last of 56 */
 	struct kvt_test_child children[4];
 	uint64_t n = 0;
 	int result;

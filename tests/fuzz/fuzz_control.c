@@ -32,8 +32,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	static const char *const options[][2] = {
 		{ "n_pages", "64" }, { "page_size", "4" }, { "page_bytes", "64" },
 		{ "max_sessions", "4" }, { "max_namespaces", "8" }, { "total_leases", "64" },
-		{ "total_deferred", "64" }, { "max_op_keys", "4096" }, { "hugepages", "no" },
-		{ "max_half_open", "4" }, { "max_observers", "4" }, { "log_level", "error" },
+		{ "max_op_keys", "4096" }, { "hugepages", "no" }, { "log_level", "error" },
 	};
 	char why[KVT_WHY_BYTES] = "", name[32];
 

@@ -68,7 +68,7 @@ TEST(defaults_are_what_the_table_says)
 	assert_int_equal(config.max_private_pages.value, 75);
 	assert_int_equal(config.max_private_pages.percent, 1);
 	assert_int_equal(config.socket_mode, 0660);
-	assert_true(config.compaction);
+	assert_true(config.arena_visible);
 	assert_false(config.test_clock);
 	assert_string_equal(kvt_config_get(&config, "max_private_pages", text, sizeof(text)),
 			    "75%");
@@ -109,9 +109,9 @@ TEST(a_text_may_go_on_in_the_next_line)
 
 TEST(a_bool_flag_needs_no_value_and_can_be_denied)
 {
-	assert_int_equal(parse("--test-clock", "--no-compaction", "--mlock=no"), KVT_COMMAND_RUN);
+	assert_int_equal(parse("--test-clock", "--no-arena-visible", "--mlock=no"), KVT_COMMAND_RUN);
 	assert_true(config.test_clock);
-	assert_false(config.compaction);
+	assert_false(config.arena_visible);
 	assert_false(config.mlock);
 	assert_int_equal(parse("--no-policy", NULL, NULL), -EINVAL);
 }

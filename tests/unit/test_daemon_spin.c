@@ -9,7 +9,6 @@
 #define PER_US 10u /* cycles */
 #define BUDGET_US 200u
 #define START 1000000u
-#define PACE_US 5000u /* the longest that is believed */
 
 static cpu_set_t allowed;
 
@@ -18,7 +17,7 @@ static int start(void **state)
 	static struct kvt_spin spin;
 
 	spin = (struct kvt_spin){ 0 };
-	kvt_spin_configure(&spin, BUDGET_US, PACE_US, PER_US);
+	kvt_spin_configure(&spin, BUDGET_US, PER_US);
 	assert_int_equal(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
 	*state = &spin;
 	return 0;
@@ -141,12 +140,12 @@ TEST_WITH(without_a_limit_it_always_spins_and_without_a_budget_never, start, end
 	struct kvt_spin *spin = *state;
 
 	stay_here();
-	kvt_spin_configure(spin, -1, PACE_US, PER_US);
+	kvt_spin_configure(spin, -1, PER_US);
 	kvt_spin_expect(spin, true, START);
 	assert_int_equal(spins(spin, START, 1000), 1000);
 	kvt_spin_slept(spin, 1);
 	assert_int_equal(spins(spin, START, 1000), 1000);
-	kvt_spin_configure(spin, 0, PACE_US, PER_US);
+	kvt_spin_configure(spin, 0, PER_US);
 	kvt_spin_expect(spin, false, START);
 	assert_int_equal(spins(spin, START, 1000), 0);
 	kvt_spin_expect(spin, true, START);
@@ -166,19 +165,21 @@ static uint32_t spins_after(struct kvt_spin *spin, struct kvt_pace *pace, uint32
 TEST_WITH(it_spins_for_the_pace_that_a_client_announced, start, end)
 {
 	struct kvt_pace pace = { 0 };
+	uint64_t due = START + 3000 * PER_US;
 
 	assert_int_equal(spins_after(*state, &pace, 3000, START), 3000);
-	assert_int_equal(spins_after(*state, &pace, PACE_US, START + 3000 * PER_US), PACE_US);
-	assert_int_equal(spins_after(*state, &pace, 0, START + 8000 * PER_US), BUDGET_US);
+	assert_int_equal(spins_after(*state, &pace, KVT_PACE_MOST_US, due), KVT_PACE_MOST_US);
+	due += KVT_PACE_MOST_US * PER_US;
+	assert_int_equal(spins_after(*state, &pace, 0, due), BUDGET_US);
 }
 
 TEST_WITH(a_pace_above_the_limit_is_none, start, end)
 {
 	struct kvt_pace pace = { 0 };
 
-	assert_int_equal(spins_after(*state, &pace, PACE_US + 1, START), BUDGET_US);
+	assert_int_equal(spins_after(*state, &pace, KVT_PACE_MOST_US + 1, START), BUDGET_US);
 	assert_int_equal(spins_after(*state, &pace, UINT32_MAX, 2 * START), BUDGET_US);
-	kvt_spin_configure(*state, 0, PACE_US, PER_US); /* never spin */
+	kvt_spin_configure(*state, 0, PER_US); /* never spin */
 	assert_int_equal(spins_after(*state, &pace, 1000, 3 * START), 0);
 }
 
