@@ -66,9 +66,9 @@ static struct kvt_connection *accept_one(int fd)
 {
 	kvt_daemon_clock(&victim);
 	kvt_control_accepted(&victim, fd);
-	for (uint32_t i = 0; i < victim.n_connections; i++)
-		if (victim.connections[i].fd == fd)
-			return &victim.connections[i];
+	for (uint32_t i = 0; i < victim.connections.n_slots; i++)
+		if (victim.connections.slots[i].fd == fd)
+			return &victim.connections.slots[i];
 	return NULL;
 }
 
@@ -131,11 +131,11 @@ static size_t build(const uint8_t **at, const uint8_t *end, uint8_t *packet)
 
 static void settle(uint32_t session)
 {
-	struct kvt_session *slot = &victim.sessions[session];
+	struct kvt_session *slot = &victim.sessions.slots[session];
 
 	if (session && slot->processes > 0)
 		kvt_session_lost(&victim, slot->members, true);
-	while (kvt_core_work(victim.core, 64, false, victim.now_ns))
+	while (kvt_core_work(victim.core, 64, false, victim.clock.now_ns))
 		;
 	kvt_sessions_sweep(&victim);
 	KVT_ASSERT(kvt_core_audit(victim.core, NULL, NULL) == 0);

@@ -109,7 +109,8 @@ TEST(a_text_may_go_on_in_the_next_line)
 
 TEST(a_bool_flag_needs_no_value_and_can_be_denied)
 {
-	assert_int_equal(parse("--test-clock", "--no-arena-visible", "--mlock=no"), KVT_COMMAND_RUN);
+	assert_int_equal(parse("--test-clock", "--no-arena-visible", "--mlock=no"),
+			 KVT_COMMAND_RUN);
 	assert_true(config.test_clock);
 	assert_false(config.arena_visible);
 	assert_false(config.mlock);
