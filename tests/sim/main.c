@@ -142,43 +142,23 @@ static bool parse(int argc, char **argv, struct options *o)
 		{ "help", no_argument, NULL, 'h' },
 		{ 0 },
 	};
-	int option;
+	int c;
 
-	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-		bool good = true;
+	while ((c = getopt_long(argc, argv, "", options, NULL)) != -1) {
+		uint64_t *number = c == 's' ? &o->seed : c == 'n' ? &o->seeds :
+				   c == 't' ? &o->steps : c == 'e' ? &o->seconds : NULL;
+		bool *flag = c == 'c' ? &o->coverage : c == 'r' ? &o->require_coverage :
+			     c == 'v' ? &o->verbose : NULL;
 
-		switch (option) {
-		case 's':
-			good = parse_number(optarg, &o->seed);
-			break;
-		case 'n':
-			good = parse_number(optarg, &o->seeds);
-			break;
-		case 't':
-			good = parse_number(optarg, &o->steps);
-			break;
-		case 'e':
-			good = parse_number(optarg, &o->seconds);
-			break;
-		case 'l':
-			o->log = optarg;
-			break;
-		case 'c':
-			o->coverage = true;
-			break;
-		case 'r':
-			o->require_coverage = true;
-			break;
-		case 'v':
-			o->verbose = true;
-			break;
-		case 'h':
+		if (c == 'h') {
 			usage(stdout);
 			exit(0);
-		default:
-			good = false;
 		}
-		if (!good)
+		if (c == 'l')
+			o->log = optarg;
+		else if (flag)
+			*flag = true;
+		else if (!number || !parse_number(optarg, number))
 			return false;
 	}
 	return optind == argc;

@@ -546,8 +546,8 @@ struct answer give(struct client *client, const uint32_t *pages, uint32_t n)
 	return submit(client, &sqe);
 }
 
-struct answer insert_pages(struct client *client, uint32_t space, struct keys keys,
-			   const uint32_t *pages, uint32_t n_pages, uint16_t flags)
+static struct answer insert_pages(struct client *client, uint32_t space, struct keys keys,
+				  const uint32_t *pages, uint32_t n_pages, uint16_t flags)
 {
 	struct kvt_sqe sqe = entry(client, KVT_OP_INSERT, flags);
 

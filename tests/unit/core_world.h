@@ -179,9 +179,6 @@ struct answer unlock(struct client *client, struct answer lease);
 struct answer alloc(struct client *client, uint32_t n);
 struct answer alloc_flags(struct client *client, uint32_t n, uint16_t flags);
 struct answer give(struct client *client, const uint32_t *pages, uint32_t n); /* FREE */
-/** INSERT these pages. */
-struct answer insert_pages(struct client *client, uint32_t space, struct keys keys,
-			   const uint32_t *pages, uint32_t n_pages, uint16_t flags);
 /** ALLOC, INSERT, and FREE of the duplicates. */
 struct answer insert(struct client *client, uint32_t space, struct keys keys);
 struct answer insert_flags(struct client *client, uint32_t space, struct keys keys,
@@ -192,7 +189,7 @@ struct answer remove_prefix(struct client *client, uint32_t space, struct keys k
 struct answer page_of(struct client *client, uint32_t page);
 struct answer close_session(struct client *client);
 
-/** BEGIN, with any answer. seq_free() frees the harness's record only; it sends no END. */
+/** BEGIN, with any answer. */
 struct seq *begin(struct client *client, uint32_t space, struct keys keys, uint32_t extra,
 		  uint16_t flags);
 struct answer commit(struct seq *seq, uint32_t computed, struct keys generated, uint16_t flags);

@@ -6,13 +6,6 @@
  *
  * Inputs: the number of the allocation that fails. Invariant: the next try succeeds, and no memory
  * or page is lost. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED 1
 #elif defined(__has_feature)
@@ -34,7 +27,7 @@ int main(void)
 
 #else
 
-#include "kvtrunk_keys.h"
+#include "tests/lib/cases.h"
 #include "tests/unit/inprocess.h"
 
 void *__libc_malloc(size_t bytes);
@@ -81,7 +74,7 @@ void free(void *p)
 	__libc_free(p);
 }
 
-static void a_client_is_made_whole_or_not_at_all(void **state)
+TEST(a_client_is_made_whole_or_not_at_all)
 {
 	struct kvt_client_parts parts = { .control = -1, .doorbell = -1, .completion = -1,
 					  .info.page_size = 16 };
@@ -108,7 +101,7 @@ static void a_client_is_made_whole_or_not_at_all(void **state)
 	free(parts.areas);
 }
 
-static void a_sequence_is_begun_whole_or_not_at_all(void **state)
+TEST(a_sequence_is_begun_whole_or_not_at_all)
 {
 	struct kvt_core_config config = { .page_size = 4, .n_pages = 65, .hash_seed = 7 };
 	struct inside *inside = calloc(1, sizeof(*inside));
@@ -153,16 +146,6 @@ static void a_sequence_is_begun_whole_or_not_at_all(void **state)
 	assert_int_equal(inside_audit(inside), 0);
 	inside_destroy(inside);
 	free(inside);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_client_is_made_whole_or_not_at_all),
-		cmocka_unit_test(a_sequence_is_begun_whole_or_not_at_all),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
 #endif
