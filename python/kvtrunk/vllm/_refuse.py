@@ -53,9 +53,10 @@ OPTIONS: tuple[Rule, ...] = (
      "all engines"),
     (lambda c: c.ec_transfer_config is not None,
      "encoder disaggregation is not supported: remove --ec-transfer-config"),
-    (lambda c: c.speculative_config is not None,
-     "draft models and other speculative decoding are not supported, because their KV is not in the "
-     "pool: remove --speculative-config"),
+    (lambda c: c.speculative_config is not None
+     and c.speculative_config.method not in ("ngram", "suffix"),
+     "draft models and draft layers are not supported, because their KV is not in the pool: set "
+     '"method":"ngram" or "suffix" in --speculative-config, or remove it'),
     (lambda c: c.parallel_config.data_parallel_size > 1,
      "data-parallel attention is not supported: remove --data-parallel-size, and start one engine "
      "for each replica, which share one pool"),

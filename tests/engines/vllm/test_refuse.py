@@ -55,7 +55,7 @@ REFUSED = [
     ("cache_config.kv_offloading_size", 1.0, "--kv-offloading-size"),
     ("kv_transfer_config.kv_role", "kv_consumer", "kv_both"),
     ("ec_transfer_config", object(), "--ec-transfer-config"),
-    ("speculative_config", object(), "--speculative-config"),
+    ("speculative_config", types.SimpleNamespace(method="mtp"), "--speculative-config"),
     ("parallel_config.data_parallel_size", 2, "--data-parallel-size"),
     ("parallel_config.enable_elastic_ep", True, "--enable-elastic-ep"),
     ("parallel_config.pipeline_parallel_size", 2, "--pipeline-parallel-size"),
@@ -74,6 +74,11 @@ REFUSED = [
 
 def test_a_plain_configuration_passes(config):
     rules.check_config(config)
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_drafts_without_kv_of_their_own_pass(config, method):
+    rules.check_config(changed(config, "speculative_config", types.SimpleNamespace(method=method)))
 
 
 @pytest.mark.parametrize("path,value,says", REFUSED, ids=[
