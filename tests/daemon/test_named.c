@@ -210,6 +210,7 @@ TEST(a_failed_connect_says_in_which_state_the_instance_is)
 	kvt_client_close(client, KVT_IDLE);
 	stop();
 	options.flags = 0;
+	options.connect_wait_ns = -1;
 	kvt_test_check(kvt_client_connect(&last, &options, &error) < 0);
 	kvt_test_equal(error.attach_state, KVT_ATTACH_NO_SOCKET);
 }

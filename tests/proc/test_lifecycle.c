@@ -120,6 +120,7 @@ TEST(a_draining_daemon_waits_for_leases_and_refuses_clients)
 	kill(daemon.pid, SIGTERM);
 	kvt_test_check(kvt_test_daemon_await(&daemon, "STOPPING=1"));
 	options.socket_path = daemon.socket;
+	options.connect_wait_ns = -1;
 	code = kvt_client_connect(&late, &options, &error);
 	kvt_test_check(code == -ESHUTDOWN || code == -ECONNREFUSED || code == -ENOENT);
 	kvt_test_check(error.text[0]);
