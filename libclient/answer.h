@@ -4,8 +4,8 @@
 
 #include "libclient/state.h"
 
-/** Take one answer from the CQ, which has one. Returns the slot of an answer for the caller, 0 for
- * one of the library's own, -EPROTO for an impossible one. */
+/** Take one answer from a CQ that is not empty. Returns the slot of an answer for the caller, 0 if
+ * the answer was the library's own, -EPROTO if it is impossible. */
 int kvt_answer_take(struct kvt_client *client, struct kvt_cqe *cqe);
 /** Keep an answer for kvt_reap(). */
 void kvt_answer_keep(struct kvt_client *client, uint32_t number, const struct kvt_cqe *cqe);
@@ -14,12 +14,12 @@ int kvt_answer_keep_next(struct kvt_client *client);
 /** Decode an answer for the caller. Its slot stays held while its list is read. -EPROTO. */
 int kvt_answer_deliver(struct kvt_client *client, uint32_t number, const struct kvt_cqe *cqe,
 		       struct kvt_result *ret_result);
-/** Give back what found no room for it before. */
+/** Retry to give back leases and pages for which the ring had no room. */
 void kvt_answer_retry(struct kvt_client *client);
 /** Set the fields that result->op has an answer for; the operation succeeded. */
 void kvt_client_decode_answer(struct kvt_result *result, const struct kvt_cqe *cqe);
-/** Count operations that may still bring or hold a lease, a page or a fence: unanswered ones, but
- * for a notice that a BEGIN was promised, and ENDs that found no room. */
+/** Count operations that may still bring or hold a lease, a page or a fence. They are unanswered
+ * ones, except notices that a BEGIN was promised, and ENDs that found no room. */
 uint32_t kvt_client_unanswered(const struct kvt_client *client);
 /** Take all available answers. */
 int kvt_client_take_ready(struct kvt_client *client);

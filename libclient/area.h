@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 /** Free ranges of the key or the list area, in order of address. First fit keeps the low end warm
- * in both caches. Ranges are given back in any order and merged at once, so there are at most as
- * many holes as operations in flight plus one. */
+ * in both caches. Ranges are freed in any order and merged at once. So there are at most as many
+ * holes as operations in flight plus one. */
 struct kvt_extent {
 	uint32_t at;
 	uint32_t n;

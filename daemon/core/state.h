@@ -4,8 +4,8 @@
 
 /**
  * @file state.h
- * The core's state, which every file of it sees. What a file does to it for others is declared in
- * the header of the same name. Nothing outside daemon/core/ includes these, tests excepted.
+ * The core's state, which every file of it sees. Each file declares in the header of its name what
+ * it offers to others. Nothing outside daemon/core/ includes these headers, tests excepted.
  *
  * A file calls files below it only, and the way of an operation is down once and up once:
  *

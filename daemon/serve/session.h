@@ -17,7 +17,7 @@ struct kvt_connection;
 struct kvt_daemon;
 struct kvt_member;
 
-/** What a session held when it ended. Logged once all of it is returned. */
+/** Holdings of a session at its end. Logged once all of it is returned. */
 struct kvt_session_end {
 	const char *how; /* NULL: not ended */
 	uint64_t at_ns;

@@ -43,7 +43,7 @@ struct kvt_spin {
 	bool here;            /* the client last served is on this thread's CPU */
 };
 
-/** What a session announced. */
+/** Pace that a session announced. */
 struct kvt_pace {
 	uint64_t due;        /* stamp of its next entry; 0: not announced, or not believed */
 	uint64_t length;     /* the announced time up to it */

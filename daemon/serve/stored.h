@@ -11,7 +11,7 @@
 struct kvt_daemon;
 struct kvt_member;
 
-/** What the keeper holds for this daemon. Changed by start.c, then by stored.c. */
+/** Descriptors that the keeper holds for this daemon. Changed by start.c, then by stored.c. */
 struct kvt_kept {
 	struct kvt_fdstore passed; /* a predecessor's descriptors, until taken or dropped */
 	uint32_t n;                /* descriptors that the keeper has */

@@ -10,7 +10,7 @@
 
 struct kvt_daemon;
 
-/** What a turn leaves to the next one. Changed by turn.c. */
+/** State that a turn leaves to the next one. Changed by turn.c. */
 struct kvt_turn {
 	uint64_t stamp;                /* begin of this turn, cycles */
 	uint64_t idle_since;           /* begin of idleness, cycles; 0 = not idle */

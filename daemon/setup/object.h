@@ -9,9 +9,9 @@
  *
  * The holder of the lock (flock on RUNTIME_DIR/INSTANCE.lock.d/lock) serves the instance. It may
  * remove what a dead daemon of the same instance and directory left: the names of shared-memory
- * objects start with both. Only the daemon's user can open the file (mode 0600, in a directory of
- * mode 0700): another user's shared lock would keep a successor out. Its descriptor is stored with
- * the keeper, so a restart leaves no gap.
+ * objects start with both. The file has mode 0600, in a directory of mode 0700, because another
+ * user's shared lock would keep a successor out. The keeper stores its descriptor, so a restart
+ * leaves no gap.
  */
 
 #include <stdbool.h>
@@ -84,8 +84,8 @@ bool kvt_object_held(const char *prefix, struct kvt_object_holders *holders);
 
 #define KVT_OBJECT_PREFIX "/kvtrunk."
 
-/** Unlink this user's objects with that prefix and age that no live daemon holds: crashed daemons
- * left them that are not started again under the same name. Returns the number. */
+/** Unlink this user's objects with that prefix and age that no live daemon holds. Crashed daemons
+ * that were not started again under the same name left them. Returns the number. */
 int kvt_object_clean_orphans(const char *prefix, int64_t least_age_s);
 
 /** Make, allocate (no SIGBUS later), zero and map an object of mode 0600, named PREFIX + `what` + a
