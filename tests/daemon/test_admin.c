@@ -205,14 +205,12 @@ TEST_WITH(the_test_clock_moves_only_where_there_is_one, start_with_test_clock, s
 TEST_WITH(a_tick_expires_what_is_due, start_with_test_clock, stop)
 {
 	uint32_t keys[PAGE] = { 77 }, page;
-	struct kvt_result result;
 	struct kvt_request request = { .op = KVT_OP_INSERT, .namespace_id = namespace_id,
 				       .keys = keys, .n_keys = PAGE, .pages = &page, .n_pages = 1,
 				       .fence = KVT_IDLE, .flags = KVT_F_TTL, .ttl_ms = 10 };
 
 	kvt_test_equal(kvt_alloc(worker, 1, &page), 0);
-	kvt_test_equal(kvt_call(worker, &request, &result), 0);
-	kvt_result_release(worker, &result);
+	kvt_test_call(worker, &request);
 	kvt_test_equal(ask(observer, KVT_ADMIN_TICK, 9000000, NULL, 0), 0);
 	kvt_test_equal(kvt_test_settled(&daemon_).cached_pages, 1);
 	kvt_test_equal(ask(observer, KVT_ADMIN_TICK, 1000000, NULL, 0), 0);
@@ -226,18 +224,6 @@ TEST_WITH(real_time_cannot_be_moved, start_plain, stop)
 }
 
 /* ---- waiting answers */
-
-static void hold_pages(int pipe, void *context)
-{
-	struct kvt_client *client = kvt_test_connect(&daemon_);
-	uint32_t pages[10];
-	uint64_t word;
-
-	kvt_test_equal(kvt_alloc(client, 10, pages), 0);
-	kvt_test_send(pipe, kvt_client_info(client)->session);
-	kvt_test_receive(pipe, &word);
-	_exit(0);
-}
 
 static void wait_for_the_end(int pipe, void *context)
 {
@@ -255,8 +241,8 @@ TEST_WITH(ended_is_answered_when_the_session_has_ended, start_plain, stop)
 	struct kvt_test_child holder, waiters[4];
 	uint64_t session;
 
-	kvt_test_child_start(&holder, hold_pages, NULL);
-	kvt_test_check(kvt_test_receive(holder.pipe, &session));
+	kvt_test_child_start(&holder, kvt_test_hold_pages, &daemon_);
+	session = kvt_test_word(holder.pipe);
 	for (int i = 0; i < 4; i++) {
 		kvt_test_child_start(&waiters[i], wait_for_the_end, &session);
 		kvt_test_expect(waiters[i].pipe, 1);
@@ -341,14 +327,19 @@ TEST_WITH(each_message_has_a_turn_of_its_own, start_plain, stop)
 	}
 }
 
+static bool become(uid_t uid)
+{
+	return setgroups(0, NULL) == 0 && setresgid(65534, 65534, 65534) == 0 &&
+	       setresuid(uid, uid, uid) == 0;
+}
+
 /* Of 64 places one user gets 16, all users 56. */
 static void observe_as(int pipe, void *context)
 {
 	uint32_t n = 0;
 	int result;
 
-	if (setgroups(0, NULL) != 0 || setresgid(65534, 65534, 65534) != 0 ||
-	    setresuid(*(uid_t *)context, *(uid_t *)context, *(uid_t *)context) != 0) {
+	if (!become(*(uid_t *)context)) {
 		kvt_test_send(pipe, 77);
 		return;
 	}
@@ -365,7 +356,7 @@ TEST_WITH(observers_leave_places_for_others_and_for_operators, start_for_everybo
 {
 	static const uint64_t expected[] = { 16, 16, 16, 7 }; /* `observer` has the last of 56 */
 	struct kvt_test_child children[4];
-	uint64_t n = 0;
+	uint64_t n;
 	int result;
 
 	kvt_test_check(chmod(daemon_.dir, 0755) == 0);
@@ -373,7 +364,7 @@ TEST_WITH(observers_leave_places_for_others_and_for_operators, start_for_everybo
 		uid_t uid = 65530 + i;
 
 		kvt_test_child_start(&children[i], observe_as, &uid);
-		kvt_test_check(kvt_test_receive(children[i].pipe, &n));
+		n = kvt_test_word(children[i].pipe);
 		if (n == 77)
 			kvt_skip("needs another uid, which this process cannot take");
 		kvt_test_equal(n, expected[i]);
@@ -488,8 +479,7 @@ static void as_another_user(int pipe, void *context)
 	struct kvt_admin_status status;
 	struct kvt_client *client;
 
-	if (setgroups(0, NULL) != 0 || setresgid(65534, 65534, 65534) != 0 ||
-	    setresuid(65534, 65534, 65534) != 0) {
+	if (!become(65534)) {
 		kvt_test_send(pipe, 77);
 		return;
 	}
@@ -505,11 +495,11 @@ static void as_another_user(int pipe, void *context)
 TEST_WITH(a_stranger_may_look_but_not_touch, start_hidden_for_everybody, stop)
 {
 	struct kvt_test_child child;
-	uint64_t word = 0;
+	uint64_t word;
 
 	kvt_test_check(chmod(daemon_.dir, 0755) == 0);
 	kvt_test_child_start(&child, as_another_user, NULL);
-	kvt_test_check(kvt_test_receive(child.pipe, &word));
+	word = kvt_test_word(child.pipe);
 	kvt_test_child_finish(&child);
 	if (word == 77)
 		kvt_skip("needs another uid, which this process cannot take");

@@ -10,10 +10,8 @@
 #include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 
 #include "shm/atomic.h"
 #include "tests/daemon/spawn.h"
@@ -21,44 +19,25 @@
 
 /* ---- passed socket */
 
-static bool pass_socket(struct kvt_test_daemon *daemon)
-{
-	char pid[32];
-
-	snprintf(pid, sizeof(pid), "%d", (int)getpid());
-	setenv("LISTEN_PID", pid, 1);
-	setenv("LISTEN_FDS", "1", 1);
-	return dup2(daemon->notify + 1, 3) == 3; /* where the test put the listening socket */
-}
-
 TEST(a_passed_socket_is_served_and_stays)
 {
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	struct kvt_test_daemon daemon;
 	struct kvt_client *client;
 	struct stat there;
-	int fd, status;
 
 	kvt_test_daemon_prepare(&daemon, NULL);
-	snprintf(address.sun_path, sizeof(address.sun_path), "%s", daemon.socket);
-	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	kvt_test_check(bind(fd, (struct sockaddr *)&address, sizeof(address)) == 0);
-	kvt_test_check(listen(fd, 8) == 0);
-	kvt_test_equal(dup2(fd, daemon.notify + 1), daemon.notify + 1);
+	kvt_test_listen_for(&daemon);
 	for (int round = 0; round < 2; round++) {
-		kvt_test_spawn_changed(&daemon, pass_socket);
+		kvt_test_spawn_changed(&daemon, kvt_test_pass_socket);
 		kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
 		client = kvt_test_connect(&daemon);
 		kvt_test_namespace(client, "passed");
 		kvt_client_close(client, KVT_IDLE);
 		kill(daemon.pid, SIGTERM);
-		status = kvt_test_daemon_wait(&daemon);
-		kvt_test_equal(status, 0);
+		kvt_test_equal(kvt_test_daemon_wait(&daemon), 0);
 		kvt_test_equal(stat(daemon.socket, &there), 0);
 	}
 	close(daemon.notify + 1);
-	if (fd != daemon.notify + 1)
-		close(fd);
 	kvt_test_daemon_remove(&daemon);
 }
 
@@ -76,26 +55,14 @@ static void many_operations(struct kvt_client *client, uint32_t namespace_id, in
 	}
 }
 
-static void hold_pages(int pipe, void *context)
-{
-	struct kvt_client *client = kvt_test_connect(context);
-	uint32_t pages[10];
-	uint64_t word;
-
-	kvt_test_equal(kvt_alloc(client, 10, pages), 0);
-	kvt_test_send(pipe, kvt_client_info(client)->session);
-	kvt_test_receive(pipe, &word);
-	_exit(0);
-}
-
 /* Connect, take pages, be killed. The daemon must see both signs and reclaim the pages. */
 static void live_and_die(struct kvt_test_daemon *daemon)
 {
 	struct kvt_test_child child;
 	uint64_t session;
 
-	kvt_test_child_start(&child, hold_pages, daemon);
-	kvt_test_check(kvt_test_receive(child.pipe, &session));
+	kvt_test_child_start(&child, kvt_test_hold_pages, daemon);
+	session = kvt_test_word(child.pipe);
 	kvt_test_child_kill(&child, SIGKILL);
 	kvt_test_session_ended(daemon, (uint32_t)session);
 	kvt_test_equal(kvt_test_settled(daemon).free_pages, 4095);
@@ -197,9 +164,7 @@ TEST(a_daemon_out_of_descriptors_logs_it_and_continues)
 	struct kvt_error error;
 	struct rlimit before;
 
-	kvt_test_daemon_prepare(&daemon, NULL);
-	kvt_test_spawn_changed(&daemon, no_limits);
-	kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
+	kvt_test_start_changed(&daemon, NULL, no_limits, NULL);
 	client = kvt_test_connect(&daemon);
 	lower_nofile(&daemon, &before);
 	options.socket_path = daemon.socket;
@@ -234,9 +199,7 @@ TEST(an_older_kernel_without_peer_pidfds_sees_death_too)
 {
 	struct kvt_test_daemon daemon;
 
-	kvt_test_daemon_prepare(&daemon, NULL);
-	kvt_test_spawn_changed(&daemon, no_peer_pidfd);
-	kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
+	kvt_test_start_changed(&daemon, NULL, no_peer_pidfd, NULL);
 	live_and_die(&daemon);
 	kvt_test_daemon_end(&daemon);
 }
@@ -261,7 +224,7 @@ TEST(a_client_in_a_pid_namespace_of_its_own_is_a_client_like_others)
 
 	kvt_test_daemon_begin(&daemon, NULL);
 	kvt_test_child_start(&child, enter_namespace, &daemon);
-	kvt_test_check(kvt_test_receive(child.pipe, &word));
+	word = kvt_test_word(child.pipe);
 	if (word)
 		kvt_test_expect(child.pipe, 2);
 	kvt_test_child_finish(&child);
@@ -314,10 +277,7 @@ TEST(a_daemon_that_does_not_see_its_clients_numbers_sees_their_death)
 	if (status != 0)
 		kvt_skip("this kernel has no SO_PEERPIDFD");
 	close(pidfd);
-	kvt_test_daemon_prepare(&daemon, NULL);
-	kvt_test_spawn_changed(&daemon, own_pid_namespace);
-	if (!kvt_test_daemon_await(&daemon, "READY=1")) {
-		status = kvt_test_daemon_wait(&daemon);
+	if (!kvt_test_start_changed(&daemon, NULL, own_pid_namespace, &status)) {
 		kvt_test_equal(WEXITSTATUS(status), KVT_TEST_CANNOT_CHANGE);
 		kvt_test_daemon_remove(&daemon);
 		kvt_skip("needs a PID namespace, which this process cannot make");
@@ -379,13 +339,13 @@ static void await_service(const struct kvt_test_daemon *daemon)
 
 TEST(a_manager_whose_queue_was_full_gets_all_that_matters)
 {
-	static const char *const supervised[] = { "--supervise", NULL };
 	struct kvt_test_daemon daemon;
 
 	for (int i = 0; i < 2; i++) {
 		kvt_test_daemon_prepare(&daemon, NULL);
+		daemon.supervised = i;
 		fill_queue(&daemon);
-		kvt_test_daemon_spawn(&daemon, i ? supervised : NULL);
+		kvt_test_daemon_spawn(&daemon, NULL);
 		await_service(&daemon);
 		kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
 		fill_queue(&daemon);
@@ -411,9 +371,7 @@ TEST(the_watchdog_is_fed_asleep_and_spinning)
 	struct kvt_test_daemon daemon;
 
 	for (size_t i = 0; i < 2; i++) {
-		kvt_test_daemon_prepare(&daemon, budgets[i]);
-		kvt_test_spawn_changed(&daemon, with_watchdog);
-		kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
+		kvt_test_start_changed(&daemon, budgets[i], with_watchdog, NULL);
 		for (int fed = 0; fed < 5; fed++)
 			kvt_test_check(kvt_test_daemon_await(&daemon, "WATCHDOG=1"));
 		kvt_test_daemon_end(&daemon);
@@ -448,12 +406,12 @@ static uint32_t count_undumped(pid_t pid)
 
 TEST(core_files_have_no_keys_and_no_pages)
 {
-	static const char *const supervised[] = { "--supervise", NULL };
 	struct kvt_test_daemon daemon;
 	struct kvt_client *client;
 
 	kvt_test_daemon_prepare(&daemon, "mlock = yes\n");
-	kvt_test_daemon_spawn(&daemon, supervised);
+	daemon.supervised = true;
+	kvt_test_daemon_spawn(&daemon, NULL);
 	if (!kvt_test_daemon_await(&daemon, "READY=1")) {
 		kvt_test_daemon_wait(&daemon);
 		kvt_test_check(kvt_test_daemon_said(&daemon, "mlock"));
@@ -699,7 +657,7 @@ TEST(the_end_of_a_session_says_what_came_back)
 	kvt_test_daemon_begin(&daemon, NULL);
 	for (int killed = 0; killed < 2; killed++) {
 		kvt_test_child_start(&child, hold_a_lease_and_pages, &daemon);
-		kvt_test_check(kvt_test_receive(child.pipe, &session));
+		session = kvt_test_word(child.pipe);
 		pid = (int)child.pid;
 		if (killed) {
 			kvt_test_child_kill(&child, SIGKILL);
@@ -724,17 +682,13 @@ TEST(a_log_that_ends_early_says_why)
 	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
 	struct rlimit limit = { 65536, 65536 };
 	struct kvt_request nop = { .op = KVT_OP_NOP };
-	char flag[128];
-	const char *const arguments[] = { flag, NULL };
 	struct kvt_admin_status status;
 	struct kvt_test_daemon daemon;
 	struct kvt_client *client;
 	struct kvt_result result;
 
 	signal(SIGXFSZ, SIG_IGN);
-	kvt_test_daemon_prepare(&daemon, NULL);
-	snprintf(flag, sizeof(flag), "--log_file=%s/operations", daemon.dir);
-	kvt_test_daemon_start(&daemon, arguments);
+	kvt_test_daemon_begin_logged(&daemon, NULL, false);
 	signal(SIGXFSZ, SIG_DFL);
 	client = kvt_test_connect(&daemon);
 	kvt_test_check(prlimit(daemon.pid, RLIMIT_FSIZE, &limit, NULL) == 0);

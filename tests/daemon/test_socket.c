@@ -5,10 +5,8 @@
  * ones can connect as soon as the name can be made, and no other process's file is removed. */
 #include <errno.h>
 #include <sched.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 
 #include "tests/daemon/spawn.h"
 #include "tests/lib/cases.h"
@@ -32,17 +30,6 @@ static void check_both(struct kvt_client *before)
 	kvt_client_close(client, KVT_IDLE);
 	kvt_test_equal(kvt_alloc(before, 1, &page), 0);
 	kvt_test_equal(kvt_free(before, &page, 1, KVT_IDLE), 0);
-}
-
-static int listen_at(const char *path)
-{
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-	snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
-	kvt_test_check(bind(fd, (struct sockaddr *)&address, sizeof(address)) == 0);
-	kvt_test_check(listen(fd, 8) == 0);
-	return fd;
 }
 
 static ino_t inode_of(const char *path)
@@ -82,11 +69,10 @@ static bool without_inotify(struct kvt_test_daemon *daemon)
 TEST(without_inotify_too)
 {
 	struct kvt_client *client;
+	int status;
 
-	kvt_test_daemon_prepare(&daemon_, "");
-	kvt_test_spawn_changed(&daemon_, without_inotify);
-	if (!kvt_test_daemon_await(&daemon_, "READY=1")) {
-		kvt_test_equal(WEXITSTATUS(kvt_test_daemon_wait(&daemon_)), KVT_TEST_CANNOT_CHANGE);
+	if (!kvt_test_start_changed(&daemon_, "", without_inotify, &status)) {
+		kvt_test_equal(WEXITSTATUS(status), KVT_TEST_CANNOT_CHANGE);
 		kvt_test_daemon_remove(&daemon_);
 		kvt_skip("no seccomp filter can be set here");
 	}
@@ -135,7 +121,7 @@ TEST(another_process_that_has_the_name_keeps_it)
 	client = kvt_test_connect(&daemon_);
 	kvt_test_freeze(daemon_.pid);
 	kvt_test_equal(unlink(daemon_.socket), 0);
-	other = listen_at(daemon_.socket);
+	other = kvt_test_listen(daemon_.socket);
 	kill(daemon_.pid, SIGCONT);
 	await_words("event=socket_lost");
 	kvt_test_check(kvt_test_daemon_said(&daemon_, "in use by a live process"));
@@ -145,7 +131,7 @@ TEST(another_process_that_has_the_name_keeps_it)
 	check_both(client);
 	kvt_test_freeze(daemon_.pid);
 	kvt_test_equal(unlink(daemon_.socket), 0);
-	other = listen_at(daemon_.socket);
+	other = kvt_test_listen(daemon_.socket);
 	kill(daemon_.pid, SIGTERM);
 	kill(daemon_.pid, SIGCONT);
 	kvt_client_close(client, KVT_IDLE);
@@ -157,12 +143,10 @@ TEST(another_process_that_has_the_name_keeps_it)
 
 TEST(a_successor_makes_a_lost_name_again)
 {
-	static const char *const supervised[] = { "--supervise", NULL };
 	struct kvt_client *client;
 	pid_t pid;
 
-	kvt_test_daemon_prepare(&daemon_, "");
-	kvt_test_daemon_start(&daemon_, supervised);
+	kvt_test_daemon_begin_supervised(&daemon_, "");
 	client = kvt_test_connect(&daemon_);
 	for (int i = 0; i < 2; i++) { /* the second one inherits the socket made again */
 		pid = kvt_test_daemon_child(&daemon_);
@@ -181,32 +165,17 @@ TEST(a_successor_makes_a_lost_name_again)
 
 /* ---- a name that cannot be made */
 
-static bool pass_socket(struct kvt_test_daemon *daemon)
-{
-	char pid[32];
-
-	snprintf(pid, sizeof(pid), "%d", (int)getpid());
-	setenv("LISTEN_PID", pid, 1);
-	setenv("LISTEN_FDS", "1", 1);
-	return dup2(daemon->notify + 1, 3) == 3;
-}
-
 TEST(the_name_of_a_passed_socket_is_left_to_the_manager)
 {
-	int fd;
-
 	kvt_test_daemon_prepare(&daemon_, "");
-	fd = listen_at(daemon_.socket);
-	kvt_test_equal(dup2(fd, daemon_.notify + 1), daemon_.notify + 1);
-	kvt_test_spawn_changed(&daemon_, pass_socket);
+	kvt_test_listen_for(&daemon_);
+	kvt_test_spawn_changed(&daemon_, kvt_test_pass_socket);
 	kvt_test_check(kvt_test_daemon_await(&daemon_, "READY=1"));
 	kvt_test_equal(unlink(daemon_.socket), 0);
 	await_words("event=socket_lost");
 	kvt_test_check(kvt_test_daemon_said(&daemon_, "systemctl restart"));
 	kvt_test_equal(inode_of(daemon_.socket), 0);
 	close(daemon_.notify + 1);
-	if (fd != daemon_.notify + 1)
-		close(fd);
 	kvt_test_daemon_end(&daemon_);
 }
 

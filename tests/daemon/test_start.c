@@ -9,10 +9,8 @@
 #include <sys/mount.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 
 #include "tests/daemon/spawn.h"
 #include "tests/lib/cases.h"
@@ -41,11 +39,8 @@ static void must_fail(const char *config, kvt_test_change_fn *change, int status
 	char names[1024];
 	int ended;
 
-	kvt_test_daemon_prepare(&daemon, config);
-	kvt_test_spawn_changed(&daemon, change);
-	if (kvt_test_daemon_await(&daemon, "READY=1"))
+	if (kvt_test_start_changed(&daemon, config, change, &ended))
 		kvt_test_fail("it started");
-	ended = kvt_test_daemon_wait(&daemon);
 	if (WIFEXITED(ended) && WEXITSTATUS(ended) == KVT_TEST_CANNOT_CHANGE) {
 		kvt_test_daemon_remove(&daemon);
 		kvt_skip("needs a mount namespace, a limit or a filter that cannot be had here");
@@ -91,17 +86,12 @@ TEST(a_kernel_without_io_uring_is_said_so)
 static void must_use_epoll(kvt_test_change_fn *change, const char *cause)
 {
 	struct kvt_test_daemon daemon;
-	struct kvt_client *client;
 
-	kvt_test_daemon_prepare(&daemon, NULL);
-	kvt_test_spawn_changed(&daemon, change);
-	if (!kvt_test_daemon_await(&daemon, "READY=1"))
-		kvt_test_fail("it did not start");
+	kvt_test_start_changed(&daemon, NULL, change, NULL);
 	kvt_test_check(kvt_test_daemon_said(&daemon, cause));
 	kvt_test_check(kvt_test_daemon_said(&daemon, "event_loop=epoll"));
 	kvt_test_equal(kvt_test_daemon_count(&daemon, "event=no_io_uring"), 1);
-	client = kvt_test_connect(&daemon);
-	kvt_client_close(client, KVT_IDLE);
+	kvt_client_close(kvt_test_connect(&daemon), KVT_IDLE);
 	kvt_test_daemon_end(&daemon);
 }
 
@@ -215,18 +205,6 @@ TEST(a_manager_that_does_not_answer_is_said)
 
 /* ---- socket */
 
-static int make_socket(const char *path, bool listening)
-{
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-	snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
-	kvt_test_check(bind(fd, (struct sockaddr *)&address, sizeof(address)) == 0);
-	if (listening)
-		kvt_test_check(listen(fd, 4) == 0);
-	return fd;
-}
-
 /* A listener on the path stays, and the message names it. */
 TEST(a_socket_with_a_listener_is_left_alone)
 {
@@ -236,7 +214,7 @@ TEST(a_socket_with_a_listener_is_left_alone)
 	int fd, status;
 
 	kvt_test_daemon_prepare(&daemon, NULL);
-	fd = make_socket(daemon.socket, true);
+	fd = kvt_test_listen(daemon.socket);
 	kvt_test_spawn_changed(&daemon, NULL);
 	kvt_test_check(!kvt_test_daemon_await(&daemon, "READY=1"));
 	status = kvt_test_daemon_wait(&daemon);
@@ -290,7 +268,7 @@ TEST(a_dead_socket_is_replaced)
 	struct kvt_test_daemon daemon;
 
 	kvt_test_daemon_prepare(&daemon, NULL);
-	close(make_socket(daemon.socket, true));
+	close(kvt_test_listen(daemon.socket));
 	kvt_test_daemon_start(&daemon, NULL);
 	kvt_client_close(kvt_test_connect(&daemon), KVT_IDLE);
 	kvt_test_daemon_end(&daemon);
