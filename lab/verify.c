@@ -55,7 +55,7 @@ static struct kvt_oracle *make_oracle(const struct kvt_core_config *c)
 		.max_private_pages = c->max_private_pages,
 		.soft_private = c->soft_private,
 		.uid_sessions = c->uid_sessions,
-		.uid_namespaces = c->uid_namespaces,
+		.max_opened = c->max_opened,
 		.uid_pages = c->uid_pages,
 		.policy = c->policy,
 		.slru_threshold = c->slru_threshold,

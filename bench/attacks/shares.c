@@ -103,7 +103,7 @@ static bool take_namespace(struct holder *holder, uint32_t which)
 
 void attack_namespaces(struct attack_run *run)
 {
-	take_all(run, MOST_SESSIONS, take_namespace);
+	take_all(run, 1, take_namespace);
 }
 
 static bool take_node(struct holder *holder, uint32_t which)

@@ -37,7 +37,7 @@ const struct attack attacks[] = {
 	{ "leases", "as many leases as it gets",
 	  0, 5000, NULL, attack_leases },
 	{ "namespaces", "as many namespaces as it gets",
-	  ATTACK_TAKES, 5000, NULL, attack_namespaces },
+	  0, 5000, NULL, attack_namespaces },
 	{ "nodes", "a lease on a node of its own, as often as it gets one",
 	  0, 5000, NULL, attack_nodes },
 	{ "pages", "as many private pages as it gets",

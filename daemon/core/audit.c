@@ -132,7 +132,6 @@ static const struct field space_fields[] = {
 };
 static const struct field user_fields[] = {
 	FIELD(kvt_user, uid), FIELD(kvt_user, sessions), FIELD(kvt_user, live),
-	FIELD(kvt_user, namespaces),
 };
 static const struct field counter_fields[] = {
 	FIELD(kvt_counters, free_pages), FIELD(kvt_counters, private_pages),
@@ -522,31 +521,21 @@ static void check_names(struct audit *audit)
 {
 	const struct kvt_core *core = audit->core, *shadow = audit->shadow;
 
-	for (uint32_t id = 1; id < core->config.max_namespaces; id++) {
+	for (uint32_t id = 1; id < core->config.max_namespaces; id++)
 		COMPARE(audit, "namespace", id, &core->namespaces[id], &shadow->namespaces[id],
 			space_fields);
-		if (core->namespaces[id].flags)
-			COMPARE(audit, "totals of the uid of namespace", id,
-				&core->users[core->user_of_space[id]],
-				&shadow->users[shadow->user_of_space[id]], user_fields);
-	}
 }
 
 /** Check that numbers of records of uids are ones. */
 static bool users_in_bounds(struct audit *audit)
 {
 	const struct kvt_core *core = audit->core;
-	uint32_t problems = audit->problems, most = core->config.max_sessions +
-						    core->config.max_namespaces;
+	uint32_t problems = audit->problems, most = core->config.max_sessions;
 
 	for (uint32_t id = 1; id <= core->config.max_sessions; id++)
 		if (core->user_of[id] > core->n_users)
 			report(audit, "session %u counts for record %u of uids", id,
 			       core->user_of[id]);
-	for (uint32_t id = 1; id < core->config.max_namespaces; id++)
-		if (core->user_of_space[id] > core->n_users)
-			report(audit, "namespace %u counts for record %u of uids", id,
-			       core->user_of_space[id]);
 	if (core->n_users > most)
 		report(audit, "%u records of uids, of %u", core->n_users, most);
 	return audit->problems == problems;

@@ -19,7 +19,6 @@
 	X(pages, c->n_pages)                                                                      \
 	X(namespaces, c->max_namespaces)                                                          \
 	X(labels, c->max_namespaces)                                                              \
-	X(makers, c->max_namespaces)                                                              \
 	X(sessions, c->max_sessions + 1ull)                                                       \
 	X(members, kvt_core_members(c) + 1ull)                                                    \
 	X(leases, c->n_leases + 1ull)                                                             \
@@ -30,9 +29,8 @@
 #define KVT_SHADOW_ZEROED(X)                                                                      \
 	X(cut_below, c->max_nodes)                                                                \
 	X(sealers, c->max_nodes)                                                                  \
-	X(users, c->max_sessions + 1ull + c->max_namespaces)                                      \
+	X(users, c->max_sessions + 1ull)                                                          \
 	X(user_of, c->max_sessions + 1ull)                                                        \
-	X(user_of_space, c->max_namespaces)                                                       \
 	X(page_mark, ((uint64_t)c->n_pages + c->max_nodes + c->n_pending) / 64 + 1)
 
 #endif

@@ -42,7 +42,8 @@ struct kvt_core_config {
 	/* What the sessions of one uid may have together, dead ones in quarantine included; 0 = no
 	 * limit. Pages: private ones and those in quarantine, and only while a session of another
 	 * uid lives. */
-	uint32_t uid_sessions, uid_namespaces, uid_pages;
+	uint32_t uid_sessions, uid_pages;
+	uint32_t max_opened;    /* namespaces that one session has open, 0 = no limit */
 	uint32_t max_op_keys;   /* most keys or pages of one operation: sizes scratch; 0: 1 Mi */
 	uint32_t policy;        /* enum kvt_policy */
 	uint32_t slru_threshold; /* 0: 2 */
@@ -212,7 +213,7 @@ static inline uint32_t kvt_core_members(const struct kvt_core_config *config)
 
 /** Open a namespace for a session (0: for an observer, nothing is counted; -ENOENT if unknown).
  * Idempotent. kvt_core_namespace_make_room() goes before it. -ENOSPC: max_namespaces. -EDQUOT:
- * uid_namespaces. */
+ * max_opened. */
 int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint64_t digest[2],
 			    const char *label, uint64_t now_ns, uint32_t *ret_namespace);
 

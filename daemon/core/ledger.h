@@ -37,8 +37,7 @@ enum kvt_ledger_section {
 	KVT_LSECTION_LABELS = 6, /* of namespaces, KVT_LABEL_BYTES each, by the first opener */
 	KVT_LSECTION_UNDO = 7, /* struct kvt_undo_header, then 64-bit words of entries */
 	KVT_LSECTION_MEMBERS = 8, /* processes: rank 0 of each session, then ranks of groups */
-	KVT_LSECTION_MAKERS = 9, /* u32: uid of the session that made a namespace */
-	KVT_LEDGER_SECTIONS = 10,
+	KVT_LEDGER_SECTIONS = 9,
 };
 
 /** First bytes of the ledger; the same rules as for the arena header. */

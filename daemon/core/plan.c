@@ -123,9 +123,8 @@ static uint64_t lay_ledger(const struct kvt_core_config *c, struct kvt_section *
 	at = lay(sections, KVT_LSECTION_UNDO, at,
 		 sizeof(struct kvt_undo_header) / sizeof(uint64_t) + kvt_undo_capacity(c),
 		 sizeof(uint64_t));
-	at = lay(sections, KVT_LSECTION_MEMBERS, at, kvt_core_members(c) + 1ull,
-		 sizeof(struct kvt_member_record));
-	return lay(sections, KVT_LSECTION_MAKERS, at, c->max_namespaces, sizeof(uint32_t));
+	return lay(sections, KVT_LSECTION_MEMBERS, at, kvt_core_members(c) + 1ull,
+		   sizeof(struct kvt_member_record));
 }
 
 /** Hand out scratch memory piece by piece; with base NULL only counts. */
@@ -213,10 +212,8 @@ static struct kvt_core_sizes carve_scratch(struct kvt_core *core, const struct k
 	core->detached = carve(&scratch, c->max_nodes, sizeof(uint32_t));
 	core->compact = carve(&scratch, c->max_nodes, sizeof(uint32_t));
 	core->views = carve(&scratch, c->max_sessions + 1ull, sizeof(struct kvt_core_view));
-	core->users = carve(&scratch, c->max_sessions + 1ull + c->max_namespaces,
-			    sizeof(struct kvt_user));
+	core->users = carve(&scratch, c->max_sessions + 1ull, sizeof(struct kvt_user));
 	core->user_of = carve(&scratch, c->max_sessions + 1ull, sizeof(uint32_t));
-	core->user_of_space = carve(&scratch, c->max_namespaces, sizeof(uint32_t));
 	core->groups = carve(&scratch, c->max_sessions + 1ull, sizeof(*core->groups));
 	core->lease_stamp = carve(&scratch, c->n_leases + 1ull, sizeof(uint32_t));
 	core->progress = carve(&scratch, c->n_leases + 1ull, sizeof(*core->progress));
@@ -361,7 +358,6 @@ static void bind(struct kvt_core *core, void *arena, void *ledger)
 	core->opened = (void *)(bytes + sections[KVT_LSECTION_OPENED].offset);
 	core->opened_words = opened_words(c);
 	core->labels = (void *)(bytes + sections[KVT_LSECTION_LABELS].offset);
-	core->makers = (void *)(bytes + sections[KVT_LSECTION_MAKERS].offset);
 	core->members = (void *)(bytes + sections[KVT_LSECTION_MEMBERS].offset);
 	core->undo.header = (void *)(bytes + sections[KVT_LSECTION_UNDO].offset);
 	core->undo.words = (uint64_t *)(core->undo.header + 1);

@@ -9,7 +9,6 @@
 #include "daemon/core/space.h"
 #include "daemon/core/state.h"
 #include "daemon/core/undo.h"
-#include "daemon/core/user.h"
 
 static uint32_t find_namespace(const struct kvt_core *core, const uint64_t digest[2],
 			       uint32_t *ret_free)
@@ -28,15 +27,14 @@ static uint32_t find_namespace(const struct kvt_core *core, const uint64_t diges
 	return 0;
 }
 
-static void make_namespace(struct kvt_core *core, uint32_t id, uint32_t session,
-			   const uint64_t digest[2], const char *label)
+static void make_namespace(struct kvt_core *core, uint32_t id, const uint64_t digest[2],
+			   const char *label)
 {
 	struct kvt_namespace_record *space = &core->namespaces[id];
 
 	KVT_ASSERT(!(space->flags & KVT_NAMESPACE_USED) && space->nodes == 0);
-	KVT_ASSERT(id > 0 && id < core->config.max_namespaces && session > 0);
+	KVT_ASSERT(id > 0 && id < core->config.max_namespaces);
 	kvt_save(core, space, sizeof(*space));
-	kvt_user_space(core, id, core->members[session].uid);
 	KVT_SET(space->root, KVT_NONE);
 	KVT_SET(space->digest[0], digest[0]);
 	KVT_SET(space->digest[1], digest[1]);
@@ -58,27 +56,33 @@ void kvt_space_free(struct kvt_core *core, uint32_t id)
 	kvt_save(core, space, sizeof(*space));
 	space->flags = 0;
 	core->count->live_namespaces--;
-	kvt_user_space_gone(core, id);
+}
+
+/** True if a session has as many namespaces open as it may. */
+static bool at_limit(const struct kvt_core *core, uint32_t session)
+{
+	const uint64_t *bits = core->opened + (size_t)session * core->opened_words;
+	uint32_t n = 0;
+
+	for (uint32_t word = 0; word < core->opened_words; word++)
+		n += (uint32_t)__builtin_popcountll(bits[word]);
+	return core->config.max_opened && n >= core->config.max_opened;
 }
 
 bool kvt_space_victim(const struct kvt_core *core, uint32_t session, const uint64_t digest[2],
 		      uint32_t *ret_root)
 {
-	uint32_t place, oldest = KVT_NONE, user = 0;
+	uint32_t place, oldest = KVT_NONE;
 
-	if (session == 0 || find_namespace(core, digest, &place))
-		return false;
-	if (kvt_user_check_space(core, session))
-		user = core->user_of[session];
-	else if (place)
+	if (session == 0 || find_namespace(core, digest, &place) || place ||
+	    at_limit(core, session))
 		return false;
 	for (uint32_t i = 1; i < core->config.max_namespaces; i++) {
 		const struct kvt_namespace_record *space = &core->namespaces[i];
 		uint32_t root = space->flags ? kvt_root_of(core, i) : KVT_NONE;
 
 		/* A LOCK of a handle needs no open namespace, but locks sealed pages. */
-		if (!space->flags || space->opened || space->protected_pages ||
-		    (user && core->user_of_space[i] != user))
+		if (!space->flags || space->opened || space->protected_pages)
 			continue;
 		if (root == KVT_NONE) {
 			*ret_root = KVT_NONE;
@@ -101,20 +105,20 @@ int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint6
 
 	if (!id && session == 0)
 		return -ENOENT;
-	if (!id && kvt_user_check_space(core, session))
-		return -EDQUOT;
-	if (!id && !place)
-		return -ENOSPC;
 	if (session == 0 || (id && kvt_bit_get(bits, id))) {
 		*ret_namespace = id;
 		return 0;
 	}
+	if (at_limit(core, session))
+		return -EDQUOT;
+	if (!id && !place)
+		return -ENOSPC;
 	core->now_ns = now_ns;
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
 	if (!id) {
 		id = place;
-		make_namespace(core, id, session, digest, label);
+		make_namespace(core, id, digest, label);
 	}
 	core->namespaces[id].opened++;
 	KVT_ASSERT(core->namespaces[id].opened <= core->config.max_sessions);

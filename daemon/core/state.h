@@ -79,7 +79,6 @@ struct kvt_user {
 	uint32_t uid;
 	uint32_t sessions; /* all that are not FREE */
 	uint32_t live;     /* OPEN or CLOSING */
-	uint32_t namespaces; /* that they made, and that are in use */
 };
 
 /** Fence words of a session's members, beside its own in its view. */
@@ -128,7 +127,6 @@ struct kvt_core {
 	uint64_t *opened; /* [session][max_namespaces bits] */
 	uint32_t opened_words;
 	char (*labels)[KVT_LABEL_BYTES]; /* [namespace] */
-	uint32_t *makers; /* uid, by namespace */
 
 	struct kvt_member_record *members;
 	struct kvt_fence_group *groups; /* [session] */
@@ -166,7 +164,6 @@ struct kvt_core {
 	uint32_t open_sessions;      /* not over: OPEN or CLOSING */
 	uint32_t uid_reserve;        /* pages that only uids with few of them get, 0 = none */
 	uint32_t *user_of;           /* by session */
-	uint32_t *user_of_space;     /* by namespace */
 	struct kvt_core *shadow;     /* audit: what a rebuild writes, again. Untouched otherwise */
 	uint32_t *lease_stamp;       /* poll: lease has an earlier deferred operation */
 	uint32_t stamp;

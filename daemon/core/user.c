@@ -2,10 +2,8 @@
 
 /* Totals per uid, for quotas: no uid can hold everything.
  *
- * All of it is derived: sessions and namespaces name their uids. A record lives while its uid has a
- * session (a dead one in quarantine, too) or made a namespace that is in use. A namespace counts
- * for the uid that made it until neither a session nor a key needs it: keys that outlive their
- * session still count. Callers: session.c and space.c, quotas, recovery. */
+ * All of it is derived: sessions name their uids. A record lives while its uid has a session, a
+ * dead one in quarantine included. Callers: session.c, quotas, recovery. */
 
 #include <errno.h>
 #include <string.h>
@@ -24,8 +22,7 @@ static struct kvt_user *user_of(const struct kvt_core *core, uint32_t session)
 static uint32_t user_find(const struct kvt_core *core, uint32_t uid)
 {
 	for (uint32_t i = 1; i <= core->n_users; i++)
-		if ((core->users[i].sessions || core->users[i].namespaces) &&
-		    core->users[i].uid == uid)
+		if (core->users[i].sessions && core->users[i].uid == uid)
 			return i;
 	return 0;
 }
@@ -38,7 +35,7 @@ static uint32_t user_take(struct kvt_core *core, uint32_t uid)
 	if (id)
 		return id;
 	for (id = 1; id <= core->n_users; id++)
-		if (!core->users[id].sessions && !core->users[id].namespaces)
+		if (!core->users[id].sessions)
 			break;
 	if (id > core->n_users)
 		core->n_users = id;
@@ -72,24 +69,6 @@ void kvt_user_session_gone(struct kvt_core *core, uint32_t session)
 	KVT_ASSERT(user_of(core, session)->sessions > user_of(core, session)->live);
 	user_of(core, session)->sessions--;
 	core->user_of[session] = 0;
-}
-
-void kvt_user_space(struct kvt_core *core, uint32_t namespace_id, uint32_t uid)
-{
-	uint32_t id = user_take(core, uid);
-
-	KVT_ASSERT(core->user_of_space[namespace_id] == 0);
-	core->makers[namespace_id] = uid;
-	core->user_of_space[namespace_id] = id;
-	core->users[id].namespaces++;
-}
-
-void kvt_user_space_gone(struct kvt_core *core, uint32_t namespace_id)
-{
-	KVT_ASSERT(core->user_of_space[namespace_id] > 0);
-	KVT_ASSERT(core->users[core->user_of_space[namespace_id]].namespaces > 0);
-	core->users[core->user_of_space[namespace_id]].namespaces--;
-	core->user_of_space[namespace_id] = 0;
 }
 
 static uint64_t user_pages(const struct kvt_core *core, uint32_t user)
@@ -144,23 +123,11 @@ bool kvt_user_may_hold_more(const struct kvt_core *core, uint32_t session, uint3
 	return !locks_more(core, user, few - own - n - (int64_t)path_pages);
 }
 
-/** `used` of a limit that is 0 where there is none. */
-static bool at_limit(uint64_t used, uint32_t limit)
-{
-	return limit && used >= limit;
-}
-
 int kvt_user_check_session(const struct kvt_core *core, uint32_t uid)
 {
-	uint32_t sessions = core->users[user_find(core, uid)].sessions;
+	uint32_t limit = core->config.uid_sessions;
 
-	return at_limit(sessions, core->config.uid_sessions) ? -EDQUOT : 0;
-}
-
-int kvt_user_check_space(const struct kvt_core *core, uint32_t session)
-{
-	return at_limit(user_of(core, session)->namespaces, core->config.uid_namespaces) ?
-		       -EDQUOT : 0;
+	return limit && core->users[user_find(core, uid)].sessions >= limit ? -EDQUOT : 0;
 }
 
 void kvt_users_rebuild(struct kvt_core *core)
@@ -174,7 +141,4 @@ void kvt_users_rebuild(struct kvt_core *core)
 		if (session->state == KVT_SESSION_DYING || session->state == KVT_SESSION_DEAD)
 			kvt_user_session_over(core, i);
 	}
-	for (uint32_t i = 1; i < core->config.max_namespaces; i++)
-		if (core->namespaces[i].flags)
-			kvt_user_space(core, i, core->makers[i]);
 }

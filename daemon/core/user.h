@@ -26,13 +26,9 @@ static inline bool kvt_user_may_hold(const struct kvt_core *core, uint32_t sessi
 void kvt_user_session(struct kvt_core *core, uint32_t session);
 void kvt_user_session_over(struct kvt_core *core, uint32_t session);
 void kvt_user_session_gone(struct kvt_core *core, uint32_t session);
-/** Count a namespace that is made, is in use no more. */
-void kvt_user_space(struct kvt_core *core, uint32_t namespace_id, uint32_t uid);
-void kvt_user_space_gone(struct kvt_core *core, uint32_t namespace_id);
 /** Check that the uid may have one more: 0, or -EDQUOT. */
 int kvt_user_check_session(const struct kvt_core *core, uint32_t uid);
-int kvt_user_check_space(const struct kvt_core *core, uint32_t session);
-/** Count all of it from complete records of sessions and namespaces. */
+/** Count all of it from complete records of sessions. */
 void kvt_users_rebuild(struct kvt_core *core);
 
 #endif

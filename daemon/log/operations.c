@@ -425,7 +425,7 @@ static void fill_header(struct oplog_header *header, const struct kvt_core_confi
 		.max_private_pages = config->max_private_pages,
 		.soft_private = config->soft_private,
 		.uid_sessions = config->uid_sessions,
-		.uid_namespaces = config->uid_namespaces,
+		.max_opened = config->max_opened,
 		.uid_pages = config->uid_pages,
 		.max_op_keys = config->max_op_keys,
 		.policy = config->policy,

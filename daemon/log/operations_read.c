@@ -430,7 +430,7 @@ static void take_config(const struct oplog_header *header, struct kvt_core_confi
 		.max_private_pages = header->max_private_pages,
 		.soft_private = header->soft_private,
 		.uid_sessions = header->uid_sessions,
-		.uid_namespaces = header->uid_namespaces,
+		.max_opened = header->max_opened,
 		.uid_pages = header->uid_pages,
 		.max_op_keys = header->max_op_keys,
 		.policy = header->policy,

@@ -570,9 +570,7 @@ static void handle_hello(struct kvt_daemon *daemon, struct kvt_connection *conne
 /* ---- NAMESPACE, RENEW */
 
 /* Say why a namespace is not opened or renewed. */
-static void namespace_refused(const struct kvt_daemon *daemon,
-			      const struct kvt_connection *connection, int error, char *text,
-			      size_t size)
+static void namespace_refused(const struct kvt_daemon *daemon, int error, char *text, size_t size)
 {
 	const struct kvt_core_config *config = &daemon->core_config;
 
@@ -580,11 +578,9 @@ static void namespace_refused(const struct kvt_daemon *daemon,
 		snprintf(text, size, "all max_namespaces=%u namespaces are open or locked: close "
 			 "some (kvt_namespace_close()), or raise it", config->max_namespaces);
 	else if (error == -EDQUOT)
-		snprintf(text, size, "uid %u made %u namespaces that are open or locked, the most "
-			 "for one uid (7/8 of max_namespaces=%u): close some "
-			 "(kvt_namespace_close()), or raise it",
-			 (unsigned int)connection->peer.uid, config->uid_namespaces,
-			 config->max_namespaces);
+		snprintf(text, size, "this session has %u namespaces open, the most for one (7/8 "
+			 "of max_namespaces=%u): close some (kvt_namespace_close()), or raise it",
+			 config->max_opened, config->max_namespaces);
 	else if (error == -ENOENT)
 		snprintf(text, size, "no such namespace");
 	else if (error == -EINVAL)
@@ -619,7 +615,7 @@ static void handle_namespace(struct kvt_daemon *daemon, struct kvt_connection *c
 	kvt_message_fill(&answer.head, request->head.type, sizeof(answer), error,
 			 request->head.cookie);
 	if (error)
-		namespace_refused(daemon, connection, error, answer.text, sizeof(answer.text));
+		namespace_refused(daemon, error, answer.text, sizeof(answer.text));
 	kvt_connection_send(daemon, connection, &answer, sizeof(answer), NULL, 0);
 }
 

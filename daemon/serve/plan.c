@@ -89,7 +89,7 @@ static int plan_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 }
 
 /* The most that one session or uid, uid 0 included, may have of all: seven eighths. */
-static uint32_t uid_share(uint32_t all)
+static uint32_t most_of(uint32_t all)
 {
 	return all - all / 8;
 }
@@ -99,13 +99,13 @@ static uint32_t uid_share(uint32_t all)
  * up. */
 static void limit_shares(struct kvt_core_config *config)
 {
-	uint32_t most = uid_share(config->n_leases), nodes = config->max_nodes / 3;
+	uint32_t most = most_of(config->n_leases), nodes = config->max_nodes / 3;
 
 	if (config->max_nodes < config->n_pages && nodes < most)
 		most = nodes;
-	config->uid_sessions = uid_share(config->max_sessions);
-	config->uid_namespaces = uid_share(config->max_namespaces);
-	config->uid_pages = uid_share(config->n_pages - 1);
+	config->uid_sessions = most_of(config->max_sessions);
+	config->max_opened = most_of(config->max_namespaces);
+	config->uid_pages = most_of(config->n_pages - 1);
 	if (!config->max_leases || config->max_leases > most)
 		config->max_leases = most;
 }

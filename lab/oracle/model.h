@@ -131,7 +131,6 @@ struct model_namespace {
 	uint64_t digest[2];
 	uint32_t root;
 	uint32_t opened;
-	uint32_t uid; /* creator */
 };
 
 /** The operation of the current record. */

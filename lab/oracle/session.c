@@ -91,15 +91,6 @@ int session_leave(struct kvt_oracle *o)
 	return 0;
 }
 
-/* Check that a uid may have one more, given how many it has `used`. */
-static int need_share(struct kvt_oracle *o, const char *what, uint32_t uid, uint32_t used,
-		      uint32_t limit)
-{
-	if (!limit || used < limit)
-		return 0;
-	return oracle_fail(o, "uid %u got one more %s than its share of %u", uid, what, limit);
-}
-
 static int apply_session(struct kvt_oracle *o, uint32_t session)
 {
 	uint32_t uid = (uint32_t)(o->run.record->value >> 32), used = 0;
@@ -107,7 +98,9 @@ static int apply_session(struct kvt_oracle *o, uint32_t session)
 
 	for (uint32_t i = 1; i <= o->config.max_sessions; i++)
 		used += o->sessions[i].state != KVT_SESSION_FREE && o->sessions[i].uid == uid;
-	TRY(need_share(o, "session", uid, used, o->config.uid_sessions));
+	if (o->config.uid_sessions && used >= o->config.uid_sessions)
+		return oracle_fail(o, "uid %u got more than %u sessions", uid,
+				   o->config.uid_sessions);
 
 	if (session == 0 || session > o->config.max_sessions ||
 	    o->sessions[session].state != KVT_SESSION_FREE)
@@ -221,7 +214,7 @@ static int apply_namespace(struct kvt_oracle *o, struct model_session *s)
 	const struct kvt_record *record = o->run.record;
 	uint64_t number = record->value, digest[2];
 	struct model_namespace *ns;
-	uint32_t used = 0;
+	uint32_t n = 0;
 
 	if (number == 0 || number >= o->config.max_namespaces || record->n_keys != 4)
 		return oracle_fail(o, "namespace %llu was opened", (unsigned long long)number);
@@ -235,12 +228,11 @@ static int apply_namespace(struct kvt_oracle *o, struct model_session *s)
 	if (ns->used && memcmp(ns->digest, digest, sizeof(digest)) != 0)
 		return oracle_fail(o, "namespace %llu is in use by another digest",
 				   (unsigned long long)number);
-	for (uint32_t i = 0; i <= o->config.max_namespaces; i++)
-		used += o->namespaces[i].used && o->namespaces[i].uid == s->uid;
-	if (!ns->used) {
-		TRY(need_share(o, "namespace", s->uid, used, o->config.uid_namespaces));
-		ns->uid = s->uid;
-	}
+	for (uint32_t i = 1; i < o->config.max_namespaces; i++)
+		n += s->opened[i];
+	if (!s->opened[number] && o->config.max_opened && n >= o->config.max_opened)
+		return oracle_fail(o, "session %u has more than %u namespaces open",
+				   record->session, o->config.max_opened);
 	o->n_namespaces += !ns->used;
 	ns->used = true;
 	memcpy(ns->digest, digest, sizeof(digest));
@@ -251,12 +243,12 @@ static int apply_namespace(struct kvt_oracle *o, struct model_session *s)
 	return 0;
 }
 
-/* True if a namespace of this uid (0: of any) may be emptied: nobody has it open or locks it. */
-static bool may_recycle(const struct kvt_oracle *o, uint32_t ns, const uint32_t *uid)
+/* True if a namespace may be emptied: no session has it open or locks it. */
+static bool may_recycle(const struct kvt_oracle *o, uint32_t ns)
 {
 	const struct model_namespace *space = &o->namespaces[ns];
 
-	if (!space->used || space->opened || (uid && space->uid != *uid))
+	if (!space->used || space->opened)
 		return false;
 	for (uint32_t i = 0; i < o->n_live; i++)
 		if (o->nodes[o->live[i]]->namespace_id == ns && o->nodes[o->live[i]]->locks)
@@ -267,25 +259,19 @@ static bool may_recycle(const struct kvt_oracle *o, uint32_t ns, const uint32_t 
 int session_check_recycled(struct kvt_oracle *o)
 {
 	const struct kvt_record *record = o->run.record;
-	uint32_t number = record->sqe.namespace_id, used = 0;
+	uint32_t number = record->sqe.namespace_id;
 	const struct model_node *root = model_node(o, model_root(o, number));
-	const uint32_t *uid = &o->sessions[record->session].uid;
 
 	if (record->session > o->config.max_sessions || number > o->config.max_namespaces)
 		return oracle_fail(o, "session %u emptied namespace %u", record->session, number);
-	for (uint32_t ns = 0; ns <= o->config.max_namespaces; ns++)
-		used += o->namespaces[ns].used && o->namespaces[ns].uid == *uid;
-	if (!o->config.uid_namespaces || used < o->config.uid_namespaces) {
-		uid = NULL;
-		TRY(oracle_expect(o, "namespaces in use when one is emptied",
-				  o->config.max_namespaces - 1, o->n_namespaces));
-	}
-	if (!root || !may_recycle(o, number, uid))
+	TRY(oracle_expect(o, "namespaces in use when one is emptied",
+			  o->config.max_namespaces - 1, o->n_namespaces));
+	if (!root || !may_recycle(o, number))
 		return oracle_fail(o, "namespace %u was emptied, which is in use", number);
 	for (uint32_t ns = 0; ns <= o->config.max_namespaces; ns++) {
 		const struct model_node *other = model_node(o, model_root(o, ns));
 
-		if (may_recycle(o, ns, uid) && (!other || other->touched < root->touched))
+		if (may_recycle(o, ns) && (!other || other->touched < root->touched))
 			return oracle_fail(o, "namespace %u was emptied, %s is %u", number,
 					   other ? "less recently used" : "already empty", ns);
 	}

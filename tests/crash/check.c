@@ -106,7 +106,6 @@ static void blank_ledger(struct kvt_core *core)
 		if (core->namespaces[id].flags)
 			continue;
 		memset(core->labels[id], 0, sizeof(core->labels[id]));
-		core->makers[id] = 0;
 		core->namespaces[id] = (struct kvt_namespace_record){ 0 };
 	}
 	for (uint32_t id = 1; id <= core->config.n_pending; id++)

@@ -91,7 +91,7 @@ static void choose_config(struct sim *sim)
 	c->max_private_pages = sim_chance(sim, 300) ? sim_between(sim, 1, c->n_pages) : 0;
 	c->soft_private = sim_chance(sim, 500);
 	c->uid_sessions = sim_chance(sim, 300) ? sim_between(sim, 1, c->max_sessions) : 0;
-	c->uid_namespaces = sim_chance(sim, 300) ? sim_between(sim, 1, c->max_namespaces) : 0;
+	c->max_opened = sim_chance(sim, 300) ? sim_between(sim, 1, c->max_namespaces) : 0;
 	c->uid_pages = sim_chance(sim, 300) ? sim_between(sim, 1, c->n_pages) : 0;
 	c->max_op_keys = SIM_KEYS_AREA;
 	c->policy = sim_chance(sim, 300) ? KVT_POLICY_LRU : sim_below(sim, KVT_POLICY_COUNT);
@@ -155,7 +155,7 @@ bool sim_create(struct sim *sim)
 		.max_private_pages = sim->config.max_private_pages,
 		.soft_private = sim->config.soft_private,
 		.uid_sessions = sim->config.uid_sessions,
-		.uid_namespaces = sim->config.uid_namespaces,
+		.max_opened = sim->config.max_opened,
 		.uid_pages = sim->config.uid_pages,
 		.policy = sim->config.policy,
 		.slru_threshold = sim->config.slru_threshold,

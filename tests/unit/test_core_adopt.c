@@ -591,7 +591,6 @@ TEST(doubts_an_undo_log_that_would_write_what_is_no_fact)
 		{ true, KVT_LSECTION_LABELS, 1, 0, 8 },
 		{ true, KVT_LSECTION_UNDO, 0, 0, 8 },
 		{ true, KVT_LSECTION_MEMBERS, 1, 0, 8 },
-		{ true, KVT_LSECTION_MAKERS, 1, 0, 4 },
 		{ true, KVT_LSECTION_LEASES, 1, 0, 0 },
 	};
 	uint32_t old[128] = { 0 };

@@ -167,42 +167,10 @@ TEST(locked_paths_count_while_another_uid_lives)
 	expect_ok(alloc(c, 1));
 }
 
-static int open_space(struct client *client, uint64_t number, uint32_t *ret_space)
-{
-	uint64_t digest[2] = { number, 77 };
-
-	return kvt_core_namespace_open(client->world->core, client->session, digest, "space",
-				       client->world->now_ns, ret_space);
-}
-
-TEST(namespaces_are_their_makers)
-{
-	struct world *w = world_of((struct kvt_core_config){ .uid_namespaces = 2,
-							     .max_namespaces = 8 });
-	struct client *a = client_of(w, ENGINE), *b = client_of(w, ENGINE);
-	struct client *c = client_of(w, OTHER);
-	uint32_t space;
-
-	assert_int_equal(open_space(c, 1, &space), 0);
-	assert_int_equal(open_space(a, 1, &space), 0); /* of another uid */
-	assert_int_equal(open_space(a, 2, &space), 0);
-	assert_int_equal(open_space(b, 2, &space), 0); /* counted already */
-	assert_int_equal(open_space(b, 3, &space), 0);
-	assert_int_equal(open_space(a, 4, &space), -EDQUOT);
-	assert_int_equal(open_space(c, 4, &space), 0);
-	/* Keys outlive the session that made their namespace, and still count. */
-	assert_int_equal(open_space(b, 3, &space), 0);
-	insert(b, space, range(1, 4));
-	client_dies(b, KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET);
-	assert_int_equal(open_space(a, 5, &space), -EDQUOT);
-	evict(a, 2);
-	assert_int_equal(open_space(a, 5, &space), 0);
-}
-
 TEST(a_successor_counts_the_same)
 {
 	struct world *w = world_of((struct kvt_core_config){
-		.uid_sessions = 2, .uid_namespaces = 1, .uid_pages = 20 });
+		.uid_sessions = 2, .uid_pages = 20 });
 	struct client *a = client_of(w, ENGINE), *b = client_of(w, ENGINE);
 	struct client *c = client_of(w, OTHER);
 	struct kvt_core_peer peer = { .uid = ENGINE };
@@ -210,14 +178,12 @@ TEST(a_successor_counts_the_same)
 	uint32_t session;
 	char why[256] = "";
 
-	space_open(a, "ns");
 	alloc(a, 8);
 	alloc(b, 12);
 	client_dies(b, KVT_SIGN_EXITED);
 	assert_int_equal(world_adopt(w, NULL, why, sizeof(why)), 0);
 	assert_int_equal(kvt_core_session_open(w->core, &peer, &view, 1, &session), -EDQUOT);
 	expect_refused(alloc(a, 1), -EDQUOT, KVT_REASON_UID_PAGES);
-	assert_int_equal(open_space(a, 5, &session), -EDQUOT);
 	expect_ok(alloc(c, 20));
 	expect_refused(alloc(c, 1), -EDQUOT, KVT_REASON_UID_PAGES);
 }
